@@ -1,25 +1,29 @@
 // Package audit stores append-only records of executed and refused calls, with their principals.
 //
 // The changes of a call and its audit record are in one log entry: Stamp adds the record to every update that a call
-// makes, on whichever member the leader runs, so there is no change without a record. A call that changes no records (a
-// refusal, a failed call, an issued token) is queued as a note by the member that received it, and written at most
-// noteEvery later: the notes of the last second before a member crashes may be missing. Package audit does not depend
-// on the services; package auth describes the call.
+// makes, on whichever member the leader runs, so there is no change without a record. If a call changes no records (a
+// refusal, a failed call, an issued token), the member that received the call queues its audit record as a note, and
+// writes the note at most noteEvery later. If a member crashes, its notes of the last second may be lost. Package audit
+// does not depend on the services: it gets the description of the call (cloud.Caller) from package auth.
 //
 // Decisions:
-//   - Refusals cannot fill the store: a member writes a limited number per second (see noteEvery), and similar ones are
-//     merged into one record with a count. Those of unauthenticated callers are merged by outcome and network, and have
-//     a limit of their own, so that they cannot displace records of others.
-//   - The principal is set only if it was authenticated; a name that was only claimed is part of the target.
+//   - Refusals cannot fill the store: a member writes a limited number of them per second (see noteEvery), and merges
+//     similar refusals into one record with a count. Refusals of unauthenticated callers are merged by outcome and
+//     network. They have a separate limit, so that they cannot displace the records of authenticated callers.
+//   - The field Principal is set only if the caller was authenticated. A user name that an unauthenticated caller gave
+//     is part of the field Target.
 //   - A read has no record, unless it was refused. A call that commits in several steps has one record per step, all
 //     with the same request ID.
 //   - No record contains a password, a secret, a token or a body: only the call's IDs and names.
-//   - Records are stored for Keep. In each class of records, each org or principal has a limited number (see limits)
-//     and only replaces its own oldest records: no tenant can evict the records of others, and ordinary traffic does
-//     not evict records of changes to roles or to the cluster. The leader counts and removes records (Prune); between
-//     two runs the write budget (package budget) bounds the number of new records.
+//   - Records are stored for the duration Keep. Each record has a class, such as changes of VMs or refused calls. In
+//     each class the number of records of each org or principal is limited (see limits). At the limit, a new record
+//     replaces the oldest record of the same org or principal. So no tenant can evict the records of others, and
+//     ordinary calls do not evict the records of changes to roles or to the cluster. The leader counts and removes
+//     records (Prune); between two runs, package budget bounds the number of new records, because it limits the rate of
+//     changes of each tenant.
 //
-// Keys: audit/<time, newest first>/<request id>; the time is MaxInt64 minus the time, as 16 hexadecimal digits.
+// Keys: audit/<time>/<request id>. To sort the newest records first, <time> is MaxInt64 minus the Unix milliseconds, as
+// 16 hexadecimal digits.
 package audit
 
 import (
@@ -37,7 +41,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// OK is the outcome of a successful call; other outcomes are names of gRPC codes in capitals, such as
+// OK is the outcome of a successful call. Every other outcome is the name of a gRPC code in capitals, such as
 // PERMISSION_DENIED.
 const OK = "OK"
 
@@ -60,7 +64,8 @@ type Record struct {
 
 var records = store.NewTable[Record]("audit")
 
-// Of returns the record of a call that succeeded. A user name that the caller did not prove becomes part of the target.
+// Of returns the record of a call that succeeded. For an unauthenticated user, Principal is empty, and the user name
+// that the caller gave is a part of Target.
 func Of(c *cloud.Caller) Record {
 	r := Record{
 		Principal: c.Name(), Proof: c.Proof, Tenant: c.Payer(), Method: c.Method, Target: c.Target, Outcome: OK,
@@ -76,14 +81,15 @@ func Of(c *cloud.Caller) Record {
 	return r
 }
 
-// clean truncates the texts that a caller chose to maxText bytes, and replaces invalid UTF-8 in them.
+// clean replaces invalid UTF-8 in the text fields of the record, and truncates each field to maxText bytes, because
+// callers choose these texts.
 func (r *Record) clean() {
 	for _, text := range []*string{&r.Principal, &r.Method, &r.Target, &r.Message, &r.Address, &r.RequestID} {
 		*text = truncate(strings.ToValidUTF8(*text, "�"))
 	}
 }
 
-// maxText is the maximum length of a text in a record, in bytes.
+// maxText is the maximum length of each text field of a record, in bytes.
 const maxText = 512
 
 func truncate(text string) string {
@@ -93,15 +99,15 @@ func truncate(text string) string {
 	return strings.ToValidUTF8(text[:maxText], "") + "…"
 }
 
-// Stamp adds the audit record of the call in ctx to the transaction. It adds none if ctx contains no caller.
+// Stamp adds the audit record of the call in ctx to the transaction tx. If ctx contains no call, Stamp adds nothing.
 func Stamp(ctx context.Context, tx *store.Tx) {
 	if c := auth.CallerOf(ctx); c != nil {
 		Add(tx, c)
 	}
 }
 
-// Add adds the audit record of the caller's call to the transaction. It is for transactions that execute several calls
-// at once; the others use Stamp.
+// Add adds the audit record of the call that c describes to the transaction tx. A transaction that executes several
+// calls uses Add once for each call; a transaction of one call uses Stamp.
 func Add(tx *store.Tx, c *cloud.Caller) {
 	if c.Method == "" || mutant.On(mutant.UnauditedChange) {
 		return
@@ -120,25 +126,27 @@ func put(tx *store.Tx, r *Record) {
 	records.Put(tx, r, newestFirst(r.At), r.ID)
 }
 
-// newestFirst encodes a time as a part of a key, so that later times sort first.
+// newestFirst returns MaxInt64 minus the time at, as 16 hexadecimal digits. As a part of a key, they make later times
+// sort first.
 func newestFirst(at cloud.Time) string { return fmt.Sprintf("%016x", uint64(math.MaxInt64-max(at, 0))) }
 
-// Query selects the records that match all of its fields. An empty field matches every record.
+// Query selects the records that match all of its fields. A field that is empty or 0 matches every record.
 type Query struct {
-	// Within selects the records of an org with all its projects, or of one project.
+	// Within limits the query to the records of an org (including all its projects) or of one project.
 	Within    cloud.Tenant
 	Principal string
-	// Method is the full name of a method, or its last part.
+	// Method is the full name of a gRPC method, or the part after its last slash.
 	Method string
-	// Outcome is an outcome, or Refused for all but OK.
+	// Outcome is the outcome that a record must have; Refused selects every outcome except OK.
 	Outcome string
-	// Since and Until limit the time of the records, Since inclusive and Until exclusive; 0 means no limit.
+	// Since and Until are the limits of the records' time, in Unix milliseconds: Since inclusive, Until exclusive. 0
+	// means no limit.
 	Since, Until cloud.Time
 	Size         int32
 	Token        string
 }
 
-// Refused, as Query.Outcome, selects every outcome but OK.
+// Refused is a value of Query.Outcome that selects every outcome except OK.
 const Refused = "REFUSED"
 
 func (q *Query) matches(r *Record) bool {
@@ -156,7 +164,7 @@ func (s *Service) List(ctx context.Context, q Query) ([]*Record, string, error) 
 	}
 	req := store.PageRequest{Size: q.Size, Token: q.Token, Query: fmt.Sprintf("audit\x00%q", []any{q.Within, q.Principal, q.Method, q.Outcome, q.Since, q.Until})}
 	if q.Until > 0 {
-		// This skips the records after Until. Those at Until itself are skipped by Query.matches.
+		// This skips the records later than Until. Query.matches skips the records whose time is exactly Until.
 		req.After = []string{newestFirst(q.Until)}
 	}
 	if q.Since > 0 {

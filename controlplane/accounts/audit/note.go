@@ -17,14 +17,15 @@ import (
 const (
 	// Keep is how long audit records are stored, in milliseconds: 90 days.
 	Keep = int64(90 * 24 * 3600_000)
-	// noteEvery is how often notes (queued audit records) are written. Each time at most maxProvenNotes different notes
-	// of authenticated callers are written, at most maxNotesOf of them per org (per principal without an org), and at
-	// most maxNotes of unauthenticated callers.
+	// noteEvery is the interval at which queued audit records (notes) are written. Each write contains at most
+	// maxProvenNotes different notes of authenticated callers, and at most maxNotes of unauthenticated callers. Of the
+	// former, at most maxNotesOf are of the same org, or of the same principal without an org.
 	noteEvery      = time.Second
 	maxProvenNotes = 200
 	maxNotesOf     = 20
 	maxNotes       = 50
-	// writeTime is the timeout of writing the queued notes. lastTime is the same timeout while the member stops.
+	// writeTime is the timeout of one write of the queued notes. lastTime is the timeout of the last write, when the
+	// member stops.
 	writeTime = 10 * time.Second
 	lastTime  = time.Second
 )
@@ -41,31 +42,33 @@ type Service struct {
 	opts Options
 
 	mu sync.Mutex
-	// proven is the queue of records about authenticated callers, claimed that of records about all others.
+	// proven is the queue of notes about authenticated callers. claimed is the queue of notes about all other callers.
 	proven, claimed notes
-	// pruned is the time of the last Prune that read the records, or 0 if there was none. prunedAt is the store's
-	// revision at that time.
+	// pruned is the time of the last call of Prune that read the records, or 0 if there was none. prunedAt is the
+	// store's revision at that time.
 	pruned   cloud.Time
 	prunedAt int64
-	// awake is signalled by every call of Note, so that Run writes the notes.
+	// awake is signalled by every call of Note, and makes Run write the queued notes.
 	awake chan struct{}
 }
 
-// notes is a queue of audit records of calls that changed no record. Notes with the same kind are merged.
+// notes is a queue of notes: audit records of calls that changed no stored data. Notes with the same principal, method,
+// outcome and address are merged.
 type notes struct {
 	kinds map[kind]*Record
 	order []kind
 	// shares counts the queued notes of each org, or of each principal without an org.
 	shares map[string]int
-	// lost counts the notes that were dropped because of the limits.
+	// lost is the number of notes that were dropped because the queue was full.
 	lost uint64
 }
 
 // kind identifies similar calls: notes with the same kind are merged into one record with a count.
 type kind struct{ principal, method, outcome, address string }
 
-// add queues the note r, or merges it with a queued note of its kind. The limits are most for the queue, and mostOf for
-// the notes of one share. Beyond them, add drops the note and counts it in lost.
+// add queues the note r, or merges r with a queued note of the same kind k. The parameter share identifies the note's
+// org, or its principal if there is no org. The parameter most is the maximum number of notes in the queue, and mostOf
+// the maximum number with the same share. If a maximum is reached, add drops r and increments the field lost.
 func (n *notes) add(r *Record, k kind, share string, most, mostOf int) {
 	switch like := n.kinds[k]; {
 	case like != nil:
@@ -82,7 +85,8 @@ func (n *notes) add(r *Record, k kind, share string, most, mostOf int) {
 	}
 }
 
-// take empties the queue and returns its notes. If notes were dropped, it adds a record with their number.
+// take empties the queue and returns the notes that were in it. If notes were dropped, it appends a record with the
+// number of dropped notes.
 func (n *notes) take() (batch []Record) {
 	for _, k := range n.order {
 		batch = append(batch, *n.kinds[k])
@@ -101,8 +105,8 @@ func New(opts Options) *Service {
 	return s
 }
 
-// Note queues a record of a call that changed no record. The record is written within about noteEvery. Note does not
-// block.
+// Note queues a record of a call that changed no stored data. Run writes the record within about noteEvery. Note does
+// not block.
 func (s *Service) Note(r Record) {
 	r.ID = uuid.NewString()
 	r.clean()
@@ -116,8 +120,8 @@ func (s *Service) Note(r Record) {
 		s.proven.add(&r, kind{r.Principal, r.Method, r.Outcome, r.Address}, share, maxProvenNotes, maxNotesOf)
 	} else {
 		k := kind{outcome: r.Outcome, address: r.Address}
-		// The kind of refused logins, and of refused changes of the cluster or of etcd's users, includes the method, so
-		// that these records are not merged with other refusals.
+		// For logins and for calls of the etcd API the kind includes the method, so that these records are not merged
+		// with other refusals.
 		if strings.HasSuffix(r.Method, "/IssueToken") || strings.HasSuffix(r.Method, "/ExchangeToken") || strings.HasPrefix(r.Method, "/etcdserverpb.") {
 			k.method = r.Method
 		}
@@ -129,8 +133,8 @@ func (s *Service) Note(r Record) {
 	}
 }
 
-// Run writes the queued notes at most every noteEvery, until ctx ends. Then it writes the remaining ones, within
-// lastTime.
+// Run writes the queued notes, at most once per noteEvery, until ctx ends. When ctx ends, Run writes the remaining
+// notes with the timeout lastTime.
 func (s *Service) Run(ctx context.Context) {
 	for {
 		select {
@@ -140,7 +144,7 @@ func (s *Service) Run(ctx context.Context) {
 			s.flush(ctx, lastTime)
 			return
 		}
-		// Wait, so that the notes of the next noteEvery are written together.
+		// Wait for noteEvery, so that the notes that are queued meanwhile are written together.
 		select {
 		case <-time.After(noteEvery):
 		case <-ctx.Done():
@@ -148,7 +152,8 @@ func (s *Service) Run(ctx context.Context) {
 	}
 }
 
-// flush writes the queued notes. It ignores the cancellation of ctx, because the notes are no longer in the queue.
+// flush writes the queued notes with the timeout limit. It continues if ctx is cancelled: flush has removed the notes
+// from the queue, so they would be lost.
 func (s *Service) flush(ctx context.Context, limit time.Duration) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
@@ -159,7 +164,7 @@ func (s *Service) flush(ctx context.Context, limit time.Duration) {
 		return
 	}
 	if _, err := writeCommand.Call(ctx, s.opts.Commands, batch); err != nil {
-		// Log the records, because they are not in the store.
+		// The records could not be stored, so write them to the log instead.
 		for _, r := range batch {
 			s.opts.Log.Warn("not written to the audit", "err", err, "principal", r.Principal, "method", r.Method, "outcome", r.Outcome,
 				"req", r.RequestID, "address", r.Address)
@@ -169,7 +174,8 @@ func (s *Service) flush(ctx context.Context, limit time.Duration) {
 
 var writeCommand = leader.NewCommand("audit.write", leader.Once, (*Service).writeOnLeader)
 
-// writeOnLeader stores the notes of a member in one transaction, with the transaction's time.
+// writeOnLeader stores the notes of a member in one transaction. The time of each stored record is the time of the
+// transaction.
 func (s *Service) writeOnLeader(ctx context.Context, batch []Record) (struct{}, error) {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		for i := range batch {
@@ -183,12 +189,13 @@ func (s *Service) writeOnLeader(ctx context.Context, batch []Record) (struct{}, 
 	return struct{}{}, err
 }
 
-// Failed queues a note of a call that was refused, or of a changing call that failed.
+// Failed queues a note of a call that was refused, or of a mutating call that failed.
 func (s *Service) Failed(c *cloud.Caller, outcome, message string) {
 	r := Of(c)
 	r.Outcome, r.Message = outcome, message
 	s.Note(r)
 }
 
-// Done queues a note of a successful call that changed no record, so that Stamp had no transaction to which to add one.
+// Done queues a note of a call that succeeded and changed no stored data. Such a call has no transaction, so Stamp
+// cannot add its record.
 func (s *Service) Done(c *cloud.Caller) { s.Note(Of(c)) }

@@ -9,40 +9,44 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// class is a class of audit records that has limits of its own, so that records of other classes cannot evict its
-// records.
+// class groups audit records by the kind of call. Each class has separate limits, so that records of one class cannot
+// evict records of another.
 type class uint8
 
 const (
-	// policy holds changes of roles, tenants, quotas and the cluster itself.
+	// policy is the class of changes of roles, tenants, quotas and the cluster itself.
 	policy class = iota
-	// answers holds users' responses to invitations. They belong to no org, like records of operators, and must not
-	// evict those.
+	// answers is the class of users' responses to invitations. These records, like those of operators, belong to no
+	// org. They have a separate class so that they cannot evict the records of operators.
 	answers
-	// credentials holds the issue and the revocation of tokens, and changes of passwords.
+	// credentials is the class of the issue and the revocation of tokens, and of changes of passwords.
 	credentials
-	// changes holds all changes of VMs and other objects that are in no other class.
+	// changes is the class of all changes of VMs and other objects that are in no other class.
 	changes
-	// credits holds operations on wallets. The transactions of a wallet also name the principal, and are never deleted.
+	// credits is the class of operations on wallets. Little is lost when these records are removed, because the
+	// transactions of a wallet also name the principal and are never deleted.
 	credits
-	// refusals holds refused and failed calls.
+	// refusals is the class of refused and failed calls.
 	refusals
 	classes
 )
 
-// limit holds the maximum numbers of records of a class. Prune removes the oldest records beyond them.
+// limit holds the maximum numbers of stored records of one class. If a maximum is exceeded, Prune removes the oldest
+// records.
 type limit struct {
-	// each is the limit of one share of the class. What a share is depends on the class; see Record.shares.
+	// each is the maximum number of records of one share. A share is the records of one org, of one principal, or of
+	// one principal in one org, depending on the class: see Record.shares.
 	each int
-	// cloud is the limit of the share of records without an org or, in classes shared by principal, without a
-	// principal.
+	// cloud is the maximum number of records that have no org. In the classes whose shares are per principal, it is the
+	// maximum number of records that have no principal.
 	cloud int
-	// total is the limit of all shares of an org together. In classes shared by principal it is the limit of all shares
-	// of the class, except those of service accounts, for which total applies per org.
+	// total is the maximum number of records of all shares of one org together. In the classes whose shares are per
+	// principal, it is the maximum for all principals together, but service accounts are counted per org. The maximum
+	// does not apply to records of class policy without an org.
 	total int
 }
 
-// limits holds the limit of each class. A record has about 300 bytes.
+// limits holds the limits of each class, in records. A record has about 300 bytes.
 var limits = [classes]limit{
 	policy:      {each: 100_000, cloud: 1_000_000, total: 1_000_000},
 	answers:     {each: 10_000, cloud: 10_000, total: 1_000_000},
@@ -77,17 +81,20 @@ func (r *Record) class() class {
 	return changes
 }
 
-// share identifies a set of records with one limit. When the set is full, each new record evicts the oldest one.
+// share identifies a group of records of one class that are counted together. When the group has reached its maximum,
+// each new record evicts the oldest record of the group.
 type share struct {
 	class     class
 	org, name string
 }
 
-// shares returns the share that a record belongs to, and the set of shares to which limit.total applies. In class
-// policy a share is an org and a principal, so that an org's administrator cannot evict records of what the cloud's
-// administrators did to the org. In answers, credentials and refusals a share is a principal, because every caller can
-// cause refusals in any org; the total of service accounts is that of their org, because an org can create any number
-// of them. In the other classes a share is an org.
+// shares returns the share (group of records with a common maximum) of the record r, and the larger group to which
+// limit.total applies:
+//   - In class policy, a share is one principal in one org, so that an org's administrator cannot evict the records of
+//     what the cloud's administrators did to the org.
+//   - In answers, credentials and refusals, a share is one principal, because every caller can cause refusals in any
+//     org. The total is counted per org for service accounts, because an org can create any number of them.
+//   - In the other classes, a share is one org.
 func (r *Record) shares() (own, total share) {
 	c := r.class()
 	switch c {
@@ -103,8 +110,8 @@ func (r *Record) shares() (own, total share) {
 	return share{class: c, org: string(r.Tenant.Org)}, share{class: c, org: string(r.Tenant.Org)}
 }
 
-// most returns the maximum number of records in a share: cloud if the share has no org or principal by which the class
-// is shared, and each otherwise.
+// most returns the maximum number of records in the share s. It is l.cloud if s has no org (in classes counted per org)
+// or no principal (in classes counted per principal). Otherwise it is l.each.
 func (l *limit) most(s share) int {
 	byOrg := s.class != answers && s.class != credentials && s.class != refusals
 	if byOrg && s.org == "" || !byOrg && s.name == "" {
@@ -113,7 +120,8 @@ func (l *limit) most(s share) int {
 	return l.each
 }
 
-// counter counts the kept records by share. Call admits for each record, the newest first.
+// counter counts the records of each share. Call the method admits for each record, in the order from the newest to the
+// oldest.
 type counter struct {
 	limits         [classes]limit
 	counts, totals map[share]int
@@ -123,7 +131,7 @@ func newCounter(limits [classes]limit) *counter {
 	return &counter{limits: limits, counts: map[share]int{}, totals: map[share]int{}}
 }
 
-// admits reports whether r is within the limits of its share, and counts it if so.
+// admits reports whether the record r may be kept: its share has not reached a limit. If so, admits counts r.
 func (c *counter) admits(r *Record) bool {
 	own, total := r.shares()
 	l := &c.limits[own.class]
@@ -137,17 +145,18 @@ func (c *counter) admits(r *Record) bool {
 }
 
 const (
-	// pruneAtOnce is the maximum number of records that Prune reads at a time, and removes in one transaction.
+	// pruneAtOnce is the maximum number of records that Prune reads at a time, and the maximum that it removes in one
+	// transaction.
 	pruneAtOnce = 1000
-	// PruneEvery is the time between two runs of Prune. A run reads the records only if, since the last run that did,
-	// pruneAfter has passed or the store has had pruneWrites updates.
+	// PruneEvery is the interval of calls of Prune. Most calls do nothing: Prune reads the records only if pruneAfter
+	// has passed, or the store has had pruneWrites updates, since the last time that it read them.
 	PruneEvery  = 5 * time.Minute
 	pruneAfter  = time.Hour
 	pruneWrites = 200_000
 )
 
-// Prune removes the records that are older than Keep, and the oldest records of each share that exceeds its limit. Only
-// the leader runs it.
+// Prune removes the records older than Keep, and the oldest records of each org or principal that exceeds a limit (see
+// Record.shares). Only the leader runs Prune.
 func (s *Service) Prune(ctx context.Context) error {
 	now, revision := s.opts.Store.Now(), s.opts.Store.Revision()
 	s.mu.Lock()

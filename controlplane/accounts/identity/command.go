@@ -22,7 +22,7 @@ type (
 		Name string
 		// Home is the ID of the org that the user belongs to, or empty.
 		Home cloud.OrgID
-		// Open is set if an unauthenticated caller registers the name.
+		// Open is true if an unauthenticated caller registers the name.
 		Open bool
 	}
 	newPassword struct {
@@ -37,7 +37,7 @@ type (
 		User     cloud.UserID
 		Disabled bool
 	}
-	// answer holds the arguments of acceptCommand and declineCommand: the user, and the role to which the user is
+	// answer holds the arguments of acceptCommand and declineCommand: a user, and the role to which the user is
 	// invited.
 	answer struct {
 		User    cloud.UserID
@@ -65,11 +65,12 @@ type (
 	none     struct{}
 )
 
-// command is a leader.Command whose function gets the Service of the leader.
+// command is a command that any member can call. Its function runs on the leader, and gets the leader's Service.
 type command[Q, A any] = leader.Command[*Service, Q, A]
 
-// newCommand returns the command identity.<name>, which runs f on the leader in one transaction. In mode Keyed, the
-// response to a caller who gave an idempotency key is stored under the key, and a repeated request returns it.
+// newCommand returns the command identity.<name>, which runs the function f on the leader in one transaction. In mode
+// Keyed, a caller may send an idempotency key. The response is then stored under that key, and a repeated request with
+// the key gets the stored response.
 func newCommand[Q, A any](name string, mode leader.Mode, f func(s *Service, tx *store.Tx, q Q) (A, error)) *command[Q, A] {
 	return leader.NewCommand("identity."+name, mode, func(s *Service, ctx context.Context, q Q) (out A, err error) {
 		body, err := cbor.Marshal(q)
@@ -105,7 +106,7 @@ func (s *Service) register() {
 	)
 }
 
-// These commands read and change only records, and use no field of the Service.
+// These commands only read and change stored records. They use no field of the Service.
 var (
 	setPasswordCommand = newCommand("set-password", leader.Repeatable, func(_ *Service, tx *store.Tx, q newPassword) (none, error) {
 		return dropResult(principal.SetPassword(tx, q.User, q.Hash))
@@ -148,7 +149,7 @@ var (
 	})
 )
 
-// valueOf returns *record, or err if it is not nil. Commands return values, not pointers.
+// valueOf returns err if err is not nil, and *record otherwise. Commands return values, not pointers.
 func valueOf[T any](record *T, err error) (T, error) {
 	if err != nil {
 		return *new(T), err
@@ -156,13 +157,14 @@ func valueOf[T any](record *T, err error) (T, error) {
 	return *record, nil
 }
 
-// dropResult returns only err, for commands that do not return the changed user.
+// dropResult discards the user and returns only err. It is for commands whose response does not contain the changed
+// user.
 func dropResult(_ *principal.User, err error) (none, error) { return none{}, err }
 
 var deleteOrgCommand = newCommand("delete-org", leader.Keyed, (*Service).deleteOrgOnLeader)
 
-// deleteOrgOnLeader deletes an org that has no projects, and the invitations to roles in it. It returns an error if one
-// of Options.Holds does.
+// deleteOrgOnLeader deletes an org that has no projects, and the invitations to roles in the org. If a function in
+// Options.Holds returns an error, nothing is deleted and the caller gets that error.
 func (s *Service) deleteOrgOnLeader(tx *store.Tx, id cloud.OrgID) (none, error) {
 	for _, hold := range s.opts.Holds {
 		if err := hold(tx, cloud.Tenant{Org: id}); err != nil {
@@ -177,8 +179,8 @@ func (s *Service) deleteOrgOnLeader(tx *store.Tx, id cloud.OrgID) (none, error) 
 
 var createProjectCommand = newCommand("create-project", leader.Keyed, (*Service).createProjectOnLeader)
 
-// createProjectOnLeader creates a project. It returns an error if one of Options.Vacant finds records under the
-// project's ID.
+// createProjectOnLeader creates a project. If a function in Options.Vacant finds records under the project's ID, the
+// project is not created and the caller gets an error.
 func (s *Service) createProjectOnLeader(tx *store.Tx, q newProject) (tenant.Project, error) {
 	p, err := tenant.CreateProject(tx, q.Tenant, q.Name, q.Quota)
 	if err != nil {
@@ -194,8 +196,9 @@ func (s *Service) createProjectOnLeader(tx *store.Tx, q newProject) (tenant.Proj
 
 var deleteProjectCommand = newCommand("delete-project", leader.Keyed, (*Service).deleteProjectOnLeader)
 
-// deleteProjectOnLeader deletes a project that has no usage, with its service accounts and the invitations to roles in
-// it. If t names an org, the project must belong to it. It returns an error if one of Options.Holds does.
+// deleteProjectOnLeader deletes a project that has no usage, its service accounts, and the invitations to roles in it.
+// If t names an org, the project must belong to that org. If a function in Options.Holds returns an error, nothing is
+// deleted and the caller gets that error.
 func (s *Service) deleteProjectOnLeader(tx *store.Tx, t cloud.Tenant) (none, error) {
 	if err := s.ofOrg(tx, t); err != nil {
 		return none{}, err
@@ -220,7 +223,7 @@ func (s *Service) deleteProjectOnLeader(tx *store.Tx, t cloud.Tenant) (none, err
 
 var setQuotaCommand = newCommand("set-quota", leader.Repeatable, (*Service).setQuotaOnLeader)
 
-// setQuotaOnLeader sets the quota of a project or, if the project is empty, of an org.
+// setQuotaOnLeader sets the quota of a project. If the request names no project, it sets the quota of the org.
 func (s *Service) setQuotaOnLeader(tx *store.Tx, q newQuota) (none, error) {
 	if q.Tenant.Project == "" {
 		return none{}, tenant.SetOrgQuota(tx, q.Tenant.Org, q.Quota)
@@ -231,7 +234,7 @@ func (s *Service) setQuotaOnLeader(tx *store.Tx, q newQuota) (none, error) {
 	return none{}, tenant.SetQuota(tx, q.Tenant.Project, q.Quota)
 }
 
-// ofOrg returns NotFound unless the project exists and belongs to the org of t. An empty org matches every org.
+// ofOrg returns NotFound if the project in t does not exist, or if t names an org to which the project does not belong.
 func (s *Service) ofOrg(r store.Reader, t cloud.Tenant) error {
 	p, err := tenant.Find(r, t.Project)
 	if err == nil && (p == nil || t.Org != "" && p.Org != t.Org) {

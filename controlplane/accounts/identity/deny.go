@@ -11,20 +11,21 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// denial is the record of a revoked token: denied/<token ID>. It is removed when the token has expired by every
-// member's clock.
+// denial is the record of a revoked token: denied/<token ID>. The record is removed when the token has expired even by
+// the slowest clock of a member.
 type denial struct {
 	Token string
 	Until cloud.Time
-	// User is the token's principal, whose denials are limited by maxDenials. It is empty if the principal is unknown
-	// (an administrator revoked a token by its ID) or not counted (tokens signed with the host key), and in records of
-	// former versions.
+	// User is the token's principal; maxDenials limits the denials of each principal. User is empty in three cases: an
+	// administrator revoked the token by its ID, so the principal is unknown; the token was signed with the host key,
+	// and such denials are not counted; or an earlier version wrote the record.
 	User cloud.UserID `cbor:",omitempty"`
-	// Org is the org of a service account, whose denials are limited by maxOrgDenials. It is empty for users.
+	// Org is the org of the service account that the token belonged to; maxOrgDenials limits the denials of each org.
+	// Org is empty if the token belonged to a user.
 	Org cloud.OrgID `cbor:",omitempty"`
 }
 
-// denialOf returns the denial that revokes a caller's own token.
+// denialOf returns the denial that revokes the token with which the caller c authenticated.
 func denialOf(c *cloud.Caller) denial {
 	d := denial{Token: c.TokenID, Until: c.Expires}
 	if c.Proof != cloud.ProofHostKey {
@@ -36,15 +37,17 @@ func denialOf(c *cloud.Caller) denial {
 	return d
 }
 
-// maxDenials bounds the stored denials of one principal. The next denial instead revokes all tokens of the principal,
-// by raising its epoch, and removes the stored denials.
+// maxDenials is the maximum number of stored denials of one principal. At the maximum, the next denial revokes all
+// tokens of the principal by incrementing the principal's epoch. The stored denials are then removed.
 const maxDenials = 1000
 
-// maxOrgDenials bounds the stored denials of all service accounts of one org, which may have any number of accounts
-// over time. Beyond it a denial revokes all tokens of the account, as with maxDenials.
+// maxOrgDenials is the maximum number of stored denials of all service accounts of one org together. It exists because
+// an org can create any number of accounts over time. At the maximum, the next denial revokes all tokens of the service
+// account, as for maxDenials.
 const maxOrgDenials = 20_000
 
-// denied is the result of the command that denies a token. AllEnded is set if it revoked all tokens of the principal.
+// denied is the result of the command that revokes one token. AllEnded is true if the command revoked all tokens of the
+// principal instead.
 type denied struct{ AllEnded bool }
 
 var (
@@ -59,8 +62,9 @@ var (
 	orgDenials = store.NewTable[uint64]("denied-org")
 )
 
-// put stores the denial of a token or, if the principal or its org has too many, revokes all tokens of the principal
-// (see endAll). A stored denial of the token with the same or a later Until stays unchanged.
+// put stores the denial of a token. If the principal or its org has too many denials, put revokes all tokens of the
+// principal instead (see endAll). If a denial of the same token with the same or a later Until is stored already, put
+// changes nothing.
 func (d denial) put(tx *store.Tx) (denied, error) {
 	d.Until += token.Leeway.Milliseconds()
 	had, err := denials.Get(tx, d.Token)
@@ -90,7 +94,7 @@ func (d denial) put(tx *store.Tx) (denied, error) {
 	return denied{}, d.count(tx, 1)
 }
 
-// count adds n to the number of stored denials of the denial's org, if it has one.
+// count adds n to the number of stored denials of the org in d. If d has no org, count does nothing.
 func (d *denial) count(tx *store.Tx, n int) error {
 	if d.Org == "" {
 		return nil
@@ -121,9 +125,9 @@ func (d *denial) orgIsFull(tx *store.Tx) (bool, error) {
 	return stored != nil && *stored >= maxOrgDenials, err
 }
 
-// endAll revokes all tokens of the denial's principal if the principal has maxDenials denials already, or its org has
-// maxOrgDenials. It then removes the denials of the principal, whose tokens now have an old epoch. It reports whether
-// it did so.
+// endAll does nothing and returns false if the principal has fewer than maxDenials denials and its org has fewer than
+// maxOrgDenials. Otherwise it revokes all tokens of the principal, removes the principal's denials, which are no longer
+// needed, and returns true.
 func (d denial) endAll(tx *store.Tx) (bool, error) {
 	full, err := d.orgIsFull(tx)
 	if err != nil {
@@ -133,8 +137,8 @@ func (d denial) endAll(tx *store.Tx) (bool, error) {
 	if err != nil || len(had) < maxDenials && !full {
 		return false, err
 	}
-	// The tokens of a principal that was deleted meanwhile are invalid already, also for a new principal of the same
-	// ID.
+	// Ignore NotFound: if the principal was deleted meanwhile, its tokens are invalid already. They stay invalid if a
+	// new principal gets the same ID.
 	if _, err := principal.Revoke(tx, d.User); err != nil && !fault.Is(err, fault.NotFound) {
 		return false, err
 	}
@@ -153,7 +157,7 @@ func (d denial) endAll(tx *store.Tx) (bool, error) {
 	return true, nil
 }
 
-// remove deletes a denial with its index entries, and decrements the number of denials of its org.
+// remove deletes a denial and its index entries, and decrements the number of denials of its org.
 func (d *denial) remove(tx *store.Tx) error {
 	denials.Delete(tx, d.Token)
 	overDenials.Delete(tx, until(d.Until), d.Token)
@@ -200,5 +204,5 @@ func forgetDenied(ctx context.Context, s *store.Store) error {
 	return nil
 }
 
-// until encodes a time as a part of a key, so that earlier times sort first.
+// until returns the time at as 16 hexadecimal digits. As a part of a key, they make earlier times sort first.
 func until(at cloud.Time) string { return fmt.Sprintf("%016x", max(at, 0)) }

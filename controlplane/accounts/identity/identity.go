@@ -1,6 +1,6 @@
 // Package identity issues and verifies tokens, and manages users, service accounts, roles, orgs, projects and quotas.
 //
-// The token endpoint of the wire contract checks no password. It is safe because a token states how its holder was
+// The token endpoint of the wire contract checks no password. This is safe because a token states how its holder was
 // authenticated (its proof), and package auth refuses an unauthenticated token in every call. A token contains no
 // roles: they are read from the bindings when the token is used, so removing a role takes effect within a second on
 // every member.
@@ -13,13 +13,14 @@
 //     not confirmed as current within staleness, the member first contacts the other members, and refuses the token if
 //     it cannot reach them. So a revoked token is refused everywhere within a second, even behind a network partition.
 //   - All tokens of a principal become invalid when its password is set, when it is disabled or deleted, or when all
-//     its tokens are revoked. The principal's epoch counts these events; a token carries the epoch and is refused if it
-//     differs. A single revoked token is on a list of denied tokens until it would have expired. Issuing and revoking
-//     tokens is rate-limited per principal. The list is bounded per principal: when it is full, all tokens of the
-//     principal are revoked instead.
-//   - A token whose scope is a project outside the scope's org, or one in which the holder has no role, is refused in
-//     every call, and does not reveal the project's org. IssueToken refuses such a scope. The token endpoint of the
-//     wire contract issues the token nevertheless.
+//     its tokens are revoked. Each of these events increments a number, the principal's epoch. A token contains the
+//     epoch at the time of its issue, and is refused if the principal's epoch has changed. A token that is revoked
+//     alone is on a list of denied tokens until it would have expired. The list has a maximum length per principal;
+//     beyond it, all tokens of the principal are revoked instead. Issuing and revoking tokens is rate-limited per
+//     principal.
+//   - If the scope of a token names a project that is not in the org of the scope, or in which the holder has no role,
+//     every call with the token is refused. The refusal does not reveal the project's org. IssueToken refuses to issue
+//     a token with such a scope; the token endpoint of the wire contract issues it.
 //   - A member whose clock differs by more than MaxSkew from the other members' clocks issues and accepts no tokens,
 //     because it cannot check their dates.
 //   - An unauthenticated token is signed by a separate key that discovery does not publish, and has a separate audience
@@ -72,21 +73,22 @@ type Options struct {
 	Key      *clusterkey.Key
 	Log      *slog.Logger
 	Audit    *audit.Service
-	// Issuer is the URL at which clients find this service: the "iss" claim of the tokens issued here.
+	// Issuer is the URL at which clients find this service. It is the "iss" claim of the tokens that this service
+	// issues.
 	Issuer string
 	// Providers are the trusted external OpenID providers.
 	Providers []oidc.Provider
-	// Holds run before a project or an org is deleted; for an org, the tenant's Project is empty. Each returns an error
-	// while records of other packages need the project or the org.
+	// Holds are called in the transaction that deletes a project or an org; for an org, Tenant.Project is empty. If one
+	// returns an error, because records of other packages still need the project or the org, nothing is deleted.
 	Holds []func(store.Reader, cloud.Tenant) error
-	// Vacant run before a project is created. Each returns an error if records of other packages, such as an open
-	// wallet, exist under the project's ID.
+	// Vacant are called in the transaction that creates a project. If one returns an error, because records of other
+	// packages (such as an open wallet) exist under the project's ID, the project is not created.
 	Vacant []func(store.Reader, cloud.ProjectID) error
-	// Skew returns how far this member's clock is ahead of the other members' clocks, and whether that is known. It is
-	// optional.
+	// Skew returns how far this member's clock is ahead of the other members' clocks. The second result is false if
+	// that is not known. Skew may be nil.
 	Skew func() (time.Duration, bool)
-	// Dev gives every unauthenticated token the roles project:admin of the default project and billing:admin of the
-	// cloud.
+	// Dev, if true, gives every unauthenticated token the role project:admin in the default project and the role
+	// billing:admin for the cloud.
 	Dev bool
 }
 
@@ -97,32 +99,33 @@ type Service struct {
 	hostKey   ed25519.PrivateKey
 	passwords *password.Hasher
 	providers *oidc.Providers
-	// checked caches the tokens whose signature was verified, by the SHA-256 of their text.
+	// checked caches the tokens whose signature this member has verified. The key is the SHA-256 of the token's text.
 	checked *freelru.SyncedLRU[[32]byte, signed]
 	// signatures counts the token signatures that were verified.
 	signatures atomic.Int64
-	// holders caches the records about the holders of verified tokens, by the same SHA-256.
+	// holders caches the records about the holders of verified tokens. The key is the SHA-256 of the token's text.
 	holders *store.Memo[*holder]
 	opened  opened
 	names   nameGate
-	// unknown limits the linearizable reads that tokens with unknown key IDs cause. exchanges limits the verifications
-	// of external providers' ID tokens.
+	// unknown limits the rate of the linearizable reads that tokens with an unknown key ID cause. exchanges limits the
+	// rate at which ID tokens of external providers are verified.
 	unknown, exchanges *rate.Limiter
 	misses             *missReads
-	// incarnationKey is the key of the MACs of incarnationClaim.
+	// incarnationKey is the key with which incarnationClaim computes MACs.
 	incarnationKey []byte
 	// unprovenKey signs unauthenticated tokens.
 	unprovenKey ed25519.PrivateKey
-	// issues limits the rate at which tokens are issued to each principal, revocations the rate at which each principal
-	// revokes tokens.
+	// issues limits the rate at which tokens are issued to each principal. revocations limits the rate at which each
+	// principal revokes tokens.
 	issues, revocations *principalRates
-	// unproven delays the responses to token requests that authenticate no principal. Its limits apply per client
-	// network, as password.Network returns it.
+	// unproven delays the responses to token requests that authenticate no principal. The delay depends on the number
+	// of such requests from the same client network (see password.Network).
 	unproven *delay.Answers
 }
 
-// unprovenLimits are the limits, per client network, of responses to token requests that authenticate no principal.
-// Every client can send such requests.
+// unprovenLimits are the limits, per client network, of responses to token requests that authenticate no principal. 100
+// responses are sent without delay, and then one per 20 ms; further responses are delayed by at most 2 s. The limits
+// are needed because every client can send such requests.
 var unprovenLimits = delay.Limits{Burst: 100, Every: 20 * time.Millisecond, Longest: 2 * time.Second}
 
 // New returns a Service and registers its commands with opts.Commands.
@@ -139,11 +142,11 @@ func New(opts Options) *Service {
 	return s
 }
 
-// now returns the time that an update of the store would get if it began now.
+// now returns the timestamp that an update of the store would get at this moment.
 func (s *Service) now() time.Time { return time.UnixMilli(s.opts.Store.Now()) }
 
-// Bootstrap creates the initial records: signing keys, default org and project, and the administrator. It is a leader
-// task. Only the first run creates them; later runs only call tenant.Adopt.
+// Bootstrap creates the initial records: the signing keys, the default org and project, and the administrator. Only the
+// leader runs it. If the initial records exist, Bootstrap only calls tenant.Adopt.
 func (s *Service) Bootstrap(ctx context.Context) error {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		if err := s.ring(tx); err != nil {
@@ -171,7 +174,7 @@ func (s *Service) Bootstrap(ctx context.Context) error {
 	return err
 }
 
-// ring stores a keyring with new signing keys if the store has none.
+// ring creates the signing keys and stores them as the keyring, if the store has no keyring.
 func (s *Service) ring(tx *store.Tx) error {
 	ring, err := keyring.Load(tx)
 	if err != nil || ring != nil {
@@ -188,8 +191,8 @@ func errSettingUp() *fault.Fault {
 	return fault.New(fault.Unavailable, "the cluster is being set up; try again in a moment").MayRetry()
 }
 
-// Ready returns Unavailable until this member's store contains the records that Bootstrap creates. Before that no
-// caller can authenticate.
+// Ready returns Unavailable while this member's store does not contain the records that Bootstrap creates, because no
+// caller can authenticate without them.
 func (s *Service) Ready() error {
 	return s.opts.Store.Local(func(v *store.View) error {
 		if done, err := bootstrapMarkers.Has(v, "born"); err != nil || done {
@@ -199,8 +202,8 @@ func (s *Service) Ready() error {
 	})
 }
 
-// Tend rotates the signing keys if the primary key is keyring.RotateAfter old, and removes expired denials and
-// invitations. It is a leader task.
+// Tend rotates the signing keys if the primary key is older than keyring.RotateAfter, and removes expired denials and
+// invitations. Only the leader runs it.
 func (s *Service) Tend(ctx context.Context) error {
 	if err := forgetDenied(ctx, s.opts.Store); err != nil {
 		return err

@@ -31,14 +31,15 @@ type tokenRequest struct {
 	Kind         string
 	TTL          uint64
 	Org, Project string
-	// Strict refuses the request if the holder has no role in the scope. Without Strict, such a token is issued, and
-	// every call with it is refused.
+	// Strict means that the request is refused if the holder has no role in the scope. Otherwise such a token is
+	// issued, and every call with the token is refused.
 	Strict bool
 	// Address is the address of the client, RequestID the ID of the request.
 	Address, RequestID string
 }
 
-// exchangesPerSecond is how many ID tokens of external providers one member verifies per second on average.
+// exchangesPerSecond is the maximum average number of ID tokens of external providers that one member verifies per
+// second.
 const exchangesPerSecond = 20
 
 type issuedToken struct {
@@ -47,8 +48,8 @@ type issuedToken struct {
 	scope   cloud.Tenant
 }
 
-// HostToken returns a token of the administrator, signed with the host key, which is derived from the cluster key. It
-// needs no running member.
+// HostToken returns a token of the administrator that is signed with the host key. That key is derived from the cluster
+// key, so no running member is needed.
 func HostToken(key *clusterkey.Key, scope cloud.Tenant, now time.Time, ttl time.Duration) (string, error) {
 	say := token.Claims{
 		Claims: jwt.Claims{Issuer: "urn:trivet:" + key.Cluster(), Subject: string(principal.Admin)}, Cluster: key.Cluster(),
@@ -57,7 +58,7 @@ func HostToken(key *clusterkey.Key, scope cloud.Tenant, now time.Time, ttl time.
 	return token.Sign(ed25519.NewKeyFromSeed(key.Derive("host-token")), hostKeyID, say, now, ttl)
 }
 
-// scopeOf returns the tenant to which the requested token is to be limited. It checks only the form of the IDs.
+// scopeOf returns the tenant that the request q names as the scope of the token. It checks only the syntax of the IDs.
 func scopeOf(q tokenRequest) (cloud.Tenant, error) {
 	t := cloud.Tenant{Org: cloud.OrgID(q.Org), Project: cloud.ProjectID(q.Project)}
 	for _, id := range []struct{ field, value string }{{"org_id", q.Org}, {"project_id", q.Project}} {
@@ -70,9 +71,9 @@ func scopeOf(q tokenRequest) (cloud.Tenant, error) {
 	return t, nil
 }
 
-// scoped returns the scope of a token that the user u requests for t. If t names a project in which u has a role,
-// scoped adds the project's org. If u has no role in t, it returns t unchanged or, with q.Strict, PermissionDenied. The
-// result does not reveal whether a project exists in which u has no role.
+// scoped returns the scope of a token that the user u requests for the tenant t. If t names a project in which u has a
+// role, scoped adds the project's org. If u has no role in t, scoped returns PermissionDenied if q.Strict is true, and
+// t unchanged otherwise. The result does not reveal whether a project exists in which u has no role.
 func (s *Service) scoped(ctx context.Context, q tokenRequest, t cloud.Tenant, u *principal.User) (cloud.Tenant, error) {
 	if t == (cloud.Tenant{}) || u.Account != nil {
 		return t, nil
@@ -89,7 +90,7 @@ func (s *Service) scoped(ctx context.Context, q tokenRequest, t cloud.Tenant, u 
 		holder := cloud.Caller{Proof: cloud.ProofPassword, Bindings: roles}
 		reaches = found.Org != "" && holder.HasRoleIn(found)
 		if reaches && t.Project == "" {
-			// A role for the whole cloud covers any org ID, so check that the org exists.
+			// The user may have a role for the whole cloud, which applies to any org ID. So check that the org exists.
 			o, err := tenant.FindOrg(v, t.Org)
 			reaches = o != nil
 			return err
@@ -111,7 +112,7 @@ func (s *Service) scoped(ctx context.Context, q tokenRequest, t cloud.Tenant, u 
 	return t, fault.New(fault.PermissionDenied, "%s has no role in %s %s", u.ID, what, id).WithReason("NO_ROLE_IN_SCOPE")
 }
 
-// refuse adds an audit record for an authenticated user who was refused a token.
+// refuse queues an audit record for an authenticated user whose request for a token was refused.
 func (s *Service) refuse(q tokenRequest, method string, proof cloud.Proof, err error) {
 	if f, ok := fault.From(err); ok {
 		s.opts.Audit.Note(audit.Record{
@@ -121,8 +122,8 @@ func (s *Service) refuse(q tokenRequest, method string, proof cloud.Proof, err e
 	}
 }
 
-// token issues the requested token, and reports whether its holder is authenticated. If not, the response may be
-// delayed: see unprovenLimits.
+// token issues the requested token. The second result reports whether the token's holder is authenticated. If the
+// holder is not, the response may be delayed: see unprovenLimits.
 func (s *Service) token(ctx context.Context, q tokenRequest) (issuedToken, bool, error) {
 	out, proven, err := s.tokenNow(ctx, q)
 	if !proven {
@@ -170,7 +171,7 @@ func (s *Service) tokenNow(ctx context.Context, q tokenRequest) (issuedToken, bo
 	return out, u != nil, err
 }
 
-// note adds an audit record for an issued token, or for a failed attempt to authenticate.
+// note queues an audit record for an issued token, or for a failed attempt to authenticate.
 func (s *Service) note(q tokenRequest, scope cloud.Tenant, method string, proof cloud.Proof, proven bool) {
 	r := audit.Record{
 		Method: service + method, Target: "username=" + string(q.User), RequestID: q.RequestID, Address: password.Network(q.Address),
@@ -185,8 +186,8 @@ func (s *Service) note(q tokenRequest, scope cloud.Tenant, method string, proof 
 	s.opts.Audit.Note(r)
 }
 
-// issue signs claims with the primary signing key, or with the unproven key if the holder is unauthenticated. In both
-// cases it returns Unavailable if the records cannot be read (part 4.6 of the wire contract).
+// issue signs claims with the primary signing key or, if the holder is unauthenticated, with Service.unprovenKey. In
+// both cases it returns Unavailable if the records cannot be read (part 4.6 of the wire contract).
 func (s *Service) issue(ctx context.Context, say token.Claims, ttl time.Duration) (issuedToken, error) {
 	if err := s.setIncarnation(ctx, &say); err != nil {
 		return issuedToken{}, err
@@ -205,11 +206,12 @@ func (s *Service) issue(ctx context.Context, say token.Claims, ttl time.Duration
 }
 
 // authenticate returns the user whose password, or the service account whose secret, the request contains. It returns
-// nil for a wrong one, an unknown name, a disabled or expired principal, and a name with too many wrong attempts.
+// nil if the password or secret is wrong, if the principal is unknown, disabled or expired, and after too many wrong
+// attempts for the name.
 func (s *Service) authenticate(ctx context.Context, q tokenRequest) (*principal.User, error) {
 	var u *principal.User
 	var networks []string
-	// A linearizable read: a user who has just set a password may log in on another member next.
+	// This read is linearizable, because a user may set a password on one member and then log in on another.
 	read := func() error {
 		return s.opts.Store.View(ctx, func(v *store.View) (err error) {
 			if u, err = principal.Users.Get(v, string(q.User)); err != nil {
@@ -252,8 +254,8 @@ func (s *Service) authenticate(ctx context.Context, q tokenRequest) (*principal.
 	return u, nil
 }
 
-// allows reports whether an authenticated principal may get the requested token: it is neither disabled nor expired,
-// and is of the requested kind.
+// allows reports whether the principal u may get the requested token: u must be neither disabled nor expired, and of
+// the requested kind.
 func (q *tokenRequest) allows(u *principal.User, now cloud.Time) bool {
 	kind := token.User
 	if u.Account != nil {
@@ -262,7 +264,8 @@ func (q *tokenRequest) allows(u *principal.User, now cloud.Time) bool {
 	return (!u.Disabled || mutant.On(mutant.AcceptDisabled)) && !u.Expired(now) && (q.Kind == "" || q.Kind == kind)
 }
 
-// exchange issues a token to the user linked with the identity in an external provider's ID token.
+// exchange verifies an ID token of an external provider, and issues a token to the user that is linked with the
+// identity in the ID token.
 func (s *Service) exchange(ctx context.Context, provider, idToken, nonce string, q tokenRequest) (out issuedToken, err error) {
 	defer func() {
 		if f, ok := fault.From(err); ok {
@@ -326,8 +329,8 @@ func (s *Service) exchange(ctx context.Context, provider, idToken, nonce string,
 	return out, err
 }
 
-// revokeToken denies one token. Any caller may revoke a token by its text, or the caller's own by its ID; system:admin
-// may revoke any token by its ID.
+// revokeToken revokes one token, given by its text or its ID. Any caller may revoke a token whose text the caller has,
+// and the caller's own token by its ID. Only system:admin may revoke other tokens by ID.
 func (s *Service) revokeToken(ctx context.Context, text, id string) error {
 	caller := auth.CallerOf(ctx)
 	if (text == "") == (id == "") {
@@ -358,9 +361,9 @@ func (s *Service) revokeToken(ctx context.Context, text, id string) error {
 	return s.deny(ctx, denial{Token: id, Until: s.opts.Store.Now() + longest.Milliseconds()})
 }
 
-// denyOwn revokes the token of a verified caller. It revokes neither an unauthenticated token, which gives no access,
-// nor a token with ProofDev: under --dev every caller may use any name, and a denial would count in maxDenials of the
-// principal with that name.
+// denyOwn revokes the token with which the caller c authenticated. It does nothing for an unauthenticated token, which
+// grants no access. It does nothing for a token with ProofDev either: with the option --dev every caller may use any
+// name, so the denials would count in maxDenials of somebody else.
 func (s *Service) denyOwn(ctx context.Context, c *cloud.Caller) error {
 	if !c.Authenticated() || c.Proof == cloud.ProofDev {
 		return nil

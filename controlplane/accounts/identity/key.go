@@ -10,12 +10,12 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
-// opened caches the private keys that this member has decrypted, by key ID. An entry is never replaced, because the
-// private key of an ID never changes.
+// opened caches the private keys that this member has decrypted, by key ID. Entries never change, because a key ID
+// always identifies the same private key.
 type opened struct{ keys sync.Map }
 
-// signer returns the primary signing key, which signs new tokens, and its ID. It returns Unavailable before Bootstrap
-// has created the keys.
+// signer returns the ID and the private key of the primary signing key, which signs new tokens. It returns Unavailable
+// if Bootstrap has not created the keys yet.
 func (s *Service) signer(ctx context.Context) (id string, private ed25519.PrivateKey, err error) {
 	ring, err := s.recentRing(ctx)
 	if err != nil {

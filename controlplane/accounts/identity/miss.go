@@ -10,17 +10,17 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// missesPerSecond is the average number of linearizable reads per second that a member begins because it found no
-// project, user or role for a call in its recent records. missBurst is how many of these may begin without a pause.
-// Each read needs responses from other members.
+// missesPerSecond is the maximum average rate of the linearizable reads that a member begins because its recent records
+// contain no such project, user or role as a call names. missBurst is how many of these reads may begin at once. The
+// rate is limited because each read needs responses from other members.
 const (
 	missesPerSecond = 50
 	missBurst       = 50
 )
 
-// missReads lets calls that found no project, user or role share linearizable reads, and limits the rate of these
-// reads. Each call waits for a read and never uses older records instead. So a caller who names unknown projects can
-// only delay other such calls, by some milliseconds.
+// missReads performs the linearizable reads for calls whose project, user or role this member did not find. Concurrent
+// calls share one read, and the rate of reads is limited. A call waits for its read instead of using older records. So
+// a caller that names unknown projects only delays other calls of this type, by some milliseconds.
 type missReads struct {
 	limit *rate.Limiter
 	turn  chan struct{} // capacity 1; guards begun
@@ -31,9 +31,9 @@ func newMissReads() *missReads {
 	return &missReads{limit: rate.NewLimiter(missesPerSecond, missBurst), turn: make(chan struct{}, 1)}
 }
 
-// wait returns when a call of barrier that began after the call of wait has succeeded: its own, or one of a concurrent
-// call of wait. Calls of barrier are rate-limited. It returns Unavailable if the limit allows none before the deadline
-// of ctx.
+// wait makes sure that a call of the function barrier has begun and succeeded after wait was called. Concurrent calls
+// of wait can share one call of barrier. The rate of calls of barrier is limited. If the limit allows none before the
+// deadline of ctx, wait returns Unavailable.
 func (m *missReads) wait(ctx context.Context, barrier func(context.Context) error) error {
 	asked := time.Now()
 	select {
@@ -56,7 +56,8 @@ func (m *missReads) wait(ctx context.Context, barrier func(context.Context) erro
 	return nil
 }
 
-// viewAfterMiss runs f on records that include every write acknowledged before the call.
+// viewAfterMiss runs the function f on this member's records, after they include every write acknowledged before the
+// call.
 func (s *Service) viewAfterMiss(ctx context.Context, f func(*store.View) error) error {
 	if err := s.misses.wait(ctx, s.opts.Store.Barrier); err != nil {
 		return err

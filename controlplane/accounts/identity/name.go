@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Limits of the names that callers may register without a token: maxOpenNames in total, nameBurst at once on one
-// member, and then one per namesEvery.
+// Limits of the names that callers may register without a token. maxOpenNames is the maximum number of such names that
+// exist at the same time. nameBurst is how many one member accepts without a pause; then it accepts one per namesEvery.
 const (
 	maxOpenNames = 100_000
 	namesEvery   = 50 * time.Millisecond
@@ -23,7 +23,7 @@ const (
 // openNames counts the existing names that unauthenticated callers registered, in the record open-names/all.
 var openNames = store.NewTable[uint64]("open-names")
 
-// nameGate limits the rate at which unauthenticated callers register names on this member.
+// nameGate limits the rate at which unauthenticated callers can register names on this member.
 type nameGate struct{ limit *rate.Limiter }
 
 func newNameGate() nameGate { return nameGate{rate.NewLimiter(rate.Every(namesEvery), nameBurst)} }
@@ -37,9 +37,9 @@ func (g nameGate) pass(now time.Time) error {
 
 var createUserCommand = newCommand("create-user", leader.Keyed, (*Service).createUserOnLeader)
 
-// createUserOnLeader creates a user. If q.Open is set, it counts the name in openNames, and returns ResourceExhausted
-// if there are maxOpenNames already. Otherwise it first deletes a user with the same ID that is only an unused name
-// (see dropUnused).
+// createUserOnLeader creates a user. If q.Open is true, the name counts in openNames; if there are maxOpenNames such
+// names, createUserOnLeader returns ResourceExhausted. If q.Open is false, it first deletes an existing user with the
+// same ID that is only an unused name (see dropUnused).
 func (s *Service) createUserOnLeader(tx *store.Tx, q newName) (principal.User, error) {
 	if q.Open {
 		count, err := openNames.Get(tx, "all")
@@ -59,8 +59,9 @@ func (s *Service) createUserOnLeader(tx *store.Tx, q newName) (principal.User, e
 	return valueOf(principal.Create(tx, q.ID, q.Name, q.Home, q.Open))
 }
 
-// dropUnused deletes a name that an unauthenticated caller registered over REST and that has got no role or credential
-// since, so that an administrator can create the user although somebody registered the name.
+// dropUnused deletes the user with the given ID if an unauthenticated caller registered the name over REST and it has
+// neither a role nor a credential. So an administrator can create a user although somebody else registered the name
+// before.
 func (s *Service) dropUnused(tx *store.Tx, id cloud.UserID) error {
 	u, err := principal.Users.Get(tx, string(id))
 	if err != nil || u == nil || !u.Unused() {
@@ -72,7 +73,8 @@ func (s *Service) dropUnused(tx *store.Tx, id cloud.UserID) error {
 
 var deleteUserCommand = newCommand("delete-user", leader.Keyed, (*Service).deleteUserOnLeader)
 
-// deleteUserOnLeader deletes a user. A name that was registered without a token no longer counts in maxOpenNames.
+// deleteUserOnLeader deletes a user. If the name was registered without a token, it also decrements the count in
+// openNames.
 func (s *Service) deleteUserOnLeader(tx *store.Tx, id cloud.UserID) (none, error) {
 	u, err := principal.Find(tx, id)
 	if err != nil {

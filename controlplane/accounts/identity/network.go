@@ -13,19 +13,20 @@ import (
 )
 
 const (
-	// maxNetworks bounds the stored networks of a user. A new network replaces the oldest one.
+	// maxNetworks is the maximum number of stored networks of a user. Beyond it, a new network replaces the oldest one.
 	maxNetworks = 16
 	// rememberTime is the timeout of storing a new network during a login.
 	rememberTime = time.Second
 )
 
 // loginNetworks holds the networks from which a user logged in with the password: login-networks/<user>. Package
-// password prefers attempts from these networks when many passwords are being verified, and still accepts attempts from
-// them while other networks are guessing the user's password. They are stored because a user may log in at any member,
-// and after a restart.
+// password gives attempts from these networks priority, and accepts them even while clients in other networks are
+// guessing the user's password. The networks are stored because the user may log in on another member, or after a
+// restart.
 var loginNetworks = store.NewTable[knownNetworks]("login-networks")
 
-// knownNetworks is the record of a user's networks, in the form of password.Network, oldest first.
+// knownNetworks is the record of the networks from which a user logged in, oldest first. Each is a result of
+// password.Network.
 type knownNetworks struct{ Networks []string }
 
 // newNetwork holds the arguments of rememberNetworkCommand.
@@ -34,7 +35,7 @@ type newNetwork struct {
 	Network string
 }
 
-// networksOf returns the stored networks of a user.
+// networksOf returns the stored networks from which a user logged in.
 func networksOf(r store.Reader, id cloud.UserID) ([]string, error) {
 	n, err := loginNetworks.Get(r, string(id))
 	if err != nil || n == nil {
@@ -43,8 +44,8 @@ func networksOf(r store.Reader, id cloud.UserID) ([]string, error) {
 	return n.Networks, nil
 }
 
-// rememberNetwork stores the network of a login, unless it is one of had, the networks stored before. A failure is
-// logged and does not fail the login.
+// rememberNetwork stores the network of a login, if it is not in had, the list of the user's stored networks. An error
+// is logged and does not make the login fail.
 func (s *Service) rememberNetwork(ctx context.Context, id cloud.UserID, network string, had []string) {
 	if network == "" || slices.Contains(had, network) {
 		return

@@ -10,19 +10,21 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Limits of the tokens of one principal. Each issued or revoked token adds an audit record, and each revoked token adds
-// a record until it would have expired, so issuing and revoking in a loop would fill every member's disk.
+// Limits of the issue and the revocation of tokens per principal. Each issued or revoked token adds an audit record,
+// and each revoked token is recorded until it would have expired. Without limits, a loop of such calls would fill the
+// disk of every member.
 const (
-	// tokenBurst is how many tokens one member issues to one principal at once, and how many tokens the principal can
-	// revoke there at once. It allows for a program that starts many jobs, each with its own token.
+	// tokenBurst is the maximum number of tokens that one member issues to one principal without a pause, and the
+	// maximum number that the principal can revoke there without a pause. It allows for a program that starts many
+	// jobs, each with its own token.
 	tokenBurst = 120
-	// tokenEvery is the interval at which one more token can be issued or revoked after the burst.
+	// tokenEvery is the interval after which one more token can be issued or revoked when the burst is used up.
 	tokenEvery = time.Second
 	// maxRates is the maximum number of principals for which one member has a rate limiter.
 	maxRates = 10_000
 )
 
-// principalRates holds a rate limiter for each principal that recently issued or revoked tokens on this member.
+// principalRates holds one rate limiter for each principal that recently issued or revoked tokens on this member.
 type principalRates struct {
 	mu     sync.Mutex
 	limits map[cloud.UserID]*rate.Limiter
@@ -32,7 +34,8 @@ func newPrincipalRates() *principalRates {
 	return &principalRates{limits: map[cloud.UserID]*rate.Limiter{}}
 }
 
-// allow reports whether the principal may be issued, or may revoke, one more token now, and if so counts it.
+// allow reports whether the principal id may get (or revoke) one more token at the time now. If so, allow counts the
+// token.
 func (p *principalRates) allow(id cloud.UserID, now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -47,9 +50,9 @@ func (p *principalRates) allow(id cloud.UserID, now time.Time) bool {
 	return limit.AllowN(now, 1)
 }
 
-// evict removes a rate limiter to make room for another: of 16 arbitrary ones, that of the principal who has used the
-// least of its burst. A principal without a limiter may use a full burst again, so this choice allows the fewest
-// additional tokens.
+// evict removes one rate limiter to make room for another. Of 16 arbitrary limiters, it removes the one with the most
+// remaining tokens in its burst. A principal whose limiter was removed gets a full burst again, so this choice allows
+// the fewest additional tokens.
 func (p *principalRates) evict(now time.Time) {
 	var least cloud.UserID
 	most, sampled := -1.0, 0

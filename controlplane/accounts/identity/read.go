@@ -12,14 +12,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// holder returns what WhoAmI and VerifyToken report about a verified caller. For an unauthenticated caller it uses no
-// records.
+// holder returns what WhoAmI and VerifyToken respond about a verified caller. For an unauthenticated caller it reads no
+// stored records.
 func (s *Service) holder(ctx context.Context, c *cloud.Caller) (*identityv1.WhoAmIResponse, error) {
 	out := &identityv1.WhoAmIResponse{
 		PrincipalId: string(c.User), PrincipalName: string(c.User), Kind: string(principal.Person), Proof: string(c.Proof),
 		OrgId: string(c.Scope.Org), ProjectId: string(c.Scope.Project), Bindings: bindingsOnWire(c.Bindings), ExpiresAt: c.Expires, TokenId: c.TokenID,
 	}
-	// Unauthenticated callers must not learn whether a name exists.
+	// Read no records, because an unauthenticated caller must not learn whether a user with this name exists.
 	if !c.Authenticated() || c.Proof == cloud.ProofDev {
 		return out, nil
 	}
@@ -41,7 +41,7 @@ func (s *Service) holder(ctx context.Context, c *cloud.Caller) (*identityv1.WhoA
 	return out, err
 }
 
-// user returns one principal, including every change acknowledged before the call.
+// user returns the principal with the given ID. The result includes every change acknowledged before the call.
 func (s *Service) user(ctx context.Context, id cloud.UserID) (u *principal.User, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) error {
 		if u, err = principal.Find(v, id); err == nil {
@@ -63,7 +63,7 @@ func (s *Service) users(ctx context.Context, size int32, page string) ([]*princi
 	return list, next, err
 }
 
-// bound returns a page of the principals that have roles in the org or project at.
+// bound returns a page of the principals that have roles in the org or project given by the parameter at.
 func (s *Service) bound(ctx context.Context, at cloud.Tenant, size int32, page string) ([]*principal.User, string, error) {
 	req := store.PageRequest{Size: size, Token: page, Query: "bindings\x00" + at.String()}
 	list, next, err := store.Page(ctx, s.opts.Store, principal.Users, req, func(u *principal.User) bool { return len(u.At(at)) > 0 })
@@ -79,7 +79,8 @@ func (s *Service) accounts(ctx context.Context, at cloud.Tenant, size int32, pag
 	return principal.Accounts(ctx, s.opts.Store, at, size, page)
 }
 
-// canSee reports whether a caller has a role in an org or, if project is not empty, in that project of the org.
+// canSee reports whether the caller c has a role in an org. If project is not empty, it reports whether c has a role in
+// that project of the org.
 func canSee(c *cloud.Caller, org cloud.OrgID, project cloud.ProjectID) bool {
 	if c.Scope.Org != "" && c.Scope.Org != org || c.Scope.Project != "" && project != "" && c.Scope.Project != project {
 		return false
@@ -118,7 +119,8 @@ func (s *Service) project(ctx context.Context, c *cloud.Caller, id cloud.Project
 	return p, err
 }
 
-// projects returns a page of the projects, of one org or of all, in which the caller has a role.
+// projects returns a page of the projects in which the caller has a role. If org is not empty, it returns only projects
+// of that org.
 func (s *Service) projects(ctx context.Context, c *cloud.Caller, org cloud.OrgID, size int32, page string) ([]*tenant.Project, string, error) {
 	keep := func(p *tenant.Project) bool {
 		return p.DeletedAt == 0 && (org == "" || p.Org == org) && canSee(c, p.Org, p.ID)
@@ -127,7 +129,7 @@ func (s *Service) projects(ctx context.Context, c *cloud.Caller, org cloud.OrgID
 	return store.Page(ctx, s.opts.Store, tenant.Projects, req, keep)
 }
 
-// quota returns the quota and the usage of a project or, if the project is empty, of an org.
+// quota returns the quota and the usage of a project. If no project is named, it returns those of the org.
 func (s *Service) quota(ctx context.Context, at cloud.Tenant) (out *identityv1.QuotaStatus, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) error {
 		if at.Project == "" {

@@ -17,8 +17,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Routes adds the endpoints of part 4.6 of the wire contract, and the OpenID discovery endpoints. The endpoints that
-// create and list users and projects refuse clients beyond loopback unless open is set.
+// Routes adds the endpoints of part 4.6 of the wire contract, and the OpenID discovery endpoints. If open is false, the
+// endpoints that create and list users and projects accept only clients on loopback.
 func (s *Service) Routes(r *rest.Server, open bool) {
 	const reason = "the wire contract (docs/api.md): REST of identity requires no credential"
 	near := func(h rest.Handler) rest.Handler {
@@ -47,7 +47,7 @@ type tokenBody struct {
 	TTLSeconds *uint64 `json:"ttl_seconds"`
 	OrgID      string  `json:"org_id"`
 	ProjectID  string  `json:"project_id"`
-	// Fields of the older form of the request (part 9.4 of the wire contract):
+	// The fields of the older form of the request (part 9.4 of the wire contract):
 	PrincipalID   string `json:"principal_id"`
 	PrincipalType string `json:"principal_type"`
 	ScopeID       string `json:"scope_id"`
@@ -58,8 +58,8 @@ type tokenAnswer struct {
 	ExpiresAt string `json:"expires_at"`
 }
 
-// postToken issues a token to any caller, as the wire contract requires. With a wrong or missing password the token is
-// marked as unauthenticated and grants no rights.
+// postToken issues a token to any caller, as the wire contract requires. If the password is wrong or missing, the token
+// is marked as unauthenticated and grants no access.
 func (s *Service) postToken(w *rest.Response, r *http.Request) (any, error) {
 	w.Failure = "TOKEN_ISSUE_FAILED"
 	var in tokenBody
@@ -87,11 +87,11 @@ func (s *Service) postToken(w *rest.Response, r *http.Request) (any, error) {
 	return tokenAnswer{Token: made.text, ExpiresAt: made.expires.UTC().Format(time.RFC3339)}, nil
 }
 
-// legacyRequest holds the older form of a request for a token.
+// legacyRequest holds the fields of the older form of a request for a token.
 type legacyRequest struct{ principal, kind, scope string }
 
-// mergeInto copies the older fields to those fields of q that the newer form left empty. It returns InvalidArgument if
-// there is no user name, or the kind is unknown.
+// mergeInto returns the request q with its empty fields set from the older form o. It returns InvalidArgument if the
+// user name is missing or malformed, or the kind of principal is unknown.
 func (o legacyRequest) mergeInto(q tokenRequest) (tokenRequest, error) {
 	if q.User == "" {
 		q.User = cloud.UserID(o.principal)
@@ -192,8 +192,9 @@ func (s *Service) postUser(w *rest.Response, r *http.Request) (any, error) {
 	return onREST(&u), nil
 }
 
-// withErrorCode sets the error code of the response to code, which belongs to the operation. Errors that are neither
-// the request's fault nor due to an unreachable backend become internal errors (part 7.3 of the wire contract).
+// withErrorCode sets the error code of the REST response to code, which depends on the operation. It returns err
+// unchanged if the request is invalid or refused, or a backend is unreachable. Other errors become internal errors
+// (part 7.3 of the wire contract).
 func withErrorCode(w *rest.Response, code string, err error) error {
 	w.Failure = code
 	f, ok := fault.From(err)
@@ -211,7 +212,8 @@ func withErrorCode(w *rest.Response, code string, err error) error {
 	return own
 }
 
-// getUsers returns a page of the users, by ID. Beyond the wire contract it accepts page_token.
+// getUsers returns a page of the users, sorted by ID. In addition to the wire contract it accepts the parameter
+// page_token.
 func (s *Service) getUsers(w *rest.Response, r *http.Request) (any, error) {
 	list, next, err := s.users(r.Context(), 0, r.URL.Query().Get("page_token"))
 	if err != nil {
@@ -232,13 +234,13 @@ type projectBody struct {
 	Name string `json:"name"`
 }
 
-// getProjects returns the placeholder that the wire contract requires. The real projects are listed over gRPC, for
-// callers with a role in them.
+// getProjects returns a list with only the default project, as the wire contract requires. The list of the projects in
+// which a caller has a role is available over gRPC.
 func (s *Service) getProjects(*rest.Response, *http.Request) (any, error) {
 	return map[string][]projectBody{"projects": {{ID: string(tenant.Default.Project), Name: "Default"}}}, nil
 }
 
-// postProject creates no project, and responds 501 Not Implemented (part 4.6 of the wire contract).
+// postProject responds 501 Not Implemented, as part 4.6 of the wire contract requires.
 func (s *Service) postProject(w *rest.Response, r *http.Request) (any, error) {
 	var in struct {
 		ID   *string `json:"id"`
@@ -257,7 +259,7 @@ func (s *Service) postProject(w *rest.Response, r *http.Request) (any, error) {
 	return projectBody{ID: *in.ID, Name: *in.Name}, nil
 }
 
-// getDiscovery implements the part of OpenID Connect Discovery 1.0 part 4.2 that verifying tokens requires.
+// getDiscovery returns the fields of OpenID Connect Discovery 1.0 part 4.2 that a program needs to verify tokens.
 func (s *Service) getDiscovery(w *rest.Response, _ *http.Request) (any, error) {
 	return s.rawResponse(w, map[string]any{
 		"issuer":                                s.opts.Issuer,
@@ -282,7 +284,8 @@ func (s *Service) getKeys(w *rest.Response, r *http.Request) (any, error) {
 	return s.rawResponse(w, ring.Published())
 }
 
-// rawResponse returns a response without Trivet's envelope that clients may cache for 300 s.
+// rawResponse returns the JSON of v without the usual envelope of Trivet's REST responses. Clients may cache the
+// response for 300 s.
 func (s *Service) rawResponse(w *rest.Response, v any) (any, error) {
 	text, err := json.Marshal(v)
 	if err != nil {

@@ -29,14 +29,14 @@ type server struct {
 
 const service = "/identity.v1.IdentityService/"
 
-// admit authorizes calls of methods that act on the cloud itself, not on a tenant.
+// admit authorizes a call of a method that is not about a tenant but about the entire cloud.
 func admit(ctx context.Context, method string) error {
 	_, err := auth.Admit(ctx, auth.Method(service+method), "", "")
 	return err
 }
 
-// tokenRequestOf converts an IssueTokenRequest or ExchangeTokenRequest, and adds the request's ID and the client's
-// address.
+// tokenRequestOf converts an IssueTokenRequest or ExchangeTokenRequest to a tokenRequest, and adds the ID of the call
+// and the address of the client.
 func tokenRequestOf(ctx context.Context, in interface {
 	GetTtlSeconds() uint64
 	GetOrgId() string
@@ -130,7 +130,7 @@ func (r *server) RevokeTokens(ctx context.Context, in *identityv1.RevokeTokensRe
 	return &emptypb.Empty{}, nil
 }
 
-// admitOwnUser authorizes calls on the caller's own user, and lets system:admin call for any user.
+// admitOwnUser authorizes a call about a user. It accepts the user itself and system:admin.
 func (r *server) admitOwnUser(ctx context.Context, method, user, says string) error {
 	if err := admit(ctx, method); err != nil {
 		return err
@@ -139,8 +139,8 @@ func (r *server) admitOwnUser(ctx context.Context, method, user, says string) er
 		return err
 	}
 	caller := auth.CallerOf(ctx)
-	// Under --dev any caller can get a token in any name, even the administrator's, so the name does not make the user the
-	// caller's own.
+	// Under --dev any caller can get a token with any user name, even the administrator's. So the name in a token with
+	// ProofDev does not show that the caller is that user.
 	if own := string(caller.User) == user && caller.Proof != cloud.ProofDev; !own && !caller.IsCloudAdmin() {
 		return fault.New(fault.PermissionDenied, "%s %s, and only when proven to be who they are", caller.Name(), says)
 	}

@@ -64,10 +64,10 @@ func (r *server) DeclineInvitation(ctx context.Context, in *identityv1.DeclineIn
 	return r.answer(ctx, user, in.GetBinding(), declineCommand)
 }
 
-// answer calls acceptCommand or declineCommand for an invitation of the user.
+// answer calls the command do (acceptCommand or declineCommand) for the invitation of the user to the role b.
 func (r *server) answer(ctx context.Context, user cloud.UserID, b *identityv1.Binding, do *command[answer, none]) (*emptypb.Empty, error) {
-	// A token limited to a tenant, such as one given to a program, must neither accept nor decline an invitation for
-	// its holder.
+	// A token limited to a tenant may have been given to a program, so it must neither accept nor decline an invitation
+	// for its holder.
 	if at := auth.CallerOf(ctx).Scope; at != (cloud.Tenant{}) {
 		return nil, fault.New(fault.PermissionDenied, "the token is limited to %s: log in without org_id and project_id to answer an invitation", at).
 			WithReason(auth.TokenScope)
@@ -82,11 +82,12 @@ func (r *server) answer(ctx context.Context, user cloud.UserID, b *identityv1.Bi
 	return &emptypb.Empty{}, nil
 }
 
-// openPage is the prefix of those page tokens of ListBindings that continue with invitations. The pages of roles come
-// first.
+// openPage is the prefix of the page tokens of ListBindings that continue with invitations. The pages of roles come
+// before the pages of invitations, and their page tokens have no prefix.
 const openPage = "invited."
 
-// grants returns a page of the roles within at and, after the last role, of the invitations to such roles.
+// grants returns a page of the roles within the tenant at. After the last role it returns the open invitations to roles
+// within that tenant.
 func (s *Service) grants(ctx context.Context, at cloud.Tenant, size int32, page string) (grants []*identityv1.Grant, next string, err error) {
 	if rest, ok := strings.CutPrefix(page, openPage); ok {
 		list, next, err := principal.InvitationsOf(ctx, s.opts.Store, at, size, rest)

@@ -154,8 +154,8 @@ func (r *server) UnbindRole(ctx context.Context, in *identityv1.UnbindRoleReques
 	return &emptypb.Empty{}, nil
 }
 
-// admitGrant authorizes a call that gives or removes a role in the role's org or project, and returns the arguments as
-// a Grant.
+// admitGrant authorizes a call that gives or removes a role, in the org or project of the role. It returns the
+// arguments of the call as a Grant.
 func admitGrant(ctx context.Context, method, user string, b *identityv1.Binding) (none principal.Grant, err error) {
 	if _, err := auth.Admit(ctx, auth.Method(service+method), b.GetOrgId(), b.GetProjectId()); err != nil {
 		if method != "UnbindRole" || !isOwnRole(auth.CallerOf(ctx), user, bindingFrom(b), err) {
@@ -176,9 +176,10 @@ func admitGrant(ctx context.Context, method, user string, b *identityv1.Binding)
 	}, nil
 }
 
-// isOwnRole reports whether a caller who was refused UnbindRole in a tenant may call it there nevertheless, to give up
-// the caller's own role. The caller must have the role, because the call counts for the budget of its org, which nobody
-// else may spend. A token limited to another tenant is still refused.
+// isOwnRole is called when UnbindRole was refused; the parameter refused is the error. It reports whether the caller c
+// may remove the role b nevertheless, because it is the caller's own. This is so if c is authenticated, is the user
+// that the call names, and has the role. Without the role, anybody could use up the budget of the role's org, to which
+// the call is charged. If the call was refused because the token is limited to another tenant, isOwnRole returns false.
 func isOwnRole(c *cloud.Caller, user string, b cloud.Binding, refused error) bool {
 	f, ok := fault.From(refused)
 	if !ok || f.Kind != fault.PermissionDenied || f.Reason == auth.TokenScope {

@@ -27,16 +27,17 @@ const (
 	// unprovenKeyID is the ID of the key that signs unauthenticated tokens. That key is derived from the cluster key
 	// too. It is not published, so programs that use the published keys refuse these tokens.
 	unprovenKeyID = "unproven"
-	// verifyTime is the timeout of the verification of a token, which may have to wait for other members.
+	// verifyTime is the timeout of the verification of a token. The verification may have to wait for responses of
+	// other members.
 	verifyTime = 3 * time.Second
-	// justIssued is an age in milliseconds. If the holder of a younger token seems to have no roles, the token is
-	// checked again with the newest records, because this member's records may lag behind.
+	// justIssued is an age of a token in milliseconds. If the holder of a younger token has no roles in this member's
+	// records, the records may be outdated, so the token is checked again with the newest records.
 	justIssued = 10_000
-	// unknownKeys is the maximum number of reads of the newest records per second that tokens with unknown key IDs
+	// unknownKeys is the maximum rate, per second, of reads of the newest records that tokens with an unknown key ID
 	// cause.
 	unknownKeys = 10
-	// MaxSkew is the largest difference between this member's clock and the other members' clocks at which this member
-	// issues and verifies tokens.
+	// MaxSkew is the maximum difference between this member's clock and the other members' clocks. If the difference is
+	// larger, this member neither issues nor accepts tokens.
 	MaxSkew = 5 * time.Minute
 )
 
@@ -99,7 +100,7 @@ func (s *Service) verify(ctx context.Context, text string) (*cloud.Caller, error
 	return caller, nil
 }
 
-// tokenCheck is the verification of one token. It holds the token, and what was read about it so far.
+// tokenCheck is the state of the verification of one token: the token, and the records read so far.
 type tokenCheck struct {
 	sum    [32]byte
 	parsed *token.Parsed
@@ -111,8 +112,8 @@ type tokenCheck struct {
 	denied bool
 }
 
-// newCheck starts the verification of a token. If the signature of the same text was verified before, the claims come
-// from the cache; otherwise the text is parsed.
+// newCheck starts the verification of a token. If the signature of the same text was verified before, newCheck gets the
+// claims from the cache. Otherwise it parses the text.
 func (s *Service) newCheck(text string) (*tokenCheck, error) {
 	j := &tokenCheck{sum: sha256.Sum256([]byte(text))}
 	if known, ok := s.checked.Get(j.sum); ok {
@@ -127,8 +128,9 @@ func (s *Service) newCheck(text string) (*tokenCheck, error) {
 	return j, nil
 }
 
-// look reads the records that decide whether a token is valid, as of one revision: the key, the holder, the scope, and
-// whether the token is revoked. It sets the fields of j and caller; a field whose record does not exist stays unset.
+// look reads the records that decide whether the token is valid: the key, the holder, the scope, and whether the token
+// is revoked. It reads all of them at one revision, and stores them in j and caller. A field whose record does not
+// exist stays unset.
 func (j *tokenCheck) look(v *store.View, s *Service, caller *cloud.Caller) error {
 	if j.claims == nil {
 		known, err := j.checkSignature(v, s)
@@ -144,8 +146,8 @@ func (j *tokenCheck) look(v *store.View, s *Service, caller *cloud.Caller) error
 	return nil
 }
 
-// publicKey returns the public key with the ID kid, or nil if there is none. For a key of the keyring it also returns
-// the key's record; the two keys derived from the cluster key have none.
+// publicKey returns the public key with the ID kid, or nil if there is none. The second result is the key's entry in
+// the keyring. It is nil for the two keys derived from the cluster key, which are not in the keyring.
 func publicKey(v *store.View, s *Service, kid string) (ed25519.PublicKey, *keyring.Key, error) {
 	switch kid {
 	case hostKeyID:
@@ -164,8 +166,8 @@ func publicKey(v *store.View, s *Service, kid string) (ed25519.PublicKey, *keyri
 	return key.Public, key, nil
 }
 
-// checkSignature verifies a token's signature and sets its claims. known is false, with a nil error, if this member's
-// records contain no key with the token's key ID.
+// checkSignature verifies the signature of the token and sets j.claims. If this member's records contain no key with
+// the token's key ID, it returns false and a nil error.
 func (j *tokenCheck) checkSignature(v *store.View, s *Service) (known bool, err error) {
 	public, key, err := publicKey(v, s, j.kid)
 	if err != nil || public == nil {
@@ -176,8 +178,8 @@ func (j *tokenCheck) checkSignature(v *store.View, s *Service) (known bool, err 
 	if err != nil {
 		return true, err
 	}
-	// A token has ProofHostKey if and only if the host key signed it, and ProofNone if and only if the unproven key
-	// did.
+	// The host key signs only tokens with ProofHostKey, and unprovenKey signs only tokens with ProofNone. No other key
+	// signs tokens with these proofs.
 	if (claims.Proof == cloud.ProofHostKey) != (j.kid == hostKeyID) || (claims.Proof == cloud.ProofNone) != (j.kid == unprovenKeyID) {
 		return true, token.NotValid()
 	}
@@ -186,10 +188,11 @@ func (j *tokenCheck) checkSignature(v *store.View, s *Service) (known bool, err 
 	return true, nil
 }
 
-// SignaturesVerified returns how many signatures of tokens this member has verified since it started.
+// SignaturesVerified returns the number of token signatures that this member has verified since it started.
 func (s *Service) SignaturesVerified() int64 { return s.signatures.Load() }
 
-// holder holds the records about the holder of a token. It is cached and shared: do not modify it.
+// holder contains the records about the holder of a token. Concurrent calls use the same cached holder, so do not
+// modify it.
 type holder struct {
 	key    *keyring.Key
 	user   *principal.User
@@ -197,8 +200,8 @@ type holder struct {
 	caller cloud.Caller
 }
 
-// readHolder reads the records about the holder of a token with the claims c, signed by the key kid. It returns an
-// empty holder if there is no such key.
+// readHolder reads the records about the holder of a token that contains the claims c and was signed by the key kid. If
+// that key does not exist, it returns an empty holder.
 func readHolder(v *store.View, s *Service, kid string, c *token.Claims) (*holder, error) {
 	public, key, err := publicKey(v, s, kid)
 	if err != nil || public == nil {
@@ -226,9 +229,12 @@ func readHolder(v *store.View, s *Service, kid string, c *token.Claims) (*holder
 	return h, err
 }
 
-// located returns the scope t of a token with Org set to the org of its project. It leaves Org empty if the project
-// does not exist, if it is in another org than t names, if the holder has no role in it, or if actsIn returns false for
-// it. Package auth refuses a scope without an org, and does not reveal whether the project exists.
+// located returns the scope of a token with Org set to the org of the scope's project. The parameter t is the scope
+// that the token names. The result has no Org in these cases, so that package auth refuses the token without revealing
+// whether the project exists:
+//   - the project does not exist, or is in another org than t names
+//   - the holder has no role in the project
+//   - actsIn returns false for the project
 func located(r store.Reader, t cloud.Tenant, roles []cloud.Binding, actsIn func(*tenant.Project) bool) (cloud.Tenant, error) {
 	if t.Project == "" {
 		return t, nil
@@ -252,15 +258,15 @@ func (s *Service) OrgOf(ctx context.Context, id cloud.ProjectID) (org cloud.OrgI
 		org, err = tenant.OrgOf(v, id)
 		return err
 	}
-	// This member's records may lag behind, so read again with the newest records.
+	// If this member's records do not contain the project, they may be outdated. So read again with the newest records.
 	if err = s.opts.Store.Recent(ctx, staleness, look); err == nil && org == "" {
 		err = s.viewAfterMiss(ctx, look)
 	}
 	return org, err
 }
 
-// alive returns those bindings (roles of a principal in an org or project) whose org and project exist. It omits
-// bindings to an earlier, deleted project with the same ID.
+// alive returns the bindings (roles of a principal) whose org and project exist. It omits a binding to a deleted
+// project, even if a new project has the same ID.
 func alive(v *store.View, all []cloud.Binding) (bindings []cloud.Binding, err error) {
 	for _, b := range all {
 		if b.Org != "" {
@@ -282,13 +288,14 @@ func alive(v *store.View, all []cloud.Binding) (bindings []cloud.Binding, err er
 	return bindings, nil
 }
 
-// keyKnown reports whether the token's key ID is that of a signing key or of one of the two keys derived from the
-// cluster key.
+// keyKnown reports whether the key that the token names exists: a key of the keyring, or one of the two keys derived
+// from the cluster key.
 func (j *tokenCheck) keyKnown() bool {
 	return j.key != nil || j.kid == hostKeyID || j.kid == unprovenKeyID
 }
 
-// behind reports whether reading the newest records might make the token valid or give it more access.
+// behind reports whether this member's records may be outdated, so that the newest records might make the token valid
+// or give it more access.
 func (j *tokenCheck) behind(s *Service, caller *cloud.Caller) bool {
 	if !j.keyKnown() {
 		return keyring.Possible(j.kid) && s.unknown.Allow()
@@ -300,7 +307,8 @@ func (j *tokenCheck) behind(s *Service, caller *cloud.Caller) bool {
 	return j.user == nil || j.user.Epoch < j.claims.Epoch || fresh && len(j.user.Bindings) == 0 || caller.Scope.Project != "" && caller.Scope.Org == ""
 }
 
-// verdict returns an error unless the token is valid now, according to the records that look read.
+// verdict returns nil if the token is valid at the time now, according to the records that look has read. Otherwise it
+// returns an error.
 func (j *tokenCheck) verdict(s *Service, caller *cloud.Caller, now time.Time) error {
 	if !j.keyKnown() {
 		return token.NotValid()
@@ -329,17 +337,17 @@ func (j *tokenCheck) verdict(s *Service, caller *cloud.Caller, now time.Time) er
 	return nil
 }
 
-// signed is a token whose signature this member has verified. Its expiry, holder and revocation are checked at each
-// call.
+// signed is a cached token whose signature this member has verified. The expiry, the holder and the revocation of the
+// token are checked again in each call.
 type signed struct {
 	kid    string
 	claims *token.Claims
 }
 
-// maxChecked is the capacity of the cache of verified tokens, and of the cache of the records about their holders.
+// maxChecked is the maximum number of entries in the cache of verified tokens, and in the cache of their holders.
 const maxChecked = 8192
 
-// newChecked returns the cache of signed tokens, by the SHA-256 of their text.
+// newChecked returns a cache of tokens with verified signatures. The key is the SHA-256 of the token's text.
 func newChecked() *freelru.SyncedLRU[[32]byte, signed] {
 	// NewSynced fails only for a capacity of 0.
 	c, err := freelru.NewSynced[[32]byte, signed](maxChecked, func(sum [32]byte) uint32 { return binary.LittleEndian.Uint32(sum[:]) })

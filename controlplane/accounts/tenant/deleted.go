@@ -12,26 +12,27 @@ import (
 )
 
 const (
-	// ReserveFor is how long (milliseconds) the ID of a deleted project is reserved for the org that had it: long enough
-	// to notice a mistaken deletion, and short enough that no org blocks a name forever. It is longer than the lifetime of
-	// any token.
+	// ReserveFor is how long the ID of a deleted project is reserved for the org that had it, in milliseconds: 30 days.
+	// That is long enough to notice a mistaken deletion, and short enough that no org blocks an ID forever. It is
+	// longer than the lifetime of any token.
 	ReserveFor = 30 * 24 * 3600_000
-	// MaxReserved is the maximum number of IDs that are reserved for one org. If there are more, those that were
-	// deleted first become free.
+	// MaxReserved is the maximum number of IDs of deleted projects that are reserved for one org. Beyond it, the IDs of
+	// the projects that were deleted first become free.
 	MaxReserved = 100
 )
 
-// deleted indexes the reserved project IDs of each org in order of deletion: project-deleted/<org>/<time>/<project>.
+// deleted is the index of the project IDs that are reserved for each org, in the order of deletion:
+// project-deleted/<org>/<time>/<project>.
 var deleted = store.NewTable[struct{}]("project-deleted")
 
-// row returns the key of a deleted project in the index deleted: its org, the time of its deletion as 16 hexadecimal
-// digits, its ID.
+// row returns the key of a deleted project in the index deleted: the org, the time of the deletion as 16 hexadecimal
+// digits, and the ID of the project.
 func (p *Project) row() []string {
 	return []string{string(p.Org), fmt.Sprintf("%016x", max(p.DeletedAt, 0)), string(p.ID)}
 }
 
 // reserve marks a project as deleted and reserves its ID for its org. If the org then has more than MaxReserved
-// reserved IDs, those that were reserved first become free.
+// reserved IDs, the IDs that were reserved first become free.
 func reserve(tx *store.Tx, p *Project) error {
 	p.DeletedAt = max(tx.Now(), cloud.Time(p.Incarnation))
 	Projects.Put(tx, p, string(p.ID))
@@ -45,7 +46,8 @@ func reserve(tx *store.Tx, p *Project) error {
 		if err != nil {
 			return err
 		}
-		// The incarnation of the next project of this ID is its creation time, which must be later than the deletion.
+		// The incarnation of the next project with this ID is its creation time. It must be later than the deletion of
+		// the project.
 		if old != nil && old.DeletedAt >= tx.Now() {
 			break
 		}
@@ -56,7 +58,8 @@ func reserve(tx *store.Tx, p *Project) error {
 	return nil
 }
 
-// release ends the reservation of a project ID, given its row in the index deleted, so that every org may use the ID.
+// release ends the reservation of a project ID, so that every org can use the ID. The parameter row is the key of the
+// deleted project in the index deleted.
 func release(tx *store.Tx, row []string) error {
 	p, err := Projects.Get(tx, row[2])
 	if err != nil {
@@ -69,9 +72,9 @@ func release(tx *store.Tx, row []string) error {
 	return nil
 }
 
-// claim returns the incarnation for a new project with the ID in t, and ends the reservation of the ID for its org. It
-// returns AlreadyExists if the ID is taken. The error does not reveal whether another org has or had the ID, or which
-// org.
+// claim is called when a project with the tenant t is created. It returns the incarnation for the project, and ends the
+// reservation of the ID for the org. It returns AlreadyExists if the ID is in use or reserved for another org. The
+// error does not reveal which org has or had the ID.
 func claim(tx *store.Tx, t cloud.Tenant) (cloud.Incarnation, error) {
 	p, err := Projects.Get(tx, string(t.Project))
 	if err != nil {
@@ -106,8 +109,9 @@ func claim(tx *store.Tx, t cloud.Tenant) (cloud.Incarnation, error) {
 // pruneAtOnce is the maximum number of records that one transaction of PruneDeleted changes.
 const pruneAtOnce = 500
 
-// PruneDeleted ends the reservation of project IDs after ReserveFor, and of those beyond MaxReserved, which a version
-// without reservations can have left. It is a leader task.
+// PruneDeleted ends the reservation of project IDs that have been reserved for ReserveFor. If an org has more than
+// MaxReserved reserved IDs, it also ends the oldest reservations; a version without reservations can have left that
+// many deleted projects. Only the leader runs PruneDeleted.
 func PruneDeleted(ctx context.Context, s *store.Store) error {
 	for more := true; more; {
 		if _, err := s.Update(ctx, func(tx *store.Tx) (err error) {
@@ -120,10 +124,10 @@ func PruneDeleted(ctx context.Context, s *store.Store) error {
 	return nil
 }
 
-// prune executes one transaction of PruneDeleted, and reports whether there is more to do.
+// prune executes one transaction of PruneDeleted, and reports whether another transaction is needed.
 func prune(tx *store.Tx) (more bool, err error) {
-	// An unguarded read suffices: later changes do not affect which of the oldest IDs become free, and release reads
-	// each project again.
+	// This read need not be checked for conflicts at commit. Later changes do not affect which of the oldest IDs become
+	// free, and release reads each project again.
 	all, _, err := Projects.List(tx.Unguarded(), 0)
 	if err != nil {
 		return false, err

@@ -9,18 +9,18 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// DefaultProjects is the limit of projects of an org whose quota sets none: enough for a department, and too few for an
-// org:admin to fill the members' disks.
+// DefaultProjects is the maximum number of projects of an org whose quota sets no maximum. It is enough for a
+// department, and too few for an org:admin to fill the members' disks.
 const DefaultProjects = 100
 
-// orgProjects is the kind under which the number of an org's projects is counted. Projects have no usage of this kind.
+// orgProjects is the kind of usage that counts the projects of an org. Only orgs have usage of this kind.
 const orgProjects Kind = "projects"
 
 // orgKinds are the kinds of usage that are counted for an org.
 var orgKinds = append([]Kind{orgProjects}, kinds...)
 
-// limits reports whether an org's quota sets a limit for any quantity that is counted under a kind. The number of
-// projects is always limited.
+// limits reports whether the quota of an org limits any quantity of the given kind. For orgProjects it is always true,
+// because DefaultProjects applies if the quota sets no limit.
 func (q *Quota) limits(kind Kind) bool {
 	switch kind {
 	case Machines:
@@ -36,7 +36,8 @@ var (
 	orgUsages = store.NewTable[Amount]("org-usage")
 )
 
-// checkProject returns InvalidArgument if a project's quota sets a limit that only an org can have.
+// checkProject returns InvalidArgument if the quota q of a project limits the number of projects. Only the quota of an
+// org can do that.
 func (q *Quota) checkProject() error {
 	if q.Projects != nil {
 		return fault.Invalid("quota.projects", "only the quota of an org limits projects: leave project_id empty to set that")
@@ -44,9 +45,9 @@ func (q *Quota) checkProject() error {
 	return nil
 }
 
-// takeOfOrg adds more to the usage of an org and subtracts less from it, if the org's quota allows it. It stores no
-// usage record for kinds that the quota does not limit, so that creating VMs in its projects does not contend for that
-// record.
+// takeOfOrg adds the parameter more to the usage of an org and subtracts the parameter less. It returns an error if the
+// org's quota does not allow that. For a kind that the quota does not limit, takeOfOrg stores nothing. So creating VMs
+// in several projects of the org causes no conflicts on one usage record.
 func takeOfOrg(tx *store.Tx, id cloud.OrgID, kind Kind, more, less Amount, counted Counted) error {
 	q, err := OrgQuotaOf(tx, id)
 	if err != nil {
@@ -71,7 +72,8 @@ func takeOfOrg(tx *store.Tx, id cloud.OrgID, kind Kind, more, less Amount, count
 	return nil
 }
 
-// giveToOrg subtracts less from the usage of an org. If the org has no usage record of the kind, it writes nothing.
+// giveToOrg subtracts the parameter less from the usage of an org. If the org has no usage record of the kind,
+// giveToOrg does nothing.
 func giveToOrg(tx *store.Tx, id cloud.OrgID, kind Kind, less Amount) error {
 	used, err := orgUsages.Get(tx, string(id), string(kind))
 	if err != nil || used == nil {
@@ -82,9 +84,10 @@ func giveToOrg(tx *store.Tx, id cloud.OrgID, kind Kind, less Amount) error {
 	return nil
 }
 
-// orgUsageOf returns what an org uses of a kind. If there is no usage record (the kind was not limited until now, or an
-// earlier version stored none), it sums the usage of the org's projects. For a project without a usage record it calls
-// counted; if counted is nil, such a project counts as 0.
+// orgUsageOf returns the usage of an org of one kind. It reads the org's usage record. There is none if the kind was
+// not limited until now, or if an earlier version wrote the store. orgUsageOf then adds up the usage of the org's
+// projects. For a project without a usage record it calls the function counted. If counted is nil, such a project
+// counts as 0.
 func orgUsageOf(r store.Reader, id cloud.OrgID, kind Kind, counted Counted) (sum Amount, err error) {
 	recorded, err := orgUsages.Get(r, string(id), string(kind))
 	if err != nil {
@@ -123,7 +126,8 @@ func orgUsageOf(r store.Reader, id cloud.OrgID, kind Kind, counted Counted) (sum
 	return sum, nil
 }
 
-// OrgUsed returns the usage of all projects of an org together, from the usage records, and the number of projects.
+// OrgUsed returns the number of projects of an org and the usage of all its projects together, according to the usage
+// records.
 func OrgUsed(r store.Reader, id cloud.OrgID) (sum Amount, err error) {
 	for _, kind := range orgKinds {
 		used, err := orgUsageOf(r, id, kind, nil)
@@ -135,7 +139,8 @@ func OrgUsed(r store.Reader, id cloud.OrgID) (sum Amount, err error) {
 	return sum, nil
 }
 
-// OrgQuotaOf returns the quota that was set for an org, or a Quota without limits. It does not add DefaultProjects.
+// OrgQuotaOf returns the quota that was set for an org. If none was set, it returns a Quota without limits. It does not
+// insert DefaultProjects.
 func OrgQuotaOf(r store.Reader, id cloud.OrgID) (Quota, error) {
 	q, err := orgQuotas.Get(r, string(id))
 	if err != nil || q == nil {
@@ -144,8 +149,8 @@ func OrgQuotaOf(r store.Reader, id cloud.OrgID) (Quota, error) {
 	return *q, nil
 }
 
-// SetOrgQuota replaces the quota of an org that exists. It deletes the usage records of kinds that the quota no longer
-// limits, because they are no longer updated.
+// SetOrgQuota replaces the quota of an existing org. It deletes the org's usage records of the kinds that the new quota
+// does not limit, because these records are no longer updated.
 func SetOrgQuota(tx *store.Tx, id cloud.OrgID, q Quota) error {
 	o, err := FindOrg(tx, id)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Amount is an amount of each quantity that a quota limits, used or requested.
+// Amount holds an amount of each quantity that a quota can limit. It is used for usage and for requests.
 type Amount struct {
 	VCPUs, MemoryMiB, StorageGiB, VMs, Images uint64
 	// Projects counts the projects of an org. It is 0 for a project.
@@ -24,17 +24,19 @@ type Quota struct {
 	StorageGiB *uint64 `cbor:",omitempty"`
 	VMs        *uint64 `cbor:",omitempty"`
 	Images     *uint64 `cbor:",omitempty"`
-	// Projects limits the projects of an org; nil means DefaultProjects. It must be nil in a project's quota.
+	// Projects is the maximum number of projects of an org; nil means DefaultProjects. In the quota of a project it
+	// must be nil.
 	Projects *uint64 `cbor:",omitempty"`
 }
 
-// Kind is a group of quantities whose usage is counted in one record, because one kind of object uses them.
+// Kind is a group of quantities that one kind of object uses, such as VMs. The usage of a group is stored in one
+// record.
 type Kind string
 
 const (
-	// Machines counts what VMs use: VCPUs, MemoryMiB, StorageGiB and VMs.
+	// Machines is the kind of the quantities that VMs use: VCPUs, MemoryMiB, StorageGiB and VMs.
 	Machines Kind = "machines"
-	// Pictures counts the images of a project, in Images.
+	// Pictures is the kind of the quantity Images, the number of images of a project.
 	Pictures Kind = "images"
 )
 
@@ -45,7 +47,8 @@ var (
 	usages = store.NewTable[Amount]("usage")
 )
 
-// dimension is a quantity that a quota limits: its name in errors, its field in an Amount, and its limit in a Quota.
+// dimension describes one quantity that a quota can limit: its name in errors, its field in an Amount, and its field in
+// a Quota.
 type dimension struct {
 	name  string
 	of    func(*Amount) *uint64
@@ -61,7 +64,7 @@ var dimensions = []dimension{
 	{"projects", func(a *Amount) *uint64 { return &a.Projects }, func(q *Quota) *uint64 { return q.Projects }},
 }
 
-// String returns the amounts that are not 0, such as "2 vcpus, 1 vms".
+// String returns the quantities that are not 0 as a text such as "2 vcpus, 1 vms".
 func (a Amount) String() string {
 	var parts []string
 	for _, d := range dimensions {
@@ -92,13 +95,15 @@ func (a Amount) Minus(b Amount) Amount {
 	return a
 }
 
-// Fits returns ResourceExhausted if adding more to the project's present usage, used, and subtracting less exceeds the
-// quota. The error contains the usage, the limit and the requested amount. Only quantities that increase are checked.
+// Fits checks a change of a project's usage against the quota q. The parameter used is the present usage. The parameter
+// more is the amount to add, and the parameter less is the amount to subtract. If a quantity would increase and exceed
+// its limit, Fits returns ResourceExhausted. The error contains the usage, the limit and the requested amount.
 func (q *Quota) Fits(id cloud.ProjectID, used, more, less Amount) error {
 	return q.fits(fmt.Sprintf("project %s", id), used, more, less)
 }
 
-// fits implements Fits for a project or an org; owner names it in the error.
+// fits implements Fits for projects and orgs. The parameter owner is the text that names the project or the org in the
+// error.
 func (q *Quota) fits(owner string, used, more, less Amount) error {
 	for _, d := range dimensions {
 		limit, plus, minus := d.bound(q), *d.of(&more), *d.of(&less)
@@ -116,12 +121,13 @@ func (q *Quota) fits(owner string, used, more, less Amount) error {
 	return nil
 }
 
-// Counted returns what a project uses of one kind, counted from its objects. It is called if the project has no usage
-// record of the kind yet.
+// Counted returns the usage of a project of one kind, determined by counting its objects. It is called if the project
+// has no usage record of the kind yet.
 type Counted func(cloud.ProjectID) (Amount, error)
 
-// Take adds more to the usage of a project and subtracts less, if the quotas of the project and of its org allow it. It
-// returns NotFound unless the project exists and belongs to that org.
+// Take adds the parameter more to the usage of a project and subtracts the parameter less. If the quota of the project
+// or of its org does not allow that, Take returns ResourceExhausted. If the project does not exist or does not belong
+// to the org in t, Take returns NotFound.
 func Take(tx *store.Tx, t cloud.Tenant, kind Kind, more, less Amount, counted Counted) error {
 	id := t.Project
 	p, err := Find(tx, id)
@@ -150,8 +156,8 @@ func Take(tx *store.Tx, t cloud.Tenant, kind Kind, more, less Amount, counted Co
 	return nil
 }
 
-// Give subtracts less from the usage of a project and of its org, regardless of their quotas. If there is no usage
-// record yet, it writes nothing: the next Take counts the usage.
+// Give subtracts the parameter less from the usage of a project and of its org. It does not check the quotas. If a
+// usage record does not exist, Give does not create it, because the next Take counts the usage.
 func Give(tx *store.Tx, t cloud.Tenant, kind Kind, less Amount) error {
 	for _, sum := range []struct {
 		table store.Table[Amount]
@@ -180,7 +186,7 @@ func usageOf(tx *store.Tx, id cloud.ProjectID, kind Kind, counted Counted) (Amou
 	return *used, nil
 }
 
-// Used returns the usage of a project, from its usage records.
+// Used returns the usage of a project, according to its usage records.
 func Used(r store.Reader, id cloud.ProjectID) (sum Amount, err error) {
 	for _, kind := range kinds {
 		used, err := usages.Get(r, string(id), string(kind))
@@ -194,7 +200,7 @@ func Used(r store.Reader, id cloud.ProjectID) (sum Amount, err error) {
 	return sum, nil
 }
 
-// QuotaOf returns the quota that was set for a project, or a Quota without limits.
+// QuotaOf returns the quota that was set for a project. If none was set, it returns a Quota without limits.
 func QuotaOf(r store.Reader, id cloud.ProjectID) (Quota, error) {
 	q, err := quotaOf(r, id)
 	if err != nil {
@@ -211,8 +217,8 @@ func quotaOf(r store.Reader, id cloud.ProjectID) (*Quota, error) {
 	return q, err
 }
 
-// SetQuota replaces the quota of a project. It returns NotFound for an unknown project, and InvalidArgument if Projects
-// is set.
+// SetQuota replaces the quota of a project. It returns NotFound if the project does not exist, and InvalidArgument if
+// q.Projects is set.
 func SetQuota(tx *store.Tx, id cloud.ProjectID, q Quota) error {
 	if err := q.checkProject(); err != nil {
 		return err

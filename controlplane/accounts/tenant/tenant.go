@@ -8,15 +8,16 @@
 //   - IDs of orgs and projects are unique in the cloud: the wire contract addresses wallets by the project ID alone.
 //     The ID of an org is never used again. The ID of a deleted project stays reserved for its org for a bounded time
 //     (ReserveFor, MaxReserved) and is free for every org after that.
-//   - A project that is created again under an ID is another incarnation. Bindings, tokens and wallets carry the
-//     incarnation of their project, so those of an earlier incarnation do not match the new one.
+//   - If a project is deleted and created again with the same ID, the new project is another incarnation. Bindings,
+//     tokens and wallets contain the incarnation of their project, so those of the old project do not apply to the new
+//     one.
 //   - A quantity without a limit is unlimited, and a limit of 0 allows none of it. A limit below the present usage
 //     removes nothing; only increases are refused.
 //   - An org has a quota too, which its projects share: without it an org:admin could exceed the quotas of projects by
 //     creating more projects. The number of an org's projects is always limited.
 //   - Usage is counted in separate records, one per project and kind, so that creating an image and creating a VM do
-//     not conflict. If there is no such record yet, the usage is counted from the objects themselves. An org has such a
-//     record for a kind that its quota limits; if there is none yet, the usage of its projects is summed.
+//     not conflict. If a project has no such record yet, its objects are counted. An org has such a record for each
+//     kind that its quota limits. If an org has none yet, the usage of its projects is added up.
 //   - Usage counts the requested amounts: a stopped VM still occupies its part of a host, so it counts like a running
 //     one.
 //
@@ -30,7 +31,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Default is the org and the project that exist from the first boot.
+// Default is the org and the project that exist from the first start of the cluster.
 var Default = cloud.Tenant{Org: "default", Project: "default"}
 
 // Org owns projects. It stands for a customer or a department.
@@ -38,7 +39,7 @@ type Org struct {
 	ID        cloud.OrgID
 	Name      string
 	CreatedAt cloud.Time
-	// DeletedAt is 0 unless the org was deleted.
+	// DeletedAt is the time of the deletion, or 0 if the org was not deleted.
 	DeletedAt cloud.Time `cbor:",omitempty"`
 }
 
@@ -48,16 +49,17 @@ type Project struct {
 	Org       cloud.OrgID
 	Name      string
 	CreatedAt cloud.Time
-	// DeletedAt is 0 unless the project was deleted.
+	// DeletedAt is the time of the deletion, or 0 if the project was not deleted.
 	DeletedAt cloud.Time `cbor:",omitempty"`
-	// Incarnation distinguishes successive projects with this ID. It is the time of creation, later than that of each
-	// earlier project of the ID, or 0 for a project created before there were incarnations.
+	// Incarnation distinguishes this project from earlier projects with the same ID. It is the creation time, which is
+	// later than that of each earlier project with the ID. It is 0 for a project created before there were
+	// incarnations.
 	Incarnation cloud.Incarnation `cbor:",omitempty"`
 }
 
 var (
-	// Orgs and Projects are the tables of orgs and projects, including deleted ones. Other packages may read them; only
-	// this package changes them.
+	// Orgs and Projects are the tables of orgs and projects, including deleted ones. Other packages may read the
+	// tables; only this package may write to them.
 	Orgs     = store.NewTable[Org]("org")
 	Projects = store.NewTable[Project]("project")
 )
@@ -65,8 +67,9 @@ var (
 // maxName is the maximum length of a display name, in bytes.
 const maxName = 256
 
-// CheckName returns InvalidArgument unless text can be the display name of an org, a project or a user: at most maxName
-// bytes of UTF-8 without characters that are invisible or change the direction of text. It may be empty.
+// CheckName returns InvalidArgument if text cannot be the display name of an org, a project or a user. A display name
+// has at most maxName bytes of UTF-8, without characters that are invisible or change the direction of text. It may be
+// empty.
 func CheckName(field, text string) error {
 	if len(text) > maxName || !printable(text) {
 		return fault.Invalid(field, "must be at most %d bytes of printable text, without control characters and invisible ones", maxName)
@@ -98,7 +101,7 @@ func FindOrg(r store.Reader, id cloud.OrgID) (*Org, error) {
 	return o, nil
 }
 
-// OrgOf returns the org of a project, or "" if there is no such project.
+// OrgOf returns the ID of the org to which a project belongs, or "" if the project does not exist.
 func OrgOf(r store.Reader, id cloud.ProjectID) (cloud.OrgID, error) {
 	p, err := Find(r, id)
 	if err != nil || p == nil {
@@ -107,7 +110,7 @@ func OrgOf(r store.Reader, id cloud.ProjectID) (cloud.OrgID, error) {
 	return p.Org, nil
 }
 
-// CreateOrg creates an org. It returns AlreadyExists if an org has or had the ID.
+// CreateOrg creates an org. It returns AlreadyExists if the ID belongs to an existing or a deleted org.
 func CreateOrg(tx *store.Tx, id cloud.OrgID, name string) (*Org, error) {
 	if err := cloud.CheckCallerID("id", string(id)); err != nil {
 		return nil, err
@@ -162,8 +165,8 @@ func DeleteOrg(tx *store.Tx, id cloud.OrgID) error {
 	return nil
 }
 
-// CreateProject creates a project in an org that exists. It returns AlreadyExists if a project has the ID or the ID is
-// reserved for another org, and ResourceExhausted if the org has as many projects as its quota allows.
+// CreateProject creates a project in an existing org. It returns AlreadyExists if another project has the ID or the ID
+// is reserved for another org. It returns ResourceExhausted if the org already has the maximum number of projects.
 func CreateProject(tx *store.Tx, t cloud.Tenant, name string, q Quota) (*Project, error) {
 	if err := cloud.CheckCallerID("id", string(t.Project)); err != nil {
 		return nil, err
@@ -202,8 +205,8 @@ func CreateProject(tx *store.Tx, t cloud.Tenant, name string, q Quota) (*Project
 }
 
 // DeleteProject marks a project as deleted and reserves its ID for its org. It returns FailedPrecondition if the
-// project has any usage. Callers must first check that the project owns none of the objects that are not counted as
-// usage, such as wallets.
+// project has any usage. Some objects, such as wallets, are not counted as usage. The caller must first check that the
+// project has none of these.
 func DeleteProject(tx *store.Tx, id cloud.ProjectID) error {
 	p, err := Find(tx, id)
 	if err != nil {
@@ -232,8 +235,8 @@ func DeleteProject(tx *store.Tx, id cloud.ProjectID) error {
 	return reserve(tx, p)
 }
 
-// Adopt adds the missing org records and the missing fields of projects to a store written by a version that had no
-// calls to create orgs and projects. It does nothing if the default org exists.
+// Adopt completes a store that was written by a version without calls to create orgs and projects. It adds the missing
+// records of orgs, and the missing fields of projects. If the default org exists, Adopt does nothing.
 func Adopt(tx *store.Tx) error {
 	if done, err := Orgs.Has(tx, string(Default.Org)); done || err != nil {
 		return err

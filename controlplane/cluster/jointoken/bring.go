@@ -26,23 +26,23 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// proofFile holds the key with which a joining process may repeat its request, PKCS #8 in PEM, until the process has
-// the cluster key.
+// proofFile is the name of the file with the private key of the joining process, PKCS #8 in PEM. With this key the
+// process can repeat its request. The file is deleted when the process has the cluster key.
 const proofFile = "join.key"
 
 const (
-	// askTime is the timeout of a call to one member. askPause is the pause after the calls to all members failed.
+	// askTime is the timeout of a call to one member. askPause is the pause when the calls to all members have failed.
 	askTime  = 10 * time.Second
 	askPause = time.Second
 )
 
-// final holds the status codes of permanent errors, after which the request is not repeated.
+// final holds the status codes of permanent errors. After such an error the request is not repeated.
 var final = map[codes.Code]bool{
 	codes.InvalidArgument: true, codes.Unauthenticated: true, codes.PermissionDenied: true, codes.FailedPrecondition: true, codes.Unimplemented: true,
 }
 
-// ReadToken returns the join token in a file, and the token's pin: the fingerprint of the cluster's certificate
-// authority (mtls.Pin).
+// ReadToken reads the join token in a file. It also returns the token's pin: the fingerprint of the cluster's
+// certificate authority (see mtls.Pin).
 func ReadToken(path string) (token, pin string, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -61,9 +61,10 @@ func ReadToken(path string) (token, pin string, err error) {
 	return token, parts[2], nil
 }
 
-// Bring exchanges the token in a file for the cluster key, at one of the members' ports for agents (host:port), and
-// writes it with mode 0600 to the file named by the parameter to. It retries until a member responds. An error is
-// permanent: the token is refused, no member belongs to the token's cluster, or the directory cannot be written.
+// Bring exchanges the join token in a file for the cluster key, and writes the key with mode 0600 to the file that the
+// parameter to names. It calls the addresses in members (host:port, the ports for agents) until one responds. It
+// returns an error without retrying if the token is refused, no member belongs to the token's cluster, or the key
+// cannot be stored.
 func Bring(ctx context.Context, members []string, tokenFile, to string, log *slog.Logger) error {
 	token, pin, err := ReadToken(tokenFile)
 	if err != nil {
@@ -102,8 +103,8 @@ func Bring(ctx context.Context, members []string, tokenFile, to string, log *slo
 	return nil
 }
 
-// askUntilAnswered sends the request to the members in turn, and again after askPause, until one returns the cluster
-// key or a permanent error. It also returns an error if no server belongs to the token's cluster.
+// askUntilAnswered sends the request to the members in turn, and repeats that after askPause, until one returns the
+// cluster key or a permanent error. It also returns an error if none of the servers belongs to the token's cluster.
 func askUntilAnswered(ctx context.Context, members []string, pin string, q *memberv1.BringKeyRequest, log *slog.Logger) (string, error) {
 	logged := ""
 	for {
@@ -139,8 +140,8 @@ func askUntilAnswered(ctx context.Context, members []string, pin string, q *memb
 	}
 }
 
-// ask sends the request to one member. isForeign reports that the server at the address does not belong to the token's
-// cluster; such a server receives no data.
+// ask sends the request to one member. isForeign is true if the server at the address does not belong to the cluster
+// that issued the token. ask sends no data to such a server.
 func ask(ctx context.Context, member, pin string, q *memberv1.BringKeyRequest) (text string, isForeign bool, err error) {
 	config := mtls.ClientPinned(pin)
 	verify := config.VerifyConnection

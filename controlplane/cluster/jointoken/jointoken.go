@@ -2,10 +2,11 @@
 //
 // The token is id.secret.pin, like the join token of a host. The joining process checks the pin of the certificate
 // authority before it sends anything, proves that it holds a key, and receives the cluster key over that connection.
-// From then on it acts like a process that was started with --cluster-key: package membership admits it if an entry for
-// it exists. The token does not contain the ID of a member. A holder of the cluster key can act as any member and
-// decrypt every stored secret, so a token is equally valuable: it is valid for an hour by default and a day at most, it
-// works once, and each use adds an audit record and a message to the log of the member that serves the call.
+// From then on it acts like a process that was started with --cluster-key: package membership admits it if a record for
+// the new member has been added. The token does not contain the ID of a member. A holder of the cluster key can act as
+// any member and decrypt every stored secret, so a token must be kept as secret as the key. It is valid for an hour by
+// default and for a day at most, and only one process can use it. Each use adds an audit record, and a message to the
+// log of the member that serves the call.
 //
 // A token is bound to the first key with which it is used. The process with that key may repeat the request until the
 // token expires, because a response can be lost. The joining process stores the key on disk before the first request,
@@ -37,22 +38,23 @@ import (
 )
 
 const (
-	// Protocol is the version of member.v1 that this program implements.
+	// Protocol is the version of the gRPC API member.v1 that this program implements.
 	Protocol = 1
-	// tokenTTL is the default validity of a token, maxTTL the longest one.
+	// tokenTTL is the default lifetime of a join token. maxTTL is the maximum lifetime.
 	tokenTTL = time.Hour
 	maxTTL   = 24 * time.Hour
-	// maxTokens is the maximum number of unexpired tokens.
+	// maxTokens is the maximum number of join tokens that are stored at the same time.
 	maxTokens = 100
 	// maxText is the maximum length of a token, in bytes.
 	maxText = 512
 )
 
-// invitation is a stored token: member-token/<id>.
+// invitation is the record of a join token: member-token/<id>.
 type invitation struct {
 	Secret  [32]byte // SHA-256 of the secret
 	Expires cloud.Time
-	// Key is the hash of the public key with which the token was used, or nil if it was not used yet.
+	// Key is the hash of the public key of the process that has used the token. It is nil if the token has not been
+	// used.
 	Key []byte
 }
 
@@ -78,14 +80,14 @@ func New(opts Options) *Service {
 	return s
 }
 
-// made is a new token without its pin, as newTokenCommand returns it.
+// made is the response of newTokenCommand: a new token without its pin.
 type made struct {
 	ID, Secret string
 	Expires    cloud.Time
 }
 
-// NewToken creates a join token that is valid for ttl. It does not authorize the caller. ttl 0 means one hour; the
-// maximum is one day.
+// NewToken creates a join token that is valid for ttl. The maximum of ttl is one day, and 0 means one hour. NewToken
+// does not check the caller's access; its caller must do that.
 func (s *Service) NewToken(ctx context.Context, ttl time.Duration) (token string, expires cloud.Time, err error) {
 	switch {
 	case ttl == 0:
@@ -126,7 +128,7 @@ func (s *Service) newTokenOnLeader(ctx context.Context, ttl time.Duration) (m ma
 // admitAsk holds the arguments of admitCommand.
 type admitAsk struct {
 	ID, Secret string
-	// Key is the hash of the joining process's public key, Address the IP address of the process.
+	// Key is the hash of the joining process's public key. Address is the IP address of the process.
 	Key                []byte
 	Address, RequestID string
 }
@@ -137,9 +139,9 @@ func errBad() error {
 
 var admitCommand = leader.NewCommand("invite.admit", leader.Repeatable, (*Service).admitOnLeader)
 
-// admitOnLeader marks a token as used by the key of a joining process, and writes an audit record. The same key may use
-// the token again until it expires. admitOnLeader returns Unauthenticated if the token is unknown, expired or used by
-// another key.
+// admitOnLeader binds a token to the key of the joining process that uses it, and writes an audit record. A process
+// with the same key may use the token again until the token expires. admitOnLeader returns Unauthenticated if the token
+// is unknown, expired or bound to another key.
 func (s *Service) admitOnLeader(ctx context.Context, q admitAsk) (none struct{}, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		t, err := invitations.Get(tx, q.ID)
@@ -163,7 +165,7 @@ func (s *Service) admitOnLeader(ctx context.Context, q admitAsk) (none struct{},
 	return none, err
 }
 
-// Expire removes expired tokens. It is a leader task.
+// Expire removes expired tokens. Only the leader runs it.
 func (s *Service) Expire(ctx context.Context) error {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		all, _, err := invitations.List(tx.Unguarded(), 0)

@@ -19,7 +19,7 @@ import (
 // method is the name of the gRPC method BringKey in audit records.
 const method = "/member.v1.MemberService/BringKey"
 
-// OpenMethod is the full name of the only member method that requires no certificate.
+// OpenMethod is the full name of the only method for joining members that requires no client certificate.
 const OpenMethod = memberv1.MemberService_BringKey_FullMethodName
 
 // Register registers MemberService on the server of port 7443, which accepts clients without a certificate.

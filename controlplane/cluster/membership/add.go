@@ -15,35 +15,38 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Limits of a member's record, and default ports. maxName and maxURL are lengths in bytes.
+// Limits of a member's record, and default ports. maxName and maxURL are maximum lengths in bytes. maxClientURLs is a
+// maximum number.
 const (
 	maxName       = 128
 	maxURL        = 512
 	maxClientURLs = 16
-	// peersPort and clientsPort are used for addresses without a port.
+	// peersPort and clientsPort are the ports of addresses in which no port is given.
 	peersPort   = "2380"
 	clientsPort = "50051"
 )
 
 // AddRequest describes a member to add.
 type AddRequest struct {
-	// ID 0 means a random ID.
+	// ID is the ID of the new member; 0 means that a random ID is generated.
 	ID uint64
-	// Name defaults to node-<ID> if ID is given.
+	// Name is the name of the new member. If it is empty and ID is given, the name is node-<ID>.
 	Name string
-	// RaftAddr is host:port or a URL, at which the member receives raft messages. Without a scheme, http:// is added.
+	// RaftAddr is the host:port or the URL at which the member receives raft messages. If it has no scheme, http:// is
+	// added.
 	RaftAddr string
-	// ClientURLs default to http://<host of RaftAddr>:50051.
+	// ClientURLs are the URLs at which the member serves clients. The default is http://<host of RaftAddr>:50051.
 	ClientURLs []string
-	// Learner means that the member stays a learner until Promote is called.
+	// Learner, if true, means that the member stays a learner until Promote is called. Otherwise it becomes a voter
+	// when it has caught up.
 	Learner bool
-	// Open is set if the caller sent no credential.
+	// Open is true if the caller has sent no credential.
 	Open bool `cbor:",omitempty"`
 }
 
-// Add creates the record of a new member, whose process may then join. If a member with the same ID and address exists,
-// Add returns it. It returns InvalidArgument, or FailedPrecondition with ReasonExists, ReasonAddressTaken,
-// ReasonRemoved, ReasonTooMany or ReasonBusy.
+// Add creates the record of a new member, so that a process may join as that member. If a member with the same ID and
+// address exists, Add returns that member. It returns InvalidArgument, or FailedPrecondition with ReasonExists,
+// ReasonAddressTaken, ReasonRemoved, ReasonTooMany or ReasonBusy.
 func (s *Service) Add(ctx context.Context, q AddRequest) (added Member, all []Member, err error) {
 	if err := q.complete(); err != nil {
 		return Member{}, nil, err
@@ -55,8 +58,8 @@ func (s *Service) Add(ctx context.Context, q AddRequest) (added Member, all []Me
 	return added, all, s.inTime(ctx, err)
 }
 
-// complete checks a request and sets its defaults, among them a random ID. This is done before the request is sent to
-// the leader, so that a repeated request has the same ID and adds no second member.
+// complete checks a request and sets its defaults, including a random ID. It runs before the request is sent to the
+// leader. So a request that is sent again has the same ID, and no second member is added.
 func (q *AddRequest) complete() (err error) {
 	chosen := q.ID == 0
 	if chosen {
@@ -100,8 +103,8 @@ func checkClientURLs(urls *[]string) error {
 	return nil
 }
 
-// checkURL adds the scheme http:// to an address without one. It returns InvalidArgument if the result is no URL with a
-// host, or is too long.
+// checkURL returns the URL in text. It adds http:// if text has no scheme. It returns InvalidArgument if the result is
+// not a URL with a host, or is too long.
 func checkURL(field, text string) (string, error) {
 	text = strings.TrimSpace(text)
 	if text == "" {
@@ -122,7 +125,7 @@ func checkURL(field, text string) (string, error) {
 	return text, nil
 }
 
-// HostPort returns the host:port of a Member.RaftAddr, with port 2380 if it has none.
+// HostPort returns the host:port of a Member.RaftAddr. If the address has no port, the port is 2380.
 func HostPort(raftAddr string) string {
 	u, err := url.Parse(raftAddr)
 	if err != nil || u.Hostname() == "" {
@@ -135,7 +138,7 @@ func HostPort(raftAddr string) string {
 	return net.JoinHostPort(u.Hostname(), port)
 }
 
-// newID returns a random ID of 1 to 2^53-1.
+// newID returns a random ID between 1 and 2^53-1.
 func newID() uint64 {
 	var b [8]byte
 	rand.Read(b[:])
@@ -176,8 +179,9 @@ func (s *Service) addOnLeader(ctx context.Context, q AddRequest) (made Member, e
 	return made, err
 }
 
-// admit returns FailedPrecondition if a member cannot be added: its ID belonged to a removed member, another member has
-// the address, or MaxWaiting members wait for their process.
+// admit returns FailedPrecondition in three cases: the ID belonged to a removed member, another member has the address,
+// or there are MaxWaiting entries whose process has not joined. Entries added with and without a credential are counted
+// separately.
 func admit(tx *store.Tx, all []Member, q AddRequest) error {
 	gone, err := removed.Has(tx, path(q.ID))
 	if err != nil {

@@ -12,10 +12,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// patience is the maximum time for which a call waits until the groups have made a change.
+// patience is the maximum time for which a call waits for the raft groups to make a change.
 const patience = 30 * time.Second
 
-// Promote makes a learner that has caught up a voter, and returns when it is a voter of all groups. It returns
+// Promote makes a learner a voter if it has caught up, and returns when it is a voter of all groups. It returns
 // FailedPrecondition with ReasonNotFound, ReasonNotLearner, ReasonNotReady, ReasonQuorum or ReasonUnverified.
 func (s *Service) Promote(ctx context.Context, id uint64) ([]Member, error) {
 	m, err := s.before(ctx, id)
@@ -31,9 +31,10 @@ func (s *Service) Promote(ctx context.Context, id uint64) ([]Member, error) {
 	return s.await(ctx, func(all []Member) bool { m := find(all, id); return m == nil || m.State == Voting })
 }
 
-// before returns the present record of a member that is to be changed, or ReasonNotFound. The member that received the
-// call uses it to refuse a change that was made earlier. The leader cannot refuse such a change, because a command is
-// repeated if the leader is lost after it made the change and before it responded.
+// before returns the record of a member that a call is about to change, or ReasonNotFound if there is none. It runs on
+// the member that received the call, and not on the leader. If a leader is lost before it responds, the command is
+// repeated on the next leader, where the change may have been made already. So the leader must not return an error for
+// a member that is already gone.
 func (s *Service) before(ctx context.Context, id uint64) (*Member, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {
@@ -47,8 +48,8 @@ func (s *Service) before(ctx context.Context, id uint64) (*Member, error) {
 
 var promoteCommand = leader.NewCommand("member.promote", leader.Repeatable, (*Service).promoteOnLeader)
 
-// promoteOnLeader sets the desired role of a learner to voter. It changes the record only; Reconcile then changes the
-// groups.
+// promoteOnLeader sets the desired role of a learner to voter. It changes only the record. Reconcile then makes the
+// learner a voter in the raft groups.
 func (s *Service) promoteOnLeader(ctx context.Context, id uint64) (struct{}, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {
@@ -70,8 +71,8 @@ func (s *Service) promoteOnLeader(ctx context.Context, id uint64) (struct{}, err
 	return struct{}{}, err
 }
 
-// mayVote returns an error unless every raft group would make the learner a voter, and the learner presents its own
-// certificate at its address, which a caller without a credential may have set.
+// mayVote returns nil if every raft group would accept the learner as a voter, and the learner presents its own
+// certificate at its address. The address must be checked, because a caller without a credential may have set it.
 func (s *Service) mayVote(ctx context.Context, m *Member) error {
 	if err := s.verifyChange(ctx, consensus.Change{Kind: consensus.Promote, Member: m.ID}, false); err != nil {
 		return err
@@ -79,22 +80,22 @@ func (s *Service) mayVote(ctx context.Context, m *Member) error {
 	return s.verify(ctx, m.ID, m.RaftAddr)
 }
 
-// removeAsk holds the arguments of removeCommand.
+// removeAsk holds the arguments of removeCommand, the command that removes or replaces a member.
 type removeAsk struct {
 	ID             uint64
 	Force, Replace bool
-	// Open is set if the caller sent no credential.
+	// Open is true if the caller has sent no credential.
 	Open bool `cbor:",omitempty"`
 }
 
-// trio is the minimum number of voters that must remain when a caller without a credential removes one. A cluster of
-// two voters has no quorum when it loses one.
+// trio is the minimum number of voters that must remain when a caller without a credential removes a voter. With only
+// two voters, the loss of one would leave the cluster without a quorum.
 const trio = 3
 
-// Remove removes a member from all raft groups. It returns when the first group, kv, has removed it. It does not wait
-// for the other groups, because a member that removes itself no longer receives their logs. The returned list does not
-// contain the removed member. Its ID is not used again, unless no process had joined with it. With force, Remove also
-// removes a member if only one voter remains. It returns FailedPrecondition with ReasonNotFound, ReasonQuorum or
+// Remove removes a member from all raft groups. It returns when the first group, kv, has removed the member. It does
+// not wait for the other groups, because a member that removes itself no longer receives their logs. The returned list
+// does not contain the removed member. If a process had joined as the member, the ID is not used again. If only one
+// voter would remain, force is required. Remove returns FailedPrecondition with ReasonNotFound, ReasonQuorum or
 // ReasonLastVoter.
 func (s *Service) Remove(ctx context.Context, id uint64, force bool) ([]Member, error) {
 	if _, err := s.before(ctx, id); err != nil {
@@ -106,9 +107,9 @@ func (s *Service) Remove(ctx context.Context, id uint64, force bool) ([]Member, 
 	return s.awaitGone(ctx, id)
 }
 
-// RemoveOpen removes a member like Remove, for a caller without a credential. It also returns ReasonLastVoter if fewer
-// than three voters would remain, and ReasonOperator if an operator added the member and its process has not joined
-// yet, or an operator is replacing the member.
+// RemoveOpen is Remove for a caller without a credential. It also returns ReasonLastVoter if fewer than three voters
+// would remain. It returns ReasonOperator if an operator is replacing the member, or if an operator added the member
+// and no process has joined as the member yet.
 func (s *Service) RemoveOpen(ctx context.Context, id uint64) ([]Member, error) {
 	if _, err := s.before(ctx, id); err != nil {
 		return nil, err
@@ -119,8 +120,8 @@ func (s *Service) RemoveOpen(ctx context.Context, id uint64) ([]Member, error) {
 	return s.awaitGone(ctx, id)
 }
 
-// checkOpen returns the error of RemoveOpen if a caller without a credential may not remove the member. It counts the
-// voters in the transaction that marks the member as leaving, so that concurrent removals are counted.
+// checkOpen returns the additional errors of RemoveOpen. It counts the voters in the transaction tx, which also sets
+// the member's state to Leaving. So concurrent removals cannot together leave too few voters.
 func checkOpen(tx *store.Tx, m *Member) error {
 	if m.NoExpiry || m.State == Leaving && m.Replace || m.State == Waiting && !m.Open {
 		return fault.New(fault.FailedPrecondition, "an operator added member %d: only a caller with a credential can remove it, for example with trivet cluster remove %d",
@@ -146,8 +147,8 @@ func checkOpen(tx *store.Tx, m *Member) error {
 	return nil
 }
 
-// Replace replaces a member whose data directory is lost. The old member is removed from all raft groups, and its entry
-// then waits for a process with an empty directory. force and the errors are those of Remove.
+// Replace replaces a member whose data directory is lost. The old member is removed from all raft groups. A process
+// with an empty directory can then join with the same ID. The parameter force and the errors are those of Remove.
 func (s *Service) Replace(ctx context.Context, id uint64, force bool) ([]Member, error) {
 	if _, err := removeCommand.Call(ctx, s.opts.Commands, removeAsk{ID: id, Force: force, Replace: true}); err != nil {
 		return nil, s.inTime(ctx, err)
@@ -157,8 +158,8 @@ func (s *Service) Replace(ctx context.Context, id uint64, force bool) ([]Member,
 
 var removeCommand = leader.NewCommand("member.remove", leader.Repeatable, (*Service).removeOnLeader)
 
-// removeOnLeader sets a member's state to Leaving, so that Reconcile removes it from the groups, or deletes an entry
-// with which no process has joined.
+// removeOnLeader sets a member's state to Leaving, so that Reconcile removes the member from the groups. If no process
+// has joined as the member, removeOnLeader deletes the record instead.
 func (s *Service) removeOnLeader(ctx context.Context, q removeAsk) (struct{}, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {
@@ -202,16 +203,16 @@ func (s *Service) removeOnLeader(ctx context.Context, q removeAsk) (struct{}, er
 	return struct{}{}, err
 }
 
-// UpdateRequest contains the new addresses of a member. An empty field leaves the present address unchanged.
+// UpdateRequest contains the new addresses of a member. If a field is empty, the member keeps its present address.
 type UpdateRequest struct {
 	ID         uint64
 	RaftAddr   string
 	ClientURLs []string
 }
 
-// Update changes a member's addresses. A new raft address of a member that has joined is stored only after the leader
-// has dialled it and the member has presented its own certificate there. Update returns FailedPrecondition with
-// ReasonNotFound, ReasonAddressTaken or ReasonUnverified.
+// Update changes a member's addresses. If a process has joined as the member, the leader dials a new raft address
+// before it is stored, and the member must present its own certificate there. Update returns FailedPrecondition with
+// ReasonNotFound, ReasonAddressTaken, ReasonUnverified or, if the member joins during the call, ReasonBusy.
 func (s *Service) Update(ctx context.Context, q UpdateRequest) ([]Member, error) {
 	var err error
 	if q.RaftAddr != "" {
@@ -231,8 +232,8 @@ func (s *Service) Update(ctx context.Context, q UpdateRequest) ([]Member, error)
 
 var updateCommand = leader.NewCommand("member.update", leader.Repeatable, (*Service).updateOnLeader)
 
-// updateOnLeader implements Update on the leader: it verifies a new raft address, and then stores the addresses in one
-// transaction.
+// updateOnLeader implements Update on the leader. It checks a new raft address by dialling it, and then stores the
+// addresses in one transaction.
 func (s *Service) updateOnLeader(ctx context.Context, q UpdateRequest) (struct{}, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {
@@ -272,8 +273,8 @@ func (s *Service) updateOnLeader(ctx context.Context, q UpdateRequest) (struct{}
 	return struct{}{}, err
 }
 
-// of returns the member that the request changes, from the list all. It returns ReasonNotFound, or ReasonAddressTaken
-// if another member has the raft address.
+// of returns the member in the list all that the request q changes. It returns ReasonNotFound if there is none, and
+// ReasonAddressTaken if another member has the requested raft address.
 func (q *UpdateRequest) of(all []Member) (*Member, error) {
 	m := find(all, q.ID)
 	if m == nil {
@@ -287,15 +288,16 @@ func (q *UpdateRequest) of(all []Member) (*Member, error) {
 	return m, nil
 }
 
-// moves reports whether the request changes the raft address of a member that has joined.
+// moves reports whether the request q changes the raft address of the member m, and m has joined.
 func (q *UpdateRequest) moves(m *Member) bool {
 	return q.RaftAddr != "" && m.Proven() && HostPort(m.RaftAddr) != HostPort(q.RaftAddr)
 }
 
-// verifyTime is the timeout for a member to present its certificate at an address.
+// verifyTime is the timeout of the check that a member presents its certificate at an address.
 const verifyTime = 5 * time.Second
 
-// verify connects to a raft address and returns an error unless the member with this ID presents its certificate there.
+// verify connects to a raft address. It returns an error if the member with the given ID does not present its
+// certificate there.
 func (s *Service) verify(ctx context.Context, id uint64, raftAddr string) error {
 	if s.opts.Peers == nil {
 		return fault.New(fault.FailedPrecondition, "this member does not connect to other members, so it cannot check the address %s", raftAddr).
@@ -311,8 +313,8 @@ func (s *Service) verify(ctx context.Context, id uint64, raftAddr string) error 
 		WithReason(ReasonUnverified).Because(err)
 }
 
-// rewrite applies change to a member's record and stores the result. It returns FailedPrecondition with ReasonNotFound
-// if the member has no record, or the error of change.
+// rewrite applies the function change to a member's record and stores the record. It returns FailedPrecondition with
+// ReasonNotFound if there is no record. If change returns an error, rewrite stores nothing and returns the error.
 func (s *Service) rewrite(ctx context.Context, id uint64, change func(*Member) error) error {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		m, err := Members.Get(tx, path(id))
@@ -331,8 +333,8 @@ func (s *Service) rewrite(ctx context.Context, id uint64, change func(*Member) e
 	return err
 }
 
-// await waits until done returns true for the list of members, and returns that list. It returns DeadlineExceeded after
-// patience.
+// await reads the list of members whenever it changes, until the function done returns true for it, and returns that
+// list. It returns DeadlineExceeded after the time patience.
 func (s *Service) await(ctx context.Context, done func([]Member) bool) (all []Member, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -362,7 +364,7 @@ func (s *Service) await(ctx context.Context, done func([]Member) bool) (all []Me
 const gonePause = 50 * time.Millisecond
 
 // awaitGone waits until the first raft group has removed a member, and returns the other members. It returns
-// DeadlineExceeded after patience.
+// DeadlineExceeded after the time patience.
 func (s *Service) awaitGone(ctx context.Context, id uint64) ([]Member, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -391,8 +393,9 @@ func (s *Service) awaitGone(ctx context.Context, id uint64) ([]Member, error) {
 	}
 }
 
-// inTime returns DeadlineExceeded if err is not nil and a deadline has passed, that of ctx or another. Otherwise it
-// returns err unchanged.
+// inTime is called with the error of an operation that used ctx. If err was caused by a deadline, or the deadline of
+// ctx has passed, inTime returns DeadlineExceeded instead of err. Otherwise, or if err is nil, it returns err
+// unchanged.
 func (s *Service) inTime(ctx context.Context, err error) error {
 	if err != nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(ctx.Err(), context.DeadlineExceeded)) {
 		return fault.New(fault.DeadlineExceeded, "the change was not carried out in time; it may still be carried out").Because(err).MayRetry()
@@ -400,7 +403,7 @@ func (s *Service) inTime(ctx context.Context, err error) error {
 	return err
 }
 
-// wakeLoop makes Run call Reconcile at once if it is running, which it does on the leader.
+// wakeLoop makes Run call Reconcile at once. Run runs only on the leader, so wakeLoop has an effect only there.
 func (s *Service) wakeLoop() {
 	select {
 	case s.wake <- struct{}{}:

@@ -14,17 +14,18 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// listCall is the name of the command between members that returns the members in the called member's records.
+// listCall is the name of a command between members. The called member returns the members in its local records.
 const listCall = "member.list"
 
-// known holds the arguments of Peers.SetMembers: the members' addresses (host:port) by ID, and the IDs of removed
+// known holds the arguments of Peers.SetMembers: the address (host:port) of each member by ID, and the IDs of removed
 // members.
 type known struct {
 	Addresses map[uint64]string
 	Removed   []uint64
 }
 
-// Follow calls Peers.SetMembers with the members in the local records, whenever these change, until the context ends.
+// Follow calls Peers.SetMembers with the members in the local records, and again whenever the records change, until ctx
+// ends.
 func (s *Service) Follow(ctx context.Context) error {
 	for ctx.Err() == nil {
 		k, revision, err := s.known()
@@ -46,7 +47,7 @@ func (s *Service) Follow(ctx context.Context) error {
 	return nil
 }
 
-// known reads the members from the local records, which may be old.
+// known returns the members in the local records, which may be outdated, and the revision of the records.
 func (s *Service) known() (k known, revision int64, err error) {
 	k.Addresses = map[uint64]string{}
 	err = s.opts.Store.Local(func(v *store.View) error {
@@ -72,8 +73,8 @@ func (s *Service) known() (k known, revision int64, err error) {
 // Count returns the number of members whose process has joined, according to the local records.
 func (s *Service) Count() int { return len(s.joined()) }
 
-// Listeners returns a function that returns the host:port of each joined member for a port that is the same on all
-// members.
+// Listeners returns a function that returns host:port for each joined member, by member ID. The host is that of the
+// member's raft address, and the port is the given one, which must be the same on all members.
 func (s *Service) Listeners(port uint16) func() map[uint64]string {
 	return func() map[uint64]string {
 		out := map[uint64]string{}
@@ -94,8 +95,8 @@ func (s *Service) serveList(context.Context, uint64, []byte) ([]byte, error) {
 	return cbor.Marshal(k)
 }
 
-// UnknownMember queues the ID of a member that called this one and is not in the local records, for
-// ResolveUnknownMembers. It does not block: if the queue is full, it drops the ID.
+// UnknownMember is called when a member calls this one and is not in the local records. It queues the caller's ID for
+// ResolveUnknownMembers. It does not block: if the queue is full, the ID is dropped.
 func (s *Service) UnknownMember(id uint64) {
 	select {
 	case s.unknownMembers <- id:
@@ -103,9 +104,9 @@ func (s *Service) UnknownMember(id uint64) {
 	}
 }
 
-// ResolveUnknownMembers requests the addresses of the members that UnknownMember queued from the known members, and
-// adds them to Peers, until the context ends. The local records may be old, and the unknown member may be the one that
-// can send the newer ones.
+// ResolveUnknownMembers requests the addresses of the members that UnknownMember has queued from the known members, and
+// passes them to Peers, until ctx ends. It does not wait for newer local records, because the unknown member may be the
+// only one that can send them.
 func (s *Service) ResolveUnknownMembers(ctx context.Context) {
 	for {
 		select {

@@ -13,28 +13,28 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// groupCall is the name of the command between members that executes an act on the leader of a raft group.
+// groupCall is the name of a command between members. The called member executes an act on a raft group that it leads.
 const groupCall = "member.group"
 
-// leaderRole is the name of the leader role in consensus.GroupStatus.
+// leaderRole is the value of consensus.GroupStatus.Role for the leader.
 const leaderRole = "Leader"
 
-// act is an operation that only the leader of a group can execute.
+// act is a request that only the leader of a raft group can execute.
 type act struct {
 	Group   uint64
 	Changes []consensus.Change
-	// VerifyOnly checks whether the group would accept Changes, without making them.
+	// VerifyOnly means that the leader only checks whether the group would accept Changes.
 	VerifyOnly bool `cbor:"Judge"`
 	Force      bool
-	// Transfer, if not 0, is the member to which the group's leadership is transferred. The other fields except Group
-	// are then ignored.
+	// Transfer is the member to which the leadership of the group is to be transferred, or 0. If it is not 0, the other
+	// fields except Group are ignored.
 	Transfer uint64
-	// StatusOnly requests the status of the group. Nothing is changed.
+	// StatusOnly means that the leader only returns the status of the group.
 	StatusOnly bool `cbor:"Look"`
 }
 
-// onGroup executes an act on the leader of a raft group. If the leader is lost, onGroup repeats the act on the next
-// one, because all acts are idempotent.
+// onGroup sends an act to the leader of a raft group. If the leader is lost, onGroup sends the act to the next leader,
+// even if it may have been executed already. That is safe because all acts are idempotent.
 func (s *Service) onGroup(ctx context.Context, a act) error {
 	g, err := s.group(a.Group)
 	if err != nil {
@@ -49,8 +49,8 @@ func (s *Service) onGroup(ctx context.Context, a act) error {
 	})
 }
 
-// Look returns the status of a raft group as its leader reports it. If no leader is known, it returns the status on
-// this member.
+// Look returns the status of a raft group as the group's leader reports it. If no leader is known, Look returns the
+// status that this member has.
 func (s *Service) Look(ctx context.Context, group uint64) (out consensus.GroupStatus, err error) {
 	g, err := s.group(group)
 	if err != nil {
@@ -74,7 +74,7 @@ func (s *Service) group(id uint64) (Group, error) {
 	return Group{}, consensus.ErrNoGroup
 }
 
-// ask sends an act to another member, which leads the group, and returns the encoded response.
+// ask sends an act to the member that leads the group, and returns the encoded response.
 func (s *Service) ask(ctx context.Context, leaderID uint64, a act) ([]byte, error) {
 	if s.opts.Peers == nil {
 		return nil, fmt.Errorf("member %d: %w", leaderID, leader.ErrNotSent)
@@ -99,7 +99,7 @@ func (s *Service) ownStatus(ctx context.Context, group uint64) (out consensus.Gr
 	return out, consensus.ErrNoGroup
 }
 
-// serveGroup executes an act that another member sent, because this member leads the group.
+// serveGroup executes an act that another member has sent to this one as the leader of the group.
 func (s *Service) serveGroup(ctx context.Context, _ uint64, body []byte) ([]byte, error) {
 	var a act
 	if err := cbor.Unmarshal(body, &a); err != nil {
@@ -128,7 +128,7 @@ func (s *Service) onOwn(ctx context.Context, a act) error {
 	return explain(err)
 }
 
-// reasons maps the reasons of a consensus.MembersError to the Reason constants of this package.
+// reasons maps each reason of a consensus.MembersError to a Reason constant of this package.
 var reasons = map[consensus.MembersReason]string{
 	consensus.ReasonUnknown:     ReasonNotFound,
 	consensus.ReasonOtherDirID:  ReasonExists,
@@ -138,7 +138,8 @@ var reasons = map[consensus.MembersReason]string{
 	consensus.ReasonPending:     ReasonBusy,
 }
 
-// explain converts an error of package consensus to a fault.Fault for the caller, or to leader.ErrNotLeader.
+// explain converts an error of package consensus. A NotLeaderError becomes leader.ErrNotLeader. The other errors that
+// explain knows become a fault.Fault for the caller, and all others stay unchanged.
 func explain(err error) error {
 	var refused *consensus.MembersError
 	var notLeader *consensus.NotLeaderError
@@ -162,7 +163,7 @@ func explain(err error) error {
 	return err
 }
 
-// verifyChange returns an error unless every group would accept the change.
+// verifyChange returns nil if every raft group would accept the membership change c. It changes nothing.
 func (s *Service) verifyChange(ctx context.Context, c consensus.Change, force bool) error {
 	for _, g := range s.opts.Groups {
 		if err := s.onGroup(ctx, act{Group: g.ID, Changes: []consensus.Change{c}, VerifyOnly: true, Force: force}); err != nil {
@@ -172,8 +173,8 @@ func (s *Service) verifyChange(ctx context.Context, c consensus.Change, force bo
 	return nil
 }
 
-// change executes the membership change c in every group, in the order of Options.Groups. It does nothing in a group in
-// which c was executed before.
+// change executes the membership change c in every group, in the order of Options.Groups. In a group that has executed
+// c already, it has no effect.
 func (s *Service) change(ctx context.Context, c consensus.Change, force bool) error {
 	for _, g := range s.opts.Groups {
 		if err := s.onGroup(ctx, act{Group: g.ID, Changes: []consensus.Change{c}, Force: force}); err != nil {
@@ -183,8 +184,9 @@ func (s *Service) change(ctx context.Context, c consensus.Change, force bool) er
 	return nil
 }
 
-// Transfer transfers the leadership of the given groups, or of all groups, to a member. It succeeds if the member leads
-// already. It returns FailedPrecondition with ReasonNotFound, ReasonIsLearner, ReasonBusy or ReasonTransfer.
+// Transfer transfers the leadership of the given groups to a member. If no groups are given, it transfers the
+// leadership of all groups. If the member leads a group already, nothing changes in that group. Transfer returns
+// FailedPrecondition with ReasonNotFound, ReasonIsLearner, ReasonBusy or ReasonTransfer.
 func (s *Service) Transfer(ctx context.Context, to uint64, groups ...uint64) error {
 	all, err := s.List(ctx, false)
 	if err != nil {

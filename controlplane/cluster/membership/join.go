@@ -16,32 +16,32 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Names of the commands that a process calls before it is a member. Every member serves them, and forwards a join to
-// the leader.
+// Names of the commands that a process calls before it is a member. Every member serves them. A request to join is
+// forwarded to the leader.
 const (
 	joinCall   = "member.enter"
 	locateCall = "member.locate"
 )
 
-// JoinRequest is the request of a process to join as the member ID. The certificate of the connection must be that of
-// the member.
+// JoinRequest is the request of a process to join as the member ID. The process must connect with the certificate of
+// that member.
 type JoinRequest struct {
 	ID uint64
 	// DirID is the ID of the process's data directory.
 	DirID uint64 `cbor:"Birth"`
-	// ClientURLs replace those of the entry, unless empty.
+	// ClientURLs, if not empty, replace the client URLs in the member's record.
 	ClientURLs []string
 }
 
-// JoinResponse contains all members, so that the joined process can connect to them.
+// JoinResponse contains the addresses of all members, so that the process that has joined can connect to them.
 type JoinResponse struct {
 	Members []Member
 }
 
-// Join sets the state of a waiting entry to Joined, and binds it to the data directory of the process that joins as the
-// member. The caller of Join must have checked the process's certificate. It returns FailedPrecondition with
-// ReasonNotFound if there is no entry, with ReasonWiped if the entry is bound to another directory, or with
-// ReasonRemoved if the member was removed.
+// Join is called when a process joins as a member whose state is Waiting. It sets the state to Joined, and binds the
+// member's record to the data directory of the process. The caller of Join must have checked the certificate of the
+// process. Join returns FailedPrecondition with ReasonNotFound if the member has no record, with ReasonWiped if the
+// record is bound to another directory, or with ReasonRemoved if the member was removed.
 func (s *Service) Join(ctx context.Context, q JoinRequest) (JoinResponse, error) {
 	if err := checkClientURLs(&q.ClientURLs); err != nil {
 		return JoinResponse{}, err
@@ -51,7 +51,8 @@ func (s *Service) Join(ctx context.Context, q JoinRequest) (JoinResponse, error)
 
 var joinCommand = leader.NewCommand("member.join", leader.Repeatable, (*Service).joinOnLeader)
 
-// joinOnLeader implements Join on the leader. It changes the record only; Reconcile then adds the member to the groups.
+// joinOnLeader implements Join on the leader. It changes only the record. Reconcile then adds the member to the raft
+// groups.
 func (s *Service) joinOnLeader(ctx context.Context, q JoinRequest) (out JoinResponse, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		m, err := Members.Get(tx, path(q.ID))
@@ -87,8 +88,8 @@ func (s *Service) joinOnLeader(ctx context.Context, q JoinRequest) (out JoinResp
 	return out, err
 }
 
-// serveJoin calls Join for a process whose certificate is that of the member from. It returns PermissionDenied if the
-// request is to join as another member.
+// serveJoin calls Join for a process that has connected with the certificate of the member from. It returns
+// PermissionDenied if the process requests to join as another member.
 func (s *Service) serveJoin(ctx context.Context, from uint64, body []byte) ([]byte, error) {
 	var q JoinRequest
 	if err := cbor.Unmarshal(body, &q); err != nil {
@@ -104,9 +105,9 @@ func (s *Service) serveJoin(ctx context.Context, from uint64, body []byte) ([]by
 	return cbor.Marshal(a)
 }
 
-// serveLocate returns the ID of the entry whose address the request contains, and whether the entry is waiting. It
-// reads the local records, because a cluster that starts for the first time has no leader yet. The leader checks every
-// join anyway.
+// serveLocate receives a raft address. It returns the ID of the member with that address, and whether a process is
+// still to join as the member. It reads the local records, because a cluster that starts for the first time has no
+// leader yet. Outdated records do no harm, because the leader checks every join.
 func (s *Service) serveLocate(ctx context.Context, _ uint64, body []byte) ([]byte, error) {
 	var hostPort string
 	if err := cbor.Unmarshal(body, &hostPort); err != nil {
@@ -123,7 +124,7 @@ func (s *Service) serveLocate(ctx context.Context, _ uint64, body []byte) ([]byt
 	return cbor.Marshal(located{all[i].ID, all[i].State == Waiting})
 }
 
-// located is the response to locateCall: the ID of the entry, and whether it waits for a process.
+// located is the response to locateCall: the ID of the member, and whether a process is still to join as the member.
 type located struct {
 	ID      uint64
 	Waiting bool
@@ -135,16 +136,17 @@ type Asker interface {
 }
 
 const (
-	// askTime is the timeout of a call to one member or seed (the address of a member, from the configuration), and
-	// askShort that of the calls of Expected. askPause is the pause after the calls to all seeds failed.
+	// askTime is the timeout of a call to one member or seed; a seed is the address of a member, from the
+	// configuration. askShort is the timeout of the calls of Expected. askPause is the pause when the calls to all
+	// seeds have failed.
 	askTime  = 10 * time.Second
 	askShort = time.Second
 	askPause = time.Second
 )
 
-// Enter joins the cluster as the member q.ID through the seeds (host:port), and returns the members' addresses. It
-// retries until a seed accepts the member, for example because its entry was not added yet. It returns an error if the
-// member was removed, or another data directory is bound to it.
+// Enter joins the cluster as the member q.ID, and returns the addresses of the members. It calls the seeds (host:port)
+// in turn, and retries until one accepts the process. A seed refuses, for example, while the member's record has not
+// been added. Enter returns an error if the member was removed, or another data directory is bound to it.
 func Enter(ctx context.Context, asker Asker, seeds []string, q JoinRequest, log *slog.Logger) (map[uint64]string, error) {
 	body, err := cbor.Marshal(q)
 	if err != nil {
@@ -162,8 +164,8 @@ func Enter(ctx context.Context, asker Asker, seeds []string, q JoinRequest, log 
 	return out, nil
 }
 
-// Locate returns the ID of the member whose raft address is hostPort, the address of this process, as a seed reports
-// it. It retries until there is such a member.
+// Locate returns the ID of the member whose raft address is hostPort, the address of this process. It gets the ID from
+// a seed, and retries until a seed knows such a member.
 func Locate(ctx context.Context, asker Asker, seeds []string, hostPort string, log *slog.Logger) (uint64, error) {
 	body, err := cbor.Marshal(hostPort)
 	if err != nil {
@@ -174,9 +176,9 @@ func Locate(ctx context.Context, asker Asker, seeds []string, hostPort string, l
 	return at.ID, err
 }
 
-// Expected reports whether the member id at hostPort was replaced, so that its process may start with an empty
-// directory. That is so if a seed reports an entry with this ID and address that waits for a process. Each seed is
-// called once.
+// Expected reports whether a process may start as the member id, at the address hostPort, with an empty directory. This
+// is so if the member was replaced: a seed then reports that a process is still to join with this ID and address. Each
+// seed is called once.
 func Expected(ctx context.Context, asker Asker, seeds []string, id uint64, hostPort string) bool {
 	body, err := cbor.Marshal(hostPort)
 	if err != nil {
@@ -195,7 +197,7 @@ func Expected(ctx context.Context, asker Asker, seeds []string, id uint64, hostP
 }
 
 // askUntilAnswered calls the seeds in turn until one responds, and decodes the response into answer. It returns an
-// error if ctx ends or a seed returns a permanent error: ReasonWiped, ReasonRemoved or PermissionDenied.
+// error if ctx ends, or if a seed returns a permanent error: ReasonWiped, ReasonRemoved or PermissionDenied.
 func askUntilAnswered(ctx context.Context, asker Asker, seeds []string, command string, body []byte, answer any, log *slog.Logger) error {
 	logged := ""
 	for {

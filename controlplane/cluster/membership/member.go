@@ -3,30 +3,32 @@
 //
 // A member is a record in the system group. The calls Add, Promote, Remove, Replace and Update change only the record.
 // Reconcile, a leader task, applies the change to one group after the other, first kv and then system; a new leader
-// continues where the last one stopped. Before a change begins in any group, all groups check it.
+// continues where the last one stopped. Before a change is made in the first group, all groups check whether they would
+// accept it.
 //
 // Guarantees:
-//   - A new entry has no effect until a process proves that it is the member. The proof is the certificate member/<id>,
-//     which only a holder of the cluster key can create. The process also sends the ID of its data directory. Only then
-//     is the member added to the groups, as a learner bound to that directory. A caller that can add entries without a
-//     credential can therefore add at most 8 entries for 10 minutes. They affect no quorum, log or traffic.
-//   - A learner is promoted when it has caught up in all groups, unless it was added to stay a learner. Its address is
-//     that of the entry, which may be wrong, so before the promotion the leader dials the address and checks the
-//     certificate member/<id>. A learner with a wrong address receives no log and stays a learner, which counts for no
-//     quorum.
-//   - The address of a member that has joined changes only after the leader has dialled the new address and the
-//     member has presented its certificate there: a wrong address disconnects a member, and two wrong addresses take
-//     the quorum from three members.
-//   - A voter is removed only while the leader receives messages from a quorum of the remaining voters. Removing one
-//     of the last two voters needs force. A caller without a credential (RemoveOpen, for the key-value REST API) can
-//     remove neither a voter if fewer than three would remain, nor an entry that an operator added, which it could
-//     replace with another address.
+//   - A new entry (the record of a member whose process has not joined yet) has no effect until a process proves that
+//     it is the member. The proof is the certificate member/<id>, which only a holder of the cluster key can create.
+//     The process also sends the ID of its data directory. Only then is the member added to the groups, as a learner
+//     bound to that directory. Callers without a credential can add entries too. At most 8 such entries exist at a
+//     time, each for at most 10 minutes, and they affect no quorum, log or traffic.
+//   - A learner is promoted when it has caught up in all groups, unless it was added to stay a learner. Before the
+//     promotion, the leader dials the learner's address and checks the certificate member/<id>, because the address in
+//     the entry may be wrong. A learner with a wrong address receives no log, so it stays a learner. Learners count for
+//     no quorum.
+//   - The address of a member that has joined changes only after the leader has dialled the new address and the member
+//     has presented its certificate there: a wrong address disconnects a member, and two wrong addresses take the
+//     quorum from three members.
+//   - A voter is removed only while the leader receives messages from a quorum of the remaining voters. Removing one of
+//     the last two voters needs force. A caller without a credential (RemoveOpen, for the key-value REST API) cannot
+//     remove a voter if fewer than three would remain. It cannot remove an entry that an operator added either, because
+//     it could then add the entry again with another address.
 //   - The ID of a member whose process has joined is not used again, except by Replace: the old directory is removed
 //     from all groups before a process with a new directory may join.
 //
 // The first members are those of the `--cluster` list; their records are written first. Agents, the command line and
-// the transport between members read addresses from here. The package uses the numbers and names of the groups, and
-// does not depend on their contents.
+// the transport between members get the members' addresses from this package. The package uses the numbers and names of
+// the groups, and does not depend on their contents.
 package membership
 
 import (
@@ -46,16 +48,16 @@ import (
 
 // Limits of entries, the records of members whose process has not joined yet.
 const (
-	// MaxWaiting is the maximum number of entries whose process has not joined. Entries that were added without a
-	// credential have a separate limit of the same size.
+	// MaxWaiting is the maximum number of entries, without those that have NoExpiry. Entries that were added without a
+	// credential are counted separately, with the same maximum.
 	MaxWaiting = 8
-	// WaitingTime is the age at which an entry is deleted if its process has not joined.
+	// WaitingTime is the age at which an entry is deleted. Entries with NoExpiry are not deleted.
 	WaitingTime = 10 * time.Minute
-	// MaxID is the largest ID that this package generates: every JSON reader represents it exactly.
+	// MaxID is the largest ID that this package generates. Larger integers are not exact in all JSON parsers.
 	MaxID = 1<<53 - 1
 )
 
-// Reasons of a fault.FailedPrecondition, for programs.
+// Reasons of the FailedPrecondition errors of this package, for programs:
 const (
 	ReasonExists       = "MEMBER_EXISTS"      // the ID exists with another address
 	ReasonAddressTaken = "PEER_URL_EXISTS"    // another member has the address
@@ -83,49 +85,51 @@ const (
 	Learner Role = "LEARNER"
 )
 
-// State is the step that a member has reached between being added and being removed. Its text is stored in records.
+// State is how far a member has got between being added and being removed. The text is stored in records.
 type State string
 
-// The states, in the order in which a member passes through them.
+// The states of a member, in the order in which it passes through them.
 const (
-	// Waiting means that no process has joined as the member yet.
+	// Waiting is the state of a member whose process has not joined yet.
 	Waiting State = "WAITING"
-	// Joined means that a process has joined, and that the member is being added to the groups as a learner.
+	// Joined is the state of a member whose process has joined and that is being added to the groups as a learner.
 	Joined State = "JOINED"
-	// Learning means that the member is a learner of every group.
+	// Learning is the state of a member that is a learner of every group.
 	Learning State = "LEARNER"
-	// Voting means that the member is a voter of every group.
+	// Voting is the state of a member that is a voter of every group.
 	Voting State = "VOTER"
-	// Leaving means that the member is being removed from the groups.
+	// Leaving is the state of a member that is being removed from the groups.
 	Leaving State = "LEAVING"
 )
 
-// Member is the record of one member. While it is Waiting, it is called an entry.
+// Member is the record of one member. A record with the state Waiting is called an entry.
 type Member struct {
 	ID   uint64
 	Name string
-	// RaftAddr is the URL at which the member receives raft messages. Connections always use mutual TLS, whatever the
-	// scheme.
+	// RaftAddr is the URL at which the member receives raft messages. Connections always use mutual TLS, even if the
+	// scheme is http.
 	RaftAddr string
 	// ClientURLs are the URLs at which the member serves clients; the first one is preferred.
 	ClientURLs []string
-	// Wanted is the desired role, which Reconcile establishes.
+	// Wanted is the role that the member is to have. Reconcile changes the groups accordingly.
 	Wanted Role
 	State  State
-	// DirID is the ID of the data directory with which the process joined; 0 before, and for members of the first
-	// configuration.
+	// DirID is the ID of the data directory with which the process joined. It is 0 before a process has joined, and for
+	// members of the first configuration.
 	DirID uint64 `cbor:"Birth"`
-	// FormerDirIDs holds the IDs of the data directories that the member had before it was replaced; they are refused.
+	// FormerDirIDs holds the IDs of the data directories that the member had before it was replaced. A process with
+	// such a directory is refused.
 	FormerDirIDs []uint64 `cbor:"Lost"`
-	// Since is when the entry was added or, after Replace, when the former member had left the groups.
+	// Since is when the entry was added. After Replace, it is when the old member was removed from the groups.
 	Since cloud.Time
-	// NoExpiry means that the entry does not expire while it is Waiting, because an operator replaced the member.
+	// NoExpiry is true if an operator replaced the member. The record is then not deleted after WaitingTime.
 	NoExpiry bool `cbor:"Kept"`
-	// Replace, for a leaving member, means that its entry then waits for a process with an empty data directory.
+	// Replace is true if the member is being replaced. When it has left the groups, its state becomes Waiting, so that
+	// a process with an empty data directory can join.
 	Replace bool
-	// Open is set if a caller without a credential added the entry.
+	// Open is true if a caller without a credential added the entry.
 	Open bool `cbor:",omitempty"`
-	// Force, for a leaving member, means that an operator forced the removal.
+	// Force is true if an operator removes the member with force.
 	Force bool
 }
 
@@ -141,8 +145,8 @@ var Members = store.NewTable[Member]("member")
 // removed holds the IDs of removed members: member-removed/<id>.
 var removed = store.NewTable[tombstone]("member-removed")
 
-// clusterOf holds the ID of the cluster to which the records belong: member-cluster/id. It differs from Options.Cluster
-// after a backup of another cluster was restored.
+// clusterOf holds the ID of the cluster that wrote the records of members: member-cluster/id. If a backup of another
+// cluster was restored, the ID differs from Options.Cluster.
 var clusterOf = store.NewTable[uint64]("member-cluster")
 
 type tombstone struct {
@@ -150,7 +154,7 @@ type tombstone struct {
 	At   cloud.Time
 }
 
-// Group identifies a raft group, of which all members become voters or learners.
+// Group identifies a raft group. Every member becomes a voter or a learner of every group.
 type Group struct {
 	ID         uint64
 	Name       string
@@ -165,18 +169,22 @@ type Consensus interface {
 	Status(ctx context.Context) (consensus.Status, error)
 }
 
-// Peers calls a given member, independent of the leader. *transport.Transport implements it.
+// Peers connects to the other members. Its calls go to the given member, not to the leader. *transport.Transport
+// implements it.
 type Peers interface {
-	// Verify returns an error unless the member presents its own certificate at the address (host:port).
+	// Verify connects to an address (host:port), and returns an error if the given member does not present its own
+	// certificate there.
 	Verify(ctx context.Context, address string, member uint64) error
 	// Direct runs a command on a member. Its errors are those of leader.Caller.
 	Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error)
-	// HandleDirect registers a command that other members can call.
+	// HandleDirect registers the function f for a command that other members can call. The parameter from of f is the
+	// calling member.
 	HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error))
-	// HandleNonMember registers a command that any holder of the cluster key can call.
+	// HandleNonMember registers the function f for a command that any process with a member certificate of the cluster
+	// can call, also before it is a member. The parameter from of f is the member ID in the certificate, or 0.
 	HandleNonMember(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error))
 	// Members returns the addresses (host:port) of the other members to which this one connects, by ID. SetMembers
-	// replaces them, and names the removed members.
+	// replaces these addresses; its second parameter holds the IDs of removed members.
 	Members() map[uint64]string
 	SetMembers(addresses map[uint64]string, removed []uint64) error
 }
@@ -187,15 +195,15 @@ type Options struct {
 	Commands *leader.Commands
 	// Consensus executes changes in the groups that this member leads.
 	Consensus Consensus
-	// Peers calls other members. It may be nil; then groups that another member leads cannot be changed.
+	// Peers calls other members. If it is nil, groups that another member leads cannot be changed.
 	Peers Peers
 	// Groups lists the groups in the order in which changes are executed: kv, then system.
 	Groups []Group
 	Self   uint64
-	// First holds the members of the first configuration, whose records seed writes. It is empty on a member that
-	// joins.
+	// First holds the members of the first configuration. The leader writes their records if there are none. First is
+	// empty on a member that joined an existing cluster.
 	First []Member
-	// Cluster is the cluster's ID. If restored records belong to another cluster, First replaces them.
+	// Cluster is the cluster's ID. If the records are from a backup of another cluster, they are replaced by First.
 	Cluster uint64
 	Log     *slog.Logger
 }
@@ -203,12 +211,12 @@ type Options struct {
 // Service lists and changes the members of the cluster, and serves the calls of joining processes, on one member.
 type Service struct {
 	opts Options
-	// wake makes Run call Reconcile at once. unknownMembers is the queue of UnknownMember.
+	// wake makes Run call Reconcile at once. unknownMembers is the queue of IDs that UnknownMember fills.
 	wake           chan struct{}
 	unknownMembers chan uint64
 
 	mu sync.Mutex
-	// logged holds the last logged reason why a member's change waits, by member ID.
+	// logged holds, by member ID, the last logged reason why a change of the member cannot be made yet.
 	logged map[uint64]string
 }
 
@@ -225,8 +233,9 @@ func New(opts Options) *Service {
 	return s
 }
 
-// List returns every member by ID, including waiting ones. Before the first records are written, it returns the first
-// members. With serializable, it reads the local state, which may be old.
+// List returns all members sorted by ID, including those whose process has not joined yet. If no records have been
+// written, List returns the members in Options.First. If serializable is true, it reads the local records, which may be
+// outdated.
 func (s *Service) List(ctx context.Context, serializable bool) (members []Member, err error) {
 	read := func(v *store.View) error {
 		members, err = list(v)
@@ -243,7 +252,7 @@ func (s *Service) List(ctx context.Context, serializable bool) (members []Member
 	return s.first(), nil // no records have been written yet
 }
 
-// first returns the members in Options.First, with the role and the state of voters.
+// first returns the members in Options.First. All of them are voters.
 func (s *Service) first() []Member {
 	members := slices.Clone(s.opts.First)
 	for i := range members {
@@ -282,7 +291,7 @@ func list(r store.Reader) ([]Member, error) {
 	return out, nil
 }
 
-// find returns the member with the ID, or nil.
+// find returns the member with the given ID, or nil.
 func find(members []Member, id uint64) *Member {
 	for i := range members {
 		if members[i].ID == id {

@@ -11,8 +11,8 @@ import (
 // ReconcileEvery is the interval at which Run calls Reconcile.
 const ReconcileEvery = 500 * time.Millisecond
 
-// Reconcile makes, for each member, the next change to the raft groups that the member's record requires. It is a
-// leader task. A change that cannot be made yet is tried again by the next call.
+// Reconcile makes the next change to the raft groups for each member whose record requires one. Only the leader runs
+// it. A change that cannot be made yet is tried again by the next call.
 func (s *Service) Reconcile(ctx context.Context) error {
 	if err := s.seed(ctx); err != nil {
 		return err
@@ -39,8 +39,8 @@ func (s *Service) Reconcile(ctx context.Context) error {
 	}
 }
 
-// Run calls Reconcile every ReconcileEvery, and at once after a call changed a record on this member, until the context
-// ends. It is a leader task.
+// Run calls Reconcile at the interval ReconcileEvery until ctx ends. When a call has changed a record on this member,
+// Run calls Reconcile at once. Only the leader runs Run.
 func (s *Service) Run(ctx context.Context) error {
 	tick := time.NewTicker(ReconcileEvery)
 	defer tick.Stop()
@@ -57,7 +57,8 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 }
 
-// logWaiting logs err, the reason why a member's change cannot be made yet, unless it was logged for the member before.
+// logWaiting logs err, the reason why a change of the member m cannot be made yet. It does not log the same reason
+// twice in succession.
 func (s *Service) logWaiting(m *Member, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -71,8 +72,8 @@ func (s *Service) logWaiting(m *Member, err error) {
 	}
 }
 
-// seed writes the members of the first configuration if there are no records, or if the records belong to another
-// cluster, because this one was restored from that cluster's backup.
+// seed writes the records of the members in Options.First if there are no records of members. It replaces the records
+// if they were written by another cluster, because this cluster was restored from a backup of that cluster.
 func (s *Service) seed(ctx context.Context) error {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		of, err := clusterOf.Get(tx, "id")
@@ -107,8 +108,8 @@ func (s *Service) seed(ctx context.Context) error {
 	return err
 }
 
-// forget deletes all records of members that another cluster wrote. Their directory IDs and removed IDs do not apply
-// here.
+// forget deletes all records of members and of removed members that another cluster wrote. The directory IDs and the
+// removed IDs in them have no meaning in this cluster.
 func forget(tx *store.Tx, all []Member) error {
 	for _, m := range all {
 		Members.Delete(tx, path(m.ID))
@@ -120,7 +121,7 @@ func forget(tx *store.Tx, all []Member) error {
 	return err
 }
 
-// reconcile makes the next change for one member: it deletes a waiting entry after WaitingTime, adds a joined member to
+// reconcile makes the next change for one member. It deletes an entry older than WaitingTime, adds a joined member to
 // the groups as a learner, promotes a learner that has caught up, or removes a leaving member.
 func (s *Service) reconcile(ctx context.Context, m *Member) error {
 	switch m.State {
@@ -152,7 +153,8 @@ func (s *Service) reconcile(ctx context.Context, m *Member) error {
 	return nil
 }
 
-// advance executes the membership change c in all groups, and then sets the member's state to the argument then.
+// advance executes the membership change c in all groups, and then sets the state of the member m to the parameter
+// then.
 func (s *Service) advance(ctx context.Context, m *Member, c consensus.Change, then State) error {
 	if err := s.verifyChange(ctx, c, false); err != nil {
 		return err
@@ -169,8 +171,8 @@ func (s *Service) advance(ctx context.Context, m *Member, c consensus.Change, th
 	})
 }
 
-// leave removes a member from all groups. If the member leads a group, leave first transfers the leadership. If the
-// groups' leadership moves to another member, Reconcile on that member continues the removal.
+// leave removes a member from all groups. If the member leads a group, leave first transfers that leadership. If this
+// member stops being the leader meanwhile, Reconcile on the new leader continues the removal.
 func (s *Service) leave(ctx context.Context, m *Member) error {
 	for _, g := range s.opts.Groups {
 		if leader, _ := g.Leadership.Leader(); leader != m.ID {
@@ -213,8 +215,9 @@ func (s *Service) leave(ctx context.Context, m *Member) error {
 	return err
 }
 
-// successor returns the voter that gets the leadership of a leaving member: this member if it is a voter, otherwise the
-// voter from which it received a message most recently, or 0 if there is none.
+// successor returns the voter to which the leadership of a leaving member is transferred. It is this member if this
+// member is a voter. Otherwise it is the voter from which this member most recently received a message. successor
+// returns 0 if there is none.
 func (s *Service) successor(ctx context.Context, leaving uint64) (uint64, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {

@@ -33,8 +33,8 @@ func membersOf(all []membership.Member) (out []*operatorv1.Member) {
 	return out
 }
 
-// look sets the voters, learners and progress in say to what the group's leader reports. If the leader does not respond
-// within askLeader, it uses own, the status of the group on this member.
+// look sets the voters, the learners and the progress in the response say, as the group's leader reports them. If the
+// leader does not respond within askLeader, look uses the parameter own, the status of the group on this member.
 func (s *server) look(ctx context.Context, say *operatorv1.Group, own consensus.GroupStatus) {
 	limited, cancel := context.WithTimeout(ctx, askLeader)
 	defer cancel()
@@ -48,7 +48,7 @@ func (s *server) look(ctx context.Context, say *operatorv1.Group, own consensus.
 	}
 }
 
-// admitted authorizes a call about the member with the ID id, and returns InvalidArgument if id is 0.
+// admitted checks that the caller may call a method about a member. It returns InvalidArgument if the member's ID is 0.
 func admitted(ctx context.Context, method auth.Method, id uint64) error {
 	if _, err := auth.Admit(ctx, service+method, "", ""); err != nil {
 		return err

@@ -1,4 +1,5 @@
-// Package operator implements operator.v1: the calls for operators of the cloud, and ReadConsoleLog. It stores nothing.
+// Package operator implements the gRPC API operator.v1: the calls for operators of the cloud, and ReadConsoleLog. It
+// stores nothing.
 package operator
 
 import (
@@ -28,20 +29,22 @@ type Options struct {
 	Members  *membership.Service
 	Runner   *consensus.Runner
 	Commands *leader.Commands
-	// Groups holds the name and revision of each raft group, by ID.
+	// Groups holds the name and the function Revision of each raft group, by ID.
 	Groups map[uint64]Group
-	// ElectionTicks is the number of ticks without a message after which a member counts as unreachable.
+	// ElectionTicks is a number of raft ticks. A member that has sent no message for more ticks than that counts as
+	// unreachable.
 	ElectionTicks uint64
 	Nodes         *node.Service
 	Invites       *jointoken.Service
 	VMs           *vm.Service
 	// Disks returns the disk space of the members that recently reported it, by member ID.
 	Disks func() map[uint64]diskspace.Space
-	// Backup passes an archive of all raft groups to write, in parts. It returns an error of write unchanged.
+	// Backup creates an archive of all raft groups and passes it in parts to the function write. If write returns an
+	// error, Backup returns the same error.
 	Backup func(ctx context.Context, write func([]byte) error) error
 }
 
-// Group describes a raft group: its name, and the function that returns the revision of its data on this member.
+// Group describes a raft group. Name is its name, and Revision returns the revision of the group's data on this member.
 type Group struct {
 	Name     string
 	Revision func() int64
@@ -62,8 +65,8 @@ type server struct {
 // heardCommand calls heard on the leader of the system group.
 var heardCommand = leader.NewCommand("operator.heard", leader.Repeatable, (*server).heard)
 
-// heard reports, for each member, whether this member has received a message from it in the last ElectionTicks. The
-// leader receives messages from all members, a follower only from the leader.
+// heard reports, for each member, whether this member has received a message from it within the last ElectionTicks.
+// Only the leader receives messages from all members; a follower receives them only from the leader.
 func (s *server) heard(ctx context.Context, _ struct{}) (map[uint64]bool, error) {
 	status, err := s.opts.Runner.Status(ctx)
 	if err != nil {
@@ -76,8 +79,8 @@ func (s *server) heard(ctx context.Context, _ struct{}) (map[uint64]bool, error)
 	return out, nil
 }
 
-// reachable reports which members the leader has received messages from (see heard). If the leader does not respond
-// within askLeader, it uses the messages that this member received.
+// reachable reports, for each member, whether the leader has recently received a message from it (see heard). If the
+// leader does not respond within askLeader, reachable reports from which members this member has received messages.
 func (s *server) reachable(ctx context.Context) (map[uint64]bool, error) {
 	ask, cancel := context.WithTimeout(ctx, askLeader)
 	defer cancel()

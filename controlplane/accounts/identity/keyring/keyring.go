@@ -36,7 +36,7 @@ const (
 	maxSecondaries = 64
 )
 
-// Use is the state of a key in its rotation.
+// Use is the stage of a key in its rotation: staged, primary or secondary.
 type Use string
 
 const (
@@ -53,8 +53,8 @@ type Key struct {
 	// Sealed is the seed of the private key, encrypted with the cluster key.
 	Sealed    []byte
 	CreatedAt cloud.Time
-	// Since is when the key got its present Use. Ends is when the last token that a secondary key signed expires, and 0
-	// for other keys.
+	// Since is when the key got its present Use. Ends is 0 except for a secondary key; it is then the expiry of the
+	// last token that the key can have signed.
 	Since cloud.Time
 	Ends  cloud.Time `cbor:",omitempty"`
 }
@@ -64,15 +64,15 @@ type Ring struct{ Keys []Key }
 
 var rings = store.NewTable[Ring]("keyring")
 
-// Load returns the stored Ring, or nil before the first one was saved.
+// Load returns the stored Ring, or nil if none has been saved.
 func Load(r store.Reader) (*Ring, error) { return rings.Get(r, "tokens") }
 
-// Save writes the ring to the store, in place of the former one.
+// Save writes the ring to the store and overwrites the stored ring.
 func (r *Ring) Save(tx *store.Tx) { rings.Put(tx, r, "tokens") }
 
 func sealedName(id string) string { return "signing-key/" + id }
 
-// generate returns a random signing key with Use Staged, its private key encrypted with the cluster key.
+// generate returns a random signing key with Use Staged. The private key is encrypted with the cluster key.
 func generate(key *clusterkey.Key, now cloud.Time) (Key, error) {
 	public, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -96,7 +96,7 @@ func New(key *clusterkey.Key, now cloud.Time) (*Ring, error) {
 	return &Ring{Keys: []Key{first, next}}, nil
 }
 
-// Find returns the key with an ID, or nil.
+// Find returns the key with the given ID, or nil if the ring has no such key.
 func (r *Ring) Find(id string) *Key {
 	if i := slices.IndexFunc(r.Keys, func(k Key) bool { return k.ID == id }); i >= 0 {
 		return &r.Keys[i]
@@ -104,8 +104,8 @@ func (r *Ring) Find(id string) *Key {
 	return nil
 }
 
-// Of returns the staged or the primary key, or nil. Do not call it for Secondary, because there may be several such
-// keys.
+// Of returns the key with Use Staged or Primary, or nil. Do not call it with Secondary, because several keys can be
+// secondary.
 func (r *Ring) Of(use Use) *Key {
 	if i := slices.IndexFunc(r.Keys, func(k Key) bool { return k.Use == use }); i >= 0 {
 		return &r.Keys[i]
@@ -122,8 +122,9 @@ func (k *Key) Private(key *clusterkey.Key) (ed25519.PrivateKey, error) {
 	return ed25519.NewKeyFromSeed(seed), nil
 }
 
-// Rotate makes the staged key the primary, the primary secondary, and generates a new staged key. life is the longest
-// lifetime of a token. Unless force is set, Rotate returns FailedPrecondition if the staged key is younger than MaxAge.
+// Rotate makes the staged key primary and the primary key secondary, and generates a new staged key. The parameter life
+// is the maximum lifetime of a token. If force is false and the staged key is younger than MaxAge, Rotate returns
+// FailedPrecondition.
 func (r *Ring) Rotate(key *clusterkey.Key, now cloud.Time, life time.Duration, force bool) error {
 	staged := r.Of(Staged)
 	if staged == nil {
@@ -149,7 +150,8 @@ func (r *Ring) Rotate(key *clusterkey.Key, now cloud.Time, life time.Duration, f
 	return nil
 }
 
-// Revoke deletes a key. The staged key replaces a revoked primary at once, and a new staged key is generated if needed.
+// Revoke deletes a key. If the key was primary, the staged key becomes primary at once. If no staged key is left,
+// Revoke generates one.
 func (r *Ring) Revoke(key *clusterkey.Key, id string, now cloud.Time) error {
 	k := r.Find(id)
 	if k == nil {
@@ -171,8 +173,8 @@ func (r *Ring) Revoke(key *clusterkey.Key, id string, now cloud.Time) error {
 	return nil
 }
 
-// Tend deletes secondary keys after Ends, and rotates the keys if the primary key is RotateAfter old. It reports
-// whether it changed the ring.
+// Tend deletes the secondary keys whose time Ends has passed, and rotates the keys if the primary key is RotateAfter
+// old. It reports whether it changed the ring.
 func (r *Ring) Tend(key *clusterkey.Key, now cloud.Time, life time.Duration) (changed bool, err error) {
 	before := len(r.Keys)
 	r.Keys = slices.DeleteFunc(slices.Clone(r.Keys), func(k Key) bool { return k.Use == Secondary && now >= k.Ends })

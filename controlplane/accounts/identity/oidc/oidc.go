@@ -26,8 +26,8 @@ import (
 type Provider struct {
 	// Name is the provider's name in Trivet.
 	Name string `yaml:"name"`
-	// Issuer is the provider's URL, below which its discovery document is found. The scheme is https, or http on
-	// loopback.
+	// Issuer is the provider's URL, below which its discovery document is found. The scheme must be https; http is
+	// allowed on loopback.
 	Issuer string `yaml:"issuer"`
 	// ClientID is the audience of the ID tokens that the provider issues for Trivet.
 	ClientID string `yaml:"client_id"`
@@ -37,7 +37,7 @@ type Provider struct {
 
 var name = regexp.MustCompile(`^[a-z][a-z0-9-]{0,31}$`)
 
-// Check returns an error if a field is missing or malformed, or if the issuer uses http on another host than loopback.
+// Check returns an error if a field is missing or malformed, or if the issuer uses http and is not on loopback.
 func (p *Provider) Check() error {
 	u, err := url.Parse(p.Issuer)
 	switch {
@@ -58,7 +58,7 @@ const (
 	askTime = 10 * time.Second
 	// maxText is the maximum length of an ID token, in bytes.
 	maxText = 16 << 10
-	// askAgain is how long to wait after a failed request before the provider is contacted again.
+	// askAgain is the minimum time between a failed request to a provider and the next request to it.
 	askAgain = 5 * time.Second
 )
 
@@ -69,8 +69,8 @@ type Providers struct {
 	known  map[string]*known
 }
 
-// known is the state of one provider: its verifier after a successful discovery, or the error and the time of the last
-// failed one.
+// known is the state of one provider. It contains the provider's verifier if discovery has succeeded, and the error and
+// the time of the last failed discovery otherwise.
 type known struct {
 	mu       sync.Mutex
 	verifier *oidc.IDTokenVerifier
@@ -103,8 +103,9 @@ func (p *Providers) Issuer(name string) string {
 	return ""
 }
 
-// Subject verifies an ID token and returns its subject. It returns Unauthenticated for an invalid token, and
-// Unavailable if the provider does not respond. If nonce is not empty, the token must contain it.
+// Subject verifies an ID token of the given provider and returns its subject. If nonce is not empty, the token must
+// contain the same nonce. Subject returns Unauthenticated for an invalid token, and Unavailable if the provider does
+// not respond.
 func (p *Providers) Subject(ctx context.Context, provider, text, nonce string, now func() time.Time) (string, error) {
 	i := slices.IndexFunc(p.list, func(o Provider) bool { return o.Name == provider })
 	if i < 0 {
@@ -164,7 +165,7 @@ func (p *Providers) verifier(ctx context.Context, one *Provider, now func() time
 	}
 	asking, cancel := context.WithTimeout(oidc.ClientContext(ctx, p.client), askTime)
 	defer cancel()
-	// The verifier fetches keys later too, so it must not use the context of this call.
+	// The verifier also fetches keys after this call has returned, so it must not use the context of this call.
 	provider, err := oidc.NewProvider(asking, one.Issuer)
 	if err != nil {
 		if ctx.Err() == nil {

@@ -5,9 +5,9 @@
 //     ones.
 //   - Hashing uses at most a quarter of the cores, because unauthenticated callers can cause it. So only a few
 //     passwords are verified at once, and on a host with less than four cores each attempt is followed by a pause.
-//   - Waiting attempts are queued by rank: users who logged in from the same network before, users who logged in before
-//     from other networks, all others. The queues are served round-robin, so a flood of wrong passwords does not lock
-//     out users. Each network and each name may only fill a part of a queue.
+//   - Waiting attempts are in three queues: one for users who logged in from the same network before, one for users who
+//     logged in before from other networks, and one for all others. The queues are served round-robin, so a flood of
+//     wrong passwords does not lock out users. The number of attempts in a queue is limited per network and per name.
 //   - After MaxMisses wrong passwords for a name from one network within a minute, further attempts for that name from
 //     that network are refused until the minute is over.
 //   - After MaxNameMisses wrong passwords for a name from all networks within an hour, attempts for that name are
@@ -35,7 +35,7 @@ type Hash struct {
 	MemoryKiB uint32
 }
 
-// Parameters of new hashes: the second of OWASP's recommended sets for argon2id.
+// Parameters of new hashes. They are the second of the parameter sets that OWASP recommends for argon2id.
 const (
 	hashTime      = 2
 	hashMemoryKiB = 19 * 1024
@@ -44,7 +44,7 @@ const (
 // Min and Max are the limits of a password's length, in bytes.
 const Min, Max = 8, 256
 
-// Check returns InvalidArgument unless the length of text is within Min and Max.
+// Check returns InvalidArgument if text is shorter than Min or longer than Max.
 func Check(text string) error {
 	if len(text) < Min || len(text) > Max {
 		return fault.Invalid("password", "must be %d to %d bytes", Min, Max)
@@ -57,23 +57,24 @@ func (h *Hash) sum(password string) []byte {
 	return argon2.IDKey([]byte(password), h.Salt, h.Time, h.MemoryKiB, 1, 32)
 }
 
-// nobody is the hash against which passwords of unknown names are checked, so that the response takes as long as for a
-// known name.
+// nobody is the hash that is computed if the user does not exist or has no password, so that the response takes as long
+// as for a user with a password.
 var nobody = Hash{Salt: make([]byte, 16), Sum: make([]byte, 32), Time: hashTime, MemoryKiB: hashMemoryKiB}
 
-// Account is the part of a user's record that Try uses.
+// Account contains the fields of a user's record that Try uses.
 type Account struct {
-	// Hash is nil for a name without a password, and for one that does not exist.
+	// Hash is nil if the user has no password or does not exist.
 	Hash *Hash
-	// Networks are the networks, as Network returns them, from which the name logged in with its password before.
+	// Networks are the networks from which the user logged in with the password before. Each is a result of the
+	// function Network.
 	Networks []string
 }
 
 // Hasher hashes and verifies passwords, within the limits of the package.
 type Hasher struct {
-	// misses counts wrong passwords by name and network, names by name alone. secrets counts wrong secrets of service
-	// accounts by ID and network. It is separate because checking a secret costs no hashing: with a shared counter an
-	// attacker could quickly evict the entries of passwords.
+	// misses counts the wrong passwords per user name and network, and names counts them per user name. secrets counts
+	// the wrong secrets per service account ID and network. secrets is separate from misses because checking a secret
+	// is fast: with a common counter an attacker could quickly evict the counts of wrong passwords.
 	misses, secrets *throttle[attempt]
 	names           *throttle[cloud.UserID]
 	semaphore       *rankedSemaphore
@@ -81,7 +82,7 @@ type Hasher struct {
 	sum func(h *Hash, password string) []byte
 }
 
-// NewHasher returns a Hasher for a member with this number of cores.
+// NewHasher returns a Hasher for a member with the given number of CPU cores.
 func NewHasher(cores int) *Hasher {
 	return &Hasher{
 		misses: newThrottle[attempt](MaxMisses, missWindow), secrets: newThrottle[attempt](MaxMisses, missWindow),
@@ -93,14 +94,14 @@ func NewHasher(cores int) *Hasher {
 func (d *Hasher) Hash(ctx context.Context, id cloud.UserID, password string) (Hash, error) {
 	h := Hash{Salt: make([]byte, 16), Time: hashTime, MemoryKiB: hashMemoryKiB}
 	rand.Read(h.Salt)
-	// Only a user who is logged in sets a password, so the rank is the highest.
+	// Only a user who is logged in can set a password, so the request gets the highest priority.
 	err := d.semaphore.do(ctx, request{rank: familiar, name: id}, func() { h.Sum = d.sum(&h, password) })
 	return h, err
 }
 
-// Try reports whether a password matches the account that look returns for a name. It returns false without an error
-// for a wrong password, for a name without a password, and while the limits of wrong passwords refuse the name. It
-// returns Unavailable if too many passwords are being tried.
+// Try reports whether the password is that of the user id. It calls the function look to get the user's account. Try
+// returns false without an error if the password is wrong, if the user has no password, or after too many wrong
+// passwords. It returns Unavailable if too many passwords are being verified at the same time.
 func (d *Hasher) Try(ctx context.Context, id cloud.UserID, address, password string, now func() cloud.Time, look func() (Account, error)) (bool, error) {
 	if password == "" {
 		return false, nil // an empty password is wrong without being hashed
@@ -149,8 +150,8 @@ func (d *Hasher) Try(ctx context.Context, id cloud.UserID, address, password str
 	return right && err == nil, err
 }
 
-// TrySecret verifies a generated secret. Unlike a password it is too long to be guessed, so it needs no slow hash and
-// no limit over all networks. MaxMisses applies as for passwords.
+// TrySecret reports whether secret is the generated secret want of a service account. A generated secret is too long to
+// be guessed. So it needs no slow hash and no limit over all networks; only the limit MaxMisses per network applies.
 func (d *Hasher) TrySecret(id cloud.UserID, address, secret string, want []byte, now cloud.Time) bool {
 	a := attempt{id, Network(address)}
 	if !d.secrets.allow(a, now) {

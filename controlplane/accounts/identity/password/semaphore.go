@@ -9,13 +9,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// rank is the priority of a request. It depends on whether the name logged in before, and from which networks.
+// rank is the priority of a request. It depends on whether the user logged in before, and from which networks.
 type rank uint8
 
 const (
-	// familiar: the name logged in from the same network before.
+	// familiar is the rank of a user who logged in from the same network before.
 	familiar rank = iota
-	// known: the name logged in before, from other networks.
+	// known is the rank of a user who logged in before, but only from other networks.
 	known
 	unfamiliar
 	ranks
@@ -23,19 +23,20 @@ const (
 
 // Limits of the requests that wait for a hashing slot on one member.
 const (
-	// maxWaiting is the length of the queue of rank unfamiliar, maxReserved that of each other queue.
+	// maxWaiting is the maximum number of requests that wait in the queue of rank unfamiliar. maxReserved is the
+	// maximum number in the queue of each other rank.
 	maxWaiting  = 256
 	maxReserved = 64
 	// maxShare is the maximum number of requests of one network (a /24 of IPv4 or a /64 of IPv6) that wait for a slot
 	// or have one. Requests of rank familiar are not counted.
 	maxShare = 16
-	// maxNameShare is the maximum number of requests for one name that wait for a slot or have one in each of the ranks
-	// familiar and known, so that an attacker who knows a user's name cannot fill the queue of that rank.
+	// maxNameShare is the maximum number of requests for one user name in each of the ranks familiar and known that
+	// wait for a slot or have one. So an attacker who knows a user's name cannot fill the queue of that rank.
 	maxNameShare = 4
 	// hashWait is how long a request waits for a slot before it is refused.
 	hashWait = 10 * time.Second
-	// maxPause is the longest time for which a slot stays occupied after the hashing. The pause is proportional to the
-	// wall time of the hashing, which is longer than its CPU time on a busy host.
+	// maxPause is the maximum time for which a slot stays occupied after the hashing. The pause is proportional to the
+	// elapsed time of the hashing, which can be long on a busy host, so it needs a maximum.
 	maxPause = 200 * time.Millisecond
 )
 
@@ -43,11 +44,11 @@ const (
 type request struct {
 	rank rank
 	name cloud.UserID
-	// network is empty for a request that maxShare does not count.
+	// network is the client's network. It is empty if the request does not count in maxShare.
 	network string
 }
 
-// nameShare is the key of rankedSemaphore.names: a name in a rank.
+// nameShare is the key of rankedSemaphore.names: a user name and a rank.
 type nameShare struct {
 	name cloud.UserID
 	rank rank
@@ -59,11 +60,11 @@ type waiter struct {
 	ready chan struct{}
 }
 
-// rankedSemaphore is a semaphore with ranked queues. It limits how many passwords are hashed at once to a quarter of
-// the cores, and at least one.
+// rankedSemaphore is a semaphore with one queue per rank. It limits how many passwords are hashed at once to a quarter
+// of the number of cores, and at least one.
 type rankedSemaphore struct {
-	// pause is how long a slot stays occupied after the hashing, as a multiple of the hashing's duration. after and now
-	// are time.AfterFunc and time.Now; tests replace them.
+	// pause is how long a slot stays occupied after the hashing, as a multiple of the time that the hashing took. The
+	// fields after and now are time.AfterFunc and time.Now; tests replace them.
 	pause float64
 	after func(time.Duration, func())
 	now   func() time.Time
@@ -73,8 +74,8 @@ type rankedSemaphore struct {
 	free    int
 	last    rank
 	waiting [ranks][]*waiter
-	// networks and names count the requests that wait for a slot or have one: networks by network, names by name and
-	// rank.
+	// networks and names count the requests that wait for a slot or have one. networks counts them per network, and
+	// names per user name and rank.
 	networks map[string]int
 	names    map[nameShare]int
 }
@@ -89,7 +90,8 @@ func newRankedSemaphore(cores int) *rankedSemaphore {
 	}
 }
 
-// do waits for a slot and runs f. It returns Unavailable if the queues are full, or after hashWait.
+// do waits for a slot and runs f. It returns Unavailable if the queues are full, or if the request gets no slot within
+// hashWait.
 func (t *rankedSemaphore) do(ctx context.Context, r request, f func()) error {
 	w, ok := t.enter(r)
 	if !ok {
@@ -125,8 +127,8 @@ func (t *rankedSemaphore) do(ctx context.Context, r request, f func()) error {
 	return nil
 }
 
-// enter puts a request into the queue of its rank or, if that queue or the request's share of it is full, into that of
-// a lower rank. It returns false if none of these queues has room.
+// enter puts a request into the queue of its rank. If fits does not allow that, enter tries the queues of the lower
+// ranks in turn. It returns false if fits allows none of them.
 func (t *rankedSemaphore) enter(r request) (*waiter, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -150,8 +152,8 @@ func (t *rankedSemaphore) enter(r request) (*waiter, bool) {
 	return w, true
 }
 
-// fits reports whether the queue of the request's rank, and the request's shares by network and name, have room. The
-// caller must hold t.mu.
+// fits reports whether the request may enter the queue of its rank: the queue is not full, and the limits maxShare (per
+// network) and maxNameShare (per user name) are not reached. The caller must hold t.mu.
 func (t *rankedSemaphore) fits(r request) bool {
 	if r.rank != familiar && r.network != "" && t.networks[r.network] >= maxShare {
 		return false
@@ -162,7 +164,7 @@ func (t *rankedSemaphore) fits(r request) bool {
 	return t.names[nameShare{r.name, r.rank}] < maxNameShare && len(t.waiting[r.rank]) < maxReserved
 }
 
-// leave removes a request that has ended from the counts of its network and name.
+// leave decrements the counts of a request's network and user name when the request has ended.
 func (t *rankedSemaphore) leave(w *waiter) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -180,7 +182,8 @@ func decrement[K comparable](counts map[K]int, k K) {
 	}
 }
 
-// abandon removes a request from its queue. It returns false if the request has got a slot already.
+// abandon removes a request from its queue. It returns false if the request is no longer in the queue, because it got a
+// slot.
 func (t *rankedSemaphore) abandon(w *waiter) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -199,7 +202,8 @@ func (t *rankedSemaphore) release() {
 	t.grant()
 }
 
-// grant gives free slots to the oldest request of each queue, round-robin. The caller must hold t.mu.
+// grant gives the free slots to waiting requests. It serves the queues round-robin, and each queue in the order of
+// arrival. The caller must hold t.mu.
 func (t *rankedSemaphore) grant() {
 	for t.free > 0 {
 		next := ranks

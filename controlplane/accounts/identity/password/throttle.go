@@ -10,8 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Network returns the network by which wrong passwords are counted: the IPv4 address, or the /64 of an IPv6 address,
-// which one customer typically has.
+// Network returns the network in which wrong passwords are counted together: the IPv4 address itself, or the /64 of an
+// IPv6 address, because one customer typically has a whole /64.
 func Network(address string) string {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -29,8 +29,9 @@ func Network(address string) string {
 	return ip.String()
 }
 
-// widerNetwork returns the network for maxShare: the /24 of an IPv4 address, or network itself for IPv6. Wrong
-// passwords are not counted by it, because a user would then be refused for the wrong passwords of a neighbour.
+// widerNetwork returns the network to which maxShare applies: the /24 of an IPv4 address, or the argument unchanged for
+// IPv6. Wrong passwords are not counted per /24, because the wrong passwords of one user would then block the
+// neighbours in the /24.
 func widerNetwork(network string) string {
 	if ip, err := netip.ParseAddr(network); err == nil && ip.Is4() {
 		if p, err := ip.Prefix(24); err == nil {
@@ -42,22 +43,23 @@ func widerNetwork(network string) string {
 
 // Limits of wrong passwords on one member.
 const (
-	// MaxMisses is how many wrong passwords for a name from one network within missWindow are checked; further ones are
-	// refused until the window ends.
+	// MaxMisses is the maximum number of wrong passwords for one user name from one network within missWindow. At the
+	// maximum, further attempts are refused until the window ends.
 	MaxMisses  = 10
 	missWindow = int64(time.Minute / time.Millisecond)
-	// MaxNameMisses is how many wrong passwords for a name from all networks within nameWindow are checked; then
-	// attempts from networks from which the name never logged in are refused until the window ends. A person who
-	// mistypes stays far below it; an attacker has 2,400 guesses a day.
+	// MaxNameMisses is the maximum number of wrong passwords for one user name from all networks together within
+	// nameWindow. At the maximum, attempts from networks from which the user never logged in are refused until the
+	// window ends. A person who mistypes stays far below the maximum; an attacker has 2,400 guesses a day on each
+	// member.
 	MaxNameMisses = 100
 	nameWindow    = int64(time.Hour / time.Millisecond)
-	// maxRemembers is the maximum number of keys for which each throttle counts misses.
+	// maxRemembers is the maximum number of keys in one throttle.
 	maxRemembers = 10_000
-	// evictSample is how many entries evict compares.
+	// evictSample is the maximum number of keys that evict compares.
 	evictSample = 16
 )
 
-// attempt is the key by which wrong passwords from one network are counted.
+// attempt is the key under which wrong passwords are counted: a user name and a network.
 type attempt struct {
 	user    cloud.UserID
 	network string
@@ -68,7 +70,7 @@ type count struct {
 	n     int
 }
 
-// throttle counts misses (wrong passwords) per key and time window, for a bounded number of keys.
+// throttle counts misses (wrong passwords or secrets) per key within a time window, for a bounded number of keys.
 type throttle[K comparable] struct {
 	most   int
 	window int64
@@ -81,7 +83,7 @@ func newThrottle[K comparable](most int, window int64) *throttle[K] {
 	return &throttle[K]{most: most, window: window, counts: map[K]*count{}}
 }
 
-// allow reports whether a key has had fewer than t.most wrong passwords in its current window.
+// allow reports whether the key k has had fewer than t.most misses in its current window.
 func (t *throttle[K]) allow(k K, now cloud.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -89,7 +91,8 @@ func (t *throttle[K]) allow(k K, now cloud.Time) bool {
 	return c == nil || now-c.since >= t.window || c.n < t.most || mutant.On(mutant.UnlimitedGuesses)
 }
 
-// miss counts one wrong password for a key. If there is no room for a new key, it evicts another.
+// miss counts one wrong password or secret for the key k. If k is new and there are maxRemembers keys, miss evicts
+// another key.
 func (t *throttle[K]) miss(k K, now cloud.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -103,9 +106,9 @@ func (t *throttle[K]) miss(k K, now cloud.Time) {
 	t.counts[k] = &count{since: now, n: 1}
 }
 
-// evict removes one of evictSample randomly chosen keys: one whose window is over, or else the one with the fewest
-// misses, or else the oldest. An attacker cannot evict the key of a name by guessing for many other names, since each
-// of these needs as many misses.
+// evict compares up to evictSample arbitrary keys and removes one: a key whose window is over, or else the key with the
+// fewest misses, and of several the oldest. So an attacker cannot evict the count of one user name cheaply: each other
+// user name would need as many wrong passwords.
 func (t *throttle[K]) evict(now cloud.Time) {
 	var victim K
 	var least *count

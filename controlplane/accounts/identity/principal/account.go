@@ -25,7 +25,7 @@ type Account struct {
 	Expires cloud.Time `cbor:",omitempty"`
 }
 
-// accounts holds the IDs of a project's service accounts by name: service-account/<project>/<name>.
+// accounts maps the project and the name of each service account to its ID: service-account/<project>/<name>.
 var accounts = store.NewTable[cloud.UserID]("service-account")
 
 // maxAccounts is the maximum number of service accounts of a project.
@@ -59,7 +59,7 @@ func (u *User) Open(key *clusterkey.Key) ([]byte, error) {
 	return key.Open(sealedName(u.ID), u.Account.Sealed)
 }
 
-// Expired reports whether a principal is an expired service account.
+// Expired reports whether the principal is a service account whose expiry has passed.
 func (u *User) Expired(now cloud.Time) bool {
 	return u.Account != nil && u.Account.Expires != 0 && now >= u.Account.Expires
 }
@@ -98,7 +98,7 @@ func (n *NewAccount) Check(now cloud.Time) error {
 	return nil
 }
 
-// CreateAccount creates a service account. It returns NotFound unless the org and the project exist.
+// CreateAccount creates a service account. It returns NotFound if the org or the project does not exist.
 func CreateAccount(tx *store.Tx, n NewAccount) (*User, error) {
 	if err := n.Check(tx.Now()); err != nil {
 		return nil, err
@@ -134,7 +134,8 @@ func CreateAccount(tx *store.Tx, n NewAccount) (*User, error) {
 	return u, nil
 }
 
-// DeleteAccount deletes a service account of the tenant t. It returns NotFound for an account of another project.
+// DeleteAccount deletes a service account that belongs to the project t. It returns NotFound if the account belongs to
+// another project.
 func DeleteAccount(tx *store.Tx, t cloud.Tenant, id cloud.UserID) error {
 	u, err := Users.Get(tx, string(id))
 	if err != nil {
@@ -168,7 +169,7 @@ func DeleteAccounts(tx *store.Tx, project cloud.ProjectID) error {
 	return nil
 }
 
-// Accounts returns a page of a project's service accounts, by name.
+// Accounts returns a page of a project's service accounts, sorted by name.
 func Accounts(ctx context.Context, s *store.Store, t cloud.Tenant, size int32, token string) (found []*User, next string, err error) {
 	req := store.PageRequest{Size: size, Token: token, Query: "accounts\x00" + t.String()}
 	ids, next, err := store.Page(ctx, s, accounts, req, func(*cloud.UserID) bool { return true }, string(t.Project))

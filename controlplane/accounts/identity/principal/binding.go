@@ -9,27 +9,27 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Grant contains the arguments of Bind, which gives a role to a user, and of Unbind, which removes it.
+// Grant holds the arguments of Bind, which gives a role to a user, and of Unbind, which removes a role from a user.
 type Grant struct {
 	User    cloud.UserID
 	Binding cloud.Binding
 	// By is the principal who gives or removes the role.
 	By string
-	// Always is set if the caller is system:admin, whose grants are effective without an invitation.
+	// Always is true if the caller is system:admin. Such a caller gives a role without an invitation.
 	Always bool
 }
 
 const (
 	// maxPerOrg is the maximum number of roles that one user can have in one org and its projects.
 	maxPerOrg = 64
-	// maxBindings is the number of roles in all orgs with which a user can accept no more invitations. The limit does
-	// not apply to roles given by the home org or by system:admin, so accepted invitations of other orgs cannot block
-	// them.
+	// maxBindings limits invitations: a user who has this many roles in all orgs together cannot accept one. The limit
+	// does not apply to roles that the home org or system:admin gives, so that roles in other orgs cannot prevent them.
 	maxBindings = 256
 )
 
-// HomeOrg returns the org that a user belongs to, or "". Its administrators give the user roles in the org without an
-// invitation. For a record written before home orgs existed, it is the org of the user's roles if all are in one org.
+// HomeOrg returns the org that a user belongs to, or "". The org's administrators give the user roles in that org
+// without an invitation. Records written before home orgs existed have no home org: HomeOrg then returns the org of the
+// user's roles if all of them are in one org.
 func (u *User) HomeOrg() cloud.OrgID {
 	if u.HomeSettled {
 		return u.Home
@@ -40,9 +40,9 @@ func (u *User) HomeOrg() cloud.OrgID {
 	return ""
 }
 
-// Bind gives a role to a user if system:admin or the user's home org gives it, and creates an invitation otherwise. It
-// returns NotFound unless the org and the project exist. The result does not reveal whether a user of another org
-// exists. pending is set if it created an invitation.
+// Bind gives a role to a user. If the caller is neither system:admin nor the user's home org, Bind creates an
+// invitation to the role instead, and returns pending = true. It returns NotFound if the org or the project does not
+// exist. The result does not reveal whether a user of another org exists.
 func Bind(tx *store.Tx, g Grant) (pending bool, err error) {
 	if err := cloud.CheckCallerID("user_id", string(g.User)); err != nil {
 		return false, err
@@ -80,8 +80,8 @@ func Bind(tx *store.Tx, g Grant) (pending bool, err error) {
 	return false, addRole(tx, u, g.Binding)
 }
 
-// setHomeOrg sets the user's home org to the org of a role that system:admin gives, if the user has no home org or the
-// home org was deleted.
+// setHomeOrg is called when a role is given to the user u. It changes the home org only if system:admin gives the role,
+// and u has no home org or the home org was deleted. It then makes the org of the role the home org.
 func setHomeOrg(tx *store.Tx, u *User, g Grant) error {
 	home := u.HomeOrg()
 	if !g.Always || g.Binding.Org == "" || home == g.Binding.Org {
@@ -97,8 +97,8 @@ func setHomeOrg(tx *store.Tx, u *User, g Grant) error {
 	return nil
 }
 
-// belongsTo reports whether org is the user's home org or, for a service account, the org of its project. Such an org
-// gives and removes roles in it and its projects without an invitation.
+// belongsTo reports whether org is the home org of the user or, for a service account, the org of its project. If so,
+// the administrators of org can give and remove the principal's roles in org without an invitation.
 func (u *User) belongsTo(org cloud.OrgID) bool {
 	switch {
 	case u == nil || org == "":
@@ -109,15 +109,15 @@ func (u *User) belongsTo(org cloud.OrgID) bool {
 	return u.HomeOrg() == org
 }
 
-// addRole adds a role to a user. It also stores the org and project that calls without a tenant use until now as the
-// user's defaults, so that the new role does not change them.
+// addRole adds a role to a user. Before that, it stores the org and the project that the user's calls without a tenant
+// use at present as the user's defaults. So the new role does not change the tenant of such calls.
 func addRole(tx *store.Tx, u *User, b cloud.Binding) error {
 	if slices.Contains(u.Bindings, b) {
 		return nil
 	}
 	u.Home, u.HomeSettled = u.HomeOrg(), true
-	// Remove the roles in deleted projects and in earlier incarnations of projects, which never give access again. They
-	// would count for maxPerOrg, and no list shows them, so no caller could remove them.
+	// Remove the user's roles in deleted projects and in earlier incarnations of projects. They no longer give access
+	// and appear in no list, so no caller could remove them, but they would count for maxPerOrg.
 	before, err := effective(tx, slices.DeleteFunc(slices.Clone(u.Bindings), b.Same))
 	if err != nil {
 		return err
@@ -145,8 +145,8 @@ func countIn(all []cloud.Binding, org cloud.OrgID) (n int) {
 	return n
 }
 
-// effective returns the roles whose org and project exist. It omits roles in an earlier, deleted project with the same
-// ID.
+// effective returns the roles whose org and project exist. It omits a role in a deleted project, even if a new project
+// has the same ID.
 func effective(r store.Reader, all []cloud.Binding) (found []cloud.Binding, err error) {
 	for _, b := range all {
 		now := b
@@ -161,8 +161,8 @@ func effective(r store.Reader, all []cloud.Binding) (found []cloud.Binding, err 
 	return found, nil
 }
 
-// Unbind removes a role from a user, or deletes the invitation to it. It does nothing if the user has neither. Unless
-// the caller is system:admin, the result does not reveal whether the user exists.
+// Unbind removes a role from a user, or deletes the invitation to the role. If the user has neither, Unbind does
+// nothing. The result does not reveal whether a user of another org exists, except to system:admin.
 func Unbind(tx *store.Tx, g Grant) error {
 	if err := cloud.CheckCallerID("user_id", string(g.User)); err != nil {
 		return err
@@ -200,7 +200,8 @@ func Unbind(tx *store.Tx, g Grant) error {
 	return nil
 }
 
-// At returns the user's bindings within t: an org with its projects, one project, or, for the zero t, all of them.
+// At returns the user's roles within the tenant t: an org including its projects, or one project. The zero t returns
+// all roles.
 func (u *User) At(t cloud.Tenant) (found []cloud.Binding) {
 	for _, b := range u.Bindings {
 		if isWithin(b, t) {
@@ -210,7 +211,8 @@ func (u *User) At(t cloud.Tenant) (found []cloud.Binding) {
 	return found
 }
 
-// isWithin reports whether a role is within t: an org with its projects, one project, or, for the zero t, anywhere.
+// isWithin reports whether the role b is within the tenant t: an org including its projects, or one project. Every role
+// is within the zero t.
 func isWithin(b cloud.Binding, t cloud.Tenant) bool {
 	return (t.Org == "" || b.Org == t.Org) && (t.Project == "" || b.Project == t.Project)
 }

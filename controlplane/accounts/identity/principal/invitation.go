@@ -14,10 +14,10 @@ import (
 //
 // Decisions:
 //   - The limits apply per org and name (maxOpen) and per org (maxInvitees), so no org uses up the limits of another.
-//     Only system:admin creates orgs, so the invitations of one name are bounded too.
-//   - The records, and the inviting org's responses and lists, do not depend on whether the user exists. So a declined
-//     invitation stays listed until it expires. The same holds for the invitations of a deleted user; a later user of
-//     that name does not see them.
+//     Only system:admin creates orgs, so the number of invitations to one name is bounded too.
+//   - The records, and what the inviting org can read, do not depend on whether the user exists. So the org sees a
+//     declined invitation as open until it expires. The same holds for the invitations of a deleted user; a later user
+//     of that name does not see them.
 type Invitations struct {
 	User cloud.UserID
 	Org  cloud.OrgID
@@ -30,11 +30,11 @@ type Invitation struct {
 	By      string
 	At      cloud.Time
 	Expires cloud.Time
-	// Declined hides the invitation from the user.
+	// Declined is true if the user declined the invitation, which is then no longer shown to the user.
 	Declined bool `cbor:",omitempty"`
 }
 
-// invitee is the index entry of a user name that an org has invited.
+// invitee is an index entry: a user name that an org has invited.
 type invitee struct {
 	User cloud.UserID
 	Org  cloud.OrgID
@@ -56,13 +56,14 @@ const (
 	maxInvitees = 1000
 	// invitationLife is how long an invitation is open, in milliseconds: 30 days.
 	invitationLife = 30 * 24 * 3600 * 1000
-	// renewAfter is the least age of an invitation, in milliseconds, at which repeating the grant restarts
-	// invitationLife.
+	// renewAfter is the minimum age of an invitation, in milliseconds, at which giving the same role again restarts the
+	// time invitationLife.
 	renewAfter = 3600 * 1000
 )
 
-// invite stores an invitation to a role, open for invitationLife. An existing invitation to the role is renewed if it
-// is older than renewAfter. invite returns ResourceExhausted beyond maxOpen or maxInvitees.
+// invite stores an invitation to a role, which is open for invitationLife. If there is an invitation to the role and it
+// is older than renewAfter, invite renews it. If maxOpen or maxInvitees would be exceeded, invite returns
+// ResourceExhausted.
 func invite(tx *store.Tx, g Grant) error {
 	rec, err := invitations.Get(tx, string(g.User), string(g.Binding.Org))
 	if err != nil {
@@ -88,17 +89,18 @@ func invite(tx *store.Tx, g Grant) error {
 	return rec.save(tx)
 }
 
-// find returns the index in r.Open of the invitation to a role, or -1 if there is none.
+// find returns the index of the invitation to the role b in r.Open, or -1 if there is none.
 func (r *Invitations) find(b cloud.Binding) int {
 	return slices.IndexFunc(r.Open, func(i Invitation) bool { return b.Same(i.Binding) })
 }
 
-// forget removes the expired invitations from r.Open. It does not store the record.
+// forget removes the expired invitations from r.Open. The caller must store the record.
 func (r *Invitations) forget(now cloud.Time) {
 	r.Open = slices.DeleteFunc(r.Open, func(i Invitation) bool { return now >= i.Expires })
 }
 
-// save writes the record and its index entry, or removes both if no invitation is left, and updates inviteeCount.
+// save stores the record r and its index entry, and updates inviteeCount. If r has no invitations left, save deletes
+// both.
 func (r *Invitations) save(tx *store.Tx) error {
 	user, org := string(r.User), string(r.Org)
 	had, err := invitees.Has(tx, org, user)
@@ -139,7 +141,7 @@ func (r *Invitations) save(tx *store.Tx) error {
 	return nil
 }
 
-// withdraw removes the invitation to the role of g, if there is one.
+// withdraw removes the invitation to the role in g, if there is one.
 func withdraw(tx *store.Tx, g Grant) error {
 	if g.Binding.Org == "" {
 		return nil
@@ -160,7 +162,8 @@ func errNotInvited(id cloud.UserID, b cloud.Binding) error {
 	return fault.New(fault.NotFound, "%s has no invitation to %s in %s", id, b.Role, cloud.Tenant{Org: b.Org, Project: b.Project})
 }
 
-// findInvitation returns the record and the index of an invitation that a user has not declined, or NotFound.
+// findInvitation returns the record with the invitation of the user id to the role b, and the index of the invitation
+// in Open. It returns NotFound if there is no such invitation or the user has declined it.
 func findInvitation(tx *store.Tx, id cloud.UserID, b cloud.Binding) (*Invitations, int, error) {
 	if b.Org == "" {
 		return nil, 0, errNotInvited(id, b)
@@ -180,8 +183,9 @@ func findInvitation(tx *store.Tx, id cloud.UserID, b cloud.Binding) (*Invitation
 	return rec, i, nil
 }
 
-// Accept gives a user the role of an open invitation, and removes the invitation. It succeeds if the user has the role
-// already. It returns NotFound without an invitation, and ResourceExhausted if the user has maxBindings roles.
+// Accept gives a user the role of an open invitation, and removes the invitation. If the user has the role already,
+// Accept does nothing. It returns NotFound if there is no invitation, and ResourceExhausted if the user has maxBindings
+// roles.
 func Accept(tx *store.Tx, id cloud.UserID, b cloud.Binding) error {
 	u, err := Find(tx, id)
 	if err != nil {
@@ -224,7 +228,8 @@ func Decline(tx *store.Tx, id cloud.UserID, b cloud.Binding) error {
 	return rec.save(tx)
 }
 
-// declineAll marks all invitations to a name as declined, so that a later user of the name does not see them.
+// declineAll marks all invitations to a user name as declined, so that they are not shown to a user who is created with
+// that name later.
 func declineAll(tx *store.Tx, id cloud.UserID) error {
 	all, _, err := invitations.List(tx, 0, string(id))
 	if err != nil {
@@ -265,7 +270,7 @@ func WithdrawAll(tx *store.Tx, t cloud.Tenant) error {
 	return nil
 }
 
-// InvitationsTo returns a page of the open invitations to a user, by org.
+// InvitationsTo returns a page of the open invitations to a user, sorted by org.
 func InvitationsTo(ctx context.Context, s *store.Store, id cloud.UserID, size int32, token string) (found []*Invitations, next string, err error) {
 	now := s.Now()
 	hidden := func(i Invitation) bool { return i.Declined || now >= i.Expires }
@@ -277,7 +282,8 @@ func InvitationsTo(ctx context.Context, s *store.Store, id cloud.UserID, size in
 	return store.Page(ctx, s, invitations, req, keep, string(id))
 }
 
-// InvitationsOf returns a page of the open invitations to roles within t, by user. The zero t means all orgs.
+// InvitationsOf returns a page of the open invitations to roles within the tenant t, sorted by user. The zero t means
+// all orgs.
 func InvitationsOf(ctx context.Context, s *store.Store, t cloud.Tenant, size int32, token string) (found []*Invitations, next string, err error) {
 	var path []string
 	if t.Org != "" {
@@ -329,7 +335,8 @@ func ForgetInvitations(ctx context.Context, s *store.Store) error {
 				if r.Value.forget(tx.Now()); len(r.Value.Open) == before {
 					continue
 				}
-				// Read the record within the transaction, so that a concurrent change is a conflict.
+				// Read the record in the transaction, so that a concurrent change of the record makes the transaction
+				// run again.
 				rec, err := invitations.Get(tx, r.Path...)
 				if err != nil {
 					return err

@@ -6,8 +6,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// setIncarnation sets the binding's incarnation to that of its project. It returns NotFound unless the org and the
-// project exist.
+// setIncarnation stores the incarnation of the role's project in the binding b. It returns NotFound if the org or the
+// project does not exist.
 func setIncarnation(r store.Reader, b *cloud.Binding) error {
 	b.Incarnation = 0
 	if b.Org != "" {

@@ -1,20 +1,22 @@
 // Package principal stores the holders of tokens: users and service accounts, with their credentials and roles.
 //
-// All functions work inside the caller's transaction. The package does not depend on tokens or requests. Decisions:
+// The functions that change a principal run in the caller's transaction. The package does not depend on tokens or
+// requests. Decisions:
 //   - Users and service accounts share one table, so no two principals have the same ID. The ID of a service account is
 //     generated.
-//   - A name alone (which every caller may register) has no credential, and only a user with a credential can get a role.
+//   - A name that any caller has registered has no credential, and only a user with a credential can get a role.
 //   - A user has a home org. Roles given by the home org or by system:admin are effective at once. Roles given by
 //     another org are invitations (invitation.go) until the user accepts them, so that no tenant changes the access of
 //     another tenant's users. A user created without a home org gets the org of the first org role that system:admin
-//     gives. For users recorded before there were home orgs, the home org is the only org in which they have roles, or
-//     none.
-//   - The default project is the first one in which the user got a role, until that role is removed (cloud.Defaults),
-//     so that another role never changes the tenant of calls with a token in use.
-//   - The epoch of a principal counts the events that invalidate its tokens: a new password, a revocation, being
-//     disabled. It does not depend on clocks. It continues when an ID is used again after the principal was deleted.
-//   - A service account's secret is stored encrypted, not hashed: it is too long to be guessed, and the same record is
-//     a key of the object storage, whose signatures need the secret itself.
+//     gives. A record written before there were home orgs has none: if all roles of the user are in one org, that org
+//     is the home org.
+//   - The user's default project (cloud.Defaults) is the first project in which the user got a role, until that role is
+//     removed. So another role does not change the tenant of calls that name none.
+//   - The epoch of a principal is a number that is incremented by each event that invalidates its tokens: a new
+//     password, a revocation, being disabled. It does not depend on clocks. If the ID of a deleted user is used again,
+//     the new user's epoch continues from that of the deleted one.
+//   - A service account's secret is stored encrypted, not hashed. The service account is also an access key of the
+//     object storage, and checking a signature needs the secret itself. The secret is too long to be guessed.
 //
 // Keys: invitation/<user>/<org>, invitee/<org>/<user>, invitee-count/<org>, user/<id>, user-retired/<id>,
 // user-identity/<provider>/<SHA-256 of issuer and subject>, service-account/<project>/<name>.
@@ -32,10 +34,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Admin is the administrator, created at the first boot. A holder of the cluster key can always act as Admin.
+// Admin is the administrator, created at the first start of the cluster. A holder of the cluster key can always act as
+// Admin.
 const Admin cloud.UserID = "admin"
 
-// Kind says whether a principal is a user or a service account, in the words of part 2.6 of the wire contract.
+// Kind is the kind of a principal, user or service account. The values are those of part 2.6 of the wire contract.
 type Kind string
 
 const (
@@ -46,8 +49,8 @@ const (
 // Identity identifies a user at an external OpenID provider.
 type Identity struct {
 	Provider, Subject string
-	// Issuer is the issuer of the provider at the time of linking. A different provider that later gets the same name
-	// in the configuration cannot authenticate the user.
+	// Issuer is the URL of the provider at the time when the identity was linked. If the configuration later gives the
+	// same provider name to another issuer, that provider cannot authenticate the user.
 	Issuer string
 }
 
@@ -56,24 +59,23 @@ type User struct {
 	ID       cloud.UserID
 	Name     string
 	Bindings []cloud.Binding
-	// Home is the user's home org. It is valid only if HomeSettled is set; use HomeOrg.
+	// Home is the user's home org. It is valid only if HomeSettled is true. Read it with the method HomeOrg.
 	Home        cloud.OrgID `cbor:",omitempty"`
 	HomeSettled bool        `cbor:",omitempty"`
-	// Defaults are the org and the projects of the user's calls that name none.
+	// Defaults are the org and the projects that the user's calls use if they name no tenant.
 	Defaults cloud.Defaults `cbor:",omitzero"`
 	Password *password.Hash
-	// Identities are external identities, which are credentials like the password.
+	// Identities are the user's identities at external OpenID providers. Each is a credential, like the password.
 	Identities []Identity `cbor:",omitempty"`
 	Account    *Account   `cbor:",omitempty"`
 	Disabled   bool       `cbor:",omitempty"`
-	// Claimed is set if an unauthenticated caller registered the name.
+	// Claimed is true if an unauthenticated caller registered the name.
 	Claimed   bool `cbor:",omitempty"`
 	CreatedAt cloud.Time
-	// Epoch counts the events that invalidate all tokens of the principal. A token contains the epoch of its issue, and
-	// is valid only while Epoch is the same.
+	// Epoch is incremented by each event that invalidates all tokens of the principal. A token contains the epoch at
+	// the time of its issue, and is valid only while the principal has the same epoch.
 	Epoch uint64
-	// Since invalidates tokens signed with the host key, which contain no epoch: those signed before this time are no
-	// longer valid.
+	// Since is the time before which tokens signed with the host key are invalid. Such tokens contain no epoch.
 	Since cloud.Time
 }
 
@@ -81,14 +83,16 @@ type User struct {
 var Users = store.NewTable[User]("user")
 
 var (
-	// retired holds the epochs of deleted users: user-retired/<id>. A later user with the same ID gets the next epoch,
-	// so the tokens of the deleted user stay invalid.
+	// retired holds the epochs of deleted users: user-retired/<id>. If a user with the same ID is created later, its
+	// epoch is one higher, so that the tokens of the deleted user stay invalid.
 	retired = store.NewTable[uint64]("user-retired")
-	// linked holds the user of each external identity: user-identity/<provider>/<SHA-256 of issuer and subject>.
+	// linked maps each external identity to the ID of its user: user-identity/<provider>/<SHA-256 of issuer and
+	// subject>.
 	linked = store.NewTable[cloud.UserID]("user-identity")
 )
 
-// Limits of a user's external identities: their number, and the length of a subject in bytes.
+// maxIdentities is the maximum number of external identities of a user. maxSubject is the maximum length of an
+// identity's subject, in bytes.
 const (
 	maxIdentities = 16
 	maxSubject    = 255
@@ -107,14 +111,14 @@ func (u *User) Registered() bool {
 	return u.Password != nil || len(u.Identities) > 0 || u.Account != nil || u.ID == Admin
 }
 
-// Unused reports whether the principal is a name that was registered without a token and has no credential and no role
-// since. A name that an administrator disabled is not unused.
+// Unused reports whether the principal is only a name: an unauthenticated caller registered it, and it has no
+// credential and no role. It returns false for a name that an administrator disabled.
 func (u *User) Unused() bool {
 	return u.Claimed && !u.Registered() && len(u.Bindings) == 0 && !u.Disabled
 }
 
-// invalidateTokens invalidates all tokens issued to the principal so far: it increments Epoch and, for tokens signed
-// with the host key, sets Since. The caller must store the record.
+// invalidateTokens invalidates all tokens that the principal has got so far. It increments Epoch and sets Since to the
+// present time. The caller must store the record.
 func (u *User) invalidateTokens(tx *store.Tx) {
 	u.Epoch++
 	u.Since = tx.Now()
@@ -123,7 +127,7 @@ func (u *User) invalidateTokens(tx *store.Tx) {
 // Missing returns the NotFound error for a principal that does not exist.
 func Missing(id cloud.UserID) *fault.Fault { return fault.New(fault.NotFound, "no user %s", id) }
 
-// Find returns the principal with an ID, or NotFound.
+// Find returns the principal with the given ID, or NotFound.
 func Find(r store.Reader, id cloud.UserID) (*User, error) {
 	u, err := Users.Get(r, string(id))
 	if err == nil && u == nil {
@@ -132,8 +136,8 @@ func Find(r store.Reader, id cloud.UserID) (*User, error) {
 	return u, err
 }
 
-// Create creates a user without a credential or role. home is the org that the user belongs to, or ""; open is set if
-// an unauthenticated caller registers the name.
+// Create creates a user without a credential or role. The parameter home is the org that the user belongs to, or "".
+// The parameter open is true if an unauthenticated caller registers the name.
 func Create(tx *store.Tx, id cloud.UserID, name string, home cloud.OrgID, open bool) (*User, error) {
 	if err := cloud.CheckCallerID("id", string(id)); err != nil {
 		return nil, err
@@ -154,8 +158,8 @@ func Create(tx *store.Tx, id cloud.UserID, name string, home cloud.OrgID, open b
 	return add(tx, &User{ID: id, Name: name, Home: home, Claimed: open})
 }
 
-// add stores a new principal, or returns AlreadyExists. If a user with the ID was deleted before, the new one gets the
-// next epoch.
+// add stores a new principal, or returns AlreadyExists. If a user with the same ID was deleted before, the epoch of the
+// new user is one higher than that of the deleted user.
 func add(tx *store.Tx, u *User) (*User, error) {
 	if taken, err := Users.Has(tx, string(u.ID)); err != nil {
 		return nil, err
@@ -175,8 +179,8 @@ func add(tx *store.Tx, u *User) (*User, error) {
 	return u, nil
 }
 
-// Change applies f to the record of a principal, and stores the result. It returns NotFound, or the error of f; then it
-// stores nothing.
+// Change applies the function f to the record of a principal, and stores the changed record. It returns NotFound if the
+// principal does not exist. If f returns an error, Change returns that error and stores nothing.
 func Change(tx *store.Tx, id cloud.UserID, f func(*User) error) (*User, error) {
 	if err := cloud.CheckCallerID("user_id", string(id)); err != nil {
 		return nil, err
@@ -192,7 +196,8 @@ func Change(tx *store.Tx, id cloud.UserID, f func(*User) error) (*User, error) {
 	return u, nil
 }
 
-// checkIsUser returns FailedPrecondition if u is a service account. Operations that exist only for users call it.
+// checkIsUser returns FailedPrecondition if the principal u is a service account. Functions that accept only users call
+// it.
 func checkIsUser(u *User) error {
 	if u.Account != nil {
 		return fault.New(fault.FailedPrecondition, "%s is a service account of project %s: it is created and deleted there", u.ID, u.Account.Tenant.Project)
@@ -200,7 +205,7 @@ func checkIsUser(u *User) error {
 	return nil
 }
 
-// SetPassword sets a user's password, and revokes all earlier tokens.
+// SetPassword sets a user's password, and revokes all tokens that the user has got so far.
 func SetPassword(tx *store.Tx, id cloud.UserID, h password.Hash) (*User, error) {
 	return Change(tx, id, func(u *User) error {
 		if err := checkIsUser(u); err != nil {
@@ -234,8 +239,8 @@ func SetDisabled(tx *store.Tx, id cloud.UserID, disabled bool) (*User, error) {
 	})
 }
 
-// Delete removes a user with its credentials and roles, and hides the open invitations to its name. It returns
-// FailedPrecondition for Admin and for a service account.
+// Delete removes a user with its credentials and roles. If the user had a credential, Delete also marks the open
+// invitations to the user name as declined. It returns FailedPrecondition for Admin and for a service account.
 func Delete(tx *store.Tx, id cloud.UserID) error {
 	u, err := Change(tx, id, func(u *User) error {
 		if u.ID == Admin {
@@ -249,7 +254,8 @@ func Delete(tx *store.Tx, id cloud.UserID) error {
 	return remove(tx, u)
 }
 
-// remove deletes a principal's record with its external identities, and stores the epoch of a user in retired.
+// remove deletes the record of a principal and the index entries of its external identities. For a user, it stores the
+// epoch in the table retired.
 func remove(tx *store.Tx, u *User) error {
 	for _, i := range u.Identities {
 		linked.Delete(tx, i.key()...)
@@ -266,13 +272,13 @@ func remove(tx *store.Tx, u *User) error {
 	return nil
 }
 
-// key returns the key of the identity in the table linked.
+// key returns the key of the identity i in the table linked.
 func (i Identity) key() []string {
 	sum := sha256.Sum256([]byte(i.Issuer + "\x00" + i.Subject))
 	return []string{i.Provider, hex.EncodeToString(sum[:])}
 }
 
-// Link adds an external identity as a credential of a user. An identity can belong to one user only.
+// Link adds an external identity as a credential of a user. An identity can be linked with one user only.
 func Link(tx *store.Tx, id cloud.UserID, i Identity) (*User, error) {
 	if i.Subject == "" || len(i.Subject) > maxSubject {
 		return nil, fault.Invalid("identity.subject", "must be 1 to %d bytes", maxSubject)
@@ -297,8 +303,8 @@ func Link(tx *store.Tx, id cloud.UserID, i Identity) (*User, error) {
 	})
 }
 
-// Unlink removes an external identity from a user, and revokes all tokens, because the identity may have authenticated
-// some of them.
+// Unlink removes an external identity from a user. It also revokes all tokens of the user, because some of them may
+// have been issued for this identity.
 func Unlink(tx *store.Tx, id cloud.UserID, i Identity) (*User, error) {
 	return Change(tx, id, func(u *User) error {
 		at := slices.IndexFunc(u.Identities, func(had Identity) bool { return had.Provider == i.Provider && had.Subject == i.Subject })

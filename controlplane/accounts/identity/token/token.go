@@ -1,15 +1,16 @@
 // Package token defines the format of Trivet's tokens: JWTs (RFC 7519) signed with Ed25519. A token names its holder
 // and how the holder was authenticated, but no roles.
 //
-// The package is pure: keys and the time are arguments. It does not depend on users or the store. Decisions:
-//   - "iss" is the URL at which OpenID discovery finds the keys, for other programs. A token is bound to this cluster
-//     by its key and the claim "cluster", because members of one cluster may be reached at several URLs.
-//   - "aud" is Audience, the client ID that other programs expect, and "sub" is the principal's ID.
-//   - A token with proof "none" is unauthenticated: every caller can get one for any name (part 4.6 of the wire contract).
-//     Its "aud" is UnprovenAudience and its "sub" has a prefix that no principal's ID can have, so that programs that
-//     check either claim refuse it. Package identity signs these tokens with a key that is not published.
-//   - Members' clocks may be Leeway apart at the start of a token's validity. The expiry has no leeway (RFC 7519 part
-//     4.1.4).
+// The functions get keys and the time as arguments. The package does not depend on users or the store. Decisions:
+//   - The claim "iss" is the URL at which other programs find the keys by OpenID discovery. A token is bound to this
+//     cluster by its key and the claim "cluster", because members of one cluster may be reached at several URLs.
+//   - The claim "aud" is the constant Audience, the client ID that other programs expect. The claim "sub" is the
+//     principal's ID.
+//   - A token with proof "none" is unauthenticated: every caller can get one for any name (part 4.6 of the wire
+//     contract). Its "aud" is UnprovenAudience and its "sub" has a prefix that no principal's ID can have, so that
+//     programs that check either claim refuse it. Package identity signs these tokens with a key that is not published.
+//   - A token is accepted up to Leeway before the start of its validity, because members' clocks differ. The expiry has
+//     no leeway (RFC 7519 part 4.1.4).
 package token
 
 import (
@@ -29,10 +30,11 @@ import (
 )
 
 const (
-	// DefaultTTL is the lifetime of a token in seconds if the request names none, MaxTTL the longest lifetime.
+	// DefaultTTL is the lifetime of a token, in seconds, if the request names none. MaxTTL is the maximum lifetime, in
+	// seconds.
 	DefaultTTL = 3600
 	MaxTTL     = 30 * 24 * 3600
-	// Leeway is how far in the future a token may begin, because the members' clocks differ.
+	// Leeway is how far in the future the start of a token's validity may be, because the members' clocks differ.
 	Leeway   = time.Minute
 	Audience = "trivet"
 	// UnprovenAudience is the only audience of an unauthenticated token.
@@ -49,8 +51,8 @@ const (
 	ServiceAccount = "service_account"
 )
 
-// Claims are the claims of a token. Subject is the principal's ID; for an unauthenticated token Sign adds the prefix
-// and Verify removes it.
+// Claims are the claims of a token. Subject is the principal's ID. For an unauthenticated token, Sign adds a prefix to
+// Subject and Verify removes it.
 type Claims struct {
 	jwt.Claims
 	// Cluster is the ID of the cluster that issued the token.
@@ -58,17 +60,17 @@ type Claims struct {
 	Kind    string `json:"kind"`
 	// Scope is system, org:<org>, or project:<org>/<project>; the org may be empty.
 	Scope string `json:"scope"`
-	// Incarnation identifies the incarnation that the scope's project had when the token was issued; package identity
-	// computes and checks it. The token is valid for no other incarnation. It is empty in tokens of versions without
-	// incarnations.
+	// Incarnation identifies the incarnation that the project of Scope had when the token was issued. If the project is
+	// deleted and created again, the token is not valid for the new project. Package identity computes and checks
+	// Incarnation. It is empty in tokens of versions without incarnations.
 	Incarnation string `json:"incarnation,omitempty"`
 
 	Proof cloud.Proof `json:"proof"`
-	// Epoch is principal.User.Epoch at the time of issue. It counts the events that invalidate the principal's tokens,
-	// so a token is refused when it differs from the principal's present epoch.
+	// Epoch is principal.User.Epoch at the time of issue. That number is incremented when all tokens of the principal
+	// are invalidated, so a token with another epoch than the principal is refused.
 	Epoch uint64 `json:"epoch,omitempty"`
-	// At is when the token was issued, in Unix milliseconds: "iat" is too coarse to order a token relative to a
-	// password change.
+	// At is when the token was issued, in Unix milliseconds. The seconds of the claim "iat" do not suffice to decide
+	// whether the token was issued before or after a password change.
 	At cloud.Time `json:"at"`
 }
 
@@ -108,11 +110,12 @@ func (c *Claims) Tenant() (t cloud.Tenant, ok bool) {
 	return cloud.Tenant{Org: cloud.OrgID(org), Project: cloud.ProjectID(project)}, is && two && project != ""
 }
 
-// Ends returns the expiry of a token issued now, in whole seconds.
+// Ends returns the expiry of a token that is issued at the time now, in whole seconds.
 func Ends(now time.Time, ttl time.Duration) time.Time { return now.Add(ttl).Truncate(time.Second) }
 
-// Sign returns a signed token. The caller sets the issuer, the cluster, the holder, the proof and the scope in say;
-// Sign sets the other claims. It generates an ID only if none is set.
+// Sign returns a token signed with key, whose ID is id. The caller sets the issuer, the cluster, the holder, the proof
+// and the scope in the parameter say. Sign sets the other claims. It generates a token ID if the caller has not set
+// one.
 func Sign(key ed25519.PrivateKey, id string, say Claims, now time.Time, ttl time.Duration) (string, error) {
 	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.EdDSA, Key: jose.JSONWebKey{Key: key, KeyID: id}}, nil)
 	if err != nil {
@@ -132,7 +135,7 @@ func Sign(key ed25519.PrivateKey, id string, say Claims, now time.Time, ttl time
 // NotValid returns the error for a token that this cluster did not issue.
 func NotValid() *fault.Fault { return fault.New(fault.Unauthenticated, "the token is not valid") }
 
-// Ended returns the error for a token that was valid before.
+// Ended returns the error for a token that this cluster issued but that is no longer valid.
 func Ended() *fault.Fault {
 	return fault.New(fault.Unauthenticated, "the token is no longer valid: ask for a new one")
 }
@@ -182,7 +185,7 @@ func (p *Parsed) Verify(key ed25519.PublicKey, cluster string) (*Claims, error) 
 	return c, nil
 }
 
-// claims decodes the token's claims into c, or returns an error unless key signed the token.
+// claims decodes the token's claims into c. It returns an error if the signature was not made with key.
 func (p *Parsed) claims(key ed25519.PublicKey, c *Claims) error {
 	switch {
 	case mutant.On(mutant.AcceptAnyKey):
@@ -193,7 +196,8 @@ func (p *Parsed) claims(key ed25519.PublicKey, c *Claims) error {
 	return p.jwt.Claims(key, c)
 }
 
-// forUs reports whether the audience matches the proof: UnprovenAudience for proof "none", Audience otherwise.
+// forUs reports whether the audience of the token is the right one for its proof: UnprovenAudience for the proof
+// "none", Audience for every other proof.
 func (c *Claims) forUs() bool {
 	if c.Proof == cloud.ProofNone {
 		return slices.Equal(c.Audience, jwt.Audience{UnprovenAudience})
@@ -201,7 +205,7 @@ func (c *Claims) forUs() bool {
 	return slices.Contains(c.Audience, Audience)
 }
 
-// Current returns Unauthenticated unless now is within the token's period of validity.
+// Current returns Unauthenticated if the token is not yet valid or has expired at the time now.
 func (c *Claims) Current(now time.Time) error {
 	begins := c.IssuedAt.Time()
 	if c.NotBefore != nil && c.NotBefore.Time().After(begins) {
