@@ -54,12 +54,12 @@ import (
 
 // Consensus commits commands through one raft group. Its methods return the errors of package consensus.
 type Consensus interface {
-	// Propose commits an encoded command and returns the result of the command and of its steps, after this member has
-	// executed it. If exclusive, the command does not share its raft index with other commands; see command.Command.
+	// Propose commits an encoded command. After this member has executed the command, Propose returns the result of the
+	// command and of each step. If exclusive is set, no other command gets the same raft index; see command.Command.
 	Propose(ctx context.Context, data []byte, exclusive bool) (command.Result, error)
 	// ReadIndex waits until this member has executed everything that was acknowledged before the call.
 	ReadIndex(ctx context.Context) error
-	// Status returns the status of the group that this member last learned.
+	// Status returns the newest status of the group that this member knows.
 	Status(ctx context.Context) (consensus.GroupStatus, error)
 	// Self returns this member's ID.
 	Self() uint64
@@ -73,7 +73,7 @@ type Transport interface {
 	HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error))
 }
 
-// Limits holds the limits of requests. Zero fields mean etcd's defaults.
+// Limits holds limits of requests and the interval of progress notifications. Zero fields mean etcd's defaults.
 type Limits struct {
 	RequestBytes int           // maximum bytes of a writing transaction, and of a put's value; default 1.5 MiB
 	TxnOps       int           // maximum operations in a transaction; default 128
@@ -111,9 +111,9 @@ type Options struct {
 	Limits Limits
 	// Quota limits the size of the keyspace, in bytes; 0 means DefaultQuota, a negative value means no limit.
 	Quota int64
-	// Full reports whether a member's disk is nearly full; nil means that the disk is never checked. Requests that add
-	// data then fail with the same error as over Quota, but no NOSPACE alarm is raised, so they succeed again as soon
-	// as there is space.
+	// Full reports whether a member's disk is nearly full; nil means that the disk is never checked. While the disk is
+	// nearly full, requests that add data fail with the same error as above Quota. No NOSPACE alarm is raised, so these
+	// requests succeed again as soon as there is space.
 	Full func() bool
 	// CompactAge is the age after which history is compacted; 0 means that history is compacted only when a client
 	// requests it.
