@@ -201,7 +201,8 @@ func (h *subListener) Close() error {
 // Addr implements net.Listener.
 func (h *subListener) Addr() net.Addr { return h.addr }
 
-// Credentials returns transport credentials with which a gRPC server behind a Splitter gets the client's certificate.
+// Credentials returns the transport credentials for a gRPC server behind a Splitter. With them, the gRPC server gets
+// the client's certificate from the TLS connection.
 func Credentials() credentials.TransportCredentials { return splitCredentials{} }
 
 type splitCredentials struct{}
