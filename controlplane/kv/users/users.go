@@ -88,8 +88,9 @@ type user struct {
 	grants      *grants
 }
 
-// Load decodes the state from the keyspace's records whose names begin with Prefix; other records are skipped. Without
-// records it returns the state of a new keyspace. It fails with ErrUnknownFormat, or when a record cannot be decoded.
+// Load decodes the state from the keyspace's records. It skips records whose names do not begin with Prefix. Without
+// records it returns the state of a new keyspace. It returns ErrUnknownFormat for records of a newer version of Trivet,
+// and an error for a record that cannot be decoded.
 func Load(records iter.Seq2[[]byte, []byte]) (*State, error) {
 	s := &State{settings: settings{revision: 1}, users: map[string]*user{}, roles: map[string]*authpb.Role{}}
 	for name, value := range records {
