@@ -69,7 +69,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 )
 
-// Prefix starts the full names of all methods served by this package.
+// Prefix is the prefix of the full names of all methods served by this package.
 const Prefix = "/etcdserverpb."
 
 // Options configures a Server. Fields are required unless their comment says otherwise.

@@ -27,7 +27,8 @@ type Splitter struct {
 	work    sync.WaitGroup
 }
 
-// Limits of connections whose protocol is not known yet: the time to detect it, and the number of connections.
+// Limits of connections whose protocol is not known yet: the maximum time to detect the protocol, and the maximum
+// number of these connections at a time.
 const (
 	detectTimeout = 10 * time.Second
 	maxPending    = 1024
