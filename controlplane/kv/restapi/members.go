@@ -105,7 +105,7 @@ func (s *Server) memberHost(ctx context.Context, id uint64) (string, error) {
 	return "", notLeader("member %d, the leader, is not in the list of members", id)
 }
 
-// addTarget appends details from the request body to the target that the audit records for the call.
+// addTarget appends details from the request body to the description of the call that the audit records.
 func (r request) addTarget(format string, args ...any) {
 	if c := auth.CallerOf(r.Context()); c != nil {
 		c.Target += " " + fmt.Sprintf(format, args...)
