@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// options holds the flags of etcd that have a meaning for a member of Trivet.
+// options holds the values of those flags of etcd that this program uses.
 type options struct {
 	name         string
 	dataDir      string
