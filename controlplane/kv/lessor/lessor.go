@@ -8,7 +8,7 @@
 // A lease expires one TTL after it was added, renewed or taken over. A new leader takes over all leases as if they had
 // just been renewed, because it does not know when they were: a lease may live longer than promised, but must not
 // expire early. After a takeover, many leases could expire at the same moment. New therefore schedules at most three
-// quarters of RevokesPerSecond expiries for each second, and later seconds for the rest.
+// quarters of RevokesPerSecond leases to expire in the same second. The other leases expire in later seconds.
 package lessor
 
 import (
