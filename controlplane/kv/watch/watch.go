@@ -3,19 +3,19 @@
 // A Stream reads events from the engine and uses the messages of etcdserverpb; Options.Permit checks the client's
 // permissions. The package must not depend on gRPC, members or consensus.
 //
-// A stream has two goroutines: one sends and owns all watches of the stream, the other receives. A watch needs no
-// goroutine and no queue: the engine notifies the stream which watches may have events, and the stream sends one batch
-// of events per watch in rotation. A batch is read only when Send calls its argument make: by then the client has
-// received the previous data, and the member has memory for another batch. So a slow client delays only its own stream,
-// and memory is bounded by the waiting requests (16), the keys of the watches (maxKeyBytes) and the batch that is being
-// sent.
+// A stream has two goroutines: one receives requests, and the other manages all watches of the stream and sends
+// responses. A watch needs no goroutine and no queue: the engine notifies the stream which watches may have events, and
+// the stream sends one batch of events for each of them in turn. A batch is read only when Send calls its argument, the
+// function make. By then the client has received the previous data, and the member has memory for another batch. So a
+// slow client delays only its own stream, and its memory is limited to the waiting requests (at most 16), the keys of
+// the watches (at most maxKeyBytes) and the batch that is being sent.
 //
 // # Progress
 //
-// The revision in a header without events means that all events up to that revision were sent. It is read from the
-// watch, never from the engine (etcd#15220). The response to a progress request is sent once no events are left to
-// send. The request is ignored if a watch of the stream starts at a future revision, or if the stream has no watch.
-// etcd also ignores it when events are left to send.
+// The revision in a header without events means that all events up to that revision were sent. The revision is
+// therefore read from the watch, never from the engine (etcd#15220). The response to a progress request is sent once no
+// events are left to send. The request is ignored if a watch of the stream starts at a future revision, or if the
+// stream has no watch. etcd also ignores the request when events are left to send.
 //
 // # Decisions
 //
