@@ -20,18 +20,18 @@
 //
 //   - A proposal whose outcome is unknown returns the same error as in etcd and is not proposed again. A proposal that
 //     was dropped before it was committed (no leader, a change of leaders) fails at once; etcd lets it time out.
-//   - The engine rejects lease revocations by a leader that was deposed but has not been notified yet: a new leader
-//     writes its term as a record, which increments the epoch, and revokes expired leases under that epoch only.
-//     Proposals that the old leader still has in flight are therefore refused.
+//   - A former leader must not expire leases, even if it has not noticed the new leader yet. A new leader therefore
+//     writes its term as a record, which increments the epoch, and proposes revocations with that epoch. Revocations
+//     that the old leader still has in flight carry the old epoch, so the engine refuses them.
 //   - The leader runs ReadIndex before it acknowledges a lease renewal, every time.
-//   - Under Auth, a lease may be revoked by a user who may write all its keys. The proposal carries a digest of those
-//     keys: if the lease has other keys when the proposal is executed, the engine refuses it, and the keys are checked
-//     again.
-//   - For a put, Limits.RequestBytes limits the value, whatever the size of its key; for a transaction it limits the
-//     whole request. In etcd it limits the whole request in both cases.
+//   - While Auth is enabled, a user who may write all keys of a lease may revoke the lease. The proposal carries a
+//     digest of those keys. If the lease has other keys when the proposal is executed, the engine refuses the proposal,
+//     and the keys are checked again.
+//   - For a put, Limits.RequestBytes is the maximum size of the value, without the key. For a transaction, it is the
+//     maximum size of the whole request. In etcd it is the maximum size of the whole request in both cases.
 //   - Keys are limited to 4 KiB (mvcc.MaxKeyBytes); etcd has no such limit.
-//   - The quota applies to the engine's use of disk and memory. Compaction and Defragment reduce that use; no request
-//     waits for them.
+//   - The quota limits the engine's use of disk and memory. Compaction and Defragment reduce that use; other requests
+//     do not wait for them.
 package kv
 
 import (

@@ -20,8 +20,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 )
 
-// LeaseGrant creates a lease. If the request has no ID, the lease gets one of 1 to 2^53-1, so that every JSON parser
-// keeps the number exact.
+// LeaseGrant creates a lease. If the request has no ID, the lease gets an ID from 1 to 2^53-1, a number that every JSON
+// parser represents exactly.
 func (s *Service) LeaseGrant(ctx context.Context, r *pb.LeaseGrantRequest) (*pb.LeaseGrantResponse, error) {
 	if r.TTL > lessor.MaxTTL {
 		return nil, rpctypes.ErrGRPCLeaseTTLTooLarge
