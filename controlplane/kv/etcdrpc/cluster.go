@@ -143,7 +143,7 @@ func memberOf(m *membership.Member) *pb.Member {
 	return out
 }
 
-// memberErrors maps the reasons of package membership's faults (fault.Fault) to etcd's errors.
+// memberErrors maps reasons of failures in package membership (fault.Fault) to etcd's errors.
 var memberErrors = map[string]error{
 	membership.ReasonExists:       rpctypes.ErrGRPCMemberExist,
 	membership.ReasonAddressTaken: rpctypes.ErrGRPCPeerURLExist,

@@ -249,7 +249,7 @@ func (s *Server) runStream(ctx context.Context, a *admission, requiresLeader boo
 	return err
 }
 
-// stream is a gRPC stream with another context.
+// stream is a gRPC stream whose context was replaced.
 type stream struct {
 	grpc.ServerStream
 	ctx context.Context

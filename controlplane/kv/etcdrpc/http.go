@@ -55,7 +55,7 @@ func HTTP(service *kv.Service, metrics http.Handler) *Pages {
 	return p
 }
 
-// Pages is the handler that HTTP returns.
+// Pages is the HTTP handler for etcd's HTTP paths. The function HTTP creates it.
 type Pages struct {
 	mux   http.ServeMux
 	paths []string
