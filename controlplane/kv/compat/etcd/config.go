@@ -42,7 +42,7 @@ type kvConfig struct {
 // which is as fast as a busy test machine allows. With etcd's default interval it takes 1 to 2 s.
 const tick = "50ms"
 
-// id returns the node id of an initial member: its position in --initial-cluster, from 1.
+// id returns the node ID of an initial member, which is its position in --initial-cluster. The first position is 1.
 func (o *options) id() uint64 {
 	for i, s := range o.cluster {
 		if s.name == o.name {

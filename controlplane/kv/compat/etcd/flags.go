@@ -107,7 +107,7 @@ func (o *options) fill(text map[string]string) error {
 	return o.complete(listenPeer, advertisePeer)
 }
 
-// complete sets etcd's defaults and checks that --initial-cluster lists this member.
+// complete sets etcd's defaults for flags that were not given, and checks that --initial-cluster lists this member.
 func (o *options) complete(listenPeer, advertisePeer []*url.URL) error {
 	if o.dataDir == "" {
 		o.dataDir = o.name + ".etcd"

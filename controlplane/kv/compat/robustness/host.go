@@ -57,7 +57,7 @@ func newMemberHost(dir string, id int) (*memberHost, error) {
 	return h, nil
 }
 
-// remove removes the host. It also accepts a host that newMemberHost created only in part.
+// remove removes the host. The host may be incomplete, if newMemberHost failed.
 func (h *memberHost) remove() error {
 	h.thaw()
 	h.kill()

@@ -43,7 +43,8 @@ func EnterNamespaces() (inside bool, code int, err error) {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return true, 1, fmt.Errorf("make mounts private: %w", err)
 	}
-	// ip stores the names of network namespaces in /run, and iptables stores its lock there.
+	// The test needs its own /run, because ip stores the names of network namespaces there, and iptables stores its
+	// lock there.
 	if err := unix.Mount("tmpfs", "/run", "tmpfs", 0, ""); err != nil {
 		return true, 1, fmt.Errorf("mount /run: %w", err)
 	}
