@@ -125,7 +125,8 @@ func verify(path string) (verified bool, err error) {
 	return true, checkTree(file)
 }
 
-// view runs read in a read-only transaction. It returns an error if the mapped file cannot be read or bbolt panics.
+// view calls the function read in a read-only transaction. It returns an error if the mapped file cannot be read or
+// bbolt panics.
 func (f *File) view(read func(*bbolt.Tx) error) error {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	return f.db.View(func(tx *bbolt.Tx) (err error) {
