@@ -7,8 +7,8 @@
 // responses. A watch needs no goroutine and no queue: the engine notifies the stream which watches may have events, and
 // the stream sends one batch of events for each of them in turn. A batch is read only when Send calls its argument, the
 // function make. By then the client has received the previous data, and the member has memory for another batch. So a
-// slow client delays only its own stream, and its memory is limited to the waiting requests (at most 16), the keys of
-// the watches (at most maxKeyBytes) and the batch that is being sent.
+// slow client delays only its own stream. The memory of a stream is limited to the waiting requests (at most 16), the
+// keys of the watches (at most maxKeyBytes) and the batch that is being sent.
 //
 // # Progress
 //
