@@ -99,8 +99,8 @@ func loadPolicy(snap *mvcc.Snapshot) (*policy, error) {
 	return p, nil
 }
 
-// currentPolicy returns the policy of this member's current records, from the cache if possible. The records may change
-// after the call.
+// currentPolicy returns the policy of this member's current records, from the cache if the cached policy has the same
+// epoch. The records may change after the call.
 func (s *Service) currentPolicy() (*policy, error) {
 	if p := s.policy.Load(); p != nil && p.epoch == s.opts.Engine.Epoch() {
 		return p, nil
