@@ -11,9 +11,9 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
-// administer executes an Auth request that changes users, roles or whether Auth is enabled. The function change returns
-// the steps to propose. While Auth is enabled, the caller needs the role root. header is the revision for the
-// response's header.
+// administer executes an Auth request that changes users, roles or whether Auth is enabled. While Auth is enabled, the
+// caller needs the role root. The function change returns the steps to propose and the response. The result header is
+// the revision for the response's header.
 func administer[Q, A any](
 	ctx context.Context, s *Service, r Q, change func(*users.State, Q) ([]command.Step, A, error),
 ) (response A, header int64, err error) {
@@ -47,8 +47,8 @@ func (s *Service) linearizablePolicy(ctx context.Context) (*policy, error) {
 	return s.localPolicy()
 }
 
-// inspect serves a read-only Auth request that c permits. The users and roles that query reads include every change
-// acknowledged before the call.
+// inspect serves a read-only Auth request. It runs the permission check c and then returns the result of query. The
+// users and roles that query gets include every change acknowledged before the call of inspect.
 func inspect[A any](ctx context.Context, s *Service, c check, query func(*users.State) (A, error)) (response A, err error) {
 	p, err := s.linearizablePolicy(ctx)
 	if err != nil {
@@ -60,8 +60,8 @@ func inspect[A any](ctx context.Context, s *Service, c check, query func(*users.
 	return query(p.users)
 }
 
-// Limits of the password hashing that clients can cause, which is slow on purpose: maxHashing passwords are hashed at
-// once, and up to maxQueue more requests wait for at most hashTimeout.
+// Limits of password hashing, which is slow on purpose and which clients can request. At most maxHashing passwords are
+// hashed concurrently, and at most maxQueue more requests wait. Each request waits for at most hashTimeout.
 const (
 	maxHashing  = 4
 	maxQueue    = 256

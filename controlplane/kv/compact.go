@@ -8,7 +8,8 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 )
 
-// ageCompactor stores samples of the current revision over time, to find the newest revision that is at least age old.
+// ageCompactor holds samples of the current revision, each with the time at which it was taken. They are used to find
+// the newest revision that is at least age old.
 type ageCompactor struct {
 	age     time.Duration
 	samples []revisionSample
@@ -19,8 +20,8 @@ type revisionSample struct {
 	revision int64
 }
 
-// due adds the sample that revision is current at the time now. It returns the newest sampled revision that is at least
-// age old, or 0 if no sample has become that old since the last call.
+// due adds a sample: the given revision is the current one at the time now. It returns the newest sampled revision that
+// is at least age old, and discards all samples up to that one. It returns 0 if no sample is that old.
 func (a *ageCompactor) due(now time.Duration, revision int64) (old int64) {
 	a.samples = append(a.samples, revisionSample{now, revision})
 	last := -1
@@ -33,9 +34,8 @@ func (a *ageCompactor) due(now time.Duration, revision int64) (old int64) {
 	return old
 }
 
-// compactByAge compacts history that is older than Options.CompactAge while this member leads, until ctx ends. The
-// samples of revisions are lost with leadership, so a new leader compacts nothing until it has led for CompactAge, as
-// in etcd.
+// compactByAge compacts history older than Options.CompactAge, until ctx ends. Only the leader compacts. A member that
+// loses leadership discards its samples, so a new leader compacts nothing until it has led for CompactAge, as in etcd.
 func (s *Service) compactByAge(ctx context.Context) {
 	const samplesPerAge = 10
 	tick := time.NewTicker(max(s.opts.CompactAge/samplesPerAge, time.Second))

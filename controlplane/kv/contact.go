@@ -18,9 +18,9 @@ import (
 type Contacts struct {
 	Leader uint64
 	Voters []uint64
-	// ContactTimes holds, for each member except the leader, for how long the leader has received messages from it
-	// without interruption, but at most since the start of the leader's term. The precision is ContactInterval. Members
-	// that send the leader no messages are absent.
+	// ContactTimes maps the ID of each member except the leader to the time for which the leader has received that
+	// member's messages without interruption. This time starts at the earliest with the leader's term. Its precision is
+	// ContactInterval. Members from which the leader receives no messages are absent.
 	ContactTimes map[uint64]time.Duration `cbor:"Heard"`
 }
 
@@ -30,15 +30,16 @@ const ContactInterval = 250 * time.Millisecond
 // contactCommand is the name under which members request the leader's Contacts.
 const contactCommand = "kv.contacts"
 
-// contacts holds since when the leader has been in contact with each other member, in the leader's current term.
+// contacts holds, for each other member, since when the leader has received that member's messages without
+// interruption, in the leader's current term.
 type contacts struct {
 	mu    sync.Mutex
 	term  uint64
 	since map[uint64]time.Duration
 }
 
-// update applies g, the group's status at the time now. It removes members without contact, and everything if self does
-// not lead or the term has changed.
+// update applies g, the group's status at the time now. It removes members without contact. If the term has changed or
+// this member, self, does not lead, it first removes all members.
 func (c *contacts) update(now time.Duration, self uint64, g *consensus.GroupStatus) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -56,8 +57,8 @@ func (c *contacts) update(now time.Duration, self uint64, g *consensus.GroupStat
 	}
 }
 
-// trackContacts updates s.contacts every ContactInterval and at each change of leader, while this member leads, until
-// ctx ends.
+// trackContacts runs until ctx ends. While this member leads, trackContacts updates s.contacts every ContactInterval
+// and at each change of leader.
 func (s *Service) trackContacts(ctx context.Context) {
 	tick := time.NewTicker(ContactInterval)
 	defer tick.Stop()
@@ -77,8 +78,8 @@ func (s *Service) trackContacts(ctx context.Context) {
 	}
 }
 
-// Contacts returns for how long the leader has been in contact with each member. It fails with ErrGRPCNoLeader if no
-// leader is known, and fails if the request to the leader fails.
+// Contacts returns for how long the leader has been in contact with each member. It returns ErrGRPCNoLeader if no
+// leader is known, or else the error if the request to the leader fails.
 func (s *Service) Contacts(ctx context.Context) (out Contacts, err error) {
 	leader := s.Leader()
 	switch {

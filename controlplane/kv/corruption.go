@@ -45,8 +45,8 @@ const hashCommand = "kv.hash"
 // hashRequest is the leader's request to a member for a hash of its keyspace.
 type hashRequest struct {
 	Revision int64
-	// If Remembered is set, the member only returns a hash that it stored when it compacted at Revision, and computes
-	// none.
+	// If Remembered is set, the member returns the hash that it stored when it compacted at Revision, and computes no
+	// new hash.
 	Remembered bool
 }
 
@@ -54,16 +54,18 @@ type hashRequest struct {
 type hashResponse struct {
 	Hash            uint32
 	CompactRevision int64 `cbor:"Floor"`
-	// Unknown means that the member stored no hash for a compaction at Revision, or that Revision was compacted.
+	// Unknown means that the member has no hash to return: it stored none for a compaction at Revision, or Revision was
+	// compacted.
 	Unknown bool
-	// Behind means that the member has executed everything that the leader had acknowledged, but its revision is lower
-	// than the requested one. Its data therefore differs.
+	// Behind means that the member's revision is lower than the requested one, although the member has executed
+	// everything that the leader had acknowledged. Its data therefore differs from the leader's.
 	Behind bool
 }
 
-// findDiffering returns the IDs of the members whose data differs from the majority's, or ID 0 (all members) if no
-// majority has the same data. members is the number of members. Members without a response are not compared; all
-// reports whether every member could be compared.
+// findDiffering compares the hashes of all members and returns the IDs of the members whose hash differs from the
+// majority's. If hashes differ and no majority has the same hash, it returns ID 0, which means all members. The
+// parameter self is this member's ID, responses maps member IDs to hashes, and members is the number of members. The
+// result all is false if the hash of any member is missing or cannot be compared with this member's.
 func findDiffering(self uint64, responses map[uint64]hashResponse, members int) (differing []uint64, all bool) {
 	byHash := map[hashResponse][]uint64{}
 	compared := 0
@@ -94,8 +96,8 @@ func findDiffering(self uint64, responses map[uint64]hashResponse, members int) 
 	return []uint64{0}, all
 }
 
-// hashKeys hashes the keyspace up to revision; 0 means the current revision. If the engine finds damaged data, hashKeys
-// raises this member's CORRUPT alarm.
+// hashKeys hashes the keyspace up to the given revision; 0 means the current revision. If the engine finds damaged
+// data, hashKeys raises the alarm CORRUPT for this member.
 func (s *Service) hashKeys(ctx context.Context, revision int64) (mvcc.Hash, error) {
 	began := time.Now()
 	h, err := s.opts.Engine.HashKV(ctx, revision)
@@ -106,8 +108,8 @@ func (s *Service) hashKeys(ctx context.Context, revision int64) (mvcc.Hash, erro
 	return h, err
 }
 
-// serveHash computes the response to the leader's hash request. Only one hash of the keyspace is computed at a time: a
-// concurrent request for another fails.
+// serveHash returns this member's response to a hash request of the leader. A member computes only one hash of the
+// keyspace at a time: a concurrent request to compute another one fails.
 func (s *Service) serveHash(ctx context.Context, request hashRequest) (hashResponse, error) {
 	if request.Remembered {
 		h, ok := s.opts.Engine.CompactionHash(request.Revision)
@@ -144,8 +146,9 @@ func (s *Service) handleHash() {
 	})
 }
 
-// compare sends request to all other members, and compares their hashes with mine, the hash of this member. It raises
-// the alarm CORRUPT for each member that differs. all reports whether every member could be compared.
+// compare sends the request to all other members and compares their hashes with the parameter mine, which is this
+// member's hash. It raises the alarm CORRUPT for each member whose hash differs. The result all reports whether every
+// member could be compared.
 func (s *Service) compare(ctx context.Context, request hashRequest, mine mvcc.Hash, timeout time.Duration) (all bool, err error) {
 	g, err := s.opts.Consensus.Status(ctx)
 	if err != nil {
@@ -210,9 +213,10 @@ func (s *Service) compareKeyspace(ctx context.Context) (took time.Duration, err 
 	return took, err
 }
 
-// compareCompactionHashes compares the hashes that members stored at compactions, newest first, until it finds a
-// compaction for which every member could be compared. It returns the revision of that compaction, or checked if there
-// is none. checked is the result of the previous call: compactions up to that revision are not compared again.
+// compareCompactionHashes compares the hashes that members stored at compactions, newest first. It stops at the first
+// compaction for which every member could be compared, and returns the revision of that compaction. Otherwise it
+// returns the parameter checked, which is the result of the previous call. Compactions up to the revision checked are
+// not compared again.
 func (s *Service) compareCompactionHashes(ctx context.Context, checked int64) (int64, error) {
 	for _, mine := range s.opts.Engine.CompactionHashes() {
 		if mine.Revision <= checked {
@@ -234,7 +238,7 @@ func (s *Service) compareHashes(ctx context.Context) {
 	interval := cmp.Or(s.opts.CorruptCheck, DefaultCorruptCheck)
 	tick := time.NewTicker(min(compactionHashInterval, interval))
 	defer tick.Stop()
-	// The jitter keeps clusters that share hosts and were started together from hashing at the same time.
+	// Without random pauses, clusters that run on the same hosts and were started together would hash at the same time.
 	pause := func(took time.Duration) time.Duration {
 		return time.Duration(float64(max(interval, hashPauseFactor*took)) * (3 + 2*rand.Float64()) / 4)
 	}

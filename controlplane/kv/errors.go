@@ -68,8 +68,8 @@ func clientError(ctx context.Context, err error) error {
 	return err
 }
 
-// refusalErrors maps the engine's refusals of commands, which then change nothing, to client errors. RefusedEpoch is
-// not in the table, because callers propose again after it.
+// refusalErrors maps the engine's reasons for refusing a command to client errors. A refused command changes nothing.
+// RefusedEpoch has no entry, because the caller then proposes the command again.
 var refusalErrors = map[command.Refusal]error{
 	command.RefusedCompacted:     rpctypes.ErrGRPCCompacted,
 	command.RefusedFuture:        rpctypes.ErrGRPCFutureRev,
@@ -79,7 +79,8 @@ var refusalErrors = map[command.Refusal]error{
 	command.RefusedKeyNotFound:   rpctypes.ErrGRPCKeyNotFound,
 }
 
-// refusalError returns the client error for the result of a refused command, or nil if the command was not refused.
+// refusalError returns the client error if the engine refused the command whose result is r. It returns nil if the
+// engine executed the command.
 func refusalError(r *command.Result) error {
 	if r.Refused == command.RefusedNot {
 		return nil

@@ -14,15 +14,16 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// LeaseFeed forwards lease changes from the engine to the Service, which is created after the engine.
+// LeaseFeed forwards lease changes from the engine to the Service. The engine needs its callback when it is created,
+// and at that time the Service does not exist yet.
 type LeaseFeed struct {
 	mu     sync.Mutex
 	expiry *leaseExpiry
 	clock  func() time.Duration
 }
 
-// Changed forwards granted and revoked leases to the Service's lease expiry. It is the callback for the engine's
-// OnLeases.
+// Changed forwards granted and revoked leases to the Service, which updates the expiry times. The engine must call
+// Changed as its callback OnLeases.
 func (f *LeaseFeed) Changed(c mvcc.LeaseChanges) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -49,8 +50,8 @@ type leaseExpiry struct {
 	stale   bool // the leases must be read again from the engine
 }
 
-// observe applies granted and revoked leases to the expiry times. Until start has read the leases, observe stores the
-// changes for start.
+// observe applies granted and revoked leases to the expiry times. While the method start is still reading the leases,
+// observe only stores the changes, and start applies them later.
 func (e *leaseExpiry) observe(c mvcc.LeaseChanges, now time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -82,8 +83,8 @@ func (e *leaseExpiry) apply(c mvcc.LeaseChanges, now time.Duration) {
 	}
 }
 
-// start begins lease expiry for a term. read returns all leases of the engine; changes observed during read are applied
-// after it.
+// start begins lease expiry for the given term. The function read returns all leases in the engine. Changes that
+// observe receives while read runs are applied afterwards.
 func (e *leaseExpiry) start(term uint64, read func() ([]command.Lease, error), clock func() time.Duration) error {
 	e.mu.Lock()
 	e.term, e.lessor, e.pending, e.stale = term, nil, nil, false
@@ -117,8 +118,8 @@ func (e *leaseExpiry) stop() {
 	e.term, e.lessor, e.pending = 0, nil, nil
 }
 
-// renew renews a lease, or returns ErrNotLeader if this member does not expire leases in the term. If the lease has
-// expired, renew waits until the lease is revoked, and responds that it was not found.
+// renew renews a lease. If the lease has expired, renew waits until the lease is revoked, and its response then says
+// that the lease was not found. It returns ErrNotLeader if this member does not expire leases in the given term.
 func (e *leaseExpiry) renew(ctx context.Context, id int64, term uint64, now time.Duration) (leaseResponse, error) {
 	e.mu.Lock()
 	if e.lessor == nil || e.term != term {
@@ -146,8 +147,8 @@ func (e *leaseExpiry) renew(ctx context.Context, id int64, term uint64, now time
 	return leaseResponse{}, nil
 }
 
-// remaining returns the remaining and the granted TTL of a lease, or ErrNotLeader if this member does not expire leases
-// in the term.
+// remaining returns the remaining TTL and the granted TTL of a lease. It returns ErrNotLeader if this member does not
+// expire leases in the given term.
 func (e *leaseExpiry) remaining(id int64, term uint64, now time.Duration) (leaseResponse, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -158,8 +159,9 @@ func (e *leaseExpiry) remaining(id int64, term uint64, now time.Duration) (lease
 	return leaseResponse{Found: ok, TTL: int64(left / time.Second), Granted: l.TTL}, nil
 }
 
-// expired returns the IDs of up to limit expired leases, and how long to wait until the next lease expires, at most 1
-// h. fresh is false if the leases must be read again; the other results are then unset.
+// expired returns the IDs of expired leases, at most limit of them. The result wait is the time until the next lease
+// expires, at most 1 h. The result fresh is false if the leases must be read from the engine again; ids and wait are
+// then not set.
 func (e *leaseExpiry) expired(now time.Duration, limit int) (ids []int64, wait time.Duration, fresh bool) {
 	const idle = time.Hour
 	e.mu.Lock()
@@ -185,11 +187,12 @@ func (e *leaseExpiry) count() int {
 	return e.lessor.Len()
 }
 
-// errDeposed means that the lessor record names another member or a later term, so this member must not expire leases.
+// errDeposed means that the stored lessor record, which names the leader that expires leases, contains another member
+// or a later term. This member must then not expire leases.
 var errDeposed = errors.New("another member is the leader")
 
-// expireLeases revokes expired leases while this member leads in the term, until ctx ends with the term. After an error
-// it pauses for a tenth of the election timeout and returns, so that leader.While calls it again.
+// expireLeases revokes expired leases while this member leads in the given term, until ctx ends. After an error it
+// pauses for a tenth of the election timeout and returns; leader.While then calls it again.
 func (s *Service) expireLeases(ctx context.Context, term uint64) {
 	if err := s.expireLeasesOnce(ctx, term); err != nil && ctx.Err() == nil {
 		s.opts.Log.Warn("expire leases", "term", term, "err", err)
@@ -200,8 +203,8 @@ func (s *Service) expireLeases(ctx context.Context, term uint64) {
 	}
 }
 
-// expireLeasesOnce revokes expired leases until an error. It returns nil when ctx has ended or the leases must be read
-// again.
+// expireLeasesOnce revokes expired leases until ctx ends, the leases must be read again, or an error occurs. In the
+// first two cases it returns nil.
 func (s *Service) expireLeasesOnce(ctx context.Context, term uint64) error {
 	if err := s.recordLessorTerm(ctx, term); err != nil {
 		if ctx.Err() != nil {
@@ -243,8 +246,9 @@ func (s *Service) expireLeasesOnce(ctx context.Context, term uint64) error {
 	return nil
 }
 
-// recordLessorTerm writes this member's ID and term into the lessor record. This increments the epoch, so that the
-// engine refuses lease revocations that an earlier leader still has in flight.
+// recordLessorTerm writes this member's ID and term into the lessor record, which names the leader that expires leases.
+// The write increments the epoch of the records. An earlier leader's revocations that are still in flight carry the
+// previous epoch, so the engine refuses them.
 func (s *Service) recordLessorTerm(ctx context.Context, term uint64) error {
 	if err := s.opts.Consensus.ReadIndex(ctx); err != nil {
 		return err
@@ -312,8 +316,8 @@ func (s *Service) revokeExpired(ctx context.Context, mine lessorRecord, id int64
 			}
 			continue
 		case command.RefusedLeaseNotFound:
-			// Another caller revoked the lease. LeaseFeed reports the revocation, unless it did so before the leases
-			// were read.
+			// Another caller revoked the lease. LeaseFeed reports that revocation only if it happened after the leases
+			// were read, so the lease is removed here in any case.
 			s.lessor.remove(id)
 		case command.RefusedNot:
 			s.counters.expired.Add(1)
@@ -322,7 +326,7 @@ func (s *Service) revokeExpired(ctx context.Context, mine lessorRecord, id int64
 	}
 }
 
-// remove removes a lease that the engine does not have any more from the lessor.
+// remove removes a lease from the lessor. It is called for a lease that is no longer in the engine.
 func (e *leaseExpiry) remove(id int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -331,8 +335,8 @@ func (e *leaseExpiry) remove(id int64) {
 	}
 }
 
-// revokeError returns an error for every refusal except RefusedLeaseNotFound, which is expected when a lease is
-// revoked.
+// revokeError returns the error for a refused revocation. It returns nil for RefusedLeaseNotFound, because the lease
+// has then been revoked already.
 func revokeError(r command.Result) error {
 	if r.Refused == command.RefusedLeaseNotFound {
 		return nil

@@ -20,18 +20,18 @@
 //
 //   - A proposal whose outcome is unknown returns the same error as in etcd and is not proposed again. A proposal that
 //     was dropped before it was committed (no leader, a change of leaders) fails at once; etcd lets it time out.
-//   - The engine rejects lease revocations by a leader that was deposed but has not been notified yet: a new leader
-//     writes its term as a record, which increments the epoch, and revokes expired leases under that epoch only.
-//     Proposals that the old leader still has in flight are therefore refused.
+//   - A former leader must not expire leases, even if it has not noticed the new leader yet. A new leader therefore
+//     writes its term as a record, which increments the epoch, and proposes revocations with that epoch. Revocations
+//     that the old leader still has in flight carry the old epoch, so the engine refuses them.
 //   - The leader runs ReadIndex before it acknowledges a lease renewal, every time.
-//   - Under Auth, a lease may be revoked by a user who may write all its keys. The proposal carries a digest of those
-//     keys: if the lease has other keys when the proposal is executed, the engine refuses it, and the keys are checked
-//     again.
-//   - For a put, Limits.RequestBytes limits the value, whatever the size of its key; for a transaction it limits the
-//     whole request. In etcd it limits the whole request in both cases.
+//   - While Auth is enabled, a user who may write all keys of a lease may revoke the lease. The proposal carries a
+//     digest of those keys. If the lease has other keys when the proposal is executed, the engine refuses the proposal,
+//     and the keys are checked again.
+//   - For a put, Limits.RequestBytes is the maximum size of the value, without the key. For a transaction, it is the
+//     maximum size of the whole request. In etcd it is the maximum size of the whole request in both cases.
 //   - Keys are limited to 4 KiB (mvcc.MaxKeyBytes); etcd has no such limit.
-//   - The quota applies to the engine's use of disk and memory. Compaction and Defragment reduce that use; no request
-//     waits for them.
+//   - The quota limits the engine's use of disk and memory. Compaction and Defragment reduce that use; other requests
+//     do not wait for them.
 package kv
 
 import (
@@ -54,12 +54,12 @@ import (
 
 // Consensus commits commands through one raft group. Its methods return the errors of package consensus.
 type Consensus interface {
-	// Propose commits an encoded command and returns the result of the command and of its steps, after this member has
-	// executed it. If exclusive, the command does not share its raft index with other commands; see command.Command.
+	// Propose commits an encoded command. After this member has executed the command, Propose returns the result of the
+	// command and of each step. If exclusive is set, no other command gets the same raft index; see command.Command.
 	Propose(ctx context.Context, data []byte, exclusive bool) (command.Result, error)
 	// ReadIndex waits until this member has executed everything that was acknowledged before the call.
 	ReadIndex(ctx context.Context) error
-	// Status returns the status of the group that this member last learned.
+	// Status returns the newest status of the group that this member knows.
 	Status(ctx context.Context) (consensus.GroupStatus, error)
 	// Self returns this member's ID.
 	Self() uint64
@@ -73,7 +73,7 @@ type Transport interface {
 	HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error))
 }
 
-// Limits holds the limits of requests. Zero fields mean etcd's defaults.
+// Limits holds limits of requests and the interval of progress notifications. Zero fields mean etcd's defaults.
 type Limits struct {
 	RequestBytes int           // maximum bytes of a writing transaction, and of a put's value; default 1.5 MiB
 	TxnOps       int           // maximum operations in a transaction; default 128
@@ -111,9 +111,9 @@ type Options struct {
 	Limits Limits
 	// Quota limits the size of the keyspace, in bytes; 0 means DefaultQuota, a negative value means no limit.
 	Quota int64
-	// Full reports whether a member's disk is nearly full; nil means that the disk is never checked. Requests that add
-	// data then fail with the same error as over Quota, but no NOSPACE alarm is raised, so they succeed again as soon
-	// as there is space.
+	// Full reports whether a member's disk is nearly full; nil means that the disk is never checked. While the disk is
+	// nearly full, requests that add data fail with the same error as above Quota. No NOSPACE alarm is raised, so these
+	// requests succeed again as soon as there is space.
 	Full func() bool
 	// CompactAge is the age after which history is compacted; 0 means that history is compacted only when a client
 	// requests it.

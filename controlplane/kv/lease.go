@@ -20,8 +20,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 )
 
-// LeaseGrant creates a lease. If the request has no ID, the lease gets one of 1 to 2^53-1, so that every JSON parser
-// keeps the number exact.
+// LeaseGrant creates a lease. If the request has no ID, the lease gets an ID from 1 to 2^53-1, a number that every JSON
+// parser represents exactly.
 func (s *Service) LeaseGrant(ctx context.Context, r *pb.LeaseGrantRequest) (*pb.LeaseGrantResponse, error) {
 	if r.TTL > lessor.MaxTTL {
 		return nil, rpctypes.ErrGRPCLeaseTTLTooLarge
@@ -55,7 +55,7 @@ func (s *Service) LeaseRevoke(ctx context.Context, r *pb.LeaseRevokeRequest) (*p
 		return nil, rpctypes.ErrGRPCLeaseNotFound
 	}
 	if s.AuthEnabled() {
-		// Without ReadIndex the check would miss keys that were attached through other members.
+		// The ReadIndex makes sure that the check also covers keys that other members attached to the lease.
 		if err := s.opts.Consensus.ReadIndex(ctx); err != nil {
 			return nil, clientError(ctx, err)
 		}
@@ -80,8 +80,8 @@ func (s *Service) LeaseRevoke(ctx context.Context, r *pb.LeaseRevokeRequest) (*p
 
 // LeaseKeepAlive renews a lease to its full TTL; the response's TTL is 0 if the lease has ended.
 func (s *Service) LeaseKeepAlive(ctx context.Context, r *pb.LeaseKeepAliveRequest) (*pb.LeaseKeepAliveResponse, error) {
-	// The header's revision is read before the renewal: if the response reports the lease as alive, the lease existed
-	// at that revision.
+	// The header's revision is read before the renewal, so that a lease which the response reports as alive existed at
+	// that revision.
 	out := &pb.LeaseKeepAliveResponse{Header: s.Header(), ID: r.ID}
 	if err := s.authorize(ctx, func(p *policy, user string) error {
 		if err := p.users.MustBeAuthenticated(user); err != nil {
@@ -196,9 +196,9 @@ func (s *Service) handleLeases() {
 	})
 }
 
-// callLessor sends a request to the leader until it succeeds, fails with a final error (see retryable), or the time
-// limit of requestTimeout has passed. After a change of leader it sends the request to the new leader. Repeating is
-// safe, because renewing and reading a lease are idempotent.
+// callLessor sends a request to the leader and returns the response. It repeats the request after a retryable error,
+// also after a change of leader, for at most the time of requestTimeout. Repeating is safe, because renewing and
+// reading a lease are idempotent.
 func (s *Service) callLessor(ctx context.Context, request leaseRequest) (leaseResponse, error) {
 	limit := s.requestTimeout()
 	deadline := time.Now().Add(limit)
@@ -268,8 +268,8 @@ func retryable(err error, remote bool) bool {
 
 // serveLease serves a leaseRequest on the leader. On other members it returns ErrNotLeader.
 func (s *Service) serveLease(ctx context.Context, request leaseRequest) (leaseResponse, error) {
-	// A renewal promises that the lease stays alive, so this member must still lead: every later leader then restarts
-	// all TTLs after this renewal.
+	// The response promises that the lease stays alive. The promise holds only if this member still leads: every later
+	// leader then restarts all TTLs after this renewal.
 	if err := s.opts.Consensus.ReadIndex(ctx); err != nil {
 		return leaseResponse{}, fmt.Errorf("%w: %w", leader.ErrNotLeader, err)
 	}

@@ -58,8 +58,8 @@ func (s *Service) Alarm(ctx context.Context, r *pb.AlarmRequest) (*pb.AlarmRespo
 	return out, nil
 }
 
-// setAlarm raises the alarm a, or clears it if on is false. It returns a, or nil if there was no such alarm to clear or
-// its type is unknown.
+// setAlarm raises the alarm a if on is true, and clears it otherwise. It returns a if the alarm is then raised, or was
+// cleared by this call. It returns nil if there was no such alarm to clear, or if the alarm's type is unknown.
 func (s *Service) setAlarm(ctx context.Context, a *pb.AlarmMember, on bool) (*pb.AlarmMember, error) {
 	if a.Alarm != pb.AlarmType_NOSPACE && a.Alarm != pb.AlarmType_CORRUPT {
 		return nil, nil
@@ -96,8 +96,8 @@ func (s *Service) setAlarm(ctx context.Context, a *pb.AlarmMember, on bool) (*pb
 	return nil, err
 }
 
-// raise raises an alarm for this member, unless another goroutine is raising one. It always returns cause; a failure to
-// raise the alarm is only logged.
+// raise raises an alarm for this member. If another call is raising an alarm at the same time, it does nothing. It
+// always returns the parameter cause; a failure to raise the alarm is only logged.
 func (s *Service) raise(ctx context.Context, kind pb.AlarmType, cause error) error {
 	if !s.raiseMu.TryLock() {
 		return cause
@@ -216,8 +216,8 @@ func (s *Service) MoveLeader(ctx context.Context, r *pb.MoveLeaderRequest) (*pb.
 	return &pb.MoveLeaderResponse{Header: s.Header()}, nil
 }
 
-// timedOut reports whether a transfer of leadership failed because the target did not become the leader in time, rather
-// than because it must not lead.
+// timedOut reports whether a transfer of leadership failed because the target did not become the leader in time. It
+// returns false for other errors, for example if the target must not lead.
 func timedOut(err error) bool {
 	f, ok := fault.From(err)
 	return ok && f.Reason == "TRANSFER_FAILED"
@@ -249,8 +249,8 @@ func (s *Service) Snapshot(ctx context.Context, dir string) (*snapfile.TempFile,
 }
 
 // snapshotContents returns the contents of a snapshot file of snap. The keys are read from snap only while the file is
-// written. The leases are those that exist now: if a lease of snap has ended since, its keys in the file are marked as
-// about to expire.
+// written. The leases are those that exist now, so a lease of snap that has ended since is missing. The file then
+// contains that lease with a TTL of 1 s.
 func snapshotContents(snap *mvcc.Snapshot) (c snapfile.Contents, err error) {
 	p, err := loadPolicy(snap)
 	if err != nil {
@@ -309,9 +309,9 @@ func (s *Service) CheckKeyIndex() error {
 	return nil
 }
 
-// Check returns an error if this member cannot serve requests, by the rules of etcd's /health: if an alarm is active
-// for which except returns false, no leader is known, or a linearizable read fails. If serializable, no leader is
-// needed, and a local read is enough.
+// Check returns an error if this member cannot serve requests, by the rules of etcd's /health. It fails if an alarm is
+// active for which the function except returns false, if no leader is known, or if a linearizable read fails. If
+// serializable is set, no leader is needed, and Check makes a local read instead.
 func (s *Service) Check(ctx context.Context, serializable bool, except func(pb.AlarmType) bool) error {
 	for _, a := range s.Alarms() {
 		if !except(a.Alarm) {

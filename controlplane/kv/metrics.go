@@ -42,7 +42,8 @@ func (c *counters) histograms() {
 // learnerInterval is the interval at which the value of IsLearner is updated.
 const learnerInterval = time.Second
 
-// track counts changes of leader, stores the raft term, and polls whether this member is a learner, until ctx ends.
+// track runs until ctx ends. It counts changes of leader, stores the raft term, and polls whether this member is a
+// learner.
 func (c *counters) track(ctx context.Context, a Consensus) {
 	tick := time.NewTicker(learnerInterval)
 	defer tick.Stop()

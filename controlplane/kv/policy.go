@@ -16,8 +16,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
-// Names of the records (named values that the engine stores outside the keyspace) that package kv writes; package users
-// defines the other names.
+// Names of the records that package kv writes. Records are named values that the engine stores outside the keyspace.
+// Package users defines the names of its own records.
 const (
 	prefixAlarm  = "alarm/" // an active alarm of a member: alarm/<type>/<member ID>
 	recordLessor = "lessor" // raft term and ID of the leader that expires leases
@@ -45,7 +45,7 @@ func alarmRecord(a *pb.AlarmMember) (name, value []byte, err error) {
 	return name, value, err
 }
 
-// lessorRecord is the content of the lessor record: the raft term and member ID of the leader that expires leases.
+// lessorRecord is the content of the lessor record: the member ID and the raft term of the leader that expires leases.
 type lessorRecord struct{ term, member uint64 }
 
 func (l lessorRecord) encode() []byte {
@@ -99,8 +99,8 @@ func loadPolicy(snap *mvcc.Snapshot) (*policy, error) {
 	return p, nil
 }
 
-// currentPolicy returns the policy of this member's current records, from the cache if possible. The records may change
-// after the call.
+// currentPolicy returns the policy of this member's current records, from the cache if the cached policy has the same
+// epoch. The records may change after the call.
 func (s *Service) currentPolicy() (*policy, error) {
 	if p := s.policy.Load(); p != nil && p.epoch == s.opts.Engine.Epoch() {
 		return p, nil
@@ -130,8 +130,8 @@ func (s *Service) policyAt(snap *mvcc.Snapshot) (*policy, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Only a policy of the engine's current epoch replaces the cached one. Epochs are not compared by size, because a
-	// restore may lower the epoch.
+	// The cached policy is replaced only by a policy of the engine's current epoch. A higher epoch does not mean newer
+	// records, because a restore may lower the engine's epoch.
 	if cached == nil || p.epoch == s.opts.Engine.Epoch() {
 		s.policy.Store(p)
 	}
@@ -148,8 +148,9 @@ func As(ctx context.Context, user string) context.Context {
 
 type claimKey struct{}
 
-// Begin verifies the token of a new stream and returns the context for the stream's calls, so that the stream may
-// outlive the token. Begin ignores an invalid token: the calls on the stream that need a user fail later.
+// Begin verifies the token of a new stream and returns the context for the stream's calls. Calls with that context use
+// the verified token even after it has expired. Begin ignores an invalid token: calls on the stream that need a user
+// fail later.
 func (s *Service) Begin(ctx context.Context) context.Context {
 	if claim, ok, err := s.claim(ctx); ok && err == nil {
 		return context.WithValue(ctx, claimKey{}, claim)
@@ -177,8 +178,8 @@ func (s *Service) claim(ctx context.Context) (claim users.Claim, ok bool, err er
 	return claim, true, err
 }
 
-// user returns the name of the user who makes the request; "" without a token, or while Auth is disabled. It returns
-// errBehind for a token that is newer than p.
+// user returns the name of the user who makes the request. It returns "" if the request has no token or Auth is
+// disabled. It returns errBehind if the token was issued at a later auth revision than that of the policy p.
 func (s *Service) user(ctx context.Context, p *policy) (string, error) {
 	if !p.users.Enabled() {
 		return "", nil
@@ -196,8 +197,8 @@ func (s *Service) user(ctx context.Context, p *policy) (string, error) {
 	return p.users.Accept(claim)
 }
 
-// Caller returns the name of the user who makes the request of ctx: "" while etcd's Auth is disabled, and if the token
-// is missing or not valid.
+// Caller returns the name of the etcd user who makes the request of ctx. It returns "" if Auth is disabled, or if the
+// token is missing or invalid.
 func (s *Service) Caller(ctx context.Context) string {
 	p, err := s.currentPolicy()
 	if err != nil {
@@ -210,14 +211,16 @@ func (s *Service) Caller(ctx context.Context) string {
 	return user
 }
 
-// errBehind means that a token was issued at a later auth revision than that of this member's records. Clients receive
-// the error for an invalid token.
+// errBehind means that this member's records are older than a token: the token was issued at a later auth revision.
+// Clients receive the same error as for an invalid token.
 var errBehind = fmt.Errorf("the token is newer than this member's records: %w", rpctypes.ErrGRPCInvalidAuthToken)
 
-// check is a permission check. It returns an error if the policy p forbids the request of user.
+// check is a function that checks the permission for one request. It returns an error if the policy p does not permit
+// the user to make the request.
 type check func(p *policy, user string) error
 
-// authorizeWith authenticates the caller and runs c with p; a nil c permits every caller.
+// authorizeWith authenticates the caller and runs the permission check c with the policy p. If c is nil, authorizeWith
+// only authenticates the caller.
 func (s *Service) authorizeWith(ctx context.Context, p *policy, c check) error {
 	user, err := s.user(ctx, p)
 	if err != nil || c == nil {
@@ -226,8 +229,8 @@ func (s *Service) authorizeWith(ctx context.Context, p *policy, c check) error {
 	return c(p, user)
 }
 
-// authorize runs c with this member's current policy. If c fails and the records have changed, it repeats c with the
-// newest policy.
+// authorize authenticates the caller and runs the permission check c with this member's current policy. If that fails
+// and the records have changed, authorize repeats it with the newest policy.
 func (s *Service) authorize(ctx context.Context, c check) error {
 	p, err := s.currentPolicy()
 	if err != nil {
@@ -246,8 +249,10 @@ func (s *Service) authorize(ctx context.Context, c check) error {
 	}
 }
 
-// newerPolicy is called after a check with p has failed with the error cause. It returns a newer policy to repeat the
-// check with, or, if there is none, the error to return to the client.
+// newerPolicy is called after a permission check with the policy p has failed with the error cause. If the records have
+// changed since p was loaded, newerPolicy returns the new policy, with which the caller repeats the check. Otherwise it
+// returns the error for the client. For errBehind it first waits, with a ReadIndex, until this member has the newest
+// records.
 func (s *Service) newerPolicy(ctx context.Context, p *policy, cause error) (*policy, error) {
 	if errors.Is(cause, errBehind) {
 		if err := s.opts.Consensus.ReadIndex(ctx); err != nil {
@@ -265,8 +270,8 @@ func (s *Service) newerPolicy(ctx context.Context, p *policy, cause error) (*pol
 	return newer, nil
 }
 
-// permitRead checks a read against the policy of snap, the snapshot that the response is read from. If the check fails,
-// it is repeated once with newer records, if there are any.
+// permitRead runs the permission check c for a read of the snapshot snap, with the policy that snap contains. If the
+// check fails and this member has newer records, the check is repeated once with those.
 func (s *Service) permitRead(ctx context.Context, snap *mvcc.Snapshot, c check) error {
 	p, err := s.policyAt(snap)
 	if err != nil {
@@ -280,7 +285,7 @@ func (s *Service) permitRead(ctx context.Context, snap *mvcc.Snapshot, c check) 
 		if err != nil {
 			return err
 		}
-		// The snapshot may be older than the records that permit the read, for example if the token was issued just
+		// The permission may have been granted after the snapshot was taken, for example if the token was issued just
 		// now.
 		if err := s.authorizeWith(ctx, newer, c); err != nil {
 			if errors.Is(err, errBehind) {

@@ -12,16 +12,16 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 )
 
-// Raft implements Consensus with one raft group of a consensus.Runner. The group's state machine must return a
-// command.Result for each command. Followers forward proposals to the leader.
+// Raft implements Consensus with one raft group of a consensus.Runner. For each command, the group's state machine must
+// return a command.Result. Followers forward proposals to the leader.
 type Raft struct {
 	runner  *consensus.Runner
 	group   uint64
 	self    uint64
 	changes leader.Leadership
 
-	// idPrefix and idCounter form the proposal IDs, which only exclusive proposals have: a random prefix for each
-	// process start, and a counter.
+	// idPrefix and idCounter form the ID of an exclusive proposal; other proposals have no ID. The prefix is random and
+	// is chosen at each start of the process.
 	idPrefix  [8]byte
 	idCounter atomic.Uint64
 }
@@ -35,8 +35,8 @@ func NewRaft(runner *consensus.Runner, group, self uint64, changes leader.Leader
 	return r
 }
 
-// Propose implements Consensus. It never proposes a command twice. A caller whose command the engine refused proposes
-// again with a new call, which gets another proposal ID.
+// Propose implements Consensus. It proposes the command only once. If the engine refuses the command, the caller may
+// call Propose again; the new proposal then gets a new ID.
 func (r *Raft) Propose(ctx context.Context, data []byte, exclusive bool) (command.Result, error) {
 	var id [16]byte
 	if exclusive {
@@ -75,7 +75,7 @@ func (r *Raft) Status(ctx context.Context) (consensus.GroupStatus, error) {
 func (r *Raft) Self() uint64 { return r.self }
 
 // Leader implements leader.Leadership. It reads the runner's current state, because the notification of a new leader
-// may arrive later than the result of a ReadIndex that this leader has served.
+// may arrive later than the result of a ReadIndex that the new leader has served.
 func (r *Raft) Leader() (member, term uint64) {
 	l := r.runner.Leader(r.group)
 	return l.Leader, l.Term

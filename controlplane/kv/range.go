@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/translate"
 )
 
-// snapshot returns a snapshot of the local engine. It includes everything acknowledged before the call or, if
-// serializable, only what this member has executed so far.
+// snapshot returns a snapshot of the local engine. If serializable is set, the snapshot contains what this member has
+// executed so far. Otherwise it includes everything acknowledged before the call.
 func (s *Service) snapshot(ctx context.Context, serializable bool) (*mvcc.Snapshot, error) {
 	if !serializable {
 		if err := s.opts.Consensus.ReadIndex(ctx); err != nil {
@@ -74,8 +74,8 @@ func readRange(snap *mvcc.Snapshot, r *pb.RangeRequest) (*pb.RangeResponse, erro
 	return translate.RangeResponse(r, &found), nil
 }
 
-// maxResponseBytes limits the size of one response, because it is built in memory, and gRPC messages are limited to 2
-// GiB.
+// maxResponseBytes is the maximum size of a response, in bytes. A response is built in memory, and a gRPC message can
+// have at most 2 GiB.
 const maxResponseBytes = 1 << 30
 
 var errResponseTooLarge = status.Error(codes.ResourceExhausted, "etcdserver: the response is too large: set a limit, or use RangeStream")
@@ -200,8 +200,8 @@ func (s *Service) readTxn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnRespons
 	return out, nil
 }
 
-// compare evaluates a transaction's condition on a snapshot, with the same result as in the engine's execution of a
-// program.
+// compare evaluates one condition of a transaction on a snapshot. The result is the same as when the engine evaluates
+// that condition in a program.
 func compare(snap *mvcc.Snapshot, c *command.Compare) (bool, error) {
 	found, err := snap.Range(mvcc.RangeOptions{Key: c.Key, End: c.End, KeysOnly: c.Target != command.CompareValue})
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/translate"
 )
 
-// write proposes a program that the check c permits. If the records change before the program is executed, the engine
-// refuses it, and write checks and proposes it again. cost is the maximum number of bytes that the program may add to
-// the keyspace.
+// write runs the permission check c and proposes a program. If records change between the check and the execution of
+// the program, the engine refuses the program, and write repeats both. The parameter cost is the maximum number of
+// bytes that the program may add to the keyspace.
 func (s *Service) write(ctx context.Context, steps []command.Step, cost int64, c check) (command.Result, error) {
 	p, err := s.currentPolicy()
 	for err == nil {
@@ -42,8 +42,8 @@ func (s *Service) write(ctx context.Context, steps []command.Step, cost int64, c
 	return command.Result{}, clientError(ctx, err)
 }
 
-// propose commits a program through the raft group, without retries. The engine refuses the program unless epoch is the
-// current epoch of the records, or 0.
+// propose commits a program through the raft group, without retries. If epoch is not 0, the engine refuses the program
+// when the epoch of the records is a different one.
 func (s *Service) propose(ctx context.Context, epoch int64, steps []command.Step) (command.Result, error) {
 	data, err := command.EncodeProgram(command.Program{Epoch: epoch, Steps: steps})
 	if err != nil {
@@ -59,7 +59,8 @@ func (s *Service) propose(ctx context.Context, epoch int64, steps []command.Step
 	return r, nil
 }
 
-// writable returns an error if an active alarm forbids a write that adds up to cost bytes.
+// writable returns an error if an active alarm forbids a write. The parameter cost is the maximum number of bytes that
+// the write may add. The alarm NOSPACE forbids only writes that may add bytes.
 func (p *policy) writable(cost int64) error {
 	switch {
 	case p.corrupt:
@@ -165,7 +166,8 @@ func (s *Service) compact(ctx context.Context, revision int64) error {
 	return refusalError(&found)
 }
 
-// leaseKeys returns the keys that are attached to a lease on this member, for permission checks.
+// leaseKeys returns the keys that are attached to a lease, according to this member's local data. It is used for
+// permission checks.
 func (s *Service) leaseKeys(id int64) ([][]byte, error) {
 	snap := s.opts.Engine.Snapshot()
 	defer snap.Close()

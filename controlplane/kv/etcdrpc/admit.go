@@ -19,7 +19,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// class groups methods by the callers who may call them; see the package comment.
+// class is a group of methods with the same rule for which callers may call them. The package comment describes the
+// rules.
 type class uint8
 
 const (
@@ -29,8 +30,8 @@ const (
 	selfQuery                   // methods of Auth with which users query themselves
 )
 
-// classes maps methods to their class. All methods of the services KV, Watch and Lease have the class data. Other
-// methods that are not in the map are governing.
+// classes maps methods to their class. It omits the methods of the services KV, Watch and Lease, which all have the
+// class data. All other omitted methods of etcd's services have the class governing.
 var classes = map[string]class{
 	pb.Cluster_MemberList_FullMethodName:     administration,
 	pb.Maintenance_Alarm_FullMethodName:      administration,
@@ -62,20 +63,20 @@ func classOf(method string) class {
 type admission struct {
 	server *Server
 	method string
-	// token is the cloud token of the caller if the call was admitted only because of it. A stream is closed when this
-	// token becomes invalid.
+	// token is the caller's cloud token if the call was admitted only because of that token. When the token becomes
+	// invalid, the stream of the call is closed.
 	token string
-	// trusted is set if the caller is on loopback or presented a credential.
+	// trusted is true if the caller is on loopback or presented a credential.
 	trusted bool
 	err     error
 }
 
 type admissionKey struct{}
 
-// admit authorizes a call and returns the context for its handler. The context contains the admission, so that the
-// intake and the interceptor of a call authorize it only once. Between the two, the message of a unary call is
-// received, which takes rpc.ReceiveTime at most. Changes of permissions during that time take effect: the Service
-// checks the permissions of etcd's users when it executes a request.
+// admit authorizes a call and returns the context for its handler. The context contains the result, so that a call is
+// authorized only once, although admit is called twice: by the intake, before the message of a unary call is received,
+// and by the interceptor afterwards. Receiving the message takes at most rpc.ReceiveTime. Changes of permissions during
+// that time still take effect, because the Service checks the permissions of etcd's users when it executes a request.
 func (s *Server) admit(ctx context.Context, method string) (context.Context, *admission) {
 	if a, ok := ctx.Value(admissionKey{}).(*admission); ok && a.server == s && a.method == method {
 		return ctx, a
@@ -128,7 +129,7 @@ func (s *Server) authorize(ctx context.Context, a *admission) (context.Context, 
 }
 
 // admitGoverning authorizes a call of a governing method, which requires a credential. The returned context contains
-// the caller, for the audit.
+// the caller, whom the audit records.
 func (s *Server) admitGoverning(ctx context.Context) (_ context.Context, token string, err error) {
 	from, _ := peer.FromContext(ctx)
 	enabled := s.opts.Service.AuthEnabled()
@@ -146,8 +147,8 @@ func (s *Server) admitGoverning(ctx context.Context) (_ context.Context, token s
 		if s.usesCommonName(ctx, name, certified) {
 			ctx = kv.As(ctx, name)
 		}
-		// RootUser checks again that Auth is enabled. MustBeAdmin would admit every caller if Auth was disabled since
-		// the first check.
+		// RootUser returns an error if Auth was disabled after the check above. MustBeAdmin would then admit every
+		// caller.
 		user, err := s.opts.Service.RootUser(ctx)
 		if err != nil && !certified && !onLoopback(from) {
 			err = toPermissionDenied(err)
@@ -164,8 +165,9 @@ func (s *Server) admitGoverning(ctx context.Context) (_ context.Context, token s
 	return ctx, "", rpctypes.ErrGRPCPermissionDenied
 }
 
-// usesCommonName reports whether the call runs as the user that the common name of the caller's certificate names: if
-// Options.CommonName is set and the call has no token.
+// usesCommonName reports whether the call runs as the user with the given name, which is the common name of the
+// client's certificate. This requires that Options.CommonName is set, that the certificate was verified, and that the
+// call has no token.
 func (s *Server) usesCommonName(ctx context.Context, name string, certified bool) bool {
 	md, _ := metadata.FromIncomingContext(ctx)
 	return s.opts.CommonName && certified && name != "" && len(md[rpctypes.TokenFieldNameGRPC])+len(md[rpctypes.TokenFieldNameSwagger]) == 0
@@ -183,8 +185,8 @@ func toPermissionDenied(err error) error {
 	return err
 }
 
-// operator returns the caller if the call has a cloud token with the role system:admin. It returns nil if there is no
-// cloud token or the token lacks that role, and ErrGRPCInvalidAuthToken for an invalid token.
+// operator returns the caller if the call has a cloud token with the role system:admin. It returns nil if the call has
+// no cloud token, or one without that role. It returns ErrGRPCInvalidAuthToken if the token is invalid.
 func (s *Server) operator(ctx context.Context) (*cloud.Caller, error) {
 	token := cloudToken(ctx)
 	if s.opts.Verifier == nil || token == "" {
@@ -218,9 +220,9 @@ func cloudToken(ctx context.Context) string {
 
 func governs(c *cloud.Caller) bool { return c.Node == "" && c.Authenticated() && c.IsCloudAdmin() }
 
-// withTokenChecks returns a context that is canceled when the token becomes invalid or its holder loses system:admin.
-// If the token cannot be verified at the moment, the stream continues: a member without a quorum has no new data to
-// send. For an empty token it returns ctx.
+// withTokenChecks returns a context that is canceled when the token becomes invalid or its user loses the role
+// system:admin. While the token cannot be verified, the context is not canceled: this happens on a member without a
+// quorum, which has no new data to send. If token is empty, withTokenChecks returns ctx.
 func (s *Server) withTokenChecks(ctx context.Context, token string) (context.Context, func()) {
 	if token == "" {
 		return ctx, func() {}

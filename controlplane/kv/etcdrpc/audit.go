@@ -16,14 +16,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// withCaller returns a context with the caller of a governing method, which the audit names.
+// withCaller returns a context that contains the caller of a governing method. The audit records this caller.
 func withCaller(ctx context.Context, c *cloud.Caller) context.Context {
 	return auth.With(ctx, c, auth.RPC)
 }
 
-// runAudited runs a call of a governing method, or returns refused if that is not nil, and records the outcome in the
-// audit. A successful change of the cluster's members is recorded by the transaction that makes the change
-// (audit.Stamp), not here.
+// runAudited runs a call of a governing method and records the outcome in the audit. If the error refused is not nil,
+// the call is not run, and refused is the outcome. A successful change of the cluster's members is not recorded here,
+// because the transaction that makes the change records it (audit.Stamp).
 func (s *Server) runAudited(ctx context.Context, method string, req any, refused error, run func(context.Context) error) error {
 	c := auth.CallerOf(ctx)
 	if c == nil {
@@ -51,8 +51,8 @@ func (s *Server) runAudited(ctx context.Context, method string, req any, refused
 	return err
 }
 
-// auditTarget returns the description of a governing request in the audit: IDs, addresses, and names of users and
-// roles.
+// auditTarget returns the text that describes a governing request in the audit. It contains IDs, addresses, and names
+// of users and roles.
 func auditTarget(req any) string {
 	switch r := req.(type) {
 	case *pb.MemberAddRequest:

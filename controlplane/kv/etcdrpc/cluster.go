@@ -59,7 +59,8 @@ func (c *cluster) MemberRemove(ctx context.Context, r *pb.MemberRemoveRequest) (
 	if err := c.checkStrict(ctx, func(now *kv.Contacts) error { return checkRemove(now, r.ID) }); err != nil {
 		return nil, err
 	}
-	// A caller without a credential, which is possible only with TrustLoopback, must not force the removal.
+	// A forced removal may leave the cluster with a single voter, so it requires a credential. With TrustLoopback, a
+	// caller can be without one.
 	caller := auth.CallerOf(ctx)
 	all, err := c.members.Remove(ctx, r.ID, caller != nil && caller.Authenticated())
 	if err != nil {
@@ -132,8 +133,8 @@ func membersOf(all []membership.Member) []*pb.Member {
 	return out
 }
 
-// memberOf converts a member to etcd's type. A member whose identity is not proven yet has no name, like a member that
-// has not started in etcd.
+// memberOf converts a member to etcd's type. A member that has not proved its identity yet gets no name; in etcd, a
+// member without a name has not started yet.
 func memberOf(m *membership.Member) *pb.Member {
 	out := &pb.Member{ID: m.ID, PeerURLs: []string{m.RaftAddr}, IsLearner: !m.Votes()}
 	if m.Proven() {
@@ -142,7 +143,7 @@ func memberOf(m *membership.Member) *pb.Member {
 	return out
 }
 
-// memberErrors maps the reasons of package membership's faults (fault.Fault) to etcd's errors.
+// memberErrors maps reasons of failures in package membership (fault.Fault) to etcd's errors.
 var memberErrors = map[string]error{
 	membership.ReasonExists:       rpctypes.ErrGRPCMemberExist,
 	membership.ReasonAddressTaken: rpctypes.ErrGRPCPeerURLExist,

@@ -10,15 +10,15 @@
 // are:
 //
 //   - a bearer token of system:admin without a scope;
-//   - a client certificate that the listener verified. Only the listeners of kv.etcd_listen verify certificates, if
-//     kv.etcd_client_ca is set: until Auth is enabled, each holder of a certificate of that CA counts as an operator of
-//     the cluster; then the certificate's common name is the user;
+//   - a client certificate that the listener verified. Only the listeners of kv.etcd_listen verify certificates, and
+//     only if kv.etcd_client_ca is set. While Auth is disabled, each holder of a certificate of that CA counts as an
+//     operator of the cluster. While Auth is enabled, the certificate's common name is the user;
 //   - with etcd's Auth enabled, a token of a user with the role root.
 //
 // The rules for the classes of methods are:
 //
-//   - Keys (KV, Watch, Lease, Authenticate): on loopback or with a credential. With Options.Open, and once Auth is
-//     enabled, all callers are admitted; Auth's rules apply then.
+//   - Keys (KV, Watch, Lease, Authenticate): on loopback or with a credential. With Options.Open, all callers are
+//     admitted. While Auth is enabled, all callers are admitted too, and Auth's rules apply.
 //   - Administration that changes neither the cluster nor who has access (MemberList, Status, Alarm, Defragment, Hash,
 //     HashKV, UserList, RoleList): on loopback or with a credential, as in etcd. These methods read, or concern the
 //     tenants' keys, which a caller on loopback may delete anyway. Defragment and the hashes cost I/O, as reading all
@@ -32,9 +32,9 @@
 //   - Queries of Auth about the caller itself (AuthStatus, UserGet, RoleGet): like administration, and for every caller
 //     once Auth is enabled.
 //
-// All other calls get PERMISSION_DENIED. Options.TrustLoopback makes loopback a credential while Auth is disabled, as
-// in etcd; it is for test suites. Governing calls are recorded in the audit with the caller's address, also if they are
-// refused.
+// All other calls get PERMISSION_DENIED. With Options.TrustLoopback, being on loopback counts as a credential while
+// Auth is disabled, as in etcd; this is for test suites. Governing calls are recorded in the audit with the caller's
+// address, also if they are refused.
 //
 // With Auth enabled a token of system:admin acts as the user root, so that a cloud's operator is not locked out by a
 // lost password. Callers on loopback then need a token of Auth, as in etcd.
@@ -42,9 +42,9 @@
 // A token of Auth is sent in the metadata "token", as clientv3 does. The metadata "authorization" may hold a cloud
 // token or a token of Auth. A cloud token may also be sent as "token", as by `etcdctl --auth-jwt-token "$(cat
 // admin.token)" member add …`. `etcdctl --user root:…` and `etcdctl --cert … --key …` present the other two
-// credentials. The token of a stream is verified when the stream begins; whether its user still has access is checked
-// for each request. A stream that was admitted only by a token of system:admin ends within a second or two after that
-// token or the role becomes invalid.
+// credentials. The token of a stream is verified when the stream begins. Whether the token's user still has access is
+// checked for each request on the stream. A stream that was admitted only because of a token of system:admin ends
+// within about 2 s after that token becomes invalid or its user loses the role.
 package etcdrpc
 
 import (
@@ -69,7 +69,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 )
 
-// Prefix starts the full names of all methods served by this package.
+// Prefix is the prefix of the full names of all methods served by this package.
 const Prefix = "/etcdserverpb."
 
 // Options configures a Server. Fields are required unless their comment says otherwise.
@@ -77,8 +77,8 @@ type Options struct {
 	Service *kv.Service
 	// Members implements the service Cluster; if nil, the service Cluster is not offered.
 	Members Members
-	// StrictReconfig refuses to add and remove members if too few members have been in contact with the leader for 5 s,
-	// as etcd does by default. Without it, only the contact at the time of the request is checked.
+	// StrictReconfig applies etcd's default rule to adding and removing members: enough members must have been in
+	// contact with the leader for 5 s. Without StrictReconfig, only the contact at the time of the request is checked.
 	StrictReconfig bool
 	// Verifier verifies the cloud's bearer tokens; if nil, no cloud tokens are accepted.
 	Verifier auth.Verifier
@@ -87,12 +87,13 @@ type Options struct {
 	// TrustLoopback lets callers on loopback call governing methods without a credential until Auth is enabled, as etcd
 	// does. It is for test suites: any process of the host can then stop the cluster.
 	TrustLoopback bool
-	// CountWith is a server whose streams count against the same limits as the new server's; optional.
+	// CountWith is another server; optional. If it is set, the limits of open streams apply to the streams of both
+	// servers together.
 	CountWith *Server
 	// Audit records governing calls; if nil, they are not recorded.
 	Audit auth.Auditor
-	// CommonName makes the common name of a client's certificate the user of calls without a token, while etcd's Auth
-	// is enabled.
+	// CommonName sets the user of calls without a token while etcd's Auth is enabled: it is the common name of the
+	// client's certificate.
 	CommonName bool
 	// Dir is the directory for temporary snapshot files.
 	Dir string
@@ -118,8 +119,8 @@ func New(opts Options) *Server {
 	return s
 }
 
-// Streams returns the limiter of the server's watch streams. The gRPC servers on which the server is registered must
-// use credentials wrapped by Streams().Credentials, and rpc.Codec.
+// Streams returns the limiter of the server's watch streams. Each gRPC server on which the server is registered must
+// use rpc.Codec and credentials that Streams().Credentials has wrapped.
 func (s *Server) Streams() *rpc.Streams { return s.watchStreams }
 
 // Run ends streams that require a leader while there is none, until ctx ends.
@@ -170,7 +171,8 @@ func (s *Server) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	return handler(ctx, req)
 }
 
-// servedByLearner reports whether a learner serves the request: only Status and serializable ranges, as in etcd.
+// servedByLearner reports whether a learner may serve a unary request. As in etcd, a learner serves only Status and
+// serializable ranges.
 func servedByLearner(req any) bool {
 	switch r := req.(type) {
 	case *pb.StatusRequest:
@@ -211,9 +213,9 @@ func (s *Server) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 	return s.runStream(admitted, a, requiresLeader, srv, ss, handler)
 }
 
-// runStream runs the handler of a stream with the context and the admission that admit returned. It ends the stream
-// when its token becomes invalid, and, if the client requires a leader, when there is none. It also ends a watch stream
-// whose client does not read while other streams need the memory.
+// runStream runs the handler of a stream. The parameters ctx and a are the results of admit. The stream is ended when
+// its token becomes invalid. If requiresLeader is set, the stream is also ended when there is no leader. A watch stream
+// is also ended if its client does not read while other streams need the memory.
 func (s *Server) runStream(ctx context.Context, a *admission, requiresLeader bool, srv any, ss grpc.ServerStream, handler grpc.StreamHandler) error {
 	ctx = s.opts.Service.Begin(ctx)
 	user := s.opts.Service.Caller(ctx)
@@ -247,7 +249,7 @@ func (s *Server) runStream(ctx context.Context, a *admission, requiresLeader boo
 	return err
 }
 
-// stream is a gRPC stream with another context.
+// stream is a gRPC stream whose context was replaced.
 type stream struct {
 	grpc.ServerStream
 	ctx context.Context
@@ -255,8 +257,8 @@ type stream struct {
 
 func (s *stream) Context() context.Context { return s.ctx }
 
-// requiresLeader reports whether the client requires a leader. It returns an error if the client requires one and there
-// is none, or if the client's API version is not valid UTF-8.
+// requiresLeader reports whether the client requires that the group has a leader. It returns an error if the client
+// requires a leader and there is none. It also returns an error if the client's API version is not valid UTF-8.
 func (s *Server) requiresLeader(ctx context.Context) (bool, error) {
 	if v := metadata.ValueFromIncomingContext(ctx, rpctypes.MetadataClientAPIVersionKey); len(v) > 0 && !utf8.ValidString(v[0]) {
 		return false, rpctypes.ErrGRPCInvalidClientAPIVersion

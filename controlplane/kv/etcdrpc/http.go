@@ -34,8 +34,8 @@ func HTTP(service *kv.Service, metrics http.Handler) *Pages {
 	})
 	for path, serializable := range map[string]bool{"/livez": true, "/readyz": false} {
 		p.add(path, func(w http.ResponseWriter, r *http.Request) {
-			// /livez ignores all alarms. /readyz fails only for CORRUPT: readiness does not depend on space for new
-			// keys.
+			// /livez ignores all alarms. /readyz ignores all alarms except CORRUPT: a member without space for new keys
+			// still counts as ready.
 			except := func(a pb.AlarmType) bool { return serializable || a != pb.AlarmType_CORRUPT }
 			if err := service.Check(r.Context(), serializable, except); err != nil {
 				http.Error(w, err.Error(), http.StatusServiceUnavailable)
@@ -55,7 +55,7 @@ func HTTP(service *kv.Service, metrics http.Handler) *Pages {
 	return p
 }
 
-// Pages is the handler that HTTP returns.
+// Pages is the HTTP handler for etcd's HTTP paths. The function HTTP creates it.
 type Pages struct {
 	mux   http.ServeMux
 	paths []string

@@ -28,8 +28,8 @@ type openStreams struct {
 	clients map[string]int
 }
 
-// clientOf returns a text that identifies the client of a call for limits: the user of etcd's Auth or, if there is
-// none, the address.
+// clientOf returns the text that identifies the client of a call when its streams are counted. The text is the user of
+// etcd's Auth or, if there is none, the address.
 func clientOf(ctx context.Context, user string) string {
 	if user != "" {
 		return "user " + user
@@ -42,8 +42,8 @@ func clientOf(ctx context.Context, user string) string {
 var errSlowReader = status.Error(codes.Unavailable,
 	"etcdserver: the watch stream was closed, because its client does not read and the member needs the memory")
 
-// acquire counts a new stream of the client of ctx, or returns ResourceExhausted if a limit is reached. The caller must
-// call done when the stream has ended.
+// acquire counts a new stream of a client, who is identified by the user or, without a user, by the address in ctx. It
+// returns ResourceExhausted if a limit is reached. The caller must call done when the stream has ended.
 func (o *openStreams) acquire(ctx context.Context, user string) (done func(), err error) {
 	client := clientOf(ctx, user)
 	o.mu.Lock()

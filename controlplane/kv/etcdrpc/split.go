@@ -27,7 +27,8 @@ type Splitter struct {
 	work    sync.WaitGroup
 }
 
-// Limits of connections whose protocol is not known yet: the time to detect it, and the number of connections.
+// Limits of connections whose protocol is not known yet: the maximum time to detect the protocol, and the maximum
+// number of these connections at a time.
 const (
 	detectTimeout = 10 * time.Second
 	maxPending    = 1024
@@ -201,7 +202,8 @@ func (h *subListener) Close() error {
 // Addr implements net.Listener.
 func (h *subListener) Addr() net.Addr { return h.addr }
 
-// Credentials returns transport credentials with which a gRPC server behind a Splitter gets the client's certificate.
+// Credentials returns the transport credentials for a gRPC server behind a Splitter. With them, the gRPC server gets
+// the client's certificate from the TLS connection.
 func Credentials() credentials.TransportCredentials { return splitCredentials{} }
 
 type splitCredentials struct{}

@@ -20,7 +20,7 @@ type streamSet struct {
 	all map[*context.CancelCauseFunc]struct{}
 }
 
-// add adds a stream that cancel ends. The caller must call remove when the stream has ended.
+// add adds a stream. The function cancel ends the stream. The caller must call remove when the stream has ended.
 func (s *streamSet) add(cancel context.CancelCauseFunc) (remove func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

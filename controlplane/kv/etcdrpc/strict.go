@@ -10,8 +10,9 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 )
 
-// healthyContact is how long a member must have been in contact with the leader to count as healthy in a membership
-// change, as with etcd's --strict-reconfig-check (HealthInterval, 5 s), less the precision of the measurement.
+// healthyContact is the time for which a member must have been in contact with the leader to count as healthy in a
+// membership change. It is the 5 s of etcd's --strict-reconfig-check (HealthInterval), minus the precision of the
+// measurement.
 const healthyContact = 5*time.Second - kv.ContactInterval
 
 // countHealthy counts the voters that have been in contact with the leader for healthyContact, including the leader.
@@ -24,8 +25,9 @@ func countHealthy(c *kv.Contacts) (n int) {
 	return n
 }
 
-// checkAdd applies etcd's rule for adding a member: the healthy voters must be a quorum even if the new member becomes
-// a voter and is not healthy.
+// checkAdd applies etcd's rule for adding a member. Even if the new member becomes a voter and is not healthy, the
+// healthy voters must be a quorum. Otherwise checkAdd returns ErrGRPCUnhealthy. The rule does not apply to a cluster
+// with one voter.
 func checkAdd(c *kv.Contacts) error {
 	if n := len(c.Voters); n > 1 && countHealthy(c) < (n+1)/2+1 {
 		return rpctypes.ErrGRPCUnhealthy
@@ -33,9 +35,10 @@ func checkAdd(c *kv.Contacts) error {
 	return nil
 }
 
-// checkRemove applies etcd's rule for removing a member. A learner, or a member without contact, may be removed.
-// Otherwise the number of healthy voters less one must be a quorum of the remaining voters. Package membership checks
-// that a voter remains.
+// checkRemove applies etcd's rule for removing the member with the given ID. A learner, or a voter without contact to
+// the leader, may always be removed. For any other voter, the number of healthy voters minus one must be a quorum of
+// the remaining voters; otherwise checkRemove returns ErrGRPCUnhealthy. The rule does not apply to the last voter,
+// because package membership checks that a voter remains.
 func checkRemove(c *kv.Contacts, id uint64) error {
 	_, inContact := c.ContactTimes[id]
 	n := len(c.Voters)
@@ -48,8 +51,8 @@ func checkRemove(c *kv.Contacts, id uint64) error {
 	return nil
 }
 
-// checkStrict applies a rule to the leader's contacts if Options.StrictReconfig is set. If the contacts cannot be read,
-// it returns ErrGRPCUnhealthy.
+// checkStrict calls the function rule with the leader's contacts and returns its error. If the contacts cannot be read,
+// it returns ErrGRPCUnhealthy. If Options.StrictReconfig is not set, it returns nil.
 func (c *cluster) checkStrict(ctx context.Context, rule func(*kv.Contacts) error) error {
 	if !c.strict {
 		return nil

@@ -77,8 +77,8 @@ func (s *SingleMember) BeforeNextReadIndex(f func()) {
 	s.beforeReadIndex = f
 }
 
-// start begins a call of Propose or ReadIndex. It returns the error of SetError, or noLeader if no leader is known.
-// Otherwise it runs the function in hook, if any, and clears hook.
+// start runs at the beginning of Propose and ReadIndex. It returns the error of SetError, or noLeader if no leader is
+// known. Otherwise it sets *hook to nil and calls the function that *hook held, if any.
 func (s *SingleMember) start(hook *func(), noLeader error) error {
 	s.mu.Lock()
 	err, f := s.err, *hook

@@ -8,7 +8,7 @@
 // A lease expires one TTL after it was added, renewed or taken over. A new leader takes over all leases as if they had
 // just been renewed, because it does not know when they were: a lease may live longer than promised, but must not
 // expire early. After a takeover, many leases could expire at the same moment. New therefore schedules at most three
-// quarters of RevokesPerSecond expiries for each second, and later seconds for the rest.
+// quarters of RevokesPerSecond leases to expire in the same second. The other leases expire in later seconds.
 package lessor
 
 import (
@@ -29,7 +29,8 @@ const retryAfter = 3 * time.Second
 // MaxTTL is the maximum TTL of a lease in seconds, as in etcd.
 const MaxTTL = 9_000_000_000
 
-// never is the expiry time of a lease whose actual expiry time would overflow a time.Duration.
+// never is the expiry time of a lease whose TTL is so long that the computed expiry time would overflow a
+// time.Duration.
 const never = time.Duration(1<<63 - 1)
 
 // Lease holds the ID and the TTL of a lease, as stored in the engine.
@@ -58,8 +59,8 @@ type entry struct {
 	removed  chan struct{} // closed when the lease is removed
 }
 
-// New returns a Lessor for existing leases, which expire as if they had been renewed at the time now. Expiries that
-// would fall into the same second are spread as the package comment describes.
+// New returns a Lessor for existing leases, as if all of them had been renewed at the time now. If too many leases
+// would expire in the same second, some of them expire in later seconds instead; see the package comment.
 func New(all []Lease, now time.Duration) *Lessor {
 	l := &Lessor{leases: make(map[int64]*entry, len(all)), second: now}
 	all = slices.Clone(all)
@@ -104,7 +105,7 @@ func (l *Lessor) Add(lease Lease, now time.Duration) {
 	}
 }
 
-// Remove removes a lease that has ended, and closes the channel that Renew returned for it.
+// Remove removes a lease that has ended. If Renew has returned a channel for the lease, the channel is closed.
 func (l *Lessor) Remove(id int64) {
 	if e := l.leases[id]; e != nil {
 		delete(l.leases, id)
@@ -140,8 +141,8 @@ func (l *Lessor) Renew(id int64, now time.Duration) (ttl int64, removed <-chan s
 	return e.TTL, nil, true
 }
 
-// Remaining returns how long a lease has to live (0 if it has expired), and the lease. If the lease does not exist, ok
-// is false.
+// Remaining returns a lease and the time until it expires, which is 0 if it has expired. If the lease does not exist,
+// ok is false.
 func (l *Lessor) Remaining(id int64, now time.Duration) (ttl time.Duration, lease Lease, ok bool) {
 	e := l.leases[id]
 	if e == nil {

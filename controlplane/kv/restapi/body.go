@@ -11,21 +11,21 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// bodyTiers bounds the memory of all request bodies, 128 MiB in total. Each tier has its own memory, of room bytes. The
-// first tier contains the bytes of each body up to the first upTo, the second tier the bytes from there up to the
-// second upTo, and so on. Large bodies that arrive slowly, or never end, fill only the last tier, so small writes still
-// succeed. To fill the first tier takes 4,096 connections that each have sent 4 KiB. To fill the second tier takes 546
-// connections that each have sent 64 KiB.
+// bodyTiers limits the memory of all request bodies to 128 MiB in total. Each body is divided into tiers by position:
+// the bytes before the first upTo belong to the first tier, the bytes from there to the second upTo belong to the
+// second tier, and so on. The bytes of all bodies in a tier take at most room bytes. Large bodies that arrive slowly,
+// or never end, fill only the last tier, so small writes still succeed. To fill the first tier takes 4,096 connections
+// that each have sent 4 KiB. To fill the second tier takes 546 connections that each have sent 64 KiB.
 var bodyTiers = []struct{ upTo, room int64 }{
 	{4 << 10, 16 << 20},
 	{64 << 10, 32 << 20},
 	{MaxBody, 80 << 20},
 }
 
-// bodyTimeout is how long a request waits for memory for its body.
+// bodyTimeout is the maximum time for which each read of a request body waits for memory.
 const bodyTimeout = 2 * time.Second
 
-// bodyBudget limits the memory of all request bodies, with one semaphore, in bytes, for each of bodyTiers.
+// bodyBudget limits the memory of all request bodies. For each of bodyTiers it has one semaphore, which counts bytes.
 type bodyBudget []*semaphore.Weighted
 
 func newBodyBudget() bodyBudget {
@@ -36,8 +36,8 @@ func newBodyBudget() bodyBudget {
 	return b
 }
 
-// countedBody is a request body whose bytes count against the budget when they arrive, so that a client that announces
-// a large body but sends nothing uses no memory of the budget.
+// countedBody is a request body whose bytes are counted against the budget as they arrive. So a client that announces a
+// large body but sends nothing uses none of the budget.
 type countedBody struct {
 	io.ReadCloser
 	ctx     context.Context
@@ -46,8 +46,8 @@ type countedBody struct {
 	charged []int64 // bytes counted against each tier
 }
 
-// Read implements io.Reader. It fails with fault.Throttled if there is no memory for the bytes that it has read within
-// bodyTimeout.
+// Read implements io.Reader. It fails with fault.Throttled if the bytes that it has read get no memory from the budget
+// within bodyTimeout.
 func (c *countedBody) Read(p []byte) (int, error) {
 	tier := 0
 	for tier < len(bodyTiers)-1 && c.read >= bodyTiers[tier].upTo {
@@ -77,9 +77,9 @@ func (c *countedBody) free() {
 	}
 }
 
-// body decodes a JSON body into v, within the memory budget, and returns its bytes. The body of a forwarded request
-// must match the hash in its header. The caller must call free, also after an error, when it does not need the body any
-// more.
+// body decodes the JSON body of a request into v, within the memory budget, and returns the body's bytes. If another
+// member forwarded the request, the body must match the hash in forwardHeader. The caller must call free when it does
+// not need the body any more, also after an error.
 func (s *Server) body(r request, v any) (raw []byte, free func(), err error) {
 	counted := &countedBody{ReadCloser: r.Body, ctx: r.Context(), budget: s.bodies, charged: make([]int64, len(bodyTiers))}
 	r.Body = counted

@@ -25,20 +25,22 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// forwardHeader is the header that authenticates a request which one member forwards to another. A member that is not
-// the leader refuses such a request, so a request is forwarded once at most.
+// forwardHeader is the header of a request that one member forwards to another. It proves that the request comes from a
+// member. A member that is not the leader refuses such a request, so a request is forwarded at most once.
 const forwardHeader = "X-Trivet-Forward"
 
 const (
 	// forwardSkew is the maximum difference between the clocks of two members. A header is valid for this time before
 	// and after its creation.
 	forwardSkew = 15 * time.Second
-	// maxNonces is the maximum number of nonces of forwarded writes that are remembered against replay.
+	// maxNonces is the maximum number of forwarded writes within 2*forwardSkew. Their nonces are stored to refuse
+	// replays.
 	maxNonces = 1 << 18
-	// maxForwardResponse is the maximum size in bytes of a response that is not a list. A value of 1.5 MiB takes up to
-	// six times as much in JSON.
+	// maxForwardResponse is the maximum size in bytes of a response that is not a list. JSON can take six times the
+	// size of a value, and a value has at most 1.5 MiB.
 	maxForwardResponse = 16 << 20
-	// dialTimeout limits connecting to the leader, and listPieceTimeout limits waiting for the next piece of a list.
+	// dialTimeout is the maximum time to connect to the leader. listPieceTimeout is the maximum time to wait for the
+	// next piece of a list.
 	dialTimeout      = 2 * time.Second
 	listPieceTimeout = 30 * time.Second
 )
@@ -50,7 +52,8 @@ type forwardMAC struct {
 	now func() time.Time
 }
 
-// forwardedRequest holds the content of a verified forwardHeader. Its hash of the body is compared with the body later.
+// forwardedRequest holds the content of a verified forwardHeader. The body's hash in it is compared with the body
+// later, by verifyBody.
 type forwardedRequest struct {
 	body    [sha256.Size]byte
 	nonce   string
@@ -63,8 +66,8 @@ func (s forwardMAC) mac(to uint64, at, nonce, method, uri, body, address string)
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// header returns the value of forwardHeader for a request to the member with ID to. address is the client's address,
-// without spaces.
+// header returns the value of forwardHeader for a request to another member. The parameter to is the ID of that member.
+// The parameter address is the client's address, which must not contain spaces.
 func (s forwardMAC) header(to uint64, method, uri string, body []byte, address string) string {
 	var nonce [16]byte
 	rand.Read(nonce[:])
@@ -100,8 +103,8 @@ func (s forwardMAC) verify(self uint64, header, method, uri string) (*forwardedR
 	return f, nil
 }
 
-// verifyBody returns an error if the body does not have the hash of the verified header. If f is nil, the request was
-// not forwarded, and every body is valid.
+// verifyBody returns an error if the hash of the body differs from the hash in the verified header. If the request was
+// not forwarded, f is nil, and verifyBody returns nil.
 func (f *forwardedRequest) verifyBody(body []byte) error {
 	if f != nil && sha256.Sum256(body) != f.body {
 		return fault.New(fault.PermissionDenied, "%s: the body does not match the authenticated hash", forwardHeader)
@@ -116,12 +119,13 @@ type nonceCache struct {
 	current, previous map[string]struct{}
 }
 
-// add stores a nonce. It returns an error if the nonce was used before, or if there are too many nonces to store.
+// add stores a nonce. It returns an error if the nonce was used before, or if maxNonces nonces were stored since the
+// last rotation.
 func (o *nonceCache) add(nonce string, now time.Time) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	// A header is valid from forwardSkew before its time to forwardSkew after it, so nonces are stored for at least
-	// twice forwardSkew.
+	// A header is valid from forwardSkew before its time to forwardSkew after it. A nonce is therefore stored for at
+	// least 2*forwardSkew: first in the set current, and after a rotation in the set previous.
 	if now.Sub(o.rotated) > 2*forwardSkew || o.current == nil {
 		o.previous, o.current, o.rotated = o.current, map[string]struct{}{}, now
 	}
@@ -177,9 +181,9 @@ func leaderHost(peer string) (string, bool) {
 	return u.Hostname(), true
 }
 
-// forward sends a request to the leader and returns the leader's response, also if that is an error. The response must
-// start within limit. If list is set, the rest of the response may take longer, as long as a piece arrives within each
-// listPieceTimeout.
+// forward sends a request to the leader and returns the leader's response, which may be an error. The whole response
+// must arrive within limit. If list is set, only the start of the response must arrive within limit; each wait for a
+// further piece is limited to listPieceTimeout.
 func (f *forwarder) forward(w *rest.Response, r *http.Request, to uint64, host string, body []byte, limit time.Duration, list bool) (any, error) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	timer := time.AfterFunc(limit, func() { cancel(errLeaderTimeout) })
@@ -222,8 +226,8 @@ func (f *forwarder) forward(w *rest.Response, r *http.Request, to uint64, host s
 
 var errLeaderTimeout = errors.New("it did not respond in time")
 
-// forwardFault returns the fault.Fault for a request to the leader that failed. The leader may have executed the
-// request.
+// forwardFault returns the fault.Fault for a request to the leader that failed with err. The leader may have executed
+// the request nevertheless.
 func forwardFault(to uint64, err error) error {
 	reason := "its response is not valid, or the connection to it failed: the request may have been carried out"
 	var op *net.OpError

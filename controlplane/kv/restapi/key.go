@@ -17,13 +17,14 @@ import (
 // MaxValue is the maximum size of a value in bytes.
 const MaxValue = 1536 << 10
 
-// listEnd is appended to a prefix to get the end of its list (docs/api.md, "REST: keys and members"). The list excludes
-// keys that continue with ~ or a higher byte, which includes all non-ASCII characters.
+// listEnd is appended to a prefix to get the end of the listed range (docs/api.md, "REST: keys and members"). A list
+// therefore excludes keys in which the prefix is followed by ~ or a higher byte. Every non-ASCII character starts with
+// a higher byte.
 const listEnd = "~"
 
-// decodeKey returns the stored key for the percent-encoded rest of a path after /api/v1/kv/ (docs/api.md, "REST: keys
-// and members"). A key that contains a slash is stored with a leading slash. The path is decoded once; dots, slashes
-// and NULs are not normalized.
+// decodeKey returns the stored key for a path. The parameter is the rest of the path after /api/v1/kv/, percent-encoded
+// (docs/api.md, "REST: keys and members"). A key that contains a slash is stored with an additional leading slash. The
+// path is decoded once; dots, slashes and NULs are not normalized.
 func decodeKey(remainder string) (string, error) {
 	key, err := url.PathUnescape(remainder)
 	if err != nil {
@@ -41,7 +42,8 @@ func decodeKey(remainder string) (string, error) {
 	return key, nil
 }
 
-// listBounds returns the range [prefix, prefix~) of a list. Keys are not empty, so the lowest key is a single NUL.
+// listBounds returns the bounds of a list: the first key is the prefix, and the list ends before prefix + listEnd. For
+// an empty prefix, the first key is a single NUL byte, which is the lowest key because keys are not empty.
 func listBounds(prefix string) (key, end []byte) {
 	end = []byte(prefix + listEnd)
 	if prefix == "" {
@@ -50,8 +52,8 @@ func listBounds(prefix string) (key, end []byte) {
 	return []byte(prefix), end
 }
 
-// listQuery holds the query parameters of a list or read. parseQuery refuses an invalid query and repeated parameters,
-// so that the response never differs from what the client meant.
+// listQuery holds the query parameters of a list or read. parseQuery returns an error if the query cannot be parsed or
+// a parameter is repeated, so that the response never differs from what the client meant.
 type listQuery struct {
 	prefix string
 	local  bool

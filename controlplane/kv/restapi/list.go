@@ -11,7 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// list responds with all keys that begin with the prefix in the query, and their values. The response is streamed.
+// list responds with all keys that begin with the prefix in the query parameters, and with their values. The response
+// is streamed.
 func (s *Server) list(r request) (any, error) {
 	q, err := parseQuery(r.Request)
 	if err != nil {

@@ -27,7 +27,8 @@ import (
 type Membership interface {
 	List(ctx context.Context, serializable bool) ([]membership.Member, error)
 	Add(context.Context, membership.AddRequest) (membership.Member, []membership.Member, error)
-	// RemoveOpen removes a member for a caller without a credential. It refuses to leave fewer than three voters.
+	// RemoveOpen removes a member for a caller without a credential. It returns an error if fewer than three voters
+	// would remain.
 	RemoveOpen(ctx context.Context, id uint64) ([]membership.Member, error)
 	// Transfer transfers the leadership of the given raft groups to the member with ID to.
 	Transfer(ctx context.Context, to uint64, groups ...uint64) error
@@ -41,10 +42,10 @@ func (s *Server) memberRoutes() {
 	s.auditedRoute(http.MethodPost, "/admin/member/add", pb.Cluster_MemberAdd_FullMethodName, s.legacyAdd)
 }
 
-// auditedRoute registers a route that changes the cluster. The audit records the call under the equivalent gRPC method,
-// with the caller's address, since these callers have no credential. A refused or failed call is recorded here; a
-// successful call is recorded in the transaction that makes the change (audit.Stamp). A forwarded request is recorded
-// by the leader.
+// auditedRoute registers a route that changes the cluster. The parameter as is the equivalent gRPC method, under which
+// the audit records the call. The audit also records the caller's address, since these callers have no credential. A
+// refused or failed call is recorded here. A successful call is recorded in the transaction that makes the change
+// (audit.Stamp). A forwarded request is recorded by the leader.
 func (s *Server) auditedRoute(method, path, as string, h handler) {
 	s.handle(method, path, func(w *rest.Response, r *http.Request) (any, error) {
 		caller := &cloud.Caller{
@@ -104,7 +105,7 @@ func (s *Server) memberHost(ctx context.Context, id uint64) (string, error) {
 	return "", notLeader("member %d, the leader, is not in the list of members", id)
 }
 
-// addTarget appends details from the request body to the target that the audit records for the call.
+// addTarget appends details from the request body to the description of the call that the audit records.
 func (r request) addTarget(format string, args ...any) {
 	if c := auth.CallerOf(r.Context()); c != nil {
 		c.Target += " " + fmt.Sprintf(format, args...)
@@ -150,8 +151,8 @@ func (s *Server) legacyAdd(r request) (any, error) {
 	return s.add(r, body, memberBody{NodeID: id, RaftAddr: in.RaftAddr, Name: in.ID})
 }
 
-// legacyID returns the numeric ID for an ID of the legacy path: the number of node<number>, or else the last 53 bits of
-// the SHA-256 of the text.
+// legacyID converts an ID of the legacy path, which is a text, to a numeric ID. For node<number>, the numeric ID is
+// that number. For any other text it is the last 53 bits of the SHA-256 of the text.
 func legacyID(text string) (uint64, error) {
 	if strings.TrimSpace(text) == "" {
 		return 0, fault.Invalid("id", "is required")
@@ -239,8 +240,9 @@ func (s *Server) transfer(r request) (any, error) {
 	})
 }
 
-// change runs do, which changes the members or the leader, on the leader: another member forwards the request to it. It
-// returns fault.DeadlineExceeded if the change takes longer than memberTimeout.
+// change makes a change of the members or of the leader. If this member is the leader, change calls the function do,
+// which makes the change. Otherwise it forwards the request to the leader. It returns fault.DeadlineExceeded if the
+// change takes longer than memberTimeout.
 func (s *Server) change(r request, body []byte, do func(context.Context, *rest.Response) (any, error)) (any, error) {
 	to, err := s.destination(r, false)
 	if err != nil {

@@ -40,9 +40,9 @@ const (
 	// User is the user of etcd's Auth for all requests, once Auth is enabled.
 	User = "rest"
 
-	// keyTimeout is the timeout of a read or write of keys, and memberTimeout that of a change of the members or the
-	// leader. The timeout of a forwarded request is longer by forwardExtra, so that the leader's own timeout error
-	// arrives.
+	// keyTimeout is the timeout for reading or writing keys. memberTimeout is the timeout for changing the members or
+	// the leader. A member waits for a forwarded request for forwardExtra longer, so that it receives the leader's own
+	// timeout error.
 	keyTimeout    = 10 * time.Second
 	memberTimeout = 30 * time.Second
 	forwardExtra  = 2 * time.Second
@@ -65,7 +65,7 @@ type Keyspace interface {
 
 // Group is the raft group of the key-value store. kv.Consensus includes it.
 type Group interface {
-	// Leader returns the ID of the leader and its term; 0 if no leader is known.
+	// Leader returns the ID and the term of the leader. The ID is 0 if no leader is known.
 	Leader() (member, term uint64)
 	Status(ctx context.Context) (consensus.GroupStatus, error)
 }
@@ -83,7 +83,8 @@ type Options struct {
 	Key []byte
 	// Port is the TCP port on which every member serves REST.
 	Port uint16
-	// Open accepts requests to the member's own address from all clients, not only requests that members forward.
+	// Open permits all clients to send requests to the member's own address. Otherwise, only requests that other
+	// members forward are accepted there.
 	Open bool
 	// Hosts lists the host names that are accepted in requests, besides IP addresses and localhost; optional.
 	Hosts []string
@@ -137,8 +138,8 @@ func New(opts Options) *Server {
 	return s
 }
 
-// ready returns an error if the raft group has no leader, so that keys cannot be written. The path /ready reports the
-// error.
+// ready is the check of the path /ready. It returns an error if the raft group has no leader, because keys cannot be
+// written then.
 func (o *Options) ready(context.Context) error {
 	if leader, _ := o.Group.Leader(); leader == 0 {
 		return errors.New("the key-value store has no leader: fewer than a majority of the members can be reached")
@@ -172,7 +173,8 @@ func Addresses(own string) []string {
 type request struct {
 	*http.Request
 	w *rest.Response
-	// forwarded is the verified header if another member forwarded the request, else nil.
+	// forwarded is the content of the verified forwardHeader if another member forwarded the request, and nil
+	// otherwise.
 	forwarded *forwardedRequest
 }
 
@@ -187,7 +189,7 @@ func (s *Server) handle(method, path string, h rest.Handler) {
 	s.server.HandleBare(method, path, reason, h)
 }
 
-// serve runs a handler for a request that admit accepts, and converts the handler's error with faultOf.
+// serve runs the handler h if admit accepts the request. It converts an error of the handler with faultOf.
 func (s *Server) serve(w *rest.Response, r *http.Request, h handler) (any, error) {
 	from, err := s.admit(r)
 	if err != nil {
@@ -204,7 +206,7 @@ func (s *Server) serve(w *rest.Response, r *http.Request, h handler) (any, error
 }
 
 // admit returns an error if the caller may not make the request. It runs before the body is read. For a forwarded
-// request it returns the verified header, else nil.
+// request it returns the content of the verified forwardHeader, and nil otherwise.
 func (s *Server) admit(r *http.Request) (*forwardedRequest, error) {
 	if header := r.Header.Get(forwardHeader); header != "" {
 		from, err := s.forward.mac.verify(s.opts.Self, header, r.Method, r.URL.RequestURI())
@@ -225,14 +227,14 @@ func (s *Server) admit(r *http.Request) (*forwardedRequest, error) {
 
 // target describes which member serves a request.
 type target struct {
-	// local is set if this member serves the request, and stale if it does so from local data because no leader is
-	// known.
+	// local is true if this member serves the request. stale is true if this member serves the request from local data
+	// because no leader is known.
 	local, stale bool
 	leader       uint64
 	host         string
 }
 
-// destination returns the member that serves a request. reads is true if the request only reads.
+// destination returns which member serves a request. The parameter reads is true if the request changes nothing.
 func (s *Server) destination(r request, reads bool) (target, error) {
 	leader, _ := s.opts.Group.Leader()
 	switch {
@@ -260,8 +262,8 @@ func (s *Server) forwardTo(r request, to target, body []byte, limit time.Duratio
 // keyPath is the prefix of the paths of single keys.
 const keyPath = "/api/v1/kv/"
 
-// key returns the key in the path as the client sent it. It does not use the router's variable, because the router
-// decodes encoded slashes in paths that are invalid by RFC 3986.
+// key returns the key in the path of the request. It parses the path as the client sent it, and does not use the
+// router's path variable: in paths that are invalid by RFC 3986, the router decodes encoded slashes.
 func (r request) key() (string, error) {
 	sent := r.URL.RawPath
 	if sent == "" {

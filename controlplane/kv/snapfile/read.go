@@ -50,9 +50,9 @@ type File struct {
 // indexMemory is the memory limit of each sorter that Open uses, in bytes.
 const indexMemory = 32 << 20
 
-// Open opens a snapshot saved by etcdctl, or the database in the data directory of a stopped etcd, and checks all of
-// it, which reads the file twice. Its errors wrap ErrNotSnapshot, ErrCorrupt or the I/O error. Sorting may use files in
-// the directory for temporary files. No process may write to the file until Close.
+// Open opens a snapshot file saved by etcdctl, or the database file in the data directory of a stopped etcd. It checks
+// the whole file, which it reads twice. An error wraps ErrNotSnapshot, ErrCorrupt or the I/O error. Open may create
+// files for sorting in the directory for temporary files. No process may write to the file until Close.
 func Open(path string) (_ *File, err error) {
 	defer func() {
 		if err != nil {
@@ -80,8 +80,8 @@ func Open(path string) (_ *File, err error) {
 // Close closes the snapshot file and removes the temporary files of Open.
 func (f *File) Close() error { return errors.Join(f.live.close(), f.db.Close()) }
 
-// verify checks the file's size, its SHA-256 if there is one, and the structure of the database. verified is true if
-// there is a SHA-256 and it matches.
+// verify checks the file's size, its SHA-256 if it has one, and the structure of the database. The result verified is
+// true if the file has a SHA-256 that matches.
 func verify(path string) (verified bool, err error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -95,7 +95,7 @@ func verify(path string) (verified bool, err error) {
 	if !info.Mode().IsRegular() {
 		return false, fmt.Errorf("%w: not a regular file", ErrNotSnapshot)
 	}
-	// The size of a database is a multiple of 512 bytes, so a remainder of 32 bytes is the SHA-256.
+	// The size of a database is a multiple of 512 bytes. If 32 bytes remain, they are the SHA-256.
 	const sector = 512
 	size := info.Size()
 	rest := size % sector
@@ -125,7 +125,8 @@ func verify(path string) (verified bool, err error) {
 	return true, checkTree(file)
 }
 
-// view runs read in a read-only transaction. It returns an error if the mapped file cannot be read or bbolt panics.
+// view calls the function read in a read-only transaction. It returns an error if the mapped file cannot be read or
+// bbolt panics.
 func (f *File) view(read func(*bbolt.Tx) error) error {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	return f.db.View(func(tx *bbolt.Tx) (err error) {
@@ -170,7 +171,8 @@ func (f *File) load(tx *bbolt.Tx) error {
 	return nil
 }
 
-// loadHistory adds all revisions in the bucket to byKey, sorted by key; the newest revision of each key is last.
+// loadHistory adds all revisions in the bucket to the sorter byKey, which sorts them by key. For the same key, the
+// newest revision is last.
 func (f *File) loadHistory(b *bbolt.Bucket, byKey *sorter) error {
 	kv := &mvccpb.KeyValue{}
 	var sortValue []byte
@@ -196,7 +198,8 @@ func (f *File) loadHistory(b *bbolt.Bucket, byKey *sorter) error {
 	})
 }
 
-// loadLive adds the newest revision of each live key to f.live, sorted by create revision.
+// loadLive finds the newest revision of each key. If this revision is not a tombstone, loadLive adds it to the sorter
+// f.live, which sorts by create revision.
 func (f *File) loadLive(byKey *sorter) error {
 	var key, newest []byte
 	addLive := func() error {

@@ -37,12 +37,12 @@ const StorageVersion = "3.7.0"
 type Contents struct {
 	Revision int64 // the revision of the keyspace; no key has a later one
 
-	// Keys yields the live keys. A yielded key and its bytes are used only until the next one is yielded. An error ends
-	// the writing.
+	// Keys yields the live keys. A yielded key and its bytes are not used any more when Keys yields the next one. If
+	// Keys yields an error, writing ends with that error.
 	Keys iter.Seq2[*mvccpb.KeyValue, error]
 
-	// Leases may lack leases that keys refer to, if they ended after the keys were read. Such leases get a TTL of 1 s
-	// in the file.
+	// Leases lists the leases. A lease that ended after the keys were read may be absent although keys refer to it. The
+	// file then contains that lease with a TTL of 1 s.
 	Leases []Lease
 	Auth   Auth
 

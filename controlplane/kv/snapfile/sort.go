@@ -27,11 +27,11 @@ type sorter struct {
 	runs    []run
 }
 
-// record locates a record in the arena: the offset of its key, which its value follows, and the lengths of key and
-// value.
+// record locates a record in the arena, the memory block with the keys and values. The field at is the offset of the
+// key, which the value follows. The fields key and value are the lengths of key and value.
 type record struct{ at, key, value int }
 
-// run is a sorted run of records in the file, from one offset to another.
+// run is a sorted sequence of records in the file. The fields from and to are the offsets of its start and its end.
 type run struct{ from, to int64 }
 
 const recordBytes = 24 // memory of a record value, in bytes, without the key and value bytes
@@ -87,8 +87,8 @@ func (s *sorter) spill() error {
 	return nil
 }
 
-// sorted yields all records in the order of their keys; each is valid only until the next one is yielded. The result
-// can be iterated more than once, but no record may be added after the first iteration.
+// sorted yields all records in the order of their keys. A yielded record is valid only until the next one is yielded.
+// The iterator can be used more than once, but no record may be added after its first use.
 func (s *sorter) sorted() iter.Seq2[entry, error] {
 	return func(yield func(entry, error) bool) {
 		s.sortArena()

@@ -37,8 +37,8 @@ type meta struct {
 	pageSize, root, pages, txid uint64
 }
 
-// readMeta returns the newer of the two meta pages whose checksum is valid; known is false if there is none. magic
-// reports whether any meta page starts with bbolt's magic number and version.
+// readMeta returns the newer of the two meta pages whose checksum is valid. The result known is false if neither
+// checksum is valid. The result magic reports whether one of the pages starts with bbolt's magic number and version.
 func readMeta(r io.ReaderAt) (best meta, known, magic bool, err error) {
 	readAt := func(at int64) error {
 		b := make([]byte, pageHeader+metaBytes)
@@ -171,8 +171,8 @@ func (t *tree) read(b []byte, id, at uint64) error {
 	return nil
 }
 
-// insidePage reports whether the data of the element at offset i of the table of elements is after the table and inside
-// the page.
+// insidePage reports whether the data of an element lies after the table of elements and inside the page. The element
+// is at offset i of the table.
 func insidePage(i int, position, data uint64, table []byte, length uint64) bool {
 	start := pageHeader + uint64(i) + position
 	return start >= pageHeader+uint64(len(table)) && start+data <= length

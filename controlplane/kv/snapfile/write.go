@@ -21,16 +21,17 @@ import (
 const (
 	sortMemory = 32 << 20 // maximum size of keys and values that are sorted in memory, in bytes
 
-	// Limits (bytes and keys) of one bbolt transaction, which keeps its writes in memory until it is committed.
+	// Maximum size in bytes, and maximum number of keys, of one bbolt transaction. A transaction keeps its writes in
+	// memory until it is committed.
 	batchBytes = 16 << 20
 	batchKeys  = 10_000
 
 	expiredTTL = 1 // TTL of leases that have ended, in seconds
 )
 
-// Stream writes a snapshot file with the contents c to w, followed by its SHA-256, in the format of etcd's
-// Maintenance.Snapshot. It first creates the file in dir, which needs about twice the size of the keys and values. The
-// last Write call, of 32 bytes, writes the SHA-256.
+// Stream writes a snapshot file with the contents c to w, followed by the file's SHA-256, as etcd's
+// Maintenance.Snapshot does. It first creates the file in the directory dir, which must have space for about twice the
+// size of the keys and values. The SHA-256 (32 bytes) is written by a separate Write call, the last one.
 func Stream(ctx context.Context, w io.Writer, dir string, c Contents) error {
 	f, err := Create(ctx, dir, c)
 	if err != nil {
@@ -60,7 +61,7 @@ func createDB(dir string) (*TempFile, error) {
 		return nil, err
 	}
 	name := f.Name()
-	// The file is useless after a crash, so it need not be durable.
+	// The file is not used after a crash, so bbolt need not sync it to the disk.
 	db, err := bbolt.Open(name, 0o600, &bbolt.Options{NoSync: true, NoGrowSync: true, FreelistType: bbolt.FreelistMapType})
 	if err = errors.Join(err, f.Close(), os.Remove(name)); err != nil {
 		if db != nil {
@@ -231,8 +232,8 @@ func put(b *bbolt.Bucket, values ...entry) error {
 	return nil
 }
 
-// fillKeys sorts the keys by revision and writes them to the file. It also writes the leases that c lacks and, if no
-// key has the revision c.Revision, a tombstone of that revision.
+// fillKeys sorts the keys by revision and writes them to the file. It also writes leases that keys refer to but
+// c.Leases lacks. If no key has the revision c.Revision, it also writes a tombstone with that revision.
 func (m *TempFile) fillKeys(ctx context.Context, c Contents, byRevision *sorter) error {
 	newest, unusedKey := int64(0), []byte{0}
 	missing := map[int64]bool{}
@@ -261,8 +262,8 @@ func (m *TempFile) fillKeys(ctx context.Context, c Contents, byRevision *sorter)
 		if _, known := missing[kv.Lease]; kv.Lease != 0 && !known {
 			missing[kv.Lease] = true
 		}
-		// unusedKey, the key of the tombstone, must differ from every live key: it consists of zero bytes only, and is
-		// longer than any live key of zero bytes.
+		// The key of the tombstone, unusedKey, must differ from every live key. It therefore consists of zero bytes
+		// only, and is longer than every live key that consists of zero bytes only.
 		if len(kv.Key) >= len(unusedKey) && len(bytes.Trim(kv.Key, "\x00")) == 0 {
 			unusedKey = make([]byte, len(kv.Key)+1)
 		}
@@ -294,7 +295,8 @@ func (m *TempFile) fillKeys(ctx context.Context, c Contents, byRevision *sorter)
 	return errors.Join(t.commit(), m.fillExpiredLeases(missing))
 }
 
-// fillExpiredLeases writes the leases that keys refer to but that no longer exist, with a TTL of expiredTTL.
+// fillExpiredLeases writes the leases to which keys refer but which no longer exist. Their TTL is expiredTTL. The map
+// missing has the value true for the IDs of these leases.
 func (m *TempFile) fillExpiredLeases(missing map[int64]bool) error {
 	var leases Contents
 	for id, isMissing := range missing {
@@ -315,8 +317,8 @@ type batch struct {
 	bytes int
 }
 
-// put adds a key that must sort after all previous ones. The caller may reuse key and value: put clones value, because
-// bbolt retains it.
+// put adds a key and its value. The key must sort after all keys added before. The caller may reuse the slices key and
+// value: put clones value, because bbolt retains it.
 func (t *batch) put(key, value []byte) (err error) {
 	if t.keys >= batchKeys || t.bytes >= batchBytes {
 		if err := t.commit(); err != nil {

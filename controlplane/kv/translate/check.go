@@ -10,10 +10,11 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// The functions Check… return one of etcd's errors for a request that is invalid whatever the keyspace contains, and
-// nil otherwise.
+// The functions named Check… return one of etcd's errors if the request is invalid independently of the keyspace's
+// contents, and nil otherwise.
 
-// CheckRange checks a range request. It needs a key, and a sort order and sort target that exist.
+// CheckRange checks a range request. The request must have a key, and its sort order and sort target must be known
+// values.
 func CheckRange(r *pb.RangeRequest) error {
 	if len(r.GetKey()) == 0 {
 		return rpctypes.ErrGRPCEmptyKey
@@ -39,7 +40,8 @@ func CheckRangeStream(r *pb.RangeRequest) error {
 	return nil
 }
 
-// CheckPut checks a put request. It needs a key, no value with ignore_value, and no lease with ignore_lease.
+// CheckPut checks a put request. The request must have a key. With ignore_value it must not have a value, and with
+// ignore_lease it must not have a lease.
 func CheckPut(r *pb.PutRequest) error {
 	switch {
 	case len(r.GetKey()) == 0:
@@ -52,7 +54,7 @@ func CheckPut(r *pb.PutRequest) error {
 	return nil
 }
 
-// CheckDelete checks a delete request. It needs a key.
+// CheckDelete checks a delete request. The request must have a key.
 func CheckDelete(r *pb.DeleteRangeRequest) error {
 	if len(r.GetKey()) == 0 {
 		return rpctypes.ErrGRPCEmptyKey
@@ -60,9 +62,9 @@ func CheckDelete(r *pb.DeleteRangeRequest) error {
 	return nil
 }
 
-// CheckTxn checks a transaction. Its compares and the operations of each branch are limited to maxOps each. The limit
-// of a nested transaction is lower by the largest of these numbers in the transaction around it. No key may be put
-// twice, or put and deleted; see changedKeys.
+// CheckTxn checks a transaction. The numbers of its compares, its success operations and its failure operations must
+// each be at most maxOps. The limit of a nested transaction is lower by the largest of these three numbers in the
+// enclosing transaction. No key may be put twice, or both put and deleted; see changedKeys.
 func CheckTxn(r *pb.TxnRequest, maxOps int) error {
 	if err := checkTxn(r, maxOps); err != nil {
 		return err
@@ -120,15 +122,16 @@ func checkOp(op *pb.RequestOp, maxOps int) error {
 	return rpctypes.ErrGRPCKeyNotFound // etcd's error for an unknown operation
 }
 
-// deletion is a deleted range of keys, [begin, end). If open is set, the range has no end.
+// deletion is a range of keys that is deleted: [begin, end), or all keys from begin on if open is set.
 type deletion struct {
 	begin, end []byte
 	open       bool
 }
 
-// changedKeys returns the keys that operations may put and delete, or ErrGRPCDuplicateKey if a key is put twice, or put
-// and deleted. The two branches of a nested transaction do not conflict with each other, because only one of them is
-// executed. As in etcd, a nested transaction may delete keys that an earlier one puts.
+// changedKeys returns the keys that the operations may put and the ranges that they may delete. It returns
+// ErrGRPCDuplicateKey if a key is put twice, or both put and deleted. The two branches of a nested transaction do not
+// conflict with each other, because only one of them is executed. As in etcd, a nested transaction may delete keys that
+// an earlier nested transaction puts.
 func changedKeys(ops []*pb.RequestOp) (puts map[string]struct{}, deletes []deletion, err error) {
 	puts = map[string]struct{}{}
 	for _, op := range ops {
@@ -168,8 +171,8 @@ func changedKeys(ops []*pb.RequestOp) (puts map[string]struct{}, deletes []delet
 	return puts, deletes, nil
 }
 
-// addPuts adds the keys of more to puts. It returns ErrGRPCDuplicateKey if one of them is in puts already, or in one of
-// the deletions.
+// addPuts adds the keys of the set more to the set puts. It returns ErrGRPCDuplicateKey if one of these keys is in puts
+// already, or in a range of deletes.
 func addPuts(puts, more map[string]struct{}, deletes []deletion) error {
 	for key := range more {
 		if _, duplicate := puts[key]; duplicate || covers(deletes, key) {

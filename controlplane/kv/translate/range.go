@@ -11,9 +11,9 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// RangeOptions returns the engine's options for a range. The engine cannot sort by anything but the key and cannot
-// filter by revision. For requests that need this, the options select all keys of the range, and RangeResponse sorts
-// and filters.
+// RangeOptions returns the engine's options for a range request. The engine can sort only by key, and cannot filter by
+// revision. If the request needs more, the options select all keys of the range, and RangeResponse sorts and filters
+// them afterwards.
 func RangeOptions(r *pb.RangeRequest) command.RangeOptions {
 	o := command.RangeOptions{
 		Key: r.Key, End: r.RangeEnd, Revision: max(r.Revision, 0), KeysOnly: r.KeysOnly && r.SortTarget != pb.RangeRequest_VALUE,

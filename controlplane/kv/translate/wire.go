@@ -113,7 +113,7 @@ var relations = map[pb.Compare_CompareResult]command.CompareRelation{
 	pb.Compare_NOT_EQUAL: command.CompareNotEqual,
 }
 
-// PutResponse returns the response to a put whose step returned found, without the response's header.
+// PutResponse returns the response to a put, without its header. The parameter found is the result of the put's step.
 func PutResponse(found *command.StepResult) *pb.PutResponse {
 	out := &pb.PutResponse{}
 	if len(found.Range.KVs) > 0 {
@@ -122,13 +122,15 @@ func PutResponse(found *command.StepResult) *pb.PutResponse {
 	return out
 }
 
-// DeleteResponse returns the response to a delete whose step returned found, without the response's header.
+// DeleteResponse returns the response to a delete, without its header. The parameter found is the result of the
+// delete's step.
 func DeleteResponse(found *command.StepResult) *pb.DeleteRangeResponse {
 	return &pb.DeleteRangeResponse{Deleted: found.Count, PrevKvs: KeyValues(found.Range.KVs)}
 }
 
-// TxnResponse returns the response to a transaction, without its own header. revision is the revision that the
-// transaction created, or the current one if the transaction wrote nothing.
+// TxnResponse returns the response to a transaction, without its header; the responses to its operations have headers.
+// The parameter revision is the revision that the transaction created, or the current revision if the transaction wrote
+// nothing.
 func TxnResponse(r *pb.TxnRequest, found *command.StepResult, revision int64) *pb.TxnResponse {
 	revisionBefore := revision
 	if writes(found.Steps) {
@@ -149,8 +151,8 @@ func writes(found []command.StepResult) bool {
 	return false
 }
 
-// responseBuilder builds the responses to a transaction's operations. The header of each has the revision that was
-// visible to its step.
+// responseBuilder builds the responses to the operations of a transaction. The header of each response has the revision
+// that was visible to that operation.
 type responseBuilder struct {
 	revision int64 // revision that is visible to the current step
 	next     int64 // revision that is visible after the first write

@@ -15,9 +15,10 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// Each request of etcd's Auth service has a method that returns the steps to propose (none if nothing changes) and the
-// response without its header. An error of a method is meant for the client; the caller must then propose nothing. The
-// caller must check permissions before it calls a method (CanAdmin, CanGetUser, CanGetRole; Status needs none).
+// Each request of etcd's Auth service has a method below. The methods for changes return the steps to propose, or none
+// if nothing changes. All methods return the response without its header. If a method returns an error, the caller must
+// return the error to the client and propose nothing. The caller must check permissions before it calls a method
+// (CanAdmin, CanGetUser, CanGetRole; Status needs none).
 
 // Enable enables auth; the user root must exist and have the role root.
 func (s *State) Enable(*pb.AuthEnableRequest) ([]command.Step, *pb.AuthEnableResponse, error) {
@@ -87,8 +88,9 @@ func (s *State) UserDelete(r *pb.AuthUserDeleteRequest) ([]command.Step, *pb.Aut
 	return steps, &pb.AuthUserDeleteResponse{}, err
 }
 
-// UserChangePassword changes a user's password to one that HashChange has hashed, and invalidates the user's tokens.
-// For a user without password the password stays unset. A request without password and hash disables login, as in etcd.
+// UserChangePassword changes a user's password and invalidates the user's tokens. HashChange must have replaced the
+// password by its hash. For a user with the option NoPassword, no password is stored. If the request has neither a
+// password nor a hash, login with a password is disabled, as in etcd.
 func (s *State) UserChangePassword(r *pb.AuthUserChangePasswordRequest) ([]command.Step, *pb.AuthUserChangePasswordResponse, error) {
 	u := s.users[r.Name]
 	if u == nil {
@@ -142,7 +144,7 @@ func (s *State) UserGrantRole(r *pb.AuthUserGrantRoleRequest) ([]command.Step, *
 	return steps, &pb.AuthUserGrantRoleResponse{}, err
 }
 
-// UserRevokeRole revokes a role from a user. While auth is enabled, root's role root cannot be revoked.
+// UserRevokeRole revokes a role from a user. While auth is enabled, the role root cannot be revoked from the user root.
 func (s *State) UserRevokeRole(r *pb.AuthUserRevokeRoleRequest) ([]command.Step, *pb.AuthUserRevokeRoleResponse, error) {
 	if s.enabled && r.Name == Root && r.Role == Root {
 		return nil, nil, rpctypes.ErrGRPCInvalidAuthMgmt
@@ -172,8 +174,8 @@ type edit struct {
 	err  error
 }
 
-// editSteps returns the step that increments the auth revision, followed by the steps of the edits. It returns the
-// first error of an edit.
+// editSteps returns a step that increments the auth revision, followed by the steps of the edits. If an edit contains
+// an error, editSteps returns that error instead.
 func (s *State) editSteps(edits ...edit) ([]command.Step, error) {
 	next := s.settings
 	next.revision++

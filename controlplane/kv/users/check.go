@@ -9,10 +9,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// The methods Can… and MustBeAuthenticated return nil if the user has the permission, and nil for every user while auth
-// is not enabled. Otherwise they return the error for the client: ErrGRPCUserEmpty if user is empty, else
-// ErrGRPCPermissionDenied. The end of a range is encoded as in requests: empty for a single key, {0} for all keys from
-// key on.
+// The methods Can… and MustBeAuthenticated check a permission of a user. They return nil if the user has the
+// permission, or if auth is not enabled. Otherwise they return the error for the client: ErrGRPCUserEmpty if the user's
+// name is empty, and ErrGRPCPermissionDenied in all cases that a method's comment does not describe otherwise. The end
+// of a key range is encoded as in requests: it is empty for a single key, and {0} for all keys from the first one on.
 
 // LeaseKeys returns the keys attached to a lease, or none if the lease does not exist.
 type LeaseKeys func(lease int64) ([][]byte, error)
@@ -49,8 +49,9 @@ func (s *State) checkPermission(name string, allowed func(*grants) bool) error {
 // isRoot reports whether the user has the role root, which may do everything.
 func (u *user) isRoot() bool { return slices.Contains(u.Roles, Root) }
 
-// CanPutRequest checks the permission for a put. With prev_kv the key must also be readable. With a lease all keys
-// attached to the lease must be writable, because a user who cannot revoke a lease must not attach keys to it.
+// CanPutRequest checks the permissions for a put. The user must be allowed to write the key, and with prev_kv also to
+// read it. With a lease, the user must be allowed to write all keys attached to that lease. Otherwise users could
+// attach keys to a lease that they cannot revoke.
 func (s *State) CanPutRequest(user string, r *pb.PutRequest, keys LeaseKeys) error {
 	if err := s.CanPut(user, r.Key); err != nil {
 		return err
@@ -109,13 +110,13 @@ func (s *State) canOp(user string, op *pb.RequestOp, keys LeaseKeys) error {
 	return nil
 }
 
-// CanWriteLease checks the permission to attach keys to a lease, to renew it and to revoke it: all its keys must be
-// writable. Lease 0 means no lease.
+// CanWriteLease checks the permission to attach keys to a lease, to renew it and to revoke it. The user must be allowed
+// to write all keys attached to the lease. Lease 0 means no lease; every user has permission then.
 func (s *State) CanWriteLease(user string, lease int64, keys LeaseKeys) error {
 	return s.canLease(user, lease, keys, (*State).CanPut)
 }
 
-// CanReadLease checks the permission to see a lease: all its keys must be readable.
+// CanReadLease checks the permission to see a lease. The user must be allowed to read all keys attached to the lease.
 func (s *State) CanReadLease(user string, lease int64, keys LeaseKeys) error {
 	return s.canLease(user, lease, keys, func(s *State, user string, key []byte) error { return s.CanRange(user, key, nil) })
 }
@@ -136,8 +137,8 @@ func (s *State) canLease(user string, lease int64, keys LeaseKeys, can func(*Sta
 	return nil
 }
 
-// MustBeAuthenticated checks that the request has a user. No other permission is needed to grant a lease, or to read
-// alarms and the status.
+// MustBeAuthenticated checks that the request has a user. This is sufficient to grant a lease, and to read alarms and
+// the status.
 func (s *State) MustBeAuthenticated(user string) error {
 	if s.enabled && user == "" {
 		return rpctypes.ErrGRPCUserEmpty

@@ -11,9 +11,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Hashing is slow on purpose (bcrypt: about 50 ms at the default cost, twice as long for each increment). HashAdd,
-// HashChange and CheckPassword compute a hash: the caller must limit how many of them run at once, and call them before
-// it proposes the change.
+// Hashing a password is slow on purpose (bcrypt): it takes about 50 ms at the default cost, and twice as long with each
+// increment of the cost. HashAdd, HashChange and CheckPassword compute a hash. The caller must limit how many of these
+// calls run concurrently, and must call them before it proposes the change.
 
 // bcrypt costs of new password hashes.
 const (
@@ -22,13 +22,13 @@ const (
 	MaxCost     = 16 // about 5 s; more expensive hashes from clients are refused, too
 )
 
-// errNoPasswordUser has etcd's text; etcd has no code for this error, and rpctypes does not contain it.
+// errNoPasswordUser has etcd's text. Package rpctypes does not contain this error, for which etcd defines no gRPC code.
 var errNoPasswordUser = status.Error(codes.Unknown, "auth: authentication failed, password was given for no password user")
 
 var errNotHashed = errors.New("call HashAdd or HashChange first")
 
-// HashAdd replaces the password of a new user by its hash, or clears it if the user has no password. It returns an
-// error for a password of more than 72 bytes. A hash in the request is ignored.
+// HashAdd replaces the password of a new user by its hash. It ignores a hash that the request contains. For a user with
+// the option NoPassword, it clears password and hash. It returns an error for a password of more than 72 bytes.
 func HashAdd(r *pb.AuthUserAddRequest, cost int) (err error) {
 	if r.Options.GetNoPassword() {
 		r.Password, r.HashedPassword = "", ""
@@ -39,8 +39,8 @@ func HashAdd(r *pb.AuthUserAddRequest, cost int) (err error) {
 	return err
 }
 
-// HashChange replaces a new password by its hash. If the request has no password, the bcrypt hash (in base64) in the
-// request remains, as in etcd, which allows importing hashes from other systems.
+// HashChange replaces the new password in the request by its hash. If the request has no password, its bcrypt hash (in
+// base64) is kept, as in etcd. So hashes can be imported from other systems.
 func HashChange(r *pb.AuthUserChangePasswordRequest, cost int) (err error) {
 	if r.Password == "" {
 		return nil
@@ -68,8 +68,8 @@ func isHash(hash []byte) bool {
 const unknownUserHash = "$2a$10$7EqJtq98hPqEX7fNZaFWoOhi5lsYbGZ6gI2cRjYzqfTq5JkPZ4bZC"
 
 // CheckPassword checks a user's password, which is slow. It returns ErrGRPCAuthNotEnabled, ErrGRPCAuthFailed, or an
-// error with etcd's text for a user without a password. s should be the newest state, since new passwords are often
-// used at once.
+// error with etcd's text for a user without a password. The state s should be the newest one, since clients often use a
+// new password at once.
 func (s *State) CheckPassword(name, password string) error {
 	if !s.enabled {
 		return rpctypes.ErrGRPCAuthNotEnabled

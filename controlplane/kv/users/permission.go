@@ -29,7 +29,8 @@ func spanOf(key, end []byte) span {
 	return span{key, end}
 }
 
-// endBefore reports whether a is a lower end of a range than b; an empty end is the highest.
+// endBefore compares the ends of two ranges. It reports whether the end a is lower than the end b. An empty end is the
+// highest.
 func endBefore(a, b []byte) bool {
 	return len(a) > 0 && (len(b) == 0 || bytes.Compare(a, b) < 0)
 }
@@ -49,8 +50,8 @@ func mergeSpans(all []span) spans {
 	return merged
 }
 
-// contains reports whether one of the spans contains all of s. If the end of s is not after its begin, contains reports
-// whether begin and end are inside the same span, as in etcd.
+// contains reports whether one of the ranges ss contains the whole range s. If the end of s is not after its begin,
+// contains reports whether both are inside the same range, as in etcd.
 func (ss spans) contains(s span) bool {
 	reversed := len(s.end) > 0 && bytes.Compare(s.begin, s.end) >= 0
 	if reversed {

@@ -91,14 +91,14 @@ func (t *Tokens) Open(token string, now Time) (Claim, error) {
 	return Claim{User: string(b), Revision: revision}, nil
 }
 
-// Behind reports whether the claim is from a later auth revision than s, so that Accept refuses it. The caller should
-// then load the newest state (after a ReadIndex) and try again.
+// Behind reports whether the claim has a later auth revision than the state s. Accept refuses such a claim. The caller
+// should then load the newest state (after a ReadIndex) and try again.
 func (s *State) Behind(c Claim) bool { return c.Revision > s.revision }
 
-// Accept returns the user of a claim. It returns ErrGRPCInvalidAuthToken if the user was deleted or got another
-// password since, if auth was disabled since, or if the claim is from a later auth revision than s (after a restore
-// from a backup, that revision may belong to another history). While auth is not enabled, Accept returns "" for every
-// claim.
+// Accept returns the user of a claim. While auth is not enabled, it returns "" for every claim. It returns
+// ErrGRPCInvalidAuthToken if, after the token was issued, the user was deleted or got another password, or auth was
+// disabled. It also returns that error if the claim has a later auth revision than s: after a restore from a backup,
+// that revision may belong to another history.
 func (s *State) Accept(c Claim) (user string, err error) {
 	if !s.enabled {
 		return "", nil

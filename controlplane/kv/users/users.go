@@ -14,13 +14,14 @@
 //
 // # Decisions
 //
-//   - Tokens are stateless: user, auth revision, expiry and a MAC with a key that every member derives. As with etcd's
-//     simple tokens, a password change or the user's deletion revokes the user's tokens, and disabling auth revokes
-//     all. Other changes do not, so that a grant does not make every client hash its password again. The lifetime of a
-//     token begins when it is issued; its use does not extend it. A request with an expired token fails with "invalid
-//     auth token". clientv3 then requests a new token by itself, except for a further watch on an existing stream. So
-//     the server of a stream verifies the token once (Open) and passes the Claim to Accept for every request: the
-//     stream is authenticated until its first token is revoked.
+//   - Members do not store tokens. A token contains user, auth revision, expiry and a MAC with a key that every member
+//     derives. As with etcd's simple tokens, a password change or the user's deletion revokes the user's tokens, and
+//     disabling auth revokes all tokens. Other changes, such as a grant, revoke no tokens. Otherwise every client would
+//     have to authenticate again, and the members would have to hash every password again. The lifetime of a token
+//     begins when it is issued; its use does not extend it. A request with an expired token fails with "invalid auth
+//     token". clientv3 then requests a new token by itself, except for a further watch on an existing stream. So the
+//     server of a stream verifies the token only once (Open), and passes the resulting Claim to Accept for every
+//     request. The stream remains authenticated until that token is revoked.
 //   - An empty state has revision 1, as in etcd. Enabling does not increment the revision; all other changes do.
 //   - Granting a permission replaces the role's permission on the same range, if any. etcd compares only the first of
 //     several permissions that begin at the same key, and may keep both.
@@ -54,7 +55,7 @@ const (
 // Root is the name of the administrator, and of the role that may do everything.
 const Root = "root"
 
-// Prefix starts the names of all records of this package.
+// Prefix is the prefix of the names of all records of this package.
 const Prefix = "auth/"
 
 const (
@@ -88,8 +89,9 @@ type user struct {
 	grants      *grants
 }
 
-// Load decodes the state from the keyspace's records whose names begin with Prefix; other records are skipped. Without
-// records it returns the state of a new keyspace. It fails with ErrUnknownFormat, or when a record cannot be decoded.
+// Load decodes the state from the keyspace's records. It skips records whose names do not begin with Prefix. Without
+// records it returns the state of a new keyspace. It returns ErrUnknownFormat for records of a newer version of Trivet,
+// and an error for a record that cannot be decoded.
 func Load(records iter.Seq2[[]byte, []byte]) (*State, error) {
 	s := &State{settings: settings{revision: 1}, users: map[string]*user{}, roles: map[string]*authpb.Role{}}
 	for name, value := range records {

@@ -38,8 +38,9 @@ func (w *watch) events(all []mvccwatch.Event) []*mvccpb.Event {
 	return out
 }
 
-// fragments splits a response into pieces of at most Options.FragmentBytes, or of one event if it is larger. If
-// partial, the last revision continues in the next batch, so the last piece is marked as a fragment, too.
+// fragments splits a response into responses of at most Options.FragmentBytes each. An event that is larger gets a
+// response of its own. If partial is set, the next batch continues the last revision, and the last response is
+// therefore marked as a fragment, too.
 func (s *Stream) fragments(r *pb.WatchResponse, partial bool) (pieces []*pb.WatchResponse) {
 	base := proto.Size(r) - eventsSize(r.Events)
 	events := r.Events
@@ -69,7 +70,8 @@ func eventsSize(all []*mvccpb.Event) (sum int) {
 	return sum
 }
 
-// eventSize returns the size of an event in an encoded response, in bytes, with the longest possible length field.
+// eventSize returns the maximum size of an event in an encoded response, in bytes. It assumes the longest encoding of
+// the field with the event's length.
 func eventSize(e *mvccpb.Event) int {
 	const overhead = 1 + 5 // tag and length
 	return proto.Size(e) + overhead

@@ -3,19 +3,19 @@
 // A Stream reads events from the engine and uses the messages of etcdserverpb; Options.Permit checks the client's
 // permissions. The package must not depend on gRPC, members or consensus.
 //
-// A stream has two goroutines: one sends and owns all watches of the stream, the other receives. A watch needs no
-// goroutine and no queue: the engine notifies the stream which watches may have events, and the stream sends one batch
-// of events per watch in rotation. A batch is read only when Send calls its argument make: by then the client has
-// received the previous data, and the member has memory for another batch. So a slow client delays only its own stream,
-// and memory is bounded by the waiting requests (16), the keys of the watches (maxKeyBytes) and the batch that is being
-// sent.
+// A stream has two goroutines: one receives requests, and the other manages all watches of the stream and sends
+// responses. A watch needs no goroutine and no queue: the engine notifies the stream which watches may have events, and
+// the stream sends one batch of events for each of them in turn. A batch is read only when Send calls its argument, the
+// function make. By then the client has received the previous data, and the member has memory for another batch. So a
+// slow client delays only its own stream. The memory of a stream is limited to the waiting requests (at most 16), the
+// keys of the watches (at most maxKeyBytes) and the batch that is being sent.
 //
 // # Progress
 //
-// The revision in a header without events means that all events up to that revision were sent. It is read from the
-// watch, never from the engine (etcd#15220). The response to a progress request is sent once no events are left to
-// send. The request is ignored if a watch of the stream starts at a future revision, or if the stream has no watch.
-// etcd also ignores it when events are left to send.
+// The revision in a header without events means that all events up to that revision were sent. The revision is
+// therefore read from the watch, never from the engine (etcd#15220). The response to a progress request is sent once no
+// events are left to send. The request is ignored if a watch of the stream starts at a future revision, or if the
+// stream has no watch. etcd also ignores the request when events are left to send.
 //
 // # Decisions
 //
@@ -89,8 +89,8 @@ const batchBytes = 256 << 10
 // maxQueuedRequests is the maximum number of requests per stream that were received but not yet handled.
 const maxQueuedRequests = 16
 
-// Send sends a response. As soon as the stream may send, Send calls make, which returns the response. If make returns
-// nil, Send sends nothing and returns the error of make.
+// Send sends a response. It waits until the stream may send, and then calls the function make, which returns the
+// response. If make returns no response, Send sends nothing and returns the error of make.
 type Send func(make func() (*pb.WatchResponse, error)) error
 
 // Stream holds the watches of one client stream.
@@ -99,7 +99,7 @@ type Stream struct {
 	ctx  context.Context
 	send Send
 
-	// Used only by the goroutine that runs Serve.
+	// The following fields are used only by the goroutine that runs Serve.
 	watches           map[int64]*watch
 	nextID            int64
 	keyBytes          int  // total bytes of the range bounds of all watches
@@ -133,10 +133,10 @@ type watch struct {
 	closed bool // the watch was removed from stream.watches
 }
 
-// Serve serves one watch stream. It handles the requests that receive returns and sends events with send, until ctx
-// ends, a response cannot be sent, or receive fails. If receive returns io.EOF, the client sends no more requests, but
-// the stream continues. A goroutine calls receive and ends when receive fails, so receive must fail once Serve has
-// returned.
+// Serve serves one watch stream. The function receive returns the client's requests, which Serve handles, and the
+// function send sends responses with events. Serve returns when ctx ends, a response cannot be sent, or receive fails.
+// If receive returns io.EOF, the client sends no more requests, but the stream continues. A goroutine calls receive and
+// ends when receive fails, so receive must fail once Serve has returned.
 func Serve(ctx context.Context, opts *Options, receive func() (*pb.WatchRequest, error), send Send) error {
 	canceled, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -258,7 +258,7 @@ func (s *Stream) create(r *pb.WatchCreateRequest) error {
 		s.progressTicker = time.NewTicker(s.opts.Progress + rand.N(s.opts.Progress/10+1))
 		s.progressTick = s.progressTicker.C
 	}
-	// After a disconnect, a client that named no start revision resumes from the revision in this header.
+	// A client that gave no start revision resumes, after a disconnect, from the revision in this header.
 	revision := w.w.Progress()
 	if r.StartRevision > 0 {
 		revision = s.opts.Engine.Revision()
@@ -289,8 +289,8 @@ func (s *Stream) remove(w *watch) {
 	w.w.Close()
 }
 
-// queue adds the watch to stream.ready and wakes the goroutine of Serve. The engine calls queue when there may be
-// events, so queue must not block.
+// queue adds the watch to stream.ready and wakes the goroutine of Serve. The engine calls queue when there may be new
+// events; queue must not block the engine.
 func (w *watch) queue() {
 	s := w.stream
 	s.mu.Lock()
@@ -353,12 +353,12 @@ func (s *Stream) sendBatch(w *watch) error {
 	return err
 }
 
-// nextResponses reads the next batch of events of a watch and returns the responses that contain it, or the response
-// that cancels the watch. A batch needs more than one response only for a watch with fragments.
+// nextResponses reads the next batch of events of a watch. It returns the responses that contain the batch, or the
+// response that cancels the watch. Only a watch with fragments may need more than one response for a batch.
 func (s *Stream) nextResponses(w *watch) ([]*pb.WatchResponse, error) {
 	batch, err := w.w.Next(s.canceled)
-	// The rest of a revision is read at once: otherwise every watch of the stream could have an incomplete revision in
-	// memory.
+	// Without fragments, the rest of a revision is read at once. Otherwise every watch of the stream could have an
+	// incomplete revision in memory.
 	for err == nil && batch.Partial && !w.fragment {
 		w.partial = append(w.partial, batch.Events...)
 		batch, err = w.w.Next(s.canceled)
@@ -383,8 +383,9 @@ func (s *Stream) nextResponses(w *watch) ([]*pb.WatchResponse, error) {
 	return s.fragments(r, batch.Partial), nil
 }
 
-// cancelResponse handles an error of Next. It returns nothing if the error only means that there are no events, the
-// response that cancels the watch if its events were compacted, and otherwise the error that ends the stream.
+// cancelResponse handles an error of Watcher.Next. If the error only means that there are no events, it returns
+// nothing. If the events were compacted, it returns the response that cancels the watch. Otherwise it returns the error
+// that ends the stream.
 func (s *Stream) cancelResponse(w *watch, err error) ([]*pb.WatchResponse, error) {
 	if errors.Is(err, context.Canceled) {
 		return nil, nil
@@ -429,7 +430,8 @@ func (s *Stream) sendProgress() error {
 	return nil
 }
 
-// current returns the revision that the watch has progressed to, and whether all events up to that revision were sent.
+// current returns the revision that the watch has progressed to. The result current reports whether all events up to
+// that revision were sent.
 func (w *watch) current() (revision int64, current bool) {
 	revision = w.w.Progress()
 	w.stream.mu.Lock()
@@ -437,8 +439,9 @@ func (w *watch) current() (revision int64, current bool) {
 	return revision, !w.queued && len(w.partial) == 0
 }
 
-// respondProgress responds to a progress request, with the lowest revision that all watches have progressed to. While
-// events are left to send, it does nothing.
+// respondProgress responds to a progress request with the lowest revision among those that the watches of the stream
+// have progressed to. While events are left to send, it does nothing; sendReady calls it again. If a watch starts at a
+// future revision, or the stream has no watch, the request is ignored.
 func (s *Stream) respondProgress() error {
 	lowest := int64(-1)
 	for _, w := range s.watches {

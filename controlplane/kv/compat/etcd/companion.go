@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// companion describes the helper process that runs beside a member.
+// companion holds the parameters of the helper process that this program starts beside a member's process; see the
+// package comment.
 type companion struct {
 	Parent    int      // PID of the member's process
 	Ports     []string // addresses that the member serves clients on
@@ -25,7 +26,8 @@ type companion struct {
 // pollInterval is the interval at which the companion checks whether the member is ready and still runs.
 const pollInterval = 20 * time.Millisecond
 
-// run runs the companion. It returns when the member ends or, if there is nothing to forward, when the member is ready.
+// run does the work of the helper process. It returns when the member's process ends. If no addresses are forwarded, it
+// already returns when the member is ready.
 func (c companion) run() error {
 	ctx, cancel := context.WithCancel(context.Background())
 	var work sync.WaitGroup
@@ -96,7 +98,8 @@ func (c companion) logLine(message string) {
 	}
 }
 
-// forwardConns accepts connections and forwards them to a TCP address, until ctx ends.
+// forwardConns accepts connections at the listener and forwards them to the TCP address in the parameter to, until ctx
+// ends.
 func forwardConns(ctx context.Context, listener net.Listener, to string) {
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer stop()

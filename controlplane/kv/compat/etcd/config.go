@@ -38,11 +38,11 @@ type kvConfig struct {
 	StrictReconfig  *bool    `yaml:"strict_reconfig,omitempty"`
 }
 
-// tick is the time between heartbeats unless --heartbeat-interval sets another. With 50 ms, an election takes half a
-// second to a second, as fast as a busy test machine allows. With etcd's default it takes one to two seconds.
+// tick is the time between heartbeats if --heartbeat-interval is not given. With 50 ms, an election takes 0.5 to 1 s,
+// which is as fast as a busy test machine allows. With etcd's default interval it takes 1 to 2 s.
 const tick = "50ms"
 
-// id returns the node id of an initial member: its position in --initial-cluster, from 1.
+// id returns the node ID of an initial member, which is its position in --initial-cluster. The first position is 1.
 func (o *options) id() uint64 {
 	for i, s := range o.cluster {
 		if s.name == o.name {
@@ -52,8 +52,8 @@ func (o *options) id() uint64 {
 	return 0
 }
 
-// config returns the control plane's configuration file. id is the node id of this member; for a member that joins, the
-// cluster has assigned it.
+// config returns the content of the control plane's configuration file. The parameter id is this member's node ID. A
+// member that joins an existing cluster got its ID from the cluster.
 func (p plan) config(id uint64) ([]byte, error) {
 	c := config{NodeID: id, Listen: p.address, DataDir: p.dataDir, ClusterKey: p.keyFile(), Tick: tick}
 	if text := p.values["heartbeat-interval"]; text != "" {
@@ -72,8 +72,8 @@ func (p plan) config(id uint64) ([]byte, error) {
 	if p.values["strict-reconfig-check"] == "false" {
 		c.KV.StrictReconfig = new(false)
 	}
-	// On loopback, test suites add members and users without a credential, as any local process may with etcd. Trivet
-	// allows that only with etcd_trust_loopback.
+	// Test suites add members and users over loopback without a credential. etcd permits this to every local process.
+	// Trivet permits it only with etcd_trust_loopback.
 	c.KV.EtcdListen = p.ports()
 	c.KV.TrustLoopback = !slices.ContainsFunc(c.KV.EtcdListen, func(address string) bool {
 		host, _, err := net.SplitHostPort(address)
@@ -104,8 +104,8 @@ func (p plan) config(id uint64) ([]byte, error) {
 	return yaml.Marshal(c)
 }
 
-// tokenTTL returns --auth-token-ttl, which is in seconds, or else the ttl option of --auth-token. Other options of
-// --auth-token are ignored: Trivet has only one kind of token.
+// tokenTTL returns the value of --auth-token-ttl, which is in seconds. Without that flag it returns the option ttl of
+// --auth-token. Other options of --auth-token are ignored, because Trivet has only one kind of token.
 func (p plan) tokenTTL() string {
 	if text := p.values["auth-token-ttl"]; text != "" {
 		return text + "s"
@@ -118,7 +118,8 @@ func (p plan) tokenTTL() string {
 	return ""
 }
 
-// retention converts --auto-compaction-retention, a duration or a number of hours, to a duration; 0 becomes "".
+// retention converts the value of --auto-compaction-retention to a duration. The value is a duration or a number of
+// hours; 0 is converted to "".
 func retention(text string) string {
 	if _, err := strconv.Atoi(text); err == nil && text != "0" {
 		return text + "h"
@@ -139,8 +140,8 @@ func (o *options) secure() bool {
 	return false
 }
 
-// listenFor returns the member's listen address for a client URL. For a UNIX socket, which Trivet does not support, it
-// is a TCP address that the companion forwards to.
+// listenFor returns the TCP address on which the member listens for the clients of a client URL. Trivet does not
+// support UNIX sockets. If the URL is a UNIX socket, the companion forwards its connections to the returned address.
 func (p plan) listenFor(u *url.URL) string {
 	if socket(u) == "" {
 		return u.Host
@@ -156,7 +157,7 @@ func socket(u *url.URL) string {
 	return u.Host + u.Path
 }
 
-// seeds returns the gRPC addresses of the other members, for a member that joins.
+// seeds returns the gRPC addresses of the other members, which a joining member connects to first.
 func (p plan) seeds() ([]string, error) {
 	var out []string
 	for _, s := range p.cluster {
@@ -172,7 +173,7 @@ func (p plan) seeds() ([]string, error) {
 	return out, nil
 }
 
-// hosts returns the seeds without their ports, separated by commas.
+// hosts returns the hosts of the given addresses, without their ports and separated by commas.
 func hosts(seeds []string) string {
 	var out []string
 	for _, s := range seeds {

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// options holds the flags of etcd that have a meaning for a member of Trivet.
+// options holds the values of those flags of etcd that this program uses.
 type options struct {
 	name         string
 	dataDir      string
@@ -28,8 +28,8 @@ type clusterMember struct {
 	peer *url.URL
 }
 
-// passedFlags lists the flags from whose values the control plane's configuration is made. A bool may be given without
-// a value.
+// passedFlags lists the flags whose values parse stores in options.values, for the control plane's configuration. A
+// flag that is a bool may be given without a value.
 var passedFlags = map[string]bool{ // value: whether the flag is a bool
 	"quota-backend-bytes": false, "auth-token": false, "bcrypt-cost": false, "auth-token-ttl": false,
 	"max-request-bytes": false, "max-txn-ops": false, "heartbeat-interval": false,
@@ -38,7 +38,7 @@ var passedFlags = map[string]bool{ // value: whether the flag is a bool
 	"strict-reconfig-check": true,
 }
 
-// ignoredBools lists the ignored flags of etcd that may be given without a value.
+// ignoredBools lists those ignored flags of etcd that are bools and may therefore be given without a value.
 var ignoredBools = map[string]bool{
 	"force-new-cluster": true, "peer-auto-tls": true, "peer-client-cert-auth": true, "pre-vote": true, "enable-pprof": true, "memory-mlock": true,
 	"initial-election-tick-advance": true, "socket-reuse-port": true, "socket-reuse-address": true,
@@ -46,7 +46,7 @@ var ignoredBools = map[string]bool{
 	"peer-skip-client-san-verification": true, "unsafe-no-fsync": true,
 }
 
-// parse parses etcd's command line. The names of unknown flags are added to options.ignored; they are no error.
+// parse parses etcd's command line. An unknown flag is no error: its name is added to options.ignored.
 func parse(args []string) (options, error) {
 	o := options{name: "default", token: "etcd-cluster", values: map[string]string{}}
 	text := map[string]string{}
@@ -73,7 +73,8 @@ func parse(args []string) (options, error) {
 	return o, o.fill(text)
 }
 
-// fill sets the fields of o from the flags that are not in passedFlags. text maps their names to their values.
+// fill sets the fields of o from the given flags that are not in passedFlags. The parameter text maps the names of
+// these flags to their values.
 func (o *options) fill(text map[string]string) error {
 	var advertisePeer []*url.URL
 	var listenPeer []*url.URL
@@ -106,7 +107,7 @@ func (o *options) fill(text map[string]string) error {
 	return o.complete(listenPeer, advertisePeer)
 }
 
-// complete sets etcd's defaults and checks that --initial-cluster lists this member.
+// complete sets etcd's defaults for flags that were not given, and checks that --initial-cluster lists this member.
 func (o *options) complete(listenPeer, advertisePeer []*url.URL) error {
 	if o.dataDir == "" {
 		o.dataDir = o.name + ".etcd"
@@ -163,9 +164,10 @@ func parseInitialCluster(text string) ([]clusterMember, error) {
 	return out, nil
 }
 
-// memberHost returns the loopback address that all ports of a member with this peer URL listen on. On one host, members
-// of Trivet differ by address and use the same ports, while those of etcd differ by port: each port is mapped to an
-// address in 127.93.0.0/16. A peer URL with another IPv4 address keeps that address.
+// memberHost returns the address on which a member with this peer URL listens, on all its ports. On one host, etcd's
+// members have the same address and different ports, while Trivet's members have different addresses and the same
+// ports. So if the peer URL is on localhost, its port is mapped to a loopback address in 127.93.0.0/16. Otherwise
+// memberHost returns the IPv4 address in the URL.
 func memberHost(peer *url.URL) (string, error) {
 	port, err := strconv.ParseUint(peer.Port(), 10, 16)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// joinTime limits the wait until the cluster reports the id of a member that was added.
+// joinTime is the maximum time to wait until the cluster reports the ID of a member that was added.
 const joinTime = 20 * time.Second
 
 // joinID returns the node id that the cluster gave to the member with this peer URL. The id is stored in the data

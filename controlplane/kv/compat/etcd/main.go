@@ -1,15 +1,17 @@
-// Command etcd accepts etcd's flags and runs trivet-controlplane with an equivalent configuration, so that tools and
-// test suites that start etcd can use Trivet instead.
+// Command etcd accepts etcd's flags and runs trivet-controlplane with an equivalent configuration. Tools and test
+// suites that start etcd can therefore use Trivet instead.
 //
-// It replaces itself with the control plane (exec), so that signals, kills and exit codes concern the control plane's
-// process. A second small process, the companion, prints "ready to serve client requests" on standard error once the
-// member is ready, and forwards connections where an address in etcd's flags differs from the member's: for UNIX
-// sockets, and for the peer address of a member that joins later. The companion ends when the member does.
+// This program replaces itself with the control plane (exec), so that signals, kills and exit codes concern the control
+// plane's process. Before that, it starts a second small process, the companion. The companion prints "ready to serve
+// client requests" on standard error once the member is ready. It also forwards connections where an address in etcd's
+// flags differs from the member's address: for UNIX sockets, and for the peer address of a member that joins later. The
+// companion ends when the member does.
 //
-// Several members on one host differ by port in etcd and by address in Trivet: see memberHost. The cluster key is
-// derived from --initial-cluster-token and therefore not secret: this is for tests only.
+// On one host, several members have different ports with etcd, and different addresses with Trivet; see memberHost. The
+// cluster key is derived from --initial-cluster-token and therefore not secret: this program is for tests only.
 //
-// The control plane is $TRIVET_CONTROLPLANE, or trivet-controlplane in the directory of this program.
+// The program of the control plane is $TRIVET_CONTROLPLANE, or else trivet-controlplane in the directory of this
+// program.
 package main
 
 import (

@@ -23,7 +23,8 @@ type plan struct {
 	forwards []forward
 }
 
-// forward is an address from the flags that is forwarded to an address of the member.
+// forward describes an address in etcd's flags, From, whose connections the companion forwards to the member's address
+// To.
 type forward struct{ Network, From, To string }
 
 func newPlan(o options) (plan, error) {
@@ -32,7 +33,8 @@ func newPlan(o options) (plan, error) {
 		return plan{}, err
 	}
 	p := plan{options: o, address: address}
-	// Other members connect to a joining member at the peer address in its flags.
+	// Other members connect to a joining member at the peer address in its flags. If the member listens on another
+	// address, the companion forwards these connections.
 	if to := net.JoinHostPort(address, peersPort); o.existing && o.listenPeer.Host != to {
 		p.forwards = append(p.forwards, forward{"tcp", o.listenPeer.Host, to})
 	}

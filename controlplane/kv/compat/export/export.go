@@ -1,11 +1,12 @@
-// Package export reads the log of stopped Trivet members as requests of the model in etcd's robustness suite, as that
-// suite reads etcd's own write-ahead log. The suite compares watches and reads of old revisions with these requests,
-// and determines from them which of the writes without a response took effect.
+// Package export converts the raft logs of stopped Trivet members to requests of the model in etcd's robustness suite.
+// The suite does the same with etcd's own write-ahead log. It compares watches and reads of old revisions with these
+// requests, and determines from them which of the writes without a response took effect.
 //
-// A member's log is opened on an in-memory copy of its files. The consensus package replays it from its first entry
-// into an mvcc engine, so that this package does not depend on the file formats. Only entries up to the stored commit
-// index are replayed, which may lag by the last batch: a caller that needs the last write must make some more writes
-// after it. A truncated log, as after a long life or a snapshot, cannot be read.
+// A member's log is copied to memory and opened there. The consensus package replays it from its first entry into an
+// mvcc engine, so that this package does not depend on the file formats. Only entries up to the stored commit index are
+// replayed, and the last batch of entries may be missing. A caller that needs the last write must therefore make some
+// more writes after it. A log whose first entries were removed cannot be read; this happens after many entries, or when
+// the member received a snapshot.
 package export
 
 import (
@@ -32,8 +33,8 @@ type Member struct {
 	DataDir string
 }
 
-// Requests returns the requests in the longest of the members' logs. Logs that cannot be read are skipped unless none
-// can be read.
+// Requests returns the requests in that member's log which has the most requests. Logs that cannot be read are skipped.
+// If no log can be read, Requests returns an error.
 func Requests(members []Member) ([]model.EtcdRequest, error) {
 	var best []model.EtcdRequest
 	var errs []error
@@ -109,9 +110,10 @@ func (m *recordingMachine) Apply(entries []consensus.Entry) ([]any, error) {
 	return make([]any, len(entries)), nil
 }
 
-// record appends the request of an entry to m.requests, if the model has such a request. It skips commands without
-// effect: a command with a conflict is proposed again, and a refused one changes nothing. The model could not tell that
-// a conflicting command had no effect.
+// record converts the command in a log entry to a request and appends it to m.requests. It skips commands that the
+// model does not have, and commands that changed nothing. The latter are commands with a conflict, which are proposed
+// again, and commands that the engine refused. The model could not detect that a command with a conflict changed
+// nothing.
 func (m *recordingMachine) record(e consensus.Entry, r command.Result) error {
 	if len(e.Data) == 0 || r.Conflict || r.Refused != command.RefusedNot {
 		return nil
@@ -137,7 +139,8 @@ func (m *recordingMachine) Applied() (index, term uint64) {
 	return p.Index, p.Term
 }
 
-// Flush returns 0, which means that nothing is stored, so that the log is not truncated.
+// Flush returns 0 as the index up to which entries are stored durably, so that the consensus package does not truncate
+// the log.
 func (m *recordingMachine) Flush() (uint64, error) { return 0, nil }
 
 func (m *recordingMachine) Checkpoint(string) (uint64, uint64, error) {

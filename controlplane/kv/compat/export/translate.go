@@ -9,7 +9,7 @@ import (
 )
 
 // translate converts the steps of a command to a request of the model. It returns nil for steps that the model does not
-// have, such as records, which no read and no watch can see.
+// have, for example changes of records, which are values that no read and no watch returns.
 func translate(steps []command.Step) (*model.EtcdRequest, error) {
 	if len(steps) == 1 {
 		switch s := steps[0]; s.Kind {

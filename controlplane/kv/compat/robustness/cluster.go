@@ -28,7 +28,8 @@ type cluster struct {
 	client  *clientv3.Client // used by the faults; its requests are not recorded
 }
 
-// newCluster starts three members, each in its own host beneath dir, and waits until each serves requests.
+// newCluster starts three members and waits until each of them serves requests. Each member runs in its own memberHost,
+// whose files are beneath dir.
 func newCluster(ctx context.Context, server Server, dir string) (*cluster, error) {
 	c := &cluster{server: server, dir: dir, hosts: map[int]*memberHost{}, initial: []int{1, 2, 3}, joined: map[int]bool{}}
 	if err := server.prepare(dir); err != nil {
@@ -129,8 +130,8 @@ func (c *cluster) readyOne(ctx context.Context, id int) error {
 	})
 }
 
-// leader returns the ID of the member that reports itself as leader in the highest term, or of the first member if
-// there is none.
+// leader returns the ID of the member that reports itself as the leader. If several members do so, it returns the one
+// with the highest term. If no member does so, it returns the first member.
 func (c *cluster) leader(ctx context.Context) int {
 	best, term := c.initial[0], uint64(0)
 	for _, id := range c.initial {
@@ -144,12 +145,12 @@ func (c *cluster) leader(ctx context.Context) int {
 	return best
 }
 
-// others returns the IDs of the initial members except id.
+// others returns the IDs of the initial members without the given ID.
 func (c *cluster) others(id int) []int {
 	return slices.DeleteFunc(slices.Clone(c.initial), func(m int) bool { return m == id })
 }
 
-// stop stops all members with SIGTERM; the error names those that did not stop in time.
+// stop stops all members with SIGTERM. The returned error names the members that did not stop in time.
 func (c *cluster) stop() error {
 	var errs []error
 	for _, id := range slices.Sorted(maps.Keys(c.hosts)) {
@@ -158,8 +159,8 @@ func (c *cluster) stop() error {
 	return errors.Join(errs...)
 }
 
-// sameHash checks that all members have the same hash at the last revision and that Trivet has no alarms. Trivet's
-// members also compare hashes while they run, and raise an alarm on a difference.
+// sameHash returns an error if the members have different hashes at the last revision, or if Trivet has an alarm.
+// Trivet's members also compare their hashes while they run, and raise an alarm if these differ.
 func (c *cluster) sameHash(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()

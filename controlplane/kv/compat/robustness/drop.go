@@ -7,11 +7,12 @@ import (
 	"go.etcd.io/etcd/tests/v3/robustness/report"
 )
 
-// dropFailedWithoutEffect removes the failed requests that, according to the log, took no effect. Otherwise the model
-// must consider each of them at every later moment, which makes the search for an order take too long. etcd's own suite
-// removes such writes of unique values; dropFailedWithoutEffect does so for deletes and leases: if the log has a
-// request as often as clients saw it succeed, the failed ones of the same kind are not in the log. A lease whose grant
-// had no response is never used.
+// dropFailedWithoutEffect removes failed requests that, according to the log, had no effect. With them, the model would
+// have to consider at every later moment that each of them may still take effect, and its search for an order of the
+// requests would take too long. etcd's own suite removes failed writes of unique values. This function removes failed
+// deletes and lease revocations: if the log contains a request exactly as often as clients saw it succeed, then the log
+// contains no failed request of the same kind. It also removes failed lease grants, because clients do not use a lease
+// whose grant had no response.
 func dropFailedWithoutEffect(reports []report.ClientReport, persisted []model.EtcdRequest) []report.ClientReport {
 	unmatched := map[requestKind]int{}
 	for _, r := range persisted {
@@ -39,7 +40,8 @@ func dropFailedWithoutEffect(reports []report.ClientReport, persisted []model.Et
 	return out
 }
 
-// hadNoEffect reports whether an operation failed and took no visible effect.
+// hadNoEffect reports whether an operation failed and had no visible effect. The map unmatched contains, for each kind
+// of request, how many requests in the log are not explained by successful responses.
 func hadNoEffect(op porcupine.Operation, unmatched map[requestKind]int) bool {
 	request := op.Input.(model.EtcdRequest)
 	if op.Output.(model.MaybeEtcdResponse).Error == "" {
@@ -52,13 +54,15 @@ func hadNoEffect(op porcupine.Operation, unmatched map[requestKind]int) bool {
 	return ok && unmatched[id] == 0
 }
 
-// requestKind identifies requests that have the same effect: a revocation by its lease, a delete by its key.
+// requestKind identifies requests that have the same effect. Revocations have the same effect if they revoke the same
+// lease, and deletes if they delete the same key.
 type requestKind struct {
 	revokedLease int64
 	deletedKey   string
 }
 
-// kindOf returns the requestKind of a revocation or a plain delete, and false for other requests.
+// kindOf returns the requestKind of a lease revocation, or of a delete without conditions. For other requests it
+// returns false.
 func kindOf(r model.EtcdRequest) (requestKind, bool) {
 	switch r.Type {
 	case model.LeaseRevoke:

@@ -13,8 +13,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// fault is a failure that act causes and ends again. When act returns without an error, all of the cluster's initial
-// members run and are connected, or soon will be.
+// fault is a kind of failure. The function act causes the failure and ends it. When act returns without an error, all
+// initial members of the cluster run and are connected, or will be soon.
 type fault struct {
 	name string
 	act  func(ctx context.Context, c *cluster, r *rand.Rand) error
@@ -76,7 +76,8 @@ var faults = []fault{
 
 func anyMember(c *cluster, r *rand.Rand) int { return c.initial[r.IntN(len(c.initial))] }
 
-// connections returns the directed connections between a member and all others, outgoing (out), incoming (in), or both.
+// connections returns connections between the given member and all other members, each as the IDs of sender and
+// receiver. If out is set, it returns those from the member; if in is set, it returns those to the member.
 func connections(c *cluster, id int, out, in bool) [][2]int {
 	var l [][2]int
 	for _, other := range c.others(id) {
@@ -149,8 +150,8 @@ func (c *cluster) freezeDisk(ctx context.Context, r *rand.Rand, id int) error {
 	return nil
 }
 
-// moveLeader requests a transfer of leadership. A refusal is no error, because the leader may have changed before the
-// request.
+// moveLeader requests a transfer of leadership. It ignores a refusal, because another member may have become the leader
+// before the request.
 func (c *cluster) moveLeader(ctx context.Context, from, to int) error {
 	client, err := c.dial(c.server.endpoint(from))
 	if err != nil {
@@ -217,7 +218,8 @@ func (c *cluster) addAndRemoveLearner(ctx context.Context, r *rand.Rand) error {
 	return errors.Join(err, h.remove())
 }
 
-// listedMember is a member in the response of MemberList. Its Member is nil if the member is not listed.
+// listedMember is a member in the response of MemberList. Its field Member is nil if the response does not contain the
+// member.
 type listedMember struct{ *pb.Member }
 
 func (l listedMember) promoted() bool { return l.Member != nil && !l.IsLearner }
@@ -231,11 +233,11 @@ func withPeer(l *clientv3.MemberListResponse, peer string) listedMember {
 	return listedMember{}
 }
 
-// defaultTimeout limits retryUntil if its context has no earlier deadline.
+// defaultTimeout is the maximum duration of retryUntil; an earlier deadline of its context also applies.
 const defaultTimeout = time.Minute
 
-// retryUntil calls try, with a timeout of 1 s for each call, until it succeeds. It returns the last error if ctx ends
-// or defaultTimeout has passed.
+// retryUntil calls the function try repeatedly until it succeeds. Each call has a timeout of 1 s. If ctx ends or
+// defaultTimeout passes, retryUntil returns the error of the last call.
 func retryUntil(ctx context.Context, condition string, try func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, defaultTimeout)
 	defer cancel()

@@ -57,7 +57,7 @@ func newMemberHost(dir string, id int) (*memberHost, error) {
 	return h, nil
 }
 
-// remove removes the host; it is no error if newMemberHost created only a part of it.
+// remove removes the host. The host may be incomplete, if newMemberHost failed.
 func (h *memberHost) remove() error {
 	h.thaw()
 	h.kill()
@@ -65,7 +65,7 @@ func (h *memberHost) remove() error {
 	if errors.Is(err, unix.EINVAL) {
 		err = nil // it was not mounted
 	}
-	// Delete the link first: the kernel removes a namespace, and what is in it, only after a delay.
+	// The link is deleted before the namespace: deleting the namespace alone would delete the link only after a delay.
 	tool("ip", "link", "del", fmt.Sprintf("v%d", h.id))
 	tool("ip", "netns", "del", fmt.Sprintf("m%d", h.id))
 	return err
@@ -79,8 +79,8 @@ func (h *memberHost) start(argv []string) error {
 	}
 	defer log.Close()
 	fmt.Fprintf(log, "=== %s %q\n", time.Now().Format(time.StampMilli), argv)
-	// Unlike ip netns exec, nsenter keeps the member in this mount namespace: a copy of it would keep a failed file
-	// system mounted.
+	// ip netns exec would run the member in a copy of this mount namespace, and that copy would keep a failed file
+	// system mounted. nsenter does not copy the mount namespace.
 	c := exec.Command("nsenter", append([]string{fmt.Sprintf("--net=/run/netns/m%d", h.id), "--"}, argv...)...)
 	c.Stdout, c.Stderr, c.Dir = log, log, h.dir
 	c.Env = append(os.Environ(), "GOTRACEBACK=all")
@@ -142,8 +142,9 @@ func (h *memberHost) stop() error {
 	}
 }
 
-// freeze blocks all writes to the host's file system for the time hold, and returns at once. A separate process ends
-// the freeze, even if this process ends before: a process that waits for a frozen disk cannot be killed.
+// freeze blocks all writes to the host's file system for the duration hold, and returns immediately. A separate process
+// ends the freeze, even if this process ends earlier. This matters because a process that waits for a frozen disk
+// cannot be killed.
 func (h *memberHost) freeze(hold time.Duration) error {
 	c := exec.Command("sh", "-c", fmt.Sprintf("fsfreeze -f %s && sleep %.3f; fsfreeze -u %s", h.dir, hold.Seconds(), h.dir))
 	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -157,14 +158,15 @@ func (h *memberHost) freeze(hold time.Duration) error {
 // thaw ends a freeze, if there is one.
 func (h *memberHost) thaw() { tool("fsfreeze", "-u", h.dir) }
 
-// The ioctl that shuts an ext4 file system down at once, as if the power had failed (linux/fs/ext4/ext4.h).
+// The ioctl that shuts down an ext4 file system immediately, as in a power failure (linux/fs/ext4/ext4.h).
 const (
 	ext4Shutdown   = 0x8004587d // EXT4_IOC_SHUTDOWN
 	ext4NoLogFlush = 2          // EXT4_GOING_FLAGS_NOLOGFLUSH
 )
 
-// failPower simulates a power failure: it kills the member and discards its unsynced data. The member is killed first,
-// since an fsync in flight while the file system shuts down may report success, which no disk would do.
+// failPower simulates a power failure: it kills the member and discards data that the member has not synced. It kills
+// the member first, since an fsync that runs while the file system shuts down may report success. With a real disk this
+// cannot happen.
 func (h *memberHost) failPower() error {
 	h.kill()
 	d, err := os.Open(h.dir)
@@ -179,10 +181,11 @@ func (h *memberHost) failPower() error {
 	return tools("umount "+h.dir, "mount -o loop "+h.dir+".img "+h.dir)
 }
 
-// dropBetween drops the packets that member from sends to member to.
+// dropBetween drops the packets from one member to another. The parameters are the IDs of the sending and the receiving
+// member.
 func dropBetween(from, to int) error {
 	return tool("iptables", "-w", "-I", "FORWARD", "-s", address(from), "-d", address(to), "-j", "DROP")
 }
 
-// restoreLinks removes the rules of all calls of dropBetween.
+// restoreLinks ends the packet loss that dropBetween has caused: it removes all rules that dropBetween added.
 func restoreLinks() error { return tool("iptables", "-w", "-F", "FORWARD") }

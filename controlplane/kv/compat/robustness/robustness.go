@@ -1,19 +1,20 @@
-// Package robustness injects faults into a cluster while the traffic of etcd's robustness suite runs on it, and checks
-// the responses and events that clients received with etcd's own model: linearizability of all reads and writes,
-// watches against the log, reads of old revisions against the log, and equal hashes on all members at the end.
+// Package robustness injects faults into a cluster while the traffic of etcd's robustness suite runs on it. etcd's own
+// model then checks the responses and events that clients received. It checks that all reads and writes are
+// linearizable, and that watches and reads of old revisions agree with the log. In addition, all members must have
+// equal hashes at the end.
 //
 // A Round is one run: a new cluster of three real processes, some seconds of traffic of one kind, faults chosen by a
 // seed, and the check. Rounds are short because the check needs the whole log and its cost grows with the history.
 //
-// The package can run two kinds of server, etcd and Trivet: etcd shows that the suite itself is correct. It does not
-// depend on how either works, except for ../export, which reads Trivet's log.
+// The package can test two kinds of server, etcd and Trivet. The test of etcd shows that the suite itself is correct.
+// The package does not depend on how either server works, except for ../export, which reads Trivet's log.
 //
 // # Environment
 //
 // Everything runs in the test's own network and mount namespaces, so that nothing is left behind however the test ends.
-// Each member has its own network namespace. Clients connect from the test's namespace; traffic between members is
-// forwarded by it, where packets can be dropped. Each member has its own file system, which can be frozen. Delay and
-// packet loss are not tested: they need netem, which not every kernel has.
+// Each member has its own network namespace. Clients connect from the test's namespace. The test's namespace also
+// forwards the traffic between members, and can drop packets. Each member has its own file system, which can be frozen.
+// Delay and random packet loss are not tested: they need netem, which not every kernel has.
 package robustness
 
 import (
@@ -29,8 +30,9 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// EnterNamespaces runs the test binary again in new network and mount namespaces and returns its exit code. In that
-// inner process it prepares the namespaces instead, and inside is true. It requires root.
+// EnterNamespaces runs the test binary again, in new network and mount namespaces, and returns the exit code of that
+// second process. In the second process, EnterNamespaces prepares the namespaces and returns inside as true. It
+// requires root.
 func EnterNamespaces() (inside bool, code int, err error) {
 	if !lab.Inside() {
 		return false, lab.Again(unix.CLONE_NEWNS), nil
@@ -41,7 +43,8 @@ func EnterNamespaces() (inside bool, code int, err error) {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return true, 1, fmt.Errorf("make mounts private: %w", err)
 	}
-	// ip stores the names of network namespaces in /run, and iptables stores its lock there.
+	// The test needs its own /run, because ip stores the names of network namespaces there, and iptables stores its
+	// lock there.
 	if err := unix.Mount("tmpfs", "/run", "tmpfs", 0, ""); err != nil {
 		return true, 1, fmt.Errorf("mount /run: %w", err)
 	}

@@ -25,7 +25,7 @@ type Round struct {
 	Server Server
 	Dir    string // must be empty; afterwards it holds the members' logs and data
 	Seed   uint64
-	// Traffic is the kind of traffic; Compact adds compactions.
+	// Traffic is the kind of traffic. If Compact is set, history is compacted during the traffic.
 	Traffic traffic.Traffic
 	Compact bool
 	Faults  []string // names of faults, in the order of injection
@@ -40,7 +40,8 @@ type Outcome struct {
 	Checked           time.Duration // how long the check took
 }
 
-// trafficLoad is the amount of key-value traffic: as much as the check can handle in one round.
+// trafficLoad holds the limits of the key-value traffic. They allow as much traffic as the check can handle in one
+// round.
 var trafficLoad = traffic.KeyValue{
 	MaximalQPS: 400, BurstableQPS: 400, MemberClientCount: 3, ClusterClientCount: 1, MaxNonUniqueRequestConcurrency: 2,
 }
@@ -50,7 +51,8 @@ var watchLoad = traffic.Watch{MemberClientCount: 3, ClusterClientCount: 1, Revis
 // compactInterval is the pause between compactions.
 const compactInterval = 200 * time.Millisecond
 
-// checkTimeout limits the search for an order of the requests that explains all responses.
+// checkTimeout is the maximum time for which etcd's model searches for an order of the requests that explains all
+// responses.
 const checkTimeout = time.Minute
 
 // DrawFaults returns the names of n different faults in random order.
@@ -106,8 +108,8 @@ func (r Round) Run(ctx context.Context) (out Outcome, err error) {
 	return out, err
 }
 
-// check runs the checks of etcd's model. The model panics if a watch received an event of a revision that is not in the
-// log, which is a violation too.
+// check runs the checks of etcd's model. The model panics if a watch received an event whose revision is not in the
+// log. check reports this as a violation, too.
 func (r Round) check(reports []report.ClientReport, requests []model.EtcdRequest) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -125,7 +127,8 @@ func (r Round) check(reports []report.ClientReport, requests []model.EtcdRequest
 	return nil
 }
 
-// ErrUndecided is returned if the search for an order of the requests took longer than checkTimeout.
+// ErrUndecided is returned if the model's search for an order of the requests took longer than checkTimeout. It is then
+// unknown whether the server broke a guarantee.
 var ErrUndecided = errors.New("no verdict within " + checkTimeout.String())
 
 // violation is the error for a broken guarantee.
@@ -133,7 +136,8 @@ type violation struct{ error }
 
 func (v violation) Unwrap() error { return v.error }
 
-// IsViolation reports whether err means that the server broke a guarantee, and not that a round could not be completed.
+// IsViolation reports whether err means that the server broke a guarantee. It returns false if err means that a round
+// could not be completed.
 func IsViolation(err error) bool {
 	var v violation
 	return errors.As(err, &v)
@@ -156,7 +160,7 @@ func (r Round) runTraffic(ctx context.Context, c *cluster) ([]report.ClientRepor
 	if err := r.startTraffic(ctx, &work, c, clients, finish); err != nil {
 		return nil, err
 	}
-	// At each member, one watcher receives all events from the first to the last write.
+	// At each member, one watcher receives the events of all writes, from the first to the last.
 	last := make(chan int64, 1)
 	collected := make(chan error, 1)
 	go func() {
@@ -191,8 +195,8 @@ func (r Round) runTraffic(ctx context.Context, c *cluster) ([]report.ClientRepor
 	return slices.Concat(clients.Reports(), watchers.Reports()), nil
 }
 
-// startTraffic starts the clients that read, write, watch and, if r.Compact is set, compact. They end when finish is
-// closed.
+// startTraffic starts clients that read, write and watch. If r.Compact is set, it also starts a client that compacts.
+// The clients end when finish is closed.
 func (r Round) startTraffic(ctx context.Context, work *sync.WaitGroup, c *cluster, clients *client.ClientSet, finish chan struct{}) error {
 	limiter := rate.NewLimiter(rate.Limit(trafficLoad.MaximalQPS), trafficLoad.BurstableQPS)
 	keys, storage := traffic.NewKeyStore(10, "key"), traffic.NewKubernetesStorage()
@@ -223,8 +227,9 @@ func (r Round) startTraffic(ctx context.Context, work *sync.WaitGroup, c *cluste
 	return nil
 }
 
-// compact compacts at random revisions between the last compaction and 4 revisions after the current one. It replaces
-// the loop of etcd's traffic, which reads the current revision with a call that only administrators may make in Trivet.
+// compact requests compactions at random revisions. Each is between the last compaction and 4 revisions after the
+// current revision. The function replaces the loop in etcd's suite, which reads the current revision with a call that
+// in Trivet only administrators may make.
 func compact(ctx context.Context, c *cluster, recorded *client.RecordingClient, random *rand.Rand, finish chan struct{}) {
 	defer recorded.Close()
 	last := int64(2)
@@ -268,8 +273,8 @@ func (r Round) injectFaults(ctx context.Context, c *cluster, random *rand.Rand) 
 	return ctx.Err()
 }
 
-// finalWrite makes a recorded write after all other traffic, and repeats it until it succeeds. The check needs such a
-// write.
+// finalWrite makes a write after all other traffic and repeats it until it succeeds. The write is recorded like the
+// traffic, because the check needs a recorded last write.
 func (r Round) finalWrite(ctx context.Context, c *cluster, clients *client.ClientSet) error {
 	recorded, err := clients.NewClient(c.endpoints())
 	if err != nil {
@@ -281,7 +286,8 @@ func (r Round) finalWrite(ctx context.Context, c *cluster, clients *client.Clien
 	})
 }
 
-// flushCommitIndex makes four writes, so that each member stores a commit index that covers all writes before them.
+// flushCommitIndex makes four writes. Afterwards, the commit index that each member has stored covers all earlier
+// writes.
 func flushCommitIndex(ctx context.Context, c *cluster) error {
 	for i := range 4 {
 		err := retryUntil(ctx, "the writes that flush the commit index succeed", func(ctx context.Context) error {

@@ -22,14 +22,16 @@ import (
 type Server interface {
 	// prepare writes the files that must be in dir before the first member starts.
 	prepare(dir string) error
-	// command returns the command line of an initial member, or, if joins is true, of a member that was added later.
+	// command returns the command line of the member with the given ID. The parameter first contains the IDs of the
+	// initial members. If joins is true, the member was added to the cluster later.
 	command(dir string, id int, first []int, joins bool) []string
 	endpoint(id int) string
-	// token returns the administrator's token, or "" if none is needed. prepare must have been called.
+	// token returns the administrator's token, or "" if the server needs none. It must be called after prepare.
 	token(dir string) (string, error)
-	// peer returns the peer URL with which the member id is added to the cluster.
+	// peer returns the peer URL that is used to add the member with the given ID to the cluster.
 	peer(id int) string
-	// persisted reads the committed requests from the directories of members 1, 2, …, which must have stopped.
+	// persisted reads the committed requests from the directories of members 1, 2 and so on. These members must have
+	// stopped.
 	persisted(log *zap.Logger, dirs []string) ([]model.EtcdRequest, error)
 }
 
@@ -67,8 +69,8 @@ func (Etcd) persisted(log *zap.Logger, dirs []string) ([]model.EtcdRequest, erro
 	return report.PersistedRequests(log, data)
 }
 
-// Trivet runs Trivet's control plane; Binary is the path of its program. Mutant, if set, names a rule that a program
-// built with the tag mutant breaks on purpose.
+// Trivet runs Trivet's control plane. Binary is the path of its program. Mutant is optional: it is the name of a rule
+// that the program then breaks on purpose. The program must have been built with the tag mutant.
 type Trivet struct{ Binary, Mutant string }
 
 // keyName and configName are the names of the files that all members share.
