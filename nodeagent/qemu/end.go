@@ -91,7 +91,8 @@ func (p *Process) killNow(ctx context.Context) error {
 	}
 }
 
-// recordDiskError sets the result of LastError from a BLOCK_IO_ERROR event, if the error has paused the guest.
+// recordDiskError decodes a BLOCK_IO_ERROR event. If the disk error has paused the guest, recordDiskError makes it the
+// result of LastError.
 func (p *Process) recordDiskError(e qmp.Event) {
 	var data struct {
 		Node      string `json:"node-name"`
@@ -145,7 +146,7 @@ func (p *Process) setDiskError(node, text string) {
 	p.notify()
 }
 
-// stderrPrefix matches what precedes the message in a line of QEMU's standard error: time, program and option.
+// stderrPrefix matches the beginning of a line of QEMU's standard error, before the message: time, program and option.
 var stderrPrefix = regexp.MustCompile(`^([0-9T:.-]+Z )?(\S*qemu\S*: )?(-[a-z-]+ (\{.*\}|\S+): )?`)
 
 // withStderr appends the last lines of QEMU's standard error to text, as printable ASCII.
@@ -179,7 +180,7 @@ func printable(s string, n int) string {
 	return s[:min(len(s), n)]
 }
 
-// Exits that more than one function records.
+// Exits with a fixed text. Adopt, Launch and Process record them.
 var (
 	exitRequested     = Exit{Requested, "powered off as requested"}
 	exitNotStarted    = Exit{Crashed, "QEMU could not be started"}
@@ -202,8 +203,9 @@ func (p *Process) Kill(ctx context.Context) error {
 	return p.endBy(ctx, "kill QEMU", p.killNow)
 }
 
-// endBy stores that the end of the process was requested, so that its exit is exitRequested, and then calls how to end
-// it. It does nothing if the process has ended already. what begins the error.
+// endBy ends the process by calling the function how. Before that it stores that the end was requested, so that the
+// recorded exit is exitRequested. If the process has ended already, endBy does nothing. The parameter what is the
+// beginning of the error text.
 func (p *Process) endBy(ctx context.Context, what string, how func(context.Context) error) error {
 	select {
 	case <-p.exited:

@@ -188,8 +188,8 @@ const (
 	consoleSocket = "console.sock"
 )
 
-// Record describes the last start of a VM. It is written before the process is forked, and again with the process's
-// data before the launcher receives its plan.
+// Record describes the last start of a VM. It is written before the launcher process is forked. It is written again,
+// with the pid and the start time of the process, before the launcher is sent its instructions.
 type Record struct {
 	Generation uint64   `json:"generation"` // of the assignment
 	Owner      string   `json:"owner"`      // any text of the caller of Launch, at most 1 KiB
@@ -270,8 +270,8 @@ func (h *Home) Remove() error {
 
 func (h *Home) path(name string) string { return filepath.Join(h.dir, name) }
 
-// begin prepares a new start: it removes the exit, the request and the sockets of the last start, renames its
-// stderr.log, and writes the record r.
+// begin prepares a new start. It removes what is left of the last start: its exit, the request to end it, and its
+// sockets. It renames stderr.log and writes the record r.
 func (h *Home) begin(r Record) error {
 	if err := atomicfile.RemoveLeftovers(h.dir); err != nil {
 		return err
@@ -287,15 +287,15 @@ func (h *Home) begin(r Record) error {
 	return h.write("record.json", r)
 }
 
-// Contents of the file asked: how the agent requested the end of the process.
+// Contents of the file asked, which stores how the agent requested the end of the process.
 const (
 	requestedNothing     = ""
 	requestedPowerButton = "powerdown"
 	requestedPowerOff    = "cut"
 )
 
-// setRequested writes to the file asked how the agent requests the end of the process. The file is not synced, because
-// the process does not survive a crash of the host either.
+// setRequested stores in the file asked how the agent requests the end of the process. The file is not synced: if the
+// host crashes, the process has ended as well.
 func (h *Home) setRequested(what string) error {
 	return os.WriteFile(h.path("asked"), []byte(what), 0o600)
 }

@@ -56,7 +56,8 @@ const launchTimeout = 20 * time.Second
 // Launch returns when QEMU responds on both monitors. After an error, the process that Launch started has been ended.
 // The error wraps [ErrInvalid] if another attempt would fail the same way, and [ErrRunning] if the VM has a process.
 //
-// Disks with slot -1 keep the slot of the last start. generation and owner are stored in the record.
+// A disk with slot -1 gets the slot that it had at the last start, or else a free one. The parameters generation and
+// owner are stored in the Record.
 func (l *Launcher) Launch(ctx context.Context, home *Home, s Spec, files Files, generation uint64, owner string) (*Process, error) {
 	p, err := l.launch(ctx, home, s, files, Record{Generation: generation, Owner: owner})
 	if err != nil {
@@ -120,8 +121,8 @@ func (l *Launcher) launch(ctx context.Context, home *Home, s Spec, files Files, 
 	return nil, err
 }
 
-// checkNotRunning returns an error if the process of the last start, described by before, still runs, even outside of
-// its control group.
+// checkNotRunning returns an error if the process of the VM's last start still runs, also if it runs outside of its
+// control group. The parameter before is the Record of that start.
 func (l *Launcher) checkNotRunning(home *Home, before Record) error {
 	pidfd, err := l.findProcess(home, before)
 	if err == nil {
@@ -134,8 +135,8 @@ func (l *Launcher) checkNotRunning(home *Home, before Record) error {
 	return err
 }
 
-// inOrder returns the disks' files in the order of s.Disks, each overlay before its base. It returns an error if the
-// files do not match s.
+// inOrder returns the files of all disks in the order of s.Disks, for each disk the overlay before the base image. It
+// returns an error if the files do not match s.
 func (f Files) inOrder(s Spec) ([]*os.File, error) {
 	if (f.Kernel != nil) != s.Kernel || (f.Initrd != nil) != s.Initrd {
 		return nil, errors.New("kernel and initrd are not those of the spec")
@@ -261,8 +262,8 @@ func (h *Home) open() ([]*os.File, error) {
 	return append(out, log), nil
 }
 
-// socketPath returns a path of the socket name in dir that is short enough for a socket address, however long the
-// directory's own path is.
+// socketPath returns a path of the socket with that name in the directory dir. The path is short enough for a unix
+// socket address, even if the directory's own path is too long.
 func socketPath(dir *os.File, name string) string {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)
 }
@@ -336,8 +337,8 @@ func (l *Launcher) startLauncher(ctx context.Context, home *Home, r *Record, pl 
 	return child, nil
 }
 
-// fork starts the launcher, which inherits the files pass as descriptors 3 and above. The launcher reads its plan from
-// descriptor in, and writes an error to descriptor in+1.
+// fork starts the launcher. The launcher inherits the files in pass as descriptors 3 and higher. The parameter in is
+// the number of the descriptor from which the launcher reads its plan. The launcher writes an error to descriptor in+1.
 func (l *Launcher) fork(home *Home, in int, pass []*os.File) (pidfd, pid int, err error) {
 	null, err := os.Open(os.DevNull)
 	if err != nil {
@@ -363,7 +364,8 @@ func (l *Launcher) fork(home *Home, in int, pass []*os.File) (pidfd, pid int, er
 		return 0, 0, err
 	}
 	pid = proc.Pid
-	// Process waits for the end of QEMU by the pidfd. os.Process.Wait would block a thread for each VM.
+	// The os.Process is not needed: Process waits for the end of QEMU with the pidfd. os.Process.Wait would block a
+	// thread for each VM.
 	return pidfd, pid, proc.Release()
 }
 

@@ -184,7 +184,7 @@ func (p *plan) mountRoot() error {
 	return nil
 }
 
-// bind bind-mounts a directory or file of the host, read-only and, unless code is set, noexec.
+// bind makes a read-only bind mount of a directory or file of the host. If code is false, the mount is also noexec.
 func bind(from, to string, dir, code bool) error {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return err

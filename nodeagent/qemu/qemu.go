@@ -97,7 +97,7 @@ const (
 	SATA   Bus = "sata"   // the chipset's AHCI
 )
 
-// slots is the number of disks that each bus can have.
+// slots is the maximum number of disks on each bus.
 var slots = map[Bus]int{Virtio: 16, SCSI: 16, IDE: 4, SATA: 6}
 
 // Cache is a disk's cache mode: when a write of the guest is reported as done.
@@ -224,8 +224,9 @@ func (s Spec) topology() (sockets, cores int) {
 	return s.Sockets, s.Cores
 }
 
-// KeepSlots returns s with a slot for each disk whose slot is -1: the slot of the disk with the same id and bus in
-// before, or else the first free slot. The error wraps [ErrInvalid] if a bus has too many disks.
+// KeepSlots returns s with a slot for each disk. A disk whose slot is -1 gets the slot of the disk in before that has
+// the same id and bus. If before contains no such disk, the disk gets the first free slot of its bus. The error wraps
+// [ErrInvalid] if a bus has too many disks.
 func (s Spec) KeepSlots(before []Disk) (Spec, error) {
 	s.Disks = slices.Clone(s.Disks)
 	taken := map[string]bool{}
