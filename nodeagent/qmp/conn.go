@@ -266,7 +266,7 @@ func (c *Conn) readLoop() {
 }
 
 // receive reads one message and passes it to the event log or to the command that it replies to. It blocks only while
-// reading from QEMU. expected is true for the greeting and for a reply that a command waits for.
+// reading from QEMU. The result expected is true for the greeting and for a reply that a command waits for.
 func (c *Conn) receive(in *lines) (expected bool, err error) {
 	line, err := in.next()
 	if err != nil {
@@ -304,7 +304,8 @@ func (c *Conn) receive(in *lines) (expected bool, err error) {
 	return waiting, nil
 }
 
-// reply is QEMU's reply to the command with that id. No command has the id 0.
+// reply is QEMU's reply to a command. Its id is the id of that command, or 0 if QEMU could not parse the command. No
+// command has the id 0.
 type reply struct {
 	id  uint64
 	ret json.RawMessage
@@ -325,7 +326,7 @@ type message struct {
 	reply    *reply
 }
 
-// decode parses one message. The result does not refer to the memory of line.
+// decode parses one message. The caller may reuse the memory of line afterwards.
 func decode(line []byte) (message, error) {
 	var in struct {
 		QMP       *struct{}       `json:"QMP"`
