@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// maxConsoles is the maximum number of consoles that are sent at the same time. The control plane has the same
-	// limit, and a lower one for each tenant.
+	// maxConsoles is the maximum number of consoles that are sent concurrently. The control plane has the same limit,
+	// and a lower one for each tenant.
 	maxConsoles = 64
 	// consoleChunk is the maximum size of one message, in bytes.
 	consoleChunk = 32 << 10
