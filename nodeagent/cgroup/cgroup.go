@@ -40,7 +40,8 @@ import (
 	"syscall"
 )
 
-// Tree is the parent of all guests' groups. Its methods may be called concurrently, except for the same group.
+// Tree is the parent of all guests' groups. Its methods may be called concurrently for different groups, but not for
+// the same group.
 type Tree struct {
 	version int               // 1 or 2
 	dirs    map[string]string // directory of the tree for each controller; on version 2 all are the same
@@ -190,8 +191,8 @@ func (t *Tree) mkdirs(mount, root string) error {
 // Version returns the version of the cgroup file systems that the tree uses, 1 or 2.
 func (t *Tree) Version() int { return t.version }
 
-// paths returns the directories of a group in all hierarchies, each once. For an empty name it returns those of the
-// tree itself.
+// paths returns the directories of a group in all hierarchies, without duplicates. For an empty name it returns the
+// directories of the tree itself.
 func (t *Tree) paths(name string) []string {
 	all := slices.Sorted(maps.Values(t.dirs))
 	for i := range all {
