@@ -210,8 +210,8 @@ func (s *Images) download(ctx context.Context, img Image) error {
 	return atomicfile.SyncDir(s.dir)
 }
 
-// resume adds the content of the .part file f to sum and returns its length. It empties a file that is longer than
-// size.
+// resume adds the content of the .part file f to the checksum sum and returns the length of f. If f is longer than size
+// bytes, resume empties it.
 func resume(ctx context.Context, f *os.File, sum hash.Hash, size int64) (int64, error) {
 	st, err := f.Stat()
 	if err != nil {
