@@ -161,7 +161,7 @@ func guestCode(n uint32) []byte {
 	return append(binary.LittleEndian.AppendUint32([]byte{0xb9}, n), 0xff, 0xc9, 0x75, 0xfc, 0xf4)
 }
 
-// guest is a virtual machine with one processor and 64 KiB of memory.
+// guest is the virtual machine of the KVM probe. It has one processor and 64 KiB of memory.
 type guest struct {
 	kvm, vm, cpu int    // file descriptors; -1 if not open
 	mem, run     []byte // mappings of the guest's memory and of kvm_run; nil if not mapped
