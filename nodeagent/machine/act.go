@@ -19,8 +19,8 @@ import (
 const (
 	// launchWithin is the maximum time of a launch, also on a loaded host.
 	launchWithin = 90 * time.Second
-	// launchGrace is how long a launch in progress may continue when the agent stops, because an interrupted launch
-	// counts as failed.
+	// launchGrace is how long a launch in progress may continue after the agent has begun to stop. A launch that is
+	// interrupted counts as failed, so it gets this time to complete.
 	launchGrace = 5 * time.Second
 )
 

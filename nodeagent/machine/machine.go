@@ -283,7 +283,8 @@ var guests = map[string]Guest{
 	"running": Running, "suspended": Running, "prelaunch": Waiting, "shutdown": Off, "guest-panicked": Off, "internal-error": Off,
 }
 
-// onExit sets the VM's fields after its process has ended: it has no guest any more, and the exit is known.
+// onExit is called after the VM's process has ended. It stores the exit and sets the other fields to those of a VM
+// without a process.
 func (v *VM) onExit() {
 	v.setExit(v.process.Exit())
 	if v.exit == cloud.ExitFailed {

@@ -30,7 +30,7 @@ type Record struct {
 
 	// Cluster is the id of the cluster that the counters belong to. It is empty in records that are older than this field.
 	Cluster string `json:"cluster,omitempty"`
-	// Mark identifies the last start. The qemu.Record of that start has the same text as its Owner.
+	// Mark identifies the last start. The qemu.Record of that start has the same text in its field Owner.
 	Mark string `json:"mark,omitempty"`
 
 	// Live is true from a start until the exit of the started process is written to End. The process may have ended
