@@ -78,8 +78,8 @@ var (
 	// QEMU.
 	errLaunchUnfinished = fmt.Errorf("launcher: %w", fs.ErrNotExist)
 
-	// errOutsideCgroup means that the recorded process runs outside of its control group, without its limits. No second
-	// process is started for the VM; an operator must end this one.
+	// errOutsideCgroup means that the recorded process runs outside of its control group, and so without its resource
+	// limits. No second process is started for the VM. An operator must end the process.
 	errOutsideCgroup = errors.New("it is not in its control group: was the setting cgroup changed?")
 )
 
@@ -96,8 +96,8 @@ func (l *Launcher) findProcess(home *Home, r Record) (pidfd int, err error) {
 	if r.PID == 0 {
 		return 0, errLaunchUnfinished
 	}
-	// The deferred function must not use the result pidfd, because a return statement sets it before the deferred
-	// function runs.
+	// opened is a separate variable for the deferred function. A return statement with an error sets the result pidfd
+	// to 0 before the deferred function runs.
 	opened, err := unix.PidfdOpen(r.PID, 0)
 	if errors.Is(err, syscall.ESRCH) {
 		return 0, fs.ErrNotExist

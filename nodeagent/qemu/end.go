@@ -132,7 +132,8 @@ func (p *Process) findDiskError(conn *qmp.Conn) error {
 	return nil
 }
 
-// setDiskError sets the result of LastError to an error of the disk whose block node is node.
+// setDiskError sets the result of LastError to an error of one disk. The parameter node is the name of the disk's block
+// node.
 func (p *Process) setDiskError(node, text string) {
 	name := node
 	for _, d := range p.record.Spec.Disks {
@@ -193,7 +194,8 @@ var exitFlooded = Exit{Crashed, "QEMU wrote more to its logs than a guest's cons
 
 const outOfMemory = "the host killed QEMU because it exceeded its memory limit"
 
-// PowerOff ends QEMU, which flushes its disks first. It kills QEMU after 5 s. It returns when the process has ended.
+// PowerOff ends QEMU, which flushes its disks first. If QEMU has not ended after 5 s, PowerOff kills it. It returns
+// when the process has ended.
 func (p *Process) PowerOff(ctx context.Context) error {
 	return p.endBy(ctx, "power off", p.quit)
 }

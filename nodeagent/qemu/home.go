@@ -175,7 +175,7 @@ func (h *Home) UID() int { return h.uid }
 // Disks returns the directory of the VM's disks. Package disk creates it.
 func (h *Home) Disks() string { return h.path("disks") }
 
-// Console returns the log of the guest's serial port. It continues over all starts of the VM.
+// Console returns the log of the guest's serial port. The log contains the output of all starts of the VM.
 func (h *Home) Console() *console.Log { return console.At(h.path("console.log"), console.KeepConsole) }
 
 // stderr returns the log of what QEMU wrote to its standard error since the last start.

@@ -165,9 +165,9 @@ func (f Files) inOrder(s Spec) ([]*os.File, error) {
 // disks. It is twice console.Longest, so that the log of a normal guest is trimmed before it reaches the limit.
 const minFileBytes = 2 * console.Longest
 
-// fileSizeLimit returns QEMU's file size limit (RLIMIT_FSIZE) in bytes. It limits how much of the host's disk a
-// compromised QEMU can fill: what the guest's disks may use, and the same amount for each of its two logs while no
-// agent runs.
+// fileSizeLimit returns QEMU's file size limit (RLIMIT_FSIZE) in bytes. The limit applies to each file that QEMU
+// writes: the overlays of its disks, and its two logs while no agent trims them. So it limits how much of the host's
+// disk a compromised QEMU can fill.
 //
 // A QCOW2 file with clusters of 64 KiB has 1/6554 of its virtual size in tables. A sixteenth and 64 MiB leave room for
 // clusters that a crash leaked. A write beyond the limit fails with EFBIG, which stops the guest as a full disk does.
@@ -182,7 +182,8 @@ func (f Files) fileSizeLimit() uint64 {
 	return most
 }
 
-// checkOpenMode returns an error unless f is open for reading and writing, or read-only if write is false.
+// checkOpenMode returns an error if f is open in the wrong mode. If write is true, f must be open for reading and
+// writing, otherwise for reading only.
 func checkOpenMode(f *os.File, write bool) error {
 	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
 	if err != nil {
@@ -294,8 +295,8 @@ func (l *Launcher) startLauncher(ctx context.Context, home *Home, r *Record, pl 
 	defer closeAll(statusRead, statusWrite)
 
 	pl.KeepFDs = 3 + len(keep)
-	// The deferred function must not use the result pidfd, because a return statement sets it before the deferred
-	// function runs.
+	// child is a separate variable for the deferred function. A return statement with an error sets the result pidfd to
+	// 0 before the deferred function runs.
 	var child int
 	if child, r.PID, err = l.fork(home, pl.KeepFDs, append(keep, planRead, statusWrite)); err != nil {
 		return 0, fmt.Errorf("start launcher: %w", err)
@@ -402,7 +403,8 @@ func startTime(pid int) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	// The process name in parentheses may contain any character.
+	// The process name in parentheses may contain any character, also a parenthesis. So the other fields are those
+	// after the last one.
 	_, rest, ok := strings.Cut(string(text[strings.LastIndexByte(string(text), ')')+1:]), " ")
 	fields := strings.Fields(rest)
 	if !ok || len(fields) < 20 {

@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 )
 
-// Maximum durations of single steps, in addition to the caller's context.
+// Maximum durations of single steps. A step also ends when the caller's context ends.
 const (
 	commandTimeout = 10 * time.Second // one QMP command
 	greetTimeout   = time.Minute      // from QEMU's start to its first response, on a loaded host
@@ -209,7 +209,8 @@ func (p *Process) describeExit(status unix.WaitStatus, known bool) string {
 	case known:
 		text = fmt.Sprintf("QEMU ended with exit code %d", status.ExitStatus())
 	default:
-		// The exit status is known only to the parent of a process, and this agent adopted it.
+		// Only the parent of a process can read its exit status. This agent adopted the process, so it is not the
+		// parent.
 		text = "QEMU ended without an error message, as when it is killed"
 	}
 	return withStderr(text, p.home.stderr())
