@@ -79,7 +79,7 @@ type Options struct {
 	// Removed is called when the Loop has removed a VM, because nothing of the VM is left on the host.
 	Removed func(cloud.VMID)
 	Log     *slog.Logger
-	// Launches and Builds limit the number of concurrent steps of these weights.
+	// Launches and Builds are the maximum numbers of concurrent steps with the weights Launch and Build.
 	Launches, Builds int
 }
 
