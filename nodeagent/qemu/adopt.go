@@ -63,7 +63,7 @@ func (l *Launcher) adopt(ctx context.Context, home *Home, r Record) (*Process, e
 		return nil, err
 	}
 	if known {
-		// An earlier agent recorded this exit, and ended before it could end QEMU.
+		// An earlier agent recorded that the guest had ended, but the agent itself ended before it could end QEMU.
 		p.setExitAndQuit(exit)
 	}
 	return p, nil
@@ -132,7 +132,7 @@ func (l *Launcher) findProcess(home *Home, r Record) (pidfd int, err error) {
 	if slices.Contains(procs, r.PID) {
 		return opened, nil
 	}
-	// A process that is ending may have left its group already.
+	// An exiting process may have left its group already. Wait for its end.
 	n, err := unix.Poll([]unix.PollFd{{Fd: int32(opened), Events: unix.POLLIN}}, int(endingTimeout.Milliseconds()))
 	if err == nil && n > 0 {
 		return 0, fs.ErrNotExist

@@ -22,7 +22,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Launcher starts QEMUs on a host and adopts running ones. All fields are required. A Launcher has no state.
+// Launcher starts QEMU processes on a host, and finds running ones again after a restart of the agent. All fields are
+// required. A Launcher has no state.
 type Launcher struct {
 	Program         string       // absolute path of QEMU, under /usr
 	LauncherCommand []string     // a command that calls LauncherMain, such as /proc/self/exe launch-guest
@@ -40,8 +41,8 @@ type Files struct {
 type Layers struct {
 	Overlay *os.File // QCOW2; open for reading and writing, or read-only if the disk is read-only
 	Base    *os.File // in the format of the Spec; open read-only; nil if there is no base image
-	// Size is the disk's virtual size in bytes, from the assignment. The size in the overlay's header is not used, because
-	// QEMU could change it.
+	// Size is the disk's virtual size in bytes, from the assignment. The size in the overlay's header is not used,
+	// because QEMU could change it.
 	Size uint64
 }
 
@@ -52,9 +53,10 @@ func (s Spec) tasks() int { return s.VCPUs + 200 }
 // launchTimeout is the maximum time from the fork of the launcher to its execve of QEMU.
 const launchTimeout = 20 * time.Second
 
-// Launch starts QEMU for the VM s in home. The guest is paused before its first instruction until [Process.Resume].
-// Launch returns when QEMU responds on both monitors. After an error, the process that Launch started has been ended.
-// The error wraps [ErrInvalid] if another attempt would fail the same way, and [ErrRunning] if the VM has a process.
+// Launch starts QEMU for the VM that s describes; home is the VM's directory. The guest is paused before its first
+// instruction until [Process.Resume]. Launch returns when QEMU responds on both monitors. After an error, the process
+// that Launch started has been ended. The error wraps [ErrInvalid] if another attempt would fail the same way, and
+// [ErrRunning] if the VM has a process.
 //
 // A disk with slot -1 gets the slot that it had at the last start, or else a free one. The parameters generation and
 // owner are stored in the Record.

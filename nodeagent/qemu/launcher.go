@@ -92,7 +92,8 @@ func launch(in *os.File) error {
 	// guest is paused, and a write to a log is lost.
 	signals.Ignore(unix.SIGXFSZ)
 	unix.Umask(0o077)
-	// execve closes the descriptors that are not QEMU's. The end of the status pipe tells the agent that QEMU has started.
+	// execve closes the descriptors that are not QEMU's. The end of the status pipe tells the agent that QEMU has
+	// started.
 	if err := unix.CloseRange(uint(p.KeepFDs), math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return os.NewSyscallError("close_range", err)
 	}

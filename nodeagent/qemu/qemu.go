@@ -1,5 +1,5 @@
-// Package qemu runs one VM in one QEMU process: it builds the command line, starts QEMU confined, finds it again after a
-// restart of the agent, controls it, and records why it ended.
+// Package qemu runs one VM in one QEMU process: it builds the command line, starts QEMU confined, finds it again after
+// a restart of the agent, controls it, and records why it ended.
 //
 // It does not depend on assignments, images or the control plane. The caller passes a [Spec] and open files. The
 // package decides nothing that a user could want to configure.
@@ -7,8 +7,9 @@
 // # Parts
 //
 //   - [Spec] and [Argv]: the description of a VM, and the pure function from it to QEMU's arguments.
-//   - [Homes] and [Home]: a VM's directory on this host, and its uid. All state of the package is in this directory. The
-//     [Record] is written before QEMU is started, so that an agent that is killed at any moment finds the process again.
+//   - [Homes] and [Home]: a VM's directory on this host, and its uid. All state of the package is in this directory.
+//     The [Record] is written before QEMU is started, so that an agent that is killed at any moment finds the process
+//     again.
 //   - [Launcher]: starts VMs (Launch) and finds running ones again after a restart of the agent (Adopt).
 //   - [Process]: a running QEMU, started by this agent or by an earlier one.
 //   - [LauncherMain]: the code of the launcher, the process that becomes QEMU by execve after it has dropped all
@@ -18,9 +19,9 @@
 //
 // QEMU runs under a uid and gid that belong to its VM alone, without groups, capabilities or environment, with
 // no_new_privs and an empty capability bounding set, under its own seccomp filter with everything denied, in a control
-// group with limits, and in its own mount, network, IPC and UTS namespaces. It sees its program, the host's libraries and
-// firmware (read-only; see rootFS), four device nodes, and its kernel and initrd if it boots one; no /proc, no /sys and
-// no network. Disks, sockets and logs are passed as open descriptors, and no file can grow beyond
+// group with limits, and in its own mount, network, IPC and UTS namespaces. It sees its program, the host's libraries
+// and firmware (read-only; see rootFS), four device nodes, and its kernel and initrd if it boots one; no /proc, no /sys
+// and no network. Disks, sockets and logs are passed as open descriptors, and no file can grow beyond
 // [Files.fileSizeLimit]; the agent limits the logs further. QEMU has its own session and outlives its parent process.
 //
 // # Decisions
@@ -33,11 +34,12 @@
 //     to start the VM again, and its console log shows why the kernel panicked.
 //   - On a disk error QEMU pauses the guest and does not report the error to it (werror=stop, rerror=stop).
 //     [Process.Resume] repeats the request.
-//   - A disk's PCI address follows from its slot on its bus, and a disk keeps its slot ([Spec.KeepSlots]). So the second
-//     disk keeps its address when the first one is detached.
-//   - Cache mode NONE opens the overlay with O_DIRECT, but not the base image, which is read-only and shared by many VMs.
-//   - The kernel's command line is passed by QMP before QEMU creates the machine (-preconfig, x-exit-preconfig), because
-//     every user of the host can read the arguments of a process.
+//   - A disk's PCI address follows from its slot on its bus, and a disk keeps its slot ([Spec.KeepSlots]). So the
+//     second disk keeps its address when the first one is detached.
+//   - Cache mode NONE opens the overlay with O_DIRECT, but not the base image, which is read-only and shared by many
+//     VMs.
+//   - The kernel's command line is passed by QMP before QEMU creates the machine (-preconfig, x-exit-preconfig),
+//     because every user of the host can read the arguments of a process.
 //   - 256 and more vCPUs need interrupt remapping, which TCG lacks, so they need KVM.
 //   - /dev/kvm is a device node of the VM, owned by its uid, because QEMU 7.2 cannot use a descriptor for it.
 package qemu
