@@ -157,8 +157,8 @@ func (l *Link) rejoin(ctx context.Context, addr string) error {
 // errClock means that a certificate has expired right after it was issued.
 var errClock = errors.New("the certificate that the control plane has just issued has already expired: is this host's clock right?")
 
-// errRenewed ends a session after the certificate was renewed: a connection keeps the certificate with which it was
-// opened.
+// errRenewed is the error of a session that ended because the certificate was renewed. A connection keeps its old
+// certificate, so a new connection must be opened.
 var errRenewed = errors.New("the certificate was renewed")
 
 // minRenewInterval is the minimum time between two renewals, and between two attempts. A renewal is due when half of

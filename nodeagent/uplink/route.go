@@ -67,8 +67,8 @@ func (r *route) failed(err error) {
 // one.
 func (r *route) succeeded() { r.failures, r.redirects = 0, 0 }
 
-// pause returns the time to wait before the next attempt. n is the number of members. spread is a random number in [0,
-// 1) that varies the result.
+// pause returns the time to wait before the next attempt. n is the number of members. spread is a random number from 0
+// (inclusive) to 1 (exclusive) that varies the result.
 func (r *route) pause(n int, spread float64) time.Duration {
 	if r.hint != "" {
 		return 0
