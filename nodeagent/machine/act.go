@@ -241,8 +241,8 @@ func (v *VM) reset(ctx context.Context, note func(*Record)) error {
 	return v.process.Reset(ctx)
 }
 
-// destroy ends the VM's processes and removes its files. The record is removed last, so that List finds a VM whose removal
-// was interrupted.
+// destroy ends the VM's processes and removes its files. The record is removed last, so that List finds a VM whose
+// removal was interrupted.
 func (v *VM) destroy(ctx context.Context) error {
 	if v.process != nil {
 		if err := v.process.Kill(ctx); err != nil {

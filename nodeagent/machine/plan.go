@@ -121,7 +121,7 @@ func NextAction(want *agentv1.AssignedVm, o Observation) Plan {
 	return p
 }
 
-// plan returns the plan of NextAction, without the error of the last step.
+// plan returns the same as NextAction, but does not report the error of the last step.
 func plan(want *agentv1.AssignedVm, o Observation) Plan {
 	power := want.GetPower()
 	if mutant.On(mutant.DestroyUnruled) && want == nil {

@@ -28,7 +28,8 @@ type Record struct {
 	RebootsDone  uint64 `json:"reboots_done"`
 	ResetsDone   uint64 `json:"resets_done"`
 
-	// Cluster is the id of the cluster that the counters belong to. It is empty in records that are older than this field.
+	// Cluster is the id of the cluster that the counters belong to. It is empty in records that are older than this
+	// field.
 	Cluster string `json:"cluster,omitempty"`
 	// Mark identifies the last start. The qemu.Record of that start has the same text in its field Owner.
 	Mark string `json:"mark,omitempty"`

@@ -7,9 +7,9 @@
 //
 // # Commands
 //
-// Commands are sent by the typed functions of github.com/digitalocean/go-qemu/qmp/raw over our connection:
-// [Conn.With] returns go-qemu's Monitor, bound to a context, which gives each command a deadline. [Conn.Do] sends a
-// command without types. It is for the commands that go-qemu lacks or decodes wrongly:
+// Commands are sent by the typed functions of github.com/digitalocean/go-qemu/qmp/raw over our connection: [Conn.With]
+// returns go-qemu's Monitor, bound to a context, which gives each command a deadline. [Conn.Do] sends a command without
+// types. It is for the commands that go-qemu lacks or decodes wrongly:
 //
 //	command                used by      sent by   reason
 //	qmp_capabilities       qmp          go-qemu
@@ -56,8 +56,8 @@
 //     little CPU of the host.
 //   - Input that is not QMP ends the connection, because the start of the next message cannot be found reliably.
 //   - Out-of-band execution is not turned on. With it QEMU reads ahead, and a second descriptor that arrives before the
-//     first command ran replaces the first: QEMU 7.2 then stores the wrong file under the right name and reports success.
-//     Without it QEMU reads a command only after it has executed the one before.
+//     first command ran replaces the first: QEMU 7.2 then stores the wrong file under the right name and reports
+//     success. Without it QEMU reads a command only after it has executed the one before.
 package qmp
 
 import (

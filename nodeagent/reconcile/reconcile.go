@@ -7,10 +7,10 @@
 // # Rules
 //
 //   - There is no queue: a VM's goroutine reads the newest desired state before every step.
-//   - A step that failed is repeated after a pause that doubles up to [lastPause]. Only a new desired state ends the pause
-//     early. A change of the VM leads to a new observation, but not to an earlier attempt.
-//   - The numbers of concurrent builds and of concurrent launches are limited separately. Other steps are not limited. A
-//     step in progress is cancelled only if the VM is to be removed, or the agent stops.
+//   - A step that failed is repeated after a pause that doubles up to [lastPause]. Only a new desired state ends the
+//     pause early. A change of the VM leads to a new observation, but not to an earlier attempt.
+//   - The numbers of concurrent builds and of concurrent launches are limited separately. Other steps are not limited.
+//     A step in progress is cancelled only if the VM is to be removed, or the agent stops.
 //   - A VM without desired state is observed and reported only. It is destroyed only if the control plane requests
 //     that: by a desired state, or by releasing the VM.
 //   - A desired state that was stored on disk may be outdated, so it never destroys a VM.
