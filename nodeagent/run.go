@@ -155,8 +155,8 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 	return nil
 }
 
-// claim creates the data directory, locks it against other agents, removes temporary files that a crash left, and checks
-// the format.
+// claim creates the data directory, locks it against other agents, removes temporary files that a crash left, and
+// checks the format.
 func claim(dir string) (release func(), err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open data directory: %w", err)
