@@ -67,7 +67,7 @@ func launch(in *os.File) error {
 	if err := json.NewDecoder(in).Decode(&p); err != nil {
 		return fmt.Errorf("read plan: %w", err)
 	}
-	// This is the first step, so that the agent finds this process in the control group if a later step hangs.
+	// Entering the control groups is the first step, so that the agent finds this process there if a later step hangs.
 	for _, file := range p.Cgroups {
 		if err := enter(file); err != nil {
 			return fmt.Errorf("enter cgroup: %w", err)

@@ -100,7 +100,8 @@ func (p *Process) waitReady(ctx context.Context) error {
 		p.tasks.Go(p.followEvents)
 		return nil
 	}
-	// If the monitor was closed, QEMU is ending, and its exit status explains more than err.
+	// The cause of err may be that QEMU ends. If QEMU ends within endingTimeout, the text of its exit is returned,
+	// because it explains more than err.
 	late, stop := context.WithTimeout(context.Background(), endingTimeout)
 	defer stop()
 	select {
@@ -290,10 +291,10 @@ func (p *Process) killFlooding() {
 	_ = p.killNow(p.life)
 }
 
-// eventRate is the number of QEMU's events that are handled per second, and eventBurst the number that may be handled
-// at once. The limit exists because each event may cause a QMP query and wakes the VM's reconcile loop. A normal QEMU
-// sends a few a minute. Excess events are dropped from the connection's log, and QEMU is queried for its state once
-// instead.
+// eventRate is the maximum number of QEMU's events that are handled per second on average, and eventBurst the maximum
+// number that are handled at once. Each event may cause a QMP query and wakes the VM's reconcile loop, so a compromised
+// QEMU could otherwise use much CPU. A normal QEMU sends a few events a minute. Excess events are dropped from the
+// connection's log, and QEMU is queried for its state once instead.
 const eventRate, eventBurst = 20, 200
 
 // followEvents reads QEMU's events until p.life ends. When the connection ends, it opens a new one.

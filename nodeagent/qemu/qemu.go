@@ -102,7 +102,7 @@ const (
 // slots is the maximum number of disks on each bus.
 var slots = map[Bus]int{Virtio: 16, SCSI: 16, IDE: 4, SATA: 6}
 
-// Cache is a disk's cache mode: when a write of the guest is reported as done.
+// Cache is a disk's cache mode. It determines when a write of the guest is reported as done.
 type Cache string
 
 const (
@@ -111,7 +111,7 @@ const (
 	Writethrough Cache = "writethrough" // each write is flushed before it is reported as done
 )
 
-// Disk is one disk: a writable overlay, with or without a base image.
+// Disk is one disk: an overlay, with or without a base image.
 type Disk struct {
 	ID       string       `json:"id"` // its first 20 characters are the disk's serial number
 	Bus      Bus          `json:"bus"`
@@ -212,8 +212,8 @@ func (d Disk) validate() error {
 // node returns the name of the disk's top block node: bus and slot, such as virtio0.
 func (d Disk) node() string { return fmt.Sprintf("%s%d", d.Bus, d.Slot) }
 
-// topology returns the numbers of sockets and of cores per socket. A field that is 0 is computed from VCPUs and the
-// other one.
+// topology returns the numbers of sockets and of cores per socket. If s.Sockets or s.Cores is 0, topology computes it
+// from VCPUs and the other one. If both are 0, there is one socket.
 func (s Spec) topology() (sockets, cores int) {
 	switch {
 	case s.Sockets == 0 && s.Cores == 0:
@@ -226,9 +226,9 @@ func (s Spec) topology() (sockets, cores int) {
 	return s.Sockets, s.Cores
 }
 
-// KeepSlots returns s with a slot for each disk. A disk whose slot is -1 gets the slot of the disk in before that has
-// the same id and bus. If before contains no such disk, the disk gets the first free slot of its bus. The error wraps
-// [ErrInvalid] if a bus has too many disks.
+// KeepSlots returns s with a slot for each disk. The parameter before contains the disks of the last start. A disk
+// whose slot is -1 gets the slot that a disk with the same id and bus has there. If there is no such disk, it gets the
+// first free slot of its bus. The error wraps [ErrInvalid] if a bus has too many disks.
 func (s Spec) KeepSlots(before []Disk) (Spec, error) {
 	s.Disks = slices.Clone(s.Disks)
 	taken := map[string]bool{}
