@@ -30,8 +30,8 @@ type Config struct {
 	// JoinToken is the token of `trivet node token`, or the path of a file that contains it. It is needed for the first
 	// join only.
 	JoinToken string `yaml:"join_token"`
-	// LeaveCluster is the id of a cluster that this host leaves in order to join the cluster of the join token. It has
-	// no effect after the host has left the cluster LeaveCluster.
+	// LeaveCluster is the id of a cluster. If the host belongs to this cluster, it leaves it and joins the cluster of
+	// the join token. On a host of another cluster, LeaveCluster has no effect.
 	LeaveCluster string `yaml:"leave_cluster"`
 	DataDir      string `yaml:"data_dir"`
 	// Name is the name of this host; empty means its host name.
@@ -42,7 +42,8 @@ type Config struct {
 	AllowTCG   bool       `yaml:"allow_tcg"`
 	Overcommit Overcommit `yaml:"overcommit"`
 	Reserve    Reserve    `yaml:"reserve"`
-	// UIDRange is a range of uids as first-last. The QEMU of each VM runs with its own uid of this range.
+	// UIDRange is a range of uids: the first and the last one, with a dash between them. The QEMU of each VM runs with
+	// its own uid of this range.
 	UIDRange string `yaml:"uid_range"`
 	// Cgroup is the parent of the guests' control groups, relative to the cgroup mounts.
 	Cgroup string `yaml:"cgroup"`
@@ -214,7 +215,8 @@ var validHost = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
 // validName matches a DNS name.
 var validName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
 
-// Validate returns an error that names the invalid setting. It completes the control plane's addresses to host:port.
+// Validate returns an error that names the invalid setting. It adds the default port to addresses of the control plane
+// that have none.
 func (c *Config) Validate() error {
 	if len(c.ControlPlane) == 0 {
 		return errors.New("controlplane: name at least one member, such as 10.0.0.1")
@@ -305,7 +307,7 @@ func (c *Config) uids() (first, last int, err error) {
 	return int(a), int(b), nil
 }
 
-// token returns the join token: JoinToken itself, or the content of the file whose path JoinToken is.
+// token returns the join token. If JoinToken is the path of a file, token returns the content of that file.
 func (c *Config) token() (string, error) {
 	if c.JoinToken == "" {
 		return "", errors.New("join_token is not set")

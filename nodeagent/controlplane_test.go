@@ -98,8 +98,8 @@ func (c *controlPlane) change(f func()) {
 	c.moved = make(chan struct{})
 }
 
-// until waits until ok returns true. ok may read the fields that mu guards. what describes the awaited state in the
-// failure message.
+// until waits until the function ok returns true. ok may read the fields that mu guards. The failure message contains
+// what, a description of the awaited state.
 func (c *controlPlane) until(what string, ok func() bool) {
 	c.t.Helper()
 	deadline := time.After(within)
@@ -120,7 +120,8 @@ func (c *controlPlane) until(what string, ok func() bool) {
 	}
 }
 
-// assign makes vm the desired state of its VM, and sends it to the agent if the agent is connected.
+// assign makes vm the desired state of the VM with its id. If the agent is connected, assign sends the desired state to
+// it.
 func (c *controlPlane) assign(vm *agentv1.AssignedVm) {
 	c.change(func() {
 		c.revision++
@@ -209,7 +210,8 @@ func (c *controlPlane) sum() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// sees waits until the agent has reported vm at level for vm's generation, and returns that observation.
+// sees waits until the agent has reported the state level for the VM, with the generation of vm. It returns that
+// observation.
 func (c *controlPlane) sees(vm *agentv1.AssignedVm, level agentv1.Observed) *agentv1.VmObservation {
 	c.t.Helper()
 	var o *agentv1.VmObservation

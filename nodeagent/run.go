@@ -35,8 +35,8 @@ const (
 	// formatVersion is the format of the data directory. The agent refuses to start if the directory has another
 	// format.
 	formatVersion = "1"
-	// adoptWithin is how long the agent waits at its start for the first observation of all VMs. After that it starts
-	// although some VMs are not observed yet.
+	// adoptWithin is the maximum time that the agent waits at its start for the first observation of all VMs. After
+	// that it continues to start, even if it has not observed all VMs.
 	adoptWithin = 5 * time.Second
 	// launches and builds are the maximum numbers of concurrent launches and builds. A build mostly waits for an image,
 	// and package disk fetches four images at a time.
@@ -155,8 +155,8 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 	return nil
 }
 
-// claim creates the data directory, locks it against other agents, removes temporary files that a crash left, and checks
-// the format.
+// claim creates the data directory, locks it against other agents, removes temporary files that a crash left, and
+// checks the format.
 func claim(dir string) (release func(), err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open data directory: %w", err)
@@ -208,7 +208,7 @@ func adopt(ctx context.Context, machines *machine.MachineSet, loop *reconcile.Lo
 	return ctx.Err()
 }
 
-// every calls f at intervals of pause until ctx ends, and returns the error of ctx.
+// every calls f each time the duration pause has passed, until ctx ends. It returns the error of ctx.
 func every(ctx context.Context, pause time.Duration, f func()) error {
 	tick := time.NewTicker(pause)
 	defer tick.Stop()
@@ -222,8 +222,9 @@ func every(ctx context.Context, pause time.Duration, f func()) error {
 	}
 }
 
-// prune removes the images that neither a disk of this host nor assigned uses, if more than pruneAbove percent of dir's
-// file system are used. Below that, images stay for later VMs. It removes nothing if assigned is nil.
+// prune removes unused images if more than pruneAbove percent of the file system of dir are used. An image is unused if
+// no disk of this host is based on it and the assignment does not name it. With more free space, all images are kept
+// for later VMs. If assigned is nil, prune removes nothing.
 func prune(dir string, images *disk.Images, machines *machine.MachineSet, assigned *uplink.Assignment) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(dir, &fs); err != nil {

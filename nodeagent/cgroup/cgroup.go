@@ -9,13 +9,13 @@
 //
 // [Open] checks which cgroup file systems are mounted. It uses version 2 if its hierarchy has the cpu and memory
 // controllers (systemd's unified mode), otherwise version 1, with each controller where it is mounted. In the hybrid
-// mode, version 2 is mounted without controllers, so version 1 is used. The pids controller is used if there is one.
+// mode, version 2 is mounted without controllers, so version 1 is used. The pids controller is used if the host has it.
 //
 // # Decisions
 //
-//   - A guest's processor time has a hard limit (quota), its number of vCPUs, and a weight proportional to that number
-//     against other guests. The whole tree has half the default weight, so that Trivet's own processes take precedence
-//     on a busy host.
+//   - A guest may use at most as many processors as it has vCPUs (a quota). Its weight against other guests is
+//     proportional to its number of vCPUs. The whole tree has half the default weight, so that Trivet's own processes
+//     take precedence on a busy host.
 //   - Memory has a hard limit. The caller must include the memory needed besides the guest's RAM. The kernel kills a
 //     process that exceeds the limit, and [Usage.OOMKills] counts such kills.
 //   - A process enters a group by writing "0" to its files before exec, on both versions. clone3's CLONE_INTO_CGROUP
@@ -40,21 +40,23 @@ import (
 	"syscall"
 )
 
-// Tree is the parent of all guests' groups. Its methods may be called concurrently, except for the same group.
+// Tree is the parent of all guests' groups. Its methods may be called concurrently for different groups, but not for
+// the same group.
 type Tree struct {
 	version int               // 1 or 2
 	dirs    map[string]string // directory of the tree for each controller; on version 2 all are the same
 	sys     system
 }
 
-// system holds the system calls that tests replace: creating and removing a real cgroup directory also creates and
-// removes its files.
+// system holds the functions that create and remove a directory. Tests replace them: in a cgroup file system they also
+// create and remove the control files of the group, but in the ordinary directories of tests they do not.
 type system struct {
 	mkdir func(dir string) error
 	rmdir func(dir string) error
 }
 
-// Controllers used; pids is optional. Version 2 has no cpuacct: cpu includes it.
+// Names of the controllers that the package uses. The pids controller is optional. Version 2 has no cpuacct controller;
+// its cpu controller also measures processor time.
 const (
 	cpu, cpuacct, memory, pids = "cpu", "cpuacct", "memory", "pids"
 
@@ -189,8 +191,8 @@ func (t *Tree) mkdirs(mount, root string) error {
 // Version returns the version of the cgroup file systems that the tree uses, 1 or 2.
 func (t *Tree) Version() int { return t.version }
 
-// paths returns the directories of a group in all hierarchies, each once. For an empty name it returns those of the
-// tree itself.
+// paths returns the directories of a group in all hierarchies, without duplicates. For an empty name it returns the
+// directories of the tree itself.
 func (t *Tree) paths(name string) []string {
 	all := slices.Sorted(maps.Values(t.dirs))
 	for i := range all {
@@ -199,7 +201,8 @@ func (t *Tree) paths(name string) []string {
 	return slices.Compact(all)
 }
 
-// Create makes a group, or updates the limits of an existing one. A memory limit cannot be set below the current usage.
+// Create makes a group, or updates the limits of an existing one. If the new memory limit is below the current usage
+// and the kernel cannot free enough memory, version 1 refuses the limit and version 2 kills processes of the group.
 func (t *Tree) Create(name string, l Limits) error {
 	if !validName.MatchString(name) {
 		return fmt.Errorf("create cgroup: %q is not a name", name)
@@ -228,8 +231,8 @@ func (t *Tree) Entries(name string) []string {
 	return files
 }
 
-// List returns the names of the existing groups, sorted, including those that exist only in some hierarchies: all
-// guests of this host, running or not.
+// List returns the sorted names of all existing groups, with and without processes. It includes groups that exist in
+// only some of the hierarchies of version 1.
 func (t *Tree) List() ([]string, error) {
 	names := map[string]bool{}
 	for _, dir := range t.paths("") {

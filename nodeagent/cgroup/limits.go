@@ -18,7 +18,7 @@ type Limits struct {
 // period is the period of the processor quota, in microseconds. 100 ms is the kernel's default.
 const period = 100_000
 
-// Weights on version 2's scale, 1 to 10000; the kernel's default is 100.
+// Weights in the units of version 2's cpu.weight: 1 to 10000. The kernel's default is 100.
 const (
 	treeWeight   = 50
 	weightPerCPU = 25 // the weight of 288 vCPUs is still below maxWeight
@@ -38,7 +38,7 @@ func treeSettings(version int) []setting {
 	return []setting{{cpu, "cpu.shares", strconv.Itoa(shares(treeWeight))}}
 }
 
-// shares converts a weight to version 1's scale, on which 1024 corresponds to 100.
+// shares converts a weight of version 2 to cpu.shares of version 1, in which 1024 corresponds to the weight 100.
 func shares(weight int) int { return max(2, weight*1024/100) }
 
 func (l Limits) settings(version int) ([]setting, error) {
@@ -72,7 +72,8 @@ func (l Limits) settings(version int) ([]setting, error) {
 	}, nil
 }
 
-// apply writes settings to the control files of a group. It skips those of a controller that the host does not have.
+// apply writes settings to the control files of a group. It skips the settings of controllers that the host does not
+// have.
 func (t *Tree) apply(name string, set []setting) error {
 	for _, s := range set {
 		dir, ok := t.dirs[s.controller]

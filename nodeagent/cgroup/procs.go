@@ -67,8 +67,8 @@ func (t *Tree) Kill(ctx context.Context, name string) error {
 	return nil
 }
 
-// signal sends SIGKILL to the processes procs of a group. It does not kill a process outside of the group that has
-// reused a pid.
+// signal sends SIGKILL to the processes of a group, whose pids are procs. If a process has left the group and another
+// process outside of the group has the same pid now, signal does not kill that other process.
 func (t *Tree) signal(name string, procs []int) error {
 	if t.version == 2 {
 		err := write(filepath.Join(t.dirs[cpu], name, "cgroup.kill"), "1")
@@ -84,7 +84,8 @@ func (t *Tree) signal(name string, procs []int) error {
 		if err != nil {
 			return os.NewSyscallError("pidfd_open", err)
 		}
-		// If the pid is in the group now, the process of the descriptor is the one in the group.
+		// The pid is checked again after pidfd_open. If the group still contains the pid, the pidfd refers to a process
+		// of the group, not to a later process with the same pid.
 		still, err := t.Procs(name)
 		if err == nil && slices.Contains(still, pid) {
 			err = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)

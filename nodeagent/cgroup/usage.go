@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// Usage is the resource usage of a group: total processor time and kills since it was made, and current memory.
+// Usage is the resource usage of a group: its total processor time and number of killed processes since the group was
+// made, and its current memory.
 type Usage struct {
 	CPU      time.Duration // processor time, user and system
 	Memory   uint64        // bytes of anonymous and shared memory: memory that cannot be dropped, unlike the page cache
@@ -64,7 +65,7 @@ func (t *Tree) usage(name string) (Usage, error) {
 	return Usage{CPU: time.Duration(ns), Memory: mem["total_rss"] + mem["total_shmem"], OOMKills: oom["oom_kill"]}, nil
 }
 
-// counters parses a control file with a key and a number on each line. It skips other lines.
+// counters parses a control file with a key and a number on each line. It skips lines of any other form.
 func (t *Tree) counters(controller, name, file string) (map[string]uint64, error) {
 	text, err := os.ReadFile(filepath.Join(t.dirs[controller], name, file))
 	if err != nil {

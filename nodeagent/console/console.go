@@ -38,18 +38,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Number of bytes at the end of a log that are kept.
+// Numbers of bytes that are kept at the end of a log.
 const (
 	KeepConsole = 1 << 20  // of a guest's serial port
 	KeepStderr  = 64 << 10 // of QEMU's standard error
 )
 
 const (
-	// slack is the number of bytes beyond the limit that a file may occupy before it is trimmed.
+	// slack is the number of bytes that a file may occupy in addition to the bytes that are kept. A file that occupies
+	// more is trimmed.
 	slack = 128 << 10
 
-	// Longest is the length, in bytes, at which the beginning of a file is removed: hours of output of a guest that
-	// prints without pause.
+	// Longest is the length, in bytes, at which the beginning of a file is removed. A guest that prints 170 KiB/s
+	// without pause reaches it after about 50 minutes.
 	Longest = 512 << 20
 )
 
@@ -60,11 +61,13 @@ type Log struct {
 	keep    int64
 	longest int64
 	punch   func(f *os.File, to int64) error
-	// collapse removes the beginning of f; its error wraps errors.ErrUnsupported where that is not possible.
+	// collapse removes bytes from the beginning of f. Its error wraps errors.ErrUnsupported if the file system cannot
+	// do that.
 	collapse func(f *os.File, to int64) error
 }
 
-// At returns the Log at path, of which the last keep bytes are kept. It does not access the file.
+// At returns the Log at path. The parameter keep is the number of bytes that are kept at its end. At does not access
+// the file.
 func At(path string, keep int64) *Log {
 	return &Log{path: path, keep: keep, longest: Longest, punch: punch, collapse: collapse}
 }
@@ -72,8 +75,8 @@ func At(path string, keep int64) *Log {
 // Path returns the path of the file.
 func (l *Log) Path() string { return l.path }
 
-// Writer opens the log for a program that appends to it, creating the file if there is none (0600). The caller must
-// pass the descriptor to the program and close it.
+// Writer opens the log for a program that appends to it. If there is no file, Writer creates it with mode 0600. The
+// caller must pass the descriptor to the program and close it.
 func (l *Log) Writer() (*os.File, error) {
 	if st, err := os.Stat(l.path); err == nil && st.Size() >= l.longest {
 		if err := l.replaceFile(); err != nil {
@@ -87,7 +90,7 @@ func (l *Log) Writer() (*os.File, error) {
 	return f, nil
 }
 
-// replaceFile replaces the file by a new one with the last l.keep bytes.
+// replaceFile replaces the file by a new one that contains only the last l.keep bytes.
 func (l *Log) replaceFile() error {
 	tail, err := l.Tail(l.keep)
 	if err != nil {
@@ -138,7 +141,8 @@ func (l *Log) Trim() error {
 	return nil
 }
 
-// punch punches a hole into f, from its beginning up to the offset to. The length of f and all offsets stay the same.
+// punch makes a hole at the beginning of f. The parameter to is the offset at which the hole ends. The length of f and
+// all offsets stay the same.
 func punch(f *os.File, to int64) error {
 	const mode = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
 	for {
@@ -149,10 +153,10 @@ func punch(f *os.File, to int64) error {
 	}
 }
 
-// collapse removes at most to bytes, in whole blocks, from the beginning of f. The rest moves to offset 0; a program
-// that appends to f continues at the new end.
+// collapse removes whole blocks from the beginning of f. The parameter to is the maximum number of removed bytes. The
+// remaining content moves to offset 0. A program that appends to f continues at the new end.
 func collapse(f *os.File, to int64) error {
-	// File system blocks and block clusters have sizes of powers of two, up to this size.
+	// The kernel removes only whole file system blocks or block clusters. Their sizes are powers of two, at most align.
 	const align = 64 << 10
 	for {
 		err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_COLLAPSE_RANGE, 0, to/align*align)
@@ -211,8 +215,8 @@ func (l *Log) tail(f *os.File, n int64) ([]byte, error) {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
-	// Bytes at the beginning may have been trimmed before they were read, if the file grew meanwhile. They were read as
-	// zeros, so the result omits them.
+	// If the file grew while it was read, the first bytes may have been trimmed before they were read. ReadAt returned
+	// zeros for them, so the result omits them.
 	now, err := length(f)
 	if err != nil {
 		return nil, err

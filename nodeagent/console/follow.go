@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// Limits of the polling interval of a reader: minPoll after new data, growing to maxPoll without data.
+// Limits of the interval at which a reader polls the file. It is minPoll after new data. Without new data it doubles up
+// to maxPoll.
 const (
 	minPoll = 20 * time.Millisecond
 	maxPoll = 250 * time.Millisecond
@@ -25,9 +26,9 @@ type Chunk struct {
 	Skipped int64  // bytes before this chunk that were trimmed before they could be read
 }
 
-// Follow passes the last n bytes of the log to send, then everything that is appended. It returns when ctx ends or send
-// fails, with that error. Chunk.Skipped reports what a reader slower than the writer missed. The error wraps
-// fs.ErrNotExist if there is no log, or it is removed.
+// Follow calls send with the last n bytes of the log, then with everything that is appended. If ctx ends or send
+// returns an error, Follow returns that error. Chunk.Skipped is the number of bytes that were trimmed before a slow
+// reader could read them. If there is no log, or the log is removed, the error of Follow wraps fs.ErrNotExist.
 func (l *Log) Follow(ctx context.Context, n int64, send func(Chunk) error) error {
 	f, err := os.Open(l.path)
 	if err != nil {
@@ -75,7 +76,8 @@ func (l *Log) Follow(ctx context.Context, n int64, send func(Chunk) error) error
 	}
 }
 
-// next reads the bytes at offset at into buf, and returns the offset at which to continue.
+// next reads bytes of f into buf. The parameter at is the offset of the first byte. next also returns the offset at
+// which the next call must continue.
 func (l *Log) next(f *os.File, at int64, buf []byte) (Chunk, int64, error) {
 	size, err := length(f)
 	if err != nil {
@@ -107,7 +109,7 @@ func (l *Log) next(f *os.File, at int64, buf []byte) (Chunk, int64, error) {
 	}
 }
 
-// replaced reports whether the file f was removed or replaced, so that it has no name any more.
+// replaced reports whether the file f was removed or replaced by another one at its path. Then f has no hard link.
 func replaced(f *os.File) bool {
 	st, err := f.Stat()
 	if err != nil {

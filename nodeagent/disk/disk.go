@@ -17,8 +17,8 @@
 // # Decisions
 //
 //   - An overlay names no backing file, because QEMU would open any file that the overlay names. The image is recorded
-//     in the .json file, which is written before the overlay, so that no disk is without it. The host can therefore
-//     list the images that it needs ([List]) without the control plane.
+//     in the .json file, which is written before the overlay, so that no overlay exists without its .json file. The
+//     host can therefore list the images that it needs ([List]) without the control plane.
 //   - An image's checksum is verified after the fetch, before the file gets its final name. Later uses check only that
 //     it is a regular read-only file of the right size: hashing would take half a second per gigabyte on each start of
 //     a VM. A complete file is synced before it is renamed, so a crash leaves a complete file or a .part.
@@ -129,8 +129,8 @@ func (d Disk) validate() error {
 	return nil
 }
 
-// matches returns nil if the disk exists as requested. The error wraps fs.ErrNotExist if the disk does not exist, and
-// ErrRefused if it exists with another size or image.
+// matches returns nil if dir contains the disk with the requested size and image. The error wraps fs.ErrNotExist if dir
+// does not contain the disk, and ErrRefused if the disk in dir has another size or image.
 func matches(dir string, want Disk) error {
 	have, err := read(dir, want.ID)
 	if err != nil {

@@ -90,8 +90,8 @@ func (s *Images) Close() {
 }
 
 // Ensure returns once the image is in the cache, complete and verified. Callers that need the same image share one
-// fetch, which is canceled when the last of them stops waiting. After an error, the next call continues where this one
-// stopped, unless the error was [ErrChecksum].
+// fetch, which is canceled when the last of them stops waiting. After an error, the next call fetches only the content
+// that is still missing. After [ErrChecksum] it fetches everything again.
 func (s *Images) Ensure(ctx context.Context, img Image) error {
 	if err := img.validate(); err != nil {
 		return err
@@ -135,7 +135,8 @@ func (s *Images) checkCached(img Image) error {
 	return nil
 }
 
-// join returns the fetch in progress of an image, or starts one. It counts the caller in flight.waiting until leave.
+// join returns the fetch in progress of an image, or starts one. It increases flight.waiting, and the caller must call
+// leave later.
 func (s *Images) join(img Image) (*flight, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -209,8 +210,8 @@ func (s *Images) download(ctx context.Context, img Image) error {
 	return atomicfile.SyncDir(s.dir)
 }
 
-// resume adds the content of the .part file f to sum and returns its length. It empties a file that is longer than
-// size.
+// resume adds the content of the .part file f to the checksum sum and returns the length of f. If f is longer than size
+// bytes, resume empties it.
 func resume(ctx context.Context, f *os.File, sum hash.Hash, size int64) (int64, error) {
 	st, err := f.Stat()
 	if err != nil {
@@ -222,7 +223,8 @@ func resume(ctx context.Context, f *os.File, sum hash.Hash, size int64) (int64, 
 	return io.Copy(sum, reader{ctx, f})
 }
 
-// copy fetches the content from offset at to the image's size, appends it to the .part file f and adds it to sum.
+// copy fetches the content of an image up to its end. The parameter at is the offset of the first byte. copy appends
+// the content to the .part file f and adds it to the checksum sum.
 func (s *Images) copy(ctx context.Context, f *os.File, sum hash.Hash, img Image, at int64) error {
 	r, err := s.fetch(ctx, img.SHA256, at)
 	if err != nil {

@@ -45,9 +45,9 @@ const (
 
 // Accel determines whether QEMU should run guests with KVM or TCG on this host. For Auto and WantKVM it probes KVM: it
 // runs a guest with one processor and a million kernel-mode loops. Hardware needs about a millisecond for them, a KVM
-// that interprets guest code about a second. The probe ends after 100 ms, unless the host was too busy to run the guest
-// for half of that; then it continues, for a second at most. Accel returns an error if mode is unknown, ctx ends, or
-// mode is WantKVM and KVM does not run guests.
+// that interprets guest code about a second. The probe ends after 100 ms if the guest has used at least 50 ms of
+// processor time by then. On a busy host it continues until the guest has used 50 ms, for a second at most. Accel
+// returns an error if mode is unknown, ctx ends, or mode is WantKVM and KVM does not run guests.
 //
 // Accel closes all descriptors that it opened, with one exception: if the kernel does not return from an ioctl within 5
 // seconds, despite a signal, the probe's thread and descriptors remain until the ioctl returns. Auto then returns TCG,
@@ -161,7 +161,7 @@ func guestCode(n uint32) []byte {
 	return append(binary.LittleEndian.AppendUint32([]byte{0xb9}, n), 0xff, 0xc9, 0x75, 0xfc, 0xf4)
 }
 
-// guest is a virtual machine with one processor and 64 KiB of memory.
+// guest is the virtual machine of the KVM probe. It has one processor and 64 KiB of memory.
 type guest struct {
 	kvm, vm, cpu int    // file descriptors; -1 if not open
 	mem, run     []byte // mappings of the guest's memory and of kvm_run; nil if not mapped
@@ -261,8 +261,9 @@ func (g *guest) reset() error {
 
 var errKicked = errors.New("kicked")
 
-// spin runs the guest until it halts, and returns how long that took. It returns an error if the guest has not halted
-// after it used at least half a window of processor time, or after all windows.
+// spin runs the guest until it halts, and returns how long that took. It calls enter at most windows times. It returns
+// an error if the guest has not halted after all these calls, or after the calls have used at least window/2 of
+// processor time.
 func (g *guest) spin(ctx context.Context) (time.Duration, error) {
 	runtime.LockOSThread() // enter sends its signal to this thread, and threadTime measures this thread
 	defer runtime.UnlockOSThread()
@@ -285,8 +286,8 @@ func (g *guest) spin(ctx context.Context) (time.Duration, error) {
 	return 0, fmt.Errorf("the host was too busy to run the probe for %v in %v", window/2, windows*window)
 }
 
-// enter runs the guest until it halts, or for one window: then it returns errKicked, and the next call continues where
-// this one stopped.
+// enter runs the guest until it halts, at most for the duration window. If the guest has not halted, enter returns
+// errKicked, and the next call of enter continues the guest where it was interrupted.
 func (g *guest) enter(ctx context.Context) error {
 	page := (*kvmRunPage)(unsafe.Pointer(&g.run[0]))
 	atomic.StoreUint32(&page.flags, 0)
@@ -294,8 +295,9 @@ func (g *guest) enter(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, window)
 	defer cancel()
 	kicked := make(chan struct{})
-	// The flag immediateExit stops the thread if it is about to call KVM_RUN, the signal if it is in KVM_RUN. Go's
-	// runtime uses SIGURG itself and ignores signals that it did not send.
+	// When ctx ends, the ioctl KVM_RUN must return. If the thread is about to call KVM_RUN, the flag immediateExit
+	// makes that call return at once. If the thread is in KVM_RUN, the signal interrupts it. SIGURG has no other
+	// effect: Go's runtime uses it itself and ignores a SIGURG that it did not send.
 	stop := context.AfterFunc(ctx, func() {
 		defer close(kicked)
 		atomic.StoreUint32(&page.flags, immediateExit)

@@ -48,7 +48,8 @@ func allocatable(have, reserve uint64, factor float64) uint64 {
 	if factor == 1 || !(factor > 0 && factor <= MaxOvercommit) {
 		return left
 	}
-	// 100 × 1.15 is 114.99999999999999 in binary, but a user who configures 1.15 expects 115.
+	// rounding compensates for binary fractions: 100 × 1.15 is 114.99999999999999, but a user who configures 1.15
+	// expects 115.
 	const rounding = 1 + 1e-12
 	product := float64(left) * factor * rounding
 	if product >= math.MaxUint64 {

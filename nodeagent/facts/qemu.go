@@ -201,8 +201,8 @@ func socketPair() (net.Conn, *os.File, error) {
 	return conn, far, nil
 }
 
-// head is an io.Writer that stores the first maxOutput bytes and discards the rest. The buffer is not embedded, because
-// its ReadFrom has no limit.
+// head is an io.Writer that stores the first maxOutput bytes and discards the rest. The buffer is not embedded: io.Copy
+// would then call the buffer's method ReadFrom, which stores all bytes.
 type head struct{ buf bytes.Buffer }
 
 func (h *head) Write(p []byte) (int, error) {

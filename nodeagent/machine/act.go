@@ -19,12 +19,12 @@ import (
 const (
 	// launchWithin is the maximum time of a launch, also on a loaded host.
 	launchWithin = 90 * time.Second
-	// launchGrace is how long a launch in progress may continue when the agent stops, because an interrupted launch
-	// counts as failed.
+	// launchGrace is how long a launch in progress may continue after the agent has begun to stop. A launch that is
+	// interrupted counts as failed, so it gets this time to complete.
 	launchGrace = 5 * time.Second
 )
 
-// act executes the action a towards the desired state want.
+// act executes an action. The parameter want is the desired state for which NextAction chose the action.
 func (v *VM) act(ctx context.Context, a Action, want *agentv1.AssignedVm) error {
 	if a != Build && a != Start && a != Relaunch {
 		var cancel context.CancelFunc
@@ -37,7 +37,7 @@ func (v *VM) act(ctx context.Context, a Action, want *agentv1.AssignedVm) error 
 	case Start:
 		r := v.record
 		r.StartsDone = want.GetStarts()
-		// The start also fulfils the reboots and resets that were requested before it.
+		// The new QEMU also fulfils the reboots and resets that were requested before this start.
 		r.RebootsBegun, r.RebootsDone, r.ResetsDone = want.GetReboots(), want.GetReboots(), want.GetResets()
 		return v.start(ctx, want, r)
 	case Relaunch:
@@ -82,7 +82,8 @@ func (v *VM) act(ctx context.Context, a Action, want *agentv1.AssignedVm) error 
 	return fmt.Errorf("no such action: %d", a)
 }
 
-// write writes r to its file and syncs it, then sets v.record. If r has no cluster, write sets it to the host's.
+// write replaces the VM's record on disk by r, syncs it, and then sets v.record to r. If r.Cluster is empty, write
+// first sets it to the id of the host's cluster.
 func (v *VM) write(r Record) error {
 	if r.Cluster == "" {
 		r.Cluster = v.set.o.Cluster()
@@ -140,8 +141,8 @@ func (v *VM) fetchImages(ctx context.Context, want *agentv1.AssignedVm) error {
 	return nil
 }
 
-// start records a start, then launches QEMU. A failure is recorded as the start's exit, and the start is not repeated.
-// The start is repeated only if the first write of the record failed.
+// start writes the start to the VM's record, then launches QEMU. If the first write fails, the start is tried again
+// later. If the launch fails, the failure is recorded as the exit of this start, and the start is not tried again.
 func (v *VM) start(ctx context.Context, want *agentv1.AssignedVm, r Record) error {
 	r.Live, r.End, r.Mark = true, End{}, r.startMark()
 	if err := v.write(r); err != nil {
@@ -157,17 +158,18 @@ func (v *VM) start(ctx context.Context, want *agentv1.AssignedVm, r Record) erro
 	}
 	v.set.counts.launchFailures.Add(1)
 	r.Live, r.End = false, End{Exit: cloud.ExitFailed, Error: brief(err)}
-	// v.record is set even if the write below fails. After a restart, the agent then finds a recorded start without a
-	// process.
+	// v.record is set even if the write below fails. If the write fails and the agent is restarted, it finds a recorded
+	// start without a process.
 	v.record = r
 	return fmt.Errorf("%w: %w", errEnded, errors.Join(err, v.write(r)))
 }
 
-// errEnded is wrapped by the error of a start whose failure is recorded as its exit. Such an error is not reported as
-// that of the last step.
+// errEnded is wrapped by the error of a start whose failure is recorded as its exit. Such an error is not stored in
+// v.failure, because the exit has the same text.
 var errEnded = errors.New("the start failed")
 
-// launchContext returns a context that ends after launchWithin, or launchGrace after ctx has ended.
+// launchContext returns a context that ends after launchWithin. If ctx ends, the returned context ends launchGrace
+// later.
 func launchContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	longer, cancel := context.WithTimeout(context.WithoutCancel(ctx), launchWithin)
 	stop := context.AfterFunc(ctx, func() {
@@ -214,7 +216,8 @@ func (v *VM) launch(ctx context.Context, want *agentv1.AssignedVm) (*qemu.Proces
 	return v.set.o.QEMU.Launch(ctx, v.home, v.set.spec(want), files, want.GetGeneration(), v.record.Mark)
 }
 
-// powerOff ends the VM's process, or the orphan processes of its control group.
+// powerOff ends the VM's process. If the VM has only processes of which it has no record, powerOff kills all processes
+// of its control group.
 func (v *VM) powerOff(ctx context.Context) error {
 	if v.process != nil {
 		return v.process.PowerOff(ctx)
@@ -226,8 +229,8 @@ func (v *VM) powerOff(ctx context.Context) error {
 	return v.set.o.Cgroups.Remove(ctx, string(v.id))
 }
 
-// reset writes the record as changed by note, then resets the guest. A Paused guest is Waiting after the reset, so that
-// NextAction resumes it.
+// reset changes the record by calling note, writes it, and then resets the guest. A guest that was Paused is Waiting
+// after the reset, so that NextAction resumes it.
 func (v *VM) reset(ctx context.Context, note func(*Record)) error {
 	r := v.record
 	note(&r)
@@ -238,8 +241,8 @@ func (v *VM) reset(ctx context.Context, note func(*Record)) error {
 	return v.process.Reset(ctx)
 }
 
-// destroy ends the VM's processes and removes its files. The record is removed last, so that List finds a VM whose removal
-// was interrupted.
+// destroy ends the VM's processes and removes its files. The record is removed last, so that List finds a VM whose
+// removal was interrupted.
 func (v *VM) destroy(ctx context.Context) error {
 	if v.process != nil {
 		if err := v.process.Kill(ctx); err != nil {

@@ -162,8 +162,8 @@ func (l *lab) report(o cloud.Observation) {
 	l.moved = make(chan struct{})
 }
 
-// until waits until ok accepts the last report of the VM, and returns that report. what describes it in the failure
-// message.
+// until waits until the function ok returns true for the last report of the VM, and returns that report. The failure
+// message contains what, a description of the awaited report.
 func (l *lab) until(id cloud.VMID, what string, ok func(cloud.Observation) bool) cloud.Observation {
 	l.Helper()
 	deadline := time.After(within)
@@ -182,7 +182,7 @@ func (l *lab) until(id cloud.VMID, what string, ok func(cloud.Observation) bool)
 	}
 }
 
-// sees waits until the VM is reported at level for the generation of want, and returns that report.
+// sees waits until the VM is reported with the state level and the generation of want. It returns that report.
 func (l *lab) sees(want *agentv1.AssignedVm, level cloud.Observed) cloud.Observation {
 	l.Helper()
 	return l.until(cloud.VMID(want.GetVmId()), fmt.Sprintf("level %d of generation %d", level, want.GetGeneration()), func(o cloud.Observation) bool {
@@ -210,7 +210,7 @@ func (l *lab) blank(n int) *agentv1.AssignedVm {
 	return want
 }
 
-// with returns a changed copy of an assignment, with the next generation.
+// with returns a copy of the assignment want that the function change has modified. The copy has the next generation.
 func with(want *agentv1.AssignedVm, change func(*agentv1.AssignedVm)) *agentv1.AssignedVm {
 	next := &agentv1.AssignedVm{
 		VmId: want.VmId, Generation: want.Generation + 1, Power: want.Power, StopGraceMs: want.StopGraceMs, Reboots: want.Reboots,
@@ -235,7 +235,7 @@ func destroyed(want *agentv1.AssignedVm) *agentv1.AssignedVm {
 	return with(want, func(w *agentv1.AssignedVm) { w.Power = agentv1.Power_POWER_DESTROYED })
 }
 
-// assign makes wants the only assignments of the host.
+// assign replaces the assignments of the host by those in wants.
 func (l *lab) assign(wants ...*agentv1.AssignedVm) {
 	all := map[cloud.VMID]*agentv1.AssignedVm{}
 	for _, w := range wants {
@@ -244,7 +244,7 @@ func (l *lab) assign(wants ...*agentv1.AssignedVm) {
 	l.loop.Assign(all, nil, false)
 }
 
-// says waits until the console log of the VM id contains text at least as many times as times says.
+// says waits until the console log of the VM contains text at least as often as the parameter times.
 func (l *lab) says(id, text string, times int) {
 	l.Helper()
 	require.Eventually(l, func() bool {

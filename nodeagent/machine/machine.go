@@ -8,7 +8,8 @@
 //
 //   - [NextAction] is the complete behaviour of a VM: from desired state and [Observation] to a [Plan]. It is a pure
 //     function; its tests are the scripts in testdata/plan.
-//   - [Record] is the state of a VM that the agent stores on disk, in addition to package qemu's Home.
+//   - [Record] is the state of a VM that the agent stores on disk, in addition to the VM's directory of package qemu
+//     (qemu.Home).
 //   - [MachineSet] finds the VMs of this host. [VM] is one of them, and implements reconcile.Reconciled.
 //
 // # Decisions
@@ -26,13 +27,13 @@
 //   - A guest that QEMU paused because its disk was full is resumed every [resumeAfter].
 //   - A record names the cluster of its counters. A host may join another cluster, for example one restored from a
 //     backup, whose data may be older than the VMs on the host. If the new cluster's desired state is on, a running
-//     guest continues. If it is off, a running guest is stopped, unless its start counter is higher than the desired
-//     one. Other differences are only reported: a guest started since the backup runs until it ends or the new cluster
-//     starts it, a guest stopped since the backup is reported as ended, and a guest whose VM the new cluster does not
-//     have runs until it ends, and its disks are kept. Only the cluster that the record names may end a guest because
-//     it does not have the VM. Before the agent executes a desired state on or off of the new cluster, AdoptCounters
-//     lowers the counters to those of that state. Otherwise the cluster's next start would have a lower counter than
-//     the record and be ignored.
+//     guest continues. If it is off, the start counters decide: a running guest whose counter is higher than the
+//     desired one was started since the backup and continues, any other is stopped. Other differences are only reported
+//     too: the guest started since the backup runs until it ends or the new cluster starts it, a guest stopped since
+//     the backup is reported as ended, and a guest whose VM the new cluster does not have runs until it ends, and its
+//     disks are kept. Only the cluster that the record names may end a guest because it does not have the VM. Before
+//     the agent executes a desired state on or off of the new cluster, AdoptCounters lowers the counters to those of
+//     that state. Otherwise the cluster's next start would have a lower counter than the record and be ignored.
 //   - A VM without desired state is observed and reported, but not changed.
 //   - Error texts are one line for a tenant and contain no paths of the host.
 package machine
@@ -89,7 +90,7 @@ type VM struct {
 	sample  sample
 }
 
-// Next observes the VM and returns the next step towards want.
+// Next observes the VM and returns the next step towards its desired state want.
 func (v *VM) Next(ctx context.Context, want *agentv1.AssignedVm) (reconcile.Step, error) {
 	if err := v.observe(ctx); err != nil {
 		return reconcile.Step{}, err
@@ -116,8 +117,8 @@ func (v *VM) Next(ctx context.Context, want *agentv1.AssignedVm) (reconcile.Step
 	return step, nil
 }
 
-// weights maps the expensive actions to their weights, which limit how many run at a time. All others are
-// reconcile.Light.
+// weights contains the weights of the actions that take much time or I/O. The number of steps that run concurrently
+// with such a weight is limited. All other actions have the weight reconcile.Light, which has no limit.
 var weights = map[Action]reconcile.Weight{Build: reconcile.Build, Start: reconcile.Launch, Relaunch: reconcile.Launch}
 
 // Changed returns a channel that receives a value when the state of the VM's process has changed. It is nil if there is
@@ -129,7 +130,7 @@ func (v *VM) Changed() <-chan struct{} {
 	return v.process.Wake()
 }
 
-// Close closes the connections to the VM, which continues to run.
+// Close closes the agent's connections to the VM. The VM continues to run.
 func (v *VM) Close() {
 	v.attach(nil)
 	v.set.close(v)
@@ -171,7 +172,7 @@ func (v *VM) observe(ctx context.Context) error {
 	return nil
 }
 
-// load reads the VM's record and home, and adopts its process if there is one.
+// load reads the VM's record and opens its directory. If the VM has a running process, load adopts it.
 func (v *VM) load(ctx context.Context) error {
 	var recorded bool
 	var err error
@@ -187,7 +188,7 @@ func (v *VM) load(ctx context.Context) error {
 		return err
 	}
 	v.exists = recorded || present
-	// The cluster is added now, before the host can join another one.
+	// A record without a cluster gets the id of the host's cluster now, before the host can join another one.
 	if recorded && v.record.Cluster == "" && v.set.o.Cluster() != "" {
 		if err := v.write(v.record); err != nil {
 			return err
@@ -210,8 +211,8 @@ func (v *VM) load(ctx context.Context) error {
 	default:
 		return err
 	}
-	// If the agent ended after it recorded a start and before it launched QEMU, the home's record is that of an earlier
-	// start.
+	// The agent may have ended after it wrote the last start to v.record and before it launched QEMU. The qemu.Record
+	// in v.home then describes an earlier start.
 	if last, err := v.home.Record(); v.record.Live && (err != nil || !v.record.matchesMark(last.Owner)) {
 		v.setExit(neverStarted)
 	}
@@ -277,12 +278,13 @@ func (v *VM) queryProcess(ctx context.Context) error {
 	return nil
 }
 
-// guests maps QEMU's run states (qapi/run-state.json) to Guest. In all other run states the guest is Paused.
+// guests maps QEMU's run states (qapi/run-state.json) to values of Guest. In all other run states the guest is Paused.
 var guests = map[string]Guest{
 	"running": Running, "suspended": Running, "prelaunch": Waiting, "shutdown": Off, "guest-panicked": Off, "internal-error": Off,
 }
 
-// onExit sets the VM's fields after its process has ended: it has no guest any more, and the exit is known.
+// onExit is called after the VM's process has ended. It stores the exit and sets the other fields to those of a VM
+// without a process.
 func (v *VM) onExit() {
 	v.setExit(v.process.Exit())
 	if v.exit == cloud.ExitFailed {
@@ -292,8 +294,8 @@ func (v *VM) onExit() {
 	v.guest, v.pid = None, 0
 }
 
-// updateTimers sets the times from which observation computes its durations: to now when a condition begins, to zero
-// when it ends.
+// updateTimers updates the times at which conditions of the VM began; observation computes durations from them. It sets
+// a time to now when its condition begins, and to zero when the condition has ended.
 func (v *VM) updateTimers(want *agentv1.AssignedVm) {
 	keep := func(since *time.Time, when bool) {
 		switch {
@@ -334,7 +336,8 @@ func since(t time.Time) time.Duration {
 	return time.Since(t)
 }
 
-// report returns what is sent to the control plane about the VM, for the plan p.
+// report returns the observation of the VM that is sent to the control plane, with the state and the error of the plan
+// p.
 func (v *VM) report(want *agentv1.AssignedVm, p Plan) cloud.Observation {
 	o := cloud.Observation{
 		VM: v.id, Generation: want.GetGeneration(), Observed: p.Observed, Exit: p.Exit, PID: uint32(v.pid), LastError: p.Error,

@@ -191,7 +191,8 @@ func TestHostileMonitors(t *testing.T) {
 	require.Empty(t, l.sees(other, cloud.ObservedRunning).LastError)
 }
 
-// intrude replaces the Unix socket at path by a server that sends each client greeting once, and then more endlessly.
+// intrude replaces the Unix socket at path by a server. The server sends each client the text greeting once, and then
+// the text more endlessly.
 func (l *lab) intrude(path, greeting, more string) {
 	dir, err := os.Open(filepath.Dir(path))
 	require.NoError(l, err)

@@ -25,8 +25,8 @@ func (g Guest) String() string {
 	return [...]string{"none", "waiting", "running", "paused", "off", "unresponsive", "orphan process"}[g]
 }
 
-// Observation is the state of one VM on the host. Durations are measured by this agent since its start. A negative
-// duration means that the event has not happened.
+// Observation is the state of one VM on the host. Durations begin at events that this agent process has seen. A
+// negative duration means that it has not seen the event.
 type Observation struct {
 	Exists  bool // the VM has a record, a home or a control group on the host
 	Refused bool // the disks cannot be built, and another attempt would fail the same way
@@ -35,14 +35,14 @@ type Observation struct {
 	Foreign bool
 	Record  Record
 	Guest   Guest
-	// Trouble is the reason why the guest is Paused or Unresponsive. If the process has failed and its exit is not in
-	// Record yet, Trouble is the reason of the failure.
+	// Trouble is the reason why the guest is Paused or Unresponsive. After the process has failed, it is the reason of
+	// the failure, until that is written to Record.
 	Trouble string
-	// Exit is how the last process ended, if its exit is not in Record yet.
+	// Exit is how the last process ended. It is used until it is written to Record.
 	Exit cloud.Exit
 	// Recoverable means that a Paused guest may be resumed after a while, because a disk error paused it.
 	Recoverable bool
-	// Error is the error of the last step, or "" if it succeeded.
+	// Error is the error of the last step, or "" if that step succeeded.
 	Error string
 
 	OffFor     time.Duration // since power off was first seen as desired for this guest
@@ -102,7 +102,8 @@ type Plan struct {
 	Wait time.Duration
 }
 
-// note returns a warning for the host's operator about a guest that a restored backup does not explain, or "".
+// note returns a warning for the host's operator, or "". It warns about a running guest whose VM is stopped or missing
+// in the data of a cluster that was restored from an older backup.
 func (p Plan) note() string {
 	if p.Error == msgStartedSinceBackup || p.Error == msgUnknownVM {
 		return p.Error
@@ -120,7 +121,7 @@ func NextAction(want *agentv1.AssignedVm, o Observation) Plan {
 	return p
 }
 
-// plan returns the plan of NextAction, without the error of the last step.
+// plan returns the same as NextAction, but does not report the error of the last step.
 func plan(want *agentv1.AssignedVm, o Observation) Plan {
 	power := want.GetPower()
 	if mutant.On(mutant.DestroyUnruled) && want == nil {
@@ -155,16 +156,17 @@ func plan(want *agentv1.AssignedVm, o Observation) Plan {
 	return reportOnly(o)
 }
 
-// Errors reported for guests that do not match the records of a cluster restored from a backup.
+// Errors that are reported for VMs whose state differs from the data of a cluster that was restored from a backup.
 const (
 	msgStartedSinceBackup = "the VM is running, but the restored backup says it is stopped: start it to keep it running, then stop it if it should be off"
 	msgStoppedSinceBackup = "the VM is stopped, but the restored backup says it is running: start it if it should run"
 	msgUnknownVM          = "no record of this VM exists in the restored cluster: its guest keeps running until it ends, and its disks are kept"
 )
 
-// planForeign returns the plan for a VM whose counters belong to another cluster. The data of the host's present
-// cluster may be older than the VM, so a guest that the data does not explain continues and is reported. ok is false if
-// the plan for a VM of the host's own cluster applies.
+// planForeign returns the plan for a VM whose counters belong to another cluster than the host's. The host's cluster
+// may have been restored from a backup that is older than the VM. A guest that was started since that backup, or whose
+// VM the cluster does not have, is therefore only reported and continues. If ok is false, the caller must plan as for a
+// VM of the host's own cluster.
 func planForeign(want *agentv1.AssignedVm, o Observation) (p Plan, ok bool) {
 	p = reportOnly(o)
 	switch power := want.GetPower(); {
@@ -297,8 +299,8 @@ func planRunning(want *agentv1.AssignedVm, o Observation) Plan {
 	return p
 }
 
-// pressOrWait returns PressPowerButton if the button was never pressed, or pressInterval ago. Otherwise it returns
-// Nothing and the time until the next press, but at most left.
+// pressOrWait returns PressPowerButton if the button has not been pressed yet, or was pressed at least pressInterval
+// ago. Otherwise it returns Nothing and the time until the next press. The returned time is at most left.
 func pressOrWait(o Observation, left time.Duration) (Action, time.Duration) {
 	if o.PressedFor < 0 || o.PressedFor >= pressInterval {
 		return PressPowerButton, 0

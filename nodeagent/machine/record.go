@@ -12,9 +12,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Record is the state of a VM that the agent stores on disk, in addition to the VM's home. It is written before a
-// start, reset or reboot is executed, so that none is executed twice. If the agent crashes in between, they count as
-// done.
+// Record is the state of a VM that the agent stores on disk, in addition to the VM's directory of package qemu
+// (qemu.Home). It is written before a start, reset or reboot is executed, so that none is executed twice. If the agent
+// crashes in between, they count as done.
 type Record struct {
 	// Version is the version of the format. The agent refuses records of other versions.
 	Version int `json:"version"`
@@ -22,21 +22,22 @@ type Record struct {
 	Built bool `json:"built"`
 
 	StartsDone uint64 `json:"starts_done"`
-	// RebootsBegun is increased before the power button is pressed, RebootsDone before the guest is launched again or
-	// reset.
+	// RebootsBegun is increased before the power button is pressed for a reboot. RebootsDone is increased before the
+	// guest is launched again or reset, which completes the reboot.
 	RebootsBegun uint64 `json:"reboots_begun"`
 	RebootsDone  uint64 `json:"reboots_done"`
 	ResetsDone   uint64 `json:"resets_done"`
 
-	// Cluster is the id of the cluster that the counters belong to. It is empty in records that are older than this field.
+	// Cluster is the id of the cluster that the counters belong to. It is empty in records that are older than this
+	// field.
 	Cluster string `json:"cluster,omitempty"`
-	// Mark identifies the last start. The qemu.Record of that start has the same text as its Owner.
+	// Mark identifies the last start. The qemu.Record of that start has the same text in its field Owner.
 	Mark string `json:"mark,omitempty"`
 
-	// Live means that End is not that of the last start: its process runs, or has ended and the agent has not recorded
-	// that yet.
+	// Live is true from a start until the exit of the started process is written to End. The process may have ended
+	// before that.
 	Live bool `json:"live"`
-	// End is the exit of the last start that has ended.
+	// End is how the last process ended. It is valid if Live is false.
 	End End `json:"end"`
 }
 
@@ -87,7 +88,8 @@ func (r Record) startMark() string {
 	return fmt.Sprintf("start %d, reboot %d, cluster %s", r.StartsDone, r.RebootsDone, r.Cluster)
 }
 
-// matchesMark reports whether a qemu.Record with that owner describes the last start.
+// matchesMark reports whether a qemu.Record describes the last start. The parameter owner is the field Owner of that
+// qemu.Record.
 func (r Record) matchesMark(owner string) bool {
 	if r.Mark == "" { // An older agent, which had no field Mark, wrote the record.
 		return owner == fmt.Sprintf("start %d, reboot %d", r.StartsDone, r.RebootsDone)
@@ -95,8 +97,9 @@ func (r Record) matchesMark(owner string) bool {
 	return owner == r.Mark
 }
 
-// withCountersOf returns r as a record of another cluster, whose desired state is want. Counters are lowered to those
-// of want, so that the cluster's next request has a higher counter and is executed.
+// withCountersOf returns r as a record of another cluster. The parameter want is the desired state of that cluster.
+// Counters that are higher than those in want are lowered to them: the cluster's next request then has a higher counter
+// than the record, and is executed.
 func (r Record) withCountersOf(cluster string, want *agentv1.AssignedVm) Record {
 	r.Cluster = cluster
 	r.StartsDone = min(r.StartsDone, want.GetStarts())

@@ -28,7 +28,7 @@ type Options struct {
 	Homes   *qemu.Homes
 	Cgroups *cgroup.Tree
 	Images  *disk.Images
-	// Records is the directory of the files that hold a [Record] each. New creates the directory if needed.
+	// Records is the directory of the record files, one [Record] for each VM. New creates the directory if needed.
 	Records string
 	Accel   qemu.Accel
 	// Cluster returns the id of the host's cluster, or "" if the host has not joined one. It must not block.
@@ -63,7 +63,8 @@ func New(o Options) (*MachineSet, error) {
 	return &MachineSet{o: o, open: map[cloud.VMID]*VM{}}, nil
 }
 
-// List returns the ids of all VMs that have a record, a home or a control group on this host.
+// List returns the ids of all VMs that have a record, a directory of package qemu (qemu.Home) or a control group on
+// this host.
 func (s *MachineSet) List() ([]cloud.VMID, error) {
 	entries, err := os.ReadDir(s.o.Records)
 	if err != nil {
@@ -94,7 +95,8 @@ func (s *MachineSet) List() ([]cloud.VMID, error) {
 	return out, nil
 }
 
-// present reports whether a VM has a home, complete or not, or a control group.
+// present reports whether a VM has a control group or a directory of package qemu (qemu.Home), even one whose creation
+// was interrupted.
 func (s *MachineSet) present(id cloud.VMID) (bool, error) {
 	homes, err := s.o.Homes.List()
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// Values of agent.v1 and the equivalent values of packages qemu and qcow2. Other values become "", which packages qemu
-// and disk refuse.
+// Maps from values of agent.v1 to the equivalent values of packages qemu and qcow2. A value that is not in a map
+// becomes "", which packages qemu and disk refuse.
 var (
 	buses = map[vmv1.DiskBus]qemu.Bus{
 		vmv1.DiskBus_DISK_BUS_VIRTIO: qemu.Virtio, vmv1.DiskBus_DISK_BUS_SCSI: qemu.SCSI, vmv1.DiskBus_DISK_BUS_IDE: qemu.IDE,
@@ -27,7 +27,8 @@ var (
 	}
 )
 
-// spec returns the qemu.Spec with which this host starts an assigned VM. Disks have no slots yet.
+// spec returns the qemu.Spec with which this host starts an assigned VM. Each disk has the slot -1, so that package
+// qemu chooses its slot.
 func (set *MachineSet) spec(want *agentv1.AssignedVm) qemu.Spec {
 	s := qemu.Spec{
 		ID: want.GetVmId(), Machine: set.o.MachineType, Accel: set.o.Accel, CPUModel: want.GetCpuModel(), VCPUs: int(want.GetVcpus()),

@@ -12,8 +12,8 @@ import (
 const (
 	// measureWithin is the maximum time of the queries to one QEMU.
 	measureWithin = 2 * time.Second
-	// measureAtOnce is the number of VMs measured concurrently, so that a few unresponsive ones do not delay the
-	// others.
+	// measureAtOnce is the maximum number of VMs that are measured concurrently. It is above 1, so that a few
+	// unresponsive VMs do not delay the others.
 	measureAtOnce = 8
 )
 

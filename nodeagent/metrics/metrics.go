@@ -40,8 +40,8 @@ type Uplink struct {
 	Revision  int64
 	Sessions  uint64 // connections that a member of the control plane accepted
 	Failures  uint64 // connections and attempts that ended with an error
-	// Lease is the remaining time of the lease. It is negative after the end of the lease, and 0 if there never was
-	// one.
+	// Lease is the remaining time of the host's lease. It is negative after the lease has ended, and 0 if the host
+	// never had a lease.
 	Lease time.Duration
 }
 
@@ -87,7 +87,8 @@ func Handler(s Sources, hosts []string, log *slog.Logger) http.Handler {
 	return onlyFor(hosts, mux)
 }
 
-// onlyFor rejects requests whose Host header is neither an IP address nor localhost nor in names.
+// onlyFor returns a handler that passes requests to next if their Host header is an IP address, localhost or one of
+// names. It responds to all others with 403.
 func onlyFor(names []string, next http.Handler) http.Handler {
 	allowed := map[string]bool{"localhost": true}
 	for _, name := range names {
@@ -107,7 +108,7 @@ func onlyFor(names []string, next http.Handler) http.Handler {
 	})
 }
 
-// health serves GET /health with the JSON body that all services of the API have there.
+// health serves GET /health. The JSON body has the same form as in the REST API of the control plane.
 func health(w http.ResponseWriter, _ *http.Request) {
 	id := uuid.NewString()
 	w.Header().Set("Content-Type", "application/json")

@@ -21,9 +21,9 @@ type GoneError struct {
 
 func (e *GoneError) Error() string { return "VM has no process: " + e.Exit.Text }
 
-// Adopt returns a Process for the VM's running QEMU, which normally an earlier agent started. The error wraps a
-// [*GoneError] if QEMU has ended, with the same Exit until the next Launch, and [ErrNotStarted] if the VM was never
-// started.
+// Adopt returns a Process for the VM's running QEMU, which normally an earlier agent started. If QEMU has ended, the
+// error wraps a [*GoneError]; all calls until the next Launch return the same Exit. If the VM was never started, the
+// error wraps [ErrNotStarted].
 //
 // A process is identified by its pid, start time and control group, never by its name. A QEMU that does not respond is
 // adopted as well: then [Process.Status] fails, and [Process.Kill] ends it. ctx limits only the wait for QEMU's first
@@ -63,14 +63,14 @@ func (l *Launcher) adopt(ctx context.Context, home *Home, r Record) (*Process, e
 		return nil, err
 	}
 	if known {
-		// An earlier agent recorded this exit, and ended before it could end QEMU.
+		// An earlier agent recorded that the guest had ended, but the agent itself ended before it could end QEMU.
 		p.setExitAndQuit(exit)
 	}
 	return p, nil
 }
 
 // endingTimeout is how long findProcess waits for the end of a process that has left its control group. Such a process
-// is freeing its memory. A later call waits again.
+// is exiting and still frees its memory. If that takes longer, a later call of findProcess waits again.
 const endingTimeout = 500 * time.Millisecond
 
 var (
@@ -78,8 +78,8 @@ var (
 	// QEMU.
 	errLaunchUnfinished = fmt.Errorf("launcher: %w", fs.ErrNotExist)
 
-	// errOutsideCgroup means that the recorded process runs outside of its control group, without its limits. No second
-	// process is started for the VM; an operator must end this one.
+	// errOutsideCgroup means that the recorded process runs outside of its control group, and so without its resource
+	// limits. No second process is started for the VM. An operator must end the process.
 	errOutsideCgroup = errors.New("it is not in its control group: was the setting cgroup changed?")
 )
 
@@ -96,8 +96,8 @@ func (l *Launcher) findProcess(home *Home, r Record) (pidfd int, err error) {
 	if r.PID == 0 {
 		return 0, errLaunchUnfinished
 	}
-	// The deferred function must not use the result pidfd, because a return statement sets it before the deferred
-	// function runs.
+	// opened is a separate variable for the deferred function. A return statement with an error sets the result pidfd
+	// to 0 before the deferred function runs.
 	opened, err := unix.PidfdOpen(r.PID, 0)
 	if errors.Is(err, syscall.ESRCH) {
 		return 0, fs.ErrNotExist
@@ -132,7 +132,7 @@ func (l *Launcher) findProcess(home *Home, r Record) (pidfd int, err error) {
 	if slices.Contains(procs, r.PID) {
 		return opened, nil
 	}
-	// A process that is ending may have left its group already.
+	// An exiting process may have left its group already. Wait for its end.
 	n, err := unix.Poll([]unix.PollFd{{Fd: int32(opened), Events: unix.POLLIN}}, int(endingTimeout.Milliseconds()))
 	if err == nil && n > 0 {
 		return 0, fs.ErrNotExist
@@ -140,8 +140,9 @@ func (l *Launcher) findProcess(home *Home, r Record) (pidfd int, err error) {
 	return 0, fmt.Errorf("pid %d: %w", r.PID, errOutsideCgroup)
 }
 
-// exitOfEnded returns the [*GoneError] of a start whose process has ended, and removes the rest of its control group.
-// It records the exit if that is not recorded yet. halfway means that the launcher had not executed QEMU.
+// exitOfEnded is called when the process of the last start has ended. It records the exit if none is recorded yet,
+// removes the rest of the control group, and returns the [*GoneError]. halfway is true if the process ended before the
+// launcher executed QEMU.
 func (l *Launcher) exitOfEnded(ctx context.Context, home *Home, r Record, halfway bool) error {
 	exit, known, err := home.Exit()
 	if err != nil {
@@ -167,8 +168,9 @@ func (l *Launcher) exitOfEnded(ctx context.Context, home *Home, r Record, halfwa
 	return &GoneError{Exit: exit}
 }
 
-// inferExit returns how a QEMU ended while no agent ran. It derives that from the record r, the file asked, the control
-// group and QEMU's standard error. halfway means that the launcher had not executed QEMU.
+// inferExit returns how a QEMU ended while no agent ran. It derives that from the record r, the agent's last request to
+// end QEMU, the control group and QEMU's standard error. halfway is true if the process ended before the launcher
+// executed QEMU.
 func (l *Launcher) inferExit(home *Home, r Record, halfway bool) (Exit, error) {
 	boot, err := bootID()
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// Descriptors that every QEMU gets. Those of its disks follow.
+// Numbers of the descriptors that every QEMU inherits. The descriptors of its disks have the numbers from fdDisks on.
 const (
 	fdWork    = 3 + iota // listening socket of the monitor for commands that change the machine
 	fdInspect            // listening socket of the monitor for queries and events
@@ -132,22 +132,23 @@ func (a *args) monitors() {
 }
 
 // console adds the serial port, with a socket for input and output, and a log. A client of the socket must read from
-// it. Otherwise the guest's output stops, and QEMU 7.2 writes the byte that it sends again to the log twice.
+// it. Otherwise the guest's output stops. QEMU 7.2 then sends a byte again later, and writes it to the log twice.
 func (a *args) console() {
 	a.fdset(fdLog, "console")
 	a.add("-chardev", fmt.Sprintf("socket,id=console,fd=%d,server=on,wait=off,logfile=%s,logappend=on", fdConsole, fdsetPath(fdLog)))
 	a.json("-device", object{"driver": "isa-serial", "id": "serial0", "chardev": "console", "index": 0})
 }
 
-// fdset adds a descriptor set with the single descriptor fd. The set has the same number as the descriptor; note is its
-// comment.
+// fdset adds a descriptor set that contains only the descriptor fd. The set has the same number as the descriptor. QEMU
+// shows note as a comment of the descriptor.
 func (a *args) fdset(fd int, note string) {
 	a.add("-add-fd", fmt.Sprintf("fd=%d,set=%d,opaque=%s", fd, fd, note))
 }
 
 func fdsetPath(set int) string { return fmt.Sprintf("/dev/fdset/%d", set) }
 
-// ports adds the PCIe root ports: one for each slot up to that of the last virtio disk, and sparePorts more.
+// ports adds the PCIe root ports. A virtio disk is attached to the port whose number is the disk's slot, so ports adds
+// one for each slot up to the highest slot in use. It adds sparePorts more, which stay free.
 func (a *args) ports(s Spec) {
 	last := -1
 	for _, d := range s.Disks {
@@ -209,7 +210,7 @@ func (a *args) disks(s Spec) {
 	}
 }
 
-// base adds the read-only block nodes of the base image of d, whose descriptor is fd.
+// base adds read-only block nodes for the base image of the disk d. The parameter fd is the image's descriptor.
 func (a *args) base(d Disk, fd int) {
 	a.fdset(fd, d.node()+"-base")
 	a.json("-blockdev", object{"driver": "file", "node-name": d.node() + "-base-file", "filename": fdsetPath(fd),
@@ -222,7 +223,8 @@ func (a *args) base(d Disk, fd int) {
 	a.json("-blockdev", node)
 }
 
-// device returns the -device argument of a disk. QEMU refuses two disks with the same bootIndex.
+// device returns the -device argument of a disk. The parameter bootIndex must be unique, because QEMU refuses two disks
+// with the same index.
 func (d Disk) device(bootIndex int) object {
 	writeCache := "on"
 	if d.Cache == Writethrough {

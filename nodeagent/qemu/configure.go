@@ -18,7 +18,7 @@ const preconfig = "-preconfig"
 // as an argument (-append) every user of the host could read it in /proc. QEMU's own configuration files (-readconfig)
 // take no values above 1 KiB, nor quotation marks.
 //
-// It does nothing for a QEMU without a kernel command line, which is started without preconfig.
+// configure also does nothing for a VM without a kernel command line. Its QEMU is started without preconfig.
 func (p *Process) configure(ctx context.Context) error {
 	if p.configured.Load() || !slices.Contains(p.record.Argv, preconfig) {
 		return nil
@@ -32,7 +32,8 @@ func (p *Process) configure(ctx context.Context) error {
 		if err := p.do(ctx, p.work, setCmdline); err != nil {
 			return err
 		}
-		// QEMU refuses this command if it has created the machine. If it refuses for another reason, it refuses cont too.
+		// An error that QEMU returns is ignored. QEMU refuses this command if it has created the machine already. If
+		// QEMU refuses it for another reason, QEMU also refuses the command cont later, and that error is returned.
 		var refusal *qmp.Error
 		err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
 			return conn.Do(ctx, "x-exit-preconfig", nil, nil)

@@ -91,7 +91,8 @@ func (p *Process) killNow(ctx context.Context) error {
 	}
 }
 
-// recordDiskError sets the result of LastError from a BLOCK_IO_ERROR event, if the error has paused the guest.
+// recordDiskError decodes a BLOCK_IO_ERROR event. If the disk error has paused the guest, recordDiskError makes it the
+// result of LastError.
 func (p *Process) recordDiskError(e qmp.Event) {
 	var data struct {
 		Node      string `json:"node-name"`
@@ -131,7 +132,8 @@ func (p *Process) findDiskError(conn *qmp.Conn) error {
 	return nil
 }
 
-// setDiskError sets the result of LastError to an error of the disk whose block node is node.
+// setDiskError sets the result of LastError to an error of one disk. The parameter node is the name of the disk's block
+// node.
 func (p *Process) setDiskError(node, text string) {
 	name := node
 	for _, d := range p.record.Spec.Disks {
@@ -145,7 +147,7 @@ func (p *Process) setDiskError(node, text string) {
 	p.notify()
 }
 
-// stderrPrefix matches what precedes the message in a line of QEMU's standard error: time, program and option.
+// stderrPrefix matches the beginning of a line of QEMU's standard error, before the message: time, program and option.
 var stderrPrefix = regexp.MustCompile(`^([0-9T:.-]+Z )?(\S*qemu\S*: )?(-[a-z-]+ (\{.*\}|\S+): )?`)
 
 // withStderr appends the last lines of QEMU's standard error to text, as printable ASCII.
@@ -179,7 +181,7 @@ func printable(s string, n int) string {
 	return s[:min(len(s), n)]
 }
 
-// Exits that more than one function records.
+// Exits with a fixed text. Adopt, Launch and Process record them.
 var (
 	exitRequested     = Exit{Requested, "powered off as requested"}
 	exitNotStarted    = Exit{Crashed, "QEMU could not be started"}
@@ -192,7 +194,8 @@ var exitFlooded = Exit{Crashed, "QEMU wrote more to its logs than a guest's cons
 
 const outOfMemory = "the host killed QEMU because it exceeded its memory limit"
 
-// PowerOff ends QEMU, which flushes its disks first. It kills QEMU after 5 s. It returns when the process has ended.
+// PowerOff ends QEMU, which flushes its disks first. If QEMU has not ended after 5 s, PowerOff kills it. It returns
+// when the process has ended.
 func (p *Process) PowerOff(ctx context.Context) error {
 	return p.endBy(ctx, "power off", p.quit)
 }
@@ -202,8 +205,9 @@ func (p *Process) Kill(ctx context.Context) error {
 	return p.endBy(ctx, "kill QEMU", p.killNow)
 }
 
-// endBy stores that the end of the process was requested, so that its exit is exitRequested, and then calls how to end
-// it. It does nothing if the process has ended already. what begins the error.
+// endBy ends the process by calling the function how. Before that it stores that the end was requested, so that the
+// recorded exit is exitRequested. If the process has ended already, endBy does nothing. The parameter what is the
+// beginning of the error text.
 func (p *Process) endBy(ctx context.Context, what string, how func(context.Context) error) error {
 	select {
 	case <-p.exited:

@@ -113,8 +113,8 @@ func spec() Spec {
 	return Spec{ID: vmID, Machine: "pc-q35-7.2", Accel: TCG, CPUModel: "qemu64", VCPUs: 1, MemoryMiB: 64}
 }
 
-// disk creates the overlay of d, and its base image with guest in the first sector if d has one. It adds the disk to s
-// and files.
+// disk creates the overlay of d and adds the disk to s and files. If d has a base image, disk also creates that image,
+// with the boot sector guest at its beginning.
 func (l *lab) disk(s *Spec, files *Files, d Disk) {
 	l.Helper()
 	dir := l.TempDir()

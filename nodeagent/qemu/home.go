@@ -34,7 +34,8 @@ type Homes struct {
 	mu          sync.Mutex // locked while a uid is chosen
 }
 
-// OpenHomes opens the directory of all homes, and creates it if needed. The VMs' uids are first to last.
+// OpenHomes opens the directory that contains the VMs' home directories, and creates it if needed. The VMs get uids
+// from first to last.
 func OpenHomes(dir string, first, last int) (*Homes, error) {
 	if first < 1000 || last < first || last > 1<<31-2 {
 		return nil, fmt.Errorf("open VM directories: uids %d to %d are not a range above 1000", first, last)
@@ -45,7 +46,7 @@ func OpenHomes(dir string, first, last int) (*Homes, error) {
 	return &Homes{dir: dir, first: first, last: last}, nil
 }
 
-// List returns the sorted ids of the VMs that have a home.
+// List returns the sorted ids of the VMs that have a home directory.
 func (h *Homes) List() ([]string, error) {
 	entries, err := os.ReadDir(h.dir)
 	if err != nil {
@@ -60,8 +61,8 @@ func (h *Homes) List() ([]string, error) {
 	return ids, nil
 }
 
-// Open opens the home of a VM. The error wraps fs.ErrNotExist if the VM has no home, or one whose creation was
-// interrupted.
+// Open opens the home directory of a VM. The error wraps fs.ErrNotExist if the directory does not exist or its creation
+// was interrupted.
 func (h *Homes) Open(id string) (*Home, error) {
 	if !validUUID.MatchString(id) {
 		return nil, fmt.Errorf("open VM directory: %w", invalid("the id %q is not a UUID", id))
@@ -77,7 +78,7 @@ func (h *Homes) Open(id string) (*Home, error) {
 	return home, nil
 }
 
-// Claim opens the home of a VM. If there is none, it creates one with an unused uid.
+// Claim opens the home directory of a VM. If there is none, Claim creates one and assigns an unused uid to the VM.
 func (h *Homes) Claim(id string) (*Home, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -134,7 +135,7 @@ func (h *Homes) freeUID(id string) (int, error) {
 	return 0, fmt.Errorf("all uids from %d to %d are taken", h.first, h.last)
 }
 
-// runningUIDs adds the uids of all processes to used.
+// runningUIDs adds the uids of all running processes to the set used.
 func runningUIDs(used map[int]bool) error {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -175,21 +176,21 @@ func (h *Home) UID() int { return h.uid }
 // Disks returns the directory of the VM's disks. Package disk creates it.
 func (h *Home) Disks() string { return h.path("disks") }
 
-// Console returns the log of the guest's serial port. It continues over all starts of the VM.
+// Console returns the log of the guest's serial port. The log contains the output of all starts of the VM.
 func (h *Home) Console() *console.Log { return console.At(h.path("console.log"), console.KeepConsole) }
 
 // stderr returns the log of what QEMU wrote to its standard error since the last start.
 func (h *Home) stderr() *console.Log { return console.At(h.path("stderr.log"), console.KeepStderr) }
 
-// Names of QEMU's listening sockets in the home.
+// Names of QEMU's listening sockets in the VM's home directory.
 const (
 	workSocket    = "work.sock"
 	inspectSocket = "inspect.sock"
 	consoleSocket = "console.sock"
 )
 
-// Record describes the last start of a VM. It is written before the process is forked, and again with the process's
-// data before the launcher receives its plan.
+// Record describes the last start of a VM. It is written before the launcher process is forked. It is written again,
+// with the pid and the start time of the process, before the launcher is sent its instructions.
 type Record struct {
 	Generation uint64   `json:"generation"` // of the assignment
 	Owner      string   `json:"owner"`      // any text of the caller of Launch, at most 1 KiB
@@ -244,8 +245,8 @@ func (h *Home) Exit() (Exit, bool, error) {
 	return e, true, nil
 }
 
-// Remove removes the home and its content, the uid last. It returns nil if there is no home. The caller must ensure
-// that the VM has no process.
+// Remove removes the home directory and its content; the file uid is removed last, so that the uid stays in use until
+// then. Remove returns nil if there is no home directory. The caller must ensure that the VM has no process.
 func (h *Home) Remove() error {
 	entries, err := os.ReadDir(h.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -270,8 +271,8 @@ func (h *Home) Remove() error {
 
 func (h *Home) path(name string) string { return filepath.Join(h.dir, name) }
 
-// begin prepares a new start: it removes the exit, the request and the sockets of the last start, renames its
-// stderr.log, and writes the record r.
+// begin prepares a new start. It removes what is left of the last start: its exit, the request to end it, and its
+// sockets. It renames stderr.log and writes the record r.
 func (h *Home) begin(r Record) error {
 	if err := atomicfile.RemoveLeftovers(h.dir); err != nil {
 		return err
@@ -287,15 +288,15 @@ func (h *Home) begin(r Record) error {
 	return h.write("record.json", r)
 }
 
-// Contents of the file asked: how the agent requested the end of the process.
+// Contents of the file asked, which stores how the agent requested the end of the process.
 const (
 	requestedNothing     = ""
 	requestedPowerButton = "powerdown"
 	requestedPowerOff    = "cut"
 )
 
-// setRequested writes to the file asked how the agent requests the end of the process. The file is not synced, because
-// the process does not survive a crash of the host either.
+// setRequested stores in the file asked how the agent requests the end of the process. The file is not synced: if the
+// host crashes, the process has ended as well.
 func (h *Home) setRequested(what string) error {
 	return os.WriteFile(h.path("asked"), []byte(what), 0o600)
 }

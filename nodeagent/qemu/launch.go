@@ -22,7 +22,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Launcher starts QEMUs on a host and adopts running ones. All fields are required. A Launcher has no state.
+// Launcher starts QEMU processes on a host, and finds running ones again after a restart of the agent. All fields are
+// required. A Launcher has no state.
 type Launcher struct {
 	Program         string       // absolute path of QEMU, under /usr
 	LauncherCommand []string     // a command that calls LauncherMain, such as /proc/self/exe launch-guest
@@ -40,8 +41,8 @@ type Files struct {
 type Layers struct {
 	Overlay *os.File // QCOW2; open for reading and writing, or read-only if the disk is read-only
 	Base    *os.File // in the format of the Spec; open read-only; nil if there is no base image
-	// Size is the disk's virtual size in bytes, from the assignment. The size in the overlay's header is not used, because
-	// QEMU could change it.
+	// Size is the disk's virtual size in bytes, from the assignment. The size in the overlay's header is not used,
+	// because QEMU could change it.
 	Size uint64
 }
 
@@ -52,11 +53,13 @@ func (s Spec) tasks() int { return s.VCPUs + 200 }
 // launchTimeout is the maximum time from the fork of the launcher to its execve of QEMU.
 const launchTimeout = 20 * time.Second
 
-// Launch starts QEMU for the VM s in home. The guest is paused before its first instruction until [Process.Resume].
-// Launch returns when QEMU responds on both monitors. After an error, the process that Launch started has been ended.
-// The error wraps [ErrInvalid] if another attempt would fail the same way, and [ErrRunning] if the VM has a process.
+// Launch starts QEMU for the VM that s describes; home is the VM's directory. The guest is paused before its first
+// instruction until [Process.Resume]. Launch returns when QEMU responds on both monitors. After an error, the process
+// that Launch started has been ended. The error wraps [ErrInvalid] if another attempt would fail the same way, and
+// [ErrRunning] if the VM has a process.
 //
-// Disks with slot -1 keep the slot of the last start. generation and owner are stored in the record.
+// A disk with slot -1 gets the slot that it had at the last start, or else a free one. The parameters generation and
+// owner are stored in the Record.
 func (l *Launcher) Launch(ctx context.Context, home *Home, s Spec, files Files, generation uint64, owner string) (*Process, error) {
 	p, err := l.launch(ctx, home, s, files, Record{Generation: generation, Owner: owner})
 	if err != nil {
@@ -120,8 +123,8 @@ func (l *Launcher) launch(ctx context.Context, home *Home, s Spec, files Files, 
 	return nil, err
 }
 
-// checkNotRunning returns an error if the process of the last start, described by before, still runs, even outside of
-// its control group.
+// checkNotRunning returns an error if the process of the VM's last start still runs, also if it runs outside of its
+// control group. The parameter before is the Record of that start.
 func (l *Launcher) checkNotRunning(home *Home, before Record) error {
 	pidfd, err := l.findProcess(home, before)
 	if err == nil {
@@ -134,8 +137,8 @@ func (l *Launcher) checkNotRunning(home *Home, before Record) error {
 	return err
 }
 
-// inOrder returns the disks' files in the order of s.Disks, each overlay before its base. It returns an error if the
-// files do not match s.
+// inOrder returns the files of all disks in the order of s.Disks, for each disk the overlay before the base image. It
+// returns an error if the files do not match s.
 func (f Files) inOrder(s Spec) ([]*os.File, error) {
 	if (f.Kernel != nil) != s.Kernel || (f.Initrd != nil) != s.Initrd {
 		return nil, errors.New("kernel and initrd are not those of the spec")
@@ -164,9 +167,9 @@ func (f Files) inOrder(s Spec) ([]*os.File, error) {
 // disks. It is twice console.Longest, so that the log of a normal guest is trimmed before it reaches the limit.
 const minFileBytes = 2 * console.Longest
 
-// fileSizeLimit returns QEMU's file size limit (RLIMIT_FSIZE) in bytes. It limits how much of the host's disk a
-// compromised QEMU can fill: what the guest's disks may use, and the same amount for each of its two logs while no
-// agent runs.
+// fileSizeLimit returns QEMU's file size limit (RLIMIT_FSIZE) in bytes. The limit applies to each file that QEMU
+// writes: the overlays of its disks, and its two logs while no agent trims them. So it limits how much of the host's
+// disk a compromised QEMU can fill.
 //
 // A QCOW2 file with clusters of 64 KiB has 1/6554 of its virtual size in tables. A sixteenth and 64 MiB leave room for
 // clusters that a crash leaked. A write beyond the limit fails with EFBIG, which stops the guest as a full disk does.
@@ -181,7 +184,8 @@ func (f Files) fileSizeLimit() uint64 {
 	return most
 }
 
-// checkOpenMode returns an error unless f is open for reading and writing, or read-only if write is false.
+// checkOpenMode returns an error if f is open in the wrong mode. If write is true, f must be open for reading and
+// writing, otherwise for reading only.
 func checkOpenMode(f *os.File, write bool) error {
 	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
 	if err != nil {
@@ -261,8 +265,8 @@ func (h *Home) open() ([]*os.File, error) {
 	return append(out, log), nil
 }
 
-// socketPath returns a path of the socket name in dir that is short enough for a socket address, however long the
-// directory's own path is.
+// socketPath returns a path of the socket with that name in the directory dir. The path is short enough for a unix
+// socket address, even if the directory's own path is too long.
 func socketPath(dir *os.File, name string) string {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)
 }
@@ -293,8 +297,8 @@ func (l *Launcher) startLauncher(ctx context.Context, home *Home, r *Record, pl 
 	defer closeAll(statusRead, statusWrite)
 
 	pl.KeepFDs = 3 + len(keep)
-	// The deferred function must not use the result pidfd, because a return statement sets it before the deferred
-	// function runs.
+	// child is a separate variable for the deferred function. A return statement with an error sets the result pidfd to
+	// 0 before the deferred function runs.
 	var child int
 	if child, r.PID, err = l.fork(home, pl.KeepFDs, append(keep, planRead, statusWrite)); err != nil {
 		return 0, fmt.Errorf("start launcher: %w", err)
@@ -336,8 +340,8 @@ func (l *Launcher) startLauncher(ctx context.Context, home *Home, r *Record, pl 
 	return child, nil
 }
 
-// fork starts the launcher, which inherits the files pass as descriptors 3 and above. The launcher reads its plan from
-// descriptor in, and writes an error to descriptor in+1.
+// fork starts the launcher. The launcher inherits the files in pass as descriptors 3 and higher. The parameter in is
+// the number of the descriptor from which the launcher reads its plan. The launcher writes an error to descriptor in+1.
 func (l *Launcher) fork(home *Home, in int, pass []*os.File) (pidfd, pid int, err error) {
 	null, err := os.Open(os.DevNull)
 	if err != nil {
@@ -363,7 +367,8 @@ func (l *Launcher) fork(home *Home, in int, pass []*os.File) (pidfd, pid int, er
 		return 0, 0, err
 	}
 	pid = proc.Pid
-	// Process waits for the end of QEMU by the pidfd. os.Process.Wait would block a thread for each VM.
+	// The os.Process is not needed: Process waits for the end of QEMU with the pidfd. os.Process.Wait would block a
+	// thread for each VM.
 	return pidfd, pid, proc.Release()
 }
 
@@ -400,7 +405,8 @@ func startTime(pid int) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	// The process name in parentheses may contain any character.
+	// The process name in parentheses may contain any character, also a parenthesis. So the other fields are those
+	// after the last one.
 	_, rest, ok := strings.Cut(string(text[strings.LastIndexByte(string(text), ')')+1:]), " ")
 	fields := strings.Fields(rest)
 	if !ok || len(fields) < 20 {

@@ -67,7 +67,7 @@ func launch(in *os.File) error {
 	if err := json.NewDecoder(in).Decode(&p); err != nil {
 		return fmt.Errorf("read plan: %w", err)
 	}
-	// This is the first step, so that the agent finds this process in the control group if a later step hangs.
+	// Entering the control groups is the first step, so that the agent finds this process there if a later step hangs.
 	for _, file := range p.Cgroups {
 		if err := enter(file); err != nil {
 			return fmt.Errorf("enter cgroup: %w", err)
@@ -92,7 +92,8 @@ func launch(in *os.File) error {
 	// guest is paused, and a write to a log is lost.
 	signals.Ignore(unix.SIGXFSZ)
 	unix.Umask(0o077)
-	// execve closes the descriptors that are not QEMU's. The end of the status pipe tells the agent that QEMU has started.
+	// execve closes the descriptors that are not QEMU's. The end of the status pipe tells the agent that QEMU has
+	// started.
 	if err := unix.CloseRange(uint(p.KeepFDs), math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return os.NewSyscallError("close_range", err)
 	}
@@ -184,7 +185,7 @@ func (p *plan) mountRoot() error {
 	return nil
 }
 
-// bind bind-mounts a directory or file of the host, read-only and, unless code is set, noexec.
+// bind makes a read-only bind mount of a directory or file of the host. If code is false, the mount is also noexec.
 func bind(from, to string, dir, code bool) error {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return err

@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 )
 
-// Maximum durations of single steps, in addition to the caller's context.
+// Maximum durations of single steps. A step also ends when the caller's context ends.
 const (
 	commandTimeout = 10 * time.Second // one QMP command
 	greetTimeout   = time.Minute      // from QEMU's start to its first response, on a loaded host
@@ -100,7 +100,8 @@ func (p *Process) waitReady(ctx context.Context) error {
 		p.tasks.Go(p.followEvents)
 		return nil
 	}
-	// If the monitor was closed, QEMU is ending, and its exit status explains more than err.
+	// The cause of err may be that QEMU ends. If QEMU ends within endingTimeout, the text of its exit is returned,
+	// because it explains more than err.
 	late, stop := context.WithTimeout(context.Background(), endingTimeout)
 	defer stop()
 	select {
@@ -179,8 +180,8 @@ func (p *Process) waitExit() {
 	p.notify()
 }
 
-// recordExit records how the process ended, unless an exit of its guest is recorded already. known means that status is
-// the exit status of the process.
+// recordExit records how the process ended. It does nothing if an exit of the guest is recorded already. status is the
+// exit status of the process, and is valid only if known is true.
 func (p *Process) recordExit(status unix.WaitStatus, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -196,8 +197,8 @@ func (p *Process) recordExit(status unix.WaitStatus, known bool) {
 	_ = p.home.write("exit.json", p.exit)
 }
 
-// describeExit returns the text of an unexpected exit. known means that status is the exit status. The caller must hold
-// mu.
+// describeExit returns the text of an unexpected exit. status is the exit status of the process, and is valid only if
+// known is true. The caller must hold mu.
 func (p *Process) describeExit(status unix.WaitStatus, known bool) string {
 	var text string
 	usage, err := p.launcher.Cgroups.Usage(p.home.id)
@@ -209,7 +210,8 @@ func (p *Process) describeExit(status unix.WaitStatus, known bool) string {
 	case known:
 		text = fmt.Sprintf("QEMU ended with exit code %d", status.ExitStatus())
 	default:
-		// The exit status is known only to the parent of a process, and this agent adopted it.
+		// Only the parent of a process can read its exit status. This agent adopted the process, so it is not the
+		// parent.
 		text = "QEMU ended without an error message, as when it is killed"
 	}
 	return withStderr(text, p.home.stderr())
@@ -256,8 +258,9 @@ const (
 	floodRate  = 4 << 20
 )
 
-// growth is the length of a log, in bytes, and the time of its measurement. It is zero if the length could not be read.
-// The first measurement is made by this agent, so data written while no agent ran does not count as growth.
+// growth is a measurement of the length of a log, in bytes, with its time. It is zero if the length could not be read.
+// The first measurement is made after this agent has started or adopted the process, so data written while no agent ran
+// does not count as growth.
 type growth struct {
 	length int64
 	at     time.Time
@@ -288,10 +291,10 @@ func (p *Process) killFlooding() {
 	_ = p.killNow(p.life)
 }
 
-// eventRate is the number of QEMU's events that are handled per second, and eventBurst the number that may be handled
-// at once. The limit exists because each event may cause a QMP query and wakes the VM's reconcile loop. A normal QEMU
-// sends a few a minute. Excess events are dropped from the connection's log, and QEMU is queried for its state once
-// instead.
+// eventRate is the maximum number of QEMU's events that are handled per second on average, and eventBurst the maximum
+// number that are handled at once. Each event may cause a QMP query and wakes the VM's reconcile loop, so a compromised
+// QEMU could otherwise use much CPU. A normal QEMU sends a few events a minute. Excess events are dropped from the
+// connection's log, and QEMU is queried for its state once instead.
 const eventRate, eventBurst = 20, 200
 
 // followEvents reads QEMU's events until p.life ends. When the connection ends, it opens a new one.
@@ -356,8 +359,9 @@ type Status struct {
 	Running bool // guest CPUs run
 }
 
-// call calls f with the connection of m, which it opens if needed. The context of f ends when ctx ends, after
-// commandTimeout, or when the process ends or p is closed. The error wraps ErrExited when the process has ended.
+// call calls f with the open connection of the monitor m. If there is none, call connects first. The context of f ends
+// when ctx ends, after commandTimeout, or when the process ends or p is closed. The error wraps ErrExited when the
+// process has ended.
 func (p *Process) call(ctx context.Context, m *qmp.Socket, f func(context.Context, *qmp.Conn) error) error {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
@@ -375,12 +379,14 @@ func (p *Process) call(ctx context.Context, m *qmp.Socket, f func(context.Contex
 	return fmt.Errorf("VM %s: %w", p.home.id, err)
 }
 
-// do runs a command of go-qemu that has no result, such as (*raw.Monitor).Cont, on the monitor m by call.
+// do runs a command of go-qemu that has no result, such as (*raw.Monitor).Cont, on the monitor m. It has the timeout
+// and the errors of call.
 func (p *Process) do(ctx context.Context, m *qmp.Socket, command func(*raw.Monitor) error) error {
 	return p.call(ctx, m, func(ctx context.Context, conn *qmp.Conn) error { return command(raw.NewMonitor(conn.With(ctx))) })
 }
 
-// query runs a command of go-qemu that has a result, such as (*raw.Monitor).QueryStatus, on the monitor p.inspect.
+// query runs a command of go-qemu that has a result, such as (*raw.Monitor).QueryStatus, on the monitor p.inspect. It
+// has the timeout and the errors of call.
 func query[T any](ctx context.Context, p *Process, command func(*raw.Monitor) (T, error)) (result T, err error) {
 	err = p.do(ctx, p.inspect, func(m *raw.Monitor) error {
 		result, err = command(m)

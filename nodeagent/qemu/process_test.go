@@ -44,7 +44,7 @@ func signal(t *testing.T, p *Process, sig unix.Signal) {
 	require.NoError(t, unix.Kill(p.record.PID, sig))
 }
 
-// proc returns the content of the file name in the directory of the process pid in /proc.
+// proc returns the content of a file in /proc/PID. The parameter name is the name of the file.
 func proc(t *testing.T, pid int, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))

@@ -1,5 +1,5 @@
-// Package qemu runs one VM in one QEMU process: it builds the command line, starts QEMU confined, finds it again after a
-// restart of the agent, controls it, and records why it ended.
+// Package qemu runs one VM in one QEMU process: it builds the command line, starts QEMU confined, finds it again after
+// a restart of the agent, controls it, and records why it ended.
 //
 // It does not depend on assignments, images or the control plane. The caller passes a [Spec] and open files. The
 // package decides nothing that a user could want to configure.
@@ -7,8 +7,9 @@
 // # Parts
 //
 //   - [Spec] and [Argv]: the description of a VM, and the pure function from it to QEMU's arguments.
-//   - [Homes] and [Home]: a VM's directory on this host, and its uid. All state of the package is in this directory. The
-//     [Record] is written before QEMU is started, so that an agent that is killed at any moment finds the process again.
+//   - [Homes] and [Home]: a VM's directory on this host, and its uid. All state of the package is in this directory.
+//     The [Record] is written before QEMU is started, so that an agent that is killed at any moment finds the process
+//     again.
 //   - [Launcher]: starts VMs (Launch) and finds running ones again after a restart of the agent (Adopt).
 //   - [Process]: a running QEMU, started by this agent or by an earlier one.
 //   - [LauncherMain]: the code of the launcher, the process that becomes QEMU by execve after it has dropped all
@@ -18,9 +19,9 @@
 //
 // QEMU runs under a uid and gid that belong to its VM alone, without groups, capabilities or environment, with
 // no_new_privs and an empty capability bounding set, under its own seccomp filter with everything denied, in a control
-// group with limits, and in its own mount, network, IPC and UTS namespaces. It sees its program, the host's libraries and
-// firmware (read-only; see rootFS), four device nodes, and its kernel and initrd if it boots one; no /proc, no /sys and
-// no network. Disks, sockets and logs are passed as open descriptors, and no file can grow beyond
+// group with limits, and in its own mount, network, IPC and UTS namespaces. It sees its program, the host's libraries
+// and firmware (read-only; see rootFS), four device nodes, and its kernel and initrd if it boots one; no /proc, no /sys
+// and no network. Disks, sockets and logs are passed as open descriptors, and no file can grow beyond
 // [Files.fileSizeLimit]; the agent limits the logs further. QEMU has its own session and outlives its parent process.
 //
 // # Decisions
@@ -33,11 +34,12 @@
 //     to start the VM again, and its console log shows why the kernel panicked.
 //   - On a disk error QEMU pauses the guest and does not report the error to it (werror=stop, rerror=stop).
 //     [Process.Resume] repeats the request.
-//   - A disk's PCI address follows from its slot on its bus, and a disk keeps its slot ([Spec.KeepSlots]). So the second
-//     disk keeps its address when the first one is detached.
-//   - Cache mode NONE opens the overlay with O_DIRECT, but not the base image, which is read-only and shared by many VMs.
-//   - The kernel's command line is passed by QMP before QEMU creates the machine (-preconfig, x-exit-preconfig), because
-//     every user of the host can read the arguments of a process.
+//   - A disk's PCI address follows from its slot on its bus, and a disk keeps its slot ([Spec.KeepSlots]). So the
+//     second disk keeps its address when the first one is detached.
+//   - Cache mode NONE opens the overlay with O_DIRECT, but not the base image, which is read-only and shared by many
+//     VMs.
+//   - The kernel's command line is passed by QMP before QEMU creates the machine (-preconfig, x-exit-preconfig),
+//     because every user of the host can read the arguments of a process.
 //   - 256 and more vCPUs need interrupt remapping, which TCG lacks, so they need KVM.
 //   - /dev/kvm is a device node of the VM, owned by its uid, because QEMU 7.2 cannot use a descriptor for it.
 package qemu
@@ -97,10 +99,10 @@ const (
 	SATA   Bus = "sata"   // the chipset's AHCI
 )
 
-// slots is the number of disks that each bus can have.
+// slots is the maximum number of disks on each bus.
 var slots = map[Bus]int{Virtio: 16, SCSI: 16, IDE: 4, SATA: 6}
 
-// Cache is a disk's cache mode: when a write of the guest is reported as done.
+// Cache is a disk's cache mode. It determines when a write of the guest is reported as done.
 type Cache string
 
 const (
@@ -109,7 +111,7 @@ const (
 	Writethrough Cache = "writethrough" // each write is flushed before it is reported as done
 )
 
-// Disk is one disk: a writable overlay, with or without a base image.
+// Disk is one disk: an overlay, with or without a base image.
 type Disk struct {
 	ID       string       `json:"id"` // its first 20 characters are the disk's serial number
 	Bus      Bus          `json:"bus"`
@@ -210,8 +212,8 @@ func (d Disk) validate() error {
 // node returns the name of the disk's top block node: bus and slot, such as virtio0.
 func (d Disk) node() string { return fmt.Sprintf("%s%d", d.Bus, d.Slot) }
 
-// topology returns the numbers of sockets and of cores per socket. A field that is 0 is computed from VCPUs and the
-// other one.
+// topology returns the numbers of sockets and of cores per socket. If s.Sockets or s.Cores is 0, topology computes it
+// from VCPUs and the other one. If both are 0, there is one socket.
 func (s Spec) topology() (sockets, cores int) {
 	switch {
 	case s.Sockets == 0 && s.Cores == 0:
@@ -224,8 +226,9 @@ func (s Spec) topology() (sockets, cores int) {
 	return s.Sockets, s.Cores
 }
 
-// KeepSlots returns s with a slot for each disk whose slot is -1: the slot of the disk with the same id and bus in
-// before, or else the first free slot. The error wraps [ErrInvalid] if a bus has too many disks.
+// KeepSlots returns s with a slot for each disk. The parameter before contains the disks of the last start. A disk
+// whose slot is -1 gets the slot that a disk with the same id and bus has there. If there is no such disk, it gets the
+// first free slot of its bus. The error wraps [ErrInvalid] if a bus has too many disks.
 func (s Spec) KeepSlots(before []Disk) (Spec, error) {
 	s.Disks = slices.Clone(s.Disks)
 	taken := map[string]bool{}

@@ -65,7 +65,8 @@ func findRootFS(path string) (rootFS, error) {
 	return r, nil
 }
 
-// mount mounts the program and directories of r below root, which is an empty directory, and creates the links.
+// mount mounts the program and the directories of r in the empty directory root, at the same paths as on the host, and
+// creates the symbolic links.
 func (r rootFS) mount(root string) error {
 	for _, dir := range r.Code {
 		if err := bind(dir, filepath.Join(root, dir), true, true); err != nil {
@@ -85,7 +86,7 @@ func (r rootFS) mount(root string) error {
 		if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
 			return fmt.Errorf("make root: %w", err)
 		}
-		// A link inside a mounted directory exists already.
+		// A link whose path is in a mounted directory exists there already.
 		if err := os.Symlink(to, at); err != nil && !errors.Is(err, fs.ErrExist) {
 			return fmt.Errorf("make root: %w", err)
 		}

@@ -43,7 +43,7 @@ func (c *Conn) AddFD(ctx context.Context, set int, opaque string, f *os.File) (i
 	return out.FD, err
 }
 
-// call does what Do does, and passes a duplicate of f to QEMU with the command unless f is nil.
+// call does the same as Do. If f is not nil, it also passes a duplicate of f to QEMU with the command.
 func (c *Conn) call(ctx context.Context, command string, args, out any, f *os.File) error {
 	result, err := c.exchange(ctx, command, args, f)
 	if err != nil {
@@ -58,7 +58,8 @@ func (c *Conn) call(ctx context.Context, command string, args, out any, f *os.Fi
 	return nil
 }
 
-// exchange sends one command, with f unless it is nil, and returns the result in its reply.
+// exchange sends one command and returns the result in QEMU's reply. If f is not nil, a duplicate of f is sent with the
+// command.
 func (c *Conn) exchange(ctx context.Context, command string, args any, f *os.File) (json.RawMessage, error) {
 	ctx, cancel := withDefaultTimeout(ctx)
 	defer cancel()
@@ -116,8 +117,8 @@ func (c *Conn) unregister(id uint64) bool {
 	return waiting
 }
 
-// send writes one command. If only a part can be written it ends the connection, because QEMU would read the next command
-// as the rest of this one.
+// send writes one command. If only a part of it can be written, send ends the connection: QEMU would read the next
+// command as the rest of this one.
 func (c *Conn) send(ctx context.Context, req request, f *os.File) error {
 	line, err := req.encode()
 	if err != nil {
@@ -192,8 +193,8 @@ func (r request) encode() ([]byte, error) {
 	return append(b, '\n'), nil
 }
 
-// write sends b, with a duplicate of f attached to its first byte unless f is nil, and returns how many bytes of b were
-// sent.
+// write sends b and returns how many bytes of b were sent. If f is not nil, a duplicate of f is attached to the first
+// byte.
 func write(nc net.Conn, b []byte, f *os.File) (int, error) {
 	if f == nil {
 		return nc.Write(b)

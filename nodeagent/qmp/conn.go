@@ -7,9 +7,9 @@
 //
 // # Commands
 //
-// Commands are sent by the typed functions of github.com/digitalocean/go-qemu/qmp/raw over our connection:
-// [Conn.With] returns go-qemu's Monitor, bound to a context, which gives each command a deadline. [Conn.Do] sends a
-// command without types. It is for the commands that go-qemu lacks or decodes wrongly:
+// Commands are sent by the typed functions of github.com/digitalocean/go-qemu/qmp/raw over our connection: [Conn.With]
+// returns go-qemu's Monitor, bound to a context, which gives each command a deadline. [Conn.Do] sends a command without
+// types. It is for the commands that go-qemu lacks or decodes wrongly:
 //
 //	command                used by      sent by   reason
 //	qmp_capabilities       qmp          go-qemu
@@ -56,8 +56,8 @@
 //     little CPU of the host.
 //   - Input that is not QMP ends the connection, because the start of the next message cannot be found reliably.
 //   - Out-of-band execution is not turned on. With it QEMU reads ahead, and a second descriptor that arrives before the
-//     first command ran replaces the first: QEMU 7.2 then stores the wrong file under the right name and reports success.
-//     Without it QEMU reads a command only after it has executed the one before.
+//     first command ran replaces the first: QEMU 7.2 then stores the wrong file under the right name and reports
+//     success. Without it QEMU reads a command only after it has executed the one before.
 package qmp
 
 import (
@@ -266,7 +266,7 @@ func (c *Conn) readLoop() {
 }
 
 // receive reads one message and passes it to the event log or to the command that it replies to. It blocks only while
-// reading from QEMU. expected is true for the greeting and for a reply that a command waits for.
+// reading from QEMU. The result expected is true for the greeting and for a reply that a command waits for.
 func (c *Conn) receive(in *lines) (expected bool, err error) {
 	line, err := in.next()
 	if err != nil {
@@ -304,7 +304,8 @@ func (c *Conn) receive(in *lines) (expected bool, err error) {
 	return waiting, nil
 }
 
-// reply is QEMU's reply to the command with that id. No command has the id 0.
+// reply is QEMU's reply to a command. Its id is the id of that command, or 0 if QEMU could not parse the command. No
+// command has the id 0.
 type reply struct {
 	id  uint64
 	ret json.RawMessage
@@ -325,7 +326,7 @@ type message struct {
 	reply    *reply
 }
 
-// decode parses one message. The result does not refer to the memory of line.
+// decode parses one message. The caller may reuse the memory of line afterwards.
 func decode(line []byte) (message, error) {
 	var in struct {
 		QMP       *struct{}       `json:"QMP"`

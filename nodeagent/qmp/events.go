@@ -44,13 +44,14 @@ func (e Event) Decode(out any) error {
 	return nil
 }
 
-// Mark returns the number of the next event. A Mark from before a command makes Wait return events that the command
-// causes.
+// Mark returns the number that the next event will have. To wait for the events that a command causes, take a Mark
+// before the command and pass it to Wait.
 func (c *Conn) Mark() Mark { return c.log.end() }
 
-// Wait returns the first event at or after from that match accepts. It waits until ctx ends, which should have a
-// deadline. The error wraps [ErrDropped] when events in that range were dropped and no other one matches, [ErrClosed] when
-// the connection ended first, or the error of ctx. match may use the connection.
+// Wait returns the first event for which match returns true. It considers only events with the number from or a higher
+// one, and waits for new events until ctx ends. ctx should have a deadline. The error wraps [ErrDropped] when such
+// events were dropped and no other one matches, [ErrClosed] when the connection ended first, or the error of ctx. match
+// may use the connection.
 func (c *Conn) Wait(ctx context.Context, from Mark, match func(Event) bool) (Event, error) {
 	s := c.Subscribe(from)
 	lost := false
@@ -69,9 +70,9 @@ func (c *Conn) Wait(ctx context.Context, from Mark, match func(Event) bool) (Eve
 	}
 }
 
-// Subscribe returns a Stream of the events at and after from. A Stream uses no resources and need not be closed. A
-// reader that falls behind by more than the event log holds (1024 events, 4 MiB) continues at the oldest event, which
-// has Dropped set.
+// Subscribe returns a Stream that begins at the event with the number from. A Stream uses no resources and need not be
+// closed. A reader that falls behind by more than the event log holds (1024 events, 4 MiB) continues at the oldest
+// event, which has Dropped set.
 func (c *Conn) Subscribe(from Mark) *Stream { return &Stream{c: c, next: from} }
 
 // Stream reads the events of a connection in order. It must not be used by two goroutines at once.
@@ -84,7 +85,8 @@ type Stream struct {
 // remaining events, then an error that wraps [ErrClosed] and the cause.
 func (s *Stream) Next(ctx context.Context) (Event, error) {
 	for {
-		// Err is called before the log is read: if the connection has ended by now, no event is added later.
+		// Err is called before the log is read. If it returns an error, the connection has ended and no event is added
+		// later, so that the log read below is complete.
 		over := s.c.Err()
 		e, more := s.c.log.at(s.next)
 		if more == nil {
@@ -138,8 +140,8 @@ func (l *eventLog) add(e Event) {
 	}
 }
 
-// at returns the event with number m. If that was dropped, it returns the oldest event, with Dropped set. If there is
-// no event yet, it returns a channel that is closed when the next event is added.
+// at returns the event with the number m. If that event was dropped, at returns the oldest event, with Dropped set. If
+// the event has not been added yet, at returns a channel that is closed when the next event is added.
 func (l *eventLog) at(m Mark) (Event, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

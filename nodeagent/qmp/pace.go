@@ -10,10 +10,10 @@ import (
 // Limits of the rate at which a connection is read. A compromised QEMU can send events without pause, and reading them
 // all would use a core of the host. A normal QEMU sends most events at most once a second.
 const (
-	// messageRate, per second, and messageBurst limit the messages that reply to no command: events, and unexpected
-	// replies.
+	// messageRate (per second) and messageBurst (at once) limit the messages that reply to no command: events, and
+	// unexpected replies.
 	messageRate, messageBurst = 1000, 4000
-	// byteRate, per second, and byteBurst limit all bytes that are read. The burst exceeds the size of the longest
+	// byteRate (bytes per second) and byteBurst (bytes at once) limit all input. The burst is larger than the longest
 	// message.
 	byteRate, byteBurst = 1 << 20, MaxLine + 1<<20
 	// minPause is the shortest pause. Shorter ones are skipped, because a timer for each message would cost more than
@@ -45,11 +45,12 @@ func (r *pacedReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// unasked must be called after each message that replies to no command. It pauses if there are more than messageRate.
+// unasked must be called after each message that replies to no command. It pauses if there are more than messageRate of
+// them per second.
 func (r *pacedReader) unasked() { r.spend(r.messages, 1) }
 
-// spend takes n tokens from l, and pauses until they are available. It does not pause if that would take less than
-// minPause.
+// spend takes n tokens from the limiter l, and pauses until they are available. It does not pause if that would take
+// less than minPause.
 func (r *pacedReader) spend(l *rate.Limiter, n int) {
 	now := time.Now()
 	pause := l.ReserveN(now, n).DelayFrom(now)

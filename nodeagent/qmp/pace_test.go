@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// storm runs client, with virtual time, on a connection to a fake QEMU that greets and then sends text without pause,
-// at most as many times as times says. sent is the number of texts that it has sent.
+// storm runs client, with virtual time, on a connection to a fake QEMU. The fake QEMU sends a greeting and then text
+// without pause; times is the maximum number of texts. sent is the number of texts that it has sent.
 func storm(t *testing.T, text string, times int, client func(t *testing.T, c *Conn, sent *int)) {
 	synctest.Test(t, func(t *testing.T) {
 		near, far := net.Pipe()

@@ -13,7 +13,8 @@ import (
 // dialPauses are the pauses between attempts to dial a socket that nothing listens at yet.
 var dialPauses = retry.Pauses{First: 5 * time.Millisecond, Last: 250 * time.Millisecond}
 
-// firstHandshake is the timeout of the first handshake of a Socket. Each further one has twice as long.
+// firstHandshake is the timeout of the first handshake of a call of dial. The timeout doubles with each further
+// handshake of the call.
 const firstHandshake = 2 * time.Second
 
 // Socket opens and holds the [Conn] to the monitor at the path of a socket. It connects at the first call of its method
@@ -36,9 +37,10 @@ func NewSocket(path string) *Socket {
 	return &Socket{path: path, life: life, end: end, handshake: firstHandshake, turn: make(chan struct{}, 1)}
 }
 
-// Conn returns the open connection, and connects if there is none. While the socket does not exist, nothing listens or
-// the handshake fails, it tries again until ctx ends, or for [DefaultTimeout] if ctx has no deadline; cancel ctx when the process has ended.
-// If the result is another Conn than that of the call before, events may have been missed: query QEMU's state then.
+// Conn returns the open connection, and connects if there is none. If the socket does not exist, nothing listens at it,
+// or the handshake takes too long, Conn tries again until ctx ends, or for [DefaultTimeout] if ctx has no deadline.
+// Cancel ctx when the process has ended. If the result differs from that of the last call, events may have been missed:
+// query QEMU's state then.
 func (s *Socket) Conn(ctx context.Context) (*Conn, error) {
 	ctx, cancel := withDefaultTimeout(ctx)
 	defer cancel()
@@ -78,9 +80,10 @@ func (s *Socket) closedErr(err error) error {
 	return err
 }
 
-// dial connects to the socket. It tries again after dialPauses while nothing listens at the socket, and if the handshake
-// takes too long or has two greetings: if a client connects while QEMU sets up the monitor in another thread, QEMU 7.2
-// may greet twice, or greet and then ignore commands. A new connection to the same monitor works.
+// dial connects to the socket. It tries again after dialPauses if nothing listens at the socket, the handshake takes
+// too long, or QEMU sends two greetings. The last two happen if a client connects while QEMU sets up the monitor in
+// another thread: QEMU 7.2 may then greet twice, or greet and ignore commands. A new connection to the same monitor
+// works.
 func (s *Socket) dial(ctx context.Context) (c *Conn, err error) {
 	handshake := s.handshake
 	err = retry.Do(ctx, dialPauses, func() error {

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestSocketRepeatsHandshake checks that a Socket connects again to a QEMU that greets twice, or greets and then ignores
-// commands, and that it gives up when the context ends.
+// TestSocketRepeatsHandshake checks that a Socket connects again to a QEMU that greets twice, or greets and then
+// ignores commands, and that it gives up when the context ends.
 func TestSocketRepeatsHandshake(t *testing.T) {
 	const (
 		greetsTwice = "say {\"QMP\": {}}\nsay {\"QMP\": {}}"

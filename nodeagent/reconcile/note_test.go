@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// withNote is a VM without steps, whose Step has the Note note.
+// withNote is a VM without steps. Its observations have the warning note in Step.Note.
 type withNote struct {
 	note  string
 	looks chan struct{}

@@ -7,10 +7,10 @@
 // # Rules
 //
 //   - There is no queue: a VM's goroutine reads the newest desired state before every step.
-//   - A step that failed is repeated after a pause that doubles up to [lastPause]. Only a new desired state ends the pause
-//     early. A change of the VM leads to a new observation, but not to an earlier attempt.
-//   - The numbers of concurrent builds and of concurrent launches are limited separately. Other steps are not limited. A
-//     step in progress is cancelled only if the VM is to be removed, or the agent stops.
+//   - A step that failed is repeated after a pause that doubles up to [lastPause]. Only a new desired state ends the
+//     pause early. A change of the VM leads to a new observation, but not to an earlier attempt.
+//   - The numbers of concurrent builds and of concurrent launches are limited separately. Other steps are not limited.
+//     A step in progress is cancelled only if the VM is to be removed, or the agent stops.
 //   - A VM without desired state is observed and reported only. It is destroyed only if the control plane requests
 //     that: by a desired state, or by releasing the VM.
 //   - A desired state that was stored on disk may be outdated, so it never destroys a VM.
@@ -30,8 +30,9 @@ import (
 
 // Reconciled is one VM on this host, with or without desired state. Only one goroutine at a time calls its methods.
 type Reconciled interface {
-	// Next observes the VM and returns the next step towards want, which is nil if the VM has no desired state. Next is
-	// quick and does not change the VM. An error means that the observation failed.
+	// Next is called before every step, and after every change of the VM or its desired state. It observes the VM and
+	// returns the next step towards the desired state want, which is nil if the VM has none. Next must be quick and
+	// must not change the VM. An error means that the observation failed.
 	Next(ctx context.Context, want *agentv1.AssignedVm) (Step, error)
 	// Changed returns a channel that receives a value when the VM has changed without a step, for example when its
 	// process ended.
@@ -51,7 +52,7 @@ type Step struct {
 	// Wait is the time until the next observation if Do is nil. 0 means that the VM is observed again only after a
 	// change.
 	Wait time.Duration
-	// Observation is what Options.Report receives.
+	// Observation is passed to Options.Report.
 	Observation cloud.Observation
 	// Note is a warning for the host's operator, or "". It is logged when it differs from the last one.
 	Note string
@@ -75,10 +76,10 @@ type Options struct {
 	Open func(cloud.VMID) Reconciled
 	// Report is called with every observation, changed or not.
 	Report func(cloud.Observation)
-	// Removed is called when nothing of a VM is left on the host and the Loop has removed it.
+	// Removed is called when the Loop has removed a VM, because nothing of the VM is left on the host.
 	Removed func(cloud.VMID)
 	Log     *slog.Logger
-	// Launches and Builds limit the number of concurrent steps of these weights.
+	// Launches and Builds are the maximum numbers of concurrent steps with the weights Launch and Build.
 	Launches, Builds int
 }
 
@@ -135,8 +136,9 @@ func (l *Loop) Present() []cloud.VMID {
 	return slices.Sorted(maps.Keys(l.vms))
 }
 
-// Assign sets the desired states of all VMs to those of the newest complete assignment. A VM in released is destroyed
-// and removed. stored means that the assignment was read from disk, so that it destroys no VM. Assign does not block.
+// Assign sets the desired states of all VMs to those of the newest complete assignment. VMs whose ids are in released
+// are destroyed and removed. If stored is true, the assignment was read from disk and may be outdated, so that it
+// destroys no VM. Assign does not block.
 func (l *Loop) Assign(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.VMID, stored bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -155,7 +157,7 @@ func (l *Loop) Assign(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.V
 				VmId: string(id), Generation: v.want.GetGeneration(), Power: agentv1.Power_POWER_DESTROYED,
 			}, true)
 		case v.released:
-			// A released VM stays released until nothing of it is left.
+			// An earlier assignment released this VM. It keeps the desired state DESTROYED until nothing of it is left.
 		default:
 			v.setDesired(nil, false)
 		}

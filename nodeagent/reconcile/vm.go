@@ -16,7 +16,8 @@ import (
 const (
 	firstPause = 500 * time.Millisecond
 	lastPause  = 30 * time.Second
-	// maxRepeats is how often in a row the same step may succeed before that counts as a failure.
+	// maxRepeats is how often in a row the same step may succeed. The next success counts as a failure, because the
+	// step seems to change nothing.
 	maxRepeats = 3
 )
 
@@ -52,7 +53,7 @@ func (v *vm) setDesired(want *agentv1.AssignedVm, released bool) {
 	}
 }
 
-// desired returns the newest desired state, and the value of v.change that belongs to it.
+// desired returns the newest desired state, and the number of changes of the desired state so far.
 func (v *vm) desired() (want *agentv1.AssignedVm, change uint64) {
 	v.loop.mu.Lock()
 	defer v.loop.mu.Unlock()
@@ -115,7 +116,8 @@ func (v *vm) run() {
 	}
 }
 
-// do executes a step, unless the desired state changes while it waits for the limit of its weight.
+// do executes a step. If the number of concurrent steps of this weight is limited, do first waits until the step may
+// run. If the VM or its desired state changes during this wait, do returns without executing the step.
 func (v *vm) do(m Reconciled, step Step, change uint64, t *attempts) {
 	gate := v.loop.gates[step.Weight]
 	if gate != nil {
@@ -156,8 +158,8 @@ func (v *vm) do(m Reconciled, step Step, change uint64, t *attempts) {
 	t.fails, t.again, t.logged = 0, time.Time{}, ""
 }
 
-// setCancel sets v.cancelStep, the function that cancels the step in progress. It reports whether the desired state is
-// still the one that belongs to change.
+// setCancel sets v.cancelStep, the function that cancels the step in progress. It returns false if the desired state
+// has changed since the caller read it. The parameter change is the value of v.change at that time.
 func (v *vm) setCancel(change uint64, cancelStep context.CancelFunc) bool {
 	v.loop.mu.Lock()
 	defer v.loop.mu.Unlock()
@@ -165,7 +167,8 @@ func (v *vm) setCancel(change uint64, cancelStep context.CancelFunc) bool {
 	return v.change == change
 }
 
-// failed counts and logs the failure of the step name, and sets the time of the next attempt.
+// failed counts and logs the failure of a step, and sets the time of the next attempt. The parameter name is the name
+// of the step.
 func (v *vm) failed(t *attempts, name string, err error) {
 	pause := min(firstPause<<min(t.fails, 10), lastPause)
 	t.fails++
@@ -195,8 +198,9 @@ func (v *vm) sleep(m Reconciled, pause time.Duration) bool {
 	return true
 }
 
-// removeIfGone removes the VM from the Loop if the VM has no desired state or is released. It does nothing if the desired
-// state has changed since change. It reports whether it removed the VM.
+// removeIfGone is called when nothing of the VM is left on the host. It removes the VM from the Loop if the VM has no
+// desired state or is released, and reports whether it did. It does nothing if v.change differs from change, because
+// the desired state is then newer than the observation.
 func (v *vm) removeIfGone(change uint64) bool {
 	v.loop.mu.Lock()
 	defer v.loop.mu.Unlock()

@@ -17,7 +17,8 @@ var (
 	errNotComplete = errors.New("the member sent a delta before its snapshot was complete")
 )
 
-// assembly builds assignments from the messages of a watch. It does no I/O; the caller stores and delivers the results.
+// assembly builds assignments from the messages of a Watch stream. It does no I/O; the caller stores and delivers the
+// results.
 type assembly struct {
 	term     uint64      // highest term of all messages, also of earlier streams
 	current  *Assignment // the newest complete assignment; nil before the first
@@ -25,12 +26,13 @@ type assembly struct {
 	complete bool        // the snapshot of this stream is complete
 }
 
-// begin prepares for the messages of a new stream: it discards an incomplete snapshot of the last stream.
+// begin prepares for the messages of a new stream. If the last stream ended within a snapshot, begin discards that
+// snapshot.
 func (a *assembly) begin() { a.building, a.complete = nil, false }
 
-// add processes the next message of the stream. It returns the new assignment when that is complete, and nil if more
-// messages must follow or nothing has changed. After an error the caller must end the stream; the rejected message has
-// no effect.
+// add processes the next message of the stream. If the message completes a new assignment, add returns the assignment.
+// It returns nil if more messages must follow or the message changes nothing. After an error the caller must end the
+// stream; the rejected message has no effect.
 func (a *assembly) add(m *agentv1.WatchResponse) (*Assignment, error) {
 	if m.GetTerm() < a.term && !mutant.On(mutant.FollowLowerTerm) {
 		return nil, fmt.Errorf("%w: term %d, seen %d", errLowerTerm, m.GetTerm(), a.term)

@@ -67,8 +67,8 @@ func openAssignmentStore(dir string, log *slog.Logger) (*assignmentStore, *Assig
 	return k, a, nil
 }
 
-// raiseTerm sets k.term to term and writes it to disk before it returns, if it is the highest so far. A write error is
-// only logged.
+// raiseTerm is called with the raft term of each received message. If the term is higher than k.term, raiseTerm sets
+// k.term to it and writes it to disk before it returns. A write error is only logged.
 func (k *assignmentStore) raiseTerm(term uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -81,7 +81,7 @@ func (k *assignmentStore) raiseTerm(term uint64) {
 	}
 }
 
-// put makes a the assignment that run writes next. It does not block.
+// put stores the assignment in memory; the method run writes it to disk later. put does not block.
 func (k *assignmentStore) put(a *Assignment) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -110,8 +110,8 @@ func (k *assignmentStore) run(ctx context.Context) {
 	}
 }
 
-// write writes the newest assignment to disk, unless it is there already. A failed write is not repeated until the next
-// put.
+// write writes the newest assignment to disk. It does nothing if that assignment is on disk already. If the write
+// fails, the assignment is not written again; only one from a later call of put is.
 func (k *assignmentStore) write() error {
 	k.mu.Lock()
 	a := k.unwritten
@@ -140,7 +140,8 @@ func (k *assignmentStore) clear() error {
 	return nil
 }
 
-// Names of the files in Options.Dir. A damaged file is an error at the start, because every file is written atomically.
+// Names of the files in Options.Dir. They are written atomically, so a crash does not damage them. If one of them is
+// damaged, the agent does not start.
 const (
 	keyFile        = "node.key"      // PKCS #8, PEM
 	credentialFile = "credential.pb" // agent.v1.Credential

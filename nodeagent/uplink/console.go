@@ -10,18 +10,19 @@ import (
 )
 
 const (
-	// maxConsoles is the maximum number of consoles that are sent at the same time. The control plane has the same
-	// limit, and a lower one for each tenant.
+	// maxConsoles is the maximum number of consoles that are sent concurrently. The control plane has the same limit,
+	// and a lower one for each tenant.
 	maxConsoles = 64
 	// consoleChunk is the maximum size of one message, in bytes.
 	consoleChunk = 32 << 10
-	// consoleRate is the sustained rate per console, in bytes per second. The first consoleBurst bytes are sent at
-	// once: a host stores no more of a console.
+	// consoleRate is the maximum average rate at which one console is sent, in bytes per second. The first consoleBurst
+	// bytes are sent without this limit: a host stores no more of a console.
 	consoleRate  = 256 << 10
 	consoleBurst = 1 << 20
 )
 
-// consoles executes ConsoleRequests of the control plane, each in its own goroutine, until the session ends.
+// consoles sends the consoles of VMs that the control plane requests, each in its own goroutine, until the session
+// ends.
 type consoles struct {
 	o Options
 
@@ -42,7 +43,7 @@ func (c *consoles) setSession(ctx context.Context, agent agentv1.AgentServiceCli
 	c.ctx, c.agent = ctx, agent
 }
 
-// cancelAll cancels all consoles and waits for their goroutines.
+// cancelAll stops sending all consoles and waits for their goroutines.
 func (c *consoles) cancelAll() {
 	c.mu.Lock()
 	for _, cancel := range c.open {
@@ -53,8 +54,8 @@ func (c *consoles) cancelAll() {
 	c.running.Wait()
 }
 
-// handle starts to send the console that r requests, or cancels it. It ignores a request that is already being
-// executed.
+// handle starts to send the console that r requests, or stops it if r is a cancellation. It ignores a request that is
+// already being executed.
 func (c *consoles) handle(r *agentv1.ConsoleRequest) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -39,9 +39,10 @@ func exclusionReason(err error) string {
 	return ""
 }
 
-// waitExcluded returns nil once the host has rejoined with a token that was not tried before or, if it is banned, after
-// bannedRetryInterval. Until then it contacts a member only to try a new token. VMs are not changed, and the assignment
-// on disk is no longer used.
+// waitExcluded waits after the cluster has evicted or banned this host; reason says which. It returns nil once the host
+// has joined again with a token that was not tried before. If the host is banned, it also returns nil after
+// bannedRetryInterval, so that the caller retries the session. During the wait the host contacts a member only to try a
+// new token, changes no VMs, and does not use the assignment on disk.
 func (l *Link) waitExcluded(ctx context.Context, reason string) error {
 	l.deliverMu.Lock()
 	l.stored = nil
@@ -77,8 +78,8 @@ func (l *Link) waitExcluded(ctx context.Context, reason string) error {
 	}
 }
 
-// tryToken joins with the current token unless that was tried before. in reports whether the host has joined. tryToken
-// returns an error only if the certificate cannot be stored or ctx ends.
+// tryToken joins with the current token. It does nothing if that token was tried before. The result in is true if the
+// host has joined. The error is not nil only if the certificate cannot be stored or ctx ends.
 func (l *Link) tryToken(ctx context.Context) (in bool, err error) {
 	token, err := l.o.Token()
 	if err != nil || token == l.triedToken {

@@ -53,8 +53,8 @@ func TestEvicted(t *testing.T) {
 }
 
 // TestExcludedHostIgnoresStoredAssignment checks that a host which the members exclude (banned or evicted) does not
-// deliver the stored assignment; a host that reaches no member does. It also checks that a banned host tries again after
-// bannedRetryInterval, and an evicted host does not.
+// deliver the stored assignment; a host that reaches no member does. It also checks that a banned host tries again
+// after bannedRetryInterval, and an evicted host does not.
 func TestExcludedHostIgnoresStoredAssignment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &Link{stored: &Assignment{Term: 1}, identity: &identity{}}

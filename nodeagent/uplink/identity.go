@@ -69,7 +69,8 @@ func (id *identity) credential() *credential {
 	return id.current
 }
 
-// accept verifies a credential from the control plane and stores it. If pin is not empty, the authority must match it.
+// accept verifies a credential from the control plane and stores it. If pin is not empty, it must be the fingerprint of
+// the credential's authority.
 func (id *identity) accept(c *agentv1.Credential, pin string) error {
 	if pin != "" {
 		if _, err := mtls.ParsePinned(c.GetAuthority(), pin); err != nil {
@@ -129,9 +130,9 @@ func (c *credential) renewAt() time.Time {
 // client returns the TLS configuration with which this host connects to a member of its cluster.
 func (c *credential) client() *tls.Config { return c.clientReporting(func(string) {}) }
 
-// clientReporting returns the same TLS configuration as client, with a callback: if another authority signed the
-// server's certificate, the configuration calls foreign with the cluster id in that certificate. The id is not
-// verified, so it may only be used in messages.
+// clientReporting returns the same TLS configuration as client, with a callback. If the server's certificate was signed
+// by another authority, the handshake fails, and the callback foreign is called with the cluster id in that
+// certificate. The id is not verified, so it may only be used in messages.
 func (c *credential) clientReporting(foreign func(cluster string)) *tls.Config {
 	own := func() (*tls.Certificate, error) { return c.cert, nil }
 	config := mtls.Client(own, c.authority, mtls.OnlyKind(mtls.Member))

@@ -54,10 +54,10 @@ func (l *Link) join(ctx context.Context) error {
 // errToken is wrapped by errors of a join token that is missing or cannot be used.
 var errToken = errors.New("no usable join token (`trivet node token` makes one)")
 
-// mustLeave reports whether the host must leave the cluster of its certificate: Options.Leave is the id of that cluster
-// and the join token is of another one. After the host has left, the option has no effect, so that it may stay in the
-// configuration. A token alone is not enough: a token placed on the wrong host would remove its guests from a working
-// cloud.
+// mustLeave reports whether the host must leave the cluster of its certificate. It must if Options.Leave is the id of
+// that cluster and the join token is of another cluster. After the host has left, the option has no effect, so that it
+// may stay in the configuration. Another token alone is not enough: a token that is placed on the wrong host by mistake
+// would remove the host's guests from a working cloud.
 func (l *Link) mustLeave(c *credential) (bool, error) {
 	if l.o.Leave != c.cluster {
 		return false, nil
@@ -124,8 +124,9 @@ func (l *Link) joinAt(ctx context.Context, addr string) error {
 	return nil
 }
 
-// renewExpired gets a new certificate for a host whose certificate expired while it was offline: with the old
-// certificate within the control plane's grace period, afterwards only with a new token.
+// renewExpired gets a new certificate for a host whose certificate expired while it was offline. It first requests one
+// with the expired certificate, which the control plane accepts within a grace period. If that fails, it joins again
+// with the join token.
 func (l *Link) renewExpired(ctx context.Context, agent agentv1.AgentServiceClient, addr string) error {
 	if time.Since(l.renewed) < minRenewInterval {
 		return errClock
@@ -140,7 +141,8 @@ func (l *Link) renewExpired(ctx context.Context, agent agentv1.AgentServiceClien
 	return nil
 }
 
-// rejoin joins like joinAt, but only with a token of the host's own cluster.
+// rejoin joins at the member with the address addr. It returns an error if the join token is of another cluster than
+// the host's.
 func (l *Link) rejoin(ctx context.Context, addr string) error {
 	token, err := l.o.Token()
 	if err != nil {
@@ -155,8 +157,8 @@ func (l *Link) rejoin(ctx context.Context, addr string) error {
 // errClock means that a certificate has expired right after it was issued.
 var errClock = errors.New("the certificate that the control plane has just issued has already expired: is this host's clock right?")
 
-// errRenewed ends a session after the certificate was renewed: a connection keeps the certificate with which it was
-// opened.
+// errRenewed is the error of a session that ended because the certificate was renewed. A connection keeps its old
+// certificate, so a new connection must be opened.
 var errRenewed = errors.New("the certificate was renewed")
 
 // minRenewInterval is the minimum time between two renewals, and between two attempts. A renewal is due when half of

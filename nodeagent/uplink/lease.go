@@ -15,15 +15,16 @@ const (
 	heartbeatTimeout  = 3 * time.Second
 )
 
-// lease holds the end of the host's lease. Until then the control plane lets this host run its VMs. In this version
-// nothing happens when the lease ends.
+// lease holds the end of the host's lease. Until that time the control plane lets this host run its VMs. In this
+// version the agent does nothing when the lease ends.
 type lease struct {
 	mu    sync.Mutex // guards until
 	until time.Time
 }
 
-// renew sets the end of the lease to sent + lasts, unless it is later already. sent is the time at which the
-// acknowledged heartbeat was sent. The control plane counts from the arrival of the heartbeat, which is later.
+// renew moves the end of the lease to the time sent plus the duration lasts, if that is later than the present end. The
+// time sent is when the acknowledged heartbeat was sent. The control plane counts from the arrival of the heartbeat, so
+// the lease ends there a little later than on this host.
 func (l *lease) renew(sent time.Time, lasts time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -38,15 +39,15 @@ func (l *lease) get() (time.Time, bool) {
 	return l.until, !l.until.IsZero()
 }
 
-// sessionEndingCodes holds the gRPC codes of a heartbeat after which the agent tries another member. Other errors concern this
-// host, and every member would return the same.
+// sessionEndingCodes holds the gRPC codes of a failed heartbeat after which the agent ends the session and tries
+// another member. Errors with other codes concern this host, and every member would return the same.
 var sessionEndingCodes = map[codes.Code]bool{
 	codes.Unavailable: true, codes.DeadlineExceeded: true, codes.FailedPrecondition: true, codes.Aborted: true,
 	codes.Canceled: true, codes.Unknown: true,
 }
 
-// sendHeartbeats sends a heartbeat every heartbeatInterval until ctx ends or sessionEndingCodes contains the code of an
-// error. Each heartbeat that succeeds renews the lease for the duration lasts.
+// sendHeartbeats sends a heartbeat every heartbeatInterval. It returns when ctx ends, or when a heartbeat fails with a
+// code in sessionEndingCodes. A heartbeat that succeeds renews the lease; lasts is the duration of a lease.
 func (l *Link) sendHeartbeats(ctx context.Context, node vmv1.NodeServiceClient, lasts time.Duration) error {
 	var lastText string
 	tick := time.NewTicker(heartbeatInterval)

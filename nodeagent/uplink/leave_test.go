@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// of returns a member of the cluster with that id. Members with different seeds have different authorities.
+// of returns a fake member of the cluster whose id is cluster. Members with different seeds have different authorities.
 func of(t *testing.T, cluster string, seed byte) *member {
 	a, err := mtls.NewAuthority(cluster, bytes.Repeat([]byte{seed}, ed25519.SeedSize))
 	require.NoError(t, err)

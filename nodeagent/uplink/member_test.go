@@ -275,7 +275,8 @@ type agent struct {
 	done     chan error
 }
 
-// open opens a Link in dir with these members as seeds; change may be nil.
+// open opens a Link in the directory dir, with the addresses of members as its Seeds. The function change may modify
+// the Options; it may be nil.
 func open(t *testing.T, dir string, change func(*Options), members ...*member) *agent {
 	a := &agent{assigned: make(chan Assignment, 100), logged: make(chan string, 1000), done: make(chan error, 1)}
 	o := Options{
@@ -322,7 +323,7 @@ func (l lines) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// next receives a value from a channel, and fails the test if there is none within wait.
+// next receives a value from the channel from. It fails the test if there is none within the duration wait.
 func next[T any](t *testing.T, from chan T) T {
 	t.Helper()
 	select {

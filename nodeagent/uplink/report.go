@@ -22,18 +22,20 @@ import (
 const (
 	// reportAllInterval is the interval at which all observations are sent again, changed or not.
 	reportAllInterval = 30 * time.Second
-	// reportBatch is the maximum number of observations per message, and reportBytes their total size in bytes, which
-	// the last observation may exceed. A member accepts at most 1,000 observations and 1 MiB.
+	// reportBatch is the maximum number of observations in one message. reportBytes is their total size in bytes at
+	// which a message is complete; the last observation may exceed it. A member accepts at most 1,000 observations and
+	// 1 MiB in one message.
 	reportBatch = 100
 	reportBytes = 256 << 10
-	// reportErrorBytes is the largest number of bytes of an error text that are sent. A member stores 1 KiB of them.
+	// reportErrorBytes is the maximum number of bytes of an error text that are sent. A member stores only 1 KiB of
+	// them.
 	reportErrorBytes = 4 << 10
 )
 
 var errReportsEnded = errors.New("the member ended the stream of reports")
 
-// observations holds the newest observation and resource usage of each VM, and the set of VMs that are queued to be
-// sent.
+// observations holds the newest observation and resource usage of each VM, and the set of VMs whose observation must
+// still be sent.
 type observations struct {
 	wake chan struct{} // capacity 1
 
@@ -90,7 +92,7 @@ func (l *observations) queueAll() {
 	}
 }
 
-// queue adds a VM to those whose observation is sent next. The caller must hold mu.
+// queue marks a VM so that its observation is in one of the next messages. The caller must hold mu.
 func (l *observations) queue(id cloud.VMID) {
 	l.pending[id] = true
 	select {
@@ -99,7 +101,8 @@ func (l *observations) queue(id cloud.VMID) {
 	}
 }
 
-// nextBatch removes the next batch of queued observations from the queue and returns it, or nil if none is queued.
+// nextBatch returns the observations for the next message and removes their VMs from the queue. It returns nil if the
+// queue is empty.
 func (l *observations) nextBatch() []*agentv1.VmObservation {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -132,7 +135,8 @@ func (l *Link) report(ctx context.Context, agent agentv1.AgentServiceClient) err
 		cancel()
 		return fmt.Errorf("report: %w", err)
 	}
-	// Only a pending RecvMsg returns at once when the member ends the stream, with the status of the stream.
+	// When the member ends the stream, a waiting RecvMsg returns at once, with the status of the stream. Send would
+	// return an error only later, so RecvMsg waits in a goroutine.
 	var why error
 	ended := make(chan struct{})
 	go func() {

@@ -12,12 +12,13 @@ import (
 )
 
 // Limits of the pause between two attempts to connect. The pause is about firstPause in the first round over all
-// members, and doubles with each round up to lastPause. A random factor of 0.5 to 1.5 keeps hosts from retrying in
-// step.
+// members, and doubles with each round up to lastPause. A random factor of 0.5 to 1.5 is applied, so that not all hosts
+// retry at the same time.
 const (
 	firstPause = 100 * time.Millisecond
 	lastPause  = 5 * time.Second
-	// maxRedirects is how many errors in a row that name another member as the leader are followed without a pause.
+	// maxRedirects is the maximum number of errors in a row that name another member as the leader and after which the
+	// agent connects to that member without a pause.
 	maxRedirects = 3
 )
 
@@ -30,8 +31,9 @@ type route struct {
 	failures  int
 }
 
-// next returns the member to try next: the leader that the last error named, or else the next one of members that is
-// not the last one tried. members must not be empty.
+// next returns the address of the member to try next. If the last error named the leader, next returns the leader's
+// address. Otherwise it returns the next address in members, skipping the one that was tried last if there are others.
+// members must not be empty.
 func (r *route) next(members []string) string {
 	if r.hint != "" {
 		r.last, r.hint = r.hint, ""
@@ -48,7 +50,9 @@ func (r *route) next(members []string) string {
 	return r.last
 }
 
-// failed counts a failed attempt, or stores the leader that the error names.
+// failed must be called after each failed attempt. If the error names another member as the leader, failed stores it
+// for the next attempt, at most maxRedirects times in a row. Otherwise failed counts the failure, from which pause is
+// computed.
 func (r *route) failed(err error) {
 	if leader := leaderIn(err); leader != "" && leader != r.last && r.redirects < maxRedirects {
 		r.redirects++
@@ -59,10 +63,12 @@ func (r *route) failed(err error) {
 	r.failures++
 }
 
-// succeeded resets the pause to the shortest, after a session that lasted longer than stableSession.
+// succeeded must be called after a session that lasted longer than stableSession. It resets the pause to the shortest
+// one.
 func (r *route) succeeded() { r.failures, r.redirects = 0, 0 }
 
-// pause returns the time to wait before the next attempt, for n members. spread is the random part, in [0, 1).
+// pause returns the time to wait before the next attempt. n is the number of members. spread is a random number from 0
+// (inclusive) to 1 (exclusive) that varies the result.
 func (r *route) pause(n int, spread float64) time.Duration {
 	if r.hint != "" {
 		return 0

@@ -75,7 +75,8 @@ func (l *Link) sessionOn(ctx context.Context, conn *grpc.ClientConn, credential 
 }
 
 // watch receives assignments from a member and delivers them until the stream ends. After the first message it calls
-// accepted with the duration of a lease: only the leader sends a first message.
+// accepted once, with the duration of a lease. Only the leader sends a first message, so that the session is then with
+// the leader.
 func (l *Link) watch(ctx context.Context, agent agentv1.AgentServiceClient, accepted func(lasts time.Duration)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -86,7 +86,7 @@ type Options struct {
 	Leave string
 	// Name of the host and Version of the agent, as sent to the control plane. Required.
 	Name, Version string
-	// Facts is the first message on every stream of reports. Required.
+	// Facts are the host's properties. The Link sends them as the first message on every stream of reports. Required.
 	Facts *agentv1.NodeFacts
 	// Heartbeat returns the request with the host's state; the Link fills in node_id, name and agent_version. Called
 	// every 5 s. Required.
@@ -210,8 +210,8 @@ func (l *Link) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// keepSession opens one session after the other until ctx ends. It returns another error only if an excluded host
-// cannot store a new certificate.
+// keepSession opens a session, and another one whenever a session has ended, until ctx ends. It returns an error other
+// than that of ctx only if a host that was evicted or banned cannot store a new certificate.
 func (l *Link) keepSession(ctx context.Context) error {
 	var r route
 	var lastText string
@@ -247,19 +247,20 @@ func (l *Link) keepSession(ctx context.Context) error {
 	}
 }
 
-// Observe queues the current state of a VM for the control plane, if it differs from the VM's last observation.
+// Observe queues the current state of a VM, to be sent to the control plane. It does nothing if the state equals the
+// VM's last observation.
 func (l *Link) Observe(o cloud.Observation) { l.observations.observe(o) }
 
-// Usage queues the resource usage of VMs for the control plane, with their last observations. VMs without an
-// observation are ignored. Usage should be called at most every 10 s.
+// Usage queues the resource usage of VMs, to be sent to the control plane with the last observation of each VM. It
+// ignores VMs without an observation. The caller should call Usage at most every 10 s.
 func (l *Link) Usage(figures map[cloud.VMID]cloud.Usage) { l.observations.measure(figures) }
 
 // Forget discards the observation of a VM, so that it is not reported any more. It is for a VM that is neither on this
 // host nor in the assignment.
 func (l *Link) Forget(vm cloud.VMID) { l.observations.forget(vm) }
 
-// Lease returns the end of the host's lease, by the monotonic clock. ok is false if there was no lease yet. That clock
-// does not advance while the host is suspended.
+// Lease returns the end of the host's lease, by the monotonic clock, which does not advance while the host is
+// suspended. The result ok is false if the host has not had a lease yet.
 func (l *Link) Lease() (until time.Time, ok bool) { return l.lease.get() }
 
 // Status returns the present state of the link.
@@ -269,7 +270,8 @@ func (l *Link) Status() Status {
 	return l.status
 }
 
-// deliverStored delivers the assignment on disk if no member has sent one within storedDelay.
+// deliverStored waits for storedDelay. If no member has sent an assignment by then, deliverStored delivers the one on
+// disk, with Stored set.
 func (l *Link) deliverStored(ctx context.Context) error {
 	wait := time.NewTimer(storedDelay)
 	defer wait.Stop()
@@ -289,7 +291,7 @@ func (l *Link) deliverStored(ctx context.Context) error {
 	return nil
 }
 
-// deliver queues a complete assignment for the disk, and passes it to Options.Assign.
+// deliver passes a complete assignment to Options.Assign, and queues it to be written to disk.
 func (l *Link) deliver(a *Assignment) {
 	l.disk.put(a)
 	l.mu.Lock()
