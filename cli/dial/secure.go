@@ -23,8 +23,9 @@ func (e *Exposed) Error() string {
 	return fmt.Sprintf("a secret would be sent to %s in plaintext", e.Endpoint)
 }
 
-// exposed returns an *Exposed error for the first endpoint that is not on loopback, if calls contain a secret and are
-// neither sent over TLS nor allowed by opts.Plaintext.
+// exposed returns an *Exposed error if Open would send a secret to another host in plaintext. This is the case if calls
+// contain a secret, no TLS is configured, opts.Plaintext is false, and an endpoint is not on loopback. The error names
+// the first such endpoint.
 func exposed(opts *Options) error {
 	if opts.TLS != nil || opts.Plaintext || opts.Token == "" && !opts.Confides {
 		return nil
