@@ -9,13 +9,13 @@ import (
 // unlimited is the value of a limit's flag that removes the limit.
 const unlimited = "unlimited"
 
-// quotaFlags holds the command-line flags for the limits of a quota, one for each resource in of.
+// quotaFlags holds the command-line flags for the limits of a quota, one for each resource in the field named of.
 type quotaFlags struct {
 	flags *pflag.FlagSet
 	of    []quotaResource
 }
 
-// Add adds one flag to a command for each resource that the quota of a project limits.
+// Add adds flags to a command: one for each resource that the quota of a project limits.
 func (l *quotaFlags) Add(to *pflag.FlagSet) { l.add(to, projectQuota) }
 
 func (l *quotaFlags) add(to *pflag.FlagSet, of []quotaResource) {
