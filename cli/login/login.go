@@ -126,8 +126,9 @@ command selects a project with --org and --project; ` + "`trivet login --org= --
 }
 
 // completeLogin sets the user, provider, org and project of the new login l from the flags and the environment. before
-// is the saved login that l replaces, or nil. If it has the same endpoints and user or provider, l gets from it what
-// neither the flags nor the environment name.
+// is the saved login that l replaces, or nil. If before has the same endpoints as l, completeLogin copies missing
+// values from it: the user or provider if none is given, and the org and project if neither is given and the user or
+// provider is the same.
 func completeLogin(s *session.Session, a *loginFlags, before, l *account.Login) {
 	l.User, l.Provider = a.user, a.provider
 	l.Org, l.Project = s.Named()
