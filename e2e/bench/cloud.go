@@ -110,7 +110,7 @@ func (c *trivet) startAgent(ctx context.Context) error {
 	return err
 }
 
-// addresses returns the members' addresses in order of id, with port, such as ":8084" or "", appended to each.
+// addresses returns the members' addresses in order of id. It appends port, such as ":8084" or "", to each.
 func (c *trivet) addresses(port string) (out []string) {
 	for id := 1; id <= len(c.trio.Members); id++ {
 		out = append(out, c.trio.Members[id]+port)
