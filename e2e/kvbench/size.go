@@ -89,8 +89,8 @@ func (t *turn) holds(ctx context.Context, key string, valueBytes int) error {
 	return nil
 }
 
-// puts1 returns the median latency of total puts that a single client sends to the leader one after the other, each to
-// a random one of the first among keys.
+// puts1 returns the median latency of puts by a single client. It sends the given total of puts to the leader one after
+// the other. Each put writes a random one of the keys with the numbers 0 to among-1.
 func (t *turn) puts1(ctx context.Context, total, among int) (time.Duration, error) {
 	random := rand.New(rand.NewPCG(uint64(among), 3))
 	all, err := load.Closed(ctx, 1, total, func(ctx context.Context, _, _ int) error {
