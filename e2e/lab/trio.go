@@ -126,8 +126,8 @@ func (t *Trio) Start(id int) error {
 	return t.Dir.Start(p)
 }
 
-// place copies a file unless to already has the same content. It replaces to by a rename, so a process that runs the
-// old copy is not affected.
+// place copies a file to the path to, if the file there does not have the same content. It replaces that file by a
+// rename, so a process that runs the old copy is not affected.
 func place(from, to string) error {
 	a, err := sum(from)
 	if err != nil {
