@@ -49,8 +49,8 @@ func onLoopback(endpoint string) bool {
 	return host == "localhost" || err == nil && ip.Unmap().IsLoopback()
 }
 
-// transport returns the transport credentials for a connection: TLS, or plaintext if config is nil. The error of a
-// failed TLS handshake is stored in a.
+// transport returns the transport credentials for a connection: TLS, or plaintext if config is nil. If a TLS handshake
+// fails, they store its error in the attempt a.
 func transport(config *tls.Config, a *attempt) credentials.TransportCredentials {
 	if config == nil {
 		return insecure.NewCredentials()
