@@ -25,7 +25,7 @@ func (l *quotaFlags) add(to *pflag.FlagSet, of []quotaResource) {
 	}
 }
 
-// Given reports whether any of these flags is on the command line.
+// Given reports whether at least one of the flags is on the command line.
 func (l *quotaFlags) Given() bool {
 	for _, r := range l.of {
 		if l.flags.Changed(r.name) {
