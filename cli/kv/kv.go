@@ -37,7 +37,7 @@ import (
 const callTimeout = 30 * time.Second
 
 // login holds the flags for a user of the store's own authentication (etcd's Auth), which is separate from the cloud's
-// users. user is empty for none.
+// users. The field user is empty if the flag is not given.
 type login struct{ user, passwordFile string }
 
 // kvSession is a session with the additional flags that all commands of `trivet kv` share.
