@@ -146,7 +146,8 @@ func completeLogin(s *session.Session, a *loginFlags, before, l *account.Login) 
 	}
 }
 
-// ask gets a token for l, with a password or through the provider l.Provider, and stores the token and its scope in l.
+// ask gets a token for l, with a password or through the provider l.Provider. It stores in l the token, its expiry, and
+// the org and project to which it is limited.
 func (a *loginFlags) ask(ctx context.Context, s *session.Session, conn *dial.Conn, l *account.Login) error {
 	var token *identityv1.IssueTokenResponse
 	client := identityv1.NewIdentityServiceClient(conn)
