@@ -18,7 +18,7 @@ func (s *Session) ContextNamed() string {
 	return s.Env("TRIVET_CONTEXT")
 }
 
-// Given reports whether a global flag is on the command line, even with an empty value.
+// Given reports whether a global flag is on the command line, even if its value is empty.
 func (s *Session) Given(flag string) bool { return s.given(flag) }
 
 // Fresh declares that the context named by --context does not exist yet. As such a context has no endpoint, token or
