@@ -78,7 +78,8 @@ func (w *Wallet) Check(limit time.Duration) (s Summary, err error) {
 	}
 }
 
-// stuck describes the call that ended first among those that are not in the longest partial order that porcupine found.
+// stuck describes the first call that fits nowhere. Of the calls that are missing in the longest partial order that
+// porcupine found, this is the one that ended first.
 func stuck(calls []porcupine.Operation, info porcupine.LinearizationInfo) string {
 	var longest []int
 	for _, partial := range info.PartialLinearizations() {
