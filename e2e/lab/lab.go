@@ -199,8 +199,8 @@ func sum(path string) (out [32]byte, err error) {
 	return [32]byte(h.Sum(nil)), nil
 }
 
-// Until calls try again and again, with pauses of 20 to 500 ms, until it returns nil. If ctx ends first, Until returns
-// the last error of try, wrapped with what.
+// Until calls the function try repeatedly, with pauses of 20 to 500 ms, until it returns nil. If ctx ends first, Until
+// returns the last error of try, with the text what before it.
 func Until(ctx context.Context, what string, try func(context.Context) error) error {
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
 		err := try(ctx)
