@@ -52,8 +52,8 @@ type Filter struct {
 // NewFilter returns a Filter that writes the remaining text to w.
 func NewFilter(w io.Writer) *Filter { return &Filter{w: w, fresh: true} }
 
-// Write removes control sequences from p and writes the remaining text. It always returns len(p). Its error is that of
-// the underlying writer.
+// Write removes control sequences from p and writes the remaining text. It always returns len(p). It returns the error
+// of the underlying writer, if any.
 func (f *Filter) Write(p []byte) (int, error) {
 	in := append(f.rest, p...)
 	for len(in) > 0 && utf8.FullRune(in) {
