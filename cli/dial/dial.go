@@ -288,8 +288,8 @@ func (m *member) open(opts *Options) error {
 	return err
 }
 
-// failed closes the connection and returns the error of dialling it. If dialling succeeded, failed returns the error in
-// the parameter otherwise. If dialling has not ended, failed returns context.DeadlineExceeded.
+// failed closes the connection and returns the error of dialling it. If dialling succeeded, failed returns the
+// parameter named otherwise. If dialling has not ended, failed returns context.DeadlineExceeded.
 func (m *member) failed(otherwise error) error {
 	_ = m.close()
 	m.attempt.mu.Lock()
