@@ -70,8 +70,8 @@ func (s *Session) saved() (*account.Login, error) {
 	return l, nil
 }
 
-// Tenant returns the org and project for requests: those of Named or, if both are empty, those of the saved login. If
-// these are empty too, the control plane uses the tenant of the token.
+// Tenant returns the org and project for requests. It returns the result of Named or, if both values are empty, the org
+// and project of the saved login. If these are empty too, the control plane uses the tenant of the token.
 func (s *Session) Tenant() (org, project string) {
 	org, project = s.Named()
 	if org == "" && project == "" && s.scope != nil {
@@ -80,8 +80,8 @@ func (s *Session) Tenant() (org, project string) {
 	return org, project
 }
 
-// Named returns the org and project that the flags or the environment name, but not those of the saved login. Commands
-// that list objects use them as filters.
+// Named returns the org and project that the flags or the environment name. It ignores the saved login. Commands that
+// list objects use the result as filters.
 func (s *Session) Named() (org, project string) {
 	if org = s.flags.org; org == "" {
 		org = s.env("TRIVET_ORG")

@@ -40,7 +40,7 @@ func IsID(s string) bool {
 	return err == nil && u.String() == s
 }
 
-// Match is an object that has the requested name.
+// Match is an object whose name is the one that the user has given.
 type Match struct {
 	ID string
 	// About is text that distinguishes the object from others of the same name.

@@ -35,8 +35,8 @@ type Shell struct {
 	Stdin  io.Reader
 	Stdout io.Writer
 	Stderr io.Writer
-	// Ask prints a question on the terminal and returns the line that the user types, without echo if secret is true.
-	// It is nil if standard input or standard error is not a terminal.
+	// Ask prints a question on the terminal and returns the line that the user types. If secret is true, the line is
+	// not echoed. Ask is nil if standard input or standard error is not a terminal.
 	Ask func(ctx context.Context, question string, secret bool) (string, error)
 	// Progress is the terminal on which a status line is shown during long waits; nil for no status line.
 	Progress io.Writer
@@ -169,8 +169,8 @@ func (s *Session) PrintValue(v any, names []string, table func(io.Writer) error)
 	return err
 }
 
-// Done prints the success of a command that returns no object, such as a delete. It prints "NAME WHAT" for the format
-// table, the name for the format name, and an empty JSON object for JSON.
+// Done prints the success of a command that returns no object, such as a delete. Depending on --output, it prints "NAME
+// WHAT", only the name, or an empty JSON object.
 func (s *Session) Done(name, what string) error {
 	return s.Print(&emptypb.Empty{}, []string{name}, func(w io.Writer) error {
 		_, err := fmt.Fprintln(w, show.Text(name+" "+what))
