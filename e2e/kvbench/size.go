@@ -38,8 +38,8 @@ func (t *turn) restart(ctx context.Context) (time.Duration, error) {
 	return t.start(ctx)
 }
 
-// size loads total bytes of values of 64 KiB, and measures the time of the load and of a restart, and the members'
-// memory and disk space.
+// size loads values of 64 KiB with a total size of total bytes. It measures the time of the load and of a restart, and
+// the members' memory and disk space.
 func size(ctx context.Context, t *turn, row string, total int) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Minute)
 	defer cancel()
