@@ -74,9 +74,9 @@ func (all Answers) LongestGap(from, until time.Time) time.Duration {
 	return longest
 }
 
-// Closed makes n requests in a closed loop: each of the concurrent callers sends its next request when the last one has
-// ended. It calls ask for each request with the number of the caller and of the request, both from 0. If ask fails,
-// that is part of the results; the returned error is that of ctx.
+// Closed makes n requests in a closed loop: each of the concurrent callers sends its next request when its last one has
+// ended. For each request, it calls ask with the number of the caller and the number of the request, both counted from
+// 0. An error of ask becomes part of the results. Closed itself returns an error only if ctx ends.
 func Closed(ctx context.Context, callers, n int, ask func(ctx context.Context, caller, i int) error) (Answers, error) {
 	all := make(Answers, n)
 	var next atomic.Int64
@@ -100,8 +100,8 @@ func Closed(ctx context.Context, callers, n int, ask func(ctx context.Context, c
 
 // For makes requests in a closed loop, as Closed does, but for the duration length instead of a number of requests.
 // Each caller makes at least one request. For waits for the requests that are in flight at the end, so ask must set a
-// deadline for its request. If ask fails, that is part of the results; the returned error is that of ctx. The results
-// are not in order of time.
+// deadline for its request. An error of ask becomes part of the results. For itself returns an error only if ctx ends.
+// The results are not in order of time.
 func For(ctx context.Context, callers int, length time.Duration, ask func(ctx context.Context, caller int) error) (Answers, error) {
 	each := make([]Answers, callers)
 	until := time.Now().Add(length)

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Tool runs etcd's program `benchmark`. Binary is its path.
+// Tool runs etcd's program `benchmark`. The field Binary is the path of that program.
 type Tool struct {
 	Binary    string
 	Endpoints []string // the servers, as host:port; the tool distributes its connections among them

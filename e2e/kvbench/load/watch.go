@@ -70,7 +70,7 @@ func (w *Watchers) read(events clientv3.WatchChan, begun chan<- error) {
 }
 
 // Await waits until at least n events with a value made by Stamp have arrived in total, and returns their delays. A
-// delay is the time from the argument sent of Stamp to the arrival of the event.
+// delay is measured from the time that the value contains to the arrival of the event.
 func (w *Watchers) Await(ctx context.Context, n int) ([]time.Duration, error) {
 	for {
 		w.mu.Lock()
