@@ -67,8 +67,8 @@ type Row struct {
 	Note string
 }
 
-// Ratio returns the median of Ours divided by that of Peer. It returns false if either has no figures or the median of
-// Peer is 0.
+// Ratio returns the median of Ours divided by the median of Peer. It returns false if Ours or Peer is empty or the
+// median of Peer is 0.
 func (r Row) Ratio() (float64, bool) {
 	if len(r.Ours) == 0 || len(r.Peer) == 0 || figure.Median(r.Peer) == 0 {
 		return 0, false
