@@ -58,8 +58,8 @@ func (g *GRPC) EnsureProject(ctx context.Context, org, project string) error {
 	return nil
 }
 
-// EnsureUser creates a user unless it exists, sets its password and grants it the role in binding. It also creates the
-// binding's org and project unless they exist.
+// EnsureUser creates a user, if it does not exist, sets its password and grants it the role in binding. It also creates
+// the binding's org and project, if they do not exist.
 func (g *GRPC) EnsureUser(ctx context.Context, id, password string, binding *identityv1.Binding) error {
 	if err := g.EnsureProject(ctx, binding.GetOrgId(), binding.GetProjectId()); err != nil {
 		return err
@@ -225,7 +225,8 @@ func (g *GRPC) ReadConsole(ctx context.Context, vm string) (string, error) {
 	}
 }
 
-// Alive returns an error unless the process whose pid the API reports for a VM exists on this host and is no zombie.
+// Alive checks the pid that the API reports for a VM. It returns an error unless the process with that pid exists on
+// this host and is no zombie.
 func (g *GRPC) Alive(ctx context.Context, vm string) error {
 	v, err := g.VMs.GetVm(ctx, &vmv1.GetVmRequest{OrgId: "default", ProjectId: "default", VmId: vm})
 	if err != nil {

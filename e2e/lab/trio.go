@@ -31,7 +31,7 @@ type Trio struct {
 	Bin Binaries
 	// Members maps each member's id to its IP address.
 	Members map[int]string
-	// Extra holds command-line flags that Start appends to those of every member.
+	// Extra holds command-line flags that Start appends to the flags of every member.
 	Extra []string
 	// TLS is the TLS configuration for clients of the members; nil if the members serve plaintext.
 	TLS *tls.Config
