@@ -242,8 +242,9 @@ func (s *stage) file(t *testing.T, d *datadriven.TestData) string {
 	return fmt.Sprintf("%v\n%s", info.Mode(), strings.NewReplacer(tenantToken, "TENANT", issuedToken, "ISSUED", saSecret, "SASECRET").Replace(string(text)))
 }
 
-// trivet runs the program with the command line and returns its output, standard error and exit code. It interrupts the
-// program when the output contains until, unless until is empty. It fails the test if the output contains a secret.
+// trivet runs the program with the command line and returns its output, standard error and exit code. If the parameter
+// until is not empty, trivet interrupts the program when the output contains that text. It fails the test if the output
+// contains a secret.
 func (s *stage) trivet(t *testing.T, line, until string) string {
 	var out, errs bytes.Buffer
 	ctx, interrupt := context.WithCancel(t.Context())

@@ -11,7 +11,7 @@ import (
 	faults "github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// saw adds a line about the fields of a request to those that the script command "calls" prints.
+// saw adds a line about the fields of a request to the lines that the script command "calls" prints.
 func (c *fakeCloud) saw(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -71,8 +71,8 @@ type watched struct {
 	wait  bool
 }
 
-// fault makes the next calls of a method fail, as many as times. If after is set, they fail after they have taken
-// effect. An empty member means any member.
+// fault makes the next calls of a method fail. The field times is the number of these calls. If after is true, the
+// calls fail after they have taken effect. If member is empty, the calls fail at any member.
 type fault struct {
 	member, method string
 	code           codes.Code

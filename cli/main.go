@@ -71,7 +71,7 @@ A VM, image or host is given by its name or ID. Exit code: 0 success, 1 failure,
 	s := session.New(sh, root)
 	root.AddCommand(login.Commands(s)...)
 	root.AddCommand(identity.Commands(s)...)
-	// RegisterFlagCompletionFunc fails only for an unknown flag.
+	// Errors are ignored: RegisterFlagCompletionFunc fails only if the flag does not exist or already has a completion.
 	_ = root.RegisterFlagCompletionFunc("org", identity.OrgNames(s))
 	_ = root.RegisterFlagCompletionFunc("project", identity.ProjectNames(s))
 	root.AddCommand(image.Command(s), vm.Command(s), node.Command(s), wallet.Command(s), kv.Command(s), cluster.Command(s))

@@ -31,7 +31,8 @@ func (w *world) controlplane(args ...string) (out string, err error) {
 	return text.String(), err
 }
 
-// renewKey writes to the file name a key for a new cluster that replaces the cluster of the present key.
+// renewKey writes a key for a new cluster, which replaces the cluster of the present key, to a file in the cloud's
+// directory.
 func (w *world) renewKey(name string) {
 	out, err := w.controlplane("keygen", "--renew", w.trio.KeyFile())
 	require.NoError(w.t, err, out)
@@ -50,7 +51,7 @@ func (w *world) own(dir string) {
 }
 
 // startWith starts a member as the process name, with the address host, the data directory dir and additional flags. It
-// waits until the member is ready.
+// then waits until the member is ready.
 func (w *world) startWith(name, host, dir string, flags ...string) {
 	require.NoError(w.t, w.dir.Start(lab.Program{
 		Name: name, Binary: "./bin/" + filepath.Base(w.trio.Bin.ControlPlane), Work: string(w.dir), UID: lab.UID,

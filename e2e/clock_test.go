@@ -53,7 +53,8 @@ func skew(ctx context.Context, host string) (seconds float64, ok bool, err error
 	return 0, false, nil
 }
 
-// off waits until a member's metrics report that its clock is ahead of the others by the given time, within 0.5 s.
+// The method off waits until a member's metrics report that its clock is ahead of the others by the given time, within
+// 0.5 s.
 func (w *world) off(ctx context.Context, member int, ahead time.Duration) {
 	w.t.Helper()
 	require.NoError(w.t, lab.Until(ctx, fmt.Sprintf("member %d knows that its clock is %s ahead", member, ahead), func(ctx context.Context) error {
@@ -145,8 +146,8 @@ func (w *world) log(member int) string {
 	return string(text)
 }
 
-// says waits until a member's log contains a match of the regular expression line after the text before, with which the
-// log must begin.
+// says waits until a member's log contains a match of the regular expression in the parameter line. The log must begin
+// with the text in the parameter before; only the text after it is searched.
 func (w *world) says(ctx context.Context, member int, before, line string) {
 	w.t.Helper()
 	pattern := regexp.MustCompile(line)
@@ -159,7 +160,8 @@ func (w *world) says(ctx context.Context, member int, before, line string) {
 }
 
 // tokensTravel checks that a token of each member is accepted by each member, and that a reservation which is created
-// with it expires after the right time by this host's clock. It leaves out the member odd unless whole is set.
+// with the token expires after the right time by this host's clock. If whole is false, it skips the member with the id
+// odd.
 func (w *world) tokensTravel(ctx context.Context, odd int, whole bool) {
 	w.t.Helper()
 	for from := range w.trio.Members {
@@ -180,7 +182,7 @@ func (w *world) tokensTravel(ctx context.Context, odd int, whole bool) {
 	}
 }
 
-// of returns a copy of w whose methods report failures to t, for a subtest.
+// The method of returns a copy of w whose methods report failures to t, for a subtest.
 func (w *world) of(t *testing.T) *world {
 	part := *w
 	part.t = t

@@ -63,7 +63,8 @@ func (w *world) join(id int, withID bool) {
 	}))
 }
 
-// voters waits until the member via reports the voters want, no learner and a leader in both raft groups.
+// voters waits until the member with the id via reports three things: exactly the voters in the parameter want, no
+// learner, and a leader in both raft groups.
 func (w *world) voters(via int, want ...uint64) {
 	w.t.Helper()
 	g := w.dial(via, w.adminToken)
@@ -82,8 +83,8 @@ func (w *world) voters(via int, want ...uint64) {
 	}))
 }
 
-// load writes keys through the members hosts from four goroutines until end is called. acked holds the acknowledged
-// keys.
+// load writes keys from four goroutines, through the members in the field hosts, until the function end is called.
+// acked holds the acknowledged keys.
 type load struct {
 	mu    sync.Mutex
 	hosts []string
@@ -132,7 +133,7 @@ func (l *load) count() int {
 	return len(l.acked)
 }
 
-// more waits until n further keys of the load are acknowledged, which shows that the cluster accepts writes.
+// more waits until n further keys of the load are acknowledged. This shows that the cluster accepts writes.
 func (w *world) more(l *load, n int) {
 	w.t.Helper()
 	want := l.count() + n

@@ -28,15 +28,16 @@ const (
 )
 
 // buyer is a client that makes random credit calls to one member, one call after the other. After a call without a
-// response it uses the next member. A loyal buyer only reads and never changes its member, so that it also reads from
-// members that are cut off.
+// response it uses the next member. If loyal is true, the buyer only reads and never changes its member, so that it
+// also reads from members that are partitioned from the others.
 type buyer struct {
 	s     *saga
 	n     int
 	r     *rand.Rand
 	at    int
 	loyal bool
-	// again is a call that had no response and is to be repeated under the same name; its Name is "" if there is none.
+	// again is a call that had no response and will be repeated under the same name. Its field Name is "" if there is
+	// no such call.
 	again  history.Op
 	wallet string
 }

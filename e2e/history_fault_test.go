@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// fault is a kind of fault that a test injects into a saga. act causes it, waits, and repairs it.
+// fault is a kind of fault that a test injects into a saga. The function act causes the fault, waits, and repairs it.
 type fault struct {
 	name string
 	act  func(ctx context.Context, s *saga, r *rand.Rand) error
@@ -85,7 +85,8 @@ func (s *saga) cutOff(ctx context.Context, r *rand.Rand, id int) error {
 	return errors.Join(append(errs, s.hosts.Heal())...)
 }
 
-// jumped sets a member's clock forward or back by farOff, calls meanwhile unless it is nil, and corrects the clock.
+// jumped sets a member's clock forward or back by farOff, calls the function meanwhile if it is not nil, and corrects
+// the clock.
 func (s *saga) jumped(ctx context.Context, r *rand.Rand, id int, meanwhile func(context.Context, *rand.Rand, int) error) error {
 	ahead := farOff
 	if r.IntN(2) == 0 {

@@ -31,10 +31,11 @@ const (
 	seedEnv = "TRIVET_HISTORY_SEED"
 	// shortHistory is the number of calls if opsEnv is not set.
 	shortHistory = 3000
-	// pace is the number of calls per second of all buyers together. buyers is the number of buyers; the first loyal of
-	// them are loyal, that is, never change their member.
+	// pace is the number of calls per second of all buyers together. buyers is the number of buyers. loyal is the
+	// number of those that only read and never change their member.
 	pace, buyers, loyal = 100, 12, 3
-	// stampTolerance is the time by which a transaction may be stamped before the start or after the end of its call.
+	// stampTolerance is the maximum time by which a transaction's time may be before the start or after the end of its
+	// call.
 	stampTolerance = 5 * time.Second
 	checkTime      = 2 * time.Minute
 )
@@ -202,8 +203,8 @@ func (s *saga) judge(ctx context.Context) (total history.Summary, err error) {
 	return total, nil
 }
 
-// once checks that each acknowledged commit has exactly one charge in the journal and each reservation exactly one end.
-// Package history implies this too, but with a model of the ledger, which this check does not need.
+// The method once checks that each acknowledged commit has exactly one charge in the journal and each reservation
+// exactly one end. Package history implies this too, but with a model of the ledger, which this check does not need.
 func (s *saga) once(wallet string, journal []ledger.Transaction) {
 	charges, ends, made := map[string]int{}, map[string]int{}, 0
 	for _, tx := range journal {
@@ -267,8 +268,8 @@ func (s *saga) audit(ctx context.Context) {
 	}
 }
 
-// hurt injects faults one after the other until over is closed: all of names in random order, and then again. When it
-// returns nil, no fault is in effect.
+// hurt injects faults one after the other until the channel over is closed: the faults in names in random order, and
+// then again. When hurt returns nil, no fault is in effect.
 func (s *saga) hurt(ctx context.Context, over <-chan struct{}, names []string) error {
 	r := rand.New(rand.NewPCG(s.seed, 1))
 	for {

@@ -28,11 +28,11 @@ type somebody struct {
 	w    *world
 	ctx  context.Context
 	home string
-	// as holds flags that does and cannot put before the arguments of each command.
+	// The field as holds flags that the methods does and cannot put before the arguments of each command.
 	as []string
 }
 
-// does runs trivet with arguments, checks that it succeeds, and returns its standard output.
+// The method does runs trivet with arguments, checks that trivet succeeds, and returns its standard output.
 func (p *somebody) does(args ...string) string {
 	p.w.t.Helper()
 	out, errs, code := p.w.trivet(p.ctx, p.home, append(p.as, args...)...)
@@ -40,7 +40,8 @@ func (p *somebody) does(args ...string) string {
 	return out
 }
 
-// cannot runs trivet with arguments, and checks that it fails with exit code 1 and an error that contains want.
+// The method cannot runs trivet with arguments. It checks that trivet fails with exit code 1 and an error that contains
+// the text want.
 func (p *somebody) cannot(want string, args ...string) {
 	p.w.t.Helper()
 	out, errs, code := p.w.trivet(p.ctx, p.home, append(p.as, args...)...)
@@ -220,8 +221,8 @@ func (w *world) rivals(admin *somebody, password string) {
 	ada.cannot("no project lab", "quota", "show", "--project", "lab")
 }
 
-// refused waits until trivet fails with exit code 1 and an error that contains want. It runs trivet repeatedly, because
-// a member may use cached data for one second.
+// refused waits until trivet fails with exit code 1 and an error that contains the text want. It runs trivet
+// repeatedly, because a member may use cached data for one second.
 func refused(ctx context.Context, t *testing.T, p *somebody, want string, args ...string) {
 	t.Helper()
 	require.NoError(t, lab.Until(ctx, "it is refused", func(ctx context.Context) error {

@@ -102,8 +102,8 @@ type world struct {
 	https *http.Client
 }
 
-// newWorld starts three members that run until the test ends. It calls the functions before when the members'
-// directories exist and no member runs, so that they can change the configuration.
+// newWorld starts three members that run until the test ends. It calls the functions in the parameter before when the
+// members' directories exist and no member runs, so that these functions can change the configuration.
 func newWorld(t *testing.T, before ...func(*world)) *world {
 	t.Helper()
 	dir := lab.Dir(t.TempDir())
@@ -206,8 +206,8 @@ func (w *world) startAgent() {
 	require.NoError(w.t, err)
 }
 
-// leader waits until a member (via) reports a leader of the raft group system, which holds the control plane's records,
-// and returns that leader's id.
+// leader waits until the member with the id via reports a leader of the raft group system, which holds the control
+// plane's records, and returns that leader's id.
 func (w *world) leader(via int) int {
 	g := w.dial(via, w.adminToken)
 	var leader int

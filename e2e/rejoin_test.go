@@ -24,7 +24,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
 )
 
-// made creates a VM. If run is set, it starts the VM, waits for its guest, and returns the PID of its QEMU. Otherwise
+// made creates a VM. If run is true, it starts the VM, waits for its guest, and returns the PID of its QEMU. Otherwise
 // it waits until the VM is built.
 func made(ctx context.Context, t *testing.T, w *world, ada *lab.REST, name, image string, run bool) (id string, pid uint32) {
 	var vm lab.VM
@@ -44,7 +44,7 @@ func started(ctx context.Context, t *testing.T, w *world, ada *lab.REST, id stri
 	return vm.GetStatus().GetHostPid()
 }
 
-// only checks that exactly one process runs a VM, and that its PID is pid.
+// The method only checks that exactly one process runs a VM, and that its PID is pid.
 func (w *world) only(id string, pid uint32) {
 	w.t.Helper()
 	tree, err := cgroup.Open(w.agent.Cgroup)
@@ -54,8 +54,8 @@ func (w *world) only(id string, pid uint32) {
 	require.Equal(w.t, []int{int(pid)}, procs)
 }
 
-// agentSays waits until one line of the agent's log after the offset from contains all texts, and returns the length of
-// the log.
+// agentSays waits until one line of the agent's log contains all texts, and returns the length of the log. It reads the
+// log from the offset in the parameter from.
 func (w *world) agentSays(ctx context.Context, from int, texts ...string) int {
 	w.t.Helper()
 	var log []byte
@@ -98,7 +98,7 @@ func (w *world) rejoin(ctx context.Context, g *lab.GRPC, old string, node string
 	require.NoError(t, err)
 	require.Equal(t, credential, still)
 
-	// With leave_cluster it must, and must still work if it starts again with that setting.
+	// With leave_cluster, the host must leave its cluster, and must still work if it starts again with that setting.
 	w.agent.Leave = old
 	for range 2 {
 		require.NoError(t, w.dir.Stop(w.agent.Name, 12*time.Second))

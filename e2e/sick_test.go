@@ -34,8 +34,8 @@ type sick struct {
 	count  int              // how many writes were acknowledged
 }
 
-// newSick starts three members with additional flags. Each member in mib has its own disk of that size in MiB. Without
-// other flags, the members accept writes until the disk is full.
+// newSick starts three members with additional flags. Each member with an entry in the map mib has its own disk of that
+// size in MiB. Without other flags, the members accept writes until the disk is full.
 func newSick(t *testing.T, mib map[int]int, flags ...string) *sick {
 	s := &sick{disks: map[int]*lab.Disk{}, codes: map[int]chan int{}, acked: map[string]int{}}
 	s.world = newWorld(t, func(w *world) {
@@ -168,7 +168,7 @@ func (s *sick) lead(id int) {
 	}
 }
 
-// goesOn checks that ten keys can be written through members.
+// goesOn checks that ten keys can be written through the given members.
 func (s *sick) goesOn(members ...int) {
 	s.t.Helper()
 	c := s.client(members...)
@@ -183,7 +183,7 @@ func (s *sick) goesOn(members ...int) {
 	}
 }
 
-// back starts members again with the flags of newSick, and waits until all running members are ready.
+// back starts the given members again with the flags of newSick, and waits until all running members are ready.
 func (s *sick) back(ids ...int) {
 	s.t.Helper()
 	for _, id := range ids {

@@ -40,9 +40,9 @@ func TestUnfinishedCalls(t *testing.T) {
 		member, port  int
 		calls, length int
 		config        *tls.Config
-		// most is the limit, in MiB, for the growth of the member's memory since the start. Without a bound, it would
-		// grow by calls * length bytes. A member reads at most 64 MiB at a time of requests to etcd's methods, for
-		// which callers on loopback need no credential.
+		// most is the maximum growth of the member's memory since the start, in MiB. Without a bound in the member, its
+		// memory would grow by calls * length bytes. A member reads at most 64 MiB at a time of requests to etcd's
+		// methods, for which callers on loopback need no credential.
 		most int
 	}{
 		{"an open method", "/identity.v1.IdentityService/IssueToken", 1, 50051, 60, 16 << 20, nil, 96},

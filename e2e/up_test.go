@@ -33,7 +33,7 @@ type upCloud struct {
 	// cgroup is the name of the guests' cgroup tree. firstUID and lastUID are the limits of the guests' uids.
 	cgroup            string
 	firstUID, lastUID int
-	// before holds the processes that ran before the first `make up`, by pid; processes leaves them out.
+	// before holds the processes that ran before the first `make up`, by pid. The method processes leaves them out.
 	before map[int]string
 }
 

@@ -221,7 +221,7 @@ func TestPowerAndEvents(t *testing.T) {
 	require.Contains(t, text, "STARTING RUNNING STOPPING STOPPED STARTING RUNNING DELETED")
 }
 
-// consoleSays waits until the given number of lines of a VM's console log contain the text line.
+// consoleSays waits until the text in the parameter line is in the given number of lines of a VM's console log.
 func consoleSays(ctx context.Context, w *world, id, line string, times int) error {
 	_, err := w.admin.Console(ctx, id, line, times)
 	return err

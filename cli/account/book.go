@@ -19,19 +19,20 @@ import (
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
 )
 
-// Before is the name of the context as which Load returns the single login of a file in the format before contexts
-// existed.
+// Before is the name that Load gives to the context of a file in the old format, which has a single login and no
+// contexts.
 const Before = "default"
 
 // Book is the content of the file of saved logins: all contexts by name.
 type Book struct {
-	// Current is the name of the context that commands use by default. If there is no such context, it is empty or
-	// the name of a context that does not exist.
+	// Current is the name of the context that commands use by default. If it is empty, or no context has that name,
+	// commands use no saved login by default.
 	Current  string            `yaml:"current,omitempty"`
 	Contexts map[string]*Login `yaml:"contexts"`
 }
 
-// MaxContexts is the maximum number of contexts in a file. So many of the largest size fit in maxBook.
+// MaxContexts is the maximum number of contexts in a file. maxBook leaves 64 KiB for each of them, which is twice the
+// maximum size of a certificate authority.
 const MaxContexts = 32
 
 // Names returns the sorted names of the contexts.
@@ -76,8 +77,8 @@ func Load(path string) (*Book, error) {
 	return b, nil
 }
 
-// parse decodes the file, with contexts or in the format before they existed. It returns false for an invalid file, and
-// no error, because the decoder's error may quote a token.
+// parse decodes the content of the file, with contexts or in the old format. For an invalid file it returns false. It
+// returns no error, because the decoder's error may quote a token.
 func parse(text []byte) (*Book, bool) {
 	var file struct {
 		Book  `yaml:",inline"`
@@ -106,8 +107,8 @@ func parse(text []byte) (*Book, bool) {
 	return &b, true
 }
 
-// Update loads the file of saved logins, calls change, and saves the result, while it has the lock on the file. It
-// waits until ctx ends for a lock that another process has. It writes nothing if change returns an error.
+// Update locks the file of saved logins, loads it, calls change, and saves the result. If another process has the lock,
+// Update waits for it until ctx ends. It writes nothing if change returns an error.
 func Update(ctx context.Context, path string, change func(*Book) error) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return fmt.Errorf("write the login: %w", err)
@@ -151,9 +152,10 @@ func (b *Book) save(path string) error {
 // look is the interval between attempts to lock the lock file.
 const look = 20 * time.Millisecond
 
-// lock waits until it has an exclusive flock on the lock file at path. Closing the lock file ends the lock; the file is
-// never removed, since two processes could then have the lock at the same time. The file of saved logins itself cannot
-// be locked, because save replaces it.
+// lock waits until it has an exclusive flock on the lock file at path. The function unlock releases the lock by closing
+// the file. The file is never removed: otherwise a process with the removed file open and a process that creates a new
+// file could have the lock at the same time. The file of saved logins itself cannot be locked, because save replaces
+// it.
 func lock(ctx context.Context, path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

@@ -36,8 +36,8 @@ func Command(s *session.Session) *cobra.Command {
 	return c
 }
 
-// freeDisk formats a member's free disk space in MiB. It adds "low" while the cluster refuses changes by tenants
-// because of too little space.
+// freeDisk formats a member's free disk space in MiB. It appends ", low" if the free space is so small that the cluster
+// rejects tenants' mutating calls.
 func freeDisk(m *operatorv1.Member) string {
 	switch {
 	case m.GetDiskSizeBytes() == 0:

@@ -25,10 +25,11 @@ type state uint8
 
 const (
 	text state = iota
-	// escape is the state after ESC; intermediate is that after ESC and a character from 0x20 to 0x2f.
+	// escape is the state after ESC. intermediate is the state after ESC and a character from 0x20 to 0x2f.
 	escape
 	intermediate
-	// csi is the state after CSI; str is that inside of a control string (OSC, DCS, SOS, PM, APC), which ST ends.
+	// csi is the state after CSI. str is the state inside a control string (OSC, DCS, SOS, PM or APC), which ends with
+	// ST.
 	csi
 	str
 )
@@ -38,11 +39,12 @@ const (
 type Filter struct {
 	w     io.Writer
 	state state
-	// length is the number of characters of the current sequence that were read.
+	// length is the number of characters of the current control sequence that have been processed.
 	length int
 	// rest holds the first bytes of a UTF-8 character whose other bytes come with the next Write.
 	rest []byte
-	// returned is set after a carriage return, until the next character. fresh is set while the current line is empty.
+	// returned is true after a carriage return, until the next character. fresh is true while the current line is
+	// empty.
 	returned, fresh bool
 	out             []byte
 }
@@ -50,8 +52,8 @@ type Filter struct {
 // NewFilter returns a Filter that writes the remaining text to w.
 func NewFilter(w io.Writer) *Filter { return &Filter{w: w, fresh: true} }
 
-// Write removes control sequences from p and writes the remaining text. It always returns len(p). Its error is that of
-// the underlying writer.
+// Write removes control sequences from p and writes the remaining text. It always returns len(p). It returns the error
+// of the underlying writer, if any.
 func (f *Filter) Write(p []byte) (int, error) {
 	in := append(f.rest, p...)
 	for len(in) > 0 && utf8.FullRune(in) {

@@ -42,7 +42,8 @@ import (
 const (
 	// Connect is the timeout for connecting to one endpoint, after which the next one is tried.
 	Connect = 3 * time.Second
-	// MaxAnswer is the maximum size of a response in bytes. A page of VMs fits, even if all have the most labels.
+	// MaxAnswer is the maximum size of a response in bytes. A page of VMs fits, even if each VM has the maximum number
+	// of labels.
 	MaxAnswer = 64 << 20
 )
 
@@ -52,11 +53,11 @@ type Options struct {
 	Endpoints []string
 	// Token is sent with each call, as a bearer token. Optional.
 	Token account.Secret
-	// Org and Project name the tenant of every call, in its metadata. If they are empty, the tenant is that of the
-	// request or of the token.
+	// Org and Project are sent as the tenant of each call, in its metadata. If they are empty, the tenant comes from
+	// the request or from the token.
 	Org, Project string
-	// Confides declares that requests contain a secret, such as a password, so that Open refuses plaintext even without
-	// a Token.
+	// Confides is true if requests contain a secret other than Token, such as a password. Open then returns *Exposed in
+	// the same cases as with a Token.
 	Confides bool
 	// TLS is the TLS configuration; nil for plaintext.
 	TLS *tls.Config
@@ -64,7 +65,7 @@ type Options struct {
 	Plaintext bool
 	// Dialer makes connections instead of a TCP dialer. Optional.
 	Dialer func(ctx context.Context, endpoint string) (net.Conn, error)
-	// Connect and CreatePatience are used instead of the constants of the same names, unless 0.
+	// Connect and CreatePatience override the constants of the same names, unless they are 0.
 	Connect, CreatePatience time.Duration
 }
 
@@ -155,7 +156,7 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 }
 
 // once makes a call to the first endpoint that can be reached, without a retry. If that endpoint returns UNAVAILABLE,
-// the next call starts with another one.
+// once makes the next call start with another endpoint.
 func (c *Conn) once(ctx context.Context, method string, p policy, args, reply any, opts []grpc.CallOption) error {
 	m, err := c.ready(ctx)
 	if err != nil {
@@ -226,7 +227,8 @@ type member struct {
 	attempt  *attempt
 }
 
-// attempt holds the result of dialling one connection; gRPC itself does not return the error.
+// attempt holds the result of dialling one connection. It is stored here because gRPC does not return the error of
+// dialling.
 type attempt struct {
 	mu      sync.Mutex
 	dialled bool
@@ -286,8 +288,8 @@ func (m *member) open(opts *Options) error {
 	return err
 }
 
-// failed closes the connection and returns the error of dialling it. If dialling succeeded, it returns the argument
-// otherwise; if dialling has not ended, it returns context.DeadlineExceeded.
+// failed closes the connection and returns the error of dialling it. If dialling succeeded, failed returns the
+// parameter named otherwise. If dialling has not ended, failed returns context.DeadlineExceeded.
 func (m *member) failed(otherwise error) error {
 	_ = m.close()
 	m.attempt.mu.Lock()
@@ -310,8 +312,8 @@ func (m *member) close() error {
 	return conn.Close()
 }
 
-// why returns a short text for the error with which an endpoint could not be reached. limit is the timeout for
-// connecting.
+// why returns a short text for err, the error with which an endpoint could not be reached. limit is the timeout for
+// connecting, which the text names after a timeout.
 func why(err error, limit time.Duration) string {
 	var dns *net.DNSError
 	var op *net.OpError

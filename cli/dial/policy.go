@@ -14,8 +14,9 @@ import (
 )
 
 const (
-	// CreatePatience is the time for which a create is retried, with its idempotency key, while no endpoint can be
-	// reached or endpoints return UNAVAILABLE. It is long enough for an election and for the restart of a member.
+	// CreatePatience is the time for which a call that creates something is retried, with its idempotency key, while no
+	// endpoint can be reached or endpoints return UNAVAILABLE. It is long enough for an election and for the restart of
+	// a member.
 	CreatePatience = 10 * time.Second
 	// Patience is the time for which other calls that are safe to retry are retried while endpoints return UNAVAILABLE.
 	// If no endpoint can be reached, they fail at once, so that a mistyped endpoint is reported at once.
@@ -105,8 +106,9 @@ var policies = map[string]policy{
 	etcd.Auth_Authenticate_FullMethodName:     again,
 }
 
-// worthAnother reports whether a call with policy p is retried after err: creates if no endpoint was reached or one
-// returned UNAVAILABLE, other calls that are safe to retry only after UNAVAILABLE.
+// worthAnother reports whether a call with policy p is retried after err. A call that creates something is retried
+// after *Unreachable and *Unavailable errors. Any other call that is safe to retry is retried only after an
+// *Unavailable error.
 func worthAnother(err error, p policy) bool {
 	var unreachableErr *Unreachable
 	var answered *Unavailable

@@ -23,8 +23,9 @@ func (e *Exposed) Error() string {
 	return fmt.Sprintf("a secret would be sent to %s in plaintext", e.Endpoint)
 }
 
-// exposed returns an *Exposed error for the first endpoint that is not on loopback, if calls contain a secret and are
-// neither sent over TLS nor allowed by opts.Plaintext.
+// exposed returns an *Exposed error if Open would send a secret to another host in plaintext. This is the case if calls
+// contain a secret, no TLS is configured, opts.Plaintext is false, and an endpoint is not on loopback. The error names
+// the first such endpoint.
 func exposed(opts *Options) error {
 	if opts.TLS != nil || opts.Plaintext || opts.Token == "" && !opts.Confides {
 		return nil
@@ -48,8 +49,8 @@ func onLoopback(endpoint string) bool {
 	return host == "localhost" || err == nil && ip.Unmap().IsLoopback()
 }
 
-// transport returns the transport credentials for a connection: TLS, or plaintext if config is nil. The error of a
-// failed TLS handshake is stored in a.
+// transport returns the transport credentials for a connection: TLS, or plaintext if config is nil. If a TLS handshake
+// fails, they store its error in the attempt a.
 func transport(config *tls.Config, a *attempt) credentials.TransportCredentials {
 	if config == nil {
 		return insecure.NewCredentials()

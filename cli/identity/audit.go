@@ -94,7 +94,7 @@ role system:admin. A time is a duration before now, such as 90m or 24h, or a tim
 	c.Flags().StringVar(&req.Outcome, "outcome", "", "list only this outcome: OK, a gRPC code, or REFUSED for all but OK")
 	c.Flags().StringVar(&since, "since", "", "list records from this time on")
 	c.Flags().StringVar(&until, "until", "", "list records before this time")
-	// RegisterFlagCompletionFunc fails only for an unknown flag.
+	// Errors are ignored: RegisterFlagCompletionFunc fails only if the flag does not exist or already has a completion.
 	_ = c.RegisterFlagCompletionFunc("user", users)
 	_ = c.RegisterFlagCompletionFunc("outcome", cobra.FixedCompletions([]string{"OK", "REFUSED"}, cobra.ShellCompDirectiveNoFileComp))
 	return c

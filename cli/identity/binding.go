@@ -13,7 +13,7 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// roleScope says where users are given a role: in the cloud as a whole, in an org, or in a project.
+// roleScope is the kind of object in which a role is granted: the cloud as a whole, an org, or a project.
 type roleScope int
 
 const (
@@ -38,7 +38,7 @@ func roleNames() (names []string) {
 	return names
 }
 
-// projectRoleNames returns the names of those roles that users are given in a project, not in an org or the cloud.
+// projectRoleNames returns the names of the roles that are granted in a project.
 func projectRoleNames() (names []string) {
 	for _, r := range roleTable {
 		if r.reach == inProject {
@@ -96,8 +96,9 @@ user needs a credential first: ` + "`trivet user password`" + ` or ` + "`trivet 
 	return c
 }
 
-// changeBindingCommand returns a command that gives a role to a user or removes it. do makes the call and returns the
-// words between the user and the role in the output, such as "is invited to".
+// changeBindingCommand returns the command `trivet binding add` or `trivet binding remove`, depending on verb. The
+// function do makes the API call. It returns the words that the output contains between the user and the role, such as
+// "is invited to".
 func changeBindingCommand(s *session.Session, users cobra.CompletionFunc, verb, short string,
 	do func(context.Context, identityv1.IdentityServiceClient, string, *identityv1.Binding) (string, error)) *cobra.Command {
 	var user, role string
@@ -108,7 +109,7 @@ func changeBindingCommand(s *session.Session, users cobra.CompletionFunc, verb, 
 	}
 	c.Flags().StringVar(&user, "user", "", "ID of the user")
 	c.Flags().StringVar(&role, "role", "", "one of "+strings.Join(roleNames(), ", "))
-	// The following functions fail only for an unknown flag.
+	// Errors are ignored: these functions fail only if the flag does not exist or already has a completion.
 	_ = c.RegisterFlagCompletionFunc("user", users)
 	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(roleNames(), cobra.ShellCompDirectiveNoFileComp))
 	_ = c.MarkFlagRequired("user")
@@ -128,8 +129,9 @@ func changeBindingCommand(s *session.Session, users cobra.CompletionFunc, verb, 
 	return c
 }
 
-// bindingFromFlags returns a binding of role in the tenant that the flags, the environment or the saved login name: an
-// org and project, only an org, or neither, depending on where the role can be given.
+// bindingFromFlags returns a binding of role. Its org and project come from the flags, the environment or the saved
+// login. They are set only as far as the role needs them: org and project for a role in a project, only the org for a
+// role in an org, and neither for a role in the cloud as a whole.
 func bindingFromFlags(ctx context.Context, s *session.Session, client identityv1.IdentityServiceClient, role string) (*identityv1.Binding, error) {
 	i := slices.Index(roleNames(), role)
 	if i < 0 {
@@ -159,7 +161,7 @@ func bindingFromFlags(ctx context.Context, s *session.Session, client identityv1
 	return b, nil
 }
 
-// orgOfProject returns org if it is not empty, and otherwise reads the org of the project from the control plane.
+// orgOfProject returns org, if it is not empty. Otherwise it requests the org of the project from the control plane.
 func orgOfProject(ctx context.Context, client identityv1.IdentityServiceClient, org, project string) (string, error) {
 	if org != "" || project == "" {
 		return org, nil
@@ -212,7 +214,7 @@ neither the flags nor the login name an org or project, list all roles, which re
 	c.Flags().BoolVar(&all, "all", false, "list the roles in every org and project")
 	c.Flags().StringVar(&user, "user", "", "list only the roles of this user")
 	c.Flags().StringVar(&role, "role", "", "list only this role")
-	// The following functions fail only for an unknown flag.
+	// Errors are ignored: these functions fail only if the flag does not exist or already has a completion.
 	_ = c.RegisterFlagCompletionFunc("user", users)
 	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(roleNames(), cobra.ShellCompDirectiveNoFileComp))
 	return c

@@ -17,8 +17,8 @@ func PasswordFileFlag(c *cobra.Command, file *string) {
 	_ = c.MarkFlagFilename("password-file") // its only error is for an unknown flag
 }
 
-// ReadCredential returns a user ID and a password: those of the arguments, or else what a person types at the terminal.
-// It prompts for the user ID if user is empty, and for the password if file is empty.
+// ReadCredential returns a user ID and a password. If user is empty, it prompts for the user ID on the terminal. It
+// reads the password from file or, if file is empty, prompts for it.
 func ReadCredential(ctx context.Context, s *session.Session, user, file string) (string, account.Secret, error) {
 	if s.Ask == nil && (user == "" || file == "") {
 		return "", "", session.Usagef("cannot ask without a terminal: give --user and --password-file")

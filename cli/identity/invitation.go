@@ -64,8 +64,9 @@ func bindingTenant(b *identityv1.Binding) string {
 	return b.GetOrgId() + "/" + b.GetProjectId()
 }
 
-// answerInvitationCommand returns a command that accepts or declines an invitation to an org or a project, with the
-// call do. verb, short and more are for its name and help text; done is for its output.
+// answerInvitationCommand returns a command that accepts or declines an invitation to an org or a project. The function
+// do makes the API call. verb, short and more are text for the command's name and help; done is the last word of its
+// output.
 func answerInvitationCommand(s *session.Session, verb, short, more, done string, do func(context.Context, identityv1.IdentityServiceClient, *identityv1.Binding) error) *cobra.Command {
 	var role string
 	c := &cobra.Command{
@@ -74,7 +75,8 @@ func answerInvitationCommand(s *session.Session, verb, short, more, done string,
 		Example: "  trivet invitation " + verb + " acme/web\n  trivet invitation " + verb + " acme --role org:admin",
 	}
 	c.Flags().StringVar(&role, "role", "", "the role, if you are offered several in the org or project")
-	// RegisterFlagCompletionFunc fails only for an unknown flag.
+	// The error is ignored: RegisterFlagCompletionFunc fails only if the flag does not exist or already has a
+	// completion.
 	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(roleNames(), cobra.ShellCompDirectiveNoFileComp))
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		all, err := invitations.All(ctx, conn)
@@ -93,8 +95,8 @@ func answerInvitationCommand(s *session.Session, verb, short, more, done string,
 	return c
 }
 
-// selectInvitation returns the binding of the invitation to the tenant at, given as ORG or ORG/PROJECT. If there are
-// several, role must name one of their roles.
+// selectInvitation returns the binding of the invitation to the tenant in the parameter at, which has the form ORG or
+// ORG/PROJECT. If there are several invitations to that tenant, role must be the role of one of them.
 func selectInvitation(all []*identityv1.Invitation, at, role string) (*identityv1.Binding, error) {
 	var found []*identityv1.Binding
 	var roles []string

@@ -99,7 +99,7 @@ roles and tokens in it become invalid. Its ID stays reserved for its org for 30 
 is free for every org after that. A new project with the same ID gets nothing of the deleted one.`
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		client := identityv1.NewIdentityServiceClient(conn)
-		// Read the project's org, because the request of an org:admin must name it.
+		// Read the project's org: a caller with the role org:admin must name the org in the request.
 		p, err := client.GetProject(ctx, &identityv1.GetProjectRequest{Id: args[0]})
 		if err != nil {
 			return err

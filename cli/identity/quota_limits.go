@@ -9,13 +9,13 @@ import (
 // unlimited is the value of a limit's flag that removes the limit.
 const unlimited = "unlimited"
 
-// quotaFlags holds the command-line flags for the limits of a quota, one for each resource in of.
+// quotaFlags holds the command-line flags for the limits of a quota, one for each resource in the field named of.
 type quotaFlags struct {
 	flags *pflag.FlagSet
 	of    []quotaResource
 }
 
-// Add adds one flag to a command for each resource that the quota of a project limits.
+// Add adds flags to a command: one for each resource that the quota of a project limits.
 func (l *quotaFlags) Add(to *pflag.FlagSet) { l.add(to, projectQuota) }
 
 func (l *quotaFlags) add(to *pflag.FlagSet, of []quotaResource) {
@@ -25,7 +25,7 @@ func (l *quotaFlags) add(to *pflag.FlagSet, of []quotaResource) {
 	}
 }
 
-// Given reports whether any of these flags is on the command line.
+// Given reports whether at least one of the flags is on the command line.
 func (l *quotaFlags) Given() bool {
 	for _, r := range l.of {
 		if l.flags.Changed(r.name) {

@@ -70,7 +70,7 @@ password in ` + "`trivet login`" + ` and ` + "`trivet token issue`" + `.`,
 	c.Flags().StringArrayVar(&req.Roles, "role", nil, "a role in the project, repeatable: "+strings.Join(projectRoleNames(), ", "))
 	c.Flags().StringVar(&file, "secret-file", "", "write the secret to this new file, mode 0600, instead of standard output")
 	c.Flags().DurationVar(&ttl, "ttl", 0, "lifetime of the account (default: until it is deleted)")
-	// The following functions fail only for an unknown flag.
+	// Errors are ignored: these functions fail only if the flag does not exist or already has a completion.
 	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(projectRoleNames(), cobra.ShellCompDirectiveNoFileComp))
 	_ = c.MarkFlagRequired("role")
 	_ = c.MarkFlagFilename("secret-file")

@@ -54,8 +54,9 @@ first password. Existing tokens of the user are revoked: after changing your own
 	return c
 }
 
-// currentPassword reads and returns the current password if the request ask is for the caller's own password, and
-// returns "" otherwise. If ask names no user, currentPassword sets its user to the caller.
+// currentPassword reads and returns the caller's current password, if the request in the parameter ask is to change the
+// caller's own password. It returns "" if the request is for another user or the caller uses the host key. If the
+// request names no user, currentPassword sets its user to the caller.
 func currentPassword(ctx context.Context, s *session.Session, client identityv1.IdentityServiceClient, ask *identityv1.SetPasswordRequest, file string) (string, error) {
 	short, cancel := s.Limit(ctx, callTimeout)
 	defer cancel()
@@ -82,7 +83,7 @@ the claim "sub" of its ID tokens, which stays the same when a mail address chang
 	c.Example = "  trivet user " + verb + " ada --provider corp --subject 248289761001"
 	c.Flags().StringVar(&i.Provider, "provider", "", "name of the OpenID provider")
 	c.Flags().StringVar(&i.Subject, "subject", "", "the user's subject at the provider")
-	// The following functions fail only for an unknown flag.
+	// Errors are ignored: these functions fail only if the flag does not exist or already has a completion.
 	_ = c.RegisterFlagCompletionFunc("provider", ProviderNames(s))
 	_ = c.MarkFlagRequired("provider")
 	_ = c.MarkFlagRequired("subject")

@@ -100,7 +100,8 @@ func deleteCommand(s *session.Session) *cobra.Command {
 }
 
 // Find returns the ID of the image with a name or ID, for a new VM. If several images have the name, Find ignores those
-// in the state ERROR. If several remain, it returns an error that lists them.
+// in the state ERROR, unless all are in that state. If more than one image remains, Find returns an error that lists
+// the remaining ones.
 func Find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string) (string, error) {
 	return find(ctx, s, conn, nameOrID, true, usable)
 }

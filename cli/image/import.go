@@ -126,8 +126,8 @@ func (f *importFlags) request(name, source string) (*vmv1.CreateImageRequest, er
 	return req, nil
 }
 
-// parse returns the number of the enum value whose name is prefix, an underscore and given, in any case. It returns 0
-// if given is empty, and a *Usage error that names the flag for an unknown value.
+// parse returns the number of the enum value whose name is prefix, an underscore and the upper-case form of given. It
+// returns 0 if given is empty, and a *Usage error that names the flag if there is no such value.
 func parse(flag, given, prefix string, values map[string]int32) (int32, error) {
 	if given == "" {
 		return 0, nil

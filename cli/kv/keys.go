@@ -23,8 +23,7 @@ import (
 const maxValue = 3 << 19
 
 // keyRange holds the flags that make the argument KEY select several keys: --prefix selects all keys that begin with
-// KEY,
-// --from-key selects KEY and all keys after it.
+// KEY, --from-key selects KEY and all keys after it.
 type keyRange struct{ prefix, fromKey bool }
 
 func (p *keyRange) add(f *pflag.FlagSet, what string) {
@@ -32,7 +31,8 @@ func (p *keyRange) add(f *pflag.FlagSet, what string) {
 	f.BoolVar(&p.fromKey, "from-key", false, what+" KEY and all keys after it, by bytes")
 }
 
-// of returns the first key of the range that the arguments and flags select, and the options for the end of the range.
+// The method of returns the first key of the range that the arguments and flags select, and the options for the end of
+// the range.
 func (p *keyRange) of(args []string) (key string, opts []clientv3.OpOption, err error) {
 	if p.prefix && p.fromKey {
 		return "", nil, session.Usagef("give --prefix or --from-key, not both")
@@ -55,7 +55,7 @@ func (p *keyRange) of(args []string) (key string, opts []clientv3.OpOption, err 
 	return key, opts, nil
 }
 
-// one reports whether the arguments and flags select a single key.
+// The method one reports whether the arguments and flags select a single key.
 func (p *keyRange) one(args []string) bool { return len(args) == 1 && !p.prefix && !p.fromKey }
 
 // keyAndEnd checks that the arguments of a command are KEY and optionally END.

@@ -37,7 +37,7 @@ import (
 const callTimeout = 30 * time.Second
 
 // login holds the flags for a user of the store's own authentication (etcd's Auth), which is separate from the cloud's
-// users. user is empty for none.
+// users. The field user is empty if the flag is not given.
 type login struct{ user, passwordFile string }
 
 // kvSession is a session with the additional flags that all commands of `trivet kv` share.
@@ -77,7 +77,7 @@ type client struct {
 }
 
 // run returns a function for cobra's RunE that connects to the store and calls body with a client. limit is the
-// deadline as for session.Run. It adds hints to errors.
+// deadline, unless --timeout is given. run adds hints to errors.
 func (n *kvSession) run(limit time.Duration, body func(ctx context.Context, c *client, args []string) error) func(*cobra.Command, []string) error {
 	return n.Run(limit, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		c, err := n.open(ctx, conn)
@@ -132,8 +132,8 @@ func (n *kvSession) password(ctx context.Context) (account.Secret, error) {
 type storeConn struct {
 	conn  *dial.Conn
 	token account.Secret
-	// lost, if set, is called with the error when opening a stream fails or a stream ends with UNAVAILABLE, and with
-	// nil when a stream was opened.
+	// lost, if not nil, is called with the error when a stream cannot be opened or ends with UNAVAILABLE. It is called
+	// with nil when a stream has been opened.
 	lost func(error)
 	mu   sync.Mutex
 }
@@ -175,7 +175,7 @@ type failoverStream struct {
 	wire *storeConn
 }
 
-// RecvMsg receives a message. If the stream ends with UNAVAILABLE, it makes the next call go to another endpoint.
+// RecvMsg receives a message. If the stream ends with UNAVAILABLE, RecvMsg makes the next call go to another endpoint.
 func (f *failoverStream) RecvMsg(m any) error {
 	err := f.ClientStream.RecvMsg(m)
 	if status.Code(err) == codes.Unavailable {
@@ -187,8 +187,8 @@ func (f *failoverStream) RecvMsg(m any) error {
 	return err
 }
 
-// print prints a response in the format of --output: answer as JSON with the field names of etcdctl, each of names on a
-// line, or what table writes.
+// print prints a response in the format of --output: the value answer as JSON with the field names of etcdctl, or the
+// names one per line, or the table that the function table writes.
 func (n *kvSession) print(answer any, names []string, table func(io.Writer) error) error {
 	switch n.Form {
 	case show.JSON:

@@ -63,8 +63,8 @@ restore the file to an etcd cluster, and trivet kv import loads its keys.`,
 	return c
 }
 
-// save receives a snapshot and writes it to the file path. It verifies the snapshot before the file gets that name. say
-// sets the text of the status line.
+// save receives a snapshot and verifies it in a temporary file. After that, it renames the file to path. save calls say
+// to change the text of the status line.
 func (c *client) save(ctx context.Context, path string, say func(string)) (facts snapshotFacts, err error) {
 	facts.File = path
 	err = atomicfile.Write(path, 0o600, func(f *os.File) (err error) {
@@ -111,8 +111,8 @@ func (c *client) receive(ctx context.Context, f *os.File, say func(string)) (siz
 const (
 	// importOps is the maximum number of keys that an import puts in one transaction: etcd's default limit.
 	importOps = 128
-	// importBytes is the maximum size in bytes of the keys and values in one such transaction. A request can have
-	// 1.5 MiB, so there is room for the rest of the request.
+	// importBytes is the maximum size in bytes of the keys and values that an import puts in one transaction. The
+	// maximum size of a request is 1.5 MiB, so there is room for the rest of the request.
 	importBytes = 1 << 20
 )
 

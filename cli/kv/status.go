@@ -53,7 +53,8 @@ func statusCommand(n *kvSession) *cobra.Command {
 	return c
 }
 
-// statuses requests the status of each endpoint of conn. If some fail, last is the error of the last one that failed.
+// statuses requests the status of each endpoint of conn. If requests fail, the result last is the error of the last one
+// that failed.
 func (n *kvSession) statuses(ctx context.Context, conn *dial.Conn) (all []endpointStatus, last error) {
 	for _, single := range conn.Each() {
 		s := endpointStatus{Endpoint: single.Endpoint()}

@@ -65,8 +65,8 @@ type transaction struct {
 	success, failure []clientv3.Op
 }
 
-// parseTxn parses a transaction in the syntax of etcdctl: conditions, operations if all are true, and other operations,
-// separated by empty lines. Its errors contain the line number.
+// parseTxn parses a transaction in the syntax of etcdctl. It has three parts, separated by empty lines: conditions,
+// operations if all conditions are true, and operations otherwise. Errors contain the line number.
 func parseTxn(in io.Reader) (*transaction, error) {
 	var t transaction
 	lines := bufio.NewScanner(io.LimitReader(in, maxTxn+1))

@@ -73,7 +73,8 @@ each line is a response with one or more events.`,
 	return c
 }
 
-// outages returns a function for storeConn.lost that prints a note when the watch is interrupted and when it continues.
+// outages returns a function for the field storeConn.lost. It prints a note when the watch is interrupted and when the
+// watch continues.
 func (n *kvSession) outages() func(error) {
 	var mu sync.Mutex
 	down := false

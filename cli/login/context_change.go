@@ -16,8 +16,9 @@ var errNoCurrentContext = errors.New("there is no current context: run `trivet l
 // fileLockTimeout is the time that a command waits while another process changes the file of contexts.
 const fileLockTimeout = 10 * time.Second
 
-// changeContext returns a function for cobra's RunE that changes the file of contexts by body. The command's first
-// argument names the context, which must exist. done is the text that is printed after the name on success.
+// changeContext returns a function for cobra's RunE that calls body to change the contexts and saves the result. The
+// command's first argument names the context, which must exist. done is the text that is printed after the name on
+// success.
 func changeContext(s *session.Session, body func(b *account.Book, args []string) error, done string) func(*cobra.Command, []string) error {
 	return s.Local(func(ctx context.Context, args []string) error {
 		path, err := account.Path(s.Env)

@@ -126,8 +126,9 @@ command selects a project with --org and --project; ` + "`trivet login --org= --
 }
 
 // completeLogin sets the user, provider, org and project of the new login l from the flags and the environment. before
-// is the saved login that l replaces, or nil. If it has the same endpoints and user or provider, l gets from it what
-// neither the flags nor the environment name.
+// is the saved login that l replaces, or nil. If before has the same endpoints as l, completeLogin copies missing
+// values from it: the user or provider if none is given, and the org and project if neither is given and the user or
+// provider is the same.
 func completeLogin(s *session.Session, a *loginFlags, before, l *account.Login) {
 	l.User, l.Provider = a.user, a.provider
 	l.Org, l.Project = s.Named()
@@ -145,7 +146,8 @@ func completeLogin(s *session.Session, a *loginFlags, before, l *account.Login) 
 	}
 }
 
-// ask gets a token for l, with a password or through the provider l.Provider, and stores the token and its scope in l.
+// ask gets a token for l, with a password or through the provider l.Provider. It stores in l the token, its expiry, and
+// the org and project to which it is limited.
 func (a *loginFlags) ask(ctx context.Context, s *session.Session, conn *dial.Conn, l *account.Login) error {
 	var token *identityv1.IssueTokenResponse
 	client := identityv1.NewIdentityServiceClient(conn)

@@ -8,8 +8,9 @@ import (
 	"github.com/trivet-cloud/trivet/cli/account"
 )
 
-// contextFor returns the name of the context under which the login l is saved. That is named, if it is not empty. Else
-// it is the name of a context with an equal login, preferably the current one. Else it is a new name.
+// contextFor returns the name of the context under which the login l is saved. If the parameter named is not empty, it
+// is that name. Otherwise it is the name of a context with an equal login, preferably the current one. If there is
+// none, it is a new name.
 func contextFor(b *account.Book, l *account.Login, named string) string {
 	if named != "" {
 		return named
@@ -26,8 +27,8 @@ func contextFor(b *account.Book, l *account.Login, named string) string {
 	return name
 }
 
-// sameLogin reports whether two logins have the same endpoints, user, provider, org and project. A login with a project
-// but no org equals one with the same project and an org.
+// sameLogin reports whether two logins have the same endpoints, user, provider, org and project. If both have the same
+// project and one of them has no org, the orgs count as the same.
 func sameLogin(a, b *account.Login) bool {
 	sameOrg := a.Org == b.Org || a.Project != "" && (a.Org == "" || b.Org == "")
 	return sameEndpoints(a, b) && a.User == b.User && a.Provider == b.Provider && sameOrg && a.Project == b.Project
@@ -37,8 +38,8 @@ func sameEndpoints(a, b *account.Login) bool {
 	return slices.Equal(slices.Sorted(slices.Values(a.Endpoints)), slices.Sorted(slices.Values(b.Endpoints)))
 }
 
-// defaultContextName returns the name of a new context: USER/PROJECT@HOST, USER/ORG@HOST if there is no project, or
-// USER@HOST. HOST is the first endpoint, without the port if that is the default.
+// defaultContextName returns the name of a new context: USER/PROJECT@HOST, or USER/ORG@HOST if there is no project, or
+// USER@HOST if there is no org either. HOST is the first endpoint, without the port if that is the default.
 func defaultContextName(l *account.Login) string {
 	name := l.User
 	switch {

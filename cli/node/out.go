@@ -87,8 +87,8 @@ func unbanCommand(s *session.Session) *cobra.Command {
 	return c
 }
 
-// nodeOrKey returns the ID of the host that the first argument names, or the key that --key gives. It returns a *Usage
-// error unless exactly one of the two is given.
+// nodeOrKey returns the host that the user has selected: its ID if the first argument names it, or its key if --key is
+// given. It returns a *Usage error unless exactly one of the two is given.
 func nodeOrKey(ctx context.Context, conn *dial.Conn, args []string, key string) (node, itsKey string, err error) {
 	if (len(args) == 0) == (key == "") {
 		return "", "", session.Usagef("give a NODE or --key")

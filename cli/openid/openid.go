@@ -126,7 +126,7 @@ func scopes(asked []string) []string {
 	return append([]string{oidc.ScopeOpenID}, asked...)
 }
 
-// safe returns an error unless address is an https URL, or an http URL on loopback. The argument what is the name of
+// safe returns an error unless address is an https URL, or an http URL on loopback. The parameter named what describes
 // the address in the error.
 func safe(what, address string) error {
 	u, err := url.Parse(address)

@@ -42,7 +42,7 @@ func (f *flags) add(root *cobra.Command, form *show.Form) {
 	p.StringVar(&f.tlsCA, "tls-ca", "", "use TLS with the certificate authority in this file (TRIVET_TLS_CA)")
 	p.BoolVar(&f.plaintext, "insecure-plaintext", false, "send tokens and passwords in plaintext to other hosts (TRIVET_INSECURE_PLAINTEXT)")
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
-	// The following functions fail only for an unknown flag.
+	// Errors are ignored: these functions fail only if the flag does not exist or already has a completion.
 	_ = root.MarkPersistentFlagFilename("token-file")
 	_ = root.MarkPersistentFlagFilename("tls-ca")
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(show.Forms(), cobra.ShellCompDirectiveNoFileComp))
@@ -61,8 +61,8 @@ func (f *formFlag) Set(s string) error {
 	return nil
 }
 
-// Connect returns a connection that uses the token of the flags or the environment, or else that of the saved login.
-// The first call dials.
+// Connect returns a connection that uses the token of the flags or the environment or, if there is none, the token of
+// the saved login. It does not dial; the first call does.
 func (s *Session) Connect() (*dial.Conn, error) {
 	if s.flags.timeout < 0 {
 		return nil, Usagef("--timeout: want more than 0, got %v", s.flags.timeout)
@@ -104,8 +104,9 @@ func (s *Session) Connect() (*dial.Conn, error) {
 }
 
 // ConnectToLogIn returns a connection without a token, and a new Login that holds only the endpoints and TLS options of
-// that connection. saved is the login to be replaced, or nil. If saved does not have these endpoints, the TLS options
-// are those of a login in b that has them. So an endpoint for which a saved login uses TLS is not called in plaintext.
+// that connection. saved is the login to be replaced, or nil. The TLS options of saved are used if it has all these
+// endpoints, or else those of a login in b that has them. Thus an endpoint for which a saved login uses TLS is called
+// in plaintext only with --insecure-plaintext.
 func (s *Session) ConnectToLogIn(b *account.Book, saved *account.Login) (*dial.Conn, *account.Login, error) {
 	s.facts.LoggingIn = true
 	endpoints, secure, err := s.endpoints()
@@ -133,8 +134,9 @@ func (s *Session) ConnectToLogIn(b *account.Book, saved *account.Login) (*dial.C
 	return conn, &way, err
 }
 
-// ConnectWith returns a connection that uses token, or no token if it is empty. The argument told describes another
-// secret in the requests, such as "the password", for the error if it would be sent in plaintext; empty for none.
+// ConnectWith returns a connection that uses token, or no token if it is empty. The parameter told describes another
+// secret that the requests contain, such as "the password"; it is empty if there is none. The description is for the
+// error that is returned if the secret would be sent in plaintext.
 func (s *Session) ConnectWith(token account.Secret, told string) (*dial.Conn, error) {
 	endpoints, secure, err := s.endpoints()
 	if err != nil {
@@ -153,8 +155,9 @@ func (s *Session) ConnectWith(token account.Secret, told string) (*dial.Conn, er
 	return s.open(way, token)
 }
 
-// Token returns the token of the flags or the environment, or else that of the saved login. It returns an error instead
-// of a saved token if an endpoint is named that is not one of its login.
+// Token returns the token of the flags or the environment or, if there is none, the token of the saved login. It does
+// not return a saved token but an error if --endpoint or TRIVET_ENDPOINT names an endpoint that the saved login does
+// not have.
 func (s *Session) Token() (account.Secret, error) {
 	token, err := s.token()
 	if err != nil {
@@ -203,8 +206,8 @@ func (s *Session) ConnectFor(l *account.Login) (*dial.Conn, error) {
 	return s.open(way, l.Token)
 }
 
-// endpoints returns the endpoints that --endpoint or else TRIVET_ENDPOINT names; none if neither is set. secure is true
-// if one of them has https://.
+// endpoints returns the endpoints in --endpoint or, without that flag, in TRIVET_ENDPOINT. It returns none if neither
+// is set. secure is true if one of them has https://.
 func (s *Session) endpoints() (all []string, secure bool, err error) {
 	source, lists := "--endpoint", s.flags.endpoints
 	if len(lists) == 0 {
@@ -257,7 +260,8 @@ func (s *Session) token() (account.Secret, error) {
 	return "", nil
 }
 
-// covers returns an error unless all endpoints belong to the saved login l, whose token must not be sent to others.
+// covers returns an error if the saved login l does not have all of the endpoints. Its token must not be sent to
+// others.
 func covers(l *account.Login, endpoints []string) error {
 	for _, e := range endpoints {
 		if !slices.Contains(l.Endpoints, e) {

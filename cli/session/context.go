@@ -9,8 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/cli/account"
 )
 
-// ContextNamed returns the name of the context that --context or else TRIVET_CONTEXT selects. It returns "" if neither
-// is set; commands then use the current context.
+// ContextNamed returns the name of the context that --context or, without that flag, TRIVET_CONTEXT selects. It returns
+// "" if neither is set; commands then use the current context.
 func (s *Session) ContextNamed() string {
 	if s.flags.context != "" {
 		return s.flags.context
@@ -18,11 +18,11 @@ func (s *Session) ContextNamed() string {
 	return s.Env("TRIVET_CONTEXT")
 }
 
-// Given reports whether a global flag is on the command line, even with an empty value.
+// Given reports whether a global flag is on the command line, even if its value is empty.
 func (s *Session) Given(flag string) bool { return s.given(flag) }
 
-// Fresh declares that the context named by --context does not exist yet. TRIVET_ENDPOINT and similar variables then
-// have an effect although --context is given.
+// Fresh declares that the context named by --context does not exist yet. As such a context has no endpoint, token or
+// tenant, TRIVET_ENDPOINT and similar variables then have an effect although --context is given.
 func (s *Session) Fresh() { s.fresh = true }
 
 // env returns the value of an environment variable that selects an endpoint, token or tenant. It returns "" if
@@ -48,8 +48,8 @@ func NoContext(name string) error {
 	return fmt.Errorf("there is no context named %q: `trivet context list` shows the existing ones, `trivet login --context %s` creates it", name, name)
 }
 
-// saved returns the saved login of the context that ContextNamed names, or else of the current context. It returns nil
-// if there is no current context, and an error if the named one does not exist.
+// saved returns the saved login of the context that --context or TRIVET_CONTEXT selects, or else of the current
+// context. It returns nil if there is no current context, and an error if the selected one does not exist.
 func (s *Session) saved() (*account.Login, error) {
 	named := s.ContextNamed()
 	if _, err := account.Path(s.Env); err != nil && named == "" {
@@ -70,8 +70,8 @@ func (s *Session) saved() (*account.Login, error) {
 	return l, nil
 }
 
-// Tenant returns the org and project for requests: those of Named or, if both are empty, those of the saved login. If
-// these are empty too, the control plane uses the tenant of the token.
+// Tenant returns the org and project for requests. It returns the result of Named or, if both values are empty, the org
+// and project of the saved login. If these are empty too, the control plane uses the tenant of the token.
 func (s *Session) Tenant() (org, project string) {
 	org, project = s.Named()
 	if org == "" && project == "" && s.scope != nil {
@@ -80,8 +80,8 @@ func (s *Session) Tenant() (org, project string) {
 	return org, project
 }
 
-// Named returns the org and project that the flags or the environment name, but not those of the saved login. Commands
-// that list objects use them as filters.
+// Named returns the org and project that the flags or the environment name. It ignores the saved login. Commands that
+// list objects use the result as filters.
 func (s *Session) Named() (org, project string) {
 	if org = s.flags.org; org == "" {
 		org = s.env("TRIVET_ORG")

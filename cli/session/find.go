@@ -16,8 +16,8 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-// PageSize is the number of objects that commands request per page of a list. So many objects fit in a gRPC message,
-// even if all have the most labels.
+// PageSize is the number of objects that commands request per page of a list. This many objects fit in a gRPC message,
+// even if each object has the maximum number of labels.
 const PageSize = 250
 
 // Exactly returns a check that accepts exactly one argument for each name. Its errors contain the names.
@@ -40,7 +40,7 @@ func IsID(s string) bool {
 	return err == nil && u.String() == s
 }
 
-// Match is an object that has the requested name.
+// Match is an object whose name is the one that the user has given.
 type Match struct {
 	ID string
 	// About is text that distinguishes the object from others of the same name.
@@ -71,8 +71,9 @@ func One(kind, name string, matches []Match) (string, error) {
 	return "", fmt.Errorf("several %ss are named %q: give the ID of one\n%s", noun, name, b.String())
 }
 
-// Pages reads a list page by page and returns its first limit objects, or all objects if limit is 0. page returns the
-// page for a page token and the token of the next page. more is true if the list has further objects.
+// Pages reads a list page by page and returns its first objects: at most limit, or all if limit is 0. The function page
+// takes a page token, and returns the objects of that page and the token of the next page. more is true if the list has
+// further objects.
 func Pages[T any](limit int, page func(token string) ([]T, string, error)) (all []T, more bool, err error) {
 	token := ""
 	for {
@@ -96,8 +97,8 @@ func Pages[T any](limit int, page func(token string) ([]T, string, error)) (all 
 // completing is the timeout of the calls for a shell completion.
 const completing = 2 * time.Second
 
-// Names returns a shell completion for an argument or flag, with the names that list returns. It completes nothing if
-// list fails or takes longer than 2 seconds.
+// Names returns a shell completion for an argument or flag, with the names that the function list returns. It completes
+// nothing if list fails or takes longer than 2 seconds.
 func (s *Session) Names(list func(ctx context.Context, conn *dial.Conn) ([]string, error)) cobra.CompletionFunc {
 	return s.names(s.Connect, list)
 }

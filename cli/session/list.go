@@ -23,8 +23,8 @@ type List[T any] struct {
 	Row    func(T) []string
 }
 
-// Command sets the arguments, flags and body of c, so that c lists the objects for which keep returns true, or all if
-// keep is nil. call is the command's deadline unless --timeout is given.
+// Command sets the arguments, flags and body of c, so that c lists objects. If keep is not nil, c lists only the
+// objects for which keep returns true. call is the command's deadline unless --timeout is given.
 func (l *List[T]) Command(s *Session, c *cobra.Command, call time.Duration, keep func(T) bool) *cobra.Command {
 	var limit int
 	c.Args = Exactly()
@@ -55,7 +55,8 @@ func (l *List[T]) Command(s *Session, c *cobra.Command, call time.Duration, keep
 	return c
 }
 
-// Print prints objects in the format of --output: m as JSON, or the objects as names or as a table.
+// Print prints objects in the format of --output: the message m as JSON, or the names of the objects, or a table of the
+// objects.
 func (l *List[T]) Print(s *Session, m proto.Message, objects ...T) error {
 	var names []string
 	var rows [][]string

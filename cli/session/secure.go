@@ -17,9 +17,9 @@ import (
 // maxCA is the maximum size in bytes of the file that --tls-ca names. Its content is saved in the login.
 const maxCA = 32 << 10
 
-// way returns a Login that holds only endpoints and TLS options for a connection. The TLS options are those of the
-// flags and the environment; if saved has all these endpoints, its options are added, so that the connection uses TLS
-// if the saved login does. secure is true if an endpoint has https://.
+// way returns a Login that holds only the endpoints and TLS options for a connection. The TLS options come from the
+// flags and the environment. If saved has all these endpoints, its TLS options are added, so that the connection uses
+// TLS if the saved login does. The parameter secure is true if an endpoint has https://, which also selects TLS.
 func (s *Session) way(endpoints []string, secure bool, saved *account.Login) (account.Login, error) {
 	w := account.Login{Endpoints: endpoints, TLS: secure || s.flags.tls, Plaintext: s.flags.plaintext}
 	if text := s.env("TRIVET_INSECURE_PLAINTEXT"); text != "" {

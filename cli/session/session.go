@@ -35,8 +35,8 @@ type Shell struct {
 	Stdin  io.Reader
 	Stdout io.Writer
 	Stderr io.Writer
-	// Ask prints a question on the terminal and returns the line that the user types, without echo if secret is set. It
-	// is nil unless standard input and standard error are terminals.
+	// Ask prints a question on the terminal and returns the line that the user types. If secret is true, the line is
+	// not echoed. Ask is nil if standard input or standard error is not a terminal.
 	Ask func(ctx context.Context, question string, secret bool) (string, error)
 	// Progress is the terminal on which a status line is shown during long waits; nil for no status line.
 	Progress io.Writer
@@ -52,10 +52,10 @@ type Session struct {
 	Form  show.Form
 	flags flags
 	facts explain.Facts
-	// scope is the saved login whose org and project Tenant returns unless the flags or the environment name others;
-	// nil if no saved login is in use.
+	// scope is the saved login that is in use, or nil. Tenant returns its org and project if the flags and the
+	// environment name neither.
 	scope *account.Login
-	// choosing is set if calls carry the tenant that Tenant returns in their metadata.
+	// choosing is true if calls send the org and project that Tenant returns, in their metadata.
 	choosing bool
 	given    func(flag string) bool
 	fresh    bool
@@ -64,7 +64,8 @@ type Session struct {
 	secret string
 	// secrets lists the values that are removed from all messages; see Keep.
 	secrets []account.Secret
-	// began is set when the body of a command starts. Before that, an error means an invalid command line.
+	// began is true once the body of a command has started. An error before that means that the command line is
+	// invalid.
 	began bool
 }
 
@@ -73,7 +74,8 @@ func New(sh Shell, root *cobra.Command) *Session {
 	s := &Session{Shell: sh, Form: show.Table}
 	s.flags.add(root, &s.Form)
 	s.given = func(flag string) bool { return root.PersistentFlags().Changed(flag) }
-	// RegisterFlagCompletionFunc fails only for an unknown flag.
+	// The error is ignored: RegisterFlagCompletionFunc fails only if the flag does not exist or already has a
+	// completion.
 	_ = root.RegisterFlagCompletionFunc("context", s.Contexts())
 	root.SetArgs(sh.Args)
 	root.SetIn(sh.Stdin)
@@ -137,7 +139,8 @@ func (s *Session) Note(format string, args ...any) {
 	fmt.Fprintln(s.Stderr, "trivet: "+s.scrubbed(show.Text(fmt.Sprintf(format, args...))))
 }
 
-// Print prints a result in the format of --output: m as JSON, or each of names on a line, or what table writes.
+// Print prints a result in the format of --output: the message m as JSON, or the names one per line, or the table that
+// the function table writes.
 func (s *Session) Print(m proto.Message, names []string, table func(io.Writer) error) error {
 	switch s.Form {
 	case show.JSON:
@@ -166,8 +169,8 @@ func (s *Session) PrintValue(v any, names []string, table func(io.Writer) error)
 	return err
 }
 
-// Done prints the success of a command that returns no object, such as a delete: "NAME WHAT" as a table, the name, or
-// an empty JSON object.
+// Done prints the success of a command that returns no object, such as a delete. Depending on --output, it prints "NAME
+// WHAT", only the name, or an empty JSON object.
 func (s *Session) Done(name, what string) error {
 	return s.Print(&emptypb.Empty{}, []string{name}, func(w io.Writer) error {
 		_, err := fmt.Fprintln(w, show.Text(name+" "+what))

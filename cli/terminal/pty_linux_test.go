@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pty opens a pseudo-terminal. terminal is the end for the program. At the end keys, the test writes the user's input
-// and reads what the terminal shows.
+// pty opens a pseudo-terminal. The result terminal is the end that the program uses. The result keys is the other end,
+// at which the test writes the user's input and reads what the terminal shows.
 func pty(t *testing.T) (keys, terminal *os.File) {
 	t.Helper()
 	keys, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -39,7 +39,7 @@ func echoes(t *testing.T, terminal *os.File) bool {
 	return a.Lflag&unix.ECHO != 0
 }
 
-// asked is a writer that discards prompts and calls after for each.
+// asked is a writer that discards prompts and calls the function after for each.
 type asked struct{ after func() }
 
 func (a asked) Write(p []byte) (int, error) {

@@ -81,8 +81,9 @@ A --disk is ` + diskForm + `, with the size in GiB.`,
 	return c
 }
 
-// request returns a request with all that the flags give, except the disks and boot images, and the parsed disks.
-// findImages adds these to the request, because it needs calls to look up the images.
+// request returns a request with the values of all flags except the disks and boot images. It returns the disks
+// separately, as they were parsed. findImages adds the disks and boot images to the request, because it makes calls to
+// find out the IDs of their images.
 func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error) {
 	if err := cloud.CheckName("NAME", name); err != nil {
 		return nil, nil, session.Usagef("%v", err)

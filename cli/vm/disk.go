@@ -31,7 +31,8 @@ var (
 
 const diskForm = "SIZE[,image=NAME|ID][,bus=virtio|scsi|ide|sata][,cache=none|writeback|writethrough][,id=ID][,boot-index=N]"
 
-// parseDisk parses text, the value of the flag --disk with the number n, counted from 0. The disk's ID is diskN.
+// parseDisk parses text, the value of the n-th flag --disk, counted from 0. The disk's ID is "disk" followed by n,
+// unless text contains an ID.
 func parseDisk(n int, text string) (disk, error) {
 	bad := func(what string) (disk, error) {
 		return disk{}, session.Usagef("--disk %q: %s: want %s", text, what, diskForm)

@@ -14,19 +14,19 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// Deadlines of the commands unless --timeout is given. Each is the time for which the control plane waits in that call,
-// and a margin.
+// Deadlines of the commands unless --timeout is given. Each is the maximum time for which the control plane waits in
+// that call, plus a margin.
 const (
 	startLimit  = 30*time.Second + waitMargin
 	rebootLimit = 75*time.Second + waitMargin
-	// stopExtra is added to the grace period of a stop to get its deadline. graceDefault and graceMost are the default
-	// and the maximum grace period in seconds.
+	// stopExtra plus the grace period is the deadline of a stop. graceDefault and graceMost are the default and the
+	// maximum grace period in seconds.
 	stopExtra    = 10*time.Second + waitMargin
 	graceDefault = 30
 	graceMost    = 600
 )
 
-// power describes a command that changes the power state of a VM, such as start. do makes its call.
+// power describes a command that changes the power state of a VM, such as start. The function do makes the API call.
 type power struct {
 	verb, doing string
 	// want is the state that the VM must have after the call; unspecified if every state is acceptable.
@@ -93,8 +93,9 @@ func (p power) command(ctx context.Context, s *session.Session, conn *dial.Conn,
 	return s.Print(vm, []string{vm.GetName()}, func(w io.Writer) error { return rows(w, s.Now(), vm) })
 }
 
-// run makes the call, which waits until the VM has reached the wanted state. After its own time limit, the control
-// plane returns the VM in another state without an error. run then returns an error, so that a script stops.
+// run makes the call, in which the control plane waits until the VM has the wanted state. If the VM does not have it in
+// time, the control plane returns the VM in another state, without an error. run then returns an error, so that a
+// script stops.
 func (p power) run(ctx context.Context, s *session.Session, t *target, name string) (vm *vmv1.VirtualMachine, err error) {
 	err = s.Wait(p.doing+" "+name, func(func(string)) error {
 		vm, err = p.do(ctx, t)

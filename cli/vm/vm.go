@@ -21,7 +21,8 @@ import (
 const (
 	// callTimeout is the deadline of commands that do not wait for a host, unless --timeout is given.
 	callTimeout = 30 * time.Second
-	// waitMargin is added to the time for which the control plane waits in a call, to get the deadline of a command.
+	// waitMargin is added to the maximum time for which the control plane waits in a call, to get the deadline of a
+	// command.
 	waitMargin = 15 * time.Second
 )
 

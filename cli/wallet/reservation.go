@@ -111,7 +111,8 @@ func transactionsCommand(s *session.Session) *cobra.Command {
 	c.Flags().StringVar(&req.ReservationId, "reservation", "", "list only transactions of this reservation")
 	c.Flags().StringVar(&req.ResourceId, "resource", "", "list only transactions for this resource")
 	c.Flags().IntVar(&limit, "limit", 0, "list at most this many")
-	// RegisterFlagCompletionFunc fails only for an unknown flag.
+	// The error is ignored: RegisterFlagCompletionFunc fails only if the flag does not exist or already has a
+	// completion.
 	_ = c.RegisterFlagCompletionFunc("type", cobra.FixedCompletions(typeNames(), cobra.ShellCompDirectiveNoFileComp))
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		for _, name := range types {

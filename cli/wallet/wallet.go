@@ -123,7 +123,8 @@ func refundCommand(s *session.Session) *cobra.Command {
 	return c
 }
 
-// statusChange describes a command that changes a wallet's status and nothing else, such as suspend. do makes its call.
+// statusChange describes a command that changes a wallet's status and nothing else, such as suspend. The function do
+// makes the API call.
 type statusChange struct {
 	verb, short string
 	do          func(ctx context.Context, c creditv1.CreditServiceClient, org, project string) (*creditv1.Wallet, error)

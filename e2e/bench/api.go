@@ -38,11 +38,11 @@ const (
 	fillers = 64
 	// projects is the number of projects among which the VMs are divided equally.
 	projects = 4
-	// pairs is the number of pairs of runs. The first run of each pair has all hosts working; during the second, one
-	// host is stopped.
+	// pairs is the number of pairs of runs. In the first run of each pair all hosts work; in the second, one host is
+	// stopped with SIGSTOP.
 	pairs = 2
-	// Targets: getAtMost and listAtMost for the p99 of gets and lists, in ms; stoppedAtMost for the ratio of the p99
-	// with one host stopped to that with all hosts working.
+	// getAtMost and listAtMost are the targets for the p99 of gets and lists, in ms. stoppedAtMost is the target for
+	// the ratio of the p99 with one host stopped to the p99 with all hosts working.
 	getAtMost, listAtMost, stoppedAtMost = 20, 100, 1.2
 )
 
@@ -87,8 +87,8 @@ func api(ctx context.Context, b *bench) (err error) {
 	return r.measure(ctx, b)
 }
 
-// fill creates the VMs through the API, waits until the hosts have reported all of them as built, and adds a row with
-// the rate of creation.
+// fill creates the VMs through the API and waits until the hosts have reported all of them as built. It adds a row with
+// the number of VMs created per second.
 func (r *recorded) fill(ctx context.Context, b *bench) error {
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: fillers}}
 	for i := range projects {
@@ -181,7 +181,8 @@ func (r *recorded) walk(ctx context.Context) error {
 	return nil
 }
 
-// calls returns n requests of random kinds in the proportions of rate, sent to the members in rotation.
+// calls returns n requests, sent to the members in rotation. Of each hundred requests, getsOf100 are gets and
+// listsOf100 are lists, in random order.
 func (r *recorded) calls(n int) ([]openloop.Call, error) {
 	var out []openloop.Call
 	for len(out) < n {
@@ -233,11 +234,11 @@ func (r *recorded) call(kind string, member int) (openloop.Call, error) {
 	return openloop.Call{Kind: kind, Target: member, Request: []byte(b.String()), Want: want}, nil
 }
 
-// cpuUsed holds the CPU time, in seconds, that each group of processes used during runs (all: the whole machine), and
-// the duration of these runs (wall).
+// cpuUsed holds CPU times during runs, in seconds: those of the members, the load generator, the simulated hosts and
+// the whole machine (the field all). The field wall is the duration of the runs.
 type cpuUsed struct{ members, generator, hosts, all, wall float64 }
 
-// run sends the load once, for about length, and adds the latencies to into and the CPU times to used.
+// run sends the load once, for about length. It adds the latencies to *into and the CPU times to *used.
 func (r *recorded) run(ctx context.Context, length time.Duration, into *openloop.Result, used *cpuUsed) error {
 	if err := r.walk(ctx); err != nil {
 		return err

@@ -21,9 +21,10 @@ import (
 )
 
 const (
-	// many is the number of VMs that are created at once in a round; burstRounds is the number of rounds.
+	// many is the number of VMs that are created concurrently in a round; burstRounds is the number of rounds.
 	many, burstRounds = 20, 3
-	// settle is the pause between the boot of the guests and the measurement of the idle agent, which lasts idleFor.
+	// settle is the pause between the boot of the guests and the measurement of the agent while they idle. idleFor is
+	// the duration of that measurement.
 	settle, idleFor = 15 * time.Second, time.Minute
 )
 
@@ -114,7 +115,7 @@ func (b *bench) rowsOf(what string, ours, theirs []round, of func(round) time.Du
 // their banners.
 type round struct{ running, banners time.Duration }
 
-// latest holds, by the index of the VM, the time when the VM was running and the time when its banner was read.
+// latest holds two times per VM, by the index of the VM: when it was running, and when its banner was read.
 type latest struct{ running, banner []time.Time }
 
 func (l *latest) round(began time.Time) round {
@@ -137,8 +138,7 @@ func (c *trivet) crowd(ctx context.Context, rest *lab.REST, image string, n int,
 				return err
 			}
 			ids[i] = vm.ID
-			// The response may come before the VM runs, because the API waits only for a limited time: awaitState waits
-			// on.
+			// The API waits for the start only for a limited time, so the VM may not run yet: awaitState waits for it.
 			if err := rest.Call(ctx, "POST", "/api/v1/vms/"+vm.ID+"/start", nil, nil); err != nil {
 				return err
 			}
@@ -234,7 +234,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// crowd creates and starts VMs equal to Trivet's with libvirt.
+// crowd creates and starts VMs with libvirt that have the same devices as Trivet's.
 type crowd struct {
 	l                  *libvirt.Daemon
 	dir, base, machine string

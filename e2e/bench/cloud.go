@@ -19,8 +19,8 @@ import (
 const (
 	// banner is the text that the small guest prints on its serial port when it is ready.
 	banner = "TRIVET GUEST READY"
-	// bootWithin is the timeout for the boot of one guest, burstWithin that for twenty at once. Both suffice on a busy
-	// host.
+	// bootWithin is the timeout for the boot of one guest. burstWithin is the timeout for a step with twenty VMs at
+	// once, such as their creation and boot. Both suffice on a busy host.
 	bootWithin, burstWithin = time.Minute, 4 * time.Minute
 	// lookEvery is the interval at which serial logs are polled for the banner: the resolution of all boot times.
 	lookEvery = 2 * time.Millisecond
@@ -110,7 +110,7 @@ func (c *trivet) startAgent(ctx context.Context) error {
 	return err
 }
 
-// addresses returns the members' addresses in order of id, with port, such as ":8084" or "", appended to each.
+// addresses returns the members' addresses in order of id. It appends port, such as ":8084" or "", to each.
 func (c *trivet) addresses(port string) (out []string) {
 	for id := 1; id <= len(c.trio.Members); id++ {
 		out = append(out, c.trio.Members[id]+port)
@@ -118,8 +118,8 @@ func (c *trivet) addresses(port string) (out []string) {
 	return out
 }
 
-// tenant creates a project and a user who is a member of it, unless they exist, and returns a REST client that calls
-// the given member with that user's token.
+// tenant returns a REST client that calls the given member with the token of a user who is a member of the project. It
+// creates the project and the user if they do not exist.
 func (c *trivet) tenant(ctx context.Context, member int, project string) (*lab.REST, error) {
 	binding := &identityv1.Binding{Role: "project:member", OrgId: org, ProjectId: project}
 	user := "bench-" + project

@@ -55,8 +55,8 @@ func ownCPU() float64 {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano()).Seconds()
 }
 
-// memory returns a process's resident memory in MB (10^6 bytes): all is the total, anonymous the part of it that is not
-// backed by files.
+// memory returns a process's resident memory in MB (10^6 bytes). The result all is the total; the result anonymous is
+// the part of it that is not backed by files.
 func memory(pid int) (all, anonymous float64, err error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

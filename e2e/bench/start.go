@@ -192,7 +192,7 @@ type took struct{ answer, banner, cpu time.Duration }
 // cpuTime returns the CPU time that a process has used, or 0 if there is no such process.
 func cpuTime(pid int) time.Duration { return time.Duration(cpuOf(pid) * float64(time.Second)) }
 
-// ours starts the VM through the API, measures the start, and forces the VM off when its banner was seen.
+// ours starts the VM through the API, measures the start, and forces the VM off after its banner was read.
 func (s *starter) ours(ctx context.Context) (took, error) {
 	ctx, cancel := context.WithTimeout(ctx, bootWithin)
 	defer cancel()

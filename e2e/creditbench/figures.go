@@ -8,7 +8,7 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/kvbench/verdict"
 )
 
-// The kinds of banks: one Trivet member, three Trivet members, and PostgreSQL.
+// The kinds of ledgers that are measured: one Trivet member, three Trivet members, and PostgreSQL.
 const (
 	ours = "trivet"
 	trio = "trio"
@@ -28,21 +28,22 @@ const (
 	cpu  = "cpu"  // CPU time of the servers in µs per pair
 )
 
-// line is a line of a printed table: one metric of a row, for the kind and for its peer. A row is a measurement that
-// yields several metrics. The field what is the description of the line; if that begins with "… ", it is printed after
-// the description of the last line without "… ".
+// line is a line of a printed table: one metric of a row, with the figures of the ledger kind and of the ledger peer,
+// which it is compared with. A row is a measurement that yields several metrics. The field what is the description of
+// the line. If it begins with "… ", the rest is printed after the description of the last line without "… ".
 type line struct {
 	part, row, metric, kind, peer, what, unit string
 	target                                    verdict.Target
 }
 
-// table holds the lines of one printed table; peer is the heading of the column with the figures of line.peer.
+// table holds the lines of one printed table. The field peer is the heading of the column with the figures that
+// Trivet's are compared with.
 type table struct {
 	peer  string
 	lines []line
 }
 
-// least returns a target that is a lower bound on our figure, regardless of the peer.
+// least returns a target with v as a lower bound on Trivet's figure, regardless of the figure that it is compared with.
 func least(v float64) verdict.Target {
 	return verdict.Target{Must: v, Aim: v, Least: true, Absolute: true}
 }
@@ -68,8 +69,8 @@ var tables = []table{
 	}},
 }
 
-// pairs returns the lines of a row that is measured in a closed loop: each caller makes its next pair when the last one
-// has ended.
+// pairs returns the lines of a row that is measured in a closed loop, in which each caller starts its next pair of
+// calls when the last pair has ended.
 func pairs(part, row, kind, peer, what string, target verdict.Target) []line {
 	return []line{
 		{part, row, rate, kind, peer, what, "/s", target},
@@ -98,8 +99,8 @@ func (r results) add(row, metric, kind string, v float64) {
 	r[k] = append(r[k], v)
 }
 
-// rows returns those lines of a table that belong to the given parts and were measured or have a target. The note of a
-// rate is the number of concurrent callers.
+// rows returns the lines of a table that belong to the given parts. It omits lines that were not measured and have no
+// target. The note of a line with a rate is the number of concurrent callers.
 func (r results) rows(t table, parts []string, callers map[string]int) (rows []verdict.Row) {
 	subject := ""
 	for _, l := range t.lines {

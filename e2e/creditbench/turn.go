@@ -37,8 +37,8 @@ type bank interface {
 const (
 	deposit = 1_000_000_000_000
 	amount  = 10
-	// openRate is the number of pairs per second in the row open. openCallers is the number of callers that Connect
-	// prepares for; if more pairs are in flight, they may wait for a connection.
+	// openRate is the number of pairs of calls per second in the row "open". openCallers is the number of callers that
+	// Connect prepares for in that row; if more pairs are in flight, some may wait for a connection.
 	openRate, openCallers = 500, 64
 	startWithin           = time.Minute
 	turnWithin            = 5 * time.Minute
@@ -61,7 +61,7 @@ var sizes = map[bool]size{
 	true:  {1_000, 100, 100 * time.Millisecond, 100 * time.Millisecond, 300 * time.Millisecond, 100 * time.Millisecond, 500 * time.Millisecond, []int{16, 64}},
 }
 
-// turn is the run of one kind of bank in one round.
+// turn is the measurement of one kind of ledger in one round.
 type turn struct {
 	*bench
 	kind    string
@@ -106,8 +106,8 @@ func (b *bench) run(ctx context.Context) error {
 	return nil
 }
 
-// turn starts an empty bank of a kind, measures it, and stops it. For the kind verify it measures the verification of
-// tokens.
+// turn starts an empty ledger of the given kind, measures it, and stops it. For the kind "verify", it starts no ledger
+// and measures the verification of tokens.
 func (b *bench) turn(ctx context.Context, kind string, round int) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, turnWithin)
 	defer cancel()
@@ -139,8 +139,8 @@ func (b *bench) start(ctx context.Context, kind, dir string) (bank, error) {
 	return postgres.Start(ctx, dir, b.postgres)
 }
 
-// measure measures all rows with a running bank. It adds the figures to b.results only if the sums of the ledger agree
-// with the load afterwards.
+// measure measures all rows with a running ledger. It adds the figures to b.results only if the sums of the ledger
+// afterwards are those that the load must have produced.
 func (b *bench) measure(ctx context.Context, kind string, round int, bank bank) error {
 	t := &turn{bench: b, kind: kind, round: round, bank: bank, wallets: []string{"hot"}}
 	for i := range b.size.wallets {
@@ -177,8 +177,8 @@ func (b *bench) measure(ctx context.Context, kind string, round int, bank bank) 
 	return nil
 }
 
-// ask makes pairs in a closed loop for a time, each on a random wallet of wallets. It returns an error if any pair
-// fails, because the sums that the ledger must have are then unknown.
+// ask makes pairs in a closed loop for the duration length. Each pair is on a random one of the given wallets. ask
+// returns an error if any pair fails, because the sums that the ledger must have are then unknown.
 func (t *turn) ask(ctx context.Context, callers int, length time.Duration, wallets []string) (load.Answers, error) {
 	all, err := load.For(ctx, callers, length, func(ctx context.Context, caller int) error {
 		return t.pair(ctx, caller, wallets)
@@ -201,8 +201,8 @@ func (t *turn) count(all load.Answers) error {
 	return nil
 }
 
-// sweep returns the number of concurrent callers for a row. In the first round it tries all numbers in t.size.callers
-// and chooses one by best; later rounds use the same number.
+// sweep returns the number of concurrent callers for a row. In the first round it measures the rate with each number in
+// t.size.callers and uses the number that best returns. Later rounds use the same number.
 func (t *turn) sweep(ctx context.Context, row string, wallets []string) (int, error) {
 	if n := t.callers[key(row, t.kind)]; n > 0 {
 		return n, nil
@@ -227,8 +227,8 @@ func (t *turn) sweep(ctx context.Context, row string, wallets []string) (int, er
 	return n, nil
 }
 
-// enough is the share of the highest rate that a number of callers must reach. More callers than that would increase
-// the latency and hardly the rate.
+// enough is the fraction of the highest rate that a number of callers must reach to be chosen. More callers than that
+// would increase the latency and hardly the rate.
 const enough = 0.95
 
 // best returns the smallest number of callers whose rate is at least enough times the highest rate. rates maps numbers
@@ -299,8 +299,8 @@ func (t *turn) open(ctx context.Context, wallets []string) error {
 	})
 }
 
-// used runs f, which returns the results whose latencies are measured and the number of all pairs that it made. used
-// adds p50 and p99 of these latencies, and the servers' CPU time per pair, to the row.
+// used runs f, and adds the p50 and p99 of the latencies and the servers' CPU time per pair to the row. f returns the
+// results whose latencies count, and the number of all pairs that it made, including those of a warm-up.
 func (t *turn) used(ctx context.Context, row string, f func() (load.Answers, int, error)) error {
 	stop := t.perf(ctx, row)
 	defer stop()

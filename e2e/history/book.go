@@ -11,8 +11,9 @@ import (
 // Sweeper is the value of Transaction.By for transactions with which the control plane expires reservations.
 const Sweeper = "system:expiry"
 
-// effect describes the transactions that one call or one expiry appended to the journal: those after position from, up
-// to position to. A position is a number of transactions. at is the time of the transactions in milliseconds.
+// effect describes the transactions that one call or one expiry appended to the journal. The fields from and to are the
+// numbers of transactions in the journal before and after them. The field at is the time of these transactions, in Unix
+// milliseconds.
 type effect struct {
 	kind     Kind
 	name     string
@@ -21,8 +22,9 @@ type effect struct {
 	at       cloud.Time
 }
 
-// fate is the history of a reservation: made and ended are the journal positions after which it exists and is no longer
-// pending; ended is 0 if it stays pending. status is its final status.
+// fate is the history of a reservation. The fields made and ended are journal positions, that is, numbers of
+// transactions: the reservation exists from made on, and is no longer pending from ended on. ended is 0 if it stays
+// pending. status is its final status.
 type fate struct {
 	amount, charged int64
 	made, ended     int
@@ -30,7 +32,7 @@ type fate struct {
 	deadline        cloud.Time
 }
 
-// at returns the reservation's status at journal position n, or 0 if the reservation does not exist there.
+// The method at returns the reservation's status at journal position n, or 0 if the reservation does not exist there.
 func (f *fate) at(n int) ledger.ReservationStatus {
 	switch {
 	case f == nil || n < f.made:
@@ -41,8 +43,8 @@ func (f *fate) at(n int) ledger.ReservationStatus {
 	return f.status
 }
 
-// book holds what follows from a journal after the ledger has reproduced it: the wallet's figures at each position, and
-// the effect of each call.
+// book holds what is computed by executing the calls of a journal again: the wallet's figures at each journal position,
+// and the effect of each call.
 type book struct {
 	// after holds the wallet's figures at each journal position, that is, after so many transactions.
 	after   []Figures
@@ -50,8 +52,9 @@ type book struct {
 	fates   map[string]*fate
 }
 
-// open executes the journal's calls again with the ledger, in the order of the journal, and returns an error unless the
-// ledger produces equal transactions. The first transaction must be the one that creates the wallet with a balance.
+// open executes the journal's calls again with the ledger, in the order of the journal. It returns an error if the
+// ledger does not produce equal transactions. The first transaction must be the one that creates the wallet with a
+// balance.
 func open(org cloud.OrgID, project cloud.ProjectID, journal []ledger.Transaction, ops []Op) (*book, error) {
 	asked := map[string]*Op{}
 	for i := range ops {
@@ -104,8 +107,9 @@ func open(org cloud.OrgID, project cloud.ProjectID, journal []ledger.Transaction
 	return b, m.Audit()
 }
 
-// again returns the ledger command that must have produced the transaction tx (and perhaps the next one), and the kind
-// of the call that sent it; the kind is 0 for the first transaction. asked holds the reserve calls by reservation id.
+// again returns the ledger command that must have produced the transaction tx (and the next one, if the command makes
+// two). kind is the kind of the call that sent the command; it is 0 for the first transaction. asked holds the reserve
+// calls by reservation id.
 func again(tx *ledger.Transaction, first bool, asked map[string]*Op) (c ledger.Command, kind Kind, err error) {
 	c = ledger.Command{
 		At: tx.At, By: tx.By, IDs: [2]string{tx.ID}, Amount: tx.Amount, Description: tx.Description, Reservation: tx.Reservation, ResourceID: tx.ResourceID,

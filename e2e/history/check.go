@@ -22,19 +22,22 @@ type Wallet struct {
 	// of the transactions must be zero.
 	Journal []ledger.Transaction
 	Ops     []Op
-	// Began is the time, by a correct clock, at which the clock of the calls was zero. Tolerance is the time by which a
-	// transaction may be stamped before the start or after the end of its call; 0 skips that check.
+	// Began is the time, by a correct clock, at which the clock of the calls was zero. Tolerance is the maximum time by
+	// which a transaction's time in the journal may be before the start or after the end of its call; 0 skips that
+	// check.
 	Began     time.Time
 	Tolerance time.Duration
 }
 
-// Summary holds statistics about a history that Check has checked.
+// Summary holds statistics about a history, which Check computes.
 type Summary struct {
-	// Known and Unknown count the calls with and without a response. Refused counts the calls whose response is a
-	// refusal. Late counts the effects for which no call had a successful response.
+	// Known and Unknown are the numbers of calls with and without a response. Refused is the number of calls whose
+	// response is a refusal. Late is the number of effects in the journal for which no call had a successful response,
+	// but a call without a response may be the cause.
 	Known, Unknown, Refused, Late int
 	Transactions, Expired         int
-	// Off is the longest time by which a transaction was stamped before the start or after the end of its call.
+	// Off is the longest time by which a transaction's time in the journal is before the start or after the end of its
+	// call.
 	Off time.Duration
 }
 
@@ -75,7 +78,8 @@ func (w *Wallet) Check(limit time.Duration) (s Summary, err error) {
 	}
 }
 
-// stuck describes the call that ended first among those that are not in the longest partial order that porcupine found.
+// stuck describes the first call that fits nowhere. Of the calls that are missing in the longest partial order that
+// porcupine found, this is the one that ended first.
 func stuck(calls []porcupine.Operation, info porcupine.LinearizationInfo) string {
 	var longest []int
 	for _, partial := range info.PartialLinearizations() {
@@ -101,21 +105,21 @@ func stuck(calls []porcupine.Operation, info porcupine.LinearizationInfo) string
 	return calls[first].Input.(*call).String()
 }
 
-// call is an Op with its effect in the journal; did is nil if the journal has no such effect.
+// call is an Op with its effect in the journal. The field did is that effect, or nil if there is none in the journal.
 type call struct {
 	Op
 	did *effect
-	// over is set if the deadline of the call's reservation may have passed when the call ended.
+	// over is true if the deadline of the call's reservation may have passed before the call ended.
 	over bool
-	// silent is set if this call stands only for the effect of a call whose response is checked as another call; see
-	// apart.
+	// silent is true for the first of the two calls that apart returns: it stands only for an effect, and has no
+	// response to check.
 	silent bool
 }
 
-// apart splits a commit or release whose response shows a later state of the wallet than its own effect into two calls,
-// one for the effect and one for the response. This happens if a member loses its leader and sends the call again: the
-// second response shows the wallet at that later time. Effect and response are both within the duration of the call,
-// but other calls may take effect between them. ok is false if there is nothing to split.
+// apart splits a successful commit or release into two calls, one for its effect and one for its response. It does so
+// if the response shows a later state of the wallet than the effect. This happens if a member loses its leader and
+// sends the call again: the second response shows the wallet at that later time. Effect and response are both within
+// the duration of the call, but other calls may take effect between them. ok is false if the call is not split.
 func (c *call) apart() (effect, answer *call, ok bool) {
 	if c.did == nil || c.Refused != Done || c.Return == Never || c.Kind != Commit && c.Kind != Release || c.Wallet == nil || c.Wallet.Sequence <= uint64(c.did.to) {
 		return nil, nil, false
@@ -125,7 +129,8 @@ func (c *call) apart() (effect, answer *call, ok bool) {
 }
 
 // calls returns the operations that porcupine must order: the calls that took effect or had a response, and the
-// expiries. It sets the counts in s, and returns a Violation if no call accounts for an effect.
+// expiries. It sets the counts in s. It returns a Violation if the journal has an effect that none of the calls can
+// have caused.
 func (w *Wallet) calls(b *book, s *Summary) ([]porcupine.Operation, error) {
 	var out []porcupine.Operation
 	began := map[string]time.Duration{}
@@ -192,8 +197,9 @@ func sorted(effects map[Kind]map[string]*effect) []*effect {
 	return out
 }
 
-// stamps returns a Violation if a transaction's time in the journal is further than w.Tolerance outside of the calls
-// that may have made the transaction. It sets s.Off.
+// stamps compares the times of the transactions in the journal with the calls that may have made them. It returns a
+// Violation if a time is more than w.Tolerance before the first start or after the last end of these calls. It sets
+// s.Off.
 func (w *Wallet) stamps(b *book, s *Summary) error {
 	if w.Tolerance == 0 {
 		return nil
@@ -229,7 +235,8 @@ func (w *Wallet) stamps(b *book, s *Summary) error {
 	return nil
 }
 
-// step reports whether the call may be executed at journal position n, and returns the position after it.
+// step reports whether the call, with its response, is possible at journal position n. It also returns the position
+// after the call.
 func (c *call) step(b *book, n int) (bool, int) {
 	next := n
 	if c.did != nil && c.did.from == n && c.Refused == Done {
@@ -247,7 +254,8 @@ func (c *call) step(b *book, n int) (bool, int) {
 	return c.true(b, n, next), next
 }
 
-// true reports whether the response is correct for a call that leads from journal position n to next.
+// The method true reports whether the response is correct for a call that leads from journal position n to the position
+// next.
 func (c *call) true(b *book, n, next int) bool {
 	f := b.fates[c.Name]
 	switch c.Kind {
@@ -305,8 +313,9 @@ func (c *call) release(f *fate, n, next int) bool {
 	return c.expired(f, n)
 }
 
-// expired reports whether the response "expired" is correct at journal position n: the deadline may have passed, and
-// the reservation is expired there, or is pending and ends in no other way later.
+// expired reports whether the response "expired" is correct at journal position n. The deadline of the reservation must
+// possibly have passed when the call ended. The reservation must be expired at n, or be pending at n and neither be
+// committed nor released later.
 func (c *call) expired(f *fate, n int) bool {
 	switch f.at(n) {
 	case ledger.Expired:

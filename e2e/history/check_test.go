@@ -138,7 +138,8 @@ func (s *scribe) answer(o *Op) {
 	}
 }
 
-// find returns the first call in the second half of the history that has a response and satisfies good.
+// find returns the first call in the second half of the history that has a response and for which the function good
+// returns true.
 func (s *scribe) find(t *testing.T, good func(*Op) bool) *Op {
 	t.Helper()
 	for i := len(s.w.Ops) / 2; i < len(s.w.Ops); i++ {

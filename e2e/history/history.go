@@ -81,8 +81,8 @@ type Op struct {
 	Available int64
 	// Wallet holds the wallet's figures in the response; it is nil if the response has none.
 	Wallet *Figures
-	// Status and Charged are those of the reservation in the response. Released is the response's field of that name
-	// to a release: whether the reservation is released.
+	// Status and Charged are the values of the reservation in the response. Released is the field of that name in the
+	// response to a release: whether the reservation is released.
 	Status   ledger.ReservationStatus
 	Charged  int64
 	Released bool

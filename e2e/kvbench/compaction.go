@@ -13,8 +13,9 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/kvbench/load"
 )
 
-// compaction loads 2 GB, writing each key twice, and measures the longest put before Compact, while Compact removes the
-// older half of the revisions, and while the members defragment. The last two each include the 3 seconds that follow.
+// compaction loads 2 GB, writing each key twice. Then it measures the highest latency of a put in three periods: before
+// Compact, while Compact removes the older half of the revisions, and while the members defragment. The second and the
+// third period include the 3 seconds that follow.
 func compaction(ctx context.Context, t *turn) error {
 	const (
 		big       = 4 << 10
@@ -27,7 +28,8 @@ func compaction(ctx context.Context, t *turn) error {
 	defer cancel()
 	count := t.scale(fillBytes / big / 2)
 	for range 2 {
-		// Few puts per transaction, because etcd keeps its last 10,000 log entries in memory.
+		// Put few keys per transaction: etcd keeps its last 10,000 log entries in memory, and each transaction is one
+		// entry.
 		fill := load.Fill{Clients: t.clients, Key: load.Key, To: count, PerTxn: 8, Workers: loaders, ValueBytes: big}
 		if err := fill.Run(ctx); err != nil {
 			return err
@@ -65,8 +67,9 @@ func compaction(ctx context.Context, t *turn) error {
 	return nil
 }
 
-// compact does three steps, with a pause of calm after each: it does nothing, compacts at revision, and defragments the
-// members one by one. moments holds the start of the first step and the end of each step with its pause.
+// compact executes three steps: it does nothing, compacts at revision, and defragments the members one by one. Each
+// step has the timeout patience and is followed by a pause of the duration calm. moments holds the start of the first
+// step and, for each step, the end of its pause.
 func (t *turn) compact(ctx context.Context, revision int64, calm, patience time.Duration) (moments [4]time.Time, err error) {
 	acts := []struct {
 		name string

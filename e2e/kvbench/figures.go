@@ -23,9 +23,9 @@ type line struct {
 	target                  verdict.Target
 }
 
-// table lists all lines in the order of printing. A description that begins with "… " continues the last one that does
-// not: it is printed with that one's part before the colon. Each target has two bounds, from the design of the
-// key-value store, part "Proof": one that must be reached and one that is aimed at.
+// table lists all lines in the order of printing. A description that begins with "… " is printed after that of the last
+// line without "… ", of which only the part before the colon is used. Each target has two bounds, from the design of
+// the key-value store, part "Proof": one that must be reached and one that is aimed at.
 var table = []line{
 	{"put", rate, "put, 1000 clients, 200k keys, values of 256 bytes", "/s", verdict.AtLeast(1.15, 1.4)},
 	{"put", p50, "… p50", "ms", verdict.Target{}},
@@ -143,8 +143,8 @@ func (r results) add(row, metric, kind string, v float64) {
 	r[k] = append(r[k], v)
 }
 
-// rows returns the lines of the wanted rows that were measured or have a target; one that was not measured has no
-// figures.
+// rows returns the lines of the wanted rows. It omits lines that were not measured and have no target. A line with a
+// target that was not measured has no figures.
 func (r results) rows(wanted []string) (rows []verdict.Row) {
 	subject := "" // the text that replaces "… "
 	for _, l := range table {

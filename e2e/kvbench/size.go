@@ -38,8 +38,8 @@ func (t *turn) restart(ctx context.Context) (time.Duration, error) {
 	return t.start(ctx)
 }
 
-// size loads total bytes of values of 64 KiB, and measures the time of the load and of a restart, and the members'
-// memory and disk space.
+// size loads values of 64 KiB with a total size of total bytes. It measures the time of the load and of a restart, and
+// the members' memory and disk space.
 func size(ctx context.Context, t *turn, row string, total int) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Minute)
 	defer cancel()
@@ -89,8 +89,8 @@ func (t *turn) holds(ctx context.Context, key string, valueBytes int) error {
 	return nil
 }
 
-// puts1 returns the median latency of total puts that a single client sends to the leader one after the other, each to
-// a random one of the first among keys.
+// puts1 returns the median latency of puts by a single client. It sends the given total of puts to the leader one after
+// the other. Each put writes a random one of the keys with the numbers 0 to among-1.
 func (t *turn) puts1(ctx context.Context, total, among int) (time.Duration, error) {
 	random := rand.New(rand.NewPCG(uint64(among), 3))
 	all, err := load.Closed(ctx, 1, total, func(ctx context.Context, _, _ int) error {

@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
-// serveWithin is the timeout within which three started servers, with however much data, must serve reads.
+// serveWithin is the maximum time in which three started servers must serve reads, regardless of the amount of data.
 const serveWithin = 5 * time.Minute
 
 // group is a set of rows of the table that are measured on the same servers. In each round, the servers of a group are
@@ -26,7 +26,8 @@ const serveWithin = 5 * time.Minute
 type group struct {
 	name string
 	rows []string
-	// rounds is the maximum number of rounds for this group, besides that of the flag -rounds; 0 means no other limit.
+	// rounds is the maximum number of rounds for this group, in addition to the maximum of the flag -rounds; 0 means
+	// that only the flag limits them.
 	rounds int
 	// prepare, if set, is called after the servers' directories were created and before any server starts. The function
 	// undo that it returns is called after all servers were killed.
@@ -50,7 +51,7 @@ func (g group) wanted(b *bench) bool {
 	return slices.ContainsFunc(g.rows, func(row string) bool { return slices.Contains(b.wanted, row) })
 }
 
-// turn is the run of one kind of servers, Trivet or etcd, in one round of a group.
+// turn is the measurement of one kind of servers, Trivet or etcd, in one round of a group.
 type turn struct {
 	*bench
 	kind    string
@@ -201,8 +202,8 @@ func (t *turn) measure(ctx context.Context, row string, f func() (int, error)) e
 	return nil
 }
 
-// many returns a load generator with 1000 clients on 100 connections to all members. The generator that one returns has
-// a single client, connected to the leader.
+// many returns a load generator with 1000 clients on 100 connections to all members. The function one, in contrast,
+// returns a load generator with a single client that is connected to the leader.
 func (t *turn) many() load.Tool {
 	return load.Tool{Binary: filepath.Join(t.etcd, "benchmark"), Endpoints: t.trio.Endpoints(t.leader), Conns: 100, Clients: 1000}
 }
@@ -235,8 +236,8 @@ func (t *turn) summary(row, prefix string, s load.Summary) {
 	}
 }
 
-// answers adds rate, p50 and p99 of requests that kvbench itself sent during took to a row, and returns the number of
-// successful ones. If requests failed, it adds a line to t.failures.
+// answers adds the rate, p50 and p99 of requests to a row, and returns the number of successful ones. kvbench itself
+// sent these requests, within the duration took. If requests failed, answers adds a line to t.failures.
 func (t *turn) answers(row string, all load.Answers, took time.Duration) int {
 	latencies := all.Latencies()
 	t.add(row, rate, float64(len(latencies))/took.Seconds())

@@ -21,7 +21,7 @@ type Agent struct {
 	Bin Binaries
 	// Name is the host name that the agent reports, and the base name of the agent's files and data directory.
 	Name string
-	// Members holds the addresses of the control-plane members, without ports or with them.
+	// Members holds the addresses of the control-plane members, with or without ports.
 	Members []string
 	// Cgroup is the name of the cgroup beneath which the agent's guests run. UIDRange, such as 650000-659999, holds the
 	// uids of its guests. Agents on one host must have different cgroups and disjoint ranges.

@@ -51,8 +51,8 @@ type Answer struct {
 	Raw string
 }
 
-// Do sends a request to a port of the member and decodes the response, whatever its status. It marshals body to JSON
-// unless body is a string, which is sent as it is. header lists names and values alternately.
+// Do sends a request to a port of the member and decodes the response, whatever its status. A body that is a string is
+// sent unchanged; any other body is marshaled to JSON. header lists names and values alternately.
 func (c *REST) Do(ctx context.Context, port int, method, path string, body any, header ...string) (*Answer, error) {
 	var content io.Reader
 	switch b := body.(type) {
@@ -111,8 +111,8 @@ type VM struct {
 	MemoryMB        uint64 `json:"memory_mb"`
 }
 
-// Call sends a request to the VM controller (port 8084). It returns an error for a status of 300 or more, and otherwise
-// decodes the response's data into out, unless out is nil.
+// Call sends a request to the VM controller (port 8084). It returns an error for a status of 300 or more. Otherwise it
+// decodes the response's data into out, if out is not nil.
 func (c *REST) Call(ctx context.Context, method, path string, body, out any, header ...string) error {
 	a, err := c.Do(ctx, 8084, method, path, body, header...)
 	if err != nil {

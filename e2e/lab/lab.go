@@ -43,10 +43,11 @@ type Program struct {
 	Args   []string
 	// Work is the working directory of the process.
 	Work string
-	// UID is the uid and gid of the process; with 0, it has those of the process that calls Start.
+	// UID is the uid and gid of the process. If it is 0, the process has the uid and gid of the process that calls
+	// Start.
 	UID int
-	// Net is the path of the network namespace that the process joins; if it is empty, the process has that of the
-	// process that calls Start.
+	// Net is the path of the network namespace that the process joins. If it is empty, the process stays in the
+	// namespace of the process that calls Start.
 	Net string
 	// Env holds environment variables, as NAME=VALUE, that the process gets besides PATH and GOTRACEBACK.
 	Env []string
@@ -199,8 +200,8 @@ func sum(path string) (out [32]byte, err error) {
 	return [32]byte(h.Sum(nil)), nil
 }
 
-// Until calls try again and again, with pauses of 20 to 500 ms, until it returns nil. If ctx ends first, Until returns
-// the last error of try, wrapped with what.
+// Until calls the function try repeatedly, with pauses of 20 to 500 ms, until it returns nil. If ctx ends first, Until
+// returns the last error of try, with the text what before it.
 func Until(ctx context.Context, what string, try func(context.Context) error) error {
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
 		err := try(ctx)

@@ -42,7 +42,7 @@ func (g *GRPC) AwaitNode(ctx context.Context, name string) (node *vmv1.Node, err
 	return node, err
 }
 
-// EnsureProject creates the org and, in it, the project, unless they exist. An argument that is "" is not created.
+// EnsureProject creates the org and, in it, the project, unless they exist. If org or project is "", it is not created.
 func (g *GRPC) EnsureProject(ctx context.Context, org, project string) error {
 	if org != "" {
 		if _, err := g.Identity.CreateOrg(ctx, &identityv1.CreateOrgRequest{Id: org}); err != nil && status.Code(err) != codes.AlreadyExists {
@@ -58,8 +58,8 @@ func (g *GRPC) EnsureProject(ctx context.Context, org, project string) error {
 	return nil
 }
 
-// EnsureUser creates a user unless it exists, sets its password and grants it the role in binding. It also creates the
-// binding's org and project unless they exist.
+// EnsureUser creates a user, if it does not exist, sets its password and grants it the role in binding. It also creates
+// the binding's org and project, if they do not exist.
 func (g *GRPC) EnsureUser(ctx context.Context, id, password string, binding *identityv1.Binding) error {
 	if err := g.EnsureProject(ctx, binding.GetOrgId(), binding.GetProjectId()); err != nil {
 		return err
@@ -77,8 +77,9 @@ func (g *GRPC) EnsureUser(ctx context.Context, id, password string, binding *ide
 // GuestImages holds the ids of the three images from which the tests' small guest is booted.
 type GuestImages struct{ Disk, Kernel, Initrd string }
 
-// ImportGuest creates PUBLIC images from the small guest's files in the directory guest, and returns their ids. It
-// reuses an AVAILABLE image of the same name and checksum; the other files it copies to the import directory first.
+// ImportGuest returns the ids of PUBLIC images that were created from the small guest's files in the directory guest.
+// For each file, it reuses an AVAILABLE image with the same name and checksum. If there is none, it copies the file to
+// the import directory and imports it.
 func ImportGuest(ctx context.Context, t *Trio, g *GRPC, guest string) (out GuestImages, err error) {
 	for _, i := range []struct {
 		file, name string
@@ -162,8 +163,8 @@ func ImportURL(ctx context.Context, g *GRPC, r *vmv1.CreateImageRequest) (string
 	return made.GetId(), errors.Join(err, failed)
 }
 
-// Console follows the console log of a VM of the project default until nth lines (from 1) have contained text, and
-// returns the last of them. It returns an error if ctx ends first.
+// Console waits until the console log of a VM of the project default has nth lines that contain text (nth is 1 or
+// more), and returns the last of these lines. It returns an error if ctx ends first.
 func (g *GRPC) Console(ctx context.Context, vm, text string, nth int) (string, error) {
 	r := &operatorv1.ReadConsoleLogRequest{OrgId: "default", ProjectId: "default", VmId: vm, Follow: true}
 	var line string
@@ -224,7 +225,8 @@ func (g *GRPC) ReadConsole(ctx context.Context, vm string) (string, error) {
 	}
 }
 
-// Alive returns an error unless the process whose pid the API reports for a VM exists on this host and is no zombie.
+// Alive checks the pid that the API reports for a VM. It returns an error unless the process with that pid exists on
+// this host and is no zombie.
 func (g *GRPC) Alive(ctx context.Context, vm string) error {
 	v, err := g.VMs.GetVm(ctx, &vmv1.GetVmRequest{OrgId: "default", ProjectId: "default", VmId: vm})
 	if err != nil {

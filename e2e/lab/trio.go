@@ -31,7 +31,7 @@ type Trio struct {
 	Bin Binaries
 	// Members maps each member's id to its IP address.
 	Members map[int]string
-	// Extra holds command-line flags that Start appends to those of every member.
+	// Extra holds command-line flags that Start appends to the flags of every member.
 	Extra []string
 	// TLS is the TLS configuration for clients of the members; nil if the members serve plaintext.
 	TLS *tls.Config
@@ -126,8 +126,8 @@ func (t *Trio) Start(id int) error {
 	return t.Dir.Start(p)
 }
 
-// place copies a file unless to already has the same content. It replaces to by a rename, so a process that runs the
-// old copy is not affected.
+// place copies a file to the path to, if the file there does not have the same content. It replaces that file by a
+// rename, so a process that runs the old copy is not affected.
 func place(from, to string) error {
 	a, err := sum(from)
 	if err != nil {

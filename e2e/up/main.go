@@ -266,8 +266,8 @@ const (
 	banner = "TRIVET GUEST READY"
 )
 
-// boot creates the VM and starts it, unless it runs, through REST with the user's token. It returns the VM and the
-// number of banners that its console log contains when that start has succeeded.
+// boot creates the VM and starts it, through REST with the user's token. It does only what is still needed. It returns
+// the VM and the number of banners that its console log must contain when the VM has booted.
 func (c *cloud) boot(ctx context.Context, g *lab.GRPC, token, image string) (*lab.VM, int, error) {
 	rest := &lab.REST{Host: c.trio.Members[2], Token: token}
 	var list struct{ VMs []lab.VM }

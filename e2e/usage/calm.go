@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// calm is the share of one CPU that the machine must not reach before a round, and other processes must not reach on
-// average during a run. calmFor is the time over which the share is measured before a round.
+// calm is a fraction of one CPU. The machine must use less than that before a round starts, and other processes must
+// use less than that on average during a run. calmFor is the time over which the use is measured before a round.
 const calm, calmFor = 0.25, 500 * time.Millisecond
 
 // Calm waits until the machine is idle before each round of a benchmark (Await), and determines whether other processes
@@ -35,7 +35,7 @@ type process struct {
 	cpu     time.Duration
 }
 
-// NewCalm returns a Calm whose calls of Await together wait no longer than patience. It opens /proc now, so that it
+// NewCalm returns a Calm whose calls of Await wait no longer than patience in total. It opens /proc now, so that it
 // sees the same processes even if the program mounts another /proc later.
 func NewCalm(patience time.Duration) (*Calm, error) {
 	proc, err := os.OpenRoot("/proc")
@@ -55,8 +55,8 @@ func NewCalm(patience time.Duration) (*Calm, error) {
 	return c, err
 }
 
-// Await waits until the machine is idle, before a round. It returns nil without waiting if the patience is used up;
-// Disturbed then reports that. It returns an error if ctx ends.
+// Await waits until the machine is idle, before a round. If the machine is still busy when patience is used up, Await
+// returns nil, and Disturbed reports that later. Await returns an error if ctx ends.
 func (c *Calm) Await(ctx context.Context) error {
 	for c.patience > 0 {
 		began := time.Now()
@@ -97,8 +97,8 @@ func (c *Calm) Disturbed() (string, error) {
 	return "", nil
 }
 
-// used returns the CPU time that the processes in before have used between the two samples before and now. Processes
-// that have ended meanwhile are not counted.
+// used returns the sum of the CPU time that processes have used between two samples. It counts only the processes that
+// are in both samples, before and now.
 func used(before, now map[int]process) (sum time.Duration) {
 	for pid, p := range before {
 		if q, ok := now[pid]; ok && q.started == p.started {
@@ -138,7 +138,7 @@ func processes(proc fs.FS) (map[int]process, error) {
 // kernelThread is the flag PF_KTHREAD of the kernel's include/linux/sched.h, which marks kernel threads.
 const kernelThread = 0x200000
 
-// parseProcess parses text, the content of /proc/PID/stat. thread is true if it is that of a kernel thread.
+// parseProcess parses text, the content of /proc/PID/stat. thread is true if the process is a kernel thread.
 func parseProcess(pid int, text string) (p process, thread bool, err error) {
 	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
 	if len(fields) < 20 {

@@ -25,7 +25,7 @@ type Sample struct {
 	Written uint64        // bytes sent to the disk
 }
 
-// Since returns the CPU time and bytes that were used between the sample earlier and the sample s.
+// Since returns the CPU time and bytes written of the processes between two samples: earlier, and s.
 func (s Sample) Since(earlier Sample) Sample {
 	return Sample{CPU: s.CPU - earlier.CPU, Written: s.Written - earlier.Written}
 }

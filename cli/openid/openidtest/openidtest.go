@@ -28,12 +28,12 @@ import (
 type Provider struct {
 	Issuer, ClientID, Subject string
 	Now                       time.Time
-	// Configuration changes the discovery document, Redirect the parameters of the redirect, and Claims those of the ID
-	// token, before they are sent.
+	// The provider calls Configuration with the discovery document, Redirect with the parameters of the redirect, and
+	// Claims with the claims of the ID token. Each can change its argument before the provider sends it.
 	Configuration func(map[string]any)
 	Redirect      func(url.Values)
 	Claims        func(map[string]any)
-	// Token, if set, serves requests to the token endpoint instead of the provider.
+	// Token, if set, is the HTTP handler of the token endpoint. It replaces the provider's own.
 	Token http.HandlerFunc
 
 	key *ecdsa.PrivateKey

@@ -27,11 +27,11 @@ func Quantile[T cmp.Ordered](samples []T, q float64) T {
 // Median returns Quantile(samples, 0.5).
 func Median[T cmp.Ordered](samples []T) T { return Quantile(samples, 0.5) }
 
-// Row is one line of a table. What describes the measurement; Ours and Peer are the formatted results of Trivet and of
-// the system that it is compared with.
+// Row is one line of a table. The field What describes the measurement. Ours and Peer are the formatted results of
+// Trivet and of the system that it is compared with.
 type Row struct {
 	What, Ours, Peer string
-	// Value is the figure with a target, and AtMost its target, an upper bound; 0 means no target.
+	// Value is the figure that is compared with the target. AtMost is the target, an upper bound; 0 means no target.
 	Value, AtMost float64
 	// Unit is the unit of Value and AtMost, such as "×", "ms", "MB".
 	Unit string

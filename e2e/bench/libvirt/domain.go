@@ -19,7 +19,7 @@ type Domain struct {
 	MemoryMiB  uint64
 	// Kernel, Initrd and Cmdline are for a direct kernel boot. If Kernel is "", the guest boots from its disk.
 	Kernel, Initrd, Cmdline string
-	// Disk is the path of the disk's QCOW2 file, Base that of its backing file ("" for none).
+	// Disk is the path of the disk's QCOW2 file. Base is the path of its backing file, or "" for none.
 	Disk, Base string
 	// Serial is the file that receives the output of the serial port.
 	Serial string

@@ -28,8 +28,9 @@ import (
 // dirs lists the directories that libvirt uses; Mount mounts a tmpfs over each.
 var dirs = []string{"/etc/libvirt", "/run/libvirt", "/var/lib/libvirt", "/var/cache/libvirt", "/var/log/libvirt"}
 
-// Prepare creates the missing ones of libvirt's directories, so that Mount can mount over them, and returns undo, which
-// removes those that it created. Prepare must be called in the host's mount namespace, not in that of Mount.
+// Prepare creates the directories of dirs that do not exist, so that Mount can mount over them. The function undo
+// removes the directories that Prepare has created. Prepare must be called in the host's mount namespace, not in the
+// one in which Mount is called.
 func Prepare() (undo func(), err error) {
 	var made []string
 	undo = func() {
@@ -46,8 +47,8 @@ func Prepare() (undo func(), err error) {
 			return nil, err
 		}
 	}
-	// libvirt creates a cgroup `machine` for all of its guests and does not remove it. Let undo remove it, unless it
-	// exists already.
+	// libvirt creates a cgroup `machine` for all of its guests and does not remove it. If there is no such cgroup yet,
+	// let undo remove it.
 	groups, err := filepath.Glob("/sys/fs/cgroup/*")
 	if err != nil {
 		return nil, err

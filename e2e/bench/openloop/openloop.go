@@ -22,7 +22,8 @@ import (
 	"time"
 )
 
-// answerWithin is the timeout for dialing a connection, and that for one request and its response with the body.
+// answerWithin is the timeout for dialing a connection. It is also the timeout for one request and its complete
+// response.
 const answerWithin = 10 * time.Second
 
 // Call is one HTTP request that Run sends.
@@ -50,7 +51,8 @@ type Options struct {
 
 // Result holds the measurements of a run.
 type Result struct {
-	// Latencies holds, by Call.Kind, the times from when a request was due until its response, of successful requests.
+	// Latencies holds the latencies of successful requests, by Call.Kind. A latency is the time from when the request
+	// was due until the end of its response.
 	Latencies map[string][]time.Duration
 	// Failed counts, by Call.Kind, the requests with no response or with a status other than Call.Want. First is the
 	// error of one of them.
@@ -185,8 +187,8 @@ func (c *conn) do(call *Call) error {
 	return nil
 }
 
-// exchange sends a request and reads the response. It closes the connection after an error, and if the server will not
-// reuse it.
+// exchange sends a request and reads the response. It closes the connection after an error, or if the response says
+// that the server will close it.
 func (c *conn) exchange(call *Call) (err error) {
 	again := false
 	defer func() {

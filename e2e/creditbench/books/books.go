@@ -11,9 +11,9 @@ type Books struct {
 	Deposited, Consumed, Reserved, Balance int64
 }
 
-// After returns the sums that a ledger must have after a number of wallets were created with a deposit each, and after
-// a number of pairs: a pair reserves an amount and commits the complete reservation. A deposit makes one transaction,
-// a pair makes two.
+// After returns the sums that a ledger must have after a load of two parts. First, wallets are created with a deposit
+// each, which makes one transaction per wallet. Then pairs of calls are made: each pair reserves an amount and commits
+// the complete reservation, which makes two transactions.
 func After(wallets, deposit, pairs, amount int64) Books {
 	return Books{
 		Wallets: wallets, Transactions: wallets + 2*pairs, Reservations: pairs,
@@ -21,7 +21,8 @@ func After(wallets, deposit, pairs, amount int64) Books {
 	}
 }
 
-// Compare returns an error that names the first sum of b that differs from the one in must, or nil if all are equal.
+// Compare returns an error that names the first sum that differs between b and the expected sums in must, or nil if all
+// are equal.
 func (b Books) Compare(must Books) error {
 	for _, sum := range []struct {
 		name      string

@@ -30,7 +30,7 @@ const (
 	org     = "bench"
 )
 
-// Bank is a cluster of running members, with connections to all of them.
+// Bank is a ledger that creditbench measures: a cluster of running members, with connections to all of them.
 type Bank struct {
 	trio  *lab.Trio
 	conns []*lab.GRPC
@@ -130,8 +130,8 @@ func (b *Bank) Pair(ctx context.Context, caller int, wallet string, amount int64
 	return nil
 }
 
-// Books returns the sums over all wallets. It first lets the control plane audit the ledger, that is, recompute each
-// wallet from its journal, and returns an error if a wallet has a problem.
+// Books returns the sums over all wallets. First it calls AuditLedger, with which the control plane recomputes each
+// wallet from its journal. It returns an error if that finds a problem in a wallet.
 func (b *Bank) Books(ctx context.Context) (sum books.Books, err error) {
 	audit, err := b.ask(0).AuditLedger(ctx, &creditv1.AuditLedgerRequest{})
 	if err != nil {

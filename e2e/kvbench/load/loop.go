@@ -32,7 +32,8 @@ func (all Answers) Latencies() (took []time.Duration) {
 	return took
 }
 
-// Failed returns the number of failed requests and the error of the first of them in all, or nil if none failed.
+// Failed returns the number of failed requests, and the error of the first failed one in the order of the results. The
+// error is nil if none failed.
 func (all Answers) Failed() (n int, first error) {
 	for _, a := range all {
 		if a.Err != nil {
@@ -45,7 +46,8 @@ func (all Answers) Failed() (n int, first error) {
 	return n, first
 }
 
-// Within returns the results of requests that were due at or after from and before until.
+// Within returns the results of the requests that were due in the period that begins at the time from (inclusive) and
+// ends at the time until (exclusive).
 func (all Answers) Within(from, until time.Time) (some Answers) {
 	for _, a := range all {
 		if !a.Due.Before(from) && a.Due.Before(until) {
@@ -55,7 +57,8 @@ func (all Answers) Within(from, until time.Time) (some Answers) {
 	return some
 }
 
-// LongestGap returns the longest time, within the time between from and until, in which no request succeeded.
+// LongestGap returns the longest time in which no request succeeded, in the period that begins at the time from and
+// ends at the time until.
 func (all Answers) LongestGap(from, until time.Time) time.Duration {
 	moments := []time.Time{from, until}
 	for _, a := range all {
@@ -71,9 +74,9 @@ func (all Answers) LongestGap(from, until time.Time) time.Duration {
 	return longest
 }
 
-// Closed makes n requests in a closed loop: each of the concurrent callers sends its next request when the last one has
-// ended. It calls ask for each request with the number of the caller and of the request, both from 0. If ask fails,
-// that is part of the results; the returned error is that of ctx.
+// Closed makes n requests in a closed loop: each of the concurrent callers sends its next request when its last one has
+// ended. For each request, it calls ask with the number of the caller and the number of the request, both counted from
+// 0. An error of ask becomes part of the results. Closed itself returns an error only if ctx ends.
 func Closed(ctx context.Context, callers, n int, ask func(ctx context.Context, caller, i int) error) (Answers, error) {
 	all := make(Answers, n)
 	var next atomic.Int64
@@ -95,9 +98,10 @@ func Closed(ctx context.Context, callers, n int, ask func(ctx context.Context, c
 	return all, ctx.Err()
 }
 
-// For makes requests in a closed loop, as Closed does, but for a time instead of a number of requests, and at least one
-// per caller. It waits for the requests that are in flight at the end, so ask must set a deadline for its request. If
-// ask fails, that is part of the results; the returned error is that of ctx. The results are not in order of time.
+// For makes requests in a closed loop, as Closed does, but for the duration length instead of a number of requests.
+// Each caller makes at least one request. For waits for the requests that are in flight at the end, so ask must set a
+// deadline for its request. An error of ask becomes part of the results. For itself returns an error only if ctx ends.
+// The results are not in order of time.
 func For(ctx context.Context, callers int, length time.Duration, ask func(ctx context.Context, caller int) error) (Answers, error) {
 	each := make([]Answers, callers)
 	until := time.Now().Add(length)
@@ -114,7 +118,7 @@ func For(ctx context.Context, callers int, length time.Duration, ask func(ctx co
 	return slices.Concat(each...), ctx.Err()
 }
 
-// mostOpen is the maximum number of requests in flight of an Open; with more, it stops with an error.
+// mostOpen is the maximum number of concurrent requests of an Open. If one more is due, the Open stops with an error.
 const mostOpen = 10_000
 
 // Open makes requests in an open loop, that is, at a fixed rate regardless of the responses, until Stop is called.

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Tool runs etcd's program `benchmark`. Binary is its path.
+// Tool runs etcd's program `benchmark`. The field Binary is the path of that program.
 type Tool struct {
 	Binary    string
 	Endpoints []string // the servers, as host:port; the tool distributes its connections among them
@@ -21,8 +21,8 @@ type Tool struct {
 	Conns, Clients int
 }
 
-// Run runs a command of the tool, such as "put" with its flags, and returns the summaries that it prints. It returns an
-// error if their number is not wanted.
+// Run runs a command of the tool, such as "put" with its flags, and returns the summaries that the tool prints. It
+// returns an error if the number of summaries is not equal to the parameter wanted.
 func (t Tool) Run(ctx context.Context, wanted int, args ...string) ([]Summary, error) {
 	flags := []string{
 		"--precise", "--endpoints", strings.Join(t.Endpoints, ","), "--conns", strconv.Itoa(max(t.Conns, 1)), "--clients", strconv.Itoa(max(t.Clients, 1)),

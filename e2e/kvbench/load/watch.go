@@ -69,7 +69,8 @@ func (w *Watchers) read(events clientv3.WatchChan, begun chan<- error) {
 	}
 }
 
-// Await waits until n events have arrived in all, and returns their delays: the times from Stamp's sent to the arrival.
+// Await waits until at least n events with a value made by Stamp have arrived in total, and returns their delays. A
+// delay is measured from the time that the value contains to the arrival of the event.
 func (w *Watchers) Await(ctx context.Context, n int) ([]time.Duration, error) {
 	for {
 		w.mu.Lock()
@@ -102,8 +103,8 @@ func (w *Watchers) Close() error {
 	return errors.Join(errs...)
 }
 
-// Stamp returns a value of at least n bytes that contains the time when it was sent, from which Watchers computes the
-// delay of an event.
+// Stamp returns a value of at least n bytes that contains the time sent, at which a put was sent. Watchers computes the
+// delay of an event from it.
 func Stamp(sent time.Time, n int) string {
 	text := strconv.FormatInt(sent.UnixNano(), 10) + " "
 	for len(text) < n {

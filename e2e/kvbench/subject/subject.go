@@ -53,8 +53,8 @@ func host(id int) string { return fmt.Sprintf("127.0.0.%d", id) }
 // Endpoint returns the host:port at which a member accepts clients without TLS.
 func (t *Trio) Endpoint(id int) string { return fmt.Sprintf("%s:%d", host(id), t.port) }
 
-// Endpoints returns the endpoints of all members in order of id, rotated so that the one of the member with the id
-// first is at the beginning.
+// Endpoints returns the endpoints of all members. The first endpoint is that of the member with the id first; the
+// others follow in order of id, with member 1 after the last one.
 func (t *Trio) Endpoints(first int) (all []string) {
 	for i := range Members {
 		all = append(all, t.Endpoint((first-1+i)%Members+1))

@@ -19,7 +19,8 @@ type Target struct {
 	Must, Aim float64
 	// Least makes both bounds lower bounds (more is better) instead of upper bounds.
 	Least bool
-	// Absolute applies the bounds to the median of Ours, in the row's unit, instead of to its ratio to that of Peer.
+	// If Absolute is true, the bounds apply to the median of Ours, in the row's unit. Otherwise they apply to the ratio
+	// of the median of Ours to the median of Peer.
 	Absolute bool
 }
 
@@ -58,15 +59,16 @@ type Row struct {
 	What string
 	// Unit is the unit of the figures: "/s", "µs", "ms", "s", "B", "MB", or "" for a count.
 	Unit string
-	// Ours and Peer hold one figure per round. If both have the same length, equal indexes are of the same round.
+	// Ours and Peer hold one figure per round. If both have the same length, figures with the same index are of the
+	// same round.
 	Ours, Peer []float64
 	Target     Target
 	// Note is text that is printed in the last column, after the spread.
 	Note string
 }
 
-// Ratio returns the median of Ours divided by that of Peer. It returns false if either has no figures or the median of
-// Peer is 0.
+// Ratio returns the median of Ours divided by the median of Peer. It returns false if Ours or Peer is empty or the
+// median of Peer is 0.
 func (r Row) Ratio() (float64, bool) {
 	if len(r.Ours) == 0 || len(r.Peer) == 0 || figure.Median(r.Peer) == 0 {
 		return 0, false
