@@ -39,8 +39,8 @@ func errNoSource() error {
 		"source_url: no such file beneath an import directory that you may use (a regular file, without links, on the member that got this call)")
 }
 
-// open opens the file that the source URL text names. org is the org of the image, and ctx has the caller. It returns
-// errNoSource if the caller may not import the file.
+// open opens the file to which the URL in text points. The parameter org is the org of the image, and ctx contains the
+// caller. open returns errNoSource if the caller may not import the file.
 func (s *Service) open(ctx context.Context, org cloud.OrgID, text string) (*source, error) {
 	if text == "" {
 		return nil, fault.Invalid("source_url", "is required: uploads in parts are not supported yet")

@@ -24,8 +24,8 @@ const (
 	// from which it reads an image. After a power failure of the host, its old connections count until keepalive closes
 	// them.
 	maxConnections = 16
-	// maxCalls is the maximum number of concurrent calls of a host: its consoles (maxConsoles), its image reads, and a
-	// few more.
+	// maxCalls is the maximum number of concurrent calls of a host: at most maxConsoles consoles, its image reads, and
+	// a few more.
 	maxCalls = 128
 	// maxReportStreams is the maximum number of concurrent Report streams of a host. The member may buffer one message
 	// of up to MaxMessage bytes for each.
@@ -41,7 +41,7 @@ const (
 	imageRate, imageBurst = 2, 64
 	// observationRate is the allowed number of reported VM states of a host per second, and observationBurst the number
 	// allowed at once. An agent reports each VM every 10 s, and all VMs when it connects. Each message counts as
-	// messageCost more VM states.
+	// messageCost VM states in addition to those in it.
 	observationRate, observationBurst = 2000, 10_000
 	messageCost                       = 10
 	// changeRate is the allowed number of reported VM states per second that change a record, and changeBurst the
@@ -156,8 +156,9 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// updateNodeThrottled calls updateNode if *last is 0 or at least minUpdateInterval ago, and sets *last to now if the
-// record changed. Otherwise it changes nothing and returns ok=false.
+// updateNodeThrottled limits how often a host's record is written. If *last is 0 or at least minUpdateInterval ago, it
+// calls updateNode, and sets *last to the current time if the record changed. Otherwise it changes nothing and returns
+// ok=false.
 func (s *Service) updateNodeThrottled(ctx context.Context, id cloud.NodeID, last *cloud.Time, change func(*cloud.Node)) (n cloud.Node, ok bool, err error) {
 	now := s.opts.Steady().UnixMilli()
 	s.mu.Lock()

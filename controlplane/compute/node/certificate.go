@@ -15,8 +15,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// storePeerKey stores the key of the connection's client certificate as the key of the host with this ID. Hosts that
-// joined before keys were stored have no stored key until then.
+// storePeerKey stores the key of the connection's client certificate as the key of the host with this ID. A host that
+// joined when keys were not stored yet has no stored key before the first call of storePeerKey.
 func (s *Service) storePeerKey(ctx context.Context, id cloud.NodeID) error {
 	leaf, err := peerCertificate(ctx)
 	if err != nil || leaf == nil {
@@ -30,8 +30,8 @@ func (s *Service) storePeerKey(ctx context.Context, id cloud.NodeID) error {
 	return err
 }
 
-// caller returns the host that the client certificate of a connection names. It returns an error if there is no
-// certificate, if it has expired, or if the host is evicted, banned or has no record.
+// caller returns the ID of the host that the client certificate of a connection names. It returns an error if there is
+// no certificate, if the certificate has expired, if the host is evicted or banned, or if the host has no record.
 func (s *Service) caller(ctx context.Context) (cloud.NodeID, error) {
 	leaf, err := peerCertificate(ctx)
 	if err != nil {
@@ -53,9 +53,9 @@ func (s *Service) admit(ctx context.Context) (id cloud.NodeID, leave func(), err
 	return id, leave, err
 }
 
-// certifiedHost returns the host that the certificate leaf names. It returns an error if leaf is nil or no host's
-// certificate, or if the host is evicted, banned or has no record. It does not check whether the certificate has
-// expired.
+// certifiedHost returns the ID of the host that the certificate leaf names. It returns an error if leaf is nil or is
+// not a host's certificate, if the host is evicted or banned, or if the host has no record. It does not check whether
+// the certificate has expired.
 func (s *Service) certifiedHost(ctx context.Context, leaf *x509.Certificate) (cloud.NodeID, error) {
 	if leaf == nil {
 		return "", fault.New(fault.Unauthenticated, "this call needs the certificate of a host")

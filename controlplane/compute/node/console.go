@@ -44,13 +44,13 @@ type chunk struct {
 }
 
 const (
-	// consoleTimeout limits the wait for the agent to open its stream, and the wait for each further chunk unless the
-	// log is followed.
+	// consoleTimeout is the maximum wait for the agent to open its stream. It is also the maximum wait for each further
+	// chunk of the log, unless the caller follows the log.
 	consoleTimeout = 10 * time.Second
 	// maxConsoles is the maximum number of console logs read from one host at a time. An agent has the same limit.
 	maxConsoles = 64
-	// maxProjectConsoles and maxOrgConsoles limit the console logs that one project and one org read from a host at a
-	// time. They prevent one org from using up maxConsoles.
+	// maxProjectConsoles and maxOrgConsoles are the maximum numbers of console logs that one project and one org may
+	// read from a host concurrently. They prevent one org from using up maxConsoles.
 	maxProjectConsoles = 4
 	maxOrgConsoles     = 8
 	// maxChunk is the maximum size, in bytes, of one message with console data. Agents send smaller ones.

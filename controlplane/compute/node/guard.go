@@ -115,11 +115,12 @@ func (g *guard) filter(choose func(*guardedConn) bool) (out []*guardedConn) {
 func anyConn(*guardedConn) bool { return true }
 
 const (
-	// freshInterval is how often a member checks that its records are current. Without the check, a partitioned member
-	// would not notice an eviction.
+	// freshInterval is how often a member checks that its records are current, as confirmed by a quorum. Without the
+	// check, a partitioned member would not notice an eviction.
 	freshInterval = time.Second
-	// freshTimeout limits the duration of that check. A member that fails it closes the connections of all hosts; the
-	// hosts connect to another member and continue interrupted image reads there.
+	// freshTimeout is the maximum duration of the check that this member's records are current. If the check fails, the
+	// member closes the connections of all hosts. The hosts then connect to another member and continue interrupted
+	// image reads there.
 	freshTimeout = 5 * time.Second
 )
 
@@ -138,8 +139,8 @@ func (s *Service) Guard(ctx context.Context) {
 	}
 }
 
-// guardOnce checks every connection once. It then checks connections again when the record of their host, its eviction
-// or any ban changes, and returns the error that ended a watch.
+// guardOnce checks every connection once. It then checks a host's connections again when the host's record is deleted
+// or its eviction changes, and all connections when any ban changes. It returns the error that ended a watch.
 func (s *Service) guardOnce(ctx context.Context) error {
 	ctx, end := context.WithCancelCause(ctx)
 	var work sync.WaitGroup
@@ -184,8 +185,8 @@ func (s *Service) guardOnce(ctx context.Context) error {
 	}
 }
 
-// forEachChange calls take for each change that the watch w returns, until take or the watch fails, and returns the
-// error.
+// forEachChange calls the function take for each change that the watch w returns. It ends when take or the watch
+// returns an error, and returns this error.
 func forEachChange(ctx context.Context, w *store.PathWatch, take func(store.PathChange) error) error {
 	defer w.Close()
 	for {
@@ -201,8 +202,8 @@ func forEachChange(ctx context.Context, w *store.PathWatch, take func(store.Path
 	}
 }
 
-// recheck checks the connections for which choose returns true. It closes those whose host is evicted, banned or
-// unknown, and deletes these hosts' times in lastHeartbeat.
+// recheck checks the connections for which choose returns true. It closes a connection if its host is evicted or banned
+// or has no record, and then also deletes the host's entry in lastHeartbeat.
 func (s *Service) recheck(choose func(*guardedConn) bool) error {
 	chosen := s.guard.filter(choose)
 	if len(chosen) == 0 || mutant.On(mutant.KeepEvictedOpen) {
@@ -224,8 +225,8 @@ func (s *Service) recheck(choose func(*guardedConn) bool) error {
 	})
 }
 
-// closeIfStale closes all hosts' connections unless this member can confirm, in the given time, that its records are at
-// most freshInterval old. It closes none if ctx ends.
+// closeIfStale checks, within the given time, that this member's records are at most freshInterval old. If that cannot
+// be confirmed, it closes the connections of all hosts. If ctx ends first, it closes none.
 func (s *Service) closeIfStale(ctx context.Context, within time.Duration) {
 	if len(s.guard.filter(anyConn)) == 0 {
 		return

@@ -61,8 +61,8 @@ func (s *Service) heartbeat(ctx context.Context, reported cloud.Node) (cloud.Nod
 	return known, nil
 }
 
-// updateNode calls change on a host's record and stores the result if a heartbeat's fields or the facts changed. It
-// returns the record and whether it was stored.
+// updateNode calls change on a copy of a host's record. It stores the result if change modified a fact or a field that
+// heartbeats set. It returns the record, and whether it was stored.
 func (s *Service) updateNode(ctx context.Context, id cloud.NodeID, change func(*cloud.Node)) (out cloud.Node, changed bool, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		n, err := Nodes.Get(tx, string(id))

@@ -50,7 +50,7 @@ var joinTokens = store.NewTable[joinToken]("join-token")
 var hostKeys = store.NewTable[cloud.NodeID]("host-key")
 
 // storeKey stores that a key belongs to the host with this ID. It changes nothing if the key already belongs to a host
-// that has a record.
+// with a record.
 func storeKey(tx *store.Tx, key []byte, id cloud.NodeID) error {
 	if holder, err := keyOwner(tx, key); err != nil || holder != "" {
 		return err

@@ -108,7 +108,8 @@ type Service struct {
 	guard    guard
 }
 
-// liveness is the response of lastHeardCommand: when the leader last received a heartbeat of each host.
+// liveness is the response of lastHeardCommand, with which a member asks the leader when it last received a heartbeat
+// of each host.
 type liveness struct {
 	// Now is the leader's Steady clock at the time of the response. The times in Seen are from the same clock.
 	Now  cloud.Time
@@ -142,8 +143,8 @@ func (s *Service) Follow(ctx context.Context) error {
 		s.termStart = 0
 		clear(s.nodes)
 	}()
-	// Only a host with a record can send a heartbeat. So if a host that is in lastHeartbeat now has no record in the
-	// View below, its record was deleted, and its entry can be removed.
+	// Only a host with a record can send a heartbeat. If a host in lastHeartbeat has no record in the View below, its
+	// record was deleted, so its entry in lastHeartbeat can be removed.
 	s.mu.Lock()
 	before := slices.Collect(maps.Keys(s.lastHeartbeat))
 	s.mu.Unlock()
