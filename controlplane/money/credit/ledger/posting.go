@@ -41,8 +41,8 @@ var flows = map[Type]struct{ from, to account }{
 	BillingCharge: {wallet, revenue},
 }
 
-// post moves amount between the accounts of the type t. An error means an invariant is broken, because callers check
-// beforehand that the amount is available.
+// post moves an amount between the two accounts that flows lists for the type t. An error means that an invariant is
+// broken, because callers check beforehand that the amount is available.
 func (a *Accounts) post(t Type, amount int64) error {
 	flow, ok := flows[t]
 	if !ok || amount <= 0 {
@@ -86,8 +86,8 @@ func (t *Totals) Of(which Type) Sum { return t[which-1] }
 
 func (t *Totals) add(which Type, amount int64) { t[which-1] = t[which-1].plus(amount) }
 
-// Moved returns the sum of the transactions of a type between the totals since and t. ok is false if it does not fit an
-// int64.
+// Moved returns how much the sum of the transactions of a type grew from the earlier totals since to t. ok is false if
+// the result does not fit an int64.
 func (t *Totals) Moved(which Type, since *Totals) (amount int64, ok bool) {
 	return t.Of(which).minus(since.Of(which))
 }

@@ -39,7 +39,7 @@ func (s *step) charge() error {
 	return s.spend(BillingCharge, Transaction{Description: s.c.Description, ResourceID: s.c.ResourceID})
 }
 
-// refund makes part or all of a charge available again.
+// refund returns all or a part of the amount of a charge to the available amount of the wallet.
 func (s *step) refund() error {
 	if err := s.positive(); err != nil {
 		return err
