@@ -28,6 +28,6 @@ func ImageFrom(r *vmv1.CreateImageRequest) cloud.Image {
 	}
 }
 
-// Visibility converts a visibility from the message's enumeration. A value that is not within 0 to 254 becomes 255,
-// which every check rejects.
+// Visibility converts a visibility from its protobuf enumeration. A number outside 0 to 254 becomes 255, which every
+// check rejects.
 func Visibility(v vmv1.Visibility) cloud.Visibility { return enum[cloud.Visibility](v) }

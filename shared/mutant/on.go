@@ -12,11 +12,12 @@ var active atomic.Pointer[string]
 
 const variable = "TRIVET_MUTANT"
 
-// fromEnvironment returns the value of TRIVET_MUTANT, the active mutant in a program that a test started as a child
-// process.
+// fromEnvironment returns the value of the environment variable TRIVET_MUTANT. A test sets it to a mutant's name when
+// it starts a program as a child process.
 var fromEnvironment = sync.OnceValue(func() string { return os.Getenv(variable) })
 
-// On reports whether the named mutant is active, by Set or, if Set was not called, by TRIVET_MUTANT.
+// On reports whether the named mutant is active. The active mutant is the one given to Set. If Set was not called, it
+// is the one in TRIVET_MUTANT.
 func On(name string) bool {
 	if p := active.Load(); p != nil {
 		return *p == name

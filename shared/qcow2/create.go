@@ -7,15 +7,15 @@ import (
 	"io"
 )
 
-// CreateClusterBits is the log2 of the cluster size of images made by Create: 64 KiB.
+// CreateClusterBits is the log2 of the cluster size, in bytes, of images made by Create. The clusters have 64 KiB.
 const CreateClusterBits = 16
 
-// Create writes an empty version 3 image of virtualSize bytes to w, which must be empty, and returns the resulting file
-// length in bytes. The image names no backing file: whoever opens the image with QEMU passes the backing file, if there
-// is one.
+// Create writes an empty version 3 image of virtualSize bytes to w, which must be empty. It returns the length of the
+// resulting file in bytes. The image names no backing file. A program that opens the image with QEMU must pass the
+// backing file to QEMU, if there is one.
 //
-// The image can be used as an overlay of a backing file, or without one as a blank disk. It occupies a few clusters.
-// Lazy refcounts are off, so a crash of QEMU can leak clusters, and does no other harm.
+// The image can be used as an overlay of a backing file, or without a backing file as a blank disk. It occupies a few
+// clusters. Lazy refcounts are off, so a crash of QEMU can leak clusters, but does no other harm.
 //
 // virtualSize must be a multiple of 512, above 0 and at most MaxVirtualSize.
 func Create(w io.WriterAt, virtualSize uint64) (int64, error) {
