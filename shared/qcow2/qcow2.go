@@ -280,7 +280,7 @@ func extensions(first []byte, at, cluster uint64) error {
 	}
 }
 
-// geometry validates the sizes and the offsets of the L1 and refcount tables.
+// geometry validates the virtual size, and the sizes and offsets of the L1 table and the refcount table.
 func (img *image) geometry(h header) error {
 	switch {
 	case h.Size == 0:

@@ -85,7 +85,7 @@ func New(opts Options) *Service {
 
 func noImage(id cloud.ImageID) error { return fault.New(fault.NotFound, "no image %s", id) }
 
-// Usable is an image that the org forOrg may use for VMs, as returned by Lookup.
+// Usable is an AVAILABLE image that an org, in the field forOrg, may use for VMs. Lookup returns it.
 type Usable struct {
 	cloud.Image
 	forOrg cloud.OrgID

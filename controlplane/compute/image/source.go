@@ -65,8 +65,9 @@ func (s *Service) open(ctx context.Context, org cloud.OrgID, text string) (*sour
 	return s.openFile(org, auth.CallerOf(ctx).IsCloudAdmin(), u.Path)
 }
 
-// openFile opens the file at path below one of the import directories of org, or of any org if admin is set. It refuses
-// a path with "." or ".." elements, because its target depends on which directory it is resolved in.
+// openFile opens the file at path in one of the import directories that org may use. If admin is true, it tries all
+// import directories. It refuses a path with "." or ".." elements, because the file to which such a path leads depends
+// on the directory in which the path is resolved.
 func (s *Service) openFile(org cloud.OrgID, admin bool, path string) (*source, error) {
 	if filepath.Clean(path) != path {
 		return nil, errNoSource()

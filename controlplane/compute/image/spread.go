@@ -108,8 +108,8 @@ func (s *Service) reconcile() error {
 	return errors.Join(errs...)
 }
 
-// startPull starts the pull of an image in the background, unless this member has the file and is listed in the
-// record's holders.
+// startPull starts to copy an image from other members in the background. It does nothing if this member has the file
+// and is already listed in the record's holders.
 func (s *Service) startPull(i *cloud.Image) error {
 	has, err := s.opts.Files.has(i.SHA256)
 	if err != nil || has && slices.Contains(i.Holders, s.opts.Self) {

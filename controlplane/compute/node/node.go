@@ -91,8 +91,9 @@ type Service struct {
 
 	mu sync.Mutex
 	// termStart is the Steady time, in Unix milliseconds, at which Follow began in this member's current term as
-	// leader; 0 while this member does not lead. lastHeartbeat holds the Steady time of each host's last heartbeat to
-	// this member. It is kept when a term ends and used again if this member leads again.
+	// leader. It is 0 while this member does not lead. lastHeartbeat holds the Steady time of each host's last
+	// heartbeat to this member. The times in lastHeartbeat are kept when a term ends and used again if this member
+	// leads again.
 	termStart     cloud.Time
 	lastHeartbeat map[cloud.NodeID]cloud.Time
 	// nodes is a copy of every host's record while this member leads, by host ID; it is empty on other members.

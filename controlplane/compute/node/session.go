@@ -113,7 +113,7 @@ func (s *Service) closeSession(n *session) {
 	}
 }
 
-// maxLoggedVMs limits the VM IDs in one log line.
+// maxLoggedVMs is the maximum number of VM IDs in one log line.
 const maxLoggedVMs = 16
 
 // snapshotChunk is the maximum number of VMs in one message of a snapshot.
@@ -213,7 +213,7 @@ func (s *Service) serve(ctx context.Context, me *session, present []string, term
 }
 
 // snapshot sends the desired state of all VMs of the host in chunks. VMs in present that no record places on this host
-// are sent as ORPHANED. from is the revision at which the watch for later changes must start.
+// are sent as ORPHANED. The result from is the store revision at which the watch for later changes must start.
 func (s *Service) snapshot(ctx context.Context, node cloud.NodeID, present []string, term uint64, send func(*agentv1.WatchResponse) error) (from int64, err error) {
 	var all []Assignment
 	if err := s.opts.Store.View(ctx, func(v *store.View) (err error) {

@@ -177,7 +177,8 @@ func (m *Meter) row(at cloud.Time) []string {
 	return []string{number(at), string(m.Project), string(m.VM)}
 }
 
-// deleteMeter deletes the record of the meter m, and the record of m in the table next.
+// deleteMeter deletes the meter m of a VM (the record that counts the VM's hours), and the record of m in the table
+// next.
 func deleteMeter(tx *store.Tx, m *Meter) {
 	next.Delete(tx, m.row(m.Until)...)
 	meters.Delete(tx, string(m.Project), string(m.VM))

@@ -146,14 +146,15 @@ func (s *Service) collect(ctx context.Context) error {
 				again = false
 			}
 		}
-		// "g" sorts after every hexadecimal digit, so the next page begins with the next project.
+		// In the path of a bill, hexadecimal digits follow the project ID. "g" sorts after all of them, so the next
+		// page begins with the next project.
 		s.payFrom = []string{string(project), "g"}
 	}
 	return failed
 }
 
-// compare compares the next page of VMs and the next page of meters. It repairs each mismatch: a VM without a meter, a
-// meter without a VM, or a meter that has other resources than its VM uses.
+// compare compares the next page of VMs and the next page of meters, the records that count the VMs' hours. It repairs
+// each mismatch: a VM without a meter, a meter without a VM, or a meter that has other resources than its VM uses.
 func (s *Service) compare(ctx context.Context) error {
 	var odd []cloud.VMID
 	var of []cloud.ProjectID
@@ -209,8 +210,8 @@ func nextPosition[T any](page []store.Record[T], more bool) []string {
 	return page[len(page)-1].Path
 }
 
-// repair creates, updates or deletes the meter of a VM so that it matches the VM's record. The time in which the VM had
-// no meter is not billed.
+// repair creates, updates or deletes the meter of a VM, the record that counts the VM's hours, so that it matches the
+// VM's record. The time in which the VM had no meter is not billed.
 func (s *Service) repair(tx *store.Tx, p cloud.ProjectID, id cloud.VMID) error {
 	m, err := meters.Get(tx, string(p), string(id))
 	if err != nil {

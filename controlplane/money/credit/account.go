@@ -26,8 +26,9 @@ type Project struct {
 // time. In that time Lookup still returns the project's incarnation, so that the closed wallet can be read.
 type Lookup func(store.Reader, cloud.ProjectID) (Project, error)
 
-// accountOf returns the account key of the wallet of incarnation i of a project. The key is ID:incarnation, or only the
-// ID if i is 0. No ID contains a colon, so keys are unique.
+// accountOf returns the account key under which the records of a project's wallet are stored. i is the incarnation,
+// which distinguishes successive projects with the same ID. The key is ID:incarnation, or only the ID if i is 0. No ID
+// contains a colon, so keys are unique.
 func accountOf(id cloud.ProjectID, i cloud.Incarnation) string {
 	if i == 0 {
 		return string(id)

@@ -32,8 +32,8 @@ type Filter struct {
 	Types                   []ledger.Type
 	Reservation, ResourceID string
 	Period                  Period
-	// Of is the incarnation of the project whose wallet is read. If it is nil, the wallet of the current incarnation is
-	// read.
+	// Of is the incarnation of the project whose wallet is read. Successive projects with the same ID are different
+	// incarnations. If Of is nil, the wallet of the current one is read.
 	Of *cloud.Incarnation
 }
 
@@ -57,8 +57,8 @@ func (s *Service) Transactions(ctx context.Context, t cloud.Tenant, q Filter, si
 	return store.Page(ctx, s.opts.Store, transactions, req, q.matches, account(w))
 }
 
-// selected returns a wallet of the project t.Project. The parameter of is the incarnation of the project whose wallet
-// is returned; nil means the current incarnation.
+// selected returns a wallet of the project t.Project. Successive projects with the same ID are different incarnations,
+// and the parameter of says which one's wallet is returned; nil means the current one.
 func (s *Service) selected(ctx context.Context, t cloud.Tenant, of *cloud.Incarnation) (w *ledger.Wallet, err error) {
 	if of == nil {
 		return s.Wallet(ctx, t)
