@@ -12,11 +12,11 @@ type Billing interface {
 	Admit(tx *store.Tx, vm *cloud.VM) error
 	// Start is called when a caller starts vm. If it returns an error, vm is not started.
 	Start(tx *store.Tx, vm *cloud.VM) error
-	// Changed is called after each change of the record of vm. It returns an error only if its records cannot be read
-	// or written, never to refuse the change.
+	// Changed is called after each change of the record of vm. It returns an error only if billing records cannot be
+	// read or written, never to refuse the change.
 	Changed(tx *store.Tx, vm *cloud.VM) error
-	// Removed is called when vm is deleted. It returns an error only if its records cannot be read or written, never to
-	// refuse the deletion.
+	// Removed is called when vm is deleted. It returns an error only if billing records cannot be read or written,
+	// never to refuse the deletion.
 	Removed(tx *store.Tx, vm *cloud.VM) error
 }
 

@@ -140,8 +140,8 @@ func (s *Service) storeUsage(o cloud.Observation) {
 }
 
 // applyReport applies a host's report about one VM to the VM's records. If tx is nil, it writes nothing. known is true
-// if the VM is placed on the host, and changed is true if the report changes a record. A report about a VM that is not
-// placed on the host is ignored.
+// if the VM is placed on the host and not deleted. changed is true if the report changes a record. A report about a VM
+// that is not placed on the host is ignored.
 func (s *Service) applyReport(r store.Reader, tx *store.Tx, on cloud.NodeID, o cloud.Observation, now cloud.Time) (known, changed bool, err error) {
 	if cloud.CheckUUID("vm_id", string(o.VM)) != nil {
 		return false, false, nil

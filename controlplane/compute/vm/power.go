@@ -165,7 +165,7 @@ func powerError(vm *cloud.VM, verb string) error {
 	return fault.New(fault.FailedPrecondition, "%s VM %s: %s", verb, vm.Name, why)
 }
 
-// retryPause is the pause before waiting for a VM, or placing it, is tried again.
+// retryPause is the pause before the next attempt to wait for a VM or to place it.
 const retryPause = 100 * time.Millisecond
 
 // powerAndWait runs a command on the leader. It then waits for at most the duration wait, until the function done

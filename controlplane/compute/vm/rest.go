@@ -303,8 +303,8 @@ func withBodyField(err error) error {
 	return err
 }
 
-// replayed sets the header Idempotency-Replayed if the parameter is is true, which means that the response is the
-// stored one of an earlier call with the same idempotency key.
+// replayed sets the header Idempotency-Replayed if its second parameter is true. The response is then the stored one of
+// an earlier call with the same idempotency key.
 func replayed(w *rest.Response, is bool) {
 	if is {
 		w.Header().Set("Idempotency-Replayed", "true")
