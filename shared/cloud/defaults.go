@@ -13,9 +13,9 @@ type Defaults struct {
 	Projects []Tenant `cbor:",omitempty"`
 }
 
-// WithBindings returns the user's defaults after the user's roles have changed to the bindings all. A default in which
-// the user still has a role stays. If there is no such default and the user has a role in only one org or project, that
-// becomes the default.
+// WithBindings returns the user's new defaults after a change of the user's bindings. A default in which the user still
+// has a role stays. If there is no such default and the user has a role in only one org or project, that becomes the
+// default.
 func (d Defaults) WithBindings(all []Binding) (out Defaults) {
 	orgs, projects := OrgsOf(all), ProjectsOf(all, "")
 	out.Org, _ = Prefer(orgs, d.Org)
@@ -41,7 +41,7 @@ func (d Defaults) ProjectIn(org OrgID) ProjectID {
 	return ""
 }
 
-// Prefer returns preferred if the list all contains it. Otherwise, if the list has only one element, it returns that
+// Prefer returns preferred if the list contains it. Otherwise, if the list has only one element, it returns that
 // element. Otherwise it returns false.
 func Prefer[T comparable](all []T, preferred T) (T, bool) {
 	switch {

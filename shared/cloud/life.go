@@ -244,8 +244,9 @@ func (vm *VM) offEvents(o Observation) []Event {
 	return []Event{Off}
 }
 
-// exitEvents returns the events for a VM whose process ended. If the VM should be off, they are those of offEvents. If
-// the VM should be on but the process is not that of the latest requested start, there are none.
+// exitEvents returns the events for a VM whose process ended. If the VM should be off, it returns what offEvents
+// returns. If the VM should be on, but the process that ended is older than the latest requested start, it returns
+// none.
 func (vm *VM) exitEvents(o Observation) []Event {
 	if !vm.Desired.On {
 		return vm.offEvents(o)

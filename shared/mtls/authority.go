@@ -120,7 +120,7 @@ func Pin(authority *x509.Certificate) string {
 }
 
 // ParsePinned parses an authority's certificate (DER). It returns an error if the fingerprint of the certificate (see
-// Pin) is not pin.
+// Pin) does not equal pin.
 func ParsePinned(der []byte, pin string) (*x509.Certificate, error) {
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {

@@ -78,7 +78,7 @@ func (img *image) l2Tables(r io.ReaderAt) ([]uint64, error) {
 	return tables, nil
 }
 
-// l2 validates one L2 table, which was read from the file offset in the parameter at.
+// l2 validates one L2 table. The table was read from the given file offset, which is used in errors.
 func (img *image) l2(table []byte, at uint64) error {
 	step := int(img.entrySize())
 	for i := 0; i < len(table); i += step {

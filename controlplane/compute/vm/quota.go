@@ -26,9 +26,9 @@ func CheckNoVMs(r store.Reader, t cloud.Tenant) error {
 	return fault.New(fault.FailedPrecondition, "project %s has VM %s: delete its VMs first", t.Project, found[0].Value.Name)
 }
 
-// chargeQuota counts a new or changed VM in the quotas of its project and its org. It adds the amount more, which the
-// VM will use, and subtracts the amount less, which the VM has used so far. It returns ResourceExhausted if that would
-// exceed a quota.
+// chargeQuota counts a new or changed VM in the quotas of its project and its org. The parameter named more is the
+// amount that the VM will use, and the one named less is the amount that it has used so far. It returns
+// ResourceExhausted if a quota would be exceeded.
 func chargeQuota(tx *store.Tx, vm *cloud.VM, more, less tenant.Amount) error {
 	return tenant.Take(tx, cloud.Tenant{Org: vm.Org, Project: vm.Project}, tenant.Machines, more, less, func(p cloud.ProjectID) (sum tenant.Amount, err error) {
 		all, _, err := VMs.List(tx, 0, string(p))

@@ -139,9 +139,9 @@ func (s *Service) Attach(m Machines) { s.machines = m }
 // number encodes n as 16 hexadecimal digits, so that keys that contain it sort numerically.
 func number[N uint64 | int64](n N) string { return fmt.Sprintf("%016x", uint64(n)) }
 
-// put stores the meter m of a VM (the record that counts the VM's hours), the record of m in the table next, and the
-// new bills. The parameter was is the meter before the change. A bill is merged into the VM's last bill if that is
-// possible (see Join). If billing is disabled, put stores no bills.
+// put stores a changed meter (the record that counts the hours of a VM), its record in the table next, and the new
+// bills. m is the meter after the change, and the parameter named was is the meter before it. A bill is merged into the
+// VM's last bill if that is possible (see Join). If billing is disabled, put stores no bills.
 func (s *Service) put(tx *store.Tx, was, m *Meter, bills ...*Bill) error {
 	for _, b := range bills {
 		if b == nil || !s.opts.Rules.Enabled {
@@ -168,7 +168,7 @@ func (s *Service) put(tx *store.Tx, was, m *Meter, bills ...*Bill) error {
 	return nil
 }
 
-// at returns the path of the record of the bill with the position p, a bill of the meter's VM.
+// at returns the path of the record of a bill of the meter's VM. p is the position of the bill.
 func (m *Meter) at(p Place) []string {
 	return []string{string(m.Project), number(p.From), string(m.VM), number(p.Number)}
 }

@@ -92,8 +92,9 @@ func (m *Meter) Pass(now cloud.Time, t Terms) *Bill {
 // the VM runs for the first time, or at the end of the hour.
 func (m *Meter) isDeferred() bool { return m.Reservation != "" && m.Use.VCPUs == 0 }
 
-// Change counts the hours up to now like Pass, and then sets the resources that the VM uses to u. An hour costs as much
-// as the most expensive use in it, so if the price rises, Change also bills the difference for the current hour.
+// Change counts the hours up to now like Pass, and then stores u as the resources that the VM uses from now on. An hour
+// costs as much as the most expensive use in it, so if the price rises, Change also bills the difference for the
+// current hour.
 func (m *Meter) Change(now cloud.Time, u Use, t Terms) []*Bill {
 	var bills []*Bill
 	add := func(b *Bill) {
@@ -111,7 +112,7 @@ func (m *Meter) Change(now cloud.Time, u Use, t Terms) []*Bill {
 	return bills
 }
 
-// bill returns a new bill for a number of hours, the first of which begins at the time from. It returns nil if the
+// bill returns a new bill for a number of consecutive hours. from is when the first one begins. It returns nil if the
 // price is 0. The first bill of a VM takes the reservation of the meter.
 func (m *Meter) bill(from cloud.Time, hours, price int64, more bool, t Terms) *Bill {
 	if price == 0 {
@@ -126,9 +127,9 @@ func (m *Meter) bill(from cloud.Time, hours, price int64, more bool, t Terms) *B
 	return b
 }
 
-// Join adds the hours of the bill next to the bill b and returns true. It returns false if the hours of next do not
-// directly follow those of b, or differ in price or resources. Because bills are joined, even months of unpaid hours of
-// one VM need only a few records.
+// Join adds the hours of a later bill of the VM to b and returns true. It returns false if these hours do not directly
+// follow the hours of b, or differ in price or resources. Because bills are joined, even months of unpaid hours of one
+// VM need only a few records.
 func (b *Bill) Join(next *Bill) bool {
 	if b.More || next.More || next.Reservation != "" || b.Price != next.Price || b.Use != next.Use || b.Step != next.Step ||
 		b.From+b.Hours*b.Step != next.From {
@@ -163,13 +164,13 @@ func (b *Bill) Says() string {
 	return fmt.Sprintf("VM %s, %s from %s: %s", b.Name, which, time.UnixMilli(b.From).UTC().Format(time.RFC3339), b.Use)
 }
 
-// ID returns a UUID for an object that belongs to the first hour of the bill, such as the transaction "charge". The
-// text what names the object. A retry, also on another member, gets the same UUID.
+// ID returns a UUID for an object that belongs to the first hour of the bill. The parameter named what says which
+// object, for example the transaction "charge". A retry, also on another member, gets the same UUID.
 func (b *Bill) ID(what string) string {
 	return idOf(b.VM, fmt.Sprintf("%d/%d/%s", b.From, b.Number, what))
 }
 
-// idOf returns a UUID derived from a VM's ID and the text what. Equal arguments give the same UUID.
+// idOf returns a UUID that is derived from a VM's ID and a text. Equal arguments give the same UUID.
 func idOf(vm cloud.VMID, what string) string {
 	return uuid.NewSHA1(uuid.NameSpaceOID, []byte("trivet/billing/"+string(vm)+"/"+what)).String()
 }

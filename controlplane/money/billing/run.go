@@ -76,8 +76,8 @@ func (s *Service) count(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// page returns up to size records of a table, beginning after the path after, or with the first record if after is nil.
-// The bool is true if there are further records.
+// page returns up to size records of a table. If the parameter named after is nil, they are the first records, and
+// otherwise those that follow the path in it. The bool is true if there are further records.
 func page[T any](v *store.View, t store.Table[T], size int, after []string) ([]store.Record[T], bool, error) {
 	if after == nil {
 		return t.List(v, size)

@@ -57,8 +57,8 @@ func (s *Service) Transactions(ctx context.Context, t cloud.Tenant, q Filter, si
 	return store.Page(ctx, s.opts.Store, transactions, req, q.matches, account(w))
 }
 
-// selected returns a wallet of the project t.Project. Successive projects with the same ID are different incarnations,
-// and the parameter of says which one's wallet is returned; nil means the current one.
+// selected returns the wallet of one incarnation of the project t.Project; nil means the current incarnation.
+// Successive projects with the same ID are different incarnations.
 func (s *Service) selected(ctx context.Context, t cloud.Tenant, of *cloud.Incarnation) (w *ledger.Wallet, err error) {
 	if of == nil {
 		return s.Wallet(ctx, t)
@@ -105,8 +105,8 @@ func (s *Service) Statement(ctx context.Context, t cloud.Tenant, p Period) (out 
 	return out, effective, err
 }
 
-// lastBefore returns the last transaction of the wallet w that is earlier than the time at, or nil if there is none. It
-// uses binary search, because the times of a wallet's transactions never decrease.
+// lastBefore returns the last transaction of the wallet w before a point in time, or nil if there is none. It uses
+// binary search, because the times of a wallet's transactions never decrease.
 func lastBefore(v *store.View, w *ledger.Wallet, at cloud.Time) (*ledger.Transaction, error) {
 	var failed error
 	n := sort.Search(int(w.Sequence), func(i int) bool {
@@ -135,10 +135,10 @@ func transaction(v *store.View, w *ledger.Wallet, n uint64) (*ledger.Transaction
 // watch whose client does not read.
 const watchPage = 32
 
-// Watch calls send with the transactions of the wallet of t, in order and without a gap. It begins with the transaction
-// whose sequence number is from. It sends the existing transactions, and then new ones until ctx ends. If the client
-// reads so slowly that the next changes are no longer retained, Watch returns OutOfRange. The client can then start a
-// new watch from the next sequence number.
+// Watch calls send with the transactions of the wallet of t, in order and without a gap. The parameter named from is
+// the sequence number of the first one. It sends the existing transactions, and then new ones until ctx ends. If the
+// client reads so slowly that the next changes are no longer retained, Watch returns OutOfRange. The client can then
+// start a new watch from the next sequence number.
 func (s *Service) Watch(ctx context.Context, t cloud.Tenant, from uint64, send func(*ledger.Transaction) error) error {
 	next := max(from, 1)
 	if err := s.opts.Store.Barrier(ctx); err != nil {

@@ -24,8 +24,8 @@ type Request struct {
 	Command ledger.Command
 	// Body is the hash of the request. If an idempotency key is used again, Body must equal the hash of the first call.
 	Body [32]byte
-	// account is the account key of the wallet. If it is empty, the wallet is that of the project that has the ID now.
-	// This field is not sent to the leader.
+	// account is the account key of the wallet. If it is empty, the request uses the wallet of the project that has the
+	// ID now. This field is not sent to the leader.
 	account string
 }
 

@@ -69,7 +69,8 @@ func (s Sum) plus(amount int64) Sum {
 	return Sum{Hi: s.Hi + carry, Lo: lo}
 }
 
-// minus returns s - earlier. ok is false if the difference does not fit an int64.
+// minus returns the difference of two sums, of which s is the later one. ok is false if the difference does not fit an
+// int64.
 func (s Sum) minus(earlier Sum) (amount int64, ok bool) {
 	lo, borrow := bits.Sub64(s.Lo, earlier.Lo, 0)
 	if s.Hi-earlier.Hi-borrow != 0 || lo > math.MaxInt64 {
@@ -86,8 +87,8 @@ func (t *Totals) Of(which Type) Sum { return t[which-1] }
 
 func (t *Totals) add(which Type, amount int64) { t[which-1] = t[which-1].plus(amount) }
 
-// Moved returns how much the sum of the transactions of a type grew from the earlier totals since to t. ok is false if
-// the result does not fit an int64.
+// Moved returns how much the sum of the transactions of a type grew between two totals of a wallet, of which t are the
+// later ones. ok is false if the result does not fit an int64.
 func (t *Totals) Moved(which Type, since *Totals) (amount int64, ok bool) {
 	return t.Of(which).minus(since.Of(which))
 }
