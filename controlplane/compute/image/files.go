@@ -102,8 +102,8 @@ type part struct {
 	committed bool
 }
 
-// begin creates a part for an image of size bytes and reserves its disk space, so that later writes do not run out of
-// space. It returns errNoSpace if less than reserveBytes would stay free.
+// begin creates a part, an image file that is being written, for an image of size bytes. It reserves the disk space, so
+// that later writes do not run out of space. It returns errNoSpace if less than reserveBytes would stay free.
 func (f *Files) begin(size int64) (*part, error) {
 	var stat unix.Statfs_t
 	if err := unix.Statfs(f.dir, &stat); err != nil {
@@ -140,8 +140,8 @@ var (
 	errTooLong = errors.New("it is longer than expected")
 )
 
-// copy appends all bytes of r to the part. It checks ctx before each read. It returns errTooLong before the part would
-// become longer than limit bytes, and wraps errors of r in errSource.
+// copy appends all bytes of r to the file of p. It checks ctx before each read. If the file would become longer than
+// limit bytes, it returns errTooLong. Errors of r are wrapped in errSource.
 func (p *part) copy(ctx context.Context, r io.Reader, limit int64) error {
 	buf := make([]byte, 1<<20)
 	for {

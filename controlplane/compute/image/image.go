@@ -401,8 +401,8 @@ func (s *Service) deleteOnLeader(ctx context.Context, q deleteRequest) (struct{}
 	return struct{}{}, err
 }
 
-// describeUsers returns, for an error message, the names of the VMs of org in used. It adds "other VMs" if used has VMs
-// of other orgs, or if more is set.
+// describeUsers returns, for an error message, the names of those VMs in the list used that belong to org. If the list
+// has VMs of other orgs, or if the parameter named more is true, it adds "other VMs".
 func describeUsers(used []store.Record[use], more bool, org cloud.OrgID) string {
 	var out []string
 	for _, u := range used {

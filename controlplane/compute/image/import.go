@@ -86,8 +86,8 @@ type userError struct{ text string }
 
 func (r *userError) Error() string { return r.text }
 
-// copySource copies a source into s.opts.Files and examines the copy, not the source, because the source may change.
-// done has the checksum, sizes and format.
+// copySource copies a source into s.opts.Files. It then examines the copy, not the source, because the source may
+// change. The result contains the checksum, the sizes and the format.
 func (s *Service) copySource(ctx context.Context, i *cloud.Image, from *source) (done importResult, err error) {
 	if from.size > maxBytes {
 		return done, &userError{fmt.Sprintf("the source is larger than %d bytes", int64(maxBytes))}

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// backgroundJobs runs a member's imports and pulls in goroutines while Run is active. Each named job runs once at a
-// time, a limited number of jobs run at a time, and a failed job starts again only after a pause.
+// backgroundJobs runs a member's imports and pulls in goroutines while Run is active. At most one job of each name runs
+// at a time, and the total number of running jobs is limited. A failed job starts again only after a pause.
 type backgroundJobs struct {
 	wake func()
 	warn func(name string, err error)

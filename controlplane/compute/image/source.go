@@ -18,9 +18,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// ImportDir is a directory on a member's host. Files in it may be imported by system:admin and by callers of Orgs. A
-// relative Path is opened relative to the working directory, which works even if the member may not search the parent
-// directories. Source URLs name files by absolute path in either case.
+// ImportDir is a directory on a member's host. Callers with system:admin and callers of the orgs in Orgs may import the
+// files in it. A relative Path is opened relative to the working directory, which works even if the member may not
+// search the parent directories. Source URLs always contain the absolute path of a file.
 type ImportDir struct {
 	Path string        `yaml:"path"`
 	Orgs []cloud.OrgID `yaml:"orgs"`
@@ -95,8 +95,8 @@ func (s *Service) openFile(org cloud.OrgID, admin bool, path string) (*source, e
 	return nil, errNoSource()
 }
 
-// openBeneath opens the file rel below dir. It follows no symbolic link, and returns an error unless the file is
-// regular and has exactly one hard link.
+// openBeneath opens the file with the relative path rel in the directory dir. It follows no symbolic link. It returns
+// an error if the file is not a regular file or does not have exactly one hard link.
 func openBeneath(dir, rel string) (*source, error) {
 	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -193,7 +193,7 @@ func (s *Service) pull(ctx context.Context, i *cloud.Image) error {
 }
 
 // read reads the rest of an image from one member and appends it to p. It returns nil if the image is then complete and
-// its checksum correct. After an error that wraps errSource, p keeps the bytes read so far.
+// its checksum is correct. After an error that wraps errSource, p keeps the bytes read so far.
 func (s *Service) read(ctx context.Context, member uint64, i *cloud.Image, p *part) error {
 	r, err := s.opts.Peers.ReadImage(ctx, member, i.SHA256, uint64(p.size))
 	if err != nil {

@@ -20,9 +20,9 @@ const (
 	maxPresent = 20_000
 	// maxObservations is the maximum number of VMs in one message of a Report stream.
 	maxObservations = 1000
-	// maxConnections is the maximum number of connections of a host. An agent uses one, and one more for each member
-	// from which it reads an image. After a power failure of the host, its old connections count until keepalive closes
-	// them.
+	// maxConnections is the maximum number of concurrent connections of a host to one member. An agent uses one, and
+	// one more for each member from which it reads an image. After a power failure of the host, its old connections
+	// count until keepalive closes them.
 	maxConnections = 16
 	// maxCalls is the maximum number of concurrent calls of a host: at most maxConsoles consoles, its image reads, and
 	// a few more.
@@ -48,12 +48,12 @@ const (
 	// number allowed at once. A host starts at most 8 VMs at a time; a burst occurs when all VMs of a host stop at
 	// once.
 	changeRate, changeBurst = 200, 2000
-	// refusalDelay is the time before a call beyond callRate is refused. It limits the load from a client that retries
-	// at once.
+	// refusalDelay is how long a member waits before it refuses a call that exceeds callRate. The delay limits the load
+	// from a client that repeats refused calls at once.
 	refusalDelay = time.Second
-	// minUpdateInterval is the minimum time, in milliseconds, between two writes of a host's heartbeat data to its
-	// record, and between two writes of its facts. Of the changes in between, only the last is written, at the end of
-	// that time.
+	// minUpdateInterval is the minimum time, in milliseconds, between two writes of a host's heartbeat data to the
+	// host's record. It is also the minimum time between two writes of the host's facts. Of several changes within that
+	// time, only the last is written, at the end of the time.
 	minUpdateInterval cloud.Time = 30_000
 )
 
@@ -84,8 +84,8 @@ func (s *Service) budgetOf(id cloud.NodeID) *budget {
 	return b
 }
 
-// beginCall counts a call of a host, or refuses it with ResourceExhausted if the host is beyond maxCalls or callRate.
-// If err is nil, the caller must call leave when the call ends.
+// beginCall counts a call of a host. If the host exceeds maxCalls or callRate, it returns ResourceExhausted. If err is
+// nil, the caller must call leave when the call ends.
 func (s *Service) beginCall(ctx context.Context, id cloud.NodeID) (leave func(), err error) {
 	b := s.budgetOf(id)
 	s.mu.Lock()
@@ -112,8 +112,8 @@ func (s *Service) beginCall(ctx context.Context, id cloud.NodeID) (leave func(),
 	return nil, fault.New(fault.ResourceExhausted, "this host makes more than %d calls a second: make fewer", callRate)
 }
 
-// beginReport counts a Report stream of a host, or refuses it with ResourceExhausted if the host has maxReportStreams
-// already. The caller must call end when the stream ends.
+// beginReport counts a Report stream of a host. If the host already has maxReportStreams streams, it returns
+// ResourceExhausted. If err is nil, the caller must call end when the stream ends.
 func (s *Service) beginReport(id cloud.NodeID) (end func(), err error) {
 	b := s.budgetOf(id)
 	s.mu.Lock()

@@ -43,8 +43,8 @@ func (s *Service) caller(ctx context.Context) (cloud.NodeID, error) {
 	return s.certifiedHost(ctx, leaf)
 }
 
-// admit returns the calling host like caller, and counts the call like beginCall. If err is nil, the caller must call
-// leave when the call ends.
+// admit returns the ID of the calling host like the method caller, and counts the call like beginCall. If err is nil,
+// the caller of admit must call leave when the call ends.
 func (s *Service) admit(ctx context.Context) (id cloud.NodeID, leave func(), err error) {
 	if id, err = s.caller(ctx); err != nil {
 		return "", nil, err
@@ -74,7 +74,7 @@ func (s *Service) certifiedHost(ctx context.Context, leaf *x509.Certificate) (cl
 	return cloud.NodeID(id.Name), nil
 }
 
-// recordTimeout limits the time to read the records for one call of a host.
+// recordTimeout is the maximum time to read the records that are needed to authenticate one call of a host.
 const recordTimeout = 5 * time.Second
 
 // peerCertificate returns the client certificate of the connection of a call, or nil if the client presented none.

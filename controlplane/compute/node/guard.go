@@ -84,7 +84,8 @@ func (w guardedCredentials) Clone() credentials.TransportCredentials {
 	return guardedCredentials{w.TransportCredentials.Clone(), w.guard}
 }
 
-// add registers a connection. It returns false without doing so if the host already has maxConnections connections.
+// add registers a connection and returns true. If the host already has maxConnections connections, it returns false and
+// does not register the connection.
 func (g *guard) add(c *guardedConn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -153,7 +154,8 @@ func (s *Service) guardOnce(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	// Start the watches before the first check: a change in between is then handled twice instead of not at all.
+	// Start the watches before the first check. Otherwise a change between the check and the start of a watch would be
+	// missed.
 	work.Go(func() {
 		end(forEachChange(ctx, Nodes.WatchPaths(s.opts.Store, from), func(c store.PathChange) error {
 			if !c.Deleted {

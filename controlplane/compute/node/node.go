@@ -50,8 +50,9 @@ import (
 // Nodes is the table of the hosts' records, at node/<id>.
 var Nodes = store.NewTable[cloud.Node]("node")
 
-// LeaseSeconds is how long, in seconds, a host may run its VMs after it sent the last heartbeat that got a response.
-// Agents get it in the first message of a Watch stream.
+// LeaseSeconds is how long, in seconds, a host may continue to run its VMs after a heartbeat. The time begins when the
+// host sends the heartbeat, and counts only if the host gets a response. Agents get LeaseSeconds in the first message
+// of a Watch stream.
 const LeaseSeconds = 30
 
 // VMController computes the desired state of VMs and stores the VM states that hosts report. Package vm implements it.
@@ -220,8 +221,8 @@ func (s *Service) Unresponsive(id cloud.NodeID) bool {
 
 var lastHeardCommand = leader.NewCommand("node.heard", leader.Repeatable, (*Service).lastHeardOnLeader)
 
-// lastHeardOnLeader returns the time of the last heartbeat of each host in ids to this member, which leads. The time is
-// 0 for a host that has sent none.
+// lastHeardOnLeader returns when this member, the leader, received the last heartbeat of each host in ids. The time is
+// 0 for a host from which it received none.
 func (s *Service) lastHeardOnLeader(_ context.Context, ids []cloud.NodeID) (liveness, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

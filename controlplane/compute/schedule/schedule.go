@@ -75,7 +75,8 @@ var filters = []func(*Candidate, *Request) string{
 	func(c *Candidate, r *Request) string { return Shortage(&c.Node, r.Need) },
 }
 
-// Shortage returns a text about the first resource of which the host n has less free than need, or "" if need fits.
+// Shortage returns a text that names the first resource of which the host n has less free than need requires. It
+// returns "" if the host has enough of each resource.
 func Shortage(n *cloud.Node, need cloud.Capacity) string {
 	free := n.Allocatable.Minus(n.Allocated)
 	for _, r := range []struct {
@@ -138,7 +139,7 @@ func refusal(c *Candidate, r *Request) string {
 // good. tieBreaker chooses one of these hosts. This spreads VMs that are created at the same time.
 const scoreTolerance = 0.05
 
-// score returns the fraction that stays free, after placement, of the host's scarcest resource. A higher score is
+// score returns how much of the host's scarcest resource stays free after placement, as a fraction. A higher score is
 // better.
 func score(c *Candidate, r *Request) float64 {
 	after := c.Node.Allocated.Plus(r.Need)

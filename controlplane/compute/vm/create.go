@@ -145,8 +145,8 @@ type retryableRefusal struct{ refusal error }
 
 func (e *retryableRefusal) Error() string { return e.refusal.Error() }
 
-// awaitingHeartbeats reports whether a host that was READY has not yet sent this leader a heartbeat, or whether the
-// leader has not yet read the host records. In both cases a placement may succeed later.
+// awaitingHeartbeats reports whether a placement that found no host may succeed later. That is so if a host that was
+// READY has not yet sent this leader a heartbeat, or if the leader has not yet read the host records.
 func (s *Service) awaitingHeartbeats(tx *store.Tx, fleet []schedule.Candidate) (bool, error) {
 	if len(fleet) == 0 {
 		known, _, err := node.Nodes.List(tx.Unguarded(), 1)

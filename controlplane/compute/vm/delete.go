@@ -46,7 +46,8 @@ func (s *Service) Delete(ctx context.Context, t cloud.Tenant, id cloud.VMID, for
 	}
 	ctx, cancel := context.WithTimeout(ctx, powerOffWait)
 	defer cancel()
-	// The VM's record is deleted already. Wait only until the host has reported that nothing of the VM is left.
+	// The VM's record is already deleted. Wait until the host has reported that it has destroyed the VM, which deletes
+	// the VM's Placed record.
 	store.Await(ctx, s.opts.Store, node.PlacedVMs, func(p *node.Placed) (bool, error) { return p == nil, nil }, string(response.Node), string(id))
 	return response.Replayed, nil
 }

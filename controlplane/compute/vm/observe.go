@@ -209,7 +209,8 @@ type deadlineFields struct {
 	Deadline cloud.Time
 }
 
-// vmDeadlines decodes deadlineFields from the VM records. Writing through it would delete all other fields.
+// vmDeadlines decodes VM records to deadlineFields. Do not write records with it: that would delete all other fields of
+// the VM.
 var vmDeadlines = store.NewTable[deadlineFields]("vm")
 
 // Follow keeps s.deadlines equal to the deadlines in the VM records. Package leader runs it on the leader until the end

@@ -112,7 +112,8 @@ func (s *Service) checkSolvent(tx *store.Tx, vm *cloud.VM, price int64) error {
 
 const maxAmount = 1<<63 - 1
 
-// checkSpendable returns an error unless the wallet is active and at least amount is available.
+// checkSpendable returns an error if the wallet is not active, or if its available amount is less than the required
+// amount.
 func checkSpendable(w *ledger.Wallet, amount int64) error {
 	switch {
 	case w.Status != ledger.Active:

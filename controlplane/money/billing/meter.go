@@ -25,7 +25,7 @@ type Meter struct {
 	Project cloud.ProjectID
 	VM      cloud.VMID
 	Name    string
-	// Use holds the billable resources that the VM has used since the last change.
+	// Use holds the resources for which the VM is charged at present.
 	Use Use
 	// Until is the end of the last counted hour. The next hour to count begins then.
 	Until cloud.Time

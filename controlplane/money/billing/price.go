@@ -6,8 +6,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// MaxPrice is the maximum price of one vCPU or GiB for an hour. With it, the price of an hour of the largest VM still
-// fits an int64.
+// MaxPrice is the maximum price, in units of credit, of one vCPU or one GiB for an hour. It is so low that the price of
+// an hour of the largest VM fits an int64.
 const MaxPrice = 1_000_000_000_000
 
 // Prices are the prices of an hour, in units of credit, per vCPU, per GiB of memory and per GiB of disk.

@@ -55,8 +55,8 @@ func (s *Service) lookUp(r store.Reader, id cloud.ProjectID) (Project, error) {
 }
 
 // ProjectCreatedAt returns the creation time of the project that has this ID now. Bills from before that time belong to
-// a deleted project of the same ID. It returns 0 for a project that was created before incarnations were recorded, and
-// the greatest time if there is no such project.
+// a deleted project with the same ID. It returns 0 if the project was created before creation times were recorded, and
+// the greatest time if no project has the ID.
 func (s *Service) ProjectCreatedAt(r store.Reader, id cloud.ProjectID) (cloud.Time, error) {
 	p, err := s.lookUp(r, id)
 	if err != nil || p.Exists {

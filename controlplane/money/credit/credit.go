@@ -50,10 +50,11 @@ import (
 var (
 	wallets      = store.NewTable[ledger.Wallet]("wallet")
 	transactions = store.NewTable[ledger.Transaction]("wallet-tx")
-	// refunds holds the amount refunded so far of each charge, by the charge's sequence number.
+	// refunds is a table with the amount of each charge that has been refunded so far. The key is the charge's sequence
+	// number.
 	refunds      = store.NewTable[int64]("wallet-refunded")
 	reservations = store.NewTable[ledger.Reservation]("reservation")
-	// due is a table with an empty record per pending reservation, ordered by deadline.
+	// due is a table with an empty record for each pending reservation. The records are ordered by deadline.
 	due = store.NewTable[struct{}]("reservation-due")
 )
 
