@@ -26,7 +26,7 @@ const (
 	ProofHostKey Proof = "hostkey"
 	// ProofMTLS is a client certificate of the cluster's certificate authority.
 	ProofMTLS Proof = "mtls"
-	// ProofDev is the proof of unauthenticated callers on a member that runs with --dev.
+	// ProofDev is the proof of callers without credentials on a member that runs with --dev.
 	ProofDev Proof = "dev"
 )
 
@@ -114,7 +114,7 @@ type Caller struct {
 	Tenant  Tenant
 	Target  string
 	Address string
-	// RequestID is the ID of the call, which is in logs, errors and audit records.
+	// RequestID is the ID of the call. Logs, errors and audit records contain it.
 	RequestID string
 	// IdempotencyKey is the key that the caller sent, at most MaxIdempotencyKey bytes.
 	IdempotencyKey string

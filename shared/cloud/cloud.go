@@ -15,7 +15,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// IDs of different kinds are distinct types, so that the compiler rejects one in place of another.
+// IDs of different kinds of objects are distinct types. The compiler then rejects an ID of one kind where another is
+// required.
 type (
 	VMID      string
 	ImageID   string

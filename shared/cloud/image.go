@@ -101,7 +101,8 @@ func (i *Image) VisibleTo(org OrgID) bool {
 	return i.Org == org
 }
 
-// Checksum returns the image's SHA-256 as "sha256:<hex>", the form of the wire contract, or "" if it is not known yet.
+// Checksum returns the image's SHA-256 in the form of the wire contract, "sha256:<hex>". It returns "" if the SHA-256
+// is not known yet.
 func (i *Image) Checksum() string {
 	if i.SHA256 == "" {
 		return ""

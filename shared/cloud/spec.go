@@ -244,7 +244,7 @@ func (b DiskBus) String() string {
 	return [...]string{"unspecified", "virtio", "scsi", "ide", "sata"}[min(b, BusSATA)]
 }
 
-// label returns the name of a disk in error messages: its ID if that is valid, otherwise its index i.
+// label returns a name for a disk in error messages: the disk's ID if it is valid, and otherwise the disk's index i.
 func (d *Disk) label(i int) string {
 	if devicePattern.MatchString(d.ID) {
 		return d.ID
@@ -340,7 +340,7 @@ func (s *Spec) Need() Capacity {
 	return need
 }
 
-// Images returns the IDs of the images that the spec names for disks, kernel and initrd, each once.
+// Images returns the IDs of all images that the spec names as a disk's image, kernel or initrd. Each ID occurs once.
 func (s *Spec) Images() []ImageID {
 	var ids []ImageID
 	add := func(id ImageID) {

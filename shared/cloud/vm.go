@@ -19,7 +19,7 @@ type VM struct {
 	Metadata   map[string]string
 	Labels     map[string]string
 
-	// Generation increases with every change of Desired. Reports of the host about an older generation are ignored.
+	// Generation increases by 1 with every change of Desired. A host's report about an older generation is ignored.
 	Generation uint64
 	Desired    Desired `cbor:"Wish"`
 	// Deadline is the time at which the leader ends a transient state with the event TimedOut. It is 0 in other states.

@@ -17,8 +17,8 @@ func Image(i *cloud.Image) *vmv1.Image {
 	}
 }
 
-// ImageFrom returns the image that a CreateImage request describes, without an ID and other values that the server
-// sets.
+// ImageFrom returns the image that a CreateImage request describes. Values that the server sets, such as the ID, are
+// not set.
 func ImageFrom(r *vmv1.CreateImageRequest) cloud.Image {
 	return cloud.Image{
 		Name: r.GetName(), Org: cloud.OrgID(r.GetOrgId()), Visibility: enum[cloud.Visibility](r.GetVisibility()),

@@ -48,11 +48,11 @@ var (
 	kvProxy          = Shape{"LEADER_PROXY_FAILED", http.StatusBadGateway}
 )
 
-// table maps each Kind to its gRPC code, and to its REST code and HTTP status on each service. VM REST returns INTERNAL
-// for every RPC status that the wire contract does not list for it. Identity returns SERVICE_UNAVAILABLE when its
-// backend cannot be reached. The key-value store uses only the failures that the contract lists for it and those common
-// to every HTTP service. An operation on credit that fails returns a REST code of its own; INTERNAL for Credit is used
-// only for failures before the operation is known.
+// table maps each Kind to its gRPC code, and to its REST code and HTTP status on each service. On VM, a code that the
+// wire contract does not list for VM REST becomes INTERNAL. Identity returns SERVICE_UNAVAILABLE when its backend
+// cannot be reached. KV uses only the errors that the contract lists for the key-value store, and those common to all
+// HTTP services. On Credit, a failed operation returns a REST code of its own. INTERNAL in this table is for failures
+// before the operation is known.
 var table = [kinds]row{
 	Internal:           {codes.Internal, [services]Shape{VM: internal, Identity: internal, KV: kvInternal, Credit: internal}},
 	InvalidArgument:    {codes.InvalidArgument, [services]Shape{VM: invalid, Identity: invalid, KV: invalid, Credit: invalid}},

@@ -125,7 +125,7 @@ func baseConfig(authority *x509.Certificate, usage x509.ExtKeyUsage, accept Acce
 	c = &tls.Config{
 		MinVersion:         tls.VersionTLS13,
 		InsecureSkipVerify: true, // VerifyConnection below verifies the chain, the key usage and the ID
-		// With session tickets, a peer could resume a session after accept has begun to reject it.
+		// Session tickets would let a peer resume a session after accept has begun to reject the peer.
 		SessionTicketsDisabled: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
 			if len(state.PeerCertificates) == 0 {

@@ -25,8 +25,8 @@ func On(name string) bool {
 	return fromEnvironment() == name
 }
 
-// Environ returns the environment variable ("TRIVET_MUTANT=name") that activates the same mutant in a child process, or
-// nil if none is active.
+// Environ returns the environment variable, in the form "TRIVET_MUTANT=name", that activates this process's mutant in a
+// child process. It returns nil if no mutant is active.
 func Environ() []string {
 	name := fromEnvironment()
 	if p := active.Load(); p != nil {
@@ -38,5 +38,6 @@ func Environ() []string {
 	return []string{variable + "=" + name}
 }
 
-// Set activates the named mutant in this process, and deactivates the former one. The empty name only deactivates.
+// Set activates the named mutant in this process and deactivates the one that was active. With an empty name it only
+// deactivates.
 func Set(name string) { active.Store(&name) }

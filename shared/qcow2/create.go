@@ -38,7 +38,7 @@ func Create(w io.WriterAt, virtualSize uint64) (int64, error) {
 		RefcountTableOffset: reftable, RefcountTableClusters: 1}
 	copy(h.Magic[:], Magic)
 	h3 := header3{RefcountOrder: 4, HeaderLength: header3Length + 8}
-	// The headers are followed by eight bytes for the compression type (zlib) and padding, and by the end marker of the
+	// After the headers come the compression type (zlib) with padding, eight bytes in total, and the end marker of the
 	// header extensions.
 	for _, part := range []any{h, h3, [8]byte{}, [2]uint32{extEnd, 0}} {
 		if err := binary.Write(&head, binary.BigEndian, part); err != nil {

@@ -11,7 +11,7 @@ func IsQCOW2(first []byte) bool { return bytes.HasPrefix(first, []byte(Magic)) }
 // Format is the format of a disk image file. Detect recognizes it by the first bytes of the file.
 type Format string
 
-// Formats that [Detect] recognizes. Raw is everything else: a raw disk has no magic number.
+// Formats that [Detect] recognizes. A file in any other format is Raw, because a raw disk has no magic number.
 const (
 	Raw       Format = "raw"
 	QCOW2     Format = "qcow2"

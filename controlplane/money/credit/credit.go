@@ -139,7 +139,8 @@ func (s *Service) Wallets(ctx context.Context, org cloud.OrgID, size int32, toke
 	return store.Page(ctx, s.opts.Store, wallets, req, func(w *ledger.Wallet) bool { return org == "" || w.Org == org })
 }
 
-// Reservation returns the reservation with this ID in the wallet of t, or NotFound.
+// Reservation returns the reservation with this ID in the wallet of t. It returns NotFound if the wallet or the
+// reservation does not exist.
 func (s *Service) Reservation(ctx context.Context, t cloud.Tenant, id string) (r *ledger.Reservation, err error) {
 	if err := cloud.CheckUUID("reservation_id", id); err != nil {
 		return nil, err

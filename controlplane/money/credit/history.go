@@ -12,7 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Period is a time range from From, inclusive, to To, exclusive. A bound of 0 means that there is none.
+// Period is a time range. From is inclusive and To is exclusive. 0 in From or To means that the range has no bound
+// there.
 type Period struct{ From, To cloud.Time }
 
 func (p Period) check() error {

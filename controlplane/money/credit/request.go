@@ -16,10 +16,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Request is a command on the wallet of a tenant. The leader fills in the command's time, IDs and principal.
+// Request is a command on the wallet of a tenant. The leader sets the command's time, the transaction IDs and the
+// principal (the caller's name).
 type Request struct {
-	// Tenant is the tenant for which the caller was authorized. Its org may be empty for a caller whose role covers all
-	// projects.
+	// Tenant is the tenant for which the caller was authorized. Its org may be empty if the caller's role applies to
+	// all projects.
 	Tenant  cloud.Tenant
 	Command ledger.Command
 	// Body is the hash of the request. If an idempotency key is used again, Body must equal the hash of the first call.
@@ -256,7 +257,8 @@ func (s *Service) carryOut(tx *store.Tx, o *Request) (out ledger.Outcome, err er
 	return out, nil
 }
 
-// write writes the records in the outcome of a command. before holds the records as they were read.
+// write stores the records in the outcome of a command. The parameter named before contains the records as they were
+// before the command.
 func write(tx *store.Tx, before ledger.Touched, c *ledger.Command, out *ledger.Outcome) {
 	of := account(&out.Wallet)
 	wallets.Put(tx, &out.Wallet, of)

@@ -79,7 +79,8 @@ func orNull(s string) *string {
 	return &s
 }
 
-// operation holds the authorization method of an endpoint, and the error code of the endpoint's failures.
+// operation holds the method for which an endpoint authorizes its callers, and the error code that the endpoint returns
+// for failures.
 type operation struct {
 	method  auth.Method
 	failure string
@@ -105,7 +106,8 @@ func (o operation) enter(r *http.Request) error {
 	return err
 }
 
-// at authorizes the call for the wallet of the named project, and returns the wallet's tenant. org may be empty.
+// at authorizes the call for the wallet of a project, and returns the project and its org. The parameter org may be
+// empty.
 func (o operation) at(r *http.Request, org, project string) (cloud.Tenant, error) {
 	if err := cloud.CheckCallerID("project_id", project); err != nil {
 		return cloud.Tenant{}, err

@@ -16,8 +16,8 @@ import (
 const SweepEvery = time.Second
 
 const (
-	// maxSweep is the maximum number of reservations that one sweep expires, and sweepPage the number that it reads at
-	// a time.
+	// maxSweep is the maximum number of reservations that one sweep expires in total, and sweepPage the maximum number
+	// that it reads at a time.
 	maxSweep  = 10_000
 	sweepPage = 500
 	// sweepers is the maximum number of wallets for which one sweep expires reservations concurrently.

@@ -47,8 +47,8 @@ func (s *Service) WalletAt(r store.Reader, t cloud.Tenant) (*ledger.Wallet, erro
 	return s.walletOf(r, t)
 }
 
-// ReservedAt returns the amount that a commit at the time now could charge from a reservation in the wallet of t. It
-// returns 0 if the reservation does not exist, has ended, or is past its deadline.
+// ReservedAt returns the amount that could be charged, at the time now, by committing a reservation in the wallet of t.
+// It returns 0 if the reservation does not exist, is not pending, or is past its deadline.
 func (s *Service) ReservedAt(r store.Reader, t cloud.Tenant, id string, now cloud.Time) (int64, error) {
 	w, err := s.walletOf(r, t)
 	if err != nil {

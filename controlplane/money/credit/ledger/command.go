@@ -26,10 +26,10 @@ const (
 // Command is an operation on one wallet. Fields that the operation does not use are zero.
 type Command struct {
 	Op Op
-	// At is the time of the command, and By the name of the principal that gave it.
+	// At is the time of the command, and By the name of the user or service that sent it.
 	At cloud.Time
 	By string
-	// IDs are the IDs of the transactions that the command makes. A command makes at most two.
+	// IDs are the IDs for the transactions that the command makes, which are at most two.
 	IDs [2]string
 	// Tenant is the owner of the new wallet. Only DoCreate uses it.
 	Tenant cloud.Tenant

@@ -31,7 +31,8 @@ func (a *Accounts) of(which account) *int64 {
 	return [...]*int64{&a.Funding, &a.Wallet, &a.Held, &a.Revenue}[which]
 }
 
-// flows maps each type of transaction to the accounts from and to which it moves its amount.
+// flows contains, for each type of transaction, the account from which it takes its amount and the account to which it
+// adds it.
 var flows = map[Type]struct{ from, to account }{
 	TopUp:         {funding, wallet},
 	Hold:          {wallet, held},

@@ -166,7 +166,7 @@ func (s *step) expire() error {
 	return s.free(Expired, "expired")
 }
 
-// free makes the full reserved amount available again, and ends the reservation with the given status.
+// free ends the reservation with the given status, and makes its full amount available again.
 func (s *step) free(status ReservationStatus, why string) error {
 	r := s.out.Reservation
 	if err := s.post(Release, r.Amount, Transaction{Description: why, Reservation: r.ID}); err != nil {
