@@ -30,8 +30,8 @@ import (
 	"github.com/google/renameio/v2"
 )
 
-// WriteFile replaces the file at path by one with that content and mode, or creates it. The content is durable when
-// WriteFile returns nil. If path is a symbolic link, the link is replaced, not its target.
+// WriteFile replaces the file at path by a file with the given content and mode, or creates it. When WriteFile returns
+// nil, the content is durable. If path is a symbolic link, the link is replaced, not its target.
 func WriteFile(path string, data []byte, perm os.FileMode) error {
 	return Write(path, perm, func(f *os.File) error {
 		_, err := f.Write(data)
@@ -39,10 +39,10 @@ func WriteFile(path string, data []byte, perm os.FileMode) error {
 	})
 }
 
-// Write is like WriteFile, but the function fill writes the content. The file that fill gets is open for reading and
-// writing; fill may also read it by its name, change its owner and seek, and must not close it. If fill returns an
-// error, the old file stays as it is, and Write returns that error. An error of a method of f names path, not the
-// temporary file.
+// Write is like WriteFile, but the function fill writes the content to the file f. The file f is open for reading and
+// writing. fill may also read it by its name, change its owner and seek, but must not close it. If fill returns an
+// error, the old file stays as it is, and Write returns that error. Errors of methods of f name path, not the temporary
+// file.
 func Write(path string, perm os.FileMode, fill func(f *os.File) error) (err error) {
 	dir := filepath.Dir(path)
 	f, err := renameio.NewPendingFile(path, renameio.WithTempDir(dir), renameio.WithStaticPermissions(perm))
@@ -63,8 +63,8 @@ func Write(path string, perm os.FileMode, fill func(f *os.File) error) (err erro
 	return SyncDir(dir)
 }
 
-// inTarget returns an error of package os with path in place of the name of the temporary file. It returns a wrapped
-// error unchanged.
+// inTarget replaces the name of the temporary file in an error of package os by path. It returns other errors, and
+// errors that wrap one of package os, unchanged.
 func inTarget(err error, path string) error {
 	switch e := err.(type) {
 	case *fs.PathError:
@@ -86,8 +86,8 @@ func SyncDir(dir string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// temporary matches the names of temporary files. One random number in a million has fewer than 13 digits; such a file
-// is not recognized.
+// temporary matches the names of temporary files, which end with a random number. About one such number in a million
+// has fewer than 13 digits. A file with such a name is not recognized.
 var temporary = regexp.MustCompile(`^\..+[0-9]{13,19}$`)
 
 // RemoveLeftovers removes the temporary files that killed processes left in dir. A directory that does not exist is no

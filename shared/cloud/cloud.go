@@ -15,7 +15,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// IDs of different kinds are distinct types, so that the compiler rejects one in place of another.
+// IDs of different kinds of objects are distinct types. The compiler then rejects an ID of one kind where another is
+// required.
 type (
 	VMID      string
 	ImageID   string
@@ -28,8 +29,8 @@ type (
 // Time is a point in time in Unix milliseconds.
 type Time = int64
 
-// Incarnation distinguishes successive projects with the same ID: each has a different one. It is 0 for a project
-// created before there were incarnations.
+// Incarnation distinguishes successive projects that have the same ID. Each has another incarnation. It is 0 for a
+// project that was created before incarnations were recorded.
 type Incarnation int64
 
 var (
@@ -38,8 +39,9 @@ var (
 	devicePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
 )
 
-// Limits and defaults of the fields of requests. The unit is in the name, or bytes; DefaultStop is in milliseconds and
-// DefaultMemory in MiB.
+// Limits and defaults of the fields of requests. MaxPairKey, MaxPairValue, MaxCmdline, MaxIdempotencyKey and MaxFilter
+// are lengths in bytes. DefaultStop is in milliseconds and DefaultMemory in MiB. The other names contain the unit or
+// what is counted.
 const (
 	MaxVCPUs          = 288
 	MinMemoryMiB      = 64
@@ -61,8 +63,8 @@ const (
 	DefaultMemory     = 512
 )
 
-// CheckName returns an InvalidArgument fault unless s can be the name of a VM, an image, a volume or a service account:
-// 1 to 63 characters of a-z, 0-9 and -, beginning with a letter.
+// CheckName returns an InvalidArgument fault if s cannot be the name of a VM, an image, a volume or a service account.
+// Such a name has 1 to 63 characters of a-z, 0-9 and -, and begins with a letter.
 func CheckName(field, s string) error {
 	if !namePattern.MatchString(s) {
 		return fault.Invalid(field, "must be 1 to 63 characters of a-z, 0-9 and -, starting with a letter")
@@ -70,8 +72,8 @@ func CheckName(field, s string) error {
 	return nil
 }
 
-// CheckCallerID returns an InvalidArgument fault unless s is a valid ID of a user, an org or a project. Callers choose
-// these IDs.
+// CheckCallerID returns an InvalidArgument fault if s is not a valid ID of a user, an org or a project. These IDs are
+// chosen by callers.
 func CheckCallerID(field, s string) error {
 	if !callerID.MatchString(s) {
 		return fault.Invalid(field, "must be 1 to 63 characters of A-Z, a-z, 0-9 and ._@-, starting with a letter or digit")
@@ -79,8 +81,8 @@ func CheckCallerID(field, s string) error {
 	return nil
 }
 
-// CheckUUID returns an InvalidArgument fault unless s is a lower-case UUID, the form of the IDs that the control plane
-// generates. The wire contract requires INVALID_ARGUMENT for a malformed ID, not NOT_FOUND.
+// CheckUUID returns an InvalidArgument fault if s is not a lower-case UUID. IDs that the control plane generates have
+// this form. The wire contract requires INVALID_ARGUMENT, not NOT_FOUND, for a malformed ID.
 func CheckUUID(field, s string) error {
 	if s == "" {
 		return fault.Invalid(field, "is required")
@@ -91,8 +93,8 @@ func CheckUUID(field, s string) error {
 	return nil
 }
 
-// CheckPairs returns an InvalidArgument fault unless m can be labels or metadata: at most MaxPairs pairs of printable
-// UTF-8 within MaxPairKey and MaxPairValue bytes.
+// CheckPairs returns an InvalidArgument fault if m cannot be labels or metadata. It may have at most MaxPairs pairs,
+// with keys of at most MaxPairKey bytes and values of at most MaxPairValue bytes, all of printable UTF-8.
 func CheckPairs(field string, m map[string]string) error {
 	if len(m) > MaxPairs {
 		return fault.Invalid(field, "at most %d pairs, got %d", MaxPairs, len(m))
@@ -110,12 +112,12 @@ func CheckPairs(field string, m map[string]string) error {
 	return nil
 }
 
-// MaxNodeLabels is the maximum total size of the keys and values of a host's labels, in bytes. Every heartbeat contains
-// them.
+// MaxNodeLabels is the maximum total size of the keys and values of a host's labels, in bytes. It is small because
+// every heartbeat of the host contains the labels.
 const MaxNodeLabels = 4 << 10
 
-// CheckNodeLabels is CheckPairs for a host's labels. It also returns InvalidArgument if their total size exceeds
-// MaxNodeLabels.
+// CheckNodeLabels checks the labels of a host like CheckPairs. It also returns InvalidArgument if their total size
+// exceeds MaxNodeLabels.
 func CheckNodeLabels(field string, m map[string]string) error {
 	if err := CheckPairs(field, m); err != nil {
 		return err

@@ -2,9 +2,10 @@ package cloud
 
 import "slices"
 
-// Defaults are the tenants of calls and tokens that name none. The first role in an org makes that org the default org.
-// The first role in a project makes it the default project, of its org and of the user. A default stays as long as the
-// user has a role there, so that an additional role never changes the tenant of a token in use.
+// Defaults are the tenants that are used for a user's calls and tokens that name no tenant. The first role in an org
+// makes that org the default org. The first role in a project makes that project the default project of its org and of
+// the user. A default stays as long as the user has a role there. Therefore an additional role never changes the tenant
+// of a token in use.
 type Defaults struct {
 	Org     OrgID  `cbor:",omitempty"`
 	Project Tenant `cbor:",omitzero"`
@@ -12,9 +13,9 @@ type Defaults struct {
 	Projects []Tenant `cbor:",omitempty"`
 }
 
-// WithBindings returns the user's defaults after the user's roles have changed to all. A default in which the user
-// still has a role stays. Without a default, the only org or project with a role becomes the default; if there are
-// several, there is no default.
+// WithBindings returns the user's new defaults after a change of the user's bindings. A default in which the user still
+// has a role stays. If there is no such default and the user has a role in only one org or project, that becomes the
+// default.
 func (d Defaults) WithBindings(all []Binding) (out Defaults) {
 	orgs, projects := OrgsOf(all), ProjectsOf(all, "")
 	out.Org, _ = Prefer(orgs, d.Org)
@@ -40,7 +41,8 @@ func (d Defaults) ProjectIn(org OrgID) ProjectID {
 	return ""
 }
 
-// Prefer returns preferred if all contains it, else the only element of all. It returns false if there is neither.
+// Prefer returns preferred if the list contains it. Otherwise, if the list has only one element, it returns that
+// element. Otherwise it returns false.
 func Prefer[T comparable](all []T, preferred T) (T, bool) {
 	switch {
 	case slices.Contains(all, preferred):
@@ -61,8 +63,8 @@ func OrgsOf(all []Binding) (found []OrgID) {
 	return found
 }
 
-// ProjectsOf returns the projects of the bindings, each once, in the order of the bindings: those of one org, or all if
-// org is empty.
+// ProjectsOf returns the projects of the bindings, each once, in the order of the bindings. If org is not empty, it
+// returns only the projects of that org.
 func ProjectsOf(all []Binding, org OrgID) (found []Tenant) {
 	for _, b := range all {
 		t := Tenant{b.Org, b.Project}

@@ -51,17 +51,17 @@ func (s ImageStatus) String() string {
 // SharedWith is the metadata key whose value lists the orgs that may read a SHARED image, separated by commas.
 const SharedWith = "trivet/shared-with"
 
-// ImageReason is the metadata key whose value is the cause why an image is in ERROR.
+// ImageReason is the metadata key whose value is the reason why an image is in the status ERROR.
 const ImageReason = "trivet/error"
 
-// Image is the record of a disk, kernel or initrd image. Its content is a file on each member in Holders, with the
-// checksum as its name.
+// Image is the record of a disk, kernel or initrd image. Its content is a file on each member in Holders. The name of
+// the file is the image's SHA-256.
 type Image struct {
 	ID   ImageID
 	Name string
 	Org  OrgID
-	// Project is the project whose quota limits the image: the project of the call that created it, or empty if the
-	// call had none.
+	// Project is the project whose quota the image counts in: the project of the call that created it. It is empty if
+	// the call had none.
 	Project    ProjectID `cbor:",omitempty"`
 	Visibility Visibility
 	Format     ImageFormat
@@ -101,7 +101,8 @@ func (i *Image) VisibleTo(org OrgID) bool {
 	return i.Org == org
 }
 
-// Checksum returns the image's SHA-256 as "sha256:<hex>", the form of the wire contract, or "" if it is not known yet.
+// Checksum returns the image's SHA-256 in the form of the wire contract, "sha256:<hex>". It returns "" if the SHA-256
+// is not known yet.
 func (i *Image) Checksum() string {
 	if i.SHA256 == "" {
 		return ""

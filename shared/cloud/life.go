@@ -7,27 +7,28 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Times in milliseconds after which the leader ends a transient state of a VM with the event TimedOut. In STOPPING,
-// Desired.GraceMS is added to StoppingTime.
+// Times in milliseconds after which the leader ends a transient state of a VM with the event TimedOut. For STOPPING,
+// the time is StoppingTime + Desired.GraceMS.
 const (
 	CreatingTime = 30 * 60_000
 	StartingTime = 120_000
 	StoppingTime = 60_000
 )
 
-// RestartPolicy is the metadata key of a VM's restart policy: "never" (default), or "on-failure", which starts the VM
-// again after its process died.
+// RestartPolicy is the metadata key of a VM's restart policy. With "never", the default, a VM whose process died is not
+// started again. With "on-failure", it is.
 const RestartPolicy = "trivet/restart"
 
-// RestartLimit is the maximum number of automatic starts of a VM within RestartWindow (milliseconds). If its process
-// dies again within that time, the VM stays in ERROR.
+// RestartLimit is the maximum number of automatic starts of a VM within RestartWindow, which is in milliseconds. If the
+// VM's process dies again within that time, the VM stays in ERROR.
 const (
 	RestartLimit  = 3
 	RestartWindow = 10 * 60_000
 )
 
-// Apply changes the VM's state and desired state as an event at the time now requires (see next). If the event is not
-// allowed in the VM's state, Apply returns FailedPrecondition and changes nothing.
+// Apply changes the VM's state and desired state after the event ev, which occurred at the time now. The table next
+// contains the transitions. If it has none for the VM's state and ev, Apply returns FailedPrecondition and changes
+// nothing.
 func (vm *VM) Apply(ev Event, now Time) error {
 	to, ok := next[vm.State][ev]
 	if !ok {
@@ -38,7 +39,8 @@ func (vm *VM) Apply(ev Event, now Time) error {
 	return nil
 }
 
-// verb returns a word for the event in error messages: that of the API call, if a call causes the event.
+// verb returns the word for the event in error messages. For an event that an API call causes, it is the word for the
+// call.
 func (e Event) verb() string {
 	switch e {
 	case PowerOffRequested:
@@ -49,8 +51,8 @@ func (e Event) verb() string {
 	return e.String()
 }
 
-// applyToDesired changes vm.Desired as an event requires. Call it before enter, because it depends on the state before
-// the event.
+// applyToDesired changes vm.Desired as the event ev requires. Call it before the method enter, because it uses the
+// state that the VM had before the event.
 func (vm *VM) applyToDesired(ev Event, now Time) {
 	w := vm.Desired
 	switch ev {
@@ -80,7 +82,7 @@ func (vm *VM) applyToDesired(ev Event, now Time) {
 	vm.setDesired(w)
 }
 
-// withStart returns w with one more requested start.
+// withStart returns a copy of w that is on and has one more requested start.
 func (w Desired) withStart() Desired {
 	w.On, w.StartAfterStop, w.GraceMS = true, false, 0
 	w.Starts++
@@ -95,8 +97,9 @@ func (vm *VM) setDesired(w Desired) {
 	}
 }
 
-// enter changes the VM's state and sets the state's deadline. It sets STARTING in place of STOPPED if a start was
-// requested during the stop, and in place of ERROR if the VM restarts by its policy.
+// enter changes the VM's state to the state in the parameter to, and sets the deadline of the new state. In two cases
+// the new state is STARTING instead: if the parameter is STOPPED but the VM is to be on, and if it is ERROR but the
+// VM's restart policy starts the VM again.
 func (vm *VM) enter(to State, now Time) {
 	switch {
 	case to == Stopped && vm.Desired.StartAfterStop:
@@ -123,8 +126,8 @@ func (vm *VM) enter(to State, now Time) {
 	}
 }
 
-// mayRestart reports whether a VM whose process died is to be started again: its policy is "on-failure", it was
-// RUNNING, and it was restarted fewer than RestartLimit times within RestartWindow.
+// mayRestart reports whether a VM whose process died is to be started again. That requires the policy "on-failure" and
+// the state RUNNING, and that the VM was restarted fewer than RestartLimit times within RestartWindow.
 func (vm *VM) mayRestart(now Time) bool {
 	if vm.State != Running || vm.Metadata[RestartPolicy] != "on-failure" {
 		return false
@@ -133,8 +136,8 @@ func (vm *VM) mayRestart(now Time) bool {
 	return len(vm.Restarts) < RestartLimit
 }
 
-// Stop requests that the host presses the VM's power button and, after graceMS milliseconds, powers the VM off. A
-// repeated request while the VM is STOPPING can only shorten this time.
+// Stop requests that the host presses the VM's power button and powers the VM off after graceMS milliseconds. If the VM
+// is already STOPPING, another request can only shorten this time.
 func (vm *VM) Stop(graceMS uint64, now Time) error {
 	ev := StopRequested
 	if graceMS == 0 {
@@ -164,7 +167,8 @@ func (vm *VM) Reboot() error { return vm.pulse("reboot", func(w *Desired) { w.Re
 // RUNNING.
 func (vm *VM) Reset() error { return vm.pulse("reset", func(w *Desired) { w.Resets++ }) }
 
-// pulse increments a counter in vm.Desired with count, or returns FailedPrecondition unless the VM is RUNNING.
+// pulse calls count on a copy of vm.Desired to increment a counter, and stores the copy. It returns FailedPrecondition
+// if the VM is not RUNNING.
 func (vm *VM) pulse(verb string, count func(*Desired)) error {
 	if vm.State != Running {
 		return fault.New(fault.FailedPrecondition, "cannot %s VM %s: it is %s", verb, vm.Name, vm.State)
@@ -175,9 +179,9 @@ func (vm *VM) pulse(verb string, count func(*Desired)) error {
 	return nil
 }
 
-// Observe updates the VM's state and status from a host's report, received at now, and returns whether the record
-// changed. It ignores a report of an older generation, because the host had not received the present Desired. The
-// caller must check that the VM is placed on the host.
+// Observe updates the VM's state and status from a host's report, which was received at the time now, and returns
+// whether the record changed. It ignores a report with an older generation than the VM's, because the host had not
+// received the current desired state when it sent the report. The caller must check that the VM is placed on the host.
 func (vm *VM) Observe(o Observation, now Time) bool {
 	if o.Generation < vm.Generation && !mutant.On(mutant.IgnoreGeneration) {
 		return false
@@ -205,8 +209,8 @@ func (s Status) equal(t Status) bool {
 		s.LastError == t.LastError && s.StartsDone == t.StartsDone && s.RebootsDone == t.RebootsDone && s.ResetsDone == t.ResetsDone
 }
 
-// events returns the events that an observation implies, in order. There may be several, because the VM can have
-// changed several times since the host's last report.
+// events returns the events that follow from a host's report, in order. There may be several, because the VM's state
+// can have changed several times since the host's last report.
 func (vm *VM) events(o Observation) []Event {
 	switch o.Observed {
 	case ObservedBuilt:
@@ -226,9 +230,10 @@ func (vm *VM) events(o Observation) []Event {
 	return nil
 }
 
-// offEvents returns the events for a VM without a process. For a VM in ERROR there is one only if its creation finished
-// after the deadline (no start was executed yet), or its stop did (it was running or stopping in the last report). A VM
-// that failed or died stays in ERROR, so that its owner can read the error.
+// offEvents returns the event for a VM that has no process. The event is Built if the VM is CREATING. It is also Built
+// if the VM is in ERROR and the host has executed no start, because its creation then finished after the deadline.
+// Otherwise the event is Off, with one exception: a VM in ERROR that was neither running nor stopping in the last
+// report gets no event. It failed or died, and stays in ERROR so that its owner can read the error.
 func (vm *VM) offEvents(o Observation) []Event {
 	if vm.State == Creating || vm.State == Error && o.StartsDone == 0 {
 		return []Event{Built}
@@ -239,8 +244,9 @@ func (vm *VM) offEvents(o Observation) []Event {
 	return []Event{Off}
 }
 
-// exitEvents returns the events for a VM whose process ended. If the VM should be on, there are none unless the process
-// is that of the latest requested start.
+// exitEvents returns the events for a VM whose process ended. If the VM should be off, it returns what offEvents
+// returns. If the VM should be on, but the process that ended is older than the latest requested start, it returns
+// none.
 func (vm *VM) exitEvents(o Observation) []Event {
 	if !vm.Desired.On {
 		return vm.offEvents(o)
@@ -260,7 +266,7 @@ func (vm *VM) exitEvents(o Observation) []Event {
 	return []Event{Built, ev}
 }
 
-// actual returns the VM state that the observation corresponds to, for Status.Actual.
+// actual returns the VM state that corresponds to the host's report, for the field Status.Actual.
 func (o *Observation) actual() State {
 	switch o.Observed {
 	case ObservedBuilding:
@@ -284,7 +290,7 @@ func (o *Observation) actual() State {
 	return Unspecified
 }
 
-// TimeOut applies the event TimedOut if the deadline of the VM's state has passed, and reports whether it did so.
+// TimeOut applies the event TimedOut if the deadline of the VM's state has passed. It returns true if it did so.
 func (vm *VM) TimeOut(now Time) bool {
 	if vm.Deadline == 0 || now < vm.Deadline {
 		return false

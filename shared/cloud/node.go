@@ -21,7 +21,8 @@ func (s NodeState) String() string {
 	return [...]string{"UNSPECIFIED", "READY", "NOT_READY", "CORDONED", "DRAINING", "MAINTENANCE"}[min(s, NodeMaintenance)]
 }
 
-// Capacity is an amount of the resources of a host: what it has, offers or has allocated.
+// Capacity is an amount of each resource of a host. It is used for the resources that a host has, offers to VMs or has
+// allocated to VMs.
 type Capacity struct {
 	VCPUs      uint32
 	MemoryMiB  uint64
@@ -51,7 +52,7 @@ type Node struct {
 	AgentVersion string
 	// Declared is the state that the agent reports: READY, or NOT_READY if it cannot run guests.
 	Declared NodeState
-	// CPUModels are the CPU models that a spec may name on this host.
+	// CPUModels are the CPU models that a VM on this host may have.
 	CPUModels       []string
 	Architecture    Architecture
 	QEMUVersion     string
@@ -62,10 +63,11 @@ type Node struct {
 	UpdatedAt       Time
 }
 
-// HeartbeatTimeout is the time without a heartbeat after which a host is NOT_READY (milliseconds).
+// HeartbeatTimeout is the time, in milliseconds, after which a host without a heartbeat is NOT_READY.
 const HeartbeatTimeout = 15_000
 
-// State returns the node's state at the time now. lastSeen is the time of its last heartbeat, 0 if there was none yet.
+// State returns the node's state at the time now. lastSeen is the time of the node's last heartbeat, or 0 if there was
+// none.
 func (n *Node) State(now, lastSeen Time) NodeState {
 	switch {
 	case lastSeen == 0 || now-lastSeen > HeartbeatTimeout || n.Declared == NodeNotReady:

@@ -51,7 +51,8 @@ const (
 
 // Spec is the configuration of a VM, as its tenant requested it.
 type Spec struct {
-	// CPU nil means one vCPU, and Memory nil means DefaultMemory; Normalize sets these values.
+	// CPU configures the processors; nil means one vCPU. Memory configures the memory; nil means DefaultMemory.
+	// Normalize replaces nil by these values.
 	CPU      *CPU
 	Memory   *Memory
 	Disks    []Disk `cbor:",omitempty"`
@@ -64,7 +65,7 @@ type CPU struct {
 	VCPUs          uint32
 	CoresPerSocket uint32
 	Sockets        uint32
-	// Model is a CPU model that the host reports; empty means the host's default.
+	// Model is the name of a CPU model, one of those that the host reports. If it is empty, the host's default is used.
 	Model string `cbor:",omitempty"`
 }
 
@@ -73,7 +74,8 @@ type Memory struct {
 	Hugepages bool
 }
 
-// Disk is a disk of a VM. Exactly one of Image, Volume and Blank must be set, as its source.
+// Disk is a disk of a VM. Exactly one of the fields Image, Volume and Blank must be set. It determines the disk's
+// initial content.
 type Disk struct {
 	ID        string
 	Image     ImageID `cbor:",omitempty"`
@@ -112,7 +114,7 @@ type Security struct {
 	TPM        bool
 }
 
-// Normalize gives each unset field its default in the wire contract. It changes no other field.
+// Normalize sets each unset field to the default that the wire contract defines. It changes no other field.
 func (s *Spec) Normalize() {
 	if s.CPU == nil {
 		s.CPU = &CPU{VCPUs: 1}
@@ -141,9 +143,9 @@ func (s *Spec) Normalize() {
 	}
 }
 
-// Topology returns sockets and cores per socket whose product is the number of vCPUs. A REST body has neither field,
-// and by the wire contract means 1 × 1 for any number of vCPUs. So Topology ignores 1 × 1 and returns one socket with
-// all vCPUs as cores.
+// Topology returns the number of sockets and of cores per socket. Their product is the number of vCPUs. A REST body has
+// neither field, and according to the wire contract this means 1 × 1, whatever the number of vCPUs. Therefore Topology
+// treats 1 × 1 as unset and returns one socket with all vCPUs as cores.
 func (c *CPU) Topology() (sockets, cores uint32) {
 	switch {
 	case c.Sockets <= 1 && c.CoresPerSocket <= 1:
@@ -234,15 +236,15 @@ func (s *Spec) checkDisks() error {
 	return nil
 }
 
-// busSlots holds the maximum number of a VM's disks on a bus: the chipset's AHCI controller has six ports, the PIIX3
-// IDE controller four.
+// busSlots contains the maximum number of disks that a VM can have on a bus. The chipset's AHCI controller has six
+// ports, and the PIIX3 IDE controller has four.
 var busSlots = map[DiskBus]int{BusIDE: 4, BusSATA: 6}
 
 func (b DiskBus) String() string {
 	return [...]string{"unspecified", "virtio", "scsi", "ide", "sata"}[min(b, BusSATA)]
 }
 
-// label returns the name of a disk in error messages: its ID if that is valid, otherwise its index i.
+// label returns a name for a disk in error messages: the disk's ID if it is valid, and otherwise the disk's index i.
 func (d *Disk) label(i int) string {
 	if devicePattern.MatchString(d.ID) {
 		return d.ID
@@ -327,7 +329,7 @@ func unsupported(field, what string) error {
 	return f
 }
 
-// Need returns the capacity of a host that a VM with this spec requires.
+// Need returns the amount of a host's resources that a VM with this spec requires.
 func (s *Spec) Need() Capacity {
 	need := Capacity{VCPUs: s.CPU.VCPUs, MemoryMiB: s.Memory.SizeMiB}
 	for _, d := range s.Disks {
@@ -338,7 +340,7 @@ func (s *Spec) Need() Capacity {
 	return need
 }
 
-// Images returns the IDs of the images that the spec names for disks, kernel and initrd, each once.
+// Images returns the IDs of all images that the spec names as a disk's image, kernel or initrd. Each ID occurs once.
 func (s *Spec) Images() []ImageID {
 	var ids []ImageID
 	add := func(id ImageID) {

@@ -28,7 +28,7 @@ func (s State) Variant() string {
 		"Error", "Failed", "Deleted"}[min(s, Deleted)]
 }
 
-// Event is a cause of a state transition of a VM: a call, a report of its host, or a timeout.
+// Event is a cause of a state transition of a VM: an API call, a report of the VM's host, or a timeout.
 type Event uint8
 
 const (
@@ -46,7 +46,7 @@ const (
 	GuestOff
 	Died
 	Off
-	// The event that the leader causes after VM.Deadline:
+	// The event that the leader causes when VM.Deadline has passed:
 	TimedOut
 )
 
@@ -55,9 +55,10 @@ func (e Event) String() string {
 		"guest off", "died", "off", "timed out"}[min(e, TimedOut)]
 }
 
-// next is the VM life cycle: a missing entry is a refused transition. life.go implements the effects of each transition;
-// its method enter continues at once from STOPPED or ERROR to STARTING if the VM is to run. A call that only changes what
-// the VM should do later (start in CREATING, for example) leaves the state as it is.
+// next is the life cycle of a VM: the next state for each state and event. A transition without an entry is refused.
+// The effects of transitions are in life.go. Its method enter continues from STOPPED or ERROR to STARTING at once if
+// the VM is to run. A call that only changes what the VM should do later, such as a start in CREATING, does not change
+// the state.
 var next = map[State]map[Event]State{
 	Pending: {
 		StartRequested: Pending, StopRequested: Pending, PowerOffRequested: Pending,

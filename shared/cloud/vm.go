@@ -19,30 +19,31 @@ type VM struct {
 	Metadata   map[string]string
 	Labels     map[string]string
 
-	// Generation increases with every change of Desired. Reports of the host about an older generation are ignored.
+	// Generation increases by 1 with every change of Desired. A host's report about an older generation is ignored.
 	Generation uint64
 	Desired    Desired `cbor:"Wish"`
-	// Deadline is the time at which the leader ends a transient state with TimedOut; 0 in other states.
+	// Deadline is the time at which the leader ends a transient state with the event TimedOut. It is 0 in other states.
 	Deadline Time
-	// Restarts are the times of automatic starts within the last RestartWindow.
+	// Restarts are the times of the VM's automatic restarts within the last RestartWindow.
 	Restarts []Time
-	// Disks are the disks that the host creates. They are resolved from Spec.Disks when the VM is created, and do not
-	// change.
+	// Disks are the disks that the host creates. They are derived from Spec.Disks when the VM is created, and do not
+	// change after that.
 	Disks []ResolvedDisk
 	// Kernel and Initrd are the images of a direct kernel boot, or nil. They do not change after the VM was created.
 	Kernel, Initrd *ImageRef
 }
 
-// Desired is the desired state of a VM, which the agent on its host establishes.
+// Desired is the desired state of a VM. The agent on the VM's host brings the VM into this state.
 type Desired struct {
 	On bool
-	// StartAfterStop means that the VM is started when it has stopped, because a start was requested while it was
-	// STOPPING.
+	// StartAfterStop is true if a start was requested while the VM was STOPPING. The VM is then started when it has
+	// stopped.
 	StartAfterStop bool `cbor:"Again"`
-	// GraceMS is the time in milliseconds between the power button and the hard power off, while On is false.
+	// GraceMS is the time, in milliseconds, for which a guest may shut down after the power button was pressed. After
+	// it, the host powers the VM off. It is used only if On is false.
 	GraceMS uint64
-	// Starts, Reboots and Resets count the requests of each kind. The host executes a request when the count exceeds
-	// the number that it has executed.
+	// Starts, Reboots and Resets count the requests of each kind. If a count is greater than the number of requests
+	// that the host has executed, the host executes the request.
 	Starts, Reboots, Resets uint64
 }
 
@@ -75,7 +76,8 @@ type Status struct {
 	ResetsDone  uint64
 }
 
-// Usage is a VM's resource usage in the host's last report. It is only in the leader's memory.
+// Usage is the resource usage of a VM in the last report of its host. It is not stored: only the leader has it, in
+// memory.
 type Usage struct {
 	CPUPercent                                 float64
 	MemoryMiB                                  uint64
@@ -86,8 +88,8 @@ type Usage struct {
 // Tenant returns the org and project that own the VM.
 func (vm *VM) Tenant() Tenant { return Tenant{vm.Org, vm.Project} }
 
-// Merge returns the labels or metadata have, changed by those in change. An empty value removes its key, because proto3
-// cannot distinguish an empty map from none.
+// Merge returns a copy of the labels or metadata in have, with the pairs in change added or replaced. A pair with an
+// empty value removes its key. Removal needs a special value, because proto3 cannot distinguish an empty map from none.
 func Merge(have, change map[string]string) map[string]string {
 	out := maps.Clone(have)
 	for k, v := range change {
@@ -129,7 +131,7 @@ const (
 )
 
 // Observation is a host's report about one VM. Generation is the generation of the desired state that the host had
-// received.
+// received when it sent the report.
 type Observation struct {
 	VM          VMID
 	Generation  uint64

@@ -45,7 +45,7 @@ func Observation(o cloud.Observation) *agentv1.VmObservation {
 	}
 }
 
-// ObservationFrom converts the message of an agent back into an observation; it is the inverse of Observation.
+// ObservationFrom converts the protobuf message of an agent to an observation. It is the inverse of Observation.
 func ObservationFrom(o *agentv1.VmObservation) cloud.Observation {
 	return cloud.Observation{
 		VM: cloud.VMID(o.GetVmId()), Generation: o.GetGeneration(), Observed: enum[cloud.Observed](o.GetObserved()),

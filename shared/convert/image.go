@@ -17,8 +17,8 @@ func Image(i *cloud.Image) *vmv1.Image {
 	}
 }
 
-// ImageFrom returns the image that a CreateImage request describes, without an ID and other values that the server
-// sets.
+// ImageFrom returns the image that a CreateImage request describes. Values that the server sets, such as the ID, are
+// not set.
 func ImageFrom(r *vmv1.CreateImageRequest) cloud.Image {
 	return cloud.Image{
 		Name: r.GetName(), Org: cloud.OrgID(r.GetOrgId()), Visibility: enum[cloud.Visibility](r.GetVisibility()),
@@ -28,6 +28,6 @@ func ImageFrom(r *vmv1.CreateImageRequest) cloud.Image {
 	}
 }
 
-// Visibility converts a visibility from the message's enumeration. A value that is not within 0 to 254 becomes 255,
-// which every check rejects.
+// Visibility converts a visibility from its protobuf enumeration. A number outside 0 to 254 becomes 255, which every
+// check rejects.
 func Visibility(v vmv1.Visibility) cloud.Visibility { return enum[cloud.Visibility](v) }

@@ -6,8 +6,8 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// Node returns a node record as the message of the API. The caller adds the node's state and the time of its last
-// heartbeat, which are only in the leader's memory.
+// Node returns a node record as the message of the API. The record does not contain the node's state and the time of
+// its last heartbeat, which only the leader has; the caller passes them.
 func Node(n *cloud.Node, state cloud.NodeState, lastSeen cloud.Time) *vmv1.Node {
 	return &vmv1.Node{
 		Id: string(n.ID), Name: n.Name, State: vmv1.NodeState(state), Capacity: capacity(n.Capacity),

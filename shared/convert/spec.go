@@ -45,8 +45,8 @@ func SpecFrom(s *vmv1.VmSpec) cloud.Spec {
 	return out
 }
 
-// enum converts a proto3 enumeration, which may hold any integer. A value that is not within 0 to 254 becomes 255, the
-// highest value of T, which every check of the domain rejects.
+// enum converts a proto3 enumeration, which may contain any 32-bit integer. A number outside 0 to 254 becomes 255, the
+// highest value of T, which every check in package cloud rejects.
 func enum[T ~uint8, E ~int32](e E) T {
 	if e < 0 || e >= math.MaxUint8 {
 		return math.MaxUint8
@@ -93,6 +93,6 @@ func nicFrom(n *vmv1.NetworkSpec) cloud.NIC {
 	}
 }
 
-// Hypervisor converts a hypervisor from the message's enumeration. A value that is not within 0 to 254 becomes 255,
-// which every check rejects.
+// Hypervisor converts a hypervisor from its protobuf enumeration. A number outside 0 to 254 becomes 255, which every
+// check rejects.
 func Hypervisor(h vmv1.HypervisorType) cloud.Hypervisor { return enum[cloud.Hypervisor](h) }

@@ -34,7 +34,8 @@ func Usage(u *cloud.Usage) *vmv1.ResourceUsage {
 	}
 }
 
-// UsageFrom converts the message of a VM's resource usage back; it is the inverse of Usage. It returns nil if u is nil.
+// UsageFrom converts a protobuf message to a VM's resource usage. It is the inverse of Usage. It returns nil if u is
+// nil.
 func UsageFrom(u *vmv1.ResourceUsage) *cloud.Usage {
 	if u == nil {
 		return nil

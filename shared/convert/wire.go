@@ -9,7 +9,7 @@ import (
 	"slices"
 )
 
-// copyMap copies a map. It returns nil for an empty map: proto3 cannot distinguish nil and empty.
+// copyMap copies a map. It returns nil for an empty map, because proto3 cannot distinguish an empty map from none.
 func copyMap(m map[string]string) map[string]string {
 	if len(m) == 0 {
 		return nil
@@ -21,7 +21,7 @@ func copyMap(m map[string]string) map[string]string {
 	return out
 }
 
-// each applies f to every element. It returns nil for an empty slice.
+// each returns a slice with f(e) for each element e of in. It returns nil for an empty slice.
 func each[A, B any](in []A, f func(A) B) []B {
 	if len(in) == 0 {
 		return nil

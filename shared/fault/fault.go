@@ -31,16 +31,16 @@ const (
 	Unavailable
 	DeadlineExceeded
 	Canceled
-	// TooLarge reports a body or message over its size limit: INVALID_ARGUMENT with its own HTTP status, 413.
+	// TooLarge reports a body or message that exceeds its size limit. It is INVALID_ARGUMENT, but with HTTP status 413.
 	TooLarge
-	// MethodNotAllowed reports an HTTP method that a known path does not support: INVALID_ARGUMENT with its own HTTP
-	// status, 405.
+	// MethodNotAllowed reports an HTTP method that the path does not support. It is INVALID_ARGUMENT, but with HTTP
+	// status 405.
 	MethodNotAllowed
-	// BadGateway reports that a request was forwarded to another member, and that sending it or receiving the response
-	// failed.
+	// BadGateway reports that this member could not forward a request to another member, or did not receive the
+	// response.
 	BadGateway
-	// Throttled rejects a call because of load, not its arguments: the caller's budget is used up, or a member's disk
-	// is nearly full. It is RESOURCE_EXHAUSTED with HTTP status 429 on every service.
+	// Throttled reports that a call was rejected because of load, not because of its arguments: the caller's budget is
+	// used up, or a member's disk is nearly full. It is RESOURCE_EXHAUSTED, and has HTTP status 429 on every service.
 	Throttled
 	kinds
 )
@@ -54,9 +54,9 @@ type Fault struct {
 	Reason  string
 	Field   string
 	Details map[string]any
-	// Retry reports that the same call may succeed soon.
+	// Retry is true if the same call may succeed soon.
 	Retry bool
-	// RetryAfter is the time to wait before the retry; 0 means one second.
+	// RetryAfter is how long the caller should wait before the retry; 0 means one second.
 	RetryAfter time.Duration `cbor:",omitempty"`
 
 	cause error
@@ -96,16 +96,16 @@ func (f *Fault) With(key string, value any) *Fault {
 	return f
 }
 
-// MayRetry marks the failure as temporary: the same call may succeed soon.
+// MayRetry sets the field Retry, which means that the same call may succeed soon, and returns f.
 func (f *Fault) MayRetry() *Fault { f.Retry = true; return f }
 
-// MayRetryAfter is MayRetry with the time that the caller should wait before the retry.
+// MayRetryAfter is like MayRetry, and also sets how long the caller should wait before the retry.
 func (f *Fault) MayRetryAfter(wait time.Duration) *Fault {
 	f.Retry, f.RetryAfter = true, wait
 	return f
 }
 
-// RetryDelay returns how long the caller should wait before the same call may succeed, in whole seconds, at least one.
+// RetryDelay returns how long the caller should wait before the retry, in whole seconds and at least one second.
 func (f *Fault) RetryDelay() time.Duration {
 	return max((f.RetryAfter + time.Second - 1).Truncate(time.Second), time.Second)
 }
@@ -117,7 +117,7 @@ func From(err error) (*Fault, bool) {
 	return f, ok
 }
 
-// Is reports whether err's chain holds a Fault of this kind.
+// Is reports whether the first Fault in err's chain is of this kind.
 func Is(err error, kind Kind) bool {
 	f, ok := From(err)
 	return ok && f.Kind == kind

@@ -6,7 +6,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Service identifies an HTTP service. Each has its own REST codes, a column of table (docs/api.md, "Errors").
+// Service identifies an HTTP service. Each service has its own REST error codes, which are a column of table
+// (docs/api.md, "Errors").
 type Service uint8
 
 const (
@@ -17,7 +18,7 @@ const (
 	services
 )
 
-// Shape is a REST code with its HTTP status: what an HTTP service returns for a Kind.
+// Shape is a REST error code with its HTTP status. An HTTP service returns it for a Fault of some Kind.
 type Shape struct {
 	Code   string
 	Status int
@@ -47,11 +48,11 @@ var (
 	kvProxy          = Shape{"LEADER_PROXY_FAILED", http.StatusBadGateway}
 )
 
-// table maps each Kind to its gRPC code, and to its REST code and HTTP status on each service. VM REST returns INTERNAL
-// for every RPC status that the wire contract does not list for it. Identity returns SERVICE_UNAVAILABLE when its
-// backend cannot be reached. The key-value store uses only the failures that the contract lists for it and those common
-// to every HTTP service. An operation on credit that fails returns a REST code of its own; INTERNAL for Credit is used
-// only for failures before the operation is known.
+// table maps each Kind to its gRPC code, and to its REST code and HTTP status on each service. On VM, a code that the
+// wire contract does not list for VM REST becomes INTERNAL. Identity returns SERVICE_UNAVAILABLE when its backend
+// cannot be reached. KV uses only the errors that the contract lists for the key-value store, and those common to all
+// HTTP services. On Credit, a failed operation returns a REST code of its own. INTERNAL in this table is for failures
+// before the operation is known.
 var table = [kinds]row{
 	Internal:           {codes.Internal, [services]Shape{VM: internal, Identity: internal, KV: kvInternal, Credit: internal}},
 	InvalidArgument:    {codes.InvalidArgument, [services]Shape{VM: invalid, Identity: invalid, KV: invalid, Credit: invalid}},
@@ -73,7 +74,7 @@ var table = [kinds]row{
 	Throttled:          {codes.ResourceExhausted, [services]Shape{VM: exhausted, Identity: exhausted, KV: exhausted, Credit: exhausted}},
 }
 
-// RPC returns the gRPC code that a fault of this kind is sent with.
+// RPC returns the gRPC code for a fault of this kind.
 func (k Kind) RPC() codes.Code {
 	if k >= kinds {
 		return codes.Internal
@@ -81,7 +82,7 @@ func (k Kind) RPC() codes.Code {
 	return table[k].rpc
 }
 
-// REST returns the REST code and HTTP status that a service returns for a fault of this kind.
+// REST returns the REST error code and the HTTP status that the service s returns for a fault of this kind.
 func (k Kind) REST(s Service) Shape {
 	if k >= kinds {
 		return internal
@@ -89,7 +90,7 @@ func (k Kind) REST(s Service) Shape {
 	return table[k].rest[s]
 }
 
-// FromRPC returns the first kind that maps to a gRPC code, Internal if there is none.
+// FromRPC returns the first kind whose gRPC code is c, or Internal if there is none.
 func FromRPC(c codes.Code) Kind {
 	for k := Internal; k < TooLarge; k++ {
 		if table[k].rpc == c {

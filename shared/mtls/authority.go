@@ -22,8 +22,8 @@ var (
 	authorityUntil = time.Date(2126, 1, 1, 0, 0, 0, 0, time.UTC)
 )
 
-// backdate is how long before its issue a certificate becomes valid. So a party whose clock is behind by less can still
-// connect, and receive an error about its clock.
+// backdate is how long before its issue a certificate becomes valid. A party whose clock is behind by less than this
+// can still connect, and receives an error that its clock is wrong.
 const backdate = time.Hour
 
 // Authority is the certificate authority of one cluster: its name, private key and certificate.
@@ -68,8 +68,8 @@ func (a *Authority) Certificate() *x509.Certificate { return a.cert }
 // Cluster returns the ID of the cluster whose authority this is.
 func (a *Authority) Cluster() string { return a.cluster }
 
-// Issue signs a certificate for the public key of a member or node, valid from backdate before now until now+lifetime.
-// A member's certificate is valid for servers and clients, a node's only for clients.
+// Issue signs a certificate for the public key of a member or node. The certificate is valid from now-backdate to
+// now+lifetime. A member's certificate can be used by servers and clients, a node's only by clients.
 func (a *Authority) Issue(kind Kind, name string, public crypto.PublicKey, now time.Time, lifetime time.Duration) (*x509.Certificate, error) {
 	usages := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
 	switch kind {
@@ -82,7 +82,7 @@ func (a *Authority) Issue(kind Kind, name string, public crypto.PublicKey, now t
 	return a.sign(ID{a.cluster, kind, name}, &x509.Certificate{ExtKeyUsage: usages}, public, now, lifetime)
 }
 
-// sign sets the template's serial number, validity, key usage and URI, and signs the certificate.
+// sign completes the template with a serial number, the validity, the key usage and the URI, and signs the certificate.
 func (a *Authority) sign(id ID, template *x509.Certificate, public crypto.PublicKey, now time.Time, lifetime time.Duration) (*x509.Certificate, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
@@ -99,7 +99,7 @@ func (a *Authority) sign(id ID, template *x509.Certificate, public crypto.Public
 	return x509.ParseCertificate(der)
 }
 
-// IssueFor generates an Ed25519 key, and returns it with a certificate that Issue signs for it.
+// IssueFor generates an Ed25519 key. It returns the key with a certificate that was made by Issue.
 func (a *Authority) IssueFor(kind Kind, name string, now time.Time, lifetime time.Duration) (*tls.Certificate, error) {
 	public, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -119,7 +119,8 @@ func Pin(authority *x509.Certificate) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// ParsePinned parses an authority's certificate (DER). It returns an error unless Pin of the certificate is pin.
+// ParsePinned parses an authority's certificate (DER). It returns an error if the fingerprint of the certificate (see
+// Pin) does not equal pin.
 func ParsePinned(der []byte, pin string) (*x509.Certificate, error) {
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {
@@ -134,8 +135,9 @@ func ParsePinned(der []byte, pin string) (*x509.Certificate, error) {
 	return cert, nil
 }
 
-// ClientPinned returns the TLS configuration of a client that has only the pin of a join token. The server must present
-// a member's certificate, followed by that of the authority with this pin.
+// ClientPinned returns the TLS configuration of a client that knows only the fingerprint of the authority, from a join
+// token. The server must present a member's certificate, followed by the certificate of the authority with this
+// fingerprint.
 func ClientPinned(pin string) *tls.Config {
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS13,
@@ -155,8 +157,8 @@ func ClientPinned(pin string) *tls.Config {
 	}
 }
 
-// WithAuthority returns a copy of leaf with the authority's certificate in its chain, which clients with only a pin
-// require (see ClientPinned).
+// WithAuthority returns a copy of the certificate leaf with the authority's certificate added to the chain. Clients
+// that know only the authority's fingerprint require this (see ClientPinned).
 func WithAuthority(leaf *tls.Certificate, authority *x509.Certificate) *tls.Certificate {
 	c := *leaf
 	c.Certificate = [][]byte{leaf.Certificate[0], authority.Raw}

@@ -25,8 +25,8 @@ type Kind string
 const (
 	Member Kind = "member"
 	Node   Kind = "node"
-	// Tenants is the kind of the server certificates of the ports that serve tenants. They name hosts and identify no
-	// member or node, and no Trivet listener accepts them from a client.
+	// Tenants is the kind of the server certificates for the ports that serve tenants. Such a certificate contains host
+	// names and identifies no member or node. No Trivet listener accepts one from a client.
 	Tenants Kind = "tenants"
 )
 
@@ -57,8 +57,9 @@ func IDOf(cert *x509.Certificate) (ID, error) {
 	return ID{Cluster: u.Host, Kind: Kind(kind), Name: name}, nil
 }
 
-// Accept authorizes the peer of a connection by the ID in its certificate. It is called after the certificate's
-// signature, dates and key usage were verified. An error rejects the connection.
+// Accept is a function that decides by the ID in a peer's certificate whether the connection is allowed. It is called
+// after the certificate's signature, dates and key usage were verified. If it returns an error, the connection is
+// rejected.
 type Accept func(ID) error
 
 // OnlyKind returns an Accept function that accepts only certificates of one kind.
@@ -71,12 +72,12 @@ func OnlyKind(kind Kind) Accept {
 	}
 }
 
-// Source returns the certificate to present in a handshake. It is called for each handshake, so a renewed certificate
-// is used at once.
+// Source is a function that returns the certificate to present in a handshake. It is called for each handshake, so a
+// renewed certificate is used in the next handshake.
 type Source func() (*tls.Certificate, error)
 
-// Server returns the TLS configuration of a listener that requires a client certificate signed by the cluster's
-// authority and accepted by accept.
+// Server returns the TLS configuration of a listener that requires client certificates. A certificate must be signed by
+// the cluster's authority, and the function accept must return nil for its ID.
 func Server(own Source, authority *x509.Certificate, accept Accept) *tls.Config {
 	return server(own, authority, accept, 0)
 }
@@ -88,9 +89,9 @@ func server(own Source, authority *x509.Certificate, accept Accept, grace time.D
 	return c
 }
 
-// ServerOptional returns a configuration like that of Server that also accepts clients without a certificate, and
-// clients whose certificate expired at most grace ago, so that they can request a new one. The caller must restrict
-// what such clients may call: see Expired.
+// ServerOptional returns a configuration like that of Server, which also accepts two other sorts of clients, so that
+// they can request a certificate: clients without a certificate, and clients whose certificate expired at most grace
+// ago. The caller must restrict what such clients may call (see Expired).
 func ServerOptional(own Source, authority *x509.Certificate, accept Accept, grace time.Duration) *tls.Config {
 	c := server(own, authority, accept, grace)
 	c.ClientAuth = tls.RequestClientCert
@@ -104,8 +105,8 @@ func ServerOptional(own Source, authority *x509.Certificate, accept Accept, grac
 	return c
 }
 
-// Client returns the TLS configuration of a client, which accepts servers whose certificate the cluster's authority
-// signed and accept accepts. own is nil if the client has no certificate yet.
+// Client returns the TLS configuration of a client. It accepts a server if the cluster's authority signed the server's
+// certificate and the function accept returns nil for its ID. own is nil if the client has no certificate yet.
 func Client(own Source, authority *x509.Certificate, accept Accept) *tls.Config {
 	c := baseConfig(authority, x509.ExtKeyUsageServerAuth, accept, 0)
 	if own != nil {
@@ -114,9 +115,9 @@ func Client(own Source, authority *x509.Certificate, accept Accept) *tls.Config 
 	return c
 }
 
-// baseConfig returns a TLS configuration that verifies the certificate chain in VerifyConnection, because Go's own
-// verification requires host names, which these certificates do not contain. It uses the configuration's Time as its
-// clock if the caller sets that before the first connection.
+// baseConfig returns a TLS configuration that verifies the certificate chain in VerifyConnection. Go's own verification
+// requires host names, which these certificates do not contain. The current time is that of the configuration's field
+// Time, if the caller sets it before the first connection.
 func baseConfig(authority *x509.Certificate, usage x509.ExtKeyUsage, accept Accept, grace time.Duration) *tls.Config {
 	roots := x509.NewCertPool()
 	roots.AddCert(authority)
@@ -124,7 +125,7 @@ func baseConfig(authority *x509.Certificate, usage x509.ExtKeyUsage, accept Acce
 	c = &tls.Config{
 		MinVersion:         tls.VersionTLS13,
 		InsecureSkipVerify: true, // VerifyConnection below verifies the chain, the key usage and the ID
-		// With session tickets, a peer could resume a session after accept has begun to reject it.
+		// Session tickets would let a peer resume a session after accept has begun to reject the peer.
 		SessionTicketsDisabled: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
 			if len(state.PeerCertificates) == 0 {
@@ -158,12 +159,13 @@ func baseConfig(authority *x509.Certificate, usage x509.ExtKeyUsage, accept Acce
 	return c
 }
 
-// Expired reports whether a certificate has expired at now. ServerOptional accepts a certificate that expired at most
-// grace ago.
+// Expired reports whether a certificate has expired at the time now. A listener with the configuration of
+// ServerOptional needs this check, because it also accepts recently expired certificates.
 func Expired(cert *x509.Certificate, now time.Time) bool { return now.After(cert.NotAfter) }
 
-// PeerID returns the ID in the peer's certificate, and false if the peer presented no valid one. It verifies nothing:
-// the configurations of this package verify the certificate during the handshake.
+// PeerID returns the ID in the peer's certificate. It returns false if the peer presented no certificate, or one
+// without a valid ID. It does not verify the certificate: the configurations of this package do that during the
+// handshake.
 func PeerID(state tls.ConnectionState) (ID, bool) {
 	if len(state.PeerCertificates) == 0 {
 		return ID{}, false

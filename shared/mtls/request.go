@@ -11,9 +11,9 @@ import (
 // MaxRequest is the maximum size of a certificate request, in bytes.
 const MaxRequest = 8 << 10
 
-// ParseRequest parses a certificate request (DER) and verifies that the sender holds the private key. It accepts only
-// Ed25519 and ECDSA keys, because unauthenticated clients may send requests and these keys are cheap to verify. The
-// subject is ignored. key is the result of KeyOf for the public key.
+// ParseRequest parses a certificate request (DER) and verifies that the sender has the private key. It accepts only
+// Ed25519 and ECDSA keys: anyone may send requests, and signatures with these keys are cheap to verify. The subject of
+// the request is ignored. The result key is the SHA-256 of the public key, as returned by KeyOf.
 func ParseRequest(der []byte) (csr *x509.CertificateRequest, key []byte, err error) {
 	if len(der) > MaxRequest {
 		return nil, nil, fmt.Errorf("at most %d bytes", MaxRequest)
@@ -31,7 +31,7 @@ func ParseRequest(der []byte) (csr *x509.CertificateRequest, key []byte, err err
 	return csr, key, err
 }
 
-// KeyOf returns the identifier of a public key: SHA-256 of its SubjectPublicKeyInfo.
+// KeyOf returns the identifier of a public key, which is the SHA-256 of its SubjectPublicKeyInfo.
 func KeyOf(public any) ([]byte, error) {
 	der, err := x509.MarshalPKIXPublicKey(public)
 	if err != nil {
@@ -41,5 +41,6 @@ func KeyOf(public any) ([]byte, error) {
 	return sum[:], nil
 }
 
-// Issued returns the time at which an Authority signed a certificate: NotBefore plus backdate, in whole seconds.
+// Issued returns the time at which an Authority signed a certificate. It is the certificate's NotBefore plus backdate,
+// and is in whole seconds.
 func Issued(cert *x509.Certificate) time.Time { return cert.NotBefore.Add(backdate) }

@@ -17,17 +17,18 @@ import (
 const (
 	// MaxHosts is the maximum number of hosts in one certificate.
 	MaxHosts = 100
-	// maxHost is the maximum length of a host name (RFC 1035 part 2.3.4), maxLabel that of one label, in bytes.
+	// maxHost is the maximum length of a host name, in bytes (RFC 1035 part 2.3.4). maxLabel is the maximum length of
+	// one label, in bytes.
 	maxHost  = 253
 	maxLabel = 63
 )
 
-// IssueTenants generates a key and a certificate for the ports that serve tenants, valid from backdate before now until
-// now+lifetime. Hosts are IP addresses and host names, in which only the first label may be *. The certificate is valid
-// only for servers, and its kind is accepted neither as a member's nor as an agent's.
+// IssueTenants generates a key and a certificate for the ports that serve tenants. The certificate is valid from
+// now-backdate to now+lifetime. Its hosts are IP addresses and host names. Only the first label of a host name may be
+// *. The certificate can be used only by servers, and is accepted neither as a member's nor as an agent's.
 //
-// The key is P-256, which every client supports. The authority's signature is Ed25519, which browsers do not support:
-// for browsers, use a certificate of a public authority.
+// The key is P-256, which every client supports. The authority signs with Ed25519, which browsers do not support: for
+// browsers, use a certificate of a public authority.
 func (a *Authority) IssueTenants(hosts []string, now time.Time, lifetime time.Duration) (*tls.Certificate, error) {
 	template := &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 	if len(hosts) == 0 || len(hosts) > MaxHosts {
@@ -57,8 +58,8 @@ func (a *Authority) IssueTenants(hosts []string, now time.Time, lifetime time.Du
 	return &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key, Leaf: leaf}, nil
 }
 
-// checkHost returns an error unless host is a valid host name, in which the first of at least three labels may be *
-// (RFC 6125 part 6.4.3).
+// checkHost returns an error if host is not a valid host name. The first label may be * if there are at least three
+// labels (RFC 6125 part 6.4.3).
 func checkHost(host string) error {
 	bad := fmt.Errorf("%q is neither a host name nor an IP address", host)
 	if len(host) > maxHost {

@@ -7,15 +7,15 @@ import (
 	"io"
 )
 
-// CreateClusterBits is the log2 of the cluster size of images made by Create: 64 KiB.
+// CreateClusterBits is the log2 of the cluster size, in bytes, of images made by Create. The clusters have 64 KiB.
 const CreateClusterBits = 16
 
-// Create writes an empty version 3 image of virtualSize bytes to w, which must be empty, and returns the resulting file
-// length in bytes. The image names no backing file: whoever opens the image with QEMU passes the backing file, if there
-// is one.
+// Create writes an empty version 3 image of virtualSize bytes to w, which must be empty. It returns the length of the
+// resulting file in bytes. The image names no backing file. A program that opens the image with QEMU must pass the
+// backing file to QEMU, if there is one.
 //
-// The image can be used as an overlay of a backing file, or without one as a blank disk. It occupies a few clusters.
-// Lazy refcounts are off, so a crash of QEMU can leak clusters, and does no other harm.
+// The image can be used as an overlay of a backing file, or without a backing file as a blank disk. It occupies a few
+// clusters. Lazy refcounts are off, so a crash of QEMU can leak clusters, but does no other harm.
 //
 // virtualSize must be a multiple of 512, above 0 and at most MaxVirtualSize.
 func Create(w io.WriterAt, virtualSize uint64) (int64, error) {
@@ -38,7 +38,7 @@ func Create(w io.WriterAt, virtualSize uint64) (int64, error) {
 		RefcountTableOffset: reftable, RefcountTableClusters: 1}
 	copy(h.Magic[:], Magic)
 	h3 := header3{RefcountOrder: 4, HeaderLength: header3Length + 8}
-	// The headers are followed by eight bytes for the compression type (zlib) and padding, and by the end marker of the
+	// After the headers come the compression type (zlib) with padding, eight bytes in total, and the end marker of the
 	// header extensions.
 	for _, part := range []any{h, h3, [8]byte{}, [2]uint32{extEnd, 0}} {
 		if err := binary.Write(&head, binary.BigEndian, part); err != nil {

@@ -8,10 +8,10 @@ const Magic = "QFI\xfb"
 // IsQCOW2 reports whether first begins with the QCOW2 magic.
 func IsQCOW2(first []byte) bool { return bytes.HasPrefix(first, []byte(Magic)) }
 
-// Format is the format of a file, as Detect recognizes it by the file's first bytes.
+// Format is the format of a disk image file. Detect recognizes it by the first bytes of the file.
 type Format string
 
-// Formats that [Detect] recognizes. Raw is everything else: a raw disk has no magic number.
+// Formats that [Detect] recognizes. A file in any other format is Raw, because a raw disk has no magic number.
 const (
 	Raw       Format = "raw"
 	QCOW2     Format = "qcow2"
@@ -51,9 +51,9 @@ var signatures = []struct {
 	{0, "\x28\xb5\x2f\xfd", Zstandard},
 }
 
-// Detect returns the format of a file that begins with first (DetectLength bytes, or the complete content of a shorter
-// file). Use it only to report that a file declared as RAW has another format. Trivet never opens a file in a format
-// found this way.
+// Detect returns the format of a file. first must contain the first DetectLength bytes of the file, or all bytes of a
+// shorter file. Use Detect only to report that a file declared as RAW has another format. Trivet never opens a file in
+// a format that was detected.
 func Detect(first []byte) Format {
 	for _, m := range signatures {
 		if len(first) >= m.at && bytes.HasPrefix(first[m.at:], []byte(m.magic)) {

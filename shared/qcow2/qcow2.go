@@ -29,8 +29,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Limits of an image. The first four are those of QEMU (block/qcow2.h), which does not open an image beyond them: the
-// log2 of the cluster size in bytes, and the sizes of the L1 table and the refcount table in bytes.
+// Limits of an image. The first four are limits of QEMU (block/qcow2.h), which does not open an image that exceeds
+// them. MinClusterBits and MaxClusterBits are the log2 of the cluster size in bytes. maxL1Bytes and maxRefTable are the
+// maximum sizes of the L1 table and the refcount table, in bytes.
 const (
 	MinClusterBits = 9
 	MaxClusterBits = 21
@@ -48,8 +49,8 @@ const (
 	sector        = 512
 )
 
-// ErrRefused is wrapped by every error of Inspect that the content of the image causes. Its other errors are read
-// errors.
+// ErrRefused is wrapped by each error of Inspect that is caused by the content of the image. The other errors of
+// Inspect are read errors.
 var ErrRefused = errors.New("qcow2 image refused")
 
 // refuse returns an error that wraps ErrRefused. Its message is shown to the image's owner, so it must contain nothing
@@ -65,11 +66,11 @@ type Info struct {
 	ClusterBits int    // log2 of the cluster size in bytes
 	Compression Compression
 	ExtendedL2  bool
-	// Allocated is the number of guest clusters whose data is in the file.
+	// Allocated is the number of clusters of the virtual disk whose data is in the file.
 	Allocated uint64
 }
 
-// Compression is the method by which an image's compressed clusters are compressed.
+// Compression is the compression method of the compressed clusters of an image.
 type Compression uint8
 
 const (
@@ -94,7 +95,7 @@ const (
 	extDataFile = 0x44415441
 )
 
-// header is the part of an image's header that versions 2 and 3 share, in the order on disk.
+// header is the part of an image's header that versions 2 and 3 have in common. The fields are in the order on disk.
 type header struct {
 	Magic                 [4]byte
 	Version               uint32
@@ -125,8 +126,9 @@ const (
 // Inspect validates the image in r, which is size bytes long. It returns an error that wraps [ErrRefused] if the image
 // needs another file or a key, or if one of its tables or clusters lies outside the file.
 //
-// It reads the header, the L1 table and each L2 table once, never guest data: at most 1 GiB in all, in reads of at most
-// 2 MiB. To limit the time, pass a reader that returns an error after a deadline.
+// Inspect reads the header, the L1 table and each L2 table once, and never guest data. That is at most 1 GiB of L2
+// tables and 34 MiB for the rest, in reads of at most 2 MiB. To limit the time, pass a reader that returns an error
+// after a deadline.
 func Inspect(r io.ReaderAt, size int64) (Info, error) {
 	if size < header2Length {
 		return Info{}, refuse("the file has %d bytes, which is too short for a header", size)
@@ -145,7 +147,7 @@ func Inspect(r io.ReaderAt, size int64) (Info, error) {
 	return img.info, nil
 }
 
-// image holds the values of a valid header that reading the L1 and L2 tables requires.
+// image holds those values of a validated header that are needed to read the L1 and L2 tables.
 type image struct {
 	info     Info
 	fileSize uint64
@@ -156,8 +158,8 @@ type image struct {
 	l2Span   uint64 // bytes of the disk that one L2 table maps
 }
 
-// parse validates the header in first, the beginning of the file: the complete first cluster, or the complete file if
-// it is shorter.
+// parse validates the header of an image. first is the beginning of the file. It must contain the complete first
+// cluster, or the complete file if the file is shorter than a cluster.
 func parse(first []byte, fileSize uint64) (*image, error) {
 	var h header
 	if err := binary.Read(bytes.NewReader(first), binary.BigEndian, &h); err != nil {
@@ -252,7 +254,7 @@ func extensions(first []byte, at, cluster uint64) error {
 			return refuse("it has more than %d header extensions", maxExtensions)
 		}
 		if at+8 > end {
-			// Images of old programs can have no end marker: the extensions then end with the cluster.
+			// Images of old programs may have no end marker. Their extensions end with the first cluster.
 			return nil
 		}
 		kind, length := binary.BigEndian.Uint32(first[at:]), uint64(binary.BigEndian.Uint32(first[at+4:]))
@@ -278,7 +280,7 @@ func extensions(first []byte, at, cluster uint64) error {
 	}
 }
 
-// geometry validates the sizes and the offsets of the L1 and refcount tables.
+// geometry validates the virtual size, and the sizes and offsets of the L1 table and the refcount table.
 func (img *image) geometry(h header) error {
 	switch {
 	case h.Size == 0:
@@ -313,8 +315,8 @@ func (img *image) entrySize() uint64 {
 	return 8
 }
 
-// table returns an error unless a table of length bytes at offset lies completely inside the file, begins at a cluster
-// boundary, and does not begin in the header's cluster.
+// table returns an error if a table of length bytes at offset is not completely inside the file, does not begin at a
+// cluster boundary, or begins in the first cluster, which contains the header.
 func (img *image) table(name string, offset, length uint64) error {
 	switch {
 	case offset%img.cluster != 0:
@@ -327,8 +329,9 @@ func (img *image) table(name string, offset, length uint64) error {
 	return nil
 }
 
-// VirtualSize reads the size of the disk, in bytes, from the first 32 bytes or more of an image. It returns false if
-// first is not the beginning of a QCOW2 image. It validates nothing else: use it only for images that Create made.
+// VirtualSize returns the size of the virtual disk, in bytes. first must contain at least the first 32 bytes of the
+// image. It returns false if first is not the beginning of a QCOW2 image. It validates nothing else, so use it only for
+// images that Create made.
 func VirtualSize(first []byte) (uint64, bool) {
 	if len(first) < 32 || !IsQCOW2(first) {
 		return 0, false

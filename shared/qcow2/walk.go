@@ -21,8 +21,8 @@ const chunk = 64 << 10
 
 // walk reads the L1 table and all L2 tables, and returns an error if an entry points outside the file.
 //
-// It returns an error if two L1 entries share an L2 table. Otherwise a small file could make walk read the same table
-// millions of times.
+// It also returns an error if two L1 entries point to the same L2 table. Otherwise a small file could make walk read
+// the same table millions of times.
 func (img *image) walk(r io.ReaderAt) error {
 	tables, err := img.l2Tables(r)
 	if err != nil {
@@ -78,7 +78,7 @@ func (img *image) l2Tables(r io.ReaderAt) ([]uint64, error) {
 	return tables, nil
 }
 
-// l2 validates one L2 table, which was read from offset at.
+// l2 validates one L2 table. The table was read from the given file offset, which is used in errors.
 func (img *image) l2(table []byte, at uint64) error {
 	step := int(img.entrySize())
 	for i := 0; i < len(table); i += step {
@@ -104,7 +104,7 @@ func (img *image) l2(table []byte, at uint64) error {
 		if data == 0 {
 			continue
 		}
-		// The last cluster of a file may be shorter than a cluster.
+		// The last cluster of the file may be incomplete, so only the beginning of the cluster must be inside the file.
 		if data%img.cluster != 0 || data >= img.fileSize {
 			return refuse("%s leads to %#x, which is not a cluster of the file", where(), data)
 		}
@@ -113,13 +113,14 @@ func (img *image) l2(table []byte, at uint64) error {
 	return nil
 }
 
-// compressed validates the descriptor of a compressed cluster: an offset of any alignment, and a number of sectors.
+// compressed validates the L2 entry of a compressed cluster. The entry contains an offset, which need not be aligned,
+// and a number of sectors.
 func (img *image) compressed(entry uint64, where func() string) error {
 	shift := 62 - (img.info.ClusterBits - 8)
 	offset := entry & (1<<shift - 1)
 	sectors := entry&(flagCompressed-1)>>shift + 1
 	length := sectors*sector - offset%sector
-	// The last sector of a file may be incomplete, because compressed data can end within it.
+	// Compressed data can end within the last sector of the file, so that sector may be incomplete.
 	roof := (img.fileSize + sector - 1) / sector * sector
 	if offset >= img.fileSize || length > roof-offset {
 		return refuse("%s leads to compressed data at %#x, outside the file", where(), offset)

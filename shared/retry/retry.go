@@ -17,18 +17,20 @@ import (
 
 // Pauses describes the pauses between attempts.
 type Pauses struct {
-	// First is the first pause. Each later pause is Factor times as long, at most Last. A Factor of 0 means 2.
+	// First is the first pause. Each later pause is Factor times as long as the one before, and at most Last. A Factor
+	// of 0 means 2.
 	First, Last time.Duration
 	Factor      float64
-	// Jitter is the maximum random change of a pause in either direction, as a fraction of the pause. With it a pause
-	// can be longer than Last.
+	// Jitter is the maximum random change of a pause, in either direction, as a fraction of the pause. It can make a
+	// pause longer than Last.
 	Jitter float64
-	// Within is the time since its call after which Do begins no further attempt; 0 means no limit.
+	// Within limits the time for all attempts: when it has passed since the call of Do, Do begins no further attempt. 0
+	// means no limit.
 	Within time.Duration
 }
 
-// Start returns the sequence of pauses. Its method NextBackOff returns the next pause, and Reset begins again with the
-// first one. Only one goroutine may use it.
+// Start returns a new sequence of pauses. Its method NextBackOff returns the next pause, and its method Reset makes the
+// sequence begin again with the first pause. Only one goroutine may use the sequence.
 func (p Pauses) Start() *backoff.ExponentialBackOff {
 	if p.Factor == 0 {
 		p.Factor = 2
@@ -36,9 +38,9 @@ func (p Pauses) Start() *backoff.ExponentialBackOff {
 	return &backoff.ExponentialBackOff{InitialInterval: p.First, MaxInterval: p.Last, Multiplier: p.Factor, RandomizationFactor: p.Jitter}
 }
 
-// Do calls operation until it returns nil or an error made by [Permanent], and returns nil or the error that was given
-// to Permanent. If the next attempt would begin after p.Within, Do returns the last error of operation. If ctx ends, Do
-// returns an error that wraps the last error of operation and that of ctx. Do calls operation at least once.
+// Do calls operation at least once, and until it returns nil or an error made by [Permanent]. Do then returns nil or
+// the error that was given to Permanent. If the next attempt would begin after p.Within, Do returns the last error of
+// operation. If ctx ends, Do returns an error that wraps the last error of operation and the error of ctx.
 func Do(ctx context.Context, p Pauses, operation func() error) error {
 	var last error
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {

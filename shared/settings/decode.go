@@ -10,7 +10,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// decodeDocument stores the settings of a YAML document in the struct to which into points, and returns all errors.
+// decodeDocument stores the settings of a YAML document in a struct, to which into is a pointer. It returns all errors
+// that it found.
 func decodeDocument(document *yaml.Node, into any) []error {
 	var d decoder
 	for _, n := range document.Content {
@@ -19,7 +20,7 @@ func decodeDocument(document *yaml.Node, into any) []error {
 	return d.errs
 }
 
-// decoder decodes a YAML document, and collects all errors instead of ending at the first.
+// decoder decodes a YAML document. It collects all errors instead of ending at the first one.
 type decoder struct{ errs []error }
 
 func (d *decoder) fail(n *yaml.Node, path, format string, args ...any) {
@@ -29,7 +30,7 @@ func (d *decoder) fail(n *yaml.Node, path, format string, args ...any) {
 	d.errs = append(d.errs, fmt.Errorf("line %d: "+format, append([]any{n.Line}, args...)...))
 }
 
-// value stores the YAML node n in v. path is the path of n in the document, for errors.
+// value stores the YAML node n in v. The parameter path is the path of n in the document, and is used in errors.
 func (d *decoder) value(path string, n *yaml.Node, v reflect.Value) {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -55,7 +56,7 @@ func (d *decoder) value(path string, n *yaml.Node, v reflect.Value) {
 	}
 }
 
-// mapping stores the keys of n in the fields of the struct v.
+// mapping stores the values of the YAML mapping n in the fields of the struct v.
 func (d *decoder) mapping(path string, n *yaml.Node, v reflect.Value) {
 	fields := map[string]reflect.Value{}
 	addFields(fields, v)
@@ -76,8 +77,8 @@ func (d *decoder) mapping(path string, n *yaml.Node, v reflect.Value) {
 	}
 }
 
-// addFields adds the fields of the struct v to the map, by the names in their yaml tags. It skips fields without a
-// name, which are not settings.
+// addFields adds the fields of the struct v to the map fields. The keys are the names in the fields' yaml tags. A field
+// without a name in its tag is not a setting and is skipped.
 func addFields(fields map[string]reflect.Value, v reflect.Value) {
 	for i := range v.NumField() {
 		name, options, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ",")
@@ -90,7 +91,7 @@ func addFields(fields map[string]reflect.Value, v reflect.Value) {
 	}
 }
 
-// linePrefix matches the line number at the beginning of errors of package yaml.
+// linePrefix matches the line number with which errors of package yaml begin.
 var linePrefix = regexp.MustCompile(`^(yaml: )?line \d+: `)
 
 func (d *decoder) scalar(path string, n *yaml.Node, v reflect.Value) {

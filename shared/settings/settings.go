@@ -22,33 +22,34 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Config is a pointer to the configuration of a program: a struct with yaml tags, which contains the defaults when Load
-// is called.
+// Config is the configuration of a program. An implementation is a pointer to a struct with yaml tags. When Load is
+// called, the struct contains the defaults.
 type Config interface {
 	// BindFlags adds flags that set fields of the configuration to f.
 	BindFlags(f *pflag.FlagSet)
 }
 
-// Sources holds the places from which Load reads settings. Each may be empty or nil.
+// Sources lists the sources from which Load reads settings. Each may be empty or nil.
 type Sources struct {
 	// File is the path of a YAML file. Load reads none if it is empty.
 	File string
-	// LookupEnv returns the value of an environment variable, as os.LookupEnv does. Nil means that there are none.
+	// LookupEnv returns the value of an environment variable, like os.LookupEnv. If it is nil, Load reads no
+	// environment variables.
 	LookupEnv func(name string) (string, bool)
-	// Flags is a parsed flag set. It may contain flags that c.BindFlags does not define, which Load ignores. Nil means no
-	// flags.
+	// Flags is a parsed flag set. Load ignores flags in it that c.BindFlags does not define. If it is nil, Load reads
+	// no flags.
 	Flags *pflag.FlagSet
 }
 
-// Variable returns the name of the environment variable that sets the same field as a flag: TRIVET_KV_QUOTA for
-// kv-quota.
+// Variable returns the name of the environment variable that sets the same field as a flag. For the flag kv-quota, that
+// is TRIVET_KV_QUOTA.
 func Variable(flag string) string {
 	return "TRIVET_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// Load overwrites the fields of c with the settings of the file, then those of the environment, then those of the flags
-// that were given. A key that c does not have, a key that occurs twice and a second document in the file are errors.
-// Environment variables that belong to no flag are ignored.
+// Load overwrites the fields of c, first with the settings in the file, then with the environment variables, and then
+// with the flags that were given. It returns an error for a key that c does not have, a key that occurs twice, and a
+// second document in the file. Environment variables that belong to no flag are ignored.
 func Load(c Config, s Sources) error {
 	var errs []error
 	if s.File != "" {
@@ -83,7 +84,8 @@ func Load(c Config, s Sources) error {
 	return errors.Join(errs...)
 }
 
-// copyValue sets a flag to the value of another flag of the same type. It replaces a list, to which Set would append.
+// copyValue sets a flag to the value of another flag of the same type. For a list it calls Replace, because Set would
+// append to the list.
 func copyValue(to, from pflag.Value) error {
 	if list, ok := from.(pflag.SliceValue); ok {
 		return to.(pflag.SliceValue).Replace(list.GetSlice())
@@ -91,7 +93,7 @@ func copyValue(to, from pflag.Value) error {
 	return to.Set(from.String())
 }
 
-// decode stores the settings of a YAML text with one document in c, and returns all errors.
+// decode stores the settings of a YAML text in c, and returns all errors. The text must have at most one document.
 func decode(text []byte, c Config) []error {
 	var document, second yaml.Node
 	d := yaml.NewDecoder(bytes.NewReader(text))

@@ -29,7 +29,7 @@ func itoa(n uint64) string { return strconv.FormatUint(n, 10) }
 // that is being written has the prefix part-.
 type Files struct {
 	dir string
-	// mu prevents sweep from removing a file while commit stores the same bytes again.
+	// mu prevents sweep from removing a file that commit is storing again at the same time.
 	mu sync.Mutex
 }
 
@@ -77,7 +77,8 @@ func (f *Files) Open(sum string) (io.ReadSeekCloser, error) {
 	return file, err
 }
 
-// has reports whether this member has the image with the SHA-256 sum. If it returns an error, that is unknown.
+// has reports whether this member has the image with the SHA-256 sum. An error means that the file system could not be
+// read.
 func (f *Files) has(sum string) (bool, error) {
 	path, err := f.path(sum)
 	if err != nil {
@@ -101,8 +102,8 @@ type part struct {
 	committed bool
 }
 
-// begin creates a part for an image of size bytes and reserves its disk space, so that later writes do not run out of
-// space. It returns errNoSpace if less than reserveBytes would stay free.
+// begin creates a part, an image file that is being written, for an image of size bytes. It reserves the disk space, so
+// that later writes do not run out of space. It returns errNoSpace if less than reserveBytes would stay free.
 func (f *Files) begin(size int64) (*part, error) {
 	var stat unix.Statfs_t
 	if err := unix.Statfs(f.dir, &stat); err != nil {
@@ -133,14 +134,14 @@ const reserveBytes = 1 << 30
 
 var (
 	errNoSpace = errors.New("not enough disk space for the image")
-	// errSource wraps errors of reading an image, from its source or another member, as opposed to errors of writing
-	// it.
+	// errSource wraps errors that occur while reading an image from its source or from another member. Errors of
+	// writing the image's file are not wrapped in it.
 	errSource  = errors.New("read image")
 	errTooLong = errors.New("it is longer than expected")
 )
 
-// copy appends all bytes of r to the part. It checks ctx before each read. It returns errTooLong before the part would
-// become longer than limit bytes, and wraps errors of r in errSource.
+// copy appends all bytes of r to the file of p. It checks ctx before each read. If the file would become longer than
+// limit bytes, it returns errTooLong. Errors of r are wrapped in errSource.
 func (p *part) copy(ctx context.Context, r io.Reader, limit int64) error {
 	buf := make([]byte, 1<<20)
 	for {
@@ -180,8 +181,9 @@ func (p *part) reset() error {
 
 func (p *part) checksum() string { return hex.EncodeToString(p.sum.Sum(nil)) }
 
-// commit syncs the part to disk and renames its file to the checksum. It does not use package atomicfile, because the
-// name is known only after the content is written, and because sweep must not run during the rename.
+// commit syncs the part to disk and renames its file to the SHA-256 of the content. It does not use package atomicfile,
+// which needs the file's final name before the content is written. Also, commit must hold the lock mu during the
+// rename, so that sweep does not run.
 func (p *part) commit() error {
 	path, err := p.files.path(p.checksum())
 	if err != nil {
@@ -220,7 +222,7 @@ func (p *part) discard() {
 	}
 }
 
-// sweep removes the image files that are older than age and whose checksum is not in wanted.
+// sweep removes the image files that were last modified more than age ago and whose SHA-256 is not in wanted.
 func (f *Files) sweep(wanted map[string]bool, now time.Time, age time.Duration) error {
 	entries, err := os.ReadDir(f.dir)
 	if err != nil {
@@ -237,7 +239,7 @@ func (f *Files) sweep(wanted map[string]bool, now time.Time, age time.Duration) 
 	return nil
 }
 
-// removeIfOld removes the file e if it is older than age.
+// removeIfOld removes the file e if it was last modified at least age ago.
 func (f *Files) removeIfOld(e fs.DirEntry, now time.Time, age time.Duration) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

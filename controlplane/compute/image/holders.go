@@ -110,8 +110,9 @@ func (s *Service) addHolder(i *cloud.Image, member uint64) {
 // SettleEvery is the interval at which package leader calls Settle on the leader.
 const SettleEvery = 30 * time.Second
 
-// Settle sets images to ERROR that have been PENDING since their creation, or UPLOADING since their last change, for
-// more than importTime. It runs only on the leader.
+// Settle sets images to ERROR whose import took too long: those that have been PENDING for more than importTime since
+// their creation, and those that have been UPLOADING for more than importTime since their last change. It runs only on
+// the leader.
 func (s *Service) Settle(ctx context.Context) error {
 	now := s.opts.Store.Now()
 	var late []cloud.ImageID
@@ -141,7 +142,7 @@ func (s *Service) Settle(ctx context.Context) error {
 	return nil
 }
 
-// timeoutReason returns why an image has failed by timeout, as a text for its owner, or "" if it has not.
+// timeoutReason returns a text for the owner of the image if the import took too long (see Settle), and "" otherwise.
 func timeoutReason(i *cloud.Image, now cloud.Time) string {
 	switch {
 	case i.Status == cloud.ImagePending && now-i.CreatedAt > importTime.Milliseconds():

@@ -34,7 +34,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// use is the record that a VM uses an image, at image-use/<image>/<vm>. An image with such records cannot be deleted.
+// use is a record in the store which states that a VM uses an image. Its key is image-use/<image>/<vm>. An image with
+// such records cannot be deleted.
 type use struct {
 	// Org is the org of the VM.
 	Org cloud.OrgID
@@ -84,7 +85,7 @@ func New(opts Options) *Service {
 
 func noImage(id cloud.ImageID) error { return fault.New(fault.NotFound, "no image %s", id) }
 
-// Usable is an image that the org forOrg may use for VMs, as returned by Lookup.
+// Usable is an AVAILABLE image that an org, in the field forOrg, may use for VMs. Lookup returns it.
 type Usable struct {
 	cloud.Image
 	forOrg cloud.OrgID
@@ -106,12 +107,12 @@ func Lookup(r store.Reader, org cloud.OrgID, id cloud.ImageID) (*Usable, error) 
 	return &Usable{*i, org}, nil
 }
 
-// Use stores that the VM uses the image, so that the image cannot be deleted.
+// Use writes the record that the VM uses the image. While the record exists, the image cannot be deleted.
 func (u *Usable) Use(tx *store.Tx, vm cloud.VMID) {
 	uses.Put(tx, &use{u.forOrg}, string(u.ID), string(vm))
 }
 
-// Release deletes the record of Use, so that the VM no longer prevents the deletion of the image.
+// Release deletes the record that Use wrote, so that the VM no longer prevents the deletion of the image.
 func Release(tx *store.Tx, id cloud.ImageID, vm cloud.VMID) { uses.Delete(tx, string(id), string(vm)) }
 
 // Built returns the fields of the image that a host needs to build a disk from it.
@@ -136,8 +137,8 @@ func (s *Service) Get(ctx context.Context, org cloud.OrgID, id cloud.ImageID) (i
 	return i, err
 }
 
-// List returns a page of images, and the token of the next page. The images are those of org and those shared with it,
-// and if public is set also other orgs' public images.
+// List returns a page of images, and the token of the next page. It lists the images of org and those shared with org.
+// If public is true, it also lists the public images of other orgs.
 func (s *Service) List(ctx context.Context, org cloud.OrgID, public bool, size int32, token string) ([]*cloud.Image, string, error) {
 	keep := func(i *cloud.Image) bool {
 		return i.VisibleTo(org) && (public || i.Org == org || i.Visibility != cloud.Public)
@@ -158,8 +159,8 @@ type Created struct {
 type createRequest struct {
 	Image cloud.Image
 	Body  [32]byte
-	// Missing means that the source cannot be opened. The leader then returns the response of an earlier call with the
-	// same idempotency key, or NotFound if there is none.
+	// Missing is true if the source cannot be opened. The leader then creates no image: it returns the response of an
+	// earlier call with the same idempotency key, or NotFound if there is none.
 	Missing bool
 }
 
@@ -203,8 +204,8 @@ func (s *Service) Create(ctx context.Context, i cloud.Image, body [32]byte) (Cre
 	return out, err
 }
 
-// CheckNoImages returns an error if the project t.Project still has images, or if t.Project is empty and the org t.Org
-// still has some. A project or org with images cannot be deleted.
+// CheckNoImages returns FailedPrecondition if the project t.Project still has images. If t.Project is empty, it checks
+// all images of the org t.Org instead. A project or org with images cannot be deleted.
 func CheckNoImages(r store.Reader, t cloud.Tenant) error {
 	all, _, err := Images.List(r, 0)
 	if err != nil {
@@ -218,8 +219,8 @@ func CheckNoImages(r store.Reader, t cloud.Tenant) error {
 	return nil
 }
 
-// chargeQuota counts a new image in the quotas of its project and its org. It returns ResourceExhausted if one of them
-// is used up.
+// chargeQuota counts a new image in the quotas of its project and its org. It returns ResourceExhausted if the image
+// would exceed one of them.
 func chargeQuota(tx *store.Tx, i *cloud.Image) error {
 	if i.Project == "" {
 		return nil
@@ -235,8 +236,8 @@ func chargeQuota(tx *store.Tx, i *cloud.Image) error {
 	})
 }
 
-// checkVisibility returns an error if the caller may not give the image the visibility that it has, or if a SHARED
-// image does not list valid org IDs.
+// checkVisibility returns PermissionDenied if the image is PUBLIC and the caller is not a system:admin. It returns
+// InvalidArgument if the image is SHARED and its metadata does not list valid org IDs to share it with.
 func checkVisibility(ctx context.Context, i *cloud.Image) error {
 	if i.Visibility == cloud.Public && !auth.CallerOf(ctx).IsCloudAdmin() {
 		return fault.New(fault.PermissionDenied, "only %s may publish an image, or change a public one", cloud.SystemAdmin)
@@ -299,8 +300,8 @@ type updateRequest struct {
 	Metadata   map[string]string
 }
 
-// Update changes an image's name unless name is empty, its visibility unless v is unspecified, and merges metadata into
-// its metadata. Only the image's own org may do so.
+// Update changes an image's name, its visibility and its metadata. An empty name and an unspecified visibility v leave
+// the old value. The new metadata is merged into the old. Only the image's own org may update it.
 func (s *Service) Update(ctx context.Context, org cloud.OrgID, id cloud.ImageID, name string, v cloud.Visibility, metadata map[string]string) (cloud.Image, error) {
 	if err := cloud.CheckUUID("image_id", string(id)); err != nil {
 		return cloud.Image{}, err
@@ -400,8 +401,8 @@ func (s *Service) deleteOnLeader(ctx context.Context, q deleteRequest) (struct{}
 	return struct{}{}, err
 }
 
-// describeUsers returns, for an error message, the names of the VMs of org in used. It adds "other VMs" if used has VMs
-// of other orgs, or if more is set.
+// describeUsers returns, for an error message, the names of those VMs in the list used that belong to org. If the list
+// has VMs of other orgs, or if the parameter named more is true, it adds "other VMs".
 func describeUsers(used []store.Record[use], more bool, org cloud.OrgID) string {
 	var out []string
 	for _, u := range used {

@@ -16,10 +16,10 @@ import (
 const (
 	// maxBytes is the maximum size of an image file, in bytes.
 	maxBytes = 1 << 40
-	// importTime is the maximum duration of one import or pull. It is also how long an image may stay PENDING, or
-	// UPLOADING without a change.
+	// importTime is the maximum duration of one import or pull. It is also how long an image may stay PENDING after its
+	// creation, or UPLOADING after its last change, before it becomes ERROR.
 	importTime = 30 * time.Minute
-	// recordTime is the maximum time to store the result of an import.
+	// recordTime is the maximum time for sending the result of an import to the leader and waiting until it is stored.
 	recordTime = time.Minute
 	// maxImports is the maximum number of concurrent imports on a member.
 	maxImports = 4
@@ -36,8 +36,8 @@ func (s *Service) beginImport(i cloud.Image, from *source) {
 // restartImport starts the import of a PENDING image again, from the source URL in its record.
 func (s *Service) restartImport(i *cloud.Image) {
 	s.jobs.start("import "+string(i.ID), s.imports, func(ctx context.Context) error {
-		// The caller was authorized when the import was requested. Now only check that the file is still in an import
-		// directory: true stands for an administrator.
+		// The caller was authorized when the import was requested. Check only that the file is still in an import
+		// directory. The argument true skips the check that org may use the directory.
 		if u, err := url.Parse(i.Source); err == nil {
 			if from, err := s.openFile(i.Org, true, u.Path); err == nil {
 				return s.importFrom(ctx, *i, from)
@@ -69,8 +69,8 @@ func (s *Service) importFrom(ctx context.Context, i cloud.Image, from *source) e
 	return s.record(ctx, done)
 }
 
-// record sends the result of an import to the leader, which stores it. It returns only when this member's own records
-// contain the result; otherwise reconcile would start the import again.
+// record sends the result of an import to the leader, which stores it in the image's record. It waits until this member
+// has received the changed record. Otherwise reconcile would see a PENDING image and start the import again.
 func (s *Service) record(ctx context.Context, done importResult) error {
 	ctx, cancel := context.WithTimeout(ctx, recordTime)
 	defer cancel()
@@ -86,8 +86,8 @@ type userError struct{ text string }
 
 func (r *userError) Error() string { return r.text }
 
-// copySource copies a source into s.opts.Files and examines the copy, not the source, because the source may change.
-// done has the checksum, sizes and format.
+// copySource copies a source into s.opts.Files. It then examines the copy, not the source, because the source may
+// change. The result contains the checksum, the sizes and the format.
 func (s *Service) copySource(ctx context.Context, i *cloud.Image, from *source) (done importResult, err error) {
 	if from.size > maxBytes {
 		return done, &userError{fmt.Sprintf("the source is larger than %d bytes", int64(maxBytes))}

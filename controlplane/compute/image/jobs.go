@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// backgroundJobs runs a member's imports and pulls in goroutines while Run is active. Each named job runs once at a
-// time, a limited number of jobs run at a time, and a failed job starts again only after a pause.
+// backgroundJobs runs a member's imports and pulls in goroutines while Run is active. At most one job of each name runs
+// at a time, and the total number of running jobs is limited. A failed job starts again only after a pause.
 type backgroundJobs struct {
 	wake func()
 	warn func(name string, err error)
@@ -19,7 +19,8 @@ type backgroundJobs struct {
 	running sync.WaitGroup
 }
 
-// failure counts the consecutive failures of a job. The job does not start again before the time until.
+// failure counts the consecutive failures of a job. The field until is the time before which the job does not start
+// again.
 type failure struct {
 	times int
 	until time.Time
@@ -34,14 +35,15 @@ func newBackgroundJobs(wake func(), warn func(string, error)) *backgroundJobs {
 	return &backgroundJobs{wake: wake, warn: warn, busy: map[string]bool{}, failed: map[string]failure{}}
 }
 
-// open sets the context for jobs. start starts jobs only between open and close.
+// open sets the context of the jobs. Jobs can be started only between the calls of open and close.
 func (e *backgroundJobs) open(ctx context.Context) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.ctx = ctx
 }
 
-// close prevents further jobs from starting and waits for running ones. Their context must have ended.
+// close prevents further jobs from starting and waits for the running ones. The caller must cancel the context given to
+// open before.
 func (e *backgroundJobs) close() {
 	e.mu.Lock()
 	e.ctx = nil
@@ -49,9 +51,9 @@ func (e *backgroundJobs) close() {
 	e.running.Wait()
 }
 
-// start runs f in a goroutine and returns true. It returns false, without running f, if a job of this name is running
-// or paused after a failure, if slots is full, or if Run is not active. When f ends, wake is called, because another
-// job may now use the slot.
+// start runs f in a goroutine and returns true. It returns false, without running f, in these cases: a job of this name
+// is running or paused after a failure, the semaphore slots is full, or Run is not active. When f ends, start calls
+// e.wake, because another job may now use the slot.
 func (e *backgroundJobs) start(name string, slots chan struct{}, f func(context.Context) error) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -80,8 +82,9 @@ func (e *backgroundJobs) start(name string, slots chan struct{}, f func(context.
 	return true
 }
 
-// recordResult stores whether a job succeeded, with the pause after a failure, and deletes failures of jobs whose pause
-// ended long ago.
+// recordResult stores the result of a job. A failure is stored with the time at which the job may start again, and a
+// success deletes the failures of the job. After a failure, it also deletes the failures of other jobs whose pause
+// ended more than 2*maxBackoff ago.
 func (e *backgroundJobs) recordResult(name string, err error, now time.Time) {
 	if err == nil {
 		delete(e.failed, name)

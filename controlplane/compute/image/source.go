@@ -18,9 +18,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// ImportDir is a directory on a member's host. Files in it may be imported by system:admin and by callers of Orgs. A
-// relative Path is opened relative to the working directory, which works even if the member may not search the parent
-// directories. Source URLs name files by absolute path in either case.
+// ImportDir is a directory on a member's host. Callers with system:admin and callers of the orgs in Orgs may import the
+// files in it. A relative Path is opened relative to the working directory, which works even if the member may not
+// search the parent directories. Source URLs always contain the absolute path of a file.
 type ImportDir struct {
 	Path string        `yaml:"path"`
 	Orgs []cloud.OrgID `yaml:"orgs"`
@@ -39,8 +39,8 @@ func errNoSource() error {
 		"source_url: no such file beneath an import directory that you may use (a regular file, without links, on the member that got this call)")
 }
 
-// open opens the file that the source URL text names. org is the org of the image, and ctx has the caller. It returns
-// errNoSource if the caller may not import the file.
+// open opens the file to which the URL in text points. The parameter org is the org of the image, and ctx contains the
+// caller. open returns errNoSource if the caller may not import the file.
 func (s *Service) open(ctx context.Context, org cloud.OrgID, text string) (*source, error) {
 	if text == "" {
 		return nil, fault.Invalid("source_url", "is required: uploads in parts are not supported yet")
@@ -65,8 +65,9 @@ func (s *Service) open(ctx context.Context, org cloud.OrgID, text string) (*sour
 	return s.openFile(org, auth.CallerOf(ctx).IsCloudAdmin(), u.Path)
 }
 
-// openFile opens the file at path below one of the import directories of org, or of any org if admin is set. It refuses
-// a path with "." or ".." elements, because its target depends on which directory it is resolved in.
+// openFile opens the file at path in one of the import directories that org may use. If admin is true, it tries all
+// import directories. It refuses a path with "." or ".." elements, because the file to which such a path leads depends
+// on the directory in which the path is resolved.
 func (s *Service) openFile(org cloud.OrgID, admin bool, path string) (*source, error) {
 	if filepath.Clean(path) != path {
 		return nil, errNoSource()
@@ -94,8 +95,8 @@ func (s *Service) openFile(org cloud.OrgID, admin bool, path string) (*source, e
 	return nil, errNoSource()
 }
 
-// openBeneath opens the file rel below dir. It follows no symbolic link, and returns an error unless the file is
-// regular and has exactly one hard link.
+// openBeneath opens the file with the relative path rel in the directory dir. It follows no symbolic link. It returns
+// an error if the file is not a regular file or does not have exactly one hard link.
 func openBeneath(dir, rel string) (*source, error) {
 	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -23,8 +23,8 @@ const (
 	// reconcileInterval is the interval at which Run compares this member's files with the records. Run also does so
 	// when an image record changes.
 	reconcileInterval = 10 * time.Second
-	// sweepAge is how old a file without a record must be before sweep removes it. An import writes the file before its
-	// checksum is in the record.
+	// sweepAge is the minimum age of a file without a record that sweep removes. A younger file may belong to an import
+	// that has written the file, but not yet its checksum to the record.
 	sweepAge = 10 * time.Minute
 	// maxPulls is the maximum number of concurrent pulls on a member.
 	maxPulls = 2
@@ -108,8 +108,8 @@ func (s *Service) reconcile() error {
 	return errors.Join(errs...)
 }
 
-// startPull starts the pull of an image in the background, unless this member has the file and is listed in the
-// record's holders.
+// startPull starts to copy an image from other members in the background. It does nothing if this member has the file
+// and is already listed in the record's holders.
 func (s *Service) startPull(i *cloud.Image) error {
 	has, err := s.opts.Files.has(i.SHA256)
 	if err != nil || has && slices.Contains(i.Holders, s.opts.Self) {
@@ -126,9 +126,9 @@ func (s *Service) startPull(i *cloud.Image) error {
 	return nil
 }
 
-// pullAndRecord pulls an image if this member does not have it, and adds this member to the holders in the image's
-// record. If the record lists this member although the file is missing, pullAndRecord first removes the member from the
-// holders.
+// pullAndRecord copies an image from other members if this member does not have it, and adds this member to the holders
+// in the image's record. If the record already lists this member although the file is missing, it first removes this
+// member from the holders.
 func (s *Service) pullAndRecord(ctx context.Context, i *cloud.Image) error {
 	has, err := s.opts.Files.has(i.SHA256)
 	if err != nil {
@@ -155,9 +155,10 @@ func (s *Service) pullAndRecord(ctx context.Context, i *cloud.Image) error {
 // errWrongBytes means that another member sent bytes that do not match the image's checksum or size.
 var errWrongBytes = errors.New("it sent bytes with another checksum")
 
-// pull copies an image from its holders. If one holder fails, the next one continues at the same offset. If the
-// checksum is wrong, the bytes are discarded. They are read again from the last holder if several had contributed, and
-// otherwise from the next one.
+// pull copies an image from its holders, the members that have it. If one holder fails, pull continues with the next
+// one at the same offset. If the checksum is wrong, pull discards the bytes. If they came from several holders, it then
+// reads the whole image from the last of them; if that fails too, or if they came from one holder, it continues with
+// the next one.
 func (s *Service) pull(ctx context.Context, i *cloud.Image) error {
 	p, err := s.opts.Files.begin(int64(i.SizeBytes))
 	if err != nil {
@@ -192,7 +193,7 @@ func (s *Service) pull(ctx context.Context, i *cloud.Image) error {
 }
 
 // read reads the rest of an image from one member and appends it to p. It returns nil if the image is then complete and
-// its checksum correct. After an error that wraps errSource, p keeps the bytes read so far.
+// its checksum is correct. After an error that wraps errSource, p keeps the bytes read so far.
 func (s *Service) read(ctx context.Context, member uint64, i *cloud.Image, p *part) error {
 	r, err := s.opts.Peers.ReadImage(ctx, member, i.SHA256, uint64(p.size))
 	if err != nil {

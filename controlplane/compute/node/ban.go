@@ -15,8 +15,8 @@ import (
 // key is refused. The VMs that are placed on the host stay placed there.
 type Ban struct {
 	Key string
-	// Node and Name are the ID and name of the host that had the key when it was banned; both are empty if there was
-	// none.
+	// Node and Name are the ID and name of the host that had the key when the key was banned. Both are empty if no host
+	// had it.
 	Node   cloud.NodeID
 	Name   string
 	Reason string
@@ -137,8 +137,8 @@ func (s *Service) banOnLeader(ctx context.Context, q banRequest) (made []Ban, er
 	return made, err
 }
 
-// Unban removes the bans of a host, given by its ID, or of a key; the other argument is empty. It returns a NotFound
-// error if there is no such ban.
+// Unban removes the bans of all keys of a host, given by its ID, or the ban of one key. The other argument is empty. It
+// returns NotFound if there is no such ban.
 func (s *Service) Unban(ctx context.Context, id cloud.NodeID, key string) error {
 	q := banRequest{Node: id, Key: key}
 	if err := q.check(); err != nil {

@@ -20,12 +20,12 @@ const (
 	maxPresent = 20_000
 	// maxObservations is the maximum number of VMs in one message of a Report stream.
 	maxObservations = 1000
-	// maxConnections is the maximum number of connections of a host. An agent uses one, and one more for each member
-	// from which it reads an image. After a power failure of the host, its old connections count until keepalive closes
-	// them.
+	// maxConnections is the maximum number of concurrent connections of a host to one member. An agent uses one, and
+	// one more for each member from which it reads an image. After a power failure of the host, its old connections
+	// count until keepalive closes them.
 	maxConnections = 16
-	// maxCalls is the maximum number of concurrent calls of a host: its consoles (maxConsoles), its image reads, and a
-	// few more.
+	// maxCalls is the maximum number of concurrent calls of a host: at most maxConsoles consoles, its image reads, and
+	// a few more.
 	maxCalls = 128
 	// maxReportStreams is the maximum number of concurrent Report streams of a host. The member may buffer one message
 	// of up to MaxMessage bytes for each.
@@ -41,19 +41,19 @@ const (
 	imageRate, imageBurst = 2, 64
 	// observationRate is the allowed number of reported VM states of a host per second, and observationBurst the number
 	// allowed at once. An agent reports each VM every 10 s, and all VMs when it connects. Each message counts as
-	// messageCost more VM states.
+	// messageCost VM states in addition to those in it.
 	observationRate, observationBurst = 2000, 10_000
 	messageCost                       = 10
 	// changeRate is the allowed number of reported VM states per second that change a record, and changeBurst the
 	// number allowed at once. A host starts at most 8 VMs at a time; a burst occurs when all VMs of a host stop at
 	// once.
 	changeRate, changeBurst = 200, 2000
-	// refusalDelay is the time before a call beyond callRate is refused. It limits the load from a client that retries
-	// at once.
+	// refusalDelay is how long a member waits before it refuses a call that exceeds callRate. The delay limits the load
+	// from a client that repeats refused calls at once.
 	refusalDelay = time.Second
-	// minUpdateInterval is the minimum time, in milliseconds, between two writes of a host's heartbeat data to its
-	// record, and between two writes of its facts. Of the changes in between, only the last is written, at the end of
-	// that time.
+	// minUpdateInterval is the minimum time, in milliseconds, between two writes of a host's heartbeat data to the
+	// host's record. It is also the minimum time between two writes of the host's facts. Of several changes within that
+	// time, only the last is written, at the end of the time.
 	minUpdateInterval cloud.Time = 30_000
 )
 
@@ -84,8 +84,8 @@ func (s *Service) budgetOf(id cloud.NodeID) *budget {
 	return b
 }
 
-// beginCall counts a call of a host, or refuses it with ResourceExhausted if the host is beyond maxCalls or callRate.
-// If err is nil, the caller must call leave when the call ends.
+// beginCall counts a call of a host. If the host exceeds maxCalls or callRate, it returns ResourceExhausted. If err is
+// nil, the caller must call leave when the call ends.
 func (s *Service) beginCall(ctx context.Context, id cloud.NodeID) (leave func(), err error) {
 	b := s.budgetOf(id)
 	s.mu.Lock()
@@ -112,8 +112,8 @@ func (s *Service) beginCall(ctx context.Context, id cloud.NodeID) (leave func(),
 	return nil, fault.New(fault.ResourceExhausted, "this host makes more than %d calls a second: make fewer", callRate)
 }
 
-// beginReport counts a Report stream of a host, or refuses it with ResourceExhausted if the host has maxReportStreams
-// already. The caller must call end when the stream ends.
+// beginReport counts a Report stream of a host. If the host already has maxReportStreams streams, it returns
+// ResourceExhausted. If err is nil, the caller must call end when the stream ends.
 func (s *Service) beginReport(id cloud.NodeID) (end func(), err error) {
 	b := s.budgetOf(id)
 	s.mu.Lock()
@@ -156,8 +156,9 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// updateNodeThrottled calls updateNode if *last is 0 or at least minUpdateInterval ago, and sets *last to now if the
-// record changed. Otherwise it changes nothing and returns ok=false.
+// updateNodeThrottled limits how often a host's record is written. If *last is 0 or at least minUpdateInterval ago, it
+// calls updateNode, and sets *last to the current time if the record changed. Otherwise it changes nothing and returns
+// ok=false.
 func (s *Service) updateNodeThrottled(ctx context.Context, id cloud.NodeID, last *cloud.Time, change func(*cloud.Node)) (n cloud.Node, ok bool, err error) {
 	now := s.opts.Steady().UnixMilli()
 	s.mu.Lock()

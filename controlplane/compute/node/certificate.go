@@ -15,8 +15,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// storePeerKey stores the key of the connection's client certificate as the key of the host with this ID. Hosts that
-// joined before keys were stored have no stored key until then.
+// storePeerKey stores the key of the connection's client certificate as the key of the host with this ID. A host that
+// joined when keys were not stored yet has no stored key before the first call of storePeerKey.
 func (s *Service) storePeerKey(ctx context.Context, id cloud.NodeID) error {
 	leaf, err := peerCertificate(ctx)
 	if err != nil || leaf == nil {
@@ -30,8 +30,8 @@ func (s *Service) storePeerKey(ctx context.Context, id cloud.NodeID) error {
 	return err
 }
 
-// caller returns the host that the client certificate of a connection names. It returns an error if there is no
-// certificate, if it has expired, or if the host is evicted, banned or has no record.
+// caller returns the ID of the host that the client certificate of a connection names. It returns an error if there is
+// no certificate, if the certificate has expired, if the host is evicted or banned, or if the host has no record.
 func (s *Service) caller(ctx context.Context) (cloud.NodeID, error) {
 	leaf, err := peerCertificate(ctx)
 	if err != nil {
@@ -43,8 +43,8 @@ func (s *Service) caller(ctx context.Context) (cloud.NodeID, error) {
 	return s.certifiedHost(ctx, leaf)
 }
 
-// admit returns the calling host like caller, and counts the call like beginCall. If err is nil, the caller must call
-// leave when the call ends.
+// admit returns the ID of the calling host like the method caller, and counts the call like beginCall. If err is nil,
+// the caller of admit must call leave when the call ends.
 func (s *Service) admit(ctx context.Context) (id cloud.NodeID, leave func(), err error) {
 	if id, err = s.caller(ctx); err != nil {
 		return "", nil, err
@@ -53,9 +53,9 @@ func (s *Service) admit(ctx context.Context) (id cloud.NodeID, leave func(), err
 	return id, leave, err
 }
 
-// certifiedHost returns the host that the certificate leaf names. It returns an error if leaf is nil or no host's
-// certificate, or if the host is evicted, banned or has no record. It does not check whether the certificate has
-// expired.
+// certifiedHost returns the ID of the host that the certificate leaf names. It returns an error if leaf is nil or is
+// not a host's certificate, if the host is evicted or banned, or if the host has no record. It does not check whether
+// the certificate has expired.
 func (s *Service) certifiedHost(ctx context.Context, leaf *x509.Certificate) (cloud.NodeID, error) {
 	if leaf == nil {
 		return "", fault.New(fault.Unauthenticated, "this call needs the certificate of a host")
@@ -74,7 +74,7 @@ func (s *Service) certifiedHost(ctx context.Context, leaf *x509.Certificate) (cl
 	return cloud.NodeID(id.Name), nil
 }
 
-// recordTimeout limits the time to read the records for one call of a host.
+// recordTimeout is the maximum time to read the records that are needed to authenticate one call of a host.
 const recordTimeout = 5 * time.Second
 
 // peerCertificate returns the client certificate of the connection of a call, or nil if the client presented none.

@@ -36,21 +36,22 @@ type console struct {
 	opened   sync.Once
 }
 
-// chunk is a part of a console log (data), or its end (err): io.EOF if the log is complete, otherwise the error that
-// ended the stream.
+// chunk is a part of a console log, in data, or the end of the log, in err. At the end, err is io.EOF if the log is
+// complete, and otherwise the error that ended the stream.
 type chunk struct {
 	data []byte
 	err  error
 }
 
 const (
-	// consoleTimeout limits the wait for the agent to open its stream, and the wait for each further chunk unless the
-	// log is followed.
+	// consoleTimeout is the maximum wait for the agent to open its stream. It is also the maximum wait for each further
+	// chunk of the log, unless the caller follows the log.
 	consoleTimeout = 10 * time.Second
-	// maxConsoles is the maximum number of console logs read from one host at a time. An agent has the same limit.
+	// maxConsoles is the maximum number of console logs that are read from one host concurrently. An agent has the same
+	// limit.
 	maxConsoles = 64
-	// maxProjectConsoles and maxOrgConsoles limit the console logs that one project and one org read from a host at a
-	// time. They prevent one org from using up maxConsoles.
+	// maxProjectConsoles and maxOrgConsoles are the maximum numbers of console logs that one project and one org may
+	// read from a host concurrently. They prevent one org from using up maxConsoles.
 	maxProjectConsoles = 4
 	maxOrgConsoles     = 8
 	// maxChunk is the maximum size, in bytes, of one message with console data. Agents send smaller ones.
@@ -111,8 +112,8 @@ type consoleRequest struct {
 }
 
 // ReadConsole reads the console log of a tenant's VM from its host, and calls send with each part. It forwards the
-// request to the leader, to which the host is connected. If follow is set, it continues with new output until ctx ends.
-// tail limits the old output, in bytes.
+// request to the leader, to which the host is connected. tail is the maximum size, in bytes, of the existing output
+// that is sent. If follow is true, ReadConsole continues with new output until ctx ends.
 func (s *Service) ReadConsole(ctx context.Context, t cloud.Tenant, node cloud.NodeID, vm cloud.VMID, follow bool, tail uint64, send func([]byte) error) error {
 	return readConsoleCommand.Call(ctx, s.opts.Commands, consoleRequest{t, node, vm, follow, tail}, send)
 }

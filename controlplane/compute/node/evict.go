@@ -21,20 +21,22 @@ const (
 	ReasonBanned  = "NODE_BANNED"
 )
 
-// eviction is the record of an evicted host, at node-evicted/<node>. It invalidates the host's certificates that were
-// issued before At. It exists only if the host's record remains, which is so when VMs were placed on the host.
+// eviction is the record of a forced eviction of a host with VMs, at node-evicted/<node>. It invalidates the
+// certificates of the host that were issued before At. The eviction of a host without VMs writes no such record: it
+// deletes the host's own record, which invalidates all its certificates.
 type eviction struct{ At cloud.Time }
 
 var evictions = store.NewTable[eviction]("node-evicted")
 
-// invalidates reports whether the certificate leaf was issued before the eviction. The issue time in a certificate is
-// in whole seconds.
+// invalidates reports whether the certificate leaf was issued before the eviction. A certificate contains its issue
+// time in whole seconds.
 func (e *eviction) invalidates(leaf *x509.Certificate) bool {
 	return mtls.Issued(leaf).UnixMilli() < e.At
 }
 
-// issueTime returns the issue time for a new certificate of the host: now, or the first full second after the eviction
-// if now is earlier because this member's clock is behind.
+// issueTime returns the issue time for a new certificate of the host. That is now, if it is after the eviction. If this
+// member's clock is behind, it is the first full second after the eviction, so that the eviction does not invalidate
+// the new certificate.
 func (e *eviction) issueTime(now time.Time) time.Time {
 	if after := time.UnixMilli(e.At).Truncate(time.Second).Add(time.Second); now.Before(after) {
 		return after
@@ -86,12 +88,12 @@ type evictRequest struct {
 }
 
 // Evict invalidates a host's certificates and returns how many VMs are placed on it. The caller must already be
-// authorized. If the host has no VMs, Evict deletes its record, its keys, the join tokens that it used, and the
-// placements of deleted VMs that it has not cleaned up; a later join gets a new ID.
+// authorized. If the host has no VMs, Evict deletes the host's record, its keys, the join tokens that it used, and the
+// placements of deleted VMs that it has not cleaned up. If the host joins again, it gets a new ID.
 //
-// If the host has VMs, Evict fails with ReasonHasVMs unless force is set. With force, Evict keeps the record and
-// cordons the host: its VMs may still run there, so they must not start elsewhere. With the same key and a new token,
-// the host joins again under the same ID.
+// If the host has VMs, Evict fails with ReasonHasVMs unless force is true. With force, Evict keeps the host's record
+// and cordons the host. Its VMs may still run there, so they must not start elsewhere. With the same key and a new
+// token, the host can join again under the same ID.
 func (s *Service) Evict(ctx context.Context, id cloud.NodeID, force bool) (vms int, err error) {
 	if err := cloud.CheckUUID("node_id", string(id)); err != nil {
 		return 0, err
@@ -99,12 +101,13 @@ func (s *Service) Evict(ctx context.Context, id cloud.NodeID, force bool) (vms i
 	return evictCommand.Call(ctx, s.opts.Commands, evictRequest{id, force})
 }
 
-// ReasonHasVMs is the reason in the error for evicting a host with VMs without force.
+// ReasonHasVMs is the reason in the error of Evict if the host has VMs and force is false.
 const ReasonHasVMs = "NODE_HAS_VMS"
 
 var evictCommand = leader.NewCommand("node.evict", leader.Once, (*Service).evictOnLeader)
 
-// evictOnLeader implements Evict on the leader. It returns the number of VMs placed on the host, without deleted ones.
+// evictOnLeader implements Evict on the leader. It returns the number of VMs placed on the host, not counting deleted
+// VMs.
 func (s *Service) evictOnLeader(ctx context.Context, q evictRequest) (vms int, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		n, err := Nodes.Get(tx, string(q.Node))

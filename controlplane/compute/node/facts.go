@@ -51,9 +51,9 @@ func checkFacts(f *agentv1.NodeFacts) (hostFacts, error) {
 	return hostFacts{f.GetCpuModels(), f.GetQemuVersion(), cloud.Architecture(f.GetArchitecture())}, nil
 }
 
-// receiveFacts checks the facts that a host reports once per session, and writes them to its record if they differ. If
-// facts were written less than minUpdateInterval ago, the new facts wait in the host's budget, where later ones replace
-// them. The first heartbeat after that time writes them.
+// receiveFacts checks the facts (CPU models, QEMU version, architecture) that a host reports once per session, and
+// writes them to the host's record if they differ. If facts were written less than minUpdateInterval ago, the new facts
+// wait in the host's budget, where later facts replace them. The first heartbeat after that time writes them.
 func (s *Service) receiveFacts(ctx context.Context, id cloud.NodeID, f *agentv1.NodeFacts) error {
 	stated, err := checkFacts(f)
 	if err != nil {

@@ -84,7 +84,8 @@ func (w guardedCredentials) Clone() credentials.TransportCredentials {
 	return guardedCredentials{w.TransportCredentials.Clone(), w.guard}
 }
 
-// add registers a connection. It returns false without doing so if the host already has maxConnections connections.
+// add registers a connection and returns true. If the host already has maxConnections connections, it returns false and
+// does not register the connection.
 func (g *guard) add(c *guardedConn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -115,11 +116,12 @@ func (g *guard) filter(choose func(*guardedConn) bool) (out []*guardedConn) {
 func anyConn(*guardedConn) bool { return true }
 
 const (
-	// freshInterval is how often a member checks that its records are current. Without the check, a partitioned member
-	// would not notice an eviction.
+	// freshInterval is how often a member checks that its records are current, as confirmed by a quorum. Without the
+	// check, a partitioned member would not notice an eviction.
 	freshInterval = time.Second
-	// freshTimeout limits the duration of that check. A member that fails it closes the connections of all hosts; the
-	// hosts connect to another member and continue interrupted image reads there.
+	// freshTimeout is the maximum duration of the check that this member's records are current. If the check fails, the
+	// member closes the connections of all hosts. The hosts then connect to another member and continue interrupted
+	// image reads there.
 	freshTimeout = 5 * time.Second
 )
 
@@ -138,8 +140,8 @@ func (s *Service) Guard(ctx context.Context) {
 	}
 }
 
-// guardOnce checks every connection once. It then checks connections again when the record of their host, its eviction
-// or any ban changes, and returns the error that ended a watch.
+// guardOnce checks every connection once. It then checks a host's connections again when the host's record is deleted
+// or its eviction changes, and all connections when any ban changes. It returns the error that ended a watch.
 func (s *Service) guardOnce(ctx context.Context) error {
 	ctx, end := context.WithCancelCause(ctx)
 	var work sync.WaitGroup
@@ -152,7 +154,8 @@ func (s *Service) guardOnce(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	// Start the watches before the first check: a change in between is then handled twice instead of not at all.
+	// Start the watches before the first check. Otherwise a change between the check and the start of a watch would be
+	// missed.
 	work.Go(func() {
 		end(forEachChange(ctx, Nodes.WatchPaths(s.opts.Store, from), func(c store.PathChange) error {
 			if !c.Deleted {
@@ -184,8 +187,8 @@ func (s *Service) guardOnce(ctx context.Context) error {
 	}
 }
 
-// forEachChange calls take for each change that the watch w returns, until take or the watch fails, and returns the
-// error.
+// forEachChange calls the function take for each change that the watch w returns. It ends when take or the watch
+// returns an error, and returns this error.
 func forEachChange(ctx context.Context, w *store.PathWatch, take func(store.PathChange) error) error {
 	defer w.Close()
 	for {
@@ -201,8 +204,8 @@ func forEachChange(ctx context.Context, w *store.PathWatch, take func(store.Path
 	}
 }
 
-// recheck checks the connections for which choose returns true. It closes those whose host is evicted, banned or
-// unknown, and deletes these hosts' times in lastHeartbeat.
+// recheck checks the connections for which choose returns true. It closes a connection if its host is evicted or banned
+// or has no record, and then also deletes the host's entry in lastHeartbeat.
 func (s *Service) recheck(choose func(*guardedConn) bool) error {
 	chosen := s.guard.filter(choose)
 	if len(chosen) == 0 || mutant.On(mutant.KeepEvictedOpen) {
@@ -224,8 +227,8 @@ func (s *Service) recheck(choose func(*guardedConn) bool) error {
 	})
 }
 
-// closeIfStale closes all hosts' connections unless this member can confirm, in the given time, that its records are at
-// most freshInterval old. It closes none if ctx ends.
+// closeIfStale checks, within the given time, that this member's records are at most freshInterval old. If that cannot
+// be confirmed, it closes the connections of all hosts. If ctx ends first, it closes none.
 func (s *Service) closeIfStale(ctx context.Context, within time.Duration) {
 	if len(s.guard.filter(anyConn)) == 0 {
 		return

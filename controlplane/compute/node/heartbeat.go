@@ -13,10 +13,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// heartbeat processes the description of a host in its heartbeat, and returns the host's record. The response renews
-// the host's lease. Therefore heartbeat returns success only after a quorum has confirmed that this member still leads
-// in the same term. A changed description is written to the record at most once per minUpdateInterval. A change within
-// that time is written by the first heartbeat after it.
+// heartbeat processes the description of a host in its heartbeat, and returns the host's record. A successful response
+// renews the host's lease. Therefore heartbeat returns success only after a quorum has confirmed that this member still
+// leads in the same term. A changed description is written to the record at most once per minUpdateInterval. If it
+// changes again within that time, the first heartbeat after that time writes the change.
 func (s *Service) heartbeat(ctx context.Context, reported cloud.Node) (cloud.Node, error) {
 	leader, term := s.opts.Leadership.Leader()
 	if leader != s.opts.Self {
@@ -61,8 +61,8 @@ func (s *Service) heartbeat(ctx context.Context, reported cloud.Node) (cloud.Nod
 	return known, nil
 }
 
-// updateNode calls change on a host's record and stores the result if a heartbeat's fields or the facts changed. It
-// returns the record and whether it was stored.
+// updateNode calls change on a copy of a host's record. It stores the result if change modified a fact or a field that
+// heartbeats set. It returns the record, and whether it was stored.
 func (s *Service) updateNode(ctx context.Context, id cloud.NodeID, change func(*cloud.Node)) (out cloud.Node, changed bool, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		n, err := Nodes.Get(tx, string(id))
@@ -105,8 +105,8 @@ func sameHeartbeat(a, b *cloud.Node) bool {
 const (
 	maxHostName  = 253
 	maxWordBytes = 128
-	// maxModels and maxModelBytes limit the number and the total length of the CPU models that a host offers. QEMU 7.2
-	// has 140 for x86-64, 2 KiB in total.
+	// maxModels is the maximum number of CPU models that a host offers, and maxModelBytes the maximum total length of
+	// their names. QEMU 7.2 has 140 models for x86-64, with 2 KiB in total.
 	maxModels     = 512
 	maxModelBytes = 16 << 10
 )

@@ -44,13 +44,13 @@ type joinToken struct {
 
 var joinTokens = store.NewTable[joinToken]("join-token")
 
-// hostKeys maps a host's public key to the host's ID, at host-key/<SHA-256 of the public key, hex>. It lets a host keep
-// its ID when it joins again with a new token, because its certificate expired or the cluster was restored from a
-// backup.
+// hostKeys is the table that maps a host's public key to the host's ID, at host-key/<SHA-256 of the public key, hex>.
+// With it, a host keeps its ID when it joins again with a new token, for example after its certificate expired or after
+// the cluster was restored from a backup.
 var hostKeys = store.NewTable[cloud.NodeID]("host-key")
 
 // storeKey stores that a key belongs to the host with this ID. It changes nothing if the key already belongs to a host
-// that has a record.
+// with a record.
 func storeKey(tx *store.Tx, key []byte, id cloud.NodeID) error {
 	if holder, err := keyOwner(tx, key); err != nil || holder != "" {
 		return err
@@ -59,7 +59,8 @@ func storeKey(tx *store.Tx, key []byte, id cloud.NodeID) error {
 	return nil
 }
 
-// keyOwner returns the host to which a key belongs, or "" if no host with a record has the key.
+// keyOwner returns the ID of the host to which a key belongs. It returns "" if the key is unknown or its host has no
+// record any more.
 func keyOwner(tx *store.Tx, key []byte) (cloud.NodeID, error) {
 	id, err := hostKeys.Get(tx, keyText(key))
 	if err != nil || id == nil {

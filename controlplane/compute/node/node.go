@@ -50,8 +50,9 @@ import (
 // Nodes is the table of the hosts' records, at node/<id>.
 var Nodes = store.NewTable[cloud.Node]("node")
 
-// LeaseSeconds is how long, in seconds, a host may run its VMs after it sent the last heartbeat that got a response.
-// Agents get it in the first message of a Watch stream.
+// LeaseSeconds is how long, in seconds, a host may continue to run its VMs after a heartbeat. The time begins when the
+// host sends the heartbeat, and counts only if the host gets a response. Agents get LeaseSeconds in the first message
+// of a Watch stream.
 const LeaseSeconds = 30
 
 // VMController computes the desired state of VMs and stores the VM states that hosts report. Package vm implements it.
@@ -91,8 +92,9 @@ type Service struct {
 
 	mu sync.Mutex
 	// termStart is the Steady time, in Unix milliseconds, at which Follow began in this member's current term as
-	// leader; 0 while this member does not lead. lastHeartbeat holds the Steady time of each host's last heartbeat to
-	// this member. It is kept when a term ends and used again if this member leads again.
+	// leader. It is 0 while this member does not lead. lastHeartbeat holds the Steady time of each host's last
+	// heartbeat to this member. The times in lastHeartbeat are kept when a term ends and used again if this member
+	// leads again.
 	termStart     cloud.Time
 	lastHeartbeat map[cloud.NodeID]cloud.Time
 	// nodes is a copy of every host's record while this member leads, by host ID; it is empty on other members.
@@ -108,7 +110,8 @@ type Service struct {
 	guard    guard
 }
 
-// liveness is the response of lastHeardCommand: when the leader last received a heartbeat of each host.
+// liveness is the response of lastHeardCommand, with which a member asks the leader when it last received a heartbeat
+// of each host.
 type liveness struct {
 	// Now is the leader's Steady clock at the time of the response. The times in Seen are from the same clock.
 	Now  cloud.Time
@@ -142,8 +145,8 @@ func (s *Service) Follow(ctx context.Context) error {
 		s.termStart = 0
 		clear(s.nodes)
 	}()
-	// Only a host with a record can send a heartbeat. So if a host that is in lastHeartbeat now has no record in the
-	// View below, its record was deleted, and its entry can be removed.
+	// Only a host with a record can send a heartbeat. If a host in lastHeartbeat has no record in the View below, its
+	// record was deleted, so its entry in lastHeartbeat can be removed.
 	s.mu.Lock()
 	before := slices.Collect(maps.Keys(s.lastHeartbeat))
 	s.mu.Unlock()
@@ -218,8 +221,8 @@ func (s *Service) Unresponsive(id cloud.NodeID) bool {
 
 var lastHeardCommand = leader.NewCommand("node.heard", leader.Repeatable, (*Service).lastHeardOnLeader)
 
-// lastHeardOnLeader returns the time of the last heartbeat of each host in ids to this member, which leads. The time is
-// 0 for a host that has sent none.
+// lastHeardOnLeader returns when this member, the leader, received the last heartbeat of each host in ids. The time is
+// 0 for a host from which it received none.
 func (s *Service) lastHeardOnLeader(_ context.Context, ids []cloud.NodeID) (liveness, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

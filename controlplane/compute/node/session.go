@@ -16,14 +16,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Placed is the record that a VM is, or was, placed on a host, at placed/<node>/<vm>. Every transaction that changes
-// the desired state of a VM also writes its Placed record, so a host's session needs to watch only the prefix
-// placed/<node>/.
+// Placed is a record in the store which states that a VM is, or was, placed on a host. Its key is placed/<node>/<vm>.
+// Every transaction that changes the desired state of a VM also writes its Placed record, so a host's session needs to
+// watch only the prefix placed/<node>/.
 type Placed struct {
 	Project    cloud.ProjectID
 	Generation uint64
-	// Gone means that the VM's record was deleted. The host then destroys the VM and reports that. After the report,
-	// this record is deleted and the capacity in Held is returned to the host's free capacity.
+	// Gone is true if the VM's record was deleted. The host then destroys the VM and reports that. After the report,
+	// this Placed record is deleted, and the capacity in Held becomes free on the host again.
 	Gone bool
 	Held cloud.Capacity
 }
@@ -42,7 +42,7 @@ type session struct {
 	node cloud.NodeID
 	// cancel cancels the session's context with a cause.
 	cancel context.CancelCauseFunc
-	// wake receives a value when requests is not empty.
+	// wake receives a value when a console request has been added to requests.
 	wake chan struct{}
 
 	mu       sync.Mutex
@@ -85,8 +85,8 @@ func (s *session) takeRequests() []*agentv1.ConsoleRequest {
 // errReplaced is the error of a session that ended because the same host opened a newer one.
 var errReplaced = fault.New(fault.Aborted, "another session of this host has begun")
 
-// openSession registers a new session of a host, and ends the host's older session, if any, by calling that session's
-// cancel.
+// openSession registers a new session of a host; the function end cancels the context of the new session. If the host
+// has an older session, openSession cancels that session with errReplaced.
 func (s *Service) openSession(node cloud.NodeID, end context.CancelCauseFunc) *session {
 	n := &session{node: node, cancel: end, wake: make(chan struct{}, 1)}
 	s.mu.Lock()
@@ -113,7 +113,7 @@ func (s *Service) closeSession(n *session) {
 	}
 }
 
-// maxLoggedVMs limits the VM IDs in one log line.
+// maxLoggedVMs is the maximum number of VM IDs in one log line.
 const maxLoggedVMs = 16
 
 // snapshotChunk is the maximum number of VMs in one message of a snapshot.
@@ -213,7 +213,7 @@ func (s *Service) serve(ctx context.Context, me *session, present []string, term
 }
 
 // snapshot sends the desired state of all VMs of the host in chunks. VMs in present that no record places on this host
-// are sent as ORPHANED. from is the revision at which the watch for later changes must start.
+// are sent as ORPHANED. The result from is the store revision at which the watch for later changes must start.
 func (s *Service) snapshot(ctx context.Context, node cloud.NodeID, present []string, term uint64, send func(*agentv1.WatchResponse) error) (from int64, err error) {
 	var all []Assignment
 	if err := s.opts.Store.View(ctx, func(v *store.View) (err error) {
@@ -256,9 +256,9 @@ func (s *Service) snapshot(ctx context.Context, node cloud.NodeID, present []str
 }
 
 // delta adds the current desired state of the changed VMs to message. It reads this member's records without a quorum
-// read: they contain the changes, because a watch returns only applied ones. The state may be newer than the changes,
-// which is harmless, because generations only grow. VMs that are no longer placed on the host are listed in
-// ReleasedVms; the host has already destroyed them.
+// read, because a watch returns a change only after it was applied to these records. The desired state may be newer
+// than the changes. The agent then receives the same generation again later, which has no effect. VMs that are no
+// longer placed on the host are added to ReleasedVms; the host has already destroyed them.
 func (s *Service) delta(node cloud.NodeID, changes []store.PathChange, message *agentv1.WatchResponse) error {
 	touched := map[cloud.VMID]bool{}
 	for _, c := range changes {
@@ -304,8 +304,8 @@ func (s *Service) checkLeader() error {
 }
 
 // applyReports passes a host's reports to VMController.Observed in batches of 16, so that the size of a transaction
-// does not grow with the number of VMs. It waits while the host's reports change more than changeRate records per
-// second.
+// does not grow with the number of VMs. If the reports change more than changeRate records per second, it waits between
+// batches.
 func (s *Service) applyReports(ctx context.Context, node cloud.NodeID, all []cloud.Observation) error {
 	const most = 16
 	b := s.budgetOf(node)

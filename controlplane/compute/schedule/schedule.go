@@ -75,7 +75,8 @@ var filters = []func(*Candidate, *Request) string{
 	func(c *Candidate, r *Request) string { return Shortage(&c.Node, r.Need) },
 }
 
-// Shortage returns a text about the first resource of which the host n has less free than need, or "" if need fits.
+// Shortage returns a text that names the first resource of which the host n has less free than need requires. It
+// returns "" if the host has enough of each resource.
 func Shortage(n *cloud.Node, need cloud.Capacity) string {
 	free := n.Allocatable.Minus(n.Allocated)
 	for _, r := range []struct {
@@ -93,8 +94,8 @@ func Shortage(n *cloud.Node, need cloud.Capacity) string {
 	return ""
 }
 
-// Place chooses a host of fleet for the VM of r. refused holds the reason for each excluded host. If all hosts are
-// excluded, ok is false.
+// Place chooses a host of fleet for the VM that r describes. The map refused holds the reason for each excluded host,
+// by host ID. If all hosts are excluded, ok is false.
 func Place(fleet []Candidate, r *Request) (node cloud.NodeID, refused map[cloud.NodeID]string, ok bool) {
 	best := -1.0
 	var chosen []cloud.NodeID
@@ -134,11 +135,11 @@ func refusal(c *Candidate, r *Request) string {
 	return ""
 }
 
-// scoreTolerance is the difference to the best score within which hosts count as equally good. tieBreaker chooses among
-// them, so that VMs created at the same time are spread.
+// scoreTolerance is how much lower than the best score a host's score may be so that the host still counts as equally
+// good. tieBreaker chooses one of these hosts. This spreads VMs that are created at the same time.
 const scoreTolerance = 0.05
 
-// score returns the fraction that stays free, after placement, of the host's scarcest resource. A higher score is
+// score returns how much of the host's scarcest resource stays free after placement, as a fraction. A higher score is
 // better.
 func score(c *Candidate, r *Request) float64 {
 	after := c.Node.Allocated.Plus(r.Need)

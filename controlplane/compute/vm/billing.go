@@ -5,16 +5,18 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Billing charges for VMs. Its methods are called within the transactions that change VMs. They may read and write only
-// through tx. If one returns an error, the transaction is not committed and the caller gets the error.
+// Billing charges for VMs. Its methods are called within the transaction that changes a VM. They may read and write
+// only through tx. If a method returns an error, the transaction is not committed and the API caller gets the error.
 type Billing interface {
-	// Admit may refuse to create vm, by an error. It is called after all other checks.
+	// Admit is called when vm is created, after all other checks. If it returns an error, vm is not created.
 	Admit(tx *store.Tx, vm *cloud.VM) error
-	// Start may refuse to start vm, by an error.
+	// Start is called when a caller starts vm. If it returns an error, vm is not started.
 	Start(tx *store.Tx, vm *cloud.VM) error
-	// Changed is called after each change of vm. It must not refuse the change.
+	// Changed is called after each change of the record of vm. It returns an error only if billing records cannot be
+	// read or written, never to refuse the change.
 	Changed(tx *store.Tx, vm *cloud.VM) error
-	// Removed is called when vm is deleted. It must not refuse the deletion.
+	// Removed is called when vm is deleted. It returns an error only if billing records cannot be read or written,
+	// never to refuse the deletion.
 	Removed(tx *store.Tx, vm *cloud.VM) error
 }
 
@@ -26,8 +28,9 @@ func (noBilling) Start(*store.Tx, *cloud.VM) error   { return nil }
 func (noBilling) Changed(*store.Tx, *cloud.VM) error { return nil }
 func (noBilling) Removed(*store.Tx, *cloud.VM) error { return nil }
 
-// Halt stops a VM within the transaction tx, like StopVm with its default grace period, and reports whether it did. It
-// does nothing if the VM does not exist, if its desired state is off already, or if its state does not allow a stop.
+// Halt stops a VM within the transaction tx, like StopVm with its default grace period, and returns true if it did. It
+// returns false if the VM does not exist in tenant t, is already to be off, or is in a state in which it cannot be
+// stopped.
 func (s *Service) Halt(tx *store.Tx, t cloud.Tenant, id cloud.VMID) (bool, error) {
 	vm, err := VMs.Get(tx, string(t.Project), string(id))
 	if err != nil || vm == nil || vm.Org != t.Org || !vm.Desired.On && !vm.Desired.StartAfterStop {

@@ -104,8 +104,8 @@ func selector(labels map[string]string) (map[string]string, error) {
 
 var createCommand = leader.NewCommand("vm.create", leader.Keyed, (*Service).createOnLeader)
 
-// createOnLeader implements Create on the leader. If no host fits, but one that has not yet sent this leader a
-// heartbeat may fit, it tries again for up to heartbeatWait.
+// createOnLeader implements Create on the leader. If no host fits now, but a host that has not yet sent this leader a
+// heartbeat may fit, it repeats the placement for up to heartbeatWait.
 func (s *Service) createOnLeader(ctx context.Context, q createArgs) (out Created, err error) {
 	id, err := uuid.NewV7()
 	if err != nil {
@@ -139,13 +139,14 @@ func (s *Service) createOnLeader(ctx context.Context, q createArgs) (out Created
 // heartbeat interval.
 const heartbeatWait = 7 * time.Second
 
-// retryableRefusal means that no host fits now, but that a host may fit after its next heartbeat.
+// retryableRefusal wraps the error of a placement that found no host, but may find one after the next heartbeats of the
+// hosts.
 type retryableRefusal struct{ refusal error }
 
 func (e *retryableRefusal) Error() string { return e.refusal.Error() }
 
-// awaitingHeartbeats reports whether a host that was READY has not yet sent this leader a heartbeat, or whether the
-// leader has not yet read the host records. In both cases a placement may succeed later.
+// awaitingHeartbeats reports whether a placement that found no host may succeed later. That is so if a host that was
+// READY has not yet sent this leader a heartbeat, or if the leader has not yet read the host records.
 func (s *Service) awaitingHeartbeats(tx *store.Tx, fleet []schedule.Candidate) (bool, error) {
 	if len(fleet) == 0 {
 		known, _, err := node.Nodes.List(tx.Unguarded(), 1)
@@ -196,9 +197,9 @@ func (s *Service) createRecords(ctx context.Context, tx *store.Tx, id cloud.VMID
 // groupKey converts the name of an anti-affinity group, which is any label value, to a valid part of a record's key.
 func groupKey(group string) string { return uuid.NewSHA1(uuid.Nil, []byte(group)).String() }
 
-// resolveImages checks the images that a VM's spec names, sets the disks, kernel and initrd that the host builds the VM
-// with, and returns the images. Images in current, which the VM uses already, are accepted even if its org can no
-// longer see them.
+// resolveImages checks that the org of vm may use the images in the VM's spec. It sets the disks, kernel and initrd
+// with which the host builds the VM, and returns the images by ID. Images whose IDs are in current, which the VM
+// already uses, are accepted even if its org can no longer see them.
 func resolveImages(tx *store.Tx, vm *cloud.VM, current []cloud.ImageID) (map[cloud.ImageID]*image.Usable, error) {
 	images := map[cloud.ImageID]*image.Usable{}
 	var first *image.Usable
@@ -313,8 +314,8 @@ func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*im
 	}
 }
 
-// errNoHost returns the error for a placement that found no host. Its details hold the reason for each of the first 20
-// hosts.
+// errNoHost returns the error for a placement that found no host. Its details contain the reason for each host, for at
+// most 20 hosts.
 func errNoHost(refused map[cloud.NodeID]string, fleet []schedule.Candidate) error {
 	if len(fleet) == 0 {
 		return fault.New(fault.ResourceExhausted, "no host fits: the cloud has no hosts yet").WithReason("NO_HOST_FITS")

@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// powerOffWait is how long a forced Delete waits for the host to report that nothing of the VM is left.
+// powerOffWait is how long a forced Delete waits for the host to report that it has destroyed the VM.
 const powerOffWait = 10 * time.Second
 
 type deleteRequest struct {
@@ -26,7 +26,7 @@ type deleteRequest struct {
 
 type deleteResponse struct {
 	Node cloud.NodeID
-	// Away means that the host does not respond. It will destroy the VM when it connects again.
+	// Away is true if the host does not respond. The host will destroy the VM when it connects again.
 	Away bool
 	// Replayed means that an earlier call with the same idempotency key deleted the VM. It is not part of the response
 	// that is stored under the key.
@@ -46,7 +46,8 @@ func (s *Service) Delete(ctx context.Context, t cloud.Tenant, id cloud.VMID, for
 	}
 	ctx, cancel := context.WithTimeout(ctx, powerOffWait)
 	defer cancel()
-	// The VM's record is deleted already. Wait only until the host has reported that nothing of the VM is left.
+	// The VM's record is already deleted. Wait until the host has reported that it has destroyed the VM, which deletes
+	// the VM's Placed record.
 	store.Await(ctx, s.opts.Store, node.PlacedVMs, func(p *node.Placed) (bool, error) { return p == nil, nil }, string(response.Node), string(id))
 	return response.Replayed, nil
 }
@@ -71,9 +72,9 @@ func (s *Service) deleteOnLeader(ctx context.Context, q deleteRequest) (out dele
 }
 
 // deleteRecords deletes the VM's records, and sets its Placed record to Gone, so that the host destroys the VM.
-// Capacity that the host may still use stays allocated until the host reports the VM absent. That is always the
-// storage, and also the processors and memory unless the VM is certainly off. In ERROR the VM's process may still run,
-// because it did not stop in time.
+// Capacity that the host may still use stays allocated until the host reports that the VM is absent. That is always the
+// storage. It is also the processors and memory, unless the VM is certainly off. A VM in ERROR is not certainly off:
+// its process may still run, if it did not stop in time.
 func (s *Service) deleteRecords(tx *store.Tx, vm *cloud.VM, force bool) (deleteResponse, error) {
 	ev := cloud.DeleteRequested
 	if force {

@@ -86,7 +86,7 @@ func join(f string, parts []matcher) matcher {
 	}
 }
 
-// compare compiles the comparison of a field (left) with a value (right) by the operator f.
+// compare compiles one comparison of a filter. f is the operator, left the field and right the value.
 func compare(f string, left, right *expr.Expr) (matcher, error) {
 	path, ok := fieldPath(left)
 	if !ok {

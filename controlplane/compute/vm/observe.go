@@ -95,7 +95,8 @@ func usesImage(vm *cloud.VM, sha256 string) bool {
 	return is(vm.Kernel) || is(vm.Initrd) || slices.ContainsFunc(vm.Disks, func(d cloud.ResolvedDisk) bool { return is(d.Image) })
 }
 
-// Observed implements node.VMController. Most reports change nothing; these cost only a read of this member's records.
+// Observed implements node.VMController. Most reports change no record. For these it only reads this member's records,
+// without a transaction.
 func (s *Service) Observed(ctx context.Context, on cloud.NodeID, reports []cloud.Observation) (changed int, err error) {
 	var changes []cloud.Observation
 	err = s.opts.Store.Local(func(v *store.View) error {
@@ -138,9 +139,9 @@ func (s *Service) storeUsage(o cloud.Observation) {
 	}
 }
 
-// applyReport applies a host's report about one VM to the VM's records. known reports whether the VM is placed on the
-// host, and changed whether a record changes. If tx is nil, applyReport writes nothing. A report about a VM that is not
-// placed on the host is ignored.
+// applyReport applies a host's report about one VM to the VM's records. If tx is nil, it writes nothing. known is true
+// if the VM is placed on the host and not deleted. changed is true if the report changes a record. A report about a VM
+// that is not placed on the host is ignored.
 func (s *Service) applyReport(r store.Reader, tx *store.Tx, on cloud.NodeID, o cloud.Observation, now cloud.Time) (known, changed bool, err error) {
 	if cloud.CheckUUID("vm_id", string(o.VM)) != nil {
 		return false, false, nil
@@ -150,8 +151,8 @@ func (s *Service) applyReport(r store.Reader, tx *store.Tx, on cloud.NodeID, o c
 		return false, false, err
 	}
 	if p.Gone {
-		// The report must be of this generation or a later one. An earlier report of ABSENT may mean that the VM is not
-		// built yet.
+		// The report must have the generation of the deletion or a later one. In an earlier report, ABSENT may mean
+		// that the host has not built the VM yet.
 		if o.Observed != cloud.ObservedAbsent || o.Generation < p.Generation {
 			return false, false, nil
 		}
@@ -176,8 +177,8 @@ func (s *Service) applyReport(r store.Reader, tx *store.Tx, on cloud.NodeID, o c
 	return true, true, err
 }
 
-// Limits of what a host can write into a record: bytes of the error text, number of addresses, bytes of an address.
-// Longer text is cut so that it stays valid UTF-8.
+// Limits on what a host can write into a record: bytes of the error text, number of addresses, bytes of one address.
+// Longer texts are cut and remain valid UTF-8.
 const (
 	maxLastError = 1 << 10
 	maxAddresses = 64
@@ -194,20 +195,22 @@ func truncateReport(o *cloud.Observation) {
 
 func truncate(s string, most int) string { return strings.ToValidUTF8(s[:min(len(s), most)], "") }
 
-// deadline is the time at which the transient state of a VM, such as STARTING, ends with an error.
+// deadline is the time at which a timeout ends the transient state of a VM, such as STARTING.
 type deadline struct {
 	project cloud.ProjectID
 	at      cloud.Time
 }
 
-// deadlineFields has the fields of a VM record that Follow needs. Decoding only these takes a fraction of the time.
+// deadlineFields has the fields of a VM record that Follow needs. Decoding only these takes much less time than
+// decoding the complete record.
 type deadlineFields struct {
 	ID       cloud.VMID
 	Project  cloud.ProjectID
 	Deadline cloud.Time
 }
 
-// vmDeadlines decodes deadlineFields from the VM records. Writing through it would delete all other fields.
+// vmDeadlines decodes VM records to deadlineFields. Do not write records with it: that would delete all other fields of
+// the VM.
 var vmDeadlines = store.NewTable[deadlineFields]("vm")
 
 // Follow keeps s.deadlines equal to the deadlines in the VM records. Package leader runs it on the leader until the end

@@ -37,8 +37,8 @@ type powerRequest struct {
 	Body    [32]byte
 }
 
-// powerResponse holds the VM after the power command. If Replayed is set, it holds the VM after an earlier command with
-// the same idempotency key.
+// powerResponse contains the VM after the power command. If Replayed is true, an earlier command with the same
+// idempotency key was executed, and VM is the VM after that command.
 type powerResponse struct {
 	VM       cloud.VM
 	Replayed bool
@@ -50,7 +50,8 @@ type powerCommand = leader.Command[*Service, powerRequest, powerResponse]
 var (
 	// setPowerCommand starts or stops a VM. Running it twice has the same effect as running it once.
 	setPowerCommand = leader.NewCommand("vm.power", leader.Repeatable, (*Service).changePowerOnLeader)
-	// pulseCommand reboots or resets a VM each time that it runs.
+	// pulseCommand reboots or resets a VM. Each execution does so again, so the command is sent again only with an
+	// idempotency key.
 	pulseCommand = leader.NewCommand("vm.press", leader.Keyed, (*Service).changePowerOnLeader)
 )
 
@@ -95,9 +96,9 @@ func (s *Service) changePowerOnLeader(ctx context.Context, q powerRequest) (out 
 // PowerResult is the result of a call that waits until a VM has reached the desired state.
 type PowerResult struct {
 	VM *cloud.VM
-	// TimedOut means that the VM did not reach the desired state in time. The desired state stays in effect.
+	// TimedOut is true if the VM did not reach the desired state in time. The desired state stays stored.
 	TimedOut bool
-	// Replayed means that the call was made before under its idempotency key.
+	// Replayed is true if an earlier call with the same idempotency key already changed the desired state.
 	Replayed bool
 }
 
@@ -164,11 +165,12 @@ func powerError(vm *cloud.VM, verb string) error {
 	return fault.New(fault.FailedPrecondition, "%s VM %s: %s", verb, vm.Name, why)
 }
 
-// retryPause is the pause before a wait or a placement is tried again.
+// retryPause is the pause before the next attempt to wait for a VM or to place it.
 const retryPause = 100 * time.Millisecond
 
-// powerAndWait runs a command on the leader. It then waits until done returns true for the VM's record on this member,
-// at most for the duration wait. done gets the VM in the leader's response, and the current VM.
+// powerAndWait runs a command on the leader. It then waits for at most the duration wait, until the function done
+// returns true for the VM's current record on this member. The parameters of done are the VM in the leader's response,
+// and the VM's current record.
 func (s *Service) powerAndWait(ctx context.Context, command *powerCommand, q powerRequest, wait time.Duration, done func(response, now *cloud.VM) (bool, error)) (PowerResult, error) {
 	if err := cloud.CheckUUID("vm_id", string(q.VM)); err != nil {
 		return PowerResult{}, err
@@ -183,7 +185,7 @@ func (s *Service) powerAndWait(ctx context.Context, command *powerCommand, q pow
 	}
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	// final is the error that check returned for the VM's current record. It ends the wait.
+	// final is the error of the function check for the VM's current record. An error ends the wait.
 	var final error
 	check := func(vm *cloud.VM) (ok bool, err error) {
 		switch {
@@ -211,8 +213,8 @@ func (s *Service) powerAndWait(ctx context.Context, command *powerCommand, q pow
 		case ctx.Err() != nil:
 			return PowerResult{}, ctx.Err()
 		case waiting.Err() == nil:
-			// The desired state is stored, so wait again if no leader can be reached at the moment, or if this member
-			// has received a new snapshot of the records.
+			// The desired state is stored. Wait again if no leader can be reached at the moment, or if this member has
+			// received a new snapshot of the records.
 			select {
 			case <-time.After(retryPause):
 				continue

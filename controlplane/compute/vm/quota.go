@@ -7,8 +7,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// amountOf returns what a VM with this spec uses of its project's quota. It counts from the VM's creation to its
-// deletion, also while the VM is stopped.
+// amountOf returns how much of its project's quota a VM with this spec uses. The VM uses it from its creation to its
+// deletion, even while it is stopped.
 func amountOf(spec *cloud.Spec) tenant.Amount {
 	need := spec.Need()
 	return tenant.Amount{VCPUs: uint64(need.VCPUs), MemoryMiB: need.MemoryMiB, StorageGiB: need.StorageGiB, VMs: 1}
@@ -26,8 +26,9 @@ func CheckNoVMs(r store.Reader, t cloud.Tenant) error {
 	return fault.New(fault.FailedPrecondition, "project %s has VM %s: delete its VMs first", t.Project, found[0].Value.Name)
 }
 
-// chargeQuota charges the resources of a new or changed VM to the quotas of its project and its org. more is what the
-// VM will use, and less what it has used so far. It returns ResourceExhausted if a quota is used up.
+// chargeQuota counts a new or changed VM in the quotas of its project and its org. The parameter named more is the
+// amount that the VM will use, and the one named less is the amount that it has used so far. It returns
+// ResourceExhausted if a quota would be exceeded.
 func chargeQuota(tx *store.Tx, vm *cloud.VM, more, less tenant.Amount) error {
 	return tenant.Take(tx, cloud.Tenant{Org: vm.Org, Project: vm.Project}, tenant.Machines, more, less, func(p cloud.ProjectID) (sum tenant.Amount, err error) {
 		all, _, err := VMs.List(tx, 0, string(p))

@@ -281,12 +281,12 @@ func (s *Service) postVM(w *rest.Response, r *http.Request) (any, error) {
 	return toREST(&out.VM), nil
 }
 
-// bodyFieldNames maps the beginnings of spec field names to the field names of createBody.
+// bodyFieldNames maps prefixes of field names in a VM's spec to the names that these fields have in createBody.
 var bodyFieldNames = []struct{ spec, body string }{
 	{"spec.cpu.vcpus", "vcpus"}, {"spec.memory.size_mib", "memory_mib"}, {"spec.disks", "disks"}, {"spec.network", "network"},
 }
 
-// withBodyField returns err with the field name that the caller used in the request body instead of that in the spec.
+// withBodyField returns a copy of err that names the invalid field as in the request body, not as in the VM's spec.
 func withBodyField(err error) error {
 	f, ok := fault.From(err)
 	if !ok || f.Field == "" {
@@ -303,7 +303,8 @@ func withBodyField(err error) error {
 	return err
 }
 
-// replayed sets the header Idempotency-Replayed if the response is the stored one of an earlier call.
+// replayed sets the header Idempotency-Replayed if its second parameter is true. The response is then the stored one of
+// an earlier call with the same idempotency key.
 func replayed(w *rest.Response, is bool) {
 	if is {
 		w.Header().Set("Idempotency-Replayed", "true")
@@ -323,8 +324,8 @@ func (s *Service) deleteVM(w *rest.Response, r *http.Request) (any, error) {
 	return map[string]any{"id": id, "deleted": true}, nil
 }
 
-// pathHash returns the hash that is stored with the idempotency key of a call without a body: of the method and the
-// path.
+// pathHash returns the SHA-256 of the method and the path. For a call without a body, it is stored with the idempotency
+// key as the hash of the request.
 func pathHash(r *http.Request) [32]byte { return sha256.Sum256([]byte(r.Method + " " + r.URL.Path)) }
 
 func (s *Service) startVM(w *rest.Response, r *http.Request) (any, error) {

@@ -129,7 +129,8 @@ func (r *server) DeleteVm(ctx context.Context, in *vmv1.DeleteVmRequest) (*empty
 	return &emptypb.Empty{}, nil
 }
 
-// powerResult converts the result of a power call to its response, which is the current VM, also if the wait timed out.
+// powerResult converts the result of a power call to its response, which is the current VM. A wait that timed out is
+// not an error.
 func (r *server) powerResult(ctx context.Context, out PowerResult, err error) (*vmv1.VirtualMachine, error) {
 	if err != nil {
 		return nil, err
@@ -245,8 +246,8 @@ func (r *server) RecoverVm(ctx context.Context, in *vmv1.RecoverVmRequest) (*vmv
 	return nil, rpc.Unimplemented("RecoverVm")
 }
 
-// device implements the Attach and Detach calls, which are not supported. It returns an error if the VM does not exist
-// or spec, which has only the device, is invalid, and Unimplemented otherwise.
+// device implements the Attach and Detach calls, which are not supported. It returns an error if the VM does not exist,
+// or if spec, which contains only the device, is invalid. Otherwise it returns Unimplemented.
 func (r *server) device(ctx context.Context, method auth.Method, in interface {
 	request
 	GetVmId() string

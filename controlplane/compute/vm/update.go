@@ -122,8 +122,8 @@ func checkPairs(vm *cloud.VM) error {
 	return cloud.CheckPairs("labels", vm.Labels)
 }
 
-// changeSpec changes the spec of a stopped VM. The VM stays on its host, which has its disks. It returns
-// ResourceExhausted if the new spec does not fit there.
+// changeSpec changes the spec of a stopped VM. The VM stays on its host, because the host has its disks. It returns
+// ResourceExhausted if the new spec does not fit on that host.
 func (s *Service) changeSpec(tx *store.Tx, vm *cloud.VM, spec cloud.Spec) error {
 	if err := spec.Check(); err != nil {
 		return err

@@ -81,8 +81,7 @@ func New(opts Options) *Service {
 
 func noVM(id cloud.VMID) error { return fault.New(fault.NotFound, "no VM %s", id) }
 
-// Get returns the VM with this ID. It returns NotFound if there is none, also if the VM belongs to another tenant than
-// t.
+// Get returns the VM with this ID. It returns NotFound if the VM does not exist or does not belong to the tenant t.
 func (s *Service) Get(ctx context.Context, t cloud.Tenant, id cloud.VMID) (vm *cloud.VM, err error) {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return nil, err
@@ -94,7 +93,7 @@ func (s *Service) Get(ctx context.Context, t cloud.Tenant, id cloud.VMID) (vm *c
 	return vm, err
 }
 
-// getOwned returns the VM with this ID, or NotFound, like Get. It reads from a transaction or a view.
+// getOwned returns the VM with this ID, or NotFound, like Get. The records are read from r, a transaction or a view.
 func getOwned(r store.Reader, t cloud.Tenant, id cloud.VMID) (*cloud.VM, error) {
 	vm, err := VMs.Get(r, string(t.Project), string(id))
 	if err != nil {
@@ -118,8 +117,8 @@ func (s *Service) List(ctx context.Context, t cloud.Tenant, size int32, token, f
 	return store.Page(ctx, s.opts.Store, VMs, req, keep, string(t.Project))
 }
 
-// save stores a changed VM. before is the VM's generation before the change. If the generation has changed, save also
-// writes the VM's Placed record, so that the VM's host is sent the new desired state.
+// save stores a changed VM. The parameter before is the VM's generation before the change. If the generation has
+// changed, save also writes the VM's Placed record, so that the leader sends the VM's host the new desired state.
 func (s *Service) save(tx *store.Tx, vm *cloud.VM, before uint64) error {
 	vm.UpdatedAt = tx.Now()
 	VMs.Put(tx, vm, string(vm.Project), string(vm.ID))
@@ -166,8 +165,8 @@ func (s *Service) usageOnLeader(_ context.Context, ids []cloud.VMID) (map[cloud.
 	return out, nil
 }
 
-// Console reads a VM's console log from its host and calls send with each part; see node.Service.ReadConsole. A VM that
-// is not placed gives FailedPrecondition.
+// Console reads a VM's console log from its host and calls send with each part (see node.Service.ReadConsole). It
+// returns FailedPrecondition if the VM is not placed on a host.
 func (s *Service) Console(ctx context.Context, t cloud.Tenant, id cloud.VMID, follow bool, tail uint64, send func([]byte) error) error {
 	vm, err := s.Get(ctx, t, id)
 	if err != nil {

@@ -21,7 +21,7 @@ const (
 	StateChangedEvent
 )
 
-// Event describes one commit that changed a VM: the kind of change, the VM after it, and the time.
+// Event describes one commit that changed a VM: the kind of change, the VM after the change, and the time.
 type Event struct {
 	Type EventType
 	VM   *cloud.VM
@@ -88,7 +88,7 @@ func (s *Service) current(ctx context.Context, t cloud.Tenant, id cloud.VMID) (f
 	return first, next, err
 }
 
-// event converts a change of a VM's record to an Event. now is the time of a deletion.
+// event converts a change of a VM's record to an Event. If the record was deleted, the time of the Event is now.
 func event(c store.Change[cloud.VM], now cloud.Time) Event {
 	switch {
 	case c.Value == nil:

@@ -58,8 +58,8 @@ import (
 
 var (
 	meters = store.NewTable[Meter]("billing-meter")
-	// next is a table with an empty record per meter whose VM uses billable resources, ordered by the time at which the
-	// VM's next hour begins.
+	// next is a table with an empty record for each meter whose VM uses billable resources. The records are ordered by
+	// the time at which the VM's next hour begins.
 	next = store.NewTable[struct{}]("billing-next")
 	owed = store.NewTable[Bill]("billing-owed")
 )
@@ -101,7 +101,7 @@ func (r *Rules) Check() error {
 
 // Machines is the part of package vm's Service that billing calls.
 type Machines interface {
-	// Halt stops a VM within tx and reports whether it did. It does nothing if the VM is off or is to be off.
+	// Halt stops a VM within tx and returns true. It returns false if the VM is already off, or is already to be off.
 	Halt(tx *store.Tx, t cloud.Tenant, id cloud.VMID) (bool, error)
 }
 
@@ -118,8 +118,9 @@ type Service struct {
 	opts     Options
 	terms    Terms
 	machines Machines
-	// payFrom, vmFrom and meterFrom are the record paths after which the next Run continues to charge projects, to
-	// compare VMs and to compare meters. Each Run processes only a part of the records.
+	// payFrom, vmFrom and meterFrom are the paths of records at which the next Run continues: payFrom for charging
+	// projects, vmFrom for comparing VMs, and meterFrom for comparing meters. Each Run processes only a part of the
+	// records.
 	payFrom, vmFrom, meterFrom []string
 	debtors                    debtors
 }
@@ -132,14 +133,15 @@ func New(opts Options) *Service {
 	return &Service{opts: opts, terms: Terms{Prices: opts.Rules.Prices, Hour: opts.Rules.Hour.Milliseconds()}}
 }
 
-// Attach sets the service by which unpaid VMs are stopped.
+// Attach sets the service that stops VMs whose hours are not paid.
 func (s *Service) Attach(m Machines) { s.machines = m }
 
 // number encodes n as 16 hexadecimal digits, so that keys that contain it sort numerically.
 func number[N uint64 | int64](n N) string { return fmt.Sprintf("%016x", uint64(n)) }
 
-// put stores the meter m, its record in next, and its new bills. was is the meter before the change. A bill is merged
-// into the meter's last bill if possible. If billing is disabled, put stores no bills.
+// put stores a changed meter (the record that counts the hours of a VM), its record in the table next, and the new
+// bills. m is the meter after the change, and the parameter named was is the meter before it. A bill is merged into the
+// VM's last bill if that is possible (see Join). If billing is disabled, put stores no bills.
 func (s *Service) put(tx *store.Tx, was, m *Meter, bills ...*Bill) error {
 	for _, b := range bills {
 		if b == nil || !s.opts.Rules.Enabled {
@@ -166,7 +168,7 @@ func (s *Service) put(tx *store.Tx, was, m *Meter, bills ...*Bill) error {
 	return nil
 }
 
-// at returns the path of the record of the meter's bill at p.
+// at returns the path of the record of a bill of the meter's VM. p is the position of the bill.
 func (m *Meter) at(p Place) []string {
 	return []string{string(m.Project), number(p.From), string(m.VM), number(p.Number)}
 }
@@ -175,7 +177,8 @@ func (m *Meter) row(at cloud.Time) []string {
 	return []string{number(at), string(m.Project), string(m.VM)}
 }
 
-// deleteMeter deletes the record of a meter and its record in next.
+// deleteMeter deletes the meter m of a VM (the record that counts the VM's hours), and the record of m in the table
+// next.
 func deleteMeter(tx *store.Tx, m *Meter) {
 	next.Delete(tx, m.row(m.Until)...)
 	meters.Delete(tx, string(m.Project), string(m.VM))

@@ -15,11 +15,12 @@ import (
 
 var _ vm.Billing = (*Service)(nil)
 
-// by is the name of the principal of billing's wallet transactions. No user can have this name.
+// by is the principal that the wallet transactions of package billing name. No user can have this name.
 const by = "system:billing"
 
-// Admit implements vm.Billing. It refuses to create the VM unless the project owes nothing and the price of the VM's
-// first hour can be reserved.
+// Admit implements vm.Billing. It first charges the project's unpaid bills, and then reserves the price of the VM's
+// first hour. If bills stay unpaid or the reservation fails, it returns an error, and the VM is not created. For a VM
+// that costs nothing it does neither.
 func (s *Service) Admit(tx *store.Tx, vm *cloud.VM) error {
 	m := &Meter{Org: vm.Org, Project: vm.Project, VM: vm.ID, Name: vm.Name, Until: tx.Now()}
 	price := s.terms.Prices.Hour(FullUse(vm))
@@ -42,9 +43,9 @@ func (s *Service) Admit(tx *store.Tx, vm *cloud.VM) error {
 	return s.put(tx, m, m)
 }
 
-// Start implements vm.Billing. With the policy Stop, it refuses to start the VM unless the project owes nothing and the
-// wallet covers the part of the VM's current hour that is not billed yet. The reservation from the VM's creation counts
-// towards that.
+// Start implements vm.Billing. With the policy Keep, or for a VM that costs nothing, it returns nil. With the policy
+// Stop, it returns an error if the project has unpaid bills, or if the wallet does not cover the part of the VM's
+// current hour that is not billed yet. Credit that was reserved when the VM was created counts as available.
 func (s *Service) Start(tx *store.Tx, vm *cloud.VM) error {
 	price := s.terms.Prices.Hour(FullUse(vm))
 	if s.opts.Rules.OnEmpty != Stop || price == 0 {
@@ -80,8 +81,8 @@ func (s *Service) Start(tx *store.Tx, vm *cloud.VM) error {
 	return nil
 }
 
-// checkSolvent charges all unpaid bills of the project of vm, and returns an error if some stay unpaid. price is the
-// price of an hour of vm, for the error.
+// checkSolvent charges the unpaid bills of the project of vm, and returns an error if some stay unpaid. The price of an
+// hour of vm is used only in the text of the error.
 func (s *Service) checkSolvent(tx *store.Tx, vm *cloud.VM, price int64) error {
 	_, unpaid, refusal, err := s.settle(tx, vm.Project)
 	switch {
@@ -90,7 +91,7 @@ func (s *Service) checkSolvent(tx *store.Tx, vm *cloud.VM, price int64) error {
 	case len(unpaid) == 0:
 		return nil
 	case refusal == nil:
-		// settle reached its limits for one transaction before all bills were charged.
+		// The wallet refused nothing. settle ended because it has reached its limits for one transaction.
 		return fault.New(fault.ResourceExhausted, "hours of before are being charged to project %s: ask again", vm.Project).
 			WithReason("CREDIT_OWED").With("price", price).MayRetry()
 	}
@@ -111,7 +112,8 @@ func (s *Service) checkSolvent(tx *store.Tx, vm *cloud.VM, price int64) error {
 
 const maxAmount = 1<<63 - 1
 
-// checkSpendable returns an error unless the wallet is active and at least amount is available.
+// checkSpendable returns an error if the wallet is not active, or if its available amount is less than the required
+// amount.
 func checkSpendable(w *ledger.Wallet, amount int64) error {
 	switch {
 	case w.Status != ledger.Active:
@@ -125,8 +127,8 @@ func checkSpendable(w *ledger.Wallet, amount int64) error {
 
 var reasons = map[ledger.WalletStatus]string{ledger.Suspended: "WALLET_SUSPENDED", ledger.Closed: "WALLET_CLOSED"}
 
-// errTooLittleCredit returns the error for a VM that cannot be paid for. It has the price of an hour of the VM and,
-// from cause, the wallet's reason and available amount.
+// errTooLittleCredit returns the error for a VM that the project cannot pay for. The error contains the price of an
+// hour of the VM. The reason and the available amount are taken from cause, the error of the wallet.
 func errTooLittleCredit(vm *cloud.VM, price int64, cause error) *fault.Fault {
 	f, ok := fault.From(cause)
 	if !ok {
@@ -144,7 +146,8 @@ func errTooLittleCredit(vm *cloud.VM, price int64, cause error) *fault.Fault {
 	return out
 }
 
-// Changed implements vm.Billing. It counts the hours up to now at the old use of the VM, and then sets the new use.
+// Changed implements vm.Billing. It counts the VM's hours up to now with the resources that the VM used before the
+// change, and stores the resources that the VM uses from now on.
 func (s *Service) Changed(tx *store.Tx, vm *cloud.VM) error {
 	m, err := meters.Get(tx, string(vm.Project), string(vm.ID))
 	if err != nil || m == nil {
@@ -165,7 +168,7 @@ func (s *Service) Changed(tx *store.Tx, vm *cloud.VM) error {
 	return s.put(tx, &was, m, bills...)
 }
 
-// Removed implements vm.Billing. It counts the hours up to now and deletes the VM's meter. Unpaid bills stay.
+// Removed implements vm.Billing. It counts the VM's hours up to now and deletes the VM's meter. Unpaid bills remain.
 func (s *Service) Removed(tx *store.Tx, vm *cloud.VM) error {
 	m, err := meters.Get(tx, string(vm.Project), string(vm.ID))
 	if err != nil || m == nil {
@@ -182,8 +185,8 @@ func (s *Service) Removed(tx *store.Tx, vm *cloud.VM) error {
 	return nil
 }
 
-// release releases the reservation of a meter, if it is not committed yet. It ignores refusals and violations of the
-// wallet, because changing or deleting a VM must not depend on the wallet.
+// release releases the reservation of the meter m, if it is not committed yet. It ignores a refusal by the wallet and a
+// violation of the wallet's invariants, because changing or deleting a VM must not depend on the wallet.
 func (s *Service) release(tx *store.Tx, m *Meter, why string) error {
 	if m.Reservation == "" || mutant.On(mutant.KeepReservation) {
 		return nil
@@ -196,7 +199,8 @@ func (s *Service) release(tx *store.Tx, m *Meter, why string) error {
 	return ignoreRefusals(err)
 }
 
-// ignoreRefusals returns nil if err is a refusal or a violation of a wallet, and otherwise err.
+// ignoreRefusals returns nil if err is a refusal by a wallet or a violation of a wallet's invariants. Otherwise it
+// returns err.
 func ignoreRefusals(err error) error {
 	var broken *ledger.Violation
 	if _, refused := fault.From(err); refused || errors.As(err, &broken) {

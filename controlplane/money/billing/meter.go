@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Terms are the prices and the length of an hour by which hours are counted.
+// Terms are the prices and the length of an hour with which hours are billed.
 type Terms struct {
 	Prices Prices
 	// Hour is the length of a billed hour, in milliseconds.
@@ -25,21 +25,22 @@ type Meter struct {
 	Project cloud.ProjectID
 	VM      cloud.VMID
 	Name    string
-	// Use holds the billable resources that the VM has used since the last change.
+	// Use holds the resources for which the VM is charged at present.
 	Use Use
-	// Until is the end of the last counted hour and the beginning of the next one. All hours before it are counted.
+	// Until is the end of the last counted hour. The next hour to count begins then.
 	Until cloud.Time
-	// Peak is the price billed for the last counted hour so far, which is that of the most expensive use in it.
+	// Peak is the price billed so far for the last counted hour: the price of the most expensive use in that hour.
 	Peak int64
-	// Reservation is the ID of the reservation that the first bill uses. It is empty once that bill exists.
+	// Reservation is the ID of the reservation from which the VM's first bill is paid. It is empty after that bill was
+	// made.
 	Reservation string
-	// Bills is the number of bills made for the VM, and Last the position of the newest one.
+	// Bills is the number of bills that were made for the VM, and Last the position of the newest bill.
 	Bills uint64
 	Last  Place
 }
 
-// Place is the position of a bill among those of its VM. It is a part of the path of the bill's record, and does not
-// change when the bill grows or is partly paid.
+// Place is the position of a bill among the bills of its VM. It is a part of the path of the bill's record, so it does
+// not change when hours are added to the bill or paid.
 type Place struct {
 	From   cloud.Time
 	Number uint64
@@ -61,14 +62,14 @@ type Bill struct {
 	// Price is the price of each hour in units of credit, and Use the resources that it pays for.
 	Price int64
 	Use   Use
-	// More means that the hour was billed before at a lower price, and that this bill is for the difference.
+	// More is true if the hour was billed before at a lower price. This bill is then for the difference.
 	More bool
-	// Reservation, if set, is the ID of the reservation from which the first of the hours is charged.
+	// Reservation is the ID of the reservation from which the first hour is charged, or empty if there is none.
 	Reservation string
 }
 
-// Pass counts every hour that has begun by the time now, at the current use, and returns the bill for them. It returns
-// nil if no hour has begun, or if the hours cost nothing.
+// Pass counts every hour that has begun by the time now, with the resources that the VM uses at present. It returns the
+// bill for these hours, or nil if no hour has begun or the hours cost nothing.
 func (m *Meter) Pass(now cloud.Time, t Terms) *Bill {
 	if now < m.Until {
 		return nil
@@ -87,12 +88,13 @@ func (m *Meter) Pass(now cloud.Time, t Terms) *Bill {
 	return m.bill(from, billed, price, false, t)
 }
 
-// isDeferred reports whether the VM's first bill is deferred: it has not been made yet, and the VM is off. It is made
-// when the VM runs, or at the end of the hour.
+// isDeferred reports whether the VM's first bill has not been made yet and the VM is off. The first bill is made when
+// the VM runs for the first time, or at the end of the hour.
 func (m *Meter) isDeferred() bool { return m.Reservation != "" && m.Use.VCPUs == 0 }
 
-// Change counts the hours up to now like Pass, and sets the use from now on. An hour costs as much as its most
-// expensive use. If the price rises, Change also bills the difference for the current hour.
+// Change counts the hours up to now like Pass, and then stores u as the resources that the VM uses from now on. An hour
+// costs as much as the most expensive use in it, so if the price rises, Change also bills the difference for the
+// current hour.
 func (m *Meter) Change(now cloud.Time, u Use, t Terms) []*Bill {
 	var bills []*Bill
 	add := func(b *Bill) {
@@ -110,8 +112,8 @@ func (m *Meter) Change(now cloud.Time, u Use, t Terms) []*Bill {
 	return bills
 }
 
-// bill returns a new bill for hours that begin at from, or nil if price is 0. The first bill of a VM gets the meter's
-// reservation.
+// bill returns a new bill for a number of consecutive hours. from is when the first one begins. It returns nil if the
+// price is 0. The first bill of a VM takes the reservation of the meter.
 func (m *Meter) bill(from cloud.Time, hours, price int64, more bool, t Terms) *Bill {
 	if price == 0 {
 		return nil
@@ -125,8 +127,9 @@ func (m *Meter) bill(from cloud.Time, hours, price int64, more bool, t Terms) *B
 	return b
 }
 
-// Join adds the hours of the bill next to b if they directly follow at the same price, and reports whether it did so.
-// Thus even months of unpaid hours of one VM need only a few records.
+// Join adds the hours of a later bill of the VM to b and returns true. It returns false if these hours do not directly
+// follow the hours of b, or differ in price or resources. Because bills are joined, even months of unpaid hours of one
+// VM need only a few records.
 func (b *Bill) Join(next *Bill) bool {
 	if b.More || next.More || next.Reservation != "" || b.Price != next.Price || b.Use != next.Use || b.Step != next.Step ||
 		b.From+b.Hours*b.Step != next.From {
@@ -143,7 +146,8 @@ func (b *Bill) PayOne() {
 	b.Reservation = ""
 }
 
-// Total returns the amount owed for all hours of the bill, or the largest int64 if it does not fit.
+// Total returns the amount owed for all hours of the bill. If it does not fit an int64, Total returns the largest
+// int64.
 func (b *Bill) Total() int64 {
 	if b.Hours > 0 && b.Price > math.MaxInt64/b.Hours {
 		return math.MaxInt64
@@ -151,7 +155,7 @@ func (b *Bill) Total() int64 {
 	return b.Price * b.Hours
 }
 
-// Says returns the description of the charge for the first hour of the bill. The tenant can read it.
+// Says returns the text that describes the charge for the first hour of the bill to the tenant.
 func (b *Bill) Says() string {
 	which := "hour"
 	if b.More {
@@ -160,13 +164,13 @@ func (b *Bill) Says() string {
 	return fmt.Sprintf("VM %s, %s from %s: %s", b.Name, which, time.UnixMilli(b.From).UTC().Format(time.RFC3339), b.Use)
 }
 
-// ID returns a UUID for an object, named by what, that belongs to the first hour of the bill. Retries and other members
-// get the same ID.
+// ID returns a UUID for an object that belongs to the first hour of the bill. The parameter named what says which
+// object, for example the transaction "charge". A retry, also on another member, gets the same UUID.
 func (b *Bill) ID(what string) string {
 	return idOf(b.VM, fmt.Sprintf("%d/%d/%s", b.From, b.Number, what))
 }
 
-// idOf returns a UUID derived from a VM's ID and the text what. Equal arguments give the same UUID.
+// idOf returns a UUID that is derived from a VM's ID and a text. Equal arguments give the same UUID.
 func idOf(vm cloud.VMID, what string) string {
 	return uuid.NewSHA1(uuid.NameSpaceOID, []byte("trivet/billing/"+string(vm)+"/"+what)).String()
 }

@@ -14,19 +14,19 @@ import (
 )
 
 const (
-	// maxHours is the maximum number of hours charged in one transaction, and maxBills the maximum number of bills read
-	// in it.
+	// maxHours is the maximum number of hours that one transaction charges, and maxBills the maximum number of bills
+	// that it reads.
 	maxHours = 100
 	maxBills = 100
 )
 
-// settle charges the unpaid bills of a project, oldest first. It ends when the first maxBills bills are paid, when the
-// wallet refuses a charge, or when maxHours hours are charged. hours is the number of hours that it charged plus the
-// number of bills that it wrote off. unpaid holds those of the bills that are still unpaid. refusal is the wallet's
+// settle charges the first maxBills unpaid bills of a project, oldest first. It ends early when the wallet refuses a
+// charge or when maxHours hours are charged. The result hours is the number of hours charged plus the number of bills
+// written off, and unpaid contains the bills that it read and that are still unpaid. The result refusal is the wallet's
 // refusal, or nil.
 //
-// Bills from before the project's creation belong to a deleted project of the same ID. They are written off: the wallet
-// that owed them is closed, and a later project does not pay for them.
+// Bills from before the project's creation belong to a deleted project with the same ID. They are written off: the
+// wallet that should have paid them is closed, and the later project does not pay for them.
 func (s *Service) settle(tx *store.Tx, p cloud.ProjectID) (hours int, unpaid []*Bill, refusal *fault.Fault, err error) {
 	page, _, err := owed.List(tx, maxBills, string(p))
 	if err != nil {
@@ -66,8 +66,9 @@ func (s *Service) settle(tx *store.Tx, p cloud.ProjectID) (hours int, unpaid []*
 	return hours, unpaid, refusal, nil
 }
 
-// charge charges the first hour of a bill: first from the bill's reservation, the rest from the available amount. It
-// returns the wallet's refusal, or nil if the hour is charged. After a refusal nothing has changed.
+// charge charges the first hour of a bill. It takes as much as possible from the bill's reservation, and the rest from
+// the available amount. It returns the wallet's refusal, or nil if the hour is charged. After a refusal, nothing has
+// changed.
 func (s *Service) charge(tx *store.Tx, b *Bill) (*fault.Fault, error) {
 	t := cloud.Tenant{Org: b.Org, Project: b.Project}
 	w, err := s.opts.Credits.WalletAt(tx, t)
@@ -101,7 +102,8 @@ func (s *Service) charge(tx *store.Tx, b *Bill) (*fault.Fault, error) {
 	return nil, err
 }
 
-// splitRefusal returns err as a refusal if it is a *fault.Fault, and otherwise as an error.
+// splitRefusal returns err as its first result if err is a *fault.Fault, which means that the wallet refused. Otherwise
+// it returns err as its second result.
 func splitRefusal(err error) (*fault.Fault, error) {
 	if f, ok := fault.From(err); ok {
 		return f, nil
@@ -109,8 +111,8 @@ func splitRefusal(err error) (*fault.Fault, error) {
 	return nil, err
 }
 
-// pay charges unpaid bills of a project in one transaction. again reports whether there may be more to charge. If the
-// wallet refuses and the policy is Stop, pay stops the VMs of the unpaid bills.
+// pay charges unpaid bills of a project in one transaction. The result again is true if there may be more to charge. If
+// the wallet refuses and the policy is Stop, pay stops the VMs of the unpaid bills.
 func (s *Service) pay(ctx context.Context, p cloud.ProjectID) (again bool, err error) {
 	var hours int
 	var refusal *fault.Fault
@@ -129,7 +131,8 @@ func (s *Service) pay(ctx context.Context, p cloud.ProjectID) (again bool, err e
 	return refusal == nil && hours > 0, nil
 }
 
-// haltAll stops the VMs of all unpaid bills of a project, a page of bills at a time, while the wallet refuses to pay.
+// haltAll stops the VMs of all unpaid bills of a project whose wallet refuses to pay. It reads the bills in pages, with
+// one transaction per page.
 func (s *Service) haltAll(ctx context.Context, p cloud.ProjectID) error {
 	var after []string
 	for more := true; more; {
@@ -166,7 +169,8 @@ func (s *Service) haltAll(ctx context.Context, p cloud.ProjectID) error {
 	return nil
 }
 
-// halt stops the VMs of the bills at the given paths in one transaction. It does nothing if the project can pay now.
+// halt stops the VMs of the bills at the given paths in one transaction. It first tries to charge the bills of the
+// project again. If the wallet does not refuse, halt stops no VM.
 func (s *Service) halt(ctx context.Context, p cloud.ProjectID, bills [][]string) error {
 	if len(bills) == 0 {
 		return nil
@@ -202,12 +206,13 @@ func (s *Service) halt(ctx context.Context, p cloud.ProjectID, bills [][]string)
 	return err
 }
 
-// debtors holds the projects that could not pay, with the reason, in the previous and in the current round over all
-// projects. It is used to log each of them once.
+// debtors holds the projects that could not pay, each with the reason, in the previous and in the current round. In a
+// round, which may take several calls of Run, each project with unpaid bills is charged once. A project that could not
+// pay in the previous round for the same reason is not logged again.
 type debtors struct{ before, now map[cloud.ProjectID]string }
 
-// isNew adds the project p to the current round, with the reason why it could not pay. It returns false if p could not
-// pay for the same reason in this or the previous round.
+// isNew stores in the current round that the project p could not pay, with the reason why. It returns false if p
+// already could not pay for the same reason in this or the previous round.
 func (d *debtors) isNew(p cloud.ProjectID, why string) bool {
 	if d.now == nil {
 		d.now = map[cloud.ProjectID]string{}

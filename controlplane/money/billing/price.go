@@ -6,8 +6,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// MaxPrice is the maximum price of one vCPU or GiB for an hour. With it, the price of an hour of the largest VM still
-// fits an int64.
+// MaxPrice is the maximum price, in units of credit, of one vCPU or one GiB for an hour. It is so low that the price of
+// an hour of the largest VM fits an int64.
 const MaxPrice = 1_000_000_000_000
 
 // Prices are the prices of an hour, in units of credit, per vCPU, per GiB of memory and per GiB of disk.
@@ -52,7 +52,7 @@ func (p Prices) Hour(u Use) int64 {
 	return int64(u.VCPUs)*p.VCPUHour + gib*p.MemoryGiBHour + (mib*p.MemoryGiBHour+1023)/1024 + int64(u.DiskGiB)*p.DiskGiBHour
 }
 
-// part is the part of a VM's resources that is charged.
+// part says which resources of a VM are charged: nothing, the disks, or all.
 type part uint8
 
 const (
@@ -61,13 +61,13 @@ const (
 	all
 )
 
-// paid holds what is charged in each VM state; VMs in other states cost nothing. A VM that is not built costs nothing.
-// A VM that is off, starting or stopping pays for its disks.
+// paid contains which resources of a VM are charged in each state. A VM in a state that is not listed costs nothing,
+// because it is not built. A VM that is off, starting or stopping pays for its disks.
 var paid = map[cloud.State]part{
 	cloud.Stopped: disks, cloud.Starting: disks, cloud.Stopping: disks, cloud.Error: disks, cloud.Running: all, cloud.Migrating: all,
 }
 
-// UseOf returns the resources for which a VM is charged in the state of its record.
+// UseOf returns the resources for which a VM is charged in the state that its record has.
 func UseOf(vm *cloud.VM) Use {
 	switch paid[vm.State] {
 	case all:

@@ -13,25 +13,27 @@ import (
 
 // Limits of one Run. The next Run continues with the rest.
 const (
-	// maxMeters is the maximum number of meters updated in a Run, and meterPage in one transaction.
+	// maxMeters is the approximate maximum number of meters (records that count a VM's hours) that one Run updates.
+	// meterPage is the maximum in one transaction.
 	maxMeters = 10_000
 	meterPage = 64
-	// maxProjects is the maximum number of projects charged in a Run, and maxPayments the maximum number of
-	// transactions for that.
+	// maxProjects is the maximum number of projects that one Run charges, and maxPayments the maximum number of
+	// transactions in total in which it does so.
 	maxProjects = 1000
 	maxPayments = 1000
-	// comparePage is the number of VMs, and also the number of meters, that one Run compares.
+	// comparePage is the maximum number of VMs, and also the maximum number of meters, that one Run compares.
 	comparePage = 500
 )
 
-// Every returns the pause between two calls of Run. It is the longest time from the beginning of an hour until the hour
-// is charged, unless a limit is reached. It is a tenth of an hour, at least 200 ms and at most 10 s.
+// Every returns the pause between two calls of Run: a tenth of a billed hour, at least 200 ms and at most 10 s. An hour
+// is charged at most this long after it began, except when Run reaches one of its limits.
 func (s *Service) Every() time.Duration {
 	return min(10*time.Second, max(s.opts.Rules.Hour/10, 200*time.Millisecond))
 }
 
-// Run counts the hours that have begun, charges them, and repairs meters that do not match their VM. Package leader
-// calls it on the leader; calls must not overlap. If billing is disabled, Run only counts hours, without bills.
+// Run counts the hours that have begun, charges them, and repairs each meter that does not match its VM. Package leader
+// calls Run periodically on the leader. The calls must not overlap. If billing is disabled, Run only counts hours and
+// makes no bills.
 func (s *Service) Run(ctx context.Context) error {
 	failed := s.count(ctx)
 	if s.opts.Rules.Enabled && ctx.Err() == nil {
@@ -40,7 +42,7 @@ func (s *Service) Run(ctx context.Context) error {
 	return failed
 }
 
-// count updates the meters whose next hour has begun, and makes the bills.
+// count updates the meters of VMs whose next hour has begun, and stores the bills for these hours.
 func (s *Service) count(ctx context.Context) error {
 	var after []string
 	for moved := 0; moved < maxMeters && ctx.Err() == nil; moved += meterPage {
@@ -74,8 +76,8 @@ func (s *Service) count(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// page returns up to size records of a table: the first ones, or those behind the path after if it is not nil. The bool
-// reports whether there are further records.
+// page returns up to size records of a table. If the parameter named after is nil, they are the first records, and
+// otherwise those that follow the path in it. The bool is true if there are further records.
 func page[T any](v *store.View, t store.Table[T], size int, after []string) ([]store.Record[T], bool, error) {
 	if after == nil {
 		return t.List(v, size)
@@ -83,7 +85,7 @@ func page[T any](v *store.View, t store.Table[T], size int, after []string) ([]s
 	return t.ListAfter(v, size, after)
 }
 
-// move updates the meters of some records of next to the current time, in one transaction.
+// move counts the hours up to now for the VMs of some records of the table next, in one transaction.
 func (s *Service) move(ctx context.Context, rows []store.Record[struct{}]) error {
 	var long []string
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
@@ -144,14 +146,15 @@ func (s *Service) collect(ctx context.Context) error {
 				again = false
 			}
 		}
-		// "g" sorts after every hexadecimal digit, so the next page begins with the next project.
+		// In the path of a bill, hexadecimal digits follow the project ID. "g" sorts after all of them, so the next
+		// page begins with the next project.
 		s.payFrom = []string{string(project), "g"}
 	}
 	return failed
 }
 
-// compare compares the next page of VMs and of meters, and repairs each mismatch: a VM without a meter, a meter without
-// a VM, or a meter whose use differs from the VM's.
+// compare compares the next page of VMs and the next page of meters, the records that count the VMs' hours. It repairs
+// each mismatch: a VM without a meter, a meter without a VM, or a meter that has other resources than its VM uses.
 func (s *Service) compare(ctx context.Context) error {
 	var odd []cloud.VMID
 	var of []cloud.ProjectID
@@ -198,8 +201,8 @@ func (s *Service) compare(ctx context.Context) error {
 	return nil
 }
 
-// nextPosition returns the path after which the next page begins, or nil, the beginning of the table, after the last
-// page.
+// nextPosition returns the path after which the next page begins. After the last page it returns nil, so that the next
+// page is the first one of the table.
 func nextPosition[T any](page []store.Record[T], more bool) []string {
 	if !more {
 		return nil
@@ -207,8 +210,8 @@ func nextPosition[T any](page []store.Record[T], more bool) []string {
 	return page[len(page)-1].Path
 }
 
-// repair creates, updates or deletes the meter of a VM so that it matches the VM's record. Time without a meter is not
-// billed.
+// repair creates, updates or deletes the meter of a VM, the record that counts the VM's hours, so that it matches the
+// VM's record. The time in which the VM had no meter is not billed.
 func (s *Service) repair(tx *store.Tx, p cloud.ProjectID, id cloud.VMID) error {
 	m, err := meters.Get(tx, string(p), string(id))
 	if err != nil {

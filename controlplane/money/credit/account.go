@@ -15,19 +15,20 @@ import (
 // incarnation. The wallets of earlier incarnations stay unchanged for audits, and calls for the project ID do not use
 // them.
 
-// Project holds what wallets need to know about a project. Exists is false for a deleted project.
+// Project holds the properties of a project that this package needs. Exists is false if the project is deleted.
 type Project struct {
 	Exists      bool
 	Org         cloud.OrgID
 	Incarnation cloud.Incarnation
 }
 
-// Lookup is a function that returns the project with an ID. For a deleted project it still returns the incarnation
-// while the ID is reserved, so that the closed wallet can be read.
+// Lookup is a function that returns the project with an ID. After a project's deletion its ID stays reserved for some
+// time. In that time Lookup still returns the project's incarnation, so that the closed wallet can be read.
 type Lookup func(store.Reader, cloud.ProjectID) (Project, error)
 
-// accountOf returns the account key of the wallet of incarnation i of a project: ID:incarnation, or only the ID if i is
-// 0. No ID contains a colon.
+// accountOf returns the account key under which the records of a project's wallet are stored. i is the incarnation,
+// which distinguishes successive projects with the same ID. The key is ID:incarnation, or only the ID if i is 0. No ID
+// contains a colon, so keys are unique.
 func accountOf(id cloud.ProjectID, i cloud.Incarnation) string {
 	if i == 0 {
 		return string(id)
@@ -44,8 +45,8 @@ func projectOf(account string) cloud.ProjectID {
 // account returns the account key under which the records of the wallet w are stored.
 func account(w *ledger.Wallet) string { return accountOf(w.Project, w.Incarnation) }
 
-// lookUp returns the project with this ID, by Options.Project. Without Options.Project, every project exists with
-// incarnation 0.
+// lookUp returns the project with this ID. It calls Options.Project if that is set. Otherwise every project counts as
+// existing, with incarnation 0.
 func (s *Service) lookUp(r store.Reader, id cloud.ProjectID) (Project, error) {
 	if s.opts.Project == nil {
 		return Project{Exists: true}, nil
@@ -54,8 +55,8 @@ func (s *Service) lookUp(r store.Reader, id cloud.ProjectID) (Project, error) {
 }
 
 // ProjectCreatedAt returns the creation time of the project that has this ID now. Bills from before that time belong to
-// a deleted project of the same ID. It returns 0 for a project that was created before incarnations were recorded, and
-// the greatest time if there is no such project.
+// a deleted project with the same ID. It returns 0 if the project was created before creation times were recorded, and
+// the greatest time if no project has the ID.
 func (s *Service) ProjectCreatedAt(r store.Reader, id cloud.ProjectID) (cloud.Time, error) {
 	p, err := s.lookUp(r, id)
 	if err != nil || p.Exists {
@@ -76,8 +77,8 @@ func (p Project) mayCreate(t cloud.Tenant) error {
 	return nil
 }
 
-// Holds returns a function that is called before a project is deleted. The function returns FailedPrecondition while
-// the project's wallet is not closed.
+// Holds returns a check that the caller registers to run before a project is deleted. The check returns
+// FailedPrecondition while the project has a wallet that is not closed.
 func Holds(find Lookup) func(store.Reader, cloud.Tenant) error {
 	return func(r store.Reader, t cloud.Tenant) error {
 		if t.Project == "" {
@@ -91,14 +92,15 @@ func Holds(find Lookup) func(store.Reader, cloud.Tenant) error {
 	}
 }
 
-// Vacant returns FailedPrecondition if the ID of a project that is to be created has a wallet that is not closed.
-// Earlier versions made wallets without checking that the project exists. Once the project exists, no call can reach
-// such a wallet.
+// Vacant is called before a project is created with this ID. It returns FailedPrecondition if the ID has a wallet that
+// is not closed. Such a wallet can exist because earlier versions created wallets without checking that the project
+// exists. After the project's creation, no call could reach that wallet.
 func Vacant(r store.Reader, id cloud.ProjectID) error {
 	return closed(r, accountOf(id, 0), "a wallet of project ID %s was made before the project: have a billing:admin close it first", id)
 }
 
-// closed returns FailedPrecondition, with the message format, if the account has a wallet that is not closed.
+// closed returns nil if the account has no wallet, or a closed one. Otherwise it returns FailedPrecondition, with a
+// message made from format and id.
 func closed(r store.Reader, account, format string, id cloud.ProjectID) error {
 	w, err := wallets.Get(r, account)
 	if err != nil || w == nil || w.Status == ledger.Closed {

@@ -115,8 +115,8 @@ func (s *Service) auditOf(ctx context.Context, of string) (f Finding, err error)
 	return f, nil
 }
 
-// each calls visit for each of an account's records in a table, with the last part of the record's path. It reads
-// auditPage records at a time.
+// each reads the records of one account in a table, auditPage records at a time. It calls visit for each record, with
+// the last part of the record's path.
 func each[T any](ctx context.Context, v *store.View, table store.Table[T], of string, visit func(string, *T) error) error {
 	page, more, err := table.List(v, auditPage, of)
 	for {

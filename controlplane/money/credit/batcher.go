@@ -10,8 +10,8 @@ import (
 )
 
 // maxShare is the maximum number of requests in one transaction, and settleTime the maximum duration of the
-// transaction. The transaction needs a time limit of its own, because it continues when a caller cancels: other callers
-// wait for its result.
+// transaction. The transaction does not end when the context of one caller ends, because other callers wait for its
+// result. Therefore it needs a time limit of its own.
 const (
 	maxShare   = 128
 	settleTime = 20 * time.Second
@@ -55,9 +55,9 @@ func (d *batchers) leave(p cloud.ProjectID, q *walletBatcher) {
 	}
 }
 
-// queue adds requests to the queue of project p and waits until all are executed, either in another caller's batch or
-// in a batch that this call executes by settle. If ctx ends first, queue removes the requests that still wait and
-// returns the error of ctx; those in execution may or may not take effect.
+// queue adds requests to the queue of project p and waits until all of them are executed. They are executed by another
+// caller's call of queue, or by this one, which then calls settle. If ctx ends first, queue removes the requests that
+// still wait and returns the error of ctx. Requests that are being executed may or may not take effect.
 func (d *batchers) queue(ctx context.Context, p cloud.ProjectID, settle batchFunc, requests ...*queuedRequest) error {
 	q := d.enter(p)
 	defer d.leave(p, q)
@@ -82,7 +82,7 @@ func (d *batchers) queue(ctx context.Context, p cloud.ProjectID, settle batchFun
 	return nil
 }
 
-// batchFunc executes requests in one transaction. An error that it returns becomes the result of all of them.
+// batchFunc executes requests in one transaction. If it returns an error, every one of the requests gets this error.
 type batchFunc func(context.Context, []*queuedRequest) error
 
 func (t *queuedRequest) over() bool {
@@ -94,8 +94,8 @@ func (t *queuedRequest) over() bool {
 	}
 }
 
-// serve executes the first maxShare waiting requests by settle, and sets their results. It ignores the cancellation of
-// ctx, because the batch contains other callers' requests.
+// serve executes the first maxShare waiting requests with the function settle, and sets their results. It continues
+// when ctx is cancelled, because the batch contains other callers' requests.
 func (q *walletBatcher) serve(ctx context.Context, settle batchFunc) {
 	q.mu.Lock()
 	n := min(len(q.waiting), maxShare)

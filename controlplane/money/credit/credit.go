@@ -50,10 +50,11 @@ import (
 var (
 	wallets      = store.NewTable[ledger.Wallet]("wallet")
 	transactions = store.NewTable[ledger.Transaction]("wallet-tx")
-	// refunds holds the amount refunded so far of each charge, by the charge's sequence number.
+	// refunds is a table with the amount of each charge that has been refunded so far. The key is the charge's sequence
+	// number.
 	refunds      = store.NewTable[int64]("wallet-refunded")
 	reservations = store.NewTable[ledger.Reservation]("reservation")
-	// due is a table with an empty record per pending reservation, ordered by deadline.
+	// due is a table with an empty record for each pending reservation. The records are ordered by deadline.
 	due = store.NewTable[struct{}]("reservation-due")
 )
 
@@ -91,8 +92,8 @@ func New(opts Options) *Service {
 	return s
 }
 
-// Wallet returns the wallet of the project t.Project. It returns NotFound if there is none, or if it belongs to another
-// org than t.Org. An empty t.Org matches every org.
+// Wallet returns the wallet of the project t.Project. It returns NotFound if the wallet does not exist or belongs to
+// another org than t.Org. If t.Org is empty, the org is not checked.
 func (s *Service) Wallet(ctx context.Context, t cloud.Tenant) (w *ledger.Wallet, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) error {
 		w, err = s.walletOf(v, t)
@@ -101,7 +102,7 @@ func (s *Service) Wallet(ctx context.Context, t cloud.Tenant) (w *ledger.Wallet,
 	return w, err
 }
 
-// walletOf returns the same wallet as Wallet, read from a transaction or a view.
+// walletOf returns the same wallet as the method Wallet. The records are read from r, a transaction or a view.
 func (s *Service) walletOf(r store.Reader, t cloud.Tenant) (*ledger.Wallet, error) {
 	p, err := s.lookUp(r, t.Project)
 	if err != nil {
@@ -117,7 +118,8 @@ func (s *Service) walletOf(r store.Reader, t cloud.Tenant) (*ledger.Wallet, erro
 	return w, nil
 }
 
-// checkOwner returns NotFound if w is nil or belongs to another org than t.Org. An empty t.Org matches every org.
+// checkOwner returns NotFound if w is nil or belongs to another org than t.Org. If t.Org is empty, the org is not
+// checked.
 func checkOwner(w *ledger.Wallet, t cloud.Tenant) error {
 	if w == nil || t.Org != "" && w.Org != t.Org {
 		return ledger.NoWallet()
@@ -137,7 +139,8 @@ func (s *Service) Wallets(ctx context.Context, org cloud.OrgID, size int32, toke
 	return store.Page(ctx, s.opts.Store, wallets, req, func(w *ledger.Wallet) bool { return org == "" || w.Org == org })
 }
 
-// Reservation returns the reservation with this ID in the wallet of t, or NotFound.
+// Reservation returns the reservation with this ID in the wallet of t. It returns NotFound if the wallet or the
+// reservation does not exist.
 func (s *Service) Reservation(ctx context.Context, t cloud.Tenant, id string) (r *ledger.Reservation, err error) {
 	if err := cloud.CheckUUID("reservation_id", id); err != nil {
 		return nil, err
@@ -155,8 +158,8 @@ func (s *Service) Reservation(ctx context.Context, t cloud.Tenant, id string) (r
 	return r, err
 }
 
-// Reservations returns a page of the reservations of the wallet of t, and the token of the next page. They have the
-// given status, or any status if it is 0, and are sorted by ID.
+// Reservations returns a page of the reservations of the wallet of t, sorted by ID, and the token of the next page. If
+// status is not 0, it returns only reservations with that status.
 func (s *Service) Reservations(ctx context.Context, t cloud.Tenant, status ledger.ReservationStatus, size int32, token string) ([]*ledger.Reservation, string, error) {
 	w, err := s.Wallet(ctx, t)
 	if err != nil {

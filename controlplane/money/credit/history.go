@@ -12,7 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Period is a time range from From, inclusive, to To, exclusive. A bound of 0 means that there is none.
+// Period is a time range. From is inclusive and To is exclusive. 0 in From or To means that the range has no bound
+// there.
 type Period struct{ From, To cloud.Time }
 
 func (p Period) check() error {
@@ -32,8 +33,8 @@ type Filter struct {
 	Types                   []ledger.Type
 	Reservation, ResourceID string
 	Period                  Period
-	// Of, if not nil, selects the wallet of this incarnation of the project. If it is nil, the current incarnation's
-	// wallet is used.
+	// Of is the incarnation of the project whose wallet is read. Successive projects with the same ID are different
+	// incarnations. If Of is nil, the wallet of the current one is read.
 	Of *cloud.Incarnation
 }
 
@@ -42,8 +43,8 @@ func (q *Filter) matches(tx *ledger.Transaction) bool {
 		(q.ResourceID == "" || tx.ResourceID == q.ResourceID) && q.Period.has(tx.At)
 }
 
-// Transactions returns a page of the transactions of the wallet of t that match q, oldest first, and the token of the
-// next page.
+// Transactions returns a page of the transactions of the wallet of t, oldest first, and the token of the next page. It
+// returns only transactions that match the filter q.
 func (s *Service) Transactions(ctx context.Context, t cloud.Tenant, q Filter, size int32, token string) ([]*ledger.Transaction, string, error) {
 	if err := q.Period.check(); err != nil {
 		return nil, "", err
@@ -57,8 +58,8 @@ func (s *Service) Transactions(ctx context.Context, t cloud.Tenant, q Filter, si
 	return store.Page(ctx, s.opts.Store, transactions, req, q.matches, account(w))
 }
 
-// selected returns the wallet of the project t.Project: that of the given incarnation, or that of the current one if of
-// is nil.
+// selected returns the wallet of one incarnation of the project t.Project; nil means the current incarnation.
+// Successive projects with the same ID are different incarnations.
 func (s *Service) selected(ctx context.Context, t cloud.Tenant, of *cloud.Incarnation) (w *ledger.Wallet, err error) {
 	if of == nil {
 		return s.Wallet(ctx, t)
@@ -72,9 +73,9 @@ func (s *Service) selected(ctx context.Context, t cloud.Tenant, of *cloud.Incarn
 	return w, err
 }
 
-// Statement summarizes the transactions of the wallet of t in the period p: opening and closing balance, and sums by
-// type. effective is p with its end filled in. Statement finds the first and the last transaction by binary search, and
-// does not read the others.
+// Statement summarizes the transactions of the wallet of t in the period p: opening and closing balance, and the sum of
+// each type. The result effective is the period p, with the current time as its end if p has none. Statement finds the
+// first and the last transaction by binary search, and does not read the others.
 func (s *Service) Statement(ctx context.Context, t cloud.Tenant, p Period) (out ledger.Statement, effective Period, err error) {
 	if err := p.check(); err != nil {
 		return out, p, err
@@ -90,8 +91,8 @@ func (s *Service) Statement(ctx context.Context, t cloud.Tenant, p Period) (out 
 		}
 		effective = p
 		if effective.To == 0 {
-			// Transactions after this snapshot get the time effective.To or a later one. Those in the snapshot are not
-			// later than it.
+			// No transaction in this snapshot is later than effective.To, and no transaction after this snapshot is
+			// earlier.
 			effective.To = max(s.opts.Store.Now(), p.From)
 			p.To = effective.To + 1
 		}
@@ -105,8 +106,8 @@ func (s *Service) Statement(ctx context.Context, t cloud.Tenant, p Period) (out 
 	return out, effective, err
 }
 
-// lastBefore returns the last transaction of the wallet w before the time at, or nil if there is none. It uses binary
-// search, because the times of transactions never decrease.
+// lastBefore returns the last transaction of the wallet w before a point in time, or nil if there is none. It uses
+// binary search, because the times of a wallet's transactions never decrease.
 func lastBefore(v *store.View, w *ledger.Wallet, at cloud.Time) (*ledger.Transaction, error) {
 	var failed error
 	n := sort.Search(int(w.Sequence), func(i int) bool {
@@ -131,14 +132,14 @@ func transaction(v *store.View, w *ledger.Wallet, n uint64) (*ledger.Transaction
 	return tx, err
 }
 
-// watchPage is the number of existing transactions that a watch reads at a time. While the client does not read, the
-// watch holds no more than these in memory.
+// watchPage is the maximum number of existing transactions that a watch reads at a time. It limits the memory of a
+// watch whose client does not read.
 const watchPage = 32
 
-// Watch calls send with the transactions of the wallet of t, in order and without a gap, beginning with the sequence
-// number from: first existing ones, then new ones until ctx ends. If the client reads so slowly that the changes are no
-// longer retained, Watch returns OutOfRange, and the client can continue with a new watch from the next sequence
-// number.
+// Watch calls send with the transactions of the wallet of t, in order and without a gap. The parameter named from is
+// the sequence number of the first one. It sends the existing transactions, and then new ones until ctx ends. If the
+// client reads so slowly that the next changes are no longer retained, Watch returns OutOfRange. The client can then
+// start a new watch from the next sequence number.
 func (s *Service) Watch(ctx context.Context, t cloud.Tenant, from uint64, send func(*ledger.Transaction) error) error {
 	next := max(from, 1)
 	if err := s.opts.Store.Barrier(ctx); err != nil {

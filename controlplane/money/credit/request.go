@@ -16,21 +16,21 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Request is a command on the wallet of a tenant. The leader fills in the command's time, IDs and principal.
+// Request is a command on the wallet of a tenant. The leader sets the command's time, the transaction IDs and the
+// principal (the caller's name).
 type Request struct {
-	// Tenant is the tenant for which the caller was authorized. Its org may be empty for a caller whose role covers all
-	// projects.
+	// Tenant is the tenant for which the caller was authorized. Its org may be empty if the caller's role applies to
+	// all projects.
 	Tenant  cloud.Tenant
 	Command ledger.Command
-	// Body is the hash of the request. It is compared with that of the first call when an idempotency key is used
-	// again.
+	// Body is the hash of the request. If an idempotency key is used again, Body must equal the hash of the first call.
 	Body [32]byte
-	// account, if set, is the account key of the wallet. Otherwise the wallet is that of the project that has the ID
-	// now. This field is not sent to the leader.
+	// account is the account key of the wallet. If it is empty, the request uses the wallet of the project that has the
+	// ID now. This field is not sent to the leader.
 	account string
 }
 
-// Result is the outcome of a request. Replayed means that an earlier call with the same idempotency key executed the
+// Result is the outcome of a request. Replayed is true if an earlier call with the same idempotency key executed the
 // request.
 type Result struct {
 	ledger.Outcome
@@ -45,8 +45,8 @@ var names = map[ledger.Op]string{
 	ledger.DoSuspend: "SuspendWallet", ledger.DoResume: "ResumeWallet", ledger.DoClose: "CloseWallet",
 }
 
-// Check returns InvalidArgument if an ID or a text of the request is malformed. Whether the command is allowed is
-// decided by package ledger.
+// Check returns InvalidArgument if an ID or a text of the request is malformed. It does not check whether the wallet
+// allows the command; package ledger does that.
 func (o *Request) Check() error {
 	c := &o.Command
 	if err := cloud.CheckCallerID("project_id", string(o.Tenant.Project)); err != nil {
@@ -88,8 +88,8 @@ func (o *Request) checkReservation() error {
 	return cloud.CheckUUID("reservation_id", o.Command.Reservation)
 }
 
-// repeatable reports whether a request may be sent again after its response was lost, because executing it twice has
-// the effect of executing it once.
+// repeatable reports whether the request may be sent again after its response was lost. It returns true for operations
+// for which executing the request twice has the same effect as executing it once.
 func (o *Request) repeatable() bool {
 	switch o.Command.Op {
 	case ledger.DoCommit, ledger.DoRelease, ledger.DoExpire, ledger.DoSuspend, ledger.DoResume, ledger.DoClose:
@@ -114,13 +114,13 @@ func (s *Service) Execute(ctx context.Context, o Request) (Result, error) {
 
 var (
 	executeOnceCommand = leader.NewCommand("credit.once", leader.Keyed, (*Service).executeOnLeader)
-	// executeRepeatableCommand is for requests for which repeatable returns true, and executeOnceCommand for the
-	// others.
+	// Execute uses executeRepeatableCommand for requests that may be sent again after a lost response (see repeatable),
+	// and executeOnceCommand for all others.
 	executeRepeatableCommand = leader.NewCommand("credit.again", leader.Repeatable, (*Service).executeOnLeader)
 )
 
-// executeOnLeader implements Execute on the leader. It executes requests on one wallet that wait at the same time in
-// one transaction.
+// executeOnLeader implements Execute on the leader. Requests for the same wallet that wait at the same time are
+// executed together in one transaction.
 func (s *Service) executeOnLeader(ctx context.Context, o Request) (Result, error) {
 	caller := auth.CallerOf(ctx)
 	if caller != nil {
@@ -164,15 +164,16 @@ func newQueuedRequest(caller *cloud.Caller, o Request) (*queuedRequest, error) {
 	return &queuedRequest{caller: caller, request: o, settled: make(chan struct{})}, nil
 }
 
-// settle executes requests on one wallet in one transaction, and stores the result of each. If settle returns an error,
-// it applies to all of them. The transaction ensures that refusals, too, are based on the newest records.
+// settle executes requests on one wallet in one transaction, and stores the result in each request. An error that
+// settle returns applies to all of the requests. A refusal, too, is decided in the transaction, so that it is based on
+// the newest records.
 func (s *Service) settle(ctx context.Context, requests []*queuedRequest) error {
 	callers := make([]*cloud.Caller, len(requests))
 	for i, t := range requests {
 		callers[i] = t.caller
 	}
-	// The audit entry of each request names the request's own caller. The cost of the log entry is divided among the
-	// callers' budgets.
+	// Each request's audit entry names the caller of that request. The cost of the transaction's log entry is divided
+	// among the budgets of all callers.
 	_, err := s.opts.Store.Update(budget.Shared(auth.Without(ctx), callers), func(tx *store.Tx) error {
 		for _, t := range requests {
 			if err := s.attempt(tx, t); err != nil {
@@ -184,7 +185,8 @@ func (s *Service) settle(ctx context.Context, requests []*queuedRequest) error {
 	return err
 }
 
-// attempt executes one request within tx. It stores a refusal in the request, and returns any other error.
+// attempt executes one request within tx. If the request is refused, it stores the refusal in t and returns nil. It
+// returns any other error.
 func (s *Service) attempt(tx *store.Tx, t *queuedRequest) error {
 	op := t.request.Command.Op
 	t.done = Result{}
@@ -203,8 +205,8 @@ func (s *Service) attempt(tx *store.Tx, t *queuedRequest) error {
 	return nil
 }
 
-// carryOut reads the records that the command of o needs, applies the command by ledger.Apply, and writes the changed
-// records. A refusal writes nothing.
+// carryOut reads the records that the command of o needs, executes the command with ledger.Apply, and writes the
+// changed records. If the command is refused, it writes nothing.
 func (s *Service) carryOut(tx *store.Tx, o *Request) (out ledger.Outcome, err error) {
 	p, of, c := Project{}, o.account, o.Command
 	if of == "" {
@@ -255,7 +257,8 @@ func (s *Service) carryOut(tx *store.Tx, o *Request) (out ledger.Outcome, err er
 	return out, nil
 }
 
-// write writes the records in the outcome of a command. before holds the records as they were read.
+// write stores the records in the outcome of a command. The parameter named before contains the records as they were
+// before the command.
 func write(tx *store.Tx, before ledger.Touched, c *ledger.Command, out *ledger.Outcome) {
 	of := account(&out.Wallet)
 	wallets.Put(tx, &out.Wallet, of)

@@ -79,7 +79,8 @@ func orNull(s string) *string {
 	return &s
 }
 
-// operation holds the authorization method of an endpoint, and the error code of the endpoint's failures.
+// operation holds the method for which an endpoint authorizes its callers, and the error code that the endpoint returns
+// for failures.
 type operation struct {
 	method  auth.Method
 	failure string
@@ -95,8 +96,8 @@ var (
 	releaseReservation = operation{"ReleaseReservation", "RELEASE_FAILED"}
 )
 
-// enter returns an error unless the caller may call the method in at least one project. Endpoints call it before they
-// read the request body, in which callers with several projects name one.
+// enter returns an error if the caller may not call the method in any project. Endpoints call it before they read the
+// request body, which names the project if the caller has several.
 func (o operation) enter(r *http.Request) error {
 	_, err := auth.Admit(r.Context(), service+o.method, "", "")
 	if fault.Is(err, fault.InvalidArgument) || auth.Undecided(err) {
@@ -105,7 +106,8 @@ func (o operation) enter(r *http.Request) error {
 	return err
 }
 
-// at authorizes the call for the wallet of the named project, and returns the wallet's tenant. org may be empty.
+// at authorizes the call for the wallet of a project, and returns the project and its org. The parameter org may be
+// empty.
 func (o operation) at(r *http.Request, org, project string) (cloud.Tenant, error) {
 	if err := cloud.CheckCallerID("project_id", project); err != nil {
 		return cloud.Tenant{}, err
@@ -131,10 +133,10 @@ func (o operation) atPath(r *http.Request) (cloud.Tenant, error) {
 	return o.at(r, "", project)
 }
 
-// failed converts the error of an operation to the endpoint's error: it has the operation's own error code and,
-// whatever its kind, status 500, and keeps the message (part 7.3 of the wire contract). There are two exceptions. A
-// reused idempotency key is the caller's mistake and keeps its status. A call refused because of load was not executed
-// and keeps status 429, so that clients repeat it later.
+// failed converts the error of an operation to the error that the endpoint returns (part 7.3 of the wire contract).
+// That error has the operation's own error code, the status 500 and the same message. There are two exceptions. A
+// reused idempotency key is the caller's mistake and keeps its status. A call that was refused because of load was not
+// executed, and keeps status 429, so that clients repeat it later.
 func (o operation) failed(w *rest.Response, err error) error {
 	w.Failure = o.failure
 	f, ok := fault.From(err)
@@ -151,8 +153,8 @@ func (o operation) failed(w *rest.Response, err error) error {
 	return err
 }
 
-// execute checks a request and executes it. An error of the check is returned unchanged; any other error is converted
-// by failed.
+// execute checks a request and executes it. An error of the check is returned unchanged. An error of the execution is
+// converted with the method failed.
 func (o operation) execute(s *Service, w *rest.Response, r *http.Request, raw []byte, request Request) (*Result, error) {
 	request.Body = sha256.Sum256(append([]byte(r.URL.EscapedPath()+"\x00"), raw...))
 	if err := request.Check(); err != nil {
@@ -336,8 +338,8 @@ func (s *Service) postRelease(w *rest.Response, r *http.Request) (any, error) {
 	return map[string]any{"reservation_id": id, "released": done.Released}, nil
 }
 
-// ofToken authorizes the call for the project of the caller's token, returns that tenant, and decodes the request body
-// into in. The reservation that the path names is looked up in that project.
+// ofToken authorizes the call for the project of the caller's token and returns that project as t. It decodes the
+// request body into in. The endpoint looks up the reservation in the request path in that project.
 func (o operation) ofToken(r *http.Request, in any) (t cloud.Tenant, raw []byte, err error) {
 	t, err = auth.Admit(r.Context(), service+o.method, "", "")
 	if fault.Is(err, fault.InvalidArgument) {

@@ -40,7 +40,8 @@ func admit(ctx context.Context, method auth.Method, in request) (cloud.Tenant, e
 			continue
 		}
 		if err := cloud.CheckCallerID(id.field, id.value); err != nil {
-			// A caller who is not authorized for the method at all must get that error instead.
+			// A caller who is not authorized for this method in any project must get the error of the authorization,
+			// not the error about the ID.
 			if _, refused := auth.Admit(ctx, service+method, "", ""); refused != nil && !fault.Is(refused, fault.InvalidArgument) && !auth.Undecided(refused) {
 				return cloud.Tenant{}, refused
 			}
@@ -277,7 +278,7 @@ func reservationRPC(r *ledger.Reservation) *creditv1.Reservation {
 	}
 }
 
-// all returns a list with each element of list converted by translate.
+// all returns a new list with translate(e) for each element e of list.
 func all[A, B any](list []*A, translate func(*A) *B) []*B {
 	out := make([]*B, len(list))
 	for i, a := range list {
@@ -286,7 +287,7 @@ func all[A, B any](list []*A, translate func(*A) *B) []*B {
 	return out
 }
 
-// walletOnly returns the response of an operation whose response is the wallet.
+// walletOnly converts the result of an operation to a response that contains only the wallet.
 func walletOnly(done *Result, err error) (*creditv1.Wallet, error) {
 	if err != nil {
 		return nil, err
@@ -294,7 +295,8 @@ func walletOnly(done *Result, err error) (*creditv1.Wallet, error) {
 	return walletRPC(&done.Wallet), nil
 }
 
-// moved returns the response of an operation that makes exactly one transaction: the wallet and that transaction.
+// moved converts the result of an operation that makes exactly one transaction. The response contains the wallet and
+// that transaction.
 func moved(done *Result, err error) (*creditv1.TransactionResponse, error) {
 	if err != nil {
 		return nil, err

@@ -12,24 +12,23 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// SweepEvery is the pause between two sweeps. It is normally the longest time from a reservation's deadline to its
-// expiry.
+// SweepEvery is the pause between two sweeps. A reservation normally expires at most this long after its deadline.
 const SweepEvery = time.Second
 
 const (
-	// maxSweep is the maximum number of reservations that one sweep expires, and sweepPage the number that it reads at
-	// a time.
+	// maxSweep is the maximum number of reservations that one sweep expires in total, and sweepPage the maximum number
+	// that it reads at a time.
 	maxSweep  = 10_000
 	sweepPage = 500
-	// sweepers is the maximum number of wallets whose reservations are expired at the same time.
+	// sweepers is the maximum number of wallets for which one sweep expires reservations concurrently.
 	sweepers = 16
 	// sweeper is the name of the principal in transactions of expired reservations. No user can have this name.
 	sweeper = "system:expiry"
 )
 
-// Sweep expires reservations whose deadline has passed, earliest deadline first. Package leader calls it on the leader.
-// The ledger command DoExpire changes only a reservation that is pending and past its deadline, so a reservation
-// expires once even if several sweeps run at the same time.
+// Sweep expires reservations whose deadline has passed, earliest deadline first. Package leader calls it periodically
+// on the leader. The ledger command DoExpire changes only a reservation that is pending and past its deadline, so each
+// reservation expires once, even if several sweeps run at the same time.
 func (s *Service) Sweep(ctx context.Context) error {
 	var after []string
 	var failed error
@@ -47,8 +46,8 @@ func (s *Service) Sweep(ctx context.Context) error {
 	return failed
 }
 
-// overdue returns a page of reservations past their deadline, as reservation IDs by account. last is the position after
-// which the next page begins, or nil after the last page.
+// overdue returns a page of the reservations whose deadline has passed: their IDs by account key. The result last is
+// the position after which the next page begins, or nil after the last page.
 func (s *Service) overdue(after []string) (page map[string][]string, last []string, err error) {
 	now := number(s.opts.Store.Now())
 	page = map[string][]string{}
@@ -74,8 +73,8 @@ func (s *Service) overdue(after []string) (page map[string][]string, last []stri
 	return page, last, err
 }
 
-// expire expires the reservations of a page, for up to sweepers wallets at the same time. If it fails for one wallet,
-// it still continues with the others, and returns all errors.
+// expire expires the reservations of a page, for at most sweepers wallets concurrently. After an error for one wallet
+// it continues with the others. It returns all errors.
 func (s *Service) expire(ctx context.Context, page map[string][]string) error {
 	var work sync.WaitGroup
 	var mu sync.Mutex

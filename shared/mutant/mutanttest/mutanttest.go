@@ -17,15 +17,17 @@ import (
 	"testing"
 )
 
-// timeout is the time limit of a test, which can hang because of its mutant. A test that exceeds it does not count as
-// failed.
+// timeout is the time limit for running a test. A mutant can make the test hang. A test that exceeds the limit does not
+// count as failed.
 const timeout = "2m"
 
-// passed holds the names of the tests that passed without a mutant, so that they run only once without one.
+// passed holds the names of the tests that have passed without a mutant, so that each test is run only once without
+// one.
 var passed sync.Map
 
-// Notices fails t unless test, a test function of the same package, passes without a mutant, and fails with the named
-// one. The output of the failed test must contain all of texts, so that it failed for the expected reason.
+// Notices runs the function test, a test of the same package, in two child processes. It fails t if the test fails
+// without a mutant, or passes with the named mutant. The output of the failed test must contain all of texts, which
+// shows that it failed for the expected reason.
 func Notices(t *testing.T, mutant string, test func(*testing.T), texts ...string) {
 	t.Helper()
 	name := runtime.FuncForPC(reflect.ValueOf(test).Pointer()).Name()

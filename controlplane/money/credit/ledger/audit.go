@@ -2,8 +2,9 @@ package ledger
 
 import "fmt"
 
-// Audit recomputes a wallet from its records. Call Transaction for all transactions in order, Reservation for all
-// reservations and Refunded for all refunded charges, then Done. Audit stores only sums, not the records.
+// Audit recomputes a wallet from its records and compares the result with the stored wallet. Call Transaction for all
+// transactions in order, Reservation for all reservations, Refunded for all refunded charges, and then Done. Audit
+// keeps only sums in memory, not the records.
 type Audit struct {
 	wallet Wallet
 	// now is the wallet as recomputed from the transactions added so far.
@@ -12,8 +13,8 @@ type Audit struct {
 	at int64
 	// transactions and reservations are the numbers of records added so far.
 	transactions, reservations uint64
-	// pending counts the pending reservations added so far. The other fields are sums of amounts of reservations and
-	// refunds.
+	// pending is the number of pending reservations added so far. The other fields are sums of amounts of the
+	// reservations and refunds added so far.
 	pending                                     uint64
 	held, reserved, charged, released, refunded Sum
 	// first is the first inconsistency found, or nil.
@@ -72,7 +73,7 @@ func (a *Audit) Reservation(r *Reservation) {
 	a.released = a.released.plus(r.Amount - r.Charged)
 }
 
-// Refunded adds a charge and the total amount refunded of it.
+// Refunded adds a charge that was refunded, with the total amount of its refunds.
 func (a *Audit) Refunded(charge *Transaction, amount int64) {
 	if amount < 0 || amount > charge.Amount || charge.Type != Charge && charge.Type != BillingCharge {
 		a.fail("I3: %d refunded of transaction %d, a %s of %d", amount, charge.Sequence, charge.Type, charge.Amount)
@@ -87,7 +88,8 @@ func (a *Audit) Transactions() uint64 { return a.transactions }
 // Reservations returns the number of reservations added.
 func (a *Audit) Reservations() uint64 { return a.reservations }
 
-// Done returns nil if the wallet equals what was recomputed, and otherwise a *Violation with the first inconsistency.
+// Done returns nil if the stored wallet equals the recomputed one. Otherwise it returns a *Violation that describes the
+// first inconsistency.
 func (a *Audit) Done() error {
 	if a.first != nil {
 		return a.first

@@ -6,8 +6,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Violation is the error for a broken invariant, which a bug or corrupt data has caused. No records may be written
-// then.
+// Violation is the error for a broken invariant of a wallet. The cause is a bug or corrupt data. The caller must not
+// write any records then.
 type Violation struct {
 	Project cloud.ProjectID
 	Says    string
@@ -21,7 +21,8 @@ func violation(p cloud.ProjectID, format string, args ...any) error {
 	return &Violation{p, fmt.Sprintf(format, args...)}
 }
 
-// Check returns a *Violation unless the fields of the wallet are consistent with each other (invariants I1 to I3).
+// Check returns a *Violation if the fields of the wallet contradict each other (invariants I1 to I3 of the package
+// comment).
 func (w *Wallet) Check() error {
 	a := w.Accounts
 	switch {
@@ -37,7 +38,8 @@ func (w *Wallet) Check() error {
 	return nil
 }
 
-// Check returns a *Violation unless the fields of the reservation are consistent with its status (invariant I5).
+// Check returns a *Violation if the fields of the reservation contradict its status (invariant I5 of the package
+// comment).
 func (r *Reservation) Check() error {
 	good := r.Amount > 0
 	switch r.Status {
@@ -56,8 +58,8 @@ func (r *Reservation) Check() error {
 	return nil
 }
 
-// pending returns what the reservation contributes to its wallet's Pending and Held: 1 and its amount if it is pending,
-// otherwise 0 and 0. r may be nil.
+// pending returns what the reservation adds to the fields Pending and Held of its wallet. That is 1 and its amount if
+// it is pending, and otherwise 0 and 0. r may be nil.
 func (r *Reservation) pending() (count uint64, amount int64) {
 	if r == nil || r.Status != Pending {
 		return 0, 0
@@ -65,7 +67,8 @@ func (r *Reservation) pending() (count uint64, amount int64) {
 	return 1, r.Amount
 }
 
-// checkStep returns a *Violation if a command has broken an invariant of the wallet in t. It takes constant time.
+// checkStep returns a *Violation if a command has broken an invariant. t contains the records before the command, and
+// out those after it. The check takes constant time.
 func checkStep(t Touched, out *Outcome) error {
 	w := &out.Wallet
 	if err := w.Check(); err != nil {

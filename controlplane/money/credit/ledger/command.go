@@ -26,10 +26,10 @@ const (
 // Command is an operation on one wallet. Fields that the operation does not use are zero.
 type Command struct {
 	Op Op
-	// At is the time of the command, and By the name of the principal that gave it.
+	// At is the time of the command, and By the name of the user or service that sent it.
 	At cloud.Time
 	By string
-	// IDs are the IDs of the transactions that the command makes. A command makes at most two.
+	// IDs are the IDs for the transactions that the command makes, which are at most two.
 	IDs [2]string
 	// Tenant is the owner of the new wallet. Only DoCreate uses it.
 	Tenant cloud.Tenant
@@ -47,32 +47,35 @@ type Command struct {
 	Charge uint64
 }
 
-// Touched holds the current records that a command reads. A nil field means that the record does not exist.
+// Touched holds the records that a command reads, as they are before the command. A nil field means that the record
+// does not exist.
 type Touched struct {
 	Wallet *Wallet
 	// Reservation is the reservation whose ID is in the command.
 	Reservation *Reservation
-	// Charge is the transaction whose sequence number is in the command, and Refunded the amount refunded of it so far.
+	// Charge is the transaction whose sequence number is in the command. Refunded is the amount of that charge that has
+	// been refunded so far.
 	Charge   *Transaction
 	Refunded int64
 }
 
-// Outcome holds the records as they must be written after a command.
+// Outcome holds the records that must be written after a command.
 type Outcome struct {
 	Wallet Wallet
 	// Reservation is the new state of the reservation whose ID is in the command.
 	Reservation *Reservation
 	// Transactions are the new transactions, in the order of their sequence numbers.
 	Transactions []Transaction
-	// Refunded is the new total amount refunded of the charge whose sequence number is in the command.
+	// Refunded is the total amount refunded, after this command, of the charge whose sequence number is in the command.
 	Refunded int64
-	// Released is the result of DoRelease: whether the reservation is now released, by this command or an earlier one.
+	// Released is set by DoRelease. It is true if the reservation is now released, by this command or an earlier one.
 	Released bool
 	// Changed is false if there is nothing to write, because the command was executed before or has no effect.
 	Changed bool
 }
 
-// step is the state of Apply: the command, the records that it reads, and the outcome so far. It changes only copies.
+// step is the state of one call of Apply: the command, the records that the command reads, and the outcome so far. Its
+// methods modify only copies of the records.
 type step struct {
 	c   Command
 	t   Touched
@@ -81,15 +84,17 @@ type step struct {
 
 // rule holds the preconditions and the implementation of an operation.
 type rule struct {
-	// makes means that the operation requires that the wallet does not exist.
+	// makes is true if the operation creates the wallet. Such an operation fails with AlreadyExists if the wallet
+	// exists.
 	makes bool
-	// refused lists the wallet statuses in which the operation is refused. Repeating a command that was executed
-	// succeeds in any status.
+	// refused lists the statuses of the wallet in which the operation is refused. Repeating a command that was already
+	// executed succeeds in any status.
 	refused []WalletStatus
 	do      func(*step) error
 }
 
-// rules is the table of all operations. A closed wallet is read-only, and a suspended one accepts no new reservations.
+// rules contains the rule of each operation. A closed wallet cannot be changed, and a suspended one accepts no new
+// reservations.
 var rules = map[Op]rule{
 	DoCreate:  {makes: true, do: (*step).create},
 	DoTopUp:   {refused: []WalletStatus{Closed}, do: (*step).topUp},
@@ -104,11 +109,12 @@ var rules = map[Op]rule{
 	DoClose:   {do: (*step).close},
 }
 
-// NoWallet returns the NotFound error for a wallet that does not exist (text of part 4.7 of the wire contract).
+// NoWallet returns the NotFound error for a wallet that does not exist. Part 4.7 of the wire contract prescribes its
+// text.
 func NoWallet() *fault.Fault { return fault.New(fault.NotFound, "Wallet not found") }
 
-// Apply executes the command c on the records t and returns the records to write. If the error is a *fault.Fault, the
-// command is refused. Any other error is a *Violation. In both cases nothing may be written. Apply does not modify its
+// Apply executes the command c on the records t and returns the records to write. A *fault.Fault means that the command
+// is refused. Any other error is a *Violation. After an error, the caller must write nothing. Apply does not modify its
 // arguments.
 func Apply(t Touched, c Command) (Outcome, error) {
 	r, ok := rules[c.Op]
@@ -151,8 +157,8 @@ func Apply(t Touched, c Command) (Outcome, error) {
 
 var reasonOf = map[WalletStatus]string{Suspended: "WALLET_SUSPENDED", Closed: "WALLET_CLOSED"}
 
-// post adds a transaction of type t to the outcome and changes the wallet's accounts. more has the transaction's texts
-// and references.
+// post adds a transaction of type t to the outcome and changes the wallet's accounts. The parameter more contains the
+// description of the transaction and its references to other records.
 func (s *step) post(t Type, amount int64, more Transaction) error {
 	w := &s.out.Wallet
 	if err := w.Accounts.post(t, amount); err != nil {
@@ -168,8 +174,8 @@ func (s *step) post(t Type, amount int64, more Transaction) error {
 	return nil
 }
 
-// spend posts a transaction of the command's amount that reduces the available amount. It returns ResourceExhausted if
-// less than that is available.
+// spend adds a transaction of the command's amount, which is taken from the available amount of the wallet. It returns
+// ResourceExhausted if the available amount is too small.
 func (s *step) spend(t Type, more Transaction) error {
 	free := s.out.Wallet.Available()
 	if mutant.On(mutant.IgnoreHolds) {

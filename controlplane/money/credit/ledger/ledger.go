@@ -94,7 +94,8 @@ func (t Type) String() string {
 	})
 }
 
-// name returns the entry of names for value, which is the wire contract's word for it, or "unknown" if there is none.
+// name returns the name of a status or type in the wire contract, which is names[value]. It returns "unknown" if there
+// is none.
 func name[T comparable](value T, names map[T]string) string {
 	if s, ok := names[value]; ok {
 		return s
@@ -102,14 +103,14 @@ func name[T comparable](value T, names map[T]string) string {
 	return "unknown"
 }
 
-// Wallet is the record of a project's credit.
+// Wallet is the record of the credit of a project: its balances and its status.
 type Wallet struct {
 	Org      cloud.OrgID
 	Project  cloud.ProjectID
 	Status   WalletStatus
 	Accounts Accounts
-	// Incarnation distinguishes the wallet's project from deleted projects of the same ID. It is 0 for a project from
-	// before incarnations were recorded.
+	// Incarnation distinguishes the wallet's project from deleted projects that had the same ID. It is 0 for a project
+	// that was created before incarnations were recorded.
 	Incarnation cloud.Incarnation `cbor:",omitempty"`
 	// Pending is the number of pending reservations.
 	Pending uint64
@@ -136,7 +137,8 @@ func (w *Wallet) Deposited() int64 { return -w.Accounts.Funding }
 // Consumed returns the amount charged and not refunded.
 func (w *Wallet) Consumed() int64 { return w.Accounts.Revenue }
 
-// Reservation sets an amount of a wallet aside until it is committed, released, or expired at its deadline.
+// Reservation sets aside an amount of a wallet until the reservation is committed or released, or expires at its
+// deadline.
 type Reservation struct {
 	ID           string
 	Project      cloud.ProjectID
@@ -144,7 +146,7 @@ type Reservation struct {
 	Status       ReservationStatus
 	Description  string
 	ResourceType string
-	// ResourceID is set by the commit.
+	// ResourceID is the ID of the resource for which the reservation was charged. It is empty before the commit.
 	ResourceID string
 	// Charged is the amount that the commit charged; it may be less than Amount.
 	Charged   int64
@@ -172,7 +174,8 @@ type Transaction struct {
 	ResourceID   string
 	// Reservation is the ID of the reservation that the transaction is for, if any.
 	Reservation string
-	// Charge is the sequence number of the refunded charge, in a refund.
+	// Charge is the sequence number of the charge that this transaction refunds. It is 0 if the transaction is not a
+	// refund.
 	Charge uint64
 	At     cloud.Time
 	By     string

@@ -31,7 +31,8 @@ func (a *Accounts) of(which account) *int64 {
 	return [...]*int64{&a.Funding, &a.Wallet, &a.Held, &a.Revenue}[which]
 }
 
-// flows maps each type of transaction to the accounts from and to which it moves its amount.
+// flows contains, for each type of transaction, the account from which it takes its amount and the account to which it
+// adds it.
 var flows = map[Type]struct{ from, to account }{
 	TopUp:         {funding, wallet},
 	Hold:          {wallet, held},
@@ -41,8 +42,8 @@ var flows = map[Type]struct{ from, to account }{
 	BillingCharge: {wallet, revenue},
 }
 
-// post moves amount between the accounts of the type t. An error means an invariant is broken, because callers check
-// beforehand that the amount is available.
+// post moves an amount between the two accounts that flows lists for the type t. An error means that an invariant is
+// broken, because callers check beforehand that the amount is available.
 func (a *Accounts) post(t Type, amount int64) error {
 	flow, ok := flows[t]
 	if !ok || amount <= 0 {
@@ -69,7 +70,8 @@ func (s Sum) plus(amount int64) Sum {
 	return Sum{Hi: s.Hi + carry, Lo: lo}
 }
 
-// minus returns s - earlier. ok is false if the difference does not fit an int64.
+// minus returns the difference of two sums, of which s is the later one. ok is false if the difference does not fit an
+// int64.
 func (s Sum) minus(earlier Sum) (amount int64, ok bool) {
 	lo, borrow := bits.Sub64(s.Lo, earlier.Lo, 0)
 	if s.Hi-earlier.Hi-borrow != 0 || lo > math.MaxInt64 {
@@ -86,8 +88,8 @@ func (t *Totals) Of(which Type) Sum { return t[which-1] }
 
 func (t *Totals) add(which Type, amount int64) { t[which-1] = t[which-1].plus(amount) }
 
-// Moved returns the sum of the transactions of a type between the totals since and t. ok is false if it does not fit an
-// int64.
+// Moved returns how much the sum of the transactions of a type grew between two totals of a wallet, of which t are the
+// later ones. ok is false if the result does not fit an int64.
 func (t *Totals) Moved(which Type, since *Totals) (amount int64, ok bool) {
 	return t.Of(which).minus(since.Of(which))
 }

@@ -7,8 +7,9 @@ import (
 
 // The operations on a reservation: reserve, commit, release and expire.
 
-// repeated handles a command whose reservation shows that the command was executed before, or that the reservation has
-// ended. It runs before the check of the wallet's status. If done is true, Apply returns err and the outcome as it is.
+// repeated checks whether the command was already executed or its reservation has ended. If so, done is true, and Apply
+// returns err and the outcome without executing the command. Apply calls it before it checks the wallet's status, so
+// that a repeated command succeeds in any status.
 func (s *step) repeated() (done bool, err error) {
 	r := s.out.Reservation
 	if r == nil {
@@ -33,8 +34,8 @@ func (s *step) repeated() (done bool, err error) {
 	return false, nil
 }
 
-// same returns the result of DoReserve with an existing reservation ID: nil if the parameters are equal, otherwise
-// AlreadyExists.
+// same checks a DoReserve whose reservation ID already exists. It returns nil if the parameters equal those of the
+// existing reservation r, and AlreadyExists otherwise.
 func (s *step) same(r *Reservation) error {
 	if r.Amount != s.c.Amount || r.Description != s.c.Description || r.ResourceType != s.c.ResourceType || r.TTL != ttlOf(s.c.TTL) {
 		return fault.New(fault.AlreadyExists, "reservation %s is there, and is another", r.ID).WithReason("RESERVATION_EXISTS")
@@ -72,7 +73,7 @@ func ttlOf(seconds int64) int64 {
 	return seconds
 }
 
-// ended returns the error for an operation that requires a pending reservation, when r is no longer pending.
+// ended returns the error for an operation that requires a pending reservation, if r is committed, released or expired.
 func ended(r *Reservation) error {
 	reason := map[ReservationStatus]string{
 		Committed: "RESERVATION_COMMITTED", Released: "RESERVATION_RELEASED", Expired: "RESERVATION_EXPIRED",
@@ -152,7 +153,8 @@ func (s *step) release() error {
 	return s.free(Released, s.c.Description)
 }
 
-// expire changes nothing unless the reservation is pending and past its deadline, so it can safely run several times.
+// expire ends a reservation whose deadline has passed and makes its amount available again. Before the deadline it
+// changes nothing, so it can be executed several times.
 func (s *step) expire() error {
 	r := s.out.Reservation
 	if r == nil {
@@ -164,7 +166,7 @@ func (s *step) expire() error {
 	return s.free(Expired, "expired")
 }
 
-// free makes the full reserved amount available again, and ends the reservation with the given status.
+// free ends the reservation with the given status, and makes its full amount available again.
 func (s *step) free(status ReservationStatus, why string) error {
 	r := s.out.Reservation
 	if err := s.post(Release, r.Amount, Transaction{Description: why, Reservation: r.ID}); err != nil {

@@ -15,9 +15,9 @@ type Statement struct {
 // Of returns the sum of the transactions of type t.
 func (s *Statement) Of(t Type) int64 { return s.Moved[t-1] }
 
-// Between returns the statement of the transactions after before, up to and including last, of one wallet. nil stands
-// for a time before the first transaction. Each transaction has its wallet's totals, so the ones in between need not be
-// read. Between returns OutOfRange if a sum does not fit an int64.
+// Between returns the statement of one wallet for a period. Its arguments are the last transaction before the start of
+// the period and the last one before its end; nil means that there is none. Each transaction contains the wallet's
+// totals, so the transactions in between need not be read. Between returns OutOfRange if a sum does not fit an int64.
 func Between(before, last *Transaction) (s Statement, err error) {
 	if before == nil {
 		before = &Transaction{}

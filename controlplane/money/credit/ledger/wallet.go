@@ -24,14 +24,15 @@ func (s *step) topUp() error {
 	if err := s.positive(); err != nil {
 		return err
 	}
-	// No other account can exceed the sum of deposits, so it suffices to check that this sum does not overflow.
+	// No account can exceed the sum of all deposits, so it is enough to check that this sum does not overflow.
 	if most := math.MaxInt64 - s.out.Wallet.Deposited(); s.c.Amount > most {
 		return fault.Invalid("amount", "must be %d or less: the wallet can count no more", most).WithReason("OVERFLOW")
 	}
 	return s.post(TopUp, s.c.Amount, Transaction{Description: s.c.Description})
 }
 
-// charge charges the command's amount for usage, from credit that is available and not reserved.
+// charge charges the command's amount for usage. It takes the amount from the credit that is available and not
+// reserved.
 func (s *step) charge() error {
 	if err := s.positive(); err != nil {
 		return err
@@ -39,7 +40,7 @@ func (s *step) charge() error {
 	return s.spend(BillingCharge, Transaction{Description: s.c.Description, ResourceID: s.c.ResourceID})
 }
 
-// refund makes part or all of a charge available again.
+// refund returns all or a part of the amount of a charge to the available amount of the wallet.
 func (s *step) refund() error {
 	if err := s.positive(); err != nil {
 		return err

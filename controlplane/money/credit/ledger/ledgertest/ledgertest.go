@@ -28,8 +28,8 @@ type Book interface {
 // auditEvery is the number of commands between two audits.
 const auditEvery = 1000
 
-// Run executes a number of commands, generated from seed, on the ledger b and on the model. It returns an error that
-// names the first command after which the two differ, or after which an audit fails.
+// Run executes a number of random commands, generated from seed, on the ledger b and on the model. It returns an error
+// that names the first command after which b and the model differ, or after which an audit fails.
 func Run(seed uint64, commands int, b Book) error {
 	g := newGenerator(seed)
 	m := &model{wallets: map[cloud.ProjectID]*modelWallet{}}
@@ -96,13 +96,14 @@ type figures struct {
 // generator generates mostly valid commands. It uses few wallets and reservations, so that commands affect each other.
 type generator struct {
 	r *rand.Rand
-	// rich means that the amounts of top-ups are not limited to 1000, so that wallets always have enough credit.
+	// rich is true if the amounts of top-ups are not limited to 1000, so that wallets always have enough credit.
 	rich bool
 	now  cloud.Time
 	made int
-	// named holds the numbers of the reservations that commands of each project have named, newest last.
+	// named holds, for each project, the numbers of the reservations that occurred in commands, newest last.
 	named map[cloud.ProjectID][]int
-	// sent holds the last command of each project. The method next sometimes repeats it.
+	// sent holds the last generated command of each project. The method next sometimes returns it again, to test
+	// repeated commands.
 	sent map[cloud.ProjectID]ledger.Command
 }
 
@@ -185,7 +186,8 @@ func (g *generator) op(m *model, project cloud.ProjectID) ledger.Op {
 	return ledger.DoTopUp
 }
 
-// reservation returns the ID of one of the last reservations that were named, or sometimes of one that does not exist.
+// reservation returns the ID of one of the reservations that occurred last in commands of the project. Sometimes it
+// returns an ID that does not exist.
 func (g *generator) reservation(project cloud.ProjectID, last int) string {
 	all := g.named[project]
 	if len(all) == 0 || last > 1 && g.r.IntN(30) == 0 {

@@ -7,7 +7,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Memory implements Book by package ledger, with the records in maps.
+// Memory implements Book with package ledger. It stores the records in maps.
 type Memory struct{ pages map[cloud.ProjectID]*page }
 
 type page struct {

@@ -15,12 +15,12 @@ type model struct {
 
 type modelWallet struct {
 	suspended, closed bool
-	// in, charged and back are the amounts deposited, charged and refunded. They are big integers, which cannot
-	// overflow.
+	// in, charged and back are the total amounts deposited, charged and refunded. As big integers they cannot overflow.
 	in, charged, back big.Int
 	holds             map[string]*hold
 	open              map[string]*hold
-	// charges holds the amount not yet refunded of each charge, by sequence number.
+	// charges holds, for each charge, the amount that is not refunded yet. The key is the sequence number of the
+	// charge.
 	charges map[uint64]int64
 	moves   uint64
 }
@@ -33,7 +33,7 @@ type hold struct {
 	took        int64
 }
 
-// verdict is the result that the model expects of a command.
+// verdict is the result of a command according to the model. The ledger under test must give the same result.
 type verdict struct {
 	ok       bool
 	released bool
