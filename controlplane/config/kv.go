@@ -109,7 +109,7 @@ func (k *KV) flags(f *pflag.FlagSet) {
 	f.Int64Var(&k.Quota, "kv-quota", k.Quota, "bytes that keys and their history may take; negative: no limit")
 	f.DurationVar(&k.CompactAge, "kv-compact-age", k.CompactAge, "how long history is kept; 0: until somebody compacts it")
 	f.DurationVar(&k.CorruptCheck, "kv-corrupt-check", k.CorruptCheck, "time between comparisons of all members' keys; 0: never")
-	f.BoolVar(&k.StrictReconfig, "kv-strict-reconfig", k.StrictReconfig, "refuse etcd's clients to add or remove members while others were not heard for 5s")
+	f.BoolVar(&k.StrictReconfig, "kv-strict-reconfig", k.StrictReconfig, "refuse etcd's clients to add or remove members unless enough voters were in contact with the leader in the last 5s")
 	f.IntVar(&k.MaxRequestBytes, "kv-max-request-bytes", k.MaxRequestBytes, "limit of a request that writes keys")
 	f.IntVar(&k.MaxTxnOps, "kv-max-txn-ops", k.MaxTxnOps, "limit of a transaction's operations")
 	f.DurationVar(&k.WatchProgress, "kv-watch-progress", k.WatchProgress, "time between notices to watches that asked for them")
