@@ -76,8 +76,8 @@ type Ports struct {
 	Identity uint16 `yaml:"identity"`
 	VM       uint16 `yaml:"vm"`
 	GRPC     uint16 `yaml:"grpc"`
-	// Credit serves the REST API of credit. CreditGRPC serves only credit.v1; GRPC serves credit.v1 and all other
-	// services.
+	// Credit is the port of the credit REST API. CreditGRPC is a gRPC port with credit.v1 only; the port GRPC has
+	// credit.v1 and all other services.
 	Credit     uint16 `yaml:"credit"`
 	CreditGRPC uint16 `yaml:"credit_grpc"`
 	Agents     uint16 `yaml:"agents"`

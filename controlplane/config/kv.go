@@ -29,8 +29,8 @@ type KV struct {
 	// operators only. Once Auth is enabled, the common name is the user of a client without a token.
 	EtcdClientCA string `yaml:"etcd_client_ca"`
 	// EtcdTrustLoopback lets every process of this host change the members and etcd's users through EtcdListen without
-	// a credential until etcd's Auth is enabled, as etcd does. It is for etcd's test suites, because any local process
-	// could stop the cluster. EtcdListen must be on loopback.
+	// a credential until etcd's Auth is enabled, as etcd does. Use it for etcd's test suites only, because any local
+	// process can then stop the cluster. EtcdListen must be on loopback.
 	EtcdTrustLoopback bool `yaml:"etcd_trust_loopback"`
 	// Quota is the maximum number of bytes that the keys with their history may use. A negative value means no limit.
 	Quota int64 `yaml:"quota"`

@@ -66,9 +66,9 @@ type Consensus interface {
 	leader.Leadership
 }
 
-// Transport sends requests to given members and handles requests from them; *transport.Transport implements it. Direct
-// returns the same errors as leader.Caller.
+// Transport sends requests to given members and handles requests from them; *transport.Transport implements it.
 type Transport interface {
+	// Direct sends a request to a member. Its errors are those of leader.Caller's method Call.
 	Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error)
 	HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error))
 }

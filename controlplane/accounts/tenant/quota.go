@@ -36,7 +36,7 @@ type Kind string
 const (
 	// Machines is the kind of the quantities that VMs use: VCPUs, MemoryMiB, StorageGiB and VMs.
 	Machines Kind = "machines"
-	// Pictures is the kind of the quantity Images, the number of images of a project.
+	// Pictures is the kind of the quota on the number of a project's VM images.
 	Pictures Kind = "images"
 )
 

@@ -51,7 +51,8 @@ const (
 	// MaxWaiting is the maximum number of entries, without those that have NoExpiry. Entries that were added without a
 	// credential are counted separately, with the same maximum.
 	MaxWaiting = 8
-	// WaitingTime is the age at which an entry is deleted. Entries with NoExpiry are not deleted.
+	// WaitingTime is how long a member's entry waits for its process to join. It is then deleted, unless it has
+	// NoExpiry.
 	WaitingTime = 10 * time.Minute
 	// MaxID is the largest ID that this package generates. Larger integers are not exact in all JSON parsers.
 	MaxID = 1<<53 - 1

@@ -107,7 +107,7 @@ func Lookup(r store.Reader, org cloud.OrgID, id cloud.ImageID) (*Usable, error) 
 	return &Usable{*i, org}, nil
 }
 
-// Use writes the record that the VM uses the image. While the record exists, the image cannot be deleted.
+// Use records in tx that the VM uses the image. While that record exists, the image cannot be deleted.
 func (u *Usable) Use(tx *store.Tx, vm cloud.VMID) {
 	uses.Put(tx, &use{u.forOrg}, string(u.ID), string(vm))
 }

@@ -109,8 +109,9 @@ type Passthrough struct {
 	Streams *Streams
 }
 
-// New returns a server and its health service. The server has an Intake, which limits the memory of unfinished calls,
-// if opts.Public or opts.Certified is true. Otherwise every caller must show a certificate when it connects.
+// New returns a server and its health service. If opts.Public or opts.Certified is true, the server has an Intake, which
+// limits the memory of unfinished calls. If both are false, no Intake is needed, because TLS refuses every caller
+// without a certificate.
 func New(opts Options) (*Server, *health.Server) {
 	limit := opts.MaxMessage
 	if limit == 0 {

@@ -45,7 +45,7 @@ type client struct {
 	follow follower
 }
 
-// call is a proposal or read request of a client on a member. Once the field over is true, it has the result.
+// call is a proposal or read request of a client on a member. Its result is valid once call.over is true.
 type call struct {
 	over   bool
 	answer any
