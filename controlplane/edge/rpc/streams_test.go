@@ -450,7 +450,7 @@ func TestPanicInLazyDoesNotBlockOtherStreams(t *testing.T) {
 	require.Eventually(t, waiting(1), patience, time.Millisecond)
 	go send(second, func() (*Encoded, error) { return nil, broken })
 	require.Eventually(t, waiting(2), patience, time.Millisecond)
-	full.release(MaxOrgUnsent)
+	full.release(1) // lets one stream build a message; the other one waits until the first has ended
 	for _, want := range []error{nil, broken} {
 		select {
 		case err := <-sent:
@@ -459,4 +459,47 @@ func TestPanicInLazyDoesNotBlockOtherStreams(t *testing.T) {
 			require.Fail(t, "the second stream still waits")
 		}
 	}
+	require.EqualValues(t, MaxOrgUnsent-1, s.Unsent(), "no reservation is left")
+}
+
+// TestStreamsThatBuildMessagesAtOnceRespectTheLimit checks that bytes are reserved before a stream builds a message.
+// Otherwise all streams that build messages at the same time could pass the check of the limit together.
+func TestStreamsThatBuildMessagesAtOnceRespectTheLimit(t *testing.T) {
+	const most = MaxOrgUnsent / reservation
+	s := NewStreams()
+	ctx, end := context.WithCancelCause(t.Context())
+	building, finish := make(chan struct{}, 2*most), make(chan struct{})
+	sent := make(chan error, 2*most)
+	broken := errors.New("broken")
+	org := s.newFlow(ctx, end).gate
+	for range 2 * most {
+		f := s.newFlow(ctx, end)
+		go func() {
+			sent <- (&stream{ctx: ctx, flow: f}).SendMsg(Lazy(func() (*Encoded, error) {
+				building <- struct{}{}
+				<-finish
+				return nil, broken
+			}))
+		}()
+	}
+	for range most {
+		<-building
+	}
+	require.Eventually(t, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(org.queue) == most
+	}, patience, time.Millisecond)
+	require.Empty(t, building)
+	require.EqualValues(t, MaxOrgUnsent, s.Unsent())
+
+	end(nil) // the waiting streams give up
+	for range most {
+		require.ErrorIs(t, <-sent, context.Canceled)
+	}
+	close(finish)
+	for range most {
+		require.ErrorIs(t, <-sent, broken)
+	}
+	require.Zero(t, s.Unsent(), "no reservation is left")
 }

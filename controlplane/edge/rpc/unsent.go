@@ -30,6 +30,10 @@ const (
 	// than the 64 KiB after which SendMsg blocks inside gRPC, where the stream could not be ended when its token
 	// becomes invalid.
 	streamUnsent = 32 << 10
+	// reservation is how many bytes count as unsent while a stream builds its next message, whose size is not known yet.
+	// It is the size of a large message, so that streams that build messages at the same time cannot exceed the limits
+	// by many messages.
+	reservation = 1 << 20
 	// stallTime is the time after which a stream may be ended because its client has read nothing. This frees bytes for
 	// waiting streams.
 	stallTime = 5 * time.Second
@@ -53,23 +57,46 @@ func (u *unsent) init(mu *sync.Mutex) {
 	*u = unsent{mu: mu, all: gate{most: MaxUnsent}, orgs: map[string]*gate{}, flows: map[*flow]struct{}{}}
 }
 
-// gate limits the unsent bytes of the streams of one org, or of all streams of the member. It lets streams send, one
-// after the other, while fewer bytes are unsent than the field most.
+// gate limits the unsent bytes of the streams of one org, or of all streams of the member. A stream may send while
+// used is less than most. Streams that have to wait for this send in the order in which they came.
 type gate struct {
 	org   string
 	most  int64
-	used  int64
-	flows int // number of flows whose bytes count in this gate
+	used  int64 // unsent bytes and reservations
+	flows int   // number of flows whose bytes count in this gate
 	queue []chan struct{}
 }
 
-// pass lets the first waiting stream send if fewer than g.most bytes are unsent. That stream calls pass again after it
-// has sent its message or given up.
+// enter makes a reservation for a stream that wants to send and returns nil. If the limit is reached, or other streams
+// wait, it returns a channel that pass closes when it has made the reservation.
+func (g *gate) enter() (turn chan struct{}) {
+	if g.used < g.most && len(g.queue) == 0 {
+		g.used += reservation
+		return nil
+	}
+	turn = make(chan struct{})
+	g.queue = append(g.queue, turn)
+	return turn
+}
+
+// pass makes reservations for waiting streams, the first one first, until the limit is reached.
 func (g *gate) pass() {
-	if g.used < g.most && len(g.queue) > 0 {
+	for g.used < g.most && len(g.queue) > 0 {
+		g.used += reservation
 		close(g.queue[0])
 		g.queue = g.queue[1:]
 	}
+}
+
+// abandon is called for a stream that does not send after all. It removes the stream from the queue, or cancels its
+// reservation if the stream waits no longer.
+func (g *gate) abandon(turn chan struct{}) {
+	if i := slices.Index(g.queue, turn); turn != nil && i >= 0 {
+		g.queue = slices.Delete(g.queue, i, i+1)
+		return
+	}
+	g.used -= reservation
+	g.pass()
 }
 
 // flow counts the unsent bytes of one stream.
@@ -82,6 +109,7 @@ type flow struct {
 	gate     *gate
 	conn     *conn
 	buffered int64
+	reserved bool          // the stream builds a message, for which both gates have made a reservation
 	since    time.Time     // when the client last read something, or when buffered became more than 0
 	drained  chan struct{} // capacity 1: signals that buffered is at most streamUnsent
 	ended    bool          // the stream was ended by endStalledStreams
@@ -106,7 +134,8 @@ func (s *Streams) Bound(ss grpc.ServerStream, client string, slow error) (_ grpc
 	return &stream{ServerStream: ss, ctx: ctx, flow: f}, func() { f.close(); end(nil) }
 }
 
-// Unsent returns the total number of bytes that the clients of all streams have not read.
+// Unsent returns the total number of bytes that the clients of all streams have not read. A message that a stream is
+// building counts as a reservation.
 func (s *Streams) Unsent() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -188,8 +217,9 @@ func (f *flow) settle() {
 	f.leave()
 }
 
-// ready waits until the stream may send. It may send when at most streamUnsent bytes of its earlier messages are
-// unsent, and its org and the member are below their limits of unsent bytes.
+// ready waits until the stream may send, and makes a reservation for its next message. The stream may send when at most
+// streamUnsent bytes of its earlier messages are unsent, and its org and the member are below their limits of unsent
+// bytes. After ready has returned nil, hold must be called.
 func (f *flow) ready(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -208,39 +238,51 @@ func (f *flow) ready(ctx context.Context) error {
 		}
 	}
 	defer u.mu.Unlock()
-	for _, g := range []*gate{f.gate, &u.all} {
-		if g.used < g.most && len(g.queue) == 0 {
-			continue
-		}
-		turn := make(chan struct{})
-		g.queue = append(g.queue, turn)
-		if u.timer == nil {
-			u.timer = time.AfterFunc(tidyEvery, f.s.endStalledStreams)
-		}
-		u.mu.Unlock()
-		select {
-		case <-turn:
-		case <-ctx.Done():
-		}
-		u.mu.Lock()
-		if ctx.Err() != nil {
-			if i := slices.Index(g.queue, turn); i >= 0 {
-				g.queue = slices.Delete(g.queue, i, i+1)
-			}
-			f.gate.pass()
-			g.pass()
-			return ctx.Err()
-		}
+	if err := f.enter(ctx, f.gate); err != nil {
+		return err
+	}
+	if err := f.enter(ctx, &u.all); err != nil {
+		f.gate.abandon(nil)
+		return err
+	}
+	f.reserved = true
+	return nil
+}
+
+// enter waits until g has made a reservation for the stream. It releases the lock while it waits. After an error there
+// is no reservation.
+func (f *flow) enter(ctx context.Context, g *gate) error {
+	turn := g.enter()
+	if turn == nil {
+		return nil
+	}
+	u := &f.s.unsent
+	if u.timer == nil {
+		u.timer = time.AfterFunc(tidyEvery, f.s.endStalledStreams)
+	}
+	u.mu.Unlock()
+	select {
+	case <-turn:
+	case <-ctx.Done():
+	}
+	u.mu.Lock()
+	if ctx.Err() != nil {
+		g.abandon(turn)
+		return ctx.Err()
 	}
 	return nil
 }
 
-// hold adds n, which may be 0, to the unsent bytes of the stream. If there is room, it then lets the next waiting
-// stream send.
+// hold adds n, which may be 0, to the unsent bytes of the stream, in place of the reservation that ready has made.
 func (f *flow) hold(n int64) {
 	u := &f.s.unsent
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	if f.reserved {
+		f.reserved = false
+		f.gate.used -= reservation
+		u.all.used -= reservation
+	}
 	if !f.lost && n > 0 {
 		if f.buffered == 0 {
 			f.since = time.Now()
@@ -412,8 +454,8 @@ func (s *stream) SendMsg(m any) error {
 }
 
 // encode encodes a message that may be sent now, and counts its bytes as unsent. It returns nil if the codec has to
-// encode the message, or if m is a Lazy that returned nil. It always lets the next waiting stream send if there is
-// room, even if a Lazy panics.
+// encode the message, or if m is a Lazy that returned nil. It always removes the stream's reservation, even if a Lazy
+// panics.
 func (f *flow) encode(m any) (*Encoded, error) {
 	var n int64
 	defer func() { f.hold(n) }()

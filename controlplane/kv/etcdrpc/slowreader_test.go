@@ -53,8 +53,8 @@ func TestMemoryOfUnreadWatchesIsLimited(t *testing.T) {
 		slow = append(slow, s)
 	}
 	require.Eventually(t, func() bool { return w.server.Streams().Unsent() >= rpc.MaxOrgUnsent }, 30*time.Second, time.Millisecond)
-	require.Less(t, w.server.Streams().Unsent(), int64(4*rpc.MaxOrgUnsent), "streams that run at the same time may each exceed the limit by one batch")
-	require.Less(t, heap()-before, int64(8*rpc.MaxOrgUnsent), "bytes of live objects of the member and the clients")
+	require.Less(t, w.server.Streams().Unsent(), int64(rpc.MaxOrgUnsent+8*(bytes+1<<10)), "a few streams may exceed the limit by one batch")
+	require.Less(t, heap()-before, int64(4*rpc.MaxOrgUnsent), "bytes of live objects of the member and the clients")
 
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
