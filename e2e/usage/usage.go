@@ -56,12 +56,16 @@ func Of(pids ...int) (sum Sample, err error) {
 	return sum, nil
 }
 
+// treeTime is how long Tree repeats its readings, and treePause the time between two attempts.
+const treeTime, treePause = 5 * time.Second, 5 * time.Millisecond
+
 // Tree returns the usage of a process and its children, including children that have ended. It is for a server that
 // forks a process per connection. Grandchildren are included only after a child has waited for them.
 func Tree(pid int) (sum Sample, err error) {
 	// A child that ends between two readings would be counted twice or not at all: repeat until the set of children is
-	// the same before and after the readings.
-	for range 10 {
+	// the same before and after the readings. The pauses give children time to end, for example after a benchmark has
+	// closed its connections.
+	for began := time.Now(); time.Since(began) < treeTime; time.Sleep(treePause) {
 		before, err := Children(pid)
 		if err != nil {
 			return Sample{}, err
@@ -81,7 +85,7 @@ func Tree(pid int) (sum Sample, err error) {
 			return sum, nil
 		}
 	}
-	return Sample{}, fmt.Errorf("process %d starts and ends children all the time", pid)
+	return Sample{}, fmt.Errorf("process %d has started or ended children at each attempt for %s", pid, treeTime)
 }
 
 // Children returns the pids of a process's children that it has not waited for.
