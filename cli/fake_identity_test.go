@@ -249,7 +249,7 @@ func (f *fakeIdentity) UnlinkIdentity(_ context.Context, in *identityv1.UnlinkId
 }
 
 func (f *fakeIdentity) BindRole(_ context.Context, in *identityv1.BindRoleRequest) (*identityv1.BindRoleResponse, error) {
-	if in.GetUserId() == "bob" { // bob is of another org, so the role is an invitation
+	if in.GetUserId() == "bob" { // bob belongs to another org, so he must accept the role first
 		f.invited = append(f.invited, &identityv1.Invitation{Binding: in.GetBinding(), InvitedBy: "demo", ExpiresAt: now.Add(720 * time.Hour).UnixMilli()})
 		return &identityv1.BindRoleResponse{Pending: true}, nil
 	}

@@ -35,7 +35,7 @@ const (
 // Callers in authorizedCallers that are not holders of a role:
 const (
 	callerAuthenticated = "authenticated"
-	callerEverybody     = "everybody"
+	callerAnyone        = "anyone"
 	callerNobody        = "nobody"
 	callerEtcdUser      = "etcd-user"
 	callerAnonymous     = "anonymous"
@@ -68,7 +68,7 @@ func (a access) byRole() bool {
 func parseAccess(text string) (map[string]access, error) {
 	all := map[string]access{}
 	callers := []string{
-		callerAuthenticated, callerEverybody, callerNobody, callerEtcdUser, callerAnonymous, callerHost, callerMember, callerJoinToken,
+		callerAuthenticated, callerAnyone, callerNobody, callerEtcdUser, callerAnonymous, callerHost, callerMember, callerJoinToken,
 	}
 	for _, role := range cloud.Roles() {
 		callers = append(callers, string(role))
@@ -99,13 +99,13 @@ func parseAccess(text string) (map[string]access, error) {
 }
 
 func TestParseAccess(t *testing.T) {
-	all, err := parseAccess("# a comment\n\nvm GET /x  project  org:admin project:viewer\n/a.B/C - everybody\n")
+	all, err := parseAccess("# a comment\n\nvm GET /x  project  org:admin project:viewer\n/a.B/C - anyone\n")
 	require.NoError(t, err)
 	require.Equal(t, map[string]access{
 		"vm GET /x": {aboutProject, []string{"org:admin", "project:viewer"}},
-		"/a.B/C":    {aboutNothing, []string{"everybody"}},
+		"/a.B/C":    {aboutNothing, []string{"anyone"}},
 	}, all)
-	for _, bad := range []string{"/a.B/C everybody", "/a.B/C -", "- everybody", "/a.B/C - whoever", "/a.B/C - host\n/a.B/C - host"} {
+	for _, bad := range []string{"/a.B/C anyone", "/a.B/C -", "- anyone", "/a.B/C - stranger", "/a.B/C - host\n/a.B/C - host"} {
 		_, err := parseAccess(bad)
 		require.Error(t, err, bad)
 	}
@@ -144,11 +144,11 @@ func TestEveryRoleOfTheMatrixCounts(t *testing.T) {
 		switch {
 		case a.allows(callerHost), a.allows(callerMember):
 		case a.allows(callerNobody):
-			require.True(t, differs(e, access{aboutNothing, []string{callerEverybody}}), name)
-		case a.allows(callerEverybody):
+			require.True(t, differs(e, access{aboutNothing, []string{callerAnyone}}), name)
+		case a.allows(callerAnyone):
 			require.True(t, differs(e, access{aboutCloud, []string{callerAuthenticated}}), name)
 		default:
-			require.True(t, differs(e, access{aboutNothing, []string{callerEverybody}}), name)
+			require.True(t, differs(e, access{aboutNothing, []string{callerAnyone}}), name)
 			require.True(t, !a.byRole() || a.about == aboutCloud || differs(e, access{aboutCloud, a.callers}), name)
 		}
 	}

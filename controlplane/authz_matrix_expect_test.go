@@ -80,7 +80,7 @@ func expected(e endpoint, r row, c column) string {
 	case c.kind == invalidToken && !isREST && (e.listener.name != "etcd" || strings.HasPrefix(e.name, etcdrpc.Prefix)):
 		// gRPC verifies a token even if the method requires none. Only gRPC's own services on etcd's ports do not.
 		return unauthenticated[false]
-	case e.access.allows(callerEverybody):
+	case e.access.allows(callerAnyone):
 		return r.allowed
 	case e.access.allows(callerNobody):
 		return denied[isREST]

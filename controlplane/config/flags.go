@@ -22,7 +22,7 @@ func (c *Config) BindFlags(f *pflag.FlagSet) {
 	f.StringSliceVar(&c.Join, "join", c.Join, "members of the cluster that this one is added to, as HOST or HOST:PORT")
 	f.StringVar(&c.ClusterKey, "cluster-key", c.ClusterKey, "file with the key that all members share")
 	f.StringVar(&c.JoinToken, "join-token", c.JoinToken, "file with the token of `trivet cluster token` that brings that key to a member that joins")
-	f.BoolVar(&c.Dev, "dev", c.Dev, "let everybody act in project default (one member, loopback only)")
+	f.BoolVar(&c.Dev, "dev", c.Dev, "let every caller act in project default (one member, loopback only)")
 	f.StringVar(&c.MetricsListen, "metrics-listen", c.MetricsListen, "host:port for /metrics")
 	f.StringVar(&c.TLS.Cert, "tls-cert", c.TLS.Cert, "file with the certificate of tenants' ports; read again when it changes")
 	f.StringVar(&c.TLS.Key, "tls-key", c.TLS.Key, "file with its key, for its owner alone")

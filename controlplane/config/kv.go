@@ -100,7 +100,7 @@ func (k *KV) validate() error {
 
 // flags adds a flag for each setting in KV to f.
 func (k *KV) flags(f *pflag.FlagSet) {
-	f.BoolVar(&k.Open, "kv-open", k.Open, "let everybody who reaches the gRPC port read and write keys")
+	f.BoolVar(&k.Open, "kv-open", k.Open, "let every client that reaches the gRPC port read and write keys")
 	f.StringSliceVar(&k.EtcdListen, "kv-etcd-listen", k.EtcdListen, "host:port that serves what an etcd serves, for its clients; repeatable")
 	f.StringVar(&k.EtcdCert, "kv-etcd-cert", k.EtcdCert, "file with the certificate of those ports")
 	f.StringVar(&k.EtcdKey, "kv-etcd-key", k.EtcdKey, "file with its key")

@@ -139,8 +139,8 @@ func (b *bench) start(ctx context.Context, kind, dir string) (bank, error) {
 	return postgres.Start(ctx, dir, b.postgres)
 }
 
-// measure measures all rows with a running ledger. It adds the figures to b.results only if the sums of the ledger
-// afterwards are those that the load must have produced.
+// measure measures all rows with a running ledger. It adds the figures to b.results only if, after the load, the sums
+// of the ledger equal those that follow from it.
 func (b *bench) measure(ctx context.Context, kind string, round int, bank bank) error {
 	t := &turn{bench: b, kind: kind, round: round, bank: bank, wallets: []string{"hot"}}
 	for i := range b.size.wallets {

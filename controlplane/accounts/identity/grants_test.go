@@ -154,8 +154,8 @@ func TestGrantByAnotherOrgNeedsConsent(t *testing.T) {
 	require.Contains(t, w.bindings(mallory, "evil"), "bob project:viewer lair")
 }
 
-// TestAddedRoleKeepsTheDefaultTenant checks that an additional role, whoever gives it, does not change the default
-// tenant of calls with an existing token, and that removing the role of that tenant does.
+// TestAddedRoleKeepsTheDefaultTenant checks that calls with an existing token keep their default tenant when any
+// administrator adds a role, and that they lose it when the role in that tenant is removed.
 func TestAddedRoleKeepsTheDefaultTenant(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	shop := cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "shop"}

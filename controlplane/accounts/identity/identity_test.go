@@ -291,11 +291,11 @@ func TestDev(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, tenant.Default, at)
 	_, err = auth.Admit(ctx, "/credit.v1.CreditService/CreateWallet", "default", "default")
-	require.NoError(t, err, "a laptop makes its own money")
+	require.NoError(t, err, "with --dev every caller may create a wallet")
 	_, err = auth.Admit(ctx, "/identity.v1.IdentityService/CreateUser", "", "")
 	require.True(t, fault.Is(err, fault.PermissionDenied))
 	_, err = (&server{s: dev}).SetPassword(ctx, &identityv1.SetPasswordRequest{UserId: "admin", Password: "mine from now on"})
-	require.True(t, fault.Is(err, fault.PermissionDenied), "whoever asks must not become the administrator: %v", err)
+	require.True(t, fault.Is(err, fault.PermissionDenied), "a caller without a token must not become the administrator: %v", err)
 	_, err = auth.Admit(w.as(dev, w.token(dev, tokenRequest{User: "x", Project: "web"})), "/vmcontroller.v1.VmService/GetVm", "", "")
 	require.True(t, fault.Is(err, fault.NotFound))
 

@@ -36,7 +36,7 @@ func (s *Service) Routes(r *rest.Server, open bool) {
 	r.HandleOpen(http.MethodGet, "/api/v1/users", reason, near(s.getUsers))
 	r.HandleOpen(http.MethodPost, "/api/v1/projects", reason, near(s.postProject))
 	r.HandleOpen(http.MethodGet, "/api/v1/projects", reason, near(s.getProjects))
-	const public = "public keys, for whoever checks our tokens"
+	const public = "public keys that verify the tokens of this cloud"
 	r.HandleBare(http.MethodGet, "/.well-known/openid-configuration", public, s.getDiscovery)
 	r.HandleBare(http.MethodGet, "/.well-known/jwks.json", public, s.getKeys)
 }

@@ -77,7 +77,7 @@ const (
 	ReasonOperator     = "OPERATOR_NEEDED"    // an operator added the member: only a caller with a credential can remove it
 )
 
-// Role is what a member is, or is to become, in the raft groups: a voter or a learner.
+// Role is the current or future role of a member in the raft groups: voter or learner.
 type Role string
 
 // Roles of a member in the raft groups:

@@ -123,7 +123,7 @@ func TestWrongPolicyIsNoticed(t *testing.T) {
 		"hosts act":                 {`forbid (principal is Host, action, resource);`, never},
 		"no administrator":          {`permit (principal, action, resource) when { context.roles.contains("system:admin") };`, never},
 		"org:admin is all":          {`context.roles.contains("system:admin")`, `context.roles.contains("org:admin")`},
-		"everybody is all":          {`when { context.roles.contains("system:admin") }`, ``},
+		"every caller is an admin":  {`when { context.roles.contains("system:admin") }`, ``},
 		"a viewer is a member":      {`permit (principal, action in Grants::"project:member", resource) when { context.roles.contains("project:member") };`, `permit (principal, action in Grants::"project:member", resource) when { context.roles.contains("project:viewer") };`},
 		"a role need not be held":   {`resource) when { context.roles.contains("project:viewer") };`, `resource);`},
 		"no one for the bills":      {`permit (principal, action in Grants::"billing:admin", resource) when { context.roles.contains("billing:admin") };`, never},

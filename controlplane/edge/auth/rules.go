@@ -196,11 +196,11 @@ var anyProven = []cloud.Role{AnyProven}
 
 // Open holds the methods that do not call Admit, each with the reason why it needs no authorization.
 var Open = map[Method]string{
-	identity + "IssueToken":         "gives a token to whoever proves who they are",
-	identity + "ExchangeToken":      "gives a token to whoever another provider vouches for",
-	identity + "ListLoginProviders": "says where to log in",
-	identity + "VerifyToken":        "says whose the token is that was sent with it",
-	nodes + "HeartbeatNode":         "is refused here: it is a host's, on a port of their own",
+	identity + "IssueToken":         "gives a token to a caller that proves its identity",
+	identity + "ExchangeToken":      "gives a token to a caller with an ID token of another provider",
+	identity + "ListLoginProviders": "lists the login providers, which a client needs before it has a token",
+	identity + "VerifyToken":        "describes the token that the caller sent",
+	nodes + "HeartbeatNode":         "is refused on this port: hosts call it on a port of their own",
 }
 
 // unwritten lists the methods that act without changing a record. Only ReportSuccess creates audit records for them.

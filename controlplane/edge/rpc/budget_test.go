@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// reserved is what a call of reserve in another goroutine returned.
+// reserved holds the results of a call of reserve in another goroutine.
 type reserved struct {
 	release func()
 	err     error

@@ -233,8 +233,8 @@ func TestUnfinishedCallsOfAnAddress(t *testing.T) {
 	require.Equal(t, before+1, issued.asked.Load())
 }
 
-// TestUnauthenticatedTokensHaveTheLimitsOfNone checks that calls with an unauthenticated token, which everybody can
-// get, have the same limits as calls without a token.
+// TestUnauthenticatedTokensHaveTheLimitsOfNone checks that calls with an unauthenticated token, which every
+// caller can get, have the same limits as calls without a token.
 func TestUnauthenticatedTokensHaveTheLimitsOfNone(t *testing.T) {
 	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
 	r := connect(t, address)

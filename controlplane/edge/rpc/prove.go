@@ -59,7 +59,7 @@ func (e *edge) authenticate(ctx context.Context, method string) (context.Context
 		}
 		caller = authenticatedCaller(ctx)
 	}
-	if !caller.Authenticated() { // everybody can get an unauthenticated token, so it gives no larger limit
+	if !caller.Authenticated() { // every caller can get an unauthenticated token, so it gives no larger limit
 		return ctx, Admission{Limit: MaxOpen}, nil
 	}
 	a.Holder = holderOf(caller)

@@ -104,7 +104,7 @@ type Clock struct {
 	readings map[uint64]reading
 }
 
-// reading is what one response says about another member's clock.
+// reading is a measurement of another member's clock, taken from one response of that member.
 type reading struct {
 	// ahead is the other member's clock in Unix time, minus the Elapsed time of this member at the same moment.
 	ahead time.Duration

@@ -26,8 +26,8 @@ type write struct {
 	cuts  bool   // whether the batch truncates a log
 }
 
-// after is what a group does when a write is durable: it delivers the messages in responses, and then calls the
-// function in the field then.
+// after holds the work of a group that must wait until a write is durable: to deliver the messages in responses, and
+// then to call the function in the field then.
 type after struct {
 	g         *Group
 	responses []*raftpb.Message

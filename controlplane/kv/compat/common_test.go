@@ -44,7 +44,7 @@ var slow = map[string]int{
 var rewrite = flag.Bool("rewrite", false, "write the results to "+listFile)
 
 // TestCommon runs etcd's tests/common, which start the program etcd and call it with etcdctl, and checks that the
-// results are those in listFile. The program etcd is the wrapper in the directory etcd, which runs Trivet.
+// results equal those in listFile. The program etcd is the wrapper in the directory etcd, which runs Trivet.
 //
 // COMPAT=all runs all tests; otherwise the tests in slow are left out. COMPAT_RUN replaces the -run pattern. COMPAT_BIN
 // names a directory with other programs etcd, etcdctl and etcdutl, such as .build/etcd to run the tests against etcd

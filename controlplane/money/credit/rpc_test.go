@@ -144,9 +144,9 @@ func TestRPCStory(t *testing.T) {
 	seen, err := c.GetWallet(ada, &creditv1.GetWalletRequest{})
 	require.NoError(t, err)
 	require.Equal(t, closed.String(), seen.String())
-	everybody, err := c.ListWallets(bill, &creditv1.ListWalletsRequest{})
+	wallets, err := c.ListWallets(bill, &creditv1.ListWalletsRequest{})
 	require.NoError(t, err)
-	require.Len(t, everybody.GetWallets(), 1)
+	require.Len(t, wallets.GetWallets(), 1)
 
 	audit, err := c.AuditLedger(admin, &creditv1.AuditLedgerRequest{})
 	require.NoError(t, err)

@@ -258,30 +258,30 @@ func (a *witness) balance() error {
 	for id, vm := range a.vms {
 		p := a.placed[vm.Node][id]
 		if p == nil || p.Gone || p.Generation != vm.Generation {
-			return fmt.Errorf("VM %s of generation %d is on %s, which is told %+v", id, vm.Generation, vm.Node, p)
+			return fmt.Errorf("VM %s of generation %d is on %s, whose wanted state is %+v", id, vm.Generation, vm.Node, p)
 		}
 		if a.names[vm.Name] != id {
-			return fmt.Errorf("VM %s is called %s, which names %s", id, vm.Name, a.names[vm.Name])
+			return fmt.Errorf("VM %s has the name %s, which belongs to VM %s", id, vm.Name, a.names[vm.Name])
 		}
 		for _, image := range vm.Spec.Images() {
 			if uses++; !a.uses["image-use/"+string(image)+"/"+string(id)] {
-				return fmt.Errorf("VM %s uses image %s, which does not know", id, image)
+				return fmt.Errorf("image %s has no record that VM %s uses it", image, id)
 			}
 		}
 		sums[vm.Node] = sums[vm.Node].Plus(vm.Spec.Need())
 	}
 	if len(a.names) != len(a.vms) || len(a.uses) != uses {
-		return fmt.Errorf("%d VMs have %d names; they use %d images, of which %d know", len(a.vms), len(a.names), uses, len(a.uses))
+		return fmt.Errorf("%d VMs have %d names; they use images %d times, of which %d are recorded", len(a.vms), len(a.names), uses, len(a.uses))
 	}
 	for on, vms := range a.placed {
 		for id, p := range vms {
 			switch {
 			case p.Gone && a.vms[id] != nil:
-				return fmt.Errorf("VM %s has a record, and %s is told to destroy it", id, on)
+				return fmt.Errorf("VM %s has a record, but the wanted state of host %s is to destroy it", id, on)
 			case p.Gone:
 				sums[on] = sums[on].Plus(p.Held)
 			case a.vms[id] == nil:
-				return fmt.Errorf("%s is told to keep VM %s, which has no record", on, id)
+				return fmt.Errorf("the wanted state of host %s is to run VM %s, which has no record", on, id)
 			}
 		}
 	}

@@ -73,7 +73,7 @@ type world struct {
 	broken  string           // text of the first violation; empty: none
 }
 
-// Outcome is what happened in a run.
+// Outcome holds the counts and the trace of the events of a run.
 type Outcome struct {
 	// Counts maps the name of each kind of event to the number of such events.
 	Counts map[string]int
