@@ -167,11 +167,10 @@ func TestWritesStopBeforeTheDiskIsFull(t *testing.T) {
 	})
 	stop()
 	require.NoError(t, err)
-	// Compactions may free space. Occupy it with a file, so that at most 200 MiB are free.
+	// Compactions and the removal of old log entries free space for some time. Occupy it with a file, so that at most
+	// 200 MiB are free, until no more space becomes free.
 	foreign := filepath.Join(s.trio.DataDir(1), "foreign")
-	room, err := s.disks[1].Free()
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(foreign, make([]byte, max(room-200<<20, 0)), 0o600))
+	require.NoError(t, s.occupy(foreign, 200<<20))
 	// Wait until every member reports that the disk of member 1 is low.
 	require.NoError(t, lab.Until(s.ctx, "every member knows", func(ctx context.Context) error {
 		for member := 1; member <= 3; member++ {

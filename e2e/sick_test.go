@@ -2,8 +2,10 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -64,6 +66,33 @@ func (s *sick) client(members ...int) *clientv3.Client {
 	require.NoError(s.t, err)
 	s.t.Cleanup(func() { c.Close() })
 	return c
+}
+
+// occupy writes zeros to a file on the disk of member 1 until at most about room bytes of that disk are free, and no more
+// than 1 MiB has become free for two seconds.
+func (s *sick) occupy(path string, room int64) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	quiet := time.Now()
+	return lab.Until(s.ctx, "no space becomes free", func(context.Context) error {
+		free, err := s.disks[1].Free()
+		if err != nil {
+			return err
+		}
+		if free >= room+1<<20 {
+			s.t.Logf("%d MiB above %d MiB are free", (free-room)>>20, room>>20)
+			quiet = time.Now()
+			_, err := f.Write(make([]byte, free-room))
+			return cmp.Or(err, errors.New("the free space has just been occupied"))
+		}
+		if time.Since(quiet) < 2*time.Second {
+			return fmt.Errorf("the last space was occupied %s ago", time.Since(quiet))
+		}
+		return nil
+	})
 }
 
 // write puts values of size random bytes from four goroutines until stop is called, and stores in s which writes were
