@@ -36,8 +36,8 @@ type Summary struct {
 	// but a call without a response may be the cause.
 	Known, Unknown, Refused, Late int
 	Transactions, Expired         int
-	// Off is the longest time by which a transaction's time in the journal is before the start or after the end of its
-	// call.
+	// Off shows how far the time of a transaction in the journal was outside of the interval from the start to the end
+	// of its call, at most.
 	Off time.Duration
 }
 

@@ -187,8 +187,8 @@ func forget(tx *Tx, place string, t *sequence) error {
 
 func sequenceKey(n uint64) string { return fmt.Sprintf("%016x", n) }
 
-// ForgetAnswers deletes up to limit responses that are older than KeepAnswers, and the sequence records of places
-// without responses. more reports whether there may be more to delete.
+// ForgetAnswers deletes up to limit responses that are older than KeepAnswers. It also deletes the counter of each place
+// that has no response any more. more reports whether there may be more to delete.
 func ForgetAnswers(tx *Tx, limit int) (more bool, err error) {
 	places, _, err := answerTurns.List(tx.Unguarded(), 0)
 	if err != nil {

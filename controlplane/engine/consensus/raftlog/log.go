@@ -284,8 +284,8 @@ func (l *Log) DeleteSnapshotMarker() error {
 	return l.e.Commit(b)
 }
 
-// FinishSnapshot durably completes the installation of a snapshot: the log begins at p, the content of the snapshot
-// marker, and the marker is removed.
+// FinishSnapshot durably completes the installation of a snapshot. It lets the log begin at p, which is the content of
+// the snapshot marker, and removes the marker.
 func (l *Log) FinishSnapshot(p raftconf.LogStart) error {
 	b := l.e.NewBatch()
 	defer b.Close()
