@@ -107,12 +107,10 @@ func TestLeasePermissions(t *testing.T) {
 	require.Equal(t, rpctypes.ErrGRPCUserEmpty, err)
 }
 
-// TestPermissionRevokedDuringWrite checks that a put is refused if the user's role is revoked between the permission
-// check of the put and its commit.
-func TestPermissionRevokedDuringWrite(t *testing.T) {
+// enableAuthWithUsers creates the users root and u, where u may read and write only the key "own", and enables Auth.
+func (w *world) enableAuthWithUsers(t *testing.T) {
+	t.Helper()
 	ctx := t.Context()
-	root, u := As(ctx, users.Root), As(ctx, "u")
-	w := newWorld(t)
 	for _, f := range []func() error{
 		func() error {
 			_, err := w.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "root", Password: "p"})
@@ -138,6 +136,15 @@ func TestPermissionRevokedDuringWrite(t *testing.T) {
 	} {
 		require.NoError(t, f())
 	}
+}
+
+// TestPermissionRevokedDuringWrite checks that a put is refused if the user's role is revoked between the permission
+// check of the put and its commit.
+func TestPermissionRevokedDuringWrite(t *testing.T) {
+	ctx := t.Context()
+	root, u := As(ctx, users.Root), As(ctx, "u")
+	w := newWorld(t)
+	w.enableAuthWithUsers(t)
 	put := func(value string) error {
 		_, err := w.Put(u, &pb.PutRequest{Key: []byte("own"), Value: []byte(value)})
 		return err
@@ -159,32 +166,9 @@ func TestKeyAttachedDuringRevoke(t *testing.T) {
 	ctx := t.Context()
 	root, u := As(ctx, users.Root), As(ctx, "u")
 	w := newWorld(t)
-	for _, f := range []func() error{
-		func() error {
-			_, err := w.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "root", Password: "p"})
-			return err
-		},
-		func() error {
-			_, err := w.UserGrantRole(ctx, &pb.AuthUserGrantRoleRequest{User: "root", Role: "root"})
-			return err
-		},
-		func() error { _, err := w.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "u", Password: "p"}); return err },
-		func() error { _, err := w.RoleAdd(ctx, &pb.AuthRoleAddRequest{Name: "own"}); return err },
-		func() error {
-			_, err := w.RoleGrantPermission(ctx, &pb.AuthRoleGrantPermissionRequest{
-				Name: "own", Perm: &authpb.Permission{PermType: authpb.Permission_READWRITE, Key: []byte("own")},
-			})
-			return err
-		},
-		func() error {
-			_, err := w.UserGrantRole(ctx, &pb.AuthUserGrantRoleRequest{User: "u", Role: "own"})
-			return err
-		},
-		func() error { _, err := w.AuthEnable(ctx, &pb.AuthEnableRequest{}); return err },
-		func() error { _, err := w.LeaseGrant(u, &pb.LeaseGrantRequest{ID: 7, TTL: 60}); return err },
-	} {
-		require.NoError(t, f())
-	}
+	w.enableAuthWithUsers(t)
+	_, err := w.LeaseGrant(u, &pb.LeaseGrantRequest{ID: 7, TTL: 60})
+	require.NoError(t, err)
 	putBeforePropose := func(key string, lease int64) {
 		w.raft.BeforeNextPropose(func() {
 			_, err := w.Put(root, &pb.PutRequest{Key: []byte(key), Lease: lease})
@@ -192,7 +176,7 @@ func TestKeyAttachedDuringRevoke(t *testing.T) {
 		})
 	}
 	putBeforePropose("theirs", 7)
-	_, err := w.LeaseRevoke(u, &pb.LeaseRevokeRequest{ID: 7})
+	_, err = w.LeaseRevoke(u, &pb.LeaseRevokeRequest{ID: 7})
 	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, err)
 	theirs, err := w.Range(root, &pb.RangeRequest{Key: []byte("theirs")})
 	require.NoError(t, err)

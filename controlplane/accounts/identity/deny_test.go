@@ -2,6 +2,7 @@ package identity
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -16,6 +17,7 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/token"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -234,4 +236,89 @@ func TestRatesAreBounded(t *testing.T) {
 		require.LessOrEqual(t, len(p.limits), maxRates)
 	}
 	require.False(t, p.allow("loop", at))
+}
+
+// TestRevocationAppliesOnEveryMember revokes a user's token in each possible way on one member. Both members must then
+// refuse the token. Tokens of other users must stay valid, except after their signing key was revoked.
+func TestRevocationAppliesOnEveryMember(t *testing.T) {
+	w := newWorld(t)
+	other := w.member(0, false)
+	r := &server{s: w.first}
+	w.user("ada", member)
+	w.user("bob", member)
+	for name, end := range map[string]func(ctx context.Context, text string) error{
+		"revoked by its holder": func(ctx context.Context, text string) error {
+			return errOf(r.RevokeToken(ctx, &identityv1.RevokeTokenRequest{Token: text}))
+		},
+		"revoked by its id": func(ctx context.Context, _ string) error {
+			return errOf(r.RevokeToken(w.admin(), &identityv1.RevokeTokenRequest{TokenId: auth.CallerOf(ctx).TokenID}))
+		},
+		"all revoked by themselves": func(ctx context.Context, _ string) error {
+			return errOf(r.RevokeTokens(ctx, &identityv1.RevokeTokensRequest{UserId: "ada"}))
+		},
+		"disabled": func(context.Context, string) error {
+			return errors.Join(errOf(r.DisableUser(w.admin(), &identityv1.DisableUserRequest{UserId: "ada"})),
+				errOf(r.EnableUser(w.admin(), &identityv1.EnableUserRequest{UserId: "ada"})))
+		},
+		"the key revoked": func(context.Context, string) error {
+			ring, err := r.ListKeys(w.admin(), &identityv1.ListKeysRequest{})
+			if err != nil {
+				return err
+			}
+			return errOf(r.RevokeKey(w.admin(), &identityv1.RevokeKeyRequest{KeyId: ring.GetKeys()[0].GetId()}))
+		},
+		"deleted and made again": func(context.Context, string) error {
+			if err := errOf(r.DeleteUser(w.admin(), &identityv1.DeleteUserRequest{UserId: "ada"})); err != nil {
+				return err
+			}
+			w.user("ada", member)
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			text := w.token(w.first, tokenRequest{User: "ada", Password: secret})
+			theirs := w.token(w.first, tokenRequest{User: "bob", Password: secret})
+			ctx := w.as(other, text)
+			require.NoError(t, end(ctx, text))
+			for _, s := range []*Service{w.first, other} {
+				_, err := s.Verify(t.Context(), text)
+				require.True(t, fault.Is(err, fault.Unauthenticated), "%v", err)
+				if name != "the key revoked" {
+					_, err = s.Verify(t.Context(), theirs)
+					require.NoError(t, err)
+				}
+			}
+			again := w.token(other, tokenRequest{User: "ada", Password: secret})
+			_, err := w.first.Verify(t.Context(), again)
+			require.NoError(t, err, "a new one is good")
+		})
+	}
+	bob := w.login("bob")
+	err := errOf(r.RevokeToken(bob, &identityv1.RevokeTokenRequest{TokenId: auth.CallerOf(w.login("ada")).TokenID}))
+	require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
+	err = errOf(r.RevokeTokens(bob, &identityv1.RevokeTokensRequest{UserId: "ada"}))
+	require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
+	require.NoError(t, errOf(r.RevokeToken(bob, &identityv1.RevokeTokenRequest{Token: "garbage"})), "what is worth nothing is over already")
+}
+
+// TestDenialsExpire checks that Tend removes the record of a revoked token only after the token has expired on every
+// member, that is, token.Leeway after its expiry.
+func TestDenialsExpire(t *testing.T) {
+	w := newWorld(t)
+	w.user("ada", member)
+	text := w.token(w.first, tokenRequest{User: "ada", Password: secret, TTL: 60})
+	require.NoError(t, errOf((&server{s: w.first}).RevokeToken(w.as(w.first, text), &identityv1.RevokeTokenRequest{Token: text})))
+	kept := func() (n int) {
+		require.NoError(t, w.first.Tend(t.Context()))
+		require.NoError(t, w.first.opts.Store.Local(func(v *store.View) error {
+			all, _, err := denials.List(v, 0)
+			n = len(all)
+			return err
+		}))
+		return n
+	}
+	w.wait(60*time.Second + token.Leeway - time.Second)
+	require.Equal(t, 1, kept())
+	w.wait(2 * time.Second)
+	require.Equal(t, 0, kept())
 }

@@ -15,14 +15,7 @@ import (
 // that nothing acknowledged is lost, that reads are not stale, that no term has two leaders and that all members apply the
 // same proposals, each once.
 func TestRandomFaults(t *testing.T) {
-	seeds := 30
-	if testing.Short() {
-		seeds = 3
-	}
-	done := 0
-	for seed := range uint64(seeds) {
-		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { done += runRandomFaults(t, seed) })
-	}
+	seeds, done := runSeeds(t, 30, runRandomFaults)
 	require.Greater(t, done, 10*seeds, "proposals and reads were answered")
 }
 
@@ -49,14 +42,7 @@ func runRandomFaults(t *testing.T, seed uint64) int {
 // TestRandomMembershipChanges does the same as TestRandomFaults, while members are added, promoted, wiped, replaced and
 // removed.
 func TestRandomMembershipChanges(t *testing.T) {
-	seeds := 40
-	if testing.Short() {
-		seeds = 4
-	}
-	changed := 0
-	for seed := range uint64(seeds) {
-		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { changed += runRandomMembershipChanges(t, seed) })
-	}
+	seeds, changed := runSeeds(t, 40, runRandomMembershipChanges)
 	require.Greater(t, changed, 5*seeds, "members changed")
 }
 
@@ -74,6 +60,18 @@ func runRandomMembershipChanges(t *testing.T, seed uint64) int {
 	c.steps(700)
 	c.recover()
 	return o.changed
+}
+
+// runSeeds calls run in a subtest for each seed below seeds, or below a tenth of seeds with -short. It returns the number
+// of seeds, and the sum of what run returned.
+func runSeeds(t *testing.T, seeds int, run func(t *testing.T, seed uint64) int) (number, sum int) {
+	if testing.Short() {
+		seeds /= 10
+	}
+	for seed := range uint64(seeds) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { sum += run(t, seed) })
+	}
+	return seeds, sum
 }
 
 // randomRun applies random events to a cluster. After each step it checks the guarantees of package consensus.

@@ -39,6 +39,20 @@ func frames(bodies ...[]byte) []byte {
 	return out
 }
 
+// readEnvelope reads one frame and returns the envelope in it.
+func readEnvelope(t *testing.T, from io.Reader) message.Envelope {
+	t.Helper()
+	var head [headBytes]byte
+	_, err := io.ReadFull(from, head[:])
+	require.NoError(t, err)
+	body := make([]byte, binary.BigEndian.Uint32(head[:]))
+	_, err = io.ReadFull(from, body)
+	require.NoError(t, err)
+	e, err := message.Parse(body)
+	require.NoError(t, err)
+	return e
+}
+
 // registerIncoming opens a connection for raft messages (envelopes) to the member to, with the certificate own and the
 // given ALPN protocol.
 func (w *testCluster) registerIncoming(to uint64, own mtls.Source, protocol string) (*tls.Conn, error) {
@@ -291,14 +305,7 @@ func TestSlowReader(t *testing.T) {
 	}
 	last := uint64(0)
 	for range queue {
-		var head [headBytes]byte
-		_, err := io.ReadFull(conn, head[:])
-		require.NoError(t, err)
-		body := make([]byte, binary.BigEndian.Uint32(head[:]))
-		_, err = io.ReadFull(conn, body)
-		require.NoError(t, err)
-		e, err := message.Parse(body)
-		require.NoError(t, err)
+		e := readEnvelope(t, conn)
 		require.Greater(t, e.Number, last)
 		last = e.Number
 	}
@@ -389,15 +396,7 @@ func TestUnencodableEnvelopes(t *testing.T) {
 	}
 	require.NoError(t, conn.SetReadDeadline(time.Now().Add(20*time.Second)))
 	for number := range uint64(3) {
-		var head [headBytes]byte
-		_, err := io.ReadFull(conn, head[:])
-		require.NoError(t, err)
-		body := make([]byte, binary.BigEndian.Uint32(head[:]))
-		_, err = io.ReadFull(conn, body)
-		require.NoError(t, err)
-		e, err := message.Parse(body)
-		require.NoError(t, err)
-		require.Equal(t, numbered(1, 2, number+1, 0), e)
+		require.Equal(t, numbered(1, 2, number+1, 0), readEnvelope(t, conn))
 	}
 }
 
