@@ -38,10 +38,10 @@ func TestAdminTokenIsRenewed(t *testing.T) {
 	second := read()
 	valid = func(context.Context, string) error { return fault.New(fault.Unavailable, "no leader") }
 	renew(now)
-	require.Equal(t, second, read(), "valid cannot tell without a leader")
+	require.Equal(t, second, read(), "the token must stay if valid cannot check it for lack of a leader")
 	valid = func(context.Context, string) error { return fault.New(fault.Unauthenticated, "no longer valid") }
 	renew(now.Add(time.Second))
-	require.NotEqual(t, second, read(), "the administrator's password was changed")
+	require.NotEqual(t, second, read(), "a token that is no longer valid must be replaced")
 	require.NoError(t, os.WriteFile(path, nil, 0o600)) // as after a crash while the file was written
 	renew(now)
 	require.NotEmpty(t, read())

@@ -51,19 +51,19 @@ func TestHTTPAttacks(t *testing.T) {
 		{"the Origin null", kvPort, put + own + "Origin: null\r\n" + length + "\r\n" + body, []int{403}},
 		{"text/plain", kvPort, strings.Replace(put, "application/json", "text/plain", 1) + own + length + "\r\n" + body, []int{400}},
 		{"a form", kvPort, strings.Replace(put, "application/json", "application/x-www-form-urlencoded", 1) + own + length + "\r\n" + body, []int{400}},
-		{"no type", kvPort, strings.Replace(put, "Content-Type: application/json\r\n", "", 1) + own + length + "\r\n" + body, []int{400}},
+		{"no Content-Type", kvPort, strings.Replace(put, "Content-Type: application/json\r\n", "", 1) + own + length + "\r\n" + body, []int{400}},
 		{"JSON in UTF-16", kvPort, strings.Replace(put, "application/json", "application/json; charset=utf-16", 1) + own + fmt.Sprintf("Content-Length: %d\r\n\r\n", len(wide)) + wide, []int{400}},
-		{"the question of a browser whether it may", kvPort, "OPTIONS /api/v1/kv/attack HTTP/1.1\r\n" + own + "Origin: https://evil.example\r\nAccess-Control-Request-Method: PUT\r\nConnection: close\r\n\r\n", []int{403, 405}},
+		{"the preflight request of a browser", kvPort, "OPTIONS /api/v1/kv/attack HTTP/1.1\r\n" + own + "Origin: https://evil.example\r\nAccess-Control-Request-Method: PUT\r\nConnection: close\r\n\r\n", []int{403, 405}},
 		{"a line break in the key", kvPort, strings.Replace(put, "/attack ", "/attack\r\nHost: localhost ", 1) + own + length + "\r\n" + body, []int{400}},
-		{"a length beside chunks", kvPort, put + own + "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /smuggled HTTP/1.1\r\n\r\n", []int{400}},
-		{"two lengths", kvPort, put + own + "Content-Length: 13\r\nContent-Length: 14\r\n\r\n" + body, []int{400}},
+		{"Content-Length with chunked encoding", kvPort, put + own + "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /smuggled HTTP/1.1\r\n\r\n", []int{400}},
+		{"two values of Content-Length", kvPort, put + own + "Content-Length: 13\r\nContent-Length: 14\r\n\r\n" + body, []int{400}},
 		{"an unknown transfer encoding", kvPort, put + own + "Transfer-Encoding: gzip\r\n\r\n" + body, []int{400, 501}},
 		{"200 KB of header", kvPort, put + own + "X: " + strings.Repeat("x", 200<<10) + "\r\n" + length + "\r\n" + body, []int{431, 0}},
 		{"TRACE", kvPort, "TRACE /api/v1/kv/attack HTTP/1.1\r\n" + own + "\r\n", []int{405}},
 		{"CONNECT", kvPort, "CONNECT 127.0.0.1:22 HTTP/1.1\r\n" + own + "\r\n", []int{400, 404, 405}},
 		{"another method in a header", kvPort, "POST /api/v1/kv/attack HTTP/1.1\r\n" + own + "Content-Type: application/json\r\nX-HTTP-Method-Override: PUT\r\n" + length + "\r\n" + body, []int{405}},
-		{"a forged forward", kvPort, put + own + "X-Forwarded-For: 127.0.0.1\r\nX-Forwarded-Host: localhost\r\nHost: evil.example\r\n" + length + "\r\n" + body, []int{400}},
-		{"a user by a web page", identityPort, "POST /api/v1/users HTTP/1.1\r\nHost: evil.example\r\nContent-Type: application/json\r\nContent-Length: 12\r\n\r\n" + `{"id":"mole"}`, []int{403}},
+		{"forged X-Forwarded headers", kvPort, put + own + "X-Forwarded-For: 127.0.0.1\r\nX-Forwarded-Host: localhost\r\nHost: evil.example\r\n" + length + "\r\n" + body, []int{400}},
+		{"a web page that creates a user", identityPort, "POST /api/v1/users HTTP/1.1\r\nHost: evil.example\r\nContent-Type: application/json\r\nContent-Length: 12\r\n\r\n" + `{"id":"mole"}`, []int{403}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			require.Contains(t, c.want, rawStatus(t, m.config.Address(c.port), c.request))
@@ -97,7 +97,7 @@ func rawStatus(t *testing.T, address, request string) int {
 	_, _ = io.WriteString(conn, request)
 	answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
-		require.False(t, errors.Is(err, os.ErrDeadlineExceeded), "the server neither answers nor closes")
+		require.False(t, errors.Is(err, os.ErrDeadlineExceeded), "the server must respond or close the connection")
 		return 0
 	}
 	answer.Body.Close()
@@ -122,7 +122,7 @@ func TestSlowHeaders(t *testing.T) {
 	for _, conn := range slow {
 		require.NoError(t, conn.SetReadDeadline(time.Now().Add(time.Minute)))
 		_, err := io.Copy(io.Discard, conn)
-		require.False(t, errors.Is(err, os.ErrDeadlineExceeded), "the member keeps a connection whose header never ends")
+		require.False(t, errors.Is(err, os.ErrDeadlineExceeded), "the member must close a connection whose header never ends")
 	}
 }
 
@@ -161,7 +161,7 @@ func TestSlowBodies(t *testing.T) {
 	for _, conn := range slow {
 		require.NoError(t, conn.SetReadDeadline(time.Now().Add(callTime)))
 		_, err := io.Copy(io.Discard, conn)
-		require.False(t, errors.Is(err, os.ErrDeadlineExceeded), "the server keeps a connection whose body never ends")
+		require.False(t, errors.Is(err, os.ErrDeadlineExceeded), "the server must close a connection whose body never ends")
 	}
 }
 

@@ -72,7 +72,7 @@ func TestHostilePages(t *testing.T) {
 	}
 	require.GreaterOrEqual(t, listed, 14)
 	_, err := who.ListAuditRecords(h.adminContext(), &identityv1.ListAuditRecordsRequest{OrgId: "rival", PageToken: theirs})
-	require.ErrorContains(t, err, "page_token", "a token of one org's records for those of another")
+	require.ErrorContains(t, err, "page_token", "a page token of one org's records must not be valid for those of another")
 }
 
 // hasPages reports whether a method's request has the fields page_size and page_token.

@@ -87,7 +87,7 @@ func (h *testMember) checkAuditHasNoSecrets(tokens *tokenCache) {
 			require.NoError(h.t, err)
 			for _, s := range secrets {
 				if s != "" && strings.Contains(string(text), s) {
-					h.t.Errorf("a record of the audit holds a secret: %s", text)
+					h.t.Errorf("an audit record contains a secret: %s", text)
 				}
 			}
 		}
@@ -96,7 +96,7 @@ func (h *testMember) checkAuditHasNoSecrets(tokens *tokenCache) {
 		}
 	}
 	require.NotZero(h.t, records)
-	h.t.Logf("%d records of the audit, without a secret", records)
+	h.t.Logf("%d audit records, none with a secret", records)
 }
 
 // waitFor calls the function so every 10 ms until it returns true. It fails the test after startTime.
@@ -104,7 +104,7 @@ func (h *testMember) waitFor(so func() bool) {
 	h.t.Helper()
 	end := time.Now().Add(startTime)
 	for !so() {
-		require.True(h.t, time.Now().Before(end), "it did not happen within %v", startTime)
+		require.True(h.t, time.Now().Before(end), "the expected event did not happen within %v", startTime)
 		time.Sleep(10 * time.Millisecond)
 	}
 }

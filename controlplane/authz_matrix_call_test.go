@@ -119,7 +119,7 @@ func (d boundListener) endpoints() (all []endpoint, err error) {
 			})
 		}
 	default:
-		return nil, fmt.Errorf("%s: a %T does not say what it serves", d.name, h)
+		return nil, fmt.Errorf("%s: the endpoints of a %T cannot be listed", d.name, h)
 	}
 	slices.SortFunc(all, func(a, b endpoint) int { return strings.Compare(a.name, b.name) })
 	return all, nil

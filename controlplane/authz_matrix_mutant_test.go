@@ -33,7 +33,7 @@ func TestAuthorizationMatrixNoticesMutants(t *testing.T) {
 	mutant.Set("")
 	b := callSome()
 	require.NotZero(t, b.cells)
-	require.Empty(t, b.problems, "the rules")
+	require.Empty(t, b.problems, "without a mutant no outcome may be wrong")
 	for name, column := range map[string]string{
 		mutant.TrustUnproven: "unproven", mutant.ForeignTenant: "other project", mutant.AnyAudience: "wrong aud", mutant.IgnoreRevocation: "revoked",
 		mutant.ViewerWrites: "project:viewer",

@@ -28,19 +28,19 @@ func TestListEndpointsReportsUnknownAndMissing(t *testing.T) {
 	nothing := func(*rest.Response, *http.Request) (any, error) { return nil, nil }
 	s.Handle(http.MethodPost, "/api/v1/new", "/new.v1.NewService/Do", nothing)
 	s.HandleOpen(http.MethodGet, "/api/v1/new", "", nothing)
-	s.HandleOpen(http.MethodGet, "/api/v1/open", "says why, but has no row", nothing)
+	s.HandleOpen(http.MethodGet, "/api/v1/open", "a route with a reason, but without a row", nothing)
 
 	b := &matrix{}
 	listEndpoints(b, []boundListener{{name: "grpc", grpc: g}, {name: "vm", http: s}, {name: "mux", http: http.NewServeMux()}})
 	for _, complaint := range []string{
-		"/new.v1.NewService/Do: neither has a rule nor says why it is open",
+		"/new.v1.NewService/Do has neither a rule nor a reason why it is open",
 		"/new.v1.NewService/Do has no row",
 		"/new.v1.NewService/Do has no line in " + callersFile,
 		vms + "GetVm has a line in " + callersFile + " but is not served",
-		"vm POST /api/v1/new: neither has a rule nor says why it is open",
-		"vm GET /api/v1/new: neither has a rule nor says why it is open",
+		"vm POST /api/v1/new has neither a rule nor a reason why it is open",
+		"vm GET /api/v1/new has neither a rule nor a reason why it is open",
 		"vm GET /api/v1/open has no row",
-		"mux: a *http.ServeMux does not say what it serves",
+		"mux: the endpoints of a *http.ServeMux cannot be listed",
 		"vm GET /api/v1/vms has a row but is not served",
 		vms + "GetVm has a row but is not served",
 		vms + "GetVm has a rule but is not served",

@@ -44,7 +44,7 @@ func TestAuthorizationMatrix(t *testing.T) {
 	b := &matrix{}
 	b.text.WriteString(legend())
 	all, rows := listEndpoints(b, h.listeners)
-	require.Empty(t, b.problems, "endpoints without a class or a row, or these without an endpoint")
+	require.Empty(t, b.problems, "there must be no endpoint without a class or a row, and no row, line or rule without an endpoint")
 
 	// Before etcd's Auth is enabled, etcd's API has other rules; TestAdministrationRequiresACredential tests those.
 	tokens := &tokenCache{h, map[string]string{}}
@@ -73,7 +73,7 @@ func TestAuthorizationMatrix(t *testing.T) {
 			cells += len(of) * len(columns)
 		}
 	}
-	require.Equal(t, cells, b.cells, "no cell is missing")
+	require.Equal(t, cells, b.cells, "no cell may be missing")
 	t.Logf("%d endpoints, %d cells, %d wrong", endpoints, b.cells, b.wrong)
 	fmt.Fprintf(&b.text, "%d endpoints, %d cells\n", endpoints, b.cells)
 	if !t.Failed() {
@@ -125,7 +125,7 @@ func listEndpoints(b *matrix, listeners []boundListener) (all map[string][]endpo
 			e.access = access
 			found[i] = e
 			if e.class == "" {
-				b.addProblem("%s: neither has a rule nor says why it is open", e.name)
+				b.addProblem("%s has neither a rule nor a reason why it is open", e.name)
 			}
 			if r, ok := rows[e.row]; !ok {
 				b.addProblem("%s has no row", e.row)

@@ -61,11 +61,11 @@ func TestCompactionBySize(t *testing.T) {
 			most := max(historyBytes, (mib<<20)*int64(historyLeast/time.Second)) + (mib<<20)*2*int64(compactEvery/time.Second)
 			require.LessOrEqual(t, p.Size(), most, "%d MiB/s", mib)
 			if p.compacted > 0 {
-				require.LessOrEqual(t, p.compacted, p.revision-100*int64(historyLeast/compactEvery), "the newest stays for %s", historyLeast)
+				require.LessOrEqual(t, p.compacted, p.revision-100*int64(historyLeast/compactEvery), "revisions younger than %s must stay", historyLeast)
 			}
 		}
 		require.Positive(t, p.compacted, "%d MiB/s", mib)
-		require.GreaterOrEqual(t, p.Size(), int64(historyBytes)/2, "compaction keeps at least half of the maximum size")
+		require.GreaterOrEqual(t, p.Size(), int64(historyBytes)/2, "compaction must keep at least half of the maximum size")
 		p.goOn(t, c, time.Minute, 0)
 		require.LessOrEqual(t, p.Size(), int64(historyBytes)+(mib<<20)*int64(compactEvery/time.Second))
 	}

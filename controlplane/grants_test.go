@@ -94,7 +94,7 @@ func TestRolesFromAnotherOrgGiveNoAccess(t *testing.T) {
 	code, body = h.vms(bob, "Trivet-Org=acme", "Trivet-Project=shop")
 	require.Equal(t, http.StatusOK, code, body)
 	_, err = who.DeleteProject(h.contextWithToken(bob), &identityv1.DeleteProjectRequest{Id: "shop", OrgId: "acme"})
-	require.NoError(t, err, "with the same token")
+	require.NoError(t, err, "the same token must allow the org:admin to delete a project")
 	require.Equal(t, codes.InvalidArgument, status.Code(list(ada, cloud.Tenant{}, "trivet-project", "lab", "trivet-project", "web")))
 	code, _ = h.vms(ada, "Trivet-Project=a/b")
 	require.Equal(t, http.StatusBadRequest, code)

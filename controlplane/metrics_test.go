@@ -22,10 +22,10 @@ func TestMetricsAreForLoopback(t *testing.T) {
 		"localhost":                {near, near, "localhost:8084", "", http.StatusTeapot},
 		"a configured name":        {near, near, "cloud.example:8084", "", http.StatusTeapot},
 		"IPv6":                     {"::1", "::1", "[::1]:8084", "", http.StatusTeapot},
-		"elsewhere":                {far, far, "10.0.0.1:8084", "", http.StatusNotFound},
+		"another host":             {far, far, "10.0.0.1:8084", "", http.StatusNotFound},
 		"source bound to loopback": {far, near, "10.0.0.1:8084", "", http.StatusNotFound},
-		"a rebound name":           {near, near, "evil.example:8084", "", http.StatusForbidden},
-		"a web page":               {near, near, "127.0.0.1:8084", "cross-site", http.StatusForbidden},
+		"a foreign host name, as in DNS rebinding": {near, near, "evil.example:8084", "", http.StatusForbidden},
+		"a web page": {near, near, "127.0.0.1:8084", "cross-site", http.StatusForbidden},
 	} {
 		r := httptest.NewRequest(http.MethodGet, "/metrics", nil)
 		r.RemoteAddr, r.Host = net.JoinHostPort(c.remote, "1"), c.host

@@ -118,6 +118,6 @@ func TestOrgAdminCannotExceedTheOrgQuota(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 7, w.GetBalance())
 	found := mustCall(h, credit.ListWallets, &creditv1.ListWalletsRequest{OrgId: "acme"}).GetWallets()
-	require.Len(t, found, 2, "the first is kept for audits")
+	require.Len(t, found, 2, "the wallet of the deleted project must be kept for audits")
 	require.NotEqual(t, found[0].GetIncarnation(), found[1].GetIncarnation())
 }

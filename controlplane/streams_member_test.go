@@ -193,6 +193,6 @@ func TestWatchesOfSlowClientsUseBoundedMemory(t *testing.T) {
 		w.streams = nil
 	}
 	cancelWatches()
-	require.Eventually(t, func() bool { return heapInUse() < before+128<<20 }, 30*time.Second, 500*time.Millisecond, "the memory is free after the streams have ended")
+	require.Eventually(t, func() bool { return heapInUse() < before+128<<20 }, 30*time.Second, 500*time.Millisecond, "the memory must be free after the streams have ended")
 	t.Logf("in use: %d MiB after", heapInUse()>>20)
 }

@@ -37,7 +37,7 @@ func TestPlaintextIsLogged(t *testing.T) {
 		warnAboutPlaintext(c, slog.New(slog.NewTextHandler(&text, nil)))
 		require.Contains(t, text.String(), says)
 		require.Equal(t, says == "", text.Len() == 0, says)
-		require.LessOrEqual(t, bytes.Count(text.Bytes(), []byte("\n")), 1, "one line")
+		require.LessOrEqual(t, bytes.Count(text.Bytes(), []byte("\n")), 1, "there must be at most one warning")
 	}
 }
 
@@ -147,10 +147,10 @@ func TestForwardsRequireAMemberCertificate(t *testing.T) {
 	other, err := mtls.NewAuthority(authority.Cluster(), bytes.Repeat([]byte{7}, 32))
 	require.NoError(t, err)
 	for name, config := range map[string]*tls.Config{
-		"nobody":            forwards(nil, authority),
-		"a node":            forwards(func() (*tls.Certificate, error) { return node, nil }, authority),
-		"an impostor":       forwards(memberCertificate(other, 2, time.Now), authority),
-		"of another server": forwards(memberCertificate(authority, 2, time.Now), other),
+		"no client certificate":              forwards(nil, authority),
+		"a host's certificate":               forwards(func() (*tls.Certificate, error) { return node, nil }, authority),
+		"a member certificate of another CA": forwards(memberCertificate(other, 2, time.Now), authority),
+		"a client that trusts another CA":    forwards(memberCertificate(authority, 2, time.Now), other),
 	} {
 		_, err := get(config)
 		require.Error(t, err, name)

@@ -87,7 +87,7 @@ func TestUnauthenticatedNotesAreBounded(t *testing.T) {
 		}
 	}
 	require.Equal(t, 1, named)
-	require.EqualValues(t, 500, of, "each is counted")
+	require.EqualValues(t, 500, of, "each refused call must be counted")
 }
 
 // TestNotesOfAnOrgAreBounded queues the refused calls of 500 principals of one org within a second, more than are
@@ -109,7 +109,7 @@ func TestNotesOfAnOrgAreBounded(t *testing.T) {
 	}
 	require.Equal(t, 1, seen["acme/ada"])
 	require.Equal(t, 1, seen["/admin"])
-	require.Len(t, seen, maxNotesOf+3, "the records of one org, the two others, and the record that counts the rest")
+	require.Len(t, seen, maxNotesOf+3, "there must be maxNotesOf records of one org, the two others, and the record that counts the rest")
 }
 
 // TestClassesHaveSeparateLimits checks that records of one class do not evict those of another class.
@@ -141,7 +141,7 @@ func TestClassesHaveSeparateLimits(t *testing.T) {
 	require.Equal(t, map[string]int{"BindRole OK": 3, "CreateVm OK": 2, "CommitReservation OK": 5, "BindRole PERMISSION_DENIED": 7}, count())
 	now = now.Add(time.Duration(Keep)*time.Millisecond - 10*time.Second)
 	require.NoError(t, s.Prune(t.Context()))
-	require.Equal(t, map[string]int{"BindRole PERMISSION_DENIED": 7}, count(), "what is too old goes")
+	require.Equal(t, map[string]int{"BindRole PERMISSION_DENIED": 7}, count(), "records that are too old must be deleted")
 }
 
 // act writes the audit records of n equal calls, one second apart.

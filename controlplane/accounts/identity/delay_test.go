@@ -36,11 +36,11 @@ func TestManyTokenRequestsAreDelayed(t *testing.T) {
 	every := unprovenLimits.Every
 	const here, there = "192.0.2.1:1000", "192.0.2.2:1000"
 	kinds := map[string]tokenRequest{
-		"no password":            {User: "ada"},
-		"a wrong password":       {User: "ada", Password: "wrong wrong"},
-		"a name without a user":  {User: "nobody"},
-		"a scope without a role": {User: "ada", Password: secret, Org: "acme", Project: "none", Strict: true},
-		"not a lifetime":         {User: "ada", TTL: token.MaxTTL + 1},
+		"no password":                             {User: "ada"},
+		"a wrong password":                        {User: "ada", Password: "wrong wrong"},
+		"a user that does not exist":              {User: "nobody"},
+		"a project in which the user has no role": {User: "ada", Password: secret, Org: "acme", Project: "none", Strict: true},
+		"a lifetime that is too long":             {User: "ada", TTL: token.MaxTTL + 1},
 	}
 	for name, q := range kinds {
 		t.Run(name, func(t *testing.T) {
@@ -62,13 +62,13 @@ func TestManyTokenRequestsAreDelayed(t *testing.T) {
 			require.Equal(t, []time.Duration{every, 2 * every, 3 * every}, since())
 			q.Address = there
 			request(q)
-			require.Empty(t, since(), "another network")
+			require.Empty(t, since(), "requests from another network must not be delayed")
 			_, proven, err := w.first.token(t.Context(), tokenRequest{User: "ada", Password: secret, Address: here})
 			if name != "a wrong password" { // after too many wrong passwords from a network, the correct one is refused too
 				require.NoError(t, err)
 				require.True(t, proven)
 			}
-			require.Empty(t, since(), "a right password")
+			require.Empty(t, since(), "a request with the correct password must not be delayed")
 		})
 	}
 }

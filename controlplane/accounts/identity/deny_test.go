@@ -98,7 +98,7 @@ func TestIssueAndRevokeIsRateLimited(t *testing.T) {
 	require.NotEmpty(t, a.Header().Get("Retry-After"))
 	require.Equal(t, http.StatusOK, ask(other).Code)
 	loop.Password = "wrong"
-	require.Equal(t, http.StatusOK, ask(loop).Code, "an unauthenticated token takes no turn of the principal")
+	require.Equal(t, http.StatusOK, ask(loop).Code, "an unauthenticated token must not count toward the principal's rate limit")
 
 	text, err := issue(other)
 	require.NoError(t, err)
@@ -143,7 +143,7 @@ func TestManyRevokedTokensEndThemAll(t *testing.T) {
 
 	last, err := revoke(slow)
 	require.NoError(t, err)
-	require.Equal(t, 3, w.denials(), "the other's")
+	require.Equal(t, 3, w.denials(), "only the denials of the other account must be left")
 	for _, text := range append(revoked, last, kept, theirs) {
 		require.False(t, valid(text))
 	}
@@ -172,12 +172,12 @@ func TestDenialsOfAnOrgAreBounded(t *testing.T) {
 	revoke(w.token(w.first, other))
 	require.EqualValues(t, 1, stored())
 	_, err := w.first.opts.Store.Update(t.Context(), func(tx *store.Tx) error {
-		return (&denial{Org: "default"}).count(tx, maxOrgDenials-1) // other accounts, deleted by now
+		return (&denial{Org: "default"}).count(tx, maxOrgDenials-1) // counts denials as if of accounts that have been deleted
 	})
 	require.NoError(t, err)
 	kept, revoked, theirs := w.token(w.first, ci), w.token(w.first, ci), w.token(w.first, other)
 	revoke(revoked)
-	require.EqualValues(t, maxOrgDenials, stored(), "no further denial is stored")
+	require.EqualValues(t, maxOrgDenials, stored(), "no further denial must be stored")
 	for _, text := range []string{kept, revoked} {
 		_, err := w.first.Verify(t.Context(), text)
 		require.True(t, fault.Is(err, fault.Unauthenticated), "all tokens of the account are revoked: %v", err)
@@ -188,7 +188,7 @@ func TestDenialsOfAnOrgAreBounded(t *testing.T) {
 	}
 	w.wait(longest + time.Hour)
 	require.NoError(t, w.first.Tend(t.Context()))
-	require.EqualValues(t, maxOrgDenials-1, stored(), "a denial that is forgotten is not counted")
+	require.EqualValues(t, maxOrgDenials-1, stored(), "a deleted denial must not be counted")
 }
 
 // TestDenialsOfFormerVersions checks that denials without a principal, as former versions wrote them, still revoke

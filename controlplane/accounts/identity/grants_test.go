@@ -99,7 +99,7 @@ func TestGrantByAnotherOrgNeedsConsent(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, inWeb, at)
 		_, err = w.tenantOfCall(bob, getVM)
-		require.True(t, fault.Is(err, fault.PermissionDenied), "bob has no role in a project, and must not act in evil's: %v", err)
+		require.True(t, fault.Is(err, fault.PermissionDenied), "bob has no role in a project, so a project of org evil must not become his default: %v", err)
 		at, err = w.tenantOfCall(bob, listImages)
 		require.NoError(t, err)
 		require.Equal(t, cloud.Tenant{Org: "acme"}, at)
@@ -117,10 +117,10 @@ func TestGrantByAnotherOrgNeedsConsent(t *testing.T) {
 	require.Equal(t, []cloud.Binding{lair}, w.invitations("ada"))
 	require.Equal(t, []string{"mallory org:admin ", "pending ada project:viewer lair", "pending bob project:viewer lair", "pending bob org:admin "}, w.bindings(mallory, "evil"))
 
-	require.Subset(t, w.bindings(w.admin(), ""), []string{"bob org:admin ", "pending ada project:viewer lair"}, "of all orgs")
+	require.Subset(t, w.bindings(w.admin(), ""), []string{"bob org:admin ", "pending ada project:viewer lair"}, "the administrator's list must contain the grants of all orgs")
 	within, err := r.ListBindings(mallory, &identityv1.ListBindingsRequest{OrgId: "evil", ProjectId: "lair"})
 	require.NoError(t, err)
-	require.Len(t, within.GetGrants(), 2, "of a project")
+	require.Len(t, within.GetGrants(), 2, "the list for a project must contain only its grants")
 	for size := int32(1); size < 3; size++ {
 		var paged []*identityv1.Grant
 		q := &identityv1.ListBindingsRequest{PageSize: size}
@@ -129,14 +129,14 @@ func TestGrantByAnotherOrgNeedsConsent(t *testing.T) {
 			require.NoError(t, err)
 			paged, q.PageToken = append(paged, page.GetGrants()...), page.GetNextPageToken()
 		}
-		require.Len(t, paged, 7, "four roles and three invitations, page by page")
+		require.Len(t, paged, 7, "all pages together must contain four roles and three invitations")
 	}
 
 	require.NoError(t, errOf(r.DeclineInvitation(w.login("ada"), &identityv1.DeclineInvitationRequest{Binding: oneOnWire(lair)})))
 	require.Empty(t, w.invitations("ada"))
 	require.NoError(t, w.grant(mallory, "ada", lair))
 	require.Empty(t, w.invitations("ada"), "a declined invitation is not offered again")
-	require.Len(t, w.bindings(mallory, "evil"), 4, "the list of the giver does not show whether the user declined")
+	require.Len(t, w.bindings(mallory, "evil"), 4, "the list for the inviting org must not show whether the user declined")
 	err = errOf(r.AcceptInvitation(w.login("ada"), &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)}))
 	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
 	require.NoError(t, errOf(r.UnbindRole(mallory, &identityv1.UnbindRoleRequest{UserId: "bob", Binding: oneOnWire(evil)})))
@@ -144,10 +144,10 @@ func TestGrantByAnotherOrgNeedsConsent(t *testing.T) {
 	unchanged()
 
 	require.NoError(t, errOf(r.AcceptInvitation(w.login("bob"), &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)})))
-	require.NoError(t, errOf(r.AcceptInvitation(w.login("bob"), &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)})), "again")
+	require.NoError(t, errOf(r.AcceptInvitation(w.login("bob"), &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)})), "an invitation can be accepted again")
 	at, err := w.tenantOfCall(bob, getVM)
 	require.NoError(t, err)
-	require.Equal(t, inLair, at, "the only project that bob accepted")
+	require.Equal(t, inLair, at, "the default must be the only project in which bob has a role")
 	at, err = w.tenantOfCall(bob, listImages)
 	require.NoError(t, err)
 	require.Equal(t, cloud.Tenant{Org: "acme"}, at)
@@ -258,12 +258,12 @@ func TestInvitationsDoNotCountForLimits(t *testing.T) {
 	require.Len(t, w.invitations("ada"), 8)
 	shop := cloud.Binding{Role: cloud.ProjectMember, Org: "acme", Project: "shop"}
 	w.place(shop)
-	require.NoError(t, w.bind("ada", shop), "the administrator")
-	require.NoError(t, w.grant(w.login("bob"), "ada", cloud.Binding{Role: cloud.ProjectViewer, Org: "acme", Project: "shop"}), "the home org")
+	require.NoError(t, w.bind("ada", shop), "the administrator can give the role at once")
+	require.NoError(t, w.grant(w.login("bob"), "ada", cloud.Binding{Role: cloud.ProjectViewer, Org: "acme", Project: "shop"}), "the home org can give the role at once")
 	require.Len(t, auth.CallerOf(w.login("ada")).Bindings, 3)
 	rival := cloud.Binding{Role: cloud.OrgAdmin, Org: "rival"}
 	w.user("rob", rival)
-	require.NoError(t, w.grant(w.login("rob"), "ada", rival), "another org")
+	require.NoError(t, w.grant(w.login("rob"), "ada", rival), "another org can invite the user")
 	require.Len(t, w.invitations("ada"), 9)
 
 	// An org can have open invitations to maxInvitees (1000) users, and not to one more.
@@ -318,7 +318,7 @@ func TestRolesAreBoundedPerOrg(t *testing.T) {
 	require.NoError(t, w.grant(w.login("mallory"), "ada", lair))
 	err := errOf((&server{s: w.first}).AcceptInvitation(w.login("ada"), &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)}))
 	require.ErrorContains(t, err, "ada has 256 roles")
-	require.NoError(t, give("acme", 63), "the home org has a limit of its own")
+	require.NoError(t, give("acme", 63), "roles of other orgs must not count toward the limit of the home org")
 }
 
 // TestHomeOrgGrantsAtOnce checks that roles given by a user's home org are effective at once, and that roles given by
@@ -380,7 +380,7 @@ func TestOldUsersHaveAHomeOrg(t *testing.T) {
 		require.Len(t, auth.CallerOf(w.login(user)).Bindings, want, user)
 	}
 	require.Equal(t, []cloud.Binding{acme}, w.invitations("both"), "a user with roles in two orgs has no home org")
-	require.NoError(t, w.bind("both", web), "the administrator gives the same role again")
+	require.NoError(t, w.bind("both", web), "the administrator can give the same role again")
 	u, err := r.GetUser(w.admin(), &identityv1.GetUserRequest{Id: "both"})
 	require.NoError(t, err)
 	require.Equal(t, "acme", u.GetOrgId())
@@ -389,7 +389,7 @@ func TestOldUsersHaveAHomeOrg(t *testing.T) {
 	require.NoError(t, w.bind("one", lair))
 	at, err := w.tenantOfCall(text, getVM)
 	require.NoError(t, err)
-	require.Equal(t, inWeb, at, "its only project becomes the default")
+	require.Equal(t, inWeb, at, "the only project of the user must become the default")
 }
 
 // TestTokensForForeignProjects checks that IssueToken refuses a token for a tenant in which the user has no role, and
@@ -423,7 +423,7 @@ func TestTokensForForeignProjects(t *testing.T) {
 			require.NotContains(t, me.String(), "acme")
 			claims, err := base64.RawURLEncoding.DecodeString(strings.Split(text, ".")[1])
 			require.NoError(t, err)
-			require.NotContains(t, string(claims), "acme", "nor does the token itself")
+			require.NotContains(t, string(claims), "acme", "the token must not contain the ID of the project's org")
 		}
 		for _, m := range []auth.Method{getVM, listImages, "/credit.v1.CreditService/GetWallet"} {
 			_, err = w.tenantOfCall(text, m)
@@ -436,7 +436,7 @@ func TestTokensForForeignProjects(t *testing.T) {
 	require.Equal(t, inLair, cloud.Tenant{Org: cloud.OrgID(made.GetOrgId()), Project: cloud.ProjectID(made.GetProjectId())})
 	err = errOf(r.CreateProject(w.login("mallory"), &identityv1.CreateProjectRequest{Id: "web", OrgId: "evil"}))
 	require.True(t, fault.Is(err, fault.AlreadyExists), "%v", err)
-	require.NotContains(t, err.Error(), "acme", "IDs are unique in the cloud, but whose they are is not told")
+	require.NotContains(t, err.Error(), "acme", "the error must not contain the org whose project has this ID")
 }
 
 // TestOrgAdminActsInProjects checks that an org:admin can create VMs in the org's projects, and create and delete
@@ -479,15 +479,15 @@ func TestAcceptRequiresAnUnscopedToken(t *testing.T) {
 	account, err := r.CreateServiceAccount(w.admin(), &identityv1.CreateServiceAccountRequest{OrgId: "acme", ProjectId: "web", Name: "ci", Roles: []string{"project:viewer"}})
 	require.NoError(t, err)
 	for name, ctx := range map[string]context.Context{
-		"without proof":     w.as(w.first, w.token(w.first, tokenRequest{User: "ada"})),
-		"under --dev":       w.as(dev, w.token(dev, tokenRequest{User: "ada"})),
-		"a project's token": w.as(w.first, w.token(w.first, tokenRequest{User: "ada", Password: secret, Project: "web"})),
-		"a service account": w.as(w.first, w.token(w.first, tokenRequest{User: cloud.UserID(account.GetAccount().GetId()), Password: account.GetSecret()})),
+		"an unauthenticated token":     w.as(w.first, w.token(w.first, tokenRequest{User: "ada"})),
+		"a token issued under --dev":   w.as(dev, w.token(dev, tokenRequest{User: "ada"})),
+		"a token limited to a project": w.as(w.first, w.token(w.first, tokenRequest{User: "ada", Password: secret, Project: "web"})),
+		"a service account":            w.as(w.first, w.token(w.first, tokenRequest{User: cloud.UserID(account.GetAccount().GetId()), Password: account.GetSecret()})),
 	} {
 		err := accept(ctx)
 		require.True(t, fault.Is(err, fault.PermissionDenied), "%s: %v", name, err)
 	}
-	require.True(t, fault.Is(accept(w.login("bob")), fault.NotFound), "another's")
+	require.True(t, fault.Is(accept(w.login("bob")), fault.NotFound), "a user must not accept another user's invitation")
 	require.NoError(t, accept(w.login("ada")))
 	require.True(t, slices.ContainsFunc(auth.CallerOf(w.login("ada")).Bindings, lair.Same))
 }

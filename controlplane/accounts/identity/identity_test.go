@@ -30,13 +30,13 @@ func TestTokenNeedsACorrectPassword(t *testing.T) {
 		name, user, password string
 		proof                cloud.Proof
 	}{
-		{"right", "ada", secret, cloud.ProofPassword},
-		{"wrong", "ada", secret + "r", cloud.ProofNone},
-		{"none", "ada", "", cloud.ProofNone},
-		{"too long", "ada", string(long), cloud.ProofNone},
-		{"a name that is not there", "nobody", secret, cloud.ProofNone},
-		{"a name without a credential", "bare", "", cloud.ProofNone},
-		{"the administrator, who has no secret", "admin", "", cloud.ProofNone},
+		{"the correct password", "ada", secret, cloud.ProofPassword},
+		{"a wrong password", "ada", secret + "r", cloud.ProofNone},
+		{"no password", "ada", "", cloud.ProofNone},
+		{"a password that is too long", "ada", string(long), cloud.ProofNone},
+		{"a user that does not exist", "nobody", secret, cloud.ProofNone},
+		{"a user without a credential", "bare", "", cloud.ProofNone},
+		{"the administrator, who has no password", "admin", "", cloud.ProofNone},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			text := w.token(w.first, tokenRequest{User: cloud.UserID(c.user), Password: c.password, Address: c.name})
@@ -45,15 +45,15 @@ func TestTokenNeedsACorrectPassword(t *testing.T) {
 			require.Equal(t, c.proof, caller.Proof)
 			require.EqualValues(t, c.user, caller.User)
 			if c.proof == cloud.ProofNone {
-				require.Empty(t, caller.Bindings, "an unproven token says nothing of roles")
+				require.Empty(t, caller.Bindings, "an unauthenticated token must have no roles")
 				shown, err := (&server{s: w.first}).VerifyToken(t.Context(), &identityv1.VerifyTokenRequest{Token: text})
 				require.NoError(t, err)
-				require.Equal(t, c.user, shown.GetHolder().GetPrincipalName(), "the name that was claimed, and not the display name of the user")
+				require.Equal(t, c.user, shown.GetHolder().GetPrincipalName(), "the response must contain the claimed name, not the display name of the user")
 				require.Equal(t, string(cloud.ProofNone), shown.GetHolder().GetProof())
 				require.Empty(t, shown.GetHolder().GetBindings())
 			}
 			_, err = (&server{s: w.first}).IssueToken(t.Context(), &identityv1.IssueTokenRequest{Username: c.user, Password: c.password})
-			require.Equal(t, c.proof == cloud.ProofNone, fault.Is(err, fault.Unauthenticated), "gRPC says so at once: %v", err)
+			require.Equal(t, c.proof == cloud.ProofNone, fault.Is(err, fault.Unauthenticated), "gRPC must issue no unauthenticated token: %v", err)
 		})
 	}
 }
@@ -80,7 +80,7 @@ func TestNewPasswordRevokesTokens(t *testing.T) {
 
 	ada := w.as(w.first, old[0])
 	_, err = (&server{s: w.first}).SetPassword(ada, &identityv1.SetPasswordRequest{UserId: "ada", Password: "another one", CurrentPassword: secret})
-	require.NoError(t, err, "their own")
+	require.NoError(t, err, "users can change their own password")
 	late, err := w.first.issue(t.Context(), token.Claims{Claims: jwt.Claims{Subject: "ada"}, Kind: token.User, Scope: "system", Proof: cloud.ProofPassword, Epoch: stale.Epoch}, time.Hour)
 	require.NoError(t, err)
 	for _, text := range append(old, late.text) {
@@ -130,15 +130,15 @@ func TestProjectBelongsToOneOrg(t *testing.T) {
 		tenant cloud.Tenant
 		says   string
 	}{
-		"her own":                    {scoped("evil", "lair"), cloud.Tenant{Org: "evil", Project: "lair"}, ""},
-		"her own, org unsaid":        {scoped("", "lair"), cloud.Tenant{Org: "evil", Project: "lair"}, ""},
-		"another's, in her org":      {scoped("evil", "default"), cloud.Tenant{}, "no project default"},
-		"another's":                  {scoped("default", "default"), cloud.Tenant{}, "no project default"},
-		"her own, in another's org":  {scoped("default", "lair"), cloud.Tenant{}, "no project lair"},
-		"one that is nowhere":        {scoped("evil", "nowhere"), cloud.Tenant{}, "no project nowhere"},
-		"nowhere, org unsaid":        {scoped("", "nowhere"), cloud.Tenant{}, "no project nowhere"},
-		"admin in a wrong org":       {w.hostToken(cloud.Tenant{Org: "evil", Project: "default"}), cloud.Tenant{}, "no project default"},
-		"admin by the project alone": {w.hostToken(cloud.Tenant{Project: "default"}), tenant.Default, ""},
+		"her project and its org":                     {scoped("evil", "lair"), cloud.Tenant{Org: "evil", Project: "lair"}, ""},
+		"her project, no org":                         {scoped("", "lair"), cloud.Tenant{Org: "evil", Project: "lair"}, ""},
+		"another org's project, her org":              {scoped("evil", "default"), cloud.Tenant{}, "no project default"},
+		"another org's project and that org":          {scoped("default", "default"), cloud.Tenant{}, "no project default"},
+		"her project, another org":                    {scoped("default", "lair"), cloud.Tenant{}, "no project lair"},
+		"a project that does not exist, her org":      {scoped("evil", "nowhere"), cloud.Tenant{}, "no project nowhere"},
+		"a project that does not exist, no org":       {scoped("", "nowhere"), cloud.Tenant{}, "no project nowhere"},
+		"the administrator with a wrong org":          {w.hostToken(cloud.Tenant{Org: "evil", Project: "default"}), cloud.Tenant{}, "no project default"},
+		"the administrator with a project and no org": {w.hostToken(cloud.Tenant{Project: "default"}), tenant.Default, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tenant, err := auth.Admit(w.as(w.first, c.token), "/vmcontroller.v1.VmService/CreateVm", "", "")
@@ -180,7 +180,7 @@ func TestDev(t *testing.T) {
 	require.True(t, fault.Is(err, fault.NotFound))
 
 	_, err = auth.Admit(w.as(w.first, w.token(dev, tokenRequest{User: "admin"})), "/vmcontroller.v1.VmService/GetVm", "", "")
-	require.ErrorContains(t, err, "proved nothing", "without --dev the same token is worth nothing")
+	require.ErrorContains(t, err, "proved nothing", "without --dev the same token must give no access")
 }
 
 // TestInvalidUserCalls checks the errors of calls about users with invalid arguments or without permission.
@@ -197,11 +197,11 @@ func TestInvalidUserCalls(t *testing.T) {
 		kind fault.Kind
 		says string
 	}{
-		{"a name that is taken", func() error {
+		{"a user ID that is taken", func() error {
 			_, err := r.CreateUser(w.admin(), &identityv1.CreateUserRequest{Id: "ada"})
 			return err
 		}, fault.AlreadyExists, "ada"},
-		{"an id that is a path", func() error {
+		{"a user ID that is a path", func() error {
 			_, err := r.CreateUser(w.admin(), &identityv1.CreateUserRequest{Id: "a/b"})
 			return err
 		}, fault.InvalidArgument, "id"},
@@ -209,31 +209,31 @@ func TestInvalidUserCalls(t *testing.T) {
 			_, err := r.CreateUser(w.admin(), &identityv1.CreateUserRequest{Id: "x", Name: "a\nb"})
 			return err
 		}, fault.InvalidArgument, "printable"},
-		{"a user by no id", func() error { _, err := r.GetUser(w.admin(), &identityv1.GetUserRequest{}); return err }, fault.InvalidArgument, "id"},
-		{"a user that is not there", func() error {
+		{"no user ID", func() error { _, err := r.GetUser(w.admin(), &identityv1.GetUserRequest{}); return err }, fault.InvalidArgument, "id"},
+		{"a user that does not exist", func() error {
 			_, err := r.GetUser(w.admin(), &identityv1.GetUserRequest{Id: "nobody"})
 			return err
 		}, fault.NotFound, "nobody"},
-		{"a short secret", func() error {
+		{"a password that is too short", func() error {
 			_, err := r.SetPassword(w.admin(), &identityv1.SetPasswordRequest{UserId: "ada", Password: "1234567"})
 			return err
 		}, fault.InvalidArgument, "8 to 256"},
-		{"a secret of nobody", func() error {
+		{"a password for a user that does not exist", func() error {
 			_, err := r.SetPassword(w.admin(), &identityv1.SetPasswordRequest{UserId: "nobody", Password: secret})
 			return err
 		}, fault.NotFound, "nobody"},
-		{"another's secret", func() error {
+		{"a password for another user", func() error {
 			_, err := r.SetPassword(ada, &identityv1.SetPasswordRequest{UserId: "admin", Password: secret})
 			return err
 		}, fault.PermissionDenied, "their own"},
-		{"a role for a name without a credential", func() error { return w.bind("bare", member) }, fault.FailedPrecondition, "no credential"},
-		{"a role that is none", func() error { return w.bind("ada", cloud.Binding{Role: "root"}) }, fault.InvalidArgument, "binding.role"},
-		{"a project role nowhere", func() error { return w.bind("ada", cloud.Binding{Role: cloud.ProjectMember}) }, fault.InvalidArgument, "binding.org_id"},
-		{"the administrator's own role", func() error {
+		{"a role for a user without a credential", func() error { return w.bind("bare", member) }, fault.FailedPrecondition, "no credential"},
+		{"an unknown role", func() error { return w.bind("ada", cloud.Binding{Role: "root"}) }, fault.InvalidArgument, "binding.role"},
+		{"a project role without a project", func() error { return w.bind("ada", cloud.Binding{Role: cloud.ProjectMember}) }, fault.InvalidArgument, "binding.org_id"},
+		{"removal of the administrator's own role", func() error {
 			_, err := r.UnbindRole(w.admin(), &identityv1.UnbindRoleRequest{UserId: "admin", Binding: oneOnWire(cloud.Binding{Role: cloud.SystemAdmin})})
 			return err
 		}, fault.FailedPrecondition, "nobody else could give it back"},
-		{"a role, by a member", func() error {
+		{"a role given by a project member", func() error {
 			_, err := r.BindRole(ada, &identityv1.BindRoleRequest{UserId: "ada", Binding: oneOnWire(cloud.Binding{Role: cloud.SystemAdmin})})
 			return err
 		}, fault.PermissionDenied, "system:admin"},

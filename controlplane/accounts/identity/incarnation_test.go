@@ -59,13 +59,13 @@ func TestDeletedProjectGivesNoAccessToALaterOne(t *testing.T) {
 	account, err := r.CreateServiceAccount(w.login("ada"), &identityv1.CreateServiceAccountRequest{Name: "ci", Roles: []string{"project:admin"}})
 	require.NoError(t, err)
 	tokens := map[string]string{
-		"a user's, scoped":                         scoped(w.first, "ada"),
-		"a user's, scoped, of a clock ahead":       scoped(other, "ada"),
-		"a user's, scoped by the project alone":    w.token(w.first, tokenRequest{User: "ada", Password: secret, Project: "web"}),
-		"a user's, without a scope":                w.token(w.first, tokenRequest{User: "ada", Password: secret}),
-		"an org:admin's, scoped to the project":    scoped(w.first, "root"),
-		"a service account's":                      w.token(w.first, tokenRequest{User: cloud.UserID(account.GetAccount().GetId()), Password: account.GetSecret()}),
-		"the cluster key's, scoped to the project": w.hostToken(cloud.Tenant{Org: "acme", Project: "web"}),
+		"a user's token for org and project":                                          scoped(w.first, "ada"),
+		"a user's token for org and project, issued by a member whose clock is ahead": scoped(other, "ada"),
+		"a user's token for the project, without an org":                              w.token(w.first, tokenRequest{User: "ada", Password: secret, Project: "web"}),
+		"a user's token without a scope":                                              w.token(w.first, tokenRequest{User: "ada", Password: secret}),
+		"an org:admin's token for org and project":                                    scoped(w.first, "root"),
+		"a service account's token":                                                   w.token(w.first, tokenRequest{User: cloud.UserID(account.GetAccount().GetId()), Password: account.GetSecret()}),
+		"a token issued with the cluster key for org and project":                     w.hostToken(cloud.Tenant{Org: "acme", Project: "web"}),
 	}
 	for name, text := range tokens {
 		require.NoError(t, w.mayCreate(w.first, text), name)
@@ -90,11 +90,11 @@ func TestDeletedProjectGivesNoAccessToALaterOne(t *testing.T) {
 
 	// The same role in the new project makes only tokens issued for the new project valid.
 	require.NoError(t, w.bind("ada", ada))
-	require.NoError(t, w.mayCreate(other, early), "scoped to the new project before the role was given")
+	require.NoError(t, w.mayCreate(other, early), "a token issued for the new project before the role was given must be valid")
 	require.NoError(t, w.mayCreate(other, scoped(other, "ada")))
 	require.NoError(t, w.mayCreate(w.first, scoped(w.first, "root")))
 	require.NoError(t, w.mayCreate(w.first, w.hostToken(cloud.Tenant{Org: "acme", Project: "web"})))
-	for _, name := range []string{"a user's, scoped", "a user's, scoped, of a clock ahead", "an org:admin's, scoped to the project"} {
+	for _, name := range []string{"a user's token for org and project", "a user's token for org and project, issued by a member whose clock is ahead", "an org:admin's token for org and project"} {
 		err := w.mayCreate(w.first, tokens[name])
 		require.True(t, fault.Is(err, fault.NotFound), "%s: %v", name, err)
 	}
@@ -176,7 +176,7 @@ func TestOrgQuotaPermissions(t *testing.T) {
 	_, err := get(w.login("ada"), "evil")
 	require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
 	q, err := get(w.login("ada"), "")
-	require.NoError(t, err, "her project's")
+	require.NoError(t, err, "a project:admin can read the quota of the project")
 	require.Equal(t, "lair", q.GetProjectId())
 	_, err = r.CreateProject(w.login("mallory"), &identityv1.CreateProjectRequest{Id: "x", OrgId: "evil", Quota: &identityv1.Quota{Projects: new(uint64(9))}})
 	require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
@@ -247,7 +247,7 @@ func TestTokenDoesNotRevealForeignProjects(t *testing.T) {
 	for _, project := range []string{"web", "web", "none", "none", "lair"} {
 		c := claims(project)
 		require.Len(t, c["incarnation"], 22, project)
-		require.False(t, seen[c["incarnation"]], "no two tokens have the same claim: %s", project)
+		require.False(t, seen[c["incarnation"]], "no two tokens may have the same incarnation claim: %s", project)
 		seen[c["incarnation"]] = true
 	}
 	foreign, none := claims("web"), claims("none")

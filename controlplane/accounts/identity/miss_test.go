@@ -32,14 +32,14 @@ func TestMissesShareReads(t *testing.T) {
 			calls.Go(func() { require.NoError(t, m.wait(t.Context(), barrier)) })
 		}
 		calls.Wait()
-		require.Equal(t, 2, reads, "one for the first call, and one for all that came while it was made")
+		require.Equal(t, 2, reads, "there must be one read for the first call, and one for all calls that began during it")
 
 		reads = 0
 		begin := time.Now()
 		for range 1000 {
 			before := reads
 			require.NoError(t, m.wait(t.Context(), barrier))
-			require.Equal(t, before+1, reads, "an earlier read does not serve a later call")
+			require.Equal(t, before+1, reads, "a call must not share a read that began before the call")
 		}
 		require.LessOrEqual(t, float64(reads), missBurst+missesPerSecond*time.Since(begin).Seconds()+1)
 		require.Less(t, time.Since(begin), 30*time.Second)
@@ -116,5 +116,5 @@ func TestUnknownProjectsCauseFewReads(t *testing.T) {
 	}
 	require.Equal(t, before, wire.n.Load())
 	_, err = s.Verify(t.Context(), w.hostToken(cloud.Tenant{}))
-	require.NoError(t, err, "a token without a project needs no such read")
+	require.NoError(t, err, "a token without a project must need no read")
 }

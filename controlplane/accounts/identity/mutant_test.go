@@ -12,7 +12,7 @@ import (
 // TestMutantsOfTokens checks that the named test fails, with the given text, if the mutant breaks a rule of tokens.
 func TestMutantsOfTokens(t *testing.T) {
 	mutanttest.Notices(t, mutant.AcceptExpired, TestTokenExpiry, "an expired token was accepted")
-	mutanttest.Notices(t, mutant.AcceptAnyKey, TestForgedTokens, "a_key_that_the_token_itself_brings")
+	mutanttest.Notices(t, mutant.AcceptAnyKey, TestForgedTokens, "a_public_key_in_the_token's_header")
 	mutanttest.Notices(t, mutant.AcceptHMAC, TestForgedTokens, "the_public_key_as_an_HMAC_secret")
 	mutanttest.Notices(t, mutant.AcceptDisabled, TestDisabledUserGetsNoToken, "a disabled user got a token")
 	mutanttest.Notices(t, mutant.IgnoreEpoch, TestNewPasswordRevokesTokens, "a token from before the new password was accepted")

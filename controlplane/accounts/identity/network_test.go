@@ -39,7 +39,7 @@ func TestGuessingDoesNotLockUsersOut(t *testing.T) {
 	for i := range password.MaxNameMisses {
 		require.False(t, login(started, fmt.Sprintf("192.0.2.%d", i), "guess guess"))
 	}
-	require.False(t, login(started, "203.0.113.5", secret), "a network from which the user never logged in")
+	require.False(t, login(started, "203.0.113.5", secret), "the correct password from a network without an earlier login must be refused")
 	require.True(t, login(started, "198.51.100.7", secret))
 }
 
@@ -71,5 +71,5 @@ func TestLoginNetworks(t *testing.T) {
 	require.Empty(t, w.networks("ada"))
 	_, err := rememberNetworkCommand.Call(t.Context(), w.first.opts.Commands, newNetwork{"ada", "192.0.2.1"})
 	require.NoError(t, err)
-	require.Empty(t, w.networks("ada"), "a login that ends after the user was deleted")
+	require.Empty(t, w.networks("ada"), "a login that ends after the user was deleted must store no network")
 }

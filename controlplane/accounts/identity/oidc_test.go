@@ -111,8 +111,8 @@ func TestLoginThroughAnotherProvider(t *testing.T) {
 	require.True(t, fault.Is(err, fault.Unauthenticated), "%v", err)
 	require.ErrorContains(t, err, "nobody here is linked")
 	require.NoError(t, link("ada", "ada@corp"))
-	require.NoError(t, link("ada", "ada@corp"), "again is the same")
-	require.NoError(t, w.bind("ada", member), "it is a credential")
+	require.NoError(t, link("ada", "ada@corp"), "a repeated link must be accepted")
+	require.NoError(t, w.bind("ada", member), "a linked identity is a credential, so roles can be given")
 	_, err = r.CreateUser(w.admin(), &identityv1.CreateUserRequest{Id: "eve"})
 	require.NoError(t, err)
 	require.ErrorContains(t, link("eve", "ada@corp"), "another user's")
@@ -135,17 +135,17 @@ func TestLoginThroughAnotherProvider(t *testing.T) {
 		provider, text, nonce string
 		kind                  fault.Kind
 	}{
-		"another provider":         {"else", good(), "", fault.InvalidArgument},
-		"no token":                 {"corp", "", "", fault.InvalidArgument},
-		"garbage":                  {"corp", "a.b.c", "", fault.Unauthenticated},
-		"for another client":       {"corp", idp.signIDToken("ada@corp", "wiki", "n1", w.at), "n1", fault.Unauthenticated},
-		"for another login":        {"corp", good(), "n2", fault.Unauthenticated},
-		"given to another program": {"corp", idp.signIDToken("ada@corp", "trivet-cloud", "n1", w.at, "azp", "wiki"), "n1", fault.Unauthenticated},
-		"that has expired":         {"corp", idp.signIDToken("ada@corp", "trivet-cloud", "n1", w.at.Add(-2*time.Hour)), "n1", fault.Unauthenticated},
-		"of somebody else's key":   {"corp", foreign.signIDToken("ada@corp", "trivet-cloud", "n1", w.at), "n1", fault.Unauthenticated},
-		"of another issuer":        {"corp", elsewhere.signIDToken("ada@corp", "trivet-cloud", "n1", w.at), "n1", fault.Unauthenticated},
-		"of somebody unknown":      {"corp", idp.signIDToken("bob@corp", "trivet-cloud", "n1", w.at), "n1", fault.Unauthenticated},
-		"our own token":            {"corp", made.GetToken(), "", fault.Unauthenticated},
+		"an unknown provider":                {"else", good(), "", fault.InvalidArgument},
+		"no token":                           {"corp", "", "", fault.InvalidArgument},
+		"a malformed token":                  {"corp", "a.b.c", "", fault.Unauthenticated},
+		"the audience of another client":     {"corp", idp.signIDToken("ada@corp", "wiki", "n1", w.at), "n1", fault.Unauthenticated},
+		"the nonce of another login":         {"corp", good(), "n2", fault.Unauthenticated},
+		"another client as authorized party": {"corp", idp.signIDToken("ada@corp", "trivet-cloud", "n1", w.at, "azp", "wiki"), "n1", fault.Unauthenticated},
+		"an expired token":                   {"corp", idp.signIDToken("ada@corp", "trivet-cloud", "n1", w.at.Add(-2*time.Hour)), "n1", fault.Unauthenticated},
+		"the signature of another key":       {"corp", foreign.signIDToken("ada@corp", "trivet-cloud", "n1", w.at), "n1", fault.Unauthenticated},
+		"another issuer":                     {"corp", elsewhere.signIDToken("ada@corp", "trivet-cloud", "n1", w.at), "n1", fault.Unauthenticated},
+		"a subject linked with no user":      {"corp", idp.signIDToken("bob@corp", "trivet-cloud", "n1", w.at), "n1", fault.Unauthenticated},
+		"a token of Trivet":                  {"corp", made.GetToken(), "", fault.Unauthenticated},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := login(c.provider, c.text, c.nonce)
@@ -154,14 +154,14 @@ func TestLoginThroughAnotherProvider(t *testing.T) {
 	}
 	idp.rotateKey("k2")
 	_, err = login("corp", good(), "n1")
-	require.NoError(t, err, "its keys change")
+	require.NoError(t, err, "a token signed with the provider's new key must be accepted")
 
 	_, err = r.UnlinkIdentity(w.admin(), &identityv1.UnlinkIdentityRequest{UserId: "ada", Identity: &identityv1.Identity{Provider: "corp", Subject: "ada@corp"}})
 	require.NoError(t, err)
 	require.ErrorContains(t, errOf(w.first.Verify(t.Context(), made.GetToken())), "no longer valid")
 	_, err = login("corp", good(), "n1")
 	require.ErrorContains(t, err, "nobody here is linked")
-	require.NoError(t, link("eve", "ada@corp"), "it is free again")
+	require.NoError(t, link("eve", "ada@corp"), "an unlinked identity can be linked with another user")
 
 	// A different provider that later gets the same name in the configuration cannot authenticate the linked users.
 	later := newTestProvider(t)

@@ -38,16 +38,16 @@ func TestRelyingPartiesRefuseUnauthenticatedTokens(t *testing.T) {
 	} {
 		text := w.token(w.first, q)
 		caller, err := w.first.Verify(t.Context(), text)
-		require.NoError(t, err, "the contract's /auth/verify calls it valid")
+		require.NoError(t, err, "the wire contract requires that an unauthenticated token is valid")
 		require.Equal(t, cloud.ProofNone, caller.Proof)
-		require.Equal(t, q.User, caller.User, "the name without the prefix")
+		require.Equal(t, q.User, caller.User, "the user must be the claimed name, without the prefix of the subject")
 
 		_, err = verifier.Verify(t.Context(), text)
 		require.Error(t, err)
 		_, err = anyKey.Verify(t.Context(), text)
 		require.ErrorContains(t, err, `expected audience "trivet" got ["trivet:unproven"]`)
 		_, err = anyAudience.Verify(t.Context(), text)
-		require.ErrorContains(t, err, "failed to verify signature", "the key is not published")
+		require.ErrorContains(t, err, "failed to verify signature", "the key of unauthenticated tokens must not be published")
 		parsed, err := jwt.ParseSigned(text, []jose.SignatureAlgorithm{jose.EdDSA})
 		require.NoError(t, err)
 		var claims jwt.Claims
@@ -63,7 +63,7 @@ func TestRelyingPartiesRefuseUnauthenticatedTokens(t *testing.T) {
 	defer answer.Body.Close()
 	var keys jose.JSONWebKeySet
 	require.NoError(t, json.NewDecoder(answer.Body).Decode(&keys))
-	require.Len(t, keys.Keys, 2, "the primary and the staged key")
+	require.Len(t, keys.Keys, 2, "the primary and the staged key must be published")
 	require.Empty(t, keys.Key(unprovenKeyID))
 	require.Empty(t, keys.Key(hostKeyID))
 }

@@ -95,7 +95,7 @@ func TestForgedTokens(t *testing.T) {
 	require.NoError(t, err)
 	ours := forgery{alg: jose.EdDSA, key: private, kid: kid}
 	_, err = w.first.Verify(t.Context(), ours.make(t, w))
-	require.NoError(t, err, "the forgeries below differ from a good token by one thing each")
+	require.NoError(t, err, "the token from which the forgeries are made must be valid")
 	with := func(change func(*token.Claims)) forgery { f := ours; f.change = change; return f }
 	host := ed25519.NewKeyFromSeed(w.key.Derive("host-token"))
 	elsewhere := clusterkey.Generate()
@@ -107,76 +107,76 @@ func TestForgedTokens(t *testing.T) {
 		}}
 	}
 	_, err = w.first.Verify(t.Context(), unproven(func(*token.Claims) {}).make(t, w))
-	require.NoError(t, err, "the unproven forgeries below differ from an unauthenticated token by one thing each")
+	require.NoError(t, err, "the unauthenticated token from which forgeries are made must be valid")
 	published := with(func(c *token.Claims) {
 		c.Audience, c.Subject, c.Proof = jwt.Audience{token.UnprovenAudience}, "unproven:admin", cloud.ProofNone
 	})
 	hostUnproven := published
 	hostUnproven.key, hostUnproven.kid = host, hostKeyID
 	for name, f := range map[string]forgery{
-		"unproven, by a published key":          published,
-		"unproven, by the host key":             hostUnproven,
-		"unproven as issued in former versions": with(func(c *token.Claims) { c.Proof = cloud.ProofNone }),
-		"proven, by the unproven key":           {alg: jose.EdDSA, key: w.first.unprovenKey, kid: unprovenKeyID},
-		"a host key's proof, by the unproven key": {alg: jose.EdDSA, key: w.first.unprovenKey, kid: unprovenKeyID, change: func(c *token.Claims) {
+		"an unauthenticated token signed with a published key":               published,
+		"an unauthenticated token signed with the host key":                  hostUnproven,
+		"an unauthenticated token of a former version":                       with(func(c *token.Claims) { c.Proof = cloud.ProofNone }),
+		"an authenticated token signed with the key of unauthenticated ones": {alg: jose.EdDSA, key: w.first.unprovenKey, kid: unprovenKeyID},
+		"a host-key token signed with the key of unauthenticated ones": {alg: jose.EdDSA, key: w.first.unprovenKey, kid: unprovenKeyID, change: func(c *token.Claims) {
 			c.Proof = cloud.ProofHostKey
 		}},
-		"a password's proof, unproven otherwise": unproven(func(c *token.Claims) { c.Proof = cloud.ProofPassword }),
-		"no proof, by the unproven key":          unproven(func(c *token.Claims) { c.Proof = "" }),
-		"another key under the unproven kid":     {alg: jose.EdDSA, key: mine, kid: unprovenKeyID},
-		"the unproven key under our kid":         {alg: jose.EdDSA, key: w.first.unprovenKey, kid: kid},
-		"unproven, for other programs":           unproven(func(c *token.Claims) { c.Audience = jwt.Audience{token.Audience} }),
-		"unproven, for other programs too":       unproven(func(c *token.Claims) { c.Audience = append(c.Audience, token.Audience) }),
-		"unproven, in a user's own name":         unproven(func(c *token.Claims) { c.Subject = "admin" }),
-		"unproven, in no name":                   unproven(func(c *token.Claims) { c.Subject = "unproven:" }),
-		"proven, in an unproven name":            with(func(c *token.Claims) { c.Subject = "unproven:admin" }),
-		"proven, for the unproven audience":      with(func(c *token.Claims) { c.Audience = jwt.Audience{token.UnprovenAudience} }),
-		"another key under our kid":              {alg: jose.EdDSA, key: mine, kid: kid},
-		"another key under the host's kid":       {alg: jose.EdDSA, key: mine, kid: hostKeyID},
-		"our key under the host's kid":           {alg: jose.EdDSA, key: private, kid: hostKeyID},
-		"the host's key under our kid":           {alg: jose.EdDSA, key: host, kid: kid},
-		"no kid":                                 {alg: jose.EdDSA, key: private},
-		"an empty kid":                           {alg: jose.EdDSA, key: private, kid: ""},
-		"an unknown kid":                         {alg: jose.EdDSA, key: mine, kid: "0000000000000000"},
-		"a kid that is a path":                   {alg: jose.EdDSA, key: mine, kid: "../signing-key/" + kid},
-		"a kid of 4 KiB":                         {alg: jose.EdDSA, key: mine, kid: strings.Repeat("k", 4<<10)},
-		"the public key as an HMAC secret":       {alg: jose.HS256, key: []byte(public), kid: kid},
-		"the public key, HMAC with SHA-512":      {alg: jose.HS512, key: append([]byte(public), public...), kid: kid},
-		"a kid that is an array":                 {alg: jose.EdDSA, key: private, kid: []string{kid}},
-		"a kid that is a number":                 {alg: jose.EdDSA, key: private, kid: 1},
-		"a URL of keys that the token itself brings": {alg: jose.EdDSA, key: mine, kid: kid, header: map[jose.HeaderKey]any{
+		"an unauthenticated token that claims proof by password":                      unproven(func(c *token.Claims) { c.Proof = cloud.ProofPassword }),
+		"an unauthenticated token with an empty proof claim":                          unproven(func(c *token.Claims) { c.Proof = "" }),
+		"another key under the kid of unauthenticated tokens":                         {alg: jose.EdDSA, key: mine, kid: unprovenKeyID},
+		"the key of unauthenticated tokens under the signing key's kid":               {alg: jose.EdDSA, key: w.first.unprovenKey, kid: kid},
+		"an unauthenticated token for the audience of authenticated ones":             unproven(func(c *token.Claims) { c.Audience = jwt.Audience{token.Audience} }),
+		"an unauthenticated token for both audiences":                                 unproven(func(c *token.Claims) { c.Audience = append(c.Audience, token.Audience) }),
+		"an unauthenticated token whose subject has no prefix":                        unproven(func(c *token.Claims) { c.Subject = "admin" }),
+		"an unauthenticated token whose subject is only the prefix":                   unproven(func(c *token.Claims) { c.Subject = "unproven:" }),
+		"an authenticated token whose subject has the prefix of unauthenticated ones": with(func(c *token.Claims) { c.Subject = "unproven:admin" }),
+		"an authenticated token for the audience of unauthenticated ones":             with(func(c *token.Claims) { c.Audience = jwt.Audience{token.UnprovenAudience} }),
+		"another key under the signing key's kid":                                     {alg: jose.EdDSA, key: mine, kid: kid},
+		"another key under the host key's kid":                                        {alg: jose.EdDSA, key: mine, kid: hostKeyID},
+		"the signing key under the host key's kid":                                    {alg: jose.EdDSA, key: private, kid: hostKeyID},
+		"the host key under the signing key's kid":                                    {alg: jose.EdDSA, key: host, kid: kid},
+		"no kid":                            {alg: jose.EdDSA, key: private},
+		"an empty kid":                      {alg: jose.EdDSA, key: private, kid: ""},
+		"an unknown kid":                    {alg: jose.EdDSA, key: mine, kid: "0000000000000000"},
+		"a kid that is a path":              {alg: jose.EdDSA, key: mine, kid: "../signing-key/" + kid},
+		"a kid of 4 KiB":                    {alg: jose.EdDSA, key: mine, kid: strings.Repeat("k", 4<<10)},
+		"the public key as an HMAC secret":  {alg: jose.HS256, key: []byte(public), kid: kid},
+		"the public key, HMAC with SHA-512": {alg: jose.HS512, key: append([]byte(public), public...), kid: kid},
+		"a kid that is an array":            {alg: jose.EdDSA, key: private, kid: []string{kid}},
+		"a kid that is a number":            {alg: jose.EdDSA, key: private, kid: 1},
+		"URLs of keys in the token's header": {alg: jose.EdDSA, key: mine, kid: kid, header: map[jose.HeaderKey]any{
 			"jku": "http://127.0.0.1:1/jwks.json", "x5u": "http://127.0.0.1:1/chain.pem",
 		}},
-		"another cluster's administrator": {alg: jose.EdDSA, key: ed25519.NewKeyFromSeed(elsewhere.Derive("host-token")), kid: hostKeyID, change: func(c *token.Claims) {
+		"a host-key token of another cluster": {alg: jose.EdDSA, key: ed25519.NewKeyFromSeed(elsewhere.Derive("host-token")), kid: hostKeyID, change: func(c *token.Claims) {
 			c.Cluster, c.Proof = elsewhere.Cluster(), cloud.ProofHostKey
 		}},
-		"a key that the token itself brings": {alg: jose.EdDSA, key: mine, kid: kid, header: map[jose.HeaderKey]any{"jwk": jose.JSONWebKey{Key: mine.Public(), KeyID: kid}}},
-		"a header that must be understood":   {alg: jose.EdDSA, key: private, kid: kid, header: map[jose.HeaderKey]any{"crit": []string{"x"}, "x": 1}},
-		"another cluster's":                  with(func(c *token.Claims) { c.Cluster = clusterkey.Generate().Cluster() }),
+		"a public key in the token's header": {alg: jose.EdDSA, key: mine, kid: kid, header: map[jose.HeaderKey]any{"jwk": jose.JSONWebKey{Key: mine.Public(), KeyID: kid}}},
+		"an unknown critical header":         {alg: jose.EdDSA, key: private, kid: kid, header: map[jose.HeaderKey]any{"crit": []string{"x"}, "x": 1}},
+		"the ID of another cluster":          with(func(c *token.Claims) { c.Cluster = clusterkey.Generate().Cluster() }),
 		"no issuer":                          with(func(c *token.Claims) { c.Issuer = "" }),
-		"another token.Audience":             with(func(c *token.Claims) { c.Audience = jwt.Audience{"billing"} }),
-		"no token.Audience":                  with(func(c *token.Claims) { c.Audience = nil }),
-		"no end":                             with(func(c *token.Claims) { c.Expiry = nil }),
-		"over for a second":                  with(func(c *token.Claims) { c.Expiry = jwt.NewNumericDate(w.at.Add(-time.Second)) }),
-		"over for an hour":                   with(func(c *token.Claims) { c.Expiry = jwt.NewNumericDate(w.at.Add(-time.Hour)) }),
-		"no cluster":                         with(func(c *token.Claims) { c.Cluster = "" }),
-		"no id":                              with(func(c *token.Claims) { c.ID = "" }),
-		"no beginning":                       with(func(c *token.Claims) { c.IssuedAt = nil }),
+		"another audience":                   with(func(c *token.Claims) { c.Audience = jwt.Audience{"billing"} }),
+		"no audience":                        with(func(c *token.Claims) { c.Audience = nil }),
+		"no expiry":                          with(func(c *token.Claims) { c.Expiry = nil }),
+		"expired a second ago":               with(func(c *token.Claims) { c.Expiry = jwt.NewNumericDate(w.at.Add(-time.Second)) }),
+		"expired an hour ago":                with(func(c *token.Claims) { c.Expiry = jwt.NewNumericDate(w.at.Add(-time.Hour)) }),
+		"no cluster ID":                      with(func(c *token.Claims) { c.Cluster = "" }),
+		"no token ID":                        with(func(c *token.Claims) { c.ID = "" }),
+		"no time of issue":                   with(func(c *token.Claims) { c.IssuedAt = nil }),
 		"no scope":                           with(func(c *token.Claims) { c.Scope = "" }),
-		"a scope that is none":               with(func(c *token.Claims) { c.Scope = "everything" }),
-		"a service account's, for a user":    with(func(c *token.Claims) { c.Kind = token.ServiceAccount }),
-		"from the far future":                with(func(c *token.Claims) { c.IssuedAt = jwt.NewNumericDate(w.at.Add(2 * token.Leeway)) }),
-		"not good yet":                       with(func(c *token.Claims) { c.NotBefore = jwt.NewNumericDate(w.at.Add(2 * token.Leeway)) }),
-		"nobody's":                           with(func(c *token.Claims) { c.Subject = "" }),
-		"a host's":                           with(func(c *token.Claims) { c.Kind = "node" }),
-		"a proof that only the host key gives": with(func(c *token.Claims) {
+		"a malformed scope":                  with(func(c *token.Claims) { c.Scope = "everything" }),
+		"the kind of a service account with the ID of a user": with(func(c *token.Claims) { c.Kind = token.ServiceAccount }),
+		"issued in the future":                                with(func(c *token.Claims) { c.IssuedAt = jwt.NewNumericDate(w.at.Add(2 * token.Leeway)) }),
+		"not valid yet":                                       with(func(c *token.Claims) { c.NotBefore = jwt.NewNumericDate(w.at.Add(2 * token.Leeway)) }),
+		"no subject":                                          with(func(c *token.Claims) { c.Subject = "" }),
+		"the kind of a host":                                  with(func(c *token.Claims) { c.Kind = "node" }),
+		"proof by host key, but signed with the signing key": with(func(c *token.Claims) {
 			c.Proof = cloud.ProofHostKey
 		}),
-		"a user that is not there":     with(func(c *token.Claims) { c.Subject = "nobody" }),
-		"a subject that is a path":     with(func(c *token.Claims) { c.Subject = "a/b" }),
-		"of a password not yet set":    with(func(c *token.Claims) { c.Epoch = 7 }),
-		"a scope of 900 KiB":           with(func(c *token.Claims) { c.Scope = "project:o/" + strings.Repeat("p", 900<<10) }),
-		"a scope larger than a header": with(func(c *token.Claims) { c.Scope = "project:o/" + strings.Repeat("p", 9<<10) }),
+		"a user that does not exist":     with(func(c *token.Claims) { c.Subject = "nobody" }),
+		"a subject that is a path":       with(func(c *token.Claims) { c.Subject = "a/b" }),
+		"an epoch later than the user's": with(func(c *token.Claims) { c.Epoch = 7 }),
+		"a scope of 900 KiB":             with(func(c *token.Claims) { c.Scope = "project:o/" + strings.Repeat("p", 900<<10) }),
+		"a scope of 9 KiB":               with(func(c *token.Claims) { c.Scope = "project:o/" + strings.Repeat("p", 9<<10) }),
 	} {
 		t.Run(name, func(t *testing.T) {
 			caller, err := w.first.Verify(t.Context(), f.make(t, w))
@@ -201,19 +201,19 @@ func TestForgedTokens(t *testing.T) {
 		return `{"payload":"` + parts[1] + `","signatures":[` + strings.Repeat(one+",", signatures-1) + one + `]}`
 	}
 	for name, text := range map[string]string{
-		"nothing": "", "dots": "..", "garbage": "garbage", "alg none": none + "." + parts[1] + ".",
-		"alg none with our signature": none + "." + parts[1] + "." + parts[2],
-		"no signature":                parts[0] + "." + parts[1] + ".",
-		"another payload":             parts[0] + "." + encode([]byte(edited)) + "." + parts[2],
-		"a signature plus L":          parts[0] + "." + parts[1] + "." + encode(plusOrder(signature)),
+		"empty text": "", "only dots": "..", "garbage": "garbage", "alg none": none + "." + parts[1] + ".",
+		"alg none with the signature of a valid token": none + "." + parts[1] + "." + parts[2],
+		"no signature":                     parts[0] + "." + parts[1] + ".",
+		"another payload":                  parts[0] + "." + encode([]byte(edited)) + "." + parts[2],
+		"a signature plus the group order": parts[0] + "." + parts[1] + "." + encode(plusOrder(signature)),
 		"a payload that is not encoded": unencoded + "." + string(payload) + "." +
 			encode(ed25519.Sign(private, []byte(unencoded+"."+string(payload)))),
-		"in JSON":                     `{"payload":"` + parts[1] + `","protected":"` + parts[0] + `","signature":"` + parts[2] + `"}`,
+		"in JSON, flattened":          `{"payload":"` + parts[1] + `","protected":"` + parts[0] + `","signature":"` + parts[2] + `"}`,
 		"in JSON with one signature":  general(1),
 		"in JSON with two signatures": general(2),
 		"five parts":                  good + "." + parts[0] + "." + parts[1],
-		"twice":                       good + "." + good, "with a tail": good + "A",
-		"of 9 KiB": strings.Repeat("a", 9<<10),
+		"two tokens in one":           good + "." + good, "an extra character at the end": good + "A",
+		"9 KiB of one letter": strings.Repeat("a", 9<<10),
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := w.first.Verify(t.Context(), text)

@@ -91,13 +91,13 @@ func TestReservedIDsAreLimited(t *testing.T) {
 	}
 	require.Equal(t, tenant.MaxReserved, w.records())
 	_, err := w.create(web.Org, "p0")
-	require.NoError(t, err, "the oldest reserved IDs can be used again")
+	require.NoError(t, err, "an ID beyond the limit must not be reserved")
 	_, err = w.create(web.Org, "p119")
 	require.True(t, fault.Is(err, fault.AlreadyExists), "%v", err)
 
 	require.NoError(t, w.do(func(tx *store.Tx) error { return tenant.DeleteOrg(tx, "evil") }))
 	_, err = w.create(web.Org, "p119")
-	require.NoError(t, err, "nothing is reserved for an org that is deleted")
+	require.NoError(t, err, "no ID may stay reserved for a deleted org")
 	*at = at.Add(tenant.ReserveFor * time.Millisecond)
 	require.NoError(t, tenant.PruneDeleted(t.Context(), w.s))
 	require.Equal(t, 2, w.records())

@@ -58,11 +58,11 @@ func upTo(n uint64) *uint64 { return &n }
 func TestQuota(t *testing.T) {
 	w := newWorld(t)
 	one := tenant.Amount{VCPUs: 2, MemoryMiB: 1024, StorageGiB: 10, VMs: 1}
-	require.NoError(t, w.take(one, tenant.Amount{}), "nothing is bounded at first")
+	require.NoError(t, w.take(one, tenant.Amount{}), "a project without a quota must have no limit")
 	require.NoError(t, w.do(func(tx *store.Tx) error {
 		return tenant.SetQuota(tx, web.Project, tenant.Quota{VCPUs: upTo(4), MemoryMiB: upTo(2048), VMs: upTo(2)})
 	}))
-	require.NoError(t, w.take(one, tenant.Amount{}), "up to the bound")
+	require.NoError(t, w.take(one, tenant.Amount{}), "usage up to the quota must be allowed")
 	err := w.take(one, tenant.Amount{})
 	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
 	require.EqualError(t, err, "the quota of project web allows 4 vcpus: 4 are used, 2 more are asked for")
@@ -73,15 +73,15 @@ func TestQuota(t *testing.T) {
 
 	grown := one
 	grown.VCPUs = 3
-	require.True(t, fault.Is(w.take(grown, one), fault.ResourceExhausted), "growth is checked by the difference")
+	require.True(t, fault.Is(w.take(grown, one), fault.ResourceExhausted), "a resource that grows must be refused if the difference exceeds the quota")
 	require.NoError(t, w.do(func(tx *store.Tx) error {
 		return tenant.SetQuota(tx, web.Project, tenant.Quota{VCPUs: upTo(1), VMs: upTo(0)})
-	}), "a bound below what is there takes nothing away")
+	}), "a quota below the present usage can be set")
 	shrunk := one
 	shrunk.VCPUs = 1
-	require.NoError(t, w.take(shrunk, one), "a resource that does not grow is not checked")
+	require.NoError(t, w.take(shrunk, one), "a resource that does not grow must not be checked against the quota")
 	require.ErrorContains(t, w.take(tenant.Amount{VMs: 1}, tenant.Amount{}), "allows 0 vms")
-	require.NoError(t, w.take(tenant.Amount{StorageGiB: 1 << 60}, tenant.Amount{}), "what is not bounded stays so")
+	require.NoError(t, w.take(tenant.Amount{StorageGiB: 1 << 60}, tenant.Amount{}), "a resource without a limit must stay unlimited")
 	require.NoError(t, w.do(func(tx *store.Tx) error { return tenant.Give(tx, web, tenant.Machines, w.used()) }))
 	require.Zero(t, w.used())
 }
@@ -159,7 +159,7 @@ func TestIDsAreUnique(t *testing.T) {
 	require.NoError(t, w.take(tenant.Amount{}, tenant.Amount{VMs: 1, VCPUs: 2}))
 	require.NoError(t, remove())
 	require.True(t, fault.Is(remove(), fault.NotFound))
-	require.True(t, fault.Is(w.take(tenant.Amount{VMs: 1}, tenant.Amount{}), fault.NotFound), "nothing is made in a project that is gone")
+	require.True(t, fault.Is(w.take(tenant.Amount{VMs: 1}, tenant.Amount{}), fault.NotFound), "nothing can be created in a deleted project")
 	require.NoError(t, removeOrg())
 	require.ErrorContains(t, w.do(func(tx *store.Tx) error { _, err := tenant.CreateOrg(tx, "acme", ""); return err }), "not used again")
 	require.ErrorContains(t, create("acme", "later"), "no org acme")

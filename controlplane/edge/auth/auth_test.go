@@ -43,29 +43,29 @@ func TestAdmit(t *testing.T) {
 		kind         fault.Kind
 		says         string
 	}{
-		{name: "nobody", method: get, kind: fault.Unauthenticated, says: "Bearer"},
-		{name: "unproven", who: caller(cloud.ProofNone, op, in(cloud.SystemAdmin, "", "")), method: get, kind: fault.PermissionDenied, says: "proved nothing"},
-		{name: "no proof at all", who: caller("", op, in(cloud.SystemAdmin, "", "")), method: get, kind: fault.PermissionDenied, says: "proved nothing"},
+		{name: "no token", method: get, kind: fault.Unauthenticated, says: "Bearer"},
+		{name: "unauthenticated token", who: caller(cloud.ProofNone, op, in(cloud.SystemAdmin, "", "")), method: get, kind: fault.PermissionDenied, says: "proved nothing"},
+		{name: "token without a proof", who: caller("", op, in(cloud.SystemAdmin, "", "")), method: get, kind: fault.PermissionDenied, says: "proved nothing"},
 		{name: "no role", who: caller(cloud.ProofPassword, cloud.Tenant{}), method: get, kind: fault.PermissionDenied, says: "no role in any project"},
 		{name: "a host", who: &cloud.Caller{Node: "n"}, method: get, kind: fault.PermissionDenied, says: "not for hosts"},
-		{name: "one project, unsaid", who: member, method: create, tenant: op},
-		{name: "one project, said", who: member, method: create, org: "o", project: "p", tenant: op},
+		{name: "role in one project, request names none", who: member, method: create, tenant: op},
+		{name: "role in one project, request names it", who: member, method: create, org: "o", project: "p", tenant: op},
 		{name: "request names another project", who: member, method: create, org: "o", project: "q", kind: fault.NotFound, says: "no project q"},
 		{name: "request names another org", who: member, method: create, org: "x", kind: fault.NotFound, says: "no org x"},
-		{name: "two projects", who: two, method: get, kind: fault.PermissionDenied, says: "o/p, o/q"},
+		{name: "roles in two projects, request names none", who: two, method: get, kind: fault.PermissionDenied, says: "o/p, o/q"},
 		{name: "roles in two projects, request names one", who: two, method: get, org: "o", project: "p", tenant: op},
 		{name: "viewer reads", who: viewer, method: get, tenant: op},
 		{name: "viewer writes", who: viewer, method: create, kind: fault.PermissionDenied, says: "may not CreateVm"},
 		{name: "org admin in any project", who: orgAdmin, method: create, tenant: cloud.Tenant{Org: "o", Project: "q"}},
 		{name: "role in another org's project", who: foreign, method: get, kind: fault.NotFound, says: "no project p"},
-		{name: "images are the org's", who: member, method: list, org: "o", tenant: cloud.Tenant{Org: "o"}},
+		{name: "images of the org of the caller's project", who: member, method: list, org: "o", tenant: cloud.Tenant{Org: "o"}},
 		{name: "images of another org", who: member, method: list, org: "x", kind: fault.NotFound},
 		{name: "admin without project, RPC", who: admin, method: get, org: "o", kind: fault.InvalidArgument, says: "project_id"},
 		{name: "admin without org, RPC", who: admin, method: list, kind: fault.InvalidArgument, says: "org_id"},
 		{name: "admin with project, RPC", who: admin, method: get, org: "o", project: "p", tenant: op},
 		{name: "admin without project, REST", who: admin, edge: REST, method: get, kind: fault.PermissionDenied, says: "token with org_id and project_id"},
 		{name: "admin with a project's token, REST", who: adminInP, edge: REST, method: get, tenant: op},
-		{name: "admin with a project's token elsewhere", who: adminInP, method: get, org: "o", project: "q", kind: fault.PermissionDenied},
+		{name: "admin with a project's token, another project", who: adminInP, method: get, org: "o", project: "q", kind: fault.PermissionDenied},
 		{name: "cordon by admin", who: admin, method: cordon},
 		{name: "cordon by member", who: member, method: cordon, kind: fault.PermissionDenied},
 		{name: "nodes by member", who: member, method: nodes + "ListNodes"},
@@ -80,20 +80,20 @@ func TestAdmit(t *testing.T) {
 		{name: "a project that does not exist, images", who: caller(cloud.ProofHostKey, cloud.Tenant{Project: "p"}, in(cloud.SystemAdmin, "", "")), method: list, kind: fault.NotFound, says: "no project p"},
 		{name: "a token of a project cannot cordon nodes", who: adminInP, method: cordon, kind: fault.PermissionDenied, says: "limited to o/p"},
 		{name: "a token of a project that does not exist cannot cordon nodes", who: caller(cloud.ProofHostKey, cloud.Tenant{Project: "p"}, in(cloud.SystemAdmin, "", "")), method: cordon, kind: fault.PermissionDenied, says: "limited to /p"},
-		{name: "an account makes no account", who: caller(cloud.ProofAppCred, op, in(cloud.ProjectAdmin, "o", "p")), method: identity + "CreateServiceAccount", kind: fault.PermissionDenied, says: "would outlive"},
-		{name: "a token of one project is none of another's images", who: caller(cloud.ProofPassword, op, in(cloud.ProjectViewer, "o", "p"), in(cloud.ProjectMember, "o", "q")), method: images + "DeleteImage", kind: fault.PermissionDenied, says: "may not DeleteImage"},
-		{name: "admin of an org's token", who: caller(cloud.ProofHostKey, cloud.Tenant{Org: "o"}, in(cloud.SystemAdmin, "", "")), method: get, project: "p", tenant: op},
-		{name: "admin of an org's token elsewhere", who: caller(cloud.ProofHostKey, cloud.Tenant{Org: "o"}, in(cloud.SystemAdmin, "", "")), method: get, org: "x", project: "p", kind: fault.PermissionDenied, says: "limited to org o"},
-		{name: "what only the admin may", who: member, method: operators + "ClusterStatus", kind: fault.PermissionDenied, says: "[system:admin]"},
-		{name: "under --dev, elsewhere", who: caller(cloud.ProofDev, cloud.Tenant{Org: "x", Project: "y"}, in(cloud.ProjectAdmin, "o", "p")), method: get, kind: fault.NotFound, says: "no project y"},
+		{name: "a service account cannot create a service account", who: caller(cloud.ProofAppCred, op, in(cloud.ProjectAdmin, "o", "p")), method: identity + "CreateServiceAccount", kind: fault.PermissionDenied, says: "would outlive"},
+		{name: "role that may delete images, but in another project than the token's", who: caller(cloud.ProofPassword, op, in(cloud.ProjectViewer, "o", "p"), in(cloud.ProjectMember, "o", "q")), method: images + "DeleteImage", kind: fault.PermissionDenied, says: "may not DeleteImage"},
+		{name: "admin with an org's token", who: caller(cloud.ProofHostKey, cloud.Tenant{Org: "o"}, in(cloud.SystemAdmin, "", "")), method: get, project: "p", tenant: op},
+		{name: "admin with an org's token, another org", who: caller(cloud.ProofHostKey, cloud.Tenant{Org: "o"}, in(cloud.SystemAdmin, "", "")), method: get, org: "x", project: "p", kind: fault.PermissionDenied, says: "limited to org o"},
+		{name: "method of administrators, by member", who: member, method: operators + "ClusterStatus", kind: fault.PermissionDenied, says: "[system:admin]"},
+		{name: "under --dev, token of a project without a role", who: caller(cloud.ProofDev, cloud.Tenant{Org: "x", Project: "y"}, in(cloud.ProjectAdmin, "o", "p")), method: get, kind: fault.NotFound, says: "no project y"},
 		{name: "credit: billing names the project, REST", who: biller, edge: REST, method: topUp, project: "p", tenant: cloud.Tenant{Project: "p"}},
 		{name: "credit: billing names no project", who: biller, method: topUp, kind: fault.InvalidArgument, says: "project_id"},
 		{name: "credit: billing reads", who: biller, method: wallet, org: "o", project: "p", tenant: op},
-		{name: "credit: billing does not reserve", who: biller, method: reserve, project: "p", kind: fault.NotFound, says: "no project p"},
+		{name: "credit: billing:admin cannot reserve", who: biller, method: reserve, project: "p", kind: fault.NotFound, says: "no project p"},
 		{name: "credit: billing:admin cannot read VMs", who: biller, method: get, org: "o", project: "p", kind: fault.NotFound, says: "no project p"},
 		{name: "credit: billing within the token's project", who: billerInP, method: topUp, tenant: op},
 		{name: "credit: billing beyond the token's project", who: billerInP, method: topUp, project: "q", kind: fault.PermissionDenied, says: "limited to o/p"},
-		{name: "credit: billing of an org's token elsewhere", who: caller(cloud.ProofPassword, cloud.Tenant{Org: "o"}, in(cloud.BillingAdmin, "", "")), method: topUp, org: "x", project: "p", kind: fault.PermissionDenied, says: "limited to org o"},
+		{name: "credit: billing with an org's token, another org", who: caller(cloud.ProofPassword, cloud.Tenant{Org: "o"}, in(cloud.BillingAdmin, "", "")), method: topUp, org: "x", project: "p", kind: fault.PermissionDenied, says: "limited to org o"},
 		{name: "credit: a member with billing reserves in the own project", who: caller(cloud.ProofPassword, cloud.Tenant{}, in(cloud.BillingAdmin, "", ""), in(cloud.ProjectMember, "o", "p")), method: reserve, project: "p", tenant: op},
 		{name: "credit: admin names the project, REST", who: admin, edge: REST, method: wallet, project: "p", tenant: cloud.Tenant{Project: "p"}},
 		{name: "credit: member reserves", who: member, edge: REST, method: reserve, project: "p", tenant: op},
@@ -101,7 +101,7 @@ func TestAdmit(t *testing.T) {
 		{name: "credit: another project's wallet", who: member, edge: REST, method: wallet, project: "q", kind: fault.PermissionDenied, says: "no project q"},
 		{name: "credit: viewer reads", who: viewer, method: wallet, tenant: op},
 		{name: "credit: viewer reserves", who: viewer, method: reserve, kind: fault.PermissionDenied, says: "may not"},
-		{name: "credit: unproven billing", who: caller(cloud.ProofNone, op, in(cloud.BillingAdmin, "", "")), method: topUp, project: "p", kind: fault.PermissionDenied, says: "proved nothing"},
+		{name: "credit: billing with an unauthenticated token", who: caller(cloud.ProofNone, op, in(cloud.BillingAdmin, "", "")), method: topUp, project: "p", kind: fault.PermissionDenied, says: "proved nothing"},
 		{name: "unknown method", who: admin, method: "/x/Y", kind: fault.PermissionDenied, says: "not open"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -185,13 +185,13 @@ func TestReadmit(t *testing.T) {
 	}
 	member := in(cloud.ProjectMember, "o", "p")
 	ctx := With(t.Context(), now(member), RPC)
-	require.NoError(t, Readmit(ctx, now()), "nothing was let in")
+	require.NoError(t, Readmit(ctx, now()), "Readmit must allow a call that was not admitted")
 	_, err := Admit(ctx, vms+"WatchVm", "", "")
 	require.NoError(t, err)
 	require.NoError(t, Readmit(ctx, now(member)))
-	require.NoError(t, Readmit(ctx, now(member, in(cloud.ProjectMember, "o", "q"))), "the place is the one that it was let in at")
+	require.NoError(t, Readmit(ctx, now(member, in(cloud.ProjectMember, "o", "q"))), "a further role must not change the tenant of an admitted call")
 	for name, c := range map[string]*cloud.Caller{
-		"no role": now(), "elsewhere": now(in(cloud.ProjectMember, "o", "q")), "unproven": caller(cloud.ProofNone, cloud.Tenant{}, member),
+		"no role": now(), "role in another project only": now(in(cloud.ProjectMember, "o", "q")), "unauthenticated": caller(cloud.ProofNone, cloud.Tenant{}, member),
 	} {
 		require.True(t, fault.Is(Readmit(ctx, c), fault.PermissionDenied), name)
 	}

@@ -117,19 +117,19 @@ func TestWrongPolicyIsNoticed(t *testing.T) {
 	callers := allCallers()
 	const never = `forbid (principal, action, resource) when { false };`
 	for name, change := range map[string][2]string{
-		"accounts make accounts":    {`context.proof == "appcred" || `, ""},
-		"the unproven act":          {`forbid (principal, action, resource) unless { context.proven };`, never},
-		"only the unproven act":     {`unless { context.proven }`, `when { context.proven }`},
-		"hosts act":                 {`forbid (principal is Host, action, resource);`, never},
-		"no administrator":          {`permit (principal, action, resource) when { context.roles.contains("system:admin") };`, never},
-		"org:admin is all":          {`context.roles.contains("system:admin")`, `context.roles.contains("org:admin")`},
-		"every caller is an admin":  {`when { context.roles.contains("system:admin") }`, ``},
-		"a viewer is a member":      {`permit (principal, action in Grants::"project:member", resource) when { context.roles.contains("project:member") };`, `permit (principal, action in Grants::"project:member", resource) when { context.roles.contains("project:viewer") };`},
-		"a role need not be held":   {`resource) when { context.roles.contains("project:viewer") };`, `resource);`},
-		"no one for the bills":      {`permit (principal, action in Grants::"billing:admin", resource) when { context.roles.contains("billing:admin") };`, never},
-		"a member is not":           {`context.roles.contains("project:member")`, `context.roles.contains("project:owner")`},
-		"nothing for the proven":    {`permit (principal, action in Grants::"anybody proven", resource);`, never},
-		"everything for the proven": {`permit (principal, action in Grants::"anybody proven", resource);`, `permit (principal, action, resource);`},
+		"service accounts may create service accounts":                      {`context.proof == "appcred" || `, ""},
+		"unauthenticated callers are not refused":                           {`forbid (principal, action, resource) unless { context.proven };`, never},
+		"authenticated callers are refused instead of unauthenticated ones": {`unless { context.proven }`, `when { context.proven }`},
+		"hosts are not refused":                                             {`forbid (principal is Host, action, resource);`, never},
+		"system:admin has no rights":                                        {`permit (principal, action, resource) when { context.roles.contains("system:admin") };`, never},
+		"org:admin has the rights of system:admin":                          {`context.roles.contains("system:admin")`, `context.roles.contains("org:admin")`},
+		"every caller has the rights of system:admin":                       {`when { context.roles.contains("system:admin") }`, ``},
+		"project:viewer has the rights of project:member":                   {`permit (principal, action in Grants::"project:member", resource) when { context.roles.contains("project:member") };`, `permit (principal, action in Grants::"project:member", resource) when { context.roles.contains("project:viewer") };`},
+		"every caller has the rights of project:viewer":                     {`resource) when { context.roles.contains("project:viewer") };`, `resource);`},
+		"billing:admin has no rights":                                       {`permit (principal, action in Grants::"billing:admin", resource) when { context.roles.contains("billing:admin") };`, never},
+		"project:member has no rights":                                      {`context.roles.contains("project:member")`, `context.roles.contains("project:owner")`},
+		"an authenticated caller without a role has no rights":              {`permit (principal, action in Grants::"anybody proven", resource);`, never},
+		"every authenticated caller has all rights":                         {`permit (principal, action in Grants::"anybody proven", resource);`, `permit (principal, action, resource);`},
 	} {
 		require.Equal(t, 1, bytes.Count(policyText, []byte(change[0])), name)
 		j, err := newPolicyEngine(bytes.Replace(policyText, []byte(change[0]), []byte(change[1]), 1), rules)

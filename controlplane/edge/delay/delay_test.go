@@ -57,7 +57,7 @@ func TestDelayIsBounded(t *testing.T) {
 	later := a.Now().Add(limits.Longest + limits.Every)
 	a.Now = func() time.Time { return later }
 	a.Wait(t.Context(), "a")
-	require.Empty(t, since(), "after the last of them, the next is not delayed")
+	require.Empty(t, since(), "a response after the last delay has ended must not be delayed")
 
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	cancel()

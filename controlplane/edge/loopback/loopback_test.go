@@ -20,7 +20,7 @@ func TestBoth(t *testing.T) {
 		"source bound to loopback":  {at("10.9.9.1"), at("127.0.0.1"), false},
 		"the network's own address": {at("10.9.9.1"), at("127.0.0.0"), false},
 		"from another host":         {at("127.0.0.1"), at("10.9.9.2"), false},
-		"public":                    {at("10.9.9.1"), at("10.9.9.1"), false},
+		"public addresses":          {at("10.9.9.1"), at("10.9.9.1"), false},
 		"unknown local address":     {nil, at("127.0.0.1"), false},
 		"unknown remote address":    {at("127.0.0.1"), nil, false},
 		"UNIX socket":               {&net.UnixAddr{Name: "/s", Net: "unix"}, at("127.0.0.1"), false},

@@ -99,49 +99,49 @@ func TestEnvelope(t *testing.T) {
 		{name: "trailing JSON", method: "POST", path: "/things", auth: good, body: `{}{}`, status: 400, code: "INVALID_ARGUMENT", says: "not JSON"},
 		{name: "empty body", method: "POST", path: "/things", auth: good, status: 400, code: "INVALID_ARGUMENT", says: "empty"},
 		{name: "wrong type", method: "POST", path: "/things", auth: good, body: `{"count":"many"}`, status: 400, code: "INVALID_ARGUMENT", says: "count: want a whole number from 0 to 4294967295, got string"},
-		{name: "negative", method: "POST", path: "/things", auth: good, body: `{"count":-1}`, status: 400, code: "INVALID_ARGUMENT", says: "count"},
-		{name: "overflow", method: "POST", path: "/things", auth: good, body: `{"count":4294967296}`, status: 400, code: "INVALID_ARGUMENT", says: "count"},
-		{name: "deep type", method: "POST", path: "/things", auth: good, body: `{"inner":{"deep":"x"}}`, status: 400, code: "INVALID_ARGUMENT", says: "inner.deep"},
+		{name: "negative number", method: "POST", path: "/things", auth: good, body: `{"count":-1}`, status: 400, code: "INVALID_ARGUMENT", says: "count"},
+		{name: "number that is too large", method: "POST", path: "/things", auth: good, body: `{"count":4294967296}`, status: 400, code: "INVALID_ARGUMENT", says: "count"},
+		{name: "wrong type in a nested object", method: "POST", path: "/things", auth: good, body: `{"inner":{"deep":"x"}}`, status: 400, code: "INVALID_ARGUMENT", says: "inner.deep"},
 		{name: "array wanted", method: "POST", path: "/things", auth: good, body: `{"tags":1}`, status: 400, code: "INVALID_ARGUMENT", says: "tags: want an array"},
 		{name: "object wanted", method: "POST", path: "/things", auth: good, body: `[]`, status: 400, code: "INVALID_ARGUMENT", says: "an object"},
 		{name: "too large", method: "POST", path: "/things", auth: good, body: `{"name":"` + strings.Repeat("x", 10<<20) + `"}`, status: 413, code: "INVALID_ARGUMENT", says: "1048576"},
-		{name: "form", method: "POST", path: "/things", auth: good, body: `a=b`, header: map[string]string{"Content-Type": "text/plain"}, status: 400, code: "INVALID_ARGUMENT", says: "application/json"},
+		{name: "wrong Content-Type", method: "POST", path: "/things", auth: good, body: `a=b`, header: map[string]string{"Content-Type": "text/plain"}, status: 400, code: "INVALID_ARGUMENT", says: "application/json"},
 		{name: "long idempotency key", method: "POST", path: "/things", auth: good, body: `{}`, header: map[string]string{"Idempotency-Key": strings.Repeat("k", 256)}, status: 400, code: "INVALID_ARGUMENT"},
 		{name: "not UTF-8", method: "POST", path: "/things", auth: good, body: "{\"name\":\"\xff\"}", status: 400, code: "INVALID_ARGUMENT", says: "not UTF-8"},
 		{name: "nested too deep", method: "POST", path: "/things", auth: good, body: strings.Repeat(`{"a":`, 200_000), status: 400, code: "INVALID_ARGUMENT", says: "not JSON"},
 		{name: "a number of 500 KB", method: "POST", path: "/things", auth: good, body: `{"count":1` + strings.Repeat("0", 500_000) + `}`, status: 400, code: "INVALID_ARGUMENT", says: "count: want a whole number"},
 		{name: "a fraction", method: "POST", path: "/things", auth: good, body: `{"count":1.0}`, status: 400, code: "INVALID_ARGUMENT", says: "count"},
 		{name: "null", method: "POST", path: "/things", auth: good, body: `null`, status: 201, data: `{"by":"ada","name":""}`},
-		{name: "only space", method: "POST", path: "/things", auth: good, body: "  ", status: 400, code: "INVALID_ARGUMENT", says: "not JSON"},
-		{name: "no type, with a token", method: "POST", path: "/things", auth: good, body: `{"name":"a"}`, header: map[string]string{"Content-Type": ""}, status: 201, data: `{"by":"ada","name":"a"}`},
-		{name: "a charset", method: "POST", path: "/things", auth: good, body: `{"name":"a"}`, header: map[string]string{"Content-Type": "application/json; charset=utf-8"}, status: 201, data: `{"by":"ada","name":"a"}`},
-		{name: "a token before a body", method: "POST", path: "/things", body: `{"name":`, status: 401, code: "UNAUTHENTICATED"},
-		{name: "idempotency key of two lines", method: "POST", path: "/things", auth: good, body: `{}`, header: map[string]string{"Idempotency-Key": "a\xff"}, status: 400, code: "INVALID_ARGUMENT", says: "printable"},
-		{name: "a thing", method: "GET", path: "/things/x", auth: good, status: 200, data: `"x"`},
-		{name: "head of a thing", method: "HEAD", path: "/things/x", auth: good, status: 200, data: `"x"`},
+		{name: "only spaces", method: "POST", path: "/things", auth: good, body: "  ", status: 400, code: "INVALID_ARGUMENT", says: "not JSON"},
+		{name: "no Content-Type, with a token", method: "POST", path: "/things", auth: good, body: `{"name":"a"}`, header: map[string]string{"Content-Type": ""}, status: 201, data: `{"by":"ada","name":"a"}`},
+		{name: "Content-Type with a charset", method: "POST", path: "/things", auth: good, body: `{"name":"a"}`, header: map[string]string{"Content-Type": "application/json; charset=utf-8"}, status: 201, data: `{"by":"ada","name":"a"}`},
+		{name: "no token and broken JSON", method: "POST", path: "/things", body: `{"name":`, status: 401, code: "UNAUTHENTICATED"},
+		{name: "idempotency key that is not printable", method: "POST", path: "/things", auth: good, body: `{}`, header: map[string]string{"Idempotency-Key": "a\xff"}, status: 400, code: "INVALID_ARGUMENT", says: "printable"},
+		{name: "thing by ID", method: "GET", path: "/things/x", auth: good, status: 200, data: `"x"`},
+		{name: "HEAD of a thing", method: "HEAD", path: "/things/x", auth: good, status: 200, data: `"x"`},
 		{name: "two slashes", method: "GET", path: "//things/x", auth: good, status: 404, code: "NOT_FOUND"},
 		{name: "a slash too many", method: "GET", path: "/things//x", auth: good, status: 404, code: "NOT_FOUND"},
 		{name: "a slash at the end", method: "GET", path: "/things/", auth: good, status: 404, code: "NOT_FOUND"},
-		{name: "up", method: "GET", path: "/things/../broken", auth: good, status: 404, code: "NOT_FOUND"},
-		{name: "up is no other route", method: "GET", path: "/things/..", auth: good, status: 200, data: `".."`},
+		{name: "path through the parent directory", method: "GET", path: "/things/../broken", auth: good, status: 404, code: "NOT_FOUND"},
+		{name: "two dots as an ID", method: "GET", path: "/things/..", auth: good, status: 200, data: `".."`},
 		{name: "an escaped slash is part of the id", method: "GET", path: "/things/..%2fbroken", auth: good, status: 200, data: `"..%2fbroken"`},
 		{name: "an escaped name is another path", method: "GET", path: "/%74hings/x", auth: good, status: 404, code: "NOT_FOUND"},
-		{name: "a code of its own", method: "POST", path: "/own", body: `{}`, status: 500, code: "OWN_FAILED", says: "internal error, request "},
-		{name: "busy", method: "GET", path: "/busy", auth: good, status: 500, code: "INTERNAL", says: "éé …"},
-		{name: "open", method: "POST", path: "/open", body: `{"name":"a"}`, status: 200, data: `"a"`},
-		{name: "open from a page", method: "POST", path: "/open", body: `{}`, header: map[string]string{"Origin": "https://evil.example"}, status: 403, code: "FORBIDDEN"},
-		{name: "open from another site", method: "POST", path: "/open", body: `{"name":"a"}`, header: map[string]string{"Sec-Fetch-Site": "cross-site"}, status: 403, code: "FORBIDDEN"},
-		{name: "open from another host of the site", method: "POST", path: "/open", body: `{"name":"a"}`, header: map[string]string{"Sec-Fetch-Site": "same-site"}, status: 403, code: "FORBIDDEN"},
-		{name: "open from the address bar", method: "POST", path: "/open", body: `{"name":"a"}`, header: map[string]string{"Sec-Fetch-Site": "none"}, status: 200, data: `"a"`},
-		{name: "open from the same origin", method: "POST", path: "/open", body: `{"name":"a"}`, header: map[string]string{"Sec-Fetch-Site": "same-origin"}, status: 200, data: `"a"`},
-		{name: "open by a rebound name", method: "POST", path: "http://evil.example/open", body: `{}`, status: 403, code: "FORBIDDEN"},
-		{name: "open by a name over TLS", method: "POST", path: "https://cloud.example/open", body: `{"name":"a"}`, status: 200, data: `"a"`},
-		{name: "open from a page over TLS", method: "POST", path: "https://cloud.example/open", body: `{}`, header: map[string]string{"Origin": "https://cloud.example"}, status: 403, code: "FORBIDDEN"},
-		{name: "open without a type", method: "POST", path: "/open", body: `{}`, header: map[string]string{"Content-Type": ""}, status: 400, code: "INVALID_ARGUMENT"},
-		{name: "ours", method: "GET", path: "/broken", auth: good, status: 500, code: "INTERNAL", says: "internal error, request "},
+		{name: "error code set by the handler", method: "POST", path: "/own", body: `{}`, status: 500, code: "OWN_FAILED", says: "internal error, request "},
+		{name: "unavailable", method: "GET", path: "/busy", auth: good, status: 500, code: "INTERNAL", says: "éé …"},
+		{name: "open route", method: "POST", path: "/open", body: `{"name":"a"}`, status: 200, data: `"a"`},
+		{name: "open route from a web page", method: "POST", path: "/open", body: `{}`, header: map[string]string{"Origin": "https://evil.example"}, status: 403, code: "FORBIDDEN"},
+		{name: "open route from another site", method: "POST", path: "/open", body: `{"name":"a"}`, header: map[string]string{"Sec-Fetch-Site": "cross-site"}, status: 403, code: "FORBIDDEN"},
+		{name: "open route from another host of the site", method: "POST", path: "/open", body: `{"name":"a"}`, header: map[string]string{"Sec-Fetch-Site": "same-site"}, status: 403, code: "FORBIDDEN"},
+		{name: "open route from the address bar", method: "POST", path: "/open", body: `{"name":"a"}`, header: map[string]string{"Sec-Fetch-Site": "none"}, status: 200, data: `"a"`},
+		{name: "open route from the same origin", method: "POST", path: "/open", body: `{"name":"a"}`, header: map[string]string{"Sec-Fetch-Site": "same-origin"}, status: 200, data: `"a"`},
+		{name: "open route by a foreign host name, as in DNS rebinding", method: "POST", path: "http://evil.example/open", body: `{}`, status: 403, code: "FORBIDDEN"},
+		{name: "open route by a host name over TLS", method: "POST", path: "https://cloud.example/open", body: `{"name":"a"}`, status: 200, data: `"a"`},
+		{name: "open route from a web page over TLS", method: "POST", path: "https://cloud.example/open", body: `{}`, header: map[string]string{"Origin": "https://cloud.example"}, status: 403, code: "FORBIDDEN"},
+		{name: "open route without a Content-Type", method: "POST", path: "/open", body: `{}`, header: map[string]string{"Content-Type": ""}, status: 400, code: "INVALID_ARGUMENT"},
+		{name: "internal error", method: "GET", path: "/broken", auth: good, status: 500, code: "INTERNAL", says: "internal error, request "},
 		{name: "panic", method: "GET", path: "/panics", auth: good, status: 500, code: "INTERNAL", says: "internal error, request "},
-		{name: "late", method: "GET", path: "/late", auth: good, status: 500, code: "INTERNAL", says: "in time"},
-		{name: "details", method: "GET", path: "/full", auth: good, status: 429, code: "RESOURCE_EXHAUSTED", says: "no host fits"},
+		{name: "deadline exceeded", method: "GET", path: "/late", auth: good, status: 500, code: "INTERNAL", says: "in time"},
+		{name: "error details", method: "GET", path: "/full", auth: good, status: 429, code: "RESOURCE_EXHAUSTED", says: "no host fits"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var log strings.Builder
@@ -183,16 +183,16 @@ func TestEnvelope(t *testing.T) {
 			require.Equal(t, c.code, body.Error.Code)
 			require.Contains(t, body.Error.Message, c.says)
 			require.NotContains(t, string(text), "secret")
-			require.Less(t, len(text), 4<<10, "what comes back of a request is bounded")
-			require.Equal(t, c.name == "busy" || c.name == "late", w.Header().Get("Retry-After") != "")
+			require.Less(t, len(text), 4<<10, "the length of a response must not grow with the request")
+			require.Equal(t, c.name == "unavailable" || c.name == "deadline exceeded", w.Header().Get("Retry-After") != "")
 			if c.status == http.StatusMethodNotAllowed {
 				require.Equal(t, "POST", w.Header().Get("Allow"))
 			}
-			if c.name == "ours" || c.name == "panic" {
-				require.Contains(t, log.String(), "secret", "our own fault must be in the log")
+			if c.name == "internal error" || c.name == "panic" {
+				require.Contains(t, log.String(), "secret", "the cause of an internal error must be logged")
 				require.Contains(t, log.String(), body.Meta.RequestID)
 			}
-			if c.name == "details" {
+			if c.name == "error details" {
 				require.Equal(t, map[string]any{"n1": "memory", "reason": "NO_HOST"}, body.Error.Details)
 			}
 		})

@@ -16,8 +16,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// streams returns a server with streamed and verbatim responses. The path selects their length and whether they end
-// well or with an error.
+// streams returns a server with streamed and verbatim responses. The path selects their length and whether they are
+// complete, or end with an internal error or a fault.
 func streams(t *testing.T, log io.Writer) *httptest.Server {
 	s := New(Options{
 		Service: fault.KV, Name: "kv", Metrics: NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.NewTextHandler(log, nil)), MaxBody: 4 << 20,
@@ -25,7 +25,7 @@ func streams(t *testing.T, log io.Writer) *httptest.Server {
 	})
 	broken := errors.New("the disk is gone")
 	lengths := map[string]int{"short": 10, "long": 1 << 20}
-	ends := map[string]error{"well": nil, "badly": broken, "told": fault.New(fault.BadGateway, "the leader is gone")}
+	ends := map[string]error{"complete": nil, "error": broken, "fault": fault.New(fault.BadGateway, "the leader is gone")}
 	for length, n := range lengths {
 		for how, err := range ends {
 			s.HandleOpen("GET", "/stream/"+length+"/"+how, "a test", func(w *Response, _ *http.Request) (any, error) {
@@ -73,16 +73,16 @@ func TestStreams(t *testing.T) {
 		size   int
 		cut    bool
 	}{
-		{path: "/stream/short/well", status: 200, says: `{"data":"xxxxxxxxxx","meta":{"request_id":"`},
-		{path: "/stream/long/well", status: 200, says: `{"data":"xx`, size: 1 << 20},
-		{path: "/stream/short/badly", status: 500, says: "INTERNAL_ERROR"},
-		{path: "/stream/short/told", status: 502, says: "LEADER_PROXY_FAILED"},
-		{path: "/stream/long/badly", status: 200, cut: true},
-		{path: "/stream/long/told", status: 200, cut: true},
-		{path: "/verbatim/short/well", status: 418, says: "yyyyyyyyyy"},
-		{path: "/verbatim/long/well", status: 418, size: 1 << 20},
-		{path: "/verbatim/short/told", status: 502, says: "LEADER_PROXY_FAILED"},
-		{path: "/verbatim/long/badly", status: 418, cut: true},
+		{path: "/stream/short/complete", status: 200, says: `{"data":"xxxxxxxxxx","meta":{"request_id":"`},
+		{path: "/stream/long/complete", status: 200, says: `{"data":"xx`, size: 1 << 20},
+		{path: "/stream/short/error", status: 500, says: "INTERNAL_ERROR"},
+		{path: "/stream/short/fault", status: 502, says: "LEADER_PROXY_FAILED"},
+		{path: "/stream/long/error", status: 200, cut: true},
+		{path: "/stream/long/fault", status: 200, cut: true},
+		{path: "/verbatim/short/complete", status: 418, says: "yyyyyyyyyy"},
+		{path: "/verbatim/long/complete", status: 418, size: 1 << 20},
+		{path: "/verbatim/short/fault", status: 502, says: "LEADER_PROXY_FAILED"},
+		{path: "/verbatim/long/error", status: 418, cut: true},
 	} {
 		t.Run(c.path, func(t *testing.T) {
 			resp, err := http.Get(server.URL + c.path)
@@ -92,7 +92,7 @@ func TestStreams(t *testing.T) {
 			require.Equal(t, c.status, resp.StatusCode)
 			require.Equal(t, "application/json", resp.Header.Get("Content-Type"))
 			if c.cut {
-				require.Error(t, err, "who reads it must see that there was more")
+				require.Error(t, err, "a client must get an error if the response is incomplete")
 				return
 			}
 			require.NoError(t, err)
@@ -101,7 +101,7 @@ func TestStreams(t *testing.T) {
 			require.NotContains(t, string(body), "disk")
 		})
 	}
-	head, err := http.Head(server.URL + "/stream/long/badly")
+	head, err := http.Head(server.URL + "/stream/long/error")
 	require.NoError(t, err)
 	require.Equal(t, 200, head.StatusCode)
 	require.Equal(t, "n", head.Header.Get("X-Note"))
@@ -133,6 +133,6 @@ func TestServiceLimits(t *testing.T) {
 	require.Equal(t, 413, ask("PUT", "/large", "127.0.0.1", "", large(4<<20)))
 	require.Equal(t, 200, ask("PUT", "/large", "keys.example:8081", "", large(1)))
 	require.Equal(t, 403, ask("PUT", "/large", "evil.example", "", large(1)))
-	require.Equal(t, 200, ask("GET", "/bare", "evil.example", "https://evil.example", ""), "its handler sees to that")
-	require.Equal(t, 400, ask("PUT", "/large", "127.0.0.1", "", ""), "no body needs no type; this one needs a body")
+	require.Equal(t, 200, ask("GET", "/bare", "evil.example", "https://evil.example", ""), "a route of HandleBare must not check Host and Origin")
+	require.Equal(t, 400, ask("PUT", "/large", "127.0.0.1", "", ""), "a request without a body needs no Content-Type, but the handler requires a body")
 }

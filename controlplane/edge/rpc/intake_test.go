@@ -115,8 +115,8 @@ func TestUnfinishedMessages(t *testing.T) {
 		"a bad token":                    {getVM, 16 << 20, codes.Unauthenticated, "not valid", []string{"authorization", "Bearer bad"}},
 		"an image part without a token":  {uploadPart, 16 << 20, codes.Unauthenticated, "no token", nil},
 		"an open method":                 {issue, 16 << 20, codes.InvalidArgument, "65535", nil},
-		"health":                         {"/grpc.health.v1.Health/Check", 1 << 20, codes.InvalidArgument, "65535", nil},
-		"reflection":                     {reflecting, 1 << 20, codes.InvalidArgument, "65535", nil},
+		"the health service":             {"/grpc.health.v1.Health/Check", 1 << 20, codes.InvalidArgument, "65535", nil},
+		"the reflection service":         {reflecting, 1 << 20, codes.InvalidArgument, "65535", nil},
 		"a call with a token":            {getVM, MaxPlain + 1, codes.InvalidArgument, "1572864", []string{"authorization", "Bearer good"}},
 		"an image part that is too long": {uploadPart, 1<<32 - 1, codes.ResourceExhausted, "larger than max", []string{"authorization", "Bearer good"}},
 	} {
@@ -146,7 +146,7 @@ func TestRefusedByHeaders(t *testing.T) {
 	require.NoError(t, err)
 	code, _, err := r.Status(stream, patience)
 	require.NoError(t, err)
-	require.Equal(t, "reset", code, "headers that are too long")
+	require.Equal(t, "reset", code, "a call with headers that are too long must be reset")
 	require.Zero(t, issued.asked.Load())
 }
 
@@ -161,14 +161,14 @@ func TestLateMessages(t *testing.T) {
 	for name, send := range map[string]func(t *testing.T) uint32{
 		"nothing but headers": func(t *testing.T) uint32 { return begin(t, r, issue, nil) },
 		"half of a message":   func(t *testing.T) uint32 { return begin(t, r, issue, rpctest.Message(make([]byte, 100))[:50]) },
-		"no end of the stream": func(t *testing.T) uint32 {
+		"a message without the end of the stream": func(t *testing.T) uint32 {
 			return begin(t, r, getVM, rpctest.Message(nil), good...)
 		},
 		"half of a large message": func(t *testing.T) uint32 {
 			stream := begin(t, r, getVM, nil, good...)
 			sent, err := r.Stall(stream, 1<<20, patience)
 			require.NoError(t, err)
-			require.Equal(t, 1<<20+4, sent, "an authenticated caller may send it")
+			require.Equal(t, 1<<20+4, sent, "the window must let an authenticated caller send a message of 1 MiB")
 			return stream
 		},
 		"half of a stream's message": func(t *testing.T) uint32 {
@@ -180,10 +180,10 @@ func TestLateMessages(t *testing.T) {
 	require.Zero(t, issued.asked.Load())
 	require.NoError(t, info.Send(&reflectionv1.ServerReflectionRequest{MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{}}))
 	_, err = info.Recv()
-	require.NoError(t, err, "an idle stream")
+	require.NoError(t, err, "a stream may be idle between two messages")
 	require.NoError(t, info.CloseSend())
 	for _, b := range []*budget{s.intake.unproven, s.intake.proven} {
-		require.Eventually(t, func() bool { return b.idle() }, patience, time.Millisecond, "nothing is counted after the calls have ended")
+		require.Eventually(t, func() bool { return b.idle() }, patience, time.Millisecond, "nothing may be counted after the calls have ended")
 	}
 }
 
@@ -366,8 +366,8 @@ func TestFrames(t *testing.T) {
 		size, pad int
 		apart     bool
 	}{
-		"at once": {size: len(message)}, "padded": {size: len(message), pad: 255}, "each byte in a frame": {size: 1},
-		"each byte padded": {size: 1, pad: 7}, "the end in a frame of its own": {size: 100, apart: true}, "within the prefix": {size: 3},
+		"in one frame": {size: len(message)}, "padded": {size: len(message), pad: 255}, "each byte in a frame": {size: 1},
+		"each byte padded": {size: 1, pad: 7}, "the end in a separate frame": {size: 100, apart: true}, "frames of 3 bytes, which split the prefix": {size: 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := connect(t, address)

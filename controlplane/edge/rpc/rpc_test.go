@@ -118,17 +118,17 @@ func TestErrors(t *testing.T) {
 	}{
 		{name: "a fault", err: fault.New(fault.NotFound, "no VM x"), code: codes.NotFound, message: "no VM x", reason: "NOT_FOUND"},
 		{name: "a wrapped fault", err: fmt.Errorf("secret: %w", fault.New(fault.PermissionDenied, "no")), code: codes.PermissionDenied, message: "no", reason: "PERMISSION_DENIED"},
-		{name: "a field", err: fault.Invalid("name", "is required"), code: codes.InvalidArgument, message: "name: is required", reason: "INVALID_ARGUMENT", field: "name"},
-		{name: "a reason", err: fault.New(fault.ResourceExhausted, "full").WithReason("NO_HOST_FITS").With("n1", 3), code: codes.ResourceExhausted, message: "full", reason: "NO_HOST_FITS"},
-		{name: "a retry", err: fault.New(fault.Unavailable, "no leader").MayRetry(), code: codes.Unavailable, message: "no leader", reason: "UNAVAILABLE", retry: true},
-		{name: "too large", err: fault.New(fault.TooLarge, "large"), code: codes.InvalidArgument, message: "large", reason: "INVALID_ARGUMENT"},
-		{name: "a long one", err: fault.New(fault.NotFound, "%s", strings.Repeat("é", 1<<20)), code: codes.NotFound, message: strings.Repeat("é", maxMessage/2) + " …", reason: "NOT_FOUND"},
-		{name: "a status", err: status.Error(codes.DataLoss, "said so"), code: codes.DataLoss, message: "said so"},
-		{name: "ours", err: errors.New("secret"), code: codes.Internal, message: "internal error, request ", reason: "INTERNAL", logged: true},
+		{name: "a fault with a field", err: fault.Invalid("name", "is required"), code: codes.InvalidArgument, message: "name: is required", reason: "INVALID_ARGUMENT", field: "name"},
+		{name: "a fault with a reason", err: fault.New(fault.ResourceExhausted, "full").WithReason("NO_HOST_FITS").With("n1", 3), code: codes.ResourceExhausted, message: "full", reason: "NO_HOST_FITS"},
+		{name: "a fault that may be retried", err: fault.New(fault.Unavailable, "no leader").MayRetry(), code: codes.Unavailable, message: "no leader", reason: "UNAVAILABLE", retry: true},
+		{name: "a fault of the kind TooLarge", err: fault.New(fault.TooLarge, "large"), code: codes.InvalidArgument, message: "large", reason: "INVALID_ARGUMENT"},
+		{name: "a fault with a long message", err: fault.New(fault.NotFound, "%s", strings.Repeat("é", 1<<20)), code: codes.NotFound, message: strings.Repeat("é", maxMessage/2) + " …", reason: "NOT_FOUND"},
+		{name: "a gRPC status", err: status.Error(codes.DataLoss, "said so"), code: codes.DataLoss, message: "said so"},
+		{name: "an internal error", err: errors.New("secret"), code: codes.Internal, message: "internal error, request ", reason: "INTERNAL", logged: true},
 		{name: "another program's status", err: fmt.Errorf("call member 2: %w", inner), code: codes.Internal, message: "internal error, request ", reason: "INTERNAL", logged: true},
 		{name: "another program's deadline", err: fmt.Errorf("call: %w", status.Error(codes.DeadlineExceeded, "secret")), code: codes.DeadlineExceeded, message: "not finished in time", reason: "DEADLINE_EXCEEDED"},
 		{name: "a deadline", err: fmt.Errorf("read: %w", context.DeadlineExceeded), code: codes.DeadlineExceeded, message: "not finished in time", reason: "DEADLINE_EXCEEDED"},
-		{name: "hung up", err: fmt.Errorf("read: %w", context.Canceled), code: codes.Canceled, message: "canceled the call", reason: "CANCELLED"},
+		{name: "a canceled call", err: fmt.Errorf("read: %w", context.Canceled), code: codes.Canceled, message: "canceled the call", reason: "CANCELLED"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			conn, log := serve(t, &handlers{get: func(context.Context) error { return c.err }})
@@ -152,7 +152,7 @@ func TestErrors(t *testing.T) {
 					case *errdetails.ErrorInfo:
 						reason = d.GetReason()
 						require.Equal(t, domain, d.GetDomain())
-						if c.name == "a reason" {
+						if c.name == "a fault with a reason" {
 							require.Equal(t, map[string]string{"n1": "3"}, d.GetMetadata())
 						}
 					case *errdetails.BadRequest:
@@ -165,7 +165,7 @@ func TestErrors(t *testing.T) {
 				require.Equal(t, c.field, field)
 				require.Equal(t, c.retry, retry)
 				f := FaultOf(err)
-				require.Equal(t, []any{c.reason, c.field, c.retry}, []any{f.Reason, f.Field, f.Retry}, "read back")
+				require.Equal(t, []any{c.reason, c.field, c.retry}, []any{f.Reason, f.Field, f.Retry}, "the client must decode the same reason, field and retry flag")
 			}
 			id := header.Get("x-request-id")
 			require.Len(t, id, 1)
@@ -220,12 +220,12 @@ func TestMessageSizes(t *testing.T) {
 		err  error
 		code codes.Code
 	}{
-		"a call that fits":    {get(MaxPlain - 16), codes.OK},
-		"a call":              {get(MaxPlain + 1), codes.InvalidArgument},
-		"a stream that fits":  {watch(MaxPlain - 16), codes.OK},
-		"a stream":            {watch(MaxPlain + 1), codes.InvalidArgument},
-		"a part":              {upload(8 << 20), codes.OK},
-		"a part that is more": {upload(MaxMessage + 1), codes.ResourceExhausted},
+		"a call that fits":                   {get(MaxPlain - 16), codes.OK},
+		"a call that is too large":           {get(MaxPlain + 1), codes.InvalidArgument},
+		"a stream message that fits":         {watch(MaxPlain - 16), codes.OK},
+		"a stream message that is too large": {watch(MaxPlain + 1), codes.InvalidArgument},
+		"an image part that fits":            {upload(8 << 20), codes.OK},
+		"an image part that is too large":    {upload(MaxMessage + 1), codes.ResourceExhausted},
 	} {
 		require.Equal(t, c.code, status.Code(c.err), "%s: %v", name, c.err)
 	}
@@ -251,10 +251,10 @@ func TestCallers(t *testing.T) {
 		user  cloud.UserID
 		key   string
 	}{
-		{"nobody", nil, codes.Unauthenticated, "", ""},
-		{"ada", []string{"authorization", "Bearer good"}, codes.OK, "ada", ""},
-		{"ada with a key", []string{"authorization", "Bearer good", "idempotency-key", "k"}, codes.OK, "ada", "k"},
-		{"a key that is too long", []string{"authorization", "Bearer good", "idempotency-key", strings.Repeat("k", 256)}, codes.InvalidArgument, "", ""},
+		{"no token", nil, codes.Unauthenticated, "", ""},
+		{"a valid token", []string{"authorization", "Bearer good"}, codes.OK, "ada", ""},
+		{"a valid token and an idempotency key", []string{"authorization", "Bearer good", "idempotency-key", "k"}, codes.OK, "ada", "k"},
+		{"an idempotency key that is too long", []string{"authorization", "Bearer good", "idempotency-key", strings.Repeat("k", 256)}, codes.InvalidArgument, "", ""},
 		{"a bad token", []string{"authorization", "Bearer bad"}, codes.Unauthenticated, "", ""},
 		{"another scheme", []string{"authorization", "Basic good"}, codes.Unauthenticated, "", ""},
 	} {
@@ -299,7 +299,7 @@ func TestBodyHash(t *testing.T) {
 		}
 		return &vmv1.CreateVmRequest{Labels: m}
 	}
-	require.Equal(t, BodyHash(labels("a")), BodyHash(labels("a")), "whatever the order of a map")
+	require.Equal(t, BodyHash(labels("a")), BodyHash(labels("a")), "the hash must not depend on the order of a map")
 	require.NotEqual(t, BodyHash(labels("a")), BodyHash(labels("b")))
 }
 
@@ -311,7 +311,7 @@ func TestPassthroughServices(t *testing.T) {
 		Admit: func(ctx context.Context, _ string) (context.Context, bool, error) { return ctx, true, nil },
 		Unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 			require.Empty(t, RequestID(ctx))
-			require.Nil(t, auth.CallerOf(ctx), "the token is the guest's to read")
+			require.Nil(t, auth.CallerOf(ctx), "the token must not be verified, because it is for the other protocol")
 			return handler(ctx, req)
 		},
 		Stream: func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {

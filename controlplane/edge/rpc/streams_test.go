@@ -171,8 +171,8 @@ func TestStreamsAreBounded(t *testing.T) {
 		fill(10*(i+1), project, MaxProjectStreams)
 	}
 	refused("user-9/acme/e", "org acme has 1024 streams open")
-	require.NoError(t, open("user-9/rival/lab"), "another org's")
-	require.Equal(t, 1, m.streams.open(scope{"principal", "user-9", MaxPrincipalStreams}), "a refused stream is not counted")
+	require.NoError(t, open("user-9/rival/lab"), "another org must have its own limit")
+	require.Equal(t, 1, m.streams.open(scope{"principal", "user-9", MaxPrincipalStreams}), "a refused stream must not be counted")
 
 	cancelCall()
 	require.Eventually(t, func() bool {
@@ -282,7 +282,7 @@ func TestCallersAreVerifiedOnce(t *testing.T) {
 	require.Eventually(t, seen, patience, time.Millisecond)
 	require.Equal(t, cloud.UserID("ada"), who.Load().User)
 	require.Equal(t, int64(1), m.tokens.forCalls.Load())
-	require.Zero(t, m.streams.open(ada), "a unary call does not count as a stream")
+	require.Zero(t, m.streams.open(ada), "a unary call must not count as a stream")
 	cancelCall()
 	calls.Wait()
 
@@ -310,7 +310,7 @@ func TestSlowReadersAreEnded(t *testing.T) {
 	}
 	full := func() bool { return m.used() >= MaxOrgUnsent }
 	require.Eventually(t, full, 10*time.Second, time.Millisecond)
-	require.LessOrEqual(t, h.made.Load(), int64(n), "a stream makes its next message after the client has read the previous one")
+	require.LessOrEqual(t, h.made.Load(), int64(n), "a stream must make its next message only after the client has read the previous one")
 
 	read := func(token string) {
 		s := m.watch(t.Context(), c, token, &vmv1.WatchVmRequest{})
@@ -400,7 +400,7 @@ func TestStreamEndsWithItsRole(t *testing.T) {
 	ada, admin := open("ada/acme/web"), open("admin")
 	before := m.tokens.verified.Load()
 	require.Eventually(t, func() bool { return m.tokens.verified.Load() >= before+2 }, patience, time.Millisecond)
-	require.Equal(t, 1, m.streams.open(scope{"principal", "ada", MaxPrincipalStreams}), "the stream outlives verifications")
+	require.Equal(t, 1, m.streams.open(scope{"principal", "ada", MaxPrincipalStreams}), "the stream must stay open when its token is verified again")
 	m.tokens.moved.Store(true)
 	_, err := ada.Recv()
 	require.Equal(t, codes.PermissionDenied, status.Code(err), "%v", err)
@@ -459,7 +459,7 @@ func TestPanicInLazyDoesNotBlockOtherStreams(t *testing.T) {
 			require.Fail(t, "the second stream still waits")
 		}
 	}
-	require.EqualValues(t, MaxOrgUnsent-1, s.Unsent(), "no reservation is left")
+	require.EqualValues(t, MaxOrgUnsent-1, s.Unsent(), "no reserved bytes may be left")
 }
 
 // TestStreamsThatBuildMessagesAtOnceRespectTheLimit checks that bytes are reserved before a stream builds a message.
@@ -501,5 +501,5 @@ func TestStreamsThatBuildMessagesAtOnceRespectTheLimit(t *testing.T) {
 	for range most {
 		require.ErrorIs(t, <-sent, broken)
 	}
-	require.Zero(t, s.Unsent(), "no reservation is left")
+	require.Zero(t, s.Unsent(), "no reserved bytes may be left")
 }

@@ -39,7 +39,7 @@ func TestNewProjectDoesNotPayForADeletedOne(t *testing.T) {
 	require.NotContains(t, err.Error(), "owes")
 	w.fund(10 * running)
 	w.create("web")
-	require.Equal(t, [3]int64{0, running, 9 * running}, w.figures(), "only what the VM needs is taken")
+	require.Equal(t, [3]int64{0, running, 9 * running}, w.figures(), "only the first hour of the new VM may be reserved")
 	_, sum = w.unpaidBills()
 	require.Zero(t, sum)
 	require.NoError(t, w.clean())

@@ -30,7 +30,7 @@ func TestPolicyKeep(t *testing.T) {
 	w.Clock.Advance(3 * hour)
 	w.bill()
 	bills, sum := w.unpaidBills()
-	require.Len(t, bills, 1, "hours of one price are one record")
+	require.Len(t, bills, 1, "all hours of one price must be one record")
 	require.EqualValues(t, 7*running, sum)
 	require.Equal(t, cloud.Running, w.get(id).State)
 	_, err := w.tryCreate("more")
@@ -43,7 +43,7 @@ func TestPolicyKeep(t *testing.T) {
 	w.bill()
 	bills, sum = w.unpaidBills()
 	require.Len(t, bills, 1)
-	require.EqualValues(t, 4*running, sum, "three of them are paid")
+	require.EqualValues(t, 4*running, sum, "three of the seven hours must be paid")
 	require.Equal(t, [3]int64{5 * running, 0, 1}, w.figures())
 	_, err = w.tryCreate("more")
 	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
@@ -51,10 +51,10 @@ func TestPolicyKeep(t *testing.T) {
 	w.order(ledger.Command{Op: ledger.DoSuspend})
 	w.topUp(1000)
 	w.bill()
-	require.Equal(t, [3]int64{5 * running, 0, 1001}, w.figures(), "a suspended wallet pays nothing")
+	require.Equal(t, [3]int64{5 * running, 0, 1001}, w.figures(), "a suspended wallet must not be charged")
 	w.order(ledger.Command{Op: ledger.DoResume})
 	w.create("more")
-	require.Equal(t, [3]int64{9 * running, running, 1001 - 5*running}, w.figures(), "what was owed is charged first")
+	require.Equal(t, [3]int64{9 * running, running, 1001 - 5*running}, w.figures(), "unpaid hours must be charged before a new VM is created")
 	_, sum = w.unpaidBills()
 	require.Zero(t, sum)
 	require.NoError(t, w.clean())
@@ -69,7 +69,7 @@ func TestPolicyStop(t *testing.T) {
 	for _, id := range []cloud.VMID{first, second} {
 		w.reportObserved(id, cloud.ObservedBuilt)
 	}
-	require.NoError(t, w.start(first), "what creating it reserved covers it")
+	require.NoError(t, w.start(first), "the reservation made at creation must cover the start")
 	require.NoError(t, w.start(second))
 	w.bill()
 	w.Clock.Advance(hour)
@@ -82,7 +82,7 @@ func TestPolicyStop(t *testing.T) {
 	}
 	require.Equal(t, [3]int64{2 * running, 0, 3}, w.figures())
 	_, sum := w.unpaidBills()
-	require.EqualValues(t, 2*running, sum, "the hour had begun")
+	require.EqualValues(t, 2*running, sum, "the hour that had begun must be billed for both VMs")
 	err := w.start(first)
 	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
 	require.ErrorContains(t, err, "an hour of VM first costs 27")
@@ -90,7 +90,7 @@ func TestPolicyStop(t *testing.T) {
 	require.Equal(t, cloud.Stopped, w.get(first).State)
 
 	w.topUp(2*running - 3)
-	require.NoError(t, w.start(first), "that hour is paid by now")
+	require.NoError(t, w.start(first), "the VM can be started when the unpaid hours can be charged")
 	w.stop(first)
 	w.Clock.Advance(hour)
 	w.bill()
@@ -101,7 +101,7 @@ func TestPolicyStop(t *testing.T) {
 	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
 	require.ErrorContains(t, err, "21 is available")
 	w.topUp(1)
-	require.NoError(t, w.start(second), "the rest of the hour is covered")
+	require.NoError(t, w.start(second), "the VM can be started when there is credit for the rest of the hour")
 	w.bill()
 	require.EqualValues(t, 0, w.wallet().Available())
 	require.Equal(t, cloud.Running, w.get(second).State)
@@ -159,7 +159,7 @@ func TestInconsistentWallet(t *testing.T) {
 	_, err = w.tryCreate("more")
 	var v *ledger.Violation
 	require.ErrorAs(t, err, &v)
-	require.NoError(t, w.delete(id), "it can go")
+	require.NoError(t, w.delete(id), "a VM of a project with an inconsistent wallet can be deleted")
 }
 
 // TestDebtorsAreLoggedOnce checks that isNew returns true once for a project that cannot pay, and again if the reason

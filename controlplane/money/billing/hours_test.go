@@ -40,14 +40,14 @@ func TestShortRuns(t *testing.T) {
 	w.stop(id)
 	w.Clock.Advance(hour)
 	w.bill()
-	require.EqualValues(t, 2*running+off, w.wallet().Consumed(), "off, it pays for its disks")
+	require.EqualValues(t, 2*running+off, w.wallet().Consumed(), "a stopped VM must pay for its disks")
 	_, err := w.vms.Update(w.as(acme), acme, id, changeTo(4, 1024))
 	require.NoError(t, err)
 	w.bill()
 	require.EqualValues(t, 2*running+off, w.wallet().Consumed())
 	require.NoError(t, w.start(id))
 	w.bill()
-	require.EqualValues(t, 2*running+4*10+4+5, w.wallet().Consumed(), "it came back larger")
+	require.EqualValues(t, 2*running+4*10+4+5, w.wallet().Consumed(), "a VM that was made larger must pay the higher price")
 	require.NoError(t, w.clean())
 }
 
@@ -66,7 +66,7 @@ func TestEachHourIsChargedOnce(t *testing.T) {
 
 	w.Clock.Advance(hour - time.Millisecond)
 	w.bill()
-	require.EqualValues(t, vms*running, w.wallet().Consumed(), "the hour is not over")
+	require.EqualValues(t, vms*running, w.wallet().Consumed(), "no further hour may be charged before the hour is over")
 	w.Clock.Advance(time.Millisecond)
 	other := w.member(on)
 	var work sync.WaitGroup
@@ -89,7 +89,7 @@ func TestEachHourIsChargedOnce(t *testing.T) {
 	require.EqualValues(t, 7*vms*running, w.wallet().Consumed())
 	w.Clock.Advance(3*hour + hour/2)
 	w.bill()
-	require.EqualValues(t, 7*vms*running, w.wallet().Consumed(), "half of the hour is left")
+	require.EqualValues(t, 7*vms*running, w.wallet().Consumed(), "no further hour may be charged while half of the hour is left")
 	_, sum := w.unpaidBills()
 	require.Zero(t, sum)
 	require.NoError(t, w.clean())
@@ -124,10 +124,10 @@ func TestInterruptedRun(t *testing.T) {
 			require.True(t, err == nil || errors.Is(err, storetest.ErrLost) || errors.Is(err, context.Canceled), "%v", err)
 			next := w.member(on)
 			require.NoError(t, next.Run(t.Context()))
-			require.EqualValues(t, 3*6*running, w.wallet().Consumed(), "cut at entry %d, agreed %v", cut, agreed)
+			require.EqualValues(t, 3*6*running, w.wallet().Consumed(), "leadership ended at log entry %d, committed: %v", cut, agreed)
 			require.NoError(t, w.clean())
 			if entries < cut {
-				require.Greater(t, cut, 2, "it was cut somewhere")
+				require.Greater(t, cut, 2, "leadership must have ended at several log entries")
 				break
 			}
 		}
@@ -150,7 +150,7 @@ func TestLongOutage(t *testing.T) {
 	_, err := w.tryCreate("more")
 	f, _ := fault.From(err)
 	require.True(t, f != nil && f.Kind == fault.ResourceExhausted && f.Retry, "%v", err)
-	require.Equal(t, before, w.figures(), "a refusal changes nothing")
+	require.Equal(t, before, w.figures(), "a refused create must not change the wallet")
 	w.bill()
 	require.EqualValues(t, (hours+1)*running, w.wallet().Consumed())
 	w.create("more")
@@ -180,7 +180,7 @@ func TestEnabledLater(t *testing.T) {
 	require.NoError(t, enabled.Run(t.Context()))
 	w.Clock.Advance(hour)
 	require.NoError(t, enabled.Run(t.Context()))
-	require.EqualValues(t, 2*running+2*off, w.wallet().Consumed(), "hours that nobody billed are free; then it pays for its disks, from when it is noticed")
+	require.EqualValues(t, 2*running+2*off, w.wallet().Consumed(), "hours in which billing was disabled must be free, then the stopped VM must pay for its disks")
 	require.NoError(t, w.store.Local(func(v *store.View) error {
 		all, _, err := meters.List(v, 0)
 		require.Len(t, all, 1)

@@ -23,7 +23,7 @@ func TestMutants(t *testing.T) {
 					return
 				}
 			}
-			require.Fail(t, "not noticed")
+			require.Fail(t, "the simulation did not notice the mutant within 12 seeds")
 		})
 	}
 }

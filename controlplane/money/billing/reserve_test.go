@@ -19,13 +19,13 @@ func TestCreateReservesTheFirstHour(t *testing.T) {
 	w.fund(100)
 	before := w.Quorum.Committed.Load()
 	id := w.create("web")
-	require.EqualValues(t, 1, w.Quorum.Committed.Load()-before, "the VM and its reservation are one entry of the log")
+	require.EqualValues(t, 1, w.Quorum.Committed.Load()-before, "the VM and its reservation must be one log entry")
 	require.Equal(t, [3]int64{0, running, 100 - running}, w.figures())
 	w.bill()
-	require.Equal(t, [3]int64{0, running, 100 - running}, w.figures(), "nothing is billed before it is built")
+	require.Equal(t, [3]int64{0, running, 100 - running}, w.figures(), "a VM that is not built must not be charged")
 	w.reportObserved(id, cloud.ObservedBuilt)
 	w.bill()
-	require.Equal(t, [3]int64{0, running, 100 - running}, w.figures(), "nor while it may still run in this hour")
+	require.Equal(t, [3]int64{0, running, 100 - running}, w.figures(), "a built VM must not be charged while it can still be started in its first hour")
 	require.NoError(t, w.start(id))
 	w.bill()
 	require.Equal(t, [3]int64{running, 0, 100 - running}, w.figures())
@@ -57,14 +57,14 @@ func TestCreateWithoutCreditIsRefused(t *testing.T) {
 		details map[string]any
 	}{
 		{"no wallet", func(*world) {}, "NO_WALLET", "an hour of VM web costs 27: project web has no wallet", map[string]any{"price": int64(running), "available": int64(0)}},
-		{"an empty one", func(w *world) { w.fund(0) }, "INSUFFICIENT_CREDIT", "an hour of VM web costs 27: 27 is wanted, 0 is available", map[string]any{"price": int64(running), "available": int64(0)}},
-		{"one short", func(w *world) { w.fund(running - 1) }, "INSUFFICIENT_CREDIT", "26 is available", map[string]any{"price": int64(running), "available": int64(running - 1)}},
-		{"held by others", func(w *world) {
+		{"an empty wallet", func(w *world) { w.fund(0) }, "INSUFFICIENT_CREDIT", "an hour of VM web costs 27: 27 is wanted, 0 is available", map[string]any{"price": int64(running), "available": int64(0)}},
+		{"a wallet with 1 too little", func(w *world) { w.fund(running - 1) }, "INSUFFICIENT_CREDIT", "26 is available", map[string]any{"price": int64(running), "available": int64(running - 1)}},
+		{"credit reserved for something else", func(w *world) {
 			w.fund(100)
 			w.order(ledger.Command{Op: ledger.DoReserve, Amount: 80})
 		}, "INSUFFICIENT_CREDIT", "20 is available", map[string]any{"price": int64(running), "available": int64(20)}},
-		{"suspended", func(w *world) { w.fund(100); w.order(ledger.Command{Op: ledger.DoSuspend}) }, "WALLET_SUSPENDED", "the wallet is suspended", map[string]any{"price": int64(running)}},
-		{"closed", func(w *world) { w.fund(100); w.order(ledger.Command{Op: ledger.DoClose}) }, "WALLET_CLOSED", "the wallet is closed", map[string]any{"price": int64(running)}},
+		{"a suspended wallet", func(w *world) { w.fund(100); w.order(ledger.Command{Op: ledger.DoSuspend}) }, "WALLET_SUSPENDED", "the wallet is suspended", map[string]any{"price": int64(running)}},
+		{"a closed wallet", func(w *world) { w.fund(100); w.order(ledger.Command{Op: ledger.DoClose}) }, "WALLET_CLOSED", "the wallet is closed", map[string]any{"price": int64(running)}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, on)
@@ -76,7 +76,7 @@ func TestCreateWithoutCreditIsRefused(t *testing.T) {
 			require.Contains(t, f.Message, c.says)
 			require.Equal(t, c.reason, f.Reason)
 			require.Equal(t, c.details, f.Details)
-			require.Equal(t, before, w.store.Revision(), "nothing was written")
+			require.Equal(t, before, w.store.Revision(), "a refused create must write nothing")
 		})
 	}
 }
@@ -117,22 +117,22 @@ func TestReservationIsReleased(t *testing.T) {
 	w.Clock.Advance(3 * hour)
 	w.bill()
 	require.NoError(t, w.delete(id))
-	require.Equal(t, [3]int64{0, 0, 100}, w.figures(), "what was never built costs nothing")
+	require.Equal(t, [3]int64{0, 0, 100}, w.figures(), "a VM that was never built must cost nothing")
 
 	id = w.create("idle")
 	w.reportObserved(id, cloud.ObservedBuilt)
 	w.bill()
 	require.NoError(t, w.delete(id))
-	require.Equal(t, [3]int64{0, 0, 100}, w.figures(), "nor does what never ran in its first hour")
+	require.Equal(t, [3]int64{0, 0, 100}, w.figures(), "a VM that is deleted in its first hour and never ran must cost nothing")
 
 	id = w.create("late")
 	w.reportObserved(id, cloud.ObservedBuilt)
 	w.Clock.Advance(hour)
 	w.bill()
-	require.Equal(t, [3]int64{2 * off, 0, 100 - 2*off}, w.figures(), "the hour is over: it pays for its disks, and for the next")
+	require.Equal(t, [3]int64{2 * off, 0, 100 - 2*off}, w.figures(), "after the first hour the VM must pay for its disks, for that hour and the next")
 	require.NoError(t, w.start(id))
 	w.bill()
-	require.Equal(t, [3]int64{off + running, 0, 100 - off - running}, w.figures(), "and the rest of this one")
+	require.Equal(t, [3]int64{off + running, 0, 100 - off - running}, w.figures(), "the started VM must pay the rest of the price of this hour")
 	require.NoError(t, w.clean())
 }
 

@@ -187,7 +187,7 @@ func (l *life) make() error {
 	if err == nil {
 		l.pasts[id] = &past{began: l.get(id).CreatedAt}
 		if sum != 0 {
-			return fmt.Errorf("VM %s was made while %d is owed", id, sum)
+			return fmt.Errorf("VM %s was created while %d is owed", id, sum)
 		}
 		return nil
 	}
@@ -195,7 +195,7 @@ func (l *life) make() error {
 		return err
 	}
 	if after := l.figures(); after != before {
-		return fmt.Errorf("a VM that was refused took %v of %v", after, before)
+		return fmt.Errorf("refusing to create a VM changed the wallet to %v from %v", after, before)
 	}
 	if sum == 0 && before[2] >= running && l.wallet().Status == ledger.Active {
 		return fmt.Errorf("with %d available: %w", before[2], err)
@@ -268,7 +268,7 @@ func (l *life) freed(id cloud.VMID) error {
 	return l.store.Local(func(v *store.View) error {
 		held, err := l.credits.ReservedAt(v, acme, idOf(id, "reservation"), l.store.Now())
 		if held != 0 {
-			return fmt.Errorf("%d stays reserved for VM %s", held, id)
+			return fmt.Errorf("%d is still reserved for VM %s", held, id)
 		}
 		return err
 	})
@@ -319,12 +319,12 @@ func (l *life) agree() error {
 	}
 	for id, p := range l.pasts {
 		if want := p.sum(l.store.Now()); got[id] != want {
-			return fmt.Errorf("VM %s is charged %d, its hours are %d: %+v", id, got[id], want, *p)
+			return fmt.Errorf("VM %s is charged %d, but its hours cost %d: %+v", id, got[id], want, *p)
 		}
 		delete(got, id)
 	}
 	if len(got) != 0 {
-		return fmt.Errorf("charged for what never was: %v", got)
+		return fmt.Errorf("charges for VMs that never existed: %v", got)
 	}
 	return l.clean()
 }
@@ -338,25 +338,25 @@ func (l *life) end() error {
 		return err
 	}
 	if bills, _ := l.unpaidBills(); len(bills) != 0 {
-		return fmt.Errorf("with credit for all of it, %+v stay unpaid", bills)
+		return fmt.Errorf("the bills %+v are unpaid, although there is credit for them", bills)
 	}
 	var sum int64
 	for _, p := range l.pasts {
 		sum += p.sum(l.store.Now())
 	}
 	if got := l.wallet().Consumed(); got != sum {
-		return fmt.Errorf("%d is consumed, all hours are %d", got, sum)
+		return fmt.Errorf("%d is consumed, but all hours together cost %d", got, sum)
 	}
 	return l.store.Local(func(v *store.View) error {
 		all, _, err := meters.List(v, 0)
 		for _, r := range all {
 			if has, _ := vm.VMs.Has(v, r.Path...); !has {
-				return fmt.Errorf("VM %s is gone, its meter is not", r.Value.VM)
+				return fmt.Errorf("VM %s is deleted, but still has a meter", r.Value.VM)
 			}
 		}
 		rows, _, _ := next.List(v, 0)
 		if len(rows) > len(all) {
-			return fmt.Errorf("%d meters have %d places in the order", len(all), len(rows))
+			return fmt.Errorf("%d meters have %d rows in the order", len(all), len(rows))
 		}
 		return err
 	})

@@ -266,7 +266,7 @@ func (w *world) clean() error {
 	seen := map[string]bool{}
 	for _, tx := range w.transactions(w.t) {
 		if seen[tx.ID] {
-			err = errors.Join(err, fmt.Errorf("transaction %s stands twice: %s", tx.ID, tx.Description))
+			err = errors.Join(err, fmt.Errorf("transaction %s is listed twice: %s", tx.ID, tx.Description))
 		}
 		seen[tx.ID] = true
 	}

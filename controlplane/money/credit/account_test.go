@@ -16,7 +16,7 @@ import (
 // change the wallet of the deleted project: its balance, transactions, reservations and charges. That wallet must stay
 // readable for audits.
 func TestWalletBelongsToOneIncarnation(t *testing.T) {
-	for name, first := range map[string]cloud.Incarnation{"the first incarnation": 1000, "a project older than incarnations": 0} {
+	for name, first := range map[string]cloud.Incarnation{"a deleted project with an incarnation": 1000, "a deleted project of a version without incarnations": 0} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			lives := func(i cloud.Incarnation, exists bool) {
@@ -34,7 +34,7 @@ func TestWalletBelongsToOneIncarnation(t *testing.T) {
 			w.must(ledger.Command{Op: ledger.DoClose})
 			require.NoError(t, held())
 			lives(first, false)
-			require.EqualValues(t, 95, w.wallet().Balance(), "it can be read while the ID is reserved")
+			require.EqualValues(t, 95, w.wallet().Balance(), "the wallet must be readable while the project's ID is reserved")
 
 			lives(2000, true)
 			_, err := w.credits.Wallet(t.Context(), tenant)

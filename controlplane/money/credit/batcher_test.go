@@ -78,7 +78,7 @@ func TestRequestsShareATransaction(t *testing.T) {
 	for i, err := range results {
 		require.Equal(t, i%2 == 1, fault.Is(err, fault.ResourceExhausted), "%d: %v", i, err)
 	}
-	require.EqualValues(t, 2, w.quorum.Committed.Load()-before, "the first alone, then all that waited")
+	require.EqualValues(t, 2, w.quorum.Committed.Load()-before, "there must be one transaction for the first request and one for all that waited")
 	require.EqualValues(t, 100+1-clients/2, w.wallet().Balance())
 	w.clean()
 }
@@ -164,7 +164,7 @@ func TestIdempotencyKeys(t *testing.T) {
 	again, err := w.credits.Execute(w.as("ada", "k"), topUp)
 	require.NoError(t, err)
 	require.True(t, again.Replayed)
-	require.Equal(t, first.Outcome, again.Outcome, "as it was then")
+	require.Equal(t, first.Outcome, again.Outcome, "a repeated call must return the outcome of the first call")
 	topUp.Body[0]++
 	_, err = w.credits.Execute(w.as("ada", "k"), topUp)
 	f, _ := fault.From(err)
@@ -172,11 +172,11 @@ func TestIdempotencyKeys(t *testing.T) {
 	require.Equal(t, "IDEMPOTENCY_KEY_REUSED", f.Reason)
 	charge, err := w.execute("k", ledger.Command{Op: ledger.DoCharge, Amount: 5})
 	require.NoError(t, err)
-	require.False(t, charge.Replayed, "what failed kept nothing")
+	require.False(t, charge.Replayed, "the failed call must have stored no response under the key")
 	topUp.Body[0]--
 	eve, err := w.credits.Execute(w.as("eve", "k"), topUp)
 	require.NoError(t, err)
-	require.False(t, eve.Replayed, "another's key")
+	require.False(t, eve.Replayed, "the key of another caller must not be found")
 	require.EqualValues(t, 7+100-5+7, w.wallet().Balance())
 	// A repeated DoReserve under its key must return the same reservation.
 	hold := ledger.Command{Op: ledger.DoReserve, Amount: 3}

@@ -71,7 +71,7 @@ func TestWalletOfAnotherTenant(t *testing.T) {
 	require.NoError(t, create(tenant))
 	require.True(t, fault.Is(create(tenant), fault.AlreadyExists))
 	require.True(t, fault.Is(create(cloud.Tenant{Org: "new", Project: "unknown"}), fault.NotFound))
-	require.True(t, fault.Is(create(cloud.Tenant{Project: "x"}), fault.InvalidArgument), "an org is needed")
+	require.True(t, fault.Is(create(cloud.Tenant{Project: "x"}), fault.InvalidArgument), "a wallet must have an org")
 	wrong := cloud.Tenant{Org: "evil", Project: "web"}
 	_, err := w.credits.Wallet(t.Context(), wrong)
 	require.True(t, fault.Is(err, fault.NotFound))

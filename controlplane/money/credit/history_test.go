@@ -35,7 +35,7 @@ func TestWatch(t *testing.T) {
 		case got := <-seen:
 			require.Equal(t, n, got)
 		case <-time.After(20 * time.Second):
-			require.Fail(t, "the watch is stuck", "before %d", n)
+			require.Fail(t, "the watch sends no more transactions", "before %d", n)
 		}
 	}
 	stop()

@@ -48,7 +48,7 @@ func TestRPCStory(t *testing.T) {
 	ada, bill, admin := caller(t, "ada"), caller(t, "bill"), caller(t, "admin")
 
 	_, err := c.CreateWallet(ada, &creditv1.CreateWalletRequest{OrgId: "acme", ProjectId: "web"})
-	require.Equal(t, codes.PermissionDenied, status.Code(err), "a tenant makes no money")
+	require.Equal(t, codes.PermissionDenied, status.Code(err), "a project:member must not create wallets")
 	made, err := c.CreateWallet(bill, &creditv1.CreateWalletRequest{OrgId: "acme", ProjectId: "web", InitialBalance: 100})
 	require.NoError(t, err)
 	require.EqualValues(t, 100, made.GetAvailable())
@@ -69,7 +69,7 @@ func TestRPCStory(t *testing.T) {
 	require.Equal(t, w.clock.Now().UnixMilli()+60_000, r.GetExpiresAt())
 	again, err := c.CreateReservation(ada, reserve)
 	require.NoError(t, err)
-	require.Equal(t, r.String(), again.String(), "the caller's id makes it repeatable")
+	require.Equal(t, r.String(), again.String(), "a repeated call with the same reservation ID must return the same reservation")
 	reserve.Amount++
 	_, err = c.CreateReservation(ada, reserve)
 	require.Equal(t, codes.AlreadyExists, status.Code(err))
@@ -175,18 +175,18 @@ func TestRPCArguments(t *testing.T) {
 		says string
 	}{
 		{"no project", only(c.GetWallet(bill, &creditv1.GetWalletRequest{})), codes.InvalidArgument, "project_id"},
-		{"a project that is none", only(c.GetWallet(bill, &creditv1.GetWalletRequest{ProjectId: "a/b"})), codes.InvalidArgument, "project_id"},
-		{"the same by nobody in particular", only(c.GetWallet(caller(t, "none"), &creditv1.GetWalletRequest{ProjectId: "a/b"})), codes.PermissionDenied, "no role"},
-		{"an org that is none", only(c.GetWallet(bill, &creditv1.GetWalletRequest{OrgId: "a b", ProjectId: "web"})), codes.InvalidArgument, "org_id"},
+		{"a malformed project ID", only(c.GetWallet(bill, &creditv1.GetWalletRequest{ProjectId: "a/b"})), codes.InvalidArgument, "project_id"},
+		{"a malformed project ID, by a caller without a role", only(c.GetWallet(caller(t, "none"), &creditv1.GetWalletRequest{ProjectId: "a/b"})), codes.PermissionDenied, "no role"},
+		{"a malformed org ID", only(c.GetWallet(bill, &creditv1.GetWalletRequest{OrgId: "a b", ProjectId: "web"})), codes.InvalidArgument, "org_id"},
 		{"another org", only(c.GetWallet(bill, &creditv1.GetWalletRequest{OrgId: "evil", ProjectId: "web"})), codes.NotFound, "Wallet not found"},
 		{"another project", only(c.GetWallet(ada, &creditv1.GetWalletRequest{ProjectId: "lair"})), codes.NotFound, "no project lair"},
-		{"a wallet of no org", only(c.CreateWallet(bill, &creditv1.CreateWalletRequest{ProjectId: "new"})), codes.InvalidArgument, "org_id"},
-		{"less than nothing", only(c.CreateWallet(bill, &creditv1.CreateWalletRequest{OrgId: "acme", ProjectId: "empty", InitialBalance: -1})), codes.InvalidArgument, "initial_balance"},
+		{"a wallet without an org", only(c.CreateWallet(bill, &creditv1.CreateWalletRequest{ProjectId: "new"})), codes.InvalidArgument, "org_id"},
+		{"a negative initial balance", only(c.CreateWallet(bill, &creditv1.CreateWalletRequest{OrgId: "acme", ProjectId: "empty", InitialBalance: -1})), codes.InvalidArgument, "initial_balance"},
 		{"a project that does not exist", only(c.CreateWallet(bill, &creditv1.CreateWalletRequest{OrgId: "acme", ProjectId: "nope"})), codes.NotFound, "no project nope"},
-		{"an earlier wallet, for a tenant", only(c.ListTransactions(ada, &creditv1.ListTransactionsRequest{Incarnation: new(int64)})), codes.PermissionDenied, "incarnation"},
-		{"a top-up of nothing", only(c.TopUpWallet(bill, &creditv1.TopUpWalletRequest{ProjectId: "web"})), codes.InvalidArgument, "amount"},
-		{"a top-up by the tenant", only(c.TopUpWallet(ada, &creditv1.TopUpWalletRequest{ProjectId: "web", Amount: 1})), codes.PermissionDenied, "TopUpWallet"},
-		{"a wallet by the tenant", only(c.CreateWallet(ada, &creditv1.CreateWalletRequest{OrgId: "acme", ProjectId: "web", InitialBalance: 1})), codes.PermissionDenied, "CreateWallet"},
+		{"an earlier incarnation's transactions, for a project:member", only(c.ListTransactions(ada, &creditv1.ListTransactionsRequest{Incarnation: new(int64)})), codes.PermissionDenied, "incarnation"},
+		{"a top-up of 0", only(c.TopUpWallet(bill, &creditv1.TopUpWalletRequest{ProjectId: "web"})), codes.InvalidArgument, "amount"},
+		{"a top-up by a project:member", only(c.TopUpWallet(ada, &creditv1.TopUpWalletRequest{ProjectId: "web", Amount: 1})), codes.PermissionDenied, "TopUpWallet"},
+		{"a wallet created by a project:member", only(c.CreateWallet(ada, &creditv1.CreateWalletRequest{OrgId: "acme", ProjectId: "web", InitialBalance: 1})), codes.PermissionDenied, "CreateWallet"},
 		{"a negative top-up", only(c.TopUpWallet(bill, &creditv1.TopUpWalletRequest{ProjectId: "web", Amount: -1})), codes.InvalidArgument, "amount"},
 		{"a top-up beyond 2^63-1", only(c.TopUpWallet(bill, &creditv1.TopUpWalletRequest{ProjectId: "web", Amount: math.MaxInt64})), codes.InvalidArgument, "can count no more"},
 		{"a negative charge", only(c.ChargeWallet(bill, &creditv1.ChargeWalletRequest{ProjectId: "web", Amount: -1})), codes.InvalidArgument, "amount"},
@@ -194,26 +194,26 @@ func TestRPCArguments(t *testing.T) {
 		{"a reservation of 2^63-1", only(c.CreateReservation(ada, &creditv1.CreateReservationRequest{Amount: math.MaxInt64})), codes.ResourceExhausted, ""},
 		{"a reservation of -2^63", only(c.CreateReservation(ada, &creditv1.CreateReservationRequest{Amount: math.MinInt64})), codes.InvalidArgument, "amount"},
 		{"a long description", only(c.TopUpWallet(bill, &creditv1.TopUpWalletRequest{ProjectId: "web", Amount: 1, Description: long})), codes.InvalidArgument, "description"},
-		{"a resource that is none", only(c.ChargeWallet(bill, &creditv1.ChargeWalletRequest{ProjectId: "web", Amount: 1, ResourceId: "a\n"})), codes.InvalidArgument, "resource_id"},
-		{"a refund of nothing", only(c.RefundCharge(bill, &creditv1.RefundChargeRequest{ProjectId: "web", Amount: 1})), codes.NotFound, "no transaction 0"},
-		{"a reservation of nothing", only(c.CreateReservation(ada, &creditv1.CreateReservationRequest{})), codes.InvalidArgument, "amount"},
-		{"an id that is none", only(c.CreateReservation(ada, &creditv1.CreateReservationRequest{Amount: 1, ReservationId: "r"})), codes.InvalidArgument, "reservation_id"},
+		{"a malformed resource ID", only(c.ChargeWallet(bill, &creditv1.ChargeWalletRequest{ProjectId: "web", Amount: 1, ResourceId: "a\n"})), codes.InvalidArgument, "resource_id"},
+		{"a refund without a transaction", only(c.RefundCharge(bill, &creditv1.RefundChargeRequest{ProjectId: "web", Amount: 1})), codes.NotFound, "no transaction 0"},
+		{"a reservation of 0", only(c.CreateReservation(ada, &creditv1.CreateReservationRequest{})), codes.InvalidArgument, "amount"},
+		{"a malformed reservation ID", only(c.CreateReservation(ada, &creditv1.CreateReservationRequest{Amount: 1, ReservationId: "r"})), codes.InvalidArgument, "reservation_id"},
 		{"a ttl of a year", only(c.CreateReservation(ada, &creditv1.CreateReservationRequest{Amount: 1, TtlSeconds: 365 * 86400})), codes.InvalidArgument, "ttl_seconds"},
-		{"no id", only(c.CommitReservation(ada, &creditv1.CommitReservationRequest{})), codes.InvalidArgument, "reservation_id"},
-		{"less than nothing again", only(c.CommitReservation(ada, &creditv1.CommitReservationRequest{ReservationId: "00000000-0000-4000-8000-00000000000a", ActualAmount: -1})), codes.InvalidArgument, "actual_amount"},
-		{"what is not there", only(c.ReleaseReservation(ada, &creditv1.ReleaseReservationRequest{ReservationId: "00000000-0000-4000-8000-00000000000a"})), codes.NotFound, "no reservation"},
-		{"a type that is none", only(c.ListTransactions(ada, &creditv1.ListTransactionsRequest{Types: []creditv1.TransactionType{257}})), codes.InvalidArgument, "types"},
-		{"a type below none", only(c.ListTransactions(ada, &creditv1.ListTransactionsRequest{Types: []creditv1.TransactionType{-255}})), codes.InvalidArgument, "types"},
-		{"a page too large", only(c.ListTransactions(ada, &creditv1.ListTransactionsRequest{PageSize: 1001})), codes.InvalidArgument, "page_size"},
-		{"a time that ends before it begins", only(c.GetStatement(ada, &creditv1.GetStatementRequest{From: 5, To: 4})), codes.InvalidArgument, "to"},
-		{"a status that is none", only(c.ListReservations(ada, &creditv1.ListReservationsRequest{Status: 257})), codes.InvalidArgument, "status"},
-		{"all wallets, for a tenant", only(c.ListWallets(ada, &creditv1.ListWalletsRequest{})), codes.PermissionDenied, "ListWallets"},
+		{"no reservation ID", only(c.CommitReservation(ada, &creditv1.CommitReservationRequest{})), codes.InvalidArgument, "reservation_id"},
+		{"a negative actual amount", only(c.CommitReservation(ada, &creditv1.CommitReservationRequest{ReservationId: "00000000-0000-4000-8000-00000000000a", ActualAmount: -1})), codes.InvalidArgument, "actual_amount"},
+		{"a reservation that does not exist", only(c.ReleaseReservation(ada, &creditv1.ReleaseReservationRequest{ReservationId: "00000000-0000-4000-8000-00000000000a"})), codes.NotFound, "no reservation"},
+		{"an unknown transaction type", only(c.ListTransactions(ada, &creditv1.ListTransactionsRequest{Types: []creditv1.TransactionType{257}})), codes.InvalidArgument, "types"},
+		{"a negative transaction type", only(c.ListTransactions(ada, &creditv1.ListTransactionsRequest{Types: []creditv1.TransactionType{-255}})), codes.InvalidArgument, "types"},
+		{"a page size that is too large", only(c.ListTransactions(ada, &creditv1.ListTransactionsRequest{PageSize: 1001})), codes.InvalidArgument, "page_size"},
+		{"a statement that ends before it begins", only(c.GetStatement(ada, &creditv1.GetStatementRequest{From: 5, To: 4})), codes.InvalidArgument, "to"},
+		{"an unknown reservation status", only(c.ListReservations(ada, &creditv1.ListReservationsRequest{Status: 257})), codes.InvalidArgument, "status"},
+		{"the list of all wallets, for a project:member", only(c.ListWallets(ada, &creditv1.ListWalletsRequest{})), codes.PermissionDenied, "ListWallets"},
 	} {
 		t.Run(d.name, func(t *testing.T) {
 			require.Equal(t, d.code, status.Code(d.err), "%v", d.err)
 			require.ErrorContains(t, d.err, d.says)
 		})
 	}
-	require.EqualValues(t, 1, w.wallet().Sequence, "nothing was done")
+	require.EqualValues(t, 1, w.wallet().Sequence, "no call may have made a transaction")
 	w.clean()
 }

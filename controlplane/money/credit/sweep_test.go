@@ -29,11 +29,11 @@ func TestSweep(t *testing.T) {
 	w.must(ledger.Command{Op: ledger.DoCommit, Reservation: kept})
 	require.Equal(t, 31, w.rows())
 	require.NoError(t, w.credits.Sweep(t.Context()))
-	require.EqualValues(t, 300, w.wallet().Reserved(), "none is due")
+	require.EqualValues(t, 300, w.wallet().Reserved(), "no reservation may expire before its deadline")
 
 	w.clock.Advance(10 * time.Second)
 	var wg sync.WaitGroup
-	for range 3 { // as by two former leaders that do not know it yet, and the current one
+	for range 3 { // as if two former leaders did not know yet that they have been replaced
 		wg.Go(func() {
 			if err := w.credits.Sweep(t.Context()); err != nil {
 				t.Error(err)
@@ -41,13 +41,13 @@ func TestSweep(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	require.EqualValues(t, 150, w.wallet().Reserved(), "half of them have a second left")
+	require.EqualValues(t, 150, w.wallet().Reserved(), "half of the reservations must stay until their later deadline")
 	w.clock.Advance(time.Second)
 	require.NoError(t, w.credits.Sweep(t.Context()))
 	found := w.wallet()
 	require.Zero(t, found.Reserved())
 	require.EqualValues(t, 900, found.Available())
-	require.EqualValues(t, 1+30+2+30, found.Sequence, "each was given back once")
+	require.EqualValues(t, 1+30+2+30, found.Sequence, "each reservation must be released once")
 	require.Zero(t, w.rows())
 	released, _, err := w.credits.Transactions(t.Context(), tenant, Filter{Types: []ledger.Type{ledger.Release}}, 1000, "")
 	require.NoError(t, err)
@@ -77,7 +77,7 @@ func TestInconsistentWallet(t *testing.T) {
 	var v *ledger.Violation
 	require.ErrorAs(t, err, &v)
 	_, refused := fault.From(err)
-	require.False(t, refused, "it is our failure")
+	require.False(t, refused, "an inconsistent wallet must cause an internal error, not a refusal")
 	w.clock.Advance(2 * time.Second)
 	require.ErrorContains(t, w.credits.Sweep(t.Context()), "web")
 	sound, err := w.credits.Wallet(t.Context(), other)
@@ -95,13 +95,13 @@ func TestInconsistentWallet(t *testing.T) {
 // in due of a reservation that is not pending.
 func TestAuditFindsLostDeadlines(t *testing.T) {
 	for name, spoil := range map[string]func(tx *store.Tx, row ...string){
-		"pending": func(tx *store.Tx, row ...string) { due.Delete(tx, row...) },
-		"ended":   func(tx *store.Tx, row ...string) { due.Put(tx, &struct{}{}, row...) },
+		"pending reservation without a record in due": func(tx *store.Tx, row ...string) { due.Delete(tx, row...) },
+		"ended reservation with a record in due":      func(tx *store.Tx, row ...string) { due.Put(tx, &struct{}{}, row...) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := funded(t, 100)
 			r := w.must(ledger.Command{Op: ledger.DoReserve, Amount: 10}).Reservation
-			if name == "ended" {
+			if name == "ended reservation with a record in due" {
 				w.must(ledger.Command{Op: ledger.DoCommit, Reservation: r.ID})
 			}
 			w.clean()

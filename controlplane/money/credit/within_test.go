@@ -27,7 +27,7 @@ func TestWithin(t *testing.T) {
 			require.NoError(t, err)
 			require.EqualValues(t, 40, out.Wallet.Available())
 			_, err = w.credits.Within(tx, Request{Tenant: tenant, Command: ledger.Command{Op: ledger.DoCharge, Amount: 41, IDs: [2]string{"two"}}})
-			require.True(t, fault.Is(err, fault.ResourceExhausted), "what was reserved before counts: %v", err)
+			require.True(t, fault.Is(err, fault.ResourceExhausted), "credit reserved earlier in the transaction must not be available: %v", err)
 			_, err = w.credits.Within(tx, Request{Tenant: tenant, Command: ledger.Command{Op: ledger.DoCharge, Amount: 40, IDs: [2]string{"three"}}})
 			require.NoError(t, err)
 			amount, err := w.credits.ReservedAt(tx, tenant, reserveCommand.Reservation, tx.Now())
@@ -35,7 +35,7 @@ func TestWithin(t *testing.T) {
 			require.EqualValues(t, 60, amount)
 			amount, err = w.credits.ReservedAt(tx, tenant, reserveCommand.Reservation, tx.Now()+10_000)
 			require.NoError(t, err)
-			require.Zero(t, amount, "its time is over")
+			require.Zero(t, amount, "an expired reservation must hold no credit")
 			amount, err = w.credits.ReservedAt(tx, other, reserveCommand.Reservation, tx.Now())
 			require.NoError(t, err)
 			require.Zero(t, amount)
@@ -102,7 +102,7 @@ func TestViolationsAreCounted(t *testing.T) {
 	_, err := w.execute("", ledger.Command{Op: ledger.DoReserve, Amount: 1000})
 	require.Error(t, err)
 	w.clean()
-	require.Zero(t, count(), "a refusal is none")
+	require.Zero(t, count(), "a refused request must not count as a violation")
 	_, err = w.store.Update(t.Context(), func(tx *store.Tx) error {
 		broken, err := wallets.Get(tx, "web")
 		broken.Accounts.Wallet++

@@ -43,7 +43,7 @@ func TestKeyLifeCycle(t *testing.T) {
 
 	changed, err := r.Tend(key, now+life.Milliseconds()-1, life)
 	require.NoError(t, err)
-	require.False(t, changed, "a token that the first key signed may still be good")
+	require.False(t, changed, "the first key must be kept while a token that it signed can be valid")
 	changed, err = r.Tend(key, now+life.Milliseconds(), life)
 	require.NoError(t, err)
 	require.True(t, changed)
@@ -51,7 +51,7 @@ func TestKeyLifeCycle(t *testing.T) {
 	now += RotateAfter.Milliseconds()
 	changed, err = r.Tend(key, now, life)
 	require.NoError(t, err)
-	require.True(t, changed, "by itself, in time")
+	require.True(t, changed, "Tend must rotate keys when RotateAfter has passed")
 	require.Equal(t, Secondary, r.Find(next).Use)
 }
 

@@ -78,7 +78,7 @@ func TestTry(t *testing.T) {
 func TestTrySecret(t *testing.T) {
 	d := NewHasher(runtime.GOMAXPROCS(0))
 	require.True(t, d.TrySecret("TV1", "a", "s3cret", []byte("s3cret"), 0))
-	require.False(t, d.TrySecret("TV1", "a", "", nil, 0), "no secret is no secret to know")
+	require.False(t, d.TrySecret("TV1", "a", "", nil, 0), "the empty secret must be refused even if none is stored")
 	for range MaxMisses {
 		require.False(t, d.TrySecret("TV2", "a", "guess", []byte("s3cret"), 0))
 	}
@@ -101,7 +101,7 @@ func TestMissesAreLimitedPerNetwork(t *testing.T) {
 	d := newFixture(t)
 	const here, there = "192.0.2.1:1000", "192.0.2.2:1000"
 	for i := range MaxMisses {
-		require.False(t, d.try("ada", fmt.Sprintf("192.0.2.1:%d", 2000+i), "guess"), "another port is the same place")
+		require.False(t, d.try("ada", fmt.Sprintf("192.0.2.1:%d", 2000+i), "guess"), "a wrong password must be refused, from any port of the address")
 	}
 	require.False(t, d.try("ada", here, right))
 	require.True(t, d.try("ada", there, right))
@@ -149,14 +149,14 @@ func TestMissesAreLimitedPerName(t *testing.T) {
 			require.False(t, d.try("nobody", fmt.Sprintf("192.0.2.%d:1", n), "guess"))
 		}
 	}
-	require.Equal(t, 2*MaxNameMisses, hashed, "a name that does not exist is tried as often")
-	require.False(t, d.try("ada", "203.0.113.5:1", right), "not from a network that is new")
+	require.Equal(t, 2*MaxNameMisses, hashed, "as many passwords must be hashed for a name that does not exist")
+	require.False(t, d.try("ada", "203.0.113.5:1", right), "the correct password from a new network must be refused")
 	require.True(t, d.try("bob", "203.0.113.5:1", right))
 	require.True(t, d.try("ada", "198.51.100.7:1", right))
 	for range MaxMisses {
 		require.False(t, d.try("ada", "198.51.100.7:1", "guess"))
 	}
-	require.False(t, d.try("ada", "198.51.100.7:1", right), "the bound of the network itself holds")
+	require.False(t, d.try("ada", "198.51.100.7:1", right), "the limit of the network itself must apply")
 	d.wait(time.Hour)
 	require.True(t, d.try("ada", "203.0.113.5:1", right))
 }

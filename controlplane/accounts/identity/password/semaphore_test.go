@@ -128,7 +128,7 @@ func TestUsersLogInDuringAFloodOfWrongPasswords(t *testing.T) {
 		c.wg.Wait()
 		require.Equal(t, 5*maxShare, wrong)
 		require.Equal(t, 1, c.most)
-		require.GreaterOrEqual(t, time.Since(began), time.Duration(2*(c.hashed()-before)-2)*hashTook, "a pause as long as the work")
+		require.GreaterOrEqual(t, time.Since(began), time.Duration(2*(c.hashed()-before)-2)*hashTook, "after each hash there must be a pause as long as the hash took")
 		require.Empty(t, c.hasher.semaphore.networks)
 		require.Empty(t, c.hasher.semaphore.names)
 	})
@@ -146,7 +146,7 @@ func TestGuessingForOneNameTakesFewSlots(t *testing.T) {
 			}
 		}
 		synctest.Wait()
-		require.Len(t, c.hasher.semaphore.waiting[known], maxNameShare-1, "one is served")
+		require.Len(t, c.hasher.semaphore.waiting[known], maxNameShare-1, "one of the places belongs to the request that is being served")
 		done := make(chan struct{})
 		before := c.hashed()
 		c.login("ada", "203.0.113.1", right, []string{"198.51.100.7"}, func(ok bool, err error) {
@@ -174,7 +174,7 @@ func TestTheQueueIsBounded(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		for range maxWaiting {
 			wg.Go(func() {
-				require.ErrorIs(t, u.do(ctx, request{rank: unfamiliar}, func() { t.Error("its caller is gone") }), context.Canceled)
+				require.ErrorIs(t, u.do(ctx, request{rank: unfamiliar}, func() { t.Error("a request was executed whose caller had given up") }), context.Canceled)
 			})
 		}
 		synctest.Wait()

@@ -120,7 +120,7 @@ func TestSecondCommitChargesNothing(t *testing.T) {
 	commit := ledger.Command{Op: ledger.DoCommit, Reservation: "r", Amount: 50, At: 1000, IDs: [2]string{"a", "b"}}
 	first, err := ledger.Apply(ledger.Touched{Wallet: &before, Reservation: &read}, commit)
 	require.NoError(t, err)
-	require.Equal(t, ledger.Pending, read.Status, "what was read is not changed")
+	require.Equal(t, ledger.Pending, read.Status, "Apply must not change the reservation that it read")
 	// The second commit either reads what the first has written, or the store refuses its write because of the
 	// conflict.
 	again, err := ledger.Apply(ledger.Touched{Wallet: &first.Wallet, Reservation: first.Reservation}, commit)

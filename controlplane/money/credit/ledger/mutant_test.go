@@ -24,7 +24,7 @@ func TestMutants(t *testing.T) {
 					return
 				}
 			}
-			require.Fail(t, "not noticed")
+			require.Fail(t, "the model did not notice the mutant within 10 seeds")
 		})
 	}
 }
