@@ -55,7 +55,7 @@ func TestProposalsForgotten(t *testing.T) {
 		require.Len(t, e.applier.proposals.ring, MaxProposals)
 		for n := range total {
 			if _, known := e.applier.proposals.find(proposalID(n)); known != (n >= total-MaxProposals) {
-				t.Fatalf("id %d is known: %v", n, known)
+				t.Fatalf("proposal %d is known: %v", n, known)
 			}
 		}
 	}
@@ -298,19 +298,19 @@ func TestClosed(t *testing.T) {
 	require.ErrorIs(t, <-waiting, ErrClosed)
 	ctx := context.Background()
 	for name, call := range map[string]func() error{
-		"apply":      func() error { _, err := e.Apply([]command.Command{put(t, 2, "a", "1")}); return err },
-		"flush":      func() error { _, err := e.Flush(ctx); return err },
-		"scrub":      func() error { _, err := e.Scrub(ctx, 1); return err },
-		"checkpoint": func() error { _, err := e.Checkpoint(ctx, "copy"); return err },
-		"restore":    func() error { return e.Restore("copy") },
-		"get":        func() error { _, _, err := s.Get([]byte("a")); return err },
-		"new get":    func() error { _, _, err := e.Snapshot().Get([]byte("a")); return err },
-		"new range": func() error {
+		"apply":                 func() error { _, err := e.Apply([]command.Command{put(t, 2, "a", "1")}); return err },
+		"flush":                 func() error { _, err := e.Flush(ctx); return err },
+		"scrub":                 func() error { _, err := e.Scrub(ctx, 1); return err },
+		"checkpoint":            func() error { _, err := e.Checkpoint(ctx, "copy"); return err },
+		"restore":               func() error { return e.Restore("copy") },
+		"get":                   func() error { _, _, err := s.Get([]byte("a")); return err },
+		"get of a new snapshot": func() error { _, _, err := e.Snapshot().Get([]byte("a")); return err },
+		"range of a new snapshot": func() error {
 			_, err := e.Snapshot().Range(RangeOptions{Key: []byte("a"), Revision: 9})
 			return err
 		},
-		"next":     func() error { _, err := w.Next(ctx); return err },
-		"new next": func() error { _, err := e.Watch(watch.Options{Key: []byte("a")}).Next(ctx); return err },
+		"next":                  func() error { _, err := w.Next(ctx); return err },
+		"next of a new watcher": func() error { _, err := e.Watch(watch.Options{Key: []byte("a")}).Next(ctx); return err },
 	} {
 		require.ErrorIs(t, call(), ErrClosed, name)
 	}
