@@ -182,11 +182,11 @@ func TestConcurrent(t *testing.T) {
 		}
 		x, y := res.KVs[0], res.KVs[len(res.KVs)-1]
 		if string(x.Value) != string(y.Value) || x.ModRevision != s.Revision() {
-			return "", fmt.Errorf("at %d: %s", s.Revision(), formatKV(x)+" "+formatKV(y))
+			return "", fmt.Errorf("x and y differ at revision %d, or were not written at it: %s", s.Revision(), formatKV(x)+" "+formatKV(y))
 		}
 		if old, err := s.Range(RangeOptions{Key: []byte("x"), End: []byte("z"), Revision: max(s.CompactRevision(), 2)}); err != nil ||
 			string(old.KVs[0].Value) != string(old.KVs[1].Value) {
-			return "", fmt.Errorf("at %d: %v", s.CompactRevision(), err)
+			return "", fmt.Errorf("x and y differ at the compacted revision %d, with the error %v", s.CompactRevision(), err)
 		}
 		return string(x.Value), nil
 	}
@@ -272,10 +272,10 @@ func follow(ctx context.Context, w *watch.Watcher) error {
 		for _, ev := range b.Events {
 			before := last[string(ev.KV.Key)]
 			if before != 0 && ev.KV.Version != before+1 {
-				return fmt.Errorf("version %d of %s after %d", ev.KV.Version, ev.KV.Key, before)
+				return fmt.Errorf("version %d of %s follows version %d", ev.KV.Version, ev.KV.Key, before)
 			}
 			if ev.Prev != nil && ev.Prev.Version != ev.KV.Version-1 {
-				return fmt.Errorf("previous version %d of %d", ev.Prev.Version, ev.KV.Version)
+				return fmt.Errorf("the event has the previous version %d and the version %d", ev.Prev.Version, ev.KV.Version)
 			}
 			last[string(ev.KV.Key)] = ev.KV.Version
 		}

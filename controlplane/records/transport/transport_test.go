@@ -99,10 +99,10 @@ func (m *recordingMachine) Checkpoint(dir string) (uint64, uint64, error) {
 
 func (m *recordingMachine) Restore(dir string) error {
 	if got, err := os.ReadFile(filepath.Join(dir, "deep/er/large")); err != nil || !bytes.Equal(got, large) {
-		return fmt.Errorf("the large file is not what it was: %w", err)
+		return fmt.Errorf("the received large file is wrong: %w", err)
 	}
 	if got, err := os.ReadFile(filepath.Join(dir, "deep/empty")); err != nil || len(got) > 0 {
-		return fmt.Errorf("the empty file is not what it was: %w", err)
+		return fmt.Errorf("the received empty file is wrong: %w", err)
 	}
 	state, err := os.ReadFile(filepath.Join(dir, "tape"))
 	if err != nil {
