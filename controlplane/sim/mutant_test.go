@@ -30,7 +30,7 @@ func TestMutantsRingA(t *testing.T) {
 					return
 				}
 			}
-			t.Fatalf("%s survives %d schedules", name, bound)
+			t.Fatalf("%d schedules found no violation with the mutant %s", bound, name)
 		})
 	}
 }
@@ -47,5 +47,5 @@ func TestMutantsRingB(t *testing.T) {
 			return
 		}
 	}
-	t.Fatalf("%s survives %d runs", mutant.IgnoreGeneration, bound)
+	t.Fatalf("%d runs found no violation with the mutant %s", bound, mutant.IgnoreGeneration)
 }

@@ -25,10 +25,10 @@ func ringASeeds() uint64 {
 // The variable needed lists events each of which must happen in a test run of 300 or more schedules. Without them, the
 // checks would have had nothing to find.
 var needed = []string{
-	"writes acknowledged", "notes acknowledged", "notes that share an entry", "linearizable reads", "orders answered again", "conflicts", "proposals repeated", "retries answered",
-	"outcomes unknown", "proposals forwarded", "batches watched", "watches begun again", "tables leafed through", "compactions", "scrubs",
-	"crashes", "crashes of all", "crashes in the middle of work", "orderly restarts", "disks wiped", "wiped members refused",
-	"snapshots sent", "snapshots installed", "leaders transferred", "terms with a leader", "packets lost", "packets gone astray", "crashes while a snapshot is installed", "packets repeated",
+	"writes acknowledged", "notes acknowledged", "notes that share an entry", "linearizable reads", "orders replayed", "conflicts", "proposals repeated", "retries answered",
+	"outcomes unknown", "proposals forwarded", "batches watched", "watches restarted", "tables listed in pages", "compactions", "scrubs",
+	"crashes", "crashes of all members", "crashes during work", "orderly restarts", "disks wiped", "wiped members refused",
+	"snapshots sent", "snapshots installed", "leaders transferred", "terms with a leader", "packets lost", "packets delayed for long", "crashes while a snapshot is installed", "packets repeated",
 	"network cut from all", "network cut one way", "slow disks", "frozen members", "clock jumps",
 }
 
@@ -79,7 +79,7 @@ func TestReplay(t *testing.T) {
 		require.NoError(t, err)
 		if first.Trace != second.Trace {
 			a, b := differ(first.Trace, second.Trace)
-			t.Fatalf("seed %d went two ways:\n%s\nand\n%s", seed, a, b)
+			t.Fatalf("the traces of two runs with seed %d differ:\n%s\nand\n%s", seed, a, b)
 		}
 		require.Equal(t, first.Counts, second.Counts)
 	}

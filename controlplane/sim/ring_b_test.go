@@ -12,9 +12,9 @@ import (
 
 // The variable happened lists events each of which must happen in a test run of 30 or more seeds.
 var happened = []string{
-	"members killed", "all members killed", "members cut off", "ways between members cut", "hosts cut off",
-	"ways between host and member cut", "agents restarted", "hosts restarted", "guests that crash", "guests that power off",
-	"reports that come late", "rushes of creates", "hosts lost for long", "network mended", "VMs created", "VMs deleted", "calls repeated", "calls refused", "lists checked",
+	"members killed", "all members killed", "members cut off", "links between members cut", "hosts cut off",
+	"links between hosts and members cut", "agents restarted", "hosts restarted", "guests that crash", "guests that power off",
+	"delayed reports", "bursts of creates", "long host outages", "network healed", "VMs created", "VMs deleted", "calls repeated", "calls refused", "lists checked",
 	"launches", "commits", "agent sessions", "snapshots",
 }
 

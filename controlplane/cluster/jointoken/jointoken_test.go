@@ -121,7 +121,7 @@ func (w *world) secondNewcomer() error {
 	dir := w.t.TempDir()
 	err := bring(w.t, dir, file, w.address)
 	if err == nil {
-		return errors.New("a second key got the cluster key")
+		return errors.New("a second process got the cluster key with the same token")
 	}
 	require.Equal(w.t, codes.Unauthenticated, status.Code(err), err)
 	require.ErrorContains(w.t, err, "used by another")
@@ -141,7 +141,7 @@ func TestBring(t *testing.T) {
 	require.Equal(t, w.key.Encode(), key.Encode())
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
-	require.Len(t, left, 1, "nothing else stays")
+	require.Len(t, left, 1, "the directory has only the cluster key")
 	info, err := left[0].Info()
 	require.NoError(t, err)
 	require.Equal(t, fs.FileMode(0o600), info.Mode())
@@ -166,7 +166,7 @@ func TestLostResponse(t *testing.T) {
 	w.mu.Lock()
 	w.lose = true
 	w.mu.Unlock()
-	require.NoError(t, bring(t, dir, file, w.address), "asked again by itself")
+	require.NoError(t, bring(t, dir, file, w.address), "Bring repeats a request whose response was lost")
 	require.Equal(t, 2, w.called())
 
 	file, text := w.token()
@@ -204,7 +204,7 @@ func TestRefusedRequestsKeepTheToken(t *testing.T) {
 	good, text := w.token()
 	parts := strings.Split(text, ".")
 	for what, token := range map[string]string{
-		"wrong secret": parts[0] + ".AAAA." + parts[2], "unknown id": "0011." + parts[1] + "." + parts[2], "a path": "x/" + parts[0] + "." + parts[1] + "." + parts[2],
+		"wrong secret": parts[0] + ".AAAA." + parts[2], "unknown id": "0011." + parts[1] + "." + parts[2], "path as id": "x/" + parts[0] + "." + parts[1] + "." + parts[2],
 	} {
 		err := bring(t, t.TempDir(), written(t, token), w.address)
 		require.Equal(t, codes.Unauthenticated, status.Code(err), "%s: %v", what, err)

@@ -29,26 +29,26 @@ func TestOffset(t *testing.T) {
 		want    time.Duration
 		known   bool
 	}{
-		{"alone by itself", 0, nil, 1, 0, false},
-		{"nobody answers", 0, nil, 3, 0, false},
-		{"one of three answers", 2 * s, []time.Duration{0}, 3, s, true},
-		{"two of five are no majority", 0, []time.Duration{0}, 5, 0, false},
-		{"three of five", 0, []time.Duration{s, 3 * s}, 5, -s, true},
-		{"all agree", 5 * s, []time.Duration{5 * s, 5 * s}, 3, 0, true},
-		{"ahead", 10 * m, []time.Duration{0, s}, 3, 10*m - s, true},
-		{"behind", -10 * m, []time.Duration{0, s}, 3, -10 * m, true},
-		{"another is ahead", 0, []time.Duration{10 * m, s}, 3, -s, true},
-		{"another is behind", s, []time.Duration{-10 * m, 0}, 3, s, true},
-		{"two that differ", 0, []time.Duration{2 * m}, 3, 0, false},
-		{"two that differ of two", 2 * m, []time.Duration{0}, 2, 0, false},
-		{"all differ: the one between is taken", 10 * m, []time.Duration{0, -10 * m}, 3, 10 * m, true},
-		{"two of four are wrong together", 0, []time.Duration{0, 10 * m, 10 * m}, 4, 0, false},
-		{"one of four is wrong", 10 * m, []time.Duration{0, 0, 2 * s}, 4, 10*m - s, true},
+		{"single member", 0, nil, 1, 0, false},
+		{"no response from the others", 0, nil, 3, 0, false},
+		{"one response of two", 2 * s, []time.Duration{0}, 3, s, true},
+		{"two of five clocks known: no majority", 0, []time.Duration{0}, 5, 0, false},
+		{"three of five clocks known", 0, []time.Duration{s, 3 * s}, 5, -s, true},
+		{"all clocks agree", 5 * s, []time.Duration{5 * s, 5 * s}, 3, 0, true},
+		{"own clock is ahead", 10 * m, []time.Duration{0, s}, 3, 10*m - s, true},
+		{"own clock is behind", -10 * m, []time.Duration{0, s}, 3, -10 * m, true},
+		{"another clock is ahead", 0, []time.Duration{10 * m, s}, 3, -s, true},
+		{"another clock is behind", s, []time.Duration{-10 * m, 0}, 3, s, true},
+		{"two clocks differ, the third is unknown", 0, []time.Duration{2 * m}, 3, 0, false},
+		{"two clocks differ, there is no third", 2 * m, []time.Duration{0}, 2, 0, false},
+		{"all three clocks differ: the median is used", 10 * m, []time.Duration{0, -10 * m}, 3, 10 * m, true},
+		{"two of four clocks differ from the other two", 0, []time.Duration{0, 10 * m, 10 * m}, 4, 0, false},
+		{"one of four clocks is wrong", 10 * m, []time.Duration{0, 0, 2 * s}, 4, 10*m - s, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, known, apart := offset(c.own, c.others, c.members)
 			require.Equal(t, c.known, known)
-			require.Equal(t, strings.HasPrefix(c.name, "two that differ") || strings.HasPrefix(c.name, "two of four"), apart > 0)
+			require.Equal(t, strings.HasPrefix(c.name, "two clocks differ") || strings.HasPrefix(c.name, "two of four"), apart > 0)
 			require.Equal(t, c.want, got)
 		})
 	}
@@ -214,9 +214,9 @@ func TestWrongClockIsCorrectedInOneRound(t *testing.T) {
 			h.skew(2, 0)
 			h.skew(3, 0)
 		}
-		require.WithinDuration(t, before, h.clocks[1].Steady(), time.Second, "whatever becomes of the clock")
+		require.WithinDuration(t, before, h.clocks[1].Steady(), time.Second, "Steady does not follow changes of the wall clock")
 		h.ahead[1] = 900 * time.Millisecond
-		require.InDelta(t, 0.9, time.Until(h.clocks[1].Now()).Seconds(), 0.001, "it is taken as it is")
+		require.InDelta(t, 0.9, time.Until(h.clocks[1].Now()).Seconds(), 0.001, "an error below one second is not corrected")
 		h.ahead[1] = 0
 		h.skew(1, 0)
 	})
@@ -236,7 +236,7 @@ func TestTwoClocksGiveNoMajority(t *testing.T) {
 		h.unknown(2)
 		h.round(1)
 		h.unknown(1)
-		require.InDelta(t, 0, time.Until(h.clocks[1].Now()).Seconds(), 0.01, "the correct time continues")
+		require.InDelta(t, 0, time.Until(h.clocks[1].Now()).Seconds(), 0.01, "Now continues with the correct time")
 		h.cut[3] = false
 		h.round(1, 2)
 		h.skew(1, 10*time.Minute)
@@ -350,14 +350,14 @@ func TestLogAndMetric(t *testing.T) {
 		h.cut[1] = true
 		h.mu.Unlock()
 		time.Sleep(lately + time.Minute)
-		require.Empty(t, h.gauge(1), "nothing is known")
+		require.Empty(t, h.gauge(1), "the skew is unknown without recent responses")
 		h.mu.Lock()
 		h.cut[1], h.cut[3] = false, true
 		h.mu.Unlock()
 		log = at(5*time.Minute, 10*time.Minute)
 		require.Equal(t, 5, strings.Count(log, "level=ERROR"), log)
 		require.Contains(t, log, "the members' clocks are 10m0s apart")
-		require.Empty(t, h.gauge(1), "nobody can say whose is wrong")
+		require.Empty(t, h.gauge(1), "the skew is unknown if two clocks differ")
 		cancel()
 		<-ended
 	})
@@ -371,7 +371,7 @@ func TestSlowReadingDoesNotReplaceFastOne(t *testing.T) {
 		h.back = 900 * time.Millisecond
 		h.round(1)
 		got, _ := h.clocks[1].Skew()
-		require.InDelta(t, 0.45, got.Seconds(), 0.01, "as good as it gets: half of the way is guessed")
+		require.InDelta(t, 0.45, got.Seconds(), 0.01, "the estimate is wrong by half of the round trip")
 		h.back = 0
 		h.round(1)
 		h.skew(1, 0)
@@ -389,7 +389,7 @@ func TestSlowReadingDoesNotReplaceFastOne(t *testing.T) {
 		time.Sleep(keepFor)
 		h.round(1)
 		got, _ = h.clocks[1].Skew()
-		require.Greater(t, (got + time.Minute).Abs(), 100*time.Millisecond, "what is old counts no more")
+		require.Greater(t, (got + time.Minute).Abs(), 100*time.Millisecond, "a reading older than keepFor is replaced by a slow one")
 	})
 }
 

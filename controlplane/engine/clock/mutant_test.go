@@ -17,7 +17,7 @@ import (
 // correction.
 func TestMutantOwnClock(t *testing.T) {
 	mutanttest.Notices(t, mutant.OwnClock, TestWrongClockIsCorrectedInOneRound, "Max difference between 0 and 600")
-	mutanttest.Notices(t, mutant.OwnClock, TestTwoClocksGiveNoMajority, "the correct time continues")
+	mutanttest.Notices(t, mutant.OwnClock, TestTwoClocksGiveNoMajority, "Now continues with the correct time")
 }
 
 // TestMutantWall checks that the file that TRIVET_CLOCK names sets the offset of Wall: missing and empty mean 0, a

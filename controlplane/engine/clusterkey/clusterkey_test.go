@@ -21,7 +21,7 @@ func TestFile(t *testing.T) {
 	_, err = Load(path)
 	require.ErrorContains(t, err, "chmod 600")
 	_, err = LoadOrMake(path)
-	require.Error(t, err, "a key that is there is never replaced")
+	require.Error(t, err, "LoadOrMake does not replace an existing key file")
 
 	for _, bad := range []string{"", "AAAA", "not base64 at all"} {
 		_, err := Parse(bad)

@@ -38,7 +38,7 @@ func TestBatch(t *testing.T) {
 	c.settle()
 	sent := c.envelopes(message.KindForward)
 	require.Len(t, sent, 1)
-	require.Len(t, sent[0].Payloads, 3, "one with an id is for itself, and order is kept")
+	require.Len(t, sent[0].Payloads, 3, "a proposal with an ID is not put into a batch, and the order is kept")
 	require.Equal(t, 3, f.host.Status().Groups[0].Proposals)
 	c.frozen = false
 	c.settle()
@@ -70,10 +70,10 @@ func TestBatchBounds(t *testing.T) {
 	before := l.storage().Last().Index
 	l.proposeAny("a="+big, "b="+big, "c="+big, "d=1")
 	c.settle()
-	require.Equal(t, before+2, l.storage().Last().Index, "two fit into one, and the other two into the next")
+	require.Equal(t, before+2, l.storage().Last().Index, "each entry has two of the four proposals")
 	l.proposeAny("e=" + big + big + big + big)
 	c.settle()
-	require.Equal(t, before+3, l.storage().Last().Index, "a large one is alone")
+	require.Equal(t, before+3, l.storage().Last().Index, "a large proposal has its own entry")
 	c.frozen = false
 	c.settle()
 	require.Len(t, l.machine.Log, 5)
@@ -88,7 +88,7 @@ func TestBatchBounds(t *testing.T) {
 		c.tick(1)
 	}
 	require.ErrorIs(t, early.err, ErrNoLeader)
-	require.Zero(t, late.n, "it came later, and waits as long")
+	require.Zero(t, late.n, "the later proposal has its own, later deadline")
 	c.heal()
 	c.tick(30)
 	require.NoError(t, late.err)
@@ -119,7 +119,7 @@ func TestBatchIsProposedAgainInTheNextTerm(t *testing.T) {
 		require.NoError(t, a.err)
 	}
 	for _, m := range c.members {
-		require.ElementsMatch(t, []string{"a=1", "a=2", "a=3", "a=4", "a=5"}, m.machine.Log, "each once")
+		require.ElementsMatch(t, []string{"a=1", "a=2", "a=3", "a=4", "a=5"}, m.machine.Log, "each proposal is applied once")
 	}
 }
 
@@ -134,7 +134,7 @@ func TestBatchIsCompressed(t *testing.T) {
 	f.proposeAny(want...)
 	c.converge(want...)
 	for _, m := range c.members {
-		require.Less(t, m.group.Status().LogBytes, uint64(2000), "of 16,000")
+		require.Less(t, m.group.Status().LogBytes, uint64(2000), "the proposals have 16,000 bytes")
 	}
 }
 
@@ -147,7 +147,7 @@ func TestBatchesAreDecodedWithinTheLimit(t *testing.T) {
 		data = message.AppendToBatch(data, []byte(same))
 	}
 	data = message.CloseBatch(data)
-	require.Less(t, len(data), 1000, "it is compressed")
+	require.Less(t, len(data), 1000, "the batch is compressed")
 	batch := &raftpb.Entry{Index: new(uint64(5)), Term: new(uint64(2)), Data: data}
 	for limit, want := range map[uint64]int{1: 1, 3000: 1, 3001: 2, 6001: 3} {
 		e := &entries{raw: []*raftpb.Entry{batch, batch, batch}, claimed: make([]*proposal, 3)}

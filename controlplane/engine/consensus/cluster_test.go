@@ -171,7 +171,7 @@ func (m *member) wipe() { m.crashTo(vfs.NewCrashableMem()) }
 // settle calls Process on the hosts and delivers packets until there is nothing left to do.
 func (c *cluster) settle() {
 	for i := 0; ; i++ {
-		require.Less(c.t, i, 10_000, "the cluster does not come to rest")
+		require.Less(c.t, i, 10_000, "the members still have work to do after 10,000 rounds")
 		idle := true
 		for _, id := range c.ids {
 			m := c.members[id]

@@ -82,9 +82,9 @@ func TestCrashAtEverySync(t *testing.T) {
 			m := again.start(t, 1, picture, RunnerOptions{})
 			require.NoError(t, m.ReadIndex(t.Context(), testGroup))
 			again.stop(t)
-			require.GreaterOrEqual(t, len(m.machine.Log), before, "moment %d: what was acknowledged", at)
+			require.GreaterOrEqual(t, len(m.machine.Log), before, "crash %d: an acknowledged proposal is lost", at)
 			for i, line := range m.machine.Log {
-				require.Equal(t, fmt.Sprintf("a=%d", i), line, "moment %d", at)
+				require.Equal(t, fmt.Sprintf("a=%d", i), line, "crash %d: the recovered log has other proposals", at)
 			}
 		})
 		if over || t.Failed() {
@@ -92,7 +92,7 @@ func TestCrashAtEverySync(t *testing.T) {
 		}
 		moments++
 	}
-	require.Greater(t, moments, proposals, "every proposal has at least one")
+	require.Greater(t, moments, proposals, "there is at least one crash for each proposal")
 }
 
 // TestCrashDuringSnapshots crashes a member at each point while it installs a snapshot and then another one. The
@@ -147,7 +147,7 @@ func TestCrashDuringSnapshots(t *testing.T) {
 			over = picture == nil
 			if over {
 				require.NoError(t, back.ReadIndex(ctx, testGroup))
-				require.GreaterOrEqual(t, back.n, 2, "two snapshots at least")
+				require.GreaterOrEqual(t, back.n, 2, "the member has installed at least two snapshots")
 			}
 			require.NoError(t, back.Stop(ctx))
 			cam.after.Store(0)
@@ -163,7 +163,7 @@ func TestCrashDuringSnapshots(t *testing.T) {
 			put(1)
 			require.NoError(t, back.ReadIndex(ctx, testGroup))
 			w.stop(t)
-			require.Equal(t, l.machine.Log, back.machine.Log, "moment %d", at)
+			require.Equal(t, l.machine.Log, back.machine.Log, "crash %d: the member's log differs from the leader's", at)
 		})
 		if over || t.Failed() {
 			break

@@ -23,8 +23,8 @@ func TestFirstStartWaitsForAllMembers(t *testing.T) {
 	for _, id := range []uint64{1, 2} {
 		s := c.members[id].host.Status()
 		require.False(t, s.Vouched)
-		require.Equal(t, uint64(1), s.Groups[0].Term, "no part in elections before the third is there")
-		require.Empty(t, c.members[id].host.dirIDs.known, "and nothing to be remembered for")
+		require.Equal(t, uint64(1), s.Groups[0].Term, "a member takes part in no election before the third member has started")
+		require.Empty(t, c.members[id].host.dirIDs.known, "no member has recorded another's directory ID yet")
 	}
 	// Member 2 is restarted with another directory, which no member has recorded. It must not be refused.
 	c.members[2].wipe()
@@ -46,7 +46,7 @@ func TestWipedMemberIsRefused(t *testing.T) {
 	c.tick(30)
 	require.EqualError(t, m.host.Err(), "member 2 has no data, but the cluster remembers it: trivet cluster replace 2")
 	require.True(t, wiped(m))
-	require.Equal(t, uint64(1), m.group.Status().Term, "it took no part")
+	require.Equal(t, uint64(1), m.group.Status().Term, "the wiped member takes part in no election")
 	require.ErrorIs(t, m.propose("a=2")[0].err, m.host.Err())
 
 	// This time only one other member is up: the wiped member waits and does not vote.
@@ -154,7 +154,7 @@ func TestMessagesOfTheOldDirectoryAreIgnored(t *testing.T) {
 	c.members[2].wipe()
 	c.members[2].start()
 	c.tick(20)
-	require.True(t, wiped(c.members[2]), "the promise to vouch for it was enough to remember it")
+	require.True(t, wiped(c.members[2]), "the other members have recorded the lost directory, although its votes did not arrive")
 }
 
 func TestForeignDirIDIsDropped(t *testing.T) {
@@ -195,9 +195,9 @@ func TestForeignDirIDIsDropped(t *testing.T) {
 		}
 		require.Equal(t, heard, f.host.heard[l.id])
 	}
-	require.Equal(t, 1, strings.Count(f.logged.String(), "whose data directory is not the recorded one"), "logged once")
+	require.Equal(t, 1, strings.Count(f.logged.String(), "whose data directory is not the recorded one"), "the foreign directory ID is logged once")
 	require.NoError(t, f.host.Step(forged))
-	require.Equal(t, f.host.now, f.host.heard[l.id], "the genuine one counts")
+	require.Equal(t, f.host.now, f.host.heard[l.id], "the unchanged message is processed")
 }
 
 func TestDirectoryOfAnotherMemberIsRefused(t *testing.T) {

@@ -41,14 +41,14 @@ func TestForward(t *testing.T) {
 	c.frozen = true
 	c.settle()
 	sent := c.envelopes(message.KindForward)
-	require.Len(t, sent, 1, "what waited goes in one envelope")
+	require.Len(t, sent, 1, "proposals that wait are sent in one envelope")
 	require.Len(t, sent[0].Payloads, 2)
 	require.Equal(t, 2, f.host.Status().Groups[0].Proposals)
 	c.frozen = false
 	c.settle()
 	require.Equal(t, answer{1, Result{as[0].result.Index, f.group.term, `a was ""`}, nil}, *as[0])
 	require.Equal(t, answer{1, Result{as[0].result.Index + 1, f.group.term, `a was "1"`}, nil}, *as[1])
-	require.Equal(t, []string{"a=1", "a=2"}, f.machine.Log, "answered when it was applied here")
+	require.Equal(t, []string{"a=1", "a=2"}, f.machine.Log, "the proposals are answered after they are applied on this member")
 	require.Zero(t, f.host.Status().Groups[0].Proposals)
 	c.put(c.leader(), "b=1")
 	c.converge("a=1", "a=2", "b=1")
@@ -59,7 +59,7 @@ func TestForward(t *testing.T) {
 		} else if m == c.leader() {
 			want = 1
 		}
-		require.Equal(t, want, m.machine.wanted, "member %d computes the answers that somebody waits for", m.id)
+		require.Equal(t, want, m.machine.wanted, "member %d computes only the results that a caller of it waits for", m.id)
 	}
 }
 
@@ -93,7 +93,7 @@ func TestForwardSharesEnvelopes(t *testing.T) {
 	c.frozen = true
 	c.follower().propose(data...)
 	c.settle()
-	require.Len(t, c.envelopes(message.KindForward), 3, "four proposals fit into one")
+	require.Len(t, c.envelopes(message.KindForward), 3, "four of the ten proposals fit into an envelope")
 	c.frozen = false
 	c.converge(data...)
 }
@@ -111,7 +111,7 @@ func TestForwardedProposalsAreAppendedTogether(t *testing.T) {
 	require.Len(t, c.envelopes(message.KindForward), 2)
 	c.deliver()
 	c.settle()
-	require.Equal(t, 2, c.count(raftpb.MsgApp), "one to each member")
+	require.Equal(t, 2, c.count(raftpb.MsgApp), "the leader sends one message to each member")
 	c.frozen = false
 	c.settle()
 	require.Len(t, l.machine.Log, 4)
@@ -160,7 +160,7 @@ func TestForwardToTheNextLeader(t *testing.T) {
 	c.settle()
 	own, far := l.propose("a=1")[0], f.propose("a=2")[0]
 	c.settle()
-	require.Zero(t, own.n, "the leader's own wait for the end of the transfer")
+	require.Zero(t, own.n, "the leader's own proposal waits for the end of the transfer")
 	require.Zero(t, far.n)
 	c.heal()
 	c.tick(30)
@@ -168,7 +168,7 @@ func TestForwardToTheNextLeader(t *testing.T) {
 	require.NoError(t, far.err)
 	require.Equal(t, 1, own.n)
 	require.Equal(t, 1, far.n)
-	require.Len(t, c.leader().machine.Log, 2, "each once")
+	require.Len(t, c.leader().machine.Log, 2, "each proposal is applied once")
 }
 
 // TestForwardedProposalIsRepeatedInTheNextTerm forwards a proposal to a leader that is isolated and cannot commit it.
@@ -182,15 +182,15 @@ func TestForwardedProposalIsRepeatedInTheNextTerm(t *testing.T) {
 	c.settle()
 	next := c.elect(c.others(l)...)
 	c.put(next, "a=3")
-	require.Equal(t, 1, far.n, "known to be lost, and proposed again")
+	require.Equal(t, 1, far.n, "the follower knows that the proposal was lost, and has forwarded it again")
 	require.NoError(t, far.err)
-	require.Zero(t, own.n, "not known here yet")
+	require.Zero(t, own.n, "the isolated leader does not know the result yet")
 	c.heal()
 	c.tick(5)
 	require.Equal(t, 1, own.n)
 	require.NoError(t, own.err)
 	for _, m := range c.members {
-		require.ElementsMatch(t, []string{"a=1", "a=2", "a=3"}, m.machine.Log, "each once")
+		require.ElementsMatch(t, []string{"a=1", "a=2", "a=3"}, m.machine.Log, "each proposal is applied once")
 	}
 }
 
@@ -204,7 +204,7 @@ func TestForwardTimesOut(t *testing.T) {
 	early := m.propose("a=1")[0]
 	c.elect()
 	c.settle()
-	require.NoError(t, early.err, "it waits for a leader")
+	require.NoError(t, early.err, "the proposal waits for a leader")
 	f := c.follower()
 	c.isolate(f)
 	lost := f.propose("a=2")[0]
@@ -214,15 +214,15 @@ func TestForwardTimesOut(t *testing.T) {
 	c.settle()
 	require.Zero(t, alone.n)
 	c.tick(30)
-	require.ErrorIs(t, lost.err, ErrUncertain, "it was sent")
+	require.ErrorIs(t, lost.err, ErrUncertain, "the proposal was sent and may be applied")
 	c.tick(30)
-	require.ErrorIs(t, alone.err, ErrNoLeader, "it was not")
+	require.ErrorIs(t, alone.err, ErrNoLeader, "the proposal was not sent")
 	require.Equal(t, []int{1, 1}, []int{lost.n, alone.n})
 	require.Zero(t, f.host.Status().Groups[0].Proposals)
 	stopped := f.propose("a=4")[0]
 	f.stop()
 	require.ErrorIs(t, stopped.err, ErrStopped)
-	require.NotErrorIs(t, stopped.err, ErrUncertain, "it was never sent")
+	require.NotErrorIs(t, stopped.err, ErrUncertain, "the proposal was never sent")
 	c.heal()
 	c.tick(5)
 	require.Equal(t, []string{"a=1"}, c.leader().machine.Log)
@@ -278,7 +278,7 @@ func TestForwardAcrossSnapshot(t *testing.T) {
 	}
 	c.heal()
 	c.tick(10)
-	require.Positive(t, f.arrived, "it came by a snapshot")
+	require.Positive(t, f.arrived, "the follower has installed a snapshot")
 	require.ErrorIs(t, a.err, ErrUncertain)
 	require.Equal(t, 1, a.n)
 	require.Contains(t, f.machine.Log, "a=1")
@@ -292,13 +292,13 @@ func TestRepeatedEnvelopesAreRecognized(t *testing.T) {
 	require.True(t, first(2, 1, 10))
 	require.False(t, first(2, 1, 10))
 	require.True(t, first(2, 1, 12))
-	require.True(t, first(2, 1, 11), "out of order")
+	require.True(t, first(2, 1, 11), "an envelope that arrives out of order is new")
 	require.False(t, first(2, 1, 11))
-	require.True(t, first(2, 9, 11), "another life")
-	require.False(t, first(2, 1, 12), "the first life is still known")
+	require.True(t, first(2, 9, 11), "an envelope of another life is new")
+	require.False(t, first(2, 1, 12), "the envelopes of the first life are still known")
 	require.True(t, first(2, 1, 12+63))
-	require.False(t, first(2, 1, 12), "64 before the newest at most")
-	require.False(t, first(2, 1, 3), "too late to be told from a repetition")
+	require.False(t, first(2, 1, 12), "an envelope older than the newest 64 is not accepted")
+	require.False(t, first(2, 1, 3), "an envelope that is too old may be a repetition and is not accepted")
 	require.True(t, first(2, 1, 1<<40))
 	for life := range uint64(maxLives) {
 		require.True(t, first(3, 100+life, 1))
@@ -331,13 +331,13 @@ func TestUncertainProposalIsNotRefused(t *testing.T) {
 	later.Number++
 	require.NoError(t, l.host.Step(later))
 	c.settle()
-	require.Len(t, c.envelopes(message.KindRefuse), 1, "this one it has not appended, and never will")
+	require.Len(t, c.envelopes(message.KindRefuse), 1, "the member refuses a proposal that it has not appended")
 	l.crash()
 	l.start()
 	later.Number++
 	require.NoError(t, l.host.Step(later))
 	c.settle()
-	require.Empty(t, c.envelopes(message.KindRefuse)[1:], "another life knows nothing")
+	require.Empty(t, c.envelopes(message.KindRefuse)[1:], "a restarted member does not know whether it has appended the proposal, so it sends no refusal")
 	c.net, c.frozen = nil, false
 	c.tick(60)
 	c.put(f, "b=1")

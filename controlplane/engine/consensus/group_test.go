@@ -16,14 +16,14 @@ func TestElectAndPropose(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
 	as := l.propose("a=1", "a=2", "b=1")
-	require.Zero(t, as[0].n, "answered before it was processed")
+	require.Zero(t, as[0].n, "a proposal is not answered before Process")
 	c.settle()
 	require.Equal(t, answer{1, Result{3, l.group.term, `a was ""`}, nil}, *as[0])
 	require.Equal(t, answer{1, Result{4, l.group.term, `a was "1"`}, nil}, *as[1])
 	require.Equal(t, answer{1, Result{5, l.group.term, `b was ""`}, nil}, *as[2])
 	c.converge("a=1", "a=2", "b=1")
 	for _, m := range c.members {
-		require.Equal(t, []int{3}, m.machine.batches, "one batch")
+		require.Equal(t, []int{3}, m.machine.batches, "all three proposals are applied in one batch")
 		require.Equal(t, Leadership{testGroup, l.id, l.group.term}, m.leads[len(m.leads)-1])
 	}
 }
@@ -33,7 +33,7 @@ func TestOneMember(t *testing.T) {
 	m := c.members[1]
 	m.start()
 	c.settle()
-	require.Equal(t, "Leader", m.group.Status().Role, "without waiting for a time-out")
+	require.Equal(t, "Leader", m.group.Status().Role, "a single member becomes leader without an election timeout")
 	c.put(m, "a=1")
 	_, a := m.read()
 	c.settle()
@@ -53,11 +53,11 @@ func TestProposeOnAFollower(t *testing.T) {
 		c.members[id].start()
 	}
 	a := c.members[1].propose("a=1")[0]
-	require.Equal(t, &NotLeaderError{}, a.err, "nobody leads yet")
+	require.Equal(t, &NotLeaderError{}, a.err, "no leader is elected yet")
 	c.elect()
 	a = c.follower().propose("a=1")[0]
 	require.Equal(t, &NotLeaderError{c.leader().id}, a.err)
-	require.Equal(t, 1, a.n, "at once")
+	require.Equal(t, 1, a.n, "the refusal is immediate")
 	c.converge()
 }
 
@@ -77,7 +77,7 @@ func TestProposalsShareMessages(t *testing.T) {
 	c.frozen = true
 	l.propose(data...)
 	c.settle()
-	require.Equal(t, 2*3, c.count(raftpb.MsgApp), "four proposals fit into a message, two members")
+	require.Equal(t, 2*3, c.count(raftpb.MsgApp), "four of the ten proposals fit into a message, and two members get three messages each")
 	c.frozen = false
 	c.converge(data...)
 }
@@ -97,13 +97,13 @@ func TestProposalLimits(t *testing.T) {
 	for _, a := range as[:4] {
 		require.NoError(t, a.err)
 	}
-	require.NoError(t, l.propose(big)[0].err, "the committed ones do not count any more")
+	require.NoError(t, l.propose(big)[0].err, "committed proposals no longer count for the limit")
 	c.settle()
 
 	c.isolate(l)
 	as = l.propose(big, big, big, big)
 	c.settle()
-	require.ErrorIs(t, l.propose(big)[0].err, ErrOverloaded, "what raft holds does count")
+	require.ErrorIs(t, l.propose(big)[0].err, ErrOverloaded, "proposals that raft has not committed count for the limit")
 	c.tick(60)
 	for _, a := range as {
 		require.ErrorIs(t, a.err, ErrUncertain)
@@ -234,7 +234,7 @@ func TestTransferLeader(t *testing.T) {
 	a := l.propose("a=1")[0]
 	c.settle()
 	require.Equal(t, []error{nil}, ends)
-	require.Equal(t, &NotLeaderError{to.id}, a.err, "refused while under way")
+	require.Equal(t, &NotLeaderError{to.id}, a.err, "proposals are refused during a transfer")
 	require.Same(t, to, c.leader())
 
 	l.group.TransferLeader(0, done)
@@ -250,7 +250,7 @@ func TestTransferLeader(t *testing.T) {
 	c.isolate(to)
 	l.group.TransferLeader(to.id, done)
 	l.group.TransferLeader(to.id, done)
-	require.ErrorIs(t, ends[4], ErrTransferFailed, "one at a time")
+	require.ErrorIs(t, ends[4], ErrTransferFailed, "a second transfer is refused while one is under way")
 	c.tick(20)
 	require.ErrorIs(t, ends[5], ErrTransferFailed)
 	c.heal()
@@ -267,7 +267,7 @@ func TestApplyFails(t *testing.T) {
 	require.ErrorContains(t, l.host.Err(), "disk on fire")
 	require.ErrorIs(t, as[0].err, ErrUncertain)
 	require.ErrorContains(t, as[0].err, "disk on fire")
-	require.NoError(t, read.err, "it was asked before that was committed")
+	require.NoError(t, read.err, "the read was requested before the failed entry was committed")
 	require.ErrorContains(t, l.propose("a=2")[0].err, "disk on fire")
 	_, read = l.read()
 	require.ErrorContains(t, read.err, "disk on fire")
@@ -316,7 +316,7 @@ func TestCallbackMayPropose(t *testing.T) {
 	}
 	m.group.Propose([16]byte{}, []byte("a=1"), next)
 	require.NoError(t, m.host.Process())
-	require.Equal(t, 99, left, "Process ends")
+	require.Equal(t, 99, left, "Process returns although each callback makes a new proposal")
 	require.False(t, m.host.Idle())
 	c.settle()
 	require.Zero(t, left)

@@ -221,7 +221,7 @@ func TestMessagesSentBeforeTheSync(t *testing.T) {
 				require.Equal(t, e.To, disk.HardState().GetVote())
 			}
 		case raftpb.MsgApp:
-			require.GreaterOrEqual(t, disk.HardState().GetTerm(), term, "a leader's vote is synced before anything else")
+			require.GreaterOrEqual(t, disk.HardState().GetTerm(), term, "a leader's term is synced before it sends entries")
 			if n := len(e.Raft.Entries); n > 0 && disk.Last().Index < e.Raft.Entries[n-1].GetIndex() {
 				early++
 			}
@@ -295,7 +295,7 @@ func TestReplay(t *testing.T) {
 		for _, id := range c.ids {
 			require.Equal(t, c.members[1].machine.Log, c.members[id].machine.Log)
 		}
-		require.GreaterOrEqual(t, len(c.members[1].machine.Log), done, "nothing acknowledged is lost")
+		require.GreaterOrEqual(t, len(c.members[1].machine.Log), done, "an acknowledged proposal is lost")
 		require.Greater(t, done, 10)
 		return trace.String(), c.members[1].machine.Log
 	}
@@ -324,7 +324,7 @@ func TestUnreadableLogStopsHost(t *testing.T) {
 	c.heal()
 	c.tick(5)
 	require.ErrorContains(t, l.host.Err(), "entry 3 is missing")
-	require.Equal(t, "Leader", l.group.Status().Role, "it just stopped")
+	require.Equal(t, "Leader", l.group.Status().Role, "the stopped host does not change its role")
 	c.put(c.elect(c.others(l)...), "b=1")
 }
 
@@ -336,7 +336,7 @@ func TestReportUnreachable(t *testing.T) {
 	lost, reachable := c.others(l)[0], c.others(l)[1]
 	c.put(l, "a=1")
 	require.NoError(t, l.host.ReportUnreachable(lost.id))
-	require.NoError(t, l.host.ReportUnreachable(99), "a member that does not exist")
+	require.NoError(t, l.host.ReportUnreachable(99), "a report about an unknown member is ignored")
 
 	appends := map[uint64]int{}
 	l.onSend = func(_ *member, e message.Envelope) {
@@ -360,5 +360,5 @@ func TestReportUnreachable(t *testing.T) {
 		l.propose(p)
 		c.settle()
 	}
-	require.Equal(t, map[uint64]int{lost.id: 2, reachable.id: 2}, appends, "the member has responded")
+	require.Equal(t, map[uint64]int{lost.id: 2, reachable.id: 2}, appends, "after a response, entries are sent to the member without waiting again")
 }

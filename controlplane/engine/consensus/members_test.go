@@ -70,7 +70,7 @@ func (c *cluster) voters(among ...*member) []uint64 {
 	c.t.Helper()
 	want := slices.Sorted(slices.Values(among[0].group.Status().Voters))
 	for _, m := range among[1:] {
-		require.Equal(c.t, want, slices.Sorted(slices.Values(m.group.Status().Voters)), "as member %d has it", m.id)
+		require.Equal(c.t, want, slices.Sorted(slices.Values(m.group.Status().Voters)), "member %d has other voters", m.id)
 	}
 	return want
 }
@@ -162,7 +162,7 @@ func TestPromoteTooEarly(t *testing.T) {
 	require.Equal(t, l.group.Status().Last, l.group.Status().Match[2])
 	c.isolate(m)
 	c.tick(20)
-	require.Equal(t, ReasonNotCaughtUp, reason(l.change(false, promote).err), "it is silent")
+	require.Equal(t, ReasonNotCaughtUp, reason(l.change(false, promote).err), "a learner that does not respond cannot be promoted")
 	c.heal()
 	c.tick(5)
 	c.mustChange(l, promote)
@@ -181,12 +181,12 @@ func TestChangeThatLosesQuorumIsRefused(t *testing.T) {
 	b.crash()
 	c.tick(15)
 	require.Equal(t, l, c.leader(l, a))
-	require.Equal(t, ReasonNoQuorum, reason(l.group.VerifyMembers([]Change{{Kind: Remove, Member: a.id}}, true)), "b would be half of the quorum")
+	require.Equal(t, ReasonNoQuorum, reason(l.group.VerifyMembers([]Change{{Kind: Remove, Member: a.id}}, true)), "b, which is down, would be one of two voters")
 	c.mustChange(l, Change{Kind: Remove, Member: b.id})
 	require.Equal(t, ReasonLastVoter, reason(l.group.VerifyMembers([]Change{{Kind: Remove, Member: a.id}}, false)))
 	c.mustChange(l, Change{Kind: Remove, Member: a.id})
 	require.Equal(t, ReasonLastVoter, reason(l.group.VerifyMembers([]Change{{Kind: Remove, Member: l.id}}, true)))
-	require.NoError(t, l.group.VerifyMembers([]Change{{Kind: Remove, Member: 77}}, false), "true already")
+	require.NoError(t, l.group.VerifyMembers([]Change{{Kind: Remove, Member: 77}}, false), "removing a member that does not exist changes nothing")
 	require.Equal(t, ReasonMalformed, reason(l.group.VerifyMembers(nil, false)))
 	require.Equal(t, ReasonMalformed, reason(l.group.VerifyMembers([]Change{{Kind: AddLearner, Member: 5}}, false)))
 	require.Equal(t, ReasonMalformed, reason(l.group.VerifyMembers([]Change{{Kind: 9, Member: 5}}, false)))
@@ -245,11 +245,11 @@ func TestJointChange(t *testing.T) {
 	c.mustChange(l, Change{Kind: AddLearner, Member: 4, DirID: four.host.dirIDs.own}, Change{Kind: AddLearner, Member: 5, DirID: five.host.dirIDs.own})
 	c.tick(5)
 	second := l.change(false, Change{Kind: Promote, Member: 4}, Change{Kind: Remove, Member: gone.id})
-	require.Equal(t, ReasonPending, reason(l.change(false, Change{Kind: Promote, Member: 5}).err), "one at a time")
+	require.Equal(t, ReasonPending, reason(l.change(false, Change{Kind: Promote, Member: 5}).err), "a second change is refused while one is under way")
 	c.settle()
 	require.NoError(t, second.err)
 	c.tick(2)
-	require.Empty(t, l.group.Status().Outgoing, "left by itself")
+	require.Empty(t, l.group.Status().Outgoing, "the group leaves the joint configuration without another call")
 	c.mustChange(l, Change{Kind: Promote, Member: 5}, Change{Kind: Remove, Member: stays.id})
 	c.tick(2)
 	gone.stop()
@@ -331,14 +331,14 @@ func TestCrashDuringMembershipChange(t *testing.T) {
 			require.Empty(t, l.group.Status().Outgoing)
 			want := c.voters(up...)
 			if slices.Contains(want, 4) {
-				require.NotContains(t, want, gone.id, "both or none")
+				require.NotContains(t, want, gone.id, "both changes are applied or neither")
 			}
 			log := l.machine.Log
 			if asked.err == nil && asked.n > 0 {
 				require.Contains(t, log, "a=2")
 			}
 			for _, m := range up {
-				require.Equal(t, log, m.machine.Log, "victim %d after %d: member %d", victim+1, after, m.id)
+				require.Equal(t, log, m.machine.Log, "crash of member %d after %d messages: member %d has another log", victim+1, after, m.id)
 			}
 		}
 	}
@@ -382,7 +382,7 @@ func TestReplacedMember(t *testing.T) {
 		require.NoError(t, other.host.Step(e))
 	}
 	c.settle()
-	require.Equal(t, term, other.group.term, "the lost directory has no say")
+	require.Equal(t, term, other.group.term, "messages of the lost directory are ignored")
 	c.mustChange(l, Change{Kind: Promote, Member: m.id})
 	c.put(l, "a=2")
 	c.tick(3)
@@ -430,7 +430,7 @@ func TestReplacementLearnedFromSnapshot(t *testing.T) {
 	c.putMany(l, 30, 30)
 	away.start()
 	c.tick(20)
-	require.Positive(t, away.arrived, "it came by snapshot")
+	require.Positive(t, away.arrived, "the member has installed a snapshot")
 	require.Equal(t, l.machine.Log, away.machine.Log)
 	require.Equal(t, l.group.storage.Members().DirIDs, away.group.storage.Members().DirIDs)
 	// The returned member, the replaced one and member 4 are a quorum of the four voters.

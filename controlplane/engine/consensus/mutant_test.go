@@ -36,7 +36,7 @@ func TestMutants(t *testing.T) {
 			c.members[2].wipe()
 			c.members[2].start()
 			c.tick(30)
-			require.True(t, c.members[2].host.Status().Vouched, "a wiped member takes part")
+			require.True(t, c.members[2].host.Status().Vouched, "the wiped member is not refused")
 		},
 		mutant.AckBeforeSync: func(t *testing.T) {
 			c := startCluster(t, 3, 1)
@@ -74,7 +74,7 @@ func TestMutants(t *testing.T) {
 				c.members[id].start()
 			}
 			c.elect()
-			require.Positive(t, forgotten, "a vote that a crash forgets")
+			require.Positive(t, forgotten, "a vote is sent before it is synced")
 		},
 		mutant.AckBeforeCommit: func(t *testing.T) {
 			c := startCluster(t, 3, 1)
@@ -83,7 +83,7 @@ func TestMutants(t *testing.T) {
 			a := l.propose("a=1")[0]
 			c.settle()
 			require.Equal(t, 1, a.n)
-			require.NoError(t, a.err, "nobody else has it")
+			require.NoError(t, a.err, "the proposal is acknowledged although no other member has it")
 			c.tick(60)
 			require.Equal(t, 1, a.n)
 		},
@@ -94,7 +94,7 @@ func TestMutants(t *testing.T) {
 			c.put(c.elect(c.others(old)...), "a=1")
 			_, a := old.read()
 			require.NoError(t, a.err)
-			require.Equal(t, 1, a.n, "a member that was left behind answers")
+			require.Equal(t, 1, a.n, "the isolated former leader answers the read")
 			require.Empty(t, old.machine.Values["a"])
 		},
 	} {

@@ -15,12 +15,12 @@ func TestReadOnEveryMember(t *testing.T) {
 	for _, id := range c.ids {
 		m := c.members[id]
 		_, a := m.read()
-		require.Zero(t, a.n, "a question has to be asked")
+		require.Zero(t, a.n, "the read is not answered before the other members have responded")
 		c.settle()
 		require.Equal(t, 1, a.n)
 		require.NoError(t, a.err)
 		require.Equal(t, uint64(3), a.result.Index)
-		require.Equal(t, "1", m.machine.Values["a"], "the state is there when the callback is")
+		require.Equal(t, "1", m.machine.Values["a"], "the state includes the write when the callback is called")
 		require.Zero(t, m.group.reads.count)
 	}
 }
@@ -175,7 +175,7 @@ func TestCancelledReads(t *testing.T) {
 		r.Cancel()
 	}
 	c.tick(60)
-	require.Zero(t, f.group.reads.count, "they are gone")
+	require.Zero(t, f.group.reads.count, "cancelled reads are removed")
 	for _, a := range as {
 		require.Zero(t, a.n)
 	}

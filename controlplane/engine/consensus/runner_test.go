@@ -217,7 +217,7 @@ func TestStopTransfersLeadership(t *testing.T) {
 		}
 		start := time.Now()
 		require.NoError(t, l.Stop(ctx))
-		require.Less(t, time.Since(start), 500*time.Millisecond, "on the fake clock")
+		require.Less(t, time.Since(start), 500*time.Millisecond, "Stop returns before an election timeout, in virtual time")
 		require.ErrorIs(t, l.Err(), ErrStopped)
 		_, err := l.Propose(ctx, testGroup, [16]byte{}, []byte("a=1"))
 		require.ErrorIs(t, err, ErrStopped)
@@ -227,7 +227,7 @@ func TestStopTransfersLeadership(t *testing.T) {
 		_, open := <-changes
 		require.False(t, open)
 		<-l.Done()
-		require.NoError(t, l.Stop(ctx), "again")
+		require.NoError(t, l.Stop(ctx), "a second Stop returns nil")
 		var rest []uint64
 		for _, id := range w.ids {
 			if id != l.id {
@@ -240,7 +240,7 @@ func TestStopTransfersLeadership(t *testing.T) {
 		next := w.to[w.to[rest[0]].Leader(testGroup).Leader]
 		_, err = next.Propose(ctx, testGroup, [16]byte{}, []byte("a=1"))
 		require.NoError(t, err)
-		require.Less(t, time.Since(start), 500*time.Millisecond, "nobody waited for an election")
+		require.Less(t, time.Since(start), 500*time.Millisecond, "no member waits for an election timeout, in virtual time")
 		w.stop(t)
 	})
 }
@@ -351,7 +351,7 @@ func TestOnRealDisk(t *testing.T) {
 		require.NoError(t, err)
 		r := Start(h, RunnerOptions{})
 		require.NoError(t, r.ReadIndex(t.Context(), testGroup))
-		require.Len(t, machine.Log, i, "found again in the log")
+		require.Len(t, machine.Log, i, "the proposals of earlier runs are recovered from the log")
 		_, err = r.Propose(t.Context(), testGroup, [16]byte{}, fmt.Appendf(nil, "a=%d", i))
 		require.NoError(t, err)
 		require.NoError(t, r.Stop(t.Context()))

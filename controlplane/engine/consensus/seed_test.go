@@ -78,7 +78,7 @@ func TestSalvage(t *testing.T) {
 	again, err := Salvage(o, testGroup, machine)
 	require.NoError(t, err)
 	require.Equal(t, known, again)
-	require.Len(t, machine.Log, 3, "once")
+	require.Len(t, machine.Log, 3, "a repeated Salvage applies each proposal once")
 	_, err = Salvage(o, 99, machine)
 	require.ErrorContains(t, err, "there is no log for it")
 

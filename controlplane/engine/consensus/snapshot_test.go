@@ -50,13 +50,13 @@ func TestSlowMemberGetsSnapshots(t *testing.T) {
 		c.isolate(slow)
 		all := c.putMany(l, n, 20)
 		n += 20
-		require.Greater(t, l.group.Status().First, slow.group.Status().Last+1, "the log does not reach back")
+		require.Greater(t, l.group.Status().First, slow.group.Status().Last+1, "the leader's log no longer has the entries that the member lacks")
 		c.heal()
 		c.converge(all...)
 		require.Equal(t, round+1, slow.arrived)
 		require.Greater(t, slow.group.Status().First, uint64(10))
 		for _, m := range c.members {
-			require.Empty(t, m.snapshotDirs(), "member %d", m.id)
+			require.Empty(t, m.snapshotDirs(), "member %d keeps no snapshot directory", m.id)
 		}
 	}
 	slow.crash()
@@ -81,7 +81,7 @@ func TestSnapshotIsReplacedByANewerOne(t *testing.T) {
 		return false
 	}
 	c.tick(2)
-	require.Equal(t, 1, held, "lost and reported")
+	require.Equal(t, 1, held, "one snapshot is lost")
 	require.Empty(t, l.group.outgoing)
 	c.converge(all...)
 }
@@ -118,9 +118,9 @@ func TestLogIsKeptDuringSnapshotTransfer(t *testing.T) {
 	require.LessOrEqual(t, l.group.Status().First, l.group.outgoing[slow.id].at.Index+1)
 	c.net = append(c.net, snap...)
 	c.converge(all...)
-	require.Equal(t, 1, slow.arrived, "one was enough")
+	require.Equal(t, 1, slow.arrived, "one snapshot is sent")
 	c.converge(c.putMany(l, 60, 20)...)
-	require.Greater(t, l.group.Status().First, uint64(60), "and the log is cut again")
+	require.Greater(t, l.group.Status().First, uint64(60), "the leader truncates its log again after the snapshot")
 }
 
 // TestCrashDuringInstallation crashes a member after its state machine has installed a snapshot. The installation must
@@ -149,7 +149,7 @@ func TestCrashDuringInstallation(t *testing.T) {
 			require.NotNil(t, disk)
 			slow.crashTo(disk)
 			slow.start()
-			require.Equal(t, slow.group.Status().Last, slow.group.Status().Applied, "the log begins after the state")
+			require.Equal(t, slow.group.Status().Last, slow.group.Status().Applied, "the log begins after the installed state")
 			require.Equal(t, 1, countLines(slow.logged.String(), "finished the installation"))
 			c.elect()
 			c.converge(all...)
@@ -171,7 +171,7 @@ func TestCrashBeforeInstallation(t *testing.T) {
 	require.ErrorContains(t, slow.host.Err(), "no space left")
 	slow.crash()
 	slow.start()
-	require.Equal(t, uint64(3), slow.group.Status().Last, "it goes on with what it had")
+	require.Equal(t, uint64(3), slow.group.Status().Last, "the member continues with its earlier log")
 	_, found, err := slow.group.storage.SnapshotMarker()
 	require.NoError(t, err)
 	require.False(t, found)
@@ -189,9 +189,9 @@ func TestUnrequestedSnapshotFilesAreRemoved(t *testing.T) {
 	e := message.Envelope{From: l.id, To: f.id, FromDirID: l.host.dirIDs.own, Kind: message.KindRaft, Group: testGroup}
 	conf := &raftpb.ConfState{Voters: c.ids}
 	for name, m := range map[string]*raftpb.Message{
-		"old":       {Type: raftpb.MsgSnap.Enum(), Snapshot: &raftpb.Snapshot{Metadata: &raftpb.SnapshotMetadata{Index: new(uint64(1)), Term: new(uint64(1)), ConfState: conf}}},
-		"no place":  {Type: raftpb.MsgSnap.Enum(), Snapshot: &raftpb.Snapshot{}},
-		"heartbeat": {Type: raftpb.MsgHeartbeat.Enum()},
+		"old":         {Type: raftpb.MsgSnap.Enum(), Snapshot: &raftpb.Snapshot{Metadata: &raftpb.SnapshotMetadata{Index: new(uint64(1)), Term: new(uint64(1)), ConfState: conf}}},
+		"no metadata": {Type: raftpb.MsgSnap.Enum(), Snapshot: &raftpb.Snapshot{}},
+		"heartbeat":   {Type: raftpb.MsgHeartbeat.Enum()},
 	} {
 		m.From, m.To, m.Term = &l.id, &f.id, &l.group.term
 		e.Raft = m
@@ -204,7 +204,7 @@ func TestUnrequestedSnapshotFilesAreRemoved(t *testing.T) {
 	require.NoError(t, f.host.Step(message.Envelope{From: l.id, To: f.id, FromDirID: l.host.dirIDs.own, Kind: message.KindRaft, Group: testGroup, Raft: &raftpb.Message{
 		Type: raftpb.MsgSnap.Enum(), From: &l.id, To: &f.id, Term: &l.group.term,
 		Snapshot: &raftpb.Snapshot{Metadata: &raftpb.SnapshotMetadata{Index: new(uint64(99)), Term: new(uint64(1)), ConfState: conf}},
-	}}), "a snapshot without its files")
+	}}), "a snapshot message without files is ignored")
 	c.converge("a=1")
 }
 
@@ -238,19 +238,19 @@ func TestLogAndStateMustMatch(t *testing.T) {
 		require.NoError(t, machine.write("/state"))
 		return m.tryStart()
 	}
-	t.Run("state lost", func(t *testing.T) {
+	t.Run("state is older than the log", func(t *testing.T) {
 		_, m := prepare(t)
 		require.ErrorContains(t, change(m, func(s *testMachineState) { *s = testMachineState{} }), "the state has lost what it had flushed")
 	})
-	t.Run("log lost", func(t *testing.T) {
+	t.Run("log is older than the state", func(t *testing.T) {
 		_, m := prepare(t)
 		require.ErrorContains(t, change(m, func(s *testMachineState) { s.Index += 3 }), "the log has lost what it had acknowledged")
 	})
-	t.Run("other term", func(t *testing.T) {
+	t.Run("log and state have different terms", func(t *testing.T) {
 		_, m := prepare(t)
 		require.ErrorContains(t, change(m, func(s *testMachineState) { s.Term++ }), "is of term 3 in the state, but of term 2 in the log")
 	})
-	t.Run("no log", func(t *testing.T) {
+	t.Run("log is missing", func(t *testing.T) {
 		_, m := prepare(t)
 		require.NoError(t, m.fs.RemoveAll("/consensus"))
 		require.ErrorContains(t, m.tryStart(), "there is no log for it")
@@ -296,7 +296,7 @@ func TestLeaderKeepsLogForSlowMember(t *testing.T) {
 		c.tick(2)
 		c.heal()
 		c.tick(10)
-		require.Zero(t, f.arrived, "no snapshot came")
+		require.Zero(t, f.arrived, "no snapshot is sent")
 		require.Equal(t, away, l.group.Status().First <= lacks, "the log begins at %d, member %d lacked %d", l.group.Status().First, f.id, lacks)
 		require.Equal(t, l.machine.Log, f.machine.Log)
 	}

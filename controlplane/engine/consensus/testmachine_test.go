@@ -106,7 +106,7 @@ func (m *testMachine) Apply(entries []Entry) ([]any, error) {
 	for i, e := range entries {
 		packed := i > 0 && e.Index == m.Index && e.ID == [16]byte{}
 		if e.Index <= m.Index && !packed || e.Term < m.Term {
-			return nil, fmt.Errorf("entry %d of term %d after %d of %d", e.Index, e.Term, m.Index, m.Term)
+			return nil, fmt.Errorf("entry %d of term %d is applied after entry %d of term %d", e.Index, e.Term, m.Index, m.Term)
 		}
 		m.Index, m.Term = e.Index, e.Term
 		if e.Wanted {

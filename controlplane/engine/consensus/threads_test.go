@@ -80,16 +80,16 @@ func TestStalledLeaderTransfersLeadership(t *testing.T) {
 			own <- err
 		}()
 		wg.Wait()
-		require.Less(t, time.Duration(longest.Load()), 1500*time.Millisecond, "on the fake clock")
+		require.Less(t, time.Duration(longest.Load()), 1500*time.Millisecond, "no proposal waits for the slow disk, in virtual time")
 		require.NotEqual(t, l.id, f.Leader(testGroup).Leader)
 		w.slow[l.id].stall(0)
-		require.NoError(t, <-own, "its own are answered when its disk is back")
+		require.NoError(t, <-own, "the old leader's own proposal is answered after its disk is fast again")
 		require.NoError(t, l.ReadIndex(ctx, testGroup))
 		w.stop(t)
 		require.Equal(t, f.machine.Log, l.machine.Log)
 		seen := map[string]bool{}
 		for _, line := range l.machine.Log {
-			require.False(t, seen[line], "%s is there twice", line)
+			require.False(t, seen[line], "%s is applied twice", line)
 			seen[line] = true
 		}
 	})
@@ -110,12 +110,12 @@ func TestSlowLeaderKeepsLeadership(t *testing.T) {
 			began := time.Now()
 			_, err := f.Propose(ctx, testGroup, [16]byte{1, byte(i)}, fmt.Appendf(nil, "a=%d", i))
 			require.NoError(t, err)
-			require.Less(t, time.Since(began), 150*time.Millisecond, "the followers do not wait for its disk, on the fake clock")
+			require.Less(t, time.Since(began), 150*time.Millisecond, "the followers do not wait for the leader's disk, in virtual time")
 		}
 		time.Sleep(5 * time.Second) // virtual time
 		_, err := l.Propose(ctx, testGroup, [16]byte{2}, []byte("b=1"))
 		require.NoError(t, err)
-		require.Equal(t, term, l.Leader(testGroup).Term, "still")
+		require.Equal(t, term, l.Leader(testGroup).Term, "the leader of the term is unchanged")
 		w.slow[l.id].stall(0)
 		w.stop(t)
 	})
@@ -133,13 +133,13 @@ func TestStalledOnlyMember(t *testing.T) {
 		defer cancel()
 		_, err := l.Propose(limited, testGroup, [16]byte{1}, []byte("a=1"))
 		require.ErrorIs(t, err, ErrUncertain)
-		require.NoError(t, l.ReadIndex(ctx, testGroup), "what is committed can be read")
+		require.NoError(t, l.ReadIndex(ctx, testGroup), "committed data can be read during the stall")
 		status, err := l.Status(ctx)
 		require.NoError(t, err)
 		require.Equal(t, "Leader", status.Groups[0].Role)
 		w.slow[1].stall(0)
 		_, err = l.Propose(ctx, testGroup, [16]byte{2}, []byte("a=2"))
-		require.ErrorIs(t, err, ErrUncertain, "it waited longer than a proposal may")
+		require.ErrorIs(t, err, ErrUncertain, "the proposal has exceeded its time limit")
 		_, err = l.Propose(ctx, testGroup, [16]byte{3}, []byte("a=3"))
 		if err != nil {
 			require.ErrorIs(t, err, ErrUncertain)
@@ -165,7 +165,7 @@ func TestStalledFollower(t *testing.T) {
 			began := time.Now()
 			_, err := l.Propose(ctx, testGroup, [16]byte{1, byte(i)}, fmt.Appendf(nil, "a=%d", i))
 			require.NoError(t, err)
-			require.Less(t, time.Since(began), 100*time.Millisecond, "on the fake clock")
+			require.Less(t, time.Since(began), 100*time.Millisecond, "a slow follower does not delay a proposal, in virtual time")
 		}
 		w.slow[f.id].stall(0)
 		require.NoError(t, f.ReadIndex(ctx, testGroup))
@@ -215,7 +215,7 @@ func TestSlowStateMachine(t *testing.T) {
 		require.NoError(t, err)
 		close(release)
 		require.NoError(t, back.ReadIndex(ctx, testGroup))
-		require.GreaterOrEqual(t, back.n, 1, "it came by a snapshot")
+		require.GreaterOrEqual(t, back.n, 1, "the member has installed a snapshot")
 		w.stop(t)
 		require.Equal(t, l.machine.Log, back.machine.Log)
 	})

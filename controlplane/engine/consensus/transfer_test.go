@@ -45,7 +45,7 @@ func TestTransferTriesAnotherMember(t *testing.T) {
 	require.ErrorIs(t, ends[1], ErrTransferFailed)
 	require.Zero(t, next.group.Status().Transferee)
 	next.group.TransferLeader(0, ends.done)
-	require.ErrorIs(t, ends[2], ErrAlone, "nobody came back meanwhile")
+	require.ErrorIs(t, ends[2], ErrAlone, "no other member can be reached")
 
 	// A member that has restarted is a possible target again.
 	l.start()
@@ -68,7 +68,7 @@ func TestTransferToAnUnreachableMember(t *testing.T) {
 	c.settle()
 	require.NoError(t, l.host.ReportUnreachable(other.id))
 	c.settle()
-	require.Empty(t, ends, "that was another one")
+	require.Empty(t, ends, "another member is unreachable, not the target")
 	require.NoError(t, l.host.ReportUnreachable(to.id))
 	c.settle()
 	require.Len(t, ends, 1)

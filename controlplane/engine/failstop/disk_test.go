@@ -50,7 +50,7 @@ func TestCallsBlockAfterFailure(t *testing.T) {
 	require.ErrorAs(t, d.Err(), &failure)
 	require.True(t, failure.Full())
 	require.Equal(t, "data/log", failure.File)
-	require.Empty(t, synced, "nobody may take it for an answer")
+	require.Empty(t, synced, "a failed Sync does not return")
 	require.Empty(t, created)
 	// Calls that read do not block.
 	_, err = d.Stat("data/log")

@@ -75,13 +75,13 @@ func TestUnknownCommands(t *testing.T) {
 		data []byte
 		want error
 	}{
-		"newer format":         {[]byte{2, byte(command.KindTxn), 0, 0, 0}, command.ErrUnknownFormat},
-		"newer kind":           {[]byte{1, 99}, command.ErrUnknownFormat},
-		"only a format":        {[]byte{1}, command.ErrMalformed},
-		"cut":                  {valid[:len(valid)-1], command.ErrMalformed},
-		"more than a txn":      {append(bytes.Clone(valid), 0), command.ErrMalformed},
-		"a key put twice":      {twice, command.ErrMalformed},
-		"more than a revision": {append(command.EncodeCompact(1), 0), command.ErrMalformed},
+		"newer command format":              {[]byte{2, byte(command.KindTxn), 0, 0, 0}, command.ErrUnknownFormat},
+		"newer command kind":                {[]byte{1, 99}, command.ErrUnknownFormat},
+		"no kind":                           {[]byte{1}, command.ErrMalformed},
+		"truncated transaction":             {valid[:len(valid)-1], command.ErrMalformed},
+		"trailing byte after a transaction": {append(bytes.Clone(valid), 0), command.ErrMalformed},
+		"a key put twice":                   {twice, command.ErrMalformed},
+		"trailing byte after a revision":    {append(command.EncodeCompact(1), 0), command.ErrMalformed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEngine(t)

@@ -55,7 +55,7 @@ func TestCompactionHashes(t *testing.T) {
 	require.Equal(t, before, after)
 	left, err := forgets.HashKV(ctx, 10)
 	require.NoError(t, err)
-	require.NotEqual(t, before.Hash, left.Hash, "what is left is less")
+	require.NotEqual(t, before.Hash, left.Hash, "without stored hashes, HashKV hashes only the versions that are left")
 	require.EqualValues(t, 10, left.CompactRevision)
 	require.Empty(t, forgets.CompactionHashes())
 
@@ -70,7 +70,7 @@ func TestCompactionHashes(t *testing.T) {
 	_, err = e.HashKV(ctx, 10)
 	require.ErrorIs(t, err, ErrCompacted)
 	old, err := e.HashKV(ctx, 11)
-	require.NoError(t, err, "it was compacted since, and is remembered")
+	require.NoError(t, err, "the hash from before the compaction is stored")
 	require.EqualValues(t, 10, old.CompactRevision)
 
 	// Restore drops the hashes of the replaced history.

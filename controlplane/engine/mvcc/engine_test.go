@@ -55,7 +55,7 @@ func TestProposalsForgotten(t *testing.T) {
 		require.Len(t, e.applier.proposals.ring, MaxProposals)
 		for n := range total {
 			if _, known := e.applier.proposals.find(proposalID(n)); known != (n >= total-MaxProposals) {
-				t.Fatalf("id %d is known: %v", n, known)
+				t.Fatalf("proposal %d is known: %v", n, known)
 			}
 		}
 	}
@@ -182,11 +182,11 @@ func TestConcurrent(t *testing.T) {
 		}
 		x, y := res.KVs[0], res.KVs[len(res.KVs)-1]
 		if string(x.Value) != string(y.Value) || x.ModRevision != s.Revision() {
-			return "", fmt.Errorf("at %d: %s", s.Revision(), formatKV(x)+" "+formatKV(y))
+			return "", fmt.Errorf("x and y differ at revision %d, or were not written at it: %s", s.Revision(), formatKV(x)+" "+formatKV(y))
 		}
 		if old, err := s.Range(RangeOptions{Key: []byte("x"), End: []byte("z"), Revision: max(s.CompactRevision(), 2)}); err != nil ||
 			string(old.KVs[0].Value) != string(old.KVs[1].Value) {
-			return "", fmt.Errorf("at %d: %v", s.CompactRevision(), err)
+			return "", fmt.Errorf("x and y differ at the compacted revision %d, with the error %v", s.CompactRevision(), err)
 		}
 		return string(x.Value), nil
 	}
@@ -272,10 +272,10 @@ func follow(ctx context.Context, w *watch.Watcher) error {
 		for _, ev := range b.Events {
 			before := last[string(ev.KV.Key)]
 			if before != 0 && ev.KV.Version != before+1 {
-				return fmt.Errorf("version %d of %s after %d", ev.KV.Version, ev.KV.Key, before)
+				return fmt.Errorf("version %d of %s follows version %d", ev.KV.Version, ev.KV.Key, before)
 			}
 			if ev.Prev != nil && ev.Prev.Version != ev.KV.Version-1 {
-				return fmt.Errorf("previous version %d of %d", ev.Prev.Version, ev.KV.Version)
+				return fmt.Errorf("the event has the previous version %d and the version %d", ev.Prev.Version, ev.KV.Version)
 			}
 			last[string(ev.KV.Key)] = ev.KV.Version
 		}
@@ -298,19 +298,19 @@ func TestClosed(t *testing.T) {
 	require.ErrorIs(t, <-waiting, ErrClosed)
 	ctx := context.Background()
 	for name, call := range map[string]func() error{
-		"apply":      func() error { _, err := e.Apply([]command.Command{put(t, 2, "a", "1")}); return err },
-		"flush":      func() error { _, err := e.Flush(ctx); return err },
-		"scrub":      func() error { _, err := e.Scrub(ctx, 1); return err },
-		"checkpoint": func() error { _, err := e.Checkpoint(ctx, "copy"); return err },
-		"restore":    func() error { return e.Restore("copy") },
-		"get":        func() error { _, _, err := s.Get([]byte("a")); return err },
-		"new get":    func() error { _, _, err := e.Snapshot().Get([]byte("a")); return err },
-		"new range": func() error {
+		"apply":                 func() error { _, err := e.Apply([]command.Command{put(t, 2, "a", "1")}); return err },
+		"flush":                 func() error { _, err := e.Flush(ctx); return err },
+		"scrub":                 func() error { _, err := e.Scrub(ctx, 1); return err },
+		"checkpoint":            func() error { _, err := e.Checkpoint(ctx, "copy"); return err },
+		"restore":               func() error { return e.Restore("copy") },
+		"get":                   func() error { _, _, err := s.Get([]byte("a")); return err },
+		"get of a new snapshot": func() error { _, _, err := e.Snapshot().Get([]byte("a")); return err },
+		"range of a new snapshot": func() error {
 			_, err := e.Snapshot().Range(RangeOptions{Key: []byte("a"), Revision: 9})
 			return err
 		},
-		"next":     func() error { _, err := w.Next(ctx); return err },
-		"new next": func() error { _, err := e.Watch(watch.Options{Key: []byte("a")}).Next(ctx); return err },
+		"next":                  func() error { _, err := w.Next(ctx); return err },
+		"next of a new watcher": func() error { _, err := e.Watch(watch.Options{Key: []byte("a")}).Next(ctx); return err },
 	} {
 		require.ErrorIs(t, call(), ErrClosed, name)
 	}

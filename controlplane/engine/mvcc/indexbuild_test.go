@@ -156,7 +156,7 @@ func TestStartLeavesLargeValues(t *testing.T) {
 	require.Equal(t, [2]int64{2, 3}, [2]int64{kv.CreateRevision, kv.Version})
 	m, ok := s.index.Find([]byte(key(0)))
 	require.True(t, ok)
-	require.False(t, m.Partial(), "the put has read it")
+	require.False(t, m.Partial(), "the put has read the key's metadata into the index")
 	res, err := s.Range(RangeOptions{Key: []byte{0}, End: []byte{0}, CountOnly: true})
 	require.NoError(t, err)
 	require.Equal(t, int64(keys-1), res.Count)

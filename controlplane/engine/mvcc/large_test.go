@@ -82,7 +82,7 @@ func TestLargeValues(t *testing.T) {
 			flipped++
 		}
 	}
-	require.NotZero(t, flipped, "no value lies beside the tables")
+	require.NotZero(t, flipped, "no value is in a blob file")
 	require.NoError(t, other.Restore("copy"))
 	same(other)
 	require.NoError(t, other.Close())
@@ -119,7 +119,7 @@ func TestDefragmentWhileWriting(t *testing.T) {
 			// repeated.
 			meanwhile, most := 0, 1<<19/size
 			for rounds := 0; meanwhile < 2; rounds++ {
-				require.Less(t, rounds, 100, "commands are applied while it runs")
+				require.Less(t, rounds, 100, "no command was applied during 100 calls of Defragment")
 				done := make(chan error, 1)
 				go func() { done <- e.Defragment(ctx) }()
 				for len(done) == 0 && meanwhile < most {

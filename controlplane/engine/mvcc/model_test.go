@@ -431,7 +431,7 @@ func (r *modelRun) drainOne(w *modelWatch) {
 		}
 		if errors.Is(err, context.Canceled) {
 			w.complete = max(w.complete, w.w.Progress())
-			require.Equal(r.t, r.m.revision(), w.w.Progress(), "nothing is ready, so all was seen")
+			require.Equal(r.t, r.m.revision(), w.w.Progress(), "a watcher without pending events has seen all revisions")
 			break
 		}
 		require.NoError(r.t, err)

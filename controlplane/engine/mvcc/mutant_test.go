@@ -54,7 +54,7 @@ func TestMutants(t *testing.T) {
 	t.Cleanup(func() { mutant.Set("") })
 	for name, holds := range stories {
 		mutant.Set("")
-		require.True(t, holds(newEngine(t)), "%s: the rule", name)
+		require.True(t, holds(newEngine(t)), "without the mutant %s the rule holds", name)
 		mutant.Set(name)
 		require.False(t, holds(newEngine(t)), "%s is not noticed", name)
 	}

@@ -35,7 +35,7 @@ func TestSharedIndex(t *testing.T) {
 		}
 		return out
 	}())
-	require.Equal(t, "2", string(results[3].Steps[0].Range.KVs[0].Value), "alone, it reads what was made within the call")
+	require.Equal(t, "2", string(results[3].Steps[0].Range.KVs[0].Value), "a read that is alone at its index sees a revision made by the same Apply")
 	require.Equal(t, command.Position{Index: 4, Term: 1}, e.Applied())
 	_, err = e.Apply([]command.Command{putA(4, "6")})
 	require.ErrorIs(t, err, command.ErrInvalid)
@@ -44,7 +44,7 @@ func TestSharedIndex(t *testing.T) {
 	e = mustOpen(t, fs)
 	read.Index = 7
 	_, err = e.Apply([]command.Command{putA(6, "7"), putA(7, "8"), read})
-	require.ErrorIs(t, err, command.ErrInvalid, "it shares an index, and could need one for itself")
+	require.ErrorIs(t, err, command.ErrInvalid, "a read at a revision must not share its index")
 	require.NoError(t, e.Close())
 }
 
@@ -98,7 +98,7 @@ func TestRevokeOfCertainKeys(t *testing.T) {
 	require.Equal(t, command.RefusedEpoch, apply(revoke(7, a)))
 	require.Equal(t, command.RefusedEpoch, apply(revoke(7, a, []byte("bb"))))
 	require.Equal(t, "a= b= ", content(t, e))
-	require.Equal(t, command.RefusedNot, apply(command.Step{Kind: command.StepPut, Key: b}), "b has no lease any more")
+	require.Equal(t, command.RefusedNot, apply(command.Step{Kind: command.StepPut, Key: b}), "a put without a lease detaches b from its lease")
 	require.Equal(t, command.RefusedEpoch, apply(revoke(7, a, b)))
 	// Changes by earlier steps and by earlier commands of the batch are included.
 	require.Equal(t, command.RefusedEpoch, apply(command.Step{Kind: command.StepPut, Key: b, Lease: 7}, revoke(7, a)))

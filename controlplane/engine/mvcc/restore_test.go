@@ -121,7 +121,7 @@ func TestRestoreCrash(t *testing.T) {
 		found[fmt.Sprintf("%s at %d", content(t, e), e.Applied().Index)]++
 		names, err := c.List("data")
 		require.NoError(t, err)
-		require.Len(t, names, 3, "CURRENT, LOCK and one generation: %v", names)
+		require.Len(t, names, 3, "the directory has CURRENT, LOCK and one generation: %v", names)
 		require.NoError(t, e.Close())
 	}
 	require.Len(t, found, 2, "%v", found)

@@ -30,15 +30,15 @@ func TestStrictReconfig(t *testing.T) {
 		add         error
 		remove1, r3 error // expected errors of removing member 1, the leader, and member 3
 	}{
-		"one member":              {[]uint64{1}, nil, nil, nil, nil},
-		"all healthy":             {three, heard(long, long), nil, nil, nil},
-		"new leader":              {three, heard(short, short), unhealthy, unhealthy, unhealthy},
-		"one is back":             {three, heard(long, short), unhealthy, unhealthy, unhealthy},
-		"one is down":             {three, heard(long, 0), unhealthy, unhealthy, nil},
-		"both are down":           {three, nil, unhealthy, unhealthy, nil},
-		"two members":             {[]uint64{1, 3}, heard(0, long), nil, nil, nil},
-		"two members, new leader": {[]uint64{1, 3}, heard(0, short), unhealthy, unhealthy, unhealthy},
-		"a learner leaves":        {[]uint64{1, 2}, heard(short, short), unhealthy, unhealthy, nil},
+		"one member":                     {[]uint64{1}, nil, nil, nil, nil},
+		"all healthy":                    {three, heard(long, long), nil, nil, nil},
+		"new leader":                     {three, heard(short, short), unhealthy, unhealthy, unhealthy},
+		"one follower was down recently": {three, heard(long, short), unhealthy, unhealthy, unhealthy},
+		"one follower is down":           {three, heard(long, 0), unhealthy, unhealthy, nil},
+		"both followers are down":        {three, nil, unhealthy, unhealthy, nil},
+		"two members":                    {[]uint64{1, 3}, heard(0, long), nil, nil, nil},
+		"two members, new leader":        {[]uint64{1, 3}, heard(0, short), unhealthy, unhealthy, unhealthy},
+		"member 3 is a learner":          {[]uint64{1, 2}, heard(short, short), unhealthy, unhealthy, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			contacts := &kv.Contacts{Leader: 1, Voters: c.voters, ContactTimes: c.heard}

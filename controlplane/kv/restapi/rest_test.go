@@ -267,13 +267,13 @@ func TestForwardedRequestsAreAuthenticated(t *testing.T) {
 		"other time":           put(field(1, strconv.FormatInt(s.clock.UnixMilli()+1, 10)), "PUT", "/api/v1/kv/a?x=1", body),
 		"no MAC":               put("v2 0 0 0 0 0", "PUT", "/api/v1/kv/a", body),
 	} {
-		require.Equal(t, 403, a.status, "a forward %s was accepted: %s", name, a.body)
-		require.Empty(t, allKeys(t, s.consensus.engines[1]), "a forward %s was accepted", name)
+		require.Equal(t, 403, a.status, "a forwarded request (%s) was accepted: %s", name, a.body)
+		require.Empty(t, allKeys(t, s.consensus.engines[1]), "a forwarded request (%s) was accepted", name)
 	}
 	a := put(good, "PUT", "/api/v1/kv/a?x=1", body)
 	require.Equal(t, 200, a.status, "%s", a.body)
 	require.Len(t, allKeys(t, s.consensus.engines[1]), 1)
-	require.Equal(t, 403, put(good, "PUT", "/api/v1/kv/a?x=1", body).status, "a replay")
+	require.Equal(t, 403, put(good, "PUT", "/api/v1/kv/a?x=1", body).status, "a replayed request is refused")
 	created := s.clock
 	for _, late := range []time.Duration{-forwardSkew - time.Millisecond, forwardSkew + time.Millisecond} {
 		s.clock = created
@@ -378,7 +378,7 @@ func TestInvalidResponsesOfLeader(t *testing.T) {
 			w.Header().Set("Content-Length", "100")
 			io.WriteString(w, `{"data":`)
 		}, says: "the connection to it failed"},
-		"too long": {answer: func(w http.ResponseWriter, _ *http.Request) {
+		"response too long": {answer: func(w http.ResponseWriter, _ *http.Request) {
 			io.WriteString(w, `{"data":"`+strings.Repeat("x", maxForwardResponse)+`","meta":{}}`)
 		}, says: "the connection to it failed"},
 		"list with an error status": {list: true, answer: func(w http.ResponseWriter, _ *http.Request) {

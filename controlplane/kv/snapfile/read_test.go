@@ -76,7 +76,7 @@ func TestOpenRefusesInvalidFiles(t *testing.T) {
 		"half":                           {good[:len(good)/2/4096*4096], ErrCorrupt},
 		"changed":                        {changed(good, len(good)/2), ErrCorrupt},
 		"changed SHA-256":                {changed(good, len(good)-1), ErrCorrupt},
-		"no SHA-256, half":               {raw[:2*4096], ErrCorrupt},
+		"no SHA-256, half of the file":   {raw[:2*4096], ErrCorrupt},
 		"no SHA-256, no valid meta page": {changed(changed(raw, 40), 4096+40), ErrCorrupt},
 		"zeros":                          {make([]byte, 1<<16), ErrNotSnapshot},
 	} {

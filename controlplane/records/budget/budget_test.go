@@ -88,7 +88,7 @@ func TestRefusalHasRetryDelay(t *testing.T) {
 	require.Equal(t, time.Second, f.RetryDelay())
 	require.Equal(t, "project p makes too many changes: 2 changes a second are allowed in the long run. Try again in 1s", f.Message)
 
-	require.NoError(t, b.Spend(member("p"), 31_000), "an update may go into debt")
+	require.NoError(t, b.Spend(member("p"), 31_000), "an update may make the budget negative")
 	require.Error(t, b.Spend(member("p"), 1))
 	clock.now += time.Second
 	_, f = admitted(b, member("p"))
@@ -114,7 +114,7 @@ func TestProjectsOfAnOrg(t *testing.T) {
 	_, f := admitted(b, call("/identity.v1.IdentityService/CreateProject", "evil", ""))
 	require.Contains(t, f.Message, "org evil makes too many changes: 4 changes a second")
 	n, _ := admitted(b, call(vmService+"UpdateVm", "acme", "p0"))
-	require.Equal(t, 10, n, "a project of the same name in another org")
+	require.Equal(t, 10, n, "a project with the same ID in another org has its own budget")
 }
 
 func TestPayers(t *testing.T) {
@@ -126,15 +126,15 @@ func TestPayers(t *testing.T) {
 		ctx    context.Context
 		counts bool
 	}{
-		"a tenant":                         {member("p"), true},
-		"a tenant that reads":              {call(vmService+"ListVms", "o", "p"), false},
-		"a user's own password":            {call("/identity.v1.IdentityService/SetPassword", "", ""), true},
-		"a change that no tenant asks for": {context.Background(), false},
-		"a host":                           {host, false},
-		"an operator":                      {call(vmService+"CreateVm", "o", "p", admin), false},
-		"an operator within a tenant":      {auth.With(context.Background(), scoped, auth.RPC), true},
-		"a billing:admin":                  {call("/credit.v1.CreditService/TopUpWallet", "", "p", biller), false},
-		"who bills, with a VM":             {call(vmService+"CreateVm", "o", "p", biller), true},
+		"a change by a project's member":                   {member("p"), true},
+		"a read by a project's member":                     {call(vmService+"ListVms", "o", "p"), false},
+		"a user who changes the own password":              {call("/identity.v1.IdentityService/SetPassword", "", ""), true},
+		"a change without a caller":                        {context.Background(), false},
+		"a host":                                           {host, false},
+		"an operator":                                      {call(vmService+"CreateVm", "o", "p", admin), false},
+		"an operator whose session is limited to a tenant": {auth.With(context.Background(), scoped, auth.RPC), true},
+		"a user with billing:admin who tops up a wallet":   {call("/credit.v1.CreditService/TopUpWallet", "", "p", biller), false},
+		"a user with billing:admin who creates a VM":       {call(vmService+"CreateVm", "o", "p", biller), true},
 	} {
 		b := New(Limits{CallsPerSecond: 1, CallsBurst: 5, BytesPerSecond: 1, BytesBurst: 5}, (&timer{}).elapsed)
 		n := 0
@@ -183,7 +183,7 @@ func TestBudgetsAreBounded(t *testing.T) {
 		require.LessOrEqual(t, len(b.buckets), b.most)
 	}
 	n, _ := admitted(b, member("evil"))
-	require.Equal(t, 1, n, "a second has passed")
+	require.Equal(t, 1, n, "the used-up budget is kept and has refilled for one second")
 	for i := range 1000 {
 		_, _ = admitted(b, call(vmService+"UpdateVm", fmt.Sprint("q", i), fmt.Sprint("p", i)))
 		require.LessOrEqual(t, len(b.buckets), b.most)

@@ -106,14 +106,14 @@ func TestOneLowDiskRefusesChanges(t *testing.T) {
 		}
 		require.NoError(t, m.Admit(as(operator, vms+"CreateVm")))
 		require.NoError(t, m.Admit(as(cloud.Caller{Node: "n"}, "/agent.v1.AgentService/Report")))
-		require.NoError(t, m.Admit(context.Background()), "a change that no tenant asks for")
+		require.NoError(t, m.Admit(context.Background()), "a change without a caller is accepted")
 	}
 	require.Contains(t, c.log.String(), "disk space is low")
 	require.Equal(t, map[string]float64{"trivet_disk_free_bytes": float64(4*gib - 1), "trivet_disk_reserve_bytes": float64(4 * gib), "trivet_disk_low": 1}, gauges(t, c.monitors[3]))
 
 	c.free[3] = 4 * gib
 	c.check()
-	require.True(t, c.monitors[1].Full(), "the disk is exactly at the reserve, which is not enough to end the refusal")
+	require.True(t, c.monitors[1].Full(), "free space equal to the reserve does not end the refusal")
 	c.free[3] = 5 * gib
 	c.check()
 	require.NoError(t, c.monitors[1].Admit(as(tenant, vms+"CreateVm")))
@@ -133,7 +133,7 @@ func TestStoppedMemberIsIgnored(t *testing.T) {
 	c.now = c.now.Add(keepAnswer + time.Second)
 	c.check()
 	require.False(t, c.monitors[1].Full())
-	require.True(t, c.monitors[2].Full(), "a member always knows its own disk")
+	require.True(t, c.monitors[2].Full(), "a member's own disk counts without a response")
 }
 
 func TestReserve(t *testing.T) {
@@ -143,9 +143,9 @@ func TestReserve(t *testing.T) {
 	c := newTrio(-1)
 	c.free[1] = 0
 	c.check()
-	require.False(t, c.monitors[1].Full(), "no reserve")
+	require.False(t, c.monitors[1].Full(), "a negative reserve disables the check")
 	c = newTrio(60 * gib)
-	require.True(t, c.monitors[1].Full(), "the other members learn it at once")
+	require.True(t, c.monitors[1].Full(), "New measures the disk, so a low disk counts before the first Check")
 }
 
 func TestStat(t *testing.T) {

@@ -62,7 +62,7 @@ func pair(l *leadertest.Leadership, mode leader.Mode, f func(context.Context, su
 func TestCommandRunsOnTheLeader(t *testing.T) {
 	l := leadertest.NewLeadership(1)
 	w, on := pair(l, leader.Once, func(ctx context.Context, q sum) (int, error) {
-		require.Equal(t, cloud.UserID("ada"), auth.CallerOf(ctx).User, "the caller travels with the command")
+		require.Equal(t, cloud.UserID("ada"), auth.CallerOf(ctx).User, "the command runs with the caller of the request")
 		return q.A + q.B, nil
 	})
 	ctx := auth.With(t.Context(), &cloud.Caller{User: "ada"}, auth.REST)
@@ -98,10 +98,10 @@ func TestLostCalls(t *testing.T) {
 		{name: "not sent", errs: []error{leader.ErrNotSent, leader.ErrNotSent}, runs: 1},
 		{name: "not the leader", errs: []error{leader.ErrNotLeader}, runs: 1},
 		{name: "answer lost", errs: []error{broken}, lost: true, runs: 1, kind: fault.Unavailable},
-		{name: "answer lost, no key", mode: leader.Keyed, errs: []error{broken}, lost: true, runs: 1, kind: fault.Unavailable},
-		{name: "answer lost, a key", mode: leader.Keyed, key: "k", errs: []error{broken}, lost: true, runs: 2},
-		{name: "answer lost, a key that means nothing", key: "k", errs: []error{broken}, lost: true, runs: 1, kind: fault.Unavailable},
-		{name: "answer lost, repeatable", mode: leader.Repeatable, errs: []error{broken}, lost: true, runs: 2},
+		{name: "answer lost, keyed command without a key", mode: leader.Keyed, errs: []error{broken}, lost: true, runs: 1, kind: fault.Unavailable},
+		{name: "answer lost, keyed command with a key", mode: leader.Keyed, key: "k", errs: []error{broken}, lost: true, runs: 2},
+		{name: "answer lost, key of a command that is not keyed", key: "k", errs: []error{broken}, lost: true, runs: 1, kind: fault.Unavailable},
+		{name: "answer lost, repeatable command", mode: leader.Repeatable, errs: []error{broken}, lost: true, runs: 2},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			runs := 0
@@ -215,7 +215,7 @@ func TestGateRunsOnTheLeader(t *testing.T) {
 		left--
 		return nil
 	})
-	w.Members[2].SetGate(func(context.Context) error { t.Error("a follower asked"); return nil })
+	w.Members[2].SetGate(func(context.Context) error { t.Error("the gate of a follower was called"); return nil })
 	ctx := auth.With(t.Context(), &cloud.Caller{User: "ada"}, auth.REST)
 	for i := range 10 {
 		_, err := on[i%2](ctx, sum{})

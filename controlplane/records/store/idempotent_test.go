@@ -90,7 +90,7 @@ func (a *idempotencyFixture) call(at Place, method string, keys ...string) (repl
 func TestProjectWithTheIDOfAnOrg(t *testing.T) {
 	a := newIdempotencyFixture(t)
 	require.Zero(t, a.call(InOrg("acme"), "CreateImage", "k"))
-	require.Zero(t, a.call(InProject("acme"), "CreateImage", "k"), "the same key and method in another place")
+	require.Zero(t, a.call(InProject("acme"), "CreateImage", "k"), "a project with the org's ID does not share the org's responses")
 	require.Zero(t, a.call(OfPrincipal("acme"), "CreateImage", "k"))
 	const atOnce = 1000
 	for from := 0; from <= MaxAnswers; from += atOnce {
@@ -101,7 +101,7 @@ func TestProjectWithTheIDOfAnOrg(t *testing.T) {
 		require.Zero(t, a.call(InProject("acme"), "CreateVm", keys...))
 	}
 	require.Equal(t, 1, a.call(InOrg("acme"), "CreateImage", "k"))
-	require.Zero(t, a.call(InProject("acme"), "CreateImage", "k"), "the oldest answer of the project was removed")
+	require.Zero(t, a.call(InProject("acme"), "CreateImage", "k"), "the project's oldest response has been deleted")
 }
 
 // TestAnswersOfEarlierVersions stores a response as earlier versions did, under a place without a kind. A repeated call
@@ -150,8 +150,8 @@ func TestDeletedProjectsLeaveNoRecords(t *testing.T) {
 			a.now = a.now.Add(13 * time.Hour)
 			a.sweep(limit)
 			kept, ordered, places := a.rows()
-			require.Equal(t, []int{1, 1, 1}, []int{kept, ordered, places}, "the later answer of web")
-			require.Zero(t, a.call(web, "CreateVm", "late"), "the later answer is still stored, but forgotten")
+			require.Equal(t, []int{1, 1, 1}, []int{kept, ordered, places}, "only the later response of project web is left")
+			require.Zero(t, a.call(web, "CreateVm", "late"), "a response from before the project's deletion is not returned")
 			require.Equal(t, 1, a.call(web, "CreateVm", "late"))
 
 			a.now = a.now.Add(25 * time.Hour)
@@ -159,7 +159,7 @@ func TestDeletedProjectsLeaveNoRecords(t *testing.T) {
 			kept, ordered, places = a.rows()
 			require.Zero(t, kept+ordered+places)
 			require.Zero(t, a.call(web, "CreateVm", "early", "late"))
-			require.Equal(t, 2, a.call(web, "CreateVm", "early", "late"), "new answers begin at number 0 and are given again")
+			require.Equal(t, 2, a.call(web, "CreateVm", "early", "late"), "new responses of the project are returned again")
 			a.forgetPlace(web)
 			require.Zero(t, a.call(web, "CreateVm", "early", "late"))
 		})

@@ -72,7 +72,7 @@ func (m *memoFixture) wants(sum, derived int, when string) {
 func TestMemoFollowsItsRecords(t *testing.T) {
 	m := newMemoFixture(t, true)
 	m.put("a", 1)
-	m.wants(1001, 1, "at first")
+	m.wants(1001, 1, "first read")
 	m.put("c", 5)
 	m.wants(1001, 1, "another record was written")
 	m.put("b", 2)
@@ -81,7 +81,7 @@ func TestMemoFollowsItsRecords(t *testing.T) {
 	m.wants(3, 3, "a record was written with the same value")
 	m.remove("b")
 	m.wants(1001, 4, "a record was deleted")
-	m.wants(1001, 4, "again")
+	m.wants(1001, 4, "no record was changed")
 }
 
 // TestMemoOfAList checks that a value derived from a list is derived again when a record of the list is written, added
@@ -120,7 +120,7 @@ func TestMemoInATransaction(t *testing.T) {
 	m := newMemoFixture(t, true)
 	m.put("a", 1)
 	m.put("b", 2)
-	m.wants(3, 1, "at first")
+	m.wants(3, 1, "first read")
 	runs := 0
 	_, err := m.Update(t.Context(), func(tx *Tx) error {
 		sum, err := m.sum(tx)
@@ -186,5 +186,5 @@ func TestMemoDoesNotCacheErrors(t *testing.T) {
 	plain := newMemoFixture(t, false)
 	plain.put("a", 1)
 	plain.wants(1001, 1, "without an index")
-	plain.wants(1001, 2, "again")
+	plain.wants(1001, 2, "a second read without an index")
 }

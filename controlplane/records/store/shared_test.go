@@ -153,7 +153,7 @@ func TestSharedHistoryExpires(t *testing.T) {
 	last := w.put("other", "x")
 	require.NoError(t, w.s.Compact(t.Context(), last))
 	text, err := changes[0].Value()
-	require.NoError(t, err, "another watch has made it")
+	require.NoError(t, err, "the value that another watch has derived is cached")
 	require.Equal(t, "one to two at 3", text)
 
 	w.put("a", "four")
@@ -186,7 +186,7 @@ func TestSharedCacheIsBounded(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
-	require.EqualValues(t, 1+2*5, w.made.Load(), "the cache keeps three values, so that reading five in turn makes each again")
+	require.EqualValues(t, 1+2*5, w.made.Load(), "the cache holds three values, so five values that are read in turn are all derived again")
 	_, err = changes[4].Value()
 	require.NoError(t, err)
 	require.EqualValues(t, 1+2*5, w.made.Load())

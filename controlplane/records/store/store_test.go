@@ -48,16 +48,16 @@ func TestRecentIgnoresTheWallClock(t *testing.T) {
 	recent := func() error {
 		return s.Recent(t.Context(), time.Second, func(*store.View) error { return nil })
 	}
-	require.Error(t, recent(), "it has never proved anything")
+	require.Error(t, recent(), "the member has never confirmed that its state is current")
 	proposer.off = false
 	require.NoError(t, recent())
 	proposer.off = true
 	for _, set := range []time.Duration{0, 10 * time.Minute, -20 * time.Minute} {
 		wall = wall.Add(set)
-		require.NoError(t, recent(), "it was a moment ago, whatever the clock says")
+		require.NoError(t, recent(), "the confirmation is recent although the wall clock was set")
 	}
 	elapsed += time.Second + 2
-	require.Error(t, recent(), "the clock says that it was in the future")
+	require.Error(t, recent(), "the confirmation is too old although the wall clock was set back")
 }
 
 // laggingProposer is the Proposer of a member that has not applied the newest entries. The next ReadIndex calls rest,
@@ -107,7 +107,7 @@ func TestRefusalsUseCurrentRecords(t *testing.T) {
 	}
 	_, err = s.Update(t.Context(), remove)
 	require.EqualError(t, err, "it is running")
-	require.Equal(t, 1, runs, "what was the newest is not read again")
+	require.Equal(t, 1, runs, "the function is not run again if its records are unchanged")
 	wire.rest = func() { put("stopped") }
 	_, err = s.Update(t.Context(), remove)
 	require.NoError(t, err)

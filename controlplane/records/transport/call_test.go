@@ -49,9 +49,9 @@ func TestErrorsAreForwarded(t *testing.T) {
 		_, err = echo(ctx, ask)
 		f, ok := fault.From(err)
 		require.True(t, ok, "%v", err)
-		require.NoError(t, errors.Unwrap(f), "a cause is for the log of where it happened")
+		require.NoError(t, errors.Unwrap(f), "the cause of an error is not sent to other members")
 		want, have := *full, *f
-		require.JSONEq(t, inJSON(t, want), inJSON(t, have), "with nested details, as JSON says them")
+		require.JSONEq(t, inJSON(t, want), inJSON(t, have), "the fault differs from that on the leader")
 		require.Equal(t, fault.ResourceExhausted, f.Kind)
 		require.Equal(t, uint64(7), f.Details["and"])
 	}
@@ -63,7 +63,7 @@ func TestErrorsAreForwarded(t *testing.T) {
 	require.ErrorIs(t, err, leader.ErrNotLeader)
 	w.leadership.Elect(2)
 	_, err = two.mesh.Call(ctx, 1, "test.echo", []byte("\x65hello"), nil)
-	require.ErrorIs(t, err, leader.ErrNotLeader, "one hop: a member that does not lead does nothing")
+	require.ErrorIs(t, err, leader.ErrNotLeader, "a member that does not lead does not forward the command")
 	w.leadership.Elect(1)
 	_, err = two.mesh.Call(ctx, 1, "test.unknown", nil, nil)
 	require.True(t, fault.Is(err, fault.Unimplemented))
@@ -97,7 +97,7 @@ func TestCallerAndDeadlineAreForwarded(t *testing.T) {
 
 	got, err := who(ctx, "")
 	require.NoError(t, err)
-	require.Nil(t, got.Caller, "nobody stays nobody")
+	require.Nil(t, got.Caller, "a request without a caller arrives without a caller")
 	ada := &cloud.Caller{
 		User: "ada", Proof: cloud.ProofPassword, Scope: cloud.Tenant{Org: "acme", Project: "web"}, RequestID: "r-1", IdempotencyKey: "k-1",
 		Bindings: []cloud.Binding{{Role: cloud.ProjectMember, Org: "acme", Project: "web"}},
@@ -197,7 +197,7 @@ func TestNotSent(t *testing.T) {
 		Certificate: issued(t, w.authority, "member", "2", time.Now()), Authority: w.authority, Log: w.servers[1].mesh.opts.Log,
 	})
 	require.NoError(t, err)
-	for member, what := range map[uint64]string{3: "not there", 4: "silent", 2: "itself", 9: "unknown"} {
+	for member, what := range map[uint64]string{3: "a stopped member", 4: "a member that does not respond", 2: "the member itself", 9: "an unknown member"} {
 		_, err := m.Call(ctx, member, "test", nil, nil)
 		require.ErrorIs(t, err, leader.ErrNotSent, what)
 		require.ErrorIs(t, m.Open(ctx, member, "test", nil, nil, nil), leader.ErrNotSent, what)
@@ -205,7 +205,7 @@ func TestNotSent(t *testing.T) {
 	gone, cancel := context.WithCancel(ctx)
 	cancel()
 	_, err = m.Call(gone, 4, "test", nil, nil)
-	require.Equal(t, context.Canceled, err, "the caller's own end is no reason to ask elsewhere")
+	require.Equal(t, context.Canceled, err, "the end of the caller's context does not mean that the request was not sent")
 
 	// If the member stops while the command runs, the error must be none of those that mean a known outcome.
 	began := make(chan struct{})
@@ -228,5 +228,5 @@ func TestNotSent(t *testing.T) {
 	m.runner = w.servers[2].runner
 	m.Run(done) // Run returns at once and closes the connections
 	_, err = m.Call(ctx, 1, "test", nil, nil)
-	require.ErrorIs(t, err, leader.ErrNotSent, "after Run")
+	require.ErrorIs(t, err, leader.ErrNotSent, "no request is sent after Run has returned")
 }

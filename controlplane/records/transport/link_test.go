@@ -72,7 +72,7 @@ func TestMembersChange(t *testing.T) {
 	require.Equal(t, []uint64{2, 3}, slices.Sorted(maps.Keys(one.Members())))
 	kept := one.link(2)
 	require.NoError(t, one.SetMembers(w.addresses, []uint64{3}))
-	require.Same(t, kept, one.link(2), "who stays is not disturbed")
+	require.Same(t, kept, one.link(2), "the connection to a member that stays is kept")
 	require.Nil(t, one.link(3))
 	one.Send(message.Envelope{From: 1, To: 3, Kind: message.KindDirIDRequest})
 	_, err = one.Direct(ctx, 3, "who", nil)

@@ -74,15 +74,15 @@ func TestWrongCertificatesAreRefused(t *testing.T) {
 		own  mtls.Source
 		code codes.Code
 	}{
-		"no certificate":              {nil, codes.Unavailable},
-		"a host":                      {issued(t, w.authority, mtls.Node, "2", now), codes.Unavailable},
-		"a tenants' port":             {tenants, codes.Unavailable},
-		"a member of another cluster": {issued(t, authority(t, "other"), mtls.Member, "2", now), codes.Unavailable},
-		"another key, our name":       {issued(t, authority(t, "test"), mtls.Member, "2", now), codes.Unavailable},
-		"expired":                     {issued(t, w.authority, mtls.Member, "2", now.Add(-2*time.Hour)), codes.Unavailable},
-		"a member that is not listed": {w.as("3"), codes.PermissionDenied},
-		"itself":                      {w.as("1"), codes.PermissionDenied},
-		"no number":                   {w.as("two"), codes.PermissionDenied},
+		"no certificate":                                      {nil, codes.Unavailable},
+		"certificate of a host":                               {issued(t, w.authority, mtls.Node, "2", now), codes.Unavailable},
+		"certificate of the ports for tenants":                {tenants, codes.Unavailable},
+		"a member of another cluster":                         {issued(t, authority(t, "other"), mtls.Member, "2", now), codes.Unavailable},
+		"certificate of another authority with the same name": {issued(t, authority(t, "test"), mtls.Member, "2", now), codes.Unavailable},
+		"expired certificate":                                 {issued(t, w.authority, mtls.Member, "2", now.Add(-2*time.Hour)), codes.Unavailable},
+		"a member that is not in the cluster":                 {w.as("3"), codes.PermissionDenied},
+		"the certificate of the member itself":                {w.as("1"), codes.PermissionDenied},
+		"a name that is not a number":                         {w.as("two"), codes.PermissionDenied},
 	} {
 		for method, err := range calls(ctx, w.dial(1, c.own)) {
 			require.Equal(t, c.code, status.Code(err), "%s: %s: %v", name, method, err)
@@ -135,21 +135,21 @@ func TestInvalidSnapshotsAreRefused(t *testing.T) {
 		chunks []*peerv1.SnapshotChunk
 		code   codes.Code
 	}{
-		"nothing":                   {nil, codes.Internal},
-		"no envelope":               {[]*peerv1.SnapshotChunk{chunkOf("tape", "data", true)}, codes.InvalidArgument},
-		"another's envelope":        {[]*peerv1.SnapshotChunk{head(3, 1), chunkOf("tape", "data", true)}, codes.PermissionDenied},
-		"an envelope for another":   {[]*peerv1.SnapshotChunk{head(2, 3), chunkOf("tape", "data", true)}, codes.PermissionDenied},
-		"a file above":              {[]*peerv1.SnapshotChunk{good, chunkOf("../evil", "data", true)}, codes.InvalidArgument},
-		"a file above, by a detour": {[]*peerv1.SnapshotChunk{good, chunkOf("a/../../evil", "data", true)}, codes.InvalidArgument},
-		"a file of the host":        {[]*peerv1.SnapshotChunk{good, chunkOf(filepath.Join(s.dir, "evil"), "data", true)}, codes.InvalidArgument},
-		"a file without a name":     {[]*peerv1.SnapshotChunk{good, chunkOf("", "data", true)}, codes.InvalidArgument},
-		"the directory itself":      {[]*peerv1.SnapshotChunk{good, chunkOf(".", "data", true)}, codes.Internal},
-		"a zero byte":               {[]*peerv1.SnapshotChunk{good, chunkOf("tape\x00", "data", true)}, codes.Internal},
-		"a damaged file":            {[]*peerv1.SnapshotChunk{good, damaged}, codes.InvalidArgument},
-		"a file twice":              {[]*peerv1.SnapshotChunk{good, chunkOf("tape", "data", true), chunkOf("tape", "data", true)}, codes.Internal},
-		"a file in a file":          {[]*peerv1.SnapshotChunk{good, chunkOf("tape", "data", true), chunkOf("tape/x", "data", true)}, codes.Internal},
-		"a file without an end":     {[]*peerv1.SnapshotChunk{good, chunkOf("tape", "data", false)}, codes.Internal},
-		"a file before an end":      {[]*peerv1.SnapshotChunk{good, chunkOf("a", "data", false), chunkOf("b", "data", true)}, codes.InvalidArgument},
+		"no chunks":                                        {nil, codes.Internal},
+		"no envelope":                                      {[]*peerv1.SnapshotChunk{chunkOf("tape", "data", true)}, codes.InvalidArgument},
+		"an envelope from another member":                  {[]*peerv1.SnapshotChunk{head(3, 1), chunkOf("tape", "data", true)}, codes.PermissionDenied},
+		"an envelope to another member":                    {[]*peerv1.SnapshotChunk{head(2, 3), chunkOf("tape", "data", true)}, codes.PermissionDenied},
+		"a path above the directory":                       {[]*peerv1.SnapshotChunk{good, chunkOf("../evil", "data", true)}, codes.InvalidArgument},
+		"a path above the directory, below a subdirectory": {[]*peerv1.SnapshotChunk{good, chunkOf("a/../../evil", "data", true)}, codes.InvalidArgument},
+		"an absolute path":                                 {[]*peerv1.SnapshotChunk{good, chunkOf(filepath.Join(s.dir, "evil"), "data", true)}, codes.InvalidArgument},
+		"a file without a name":                            {[]*peerv1.SnapshotChunk{good, chunkOf("", "data", true)}, codes.InvalidArgument},
+		"the directory itself":                             {[]*peerv1.SnapshotChunk{good, chunkOf(".", "data", true)}, codes.Internal},
+		"a zero byte in a name":                            {[]*peerv1.SnapshotChunk{good, chunkOf("tape\x00", "data", true)}, codes.Internal},
+		"a wrong checksum":                                 {[]*peerv1.SnapshotChunk{good, damaged}, codes.InvalidArgument},
+		"a file twice":                                     {[]*peerv1.SnapshotChunk{good, chunkOf("tape", "data", true), chunkOf("tape", "data", true)}, codes.Internal},
+		"a file as a directory":                            {[]*peerv1.SnapshotChunk{good, chunkOf("tape", "data", true), chunkOf("tape/x", "data", true)}, codes.Internal},
+		"an incomplete file":                               {[]*peerv1.SnapshotChunk{good, chunkOf("tape", "data", false)}, codes.Internal},
+		"a file after an incomplete file":                  {[]*peerv1.SnapshotChunk{good, chunkOf("a", "data", false), chunkOf("b", "data", true)}, codes.InvalidArgument},
 	} {
 		t.Run(name, func(t *testing.T) {
 			stream, err := w.dial(1, w.as("2")).SendSnapshot(ctx)
@@ -166,7 +166,7 @@ func TestInvalidSnapshotsAreRefused(t *testing.T) {
 			require.NoFileExists(t, filepath.Join(s.runner.SnapshotDir(), "evil"))
 		})
 	}
-	require.NoError(t, s.runner.Err(), "the member goes on")
+	require.NoError(t, s.runner.Err(), "the member continues to run")
 }
 
 // TestInterruptedSnapshots checks that an interrupted transfer leaves no files, and that a sender that starts over
@@ -218,7 +218,7 @@ func TestSnapshotResultIsReported(t *testing.T) {
 	stopped, stop := context.WithCancel(ctx)
 	stop()
 	require.ErrorContains(t, m.sendSnapshot(stopped, message.Envelope{From: 1, To: 2, Kind: message.KindDirIDRequest}, dir), "canceled")
-	require.Empty(t, m.links[2].snapshots, "the place is free again")
+	require.Empty(t, m.links[2].snapshots, "another snapshot can be sent")
 }
 
 // TestImages checks that ReadImage returns the bytes of an image from any offset, and reports errors.
@@ -296,7 +296,7 @@ func TestImageStalls(t *testing.T) {
 func TestChunks(t *testing.T) {
 	send := func([]byte) error { return errors.New("the reader has gone") }
 	require.ErrorContains(t, Chunks(bytes.NewReader(large), 0, send), "gone")
-	require.NoError(t, Chunks(bytes.NewReader(nil), 0, send), "nothing to send")
+	require.NoError(t, Chunks(bytes.NewReader(nil), 0, send), "an empty reader is not an error")
 	require.True(t, fault.Is(Chunks(bytes.NewReader(large), 1<<63, send), fault.InvalidArgument))
 	require.NoError(t, Chunks(bytes.NewReader(large), uint64(len(large)), send))
 }

@@ -99,10 +99,10 @@ func (m *recordingMachine) Checkpoint(dir string) (uint64, uint64, error) {
 
 func (m *recordingMachine) Restore(dir string) error {
 	if got, err := os.ReadFile(filepath.Join(dir, "deep/er/large")); err != nil || !bytes.Equal(got, large) {
-		return fmt.Errorf("the large file is not what it was: %w", err)
+		return fmt.Errorf("the received large file is wrong: %w", err)
 	}
 	if got, err := os.ReadFile(filepath.Join(dir, "deep/empty")); err != nil || len(got) > 0 {
-		return fmt.Errorf("the empty file is not what it was: %w", err)
+		return fmt.Errorf("the received empty file is wrong: %w", err)
 	}
 	state, err := os.ReadFile(filepath.Join(dir, "tape"))
 	if err != nil {
@@ -326,14 +326,14 @@ func TestThreeMembersAgree(t *testing.T) {
 		require.NoError(t, s.recordingMachine.until(ctx, "last"))
 	}
 	third.recordingMachine.mu.Lock()
-	require.Positive(t, third.recordingMachine.restore, "it came by a snapshot")
+	require.Positive(t, third.recordingMachine.restore, "the member has installed a snapshot")
 	third.recordingMachine.mu.Unlock()
 	for id, s := range w.servers {
 		stopping, cancel := context.WithTimeout(ctx, time.Second)
 		require.ErrorIs(t, errors.Join(s.runner.Stop(stopping), s.runner.Err()), consensus.ErrStopped)
 		cancel()
 		for _, name := range s.snapshots() {
-			require.NotContains(t, name, "in-", "member %d keeps nothing of what it took", id)
+			require.NotContains(t, name, "in-", "member %d keeps no snapshot that it received", id)
 		}
 	}
 	// A proposal that is repeated after a lost response is stored twice; lines removes the duplicates.

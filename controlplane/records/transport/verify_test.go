@@ -24,8 +24,8 @@ func TestVerify(t *testing.T) {
 	// Neither a certificate for the same member from another cluster's authority, nor a host's certificate from this
 	// cluster's authority, may be accepted.
 	for name, source := range map[string]mtls.Source{
-		"another cluster": issued(t, authority(t, "other"), mtls.Member, "3", time.Now()),
-		"a host":          issued(t, one.opts.Authority, mtls.Node, "3", time.Now()),
+		"member of another cluster": issued(t, authority(t, "other"), mtls.Member, "3", time.Now()),
+		"host of this cluster":      issued(t, one.opts.Authority, mtls.Node, "3", time.Now()),
 	} {
 		c, err := source()
 		require.NoError(t, err)

@@ -44,13 +44,13 @@ func (f *fleet) fault() {
 	case n < 32:
 		f.happen("members cut off", func() { f.isolate(s.name) })
 	case n < 38:
-		f.happen("ways between members cut", func() { f.net.cut(s.name, o.name) })
+		f.happen("links between members cut", func() { f.net.cut(s.name, o.name) })
 	case n < 46:
 		f.happen("hosts cut off", func() { f.isolate(h.name) })
 	case n < 52:
-		f.happen("ways between host and member cut", func() { f.net.cut(h.name, s.name); f.net.cut(s.name, h.name) })
+		f.happen("links between hosts and members cut", func() { f.net.cut(h.name, s.name); f.net.cut(s.name, h.name) })
 	case n < 68:
-		f.happen("network mended", f.net.healNetwork)
+		f.happen("network healed", f.net.healNetwork)
 	case n < 76:
 		f.happen("agents restarted", func() {
 			h.stopAgent()
@@ -62,7 +62,7 @@ func (f *fleet) fault() {
 			time.AfterFunc(soon, h.boot)
 		})
 	case n < 88:
-		f.happen("rushes of creates", f.hurry)
+		f.happen("bursts of creates", f.hurry)
 	default:
 		h.endRandomGuest()
 	}
@@ -149,7 +149,7 @@ func (f *fleet) hurry() {
 // although the host is down, and that the cloud settles after the host has restarted.
 func (f *fleet) lose(ctx context.Context) {
 	h := f.hosts[f.rng.IntN(len(f.hosts))]
-	f.count("hosts lost for long")
+	f.count("long host outages")
 	var work sync.WaitGroup
 	for _, t := range f.tenants {
 		work.Go(func() {

@@ -245,7 +245,7 @@ func (a *agent) delayReports(p *process, say *agentv1.ReportRequest) {
 		return
 	}
 	late := a.host.between(500*time.Millisecond, time.Minute)
-	a.host.f.count("reports that come late")
+	a.host.f.count("delayed reports")
 	ctx := a.host.shows(context.Background())
 	a.host.f.behind.Go(func() {
 		_ = sleep(ctx, late)

@@ -117,7 +117,7 @@ func (t *tenantClient) ask(ctx context.Context, what string, call func(ctx conte
 			break
 		}
 	}
-	t.f.count("calls given up")
+	t.f.count("calls abandoned")
 	return err, false
 }
 
@@ -200,7 +200,7 @@ func (t *tenantClient) power(ctx context.Context, verb string, v *owned, call fu
 			t.f.fail("%s of VM %s was answered with VM %s", verb, id, now.VM.ID)
 		}
 		if now.TimedOut {
-			t.f.count("calls that ran out of time")
+			t.f.count("calls that timed out")
 		}
 		return err
 	})

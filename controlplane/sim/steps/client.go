@@ -95,7 +95,7 @@ func (c *client) await(ask *call) (any, error) {
 		}
 	}
 	if !ask.over {
-		c.w.count("calls given up")
+		c.w.count("calls abandoned")
 		ask.finish(nil, errGone)
 	}
 	return ask.answer, ask.err

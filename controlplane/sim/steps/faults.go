@@ -84,7 +84,7 @@ func (w *world) injectFaults() {
 		m.backAt = w.step + 1 + w.rng.IntN(f.away)
 	}
 	if happens(f.quake) {
-		w.count("crashes of all")
+		w.count("crashes of all members")
 		for _, m := range w.trio {
 			if m.up {
 				m.crash(all)

@@ -242,7 +242,7 @@ func (m *member) checkRunning() {
 	switch err := m.host.Err(); {
 	case m.dying():
 		picture := m.trip.taken()
-		m.w.count("crashes in the middle of work")
+		m.w.count("crashes during work")
 		m.end("crashed in the middle of work")
 		m.disk = picture
 		m.backAt = m.w.step + 1 + m.w.rng.IntN(40)

@@ -49,7 +49,7 @@ func (n *network) carry(m *member, e message.Envelope, dir string) {
 	}
 	if w.faults.stray > 0 && w.rng.IntN(w.faults.stray) == 0 {
 		p.at += w.rng.IntN(80)
-		w.count("packets gone astray")
+		w.count("packets delayed for long")
 	}
 	fate := ""
 	switch chance := w.rng.IntN(100); {

@@ -66,7 +66,7 @@ func (o *observer) poll() {
 
 // again opens a new watch after the current state. A watcher must do that when its history was compacted.
 func (o *observer) again() {
-	o.m.w.count("watches begun again")
+	o.m.w.count("watches restarted")
 	o.w.Close()
 	o.events = nil
 	o.m.w.check.state(o.m)

@@ -205,7 +205,7 @@ func (c *client) order() error {
 		case err == nil:
 			c.w.count("orders made")
 			if replayed {
-				c.w.count("orders answered again")
+				c.w.count("orders replayed")
 			}
 			if kept := c.w.check.history.keys[key]; kept != "order/"+answer {
 				c.w.fail("the order %s was answered %s, but the history has %s", key, answer, kept)
@@ -285,7 +285,7 @@ func (c *client) readPages() error {
 			return err
 		}
 	}
-	c.w.count("tables leafed through")
+	c.w.count("tables listed in pages")
 	h := &c.w.check.history
 	for revision := frontier; revision <= h.last; revision++ {
 		var want []string

@@ -33,14 +33,14 @@ func TestDecodeEntry(t *testing.T) {
 		{"one empty proposal", single, []string{""}, nil},
 		{"a batch", batchOf("a=1", "", "b"), []string{"a=1", "", "b"}, nil},
 		{"an empty batch", batchOf(), nil, ErrMalformed},
-		{"cut", batchOf("a=1", "b=1")[:EntryHeaderBytes+6], nil, ErrMalformed},
-		{"a length without end", append(batchOf("a"), 0x80), nil, ErrMalformed},
-		{"too long a length", append(batchOf("a"), 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1), nil, ErrMalformed},
-		{"short", single[:16], nil, ErrMalformed},
-		{"compressed", compressed, []string{"a=1", same, same}, nil},
-		{"compressed and cut", compressed[:EntryHeaderBytes+20], nil, ErrMalformed},
-		{"too large when decompressed", oversized, nil, ErrMalformed},
-		{"another version", append([]byte{4}, make([]byte, 20)...), nil, errVersion},
+		{"truncated batch", batchOf("a=1", "b=1")[:EntryHeaderBytes+6], nil, ErrMalformed},
+		{"truncated length", append(batchOf("a"), 0x80), nil, ErrMalformed},
+		{"length above 64 bits", append(batchOf("a"), 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1), nil, ErrMalformed},
+		{"truncated header", single[:16], nil, ErrMalformed},
+		{"a compressed batch", compressed, []string{"a=1", same, same}, nil},
+		{"truncated compressed batch", compressed[:EntryHeaderBytes+20], nil, ErrMalformed},
+		{"compressed batch of too many bytes", oversized, nil, ErrMalformed},
+		{"unknown version", append([]byte{4}, make([]byte, 20)...), nil, errVersion},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var got []string

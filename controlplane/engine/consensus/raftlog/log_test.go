@@ -191,7 +191,7 @@ func compareLogs(t *testing.T, rng *mathrand.Rand, model *raft.MemoryStorage, l 
 			require.LessOrEqual(t, uint64(size), limit)
 		}
 		if len(got) < len(all) {
-			require.Greater(t, uint64(size+cost(all[len(got)])), limit, "it stopped too early")
+			require.Greater(t, uint64(size+cost(all[len(got)])), limit, "Entries has returned fewer entries than the limit permits")
 		}
 	}
 	for i := first; i <= last; i++ {
@@ -213,7 +213,7 @@ func TestSizeMarks(t *testing.T) {
 	require.Equal(t, uint64(1_000_000), s.bytes())
 	require.Zero(t, s.tail(1_000_000))
 	require.InDelta(t, 500, s.tail(500_000), markEvery/1000+1)
-	require.GreaterOrEqual(t, s.tail(500_000), uint64(500), "no more than asked for")
+	require.GreaterOrEqual(t, s.tail(500_000), uint64(500), "the tail has at most the given number of bytes")
 	s.truncateTo(s.tail(500_000))
 	require.InDelta(t, 500_000, s.bytes(), markEvery+1000)
 	s.truncateFrom(800)

@@ -35,7 +35,7 @@ func TestPreallocatedLogs(t *testing.T) {
 		for i := range life {
 			v, err := e.get([]byte{'x', byte(i)})
 			require.NoError(t, err)
-			require.NotNil(t, v, "write %d in life %d", i, life)
+			require.NotNil(t, v, "write %d is missing after restart %d", i, life)
 		}
 		v, err := e.get([]byte{'x', byte(life)})
 		require.NoError(t, err)

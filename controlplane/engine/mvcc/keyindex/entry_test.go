@@ -17,14 +17,14 @@ func TestEntry(t *testing.T) {
 		v       command.Meta
 		partial bool
 	}{
-		"young":                  {command.Meta{CreateRevision: 7, ModRevision: 7, Version: 1}, false},
-		"at far revisions":       {command.Meta{CreateRevision: far, ModRevision: far + 9, Version: 3, Size: 8 << 20}, false},
-		"oldest that fits":       {command.Meta{CreateRevision: 1, ModRevision: 1 + math.MaxUint32, Version: math.MaxUint32, Size: math.MaxUint32 - 1}, false},
-		"created too long ago":   {command.Meta{CreateRevision: 1, ModRevision: 2 + math.MaxUint32, Version: 1}, true},
-		"put too often":          {command.Meta{CreateRevision: 1, ModRevision: far, Version: 1 + math.MaxUint32}, true},
-		"put too often, lately":  {command.Meta{CreateRevision: far, ModRevision: far, Version: 1 + math.MaxUint32}, true},
-		"of an impossible value": {command.Meta{CreateRevision: 1, ModRevision: 1, Version: 1, Size: math.MaxUint32}, true},
-		"leased":                 {command.Meta{CreateRevision: 1, ModRevision: 1, Version: 1, Lease: 5}, true},
+		"new key":                              {command.Meta{CreateRevision: 7, ModRevision: 7, Version: 1}, false},
+		"high revisions":                       {command.Meta{CreateRevision: far, ModRevision: far + 9, Version: 3, Size: 8 << 20}, false},
+		"highest values that fit":              {command.Meta{CreateRevision: 1, ModRevision: 1 + math.MaxUint32, Version: math.MaxUint32, Size: math.MaxUint32 - 1}, false},
+		"created more than 2^32 revisions ago": {command.Meta{CreateRevision: 1, ModRevision: 2 + math.MaxUint32, Version: 1}, true},
+		"version above 2^32":                   {command.Meta{CreateRevision: 1, ModRevision: far, Version: 1 + math.MaxUint32}, true},
+		"version above 2^32, created recently": {command.Meta{CreateRevision: far, ModRevision: far, Version: 1 + math.MaxUint32}, true},
+		"size of 2^32 - 1":                     {command.Meta{CreateRevision: 1, ModRevision: 1, Version: 1, Size: math.MaxUint32}, true},
+		"key with a lease":                     {command.Meta{CreateRevision: 1, ModRevision: 1, Version: 1, Lease: 5}, true},
 	} {
 		m := NewEntry(c.v)
 		require.True(t, m.Live(), name)

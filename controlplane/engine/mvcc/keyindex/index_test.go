@@ -129,7 +129,7 @@ func TestIndexMemory(t *testing.T) {
 		}
 		taken := int(heap() - before)
 		require.Less(t, taken, 48*keys+length, name)
-		t.Logf("%s: %.1f bytes and its length a key", name, float64(taken-length)/keys)
+		t.Logf("%s: %.1f bytes per key, plus its length", name, float64(taken-length)/keys)
 		runtime.KeepAlive(&x)
 	}
 }

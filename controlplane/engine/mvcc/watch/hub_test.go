@@ -61,7 +61,7 @@ func TestWatcherEnds(t *testing.T) {
 	seen := h.Watch(Options{Key: []byte("a")})
 	h.Restore(3)
 	_, err := seen.Next(context.Background())
-	require.ErrorIs(t, err, ErrRestored, "revision 5 was seen, and the new state ends at 3")
+	require.ErrorIs(t, err, ErrRestored, "the watcher has seen revision 5, and the restored state ends at revision 3")
 	h.Close()
 	_, err = seen.Next(context.Background())
 	require.ErrorIs(t, err, ErrRestored)
