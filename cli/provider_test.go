@@ -97,7 +97,7 @@ func TestLoginAtAProvider(t *testing.T) {
 	}}}, b)
 	text, err := os.ReadFile(filepath.Join(home, ".config/trivet/config.yaml"))
 	require.NoError(t, err)
-	require.NotContains(t, string(text), in.GetIdToken(), "it is used once, and not kept")
+	require.NotContains(t, string(text), in.GetIdToken(), "the ID token must not be saved")
 
 	// A login without flags uses the provider of the saved context.
 	out, errs, code = trivet("login")

@@ -75,7 +75,7 @@ func (w *world) startWith(name, host, dir string, flags ...string) {
 // client with this token.
 func (w *world) token(host, dir string) *lab.GRPC {
 	var g *lab.GRPC
-	require.NoError(w.t, lab.Until(w.context(90*time.Second), "the administrator is known", func(ctx context.Context) error {
+	require.NoError(w.t, lab.Until(w.context(90*time.Second), "the member accepts the administrator's token", func(ctx context.Context) error {
 		text, err := os.ReadFile(w.dir.Path(dir, "admin.token"))
 		if err != nil {
 			return err
@@ -141,7 +141,7 @@ func TestBackupAndRestore(t *testing.T) {
 		require.Error(t, err)
 		require.Contains(t, out, want)
 		left, _ := os.ReadDir(w.dir.Path("restored"))
-		require.Empty(t, left, "nothing is left")
+		require.Empty(t, left, "a failed restore must leave no files")
 	}
 	text, err := os.ReadFile(file)
 	require.NoError(t, err)
@@ -171,7 +171,7 @@ func TestBackupAndRestore(t *testing.T) {
 	require.False(t, w.has("127.0.0.5", "after"))
 	list, err := g.Identity.ListUsers(ctx, &identityv1.ListUsersRequest{})
 	require.NoError(t, err)
-	require.Len(t, list.GetUsers(), 2, "admin and ada")
+	require.Len(t, list.GetUsers(), 2, "the restored users must be admin and ada")
 	now, err := g.Operator.ClusterStatus(ctx, &operatorv1.ClusterStatusRequest{})
 	require.NoError(t, err)
 	require.NotEqual(t, was.GetCluster(), now.GetCluster())
@@ -180,7 +180,7 @@ func TestBackupAndRestore(t *testing.T) {
 	require.NoError(t, err)
 	defer old.Close()
 	_, err = old.Operator.ClusterStatus(ctx, &operatorv1.ClusterStatusRequest{})
-	require.ErrorContains(t, err, "Unauthenticated", "tokens of the old cluster")
+	require.ErrorContains(t, err, "Unauthenticated", "the restored cluster must refuse tokens of the old one")
 	w.put("127.0.0.5", "again")
 
 	// A new member can join the restored cluster.
@@ -189,7 +189,7 @@ func TestBackupAndRestore(t *testing.T) {
 	require.NoError(t, os.Mkdir(w.dir.Path("sixth"), 0o700))
 	w.own(w.dir.Path("sixth"))
 	w.startWith("sixth", "127.0.0.6", "sixth", "--node-id", "6", "--join", "127.0.0.5", "--cluster-key", "new.key")
-	require.NoError(t, lab.Until(ctx, "the sixth votes", func(ctx context.Context) error {
+	require.NoError(t, lab.Until(ctx, "the sixth member is a voter", func(ctx context.Context) error {
 		s, err := g.Operator.ClusterStatus(ctx, nil)
 		if err == nil && len(s.GetGroups()[1].GetVoters()) != 2 {
 			err = errors.New("not yet")

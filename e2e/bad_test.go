@@ -30,11 +30,11 @@ func TestBadInput(t *testing.T) {
 	eve := w.rest(1, w.tenant("eve", "others", "elsewhere", "project:admin"))
 	var own lab.VM
 	require.NoError(t, ada.Call(ctx, "POST", "/api/v1/vms", body("mine", images.Disk), &own))
-	eventually(ctx, t, w.admin, own.ID, "it is built", func(vm *vmv1.VirtualMachine) bool { return vm.GetState() == vmv1.VmState_VM_STATE_STOPPED })
+	eventually(ctx, t, w.admin, own.ID, "the VM is built", func(vm *vmv1.VirtualMachine) bool { return vm.GetState() == vmv1.VmState_VM_STATE_STOPPED })
 	before := w.everything(ctx)
 
 	unproven, err := w.rest(1, "").IssueToken(ctx, "ada", "wrong", nil)
-	require.NoError(t, err, "the wire contract gives a token to everybody who asks")
+	require.NoError(t, err, "every caller must get a token, because the wire contract requires it")
 	unknown, err := w.rest(1, "").IssueToken(ctx, "nobody", "", nil)
 	require.NoError(t, err)
 	forged := ada.Token[:len(ada.Token)-8] + "AAAAAAAA"
@@ -70,27 +70,27 @@ func TestBadInput(t *testing.T) {
 		{"duplicate name", "POST", "/api/v1/vms", disk(``)[:9] + `mine` + disk(``)[10:], ada.Token, 409, "ALREADY_EXISTS", "mine"},
 		{"unknown image", "POST", "/api/v1/vms", `{"name":"x","disks":[{"id":"a","source":{"type":"image","image_id":"` + nowhere + `"}}]}`, ada.Token, 404, "NOT_FOUND", nowhere},
 		{"an image that is a path", "POST", "/api/v1/vms", `{"name":"x","disks":[{"id":"a","source":{"type":"image","image_id":"/etc/shadow"}}]}`, ada.Token, 400, "INVALID_ARGUMENT", "image_id"},
-		{"source of no kind", "POST", "/api/v1/vms", `{"name":"x","disks":[{"id":"a","source":{"type":"file"}}]}`, ada.Token, 400, "INVALID_ARGUMENT", "source.type"},
+		{"unknown kind of source", "POST", "/api/v1/vms", `{"name":"x","disks":[{"id":"a","source":{"type":"file"}}]}`, ada.Token, 400, "INVALID_ARGUMENT", "source.type"},
 		{"disk of 0 GiB", "POST", "/api/v1/vms", disk(`,"size_gib":0`), ada.Token, 400, "INVALID_ARGUMENT", "size_gib"},
 		{"disk of 2^50 GiB", "POST", "/api/v1/vms", disk(`,"size_gib":1125899906842624`), ada.Token, 400, "INVALID_ARGUMENT", "size_gib"},
 		{"disk id that is an option", "POST", "/api/v1/vms", strings.Replace(disk(``), `"root"`, `"a,readonly=on"`, 1), ada.Token, 400, "INVALID_ARGUMENT", "id"},
 		{"a volume", "POST", "/api/v1/vms", `{"name":"x","disks":[{"id":"a","source":{"type":"volume","volume_id":"v"}}]}`, ada.Token, 422, "FAILED_PRECONDITION", "not served yet"},
 		{"a NIC", "POST", "/api/v1/vms", `{"name":"x","network":[{}]}`, ada.Token, 422, "FAILED_PRECONDITION", "not served yet"},
 		{"bad page token", "GET", "/api/v1/vms?page_token=AAAA", "", ada.Token, 400, "INVALID_ARGUMENT", "page_token"},
-		{"an id that is none", "GET", "/api/v1/vms/1", "", ada.Token, 400, "INVALID_ARGUMENT", "id"},
+		{"an ID that is not a UUID", "GET", "/api/v1/vms/1", "", ada.Token, 400, "INVALID_ARGUMENT", "id"},
 		{"an id that is a path", "GET", "/api/v1/vms/..%2f..%2fetc", "", ada.Token, 400, "INVALID_ARGUMENT", "id"},
-		{"nobody's id", "GET", "/api/v1/vms/" + nowhere, "", ada.Token, 404, "NOT_FOUND", nowhere},
-		{"another tenant's id", "GET", "/api/v1/vms/" + own.ID, "", eve.Token, 404, "NOT_FOUND", own.ID},
-		{"start another tenant's", "POST", "/api/v1/vms/" + own.ID + "/start", "", eve.Token, 404, "NOT_FOUND", own.ID},
-		{"delete another tenant's", "DELETE", "/api/v1/vms/" + own.ID, "", eve.Token, 404, "NOT_FOUND", own.ID},
+		{"the ID of no VM", "GET", "/api/v1/vms/" + nowhere, "", ada.Token, 404, "NOT_FOUND", nowhere},
+		{"the ID of another tenant's VM", "GET", "/api/v1/vms/" + own.ID, "", eve.Token, 404, "NOT_FOUND", own.ID},
+		{"start another tenant's VM", "POST", "/api/v1/vms/" + own.ID + "/start", "", eve.Token, 404, "NOT_FOUND", own.ID},
+		{"delete another tenant's VM", "DELETE", "/api/v1/vms/" + own.ID, "", eve.Token, 404, "NOT_FOUND", own.ID},
 		{"migrate without a destination", "POST", "/api/v1/vms/" + own.ID + "/migrate", `{}`, ada.Token, 400, "INVALID_ARGUMENT", "destination_node_id"},
 		{"migrate", "POST", "/api/v1/vms/" + own.ID + "/migrate", `{"destination_node_id":"` + nowhere + `"}`, ada.Token, 500, "INTERNAL", "MigrateVm is not served yet"},
 		{"no token", "GET", "/api/v1/vms", "", "", 401, "UNAUTHENTICATED", "Bearer"},
-		{"forged", "GET", "/api/v1/vms", "", forged, 401, "UNAUTHENTICATED", "not valid"},
+		{"a forged token", "GET", "/api/v1/vms", "", forged, 401, "UNAUTHENTICATED", "not valid"},
 		{"expired", "GET", "/api/v1/vms", "", strings.TrimSpace(string(expired)), 401, "UNAUTHENTICATED", "expired"},
-		{"of another cluster", "GET", "/api/v1/vms", "", strings.TrimSpace(string(foreign)), 401, "UNAUTHENTICATED", "not valid"},
-		{"wrong password", "GET", "/api/v1/vms", "", unproven, 403, "FORBIDDEN", "proved nothing"},
-		{"unknown name", "POST", "/api/v1/vms", `{"name":"x"}`, unknown, 403, "FORBIDDEN", "proved nothing"},
+		{"a token of another cluster", "GET", "/api/v1/vms", "", strings.TrimSpace(string(foreign)), 401, "UNAUTHENTICATED", "not valid"},
+		{"the token of a login with a wrong password", "GET", "/api/v1/vms", "", unproven, 403, "FORBIDDEN", "proved nothing"},
+		{"the token of a login with an unknown name", "POST", "/api/v1/vms", `{"name":"x"}`, unknown, 403, "FORBIDDEN", "proved nothing"},
 		{"admin without a project", "GET", "/api/v1/vms", "", w.adminToken, 403, "FORBIDDEN", "project_id"},
 		{"unknown path", "GET", "/api/v2/vms", "", ada.Token, 404, "NOT_FOUND", "/api/v2/vms"},
 		{"unknown method", "PATCH", "/api/v1/vms", "", ada.Token, 405, "INVALID_ARGUMENT", "PATCH"},
@@ -111,7 +111,7 @@ func TestBadInput(t *testing.T) {
 	}
 	t.Run("gRPC", func(t *testing.T) { w.badCalls(ctx, t, images, own.ID) })
 	t.Run("images", func(t *testing.T) { w.badImages(ctx, t) })
-	require.Equal(t, before, w.everything(ctx), "nothing changed")
+	require.Equal(t, before, w.everything(ctx), "the invalid requests must change nothing")
 }
 
 // everything returns, as text, the state that invalid requests must not change: VMs, allocated resources of hosts, and
@@ -177,7 +177,7 @@ func (w *world) badCalls(ctx context.Context, t *testing.T, images lab.GuestImag
 		}), codes.InvalidArgument, "cmdline"},
 		{"a CPU model with options", create(func(r *vmv1.CreateVmRequest) { r.Spec.Cpu = &vmv1.CpuSpec{CpuModel: "max,+invtsc"} }), codes.InvalidArgument, "cpu_model"},
 		{"a CPU model that no host has", create(func(r *vmv1.CreateVmRequest) { r.Spec.Cpu = &vmv1.CpuSpec{CpuModel: "Itanium"} }), codes.ResourceExhausted, "Itanium"},
-		{"cores that do not multiply", create(func(r *vmv1.CreateVmRequest) {
+		{"sockets and cores that do not give the vCPUs", create(func(r *vmv1.CreateVmRequest) {
 			r.Spec.Cpu = &vmv1.CpuSpec{Vcpus: 4, Sockets: 3, CoresPerSocket: 1}
 		}), codes.InvalidArgument, "sockets"},
 		{"an unknown bus", create(func(r *vmv1.CreateVmRequest) {
@@ -210,7 +210,7 @@ func (w *world) badCalls(ctx context.Context, t *testing.T, images lab.GuestImag
 			_, err := w.admin.Volumes.CreateVolume(ctx, &vmv1.CreateVolumeRequest{Name: "v", OrgId: "default", ProjectId: "default", SizeGib: 1})
 			return err
 		}, codes.Unimplemented, "CreateVolume is not served yet"},
-		{"a volume of no size", func() error {
+		{"a volume without a size", func() error {
 			_, err := w.admin.Volumes.CreateVolume(ctx, &vmv1.CreateVolumeRequest{Name: "v", OrgId: "default", ProjectId: "default"})
 			return err
 		}, codes.InvalidArgument, "size_gib"},
@@ -263,23 +263,23 @@ func (w *world) badImages(ctx context.Context, t *testing.T) {
 		code codes.Code // OK if CreateImage succeeds and the import then fails
 		says string
 	}{
-		{"the host's secrets", w.admin, ask("file:///etc/shadow", raw), codes.NotFound, "no such file"},
-		{"a file that is not there", w.admin, ask("file://"+dir+"/none", raw), codes.NotFound, "no such file"},
-		{"up and out", w.admin, ask("file://"+dir+"/../cluster.key", raw), codes.NotFound, "no such file"},
-		{"a link out", w.admin, ask("file://"+dir+"/link", raw), codes.NotFound, "no such file"},
-		{"a linked folder", w.admin, ask("file://"+dir+"/etc/hostname", raw), codes.NotFound, "no such file"},
-		{"a file with two names", w.admin, ask("file://"+dir+"/hard", raw), codes.NotFound, "no such file"},
+		{"/etc/shadow", w.admin, ask("file:///etc/shadow", raw), codes.NotFound, "no such file"},
+		{"a file that does not exist", w.admin, ask("file://"+dir+"/none", raw), codes.NotFound, "no such file"},
+		{"a path with .. out of the directory", w.admin, ask("file://"+dir+"/../cluster.key", raw), codes.NotFound, "no such file"},
+		{"a link to a file outside", w.admin, ask("file://"+dir+"/link", raw), codes.NotFound, "no such file"},
+		{"a path through a linked folder", w.admin, ask("file://"+dir+"/etc/hostname", raw), codes.NotFound, "no such file"},
+		{"a file with a hard link", w.admin, ask("file://"+dir+"/hard", raw), codes.NotFound, "no such file"},
 		{"a folder", w.admin, ask("file://"+dir+"/folder", raw), codes.NotFound, "no such file"},
 		{"/proc", w.admin, ask("file:///proc/self/environ", raw), codes.NotFound, "no such file"},
 		{"a tenant in the administrator's directory", ada, ask("file://"+text, raw), codes.NotFound, "no such file"},
 		{"a tenant who publishes", ada, &vmv1.CreateImageRequest{Name: "bad", Visibility: vmv1.Visibility_VISIBILITY_PUBLIC, SourceUrl: "file:///x"}, codes.PermissionDenied, "publish"},
 		{"gopher", w.admin, ask("gopher://x/y", raw), codes.InvalidArgument, "scheme"},
-		{"the metadata service", w.admin, ask("http://169.254.169.254/", raw), codes.FailedPrecondition, "not served yet"},
+		{"an http URL", w.admin, ask("http://169.254.169.254/", raw), codes.FailedPrecondition, "not served yet"},
 		{"no source", w.admin, ask("", raw), codes.InvalidArgument, "source_url"},
 		{"VMDK", w.admin, ask("file://"+vmdk, vmv1.ImageFormat_IMAGE_FORMAT_VMDK), codes.FailedPrecondition, "VMDK"},
-		{"VMDK that says RAW", w.admin, ask("file://"+vmdk, raw), codes.OK, "vmdk"},
+		{"a VMDK declared RAW", w.admin, ask("file://"+vmdk, raw), codes.OK, "vmdk"},
 		{"a qcow2 with a backing file", w.admin, ask("file://"+backed, qcow2), codes.OK, "backing file"},
-		{"text that says QCOW2", w.admin, ask("file://"+text, qcow2), codes.OK, "declared QCOW2"},
+		{"text declared QCOW2", w.admin, ask("file://"+text, qcow2), codes.OK, "declared QCOW2"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := lab.ImportURL(ctx, c.who, c.ask)
@@ -293,6 +293,6 @@ func (w *world) badImages(ctx context.Context, t *testing.T) {
 	for id := range w.trio.Members {
 		files, err := os.ReadDir(filepath.Join(w.trio.DataDir(id), "images"))
 		require.NoError(t, err)
-		require.Len(t, files, 3, "member %d keeps the guest's three images and nothing of the bad ones", id)
+		require.Len(t, files, 3, "member %d must store the guest's three images and no file of the invalid ones", id)
 	}
 }

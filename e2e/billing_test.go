@@ -78,7 +78,7 @@ func TestBilling(t *testing.T) {
 	w.credit(ctx, 1, w.adminToken, 200, http.MethodPost, "/api/v1/wallets/default/topup", map[string]any{"amount": 9990})
 	var list struct{ VMs []lab.VM }
 	require.NoError(t, ada.Call(ctx, http.MethodGet, "/api/v1/vms", nil, &list))
-	require.Empty(t, list.VMs, "what was refused is not there")
+	require.Empty(t, list.VMs, "a refused VM must not exist")
 
 	var vm lab.VM
 	require.NoError(t, ada.Call(ctx, http.MethodPost, "/api/v1/vms", body("web", images.Disk), &vm))
@@ -94,14 +94,14 @@ func TestBilling(t *testing.T) {
 				return fmt.Errorf("%s", a.Raw)
 			}
 			if got := len(w.charges(ctx, 2, vm.ID)); got < n {
-				return fmt.Errorf("%d are", got)
+				return fmt.Errorf("%d hours are charged", got)
 			}
 			return nil
 		}))
 	}
 	hours(2)
 	running := func() bool {
-		m := eventually(ctx, t, w.dial(2, w.adminToken), vm.ID, "it runs", func(m *vmv1.VirtualMachine) bool { return m.GetState() == vmv1.VmState_VM_STATE_RUNNING })
+		m := eventually(ctx, t, w.dial(2, w.adminToken), vm.ID, "the VM runs", func(m *vmv1.VirtualMachine) bool { return m.GetState() == vmv1.VmState_VM_STATE_RUNNING })
 		return m.GetStatus().GetHostPid() != 0
 	}
 	require.True(t, running())
@@ -167,10 +167,10 @@ func TestBilling(t *testing.T) {
 		}
 		return json.Unmarshal(a.Data, &held)
 	}))
-	stopped := eventually(ctx, t, w.dial(2, w.adminToken), vm.ID, "it is stopped", func(m *vmv1.VirtualMachine) bool { return m.GetState() == vmv1.VmState_VM_STATE_STOPPED })
+	stopped := eventually(ctx, t, w.dial(2, w.adminToken), vm.ID, "the VM is stopped", func(m *vmv1.VirtualMachine) bool { return m.GetState() == vmv1.VmState_VM_STATE_STOPPED })
 	require.Empty(t, stopped.GetStatus().GetLastError())
 	_, err = w.admin.Console(ctx, vm.ID, "TRIVET GUEST POWERBUTTON", 1)
-	require.NoError(t, err, "it was asked, not cut")
+	require.NoError(t, err, "the guest must be shut down by its power button")
 	refused(http.MethodPost, "/api/v1/vms/"+vm.ID+"/start", nil, "costs 11", "owes")
 	refused(http.MethodPost, "/api/v1/vms", body("more", images.Disk), "costs 11", "owes")
 	w.credit(ctx, 2, w.tenantToken, 200, http.MethodPost, "/api/v1/reservations/"+held.ID+"/release", map[string]any{})
@@ -179,7 +179,7 @@ func TestBilling(t *testing.T) {
 
 	require.NoError(t, ada.Call(ctx, http.MethodPost, "/api/v1/vms/"+vm.ID+"/stop", nil, nil))
 	require.NoError(t, ada.Call(ctx, http.MethodDelete, "/api/v1/vms/"+vm.ID, nil, nil))
-	require.NoError(t, lab.Until(ctx, "nothing is held for it", func(context.Context) error {
+	require.NoError(t, lab.Until(ctx, "no credit is reserved for the VM", func(context.Context) error {
 		if got := wallet(1); got["reserved"].(float64) != 0 {
 			return fmt.Errorf("%v", got)
 		}

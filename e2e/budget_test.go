@@ -31,7 +31,7 @@ import (
 // reported its capacity yet.
 func (w *world) blank(ctx context.Context, g *lab.GRPC, org, project string) (id string) {
 	w.t.Helper()
-	require.NoError(w.t, lab.Until(ctx, "a VM is made", func(ctx context.Context) error {
+	require.NoError(w.t, lab.Until(ctx, "a VM is created", func(ctx context.Context) error {
 		vm, err := g.VMs.CreateVm(ctx, &vmv1.CreateVmRequest{Name: "small", OrgId: org, ProjectId: project, Spec: &vmv1.VmSpec{
 			Cpu: &vmv1.CpuSpec{Vcpus: 1}, Memory: &vmv1.MemorySpec{SizeMib: 64},
 			Disks: []*vmv1.DiskSpec{{Id: "root", SizeGib: 1, Source: &vmv1.DiskSource{Source: &vmv1.DiskSource_Blank{Blank: true}}}},
@@ -101,8 +101,8 @@ func TestWriteBudgetOfAProject(t *testing.T) {
 	const size = 120 * 1000
 	earned := int(time.Since(began).Seconds()) * 1024
 	t.Logf("%d of 240 updates were carried out", accepted)
-	require.LessOrEqual(t, accepted, (burst+earned)/size+1, "the budget does not depend on the number of members that are called")
-	require.GreaterOrEqual(t, accepted, burst/size/5, "attempts that conflicted with another update are charged too")
+	require.LessOrEqual(t, accepted, (burst+earned)/size+1, "calling more members must not increase the budget")
+	require.GreaterOrEqual(t, accepted, burst/size/5, "too few updates were executed; attempts that conflicted are charged too")
 	for _, err := range refused {
 		s := status.Convert(err)
 		require.Equal(t, codes.ResourceExhausted, s.Code(), "%v", err)
@@ -161,7 +161,7 @@ func TestWritesStopBeforeTheDiskIsFull(t *testing.T) {
 	c := s.client(2)
 	err := lab.Until(s.ctx, "keys are refused", func(ctx context.Context) error {
 		if _, err := c.Put(ctx, "one more", "v"); err != rpctypes.ErrNoSpace {
-			return fmt.Errorf("it is answered %v", err)
+			return fmt.Errorf("the response is %v", err)
 		}
 		return nil
 	})
@@ -172,7 +172,7 @@ func TestWritesStopBeforeTheDiskIsFull(t *testing.T) {
 	foreign := filepath.Join(s.trio.DataDir(1), "foreign")
 	require.NoError(t, s.occupy(foreign, 200<<20))
 	// Wait until every member reports that the disk of member 1 is low.
-	require.NoError(t, lab.Until(s.ctx, "every member knows", func(ctx context.Context) error {
+	require.NoError(t, lab.Until(s.ctx, "every member reports that the disk of member 1 is low", func(ctx context.Context) error {
 		for member := 1; member <= 3; member++ {
 			info, err := s.dial(member, s.adminToken).Operator.ClusterStatus(ctx, &operatorv1.ClusterStatusRequest{})
 			if err != nil {
@@ -180,7 +180,7 @@ func TestWritesStopBeforeTheDiskIsFull(t *testing.T) {
 			}
 			for _, m := range info.GetMembers() {
 				if m.GetId() == 1 && !m.GetDiskLow() {
-					return fmt.Errorf("member %d does not", member)
+					return fmt.Errorf("member %d does not report it", member)
 				}
 			}
 		}
@@ -219,7 +219,7 @@ func TestWritesStopBeforeTheDiskIsFull(t *testing.T) {
 	_, err = c.Compact(s.ctx, got.Header.Revision, clientv3.WithCompactPhysical())
 	require.NoError(t, err)
 	require.NoError(t, os.Remove(foreign))
-	require.NoError(t, lab.Until(s.ctx, "there is room", func(ctx context.Context) error {
+	require.NoError(t, lab.Until(s.ctx, "keys are accepted again", func(ctx context.Context) error {
 		// Try repeatedly, because each member removes compacted revisions in the background.
 		if _, err := c.Defragment(ctx, s.trio.Members[1]+":50051"); err != nil {
 			return err

@@ -57,13 +57,13 @@ func skew(ctx context.Context, host string) (seconds float64, ok bool, err error
 // 0.5 s.
 func (w *world) off(ctx context.Context, member int, ahead time.Duration) {
 	w.t.Helper()
-	require.NoError(w.t, lab.Until(ctx, fmt.Sprintf("member %d knows that its clock is %s ahead", member, ahead), func(ctx context.Context) error {
+	require.NoError(w.t, lab.Until(ctx, fmt.Sprintf("member %d reports that its clock is %s ahead", member, ahead), func(ctx context.Context) error {
 		got, known, err := skew(ctx, w.trio.Members[member])
 		if err != nil || !known {
 			return errors.Join(err, fmt.Errorf("known: %v", known))
 		}
 		if d := got - ahead.Seconds(); d < -0.5 || d > 0.5 {
-			return fmt.Errorf("it says %v s", got)
+			return fmt.Errorf("the metric is %v s", got)
 		}
 		return nil
 	}))
@@ -119,7 +119,7 @@ func TestClocksThatDiffer(t *testing.T) {
 		})
 	}
 	for member := range w.trio.Members {
-		require.Less(t, strings.Count(w.log(member), "this member's clock is"), 20, "it is said once in a while")
+		require.Less(t, strings.Count(w.log(member), "this member's clock is"), 20, "the member logs the skew too often")
 	}
 }
 

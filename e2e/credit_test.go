@@ -108,7 +108,7 @@ func TestCreditOutlivesItsLeader(t *testing.T) {
 	reached := func(n int64) {
 		require.NoError(t, lab.Until(ctx, fmt.Sprintf("%d pairs are done", n), func(context.Context) error {
 			if got := done.Load(); got < n && len(failures) == 0 {
-				return fmt.Errorf("%d are", got)
+				return fmt.Errorf("%d pairs are done", got)
 			}
 			return nil
 		}))
@@ -163,22 +163,22 @@ func (w *world) badOrders(ctx context.Context, token string) {
 		status                          int
 		code, says                      string
 	}{
-		{"a tenant that makes credit", "POST", "/api/v1/wallets/shop/topup", `{"amount":1}`, token, 403, "FORBIDDEN", "billing:admin"},
+		{"a top-up by a tenant", "POST", "/api/v1/wallets/shop/topup", `{"amount":1}`, token, 403, "FORBIDDEN", "billing:admin"},
 		{"another project's wallet", "GET", "/api/v1/wallets/other", "", token, 403, "FORBIDDEN", "no project other"},
-		{"wrong password", "GET", "/api/v1/wallets/shop", "", unproven, 403, "FORBIDDEN", "proved nothing"},
+		{"the token of a login with a wrong password", "GET", "/api/v1/wallets/shop", "", unproven, 403, "FORBIDDEN", "proved nothing"},
 		{"no token", "GET", "/api/v1/wallets/shop", "", "", 401, "UNAUTHENTICATED", "Bearer"},
-		{"garbage", "GET", "/api/v1/wallets/shop", "", "garbage", 401, "UNAUTHENTICATED", "not valid"},
+		{"a malformed token", "GET", "/api/v1/wallets/shop", "", "garbage", 401, "UNAUTHENTICATED", "not valid"},
 		{"no wallet", "GET", "/api/v1/wallets/other", "", w.adminToken, 404, "NOT_FOUND", "Wallet not found"},
-		{"a wallet that is there", "POST", "/api/v1/wallets", `{"project_id":"shop","org_id":"acme"}`, w.adminToken, 500, "CREATE_FAILED", "has a wallet"},
+		{"a project that has a wallet", "POST", "/api/v1/wallets", `{"project_id":"shop","org_id":"acme"}`, w.adminToken, 500, "CREATE_FAILED", "has a wallet"},
 		{"a wallet in another org", "POST", "/api/v1/wallets", `{"project_id":"default","org_id":"acme"}`, w.adminToken, 500, "CREATE_FAILED", "another org"},
-		{"a wallet for no project", "POST", "/api/v1/wallets", `{"project_id":"nope","org_id":"acme"}`, w.adminToken, 500, "CREATE_FAILED", "no project nope"},
+		{"a wallet for an unknown project", "POST", "/api/v1/wallets", `{"project_id":"nope","org_id":"acme"}`, w.adminToken, 500, "CREATE_FAILED", "no project nope"},
 		{"an id that is a path", "GET", "/api/v1/wallets/..%2fetc", "", token, 400, "INVALID_ARGUMENT", "project_id"},
 		{"broken JSON", "POST", "/api/v1/reservations", `{"project_id":`, token, 400, "INVALID_ARGUMENT", "not JSON"},
 		{"10 MiB", "POST", "/api/v1/reservations", `{"description":"` + strings.Repeat("x", 10<<20) + `"}`, token, 413, "INVALID_ARGUMENT", "1048576"},
-		{"too much", "POST", "/api/v1/reservations", `{"project_id":"shop","amount":9223372036854775807}`, token, 500, "RESERVE_FAILED", "is available"},
-		{"less than nothing", "POST", "/api/v1/reservations", `{"project_id":"shop","amount":-1}`, token, 500, "RESERVE_FAILED", "amount"},
-		{"nobody's reservation", "POST", "/api/v1/reservations/" + nowhere + "/commit", `{}`, token, 500, "COMMIT_FAILED", nowhere},
-		{"nobody's reservation, released", "POST", "/api/v1/reservations/" + nowhere + "/release", `{}`, token, 500, "RELEASE_FAILED", nowhere},
+		{"more than is available", "POST", "/api/v1/reservations", `{"project_id":"shop","amount":9223372036854775807}`, token, 500, "RESERVE_FAILED", "is available"},
+		{"a negative amount", "POST", "/api/v1/reservations", `{"project_id":"shop","amount":-1}`, token, 500, "RESERVE_FAILED", "amount"},
+		{"commit of an unknown reservation", "POST", "/api/v1/reservations/" + nowhere + "/commit", `{}`, token, 500, "COMMIT_FAILED", nowhere},
+		{"release of an unknown reservation", "POST", "/api/v1/reservations/" + nowhere + "/release", `{}`, token, 500, "RELEASE_FAILED", nowhere},
 		{"admin without a project", "POST", "/api/v1/reservations/" + nowhere + "/release", `{}`, w.adminToken, 403, "FORBIDDEN", "project_id"},
 		{"unknown path", "GET", "/api/v1/credits", "", token, 404, "NOT_FOUND", "/api/v1/credits"},
 		{"unknown method", "DELETE", "/api/v1/wallets/shop", "", token, 405, "INVALID_ARGUMENT", "DELETE"},
@@ -195,7 +195,7 @@ func (w *world) badOrders(ctx context.Context, token string) {
 			require.Contains(t, a.Error.Message, c.says)
 		})
 	}
-	require.Equal(w.t, before, w.credit(ctx, 1, token, 200, http.MethodGet, "/api/v1/wallets/shop", nil), "nothing changed")
+	require.Equal(w.t, before, w.credit(ctx, 1, token, 200, http.MethodGet, "/api/v1/wallets/shop", nil), "the invalid requests must not change the wallet")
 }
 
 // books checks, over credit's own gRPC port, that the wallet has one charge for each committed reservation and the
@@ -225,11 +225,11 @@ func (w *world) books(ctx context.Context, committed map[string]bool, expired in
 			break
 		}
 	}
-	require.Len(t, charges, len(committed), "charged, and acknowledged")
+	require.Len(t, charges, len(committed), "the number of charges must be that of the acknowledged commits")
 	for id, n := range charges {
 		require.True(t, committed[id] && n == 1, "%s is charged %d times", id, n)
 	}
-	require.Equal(t, expired, swept, "each expired once")
+	require.Equal(t, expired, swept, "each reservation without a commit must expire once")
 
 	audit, err := client.AuditLedger(ctx, &creditv1.AuditLedgerRequest{})
 	require.NoError(t, err)

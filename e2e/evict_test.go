@@ -69,7 +69,7 @@ func TestEvictHost(t *testing.T) {
 	// With a new token, the host must join under its old ID, with its guest.
 	give()
 	said = w.agentSays(ctx, said, "msg=connected", "node="+first)
-	eventually(ctx, t, w.admin, id, "it runs", func(vm *vmv1.VirtualMachine) bool {
+	eventually(ctx, t, w.admin, id, "the VM runs", func(vm *vmv1.VirtualMachine) bool {
 		return vm.GetState() == vmv1.VmState_VM_STATE_RUNNING && vm.GetStatus().GetHostPid() == pid
 	})
 	w.only(id, pid)
@@ -90,14 +90,14 @@ func TestEvictHost(t *testing.T) {
 	w.only(id, pid)
 	text, err := w.admin.ReadConsole(ctx, id)
 	require.NoError(t, err)
-	require.Equal(t, 1, strings.Count(text, banner), "it was never booted again")
+	require.Equal(t, 1, strings.Count(text, banner), "the guest must have booted once")
 
 	// A host without VMs must be removed by an eviction. It then joins under a new ID, with the token that was refused
 	// during the ban and is still valid.
 	require.NoError(t, ada.Call(ctx, "POST", "/api/v1/vms/"+id+"/stop", nil, nil))
 	// Try repeatedly: the member that has reported the VM as stopped may be ahead of the leader, which refuses to
 	// delete a running VM.
-	require.NoError(t, lab.Until(ctx, "it is deleted", func(ctx context.Context) error {
+	require.NoError(t, lab.Until(ctx, "the VM is deleted", func(ctx context.Context) error {
 		return ada.Call(ctx, "DELETE", "/api/v1/vms/"+id, nil, nil)
 	}))
 	must("evict", first)

@@ -41,7 +41,7 @@ func newLone(t *testing.T) *world {
 	})
 	require.NoError(t, w.trio.StartAll())
 	w.ready()
-	require.NoError(t, lab.Until(w.context(30*time.Second), "the administrator's token is there", func(context.Context) (err error) {
+	require.NoError(t, lab.Until(w.context(30*time.Second), "the administrator's token exists", func(context.Context) (err error) {
 		w.adminToken, err = w.trio.AdminToken()
 		return err
 	}))
@@ -207,7 +207,7 @@ func TestGrowAndShrink(t *testing.T) {
 		t.Helper()
 		require.NoError(t, lab.Until(w.context(30*time.Second), fmt.Sprint("member ", id, " has ended"), func(context.Context) error {
 			if w.dir.Running(w.trio.Name(id)) != 0 {
-				return errors.New("it runs")
+				return errors.New("the member runs")
 			}
 			return nil
 		}))
@@ -255,7 +255,7 @@ func TestReplaceMember(t *testing.T) {
 	require.NoError(t, w.trio.Start(2))
 	require.NoError(t, lab.Until(ctx, "the empty member ends", func(context.Context) error {
 		if w.dir.Running(w.trio.Name(2)) != 0 {
-			return errors.New("it runs")
+			return errors.New("the member runs")
 		}
 		return nil
 	}))

@@ -36,7 +36,7 @@ func TestHistoryNoticesMutants(t *testing.T) {
 					return
 				}
 			}
-			t.Fatalf("%d rounds found nothing", most)
+			t.Fatalf("%d runs found no violation", most)
 		})
 	}
 }

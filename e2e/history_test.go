@@ -145,8 +145,8 @@ func TestCreditHistory(t *testing.T) {
 	s.rest(ctx)
 	total, err := s.judge(ctx)
 	require.NoError(t, err, "seed %d", seed)
-	t.Logf("seed %d, %.0f s: %+v; not known: %v", seed, time.Since(s.began).Seconds(), total, s.lost)
-	require.Greater(t, total.Known, 2*total.Unknown, "too little is known to say much")
+	t.Logf("seed %d, %.0f s: %+v; unknown outcomes: %v", seed, time.Since(s.began).Seconds(), total, s.lost)
+	require.Greater(t, total.Known, 2*total.Unknown, "too many calls have an unknown outcome")
 	require.Positive(t, total.Expired)
 	require.Positive(t, total.Refused)
 	for _, wallet := range walletNames {
@@ -220,13 +220,13 @@ func (s *saga) once(wallet string, journal []ledger.Transaction) {
 	}
 	for _, o := range s.ops[wallet] {
 		if o.Kind == history.Commit && o.Return != history.Never && o.Refused == history.Done {
-			require.Equal(s.t, 1, charges[o.Name], "%s of %s", o.Name, wallet)
+			require.Equal(s.t, 1, charges[o.Name], "the number of charges for %s of %s", o.Name, wallet)
 		}
 	}
 	for id, n := range ends {
-		require.Equal(s.t, 1, n, "%s of %s has ended", id, wallet)
+		require.Equal(s.t, 1, n, "the number of ends of reservation %s of %s", id, wallet)
 	}
-	require.Equal(s.t, made, len(ends), "reservations of %s that were made, and have ended", wallet)
+	require.Equal(s.t, made, len(ends), "each reservation of %s must end", wallet)
 }
 
 func (s *saga) journal(ctx context.Context, wallet string) (out []ledger.Transaction, err error) {

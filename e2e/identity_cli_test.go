@@ -115,7 +115,7 @@ func TestCommandLineIdentity(t *testing.T) {
 	require.Equal(t, "acme\n", ada.does("org", "list", "-o", "name"))
 	require.Regexp(t, `vms +0 +2\n`, ada.does("quota", "show"))
 	ada.cannot("limited to acme/web", "org", "create", "mine")
-	require.NoError(t, lab.Until(ctx, "the refusal is in the audit", func(context.Context) error {
+	require.NoError(t, lab.Until(ctx, "the refusal is in the audit log", func(context.Context) error {
 		if !strings.Contains(admin.does("audit", "list", "--user", "ada", "--outcome", "REFUSED", "--since", "10m"), "CreateOrg") {
 			return os.ErrNotExist
 		}
@@ -225,7 +225,7 @@ func (w *world) rivals(admin *somebody, password string) {
 // repeatedly, because a member may use cached data for one second.
 func refused(ctx context.Context, t *testing.T, p *somebody, want string, args ...string) {
 	t.Helper()
-	require.NoError(t, lab.Until(ctx, "it is refused", func(ctx context.Context) error {
+	require.NoError(t, lab.Until(ctx, "the command is refused", func(ctx context.Context) error {
 		_, errs, code := p.w.trivet(ctx, p.home, args...)
 		if code != 1 || !strings.Contains(errs, want) {
 			return fmt.Errorf("trivet %s ended with %d: %s", strings.Join(args, " "), code, errs)

@@ -61,7 +61,7 @@ func TestRevocationOnEveryMember(t *testing.T) {
 		watch, err := creditv1.NewCreditServiceClient(w.dial(3, text).Conn()).WatchTransactions(ctx, &creditv1.WatchTransactionsRequest{})
 		require.NoError(t, err)
 		_, err = watch.Recv()
-		require.NoError(t, err, "the transaction that created the wallet")
+		require.NoError(t, err, "the watch must return the transaction that created the wallet")
 		return watch
 	}
 	watch := open()
@@ -70,7 +70,7 @@ func TestRevocationOnEveryMember(t *testing.T) {
 	require.NoError(t, err)
 	soonEverywhere(codes.NotFound) // the same status as for a project that does not exist
 	_, err = watch.Recv()
-	require.Equal(t, codes.PermissionDenied, status.Code(err), "an open watch ends with the role: %v", err)
+	require.Equal(t, codes.PermissionDenied, status.Code(err), "an open watch must end when the role is removed: %v", err)
 	_, err = w.admin.Identity.BindRole(ctx, &identityv1.BindRoleRequest{UserId: "ada", Binding: binding})
 	require.NoError(t, err)
 	everywhere(codes.OK)
@@ -82,7 +82,7 @@ func TestRevocationOnEveryMember(t *testing.T) {
 	for err == nil {
 		_, err = watch.Recv()
 	}
-	require.Equal(t, codes.Unauthenticated, status.Code(err), "an open watch ends too: %v", err)
+	require.Equal(t, codes.Unauthenticated, status.Code(err), "an open watch must end: %v", err)
 
 	text, err = w.rest(3, "").IssueToken(ctx, "ada", "correct horse", nil)
 	require.NoError(t, err)
@@ -126,12 +126,12 @@ func TestOtherLibrariesVerifyTokens(t *testing.T) {
 	require.Equal(t, []any{"ada", "project:acme/shop", "password", "user"}, []any{said["sub"], said["scope"], said["proof"], said["kind"]})
 	require.NotContains(t, said, "roles")
 	_, err = verifiers[1].Verify(ctx, text)
-	require.ErrorContains(t, err, "issued by a different provider", "another URL is another issuer")
+	require.ErrorContains(t, err, "issued by a different provider", "a token must be refused by the verifier of another URL")
 	for _, word := range []string{"", "wrong password"} {
 		unproven, err := w.rest(2, "").IssueToken(ctx, "admin", word, nil)
 		require.NoError(t, err)
 		_, err = verifiers[2].Verify(ctx, unproven)
-		require.ErrorContains(t, err, "failed to verify signature", "everybody can get this unauthenticated token in the administrator's name")
+		require.ErrorContains(t, err, "failed to verify signature", "an unauthenticated token must not verify, because every caller can get one")
 	}
 
 	var mu sync.Mutex
@@ -207,7 +207,7 @@ func TestOtherLibrariesVerifyTokens(t *testing.T) {
 		}))
 	}
 	_, err = w.dial(3, token(1)).Identity.WhoAmI(ctx, &identityv1.WhoAmIRequest{})
-	require.NoError(t, err, "what was staged signs now")
+	require.NoError(t, err, "tokens of the staged key must be valid now")
 }
 
 // TestQuotaAndClosedRecords checks that a quota limits VMs that are created over REST, and that the key-value REST API
@@ -300,15 +300,15 @@ func TestRevocationBehindAPartition(t *testing.T) {
 		}))
 	}
 	_, err = ask(away)
-	require.ErrorContains(t, err, "does not reach the others", "it cannot know, so it does not accept the token")
+	require.ErrorContains(t, err, "does not reach the others", "a member without the others must refuse a token that may be revoked")
 	a, err := w.rest(away, text).Do(ctx, 8084, http.MethodGet, "/api/v1/vms", nil)
 	require.NoError(t, err)
 	require.Equal(t, 500, a.Status, a.Raw)
 
 	require.NoError(t, hosts.Heal())
-	require.NoError(t, lab.Until(ctx, "the member that was away knows", func(context.Context) error {
+	require.NoError(t, lab.Until(ctx, "the member that was partitioned refuses the token as revoked", func(context.Context) error {
 		if _, err := ask(away); status.Code(err) != codes.Unauthenticated {
-			return fmt.Errorf("it says %w", err)
+			return fmt.Errorf("the member returns %w", err)
 		}
 		return nil
 	}))

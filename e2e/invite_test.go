@@ -39,7 +39,7 @@ func (w *world) endsSaying(ctx context.Context, name string, words ...string) {
 	w.t.Helper()
 	require.NoError(w.t, lab.Until(ctx, name+" ends", func(context.Context) error {
 		if w.dir.Running(name) != 0 {
-			return errors.New("it runs")
+			return errors.New("the program runs")
 		}
 		return nil
 	}))

@@ -39,7 +39,7 @@ func (w *world) keys(ctx context.Context, member, status int, method, path strin
 // leader, and returns the leader's id.
 func (w *world) kvLeader(ctx context.Context, running ...int) (leader int) {
 	w.t.Helper()
-	require.NoError(w.t, lab.Until(ctx, "one member leads the keys", func(ctx context.Context) error {
+	require.NoError(w.t, lab.Until(ctx, "one member leads the key-value group", func(ctx context.Context) error {
 		leader = 0
 		var terms []float64
 		for _, member := range running {
@@ -62,7 +62,7 @@ func (w *world) kvLeader(ctx context.Context, running ...int) (leader int) {
 			}
 		}
 		if leader == 0 {
-			return errors.New("none yet")
+			return errors.New("no member leads yet")
 		}
 		return nil
 	}))
@@ -108,7 +108,7 @@ func TestKeys(t *testing.T) {
 			}
 		case <-time.After(time.Second):
 		}
-		return errors.New("nothing seen")
+		return errors.New("the watch has returned no event")
 	}))
 
 	// A write at a follower must be readable at all members.
@@ -176,14 +176,14 @@ func (w *world) commandLineKeys(ctx context.Context, endpoints string) {
 	require.Contains(t, must("lease", "timetolive", lease, "--keys"), "/cli/held")
 	file := filepath.Join(home, "all.db")
 	_, errs, code = w.trivet(ctx, home, "kv", "snapshot", "save", file, "--endpoint", endpoints)
-	require.Equal(t, 1, code, "a snapshot needs a credential because it contains the hashes of users' passwords")
+	require.Equal(t, 1, code, "a snapshot without a credential must be refused, because it contains password hashes")
 	require.Contains(t, errs, "permission denied")
 	token := filepath.Join(home, "token")
 	require.NoError(t, os.WriteFile(token, []byte(w.adminToken), 0o600))
 	require.Contains(t, must("snapshot", "save", file, "--token-file", token), "Keys:")
 	must("lease", "revoke", lease)
 	_, _, code = w.trivet(ctx, home, "kv", "get", "/cli/held", "--endpoint", endpoints)
-	require.Equal(t, 1, code, "it went with its lease")
+	require.Equal(t, 1, code, "the key must be deleted with its lease")
 	must("del", "/cli/", "--prefix")
 	must("import", file)
 	require.Equal(t, "1\n", must("get", "/cli/a", "--print-value-only"))

@@ -76,7 +76,7 @@ func TestLocalProcessCannotChangeMembers(t *testing.T) {
 			}
 		}
 		list, err := pb.NewClusterClient(conn).MemberList(ctx, &pb.MemberListRequest{Linearizable: true})
-		require.NoError(t, err, "the list may be read")
+		require.NoError(t, err, "the list of members must be readable")
 		for _, m := range list.GetMembers() {
 			require.Contains(t, m.GetPeerURLs()[0], w.trio.Members[int(m.GetID())])
 		}
@@ -98,7 +98,7 @@ func TestLocalProcessCannotChangeMembers(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, a.Status, a.Raw)
 
-	// An administrator must not be able to give member 2 an address where nobody listens, or that of another member.
+	// An administrator must not be able to give member 2 an address at which no process listens, or that of another member.
 	operator := metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+w.adminToken)
 	cluster := pb.NewClusterClient(plain(t, w.trio.Members[1]+":50051", ""))
 	_, err = cluster.MemberUpdate(operator, &pb.MemberUpdateRequest{ID: 2, PeerURLs: []string{"https://127.9.9.2:9"}})
@@ -136,7 +136,7 @@ func (w *world) audited(ctx context.Context, method, outcome, principal, target 
 				return nil
 			}
 		}
-		return errors.New("it has not")
+		return errors.New("the audit log does not have the record")
 	}))
 }
 

@@ -217,7 +217,7 @@ func (w *world) leader(via int) int {
 			return err
 		}
 		if leader = int(s.GetGroups()[0].GetLeaderId()); leader == 0 {
-			return errors.New("none yet")
+			return errors.New("no leader yet")
 		}
 		return nil
 	}))

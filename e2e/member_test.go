@@ -29,7 +29,7 @@ func TestMembersRememberAndRefuse(t *testing.T) {
 	w.ready()
 	list, err := w.dial(2, w.adminToken).Identity.ListUsers(ctx, &identityv1.ListUsersRequest{})
 	require.NoError(t, err)
-	require.Len(t, list.GetUsers(), 4, "admin and the three")
+	require.Len(t, list.GetUsers(), 4, "there must be admin and the three created users")
 
 	require.NoError(t, w.dir.Kill(w.trio.Name(2)))
 	require.NoError(t, os.RemoveAll(w.trio.DataDir(2)))
@@ -58,8 +58,8 @@ func TestLeaderIsKilled(t *testing.T) {
 	g := w.dial(other, w.adminToken)
 	// Use an idempotent call: it may be executed twice, because the outcome of a call to the killed leader is unknown.
 	_, err = g.Identity.SetPassword(ctx, &identityv1.SetPasswordRequest{UserId: "before", Password: "correct horse"})
-	require.NoError(t, err, "the call waits for the new leader by itself")
-	t.Logf("written again %.1f s after the kill", time.Since(killed).Seconds())
+	require.NoError(t, err, "the call must succeed when there is a new leader")
+	t.Logf("a write succeeded %.1f s after the kill", time.Since(killed).Seconds())
 	_, err = g.Identity.CreateUser(ctx, &identityv1.CreateUserRequest{Id: "after"})
 	require.NoError(t, err)
 	list, err := g.Identity.ListUsers(ctx, &identityv1.ListUsersRequest{})
@@ -82,7 +82,7 @@ func TestLeaderIsKilled(t *testing.T) {
 			}
 		}
 		return true
-	}, 10*time.Second, 50*time.Millisecond, "only the dead member is reported as unreachable")
+	}, 10*time.Second, 50*time.Millisecond, "only the killed member must be reported as unreachable")
 }
 
 // TestMembersStopCleanly checks that SIGTERM ends the leader within ten seconds, and that another member leads then.
@@ -90,5 +90,5 @@ func TestMembersStopCleanly(t *testing.T) {
 	w := newWorld(t)
 	leader := w.leader(1)
 	require.NoError(t, w.dir.Stop(w.trio.Name(leader), 10*time.Second))
-	require.NotEqual(t, leader, w.leader(leader%3+1), "the leadership was handed over")
+	require.NotEqual(t, leader, w.leader(leader%3+1), "another member must lead")
 }

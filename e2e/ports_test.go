@@ -46,16 +46,16 @@ func TestCertificatesAtPorts(t *testing.T) {
 	ports, err := ours.IssueTenants([]string{"127.0.0.1"}, now, time.Hour)
 	require.NoError(t, err)
 	shown := map[string]mtls.Source{
-		"nothing":                nil,
-		"member 2":               issue(ours, mtls.Member, "2", now),
-		"a member not listed":    issue(ours, mtls.Member, "9", now),
-		"a host not joined":      issue(ours, mtls.Node, "01a1f876-dea8-7a03-959f-ee9f62360c4e", now),
-		"an expired member":      issue(ours, mtls.Member, "2", now.Add(-3*time.Hour)),
-		"an expired host":        issue(ours, mtls.Node, "n", now.Add(-3*time.Hour)),
-		"what tenants see":       func() (*tls.Certificate, error) { return ports, nil },
-		"another cluster's":      issue(theirs, mtls.Member, "2", now),
-		"an impostor's":          issue(impostor, mtls.Member, "2", now),
-		"another cluster's host": issue(theirs, mtls.Node, "n", now),
+		"no certificate":                        nil,
+		"member 2":                              issue(ours, mtls.Member, "2", now),
+		"a member that is not listed":           issue(ours, mtls.Member, "9", now),
+		"a host without a record":               issue(ours, mtls.Node, "01a1f876-dea8-7a03-959f-ee9f62360c4e", now),
+		"an expired member":                     issue(ours, mtls.Member, "2", now.Add(-3*time.Hour)),
+		"an expired host":                       issue(ours, mtls.Node, "n", now.Add(-3*time.Hour)),
+		"the certificate of the tenants' ports": func() (*tls.Certificate, error) { return ports, nil },
+		"a member of another cluster":           issue(theirs, mtls.Member, "2", now),
+		"a member of another authority":         issue(impostor, mtls.Member, "2", now),
+		"a host of another cluster":             issue(theirs, mtls.Node, "n", now),
 	}
 	dial := func(port string, own mtls.Source) *grpc.ClientConn {
 		config := mtls.Client(own, ours.Certificate(), mtls.OnlyKind(mtls.Member))
@@ -78,26 +78,26 @@ func TestCertificatesAtPorts(t *testing.T) {
 		{"a command of the leader", "2380", func(ctx context.Context, c *grpc.ClientConn) error {
 			_, err := peerv1.NewPeerServiceClient(c).Call(ctx, &peerv1.CallRequest{Command: "none"})
 			return err
-		}, map[string]codes.Code{"member 2": codes.OK, "a member not listed": codes.PermissionDenied}},
+		}, map[string]codes.Code{"member 2": codes.OK, "a member that is not listed": codes.PermissionDenied}},
 		{"a heartbeat", "7443", func(ctx context.Context, c *grpc.ClientConn) error {
 			_, err := vmv1.NewNodeServiceClient(c).HeartbeatNode(ctx, &vmv1.HeartbeatNodeRequest{})
 			return err
-		}, map[string]codes.Code{"nothing": codes.Unauthenticated, "a host not joined": codes.PermissionDenied, "an expired host": codes.Unauthenticated}},
+		}, map[string]codes.Code{"no certificate": codes.Unauthenticated, "a host without a record": codes.PermissionDenied, "an expired host": codes.Unauthenticated}},
 		{"an image", "7443", func(ctx context.Context, c *grpc.ClientConn) error {
 			s, err := agentv1.NewAgentServiceClient(c).ReadImage(ctx, &agentv1.ReadImageRequest{})
 			if err == nil {
 				_, err = s.Recv()
 			}
 			return err
-		}, map[string]codes.Code{"nothing": codes.Unauthenticated, "a host not joined": codes.PermissionDenied, "an expired host": codes.Unauthenticated}},
+		}, map[string]codes.Code{"no certificate": codes.Unauthenticated, "a host without a record": codes.PermissionDenied, "an expired host": codes.Unauthenticated}},
 		{"a join", "7443", func(ctx context.Context, c *grpc.ClientConn) error {
 			_, err := agentv1.NewAgentServiceClient(c).Join(ctx, &agentv1.JoinRequest{Protocol: 1, Token: "a.b.c", Name: "x", Csr: csr})
 			return err
-		}, map[string]codes.Code{"nothing": codes.Unauthenticated, "a host not joined": codes.Unauthenticated, "an expired host": codes.Unauthenticated}},
+		}, map[string]codes.Code{"no certificate": codes.Unauthenticated, "a host without a record": codes.Unauthenticated, "an expired host": codes.Unauthenticated}},
 		{"the list of nodes", "7443", func(ctx context.Context, c *grpc.ClientConn) error {
 			_, err := vmv1.NewNodeServiceClient(c).ListNodes(ctx, &vmv1.ListNodesRequest{})
 			return err
-		}, map[string]codes.Code{"nothing": codes.Unauthenticated, "a host not joined": codes.Unimplemented, "an expired host": codes.Unimplemented}},
+		}, map[string]codes.Code{"no certificate": codes.Unauthenticated, "a host without a record": codes.Unimplemented, "an expired host": codes.Unimplemented}},
 	}
 	for _, c := range calls {
 		for name, own := range shown {

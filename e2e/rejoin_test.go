@@ -30,7 +30,7 @@ func made(ctx context.Context, t *testing.T, w *world, ada *lab.REST, name, imag
 	var vm lab.VM
 	require.NoError(t, ada.Call(ctx, "POST", "/api/v1/vms", body(name, image), &vm))
 	if !run {
-		eventually(ctx, t, w.admin, vm.ID, "it is built", func(vm *vmv1.VirtualMachine) bool { return vm.GetState() == vmv1.VmState_VM_STATE_STOPPED })
+		eventually(ctx, t, w.admin, vm.ID, "the VM is built", func(vm *vmv1.VirtualMachine) bool { return vm.GetState() == vmv1.VmState_VM_STATE_STOPPED })
 		return vm.ID, 0
 	}
 	return vm.ID, started(ctx, t, w, ada, vm.ID)
@@ -40,7 +40,7 @@ func made(ctx context.Context, t *testing.T, w *world, ada *lab.REST, name, imag
 func started(ctx context.Context, t *testing.T, w *world, ada *lab.REST, id string) (pid uint32) {
 	require.NoError(t, ada.Call(ctx, "POST", "/api/v1/vms/"+id+"/start", nil, nil))
 	require.NoError(t, consoleSays(ctx, w, id, banner, 1))
-	vm := eventually(ctx, t, w.admin, id, "it runs", func(vm *vmv1.VirtualMachine) bool { return vm.GetStatus().GetHostPid() != 0 })
+	vm := eventually(ctx, t, w.admin, id, "the VM runs", func(vm *vmv1.VirtualMachine) bool { return vm.GetStatus().GetHostPid() != 0 })
 	return vm.GetStatus().GetHostPid()
 }
 
@@ -147,7 +147,7 @@ func TestRestoreWithAHost(t *testing.T) {
 	g := w.token("127.0.0.1", "restored")
 	w.rejoin(ctx, g, was.GetCluster(), node.GetId())
 
-	vm := eventually(ctx, t, g, kept, "it runs", func(vm *vmv1.VirtualMachine) bool {
+	vm := eventually(ctx, t, g, kept, "the VM runs", func(vm *vmv1.VirtualMachine) bool {
 		return vm.GetState() == vmv1.VmState_VM_STATE_RUNNING && vm.GetStatus().GetActualState() == vmv1.VmState_VM_STATE_RUNNING
 	})
 	require.Equal(t, keptPID, vm.GetStatus().GetHostPid())
@@ -171,7 +171,7 @@ func TestRestoreWithAHost(t *testing.T) {
 	w.agentSays(ctx, 0, "no record of this VM", "vm="+young, fmt.Sprint("pid=", youngPID))
 	log, err := os.ReadFile(w.dir.LogFile("restored"))
 	require.NoError(t, err)
-	require.Contains(t, string(log), young, "the control plane names it too")
+	require.Contains(t, string(log), young, "the control plane's log must name the VM without a record")
 
 	// Each VM must have exactly one QEMU, and no guest must have booted a second time.
 	for id, pid := range map[string]uint32{kept: keptPID, late: latePID, young: youngPID} {
@@ -213,7 +213,7 @@ func (w *world) tenantOf(ctx context.Context, t *testing.T, g *lab.GRPC, images 
 	require.Equal(t, http.StatusCreated, answer.Status, answer.Raw)
 	var vm lab.VM
 	require.NoError(t, json.Unmarshal(answer.Data, &vm))
-	eventually(ctx, t, g, vm.ID, "it is built", func(vm *vmv1.VirtualMachine) bool { return vm.GetState() == vmv1.VmState_VM_STATE_STOPPED })
+	eventually(ctx, t, g, vm.ID, "the VM is built", func(vm *vmv1.VirtualMachine) bool { return vm.GetState() == vmv1.VmState_VM_STATE_STOPPED })
 }
 
 // TestForceNewClusterWithAHost kills all members and makes a new cluster from the third with --force-new-cluster. It
@@ -236,7 +236,7 @@ func TestForceNewClusterWithAHost(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, string(log), "--leave-cluster "+was.GetCluster())
 	w.rejoin(ctx, g, was.GetCluster(), node.GetId())
-	vm := eventually(ctx, t, g, id, "it runs", func(vm *vmv1.VirtualMachine) bool {
+	vm := eventually(ctx, t, g, id, "the VM runs", func(vm *vmv1.VirtualMachine) bool {
 		return vm.GetState() == vmv1.VmState_VM_STATE_RUNNING && vm.GetStatus().GetActualState() == vmv1.VmState_VM_STATE_RUNNING
 	})
 	require.Equal(t, pid, vm.GetStatus().GetHostPid())

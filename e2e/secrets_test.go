@@ -169,9 +169,9 @@ func TestNoSecretInFiles(t *testing.T) {
 	require.Zero(t, code, errs)
 
 	metrics := w.metrics()
-	require.Contains(t, string(metrics), "trivet_", "they can be read")
+	require.Contains(t, string(metrics), "trivet_", "the metrics must be readable")
 	lines := w.commandLines()
-	require.Contains(t, string(lines), "--data-dir", "they can be read")
+	require.Contains(t, string(lines), "--data-dir", "the command lines must be readable")
 	require.NoError(t, w.dir.Stop(w.agent.Name, 12*time.Second))
 	require.NoError(t, w.trio.StopAll())
 
@@ -189,20 +189,20 @@ func TestNoSecretInFiles(t *testing.T) {
 		private, err := k.Private(key)
 		require.NoError(t, err)
 		hidden.addKey("signing key "+k.ID, private.Seed())
-		require.True(t, bytes.Contains(all, k.Sealed), "what is not secret is found")
+		require.True(t, bytes.Contains(all, k.Sealed), "the search must find data that is not secret")
 	}
 	require.Contains(t, string(all), "ada-visible")
-	require.Empty(t, hidden.found(all), "in the records")
+	require.Empty(t, hidden.found(all), "the records contain a secret")
 	sealed, err := os.ReadFile(backup)
 	require.NoError(t, err)
-	require.Empty(t, hidden.found(sealed), "in the backup")
-	require.False(t, bytes.Contains(sealed, []byte("ada-visible")), "the backup is not encrypted")
+	require.Empty(t, hidden.found(sealed), "the backup contains a secret")
+	require.False(t, bytes.Contains(sealed, []byte("ada-visible")), "the backup must be encrypted")
 	for id := range w.trio.Members {
 		w.scan(w.trio.DataDir(id), hidden)
 	}
 	w.scanAgent(hidden)
-	require.Empty(t, hidden.found(lines), "on command lines")
-	require.Empty(t, hidden.found(metrics), "in the metrics")
+	require.Empty(t, hidden.found(lines), "the command lines contain a secret")
+	require.Empty(t, hidden.found(metrics), "the metrics contain a secret")
 	logs, err := filepath.Glob(w.dir.Path("log", "*"))
 	require.NoError(t, err)
 	require.Len(t, logs, 4)
@@ -210,7 +210,7 @@ func TestNoSecretInFiles(t *testing.T) {
 		text, err := os.ReadFile(path)
 		require.NoError(t, err)
 		require.NotEmpty(t, text)
-		require.Empty(t, hidden.found(text), "in %s", path)
+		require.Empty(t, hidden.found(text), "%s contains a secret", path)
 	}
 }
 
@@ -235,11 +235,11 @@ func (w *world) scan(dir string, hidden secrets) {
 		if err != nil || d.Name() == "admin.token" {
 			return err
 		}
-		require.Empty(w.t, hidden.found(text), "in %s", path)
+		require.Empty(w.t, hidden.found(text), "%s contains a secret", path)
 		visible += bytes.Count(text, []byte("ada-visible"))
 		return nil
 	}))
-	require.NotZero(w.t, visible, "what is not secret is found")
+	require.NotZero(w.t, visible, "the search must find data that is not secret")
 }
 
 // scanAgent checks that no file in the agent's data directory contains a secret, and that only root can read the files.
@@ -255,7 +255,7 @@ func (w *world) scanAgent(hidden secrets) {
 		}
 		require.Zero(w.t, info.Mode().Perm()&0o077, path)
 		text, err := os.ReadFile(path)
-		require.Empty(w.t, hidden.found(text), "in %s", path)
+		require.Empty(w.t, hidden.found(text), "%s contains a secret", path)
 		files++
 		return err
 	}))

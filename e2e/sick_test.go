@@ -77,7 +77,7 @@ func (s *sick) occupy(path string, room int64) error {
 	}
 	defer f.Close()
 	quiet := time.Now()
-	return lab.Until(s.ctx, "no space becomes free", func(context.Context) error {
+	return lab.Until(s.ctx, "no more space becomes free", func(context.Context) error {
 		free, err := s.disks[1].Free()
 		if err != nil {
 			return err
@@ -148,7 +148,7 @@ func (s *sick) ended(id int) (code int, log string) {
 	select {
 	case code = <-s.codes[id]:
 	case <-s.ctx.Done():
-		s.t.Fatalf("member %d runs on", id)
+		s.t.Fatalf("member %d still runs", id)
 	}
 	text, err := os.ReadFile(s.dir.LogFile(s.trio.Name(id)))
 	require.NoError(s.t, err)
@@ -158,7 +158,7 @@ func (s *sick) ended(id int) (code int, log string) {
 // whole waits until all members have the same data, and checks that this data includes all acknowledged writes.
 func (s *sick) whole() {
 	s.t.Helper()
-	require.NoError(s.t, lab.Until(s.ctx, "all hold the same", func(ctx context.Context) error {
+	require.NoError(s.t, lab.Until(s.ctx, "all members have the same data", func(ctx context.Context) error {
 		c := s.client(1)
 		seen := map[string]bool{}
 		got, err := c.Get(ctx, "fill/", clientv3.WithPrefix(), clientv3.WithKeysOnly())
@@ -183,7 +183,7 @@ func (s *sick) whole() {
 	for key, n := range s.acked {
 		got, err := c.Get(s.ctx, key)
 		require.NoError(s.t, err)
-		require.Len(s.t, got.Kvs, 1, "%s was acknowledged", key)
+		require.Len(s.t, got.Kvs, 1, "the acknowledged key %s must exist", key)
 		require.GreaterOrEqual(s.t, string(got.Kvs[0].Value[:8]), fmt.Sprintf("%08d", n), key)
 	}
 }
@@ -227,7 +227,7 @@ func (s *sick) last(id int) string {
 	s.t.Helper()
 	code, text := s.ended(id)
 	require.Equal(s.t, 1, code)
-	require.NotContains(s.t, text, "goroutine ", "it did not crash")
+	require.NotContains(s.t, text, "goroutine ", "the member must not panic")
 	require.NotContains(s.t, text, "level=ERROR")
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	require.NoError(s.t, os.Truncate(s.dir.LogFile(s.trio.Name(id)), 0))
@@ -274,7 +274,7 @@ func TestDiskRunsFull(t *testing.T) {
 	// Two members must end because their writes fail. The third then has no quorum, and writes nothing.
 	stop = s.write(s.client(1, 2, 3), 256<<10)
 	var over []int
-	require.NoError(t, lab.Until(s.ctx, "two have ended", func(context.Context) error {
+	require.NoError(t, lab.Until(s.ctx, "two members have ended", func(context.Context) error {
 		over = nil
 		for id, codes := range s.codes {
 			if len(codes) > 0 {
@@ -282,7 +282,7 @@ func TestDiskRunsFull(t *testing.T) {
 			}
 		}
 		if len(over) < 2 {
-			return fmt.Errorf("only %d have", over)
+			return fmt.Errorf("only %d members have ended", over)
 		}
 		return nil
 	}))
@@ -400,6 +400,6 @@ func largest(t *testing.T, pattern string) (name string) {
 			most, name = used, file
 		}
 	}
-	require.NotEmpty(t, name, "no file is like %s", pattern)
+	require.NotEmpty(t, name, "no file matches %s", pattern)
 	return name
 }

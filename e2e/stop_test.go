@@ -45,9 +45,9 @@ func TestStopAllAtOnce(t *testing.T) {
 		require.NoError(t, w.trio.StartAll())
 		w.ready()
 		// Try repeatedly, because a member without a leader serves reads from its own state, which may be old.
-		require.NoError(t, lab.Until(w.context(time.Minute), "what was written is there", func(context.Context) error {
+		require.NoError(t, lab.Until(w.context(time.Minute), "all members have the written data", func(context.Context) error {
 			if !w.has("127.0.0.1", "before") {
-				return errors.New("it is not")
+				return errors.New("the member does not have it")
 			}
 			return nil
 		}))

@@ -95,7 +95,7 @@ func (w *world) shows(ctx context.Context) {
 	require.NoError(w.t, lab.Until(ctx, "all ports show the new certificate", func(ctx context.Context) error {
 		got, err := w.serials(ctx)
 		if err == nil && (len(got) != 1 || !got[pair.Leaf.SerialNumber.Text(16)]) {
-			err = fmt.Errorf("shown are %v", got)
+			err = fmt.Errorf("the certificates are %v", got)
 		}
 		return err
 	}))
@@ -232,7 +232,7 @@ func TestTLSIsTurnedOn(t *testing.T) {
 		require.NoError(t, w.trio.Start(id))
 	}
 	restart(follower)
-	require.NoError(t, lab.Until(ctx, "the member says why", func(ctx context.Context) error {
+	require.NoError(t, lab.Until(ctx, "the member returns the reason", func(ctx context.Context) error {
 		a, err := w.rest(follower, "").Do(ctx, kvPort, http.MethodPut, "/api/v1/kv/a", map[string]string{"value": "2"})
 		if err == nil && !strings.Contains(a.Error.Message, "it does not use TLS") {
 			err = errors.New(a.Raw)
@@ -328,7 +328,7 @@ func TestCertificateIsReplacedUnderRequests(t *testing.T) {
 		require.NoError(t, lab.Until(ctx, text+" is in every log", func(context.Context) error {
 			for id := range w.trio.Members {
 				if log, err := os.ReadFile(w.dir.LogFile(w.trio.Name(id))); err != nil || !bytes.Contains(log, []byte(text)) {
-					return errors.Join(err, fmt.Errorf("not in that of member %d", id))
+					return errors.Join(err, fmt.Errorf("the log of member %d does not contain it", id))
 				}
 			}
 			return nil

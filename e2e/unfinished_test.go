@@ -45,14 +45,14 @@ func TestUnfinishedCalls(t *testing.T) {
 		// methods, for which callers on loopback need no credential.
 		most int
 	}{
-		{"an open method", "/identity.v1.IdentityService/IssueToken", 1, 50051, 60, 16 << 20, nil, 96},
-		{"open methods of every size", "/identity.v1.IdentityService/IssueToken", 1, 50051, 500, 60 << 10, nil, 96},
+		{"a method that needs no token", "/identity.v1.IdentityService/IssueToken", 1, 50051, 60, 16 << 20, nil, 96},
+		{"a method that needs no token, small requests", "/identity.v1.IdentityService/IssueToken", 1, 50051, 500, 60 << 10, nil, 96},
 		{"a method that needs a token", "/vmcontroller.v1.VmService/CreateVm", 1, 50051, 500, 1 << 20, nil, 96},
 		{"image parts", "/vmcontroller.v1.ImageService/UploadImagePart", 1, 50051, 60, 16 << 20, nil, 96},
 		{"credit", "/credit.v1.CreditService/GetWallet", 2, 50057, 60, 16 << 20, nil, 96},
 		{"hosts that join", "/agent.v1.AgentService/Join", 2, 7443, 60, 16 << 20, &tls.Config{InsecureSkipVerify: true}, 96},
 		{"hosts without a certificate", "/agent.v1.AgentService/Report", 2, 7443, 500, 1 << 20, &tls.Config{InsecureSkipVerify: true}, 96},
-		{"etcd's methods, too large", put, 3, 50051, 60, 16 << 20, nil, 96},
+		{"etcd's methods, too large requests", put, 3, 50051, 60, 16 << 20, nil, 96},
 		{"etcd's methods", put, 3, 50051, 400, 3 << 19, nil, 192},
 		{"etcd's port", put, 3, 2379, 400, 3 << 19, nil, 192},
 	} {
@@ -73,12 +73,12 @@ func TestUnfinishedCalls(t *testing.T) {
 			require.Less(t, grown, c.most)
 
 			_, err = w.dial(c.member, w.adminToken).VMs.ListVms(ctx, &vmv1.ListVmsRequest{OrgId: "default", ProjectId: "default"})
-			require.NoError(t, err, "a tenant's call during the attack")
+			require.NoError(t, err, "a tenant's call must succeed meanwhile")
 			conn, err := grpc.NewClient(fmt.Sprintf("passthrough:///%s:50051", host), grpc.WithTransportCredentials(insecure.NewCredentials()))
 			require.NoError(t, err)
 			defer conn.Close()
 			_, err = pb.NewKVClient(conn).Put(ctx, &pb.PutRequest{Key: []byte(c.name), Value: make([]byte, 1000)})
-			require.NoError(t, err, "a call of etcd's API during the attack")
+			require.NoError(t, err, "a call of etcd's API must succeed meanwhile")
 		})
 	}
 	t.Run("idle connections", func(t *testing.T) {
@@ -91,7 +91,7 @@ func TestUnfinishedCalls(t *testing.T) {
 			defer r.Close()
 		}
 		_, err := w.dial(member, w.adminToken).VMs.ListVms(ctx, &vmv1.ListVmsRequest{OrgId: "default", ProjectId: "default"})
-		require.NoError(t, err, "a tenant's call meanwhile")
+		require.NoError(t, err, "a tenant's call must succeed meanwhile")
 		grown := (w.resident(member) - before) >> 10
 		t.Logf("with %d idle connections the VmRSS of member %d has grown from %d by %d MiB", connections, member, before>>10, grown)
 		require.Less(t, grown, most)

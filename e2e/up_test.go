@@ -210,7 +210,7 @@ func TestMakeUp(t *testing.T) {
 		require.Contains(t, out, want)
 	}
 	running := c.processes()
-	require.Len(t, running, 5, "three members, the node agent and QEMU")
+	require.Len(t, running, 5, "the processes must be three members, the node agent and QEMU")
 	part := func(name string, f func(*testing.T)) {
 		if !t.Failed() {
 			t.Run(name, f)
@@ -232,7 +232,7 @@ func TestMakeUp(t *testing.T) {
 	part("the first tenant of the README", c.firstTenant)
 	part("down ends all processes and keeps the data", func(t *testing.T) {
 		namespaces := c.namespaces(c.processes())
-		require.NotEmpty(t, namespaces, "a guest has namespaces of its own")
+		require.NotEmpty(t, namespaces, "the guest must have namespaces of its own")
 		require.NotEmpty(t, c.cgroups())
 		require.Contains(t, c.make("down"), "ended 1 guests")
 		assert.Empty(t, c.processes())
@@ -247,7 +247,7 @@ func TestMakeUp(t *testing.T) {
 	})
 	part("wipe leaves nothing", func(t *testing.T) {
 		namespaces := c.namespaces(c.processes())
-		require.NotEmpty(t, namespaces, "a guest has namespaces of its own")
+		require.NotEmpty(t, namespaces, "the guest must have namespaces of its own")
 		c.make("wipe")
 		assert.Empty(t, c.processes())
 		assert.Empty(t, c.inNamespaces(namespaces))
@@ -387,5 +387,5 @@ func (c *upCloud) firstTenant(t *testing.T) {
 		}
 		require.True(t, known, "this test does not know the effect of: %s", command)
 	}
-	require.Empty(t, slices.Collect(maps.Keys(checks)), "commands that the README lacks")
+	require.Empty(t, slices.Collect(maps.Keys(checks)), "the README does not have these commands")
 }

@@ -48,7 +48,7 @@ func eventually(ctx context.Context, t *testing.T, g *lab.GRPC, id, what string,
 	require.NoError(t, lab.Until(ctx, what, func(ctx context.Context) (err error) {
 		vm, err = g.VMs.GetVm(ctx, &vmv1.GetVmRequest{OrgId: "default", ProjectId: "default", VmId: id})
 		if err == nil && !ok(vm) {
-			err = fmt.Errorf("it is %s: %s", vm.GetState(), vm.GetStatus().GetLastError())
+			err = fmt.Errorf("the VM is %s: %s", vm.GetState(), vm.GetStatus().GetLastError())
 		}
 		return err
 	}))
@@ -70,7 +70,7 @@ func TestVMOverREST(t *testing.T) {
 	require.NoError(t, json.Unmarshal(made.Data, &fields))
 	require.Equal(t, "Creating", fields["state"])
 	require.Equal(t, "kvm", fields["hypervisor"])
-	require.EqualValues(t, 1, fields["cpus"], "the default")
+	require.EqualValues(t, 1, fields["cpus"], "a VM must have one CPU by default")
 	require.EqualValues(t, 192, fields["memory_mb"])
 	require.Equal(t, []any{}, fields["network"])
 	require.Equal(t, "default", fields["org_id"])
@@ -92,14 +92,14 @@ func TestVMOverREST(t *testing.T) {
 
 	answer, err = ada.Do(ctx, 8084, http.MethodDelete, path, nil)
 	require.NoError(t, err)
-	require.Equal(t, http.StatusUnprocessableEntity, answer.Status, "a running VM is not deleted: %s", answer.Raw)
+	require.Equal(t, http.StatusUnprocessableEntity, answer.Status, "a running VM must not be deleted: %s", answer.Raw)
 
 	answer, err = ada.Do(ctx, 8084, http.MethodPost, path+"/stop", nil)
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, answer.Status, answer.Raw)
 	require.JSONEq(t, fmt.Sprintf(`{"id":%q,"action":"stopped"}`, vm.ID), string(answer.Data))
 	_, err = w.admin.Console(ctx, vm.ID, "TRIVET GUEST POWERBUTTON", 1)
-	require.NoError(t, err, "it was asked, not cut")
+	require.NoError(t, err, "the guest must be shut down by its power button")
 
 	answer, err = ada.Do(ctx, 8084, http.MethodDelete, path, nil)
 	require.NoError(t, err)
@@ -108,9 +108,9 @@ func TestVMOverREST(t *testing.T) {
 	answer, err = ada.Do(ctx, 8084, http.MethodGet, path, nil)
 	require.NoError(t, err)
 	require.Equal(t, http.StatusNotFound, answer.Status)
-	require.NoError(t, lab.Until(ctx, "the host keeps nothing of it", func(context.Context) error {
+	require.NoError(t, lab.Until(ctx, "the host has no files of the VM", func(context.Context) error {
 		if _, err := os.Stat(w.agent.DataDir() + "/vms/" + vm.ID); err == nil {
-			return errors.New("its directory is there")
+			return errors.New("the VM's directory exists")
 		}
 		return nil
 	}))
@@ -157,7 +157,7 @@ func TestPowerAndEvents(t *testing.T) {
 	line, err := w.admin.Console(ctx, id, banner, 1)
 	require.NoError(t, err)
 	for _, disk := range []string{"vda:", "sda:"} {
-		require.Contains(t, line, disk, "virtio, and SCSI or IDE")
+		require.Contains(t, line, disk, "the guest must have a virtio disk and a SCSI or IDE disk")
 	}
 	pid := vm.GetStatus().GetHostPid()
 	require.NotZero(t, pid)
@@ -171,7 +171,7 @@ func TestPowerAndEvents(t *testing.T) {
 	require.NoError(t, consoleSays(ctx, w, id, "TRIVET GUEST POWERBUTTON", 1))
 
 	// The VM's status must contain the memory usage that the host reports.
-	eventually(ctx, t, g, id, "usage is shown", func(vm *vmv1.VirtualMachine) bool {
+	eventually(ctx, t, g, id, "the VM's status contains its memory usage", func(vm *vmv1.VirtualMachine) bool {
 		return vm.GetStatus().GetResourceUsage().GetMemoryUsedMib() > 0
 	})
 	page, err := g.VMs.ListVms(ctx, &vmv1.ListVmsRequest{OrgId: org, ProjectId: project, Filter: `state = RUNNING AND labels.env = "test"`})
@@ -204,7 +204,7 @@ func TestPowerAndEvents(t *testing.T) {
 	var last *vmv1.VmEvent
 	for e := range events {
 		if last == nil {
-			require.Equal(t, vmv1.VmEventType_VM_EVENT_TYPE_UPDATED, e.GetEventType(), "the VM as it is comes first")
+			require.Equal(t, vmv1.VmEventType_VM_EVENT_TYPE_UPDATED, e.GetEventType(), "the first event must contain the current VM")
 		} else {
 			require.GreaterOrEqual(t, e.GetTimestamp(), last.GetTimestamp())
 			if e.GetEventType() == vmv1.VmEventType_VM_EVENT_TYPE_UPDATED {
@@ -261,7 +261,7 @@ func TestLeaderIsKilledUnderCreates(t *testing.T) {
 	w, images, ada := cloud(t)
 	ctx := w.context(5 * time.Minute)
 	before := runningVMs(ctx, t, w, ada, images.Disk, 1)[0]
-	boot := eventually(ctx, t, w.admin, before, "it runs", func(vm *vmv1.VirtualMachine) bool { return vm.GetState() == vmv1.VmState_VM_STATE_RUNNING })
+	boot := eventually(ctx, t, w.admin, before, "the VM runs", func(vm *vmv1.VirtualMachine) bool { return vm.GetState() == vmv1.VmState_VM_STATE_RUNNING })
 
 	leader := w.leader(1)
 	token := w.tenantToken
@@ -302,7 +302,7 @@ func TestLeaderIsKilledUnderCreates(t *testing.T) {
 		require.Equal(t, []string{id}, byName[fmt.Sprintf("burst-%d", i)])
 	}
 	g := w.dial(alive, w.adminToken)
-	now := eventually(ctx, t, g, before, "it runs", func(vm *vmv1.VirtualMachine) bool { return vm.GetState() == vmv1.VmState_VM_STATE_RUNNING })
+	now := eventually(ctx, t, g, before, "the VM runs", func(vm *vmv1.VirtualMachine) bool { return vm.GetState() == vmv1.VmState_VM_STATE_RUNNING })
 	require.Equal(t, boot.GetStatus().GetHostPid(), now.GetStatus().GetHostPid())
 
 	// The killed member must start again and have all VMs.
@@ -311,7 +311,7 @@ func TestLeaderIsKilledUnderCreates(t *testing.T) {
 	require.NoError(t, w.rest(leader, token).Call(ctx, "GET", "/api/v1/vms", nil, &list))
 	require.Len(t, list.VMs, n+1)
 	for _, id := range acked {
-		eventually(ctx, t, w.dial(leader, w.adminToken), id, "it is built", func(vm *vmv1.VirtualMachine) bool {
+		eventually(ctx, t, w.dial(leader, w.adminToken), id, "the VM is built", func(vm *vmv1.VirtualMachine) bool {
 			return vm.GetState() == vmv1.VmState_VM_STATE_STOPPED
 		})
 	}
@@ -325,7 +325,7 @@ func TestAgentIsKilled(t *testing.T) {
 	ids := runningVMs(ctx, t, w, ada, images.Disk, 10)
 	pids := map[string]uint32{}
 	for _, id := range ids {
-		vm := eventually(ctx, t, w.admin, id, "it runs", func(vm *vmv1.VirtualMachine) bool {
+		vm := eventually(ctx, t, w.admin, id, "the VM runs", func(vm *vmv1.VirtualMachine) bool {
 			return vm.GetState() == vmv1.VmState_VM_STATE_RUNNING && vm.GetStatus().GetHostPid() != 0
 		})
 		pids[id] = vm.GetStatus().GetHostPid()
@@ -335,27 +335,27 @@ func TestAgentIsKilled(t *testing.T) {
 	require.NoError(t, syscall.Kill(int(pids[victim]), syscall.SIGKILL))
 	require.NoError(t, w.agent.Start(""))
 	began := time.Now()
-	vm := eventually(ctx, t, w.admin, victim, "its death is reported", func(vm *vmv1.VirtualMachine) bool {
+	vm := eventually(ctx, t, w.admin, victim, "the end of QEMU is reported", func(vm *vmv1.VirtualMachine) bool {
 		return vm.GetState() == vmv1.VmState_VM_STATE_ERROR
 	})
 	require.NotEmpty(t, vm.GetStatus().GetLastError())
-	t.Logf("ten VMs adopted and told %.1f s after the start", time.Since(began).Seconds())
+	t.Logf("ten VMs adopted and reported %.1f s after the start", time.Since(began).Seconds())
 	for _, id := range ids[1:] {
-		vm := eventually(ctx, t, w.admin, id, "it runs", func(vm *vmv1.VirtualMachine) bool { return vm.GetState() == vmv1.VmState_VM_STATE_RUNNING })
+		vm := eventually(ctx, t, w.admin, id, "the VM runs", func(vm *vmv1.VirtualMachine) bool { return vm.GetState() == vmv1.VmState_VM_STATE_RUNNING })
 		require.Equal(t, pids[id], vm.GetStatus().GetHostPid())
 		text, err := w.admin.ReadConsole(ctx, id)
 		require.NoError(t, err)
-		require.Equal(t, 1, strings.Count(text, banner), "the guest did not boot again")
+		require.Equal(t, 1, strings.Count(text, banner), "the guest must not boot again")
 		require.Equal(t, w.agent.Cgroup, cgroupRoot(t, pids[id]))
 	}
 
 	second := ids[1]
 	require.NoError(t, syscall.Kill(int(pids[second]), syscall.SIGKILL))
 	began = time.Now()
-	vm = eventually(ctx, t, w.admin, second, "its death is reported", func(vm *vmv1.VirtualMachine) bool {
+	vm = eventually(ctx, t, w.admin, second, "the end of QEMU is reported", func(vm *vmv1.VirtualMachine) bool {
 		return vm.GetState() == vmv1.VmState_VM_STATE_ERROR
 	})
-	t.Logf("told %.2f s after the kill: %s", time.Since(began).Seconds(), vm.GetStatus().GetLastError())
+	t.Logf("reported %.2f s after the kill: %s", time.Since(began).Seconds(), vm.GetStatus().GetLastError())
 	require.NotEmpty(t, vm.GetStatus().GetLastError())
 	// The VM whose QEMU was killed must start again.
 	vm, err := w.admin.VMs.StartVm(ctx, &vmv1.StartVmRequest{OrgId: "default", ProjectId: "default", VmId: second})

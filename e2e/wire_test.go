@@ -46,7 +46,7 @@ func TestNoSecretOnTheWire(t *testing.T) {
 			require.Zero(t, code, errs)
 
 			wire := tape.stop()
-			t.Logf("%d bytes were on the wire", len(wire))
+			t.Logf("%d bytes were recorded", len(wire))
 			for what, secret := range map[string]string{"password": password, "token": token[len(token)-40:], "value": value, "envelope": `"request_id"`} {
 				require.Equal(t, w.trio.TLS == nil, bytes.Contains(wire, []byte(secret)), what)
 			}

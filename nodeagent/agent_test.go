@@ -184,7 +184,7 @@ func TestAgent(t *testing.T) {
 	r.change(func() {
 		r.tell(&agentv1.WatchResponse{ConsoleRequests: []*agentv1.ConsoleRequest{{RequestId: "c", VmId: b.GetVmId(), Follow: true}}})
 	})
-	r.until("the guest's words", func() bool { return strings.Contains(r.console.String(), "GUEST UP") })
+	r.until("the guest's console output", func() bool { return strings.Contains(r.console.String(), "GUEST UP") })
 	require.Contains(t, r.get("/health"), "healthy")
 	metrics := r.get("/metrics")
 	require.Contains(t, metrics, `trivet_agent_vms{observed="running"} 2`)

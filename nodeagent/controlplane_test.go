@@ -115,7 +115,7 @@ func (c *controlPlane) until(what string, ok func() bool) {
 		case <-deadline:
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			require.FailNow(c.t, "not seen", "%s; last %v", what, c.seen)
+			require.FailNow(c.t, "the agent did not report the awaited state in time", "%s; last %v", what, c.seen)
 		}
 	}
 }

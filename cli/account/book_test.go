@@ -38,7 +38,7 @@ func TestSavedLogins(t *testing.T) {
 
 	entries, err := os.ReadDir(filepath.Dir(path))
 	require.NoError(t, err)
-	require.Len(t, entries, 2, "nothing is left beside it but the lock")
+	require.Len(t, entries, 2, "the directory must have only the file and its lock")
 	for _, e := range entries {
 		info, err := e.Info()
 		require.NoError(t, err)
@@ -58,7 +58,7 @@ func TestFileWithoutContextsIsConverted(t *testing.T) {
 	require.Equal(t, &Book{Current: Before, Contexts: map[string]*Login{Before: was}}, b)
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
-	require.Equal(t, before, string(text), "reading writes nothing")
+	require.Equal(t, before, string(text), "Load must not change the file")
 
 	other := &Login{Endpoints: []string{"b:1"}, Token: "t"}
 	require.NoError(t, Update(t.Context(), path, put("other", other)))
@@ -74,20 +74,20 @@ func TestUnusableFileIsReportedAndKept(t *testing.T) {
 		mode os.FileMode
 		want string
 	}{
-		"others may read":         {"endpoints: [a:1]\ntoken: " + token, 0o640, "chmod 600"},
-		"unknown field":           {"endpoints: [a:1]\ntoken: x\n" + token + ": x", 0o600, "log in again"},
-		"unknown field inside":    {"contexts: {a: {endpoints: [a:1], x: " + token + "}}", 0o600, "log in again"},
-		"wrong type":              {"endpoints: [a:1]\ntoken: x\nexpires_at: " + token, 0o600, "log in again"},
-		"not YAML":                {"{" + token, 0o600, "log in again"},
-		"empty":                   {"", 0o600, "log in again"},
-		"without a token":         {"endpoints: [a:1]", 0o600, "log in again"},
-		"without a place":         {"token: " + token, 0o600, "log in again"},
-		"a context of no place":   {"contexts: {a: {token: " + token + "}}", 0o600, "log in again"},
-		"a context of nothing":    {"contexts: {a: }", 0o600, "log in again"},
-		"a context's name":        {"contexts: {'a b': {endpoints: [a:1]}}", 0o600, "log in again"},
-		"the form of both":        {"endpoints: [a:1]\ntoken: x\ncontexts: {}", 0o600, "log in again"},
-		"the same context twice":  {"contexts: {a: {endpoints: [a:1]}, a: {endpoints: [b:1]}}", 0o600, "log in again"},
-		"longer than any of ours": {strings.Repeat("# "+token+"\n", maxBook/10), 0o600, "longer than"},
+		"a file that others may read":  {"endpoints: [a:1]\ntoken: " + token, 0o640, "chmod 600"},
+		"unknown field":                {"endpoints: [a:1]\ntoken: x\n" + token + ": x", 0o600, "log in again"},
+		"unknown field in a context":   {"contexts: {a: {endpoints: [a:1], x: " + token + "}}", 0o600, "log in again"},
+		"wrong type":                   {"endpoints: [a:1]\ntoken: x\nexpires_at: " + token, 0o600, "log in again"},
+		"not YAML":                     {"{" + token, 0o600, "log in again"},
+		"empty":                        {"", 0o600, "log in again"},
+		"without a token":              {"endpoints: [a:1]", 0o600, "log in again"},
+		"without endpoints":            {"token: " + token, 0o600, "log in again"},
+		"a context without endpoints":  {"contexts: {a: {token: " + token + "}}", 0o600, "log in again"},
+		"an empty context":             {"contexts: {a: }", 0o600, "log in again"},
+		"an invalid name of a context": {"contexts: {'a b': {endpoints: [a:1]}}", 0o600, "log in again"},
+		"fields of both formats":       {"endpoints: [a:1]\ntoken: x\ncontexts: {}", 0o600, "log in again"},
+		"the same context twice":       {"contexts: {a: {endpoints: [a:1]}, a: {endpoints: [b:1]}}", 0o600, "log in again"},
+		"longer than the limit":        {strings.Repeat("# "+token+"\n", maxBook/10), 0o600, "longer than"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "config.yaml")
@@ -95,7 +95,7 @@ func TestUnusableFileIsReportedAndKept(t *testing.T) {
 			_, err := Load(path)
 			require.ErrorContains(t, err, tc.want)
 			require.NotContains(t, err.Error(), token)
-			err = Update(t.Context(), path, func(*Book) error { panic("there is nothing to change") })
+			err = Update(t.Context(), path, func(*Book) error { panic("Update of an unusable file must not call its function") })
 			require.ErrorContains(t, err, tc.want)
 			left, err := os.ReadFile(path)
 			require.NoError(t, err)
@@ -162,7 +162,7 @@ func TestLockWaitEndsWithContext(t *testing.T) {
 	require.NoError(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.ErrorContains(t, Update(ctx, path, func(*Book) error { panic("locked") }), "another process holds")
+	require.ErrorContains(t, Update(ctx, path, func(*Book) error { panic("Update must not call its function without the lock") }), "another process holds")
 	require.NoFileExists(t, path)
 }
 

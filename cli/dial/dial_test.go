@@ -80,7 +80,7 @@ func (f *fleet) answer(ctx context.Context, member string, req any, info *grpc.U
 	}
 	f.mu.Unlock()
 	if code != codes.OK {
-		return nil, status.Error(code, "as told")
+		return nil, status.Error(code, "the status that the test set")
 	}
 	return h(ctx, req)
 }
@@ -124,7 +124,7 @@ func TestUnreachableEndpointIsSkipped(t *testing.T) {
 		_, err := vmv1.NewVmServiceClient(c).RebootVm(t.Context(), &vmv1.RebootVmRequest{})
 		require.NoError(t, err, "a request that was not sent may be sent to the next endpoint, even if it is not idempotent")
 	}
-	require.Equal(t, []string{"b:1", "b:1"}, f.members(), "and one that serves is kept")
+	require.Equal(t, []string{"b:1", "b:1"}, f.members(), "later calls must use the endpoint that was reached")
 	require.Equal(t, "Bearer t0k", f.calls[0].token)
 	require.Empty(t, f.calls[0].key)
 }
@@ -155,7 +155,7 @@ func TestCreateIsRetriedWithItsIdempotencyKey(t *testing.T) {
 		require.Equal(t, key, c.key)
 	}
 	create()
-	require.NotEqual(t, key, f.calls[4].key, "another create is another")
+	require.NotEqual(t, key, f.calls[4].key, "another create must have another idempotency key")
 }
 
 func TestCallsThatAreNotIdempotentAreNotRetried(t *testing.T) {
@@ -190,10 +190,10 @@ func TestCreateRetriesEnd(t *testing.T) {
 	_, err = vmv1.NewVmServiceClient(c).CreateVm(t.Context(), &vmv1.CreateVmRequest{})
 	var u *Unavailable
 	require.ErrorAs(t, err, &u)
-	require.True(t, u.Doubtful, "it may have been made")
+	require.True(t, u.Doubtful, "the error must say that the VM may exist")
 	require.Equal(t, codes.Unavailable, status.Code(err))
 	require.NotEmpty(t, f.calls)
-	require.NotEmpty(t, f.answers["a:1"], "long before the member came round")
+	require.NotEmpty(t, f.answers["a:1"], "the retries must end before the member's last UNAVAILABLE")
 	require.Empty(t, f.calls[0].token)
 }
 

@@ -71,11 +71,11 @@ func TestHandshakes(t *testing.T) {
 		trust    *x509.CertPool
 		says     string
 	}{
-		"good":      {good, trust, ""},
-		"stranger":  {good, others, "give the authority with --tls-ca"},
-		"misnamed":  {serving(time.Now(), "127.0.0.2"), trust, "valid for 127.0.0.2, not 127.0.0.1"},
-		"expired":   {serving(time.Now().Add(-2*time.Hour), "127.0.0.1"), trust, "expired"},
-		"plaintext": {listening(t), trust, "does not speak TLS"},
+		"good":                            {good, trust, ""},
+		"unknown authority":               {good, others, "give the authority with --tls-ca"},
+		"certificate for another address": {serving(time.Now(), "127.0.0.2"), trust, "valid for 127.0.0.2, not 127.0.0.1"},
+		"expired":                         {serving(time.Now().Add(-2*time.Hour), "127.0.0.1"), trust, "expired"},
+		"plaintext":                       {listening(t), trust, "does not speak TLS"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			conn, err := Open(Options{Endpoints: []string{c.endpoint}, TLS: &tls.Config{RootCAs: c.trust}, Token: "t"})

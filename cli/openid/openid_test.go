@@ -103,7 +103,7 @@ func TestFailedLoginShowsReasonAndNoToken(t *testing.T) {
 		change func(*openidtest.Provider)
 		want   string
 	}{
-		"refused by the person": {func(p *openidtest.Provider) {
+		"login refused by the user": {func(p *openidtest.Provider) {
 			p.Redirect = func(v url.Values) {
 				v.Del("code")
 				v.Set("error", "access_denied")
@@ -112,44 +112,44 @@ func TestFailedLoginShowsReasonAndNoToken(t *testing.T) {
 		}, `the provider refused the login: "access_denied" "no\nthanks"`},
 		"neither code nor error": {func(p *openidtest.Provider) { p.Redirect = func(v url.Values) { v.Del("code") } }, "sent no code"},
 		"another code":           {func(p *openidtest.Provider) { p.Redirect = func(v url.Values) { v.Set("code", leak) } }, `it answered "invalid_grant"`},
-		"the nonce of another login": {func(p *openidtest.Provider) {
+		"ID token with the nonce of another login": {func(p *openidtest.Provider) {
 			p.Claims = func(c map[string]any) { c["nonce"] = "other" }
 		}, "not for this login"},
-		"no nonce":           {func(p *openidtest.Provider) { p.Claims = func(c map[string]any) { delete(c, "nonce") } }, "not for this login"},
-		"for another client": {func(p *openidtest.Provider) { p.Claims = func(c map[string]any) { c["aud"] = "other" } }, "audience"},
-		"of another issuer":  {func(p *openidtest.Provider) { p.Claims = func(c map[string]any) { c["iss"] = "https://other" } }, "issued by a different provider"},
+		"ID token without a nonce":    {func(p *openidtest.Provider) { p.Claims = func(c map[string]any) { delete(c, "nonce") } }, "not for this login"},
+		"ID token for another client": {func(p *openidtest.Provider) { p.Claims = func(c map[string]any) { c["aud"] = "other" } }, "audience"},
+		"ID token of another issuer":  {func(p *openidtest.Provider) { p.Claims = func(c map[string]any) { c["iss"] = "https://other" } }, "issued by a different provider"},
 		"expired": {func(p *openidtest.Provider) {
 			p.Claims = func(c map[string]any) { c["exp"] = now.Add(-time.Hour).Unix() }
 		}, "expired"},
 		"no ID token": {func(p *openidtest.Provider) {
 			p.Token = say(200, `{"access_token":"`+leak+`","token_type":"Bearer"}`)
 		}, "has no ID token"},
-		"an ID token of nobody's": {func(p *openidtest.Provider) {
+		"an invalid ID token": {func(p *openidtest.Provider) {
 			p.Token = say(200, `{"access_token":"x","token_type":"Bearer","id_token":"`+leak+`"}`)
 		}, "check the provider's ID token"},
 		"an error with a token in it": {func(p *openidtest.Provider) { p.Token = say(500, leak) }, "it answered 500"},
-		"an error in words": {func(p *openidtest.Provider) {
+		"an error response with a description": {func(p *openidtest.Provider) {
 			p.Token = say(400, `{"error":"invalid_client","error_description":"`+leak+`"}`)
 		}, `it answered "invalid_client"`},
-		"an answer without end": {func(p *openidtest.Provider) { p.Token = say(200, strings.Repeat(" ", maxBody+1)+"{}") }, "get a token from the provider"},
+		"a response without end": {func(p *openidtest.Provider) { p.Token = say(200, strings.Repeat(" ", maxBody+1)+"{}") }, "get a token from the provider"},
 		"a configuration without end": {func(p *openidtest.Provider) {
 			p.Configuration = func(c map[string]any) { c["service_documentation"] = strings.Repeat("x", maxBody) }
 		}, "read the provider's configuration"},
-		"a redirect": {func(p *openidtest.Provider) {
+		"a redirect of the token endpoint": {func(p *openidtest.Provider) {
 			p.Token = func(w http.ResponseWriter, r *http.Request) {
 				http.Redirect(w, r, p.Issuer+"/keys", http.StatusTemporaryRedirect)
 			}
 		}, "not followed"},
-		"tokens in the clear": {func(p *openidtest.Provider) {
+		"a token endpoint without https": {func(p *openidtest.Provider) {
 			p.Configuration = func(c map[string]any) { c["token_endpoint"] = "http://example.com/token" }
 		}, "the token endpoint of the provider is not an https address"},
-		"a login in the clear": {func(p *openidtest.Provider) {
+		"an authorization endpoint without https": {func(p *openidtest.Provider) {
 			p.Configuration = func(c map[string]any) { c["authorization_endpoint"] = "http://example.com/authorize" }
 		}, "the authorization endpoint of the provider is not an https address"},
-		"keys in the clear": {func(p *openidtest.Provider) {
+		"a key endpoint without https": {func(p *openidtest.Provider) {
 			p.Configuration = func(c map[string]any) { c["jwks_uri"] = "http://example.com/keys" }
 		}, "the keys of the provider is not an https address"},
-		"a configuration of another's": {func(p *openidtest.Provider) {
+		"a configuration of another issuer": {func(p *openidtest.Provider) {
 			p.Configuration = func(c map[string]any) { c["issuer"] = "https://other" }
 		}, "read the provider's configuration"},
 	} {

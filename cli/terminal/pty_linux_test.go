@@ -70,7 +70,7 @@ func TestPasswordIsNotEchoed(t *testing.T) {
 	a := <-got
 	require.NoError(t, a.err)
 	require.Equal(t, "s3cret", a.text)
-	require.True(t, echoes(t, terminal), "the echo is on again")
+	require.True(t, echoes(t, terminal), "Ask must turn the echo on again")
 
 	// The terminal must have shown only the newline.
 	seen := make([]byte, 64)

@@ -88,13 +88,13 @@ func TestTurnMeasuresBank(t *testing.T) {
 		require.Contains(t, []int{2, 3}, b.callers[key(row, ours)])
 	}
 	require.Positive(t, p.asked["hot"])
-	require.Greater(t, len(p.asked), 1, "other wallets too")
+	require.Greater(t, len(p.asked), 1, "the load must use several wallets")
 	require.Equal(t, []int{2, 3}, p.callers[:2])
 	require.Equal(t, openCallers, p.callers[len(p.callers)-1])
 
 	swept := len(p.callers)
 	require.NoError(t, b.measure(t.Context(), ours, 1, p))
-	require.Equal(t, 3, len(p.callers)-swept, "the second round knows how many callers to have")
+	require.Equal(t, 3, len(p.callers)-swept, "the second round must not search for the number of callers")
 	require.Len(t, b.results[key("hot", rate, ours)], 2)
 }
 

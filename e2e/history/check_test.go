@@ -147,7 +147,7 @@ func (s *scribe) find(t *testing.T, good func(*Op) bool) *Op {
 			return o
 		}
 	}
-	t.Fatal("no call is good for this")
+	t.Fatal("the history has no suitable call")
 	return nil
 }
 
@@ -206,7 +206,7 @@ func TestImpossibleHistories(t *testing.T) {
 					return
 				}
 			}
-			t.Fatal("no old read")
+			t.Fatal("the history has no suitable old read")
 		},
 		"a stale read of a reservation": func(t *testing.T, s *scribe) {
 			s.find(t, func(o *Op) bool { return o.Kind == ReadReservation && o.Status != ledger.Pending })
@@ -216,11 +216,11 @@ func TestImpossibleHistories(t *testing.T) {
 				}
 			}
 		},
-		"a read from the future": func(t *testing.T, s *scribe) {
+		"a read that shows a later effect": func(t *testing.T, s *scribe) {
 			last := s.find(t, func(o *Op) bool { return o.Kind == ReadWallet })
 			s.w.Ops = append(s.w.Ops, Op{Kind: ReadWallet, Call: 0, Return: 1, Wallet: last.Wallet})
 		},
-		"figures that never were": func(t *testing.T, s *scribe) { s.find(t, done(ReadWallet)).Wallet.Reserved++ },
+		"a read with sums that never existed": func(t *testing.T, s *scribe) { s.find(t, done(ReadWallet)).Wallet.Reserved++ },
 		"a commit that was acknowledged and lost": func(t *testing.T, s *scribe) {
 			o := s.find(t, func(o *Op) bool { return o.Kind == Commit && o.Refused == WasExpired })
 			w := figuresOf(must(s.book.Wallet(project)))
@@ -230,7 +230,7 @@ func TestImpossibleHistories(t *testing.T) {
 			s.write(1)
 			s.w.Ops = append(s.w.Ops, Op{Kind: TopUp, Name: "lost", Amount: 5, Call: s.now, Return: s.now + 1, Wallet: &Figures{}})
 		},
-		"a top-up that was charged twice": func(t *testing.T, s *scribe) {
+		"a top-up that took effect twice": func(t *testing.T, s *scribe) {
 			s.find(t, done(TopUp))
 			i := slices.IndexFunc(s.w.Journal, func(tx ledger.Transaction) bool { return tx.Type == ledger.TopUp && tx.Sequence > 1 })
 			again := s.w.Journal[i]
@@ -238,7 +238,7 @@ func TestImpossibleHistories(t *testing.T) {
 			again.ID, again.Sequence, again.BalanceAfter, again.At = "again", last.Sequence+1, last.BalanceAfter+again.Amount, last.At
 			s.w.Journal = append(s.w.Journal, again)
 		},
-		"an expiry that came twice": func(_ *testing.T, s *scribe) {
+		"a reservation that expired twice": func(_ *testing.T, s *scribe) {
 			i := slices.IndexFunc(s.w.Journal, func(tx ledger.Transaction) bool { return tx.By == Sweeper })
 			again := s.w.Journal[i]
 			last := s.w.Journal[len(s.w.Journal)-1]
@@ -257,7 +257,7 @@ func TestImpossibleHistories(t *testing.T) {
 			early.Sequence++
 			s.w.Journal = append(s.w.Journal, early)
 		},
-		"refused as expired before its time": func(t *testing.T, s *scribe) {
+		"a commit refused as expired before the deadline": func(t *testing.T, s *scribe) {
 			o := s.find(t, func(o *Op) bool { return o.Kind == Commit && o.Refused == WasExpired })
 			for i := range s.w.Ops {
 				if made := s.w.Ops[i]; made.Kind == Reserve && made.Name == o.Name {
@@ -265,22 +265,22 @@ func TestImpossibleHistories(t *testing.T) {
 				}
 			}
 		},
-		"want of credit that there was": func(_ *testing.T, s *scribe) {
+		"a refusal for lack of credit that was available": func(_ *testing.T, s *scribe) {
 			s.w.Ops = append(s.w.Ops, Op{Kind: Reserve, Name: s.id(), Amount: 1, TTL: 1, Call: s.now, Return: s.now + 1, Refused: Insufficient})
 		},
-		"a reservation without a call": func(t *testing.T, s *scribe) {
+		"a reservation that no call made": func(t *testing.T, s *scribe) {
 			o := s.find(t, done(Reserve))
 			name := o.Name
 			s.w.Ops = slices.DeleteFunc(s.w.Ops, func(o Op) bool { return o.Name == name })
 		},
-		"an answer before the effect": func(t *testing.T, s *scribe) {
+		"a response before the effect": func(t *testing.T, s *scribe) {
 			// Exchange the times of two top-ups of which the second began after the first had ended.
 			o := s.find(t, done(TopUp))
 			after := s.find(t, func(p *Op) bool { return p.Kind == TopUp && p.Refused == Done && p.Call > o.Return+time.Second/2 })
 			o.Call, o.Return, after.Call, after.Return = after.Call, after.Return, o.Call, o.Return
 			s.w.Tolerance = 0
 		},
-		"a stamp that is ten minutes ahead": func(_ *testing.T, s *scribe) {
+		"a transaction time that is ten minutes ahead": func(_ *testing.T, s *scribe) {
 			s.now += 10 * time.Minute
 			s.do(ledger.Command{Op: ledger.DoTopUp, Amount: 5, Description: "ahead"})
 			s.now -= 10 * time.Minute
@@ -292,7 +292,7 @@ func TestImpossibleHistories(t *testing.T) {
 			s := newScribe(7)
 			s.write(600)
 			_, err := s.w.Check(time.Minute)
-			require.NoError(t, err, "before the lie")
+			require.NoError(t, err, "the history must be linearizable before the change")
 			lie(t, s)
 			_, err = s.w.Check(time.Minute)
 			var v *Violation

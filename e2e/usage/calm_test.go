@@ -70,6 +70,6 @@ func TestDisturbed(t *testing.T) {
 	busy(t)
 	require.Empty(t, disturbed(own))
 	require.NoError(t, own.Await(context.Background()))
-	require.NoError(t, own.Await(context.Background()), "returns at once when no patience is left")
+	require.NoError(t, own.Await(context.Background()), "Await must return at once when its patience is used up")
 	require.Equal(t, "the machine was not idle before a round", disturbed(own))
 }

@@ -83,7 +83,7 @@ func bootFromDisk(t *testing.T, img image, machine string, device []string, disk
 	m.do("system_powerdown", nil)
 	m.hear("POWERBUTTON")
 	require.NoError(t, m.ended())
-	require.Equal(t, 1, m.count("READY"), "one banner a boot")
+	require.Equal(t, 1, m.count("READY"), "the guest must print READY once")
 	require.Zero(t, m.count("ERROR"))
 }
 
@@ -119,7 +119,7 @@ func TestGuestCommands(t *testing.T) {
 	got := make([]byte, length)
 	_, err = disk.ReadAt(got, off)
 	require.NoError(t, err)
-	require.Equal(t, want, got, "what the guest called written is on the disk")
+	require.Equal(t, want, got, "data that the guest reported as written must be on the disk")
 	require.Equal(t, sum, m.ask(fmt.Sprintf("sum /dev/vda %d %d", off, length), "SUM"))
 
 	for line, complaint := range map[string]string{
@@ -138,7 +138,7 @@ func TestGuestCommands(t *testing.T) {
 	require.Equal(t, "rc=3", m.ask("run exit 3", "RAN"))
 
 	require.Equal(t, "kib=64", m.ask("spew 64", "SPEWED"))
-	require.Equal(t, 1024, m.count("SPEW "), "no line was lost or mixed with another")
+	require.Equal(t, 1024, m.count("SPEW "), "the guest must print every line complete")
 
 	m.ask("deaf", "DEAF")
 	m.do("system_powerdown", nil)
@@ -170,6 +170,6 @@ func TestGuestCrashesAndReboots(t *testing.T) {
 		}
 		m.do("send-key", map[string]any{"keys": keys})
 		m.hear("REBOOT")
-		require.NoError(t, m.ended(), "with -no-reboot the machine ends instead")
+		require.NoError(t, m.ended(), "QEMU must end at the reboot, because of -no-reboot")
 	})
 }

@@ -69,7 +69,7 @@ func run(t *testing.T, tree *Tree, name, script string) *exec.Cmd {
 func TestKernelGroups(t *testing.T) {
 	tree := kernelTree(t)
 	require.NoError(t, tree.Create("a", Limits{CPUs: 1, Memory: 64 << 20, Tasks: 50}))
-	require.NoError(t, tree.Create("a", Limits{CPUs: 2, Memory: 128 << 20, Tasks: 60}), "again, with other limits")
+	require.NoError(t, tree.Create("a", Limits{CPUs: 2, Memory: 128 << 20, Tasks: 60}), "Create of an existing group with other limits must succeed")
 	names, err := tree.List()
 	require.NoError(t, err)
 	require.Equal(t, []string{"a"}, names)
@@ -89,7 +89,7 @@ func TestKernelGroups(t *testing.T) {
 	require.NoError(t, err)
 	require.Positive(t, usage.CPU)
 	require.Zero(t, usage.OOMKills)
-	require.NoError(t, tree.Kill(t.Context(), "a"), "of nothing")
+	require.NoError(t, tree.Kill(t.Context(), "a"), "Kill of an empty group must succeed")
 	require.NoError(t, tree.Remove(t.Context(), "a"))
 }
 

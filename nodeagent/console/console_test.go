@@ -69,7 +69,7 @@ func TestTrimBoundsTheDisk(t *testing.T) {
 		st, err := os.Stat(l.Path())
 		require.NoError(t, err)
 		require.LessOrEqual(t, allocatedBytes(st), int64(keep+slack+8192))
-		require.EqualValues(t, (i+1)*each*64, st.Size(), "an offset stays valid")
+		require.EqualValues(t, (i+1)*each*64, st.Size(), "Trim must keep the offsets of the remaining output")
 	}
 	out, err := l.Tail(1 << 40)
 	require.NoError(t, err)
@@ -86,7 +86,7 @@ func TestTrimWithoutHoles(t *testing.T) {
 	require.NoError(t, l.Trim())
 	st, err := os.Stat(l.Path())
 	require.NoError(t, err)
-	require.EqualValues(t, 2*keep, st.Size(), "not yet twice what is kept")
+	require.EqualValues(t, 2*keep, st.Size(), "Trim must not shorten a file of at most twice the kept size")
 	appendLines(t, w, 0, 1)
 	require.NoError(t, l.Trim())
 	appendLines(t, w, 7, 8)
@@ -161,7 +161,7 @@ func TestFollowTooSlow(t *testing.T) {
 			require.EqualValues(t, 2*keep-64, c.Skipped)
 		}
 		next += c.Skipped
-		require.Equal(t, line(int(next/64)), string(c.Data[:64]), "never the zeros of a hole")
+		require.Equal(t, line(int(next/64)), string(c.Data[:64]), "Follow must not return the zeros of a hole")
 		next += int64(len(c.Data))
 		if next == int64(last+1)*64 {
 			return done

@@ -93,7 +93,7 @@ func TestBuild(t *testing.T) {
 		if d.Image != nil {
 			require.Equal(t, d.Image.Format, c.Format)
 			_, err := c.Base.WriteString("x")
-			require.Error(t, err, "an image is not written")
+			require.Error(t, err, "an image must be open for reading only")
 		}
 	}
 	_, err = Open(images, dir, "other")
@@ -115,11 +115,11 @@ func TestBuildAfterACrash(t *testing.T) {
 	images := openImages(t, t.TempDir(), s)
 	want := Disk{ID: "root", Size: gib, Image: &img}
 	for name, left := range map[string]map[string]string{
-		"before anything":     {},
-		"in the note":         {".root.json1234567890123456789": `{"id":"ro`},
-		"after the note":      {"root.json": `{"id":"root","size":1073741824,"image":null}`},
-		"in the overlay":      {"root.json": `{"id":"root","size":1073741824,"image":null}`, ".root.qcow21234567890123456789": "QFI"},
-		"before the overlays": {".root.qcow21234567890123456789": ""},
+		"before the first file":                                {},
+		"while the description was written":                    {".root.json1234567890123456789": `{"id":"ro`},
+		"after the description was written":                    {"root.json": `{"id":"root","size":1073741824,"image":null}`},
+		"while the overlay was written":                        {"root.json": `{"id":"root","size":1073741824,"image":null}`, ".root.qcow21234567890123456789": "QFI"},
+		"without a description, while the overlay was written": {".root.qcow21234567890123456789": ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "disks")
@@ -159,18 +159,18 @@ func TestBuildRefuses(t *testing.T) {
 		disk Disk
 		says string
 	}{
-		{"path as id", Disk{ID: "../../x", Size: gib}, "id"},
+		{"ID that is a path", Disk{ID: "../../x", Size: gib}, "id"},
 		{"no id", Disk{Size: gib}, "id"},
 		{"no size", Disk{ID: "a"}, "size of 0"},
-		{"odd size", Disk{ID: "a", Size: 1000}, "size of 1000"},
-		{"huge", Disk{ID: "a", Size: 65 << 40}, "size of"},
+		{"size that is not a multiple of 512", Disk{ID: "a", Size: 1000}, "size of 1000"},
+		{"size above the limit", Disk{ID: "a", Size: 65 << 40}, "size of"},
 		{"smaller than its image", Disk{ID: "a", Size: gib / 2, Image: &cow}, "1073741824 bytes, which do not fit in 536870912"},
 		{"smaller than a raw image", Disk{ID: "a", Size: 4096, Image: &raw}, "do not fit"},
 		{"image with a backing file", Disk{ID: "a", Size: gib, Image: &spy}, "backing file"},
 		{"invalid image", Disk{ID: "a", Size: gib, Image: &invalid}, "refused"},
 		{"other size than before", Disk{ID: "blank", Size: 2 * gib}, "exists with 1073741824 bytes"},
 		{"image instead of a blank disk", Disk{ID: "blank", Size: gib, Image: &cow}, "another image"},
-		{"no image where one was", Disk{ID: "old", Size: gib}, "another image"},
+		{"no image for a disk that was built with one", Disk{ID: "old", Size: gib}, "another image"},
 		{"disk without a description", Disk{ID: "lost", Size: gib}, "without a description"},
 		{"other image", Disk{ID: "old", Size: gib, Image: &raw}, "another image"},
 	} {

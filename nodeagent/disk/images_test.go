@@ -110,10 +110,10 @@ func TestEnsureResumes(t *testing.T) {
 	require.ErrorContains(t, images.Ensure(t.Context(), img), "connection reset")
 	require.EqualValues(t, 0, s.from.Load())
 	_, err := images.Open(img)
-	require.ErrorIs(t, err, fs.ErrNotExist, "an incomplete image is not listed")
+	require.ErrorIs(t, err, fs.ErrNotExist, "an incomplete image must not be listed")
 
 	s.wrap = func(_ context.Context, r io.Reader) io.ReadCloser { return io.NopCloser(io.LimitReader(r, 1000)) }
-	require.ErrorIs(t, openImages(t, dir, s).Ensure(t.Context(), img), io.ErrUnexpectedEOF, "an early end of the stream is an error")
+	require.ErrorIs(t, openImages(t, dir, s).Ensure(t.Context(), img), io.ErrUnexpectedEOF, "an early end of the stream must be an error")
 	require.EqualValues(t, 123_456, s.from.Load())
 
 	s.wrap = nil
@@ -136,7 +136,7 @@ func TestEnsureVerifies(t *testing.T) {
 	require.ErrorIs(t, images.Ensure(t.Context(), img), ErrChecksum)
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
-	require.Empty(t, entries, "nothing of it is kept")
+	require.Empty(t, entries, "no file of the wrong image may be left")
 
 	// A damaged .part file is detected by its checksum, removed, and fetched again.
 	s.images[img.SHA256] = good
@@ -144,7 +144,7 @@ func TestEnsureVerifies(t *testing.T) {
 	require.NoError(t, os.WriteFile(part, []byte("spoilt"), 0o600))
 	require.ErrorIs(t, images.Ensure(t.Context(), img), ErrChecksum)
 	require.NoError(t, os.WriteFile(part, make([]byte, 5000), 0o600))
-	require.NoError(t, images.Ensure(t.Context(), img), "a .part file that is too long is emptied")
+	require.NoError(t, images.Ensure(t.Context(), img), "a .part file that is too long must be replaced")
 	require.Equal(t, good, content(t, images, img))
 }
 
@@ -272,5 +272,5 @@ func TestPrune(t *testing.T) {
 	require.FileExists(t, filepath.Join(dir, "keep.me"))
 	data, err := io.ReadAll(open)
 	require.NoError(t, err)
-	require.Equal(t, "bb", string(data), "an open file stays readable")
+	require.Equal(t, "bb", string(data), "a removed image must stay readable through an open file")
 }

@@ -29,19 +29,19 @@ func TestAllocatable(t *testing.T) {
 		over              Overcommit
 		want              Resources
 	}{
-		"all of it":                       {host, Resources{}, Overcommit{}, host},
-		"factors of one":                  {host, Resources{}, Overcommit{1, 1, 1}, host},
-		"the design's":                    {host, Resources{2, 4 << 10, 20}, Overcommit{VCPUs: 4, Memory: 1, Storage: 1}, Resources{392, 60 << 10, 980}},
-		"the laboratory's":                {Resources{2, 7900, 20}, Resources{0, 512, 4}, Overcommit{VCPUs: 64, Memory: 1, Storage: 20}, Resources{128, 7388, 320}},
-		"rounded down":                    {Resources{3, 3, 3}, Resources{}, Overcommit{1.5, 1.1, 0.5}, Resources{4, 3, 1}},
-		"but not by binary fractions":     {host, Resources{}, Overcommit{VCPUs: 1.15, Storage: 0.29}, Resources{115, 64 << 10, 290}},
-		"reserved to the last":            {host, host, Overcommit{4, 4, 4}, Resources{}},
-		"reserved beyond":                 {host, Resources{101, 1 << 40, 1001}, Overcommit{4, 4, 4}, Resources{}},
-		"nothing":                         {Resources{}, Resources{}, Overcommit{4, 4, 4}, Resources{}},
-		"saturated":                       {Resources{math.MaxUint32, math.MaxUint64, math.MaxUint64}, Resources{}, Overcommit{2, 2, 1000}, Resources{math.MaxUint32, math.MaxUint64, math.MaxUint64}},
-		"one vCPU less than the most":     {Resources{VCPUs: math.MaxUint32}, Resources{VCPUs: 1}, Overcommit{}, Resources{VCPUs: math.MaxUint32 - 1}},
-		"exact where floats would not be": {Resources{MemoryMiB: 1<<60 + 1}, Resources{}, Overcommit{}, Resources{MemoryMiB: 1<<60 + 1}},
-		"factors that make no sense":      {host, Resources{}, Overcommit{-1, math.NaN(), math.Inf(1)}, host},
+		"no reserve and no factors":                       {host, Resources{}, Overcommit{}, host},
+		"factors of 1":                                    {host, Resources{}, Overcommit{1, 1, 1}, host},
+		"host with reserve and overcommitted vCPUs":       {host, Resources{2, 4 << 10, 20}, Overcommit{VCPUs: 4, Memory: 1, Storage: 1}, Resources{392, 60 << 10, 980}},
+		"small host with overcommitted vCPUs and storage": {Resources{2, 7900, 20}, Resources{0, 512, 4}, Overcommit{VCPUs: 64, Memory: 1, Storage: 20}, Resources{128, 7388, 320}},
+		"rounded down":                                    {Resources{3, 3, 3}, Resources{}, Overcommit{1.5, 1.1, 0.5}, Resources{4, 3, 1}},
+		"factors that are not exact in binary":            {host, Resources{}, Overcommit{VCPUs: 1.15, Storage: 0.29}, Resources{115, 64 << 10, 290}},
+		"all capacity reserved":                           {host, host, Overcommit{4, 4, 4}, Resources{}},
+		"more reserved than the capacity":                 {host, Resources{101, 1 << 40, 1001}, Overcommit{4, 4, 4}, Resources{}},
+		"no capacity":                                     {Resources{}, Resources{}, Overcommit{4, 4, 4}, Resources{}},
+		"product above the largest number":                {Resources{math.MaxUint32, math.MaxUint64, math.MaxUint64}, Resources{}, Overcommit{2, 2, 1000}, Resources{math.MaxUint32, math.MaxUint64, math.MaxUint64}},
+		"one less than the largest number of vCPUs":       {Resources{VCPUs: math.MaxUint32}, Resources{VCPUs: 1}, Overcommit{}, Resources{VCPUs: math.MaxUint32 - 1}},
+		"memory that a float64 cannot represent":          {Resources{MemoryMiB: 1<<60 + 1}, Resources{}, Overcommit{}, Resources{MemoryMiB: 1<<60 + 1}},
+		"invalid factors":                                 {host, Resources{}, Overcommit{-1, math.NaN(), math.Inf(1)}, host},
 	} {
 		t.Run(name, func(t *testing.T) {
 			require.Equal(t, tc.want, Allocatable(tc.capacity, tc.reserve, tc.over))
@@ -82,12 +82,12 @@ func TestMemoryMiB(t *testing.T) {
 func TestStorageGiB(t *testing.T) {
 	const gib4k = 1 << 18 // blocks of 4 KiB in a GiB
 	for name, tc := range map[string]struct{ blocks, free, avail, size, want uint64 }{
-		"nothing reserved":    {10 * gib4k, 5 * gib4k, 5 * gib4k, 4096, 10},
-		"rounded down":        {10*gib4k - 1, 0, 0, 4096, 9},
-		"root's share":        {100 * gib4k, 50 * gib4k, 45 * gib4k, 4096, 95},
-		"absurd":              {1, 1 << 40, 0, 4096, 0},
-		"more than 64 bits":   {1 << 60, 0, 0, 4096, 1 << 42},
-		"blocks of odd sizes": {3 << 30, 0, 0, 1000, 3000},
+		"nothing reserved":                    {10 * gib4k, 5 * gib4k, 5 * gib4k, 4096, 10},
+		"rounded down":                        {10*gib4k - 1, 0, 0, 4096, 9},
+		"blocks reserved for root":            {100 * gib4k, 50 * gib4k, 45 * gib4k, 4096, 95},
+		"more free blocks than blocks":        {1, 1 << 40, 0, 4096, 0},
+		"byte count above 64 bits":            {1 << 60, 0, 0, 4096, 1 << 42},
+		"block size that is not a power of 2": {3 << 30, 0, 0, 1000, 3000},
 	} {
 		require.Equal(t, tc.want, storageGiB(tc.blocks, tc.free, tc.avail, tc.size), name)
 	}
@@ -136,22 +136,22 @@ func TestMode(t *testing.T) {
 		want  Accelerator
 		says  string
 	}{
-		"auto, works":      {mode: Auto, probe: works, want: Accelerator{KVM, "1000000 loops of guest code in 1.23ms"}},
-		"auto, broken":     {mode: Auto, probe: broken, want: Accelerator{TCG, "interpreted"}},
-		"auto, stuck":      {mode: Auto, probe: stuck, want: Accelerator{TCG, "KVM did not respond within 5s"}},
-		"auto, called off": {mode: Auto, probe: stopped, says: "context deadline exceeded"},
-		"kvm, works":       {mode: WantKVM, probe: works, want: Accelerator{KVM, "1000000 loops of guest code in 1.23ms"}},
-		"kvm, broken":      {mode: WantKVM, probe: broken, says: "KVM does not run guests here: interpreted"},
-		"kvm, stuck":       {mode: WantKVM, probe: stuck, says: "did not respond"},
-		"tcg":              {mode: WantTCG, probe: never, want: Accelerator{TCG, "configured"}},
-		"none":             {mode: "", probe: never, says: `unknown acceleration ""`},
-		"another":          {mode: "hvf", probe: never, says: "want auto, kvm or tcg"},
+		"auto, KVM works":    {mode: Auto, probe: works, want: Accelerator{KVM, "1000000 loops of guest code in 1.23ms"}},
+		"auto, KVM broken":   {mode: Auto, probe: broken, want: Accelerator{TCG, "interpreted"}},
+		"auto, KVM hangs":    {mode: Auto, probe: stuck, want: Accelerator{TCG, "KVM did not respond within 5s"}},
+		"auto, context ends": {mode: Auto, probe: stopped, says: "context deadline exceeded"},
+		"kvm, KVM works":     {mode: WantKVM, probe: works, want: Accelerator{KVM, "1000000 loops of guest code in 1.23ms"}},
+		"kvm, KVM broken":    {mode: WantKVM, probe: broken, says: "KVM does not run guests here: interpreted"},
+		"kvm, KVM hangs":     {mode: WantKVM, probe: stuck, says: "did not respond"},
+		"tcg":                {mode: WantTCG, probe: never, want: Accelerator{TCG, "configured"}},
+		"no mode":            {mode: "", probe: never, says: `unknown acceleration ""`},
+		"unknown mode":       {mode: "hvf", probe: never, says: "want auto, kvm or tcg"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
-				if strings.HasSuffix(name, "called off") {
+				if strings.HasSuffix(name, "context ends") {
 					ctx, cancel = context.WithTimeout(ctx, time.Second)
 					defer cancel()
 				}
@@ -246,7 +246,7 @@ func TestRead(t *testing.T) {
 	major, _, _ := strings.Cut(h.QEMU.Version, ".")
 	require.Regexp(t, `^pc-q35-`+major+`\.\d+$`, h.QEMU.Machine)
 	require.Contains(t, h.QEMU.CPUModels, "qemu64")
-	require.NotContains(t, h.QEMU.CPUModels, "host", "the CPU model host needs KVM")
+	require.NotContains(t, h.QEMU.CPUModels, "host", "the CPU model host must not be listed without KVM")
 	require.True(t, slices.IsSorted(h.QEMU.CPUModels))
 
 	again, err := Read(t.Context(), Options{DataDir: dir, Accel: TCG})
@@ -268,18 +268,18 @@ func TestReadRefuses(t *testing.T) {
 		o    Options
 		says string
 	}{
-		"no directory given":  {Options{Accel: TCG}, "no data directory"},
-		"no accelerator":      {Options{DataDir: dir}, `unknown accelerator ""`},
-		"no such directory":   {Options{DataDir: dir + "/none", Accel: TCG}, "no such file or directory"},
-		"no such program":     {Options{DataDir: dir, Accel: TCG, QEMU: "no-such-qemu"}, "find QEMU"},
-		"not executable":      {Options{DataDir: dir, Accel: TCG, QEMU: "/proc/version"}, "find QEMU"},
-		"not QEMU":            {Options{DataDir: dir, Accel: TCG, QEMU: "/bin/echo"}, `version: it answers "echo`},
-		"fails at once":       {Options{DataDir: dir, Accel: TCG, QEMU: "/bin/false"}, "version: exit status 1"},
-		"never answers":       {Options{DataDir: dir, Accel: TCG, QEMU: script("hangs", "exec sleep 1000")}, "version: context deadline exceeded"},
-		"has a child":         {Options{DataDir: dir, Accel: TCG, QEMU: script("forks", "sleep 1000 & wait")}, "version: context deadline exceeded"},
-		"never stops talking": {Options{DataDir: dir, Accel: TCG, QEMU: script("talks", "exec yes")}, "version: context deadline exceeded"},
-		"no accelerator here": {Options{DataDir: dir, Accel: TCG, QEMU: script("refuses", polite+"; echo 'invalid accelerator tcg' >&2; exit 1")}, "it says \"invalid accelerator tcg\""},
-		"a silent monitor":    {Options{DataDir: dir, Accel: TCG, QEMU: script("silent", polite+"; exec sleep 1000")}, "sends no greeting"},
+		"no data directory":                   {Options{Accel: TCG}, "no data directory"},
+		"empty accelerator":                   {Options{DataDir: dir}, `unknown accelerator ""`},
+		"missing data directory":              {Options{DataDir: dir + "/none", Accel: TCG}, "no such file or directory"},
+		"missing QEMU program":                {Options{DataDir: dir, Accel: TCG, QEMU: "no-such-qemu"}, "find QEMU"},
+		"QEMU program that is not executable": {Options{DataDir: dir, Accel: TCG, QEMU: "/proc/version"}, "find QEMU"},
+		"program that is not QEMU":            {Options{DataDir: dir, Accel: TCG, QEMU: "/bin/echo"}, `version: it answers "echo`},
+		"program that fails":                  {Options{DataDir: dir, Accel: TCG, QEMU: "/bin/false"}, "version: exit status 1"},
+		"program that hangs":                  {Options{DataDir: dir, Accel: TCG, QEMU: script("hangs", "exec sleep 1000")}, "version: context deadline exceeded"},
+		"program that waits for a child":      {Options{DataDir: dir, Accel: TCG, QEMU: script("forks", "sleep 1000 & wait")}, "version: context deadline exceeded"},
+		"program that prints without end":     {Options{DataDir: dir, Accel: TCG, QEMU: script("talks", "exec yes")}, "version: context deadline exceeded"},
+		"QEMU without the accelerator":        {Options{DataDir: dir, Accel: TCG, QEMU: script("refuses", polite+"; echo 'invalid accelerator tcg' >&2; exit 1")}, "it says \"invalid accelerator tcg\""},
+		"QEMU whose monitor sends nothing":    {Options{DataDir: dir, Accel: TCG, QEMU: script("silent", polite+"; exec sleep 1000")}, "sends no greeting"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)

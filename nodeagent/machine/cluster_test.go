@@ -54,7 +54,7 @@ func TestAnotherCluster(t *testing.T) {
 	known = on(known)
 	l.assign(known, orphan)
 	require.NotEqual(t, pids[0], l.sees(known, cloud.ObservedRunning).PID)
-	require.NoError(t, syscall.Kill(int(pids[1]), 0), "the process still runs")
+	require.NoError(t, syscall.Kill(int(pids[1]), 0), "the guest must keep running")
 
 	// After AdoptCounters, a guest that ends while no agent runs is still reported with the cause.
 	l.stop()

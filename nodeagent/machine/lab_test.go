@@ -177,7 +177,7 @@ func (l *lab) until(id cloud.VMID, what string, ok func(cloud.Observation) bool)
 		select {
 		case <-moved:
 		case <-deadline:
-			require.FailNow(l, "not seen", "%s; last %+v", what, o)
+			require.FailNow(l, "the VM was not reported as awaited in time", "%s; last %+v", what, o)
 		}
 	}
 }

@@ -179,7 +179,7 @@ func TestHostileMonitors(t *testing.T) {
 	l.start()
 	l.assign(wants...)
 	for n := range hostile {
-		o := l.until(cloud.VMID(vmID(n)), "silent", func(o cloud.Observation) bool { return o.LastError == "QEMU does not answer" })
+		o := l.until(cloud.VMID(vmID(n)), "a report that QEMU does not answer", func(o cloud.Observation) bool { return o.LastError == "QEMU does not answer" })
 		require.Equal(t, pids[n], o.PID)
 	}
 	last := len(hostile)
@@ -380,7 +380,7 @@ func TestBuildFails(t *testing.T) {
 	l.fetchErr.Store(&away)
 	want := on(l.vm(1))
 	l.assign(want)
-	l.until(cloud.VMID(want.VmId), "why it is not built", func(o cloud.Observation) bool {
+	l.until(cloud.VMID(want.VmId), "the reason why the disks are not built", func(o cloud.Observation) bool {
 		return o.Observed == cloud.ObservedBuilding && strings.Contains(o.LastError, "no member provides the image")
 	})
 	l.fetchErr.Store(nil)

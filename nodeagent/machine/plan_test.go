@@ -107,7 +107,7 @@ func (h *paper) happens(t *testing.T, d *datadriven.TestData) {
 	case "orphan":
 		h.s.Guest, h.s.Exists = OrphanProcess, true
 	default:
-		d.Fatalf(t, "what is %q", what)
+		d.Fatalf(t, "unknown event %q", what)
 	}
 }
 
@@ -166,7 +166,7 @@ func (h *paper) settle(t *testing.T) string {
 		h.s.Error = ""
 		h.do(t, p.Action)
 	}
-	require.FailNow(t, "it never comes to rest", strings.Join(out, "\n"))
+	require.FailNow(t, "the actions do not end", strings.Join(out, "\n"))
 	return ""
 }
 
@@ -177,7 +177,7 @@ func (h *paper) do(t *testing.T, a Action) {
 		r.Built, r.Cluster, h.s.Exists = true, h.cluster, true
 	case Start:
 		h.launches++
-		require.Greater(t, h.want.GetStarts(), r.StartsDone, "the same start twice")
+		require.Greater(t, h.want.GetStarts(), r.StartsDone, "the plan executes a start again that is done")
 		r.StartsDone, r.Live = h.want.GetStarts(), true
 		r.RebootsBegun, r.RebootsDone, r.ResetsDone = h.want.GetReboots(), h.want.GetReboots(), h.want.GetResets()
 		h.s.Guest, h.s.Trouble = Waiting, ""
@@ -264,23 +264,23 @@ func rule(want *agentv1.AssignedVm, s Observation, p Plan) string {
 	launches := p.Action == Start || p.Action == Relaunch
 	switch {
 	case p.Observed == cloud.ObservedUnspecified:
-		return "nothing is said"
+		return "the plan reports no observed state"
 	case want.GetPower() == agentv1.Power_POWER_UNSPECIFIED && p.Action != Nothing:
-		return "something is done unasked"
+		return "an action without a desired state"
 	case want.GetPower() != agentv1.Power_POWER_DESTROYED && p.Action == Destroy:
-		return "something is destroyed unasked"
+		return "Destroy without the desired state DESTROYED"
 	case want.GetPower() != agentv1.Power_POWER_ON && (launches || p.Action == Resume || p.Action == ResumeAfterDiskError):
-		return "something runs unasked"
+		return "a guest is launched or resumed without the desired state ON"
 	case launches && s.Guest != None:
-		return "something is launched beside a process"
+		return "a launch while the VM has a process"
 	case s.Foreign && s.Guest != None && want.GetPower() == agentv1.Power_POWER_ORPHANED && p.Action != Nothing:
-		return "a guest is ended by records that cannot know it"
+		return "a guest whose VM is missing in this cluster's data is ended"
 	case s.Foreign && s.Guest != None && want.GetPower() == agentv1.Power_POWER_OFF && s.Record.StartsDone > want.GetStarts() && p.Action != Nothing:
-		return "a guest is ended by records that do not know its start"
+		return "a guest whose last start is missing in this cluster's data is ended"
 	case s.Foreign && want.GetPower() <= agentv1.Power_POWER_ON && p.Action != Nothing && p.Action != AdoptCounters:
-		return "counts of another cluster are gone by"
+		return "counters of another cluster are used"
 	case p.Action == Start && s.Record.StartsDone >= want.GetStarts():
-		return "a start is made twice"
+		return "a start that is done is executed again"
 	}
 	return ""
 }

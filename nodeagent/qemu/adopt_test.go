@@ -63,13 +63,13 @@ func TestAdoptAfterTheEnd(t *testing.T) {
 		want Exit
 	}{
 		{"guest powered off", func(l *lab, p *Process) { p.Close(); l.types("o") }, Exit{Guest, "the guest powered itself off"}},
-		{"button pressed before", func(l *lab, p *Process) {
+		{"power button pressed before the agent ended", func(l *lab, p *Process) {
 			require.NoError(l, p.Pause(l.ctx))
 			require.NoError(l, p.PressPowerButton(l.ctx))
 			p.Close()
 			l.resume()
 		}, exitRequested},
-		{"panicked", func(l *lab, p *Process) { p.Close(); l.types("p") }, Exit{Crashed, "the guest's kernel panicked"}},
+		{"guest panicked", func(l *lab, p *Process) { p.Close(); l.types("p") }, Exit{Crashed, "the guest's kernel panicked"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			l := newLab(t)
@@ -187,7 +187,7 @@ func TestAdoptRefusesOtherProcesses(t *testing.T) {
 			pid, start := member(l)
 			return record(pid, start-1)
 		}, Exit{Crashed, "QEMU ended while the agent was away"}},
-		{"pid that somebody else has now", func(l *lab) Record {
+		{"pid that a process outside of the group has now", func(l *lab) Record {
 			start, err := startTime(os.Getpid())
 			require.NoError(l, err)
 			return record(os.Getpid(), start-1) // if Adopt killed this pid, the test would end

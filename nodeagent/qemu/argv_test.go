@@ -62,7 +62,7 @@ func TestKeepSlots(t *testing.T) {
 	first, err := s.KeepSlots(nil)
 	require.NoError(t, err)
 	require.Equal(t, []Disk{disk("a", Virtio, 0), disk("b", Virtio, 2), disk("c", SCSI, 0), disk("d", Virtio, 1)}, first.Disks)
-	require.Equal(t, -1, s.Disks[0].Slot, "the argument is unchanged")
+	require.Equal(t, -1, s.Disks[0].Slot, "KeepSlots must not change its argument")
 
 	// After the first disk is removed, another added, and the bus of a third changed, a disk that has the same id and
 	// bus must have the same slot.

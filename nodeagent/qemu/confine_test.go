@@ -80,9 +80,9 @@ func TestConfinement(t *testing.T) {
 		require.NotEqual(t, own, qemus)
 	}
 	devices := strings.Split(strings.TrimSpace(proc(t, pid, "net/dev")), "\n")
-	require.Len(t, devices, 3, "two lines of heading, and lo")
+	require.Len(t, devices, 3, "the network namespace must have no device except lo")
 	require.NoError(t, dialFrom(t, "thread-self"))
-	require.ErrorIs(t, dialFrom(t, strconv.Itoa(pid)), unix.ENETUNREACH, "a service on the host's loopback, from QEMU's network namespace")
+	require.ErrorIs(t, dialFrom(t, strconv.Itoa(pid)), unix.ENETUNREACH, "QEMU must not reach a service on the host's loopback address")
 
 	// QEMU sees only the files of the host that it needs. None is writable, and only code is executable.
 	for line := range strings.Lines(proc(t, pid, "mountinfo")) {
@@ -181,19 +181,19 @@ func TestVMUsersAreIsolated(t *testing.T) {
 	for dir := vms; strings.HasPrefix(dir, filepath.Clean(os.TempDir())+"/"); dir = filepath.Dir(dir) {
 		require.NoError(t, os.Chmod(dir, 0o755))
 	}
-	require.NoError(t, as(next.UID(), "ls "+vms), "the user can search the directories above")
+	require.NoError(t, as(next.UID(), "ls "+vms), "the VM's user must be able to search the directories above the home")
 	for name, command := range map[string]string{
-		"list its home":              fmt.Sprintf("ls %s", l.home.dir),
-		"read its console":           fmt.Sprintf("cat %s", l.home.Console().Path()),
-		"write its console":          fmt.Sprintf("echo x >> %s", l.home.Console().Path()),
-		"list its open files":        fmt.Sprintf("ls /proc/%d/fd", pid),
-		"read its memory map":        fmt.Sprintf("cat /proc/%d/maps", pid),
-		"read its environment":       fmt.Sprintf("cat /proc/%d/environ", pid),
-		"see its file system":        fmt.Sprintf("ls /proc/%d/root/", pid),
-		"signal it":                  fmt.Sprintf("kill -0 %d", pid),
-		"list the agent's files":     fmt.Sprintf("ls /proc/%d/fd", agent),
-		"read the agent's variables": fmt.Sprintf("cat /proc/%d/environ", agent),
-		"signal the agent":           fmt.Sprintf("kill -0 %d", agent),
+		"list the VM's home":           fmt.Sprintf("ls %s", l.home.dir),
+		"read the VM's console":        fmt.Sprintf("cat %s", l.home.Console().Path()),
+		"write to the VM's console":    fmt.Sprintf("echo x >> %s", l.home.Console().Path()),
+		"list QEMU's open files":       fmt.Sprintf("ls /proc/%d/fd", pid),
+		"read QEMU's memory map":       fmt.Sprintf("cat /proc/%d/maps", pid),
+		"read QEMU's environment":      fmt.Sprintf("cat /proc/%d/environ", pid),
+		"list QEMU's root directory":   fmt.Sprintf("ls /proc/%d/root/", pid),
+		"signal QEMU":                  fmt.Sprintf("kill -0 %d", pid),
+		"list the agent's files":       fmt.Sprintf("ls /proc/%d/fd", agent),
+		"read the agent's environment": fmt.Sprintf("cat /proc/%d/environ", agent),
+		"signal the agent":             fmt.Sprintf("kill -0 %d", agent),
 	} {
 		require.NoError(t, as(0, command), "root can %s", name)
 		require.Error(t, as(next.UID(), command), "the user of another VM can %s", name)

@@ -32,7 +32,7 @@ func TestFindProcessClosesItsDescriptor(t *testing.T) {
 	began, err := startTime(os.Getpid())
 	require.NoError(t, err)
 	_, err = unix.FcntlInt(0, unix.F_GETFD, 0)
-	require.NoError(t, err, "descriptor 0 is open")
+	require.NoError(t, err, "descriptor 0 must be open")
 	for name, c := range map[string]struct {
 		record Record
 		want   error

@@ -32,7 +32,7 @@ func TestHomes(t *testing.T) {
 		require.NoError(t, err)
 		require.GreaterOrEqual(t, home.UID(), 700_000)
 		require.LessOrEqual(t, home.UID(), 700_009)
-		require.False(t, uids[home.UID()], "no uid is used twice")
+		require.False(t, uids[home.UID()], "two homes have the same uid")
 		uids[home.UID()] = true
 
 		again, err := h.Claim(uuid(i))
@@ -46,7 +46,7 @@ func TestHomes(t *testing.T) {
 	require.ErrorContains(t, err, "all uids from 700000 to 700009 are taken")
 	ids, err := h.List()
 	require.NoError(t, err)
-	require.Len(t, ids, 10, "a failed call left no records")
+	require.Len(t, ids, 10, "a failed call must leave no record")
 
 	home, err := h.Open(uuid(3))
 	require.NoError(t, err)
@@ -57,7 +57,7 @@ func TestHomes(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	next, err := h.Claim(uuid(10))
 	require.NoError(t, err)
-	require.Equal(t, home.UID(), next.UID(), "the only free one")
+	require.Equal(t, home.UID(), next.UID(), "the new home must get the only free uid")
 }
 
 func TestHomesRefuse(t *testing.T) {
@@ -91,7 +91,7 @@ func TestHomesRefuse(t *testing.T) {
 	_, err = h.Claim(uuid(1))
 	require.ErrorContains(t, err, "does not hold a uid")
 	_, err = h.Claim(uuid(2))
-	require.Error(t, err, "the uid of a damaged home may be in use")
+	require.Error(t, err, "no uid may be assigned while a damaged home may use it")
 }
 
 func TestUIDOfRunningProcessIsNotReused(t *testing.T) {

@@ -44,7 +44,7 @@ func TestFileSizeLimit(t *testing.T) {
 }
 
 func TestLimitFollowsTheDisks(t *testing.T) {
-	require.EqualValues(t, 1<<30, Files{}.fileSizeLimit(), "logs need space even without a disk")
+	require.EqualValues(t, 1<<30, Files{}.fileSizeLimit(), "the limit without a disk must leave room for logs")
 	two := Files{Disks: map[string]Layers{"a": {Size: 1 << 30}, "b": {Size: 160 << 30}}}
 	require.EqualValues(t, 170<<30+64<<20, two.fileSizeLimit())
 }
@@ -87,7 +87,7 @@ func TestFloods(t *testing.T) {
 	} {
 		now := growth{1<<30 + c.grown, at.Add(time.Duration(c.seconds) * time.Second)}
 		require.Equal(t, c.floods, growth{1 << 30, at}.floods(now), "%v", c)
-		require.False(t, growth{}.floods(now), "the length of the log is unknown")
+		require.False(t, growth{}.floods(now), "growth from an unknown length must not count as a flood")
 	}
 }
 

@@ -64,7 +64,7 @@ func TestExitReasons(t *testing.T) {
 		{"hard power off", func(l *lab, p *Process) { require.NoError(l, p.PowerOff(l.ctx)) }, Requested, "as requested"},
 		{"killed by the agent", func(l *lab, p *Process) { require.NoError(l, p.Kill(l.ctx)) }, Requested, "as requested"},
 		{"kernel panic", func(l *lab, _ *Process) { l.types("p") }, Crashed, "the guest's kernel panicked"},
-		{"killed by somebody", func(l *lab, p *Process) { signal(l.T, p, unix.SIGKILL) }, Crashed, "QEMU was ended by signal 9 (killed)"},
+		{"killed by another process", func(l *lab, p *Process) { signal(l.T, p, unix.SIGKILL) }, Crashed, "QEMU was ended by signal 9 (killed)"},
 		{"SIGTERM from another process", func(l *lab, p *Process) { signal(l.T, p, unix.SIGTERM) }, Crashed, "terminating on signal 15"},
 		{"aborted", func(l *lab, p *Process) { signal(l.T, p, unix.SIGABRT) }, Crashed, "signal 6 (aborted)"},
 	} {
@@ -105,10 +105,10 @@ func TestStartsAgain(t *testing.T) {
 	require.NotEqual(t, p.record.PID, again.record.PID)
 	_, known, err := l.home.Exit()
 	require.NoError(t, err)
-	require.False(t, known, "the last end is of the start before")
+	require.False(t, known, "the exit of the previous start must not be returned for this one")
 	tail, err := l.home.Console().Tail(1 << 20)
 	require.NoError(t, err)
-	require.GreaterOrEqual(t, strings.Count(string(tail), "GUEST UP\n"), 1, "the console continues")
+	require.GreaterOrEqual(t, strings.Count(string(tail), "GUEST UP\n"), 1, "the console log must contain the output of this start")
 	require.FileExists(t, l.home.path("stderr.log.old"))
 
 	_, err = l.launcher.Launch(l.ctx, l.home, spec(), Files{}, 8, "")
@@ -134,7 +134,7 @@ func TestControl(t *testing.T) {
 	select {
 	case <-p.Wake():
 	case <-l.ctx.Done():
-		t.Fatal("nobody was woken")
+		t.Fatal("the pause did not cause a value on Wake")
 	}
 	require.NoError(t, p.Resume(l.ctx))
 
@@ -156,7 +156,7 @@ func TestControl(t *testing.T) {
 	l.eventually(func() bool {
 		tail, err := l.home.Console().Tail(1 << 20)
 		return err == nil && strings.Count(string(tail), "GUEST UP\n") == 2
-	}, "the guest boots again")
+	}, "the guest prints GUEST UP again after a reset")
 	require.Equal(t, Exit{}, p.Exit())
 	require.NoError(t, p.PowerOff(l.ctx))
 }
@@ -271,7 +271,7 @@ func TestDiskError(t *testing.T) {
 	filler := filepath.Join(small, "filler")
 	require.Error(t, os.WriteFile(filler, make([]byte, 2<<20), 0o600))
 	l.types("w")
-	l.eventually(func() bool { return p.LastError() != "" }, "an error of the disk")
+	l.eventually(func() bool { return p.LastError() != "" }, "LastError has the disk's error")
 	require.Equal(t, "disk root: write error: No space left on device; the guest is stopped", p.LastError())
 	status, err := p.Status(l.ctx)
 	require.NoError(t, err)
@@ -281,7 +281,7 @@ func TestDiskError(t *testing.T) {
 	p, err = l.launcher.Adopt(l.ctx, l.home)
 	require.NoError(t, err)
 	t.Cleanup(p.Close)
-	l.eventually(func() bool { return p.LastError() != "" }, "the next agent sees it too")
+	l.eventually(func() bool { return p.LastError() != "" }, "LastError of the next agent has the disk's error")
 	require.Contains(t, p.LastError(), "disk root: write error: No space")
 
 	require.NoError(t, os.Remove(filler))
@@ -332,21 +332,21 @@ func TestLaunchFails(t *testing.T) {
 		{"CPU model with options", func(_ *lab, s *Spec, _ *Files) { s.CPUModel = "max,+vmx" }, "CPU model", true},
 		{"another VM's spec", func(_ *lab, s *Spec, _ *Files) { s.ID = strings.Replace(vmID, "a", "b", 1) }, "the spec is of VM", true},
 		{"machine that this QEMU does not know", func(_ *lab, s *Spec, _ *Files) { s.Machine = "pc-q35-99.0" }, "unsupported machine type", false},
-		{"missing file", func(_ *lab, _ *Spec, f *Files) { f.Disks = nil }, "files of disk root", false},
-		{"file that cannot be written", func(l *lab, _ *Spec, f *Files) {
+		{"missing disk file", func(_ *lab, _ *Spec, f *Files) { f.Disks = nil }, "files of disk root", false},
+		{"overlay that is opened read-only", func(l *lab, _ *Spec, f *Files) {
 			overlay, err := os.Open(f.Disks["root"].Overlay.Name())
 			require.NoError(l, err)
 			l.Cleanup(func() { _ = overlay.Close() })
 			f.Disks["root"] = Layers{Overlay: overlay, Base: f.Disks["root"].Base}
 		}, "overlay of disk root is not open for reading and writing", false},
-		{"image that could be written", func(l *lab, _ *Spec, f *Files) {
+		{"image that is opened for writing", func(l *lab, _ *Spec, f *Files) {
 			f.Disks["root"] = Layers{Overlay: f.Disks["root"].Overlay, Base: f.Disks["root"].Overlay}
 		}, "image beneath disk root is not open for reading alone", false},
 		{"kernel without a file", func(_ *lab, s *Spec, _ *Files) { s.Kernel = true }, "kernel", false},
-		{"no such QEMU", func(l *lab, _ *Spec, _ *Files) { l.launcher.Program = "/usr/bin/qemu-system-none" }, "no such file", false},
-		{"QEMU in a strange place", func(l *lab, _ *Spec, _ *Files) { l.launcher.Program = "/etc/hostname" }, "under /usr", false},
+		{"missing QEMU program", func(l *lab, _ *Spec, _ *Files) { l.launcher.Program = "/usr/bin/qemu-system-none" }, "no such file", false},
+		{"QEMU outside of /usr", func(l *lab, _ *Spec, _ *Files) { l.launcher.Program = "/etc/hostname" }, "under /usr", false},
 		{"invalid launcher", func(l *lab, _ *Spec, _ *Files) { l.launcher.LauncherCommand = []string{"/bin/true"} }, "", false},
-		{"no launcher", func(l *lab, _ *Spec, _ *Files) { l.launcher.LauncherCommand = []string{"/nonexistent"} }, "start launcher", false},
+		{"missing launcher", func(l *lab, _ *Spec, _ *Files) { l.launcher.LauncherCommand = []string{"/nonexistent"} }, "start launcher", false},
 		{"image that is not QCOW2", func(_ *lab, s *Spec, _ *Files) { s.Disks[0].Base = qcow2.QCOW2 }, "not in qcow2 format", false},
 		{"disk that another QEMU writes", func(l *lab, _ *Spec, f *Files) {
 			lock := unix.Flock_t{Type: unix.F_WRLCK, Start: 0, Len: 1 << 10}

@@ -52,7 +52,7 @@ func play(nc net.Conn, script string) error {
 		}
 		var req request
 		if err := json.Unmarshal(line, &req); err != nil || req.Execute != want {
-			return req, fmt.Errorf("heard %s, want %s (%v)", line, want, err)
+			return req, fmt.Errorf("received %s, want %s (%v)", line, want, err)
 		}
 		heard = append(heard, strconv.FormatUint(req.ID, 10))
 		return req, nil
@@ -156,28 +156,28 @@ func TestHandshake(t *testing.T) {
 		is     error  // error that New must wrap
 		says   string // text that the error must contain; "" if New must succeed
 	}{
-		"plain":                              {script: "hello"},
-		"an event before the greeting":       {script: "event EARLY\nhello"},
-		"an event before the first reply":    {script: "say {\"QMP\": {}}\nevent EARLY\nhear qmp_capabilities\nevent EARLY\nsay {\"return\": {}, \"id\": $1}"},
-		"empty lines":                        {script: "say\nsay \nhello"},
-		"garbage instead":                    {script: "say SSH-2.0-OpenSSH_9.2", is: ErrClosed, says: "not a QMP message"},
-		"JSON that is no message":            {script: "say {\"status\": \"running\"}", is: ErrClosed, says: "neither greeting, event nor reply"},
-		"a number":                           {script: "say 7", is: ErrClosed, says: "not a QMP message"},
-		"a line that never ends":             {script: "type {\"QMP\"\nhang up", is: ErrClosed, says: "unexpected EOF"},
-		"nothing, then the end":              {script: "hang up", is: ErrClosed, says: "read greeting"},
-		"silence: another client is served":  {script: "sleep 20s", is: ErrBusy, says: "deadline exceeded"},
-		"greeting, then silence":             {script: "say {\"QMP\": {}}\nhear qmp_capabilities\nsleep 20s", is: context.DeadlineExceeded, says: "qmp_capabilities"},
-		"a greeting, and QEMU does not read": {script: "say {\"QMP\": {}}\nsleep 20s", is: context.DeadlineExceeded, says: "qmp_capabilities"},
-		"capabilities refused":               {script: "say {\"QMP\": {}}\nhear qmp_capabilities\nsay {\"error\": {\"class\": \"CommandNotFound\", \"desc\": \"no\"}, \"id\": $1}", says: "qmp_capabilities: CommandNotFound: no"},
-		"two greetings":                      {script: "say {\"QMP\": {}}\nsay {\"QMP\": {}}", is: ErrClosed, says: "second greeting"},
-		"a reply to somebody else's command": {script: "say {\"return\": {}, \"id\": 1}\nhello"},
+		"plain":                                                   {script: "hello"},
+		"an event before the greeting":                            {script: "event EARLY\nhello"},
+		"an event before the first reply":                         {script: "say {\"QMP\": {}}\nevent EARLY\nhear qmp_capabilities\nevent EARLY\nsay {\"return\": {}, \"id\": $1}"},
+		"empty lines":                                             {script: "say\nsay \nhello"},
+		"text that is not JSON":                                   {script: "say SSH-2.0-OpenSSH_9.2", is: ErrClosed, says: "not a QMP message"},
+		"JSON object that is not a message":                       {script: "say {\"status\": \"running\"}", is: ErrClosed, says: "neither greeting, event nor reply"},
+		"a number":                                                {script: "say 7", is: ErrClosed, says: "not a QMP message"},
+		"a line without an end":                                   {script: "type {\"QMP\"\nhang up", is: ErrClosed, says: "unexpected EOF"},
+		"connection closed before a greeting":                     {script: "hang up", is: ErrClosed, says: "read greeting"},
+		"no greeting because another client is connected":         {script: "sleep 20s", is: ErrBusy, says: "deadline exceeded"},
+		"no reply to qmp_capabilities":                            {script: "say {\"QMP\": {}}\nhear qmp_capabilities\nsleep 20s", is: context.DeadlineExceeded, says: "qmp_capabilities"},
+		"QEMU that does not read after its greeting":              {script: "say {\"QMP\": {}}\nsleep 20s", is: context.DeadlineExceeded, says: "qmp_capabilities"},
+		"qmp_capabilities refused":                                {script: "say {\"QMP\": {}}\nhear qmp_capabilities\nsay {\"error\": {\"class\": \"CommandNotFound\", \"desc\": \"no\"}, \"id\": $1}", says: "qmp_capabilities: CommandNotFound: no"},
+		"two greetings":                                           {script: "say {\"QMP\": {}}\nsay {\"QMP\": {}}", is: ErrClosed, says: "second greeting"},
+		"a reply to another client's command before the greeting": {script: "say {\"return\": {}, \"id\": 1}\nhello"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			against(t, tc.script, func(t *testing.T, nc net.Conn) {
 				c, err := New(t.Context(), nc)
 				if tc.says == "" {
 					require.NoError(t, err)
-					require.Equal(t, Mark(strings.Count(tc.script, "EARLY")), c.Mark(), "earlier events are kept")
+					require.Equal(t, Mark(strings.Count(tc.script, "EARLY")), c.Mark(), "events before the greeting must be kept")
 					require.NoError(t, c.Close())
 					return
 				}
@@ -186,7 +186,7 @@ func TestHandshake(t *testing.T) {
 					require.ErrorIs(t, err, tc.is)
 				}
 				_, err = nc.Write([]byte("x"))
-				require.Error(t, err, "a failed New has closed the connection")
+				require.Error(t, err, "a failed New must close the connection")
 			})
 		})
 	}
@@ -265,11 +265,11 @@ func TestErrorsKeepTheirClass(t *testing.T) {
 // and that events before the end can still be read.
 func TestConnectionEnd(t *testing.T) {
 	for name, tc := range map[string]struct{ script, says string }{
-		"garbage":         {"say qemu: terminating on signal 15", "not a QMP message"},
-		"bytes":           {"say \x00\xff\xfe{", "not a QMP message"},
-		"half a reply":    {"type {\"return\": {\nhang up", "unexpected EOF"},
-		"hang up":         {"hang up", "EOF"},
-		"error of a kind": {"say {\"error\": \"no\", \"id\": $1}", "not a QMP message"},
+		"text that is not JSON":       {"say qemu: terminating on signal 15", "not a QMP message"},
+		"bytes that are not UTF-8":    {"say \x00\xff\xfe{", "not a QMP message"},
+		"an incomplete reply":         {"type {\"return\": {\nhang up", "unexpected EOF"},
+		"hang up":                     {"hang up", "EOF"},
+		"error that is not an object": {"say {\"error\": \"no\", \"id\": $1}", "not a QMP message"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			connected(t, "hello\nhear cont\nevent RESUME\n"+tc.script, func(t *testing.T, c *Conn) {
@@ -281,7 +281,7 @@ func TestConnectionEnd(t *testing.T) {
 				<-c.Done()
 				require.ErrorIs(t, c.Err(), ErrClosed)
 				_, err := c.Wait(t.Context(), 0, named("RESUME"))
-				require.NoError(t, err, "events before the end can be read")
+				require.NoError(t, err, "events before the end must be readable")
 				_, err = c.Wait(t.Context(), 0, named("SHUTDOWN"))
 				require.ErrorIs(t, err, ErrClosed)
 			})
@@ -349,7 +349,7 @@ func TestHungQEMU(t *testing.T) {
 		require.ErrorContains(t, err, "write 5 of 26 bytes")
 		require.ErrorIs(t, c.Do(t.Context(), "cont", nil, nil), ErrClosed)
 		_, err = c.Wait(t.Context(), 0, named("STOP"))
-		require.NoError(t, err, "the last output of QEMU is still read")
+		require.NoError(t, err, "QEMU's last output must still be read")
 		<-c.Done()
 		time.Sleep(time.Minute)
 	})
@@ -392,7 +392,7 @@ func TestWaitSeesEventsSinceMark(t *testing.T) {
 		require.Equal(t, time.Unix(7, 9000), e.Time)
 		e, err = c.Wait(t.Context(), from, named("STOP"))
 		require.NoError(t, err)
-		require.Equal(t, Mark(2), e.At, "not the one from before the mark")
+		require.Equal(t, Mark(2), e.At, "Wait must not return the STOP event before the mark")
 		_, err = c.Wait(within(t, time.Second), e.At+1, named("STOP"))
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 	})
@@ -406,7 +406,7 @@ func TestEventFloodDoesNotBlockReaders(t *testing.T) {
 		_, err := c.Wait(t.Context(), 0, named("FIRST"))
 		require.ErrorIs(t, err, ErrDropped)
 		e, err := c.Wait(t.Context(), 0, named("LAST"))
-		require.NoError(t, err, "dropped events do not hide the one that is waited for")
+		require.NoError(t, err, "Wait must return an event that follows dropped events")
 		require.Equal(t, Mark(5001), e.At)
 
 		e, err = s.Next(t.Context())
@@ -433,7 +433,7 @@ func TestEventLogByteLimit(t *testing.T) {
 	})
 	connected(t, "hello\nflood 2 5000000", func(t *testing.T, c *Conn) {
 		_, err := c.Wait(t.Context(), 1, named("FLOOD"))
-		require.NoError(t, err, "the newest is kept whatever its size")
+		require.NoError(t, err, "the newest event must be kept whatever its size")
 		require.Len(t, c.log.events, 1)
 	})
 }
@@ -497,7 +497,7 @@ func TestAClosedDescriptorIsNotSent(t *testing.T) {
 	closed := os.NewFile(uintptr(must(unix.Dup(0))), "closed")
 	closed.Close()
 	require.ErrorContains(t, c.SendFD(t.Context(), "one", closed), "pass descriptor: use of closed file")
-	require.NoError(t, c.Err(), "nothing was sent, so the connection stays usable")
+	require.NoError(t, c.Err(), "the connection must stay usable, because nothing was sent")
 	require.NoError(t, c.SendFD(t.Context(), "two", os.Stdin))
 	require.NoError(t, <-played)
 }
@@ -545,7 +545,7 @@ func readAll(t *testing.T, r io.Reader) (got []string) {
 			got = append(got, fmt.Sprintf("event %+v", *m.event))
 		default:
 			ret, err := m.reply.result()
-			require.True(t, (err != nil) != json.Valid(ret), "a refusal or a result")
+			require.True(t, (err != nil) != json.Valid(ret), "a reply must have either an error or a result")
 			got = append(got, fmt.Sprintf("reply %d %s %v", m.reply.id, ret, err))
 		}
 	}

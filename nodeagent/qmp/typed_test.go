@@ -36,7 +36,7 @@ func TestTypedCommandWithUnknownAnswer(t *testing.T) {
 		_, err := m.QueryStatus()
 		require.ErrorContains(t, err, "of-the-future")
 		status, err := m.QueryStatus()
-		require.NoError(t, err, "an unknown member is ignored")
+		require.NoError(t, err, "an unknown field must be ignored")
 		require.Equal(t, raw.StatusInfo{Running: true, Status: raw.RunStateRunning}, status)
 	})
 }

@@ -209,10 +209,10 @@ func TestBackoff(t *testing.T) {
 		tries := len(at)
 		h.poke["a"] <- struct{}{}
 		synctest.Wait()
-		require.Len(t, at, tries, "an event shortened the pause")
+		require.Len(t, at, tries, "a change of the VM must not shorten the pause")
 		l.Assign(assignments{"a": assigned(2, on)}, nil, false)
 		synctest.Wait()
-		require.Len(t, at, tries+1, "a new desired state was not tried at once")
+		require.Len(t, at, tries+1, "a new desired state must end the pause")
 	})
 }
 
@@ -327,7 +327,7 @@ func TestLeaving(t *testing.T) {
 		l.Assign(assignments{"a": assigned(2, destroyed), "b": assigned(1, on)}, nil, false)
 		synctest.Wait()
 		require.Equal(t, "a:g2", h.takeLog())
-		require.Equal(t, []cloud.VMID{"a", "b"}, l.Present(), "removed before it was reported")
+		require.Equal(t, []cloud.VMID{"a", "b"}, l.Present(), "a destroyed VM must stay present until it is no longer assigned")
 		l.Assign(assignments{"b": assigned(1, on)}, []cloud.VMID{"a"}, false)
 		synctest.Wait()
 		require.Equal(t, []cloud.VMID{"a"}, h.removed)
@@ -402,7 +402,7 @@ func TestFailedLook(t *testing.T) {
 			Open: func(cloud.VMID) Reconciled {
 				return unobservable(func() { looks++ })
 			},
-			Report:  func(cloud.Observation) { t.Error("reported what was not seen") },
+			Report:  func(cloud.Observation) { t.Error("reported a VM without an observation") },
 			Removed: func(cloud.VMID) {}, Log: slog.New(slog.DiscardHandler), Launches: 1, Builds: 1,
 		})
 		t.Cleanup(l.Close)

@@ -30,13 +30,13 @@ func TestEvicted(t *testing.T) {
 		a := open(t, dir, with, m).run(t)
 		a.says(t, "evicted from its cluster", "trivet node token", "guests keep running")
 		a.says(t, "token was refused")
-		require.Equal(t, "n1", string(a.Node()), "the agent keeps its node ID")
+		require.Equal(t, "n1", string(a.Node()), "the agent must keep its node ID")
 		require.Len(t, m.denied, 1)
 		require.Len(t, m.joins, 1)
 		<-m.denied
 		<-m.joins
 		a.stop()
-		require.Empty(t, m.denied, "it contacted a member once")
+		require.Empty(t, m.denied, "the agent must contact a member only once")
 		require.Empty(t, a.assigned)
 	}
 

@@ -81,9 +81,9 @@ func TestLeaveCluster(t *testing.T) {
 	next(t, restored.watches)
 	restored.send <- snapshot(3, 20, "b")
 	dropped := next(t, a.assigned)
-	require.Zero(t, dropped.Term, "the lost cluster's assignment ends before the host joins another one")
+	require.Zero(t, dropped.Term, "the lost cluster's assignment must end before the host joins another cluster")
 	require.Empty(t, dropped.VMs)
-	require.EqualValues(t, 3, next(t, a.assigned).Term, "a lower term than the lost cluster's")
+	require.EqualValues(t, 3, next(t, a.assigned).Term, "the assignment of the new cluster must be delivered, although its term is lower")
 	require.Equal(t, "5678", a.Cluster())
 	a.stop()
 

@@ -109,7 +109,7 @@ func (m *member) refuse() error {
 	if m.excluded == "" {
 		return nil
 	}
-	s, err := status.New(codes.PermissionDenied, "you are out").WithDetails(&errdetails.ErrorInfo{Reason: m.excluded, Domain: "trivet"})
+	s, err := status.New(codes.PermissionDenied, "the host is excluded").WithDetails(&errdetails.ErrorInfo{Reason: m.excluded, Domain: "trivet"})
 	if err != nil {
 		return err
 	}
@@ -330,7 +330,7 @@ func next[T any](t *testing.T, from chan T) T {
 	case v := <-from:
 		return v
 	case <-time.After(wait):
-		require.FailNow(t, "no file was created")
+		require.FailNow(t, "no value arrived in time")
 		panic("unreachable")
 	}
 }

@@ -48,7 +48,7 @@ func TestLeaseStartsWhenHeartbeatIsSent(t *testing.T) {
 		go func() { done <- a.sendHeartbeats(t.Context(), beats, 30*time.Second) }()
 		time.Sleep(time.Second)
 		_, ok := a.Lease()
-		require.False(t, ok, "a lease before the answer")
+		require.False(t, ok, "there must be no lease before the response")
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		until, ok := a.Lease()
@@ -96,7 +96,7 @@ func (m *silentWatch) Trailer() metadata.MD { return nil }
 func TestSilence(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	for name, sent := range map[string][]*agentv1.WatchResponse{
-		"nothing": nil, "half a snapshot": {{Term: 1, Revision: 1}},
+		"no message": nil, "an incomplete snapshot": {{Term: 1, Revision: 1}},
 	} {
 		a := open(t, t.TempDir(), nil, m)
 		synctest.Test(t, func(t *testing.T) {
@@ -139,7 +139,7 @@ func TestStoredAssignment(t *testing.T) {
 		require.True(t, got.Stored)
 		require.EqualValues(t, 9, got.Revision)
 		require.Contains(t, got.VMs, cloud.VMID("a"))
-		require.False(t, a.stored.Stored, "marked the original")
+		require.False(t, a.stored.Stored, "the delivery must not set Stored in the original assignment")
 	})
 	a = open(t, dir, nil, m)
 	a.deliver(&Assignment{Term: 3, Revision: 10})
@@ -186,7 +186,7 @@ func TestRoute(t *testing.T) {
 		}
 		r.next(members)
 	}
-	require.Less(t, followed, 16, "no pause between members that name each other")
+	require.Less(t, followed, 16, "too few pauses between members that name each other as the leader")
 	require.Positive(t, followed)
 
 	only := []string{"a"}

@@ -168,10 +168,10 @@ func TestIncompleteSnapshotIsNotDelivered(t *testing.T) {
 func TestLowerTermIsDropped(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	dir := t.TempDir()
-	for _, how := range []string{"told", "started since"} {
+	for _, how := range []string{"agent that has seen the higher term", "agent after a restart"} {
 		a := open(t, dir, nil, m).run(t)
 		next(t, m.watches)
-		if how == "told" {
+		if how == "agent that has seen the higher term" {
 			m.send <- snapshot(5, 50, "a")
 			require.EqualValues(t, 5, next(t, a.assigned).Term)
 			m.send <- nil
@@ -195,7 +195,7 @@ func TestUnansweredHeartbeatEndsSession(t *testing.T) {
 	m.send <- snapshot(1, 1)
 	next(t, m.watches)
 	_, ok := a.Lease()
-	require.False(t, ok, "a lease without an answered heartbeat")
+	require.False(t, ok, "there must be no lease without a response to a heartbeat")
 	// An error that concerns this host and not the member must not end the session.
 	m.set(func() { m.beatErr = status.Error(codes.PermissionDenied, "banned") })
 	m.send <- snapshot(1, 1)

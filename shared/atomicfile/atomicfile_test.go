@@ -37,7 +37,7 @@ func TestWriteFileReplacesContentAndMode(t *testing.T) {
 		require.Equal(t, perm.String(), string(text))
 		info, err := os.Stat(path)
 		require.NoError(t, err)
-		require.Equal(t, perm, info.Mode(), "neither the umask nor the old mode counts")
+		require.Equal(t, perm, info.Mode(), "the mode must be the given one, whatever the umask and the old mode are")
 		require.Equal(t, []string{"a"}, list(t, dir))
 	}
 }
@@ -132,12 +132,12 @@ func TestKilledWriter(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "old", string(text))
 	names := list(t, dir)
-	require.Len(t, names, 3, "each killed process left a file")
+	require.Len(t, names, 3, "each killed process must leave a temporary file")
 	for _, name := range names[:2] {
 		require.True(t, strings.HasPrefix(name, ".a.json"), name)
 	}
 
-	require.NoError(t, WriteFile(path, []byte("new"), 0o600), "a file that was left is not in the way")
+	require.NoError(t, WriteFile(path, []byte("new"), 0o600), "a temporary file must not make a later write fail")
 	require.Len(t, list(t, dir), 3)
 	require.NoError(t, RemoveLeftovers(dir))
 	require.Equal(t, []string{"a.json"}, list(t, dir))

@@ -22,11 +22,11 @@ func TestDefaultsDoNotChange(t *testing.T) {
 	require.Equal(t, []ProjectID{"web", "lair", ""}, []ProjectID{d.ProjectIn("acme"), d.ProjectIn("evil"), d.ProjectIn("other")})
 
 	d = d.WithBindings([]Binding{acme, secret, shop})
-	require.Zero(t, d.Project, "the default was removed and several projects remain")
+	require.Zero(t, d.Project, "there must be no default project when the default was removed and several projects remain")
 	require.Equal(t, ProjectID("shop"), d.ProjectIn("acme"))
 	require.Equal(t, Tenant{"acme", "shop"}, d.WithBindings([]Binding{acme, shop}).Project)
 	require.Zero(t, d.WithBindings(nil))
-	require.Zero(t, Defaults{}.WithBindings([]Binding{web, shop}).Project, "roles that an earlier version recorded without defaults")
+	require.Zero(t, Defaults{}.WithBindings([]Binding{web, shop}).Project, "an additional role must not make a default for roles that were stored without one")
 
 	c := &Caller{Proof: ProofPassword, Bindings: []Binding{web, shop, secret}, Defaults: Defaults{}.WithBindings([]Binding{web})}
 	require.Equal(t, []ProjectID{"web", "lair", ""}, []ProjectID{c.ProjectIn("acme"), c.ProjectIn("evil"), c.ProjectIn("other")})

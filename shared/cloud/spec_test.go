@@ -40,49 +40,49 @@ func TestSpecCheck(t *testing.T) {
 		says  string
 	}{
 		{"nothing", Spec{}, "", ""},
-		{"the least", Spec{CPU: &CPU{VCPUs: 1}, Memory: &Memory{SizeMiB: MinMemoryMiB}}, "", ""},
-		{"the most", Spec{CPU: &CPU{VCPUs: MaxVCPUs}, Memory: &Memory{SizeMiB: MaxMemoryMiB}, Disks: disks(MaxDisks, BusVirtio), Network: nics(MaxNICs)}, "", ""},
-		{"one more vCPU", Spec{CPU: &CPU{VCPUs: MaxVCPUs + 1}}, "spec.cpu.vcpus", "1 to 288, got 289"},
+		{"the smallest values", Spec{CPU: &CPU{VCPUs: 1}, Memory: &Memory{SizeMiB: MinMemoryMiB}}, "", ""},
+		{"the largest values", Spec{CPU: &CPU{VCPUs: MaxVCPUs}, Memory: &Memory{SizeMiB: MaxMemoryMiB}, Disks: disks(MaxDisks, BusVirtio), Network: nics(MaxNICs)}, "", ""},
+		{"one vCPU too many", Spec{CPU: &CPU{VCPUs: MaxVCPUs + 1}}, "spec.cpu.vcpus", "1 to 288, got 289"},
 		{"10^9 vCPUs", Spec{CPU: &CPU{VCPUs: 1e9}}, "spec.cpu.vcpus", "1000000000"},
-		{"sockets alone", Spec{CPU: &CPU{Sockets: 2, CoresPerSocket: 3}}, "", ""},
-		{"REST's 1 × 1, whatever the vCPUs", Spec{CPU: &CPU{VCPUs: 5, Sockets: 1, CoresPerSocket: 1}}, "", ""},
-		{"2 × 3 of 6", Spec{CPU: &CPU{VCPUs: 6, Sockets: 2, CoresPerSocket: 3}}, "", ""},
-		{"2 × 3 of 5", Spec{CPU: &CPU{VCPUs: 5, Sockets: 2, CoresPerSocket: 3}}, "spec.cpu", "2 × 3 is not 5"},
+		{"only sockets and cores", Spec{CPU: &CPU{Sockets: 2, CoresPerSocket: 3}}, "", ""},
+		{"1 × 1, the default of REST, with 5 vCPUs", Spec{CPU: &CPU{VCPUs: 5, Sockets: 1, CoresPerSocket: 1}}, "", ""},
+		{"2 × 3 with 6 vCPUs", Spec{CPU: &CPU{VCPUs: 6, Sockets: 2, CoresPerSocket: 3}}, "", ""},
+		{"2 × 3 with 5 vCPUs", Spec{CPU: &CPU{VCPUs: 5, Sockets: 2, CoresPerSocket: 3}}, "spec.cpu", "2 × 3 is not 5"},
 		{"sockets that do not divide", Spec{CPU: &CPU{VCPUs: 5, Sockets: 2}}, "spec.cpu", "sockets"},
 		{"cores that do not divide", Spec{CPU: &CPU{VCPUs: 5, CoresPerSocket: 2}}, "spec.cpu", "cores"},
 		{"more cores than vCPUs", Spec{CPU: &CPU{VCPUs: 2, CoresPerSocket: 4}}, "spec.cpu", "cores"},
-		{"a product that wraps to nothing", Spec{CPU: &CPU{Sockets: 1 << 16, CoresPerSocket: 1 << 16}}, "spec.cpu.vcpus", "got 0"},
-		{"a product that wraps to little", Spec{CPU: &CPU{Sockets: 1<<31 + 1, CoresPerSocket: 2}}, "spec.cpu", "at most 288"},
+		{"a product that overflows to 0", Spec{CPU: &CPU{Sockets: 1 << 16, CoresPerSocket: 1 << 16}}, "spec.cpu.vcpus", "got 0"},
+		{"a product that overflows to a small number", Spec{CPU: &CPU{Sockets: 1<<31 + 1, CoresPerSocket: 2}}, "spec.cpu", "at most 288"},
 		{"the largest numbers", Spec{CPU: &CPU{VCPUs: math.MaxUint32, Sockets: math.MaxUint32, CoresPerSocket: math.MaxUint32}}, "spec.cpu.vcpus", ""},
 		{"a model", Spec{CPU: &CPU{Model: "Skylake-Server-v4"}}, "", ""},
 		{"a model with options", Spec{CPU: &CPU{Model: "max,+invtsc"}}, "spec.cpu.cpu_model", ""},
 		{"a long model", Spec{CPU: &CPU{Model: strings.Repeat("m", 65)}}, "spec.cpu.cpu_model", ""},
 		{"too little memory", Spec{Memory: &Memory{SizeMiB: MinMemoryMiB - 1}}, "spec.memory.size_mib", "got 63"},
 		{"too much memory", Spec{Memory: &Memory{SizeMiB: math.MaxUint64}}, "spec.memory.size_mib", ""},
-		{"one disk more", Spec{Disks: disks(MaxDisks+1, BusVirtio)}, "spec.disks", "at most 16, got 17"},
+		{"one disk too many", Spec{Disks: disks(MaxDisks+1, BusVirtio)}, "spec.disks", "at most 16, got 17"},
 		{"four IDE disks", Spec{Disks: disks(4, BusIDE)}, "", ""},
 		{"five IDE disks", Spec{Disks: disks(5, BusIDE)}, "spec.disks", "at most 4 on one ide bus, got 5"},
 		{"seven SATA disks", Spec{Disks: disks(7, BusSATA)}, "spec.disks", "at most 6 on one sata bus"},
-		{"two disks of one id", Spec{Disks: []Disk{blank("a"), blank("a")}}, "spec.disks[a].id", "twice"},
+		{"two disks with the same id", Spec{Disks: []Disk{blank("a"), blank("a")}}, "spec.disks[a].id", "twice"},
 		{"a disk without an id", disk(func(d *Disk) { d.ID = "" }), "spec.disks[0].id", ""},
 		{"a disk id that is an option", disk(func(d *Disk) { d.ID = "a,readonly=on" }), "spec.disks[0].id", ""},
 		{"a disk id that is a path", disk(func(d *Disk) { d.ID = "../a" }), "spec.disks[0].id", ""},
 		{"a long disk id", disk(func(d *Disk) { d.ID = strings.Repeat("a", 33) }), "spec.disks[0].id", ""},
 		{"a disk without a source", disk(func(d *Disk) { d.Blank = false }), "spec.disks[a].source", "exactly one"},
 		{"a disk with two sources", disk(func(d *Disk) { d.Image = someImage }), "spec.disks[a].source", "exactly one"},
-		{"a disk with three", disk(func(d *Disk) { d.Image, d.Volume = someImage, "v" }), "spec.disks[a].source", "exactly one"},
+		{"a disk with three sources", disk(func(d *Disk) { d.Image, d.Volume = someImage, "v" }), "spec.disks[a].source", "exactly one"},
 		{"a disk from an image", disk(func(d *Disk) { d.Blank, d.Image = false, someImage }), "", ""},
 		{"a disk from a path", disk(func(d *Disk) { d.Blank, d.Image = false, "/etc/shadow" }), "spec.disks[a].source.image_id", "UUID"},
-		{"a disk of nothing", disk(func(d *Disk) { d.SizeGiB = 0 }), "spec.disks[a].size_gib", "got 0"},
+		{"a disk of 0 GiB", disk(func(d *Disk) { d.SizeGiB = 0 }), "spec.disks[a].size_gib", "got 0"},
 		{"the largest disk", disk(func(d *Disk) { d.SizeGiB = MaxDiskGiB }), "", ""},
-		{"a larger one", disk(func(d *Disk) { d.SizeGiB = MaxDiskGiB + 1 }), "spec.disks[a].size_gib", "got 65537"},
-		{"a size that wraps in bytes", disk(func(d *Disk) { d.SizeGiB = 1 << 34 }), "spec.disks[a].size_gib", ""},
+		{"a disk above the largest size", disk(func(d *Disk) { d.SizeGiB = MaxDiskGiB + 1 }), "spec.disks[a].size_gib", "got 65537"},
+		{"a size that overflows in bytes", disk(func(d *Disk) { d.SizeGiB = 1 << 34 }), "spec.disks[a].size_gib", ""},
 		{"an unknown bus", disk(func(d *Disk) { d.Bus = 255 }), "spec.disks[a].bus", "unknown value 255"},
 		{"an unknown cache", disk(func(d *Disk) { d.Cache = CacheWritethrough + 1 }), "spec.disks[a].cache", "unknown value"},
-		{"one NIC more", Spec{Network: nics(MaxNICs + 1)}, "spec.network", "at most 8, got 9"},
+		{"one NIC too many", Spec{Network: nics(MaxNICs + 1)}, "spec.network", "at most 8, got 9"},
 		{"a NIC without an id", Spec{Network: []NIC{{}}}, "spec.network[0].id", ""},
-		{"two NICs of one id", Spec{Network: []NIC{{ID: "n"}, {ID: "n"}}}, "spec.network[1].id", "twice"},
-		{"an unknown NIC", Spec{Network: []NIC{{ID: "n", Model: 9}}}, "spec.network[0].model", "unknown value 9"},
+		{"two NICs with the same id", Spec{Network: []NIC{{ID: "n"}, {ID: "n"}}}, "spec.network[1].id", "twice"},
+		{"an unknown NIC model", Spec{Network: []NIC{{ID: "n", Model: 9}}}, "spec.network[0].model", "unknown value 9"},
 		{"a kernel", Spec{Boot: Boot{Kernel: someImage, Initrd: someImage, Cmdline: "console=ttyS0"}}, "", ""},
 		{"a kernel that is a path", Spec{Boot: Boot{Kernel: "/etc/shadow"}}, "spec.boot.kernel", "not a path"},
 		{"an initrd that is a path", Spec{Boot: Boot{Kernel: someImage, Initrd: "../x"}}, "spec.boot.initrd", "not a path"},
@@ -119,7 +119,7 @@ func TestNormalize(t *testing.T) {
 		Disks: []Disk{
 			{ID: "a", Blank: true, SizeGiB: 1, Bus: BusVirtio, Cache: CacheWriteback}, {ID: "b", Blank: true, Bus: BusIDE, Cache: CacheNone},
 		},
-	}, given, "0 GiB stays 0, to be refused")
+	}, given, "Normalize must set defaults only, and leave a disk size of 0")
 	again := given
 	again.Normalize()
 	require.Equal(t, given, again)
@@ -127,7 +127,7 @@ func TestNormalize(t *testing.T) {
 	s := Spec{CPU: shared}
 	s.Normalize()
 	require.EqualValues(t, 4, s.CPU.VCPUs)
-	require.Zero(t, shared.VCPUs, "the caller may change what it got")
+	require.Zero(t, shared.VCPUs, "Normalize must not change a struct that the caller shares")
 }
 
 // TestCheckSupported checks that CheckSupported returns an error with the field's name for each unsupported feature,
@@ -159,8 +159,8 @@ func TestNeedAndImages(t *testing.T) {
 		CPU: &CPU{VCPUs: 3}, Memory: &Memory{SizeMiB: 100}, Boot: Boot{Kernel: "k", Initrd: "k"},
 		Disks: []Disk{{ID: "a", Image: "i", SizeGiB: 2}, {ID: "b", Blank: true, SizeGiB: 3}, {ID: "c", Volume: "v", SizeGiB: 99}, {ID: "d", Image: "i", SizeGiB: 1}},
 	}
-	require.Equal(t, Capacity{VCPUs: 3, MemoryMiB: 100, StorageGiB: 6}, s.Need(), "a volume is not the VM's")
-	require.Equal(t, []ImageID{"i", "k"}, s.Images(), "each once")
+	require.Equal(t, Capacity{VCPUs: 3, MemoryMiB: 100, StorageGiB: 6}, s.Need(), "volumes must not count as storage of the VM")
+	require.Equal(t, []ImageID{"i", "k"}, s.Images(), "Images must return each image once")
 }
 
 // TestNamesAndPairs checks which names, IDs and pairs are accepted, among them those that are one byte below and above
@@ -192,7 +192,7 @@ func TestNamesAndPairs(t *testing.T) {
 	many["more"] = ""
 	for name, m := range map[string]map[string]string{
 		"too many": many, "no key": {"": "x"}, "a long key": {strings.Repeat("k", MaxPairKey+1): ""}, "a long value": {"k": strings.Repeat("v", MaxPairValue+1)},
-		"a key of two lines": {"a\nb": ""}, "a key that is not UTF-8": {"\xff": ""}, "a value that is no text": {"k": "\xff"}, "a value with NUL": {"k": "\x00"},
+		"a key of two lines": {"a\nb": ""}, "a key that is not UTF-8": {"\xff": ""}, "a value that is not UTF-8": {"k": "\xff"}, "a value with NUL": {"k": "\x00"},
 	} {
 		require.True(t, fault.Is(CheckPairs("labels", m), fault.InvalidArgument), name)
 	}

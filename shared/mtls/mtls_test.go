@@ -67,16 +67,16 @@ func TestWhichKindsConnect(t *testing.T) {
 	ours, theirs := authority(t, "ours", 1), authority(t, "theirs", 2)
 	impostor := authority(t, "ours", 2) // an authority with another key, for the same cluster ID
 	clients := map[string]Source{
-		"none":           nil,
-		"member":         issued(t, ours, Member, "2", now, time.Hour),
-		"node":           issued(t, ours, Node, "n1", now, time.Hour),
-		"other member":   issued(t, theirs, Member, "2", now, time.Hour),
-		"other node":     issued(t, theirs, Node, "n1", now, time.Hour),
-		"impostor":       issued(t, impostor, Member, "2", now, time.Hour),
-		"expired member": issued(t, ours, Member, "2", now.Add(-2*time.Hour), time.Hour),
-		"early node":     issued(t, ours, Node, "n1", now.Add(2*time.Hour), time.Hour),
-		"late node":      issued(t, ours, Node, "n1", now.Add(-2*time.Hour), time.Hour),
-		"too late node":  issued(t, ours, Node, "n1", now.Add(-48*time.Hour), time.Hour),
+		"none":                  nil,
+		"member":                issued(t, ours, Member, "2", now, time.Hour),
+		"node":                  issued(t, ours, Node, "n1", now, time.Hour),
+		"other member":          issued(t, theirs, Member, "2", now, time.Hour),
+		"other node":            issued(t, theirs, Node, "n1", now, time.Hour),
+		"impostor":              issued(t, impostor, Member, "2", now, time.Hour),
+		"expired member":        issued(t, ours, Member, "2", now.Add(-2*time.Hour), time.Hour),
+		"node not yet valid":    issued(t, ours, Node, "n1", now.Add(2*time.Hour), time.Hour),
+		"expired node":          issued(t, ours, Node, "n1", now.Add(-2*time.Hour), time.Hour),
+		"node expired for long": issued(t, ours, Node, "n1", now.Add(-48*time.Hour), time.Hour),
 	}
 	own := issued(t, ours, Member, "1", now, time.Hour)
 	ports := []struct {
@@ -85,7 +85,7 @@ func TestWhichKindsConnect(t *testing.T) {
 		lets   map[string]bool
 	}{
 		{"peers", Server(own, ours.Certificate(), OnlyKind(Member)), map[string]bool{"member": true}},
-		{"agents", ServerOptional(own, ours.Certificate(), OnlyKind(Node), 24*time.Hour), map[string]bool{"node": true, "none": true, "late node": true}},
+		{"agents", ServerOptional(own, ours.Certificate(), OnlyKind(Node), 24*time.Hour), map[string]bool{"node": true, "none": true, "expired node": true}},
 	}
 	for _, port := range ports {
 		for name, source := range clients {

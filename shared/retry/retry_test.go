@@ -59,7 +59,7 @@ func TestPermanentErrorEndsTheRetry(t *testing.T) {
 	cancel()
 	calls := 0
 	err := Do(ctx, Pauses{First: time.Hour, Last: time.Hour}, func() error { calls++; return Permanent(errBusy) })
-	require.Equal(t, errBusy, err, "also if the context has ended")
+	require.Equal(t, errBusy, err, "a permanent error must be returned also if the context has ended")
 	require.Equal(t, 1, calls)
 	require.NoError(t, Do(ctx, Pauses{}, func() error { return Permanent(nil) }))
 }

@@ -58,12 +58,12 @@ func TestExamine(t *testing.T) {
 		{"qcow2", blank(t, nil), cloud.FormatUnspecified, cloud.FormatQCOW2, 1 << 30, ""},
 		{"qcow2, as declared", blank(t, nil), cloud.FormatQCOW2, cloud.FormatQCOW2, 1 << 30, ""},
 		{"a compressed initrd", append([]byte("\x1f\x8b\x08"), noise(100)...), cloud.FormatRaw, cloud.FormatRaw, 103, ""},
-		{"declared qcow2, raw", noise(4096), cloud.FormatQCOW2, 0, 0, "declared QCOW2, but its bytes are raw"},
-		{"declared raw, qcow2", blank(t, nil), cloud.FormatRaw, 0, 0, "declared RAW, but its bytes are qcow2"},
+		{"declared qcow2, but raw", noise(4096), cloud.FormatQCOW2, 0, 0, "declared QCOW2, but its bytes are raw"},
+		{"declared raw, but qcow2", blank(t, nil), cloud.FormatRaw, 0, 0, "declared RAW, but its bytes are qcow2"},
 		{"a backing file", blank(t, backing), cloud.FormatUnspecified, 0, 0, "backing"},
 		{"an external data file", blank(t, external), cloud.FormatQCOW2, 0, 0, "another file"},
 		{"an absurd virtual size", blank(t, func(b []byte) { binary.BigEndian.PutUint64(b[24:], 1<<62) }), cloud.FormatQCOW2, 0, 0, "virtual"},
-		{"cut short", blank(t, nil)[:100], cloud.FormatQCOW2, 0, 0, ""},
+		{"a qcow2 header that is cut short", blank(t, nil)[:100], cloud.FormatQCOW2, 0, 0, ""},
 		{"vmdk", append([]byte("KDMV"), noise(1000)...), cloud.FormatUnspecified, 0, 0, "vmdk are not served"},
 		{"a vmdk descriptor naming a host's file", []byte("# Disk DescriptorFile\nRW 1 FLAT \"/etc/shadow\" 0\n"), cloud.FormatRaw, 0, 0, "bytes are vmdk"},
 		{"vhdx", append([]byte("vhdxfile"), noise(1000)...), cloud.FormatUnspecified, 0, 0, "vhdx are not served"},
@@ -87,7 +87,7 @@ func TestExamine(t *testing.T) {
 			}
 			require.Equal(t, cloud.ImageError, got.Status)
 			require.Contains(t, got.Metadata[cloud.ImageReason], c.says)
-			require.NotContains(t, got.Metadata[cloud.ImageReason], w.imports, "no path of a host")
+			require.NotContains(t, got.Metadata[cloud.ImageReason], w.imports, "the reason contains a path of the member's host")
 			require.Empty(t, got.SHA256)
 			// The file is deleted just after the record has the reason, so wait.
 			require.Eventually(t, func() bool { return len(w.kept(1)) == 0 }, 20*time.Second, time.Millisecond)
@@ -99,7 +99,9 @@ func TestExamine(t *testing.T) {
 type fakeHolder func(content []byte, offset uint64) (io.Reader, error)
 
 func serveAll(b []byte, at uint64) (io.Reader, error) { return bytes.NewReader(b[at:]), nil }
-func absent([]byte, uint64) (io.Reader, error)        { return nil, errors.New("it holds none") }
+func absent([]byte, uint64) (io.Reader, error) {
+	return nil, errors.New("the holder does not have the image")
+}
 func serveWrongBytes(b []byte, at uint64) (io.Reader, error) {
 	b = bytes.Clone(b)
 	b[len(b)-1]++
@@ -150,13 +152,13 @@ func TestPull(t *testing.T) {
 	}{
 		{"one holder", []fakeHolder{serveAll}, "1@0", ""},
 		{"the first returns an error", []fakeHolder{absent, serveAll}, "1@0 2@0", ""},
-		{"one breaks off, the next goes on", []fakeHolder{serveThenFail(400, false, gone), serveAll}, "1@0 2@400", ""},
-		{"two fail", []fakeHolder{serveThenFail(400, false, gone), serveThenFail(400, false, gone), serveAll}, "1@0 2@400 3@800", ""},
+		{"one fails halfway, the next continues", []fakeHolder{serveThenFail(400, false, gone), serveAll}, "1@0 2@400", ""},
+		{"two fail partway", []fakeHolder{serveThenFail(400, false, gone), serveThenFail(400, false, gone), serveAll}, "1@0 2@400 3@800", ""},
 		{"one ends early", []fakeHolder{serveThenFail(400, false, io.EOF), serveAll}, "1@0 2@400", ""},
 		{"one is corrupt, the next is not", []fakeHolder{serveWrongBytes, serveAll}, "1@0 2@0", ""},
 		{"one sends too much", []fakeHolder{serveTooMuch, serveAll}, "1@0 2@0", ""},
 		{"the first half has wrong bytes", []fakeHolder{serveThenFail(400, true, gone), serveAll}, "1@0 2@400 2@0", ""},
-		{"the second half was bad", []fakeHolder{serveThenFail(400, false, gone), serveWrongBytes, serveAll}, "1@0 2@400 2@0 3@0", ""},
+		{"the second half has wrong bytes", []fakeHolder{serveThenFail(400, false, gone), serveWrongBytes, serveAll}, "1@0 2@400 2@0 3@0", ""},
 		{"all are corrupt", []fakeHolder{serveWrongBytes, serveTooMuch, serveWrongBytes}, "1@0 2@0 3@0", "bytes with another checksum"},
 		{"all fail", []fakeHolder{serveThenFail(100, false, gone), serveThenFail(100, false, gone)}, "1@0 2@100", "connection reset"},
 		{"no holder", nil, "", "no other member"},

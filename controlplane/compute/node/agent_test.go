@@ -70,11 +70,11 @@ func TestEveryCertificate(t *testing.T) {
 		joins  codes.Code
 		renews codes.Code
 	}{
-		"none":                {nil, codes.Unauthenticated, codes.Unauthenticated, codes.Unauthenticated},
-		"a member":            {w.certificate(mtls.Member, "2", now, time.Hour), codes.Unavailable, codes.Unavailable, codes.Unavailable},
-		"another cluster's":   {other.certificate(mtls.Node, "n", now, time.Hour), codes.Unavailable, codes.Unavailable, codes.Unavailable},
-		"not yet valid":       {w.certificate(mtls.Node, "n", now.Add(2*time.Hour), time.Hour), codes.Unavailable, codes.Unavailable, codes.Unavailable},
-		"a host of no record": {w.certificate(mtls.Node, string(testVM(1)), now, time.Hour), codes.PermissionDenied, codes.Unauthenticated, codes.PermissionDenied},
+		"no certificate":                      {nil, codes.Unauthenticated, codes.Unauthenticated, codes.Unauthenticated},
+		"a member's certificate":              {w.certificate(mtls.Member, "2", now, time.Hour), codes.Unavailable, codes.Unavailable, codes.Unavailable},
+		"a certificate of another cluster":    {other.certificate(mtls.Node, "n", now, time.Hour), codes.Unavailable, codes.Unavailable, codes.Unavailable},
+		"a certificate that is not yet valid": {w.certificate(mtls.Node, "n", now.Add(2*time.Hour), time.Hour), codes.Unavailable, codes.Unavailable, codes.Unavailable},
+		"a host without a record":             {w.certificate(mtls.Node, string(testVM(1)), now, time.Hour), codes.PermissionDenied, codes.Unauthenticated, codes.PermissionDenied},
 	} {
 		for method, err := range callAll(ctx, w.with(1, c.own)) {
 			want := c.code
@@ -92,7 +92,7 @@ func TestEveryCertificate(t *testing.T) {
 	}
 	host := w.host(1, 1)
 	_, err := host.ListNodes(ctx, &vmv1.ListNodesRequest{})
-	require.Equal(t, codes.Unimplemented, codeOf(err), "nothing but heartbeats on this port")
+	require.Equal(t, codes.Unimplemented, codeOf(err), "this port must serve no method of nodes except heartbeats")
 }
 
 func sendHeartbeat(a agent, change ...func(*vmv1.HeartbeatNodeRequest)) *vmv1.HeartbeatNodeRequest {
@@ -124,14 +124,14 @@ func TestHeartbeat(t *testing.T) {
 		_, err = a.HeartbeatNode(ctx, sendHeartbeat(a))
 		require.NoError(t, err)
 	}
-	require.Equal(t, at, w.records.Revision(), "an unchanged observation is not a change")
+	require.Equal(t, at, w.records.Revision(), "an unchanged heartbeat must not change the record")
 	_, err = cordonCommand.Call(ctx, w.members[1].opts.Commands, cordonRequest{a.id, true})
 	require.NoError(t, err)
 	w.pass(time.Duration(minUpdateInterval) * time.Millisecond)
 	n, err = a.HeartbeatNode(ctx, sendHeartbeat(a, func(r *vmv1.HeartbeatNodeRequest) { r.Labels["rack"] = "2" }))
 	require.NoError(t, err)
 	require.Equal(t, vmv1.NodeState(cloud.NodeCordoned), n.GetState())
-	require.True(t, w.node(a.id).Cordoned, "cordoned is set by the operator, not by the host")
+	require.True(t, w.node(a.id).Cordoned, "a heartbeat must not remove the cordon that an operator set")
 	require.Equal(t, "2", w.node(a.id).Labels["rack"])
 
 	another := w.host(1, 2)
@@ -147,27 +147,27 @@ func TestHeartbeat(t *testing.T) {
 		code   codes.Code
 		says   string
 	}{
-		"without a node ID":  {func(r *vmv1.HeartbeatNodeRequest) { r.NodeId = "" }, codes.PermissionDenied, "only for itself"},
-		"no name":            {func(r *vmv1.HeartbeatNodeRequest) { r.Name = "" }, codes.InvalidArgument, "name"},
-		"a name with lines":  {func(r *vmv1.HeartbeatNodeRequest) { r.Name = "a\x1b[2J" }, codes.InvalidArgument, "name"},
-		"cordoned by itself": {func(r *vmv1.HeartbeatNodeRequest) { r.State = vmv1.NodeState(cloud.NodeCordoned) }, codes.InvalidArgument, "READY or NOT_READY"},
-		"no state":           {func(r *vmv1.HeartbeatNodeRequest) { r.State = 0 }, codes.InvalidArgument, "READY or NOT_READY"},
-		"many labels": {func(r *vmv1.HeartbeatNodeRequest) {
+		"without a node ID":                    {func(r *vmv1.HeartbeatNodeRequest) { r.NodeId = "" }, codes.PermissionDenied, "only for itself"},
+		"no name":                              {func(r *vmv1.HeartbeatNodeRequest) { r.Name = "" }, codes.InvalidArgument, "name"},
+		"a name with a control character":      {func(r *vmv1.HeartbeatNodeRequest) { r.Name = "a\x1b[2J" }, codes.InvalidArgument, "name"},
+		"a host that declares itself cordoned": {func(r *vmv1.HeartbeatNodeRequest) { r.State = vmv1.NodeState(cloud.NodeCordoned) }, codes.InvalidArgument, "READY or NOT_READY"},
+		"no state":                             {func(r *vmv1.HeartbeatNodeRequest) { r.State = 0 }, codes.InvalidArgument, "READY or NOT_READY"},
+		"too many labels": {func(r *vmv1.HeartbeatNodeRequest) {
 			for i := range 65 {
 				r.Labels[fmt.Sprint(i)] = "x"
 			}
 		}, codes.InvalidArgument, "labels"},
-		"large labels": {func(r *vmv1.HeartbeatNodeRequest) {
+		"labels that are too large together": {func(r *vmv1.HeartbeatNodeRequest) {
 			for i := range 5 {
 				r.Labels[fmt.Sprint(i)] = strings.Repeat("x", 1024)
 			}
 		}, codes.InvalidArgument, "labels: at most 4096 bytes together"},
-		"a long label":    {func(r *vmv1.HeartbeatNodeRequest) { r.Labels["x"] = strings.Repeat("x", 1025) }, codes.InvalidArgument, "labels"},
-		"a long version":  {func(r *vmv1.HeartbeatNodeRequest) { r.AgentVersion = strings.Repeat("x", 129) }, codes.InvalidArgument, "agent_version"},
-		"many classes":    {func(r *vmv1.HeartbeatNodeRequest) { r.SupportedStorageClasses = make([]string, 65) }, codes.InvalidArgument, "too many values"},
-		"a long class":    {func(r *vmv1.HeartbeatNodeRequest) { r.SupportedStorageClasses = []string{strings.Repeat("x", 129)} }, codes.InvalidArgument, "storage"},
-		"a sum overflows": {func(r *vmv1.HeartbeatNodeRequest) { r.Allocatable.Vcpus = 1<<32 - 1 }, codes.InvalidArgument, "allocatable"},
-		"memory of 2^63":  {func(r *vmv1.HeartbeatNodeRequest) { r.Capacity.MemoryMib = 1 << 63 }, codes.InvalidArgument, "capacity"},
+		"a long label":                         {func(r *vmv1.HeartbeatNodeRequest) { r.Labels["x"] = strings.Repeat("x", 1025) }, codes.InvalidArgument, "labels"},
+		"a long version":                       {func(r *vmv1.HeartbeatNodeRequest) { r.AgentVersion = strings.Repeat("x", 129) }, codes.InvalidArgument, "agent_version"},
+		"too many storage classes":             {func(r *vmv1.HeartbeatNodeRequest) { r.SupportedStorageClasses = make([]string, 65) }, codes.InvalidArgument, "too many values"},
+		"a long storage class":                 {func(r *vmv1.HeartbeatNodeRequest) { r.SupportedStorageClasses = []string{strings.Repeat("x", 129)} }, codes.InvalidArgument, "storage"},
+		"an overflow of the allocatable vCPUs": {func(r *vmv1.HeartbeatNodeRequest) { r.Allocatable.Vcpus = 1<<32 - 1 }, codes.InvalidArgument, "allocatable"},
+		"memory of 2^63":                       {func(r *vmv1.HeartbeatNodeRequest) { r.Capacity.MemoryMib = 1 << 63 }, codes.InvalidArgument, "capacity"},
 	} {
 		_, err := a.HeartbeatNode(ctx, sendHeartbeat(a, c.change))
 		require.Error(t, err, name)
@@ -436,7 +436,7 @@ func TestListNodes(t *testing.T) {
 				Id: string(a.id), Name: "rack-1", State: vmv1.NodeState(cloud.NodeReady), Hypervisors: n.GetHypervisors(),
 				Labels: map[string]string{"trivet/accel": "kvm"}, Capacity: &vmv1.NodeCapacity{}, Allocatable: &vmv1.NodeCapacity{}, Allocated: &vmv1.NodeCapacity{},
 			}
-			require.Equal(t, want.String(), n.String(), "only its name, ID and state")
+			require.Equal(t, want.String(), n.String(), "a tenant must see only the host's name, ID and state")
 		}
 		for name, call := range map[string]func() error{
 			"CordonNode": func() error {

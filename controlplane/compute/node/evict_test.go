@@ -192,7 +192,7 @@ func (w *world) evictWithVMs(ctx context.Context) (h *joined, problem error) {
 		return err
 	}))
 	if n := w.node(h.id); n == nil || !n.Cordoned || left != 2 {
-		return h, fmt.Errorf("node %+v, %d placed: what a host may still run was freed", n, left)
+		return h, fmt.Errorf("record %+v, %d placements: capacity of VMs that may still run was freed", n, left)
 	}
 	return h, nil
 }
@@ -253,7 +253,7 @@ func TestCertificateAfterEviction(t *testing.T) {
 		after, err := w.authority.IssueFor(mtls.Node, "n", e.issueTime(at), time.Hour)
 		require.NoError(t, err)
 		require.False(t, e.invalidates(after.Leaf), ahead)
-		require.True(t, after.Leaf.NotBefore.Before(at), "it can be used at once")
+		require.True(t, after.Leaf.NotBefore.Before(at), "a new certificate must be valid at once")
 	}
 }
 
@@ -265,9 +265,9 @@ func (w *world) bannedCalls(ctx context.Context, h *joined) error {
 	_, renew := w.at(2, h).Renew(ctx, &agentv1.RenewRequest{Csr: request(w.t, h.key)})
 	_, grace := w.at(2, late).Renew(ctx, &agentv1.RenewRequest{Csr: request(w.t, h.key)})
 	_, join := w.join(ctx, h.key, "rack-1")
-	for what, err := range map[string]error{"call": call, "renew": renew, "renew within the grace": grace, "join": join} {
+	for what, err := range map[string]error{"call": call, "renew": renew, "renew within the grace period": grace, "join": join} {
 		if reason(err) != ReasonBanned {
-			return fmt.Errorf("%s: %w", what, errors.Join(errors.New("it was let in"), err))
+			return fmt.Errorf("%s: %w", what, errors.Join(errors.New("the banned host was let in"), err))
 		}
 	}
 	return nil
@@ -341,7 +341,7 @@ func TestBanAKey(t *testing.T) {
 	_, err = w.joinWith(ctx, key, "rack-1", token)
 	refused(t, err, codes.PermissionDenied, "banned")
 	_, err = w.joinWith(ctx, newKey(t), "rack-2", token)
-	require.NoError(t, err, "the refused call did not use the token")
+	require.NoError(t, err, "the refused call must not use up the token")
 
 	for says, q := range map[string]banRequest{
 		"give a node or a key":  {},

@@ -55,7 +55,7 @@ func TestHeartbeatFlood(t *testing.T) {
 		})
 	}
 	work.Wait()
-	require.Equal(t, before, w.records.Revision(), "nothing more is recorded within minUpdateInterval")
+	require.Equal(t, before, w.records.Revision(), "no second change may be recorded within minUpdateInterval")
 	require.Equal(t, map[codes.Code]int{codes.OK: callBurst - 1, codes.ResourceExhausted: streams*each - callBurst + 1}, answered)
 
 	// The acknowledged heartbeats must count as heartbeats, and another host's calls must not be delayed.
@@ -203,7 +203,7 @@ func (w *world) holdPauses(member uint64) (awaitPause func(context.Context)) {
 		select {
 		case <-began:
 		case <-ctx.Done():
-			require.Fail(w.t, "nothing was paused")
+			require.Fail(w.t, "the member paused no call")
 		}
 	}
 }

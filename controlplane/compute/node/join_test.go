@@ -52,15 +52,15 @@ func TestJoin(t *testing.T) {
 	id, err := mtls.IDOf(leaf)
 	require.NoError(t, err)
 	require.Equal(t, mtls.ID{Cluster: "test", Kind: mtls.Node, Name: c.GetNodeId()}, id)
-	require.Equal(t, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, leaf.ExtKeyUsage, "a host's certificate is not for servers")
+	require.Equal(t, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, leaf.ExtKeyUsage, "a host's certificate must be valid for clients only")
 	require.WithinDuration(t, time.Now().Add(CertificateLife), leaf.NotAfter, time.Minute)
 	n := w.node(cloud.NodeID(c.GetNodeId()))
 	require.Equal(t, "rack-1", n.Name)
-	require.Equal(t, cloud.NodeNotReady, n.Declared, "no heartbeat has arrived yet")
+	require.Equal(t, cloud.NodeNotReady, n.Declared, "the host must be NOT_READY before its first heartbeat")
 
 	again, err := pinned.Join(ctx, ask)
 	require.NoError(t, err)
-	require.Equal(t, c.GetNodeId(), again.GetNodeId(), "the response may have been lost")
+	require.Equal(t, c.GetNodeId(), again.GetNodeId(), "a repeated join must return the same node ID")
 	_, err = pinned.Join(ctx, &agentv1.JoinRequest{Protocol: Protocol, Token: token, Csr: request(t, newKey(t)), Name: "rack-1"})
 	refused(t, err, codes.Unauthenticated, "used by another host")
 
@@ -99,22 +99,22 @@ func TestJoinRefused(t *testing.T) {
 		code codes.Code
 		says string
 	}{
-		"wrong secret":      {&ask{Protocol: 1, Token: parts[0] + ".AAAA." + parts[2], Csr: good, Name: "h"}, codes.Unauthenticated, "unknown, expired or used"},
-		"no secret":         {&ask{Protocol: 1, Token: parts[0] + ".." + parts[2], Csr: good, Name: "h"}, codes.Unauthenticated, "unknown, expired or used"},
-		"unknown id":        {&ask{Protocol: 1, Token: "0011." + parts[1] + "." + parts[2], Csr: good, Name: "h"}, codes.Unauthenticated, "unknown, expired or used"},
-		"an id with a path": {&ask{Protocol: 1, Token: "../" + parts[0] + "." + parts[1] + "." + parts[2], Csr: good, Name: "h"}, codes.Unauthenticated, "unknown, expired or used"},
-		"no token":          {&ask{Protocol: 1, Csr: good, Name: "h"}, codes.Unauthenticated, "unknown, expired or used"},
-		"a long token":      {&ask{Protocol: 1, Token: strings.Repeat("x", 600) + ".y.z", Csr: good, Name: "h"}, codes.Unauthenticated, "unknown, expired or used"},
-		"another's name":    {&ask{Protocol: 1, Token: named, Csr: good, Name: "rack-8"}, codes.PermissionDenied, "for the host rack-9"},
-		"no name":           {&ask{Protocol: 1, Token: token, Csr: good}, codes.InvalidArgument, "name"},
-		"a name with lines": {&ask{Protocol: 1, Token: token, Csr: good, Name: "a\nb"}, codes.InvalidArgument, "name"},
-		"a long name":       {&ask{Protocol: 1, Token: token, Csr: good, Name: strings.Repeat("n", 254)}, codes.InvalidArgument, "name"},
-		"another protocol":  {&ask{Protocol: 2, Token: token, Csr: good, Name: "h"}, codes.FailedPrecondition, "upgrade the older"},
-		"no request":        {&ask{Protocol: 1, Token: token, Name: "h"}, codes.InvalidArgument, "csr"},
-		"garbage":           {&ask{Protocol: 1, Token: token, Csr: []byte("garbage"), Name: "h"}, codes.InvalidArgument, "csr"},
-		"a forged request":  {&ask{Protocol: 1, Token: token, Csr: forged, Name: "h"}, codes.InvalidArgument, "not signed by its own key"},
-		"a large request":   {&ask{Protocol: 1, Token: token, Csr: make([]byte, mtls.MaxRequest+1), Name: "h"}, codes.InvalidArgument, "at most"},
-		"an RSA key":        {&ask{Protocol: 1, Token: token, Csr: request(t, weak), Name: "h"}, codes.InvalidArgument, "Ed25519 or ECDSA"},
+		"a token with a wrong secret":          {&ask{Protocol: 1, Token: parts[0] + ".AAAA." + parts[2], Csr: good, Name: "h"}, codes.Unauthenticated, "unknown, expired or used"},
+		"a token without a secret":             {&ask{Protocol: 1, Token: parts[0] + ".." + parts[2], Csr: good, Name: "h"}, codes.Unauthenticated, "unknown, expired or used"},
+		"a token with an unknown ID":           {&ask{Protocol: 1, Token: "0011." + parts[1] + "." + parts[2], Csr: good, Name: "h"}, codes.Unauthenticated, "unknown, expired or used"},
+		"a token ID that contains a path":      {&ask{Protocol: 1, Token: "../" + parts[0] + "." + parts[1] + "." + parts[2], Csr: good, Name: "h"}, codes.Unauthenticated, "unknown, expired or used"},
+		"no token":                             {&ask{Protocol: 1, Csr: good, Name: "h"}, codes.Unauthenticated, "unknown, expired or used"},
+		"a long token":                         {&ask{Protocol: 1, Token: strings.Repeat("x", 600) + ".y.z", Csr: good, Name: "h"}, codes.Unauthenticated, "unknown, expired or used"},
+		"a token for a host with another name": {&ask{Protocol: 1, Token: named, Csr: good, Name: "rack-8"}, codes.PermissionDenied, "for the host rack-9"},
+		"no name":                              {&ask{Protocol: 1, Token: token, Csr: good}, codes.InvalidArgument, "name"},
+		"a name with a line break":             {&ask{Protocol: 1, Token: token, Csr: good, Name: "a\nb"}, codes.InvalidArgument, "name"},
+		"a long name":                          {&ask{Protocol: 1, Token: token, Csr: good, Name: strings.Repeat("n", 254)}, codes.InvalidArgument, "name"},
+		"another protocol":                     {&ask{Protocol: 2, Token: token, Csr: good, Name: "h"}, codes.FailedPrecondition, "upgrade the older"},
+		"no certificate request":               {&ask{Protocol: 1, Token: token, Name: "h"}, codes.InvalidArgument, "csr"},
+		"garbage":                              {&ask{Protocol: 1, Token: token, Csr: []byte("garbage"), Name: "h"}, codes.InvalidArgument, "csr"},
+		"a forged certificate request":         {&ask{Protocol: 1, Token: token, Csr: forged, Name: "h"}, codes.InvalidArgument, "not signed by its own key"},
+		"a too large certificate request":      {&ask{Protocol: 1, Token: token, Csr: make([]byte, mtls.MaxRequest+1), Name: "h"}, codes.InvalidArgument, "at most"},
+		"an RSA key":                           {&ask{Protocol: 1, Token: token, Csr: request(t, weak), Name: "h"}, codes.InvalidArgument, "Ed25519 or ECDSA"},
 	} {
 		_, err := pinned.Join(ctx, c.ask)
 		require.Error(t, err, name)
@@ -224,7 +224,7 @@ func TestRenew(t *testing.T) {
 		return w.with(2, w.certificateFor(id, key, time.Now().Add(-ago), life))
 	}
 	for name, a := range map[string]agent{
-		"valid": issued(0, time.Hour), "just over": issued(time.Hour+time.Minute, time.Hour), "six days over": issued(7*24*time.Hour, 24*time.Hour),
+		"valid": issued(0, time.Hour), "just expired": issued(time.Hour+time.Minute, time.Hour), "expired for six days": issued(7*24*time.Hour, 24*time.Hour),
 	} {
 		_, err := a.Renew(ctx, &agentv1.RenewRequest{Csr: request(t, newKey(t))})
 		refused(t, err, codes.InvalidArgument, "the key of the connection")
@@ -238,7 +238,7 @@ func TestRenew(t *testing.T) {
 		refused(t, err, codes.InvalidArgument, "csr")
 	}
 	_, err := issued(9*24*time.Hour, 24*time.Hour).Renew(ctx, &agentv1.RenewRequest{Csr: csr})
-	require.Equal(t, codes.Unavailable, codeOf(err), "beyond the grace not even a connection: %v", err)
+	require.Equal(t, codes.Unavailable, codeOf(err), "after the grace period even the connection must be refused: %v", err)
 	for method, err := range callAll(ctx, issued(time.Hour+time.Minute, time.Hour)) {
 		if method != "Join" && method != "Renew" {
 			require.Equal(t, codes.Unauthenticated, codeOf(err), "%s: %v", method, err)
@@ -268,7 +268,7 @@ func TestRejoinKeepsNodeID(t *testing.T) {
 	again, err := join(key, "rack-1")
 	require.NoError(t, err)
 	require.Equal(t, first.GetNodeId(), again.GetNodeId())
-	require.Equal(t, before, w.node(before.ID), "its record is unchanged")
+	require.Equal(t, before, w.node(before.ID), "a repeated join must not change the host's record")
 	other, err := join(newKey(t), "rack-1")
 	require.NoError(t, err)
 	require.NotEqual(t, first.GetNodeId(), other.GetNodeId())

@@ -49,10 +49,10 @@ func (s watching) all() (vms map[cloud.VMID]agentv1.Power, last *agentv1.WatchRe
 	vms = map[cloud.VMID]agentv1.Power{}
 	for first := true; ; first = false {
 		last = s.next()
-		require.Equal(s.t, first, last.GetLeaseSeconds() == LeaseSeconds, "the lease is in the first message")
+		require.Equal(s.t, first, last.GetLeaseSeconds() == LeaseSeconds, "only the first message must contain the lease")
 		require.LessOrEqual(s.t, len(last.GetVms()), snapshotChunk)
 		for _, vm := range last.GetVms() {
-			require.NotContains(s.t, vms, cloud.VMID(vm.GetVmId()), "logged once")
+			require.NotContains(s.t, vms, cloud.VMID(vm.GetVmId()), "the snapshot contains a VM twice")
 			vms[cloud.VMID(vm.GetVmId())] = vm.GetPower()
 		}
 		if last.GetComplete() {
@@ -113,7 +113,7 @@ func TestWatch(t *testing.T) {
 	require.Len(t, empty, 2)
 	require.True(t, last.GetComplete())
 	empty, _ = w.host(1, 3).watch(t).all()
-	require.Empty(t, empty, "an empty snapshot is complete, too")
+	require.Empty(t, empty, "an empty snapshot must have no VMs")
 }
 
 // TestWatchRefused checks which Watch calls are refused, and that a follower's error names the leader's address.
@@ -127,8 +127,8 @@ func TestWatchRefused(t *testing.T) {
 		says   string
 	}{
 		{"another protocol", 1, &agentv1.WatchRequest{Protocol: 2}, codes.FailedPrecondition, "upgrade the older"},
-		{"no UUID", 1, &agentv1.WatchRequest{Protocol: 1, PresentVms: []string{"../x"}}, codes.InvalidArgument, "present_vms"},
-		{"too many", 1, &agentv1.WatchRequest{Protocol: 1, PresentVms: slices.Repeat([]string{string(testVM(1))}, maxPresent+1)}, codes.InvalidArgument, "20000"},
+		{"a VM ID that is not a UUID", 1, &agentv1.WatchRequest{Protocol: 1, PresentVms: []string{"../x"}}, codes.InvalidArgument, "present_vms"},
+		{"too many present VMs", 1, &agentv1.WatchRequest{Protocol: 1, PresentVms: slices.Repeat([]string{string(testVM(1))}, maxPresent+1)}, codes.InvalidArgument, "20000"},
 		{"a follower", 2, &agentv1.WatchRequest{Protocol: 1}, codes.FailedPrecondition, "member 1 leads"},
 	} {
 		s, err := w.host(c.member, 1).AgentServiceClient.Watch(limited(t), c.ask)
@@ -159,7 +159,7 @@ func TestSessionsEnd(t *testing.T) {
 	other := w.host(1, 2).watch(t)
 	other.all()
 	w.place(a.id, testVM(1), &Placed{Generation: 1})
-	require.Len(t, again.next().GetVms(), 1, "the newer session stays open")
+	require.Len(t, again.next().GetVms(), 1, "the newer session must stay open")
 
 	w.leadership.Elect(2)
 	for _, s := range []watching{again, other} {
@@ -244,7 +244,7 @@ func TestConsole(t *testing.T) {
 	refused(t, err, codes.NotFound, "no reader waits") // another host must not be able to send this host's console
 	out := answer(a, ask.GetRequestId())
 	require.NoError(t, out.Send(&agentv1.SendConsoleRequest{Data: []byte("hello")}))
-	require.Empty(t, <-r.pieces, "the first message says only what it answers")
+	require.Empty(t, <-r.pieces, "the agent's first message must give the reader no data")
 	require.Equal(t, "hello", <-r.pieces)
 	_, err = answer(a, ask.GetRequestId()).CloseAndRecv()
 	refused(t, err, codes.AlreadyExists, "being sent already")
@@ -262,14 +262,14 @@ func TestConsole(t *testing.T) {
 		kind fault.Kind
 		says string
 	}{
-		"none": {func(out agentv1.AgentService_SendConsoleClient, _ context.CancelFunc, _ *reading) {
+		"the agent returns an error": {func(out agentv1.AgentService_SendConsoleClient, _ context.CancelFunc, _ *reading) {
 			out.Send(&agentv1.SendConsoleRequest{Error: "this VM has no console log"})
 		}, fault.FailedPrecondition, "no console log"},
-		"breaks off": {func(_ agentv1.AgentService_SendConsoleClient, cut context.CancelFunc, _ *reading) { cut() }, fault.Unavailable, "broke"},
-		"too large": {func(out agentv1.AgentService_SendConsoleClient, _ context.CancelFunc, _ *reading) {
+		"the agent's stream breaks": {func(_ agentv1.AgentService_SendConsoleClient, cut context.CancelFunc, _ *reading) { cut() }, fault.Unavailable, "broke"},
+		"a too large message": {func(out agentv1.AgentService_SendConsoleClient, _ context.CancelFunc, _ *reading) {
 			out.Send(&agentv1.SendConsoleRequest{Data: make([]byte, maxChunk+1)})
 		}, fault.Unavailable, "which is too large"},
-		"reader goes": {func(_ agentv1.AgentService_SendConsoleClient, _ context.CancelFunc, r *reading) { r.cancel() }, fault.Internal, "canceled"},
+		"the reader cancels": {func(_ agentv1.AgentService_SendConsoleClient, _ context.CancelFunc, r *reading) { r.cancel() }, fault.Internal, "canceled"},
 	} {
 		r := w.read(2, a.id, true)
 		ask := nextRequest()
@@ -285,12 +285,12 @@ func TestConsole(t *testing.T) {
 		if f, ok := fault.From(err); ok {
 			require.Equal(t, c.kind, f.Kind, name)
 		} else {
-			require.Equal(t, "reader goes", name)
+			require.Equal(t, "the reader cancels", name)
 		}
 		canceled(ask.GetRequestId())
 		_, err = out.CloseAndRecv()
-		if name != "breaks off" {
-			require.NoError(t, err, "the agent is let go: %s", name)
+		if name != "the agent's stream breaks" {
+			require.NoError(t, err, "the agent's stream must end without an error: %s", name)
 		}
 		cut()
 	}
@@ -327,7 +327,7 @@ func TestConsoleLimits(t *testing.T) {
 	for range maxConsoles {
 		require.ErrorIs(t, <-ends, context.Canceled)
 	}
-	require.Zero(t, waiting(), "a request that the agent has not received is not canceled")
+	require.Zero(t, waiting(), "the queue has a request or a cancellation after its reader has ended")
 
 	a.enqueue(&agentv1.ConsoleRequest{RequestId: "seen"})
 	a.takeRequests()
@@ -378,7 +378,7 @@ func TestTenantConsoleLimits(t *testing.T) {
 		require.NoError(t, read("evil", "two"))
 	}
 	refused(read("evil", "three"), "org evil reads 8 consoles")
-	require.NoError(t, read("acme", "web"), "another org can read its consoles")
+	require.NoError(t, read("acme", "web"), "another org must be able to read its consoles")
 	cancel()
 	for range reading {
 		require.ErrorIs(t, <-ends, context.Canceled)

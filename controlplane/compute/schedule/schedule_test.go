@@ -78,7 +78,7 @@ func place(t *testing.T, d *datadriven.TestData, fleet []Candidate) string {
 	before := *r
 	node, refused, ok := Place(fleet, r)
 	again, _, _ := Place(fleet, r)
-	require.Equal(t, node, again, "the same request went elsewhere")
+	require.Equal(t, node, again, "the same request was placed on another host")
 	require.Equal(t, before, *r)
 	var out []string
 	for n, why := range refused {

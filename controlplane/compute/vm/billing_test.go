@@ -70,7 +70,7 @@ func TestBillingIsNotified(t *testing.T) {
 	require.NoError(t, power(id, start))
 	require.Equal(t, []string{"changed STOPPED", "start STARTING", "changed STARTING"}, w.assignment())
 	require.NoError(t, power(id, start))
-	require.Empty(t, w.assignment(), "its desired state is on already")
+	require.Empty(t, w.assignment(), "a start of a VM whose desired state is on must call nothing")
 	w.report(id, cloud.ObservedRunning)
 	require.NoError(t, power(id, stop))
 	w.report(id, cloud.ObservedEnded)
@@ -82,7 +82,7 @@ func TestBillingIsNotified(t *testing.T) {
 	require.Eventually(t, func() bool {
 		require.NoError(t, w.vms.Settle(t.Context()))
 		return w.get(id).State == cloud.Error
-	}, 10*time.Second, time.Millisecond, "the leader follows the records")
+	}, 10*time.Second, time.Millisecond, "the leader must notice that the deadline has passed")
 	require.Equal(t, []string{"changed STOPPED", "start STARTING", "changed STARTING", "changed ERROR"}, w.assignment())
 	_, err = w.vms.Delete(w.as(acme, ""), acme, id, true, [32]byte{})
 	require.NoError(t, err)
@@ -135,10 +135,10 @@ func TestHalt(t *testing.T) {
 	require.False(t, now.Desired.On)
 	require.EqualValues(t, cloud.DefaultStop, now.Desired.GraceMS)
 	require.Greater(t, now.Generation, vm.Generation)
-	require.False(t, halt(vm.ID, acme), "its desired state is off already")
+	require.False(t, halt(vm.ID, acme), "Halt changed a VM whose desired state is off already")
 	_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerRequest{Tenant: acme, VM: vm.ID, Action: start})
 	require.NoError(t, err)
-	require.True(t, halt(vm.ID, acme), "its desired state was on")
+	require.True(t, halt(vm.ID, acme), "Halt must change a VM whose desired state is on")
 	require.False(t, w.get(vm.ID).Desired.StartAfterStop)
 	require.False(t, halt(w.createInState(cloud.Stopped, "off").ID, acme))
 }

@@ -55,9 +55,9 @@ func TestDeleteTable(t *testing.T) {
 			require.Equal(t, *left, w.allocated(host), name)
 
 			w.reportAbsent(host, vm.ID, vm.Generation)
-			require.Equal(t, *left, w.allocated(host), "a report from before the delete is ignored")
+			require.Equal(t, *left, w.allocated(host), "a report from before the delete must free no capacity")
 			w.reportAbsent("00000000-0000-7000-a000-000000000077", vm.ID, vm.Generation+1)
-			require.Equal(t, *left, w.allocated(host), "a report of another host is ignored")
+			require.Equal(t, *left, w.allocated(host), "a report of another host must free no capacity")
 			w.reportAbsent(host, vm.ID, vm.Generation+1)
 			require.Zero(t, w.allocated(host), name)
 			w.create("next") // a second report must not free the capacity of this VM
@@ -82,12 +82,12 @@ func TestDeleteOnUnresponsiveHost(t *testing.T) {
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
 	require.ErrorContains(t, err, "does not answer")
 	_, err = w.vms.Delete(w.as(acme, ""), acme, vm.ID, true, [32]byte{})
-	require.NoError(t, err, "the call does not wait for an unresponsive host")
+	require.NoError(t, err, "the call must not wait for an unresponsive host")
 	require.EqualValues(t, taken.StorageGiB, w.allocated(host).StorageGiB)
 	require.NoError(t, w.store.Local(func(v *store.View) error {
 		assignments, err := w.vms.Assigned(v, host)
 		require.NoError(t, err)
-		require.Equal(t, "POWER_DESTROYED", assignments[0].State.GetPower().String(), "the desired state when the host is back")
+		require.Equal(t, "POWER_DESTROYED", assignments[0].State.GetPower().String(), "the host must destroy the VM when it is back")
 		require.Greater(t, assignments[0].State.GetGeneration(), vm.Generation)
 		return nil
 	}))
@@ -115,7 +115,7 @@ func TestForcedDeleteWaitsForPowerOff(t *testing.T) {
 	require.NoError(t, err)
 	select {
 	case <-done:
-		t.Fatal("answered while the guest ran")
+		t.Fatal("the delete returned while the guest ran")
 	default:
 	}
 	w.reportAbsent(host, vm.ID, vm.Generation+1)
@@ -174,17 +174,17 @@ func TestUpdateTable(t *testing.T) {
 		{"labels", anywhere, Change{Labels: map[string]string{"env": "", "new": "y", "none": ""}}, 0, "", func(before, now *cloud.VM) {
 			require.Equal(t, map[string]string{"tier": "1", "new": "y"}, now.Labels)
 			require.Equal(t, before.Metadata, now.Metadata)
-			require.Equal(t, before.Generation, now.Generation, "the host has nothing to do")
+			require.Equal(t, before.Generation, now.Generation, "new labels must not change the generation, because the host ignores labels")
 		}},
 		{"metadata", anywhere, Change{Metadata: map[string]string{"note": "", cloud.RestartPolicy: "on-failure"}}, 0, "", func(_, now *cloud.VM) {
 			require.Equal(t, map[string]string{cloud.RestartPolicy: "on-failure"}, now.Metadata)
 		}},
 		{"nothing", anywhere, Change{}, 0, "", func(before, now *cloud.VM) { require.Equal(t, before, now) }},
-		{"the same", anywhere, Change{CPU: &cloud.CPU{VCPUs: 2}, Labels: map[string]string{"env": "prod"}}, 0, "", func(before, now *cloud.VM) {
+		{"the same vCPUs and labels", anywhere, Change{CPU: &cloud.CPU{VCPUs: 2}, Labels: map[string]string{"env": "prod"}}, 0, "", func(before, now *cloud.VM) {
 			require.Equal(t, before, now)
 		}},
 		{"the same disks", anywhere, Change{Disks: []cloud.Disk{{ID: "a", Blank: true, SizeGiB: 5}}}, 0, "", func(before, now *cloud.VM) { require.Equal(t, before, now) }},
-		{"more of both", off, Change{CPU: &cloud.CPU{VCPUs: 8}, Memory: &cloud.Memory{SizeMiB: 4096}}, 0, "", func(before, now *cloud.VM) {
+		{"more vCPUs and memory", off, Change{CPU: &cloud.CPU{VCPUs: 8}, Memory: &cloud.Memory{SizeMiB: 4096}}, 0, "", func(before, now *cloud.VM) {
 			require.EqualValues(t, 8, now.Spec.CPU.VCPUs)
 			require.Greater(t, now.Generation, before.Generation)
 			require.Equal(t, cloud.Capacity{VCPUs: 8, MemoryMiB: 4096, StorageGiB: 5}, w.allocated(host))
@@ -198,7 +198,7 @@ func TestUpdateTable(t *testing.T) {
 		{"boot images of a VM that is not STOPPED", on, Change{Boot: &cloud.Boot{Kernel: kernel}}, fault.FailedPrecondition, "stop VM", nil},
 		{"more than the host has", off, Change{CPU: &cloud.CPU{VCPUs: 101}}, fault.ResourceExhausted, "has 100 vCPUs free, 101 needed", nil},
 		{"more than any VM has", off, Change{CPU: &cloud.CPU{VCPUs: 289}}, fault.InvalidArgument, "spec.cpu.vcpus", nil},
-		{"a model that the host has not", off, Change{CPU: &cloud.CPU{VCPUs: 2, Model: "Itanium"}}, fault.ResourceExhausted, "Itanium", nil},
+		{"a CPU model that the host does not have", off, Change{CPU: &cloud.CPU{VCPUs: 2, Model: "Itanium"}}, fault.ResourceExhausted, "Itanium", nil},
 		{"another org's kernel", off, Change{Boot: &cloud.Boot{Kernel: private}}, fault.NotFound, string(private), nil},
 		{"another org's initrd", off, Change{Boot: &cloud.Boot{Kernel: kernel, Initrd: private}}, fault.NotFound, string(private), nil},
 		{"a kernel that needs more memory", off, Change{Boot: &cloud.Boot{Kernel: needy}}, fault.InvalidArgument, "2048 MiB", nil},
@@ -206,8 +206,8 @@ func TestUpdateTable(t *testing.T) {
 		{"another disk", anywhere, Change{Disks: []cloud.Disk{{ID: "b", Blank: true, SizeGiB: 5}}}, fault.InvalidArgument, "cannot be changed", nil},
 		{"a larger disk", anywhere, Change{Disks: []cloud.Disk{{ID: "a", Blank: true, SizeGiB: 6}}}, fault.InvalidArgument, "spec.disks", nil},
 		{"a NIC", anywhere, Change{Network: []cloud.NIC{{ID: "nic0"}}}, fault.InvalidArgument, "cannot be changed", nil},
-		{"another group", anywhere, Change{Labels: map[string]string{AntiAffinity: "db"}}, fault.InvalidArgument, "fixed when", nil},
-		{"no group, as before", anywhere, Change{Labels: map[string]string{AntiAffinity: ""}}, 0, "", func(before, now *cloud.VM) { require.Equal(t, before, now) }},
+		{"another anti-affinity group", anywhere, Change{Labels: map[string]string{AntiAffinity: "db"}}, fault.InvalidArgument, "fixed when", nil},
+		{"no anti-affinity group, as before", anywhere, Change{Labels: map[string]string{AntiAffinity: ""}}, 0, "", func(before, now *cloud.VM) { require.Equal(t, before, now) }},
 		{"an invalid selector", anywhere, Change{Labels: map[string]string{NodeSelector: "ssd"}}, fault.InvalidArgument, "k=v", nil},
 		{"too many labels", anywhere, Change{Labels: many}, fault.InvalidArgument, "labels", nil},
 		{"an invalid restart policy", anywhere, Change{Metadata: map[string]string{cloud.RestartPolicy: "x"}}, fault.InvalidArgument, "never or on-failure", nil},
@@ -228,7 +228,7 @@ func TestUpdateTable(t *testing.T) {
 					c.check(vm, &out)
 				}
 				w.deleteIfPresent(vm.ID)
-				require.Zero(t, w.allocated(host), "all its quota is released")
+				require.Zero(t, w.allocated(host), "the deleted VM must have no allocated capacity")
 			}
 		})
 	}
@@ -247,7 +247,7 @@ func TestUpdateKeepsCurrentImages(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, vm.Disks, out.Disks)
 	_, err = w.vms.Update(w.as(acme, ""), acme, vm.ID, Change{Memory: &cloud.Memory{SizeMiB: 128}})
-	require.ErrorContains(t, err, "needs 256 MiB", "its requirements still hold")
+	require.ErrorContains(t, err, "needs 256 MiB", "the minimum memory of the current image must still apply")
 }
 
 // TestHostReportLimits checks that too long texts in a host's report are cut so that the record stays readable, and
@@ -268,7 +268,7 @@ func TestHostReportLimits(t *testing.T) {
 	require.Len(t, now.Status.Addresses, maxAddresses)
 	require.LessOrEqual(t, len(now.Status.Addresses[0]), maxAddress)
 	list, _, err := w.vms.List(t.Context(), acme, 0, "", "")
-	require.NoError(t, err, "the record can still be read")
+	require.NoError(t, err, "the record must stay readable")
 	require.Equal(t, now, list[0])
 	require.EqualValues(t, 7, w.vms.Usage(t.Context(), now)[vm.ID].MemoryMiB)
 
@@ -343,7 +343,7 @@ func TestWatch(t *testing.T) {
 	w.report(vm.ID, cloud.ObservedBuilt)
 	_, err = w.vms.Delete(w.as(acme, ""), acme, vm.ID, false, [32]byte{})
 	require.NoError(t, err)
-	require.NoError(t, <-ended, "the stream ends with the VM")
+	require.NoError(t, <-ended, "the watch must end when the VM is deleted")
 	close(events)
 	var types []string
 	last := int64(0)
@@ -376,11 +376,11 @@ func TestSettle(t *testing.T) {
 			w.vms.mu.Lock()
 			defer w.vms.mu.Unlock()
 			return maps.EqualFunc(want, w.vms.deadlines, func(at cloud.Time, d deadline) bool { return at == d.at })
-		}, 10*time.Second, time.Millisecond, "the leader follows the records")
+		}, 10*time.Second, time.Millisecond, "the leader must know the deadlines of the transient states")
 		require.NoError(t, w.vms.Settle(t.Context()))
 	}
 	settle()
-	require.Equal(t, starting, w.get(starting.ID), "not yet")
+	require.Equal(t, starting, w.get(starting.ID), "a VM must not change before its deadline")
 	w.Clock.Advance(cloud.StartingTime * time.Millisecond)
 	settle()
 	require.Equal(t, cloud.Error, w.get(starting.ID).State)
@@ -391,7 +391,7 @@ func TestSettle(t *testing.T) {
 	settle()
 	require.Equal(t, cloud.Error, w.get(creating.ID).State)
 	require.Equal(t, running, w.get(running.ID))
-	require.Equal(t, taken.VCPUs*4, w.allocated(host).VCPUs, "a failed job stays paused")
+	require.Equal(t, taken.VCPUs*4, w.allocated(host).VCPUs, "a VM whose state was changed to ERROR must keep its capacity")
 	w.report(starting.ID, cloud.ObservedRunning)
-	require.Equal(t, cloud.Running, w.get(starting.ID).State, "a late report is accepted")
+	require.Equal(t, cloud.Running, w.get(starting.ID).State, "a report after the deadline must still be applied")
 }

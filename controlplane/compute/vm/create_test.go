@@ -35,7 +35,7 @@ func TestCreate(t *testing.T) {
 	require.Equal(t, "ada", vm.CreatedBy)
 	require.Equal(t, vm, w.get(vm.ID), "the response equals the record")
 	require.Equal(t, cloud.Capacity{VCPUs: 2, MemoryMiB: 512, StorageGiB: 9}, w.allocated(host))
-	require.Equal(t, []string{"root", "data"}, []string{vm.Disks[0].ID, vm.Disks[1].ID}, "in boot order")
+	require.Equal(t, []string{"root", "data"}, []string{vm.Disks[0].ID, vm.Disks[1].ID}, "the disks must be in boot order")
 	require.Equal(t, cloud.BusVirtio, vm.Disks[0].Bus)
 	require.Equal(t, disk, vm.Disks[0].Image.ID)
 	require.Equal(t, kernel, vm.Kernel.ID)
@@ -91,8 +91,8 @@ func TestCreateRefuses(t *testing.T) {
 		{"another org's initrd", func(q *CreateRequest) { q.Spec.Boot = cloud.Boot{Kernel: disk, Initrd: private} }, fault.NotFound, "", []string{string(private)}},
 		{"an image that is not AVAILABLE", from(pending, 5), fault.FailedPrecondition, "", []string{"PENDING"}},
 		{"a disk smaller than its image", from(disk, 2), fault.InvalidArgument, "spec.disks[root].size_gib", []string{"3221225472 bytes", "2147483648"}},
-		{"a disk smaller than its image wants", from(minimum, 7), fault.InvalidArgument, "spec.disks[root].size_gib", []string{"needs 8 GiB, got 7"}},
-		{"less memory than its image wants", func(q *CreateRequest) { from(disk, 4)(q); q.Spec.Memory = &cloud.Memory{SizeMiB: 128} }, fault.InvalidArgument, "spec.memory.size_mib", []string{"256 MiB, got 128"}},
+		{"a disk smaller than its image requires", from(minimum, 7), fault.InvalidArgument, "spec.disks[root].size_gib", []string{"needs 8 GiB, got 7"}},
+		{"less memory than its image requires", func(q *CreateRequest) { from(disk, 4)(q); q.Spec.Memory = &cloud.Memory{SizeMiB: 128} }, fault.InvalidArgument, "spec.memory.size_mib", []string{"256 MiB, got 128"}},
 		{"images of two architectures", func(q *CreateRequest) {
 			q.Spec.Disks = []cloud.Disk{{ID: "a", Image: disk, SizeGiB: 4}, {ID: "b", Image: arm, SizeGiB: 4}}
 		}, fault.InvalidArgument, "", []string{"architectures"}},
@@ -100,7 +100,7 @@ func TestCreateRefuses(t *testing.T) {
 		{"a CPU model that no host has", func(q *CreateRequest) { q.Spec.CPU.Model = "Itanium" }, fault.ResourceExhausted, "", []string{"Itanium"}},
 		{"more than any host has", func(q *CreateRequest) { q.Spec.CPU = &cloud.CPU{VCPUs: 65} }, fault.ResourceExhausted, "", []string{"h1 has 62 vCPUs free, 65 needed"}},
 		{"an invalid selector", func(q *CreateRequest) { q.Labels = map[string]string{NodeSelector: "ssd"} }, fault.InvalidArgument, "labels", []string{"k=v"}},
-		{"a selector that no host fits", func(q *CreateRequest) { q.Labels = map[string]string{NodeSelector: "disk=ssd"} }, fault.ResourceExhausted, "", []string{"labels"}},
+		{"a selector that matches no host", func(q *CreateRequest) { q.Labels = map[string]string{NodeSelector: "disk=ssd"} }, fault.ResourceExhausted, "", []string{"labels"}},
 		{"an invalid restart policy", func(q *CreateRequest) { q.Metadata = map[string]string{cloud.RestartPolicy: "always"} }, fault.InvalidArgument, "metadata", []string{"never or on-failure"}},
 		{"a NIC", func(q *CreateRequest) { q.Spec.Network = []cloud.NIC{{ID: "nic0"}} }, fault.FailedPrecondition, "spec.network", []string{"not served yet"}},
 	} {
@@ -114,16 +114,16 @@ func TestCreateRefuses(t *testing.T) {
 			}
 			if c.kind == fault.ResourceExhausted {
 				require.Equal(t, "NO_HOST_FITS", f.Reason)
-				require.Contains(t, f.Details, "h1", "host by host")
+				require.Contains(t, f.Details, "h1", "the details must have an entry for each host")
 			}
 		})
 	}
-	require.Equal(t, before, w.allocated(host), "a refused VM allocates nothing")
+	require.Equal(t, before, w.allocated(host), "a refused VM must allocate no capacity")
 	list, _, err := w.vms.List(t.Context(), acme, 0, "", "")
 	require.NoError(t, err)
 	require.Len(t, list, 1)
 	_, err = w.vms.Create(w.as(acme, "key of a bad name"), acme, small("x"), [32]byte{1})
-	require.NoError(t, err, "the response of a failed call is not stored under its key")
+	require.NoError(t, err, "a failed call must not reserve its idempotency key")
 }
 
 // TestNames checks that a second VM of the same name in a project is refused. Another project may use the name, and so
@@ -156,7 +156,7 @@ func TestCreateIsIdempotent(t *testing.T) {
 	w.report(first.VM.ID, cloud.ObservedBuilt)
 	again, err := ask("k", 1)
 	require.NoError(t, err)
-	require.Equal(t, Created{VM: first.VM, Replayed: true}, again, "CREATING, as it was then")
+	require.Equal(t, Created{VM: first.VM, Replayed: true}, again, "the repeated call must return the stored first response")
 	require.Equal(t, taken, w.allocated(host))
 	_, err = ask("k", 2)
 	require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
@@ -300,7 +300,7 @@ func TestPlacementWaitsForHeartbeatsToNewLeader(t *testing.T) {
 		}()
 		select {
 		case err := <-made:
-			t.Fatalf("answered before the host was heard from: %v", err)
+			t.Fatalf("the create returned before the host's first heartbeat: %v", err)
 		case <-time.After(heartbeatWait / 2):
 		}
 		w.Heartbeat(id)

@@ -59,15 +59,15 @@ func TestBadFilter(t *testing.T) {
 func TestHostileFilters(t *testing.T) {
 	vm := &cloud.VM{ID: "i", Name: "web-1", Labels: map[string]string{"a": "b"}}
 	for name, text := range map[string]string{
-		"deep nesting":       strings.Repeat("(", 900) + `name="x"` + strings.Repeat(")", 900),
-		"300 terms":          strings.TrimSuffix(strings.Repeat(`name = "x" OR `, 300), " OR "),
-		"a field of 900":     strings.TrimSuffix(strings.Repeat("a.", 900), ".") + ` = "x"`,
-		"a chain of NOT":     strings.Repeat("NOT ", 400) + `name = "x"`,
-		"a chain of minuses": strings.Repeat("-", 900) + `name = "x"`,
-		"escapes":            `name = "` + strings.Repeat(`\\\"`, 300) + `"`,
-		"not UTF-8":          "name = \"\xff\xfe\"",
-		"a NUL":              "name = \"a\x00b\"",
-		"an open string":     `name = "` + strings.Repeat("x", 900),
+		"deep nesting":                     strings.Repeat("(", 900) + `name="x"` + strings.Repeat(")", 900),
+		"300 terms":                        strings.TrimSuffix(strings.Repeat(`name = "x" OR `, 300), " OR "),
+		"a field path of 900 parts":        strings.TrimSuffix(strings.Repeat("a.", 900), ".") + ` = "x"`,
+		"a chain of NOT":                   strings.Repeat("NOT ", 400) + `name = "x"`,
+		"a chain of minuses":               strings.Repeat("-", 900) + `name = "x"`,
+		"a value with many escapes":        `name = "` + strings.Repeat(`\\\"`, 300) + `"`,
+		"not UTF-8":                        "name = \"\xff\xfe\"",
+		"a NUL":                            "name = \"a\x00b\"",
+		"a string without a closing quote": `name = "` + strings.Repeat("x", 900),
 	} {
 		m, err := parseFilter(text)
 		if err != nil {

@@ -84,7 +84,7 @@ func TestOrgQuotaCoversNewProjects(t *testing.T) {
 	at := cloud.Tenant{Org: acme.Org, Project: "unlimited-0"}
 	_, err := w.vms.Create(w.as(at, ""), at, small("more"), [32]byte{})
 	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
-	require.Equal(t, before, allocated(), "the refused VM reserved nothing on the host")
+	require.Equal(t, before, allocated(), "refused VMs must allocate no capacity")
 	for i, id := range made {
 		if errs[i] == nil {
 			at := cloud.Tenant{Org: acme.Org, Project: cloud.ProjectID(fmt.Sprintf("unlimited-%d", i%3))}

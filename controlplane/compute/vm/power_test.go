@@ -45,11 +45,11 @@ func TestPowerTable(t *testing.T) {
 			require.NoError(t, err, "%s in %s", a, state)
 			require.Equal(t, want, out.VM.State, "%s in %s", a, state)
 			now := w.get(vm.ID)
-			require.Equal(t, out.VM, *now, "the response equals the record")
+			require.Equal(t, out.VM, *now, "the response must equal the record")
 			if now.Desired != vm.Desired {
 				require.Greater(t, now.Generation, vm.Generation, "the host must get the new desired state")
 			} else {
-				require.Equal(t, vm, now, "nothing changed")
+				require.Equal(t, vm, now, "a refused call must not change the VM")
 			}
 		}
 	}
@@ -76,11 +76,11 @@ func TestPowerCallsWait(t *testing.T) {
 			func(id cloud.VMID) { w.report(id, cloud.ObservedLaunching); w.report(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
 		{"start while the disks are made", cloud.Creating, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
 			func(id cloud.VMID) { w.report(id, cloud.ObservedBuilt); w.report(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
-		{"start while it stops", cloud.Stopping, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
+		{"start while the VM stops", cloud.Stopping, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
 			func(id cloud.VMID) { w.report(id, cloud.ObservedBuilt); w.report(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
 		{"a start that fails", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
 			func(id cloud.VMID) { w.report(id, cloud.ObservedEnded, failed("no memory left")) }, fault.FailedPrecondition, "no memory left", 0},
-		{"a start that another stops", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
+		{"a start of a VM that another caller stops", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
 			func(id cloud.VMID) { w.power(id, stop, 0) }, fault.FailedPrecondition, "stopped meanwhile", 0},
 		{"a start of a VM that another caller deletes", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
 			func(id cloud.VMID) { w.deleteIfPresent(id) }, fault.FailedPrecondition, "deleted meanwhile", 0},
@@ -94,14 +94,14 @@ func TestPowerCallsWait(t *testing.T) {
 				require.Zero(t, w.get(id).Desired.GraceMS)
 				w.report(id, cloud.ObservedBuilt)
 			}, 0, "", cloud.Stopped},
-		{"a stop that another takes back", cloud.Running, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
+		{"a stop of a VM that another caller starts again", cloud.Running, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
 			return w.vms.Stop(ctx, acme, id, time.Second, body)
 		}, func(id cloud.VMID) { w.power(id, start, 0) }, fault.FailedPrecondition, "started again", 0},
 		{"reboot", cloud.Running, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
 			return w.vms.Reboot(ctx, acme, id, body)
 		},
 			func(id cloud.VMID) { w.report(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
-		{"a reboot that ends it", cloud.Running, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
+		{"a reboot during which the guest ends", cloud.Running, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
 			return w.vms.Reboot(ctx, acme, id, body)
 		},
 			func(id cloud.VMID) { w.report(id, cloud.ObservedEnded, failed("killed")) }, fault.FailedPrecondition, "killed", 0},
@@ -233,10 +233,10 @@ func TestPowerIsIdempotent(t *testing.T) {
 	out, err = w.vms.Start(w.as(acme, "s"), acme, vm.ID, body)
 	require.NoError(t, err)
 	require.True(t, out.Replayed)
-	require.Equal(t, cloud.Running, out.VM.State, "the stored record equals the response")
+	require.Equal(t, cloud.Running, out.VM.State, "the repeated call must return the first response")
 	require.Equal(t, cloud.Stopped, w.get(vm.ID).State, "the repeated call must not start it again")
 	_, err = w.vms.Start(w.as(acme, "s"), acme, vm.ID, [32]byte{1})
-	require.True(t, fault.Is(err, fault.InvalidArgument), "another request: %v", err)
+	require.True(t, fault.Is(err, fault.InvalidArgument), "another request under the same key must be refused: %v", err)
 
 	// The first call returns while the start is in progress. Before the call is repeated, the VM is deleted, or the
 	// start fails.
@@ -312,9 +312,9 @@ func TestIDs(t *testing.T) {
 				require.True(t, fault.Is(call(w.as(acme, ""), acme, id), fault.InvalidArgument), "%q", id)
 			}
 			require.True(t, fault.Is(call(w.as(acme, ""), acme, newID()), fault.NotFound))
-			require.True(t, fault.Is(call(w.as(other, ""), other, vm.ID), fault.NotFound), "another project's")
+			require.True(t, fault.Is(call(w.as(other, ""), other, vm.ID), fault.NotFound), "a call for a VM of another project must return NotFound")
 			wrong := cloud.Tenant{Org: other.Org, Project: acme.Project}
-			require.True(t, fault.Is(call(w.as(wrong, ""), wrong, vm.ID), fault.NotFound), "another org's")
+			require.True(t, fault.Is(call(w.as(wrong, ""), wrong, vm.ID), fault.NotFound), "a call for a VM of another org must return NotFound")
 			require.Equal(t, vm, w.get(vm.ID))
 		})
 	}

@@ -31,7 +31,7 @@ func (w *world) quotaUsage() (used tenant.Amount) {
 		for _, r := range all {
 			sum = sum.Plus(amountOf(&r.Value.Spec))
 		}
-		require.Equal(w.t, sum, used, "the sum is that of the VMs")
+		require.Equal(w.t, sum, used, "the stored quota usage must equal the sum over the VMs")
 		return err
 	}))
 	return used
@@ -58,7 +58,7 @@ func TestQuota(t *testing.T) {
 	err := w.try("third")
 	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
 	require.ErrorContains(t, err, "allows 2 vms: 2 are used")
-	require.Equal(t, before, w.allocated(host), "no capacity was allocated for it")
+	require.Equal(t, before, w.allocated(host), "a refused VM must allocate no capacity")
 	require.EqualValues(t, 2, w.quotaUsage().VMs)
 
 	cpus := w.quotaUsage().VCPUs
@@ -70,7 +70,7 @@ func TestQuota(t *testing.T) {
 	require.Equal(t, before, w.allocated(host))
 	w.deleteIfPresent(vm.ID)
 	require.EqualValues(t, 1, w.quotaUsage().VMs)
-	require.NoError(t, w.try("web"), "the quota has room again")
+	require.NoError(t, w.try("web"), "after a delete the quota must allow another VM")
 }
 
 // TestConcurrentQuota makes 20 creates at the same time with a quota for 5 VMs. Exactly 5 must succeed.

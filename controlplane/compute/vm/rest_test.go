@@ -191,7 +191,7 @@ func FuzzCreateBody(f *testing.F) {
 		case 201:
 			vm := w.get(cloud.VMID(out.Data.ID))
 			spec := vm.Spec
-			require.NoError(t, spec.Check(), "the recorded spec is valid")
+			require.NoError(t, spec.Check(), "the spec in the record must be valid")
 			w.deleteIfPresent(vm.ID)
 		case 400, 403, 404, 409, 413, 422, 429:
 			require.NotEmpty(t, out.Error.Message)

@@ -32,7 +32,7 @@ func TestCallsAreUnimplemented(t *testing.T) {
 		kind  fault.Kind
 		field string
 	}{
-		{"nobody", nil, &vmv1.GetVolumeRequest{}, fault.Unauthenticated, ""},
+		{"a caller without authentication", nil, &vmv1.GetVolumeRequest{}, fault.Unauthenticated, ""},
 		{"a viewer that writes", viewer, &vmv1.CreateVolumeRequest{}, fault.PermissionDenied, ""},
 		{"another project", member, &vmv1.GetVolumeRequest{ProjectId: "q"}, fault.PermissionDenied, ""},
 		{"no name", member, &vmv1.CreateVolumeRequest{SizeGib: 1}, fault.InvalidArgument, "name"},
@@ -42,16 +42,16 @@ func TestCallsAreUnimplemented(t *testing.T) {
 		{"an invalid image ID", member, &vmv1.CreateVolumeRequest{Name: "v", SizeGib: 1, ImageId: "/x"}, fault.InvalidArgument, "image_id"},
 		{"a bad label", member, &vmv1.CreateVolumeRequest{Name: "v", SizeGib: 1, Labels: map[string]string{"": "x"}}, fault.InvalidArgument, "labels"},
 		{"create", member, &vmv1.CreateVolumeRequest{Name: "v", SizeGib: 1, ImageId: id}, fault.Unimplemented, ""},
-		{"get no id", viewer, &vmv1.GetVolumeRequest{}, fault.InvalidArgument, "volume_id"},
+		{"get without an ID", viewer, &vmv1.GetVolumeRequest{}, fault.InvalidArgument, "volume_id"},
 		{"get", viewer, &vmv1.GetVolumeRequest{VolumeId: id}, fault.Unimplemented, ""},
-		{"a page of 1001", viewer, &vmv1.ListVolumesRequest{PageSize: 1001}, fault.InvalidArgument, "page_size"},
-		{"a page that was never given", viewer, &vmv1.ListVolumesRequest{PageToken: "x"}, fault.InvalidArgument, "page_token"},
+		{"a page size of 1001", viewer, &vmv1.ListVolumesRequest{PageSize: 1001}, fault.InvalidArgument, "page_size"},
+		{"an invalid page token", viewer, &vmv1.ListVolumesRequest{PageToken: "x"}, fault.InvalidArgument, "page_token"},
 		{"list", viewer, &vmv1.ListVolumesRequest{}, fault.Unimplemented, ""},
 		{"delete", member, &vmv1.DeleteVolumeRequest{VolumeId: id}, fault.Unimplemented, ""},
-		{"resize to nothing", member, &vmv1.ResizeVolumeRequest{VolumeId: id}, fault.InvalidArgument, "size_gib"},
+		{"resize to size 0", member, &vmv1.ResizeVolumeRequest{VolumeId: id}, fault.InvalidArgument, "size_gib"},
 		{"resize", member, &vmv1.ResizeVolumeRequest{VolumeId: id, SizeGib: 2}, fault.Unimplemented, ""},
-		{"register by a member", member, &vmv1.RegisterExternalVolumeRequest{Name: "v", SizeGib: 1, Rbd: rbd}, fault.PermissionDenied, ""},
-		{"register nothing", admin, &vmv1.RegisterExternalVolumeRequest{Name: "v", SizeGib: 1}, fault.InvalidArgument, "rbd"},
+		{"register as a project member", member, &vmv1.RegisterExternalVolumeRequest{Name: "v", SizeGib: 1, Rbd: rbd}, fault.PermissionDenied, ""},
+		{"register without an RBD image", admin, &vmv1.RegisterExternalVolumeRequest{Name: "v", SizeGib: 1}, fault.InvalidArgument, "rbd"},
 		{"register", admin, &vmv1.RegisterExternalVolumeRequest{Name: "v", SizeGib: 1, Rbd: rbd}, fault.Unimplemented, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -25,7 +25,7 @@ func TestQuantile(t *testing.T) {
 	}
 	given := []int{2, 1}
 	Median(given)
-	require.Equal(t, []int{2, 1}, given, "the samples stay as they were")
+	require.Equal(t, []int{2, 1}, given, "Quantile must not change the samples")
 }
 
 func TestMarkdown(t *testing.T) {
@@ -45,5 +45,5 @@ func TestMarkdown(t *testing.T) {
 func TestWithoutTargets(t *testing.T) {
 	rows := []Row{{What: "list", Ours: "p99 120 ms", Value: 120, AtMost: 100, Unit: "ms"}}
 	require.NotContains(t, Markdown(WithoutTargets(rows)), "missed")
-	require.Contains(t, Markdown(rows), "missed", "the rows stay as they were")
+	require.Contains(t, Markdown(rows), "missed", "WithoutTargets must not change the rows")
 }

@@ -28,7 +28,7 @@ func TestDomainNameIsEscaped(t *testing.T) {
 	require.Equal(t, d.Name, got.Name)
 	require.Equal(t, d.Cmdline, got.OS.Cmdline)
 	require.Len(t, got.Devices.Controllers, 3)
-	require.Nil(t, got.Devices.Disk.Boot, "the kernel boots, not the disk")
+	require.Nil(t, got.Devices.Disk.Boot, "the domain must boot the kernel, not the disk")
 	d.Kernel = ""
 	require.NoError(t, xml.Unmarshal([]byte(d.XML()), &got))
 	require.NotNil(t, got.Devices.Disk.Boot)

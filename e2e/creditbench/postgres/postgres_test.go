@@ -8,6 +8,6 @@ import (
 
 func TestFailedStartLeavesNothingOpen(t *testing.T) {
 	b, err := Start(t.Context(), t.TempDir(), t.TempDir())
-	require.Error(t, err, "there are no programs")
+	require.Error(t, err, "a start without the programs must fail")
 	require.Nil(t, b)
 }

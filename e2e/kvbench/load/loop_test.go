@@ -18,8 +18,8 @@ func at(ms int) time.Time { return zero.Add(time.Duration(ms) * time.Millisecond
 func TestLongestGap(t *testing.T) {
 	broken := errors.New("broken")
 	all := Answers{{Due: at(0), Done: at(10)}, {Due: at(20), Done: at(500)}, {Due: at(30), Done: at(300), Err: broken}, {Due: at(40), Done: at(90)}}
-	require.Equal(t, 410*time.Millisecond, all.LongestGap(at(0), at(600)), "a failure is no answer")
-	require.Equal(t, 500*time.Millisecond, all.LongestGap(at(500), at(1000)), "until the end without any")
+	require.Equal(t, 410*time.Millisecond, all.LongestGap(at(0), at(600)), "a failed call must not count as a response")
+	require.Equal(t, 500*time.Millisecond, all.LongestGap(at(500), at(1000)), "the gap must extend to the end if there is no response")
 	require.Equal(t, 300*time.Millisecond, Answers(nil).LongestGap(at(0), at(300)))
 }
 
@@ -30,7 +30,7 @@ func TestAnswers(t *testing.T) {
 	n, first := all.Failed()
 	require.Equal(t, 2, n)
 	require.Equal(t, broken, first)
-	require.Equal(t, all[1:3], all.Within(at(20), at(90)), "until is not in it")
+	require.Equal(t, all[1:3], all.Within(at(20), at(90)), "the end of the range must be excluded")
 }
 
 func TestClosedAsksEachOnce(t *testing.T) {
@@ -69,7 +69,7 @@ func TestForAsksUntilTheTimeIsOver(t *testing.T) {
 	require.EqualValues(t, asked[0].Load()+asked[1].Load()+asked[2].Load(), len(all))
 	all, err = For(t.Context(), 3, 0, func(context.Context, int) error { return nil })
 	require.NoError(t, err)
-	require.Len(t, all, 3, "once at least")
+	require.Len(t, all, 3, "each client must make one call at least")
 	ctx, cancel := context.WithCancel(t.Context())
 	_, err = For(ctx, 2, time.Hour, func(context.Context, int) error { cancel(); return nil })
 	require.ErrorIs(t, err, context.Canceled)

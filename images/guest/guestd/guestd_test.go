@@ -65,8 +65,8 @@ func TestPowerKeyPress(t *testing.T) {
 	syn := event(0, 0, 0)
 	require.True(t, pressed(append(syn, event(evKey, keyPower, 1)...)))
 	require.False(t, pressed(event(evKey, keyPower, 0)), "release")
-	require.False(t, pressed(event(evKey, 30, 1)), "another key")
-	require.False(t, pressed(event(evKey, keyPower, 1)[:20]), "half an event")
+	require.False(t, pressed(event(evKey, 30, 1)), "another key must not count")
+	require.False(t, pressed(event(evKey, keyPower, 1)[:20]), "an incomplete event must not count")
 	require.False(t, pressed(nil))
 }
 

@@ -1,6 +1,7 @@
-# test guest: BIOS boot sector. Talks on COM1. Commands read from COM1:
-#  p = trigger pvpanic; o = ACPI power off; s = spew for ever; w = write sector 1 of disk 0x80 and say W or E; r = reset
-# The power button powers off.
+# Test guest: a BIOS boot sector. It reads these commands from COM1 and writes its output there:
+#  p = trigger pvpanic; o = ACPI power off; s = print without end; w = write sector 1 of disk 0x80 and print W or E;
+#  r = reset
+# It powers off when the power button is pressed.
 	.code16
 	.globl _start
 _start:

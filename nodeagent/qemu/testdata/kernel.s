@@ -1,5 +1,5 @@
-# Stands in for a Linux kernel: a bzImage (Documentation/arch/x86/boot.rst) whose real-mode part says on COM1 which command
-# line and how long an initrd it was given, and powers off.
+# Replaces a Linux kernel in tests: a bzImage (Documentation/arch/x86/boot.rst) whose real-mode part prints on COM1 the
+# command line and the length of the initrd that it got, and powers off.
 	.code16
 	.globl _start
 _start:
