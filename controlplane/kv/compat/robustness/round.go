@@ -184,10 +184,16 @@ func (r Round) runTraffic(ctx context.Context, c *cluster) ([]report.ClientRepor
 		<-collected
 		return nil, fmt.Errorf("run traffic and faults: %w", err)
 	}
-	last <- report.OperationsMaxRevision(clients.Reports())
-	close(last)
-	if err := <-collected; err != nil {
-		return nil, fmt.Errorf("collect all events: %w", err)
+	final := report.OperationsMaxRevision(clients.Reports())
+	if err = c.reached(ctx, final); err == nil {
+		last <- final
+	}
+	close(last) // ends the watchers if they have no revision to wait for
+	if failed := <-collected; err == nil && failed != nil {
+		err = fmt.Errorf("collect all events: %w", failed)
+	}
+	if err != nil {
+		return nil, err
 	}
 	if err := flushCommitIndex(ctx, c); err != nil {
 		return nil, err
@@ -224,6 +230,22 @@ func (r Round) startTraffic(ctx context.Context, work *sync.WaitGroup, c *cluste
 	}
 	random := rand.New(rand.NewPCG(r.Seed, 2))
 	work.Go(func() { compact(ctx, c, recorded, random, finish) })
+	return nil
+}
+
+// reached returns a violation if the members' current revision is less than one that a client has received in a
+// response: the members have then lost acknowledged writes, or the read is outdated. The watchers would wait for lost
+// revisions forever.
+func (c *cluster) reached(ctx context.Context, acknowledged int64) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	now, err := c.client.Get(ctx, "ready")
+	if err != nil {
+		return fmt.Errorf("read the current revision: %w", err)
+	}
+	if now.Header.Revision < acknowledged {
+		return violation{fmt.Errorf("the members are at revision %d, but a response had revision %d: writes are lost, or a read is outdated", now.Header.Revision, acknowledged)}
+	}
 	return nil
 }
 
