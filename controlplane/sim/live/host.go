@@ -55,7 +55,8 @@ type guest struct {
 	exitError string
 }
 
-// record is the data that a host stores on disk about a VM. It is written before the action that it describes is executed.
+// record is the data that a host stores on disk about a VM. It is written before the action that it describes is
+// executed.
 type record struct {
 	built        bool
 	startsDone   uint64

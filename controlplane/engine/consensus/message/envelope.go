@@ -35,7 +35,8 @@ const (
 	RefusedOverloaded Refusal = 2 // too many proposals are not committed yet
 )
 
-// Envelope is a set of messages that one host sends to another. The transport must have verified that the sender is the member From.
+// Envelope is a set of messages that one host sends to another. The transport must have verified that the sender is the
+// member From.
 type Envelope struct {
 	From, To uint64
 	// FromDirID is the data-directory ID of the sender. ToDirID is the data-directory ID of the receiver, as the sender
