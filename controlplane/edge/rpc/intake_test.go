@@ -43,7 +43,7 @@ func (s *tokenIssuer) IssueToken(context.Context, *identityv1.IssueTokenRequest)
 // listen starts a server on a TCP port, so that its calls have client addresses. receive replaces ReceiveTime.
 func listen(t *testing.T, h *handlers, receive time.Duration) (address string, s *Server, issued *tokenIssuer) {
 	t.Helper()
-	s, health := New(Options{Verifier: verifier{new(atomic.Int64)}, Log: slog.New(slog.DiscardHandler), Metrics: grpcprom.NewServerMetrics(), Public: true})
+	s, health := New(Options{Verifier: newVerifier(), Log: slog.New(slog.DiscardHandler), Metrics: grpcprom.NewServerMetrics(), Public: true})
 	s.intake.time = receive
 	issued = &tokenIssuer{}
 	vmv1.RegisterVmServiceServer(s, h)

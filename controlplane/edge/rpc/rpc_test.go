@@ -54,12 +54,13 @@ func (h *handlers) UploadImagePart(_ context.Context, in *vmv1.UploadImagePartRe
 }
 
 // verifier accepts the tokens good and unproven, and the token once only the first time. It panics for the token panic
-// and refuses any other.
-type verifier struct{ asked *atomic.Int64 }
+// and refuses any other. The field asked counts the verifications of once, and valid those of good.
+type verifier struct{ asked, valid *atomic.Int64 }
 
 func (v verifier) Verify(_ context.Context, token string) (*cloud.Caller, error) {
 	switch token {
 	case "good":
+		v.valid.Add(1)
 		return &cloud.Caller{User: "ada", Proof: cloud.ProofPassword}, nil
 	case "unproven":
 		return &cloud.Caller{User: "ada", Proof: cloud.ProofNone}, nil
@@ -82,8 +83,15 @@ func (b *buffer) Write(p []byte) (int, error) { b.mu.Lock(); defer b.mu.Unlock()
 func (b *buffer) String() string              { b.mu.Lock(); defer b.mu.Unlock(); return b.b.String() }
 
 func serve(t *testing.T, h *handlers) (*grpc.ClientConn, *buffer) {
+	return serveWith(t, h, newVerifier())
+}
+
+func newVerifier() verifier { return verifier{new(atomic.Int64), new(atomic.Int64)} }
+
+// serveWith is serve with a verifier that the test can read.
+func serveWith(t *testing.T, h *handlers, v verifier) (*grpc.ClientConn, *buffer) {
 	log := &buffer{}
-	s, health := New(Options{Verifier: verifier{new(atomic.Int64)}, Log: slog.New(slog.NewTextHandler(log, nil)), Metrics: grpcprom.NewServerMetrics(), Public: true})
+	s, health := New(Options{Verifier: v, Log: slog.New(slog.NewTextHandler(log, nil)), Metrics: grpcprom.NewServerMetrics(), Public: true})
 	vmv1.RegisterVmServiceServer(s, h)
 	vmv1.RegisterImageServiceServer(s, h)
 	health.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
@@ -319,7 +327,7 @@ func TestPassthroughServices(t *testing.T) {
 			return handler(srv, ss)
 		},
 	}
-	s, _ := New(Options{Verifier: verifier{new(atomic.Int64)}, Log: slog.New(slog.DiscardHandler), Metrics: grpcprom.NewServerMetrics(), Public: true, Passthrough: guest})
+	s, _ := New(Options{Verifier: newVerifier(), Log: slog.New(slog.DiscardHandler), Metrics: grpcprom.NewServerMetrics(), Public: true, Passthrough: guest})
 	h := &handlers{get: func(context.Context) error { return status.Error(codes.OutOfRange, "its own words") }}
 	vmv1.RegisterVmServiceServer(s, h)
 	l := bufconn.Listen(1 << 20)
@@ -349,15 +357,17 @@ func TestPassthroughServices(t *testing.T) {
 func TestStreamEndsWithItsToken(t *testing.T) {
 	for token, code := range map[string]codes.Code{"once": codes.Unauthenticated, "good": codes.Aborted} {
 		t.Run(token, func(t *testing.T) {
+			v := newVerifier()
 			h := &handlers{get: func(ctx context.Context) error {
-				select {
-				case <-ctx.Done():
-					return ctx.Err()
-				case <-time.After(5 * auth.RecheckEvery / 2):
-					return fault.New(fault.Aborted, "it went on")
+				for v.valid.Load() < 3 && ctx.Err() == nil {
+					time.Sleep(time.Millisecond)
 				}
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
+				return fault.New(fault.Aborted, "the stream continued after two checks of its token")
 			}}
-			conn, _ := serve(t, h)
+			conn, _ := serveWith(t, h, v)
 			s, err := vmv1.NewVmServiceClient(conn).WatchVm(with(t, "authorization", "Bearer "+token), &vmv1.WatchVmRequest{})
 			require.NoError(t, err)
 			_, err = s.Recv()

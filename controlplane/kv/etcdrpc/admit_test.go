@@ -2,6 +2,7 @@ package etcdrpc_test
 
 import (
 	"context"
+	"errors"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -335,23 +336,31 @@ type streamWithContext struct {
 
 func (o streamWithContext) Context() context.Context { return o.ctx }
 
-// stream opens a watch stream from an address and returns the error that ended it, or errStillOpen if the stream is
-// still open after two checks of the token.
+// stream opens a watch stream from an address and returns the error that ended it. With staysOpen it returns errStillOpen
+// if the stream is still open after two checks of a token.
 func (f *expiringVerifier) stream(t *testing.T, w *world, open bool, from, token string) error {
 	s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: f, Open: open})
 	at := &net.TCPAddr{IP: net.ParseIP(from), Port: 1}
 	ctx := peer.NewContext(t.Context(), &peer.Peer{Addr: at, LocalAddr: at})
 	ctx = metadata.NewIncomingContext(ctx, metadata.Pairs("authorization", "Bearer "+token))
 	return s.Stream(nil, streamWithContext{ctx: ctx}, &grpc.StreamServerInfo{FullMethod: pb.Watch_Watch_FullMethodName}, func(_ any, ss grpc.ServerStream) error {
-		wait := 30 * time.Second
 		if f.staysOpen {
-			wait = 2500 * time.Millisecond // more than two checks of a token
+			// Two streams that begin later, one after the other, end when their tokens are checked. By then the token of
+			// this stream would have been checked, too.
+			for range 2 {
+				if err := (&expiringVerifier{}).stream(t, w, false, remoteIP, "revoked"); status.Code(err) != codes.Unauthenticated {
+					return err
+				}
+			}
+			if ss.Context().Err() == nil {
+				return errStillOpen
+			}
 		}
 		select {
 		case <-ss.Context().Done():
 			return context.Cause(ss.Context())
-		case <-time.After(wait):
-			return errStillOpen
+		case <-time.After(30 * time.Second):
+			return errors.New("the stream of the revoked token is still open")
 		}
 	})
 }
