@@ -88,8 +88,8 @@ func (g *gate) pass() {
 	}
 }
 
-// abandon is called for a stream that does not send after all. It removes the stream from the queue, or cancels its
-// reservation if the stream waits no longer.
+// abandon is called for a stream that does not send after all. turn is the result of enter. If the stream still waits,
+// abandon removes it from the queue. Otherwise it cancels the stream's reservation.
 func (g *gate) abandon(turn chan struct{}) {
 	if i := slices.Index(g.queue, turn); turn != nil && i >= 0 {
 		g.queue = slices.Delete(g.queue, i, i+1)
@@ -242,7 +242,7 @@ func (f *flow) ready(ctx context.Context) error {
 		return err
 	}
 	if err := f.enter(ctx, &u.all); err != nil {
-		f.gate.abandon(nil)
+		f.gate.abandon(nil) // the stream waits no longer in the queue of its org
 		return err
 	}
 	f.reserved = true

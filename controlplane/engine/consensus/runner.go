@@ -252,8 +252,8 @@ func (r *Runner) ReportUnreachable(member uint64) {
 	_ = r.call(func() { _ = r.host.ReportUnreachable(member) }, false)
 }
 
-// Propose proposes data, waits until this member has applied it, and returns the result of the state machine. The
-// errors are those of Group.Propose and ErrNoGroup. If ctx ends first, the error wraps ErrUncertain and the cause of
+// Propose proposes data, waits until this member has applied it, and returns the result of the state machine. It can
+// return each error of Group.Propose, and ErrNoGroup. If ctx ends first, the error wraps ErrUncertain and the cause of
 // ctx.
 func (r *Runner) Propose(ctx context.Context, group uint64, id [16]byte, data []byte) (any, error) {
 	if n := r.work[group]; n != nil {
