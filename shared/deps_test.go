@@ -31,6 +31,7 @@ var layers = [][]string{
 	{"engine", "edge"},
 	{"records"},
 	{"accounts"},
+	{"network"},
 	{"compute"},
 	{"money"},
 	{"cluster"},
@@ -43,6 +44,7 @@ var outside = map[string][]string{
 	"edge":     {"shared/…"},
 	"records":  {"shared/…", "protos/peer/v1"},
 	"accounts": {"shared/…", "protos/…"},
+	"network":  {"shared/…", "protos/…"},
 	"compute":  {"shared/…", "protos/…"},
 	"money":    {"shared/…", "protos/…"},
 	"cluster":  {"shared/…", "protos/…"},
@@ -90,6 +92,7 @@ var inside = map[string][]string{
 
 // pure lists packages that may import only the given packages of lower layers, which for most is none.
 var pure = map[string][]string{
+	"network/ipam":                   {},
 	"compute/schedule":               {},
 	"money/credit/ledger":            {},
 	"money/credit/ledger/ledgertest": {},
@@ -132,6 +135,11 @@ var others = map[string][]string{
 	"nodeagent/console":   {},
 	"nodeagent/disk":      {"shared/qcow2", "shared/mutant", "shared/atomicfile"},
 	"nodeagent/qemu":      {"nodeagent/qmp", "nodeagent/cgroup", "nodeagent/console", "shared/qcow2", "shared/mutant", "shared/atomicfile"},
+	"nodeagent/netdev":    {"shared/cloud"},
+	"nodeagent/firewall":  {"shared/cloud"},
+	"nodeagent/dhcp":      {"shared/cloud"},
+	"nodeagent/resolver":  {"shared/cloud"},
+	"nodeagent/metadata":  {"shared/cloud"},
 	"nodeagent/reconcile": {"shared/…", "protos/agent/v1"},
 	"nodeagent/machine":   {"nodeagent/…", "protos/…", "shared/…"},
 	"nodeagent/uplink":    {"protos/…", "shared/…"},

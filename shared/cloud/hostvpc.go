@@ -1,0 +1,114 @@
+package cloud
+
+import (
+	"net"
+	"net/netip"
+)
+
+// HostVPC is the wanted state of a VPC on one host that has ports of the VPC. The control plane sends it to the host's
+// agent, which changes the kernel's state accordingly. A host without ports of a VPC has no HostVPC for it.
+//
+// All slices are sorted by their first field, so that equal states are equal values.
+type HostVPC struct {
+	ID VPCID
+	// MTU is the MTU of the guests' interfaces.
+	MTU uint16
+	// CIDR and CIDR6 are the prefixes of the VPC. CIDR6 is invalid without IPv6.
+	CIDR, CIDR6 netip.Prefix
+	// Subnets are all subnets of the VPC, also those without ports on this host: the host routes between them.
+	Subnets []HostSubnet
+	// Groups are the security groups of the ports on this host.
+	Groups []HostGroup
+	// Members are the addresses of the groups that rules in Groups refer to, wherever their ports are.
+	Members []GroupMembers
+}
+
+// HostSubnet is the wanted state of a subnet on a host.
+type HostSubnet struct {
+	ID SubnetID
+	// VNI is the VXLAN network identifier.
+	VNI uint32
+	// CIDR and Gateway are the IPv4 prefix and the gateway's address. Every host with the VPC has the gateway's address.
+	CIDR    netip.Prefix
+	Gateway netip.Addr
+	// CIDR6 is a /64, whose gateway is the address that ends in ::1. It is invalid without IPv6.
+	CIDR6 netip.Prefix
+	DHCP  bool
+	// DNS are the resolvers that DHCP announces; none means Gateway.
+	DNS []netip.Addr
+	// Ports are the ports on this host.
+	Ports []HostPort
+	// Remotes are the ports on other hosts.
+	Remotes []RemotePort
+}
+
+// HostPort is a port on this host.
+type HostPort struct {
+	ID PortID
+	// Device is the name of the network interface on the host: a tap of a VM, or one end of a veth pair.
+	Device string
+	// HostName is the name by which other guests of the VPC find the port in DNS, without a domain. It may be empty.
+	HostName string
+	MAC      MAC
+	IP       netip.Addr
+	IP6      netip.Addr // invalid without IPv6
+	// Secured is true if the port may send only from its own addresses and Pairs, and Groups apply. False removes both
+	// restrictions.
+	Secured bool
+	// Groups are the IDs of the port's security groups. Each is in HostVPC.Groups.
+	Groups []SecurityGroupID
+	// Pairs are further addresses that the port may send from.
+	Pairs []AddressPair
+	// Mbps limits the bandwidth in each direction, in Mbit/s; 0 means no limit.
+	Mbps uint32
+}
+
+// RemotePort is a port on another host.
+type RemotePort struct {
+	MAC MAC
+	IP  netip.Addr
+	IP6 netip.Addr // invalid without IPv6
+	// HostName is as in HostPort.
+	HostName string
+	// VTEP is the underlay address of the port's host.
+	VTEP netip.Addr
+}
+
+// HostGroup is a security group as a host needs it.
+type HostGroup struct {
+	ID    SecurityGroupID
+	Rules []Rule
+}
+
+// GroupMembers are the addresses of all ports in a security group.
+type GroupMembers struct {
+	ID        SecurityGroupID
+	Addresses []netip.Addr // IPv4 and IPv6
+}
+
+// AddressPair is a prefix, and optionally a MAC address, that a port may send from in addition to its own.
+type AddressPair struct {
+	CIDR netip.Prefix
+	// MAC is the port's own MAC if it is the zero value.
+	MAC MAC
+}
+
+// MAC is an Ethernet address.
+type MAC [6]byte
+
+// String returns the address in lower case with colons, for example 02:00:00:12:34:56.
+func (m MAC) String() string { return net.HardwareAddr(m[:]).String() }
+
+// GatewayMAC is the MAC address of every gateway. It is the same on all hosts, so that a VM that moves to another host
+// need not learn a new one.
+var GatewayMAC = MAC{0x02, 0xff, 0, 0, 0, 1}
+
+// Gateway6 returns the address of the subnet's IPv6 gateway, or an invalid address without IPv6.
+func (s *HostSubnet) Gateway6() netip.Addr {
+	if !s.CIDR6.IsValid() {
+		return netip.Addr{}
+	}
+	a := s.CIDR6.Addr().As16()
+	a[15] = 1
+	return netip.AddrFrom16(a)
+}
