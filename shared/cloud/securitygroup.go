@@ -66,3 +66,53 @@ type ICMP struct {
 	Type, Code uint8
 	AnyCode    bool
 }
+
+// Check returns an InvalidArgument fault if the fields of a rule contradict each other. It does not check the ID.
+func (r *Rule) Check() error {
+	if r.Direction != Ingress && r.Direction != Egress {
+		return invalid("rule.direction", "required", "must be ingress or egress")
+	}
+	if err := r.checkProtocol(); err != nil {
+		return err
+	}
+	if r.CIDR.IsValid() && r.Group != "" {
+		return invalid("rule.remote_cidr", "exclusive", "must be empty if remote_group_id is set")
+	}
+	if r.CIDR.IsValid() && r.CIDR.Addr().Is6() != r.IPv6 {
+		return invalid("rule.remote_cidr", "ethertype", "%s is not a prefix of the rule's ethertype", r.CIDR)
+	}
+	if r.Group != "" {
+		if err := CheckUUID("rule.remote_group_id", string(r.Group)); err != nil {
+			return err
+		}
+	}
+	return CheckDescription(r.Description)
+}
+
+func (r *Rule) checkProtocol() error {
+	hasPorts := !r.AnyProtocol && (r.Protocol == ProtocolTCP || r.Protocol == ProtocolUDP || r.Protocol == ProtocolSCTP)
+	hasICMP := !r.AnyProtocol && (r.Protocol == ProtocolICMP && !r.IPv6 || r.Protocol == ProtocolICMPv6 && r.IPv6)
+	switch {
+	case r.Ports != PortRange{} && !hasPorts:
+		return invalid("rule.port_min", "protocol", "ports are only for tcp, udp and sctp")
+	case r.Ports.First > r.Ports.Last:
+		return invalid("rule.port_max", "range", "must not be less than port_min, %d, got %d", r.Ports.First, r.Ports.Last)
+	case r.Ports != PortRange{} && r.Ports.First == 0:
+		return invalid("rule.port_min", "range", "must be 1 to 65535")
+	case r.ICMP != nil && !hasICMP:
+		return invalid("rule.icmp_type", "protocol", "ICMP types are only for icmp with IPv4 and icmpv6 with IPv6")
+	case !r.AnyProtocol && (r.Protocol == ProtocolICMP && r.IPv6 || r.Protocol == ProtocolICMPv6 && !r.IPv6):
+		return invalid("rule.protocol", "ethertype", "icmp is for IPv4 and icmpv6 is for IPv6")
+	}
+	return nil
+}
+
+// Equal reports whether two rules permit the same traffic in the same words. It ignores the IDs and descriptions.
+func (r *Rule) Equal(o *Rule) bool {
+	if (r.ICMP == nil) != (o.ICMP == nil) || r.ICMP != nil && *r.ICMP != *o.ICMP {
+		return false
+	}
+	a, b := *r, *o
+	a.ID, a.Description, a.ICMP = b.ID, b.Description, b.ICMP
+	return a == b
+}

@@ -159,7 +159,10 @@ func quotaOf(q *identityv1.Quota) tenant.Quota {
 	if q == nil {
 		return tenant.Quota{}
 	}
-	return tenant.Quota{VCPUs: q.Vcpus, MemoryMiB: q.MemoryMib, StorageGiB: q.StorageGib, VMs: q.Vms, Images: q.Images, Projects: q.Projects}
+	return tenant.Quota{
+		VCPUs: q.Vcpus, MemoryMiB: q.MemoryMib, StorageGiB: q.StorageGib, VMs: q.Vms, Images: q.Images, Projects: q.Projects,
+		VPCs: q.Vpcs, Subnets: q.Subnets, Ports: q.Ports, SecurityGroups: q.SecurityGroups,
+	}
 }
 
 func orgOnWire(o *tenant.Org) *identityv1.Org {

@@ -27,6 +27,8 @@ func (q *Quota) limits(kind Kind) bool {
 		return q.VCPUs != nil || q.MemoryMiB != nil || q.StorageGiB != nil || q.VMs != nil
 	case Pictures:
 		return q.Images != nil
+	case Networks:
+		return q.VPCs != nil || q.Subnets != nil || q.Ports != nil || q.SecurityGroups != nil
 	}
 	return true
 }

@@ -15,6 +15,11 @@ type Amount struct {
 	VCPUs, MemoryMiB, StorageGiB, VMs, Images uint64
 	// Projects counts the projects of an org. It is 0 for a project.
 	Projects uint64 `cbor:",omitempty"`
+	// Network resources:
+	VPCs           uint64 `cbor:",omitempty"`
+	Subnets        uint64 `cbor:",omitempty"`
+	Ports          uint64 `cbor:",omitempty"`
+	SecurityGroups uint64 `cbor:",omitempty"`
 }
 
 // Quota holds the limit of each quantity in Amount; nil means no limit.
@@ -27,7 +32,21 @@ type Quota struct {
 	// Projects is the maximum number of projects of an org; nil means DefaultProjects. In the quota of a project it
 	// must be nil.
 	Projects *uint64 `cbor:",omitempty"`
+	// Limits of network resources; nil means the default limit of a project, and no limit for an org.
+	VPCs           *uint64 `cbor:",omitempty"`
+	Subnets        *uint64 `cbor:",omitempty"`
+	Ports          *uint64 `cbor:",omitempty"`
+	SecurityGroups *uint64 `cbor:",omitempty"`
 }
+
+// Default limits of a project's network resources. They keep one project from filling the members' memory, and are
+// larger than what most projects need.
+const (
+	DefaultVPCs           = 20
+	DefaultSubnets        = 200
+	DefaultPorts          = 10_000
+	DefaultSecurityGroups = 500
+)
 
 // Kind is a group of quantities that one kind of object uses, such as VMs. The usage of a group is stored in one
 // record.
@@ -38,9 +57,11 @@ const (
 	Machines Kind = "machines"
 	// Pictures is the kind of the quota on the number of a project's VM images.
 	Pictures Kind = "images"
+	// Networks is the kind of the quantities of network resources.
+	Networks Kind = "networks"
 )
 
-var kinds = []Kind{Machines, Pictures}
+var kinds = []Kind{Machines, Pictures, Networks}
 
 var (
 	quotas = store.NewTable[Quota]("quota")
@@ -62,6 +83,10 @@ var dimensions = []dimension{
 	{"vms", func(a *Amount) *uint64 { return &a.VMs }, func(q *Quota) *uint64 { return q.VMs }},
 	{"images", func(a *Amount) *uint64 { return &a.Images }, func(q *Quota) *uint64 { return q.Images }},
 	{"projects", func(a *Amount) *uint64 { return &a.Projects }, func(q *Quota) *uint64 { return q.Projects }},
+	{"vpcs", func(a *Amount) *uint64 { return &a.VPCs }, func(q *Quota) *uint64 { return q.VPCs }},
+	{"subnets", func(a *Amount) *uint64 { return &a.Subnets }, func(q *Quota) *uint64 { return q.Subnets }},
+	{"ports", func(a *Amount) *uint64 { return &a.Ports }, func(q *Quota) *uint64 { return q.Ports }},
+	{"security_groups", func(a *Amount) *uint64 { return &a.SecurityGroups }, func(q *Quota) *uint64 { return q.SecurityGroups }},
 }
 
 // String returns the quantities that are not 0 as a text such as "2 vcpus, 1 vms".
@@ -145,6 +170,7 @@ func Take(tx *store.Tx, t cloud.Tenant, kind Kind, more, less Amount, counted Co
 	if err != nil {
 		return err
 	}
+	q.setProjectDefaults()
 	if err := q.Fits(id, used, more, less); err != nil {
 		return err
 	}
@@ -173,6 +199,18 @@ func Give(tx *store.Tx, t cloud.Tenant, kind Kind, less Amount) error {
 		}
 	}
 	return nil
+}
+
+// setProjectDefaults sets the limits of network resources that the quota of a project does not set.
+func (q *Quota) setProjectDefaults() {
+	for _, d := range []struct {
+		limit    **uint64
+		standard uint64
+	}{{&q.VPCs, DefaultVPCs}, {&q.Subnets, DefaultSubnets}, {&q.Ports, DefaultPorts}, {&q.SecurityGroups, DefaultSecurityGroups}} {
+		if *d.limit == nil {
+			*d.limit = &d.standard
+		}
+	}
 }
 
 func usageOf(tx *store.Tx, id cloud.ProjectID, kind Kind, counted Counted) (Amount, error) {

@@ -60,6 +60,7 @@ const (
 	operators = "/operator.v1.OperatorService/"
 	identity  = "/identity.v1.IdentityService/"
 	credits   = "/credit.v1.CreditService/"
+	networks  = "/network.v1.NetworkService/"
 )
 
 // rules is the authorization table: the roles that may call each method. Admit refuses a method that is not listed. The
@@ -100,6 +101,59 @@ var rules = map[Method]Rule{
 	volumes + "DeleteVolume":           {OfProject, write},
 	volumes + "ResizeVolume":           {OfProject, write},
 	volumes + "RegisterExternalVolume": {OfProject, nil},
+
+	networks + "CreateVpc":               {OfProject, write},
+	networks + "GetVpc":                  {OfProject, read},
+	networks + "ListVpcs":                {OfProject, read},
+	networks + "UpdateVpc":               {OfProject, write},
+	networks + "DeleteVpc":               {OfProject, write},
+	networks + "CreateSubnet":            {OfProject, write},
+	networks + "GetSubnet":               {OfProject, read},
+	networks + "ListSubnets":             {OfProject, read},
+	networks + "UpdateSubnet":            {OfProject, write},
+	networks + "DeleteSubnet":            {OfProject, write},
+	networks + "CreatePort":              {OfProject, write},
+	networks + "GetPort":                 {OfProject, read},
+	networks + "ListPorts":               {OfProject, read},
+	networks + "UpdatePort":              {OfProject, write},
+	networks + "DeletePort":              {OfProject, write},
+	networks + "CreateSecurityGroup":     {OfProject, write},
+	networks + "GetSecurityGroup":        {OfProject, read},
+	networks + "ListSecurityGroups":      {OfProject, read},
+	networks + "UpdateSecurityGroup":     {OfProject, write},
+	networks + "DeleteSecurityGroup":     {OfProject, write},
+	networks + "AddSecurityGroupRule":    {OfProject, write},
+	networks + "RemoveSecurityGroupRule": {OfProject, write},
+	networks + "CreateRouteTable":        {OfProject, write},
+	networks + "GetRouteTable":           {OfProject, read},
+	networks + "ListRouteTables":         {OfProject, read},
+	networks + "UpdateRouteTable":        {OfProject, write},
+	networks + "DeleteRouteTable":        {OfProject, write},
+	networks + "CreateNatGateway":        {OfProject, write},
+	networks + "GetNatGateway":           {OfProject, read},
+	networks + "ListNatGateways":         {OfProject, read},
+	networks + "DeleteNatGateway":        {OfProject, write},
+	networks + "CreateFloatingIp":        {OfProject, write},
+	networks + "GetFloatingIp":           {OfProject, read},
+	networks + "ListFloatingIps":         {OfProject, read},
+	networks + "UpdateFloatingIp":        {OfProject, write},
+	networks + "DeleteFloatingIp":        {OfProject, write},
+	networks + "CreateServiceIp":         {OfProject, write},
+	networks + "GetServiceIp":            {OfProject, read},
+	networks + "ListServiceIps":          {OfProject, read},
+	networks + "UpdateServiceIp":         {OfProject, write},
+	networks + "DeleteServiceIp":         {OfProject, write},
+	networks + "CreatePeering":           {OfProject, write},
+	networks + "AcceptPeering":           {OfProject, write},
+	networks + "GetPeering":              {OfProject, read},
+	networks + "ListPeerings":            {OfProject, read},
+	networks + "DeletePeering":           {OfProject, write},
+	networks + "CreateExternalNetwork":   {Nowhere, nil},
+	networks + "GetExternalNetwork":      {Nowhere, anyProven},
+	networks + "ListExternalNetworks":    {Nowhere, anyProven},
+	networks + "UpdateExternalNetwork":   {Nowhere, nil},
+	networks + "DeleteExternalNetwork":   {Nowhere, nil},
+	networks + "ExplainPath":             {OfProject, read},
 
 	// Every authenticated caller may read some fields of a node; the handler returns the other fields only to
 	// system:admin.

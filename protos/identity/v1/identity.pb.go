@@ -3254,7 +3254,7 @@ func (x *DeleteProjectRequest) GetOrgId() string {
 }
 
 // Quota limits the resources of a project, or of all projects of an org together: a new object must fit into both
-// quotas. An absent limit means unlimited; 0 allows none.
+// quotas. An absent limit means unlimited, unless the field says otherwise; 0 allows none.
 type Quota struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Vcpus      *uint64                `protobuf:"varint,1,opt,name=vcpus,proto3,oneof" json:"vcpus,omitempty"`
@@ -3263,9 +3263,14 @@ type Quota struct {
 	Vms        *uint64                `protobuf:"varint,4,opt,name=vms,proto3,oneof" json:"vms,omitempty"`
 	Images     *uint64                `protobuf:"varint,5,opt,name=images,proto3,oneof" json:"images,omitempty"`
 	// Of an org only, INVALID_ARGUMENT for a project. Absent: 100.
-	Projects      *uint64 `protobuf:"varint,6,opt,name=projects,proto3,oneof" json:"projects,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Projects *uint64 `protobuf:"varint,6,opt,name=projects,proto3,oneof" json:"projects,omitempty"`
+	// Network resources. Absent for a project: 20 VPCs, 200 subnets, 10,000 ports, 500 security groups.
+	Vpcs           *uint64 `protobuf:"varint,7,opt,name=vpcs,proto3,oneof" json:"vpcs,omitempty"`
+	Subnets        *uint64 `protobuf:"varint,8,opt,name=subnets,proto3,oneof" json:"subnets,omitempty"`
+	Ports          *uint64 `protobuf:"varint,9,opt,name=ports,proto3,oneof" json:"ports,omitempty"`
+	SecurityGroups *uint64 `protobuf:"varint,10,opt,name=security_groups,json=securityGroups,proto3,oneof" json:"security_groups,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Quota) Reset() {
@@ -3340,6 +3345,34 @@ func (x *Quota) GetProjects() uint64 {
 	return 0
 }
 
+func (x *Quota) GetVpcs() uint64 {
+	if x != nil && x.Vpcs != nil {
+		return *x.Vpcs
+	}
+	return 0
+}
+
+func (x *Quota) GetSubnets() uint64 {
+	if x != nil && x.Subnets != nil {
+		return *x.Subnets
+	}
+	return 0
+}
+
+func (x *Quota) GetPorts() uint64 {
+	if x != nil && x.Ports != nil {
+		return *x.Ports
+	}
+	return 0
+}
+
+func (x *Quota) GetSecurityGroups() uint64 {
+	if x != nil && x.SecurityGroups != nil {
+		return *x.SecurityGroups
+	}
+	return 0
+}
+
 // Usage is the resources of a project, or of all projects of an org together. A stopped VM counts like a running one,
 // because its host keeps room for it.
 type Usage struct {
@@ -3350,9 +3383,13 @@ type Usage struct {
 	Vms        uint64                 `protobuf:"varint,4,opt,name=vms,proto3" json:"vms,omitempty"`
 	Images     uint64                 `protobuf:"varint,5,opt,name=images,proto3" json:"images,omitempty"`
 	// Of an org only.
-	Projects      *uint64 `protobuf:"varint,6,opt,name=projects,proto3,oneof" json:"projects,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Projects       *uint64 `protobuf:"varint,6,opt,name=projects,proto3,oneof" json:"projects,omitempty"`
+	Vpcs           uint64  `protobuf:"varint,7,opt,name=vpcs,proto3" json:"vpcs,omitempty"`
+	Subnets        uint64  `protobuf:"varint,8,opt,name=subnets,proto3" json:"subnets,omitempty"`
+	Ports          uint64  `protobuf:"varint,9,opt,name=ports,proto3" json:"ports,omitempty"`
+	SecurityGroups uint64  `protobuf:"varint,10,opt,name=security_groups,json=securityGroups,proto3" json:"security_groups,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Usage) Reset() {
@@ -3423,6 +3460,34 @@ func (x *Usage) GetImages() uint64 {
 func (x *Usage) GetProjects() uint64 {
 	if x != nil && x.Projects != nil {
 		return *x.Projects
+	}
+	return 0
+}
+
+func (x *Usage) GetVpcs() uint64 {
+	if x != nil {
+		return x.Vpcs
+	}
+	return 0
+}
+
+func (x *Usage) GetSubnets() uint64 {
+	if x != nil {
+		return x.Subnets
+	}
+	return 0
+}
+
+func (x *Usage) GetPorts() uint64 {
+	if x != nil {
+		return x.Ports
+	}
+	return 0
+}
+
+func (x *Usage) GetSecurityGroups() uint64 {
+	if x != nil {
+		return x.SecurityGroups
 	}
 	return 0
 }
@@ -4408,7 +4473,7 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"=\n" +
 	"\x14DeleteProjectRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x15\n" +
-	"\x06org_id\x18\x02 \x01(\tR\x05orgId\"\x8a\x02\n" +
+	"\x06org_id\x18\x02 \x01(\tR\x05orgId\"\xbe\x03\n" +
 	"\x05Quota\x12\x19\n" +
 	"\x05vcpus\x18\x01 \x01(\x04H\x00R\x05vcpus\x88\x01\x01\x12\"\n" +
 	"\n" +
@@ -4417,13 +4482,23 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"storageGib\x88\x01\x01\x12\x15\n" +
 	"\x03vms\x18\x04 \x01(\x04H\x03R\x03vms\x88\x01\x01\x12\x1b\n" +
 	"\x06images\x18\x05 \x01(\x04H\x04R\x06images\x88\x01\x01\x12\x1f\n" +
-	"\bprojects\x18\x06 \x01(\x04H\x05R\bprojects\x88\x01\x01B\b\n" +
+	"\bprojects\x18\x06 \x01(\x04H\x05R\bprojects\x88\x01\x01\x12\x17\n" +
+	"\x04vpcs\x18\a \x01(\x04H\x06R\x04vpcs\x88\x01\x01\x12\x1d\n" +
+	"\asubnets\x18\b \x01(\x04H\aR\asubnets\x88\x01\x01\x12\x19\n" +
+	"\x05ports\x18\t \x01(\x04H\bR\x05ports\x88\x01\x01\x12,\n" +
+	"\x0fsecurity_groups\x18\n" +
+	" \x01(\x04H\tR\x0esecurityGroups\x88\x01\x01B\b\n" +
 	"\x06_vcpusB\r\n" +
 	"\v_memory_mibB\x0e\n" +
 	"\f_storage_gibB\x06\n" +
 	"\x04_vmsB\t\n" +
 	"\a_imagesB\v\n" +
-	"\t_projects\"\xb5\x01\n" +
+	"\t_projectsB\a\n" +
+	"\x05_vpcsB\n" +
+	"\n" +
+	"\b_subnetsB\b\n" +
+	"\x06_portsB\x12\n" +
+	"\x10_security_groups\"\xa2\x02\n" +
 	"\x05Usage\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\x04R\x05vcpus\x12\x1d\n" +
 	"\n" +
@@ -4432,7 +4507,12 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"storageGib\x12\x10\n" +
 	"\x03vms\x18\x04 \x01(\x04R\x03vms\x12\x16\n" +
 	"\x06images\x18\x05 \x01(\x04R\x06images\x12\x1f\n" +
-	"\bprojects\x18\x06 \x01(\x04H\x00R\bprojects\x88\x01\x01B\v\n" +
+	"\bprojects\x18\x06 \x01(\x04H\x00R\bprojects\x88\x01\x01\x12\x12\n" +
+	"\x04vpcs\x18\a \x01(\x04R\x04vpcs\x12\x18\n" +
+	"\asubnets\x18\b \x01(\x04R\asubnets\x12\x14\n" +
+	"\x05ports\x18\t \x01(\x04R\x05ports\x12'\n" +
+	"\x0fsecurity_groups\x18\n" +
+	" \x01(\x04R\x0esecurityGroupsB\v\n" +
 	"\t_projects\"\x95\x01\n" +
 	"\vQuotaStatus\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +

@@ -1,0 +1,312 @@
+package network
+
+import (
+	"context"
+	"net/netip"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+var (
+	// ports is the table of ports, at port/<project>/<id>.
+	ports = store.NewTable[cloud.Port]("port")
+	// portsOf lists the ports of a subnet, at port-of/<subnet>/<port>.
+	portsOf = store.NewTable[struct{}]("port-of")
+	// macs has the port of each MAC address of a VPC, at port-mac/<vpc>/<address>.
+	macs = store.NewTable[cloud.PortID]("port-mac")
+)
+
+// PortRequest describes a port to create. The zero values of MAC, IP and IP6 let the service choose.
+type PortRequest struct {
+	Name, Description string
+	Subnet            cloud.SubnetID
+	MAC               cloud.MAC
+	IP, IP6           netip.Addr
+	// Groups is nil for the group "default"; an empty list is for no group.
+	Groups  *[]cloud.SecurityGroupID
+	Pairs   []cloud.AddressPair
+	Secured bool
+	Mbps    uint32
+}
+
+// CreatePort creates a port. It returns ResourceExhausted if no address is free, and AlreadyExists if the requested
+// address or MAC is in use.
+func (s *Service) CreatePort(ctx context.Context, t cloud.Tenant, q PortRequest, body [32]byte) (Result[cloud.Port], error) {
+	if err := q.check(); err != nil {
+		return Result[cloud.Port]{}, err
+	}
+	return createPortCommand.Call(ctx, s.opts.Commands, change[PortRequest]{t, body, q})
+}
+
+func (q *PortRequest) check() error {
+	if err := cloud.CheckUUID("subnet_id", string(q.Subnet)); err != nil {
+		return err
+	}
+	if q.Groups != nil {
+		if err := checkGroupIDs(*q.Groups); err != nil {
+			return err
+		}
+	}
+	if err := checkPairs(q.Pairs); err != nil {
+		return err
+	}
+	return cloud.CheckDescription(q.Description)
+}
+
+// checkGroupIDs returns InvalidArgument unless ids are up to MaxSecurityGroups different UUIDs.
+func checkGroupIDs(ids []cloud.SecurityGroupID) error {
+	if len(ids) > cloud.MaxSecurityGroups {
+		return fault.Invalid("security_groups", "must be at most %d, got %d", cloud.MaxSecurityGroups, len(ids)).With("constraint", "max_items")
+	}
+	seen := map[cloud.SecurityGroupID]bool{}
+	for _, id := range ids {
+		if err := cloud.CheckUUID("security_groups", string(id)); err != nil {
+			return err
+		}
+		if seen[id] {
+			return fault.Invalid("security_groups", "has %s twice", id).With("constraint", "unique")
+		}
+		seen[id] = true
+	}
+	return nil
+}
+
+func checkPairs(pairs []cloud.AddressPair) error {
+	if len(pairs) > cloud.MaxAddressPairs {
+		return fault.Invalid("allowed_address_pairs", "must be at most %d, got %d", cloud.MaxAddressPairs, len(pairs)).With("constraint", "max_items")
+	}
+	return nil
+}
+
+var createPortCommand = newCommand("network.port.create", "CreatePort", createPort)
+
+// createPort implements CreatePort in a transaction of the leader.
+func createPort(tx *store.Tx, t cloud.Tenant, q PortRequest) (port cloud.Port, err error) {
+	subnet, err := find(tx, subnets, kindSubnet, t, string(q.Subnet))
+	if err != nil {
+		return port, err
+	}
+	if err := chargeQuota(tx, t, quantity{Ports: 1}); err != nil {
+		return port, err
+	}
+	id, err := newID()
+	if err != nil {
+		return port, err
+	}
+	if err := claimName(tx, t.Project, kindPort, q.Name, id); err != nil {
+		return port, err
+	}
+	port = cloud.Port{
+		ID: cloud.PortID(id), Name: q.Name, Org: t.Org, Project: t.Project, Description: q.Description, VPC: subnet.VPC, Subnet: subnet.ID,
+		MAC: q.MAC, IP: q.IP, IP6: q.IP6, Pairs: q.Pairs, Secured: q.Secured, Mbps: q.Mbps,
+		Status: cloud.NetworkDown, CreatedAt: tx.Now(), UpdatedAt: tx.Now(),
+	}
+	if port.Groups, err = chooseGroups(tx, t, q.Groups); err != nil {
+		return port, err
+	}
+	if err := claimAddresses(tx, subnet, &port); err != nil {
+		return port, err
+	}
+	useGroups(tx, port.ID, port.Groups)
+	portsOf.Put(tx, &struct{}{}, string(subnet.ID), id)
+	ports.Put(tx, &port, string(t.Project), id)
+	return port, nil
+}
+
+// claimAddresses assigns the MAC, the IPv4 address and, if the subnet has IPv6, the IPv6 address of a new port. It
+// chooses those that the port does not have yet.
+func claimAddresses(tx *store.Tx, subnet *cloud.Subnet, port *cloud.Port) (err error) {
+	if err := claimMAC(tx, port); err != nil {
+		return err
+	}
+	if !port.IP.IsValid() {
+		port.IP, err = assignLowestAddress(tx, subnet)
+	} else if err = cloud.CheckAddress("ip_address", subnet.CIDR, port.IP); err == nil {
+		err = assignAddress(tx, subnet, port.IP)
+	}
+	if err != nil {
+		return err
+	}
+	return claimAddress6(tx, subnet, port)
+}
+
+// claimMAC reserves the port's MAC in its VPC. A port without a MAC gets one that is derived from its ID.
+func claimMAC(tx *store.Tx, port *cloud.Port) error {
+	chosen := port.MAC != cloud.MAC{}
+	for attempt := uint32(0); ; attempt++ {
+		if !chosen {
+			port.MAC = cloud.DeriveMAC(port.ID, attempt)
+		}
+		taken, err := macs.Has(tx, string(port.VPC), port.MAC.String())
+		switch {
+		case err != nil:
+			return err
+		case !taken:
+			macs.Put(tx, &port.ID, string(port.VPC), port.MAC.String())
+			return nil
+		case chosen:
+			return fault.New(fault.AlreadyExists, "another port of VPC %s has the MAC address %s", port.VPC, port.MAC).
+				WithReason("MAC_IN_USE").With("field", "mac_address")
+		}
+	}
+}
+
+// claimAddress6 reserves the port's IPv6 address. A port without one gets one that is derived from its MAC.
+func claimAddress6(tx *store.Tx, subnet *cloud.Subnet, port *cloud.Port) error {
+	if !subnet.CIDR6.IsValid() {
+		if port.IP6.IsValid() {
+			return fault.Invalid("ipv6_address", "must be empty: the subnet has no IPv6 prefix").With("constraint", "within_subnet")
+		}
+		return nil
+	}
+	if !port.IP6.IsValid() {
+		port.IP6 = cloud.DeriveIP6(subnet.CIDR6, port.MAC)
+	}
+	if err := cloud.CheckAddress("ipv6_address", subnet.CIDR6, port.IP6); err != nil {
+		return err
+	}
+	if port.IP6 == subnet.CIDR6.Addr() || port.IP6 == subnet.CIDR6.Addr().Next() {
+		return fault.Invalid("ipv6_address", "must not be the subnet's router address %s or its gateway %s", subnet.CIDR6.Addr(), subnet.CIDR6.Addr().Next()).
+			With("constraint", "host_address")
+	}
+	taken, err := addresses6.Has(tx, string(subnet.ID), port.IP6.String())
+	if err != nil {
+		return err
+	}
+	if taken {
+		return fault.New(fault.AlreadyExists, "another port of subnet %s has the address %s", subnet.ID, port.IP6).
+			WithReason("ADDRESS_IN_USE").With("field", "ipv6_address")
+	}
+	addresses6.Put(tx, &port.ID, string(subnet.ID), port.IP6.String())
+	return nil
+}
+
+// GetPort returns a port of the project, or NotFound.
+func (s *Service) GetPort(ctx context.Context, t cloud.Tenant, id cloud.PortID) (*cloud.Port, error) {
+	return get(ctx, s, ports, kindPort, "id", t, string(id))
+}
+
+// PortFilter selects ports. Empty fields select all.
+type PortFilter struct {
+	VPC    cloud.VPCID
+	Subnet cloud.SubnetID
+	Device string
+	Group  cloud.SecurityGroupID
+}
+
+// ListPorts returns a page of the project's ports, and the token of the next page.
+func (s *Service) ListPorts(ctx context.Context, t cloud.Tenant, p page, f PortFilter) ([]*cloud.Port, string, error) {
+	filter := string(f.VPC) + "\x00" + string(f.Subnet) + "\x00" + f.Device + "\x00" + string(f.Group)
+	return list(ctx, s, ports, t, p, filter, func(n *cloud.Port) bool {
+		return (p.Name == "" || n.Name == p.Name) && (f.VPC == "" || n.VPC == f.VPC) && (f.Subnet == "" || n.Subnet == f.Subnet) &&
+			(f.Device == "" || n.Device.ID == f.Device) && (f.Group == "" || hasGroup(n, f.Group))
+	})
+}
+
+// PortUpdate describes a change of a port. Nil fields keep their value.
+type PortUpdate struct {
+	ID                cloud.PortID
+	Name, Description *string
+	Groups            *[]cloud.SecurityGroupID
+	Pairs             *[]cloud.AddressPair
+	Secured           *bool
+	Mbps              *uint32
+}
+
+// UpdatePort changes a port.
+func (s *Service) UpdatePort(ctx context.Context, t cloud.Tenant, q PortUpdate, body [32]byte) (Result[cloud.Port], error) {
+	if err := q.check(); err != nil {
+		return Result[cloud.Port]{}, err
+	}
+	return updatePortCommand.Call(ctx, s.opts.Commands, change[PortUpdate]{t, body, q})
+}
+
+func (q *PortUpdate) check() error {
+	if err := cloud.CheckUUID("id", string(q.ID)); err != nil {
+		return err
+	}
+	if q.Groups != nil {
+		if err := checkGroupIDs(*q.Groups); err != nil {
+			return err
+		}
+	}
+	if q.Pairs != nil {
+		return checkPairs(*q.Pairs)
+	}
+	return nil
+}
+
+var updatePortCommand = newCommand("network.port.update", "UpdatePort", updatePort)
+
+// updatePort implements UpdatePort in a transaction of the leader.
+func updatePort(tx *store.Tx, t cloud.Tenant, q PortUpdate) (cloud.Port, error) {
+	port, err := find(tx, ports, kindPort, t, string(q.ID))
+	if err != nil {
+		return cloud.Port{}, err
+	}
+	if err := describe(tx, t.Project, kindPort, string(port.ID), &port.Name, &port.Description, q.Name, q.Description); err != nil {
+		return cloud.Port{}, err
+	}
+	if q.Groups != nil {
+		if err := checkGroupsExist(tx, t, *q.Groups); err != nil {
+			return cloud.Port{}, err
+		}
+		leaveGroups(tx, port.ID, port.Groups)
+		useGroups(tx, port.ID, *q.Groups)
+		port.Groups = *q.Groups
+	}
+	if q.Pairs != nil {
+		port.Pairs = *q.Pairs
+	}
+	if q.Secured != nil {
+		port.Secured = *q.Secured
+	}
+	if q.Mbps != nil {
+		port.Mbps = *q.Mbps
+	}
+	port.UpdatedAt = tx.Now()
+	ports.Put(tx, port, string(t.Project), string(port.ID))
+	return *port, nil
+}
+
+// DeletePort deletes a port that no device uses.
+func (s *Service) DeletePort(ctx context.Context, t cloud.Tenant, id cloud.PortID, body [32]byte) (Result[struct{}], error) {
+	if err := cloud.CheckUUID("id", string(id)); err != nil {
+		return Result[struct{}]{}, err
+	}
+	return deletePortCommand.Call(ctx, s.opts.Commands, change[cloud.PortID]{t, body, id})
+}
+
+var deletePortCommand = newCommand("network.port.delete", "DeletePort", deletePort)
+
+// deletePort implements DeletePort in a transaction of the leader.
+func deletePort(tx *store.Tx, t cloud.Tenant, id cloud.PortID) (none struct{}, err error) {
+	port, err := find(tx, ports, kindPort, t, string(id))
+	if err != nil {
+		return none, err
+	}
+	if port.Device.ID != "" {
+		return none, inUse("port "+string(id), []string{string(port.Device.Kind) + " " + port.Device.ID})
+	}
+	return none, removePort(tx, t, port)
+}
+
+// removePort deletes the records of a port and releases what it has.
+func removePort(tx *store.Tx, t cloud.Tenant, port *cloud.Port) error {
+	subnet, err := find(tx, subnets, kindSubnet, t, string(port.Subnet))
+	if err != nil {
+		return err
+	}
+	releaseAddress(tx, subnet, port.IP)
+	if port.IP6.IsValid() {
+		addresses6.Delete(tx, string(subnet.ID), port.IP6.String())
+	}
+	macs.Delete(tx, string(port.VPC), port.MAC.String())
+	leaveGroups(tx, port.ID, port.Groups)
+	releaseName(tx, t.Project, kindPort, port.Name)
+	portsOf.Delete(tx, string(subnet.ID), string(port.ID))
+	ports.Delete(tx, string(t.Project), string(port.ID))
+	return returnQuota(tx, t, quantity{Ports: 1})
+}

@@ -1,0 +1,109 @@
+package network
+
+import (
+	"context"
+	"net/netip"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
+	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// Register registers NetworkService on a gRPC server.
+func (s *Service) Register(g grpc.ServiceRegistrar) {
+	networkv1.RegisterNetworkServiceServer(g, &server{s: s})
+}
+
+type server struct {
+	networkv1.UnimplementedNetworkServiceServer
+	s *Service
+}
+
+const service = "/network.v1.NetworkService/"
+
+// request is implemented by every request of NetworkService.
+type request interface {
+	GetOrgId() string
+	GetProjectId() string
+}
+
+func admit(ctx context.Context, method auth.Method, in request) (cloud.Tenant, error) {
+	return auth.Admit(ctx, service+method, in.GetOrgId(), in.GetProjectId())
+}
+
+// listRequest is implemented by every list request of NetworkService.
+type listRequest interface {
+	GetPageSize() int32
+	GetPageToken() string
+	GetName() string
+}
+
+func pageOf(in listRequest) page {
+	return page{Size: in.GetPageSize(), Token: in.GetPageToken(), Name: in.GetName()}
+}
+
+// answer converts the result of a call to its response, and marks it as replayed if an earlier call with the same
+// idempotency key gave it.
+func answer[T any, M proto.Message](ctx context.Context, out Result[T], err error, convert func(*T) M) (M, error) {
+	if err != nil {
+		var none M
+		return none, err
+	}
+	rpc.Replayed(ctx, out.Replayed)
+	return convert(&out.Value), nil
+}
+
+// prefixOf parses an optional prefix. An empty text gives an invalid prefix.
+func prefixOf(field, text string) (netip.Prefix, error) {
+	if text == "" {
+		return netip.Prefix{}, nil
+	}
+	return cloud.ParseCIDR(field, text)
+}
+
+// addressOf parses an optional address. An empty text gives an invalid address.
+func addressOf(field, text string) (netip.Addr, error) {
+	if text == "" {
+		return netip.Addr{}, nil
+	}
+	return cloud.ParseAddr(field, text)
+}
+
+func addressesOf(field string, texts []string) ([]netip.Addr, error) {
+	var out []netip.Addr
+	for _, t := range texts {
+		a, err := cloud.ParseAddr(field, t)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, a)
+	}
+	return out, nil
+}
+
+// prefixText returns the text of a prefix, and an empty one for an invalid prefix. addressText does that for addresses.
+func prefixText(p netip.Prefix) string {
+	if !p.IsValid() {
+		return ""
+	}
+	return p.String()
+}
+
+func addressText(a netip.Addr) string {
+	if !a.IsValid() {
+		return ""
+	}
+	return a.String()
+}
+
+func addressTexts(all []netip.Addr) (out []string) {
+	for _, a := range all {
+		out = append(out, a.String())
+	}
+	return out
+}

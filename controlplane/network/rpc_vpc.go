@@ -1,0 +1,84 @@
+package network
+
+import (
+	"context"
+
+	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+func vpcToProto(v *cloud.VPC) *networkv1.Vpc {
+	return &networkv1.Vpc{
+		Id: string(v.ID), Name: v.Name, OrgId: string(v.Org), ProjectId: string(v.Project), CidrBlock: v.CIDR.String(),
+		Description: v.Description, Status: networkv1.Status(v.Status), StatusReason: v.StatusReason,
+		Ipv6CidrBlock: prefixText(v.CIDR6), Mtu: uint32(v.MTU), IsDefault: v.Default,
+		CreatedAt: int64(v.CreatedAt), UpdatedAt: int64(v.UpdatedAt),
+	}
+}
+
+func (r *server) CreateVpc(ctx context.Context, in *networkv1.CreateVpcRequest) (*networkv1.Vpc, error) {
+	t, err := admit(ctx, "CreateVpc", in)
+	if err != nil {
+		return nil, err
+	}
+	q := VPCRequest{Name: in.GetName(), Description: in.GetDescription()}
+	if q.CIDR, err = cloud.ParseCIDR("cidr_block", in.GetCidrBlock()); err != nil {
+		return nil, err
+	}
+	if q.CIDR6, err = prefixOf("ipv6_cidr_block", in.GetIpv6CidrBlock()); err != nil {
+		return nil, err
+	}
+	if in.GetEgress() == networkv1.Egress_EGRESS_NAT || in.GetExternalNetwork() != "" {
+		return nil, rpc.Unimplemented("CreateVpc with egress NAT")
+	}
+	out, err := r.s.CreateVPC(ctx, t, q, rpc.BodyHash(in))
+	return answer(ctx, out, err, vpcToProto)
+}
+
+func (r *server) GetVpc(ctx context.Context, in *networkv1.GetVpcRequest) (*networkv1.Vpc, error) {
+	t, err := admit(ctx, "GetVpc", in)
+	if err != nil {
+		return nil, err
+	}
+	v, err := r.s.GetVPC(ctx, t, cloud.VPCID(in.GetId()))
+	if err != nil {
+		return nil, err
+	}
+	return vpcToProto(v), nil
+}
+
+func (r *server) ListVpcs(ctx context.Context, in *networkv1.ListVpcsRequest) (*networkv1.ListVpcsResponse, error) {
+	t, err := admit(ctx, "ListVpcs", in)
+	if err != nil {
+		return nil, err
+	}
+	all, next, err := r.s.ListVPCs(ctx, t, pageOf(in))
+	if err != nil {
+		return nil, err
+	}
+	out := &networkv1.ListVpcsResponse{NextPageToken: next}
+	for _, v := range all {
+		out.Vpcs = append(out.Vpcs, vpcToProto(v))
+	}
+	return out, nil
+}
+
+func (r *server) UpdateVpc(ctx context.Context, in *networkv1.UpdateVpcRequest) (*networkv1.Vpc, error) {
+	t, err := admit(ctx, "UpdateVpc", in)
+	if err != nil {
+		return nil, err
+	}
+	out, err := r.s.UpdateVPC(ctx, t, VPCUpdate{ID: cloud.VPCID(in.GetId()), Name: in.Name, Description: in.Description}, rpc.BodyHash(in))
+	return answer(ctx, out, err, vpcToProto)
+}
+
+func (r *server) DeleteVpc(ctx context.Context, in *networkv1.DeleteVpcRequest) (*networkv1.DeleteVpcResponse, error) {
+	t, err := admit(ctx, "DeleteVpc", in)
+	if err != nil {
+		return nil, err
+	}
+	out, err := r.s.DeleteVPC(ctx, t, cloud.VPCID(in.GetId()), rpc.BodyHash(in))
+	return answer(ctx, out, err, func(*struct{}) *networkv1.DeleteVpcResponse { return &networkv1.DeleteVpcResponse{} })
+}

@@ -1,0 +1,48 @@
+package network
+
+import (
+	"fmt"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// maxVNI is the greatest VXLAN network identifier, which has 24 bits. 0 is not assigned.
+const maxVNI = 1<<24 - 1
+
+var (
+	// vnis has the subnet of each assigned VXLAN network identifier, at vni/<identifier>.
+	vnis = store.NewTable[cloud.SubnetID]("vni")
+	// lastVNI has the identifier that was assigned last, at vni-last/system.
+	lastVNI = store.NewTable[uint32]("vni-last")
+)
+
+func vniPath(n uint32) string { return fmt.Sprintf("%06x", n) }
+
+// assignVNI returns the next free identifier after the one that was assigned last.
+func assignVNI(tx *store.Tx, subnet cloud.SubnetID) (uint32, error) {
+	last, err := lastVNI.Get(tx, "system")
+	if err != nil {
+		return 0, err
+	}
+	if last == nil {
+		last = new(uint32)
+	}
+	for range maxVNI {
+		*last = *last%maxVNI + 1
+		taken, err := vnis.Has(tx, vniPath(*last))
+		if err != nil {
+			return 0, err
+		}
+		if !taken {
+			lastVNI.Put(tx, last, "system")
+			vnis.Put(tx, &subnet, vniPath(*last))
+			return *last, nil
+		}
+	}
+	return 0, fault.New(fault.ResourceExhausted, "the cloud has %d subnets and can have no more", maxVNI)
+}
+
+// releaseVNI makes an identifier available again.
+func releaseVNI(tx *store.Tx, n uint32) { vnis.Delete(tx, vniPath(n)) }

@@ -1,0 +1,156 @@
+package network
+
+import (
+	"context"
+	"net/netip"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// vpcs is the table of VPCs, at vpc/<project>/<id>.
+var vpcs = store.NewTable[cloud.VPC]("vpc")
+
+// defaultUnderlayMTU is the MTU of the hosts' underlay that VPCs are created for. vxlanOverhead is the number of bytes
+// that VXLAN over IPv4 adds to a guest's packet: outer IPv4, UDP and VXLAN headers, and the inner Ethernet header.
+const defaultUnderlayMTU, vxlanOverhead = 1500, 50
+
+// VPCRequest describes a VPC to create. CIDR6 is invalid for a VPC without IPv6.
+type VPCRequest struct {
+	Name, Description string
+	CIDR, CIDR6       netip.Prefix
+}
+
+// CreateVPC creates a VPC. It also creates the security group "default" if the project has none.
+func (s *Service) CreateVPC(ctx context.Context, t cloud.Tenant, q VPCRequest, body [32]byte) (Result[cloud.VPC], error) {
+	if err := q.check(); err != nil {
+		return Result[cloud.VPC]{}, err
+	}
+	return createVPCCommand.Call(ctx, s.opts.Commands, change[VPCRequest]{t, body, q})
+}
+
+func (q *VPCRequest) check() error {
+	if err := cloud.CheckVPCPrefix("cidr_block", q.CIDR); err != nil {
+		return err
+	}
+	if q.CIDR6.IsValid() {
+		if err := cloud.CheckVPCPrefix6("ipv6_cidr_block", q.CIDR6); err != nil {
+			return err
+		}
+	}
+	return cloud.CheckDescription(q.Description)
+}
+
+var createVPCCommand = newCommand("network.vpc.create", "CreateVpc", createVPC)
+
+// createVPC implements CreateVPC in a transaction of the leader.
+func createVPC(tx *store.Tx, t cloud.Tenant, q VPCRequest) (vpc cloud.VPC, err error) {
+	if err := chargeQuota(tx, t, quantity{VPCs: 1}); err != nil {
+		return vpc, err
+	}
+	id, err := newID()
+	if err != nil {
+		return vpc, err
+	}
+	if err := claimName(tx, t.Project, kindVPC, q.Name, id); err != nil {
+		return vpc, err
+	}
+	if _, err := defaultGroup(tx, t); err != nil {
+		return vpc, err
+	}
+	vpc = cloud.VPC{
+		ID: cloud.VPCID(id), Name: q.Name, Org: t.Org, Project: t.Project, Description: q.Description, CIDR: q.CIDR, CIDR6: q.CIDR6,
+		MTU: defaultUnderlayMTU - vxlanOverhead, Status: cloud.NetworkActive, CreatedAt: tx.Now(), UpdatedAt: tx.Now(),
+	}
+	vpcs.Put(tx, &vpc, string(t.Project), id)
+	return vpc, nil
+}
+
+// GetVPC returns a VPC of the project, or NotFound.
+func (s *Service) GetVPC(ctx context.Context, t cloud.Tenant, id cloud.VPCID) (*cloud.VPC, error) {
+	return get(ctx, s, vpcs, kindVPC, "id", t, string(id))
+}
+
+// ListVPCs returns a page of the project's VPCs, and the token of the next page.
+func (s *Service) ListVPCs(ctx context.Context, t cloud.Tenant, p page) ([]*cloud.VPC, string, error) {
+	return list(ctx, s, vpcs, t, p, "", func(v *cloud.VPC) bool { return p.Name == "" || v.Name == p.Name })
+}
+
+// VPCUpdate describes a change of a VPC. Nil fields keep their value.
+type VPCUpdate struct {
+	ID                cloud.VPCID
+	Name, Description *string
+}
+
+// UpdateVPC changes the name and the description of a VPC.
+func (s *Service) UpdateVPC(ctx context.Context, t cloud.Tenant, q VPCUpdate, body [32]byte) (Result[cloud.VPC], error) {
+	if err := cloud.CheckUUID("id", string(q.ID)); err != nil {
+		return Result[cloud.VPC]{}, err
+	}
+	return updateVPCCommand.Call(ctx, s.opts.Commands, change[VPCUpdate]{t, body, q})
+}
+
+var updateVPCCommand = newCommand("network.vpc.update", "UpdateVpc", updateVPC)
+
+// updateVPC implements UpdateVPC in a transaction of the leader.
+func updateVPC(tx *store.Tx, t cloud.Tenant, q VPCUpdate) (cloud.VPC, error) {
+	vpc, err := find(tx, vpcs, kindVPC, t, string(q.ID))
+	if err != nil {
+		return cloud.VPC{}, err
+	}
+	if err := describe(tx, t.Project, kindVPC, string(vpc.ID), &vpc.Name, &vpc.Description, q.Name, q.Description); err != nil {
+		return cloud.VPC{}, err
+	}
+	vpc.UpdatedAt = tx.Now()
+	vpcs.Put(tx, vpc, string(t.Project), string(vpc.ID))
+	return *vpc, nil
+}
+
+// describe changes the name and the description of a resource, to newName and newDescription unless they are nil.
+func describe(tx *store.Tx, p cloud.ProjectID, kind, id string, name, description, newName, newDescription *string) error {
+	if newName != nil {
+		if err := rename(tx, p, kind, *name, *newName, id); err != nil {
+			return err
+		}
+		*name = *newName
+	}
+	if newDescription != nil {
+		if err := cloud.CheckDescription(*newDescription); err != nil {
+			return err
+		}
+		*description = *newDescription
+	}
+	return nil
+}
+
+// DeleteVPC deletes a VPC without subnets.
+func (s *Service) DeleteVPC(ctx context.Context, t cloud.Tenant, id cloud.VPCID, body [32]byte) (Result[struct{}], error) {
+	if err := cloud.CheckUUID("id", string(id)); err != nil {
+		return Result[struct{}]{}, err
+	}
+	return deleteVPCCommand.Call(ctx, s.opts.Commands, change[cloud.VPCID]{t, body, id})
+}
+
+var deleteVPCCommand = newCommand("network.vpc.delete", "DeleteVpc", deleteVPC)
+
+// deleteVPC implements DeleteVPC in a transaction of the leader.
+func deleteVPC(tx *store.Tx, t cloud.Tenant, id cloud.VPCID) (none struct{}, err error) {
+	vpc, err := find(tx, vpcs, kindVPC, t, string(id))
+	if err != nil {
+		return none, err
+	}
+	used, _, err := subnetsOf.List(tx, maxNamedUsers+1, string(id))
+	if err != nil {
+		return none, err
+	}
+	if len(used) > 0 {
+		users := make([]string, 0, len(used))
+		for _, u := range used {
+			users = append(users, "subnet "+u.Path[1])
+		}
+		return none, inUse("VPC "+string(id), users)
+	}
+	releaseName(tx, t.Project, kindVPC, vpc.Name)
+	vpcs.Delete(tx, string(t.Project), string(id))
+	return none, returnQuota(tx, t, quantity{VPCs: 1})
+}
