@@ -23,32 +23,43 @@ const (
 	freeBatch = 500
 )
 
-// rested is an address that was released and is not free yet. Prefix is that of its subnet.
+// space is a range of IPv4 addresses that are assigned: those of a subnet, or of a pool of an external network.
+type space struct {
+	// Owner identifies the space. It is the ID of the subnet, or the name of the external network with a prefix.
+	Owner       string
+	First, Last netip.Addr
+}
+
+// rested is an address of a space that was released and is not free yet.
 type rested struct {
-	Subnet  cloud.SubnetID
-	Prefix  netip.Prefix
+	Space   space
 	Address netip.Addr
 }
 
 var (
-	// bitmaps has the bitmaps of assigned IPv4 addresses, at ipam/<subnet>/<level>-<index>.
+	// bitmaps has the bitmaps of assigned IPv4 addresses, at ipam/<owner>/<first address>-<level>-<index>.
 	bitmaps = store.NewTable[ipam.Node]("ipam")
-	// assigned has the number of assigned IPv4 addresses of a subnet, at ipam-assigned/<subnet>.
+	// assigned has the number of assigned and resting IPv4 addresses, at ipam-assigned/<owner>.
 	assigned = store.NewTable[uint64]("ipam-assigned")
-	// resting has the released addresses, at ipam-resting/<time of release>/<subnet>-<address>.
+	// resting has the released addresses, at ipam-resting/<time of release>/<owner>-<address>.
 	resting = store.NewTable[rested]("ipam-resting")
 	// addresses6 has the port of each assigned IPv6 address, at address6/<subnet>/<address>.
 	addresses6 = store.NewTable[cloud.PortID]("address6")
 )
 
-// nodes stores the bitmaps of a subnet. It implements ipam.Nodes.
+// spaceOf returns the addresses of a subnet.
+func spaceOf(s *cloud.Subnet) space {
+	return space{string(s.ID), s.CIDR.Masked().Addr(), cloud.Last(s.CIDR)}
+}
+
+// nodes stores the bitmaps of a space. It implements ipam.Nodes.
 type nodes struct {
-	tx     *store.Tx
-	subnet cloud.SubnetID
+	tx *store.Tx
+	space
 }
 
 func (n nodes) path(id ipam.NodeID) []string {
-	return []string{string(n.subnet), strconv.Itoa(int(id.Level)) + "-" + strconv.Itoa(int(id.Index))}
+	return []string{n.Owner, fmt.Sprintf("%s-%d-%d", n.First, id.Level, id.Index)}
 }
 
 func (n nodes) Get(id ipam.NodeID) (ipam.Node, error) {
@@ -64,41 +75,38 @@ func (n nodes) Set(id ipam.NodeID, node ipam.Node) error {
 	return nil
 }
 
-// assignAddress assigns an IPv4 address of a subnet. It returns AlreadyExists if it is assigned or rests.
-func assignAddress(tx *store.Tx, s *cloud.Subnet, a netip.Addr) error {
-	r, err := ipam.RangeOf(s.CIDR)
+// assign marks an address of the space as assigned. It returns ipam.ErrAssigned if it is assigned or rests.
+func (s space) assign(tx *store.Tx, a netip.Addr) error {
+	r, err := ipam.NewRange(s.First, s.Last)
 	if err != nil {
 		return err
 	}
-	err = r.Assign(nodes{tx, s.ID}, a)
-	if errors.Is(err, ipam.ErrAssigned) {
-		return fault.New(fault.AlreadyExists, "address %s of subnet %s is in use, or was released less than %s ago", a, s.ID, RestTime).
-			WithReason("ADDRESS_IN_USE").With("field", "ip_address")
+	if err := r.Assign(nodes{tx, s}, a); err != nil {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("assign %s of subnet %s: %w", a, s.ID, err)
-	}
-	return addAssigned(tx, s.ID, 1)
+	return addAssigned(tx, s.Owner, 1)
 }
 
-// assignLowestAddress assigns the lowest free IPv4 address of a subnet. It returns ResourceExhausted if there is none.
-func assignLowestAddress(tx *store.Tx, s *cloud.Subnet) (netip.Addr, error) {
-	r, err := ipam.RangeOf(s.CIDR)
+// assignLowest assigns the lowest free address of the space. It returns ipam.ErrFull if there is none.
+func (s space) assignLowest(tx *store.Tx) (netip.Addr, error) {
+	r, err := ipam.NewRange(s.First, s.Last)
 	if err != nil {
 		return netip.Addr{}, err
 	}
-	a, err := r.AssignLowest(nodes{tx, s.ID})
-	if errors.Is(err, ipam.ErrFull) {
-		return a, fault.New(fault.ResourceExhausted, "no address of subnet %s (%s) is free", s.ID, s.CIDR).WithReason("SUBNET_FULL")
-	}
+	a, err := r.AssignLowest(nodes{tx, s})
 	if err != nil {
-		return a, fmt.Errorf("assign an address of subnet %s: %w", s.ID, err)
+		return a, err
 	}
-	return a, addAssigned(tx, s.ID, 1)
+	return a, addAssigned(tx, s.Owner, 1)
 }
 
-func addAssigned(tx *store.Tx, subnet cloud.SubnetID, delta int64) error {
-	n, err := assigned.Get(tx, string(subnet))
+// release lets an address of the space rest. FreeRested makes it available after RestTime.
+func (s space) release(tx *store.Tx, a netip.Addr) {
+	resting.Put(tx, &rested{s, a}, fmt.Sprintf("%016x", int64(tx.Now())), s.Owner+"-"+a.String())
+}
+
+func addAssigned(tx *store.Tx, owner string, delta int64) error {
+	n, err := assigned.Get(tx, owner)
 	if err != nil {
 		return err
 	}
@@ -106,26 +114,47 @@ func addAssigned(tx *store.Tx, subnet cloud.SubnetID, delta int64) error {
 		n = new(uint64)
 	}
 	*n = uint64(int64(*n) + delta)
-	assigned.Put(tx, n, string(subnet))
+	assigned.Put(tx, n, owner)
 	return nil
+}
+
+// available returns the number of free addresses among the given number of addresses that an owner has.
+func available(r store.Reader, owner string, size uint64) (uint64, error) {
+	n, err := assigned.Get(r, owner)
+	if err != nil || n == nil {
+		return size, err
+	}
+	return size - min(*n, size), nil
+}
+
+// assignAddress assigns an IPv4 address of a subnet. It returns AlreadyExists if it is assigned or rests.
+func assignAddress(tx *store.Tx, s *cloud.Subnet, a netip.Addr) error {
+	err := spaceOf(s).assign(tx, a)
+	if errors.Is(err, ipam.ErrAssigned) {
+		return fault.New(fault.AlreadyExists, "address %s of subnet %s is in use, or was released less than %s ago", a, s.ID, RestTime).
+			WithReason("ADDRESS_IN_USE").With("field", "ip_address")
+	}
+	if err != nil {
+		return fmt.Errorf("assign %s of subnet %s: %w", a, s.ID, err)
+	}
+	return nil
+}
+
+// assignLowestAddress assigns the lowest free IPv4 address of a subnet. It returns ResourceExhausted if there is none.
+func assignLowestAddress(tx *store.Tx, s *cloud.Subnet) (netip.Addr, error) {
+	a, err := spaceOf(s).assignLowest(tx)
+	if errors.Is(err, ipam.ErrFull) {
+		return a, fault.New(fault.ResourceExhausted, "no address of subnet %s (%s) is free", s.ID, s.CIDR).WithReason("SUBNET_FULL")
+	}
+	if err != nil {
+		return a, fmt.Errorf("assign an address of subnet %s: %w", s.ID, err)
+	}
+	return a, nil
 }
 
 // availableAddresses returns the number of free IPv4 addresses of a subnet.
 func availableAddresses(r store.Reader, s *cloud.Subnet) (uint64, error) {
-	all, err := ipam.RangeOf(s.CIDR)
-	if err != nil {
-		return 0, err
-	}
-	n, err := assigned.Get(r, string(s.ID))
-	if err != nil || n == nil {
-		return all.Size(), err
-	}
-	return all.Size() - *n, nil
-}
-
-// releaseAddress lets an address of a subnet rest. FreeRested makes it available after RestTime.
-func releaseAddress(tx *store.Tx, s *cloud.Subnet, a netip.Addr) {
-	resting.Put(tx, &rested{s.ID, s.CIDR, a}, fmt.Sprintf("%016x", int64(tx.Now())), string(s.ID)+"-"+a.String())
+	return available(r, string(s.ID), 1<<(32-s.CIDR.Bits()))
 }
 
 // FreeRested makes the addresses available that were released at least RestTime ago. The leader runs it every
@@ -157,39 +186,54 @@ func freeRested(tx *store.Tx) (more bool, err error) {
 		if tx.Now()-cloud.Time(at) < cloud.Time(RestTime.Milliseconds()) {
 			return false, nil
 		}
-		resting.Delete(tx, o.Path...)
-		if err := freeAddress(tx, o.Value); err != nil {
+		if err := freeAddress(tx, o); err != nil {
 			return false, err
 		}
 	}
 	return more, nil
 }
 
-// freeAddress marks a rested address as free, unless its subnet was deleted meanwhile.
-func freeAddress(tx *store.Tx, a *rested) error {
-	there, err := assigned.Has(tx, string(a.Subnet))
-	if err != nil || !there {
+// freeAddress marks a rested address as free. It does nothing if its subnet was deleted, which also deleted the bitmaps.
+func freeAddress(tx *store.Tx, o store.Record[rested]) error {
+	// Read the record again with a guard, because forgetAddresses may delete it at the same time.
+	still, err := resting.Has(tx, o.Path...)
+	if err != nil || !still {
 		return err
 	}
-	r, err := ipam.RangeOf(a.Prefix)
+	resting.Delete(tx, o.Path...)
+	r, err := ipam.NewRange(o.Value.Space.First, o.Value.Space.Last)
 	if err != nil {
 		return err
 	}
-	if err := r.Release(nodes{tx, a.Subnet}, a.Address); err != nil {
-		return fmt.Errorf("free %s of subnet %s: %w", a.Address, a.Subnet, err)
+	err = r.Release(nodes{tx, o.Value.Space}, o.Value.Address)
+	if errors.Is(err, ipam.ErrUnassigned) {
+		return nil
 	}
-	return addAssigned(tx, a.Subnet, -1)
+	if err != nil {
+		return fmt.Errorf("free %s of %s: %w", o.Value.Address, o.Value.Space.Owner, err)
+	}
+	return addAssigned(tx, o.Value.Space.Owner, -1)
 }
 
-// forgetAddresses deletes the bitmaps of a subnet that is deleted.
-func forgetAddresses(tx *store.Tx, subnet cloud.SubnetID) error {
-	all, _, err := bitmaps.List(tx, 0, string(subnet))
+// forgetAddresses deletes the bitmaps of an owner, and its resting addresses. Otherwise an address that rests now could
+// be freed while it is assigned from new bitmaps.
+func forgetAddresses(tx *store.Tx, owner string) error {
+	all, _, err := bitmaps.List(tx, 0, owner)
 	if err != nil {
 		return err
 	}
 	for _, b := range all {
 		bitmaps.Delete(tx, b.Path...)
 	}
-	assigned.Delete(tx, string(subnet))
+	old, _, err := resting.List(tx, 0)
+	if err != nil {
+		return err
+	}
+	for _, o := range old {
+		if o.Value.Space.Owner == owner {
+			resting.Delete(tx, o.Path...)
+		}
+	}
+	assigned.Delete(tx, owner)
 	return nil
 }

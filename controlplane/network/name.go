@@ -12,6 +12,12 @@ const (
 	kindSubnet = "subnet"
 	kindPort   = "port"
 	kindGroup  = "security group"
+
+	kindTable    = "route table"
+	kindNAT      = "NAT gateway"
+	kindFloating = "floating IP"
+	kindService  = "service IP"
+	kindPeering  = "peering"
 )
 
 // names has the ID of each resource with a name, at network-name/<project>/<kind>/<name>.

@@ -1,5 +1,5 @@
-// Package network manages the networks of projects: VPCs, subnets, ports and security groups. It keeps their records
-// and assigns their addresses. The hosts build the networks; this package does not know how. The main type is Service.
+// Package network manages the networks of projects: VPCs, subnets, ports, security groups, route tables, NAT gateways,
+// floating IPs, service IPs and peerings. It keeps their records and assigns their addresses. The hosts build the networks; this package does not know how. The main type is Service.
 //
 // Each call that changes something is one transaction of the leader, at most once per idempotency key. The transaction
 // checks everything that the change depends on, including quotas and the resources that the request refers to. So a
@@ -51,7 +51,12 @@ func New(opts Options) *Service {
 		createVPCCommand, updateVPCCommand, deleteVPCCommand,
 		createSubnetCommand, updateSubnetCommand, deleteSubnetCommand,
 		createPortCommand, updatePortCommand, deletePortCommand,
-		createGroupCommand, updateGroupCommand, deleteGroupCommand, addRuleCommand, removeRuleCommand)
+		createGroupCommand, updateGroupCommand, deleteGroupCommand, addRuleCommand, removeRuleCommand,
+		createTableCommand, updateTableCommand, deleteTableCommand, createNATCommand, deleteNATCommand,
+		createFloatingCommand, updateFloatingCommand, deleteFloatingCommand,
+		createServiceCommand, updateServiceCommand, deleteServiceCommand,
+		createPeeringCommand, acceptPeeringCommand, deletePeeringCommand,
+		createExternalCommand, updateExternalCommand, deleteExternalCommand)
 	return s
 }
 

@@ -14,6 +14,10 @@ var (
 	ports = store.NewTable[cloud.Port]("port")
 	// portsOf lists the ports of a subnet, at port-of/<subnet>/<port>.
 	portsOf = store.NewTable[struct{}]("port-of")
+	// portAt has the port of each address of a VPC, IPv4 and IPv6, at port-at/<vpc>/<address>.
+	portAt = store.NewTable[cloud.PortID]("port-at")
+	// devicePorts lists the ports of a device, at device-port/<device>/<port>.
+	devicePorts = store.NewTable[struct{}]("device-port")
 	// macs has the port of each MAC address of a VPC, at port-mac/<vpc>/<address>.
 	macs = store.NewTable[cloud.PortID]("port-mac")
 )
@@ -110,9 +114,27 @@ func createPort(tx *store.Tx, t cloud.Tenant, q PortRequest) (port cloud.Port, e
 		return port, err
 	}
 	useGroups(tx, port.ID, port.Groups)
+	for _, a := range addressesOfPort(&port) {
+		portAt.Put(tx, &port.ID, string(port.VPC), a.String())
+	}
 	portsOf.Put(tx, &struct{}{}, string(subnet.ID), id)
 	ports.Put(tx, &port, string(t.Project), id)
 	return port, nil
+}
+
+// addressesOfPort returns the IPv4 address of a port and its IPv6 address, if it has one.
+func addressesOfPort(p *cloud.Port) []netip.Addr {
+	if !p.IP6.IsValid() {
+		return []netip.Addr{p.IP}
+	}
+	return []netip.Addr{p.IP, p.IP6}
+}
+
+// setDevice records which device uses a port.
+func setDevice(tx *store.Tx, p *cloud.Port, d cloud.PortDevice) {
+	p.Device = d
+	devicePorts.Put(tx, &struct{}{}, d.ID, string(p.ID))
+	ports.Put(tx, p, string(p.Project), string(p.ID))
 }
 
 // claimAddresses assigns the MAC, the IPv4 address and, if the subnet has IPv6, the IPv6 address of a new port. It
@@ -261,6 +283,15 @@ func updatePort(tx *store.Tx, t cloud.Tenant, q PortUpdate) (cloud.Port, error) 
 		port.Pairs = *q.Pairs
 	}
 	if q.Secured != nil {
+		if *q.Secured {
+			routes, err := routesTo(tx, string(port.ID))
+			if err != nil {
+				return cloud.Port{}, err
+			}
+			if len(routes) > 0 {
+				return cloud.Port{}, inUse("port "+string(port.ID), routes)
+			}
+		}
 		port.Secured = *q.Secured
 	}
 	if q.Mbps != nil {
@@ -287,10 +318,41 @@ func deletePort(tx *store.Tx, t cloud.Tenant, id cloud.PortID) (none struct{}, e
 	if err != nil {
 		return none, err
 	}
-	if port.Device.ID != "" {
-		return none, inUse("port "+string(id), []string{string(port.Device.Kind) + " " + port.Device.ID})
+	users, err := portUsers(tx, port)
+	if err != nil {
+		return none, err
+	}
+	if len(users) > 0 {
+		return none, inUse("port "+string(id), users)
 	}
 	return none, removePort(tx, t, port)
+}
+
+// portUsers returns the device of a port, and the floating IP, routes and service IPs that lead to it.
+func portUsers(r store.Reader, port *cloud.Port) (users []string, err error) {
+	if port.Device.ID != "" {
+		users = append(users, string(port.Device.Kind)+" "+port.Device.ID)
+	}
+	floating, err := floatingAt.Get(r, string(port.ID))
+	if err != nil {
+		return nil, err
+	}
+	if floating != nil {
+		users = append(users, "floating IP "+string(*floating))
+	}
+	routes, err := routesTo(r, string(port.ID))
+	if err != nil {
+		return nil, err
+	}
+	users = append(users, routes...)
+	services, _, err := backendsOf.List(r, maxNamedUsers+1, string(port.ID))
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range services {
+		users = append(users, "service IP "+s.Path[1])
+	}
+	return users, nil
 }
 
 // removePort deletes the records of a port and releases what it has.
@@ -299,9 +361,15 @@ func removePort(tx *store.Tx, t cloud.Tenant, port *cloud.Port) error {
 	if err != nil {
 		return err
 	}
-	releaseAddress(tx, subnet, port.IP)
+	spaceOf(subnet).release(tx, port.IP)
 	if port.IP6.IsValid() {
 		addresses6.Delete(tx, string(subnet.ID), port.IP6.String())
+	}
+	for _, a := range addressesOfPort(port) {
+		portAt.Delete(tx, string(port.VPC), a.String())
+	}
+	if port.Device.ID != "" {
+		devicePorts.Delete(tx, port.Device.ID, string(port.ID))
 	}
 	macs.Delete(tx, string(port.VPC), port.MAC.String())
 	leaveGroups(tx, port.ID, port.Groups)

@@ -30,6 +30,8 @@ func count(r store.Reader, p cloud.ProjectID) (sum quantity, err error) {
 		{&sum.Subnets, func() (int, error) { return length(r, subnets, p) }},
 		{&sum.Ports, func() (int, error) { return length(r, ports, p) }},
 		{&sum.SecurityGroups, func() (int, error) { return length(r, groups, p) }},
+		{&sum.FloatingIPs, func() (int, error) { return length(r, floatingIPs, p) }},
+		{&sum.ServiceIPs, func() (int, error) { return length(r, serviceIPs, p) }},
 	} {
 		n, err := c.list()
 		if err != nil {
@@ -45,19 +47,29 @@ func length[T any](r store.Reader, table store.Table[T], p cloud.ProjectID) (int
 	return len(all), err
 }
 
-// CheckNone returns FailedPrecondition if the project t.Project still has VPCs. Such a project cannot be deleted. If
+// CheckNone returns FailedPrecondition if the project t.Project still has VPCs or floating IPs. Such a project cannot be deleted. If
 // t.Project is empty it returns nil, because an org cannot be deleted while it has projects.
 func CheckNone(r store.Reader, t cloud.Tenant) error {
 	if t.Project == "" {
 		return nil
 	}
+	var users []string
 	all, _, err := vpcs.List(r, maxNamedUsers+1, string(t.Project))
-	if err != nil || len(all) == 0 {
+	if err != nil {
 		return err
 	}
-	users := make([]string, 0, len(all))
 	for _, v := range all {
 		users = append(users, "VPC "+string(v.Value.ID))
+	}
+	addresses, _, err := floatingIPs.List(r, maxNamedUsers+1, string(t.Project))
+	if err != nil {
+		return err
+	}
+	for _, f := range addresses {
+		users = append(users, "floating IP "+string(f.Value.ID))
+	}
+	if len(users) == 0 {
+		return nil
 	}
 	return inUse("project "+string(t.Project), users)
 }

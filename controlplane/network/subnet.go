@@ -255,7 +255,10 @@ func deleteSubnet(tx *store.Tx, t cloud.Tenant, id cloud.SubnetID) (none struct{
 		}
 		return none, inUse("subnet "+string(id), users)
 	}
-	if err := forgetAddresses(tx, id); err != nil {
+	if err := leaveTable(tx, t, id); err != nil {
+		return none, err
+	}
+	if err := forgetAddresses(tx, string(id)); err != nil {
 		return none, err
 	}
 	releaseVNI(tx, subnet.VNI)

@@ -123,7 +123,7 @@ func describe(tx *store.Tx, p cloud.ProjectID, kind, id string, name, descriptio
 	return nil
 }
 
-// DeleteVPC deletes a VPC without subnets.
+// DeleteVPC deletes a VPC without subnets, service IPs and peerings, and with it its NAT gateways and route tables.
 func (s *Service) DeleteVPC(ctx context.Context, t cloud.Tenant, id cloud.VPCID, body [32]byte) (Result[struct{}], error) {
 	if err := cloud.CheckUUID("id", string(id)); err != nil {
 		return Result[struct{}]{}, err
@@ -139,18 +139,65 @@ func deleteVPC(tx *store.Tx, t cloud.Tenant, id cloud.VPCID) (none struct{}, err
 	if err != nil {
 		return none, err
 	}
-	used, _, err := subnetsOf.List(tx, maxNamedUsers+1, string(id))
+	users, err := vpcUsers(tx, id)
 	if err != nil {
 		return none, err
 	}
-	if len(used) > 0 {
-		users := make([]string, 0, len(used))
-		for _, u := range used {
-			users = append(users, "subnet "+u.Path[1])
-		}
+	if len(users) > 0 {
 		return none, inUse("VPC "+string(id), users)
+	}
+	if err := removeGateways(tx, t, id); err != nil {
+		return none, err
 	}
 	releaseName(tx, t.Project, kindVPC, vpc.Name)
 	vpcs.Delete(tx, string(t.Project), string(id))
 	return none, returnQuota(tx, t, quantity{VPCs: 1})
+}
+
+// vpcUsers returns subnets and peerings of a VPC, up to maxNamedUsers+1 of each.
+func vpcUsers(r store.Reader, id cloud.VPCID) (users []string, err error) {
+	inside, _, err := subnetsOf.List(r, maxNamedUsers+1, string(id))
+	if err != nil {
+		return nil, err
+	}
+	for _, u := range inside {
+		users = append(users, "subnet "+u.Path[1])
+	}
+	connected, _, err := peeringsOf.List(r, maxNamedUsers+1, string(id))
+	if err != nil {
+		return nil, err
+	}
+	for _, u := range connected {
+		users = append(users, "peering "+u.Path[1])
+	}
+	return users, nil
+}
+
+// removeGateways deletes the route tables and NAT gateways of a VPC.
+func removeGateways(tx *store.Tx, t cloud.Tenant, id cloud.VPCID) error {
+	tables, _, err := tablesIn.List(tx, 0, string(id))
+	if err != nil {
+		return err
+	}
+	for _, u := range tables {
+		table, err := find(tx, routeTables, kindTable, t, u.Path[1])
+		if err != nil {
+			return err
+		}
+		removeTable(tx, table)
+	}
+	gateways, _, err := natIn.List(tx, 0, string(id))
+	if err != nil {
+		return err
+	}
+	for _, u := range gateways {
+		nat, err := find(tx, natGateways, kindNAT, t, u.Path[1])
+		if err != nil {
+			return err
+		}
+		if err := removeNAT(tx, nat); err != nil {
+			return err
+		}
+	}
+	return nil
 }

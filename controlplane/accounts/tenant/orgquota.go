@@ -28,7 +28,7 @@ func (q *Quota) limits(kind Kind) bool {
 	case Pictures:
 		return q.Images != nil
 	case Networks:
-		return q.VPCs != nil || q.Subnets != nil || q.Ports != nil || q.SecurityGroups != nil
+		return q.VPCs != nil || q.Subnets != nil || q.Ports != nil || q.SecurityGroups != nil || q.FloatingIPs != nil || q.ServiceIPs != nil
 	}
 	return true
 }

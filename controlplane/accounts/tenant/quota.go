@@ -20,6 +20,8 @@ type Amount struct {
 	Subnets        uint64 `cbor:",omitempty"`
 	Ports          uint64 `cbor:",omitempty"`
 	SecurityGroups uint64 `cbor:",omitempty"`
+	FloatingIPs    uint64 `cbor:",omitempty"`
+	ServiceIPs     uint64 `cbor:",omitempty"`
 }
 
 // Quota holds the limit of each quantity in Amount; nil means no limit.
@@ -37,6 +39,8 @@ type Quota struct {
 	Subnets        *uint64 `cbor:",omitempty"`
 	Ports          *uint64 `cbor:",omitempty"`
 	SecurityGroups *uint64 `cbor:",omitempty"`
+	FloatingIPs    *uint64 `cbor:",omitempty"`
+	ServiceIPs     *uint64 `cbor:",omitempty"`
 }
 
 // Default limits of a project's network resources. They keep one project from filling the members' memory, and are
@@ -46,6 +50,8 @@ const (
 	DefaultSubnets        = 200
 	DefaultPorts          = 10_000
 	DefaultSecurityGroups = 500
+	DefaultFloatingIPs    = 20
+	DefaultServiceIPs     = 200
 )
 
 // Kind is a group of quantities that one kind of object uses, such as VMs. The usage of a group is stored in one
@@ -87,6 +93,8 @@ var dimensions = []dimension{
 	{"subnets", func(a *Amount) *uint64 { return &a.Subnets }, func(q *Quota) *uint64 { return q.Subnets }},
 	{"ports", func(a *Amount) *uint64 { return &a.Ports }, func(q *Quota) *uint64 { return q.Ports }},
 	{"security_groups", func(a *Amount) *uint64 { return &a.SecurityGroups }, func(q *Quota) *uint64 { return q.SecurityGroups }},
+	{"floating_ips", func(a *Amount) *uint64 { return &a.FloatingIPs }, func(q *Quota) *uint64 { return q.FloatingIPs }},
+	{"service_ips", func(a *Amount) *uint64 { return &a.ServiceIPs }, func(q *Quota) *uint64 { return q.ServiceIPs }},
 }
 
 // String returns the quantities that are not 0 as a text such as "2 vcpus, 1 vms".
@@ -206,7 +214,10 @@ func (q *Quota) setProjectDefaults() {
 	for _, d := range []struct {
 		limit    **uint64
 		standard uint64
-	}{{&q.VPCs, DefaultVPCs}, {&q.Subnets, DefaultSubnets}, {&q.Ports, DefaultPorts}, {&q.SecurityGroups, DefaultSecurityGroups}} {
+	}{
+		{&q.VPCs, DefaultVPCs}, {&q.Subnets, DefaultSubnets}, {&q.Ports, DefaultPorts}, {&q.SecurityGroups, DefaultSecurityGroups},
+		{&q.FloatingIPs, DefaultFloatingIPs}, {&q.ServiceIPs, DefaultServiceIPs},
+	} {
 		if *d.limit == nil {
 			*d.limit = &d.standard
 		}

@@ -1,0 +1,315 @@
+package network
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Packet is the packet whose path ExplainPath evaluates. Exactly one of FromPort and FromVM is set, and exactly one of
+// ToPort, ToVM and To.
+type Packet struct {
+	FromPort cloud.PortID
+	FromVM   cloud.VMID
+	ToPort   cloud.PortID
+	ToVM     cloud.VMID
+	To       netip.Addr
+	// Protocol is the number of an IP protocol, and Port the destination port of TCP, UDP and SCTP.
+	Protocol uint8
+	Port     uint16
+}
+
+// Step is one decision on the path of a packet.
+type Step struct {
+	// Stage is source, egress, route, ingress or destination.
+	Stage string
+	// Resource is the ID of the resource that decides, and Rule that of its rule or the destination of its route.
+	Resource, Rule string
+	// Text describes the decision in a sentence.
+	Text   string
+	Passes bool
+}
+
+// ExplainPath returns the decisions on the path of a packet, up to the first that drops it. It evaluates the records
+// and sends no packet.
+func (s *Service) ExplainPath(ctx context.Context, t cloud.Tenant, p Packet) (steps []Step, err error) {
+	if err := p.check(); err != nil {
+		return nil, err
+	}
+	err = s.opts.Store.View(ctx, func(v *store.View) error {
+		e := &explanation{r: v, t: t, packet: p}
+		err := e.run()
+		steps = e.steps
+		return err
+	})
+	return steps, err
+}
+
+func (p *Packet) check() error {
+	if (p.FromPort == "") == (p.FromVM == "") {
+		return fault.Invalid("from_port_id", "either this or from_vm_id is required").With("constraint", "required")
+	}
+	targets := 0
+	for _, set := range []bool{p.ToPort != "", p.ToVM != "", p.To.IsValid()} {
+		if set {
+			targets++
+		}
+	}
+	if targets != 1 {
+		return fault.Invalid("to_address", "exactly one of this, to_port_id and to_vm_id is required").With("constraint", "required")
+	}
+	for field, id := range map[string]string{
+		"from_port_id": string(p.FromPort), "from_vm_id": string(p.FromVM), "to_port_id": string(p.ToPort), "to_vm_id": string(p.ToVM),
+	} {
+		if id != "" {
+			if err := cloud.CheckUUID(field, id); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// explanation is the evaluation of a packet's path.
+type explanation struct {
+	r      store.Reader
+	t      cloud.Tenant
+	packet Packet
+	steps  []Step
+	from   *cloud.Port
+	// to is the port with the destination address, or nil if no port of the VPC or of a peered one has it.
+	to      *cloud.Port
+	address netip.Addr // the destination
+}
+
+func (e *explanation) add(passes bool, stage, resource, rule, format string, args ...any) bool {
+	e.steps = append(e.steps, Step{stage, resource, rule, fmt.Sprintf(format, args...), passes})
+	return passes
+}
+
+// run evaluates the path. A packet that is dropped is no error.
+func (e *explanation) run() (err error) {
+	if e.from, err = e.portOf(e.packet.FromPort, e.packet.FromVM); err != nil {
+		return err
+	}
+	if err := e.findDestination(); err != nil {
+		return err
+	}
+	if e.address.Is6() && !e.from.IP6.IsValid() {
+		e.add(false, "source", string(e.from.ID), "", "port %s has no IPv6 address.", e.from.ID)
+		return nil
+	}
+	e.add(true, "source", string(e.from.ID), "", "Port %s sends from its own address %s.", e.from.ID, e.sourceAddress())
+	if passes, err := e.evaluate("egress", cloud.Egress, e.from, e.address, e.to); err != nil || !passes {
+		return err
+	}
+	passes, err := e.route()
+	if err != nil || !passes || e.to == nil {
+		return err
+	}
+	if passes, err := e.evaluate("ingress", cloud.Ingress, e.to, e.sourceAddress(), e.from); err != nil || !passes {
+		return err
+	}
+	if e.to.Device.ID == "" {
+		e.add(false, "destination", string(e.to.ID), "", "Nothing is attached to port %s.", e.to.ID)
+		return nil
+	}
+	e.add(true, "destination", string(e.to.ID), "", "The packet arrives at %s %s.", e.to.Device.Kind, e.to.Device.ID)
+	return nil
+}
+
+func (e *explanation) sourceAddress() netip.Addr {
+	if e.address.Is6() {
+		return e.from.IP6
+	}
+	return e.from.IP
+}
+
+// portOf returns a port of the project, or the first port of a VM.
+func (e *explanation) portOf(port cloud.PortID, vm cloud.VMID) (*cloud.Port, error) {
+	if port != "" {
+		return find(e.r, ports, kindPort, e.t, string(port))
+	}
+	all, _, err := devicePorts.List(e.r, 1, string(vm))
+	if err != nil {
+		return nil, err
+	}
+	if len(all) == 0 {
+		return nil, fault.New(fault.NotFound, "VM %s has no port", vm)
+	}
+	return find(e.r, ports, kindPort, e.t, all[0].Path[1])
+}
+
+// findDestination sets the destination's address, and its port if one of the VPC has the address.
+func (e *explanation) findDestination() (err error) {
+	if e.packet.To.IsValid() {
+		e.address = e.packet.To
+		e.to, err = e.portAt(e.from.VPC, e.t.Project)
+		return err
+	}
+	if e.to, err = e.portOf(e.packet.ToPort, e.packet.ToVM); err == nil {
+		e.address = e.to.IP
+	}
+	return err
+}
+
+// portAt returns the port of a VPC that has the destination address, or nil.
+func (e *explanation) portAt(vpc cloud.VPCID, project cloud.ProjectID) (*cloud.Port, error) {
+	id, err := portAt.Get(e.r, string(vpc), e.address.String())
+	if err != nil || id == nil {
+		return nil, err
+	}
+	return ports.Get(e.r, string(project), string(*id))
+}
+
+// evaluate evaluates the security groups of a port for a packet from or to the address remote. remotePort is the port
+// with that address, or nil.
+func (e *explanation) evaluate(stage string, d cloud.Direction, port *cloud.Port, remote netip.Addr, remotePort *cloud.Port) (bool, error) {
+	if !port.Secured {
+		return e.add(true, stage, string(port.ID), "", "Port %s has no port security, so its security groups do not apply.", port.ID), nil
+	}
+	for _, id := range port.Groups {
+		g, err := groups.Get(e.r, string(port.Project), string(id))
+		if err != nil {
+			return false, err
+		}
+		if g == nil {
+			continue
+		}
+		for i := range g.Rules {
+			if r := &g.Rules[i]; r.Direction == d && e.matches(r, remote, remotePort) {
+				return e.add(true, stage, string(g.ID), string(r.ID), "Security group %s permits %s: rule %s.", nameOf(g.Name, string(g.ID)), stage, r.ID), nil
+			}
+		}
+	}
+	if len(port.Groups) == 0 {
+		return e.add(false, stage, string(port.ID), "", "Port %s has no security group, so it may neither send nor receive.", port.ID), nil
+	}
+	return e.add(false, stage, string(port.ID), "", "No rule of the port's %d security groups permits %s with %s.", len(port.Groups), stage, remote), nil
+}
+
+// matches reports whether a rule permits the packet.
+func (e *explanation) matches(r *cloud.Rule, remote netip.Addr, remotePort *cloud.Port) bool {
+	switch {
+	case r.IPv6 != remote.Is6(), !r.AnyProtocol && r.Protocol != e.packet.Protocol:
+		return false
+	case r.Ports != cloud.PortRange{} && (e.packet.Port < r.Ports.First || e.packet.Port > r.Ports.Last):
+		return false
+	case r.CIDR.IsValid() && !r.CIDR.Contains(remote):
+		return false
+	case r.Group != "":
+		return remotePort != nil && hasGroup(remotePort, r.Group)
+	}
+	return true
+}
+
+// route evaluates how the packet leaves the source's subnet. It sets e.to if the packet goes to a peered VPC.
+func (e *explanation) route() (bool, error) {
+	vpc, err := find(e.r, vpcs, kindVPC, e.t, string(e.from.VPC))
+	if err != nil {
+		return false, err
+	}
+	if vpc.CIDR.Contains(e.address) || vpc.CIDR6.IsValid() && vpc.CIDR6.Contains(e.address) {
+		if e.to == nil || e.to.VPC != vpc.ID {
+			e.to = nil
+			return e.add(false, "route", string(vpc.ID), "", "%s is within VPC %s, but no port has this address.", e.address, nameOf(vpc.Name, string(vpc.ID))), nil
+		}
+		return e.add(true, "route", string(vpc.ID), vpc.CIDR.String(), "The local route of VPC %s applies.", nameOf(vpc.Name, string(vpc.ID))), nil
+	}
+	best, table, err := e.longestRoute()
+	if err != nil {
+		return false, err
+	}
+	if best == nil {
+		return e.defaultRoute(vpc)
+	}
+	destination := best.Destination.String()
+	switch best.Target {
+	case cloud.RouteBlackhole:
+		return e.add(false, "route", string(table), destination, "The route for %s drops the packet.", destination), nil
+	case cloud.RoutePeering:
+		return e.peer(vpc.ID, table, best)
+	case cloud.RoutePort:
+		e.to = nil
+		return e.add(true, "route", string(table), destination, "The route for %s leads to port %s, which forwards the packet.", destination, best.ID), nil
+	}
+	e.to = nil
+	return e.add(true, "route", string(table), destination, "The route for %s leads to NAT gateway %s.", destination, best.ID), nil
+}
+
+// longestRoute returns the route with the longest prefix that contains the destination, and the ID of the table of the
+// source's subnet. It returns nil if there is none.
+func (e *explanation) longestRoute() (best *cloud.Route, id cloud.RouteTableID, err error) {
+	table, err := tableOf.Get(e.r, string(e.from.Subnet))
+	if err != nil || table == nil {
+		return nil, "", err
+	}
+	t, err := find(e.r, routeTables, kindTable, e.t, string(*table))
+	if err != nil {
+		return nil, "", err
+	}
+	for i := range t.Routes {
+		r := &t.Routes[i]
+		if r.Destination.Contains(e.address) && (best == nil || r.Destination.Bits() > best.Destination.Bits()) {
+			best = r
+		}
+	}
+	return best, t.ID, nil
+}
+
+// defaultRoute evaluates the path of a packet for which no route table has a route.
+func (e *explanation) defaultRoute(vpc *cloud.VPC) (bool, error) {
+	e.to = nil
+	floating, err := floatingAt.Get(e.r, string(e.from.ID))
+	if err != nil {
+		return false, err
+	}
+	if floating != nil {
+		return e.add(true, "route", string(*floating), "", "The packet leaves with the address of floating IP %s.", *floating), nil
+	}
+	gateways, _, err := natIn.List(e.r, 0, string(vpc.ID))
+	if err != nil {
+		return false, err
+	}
+	for _, g := range gateways {
+		if *g.Value {
+			return e.add(true, "route", g.Path[1], "", "The VPC's default route leads to NAT gateway %s.", g.Path[1]), nil
+		}
+	}
+	return e.add(false, "route", string(vpc.ID), "", "No route leads to %s: VPC %s has neither a default NAT gateway nor a route for it.", e.address, nameOf(vpc.Name, string(vpc.ID))), nil
+}
+
+// peer evaluates a route to a peering.
+func (e *explanation) peer(vpc cloud.VPCID, table cloud.RouteTableID, r *cloud.Route) (bool, error) {
+	destination := r.Destination.String()
+	p, err := findPeering(e.r, e.t, cloud.PeeringID(r.ID))
+	if err != nil {
+		return false, err
+	}
+	if p.Status != cloud.NetworkActive {
+		return e.add(false, "route", string(table), destination, "The route for %s leads to peering %s, which is not accepted.", destination, p.ID), nil
+	}
+	other, project := p.PeerVPC, p.PeerProject
+	if other == vpc {
+		other, project = p.VPC, p.Project
+	}
+	if e.to, err = e.portAt(other, project); err != nil {
+		return false, err
+	}
+	if e.to == nil {
+		return e.add(false, "route", string(table), destination, "The route for %s leads to VPC %s, but no port of it has the address %s.", destination, other, e.address), nil
+	}
+	return e.add(true, "route", string(table), destination, "The route for %s leads to VPC %s by peering %s.", destination, other, p.ID), nil
+}
+
+// nameOf returns the name of a resource, or its ID if it has no name.
+func nameOf(name, id string) string {
+	if name == "" {
+		return id
+	}
+	return name
+}

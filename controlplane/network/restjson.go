@@ -1,0 +1,197 @@
+package network
+
+import (
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// The JSON of the REST API has the fields of the RPCs' messages with these differences to protobuf's own JSON: names
+// are those of the .proto files, enums are in lower case without prefix, 64-bit integers are numbers, and a message
+// whose only field is a list is that list.
+
+// encodeMessage returns a message as it is encoded in JSON. Fields that are not set have their default value, except
+// optional ones and the token of the next page, which are left out.
+func encodeMessage(m protoreflect.Message) map[string]any {
+	out := map[string]any{}
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		f := fields.Get(i)
+		if (f.HasPresence() || f.Name() == "next_page_token") && !m.Has(f) {
+			continue
+		}
+		out[string(f.Name())] = encodeField(f, m.Get(f))
+	}
+	return out
+}
+
+func encodeField(f protoreflect.FieldDescriptor, v protoreflect.Value) any {
+	if !f.IsList() {
+		return encodeValue(f, v)
+	}
+	out := make([]any, 0, v.List().Len())
+	for i := range v.List().Len() {
+		out = append(out, encodeValue(f, v.List().Get(i)))
+	}
+	return out
+}
+
+func encodeValue(f protoreflect.FieldDescriptor, v protoreflect.Value) any {
+	switch f.Kind() {
+	case protoreflect.EnumKind:
+		return enumText(f.Enum(), v.Enum())
+	case protoreflect.MessageKind:
+		if list := listField(f.Message()); list != nil {
+			return encodeField(list, v.Message().Get(list))
+		}
+		return encodeMessage(v.Message())
+	}
+	return v.Interface()
+}
+
+// listField returns the only field of a message type if that is a list, and nil otherwise.
+func listField(d protoreflect.MessageDescriptor) protoreflect.FieldDescriptor {
+	if d.Fields().Len() == 1 && d.Fields().Get(0).IsList() {
+		return d.Fields().Get(0)
+	}
+	return nil
+}
+
+// decodeMessage sets the fields of a message from decoded JSON. at is the name of the message in its request with a
+// final dot, or empty. It returns InvalidArgument for a value of another type. Unknown fields are refused, because they
+// are most likely misspelled.
+func decodeMessage(m protoreflect.Message, at string, body map[string]any) error {
+	for key, value := range body {
+		f := m.Descriptor().Fields().ByName(protoreflect.Name(key))
+		if f == nil {
+			return fault.Invalid(at+key, "is not a field of this request").With("constraint", "unknown_field")
+		}
+		if value == nil {
+			continue
+		}
+		if err := decodeField(m, f, at+key, value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func decodeField(m protoreflect.Message, f protoreflect.FieldDescriptor, at string, value any) error {
+	if !f.IsList() {
+		v, err := decodeValue(m.NewField(f), f, at, value)
+		if err == nil {
+			m.Set(f, v)
+		}
+		return err
+	}
+	all, ok := value.([]any)
+	if !ok {
+		return wrongType(at, "an array")
+	}
+	list := m.Mutable(f).List()
+	for i, one := range all {
+		v, err := decodeValue(list.NewElement(), f, at+"["+strconv.Itoa(i)+"]", one)
+		if err != nil {
+			return err
+		}
+		list.Append(v)
+	}
+	return nil
+}
+
+// decodeValue converts decoded JSON to a value of the field f. into is a new value of that field, for messages.
+func decodeValue(into protoreflect.Value, f protoreflect.FieldDescriptor, at string, value any) (protoreflect.Value, error) {
+	switch f.Kind() {
+	case protoreflect.StringKind:
+		if s, ok := value.(string); ok {
+			return protoreflect.ValueOfString(s), nil
+		}
+		return into, wrongType(at, "a string")
+	case protoreflect.BoolKind:
+		if b, ok := value.(bool); ok {
+			return protoreflect.ValueOfBool(b), nil
+		}
+		return into, wrongType(at, "true or false")
+	case protoreflect.EnumKind:
+		s, ok := value.(string)
+		if !ok {
+			return into, wrongType(at, "a string")
+		}
+		return decodeEnum(f.Enum(), at, s)
+	case protoreflect.MessageKind:
+		if list := listField(f.Message()); list != nil {
+			return into, decodeField(into.Message(), list, at, value)
+		}
+		body, ok := value.(map[string]any)
+		if !ok {
+			return into, wrongType(at, "an object")
+		}
+		return into, decodeMessage(into.Message(), at+".", body)
+	}
+	n, ok := value.(float64)
+	if !ok || n != math.Trunc(n) {
+		return into, wrongType(at, "an integer")
+	}
+	return decodeNumber(f, at, n)
+}
+
+func decodeNumber(f protoreflect.FieldDescriptor, at string, n float64) (v protoreflect.Value, err error) {
+	switch {
+	case f.Kind() == protoreflect.Uint32Kind && n >= 0 && n <= math.MaxUint32:
+		return protoreflect.ValueOfUint32(uint32(n)), nil
+	case f.Kind() == protoreflect.Int32Kind && n >= math.MinInt32 && n <= math.MaxInt32:
+		return protoreflect.ValueOfInt32(int32(n)), nil
+	case f.Kind() == protoreflect.Uint64Kind && n >= 0 && n <= 1<<53:
+		return protoreflect.ValueOfUint64(uint64(n)), nil
+	case f.Kind() == protoreflect.Int64Kind && n >= -1<<53 && n <= 1<<53:
+		return protoreflect.ValueOfInt64(int64(n)), nil
+	}
+	return v, fault.Invalid(at, "%v is out of range", n).With("constraint", "range")
+}
+
+func decodeEnum(e protoreflect.EnumDescriptor, at, text string) (protoreflect.Value, error) {
+	var names []string
+	for i := range e.Values().Len() {
+		v := e.Values().Get(i)
+		if v.Number() == 0 {
+			continue
+		}
+		name := enumText(e, v.Number())
+		if name == text {
+			return protoreflect.ValueOfEnum(v.Number()), nil
+		}
+		names = append(names, name)
+	}
+	return protoreflect.Value{}, fault.Invalid(at, "must be %s, got %q", strings.Join(slices.Sorted(slices.Values(names)), " or "), text[:min(len(text), 64)]).
+		With("constraint", "enum")
+}
+
+// decodeQuery sets a field from a query parameter.
+func decodeQuery(m protoreflect.Message, f protoreflect.FieldDescriptor, text string) error {
+	at := string(f.Name())
+	switch f.Kind() {
+	case protoreflect.StringKind:
+		m.Set(f, protoreflect.ValueOfString(text))
+		return nil
+	case protoreflect.Int32Kind, protoreflect.Uint32Kind:
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return wrongType(at, "an integer")
+		}
+		v, err := decodeNumber(f, at, float64(n))
+		if err == nil {
+			m.Set(f, v)
+		}
+		return err
+	}
+	return fault.Invalid(at, "cannot be in the query").With("constraint", "unknown_field")
+}
+
+func wrongType(at, want string) error {
+	return fault.Invalid(at, "must be %s", want).With("constraint", "type")
+}

@@ -1,0 +1,67 @@
+package network
+
+import (
+	"context"
+
+	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+func natToProto(n *cloud.NATGateway) *networkv1.NatGateway {
+	return &networkv1.NatGateway{
+		Id: string(n.ID), Name: n.Name, OrgId: string(n.Org), ProjectId: string(n.Project), VpcId: string(n.VPC), ExternalNetwork: n.External,
+		Address: addressText(n.Address), IsDefault: n.Default, Description: n.Description, Status: networkv1.Status(n.Status),
+		StatusReason: n.StatusReason, CreatedAt: int64(n.CreatedAt), UpdatedAt: int64(n.UpdatedAt),
+	}
+}
+
+func (r *server) CreateNatGateway(ctx context.Context, in *networkv1.CreateNatGatewayRequest) (*networkv1.NatGateway, error) {
+	t, err := admit(ctx, "CreateNatGateway", in)
+	if err != nil {
+		return nil, err
+	}
+	out, err := r.s.CreateNATGateway(ctx, t, NATRequest{
+		Name: in.GetName(), Description: in.GetDescription(), VPC: cloud.VPCID(in.GetVpcId()), External: in.GetExternalNetwork(),
+		OwnAddress: in.GetOwnAddress(), Default: in.GetIsDefault(),
+	}, rpc.BodyHash(in))
+	return answer(ctx, out, err, natToProto)
+}
+
+func (r *server) GetNatGateway(ctx context.Context, in *networkv1.GetNatGatewayRequest) (*networkv1.NatGateway, error) {
+	t, err := admit(ctx, "GetNatGateway", in)
+	if err != nil {
+		return nil, err
+	}
+	n, err := r.s.GetNATGateway(ctx, t, cloud.NATGatewayID(in.GetId()))
+	if err != nil {
+		return nil, err
+	}
+	return natToProto(n), nil
+}
+
+func (r *server) ListNatGateways(ctx context.Context, in *networkv1.ListNatGatewaysRequest) (*networkv1.ListNatGatewaysResponse, error) {
+	t, err := admit(ctx, "ListNatGateways", in)
+	if err != nil {
+		return nil, err
+	}
+	all, next, err := r.s.ListNATGateways(ctx, t, pageOf(in), cloud.VPCID(in.GetVpcId()))
+	if err != nil {
+		return nil, err
+	}
+	out := &networkv1.ListNatGatewaysResponse{NextPageToken: next}
+	for _, n := range all {
+		out.NatGateways = append(out.NatGateways, natToProto(n))
+	}
+	return out, nil
+}
+
+func (r *server) DeleteNatGateway(ctx context.Context, in *networkv1.DeleteNatGatewayRequest) (*networkv1.DeleteNatGatewayResponse, error) {
+	t, err := admit(ctx, "DeleteNatGateway", in)
+	if err != nil {
+		return nil, err
+	}
+	out, err := r.s.DeleteNATGateway(ctx, t, cloud.NATGatewayID(in.GetId()), rpc.BodyHash(in))
+	return answer(ctx, out, err, func(*struct{}) *networkv1.DeleteNatGatewayResponse { return &networkv1.DeleteNatGatewayResponse{} })
+}

@@ -1,0 +1,187 @@
+package network
+
+import (
+	"context"
+	"net/netip"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+var (
+	// serviceIPs is the table of service IPs, at service-ip/<project>/<id>.
+	serviceIPs = store.NewTable[cloud.ServiceIP]("service-ip")
+	// servicesIn lists the service IPs of a VPC, at service-ip-in/<vpc>/<id>.
+	servicesIn = store.NewTable[struct{}]("service-ip-in")
+	// backendsOf lists the service IPs that have a port as backend, at backend-of/<port>/<service IP>.
+	backendsOf = store.NewTable[struct{}]("backend-of")
+)
+
+// ServiceRequest describes a service IP to create. Service has its ports, backends, health check and affinity.
+type ServiceRequest struct {
+	Subnet  cloud.SubnetID
+	Address netip.Addr // invalid for the lowest free address
+	Service cloud.ServiceIP
+}
+
+// CreateServiceIP creates a service IP with an address of a subnet. A port of the subnet holds the address.
+func (s *Service) CreateServiceIP(ctx context.Context, t cloud.Tenant, q ServiceRequest, body [32]byte) (Result[cloud.ServiceIP], error) {
+	if err := cloud.CheckUUID("subnet_id", string(q.Subnet)); err != nil {
+		return Result[cloud.ServiceIP]{}, err
+	}
+	if err := q.Service.Check(); err != nil {
+		return Result[cloud.ServiceIP]{}, err
+	}
+	return createServiceCommand.Call(ctx, s.opts.Commands, change[ServiceRequest]{t, body, q})
+}
+
+var createServiceCommand = newCommand("network.service.create", "CreateServiceIp", createService)
+
+// createService implements CreateServiceIP in a transaction of the leader.
+func createService(tx *store.Tx, t cloud.Tenant, q ServiceRequest) (out cloud.ServiceIP, err error) {
+	if err := chargeQuota(tx, t, quantity{ServiceIPs: 1}); err != nil {
+		return out, err
+	}
+	id, err := newID()
+	if err != nil {
+		return out, err
+	}
+	out = q.Service
+	if err := claimName(tx, t.Project, kindService, out.Name, id); err != nil {
+		return out, err
+	}
+	port, err := createPort(tx, t, PortRequest{Subnet: q.Subnet, IP: q.Address, Groups: &[]cloud.SecurityGroupID{}, Secured: true})
+	if err != nil {
+		return out, err
+	}
+	if out.VPC != "" && out.VPC != port.VPC {
+		return out, fault.Invalid("subnet_id", "belongs to another VPC than vpc_id").With("constraint", "same_vpc")
+	}
+	setDevice(tx, &port, cloud.PortDevice{Kind: cloud.DeviceServiceIP, ID: id})
+	out.ID, out.Org, out.Project, out.VPC, out.Subnet = cloud.ServiceIPID(id), t.Org, t.Project, port.VPC, port.Subnet
+	out.Port, out.Address, out.Status, out.CreatedAt, out.UpdatedAt = port.ID, port.IP, cloud.NetworkPending, tx.Now(), tx.Now()
+	if err := setBackends(tx, t, &out, nil); err != nil {
+		return out, err
+	}
+	servicesIn.Put(tx, &struct{}{}, string(out.VPC), id)
+	serviceIPs.Put(tx, &out, string(t.Project), id)
+	return out, nil
+}
+
+// setBackends checks the backends of a service IP and records which ports they use. former are the backends that it had
+// before.
+func setBackends(tx *store.Tx, t cloud.Tenant, s *cloud.ServiceIP, former []cloud.Backend) error {
+	for _, b := range former {
+		if b.Port != "" {
+			backendsOf.Delete(tx, string(b.Port), string(s.ID))
+		}
+	}
+	for _, b := range s.Backends {
+		if b.Port == "" {
+			continue
+		}
+		p, err := find(tx, ports, kindPort, t, string(b.Port))
+		if err != nil {
+			return err
+		}
+		if p.VPC != s.VPC || p.ID == s.Port {
+			return fault.Invalid("backends.port_id", "port %s is not another port of the VPC", b.Port).With("constraint", "same_vpc")
+		}
+		backendsOf.Put(tx, &struct{}{}, string(b.Port), string(s.ID))
+	}
+	return nil
+}
+
+// GetServiceIP returns a service IP of the project, or NotFound.
+func (s *Service) GetServiceIP(ctx context.Context, t cloud.Tenant, id cloud.ServiceIPID) (*cloud.ServiceIP, error) {
+	return get(ctx, s, serviceIPs, kindService, "id", t, string(id))
+}
+
+// ListServiceIPs returns a page of the project's service IPs, and the token of the next page. An empty vpc means all.
+func (s *Service) ListServiceIPs(ctx context.Context, t cloud.Tenant, p page, vpc cloud.VPCID) ([]*cloud.ServiceIP, string, error) {
+	return list(ctx, s, serviceIPs, t, p, string(vpc), func(n *cloud.ServiceIP) bool {
+		return (p.Name == "" || n.Name == p.Name) && (vpc == "" || n.VPC == vpc)
+	})
+}
+
+// ServiceUpdate describes a change of a service IP. Nil names and descriptions keep their value. The ports, backends,
+// health check and affinity of Service replace the former ones.
+type ServiceUpdate struct {
+	ID                cloud.ServiceIPID
+	Name, Description *string
+	Service           cloud.ServiceIP
+}
+
+// UpdateServiceIP changes a service IP.
+func (s *Service) UpdateServiceIP(ctx context.Context, t cloud.Tenant, q ServiceUpdate, body [32]byte) (Result[cloud.ServiceIP], error) {
+	if err := cloud.CheckUUID("id", string(q.ID)); err != nil {
+		return Result[cloud.ServiceIP]{}, err
+	}
+	if err := q.Service.Check(); err != nil {
+		return Result[cloud.ServiceIP]{}, err
+	}
+	return updateServiceCommand.Call(ctx, s.opts.Commands, change[ServiceUpdate]{t, body, q})
+}
+
+var updateServiceCommand = newCommand("network.service.update", "UpdateServiceIp", updateService)
+
+// updateService implements UpdateServiceIP in a transaction of the leader.
+func updateService(tx *store.Tx, t cloud.Tenant, q ServiceUpdate) (cloud.ServiceIP, error) {
+	s, err := find(tx, serviceIPs, kindService, t, string(q.ID))
+	if err != nil {
+		return cloud.ServiceIP{}, err
+	}
+	if err := describe(tx, t.Project, kindService, string(s.ID), &s.Name, &s.Description, q.Name, q.Description); err != nil {
+		return cloud.ServiceIP{}, err
+	}
+	former := s.Backends
+	s.Ports, s.Backends, s.Health, s.Affinity = q.Service.Ports, q.Service.Backends, q.Service.Health, q.Service.Affinity
+	if err := setBackends(tx, t, s, former); err != nil {
+		return cloud.ServiceIP{}, err
+	}
+	s.UpdatedAt = tx.Now()
+	serviceIPs.Put(tx, s, string(t.Project), string(s.ID))
+	return *s, nil
+}
+
+// DeleteServiceIP deletes a service IP without a floating IP.
+func (s *Service) DeleteServiceIP(ctx context.Context, t cloud.Tenant, id cloud.ServiceIPID, body [32]byte) (Result[struct{}], error) {
+	if err := cloud.CheckUUID("id", string(id)); err != nil {
+		return Result[struct{}]{}, err
+	}
+	return deleteServiceCommand.Call(ctx, s.opts.Commands, change[cloud.ServiceIPID]{t, body, id})
+}
+
+var deleteServiceCommand = newCommand("network.service.delete", "DeleteServiceIp", deleteService)
+
+// deleteService implements DeleteServiceIP in a transaction of the leader.
+func deleteService(tx *store.Tx, t cloud.Tenant, id cloud.ServiceIPID) (none struct{}, err error) {
+	s, err := find(tx, serviceIPs, kindService, t, string(id))
+	if err != nil {
+		return none, err
+	}
+	floating, err := floatingAt.Get(tx, string(id))
+	if err != nil {
+		return none, err
+	}
+	if floating != nil {
+		return none, inUse("service IP "+string(id), []string{"floating IP " + string(*floating)})
+	}
+	port, err := find(tx, ports, kindPort, t, string(s.Port))
+	if err != nil {
+		return none, err
+	}
+	if err := removePort(tx, t, port); err != nil {
+		return none, err
+	}
+	former := s.Backends
+	s.Backends = nil
+	if err := setBackends(tx, t, s, former); err != nil {
+		return none, err
+	}
+	servicesIn.Delete(tx, string(s.VPC), string(id))
+	releaseName(tx, t.Project, kindService, s.Name)
+	serviceIPs.Delete(tx, string(t.Project), string(id))
+	return none, returnQuota(tx, t, quantity{ServiceIPs: 1})
+}

@@ -1,0 +1,126 @@
+package cloud
+
+import (
+	"net/netip"
+	"strings"
+)
+
+// ServiceIP is an address of a VPC that distributes connections over backends.
+type ServiceIP struct {
+	ID          ServiceIPID
+	Name        string
+	Org         OrgID
+	Project     ProjectID
+	Description string
+	VPC         VPCID
+	Subnet      SubnetID
+	// Port is the port whose address the service IP has.
+	Port         PortID
+	Address      netip.Addr
+	Ports        []ServicePort
+	Backends     []Backend
+	Health       *HealthCheck
+	Affinity     Affinity
+	Status       NetworkStatus
+	StatusReason string
+	CreatedAt    Time
+	UpdatedAt    Time
+}
+
+// ServicePort is a port of a service IP, and the port of the backends to which its connections go.
+type ServicePort struct {
+	Name         string
+	Protocol     uint8 // ProtocolTCP or ProtocolUDP
+	Port, Target uint16
+}
+
+// Backend is a target of a service IP: a port of the project, or an address.
+type Backend struct {
+	Port    PortID
+	Address netip.Addr
+	Weight  uint32
+	Healthy bool
+}
+
+// HealthCheck determines whether a backend gets new connections.
+type HealthCheck struct {
+	// HTTPPath is the path of a GET request, or empty for a check that opens a TCP connection.
+	HTTPPath string
+	// Port is 0 for the target of the first service port.
+	Port            uint16
+	IntervalSeconds uint32
+	Unhealthy       uint32 // consecutive failures after which a backend is unhealthy
+	Healthy         uint32 // consecutive successes after which it is healthy again
+}
+
+// Affinity determines which backend a connection goes to. The numbers are those of network.v1.Affinity.
+type Affinity uint8
+
+const (
+	AffinityNone     Affinity = 1
+	AffinityClientIP Affinity = 2
+)
+
+// Check returns an InvalidArgument fault if the fields of a service IP contradict each other. It does not check that
+// the ports of backends exist.
+func (s *ServiceIP) Check() error {
+	if len(s.Ports) == 0 || len(s.Ports) > MaxServicePorts {
+		return invalid("ports", "max_items", "must be 1 to %d, got %d", MaxServicePorts, len(s.Ports))
+	}
+	names, numbers := map[string]bool{}, map[ServicePort]bool{}
+	for _, p := range s.Ports {
+		number := ServicePort{Protocol: p.Protocol, Port: p.Port}
+		switch {
+		case p.Protocol != ProtocolTCP && p.Protocol != ProtocolUDP:
+			return invalid("ports.protocol", "enum", "must be tcp or udp")
+		case p.Port == 0 || p.Target == 0:
+			return invalid("ports.port", "range", "must be 1 to 65535")
+		case len(s.Ports) > 1 && p.Name == "" || names[p.Name]:
+			return invalid("ports.name", "unique", "each port of a service IP with several needs a name of its own")
+		case numbers[number]:
+			return invalid("ports.port", "unique", "has %d twice", p.Port)
+		}
+		names[p.Name], numbers[number] = true, true
+	}
+	if err := s.checkBackends(); err != nil {
+		return err
+	}
+	if s.Health != nil {
+		if err := s.Health.check(); err != nil {
+			return err
+		}
+	}
+	return CheckDescription(s.Description)
+}
+
+func (s *ServiceIP) checkBackends() error {
+	if len(s.Backends) > MaxBackends {
+		return invalid("backends", "max_items", "must be at most %d, got %d", MaxBackends, len(s.Backends))
+	}
+	for _, b := range s.Backends {
+		if (b.Port == "") == !b.Address.IsValid() {
+			return invalid("backends", "exclusive", "each needs either port_id or address")
+		}
+		if b.Port != "" {
+			if err := CheckUUID("backends.port_id", string(b.Port)); err != nil {
+				return err
+			}
+		}
+		if b.Weight > 100 {
+			return invalid("backends.weight", "range", "must be 0 to 100, got %d", b.Weight)
+		}
+	}
+	return nil
+}
+
+func (h *HealthCheck) check() error {
+	switch {
+	case h.HTTPPath != "" && !strings.HasPrefix(h.HTTPPath, "/") || len(h.HTTPPath) > 255:
+		return invalid("health_check.path", "path", "must begin with / and have at most 255 bytes")
+	case h.IntervalSeconds < 1 || h.IntervalSeconds > 300:
+		return invalid("health_check.interval_seconds", "range", "must be 1 to 300, got %d", h.IntervalSeconds)
+	case h.Unhealthy < 1 || h.Unhealthy > 10 || h.Healthy < 1 || h.Healthy > 10:
+		return invalid("health_check", "range", "thresholds must be 1 to 10")
+	}
+	return nil
+}
