@@ -30,7 +30,7 @@ func TestHostilePages(t *testing.T) {
 	last := map[bool]string{true: "B", false: "A"}[theirs[len(theirs)/2] == 'A']
 	changed := theirs[:len(theirs)/2] + last + theirs[len(theirs)/2+1:]
 	rows := map[string]row{}
-	for _, part := range [][]row{computeRows, identityRows, creditRows} {
+	for _, part := range [][]row{computeRows, identityRows, creditRows, networkRows} {
 		for _, r := range part {
 			rows[r.name] = r
 		}

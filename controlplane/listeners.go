@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/trivet-cloud/trivet/controlplane/edge/split"
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 )
 
@@ -33,7 +34,7 @@ type listenerSet struct {
 	failed    chan error
 	grpc      []*grpc.Server
 	http      []*http.Server
-	splitters []*etcdrpc.Splitter
+	splitters []*split.Splitter
 	work      sync.WaitGroup
 }
 
@@ -61,6 +62,23 @@ func (l *listenerSet) serve(name, address string, g *grpc.Server, h http.Handler
 	s := l.newHTTPServer(h)
 	l.http = append(l.http, s)
 	l.work.Go(func() { l.reportEnd(name, s.Serve(listener)) })
+	return nil
+}
+
+// serveSplit opens a listener that serves gRPC and HTTP/1 on the same port. secure is nil for plaintext. The gRPC server
+// must have the transport credentials of package split.
+func (l *listenerSet) serveSplit(name, address string, g *grpc.Server, h http.Handler, secure *tls.Config) error {
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return fmt.Errorf("listen for %s: %w", name, err)
+	}
+	s := l.newHTTPServer(h)
+	l.notifyOpened(boundListener{name, listener.Addr().String(), g, h})
+	ports := split.New(listener, secure)
+	l.grpc, l.http, l.splitters = append(l.grpc, g), append(l.http, s), append(l.splitters, ports)
+	l.work.Go(func() { l.reportEnd(name, ports.Serve()) })
+	l.work.Go(func() { l.reportEnd(name, ignoreClosed(g.Serve(ports.GRPC()))) })
+	l.work.Go(func() { l.reportEnd(name, ignoreClosed(s.Serve(ports.HTTP()))) })
 	return nil
 }
 

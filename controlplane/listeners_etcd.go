@@ -19,6 +19,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/config"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
+	"github.com/trivet-cloud/trivet/controlplane/edge/split"
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 )
@@ -37,12 +38,8 @@ func (l *listenerSet) serveEtcd(address string, c config.KV, etcd *etcdrpc.Serve
 	if err != nil {
 		return err
 	}
-	listener, err := net.Listen("tcp", address)
-	if err != nil {
-		return fmt.Errorf("listen for etcd: %w", err)
-	}
 	in := rpc.NewIntake(etcdStreams, etcd.Intake(c.MaxRequestBytes+etcdOverhead))
-	g := rpc.NewServer(in, append(in.Settings(etcd.Streams().Credentials(etcdrpc.Credentials())), rpc.Codec(),
+	g := rpc.NewServer(in, append(in.Settings(etcd.Streams().Credentials(split.Credentials())), rpc.Codec(),
 		grpc.ChainUnaryInterceptor(counted.UnaryServerInterceptor(), etcd.Unary),
 		grpc.ChainStreamInterceptor(counted.StreamServerInterceptor(), etcd.Stream),
 		grpc.MaxRecvMsgSize(c.MaxRequestBytes+etcdOverhead), grpc.MaxSendMsgSize(math.MaxInt32),
@@ -54,14 +51,7 @@ func (l *listenerSet) serveEtcd(address string, c config.KV, etcd *etcdrpc.Serve
 	h := health.NewServer()
 	healthv1.RegisterHealthServer(g, h)
 	pages := etcdrpc.HTTP(keys, metrics)
-	s := l.newHTTPServer(pages)
-	l.notifyOpened(boundListener{"etcd", listener.Addr().String(), g.Server, pages})
-	split := etcdrpc.Split(listener, config)
-	l.grpc, l.http, l.splitters = append(l.grpc, g.Server), append(l.http, s), append(l.splitters, split)
-	l.work.Go(func() { l.reportEnd("etcd", split.Serve()) })
-	l.work.Go(func() { l.reportEnd("etcd", ignoreClosed(g.Serve(split.GRPC()))) })
-	l.work.Go(func() { l.reportEnd("etcd", ignoreClosed(s.Serve(split.HTTP()))) })
-	return nil
+	return l.serveSplit("etcd", address, g.Server, pages, config)
 }
 
 // ignoreClosed returns nil if err only means that the listener was closed. Otherwise it returns err.

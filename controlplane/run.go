@@ -23,6 +23,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 	"github.com/trivet-cloud/trivet/controlplane/money/billing"
 	"github.com/trivet-cloud/trivet/controlplane/money/credit"
+	"github.com/trivet-cloud/trivet/controlplane/network"
 	"github.com/trivet-cloud/trivet/controlplane/records/budget"
 	"github.com/trivet-cloud/trivet/controlplane/records/diskspace"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
@@ -81,6 +82,7 @@ type member struct {
 	vms        *vm.Service
 	credits    *credit.Service
 	bills      *billing.Service
+	networks   *network.Service
 	joinTokens *jointoken.Service
 	kvRaft     *kv.Raft
 	keys       *kv.Service
@@ -106,6 +108,7 @@ func run(ctx context.Context, c config.Config, disk *supervisor, opened func(bou
 		m.startConsensus, // starts the transport between members, and raft
 		m.openRecords,    // opens the platform's records, leader commands, and the list of members
 		m.newAccounts,
+		m.newNetwork,
 		m.newCompute,
 		m.newKV,
 		m.newCluster,

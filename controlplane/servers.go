@@ -17,11 +17,13 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
+	"github.com/trivet-cloud/trivet/controlplane/edge/split"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 	"github.com/trivet-cloud/trivet/controlplane/kv/restapi"
+	"github.com/trivet-cloud/trivet/shared/fault"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
@@ -65,7 +67,7 @@ func (m *member) serveClients(context.Context) error {
 	c := &m.config
 	m.metrics.register(m)
 	agents := m.newAgentServer()
-	public, creditOnly := m.newTenantServers()
+	public, creditOnly, networkOnly := m.newTenantServers()
 	kvREST := m.newKVREST()
 	m.onStop(kvREST.Close)
 	m.listeners = newListenerSet(m.log, m.opened, make(chan error, 16))
@@ -82,6 +84,9 @@ func (m *member) serveClients(context.Context) error {
 		return err
 	}
 	if err := m.listeners.serve("credit rpc", c.Address(c.Ports.CreditGRPC), creditOnly, nil, nil); err != nil {
+		return err
+	}
+	if err := m.listeners.serveSplit("network rpc", c.Address(c.Ports.NetworkGRPC), networkOnly, m.newPlainHTTP("network rpc"), m.tenantTLS.rest); err != nil {
 		return err
 	}
 	for _, s := range m.services {
@@ -125,9 +130,10 @@ func (m *member) newAgentServer() *grpc.Server {
 	return server.Server
 }
 
-// newTenantServers creates two gRPC servers: public has the methods of all services, creditOnly those of the credit
-// service. Callers authenticate with tokens. Both servers share one limit of streams per caller.
-func (m *member) newTenantServers() (public, creditOnly *grpc.Server) {
+// newTenantServers creates three gRPC servers: public has the methods of all services, creditOnly those of the credit
+// service, and networkOnly those of the network service. Callers authenticate with tokens. The servers share one limit of
+// streams per caller.
+func (m *member) newTenantServers() (public, creditOnly, networkOnly *grpc.Server) {
 	options := rpc.Options{
 		Credentials: m.tenantTLS.grpc(), Verifier: m.identities, Log: m.log, Metrics: m.metrics.grpc, Audit: m.audits, Public: true,
 		Streams: rpc.NewStreams(),
@@ -135,6 +141,11 @@ func (m *member) newTenantServers() (public, creditOnly *grpc.Server) {
 	creditServer, creditHealth := rpc.New(options)
 	m.credits.Register(creditServer)
 	creditHealth.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
+
+	options.Credentials = split.Credentials()
+	networkServer, networkHealth := rpc.New(options)
+	m.networks.Register(networkServer)
+	networkHealth.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
 
 	options.Credentials = m.tenantTLS.grpc()
 	options.Passthrough = &rpc.Passthrough{
@@ -148,7 +159,12 @@ func (m *member) newTenantServers() (public, creditOnly *grpc.Server) {
 		}
 	}
 	health.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
-	return server.Server, creditServer.Server
+	return server.Server, creditServer.Server, networkServer.Server
+}
+
+// newPlainHTTP returns an HTTP handler with /health and /ready only.
+func (m *member) newPlainHTTP(name string) http.Handler {
+	return rest.New(rest.Options{Name: name, Service: fault.Network, Verifier: m.identities, Audit: m.audits, Ready: m.ready, Log: m.log, Metrics: m.metrics.http})
 }
 
 // newREST returns the HTTP handler of one of the platform's REST APIs.

@@ -32,6 +32,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 	"github.com/trivet-cloud/trivet/controlplane/money/billing"
 	"github.com/trivet-cloud/trivet/controlplane/money/credit"
+	"github.com/trivet-cloud/trivet/controlplane/network"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -130,6 +131,11 @@ func (m *member) listServices(context.Context) error {
 			},
 		},
 		{rpc: volume.Register},
+		{ // networks
+			rpc:   m.networks.Register,
+			rest:  &restAPI{name: "network", port: ports.Network, options: tenantREST(fault.Network), routes: m.networks.Routes},
+			tasks: []leader.Task{{Name: "free rested addresses", Every: network.FreeEvery, Run: m.networks.FreeRested}},
+		},
 		{ // the key-value store, whose REST API has its own server
 			rpc: m.etcd.Register,
 			run: []func(context.Context){m.keys.Run, m.etcd.Run, m.etcdPorts.Run},
@@ -148,9 +154,15 @@ func (m *member) newAccounts(context.Context) error {
 	m.audits = audit.New(audit.Options{Store: m.records, Commands: m.commands, Log: m.log.With("service", "audit")})
 	m.identities = identity.New(identity.Options{
 		Store: m.records, Commands: m.commands, Key: m.key, Log: m.log, Audit: m.audits, Issuer: m.config.IssuerURL(), Providers: m.config.Identity.Providers,
-		Holds:  []func(store.Reader, cloud.Tenant) error{vm.CheckNoVMs, image.CheckNoImages, credit.Holds(walletProject)},
+		Holds:  []func(store.Reader, cloud.Tenant) error{vm.CheckNoVMs, image.CheckNoImages, network.CheckNone, credit.Holds(walletProject)},
 		Vacant: []func(store.Reader, cloud.ProjectID) error{credit.Vacant}, Dev: m.config.Dev, Skew: m.clock.Skew,
 	})
+	return nil
+}
+
+// newNetwork creates the network service.
+func (m *member) newNetwork(context.Context) error {
+	m.networks = network.New(network.Options{Store: m.records, Commands: m.commands, Log: m.log.With("service", "network")})
 	return nil
 }
 

@@ -80,6 +80,9 @@ type Ports struct {
 	// credit.v1 and all other services.
 	Credit     uint16 `yaml:"credit"`
 	CreditGRPC uint16 `yaml:"credit_grpc"`
+	// Network is the port of the network REST API. NetworkGRPC is a port for network.v1 only, which takes gRPC and HTTP.
+	Network     uint16 `yaml:"network"`
+	NetworkGRPC uint16 `yaml:"network_grpc"`
 	Agents     uint16 `yaml:"agents"`
 	Peers      uint16 `yaml:"peers"`
 }
@@ -95,7 +98,7 @@ type Images struct {
 func Default() Config {
 	return Config{
 		NodeID: 1, Listen: "127.0.0.1", DataDir: "trivet-data", Tick: 100 * time.Millisecond, LogFormat: "auto",
-		Ports: Ports{KV: 8081, Identity: 8083, VM: 8084, GRPC: 50051, Credit: 8086, CreditGRPC: 50057, Agents: 7443, Peers: 2380},
+		Ports: Ports{KV: 8081, Identity: 8083, VM: 8084, GRPC: 50051, Credit: 8086, CreditGRPC: 50057, Network: 8087, NetworkGRPC: 9090, Agents: 7443, Peers: 2380},
 		KV: KV{
 			Quota: kv.DefaultQuota, MaxRequestBytes: kv.DefaultRequestBytes, MaxTxnOps: kv.DefaultTxnOps, WatchProgress: kv.DefaultProgress,
 			TokenTTL: users.DefaultTokenTTL, BcryptCost: users.DefaultCost, CorruptCheck: kv.DefaultCorruptCheck, StrictReconfig: true,
@@ -180,7 +183,7 @@ func (c *Config) validateCluster() error {
 
 func (p Ports) validate() error {
 	seen := map[uint16]bool{}
-	for _, port := range []uint16{p.KV, p.Identity, p.VM, p.GRPC, p.Credit, p.CreditGRPC, p.Agents, p.Peers} {
+	for _, port := range []uint16{p.KV, p.Identity, p.VM, p.GRPC, p.Credit, p.CreditGRPC, p.Network, p.NetworkGRPC, p.Agents, p.Peers} {
 		if port == 0 || seen[port] {
 			return errors.New("ports must be set and all different")
 		}

@@ -31,7 +31,8 @@ func (c *Config) BindFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text, json or auto")
 	for name, port := range map[string]*uint16{
 		"kv-port": &c.Ports.KV, "identity-port": &c.Ports.Identity, "vm-port": &c.Ports.VM, "grpc-port": &c.Ports.GRPC,
-		"credit-port": &c.Ports.Credit, "credit-grpc-port": &c.Ports.CreditGRPC, "agents-port": &c.Ports.Agents, "peers-port": &c.Ports.Peers,
+		"credit-port": &c.Ports.Credit, "credit-grpc-port": &c.Ports.CreditGRPC,
+		"network-port": &c.Ports.Network, "network-grpc-port": &c.Ports.NetworkGRPC, "agents-port": &c.Ports.Agents, "peers-port": &c.Ports.Peers,
 	} {
 		f.Uint16Var(port, name, *port, "port")
 	}

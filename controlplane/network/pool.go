@@ -24,7 +24,9 @@ var externalAddresses = store.NewTable[externalAddress]("external-address")
 // poolOwner returns the owner of the bitmaps of an external network's pools. It differs from all IDs of subnets.
 func poolOwner(network string) string { return "external-" + network }
 
-func poolSpace(network string, p cloud.AddressRange) space { return space{poolOwner(network), p.First, p.Last} }
+func poolSpace(network string, p cloud.AddressRange) space {
+	return space{poolOwner(network), p.First, p.Last}
+}
 
 // assignExternal assigns an address of an external network's pools to a resource: the requested one, or the lowest free
 // one if requested is invalid. It returns ResourceExhausted if none is free, and AlreadyExists if the requested one is

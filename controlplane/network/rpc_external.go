@@ -126,5 +126,7 @@ func (r *server) DeleteExternalNetwork(ctx context.Context, in *networkv1.Delete
 		return nil, err
 	}
 	out, err := r.s.DeleteExternalNetwork(ctx, in.GetName(), rpc.BodyHash(in))
-	return answer(ctx, out, err, func(*struct{}) *networkv1.DeleteExternalNetworkResponse { return &networkv1.DeleteExternalNetworkResponse{} })
+	return answer(ctx, out, err, func(*struct{}) *networkv1.DeleteExternalNetworkResponse {
+		return &networkv1.DeleteExternalNetworkResponse{}
+	})
 }

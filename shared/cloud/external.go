@@ -20,7 +20,9 @@ type ExternalNetwork struct {
 type AddressRange struct{ First, Last netip.Addr }
 
 // Contains reports whether an address is in the range.
-func (r AddressRange) Contains(a netip.Addr) bool { return r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0 }
+func (r AddressRange) Contains(a netip.Addr) bool {
+	return r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0
+}
 
 // Limits of external networks.
 const (

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
+	"github.com/trivet-cloud/trivet/controlplane/edge/split"
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -37,7 +38,7 @@ func (v *countingVerifier) Verify(ctx context.Context, token string) (*cloud.Cal
 func serveWithIntake(t *testing.T, s *etcdrpc.Server) *grpc.ClientConn {
 	t.Helper()
 	in := rpc.NewIntake(100, s.Intake(1<<20))
-	g := rpc.NewServer(in, append(in.Settings(etcdrpc.Credentials()), grpc.UnaryInterceptor(s.Unary), grpc.StreamInterceptor(s.Stream))...)
+	g := rpc.NewServer(in, append(in.Settings(split.Credentials()), grpc.UnaryInterceptor(s.Unary), grpc.StreamInterceptor(s.Stream))...)
 	s.Register(g)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

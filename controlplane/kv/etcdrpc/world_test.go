@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
+	"github.com/trivet-cloud/trivet/controlplane/edge/split"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
@@ -61,13 +62,13 @@ func newWorld(t *testing.T, change ...func(*settings)) *world {
 	s.rpc.Service = w.service
 	server := etcdrpc.New(s.rpc)
 	w.server = server
-	g := grpc.NewServer(grpc.Creds(server.Streams().Credentials(etcdrpc.Credentials())), rpc.Codec(), grpc.UnaryInterceptor(server.Unary), grpc.StreamInterceptor(server.Stream))
+	g := grpc.NewServer(grpc.Creds(server.Streams().Credentials(split.Credentials())), rpc.Codec(), grpc.UnaryInterceptor(server.Unary), grpc.StreamInterceptor(server.Stream))
 	server.Register(g)
 	web := &http.Server{Handler: etcdrpc.HTTP(w.service, http.NotFoundHandler()), ReadHeaderTimeout: time.Second}
 	listener, err := net.Listen("tcp", s.listen)
 	require.NoError(t, err)
 	w.address = listener.Addr().String()
-	split := etcdrpc.Split(listener, s.tls)
+	ports := split.New(listener, s.tls)
 	ctx, cancel := context.WithCancel(context.Background())
 	var work sync.WaitGroup
 	work.Go(func() { w.service.Run(ctx) })

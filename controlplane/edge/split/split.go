@@ -1,4 +1,6 @@
-package etcdrpc
+// Package split serves gRPC and HTTP/1 on one port. Ports for etcd's clients need it, because etcd does so, and so does
+// the port of network.v1. The main type is Splitter.
+package split
 
 import (
 	"bytes"
@@ -37,8 +39,8 @@ const (
 // preface is the start of an HTTP/2 connection without TLS (RFC 9113, 3.4).
 const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-// Split creates a Splitter, which owns the listener from then on. If config is nil, connections use no TLS.
-func Split(listener net.Listener, config *tls.Config) *Splitter {
+// New creates a Splitter, which owns the listener from then on. If config is nil, connections use no TLS.
+func New(listener net.Listener, config *tls.Config) *Splitter {
 	s := &Splitter{listener: listener, pending: map[net.Conn]struct{}{}}
 	if config != nil {
 		s.tls = config.Clone()

@@ -1,4 +1,4 @@
-package etcdrpc
+package split
 
 import (
 	"io"
@@ -15,7 +15,7 @@ import (
 func TestSplitterClosesSilentConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		listener := newSubListener(&net.TCPAddr{})
-		s := Split(listener, nil)
+		s := New(listener, nil)
 		served := make(chan error)
 		go func() { served <- s.Serve() }()
 		for _, text := range []string{"", "PRI"} {
