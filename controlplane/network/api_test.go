@@ -2,7 +2,6 @@ package network
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"reflect"
@@ -25,7 +24,7 @@ import (
 // TestAPI runs the scripts in testdata/api. A command is the name of an RPC, and its input the request as JSON. The
 // output is the response, or the error with its reason, field and details. Arguments:
 //
-//	as=acme|evil  the tenant of the caller; acme if absent
+//	as=acme|evil  the tenant of the caller; acme if absent. admin is an operator without a tenant
 //	key=K         the idempotency key
 //	let=NAME      stores the ID in the response. $NAME in later requests is replaced by it, and the output shows $NAME
 //	fields=(a, b) shows only these fields of the response
@@ -92,16 +91,22 @@ func (s *script) call(t *testing.T, d *datadriven.TestData, method, input string
 	if input != "" {
 		require.NoError(t, protojson.Unmarshal([]byte(input), in), d.Pos)
 	}
-	at, key := acme, ""
+	at, key, admin := acme, "", false
 	for _, a := range d.CmdArgs {
 		switch {
 		case a.Key == "as" && a.Vals[0] == "evil":
 			at = evil
+		case a.Key == "as" && a.Vals[0] == "admin":
+			admin = true
 		case a.Key == "key":
 			key = a.Vals[0]
 		}
 	}
-	out := f.Call([]reflect.Value{reflect.ValueOf(s.as(at, key)).Convert(reflect.TypeFor[context.Context]()), reflect.ValueOf(in)})
+	ctx := s.as(at, key)
+	if admin {
+		ctx = s.asAdmin(key)
+	}
+	out := f.Call([]reflect.Value{reflect.ValueOf(&ctx).Elem(), reflect.ValueOf(in)})
 	if err, _ := out[1].Interface().(error); err != nil {
 		return nil, err
 	}

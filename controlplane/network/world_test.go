@@ -64,6 +64,12 @@ func (w *world) as(t cloud.Tenant, key string) context.Context {
 	return auth.With(w.t.Context(), c, auth.RPC)
 }
 
+// asAdmin returns the context of a call by an operator, with the idempotency key key if it is not empty.
+func (w *world) asAdmin(key string) context.Context {
+	c := &cloud.Caller{User: "admin", Proof: cloud.ProofPassword, IdempotencyKey: key, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}}
+	return auth.With(w.t.Context(), c, auth.RPC)
+}
+
 // records returns the number of records in each table of the service that is not empty.
 func (w *world) records() map[string]int {
 	w.t.Helper()
@@ -74,6 +80,12 @@ func (w *world) records() map[string]int {
 			"port-of": counter(v, portsOf), "port-mac": counter(v, macs), "address6": counter(v, addresses6), "ipam": counter(v, bitmaps),
 			"ipam-assigned": counter(v, assigned), "ipam-resting": counter(v, resting), "security-group": counter(v, groups),
 			"group-port": counter(v, groupPorts), "group-referrer": counter(v, groupReferrers), "network-name": counter(v, names), "vni": counter(v, vnis),
+			"port-at": counter(v, portAt), "device-port": counter(v, devicePorts), "route-table": counter(v, routeTables),
+			"route-table-in": counter(v, tablesIn), "route-table-of": counter(v, tableOf), "route-target": counter(v, routeTargets),
+			"nat": counter(v, natGateways), "nat-in": counter(v, natIn), "nat-of": counter(v, natOf), "floating-ip": counter(v, floatingIPs),
+			"floating-at": counter(v, floatingAt), "service-ip": counter(v, serviceIPs), "service-ip-in": counter(v, servicesIn),
+			"backend-of": counter(v, backendsOf), "peering": counter(v, peerings), "peering-between": counter(v, peeringBetween),
+			"peering-of": counter(v, peeringsOf), "external-network": counter(v, externals), "external-address": counter(v, externalAddresses),
 		} {
 			n, err := count()
 			if err != nil {
