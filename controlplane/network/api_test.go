@@ -82,9 +82,7 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 
 // call calls an RPC of the service with a request in JSON.
 func (s *script) call(t *testing.T, d *datadriven.TestData, method, input string) (proto.Message, error) {
-	for name, id := range s.ids {
-		input = regexp.MustCompile(`\$`+name+`\b`).ReplaceAllString(input, id)
-	}
+	input = s.expand(input)
 	f := reflect.ValueOf(s.server).MethodByName(method)
 	require.True(t, f.IsValid(), "%s: no RPC %s", d.Pos, method)
 	in := reflect.New(f.Type().In(1).Elem()).Interface().(proto.Message)
@@ -111,6 +109,14 @@ func (s *script) call(t *testing.T, d *datadriven.TestData, method, input string
 		return nil, err
 	}
 	return out[0].Interface().(proto.Message), nil
+}
+
+// expand replaces the names of IDs in a text by the IDs.
+func (s *script) expand(text string) string {
+	for name, id := range s.ids {
+		text = regexp.MustCompile(`\$`+name+`\b`).ReplaceAllString(text, id)
+	}
+	return text
 }
 
 // describe returns the text of an error.
