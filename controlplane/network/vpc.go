@@ -149,6 +149,9 @@ func deleteVPC(tx *store.Tx, t cloud.Tenant, id cloud.VPCID) (none struct{}, err
 	if err := removeGateways(tx, t, id); err != nil {
 		return none, err
 	}
+	if vpc.Default {
+		defaultVPCs.Delete(tx, string(t.Project))
+	}
 	releaseName(tx, t.Project, kindVPC, vpc.Name)
 	vpcs.Delete(tx, string(t.Project), string(id))
 	return none, returnQuota(tx, t, quantity{VPCs: 1})

@@ -28,6 +28,8 @@ type Port struct {
 	// Mbps limits the bandwidth in each direction, in Mbit/s; 0 means no limit.
 	Mbps   uint32
 	Device PortDevice
+	// Owned is true if the port was created for its device and is deleted with it.
+	Owned bool
 	// Node is the host of the device, empty without one.
 	Node         NodeID
 	Status       NetworkStatus

@@ -1,0 +1,250 @@
+package network
+
+import (
+	"net/netip"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// DefaultNetwork is the network_id of a NIC that is to be in the default VPC of its project.
+const DefaultNetwork = "default"
+
+// The prefixes of a project's default VPC and of its subnet.
+var (
+	defaultVPCPrefix    = netip.MustParsePrefix("10.0.0.0/16")
+	defaultSubnetPrefix = netip.MustParsePrefix("10.0.0.0/20")
+)
+
+// defaultVPCs has the ID of the default VPC of a project, at vpc-default/<project>.
+var defaultVPCs = store.NewTable[cloud.VPCID]("vpc-default")
+
+// Claimed is the port of a NIC, and the subnet of the port.
+type Claimed struct {
+	Port   cloud.Port
+	Subnet cloud.Subnet
+}
+
+// ClaimNIC finds or creates the port of a NIC of a VM, and records that the VM uses it. at is the name of the NIC in the
+// request with a final dot, for errors.
+//
+// A NIC with a port uses that port, which must have no device; the port stays when the VM is deleted. Otherwise
+// ClaimNIC creates a port, which is deleted with the VM: in the NIC's subnet, or in the only subnet of its VPC, or in
+// the project's default VPC, which it creates if the project has none. The fields for CIDR, gateway and DHCP are results
+// of ClaimNIC: a request with other values is refused.
+func ClaimNIC(tx *store.Tx, t cloud.Tenant, vm cloud.VMID, nic *cloud.NIC, at string) (Claimed, error) {
+	port, err := portForNIC(tx, t, nic, at)
+	if err != nil {
+		return Claimed{}, err
+	}
+	subnet, err := find(tx, subnets, kindSubnet, t, string(port.Subnet))
+	if err != nil {
+		return Claimed{}, err
+	}
+	if err := checkResults(nic, subnet, at); err != nil {
+		return Claimed{}, err
+	}
+	setDevice(tx, port, cloud.PortDevice{Kind: cloud.DeviceVM, ID: string(vm)})
+	return Claimed{*port, *subnet}, nil
+}
+
+func portForNIC(tx *store.Tx, t cloud.Tenant, nic *cloud.NIC, at string) (*cloud.Port, error) {
+	if nic.PortID != "" {
+		return givenPort(tx, t, nic, at)
+	}
+	subnet, err := subnetForNIC(tx, t, nic, at)
+	if err != nil {
+		return nil, err
+	}
+	q := PortRequest{Subnet: subnet, Secured: true}
+	if nic.MAC != "" {
+		if q.MAC, err = cloud.ParseMAC(at+"mac_address", nic.MAC); err != nil {
+			return nil, err
+		}
+	}
+	if nic.IP != "" {
+		if q.IP, err = cloud.ParseAddr(at+"ip_address", nic.IP); err != nil {
+			return nil, err
+		}
+	}
+	if len(nic.SecurityGroups) > 0 {
+		ids := make([]cloud.SecurityGroupID, 0, len(nic.SecurityGroups))
+		for _, id := range nic.SecurityGroups {
+			ids = append(ids, cloud.SecurityGroupID(id))
+		}
+		if err := checkGroupIDs(ids); err != nil {
+			return nil, err
+		}
+		q.Groups = &ids
+	}
+	port, err := createPort(tx, t, q)
+	if err != nil {
+		return nil, err
+	}
+	port.Owned = true
+	return &port, nil
+}
+
+// givenPort returns the port that a NIC names. It returns FailedPrecondition if a device uses the port, and
+// InvalidArgument if the NIC asks for something that the port does not have.
+func givenPort(tx *store.Tx, t cloud.Tenant, nic *cloud.NIC, at string) (*cloud.Port, error) {
+	if err := cloud.CheckUUID(at+"port_id", nic.PortID); err != nil {
+		return nil, err
+	}
+	port, err := find(tx, ports, kindPort, t, nic.PortID)
+	if err != nil {
+		return nil, err
+	}
+	if port.Device.ID != "" {
+		return nil, inUse("port "+nic.PortID, []string{string(port.Device.Kind) + " " + port.Device.ID})
+	}
+	for _, f := range []struct{ name, requested, has string }{
+		{"subnet_id", nic.SubnetID, string(port.Subnet)}, {"mac_address", nic.MAC, port.MAC.String()}, {"ip_address", nic.IP, port.IP.String()},
+	} {
+		if f.requested != "" && f.requested != f.has {
+			return nil, fault.Invalid(at+f.name, "port %s has %s, not %s", nic.PortID, f.has, f.requested).With("constraint", "port")
+		}
+	}
+	if len(nic.SecurityGroups) > 0 {
+		return nil, fault.Invalid(at+"security_groups", "must be empty with port_id: change the groups of the port").With("constraint", "port")
+	}
+	return port, nil
+}
+
+// subnetForNIC returns the subnet in which a NIC's port is created.
+func subnetForNIC(tx *store.Tx, t cloud.Tenant, nic *cloud.NIC, at string) (cloud.SubnetID, error) {
+	if nic.SubnetID != "" {
+		return cloud.SubnetID(nic.SubnetID), cloud.CheckUUID(at+"subnet_id", nic.SubnetID)
+	}
+	vpc := cloud.VPCID(nic.NetworkID)
+	if vpc == "" || vpc == DefaultNetwork {
+		var err error
+		if vpc, err = defaultVPC(tx, t); err != nil {
+			return "", err
+		}
+	} else {
+		if err := cloud.CheckUUID(at+"network_id", nic.NetworkID); err != nil {
+			return "", err
+		}
+		if _, err := find(tx, vpcs, kindVPC, t, nic.NetworkID); err != nil {
+			return "", err
+		}
+	}
+	inside, _, err := subnetsOf.List(tx, 2, string(vpc))
+	if err != nil {
+		return "", err
+	}
+	if len(inside) != 1 {
+		return "", fault.Invalid(at+"subnet_id", "is required, because VPC %s has not exactly one subnet", vpc).With("constraint", "required")
+	}
+	return cloud.SubnetID(inside[0].Path[1]), nil
+}
+
+// defaultVPC returns the default VPC of a project. If the project has none, it creates one with one subnet.
+func defaultVPC(tx *store.Tx, t cloud.Tenant) (cloud.VPCID, error) {
+	id, err := defaultVPCs.Get(tx, string(t.Project))
+	if err != nil {
+		return "", err
+	}
+	if id != nil {
+		return *id, nil
+	}
+	vpc, err := createVPC(tx, t, VPCRequest{CIDR: defaultVPCPrefix, Description: "The network of VMs that name no other."})
+	if err != nil {
+		return "", err
+	}
+	vpc.Default = true
+	vpcs.Put(tx, &vpc, string(t.Project), string(vpc.ID))
+	defaultVPCs.Put(tx, &vpc.ID, string(t.Project))
+	_, err = createSubnet(tx, t, SubnetRequest{VPC: vpc.ID, CIDR: defaultSubnetPrefix, DHCP: true})
+	return vpc.ID, err
+}
+
+// checkResults returns InvalidArgument if a NIC has values for results that are not those of its subnet.
+func checkResults(nic *cloud.NIC, s *cloud.Subnet, at string) error {
+	for _, f := range []struct{ name, requested, has string }{
+		{"cidr_block", nic.CIDR, s.CIDR.String()}, {"gateway_ip", nic.Gateway, s.Gateway.String()},
+	} {
+		if f.requested != "" && f.requested != f.has {
+			return fault.Invalid(at+f.name, "the subnet has %s, not %s", f.has, f.requested).With("constraint", "subnet")
+		}
+	}
+	return nil
+}
+
+// ReleaseNICs ends the use of all ports of a VM. It deletes the ports that ClaimNIC created.
+func ReleaseNICs(tx *store.Tx, t cloud.Tenant, vm cloud.VMID) error {
+	used, _, err := devicePorts.List(tx, 0, string(vm))
+	if err != nil {
+		return err
+	}
+	for _, u := range used {
+		port, err := find(tx, ports, kindPort, t, u.Path[1])
+		if err != nil {
+			return err
+		}
+		if err := ReleaseNIC(tx, t, port); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ReleaseNIC ends the use of a port by its device. It deletes a port that ClaimNIC created.
+func ReleaseNIC(tx *store.Tx, t cloud.Tenant, port *cloud.Port) error {
+	if port.Owned {
+		return removeOwned(tx, t, port)
+	}
+	devicePorts.Delete(tx, port.Device.ID, string(port.ID))
+	port.Device, port.Node, port.Status = cloud.PortDevice{}, "", cloud.NetworkDown
+	port.UpdatedAt = tx.Now()
+	ports.Put(tx, port, string(t.Project), string(port.ID))
+	return nil
+}
+
+// removeOwned deletes a port that was created for a VM, with what leads to it: its floating IP is detached, and it is
+// removed from routes and service IPs. Otherwise a VM could not be deleted while something refers to its address.
+func removeOwned(tx *store.Tx, t cloud.Tenant, port *cloud.Port) error {
+	floating, err := floatingAt.Get(tx, string(port.ID))
+	if err != nil {
+		return err
+	}
+	if floating != nil {
+		f, err := find(tx, floatingIPs, kindFloating, t, string(*floating))
+		if err != nil {
+			return err
+		}
+		detachFloating(tx, f)
+		f.UpdatedAt = tx.Now()
+		floatingIPs.Put(tx, f, string(t.Project), string(f.ID))
+	}
+	if err := removeRoutes(tx, t.Project, string(port.ID)); err != nil {
+		return err
+	}
+	services, _, err := backendsOf.List(tx, 0, string(port.ID))
+	if err != nil {
+		return err
+	}
+	for _, u := range services {
+		s, err := find(tx, serviceIPs, kindService, t, u.Path[1])
+		if err != nil {
+			return err
+		}
+		s.Backends = withoutPort(s.Backends, port.ID)
+		s.UpdatedAt = tx.Now()
+		backendsOf.Delete(tx, u.Path...)
+		serviceIPs.Put(tx, s, string(t.Project), string(s.ID))
+	}
+	return removePort(tx, t, port)
+}
+
+// withoutPort returns the backends that are not a port.
+func withoutPort(all []cloud.Backend, port cloud.PortID) (out []cloud.Backend) {
+	for _, b := range all {
+		if b.Port != port {
+			out = append(out, b)
+		}
+	}
+	return out
+}
