@@ -1,0 +1,99 @@
+package netdev
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// check returns an error for a state that the kernel would refuse, or in which two ports claim the same name or address.
+func check(vpc *cloud.HostVPC, u *underlay) error {
+	if vpc.MTU < minMTU {
+		return fmt.Errorf("MTU %d is below %d", vpc.MTU, minMTU)
+	}
+	if need := int(vpc.MTU) + u.overhead(); u.device != 0 && need > u.deviceMTU {
+		return fmt.Errorf("MTU %d needs an MTU of %d on the underlay, but %s has %d: raise it, or use a smaller MTU for the VPC",
+			vpc.MTU, need, u.deviceName, u.deviceMTU)
+	}
+	seen := uses{}
+	for i := range vpc.Subnets {
+		s := &vpc.Subnets[i]
+		if err := checkSubnet(s, u, seen); err != nil {
+			return fmt.Errorf("subnet %s: %w", s.ID, err)
+		}
+	}
+	return nil
+}
+
+// uses holds names and addresses that must be unique, and what has them.
+type uses map[any]string
+
+func (u uses) add(key any, user string) error {
+	if other, used := u[key]; used {
+		return fmt.Errorf("%s and %s both have %v", other, user, key)
+	}
+	u[key] = user
+	return nil
+}
+
+func checkSubnet(s *cloud.HostSubnet, u *underlay, seen uses) error {
+	switch {
+	case s.VNI == 0 || s.VNI > maxVNI:
+		return fmt.Errorf("VNI %d is not between 1 and %d", s.VNI, maxVNI)
+	case !s.CIDR.IsValid() || !s.CIDR.Contains(s.Gateway):
+		return fmt.Errorf("gateway %s is not in %s", s.Gateway, s.CIDR)
+	}
+	if err := seen.add(bridgeOf(s), "subnet "+string(s.ID)); err != nil {
+		return err
+	}
+	// The addresses are those of one subnet; the names of devices are unique in the VPC.
+	local, remote := uses{}, uses{}
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		if err := checkPort(p, seen); err != nil {
+			return fmt.Errorf("port %s: %w", p.ID, err)
+		}
+		if err := addStation(local, "port "+string(p.ID), p.MAC, p.IP, p.IP6); err != nil {
+			return err
+		}
+	}
+	for i := range s.Remotes {
+		r := &s.Remotes[i]
+		if r.VTEP.Is4() != u.vtep.Is4() || r.VTEP.Is6() != u.vtep.Is6() || r.VTEP == u.vtep {
+			return fmt.Errorf("remote port %s: VTEP %s cannot be reached from VTEP %s", r.MAC, r.VTEP, u.vtep)
+		}
+		if err := addStation(remote, "remote port "+r.MAC.String(), r.MAC, r.IP, r.IP6); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkPort(p *cloud.HostPort, seen uses) error {
+	if !validDevice.MatchString(p.Device) || bridgeName.MatchString(p.Device) || vxlanName.MatchString(p.Device) ||
+		p.Device == loopback || p.Device == "all" || p.Device == "default" { // the names of directories in /proc/sys/net
+		return fmt.Errorf("%q cannot be the name of a port's device", p.Device)
+	}
+	if p.ID == "" || len(aliasPrefix)+len(p.ID) > maxAlias {
+		return fmt.Errorf("the ID has %d bytes; it needs 1 to %d", len(p.ID), maxAlias-len(aliasPrefix))
+	}
+	return seen.add(p.Device, "port "+string(p.ID))
+}
+
+func addStation(seen uses, user string, mac cloud.MAC, addrs ...netip.Addr) error {
+	if mac == (cloud.MAC{}) || mac[0]&1 != 0 || mac == cloud.GatewayMAC {
+		return fmt.Errorf("%s: %s cannot be the MAC address of a port", user, mac)
+	}
+	if err := seen.add(mac, user); err != nil {
+		return err
+	}
+	for _, a := range addrs {
+		if a.IsValid() {
+			if err := seen.add(a, user); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,171 @@
+package netdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// namespaceDir is where ip-netns(8) mounts namespaces.
+const namespaceDir = "/run/netns"
+
+// Path returns the path of a VPC's network namespace. The file exists between the first Prepare and Remove.
+func (h *Host) Path(id cloud.VPCID) string { return filepath.Join(namespaceDir, h.name(id)) }
+
+func (h *Host) name(id cloud.VPCID) string { return h.opts.Prefix + string(id) }
+
+// List returns the sorted IDs of all VPCs that have a namespace on the host, among them those of which a Remove was
+// interrupted.
+func (h *Host) List() ([]cloud.VPCID, error) {
+	entries, err := os.ReadDir(namespaceDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list network namespaces: %w", err)
+	}
+	var ids []cloud.VPCID
+	for _, e := range entries {
+		if id, ok := strings.CutPrefix(e.Name(), h.opts.Prefix); ok && validID.MatchString(id) {
+			ids = append(ids, cloud.VPCID(id))
+		}
+	}
+	slices.Sort(ids)
+	return ids, nil
+}
+
+// Remove deletes the devices of a VPC and its namespace. A VPC without a namespace is no error. Remove waits for one RCU
+// grace period, 20 to 30 ms. Processes that still have sockets in the namespace keep it in existence, but without the
+// VPC's devices. A tap that a VM has open becomes unusable.
+func (h *Host) Remove(ctx context.Context, id cloud.VPCID) error {
+	if err := h.remove(ctx, id); err != nil {
+		return fmt.Errorf("remove VPC %s: %w", id, err)
+	}
+	return nil
+}
+
+func (h *Host) remove(ctx context.Context, id cloud.VPCID) error {
+	unlock, err := h.lock(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	mounted, err := isNamespace(h.Path(id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if !mounted {
+		return os.Remove(h.Path(id))
+	}
+	err = h.enter(ctx, id, func(k *kernel) error {
+		have := newState()
+		if err := k.readLinks(have); err != nil {
+			return err
+		}
+		delete(have.links, loopback) // the loopback device ends with the namespace
+		return k.deleteLinks(have.linksInOrder())
+	})
+	if err != nil {
+		return err
+	}
+	return netns.DeleteNamed(h.name(id))
+}
+
+// createNamespace makes the namespace of a VPC and returns the change, or nil if the namespace exists.
+func (h *Host) createNamespace(id cloud.VPCID) (Change, error) {
+	if n := len(h.name(id)); n > maxFileName {
+		return nil, fmt.Errorf("the namespace's name would have %d bytes; the limit is %d", n, maxFileName)
+	}
+	mounted, err := isNamespace(h.Path(id))
+	switch {
+	case mounted:
+		return nil, nil
+	case err == nil:
+		// The file of a namespace of which the creation or the removal was interrupted.
+		if err := os.Remove(h.Path(id)); err != nil {
+			return nil, err
+		}
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil, err
+	}
+	if err := shareNamespaceDir(); err != nil {
+		return nil, fmt.Errorf("share mounts below %s: %w", namespaceDir, err)
+	}
+	err = onNewThread(func() error {
+		ns, err := netns.NewNamed(h.name(id))
+		if err != nil {
+			return fmt.Errorf("create network namespace %s: %w", h.name(id), err)
+		}
+		return ns.Close()
+	})
+	if err != nil {
+		return nil, err
+	}
+	return addNamespace{h.name(id)}, nil
+}
+
+// isNamespace reports whether a namespace is mounted at path. It returns fs.ErrNotExist if there is no file.
+func isNamespace(path string) (bool, error) {
+	var info unix.Statfs_t
+	if err := unix.Statfs(path, &info); err != nil {
+		return false, &fs.PathError{Op: "statfs", Path: path, Err: err}
+	}
+	return info.Type == unix.NSFS_MAGIC, nil
+}
+
+// shareNamespaceDir makes mounts and unmounts below namespaceDir take effect in all mount namespaces, as ip-netns(8)
+// does. Otherwise a process with its own mount namespace keeps a copy of each mount, and thereby the network namespace.
+func shareNamespaceDir() error {
+	if err := os.MkdirAll(namespaceDir, 0o755); err != nil {
+		return err
+	}
+	// Other programs do the same, under the same lock.
+	dir, err := os.Open(namespaceDir)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
+		return err
+	}
+	err = unix.Mount("", namespaceDir, "none", unix.MS_SHARED|unix.MS_REC, "")
+	if !errors.Is(err, unix.EINVAL) {
+		return err
+	}
+	// Only mount points can be shared.
+	if err := unix.Mount(namespaceDir, namespaceDir, "none", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return err
+	}
+	return unix.Mount("", namespaceDir, "none", unix.MS_SHARED|unix.MS_REC, "")
+}
+
+// onNewThread calls f on a thread of its own, which ends with the call, so f may change the thread's namespace.
+func onNewThread(f func() error) error {
+	result := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// The main thread cannot end, and /proc/self/ns/net is its namespace. While it is locked here, another
+			// thread runs f.
+			result <- onNewThread(f)
+			runtime.UnlockOSThread()
+			return
+		}
+		result <- f() // the thread ends with the goroutine, because it is locked
+	}()
+	return <-result
+}

@@ -1,0 +1,287 @@
+// Package netdev creates the network devices of VPCs on a host: for each VPC one network namespace with a bridge and a
+// VXLAN device for each subnet, the gateways' addresses, and the forwarding tables for ports on other hosts.
+//
+// A [Host] is the entry point. [Host.Prepare] takes the wanted state of a VPC, compares it with the kernel, and writes
+// only the differences. [Host.OpenTap] and [Host.AttachVeth] make the device of a port. [Host.Activate] sets the ports'
+// devices up; the caller installs the packet filter between Prepare and Activate, so that no port ever sends unfiltered.
+//
+// # Namespace of a VPC
+//
+// The namespace is named Options.Prefix + VPC ID and is mounted below /run/netns, so `ip netns` shows it. It contains,
+// for a subnet with VNI 100:
+//
+//   - br100, a bridge with [cloud.GatewayMAC] and the addresses of the subnet's gateway. All hosts have the same ones.
+//   - vx100, a VXLAN device, which is a port of br100. Its UDP socket is in the host's own namespace.
+//   - the tap and veth devices of the subnet's ports on this host, also ports of br100.
+//
+// A packet to another subnet of the VPC is routed on the sender's host and crosses the underlay with the VNI of the
+// receiver's subnet. So every host with the VPC has all subnets of the VPC.
+//
+// # Decisions
+//
+//   - Devices are named by VNI, because subnet IDs exceed the limit of 15 bytes. Names of namespaces may have 255 bytes.
+//   - A VXLAN device is created in the VPC's namespace by a request from the host's namespace. Its socket is then in the
+//     host's namespace, as it would be after creating the device there and moving it, but the step is atomic.
+//   - Nothing is learned from the overlay and nothing is flooded to it: each remote port has a static FDB entry in the
+//     bridge, one in the VXLAN device, and a permanent neighbour entry per address. The bridge answers ARP and neighbour
+//     solicitations for remote ports from these entries (neigh_suppress). The VXLAN devices have no default entry, so the
+//     broadcasts that the bridge itself sends end at the VXLAN device. RFC 7348 calls for multicast instead, which
+//     many underlays do not forward and which would let one tenant's broadcasts reach all hosts.
+//   - Ports on this host have static entries too. They are sticky: another port that sends with the same MAC address
+//     does not take the entry over. Only ports without port security, or with a MAC address in their address pairs,
+//     may have further MAC addresses, which the bridge learns.
+//   - The gateway does not send ARP requests or neighbour solicitations in a subnet in which all addresses are known.
+//     The kernel limits the number of unresolved neighbours for all namespaces together (gc_thresh3), so a tenant that
+//     scans its subnets would otherwise break address resolution on the underlay. Permanent entries do not count.
+//   - rp_filter is off: guests that route for others legitimately send with foreign source addresses, and the packet
+//     filter checks the source addresses of all other ports.
+//   - nf_conntrack_tcp_loose is 0, so that a TCP connection whose conntrack entry was deleted cannot continue.
+//   - A device of a port is recognized by its alias, "trivet:" + port ID. Taps are not persistent: a tap disappears with
+//     the last descriptor, so a VM that ended leaves nothing behind.
+//   - Deleting a device waits for an RCU grace period of 20 to 30 ms. Prepare and Remove delete all devices of a call as
+//     one group, with one grace period for all.
+//   - The package keeps no state except locks and open handles. A restarted agent continues with what the kernel has.
+//
+// # Limits
+//
+// Only the MAC address and addresses of a [cloud.RemotePort] are reachable across hosts. Addresses of address pairs and
+// further MAC addresses of ports without port security are reachable from ports on the same host only.
+//
+// The package knows nothing about the packet filter, DHCP, bandwidth limits and connections to networks outside of the
+// VPC, and leaves devices alone that it did not create.
+package netdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// Options are the settings of a Host.
+type Options struct {
+	// VTEP is the host's address on the underlay. Required.
+	VTEP netip.Addr
+	// Device is the network device of the underlay. With it, overlay packets leave through this device only, and Prepare
+	// returns an error for VPCs whose MTU is too large for it. Without it, the host's routes decide.
+	Device string
+	// UDPPort is the destination port of VXLAN packets. The default is 4789 (RFC 7348). It must be the same on all hosts.
+	UDPPort uint16
+	// Namespace is the path of the network namespace of the underlay, such as /run/netns/host1. The default is the
+	// namespace of the process.
+	Namespace string
+	// Prefix starts the names of the VPCs' namespaces. The default is "trivet-". Hosts that share /run/netns, which only
+	// tests have, need prefixes of which none is the beginning of another.
+	Prefix string
+}
+
+const (
+	defaultUDPPort = 4789
+	defaultPrefix  = "trivet-"
+
+	// requestTimeout limits the wait for the kernel's answer to one netlink request. The kernel handles requests to
+	// change devices one at a time, so a request waits for other programs' requests too.
+	requestTimeout = 30 * time.Second
+	// releaseTimeout limits the wait for a namespace that was removed by hand to release its VNIs.
+	releaseTimeout = 5 * time.Second
+	releasePoll    = 20 * time.Millisecond
+)
+
+// Host creates the network devices of VPCs on one host. Its methods may be called concurrently. Calls for the same VPC
+// wait for one another.
+type Host struct {
+	opts  Options
+	root  *netlink.Handle // of the underlay's namespace
+	locks vpcLocks
+}
+
+// Result describes what a call did.
+type Result struct {
+	// Changes are the writes to the kernel, in their order. Without differences between the wanted and the existing
+	// state there are none.
+	Changes []Change
+	// Missing are the ports of the wanted state that have no device yet, or no more. They are sorted by device name.
+	Missing []cloud.PortID
+}
+
+// New returns a Host that works on the underlay given by o.
+func New(o Options) (*Host, error) {
+	if o.UDPPort == 0 {
+		o.UDPPort = defaultUDPPort
+	}
+	if o.Prefix == "" {
+		o.Prefix = defaultPrefix
+	}
+	switch {
+	case !o.VTEP.IsValid() || o.VTEP.IsUnspecified() || o.VTEP.Is4In6():
+		return nil, errors.New("open network host: VTEP must be the host's address on the underlay")
+	case !validPrefix.MatchString(o.Prefix):
+		return nil, fmt.Errorf("open network host: prefix %q is not the start of a file name", o.Prefix)
+	}
+	ns, err := openUnderlay(o.Namespace)
+	if err != nil {
+		return nil, fmt.Errorf("open network host: %w", err)
+	}
+	defer ns.Close()
+	root, err := openHandle(ns)
+	if err != nil {
+		return nil, fmt.Errorf("open network host: %w", err)
+	}
+	h := &Host{opts: o, root: root}
+	if _, err := h.underlay(); err != nil {
+		root.Close()
+		return nil, fmt.Errorf("open network host: %w", err)
+	}
+	return h, nil
+}
+
+// Close releases the host's handles. It leaves all devices as they are.
+func (h *Host) Close() { h.root.Close() }
+
+// openUnderlay opens the network namespace at path, or that of the process if path is empty.
+func openUnderlay(path string) (netns.NsHandle, error) {
+	if path != "" {
+		ns, err := netns.GetFromPath(path)
+		if err != nil {
+			return ns, fmt.Errorf("open namespace %s: %w", path, err)
+		}
+		return ns, nil
+	}
+	// All threads with another namespace are locked, so an unlocked goroutine is in the namespace of the process.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return netns.Get()
+}
+
+// openHandle returns a handle for the devices of a namespace, or, with netns.None, of the thread's own namespace.
+func openHandle(ns netns.NsHandle) (*netlink.Handle, error) {
+	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink socket: %w", err)
+	}
+	if err := handle.SetSocketTimeout(requestTimeout); err != nil {
+		handle.Close()
+		return nil, fmt.Errorf("open netlink socket: %w", err)
+	}
+	return handle, nil
+}
+
+// underlay returns the settings of VXLAN devices, as far as they are the same for all VPCs. The device's index is
+// looked up on each call, because a device that was recreated has another one.
+func (h *Host) underlay() (underlay, error) {
+	u := underlay{vtep: h.opts.VTEP, port: h.opts.UDPPort}
+	if h.opts.Device == "" {
+		return u, nil
+	}
+	link, err := h.root.LinkByName(h.opts.Device)
+	if err != nil {
+		return u, fmt.Errorf("find underlay device %s: %w", h.opts.Device, err)
+	}
+	u.device, u.deviceName, u.deviceMTU = link.Attrs().Index, h.opts.Device, link.Attrs().MTU
+	return u, nil
+}
+
+// Prepare creates and changes everything that the VPC needs on this host, except that it leaves the devices of ports
+// down if they are down. It removes ports and subnets that are no longer in vpc. Call Activate after it, when the packet
+// filter for vpc is installed.
+//
+// Prepare returns on the first error, and can be repeated. The Result then has the changes so far. A port whose device
+// disappears meanwhile is no error but is reported as missing.
+func (h *Host) Prepare(ctx context.Context, vpc cloud.HostVPC) (Result, error) {
+	result, err := h.prepare(ctx, &vpc)
+	if err != nil {
+		return result, fmt.Errorf("prepare VPC %s: %w", vpc.ID, err)
+	}
+	return result, nil
+}
+
+func (h *Host) prepare(ctx context.Context, vpc *cloud.HostVPC) (Result, error) {
+	u, err := h.underlay()
+	if err != nil {
+		return Result{}, err
+	}
+	want, err := render(vpc, u)
+	if err != nil {
+		return Result{}, err
+	}
+	unlock, err := h.lock(ctx, vpc.ID)
+	if err != nil {
+		return Result{}, err
+	}
+	defer unlock()
+	var result Result
+	created, err := h.createNamespace(vpc.ID)
+	if err != nil {
+		return result, err
+	}
+	if created != nil {
+		result.Changes = append(result.Changes, created)
+	}
+	err = h.enter(ctx, vpc.ID, func(k *kernel) error {
+		have, err := k.read(want)
+		if err != nil {
+			return err
+		}
+		changes, missing := plan(want, have)
+		done, vanished, err := k.apply(changes, want)
+		result.Changes = append(result.Changes, done...)
+		result.Missing = ports(want, missing, vanished)
+		return err
+	})
+	return result, err
+}
+
+// Activate sets the devices of the VPC's ports up. Devices that Prepare or OpenTap did not set up for a port of vpc are
+// left alone.
+func (h *Host) Activate(ctx context.Context, vpc cloud.HostVPC) (Result, error) {
+	result, err := h.activate(ctx, &vpc)
+	if err != nil {
+		return result, fmt.Errorf("activate VPC %s: %w", vpc.ID, err)
+	}
+	return result, nil
+}
+
+func (h *Host) activate(ctx context.Context, vpc *cloud.HostVPC) (Result, error) {
+	want := newState()
+	for i := range vpc.Subnets {
+		for j := range vpc.Subnets[i].Ports {
+			want.addPort(vpc, &vpc.Subnets[i], &vpc.Subnets[i].Ports[j])
+		}
+	}
+	unlock, err := h.lock(ctx, vpc.ID)
+	if err != nil {
+		return Result{}, err
+	}
+	defer unlock()
+	var result Result
+	err = h.enter(ctx, vpc.ID, func(k *kernel) error {
+		have := newState()
+		if err := k.readLinks(have); err != nil {
+			return err
+		}
+		changes, missing := planActivation(want, have)
+		done, vanished, err := k.apply(changes, want)
+		result = Result{Changes: done, Missing: ports(want, missing, vanished)}
+		return err
+	})
+	return result, err
+}
+
+// ports returns the IDs of the ports whose devices are listed.
+func ports(want *state, lists ...[]string) []cloud.PortID {
+	var ids []cloud.PortID
+	for _, devices := range lists {
+		for _, name := range devices {
+			ids = append(ids, want.links[name].portID())
+		}
+	}
+	return ids
+}
