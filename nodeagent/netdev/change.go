@@ -1,6 +1,7 @@
 package netdev
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -216,7 +217,7 @@ func (c deleteAddress) String() string {
 	return fmt.Sprintf("ip address delete %s dev %s", c.prefix, c.bridge)
 }
 func (c deleteAddress) apply(k *kernel) error {
-	return k.withLink(c.bridge, func(l netlink.Link) error { return k.vpc.AddrDel(l, netlinkAddr(c.prefix)) })
+	return ignoreAbsent(k.withLink(c.bridge, func(l netlink.Link) error { return k.vpc.AddrDel(l, netlinkAddr(c.prefix)) }))
 }
 
 func (c addRoute) target() string { return c.bridge }
@@ -286,7 +287,7 @@ func (c deleteFDB) apply(k *kernel) error {
 		entry.Flags = unix.NTF_SELF
 	}
 	_, err = k.request(unix.RTM_DELNEIGH, unix.NLM_F_ACK, entry, nl.NewRtAttr(unix.NDA_LLADDR, c.mac[:]))
-	return err
+	return ignoreAbsent(err)
 }
 
 func (c replaceNeighbour) target() string { return c.bridge }
@@ -312,7 +313,16 @@ func (c deleteNeighbour) apply(k *kernel) error {
 	if err != nil {
 		return err
 	}
-	return k.vpc.NeighDel(&netlink.Neigh{LinkIndex: index, IP: c.addr.AsSlice()})
+	return ignoreAbsent(k.vpc.NeighDel(&netlink.Neigh{LinkIndex: index, IP: c.addr.AsSlice()}))
+}
+
+// ignoreAbsent returns nil for the errors of deleting an address or an entry that does not exist. The kernel deletes some
+// as an effect of other changes: turning IPv6 off deletes a bridge's IPv6 addresses and neighbours.
+func ignoreAbsent(err error) error {
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EADDRNOTAVAIL) {
+		return nil
+	}
+	return err
 }
 
 func netlinkPrefix(p netip.Prefix) *net.IPNet {

@@ -35,21 +35,38 @@ func (h *Host) enter(ctx context.Context, id cloud.VPCID, f func(*kernel) error)
 		if err := netns.Set(ns); err != nil {
 			return fmt.Errorf("enter network namespace %s: %w", h.name(id), err)
 		}
-		handle, err := openHandle(netns.None())
+		k, err := newKernel(ctx, ns)
 		if err != nil {
 			return err
 		}
-		defer handle.Close()
-		socket, err := openSocket()
-		if err != nil {
-			return err
-		}
-		defer socket.Close()
-		return f(&kernel{
-			ctx: ctx, vpc: handle, root: h.root, namespace: ns, indexes: map[string]int{},
-			sockets: map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: socket}},
-		})
+		defer k.close()
+		k.root = h.root
+		return f(k)
 	})
+}
+
+// newKernel returns a kernel for the namespace of the thread.
+func newKernel(ctx context.Context, ns netns.NsHandle) (*kernel, error) {
+	handle, err := openHandle(netns.None())
+	if err != nil {
+		return nil, err
+	}
+	socket, err := openSocket()
+	if err != nil {
+		handle.Close()
+		return nil, err
+	}
+	return &kernel{
+		ctx: ctx, vpc: handle, namespace: ns, indexes: map[string]int{},
+		sockets: map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: socket}},
+	}, nil
+}
+
+func (k *kernel) close() {
+	k.vpc.Close()
+	for _, s := range k.sockets {
+		s.Close()
+	}
 }
 
 // openSocket opens a socket for kernel.request in the namespace of the thread.

@@ -270,11 +270,11 @@ func htons(n uint16) uint16 { return n>>8 | n<<8 }
 
 // sniffer counts the frames within VXLAN packets on host 1's link to the underlay.
 type sniffer struct {
-	done          chan struct{}
-	echoes        atomic.Int32 // ICMP and ICMPv6 echo requests and replies
-	resolutions   atomic.Int32 // ARP, and neighbour and router discovery of IPv6
-	broadcasts    atomic.Int32 // all frames to a broadcast or multicast address
-	unencapsuated atomic.Int32 // frames that are not VXLAN
+	done           chan struct{}
+	echoes         atomic.Int32 // ICMP and ICMPv6 echo requests and replies
+	resolutions    atomic.Int32 // ARP, and neighbour and router discovery of IPv6
+	broadcasts     atomic.Int32 // all frames to a broadcast or multicast address
+	unencapsulated atomic.Int32 // frames that are not VXLAN
 }
 
 func (s *sniffer) read(file *os.File) {
@@ -291,7 +291,7 @@ func (s *sniffer) read(file *os.File) {
 func (s *sniffer) count(frame []byte) {
 	const outer = 14 + 20 + 8 + 8 // Ethernet, IPv4, UDP, VXLAN
 	if len(frame) < outer+14 || frame[12] != 0x08 || frame[13] != 0 || frame[23] != 17 || frame[36] != 0x12 || frame[37] != 0xb5 {
-		s.unencapsuated.Add(1)
+		s.unencapsulated.Add(1)
 		return
 	}
 	inner := frame[outer:]

@@ -37,6 +37,10 @@ var namespaceSettings = []sysctl{
 	{"net/ipv4/conf/all/arp_ignore", "0"},
 	{"net/ipv4/conf/all/proxy_arp", "0"},
 
+	// If the gateway of a subnet changes, the new address is at first a secondary one of the same prefix. It takes over
+	// when the old one is deleted; otherwise it would be deleted too.
+	{"net/ipv4/conf/all/promote_secondaries", "1"},
+
 	// iptables and ip6tables see bridged packets. Their rules are the security groups, also within a subnet.
 	{"net/bridge/bridge-nf-call-iptables", "1"},
 	{"net/bridge/bridge-nf-call-ip6tables", "1"},
@@ -53,31 +57,31 @@ func bridgeSettings(name string, ipv6, resolve bool) []sysctl {
 	if resolve {
 		solicitations = "3" // the default of Linux
 	}
-	settings := []sysctl{
+	disabled := "1"
+	if ipv6 {
+		disabled = "0"
+	}
+	return []sysctl{
 		{v4 + "/forwarding", "1"},
 		{v4 + "/rp_filter", "0"},
 		{v4 + "/send_redirects", "0"},
 		{v4 + "/accept_redirects", "0"},
 		{v4 + "/proxy_arp", "0"},
 		{"net/ipv4/neigh/" + name + "/mcast_solicit", solicitations},
-	}
-	if !ipv6 {
-		return append(settings, sysctl{v6 + "/disable_ipv6", "1"})
-	}
-	return append(settings,
-		sysctl{v6 + "/addr_gen_mode", "1"}, // none: the addresses are those of the gateway
+
+		{v6 + "/addr_gen_mode", "1"}, // none: the addresses are those of the gateway
 		// All hosts have the gateway's addresses, so there is nothing to detect. A guest could disable the gateway by
 		// claiming its address.
-		sysctl{v6 + "/accept_dad", "0"},
-		sysctl{v6 + "/dad_transmits", "0"},
-		sysctl{v6 + "/accept_ra", "0"},
-		sysctl{v6 + "/autoconf", "0"},
-		sysctl{v6 + "/accept_redirects", "0"},
-		sysctl{v6 + "/forwarding", "1"},
-		sysctl{v6 + "/proxy_ndp", "0"},
-		sysctl{"net/ipv6/neigh/" + name + "/mcast_solicit", solicitations},
-		sysctl{v6 + "/disable_ipv6", "0"},
-	)
+		{v6 + "/accept_dad", "0"},
+		{v6 + "/dad_transmits", "0"},
+		{v6 + "/accept_ra", "0"},
+		{v6 + "/autoconf", "0"},
+		{v6 + "/accept_redirects", "0"},
+		{v6 + "/forwarding", "1"},
+		{v6 + "/proxy_ndp", "0"},
+		{"net/ipv6/neigh/" + name + "/mcast_solicit", solicitations},
+		{v6 + "/disable_ipv6", disabled}, // last: the others are in effect before the bridge has IPv6
+	}
 }
 
 // portSettings returns the sysctls of a port of a bridge. Without IPv6 a port has no link-local address and sends no

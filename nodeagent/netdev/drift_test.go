@@ -1,0 +1,203 @@
+package netdev
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netns"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+func TestUnchangedInputWritesNothing(t *testing.T) {
+	l := newLab(t, 2)
+	vpcs := testVPC(l, "a", 100, place{1, 10, 0}, place{1, 20, 1}, place{2, 40, 1})
+	vpcs[0].Subnets[0].Ports[0].Secured = false // which has other flags
+	for i, h := range l.hosts {
+		require.NotEmpty(t, h.apply(vpcs[i]))
+		require.Empty(t, h.apply(vpcs[i]))
+	}
+	requireReach(l, "a", place{1, 10, 0}, place{2, 40, 1})
+	// Entries that the kernel made for traffic are no differences either.
+	require.Empty(t, l.hosts[0].apply(vpcs[0]))
+
+	// Neither are they for an agent that has just started.
+	l.hosts[0].open(Options{VTEP: l.hosts[0].vtep, Device: "eth0"})
+	require.Empty(t, l.hosts[0].apply(vpcs[0]))
+}
+
+// TestDrift changes one thing by hand and requires that the next Prepare and Activate repair it and change nothing else.
+func TestDrift(t *testing.T) {
+	l := newLab(t, 2)
+	h := l.hosts[0]
+	local, remote, routed := place{1, 10, 0}, place{1, 20, 1}, place{2, 40, 1}
+	vpcs := testVPC(l, "a", 100, local, remote, routed)
+	for i, h := range l.hosts {
+		h.apply(vpcs[i])
+	}
+	name := h.vpcName("a")
+	requireReach(l, "a", local, remote)
+	before := l.dump(name)
+	sysctl := func(path, value string) func() {
+		return func() {
+			require.NoError(t, l.in(name, func() error { return os.WriteFile(filepath.Join(procSys, path), []byte(value), 0) }))
+		}
+	}
+	ip := func(command string) func() { return func() { l.ip(name, "%s", command) } }
+	bridge := func(command string) func() { return func() { l.bridge(name, "%s", command) } }
+	for _, test := range []struct {
+		name   string
+		damage func()
+		repair []string // nil: not compared
+	}{
+		{"sysctl of the namespace", sysctl("net/bridge/bridge-nf-call-iptables", "0"), []string{"sysctl -w net/bridge/bridge-nf-call-iptables=1"}},
+		{"conntrack sysctl", sysctl("net/netfilter/nf_conntrack_tcp_loose", "1"), []string{"sysctl -w net/netfilter/nf_conntrack_tcp_loose=0"}},
+		{"sysctl of a bridge", sysctl("net/ipv4/conf/br101/send_redirects", "1"), []string{"sysctl -w net/ipv4/conf/br101/send_redirects=0"}},
+		{"sysctl of a port", sysctl("net/ipv6/conf/port1-10/disable_ipv6", "0"), []string{"sysctl -w net/ipv6/conf/port1-10/disable_ipv6=1"}},
+		{"forwarding", sysctl("net/ipv4/ip_forward", "0"), nil},
+		{"IPv6 forwarding", sysctl("net/ipv6/conf/all/forwarding", "0"), nil},
+		{"IPv6 of a bridge", sysctl("net/ipv6/conf/br101/disable_ipv6", "1"), nil},
+		{"bridge down", ip("link set br101 down"), nil},
+		{"VXLAN device down", ip("link set vx101 down"), []string{"ip link set vx101 up"}},
+		{"port down", ip("link set port1-10 down"), []string{"ip link set port1-10 up"}},
+		{"loopback device down", ip("link set lo down"), []string{"ip link set lo up"}},
+		{"bridge deleted", ip("link delete br101"), nil},
+		{"VXLAN device deleted", ip("link delete vx101"), nil},
+		{"bridge of another subnet deleted", ip("link delete br102"), nil},
+		{"MTU", ip("link set vx101 mtu 1300"), nil},
+		{"MAC address of a bridge", ip("link set br101 address 02:00:00:00:00:99"), nil},
+		{"multicast snooping", ip("link set br101 type bridge mcast_snooping 1"), []string{"ip link set br101 type bridge mcast_snooping 0"}},
+		{"port without bridge", ip("link set port1-10 nomaster"), nil},
+		{"port at another bridge", ip("link set port1-10 master br102"), nil},
+		{"VXLAN device at another bridge", ip("link set vx101 master br102"), nil},
+		{"alias", ip("link set port1-10 alias someone"), nil},
+		{"address deleted", ip("address delete 10.0.1.1/24 dev br101"), nil},
+		{"IPv6 address deleted", ip("address delete fd00:0:0:1::1/64 dev br101"), []string{"ip address add fd00:0:0:1::1/64 dev br101 nodad"}},
+		{"further address", ip("address add 10.0.1.2/24 dev br101"), []string{"ip address delete 10.0.1.2/24 dev br101"}},
+		{"route deleted", ip("route delete 10.0.2.0/24"), []string{"ip route replace 10.0.2.0/24 dev br102 proto kernel src 10.0.2.1"}},
+		{"IPv6 route deleted", ip("route delete fd00:0:0:2::/64"), nil},
+		{"neighbour deleted", ip("neighbour delete 10.0.1.20 dev br101"), []string{"ip neighbour replace 10.0.1.20 lladdr 02:00:00:00:01:14 dev br101 nud permanent"}},
+		{"neighbour changed", ip("neighbour replace 10.0.1.20 lladdr 02:00:00:00:00:99 dev br101"), nil},
+		{"neighbour learned", ip("neighbour replace 10.0.1.20 lladdr 02:00:00:00:01:14 dev br101 nud reachable"), nil},
+		{"further neighbour", ip("neighbour add 10.0.1.99 lladdr 02:00:00:00:00:99 dev br101"), []string{"ip neighbour delete 10.0.1.99 dev br101"}},
+		{"FDB entry deleted", bridge("fdb delete 02:00:00:00:01:14 dev vx101 self"), []string{"bridge fdb replace 02:00:00:00:01:14 dev vx101 dst 192.0.2.2 self static sticky"}},
+		{"FDB entry of the bridge deleted", bridge("fdb delete 02:00:00:00:01:14 dev vx101 master"), []string{"bridge fdb replace 02:00:00:00:01:14 dev vx101 master static sticky"}},
+		{"FDB entry of a port deleted", bridge("fdb delete 02:00:00:00:01:0a dev port1-10 master"), nil},
+		{"FDB entry changed", bridge("fdb replace 02:00:00:00:01:14 dev vx101 dst 192.0.2.99 self static"), nil},
+		{"FDB entry at another port", bridge("fdb replace 02:00:00:00:01:0a dev vx101 master static"), nil},
+		{"FDB entry with two hosts", bridge("fdb append 00:00:00:00:00:00 dev vx101 dst 192.0.2.2 self permanent"), []string{"bridge fdb delete 00:00:00:00:00:00 dev vx101 self"}},
+		{"further FDB entry", bridge("fdb add 02:00:00:00:00:99 dev vx101 dst 192.0.2.2 self permanent"), []string{"bridge fdb delete 02:00:00:00:00:99 dev vx101 self"}},
+		{"flooding", bridge("link set dev vx101 flood on bcast_flood on mcast_flood on"), []string{"bridge link set dev vx101 learning off flood off mcast_flood off bcast_flood off neigh_suppress on"}},
+		{"ARP suppression", bridge("link set dev vx101 neigh_suppress off"), nil},
+		{"learning", bridge("link set dev port1-10 learning on"), nil},
+		{"further device at a bridge", func() {
+			l.ip(name, "link add other type veth peer name other2")
+			l.ip(name, "link set other master br101")
+		}, []string{"ip link delete other"}},
+		{"namespace deleted", func() { require.NoError(t, netns.DeleteNamed(h.Host.name("a"))) }, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			l.t = t
+			test.damage()
+			changes := h.apply(vpcs[0])
+			require.NotEmpty(t, changes)
+			if test.repair != nil {
+				require.Equal(t, test.repair, texts(changes))
+			}
+			require.Empty(t, h.apply(vpcs[0]))
+			l.requireSame(func() string { return before }, func() string { return l.dump(name) })
+			requireReach(l, "a", local, remote)
+			requireReach(l, "a", local, routed)
+		})
+	}
+}
+
+func texts(changes []Change) []string {
+	var all []string
+	for _, c := range changes {
+		all = append(all, c.String())
+	}
+	return all
+}
+
+// TestRemoteMoves requires that the entry of a port that moves between hosts is changed in place: at no time does the
+// MAC address have no entry.
+func TestRemoteMoves(t *testing.T) {
+	l := newLab(t, 3)
+	watcher, mover := place{1, 10, 0}, place{1, 20, 1}
+	for i, vpc := range testVPC(l, "a", 100, watcher, mover) {
+		l.hosts[i].apply(vpc)
+	}
+	requireReach(l, "a", watcher, mover)
+
+	mover.host = 2
+	vpcs := testVPC(l, "a", 100, watcher, mover)
+	changes := l.hosts[0].apply(vpcs[0])
+	require.Equal(t, []string{"bridge fdb replace 02:00:00:00:01:14 dev vx101 dst 192.0.2.3 self static sticky"}, texts(changes))
+	l.hosts[1].apply(vpcs[1])
+	l.hosts[2].apply(vpcs[2])
+	requireReach(l, "a", watcher, mover)
+
+	// To this host: while the VM is in both lists, its frames go to the other host.
+	mover.host = 0
+	both := testVPC(l, "a", 100, watcher, mover)[0]
+	both.Subnets[0].Remotes = vpcs[0].Subnets[0].Remotes
+	changes = l.hosts[0].apply(both)
+	require.NotContains(t, fmt.Sprint(texts(changes)), "fdb")
+	require.Contains(t, l.bridge(l.hosts[0].vpcName("a"), "fdb show"), "02:00:00:00:01:14 dev vx101 sticky master br101 static")
+	changes = l.hosts[0].apply(testVPC(l, "a", 100, watcher, mover)[0])
+	require.Equal(t, []string{
+		"bridge fdb replace 02:00:00:00:01:14 dev port1-20 master static sticky",
+		"bridge fdb delete 02:00:00:00:01:14 dev vx101 self",
+	}, texts(changes))
+	requireReach(l, "a", watcher, mover)
+}
+
+// TestNamespaceFile requires that the file of an interrupted creation is no obstacle.
+func TestNamespaceFile(t *testing.T) {
+	l := newLab(t, 1)
+	h := l.hosts[0]
+	require.NoError(t, os.WriteFile(h.Path("a"), nil, 0o444))
+	require.NoError(t, os.WriteFile(h.Path("b"), nil, 0o444))
+	list, err := h.List()
+	require.NoError(t, err)
+	require.Equal(t, []cloud.VPCID{"a", "b"}, list)
+	h.apply(testVPC(l, "a", 100, place{1, 10, 0})[0])
+	require.NoError(t, h.Remove(t.Context(), "b"))
+	list, err = h.List()
+	require.NoError(t, err)
+	require.Equal(t, []cloud.VPCID{"a"}, list)
+}
+
+func TestRemove(t *testing.T) {
+	l := newLab(t, 1)
+	h := l.hosts[0]
+	vpc := testVPC(l, "a", 100, place{1, 10, 0}, place{2, 20, 0})[0]
+	other := testVPC(l, "b", 200, place{1, 10, 0})[0]
+	before := l.ip(h.name, "link")
+	for range 3 {
+		h.apply(vpc)
+		h.apply(other)
+		require.NoError(t, h.Remove(t.Context(), "a"))
+		require.NoError(t, h.Remove(t.Context(), "a"), "again")
+		list, err := h.List()
+		require.NoError(t, err)
+		require.Equal(t, []cloud.VPCID{"b"}, list)
+		require.NoFileExists(t, h.Path("a"))
+		// The other end of each veth pair is gone too.
+		require.NotContains(t, l.ip(h.endpoint("a", "p1-10"), "link"), "eth0")
+		require.Empty(t, h.apply(other))
+	}
+	require.NoError(t, h.Remove(t.Context(), "b"))
+	require.Equal(t, before, l.ip(h.name, "link"))
+	// The socket of VXLAN is closed with the last device.
+	require.Eventually(t, func() bool {
+		var sockets []byte
+		require.NoError(t, l.in(h.name, func() (err error) { sockets, err = os.ReadFile("/proc/thread-self/net/udp"); return err }))
+		return !containsPort(string(sockets), 4789)
+	}, 10*time.Second, 10*time.Millisecond)
+}
