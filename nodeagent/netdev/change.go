@@ -85,9 +85,11 @@ type (
 	deleteNeighbour struct{ neighbour }
 )
 
-func (c addNamespace) target() string      { return "" }
-func (c addNamespace) String() string      { return "ip netns add " + c.name }
-func (c addNamespace) apply(*kernel) error { return nil } // createNamespace makes the namespace before there is a kernel
+func (c addNamespace) target() string { return "" }
+func (c addNamespace) String() string { return "ip netns add " + c.name }
+
+// apply does nothing: createNamespace makes the namespace before there is a kernel for it.
+func (c addNamespace) apply(*kernel) error { return nil }
 
 func (c addBridge) target() string { return c.name }
 func (c addBridge) String() string {
@@ -217,7 +219,8 @@ func (c deleteAddress) String() string {
 	return fmt.Sprintf("ip address delete %s dev %s", c.prefix, c.bridge)
 }
 func (c deleteAddress) apply(k *kernel) error {
-	return ignoreAbsent(k.withLink(c.bridge, func(l netlink.Link) error { return k.vpc.AddrDel(l, netlinkAddr(c.prefix)) }))
+	err := k.withLink(c.bridge, func(l netlink.Link) error { return k.vpc.AddrDel(l, netlinkAddr(c.prefix)) })
+	return ignoreAbsent(err)
 }
 
 func (c addRoute) target() string { return c.bridge }
@@ -316,8 +319,8 @@ func (c deleteNeighbour) apply(k *kernel) error {
 	return ignoreAbsent(k.vpc.NeighDel(&netlink.Neigh{LinkIndex: index, IP: c.addr.AsSlice()}))
 }
 
-// ignoreAbsent returns nil for the errors of deleting an address or an entry that does not exist. The kernel deletes some
-// as an effect of other changes: turning IPv6 off deletes a bridge's IPv6 addresses and neighbours.
+// ignoreAbsent returns nil for the errors of deleting an address or an entry that does not exist. The kernel deletes
+// some as an effect of other changes: turning IPv6 off deletes a bridge's IPv6 addresses and neighbours.
 func ignoreAbsent(err error) error {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EADDRNOTAVAIL) {
 		return nil

@@ -7,14 +7,15 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// check returns an error for a state that the kernel would refuse, or in which two ports claim the same name or address.
+// check returns an error for a state that the kernel would refuse, or in which two ports claim the same name or
+// address.
 func check(vpc *cloud.HostVPC, u *underlay) error {
 	if vpc.MTU < minMTU {
 		return fmt.Errorf("MTU %d is below %d", vpc.MTU, minMTU)
 	}
 	if need := int(vpc.MTU) + u.overhead(); u.device != 0 && need > u.deviceMTU {
-		return fmt.Errorf("MTU %d needs an MTU of %d on the underlay, but %s has %d: raise it, or use a smaller MTU for the VPC",
-			vpc.MTU, need, u.deviceName, u.deviceMTU)
+		return fmt.Errorf("MTU %d needs an MTU of %d on the underlay, but %s has %d: "+
+			"raise it, or use a smaller MTU for the VPC", vpc.MTU, need, u.deviceName, u.deviceMTU)
 	}
 	seen := uses{}
 	for i := range vpc.Subnets {

@@ -2,6 +2,7 @@ package netdev
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"testing"
@@ -30,7 +31,8 @@ func TestUnchangedInputWritesNothing(t *testing.T) {
 	require.Empty(t, l.hosts[0].apply(vpcs[0]))
 }
 
-// TestDrift changes one thing by hand and requires that the next Prepare and Activate repair it and change nothing else.
+// TestDrift changes one thing by hand and requires that the next Prepare and Activate repair it and change nothing
+// else.
 func TestDrift(t *testing.T) {
 	l := newLab(t, 2)
 	h := l.hosts[0]
@@ -122,6 +124,29 @@ func texts(changes []Change) []string {
 		all = append(all, c.String())
 	}
 	return all
+}
+
+// TestManyRemotes requires that lists of several netlink messages are read completely.
+func TestManyRemotes(t *testing.T) {
+	l := newLab(t, 1)
+	h := l.hosts[0]
+	vpc := testVPC(l, "a", 100, place{1, 10, 0})[0]
+	vpc.Subnets[0].CIDR = netip.MustParsePrefix("10.0.0.0/16")
+	vpc.Subnets = vpc.Subnets[:1]
+	const count = 3000
+	for i := range count {
+		high, low := byte(i>>8), byte(i)
+		vpc.Subnets[0].Remotes = append(vpc.Subnets[0].Remotes, cloud.RemotePort{
+			MAC: cloud.MAC{2, 1, 0, 0, high, low}, IP: netip.AddrFrom4([4]byte{10, 0, 100 + high, low}),
+			IP6:  netip.AddrFrom16([16]byte{0: 0xfd, 7: 1, 14: 100 + high, 15: low}),
+			VTEP: netip.AddrFrom4([4]byte{192, 0, 2, 2 + low%8}),
+		})
+	}
+	require.Greater(t, len(h.apply(vpc)), 3*count)
+	require.Empty(t, h.apply(vpc))
+	vpc.Subnets[0].Remotes = vpc.Subnets[0].Remotes[1:]
+	require.Len(t, h.apply(vpc), 4) // two FDB entries and two neighbours
+	require.Empty(t, h.apply(vpc))
 }
 
 // TestRemoteMoves requires that the entry of a port that moves between hosts is changed in place: at no time does the

@@ -50,7 +50,9 @@ var features = []struct {
 	try          func(*kernel) error
 }{
 	{"bridges", "CONFIG_BRIDGE", addBridge{"br0", cloud.GatewayMAC, minMTU}.apply},
-	{"VXLAN", "CONFIG_VXLAN", addVXLAN{name: "vx0", mtu: minMTU, vxlan: vxlan{vni: 1, vtep: netip.IPv6Unspecified(), port: defaultUDPPort}}.apply},
+	{"VXLAN", "CONFIG_VXLAN", addVXLAN{
+		name: "vx0", mtu: minMTU, vxlan: vxlan{vni: 1, vtep: netip.IPv6Unspecified(), port: defaultUDPPort},
+	}.apply},
 	{"ARP suppression and flooding flags of bridge ports", "Linux 4.15", tryFlags},
 	{"static entries of bridges and VXLAN devices", "Linux 5.0", replaceFDB{
 		device: "vx0", mac: cloud.MAC{2}, bridge: true, vtep: netip.MustParseAddr("::1"),
@@ -59,7 +61,9 @@ var features = []struct {
 	{"packet filtering on bridges", "CONFIG_BRIDGE_NETFILTER, module br_netfilter", hasSettings([]sysctl{
 		{path: "net/bridge/bridge-nf-call-iptables"}, {path: "net/bridge/bridge-nf-call-ip6tables"},
 	})},
-	{"connection tracking", "CONFIG_NF_CONNTRACK, module nf_conntrack", hasSettings([]sysctl{{path: "net/netfilter/nf_conntrack_tcp_loose"}})},
+	{"connection tracking", "CONFIG_NF_CONNTRACK, module nf_conntrack", hasSettings([]sysctl{
+		{path: "net/netfilter/nf_conntrack_tcp_loose"},
+	})},
 	{"veth pairs", "CONFIG_VETH", func(k *kernel) error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = "veth0"
@@ -74,7 +78,9 @@ var features = []struct {
 		}
 		return err
 	}},
-	{"deletion of groups of devices", "Linux 2.6.39", func(k *kernel) error { return k.deleteLinks([]string{"br0", "vx0", "veth0"}) }},
+	{"deletion of groups of devices", "Linux 2.6.39", func(k *kernel) error {
+		return k.deleteLinks([]string{"br0", "vx0", "veth0"})
+	}},
 }
 
 // tryFlags sets the flags of a VXLAN device at a bridge and compares what the kernel then has. A kernel ignores flags

@@ -11,5 +11,5 @@ func TestMissingFeatures(t *testing.T) {
 	missing, err := MissingFeatures(t.Context())
 	require.NoError(t, err)
 	require.Empty(t, missing)
-	require.Zero(t, threads(t))
+	requireNoThreads(t)
 }

@@ -171,7 +171,8 @@ func (k *kernel) createVXLAN(c addVXLAN) error {
 // deleteGroup is the number of the group of devices that deleteLinks uses.
 const deleteGroup = 0x74726976
 
-// deleteLinks deletes devices with one request, for which the kernel waits once. Devices that do not exist are no error.
+// deleteLinks deletes devices with one request, for which the kernel waits once. Devices that do not exist are no
+// error.
 func (k *kernel) deleteLinks(names []string) error {
 	found := 0
 	for _, name := range names {
@@ -192,7 +193,8 @@ func (k *kernel) deleteLinks(names []string) error {
 		return nil
 	}
 	message := nl.NewIfInfomsg(unix.AF_UNSPEC)
-	_, err := k.request(unix.RTM_DELLINK, unix.NLM_F_ACK, message, nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(deleteGroup)))
+	group := nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(deleteGroup))
+	_, err := k.request(unix.RTM_DELLINK, unix.NLM_F_ACK, message, group)
 	if errors.Is(err, unix.ENODEV) { // all disappeared meanwhile
 		return nil
 	}

@@ -24,8 +24,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// lab is a set of hosts, each a network namespace, that a bridge joins to an underlay. All its namespaces are named with
-// the prefix and removed at the end of the test.
+// lab is a set of hosts, each a network namespace, that a bridge joins to an underlay. All its namespaces are named
+// with the prefix and removed at the end of the test.
 type lab struct {
 	t      *testing.T
 	prefix string
@@ -132,8 +132,8 @@ func (l *lab) in(name string, f func() error) error {
 	})
 }
 
-// apply prepares a VPC on the host, attaches a new namespace for each port without a device, and activates the ports. It
-// returns the changes of both calls.
+// apply prepares a VPC on the host, attaches a new namespace for each port without a device, and activates the ports.
+// It returns the changes of both calls.
 func (h *labHost) apply(vpc cloud.HostVPC) []Change {
 	t := h.lab.t
 	t.Helper()
@@ -310,8 +310,13 @@ func (s *sniffer) count(frame []byte) {
 	}
 }
 
-// threads returns the number of the process's threads that are in another network namespace than the process.
-func threads(t *testing.T) (foreign int) {
+// requireNoThreads requires that soon no thread of the process is in another network namespace than the process.
+func requireNoThreads(t *testing.T) {
+	t.Helper()
+	require.Eventually(t, func() bool { return foreignThreads(t) == 0 }, 10*time.Second, 10*time.Millisecond)
+}
+
+func foreignThreads(t *testing.T) (foreign int) {
 	t.Helper()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -8,8 +8,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// lock waits for the lock of a VPC and returns the function that releases it. It returns an error for IDs that cannot be
-// part of a file name.
+// lock waits for the lock of a VPC and returns the function that releases it. It returns an error for IDs that cannot
+// be part of a file name.
 func (h *Host) lock(ctx context.Context, id cloud.VPCID) (unlock func(), err error) {
 	if !validID.MatchString(string(id)) {
 		return nil, fmt.Errorf("VPC ID %q is not a file name", id)

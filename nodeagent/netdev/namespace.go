@@ -45,9 +45,9 @@ func (h *Host) List() ([]cloud.VPCID, error) {
 	return ids, nil
 }
 
-// Remove deletes the devices of a VPC and its namespace. A VPC without a namespace is no error. Remove waits for one RCU
-// grace period, 20 to 30 ms. Processes that still have sockets in the namespace keep it in existence, but without the
-// VPC's devices. A tap that a VM has open becomes unusable.
+// Remove deletes the devices of a VPC and its namespace. A VPC without a namespace is no error. Remove waits for one
+// RCU grace period, 20 to 30 ms. Processes that still have sockets in the namespace keep it in existence, but without
+// the VPC's devices. A tap that a VM has open becomes unusable.
 func (h *Host) Remove(ctx context.Context, id cloud.VPCID) error {
 	if err := h.remove(ctx, id); err != nil {
 		return fmt.Errorf("remove VPC %s: %w", id, err)

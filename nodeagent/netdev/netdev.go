@@ -2,8 +2,9 @@
 // VXLAN device for each subnet, the gateways' addresses, and the forwarding tables for ports on other hosts.
 //
 // A [Host] is the entry point. [Host.Prepare] takes the wanted state of a VPC, compares it with the kernel, and writes
-// only the differences. [Host.OpenTap] and [Host.AttachVeth] make the device of a port. [Host.Activate] sets the ports'
-// devices up; the caller installs the packet filter between Prepare and Activate, so that no port ever sends unfiltered.
+// only the differences. [Host.OpenTap] and [Host.AttachVeth] make the device of a port. [Host.Activate] sets the
+// ports' devices up; the caller installs the packet filter between Prepare and Activate, so that no port ever sends
+// unfiltered.
 //
 // # Namespace of a VPC
 //
@@ -19,27 +20,29 @@
 //
 // # Decisions
 //
-//   - Devices are named by VNI, because subnet IDs exceed the limit of 15 bytes. Names of namespaces may have 255 bytes.
-//   - A VXLAN device is created in the VPC's namespace by a request from the host's namespace. Its socket is then in the
-//     host's namespace, as it would be after creating the device there and moving it, but the step is atomic.
+//   - Devices are named by VNI, because subnet IDs exceed the limit of 15 bytes. Names of namespaces may have 255
+//     bytes.
+//   - A VXLAN device is created in the VPC's namespace by a request from the host's namespace. Its socket is then in
+//     the host's namespace, as it would be after creating the device there and moving it, but the step is atomic.
 //   - Nothing is learned from the overlay and nothing is flooded to it: each remote port has a static FDB entry in the
-//     bridge, one in the VXLAN device, and a permanent neighbour entry per address. The bridge answers ARP and neighbour
-//     solicitations for remote ports from these entries (neigh_suppress). The VXLAN devices have no default entry, so the
-//     broadcasts that the bridge itself sends end at the VXLAN device. RFC 7348 calls for multicast instead, which
-//     many underlays do not forward and which would let one tenant's broadcasts reach all hosts.
+//     bridge, one in the VXLAN device, and a permanent neighbour entry per address. The bridge answers ARP and
+//     neighbour solicitations for remote ports from these entries (neigh_suppress). The VXLAN devices have no default
+//     entry, so the broadcasts that the bridge itself sends end at the VXLAN device. RFC 7348 calls for multicast
+//     instead, which many underlays do not forward and which would let one tenant's broadcasts reach all hosts.
 //   - Ports on this host have static entries too. They are sticky: another port that sends with the same MAC address
 //     does not take the entry over. Only ports without port security, or with a MAC address in their address pairs,
 //     may have further MAC addresses, which the bridge learns.
 //   - The gateway does not send ARP requests or neighbour solicitations in a subnet in which all addresses are known.
-//     The kernel limits the number of unresolved neighbours for all namespaces together (gc_thresh3), so a tenant that
-//     scans its subnets would otherwise break address resolution on the underlay. Permanent entries do not count.
+//     The kernel limits the number of dynamic neighbour entries of all namespaces together (gc_thresh3). A tenant that
+//     scans its subnets would otherwise fill the limit with unresolved entries, and break address resolution on the
+//     underlay. Without requests, an entry fails at once and can be reused. Permanent entries do not count.
 //   - rp_filter is off: guests that route for others legitimately send with foreign source addresses, and the packet
 //     filter checks the source addresses of all other ports.
 //   - nf_conntrack_tcp_loose is 0, so that a TCP connection whose conntrack entry was deleted cannot continue.
-//   - A device of a port is recognized by its alias, "trivet:" + port ID. Taps are not persistent: a tap disappears with
-//     the last descriptor, so a VM that ended leaves nothing behind.
-//   - Deleting a device waits for an RCU grace period of 20 to 30 ms. Prepare and Remove delete all devices of a call as
-//     one group, with one grace period for all.
+//   - A device of a port is recognized by its alias, "trivet:" + port ID. Taps are not persistent: a tap disappears
+//     with the last descriptor, so a VM that ended leaves nothing behind.
+//   - Deleting a device waits for an RCU grace period of 20 to 30 ms. Prepare and Remove delete all devices of a call
+//     as one group, with one grace period for all.
 //   - The package keeps no state except locks and open handles. A restarted agent continues with what the kernel has.
 //
 // # Limits
@@ -108,7 +111,7 @@ type Result struct {
 	// Changes are the writes to the kernel, in their order. Without differences between the wanted and the existing
 	// state there are none.
 	Changes []Change
-	// Missing are the ports of the wanted state that have no device yet, or no more. They are sorted by device name.
+	// Missing are the ports of the wanted state that have no device, because it was not made yet or disappeared.
 	Missing []cloud.PortID
 }
 
@@ -190,8 +193,8 @@ func (h *Host) underlay() (underlay, error) {
 }
 
 // Prepare creates and changes everything that the VPC needs on this host, except that it leaves the devices of ports
-// down if they are down. It removes ports and subnets that are no longer in vpc. Call Activate after it, when the packet
-// filter for vpc is installed.
+// down if they are down. It removes ports and subnets that are no longer in vpc. Call Activate after it, when the
+// packet filter for vpc is installed.
 //
 // Prepare returns on the first error, and can be repeated. The Result then has the changes so far. A port whose device
 // disappears meanwhile is no error but is reported as missing.

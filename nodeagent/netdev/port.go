@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 
@@ -65,8 +66,8 @@ type Endpoint struct {
 }
 
 // AttachVeth makes the veth pair of a port, with one end at the bridge of its subnet, down, and the other in the
-// endpoint's namespace. The endpoint's device is up and has the port's MAC address, MTU, addresses and default routes, so
-// a container needs no DHCP client. The VPC must be prepared. An existing device of the port is replaced.
+// endpoint's namespace. The endpoint's device is up and has the port's MAC address, MTU, addresses and default routes,
+// so a container needs no DHCP client. The VPC must be prepared. An existing device of the port is replaced.
 func (h *Host) AttachVeth(ctx context.Context, vpc cloud.HostVPC, id cloud.PortID, e Endpoint) error {
 	if err := h.attachVeth(ctx, &vpc, id, e); err != nil {
 		return fmt.Errorf("attach port %s to %s: %w", id, e.Namespace, err)
@@ -141,7 +142,9 @@ func configureEndpoint(handle *netlink.Handle, device string, s *cloud.HostSubne
 }
 
 // addPort calls create, which makes the device of a port in the VPC's namespace, and attaches the device to the bridge.
-func (h *Host) addPort(ctx context.Context, vpc *cloud.HostVPC, id cloud.PortID, create func(*kernel, *cloud.HostPort) error) error {
+func (h *Host) addPort(
+	ctx context.Context, vpc *cloud.HostVPC, id cloud.PortID, create func(*kernel, *cloud.HostPort) error,
+) error {
 	s, p, err := findPort(vpc, id)
 	if err != nil {
 		return err
@@ -187,14 +190,28 @@ func findPort(vpc *cloud.HostVPC, id cloud.PortID) (*cloud.HostSubnet, *cloud.Ho
 	return nil, nil, fmt.Errorf("VPC %s has no such port on this host", vpc.ID)
 }
 
-// Detach deletes the device of a port. A port without a device is no error.
+// Detach deletes the device of a port. A port without a device and a VPC without a namespace are no errors.
 func (h *Host) Detach(ctx context.Context, vpc cloud.VPCID, id cloud.PortID) error {
-	unlock, err := h.lock(ctx, vpc)
-	if err != nil {
+	if err := h.detach(ctx, vpc, id); err != nil {
 		return fmt.Errorf("detach port %s: %w", id, err)
 	}
+	return nil
+}
+
+func (h *Host) detach(ctx context.Context, vpc cloud.VPCID, id cloud.PortID) error {
+	unlock, err := h.lock(ctx, vpc)
+	if err != nil {
+		return err
+	}
 	defer unlock()
-	err = h.enter(ctx, vpc, func(k *kernel) error {
+	mounted, err := isNamespace(h.Path(vpc))
+	if !mounted && (err == nil || errors.Is(err, fs.ErrNotExist)) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return h.enter(ctx, vpc, func(k *kernel) error {
 		have := newState()
 		if err := k.readLinks(have); err != nil {
 			return err
@@ -207,8 +224,4 @@ func (h *Host) Detach(ctx context.Context, vpc cloud.VPCID, id cloud.PortID) err
 		}
 		return k.deleteLinks(names)
 	})
-	if err != nil {
-		return fmt.Errorf("detach port %s: %w", id, err)
-	}
-	return nil
 }

@@ -100,7 +100,8 @@ func convertLink(one netlink.Link) link {
 		l.kind = vxlanLink
 		vtep, _ := netip.AddrFromSlice(typed.SrcAddr)
 		l.vxlan = vxlan{
-			vni: uint32(typed.VxlanId), vtep: vtep, port: uint16(typed.Port), device: typed.VtepDevIndex, learning: typed.Learning,
+			vni: uint32(typed.VxlanId), vtep: vtep, port: uint16(typed.Port), device: typed.VtepDevIndex,
+			learning: typed.Learning,
 		}
 	default:
 		if attrs.Flags&net.FlagLoopback != 0 {
@@ -226,7 +227,8 @@ func (k *kernel) readNeighbours(have *state, names map[int]string) error {
 		var mac cloud.MAC
 		addr, ok := netip.AddrFromSlice(n.IP)
 		name := names[n.LinkIndex]
-		if ok && n.State == unix.NUD_PERMANENT && have.links[name].kind == bridgeLink && copy(mac[:], n.HardwareAddr) == len(mac) {
+		ok = ok && n.State == unix.NUD_PERMANENT && copy(mac[:], n.HardwareAddr) == len(mac)
+		if ok && have.links[name].kind == bridgeLink {
 			have.neighbours[neighbour{name, addr.Unmap()}] = mac
 		}
 	}

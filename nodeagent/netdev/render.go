@@ -43,7 +43,9 @@ var (
 // Router advertisements must be sent from a link-local address (RFC 4861, part 6.1.2).
 var linkLocal = func() netip.Addr {
 	m := cloud.GatewayMAC
-	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 8: m[0] ^ 2, 9: m[1], 10: m[2], 11: 0xff, 12: 0xfe, 13: m[3], 14: m[4], 15: m[5]})
+	return netip.AddrFrom16([16]byte{
+		0: 0xfe, 1: 0x80, 8: m[0] ^ 2, 9: m[1], 10: m[2], 11: 0xff, 12: 0xfe, 13: m[3], 14: m[4], 15: m[5],
+	})
 }()
 
 func bridgeOf(s *cloud.HostSubnet) string { return "br" + strconv.FormatUint(uint64(s.VNI), 10) }

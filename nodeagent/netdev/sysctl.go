@@ -9,8 +9,9 @@ import (
 	"strings"
 )
 
-// namespaceSettings are the sysctls of the namespace of each VPC. ip_forward is first, because writing it resets others.
-// Settings below conf/all and conf/default are written before the devices are created, which then start with them.
+// namespaceSettings are the sysctls of the namespace of each VPC. ip_forward is first, because writing it resets
+// others. Settings below conf/all and conf/default are written before the devices are created, which then start with
+// them.
 var namespaceSettings = []sysctl{
 	{"net/ipv4/ip_forward", "1"},
 	{"net/ipv6/conf/all/forwarding", "1"},

@@ -17,8 +17,8 @@ type place struct {
 	subnet, n, host int
 }
 
-// testVPC returns the states of a VPC for each of the hosts. Subnet s has the VNI vni+s and the prefixes 10.0.s.0/24 and
-// fd00:0:0:s::/64. Guest n of a subnet has the addresses that end in n.
+// testVPC returns the states of a VPC for each of the hosts. Subnet s has the VNI vni+s and the prefixes 10.0.s.0/24
+// and fd00:0:0:s::/64. Guest n of a subnet has the addresses that end in n.
 func testVPC(l *lab, id string, vni uint32, places ...place) []cloud.HostVPC {
 	var vpcs []cloud.HostVPC
 	for host := range l.hosts {
@@ -88,7 +88,7 @@ func TestReach(t *testing.T) {
 	require.Positive(t, underlay.echoes.Load())
 	require.Zero(t, underlay.resolutions.Load(), "ARP or neighbour discovery crossed the underlay")
 	require.Zero(t, underlay.broadcasts.Load(), "broadcasts or multicasts crossed the underlay")
-	require.Zero(t, threads(t))
+	requireNoThreads(t)
 }
 
 func TestMTU(t *testing.T) {
