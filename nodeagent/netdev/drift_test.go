@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -105,17 +107,26 @@ func TestDrift(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			l.t = t
 			test.damage()
-			changes := h.apply(vpcs[0])
-			require.NotEmpty(t, changes)
-			if test.repair != nil {
-				require.Equal(t, test.repair, texts(changes))
-			}
-			require.Empty(t, h.apply(vpcs[0]))
-			l.requireSame(func() string { return before }, func() string { return l.dump(name) })
+			h.requireRepair(vpcs[0], test.repair, before)
 			requireReach(l, "a", local, remote)
 			requireReach(l, "a", local, routed)
 		})
 	}
+}
+
+// requireRepair requires that applying the state once makes changes (the given ones, unless repair is nil), after which
+// the namespace has the dump want, and that applying it again makes none.
+func (h *labHost) requireRepair(vpc cloud.HostVPC, repair []string, want string) {
+	t := h.lab.t
+	t.Helper()
+	changes := h.apply(vpc)
+	require.NotEmpty(t, changes)
+	if repair != nil {
+		require.Equal(t, repair, texts(changes))
+	}
+	require.Empty(t, h.apply(vpc))
+	name := h.vpcName(vpc.ID)
+	h.lab.requireSame(func() string { return want }, func() string { return h.lab.dump(name) })
 }
 
 func texts(changes []Change) []string {
@@ -158,11 +169,13 @@ func TestRemoteMoves(t *testing.T) {
 		l.hosts[i].apply(vpc)
 	}
 	requireReach(l, "a", watcher, mover)
+	requireKept := l.watchFDB(l.hosts[0].vpcName("a"), "vx101", cloud.MAC{2, 0, 0, 0, 1, 20})
 
 	mover.host = 2
 	vpcs := testVPC(l, "a", 100, watcher, mover)
 	changes := l.hosts[0].apply(vpcs[0])
 	require.Equal(t, []string{"bridge fdb replace 02:00:00:00:01:14 dev vx101 dst 192.0.2.3 self static sticky"}, texts(changes))
+	requireKept()
 	l.hosts[1].apply(vpcs[1])
 	l.hosts[2].apply(vpcs[2])
 	requireReach(l, "a", watcher, mover)
@@ -180,6 +193,41 @@ func TestRemoteMoves(t *testing.T) {
 		"bridge fdb delete 02:00:00:00:01:14 dev vx101 self",
 	}, texts(changes))
 	requireReach(l, "a", watcher, mover)
+}
+
+// watchFDB watches the FDB entries of a MAC address. The function that it returns requires that the kernel has deleted
+// none of them since.
+func (l *lab) watchFDB(name, device string, mac cloud.MAC) (requireKept func()) {
+	l.t.Helper()
+	ns, err := netns.GetFromPath(l.path(name))
+	require.NoError(l.t, err)
+	defer ns.Close()
+	events, done := make(chan netlink.NeighUpdate, 100), make(chan struct{})
+	require.NoError(l.t, netlink.NeighSubscribeAt(ns, events, done))
+	l.t.Cleanup(func() { close(done) })
+	return func() {
+		l.t.Helper()
+		// Events are in order, so the deletion of another entry marks the end.
+		l.bridge(name, "fdb add 02:00:00:00:00:99 dev %s dst 192.0.2.99 self permanent", device)
+		l.bridge(name, "fdb delete 02:00:00:00:00:99 dev %s self", device)
+		replaced := false
+		for {
+			select {
+			case e := <-events:
+				deleted := e.Type == unix.RTM_DELNEIGH
+				if deleted && e.HardwareAddr.String() == "02:00:00:00:00:99" {
+					require.True(l.t, replaced, "no event of the entry")
+					return
+				}
+				if e.HardwareAddr.String() == mac.String() {
+					require.False(l.t, deleted, "the entry was deleted: %v", e)
+					replaced = true
+				}
+			case <-time.After(10 * time.Second):
+				l.t.Fatal("no event after 10 seconds")
+			}
+		}
+	}
 }
 
 // TestNamespaceFile requires that the file of an interrupted creation is no obstacle.
@@ -218,6 +266,14 @@ func TestRemove(t *testing.T) {
 		require.Empty(t, h.apply(other))
 	}
 	require.NoError(t, h.Remove(t.Context(), "b"))
+
+	// A socket keeps the namespace in existence, but not the devices, so that their VNIs can be used again.
+	h.apply(vpc)
+	require.NoError(t, l.in(h.vpcName("a"), func() error { return serveText(t, "") }))
+	require.NoError(t, h.Remove(t.Context(), "a"))
+	h.apply(vpc)
+	require.NoError(t, h.Remove(t.Context(), "a"))
+
 	require.Equal(t, before, l.ip(h.name, "link"))
 	// The socket of VXLAN is closed with the last device.
 	require.Eventually(t, func() bool {

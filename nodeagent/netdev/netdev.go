@@ -48,7 +48,8 @@
 // # Limits
 //
 // Only the MAC address and addresses of a [cloud.RemotePort] are reachable across hosts. Addresses of address pairs and
-// further MAC addresses of ports without port security are reachable from ports on the same host only.
+// further MAC addresses of ports without port security are reachable from ports on the same host only. Broadcasts and
+// multicasts reach the gateway and the ports on the same host.
 //
 // The package knows nothing about the packet filter, DHCP, bandwidth limits and connections to networks outside of the
 // VPC, and leaves devices alone that it did not create.

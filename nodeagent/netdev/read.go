@@ -229,7 +229,7 @@ func (k *kernel) readNeighbours(have *state, names map[int]string) error {
 		name := names[n.LinkIndex]
 		ok = ok && n.State == unix.NUD_PERMANENT && copy(mac[:], n.HardwareAddr) == len(mac)
 		if ok && have.links[name].kind == bridgeLink {
-			have.neighbours[neighbour{name, addr.Unmap()}] = mac
+			have.neighbours[neighbour{name, addr}] = mac
 		}
 	}
 	return nil
@@ -238,8 +238,5 @@ func (k *kernel) readNeighbours(have *state, names map[int]string) error {
 func prefix(n *net.IPNet) netip.Prefix {
 	addr, _ := netip.AddrFromSlice(n.IP)
 	bits, _ := n.Mask.Size()
-	if v4 := addr.Unmap(); v4 != addr && bits > 32 {
-		return netip.PrefixFrom(v4, bits-96)
-	}
-	return netip.PrefixFrom(addr.Unmap(), bits)
+	return netip.PrefixFrom(addr, bits)
 }
