@@ -21,7 +21,9 @@ type kernel struct {
 	root      *netlink.Handle // of the underlay's namespace
 	namespace netns.NsHandle  // of the VPC
 	indexes   map[string]int  // of devices of the namespace, by name; not all of them
-	sockets   map[int]*nl.SocketHandle // of request
+
+	// sockets are those of request.
+	sockets map[int]*nl.SocketHandle
 }
 
 // enter calls f on a thread in the namespace of a VPC.
