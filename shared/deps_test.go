@@ -136,7 +136,7 @@ var others = map[string][]string{
 	"nodeagent/disk":      {"shared/qcow2", "shared/mutant", "shared/atomicfile"},
 	"nodeagent/qemu":      {"nodeagent/qmp", "nodeagent/cgroup", "nodeagent/console", "shared/qcow2", "shared/mutant", "shared/atomicfile"},
 	"nodeagent/netdev":    {"shared/cloud"},
-	"nodeagent/firewall":  {"shared/cloud"},
+	"nodeagent/firewall":  {"shared/cloud", "shared/mutant"},
 	"nodeagent/dhcp":      {"shared/cloud"},
 	"nodeagent/resolver":  {"shared/cloud"},
 	"nodeagent/metadata":  {"shared/cloud"},

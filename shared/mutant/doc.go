@@ -94,4 +94,7 @@ const (
 	ReplayForward     = "replay-forward"      // a recorded forwarded request is accepted again: controlplane/kv/restapi
 	UnlimitedGuesses  = "unlimited-guesses"   // wrong passwords are not counted: controlplane/accounts/identity/password
 	NoWriteBudget     = "no-write-budget"     // a tenant's write rate is not limited: controlplane/records/budget
+	LooseConntrack    = "loose-conntrack"     // the segment of a revoked TCP connection begins a new one: nodeagent/firewall
+	KeepRevoked       = "keep-revoked"        // connections that the rules no longer permit continue: nodeagent/firewall
+	AcceptBeforeRules = "accept-before-rules" // packets are forwarded before the rules of security groups: nodeagent/firewall
 )

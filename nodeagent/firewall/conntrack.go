@@ -1,0 +1,182 @@
+package firewall
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// Attributes of connection-tracking messages that package nl does not define
+// (include/uapi/linux/netfilter/nfnetlink_conntrack.h).
+const (
+	ctaProtoICMPType   = 5
+	ctaProtoICMPCode   = 6
+	ctaProtoICMPv6Type = 8
+	ctaProtoICMPv6Code = 9
+)
+
+const conntrackMessage = 1 << 8 // NFNL_SUBSYS_CTNETLINK
+
+// revoke deletes the tracked connections of the namespace that p does not permit. The rules must be in effect, because
+// packets re-create a connection that the rules permit. Entries are compared with the rules on every call and not only
+// after changes of rules, so that an interrupted call loses nothing.
+func revoke(ctx context.Context, ns netns.NsHandle, p *policy, r *Result) error {
+	if mutant.On(mutant.KeepRevoked) {
+		return nil
+	}
+	socket, err := nl.GetNetlinkSocketAt(ns, netns.None(), unix.NETLINK_NETFILTER)
+	if err != nil {
+		return fmt.Errorf("open netlink: %w", err)
+	}
+	defer socket.Close()
+	if deadline, ok := ctx.Deadline(); ok {
+		limit := unix.NsecToTimeval(max(time.Until(deadline), time.Millisecond).Nanoseconds())
+		if err := errors.Join(socket.SetSendTimeout(&limit), socket.SetReceiveTimeout(&limit)); err != nil {
+			return fmt.Errorf("open netlink: %w", err)
+		}
+	}
+	sockets := map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: socket}}
+	for _, version := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		forbidden, err := forbiddenFlows(ctx, sockets, version, p)
+		if err != nil {
+			return fmt.Errorf("list connections: %w", err)
+		}
+		for _, attributes := range forbidden {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			remove := conntrackRequest(sockets, version, nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK)
+			remove.AddRawData(attributes)
+			_, err := remove.Execute(unix.NETLINK_NETFILTER, 0)
+			if errors.Is(err, syscall.ENOENT) {
+				continue
+			}
+			if err != nil {
+				return fmt.Errorf("delete a connection: %w", err)
+			}
+			r.Writes++
+			r.Revoked++
+		}
+	}
+	return nil
+}
+
+func conntrackRequest(sockets map[int]*nl.SocketHandle, version uint8, operation, flags int) *nl.NetlinkRequest {
+	request := nl.NewNetlinkRequest(conntrackMessage|operation, flags)
+	request.Sockets = sockets
+	request.AddData(&nl.Nfgenmsg{NfgenFamily: version, Version: nl.NFNETLINK_V0})
+	return request
+}
+
+// forbiddenFlows returns the attributes of the entries that p does not permit. A dump that concurrent changes
+// interrupted is repeated, because it may lack entries; after ten attempts its entries count.
+func forbiddenFlows(ctx context.Context, sockets map[int]*nl.SocketHandle, version uint8, p *policy) ([][]byte, error) {
+	for attempt := 1; ; attempt++ {
+		var forbidden [][]byte
+		var parsing error
+		dump := conntrackRequest(sockets, version, nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP)
+		err := dump.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
+			attributes := message[nl.SizeofNfgenmsg:]
+			f, err := parseFlow(attributes)
+			if err != nil {
+				parsing = err
+			} else if !p.permits(f) {
+				forbidden = append(forbidden, attributes)
+			}
+			return true
+		})
+		if errors.Is(err, nl.ErrDumpInterrupted) {
+			if err = ctx.Err(); err == nil && attempt < 10 {
+				continue
+			}
+		}
+		return forbidden, errors.Join(err, parsing)
+	}
+}
+
+// parseFlow returns the flow of an entry of the connection tracking table.
+func parseFlow(attributes []byte) (*flow, error) {
+	list, err := nl.ParseRouteAttr(attributes)
+	if err != nil {
+		return nil, err
+	}
+	var original, reply tuple
+	for _, attribute := range list {
+		switch attribute.Attr.Type & nl.NLA_TYPE_MASK {
+		case nl.CTA_TUPLE_ORIG:
+			err = errors.Join(err, original.parse(attribute.Value))
+		case nl.CTA_TUPLE_REPLY:
+			err = errors.Join(err, reply.parse(attribute.Value))
+		}
+	}
+	if err == nil && (!original.source.IsValid() || !reply.source.IsValid()) {
+		err = errors.New("an entry without addresses")
+	}
+	return &flow{
+		source: original.source, destination: reply.source,
+		protocol: original.protocol, port: reply.sourcePort,
+		icmpType: original.icmpType, icmpCode: original.icmpCode,
+	}, err
+}
+
+// tuple has the fields of one direction of a connection. The destination address follows from the other direction.
+type tuple struct {
+	source             netip.Addr
+	protocol           uint8
+	sourcePort         uint16
+	icmpType, icmpCode uint8
+}
+
+func (t *tuple) parse(value []byte) error {
+	parts, err := nl.ParseRouteAttr(value)
+	if err != nil {
+		return err
+	}
+	for _, part := range parts {
+		fields, err := nl.ParseRouteAttr(part.Value)
+		if err != nil {
+			return err
+		}
+		for _, field := range fields {
+			switch part.Attr.Type & nl.NLA_TYPE_MASK {
+			case nl.CTA_TUPLE_IP:
+				t.parseAddress(field)
+			case nl.CTA_TUPLE_PROTO:
+				t.parseProtocol(field)
+			}
+		}
+	}
+	return nil
+}
+
+func (t *tuple) parseAddress(field syscall.NetlinkRouteAttr) {
+	switch field.Attr.Type & nl.NLA_TYPE_MASK {
+	case nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC:
+		t.source, _ = netip.AddrFromSlice(field.Value)
+	}
+}
+
+func (t *tuple) parseProtocol(field syscall.NetlinkRouteAttr) {
+	kind := field.Attr.Type & nl.NLA_TYPE_MASK
+	switch {
+	case kind == nl.CTA_PROTO_SRC_PORT && len(field.Value) >= 2:
+		t.sourcePort = binary.BigEndian.Uint16(field.Value)
+	case len(field.Value) < 1:
+	case kind == nl.CTA_PROTO_NUM:
+		t.protocol = field.Value[0]
+	case kind == ctaProtoICMPType, kind == ctaProtoICMPv6Type:
+		t.icmpType = field.Value[0]
+	case kind == ctaProtoICMPCode, kind == ctaProtoICMPv6Code:
+		t.icmpCode = field.Value[0]
+	}
+}

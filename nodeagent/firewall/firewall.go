@@ -1,0 +1,145 @@
+// Package firewall enforces, on one host, which packets the ports of a VPC may send and receive: port security
+// (anti-spoofing) and security groups. [Firewall.Set] takes the whole wanted state of a VPC and the network namespace
+// that holds the VPC's bridges, compares the wanted state with the kernel's, and writes only the differences.
+//
+// # Parts
+//
+//   - One nftables table of family bridge drops forged frames (spoof.go renders it, bridge.go applies it).
+//   - iptables chains for IPv4 and IPv6 implement the rules of security groups (groups.go and chains.go render them,
+//     tables.go applies them). They also see frames between ports of one bridge, through br_netfilter.
+//   - ipsets hold the addresses that the chains refer to (members.go).
+//   - After each change, connections that the rules no longer permit are deleted (conntrack.go).
+//
+// # Decisions
+//
+//   - The package keeps no state. Every Set reads the kernel's state, so a restart of the agent needs no special case
+//     and manual changes are repaired. Unchanged input causes no write; [Result.Writes] counts the writes.
+//   - Frames from a bridge port that is neither a port of the VPC nor in [Options.Trusted] are dropped.
+//   - A port may use the link-local address formed from its MAC address (RFC 4291, appendix A) and no other one.
+//   - Packets are assigned to a port by IP address, because routed packets carry no bridge port in netfilter. The bridge
+//     table marks packets from ports with port security ([fromPort]), so that packets from other hosts are not filtered
+//     a second time on egress, and packets bridged to such ports ([toPort]), so that multicast, broadcast and packets
+//     with foreign destinations do not bypass the ingress rules. A consequence is that ports of a VPC cannot exchange
+//     multicast or broadcast packets, as in other clouds. Neighbour discovery passes.
+//   - An address pair that several ports have is subject to the union of their groups. An address within a pair that is
+//     the own address of a port is subject to that port's groups.
+//   - Ports with the same list of groups share their chains and one set of addresses. A new port with a known list of
+//     groups adds an element to a set and changes no chain.
+//   - The chains of egress RETURN permitted packets, because the packets must still pass the ingress rules of the
+//     destination. An ACCEPT there would bypass them (OpenNebula issue 3556).
+//   - Connections are deleted after the rules have changed, and net.netfilter.nf_conntrack_tcp_loose is 0. With the
+//     kernel's default of 1 the next segment of either side would re-create a deleted TCP connection.
+//   - The namespace itself answers only DHCP, DNS, metadata and ping. Security groups do not apply to these.
+//   - Elements are added before rules change and removed afterwards, so that no moment has fewer permitted packets than
+//     both the old and the new state have.
+//
+// The package does not make namespaces, bridges or devices, and does not know VMs or the control plane.
+package firewall
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/coreos/go-iptables/iptables"
+	"github.com/vishvananda/netns"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// Options configure a Firewall. The zero value is valid.
+type Options struct {
+	// Trusted are the names of bridge ports whose frames pass the anti-spoofing rules, because another host has checked
+	// them: the VXLAN devices. A name that ends in * stands for all names with that prefix. The default is none.
+	Trusted []string
+	// Timeout limits the time that one call takes. The default is 30 s.
+	Timeout time.Duration
+}
+
+// Firewall applies the wanted state of VPCs. Its methods may be called concurrently for different namespaces, but not
+// for the same one.
+type Firewall struct {
+	trusted  []string
+	timeout  time.Duration
+	nft      *nftPool
+	families [2]family // IPv4, IPv6
+	names    protocolNames
+}
+
+// Result describes what a call of Set changed.
+type Result struct {
+	// Writes is the number of changes to the kernel's state, Revoked included: sysctls, transactions of nftables, calls
+	// of iptables, and operations on ipsets. It is 0 if the kernel's state was the wanted one.
+	Writes int
+	// Revoked is the number of tracked connections that were deleted because the rules do not permit them.
+	Revoked int
+}
+
+// New returns a Firewall. It fails if a program that the package runs is missing. It changes nothing on the host.
+func New(o Options) (*Firewall, error) {
+	for _, name := range o.Trusted {
+		if !validDevice.MatchString(name) {
+			return nil, fmt.Errorf("trusted device %q: not the name of a device", name)
+		}
+	}
+	if o.Timeout == 0 {
+		o.Timeout = 30 * time.Second
+	}
+	names, err := readProtocolNames("/etc/protocols")
+	if err != nil {
+		return nil, err
+	}
+	f := &Firewall{trusted: o.Trusted, timeout: o.Timeout, nft: &nftPool{}, names: names}
+	if f.families[0], err = newFamily("iptables-nft", iptables.ProtocolIPv4); err != nil {
+		return nil, err
+	}
+	if f.families[1], err = newFamily("ip6tables-nft", iptables.ProtocolIPv6); err != nil {
+		return nil, err
+	}
+	return f, f.nft.check()
+}
+
+// Set makes the kernel's state in the namespace ns equal to vpc. When Set returns nil, the rules are in effect and no
+// connection is tracked that they forbid. After an error, part of the changes may be in effect; the next Set completes
+// them. Set fails when ctx or the timeout of the options ends.
+func (f *Firewall) Set(ctx context.Context, ns netns.NsHandle, vpc cloud.HostVPC) (Result, error) {
+	ctx, cancel := context.WithTimeout(ctx, f.timeout)
+	defer cancel()
+	var r Result
+	want, err := render(&vpc, f.trusted)
+	if err == nil {
+		err = within(ns, func() error { return f.apply(ctx, ns, want, &r) })
+	}
+	if err != nil {
+		return r, fmt.Errorf("apply the firewall of VPC %s: %w", vpc.ID, err)
+	}
+	return r, nil
+}
+
+// apply changes the state of the namespace, which must be the calling thread's, to want. The order lets a new port send
+// only after its rules are in effect, and takes the rules of a removed port away only after it can no longer send.
+func (f *Firewall) apply(ctx context.Context, ns netns.NsHandle, want *state, r *Result) error {
+	if err := setSysctls(r); err != nil {
+		return err
+	}
+	members, err := openMembers(ctx, ns)
+	if err != nil {
+		return err
+	}
+	defer members.close()
+	if err := members.grow(ctx, want.sets, r); err != nil {
+		return err
+	}
+	for i := range f.families {
+		if err := f.applyTable(ctx, &f.families[i], want.tables[i], r); err != nil {
+			return err
+		}
+	}
+	if err := f.applyBridge(ctx, want.bridge, r); err != nil {
+		return err
+	}
+	if err := members.shrink(ctx, want.sets, r); err != nil {
+		return err
+	}
+	return revoke(ctx, ns, want.policy, r)
+}

@@ -1,0 +1,225 @@
+package firewall
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	setType = "hash:ip"
+	// swapName is the name of a set while it is filled, before it takes the place of another set.
+	swapName = prefix + "new"
+	// maxElements is the kernel's limit for the elements of one set. A VPC has at most 2^24 IPv4 addresses.
+	maxElements = 1 << 24
+	// maxExtra is the number of obsolete addresses above which a set is replaced at once instead of address by address,
+	// which takes one netlink request of about 25 µs for each.
+	maxExtra = 1000
+)
+
+// members changes the ipsets of a network namespace.
+type members struct {
+	handle *netlink.Handle
+	have   map[string]*kernelSet
+}
+
+// kernelSet is an ipset as the kernel has it.
+type kernelSet struct {
+	usable    bool // of the right type
+	ipv6      bool
+	addresses map[netip.Addr]bool
+}
+
+// openMembers reads the package's sets of the namespace.
+func openMembers(ctx context.Context, ns netns.NsHandle) (*members, error) {
+	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	m := &members{handle: handle, have: map[string]*kernelSet{}}
+	if err := m.read(ctx); err != nil {
+		m.close()
+		return nil, fmt.Errorf("list the sets of addresses: %w", err)
+	}
+	return m, nil
+}
+
+func (m *members) close() { m.handle.Close() }
+
+func (m *members) read(ctx context.Context) error {
+	if deadline, ok := ctx.Deadline(); ok {
+		if err := m.handle.SetSocketTimeout(max(time.Until(deadline), time.Millisecond)); err != nil {
+			return err
+		}
+	}
+	list, err := m.handle.IpsetListAll()
+	if err != nil {
+		return err
+	}
+	// The kernel sends a large set in several messages. Only the first of them has the type.
+	for _, part := range list {
+		if !strings.HasPrefix(part.SetName, prefix) {
+			continue
+		}
+		set := m.have[part.SetName]
+		if set == nil {
+			usable := part.TypeName == setType && part.Timeout == nil && part.MaxElements == maxElements
+			set = &kernelSet{usable, part.Family == unix.AF_INET6, map[netip.Addr]bool{}}
+			m.have[part.SetName] = set
+		}
+		for _, entry := range part.Entries {
+			if a, ok := netip.AddrFromSlice(entry.IP); ok {
+				set.addresses[a] = true
+			}
+		}
+	}
+	return nil
+}
+
+// grow creates missing sets and adds missing addresses.
+func (m *members) grow(ctx context.Context, want []addressSet, r *Result) error {
+	for i := range want {
+		set := &want[i]
+		have := m.have[set.name]
+		if have != nil && (!have.usable || have.ipv6 != set.ipv6) {
+			return fmt.Errorf("the set %s has another type or limit than the agent gives it: remove the rules that refer to it and destroy it", set.name)
+		}
+		var err error
+		if have == nil {
+			err = m.create(ctx, set.name, set, r)
+		} else {
+			err = m.change(ctx, set.name, missing(set.addresses, have.addresses), m.handle.IpsetAdd, r)
+		}
+		if err != nil {
+			return fmt.Errorf("add to the set %s: %w", set.name, err)
+		}
+	}
+	return nil
+}
+
+// shrink removes addresses and sets that are not wanted. No rule may refer to the sets any more.
+func (m *members) shrink(ctx context.Context, want []addressSet, r *Result) error {
+	wanted := map[string]bool{}
+	for i := range want {
+		set := &want[i]
+		wanted[set.name] = true
+		have := m.have[set.name]
+		if have == nil {
+			continue
+		}
+		keep := map[netip.Addr]bool{}
+		for _, a := range set.addresses {
+			keep[a] = true
+		}
+		var extra []netip.Addr
+		for a := range have.addresses {
+			if !keep[a] {
+				extra = append(extra, a)
+			}
+		}
+		slices.SortFunc(extra, netip.Addr.Compare)
+		var err error
+		if len(extra) > maxExtra {
+			err = m.replace(ctx, set, r)
+		} else {
+			err = m.change(ctx, set.name, extra, m.handle.IpsetDel, r)
+		}
+		if err != nil {
+			return fmt.Errorf("remove from the set %s: %w", set.name, err)
+		}
+	}
+	for name := range m.have {
+		if wanted[name] {
+			continue
+		}
+		if err := m.destroy(ctx, name); err != nil {
+			return fmt.Errorf("destroy the set %s: %w", name, err)
+		}
+		r.Writes++
+	}
+	return nil
+}
+
+// destroy removes a set that no rule refers to. The kernel drops the reference of a deleted rule only after a grace
+// period of RCU, so destroy repeats its request while the set is in use.
+func (m *members) destroy(ctx context.Context, name string) error {
+	for {
+		err := m.handle.IpsetDestroy(name)
+		if err == nil || errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if !errors.Is(err, nl.IPSetError(nl.IPSET_ERR_BUSY)) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(err, ctx.Err())
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// create makes a set with the addresses of want.
+func (m *members) create(ctx context.Context, name string, want *addressSet, r *Result) error {
+	options := netlink.IpsetCreateOptions{Family: unix.AF_INET, MaxElements: maxElements}
+	if want.ipv6 {
+		options.Family = unix.AF_INET6
+	}
+	if err := m.handle.IpsetCreate(name, setType, options); err != nil {
+		return err
+	}
+	r.Writes++
+	return m.change(ctx, name, want.addresses, m.handle.IpsetAdd, r)
+}
+
+// replace exchanges the content of an existing set at once: it fills a second set and swaps the two.
+func (m *members) replace(ctx context.Context, want *addressSet, r *Result) error {
+	if err := m.destroy(ctx, swapName); err != nil {
+		return err
+	}
+	delete(m.have, swapName)
+	if err := m.create(ctx, swapName, want, r); err != nil {
+		return err
+	}
+	if err := m.handle.IpsetSwap(swapName, want.name); err != nil {
+		return err
+	}
+	r.Writes += 2
+	return m.destroy(ctx, swapName)
+}
+
+// change calls operation for each of the addresses.
+func (m *members) change(ctx context.Context, name string, addresses []netip.Addr,
+	operation func(string, *netlink.IPSetEntry) error, r *Result) error {
+	for _, a := range addresses {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := operation(name, &netlink.IPSetEntry{IP: a.AsSlice(), Replace: true}); err != nil {
+			return fmt.Errorf("%s: %w", a, err)
+		}
+		r.Writes++
+	}
+	return nil
+}
+
+// missing returns the addresses of want that are not in have.
+func missing(want []netip.Addr, have map[netip.Addr]bool) []netip.Addr {
+	var list []netip.Addr
+	for _, a := range want {
+		if !have[a] {
+			list = append(list, a)
+		}
+	}
+	return list
+}
