@@ -17,23 +17,39 @@ const bridgeTableName = "trivet"
 var bridgeCounters = []string{"spoof"}
 
 // nftPool holds values of knftables.Interface for the bridge table. One value runs one transaction at a time, so
-// concurrent calls for different namespaces need different values.
-type nftPool struct{ free sync.Pool }
-
-func (p *nftPool) get() (knftables.Interface, error) {
-	if nft, ok := p.free.Get().(knftables.Interface); ok {
-		return nft, nil
-	}
-	return knftables.New(knftables.BridgeFamily, bridgeTableName, knftables.NoObjectCommentEmulation)
+// concurrent calls for different namespaces need different values. Making a value runs nft several times.
+type nftPool struct {
+	mu   sync.Mutex
+	free []knftables.Interface // guarded by mu
 }
 
-func (p *nftPool) put(nft knftables.Interface) { p.free.Put(nft) }
+func (p *nftPool) get() (knftables.Interface, error) {
+	p.mu.Lock()
+	if last := len(p.free) - 1; last >= 0 {
+		nft := p.free[last]
+		p.free = p.free[:last]
+		p.mu.Unlock()
+		return nft, nil
+	}
+	p.mu.Unlock()
+	nft, err := knftables.New(knftables.BridgeFamily, bridgeTableName, knftables.NoObjectCommentEmulation)
+	if err != nil {
+		return nil, fmt.Errorf("use nftables: %w", err)
+	}
+	return nft, nil
+}
+
+func (p *nftPool) put(nft knftables.Interface) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.free = append(p.free, nft)
+}
 
 // check returns an error if nft cannot be run.
 func (p *nftPool) check() error {
 	nft, err := p.get()
 	if err != nil {
-		return fmt.Errorf("use nftables: %w", err)
+		return err
 	}
 	p.put(nft)
 	return nil
@@ -143,8 +159,8 @@ func createBridge(tx *knftables.Transaction, t *bridgeTable) {
 	}
 }
 
-// changeElements adds the operations that change the elements of all sets, first all deletions: an interval may be added
-// only after the intervals that it overlaps are deleted.
+// changeElements adds the operations that change the elements of all sets, first all deletions: an interval may be
+// added only after the intervals that it overlaps are deleted.
 func changeElements(tx *knftables.Transaction, have, want map[string][]string) {
 	for _, s := range bridgeSets {
 		for _, element := range without(have[s.name], want[s.name]) {
@@ -236,7 +252,8 @@ func (k *kernelBridge) addSet(o *nftObject) error {
 			types = append(types, fmt.Sprint(part))
 		}
 	}
-	k.structure = append(k.structure, fmt.Sprintf("set %s %s %t", o.Name, strings.Join(types, " . "), slices.Contains(o.Flags, "interval")))
+	interval := slices.Contains(o.Flags, "interval")
+	k.structure = append(k.structure, fmt.Sprintf("set %s %s %t", o.Name, strings.Join(types, " . "), interval))
 	elements := make([]string, len(o.Elements))
 	for i, raw := range o.Elements {
 		var err error

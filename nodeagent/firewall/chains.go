@@ -154,9 +154,11 @@ func (r *tableRenderer) input() []string {
 	delete(answering, metadata)
 	gateways := r.set("gateway", "", maps.Keys(answering))
 	rules := tracked()
-	vpc, dhcp, ping := r.vpc.CIDR, "--sport 68 --dport 67", "-p icmp -m set --match-set %s dst -m icmp --icmp-type 8"
+	vpc, dhcp := r.vpc.CIDR, "--sport 68 --dport 67"
+	ping := "-p icmp -m set --match-set %s dst -m icmp --icmp-type 8"
 	if r.ipv6 {
-		vpc, dhcp, ping = r.vpc.CIDR6, "--sport 546 --dport 547", "-p ipv6-icmp -m set --match-set %s dst -m icmp6 --icmpv6-type 128"
+		vpc, dhcp = r.vpc.CIDR6, "--sport 546 --dport 547"
+		ping = "-p ipv6-icmp -m set --match-set %s dst -m icmp6 --icmpv6-type 128"
 		for _, icmp := range []int{130, 131, 132, 143, 133, 135, 136} { // multicast listeners, router and neighbour discovery
 			rules = append(rules, fmt.Sprintf("-p ipv6-icmp -m icmp6 --icmpv6-type %d -j ACCEPT", icmp))
 		}

@@ -73,7 +73,9 @@ func exampleVPC() cloud.HostVPC {
 		Device: "example", MAC: cloud.MAC{2, 0, 0, 0, 0, 1},
 		IP: netip.MustParseAddr("10.0.0.5"), IP6: netip.MustParseAddr("fd00::5"),
 		Secured: true, Groups: []cloud.SecurityGroupID{group},
-		Pairs: []cloud.AddressPair{{CIDR: netip.MustParsePrefix("10.1.0.0/16")}, {CIDR: netip.MustParsePrefix("fd00:1::/64")}},
+		Pairs: []cloud.AddressPair{
+			{CIDR: netip.MustParsePrefix("10.1.0.0/16")}, {CIDR: netip.MustParsePrefix("fd00:1::/64")},
+		},
 	}
 	var rules []cloud.Rule
 	for _, ipv6 := range []bool{false, true} {
@@ -82,11 +84,13 @@ func exampleVPC() cloud.HostVPC {
 			icmp = cloud.ProtocolICMPv6
 		}
 		for _, direction := range []cloud.Direction{cloud.Ingress, cloud.Egress} {
-			rules = append(rules,
-				cloud.Rule{Direction: direction, IPv6: ipv6, Protocol: cloud.ProtocolTCP, Ports: cloud.PortRange{First: 1, Last: 2}, Group: group},
-				cloud.Rule{Direction: direction, IPv6: ipv6, Protocol: cloud.ProtocolUDP, Ports: cloud.PortRange{First: 1, Last: 1}},
-				cloud.Rule{Direction: direction, IPv6: ipv6, Protocol: cloud.ProtocolSCTP, Ports: cloud.PortRange{First: 1, Last: 2}},
-				cloud.Rule{Direction: direction, IPv6: ipv6, Protocol: icmp, ICMP: &cloud.ICMP{Type: 1, Code: 1}})
+			ports := cloud.PortRange{First: 1, Last: 2}
+			rule := cloud.Rule{Direction: direction, IPv6: ipv6, Protocol: icmp, ICMP: &cloud.ICMP{Type: 1, Code: 1}}
+			rules = append(rules, rule)
+			for _, protocol := range []uint8{cloud.ProtocolTCP, cloud.ProtocolUDP, cloud.ProtocolSCTP} {
+				rule = cloud.Rule{Direction: direction, IPv6: ipv6, Protocol: protocol, Ports: ports, Group: group}
+				rules = append(rules, rule)
+			}
 		}
 	}
 	return cloud.HostVPC{

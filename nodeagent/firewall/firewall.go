@@ -16,11 +16,12 @@
 //     and manual changes are repaired. Unchanged input causes no write; [Result.Writes] counts the writes.
 //   - Frames from a bridge port that is neither a port of the VPC nor in [Options.Trusted] are dropped.
 //   - A port may use the link-local address formed from its MAC address (RFC 4291, appendix A) and no other one.
-//   - Packets are assigned to a port by IP address, because routed packets carry no bridge port in netfilter. The bridge
-//     table marks packets from ports with port security ([fromPort]), so that packets from other hosts are not filtered
-//     a second time on egress, and packets bridged to such ports ([toPort]), so that multicast, broadcast and packets
-//     with foreign destinations do not bypass the ingress rules. A consequence is that ports of a VPC cannot exchange
-//     multicast or broadcast packets, as in other clouds. Neighbour discovery passes.
+//   - Packets are assigned to a port by IP address, because routed packets carry no bridge port in netfilter. The
+//     bridge table marks packets from ports with port security (fromPort), so that packets from other hosts are not
+//     filtered a second time on egress, and packets bridged to such ports (toPort), so that multicast, broadcast and
+//     packets with foreign destinations do not bypass the ingress rules. A consequence is that ports of a VPC cannot
+//     exchange multicast or broadcast packets, as in other clouds. Neighbour discovery passes. The two marks are bits
+//     24 and 25 of the packet mark, which nothing else in the namespace may use.
 //   - An address pair that several ports have is subject to the union of their groups. An address within a pair that is
 //     the own address of a port is subject to that port's groups.
 //   - Ports with the same list of groups share their chains and one set of addresses. A new port with a known list of

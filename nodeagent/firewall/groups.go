@@ -56,7 +56,9 @@ type subjects struct {
 var metadata = netip.AddrFrom4([4]byte{169, 254, 169, 254})
 
 func newSubjects(vpc *cloud.HostVPC) *subjects {
-	s := &subjects{own: map[netip.Addr]groupList{}, open: map[netip.Addr]bool{}, gateways: map[netip.Addr]bool{metadata: true}}
+	s := &subjects{
+		own: map[netip.Addr]groupList{}, open: map[netip.Addr]bool{}, gateways: map[netip.Addr]bool{metadata: true},
+	}
 	pairs := map[netip.Prefix][]cloud.SecurityGroupID{}
 	for i := range vpc.Subnets {
 		subnet := &vpc.Subnets[i]
@@ -111,7 +113,9 @@ func ownAddresses(port *cloud.HostPort) []netip.Addr {
 
 // linkLocal returns the link-local address formed from a MAC address (RFC 4291, appendix A).
 func linkLocal(m cloud.MAC) netip.Addr {
-	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 8: m[0] ^ 2, 9: m[1], 10: m[2], 11: 0xff, 12: 0xfe, 13: m[3], 14: m[4], 15: m[5]})
+	return netip.AddrFrom16([16]byte{
+		0: 0xfe, 1: 0x80, 8: m[0] ^ 2, 9: m[1], 10: m[2], 11: 0xff, 12: 0xfe, 13: m[3], 14: m[4], 15: m[5],
+	})
 }
 
 // match is the condition of a rule of a security group in a form that both the renderer of chains and the comparison
@@ -160,7 +164,7 @@ func newMatch(r *cloud.Rule) (match, bool) {
 	return m, true
 }
 
-// direction and IP version of rules.
+// ruleKind is the direction and the IP version of rules.
 type ruleKind struct {
 	direction cloud.Direction
 	ipv6      bool
@@ -173,7 +177,10 @@ type ruleBook struct {
 }
 
 func newRuleBook(vpc *cloud.HostVPC) *ruleBook {
-	b := &ruleBook{rules: map[cloud.SecurityGroupID]map[ruleKind][]match{}, members: map[cloud.SecurityGroupID]map[netip.Addr]bool{}}
+	b := &ruleBook{
+		rules:   map[cloud.SecurityGroupID]map[ruleKind][]match{},
+		members: map[cloud.SecurityGroupID]map[netip.Addr]bool{},
+	}
 	for i := range vpc.Groups {
 		group := &vpc.Groups[i]
 		kinds := map[ruleKind][]match{}

@@ -1,11 +1,13 @@
 package firewall
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -14,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -22,6 +25,8 @@ import (
 const patience = 30 * time.Second
 
 var namespaces atomic.Int32
+
+var parseAddr, parsePrefix = netip.MustParseAddr, netip.MustParsePrefix
 
 // newNamespace makes a network namespace and removes it at the end of the test.
 func newNamespace(t *testing.T, label string) netns.NsHandle {
@@ -74,13 +79,13 @@ func newLab(t *testing.T) *lab {
 	l.restart(t)
 	sysctlIn(t, l.ns, "net/ipv4/ip_forward", "1")
 	sysctlIn(t, l.ns, "net/ipv6/conf/all/forwarding", "1")
-	l.vpc = cloud.HostVPC{ID: "vpc", MTU: 1500, CIDR: netip.MustParsePrefix("10.0.0.0/16"), CIDR6: netip.MustParsePrefix("fd00::/56")}
+	l.vpc = cloud.HostVPC{ID: "vpc", MTU: 1500, CIDR: parsePrefix("10.0.0.0/16"), CIDR6: parsePrefix("fd00::/56")}
 	for i := range 2 {
 		subnet := cloud.HostSubnet{
 			ID:      cloud.SubnetID(fmt.Sprintf("subnet-%d", i)),
-			CIDR:    netip.MustParsePrefix(fmt.Sprintf("10.0.%d.0/24", i)),
-			Gateway: netip.MustParseAddr(fmt.Sprintf("10.0.%d.1", i)),
-			CIDR6:   netip.MustParsePrefix(fmt.Sprintf("fd00:0:0:%d::/64", i)),
+			CIDR:    parsePrefix(fmt.Sprintf("10.0.%d.0/24", i)),
+			Gateway: parseAddr(fmt.Sprintf("10.0.%d.1", i)),
+			CIDR6:   parsePrefix(fmt.Sprintf("fd00:0:0:%d::/64", i)),
 		}
 		l.vpc.Subnets = append(l.vpc.Subnets, subnet)
 		mac := cloud.GatewayMAC
@@ -101,10 +106,9 @@ func (l *lab) restart(t *testing.T) {
 
 func (l *lab) addBridge(t *testing.T, name string, mac cloud.MAC, addresses ...netip.Prefix) {
 	t.Helper()
-	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name, HardwareAddr: mac[:]}}
+	snooping := false
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name, HardwareAddr: mac[:]}, MulticastSnooping: &snooping}
 	require.NoError(t, l.handle.LinkAdd(bridge))
-	snooping := "/sys/devices/virtual/net/" + name + "/bridge/multicast_snooping"
-	_ = snooping
 	for _, a := range addresses {
 		flags := 0
 		if a.Addr().Is6() {
@@ -158,6 +162,9 @@ func (l *lab) attach(t *testing.T, ns netns.NsHandle, device string, mac cloud.M
 	// The bridge end sends nothing by itself.
 	sysctlIn(t, l.ns, "net/ipv6/conf/"+device+"/disable_ipv6", "1")
 	require.NoError(t, l.handle.LinkSetUp(veth))
+	// Without a static entry the bridge would flood frames to all ports until the guest has sent one.
+	require.NoError(t, l.handle.NeighSet(&netlink.Neigh{LinkIndex: veth.Attrs().Index, Family: unix.AF_BRIDGE,
+		State: netlink.NUD_NOARP, Flags: netlink.NTF_MASTER, HardwareAddr: mac[:]}))
 	inside, err := netlink.NewHandleAt(ns)
 	require.NoError(t, err)
 	defer inside.Close()
@@ -237,25 +244,52 @@ func (l *lab) drops(t *testing.T) Drops {
 	return d
 }
 
-// dump returns the package's state in the kernel.
+// dump returns the package's state in the kernel, without counters.
 func (l *lab) dump(t *testing.T) string {
 	t.Helper()
 	var b strings.Builder
-	for _, command := range []string{"nft list table bridge trivet", "iptables-nft-save -t filter", "ip6tables-nft-save -t filter", "ipset save"} {
-		for line := range strings.Lines(runIn(t, l.ns, "", strings.Fields(command)...)) {
-			if !strings.HasPrefix(line, "#") && !strings.Contains(line, "packets") && !strings.HasPrefix(line, ":") {
-				b.WriteString(line)
+	for _, command := range []string{
+		"nft list table bridge trivet", "iptables-nft-save -t filter", "ip6tables-nft-save -t filter", "ipset save",
+	} {
+		lines := strings.Split(runIn(t, l.ns, "", strings.Fields(command)...), "\n")
+		if strings.Contains(command, "tables-nft-save") {
+			// The order of chains is not defined. The order of the rules in a chain is.
+			slices.SortStableFunc(lines, func(a, b string) int { return cmp.Compare(chainOf(a), chainOf(b)) })
+		} else {
+			// The order of a set's elements is not defined.
+			for i := range lines {
+				elements := strings.Split(strings.Trim(lines[i], "\t ,"), ", ")
+				slices.Sort(elements)
+				lines[i] = strings.Join(elements, ", ")
+			}
+			slices.Sort(lines)
+		}
+		for _, line := range lines {
+			line, _, _ = strings.Cut(line, " [") // counters of chains
+			line, _, _ = strings.Cut(line, " hashsize ")
+			if !strings.HasPrefix(line, "#") && !strings.Contains(line, "packets") {
+				b.WriteString(line + "\n")
 			}
 		}
 	}
+	for _, s := range sysctls() {
+		b.WriteString(s.name + " = " + runIn(t, l.ns, "", "cat", "/proc/sys/"+s.name))
+	}
 	return b.String()
+}
+
+// chainOf returns the first two words of a line of iptables-save.
+func chainOf(line string) string {
+	fields := strings.Fields(line)
+	return strings.Join(fields[:min(2, len(fields))], " ")
 }
 
 // allowAll returns rules that permit everything in the given directions.
 func allowAll(directions ...cloud.Direction) []cloud.Rule {
 	var rules []cloud.Rule
 	for _, d := range directions {
-		rules = append(rules, cloud.Rule{Direction: d, AnyProtocol: true}, cloud.Rule{Direction: d, AnyProtocol: true, IPv6: true})
+		rules = append(rules,
+			cloud.Rule{Direction: d, AnyProtocol: true}, cloud.Rule{Direction: d, AnyProtocol: true, IPv6: true})
 	}
 	return rules
 }

@@ -92,7 +92,8 @@ func (m *members) grow(ctx context.Context, want []addressSet, r *Result) error 
 		set := &want[i]
 		have := m.have[set.name]
 		if have != nil && (!have.usable || have.ipv6 != set.ipv6) {
-			return fmt.Errorf("the set %s has another type or limit than the agent gives it: remove the rules that refer to it and destroy it", set.name)
+			return fmt.Errorf("the set %s has another type or limit than the agent gives it: "+
+				"remove the rules that refer to it and destroy it", set.name)
 		}
 		var err error
 		if have == nil {

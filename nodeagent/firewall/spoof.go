@@ -89,7 +89,9 @@ func bridgeChains(trusted []string) []bridgeChain {
 			"arp saddr ip @gateway4 " + drop,
 			// Probes before use of an address (RFC 5227, part 2.1.1). A probe for the address of another port would
 			// make that port give up its address.
-			"arp saddr ip 0.0.0.0 arp operation request iifname . ether saddr . arp saddr ether . arp daddr ip @sender goto pass",
+			"arp saddr ip 0.0.0.0 arp operation != request " + drop,
+			"arp saddr ip 0.0.0.0 iifname . ether saddr . arp saddr ether . arp daddr ip @sender goto pass",
+			"arp saddr ip 0.0.0.0 iifname . ether saddr . arp saddr ether . arp daddr ip @sender_nets goto pass",
 			"arp saddr ip 0.0.0.0 " + drop,
 			"iifname . ether saddr . arp saddr ether . arp saddr ip @sender goto pass",
 			"iifname . ether saddr . arp saddr ether . arp saddr ip @sender_nets goto pass",
@@ -126,6 +128,7 @@ func bridgeChains(trusted []string) []bridgeChain {
 		{name: "from_unspecified", rules: []string{
 			// Duplicate address detection (RFC 4862, part 5.4) and its multicast listener reports (RFC 3590).
 			"icmpv6 type nd-neighbor-solicit iifname . ether saddr . @th,64,128 @target6 goto pass",
+			"icmpv6 type nd-neighbor-solicit iifname . ether saddr . @th,64,128 @target6_nets goto pass",
 			"icmpv6 type { mld-listener-report, mld2-listener-report } goto pass",
 			drop,
 		}},

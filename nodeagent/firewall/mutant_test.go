@@ -1,0 +1,17 @@
+//go:build mutant
+
+package firewall
+
+import (
+	"testing"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
+)
+
+// TestMutants disables single rules of the package and checks that the test of each then fails.
+func TestMutants(t *testing.T) {
+	mutanttest.Notices(t, mutant.AcceptBeforeRules, TestDefaultDeny, "no ingress rule")
+	mutanttest.Notices(t, mutant.KeepRevoked, TestRevokeUDP, "datagrams arrive after the permission was revoked")
+	mutanttest.Notices(t, mutant.LooseConntrack, TestRevokeTCP, "segments arrive after the permission was revoked")
+}
