@@ -1,0 +1,5 @@
+package dhcp
+
+import "log/slog"
+
+var discardLog = slog.New(slog.DiscardHandler)
