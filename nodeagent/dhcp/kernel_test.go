@@ -1,5 +1,429 @@
 package dhcp
 
-import "log/slog"
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+	"github.com/insomniacslk/dhcp/dhcpv4/nclient4"
+	"github.com/insomniacslk/dhcp/dhcpv6"
+	"github.com/insomniacslk/dhcp/dhcpv6/nclient6"
+	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// The tests in this file use network namespaces of the real kernel: one for a VPC with bridges, and one for each guest,
+// joined by veth pairs.
 
 var discardLog = slog.New(slog.DiscardHandler)
+
+const (
+	patience = 20 * time.Second // limit of every wait
+	poll     = 20 * time.Millisecond
+)
+
+// newNamespace makes a network namespace that is removed with the test, and returns its name and a handle.
+func newNamespace(t *testing.T, suffix string) (string, *netlink.Handle) {
+	require.Zero(t, os.Getuid(), "this test makes network namespaces: run it as root")
+	name := fmt.Sprintf("dhcptest-%d-%s", os.Getpid(), suffix)
+	require.NoError(t, exec.Command("ip", "netns", "add", name).Run())
+	t.Cleanup(func() { require.NoError(t, netns.DeleteNamed(name)) })
+	ns, err := netns.GetFromName(name)
+	require.NoError(t, err)
+	defer ns.Close()
+	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	require.NoError(t, err)
+	t.Cleanup(h.Close)
+	return name, h
+}
+
+// setSysctl writes a file below /proc/sys/net of a namespace.
+func setSysctl(t *testing.T, namespace, path, value string) {
+	require.NoError(t, inNamespace(namespace, func() error {
+		return os.WriteFile(filepath.Join("/proc/sys/net", path), []byte(value), 0)
+	}))
+}
+
+func readSysctl(t *testing.T, namespace, path string) string {
+	var value []byte
+	require.NoError(t, inNamespace(namespace, func() (err error) {
+		value, err = os.ReadFile(filepath.Join("/proc/sys/net", path))
+		return err
+	}))
+	return strings.TrimSpace(string(value))
+}
+
+func addAddress(t *testing.T, h *netlink.Handle, link netlink.Link, prefix string) {
+	a, err := netlink.ParseAddr(prefix)
+	require.NoError(t, err)
+	a.Flags |= unix.IFA_F_NODAD
+	require.NoError(t, h.AddrAdd(link, a))
+}
+
+// vpc is the namespace of a VPC.
+type vpc struct {
+	name string
+	h    *netlink.Handle
+}
+
+func newVPC(t *testing.T) *vpc {
+	v := &vpc{}
+	v.name, v.h = newNamespace(t, "vpc")
+	setSysctl(t, v.name, "ipv4/ip_forward", "1")
+	setSysctl(t, v.name, "ipv6/conf/all/forwarding", "1")
+	return v
+}
+
+// addBridge adds the bridge of a subnet, with the addresses of the gateway.
+func (v *vpc) addBridge(t *testing.T, device string, s Subnet) {
+	require.NoError(t, v.h.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: device, HardwareAddr: cloud.GatewayMAC[:], MTU: int(s.MTU)}}))
+	bridge, err := v.h.LinkByName(device)
+	require.NoError(t, err)
+	setSysctl(t, v.name, "ipv6/conf/"+device+"/accept_dad", "0")
+	addAddress(t, v.h, bridge, netip.PrefixFrom(s.Gateway, s.CIDR.Bits()).String())
+	addAddress(t, v.h, bridge, netip.PrefixFrom(s.Gateway6(), 64).String())
+	require.NoError(t, v.h.LinkSetUp(bridge))
+}
+
+// guest is a namespace with one network interface, eth0.
+type guest struct {
+	name string
+	h    *netlink.Handle
+	eth0 netlink.Link
+}
+
+// addGuest connects a guest to a bridge. Its interface is up and has only a link-local address.
+func (v *vpc) addGuest(t *testing.T, bridge, suffix string, mac cloud.MAC) *guest {
+	g := &guest{}
+	g.name, g.h = newNamespace(t, suffix)
+	ns, err := netns.GetFromName(g.name)
+	require.NoError(t, err)
+	defer ns.Close()
+	require.NoError(t, v.h.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: suffix}, PeerName: "eth0",
+		PeerNamespace: netlink.NsFd(ns), PeerHardwareAddr: mac[:]}))
+	port, err := v.h.LinkByName(suffix)
+	require.NoError(t, err)
+	master, err := v.h.LinkByName(bridge)
+	require.NoError(t, err)
+	require.NoError(t, v.h.LinkSetMaster(port, master))
+	require.NoError(t, v.h.LinkSetUp(port))
+	setSysctl(t, g.name, "ipv6/conf/eth0/accept_dad", "0")
+	g.eth0, err = g.h.LinkByName("eth0")
+	require.NoError(t, err)
+	require.NoError(t, g.h.LinkSetUp(g.eth0))
+	return g
+}
+
+// addresses returns the addresses of eth0 with global scope.
+func (g *guest) addresses(t *testing.T) []string {
+	all, err := g.h.AddrList(g.eth0, netlink.FAMILY_ALL)
+	require.NoError(t, err)
+	var found []string
+	for _, a := range all {
+		if a.Scope == unix.RT_SCOPE_UNIVERSE {
+			found = append(found, a.IPNet.String())
+		}
+	}
+	return found
+}
+
+// ping sends an echo request from the guest.
+func (g *guest) ping(t *testing.T, to string) {
+	var out []byte
+	require.NoError(t, inNamespace(g.name, func() (err error) {
+		out, err = exec.Command("busybox", "ping", "-c", "1", "-W", "5", to).CombinedOutput()
+		return nil
+	}))
+	require.Contains(t, string(out), " 0% packet loss")
+}
+
+// serveSubnet starts a responder that ends with the test.
+func serveSubnet(t *testing.T, namespace, device string, s Subnet) *Responder {
+	r := New(namespace, device, discardLog)
+	t.Cleanup(r.Close)
+	require.NoError(t, r.Set(s))
+	return r
+}
+
+// udhcpcScript is what udhcpc runs at each event. It writes the event and the options to a file and sets the address.
+const udhcpcScript = `#!/bin/sh
+case "$1" in
+bound|renew) busybox ip addr replace "$ip/$mask" dev eth0; busybox ip route replace default via "$router" ;;
+deconfig) busybox ip addr flush dev eth0 scope global ;;
+esac
+{ echo "event=$1"; env; } > "%[1]s/new"
+mv "%[1]s/new" "%[1]s/$1"
+`
+
+// event waits for an event of udhcpc and returns the named options of it.
+func event(t *testing.T, dir, name string, options ...string) map[string]string {
+	file := filepath.Join(dir, name)
+	require.Eventually(t, func() bool { _, err := os.Stat(file); return err == nil }, patience, poll, "event %s", name)
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.NoError(t, os.Remove(file))
+	found := map[string]string{}
+	for line := range strings.Lines(string(text)) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		for _, o := range options {
+			if o == key {
+				found[key] = value
+			}
+		}
+	}
+	return found
+}
+
+// TestUdhcpc obtains and renews an address with udhcpc, with and without the broadcast flag, and changes the address of
+// the port meanwhile.
+func TestUdhcpc(t *testing.T) {
+	for _, flags := range [][]string{nil, {"-B"}} {
+		t.Run(strings.Join(flags, ""), func(t *testing.T) {
+			s := testSubnet()
+			v := newVPC(t)
+			v.addBridge(t, "br0", s)
+			g := v.addGuest(t, "br0", "web", macWeb)
+			r := serveSubnet(t, v.name, "br0", s)
+
+			dir := t.TempDir()
+			script := filepath.Join(dir, "script")
+			require.NoError(t, os.WriteFile(script, fmt.Appendf(nil, udhcpcScript, dir), 0o755))
+			args := append([]string{"udhcpc", "-f", "-i", "eth0", "-s", script, "-T", "1", "-A", "1", "-O", "mtu", "-O", "staticroutes"}, flags...)
+			client := exec.Command("busybox", args...)
+			require.NoError(t, inNamespace(g.name, client.Start))
+			ended := make(chan struct{})
+			go func() { client.Wait(); close(ended) }()
+			t.Cleanup(func() { client.Process.Kill(); <-ended })
+
+			require.Equal(t, map[string]string{
+				"ip": "10.0.16.17", "mask": "20", "subnet": "255.255.240.0", "router": "10.0.16.1", "dns": "10.0.16.1",
+				"hostname": "web", "domain": "shop.internal", "mtu": "1450", "lease": "3600", "serverid": "10.0.16.1",
+				"staticroutes": "169.254.169.254/32 10.0.16.1 0.0.0.0/0 10.0.16.1",
+			}, event(t, dir, "bound", "ip", "mask", "subnet", "router", "dns", "hostname", "domain", "mtu", "lease", "serverid", "staticroutes"))
+			require.Contains(t, g.addresses(t), "10.0.16.17/20")
+			g.ping(t, "10.0.16.1")
+
+			require.NoError(t, client.Process.Signal(syscall.SIGUSR1))
+			require.Equal(t, map[string]string{"ip": "10.0.16.17"}, event(t, dir, "renew", "ip"), "unicast renewal")
+
+			s.Ports = append([]cloud.HostPort(nil), s.Ports...)
+			s.Ports[0].IP = netip.MustParseAddr("10.0.16.30")
+			require.NoError(t, r.Set(s))
+			require.NoError(t, client.Process.Signal(syscall.SIGUSR1))
+			event(t, dir, "nak")
+			require.Equal(t, map[string]string{"ip": "10.0.16.30"}, event(t, dir, "bound", "ip"), "after NAK")
+			g.ping(t, "10.0.16.1")
+		})
+	}
+}
+
+// client4 returns a client of another implementation in the guest.
+func client4(t *testing.T, g *guest) *nclient4.Client {
+	var c *nclient4.Client
+	require.NoError(t, inNamespace(g.name, func() (err error) {
+		c, err = nclient4.New("eth0", nclient4.WithTimeout(time.Second), nclient4.WithRetry(5))
+		return err
+	}))
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func TestOtherClient(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	s := testSubnet()
+	v := newVPC(t)
+	v.addBridge(t, "br0", s)
+	web, plain := client4(t, v.addGuest(t, "br0", "web", macWeb)), client4(t, v.addGuest(t, "br0", "plain", macNoIP6))
+	r := serveSubnet(t, v.name, "br0", s)
+
+	lease, err := web.Request(ctx)
+	require.NoError(t, err)
+	require.Equal(t, "10.0.16.17", lease.ACK.YourIPAddr.String())
+	lease, err = plain.Request(ctx)
+	require.NoError(t, err)
+	require.Equal(t, "10.0.16.18", lease.ACK.YourIPAddr.String())
+	lease, err = plain.Renew(ctx, lease)
+	require.NoError(t, err)
+	require.Equal(t, dhcpv4.MessageTypeAck, lease.ACK.MessageType())
+
+	inform, err := dhcpv4.NewInform(macNoIP6[:], net.IPv4(10, 0, 16, 18))
+	require.NoError(t, err)
+	reply, err := plain.SendAndRead(ctx, &net.UDPAddr{IP: net.IPv4bcast, Port: 67}, inform, nil)
+	require.NoError(t, err)
+	require.True(t, reply.YourIPAddr.IsUnspecified())
+
+	s.Ports = s.Ports[:1]
+	require.NoError(t, r.Set(s))
+	silent, err := dhcpv4.NewDiscovery(macNoIP6[:])
+	require.NoError(t, err)
+	short, cancelShort := context.WithTimeout(ctx, 300*time.Millisecond)
+	defer cancelShort()
+	_, err = plain.SendAndRead(short, &net.UDPAddr{IP: net.IPv4bcast, Port: 67}, silent, nil)
+	require.Error(t, err, "a port that was removed is not answered")
+	_, err = web.Request(ctx)
+	require.NoError(t, err, "the other port is")
+}
+
+// client6 waits until the guest has a link-local address and returns a DHCPv6 client.
+func client6(t *testing.T, g *guest) *nclient6.Client {
+	var c *nclient6.Client
+	require.Eventually(t, func() bool {
+		return inNamespace(g.name, func() (err error) {
+			c, err = nclient6.New("eth0", nclient6.WithTimeout(time.Second), nclient6.WithRetry(5))
+			return err
+		}) == nil
+	}, patience, poll)
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// TestIPv6 checks that a guest learns its default route and MTU from router advertisements, configures no address by
+// itself, and gets the port's address by DHCPv6.
+func TestIPv6(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	s := testSubnet()
+	v := newVPC(t)
+	v.addBridge(t, "br0", s)
+	r := serveSubnet(t, v.name, "br0", s)
+	g := v.addGuest(t, "br0", "web", macWeb) // solicits a router when its interface is set up
+
+	require.Eventually(t, func() bool {
+		routes, err := g.h.RouteList(g.eth0, netlink.FAMILY_V6)
+		require.NoError(t, err)
+		var found []string
+		for _, route := range routes {
+			if route.Protocol == unix.RTPROT_RA || route.Dst != nil && route.Dst.IP.IsPrivate() {
+				found = append(found, fmt.Sprintf("%v via %v", route.Dst, route.Gw))
+			}
+		}
+		text := strings.Join(found, ", ")
+		return strings.Contains(text, "::/0 via fe80::ff:ff:fe00:1") && strings.Contains(text, "fd00:1:2:3::/64 via <nil>")
+	}, patience, poll, "routes by router advertisement")
+	require.Equal(t, "1450", readSysctl(t, g.name, "ipv6/conf/eth0/mtu"))
+	require.Empty(t, g.addresses(t), "no autonomous configuration")
+
+	s.MTU = 1400
+	require.NoError(t, r.Set(s))
+	require.Eventually(t, func() bool { return readSysctl(t, g.name, "ipv6/conf/eth0/mtu") == "1400" }, patience, poll,
+		"a change is advertised at once")
+
+	c := client6(t, g)
+	advertise, err := c.Solicit(ctx)
+	require.NoError(t, err)
+	reply, err := c.Request(ctx, advertise)
+	require.NoError(t, err)
+	require.Equal(t, "fd00:1:2:3::a:11", reply.Options.OneIANA().Options.OneAddress().IPv6Addr.String())
+	require.Equal(t, "fd00:1:2:3::1", reply.Options.DNS()[0].String())
+
+	rapid, err := c.RapidSolicit(ctx)
+	require.NoError(t, err)
+	require.Equal(t, dhcpv6.MessageTypeReply, rapid.MessageType)
+
+	addAddress(t, g.h, g.eth0, "fd00:1:2:3::a:11/128")
+	g.ping(t, "fd00:1:2:3::1")
+}
+
+// TestSnoopingBridge checks DHCPv6 on a bridge that passes multicast only to members of a group, as it does when there
+// is a querier. The bridge lists the host as a member.
+func TestSnoopingBridge(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	s := testSubnet()
+	v := newVPC(t)
+	v.addBridge(t, "br0", s)
+	run := func(name string, args ...string) string {
+		var out []byte
+		require.NoError(t, inNamespace(v.name, func() (err error) {
+			out, err = exec.Command(name, args...).CombinedOutput()
+			return err
+		}))
+		return string(out)
+	}
+	run("ip", "link", "set", "br0", "type", "bridge", "mcast_snooping", "1", "mcast_query_response_interval", "1")
+	run("ip", "link", "set", "br0", "type", "bridge", "mcast_querier", "1")
+	c := client6(t, v.addGuest(t, "br0", "web", macWeb))
+	serveSubnet(t, v.name, "br0", s)
+	require.Eventually(t, func() bool { return strings.Contains(run("bridge", "mdb", "show"), "dev br0 port br0 grp ff02::1:2") }, patience, poll)
+	_, err := c.RapidSolicit(ctx)
+	require.NoError(t, err)
+}
+
+// TestTwoSubnets checks that the responders of two subnets share a namespace, and that a guest is answered by the one
+// of its bridge only.
+func TestTwoSubnets(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	one, two := testSubnet(), testSubnet()
+	two.ID, two.CIDR, two.Gateway = "subnet-2", netip.MustParsePrefix("10.0.32.0/20"), netip.MustParseAddr("10.0.32.1")
+	two.CIDR6 = netip.MustParsePrefix("fd00:1:2:4::/64")
+	two.Ports = []cloud.HostPort{{ID: "port-two", MAC: macWeb, IP: netip.MustParseAddr("10.0.32.17")}} // the same MAC address
+	v := newVPC(t)
+	v.addBridge(t, "br0", one)
+	v.addBridge(t, "br1", two)
+	a, b := client4(t, v.addGuest(t, "br0", "one", macWeb)), client4(t, v.addGuest(t, "br1", "two", macWeb))
+	serveSubnet(t, v.name, "br0", one)
+	serveSubnet(t, v.name, "br1", two)
+	lease, err := a.Request(ctx)
+	require.NoError(t, err)
+	require.Equal(t, "10.0.16.17", lease.ACK.YourIPAddr.String())
+	lease, err = b.Request(ctx)
+	require.NoError(t, err)
+	require.Equal(t, "10.0.32.17", lease.ACK.YourIPAddr.String())
+}
+
+// TestSet checks that an unchanged device keeps its sockets, that a device which was made again gets new ones, and that
+// a device that was down is served when it is up again.
+func TestSet(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	s := testSubnet()
+	v := newVPC(t)
+	r := New(v.name, "br0", discardLog)
+	require.ErrorContains(t, r.Set(s), "find device")
+	require.ErrorContains(t, New("dhcptest-none", "br0", discardLog).Set(s), "network namespace")
+
+	v.addBridge(t, "br0", s)
+	t.Cleanup(r.Close)
+	require.NoError(t, r.Set(s))
+	first, table := r.sockets, r.table.Load()
+	require.NoError(t, r.Set(testSubnet()))
+	require.Same(t, table, r.table.Load(), "an equal subnet changes nothing")
+	s.MTU = 1400
+	require.NoError(t, r.Set(s))
+	require.Same(t, first, r.sockets, "a changed subnet keeps the sockets")
+
+	bridge, err := v.h.LinkByName("br0")
+	require.NoError(t, err)
+	require.NoError(t, v.h.LinkSetDown(bridge))
+	require.NoError(t, v.h.LinkSetUp(bridge))
+	c := client4(t, v.addGuest(t, "br0", "web", macWeb))
+	_, err = c.Request(ctx)
+	require.NoError(t, err, "after the device was down")
+
+	require.NoError(t, v.h.LinkDel(bridge))
+	require.ErrorContains(t, r.Set(s), "find device")
+	v.addBridge(t, "br0", s)
+	require.NoError(t, r.Set(s))
+	require.NotSame(t, first, r.sockets)
+	c = client4(t, v.addGuest(t, "br0", "web2", macWeb))
+	_, err = c.Request(ctx)
+	require.NoError(t, err, "after the device was made again")
+	r.Close()
+	r.Close()
+}

@@ -97,7 +97,7 @@ func valid6(request *dhcpv6.Message) bool {
 // port's address. Other addresses that it names get the lifetime 0, so that the client stops using them. There are
 // no further addresses, temporary addresses or prefixes.
 func addIdentities(m *dhcpv6.Message, port cloud.HostPort, request *dhcpv6.Message) {
-	none := status6(iana.StatusNoAddrsAvail, "a port has one IPv6 address")
+	none := status6(iana.StatusNoAddrsAvail, "the port has no other IPv6 address")
 	for i, ia := range request.Options.IANA() {
 		if i > 0 || !port.IP6.IsValid() {
 			m.AddOption(&dhcpv6.OptIANA{IaId: ia.IaId, Options: dhcpv6.IdentityOptions{Options: dhcpv6.Options{none}}})
