@@ -1,0 +1,5 @@
+package resolver
+
+import "log/slog"
+
+var discardLog = slog.New(slog.DiscardHandler)
