@@ -27,7 +27,8 @@
 //   - Unsolicited advertisements are sent to each port of this host and not to the subnet: every host does so for its own
 //     ports.
 //   - A DHCPv4 or DHCPv6 address is valid for an hour and router advertisements for 2.5 hours, so guests lose them
-//     if the agent is stopped for longer. Stopping an agent sends nothing: guests keep their configuration.
+//     if the agent is stopped for longer. Stopping an agent sends nothing: guests keep their configuration. Nor are
+//     routers withdrawn when a subnet loses its IPv6 prefix: guests drop them when the time has passed.
 //
 // The package does not configure devices and does not know VMs. The bridge device must have the MAC address
 // [cloud.GatewayMAC] and the link-local address that the kernel derives from it (EUI-64, the default).

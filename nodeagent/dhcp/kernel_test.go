@@ -3,161 +3,26 @@ package dhcp
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
-	"github.com/insomniacslk/dhcp/dhcpv4/nclient4"
 	"github.com/insomniacslk/dhcp/dhcpv6"
-	"github.com/insomniacslk/dhcp/dhcpv6/nclient6"
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
-
-// The tests in this file use network namespaces of the real kernel: one for a VPC with bridges, and one for each guest,
-// joined by veth pairs.
-
-var discardLog = slog.New(slog.DiscardHandler)
-
-const (
-	patience = 20 * time.Second // limit of every wait
-	poll     = 20 * time.Millisecond
-)
-
-// newNamespace makes a network namespace that is removed with the test, and returns its name and a handle.
-func newNamespace(t *testing.T, suffix string) (string, *netlink.Handle) {
-	require.Zero(t, os.Getuid(), "this test makes network namespaces: run it as root")
-	name := fmt.Sprintf("dhcptest-%d-%s", os.Getpid(), suffix)
-	require.NoError(t, exec.Command("ip", "netns", "add", name).Run())
-	t.Cleanup(func() { require.NoError(t, netns.DeleteNamed(name)) })
-	ns, err := netns.GetFromName(name)
-	require.NoError(t, err)
-	defer ns.Close()
-	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
-	require.NoError(t, err)
-	t.Cleanup(h.Close)
-	return name, h
-}
-
-// setSysctl writes a file below /proc/sys/net of a namespace.
-func setSysctl(t *testing.T, namespace, path, value string) {
-	require.NoError(t, inNamespace(namespace, func() error {
-		return os.WriteFile(filepath.Join("/proc/sys/net", path), []byte(value), 0)
-	}))
-}
-
-func readSysctl(t *testing.T, namespace, path string) string {
-	var value []byte
-	require.NoError(t, inNamespace(namespace, func() (err error) {
-		value, err = os.ReadFile(filepath.Join("/proc/sys/net", path))
-		return err
-	}))
-	return strings.TrimSpace(string(value))
-}
-
-func addAddress(t *testing.T, h *netlink.Handle, link netlink.Link, prefix string) {
-	a, err := netlink.ParseAddr(prefix)
-	require.NoError(t, err)
-	a.Flags |= unix.IFA_F_NODAD
-	require.NoError(t, h.AddrAdd(link, a))
-}
-
-// vpc is the namespace of a VPC.
-type vpc struct {
-	name string
-	h    *netlink.Handle
-}
-
-func newVPC(t *testing.T) *vpc {
-	v := &vpc{}
-	v.name, v.h = newNamespace(t, "vpc")
-	setSysctl(t, v.name, "ipv4/ip_forward", "1")
-	setSysctl(t, v.name, "ipv6/conf/all/forwarding", "1")
-	return v
-}
-
-// addBridge adds the bridge of a subnet, with the addresses of the gateway.
-func (v *vpc) addBridge(t *testing.T, device string, s Subnet) {
-	require.NoError(t, v.h.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: device, HardwareAddr: cloud.GatewayMAC[:], MTU: int(s.MTU)}}))
-	bridge, err := v.h.LinkByName(device)
-	require.NoError(t, err)
-	setSysctl(t, v.name, "ipv6/conf/"+device+"/accept_dad", "0")
-	addAddress(t, v.h, bridge, netip.PrefixFrom(s.Gateway, s.CIDR.Bits()).String())
-	addAddress(t, v.h, bridge, netip.PrefixFrom(s.Gateway6(), 64).String())
-	require.NoError(t, v.h.LinkSetUp(bridge))
-}
-
-// guest is a namespace with one network interface, eth0.
-type guest struct {
-	name string
-	h    *netlink.Handle
-	eth0 netlink.Link
-}
-
-// addGuest connects a guest to a bridge. Its interface is up and has only a link-local address.
-func (v *vpc) addGuest(t *testing.T, bridge, suffix string, mac cloud.MAC) *guest {
-	g := &guest{}
-	g.name, g.h = newNamespace(t, suffix)
-	ns, err := netns.GetFromName(g.name)
-	require.NoError(t, err)
-	defer ns.Close()
-	require.NoError(t, v.h.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: suffix}, PeerName: "eth0",
-		PeerNamespace: netlink.NsFd(ns), PeerHardwareAddr: mac[:]}))
-	port, err := v.h.LinkByName(suffix)
-	require.NoError(t, err)
-	master, err := v.h.LinkByName(bridge)
-	require.NoError(t, err)
-	require.NoError(t, v.h.LinkSetMaster(port, master))
-	require.NoError(t, v.h.LinkSetUp(port))
-	setSysctl(t, g.name, "ipv6/conf/eth0/accept_dad", "0")
-	g.eth0, err = g.h.LinkByName("eth0")
-	require.NoError(t, err)
-	require.NoError(t, g.h.LinkSetUp(g.eth0))
-	return g
-}
-
-// addresses returns the addresses of eth0 with global scope.
-func (g *guest) addresses(t *testing.T) []string {
-	all, err := g.h.AddrList(g.eth0, netlink.FAMILY_ALL)
-	require.NoError(t, err)
-	var found []string
-	for _, a := range all {
-		if a.Scope == unix.RT_SCOPE_UNIVERSE {
-			found = append(found, a.IPNet.String())
-		}
-	}
-	return found
-}
-
-// ping sends an echo request from the guest.
-func (g *guest) ping(t *testing.T, to string) {
-	var out []byte
-	require.NoError(t, inNamespace(g.name, func() (err error) {
-		out, err = exec.Command("busybox", "ping", "-c", "1", "-W", "5", to).CombinedOutput()
-		return nil
-	}))
-	require.Contains(t, string(out), " 0% packet loss")
-}
-
-// serveSubnet starts a responder that ends with the test.
-func serveSubnet(t *testing.T, namespace, device string, s Subnet) *Responder {
-	r := New(namespace, device, discardLog)
-	t.Cleanup(r.Close)
-	require.NoError(t, r.Set(s))
-	return r
-}
 
 // udhcpcScript is what udhcpc runs at each event. It writes the event and the options to a file and sets the address.
 const udhcpcScript = `#!/bin/sh
@@ -231,17 +96,6 @@ func TestUdhcpc(t *testing.T) {
 	}
 }
 
-// client4 returns a client of another implementation in the guest.
-func client4(t *testing.T, g *guest) *nclient4.Client {
-	var c *nclient4.Client
-	require.NoError(t, inNamespace(g.name, func() (err error) {
-		c, err = nclient4.New("eth0", nclient4.WithTimeout(time.Second), nclient4.WithRetry(5))
-		return err
-	}))
-	t.Cleanup(func() { c.Close() })
-	return c
-}
-
 func TestOtherClient(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -277,19 +131,6 @@ func TestOtherClient(t *testing.T) {
 	require.Error(t, err, "a port that was removed is not answered")
 	_, err = web.Request(ctx)
 	require.NoError(t, err, "the other port is")
-}
-
-// client6 waits until the guest has a link-local address and returns a DHCPv6 client.
-func client6(t *testing.T, g *guest) *nclient6.Client {
-	var c *nclient6.Client
-	require.Eventually(t, func() bool {
-		return inNamespace(g.name, func() (err error) {
-			c, err = nclient6.New("eth0", nclient6.WithTimeout(time.Second), nclient6.WithRetry(5))
-			return err
-		}) == nil
-	}, patience, poll)
-	t.Cleanup(func() { c.Close() })
-	return c
 }
 
 // TestIPv6 checks that a guest learns its default route and MTU from router advertisements, configures no address by
@@ -347,19 +188,11 @@ func TestSnoopingBridge(t *testing.T) {
 	s := testSubnet()
 	v := newVPC(t)
 	v.addBridge(t, "br0", s)
-	run := func(name string, args ...string) string {
-		var out []byte
-		require.NoError(t, inNamespace(v.name, func() (err error) {
-			out, err = exec.Command(name, args...).CombinedOutput()
-			return err
-		}))
-		return string(out)
-	}
-	run("ip", "link", "set", "br0", "type", "bridge", "mcast_snooping", "1", "mcast_query_response_interval", "1")
-	run("ip", "link", "set", "br0", "type", "bridge", "mcast_querier", "1")
+	v.run(t, "ip", "link", "set", "br0", "type", "bridge", "mcast_snooping", "1", "mcast_query_response_interval", "1")
+	v.run(t, "ip", "link", "set", "br0", "type", "bridge", "mcast_querier", "1")
 	c := client6(t, v.addGuest(t, "br0", "web", macWeb))
 	serveSubnet(t, v.name, "br0", s)
-	require.Eventually(t, func() bool { return strings.Contains(run("bridge", "mdb", "show"), "dev br0 port br0 grp ff02::1:2") }, patience, poll)
+	require.Eventually(t, func() bool { return strings.Contains(v.run(t, "bridge", "mdb", "show"), "dev br0 port br0 grp ff02::1:2") }, patience, poll)
 	_, err := c.RapidSolicit(ctx)
 	require.NoError(t, err)
 }
@@ -426,4 +259,65 @@ func TestSet(t *testing.T) {
 	require.NoError(t, err, "after the device was made again")
 	r.Close()
 	r.Close()
+}
+
+// TestFirewalledBridge checks that the responder does not depend on the rules for IP packets: it receives before them and
+// sends past them. Bridged packets pass through iptables here, as security groups demand.
+func TestFirewalledBridge(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	s := testSubnet()
+	v := newVPC(t)
+	v.addBridge(t, "br0", s)
+	setSysctl(t, v.name, "bridge/bridge-nf-call-iptables", "1")
+	setSysctl(t, v.name, "bridge/bridge-nf-call-ip6tables", "1")
+	for _, program := range []string{"iptables", "ip6tables"} {
+		for _, chain := range []string{"INPUT", "FORWARD", "OUTPUT"} {
+			v.run(t, program, "-w", "-P", chain, "DROP")
+		}
+	}
+	serveSubnet(t, v.name, "br0", s)
+	g := v.addGuest(t, "br0", "web", macWeb)
+	lease, err := client4(t, g).Request(ctx)
+	require.NoError(t, err)
+	require.Equal(t, "10.0.16.17", lease.ACK.YourIPAddr.String())
+	_, err = client6(t, g).RapidSolicit(ctx)
+	require.NoError(t, err)
+}
+
+// TestFlood checks that a guest gets its address while another one sends requests as fast as it can.
+func TestFlood(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	s := testSubnet()
+	v := newVPC(t)
+	v.addBridge(t, "br0", s)
+	serveSubnet(t, v.name, "br0", s)
+	attacker := v.addGuest(t, "br0", "web", macWeb)
+	guest := client4(t, v.addGuest(t, "br0", "plain", macNoIP6))
+
+	var socket *os.File
+	require.NoError(t, inNamespace(attacker.name, func() (err error) {
+		socket, err = openPacketSocket(attacker.eth0.Attrs().Index, 0, filter4())
+		return err
+	}))
+	frame := validFrames()[0]
+	copy(frame, []byte{255, 255, 255, 255, 255, 255})
+	var sent atomic.Int64
+	var flood sync.WaitGroup
+	flood.Go(func() {
+		for ctx.Err() == nil {
+			if _, err := socket.Write(frame); err == nil {
+				sent.Add(1)
+			}
+		}
+	})
+	require.Eventually(t, func() bool { return sent.Load() > 100*requestBurst }, patience, poll)
+	for range 3 {
+		_, err := guest.Request(ctx)
+		require.NoError(t, err)
+	}
+	cancel()
+	flood.Wait()
+	require.NoError(t, socket.Close())
 }

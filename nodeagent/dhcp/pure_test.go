@@ -299,8 +299,9 @@ func TestRateLimit(t *testing.T) {
 	}
 	require.GreaterOrEqual(t, answered, requestBurst)
 	require.Less(t, answered, 5*requestBurst)
+	limiter := r.table.Load().clients[macWeb].limiter
 	r.table.Store(newTable(testSubnet(), r.table.Load()))
-	require.Nil(t, r.answer(frame), "a new table does not reset the limit")
+	require.Same(t, limiter, r.table.Load().clients[macWeb].limiter, "a new table does not reset the limit")
 
 	copy(other[6:], macNoIP6[:])
 	copy(other[ethernetHeader+ipv4Header+udpHeader+28:], macNoIP6[:])

@@ -42,7 +42,7 @@ func answer4(s Subnet, port cloud.HostPort, p packet) (reply []byte, note string
 	case dhcpv4.MessageTypeDiscover:
 		return frame4(s, port, offer(s, port, request)), ""
 	case dhcpv4.MessageTypeRequest:
-		if m := requested(s, port, request); m != nil {
+		if m := answerRequest(s, port, request); m != nil {
 			return frame4(s, port, m), ""
 		}
 	case dhcpv4.MessageTypeInform:
@@ -60,9 +60,9 @@ func answer4(s Subnet, port cloud.HostPort, p packet) (reply []byte, note string
 	return nil, ""
 }
 
-// requested returns the answer to a DHCPREQUEST (RFC 2131 section 4.3.2), or nil. A client that selects an offer or
+// answerRequest returns the answer to a DHCPREQUEST (RFC 2131 section 4.3.2), or nil. A client that selects an offer or
 // starts again with its old address names it in the option, one that renews or rebinds it in ciaddr.
-func requested(s Subnet, port cloud.HostPort, request *dhcpv4.DHCPv4) *dhcpv4.DHCPv4 {
+func answerRequest(s Subnet, port cloud.HostPort, request *dhcpv4.DHCPv4) *dhcpv4.DHCPv4 {
 	if server := request.ServerIdentifier(); server != nil && address4(server) != s.Gateway {
 		return nil // the client selected another server
 	}

@@ -16,8 +16,8 @@
 //     answer takes.
 //   - A forwarded query is a new message: of the client's options only DO is passed on, and the answer's are not
 //     passed back.
-//   - Each client address has a rate limit, and a limit of unanswered and of TCP queries. So has each VPC, and the host.
-//     A guest can therefore slow only its own queries.
+//   - Limits apply to the rate of queries of each client address, to TCP connections of each client and VPC, and to
+//     queries that wait for an upstream of each client, VPC and host. One guest cannot use up what others need.
 //   - Answers over UDP have at most 1232 bytes, which fits into every IPv6 packet (dnsflagday.net/2020). The client gets
 //     longer ones over TCP.
 //   - Upstream resolvers are queried from the root network namespace, in the order of the list, beginning with the one
