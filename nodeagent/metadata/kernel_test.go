@@ -83,13 +83,13 @@ func addNamespace(t *testing.T, name string) {
 			t.Errorf("delete namespace %s: %v", name, err)
 		}
 	})
-	onThread(t, netns.None(), func() error {
+	require.NoError(t, onThread(netns.None(), func() error {
 		created, err := netns.NewNamed(name)
 		if err != nil {
 			return err
 		}
 		return created.Close()
-	})
+	}))
 }
 
 func openNamespace(t *testing.T, name string) netns.NsHandle {
@@ -119,8 +119,7 @@ func addAddress(t *testing.T, h *netlink.Handle, link netlink.Link, address stri
 }
 
 // onThread calls f on a thread that enters a namespace, unless it is netns.None(), and ends after f.
-func onThread(t *testing.T, namespace netns.NsHandle, f func() error) {
-	t.Helper()
+func onThread(namespace netns.NsHandle, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked
@@ -137,31 +136,45 @@ func onThread(t *testing.T, namespace netns.NsHandle, f func() error) {
 		}
 		done <- err
 	}()
-	require.NoError(t, <-done)
+	return <-done
 }
 
-// dial opens a connection from a namespace.
-func dial(t *testing.T, name string, address netip.Addr) net.Conn {
-	t.Helper()
-	var c net.Conn
-	onThread(t, openNamespace(t, name), func() (err error) {
-		d := net.Dialer{Timeout: 20 * time.Second}
+// dialFrom opens a connection from a namespace to a listener.
+func dialFrom(namespace netns.NsHandle, address netip.Addr) (c net.Conn, err error) {
+	err = onThread(namespace, func() (err error) {
+		d := net.Dialer{Timeout: testTimeout}
 		c, err = d.Dial("tcp", netip.AddrPortFrom(address, httpPort).String())
 		return err
 	})
+	return c, err
+}
+
+// testTimeout bounds the waits of the tests. It is not reached unless a test fails.
+const testTimeout = 20 * time.Second
+
+// dial opens a connection from a guest to a listener.
+func dial(t *testing.T, guest string, address netip.Addr) net.Conn {
+	t.Helper()
+	c, err := dialFrom(openNamespace(t, guest), address)
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
-	require.NoError(t, c.SetDeadline(time.Now().Add(20*time.Second)))
+	require.NoError(t, c.SetDeadline(time.Now().Add(testTimeout)))
 	return c
 }
 
-// guestClient returns an HTTP client whose connections come from a namespace.
-func guestClient(t *testing.T, name string) *http.Client {
+// guestClient returns an HTTP client whose connections come from a guest.
+func guestClient(t *testing.T, guest string) *http.Client {
 	t.Helper()
+	namespace := openNamespace(t, guest)
 	transport := &http.Transport{DialContext: func(_ context.Context, _, address string) (net.Conn, error) {
-		return dial(t, name, netip.MustParseAddrPort(address).Addr()), nil
+		parsed, err := netip.ParseAddrPort(address)
+		if err != nil {
+			return nil, err
+		}
+		return dialFrom(namespace, parsed.Addr())
 	}}
 	t.Cleanup(transport.CloseIdleConnections)
-	return &http.Client{Transport: transport, Timeout: 20 * time.Second}
+	return &http.Client{Transport: transport, Timeout: testTimeout}
 }
 
 // fetch sends a request and returns the status and the body. The header is given as names and values.
@@ -278,13 +291,13 @@ func capturePackets(t *testing.T, guest string) func() []byte {
 	t.Helper()
 	protocol := int(uint16(unix.ETH_P_ALL>>8 | unix.ETH_P_ALL<<8&0xff00))
 	socket := -1
-	onThread(t, openNamespace(t, guest), func() (err error) {
+	require.NoError(t, onThread(openNamespace(t, guest), func() (err error) {
 		if socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol); err != nil {
 			return err
 		}
 		// The test ends instead of waiting forever for a packet that does not come.
-		return unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 20})
-	})
+		return unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: int64(testTimeout / time.Second)})
+	}))
 	t.Cleanup(func() { _ = unix.Close(socket) })
 	return func() []byte {
 		buffer := make([]byte, 1<<16)

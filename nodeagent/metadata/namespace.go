@@ -47,8 +47,11 @@ func setAddresses(namespace netns.NsHandle, wanted map[netip.Addr]bool) error {
 		existing, exists := have[address]
 		switch {
 		case want && !exists:
-			// Without duplicate address detection, an IPv6 address can be used at once.
-			added := &netlink.Addr{IPNet: netlink.NewIPNet(address.AsSlice()), Flags: unix.IFA_F_NODAD}
+			// Without duplicate address detection, an IPv6 address can be used at once. The scope keeps the kernel from
+			// choosing the IPv4 address as the source of packets that other programs send from the namespace.
+			added := &netlink.Addr{
+				IPNet: netlink.NewIPNet(address.AsSlice()), Flags: unix.IFA_F_NODAD, Scope: int(netlink.SCOPE_HOST),
+			}
 			if err := h.AddrAdd(lo, added); err != nil && !errors.Is(err, unix.EEXIST) {
 				return fmt.Errorf("add address %s to lo: %w", address, err)
 			}

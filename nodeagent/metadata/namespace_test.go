@@ -43,7 +43,10 @@ func loopbackAddresses(t *testing.T, h *netlink.Handle) map[netip.Addr]bool {
 	return out
 }
 
-// countChanges counts the kernel's notifications about addresses and interfaces in a namespace.
+// loopbackIndex is the index of the interface lo in every namespace.
+const loopbackIndex = 1
+
+// countChanges counts the kernel's notifications about changes of the interface lo and its addresses in a namespace.
 func countChanges(t *testing.T, name string) *atomic.Int64 {
 	t.Helper()
 	var count atomic.Int64
@@ -55,13 +58,17 @@ func countChanges(t *testing.T, name string) *atomic.Int64 {
 	var readers sync.WaitGroup
 	t.Cleanup(func() { close(stop); readers.Wait() })
 	readers.Go(func() {
-		for range addresses {
-			count.Add(1)
+		for a := range addresses {
+			if a.LinkIndex == loopbackIndex {
+				count.Add(1)
+			}
 		}
 	})
 	readers.Go(func() {
-		for range links {
-			count.Add(1)
+		for l := range links {
+			if l.Index == loopbackIndex {
+				count.Add(1)
+			}
 		}
 	})
 	return &count
@@ -90,7 +97,7 @@ func TestSetIsIdempotent(t *testing.T) {
 	lo, err := h.LinkByName("lo")
 	require.NoError(t, err)
 	require.NoError(t, h.AddrDel(lo, &netlink.Addr{IPNet: netlink.NewIPNet(Address.AsSlice())}))
-	require.Eventually(t, func() bool { return changes.Load() > 0 }, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return changes.Load() > 0 }, testTimeout, 10*time.Millisecond)
 	require.EqualValues(t, 1, changes.Load())
 	require.NoError(t, s.Set(t.Context(), vpc))
 	require.Equal(t, "web", get(t, dial(t, guest, Address), "/latest/meta-data/instance-id"))
@@ -113,8 +120,22 @@ func TestSetFollowsTheWantedState(t *testing.T) {
 	require.NoError(t, netns.DeleteNamed(a.name))
 	require.ErrorContains(t, s.Set(t.Context(), VPC{"vpc-a", a.name, false}), "open network namespace")
 	again := newTestNetwork(t, "a")
+	again.guests = a.guests // whose namespaces still exist
 	require.NoError(t, s.Set(t.Context(), VPC{"vpc-a", again.name, false}))
 	require.Equal(t, "web", get(t, dial(t, again.addGuest(t, 5), Address), "/latest/meta-data/instance-id"))
+}
+
+// TestSetReopensListener: Set opens a listener again whose server ended by itself.
+func TestSetReopensListener(t *testing.T) {
+	s := newTestServer(t, Limits{})
+	a := newTestNetwork(t, "a")
+	guest := a.addGuest(t, 5)
+	require.NoError(t, s.Set(t.Context(), VPC{"vpc-a", a.name, false}))
+	l := s.listeners[listenerKey{"vpc-a", Address}]
+	require.NoError(t, l.server.Close())
+	require.Eventually(t, l.ended, testTimeout, 10*time.Millisecond)
+	require.NoError(t, s.Set(t.Context(), VPC{"vpc-a", a.name, false}))
+	require.Equal(t, "web", get(t, dial(t, guest, Address), "/latest/meta-data/instance-id"))
 }
 
 // TestRemove closes the listeners and connections of one VPC, and leaves those of others.
@@ -130,7 +151,8 @@ func TestRemove(t *testing.T) {
 	s.Remove("vpc-a")
 	requireClosed(t, removed)
 	require.Equal(t, "other", get(t, kept, "/latest/meta-data/instance-id"))
-	require.ErrorIs(t, dialError(t, guest), syscall.ECONNREFUSED)
+	_, err := dialFrom(openNamespace(t, guest), Address)
+	require.ErrorIs(t, err, syscall.ECONNREFUSED)
 	require.NoError(t, s.Set(t.Context(), VPC{"vpc-a", a.name, true}), "the addresses can be used again at once")
 	require.Equal(t, "web", get(t, dial(t, guest, Address), "/latest/meta-data/instance-id"))
 
@@ -161,7 +183,7 @@ func TestConnectionLimit(t *testing.T) {
 		s.gate.mu.Lock()
 		defer s.gate.mu.Unlock()
 		return s.gate.open[caller{"vpc-a", "port-web"}] == 1
-	}, 20*time.Second, 10*time.Millisecond)
+	}, testTimeout, 10*time.Millisecond)
 	require.Equal(t, "web", get(t, dial(t, guest, Address), "/latest/meta-data/instance-id"))
 }
 
@@ -238,14 +260,11 @@ func TestConcurrentUse(t *testing.T) {
 		}
 		work.Go(func() {
 			for range 20 {
-				onThread(t, guest, func() error {
-					if c, err := net.Dial("tcp", netip.AddrPortFrom(Address, httpPort).String()); err == nil {
-						_, _ = io.WriteString(c, "GET /latest/meta-data/instance-id HTTP/1.0\r\n\r\n")
-						_, _ = io.Copy(io.Discard, c)
-						return c.Close()
-					}
-					return nil // the listener was closed
-				})
+				if c, err := dialFrom(guest, Address); err == nil { // otherwise the listener is closed
+					_, _ = io.WriteString(c, "GET /latest/meta-data/instance-id HTTP/1.0\r\n\r\n")
+					_, _ = io.Copy(io.Discard, c)
+					_ = c.Close()
+				}
 			}
 		})
 	}
@@ -274,18 +293,4 @@ func requireClosed(t *testing.T, c net.Conn) {
 	t.Helper()
 	_, err := io.Copy(io.Discard, c)
 	require.True(t, err == nil || errors.Is(err, syscall.ECONNRESET), "%v", err)
-}
-
-// dialError returns the error of a connection to Address from a guest.
-func dialError(t *testing.T, guest string) (failed error) {
-	t.Helper()
-	onThread(t, openNamespace(t, guest), func() error {
-		c, err := net.Dial("tcp", netip.AddrPortFrom(Address, httpPort).String())
-		if err == nil {
-			err = c.Close()
-		}
-		failed = err
-		return nil
-	})
-	return failed
 }

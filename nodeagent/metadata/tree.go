@@ -11,12 +11,12 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/cloudinit"
 )
 
-// versions are the versions of EC2's tree that Amazon's instances list, in the order in which they list them.
+// versions are the versions of EC2's tree up to that of 2021, in the order in which EC2 lists them.
 var versions = []string{
 	"1.0", "2007-01-19", "2007-03-01", "2007-08-29", "2007-10-10", "2007-12-15", "2008-02-01", "2008-09-01", "2009-04-04",
 	"2011-01-01", "2011-05-01", "2012-01-12", "2014-02-25", "2014-11-05", "2015-10-20", "2016-04-19", "2016-06-30",
 	"2016-09-02", "2018-03-28", "2018-08-17", "2018-09-24", "2019-10-01", "2020-10-27", "2021-01-03", "2021-03-23",
-	"2021-07-15", "2022-09-24", "2024-04-11", "latest",
+	"2021-07-15", "latest",
 }
 
 // Types of contents.
