@@ -48,7 +48,11 @@ type Match struct {
 }
 
 // nouns maps the name of a command to the noun for its objects in messages, where the two differ.
-var nouns = map[string]string{"vm": "VM", "node": "host", "service-account": "service account"}
+var nouns = map[string]string{
+	"vm": "VM", "node": "host", "service-account": "service account",
+	"network vpc": "VPC", "network subnet": "subnet", "network port": "port", "network group": "security group", "network route": "route table",
+	"network nat": "NAT gateway", "network floating-ip": "floating IP", "network service-ip": "service IP", "network peering": "peering",
+}
 
 // One returns the ID of the only match for a name. It returns an error if there is no match or more than one. kind is
 // the command for such objects, such as "vm".

@@ -1,6 +1,6 @@
-// Package vm holds the commands for VMs: `trivet vm`. It uses package image to look up the images of a new VM. Every
-// command for one VM accepts its name or its ID. A name is unique in its project; the commands look it up with the
-// filter of ListVms.
+// Package vm holds the commands for VMs: `trivet vm`. It uses package image to look up the images of a new VM. Package
+// network uses its functions Matches and Names. Every command for one VM accepts its name or its ID. A name is unique
+// in its project; the commands look it up with the filter of ListVms.
 package vm
 
 import (
@@ -99,15 +99,19 @@ func deleteCommand(s *session.Session) *cobra.Command {
 
 // vmArgCommand returns a command with the single argument VM, a name or an ID, and shell completion for it.
 func vmArgCommand(s *session.Session, use, short string) *cobra.Command {
-	return &cobra.Command{Use: use, Short: short, Args: session.Exactly("VM"), ValidArgsFunction: session.FirstArg(
-		s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
-			vms, _, err := all(ctx, s, conn, "", session.PageSize)
-			var names []string
-			for _, vm := range vms {
-				names = append(names, vm.GetName())
-			}
-			return names, err
-		}))}
+	return &cobra.Command{Use: use, Short: short, Args: session.Exactly("VM"), ValidArgsFunction: session.FirstArg(Names(s))}
+}
+
+// Names returns a shell completion with the names of VMs.
+func Names(s *session.Session) cobra.CompletionFunc {
+	return s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
+		vms, _, err := all(ctx, s, conn, "", session.PageSize)
+		var names []string
+		for _, vm := range vms {
+			names = append(names, vm.GetName())
+		}
+		return names, err
+	})
 }
 
 // target identifies the VM that a command is for, and holds a client for calls about that VM.
@@ -123,11 +127,21 @@ func find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID str
 	if session.IsID(nameOrID) {
 		return t, nil
 	}
-	// Only a valid name may be part of the filter below, where it needs no escaping.
-	if err := cloud.CheckName("VM", nameOrID); err != nil {
-		return nil, session.Usagef("%q is not a valid name or ID of a VM", nameOrID)
+	matches, err := Matches(ctx, s, conn, nameOrID)
+	if err != nil {
+		return nil, err
 	}
-	vms, _, err := all(ctx, s, conn, fmt.Sprintf("name = %q", nameOrID), 0)
+	t.id, err = session.One("vm", nameOrID, matches)
+	return t, err
+}
+
+// Matches returns the VMs with a name. It returns a *session.Usage error if the name is not valid.
+func Matches(ctx context.Context, s *session.Session, conn *dial.Conn, name string) ([]session.Match, error) {
+	// Only a valid name may be part of the filter below, where it needs no escaping.
+	if err := cloud.CheckName("VM", name); err != nil {
+		return nil, session.Usagef("%q is not a valid name or ID of a VM", name)
+	}
+	vms, _, err := all(ctx, s, conn, fmt.Sprintf("name = %q", name), 0)
 	if err != nil {
 		return nil, err
 	}
@@ -136,8 +150,7 @@ func find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID str
 		matches[i] = session.Match{ID: vm.GetId(), About: fmt.Sprintf("%s in %s/%s",
 			show.Enum("VM_STATE", vm.GetState()), vm.GetOrgId(), vm.GetProjectId())}
 	}
-	t.id, err = session.One("vm", nameOrID, matches)
-	return t, err
+	return matches, nil
 }
 
 func all(ctx context.Context, s *session.Session, conn *dial.Conn, filter string, limit int) ([]*vmv1.VirtualMachine, bool, error) {
