@@ -9,6 +9,7 @@ import (
 
 	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
@@ -68,6 +69,50 @@ var policies = map[string]policy{
 	vmv1.NodeService_CordonNode_FullMethodName:              again,
 	vmv1.NodeService_UncordonNode_FullMethodName:            again,
 	operatorv1.OperatorService_ClusterStatus_FullMethodName: again,
+
+	// Adding a rule is not retried, because a repetition would fail with ALREADY_EXISTS; so are deletes and removals, which
+	// would fail with NOT_FOUND.
+	networkv1.NetworkService_CreateVpc_FullMethodName:             create,
+	networkv1.NetworkService_CreateSubnet_FullMethodName:          create,
+	networkv1.NetworkService_CreatePort_FullMethodName:            create,
+	networkv1.NetworkService_CreateSecurityGroup_FullMethodName:   create,
+	networkv1.NetworkService_CreateRouteTable_FullMethodName:      create,
+	networkv1.NetworkService_CreateNatGateway_FullMethodName:      create,
+	networkv1.NetworkService_CreateFloatingIp_FullMethodName:      create,
+	networkv1.NetworkService_CreateServiceIp_FullMethodName:       create,
+	networkv1.NetworkService_CreatePeering_FullMethodName:         create,
+	networkv1.NetworkService_CreateExternalNetwork_FullMethodName: create,
+
+	networkv1.NetworkService_GetVpc_FullMethodName:                again,
+	networkv1.NetworkService_ListVpcs_FullMethodName:              again,
+	networkv1.NetworkService_UpdateVpc_FullMethodName:             again,
+	networkv1.NetworkService_GetSubnet_FullMethodName:             again,
+	networkv1.NetworkService_ListSubnets_FullMethodName:           again,
+	networkv1.NetworkService_UpdateSubnet_FullMethodName:          again,
+	networkv1.NetworkService_GetPort_FullMethodName:               again,
+	networkv1.NetworkService_ListPorts_FullMethodName:             again,
+	networkv1.NetworkService_UpdatePort_FullMethodName:            again,
+	networkv1.NetworkService_GetSecurityGroup_FullMethodName:      again,
+	networkv1.NetworkService_ListSecurityGroups_FullMethodName:    again,
+	networkv1.NetworkService_UpdateSecurityGroup_FullMethodName:   again,
+	networkv1.NetworkService_GetRouteTable_FullMethodName:         again,
+	networkv1.NetworkService_ListRouteTables_FullMethodName:       again,
+	networkv1.NetworkService_UpdateRouteTable_FullMethodName:      again,
+	networkv1.NetworkService_GetNatGateway_FullMethodName:         again,
+	networkv1.NetworkService_ListNatGateways_FullMethodName:       again,
+	networkv1.NetworkService_GetFloatingIp_FullMethodName:         again,
+	networkv1.NetworkService_ListFloatingIps_FullMethodName:       again,
+	networkv1.NetworkService_UpdateFloatingIp_FullMethodName:      again,
+	networkv1.NetworkService_GetServiceIp_FullMethodName:          again,
+	networkv1.NetworkService_ListServiceIps_FullMethodName:        again,
+	networkv1.NetworkService_UpdateServiceIp_FullMethodName:       again,
+	networkv1.NetworkService_GetPeering_FullMethodName:            again,
+	networkv1.NetworkService_ListPeerings_FullMethodName:          again,
+	networkv1.NetworkService_GetExternalNetwork_FullMethodName:    again,
+	networkv1.NetworkService_ListExternalNetworks_FullMethodName:  again,
+	networkv1.NetworkService_UpdateExternalNetwork_FullMethodName: again,
+	networkv1.NetworkService_AcceptPeering_FullMethodName:         again,
+	networkv1.NetworkService_ExplainPath_FullMethodName:           again,
 
 	// CreateServiceAccount is not retried, because its secret is returned only once. SetPassword is not retried,
 	// because a repetition would revoke tokens that were issued in between.
