@@ -1,0 +1,122 @@
+package network
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strconv"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/cli/session"
+	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
+)
+
+func groups() *kind[*networkv1.SecurityGroup] {
+	return &kind[*networkv1.SecurityGroup]{
+		command: "group", noun: "security group", arg: "GROUP",
+		header: []string{"NAME", "ID", "RULES", "DEFAULT", "DESCRIPTION"},
+		row: func(g *networkv1.SecurityGroup, _ *labels) []string {
+			return []string{g.GetName(), g.GetId(), strconv.Itoa(len(g.GetRules())), yes(g.GetIsDefault()), g.GetDescription()}
+		},
+		fields: func(g *networkv1.SecurityGroup, _ *labels) [][2]string {
+			return [][2]string{{"Default", yes(g.GetIsDefault())}, {"Rules", strconv.Itoa(len(g.GetRules()))}}
+		},
+		more: func(w io.Writer, g *networkv1.SecurityGroup, l *labels) error {
+			return table(w, ruleHeader, ruleRows(g.GetRules(), l))
+		},
+		about: func(g *networkv1.SecurityGroup) string { return fmt.Sprintf("%d rules", len(g.GetRules())) },
+		page: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.SecurityGroup, string, error) {
+			page, err := c.ListSecurityGroups(ctx, &networkv1.ListSecurityGroupsRequest{
+				OrgId: q.org, ProjectId: q.project, PageSize: session.PageSize, PageToken: q.token, Name: q.name,
+			})
+			return page.GetSecurityGroups(), page.GetNextPageToken(), err
+		},
+		whole: func(all []*networkv1.SecurityGroup) proto.Message {
+			return &networkv1.ListSecurityGroupsResponse{SecurityGroups: all}
+		},
+		get: func(ctx context.Context, t *target, id string) (*networkv1.SecurityGroup, error) {
+			return t.client.GetSecurityGroup(ctx, &networkv1.GetSecurityGroupRequest{OrgId: t.org, ProjectId: t.project, Id: id})
+		},
+		remove: func(ctx context.Context, t *target, id string) error {
+			_, err := t.client.DeleteSecurityGroup(ctx, &networkv1.DeleteSecurityGroupRequest{OrgId: t.org, ProjectId: t.project, Id: id})
+			return err
+		},
+	}
+}
+
+// groupCommand returns the command `trivet network group`.
+func groupCommand(s *session.Session) *cobra.Command {
+	c := group("group", "Create and list security groups", `Create and list security groups. A security group permits traffic of the ports that have it. A port with several
+groups may send and receive what any of them permits; replies of a permitted connection pass.`, `  trivet network group create web --rule "ingress tcp/443" --rule "egress any"
+  trivet network rule add web ingress tcp/22 --from 10.0.0.0/16
+  trivet network group show web`)
+	c.Aliases = []string{"security-group"}
+	c.AddCommand(createGroupCommand(s), groups().listCommand(s), groups().showCommand(s, "Show a security group and its rules"),
+		updateGroupCommand(s), groups().deleteCommand(s, "Delete a security group that no port and no rule uses"))
+	return c
+}
+
+func createGroupCommand(s *session.Session) *cobra.Command {
+	req := &networkv1.CreateSecurityGroupRequest{}
+	var rules []string
+	c := &cobra.Command{
+		Use: "create NAME", Short: "Create a security group", Args: session.Exactly("NAME"),
+		Long: `Create a security group. Without --rule, it permits all outgoing and no incoming traffic. With --rule, it has only
+the given rules: add "egress any" to permit outgoing traffic too. A --rule is
+
+  ` + ruleForm + `
+
+in quotes, where PROTOCOL is
+` + trafficForm + `.`,
+		Example: `  trivet network group create web --rule "ingress tcp/443" --rule "ingress tcp/22 from 10.0.0.0/16" --rule "egress any"
+  trivet network group create db --rule "ingress tcp/5432 from group:web"`,
+	}
+	c.Flags().StringArrayVar(&rules, "rule", nil, "a rule, repeatable: see above")
+	c.Flags().StringVar(&req.Description, "description", "", "description")
+	c.RunE = run(s, func(ctx context.Context, t *target, args []string) (err error) {
+		if req.Name, err = nameArg(args); err != nil {
+			return err
+		}
+		specs := make([]ruleSpec, len(rules))
+		for i, text := range rules {
+			if specs[i], err = parseRule(text); err != nil {
+				return err
+			}
+		}
+		for _, spec := range specs {
+			rule, err := spec.rule(ctx, t)
+			if err != nil {
+				return err
+			}
+			req.Rules = append(req.Rules, rule)
+		}
+		req.OrgId, req.ProjectId = t.org, t.project
+		g, err := t.client.CreateSecurityGroup(ctx, req)
+		return groups().printMade(ctx, t, g, err)
+	})
+	return c
+}
+
+func updateGroupCommand(s *session.Session) *cobra.Command {
+	var change changes
+	c := groups().argCommand(s, "update", "Change the name and description of a security group")
+	c.Long = "Change the name and description of a security group. `trivet network rule` changes its rules."
+	c.Example = "  trivet network group update web --description \"HTTPS from everywhere\""
+	change.add(c)
+	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
+		if err := change.check(); err != nil {
+			return err
+		}
+		id, err := groups().find(ctx, t, args[0])
+		if err != nil {
+			return err
+		}
+		g, err := t.client.UpdateSecurityGroup(ctx, &networkv1.UpdateSecurityGroupRequest{
+			OrgId: t.org, ProjectId: t.project, Id: id, Name: change.newName(), Description: change.newDescription(),
+		})
+		return groups().printMade(ctx, t, g, err)
+	})
+	return c
+}

@@ -1,0 +1,368 @@
+package network
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// object is a resource in a response of the service. Most kinds also implement identified, owned and stated.
+type object interface {
+	proto.Message
+	GetName() string
+	GetDescription() string
+	GetCreatedAt() int64
+	GetUpdatedAt() int64
+}
+
+type identified interface{ GetId() string }
+
+type owned interface {
+	GetOrgId() string
+	GetProjectId() string
+}
+
+type stated interface {
+	GetStatus() networkv1.Status
+	GetStatusReason() string
+}
+
+// query selects objects of a list RPC. Empty fields select nothing in particular; the other fields are IDs, except for
+// name and token.
+type query struct {
+	org, project, name, token        string
+	vpc, subnet, device, group, port string
+}
+
+// kind describes a kind of resource: how its objects are read, printed and deleted. It implements the commands that all
+// kinds have. The fields more, about, named and address are optional.
+type kind[T object] struct {
+	// command is the subcommand of `trivet network`, noun names the kind in messages, and arg in usage lines.
+	command, noun, arg string
+	header             []string
+	// named is true if objects have a name but no ID.
+	named bool
+	// address returns the address of an object, by which it can be looked up as by its name.
+	address func(T) string
+	// row returns the cells of an object, one for each string in header.
+	row func(T, *labels) []string
+	// fields returns the lines of `show` that only this kind has.
+	fields func(T, *labels) [][2]string
+	// more prints the lists of an object, as tables below the lines of `show`.
+	more func(io.Writer, T, *labels) error
+	// about distinguishes an object from others with the same name.
+	about  func(T) string
+	page   func(context.Context, networkv1.NetworkServiceClient, query) (objects []T, next string, err error)
+	whole  func([]T) proto.Message
+	get    func(ctx context.Context, t *target, id string) (T, error)
+	remove func(ctx context.Context, t *target, id string) error
+}
+
+// finder is implemented by every kind: it looks up an object by name or ID.
+type finder interface {
+	find(ctx context.Context, t *target, nameOrID string) (id string, err error)
+	complete(s *session.Session) cobra.CompletionFunc
+}
+
+// idOf returns the ID of an object, or its name if the kind has no IDs.
+func idOf(o object) string {
+	if i, ok := o.(identified); ok {
+		return i.GetId()
+	}
+	return o.GetName()
+}
+
+// nameOf returns the name of an object, or its ID if it has no name.
+func nameOf(o object) string { return cmp.Or(o.GetName(), idOf(o)) }
+
+// find returns the ID of the object with a name or ID. It returns a *session.Usage error if the name is not valid, no
+// object has it, or several have it. It makes no call for an ID.
+func (k *kind[T]) find(ctx context.Context, t *target, nameOrID string) (string, error) {
+	return k.findIn(ctx, t, t.query(), nameOrID)
+}
+
+// findIn is like find, for the objects that q selects.
+func (k *kind[T]) findIn(ctx context.Context, t *target, q query, nameOrID string) (string, error) {
+	if session.IsID(nameOrID) && !k.named {
+		return nameOrID, nil
+	}
+	byAddress := k.address != nil && isAddress(nameOrID)
+	switch valid := cloud.CheckName("", nameOrID) == nil; {
+	case k.named && !valid:
+		return "", session.Usagef("%q is not a valid name of an %s", nameOrID, k.noun)
+	case k.named:
+		return nameOrID, nil
+	case !valid && !byAddress && k.address != nil:
+		return "", session.Usagef("%q is not a valid name, address or ID of a %s", nameOrID, k.noun)
+	case !valid && !byAddress:
+		return "", session.Usagef("%q is not a valid name or ID of a %s", nameOrID, k.noun)
+	}
+	matches, err := k.matches(ctx, t, q, nameOrID)
+	if err != nil {
+		return "", err
+	}
+	id, err := session.One("network "+k.command, nameOrID, matches)
+	if err != nil {
+		return "", session.Usagef("%v", err)
+	}
+	return id, nil
+}
+
+// matches returns the objects with a name, or with an address if the kind has them, among those that q selects.
+func (k *kind[T]) matches(ctx context.Context, t *target, q query, name string) ([]session.Match, error) {
+	byAddress := k.address != nil && isAddress(name)
+	if !byAddress {
+		q.name = name
+	}
+	all, _, err := k.all(ctx, t, q, 0)
+	if byAddress {
+		all = slices.DeleteFunc(all, func(o T) bool { return k.address(o) != name })
+	}
+	matches := make([]session.Match, len(all))
+	for i, o := range all {
+		matches[i] = session.Match{ID: idOf(o)}
+		if k.about != nil {
+			matches[i].About = k.about(o)
+		}
+	}
+	return matches, err
+}
+
+// all returns at most limit objects that q selects, or all if limit is 0. more is true if there are further ones.
+func (k *kind[T]) all(ctx context.Context, t *target, q query, limit int) (all []T, more bool, err error) {
+	return session.Pages(limit, func(token string) ([]T, string, error) {
+		q.token = token
+		return k.page(ctx, t.client, q)
+	})
+}
+
+// names returns the names of the project's objects, by ID.
+func (k *kind[T]) names(ctx context.Context, t *target) (map[string]string, error) {
+	all, _, err := k.all(ctx, t, t.query(), 0)
+	names := map[string]string{}
+	for _, o := range all {
+		names[idOf(o)] = nameOf(o)
+	}
+	return names, err
+}
+
+// complete returns a shell completion with the names of the first objects.
+func (k *kind[T]) complete(s *session.Session) cobra.CompletionFunc {
+	return s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
+		t := newTarget(s, conn)
+		all, _, err := k.all(ctx, t, t.query(), session.PageSize)
+		var names []string
+		for _, o := range all {
+			names = append(names, nameOf(o))
+		}
+		return names, err
+	})
+}
+
+// print prints objects in the format of --output: the message m as JSON, or the names of the objects, or a table.
+func (k *kind[T]) print(ctx context.Context, t *target, m proto.Message, objects ...T) error {
+	names := make([]string, len(objects))
+	for i, o := range objects {
+		names[i] = nameOf(o)
+	}
+	return t.s.Print(m, names, func(w io.Writer) error {
+		l := t.labels(ctx)
+		rows := make([][]string, len(objects))
+		for i, o := range objects {
+			rows[i] = k.row(o, l)
+		}
+		return show.Rows(w, k.header, rows)
+	})
+}
+
+// printMade prints the object that a call has created or changed, unless the call failed.
+func (k *kind[T]) printMade(ctx context.Context, t *target, o T, err error) error {
+	if err != nil {
+		return err
+	}
+	return k.print(ctx, t, o, o)
+}
+
+// filter is a flag of `list` that selects the objects that refer to another resource.
+type filter struct {
+	flag, usage string
+	of          finder
+	set         func(q *query, id string)
+}
+
+func inVPC() filter {
+	return filter{"vpc", "list only those of this VPC, by name or ID", vpcs(), func(q *query, id string) { q.vpc = id }}
+}
+
+func (k *kind[T]) listCommand(s *session.Session, filters ...filter) *cobra.Command {
+	var limit int
+	c := &cobra.Command{Use: "list", Short: "List the " + k.noun + "s", Args: session.Exactly()}
+	values := make([]string, len(filters))
+	for i, f := range filters {
+		refFlag(c, s, &values[i], f.flag, f.usage, f.of)
+	}
+	c.Flags().IntVar(&limit, "limit", 0, "list at most this many")
+	c.RunE = run(s, func(ctx context.Context, t *target, _ []string) error {
+		q := t.query()
+		for i, f := range filters {
+			if !c.Flags().Changed(f.flag) {
+				continue
+			}
+			id, err := f.of.find(ctx, t, values[i])
+			if err != nil {
+				return err
+			}
+			f.set(&q, id)
+		}
+		all, more, err := k.all(ctx, t, q, limit)
+		if err != nil {
+			return err
+		}
+		err = k.print(ctx, t, k.whole(all), all...)
+		if more {
+			s.Note("there are more: --limit is %d", limit)
+		}
+		return err
+	})
+	return c
+}
+
+// argCommand returns a command whose only argument is an object, with shell completion.
+func (k *kind[T]) argCommand(s *session.Session, verb, short string) *cobra.Command {
+	return &cobra.Command{Use: verb + " " + k.arg, Short: short, Args: session.Exactly(k.arg), ValidArgsFunction: session.FirstArg(k.complete(s))}
+}
+
+func (k *kind[T]) showCommand(s *session.Session, short string) *cobra.Command {
+	c := k.argCommand(s, "show", short)
+	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
+		o, err := k.read(ctx, t, args[0])
+		if err != nil {
+			return err
+		}
+		return s.Print(o, []string{nameOf(o)}, func(w io.Writer) error { return k.detail(w, s.Now(), o, t.labels(ctx)) })
+	})
+	return c
+}
+
+// read returns the object with a name or ID.
+func (k *kind[T]) read(ctx context.Context, t *target, nameOrID string) (T, error) {
+	id, err := k.find(ctx, t, nameOrID)
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return k.get(ctx, t, id)
+}
+
+// detail prints an object as lines of name and value, and its lists as tables.
+func (k *kind[T]) detail(w io.Writer, now time.Time, o T, l *labels) error {
+	at := func(ms int64) string {
+		if ms == 0 {
+			return ""
+		}
+		return show.When(ms) + " (" + show.Age(now, ms) + " ago)"
+	}
+	fields := [][2]string{{"Name", o.GetName()}}
+	if i, ok := any(o).(identified); ok {
+		fields = append(fields, [2]string{"ID", i.GetId()})
+	}
+	if p, ok := any(o).(owned); ok {
+		fields = append(fields, [2]string{"Tenant", p.GetOrgId() + "/" + p.GetProjectId()})
+	}
+	fields = append(fields, [2]string{"Description", o.GetDescription()})
+	if x, ok := any(o).(stated); ok {
+		fields = append(fields, [2]string{"Status", status(x)})
+		if x.GetStatusReason() != "" {
+			fields = append(fields, [2]string{"Reason", x.GetStatusReason()})
+		}
+	}
+	fields = append(fields, k.fields(o, l)...)
+	fields = append(fields, [2]string{"Created", at(o.GetCreatedAt())}, [2]string{"Changed", at(o.GetUpdatedAt())})
+	if err := show.Fields(w, fields); err != nil || k.more == nil {
+		return err
+	}
+	return k.more(w, o, l)
+}
+
+// table prints an empty line and a table. It prints nothing if the table has no rows.
+func table(w io.Writer, header []string, rows [][]string) error {
+	if len(rows) == 0 {
+		return nil
+	}
+	if _, err := fmt.Fprintln(w); err != nil {
+		return err
+	}
+	return show.Rows(w, header, rows)
+}
+
+func (k *kind[T]) deleteCommand(s *session.Session, short string) *cobra.Command {
+	c := k.argCommand(s, "delete", short)
+	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
+		id, err := k.find(ctx, t, args[0])
+		if err != nil {
+			return err
+		}
+		if err := k.remove(ctx, t, id); err != nil {
+			return err
+		}
+		return s.Done(args[0], "deleted")
+	})
+	return c
+}
+
+// labels finds the names of resources for output. It reads the names of a kind when the first one is needed.
+type labels struct {
+	load  func(lister) map[string]string
+	known map[string]map[string]string
+}
+
+// lister is implemented by every kind.
+type lister interface {
+	names(context.Context, *target) (map[string]string, error)
+	kindName() string
+}
+
+func (t *target) labels(ctx context.Context) *labels {
+	return &labels{known: map[string]map[string]string{}, load: func(k lister) map[string]string {
+		// The error is ignored: output then has IDs instead of names.
+		names, _ := k.names(ctx, t)
+		return names
+	}}
+}
+
+// of returns the name of the object with an ID, or the ID if the object has no name or cannot be read.
+func (l *labels) of(k lister, id string) string {
+	if id == "" {
+		return ""
+	}
+	if l.known[k.kindName()] == nil {
+		l.known[k.kindName()] = l.load(k)
+	}
+	return cmp.Or(l.known[k.kindName()][id], id)
+}
+
+// list returns the names of the objects with these IDs, separated by commas.
+func (l *labels) list(k lister, ids []string) string {
+	names := make([]string, len(ids))
+	for i, id := range ids {
+		names[i] = l.of(k, id)
+	}
+	return strings.Join(names, ", ")
+}
+
+func (k *kind[T]) kindName() string { return k.noun }
+
+func status(o stated) string { return show.Enum("STATUS", o.GetStatus()) }

@@ -1,0 +1,94 @@
+package network
+
+import (
+	"cmp"
+	"context"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/cli/session"
+	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
+)
+
+func natGateways() *kind[*networkv1.NatGateway] {
+	return &kind[*networkv1.NatGateway]{
+		command: "nat", noun: "NAT gateway", arg: "GATEWAY",
+		header: []string{"NAME", "ID", "VPC", "EXTERNAL", "ADDRESS", "DEFAULT", "STATUS"},
+		row: func(g *networkv1.NatGateway, l *labels) []string {
+			return []string{
+				g.GetName(), g.GetId(), l.of(vpcs(), g.GetVpcId()), g.GetExternalNetwork(), natAddress(g), yes(g.GetIsDefault()), status(g),
+			}
+		},
+		fields: func(g *networkv1.NatGateway, l *labels) [][2]string {
+			return [][2]string{
+				{"VPC", l.of(vpcs(), g.GetVpcId())}, {"External network", g.GetExternalNetwork()}, {"Address", natAddress(g)}, {"Default", yes(g.GetIsDefault())},
+			}
+		},
+		about: func(g *networkv1.NatGateway) string { return "of VPC " + g.GetVpcId() },
+		page: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.NatGateway, string, error) {
+			page, err := c.ListNatGateways(ctx, &networkv1.ListNatGatewaysRequest{
+				OrgId: q.org, ProjectId: q.project, PageSize: session.PageSize, PageToken: q.token, Name: q.name, VpcId: q.vpc,
+			})
+			return page.GetNatGateways(), page.GetNextPageToken(), err
+		},
+		whole: func(all []*networkv1.NatGateway) proto.Message {
+			return &networkv1.ListNatGatewaysResponse{NatGateways: all}
+		},
+		get: func(ctx context.Context, t *target, id string) (*networkv1.NatGateway, error) {
+			return t.client.GetNatGateway(ctx, &networkv1.GetNatGatewayRequest{OrgId: t.org, ProjectId: t.project, Id: id})
+		},
+		remove: func(ctx context.Context, t *target, id string) error {
+			_, err := t.client.DeleteNatGateway(ctx, &networkv1.DeleteNatGatewayRequest{OrgId: t.org, ProjectId: t.project, Id: id})
+			return err
+		},
+	}
+}
+
+// natAddress returns the address that peers see.
+func natAddress(g *networkv1.NatGateway) string { return cmp.Or(g.GetAddress(), "of the host") }
+
+// natCommand returns the command `trivet network nat`.
+func natCommand(s *session.Session) *cobra.Command {
+	c := group("nat", "Create and list NAT gateways", `Create and list NAT gateways. A NAT gateway gives outgoing connections of a VPC an address of an external network.
+Nobody outside can open a connection through it; floating IPs are for that.`, `  trivet network nat create gw --vpc prod --external internet --default
+  trivet network route add out 0.0.0.0/0=nat:gw`)
+	c.Aliases = []string{"nat-gateway"}
+	c.AddCommand(createNATCommand(s), natGateways().listCommand(s, inVPC()), natGateways().showCommand(s, "Show a NAT gateway"),
+		natGateways().deleteCommand(s, "Delete a NAT gateway that no route uses"))
+	return c
+}
+
+func createNATCommand(s *session.Session) *cobra.Command {
+	req := &networkv1.CreateNatGatewayRequest{}
+	var vpc string
+	c := &cobra.Command{
+		Use: "create [NAME]", Short: "Create a NAT gateway for a VPC", Args: optionalName,
+		Long: `Create a NAT gateway for a VPC. With --default, it is the default route of the VPC's subnets without a route table.
+Otherwise a route must lead to it. Peers see the address of the VM's host or, with --own-address, one address of the
+external network that no other gateway uses.`,
+		Example: `  trivet network nat create gw --vpc prod --external internet --default
+  trivet network nat create partner --vpc prod --external leased-line --own-address`,
+	}
+	refFlag(c, s, &vpc, "vpc", "VPC, by name or ID", vpcs())
+	refFlag(c, s, &req.ExternalNetwork, "external", "external network (default: the only one)", externals())
+	c.Flags().BoolVar(&req.OwnAddress, "own-address", false, "use an own address of the external network instead of the hosts' addresses")
+	c.Flags().BoolVar(&req.IsDefault, "default", false, "make it the VPC's default route")
+	c.Flags().StringVar(&req.Description, "description", "", "description")
+	require(c, "vpc")
+	c.RunE = run(s, func(ctx context.Context, t *target, args []string) (err error) {
+		if err := checkExternal(req.ExternalNetwork); err != nil {
+			return err
+		}
+		if req.Name, err = nameArg(args); err != nil {
+			return err
+		}
+		if req.VpcId, err = vpcs().find(ctx, t, vpc); err != nil {
+			return err
+		}
+		req.OrgId, req.ProjectId = t.org, t.project
+		g, err := t.client.CreateNatGateway(ctx, req)
+		return natGateways().printMade(ctx, t, g, err)
+	})
+	return c
+}

@@ -1,0 +1,317 @@
+package network
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
+)
+
+// ruleCommand returns the command `trivet network rule`.
+func ruleCommand(s *session.Session) *cobra.Command {
+	c := group("rule", "Add and remove rules of security groups", `Add and remove rules of security groups. A rule permits traffic; what no rule of a port's groups permits is
+dropped. Changes apply within a second, also to connections that exist.`, `  trivet network rule add web ingress tcp/443
+  trivet network rule add db ingress tcp/5432 --from group:web
+  trivet network rule list web`)
+	c.AddCommand(addRuleCommand(s), listRulesCommand(s), removeRuleCommand(s))
+	return c
+}
+
+func addRuleCommand(s *session.Session) *cobra.Command {
+	var spec ruleSpec
+	var from, to, description string
+	c := &cobra.Command{
+		Use: "add GROUP ingress|egress PROTOCOL", Short: "Add a rule to a security group", Args: session.Exactly("GROUP", "ingress|egress", "PROTOCOL"),
+		Long: `Add a rule to a security group. PROTOCOL is
+` + trafficForm + `.
+
+A rule for ingress permits what comes from --from, and one for egress what goes to --to: a prefix, an address, or
+group:NAME for the ports that have this group. Without --from and --to, the rule is for all IPv4 addresses, or with
+--ipv6 for all IPv6 addresses.`,
+		Example: `  trivet network rule add web ingress tcp/443 --from 0.0.0.0/0
+  trivet network rule add web ingress tcp/443 --from ::/0
+  trivet network rule add db ingress tcp/5432 --from group:web
+  trivet network rule add db egress udp/53 --to 9.9.9.9`,
+		ValidArgsFunction: argCompletions(groups().complete(s),
+			cobra.FixedCompletions([]string{"ingress", "egress"}, cobra.ShellCompDirectiveNoFileComp),
+			cobra.FixedCompletions([]string{"tcp/", "udp/", "sctp/", "icmp", "icmpv6", "any"}, cobra.ShellCompDirectiveNoSpace)),
+	}
+	p := c.Flags()
+	p.StringVar(&from, "from", "", "source of ingress: CIDR, address or group:NAME (default: everything)")
+	p.StringVar(&to, "to", "", "destination of egress: CIDR, address or group:NAME (default: everything)")
+	p.BoolVar(&spec.ipv6, "ipv6", false, "the rule is for IPv6 (default for IPv6 prefixes and icmpv6)")
+	p.StringVar(&description, "description", "", "description")
+	c.RunE = run(s, func(ctx context.Context, t *target, args []string) (err error) {
+		if err := spec.parse(args[1], args[2], from, to); err != nil {
+			return err
+		}
+		req := &networkv1.AddSecurityGroupRuleRequest{OrgId: t.org, ProjectId: t.project}
+		if req.SecurityGroupId, err = groups().find(ctx, t, args[0]); err != nil {
+			return err
+		}
+		if req.Rule, err = spec.rule(ctx, t); err != nil {
+			return err
+		}
+		req.Rule.Description = description
+		g, err := t.client.AddSecurityGroupRule(ctx, req)
+		if err != nil {
+			return err
+		}
+		// The service appends the new rule.
+		added := g.GetRules()[max(len(g.GetRules())-1, 0):]
+		if len(added) == 0 {
+			return s.Done(args[0], "changed")
+		}
+		return s.Print(added[0], []string{added[0].GetId()}, func(w io.Writer) error {
+			return show.Rows(w, ruleHeader, ruleRows(added, t.labels(ctx)))
+		})
+	})
+	return c
+}
+
+func listRulesCommand(s *session.Session) *cobra.Command {
+	c := groups().argCommand(s, "list", "List the rules of a security group")
+	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
+		g, err := groups().read(ctx, t, args[0])
+		if err != nil {
+			return err
+		}
+		return s.Print(g, ruleIDs(g), func(w io.Writer) error { return show.Rows(w, ruleHeader, ruleRows(g.GetRules(), t.labels(ctx))) })
+	})
+	return c
+}
+
+func removeRuleCommand(s *session.Session) *cobra.Command {
+	c := &cobra.Command{
+		Use: "remove GROUP RULE-ID", Short: "Remove a rule from a security group", Args: session.Exactly("GROUP", "RULE-ID"),
+		Long:    "Remove a rule from a security group. Connections that only this rule permitted end within a second.",
+		Example: "  trivet network rule list web\n  trivet network rule remove web 0192f0c1-9d3c-7a51-8f2b-6f1c5a3e7d20",
+		ValidArgsFunction: argCompletions(groups().complete(s), func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+			return s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
+				g, err := groups().read(ctx, newTarget(s, conn), args[0])
+				return ruleIDs(g), err
+			})(cmd, args, prefix)
+		}),
+	}
+	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
+		if !session.IsID(args[1]) {
+			return session.Usagef("RULE-ID %q: want the ID of a rule: `trivet network rule list %s` shows them", args[1], args[0])
+		}
+		group, err := groups().find(ctx, t, args[0])
+		if err != nil {
+			return err
+		}
+		if _, err := t.client.RemoveSecurityGroupRule(ctx, &networkv1.RemoveSecurityGroupRuleRequest{
+			OrgId: t.org, ProjectId: t.project, SecurityGroupId: group, RuleId: args[1],
+		}); err != nil {
+			return err
+		}
+		return s.Done(args[1], "removed")
+	})
+	return c
+}
+
+// argCompletions returns a shell completion that uses one function for each argument in turn.
+func argCompletions(of ...cobra.CompletionFunc) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+		if len(args) >= len(of) {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return of[len(args)](cmd, args, prefix)
+	}
+}
+
+func ruleIDs(g *networkv1.SecurityGroup) (ids []string) {
+	for _, r := range g.GetRules() {
+		ids = append(ids, r.GetId())
+	}
+	return ids
+}
+
+var ruleHeader = []string{"ID", "DIRECTION", "VERSION", "PROTOCOL", "REMOTE", "DESCRIPTION"}
+
+func ruleRows(rules []*networkv1.SecurityGroupRule, l *labels) [][]string {
+	rows := make([][]string, len(rules))
+	for i, r := range rules {
+		remote := cmp.Or(r.GetRemoteCidr(), "everything")
+		if r.GetRemoteGroupId() != "" {
+			remote = groupPrefix + l.of(groups(), r.GetRemoteGroupId())
+		}
+		rows[i] = []string{
+			r.GetId(), strings.ToLower(show.Enum("DIRECTION", r.GetDirection())), version(r.GetEthertype()), traffic(r), remote, r.GetDescription(),
+		}
+	}
+	return rows
+}
+
+func version(e networkv1.Ethertype) string {
+	if e == networkv1.Ethertype_ETHERTYPE_IPV6 {
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
+// traffic formats the protocol and ports of a rule in the form that parseTraffic reads.
+func traffic(r *networkv1.SecurityGroupRule) string {
+	protocol := cmp.Or(r.GetProtocol(), "any")
+	switch {
+	case r.IcmpType != nil && r.IcmpCode != nil:
+		return fmt.Sprintf("%s/%d:%d", protocol, r.GetIcmpType(), r.GetIcmpCode())
+	case r.IcmpType != nil:
+		return fmt.Sprintf("%s/%d", protocol, r.GetIcmpType())
+	case r.GetPortMin() == 0 && r.GetPortMax() == 0:
+		return protocol
+	case r.GetPortMin() == r.GetPortMax():
+		return fmt.Sprintf("%s/%d", protocol, r.GetPortMin())
+	}
+	return fmt.Sprintf("%s/%d-%d", protocol, r.GetPortMin(), r.GetPortMax())
+}
+
+const (
+	groupPrefix = "group:"
+	ruleForm    = "ingress PROTOCOL [from CIDR|group:NAME], or egress PROTOCOL [to CIDR|group:NAME]"
+	trafficForm = `tcp, udp or sctp with a port or a range, such as tcp/443 or udp/5000-5100; icmp or icmpv6, also with a type and code,
+such as icmp/8 or icmp/3:4; the number of another protocol; or any`
+)
+
+// ruleSpec is a rule as given on the command line. Its remote group is a name or an ID.
+type ruleSpec struct {
+	ipv6   bool
+	parsed *networkv1.SecurityGroupRule
+	// group is the remote group; empty for none.
+	group string
+}
+
+// parseRule parses a value of --rule.
+func parseRule(text string) (spec ruleSpec, err error) {
+	words := strings.Fields(text)
+	var from, to string
+	switch {
+	case len(words) == 4 && words[2] == "from":
+		from = words[3]
+	case len(words) == 4 && words[2] == "to":
+		to = words[3]
+	case len(words) != 2:
+		return spec, session.Usagef("--rule %q: want %s", text, ruleForm)
+	}
+	return spec, spec.parse(words[0], words[1], from, to)
+}
+
+// parse sets the fields of the rule. At most one of from and to may be set: from for ingress and to for egress.
+func (x *ruleSpec) parse(direction, protocol, from, to string) error {
+	x.parsed = &networkv1.SecurityGroupRule{}
+	flag, remote := "from", from
+	switch direction {
+	case "ingress":
+		x.parsed.Direction = networkv1.Direction_DIRECTION_INGRESS
+		if to != "" {
+			return session.Usagef("a rule for ingress has a source: give it with --from instead of --to")
+		}
+	case "egress":
+		flag, remote = "to", to
+		x.parsed.Direction = networkv1.Direction_DIRECTION_EGRESS
+		if from != "" {
+			return session.Usagef("a rule for egress has a destination: give it with --to instead of --from")
+		}
+	default:
+		return session.Usagef("%q is not a direction: want ingress or egress", direction)
+	}
+	if err := parseTraffic(protocol, x.parsed); err != nil {
+		return err
+	}
+	if err := x.parseRemote(flag, remote); err != nil {
+		return err
+	}
+	x.parsed.Ethertype = networkv1.Ethertype_ETHERTYPE_IPV4
+	if x.ipv6 || x.parsed.GetProtocol() == "icmpv6" || strings.Contains(x.parsed.GetRemoteCidr(), ":") {
+		x.parsed.Ethertype = networkv1.Ethertype_ETHERTYPE_IPV6
+	}
+	return nil
+}
+
+func (x *ruleSpec) parseRemote(flag, text string) error {
+	name, isGroup := strings.CutPrefix(text, groupPrefix)
+	switch {
+	case text == "" || text == "any":
+		return nil
+	case isGroup && name == "":
+		return session.Usagef("--%s %q: want the name or ID of a security group after %s", flag, text, groupPrefix)
+	case isGroup:
+		x.group = name
+		return nil
+	case isAddress(text):
+		text += map[bool]string{false: "/32", true: "/128"}[strings.Contains(text, ":")]
+	case !strings.Contains(text, "/"):
+		return session.Usagef("--%s %q: want a prefix such as 10.0.0.0/16, an address, or %sNAME", flag, text, groupPrefix)
+	}
+	x.parsed.RemoteCidr = text
+	return checkCIDRs("--"+flag, text)
+}
+
+// rule returns the rule for a request. It looks up the remote group.
+func (x *ruleSpec) rule(ctx context.Context, t *target) (*networkv1.SecurityGroupRule, error) {
+	if x.group == "" {
+		return x.parsed, nil
+	}
+	var err error
+	x.parsed.RemoteGroupId, err = groups().find(ctx, t, x.group)
+	return x.parsed, err
+}
+
+var withPorts = []string{"tcp", "udp", "sctp"}
+
+// parseTraffic sets the protocol and ports of a rule from text such as tcp/443. It also accepts 443/tcp.
+func parseTraffic(text string, r *networkv1.SecurityGroupRule) error {
+	bad := func() error {
+		return session.Usagef("PROTOCOL %q: want %s", text, strings.ReplaceAll(trafficForm, "\n", " "))
+	}
+	protocol, detail, detailed := strings.Cut(text, "/")
+	if slices.Contains(withPorts, detail) {
+		protocol, detail = detail, protocol
+	}
+	r.Protocol = protocol
+	if _, err := strconv.ParseUint(protocol, 10, 8); err == nil && !detailed {
+		return nil
+	}
+	var ok bool
+	switch {
+	case slices.Contains(withPorts, protocol) && detailed:
+		r.PortMin, r.PortMax, ok = numberRange(detail, "-", 1, 65535)
+	case (protocol == "icmp" || protocol == "icmpv6") && detailed:
+		var kind, code uint32
+		kind, code, ok = numberRange(detail, ":", 0, 255)
+		if r.IcmpType = &kind; strings.Contains(detail, ":") {
+			r.IcmpCode = &code
+		}
+	default:
+		ok = !detailed && (protocol == "any" || protocol == "icmp" || protocol == "icmpv6" || slices.Contains(withPorts, protocol))
+	}
+	switch {
+	case !ok:
+		return bad()
+	case r.GetPortMin() > r.GetPortMax():
+		return session.Usagef("PROTOCOL %q: the first port is greater than the last", text)
+	}
+	return nil
+}
+
+// numberRange parses one number or two numbers with a separator. For one number, it returns that twice.
+func numberRange(text, separator string, least, most uint64) (first, last uint32, ok bool) {
+	a, b, two := strings.Cut(text, separator)
+	if !two {
+		b = a
+	}
+	x, err := strconv.ParseUint(a, 10, 16)
+	y, err2 := strconv.ParseUint(b, 10, 16)
+	return uint32(x), uint32(y), err == nil && err2 == nil && min(x, y) >= least && max(x, y) <= most
+}

@@ -1,0 +1,140 @@
+package network
+
+import (
+	"context"
+	"strconv"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/cli/session"
+	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
+)
+
+func vpcs() *kind[*networkv1.Vpc] {
+	return &kind[*networkv1.Vpc]{
+		command: "vpc", noun: "VPC", arg: "VPC",
+		header: []string{"NAME", "ID", "CIDR", "IPV6 CIDR", "STATUS", "DEFAULT"},
+		row: func(v *networkv1.Vpc, _ *labels) []string {
+			return []string{v.GetName(), v.GetId(), v.GetCidrBlock(), v.GetIpv6CidrBlock(), status(v), yes(v.GetIsDefault())}
+		},
+		fields: func(v *networkv1.Vpc, _ *labels) [][2]string {
+			return [][2]string{
+				{"CIDR", v.GetCidrBlock()}, {"IPv6 CIDR", v.GetIpv6CidrBlock()}, {"MTU", number(v.GetMtu())}, {"Default", yes(v.GetIsDefault())},
+			}
+		},
+		about: func(v *networkv1.Vpc) string {
+			return v.GetCidrBlock() + " of " + v.GetOrgId() + "/" + v.GetProjectId()
+		},
+		page: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.Vpc, string, error) {
+			page, err := c.ListVpcs(ctx, &networkv1.ListVpcsRequest{
+				OrgId: q.org, ProjectId: q.project, PageSize: session.PageSize, PageToken: q.token, Name: q.name,
+			})
+			return page.GetVpcs(), page.GetNextPageToken(), err
+		},
+		whole: func(all []*networkv1.Vpc) proto.Message { return &networkv1.ListVpcsResponse{Vpcs: all} },
+		get: func(ctx context.Context, t *target, id string) (*networkv1.Vpc, error) {
+			return t.client.GetVpc(ctx, &networkv1.GetVpcRequest{OrgId: t.org, ProjectId: t.project, Id: id})
+		},
+		remove: func(ctx context.Context, t *target, id string) error {
+			_, err := t.client.DeleteVpc(ctx, &networkv1.DeleteVpcRequest{OrgId: t.org, ProjectId: t.project, Id: id})
+			return err
+		},
+	}
+}
+
+// number formats n, and returns "" for 0.
+func number[N uint32 | uint64](n N) string {
+	if n == 0 {
+		return ""
+	}
+	return strconv.FormatUint(uint64(n), 10)
+}
+
+// free formats a number of free addresses.
+func free(n uint64) string { return strconv.FormatUint(n, 10) }
+
+func yes(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+// vpcCommand returns the command `trivet network vpc`.
+func vpcCommand(s *session.Session) *cobra.Command {
+	c := group("vpc", "Create and list VPCs", `Create and list VPCs. A VPC is a private network with a prefix of its own. VPCs cannot reach each other
+unless a peering connects them.`, `  trivet network vpc create prod --cidr 10.0.0.0/16 --egress nat
+  trivet network subnet create front --vpc prod --cidr 10.0.1.0/24`)
+	c.AddCommand(createVPCCommand(s), vpcs().listCommand(s), vpcs().showCommand(s, "Show a VPC"), updateVPCCommand(s), deleteVPCCommand(s))
+	return c
+}
+
+// egresses maps the values of --egress to those of the API.
+var egresses = map[string]networkv1.Egress{"": 0, "none": networkv1.Egress_EGRESS_NONE, "nat": networkv1.Egress_EGRESS_NAT}
+
+func createVPCCommand(s *session.Session) *cobra.Command {
+	req := &networkv1.CreateVpcRequest{}
+	var egress string
+	c := &cobra.Command{
+		Use: "create NAME", Short: "Create a VPC", Args: session.Exactly("NAME"),
+		Long: `Create a VPC. --cidr is a private prefix of /8 to /28, such as 10.0.0.0/16. With --egress nat, the VPC also gets a
+NAT gateway as its default route, so that its VMs reach the internet. The first VPC of a project also creates the
+security group "default".`,
+		Example: "  trivet network vpc create prod --cidr 10.0.0.0/16 --egress nat\n  trivet network vpc create lab --cidr 10.9.0.0/16 --ipv6-cidr fd00:9::/48",
+	}
+	p := c.Flags()
+	p.StringVar(&req.CidrBlock, "cidr", "", "IPv4 prefix of /8 to /28, within 10.0.0.0/8, 172.16.0.0/12 or 192.168.0.0/16")
+	p.StringVar(&req.Ipv6CidrBlock, "ipv6-cidr", "", "IPv6 prefix of /48 to /56, within fd00::/8")
+	p.StringVar(&egress, "egress", "none", "way to the world: nat (a NAT gateway) or none")
+	refFlag(c, s, &req.ExternalNetwork, "external", "external network for --egress nat (default: the only one)", externals())
+	p.StringVar(&req.Description, "description", "", "description")
+	require(c, "cidr")
+	completeFlag(c, "egress", cobra.FixedCompletions([]string{"nat", "none"}, cobra.ShellCompDirectiveNoFileComp))
+	c.RunE = run(s, func(ctx context.Context, t *target, args []string) (err error) {
+		var known bool
+		if req.Egress, known = egresses[egress]; !known {
+			return session.Usagef("--egress %q: want nat or none", egress)
+		}
+		if req.ExternalNetwork != "" && req.Egress != networkv1.Egress_EGRESS_NAT {
+			return session.Usagef("--external is only for --egress nat")
+		}
+		if err := firstError(checkCIDRs("--cidr", req.CidrBlock), checkCIDRs("--ipv6-cidr", req.Ipv6CidrBlock), checkExternal(req.ExternalNetwork)); err != nil {
+			return err
+		}
+		if req.Name, err = nameArg(args); err != nil {
+			return err
+		}
+		req.OrgId, req.ProjectId = t.org, t.project
+		v, err := t.client.CreateVpc(ctx, req)
+		return vpcs().printMade(ctx, t, v, err)
+	})
+	return c
+}
+
+func updateVPCCommand(s *session.Session) *cobra.Command {
+	var change changes
+	c := vpcs().argCommand(s, "update", "Change the name and description of a VPC")
+	c.Example = "  trivet network vpc update prod --name production"
+	change.add(c)
+	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
+		if err := change.check(); err != nil {
+			return err
+		}
+		id, err := vpcs().find(ctx, t, args[0])
+		if err != nil {
+			return err
+		}
+		v, err := t.client.UpdateVpc(ctx, &networkv1.UpdateVpcRequest{
+			OrgId: t.org, ProjectId: t.project, Id: id, Name: change.newName(), Description: change.newDescription(),
+		})
+		return vpcs().printMade(ctx, t, v, err)
+	})
+	return c
+}
+
+func deleteVPCCommand(s *session.Session) *cobra.Command {
+	c := vpcs().deleteCommand(s, "Delete a VPC without subnets, service IPs and peerings")
+	c.Long = "Delete a VPC without subnets, service IPs and peerings. Its NAT gateways and route tables are deleted with it."
+	return c
+}
