@@ -24,6 +24,7 @@ import (
 
 	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
@@ -63,6 +64,7 @@ type fakeCloud struct {
 	kv      *fakeKeys
 	credits *fakeCredits
 	people  *fakeIdentity
+	net     *fakeNetwork
 }
 
 type watched struct {
@@ -86,6 +88,7 @@ func newCloud(t *testing.T, secure credentials.TransportCredentials, members ...
 	c.kv = newKeys(c)
 	c.credits = newCredits()
 	c.people = newIdentity(c)
+	c.net = &fakeNetwork{cloud: c}
 	for _, m := range members {
 		l := bufconn.Listen(1 << 16)
 		c.members[m+":50051"] = l
@@ -95,6 +98,7 @@ func newCloud(t *testing.T, secure credentials.TransportCredentials, members ...
 		vmv1.RegisterNodeServiceServer(s, c)
 		operatorv1.RegisterOperatorServiceServer(s, c)
 		identityv1.RegisterIdentityServiceServer(s, c.people)
+		networkv1.RegisterNetworkServiceServer(s, c.net)
 		creditv1.RegisterCreditServiceServer(s, c.credits)
 		etcd.RegisterKVServer(s, c.kv)
 		etcd.RegisterWatchServer(s, c.kv)
