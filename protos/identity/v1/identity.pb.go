@@ -3264,11 +3264,14 @@ type Quota struct {
 	Images     *uint64                `protobuf:"varint,5,opt,name=images,proto3,oneof" json:"images,omitempty"`
 	// Of an org only, INVALID_ARGUMENT for a project. Absent: 100.
 	Projects *uint64 `protobuf:"varint,6,opt,name=projects,proto3,oneof" json:"projects,omitempty"`
-	// Network resources. Absent for a project: 20 VPCs, 200 subnets, 10,000 ports, 500 security groups.
+	// Network resources. Absent for a project: 20 VPCs, 200 subnets, 10,000 ports, 500 security groups, 20 floating IPs,
+	// 200 service IPs.
 	Vpcs           *uint64 `protobuf:"varint,7,opt,name=vpcs,proto3,oneof" json:"vpcs,omitempty"`
 	Subnets        *uint64 `protobuf:"varint,8,opt,name=subnets,proto3,oneof" json:"subnets,omitempty"`
 	Ports          *uint64 `protobuf:"varint,9,opt,name=ports,proto3,oneof" json:"ports,omitempty"`
 	SecurityGroups *uint64 `protobuf:"varint,10,opt,name=security_groups,json=securityGroups,proto3,oneof" json:"security_groups,omitempty"`
+	FloatingIps    *uint64 `protobuf:"varint,11,opt,name=floating_ips,json=floatingIps,proto3,oneof" json:"floating_ips,omitempty"`
+	ServiceIps     *uint64 `protobuf:"varint,12,opt,name=service_ips,json=serviceIps,proto3,oneof" json:"service_ips,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -3373,6 +3376,20 @@ func (x *Quota) GetSecurityGroups() uint64 {
 	return 0
 }
 
+func (x *Quota) GetFloatingIps() uint64 {
+	if x != nil && x.FloatingIps != nil {
+		return *x.FloatingIps
+	}
+	return 0
+}
+
+func (x *Quota) GetServiceIps() uint64 {
+	if x != nil && x.ServiceIps != nil {
+		return *x.ServiceIps
+	}
+	return 0
+}
+
 // Usage is the resources of a project, or of all projects of an org together. A stopped VM counts like a running one,
 // because its host keeps room for it.
 type Usage struct {
@@ -3388,6 +3405,8 @@ type Usage struct {
 	Subnets        uint64  `protobuf:"varint,8,opt,name=subnets,proto3" json:"subnets,omitempty"`
 	Ports          uint64  `protobuf:"varint,9,opt,name=ports,proto3" json:"ports,omitempty"`
 	SecurityGroups uint64  `protobuf:"varint,10,opt,name=security_groups,json=securityGroups,proto3" json:"security_groups,omitempty"`
+	FloatingIps    uint64  `protobuf:"varint,11,opt,name=floating_ips,json=floatingIps,proto3" json:"floating_ips,omitempty"`
+	ServiceIps     uint64  `protobuf:"varint,12,opt,name=service_ips,json=serviceIps,proto3" json:"service_ips,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -3488,6 +3507,20 @@ func (x *Usage) GetPorts() uint64 {
 func (x *Usage) GetSecurityGroups() uint64 {
 	if x != nil {
 		return x.SecurityGroups
+	}
+	return 0
+}
+
+func (x *Usage) GetFloatingIps() uint64 {
+	if x != nil {
+		return x.FloatingIps
+	}
+	return 0
+}
+
+func (x *Usage) GetServiceIps() uint64 {
+	if x != nil {
+		return x.ServiceIps
 	}
 	return 0
 }
@@ -4473,7 +4506,7 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"=\n" +
 	"\x14DeleteProjectRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x15\n" +
-	"\x06org_id\x18\x02 \x01(\tR\x05orgId\"\xbe\x03\n" +
+	"\x06org_id\x18\x02 \x01(\tR\x05orgId\"\xad\x04\n" +
 	"\x05Quota\x12\x19\n" +
 	"\x05vcpus\x18\x01 \x01(\x04H\x00R\x05vcpus\x88\x01\x01\x12\"\n" +
 	"\n" +
@@ -4487,7 +4520,11 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\asubnets\x18\b \x01(\x04H\aR\asubnets\x88\x01\x01\x12\x19\n" +
 	"\x05ports\x18\t \x01(\x04H\bR\x05ports\x88\x01\x01\x12,\n" +
 	"\x0fsecurity_groups\x18\n" +
-	" \x01(\x04H\tR\x0esecurityGroups\x88\x01\x01B\b\n" +
+	" \x01(\x04H\tR\x0esecurityGroups\x88\x01\x01\x12&\n" +
+	"\ffloating_ips\x18\v \x01(\x04H\n" +
+	"R\vfloatingIps\x88\x01\x01\x12$\n" +
+	"\vservice_ips\x18\f \x01(\x04H\vR\n" +
+	"serviceIps\x88\x01\x01B\b\n" +
 	"\x06_vcpusB\r\n" +
 	"\v_memory_mibB\x0e\n" +
 	"\f_storage_gibB\x06\n" +
@@ -4498,7 +4535,9 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\n" +
 	"\b_subnetsB\b\n" +
 	"\x06_portsB\x12\n" +
-	"\x10_security_groups\"\xa2\x02\n" +
+	"\x10_security_groupsB\x0f\n" +
+	"\r_floating_ipsB\x0e\n" +
+	"\f_service_ips\"\xe6\x02\n" +
 	"\x05Usage\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\x04R\x05vcpus\x12\x1d\n" +
 	"\n" +
@@ -4512,7 +4551,10 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\asubnets\x18\b \x01(\x04R\asubnets\x12\x14\n" +
 	"\x05ports\x18\t \x01(\x04R\x05ports\x12'\n" +
 	"\x0fsecurity_groups\x18\n" +
-	" \x01(\x04R\x0esecurityGroupsB\v\n" +
+	" \x01(\x04R\x0esecurityGroups\x12!\n" +
+	"\ffloating_ips\x18\v \x01(\x04R\vfloatingIps\x12\x1f\n" +
+	"\vservice_ips\x18\f \x01(\x04R\n" +
+	"serviceIpsB\v\n" +
 	"\t_projects\"\x95\x01\n" +
 	"\vQuotaStatus\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
