@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/split"
-	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 )
 
 // boundListener is an open listener with the servers that serve it: a gRPC or an HTTP server, or both on a port for

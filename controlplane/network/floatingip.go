@@ -84,7 +84,7 @@ func createFloating(tx *store.Tx, t cloud.Tenant, q FloatingRequest) (f cloud.Fl
 // attachFloating sets the target of a floating IP without one. It returns FailedPrecondition if another floating IP
 // leads to the target.
 func attachFloating(tx *store.Tx, t cloud.Tenant, f *cloud.FloatingIP, port cloud.PortID, service cloud.ServiceIPID) error {
-	target := string(port) + string(service)
+	target, what := string(port)+string(service), "port "+string(port)
 	if target == "" {
 		return nil
 	}
@@ -99,14 +99,14 @@ func attachFloating(tx *store.Tx, t cloud.Tenant, f *cloud.FloatingIP, port clou
 		if err != nil {
 			return err
 		}
-		f.Fixed = s.Address
+		f.Fixed, what = s.Address, "service IP "+target
 	}
 	other, err := floatingAt.Get(tx, target)
 	if err != nil {
 		return err
 	}
 	if other != nil {
-		return inUse(target, []string{"floating IP " + string(*other)})
+		return inUse(what, []string{"floating IP " + string(*other)})
 	}
 	f.Port, f.ServiceIP, f.Status = port, service, cloud.NetworkPending
 	floatingAt.Put(tx, &f.ID, target)

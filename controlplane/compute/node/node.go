@@ -89,6 +89,8 @@ type Service struct {
 	opts   Options
 	vms    VMController
 	images ImageSource
+	// networks is nil in tests that need no networks.
+	networks NetworkController
 
 	mu sync.Mutex
 	// termStart is the Steady time, in Unix milliseconds, at which Follow began in this member's current term as

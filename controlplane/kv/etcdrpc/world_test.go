@@ -73,11 +73,11 @@ func newWorld(t *testing.T, change ...func(*settings)) *world {
 	var work sync.WaitGroup
 	work.Go(func() { w.service.Run(ctx) })
 	work.Go(func() { server.Run(ctx) })
-	work.Go(func() { split.Serve() })
-	work.Go(func() { g.Serve(split.GRPC()) })
-	work.Go(func() { web.Serve(split.HTTP()) })
+	work.Go(func() { ports.Serve() })
+	work.Go(func() { g.Serve(ports.GRPC()) })
+	work.Go(func() { web.Serve(ports.HTTP()) })
 	t.Cleanup(func() {
-		split.Close()
+		ports.Close()
 		g.Stop()
 		web.Close()
 		cancel()

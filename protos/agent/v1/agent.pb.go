@@ -19,6 +19,7 @@
 package agentv1
 
 import (
+	v11 "github.com/trivet-cloud/trivet/protos/network/v1"
 	v1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
@@ -619,9 +620,11 @@ type AssignedVm struct {
 	// In boot order.
 	Disks []*AssignedDisk `protobuf:"bytes,16,rep,name=disks,proto3" json:"disks,omitempty"`
 	// With a kernel the guest boots directly, without firmware and boot loader.
-	Kernel        *AssignedImage `protobuf:"bytes,17,opt,name=kernel,proto3" json:"kernel,omitempty"`
-	Initrd        *AssignedImage `protobuf:"bytes,18,opt,name=initrd,proto3" json:"initrd,omitempty"`
-	Cmdline       string         `protobuf:"bytes,19,opt,name=cmdline,proto3" json:"cmdline,omitempty"`
+	Kernel  *AssignedImage `protobuf:"bytes,17,opt,name=kernel,proto3" json:"kernel,omitempty"`
+	Initrd  *AssignedImage `protobuf:"bytes,18,opt,name=initrd,proto3" json:"initrd,omitempty"`
+	Cmdline string         `protobuf:"bytes,19,opt,name=cmdline,proto3" json:"cmdline,omitempty"`
+	// In the order of the guest's network interfaces.
+	Nics          []*AssignedNic `protobuf:"bytes,20,rep,name=nics,proto3" json:"nics,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -789,6 +792,102 @@ func (x *AssignedVm) GetCmdline() string {
 	return ""
 }
 
+func (x *AssignedVm) GetNics() []*AssignedNic {
+	if x != nil {
+		return x.Nics
+	}
+	return nil
+}
+
+// AssignedNic is a network interface of a VM. The agent opens the tap of its port before it starts the guest, and waits
+// for SyncNetworks to send the port.
+type AssignedNic struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Unique in the VM.
+	Id     string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	PortId string `protobuf:"bytes,2,opt,name=port_id,json=portId,proto3" json:"port_id,omitempty"`
+	VpcId  string `protobuf:"bytes,3,opt,name=vpc_id,json=vpcId,proto3" json:"vpc_id,omitempty"`
+	// In the notation 02:00:5e:10:00:01.
+	MacAddress string      `protobuf:"bytes,4,opt,name=mac_address,json=macAddress,proto3" json:"mac_address,omitempty"`
+	Model      v1.NicModel `protobuf:"varint,5,opt,name=model,proto3,enum=vmcontroller.v1.NicModel" json:"model,omitempty"`
+	// MTU of the VPC.
+	Mtu           uint32 `protobuf:"varint,6,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AssignedNic) Reset() {
+	*x = AssignedNic{}
+	mi := &file_agent_v1_agent_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AssignedNic) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AssignedNic) ProtoMessage() {}
+
+func (x *AssignedNic) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AssignedNic.ProtoReflect.Descriptor instead.
+func (*AssignedNic) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *AssignedNic) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *AssignedNic) GetPortId() string {
+	if x != nil {
+		return x.PortId
+	}
+	return ""
+}
+
+func (x *AssignedNic) GetVpcId() string {
+	if x != nil {
+		return x.VpcId
+	}
+	return ""
+}
+
+func (x *AssignedNic) GetMacAddress() string {
+	if x != nil {
+		return x.MacAddress
+	}
+	return ""
+}
+
+func (x *AssignedNic) GetModel() v1.NicModel {
+	if x != nil {
+		return x.Model
+	}
+	return v1.NicModel(0)
+}
+
+func (x *AssignedNic) GetMtu() uint32 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
+}
+
 type AssignedDisk struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Unique in the VM.
@@ -804,7 +903,7 @@ type AssignedDisk struct {
 
 func (x *AssignedDisk) Reset() {
 	*x = AssignedDisk{}
-	mi := &file_agent_v1_agent_proto_msgTypes[6]
+	mi := &file_agent_v1_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -816,7 +915,7 @@ func (x *AssignedDisk) String() string {
 func (*AssignedDisk) ProtoMessage() {}
 
 func (x *AssignedDisk) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[6]
+	mi := &file_agent_v1_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -829,7 +928,7 @@ func (x *AssignedDisk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignedDisk.ProtoReflect.Descriptor instead.
 func (*AssignedDisk) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *AssignedDisk) GetId() string {
@@ -881,7 +980,7 @@ type AssignedImage struct {
 
 func (x *AssignedImage) Reset() {
 	*x = AssignedImage{}
-	mi := &file_agent_v1_agent_proto_msgTypes[7]
+	mi := &file_agent_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -893,7 +992,7 @@ func (x *AssignedImage) String() string {
 func (*AssignedImage) ProtoMessage() {}
 
 func (x *AssignedImage) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[7]
+	mi := &file_agent_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -906,7 +1005,7 @@ func (x *AssignedImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignedImage.ProtoReflect.Descriptor instead.
 func (*AssignedImage) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *AssignedImage) GetImageId() string {
@@ -954,7 +1053,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[8]
+	mi := &file_agent_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -966,7 +1065,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[8]
+	mi := &file_agent_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -979,7 +1078,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ConsoleRequest) GetRequestId() string {
@@ -1029,7 +1128,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[9]
+	mi := &file_agent_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1041,7 +1140,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[9]
+	mi := &file_agent_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1054,7 +1153,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ReportRequest) GetFacts() *NodeFacts {
@@ -1079,7 +1178,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[10]
+	mi := &file_agent_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1091,7 +1190,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[10]
+	mi := &file_agent_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1104,7 +1203,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 // NodeFacts describes the host beyond its heartbeat.
@@ -1125,7 +1224,7 @@ type NodeFacts struct {
 
 func (x *NodeFacts) Reset() {
 	*x = NodeFacts{}
-	mi := &file_agent_v1_agent_proto_msgTypes[11]
+	mi := &file_agent_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1137,7 +1236,7 @@ func (x *NodeFacts) String() string {
 func (*NodeFacts) ProtoMessage() {}
 
 func (x *NodeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[11]
+	mi := &file_agent_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1150,7 +1249,7 @@ func (x *NodeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFacts.ProtoReflect.Descriptor instead.
 func (*NodeFacts) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *NodeFacts) GetBootId() string {
@@ -1215,7 +1314,7 @@ type VmObservation struct {
 
 func (x *VmObservation) Reset() {
 	*x = VmObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[12]
+	mi := &file_agent_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1227,7 +1326,7 @@ func (x *VmObservation) String() string {
 func (*VmObservation) ProtoMessage() {}
 
 func (x *VmObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[12]
+	mi := &file_agent_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1240,7 +1339,7 @@ func (x *VmObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VmObservation.ProtoReflect.Descriptor instead.
 func (*VmObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *VmObservation) GetVmId() string {
@@ -1339,7 +1438,7 @@ type ReadImageRequest struct {
 
 func (x *ReadImageRequest) Reset() {
 	*x = ReadImageRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[13]
+	mi := &file_agent_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1351,7 +1450,7 @@ func (x *ReadImageRequest) String() string {
 func (*ReadImageRequest) ProtoMessage() {}
 
 func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[13]
+	mi := &file_agent_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1364,7 +1463,7 @@ func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageRequest.ProtoReflect.Descriptor instead.
 func (*ReadImageRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ReadImageRequest) GetSha256() string {
@@ -1391,7 +1490,7 @@ type ReadImageResponse struct {
 
 func (x *ReadImageResponse) Reset() {
 	*x = ReadImageResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_agent_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1403,7 +1502,7 @@ func (x *ReadImageResponse) String() string {
 func (*ReadImageResponse) ProtoMessage() {}
 
 func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_agent_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1416,7 +1515,7 @@ func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageResponse.ProtoReflect.Descriptor instead.
 func (*ReadImageResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ReadImageResponse) GetData() []byte {
@@ -1441,7 +1540,7 @@ type SendConsoleRequest struct {
 
 func (x *SendConsoleRequest) Reset() {
 	*x = SendConsoleRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_agent_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1453,7 +1552,7 @@ func (x *SendConsoleRequest) String() string {
 func (*SendConsoleRequest) ProtoMessage() {}
 
 func (x *SendConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_agent_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1466,7 +1565,7 @@ func (x *SendConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendConsoleRequest.ProtoReflect.Descriptor instead.
 func (*SendConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SendConsoleRequest) GetRequestId() string {
@@ -1498,7 +1597,7 @@ type SendConsoleResponse struct {
 
 func (x *SendConsoleResponse) Reset() {
 	*x = SendConsoleResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_agent_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1510,7 +1609,7 @@ func (x *SendConsoleResponse) String() string {
 func (*SendConsoleResponse) ProtoMessage() {}
 
 func (x *SendConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_agent_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1523,14 +1622,533 @@ func (x *SendConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendConsoleResponse.ProtoReflect.Descriptor instead.
 func (*SendConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{17}
+}
+
+// SyncNetworksRequest describes the host in the first message, and acknowledges a revision in each later one.
+type SyncNetworksRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Must be 1. In the first message only.
+	Protocol uint32 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	// In the first message only.
+	Host *HostNetwork `protobuf:"bytes,2,opt,name=host,proto3" json:"host,omitempty"`
+	// The kernel has the state of this revision, except for the VPCs in failures.
+	AppliedRevision int64 `protobuf:"varint,3,opt,name=applied_revision,json=appliedRevision,proto3" json:"applied_revision,omitempty"`
+	// The VPCs whose state could not be applied, at most 1,000. Each later message replaces the list.
+	Failures      []*VpcFailure `protobuf:"bytes,4,rep,name=failures,proto3" json:"failures,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SyncNetworksRequest) Reset() {
+	*x = SyncNetworksRequest{}
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SyncNetworksRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SyncNetworksRequest) ProtoMessage() {}
+
+func (x *SyncNetworksRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SyncNetworksRequest.ProtoReflect.Descriptor instead.
+func (*SyncNetworksRequest) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *SyncNetworksRequest) GetProtocol() uint32 {
+	if x != nil {
+		return x.Protocol
+	}
+	return 0
+}
+
+func (x *SyncNetworksRequest) GetHost() *HostNetwork {
+	if x != nil {
+		return x.Host
+	}
+	return nil
+}
+
+func (x *SyncNetworksRequest) GetAppliedRevision() int64 {
+	if x != nil {
+		return x.AppliedRevision
+	}
+	return 0
+}
+
+func (x *SyncNetworksRequest) GetFailures() []*VpcFailure {
+	if x != nil {
+		return x.Failures
+	}
+	return nil
+}
+
+// HostNetwork is what the host offers to VPCs.
+type HostNetwork struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The host's address on the underlay, to which other hosts send VXLAN packets.
+	Vtep string `protobuf:"bytes,1,opt,name=vtep,proto3" json:"vtep,omitempty"`
+	// MTU of the underlay. VPCs with an MTU above it less 50 bytes (70 with IPv6) are not placed on this host.
+	UnderlayMtu uint32 `protobuf:"varint,2,opt,name=underlay_mtu,json=underlayMtu,proto3" json:"underlay_mtu,omitempty"`
+	// Names of the external networks that the host is connected to.
+	ExternalNetworks []string `protobuf:"bytes,3,rep,name=external_networks,json=externalNetworks,proto3" json:"external_networks,omitempty"`
+	// Why the host cannot have network interfaces of VMs, for example a kernel feature that is missing. Empty: it can.
+	Missing       []string `protobuf:"bytes,4,rep,name=missing,proto3" json:"missing,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HostNetwork) Reset() {
+	*x = HostNetwork{}
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostNetwork) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostNetwork) ProtoMessage() {}
+
+func (x *HostNetwork) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostNetwork.ProtoReflect.Descriptor instead.
+func (*HostNetwork) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *HostNetwork) GetVtep() string {
+	if x != nil {
+		return x.Vtep
+	}
+	return ""
+}
+
+func (x *HostNetwork) GetUnderlayMtu() uint32 {
+	if x != nil {
+		return x.UnderlayMtu
+	}
+	return 0
+}
+
+func (x *HostNetwork) GetExternalNetworks() []string {
+	if x != nil {
+		return x.ExternalNetworks
+	}
+	return nil
+}
+
+func (x *HostNetwork) GetMissing() []string {
+	if x != nil {
+		return x.Missing
+	}
+	return nil
+}
+
+// VpcFailure is a VPC whose state could not be applied.
+type VpcFailure struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	VpcId string                 `protobuf:"bytes,1,opt,name=vpc_id,json=vpcId,proto3" json:"vpc_id,omitempty"`
+	// At most 1,024 bytes.
+	Error         string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VpcFailure) Reset() {
+	*x = VpcFailure{}
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VpcFailure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VpcFailure) ProtoMessage() {}
+
+func (x *VpcFailure) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VpcFailure.ProtoReflect.Descriptor instead.
+func (*VpcFailure) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *VpcFailure) GetVpcId() string {
+	if x != nil {
+		return x.VpcId
+	}
+	return ""
+}
+
+func (x *VpcFailure) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+// SyncNetworksResponse is a part of the snapshot or a change. A record replaces the one with the same ID. A host has
+// exactly the records of the VPCs in vpcs, and the security groups of their projects.
+type SyncNetworksResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As in WatchResponse.
+	Term uint64 `protobuf:"varint,1,opt,name=term,proto3" json:"term,omitempty"`
+	// With complete: the agent has all changes up to this revision. It acknowledges this number.
+	Revision int64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Set in the last message of the snapshot and in the last message of each change.
+	Complete bool `protobuf:"varint,3,opt,name=complete,proto3" json:"complete,omitempty"`
+	// A VPC that the host did not have comes with all records that belong to it, in this message and those up to the next
+	// with complete.
+	Vpcs           []*HostVpc           `protobuf:"bytes,4,rep,name=vpcs,proto3" json:"vpcs,omitempty"`
+	Subnets        []*HostSubnet        `protobuf:"bytes,5,rep,name=subnets,proto3" json:"subnets,omitempty"`
+	Ports          []*HostPort          `protobuf:"bytes,6,rep,name=ports,proto3" json:"ports,omitempty"`
+	SecurityGroups []*v11.SecurityGroup `protobuf:"bytes,7,rep,name=security_groups,json=securityGroups,proto3" json:"security_groups,omitempty"`
+	RouteTables    []*v11.RouteTable    `protobuf:"bytes,8,rep,name=route_tables,json=routeTables,proto3" json:"route_tables,omitempty"`
+	NatGateways    []*v11.NatGateway    `protobuf:"bytes,9,rep,name=nat_gateways,json=natGateways,proto3" json:"nat_gateways,omitempty"`
+	FloatingIps    []*v11.FloatingIp    `protobuf:"bytes,10,rep,name=floating_ips,json=floatingIps,proto3" json:"floating_ips,omitempty"`
+	ServiceIps     []*v11.ServiceIp     `protobuf:"bytes,11,rep,name=service_ips,json=serviceIps,proto3" json:"service_ips,omitempty"`
+	// IDs of records of any kind that were deleted. The ID of a VPC means that the host needs it no longer: everything
+	// that belongs to it is to be removed.
+	Deleted       []string `protobuf:"bytes,12,rep,name=deleted,proto3" json:"deleted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SyncNetworksResponse) Reset() {
+	*x = SyncNetworksResponse{}
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SyncNetworksResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SyncNetworksResponse) ProtoMessage() {}
+
+func (x *SyncNetworksResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SyncNetworksResponse.ProtoReflect.Descriptor instead.
+func (*SyncNetworksResponse) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *SyncNetworksResponse) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *SyncNetworksResponse) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *SyncNetworksResponse) GetComplete() bool {
+	if x != nil {
+		return x.Complete
+	}
+	return false
+}
+
+func (x *SyncNetworksResponse) GetVpcs() []*HostVpc {
+	if x != nil {
+		return x.Vpcs
+	}
+	return nil
+}
+
+func (x *SyncNetworksResponse) GetSubnets() []*HostSubnet {
+	if x != nil {
+		return x.Subnets
+	}
+	return nil
+}
+
+func (x *SyncNetworksResponse) GetPorts() []*HostPort {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+func (x *SyncNetworksResponse) GetSecurityGroups() []*v11.SecurityGroup {
+	if x != nil {
+		return x.SecurityGroups
+	}
+	return nil
+}
+
+func (x *SyncNetworksResponse) GetRouteTables() []*v11.RouteTable {
+	if x != nil {
+		return x.RouteTables
+	}
+	return nil
+}
+
+func (x *SyncNetworksResponse) GetNatGateways() []*v11.NatGateway {
+	if x != nil {
+		return x.NatGateways
+	}
+	return nil
+}
+
+func (x *SyncNetworksResponse) GetFloatingIps() []*v11.FloatingIp {
+	if x != nil {
+		return x.FloatingIps
+	}
+	return nil
+}
+
+func (x *SyncNetworksResponse) GetServiceIps() []*v11.ServiceIp {
+	if x != nil {
+		return x.ServiceIps
+	}
+	return nil
+}
+
+func (x *SyncNetworksResponse) GetDeleted() []string {
+	if x != nil {
+		return x.Deleted
+	}
+	return nil
+}
+
+type HostVpc struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Vpc   *v11.Vpc               `protobuf:"bytes,1,opt,name=vpc,proto3" json:"vpc,omitempty"`
+	// The domain of host names in the VPC, such as web.internal.
+	Domain        string `protobuf:"bytes,2,opt,name=domain,proto3" json:"domain,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HostVpc) Reset() {
+	*x = HostVpc{}
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostVpc) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostVpc) ProtoMessage() {}
+
+func (x *HostVpc) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostVpc.ProtoReflect.Descriptor instead.
+func (*HostVpc) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *HostVpc) GetVpc() *v11.Vpc {
+	if x != nil {
+		return x.Vpc
+	}
+	return nil
+}
+
+func (x *HostVpc) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+type HostSubnet struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Subnet *v11.Subnet            `protobuf:"bytes,1,opt,name=subnet,proto3" json:"subnet,omitempty"`
+	// VXLAN network identifier.
+	Vni           uint32 `protobuf:"varint,2,opt,name=vni,proto3" json:"vni,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HostSubnet) Reset() {
+	*x = HostSubnet{}
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostSubnet) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostSubnet) ProtoMessage() {}
+
+func (x *HostSubnet) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostSubnet.ProtoReflect.Descriptor instead.
+func (*HostSubnet) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *HostSubnet) GetSubnet() *v11.Subnet {
+	if x != nil {
+		return x.Subnet
+	}
+	return nil
+}
+
+func (x *HostSubnet) GetVni() uint32 {
+	if x != nil {
+		return x.Vni
+	}
+	return 0
+}
+
+type HostPort struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// With node_id set to the host of the port's device; the port is on this host if that is its own ID.
+	Port *v11.Port `protobuf:"bytes,1,opt,name=port,proto3" json:"port,omitempty"`
+	// The underlay address of the port's host. Empty if the port has no host or the host is not known yet.
+	Vtep string `protobuf:"bytes,2,opt,name=vtep,proto3" json:"vtep,omitempty"`
+	// Name of the port's device in DNS, without a domain. May be empty.
+	HostName string `protobuf:"bytes,3,opt,name=host_name,json=hostName,proto3" json:"host_name,omitempty"`
+	// Grows each time when the port is bound to a host. An agent does not announce a port with an older binding.
+	BindingGeneration uint64 `protobuf:"varint,4,opt,name=binding_generation,json=bindingGeneration,proto3" json:"binding_generation,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *HostPort) Reset() {
+	*x = HostPort{}
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostPort) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostPort) ProtoMessage() {}
+
+func (x *HostPort) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostPort.ProtoReflect.Descriptor instead.
+func (*HostPort) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *HostPort) GetPort() *v11.Port {
+	if x != nil {
+		return x.Port
+	}
+	return nil
+}
+
+func (x *HostPort) GetVtep() string {
+	if x != nil {
+		return x.Vtep
+	}
+	return ""
+}
+
+func (x *HostPort) GetHostName() string {
+	if x != nil {
+		return x.HostName
+	}
+	return ""
+}
+
+func (x *HostPort) GetBindingGeneration() uint64 {
+	if x != nil {
+		return x.BindingGeneration
+	}
+	return 0
 }
 
 var File_agent_v1_agent_proto protoreflect.FileDescriptor
 
 const file_agent_v1_agent_proto_rawDesc = "" +
 	"\n" +
-	"\x14agent/v1/agent.proto\x12\bagent.v1\x1a\x1bvmcontroller/v1/image.proto\x1a\x18vmcontroller/v1/vm.proto\"e\n" +
+	"\x14agent/v1/agent.proto\x12\bagent.v1\x1a\x18network/v1/network.proto\x1a\x1bvmcontroller/v1/image.proto\x1a\x18vmcontroller/v1/vm.proto\"e\n" +
 	"\vJoinRequest\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\tR\x05token\x12\x10\n" +
@@ -1557,7 +2175,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\freleased_vms\x18\x05 \x03(\tR\vreleasedVms\x12\x16\n" +
 	"\x06images\x18\x06 \x03(\tR\x06images\x12#\n" +
 	"\rlease_seconds\x18\a \x01(\rR\fleaseSeconds\x12C\n" +
-	"\x10console_requests\x18\b \x03(\v2\x18.agent.v1.ConsoleRequestR\x0fconsoleRequests\"\xe0\x04\n" +
+	"\x10console_requests\x18\b \x03(\v2\x18.agent.v1.ConsoleRequestR\x0fconsoleRequests\"\x8b\x05\n" +
 	"\n" +
 	"AssignedVm\x12\x13\n" +
 	"\x05vm_id\x18\x01 \x01(\tR\x04vmId\x12\x12\n" +
@@ -1583,7 +2201,16 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x05disks\x18\x10 \x03(\v2\x16.agent.v1.AssignedDiskR\x05disks\x12/\n" +
 	"\x06kernel\x18\x11 \x01(\v2\x17.agent.v1.AssignedImageR\x06kernel\x12/\n" +
 	"\x06initrd\x18\x12 \x01(\v2\x17.agent.v1.AssignedImageR\x06initrd\x12\x18\n" +
-	"\acmdline\x18\x13 \x01(\tR\acmdline\"\xca\x01\n" +
+	"\acmdline\x18\x13 \x01(\tR\acmdline\x12)\n" +
+	"\x04nics\x18\x14 \x03(\v2\x15.agent.v1.AssignedNicR\x04nics\"\xb1\x01\n" +
+	"\vAssignedNic\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
+	"\aport_id\x18\x02 \x01(\tR\x06portId\x12\x15\n" +
+	"\x06vpc_id\x18\x03 \x01(\tR\x05vpcId\x12\x1f\n" +
+	"\vmac_address\x18\x04 \x01(\tR\n" +
+	"macAddress\x12/\n" +
+	"\x05model\x18\x05 \x01(\x0e2\x19.vmcontroller.v1.NicModelR\x05model\x12\x10\n" +
+	"\x03mtu\x18\x06 \x01(\rR\x03mtu\"\xca\x01\n" +
 	"\fAssignedDisk\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
 	"\n" +
@@ -1646,7 +2273,48 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\x12\x14\n" +
 	"\x05error\x18\x03 \x01(\tR\x05error\"\x15\n" +
-	"\x13SendConsoleResponse*d\n" +
+	"\x13SendConsoleResponse\"\xb9\x01\n" +
+	"\x13SyncNetworksRequest\x12\x1a\n" +
+	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12)\n" +
+	"\x04host\x18\x02 \x01(\v2\x15.agent.v1.HostNetworkR\x04host\x12)\n" +
+	"\x10applied_revision\x18\x03 \x01(\x03R\x0fappliedRevision\x120\n" +
+	"\bfailures\x18\x04 \x03(\v2\x14.agent.v1.VpcFailureR\bfailures\"\x8b\x01\n" +
+	"\vHostNetwork\x12\x12\n" +
+	"\x04vtep\x18\x01 \x01(\tR\x04vtep\x12!\n" +
+	"\funderlay_mtu\x18\x02 \x01(\rR\vunderlayMtu\x12+\n" +
+	"\x11external_networks\x18\x03 \x03(\tR\x10externalNetworks\x12\x18\n" +
+	"\amissing\x18\x04 \x03(\tR\amissing\"9\n" +
+	"\n" +
+	"VpcFailure\x12\x15\n" +
+	"\x06vpc_id\x18\x01 \x01(\tR\x05vpcId\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\"\xaa\x04\n" +
+	"\x14SyncNetworksResponse\x12\x12\n" +
+	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\x12\x1a\n" +
+	"\bcomplete\x18\x03 \x01(\bR\bcomplete\x12%\n" +
+	"\x04vpcs\x18\x04 \x03(\v2\x11.agent.v1.HostVpcR\x04vpcs\x12.\n" +
+	"\asubnets\x18\x05 \x03(\v2\x14.agent.v1.HostSubnetR\asubnets\x12(\n" +
+	"\x05ports\x18\x06 \x03(\v2\x12.agent.v1.HostPortR\x05ports\x12B\n" +
+	"\x0fsecurity_groups\x18\a \x03(\v2\x19.network.v1.SecurityGroupR\x0esecurityGroups\x129\n" +
+	"\froute_tables\x18\b \x03(\v2\x16.network.v1.RouteTableR\vrouteTables\x129\n" +
+	"\fnat_gateways\x18\t \x03(\v2\x16.network.v1.NatGatewayR\vnatGateways\x129\n" +
+	"\ffloating_ips\x18\n" +
+	" \x03(\v2\x16.network.v1.FloatingIpR\vfloatingIps\x126\n" +
+	"\vservice_ips\x18\v \x03(\v2\x15.network.v1.ServiceIpR\n" +
+	"serviceIps\x12\x18\n" +
+	"\adeleted\x18\f \x03(\tR\adeleted\"D\n" +
+	"\aHostVpc\x12!\n" +
+	"\x03vpc\x18\x01 \x01(\v2\x0f.network.v1.VpcR\x03vpc\x12\x16\n" +
+	"\x06domain\x18\x02 \x01(\tR\x06domain\"J\n" +
+	"\n" +
+	"HostSubnet\x12*\n" +
+	"\x06subnet\x18\x01 \x01(\v2\x12.network.v1.SubnetR\x06subnet\x12\x10\n" +
+	"\x03vni\x18\x02 \x01(\rR\x03vni\"\x90\x01\n" +
+	"\bHostPort\x12$\n" +
+	"\x04port\x18\x01 \x01(\v2\x10.network.v1.PortR\x04port\x12\x12\n" +
+	"\x04vtep\x18\x02 \x01(\tR\x04vtep\x12\x1b\n" +
+	"\thost_name\x18\x03 \x01(\tR\bhostName\x12-\n" +
+	"\x12binding_generation\x18\x04 \x01(\x04R\x11bindingGeneration*d\n" +
 	"\x05Power\x12\x15\n" +
 	"\x11POWER_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tPOWER_OFF\x10\x01\x12\f\n" +
@@ -1669,14 +2337,15 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"EXIT_GUEST\x10\x01\x12\x0e\n" +
 	"\n" +
 	"EXIT_ASKED\x10\x02\x12\x0f\n" +
-	"\vEXIT_FAILED\x10\x032\x8b\x03\n" +
+	"\vEXIT_FAILED\x10\x032\xde\x03\n" +
 	"\fAgentService\x123\n" +
 	"\x04Join\x12\x15.agent.v1.JoinRequest\x1a\x14.agent.v1.Credential\x125\n" +
 	"\x05Renew\x12\x16.agent.v1.RenewRequest\x1a\x14.agent.v1.Credential\x12:\n" +
 	"\x05Watch\x12\x16.agent.v1.WatchRequest\x1a\x17.agent.v1.WatchResponse0\x01\x12=\n" +
 	"\x06Report\x12\x17.agent.v1.ReportRequest\x1a\x18.agent.v1.ReportResponse(\x01\x12F\n" +
 	"\tReadImage\x12\x1a.agent.v1.ReadImageRequest\x1a\x1b.agent.v1.ReadImageResponse0\x01\x12L\n" +
-	"\vSendConsole\x12\x1c.agent.v1.SendConsoleRequest\x1a\x1d.agent.v1.SendConsoleResponse(\x01B8Z6github.com/trivet-cloud/trivet/protos/agent/v1;agentv1b\x06proto3"
+	"\vSendConsole\x12\x1c.agent.v1.SendConsoleRequest\x1a\x1d.agent.v1.SendConsoleResponse(\x01\x12Q\n" +
+	"\fSyncNetworks\x12\x1d.agent.v1.SyncNetworksRequest\x1a\x1e.agent.v1.SyncNetworksResponse(\x010\x01B8Z6github.com/trivet-cloud/trivet/protos/agent/v1;agentv1b\x06proto3"
 
 var (
 	file_agent_v1_agent_proto_rawDescOnce sync.Once
@@ -1691,68 +2360,102 @@ func file_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_agent_v1_agent_proto_goTypes = []any{
-	(Power)(0),                  // 0: agent.v1.Power
-	(Observed)(0),               // 1: agent.v1.Observed
-	(Exit)(0),                   // 2: agent.v1.Exit
-	(*JoinRequest)(nil),         // 3: agent.v1.JoinRequest
-	(*RenewRequest)(nil),        // 4: agent.v1.RenewRequest
-	(*Credential)(nil),          // 5: agent.v1.Credential
-	(*WatchRequest)(nil),        // 6: agent.v1.WatchRequest
-	(*WatchResponse)(nil),       // 7: agent.v1.WatchResponse
-	(*AssignedVm)(nil),          // 8: agent.v1.AssignedVm
-	(*AssignedDisk)(nil),        // 9: agent.v1.AssignedDisk
-	(*AssignedImage)(nil),       // 10: agent.v1.AssignedImage
-	(*ConsoleRequest)(nil),      // 11: agent.v1.ConsoleRequest
-	(*ReportRequest)(nil),       // 12: agent.v1.ReportRequest
-	(*ReportResponse)(nil),      // 13: agent.v1.ReportResponse
-	(*NodeFacts)(nil),           // 14: agent.v1.NodeFacts
-	(*VmObservation)(nil),       // 15: agent.v1.VmObservation
-	(*ReadImageRequest)(nil),    // 16: agent.v1.ReadImageRequest
-	(*ReadImageResponse)(nil),   // 17: agent.v1.ReadImageResponse
-	(*SendConsoleRequest)(nil),  // 18: agent.v1.SendConsoleRequest
-	(*SendConsoleResponse)(nil), // 19: agent.v1.SendConsoleResponse
-	(v1.DiskBus)(0),             // 20: vmcontroller.v1.DiskBus
-	(v1.DiskCache)(0),           // 21: vmcontroller.v1.DiskCache
-	(v1.ImageFormat)(0),         // 22: vmcontroller.v1.ImageFormat
-	(v1.Architecture)(0),        // 23: vmcontroller.v1.Architecture
-	(*v1.ResourceUsage)(nil),    // 24: vmcontroller.v1.ResourceUsage
+	(Power)(0),                   // 0: agent.v1.Power
+	(Observed)(0),                // 1: agent.v1.Observed
+	(Exit)(0),                    // 2: agent.v1.Exit
+	(*JoinRequest)(nil),          // 3: agent.v1.JoinRequest
+	(*RenewRequest)(nil),         // 4: agent.v1.RenewRequest
+	(*Credential)(nil),           // 5: agent.v1.Credential
+	(*WatchRequest)(nil),         // 6: agent.v1.WatchRequest
+	(*WatchResponse)(nil),        // 7: agent.v1.WatchResponse
+	(*AssignedVm)(nil),           // 8: agent.v1.AssignedVm
+	(*AssignedNic)(nil),          // 9: agent.v1.AssignedNic
+	(*AssignedDisk)(nil),         // 10: agent.v1.AssignedDisk
+	(*AssignedImage)(nil),        // 11: agent.v1.AssignedImage
+	(*ConsoleRequest)(nil),       // 12: agent.v1.ConsoleRequest
+	(*ReportRequest)(nil),        // 13: agent.v1.ReportRequest
+	(*ReportResponse)(nil),       // 14: agent.v1.ReportResponse
+	(*NodeFacts)(nil),            // 15: agent.v1.NodeFacts
+	(*VmObservation)(nil),        // 16: agent.v1.VmObservation
+	(*ReadImageRequest)(nil),     // 17: agent.v1.ReadImageRequest
+	(*ReadImageResponse)(nil),    // 18: agent.v1.ReadImageResponse
+	(*SendConsoleRequest)(nil),   // 19: agent.v1.SendConsoleRequest
+	(*SendConsoleResponse)(nil),  // 20: agent.v1.SendConsoleResponse
+	(*SyncNetworksRequest)(nil),  // 21: agent.v1.SyncNetworksRequest
+	(*HostNetwork)(nil),          // 22: agent.v1.HostNetwork
+	(*VpcFailure)(nil),           // 23: agent.v1.VpcFailure
+	(*SyncNetworksResponse)(nil), // 24: agent.v1.SyncNetworksResponse
+	(*HostVpc)(nil),              // 25: agent.v1.HostVpc
+	(*HostSubnet)(nil),           // 26: agent.v1.HostSubnet
+	(*HostPort)(nil),             // 27: agent.v1.HostPort
+	(v1.NicModel)(0),             // 28: vmcontroller.v1.NicModel
+	(v1.DiskBus)(0),              // 29: vmcontroller.v1.DiskBus
+	(v1.DiskCache)(0),            // 30: vmcontroller.v1.DiskCache
+	(v1.ImageFormat)(0),          // 31: vmcontroller.v1.ImageFormat
+	(v1.Architecture)(0),         // 32: vmcontroller.v1.Architecture
+	(*v1.ResourceUsage)(nil),     // 33: vmcontroller.v1.ResourceUsage
+	(*v11.SecurityGroup)(nil),    // 34: network.v1.SecurityGroup
+	(*v11.RouteTable)(nil),       // 35: network.v1.RouteTable
+	(*v11.NatGateway)(nil),       // 36: network.v1.NatGateway
+	(*v11.FloatingIp)(nil),       // 37: network.v1.FloatingIp
+	(*v11.ServiceIp)(nil),        // 38: network.v1.ServiceIp
+	(*v11.Vpc)(nil),              // 39: network.v1.Vpc
+	(*v11.Subnet)(nil),           // 40: network.v1.Subnet
+	(*v11.Port)(nil),             // 41: network.v1.Port
 }
 var file_agent_v1_agent_proto_depIdxs = []int32{
 	8,  // 0: agent.v1.WatchResponse.vms:type_name -> agent.v1.AssignedVm
-	11, // 1: agent.v1.WatchResponse.console_requests:type_name -> agent.v1.ConsoleRequest
+	12, // 1: agent.v1.WatchResponse.console_requests:type_name -> agent.v1.ConsoleRequest
 	0,  // 2: agent.v1.AssignedVm.power:type_name -> agent.v1.Power
-	9,  // 3: agent.v1.AssignedVm.disks:type_name -> agent.v1.AssignedDisk
-	10, // 4: agent.v1.AssignedVm.kernel:type_name -> agent.v1.AssignedImage
-	10, // 5: agent.v1.AssignedVm.initrd:type_name -> agent.v1.AssignedImage
-	20, // 6: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
-	21, // 7: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
-	10, // 8: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
-	22, // 9: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
-	14, // 10: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
-	15, // 11: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
-	23, // 12: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
-	1,  // 13: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
-	2,  // 14: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
-	24, // 15: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
-	3,  // 16: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
-	4,  // 17: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
-	6,  // 18: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
-	12, // 19: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
-	16, // 20: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
-	18, // 21: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
-	5,  // 22: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
-	5,  // 23: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
-	7,  // 24: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
-	13, // 25: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
-	17, // 26: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
-	19, // 27: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
-	22, // [22:28] is the sub-list for method output_type
-	16, // [16:22] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	10, // 3: agent.v1.AssignedVm.disks:type_name -> agent.v1.AssignedDisk
+	11, // 4: agent.v1.AssignedVm.kernel:type_name -> agent.v1.AssignedImage
+	11, // 5: agent.v1.AssignedVm.initrd:type_name -> agent.v1.AssignedImage
+	9,  // 6: agent.v1.AssignedVm.nics:type_name -> agent.v1.AssignedNic
+	28, // 7: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
+	29, // 8: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
+	30, // 9: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
+	11, // 10: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
+	31, // 11: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
+	15, // 12: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
+	16, // 13: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
+	32, // 14: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
+	1,  // 15: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
+	2,  // 16: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
+	33, // 17: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
+	22, // 18: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
+	23, // 19: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
+	25, // 20: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
+	26, // 21: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
+	27, // 22: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
+	34, // 23: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
+	35, // 24: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
+	36, // 25: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
+	37, // 26: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
+	38, // 27: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
+	39, // 28: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
+	40, // 29: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
+	41, // 30: agent.v1.HostPort.port:type_name -> network.v1.Port
+	3,  // 31: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
+	4,  // 32: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
+	6,  // 33: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
+	13, // 34: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
+	17, // 35: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
+	19, // 36: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
+	21, // 37: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
+	5,  // 38: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
+	5,  // 39: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
+	7,  // 40: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
+	14, // 41: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
+	18, // 42: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
+	20, // 43: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
+	24, // 44: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
+	38, // [38:45] is the sub-list for method output_type
+	31, // [31:38] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_agent_v1_agent_proto_init() }
@@ -1766,7 +2469,7 @@ func file_agent_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_v1_agent_proto_rawDesc), len(file_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   17,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

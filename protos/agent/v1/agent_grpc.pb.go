@@ -31,12 +31,13 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	AgentService_Join_FullMethodName        = "/agent.v1.AgentService/Join"
-	AgentService_Renew_FullMethodName       = "/agent.v1.AgentService/Renew"
-	AgentService_Watch_FullMethodName       = "/agent.v1.AgentService/Watch"
-	AgentService_Report_FullMethodName      = "/agent.v1.AgentService/Report"
-	AgentService_ReadImage_FullMethodName   = "/agent.v1.AgentService/ReadImage"
-	AgentService_SendConsole_FullMethodName = "/agent.v1.AgentService/SendConsole"
+	AgentService_Join_FullMethodName         = "/agent.v1.AgentService/Join"
+	AgentService_Renew_FullMethodName        = "/agent.v1.AgentService/Renew"
+	AgentService_Watch_FullMethodName        = "/agent.v1.AgentService/Watch"
+	AgentService_Report_FullMethodName       = "/agent.v1.AgentService/Report"
+	AgentService_ReadImage_FullMethodName    = "/agent.v1.AgentService/ReadImage"
+	AgentService_SendConsole_FullMethodName  = "/agent.v1.AgentService/SendConsole"
+	AgentService_SyncNetworks_FullMethodName = "/agent.v1.AgentService/SyncNetworks"
 )
 
 // AgentServiceClient is the client API for AgentService service.
@@ -89,6 +90,16 @@ type AgentServiceClient interface {
 	// is gone. Every request is answered once: ALREADY_EXISTS for a second stream. NOT_FOUND: nobody waits for this
 	// request, for example because the reader has gone.
 	SendConsole(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[SendConsoleRequest, SendConsoleResponse], error)
+	// SyncNetworks sends the VPCs that the host needs: those of the ports that are bound to it. The first response
+	// messages are a snapshot, of which the last has complete set; each later message has the changes up to its
+	// revision. An agent must not act on a snapshot before its last message. The first request message describes the
+	// host's network; each later one acknowledges a revision. The leader sets a port ACTIVE when the port's host has
+	// acknowledged the revision of its binding. The stream ends as in Watch; a repeat ends the older stream with ABORTED
+	// and begins with a new snapshot.
+	//
+	// FAILED_PRECONDITION (NOT_LEADER), UNAVAILABLE and OUT_OF_RANGE as in Watch. INVALID_ARGUMENT: host.vtep is no IP
+	// address. FAILED_PRECONDITION without that reason: another protocol version.
+	SyncNetworks(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SyncNetworksRequest, SyncNetworksResponse], error)
 }
 
 type agentServiceClient struct {
@@ -183,6 +194,19 @@ func (c *agentServiceClient) SendConsole(ctx context.Context, opts ...grpc.CallO
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AgentService_SendConsoleClient = grpc.ClientStreamingClient[SendConsoleRequest, SendConsoleResponse]
 
+func (c *agentServiceClient) SyncNetworks(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SyncNetworksRequest, SyncNetworksResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &AgentService_ServiceDesc.Streams[4], AgentService_SyncNetworks_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[SyncNetworksRequest, SyncNetworksResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AgentService_SyncNetworksClient = grpc.BidiStreamingClient[SyncNetworksRequest, SyncNetworksResponse]
+
 // AgentServiceServer is the server API for AgentService service.
 // All implementations must embed UnimplementedAgentServiceServer
 // for forward compatibility.
@@ -233,6 +257,16 @@ type AgentServiceServer interface {
 	// is gone. Every request is answered once: ALREADY_EXISTS for a second stream. NOT_FOUND: nobody waits for this
 	// request, for example because the reader has gone.
 	SendConsole(grpc.ClientStreamingServer[SendConsoleRequest, SendConsoleResponse]) error
+	// SyncNetworks sends the VPCs that the host needs: those of the ports that are bound to it. The first response
+	// messages are a snapshot, of which the last has complete set; each later message has the changes up to its
+	// revision. An agent must not act on a snapshot before its last message. The first request message describes the
+	// host's network; each later one acknowledges a revision. The leader sets a port ACTIVE when the port's host has
+	// acknowledged the revision of its binding. The stream ends as in Watch; a repeat ends the older stream with ABORTED
+	// and begins with a new snapshot.
+	//
+	// FAILED_PRECONDITION (NOT_LEADER), UNAVAILABLE and OUT_OF_RANGE as in Watch. INVALID_ARGUMENT: host.vtep is no IP
+	// address. FAILED_PRECONDITION without that reason: another protocol version.
+	SyncNetworks(grpc.BidiStreamingServer[SyncNetworksRequest, SyncNetworksResponse]) error
 	mustEmbedUnimplementedAgentServiceServer()
 }
 
@@ -260,6 +294,9 @@ func (UnimplementedAgentServiceServer) ReadImage(*ReadImageRequest, grpc.ServerS
 }
 func (UnimplementedAgentServiceServer) SendConsole(grpc.ClientStreamingServer[SendConsoleRequest, SendConsoleResponse]) error {
 	return status.Error(codes.Unimplemented, "method SendConsole not implemented")
+}
+func (UnimplementedAgentServiceServer) SyncNetworks(grpc.BidiStreamingServer[SyncNetworksRequest, SyncNetworksResponse]) error {
+	return status.Error(codes.Unimplemented, "method SyncNetworks not implemented")
 }
 func (UnimplementedAgentServiceServer) mustEmbedUnimplementedAgentServiceServer() {}
 func (UnimplementedAgentServiceServer) testEmbeddedByValue()                      {}
@@ -354,6 +391,13 @@ func _AgentService_SendConsole_Handler(srv interface{}, stream grpc.ServerStream
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AgentService_SendConsoleServer = grpc.ClientStreamingServer[SendConsoleRequest, SendConsoleResponse]
 
+func _AgentService_SyncNetworks_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(AgentServiceServer).SyncNetworks(&grpc.GenericServerStream[SyncNetworksRequest, SyncNetworksResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AgentService_SyncNetworksServer = grpc.BidiStreamingServer[SyncNetworksRequest, SyncNetworksResponse]
+
 // AgentService_ServiceDesc is the grpc.ServiceDesc for AgentService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -389,6 +433,12 @@ var AgentService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "SendConsole",
 			Handler:       _AgentService_SendConsole_Handler,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "SyncNetworks",
+			Handler:       _AgentService_SyncNetworks_Handler,
+			ServerStreams: true,
 			ClientStreams: true,
 		},
 	},
