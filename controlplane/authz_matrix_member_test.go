@@ -114,7 +114,7 @@ func (h *testMember) newConfig() config.Config {
 	c.DataDir, c.ClusterKey, c.Tick = filepath.Join(dir, "data"), filepath.Join(dir, "cluster.key"), 20*time.Millisecond
 	require.NoError(h.t, os.WriteFile(c.ClusterKey, []byte(h.key.Encode()), 0o600))
 	var free []uint16
-	for range 10 {
+	for range 12 {
 		l, err := net.Listen("tcp", c.Listen+":0")
 		require.NoError(h.t, err)
 		defer l.Close()
@@ -122,6 +122,7 @@ func (h *testMember) newConfig() config.Config {
 	}
 	c.Ports = config.Ports{
 		KV: free[0], Identity: free[1], VM: free[2], GRPC: free[3], Credit: free[4], CreditGRPC: free[5], Agents: free[6], Peers: free[7],
+		Network: free[10], NetworkGRPC: free[11],
 	}
 	c.KV.EtcdListen, c.MetricsListen = []string{c.Address(free[8])}, c.Address(free[9])
 	c.KV.BcryptCost = users.MinCost

@@ -82,6 +82,8 @@ var inside = map[string][]string{
 	"money/credit/ledger/ledgertest": {"money/credit/ledger"},
 	"money/billing":                  {"money/credit", "money/credit/ledger"},
 
+	"network": {"network/ipam"},
+
 	"cluster/operator": {"cluster/jointoken", "cluster/membership"},
 
 	"kv":         {"kv/lessor", "kv/snapfile", "kv/translate", "kv/users", "kv/watch"},

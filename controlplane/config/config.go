@@ -83,8 +83,8 @@ type Ports struct {
 	// Network is the port of the network REST API. NetworkGRPC is a port for network.v1 only, which takes gRPC and HTTP.
 	Network     uint16 `yaml:"network"`
 	NetworkGRPC uint16 `yaml:"network_grpc"`
-	Agents     uint16 `yaml:"agents"`
-	Peers      uint16 `yaml:"peers"`
+	Agents      uint16 `yaml:"agents"`
+	Peers       uint16 `yaml:"peers"`
 }
 
 // Images configures from where images are imported.

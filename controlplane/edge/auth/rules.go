@@ -299,7 +299,7 @@ func hasInOrg(c *cloud.Caller, role cloud.Role, org cloud.OrgID) bool {
 func Rules() map[Method]Rule { return maps.Clone(rules) }
 
 // reading lists prefixes of method names. Reads returns true for a method whose name begins with one of them.
-var reading = []string{"Get", "List", "Watch", "Read", "Verify", "WhoAmI", "ClusterStatus", "AuditLedger"}
+var reading = []string{"Get", "List", "Watch", "Read", "Verify", "WhoAmI", "ClusterStatus", "AuditLedger", "Explain"}
 
 // Reads reports whether the method changes nothing, judged by the prefix of its name.
 func (m Method) Reads() bool {
