@@ -109,10 +109,14 @@ func (f *fakeNetwork) CreateVpc(_ context.Context, in *networkv1.CreateVpcReques
 	if in.GetCidrBlock() == "8.0.0.0/8" {
 		return nil, failed(codes.InvalidArgument, "cidr_block", "cidr_block: must be within 10.0.0.0/8, 172.16.0.0/12 or 192.168.0.0/16, got 8.0.0.0/8")
 	}
-	return add(f, &f.vpcs, "VPC", &networkv1.Vpc{
+	v, err := add(f, &f.vpcs, "VPC", &networkv1.Vpc{
 		Name: in.GetName(), CidrBlock: in.GetCidrBlock(), Ipv6CidrBlock: in.GetIpv6CidrBlock(), Description: in.GetDescription(), Mtu: 1450,
 		IsDefault: in.GetName() == "main",
 	})
+	if err == nil && len(f.groups) == 0 {
+		_, err = add(f, &f.groups, "security group", &networkv1.SecurityGroup{Name: "default", IsDefault: true})
+	}
+	return v, err
 }
 
 func (f *fakeNetwork) GetVpc(_ context.Context, in *networkv1.GetVpcRequest) (*networkv1.Vpc, error) {
@@ -141,7 +145,7 @@ func (f *fakeNetwork) DeleteVpc(_ context.Context, in *networkv1.DeleteVpcReques
 	defer f.lock(in)()
 	for _, n := range f.subnets {
 		if n.GetVpcId() == in.GetId() {
-			return nil, failed(codes.FailedPrecondition, "", "VPC %s is used by subnet %s", in.GetId(), n.GetId())
+			return nil, withReason(codes.FailedPrecondition, "IN_USE", "VPC %s is used by subnet %s", in.GetId(), n.GetId())
 		}
 	}
 	_, err := remove(&f.vpcs, "VPC", in.GetId())
@@ -206,6 +210,9 @@ func (f *fakeNetwork) CreatePort(_ context.Context, in *networkv1.CreatePortRequ
 		IpAddress:   cmp.Or(in.GetIpAddress(), strings.TrimSuffix(n.GetGatewayIp(), "1")+fmt.Sprint(len(f.ports)+2)),
 		Ipv6Address: in.GetIpv6Address(), AllowedAddressPairs: in.GetAllowedAddressPairs(), PortSecurity: in.PortSecurity == nil || in.GetPortSecurity(),
 		BandwidthMbps: in.GetBandwidthMbps(), Description: in.GetDescription(), SecurityGroups: in.GetSecurityGroups().GetIds(), Status: networkv1.Status_STATUS_DOWN,
+	}
+	if in.GetSecurityGroups() == nil {
+		p.SecurityGroups = []string{f.groups[0].GetId()}
 	}
 	return add(f, &f.ports, "port", p)
 }

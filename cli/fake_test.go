@@ -144,7 +144,12 @@ func failedFor(code codes.Code, field string, meta map[string]string, format str
 
 // refused returns a PERMISSION_DENIED error with a reason in its google.rpc details.
 func refused(reason, format string, args ...any) error {
-	s, _ := status.New(codes.PermissionDenied, fmt.Sprintf(format, args...)).WithDetails(&errdetails.ErrorInfo{Reason: reason, Domain: "trivet"})
+	return withReason(codes.PermissionDenied, reason, format, args...)
+}
+
+// withReason returns a status error with a reason in its google.rpc details.
+func withReason(code codes.Code, reason, format string, args ...any) error {
+	s, _ := status.New(code, fmt.Sprintf(format, args...)).WithDetails(&errdetails.ErrorInfo{Reason: reason, Domain: "trivet"})
 	return s.Err()
 }
 

@@ -95,6 +95,10 @@ func answer(s *status.Status, f Facts) string {
 		}
 	case codes.InvalidArgument:
 		return lines(invalid(message, field)...)
+	case codes.FailedPrecondition:
+		if info.GetReason() == "IN_USE" {
+			return lines(message, "delete or detach these first; commands accept their IDs")
+		}
 	case codes.ResourceExhausted:
 		return lines(message, reasons(info))
 	case codes.Internal:

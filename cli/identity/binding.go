@@ -112,8 +112,7 @@ func changeBindingCommand(s *session.Session, users cobra.CompletionFunc, verb, 
 	// Errors are ignored: these functions fail only if the flag does not exist or already has a completion.
 	_ = c.RegisterFlagCompletionFunc("user", users)
 	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(roleNames(), cobra.ShellCompDirectiveNoFileComp))
-	_ = c.MarkFlagRequired("user")
-	_ = c.MarkFlagRequired("role")
+	session.Require(c, "user", "role")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		client := identityv1.NewIdentityServiceClient(conn)
 		b, err := bindingFromFlags(ctx, s, client, role)

@@ -72,7 +72,7 @@ password in ` + "`trivet login`" + ` and ` + "`trivet token issue`" + `.`,
 	c.Flags().DurationVar(&ttl, "ttl", 0, "lifetime of the account (default: until it is deleted)")
 	// Errors are ignored: these functions fail only if the flag does not exist or already has a completion.
 	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(projectRoleNames(), cobra.ShellCompDirectiveNoFileComp))
-	_ = c.MarkFlagRequired("role")
+	session.Require(c, "role")
 	_ = c.MarkFlagFilename("secret-file")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if ttl < 0 {

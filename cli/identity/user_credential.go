@@ -85,8 +85,7 @@ the claim "sub" of its ID tokens, which stays the same when a mail address chang
 	c.Flags().StringVar(&i.Subject, "subject", "", "the user's subject at the provider")
 	// Errors are ignored: these functions fail only if the flag does not exist or already has a completion.
 	_ = c.RegisterFlagCompletionFunc("provider", ProviderNames(s))
-	_ = c.MarkFlagRequired("provider")
-	_ = c.MarkFlagRequired("subject")
+	session.Require(c, "provider", "subject")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		u, err := do(ctx, identityv1.NewIdentityServiceClient(conn), args[0], i)
 		return printUser(s, u, err)

@@ -2,7 +2,7 @@ package network
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strconv"
@@ -14,7 +14,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
-	"github.com/trivet-cloud/trivet/cli/vm"
+	"github.com/trivet-cloud/trivet/cli/vm/lookup"
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
 )
 
@@ -28,7 +28,7 @@ func explainCommand(s *session.Session) *cobra.Command {
 control plane evaluates its records; it sends no packet. One line is printed for each decision, up to the one that
 drops the packet. If a VM and a port have the same name, write vm:NAME or port:NAME. Of a VM, the first port counts.
 
-Exit code: 0 if the packet would pass, 1 if it would be dropped or the call failed, 2 for an invalid command line.`,
+Exit code: 0 if the packet would pass, 3 if it would be dropped, 1 if the call failed, 2 for an invalid command line.`,
 		Example: `  trivet network explain --from web --to db --port 5432
   trivet network explain --from web-1 --to 192.0.2.1 --port 443
   trivet network explain --from port:web-1 --to vm:db --protocol icmp`,
@@ -38,7 +38,7 @@ Exit code: 0 if the packet would pass, 1 if it would be dropped or the call fail
 	p.StringVar(&to, "to", "", "VM or port by name or ID, or address")
 	p.StringVar(&req.Protocol, "protocol", "tcp", "tcp, udp, sctp, icmp, icmpv6, or the number of another protocol")
 	p.Uint32Var(&req.Port, "port", 0, "destination port of tcp, udp and sctp")
-	require(c, "from", "to")
+	session.Require(c, "from", "to")
 	completeFlag(c, "protocol", cobra.FixedCompletions([]string{"tcp", "udp", "sctp", "icmp", "icmpv6"}, cobra.ShellCompDirectiveNoFileComp))
 	for _, flag := range []string{"from", "to"} {
 		completeFlag(c, flag, endpointNames(s))
@@ -67,7 +67,7 @@ Exit code: 0 if the packet would pass, 1 if it would be dropped or the call fail
 			return err
 		}
 		if !path.GetPasses() {
-			return errors.New("the packet would be dropped")
+			return &session.Coded{Code: 3, Message: "the packet would be dropped"}
 		}
 		return nil
 	})
@@ -101,9 +101,9 @@ func printPath(s *session.Session, path *networkv1.ExplainPathResponse) error {
 }
 
 // findEndpoint returns the ID of the VM or the port with a name or ID; the other ID is empty. The name may have the
-// prefix vm: or port:. It returns a *session.Usage error if there is neither or if there are several.
+// prefix vm: or port:. It returns an error if there is neither or if there are several.
 func findEndpoint(ctx context.Context, t *target, flag, text string) (vmID, portID string, err error) {
-	if name, ok := strings.CutPrefix(text, "vm:"); ok {
+	if name, ok := strings.CutPrefix(text, vmPrefix); ok {
 		vmID, err = vms{}.find(ctx, t, name)
 		return vmID, "", err
 	}
@@ -117,7 +117,7 @@ func findEndpoint(ctx context.Context, t *target, flag, text string) (vmID, port
 		}
 		return "", text, err
 	}
-	vmMatches, err := vm.Matches(ctx, t.s, t.conn, text)
+	vmMatches, err := lookup.Matches(ctx, t.s, t.conn, text)
 	if err != nil {
 		return "", "", err
 	}
@@ -128,22 +128,19 @@ func findEndpoint(ctx context.Context, t *target, flag, text string) (vmID, port
 	case len(vmMatches) > 0 && len(portMatches) > 0:
 		return "", "", session.Usagef("%s: a VM and a port are named %q: write vm:%s or port:%s", flag, text, text, text)
 	case len(vmMatches) == 0 && len(portMatches) == 0:
-		return "", "", session.Usagef("%s: there is no VM or port named %q: `trivet vm list` and `trivet network port list` show the existing ones", flag, text)
+		return "", "", fmt.Errorf("%s: there is no VM or port named %q: `trivet vm list` and `trivet network port list` show the existing ones", flag, text)
 	case len(vmMatches) > 0:
 		vmID, err = session.One("vm", text, vmMatches)
 	default:
 		portID, err = session.One("network port", text, portMatches)
 	}
-	if err != nil {
-		return "", "", session.Usagef("%v", err)
-	}
-	return vmID, portID, nil
+	return vmID, portID, err
 }
 
 // endpointNames returns a shell completion with the names of VMs and ports.
 func endpointNames(s *session.Session) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
-		names, directive := vm.Names(s)(cmd, args, prefix)
+		names, directive := lookup.Names(s)(cmd, args, prefix)
 		more, _ := ports().complete(s)(cmd, args, prefix)
 		return append(names, more...), directive
 	}

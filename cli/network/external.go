@@ -15,9 +15,9 @@ import (
 func externals() *kind[*networkv1.ExternalNetwork] {
 	return &kind[*networkv1.ExternalNetwork]{
 		command: "external", noun: "external network", arg: "NETWORK", named: true,
-		header: []string{"NAME", "CIDR", "POOLS", "GATEWAY", "VLAN", "FREE"},
+		header: []string{"NAME", "CIDR", "GATEWAY", "VLAN", "FREE"},
 		row: func(n *networkv1.ExternalNetwork, _ *labels) []string {
-			return []string{n.GetName(), n.GetCidrBlock(), pools(n), n.GetGatewayIp(), number(n.GetVlan()), freeOf(n)}
+			return []string{n.GetName(), n.GetCidrBlock(), n.GetGatewayIp(), number(n.GetVlan()), freeOf(n)}
 		},
 		fields: func(n *networkv1.ExternalNetwork, _ *labels) [][2]string {
 			return [][2]string{
@@ -47,6 +47,9 @@ func pools(n *networkv1.ExternalNetwork) string {
 	all := make([]string, len(n.GetPools()))
 	for i, p := range n.GetPools() {
 		all[i] = p.GetFirst() + "-" + p.GetLast()
+		if p.GetFirst() == p.GetLast() {
+			all[i] = p.GetFirst()
+		}
 	}
 	return strings.Join(all, ", ")
 }
@@ -110,7 +113,7 @@ FIRST-LAST or one address, within --cidr and without the gateway.`,
 	p.StringVar(&req.GatewayIp, "gateway", "", "address of the network's router (default: the network needs none)")
 	p.Uint32Var(&req.Vlan, "vlan", 0, "VLAN of 1 to 4094 (default: untagged)")
 	p.StringVar(&req.Description, "description", "", "description")
-	require(c, "cidr", "pool")
+	session.Require(c, "cidr", "pool")
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) (err error) {
 		if err := firstError(checkCIDRs("--cidr", req.CidrBlock), checkAddresses("gateway", req.GatewayIp)); err != nil {
 			return err

@@ -3,7 +3,6 @@ package network
 import (
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -26,12 +25,6 @@ func refsFlag(c *cobra.Command, s *session.Session, to *[]string, flag, usage st
 
 func completeFlag(c *cobra.Command, flag string, f cobra.CompletionFunc) {
 	_ = c.RegisterFlagCompletionFunc(flag, f) // its only error is for an unknown flag
-}
-
-func require(c *cobra.Command, flags ...string) {
-	for _, f := range flags {
-		_ = c.MarkFlagRequired(f) // its only error is for an unknown flag
-	}
 }
 
 // optionalName accepts no argument, or the argument NAME.
@@ -119,12 +112,12 @@ func (x *changes) check() error {
 	given := false
 	x.command.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
 		if f.Name != "help" {
-			all = append(all, "--"+f.Name)
+			all = append(all, f.Name)
 			given = given || f.Changed
 		}
 	})
 	if !given {
-		return session.Usagef("nothing to change: give %s", strings.Join(all, ", "))
+		return session.Usagef("nothing to change: give %s", session.Alternatives(all...))
 	}
 	if x.name == "" {
 		return nil

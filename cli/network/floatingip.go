@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
@@ -13,13 +14,13 @@ import (
 func floatingIPs() *kind[*networkv1.FloatingIp] {
 	return &kind[*networkv1.FloatingIp]{
 		command: "floating-ip", noun: "floating IP", arg: "FLOATING-IP",
-		header: []string{"NAME", "ID", "ADDRESS", "EXTERNAL", "TARGET", "FIXED", "STATUS"},
-		row: func(f *networkv1.FloatingIp, _ *labels) []string {
-			return []string{f.GetName(), f.GetId(), f.GetAddress(), f.GetExternalNetwork(), floatingTarget(f), f.GetFixedAddress(), status(f)}
+		header: []string{"NAME", "ADDRESS", "EXTERNAL", "TARGET", "STATUS"},
+		row: func(f *networkv1.FloatingIp, l *labels) []string {
+			return []string{nameOf(f), f.GetAddress(), f.GetExternalNetwork(), floatingTarget(f, l), status(f)}
 		},
-		fields: func(f *networkv1.FloatingIp, _ *labels) [][2]string {
+		fields: func(f *networkv1.FloatingIp, l *labels) [][2]string {
 			return [][2]string{
-				{"Address", f.GetAddress()}, {"External network", f.GetExternalNetwork()}, {"Target", floatingTarget(f)}, {"Fixed address", f.GetFixedAddress()},
+				{"Address", f.GetAddress()}, {"External network", f.GetExternalNetwork()}, {"Target", floatingTarget(f, l)}, {"Fixed address", f.GetFixedAddress()},
 			}
 		},
 		address: (*networkv1.FloatingIp).GetAddress,
@@ -43,12 +44,13 @@ func floatingIPs() *kind[*networkv1.FloatingIp] {
 	}
 }
 
-func floatingTarget(f *networkv1.FloatingIp) string {
+// floatingTarget returns what a floating IP is attached to, such as port:web-1; empty for nothing.
+func floatingTarget(f *networkv1.FloatingIp, l *labels) string {
 	switch {
 	case f.GetPortId() != "":
-		return "port " + f.GetPortId()
+		return portPrefix + l.of(ports(), f.GetPortId())
 	case f.GetServiceIpId() != "":
-		return "service IP " + f.GetServiceIpId()
+		return "service-ip:" + l.of(serviceIPs(), f.GetServiceIpId())
 	}
 	return ""
 }
@@ -75,7 +77,7 @@ func (f *attachFlags) add(c *cobra.Command, s *session.Session) {
 	refFlag(c, s, &f.port, "port", "attach it to this port, by name or ID", ports())
 	refFlag(c, s, &f.serviceIP, "service-ip", "attach it to this service IP, by name or ID", serviceIPs())
 	refFlag(c, s, &f.vm, "vm", "attach it to the only port of this VM, by name or ID", vms{})
-	c.MarkFlagsMutuallyExclusive("port", "service-ip", "vm")
+	session.Exclusive(c, "port", "service-ip", "vm")
 }
 
 // target returns the IDs of the port and the service IP that the flags name; at most one is not empty.
@@ -91,7 +93,7 @@ func (f *attachFlags) target(ctx context.Context, t *target) (port, serviceIP st
 	return port, serviceIP, err
 }
 
-// onlyPort returns the ID of the only port of a VM. It returns a *session.Usage error if the VM has none or several.
+// onlyPort returns the ID of the only port of a VM. It returns an error if the VM has none or several.
 func onlyPort(ctx context.Context, t *target, nameOrID string) (string, error) {
 	q := t.query()
 	var err error
@@ -103,9 +105,9 @@ func onlyPort(ctx context.Context, t *target, nameOrID string) (string, error) {
 	case err != nil:
 		return "", err
 	case len(all) == 0:
-		return "", session.Usagef("VM %s has no port", nameOrID)
+		return "", fmt.Errorf("VM %s has no port: `trivet vm nic attach %s --subnet SUBNET` adds one", nameOrID, nameOrID)
 	case len(all) > 1:
-		return "", session.Usagef("VM %s has %d ports: name one with --port; `trivet network port list --vm %s` shows them", nameOrID, len(all), nameOrID)
+		return "", fmt.Errorf("VM %s has %d ports: name one with --port; `trivet network port list --vm %s` shows them", nameOrID, len(all), nameOrID)
 	}
 	return all[0].GetId(), nil
 }
@@ -160,7 +162,7 @@ func attachCommand(s *session.Session) *cobra.Command {
 	c.Long = "Attach a floating IP to a port, a service IP or the port of a VM. If it was attached to another, connections through that end."
 	c.Example = "  trivet network floating-ip attach www --port web-2\n  trivet network floating-ip attach 203.0.113.10 --vm web"
 	to.add(c, s)
-	c.MarkFlagsOneRequired("port", "service-ip", "vm")
+	session.RequireOne(c, "port", "service-ip", "vm")
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
 		port, serviceIP, err := to.target(ctx, t)
 		if err != nil {

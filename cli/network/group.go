@@ -16,15 +16,16 @@ import (
 func groups() *kind[*networkv1.SecurityGroup] {
 	return &kind[*networkv1.SecurityGroup]{
 		command: "group", noun: "security group", arg: "GROUP",
-		header: []string{"NAME", "ID", "RULES", "DEFAULT", "DESCRIPTION"},
+		header: []string{"NAME", "RULES", "DEFAULT", "DESCRIPTION"},
 		row: func(g *networkv1.SecurityGroup, _ *labels) []string {
-			return []string{g.GetName(), g.GetId(), strconv.Itoa(len(g.GetRules())), yes(g.GetIsDefault()), g.GetDescription()}
+			return []string{nameOf(g), strconv.Itoa(len(g.GetRules())), yes(g.GetIsDefault()), g.GetDescription()}
 		},
 		fields: func(g *networkv1.SecurityGroup, _ *labels) [][2]string {
 			return [][2]string{{"Default", yes(g.GetIsDefault())}, {"Rules", strconv.Itoa(len(g.GetRules()))}}
 		},
 		more: func(w io.Writer, g *networkv1.SecurityGroup, l *labels) error {
-			return table(w, ruleHeader, ruleRows(g.GetRules(), l))
+			header, rows := ruleTable(g.GetRules(), l)
+			return table(w, header, rows)
 		},
 		about: func(g *networkv1.SecurityGroup) string { return fmt.Sprintf("%d rules", len(g.GetRules())) },
 		page: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.SecurityGroup, string, error) {

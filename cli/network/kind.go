@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -88,8 +87,8 @@ func idOf(o object) string {
 // nameOf returns the name of an object, or its ID if it has no name.
 func nameOf(o object) string { return cmp.Or(o.GetName(), idOf(o)) }
 
-// find returns the ID of the object with a name or ID. It returns a *session.Usage error if the name is not valid, no
-// object has it, or several have it. It makes no call for an ID.
+// find returns the ID of the object with a name or ID. It returns an error if no object has the name or several have it,
+// a *session.Usage error if the name is not valid. It makes no call for an ID.
 func (k *kind[T]) find(ctx context.Context, t *target, nameOrID string) (string, error) {
 	return k.findIn(ctx, t, t.query(), nameOrID)
 }
@@ -114,11 +113,7 @@ func (k *kind[T]) findIn(ctx context.Context, t *target, q query, nameOrID strin
 	if err != nil {
 		return "", err
 	}
-	id, err := session.One("network "+k.command, nameOrID, matches)
-	if err != nil {
-		return "", session.Usagef("%v", err)
-	}
-	return id, nil
+	return session.One("network "+k.command, nameOrID, matches)
 }
 
 // matches returns the objects with a name, or with an address if the kind has them, among those that q selects.
@@ -147,6 +142,15 @@ func (k *kind[T]) all(ctx context.Context, t *target, q query, limit int) (all [
 		q.token = token
 		return k.page(ctx, t.client, q)
 	})
+}
+
+// nameByID returns the name of the object with an ID, or the ID if it has no name.
+func (k *kind[T]) nameByID(ctx context.Context, t *target, id string) (string, error) {
+	o, err := k.get(ctx, t, id)
+	if err != nil {
+		return "", err
+	}
+	return nameOf(o), nil
 }
 
 // names returns the names of the project's objects, by ID.
@@ -321,46 +325,6 @@ func (k *kind[T]) deleteCommand(s *session.Session, short string) *cobra.Command
 		return s.Done(args[0], "deleted")
 	})
 	return c
-}
-
-// labels finds the names of resources for output. It reads the names of a kind when the first one is needed.
-type labels struct {
-	load  func(lister) map[string]string
-	known map[string]map[string]string
-}
-
-// lister is implemented by every kind.
-type lister interface {
-	names(context.Context, *target) (map[string]string, error)
-	kindName() string
-}
-
-func (t *target) labels(ctx context.Context) *labels {
-	return &labels{known: map[string]map[string]string{}, load: func(k lister) map[string]string {
-		// The error is ignored: output then has IDs instead of names.
-		names, _ := k.names(ctx, t)
-		return names
-	}}
-}
-
-// of returns the name of the object with an ID, or the ID if the object has no name or cannot be read.
-func (l *labels) of(k lister, id string) string {
-	if id == "" {
-		return ""
-	}
-	if l.known[k.kindName()] == nil {
-		l.known[k.kindName()] = l.load(k)
-	}
-	return cmp.Or(l.known[k.kindName()][id], id)
-}
-
-// list returns the names of the objects with these IDs, separated by commas.
-func (l *labels) list(k lister, ids []string) string {
-	names := make([]string, len(ids))
-	for i, id := range ids {
-		names[i] = l.of(k, id)
-	}
-	return strings.Join(names, ", ")
 }
 
 func (k *kind[T]) kindName() string { return k.noun }

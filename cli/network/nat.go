@@ -14,10 +14,10 @@ import (
 func natGateways() *kind[*networkv1.NatGateway] {
 	return &kind[*networkv1.NatGateway]{
 		command: "nat", noun: "NAT gateway", arg: "GATEWAY",
-		header: []string{"NAME", "ID", "VPC", "EXTERNAL", "ADDRESS", "DEFAULT", "STATUS"},
+		header: []string{"NAME", "VPC", "EXTERNAL", "ADDRESS", "DEFAULT", "STATUS"},
 		row: func(g *networkv1.NatGateway, l *labels) []string {
 			return []string{
-				g.GetName(), g.GetId(), l.of(vpcs(), g.GetVpcId()), g.GetExternalNetwork(), natAddress(g), yes(g.GetIsDefault()), status(g),
+				nameOf(g), l.of(vpcs(), g.GetVpcId()), g.GetExternalNetwork(), natAddress(g), yes(g.GetIsDefault()), status(g),
 			}
 		},
 		fields: func(g *networkv1.NatGateway, l *labels) [][2]string {
@@ -75,7 +75,7 @@ external network that no other gateway uses.`,
 	c.Flags().BoolVar(&req.OwnAddress, "own-address", false, "use an own address of the external network instead of the hosts' addresses")
 	c.Flags().BoolVar(&req.IsDefault, "default", false, "make it the VPC's default route")
 	c.Flags().StringVar(&req.Description, "description", "", "description")
-	require(c, "vpc")
+	session.Require(c, "vpc")
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) (err error) {
 		if err := checkExternal(req.ExternalNetwork); err != nil {
 			return err

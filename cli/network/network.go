@@ -3,10 +3,11 @@
 // peerings and external networks. The file kind.go has what their commands share. Decisions:
 //
 //   - Every argument and flag that refers to a resource accepts its name or its ID. The commands look names up with the
-//     filter of the list RPCs. A name that is unknown or not unique is an invalid command line, with exit code 2, so
-//     that exit code 1 of `trivet network explain` tells that a packet would be dropped.
-//   - Tables show the names of VPCs, subnets and security groups where responses have IDs. JSON output is the response
-//     of the service and has the IDs.
+//     filter of the list RPCs.
+//   - Tables show names where responses have IDs, and fit into 80 columns for usual names. IDs are in the output of
+//     `show` and in JSON output, which is the response of the service.
+//   - `trivet network explain` has the exit code 3 if a packet would be dropped, so that scripts can distinguish this
+//     from a failure of the command.
 //   - UpdateRouteTable and UpdateServiceIp replace lists as a whole. The commands that change a part of a list read the
 //     resource first. If two of these commands run at the same time, one may undo the other's change.
 package network
@@ -32,7 +33,8 @@ func Command(s *session.Session) *cobra.Command {
 prefix, and ports are the addresses of VMs in a subnet. Security groups permit traffic of ports. Everything else
 connects a VPC with the world or with other VPCs: NAT gateways, floating IPs, service IPs, route tables and peerings.
 
-Commands return when a change is recorded. Hosts apply it within seconds; the status is then ACTIVE.`,
+Commands return when a change is recorded. Hosts apply it within seconds. The status of a resource is PENDING until all
+hosts that need it have applied it, and also while no host needs it.`,
 		`  trivet network vpc create prod --cidr 10.0.0.0/16
   trivet network subnet create front --vpc prod --cidr 10.0.1.0/24
   trivet network group create web --rule "ingress tcp/443" --rule "egress any"

@@ -15,11 +15,10 @@ import (
 func peerings() *kind[*networkv1.Peering] {
 	return &kind[*networkv1.Peering]{
 		command: "peering", noun: "peering", arg: "PEERING",
-		header: []string{"NAME", "ID", "PROJECT", "VPC", "PEER PROJECT", "PEER VPC", "STATUS"},
+		header: []string{"NAME", "VPC", "PEER VPC", "STATUS"},
 		row: func(p *networkv1.Peering, l *labels) []string {
 			return []string{
-				p.GetName(), p.GetId(), p.GetOrgId() + "/" + p.GetProjectId(), l.of(vpcs(), p.GetVpcId()),
-				p.GetPeerOrgId() + "/" + p.GetPeerProjectId(), l.of(vpcs(), p.GetPeerVpcId()), status(p),
+				nameOf(p), p.GetProjectId() + "/" + l.of(vpcs(), p.GetVpcId()), peerPrefix(p) + "/" + l.of(vpcs(), p.GetPeerVpcId()), status(p),
 			}
 		},
 		fields: func(p *networkv1.Peering, l *labels) [][2]string {
@@ -45,6 +44,14 @@ func peerings() *kind[*networkv1.Peering] {
 			return err
 		},
 	}
+}
+
+// peerPrefix returns the peer's project, with its org if that is another one than the proposer's.
+func peerPrefix(p *networkv1.Peering) string {
+	if p.GetPeerOrgId() == p.GetOrgId() {
+		return p.GetPeerProjectId()
+	}
+	return p.GetPeerOrgId() + "/" + p.GetPeerProjectId()
 }
 
 // peeringCommand returns the command `trivet network peering`.
@@ -74,7 +81,7 @@ that is another one. Looking up a name in another project requires a role there;
 	c.Flags().StringVar(&req.PeerProjectId, "peer-project", "", "project of the other VPC (default: the same project)")
 	c.Flags().StringVar(&req.PeerOrgId, "peer-org", "", "org of --peer-project (default: that of the project)")
 	c.Flags().StringVar(&req.Description, "description", "", "description")
-	require(c, "vpc", "peer-vpc")
+	session.Require(c, "vpc", "peer-vpc")
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) (err error) {
 		if req.PeerOrgId != "" && req.PeerProjectId == "" {
 			return session.Usagef("--peer-org needs --peer-project")
@@ -94,7 +101,7 @@ that is another one. Looking up a name in another project requires a role there;
 		req.OrgId, req.ProjectId = t.org, t.project
 		p, err := t.client.CreatePeering(ctx, req)
 		if err == nil && p.GetStatus() == networkv1.Status_STATUS_PENDING {
-			s.Note("project %s must accept it: `trivet network peering accept %s`", p.GetPeerProjectId(), nameOf(p))
+			s.Note("project %s must accept it: `trivet network peering accept %s --org %s --project %s`", peerPrefix(p), nameOf(p), p.GetPeerOrgId(), p.GetPeerProjectId())
 		}
 		return peerings().printMade(ctx, t, p, err)
 	})

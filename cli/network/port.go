@@ -8,17 +8,16 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/session"
-	"github.com/trivet-cloud/trivet/cli/vm"
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
 )
 
 func ports() *kind[*networkv1.Port] {
 	return &kind[*networkv1.Port]{
 		command: "port", noun: "port", arg: "PORT",
-		header: []string{"NAME", "ID", "SUBNET", "ADDRESS", "MAC", "GROUPS", "DEVICE", "NODE", "STATUS"},
+		header: []string{"NAME", "SUBNET", "ADDRESS", "GROUPS", "DEVICE", "STATUS"},
 		row: func(p *networkv1.Port, l *labels) []string {
 			return []string{
-				p.GetName(), p.GetId(), l.of(subnets(), p.GetSubnetId()), addresses(p), p.GetMacAddress(), portGroups(p, l), device(p), p.GetNodeId(), status(p),
+				nameOf(p), l.of(subnets(), p.GetSubnetId()), p.GetIpAddress(), portGroups(p, l), device(p, l), status(p),
 			}
 		},
 		fields: func(p *networkv1.Port, l *labels) [][2]string {
@@ -34,7 +33,7 @@ func ports() *kind[*networkv1.Port] {
 				{"VPC", l.of(vpcs(), p.GetVpcId())}, {"Subnet", l.of(subnets(), p.GetSubnetId())}, {"Address", p.GetIpAddress()},
 				{"IPv6 address", p.GetIpv6Address()}, {"MAC", p.GetMacAddress()}, {"Security groups", portGroups(p, l)},
 				{"Port security", yes(p.GetPortSecurity())}, {"Also sends from", strings.Join(pairs, ", ")}, {"Bandwidth", bandwidth},
-				{"Device", device(p)}, {"Node", p.GetNodeId()},
+				{"Device", device(p, l)}, {"Node", p.GetNodeId()},
 			}
 		},
 		about: func(p *networkv1.Port) string { return p.GetIpAddress() + " in subnet " + p.GetSubnetId() },
@@ -56,10 +55,6 @@ func ports() *kind[*networkv1.Port] {
 	}
 }
 
-func addresses(p *networkv1.Port) string {
-	return strings.TrimSuffix(p.GetIpAddress()+", "+p.GetIpv6Address(), ", ")
-}
-
 // portGroups returns the names of a port's security groups, or "none", because an empty list means that nothing passes.
 func portGroups(p *networkv1.Port, l *labels) string {
 	switch {
@@ -68,33 +63,21 @@ func portGroups(p *networkv1.Port, l *labels) string {
 	case len(p.GetSecurityGroups()) == 0:
 		return "none"
 	}
-	return l.list(groups(), p.GetSecurityGroups())
+	return l.all(groups(), p.GetSecurityGroups())
 }
 
-// device returns what a port is attached to, such as "vm 0192…".
-func device(p *networkv1.Port) string {
-	return strings.TrimSpace(strings.ReplaceAll(p.GetDeviceType(), "_", " ") + " " + p.GetDeviceId())
+// device returns what a port is attached to, such as vm:web; empty for nothing.
+func device(p *networkv1.Port, l *labels) string {
+	switch p.GetDeviceType() {
+	case "":
+		return ""
+	case "vm":
+		return vmPrefix + l.of(vms{}, p.GetDeviceId())
+	case "service_ip":
+		return "service-ip:" + l.of(serviceIPs(), p.GetDeviceId())
+	}
+	return p.GetDeviceType() + ":" + p.GetDeviceId()
 }
-
-// vms looks up VMs for flags.
-type vms struct{}
-
-func (vms) find(ctx context.Context, t *target, nameOrID string) (string, error) {
-	if session.IsID(nameOrID) {
-		return nameOrID, nil
-	}
-	matches, err := vm.Matches(ctx, t.s, t.conn, nameOrID)
-	if err != nil {
-		return "", err
-	}
-	id, err := session.One("vm", nameOrID, matches)
-	if err != nil {
-		return "", session.Usagef("%v", err)
-	}
-	return id, nil
-}
-
-func (vms) complete(s *session.Session) cobra.CompletionFunc { return vm.Names(s) }
 
 // portCommand returns the command `trivet network port`.
 func portCommand(s *session.Session) *cobra.Command {
@@ -121,7 +104,7 @@ func (f *portFlags) add(c *cobra.Command, s *session.Session, groupDefault strin
 	c.Flags().BoolVar(&f.noGroups, "no-groups", false, "no security group: the port may neither send nor receive")
 	c.Flags().StringSliceVar(&f.allow, "allow", nil, "CIDR[=MAC] that the port may also send from, repeatable, at most 10")
 	c.Flags().Uint32Var(&f.bandwidth, "bandwidth", 0, "limit of each direction in Mbit/s (0: unlimited)")
-	c.MarkFlagsMutuallyExclusive("group", "no-groups")
+	session.Exclusive(c, "group", "no-groups")
 }
 
 // groupIDs returns the IDs of the groups in --group, an empty list for --no-groups, or nil without both.
@@ -180,7 +163,7 @@ from any address and no security group applies, as for a VM that forwards packet
 	f.add(c, s, ` (default: the group "default")`)
 	p.BoolVar(&insecure, "no-port-security", false, "permit all traffic, from any address")
 	p.StringVar(&req.Description, "description", "", "description")
-	require(c, "subnet")
+	session.Require(c, "subnet")
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) (err error) {
 		if err := firstError(checkAddresses("ip", req.IpAddress), checkAddresses("ipv6", req.Ipv6Address), checkMAC("mac", req.MacAddress)); err != nil {
 			return err
@@ -220,8 +203,8 @@ func updatePortCommand(s *session.Session) *cobra.Command {
 	c.Flags().BoolVar(&noAllow, "no-allow", false, "the port may send from its own addresses only")
 	c.Flags().BoolVar(&secure, "port-security", false, "check addresses, and apply security groups")
 	c.Flags().BoolVar(&insecure, "no-port-security", false, "permit all traffic, from any address")
-	c.MarkFlagsMutuallyExclusive("allow", "no-allow")
-	c.MarkFlagsMutuallyExclusive("port-security", "no-port-security")
+	session.Exclusive(c, "allow", "no-allow")
+	session.Exclusive(c, "port-security", "no-port-security")
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
 		if err := change.check(); err != nil {
 			return err

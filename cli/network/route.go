@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"slices"
 	"strconv"
@@ -18,14 +19,14 @@ import (
 func routeTables() *kind[*networkv1.RouteTable] {
 	return &kind[*networkv1.RouteTable]{
 		command: "route", noun: "route table", arg: "TABLE",
-		header: []string{"NAME", "ID", "VPC", "SUBNETS", "ROUTES", "STATUS"},
+		header: []string{"NAME", "VPC", "SUBNETS", "ROUTES", "STATUS"},
 		row: func(r *networkv1.RouteTable, l *labels) []string {
 			return []string{
-				r.GetName(), r.GetId(), l.of(vpcs(), r.GetVpcId()), l.list(subnets(), r.GetSubnetIds()), strconv.Itoa(len(r.GetRoutes())), status(r),
+				nameOf(r), l.of(vpcs(), r.GetVpcId()), l.all(subnets(), r.GetSubnetIds()), strconv.Itoa(len(r.GetRoutes())), status(r),
 			}
 		},
 		fields: func(r *networkv1.RouteTable, l *labels) [][2]string {
-			return [][2]string{{"VPC", l.of(vpcs(), r.GetVpcId())}, {"Subnets", l.list(subnets(), r.GetSubnetIds())}}
+			return [][2]string{{"VPC", l.of(vpcs(), r.GetVpcId())}, {"Subnets", l.all(subnets(), r.GetSubnetIds())}}
 		},
 		more: func(w io.Writer, r *networkv1.RouteTable, l *labels) error {
 			rows := make([][]string, len(r.GetRoutes()))
@@ -170,7 +171,7 @@ A port as target forwards packets, and must have port security off.`,
 	refsFlag(c, s, &of, "subnet", "subnets that use the table, by name or ID, separated by commas", subnets())
 	c.Flags().StringArrayVar(&to, "to", nil, "a route, repeatable: see above")
 	c.Flags().StringVar(&req.Description, "description", "", "description")
-	require(c, "vpc")
+	session.Require(c, "vpc")
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) (err error) {
 		if req.Name, err = nameArg(args); err != nil {
 			return err
@@ -203,8 +204,8 @@ func updateRouteCommand(s *session.Session) *cobra.Command {
 	c.Flags().BoolVar(&noSubnets, "no-subnets", false, "no subnet uses the table")
 	c.Flags().StringArrayVar(&to, "to", nil, "a route, repeatable: see above")
 	c.Flags().BoolVar(&noRoutes, "no-routes", false, "remove all routes")
-	c.MarkFlagsMutuallyExclusive("subnet", "no-subnets")
-	c.MarkFlagsMutuallyExclusive("to", "no-routes")
+	session.Exclusive(c, "subnet", "no-subnets")
+	session.Exclusive(c, "to", "no-routes")
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
 		if err := change.check(); err != nil {
 			return err
@@ -267,7 +268,7 @@ func removeRouteCommand(s *session.Session) *cobra.Command {
 		return changeRoutes(ctx, t, args[0], func(routes []*networkv1.Route) ([]*networkv1.Route, error) {
 			i := slices.IndexFunc(routes, func(r *networkv1.Route) bool { return r.GetDestination() == args[1] })
 			if i < 0 {
-				return nil, session.Usagef("route table %s has no route for %q: `trivet network route show %s` shows its routes", args[0], args[1], args[0])
+				return nil, fmt.Errorf("route table %s has no route for %q: `trivet network route show %s` shows its routes", args[0], args[1], args[0])
 			}
 			return slices.Delete(routes, i, i+1), nil
 		})

@@ -28,7 +28,7 @@ dropped. Changes apply within a second, also to connections that exist.`, `  tri
 }
 
 func addRuleCommand(s *session.Session) *cobra.Command {
-	var spec ruleSpec
+	spec := ruleSpec{dashes: "--"}
 	var from, to, description string
 	c := &cobra.Command{
 		Use: "add GROUP ingress|egress PROTOCOL", Short: "Add a rule to a security group", Args: session.Exactly("GROUP", "ingress|egress", "PROTOCOL"),
@@ -73,7 +73,7 @@ group:NAME for the ports that have this group. Without --from and --to, the rule
 			return s.Done(args[0], "changed")
 		}
 		return s.Print(added[0], []string{added[0].GetId()}, func(w io.Writer) error {
-			return show.Rows(w, ruleHeader, ruleRows(added, t.labels(ctx)))
+			return printRules(w, added, t.labels(ctx))
 		})
 	})
 	return c
@@ -86,7 +86,7 @@ func listRulesCommand(s *session.Session) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return s.Print(g, ruleIDs(g), func(w io.Writer) error { return show.Rows(w, ruleHeader, ruleRows(g.GetRules(), t.labels(ctx))) })
+		return s.Print(g, ruleIDs(g), func(w io.Writer) error { return printRules(w, g.GetRules(), t.labels(ctx)) })
 	})
 	return c
 }
@@ -138,27 +138,43 @@ func ruleIDs(g *networkv1.SecurityGroup) (ids []string) {
 	return ids
 }
 
-var ruleHeader = []string{"ID", "DIRECTION", "VERSION", "PROTOCOL", "REMOTE", "DESCRIPTION"}
-
-func ruleRows(rules []*networkv1.SecurityGroupRule, l *labels) [][]string {
-	rows := make([][]string, len(rules))
-	for i, r := range rules {
-		remote := cmp.Or(r.GetRemoteCidr(), "everything")
-		if r.GetRemoteGroupId() != "" {
-			remote = groupPrefix + l.of(groups(), r.GetRemoteGroupId())
-		}
-		rows[i] = []string{
-			r.GetId(), strings.ToLower(show.Enum("DIRECTION", r.GetDirection())), version(r.GetEthertype()), traffic(r), remote, r.GetDescription(),
-		}
+// ruleTable returns the header and rows of a table of rules. It has a column for descriptions only if a rule has one.
+func ruleTable(rules []*networkv1.SecurityGroupRule, l *labels) (header []string, rows [][]string) {
+	header = []string{"ID", "RULE"}
+	described := slices.ContainsFunc(rules, func(r *networkv1.SecurityGroupRule) bool { return r.GetDescription() != "" })
+	if described {
+		header = append(header, "DESCRIPTION")
 	}
-	return rows
+	for _, r := range rules {
+		row := []string{r.GetId(), ruleText(r, l)}
+		if described {
+			row = append(row, r.GetDescription())
+		}
+		rows = append(rows, row)
+	}
+	return header, rows
 }
 
-func version(e networkv1.Ethertype) string {
-	if e == networkv1.Ethertype_ETHERTYPE_IPV6 {
-		return "IPv6"
+func printRules(w io.Writer, rules []*networkv1.SecurityGroupRule, l *labels) error {
+	header, rows := ruleTable(rules, l)
+	return show.Rows(w, header, rows)
+}
+
+// ruleText formats a rule in the form that parseRule reads, such as "ingress tcp/443 from 0.0.0.0/0". It marks a rule
+// with a remote group that is for IPv6, which parseRule does not read.
+func ruleText(r *networkv1.SecurityGroupRule, l *labels) string {
+	ipv6 := r.GetEthertype() == networkv1.Ethertype_ETHERTYPE_IPV6
+	remote := cmp.Or(r.GetRemoteCidr(), map[bool]string{false: "0.0.0.0/0", true: "::/0"}[ipv6])
+	if r.GetRemoteGroupId() != "" {
+		remote = groupPrefix + l.of(groups(), r.GetRemoteGroupId())
+		if ipv6 {
+			remote += " (IPv6)"
+		}
 	}
-	return "IPv4"
+	if r.GetDirection() == networkv1.Direction_DIRECTION_EGRESS {
+		return "egress " + traffic(r) + " to " + remote
+	}
+	return "ingress " + traffic(r) + " from " + remote
 }
 
 // traffic formats the protocol and ports of a rule in the form that parseTraffic reads.
@@ -186,7 +202,9 @@ such as icmp/8 or icmp/3:4; the number of another protocol; or any`
 
 // ruleSpec is a rule as given on the command line. Its remote group is a name or an ID.
 type ruleSpec struct {
-	ipv6   bool
+	ipv6 bool
+	// dashes is what precedes "from" and "to" in errors: "--" if they are flags.
+	dashes string
 	parsed *networkv1.SecurityGroupRule
 	// group is the remote group; empty for none.
 	group string
@@ -197,14 +215,17 @@ func parseRule(text string) (spec ruleSpec, err error) {
 	words := strings.Fields(text)
 	var from, to string
 	switch {
-	case len(words) == 4 && words[2] == "from":
+	case len(words) == 4 && words[0] == "ingress" && words[2] == "from":
 		from = words[3]
-	case len(words) == 4 && words[2] == "to":
+	case len(words) == 4 && words[0] == "egress" && words[2] == "to":
 		to = words[3]
 	case len(words) != 2:
 		return spec, session.Usagef("--rule %q: want %s", text, ruleForm)
 	}
-	return spec, spec.parse(words[0], words[1], from, to)
+	if err := spec.parse(words[0], words[1], from, to); err != nil {
+		return spec, session.Usagef("--rule %q: %v", text, err)
+	}
+	return spec, nil
 }
 
 // parse sets the fields of the rule. At most one of from and to may be set: from for ingress and to for egress.
@@ -229,7 +250,7 @@ func (x *ruleSpec) parse(direction, protocol, from, to string) error {
 	if err := parseTraffic(protocol, x.parsed); err != nil {
 		return err
 	}
-	if err := x.parseRemote(flag, remote); err != nil {
+	if err := x.parseRemote(x.dashes+flag, remote); err != nil {
 		return err
 	}
 	x.parsed.Ethertype = networkv1.Ethertype_ETHERTYPE_IPV4
@@ -245,17 +266,17 @@ func (x *ruleSpec) parseRemote(flag, text string) error {
 	case text == "" || text == "any":
 		return nil
 	case isGroup && name == "":
-		return session.Usagef("--%s %q: want the name or ID of a security group after %s", flag, text, groupPrefix)
+		return session.Usagef("%s %q: want the name or ID of a security group after %s", flag, text, groupPrefix)
 	case isGroup:
 		x.group = name
 		return nil
 	case isAddress(text):
 		text += map[bool]string{false: "/32", true: "/128"}[strings.Contains(text, ":")]
 	case !strings.Contains(text, "/"):
-		return session.Usagef("--%s %q: want a prefix such as 10.0.0.0/16, an address, or %sNAME", flag, text, groupPrefix)
+		return session.Usagef("%s %q: want a prefix such as 10.0.0.0/16, an address, or %sNAME", flag, text, groupPrefix)
 	}
 	x.parsed.RemoteCidr = text
-	return checkCIDRs("--"+flag, text)
+	return checkCIDRs(flag, text)
 }
 
 // rule returns the rule for a request. It looks up the remote group.

@@ -18,14 +18,14 @@ import (
 func serviceIPs() *kind[*networkv1.ServiceIp] {
 	return &kind[*networkv1.ServiceIp]{
 		command: "service-ip", noun: "service IP", arg: "SERVICE-IP",
-		header: []string{"NAME", "ID", "VPC", "ADDRESS", "PORTS", "HEALTHY", "STATUS"},
+		header: []string{"NAME", "VPC", "ADDRESS", "PORTS", "HEALTHY", "STATUS"},
 		row: func(x *networkv1.ServiceIp, l *labels) []string {
 			all := make([]string, len(x.GetPorts()))
 			for i, p := range x.GetPorts() {
 				all[i] = servicePort(p)
 			}
 			return []string{
-				x.GetName(), x.GetId(), l.of(vpcs(), x.GetVpcId()), x.GetAddress(), strings.Join(all, ", "), healthy(x), status(x),
+				nameOf(x), l.of(vpcs(), x.GetVpcId()), x.GetAddress(), strings.Join(all, ", "), healthy(x), status(x),
 			}
 		},
 		fields: func(x *networkv1.ServiceIp, l *labels) [][2]string {
@@ -78,6 +78,7 @@ func healthy(x *networkv1.ServiceIp) string {
 	return fmt.Sprintf("%d of %d", n, len(x.GetBackends()))
 }
 
+// healthCheck formats a health check, with the defaults of the API for fields that are 0.
 func healthCheck(h *networkv1.HealthCheck) string {
 	if h == nil {
 		return "none"
@@ -90,7 +91,7 @@ func healthCheck(h *networkv1.HealthCheck) string {
 		text += " on port " + number(h.GetPort())
 	}
 	return text + fmt.Sprintf(" every %d s, unhealthy after %d failures, healthy after %d successes",
-		h.GetIntervalSeconds(), h.GetUnhealthyThreshold(), h.GetHealthyThreshold())
+		cmp.Or(h.GetIntervalSeconds(), 10), cmp.Or(h.GetUnhealthyThreshold(), 3), cmp.Or(h.GetHealthyThreshold(), 2))
 }
 
 // serviceTables prints the ports and the backends of a service IP.
@@ -268,7 +269,7 @@ If there are several ports, those without a name get one, such as tcp-443.`,
 	c.Flags().StringVar(&req.Address, "address", "", "address (default: the lowest free one)")
 	f.add(c)
 	c.Flags().StringVar(&req.Description, "description", "", "description")
-	require(c, "subnet", "port")
+	session.Require(c, "subnet", "port")
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) (err error) {
 		parts, err := f.parse()
 		if err != nil {
@@ -305,7 +306,7 @@ Connections to backends that are removed end within a second; others continue.`
 	change.add(c)
 	f.add(c)
 	c.Flags().BoolVar(&noBackends, "no-backends", false, "remove all backends")
-	c.MarkFlagsMutuallyExclusive("backend", "no-backends")
+	session.Exclusive(c, "backend", "no-backends")
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
 		if err := change.check(); err != nil {
 			return err

@@ -14,10 +14,10 @@ import (
 func subnets() *kind[*networkv1.Subnet] {
 	return &kind[*networkv1.Subnet]{
 		command: "subnet", noun: "subnet", arg: "SUBNET",
-		header: []string{"NAME", "ID", "VPC", "CIDR", "GATEWAY", "DHCP", "FREE", "STATUS"},
+		header: []string{"NAME", "VPC", "CIDR", "GATEWAY", "DHCP", "FREE", "STATUS"},
 		row: func(n *networkv1.Subnet, l *labels) []string {
 			return []string{
-				n.GetName(), n.GetId(), l.of(vpcs(), n.GetVpcId()), n.GetCidrBlock(), n.GetGatewayIp(), yes(n.GetDhcpEnabled()),
+				nameOf(n), l.of(vpcs(), n.GetVpcId()), n.GetCidrBlock(), n.GetGatewayIp(), yes(n.GetDhcpEnabled()),
 				free(n.GetAvailableIpCount()), status(n),
 			}
 		},
@@ -76,7 +76,7 @@ func createSubnetCommand(s *session.Session) *cobra.Command {
 	p.BoolVar(&noDHCP, "no-dhcp", false, "do not answer DHCP requests of guests")
 	p.StringSliceVar(&req.DnsServers, "dns", nil, dnsUsage)
 	p.StringVar(&req.Description, "description", "", "description")
-	require(c, "vpc", "cidr")
+	session.Require(c, "vpc", "cidr")
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) (err error) {
 		if err := firstError(checkCIDRs("--cidr", req.CidrBlock), checkCIDRs("--ipv6-cidr", req.Ipv6CidrBlock), checkAddresses("gateway", req.GatewayIp),
 			checkAddresses("dns", req.DnsServers...)); err != nil {
@@ -110,8 +110,8 @@ func updateSubnetCommand(s *session.Session) *cobra.Command {
 	c.Flags().BoolVar(&noDNS, "no-dns", false, "use the subnet's own resolver")
 	c.Flags().BoolVar(&dhcp, "dhcp", false, "answer DHCP requests of guests")
 	c.Flags().BoolVar(&noDHCP, "no-dhcp", false, "do not answer DHCP requests of guests")
-	c.MarkFlagsMutuallyExclusive("dns", "no-dns")
-	c.MarkFlagsMutuallyExclusive("dhcp", "no-dhcp")
+	session.Exclusive(c, "dns", "no-dns")
+	session.Exclusive(c, "dhcp", "no-dhcp")
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
 		if err := firstError(change.check(), checkAddresses("dns", dns...)); err != nil {
 			return err

@@ -14,9 +14,9 @@ import (
 func vpcs() *kind[*networkv1.Vpc] {
 	return &kind[*networkv1.Vpc]{
 		command: "vpc", noun: "VPC", arg: "VPC",
-		header: []string{"NAME", "ID", "CIDR", "IPV6 CIDR", "STATUS", "DEFAULT"},
+		header: []string{"NAME", "CIDR", "IPV6 CIDR", "DEFAULT", "STATUS"},
 		row: func(v *networkv1.Vpc, _ *labels) []string {
-			return []string{v.GetName(), v.GetId(), v.GetCidrBlock(), v.GetIpv6CidrBlock(), status(v), yes(v.GetIsDefault())}
+			return []string{nameOf(v), v.GetCidrBlock(), v.GetIpv6CidrBlock(), yes(v.GetIsDefault()), status(v)}
 		},
 		fields: func(v *networkv1.Vpc, _ *labels) [][2]string {
 			return [][2]string{
@@ -89,7 +89,7 @@ security group "default".`,
 	p.StringVar(&egress, "egress", "none", "way to the world: nat (a NAT gateway) or none")
 	refFlag(c, s, &req.ExternalNetwork, "external", "external network for --egress nat (default: the only one)", externals())
 	p.StringVar(&req.Description, "description", "", "description")
-	require(c, "cidr")
+	session.Require(c, "cidr")
 	completeFlag(c, "egress", cobra.FixedCompletions([]string{"nat", "none"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) (err error) {
 		var known bool

@@ -92,6 +92,14 @@ func (e *Usage) Error() string { return e.Message }
 // Usagef returns a *Usage error with a formatted message.
 func Usagef(format string, args ...any) error { return &Usage{fmt.Sprintf(format, args...)} }
 
+// Coded is an error with an exit code of its own, for a command whose exit code is a result.
+type Coded struct {
+	Code    int
+	Message string
+}
+
+func (e *Coded) Error() string { return e.Message }
+
 // Run returns a function for cobra's RunE that connects to the control plane and calls body. The context of body ends
 // after --timeout or, without that flag, after limit; a limit of 0 means no deadline.
 func (s *Session) Run(limit time.Duration, body func(ctx context.Context, conn *dial.Conn, args []string) error) func(*cobra.Command, []string) error {
@@ -197,6 +205,10 @@ func (s *Session) Exit(cmd *cobra.Command, err error) int {
 		return 2
 	}
 	fmt.Fprintln(s.Stderr, s.scrubbed("trivet: "+explain.Error(err, s.facts)))
+	var coded *Coded
+	if errors.As(err, &coded) {
+		return coded.Code
+	}
 	return 1
 }
 

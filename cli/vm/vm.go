@@ -1,11 +1,10 @@
-// Package vm holds the commands for VMs: `trivet vm`. It uses package image to look up the images of a new VM. Package
-// network uses its functions Matches and Names. Every command for one VM accepts its name or its ID. A name is unique
-// in its project; the commands look it up with the filter of ListVms.
+// Package vm holds the commands for VMs: `trivet vm`. It uses package image to look up the images of a new VM, and package
+// network for its NICs. Every command for one VM accepts its name or its ID. A name is unique in its project; package
+// lookup finds it with the filter of ListVms.
 package vm
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"time"
 
@@ -13,9 +12,8 @@ import (
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/session"
-	"github.com/trivet-cloud/trivet/cli/show"
+	"github.com/trivet-cloud/trivet/cli/vm/lookup"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
-	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
 const (
@@ -43,7 +41,7 @@ func listCommand(s *session.Session) *cobra.Command {
 	c.Flags().StringVar(&filter, "filter", "", "list only VMs that match, such as: state = RUNNING")
 	c.Flags().IntVar(&limit, "limit", 0, "list at most this many")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
-		vms, more, err := all(ctx, s, conn, filter, limit)
+		vms, more, err := lookup.All(ctx, s, conn, filter, limit)
 		if err != nil {
 			return err
 		}
@@ -99,19 +97,7 @@ func deleteCommand(s *session.Session) *cobra.Command {
 
 // vmArgCommand returns a command with the single argument VM, a name or an ID, and shell completion for it.
 func vmArgCommand(s *session.Session, use, short string) *cobra.Command {
-	return &cobra.Command{Use: use, Short: short, Args: session.Exactly("VM"), ValidArgsFunction: session.FirstArg(Names(s))}
-}
-
-// Names returns a shell completion with the names of VMs.
-func Names(s *session.Session) cobra.CompletionFunc {
-	return s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
-		vms, _, err := all(ctx, s, conn, "", session.PageSize)
-		var names []string
-		for _, vm := range vms {
-			names = append(names, vm.GetName())
-		}
-		return names, err
-	})
+	return &cobra.Command{Use: use, Short: short, Args: session.Exactly("VM"), ValidArgsFunction: session.FirstArg(lookup.Names(s))}
 }
 
 // target identifies the VM that a command is for, and holds a client for calls about that VM.
@@ -122,43 +108,9 @@ type target struct {
 
 // find returns the target for the name or the ID of a VM. For a name, it looks up the ID.
 func find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string) (*target, error) {
-	t := &target{client: vmv1.NewVmServiceClient(conn), id: nameOrID}
+	t := &target{client: vmv1.NewVmServiceClient(conn)}
 	t.org, t.project = s.Tenant()
-	if session.IsID(nameOrID) {
-		return t, nil
-	}
-	matches, err := Matches(ctx, s, conn, nameOrID)
-	if err != nil {
-		return nil, err
-	}
-	t.id, err = session.One("vm", nameOrID, matches)
+	var err error
+	t.id, err = lookup.Find(ctx, s, conn, nameOrID)
 	return t, err
-}
-
-// Matches returns the VMs with a name. It returns a *session.Usage error if the name is not valid.
-func Matches(ctx context.Context, s *session.Session, conn *dial.Conn, name string) ([]session.Match, error) {
-	// Only a valid name may be part of the filter below, where it needs no escaping.
-	if err := cloud.CheckName("VM", name); err != nil {
-		return nil, session.Usagef("%q is not a valid name or ID of a VM", name)
-	}
-	vms, _, err := all(ctx, s, conn, fmt.Sprintf("name = %q", name), 0)
-	if err != nil {
-		return nil, err
-	}
-	matches := make([]session.Match, len(vms))
-	for i, vm := range vms {
-		matches[i] = session.Match{ID: vm.GetId(), About: fmt.Sprintf("%s in %s/%s",
-			show.Enum("VM_STATE", vm.GetState()), vm.GetOrgId(), vm.GetProjectId())}
-	}
-	return matches, nil
-}
-
-func all(ctx context.Context, s *session.Session, conn *dial.Conn, filter string, limit int) ([]*vmv1.VirtualMachine, bool, error) {
-	org, project := s.Tenant()
-	return session.Pages(limit, func(token string) ([]*vmv1.VirtualMachine, string, error) {
-		page, err := vmv1.NewVmServiceClient(conn).ListVms(ctx, &vmv1.ListVmsRequest{
-			OrgId: org, ProjectId: project, PageSize: session.PageSize, PageToken: token, Filter: filter,
-		})
-		return page.GetVms(), page.GetNextPageToken(), err
-	})
 }

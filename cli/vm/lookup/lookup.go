@@ -1,0 +1,70 @@
+// Package lookup finds VMs by their names, for the commands of packages vm and network. It is a package of its own
+// because these two packages cannot import each other: package vm looks up subnets and ports in package network.
+package lookup
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// Find returns the ID of the VM with a name or ID. It makes no call for an ID.
+func Find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string) (string, error) {
+	if session.IsID(nameOrID) {
+		return nameOrID, nil
+	}
+	matches, err := Matches(ctx, s, conn, nameOrID)
+	if err != nil {
+		return "", err
+	}
+	return session.One("vm", nameOrID, matches)
+}
+
+// Matches returns the VMs with a name. It returns a *session.Usage error if the name is not valid.
+func Matches(ctx context.Context, s *session.Session, conn *dial.Conn, name string) ([]session.Match, error) {
+	// Only a valid name may be part of the filter below, where it needs no escaping.
+	if err := cloud.CheckName("VM", name); err != nil {
+		return nil, session.Usagef("%q is not a valid name or ID of a VM", name)
+	}
+	vms, _, err := All(ctx, s, conn, fmt.Sprintf("name = %q", name), 0)
+	if err != nil {
+		return nil, err
+	}
+	matches := make([]session.Match, len(vms))
+	for i, vm := range vms {
+		matches[i] = session.Match{ID: vm.GetId(), About: fmt.Sprintf("%s in %s/%s",
+			show.Enum("VM_STATE", vm.GetState()), vm.GetOrgId(), vm.GetProjectId())}
+	}
+	return matches, nil
+}
+
+// All returns the VMs that a filter of ListVms selects: at most limit, or all if limit is 0. more is true if there are
+// further ones.
+func All(ctx context.Context, s *session.Session, conn *dial.Conn, filter string, limit int) (all []*vmv1.VirtualMachine, more bool, err error) {
+	org, project := s.Tenant()
+	return session.Pages(limit, func(token string) ([]*vmv1.VirtualMachine, string, error) {
+		page, err := vmv1.NewVmServiceClient(conn).ListVms(ctx, &vmv1.ListVmsRequest{
+			OrgId: org, ProjectId: project, PageSize: session.PageSize, PageToken: token, Filter: filter,
+		})
+		return page.GetVms(), page.GetNextPageToken(), err
+	})
+}
+
+// Names returns a shell completion with the names of VMs.
+func Names(s *session.Session) cobra.CompletionFunc {
+	return s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
+		vms, _, err := All(ctx, s, conn, "", session.PageSize)
+		var names []string
+		for _, vm := range vms {
+			names = append(names, vm.GetName())
+		}
+		return names, err
+	})
+}
