@@ -38,14 +38,18 @@ type fakeNetwork struct {
 // lock locks the fake and notes a request.
 func (f *fakeNetwork) lock(in proto.Message) func() {
 	f.mu.Lock()
-	text, _ := prototext.MarshalOptions{}.Marshal(in)
-	if len(text) > 0 {
+	if text := oneLine(in); text != "" {
 		f.cloud.mu.Lock()
-		// prototext inserts white space at random.
-		f.cloud.calls = append(f.cloud.calls, "  "+strings.Join(strings.Fields(string(text)), " "))
+		f.cloud.calls = append(f.cloud.calls, "  "+text)
 		f.cloud.mu.Unlock()
 	}
 	return f.mu.Unlock
+}
+
+// oneLine returns a message as text. It makes the white space regular, which prototext inserts at random.
+func oneLine(m proto.Message) string {
+	text, _ := prototext.MarshalOptions{}.Marshal(m)
+	return strings.Join(strings.Fields(string(text)), " ")
 }
 
 func (f *fakeNetwork) newID() string {

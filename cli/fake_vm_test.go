@@ -24,6 +24,9 @@ func (c *fakeCloud) CreateVm(ctx context.Context, in *vmv1.CreateVmRequest) (*vm
 	if vm := c.byKey[key]; vm != nil {
 		return vm, nil
 	}
+	if nics := in.GetSpec().GetNetwork(); len(nics) > 0 {
+		c.calls = append(c.calls, "  "+oneLine(&vmv1.VmSpec{Network: nics}))
+	}
 	cpus := in.GetSpec().GetCpu().GetVcpus()
 	switch {
 	case cpus > 288:
@@ -40,8 +43,51 @@ func (c *fakeCloud) CreateVm(ctx context.Context, in *vmv1.CreateVmRequest) (*vm
 		State: vmv1.VmState_VM_STATE_CREATING, Status: &vmv1.VmStatus{}, Labels: in.GetLabels(), Metadata: in.GetMetadata(),
 		CreatedAt: now.Add(-90 * time.Minute).UnixMilli(), UpdatedAt: now.UnixMilli(), CreatedBy: "demo", Hypervisor: in.GetHypervisor(),
 	}
+	for _, nic := range vm.GetSpec().GetNetwork() {
+		if err := c.net.plug(vm.GetId(), nic); err != nil {
+			return nil, err
+		}
+	}
 	c.vms = append(c.vms, vm)
 	c.byKey[key] = vm
+	return vm, nil
+}
+
+// AttachNic attaches a NIC to a VM in any state.
+func (c *fakeCloud) AttachNic(_ context.Context, in *vmv1.AttachNicRequest) (*vmv1.VirtualMachine, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls = append(c.calls, "  "+oneLine(in))
+	vm, err := c.vm(in.GetVmId())
+	if err != nil {
+		return nil, err
+	}
+	if slices.ContainsFunc(vm.GetSpec().GetNetwork(), func(n *vmv1.NetworkSpec) bool { return n.GetId() == in.GetNic().GetId() }) {
+		return nil, failed(codes.AlreadyExists, "", "%s has a NIC with the ID %s", vm.GetName(), in.GetNic().GetId())
+	}
+	if err := c.net.plug(vm.GetId(), in.GetNic()); err != nil {
+		return nil, err
+	}
+	if vm.Spec == nil {
+		vm.Spec = &vmv1.VmSpec{}
+	}
+	vm.Spec.Network = append(vm.Spec.Network, in.GetNic())
+	return vm, nil
+}
+
+func (c *fakeCloud) DetachNic(_ context.Context, in *vmv1.DetachNicRequest) (*vmv1.VirtualMachine, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	vm, err := c.vm(in.GetVmId())
+	if err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(vm.GetSpec().GetNetwork(), func(n *vmv1.NetworkSpec) bool { return n.GetId() == in.GetNicId() })
+	if i < 0 {
+		return nil, failed(codes.NotFound, "", "%s has no NIC %s", vm.GetName(), in.GetNicId())
+	}
+	c.net.unplug(vm.GetSpec().GetNetwork()[i].GetPortId())
+	vm.Spec.Network = slices.Delete(vm.GetSpec().GetNetwork(), i, i+1)
 	return vm, nil
 }
 

@@ -97,7 +97,7 @@ func answer(s *status.Status, f Facts) string {
 		return lines(invalid(message, field)...)
 	case codes.FailedPrecondition:
 		if info.GetReason() == "IN_USE" {
-			return lines(message, "delete or detach these first; commands accept their IDs")
+			return lines(message, "delete or detach what uses it first; the commands accept these IDs")
 		}
 	case codes.ResourceExhausted:
 		return lines(message, reasons(info))
@@ -198,6 +198,16 @@ var flags = []struct{ field, flag, hint string }{
 	{"spec.cpu.vcpus", "--vcpus", ""},
 	{"spec.memory", "--memory", ""},
 	{"spec.disks", "--disk", ""},
+	{"spec.network", "--network", ""},
+	{"nic.id", "--id", ""},
+	{"nic.network_id", "--vpc", ""},
+	{"nic.subnet_id", "--subnet", ""},
+	{"nic.port_id", "--port", ""},
+	{"nic.ip_address", "--ip", ""},
+	{"nic.mac_address", "--mac", ""},
+	{"nic.security_groups", "--group", ""},
+	{"nic.model", "--model", ""},
+	{"nic_id", "NIC", ""},
 	{"spec.boot.kernel", "--kernel", ""},
 	{"spec.boot.initrd", "--initrd", ""},
 	{"spec.boot.cmdline", "--cmdline", ""},

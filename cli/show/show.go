@@ -104,7 +104,7 @@ var marshal = protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: t
 
 // Object prints a message as indented JSON.
 func Object(w io.Writer, m proto.Message) error {
-	compact, err := compact(m)
+	compact, err := Compact(m)
 	if err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func Object(w io.Writer, m proto.Message) error {
 
 // Line prints a message as JSON on one line, for streams.
 func Line(w io.Writer, m proto.Message) error {
-	compact, err := compact(m)
+	compact, err := Compact(m)
 	if err != nil {
 		return err
 	}
@@ -127,8 +127,8 @@ func Line(w io.Writer, m proto.Message) error {
 	return err
 }
 
-// compact returns m as JSON without white space, because protojson inserts white space at random.
-func compact(m proto.Message) ([]byte, error) {
+// Compact returns m as JSON without white space, because protojson inserts white space at random.
+func Compact(m proto.Message) ([]byte, error) {
 	text, err := marshal.Marshal(m)
 	if err != nil {
 		return nil, fmt.Errorf("print JSON: %w", err)

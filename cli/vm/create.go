@@ -4,11 +4,14 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/image"
+	"github.com/trivet-cloud/trivet/cli/network"
 	"github.com/trivet-cloud/trivet/cli/session"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -18,7 +21,8 @@ type createFlags struct {
 	image                   string
 	vcpus                   uint32
 	memory                  string
-	disks, labels, metadata []string
+	disks, networks         []string
+	labels, metadata        []string
 	kernel, initrd, cmdline string
 	start                   bool
 }
@@ -31,8 +35,17 @@ func createCommand(s *session.Session) *cobra.Command {
 		Long: `Create a VM. Its first disk is a copy of --image; disks without an image are blank. With --image and without --disk,
 the VM gets one disk of 10 GiB, or more if the image requires it.
 
-A --disk is ` + diskForm + `, with the size in GiB.`,
+A --disk is
+  ` + diskForm + `,
+with the size in GiB.
+
+A --network is a network interface (NIC):
+  ` + nicForm + `.
+Instead of SUBNET, vpc:NAME is a VPC with one subnet, default is the project's default VPC, which is created if there
+is none, and port:NAME is an existing port, which has its own address, MAC and groups. Without --network and with
+--network none, the VM has no NIC.`,
 		Example: `  trivet vm create web --image debian --vcpus 2 --memory 2048 --disk 20 --disk 100,cache=none --label env=prod --start
+  trivet vm create db --image debian --network back,ip=10.0.2.10,group=db --network default
   trivet vm create tiny --kernel guest-kernel --initrd guest-initrd --cmdline "console=ttyS0" --memory 192`,
 		Args: session.Exactly("NAME"),
 	}
@@ -41,6 +54,7 @@ A --disk is ` + diskForm + `, with the size in GiB.`,
 	p.Uint32Var(&f.vcpus, "vcpus", 1, "virtual CPUs")
 	p.StringVar(&f.memory, "memory", fmt.Sprint(cloud.DefaultMemory), "memory in MiB, or with a unit: 2G")
 	p.StringArrayVar(&f.disks, "disk", nil, "disk, repeatable: see above")
+	p.StringArrayVar(&f.networks, "network", nil, "network interface, repeatable: see above")
 	p.StringArrayVar(&f.labels, "label", nil, "KEY=VALUE, repeatable")
 	p.StringArrayVar(&f.metadata, "metadata", nil, "KEY=VALUE, repeatable")
 	p.StringVar(&f.kernel, "kernel", "", "boot this kernel directly: an image, by name or ID")
@@ -50,7 +64,12 @@ A --disk is ` + diskForm + `, with the size in GiB.`,
 	for _, flag := range []string{"image", "kernel", "initrd"} {
 		_ = c.RegisterFlagCompletionFunc(flag, image.Names(s)) // its only error is for an unknown flag
 	}
+	_ = c.RegisterFlagCompletionFunc("network", networkValues(s)) // its only error is for an unknown flag
 	c.RunE = s.Run(callTimeout+startLimit, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		nics, err := parseNICs(f.networks)
+		if err != nil {
+			return err
+		}
 		req, disks, err := f.request(args[0])
 		if err != nil {
 			return err
@@ -58,6 +77,14 @@ A --disk is ` + diskForm + `, with the size in GiB.`,
 		req.OrgId, req.ProjectId = s.Tenant()
 		if err := f.findImages(ctx, s, conn, req, disks); err != nil {
 			return err
+		}
+		resolver := network.NewResolver(ctx, s, conn)
+		for _, n := range nics {
+			spec, err := n.spec(ctx, resolver)
+			if err != nil {
+				return err
+			}
+			req.Spec.Network = append(req.Spec.Network, spec)
 		}
 		client := vmv1.NewVmServiceClient(conn)
 		var vm *vmv1.VirtualMachine
@@ -81,7 +108,20 @@ A --disk is ` + diskForm + `, with the size in GiB.`,
 	return c
 }
 
-// request returns a request with the values of all flags except the disks and boot images. It returns the disks
+// networkValues returns a shell completion for --network: the names of subnets, and the words with a meaning of their own.
+func networkValues(s *session.Session) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+		values, _ := network.SubnetNames(s)(cmd, args, prefix)
+		for _, word := range []string{defaultVPC, noNetwork} {
+			if strings.HasPrefix(word, prefix) && !slices.Contains(values, word) {
+				values = append(values, word)
+			}
+		}
+		return values, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// request returns a request with the values of all flags except the disks, NICs and boot images. It returns the disks
 // separately, as they were parsed. findImages adds the disks and boot images to the request, because it makes calls to
 // find out the IDs of their images.
 func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error) {

@@ -5,13 +5,16 @@ package vm
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/network"
 	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
 	"github.com/trivet-cloud/trivet/cli/vm/lookup"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
@@ -28,7 +31,7 @@ const (
 func Command(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "vm", Short: "Create, run and watch VMs", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
-	c.AddCommand(createCommand(s), listCommand(s), showCommand(s), deleteCommand(s), watchCommand(s), logCommand(s))
+	c.AddCommand(createCommand(s), listCommand(s), showCommand(s), deleteCommand(s), watchCommand(s), logCommand(s), nicCommand(s))
 	c.AddCommand(powerCommands(s)...)
 	return c
 }
@@ -61,15 +64,19 @@ func listCommand(s *session.Session) *cobra.Command {
 func showCommand(s *session.Session) *cobra.Command {
 	c := vmArgCommand(s, "show VM", "Show a VM")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		t, err := find(ctx, s, conn, args[0])
+		vm, t, err := readVM(ctx, s, conn, args[0])
 		if err != nil {
 			return err
 		}
-		vm, err := t.client.GetVm(ctx, &vmv1.GetVmRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id})
-		if err != nil {
-			return err
-		}
-		return s.Print(vm, []string{vm.GetName()}, func(w io.Writer) error { return detail(w, s.Now(), vm) })
+		return s.Print(vm, []string{vm.GetName()}, func(w io.Writer) error {
+			if err := detail(w, s.Now(), vm); err != nil || len(vm.GetSpec().GetNetwork()) == 0 {
+				return err
+			}
+			if _, err := fmt.Fprintln(w); err != nil {
+				return err
+			}
+			return show.Rows(w, nicHeader, nicRows(ctx, network.NewResolver(ctx, s, conn), t.id, vm.GetSpec().GetNetwork()))
+		})
 	})
 	return c
 }
