@@ -3,6 +3,7 @@ package network
 import (
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -25,6 +26,24 @@ func refsFlag(c *cobra.Command, s *session.Session, to *[]string, flag, usage st
 
 func completeFlag(c *cobra.Command, flag string, f cobra.CompletionFunc) {
 	_ = c.RegisterFlagCompletionFunc(flag, f) // its only error is for an unknown flag
+}
+
+// prefixed returns a shell completion with the names of another one, each after a prefix such as "group:".
+func prefixed(prefix string, of cobra.CompletionFunc) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+		name, ok := strings.CutPrefix(typed, prefix)
+		if !ok && !strings.HasPrefix(prefix, typed) {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		if !ok {
+			name = ""
+		}
+		names, directive := of(cmd, args, name)
+		for i := range names {
+			names[i] = prefix + names[i]
+		}
+		return names, directive
+	}
 }
 
 // optionalName accepts no argument, or the argument NAME.

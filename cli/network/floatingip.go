@@ -159,7 +159,8 @@ func updateFloatingIPCommand(s *session.Session) *cobra.Command {
 func attachCommand(s *session.Session) *cobra.Command {
 	var to attachFlags
 	c := floatingIPs().argCommand(s, "attach", "Attach a floating IP to a port or service IP")
-	c.Long = "Attach a floating IP to a port, a service IP or the port of a VM. If it was attached to another, connections through that end."
+	c.Long = `Attach a floating IP to a port, a service IP or the port of a VM. If it was attached to another one, connections through
+that one end.`
 	c.Example = "  trivet network floating-ip attach www --port web-2\n  trivet network floating-ip attach 203.0.113.10 --vm web"
 	to.add(c, s)
 	session.RequireOne(c, "port", "service-ip", "vm")

@@ -123,7 +123,7 @@ func findPeer(ctx context.Context, t *target, org, project, nameOrID string) (st
 
 func acceptPeeringCommand(s *session.Session) *cobra.Command {
 	c := peerings().argCommand(s, "accept", "Accept the proposal of another project")
-	c.Long = "Accept the proposal of another project to connect its VPC with one of this project. `trivet network peering delete` refuses it."
+	c.Long = "Accept the proposal of another project to connect its VPC with one of this project.\n`trivet network peering delete` refuses it."
 	c.Example = "  trivet network peering list\n  trivet network peering accept office"
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
 		id, err := peerings().find(ctx, t, args[0])

@@ -197,7 +197,7 @@ func updateRouteCommand(s *session.Session) *cobra.Command {
 	var of, to []string
 	var noSubnets, noRoutes bool
 	c := routeTables().argCommand(s, "update", "Change a route table")
-	c.Long = "Change a route table. --subnet and --to replace all former subnets and routes; `trivet network route add` and `remove` change one route.\nA --to is " + routeForm + "."
+	c.Long = "Change a route table. --subnet and --to replace all former subnets and routes; `trivet network route add` and `remove`\nchange one route. A --to is\n" + routeForm + "."
 	c.Example = "  trivet network route update out --subnet front,back\n  trivet network route update out --to 0.0.0.0/0=nat:gw2"
 	change.add(c)
 	refsFlag(c, s, &of, "subnet", "subnets that use the table, by name or ID, separated by commas", subnets())

@@ -47,10 +47,13 @@ group:NAME for the ports that have this group. Without --from and --to, the rule
 			cobra.FixedCompletions([]string{"tcp/", "udp/", "sctp/", "icmp", "icmpv6", "any"}, cobra.ShellCompDirectiveNoSpace)),
 	}
 	p := c.Flags()
-	p.StringVar(&from, "from", "", "source of ingress: CIDR, address or group:NAME (default: everything)")
-	p.StringVar(&to, "to", "", "destination of egress: CIDR, address or group:NAME (default: everything)")
+	p.StringVar(&from, "from", "", "source of ingress: CIDR, address or group:NAME (default: all IPv4 addresses)")
+	p.StringVar(&to, "to", "", "destination of egress: CIDR, address or group:NAME (default: all IPv4 addresses)")
 	p.BoolVar(&spec.ipv6, "ipv6", false, "the rule is for IPv6 (default for IPv6 prefixes and icmpv6)")
 	p.StringVar(&description, "description", "", "description")
+	for _, flag := range []string{"from", "to"} {
+		completeFlag(c, flag, prefixed(groupPrefix, groups().complete(s)))
+	}
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) (err error) {
 		if err := spec.parse(args[1], args[2], from, to); err != nil {
 			return err

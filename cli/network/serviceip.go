@@ -139,7 +139,7 @@ type serviceFlags struct {
 	unhealthy, healthy  uint32
 }
 
-func (f *serviceFlags) add(c *cobra.Command) {
+func (f *serviceFlags) add(c *cobra.Command, s *session.Session) {
 	p := c.Flags()
 	p.StringArrayVar(&f.ports, "port", nil, servicePortForm+"; repeatable, at most 32")
 	p.StringArrayVar(&f.backends, "backend", nil, backendForm+"; repeatable, at most 250")
@@ -150,6 +150,7 @@ func (f *serviceFlags) add(c *cobra.Command) {
 	p.Uint32Var(&f.healthy, "check-successes", 0, "successes after which a backend is healthy again, 1 to 10 (default 2)")
 	p.StringVar(&f.affinity, "affinity", "", "client-ip: a client's connections go to the same backend; none")
 	completeFlag(c, "affinity", cobra.FixedCompletions([]string{"client-ip", "none"}, cobra.ShellCompDirectiveNoFileComp))
+	completeFlag(c, "backend", prefixed(portPrefix, ports().complete(s)))
 	completeFlag(c, "check", cobra.FixedCompletions([]string{"tcp", "http:/", "none"}, cobra.ShellCompDirectiveNoSpace))
 }
 
@@ -260,14 +261,14 @@ func createServiceIPCommand(s *session.Session) *cobra.Command {
 		Use: "create NAME", Short: "Create a service IP in a subnet", Args: session.Exactly("NAME"),
 		Long: `Create a service IP with an address of a subnet. A --port is
 ` + servicePortForm + `,
-and a --backend ` + backendForm + `.
+and a --backend is ` + backendForm + `.
 If there are several ports, those without a name get one, such as tcp-443.`,
 		Example: `  trivet network service-ip create shop --subnet front --port 443:8443/tcp --backend port:web-1 --backend port:web-2 --check http:/health
   trivet network service-ip create dns --subnet front --port 53/udp --port 53/tcp --backend 10.0.1.10 --backend 10.0.1.11=2`,
 	}
 	refFlag(c, s, &subnet, "subnet", "subnet of the address, by name or ID", subnets())
 	c.Flags().StringVar(&req.Address, "address", "", "address (default: the lowest free one)")
-	f.add(c)
+	f.add(c, s)
 	c.Flags().StringVar(&req.Description, "description", "", "description")
 	session.Require(c, "subnet", "port")
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) (err error) {
@@ -304,7 +305,7 @@ func updateServiceIPCommand(s *session.Session) *cobra.Command {
 Connections to backends that are removed end within a second; others continue.`
 	c.Example = "  trivet network service-ip update shop --backend port:web-1 --backend port:web-3\n  trivet network service-ip update shop --check none --affinity client-ip"
 	change.add(c)
-	f.add(c)
+	f.add(c, s)
 	c.Flags().BoolVar(&noBackends, "no-backends", false, "remove all backends")
 	session.Exclusive(c, "backend", "no-backends")
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {

@@ -64,7 +64,8 @@ func createSubnetCommand(s *session.Session) *cobra.Command {
 	var noDHCP bool
 	c := &cobra.Command{
 		Use: "create NAME", Short: "Create a subnet in a VPC", Args: session.Exactly("NAME"),
-		Long: `Create a subnet in a VPC. --cidr is a part of the VPC's prefix that no other subnet of the VPC has, of at most /29.`,
+		Long: `Create a subnet in a VPC. --cidr is a part of the VPC's prefix that no other subnet of the VPC overlaps, /29 or
+larger.`,
 		Example: `  trivet network subnet create front --vpc prod --cidr 10.0.1.0/24
   trivet network subnet create db --vpc prod --cidr 10.0.2.0/24 --gateway 10.0.2.254 --dns 9.9.9.9,1.1.1.1`,
 	}
@@ -103,7 +104,8 @@ func updateSubnetCommand(s *session.Session) *cobra.Command {
 	var dns []string
 	var dhcp, noDHCP, noDNS bool
 	c := subnets().argCommand(s, "update", "Change the name, DHCP and DNS servers of a subnet")
-	c.Long = "Change the name, description, DHCP and DNS servers of a subnet. Guests learn of new DNS servers when they renew their DHCP lease."
+	c.Long = `Change the name, description, DHCP and DNS servers of a subnet. Guests learn of new DNS servers when they renew their
+DHCP lease.`
 	c.Example = "  trivet network subnet update front --dns 9.9.9.9\n  trivet network subnet update front --no-dns --no-dhcp"
 	change.add(c)
 	c.Flags().StringSliceVar(&dns, "dns", nil, dnsUsage)

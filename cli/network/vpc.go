@@ -86,7 +86,7 @@ security group "default".`,
 	p := c.Flags()
 	p.StringVar(&req.CidrBlock, "cidr", "", "IPv4 prefix of /8 to /28, within 10.0.0.0/8, 172.16.0.0/12 or 192.168.0.0/16")
 	p.StringVar(&req.Ipv6CidrBlock, "ipv6-cidr", "", "IPv6 prefix of /48 to /56, within fd00::/8")
-	p.StringVar(&egress, "egress", "none", "way to the world: nat (a NAT gateway) or none")
+	p.StringVar(&egress, "egress", "none", "how VMs reach networks outside: nat (a NAT gateway) or none")
 	refFlag(c, s, &req.ExternalNetwork, "external", "external network for --egress nat (default: the only one)", externals())
 	p.StringVar(&req.Description, "description", "", "description")
 	session.Require(c, "cidr")

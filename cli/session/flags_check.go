@@ -7,10 +7,11 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Require marks flags as required. Cobra does so too, but its error has another form than the program's.
+// Require marks flags as required, also in the help. Cobra's own error has another form than the program's.
 func Require(c *cobra.Command, flags ...string) {
 	for _, f := range flags {
 		_ = c.MarkFlagRequired(f) // its only error is for an unknown flag
+		c.Flags().Lookup(f).Usage += " (required)"
 	}
 	check(c, func() error {
 		missing := slices.DeleteFunc(slices.Clone(flags), c.Flags().Changed)

@@ -40,10 +40,12 @@ A --disk is
 with the size in GiB.
 
 A --network is a network interface (NIC):
-  ` + nicForm + `.
-Instead of SUBNET, vpc:NAME is a VPC with one subnet, default is the project's default VPC, which is created if there
-is none, and port:NAME is an existing port, which has its own address, MAC and groups. Without --network and with
---network none, the VM has no NIC.`,
+  ` + nicForm + `
+or, instead of SUBNET:
+  default    the project's default VPC, which is created if there is none
+  vpc:NAME   a VPC with one subnet
+  port:NAME  an existing port, which has its own address, MAC and groups
+Without --network, and with --network none, the VM has no NIC.`,
 		Example: `  trivet vm create web --image debian --vcpus 2 --memory 2048 --disk 20 --disk 100,cache=none --label env=prod --start
   trivet vm create db --image debian --network back,ip=10.0.2.10,group=db --network default
   trivet vm create tiny --kernel guest-kernel --initrd guest-initrd --cmdline "console=ttyS0" --memory 192`,
