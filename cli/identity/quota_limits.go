@@ -6,8 +6,11 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// unlimited is the value of a limit's flag that removes the limit.
-const unlimited = "unlimited"
+// The values of a limit's flag that remove the limit: unlimited, or byDefault if the default is a limit.
+const (
+	unlimited = "unlimited"
+	byDefault = "default"
+)
 
 // quotaFlags holds the command-line flags for the limits of a quota, one for each resource in the field named of.
 type quotaFlags struct {
@@ -21,8 +24,17 @@ func (l *quotaFlags) Add(to *pflag.FlagSet) { l.add(to, projectQuota) }
 func (l *quotaFlags) add(to *pflag.FlagSet, of []quotaResource) {
 	l.flags, l.of = to, of
 	for _, r := range of {
-		to.String(r.name, "", "limit of "+r.usage+"; or "+r.absent)
+		to.String(r.name, "", "limit of "+r.usage+"; or "+r.absent())
 	}
+}
+
+// Names returns the names of the flags.
+func (l *quotaFlags) Names() []string {
+	names := make([]string, len(l.of))
+	for i, r := range l.of {
+		names[i] = r.name
+	}
+	return names
 }
 
 // Given reports whether at least one of the flags is on the command line.

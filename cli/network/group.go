@@ -82,7 +82,7 @@ in quotes, where PROTOCOL is
 		}
 		specs := make([]ruleSpec, len(rules))
 		for i, text := range rules {
-			if specs[i], err = parseRule(text); err != nil {
+			if specs[i], err = parseRule("--rule", text); err != nil {
 				return err
 			}
 		}

@@ -5,15 +5,13 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/session"
-	"github.com/trivet-cloud/trivet/cli/show"
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
 )
 
@@ -96,9 +94,12 @@ func listRulesCommand(s *session.Session) *cobra.Command {
 
 func removeRuleCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
-		Use: "remove GROUP RULE-ID", Short: "Remove a rule from a security group", Args: session.Exactly("GROUP", "RULE-ID"),
-		Long:    "Remove a rule from a security group. Connections that only this rule permitted end within a second.",
-		Example: "  trivet network rule list web\n  trivet network rule remove web 0192f0c1-9d3c-7a51-8f2b-6f1c5a3e7d20",
+		Use: "remove GROUP RULE", Short: "Remove a rule from a security group", Args: session.Exactly("GROUP", "RULE"),
+		Long: `Remove a rule from a security group. Connections that only this rule permitted end within a second. RULE is the ID of
+the rule, or the rule itself in quotes, as ` + "`trivet network rule list`" + ` prints it.`,
+		Example: `  trivet network rule list web
+  trivet network rule remove web "ingress tcp/22 from 10.0.0.0/16"
+  trivet network rule remove web 0192f0c1-9d3c-7a51-8f2b-6f1c5a3e7d20`,
 		ValidArgsFunction: argCompletions(groups().complete(s), func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 			return s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
 				g, err := groups().read(ctx, newTarget(s, conn), args[0])
@@ -107,21 +108,80 @@ func removeRuleCommand(s *session.Session) *cobra.Command {
 		}),
 	}
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
-		if !session.IsID(args[1]) {
-			return session.Usagef("RULE-ID %q: want the ID of a rule: `trivet network rule list %s` shows them", args[1], args[0])
+		if err := checkRuleArg(args[1]); err != nil {
+			return err
 		}
 		group, err := groups().find(ctx, t, args[0])
 		if err != nil {
 			return err
 		}
+		rule, err := findRule(ctx, t, group, args)
+		if err != nil {
+			return err
+		}
 		if _, err := t.client.RemoveSecurityGroupRule(ctx, &networkv1.RemoveSecurityGroupRuleRequest{
-			OrgId: t.org, ProjectId: t.project, SecurityGroupId: group, RuleId: args[1],
+			OrgId: t.org, ProjectId: t.project, SecurityGroupId: group, RuleId: rule,
 		}); err != nil {
 			return err
 		}
 		return s.Done(args[1], "removed")
 	})
 	return c
+}
+
+const ruleArg = "RULE"
+
+// checkRuleArg returns a *session.Usage error unless text is an ID or has the form of a rule. A rule with a remote group
+// may end with the mark of IPv6, which only ruleText writes.
+func checkRuleArg(text string) error {
+	if session.IsID(text) {
+		return nil
+	}
+	_, err := parseRule(ruleArg, strings.TrimSuffix(text, ipv6Mark))
+	return err
+}
+
+// findRule returns the ID of the rule that args[1] names, by its ID or as text, in the security group args[0] with an ID.
+func findRule(ctx context.Context, t *target, group string, args []string) (string, error) {
+	if session.IsID(args[1]) {
+		return args[1], nil
+	}
+	text, isIPv6 := strings.CutSuffix(args[1], ipv6Mark)
+	spec, err := parseRule(ruleArg, text)
+	if err != nil {
+		return "", err
+	}
+	if isIPv6 {
+		spec.parsed.Ethertype = networkv1.Ethertype_ETHERTYPE_IPV6
+	}
+	wanted, err := spec.rule(ctx, t)
+	if err != nil {
+		return "", err
+	}
+	g, err := groups().get(ctx, t, group)
+	if err != nil {
+		return "", err
+	}
+	for _, r := range g.GetRules() {
+		if sameTraffic(r, wanted) {
+			return r.GetId(), nil
+		}
+	}
+	return "", fmt.Errorf("security group %s has no rule %q: `trivet network rule list %s` shows its rules", args[0], args[1], args[0])
+}
+
+// sameTraffic reports whether two rules permit the same traffic, so that a group cannot have both.
+func sameTraffic(a, b *networkv1.SecurityGroupRule) bool {
+	bare := func(r *networkv1.SecurityGroupRule) *networkv1.SecurityGroupRule {
+		r = proto.CloneOf(r)
+		r.Id, r.Description, r.Protocol = "", "", cmp.Or(r.GetProtocol(), "any")
+		r.Ethertype = cmp.Or(r.GetEthertype(), networkv1.Ethertype_ETHERTYPE_IPV4)
+		if r.GetRemoteCidr() == "0.0.0.0/0" || r.GetRemoteCidr() == "::/0" {
+			r.RemoteCidr = ""
+		}
+		return r
+	}
+	return proto.Equal(bare(a), bare(b))
 }
 
 // argCompletions returns a shell completion that uses one function for each argument in turn.
@@ -139,203 +199,4 @@ func ruleIDs(g *networkv1.SecurityGroup) (ids []string) {
 		ids = append(ids, r.GetId())
 	}
 	return ids
-}
-
-// ruleTable returns the header and rows of a table of rules. It has a column for descriptions only if a rule has one.
-func ruleTable(rules []*networkv1.SecurityGroupRule, l *labels) (header []string, rows [][]string) {
-	header = []string{"ID", "RULE"}
-	described := slices.ContainsFunc(rules, func(r *networkv1.SecurityGroupRule) bool { return r.GetDescription() != "" })
-	if described {
-		header = append(header, "DESCRIPTION")
-	}
-	for _, r := range rules {
-		row := []string{r.GetId(), ruleText(r, l)}
-		if described {
-			row = append(row, r.GetDescription())
-		}
-		rows = append(rows, row)
-	}
-	return header, rows
-}
-
-func printRules(w io.Writer, rules []*networkv1.SecurityGroupRule, l *labels) error {
-	header, rows := ruleTable(rules, l)
-	return show.Rows(w, header, rows)
-}
-
-// ruleText formats a rule in the form that parseRule reads, such as "ingress tcp/443 from 0.0.0.0/0". It marks a rule
-// with a remote group that is for IPv6, which parseRule does not read.
-func ruleText(r *networkv1.SecurityGroupRule, l *labels) string {
-	ipv6 := r.GetEthertype() == networkv1.Ethertype_ETHERTYPE_IPV6
-	remote := cmp.Or(r.GetRemoteCidr(), map[bool]string{false: "0.0.0.0/0", true: "::/0"}[ipv6])
-	if r.GetRemoteGroupId() != "" {
-		remote = groupPrefix + l.of(groups(), r.GetRemoteGroupId())
-		if ipv6 {
-			remote += " (IPv6)"
-		}
-	}
-	if r.GetDirection() == networkv1.Direction_DIRECTION_EGRESS {
-		return "egress " + traffic(r) + " to " + remote
-	}
-	return "ingress " + traffic(r) + " from " + remote
-}
-
-// traffic formats the protocol and ports of a rule in the form that parseTraffic reads.
-func traffic(r *networkv1.SecurityGroupRule) string {
-	protocol := cmp.Or(r.GetProtocol(), "any")
-	switch {
-	case r.IcmpType != nil && r.IcmpCode != nil:
-		return fmt.Sprintf("%s/%d:%d", protocol, r.GetIcmpType(), r.GetIcmpCode())
-	case r.IcmpType != nil:
-		return fmt.Sprintf("%s/%d", protocol, r.GetIcmpType())
-	case r.GetPortMin() == 0 && r.GetPortMax() == 0:
-		return protocol
-	case r.GetPortMin() == r.GetPortMax():
-		return fmt.Sprintf("%s/%d", protocol, r.GetPortMin())
-	}
-	return fmt.Sprintf("%s/%d-%d", protocol, r.GetPortMin(), r.GetPortMax())
-}
-
-const (
-	groupPrefix = "group:"
-	ruleForm    = "ingress PROTOCOL [from CIDR|group:NAME], or egress PROTOCOL [to CIDR|group:NAME]"
-	trafficForm = `tcp, udp or sctp with a port or a range, such as tcp/443 or udp/5000-5100; icmp or icmpv6, also with a type and code,
-such as icmp/8 or icmp/3:4; the number of another protocol; or any`
-)
-
-// ruleSpec is a rule as given on the command line. Its remote group is a name or an ID.
-type ruleSpec struct {
-	ipv6 bool
-	// dashes is what precedes "from" and "to" in errors: "--" if they are flags.
-	dashes string
-	parsed *networkv1.SecurityGroupRule
-	// group is the remote group; empty for none.
-	group string
-}
-
-// parseRule parses a value of --rule.
-func parseRule(text string) (spec ruleSpec, err error) {
-	words := strings.Fields(text)
-	var from, to string
-	switch {
-	case len(words) == 4 && words[0] == "ingress" && words[2] == "from":
-		from = words[3]
-	case len(words) == 4 && words[0] == "egress" && words[2] == "to":
-		to = words[3]
-	case len(words) != 2:
-		return spec, session.Usagef("--rule %q: want %s", text, ruleForm)
-	}
-	if err := spec.parse(words[0], words[1], from, to); err != nil {
-		return spec, session.Usagef("--rule %q: %v", text, err)
-	}
-	return spec, nil
-}
-
-// parse sets the fields of the rule. At most one of from and to may be set: from for ingress and to for egress.
-func (x *ruleSpec) parse(direction, protocol, from, to string) error {
-	x.parsed = &networkv1.SecurityGroupRule{}
-	flag, remote := "from", from
-	switch direction {
-	case "ingress":
-		x.parsed.Direction = networkv1.Direction_DIRECTION_INGRESS
-		if to != "" {
-			return session.Usagef("a rule for ingress has a source: give it with --from instead of --to")
-		}
-	case "egress":
-		flag, remote = "to", to
-		x.parsed.Direction = networkv1.Direction_DIRECTION_EGRESS
-		if from != "" {
-			return session.Usagef("a rule for egress has a destination: give it with --to instead of --from")
-		}
-	default:
-		return session.Usagef("%q is not a direction: want ingress or egress", direction)
-	}
-	if err := parseTraffic(protocol, x.parsed); err != nil {
-		return err
-	}
-	if err := x.parseRemote(x.dashes+flag, remote); err != nil {
-		return err
-	}
-	x.parsed.Ethertype = networkv1.Ethertype_ETHERTYPE_IPV4
-	if x.ipv6 || x.parsed.GetProtocol() == "icmpv6" || strings.Contains(x.parsed.GetRemoteCidr(), ":") {
-		x.parsed.Ethertype = networkv1.Ethertype_ETHERTYPE_IPV6
-	}
-	return nil
-}
-
-func (x *ruleSpec) parseRemote(flag, text string) error {
-	name, isGroup := strings.CutPrefix(text, groupPrefix)
-	switch {
-	case text == "" || text == "any":
-		return nil
-	case isGroup && name == "":
-		return session.Usagef("%s %q: want the name or ID of a security group after %s", flag, text, groupPrefix)
-	case isGroup:
-		x.group = name
-		return nil
-	case isAddress(text):
-		text += map[bool]string{false: "/32", true: "/128"}[strings.Contains(text, ":")]
-	case !strings.Contains(text, "/"):
-		return session.Usagef("%s %q: want a prefix such as 10.0.0.0/16, an address, or %sNAME", flag, text, groupPrefix)
-	}
-	x.parsed.RemoteCidr = text
-	return checkCIDRs(flag, text)
-}
-
-// rule returns the rule for a request. It looks up the remote group.
-func (x *ruleSpec) rule(ctx context.Context, t *target) (*networkv1.SecurityGroupRule, error) {
-	if x.group == "" {
-		return x.parsed, nil
-	}
-	var err error
-	x.parsed.RemoteGroupId, err = groups().find(ctx, t, x.group)
-	return x.parsed, err
-}
-
-var withPorts = []string{"tcp", "udp", "sctp"}
-
-// parseTraffic sets the protocol and ports of a rule from text such as tcp/443. It also accepts 443/tcp.
-func parseTraffic(text string, r *networkv1.SecurityGroupRule) error {
-	bad := func() error {
-		return session.Usagef("PROTOCOL %q: want %s", text, strings.ReplaceAll(trafficForm, "\n", " "))
-	}
-	protocol, detail, detailed := strings.Cut(text, "/")
-	if slices.Contains(withPorts, detail) {
-		protocol, detail = detail, protocol
-	}
-	r.Protocol = protocol
-	if _, err := strconv.ParseUint(protocol, 10, 8); err == nil && !detailed {
-		return nil
-	}
-	var ok bool
-	switch {
-	case slices.Contains(withPorts, protocol) && detailed:
-		r.PortMin, r.PortMax, ok = numberRange(detail, "-", 1, 65535)
-	case (protocol == "icmp" || protocol == "icmpv6") && detailed:
-		var kind, code uint32
-		kind, code, ok = numberRange(detail, ":", 0, 255)
-		if r.IcmpType = &kind; strings.Contains(detail, ":") {
-			r.IcmpCode = &code
-		}
-	default:
-		ok = !detailed && (protocol == "any" || protocol == "icmp" || protocol == "icmpv6" || slices.Contains(withPorts, protocol))
-	}
-	switch {
-	case !ok:
-		return bad()
-	case r.GetPortMin() > r.GetPortMax():
-		return session.Usagef("PROTOCOL %q: the first port is greater than the last", text)
-	}
-	return nil
-}
-
-// numberRange parses one number or two numbers with a separator. For one number, it returns that twice.
-func numberRange(text, separator string, least, most uint64) (first, last uint32, ok bool) {
-	a, b, two := strings.Cut(text, separator)
-	if !two {
-		b = a
-	}
-	x, err := strconv.ParseUint(a, 10, 16)
-	y, err2 := strconv.ParseUint(b, 10, 16)
-	return uint32(x), uint32(y), err == nil && err2 == nil && min(x, y) >= least && max(x, y) <= most
 }
