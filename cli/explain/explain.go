@@ -273,7 +273,7 @@ var flags = []struct{ field, flag, hint string }{
 	{"rule.port_min", "PROTOCOL", ""},
 	{"rule.port_max", "PROTOCOL", ""},
 	{"rule.remote_cidr", "--from or --to", ""},
-	{"routes", "--to", ""},
+	{"routes", "--to or ROUTE", ""},
 	{"subnet_ids", "--subnet", ""},
 	{"address", "--address", ""},
 	{"ports", "--port", ""},

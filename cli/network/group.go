@@ -65,13 +65,15 @@ func createGroupCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "create NAME", Short: "Create a security group", Args: session.Exactly("NAME"),
 		Long: `Create a security group. Without --rule, it permits all outgoing and no incoming traffic. With --rule, it has only
-the given rules: add "egress any" to permit outgoing traffic too. A --rule is
+the given rules: add "egress any" to permit outgoing traffic too. A rule without "from" or "to" is for all IPv4
+addresses; add "from ::/0" or "to ::/0" for all IPv6 addresses. A --rule is
 
   ` + ruleForm + `
 
 in quotes, where PROTOCOL is
 ` + trafficForm + `.`,
 		Example: `  trivet network group create web --rule "ingress tcp/443" --rule "ingress tcp/22 from 10.0.0.0/16" --rule "egress any"
+  trivet network group create web6 --rule "ingress tcp/443" --rule "ingress tcp/443 from ::/0" --rule "egress any to ::/0"
   trivet network group create db --rule "ingress tcp/5432 from group:web"`,
 	}
 	c.Flags().StringArrayVar(&rules, "rule", nil, "a rule, repeatable: see above")

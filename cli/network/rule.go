@@ -102,8 +102,17 @@ the rule, or the rule itself in quotes, as ` + "`trivet network rule list`" + ` 
   trivet network rule remove web 0192f0c1-9d3c-7a51-8f2b-6f1c5a3e7d20`,
 		ValidArgsFunction: argCompletions(groups().complete(s), func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 			return s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
-				g, err := groups().read(ctx, newTarget(s, conn), args[0])
-				return ruleIDs(g), err
+				t := newTarget(s, conn)
+				g, err := groups().read(ctx, t, args[0])
+				if err != nil {
+					return nil, err
+				}
+				l := t.labels(ctx)
+				ids := ruleIDs(g)
+				for i, r := range g.GetRules() {
+					ids[i] += "\t" + ruleText(r, l) // shells show the text after the tab as a description
+				}
+				return ids, nil
 			})(cmd, args, prefix)
 		}),
 	}
