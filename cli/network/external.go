@@ -87,9 +87,11 @@ func parsePools(texts []string) (all []*networkv1.AddressRange, err error) {
 
 // externalCommand returns the command `trivet network external`.
 func externalCommand(s *session.Session) *cobra.Command {
-	c := group("external", "Describe networks outside of the cloud", `Describe networks outside of the cloud that hosts are attached to, such as the internet. Floating IPs and NAT
+	c := group("external", "Describe networks outside of the cloud",
+		`Describe networks outside of the cloud that hosts are attached to, such as the internet. Floating IPs and NAT
 gateways get their addresses from the pools of an external network. Creating, changing and deleting one requires the
-role system:admin.`, `  trivet network external create internet --cidr 203.0.113.0/24 --pool 203.0.113.10-203.0.113.99 --gateway 203.0.113.1
+role system:admin.`,
+		`  trivet network external create internet --cidr 203.0.113.0/24 --pool 203.0.113.10-203.0.113.99 --gateway 203.0.113.1
   trivet network external list`)
 	c.AddCommand(createExternalCommand(s), externals().listCommand(s), externals().showCommand(s, "Show an external network"),
 		updateExternalCommand(s), externals().deleteCommand(s, "Delete an external network of which no address is assigned"))

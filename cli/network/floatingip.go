@@ -57,9 +57,11 @@ func floatingTarget(f *networkv1.FloatingIp, l *labels) string {
 
 // floatingIPCommand returns the command `trivet network floating-ip`.
 func floatingIPCommand(s *session.Session) *cobra.Command {
-	c := group("floating-ip", "Create, attach and list floating IPs", `Create, attach and list floating IPs. A floating IP is an address of an external network. Attached to a port or a
+	c := group("floating-ip", "Create, attach and list floating IPs",
+		`Create, attach and list floating IPs. A floating IP is an address of an external network. Attached to a port or a
 service IP, it makes that reachable from outside, and it can be moved to another at any time. The commands accept its
-name, address or ID.`, `  trivet network floating-ip create www --port web-1
+name, address or ID.`,
+		`  trivet network floating-ip create www --port web-1
   trivet network floating-ip attach www --port web-2
   trivet network floating-ip detach 203.0.113.10`)
 	c.Aliases = []string{"fip"}
@@ -161,7 +163,8 @@ func attachCommand(s *session.Session) *cobra.Command {
 	c := floatingIPs().argCommand(s, "attach", "Attach a floating IP to a port or service IP")
 	c.Long = `Attach a floating IP to a port, a service IP or the port of a VM. If it was attached to another one, connections through
 that one end.`
-	c.Example = "  trivet network floating-ip attach www --port web-2\n  trivet network floating-ip attach 203.0.113.10 --vm web"
+	c.Example = `  trivet network floating-ip attach www --port web-2
+  trivet network floating-ip attach 203.0.113.10 --vm web`
 	to.add(c, s)
 	session.RequireOne(c, "port", "service-ip", "vm")
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {

@@ -50,8 +50,10 @@ func natAddress(g *networkv1.NatGateway) string { return cmp.Or(g.GetAddress(), 
 
 // natCommand returns the command `trivet network nat`.
 func natCommand(s *session.Session) *cobra.Command {
-	c := group("nat", "Create and list NAT gateways", `Create and list NAT gateways. A NAT gateway gives outgoing connections of a VPC an address of an external network.
-Nobody outside can open a connection through it; floating IPs are for that.`, `  trivet network nat create gw --vpc prod --external internet --default
+	c := group("nat", "Create and list NAT gateways",
+		`Create and list NAT gateways. A NAT gateway gives outgoing connections of a VPC an address of an external network.
+Nobody outside can open a connection through it; floating IPs are for that.`,
+		`  trivet network nat create gw --vpc prod --external internet --default
   trivet network route add out 0.0.0.0/0=nat:gw`)
 	c.Aliases = []string{"nat-gateway"}
 	c.AddCommand(createNATCommand(s), natGateways().listCommand(s, inVPC()), natGateways().showCommand(s, "Show a NAT gateway"),

@@ -56,9 +56,11 @@ func peerPrefix(p *networkv1.Peering) string {
 
 // peeringCommand returns the command `trivet network peering`.
 func peeringCommand(s *session.Session) *cobra.Command {
-	c := group("peering", "Connect VPCs with each other", `Connect VPCs with each other. One project proposes a peering, and the project of the other VPC accepts it; between
+	c := group("peering", "Connect VPCs with each other",
+		`Connect VPCs with each other. One project proposes a peering, and the project of the other VPC accepts it; between
 VPCs of one project it is accepted at once. Then routes of both sides must lead to the peering. The prefixes of the
-VPCs must not overlap.`, `  trivet network peering create office --vpc prod --peer-vpc 0192f0c1-9d3c-7a51-8f2b-6f1c5a3e7d20 --peer-project office
+VPCs must not overlap.`,
+		`  trivet network peering create office --vpc prod --peer-vpc 0192f0c1-9d3c-7a51-8f2b-6f1c5a3e7d20 --peer-project office
   trivet network peering accept office --project office
   trivet network route add out 10.8.0.0/16=peering:office`)
 	c.AddCommand(createPeeringCommand(s), acceptPeeringCommand(s), peerings().listCommand(s, inVPC()), peerings().showCommand(s, "Show a peering"),

@@ -81,8 +81,10 @@ func device(p *networkv1.Port, l *labels) string {
 
 // portCommand returns the command `trivet network port`.
 func portCommand(s *session.Session) *cobra.Command {
-	c := group("port", "Create and list ports of subnets", `Create and list ports. A port is an address in a subnet, with the security groups that permit its traffic. A VM has a
-port for each of its network interfaces.`, `  trivet network port create web-1 --subnet front --group web
+	c := group("port", "Create and list ports of subnets",
+		`Create and list ports. A port is an address in a subnet, with the security groups that permit its traffic. A VM has a
+port for each of its network interfaces.`,
+		`  trivet network port create web-1 --subnet front --group web
   trivet network port list --vm web`)
 	c.AddCommand(createPortCommand(s), ports().listCommand(s, inVPC(),
 		filter{"subnet", "list only those of this subnet, by name or ID", subnets(), func(q *query, id string) { q.subnet = id }},
@@ -197,7 +199,8 @@ func updatePortCommand(s *session.Session) *cobra.Command {
 	c := ports().argCommand(s, "update", "Change the security groups and limits of a port")
 	c.Long = `Change the name, description, security groups, further addresses, port security and bandwidth of a port. --group and
 --allow replace the former ones. Traffic that is no longer permitted ends within a second.`
-	c.Example = "  trivet network port update web-1 --group web,ssh\n  trivet network port update lb-1 --no-allow --bandwidth 0"
+	c.Example = `  trivet network port update web-1 --group web,ssh
+  trivet network port update lb-1 --no-allow --bandwidth 0`
 	change.add(c)
 	f.add(c, s, "")
 	c.Flags().BoolVar(&noAllow, "no-allow", false, "the port may send from its own addresses only")

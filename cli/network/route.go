@@ -145,9 +145,11 @@ func findAll(ctx context.Context, t *target, of finder, namesOrIDs []string) (id
 
 // routeCommand returns the command `trivet network route`.
 func routeCommand(s *session.Session) *cobra.Command {
-	c := group("route", "Create and list route tables", `Create and list route tables. A route table decides how packets leave the subnets that use it; the route with the
+	c := group("route", "Create and list route tables",
+		`Create and list route tables. A route table decides how packets leave the subnets that use it; the route with the
 longest matching prefix applies. Subnets without a table use the VPC's default NAT gateway. Within a VPC, packets
-are always delivered directly.`, `  trivet network route create out --vpc prod --subnet front --to 0.0.0.0/0=nat:gw --to 10.8.0.0/16=peering:office
+are always delivered directly.`,
+		`  trivet network route create out --vpc prod --subnet front --to 0.0.0.0/0=nat:gw --to 10.8.0.0/16=peering:office
   trivet network route add out 192.0.2.0/24=blackhole
   trivet network route show out`)
 	c.Aliases = []string{"route-table"}
@@ -198,7 +200,8 @@ func updateRouteCommand(s *session.Session) *cobra.Command {
 	var noSubnets, noRoutes bool
 	c := routeTables().argCommand(s, "update", "Change a route table")
 	c.Long = "Change a route table. --subnet and --to replace all former subnets and routes; `trivet network route add` and `remove`\nchange one route. A --to is\n" + routeForm + "."
-	c.Example = "  trivet network route update out --subnet front,back\n  trivet network route update out --to 0.0.0.0/0=nat:gw2"
+	c.Example = `  trivet network route update out --subnet front,back
+  trivet network route update out --to 0.0.0.0/0=nat:gw2`
 	change.add(c)
 	refsFlag(c, s, &of, "subnet", "subnets that use the table, by name or ID, separated by commas", subnets())
 	c.Flags().BoolVar(&noSubnets, "no-subnets", false, "no subnet uses the table")
@@ -236,9 +239,12 @@ func updateRouteCommand(s *session.Session) *cobra.Command {
 
 func addRouteCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
-		Use: "add TABLE ROUTE", Short: "Add a route to a route table, or change its target", Args: session.Exactly("TABLE", "ROUTE"),
-		Long:              "Add a route to a route table. If the table has a route for the same destination, its target changes. ROUTE is\n" + routeForm + ".",
-		Example:           "  trivet network route add out 0.0.0.0/0=nat:gw\n  trivet network route add out 10.8.0.0/16=peering:office",
+		Use:   "add TABLE ROUTE",
+		Short: "Add a route to a route table, or change its target",
+		Args:  session.Exactly("TABLE", "ROUTE"),
+		Long:  "Add a route to a route table. If the table has a route for the same destination, its target changes. ROUTE is\n" + routeForm + ".",
+		Example: `  trivet network route add out 0.0.0.0/0=nat:gw
+  trivet network route add out 10.8.0.0/16=peering:office`,
 		ValidArgsFunction: session.FirstArg(routeTables().complete(s)),
 	}
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
@@ -260,7 +266,9 @@ func addRouteCommand(s *session.Session) *cobra.Command {
 
 func removeRouteCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
-		Use: "remove TABLE DESTINATION", Short: "Remove a route from a route table", Args: session.Exactly("TABLE", "DESTINATION"),
+		Use:               "remove TABLE DESTINATION",
+		Short:             "Remove a route from a route table",
+		Args:              session.Exactly("TABLE", "DESTINATION"),
 		Example:           "  trivet network route remove out 10.8.0.0/16",
 		ValidArgsFunction: session.FirstArg(routeTables().complete(s)),
 	}

@@ -17,8 +17,10 @@ import (
 
 // ruleCommand returns the command `trivet network rule`.
 func ruleCommand(s *session.Session) *cobra.Command {
-	c := group("rule", "Add and remove rules of security groups", `Add and remove rules of security groups. A rule permits traffic; what no rule of a port's groups permits is
-dropped. Changes apply within a second, also to connections that exist.`, `  trivet network rule add web ingress tcp/443
+	c := group("rule", "Add and remove rules of security groups",
+		`Add and remove rules of security groups. A rule permits traffic; what no rule of a port's groups permits is
+dropped. Changes apply within a second, also to connections that exist.`,
+		`  trivet network rule add web ingress tcp/443
   trivet network rule add db ingress tcp/5432 --from group:web
   trivet network rule list web`)
 	c.AddCommand(addRuleCommand(s), listRulesCommand(s), removeRuleCommand(s))
@@ -29,7 +31,9 @@ func addRuleCommand(s *session.Session) *cobra.Command {
 	spec := ruleSpec{dashes: "--"}
 	var from, to, description string
 	c := &cobra.Command{
-		Use: "add GROUP ingress|egress PROTOCOL", Short: "Add a rule to a security group", Args: session.Exactly("GROUP", "ingress|egress", "PROTOCOL"),
+		Use:   "add GROUP ingress|egress PROTOCOL",
+		Short: "Add a rule to a security group",
+		Args:  session.Exactly("GROUP", "ingress|egress", "PROTOCOL"),
 		Long: `Add a rule to a security group. PROTOCOL is
 ` + trafficForm + `.
 
@@ -94,7 +98,9 @@ func listRulesCommand(s *session.Session) *cobra.Command {
 
 func removeRuleCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
-		Use: "remove GROUP RULE", Short: "Remove a rule from a security group", Args: session.Exactly("GROUP", "RULE"),
+		Use:   "remove GROUP RULE",
+		Short: "Remove a rule from a security group",
+		Args:  session.Exactly("GROUP", "RULE"),
 		Long: `Remove a rule from a security group. Connections that only this rule permitted end within a second. RULE is the ID of
 the rule, or the rule itself in quotes, as ` + "`trivet network rule list`" + ` prints it.`,
 		Example: `  trivet network rule list web

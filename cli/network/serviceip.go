@@ -115,8 +115,10 @@ func serviceTables(w io.Writer, x *networkv1.ServiceIp, l *labels) error {
 
 // serviceIPCommand returns the command `trivet network service-ip`.
 func serviceIPCommand(s *session.Session) *cobra.Command {
-	c := group("service-ip", "Distribute connections over backends", `Create and list service IPs. A service IP is an address of a VPC that distributes connections over backends: ports or
-addresses. With a health check, backends that do not respond get no new connections.`, `  trivet network service-ip create shop --subnet front --port 443:8443/tcp --backend port:web-1 --backend port:web-2 --check tcp
+	c := group("service-ip", "Distribute connections over backends",
+		`Create and list service IPs. A service IP is an address of a VPC that distributes connections over backends: ports or
+addresses. With a health check, backends that do not respond get no new connections.`,
+		`  trivet network service-ip create shop --subnet front --port 443:8443/tcp --backend port:web-1 --backend port:web-2 --check tcp
   trivet network floating-ip create --service-ip shop
   trivet network service-ip show shop`)
 	c.AddCommand(createServiceIPCommand(s), serviceIPs().listCommand(s, inVPC()), serviceIPs().showCommand(s, "Show a service IP and the health of its backends"),
@@ -303,7 +305,8 @@ func updateServiceIPCommand(s *session.Session) *cobra.Command {
 	c := serviceIPs().argCommand(s, "update", "Change the ports, backends and health check of a service IP")
 	c.Long = `Change a service IP. --port and --backend replace all former ports and backends, and --check replaces the health check.
 Connections to backends that are removed end within a second; others continue.`
-	c.Example = "  trivet network service-ip update shop --backend port:web-1 --backend port:web-3\n  trivet network service-ip update shop --check none --affinity client-ip"
+	c.Example = `  trivet network service-ip update shop --backend port:web-1 --backend port:web-3
+  trivet network service-ip update shop --check none --affinity client-ip`
 	change.add(c)
 	f.add(c, s)
 	c.Flags().BoolVar(&noBackends, "no-backends", false, "remove all backends")

@@ -48,8 +48,10 @@ func subnets() *kind[*networkv1.Subnet] {
 
 // subnetCommand returns the command `trivet network subnet`.
 func subnetCommand(s *session.Session) *cobra.Command {
-	c := group("subnet", "Create and list subnets of VPCs", `Create and list subnets. A subnet has a part of its VPC's prefix. Ports get their addresses from it, and its VMs
-their configuration by DHCP.`, `  trivet network subnet create front --vpc prod --cidr 10.0.1.0/24
+	c := group("subnet", "Create and list subnets of VPCs",
+		`Create and list subnets. A subnet has a part of its VPC's prefix. Ports get their addresses from it, and its VMs
+their configuration by DHCP.`,
+		`  trivet network subnet create front --vpc prod --cidr 10.0.1.0/24
   trivet network subnet list --vpc prod`)
 	c.AddCommand(createSubnetCommand(s), subnets().listCommand(s, inVPC()), subnets().showCommand(s, "Show a subnet"),
 		updateSubnetCommand(s), subnets().deleteCommand(s, "Delete a subnet without ports"))
@@ -106,7 +108,8 @@ func updateSubnetCommand(s *session.Session) *cobra.Command {
 	c := subnets().argCommand(s, "update", "Change the name, DHCP and DNS servers of a subnet")
 	c.Long = `Change the name, description, DHCP and DNS servers of a subnet. Guests learn of new DNS servers when they renew their
 DHCP lease.`
-	c.Example = "  trivet network subnet update front --dns 9.9.9.9\n  trivet network subnet update front --no-dns --no-dhcp"
+	c.Example = `  trivet network subnet update front --dns 9.9.9.9
+  trivet network subnet update front --no-dns --no-dhcp`
 	change.add(c)
 	c.Flags().StringSliceVar(&dns, "dns", nil, dnsUsage)
 	c.Flags().BoolVar(&noDNS, "no-dns", false, "use the subnet's own resolver")

@@ -63,8 +63,10 @@ func yes(b bool) string {
 
 // vpcCommand returns the command `trivet network vpc`.
 func vpcCommand(s *session.Session) *cobra.Command {
-	c := group("vpc", "Create and list VPCs", `Create and list VPCs. A VPC is a private network with a prefix of its own. VPCs cannot reach each other
-unless a peering connects them.`, `  trivet network vpc create prod --cidr 10.0.0.0/16 --egress nat
+	c := group("vpc", "Create and list VPCs",
+		`Create and list VPCs. A VPC is a private network with a prefix of its own. VPCs cannot reach each other
+unless a peering connects them.`,
+		`  trivet network vpc create prod --cidr 10.0.0.0/16 --egress nat
   trivet network subnet create front --vpc prod --cidr 10.0.1.0/24`)
 	c.AddCommand(createVPCCommand(s), vpcs().listCommand(s), vpcs().showCommand(s, "Show a VPC"), updateVPCCommand(s), deleteVPCCommand(s))
 	return c

@@ -43,7 +43,8 @@ in --subnet, or in the only subnet of --vpc, or in the project's default VPC.`
 	p.StringVar(&x.port, "port", "", "existing port, by name or ID")
 	p.StringVar(&x.ip, "ip", "", "address of a new port (default: the lowest free one)")
 	p.StringVar(&x.mac, "mac", "", "Ethernet address of a new port (default: derived from its ID)")
-	p.StringSliceVar(&x.groups, "group", nil, `security groups of a new port, by name or ID, separated by commas (default: the group "default")`)
+	p.StringSliceVar(&x.groups, "group", nil,
+		`security groups of a new port, by name or ID, separated by commas (default: the group "default")`)
 	p.StringVar(&x.model, "model", "virtio-net", "device that the guest sees: "+modelForm)
 	p.StringVar(&x.id, "id", "", "ID of the NIC in the VM (default: the first free of nic0, nic1, ...)")
 	session.Exclusive(c, "subnet", "vpc", "port")
@@ -134,7 +135,8 @@ deleted; one that was given with --port stays. A guest that runs must release th
 
 func listNICsCommand(s *session.Session) *cobra.Command {
 	c := vmArgCommand(s, "list VM", "List the network interfaces of a VM")
-	c.Long = "List the network interfaces (NICs) of a VM. STATUS is that of the NIC's port: ACTIVE after the host has installed its rules."
+	c.Long = `List the network interfaces (NICs) of a VM. STATUS is that of the NIC's port: ACTIVE after the host has installed
+its rules.`
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		vm, t, err := readVM(ctx, s, conn, args[0])
 		if err != nil {
