@@ -192,7 +192,9 @@ func TestSnoopingBridge(t *testing.T) {
 	v.run(t, "ip", "link", "set", "br0", "type", "bridge", "mcast_querier", "1")
 	c := client6(t, v.addGuest(t, "br0", "web", macWeb))
 	serveSubnet(t, v.name, "br0", s)
-	require.Eventually(t, func() bool { return strings.Contains(v.run(t, "bridge", "mdb", "show"), "dev br0 port br0 grp ff02::1:2") }, patience, poll)
+	require.Eventually(t, func() bool {
+		return strings.Contains(v.run(t, "bridge", "mdb", "show"), "dev br0 port br0 grp ff02::1:2")
+	}, patience, poll)
 	_, err := c.RapidSolicit(ctx)
 	require.NoError(t, err)
 }

@@ -2,8 +2,8 @@
 // SSH keys, network configuration and user data.
 //
 // A [Server] has HTTP listeners in the network namespaces of VPCs, on 169.254.169.254 port 80, and on fd00:ec2::254 port
-// 80 in VPCs with IPv6. It offers two trees of paths with the same content: that of Amazon's EC2 (/latest/meta-data/ and
-// /latest/user-data, with session tokens), and the files of cloud-init's NoCloud data source (/nocloud/meta-data,
+// 80 in VPCs with IPv6. It offers two trees of paths: that of Amazon's EC2 (/latest/meta-data/, /latest/user-data
+// and /latest/dynamic/, with session tokens), and the files of cloud-init's NoCloud data source (/nocloud/meta-data,
 // user-data, vendor-data and network-config). An image with cloud-init uses NoCloud if the machine's SMBIOS serial number
 // is "ds=nocloud-net;s=http://169.254.169.254/nocloud/", and EC2 if it recognizes the machine as one of EC2.
 //
@@ -26,7 +26,8 @@
 //     cloudinit.
 //   - All versions of EC2's tree have the same content, because later versions of EC2 only added paths. Only Amazon's
 //     versions exist; other dates are unknown paths.
-//   - EC2's tree of signed documents (dynamic/instance-identity) does not exist: nothing could verify a signature.
+//   - EC2's identity document (dynamic/instance-identity/document) exists without signatures. cloud-init waits ten seconds
+//     for the document if it does not exist (measured with 22.4), and Amazon's SDKs read the region from it.
 //
 // # One request
 //

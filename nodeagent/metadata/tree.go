@@ -2,6 +2,7 @@ package metadata
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -136,8 +137,27 @@ func ec2Tree(i *Instance) node {
 		primary(i),
 	)...)
 	metaData.title = metaData.name
+	dynamic := directory("dynamic", directory("instance-identity", identityDocument(i)))
+	dynamic.title = dynamic.name
 	userData := node{name: "user-data", content: i.NoCloud.UserData, contentType: octetStream}
-	return directory("", metaData, userData)
+	return directory("", dynamic, metaData, userData)
+}
+
+// identityDocument returns the file instance-identity/document: the fields of EC2's document that an Instance has. Other
+// fields, such as accountId and imageId, are missing.
+func identityDocument(i *Instance) node {
+	document := struct {
+		AvailabilityZone string `json:"availabilityZone,omitempty"`
+		InstanceID       string `json:"instanceId"`
+		PrivateIP        string `json:"privateIp,omitempty"`
+		Region           string `json:"region,omitempty"`
+		Version          string `json:"version"`
+	}{AvailabilityZone: i.Zone, InstanceID: i.ID, Region: i.Region, Version: "2017-09-30"}
+	if len(i.NICs) > 0 && len(i.NICs[0].IPs) > 0 {
+		document.PrivateIP = i.NICs[0].IPs[0].String()
+	}
+	content, _ := json.MarshalIndent(document, "", "  ") // a struct of strings can always be encoded
+	return file("document", string(content))
 }
 
 // primary returns the files about the primary interface in meta-data.

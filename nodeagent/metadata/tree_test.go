@@ -56,7 +56,7 @@ func walk(t *testing.T, out *strings.Builder, i *Instance, path string) {
 		switch {
 		case isKey:
 			name = number + "/"
-		case name == "meta-data" && path == "/latest/":
+		case path == "/latest/" && (name == "dynamic" || name == "meta-data"):
 			name += "/"
 		}
 		walk(t, out, i, path+name)
