@@ -323,3 +323,25 @@ func TestFlood(t *testing.T) {
 	flood.Wait()
 	require.NoError(t, socket.Close())
 }
+
+// TestMainThreadKeepsNamespace checks that the process's main thread, whose namespace /proc/self/net shows, never enters
+// a namespace.
+func TestMainThreadKeepsNamespace(t *testing.T) {
+	v := newVPC(t)
+	before, err := os.Readlink("/proc/self/ns/net")
+	require.NoError(t, err)
+	for range 50 {
+		var calls sync.WaitGroup
+		for range 20 {
+			calls.Go(func() {
+				if err := inNamespace(v.name, func() error { return nil }); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		calls.Wait()
+	}
+	after, err := os.Readlink("/proc/self/ns/net")
+	require.NoError(t, err)
+	require.Equal(t, before, after)
+}

@@ -229,17 +229,27 @@ func inNamespace(name string, f func() error) error {
 	result := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
-		result <- func() error {
-			ns, err := netns.GetFromName(name)
-			if err != nil {
-				return fmt.Errorf("open network namespace: %w", err)
-			}
-			defer ns.Close()
-			if err := netns.Set(ns); err != nil {
-				return fmt.Errorf("enter network namespace: %w", err)
-			}
-			return f()
-		}()
+		if unix.Gettid() == unix.Getpid() {
+			// The main thread cannot end, and files in /proc/self/net show its namespace. While this goroutine occupies it,
+			// another thread runs f.
+			result <- inNamespace(name, f)
+			runtime.UnlockOSThread()
+			return
+		}
+		result <- enter(name, f)
 	}()
 	return <-result
+}
+
+// enter moves the current thread into a named network namespace and runs f.
+func enter(name string, f func() error) error {
+	ns, err := netns.GetFromName(name)
+	if err != nil {
+		return fmt.Errorf("open network namespace: %w", err)
+	}
+	defer ns.Close()
+	if err := netns.Set(ns); err != nil {
+		return fmt.Errorf("enter network namespace: %w", err)
+	}
+	return f()
 }

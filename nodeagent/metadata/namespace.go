@@ -148,29 +148,30 @@ func listenIn(ctx context.Context, namespace netns.NsHandle, address netip.AddrP
 	}
 	opened := make(chan result, 1)
 	go func() {
-		runtime.LockOSThread() // never unlocked
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// The main thread cannot end, and files in /proc/self/net show its namespace. While this goroutine occupies it,
+			// another thread opens the listener.
+			l, err := listenIn(ctx, namespace, address)
+			opened <- result{l, err}
+			runtime.UnlockOSThread()
+			return
+		}
 		l, err := listenOnThread(ctx, namespace, address)
+		if err != nil {
+			err = fmt.Errorf("listen on %s: %w", address, err)
+		}
 		opened <- result{l, err}
 	}()
 	r := <-opened
-	if r.err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", address, r.err)
-	}
-	return r.listener, nil
+	return r.listener, r.err
 }
 
-// listenOnThread changes the namespace of its thread. It tries to restore the namespace, because the runtime does not end
-// the process's first thread, but only stops to use it, and files in /proc/self/net show the namespace of that thread.
+// listenOnThread moves the current thread into the namespace and opens a listener.
 func listenOnThread(ctx context.Context, namespace netns.NsHandle, address netip.AddrPort) (net.Listener, error) {
-	before, err := netns.Get()
-	if err != nil {
-		return nil, fmt.Errorf("read namespace of thread: %w", err)
-	}
-	defer before.Close()
 	if err := netns.Set(namespace); err != nil {
 		return nil, fmt.Errorf("enter namespace: %w", err)
 	}
-	defer func() { _ = netns.Set(before) }()
 	network, level, option := "tcp4", unix.IPPROTO_IP, unix.IP_TTL
 	if address.Addr().Is6() {
 		network, level, option = "tcp6", unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -265,4 +266,26 @@ func TestMalformedQueries(t *testing.T) {
 			return err == nil && len(m.Answer) == 1
 		}, patience, poll)
 	}
+}
+
+// TestMainThreadKeepsNamespace checks that the process's main thread, whose namespace /proc/self/net shows, never enters
+// a namespace.
+func TestMainThreadKeepsNamespace(t *testing.T) {
+	namespace, _ := newNamespace(t, "main")
+	before, err := os.Readlink("/proc/self/ns/net")
+	require.NoError(t, err)
+	for range 50 {
+		var calls sync.WaitGroup
+		for range 20 {
+			calls.Go(func() {
+				if err := inNamespace(namespace, func() error { return nil }); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		calls.Wait()
+	}
+	after, err := os.Readlink("/proc/self/ns/net")
+	require.NoError(t, err)
+	require.Equal(t, before, after)
 }
