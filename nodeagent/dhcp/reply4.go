@@ -10,6 +10,7 @@ import (
 	"github.com/insomniacslk/dhcp/iana"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // Times of an address, for DHCPv4 and DHCPv6 (RFC 2131 section 4.4.5, RFC 8415 section 14.2). A client asks the server to
@@ -32,7 +33,10 @@ var broadcast4 = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 func answer4(s Subnet, port cloud.HostPort, p packet) (reply []byte, note string) {
 	request, err := dhcpv4.FromBytes(p.payload)
 	if err != nil || request.OpCode != dhcpv4.OpcodeBootRequest || request.HWType != iana.HWTypeEthernet ||
-		!bytes.Equal(request.ClientHWAddr, port.MAC[:]) || !port.IP.Is4() {
+		!port.IP.Is4() {
+		return nil, ""
+	}
+	if !bytes.Equal(request.ClientHWAddr, port.MAC[:]) && !mutant.On(mutant.AnyHardwareAddress) {
 		return nil, ""
 	}
 	if !request.GatewayIPAddr.IsUnspecified() {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // maxDumps is the number of attempts to list the addresses of an interface. The kernel interrupts a list when an address
@@ -176,10 +177,14 @@ func listenOnThread(ctx context.Context, namespace netns.NsHandle, address netip
 	if address.Addr().Is6() {
 		network, level, option = "tcp6", unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS
 	}
+	hops := 1
+	if mutant.On(mutant.KeepHopLimit) {
+		hops = 64
+	}
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var failed error
 		// Accepted sockets inherit the option.
-		err := c.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), level, option, 1) })
+		err := c.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), level, option, hops) })
 		return errors.Join(err, failed)
 	}}
 	return config.Listen(ctx, network, address.String())

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 
 	"github.com/miekg/dns"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // Times in seconds for which guests may cache local answers. They are short, because hosts come and go.
@@ -28,6 +30,9 @@ type local struct {
 // resolve returns the local answer to a question, or false if the question is to be forwarded.
 func (z *zone) resolve(q dns.Question) (local, bool) {
 	name := dns.CanonicalName(q.Name)
+	if mutant.On(mutant.ForwardPrivate) {
+		return local{}, false
+	}
 	switch {
 	case q.Qclass != dns.ClassINET, q.Qtype == dns.TypeAXFR, q.Qtype == dns.TypeIXFR:
 		return local{rcode: dns.RcodeRefused}, true

@@ -9,6 +9,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // View is what a server needs to know of its VPC.
@@ -106,5 +107,5 @@ func parentOf(name string) string {
 
 // hasClient reports whether queries from an address are answered.
 func (z *zone) hasClient(a netip.Addr) bool {
-	return slices.ContainsFunc(z.clients, func(p netip.Prefix) bool { return p.Contains(a) })
+	return slices.ContainsFunc(z.clients, func(p netip.Prefix) bool { return p.Contains(a) }) || mutant.On(mutant.OpenResolver)
 }

@@ -98,3 +98,12 @@ const (
 	KeepRevoked       = "keep-revoked"        // connections that the rules no longer permit continue: nodeagent/firewall
 	AcceptBeforeRules = "accept-before-rules" // packets are forwarded before the rules of security groups: nodeagent/firewall
 )
+
+// Mutants of the services for guests in a VPC, each with the package whose tests must fail when the mutant is active.
+const (
+	AnyHardwareAddress = "any-hardware-address" // DHCP answers messages with the hardware address of another port: nodeagent/dhcp
+	OpenResolver       = "open-resolver"        // DNS queries from outside of the VPC are answered: nodeagent/resolver
+	ForwardPrivate     = "forward-private"      // names and addresses of a VPC are looked up in the host's resolvers: nodeagent/resolver
+	ForeignPortToken   = "foreign-port-token"   // the metadata token of another port is accepted: nodeagent/metadata
+	KeepHopLimit       = "keep-hop-limit"       // metadata reaches clients behind a guest: nodeagent/metadata
+)
