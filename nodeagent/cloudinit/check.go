@@ -98,7 +98,8 @@ func CheckSSHKey(s string) error {
 //   - a script (it begins with "#!"): must name an interpreter.
 //   - MIME (it begins with the header Content-Type or MIME-Version): must have complete parts.
 //
-// All other data is accepted: cloud-init has further formats, such as gzip, and images without cloud-init have their own.
+// All other data is accepted: cloud-init has further formats, such as gzip, and images without cloud-init have their
+// own.
 func CheckUserData(data []byte) error {
 	if len(data) > MaxUserData {
 		return fmt.Errorf("has %d bytes, more than %d", len(data), MaxUserData)
@@ -199,7 +200,9 @@ func (n *NIC) check() error {
 		return err
 	}
 	for _, r := range n.Routes {
-		if !r.To.IsValid() || r.To.Bits() == 0 || r.To != r.To.Masked() || !r.Via.IsValid() || r.Via.Zone() != "" || r.To.Addr().Is4() != r.Via.Is4() {
+		validTo := r.To.IsValid() && r.To.Bits() > 0 && r.To == r.To.Masked()
+		validVia := r.Via.IsValid() && r.Via.Zone() == "" && r.Via.Is4() == r.To.Addr().Is4()
+		if !validTo || !validVia {
 			return fmt.Errorf("the route to %s via %s is not valid", r.To, r.Via)
 		}
 	}

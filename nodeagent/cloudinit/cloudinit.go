@@ -9,19 +9,19 @@
 //
 //   - All functions are pure, and equal input gives equal bytes. The agent can therefore compare a seed with the image
 //     on the host, and rewrite the image only if the description changed.
-//   - A seed is a FAT12 file system of 1 MiB without a partition table, and has the label cidata. cloud-init searches all
-//     block devices for a vfat or iso9660 file system with this label. FAT was chosen because the library writes it
+//   - A seed is a FAT12 file system of 1 MiB without a partition table, and has the label cidata. cloud-init searches
+//     all block devices for a vfat or iso9660 file system with this label. FAT was chosen because the library writes it
 //     directly to memory with times that we set. For ISO 9660, the libraries that we tried (go-diskfs v1.9.4,
-//     kdomanski/iso9660 v0.4.0) copy the files to a temporary directory, which would put secrets of the user data on the
-//     host's disk, and write the current time to the image.
+//     kdomanski/iso9660 v0.4.0) copy the files to a temporary directory, which would put secrets of the user data on
+//     the host's disk, and write the current time to the image.
 //   - network-config has version 2 of cloud-init's format. Every interface is found by its MAC address, because the
-//     kernel's names depend on the guest's distribution. The interfaces are renamed to eth0, eth1 and so on in the order
-//     of [Instance.NICs]: without a new name, some versions of cloud-init take the name of the entry for the kernel's
-//     name unless the image uses netplan.
-//   - Default routes are written as the keys gateway4 and gateway6, although netplan declares them deprecated: cloud-init
-//     22.4 (Debian 12) changes a route to ::/0 into a route to ::/64 unless the image uses netplan, and rejects the
-//     destination "default". The keys have no metric, so that only one interface may have a gateway of each family. Default
-//     routes from DHCP get metrics.
+//     kernel's names depend on the guest's distribution. The interfaces are renamed to eth0, eth1 and so on in the
+//     order of [Instance.NICs]: without a new name, some versions of cloud-init take the name of the entry for the
+//     kernel's name unless the image uses netplan.
+//   - Default routes are written as the keys gateway4 and gateway6, although netplan declares them deprecated:
+//     cloud-init 22.4 (Debian 12) changes a route to ::/0 into a route to ::/64 unless the image uses netplan, and
+//     rejects the destination "default". The keys have no metric, so that only one interface may have a gateway of each
+//     family. Default routes from DHCP get metrics.
 //   - User data is checked only where cloud-init would ignore the whole text after a mistake and report the mistake
 //     nowhere but in the guest's log: see [CheckUserData]. It is never changed.
 //
@@ -50,14 +50,15 @@ const (
 // Instance describes a guest.
 type Instance struct {
 	// ID is cloud-init's instance-id: 1 to 128 letters, digits and the characters "-", "." and "_". cloud-init runs the
-	// steps of a first boot again if the ID differs from that of the previous boot, for example after a VM was made from
-	// another VM's disk.
+	// steps of a first boot again if the ID differs from that of the previous boot, for example after a VM was made
+	// from another VM's disk.
 	ID string
 	// HostName is a DNS name of one or more labels. If it is empty, the guest keeps the name in its image.
 	HostName string
 	// SSHKeys are lines in the format of authorized_keys, for the image's default user.
 	SSHKeys []string
-	// UserData is the text of the guest's owner: a script, cloud-config, or another format of cloud-init. It may be empty.
+	// UserData is the text of the guest's owner: a script, cloud-config, or another format of cloud-init. It may be
+	// empty.
 	UserData []byte
 	// VendorData has the formats of UserData. cloud-init executes it before UserData, which can override it. It may be
 	// empty.
@@ -146,7 +147,8 @@ func Render(i *Instance) (*Files, error) {
 		return nil, fmt.Errorf("render %s: %w", NetworkConfigFile, err)
 	}
 	return &Files{
-		MetaData: metaData, UserData: bytes.Clone(i.UserData), VendorData: bytes.Clone(i.VendorData), NetworkConfig: network,
+		MetaData: metaData, NetworkConfig: network,
+		UserData: bytes.Clone(i.UserData), VendorData: bytes.Clone(i.VendorData),
 	}, nil
 }
 

@@ -48,8 +48,8 @@ type nameservers struct {
 // The first interface has the metric metricStep.
 const metricStep = 100
 
-// newNetworkConfig describes the interfaces eth0, eth1 and so on. If there are several, their default routes from DHCP get
-// ascending metrics, so that the first interface is used for destinations outside of the subnets.
+// newNetworkConfig describes the interfaces eth0, eth1 and so on. If there are several, their default routes from DHCP
+// get ascending metrics, so that the first interface is used for destinations outside of the subnets.
 func newNetworkConfig(nics []NIC) networkConfig {
 	c := networkConfig{Version: 2, Ethernets: map[string]ethernet{}}
 	for i, n := range nics {
@@ -59,7 +59,8 @@ func newNetworkConfig(nics []NIC) networkConfig {
 		}
 		name := fmt.Sprintf("eth%d", i)
 		e := ethernet{
-			Match: match{n.MAC.String()}, SetName: name, MTU: n.MTU, DHCP4: n.DHCP4, DHCP6: n.DHCP6, Addresses: n.Addresses,
+			Match: match{n.MAC.String()}, SetName: name, MTU: n.MTU,
+			DHCP4: n.DHCP4, DHCP6: n.DHCP6, Addresses: n.Addresses,
 		}
 		if n.DHCP4 && metric > 0 {
 			e.DHCP4Overrides = &dhcpOverrides{metric}

@@ -28,9 +28,9 @@ var seedTime = time.Date(1980, time.January, 1, 0, 0, 0, 0, time.UTC)
 // the file system's library would allocate a cluster for an empty file, which fsck.vfat reports as damage.
 var emptyUserData = []byte("#cloud-config\n{}\n")
 
-// Seed returns a disk image of SeedSize bytes with the files. Equal files give equal images. An empty vendor-data is left
-// out, and an empty user-data is replaced with a cloud-config that does nothing. Seed returns an error if the files do
-// not fit, which cannot happen with files from Render.
+// Seed returns a disk image of SeedSize bytes with the files. Equal files give equal images. An empty vendor-data is
+// left out, and an empty user-data is replaced with a cloud-config that does nothing. Seed returns an error if the
+// files do not fit, which cannot happen with files from Render.
 func Seed(files *Files) ([]byte, error) {
 	disk := &memoryDisk{content: make([]byte, SeedSize)}
 	const reproducible = true // the volume has the serial number 0
@@ -38,7 +38,7 @@ func Seed(files *Files) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make file system of seed: %w", err)
 	}
-	written := []string{SeedLabel} // the volume's label is a directory entry, which has a time like the entries of files
+	written := []string{SeedLabel} // the label is a directory entry, which has a time like the entries of files
 	for _, f := range files.list() {
 		switch {
 		case len(f.content) > 0:

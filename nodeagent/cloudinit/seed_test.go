@@ -91,8 +91,8 @@ func TestSeedIsReadByOtherPrograms(t *testing.T) {
 	}
 }
 
-// requireNoDamage checks the file system with fsck.vfat. The program reports one cluster without a file, which the library
-// reserves in every file system, and for this reason ends with status 1.
+// requireNoDamage checks the file system with fsck.vfat. The program reports one cluster without a file, which the
+// library reserves in every file system, and for this reason ends with status 1.
 func requireNoDamage(t *testing.T, path string) {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), program(t, "fsck.vfat"), "-n", path).CombinedOutput()
@@ -103,8 +103,8 @@ func requireNoDamage(t *testing.T, path string) {
 	require.Equal(t, []string{"Reclaimed 1 unused cluster (512 bytes).", "", "Leaving filesystem unchanged."}, lines[1:4])
 }
 
-// TestSeedIsReproducible compares the image of an instance with its SHA-256 when this test was written. The image depends
-// on the version of the file system's library, and on nothing else besides the instance.
+// TestSeedIsReproducible compares the image of an instance with its SHA-256 when this test was written. The image
+// depends on the version of the file system's library, and on nothing else besides the instance.
 func TestSeedIsReproducible(t *testing.T) {
 	path, _ := writeSeed(t, &Instance{ID: "vm-1", HostName: "web", UserData: []byte("#!/bin/sh\n")})
 	image, err := os.ReadFile(path)

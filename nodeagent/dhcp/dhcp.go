@@ -2,30 +2,31 @@
 // router solicitation messages of the subnet's ports on this host, and sends IPv6 router advertisements to them.
 //
 // A guest gets exactly the addresses of its port. The answer depends on the request and on the wanted state of the
-// subnet ([Subnet]) only: there are no leases. All hosts answer as the same server, with the gateway's addresses, so a VM
-// that moved to another host renews its addresses there.
+// subnet ([Subnet]) only: there are no leases. All hosts answer as the same server, with the gateway's addresses, so a
+// VM that moved to another host renews its addresses there.
 //
 // The functions answer4, answer6 and advertisement are pure: a packet and a table in, a packet out. [Responder] does
 // the input and output.
 //
 // # Decisions
 //
-//   - Requests are read from packet sockets, because a UDP socket does not tell the Ethernet source address. The firewall
-//     pins this address to the port, so it identifies the port; the hardware address in the message does not, and a
-//     message in which the two differ is ignored. An attacker can therefore neither use up the rate limit of another
-//     port nor make the responder send to it.
+//   - Requests are read from packet sockets, because a UDP socket does not report the Ethernet source address. The
+//     firewall drops frames with another source address than the port's, so this address identifies the port. The
+//     hardware address in the message does not, and a message in which the two differ is ignored. An attacker can therefore neither use up the rate limit of
+//     another port nor make the responder send to it.
 //   - Replies are Ethernet frames to the port's MAC address, also if the IP destination is a broadcast or multicast
 //     address. A client without an address cannot answer ARP (RFC 2131 section 4.1), and no other port has to see the
 //     reply.
-//   - UDP checksums of requests are not verified: frames from a veth device or a tap often carry an unfinished checksum.
-//   - A UDP socket that discards all data is bound to port 67. Without it the kernel would answer a unicast renewal with
-//     "port unreachable".
+//   - UDP checksums of requests are not verified: frames from a veth device or a tap often carry an unfinished
+//     checksum.
+//   - A UDP socket that discards all data is bound to port 67. Without it the kernel would answer a unicast renewal
+//     with "port unreachable".
 //   - Every DHCPv4 reply has all options, requested or not. Common clients do not request the MTU, but use it.
 //   - IPv6: router advertisements announce the default route, the on-link prefix without autonomous configuration, the
 //     MTU, and that addresses come from DHCPv6 (flag M). Autonomous configuration would give the guest an address that
 //     is not its port's. A guest without a DHCPv6 client therefore has no IPv6 address.
-//   - Unsolicited advertisements are sent to each port of this host and not to the subnet: every host does so for its own
-//     ports.
+//   - Unsolicited advertisements are sent to each port of this host and not to the subnet: every host does so for its
+//     own ports.
 //   - A DHCPv4 or DHCPv6 address is valid for an hour and router advertisements for 2.5 hours, so guests lose them
 //     if the agent is stopped for longer. Stopping an agent sends nothing: guests keep their configuration. Nor are
 //     routers withdrawn when a subnet loses its IPv6 prefix: guests drop them when the time has passed.
@@ -51,7 +52,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Subnet is what a responder answers from. If DHCP is false in the HostSubnet, the responder sends nothing.
+// Subnet is the wanted state from which a responder answers. If DHCP is false in the HostSubnet, the responder sends
+// nothing.
 type Subnet struct {
 	cloud.HostSubnet
 	// MTU is the MTU of the guests' interfaces.
@@ -114,7 +116,9 @@ func (r *Responder) Set(s Subnet) error {
 	return nil
 }
 
-// Close stops the responder and waits until its goroutines have ended. Guests are not notified. Set starts it again.
+// Close stops the responder and waits until its goroutines have ended. Guests are not notified. Close must be called
+// before the namespace is deleted, because an open socket keeps a namespace and its devices alive. Set starts the
+// responder again.
 func (r *Responder) Close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -137,7 +141,7 @@ func (r *Responder) serve(socket *os.File, s *sockets) {
 		switch {
 		case errors.Is(err, os.ErrClosed):
 			return
-		case errors.Is(err, unix.ENETDOWN): // the device was set down or removed; a device that is set up again works on
+		case errors.Is(err, unix.ENETDOWN): // the device was set down or removed; reading continues when it is up again
 			r.log.Info("the device of a subnet is down")
 		case err != nil:
 			r.log.Warn("read DHCP requests", "error", err)

@@ -39,11 +39,13 @@ type packet struct {
 }
 
 func (p *packet) isDHCPv4() bool {
-	return p.protocol == cloud.ProtocolUDP && p.source.Is4() && p.sourcePort == clientPort4 && p.destinationPort == serverPort4
+	return p.protocol == cloud.ProtocolUDP && p.source.Is4() &&
+		p.sourcePort == clientPort4 && p.destinationPort == serverPort4
 }
 
 func (p *packet) isDHCPv6() bool {
-	return p.protocol == cloud.ProtocolUDP && p.source.Is6() && p.sourcePort == clientPort6 && p.destinationPort == serverPort6
+	return p.protocol == cloud.ProtocolUDP && p.source.Is6() &&
+		p.sourcePort == clientPort6 && p.destinationPort == serverPort6
 }
 
 // isRouterSolicitation checks a solicitation as RFC 4861 section 6.1.1 demands.

@@ -263,8 +263,8 @@ func TestSet(t *testing.T) {
 	r.Close()
 }
 
-// TestFirewalledBridge checks that the responder does not depend on the rules for IP packets: it receives before them and
-// sends past them. Bridged packets pass through iptables here, as security groups demand.
+// TestFirewalledBridge checks that the responder does not depend on the rules for IP packets: it receives before them
+// and sends past them. Bridged packets pass through iptables here, as security groups demand.
 func TestFirewalledBridge(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -324,8 +324,8 @@ func TestFlood(t *testing.T) {
 	require.NoError(t, socket.Close())
 }
 
-// TestMainThreadKeepsNamespace checks that the process's main thread, whose namespace /proc/self/net shows, never enters
-// a namespace.
+// TestMainThreadKeepsNamespace checks that the process's main thread, whose namespace /proc/self/net shows, never
+// enters a namespace.
 func TestMainThreadKeepsNamespace(t *testing.T) {
 	v := newVPC(t)
 	before, err := os.Readlink("/proc/self/ns/net")

@@ -136,8 +136,8 @@ func TestDHCPv4(t *testing.T) {
 	})
 }
 
-// TestDHCPv6 runs testdata/dhcpv6. A line "send solicit ..." sends a message from the port web. Its arguments change the
-// message: mac, server (ours or other), no-client, ia (identity associations with the given addresses, or "-" for
+// TestDHCPv6 runs testdata/dhcpv6. A line "send solicit ..." sends a message from the port web. Its arguments change
+// the message: mac, server (ours or other), no-client, ia (identity associations with the given addresses, or "-" for
 // none), rapid-commit, fqdn, temporary, prefix, destination.
 func TestDHCPv6(t *testing.T) {
 	kinds := map[string]dhcpv6.MessageType{

@@ -13,8 +13,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Times of an address, for DHCPv4 and DHCPv6 (RFC 2131 section 4.4.5, RFC 8415 section 14.2). A client asks the server to
-// extend its address after renewTime, and any server after rebindTime.
+// Times of an address, for DHCPv4 and DHCPv6 (RFC 2131 section 4.4.5, RFC 8415 section 14.2). A client asks the server
+// to extend its address after renewTime, and any server after rebindTime.
 const (
 	leaseTime   = time.Hour
 	renewTime   = leaseTime / 2

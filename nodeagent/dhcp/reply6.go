@@ -16,8 +16,8 @@ import (
 // serverDUID identifies the server to DHCPv6 clients. It is the same on all hosts and for all subnets.
 var serverDUID = &dhcpv6.DUIDLL{HWType: iana.HWTypeEthernet, LinkLayerAddr: cloud.GatewayMAC[:]}
 
-// serverIDRequired tells, for each DHCPv6 message that is answered, whether it is for one server and names that
-// server, or is for all servers (RFC 8415 section 16).
+// serverIDRequired has an entry for each DHCPv6 message that is answered: true if the message must name the server that
+// it is for, false if it is for all servers (RFC 8415 section 16).
 var serverIDRequired = map[dhcpv6.MessageType]bool{
 	dhcpv6.MessageTypeSolicit: false,
 	dhcpv6.MessageTypeConfirm: false,
@@ -75,8 +75,8 @@ func answer6(s Subnet, port cloud.HostPort, p packet) (reply []byte, note string
 	return answer.frame(), note
 }
 
-// valid6 checks the identifiers of a message (RFC 8415 section 16). Messages of other types are not answered, among them
-// those of relay agents.
+// valid6 checks the identifiers of a message (RFC 8415 section 16). Messages of other types are not answered, among
+// them those of relay agents.
 func valid6(request *dhcpv6.Message) bool {
 	server := request.Options.ServerID()
 	if request.MessageType == dhcpv6.MessageTypeInformationRequest {
@@ -130,8 +130,8 @@ func confirm(m *dhcpv6.Message, port cloud.HostPort, request *dhcpv6.Message) bo
 	for _, ia := range request.Options.IANA() {
 		for _, a := range ia.Options.Addresses() {
 			named = true
-			held, _ := netip.AddrFromSlice(a.IPv6Addr)
-			right = right && held == port.IP6
+			address, _ := netip.AddrFromSlice(a.IPv6Addr)
+			right = right && address == port.IP6
 		}
 	}
 	if right {

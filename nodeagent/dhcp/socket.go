@@ -191,8 +191,8 @@ func attachFilter(fd int, filter []bpf.Instruction) error {
 		&unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
 }
 
-// filter4 accepts Ethernet frames with UDP datagrams to the DHCPv4 server. The kernel discards all others, so that routed
-// traffic costs the agent nothing.
+// filter4 accepts Ethernet frames with UDP datagrams to the DHCPv4 server. The kernel discards all others, so that
+// routed traffic costs the agent nothing.
 func filter4() []bpf.Instruction {
 	return []bpf.Instruction{
 		bpf.LoadAbsolute{Off: ethernetHeader + 9, Size: 1}, // protocol
@@ -230,8 +230,8 @@ func inNamespace(name string, f func() error) error {
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			// The main thread cannot end, and files in /proc/self/net show its namespace. While this goroutine occupies it,
-			// another thread runs f.
+			// The main thread cannot end, and files in /proc/self/net show its namespace. While this goroutine occupies
+			// it, another thread runs f.
 			result <- inNamespace(name, f)
 			runtime.UnlockOSThread()
 			return

@@ -64,8 +64,8 @@ func (t *table) answer(c *client, p packet) (reply []byte, note string) {
 	return nil, ""
 }
 
-// dnsServers returns the resolvers of one address family that the subnet announces. Without any in the subnet, these are
-// the gateway's addresses.
+// dnsServers returns the resolvers of one address family that the subnet announces. Without any in the subnet, these
+// are the gateway's addresses.
 func (s *Subnet) dnsServers(ipv6 bool) []net.IP {
 	var servers []net.IP
 	all := s.DNS

@@ -23,8 +23,8 @@ import (
 
 const aliceKey = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAICTOlZZ+XO9BvI2oR4o5aTRbdRqZQNsG1jvdR2MJSSPo alice@example.com"
 
-// testTable holds the instances of the tests by VPC and source address. web has all values, db requires tokens, and bare
-// has only an ID. The VPCs "a" and "b" use the same addresses.
+// testTable holds the instances of the tests by VPC and source address. web has all values, db requires tokens, and
+// bare has only an ID. The VPCs "a" and "b" use the same addresses.
 func testTable(t *testing.T) func(cloud.VPCID, netip.Addr) (*Instance, bool) {
 	t.Helper()
 	type source struct {
@@ -99,8 +99,8 @@ func (c *testClient) connect(vpc cloud.VPCID, source string) *connection {
 	return conn
 }
 
-// send sends a request that is written as on the wire, except that $name stands for a token, and that the protocol and the
-// headers Host and Content-Length are added.
+// send sends a request that is written as on the wire, except that $name stands for a token, and that the protocol and
+// the headers Host and Content-Length are added.
 func (c *testClient) send(t *testing.T, conn *connection, request string) *httptest.ResponseRecorder {
 	t.Helper()
 	for name, token := range c.tokens {

@@ -7,7 +7,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Instance is what the server tells the guest behind a port.
+// Instance is the data that the server sends to the guest behind a port.
 type Instance struct {
 	// Port is the port from which the request came. Limits and tokens are per port. It must not be empty.
 	Port cloud.PortID

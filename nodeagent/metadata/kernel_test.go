@@ -46,8 +46,8 @@ func newTestNetwork(t *testing.T, vpc string) *testNetwork {
 	return n
 }
 
-// addGuest makes a namespace that is connected to the bridge and has the addresses 10.0.0.number and fd00:10::number. It
-// returns the namespace's name.
+// addGuest makes a namespace that is connected to the bridge and has the addresses 10.0.0.number and fd00:10::number.
+// It returns the namespace's name.
 func (n *testNetwork) addGuest(t *testing.T, number int) string {
 	t.Helper()
 	n.guests++
@@ -206,7 +206,8 @@ func program(t *testing.T, name string) string {
 	return path
 }
 
-// TestGuestsGetTheirOwnData: the guests of two VPCs with the same addresses each get their own data, over IPv4 and IPv6.
+// TestGuestsGetTheirOwnData: the guests of two VPCs with the same addresses each get their own data, over IPv4 and
+// IPv6.
 func TestGuestsGetTheirOwnData(t *testing.T) {
 	s := newTestServer(t, Limits{})
 	a, b := newTestNetwork(t, "a"), newTestNetwork(t, "b")
@@ -233,8 +234,8 @@ func TestGuestsGetTheirOwnData(t *testing.T) {
 	require.Empty(t, body)
 }
 
-// TestTokensOverTheNetwork: the token of a guest is not accepted from another guest of the VPC, nor from a guest with the
-// same address in another VPC.
+// TestTokensOverTheNetwork: the token of a guest is not accepted from another guest of the VPC, nor from a guest with
+// the same address in another VPC.
 func TestTokensOverTheNetwork(t *testing.T) {
 	s := newTestServer(t, Limits{})
 	a, b := newTestNetwork(t, "a"), newTestNetwork(t, "b")
@@ -318,7 +319,8 @@ type packet struct {
 	payload  []byte
 }
 
-// parsePacket returns the TCP packet in an Ethernet frame. It supports what occurs in the test: no IPv6 extension headers.
+// parsePacket returns the TCP packet in an Ethernet frame. It supports what occurs in the test: no IPv6 extension
+// headers.
 func parsePacket(frame []byte) (p packet, ok bool) {
 	const ethernet = 14
 	if len(frame) < ethernet+40 {
@@ -348,8 +350,8 @@ func parsePacket(frame []byte) (p packet, ok bool) {
 	return p, true
 }
 
-// TestCloudInitReadsBothTrees runs cloud-init's own data sources in guests, Ec2 with a token and NoCloud, and compares what
-// they found with testdata/guest. The argument number is the last part of the guest's address.
+// TestCloudInitReadsBothTrees runs cloud-init's own data sources in guests, Ec2 with a token and NoCloud, and compares
+// what they found with testdata/guest. The argument number is the last part of the guest's address.
 func TestCloudInitReadsBothTrees(t *testing.T) {
 	program(t, "cloud-init")
 	s := newTestServer(t, Limits{})

@@ -15,15 +15,15 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Limits restricts what guests can use of the host. In each VPC, all addresses without a port together are restricted as
-// one port.
+// Limits restricts what guests can use of the host. In each VPC, all addresses without a port together are restricted
+// as one port.
 type Limits struct {
 	// HeaderBytes is the maximum size of a request's line and headers. Up to 4 KiB more are accepted.
 	HeaderBytes int
 	// BodyBytes is the maximum size of a request's body, which is ignored.
 	BodyBytes int64
-	// RequestTime is the time to receive a request and send the response. A connection without a request is closed after
-	// the same time.
+	// RequestTime is the time to receive a request and send the response. A connection without a request is closed
+	// after the same time.
 	RequestTime time.Duration
 	// Connections is the maximum number of open connections of a port. More are closed when they are accepted.
 	Connections int
@@ -61,14 +61,14 @@ func setDefault[T comparable](field *T, value T) {
 	}
 }
 
-// caller identifies who is restricted: a port, or, if port is empty, all addresses of the VPC that have no port.
+// caller identifies the object of a limit: a port, or, if port is empty, all addresses of the VPC that have no port.
 type caller struct {
 	vpc  cloud.VPCID
 	port cloud.PortID
 }
 
-// maxRates is the number of callers whose rate is remembered. If there are more, the caller that has made no request for
-// the longest time is forgotten, and may send a burst again.
+// maxRates is the number of callers whose rate is remembered. If there are more, the caller that has made no request
+// for the longest time is forgotten, and may send a burst again.
 const maxRates = 16 << 10
 
 // gate counts the connections and the requests of callers.
@@ -82,7 +82,8 @@ type gate struct {
 
 func newGate(l Limits) (*gate, error) {
 	seed := maphash.MakeSeed()
-	rates, err := freelru.New[caller, *rate.Limiter](maxRates, func(c caller) uint32 { return uint32(maphash.Comparable(seed, c)) })
+	hash := func(c caller) uint32 { return uint32(maphash.Comparable(seed, c)) }
+	rates, err := freelru.New[caller, *rate.Limiter](maxRates, hash)
 	if err != nil {
 		return nil, fmt.Errorf("make table of rates: %w", err)
 	}
@@ -147,7 +148,7 @@ func (l *gatedListener) Accept() (net.Conn, error) {
 			return c, nil
 		}
 		if tcp, ok := accepted.(*net.TCPConn); ok {
-			_ = tcp.SetLinger(0) // sends a reset, which tells the client at once; an error changes nothing for the server
+			_ = tcp.SetLinger(0) // Close then sends a reset; an error changes nothing for the server
 		}
 		_ = accepted.Close()
 	}

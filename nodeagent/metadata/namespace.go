@@ -19,12 +19,12 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// maxDumps is the number of attempts to list the addresses of an interface. The kernel interrupts a list when an address
-// changes.
+// maxDumps is the number of attempts to list the addresses of an interface. The kernel interrupts a list when an
+// address changes.
 const maxDumps = 10
 
-// setAddresses adds the wanted addresses to the interface lo in a namespace, removes those with the value false, and sets
-// the interface up. Other addresses are left unchanged.
+// setAddresses adds the wanted addresses to the interface lo in a namespace, removes those with the value false, and
+// sets the interface up. Other addresses are left unchanged.
 func setAddresses(namespace netns.NsHandle, wanted map[netip.Addr]bool) error {
 	h, err := netlink.NewHandleAt(namespace, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -94,13 +94,16 @@ type listener struct {
 }
 
 // open starts to serve an address of a VPC.
-func (s *Server) open(ctx context.Context, vpc cloud.VPCID, namespace netns.NsHandle, address netip.Addr) (*listener, error) {
+func (s *Server) open(
+	ctx context.Context, vpc cloud.VPCID, namespace netns.NsHandle, address netip.Addr,
+) (*listener, error) {
 	socket, err := listenIn(ctx, namespace, netip.AddrPortFrom(address, httpPort))
 	if err != nil {
 		return nil, err
 	}
 	o := s.options
-	l := &listener{namespace: namespace.UniqueId(), handler: &handler{options: o, gate: s.gate}, done: make(chan struct{})}
+	h := &handler{options: o, gate: s.gate}
+	l := &listener{namespace: namespace.UniqueId(), handler: h, done: make(chan struct{})}
 	l.server = &http.Server{
 		Handler:           l.handler,
 		ConnContext:       withConnection,
@@ -133,8 +136,8 @@ func (l *listener) ended() bool {
 	}
 }
 
-// close closes the listener and its connections, and waits until it has ended and no request is being answered. Requests
-// do not block once their connections are closed.
+// close closes the listener and its connections, and waits until it has ended and no request is being answered.
+// Requests do not block once their connections are closed.
 func (l *listener) close() {
 	_ = l.server.Close() // its errors are those of sockets that are closed in any case
 	<-l.done
@@ -151,8 +154,8 @@ func listenIn(ctx context.Context, namespace netns.NsHandle, address netip.AddrP
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			// The main thread cannot end, and files in /proc/self/net show its namespace. While this goroutine occupies it,
-			// another thread opens the listener.
+			// The main thread cannot end, and files in /proc/self/net show its namespace. While this goroutine occupies
+			// it, another thread opens the listener.
 			l, err := listenIn(ctx, namespace, address)
 			opened <- result{l, err}
 			runtime.UnlockOSThread()

@@ -74,8 +74,8 @@ func countChanges(t *testing.T, name string) *atomic.Int64 {
 	return &count
 }
 
-// TestSetIsIdempotent: the second Set with the same state neither changes the namespace nor disturbs connections, and Set
-// repairs addresses that were removed.
+// TestSetIsIdempotent: the second Set with the same state neither changes the namespace nor disturbs connections, and
+// Set repairs addresses that were removed.
 func TestSetIsIdempotent(t *testing.T) {
 	s := newTestServer(t, Limits{})
 	a := newTestNetwork(t, "a")
@@ -187,8 +187,8 @@ func TestConnectionLimit(t *testing.T) {
 	require.Equal(t, "web", get(t, dial(t, guest, Address), "/latest/meta-data/instance-id"))
 }
 
-// TestHTTPLimits: a header that is too large is refused, a body that is too large is refused, and a connection without a
-// complete request is closed.
+// TestHTTPLimits: a header that is too large is refused, a body that is too large is refused, and a connection without
+// a complete request is closed.
 func TestHTTPLimits(t *testing.T) {
 	s := newTestServer(t, Limits{HeaderBytes: 1024, BodyBytes: 100, RequestTime: time.Second})
 	a := newTestNetwork(t, "a")
@@ -238,7 +238,8 @@ func TestAddressMovesToAnotherPort(t *testing.T) {
 	require.Equal(t, "Not Found\n", get(t, dial(t, guest, Address), "/latest/meta-data/instance-id"))
 }
 
-// TestConcurrentUse calls Set and Remove for several VPCs while guests send requests. The race detector checks the rest.
+// TestConcurrentUse calls Set and Remove for several VPCs while guests send requests. The race detector checks the
+// rest.
 func TestConcurrentUse(t *testing.T) {
 	s := newTestServer(t, Limits{RequestsPerSecond: 1e9, Burst: 1e9})
 	networks := map[cloud.VPCID]*testNetwork{"vpc-a": newTestNetwork(t, "a"), "vpc-b": newTestNetwork(t, "b")}

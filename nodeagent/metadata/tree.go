@@ -88,8 +88,8 @@ func (n *node) find(path []string) (content []byte, contentType string, ok bool)
 	return n.content, n.contentType, true
 }
 
-// resolve returns the content of a path for an instance, and its type. A slash at the end of the path has no meaning. ok
-// is false for unknown paths.
+// resolve returns the content of a path for an instance, and its type. A slash at the end of the path has no meaning.
+// ok is false for unknown paths.
 func resolve(i *Instance, path string) (content []byte, contentType string, ok bool) {
 	path, ok = strings.CutPrefix(path, "/")
 	if !ok {
@@ -143,8 +143,8 @@ func ec2Tree(i *Instance) node {
 	return directory("", dynamic, metaData, userData)
 }
 
-// identityDocument returns the file instance-identity/document: the fields of EC2's document that an Instance has. Other
-// fields, such as accountId and imageId, are missing.
+// identityDocument returns the file instance-identity/document: the fields of EC2's document that an Instance has.
+// Other fields, such as accountId and imageId, are missing.
 func identityDocument(i *Instance) node {
 	document := struct {
 		AvailabilityZone string `json:"availabilityZone,omitempty"`

@@ -175,7 +175,8 @@ func TestOutside(t *testing.T) {
 	}
 }
 
-// TestTCPLimit checks that a client cannot hold more than its share of TCP connections, and that closed ones do not count.
+// TestTCPLimit checks that a client cannot hold more than its share of TCP connections, and that closed ones do not
+// count.
 func TestTCPLimit(t *testing.T) {
 	l := newLab(t)
 	dial := func() net.Conn {
@@ -268,8 +269,8 @@ func TestMalformedQueries(t *testing.T) {
 	}
 }
 
-// TestMainThreadKeepsNamespace checks that the process's main thread, whose namespace /proc/self/net shows, never enters
-// a namespace.
+// TestMainThreadKeepsNamespace checks that the process's main thread, whose namespace /proc/self/net shows, never
+// enters a namespace.
 func TestMainThreadKeepsNamespace(t *testing.T) {
 	namespace, _ := newNamespace(t, "main")
 	before, err := os.Readlink("/proc/self/ns/net")

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Limits of one client address and of all clients of a VPC. Queries beyond the rate are discarded, those beyond the other
-// limits are refused.
+// Limits of one client address and of all clients of a VPC. Queries beyond the rate are discarded, those beyond the
+// other limits are refused.
 const (
 	clientRate        = 1000 // queries per second, also the burst
 	clientForwarded   = 64   // forwarded queries without an answer

@@ -209,8 +209,8 @@ func inNamespace(name string, f func() error) error {
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			// The main thread cannot end, and files in /proc/self/net show its namespace. While this goroutine occupies it,
-			// another thread runs f.
+			// The main thread cannot end, and files in /proc/self/net show its namespace. While this goroutine occupies
+			// it, another thread runs f.
 			result <- inNamespace(name, f)
 			runtime.UnlockOSThread()
 			return

@@ -23,7 +23,8 @@ var localDomains = []string{"internal.", "localhost.", "local.", "invalid.", "on
 type local struct {
 	rcode   int
 	answers []dns.RR
-	// apex is the name of the zone whose SOA record tells for how long a negative answer may be cached. "" if there is none.
+	// apex is the name of the zone whose SOA record tells for how long a negative answer may be cached. "" if there is
+	// none.
 	apex string
 }
 
@@ -130,7 +131,8 @@ func (l local) addTo(m *dns.Msg) {
 	}
 }
 
-// header returns the header of a record that answers q. Its name has the case of the question, which some clients check.
+// header returns the header of a record that answers q. Its name has the case of the question, which some clients
+// check.
 func header(q dns.Question, kind uint16) dns.RR_Header {
 	return dns.RR_Header{Name: q.Name, Rrtype: kind, Class: dns.ClassINET, Ttl: positiveTTL}
 }

@@ -44,7 +44,8 @@ func (s *Server) reply(client netip.Addr, request *dns.Msg) *dns.Msg {
 	m.Rcode = rcode
 	if answer != nil {
 		m.Answer, m.Ns, m.Extra, m.Truncated = answer.Answer, answer.Ns, answer.Extra, answer.Truncated
-		m.AuthenticatedData = answer.AuthenticatedData && (request.AuthenticatedData || options != nil && options.Do()) // RFC 6840 section 5.8
+		wanted := request.AuthenticatedData || options != nil && options.Do() // RFC 6840 section 5.8
+		m.AuthenticatedData = answer.AuthenticatedData && wanted
 	}
 	return m
 }

@@ -9,8 +9,8 @@
 //
 //   - A query is answered only if its source address is in the prefixes of the VPC. Everything else is discarded before
 //     it is parsed: the server is not an open resolver and sends not even errors.
-//   - Names below "internal", the VPC's domain, and the reverse names of private addresses and of the VPC's prefixes are
-//     never forwarded. The host's resolvers could answer from the operator's network, and would learn the tenants'
+//   - Names below "internal", the VPC's domain, and the reverse names of private addresses and of the VPC's prefixes
+//     are never forwarded. The host's resolvers could answer from the operator's network, and would learn the tenants'
 //     names.
 //   - The cache belongs to the VPC. With a shared one, a tenant could find out what others look up, by the time that an
 //     answer takes.
@@ -18,8 +18,8 @@
 //     passed back.
 //   - Limits apply to the rate of queries of each client address, to TCP connections of each client and VPC, and to
 //     queries that wait for an upstream of each client, VPC and host. One guest cannot use up what others need.
-//   - Answers over UDP have at most 1232 bytes, which fits into every IPv6 packet (dnsflagday.net/2020). The client gets
-//     longer ones over TCP.
+//   - Answers over UDP have at most 1232 bytes, which fits into every IPv6 packet (dnsflagday.net/2020). The client
+//     gets longer ones over TCP.
 //   - Upstream resolvers are queried from the root network namespace, in the order of the list, beginning with the one
 //     that answered last. Answers SERVFAIL, REFUSED and the like count as failures.
 //   - Addresses are bound before they exist (IP_FREEBIND), so that the order of the steps that set up a VPC does not
@@ -115,7 +115,8 @@ func (s *Server) Set(ctx context.Context, v View) error {
 }
 
 // Close stops the server. Queries that are being forwarded are answered with SERVFAIL. It waits for them, for at most 5
-// seconds or until ctx ends.
+// seconds or until ctx ends. Close must be called before the namespace is deleted, because an open socket keeps a
+// namespace and its devices alive. Set returns an error after Close.
 func (s *Server) Close(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

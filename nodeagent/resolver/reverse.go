@@ -64,8 +64,8 @@ func parseReverse(name string) (netip.Prefix, bool) {
 	return netip.Prefix{}, false
 }
 
-// reverseZone returns the name of the largest reverse zone that contains an address and is within the address's prefix of
-// the given length. RFC 6303 divides the private prefixes in the same way: 172.16.0.0/12 is 16 zones.
+// reverseZone returns the name of the largest reverse zone that contains an address and is within the address's prefix
+// of the given length. RFC 6303 divides the private prefixes in the same way: 172.16.0.0/12 is 16 zones.
 func reverseZone(a netip.Addr, bits int) string {
 	labels := dns.SplitDomainName(reverseName(a))
 	unused := (32 - bits) / 8
