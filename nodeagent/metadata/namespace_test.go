@@ -190,7 +190,7 @@ func TestConnectionLimit(t *testing.T) {
 // TestHTTPLimits: a header that is too large is refused, a body that is too large is refused, and a connection without
 // a complete request is closed.
 func TestHTTPLimits(t *testing.T) {
-	s := newTestServer(t, Limits{HeaderBytes: 1024, BodyBytes: 100, RequestTime: time.Second})
+	s := newTestServer(t, Limits{HeaderBytes: 1024, BodyBytes: 100})
 	a := newTestNetwork(t, "a")
 	require.NoError(t, s.Set(t.Context(), VPC{"vpc-a", a.name, false}))
 	guest := a.addGuest(t, 5)
@@ -203,12 +203,19 @@ func TestHTTPLimits(t *testing.T) {
 		return strings.TrimSpace(strings.TrimPrefix(line, "HTTP/1.1 "))
 	}
 	const host = "Host: 169.254.169.254\r\n"
-	require.Equal(t, "431 Request Header Fields Too Large", status("GET / HTTP/1.1\r\n"+host+"X: "+strings.Repeat("x", 6000)+"\r\n\r\n"))
-	require.Equal(t, "200 OK", status("GET / HTTP/1.1\r\n"+host+"Content-Length: 100\r\n\r\n"+strings.Repeat("x", 100)))
-	require.Equal(t, "413 Request Entity Too Large", status("GET / HTTP/1.1\r\n"+host+"Content-Length: 1000000\r\n\r\n"+strings.Repeat("x", 101)))
-	require.Equal(t, "413 Request Entity Too Large", status("GET / HTTP/1.1\r\n"+host+"Transfer-Encoding: chunked\r\n\r\n65\r\n"+strings.Repeat("x", 0x65)+"\r\n"))
+	const tooLarge = "413 Request Entity Too Large"
+	get := "GET / HTTP/1.1\r\n" + host
+	body := strings.Repeat("x", 101)
+	require.Equal(t, "431 Request Header Fields Too Large", status(get+"X: "+strings.Repeat("x", 6000)+"\r\n\r\n"))
+	require.Equal(t, "200 OK", status(get+"Content-Length: 100\r\n\r\n"+body[:100]))
+	require.Equal(t, tooLarge, status(get+"Content-Length: 1000000\r\n\r\n"+body))
+	require.Equal(t, tooLarge, status(get+"Transfer-Encoding: chunked\r\n\r\n65\r\n"+body+"\r\n"))
 	require.Equal(t, "405 Method Not Allowed", status("OPTIONS * HTTP/1.1\r\n"+host+"\r\n"))
 
+	impatient := newTestServer(t, Limits{RequestTime: time.Second})
+	b := newTestNetwork(t, "b")
+	require.NoError(t, impatient.Set(t.Context(), VPC{"vpc-b", b.name, false}))
+	guest = b.addGuest(t, 5)
 	c := dial(t, guest, Address)
 	_, err := io.WriteString(c, "GET / HT")
 	require.NoError(t, err)
