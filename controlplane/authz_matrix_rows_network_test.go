@@ -61,6 +61,8 @@ var networkRows = []row{
 
 	{name: "network GET /health", path: "/health", allowed: "200"},
 	{name: "network GET /ready", path: "/ready", allowed: "200"},
+	{name: "network rpc GET /health", path: "/health", allowed: "200"},
+	{name: "network rpc GET /ready", path: "/ready", allowed: "200"},
 	{name: "network GET /api/v1/vpcs", path: "/api/v1/vpcs?org_id=$org&project_id=$project", allowed: "200"},
 	{name: "network POST /api/v1/vpcs", path: "/api/v1/vpcs", body: webRequest(``), allowed: "400 VALIDATION_ERROR"},
 	{name: "network GET /api/v1/vpcs/{id}", path: "/api/v1/vpcs/$uuid?org_id=$org&project_id=$project", allowed: "404 NOT_FOUND"},
