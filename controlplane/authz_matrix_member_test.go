@@ -204,6 +204,8 @@ func (h *testMember) createResources() {
 	held := mustCall(h, purse.CreateReservation, &creditv1.CreateReservationRequest{OrgId: string(web.Org), ProjectId: string(web.Project), Amount: 10, TtlSeconds: 3600})
 	h.resources["reservation"] = held.GetId()
 
+	h.createNetworks()
+
 	// Only the administrator may import from the default import directory.
 	picture := filepath.Join(h.config.DataDir, layout.ImportDir, "picture.raw")
 	require.NoError(h.t, os.WriteFile(picture, bytes.Repeat([]byte{7}, 4096), 0o600))
