@@ -37,8 +37,8 @@ import (
 
 // The ports for tenants' calls: REST APIs and gRPC.
 var (
-	restPorts = []int{8081, 8083, 8084, 8086}
-	rpcPorts  = []int{50051, 50057}
+	restPorts = []int{8081, 8083, 8084, 8086, 8087}
+	rpcPorts  = []int{50051, 50057, 9090}
 )
 
 // secured makes the members use TLS on the ports for tenants, from their next start on, and makes w's clients use TLS.

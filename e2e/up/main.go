@@ -332,6 +332,7 @@ Your cloud runs; this took %.0f s.
   VM controller   http://127.0.0.1:8084  (127.0.0.2 and .3 answer the same)
   identity        http://127.0.0.1:8083
   credit          http://127.0.0.1:8086
+  networks        http://127.0.0.1:8087
   gRPC            127.0.0.1:50051        (with reflection)
   agent metrics   http://127.0.0.1:7444/metrics
   logs            %s
