@@ -14,7 +14,7 @@ import (
 const bridgeTableName = "trivet"
 
 // Named counters of the bridge table.
-var bridgeCounters = []string{"spoof"}
+var bridgeCounters = []string{"spoof", "unassigned"}
 
 // nftPool holds values of knftables.Interface for the bridge table. One value runs one transaction at a time, so
 // concurrent calls for different namespaces need different values. Making a value runs nft several times.
@@ -125,6 +125,7 @@ func (f *Firewall) applyBridge(ctx context.Context, want *bridgeTable, r *Result
 		return fmt.Errorf("change the anti-spoofing rules: %w", err)
 	}
 	r.Writes++
+	r.Transactions++
 	return nil
 }
 
@@ -266,7 +267,8 @@ func (k *kernelBridge) addSet(o *nftObject) error {
 	return nil
 }
 
-// elementText converts an element from nft's JSON to nft's text. The first field is quoted if it is a device name.
+// elementText converts an element from nft's JSON to nft's text. The first field is quoted if it is a device name. Values
+// of raw expressions are numbers up to 64 bits, and strings of hexadecimal digits above.
 func elementText(raw json.RawMessage, device bool) (string, error) {
 	var text string
 	if json.Unmarshal(raw, &text) == nil {
@@ -275,13 +277,17 @@ func elementText(raw json.RawMessage, device bool) (string, error) {
 		}
 		return text, nil
 	}
+	var number uint64
+	if json.Unmarshal(raw, &number) == nil {
+		return fmt.Sprintf("%#x", number), nil
+	}
 	var value struct {
 		Concat []json.RawMessage `json:"concat"`
 		Prefix *struct {
 			Address string `json:"addr"`
 			Length  int    `json:"len"`
 		} `json:"prefix"`
-		Range []string `json:"range"`
+		Range []json.RawMessage `json:"range"`
 	}
 	if err := json.Unmarshal(raw, &value); err != nil {
 		return "", err
@@ -290,7 +296,12 @@ func elementText(raw json.RawMessage, device bool) (string, error) {
 	case value.Prefix != nil:
 		return fmt.Sprintf("%s/%d", value.Prefix.Address, value.Prefix.Length), nil
 	case len(value.Range) == 2:
-		return value.Range[0] + "-" + value.Range[1], nil
+		first, err := elementText(value.Range[0], false)
+		if err != nil {
+			return "", err
+		}
+		last, err := elementText(value.Range[1], false)
+		return first + "-" + last, err
 	case len(value.Concat) > 0:
 		fields := make([]string, len(value.Concat))
 		for i, part := range value.Concat {

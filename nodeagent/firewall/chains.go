@@ -47,20 +47,22 @@ const (
 	inputChain    = prefix + "input"   // called by INPUT for all packets
 	egressChain   = prefix + "egress"  // selects the egress rules by source address
 	ingressChain  = prefix + "ingress" // selects the ingress rules by destination address
-	denyChain     = prefix + "deny"    // drops and counts what no rule of a group permits
+	noRuleChain   = prefix + "norule"  // drops and counts what no rule of a group permits
 	invalidChain  = prefix + "invalid" // drops and counts packets that belong to no connection and cannot begin one
+	deniedChain   = prefix + "denied"  // drops and counts packets to the prefixes in Options.Denied
 	closedChain   = prefix + "closed"  // drops and counts packets to the namespace itself
 	egressPrefix  = prefix + "e-"      // egress rules of a list of groups
 	ingressPrefix = prefix + "i-"      // ingress rules of a list of groups
 )
 
 // render returns the wanted state of a VPC.
-func render(vpc *cloud.HostVPC, trusted []string) (*state, error) {
-	bridge, err := renderBridge(vpc, trusted)
+func render(vpc *cloud.HostVPC, o *Options) (*state, error) {
+	bridge, err := renderBridge(vpc, o.Trusted)
 	if err != nil {
 		return nil, err
 	}
-	p := &policy{subjects: newSubjects(vpc), rules: newRuleBook(vpc)}
+	p := &policy{subjects: newSubjects(vpc), rules: newRuleBook(vpc), vpc: [2]netip.Prefix{vpc.CIDR, vpc.CIDR6}}
+	p.denied = o.Denied
 	s := &state{bridge: bridge, policy: p}
 	for i, ipv6 := range []bool{false, true} {
 		r := &tableRenderer{policy: p, vpc: vpc, ipv6: ipv6, sets: map[string][]netip.Addr{}, chains: map[string][]string{}}
@@ -105,7 +107,7 @@ func (r *tableRenderer) set(kind, suffix string, addresses iter.Seq[netip.Addr])
 func (r *tableRenderer) render() table {
 	r.chains[forwardChain] = r.forward()
 	r.chains[inputChain] = r.input()
-	r.chains[denyChain] = []string{"-j DROP"}
+	r.chains[noRuleChain] = []string{"-j DROP"}
 	r.chains[invalidChain] = []string{"-j DROP"}
 	r.chains[closedChain] = []string{"-j DROP"}
 	r.dispatch()
@@ -119,6 +121,7 @@ func (r *tableRenderer) render() table {
 var (
 	markedFromPort = fmt.Sprintf("-m mark --mark %#x/%#x", fromPort, fromPort)
 	markedToPort   = fmt.Sprintf("-m mark --mark %#x/%#x", toPort, toPort)
+	saveFromPort   = fmt.Sprintf("CONNMARK --set-xmark %#x/%#x", fromPort, fromPort) // see flow.fromPort
 	unmarkedToPort = fmt.Sprintf("-m mark ! --mark %#x/%#x", toPort, toPort)
 )
 
@@ -141,23 +144,47 @@ func (r *tableRenderer) forward() []string {
 		rules = append(rules,
 			"-p ipv6-icmp -m icmp6 --icmpv6-type 135 -j ACCEPT",
 			"-p ipv6-icmp -m icmp6 --icmpv6-type 136 -j ACCEPT",
-			"-p ipv6-icmp "+markedFromPort+" -m icmp6 --icmpv6-type 134 -j "+denyChain,
-			"-p ipv6-icmp "+markedFromPort+" -m icmp6 --icmpv6-type 137 -j "+denyChain)
+			"-p ipv6-icmp "+markedFromPort+" -m icmp6 --icmpv6-type 134 -j "+noRuleChain,
+			"-p ipv6-icmp "+markedFromPort+" -m icmp6 --icmpv6-type 137 -j "+noRuleChain)
 	}
-	return append(rules, markedFromPort+" -j "+egressChain, "-j "+ingressChain, "-j ACCEPT")
+	if denied := r.denied(); len(denied) > 0 && !mutant.On(mutant.ForwardDenied) {
+		r.chains[deniedChain] = denied
+		rules = append(rules, "-j "+deniedChain)
+	}
+	return append(rules, markedFromPort+" -j "+saveFromPort, markedFromPort+" -j "+egressChain,
+		"-j "+ingressChain, "-j ACCEPT")
+}
+
+// denied returns the rules that drop packets to the denied prefixes. There are none if no prefix is of this family.
+func (r *tableRenderer) denied() []string {
+	var rules []string
+	for _, p := range r.policy.denied {
+		if p.Addr().Is6() == r.ipv6 {
+			rules = append(rules, "-d "+p.String()+" -j DROP")
+		}
+	}
+	vpc := r.vpc.CIDR
+	if r.ipv6 {
+		vpc = r.vpc.CIDR6
+	}
+	if len(rules) > 0 && vpc.IsValid() {
+		rules = slices.Insert(rules, 0, "-d "+vpc.Masked().String()+" -j RETURN")
+	}
+	return rules
 }
 
 // input returns the rules for packets to the namespace itself, which answers at its gateways' addresses and at that of
 // the metadata service. Only sources of the VPC are answered, so the resolver is closed to other networks.
 func (r *tableRenderer) input() []string {
 	answering := maps.Clone(r.policy.subjects.gateways)
-	delete(answering, metadata)
+	delete(answering, metadata4)
+	delete(answering, metadata6)
 	gateways := r.set("gateway", "", maps.Keys(answering))
 	rules := tracked()
-	vpc, dhcp := r.vpc.CIDR, "--sport 68 --dport 67"
+	vpc, dhcp, metadata := r.vpc.CIDR, "--sport 68 --dport 67", netip.PrefixFrom(metadata4, 32)
 	ping := "-p icmp -m set --match-set %s dst -m icmp --icmp-type 8"
 	if r.ipv6 {
-		vpc, dhcp = r.vpc.CIDR6, "--sport 546 --dport 547"
+		vpc, dhcp, metadata = r.vpc.CIDR6, "--sport 546 --dport 547", netip.PrefixFrom(metadata6, 128)
 		ping = "-p ipv6-icmp -m set --match-set %s dst -m icmp6 --icmpv6-type 128"
 		for _, icmp := range []int{130, 131, 132, 143, 133, 135, 136} { // multicast listeners, router and neighbour discovery
 			rules = append(rules, fmt.Sprintf("-p ipv6-icmp -m icmp6 --icmpv6-type %d -j ACCEPT", icmp))
@@ -169,10 +196,8 @@ func (r *tableRenderer) input() []string {
 		rules = append(rules,
 			from+fmt.Sprintf(ping, gateways)+" -j ACCEPT",
 			from+fmt.Sprintf("-p tcp -m set --match-set %s dst -m tcp --dport 53 -j ACCEPT", gateways),
-			from+fmt.Sprintf("-p udp -m set --match-set %s dst -m udp --dport 53 -j ACCEPT", gateways))
-		if !r.ipv6 {
-			rules = append(rules, from+"-d "+metadata.String()+"/32 -p tcp -m tcp --dport 80 -j ACCEPT")
-		}
+			from+fmt.Sprintf("-p udp -m set --match-set %s dst -m udp --dport 53 -j ACCEPT", gateways),
+			from+"-d "+metadata.String()+" -p tcp -m tcp --dport 80 -j ACCEPT")
 	}
 	return append(rules, "-j "+closedChain)
 }
@@ -213,8 +238,8 @@ func (r *tableRenderer) dispatch() {
 		egress = append(egress, source+"-g "+egressPrefix+pair.groups.hash())
 		ingress = append(ingress, destination+"-g "+ingressPrefix+pair.groups.hash())
 	}
-	r.chains[egressChain] = append(egress, "-j "+denyChain)
-	r.chains[ingressChain] = append(ingress, markedToPort+" -j "+denyChain)
+	r.chains[egressChain] = append(egress, "-j "+noRuleChain)
+	r.chains[ingressChain] = append(ingress, markedToPort+" -j "+noRuleChain)
 }
 
 // groupChains adds the egress and the ingress chain of a list of groups.
@@ -234,7 +259,7 @@ func (r *tableRenderer) groupRules(list groupList, direction cloud.Direction, ta
 		rules = append(rules, r.rule(m, direction)+"-j "+target)
 	}
 	slices.Sort(rules)
-	return append(slices.Compact(rules), "-j "+denyChain)
+	return append(slices.Compact(rules), "-j "+noRuleChain)
 }
 
 // rule returns the condition of a rule as iptables-save prints it, with a space at its end unless it is empty.

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -33,6 +34,10 @@ const conntrackMessage = 1 << 8 // NFNL_SUBSYS_CTNETLINK
 func revoke(ctx context.Context, ns netns.NsHandle, p *policy, r *Result) error {
 	if mutant.On(mutant.KeepRevoked) {
 		return nil
+	}
+	var err error
+	if p.local, err = localAddresses(ns); err != nil {
+		return fmt.Errorf("list addresses: %w", err)
 	}
 	socket, err := nl.GetNetlinkSocketAt(ns, netns.None(), unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -69,6 +74,26 @@ func revoke(ctx context.Context, ns netns.NsHandle, p *policy, r *Result) error 
 		}
 	}
 	return nil
+}
+
+// localAddresses returns the addresses of the namespace.
+func localAddresses(ns netns.NsHandle) (map[netip.Addr]bool, error) {
+	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, err
+	}
+	defer handle.Close()
+	list, err := handle.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, err
+	}
+	local := map[netip.Addr]bool{}
+	for i := range list {
+		if a, ok := netip.AddrFromSlice(list[i].IP); ok {
+			local[a.Unmap()] = true
+		}
+	}
+	return local, nil
 }
 
 func conntrackRequest(sockets map[int]*nl.SocketHandle, version uint8, operation, flags int) *nl.NetlinkRequest {
@@ -111,12 +136,17 @@ func parseFlow(attributes []byte) (*flow, error) {
 		return nil, err
 	}
 	var original, reply tuple
+	var mark uint32
 	for _, attribute := range list {
 		switch attribute.Attr.Type & nl.NLA_TYPE_MASK {
 		case nl.CTA_TUPLE_ORIG:
 			err = errors.Join(err, original.parse(attribute.Value))
 		case nl.CTA_TUPLE_REPLY:
 			err = errors.Join(err, reply.parse(attribute.Value))
+		case nl.CTA_MARK:
+			if len(attribute.Value) >= 4 {
+				mark = binary.BigEndian.Uint32(attribute.Value)
+			}
 		}
 	}
 	if err == nil && (!original.source.IsValid() || !reply.source.IsValid()) {
@@ -126,6 +156,7 @@ func parseFlow(attributes []byte) (*flow, error) {
 		source: original.source, destination: reply.source,
 		protocol: original.protocol, port: reply.sourcePort,
 		icmpType: original.icmpType, icmpCode: original.icmpCode,
+		fromPort: mark&fromPort != 0,
 	}, err
 }
 

@@ -48,7 +48,7 @@ func TestDriftIsRepaired(t *testing.T) {
 		"ip6tables-nft -D trivet-e-" + list + " 1",
 		"iptables-nft -A trivet-i-" + list + " -j ACCEPT",
 		"iptables-nft -N trivet-foreign",
-		"iptables-nft -R trivet-deny 1 -j ACCEPT",
+		"iptables-nft -R trivet-norule 1 -j ACCEPT",
 		"ip6tables-nft -F",
 		"nft flush ruleset",
 		"ipset add " + group + " 10.0.0.250",
@@ -108,10 +108,10 @@ func TestEveryStateFromEveryOther(t *testing.T) {
 		fresh := &lab{ns: newNamespace(t, "fresh"), firewall: l.firewall, vpc: l.vpc}
 		fresh.set(t)
 		require.Equal(t, fresh.dump(t), l.dump(t), "VPC %d", i)
-		text, err := Text(l.vpc, nil)
+		text, err := Text(l.vpc, testOptions)
 		require.NoError(t, err)
 		shuffle(random, &l.vpc)
-		again, err := Text(l.vpc, nil)
+		again, err := Text(l.vpc, testOptions)
 		require.NoError(t, err)
 		require.Equal(t, text, again)
 	}

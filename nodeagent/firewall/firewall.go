@@ -14,14 +14,16 @@
 //
 //   - The package keeps no state. Every Set reads the kernel's state, so a restart of the agent needs no special case
 //     and manual changes are repaired. Unchanged input causes no write; [Result.Writes] counts the writes.
-//   - Frames from a bridge port that is neither a port of the VPC nor in [Options.Trusted] are dropped.
+//   - Frames from and to a bridge port that is neither a port of the VPC nor in [Options.Trusted] are dropped. A new
+//     device therefore passes nothing until Set has returned, provided that Set was called before for the namespace,
+//     be it for a VPC without ports.
 //   - A port may use the link-local address formed from its MAC address (RFC 4291, appendix A) and no other one.
 //   - Packets are assigned to a port by IP address, because routed packets carry no bridge port in netfilter. The
 //     bridge table marks packets from ports with port security (fromPort), so that packets from other hosts are not
 //     filtered a second time on egress, and packets bridged to such ports (toPort), so that multicast, broadcast and
 //     packets with foreign destinations do not bypass the ingress rules. A consequence is that ports of a VPC cannot
 //     exchange multicast or broadcast packets, as in other clouds. Neighbour discovery passes. The two marks are bits
-//     24 and 25 of the packet mark, which nothing else in the namespace may use.
+//     24 and 25 of the packet mark, and bit 24 of the mark of connections. Nothing else in the namespace may use them.
 //   - An address pair that several ports have is subject to the union of their groups. An address within a pair that is
 //     the own address of a port is subject to that port's groups.
 //   - Ports with the same list of groups share their chains and one set of addresses. A new port with a known list of
@@ -31,6 +33,11 @@
 //   - Connections are deleted after the rules have changed, and net.netfilter.nf_conntrack_tcp_loose is 0. With the
 //     kernel's default of 1 the next segment of either side would re-create a deleted TCP connection.
 //   - The namespace itself answers only DHCP, DNS, metadata and ping. Security groups do not apply to these.
+//   - No packet is forwarded to the prefixes in [Options.Denied], whatever the groups permit.
+//   - The kernel counts the connections of each network namespace separately, and applies the host's setting
+//     net.netfilter.nf_conntrack_max to each of them. A flood in one VPC therefore takes no entries from another. The
+//     package sets no lower limit for a VPC: the setting cannot be written in a namespace (Linux 6.18), and the kernel's
+//     alternative, connlimit, walks through the list of all counted connections when it adds one.
 //   - Elements are added before rules change and removed afterwards, so that no moment has fewer permitted packets than
 //     both the old and the new state have.
 //
@@ -40,6 +47,8 @@ package firewall
 import (
 	"context"
 	"fmt"
+	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/coreos/go-iptables/iptables"
@@ -53,6 +62,10 @@ type Options struct {
 	// Trusted are the names of bridge ports whose frames pass the anti-spoofing rules, because another host has checked
 	// them: the VXLAN devices. A name that ends in * stands for all names with that prefix. The default is none.
 	Trusted []string
+	// Denied are prefixes to which no packet is forwarded: addresses of the underlay, of hosts and of the control plane.
+	// Addresses within the VPC's own prefixes stay reachable, because tenants choose those and may choose the same
+	// ones. A prefix of length 0 is refused. The default is none.
+	Denied []netip.Prefix
 	// Timeout limits the time that one call takes. The default is 30 s.
 	Timeout time.Duration
 }
@@ -60,8 +73,7 @@ type Options struct {
 // Firewall applies the wanted state of VPCs. Its methods may be called concurrently for different namespaces, but not
 // for the same one.
 type Firewall struct {
-	trusted  []string
-	timeout  time.Duration
+	options  Options
 	nft      *nftPool
 	families [2]family // IPv4, IPv6
 	names    protocolNames
@@ -69,9 +81,14 @@ type Firewall struct {
 
 // Result describes what a call of Set changed.
 type Result struct {
-	// Writes is the number of changes to the kernel's state, Revoked included: sysctls, transactions of nftables, calls
-	// of iptables, and operations on ipsets. It is 0 if the kernel's state was the wanted one.
+	// Writes is the number of changes to the kernel's state: sysctls, transactions of nftables, calls of iptables,
+	// operations on ipsets, and deleted connections. It is 0 if the kernel's state was the wanted one. The fields below
+	// are parts of it.
 	Writes int
+	// Transactions is the number of transactions of nftables: at most one.
+	Transactions int
+	// Restores is the number of calls of iptables-restore: at most one for each IP version.
+	Restores int
 	// Revoked is the number of tracked connections that were deleted because the rules do not permit them.
 	Revoked int
 }
@@ -83,6 +100,11 @@ func New(o Options) (*Firewall, error) {
 			return nil, fmt.Errorf("trusted device %q: not the name of a device", name)
 		}
 	}
+	denied, err := checkDenied(o.Denied)
+	if err != nil {
+		return nil, err
+	}
+	o.Denied = denied
 	if o.Timeout == 0 {
 		o.Timeout = 30 * time.Second
 	}
@@ -90,7 +112,7 @@ func New(o Options) (*Firewall, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Firewall{trusted: o.Trusted, timeout: o.Timeout, nft: &nftPool{}, names: names}
+	f := &Firewall{options: o, nft: &nftPool{}, names: names}
 	if f.families[0], err = newFamily("iptables-nft", iptables.ProtocolIPv4); err != nil {
 		return nil, err
 	}
@@ -100,14 +122,28 @@ func New(o Options) (*Firewall, error) {
 	return f, f.nft.check()
 }
 
+// checkDenied returns the prefixes masked and sorted, without duplicates. It fails for an invalid prefix and for one that
+// contains all addresses.
+func checkDenied(prefixes []netip.Prefix) ([]netip.Prefix, error) {
+	var denied []netip.Prefix
+	for _, p := range prefixes {
+		if !p.IsValid() || p.Bits() == 0 || p.Addr().Is4In6() {
+			return nil, fmt.Errorf("denied prefix %s: not an IPv4 or IPv6 prefix with a length above 0", p)
+		}
+		denied = append(denied, p.Masked())
+	}
+	slices.SortFunc(denied, comparePrefixes)
+	return slices.Compact(denied), nil
+}
+
 // Set makes the kernel's state in the namespace ns equal to vpc. When Set returns nil, the rules are in effect and no
 // connection is tracked that they forbid. After an error, part of the changes may be in effect; the next Set completes
 // them. Set fails when ctx or the timeout of the options ends.
 func (f *Firewall) Set(ctx context.Context, ns netns.NsHandle, vpc cloud.HostVPC) (Result, error) {
-	ctx, cancel := context.WithTimeout(ctx, f.timeout)
+	ctx, cancel := context.WithTimeout(ctx, f.options.Timeout)
 	defer cancel()
 	var r Result
-	want, err := render(&vpc, f.trusted)
+	want, err := render(&vpc, &f.options)
 	if err == nil {
 		err = within(ns, func() error { return f.apply(ctx, ns, want, &r) })
 	}

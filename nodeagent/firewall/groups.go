@@ -52,12 +52,16 @@ type subjects struct {
 	gateways map[netip.Addr]bool
 }
 
-// metadata is the address of the metadata service.
-var metadata = netip.AddrFrom4([4]byte{169, 254, 169, 254})
+// Addresses of the metadata service.
+var (
+	metadata4 = netip.MustParseAddr("169.254.169.254")
+	metadata6 = netip.MustParseAddr("fd00:ec2::254")
+)
 
 func newSubjects(vpc *cloud.HostVPC) *subjects {
 	s := &subjects{
-		own: map[netip.Addr]groupList{}, open: map[netip.Addr]bool{}, gateways: map[netip.Addr]bool{metadata: true},
+		own: map[netip.Addr]groupList{}, open: map[netip.Addr]bool{},
+		gateways: map[netip.Addr]bool{metadata4: true, metadata6: true},
 	}
 	pairs := map[netip.Prefix][]cloud.SecurityGroupID{}
 	for i := range vpc.Subnets {
@@ -93,10 +97,13 @@ func newSubjects(vpc *cloud.HostVPC) *subjects {
 	for prefix, groups := range pairs {
 		s.pairs = append(s.pairs, pairGroups{prefix, newGroupList(groups)})
 	}
-	slices.SortFunc(s.pairs, func(a, b pairGroups) int {
-		return cmp.Or(cmp.Compare(b.prefix.Bits(), a.prefix.Bits()), a.prefix.Addr().Compare(b.prefix.Addr()))
-	})
+	slices.SortFunc(s.pairs, func(a, b pairGroups) int { return comparePrefixes(a.prefix, b.prefix) })
 	return s
+}
+
+// comparePrefixes orders prefixes from the longest to the shortest, and those of the same length by address.
+func comparePrefixes(a, b netip.Prefix) int {
+	return cmp.Or(cmp.Compare(b.Bits(), a.Bits()), a.Addr().Compare(b.Addr()))
 }
 
 // ownAddresses returns the valid addresses of a port: IPv4, IPv6 and, with IPv6, the link-local one.

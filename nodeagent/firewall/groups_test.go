@@ -97,7 +97,7 @@ func (s *callStage) forget(t *testing.T) {
 // permits returns what the package decides about the connection that a call begins.
 func (s *callStage) permits(t *testing.T, c call) bool {
 	t.Helper()
-	want, err := render(&s.vpc, nil)
+	want, err := render(&s.vpc, &testOptions)
 	require.NoError(t, err)
 	f := flow{source: c.from.port.IP, destination: c.to.port.IP}
 	header, next := 20, 9
@@ -105,7 +105,7 @@ func (s *callStage) permits(t *testing.T, c call) bool {
 		f.source, f.destination, header, next = c.from.port.IP6, c.to.port.IP6, 40, 6
 	}
 	packet := c.build(f.source, f.destination, "")
-	f.protocol = packet[next]
+	f.protocol, f.fromPort = packet[next], true
 	switch payload := packet[header:]; f.protocol {
 	case cloud.ProtocolICMP, cloud.ProtocolICMPv6:
 		f.icmpType, f.icmpCode = payload[0], payload[1]
@@ -322,6 +322,8 @@ func TestNamespaceIsClosed(t *testing.T) {
 	s := newCallStage(t)
 	client := s.add(t, 0, 5)
 	s.set(t)
+	runIn(t, s.ns, "", "ip", "address", "add", "169.254.169.254/32", "dev", "br0")
+	runIn(t, s.ns, "", "ip", "address", "add", "fd00:ec2::254/128", "dev", "br0", "nodad")
 	// A device accepts what arrives; whether the namespace does shows the counter of refused packets.
 	gateway, far, gateway6 := s.vpc.Subnets[0].Gateway, s.vpc.Subnets[1].Gateway, s.vpc.Subnets[0].Gateway6()
 	w := s.wires[client]
@@ -335,24 +337,41 @@ func TestNamespaceIsClosed(t *testing.T) {
 		require.Eventually(t, func() bool { refused = s.drops(t).Closed - before; return refused > 0 }, patience, 1)
 		return refused - 1
 	}
-	a, a6 := client.port.IP, client.port.IP6
+	a, a6, own := client.port.IP, client.port.IP6, linkLocal(client.port.MAC)
 	for name, packet := range map[string][]byte{
 		"ping": echo(a, gateway, "x"), "ping to another subnet's gateway": echo(a, far, "x"),
 		"ping over IPv6": echo(a6, gateway6, "x"),
 		"DNS":            udp(at(a, 1), at(gateway, 53), "x"), "DNS over TCP": tcp(at(a, 1), at(gateway, 53), flagSYN, 1, 0, ""),
-		"DNS over IPv6": udp(at(a6, 1), at(gateway6, 53), "x"),
-		"DHCP":          udp(at(a, 68), at(gateway, 67), "x"),
-		"solicitation":  neighbor(a6, gateway6, 135, gateway6, client.port.MAC, "x"),
+		"DNS over IPv6":         udp(at(a6, 1), at(gateway6, 53), "x"),
+		"DNS over IPv6 and TCP": tcp(at(a6, 1), at(gateway6, 53), flagSYN, 1, 0, ""),
+		"DHCP":                  udp(at(a, 68), at(gateway, 67), "x"),
+		"DHCP discovery":        udp(at(any4, 68), at(limited4, 67), "x"),
+		"DHCP rebinding":        udp(at(a, 68), at(limited4, 67), "x"),
+		"DHCPv6":                udp(at(own, 546), at(parseAddr("ff02::1:2"), 547), "x"),
+		"solicitation":          neighbor(a6, gateway6, 135, gateway6, client.port.MAC, "x"),
+		"router solicitation":   icmp(own, parseAddr("ff02::2"), 133, 0, be32(0)),
+		"metadata":              tcp(at(a, 2), at(metadata4, 80), flagSYN, 1, 0, ""),
+		"metadata over IPv6":    tcp(at(a6, 2), at(metadata6, 80), flagSYN, 1, 0, ""),
 	} {
 		require.Zero(t, closed(packet), name)
 	}
 	for name, packet := range map[string][]byte{
 		"another UDP port": udp(at(a, 1), at(gateway, 54), "x"), "SSH": tcp(at(a, 1), at(gateway, 22), flagSYN, 1, 0, ""),
-		"HTTP at the gateway": tcp(at(a, 1), at(gateway, 80), flagSYN, 1, 0, ""),
-		"timestamp":           icmp(a, gateway, 13, 0, make([]byte, 16)),
-		"SSH over IPv6":       tcp(at(a6, 1), at(gateway6, 22), flagSYN, 1, 0, ""),
-		"another protocol":    ip(a, gateway, 47, -1, make([]byte, 20)),
+		"HTTP at the gateway":   tcp(at(a, 1), at(gateway, 80), flagSYN, 1, 0, ""),
+		"timestamp":             icmp(a, gateway, 13, 0, make([]byte, 16)),
+		"SSH over IPv6":         tcp(at(a6, 1), at(gateway6, 22), flagSYN, 1, 0, ""),
+		"another protocol":      ip(a, gateway, 47, -1, make([]byte, 20)),
+		"SSH at the metadata":   tcp(at(a, 3), at(metadata4, 22), flagSYN, 1, 0, ""),
+		"ping of the metadata":  echo(a, metadata4, "x"),
+		"DNS at the metadata":   udp(at(a, 3), at(metadata4, 53), "x"),
+		"DHCP to another port":  udp(at(a, 69), at(gateway, 67), "x"),
+		"SNMP over IPv6":        udp(at(a6, 1), at(gateway6, 161), "x"),
+		"node information":      icmp(a6, gateway6, 139, 0, make([]byte, 16)),
+		"link-local SSH":        tcp(at(own, 1), at(linkLocal(cloud.GatewayMAC), 22), flagSYN, 1, 0, ""),
+		"ping of all nodes":     echo(own, allNodes, "x"),
+		"another port's answer": tcp(at(a, 53), at(gateway, 4000), flagSYN, 1, 0, ""),
 	} {
 		require.EqualValues(t, 1, closed(packet), name)
 	}
+	require.Equal(t, Result{}, s.set(t), "connections to the namespace are permitted without rules of groups")
 }

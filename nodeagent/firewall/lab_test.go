@@ -94,13 +94,19 @@ func newLab(t *testing.T) *lab {
 	return l
 }
 
+// testOptions are the options of the tests. The denied IPv4 prefix contains the prefix of the lab's VPC.
+var testOptions = Options{
+	Trusted: []string{"vx*"},
+	Denied:  []netip.Prefix{parsePrefix("10.0.0.0/8"), parsePrefix("2001:db8:1::/48")},
+}
+
 func bridgeName(subnet int) string { return fmt.Sprintf("br%d", subnet) }
 
 // restart replaces the Firewall, as a restart of the agent does.
 func (l *lab) restart(t *testing.T) {
 	t.Helper()
 	var err error
-	l.firewall, err = New(Options{Trusted: []string{"vx*"}})
+	l.firewall, err = New(testOptions)
 	require.NoError(t, err)
 }
 
@@ -110,13 +116,18 @@ func (l *lab) addBridge(t *testing.T, name string, mac cloud.MAC, addresses ...n
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name, HardwareAddr: mac[:]}, MulticastSnooping: &snooping}
 	require.NoError(t, l.handle.LinkAdd(bridge))
 	for _, a := range addresses {
-		flags := 0
-		if a.Addr().Is6() {
-			flags = 0x02 // IFA_F_NODAD
-		}
-		require.NoError(t, l.handle.AddrAdd(bridge, &netlink.Addr{IPNet: ipNet(a), Flags: flags}))
+		require.NoError(t, l.handle.AddrAdd(bridge, address(a)))
 	}
 	require.NoError(t, l.handle.LinkSetUp(bridge))
+}
+
+// address returns an address without duplicate address detection, so that it can be used at once.
+func address(p netip.Prefix) *netlink.Addr {
+	a := &netlink.Addr{IPNet: ipNet(p)}
+	if p.Addr().Is6() {
+		a.Flags = unix.IFA_F_NODAD
+	}
+	return a
 }
 
 func ipNet(p netip.Prefix) *net.IPNet {
@@ -188,7 +199,7 @@ func (e *endpoint) configure(t *testing.T, l *lab) {
 	require.NoError(t, inside.LinkSetUp(lo))
 	require.NoError(t, inside.LinkSetARPOn(eth0))
 	for _, p := range []netip.Prefix{netip.PrefixFrom(e.port.IP, 24), netip.PrefixFrom(e.port.IP6, 64)} {
-		require.NoError(t, inside.AddrAdd(eth0, &netlink.Addr{IPNet: ipNet(p)}))
+		require.NoError(t, inside.AddrAdd(eth0, address(p)))
 	}
 	subnet := &l.vpc.Subnets[e.subnet]
 	for _, gateway := range []netip.Addr{subnet.Gateway, subnet.Gateway6()} {
@@ -237,11 +248,13 @@ func (l *lab) set(t *testing.T) Result {
 	return r
 }
 
-func (l *lab) drops(t *testing.T) Drops {
+func (l *lab) drops(t *testing.T) Drops { t.Helper(); return l.counters(t).Drops }
+
+func (l *lab) counters(t *testing.T) Counters {
 	t.Helper()
-	d, err := l.firewall.Drops(t.Context(), l.ns)
+	c, err := l.firewall.Counters(t.Context(), l.ns)
 	require.NoError(t, err)
-	return d
+	return c
 }
 
 // dump returns the package's state in the kernel, without counters.

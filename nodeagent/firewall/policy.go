@@ -2,6 +2,7 @@ package firewall
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -11,6 +12,15 @@ import (
 type policy struct {
 	subjects *subjects
 	rules    *ruleBook
+	vpc      [2]netip.Prefix     // the prefixes of the VPC: IPv4, IPv6
+	denied   []netip.Prefix      // see Options.Denied
+	local    map[netip.Addr]bool // addresses of the namespace; needed for connections only, not for chains
+}
+
+// Destinations to which guests send DHCP requests (RFC 2131, part 4.4.1; RFC 8415, part 7.1).
+var dhcpDestinations = map[netip.AddrPort]bool{
+	netip.MustParseAddrPort("255.255.255.255:67"): true,
+	netip.MustParseAddrPort("[ff02::1:2]:547"):    true,
 }
 
 // flow is a tracked connection, or an exchange of UDP packets or ICMP queries, as the chain FORWARD sees its first
@@ -20,20 +30,36 @@ type flow struct {
 	protocol            uint8
 	port                uint16 // of the destination; 0 for protocols without ports
 	icmpType, icmpCode  uint8  // of the first packet
+	// fromPort is true if the first packet came from a port with port security on this host. The chains store it in the
+	// connection's mark, because the address alone does not show it: a pair may contain addresses outside of the VPC.
+	fromPort bool
 }
 
 // permits reports whether a flow may begin. Flows of the namespace itself are always permitted: they are not forwarded,
 // and the rules for them depend on the gateways only.
 func (p *policy) permits(f *flow) bool {
 	s := p.subjects
-	if s.gateways[f.source] || s.gateways[f.destination] {
+	if s.gateways[f.source] || s.gateways[f.destination] || p.local[f.source] || p.local[f.destination] ||
+		f.protocol == cloud.ProtocolUDP && dhcpDestinations[netip.AddrPortFrom(f.destination, f.port)] {
 		return true
 	}
-	if list, limited := s.groupsOf(f.source); limited && !p.permit(list, cloud.Egress, f, f.destination) {
+	if p.isDenied(f.destination) {
 		return false
+	}
+	_, own := s.own[f.source]
+	if own || f.fromPort {
+		if list, _ := s.groupsOf(f.source); !p.permit(list, cloud.Egress, f, f.destination) {
+			return false
+		}
 	}
 	list, limited := s.groupsOf(f.destination)
 	return !limited || p.permit(list, cloud.Ingress, f, f.source)
+}
+
+// isDenied reports whether packets to a are dropped because a is in a denied prefix.
+func (p *policy) isDenied(a netip.Addr) bool {
+	contains := func(prefix netip.Prefix) bool { return prefix.Contains(a) }
+	return slices.ContainsFunc(p.denied, contains) && !slices.ContainsFunc(p.vpc[:], contains)
 }
 
 // groupsOf returns the groups whose rules apply to the packets of an address. It returns false if no rules apply.

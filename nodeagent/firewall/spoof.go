@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // Marks of packets. The bridge table sets them and the chains of iptables match them. The kernel clears marks when a
@@ -69,12 +70,18 @@ const drop = `counter name "spoof" drop`
 // Version 1.0.6 of nft has no name for the target address of neighbour discovery messages. The rules therefore use the
 // raw expression @th,64,128: 128 bits, 64 bits after the start of the ICMPv6 header (RFC 4861, part 4.4).
 func bridgeChains(trusted []string) []bridgeChain {
-	prerouting := []string{}
+	var prerouting, postrouting []string
 	for _, device := range slices.Sorted(slices.Values(trusted)) {
 		prerouting = append(prerouting, fmt.Sprintf("iifname %q accept", device))
+		postrouting = append(postrouting, fmt.Sprintf("oifname %q accept", device))
+	}
+	postrouting = append(postrouting, "oifname @open accept", "oifname @secured accept",
+		`counter name "unassigned" drop`)
+	prerouting = append(prerouting, "iifname @open accept")
+	if mutant.On(mutant.PassForged) {
+		prerouting = append(prerouting, "iifname @secured goto pass")
 	}
 	prerouting = append(prerouting,
-		"iifname @open accept",
 		"ether saddr "+cloud.GatewayMAC.String()+" "+drop,
 		"iifname . ether saddr != @mac "+drop,
 		"ether type arp goto from_arp",
@@ -136,13 +143,22 @@ func bridgeChains(trusted []string) []bridgeChain {
 		{name: "forward", hook: "forward", priority: "-200", policy: "accept", rules: []string{
 			fmt.Sprintf("oifname @secured meta mark set meta mark or %#x", toPort),
 		}},
+		{name: "postrouting", hook: "postrouting", priority: "-300", policy: "drop", rules: postrouting},
 	}
 }
 
-// renderBridge returns the wanted bridge table. It fails if a device has an invalid name.
+// matchesDevice reports whether a name in Options.Trusted stands for the device.
+func matchesDevice(pattern, device string) bool {
+	prefix, wildcard := strings.CutSuffix(pattern, "*")
+	return device == prefix || wildcard && strings.HasPrefix(device, prefix)
+}
+
+// renderBridge returns the wanted bridge table. It fails if a port's device has an invalid name or that of a trusted
+// device.
 func renderBridge(vpc *cloud.HostVPC, trusted []string) (*bridgeTable, error) {
 	b := elementSets{}
-	b.gateway(metadata)
+	b.gateway(metadata4)
+	b.gateway(metadata6)
 	b.gateway(linkLocal(cloud.GatewayMAC))
 	for i := range vpc.Subnets {
 		subnet := &vpc.Subnets[i]
@@ -152,6 +168,10 @@ func renderBridge(vpc *cloud.HostVPC, trusted []string) (*bridgeTable, error) {
 			port := &subnet.Ports[j]
 			if !validDevice.MatchString(port.Device) || strings.HasSuffix(port.Device, "*") {
 				return nil, fmt.Errorf("port %s: %q is not the name of a device", port.ID, port.Device)
+			}
+			if slices.ContainsFunc(trusted, func(pattern string) bool { return matchesDevice(pattern, port.Device) }) {
+				return nil, fmt.Errorf("port %s: the frames of device %s would not be checked, because it has the name "+
+					"of a trusted device", port.ID, port.Device)
 			}
 			b.port(port)
 		}

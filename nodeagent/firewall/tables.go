@@ -61,6 +61,7 @@ func (f *Firewall) applyTable(ctx context.Context, fam *family, want table, r *R
 			return err
 		}
 		r.Writes++
+		r.Restores++
 	}
 	for _, hook := range hooks {
 		if err := ctx.Err(); err != nil {

@@ -9,10 +9,15 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Text returns the wanted state of a VPC as the input of sysctl, nft, ipset and iptables-restore with which an operator
-// would create it in an empty network namespace. Equal states have equal texts. Trusted is as in Options.
-func Text(vpc cloud.HostVPC, trusted []string) (string, error) {
-	want, err := render(&vpc, trusted)
+// Text returns the wanted state of a VPC as the input of sysctl, nft, ipset and iptables-restore, and the commands of
+// iptables, with which an operator would create it in an empty network namespace. Equal states have equal texts.
+func Text(vpc cloud.HostVPC, o Options) (string, error) {
+	denied, err := checkDenied(o.Denied)
+	if err != nil {
+		return "", err
+	}
+	o.Denied = denied
+	want, err := render(&vpc, &o)
 	if err != nil {
 		return "", err
 	}
@@ -35,7 +40,8 @@ func Text(vpc cloud.HostVPC, trusted []string) (string, error) {
 	for i, name := range []string{"iptables", "ip6tables"} {
 		fmt.Fprintf(&b, "\n# %s\n%s", name, restoreText(kernelTable{}, want.tables[i]))
 		for _, hook := range hooks {
-			fmt.Fprintf(&b, "-I %s 1 -j %s\n-P %s DROP\n", hook.builtin, hook.target, hook.builtin)
+			fmt.Fprintf(&b, "%s -I %s 1 -j %s\n", name, hook.builtin, hook.target)
+			fmt.Fprintf(&b, "%s -P %s DROP\n", name, hook.builtin)
 		}
 	}
 	tx := knftables.NewFake(knftables.BridgeFamily, bridgeTableName).NewTransaction()

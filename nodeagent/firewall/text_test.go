@@ -34,7 +34,7 @@ func TestText(t *testing.T) {
 			case "show":
 				return show(t, vpc, d.CmdArgs[0].Key)
 			case "permits":
-				want, err := render(&vpc, nil)
+				want, err := render(&vpc, &testOptions)
 				require.NoError(t, err)
 				var b strings.Builder
 				for line := range strings.Lines(d.Input) {
@@ -53,7 +53,7 @@ var ruleHash = regexp.MustCompile(` comment "[0-9a-f]{16}"`)
 
 func show(t *testing.T, vpc cloud.HostVPC, part string) string {
 	t.Helper()
-	text, err := Text(vpc, []string{"vx*"})
+	text, err := Text(vpc, testOptions)
 	if err != nil {
 		return "error: " + err.Error() + "\n"
 	}
@@ -209,11 +209,12 @@ func parseCondition(t *testing.T, rule *cloud.Rule, field string) {
 	}
 }
 
-// parseFlowText parses fields such as "10.0.0.5 10.0.0.6 tcp/80" or "fd00::5 fd00::6 icmp6/128/0".
+// parseFlowText parses fields such as "10.0.0.5 10.0.0.6 tcp/80" or "fd00::5 fd00::6 icmp6/128/0". A fourth field means that the flow
+// began at a port with port security.
 func parseFlowText(t *testing.T, fields []string) flow {
 	t.Helper()
 	parts := strings.Split(fields[2], "/")
-	f := flow{source: parseAddr(fields[0]), destination: parseAddr(fields[1])}
+	f := flow{source: parseAddr(fields[0]), destination: parseAddr(fields[1]), fromPort: len(fields) > 3}
 	f.protocol = protocols[parts[0]]
 	numbers := make([]uint64, 2)
 	for i, part := range parts[1:] {

@@ -97,6 +97,8 @@ const (
 	LooseConntrack    = "loose-conntrack"     // the segment of a revoked TCP connection begins a new one: nodeagent/firewall
 	KeepRevoked       = "keep-revoked"        // connections that the rules no longer permit continue: nodeagent/firewall
 	AcceptBeforeRules = "accept-before-rules" // packets are forwarded before the rules of security groups: nodeagent/firewall
+	ForwardDenied     = "forward-denied"      // packets are forwarded to addresses of the underlay: nodeagent/firewall
+	PassForged        = "pass-forged"         // frames with forged addresses pass: nodeagent/firewall
 )
 
 // Mutants of the services for guests in a VPC, each with the package whose tests must fail when the mutant is active.
