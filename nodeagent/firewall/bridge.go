@@ -267,8 +267,8 @@ func (k *kernelBridge) addSet(o *nftObject) error {
 	return nil
 }
 
-// elementText converts an element from nft's JSON to nft's text. The first field is quoted if it is a device name. Values
-// of raw expressions are numbers up to 64 bits, and strings of hexadecimal digits above.
+// elementText converts an element from nft's JSON to nft's text. The first field is quoted if it is a device name. A
+// value of a raw expression is a JSON number if it has up to 64 bits, and otherwise a string of hexadecimal digits.
 func elementText(raw json.RawMessage, device bool) (string, error) {
 	var text string
 	if json.Unmarshal(raw, &text) == nil {

@@ -11,20 +11,19 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// Counters are measurements of a VPC on this host.
+// Counters are the measurements of a VPC on this host that the agent exports.
 type Counters struct {
 	Drops Drops
-	// Connections is the number of tracked connections, and ConnectionLimit the number above which the kernel drops
-	// packets that begin connections, or evicts connections without replies instead.
+	// Connections is the number of tracked connections. At ConnectionLimit, the kernel evicts a connection that has not
+	// been answered for each new one, and drops the new connection's packet if it finds none.
 	Connections, ConnectionLimit uint64
 }
 
 // Drops are numbers of dropped packets of a VPC by reason, IPv4 and IPv6 together. A number begins at 0 again when the
 // rules that count are replaced, because they were changed by hand or another version of the agent has other rules.
 type Drops struct {
-	Spoof uint64 // forged frames, and frames that only the network itself may send
-	// Unassigned are frames to a bridge port that is not yet, or no longer, a port of the VPC.
-	Unassigned uint64
+	Spoof      uint64 // forged frames, and frames that only the network itself may send
+	Unassigned uint64 // to a device on a bridge that is not yet, or no longer, a port of the VPC
 	Group      uint64 // not permitted by a security group
 	Invalid    uint64 // part of no known connection
 	Closed     uint64 // to the network itself, which answers only DHCP, DNS, metadata and ping
@@ -66,6 +65,7 @@ func (c *Counters) readConntrack() error {
 	return nil
 }
 
+// readNumber reads a file that contains one decimal number.
 func readNumber(path string) (uint64, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {

@@ -14,9 +14,9 @@
 //
 //   - The package keeps no state. Every Set reads the kernel's state, so a restart of the agent needs no special case
 //     and manual changes are repaired. Unchanged input causes no write; [Result.Writes] counts the writes.
-//   - Frames from and to a bridge port that is neither a port of the VPC nor in [Options.Trusted] are dropped. A new
-//     device therefore passes nothing until Set has returned, provided that Set was called before for the namespace,
-//     be it for a VPC without ports.
+//   - Frames from and to a bridge port that is neither a port of the VPC nor in [Options.Trusted] are dropped. A device
+//     that is added later therefore passes nothing until the Set that names its port. In a new namespace, call Set
+//     before the first device is up; the VPC may have no ports yet.
 //   - A port may use the link-local address formed from its MAC address (RFC 4291, appendix A) and no other one.
 //   - Packets are assigned to a port by IP address, because routed packets carry no bridge port in netfilter. The
 //     bridge table marks packets from ports with port security (fromPort), so that packets from other hosts are not
@@ -36,8 +36,8 @@
 //   - No packet is forwarded to the prefixes in [Options.Denied], whatever the groups permit.
 //   - The kernel counts the connections of each network namespace separately, and applies the host's setting
 //     net.netfilter.nf_conntrack_max to each of them. A flood in one VPC therefore takes no entries from another. The
-//     package sets no lower limit for a VPC: the setting cannot be written in a namespace (Linux 6.18), and the kernel's
-//     alternative, connlimit, walks through the list of all counted connections when it adds one.
+//     package sets no lower limit for a VPC: the setting cannot be written in a namespace (Linux 6.18), and connlimit
+//     searches the list of all counted connections for each new one.
 //   - Elements are added before rules change and removed afterwards, so that no moment has fewer permitted packets than
 //     both the old and the new state have.
 //
@@ -122,8 +122,8 @@ func New(o Options) (*Firewall, error) {
 	return f, f.nft.check()
 }
 
-// checkDenied returns the prefixes masked and sorted, without duplicates. It fails for an invalid prefix and for one that
-// contains all addresses.
+// checkDenied returns the prefixes masked and sorted, without duplicates. It fails for an invalid prefix and for one
+// that contains all addresses.
 func checkDenied(prefixes []netip.Prefix) ([]netip.Prefix, error) {
 	var denied []netip.Prefix
 	for _, p := range prefixes {

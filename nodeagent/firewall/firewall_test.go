@@ -28,3 +28,11 @@ func TestUnchangedWritesNothing(t *testing.T) {
 	require.Equal(t, Result{}, l.set(t), "a new Firewall")
 	require.Equal(t, before, l.dump(t))
 }
+
+func TestSumColumn(t *testing.T) {
+	stat := "entries  drop early_drop\n00000007  0000000a 00000001\n00000007  00000001 00000002\n"
+	require.EqualValues(t, 11, sumColumn(stat, "drop"), "one line for each CPU")
+	require.EqualValues(t, 3, sumColumn(stat, "early_drop"))
+	require.Zero(t, sumColumn(stat, "missing"), "a kernel without the column")
+	require.Zero(t, sumColumn("", "drop"))
+}

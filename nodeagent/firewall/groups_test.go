@@ -211,7 +211,8 @@ func TestRules(t *testing.T) {
 			both(from(client, true, "arrives"), from(other, true, "group"), from(client, false, "group"))},
 		{"all IPv4 addresses", cloud.Rule{AnyProtocol: true, CIDR: cidr("0.0.0.0/0")},
 			both(from(client, false, "arrives"), from(other, false, "arrives"), from(client, true, "group"))},
-		{"prefix of the other IP version", cloud.Rule{AnyProtocol: true, CIDR: cidr("::/0")}, both(from(client, false, "group"))},
+		{"prefix of the other IP version", cloud.Rule{AnyProtocol: true, CIDR: cidr("::/0")},
+			both(from(client, false, "group"))},
 		{"remote group", cloud.Rule{AnyProtocol: true, Group: "friends"},
 			both(from(client, false, "arrives"), from(other, false, "group"), from(client, true, "group"))},
 		{"remote group with IPv6", cloud.Rule{IPv6: true, AnyProtocol: true, Group: "friends"},
@@ -340,8 +341,9 @@ func TestNamespaceIsClosed(t *testing.T) {
 	a, a6, own := client.port.IP, client.port.IP6, linkLocal(client.port.MAC)
 	for name, packet := range map[string][]byte{
 		"ping": echo(a, gateway, "x"), "ping to another subnet's gateway": echo(a, far, "x"),
-		"ping over IPv6": echo(a6, gateway6, "x"),
-		"DNS":            udp(at(a, 1), at(gateway, 53), "x"), "DNS over TCP": tcp(at(a, 1), at(gateway, 53), flagSYN, 1, 0, ""),
+		"ping over IPv6":        echo(a6, gateway6, "x"),
+		"DNS":                   udp(at(a, 1), at(gateway, 53), "x"),
+		"DNS over TCP":          tcp(at(a, 1), at(gateway, 53), flagSYN, 1, 0, ""),
 		"DNS over IPv6":         udp(at(a6, 1), at(gateway6, 53), "x"),
 		"DNS over IPv6 and TCP": tcp(at(a6, 1), at(gateway6, 53), flagSYN, 1, 0, ""),
 		"DHCP":                  udp(at(a, 68), at(gateway, 67), "x"),

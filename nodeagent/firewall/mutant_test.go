@@ -11,8 +11,8 @@ import (
 
 // TestMutants disables single rules of the package and checks that the test of each then fails.
 func TestMutants(t *testing.T) {
-	mutanttest.Notices(t, mutant.AcceptBeforeRules, TestDefaultDeny, "no ingress rule")
-	mutanttest.Notices(t, mutant.PassForged, TestSpoofMatrix, "IPv4_with_a_forged_address")
+	mutanttest.Notices(t, mutant.AcceptBeforeRules, TestDefaultDeny, "no egress rule")
+	mutanttest.Notices(t, mutant.PassForged, TestSpoofMatrix, `expected: "spoof"`)
 	mutanttest.Notices(t, mutant.ForwardDenied, TestDeniedPrefixes, "to a denied prefix")
 	mutanttest.Notices(t, mutant.KeepRevoked, TestRevokeUDP, "datagrams arrive after the permission was revoked")
 	mutanttest.Notices(t, mutant.LooseConntrack, TestRevokeTCP, "segments arrive after the permission was revoked")

@@ -267,8 +267,8 @@ func (s *stage) verdict(t *testing.T, from *wire, frame []byte, tag string) stri
 		}
 		after := s.lab.drops(t)
 		verdict = map[bool]string{after.Spoof > before.Spoof: "spoof", after.Group > before.Group: "group",
-			after.Invalid > before.Invalid: "invalid", after.Closed > before.Closed: "closed", after.Denied > before.Denied: "denied",
-			after.Unassigned > before.Unassigned: "unassigned"}[true]
+			after.Invalid > before.Invalid: "invalid", after.Closed > before.Closed: "closed",
+			after.Denied > before.Denied: "denied", after.Unassigned > before.Unassigned: "unassigned"}[true]
 		return verdict != ""
 	}, patience, time.Millisecond, "the frame neither arrived nor was counted as dropped")
 	return verdict

@@ -209,8 +209,8 @@ func parseCondition(t *testing.T, rule *cloud.Rule, field string) {
 	}
 }
 
-// parseFlowText parses fields such as "10.0.0.5 10.0.0.6 tcp/80" or "fd00::5 fd00::6 icmp6/128/0". A fourth field means that the flow
-// began at a port with port security.
+// parseFlowText parses fields such as "10.0.0.5 10.0.0.6 tcp/80" or "fd00::5 fd00::6 icmp6/128/0". A fourth field means
+// that the flow began at a port with port security.
 func parseFlowText(t *testing.T, fields []string) flow {
 	t.Helper()
 	parts := strings.Split(fields[2], "/")

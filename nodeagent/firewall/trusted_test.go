@@ -9,8 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// TestTrustedDevice sends frames from other hosts' ports through a device with the name of a VXLAN device. Port security
-// does not apply to them, because the other host has applied it, but the ingress rules of the local port do.
+// TestTrustedDevice sends frames from other hosts' ports through a device with the name of a VXLAN device. Port
+// security does not apply to them, because the other host has applied it, but the ingress rules of the local port do.
 func TestTrustedDevice(t *testing.T) {
 	l := newLab(t)
 	local := l.add(t, 0, 5, "dns")
