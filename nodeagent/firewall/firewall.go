@@ -60,7 +60,8 @@ import (
 // Options configure a Firewall. The zero value is valid.
 type Options struct {
 	// Trusted are the names of bridge ports whose frames pass the anti-spoofing rules, because another host has checked
-	// them: the VXLAN devices. A name that ends in * stands for all names with that prefix. The default is none.
+	// them: the VXLAN devices. The ingress rules of local ports apply to these frames. A name that ends in * stands for
+	// all names with that prefix. Set refuses a VPC port whose device has such a name. The default is none.
 	Trusted []string
 	// Denied are prefixes to which no packet is forwarded: addresses of the underlay, of hosts and of the control plane.
 	// Addresses within the VPC's own prefixes stay reachable, because tenants choose those and may choose the same
@@ -93,11 +94,12 @@ type Result struct {
 	Revoked int
 }
 
-// New returns a Firewall. It fails if a program that the package runs is missing. It changes nothing on the host.
+// New returns a Firewall. It fails if an option is invalid or a program that the package runs is missing. It changes
+// nothing on the host.
 func New(o Options) (*Firewall, error) {
 	for _, name := range o.Trusted {
 		if !validDevice.MatchString(name) {
-			return nil, fmt.Errorf("trusted device %q: not the name of a device", name)
+			return nil, fmt.Errorf("trusted device %q: want the name of a device, with an optional * at its end", name)
 		}
 	}
 	denied, err := checkDenied(o.Denied)
@@ -128,7 +130,7 @@ func checkDenied(prefixes []netip.Prefix) ([]netip.Prefix, error) {
 	var denied []netip.Prefix
 	for _, p := range prefixes {
 		if !p.IsValid() || p.Bits() == 0 || p.Addr().Is4In6() {
-			return nil, fmt.Errorf("denied prefix %s: not an IPv4 or IPv6 prefix with a length above 0", p)
+			return nil, fmt.Errorf("denied prefix %s: want an IPv4 or IPv6 prefix with a length above 0", p)
 		}
 		denied = append(denied, p.Masked())
 	}

@@ -19,10 +19,10 @@ import (
 //
 //	vpc          sets the VPC, one line for each part of it; see parseVPC
 //	show PART    prints one part of the wanted state: sysctl, ipset, iptables, ip6tables or nft
-//	permits FLOW prints whether a connection may begin, such as tcp/80 or icmp/8/0
+//	permits      prints for each line of its input whether the connection may begin; see parseFlowText
 //
-// In a VPC whose text is printed by show nft, the hashes of rules are left out, and only elements are printed: the
-// chains do not depend on the VPC. The command show nft-chains prints them.
+// The command show nft prints elements of sets only, because the chains do not depend on the VPC. The command show
+// nft-chains prints the rest, without the hashes of rules.
 func TestText(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		var vpc cloud.HostVPC
@@ -39,7 +39,7 @@ func TestText(t *testing.T) {
 				var b strings.Builder
 				for line := range strings.Lines(d.Input) {
 					f := parseFlowText(t, strings.Fields(line))
-					fmt.Fprintf(&b, "%t\n", want.policy.permits(&f))
+					fmt.Fprintf(&b, "%s: %t\n", strings.TrimSpace(line), want.policy.permits(&f))
 				}
 				return b.String()
 			}
