@@ -47,12 +47,11 @@ func (p *policy) permits(f *flow) bool {
 		return false
 	}
 	_, own := s.own[f.source]
-	if own || f.fromPort {
-		if list, _ := s.groupsOf(f.source); !p.permit(list, cloud.Egress, f, f.destination) {
-			return false
-		}
+	list, limited := s.groupsOf(f.source)
+	if limited && (own || f.fromPort) && !p.permit(list, cloud.Egress, f, f.destination) {
+		return false
 	}
-	list, limited := s.groupsOf(f.destination)
+	list, limited = s.groupsOf(f.destination)
 	return !limited || p.permit(list, cloud.Ingress, f, f.source)
 }
 

@@ -90,3 +90,21 @@ func TestNewDevicePassesNothing(t *testing.T) {
 		require.Equal(t, "arrives", s.verdict(t, call{old, added, ipv6, udpTo(2)}))
 	}
 }
+
+// TestPortSecurityOffKeepsConnections checks that a connection continues when the port security of the port that began
+// it is switched off, and when the port moves to another host.
+func TestPortSecurityOffKeepsConnections(t *testing.T) {
+	s := newCallStage(t)
+	s.group("open", allowAll(cloud.Ingress, cloud.Egress)...)
+	client, server := s.add(t, 0, 5, "open"), s.add(t, 0, 6, "open")
+	s.set(t)
+	require.Equal(t, "arrives", s.verdict(t, call{client, server, false, udpTo(1)}))
+	s.change(client, func(p *cloud.HostPort) { p.Secured, p.Groups = false, nil })
+	r := s.set(t)
+	require.NotZero(t, r.Writes)
+	require.Zero(t, r.Revoked, "port security off")
+	subnet := &s.vpc.Subnets[0]
+	subnet.Ports = subnet.Ports[1:]
+	subnet.Remotes = append(subnet.Remotes, cloud.RemotePort{MAC: client.port.MAC, IP: client.port.IP})
+	require.Zero(t, s.set(t).Revoked, "on another host")
+}
