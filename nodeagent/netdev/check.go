@@ -23,6 +23,9 @@ func check(vpc *cloud.HostVPC, u *underlay) error {
 		if err := checkSubnet(s, u, seen); err != nil {
 			return fmt.Errorf("subnet %s: %w", s.ID, err)
 		}
+		if err := checkRoutes(vpc, s); err != nil {
+			return fmt.Errorf("subnet %s: %w", s.ID, err)
+		}
 	}
 	return nil
 }
@@ -73,17 +76,26 @@ func checkSubnet(s *cloud.HostSubnet, u *underlay, seen uses) error {
 
 func checkPort(p *cloud.HostPort, seen uses) error {
 	if !validDevice.MatchString(p.Device) || bridgeName.MatchString(p.Device) || vxlanName.MatchString(p.Device) ||
+		limiterName.MatchString(p.Device) ||
 		p.Device == loopback || p.Device == "all" || p.Device == "default" { // the names of directories in /proc/sys/net
 		return fmt.Errorf("%q cannot be the name of a port's device", p.Device)
 	}
 	if p.ID == "" || len(aliasPrefix)+len(p.ID) > maxAlias {
 		return fmt.Errorf("the ID has %d bytes; it needs 1 to %d", len(p.ID), maxAlias-len(aliasPrefix))
 	}
+	if p.Mbps > maxMbps {
+		return fmt.Errorf("the bandwidth of %d Mbit/s is above %d Mbit/s", p.Mbps, maxMbps)
+	}
+	if p.Mbps > 0 {
+		if err := seen.add(limiterOf(p), "port "+string(p.ID)); err != nil {
+			return err
+		}
+	}
 	return seen.add(p.Device, "port "+string(p.ID))
 }
 
 func addStation(seen uses, user string, mac cloud.MAC, addrs ...netip.Addr) error {
-	if mac == (cloud.MAC{}) || mac[0]&1 != 0 || mac == cloud.GatewayMAC {
+	if !usable(mac) {
 		return fmt.Errorf("%s: %s cannot be the MAC address of a port", user, mac)
 	}
 	if err := seen.add(mac, user); err != nil {

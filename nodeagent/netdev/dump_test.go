@@ -2,6 +2,7 @@ package netdev
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -17,13 +18,16 @@ var (
 	numbers   = regexp.MustCompile(`(?m)^[0-9]+: +`)
 	peers     = regexp.MustCompile(`@\S+:`)
 	netnsID   = regexp.MustCompile(`link-netns(id)? \S+|netns \S+`)
-	randomMAC = regexp.MustCompile(`(?m)(vx|port)(.*)link/ether \S+`)
+	randomMAC = regexp.MustCompile(`(?m)(vx|port|ifb-)(.*)link/ether \S+`)
 	ownMAC    = regexp.MustCompile(`(?m)^\S+ dev \S+ master \S+ permanent.*\n`)
 	groups    = regexp.MustCompile(`(?m)^(33:33|01:00:5e):\S+ dev \S+ self permanent\n`)
 	learned   = regexp.MustCompile(`(?m)^\S+ dev \S+ master \S+ *\n`)
 	bridgeIDs = regexp.MustCompile(`\w+_timer +[0-9.]+|designated_root \S+|bridge_id \S+|forward_delay \d+|port_(id|no) \S+|` +
 		`designated_(port|cost) \d+|designated_bridge \S+|topology_change(_detected|_ack)? \d|promiscuity \d|allmulti \d`)
 	underlayDevice = regexp.MustCompile(`dev \S+ srcport`) // ip shows the name of the device with this index in the wrong namespace
+	ingress        = regexp.MustCompile(`qdisc ingress \S+ dev (\S+)`)
+	qdiscs         = regexp.MustCompile(`(?m)tbf [0-9a-f]+:|refcnt \d+|^qdisc (noqueue|pfifo_fast|mq) .*\n`)
+	filters        = regexp.MustCompile(`index \d+ ref \d+ bind \d+`)
 	dynamic        = regexp.MustCompile(`(?m)^.*(REACHABLE|STALE|DELAY|PROBE|FAILED|INCOMPLETE|NOARP).*\n`)
 )
 
@@ -53,6 +57,14 @@ func (l *lab) dump(name string) string {
 	section("routes", l.ip(name, "route show table all"))
 	section("IPv6 routes", l.ip(name, "-6 route show table all"))
 	section("rules", l.ip(name, "rule"))
+	queues, redirects := l.tc(name, "qdisc"), ""
+	for _, device := range ingress.FindAllStringSubmatch(queues, -1) {
+		for line := range strings.Lines(l.tc(name, "filter show dev %s ingress", device[1])) {
+			redirects += device[1] + " " + filters.ReplaceAllString(line, "")
+		}
+	}
+	section("queues", qdiscs.ReplaceAllString(queues, ""))
+	section("filters", redirects)
 	section("fdb", l.bridge(name, "fdb"))
 	section("neighbours", l.ip(name, "neighbour show nud all"))
 	require.NoError(l.t, l.in(name, func() error {
@@ -77,7 +89,7 @@ func (l *lab) dump(name string) string {
 }
 
 // requireSame requires that two functions return the same dump within 10 seconds, and otherwise prints the lines that
-// differ. The kernel reports the carrier of a device with a delay.
+// differ, with the number of times that got has them more often. The kernel reports the carrier of a device with a delay.
 func (l *lab) requireSame(wanted, got func() string) {
 	l.t.Helper()
 	want, have := wanted(), got()
@@ -87,16 +99,17 @@ func (l *lab) requireSame(wanted, got func() string) {
 	if want == have {
 		return
 	}
-	wantLines, haveLines := strings.Split(want, "\n"), strings.Split(have, "\n")
-	var diff strings.Builder
-	for _, line := range wantLines {
-		if !slices.Contains(haveLines, line) {
-			fmt.Fprintln(&diff, "-", line)
-		}
+	counts := map[string]int{} // of lines in have, minus those in want
+	for line := range strings.SplitSeq(want, "\n") {
+		counts[line]--
 	}
-	for _, line := range haveLines {
-		if !slices.Contains(wantLines, line) {
-			fmt.Fprintln(&diff, "+", line)
+	for line := range strings.SplitSeq(have, "\n") {
+		counts[line]++
+	}
+	var diff strings.Builder
+	for _, line := range slices.Sorted(maps.Keys(counts)) {
+		if counts[line] != 0 {
+			fmt.Fprintf(&diff, "%+d %s\n", counts[line], line)
 		}
 	}
 	require.Fail(l.t, "the configurations differ", diff.String())

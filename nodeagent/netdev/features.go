@@ -2,6 +2,7 @@ package netdev
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -71,6 +72,14 @@ var features = []struct {
 		veth.PeerName = "veth1"
 		return k.vpc.LinkAdd(veth)
 	}},
+	{"policy routing", "CONFIG_IP_MULTIPLE_TABLES, CONFIG_IPV6_MULTIPLE_TABLES", func(k *kernel) error {
+		v4, v6 := tableRule{"br0", false, tableBase, rulePriority}, tableRule{"br0", true, tableBase, rulePriority}
+		return errors.Join(addRule{v4}.apply(k), addRule{v6}.apply(k))
+	}},
+	{"IFB devices", "CONFIG_IFB", addLimiter{"ifb-00000000"}.apply},
+	{"token buckets", "CONFIG_NET_SCH_TBF", replaceBucket{"ifb-00000000", newBucket(1)}.apply},
+	{"redirection of received packets", "CONFIG_NET_SCH_INGRESS, CONFIG_NET_CLS_U32, CONFIG_NET_ACT_MIRRED",
+		addRedirect{"veth0", "ifb-00000000"}.apply},
 	{"taps", "CONFIG_TUN", func(*kernel) error {
 		tap, err := openTap("tap0")
 		if err == nil {
@@ -79,7 +88,7 @@ var features = []struct {
 		return err
 	}},
 	{"deletion of groups of devices", "Linux 2.6.39", func(k *kernel) error {
-		return k.deleteLinks([]string{"br0", "vx0", "veth0"})
+		return k.deleteLinks([]string{"br0", "vx0", "veth0", "ifb-00000000"})
 	}},
 }
 

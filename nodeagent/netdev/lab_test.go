@@ -110,6 +110,13 @@ func (l *lab) bridge(name, format string, args ...any) string {
 	return run(l.t, "bridge", command...)
 }
 
+// tc runs tc(8) in a namespace of the lab and returns its output.
+func (l *lab) tc(name, format string, args ...any) string {
+	l.t.Helper()
+	command := append([]string{"-n", l.prefix + name}, strings.Fields(fmt.Sprintf(format, args...))...)
+	return run(l.t, "tc", command...)
+}
+
 func run(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput()

@@ -14,6 +14,9 @@
 //   - br100, a bridge with [cloud.GatewayMAC] and the addresses of the subnet's gateway. All hosts have the same ones.
 //   - vx100, a VXLAN device, which is a port of br100. Its UDP socket is in the host's own namespace.
 //   - the tap and veth devices of the subnet's ports on this host, also ports of br100.
+//   - for each port with a bandwidth limit an IFB device, named after a hash of the port's ID.
+//   - routing table 100000100 with the routes of the subnet's route table, and a rule that selects the table for packets
+//     that arrive from br100.
 //
 // A packet to another subnet of the VPC is routed on the sender's host and crosses the underlay with the VNI of the
 // receiver's subnet. So every host with the VPC has all subnets of the VPC.
@@ -38,7 +41,13 @@
 //     underlay. Without requests, an entry fails at once and can be reused. Permanent entries do not count.
 //   - rp_filter is off: guests that route for others legitimately send with foreign source addresses, and the packet
 //     filter checks the source addresses of all other ports.
-//   - nf_conntrack_tcp_loose is 0, so that a TCP connection whose conntrack entry was deleted cannot continue.
+//   - nf_conntrack_tcp_loose is 0, so that a TCP connection whose conntrack entry was deleted cannot continue. It is 1
+//     for VPCs with LooseTCP, which [Migrations] sets for a short time: connections of a VM that migrated to this host
+//     have no conntrack entries here.
+//   - The rules that select the tables of subnets follow the rule of the main table, so the connected routes decide about
+//     addresses of the VPC's subnets, and no route table can replace them.
+//   - The bandwidth of what a guest sends is limited by a token bucket on an IFB device, not by a policer: a policer drops
+//     the packets above the limit, which TCP answers with much less than the limit. Some kernels have no policer either.
 //   - A device of a port is recognized by its alias, "trivet:" + port ID. Taps are not persistent: a tap disappears
 //     with the last descriptor, so a VM that ended leaves nothing behind.
 //   - Deleting a device waits for an RCU grace period of 20 to 30 ms. Prepare and Remove delete all devices of a call
@@ -47,12 +56,14 @@
 //
 // # Limits
 //
-// Only the MAC address and addresses of a [cloud.RemotePort] are reachable across hosts. Addresses of address pairs and
-// further MAC addresses of ports without port security are reachable from ports on the same host only. Broadcasts and
+// The MAC address and addresses of a [cloud.RemotePort], and its address pairs of up to 16 addresses of the subnet, are
+// reachable across hosts. Three kinds of addresses are reachable from ports on the same host only: those in larger
+// pairs, those that several ports of the subnet have, such as the virtual address of VRRP, and further MAC addresses of
+// ports without port security. Prefixes outside of the subnet are reachable through route tables. Broadcasts and
 // multicasts reach the gateway and the ports on the same host.
 //
-// The package knows nothing about the packet filter, DHCP, bandwidth limits and connections to networks outside of the
-// VPC, and leaves devices alone that it did not create.
+// The package knows nothing about the packet filter, DHCP, and connections to networks outside of the VPC, and leaves
+// devices alone that it did not create.
 package netdev
 
 import (

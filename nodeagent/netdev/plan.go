@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // plan returns the changes that turn the state have into want, and the names of the devices of ports that do not exist.
@@ -24,6 +25,8 @@ func plan(want, have *state) (changes []Change, missing []string) {
 	}
 	p.addAddresses()
 	p.addEntries()
+	p.addRoutes()
+	p.deleteRoutes()
 	p.deleteEntries()
 	p.deleteObsolete()
 	return p.changes, p.missing
@@ -88,6 +91,7 @@ func (p *planner) deleteConflicts() {
 func (p *planner) forget(name string) {
 	h := p.have
 	delete(h.links, name)
+	h.forgetLimiter(name)
 	for port, l := range h.links {
 		if l.master == name {
 			l.master = ""
@@ -98,6 +102,7 @@ func (p *planner) forget(name string) {
 	maps.DeleteFunc(h.addresses, func(a address, _ bool) bool { return a.bridge == name })
 	maps.DeleteFunc(h.routes, func(a address, _ netip.Addr) bool { return a.bridge == name })
 	maps.DeleteFunc(h.neighbours, func(n neighbour, _ cloud.MAC) bool { return n.bridge == name })
+	maps.DeleteFunc(h.tables, func(_ tableRoute, hop nextHop) bool { return hop.bridge == name })
 	maps.DeleteFunc(h.tunnels, func(s station, _ netip.Addr) bool { return s.device == name })
 	maps.DeleteFunc(h.fdb, func(s station, e fdbEntry) bool { return s.device == name || e.device == name })
 }
@@ -112,18 +117,20 @@ func (p *planner) link(name string) {
 			p.add(addBridge{name, w.mac, w.mtu})
 		case vxlanLink:
 			p.add(addVXLAN{name, w.mtu, w.underlay, w.vxlan})
+		case limiterLink:
+			p.add(addLimiter{name})
 		case portLink:
 			p.missing = append(p.missing, name)
 			return
 		}
 		h = w
-		h.up, h.master = false, ""
+		h.up, h.master, h.alias, h.bucket = false, "", "", bucket{}
 		p.have.links[name] = h
 	}
 	if h.alias != w.alias {
 		p.add(setAlias{name, w.alias})
 	}
-	if h.mtu != w.mtu && w.kind != loopbackLink {
+	if h.mtu != w.mtu && w.mtu != 0 {
 		p.add(setMTU{name, w.mtu})
 	}
 	if w.kind == bridgeLink && h.mac != w.mac {
@@ -133,6 +140,7 @@ func (p *planner) link(name string) {
 		p.add(setSnoopingOff{name})
 	}
 	p.settings(w.settings)
+	p.limit(name, w, h)
 	if h.master != w.master {
 		p.add(setMaster{name, w.master}, setFlags{name, w.flags})
 		// Leaving a bridge removes the port's entries from its FDB.
@@ -140,7 +148,7 @@ func (p *planner) link(name string) {
 	} else if h.flags != w.flags {
 		p.add(setFlags{name, w.flags})
 	}
-	if w.up && !h.up {
+	if (w.up || w.kind == portLink && mutant.On(mutant.UnfilteredPort)) && !h.up {
 		p.add(setUp{name})
 	}
 }

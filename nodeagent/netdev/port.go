@@ -169,6 +169,11 @@ func (h *Host) addPort(
 		want, have := newState(), newState()
 		want.addPort(vpc, s, p)
 		have.links[p.Device] = link{kind: portLink}
+		// The port's IFB device may exist, because it does not end with a tap.
+		limiter := limiterOf(p)
+		if w, wanted := want.links[limiter]; wanted && k.exists(limiter) {
+			have.links[limiter] = w
+		}
 		changes, _ := plan(want, have)
 		_, vanished, err := k.apply(changes, want)
 		if err == nil && len(vanished) > 0 {

@@ -63,17 +63,43 @@ func randomVPC(random *rand.Rand) cloud.HostVPC {
 				p := cloud.HostPort{
 					ID: portID(s, n), Device: fmt.Sprint("port", device), MAC: mac, IP: addr, IP6: addr6, Secured: random.IntN(4) > 0,
 				}
+				if random.IntN(3) == 0 {
+					p.Mbps = 100 * uint32(1+random.IntN(2))
+				}
 				if random.IntN(4) == 0 {
 					p.Pairs = []cloud.AddressPair{{CIDR: netip.MustParsePrefix("10.0.1.99/32"), MAC: cloud.MAC{2, 0, 0, 0, 9, 9}}}
 				}
 				subnet.Ports = append(subnet.Ports, p)
 			case 1:
 				vtep := netip.AddrFrom4([4]byte{192, 0, 2, byte(7 + random.IntN(2))})
-				subnet.Remotes = append(subnet.Remotes, cloud.RemotePort{MAC: mac, IP: addr, IP6: addr6, VTEP: vtep})
+				remote := cloud.RemotePort{MAC: mac, IP: addr, IP6: addr6, VTEP: vtep}
+				if random.IntN(3) == 0 {
+					pair := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(s), byte(100 + random.IntN(3))}), 32)
+					remote.Pairs = []cloud.AddressPair{{CIDR: pair, MAC: cloud.MAC{2, 0, 0, 0, 8, byte(random.IntN(3))}}}
+				}
+				subnet.Remotes = append(subnet.Remotes, remote)
 			}
 		}
+		subnet.Routes = randomRoutes(random)
 		vpc.Subnets = append(vpc.Subnets, subnet)
 	}
+	vpc.LooseTCP = random.IntN(4) == 0
 	random.Shuffle(len(vpc.Subnets), func(i, j int) { vpc.Subnets[i], vpc.Subnets[j] = vpc.Subnets[j], vpc.Subnets[i] })
 	return vpc
+}
+
+// randomRoutes returns routes to destinations outside of the VPC, via addresses of the subnets 1 to 3.
+func randomRoutes(random *rand.Rand) (routes []cloud.HostRoute) {
+	for _, destination := range []string{"0.0.0.0/0", "192.168.0.0/16", "192.168.1.0/24"} {
+		switch random.IntN(4) {
+		case 0:
+			routes = append(routes, portRoute(destination, 1+random.IntN(3), 10))
+		case 1:
+			routes = append(routes, blackhole(destination))
+		}
+	}
+	if random.IntN(2) == 0 {
+		routes = append(routes, blackhole("2001:db8::/32"))
+	}
+	return routes
 }

@@ -42,7 +42,9 @@ func (k *kernel) read(want *state) (*state, error) {
 	for name := range have.links {
 		names[k.indexes[name]] = name
 	}
-	for _, read := range []func(*state, map[int]string) error{k.readAddresses, k.readRoutes, k.readFDB, k.readNeighbours} {
+	for _, read := range []func(*state, map[int]string) error{
+		k.readAddresses, k.readRoutes, k.readRules, k.readFDB, k.readNeighbours, k.readLimits,
+	} {
 		if err := read(have, names); err != nil {
 			return nil, err
 		}
@@ -103,6 +105,8 @@ func convertLink(one netlink.Link) link {
 			vni: uint32(typed.VxlanId), vtep: vtep, port: uint16(typed.Port), device: typed.VtepDevIndex,
 			learning: typed.Learning,
 		}
+	case *netlink.Ifb:
+		l.kind = limiterLink
 	default:
 		if attrs.Flags&net.FlagLoopback != 0 {
 			l.kind = loopbackLink
@@ -172,15 +176,21 @@ func (k *kernel) readAddresses(have *state, names map[int]string) error {
 	return nil
 }
 
-// readRoutes reads the connected routes of the main table.
+// readRoutes reads the connected routes of the main table and the tables of subnets.
 func (k *kernel) readRoutes(have *state, names map[int]string) error {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		list, err := dump("routes", func() ([]netlink.Route, error) { return k.vpc.RouteList(nil, family) })
+		list, err := dump("routes", func() ([]netlink.Route, error) {
+			return k.vpc.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+		})
 		if err != nil {
 			return err
 		}
 		for _, r := range list {
-			if name := names[r.LinkIndex]; have.links[name].kind == bridgeLink && r.Dst != nil && r.Gw == nil {
+			name := names[r.LinkIndex]
+			switch {
+			case isSubnetTable(r.Table) && r.Dst != nil:
+				readTable(have, &r, names)
+			case r.Table == unix.RT_TABLE_MAIN && have.links[name].kind == bridgeLink && r.Dst != nil && r.Gw == nil:
 				have.routes[address{name, prefix(r.Dst)}] = netip.Addr{}
 			}
 		}

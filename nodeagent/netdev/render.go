@@ -3,6 +3,7 @@ package netdev
 import (
 	"net/netip"
 	"regexp"
+	"slices"
 	"strconv"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -58,7 +59,7 @@ func render(vpc *cloud.HostVPC, u underlay) (*state, error) {
 		return nil, err
 	}
 	w := newState()
-	w.settings = namespaceSettings
+	w.settings = slices.Concat(namespaceSettings, conntrackSettings(vpc.LooseTCP))
 	w.links[loopback] = link{kind: loopbackLink, up: true}
 	for i := range vpc.Subnets {
 		s := &vpc.Subnets[i]
@@ -69,6 +70,8 @@ func render(vpc *cloud.HostVPC, u underlay) (*state, error) {
 		for j := range s.Remotes {
 			w.addRemote(s, &s.Remotes[j])
 		}
+		w.addPairs(s)
+		w.addRoutes(vpc, s)
 	}
 	return w, nil
 }
@@ -104,6 +107,7 @@ func (w *state) addPort(vpc *cloud.HostVPC, s *cloud.HostSubnet, p *cloud.HostPo
 		kind: portLink, mtu: int(vpc.MTU), master: bridge, alias: aliasPrefix + string(p.ID), flags: flags,
 		settings: portSettings(p.Device),
 	}
+	w.addLimit(p)
 	// A VM that migrates to this host is in Ports and in Remotes. Its frames go to the other host until it leaves Remotes.
 	if !isRemote(s, p.MAC) {
 		w.fdb[station{bridge, p.MAC}] = fdbEntry{device: p.Device, sticky: true}

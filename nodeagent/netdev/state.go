@@ -23,6 +23,8 @@ type state struct {
 	fdb        map[station]fdbEntry
 	tunnels    map[station]netip.Addr // (VXLAN device, MAC) to VTEP; invalid if the kernel has several VTEPs
 	neighbours map[neighbour]cloud.MAC
+	tables     map[tableRoute]nextHop // routes of the route tables of subnets
+	rules      map[tableRule]bool
 }
 
 func newState() *state {
@@ -34,6 +36,8 @@ func newState() *state {
 		fdb:        map[station]fdbEntry{},
 		tunnels:    map[station]netip.Addr{},
 		neighbours: map[neighbour]cloud.MAC{},
+		tables:     map[tableRoute]nextHop{},
+		rules:      map[tableRule]bool{},
 	}
 }
 
@@ -44,7 +48,8 @@ const (
 	loopbackLink linkKind = iota + 1
 	bridgeLink
 	vxlanLink
-	portLink // tap or veth
+	limiterLink // IFB device of a port
+	portLink    // tap or veth
 )
 
 // link is a network device.
@@ -53,13 +58,16 @@ type link struct {
 	mtu    int
 	up     bool
 	master string // name of the bridge
-	alias  string // of ports: aliasPrefix and the port's ID
+	alias  string // of ports and their IFB devices: aliasPrefix and the port's ID
 
 	mac      cloud.MAC // of bridges
 	snooping bool      // of bridges: multicast snooping
 	vxlan    vxlan
 	underlay string    // of VXLAN devices: name of the underlay's device; not read from the kernel
 	flags    portFlags // of links with a master
+
+	bucket   bucket // of ports and IFB devices
+	redirect string // of ports: name of the IFB device for packets of the guest
 
 	settings []sysctl // wanted sysctls of the device, in their order; a read state has none
 }
@@ -150,9 +158,11 @@ func (l *link) managed(name string) bool {
 		return bridgeName.MatchString(name)
 	case vxlanLink:
 		return vxlanName.MatchString(name)
+	case limiterLink:
+		return limiterName.MatchString(name)
 	default:
 		return strings.HasPrefix(l.alias, aliasPrefix) || bridgeName.MatchString(l.master) ||
-			bridgeName.MatchString(name) || vxlanName.MatchString(name)
+			bridgeName.MatchString(name) || vxlanName.MatchString(name) || limiterName.MatchString(name)
 	}
 }
 

@@ -46,8 +46,15 @@ var namespaceSettings = []sysctl{
 	{"net/bridge/bridge-nf-call-iptables", "1"},
 	{"net/bridge/bridge-nf-call-ip6tables", "1"},
 	{"net/bridge/bridge-nf-call-arptables", "0"},
+}
 
-	{"net/netfilter/nf_conntrack_tcp_loose", "0"},
+// conntrackSettings returns the sysctls of connection tracking. loose is HostVPC.LooseTCP.
+func conntrackSettings(loose bool) []sysctl {
+	value := "0"
+	if loose {
+		value = "1"
+	}
+	return []sysctl{{"net/netfilter/nf_conntrack_tcp_loose", value}}
 }
 
 // bridgeSettings returns the sysctls of a bridge. resolve is true if the gateway resolves addresses that have no

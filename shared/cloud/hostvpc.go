@@ -21,6 +21,11 @@ type HostVPC struct {
 	Groups []HostGroup
 	// Members are the addresses of the groups that rules in Groups refer to, wherever their ports are.
 	Members []GroupMembers
+	// LooseTCP lets conntrack begin TCP connections with a segment from the middle of a connection. After a live
+	// migration the VM's connections have no conntrack entries on the new host, and would end without LooseTCP. With it,
+	// a revoked connection can continue if the rules still permit packets of its other direction. The agent sets the
+	// field for a short time; the control plane does not.
+	LooseTCP bool
 }
 
 // HostSubnet is the wanted state of a subnet on a host.
@@ -40,6 +45,19 @@ type HostSubnet struct {
 	Ports []HostPort
 	// Remotes are the ports on other hosts.
 	Remotes []RemotePort
+	// Routes are the routes of the subnet's route table. They apply to packets that the subnet's guests send to
+	// destinations outside of the VPC. The route with the longest prefix decides.
+	Routes []HostRoute
+}
+
+// HostRoute is a route of a subnet, with the target's address instead of its ID.
+type HostRoute struct {
+	// Destination is a masked prefix.
+	Destination netip.Prefix
+	// Target is RoutePort or RouteBlackhole.
+	Target RouteTarget
+	// Via is the address of the target port that has the IP version of Destination. It is invalid for RouteBlackhole.
+	Via netip.Addr
 }
 
 // HostPort is a port on this host.
@@ -70,6 +88,8 @@ type RemotePort struct {
 	IP6 netip.Addr // invalid without IPv6
 	// HostName is as in HostPort.
 	HostName string
+	// Pairs are further addresses that the port may send from.
+	Pairs []AddressPair
 	// VTEP is the underlay address of the port's host.
 	VTEP netip.Addr
 }

@@ -96,6 +96,8 @@ const (
 	NoWriteBudget     = "no-write-budget"     // a tenant's write rate is not limited: controlplane/records/budget
 	LooseConntrack    = "loose-conntrack"     // the segment of a revoked TCP connection begins a new one: nodeagent/firewall
 	KeepRevoked       = "keep-revoked"        // connections that the rules no longer permit continue: nodeagent/firewall
+	LooseForever      = "loose-forever"       // TCP connections may begin in the middle long after a migration: nodeagent/netdev
+	UnfilteredPort    = "unfiltered-port"     // the device of a port is up before its packet filter is installed: nodeagent/netdev
 	AcceptBeforeRules = "accept-before-rules" // packets are forwarded before the rules of security groups: nodeagent/firewall
 	ForwardDenied     = "forward-denied"      // packets are forwarded to addresses of the underlay: nodeagent/firewall
 	PassForged        = "pass-forged"         // frames with forged addresses pass: nodeagent/firewall

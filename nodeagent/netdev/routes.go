@@ -1,0 +1,274 @@
+package netdev
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+const (
+	// tableBase plus a VNI is the number of the routing table of a subnet. The tables of the kernel are 253 to 255.
+	tableBase = 100_000_000
+	// rulePriority is the priority of the rules that select the tables of subnets. The rule of the main table, 32766,
+	// precedes them, so the connected routes decide about the VPC's own addresses.
+	rulePriority = 33000
+	// metric6 is the metric that the kernel gives to IPv6 routes without one.
+	metric6 = 1024
+)
+
+// tableRoute identifies a route in the table of a subnet.
+type tableRoute struct {
+	bridge      string // of the subnet
+	destination netip.Prefix
+	metric      int
+}
+
+// nextHop is the effect of a route. Routes of the kinds RTN_BLACKHOLE and RTN_UNREACHABLE have no address and device.
+type nextHop struct {
+	kind   int // RTN_UNICAST, RTN_BLACKHOLE or RTN_UNREACHABLE
+	via    netip.Addr
+	bridge string
+}
+
+// tableRule makes packets that arrive from a bridge use a routing table.
+type tableRule struct {
+	bridge          string
+	ipv6            bool
+	table, priority int
+}
+
+func tableOf(bridge string) int {
+	vni, _ := strconv.Atoi(bridge[len("br"):]) // the names of bridges end in digits
+	return tableBase + vni
+}
+
+func bridgeOfTable(table int) string { return "br" + strconv.Itoa(table-tableBase) }
+
+// isSubnetTable reports whether a routing table is that of a subnet.
+func isSubnetTable(table int) bool { return table > tableBase && table <= tableBase+maxVNI }
+
+// addRoutes renders the route table of a subnet. Addresses of the VPC that are in none of its subnets are unreachable,
+// so that a default route does not lead their packets out of the VPC.
+func (w *state) addRoutes(vpc *cloud.HostVPC, s *cloud.HostSubnet) {
+	bridge := bridgeOf(s)
+	add := func(destination netip.Prefix, hop nextHop) {
+		r := tableRoute{bridge: bridge, destination: destination}
+		if destination.Addr().Is6() {
+			r.metric = metric6
+		}
+		w.tables[r] = hop
+	}
+	for _, r := range s.Routes {
+		local := vpc.CIDR
+		if r.Destination.Addr().Is6() {
+			local = vpc.CIDR6
+		}
+		if local.IsValid() {
+			add(local.Masked(), nextHop{kind: unix.RTN_UNREACHABLE})
+		}
+		w.rules[tableRule{bridge, r.Destination.Addr().Is6(), tableOf(bridge), rulePriority}] = true
+	}
+	for _, r := range s.Routes {
+		if r.Target == cloud.RouteBlackhole {
+			add(r.Destination, nextHop{kind: unix.RTN_BLACKHOLE})
+			continue
+		}
+		if target := subnetOf(vpc, r.Via); target != nil {
+			add(r.Destination, nextHop{kind: unix.RTN_UNICAST, via: r.Via, bridge: bridgeOf(target)})
+		}
+	}
+}
+
+// subnetOf returns the subnet of the VPC that contains an address, or nil.
+func subnetOf(vpc *cloud.HostVPC, a netip.Addr) *cloud.HostSubnet {
+	for i := range vpc.Subnets {
+		if s := &vpc.Subnets[i]; s.CIDR.Contains(a) || s.CIDR6.Contains(a) {
+			return s
+		}
+	}
+	return nil
+}
+
+// checkRoutes returns an error for a route that the kernel would refuse or that contradicts another one.
+func checkRoutes(vpc *cloud.HostVPC, s *cloud.HostSubnet) error {
+	seen := map[netip.Prefix]bool{}
+	for _, r := range s.Routes {
+		switch {
+		case !r.Destination.IsValid() || r.Destination != r.Destination.Masked():
+			return fmt.Errorf("route for %s: the destination is not a masked prefix", r.Destination)
+		case seen[r.Destination]:
+			return fmt.Errorf("two routes for %s", r.Destination)
+		case r.Target == cloud.RouteBlackhole:
+		case r.Target != cloud.RoutePort:
+			return fmt.Errorf("route for %s: target %d is not supported", r.Destination, r.Target)
+		case r.Via.Is4() != r.Destination.Addr().Is4() || subnetOf(vpc, r.Via) == nil:
+			return fmt.Errorf("route for %s: %s is not an address of a port of the VPC", r.Destination, r.Via)
+		}
+		seen[r.Destination] = true
+	}
+	return nil
+}
+
+// readTable reads a route in the table of a subnet.
+func readTable(have *state, r *netlink.Route, names map[int]string) {
+	key := tableRoute{bridge: bridgeOfTable(r.Table), metric: r.Priority}
+	bits, _ := r.Dst.Mask.Size()
+	destination, _ := netip.AddrFromSlice(r.Dst.IP)
+	if r.Family == netlink.FAMILY_V4 {
+		destination = destination.Unmap() // the netlink package returns 0.0.0.0 with 16 bytes
+	}
+	key.destination = netip.PrefixFrom(destination, bits)
+	hop := nextHop{kind: r.Type}
+	if r.Type == unix.RTN_UNICAST {
+		via, _ := netip.AddrFromSlice(r.Gw)
+		hop.via, hop.bridge = via, names[r.LinkIndex]
+	}
+	have.tables[key] = hop
+}
+
+// readRules reads the rules for tables of subnets, and those with their priority.
+func (k *kernel) readRules(have *state, _ map[int]string) error {
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		list, err := dump("rules", func() ([]netlink.Rule, error) { return k.vpc.RuleList(family) })
+		if err != nil {
+			return err
+		}
+		for _, r := range list {
+			if isSubnetTable(r.Table) || r.Priority == rulePriority {
+				have.rules[tableRule{r.IifName, family == netlink.FAMILY_V6, r.Table, r.Priority}] = true
+			}
+		}
+	}
+	return nil
+}
+
+// addRoutes adds and replaces routes in the tables of subnets, then adds the rules that select the tables.
+func (p *planner) addRoutes() {
+	for _, r := range slices.SortedFunc(maps.Keys(p.want.tables), compareTableRoutes) {
+		if hop := p.want.tables[r]; p.have.tables[r] != hop {
+			p.add(replaceRoute{r, hop})
+		}
+	}
+	for _, r := range slices.SortedFunc(maps.Keys(p.want.rules), compareTableRules) {
+		if !p.have.rules[r] {
+			p.add(addRule{r})
+		}
+	}
+}
+
+func (p *planner) deleteRoutes() {
+	for _, r := range slices.SortedFunc(maps.Keys(p.have.rules), compareTableRules) {
+		if !p.want.rules[r] {
+			p.add(deleteRule{r})
+		}
+	}
+	for _, r := range slices.SortedFunc(maps.Keys(p.have.tables), compareTableRoutes) {
+		if _, wanted := p.want.tables[r]; !wanted {
+			p.add(deleteRoute{r})
+		}
+	}
+}
+
+func compareTableRoutes(a, b tableRoute) int {
+	return cmp.Or(cmp.Compare(a.bridge, b.bridge), a.destination.Compare(b.destination), cmp.Compare(a.metric, b.metric))
+}
+
+func compareTableRules(a, b tableRule) int {
+	if a.ipv6 != b.ipv6 {
+		if b.ipv6 {
+			return -1
+		}
+		return 1
+	}
+	return cmp.Or(cmp.Compare(a.bridge, b.bridge), cmp.Compare(a.table, b.table), cmp.Compare(a.priority, b.priority))
+}
+
+type (
+	replaceRoute struct {
+		tableRoute
+		nextHop
+	}
+	deleteRoute struct{ tableRoute }
+	addRule     struct{ tableRule }
+	deleteRule  struct{ tableRule }
+)
+
+func (c replaceRoute) target() string { return "" }
+func (c replaceRoute) String() string {
+	text := "ip route replace "
+	switch c.kind {
+	case unix.RTN_BLACKHOLE:
+		text += fmt.Sprintf("blackhole %s", c.destination)
+	case unix.RTN_UNREACHABLE:
+		text += fmt.Sprintf("unreachable %s", c.destination)
+	default:
+		text += fmt.Sprintf("%s via %s dev %s", c.destination, c.via, c.nextHop.bridge)
+	}
+	return fmt.Sprintf("%s table %d", text, tableOf(c.tableRoute.bridge))
+}
+func (c replaceRoute) apply(k *kernel) error {
+	route := c.tableRoute.netlink()
+	route.Type = c.kind
+	if c.kind == unix.RTN_UNICAST {
+		index, err := k.index(c.nextHop.bridge)
+		if err != nil {
+			return err
+		}
+		route.LinkIndex, route.Gw = index, c.via.AsSlice()
+	}
+	return k.vpc.RouteReplace(route)
+}
+
+// netlink returns the route without its next hop.
+func (r tableRoute) netlink() *netlink.Route {
+	family := netlink.FAMILY_V4
+	if r.destination.Addr().Is6() {
+		family = netlink.FAMILY_V6
+	}
+	return &netlink.Route{
+		Table: tableOf(r.bridge), Dst: netlinkPrefix(r.destination), Priority: r.metric, Family: family,
+	}
+}
+
+func (c deleteRoute) target() string { return "" }
+func (c deleteRoute) String() string {
+	return fmt.Sprintf("ip route delete %s metric %d table %d", c.destination, c.metric, tableOf(c.bridge))
+}
+func (c deleteRoute) apply(k *kernel) error {
+	return ignoreAbsent(k.vpc.RouteDel(c.tableRoute.netlink()))
+}
+
+// command returns the command with the given verb, add or delete.
+func (r tableRule) command(verb string) string {
+	family := ""
+	if r.ipv6 {
+		family = "-6 "
+	}
+	return fmt.Sprintf("ip %srule %s iif %s lookup %d priority %d", family, verb, r.bridge, r.table, r.priority)
+}
+
+func (r tableRule) netlink() *netlink.Rule {
+	rule := netlink.NewRule()
+	rule.Family, rule.IifName, rule.Table, rule.Priority = netlink.FAMILY_V4, r.bridge, r.table, r.priority
+	if r.ipv6 {
+		rule.Family = netlink.FAMILY_V6
+	}
+	return rule
+}
+
+func (c addRule) target() string        { return "" }
+func (c addRule) String() string        { return c.command("add") }
+func (c addRule) apply(k *kernel) error { return k.vpc.RuleAdd(c.tableRule.netlink()) }
+func (c deleteRule) target() string     { return "" }
+func (c deleteRule) String() string     { return c.command("delete") }
+func (c deleteRule) apply(k *kernel) error {
+	return ignoreAbsent(k.vpc.RuleDel(c.tableRule.netlink()))
+}
