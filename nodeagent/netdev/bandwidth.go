@@ -13,23 +13,24 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// The bandwidth of a port is limited by token buckets (tc-tbf(8)): that of the port's device limits what the guest
-// receives. What the guest sends is redirected to an IFB device of the port, whose token bucket limits it, and continues
-// from there as if the port's device had just received it.
+// Two token buckets (tc-tbf(8)) limit the bandwidth of a port. The one on the port's device limits what the guest
+// receives. Packets that the guest sends are redirected to an IFB device of the port, where the other token bucket
+// delays them. From there they continue as if the port's device had just received them.
 const (
 	// maxMbps is the highest limit of a port. At most 4 GiB can be queued.
 	maxMbps = 100_000
 	// minBurst is the number of bytes of the largest packet that a guest can send (GSO).
 	minBurst = 64 << 10
-	// burstsPerSecond and queuesPerSecond are the inverses of the times in which a port may send a burst, and after
-	// which packets that wait are dropped: 5 ms and 50 ms.
+	// A burst has as many bytes as the rate permits in 1/burstsPerSecond (5 ms), but at least minBurst. The queue takes
+	// as many bytes as the rate permits in 1/queuesPerSecond (50 ms), and a burst; further packets are dropped.
 	burstsPerSecond, queuesPerSecond = 200, 20
 )
 
 // limiterName matches the names of IFB devices.
 var limiterName = regexp.MustCompile(`^ifb-[0-9a-f]{8}$`)
 
-// limiterOf returns the name of the IFB device of a port. IDs are longer than the names of devices may be.
+// limiterOf returns the name of the IFB device of a port. It contains a hash, because IDs are longer than the names of
+// devices may be. Two ports of a VPC with the same hash are an error of check.
 func limiterOf(p *cloud.HostPort) string {
 	h := fnv.New32a()
 	h.Write([]byte(p.ID))

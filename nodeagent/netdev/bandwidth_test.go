@@ -52,6 +52,7 @@ func TestBandwidth(t *testing.T) {
 	h := l.hosts[0]
 	vpc := testVPC(l, "a", 100, place{1, 10, 0}, place{1, 11, 0})[0]
 	h.apply(vpc)
+	requireReach(l, "a", place{1, 10, 0}, place{1, 11, 0}) // the devices have a carrier
 	unlimited := l.dump(h.vpcName("a"))
 	port := &vpc.Subnets[0].Ports[0]
 	port.Mbps = 16 // 2 MB/s

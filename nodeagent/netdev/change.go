@@ -319,10 +319,11 @@ func (c deleteNeighbour) apply(k *kernel) error {
 	return ignoreAbsent(k.vpc.NeighDel(&netlink.Neigh{LinkIndex: index, IP: c.addr.AsSlice()}))
 }
 
-// ignoreAbsent returns nil for the errors of deleting an address, a route or an entry that does not exist. The kernel deletes
-// some as an effect of other changes: turning IPv6 off deletes a bridge's IPv6 addresses and neighbours.
+// ignoreAbsent returns nil for the errors of deleting an address, a route or an entry that does not exist. The kernel
+// deletes some as an effect of other changes: turning IPv6 off deletes a bridge's IPv6 addresses and neighbours.
 func ignoreAbsent(err error) error {
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.ESRCH) { // ESRCH: routes
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EADDRNOTAVAIL) ||
+		errors.Is(err, unix.ESRCH) { // the error for routes
 		return nil
 	}
 	return err

@@ -19,7 +19,13 @@ import (
 func TestUnchangedInputWritesNothing(t *testing.T) {
 	l := newLab(t, 2)
 	vpcs := testVPC(l, "a", 100, place{1, 10, 0}, place{1, 20, 1}, place{2, 40, 1})
-	vpcs[0].Subnets[0].Ports[0].Secured = false // which has other flags
+	subnet := &vpcs[0].Subnets[0]
+	subnet.Ports[0].Secured = false // which has other flags
+	subnet.Ports[0].Mbps = 100
+	subnet.Remotes[0].Pairs = []cloud.AddressPair{{CIDR: netip.MustParsePrefix("10.0.1.99/32"), MAC: cloud.MAC{2, 9, 0, 0, 0, 1}}}
+	subnet.Routes = []cloud.HostRoute{
+		portRoute("0.0.0.0/0", 1, 20), blackhole("192.168.0.0/16"), portRoute("::/0", 1, 20), blackhole("2001:db8::/32"),
+	}
 	for i, h := range l.hosts {
 		require.NotEmpty(t, h.apply(vpcs[i]))
 		require.Empty(t, h.apply(vpcs[i]))
@@ -29,8 +35,10 @@ func TestUnchangedInputWritesNothing(t *testing.T) {
 	require.Empty(t, l.hosts[0].apply(vpcs[0]))
 
 	// Neither are they for an agent that has just started.
+	before := l.dump(l.hosts[0].vpcName("a"))
 	l.hosts[0].open(Options{VTEP: l.hosts[0].vtep, Device: "eth0"})
 	require.Empty(t, l.hosts[0].apply(vpcs[0]))
+	l.requireSame(func() string { return before }, func() string { return l.dump(l.hosts[0].vpcName("a")) })
 }
 
 // TestDrift changes one thing by hand and requires that the next Prepare and Activate repair it and change nothing

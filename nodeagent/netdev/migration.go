@@ -11,8 +11,8 @@ import (
 // Migrations sets the LooseTCP field of VPCs for a limited time after a live migration, so that the TCP connections of
 // the migrated VM continue. Its methods may be called concurrently.
 //
-// The times are kept in memory only. After a restart of the agent LooseTCP is false for all VPCs, which is the safe
-// value: connections that have sent a packet since the migration are tracked by then.
+// The times are kept in memory only, so a restart of the agent ends all windows. Connections that have sent a packet
+// within the window have conntrack entries, and continue after it.
 type Migrations struct {
 	window time.Duration
 	now    func() time.Time

@@ -15,8 +15,8 @@
 //   - vx100, a VXLAN device, which is a port of br100. Its UDP socket is in the host's own namespace.
 //   - the tap and veth devices of the subnet's ports on this host, also ports of br100.
 //   - for each port with a bandwidth limit an IFB device, named after a hash of the port's ID.
-//   - routing table 100000100 with the routes of the subnet's route table, and a rule that selects the table for packets
-//     that arrive from br100.
+//   - routing table 100000100 with the routes of the subnet's route table, and a rule that selects this table for
+//     packets from br100.
 //
 // A packet to another subnet of the VPC is routed on the sender's host and crosses the underlay with the VNI of the
 // receiver's subnet. So every host with the VPC has all subnets of the VPC.
@@ -44,15 +44,17 @@
 //   - nf_conntrack_tcp_loose is 0, so that a TCP connection whose conntrack entry was deleted cannot continue. It is 1
 //     for VPCs with LooseTCP, which [Migrations] sets for a short time: connections of a VM that migrated to this host
 //     have no conntrack entries here.
-//   - The rules that select the tables of subnets follow the rule of the main table, so the connected routes decide about
-//     addresses of the VPC's subnets, and no route table can replace them.
-//   - The bandwidth of what a guest sends is limited by a token bucket on an IFB device, not by a policer: a policer drops
-//     the packets above the limit, which TCP answers with much less than the limit. Some kernels have no policer either.
+//   - The kernel consults the tables of subnets after the main table. So packets to the VPC's subnets always follow the
+//     connected routes, whatever a route table contains.
+//   - What a guest sends is limited by a token bucket on an IFB device, not by a policer. A policer drops all packets
+//     above the limit instead of delaying them, so TCP connections stay far below the limit. Besides, kernels without
+//     CONFIG_NET_ACT_POLICE have none.
 //   - A device of a port is recognized by its alias, "trivet:" + port ID. Taps are not persistent: a tap disappears
 //     with the last descriptor, so a VM that ended leaves nothing behind.
 //   - Deleting a device waits for an RCU grace period of 20 to 30 ms. Prepare and Remove delete all devices of a call
 //     as one group, with one grace period for all.
-//   - The package keeps no state except locks and open handles. A restarted agent continues with what the kernel has.
+//   - The package keeps no state except locks, open handles and the times of Migrations. A restarted agent continues
+//     with what the kernel has.
 //
 // # Limits
 //

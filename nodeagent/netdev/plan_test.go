@@ -15,10 +15,11 @@ import (
 // TestPlan reads testdata/plan. Each "state" is applied to what the states and "damage" before it left, and prints the
 // changes. The input of state has one line per subnet, port and remote port:
 //
-//	vpc mtu=1450
+//	vpc mtu=1450 [cidr=10.0.0.0/16]
 //	subnet 100 10.0.0.0/24 gateway=10.0.0.1 cidr6=fd00::/64
-//	port ID device=tap1 mac=02:… ip=10.0.0.5 ip6=fd00::5 [unsecured] [pair]
-//	remote mac=02:… ip=10.0.0.6 vtep=192.0.2.2
+//	port ID device=tap1 mac=02:… ip=10.0.0.5 ip6=fd00::5 [unsecured] [pair] [mbps=8]
+//	remote mac=02:… ip=10.0.0.6 vtep=192.0.2.2 [pair=10.0.0.99/32]
+//	route 192.0.2.0/24 via=10.0.0.5, or, without via, to a blackhole
 //
 // With quiet, sysctls are not printed. The devices of ports exist from the state on that follows the first one with the
 // port.
@@ -116,6 +117,9 @@ func parseVPC(t *testing.T, input string) cloud.HostVPC {
 		case "vpc":
 			_, err := fmt.Sscanf(words[1], "mtu=%d", &vpc.MTU)
 			require.NoError(t, err)
+			if text := parseWords(t, words[2:]).text["cidr"]; text != "" {
+				vpc.CIDR = netip.MustParsePrefix(text)
+			}
 		case "subnet":
 			s := cloud.HostSubnet{ID: cloud.SubnetID(words[1]), CIDR: netip.MustParsePrefix(words[2])}
 			_, err := fmt.Sscan(words[1], &s.VNI)
@@ -132,15 +136,29 @@ func parseVPC(t *testing.T, input string) cloud.HostVPC {
 				ID: cloud.PortID(words[1]), Device: options.text["device"], MAC: options.mac(), IP: options.addr("ip"), IP6: options.addr("ip6"),
 				Secured: options.text["unsecured"] == "",
 			}
+			if options.text["mbps"] != "" {
+				_, err := fmt.Sscan(options.text["mbps"], &p.Mbps)
+				require.NoError(t, err)
+			}
 			if options.text["pair"] != "" {
 				p.Pairs = []cloud.AddressPair{{CIDR: netip.MustParsePrefix("10.0.0.99/32")}}
 			}
 			vpc.Subnets[last].Ports = append(vpc.Subnets[last].Ports, p)
 		case "remote":
 			options := parseWords(t, words[1:])
-			vpc.Subnets[last].Remotes = append(vpc.Subnets[last].Remotes, cloud.RemotePort{
+			r := cloud.RemotePort{
 				MAC: options.mac(), IP: options.addr("ip"), IP6: options.addr("ip6"), VTEP: options.addr("vtep"),
-			})
+			}
+			if text := options.text["pair"]; text != "" {
+				r.Pairs = []cloud.AddressPair{{CIDR: netip.MustParsePrefix(text)}}
+			}
+			vpc.Subnets[last].Remotes = append(vpc.Subnets[last].Remotes, r)
+		case "route":
+			r := cloud.HostRoute{Destination: netip.MustParsePrefix(words[1]), Target: cloud.RouteBlackhole}
+			if r.Via = parseWords(t, words[2:]).addr("via"); r.Via.IsValid() {
+				r.Target = cloud.RoutePort
+			}
+			vpc.Subnets[last].Routes = append(vpc.Subnets[last].Routes, r)
 		default:
 			t.Fatalf("unknown line %q", line)
 		}

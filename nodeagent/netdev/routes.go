@@ -164,6 +164,7 @@ func (p *planner) addRoutes() {
 	}
 }
 
+// deleteRoutes deletes rules and routes in the tables of subnets that are no longer wanted.
 func (p *planner) deleteRoutes() {
 	for _, r := range slices.SortedFunc(maps.Keys(p.have.rules), compareTableRules) {
 		if !p.want.rules[r] {
