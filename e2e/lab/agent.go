@@ -31,6 +31,13 @@ type Agent struct {
 	Metrics string
 	// Leave, unless "", is the id of the agent's present cluster, which it leaves to join the cluster of its token.
 	Leave string
+	// Net, unless "", is the path of the network namespace in which the agent runs. Underlay is its address there, to
+	// which other hosts send the packets of VPCs; "" leaves the choice to the agent.
+	Net, Underlay string
+	// Network holds more settings of `network`.
+	Network map[string]any
+	// External holds the setting `external`.
+	External map[string]any
 }
 
 // DataDir returns the agent's data directory, which holds its certificate and its VMs' disks.
@@ -51,11 +58,21 @@ func (a *Agent) Start(token string) error {
 			return err
 		}
 	}
-	config, err := yaml.Marshal(map[string]any{
+	settings := map[string]any{
 		"controlplane": a.Members, "join_token": a.Dir.Path(a.Name + ".join"), "data_dir": a.DataDir(), "name": a.Name, "accel": "auto",
 		"allow_tcg": true, "overcommit": overcommit, "cgroup": a.Cgroup, "uid_range": a.UIDRange, "metrics_listen": a.Metrics,
 		"log_format": "text", "leave_cluster": a.Leave,
-	})
+	}
+	if a.Underlay != "" {
+		settings["underlay"] = a.Underlay
+	}
+	if a.Network != nil {
+		settings["network"] = a.Network
+	}
+	if a.External != nil {
+		settings["external"] = a.External
+	}
+	config, err := yaml.Marshal(settings)
 	if err != nil {
 		return err
 	}
@@ -67,7 +84,7 @@ func (a *Agent) Start(token string) error {
 	if err != nil {
 		return err
 	}
-	return a.Dir.Start(Program{Name: a.Name, Binary: binary, Args: []string{"--config", file}, Work: string(a.Dir)})
+	return a.Dir.Start(Program{Name: a.Name, Binary: binary, Args: []string{"--config", file}, Work: string(a.Dir), Net: a.Net})
 }
 
 // Joined reports whether the agent has joined a cluster, that is, has a certificate in its data directory.

@@ -18,11 +18,11 @@ type Hosts struct{ ids []int }
 // namespaces; see Again.
 func NewHosts(ids ...int) (*Hosts, error) {
 	// `ip netns` mounts each namespace on a file in this directory.
-	if err := os.MkdirAll(netns, 0o755); err != nil {
-		return nil, fmt.Errorf("make %s: %w", netns, err)
+	if err := os.MkdirAll(netnsDir, 0o755); err != nil {
+		return nil, fmt.Errorf("make %s: %w", netnsDir, err)
 	}
-	if err := unix.Mount("tmpfs", netns, "tmpfs", 0, ""); err != nil {
-		return nil, fmt.Errorf("mount %s: %w", netns, err)
+	if err := unix.Mount("tmpfs", netnsDir, "tmpfs", 0, ""); err != nil {
+		return nil, fmt.Errorf("mount %s: %w", netnsDir, err)
 	}
 	h := &Hosts{ids: ids}
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
@@ -48,13 +48,13 @@ func NewHosts(ids ...int) (*Hosts, error) {
 	return h, nil
 }
 
-const netns = "/run/netns"
+const netnsDir = "/run/netns"
 
 // Address returns the IPv4 address of a member in its namespace.
 func (h *Hosts) Address(id int) string { return fmt.Sprintf("10.94.%d.2", id) }
 
 // Net returns the path of a member's network namespace, for Program.Net.
-func (h *Hosts) Net(id int) string { return fmt.Sprintf("%s/m%d", netns, id) }
+func (h *Hosts) Net(id int) string { return fmt.Sprintf("%s/m%d", netnsDir, id) }
 
 // Cut drops all packets that one member sends to another. Packets in the other direction still arrive.
 func (h *Hosts) Cut(from, to int) error {
@@ -72,8 +72,8 @@ func (h *Hosts) Close() error {
 		_ = tool("ip", "link", "del", fmt.Sprintf("v%d", id))
 		_ = tool("ip", "netns", "del", fmt.Sprintf("m%d", id))
 	}
-	if err := unix.Unmount(netns, unix.MNT_DETACH); err != nil {
-		return fmt.Errorf("unmount %s: %w", netns, err)
+	if err := unix.Unmount(netnsDir, unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("unmount %s: %w", netnsDir, err)
 	}
 	return nil
 }
