@@ -1,0 +1,44 @@
+package network
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// TestHostNetwork stores what hosts report about their networks, and checks which of them can have VMs with NICs.
+func TestHostNetwork(t *testing.T) {
+	w := newWorld(t)
+	good := cloud.HostNetwork{VTEP: netip.MustParseAddr("192.0.2.1"), UnderlayMTU: 1500, External: []string{"internet"}}
+	lacking := good
+	lacking.Missing = []string{"kernel module vxlan", "nft"}
+	w.update(func(tx *store.Tx) error {
+		require.NoError(t, SetHostNetwork(tx, "n1", good))
+		require.NoError(t, SetHostNetwork(tx, "n2", lacking))
+		return SetHostNetwork(tx, "n3", cloud.HostNetwork{})
+	})
+	require.NoError(t, w.store.View(t.Context(), func(v *store.View) error {
+		stored, err := HostNetworkOf(v, "n1")
+		require.NoError(t, err)
+		require.Equal(t, good, *stored)
+		for node, shortage := range map[cloud.NodeID]string{
+			"n1": "", "n2": "kernel module vxlan, nft", "n3": "the host has reported no underlay address",
+			"n4": "the host has not reported its network",
+		} {
+			n, err := HostNetworkOf(v, node)
+			require.NoError(t, err)
+			require.Equal(t, shortage, n.Shortage(), node)
+		}
+		return nil
+	}))
+
+	before := w.store.Revision()
+	w.update(func(tx *store.Tx) error { return SetHostNetwork(tx, "n1", good) })
+	require.Equal(t, before, w.store.Revision(), "an equal report writes nothing")
+	w.update(func(tx *store.Tx) error { DeleteHostNetwork(tx, "n1"); return nil })
+	require.Equal(t, 2, w.records()["host-network"])
+}
