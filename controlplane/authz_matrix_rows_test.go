@@ -33,8 +33,8 @@ var computeRows = []row{
 	{name: vms + "RecoverVm", body: webRequest(`,"vm_id":"$vm"`), allowed: "UNIMPLEMENTED"},
 	{name: vms + "AttachDisk", body: webRequest(`,"vm_id":"$vm","disk":{"id":"d","size_gib":1,"source":{"blank":true}}`), allowed: "UNIMPLEMENTED", otherTenant: "NOT_FOUND"},
 	{name: vms + "DetachDisk", body: webRequest(`,"vm_id":"$vm","disk_id":"d"`), allowed: "UNIMPLEMENTED", otherTenant: "NOT_FOUND"},
-	{name: vms + "AttachNic", body: webRequest(`,"vm_id":"$vm","nic":{"id":"n"}`), allowed: "UNIMPLEMENTED", otherTenant: "NOT_FOUND"},
-	{name: vms + "DetachNic", body: webRequest(`,"vm_id":"$vm","nic_id":"n"`), allowed: "UNIMPLEMENTED", otherTenant: "NOT_FOUND"},
+	{name: vms + "AttachNic", body: webRequest(`,"vm_id":"$vm","nic":{"id":"n"}`), allowed: "FAILED_PRECONDITION", otherTenant: "NOT_FOUND"},
+	{name: vms + "DetachNic", body: webRequest(`,"vm_id":"$vm","nic_id":"n"`), allowed: "FAILED_PRECONDITION", otherTenant: "NOT_FOUND"},
 	{name: vms + "WatchVm", body: webRequest(`,"vm_id":"$vm"`), allowed: "OK", otherTenant: "NOT_FOUND"},
 
 	{name: images + "CreateImage", body: `{"org_id":"$org"}`, allowed: "INVALID_ARGUMENT"},

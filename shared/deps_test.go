@@ -137,7 +137,7 @@ var others = map[string][]string{
 	"nodeagent/console":   {},
 	"nodeagent/disk":      {"shared/qcow2", "shared/mutant", "shared/atomicfile"},
 	"nodeagent/qemu":      {"nodeagent/qmp", "nodeagent/cgroup", "nodeagent/console", "shared/qcow2", "shared/mutant", "shared/atomicfile"},
-	"nodeagent/netdev":    {"shared/cloud"},
+	"nodeagent/netdev":    {"shared/cloud", "shared/mutant"},
 	"nodeagent/firewall":  {"shared/cloud", "shared/mutant"},
 	"nodeagent/dhcp":      {"shared/cloud", "shared/mutant"},
 	"nodeagent/resolver":  {"shared/cloud", "shared/mutant"},

@@ -19,7 +19,13 @@ func TestHostNetwork(t *testing.T) {
 	w.update(func(tx *store.Tx) error {
 		require.NoError(t, SetHostNetwork(tx, "n1", good))
 		require.NoError(t, SetHostNetwork(tx, "n2", lacking))
-		return SetHostNetwork(tx, "n3", cloud.HostNetwork{})
+		require.NoError(t, SetHostNetwork(tx, "n3", cloud.HostNetwork{}))
+		small := good
+		small.UnderlayMTU = 1499
+		require.NoError(t, SetHostNetwork(tx, "n5", small))
+		v6 := good
+		v6.VTEP = netip.MustParseAddr("fd00::1")
+		return SetHostNetwork(tx, "n6", v6)
 	})
 	require.NoError(t, w.store.View(t.Context(), func(v *store.View) error {
 		stored, err := HostNetworkOf(v, "n1")
@@ -27,11 +33,12 @@ func TestHostNetwork(t *testing.T) {
 		require.Equal(t, good, *stored)
 		for node, shortage := range map[cloud.NodeID]string{
 			"n1": "", "n2": "kernel module vxlan, nft", "n3": "the host has reported no underlay address",
-			"n4": "the host has not reported its network",
+			"n4": "the host has not reported its network", "n5": "its underlay has an MTU of 1499, and the VPC needs 1500",
+			"n6": "its underlay has an MTU of 1500, and the VPC needs 1520",
 		} {
 			n, err := HostNetworkOf(v, node)
 			require.NoError(t, err)
-			require.Equal(t, shortage, n.Shortage(), node)
+			require.Equal(t, shortage, n.Shortage(1450), node)
 		}
 		return nil
 	}))
@@ -40,5 +47,5 @@ func TestHostNetwork(t *testing.T) {
 	w.update(func(tx *store.Tx) error { return SetHostNetwork(tx, "n1", good) })
 	require.Equal(t, before, w.store.Revision(), "an equal report writes nothing")
 	w.update(func(tx *store.Tx) error { DeleteHostNetwork(tx, "n1"); return nil })
-	require.Equal(t, 2, w.records()["host-network"])
+	require.Equal(t, 4, w.records()["host-network"])
 }

@@ -1,7 +1,9 @@
 package network
 
 import (
+	"maps"
 	"net/netip"
+	"strings"
 
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -20,10 +22,27 @@ var (
 // defaultVPCs has the ID of the default VPC of a project, at vpc-default/<project>.
 var defaultVPCs = store.NewTable[cloud.VPCID]("vpc-default")
 
-// Claimed is the port of a NIC, and the subnet of the port.
+// Claimed is the port of a NIC with its subnet and VPC.
 type Claimed struct {
 	Port   cloud.Port
 	Subnet cloud.Subnet
+	VPC    cloud.VPC
+}
+
+// NIC returns the NIC of a request with the values of its port, subnet and VPC.
+func (c *Claimed) NIC(requested cloud.NIC) cloud.NIC {
+	n := requested
+	n.NetworkID, n.SubnetID, n.PortID = string(c.VPC.ID), string(c.Subnet.ID), string(c.Port.ID)
+	n.MAC, n.IP, n.IP6 = c.Port.MAC.String(), c.Port.IP.String(), ""
+	if c.Port.IP6.IsValid() {
+		n.IP6 = c.Port.IP6.String()
+	}
+	n.CIDR, n.Gateway, n.DHCP, n.MTU = c.Subnet.CIDR.String(), c.Subnet.Gateway.String(), c.Subnet.DHCP, c.VPC.MTU
+	n.SecurityGroups = nil
+	for _, id := range c.Port.Groups {
+		n.SecurityGroups = append(n.SecurityGroups, string(id))
+	}
+	return n
 }
 
 // ClaimNIC finds or creates the port of a NIC of a VM, and records that the VM uses it. at is the name of the NIC in the
@@ -42,11 +61,49 @@ func ClaimNIC(tx *store.Tx, t cloud.Tenant, vm cloud.VMID, nic *cloud.NIC, at st
 	if err != nil {
 		return Claimed{}, err
 	}
+	vpc, err := find(tx, vpcs, kindVPC, t, string(port.VPC))
+	if err != nil {
+		return Claimed{}, err
+	}
 	if err := checkResults(nic, subnet, at); err != nil {
 		return Claimed{}, err
 	}
 	setDevice(tx, port, cloud.PortDevice{Kind: cloud.DeviceVM, ID: string(vm)})
-	return Claimed{*port, *subnet}, nil
+	return Claimed{*port, *subnet, *vpc}, nil
+}
+
+// BindNIC binds the port of a NIC to the host of its VM. hostName is the VM's name, by which other guests find the port
+// in DNS. The port is PENDING until the host has acknowledged the binding.
+func BindNIC(tx *store.Tx, port *cloud.Port, node cloud.NodeID, hostName string) {
+	port.Node, port.HostName = node, hostName
+	port.BindingGeneration++
+	port.Status, port.StatusReason = cloud.NetworkPending, ""
+	port.UpdatedAt = tx.Now()
+	ports.Put(tx, port, string(port.Project), string(port.ID))
+}
+
+// inNIC returns a copy of an error of the port service that names the invalid field as a field of the NIC. at is the
+// name of the NIC in the request with a final dot. An error without a field gets the field in otherwise.
+func inNIC(err error, at, otherwise string) error {
+	f, ok := fault.From(err)
+	if !ok {
+		return err
+	}
+	out := *f
+	switch name, inDetails := f.Details["field"].(string); {
+	case f.Field != "":
+		out.Field = at + f.Field
+		if rest, ok := strings.CutPrefix(f.Message, f.Field); ok {
+			out.Message = out.Field + rest
+		}
+	case inDetails:
+		out.Field = at + name
+		out.Details = maps.Clone(f.Details)
+		delete(out.Details, "field")
+	case otherwise != "":
+		out.Field = at + otherwise
+	}
+	return &out
 }
 
 func portForNIC(tx *store.Tx, t cloud.Tenant, nic *cloud.NIC, at string) (*cloud.Port, error) {
@@ -74,13 +131,16 @@ func portForNIC(tx *store.Tx, t cloud.Tenant, nic *cloud.NIC, at string) (*cloud
 			ids = append(ids, cloud.SecurityGroupID(id))
 		}
 		if err := checkGroupIDs(ids); err != nil {
-			return nil, err
+			return nil, inNIC(err, at, "")
+		}
+		if err := checkGroupsExist(tx, t, ids); err != nil {
+			return nil, inNIC(err, at, "security_groups")
 		}
 		q.Groups = &ids
 	}
 	port, err := createPort(tx, t, q)
 	if err != nil {
-		return nil, err
+		return nil, inNIC(err, at, "")
 	}
 	port.Owned = true
 	return &port, nil
@@ -94,15 +154,15 @@ func givenPort(tx *store.Tx, t cloud.Tenant, nic *cloud.NIC, at string) (*cloud.
 	}
 	port, err := find(tx, ports, kindPort, t, nic.PortID)
 	if err != nil {
-		return nil, err
+		return nil, inNIC(err, at, "port_id")
 	}
 	if port.Device.ID != "" {
-		return nil, inUse("port "+nic.PortID, []string{string(port.Device.Kind) + " " + port.Device.ID})
+		return nil, inNIC(inUse("port "+nic.PortID, []string{string(port.Device.Kind) + " " + port.Device.ID}), at, "port_id")
 	}
 	for _, f := range []struct{ name, requested, has string }{
 		{"subnet_id", nic.SubnetID, string(port.Subnet)}, {"mac_address", nic.MAC, port.MAC.String()}, {"ip_address", nic.IP, port.IP.String()},
 	} {
-		if f.requested != "" && f.requested != f.has {
+		if f.requested != "" && !strings.EqualFold(f.requested, f.has) {
 			return nil, fault.Invalid(at+f.name, "port %s has %s, not %s", nic.PortID, f.has, f.requested).With("constraint", "port")
 		}
 	}
@@ -115,20 +175,26 @@ func givenPort(tx *store.Tx, t cloud.Tenant, nic *cloud.NIC, at string) (*cloud.
 // subnetForNIC returns the subnet in which a NIC's port is created.
 func subnetForNIC(tx *store.Tx, t cloud.Tenant, nic *cloud.NIC, at string) (cloud.SubnetID, error) {
 	if nic.SubnetID != "" {
-		return cloud.SubnetID(nic.SubnetID), cloud.CheckUUID(at+"subnet_id", nic.SubnetID)
+		if err := cloud.CheckUUID(at+"subnet_id", nic.SubnetID); err != nil {
+			return "", err
+		}
+		if _, err := find(tx, subnets, kindSubnet, t, nic.SubnetID); err != nil {
+			return "", inNIC(err, at, "subnet_id")
+		}
+		return cloud.SubnetID(nic.SubnetID), nil
 	}
 	vpc := cloud.VPCID(nic.NetworkID)
 	if vpc == "" || vpc == DefaultNetwork {
 		var err error
 		if vpc, err = defaultVPC(tx, t); err != nil {
-			return "", err
+			return "", inNIC(err, at, "")
 		}
 	} else {
 		if err := cloud.CheckUUID(at+"network_id", nic.NetworkID); err != nil {
 			return "", err
 		}
 		if _, err := find(tx, vpcs, kindVPC, t, nic.NetworkID); err != nil {
-			return "", err
+			return "", inNIC(err, at, "network_id")
 		}
 	}
 	inside, _, err := subnetsOf.List(tx, 2, string(vpc))
@@ -163,6 +229,12 @@ func defaultVPC(tx *store.Tx, t cloud.Tenant) (cloud.VPCID, error) {
 
 // checkResults returns InvalidArgument if a NIC has values for results that are not those of its subnet.
 func checkResults(nic *cloud.NIC, s *cloud.Subnet, at string) error {
+	if nic.NetworkID != "" && nic.NetworkID != DefaultNetwork && nic.NetworkID != string(s.VPC) {
+		return fault.Invalid(at+"network_id", "subnet %s is in VPC %s, not %s", s.ID, s.VPC, nic.NetworkID).With("constraint", "subnet")
+	}
+	if nic.DHCP && !s.DHCP {
+		return fault.Invalid(at+"dhcp_enabled", "subnet %s has no DHCP", s.ID).With("constraint", "subnet")
+	}
 	for _, f := range []struct{ name, requested, has string }{
 		{"cidr_block", nic.CIDR, s.CIDR.String()}, {"gateway_ip", nic.Gateway, s.Gateway.String()},
 	} {
@@ -191,13 +263,23 @@ func ReleaseNICs(tx *store.Tx, t cloud.Tenant, vm cloud.VMID) error {
 	return nil
 }
 
+// ReleasePort ends the use of one port by a VM, like ReleaseNICs. It does nothing if the VM does not use the port.
+func ReleasePort(tx *store.Tx, t cloud.Tenant, vm cloud.VMID, id cloud.PortID) error {
+	port, err := ports.Get(tx, string(t.Project), string(id))
+	if err != nil || port == nil || port.Device != (cloud.PortDevice{Kind: cloud.DeviceVM, ID: string(vm)}) {
+		return err
+	}
+	return ReleaseNIC(tx, t, port)
+}
+
 // ReleaseNIC ends the use of a port by its device. It deletes a port that ClaimNIC created.
 func ReleaseNIC(tx *store.Tx, t cloud.Tenant, port *cloud.Port) error {
 	if port.Owned {
 		return removeOwned(tx, t, port)
 	}
 	devicePorts.Delete(tx, port.Device.ID, string(port.ID))
-	port.Device, port.Node, port.Status = cloud.PortDevice{}, "", cloud.NetworkDown
+	port.Device, port.Node, port.HostName = cloud.PortDevice{}, "", ""
+	port.Status, port.StatusReason = cloud.NetworkDown, ""
 	port.UpdatedAt = tx.Now()
 	ports.Put(tx, port, string(t.Project), string(port.ID))
 	return nil

@@ -1,6 +1,7 @@
 package cloud
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 )
@@ -10,7 +11,7 @@ type HostNetwork struct {
 	// VTEP is the host's address on the underlay, to which other hosts send VXLAN packets. The zero value means that
 	// the agent reported none.
 	VTEP netip.Addr
-	// UnderlayMTU is the MTU of the underlay.
+	// UnderlayMTU is the MTU of the underlay, or 0 if the agent reported none.
 	UnderlayMTU uint32
 	// External lists the names of the external networks that the host is connected to.
 	External []string
@@ -19,9 +20,17 @@ type HostNetwork struct {
 	Missing []string
 }
 
-// Shortage returns a text that says why a host cannot have network interfaces of VMs. It returns "" if the host can
-// have them. A nil HostNetwork is that of a host whose agent has not reported its network.
-func (n *HostNetwork) Shortage() string {
+// The number of bytes that VXLAN adds to a guest's IP packet: the inner Ethernet header, VXLAN, UDP and the outer IP
+// header.
+const vxlanOverhead, vxlanOverhead6 = 50, 70
+
+// Shortage returns a text that says why a host cannot have network interfaces of VMs in VPCs with the given MTU. It
+// returns "" if the host can have them. A nil HostNetwork is that of a host whose agent has not reported its network.
+func (n *HostNetwork) Shortage(mtu uint16) string {
+	overhead := uint32(vxlanOverhead)
+	if n != nil && n.VTEP.Is6() {
+		overhead = vxlanOverhead6
+	}
 	switch {
 	case n == nil:
 		return "the host has not reported its network"
@@ -29,6 +38,8 @@ func (n *HostNetwork) Shortage() string {
 		return strings.Join(n.Missing, ", ")
 	case !n.VTEP.IsValid():
 		return "the host has reported no underlay address"
+	case n.UnderlayMTU != 0 && uint32(mtu)+overhead > n.UnderlayMTU:
+		return fmt.Sprintf("its underlay has an MTU of %d, and the VPC needs %d", n.UnderlayMTU, uint32(mtu)+overhead)
 	}
 	return ""
 }

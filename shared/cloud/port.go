@@ -31,7 +31,12 @@ type Port struct {
 	// Owned is true if the port was created for its device and is deleted with it.
 	Owned bool
 	// Node is the host of the device, empty without one.
-	Node         NodeID
+	Node NodeID
+	// BindingGeneration increases each time when the port is bound to a host. A host does not announce a port with an
+	// older binding.
+	BindingGeneration uint64
+	// HostName is the name of the port's device in DNS, without a domain. It is empty without a device.
+	HostName     string
 	Status       NetworkStatus
 	StatusReason string
 	CreatedAt    Time

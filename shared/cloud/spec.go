@@ -87,20 +87,6 @@ type Disk struct {
 	BootIndex uint32
 }
 
-type NIC struct {
-	ID             string
-	NetworkID      string
-	SubnetID       string
-	PortID         string
-	MAC            string
-	IP             string
-	CIDR           string
-	Gateway        string
-	DHCP           bool
-	Model          NICModel
-	SecurityGroups []string
-}
-
 // Boot configures direct kernel boot. Kernel and Initrd are IDs of images, never paths on the host. An empty Kernel
 // means that the VM boots from its disks.
 type Boot struct {
@@ -139,6 +125,11 @@ func (s *Spec) Normalize() {
 		}
 		if d.Cache == CacheUnspecified {
 			d.Cache = CacheWriteback
+		}
+	}
+	for i := range s.Network {
+		if n := &s.Network[i]; n.Model == ModelUnspecified {
+			n.Model = ModelVirtio
 		}
 	}
 }
@@ -196,8 +187,8 @@ func (s *Spec) checkDisks() error {
 	perBus := map[DiskBus]int{}
 	for i, d := range s.Disks {
 		field := func(name string) string { return "spec.disks[" + d.label(i) + "]." + name }
-		if !devicePattern.MatchString(d.ID) {
-			return fault.Invalid(field("id"), "must be 1 to 32 characters of a-z, 0-9 and -, starting with a letter or digit")
+		if err := CheckDeviceID(field("id"), d.ID); err != nil {
+			return err
 		}
 		if seen[d.ID] {
 			return fault.Invalid(field("id"), "is used twice")
@@ -252,27 +243,6 @@ func (d *Disk) label(i int) string {
 	return itoa(i)
 }
 
-func (s *Spec) checkNICs() error {
-	if len(s.Network) > MaxNICs {
-		return fault.Invalid("spec.network", "at most %d, got %d", MaxNICs, len(s.Network))
-	}
-	seen := map[string]bool{}
-	for i, n := range s.Network {
-		field := "spec.network[" + itoa(i) + "]."
-		if !devicePattern.MatchString(n.ID) {
-			return fault.Invalid(field+"id", "must be 1 to 32 characters of a-z, 0-9 and -, starting with a letter or digit")
-		}
-		if seen[n.ID] {
-			return fault.Invalid(field+"id", "is used twice")
-		}
-		seen[n.ID] = true
-		if n.Model > ModelE1000 {
-			return fault.Invalid(field+"model", "unknown value %d", n.Model)
-		}
-	}
-	return nil
-}
-
 func (b *Boot) check() error {
 	if b.Kernel == "" {
 		if b.Initrd != "" {
@@ -304,9 +274,6 @@ func (b *Boot) check() error {
 
 // CheckSupported returns FailedPrecondition if the spec uses a feature that this version does not support yet.
 func (s *Spec) CheckSupported() error {
-	if len(s.Network) > 0 {
-		return unsupported("spec.network", "NICs are")
-	}
 	for i, d := range s.Disks {
 		if d.Volume != "" {
 			return unsupported("spec.disks["+d.label(i)+"].source.volume_id", "volumes are")

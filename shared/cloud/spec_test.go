@@ -134,8 +134,7 @@ func TestNormalize(t *testing.T) {
 // and none for a spec without these.
 func TestCheckSupported(t *testing.T) {
 	for field, s := range map[string]Spec{
-		"":                               {Disks: []Disk{blank("a")}, Boot: Boot{Kernel: someImage}},
-		"spec.network":                   {Network: []NIC{{ID: "n"}}},
+		"":                               {Disks: []Disk{blank("a")}, Network: []NIC{{ID: "n"}}, Boot: Boot{Kernel: someImage}},
 		"spec.disks[a].source.volume_id": {Disks: []Disk{{ID: "a", Volume: "v"}}},
 		"spec.memory.hugepages":          {Memory: &Memory{SizeMiB: 64, Hugepages: true}},
 		"spec.security.secure_boot":      {Security: Security{SecureBoot: true}},

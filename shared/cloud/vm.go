@@ -1,6 +1,9 @@
 package cloud
 
-import "maps"
+import (
+	"maps"
+	"slices"
+)
 
 // VM is the record of a virtual machine.
 type VM struct {
@@ -31,6 +34,8 @@ type VM struct {
 	Disks []ResolvedDisk
 	// Kernel and Initrd are the images of a direct kernel boot, or nil. They do not change after the VM was created.
 	Kernel, Initrd *ImageRef
+	// NICRefusal is the host's last refusal to attach or detach a NIC, or nil if NICs were changed after it.
+	NICRefusal *NICRefusal `cbor:",omitempty"`
 }
 
 // Desired is the desired state of a VM. The agent on the VM's host brings the VM into this state.
@@ -88,6 +93,19 @@ type Usage struct {
 // Tenant returns the org and project that own the VM.
 func (vm *VM) Tenant() Tenant { return Tenant{vm.Org, vm.Project} }
 
+// Addresses returns the addresses of the VM: first those of its NICs' ports, then others that the host reported.
+func (vm *VM) Addresses() (all []string) {
+	for _, n := range vm.Spec.Network {
+		all = append(all, n.Addresses()...)
+	}
+	for _, a := range vm.Status.Addresses {
+		if !slices.Contains(all, a) {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
 // Merge returns a copy of the labels or metadata in have, with the pairs in change added or replaced. A pair with an
 // empty value removes its key. Removal needs a special value, because proto3 cannot distinguish an empty map from none.
 func Merge(have, change map[string]string) map[string]string {
@@ -133,13 +151,15 @@ const (
 // Observation is a host's report about one VM. Generation is the generation of the desired state that the host had
 // received when it sent the report.
 type Observation struct {
-	VM          VMID
-	Generation  uint64
-	Observed    Observed
-	Exit        Exit
-	PID         uint32
-	StartedAt   Time
-	Addresses   []string
+	VM         VMID
+	Generation uint64
+	Observed   Observed
+	Exit       Exit
+	PID        uint32
+	StartedAt  Time
+	Addresses  []string
+	// NICs are the NICs that the running guest has, and those that could not be attached.
+	NICs        []NICObservation
 	Usage       *Usage
 	LastError   string
 	StartsDone  uint64

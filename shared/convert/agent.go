@@ -19,8 +19,21 @@ func Assigned(vm *cloud.VM) *agentv1.AssignedVm {
 		Power: power, StopGraceMs: vm.Desired.GraceMS, Reboots: vm.Desired.Reboots, Resets: vm.Desired.Resets, Starts: vm.Desired.Starts,
 		Vcpus: vm.Spec.CPU.VCPUs, Sockets: sockets, CoresPerSocket: cores, CpuModel: vm.Spec.CPU.Model,
 		MemoryMib: vm.Spec.Memory.SizeMiB, Disks: each(vm.Disks, assignedDisk), Kernel: assignedImage(vm.Kernel),
-		Initrd: assignedImage(vm.Initrd), Cmdline: vm.Spec.Boot.Cmdline,
+		Initrd: assignedImage(vm.Initrd), Cmdline: vm.Spec.Boot.Cmdline, Nics: assignedNICs(vm.Spec.Network),
 	}
+}
+
+// assignedNICs returns the NICs that the guest should have: all but those that are being detached.
+func assignedNICs(all []cloud.NIC) (out []*agentv1.AssignedNic) {
+	for _, n := range all {
+		if n.Change == cloud.NICDetaching {
+			continue
+		}
+		out = append(out, &agentv1.AssignedNic{
+			Id: n.ID, PortId: n.PortID, VpcId: n.NetworkID, MacAddress: n.MAC, Model: vmv1.NicModel(n.Model), Mtu: uint32(n.MTU),
+		})
+	}
+	return out
 }
 
 func assignedDisk(d cloud.ResolvedDisk) *agentv1.AssignedDisk {
@@ -41,8 +54,16 @@ func Observation(o cloud.Observation) *agentv1.VmObservation {
 	return &agentv1.VmObservation{
 		VmId: string(o.VM), Generation: o.Generation, Observed: agentv1.Observed(o.Observed), Exit: agentv1.Exit(o.Exit),
 		Pid: o.PID, StartedAt: o.StartedAt, IpAddresses: copySlice(o.Addresses), Usage: Usage(o.Usage), LastError: o.LastError,
-		RebootsDone: o.RebootsDone, ResetsDone: o.ResetsDone, StartsDone: o.StartsDone,
+		RebootsDone: o.RebootsDone, ResetsDone: o.ResetsDone, StartsDone: o.StartsDone, Nics: each(o.NICs, nicObservation),
 	}
+}
+
+func nicObservation(n cloud.NICObservation) *agentv1.NicObservation {
+	return &agentv1.NicObservation{Id: n.ID, Attached: n.Attached, Error: n.Error}
+}
+
+func nicObservationFrom(n *agentv1.NicObservation) cloud.NICObservation {
+	return cloud.NICObservation{ID: n.GetId(), Attached: n.GetAttached(), Error: n.GetError()}
 }
 
 // ObservationFrom converts the protobuf message of an agent to an observation. It is the inverse of Observation.
@@ -51,6 +72,6 @@ func ObservationFrom(o *agentv1.VmObservation) cloud.Observation {
 		VM: cloud.VMID(o.GetVmId()), Generation: o.GetGeneration(), Observed: enum[cloud.Observed](o.GetObserved()),
 		Exit: enum[cloud.Exit](o.GetExit()), PID: o.GetPid(), StartedAt: o.GetStartedAt(), Addresses: copySlice(o.GetIpAddresses()),
 		Usage: UsageFrom(o.GetUsage()), LastError: o.GetLastError(), RebootsDone: o.GetRebootsDone(),
-		ResetsDone: o.GetResetsDone(), StartsDone: o.GetStartsDone(),
+		ResetsDone: o.GetResetsDone(), StartsDone: o.GetStartsDone(), NICs: each(o.GetNics(), nicObservationFrom),
 	}
 }

@@ -29,7 +29,7 @@ func Spec(s *cloud.Spec) *vmv1.VmSpec {
 // SpecFrom returns the VM spec in a request's message, or the empty spec if the message is nil.
 func SpecFrom(s *vmv1.VmSpec) cloud.Spec {
 	out := cloud.Spec{
-		Disks: each(s.GetDisks(), diskFrom), Network: each(s.GetNetwork(), nicFrom),
+		Disks: each(s.GetDisks(), diskFrom), Network: each(s.GetNetwork(), NICFrom),
 		Boot: cloud.Boot{
 			Kernel: cloud.ImageID(s.GetBoot().GetKernel()), Initrd: cloud.ImageID(s.GetBoot().GetInitrd()),
 			Cmdline: s.GetBoot().GetCmdline(),
@@ -85,7 +85,8 @@ func nic(n cloud.NIC) *vmv1.NetworkSpec {
 	}
 }
 
-func nicFrom(n *vmv1.NetworkSpec) cloud.NIC {
+// NICFrom returns the NIC in a request's message, or the empty NIC if the message is nil.
+func NICFrom(n *vmv1.NetworkSpec) cloud.NIC {
 	return cloud.NIC{
 		ID: n.GetId(), NetworkID: n.GetNetworkId(), MAC: n.GetMacAddress(), IP: n.GetIpAddress(),
 		Model: enum[cloud.NICModel](n.GetModel()), SecurityGroups: copySlice(n.GetSecurityGroups()), PortID: n.GetPortId(),

@@ -10,15 +10,16 @@ import (
 func VM(vm *cloud.VM, usage *cloud.Usage) *vmv1.VirtualMachine {
 	return &vmv1.VirtualMachine{
 		Id: string(vm.ID), Name: vm.Name, OrgId: string(vm.Org), ProjectId: string(vm.Project),
-		State: vmv1.VmState(vm.State), Spec: Spec(&vm.Spec), Status: status(&vm.Status, usage), NodeId: string(vm.Node),
+		State: vmv1.VmState(vm.State), Spec: Spec(&vm.Spec), Status: status(vm, usage), NodeId: string(vm.Node),
 		Hypervisor: vmv1.HypervisorType(vm.Hypervisor), CreatedAt: vm.CreatedAt, UpdatedAt: vm.UpdatedAt,
 		CreatedBy: vm.CreatedBy, Metadata: copyMap(vm.Metadata), Labels: copyMap(vm.Labels),
 	}
 }
 
-func status(s *cloud.Status, usage *cloud.Usage) *vmv1.VmStatus {
+func status(vm *cloud.VM, usage *cloud.Usage) *vmv1.VmStatus {
+	s := &vm.Status
 	return &vmv1.VmStatus{
-		ActualState: vmv1.VmState(s.Actual), HostPid: s.PID, StartedAt: s.StartedAt, IpAddresses: copySlice(s.Addresses),
+		ActualState: vmv1.VmState(s.Actual), HostPid: s.PID, StartedAt: s.StartedAt, IpAddresses: vm.Addresses(),
 		ResourceUsage: Usage(usage), LastError: s.LastError,
 	}
 }

@@ -101,6 +101,7 @@ func TestResponsesSetEveryField(t *testing.T) {
 		Status:  cloud.Status{Actual: cloud.Running, PID: 1, StartedAt: 2, Addresses: []string{"a"}, LastError: "e"},
 		Desired: cloud.Desired{On: true, GraceMS: 1, Starts: 1, Reboots: 1, Resets: 1}, Generation: 3,
 	}
+	vm.Spec.Network[0].MTU = 1450
 	image := &cloud.ImageRef{ID: "x", SHA256: "h", SizeBytes: 1, Format: cloud.FormatRaw}
 	vm.Kernel, vm.Initrd = image, image
 	vm.Disks = []cloud.ResolvedDisk{{ID: "d", SizeBytes: 1, Bus: cloud.BusSATA, Cache: cloud.CacheNone, Image: image}}

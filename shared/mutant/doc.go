@@ -110,4 +110,5 @@ const (
 	ForwardPrivate     = "forward-private"      // names and addresses of a VPC are looked up in the host's resolvers: nodeagent/resolver
 	ForeignPortToken   = "foreign-port-token"   // the metadata token of another port is accepted: nodeagent/metadata
 	KeepHopLimit       = "keep-hop-limit"       // metadata reaches clients behind a guest: nodeagent/metadata
+	ReleaseAttachedNIC = "release-attached-nic" // the port of a NIC is released although the guest still has the NIC: shared/cloud
 )

@@ -16,6 +16,9 @@ import (
 type Candidate struct {
 	Node  cloud.Node
 	State cloud.NodeState
+	// NoNetwork is why the host cannot have the VM's network interfaces. It is empty if the host can have them, or the
+	// VM has none.
+	NoNetwork string
 }
 
 // Request describes what a VM needs of a host.
@@ -55,6 +58,12 @@ var filters = []func(*Candidate, *Request) string{
 	func(c *Candidate, r *Request) string {
 		if r.CPUModel != "" && !slices.Contains(c.Node.CPUModels, r.CPUModel) {
 			return "does not offer the CPU model " + r.CPUModel
+		}
+		return ""
+	},
+	func(c *Candidate, _ *Request) string {
+		if c.NoNetwork != "" {
+			return "has no network: " + c.NoNetwork
 		}
 		return ""
 	},

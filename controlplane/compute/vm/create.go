@@ -14,6 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/compute/schedule"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/network"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -177,8 +178,15 @@ func (s *Service) createRecords(ctx context.Context, tx *store.Tx, id cloud.VMID
 	if err := chargeQuota(tx, &vm, amountOf(&vm.Spec), tenant.Amount{}); err != nil {
 		return vm, err
 	}
+	ports, err := claimNICs(tx, &vm)
+	if err != nil {
+		return vm, err
+	}
 	if err := s.place(tx, &vm, images); err != nil {
 		return vm, err
+	}
+	for i := range ports {
+		network.BindNIC(tx, &ports[i], vm.Node, vm.Name)
 	}
 	for _, i := range images {
 		i.Use(tx, vm.ID)
@@ -276,6 +284,12 @@ func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*im
 		}
 	}
 	fleet := s.opts.Nodes.Fleet()
+	for i := range fleet {
+		var err error
+		if fleet[i].NoNetwork, err = networkShortage(tx.Unguarded(), fleet[i].Node.ID, vm.Spec.Network); err != nil {
+			return err
+		}
+	}
 	for {
 		id, refused, ok := schedule.Place(fleet, r)
 		if !ok {

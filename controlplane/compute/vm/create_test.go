@@ -102,7 +102,7 @@ func TestCreateRefuses(t *testing.T) {
 		{"an invalid selector", func(q *CreateRequest) { q.Labels = map[string]string{NodeSelector: "ssd"} }, fault.InvalidArgument, "labels", []string{"k=v"}},
 		{"a selector that matches no host", func(q *CreateRequest) { q.Labels = map[string]string{NodeSelector: "disk=ssd"} }, fault.ResourceExhausted, "", []string{"labels"}},
 		{"an invalid restart policy", func(q *CreateRequest) { q.Metadata = map[string]string{cloud.RestartPolicy: "always"} }, fault.InvalidArgument, "metadata", []string{"never or on-failure"}},
-		{"a NIC", func(q *CreateRequest) { q.Spec.Network = []cloud.NIC{{ID: "nic0"}} }, fault.FailedPrecondition, "spec.network", []string{"not served yet"}},
+		{"a NIC on a host without a network", func(q *CreateRequest) { q.Spec.Network = []cloud.NIC{{ID: "nic0"}} }, fault.ResourceExhausted, "", []string{"h1 has no network: the host has not reported its network"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := w.vms.Create(w.as(acme, "key of "+c.name), acme, small("x", c.change), [32]byte{})

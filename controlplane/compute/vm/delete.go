@@ -8,6 +8,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/network"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -100,6 +101,11 @@ func (s *Service) deleteRecords(tx *store.Tx, vm *cloud.VM, force bool) (deleteR
 	}
 	for _, id := range vm.Spec.Images() {
 		image.Release(tx, id, vm.ID)
+	}
+	if len(vm.Spec.Network) > 0 {
+		if err := network.ReleaseNICs(tx, vm.Tenant(), vm.ID); err != nil {
+			return deleteResponse{}, err
+		}
 	}
 	if err := s.opts.Billing.Removed(tx, vm); err != nil {
 		return deleteResponse{}, err

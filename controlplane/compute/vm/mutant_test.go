@@ -12,6 +12,7 @@ import (
 // TestMutants enables each mutant (a deliberate bug) of the rules for creating VMs, and checks that a test notices it.
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.ForgetAnswers, TestCreateIsIdempotent, "the project has a VM called web")
+	mutanttest.Notices(t, mutant.ReleaseAttachedNIC, TestDetachNICFromRunningVM, "the port of a NIC that the guest still has")
 	mutanttest.Notices(t, mutant.StaleQuota, TestConcurrentQuota, "more VMs than the quota allows")
 	mutanttest.Notices(t, mutant.StaleQuota, TestOrgQuotaCoversNewProjects, "more VMs than the quota allows")
 	mutanttest.Notices(t, mutant.AllocateTwice, TestConcurrentCreatesShareNoCapacity, "more VMs than the host has room for")

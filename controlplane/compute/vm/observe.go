@@ -167,22 +167,27 @@ func (s *Service) applyReport(r store.Reader, tx *store.Tx, on cloud.NodeID, o c
 		return false, false, err
 	}
 	truncateReport(&o)
-	generation := vm.Generation
+	generation, nics := vm.Generation, vm.Spec.Network
 	if !vm.Observe(o, now) {
 		return true, false, nil
 	}
 	if tx != nil {
+		if err := releaseRemovedNICs(tx, vm, nics); err != nil {
+			return true, false, err
+		}
 		err = s.save(tx, vm, generation)
 	}
 	return true, true, err
 }
 
-// Limits on what a host can write into a record: bytes of the error text, number of addresses, bytes of one address.
+// Limits on what a host can write into a record: bytes of an error text, number of addresses, bytes of one address,
+// number of NICs.
 // Longer texts are cut and remain valid UTF-8.
 const (
 	maxLastError = 1 << 10
 	maxAddresses = 64
 	maxAddress   = 64
+	maxNICs      = 2 * cloud.MaxNICs
 )
 
 func truncateReport(o *cloud.Observation) {
@@ -190,6 +195,10 @@ func truncateReport(o *cloud.Observation) {
 	o.Addresses = slices.Clone(o.Addresses[:min(len(o.Addresses), maxAddresses)])
 	for i, a := range o.Addresses {
 		o.Addresses[i] = truncate(a, maxAddress)
+	}
+	o.NICs = slices.Clone(o.NICs[:min(len(o.NICs), maxNICs)])
+	for i := range o.NICs {
+		o.NICs[i].Error = truncate(o.NICs[i].Error, maxLastError)
 	}
 }
 

@@ -179,6 +179,11 @@ func (s *Service) powerAndWait(ctx context.Context, command *powerCommand, q pow
 	if err != nil {
 		return PowerResult{}, err
 	}
+	return s.awaitVM(ctx, q.Tenant, response, wait, done)
+}
+
+// awaitVM waits as powerAndWait does after the command.
+func (s *Service) awaitVM(ctx context.Context, t cloud.Tenant, response powerResponse, wait time.Duration, done func(response, now *cloud.VM) (bool, error)) (PowerResult, error) {
 	out := PowerResult{VM: &response.VM, Replayed: response.Replayed}
 	if ok, err := done(&response.VM, &response.VM); ok && err == nil {
 		return out, nil
@@ -192,7 +197,7 @@ func (s *Service) powerAndWait(ctx context.Context, command *powerCommand, q pow
 		case vm != nil:
 			if ok, err = done(&response.VM, vm); err == nil {
 				out.VM = vm
-			} else if response.Replayed && vm.State != cloud.Error && vm.State != cloud.Failed {
+			} else if response.Replayed && vm.State != cloud.Error && vm.State != cloud.Failed && !isNICRefusal(err) {
 				return true, nil // the VM has got another desired state since the first call
 			}
 		case response.Replayed:
@@ -204,7 +209,7 @@ func (s *Service) powerAndWait(ctx context.Context, command *powerCommand, q pow
 		return ok, err
 	}
 	for {
-		_, err := store.Await(waiting, s.opts.Store, VMs, check, string(q.Tenant.Project), string(q.VM))
+		_, err := store.Await(waiting, s.opts.Store, VMs, check, string(t.Project), string(response.VM.ID))
 		switch {
 		case err == nil:
 			return out, nil

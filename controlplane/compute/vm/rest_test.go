@@ -54,15 +54,18 @@ func (w *world) rest() *rest.Server {
 
 var uuids = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}`)
 
+var macs = regexp.MustCompile(`02(:[0-9a-f]{2}){5}`)
+
 // TestREST runs scripts against the REST API of docs/api.md.
 //
 // `get|post|delete PATH [as=TOKEN] [key=IDEMPOTENCY-KEY] [type=CONTENT-TYPE] [then=OBSERVATION] [error=TEXT]
 // [query=PAGE-TOKEN]` makes a call with the lines below it as the body and prints the response. With then=, the VM's
 // host reports that observation, with the error text, after the call has changed the VM. `host name= vcpus= mib= gib=`
-// adds a host with that capacity. `report vm= observed= [error=]` reports an observation of a VM as its host, and
+// adds a host with that capacity; with the argument network, VMs on it can have NICs. `report vm= observed= [error=]` reports an observation of a VM as its host, and
 // prints the VM's state.
 //
-// <name> stands for the ID of the VM or host with that name, in paths, bodies and printed responses.
+// <name> stands for the ID of the VM or host with that name, in paths, bodies and printed responses. Other IDs are
+// printed as <id>, and MAC addresses as <mac>.
 func TestREST(t *testing.T) {
 	datadriven.Walk(t, "testdata/rest", func(t *testing.T, path string) {
 		w := newWorld(t)
@@ -84,6 +87,9 @@ func TestREST(t *testing.T) {
 				d.ScanArgs(t, "mib", &c.MemoryMiB)
 				d.ScanArgs(t, "gib", &c.StorageGiB)
 				ids[arg("name")] = string(w.AddHost(arg("name"), c))
+				if d.HasArg("network") {
+					w.setNetwork(cloud.NodeID(ids[arg("name")]))
+				}
 				return ""
 			case "report":
 				vm := w.report(cloud.VMID(ids[arg("vm")]), levels[arg("observed")], func(o *cloud.Observation) { o.LastError = arg("error") })
@@ -148,8 +154,9 @@ func TestREST(t *testing.T) {
 						return "<" + name + ">"
 					}
 				}
-				return id
+				return "<id>"
 			})
+			answer = macs.ReplaceAllString(answer, "<mac>")
 			if a.Header().Get("Idempotency-Replayed") != "" {
 				answer = "replayed " + answer
 			}

@@ -246,7 +246,7 @@ func (r *server) RecoverVm(ctx context.Context, in *vmv1.RecoverVmRequest) (*vmv
 	return nil, rpc.Unimplemented("RecoverVm")
 }
 
-// device implements the Attach and Detach calls, which are not supported. It returns an error if the VM does not exist,
+// device implements the calls AttachDisk and DetachDisk, which are not supported. It returns an error if the VM does not exist,
 // or if spec, which contains only the device, is invalid. Otherwise it returns Unimplemented.
 func (r *server) device(ctx context.Context, method auth.Method, in interface {
 	request
@@ -272,12 +272,4 @@ func (r *server) AttachDisk(ctx context.Context, in *vmv1.AttachDiskRequest) (*v
 
 func (r *server) DetachDisk(ctx context.Context, in *vmv1.DetachDiskRequest) (*vmv1.VirtualMachine, error) {
 	return nil, r.device(ctx, "DetachDisk", in, cloud.Spec{Disks: []cloud.Disk{{ID: in.GetDiskId(), Blank: true, SizeGiB: 1}}})
-}
-
-func (r *server) AttachNic(ctx context.Context, in *vmv1.AttachNicRequest) (*vmv1.VirtualMachine, error) {
-	return nil, r.device(ctx, "AttachNic", in, convert.SpecFrom(&vmv1.VmSpec{Network: []*vmv1.NetworkSpec{in.GetNic()}}))
-}
-
-func (r *server) DetachNic(ctx context.Context, in *vmv1.DetachNicRequest) (*vmv1.VirtualMachine, error) {
-	return nil, r.device(ctx, "DetachNic", in, cloud.Spec{Network: []cloud.NIC{{ID: in.GetNicId()}}})
 }

@@ -58,8 +58,11 @@ func TestRPCArguments(t *testing.T) {
 		{"attach a disk", only(r.AttachDisk(ctx, &vmv1.AttachDiskRequest{VmId: id, Disk: &vmv1.DiskSpec{Id: "b", Source: blank, SizeGib: 1}})), fault.Unimplemented, ""},
 		{"attach a disk to an unknown VM", only(r.AttachDisk(ctx, &vmv1.AttachDiskRequest{VmId: nowhere, Disk: &vmv1.DiskSpec{Id: "b", Source: blank, SizeGib: 1}})), fault.NotFound, ""},
 		{"detach without a disk", only(r.DetachDisk(ctx, &vmv1.DetachDiskRequest{VmId: id})), fault.InvalidArgument, "spec.disks[0].id"},
-		{"attach without a NIC", only(r.AttachNic(ctx, &vmv1.AttachNicRequest{VmId: id})), fault.InvalidArgument, "spec.network[0].id"},
-		{"detach a NIC", only(r.DetachNic(ctx, &vmv1.DetachNicRequest{VmId: id, NicId: "nic0"})), fault.Unimplemented, ""},
+		{"attach without a NIC", only(r.AttachNic(ctx, &vmv1.AttachNicRequest{VmId: id})), fault.InvalidArgument, "nic.id"},
+		{"attach a NIC on a host without a network", only(r.AttachNic(ctx, &vmv1.AttachNicRequest{VmId: id, Nic: &vmv1.NetworkSpec{Id: "nic0"}})), fault.FailedPrecondition, ""},
+		{"attach a NIC to an unknown VM", only(r.AttachNic(ctx, &vmv1.AttachNicRequest{VmId: nowhere, Nic: &vmv1.NetworkSpec{Id: "nic0"}})), fault.NotFound, ""},
+		{"detach without a NIC", only(r.DetachNic(ctx, &vmv1.DetachNicRequest{VmId: id})), fault.InvalidArgument, "nic_id"},
+		{"detach a NIC that the VM has not", only(r.DetachNic(ctx, &vmv1.DetachNicRequest{VmId: id, NicId: "nic0"})), fault.NotFound, "nic_id"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f, ok := fault.From(c.err)

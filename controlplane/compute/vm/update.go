@@ -96,9 +96,8 @@ func (s *Service) apply(tx *store.Tx, vm *cloud.VM, c *Change) (bool, error) {
 			return false, fault.Invalid("spec.disks",
 				"disks cannot be changed after the VM was created: this version does not serve AttachDisk and DetachDisk")
 		}
-		if len(c.Network) > 0 && !reflect.DeepEqual(requested.Network, vm.Spec.Network) {
-			return false, fault.Invalid("spec.network",
-				"NICs cannot be changed after the VM was created: this version does not serve AttachNic and DetachNic")
+		if len(c.Network) > 0 && !reflect.DeepEqual(requested.Network, visibleNICs(vm.Spec.Network)) {
+			return false, fault.Invalid("spec.network", "NICs cannot be changed by UpdateVm: use AttachNic and DetachNic")
 		}
 	}
 	if !reflect.DeepEqual(spec, vm.Spec) {

@@ -13,6 +13,13 @@
 //   - A call that is repeated under its idempotency key waits again. If its VM was deleted or got another desired
 //     state meanwhile, the call returns its response without an error.
 //   - Right after a change of leader, a placement that found no host waits for the hosts' first heartbeats.
+//   - A NIC's port is claimed in the transaction that creates the VM or attaches the NIC, so a call that fails leaves no
+//     port. A NIC is detached from a running guest before its port is released, because the guest could otherwise use
+//     an address that another VM has by then.
+//   - A deleted VM's ports are released with its record, also if its host does not respond. The host removes the ports
+//     from its network when it has received the change. Their addresses are assigned again after network.RestTime; a
+//     host that is disconnected for longer may still run the guest, but no other host sends packets to it, because
+//     other hosts know ports only from their records.
 //   - The capacity of a deleted VM stays allocated until its host reports the VM absent. Processors and memory are
 //     freed at once only if the VM is certainly off.
 //
@@ -75,7 +82,8 @@ func New(opts Options) *Service {
 		opts.Billing = noBilling{}
 	}
 	s := &Service{opts: opts, messages: newMessages(opts.Store), usage: map[cloud.VMID]cloud.Usage{}, deadlines: map[cloud.VMID]deadline{}}
-	leader.Register(opts.Commands, s, createCommand, setPowerCommand, pulseCommand, deleteCommand, updateCommand, usageCommand)
+	leader.Register(opts.Commands, s, createCommand, setPowerCommand, pulseCommand, deleteCommand, updateCommand, usageCommand,
+		attachNICCommand, detachNICCommand)
 	return s
 }
 

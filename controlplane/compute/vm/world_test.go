@@ -13,6 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node/nodetest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/network"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -24,6 +25,8 @@ type world struct {
 	store *store.Store
 	nodes *node.Service
 	vms   *Service
+	// networks creates the ports and VPCs that tests give to VMs.
+	networks *network.Service
 }
 
 var (
@@ -35,6 +38,7 @@ func newWorld(t testing.TB) *world {
 	base := nodetest.New(t, nil, acme, other)
 	w := &world{World: base, t: t, store: base.Store, nodes: base.Nodes}
 	w.vms = New(Options{Store: w.store, Commands: w.Commands, Nodes: w.nodes, Log: w.Log})
+	w.networks = network.New(network.Options{Store: w.store, Commands: w.Commands, Log: w.Log})
 	w.Attach(w.vms)
 	w.Go(w.vms.Follow)
 	return w

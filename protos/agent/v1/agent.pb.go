@@ -623,7 +623,7 @@ type AssignedVm struct {
 	Kernel  *AssignedImage `protobuf:"bytes,17,opt,name=kernel,proto3" json:"kernel,omitempty"`
 	Initrd  *AssignedImage `protobuf:"bytes,18,opt,name=initrd,proto3" json:"initrd,omitempty"`
 	Cmdline string         `protobuf:"bytes,19,opt,name=cmdline,proto3" json:"cmdline,omitempty"`
-	// In the order of the guest's network interfaces.
+	// In the order of the guest's network interfaces. A change takes effect in a running guest (see NicObservation).
 	Nics          []*AssignedNic `protobuf:"bytes,20,rep,name=nics,proto3" json:"nics,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1305,9 +1305,12 @@ type VmObservation struct {
 	// The first 1024 bytes are kept.
 	LastError string `protobuf:"bytes,9,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
 	// AssignedVm.reboots of the last reboot that was carried out. resets_done and starts_done likewise.
-	RebootsDone   uint64 `protobuf:"varint,10,opt,name=reboots_done,json=rebootsDone,proto3" json:"reboots_done,omitempty"`
-	ResetsDone    uint64 `protobuf:"varint,11,opt,name=resets_done,json=resetsDone,proto3" json:"resets_done,omitempty"`
-	StartsDone    uint64 `protobuf:"varint,12,opt,name=starts_done,json=startsDone,proto3" json:"starts_done,omitempty"`
+	RebootsDone uint64 `protobuf:"varint,10,opt,name=reboots_done,json=rebootsDone,proto3" json:"reboots_done,omitempty"`
+	ResetsDone  uint64 `protobuf:"varint,11,opt,name=resets_done,json=resetsDone,proto3" json:"resets_done,omitempty"`
+	StartsDone  uint64 `protobuf:"varint,12,opt,name=starts_done,json=startsDone,proto3" json:"starts_done,omitempty"`
+	// Of a VM with a process: the network interfaces that the guest has, and those of the assignment that it could not
+	// get. Empty without a process.
+	Nics          []*NicObservation `protobuf:"bytes,13,rep,name=nics,proto3" json:"nics,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1426,6 +1429,82 @@ func (x *VmObservation) GetStartsDone() uint64 {
 	return 0
 }
 
+func (x *VmObservation) GetNics() []*NicObservation {
+	if x != nil {
+		return x.Nics
+	}
+	return nil
+}
+
+// NicObservation is one network interface of a running guest. While a guest runs, the control plane attaches a NIC by
+// adding it to AssignedVm.nics, and detaches it by leaving it out. The port of a detached NIC stays bound to the host
+// until the host has reported the NIC as not attached, or not at all.
+type NicObservation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// AssignedNic.id.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// The guest has the device. A device that is being detached stays attached until the guest has released it (QEMU's
+	// event DEVICE_DELETED).
+	Attached bool `protobuf:"varint,2,opt,name=attached,proto3" json:"attached,omitempty"`
+	// Why the host gave up the attachment of an assigned NIC, or the detachment of one that is no longer assigned. Only
+	// about an attempt since the assignment changed: the control plane takes the change back and the caller gets this
+	// text, of which the first 1024 bytes are kept. Empty while the host is still trying.
+	Error         string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NicObservation) Reset() {
+	*x = NicObservation{}
+	mi := &file_agent_v1_agent_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NicObservation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NicObservation) ProtoMessage() {}
+
+func (x *NicObservation) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NicObservation.ProtoReflect.Descriptor instead.
+func (*NicObservation) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *NicObservation) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *NicObservation) GetAttached() bool {
+	if x != nil {
+		return x.Attached
+	}
+	return false
+}
+
+func (x *NicObservation) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 type ReadImageRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 64 hexadecimal digits.
@@ -1438,7 +1517,7 @@ type ReadImageRequest struct {
 
 func (x *ReadImageRequest) Reset() {
 	*x = ReadImageRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_agent_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1450,7 +1529,7 @@ func (x *ReadImageRequest) String() string {
 func (*ReadImageRequest) ProtoMessage() {}
 
 func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_agent_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1463,7 +1542,7 @@ func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageRequest.ProtoReflect.Descriptor instead.
 func (*ReadImageRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ReadImageRequest) GetSha256() string {
@@ -1490,7 +1569,7 @@ type ReadImageResponse struct {
 
 func (x *ReadImageResponse) Reset() {
 	*x = ReadImageResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_agent_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1502,7 +1581,7 @@ func (x *ReadImageResponse) String() string {
 func (*ReadImageResponse) ProtoMessage() {}
 
 func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_agent_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1515,7 +1594,7 @@ func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageResponse.ProtoReflect.Descriptor instead.
 func (*ReadImageResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ReadImageResponse) GetData() []byte {
@@ -1540,7 +1619,7 @@ type SendConsoleRequest struct {
 
 func (x *SendConsoleRequest) Reset() {
 	*x = SendConsoleRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_agent_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1552,7 +1631,7 @@ func (x *SendConsoleRequest) String() string {
 func (*SendConsoleRequest) ProtoMessage() {}
 
 func (x *SendConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_agent_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1565,7 +1644,7 @@ func (x *SendConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendConsoleRequest.ProtoReflect.Descriptor instead.
 func (*SendConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SendConsoleRequest) GetRequestId() string {
@@ -1597,7 +1676,7 @@ type SendConsoleResponse struct {
 
 func (x *SendConsoleResponse) Reset() {
 	*x = SendConsoleResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1609,7 +1688,7 @@ func (x *SendConsoleResponse) String() string {
 func (*SendConsoleResponse) ProtoMessage() {}
 
 func (x *SendConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1622,7 +1701,7 @@ func (x *SendConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendConsoleResponse.ProtoReflect.Descriptor instead.
 func (*SendConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 // SyncNetworksRequest describes the host in the first message, and acknowledges a revision in each later one.
@@ -1642,7 +1721,7 @@ type SyncNetworksRequest struct {
 
 func (x *SyncNetworksRequest) Reset() {
 	*x = SyncNetworksRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1654,7 +1733,7 @@ func (x *SyncNetworksRequest) String() string {
 func (*SyncNetworksRequest) ProtoMessage() {}
 
 func (x *SyncNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1667,7 +1746,7 @@ func (x *SyncNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncNetworksRequest.ProtoReflect.Descriptor instead.
 func (*SyncNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SyncNetworksRequest) GetProtocol() uint32 {
@@ -1715,7 +1794,7 @@ type HostNetwork struct {
 
 func (x *HostNetwork) Reset() {
 	*x = HostNetwork{}
-	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1727,7 +1806,7 @@ func (x *HostNetwork) String() string {
 func (*HostNetwork) ProtoMessage() {}
 
 func (x *HostNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1740,7 +1819,7 @@ func (x *HostNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostNetwork.ProtoReflect.Descriptor instead.
 func (*HostNetwork) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *HostNetwork) GetVtep() string {
@@ -1783,7 +1862,7 @@ type VpcFailure struct {
 
 func (x *VpcFailure) Reset() {
 	*x = VpcFailure{}
-	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1795,7 +1874,7 @@ func (x *VpcFailure) String() string {
 func (*VpcFailure) ProtoMessage() {}
 
 func (x *VpcFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1808,7 +1887,7 @@ func (x *VpcFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcFailure.ProtoReflect.Descriptor instead.
 func (*VpcFailure) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *VpcFailure) GetVpcId() string {
@@ -1854,7 +1933,7 @@ type SyncNetworksResponse struct {
 
 func (x *SyncNetworksResponse) Reset() {
 	*x = SyncNetworksResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1866,7 +1945,7 @@ func (x *SyncNetworksResponse) String() string {
 func (*SyncNetworksResponse) ProtoMessage() {}
 
 func (x *SyncNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1879,7 +1958,7 @@ func (x *SyncNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncNetworksResponse.ProtoReflect.Descriptor instead.
 func (*SyncNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SyncNetworksResponse) GetTerm() uint64 {
@@ -1977,7 +2056,7 @@ type HostVpc struct {
 
 func (x *HostVpc) Reset() {
 	*x = HostVpc{}
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1989,7 +2068,7 @@ func (x *HostVpc) String() string {
 func (*HostVpc) ProtoMessage() {}
 
 func (x *HostVpc) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2002,7 +2081,7 @@ func (x *HostVpc) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostVpc.ProtoReflect.Descriptor instead.
 func (*HostVpc) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *HostVpc) GetVpc() *v11.Vpc {
@@ -2030,7 +2109,7 @@ type HostSubnet struct {
 
 func (x *HostSubnet) Reset() {
 	*x = HostSubnet{}
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2042,7 +2121,7 @@ func (x *HostSubnet) String() string {
 func (*HostSubnet) ProtoMessage() {}
 
 func (x *HostSubnet) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2055,7 +2134,7 @@ func (x *HostSubnet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostSubnet.ProtoReflect.Descriptor instead.
 func (*HostSubnet) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *HostSubnet) GetSubnet() *v11.Subnet {
@@ -2088,7 +2167,7 @@ type HostPort struct {
 
 func (x *HostPort) Reset() {
 	*x = HostPort{}
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2100,7 +2179,7 @@ func (x *HostPort) String() string {
 func (*HostPort) ProtoMessage() {}
 
 func (x *HostPort) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2113,7 +2192,7 @@ func (x *HostPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostPort.ProtoReflect.Descriptor instead.
 func (*HostPort) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *HostPort) GetPort() *v11.Port {
@@ -2242,7 +2321,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\fqemu_version\x18\x03 \x01(\tR\vqemuVersion\x12\x1d\n" +
 	"\n" +
 	"cpu_models\x18\x04 \x03(\tR\tcpuModels\x12A\n" +
-	"\farchitecture\x18\x05 \x01(\x0e2\x1d.vmcontroller.v1.ArchitectureR\farchitecture\"\xa6\x03\n" +
+	"\farchitecture\x18\x05 \x01(\x0e2\x1d.vmcontroller.v1.ArchitectureR\farchitecture\"\xd4\x03\n" +
 	"\rVmObservation\x12\x13\n" +
 	"\x05vm_id\x18\x01 \x01(\tR\x04vmId\x12\x1e\n" +
 	"\n" +
@@ -2262,7 +2341,12 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\vresets_done\x18\v \x01(\x04R\n" +
 	"resetsDone\x12\x1f\n" +
 	"\vstarts_done\x18\f \x01(\x04R\n" +
-	"startsDone\"B\n" +
+	"startsDone\x12,\n" +
+	"\x04nics\x18\r \x03(\v2\x18.agent.v1.NicObservationR\x04nics\"R\n" +
+	"\x0eNicObservation\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
+	"\battached\x18\x02 \x01(\bR\battached\x12\x14\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\"B\n" +
 	"\x10ReadImageRequest\x12\x16\n" +
 	"\x06sha256\x18\x01 \x01(\tR\x06sha256\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\"'\n" +
@@ -2360,7 +2444,7 @@ func file_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_agent_v1_agent_proto_goTypes = []any{
 	(Power)(0),                   // 0: agent.v1.Power
 	(Observed)(0),                // 1: agent.v1.Observed
@@ -2379,31 +2463,32 @@ var file_agent_v1_agent_proto_goTypes = []any{
 	(*ReportResponse)(nil),       // 14: agent.v1.ReportResponse
 	(*NodeFacts)(nil),            // 15: agent.v1.NodeFacts
 	(*VmObservation)(nil),        // 16: agent.v1.VmObservation
-	(*ReadImageRequest)(nil),     // 17: agent.v1.ReadImageRequest
-	(*ReadImageResponse)(nil),    // 18: agent.v1.ReadImageResponse
-	(*SendConsoleRequest)(nil),   // 19: agent.v1.SendConsoleRequest
-	(*SendConsoleResponse)(nil),  // 20: agent.v1.SendConsoleResponse
-	(*SyncNetworksRequest)(nil),  // 21: agent.v1.SyncNetworksRequest
-	(*HostNetwork)(nil),          // 22: agent.v1.HostNetwork
-	(*VpcFailure)(nil),           // 23: agent.v1.VpcFailure
-	(*SyncNetworksResponse)(nil), // 24: agent.v1.SyncNetworksResponse
-	(*HostVpc)(nil),              // 25: agent.v1.HostVpc
-	(*HostSubnet)(nil),           // 26: agent.v1.HostSubnet
-	(*HostPort)(nil),             // 27: agent.v1.HostPort
-	(v1.NicModel)(0),             // 28: vmcontroller.v1.NicModel
-	(v1.DiskBus)(0),              // 29: vmcontroller.v1.DiskBus
-	(v1.DiskCache)(0),            // 30: vmcontroller.v1.DiskCache
-	(v1.ImageFormat)(0),          // 31: vmcontroller.v1.ImageFormat
-	(v1.Architecture)(0),         // 32: vmcontroller.v1.Architecture
-	(*v1.ResourceUsage)(nil),     // 33: vmcontroller.v1.ResourceUsage
-	(*v11.SecurityGroup)(nil),    // 34: network.v1.SecurityGroup
-	(*v11.RouteTable)(nil),       // 35: network.v1.RouteTable
-	(*v11.NatGateway)(nil),       // 36: network.v1.NatGateway
-	(*v11.FloatingIp)(nil),       // 37: network.v1.FloatingIp
-	(*v11.ServiceIp)(nil),        // 38: network.v1.ServiceIp
-	(*v11.Vpc)(nil),              // 39: network.v1.Vpc
-	(*v11.Subnet)(nil),           // 40: network.v1.Subnet
-	(*v11.Port)(nil),             // 41: network.v1.Port
+	(*NicObservation)(nil),       // 17: agent.v1.NicObservation
+	(*ReadImageRequest)(nil),     // 18: agent.v1.ReadImageRequest
+	(*ReadImageResponse)(nil),    // 19: agent.v1.ReadImageResponse
+	(*SendConsoleRequest)(nil),   // 20: agent.v1.SendConsoleRequest
+	(*SendConsoleResponse)(nil),  // 21: agent.v1.SendConsoleResponse
+	(*SyncNetworksRequest)(nil),  // 22: agent.v1.SyncNetworksRequest
+	(*HostNetwork)(nil),          // 23: agent.v1.HostNetwork
+	(*VpcFailure)(nil),           // 24: agent.v1.VpcFailure
+	(*SyncNetworksResponse)(nil), // 25: agent.v1.SyncNetworksResponse
+	(*HostVpc)(nil),              // 26: agent.v1.HostVpc
+	(*HostSubnet)(nil),           // 27: agent.v1.HostSubnet
+	(*HostPort)(nil),             // 28: agent.v1.HostPort
+	(v1.NicModel)(0),             // 29: vmcontroller.v1.NicModel
+	(v1.DiskBus)(0),              // 30: vmcontroller.v1.DiskBus
+	(v1.DiskCache)(0),            // 31: vmcontroller.v1.DiskCache
+	(v1.ImageFormat)(0),          // 32: vmcontroller.v1.ImageFormat
+	(v1.Architecture)(0),         // 33: vmcontroller.v1.Architecture
+	(*v1.ResourceUsage)(nil),     // 34: vmcontroller.v1.ResourceUsage
+	(*v11.SecurityGroup)(nil),    // 35: network.v1.SecurityGroup
+	(*v11.RouteTable)(nil),       // 36: network.v1.RouteTable
+	(*v11.NatGateway)(nil),       // 37: network.v1.NatGateway
+	(*v11.FloatingIp)(nil),       // 38: network.v1.FloatingIp
+	(*v11.ServiceIp)(nil),        // 39: network.v1.ServiceIp
+	(*v11.Vpc)(nil),              // 40: network.v1.Vpc
+	(*v11.Subnet)(nil),           // 41: network.v1.Subnet
+	(*v11.Port)(nil),             // 42: network.v1.Port
 }
 var file_agent_v1_agent_proto_depIdxs = []int32{
 	8,  // 0: agent.v1.WatchResponse.vms:type_name -> agent.v1.AssignedVm
@@ -2413,49 +2498,50 @@ var file_agent_v1_agent_proto_depIdxs = []int32{
 	11, // 4: agent.v1.AssignedVm.kernel:type_name -> agent.v1.AssignedImage
 	11, // 5: agent.v1.AssignedVm.initrd:type_name -> agent.v1.AssignedImage
 	9,  // 6: agent.v1.AssignedVm.nics:type_name -> agent.v1.AssignedNic
-	28, // 7: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
-	29, // 8: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
-	30, // 9: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
+	29, // 7: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
+	30, // 8: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
+	31, // 9: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
 	11, // 10: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
-	31, // 11: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
+	32, // 11: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
 	15, // 12: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
 	16, // 13: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
-	32, // 14: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
+	33, // 14: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
 	1,  // 15: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
 	2,  // 16: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
-	33, // 17: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
-	22, // 18: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
-	23, // 19: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
-	25, // 20: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
-	26, // 21: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
-	27, // 22: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
-	34, // 23: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
-	35, // 24: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
-	36, // 25: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
-	37, // 26: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
-	38, // 27: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
-	39, // 28: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
-	40, // 29: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
-	41, // 30: agent.v1.HostPort.port:type_name -> network.v1.Port
-	3,  // 31: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
-	4,  // 32: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
-	6,  // 33: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
-	13, // 34: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
-	17, // 35: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
-	19, // 36: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
-	21, // 37: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
-	5,  // 38: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
-	5,  // 39: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
-	7,  // 40: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
-	14, // 41: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
-	18, // 42: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
-	20, // 43: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
-	24, // 44: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
-	38, // [38:45] is the sub-list for method output_type
-	31, // [31:38] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	34, // 17: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
+	17, // 18: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
+	23, // 19: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
+	24, // 20: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
+	26, // 21: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
+	27, // 22: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
+	28, // 23: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
+	35, // 24: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
+	36, // 25: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
+	37, // 26: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
+	38, // 27: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
+	39, // 28: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
+	40, // 29: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
+	41, // 30: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
+	42, // 31: agent.v1.HostPort.port:type_name -> network.v1.Port
+	3,  // 32: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
+	4,  // 33: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
+	6,  // 34: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
+	13, // 35: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
+	18, // 36: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
+	20, // 37: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
+	22, // 38: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
+	5,  // 39: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
+	5,  // 40: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
+	7,  // 41: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
+	14, // 42: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
+	19, // 43: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
+	21, // 44: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
+	25, // 45: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
+	39, // [39:46] is the sub-list for method output_type
+	32, // [32:39] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_agent_v1_agent_proto_init() }
@@ -2469,7 +2555,7 @@ func file_agent_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_v1_agent_proto_rawDesc), len(file_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   25,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -560,7 +560,7 @@ type VmSpec struct {
 	Memory *MemorySpec            `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
 	// At most 16.
 	Disks []*DiskSpec `protobuf:"bytes,3,rep,name=disks,proto3" json:"disks,omitempty"`
-	// At most 8. Not served by this version: a NIC is FAILED_PRECONDITION.
+	// At most 8. Placed only on hosts that have a network.
 	Network       []*NetworkSpec `protobuf:"bytes,4,rep,name=network,proto3" json:"network,omitempty"`
 	Boot          *BootSpec      `protobuf:"bytes,5,opt,name=boot,proto3" json:"boot,omitempty"`
 	Security      *SecuritySpec  `protobuf:"bytes,6,opt,name=security,proto3" json:"security,omitempty"`
@@ -954,22 +954,35 @@ func (*DiskSource_VolumeId) isDiskSource_Source() {}
 
 func (*DiskSource_Blank) isDiskSource_Source() {}
 
-// NetworkSpec is a NIC. This version serves none.
+// NetworkSpec is a NIC: a device of the guest that uses a port of NetworkService. In requests every field but id may be
+// empty; in responses the fields have the values of the port at the time when the NIC was made.
+//
+// With port_id the NIC uses that port, which must have no device; the port stays when the NIC is detached or the VM
+// deleted. Otherwise a port is created, and deleted with the NIC: in subnet_id, or in the only subnet of network_id, or
+// in the default VPC of the project, which is created (10.0.0.0/16, with the subnet 10.0.0.0/20) if there is none.
 type NetworkSpec struct {
-	state          protoimpl.MessageState `protogen:"open.v1"`
-	Id             string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	NetworkId      string                 `protobuf:"bytes,2,opt,name=network_id,json=networkId,proto3" json:"network_id,omitempty"`
-	MacAddress     string                 `protobuf:"bytes,3,opt,name=mac_address,json=macAddress,proto3" json:"mac_address,omitempty"`
-	IpAddress      string                 `protobuf:"bytes,4,opt,name=ip_address,json=ipAddress,proto3" json:"ip_address,omitempty"`
-	Model          NicModel               `protobuf:"varint,5,opt,name=model,proto3,enum=vmcontroller.v1.NicModel" json:"model,omitempty"`
-	SecurityGroups []string               `protobuf:"bytes,6,rep,name=security_groups,json=securityGroups,proto3" json:"security_groups,omitempty"`
-	PortId         string                 `protobuf:"bytes,7,opt,name=port_id,json=portId,proto3" json:"port_id,omitempty"`
-	SubnetId       string                 `protobuf:"bytes,8,opt,name=subnet_id,json=subnetId,proto3" json:"subnet_id,omitempty"`
-	CidrBlock      string                 `protobuf:"bytes,9,opt,name=cidr_block,json=cidrBlock,proto3" json:"cidr_block,omitempty"`
-	GatewayIp      string                 `protobuf:"bytes,10,opt,name=gateway_ip,json=gatewayIp,proto3" json:"gateway_ip,omitempty"`
-	DhcpEnabled    bool                   `protobuf:"varint,11,opt,name=dhcp_enabled,json=dhcpEnabled,proto3" json:"dhcp_enabled,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Chosen by the caller, unique in the VM: 1 to 32 of a-z 0-9 -, starting with a letter or digit.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// A VPC of the project. "default" or empty: that of subnet_id or port_id, else the default VPC.
+	NetworkId string `protobuf:"bytes,2,opt,name=network_id,json=networkId,proto3" json:"network_id,omitempty"`
+	// Unique in the VPC. Empty: chosen by the service.
+	MacAddress string `protobuf:"bytes,3,opt,name=mac_address,json=macAddress,proto3" json:"mac_address,omitempty"`
+	// An IPv4 address of the subnet. Empty: the lowest free one.
+	IpAddress string `protobuf:"bytes,4,opt,name=ip_address,json=ipAddress,proto3" json:"ip_address,omitempty"`
+	// UNSPECIFIED means VIRTIO_NET.
+	Model NicModel `protobuf:"varint,5,opt,name=model,proto3,enum=vmcontroller.v1.NicModel" json:"model,omitempty"`
+	// IDs of at most 16 groups of the project. Empty: the group "default". Must be empty with port_id.
+	SecurityGroups []string `protobuf:"bytes,6,rep,name=security_groups,json=securityGroups,proto3" json:"security_groups,omitempty"`
+	PortId         string   `protobuf:"bytes,7,opt,name=port_id,json=portId,proto3" json:"port_id,omitempty"`
+	SubnetId       string   `protobuf:"bytes,8,opt,name=subnet_id,json=subnetId,proto3" json:"subnet_id,omitempty"`
+	// Results: a request may repeat the values of the subnet; other values are INVALID_ARGUMENT.
+	CidrBlock string `protobuf:"bytes,9,opt,name=cidr_block,json=cidrBlock,proto3" json:"cidr_block,omitempty"`
+	GatewayIp string `protobuf:"bytes,10,opt,name=gateway_ip,json=gatewayIp,proto3" json:"gateway_ip,omitempty"`
+	// A request with true is INVALID_ARGUMENT if the subnet has no DHCP.
+	DhcpEnabled   bool `protobuf:"varint,11,opt,name=dhcp_enabled,json=dhcpEnabled,proto3" json:"dhcp_enabled,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NetworkSpec) Reset() {
@@ -1204,7 +1217,7 @@ type VmStatus struct {
 	HostPid uint32 `protobuf:"varint,2,opt,name=host_pid,json=hostPid,proto3" json:"host_pid,omitempty"`
 	// When the process was started, in Unix milliseconds.
 	StartedAt int64 `protobuf:"varint,3,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
-	// At most 64 are kept.
+	// The addresses of the NICs' ports, and then others that the host reports, of which at most 64 are kept.
 	IpAddresses []string `protobuf:"bytes,4,rep,name=ip_addresses,json=ipAddresses,proto3" json:"ip_addresses,omitempty"`
 	// Only of a RUNNING VM, and only if the leader answers within 200 ms. Never set in events of WatchVm and in the
 	// response of CreateVm.

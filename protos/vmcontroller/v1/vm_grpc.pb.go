@@ -135,11 +135,24 @@ type VmServiceClient interface {
 	// DetachDisk is not served by this version: UNIMPLEMENTED, after NOT_FOUND for the VM and INVALID_ARGUMENT for
 	// disk_id.
 	DetachDisk(ctx context.Context, in *DetachDiskRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
-	// AttachNic is not served by this version: UNIMPLEMENTED, after NOT_FOUND for the VM and INVALID_ARGUMENT for the
-	// NIC.
+	// AttachNic adds a NIC to a STOPPED or RUNNING VM, with its port as in CreateVm. Of a STOPPED VM the call does not
+	// wait. Of a RUNNING VM it waits up to 30 s until the guest has the device; if that takes longer, the call succeeds
+	// and the NIC remains recorded. If the host refuses, the NIC and a port that was created for it are removed again. A
+	// repeat is ALREADY_EXISTS, or with the same idempotency key waits again.
+	//
+	// FAILED_PRECONDITION: the VM is in another state or has 8 NICs, its host has no network, a device uses the port, or
+	// the host could not attach the NIC (NIC_REFUSED). ALREADY_EXISTS: the VM has a NIC with this ID, or the address or
+	// MAC is in use. NOT_FOUND: no such VM, port, subnet, VPC or security group. RESOURCE_EXHAUSTED: quota
+	// (QUOTA_EXCEEDED), or the subnet is full (SUBNET_FULL). INVALID_ARGUMENT names a field of nic.
 	AttachNic(ctx context.Context, in *AttachNicRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
-	// DetachNic is not served by this version: UNIMPLEMENTED, after NOT_FOUND for the VM and INVALID_ARGUMENT for
-	// nic_id.
+	// DetachNic removes a NIC from a STOPPED or RUNNING VM, and deletes its port if it was created for the NIC. Of a
+	// STOPPED VM the call does not wait. Of a RUNNING VM it waits up to 30 s until the guest has released the device:
+	// until then the VM keeps the NIC and its port. If that takes longer, the call succeeds with the NIC still in
+	// spec.network, and the detachment remains recorded. A repeat is NOT_FOUND once the NIC is removed, or with the same
+	// idempotency key succeeds again.
+	//
+	// NOT_FOUND: no such VM or NIC. FAILED_PRECONDITION: the VM is in another state, or the guest did not release the
+	// device and keeps it (NIC_REFUSED).
 	DetachNic(ctx context.Context, in *DetachNicRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
 	// WatchVm sends the VM as it is now, and then one event for each change of its record, in order and without a gap,
 	// until the VM is deleted (the last event is DELETED, then the stream ends with OK) or the caller ends it. A new
@@ -419,11 +432,24 @@ type VmServiceServer interface {
 	// DetachDisk is not served by this version: UNIMPLEMENTED, after NOT_FOUND for the VM and INVALID_ARGUMENT for
 	// disk_id.
 	DetachDisk(context.Context, *DetachDiskRequest) (*VirtualMachine, error)
-	// AttachNic is not served by this version: UNIMPLEMENTED, after NOT_FOUND for the VM and INVALID_ARGUMENT for the
-	// NIC.
+	// AttachNic adds a NIC to a STOPPED or RUNNING VM, with its port as in CreateVm. Of a STOPPED VM the call does not
+	// wait. Of a RUNNING VM it waits up to 30 s until the guest has the device; if that takes longer, the call succeeds
+	// and the NIC remains recorded. If the host refuses, the NIC and a port that was created for it are removed again. A
+	// repeat is ALREADY_EXISTS, or with the same idempotency key waits again.
+	//
+	// FAILED_PRECONDITION: the VM is in another state or has 8 NICs, its host has no network, a device uses the port, or
+	// the host could not attach the NIC (NIC_REFUSED). ALREADY_EXISTS: the VM has a NIC with this ID, or the address or
+	// MAC is in use. NOT_FOUND: no such VM, port, subnet, VPC or security group. RESOURCE_EXHAUSTED: quota
+	// (QUOTA_EXCEEDED), or the subnet is full (SUBNET_FULL). INVALID_ARGUMENT names a field of nic.
 	AttachNic(context.Context, *AttachNicRequest) (*VirtualMachine, error)
-	// DetachNic is not served by this version: UNIMPLEMENTED, after NOT_FOUND for the VM and INVALID_ARGUMENT for
-	// nic_id.
+	// DetachNic removes a NIC from a STOPPED or RUNNING VM, and deletes its port if it was created for the NIC. Of a
+	// STOPPED VM the call does not wait. Of a RUNNING VM it waits up to 30 s until the guest has released the device:
+	// until then the VM keeps the NIC and its port. If that takes longer, the call succeeds with the NIC still in
+	// spec.network, and the detachment remains recorded. A repeat is NOT_FOUND once the NIC is removed, or with the same
+	// idempotency key succeeds again.
+	//
+	// NOT_FOUND: no such VM or NIC. FAILED_PRECONDITION: the VM is in another state, or the guest did not release the
+	// device and keeps it (NIC_REFUSED).
 	DetachNic(context.Context, *DetachNicRequest) (*VirtualMachine, error)
 	// WatchVm sends the VM as it is now, and then one event for each change of its record, in order and without a gap,
 	// until the VM is deleted (the last event is DELETED, then the stream ends with OK) or the caller ends it. A new
