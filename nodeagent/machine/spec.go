@@ -50,7 +50,7 @@ func (set *MachineSet) spec(want *agentv1.AssignedVm) qemu.Spec {
 
 // check returns an error if this host can never run the assigned VM.
 func (set *MachineSet) check(want *agentv1.AssignedVm) error {
-	s, err := set.spec(want).KeepSlots(nil)
+	s, err := set.spec(want).KeepSlots(qemu.Spec{})
 	if err == nil {
 		err = s.Validate()
 	}

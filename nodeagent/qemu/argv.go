@@ -10,13 +10,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// Numbers of the descriptors that every QEMU inherits. The descriptors of its disks have the numbers from fdDisks on.
+// Numbers of the descriptors that every QEMU inherits. The descriptors of its disks have the numbers from fdDisks on,
+// those of the seed and of the taps follow.
 const (
 	fdWork    = 3 + iota // listening socket of the monitor for commands that change the machine
 	fdInspect            // listening socket of the monitor for queries and events
 	fdConsole            // listening socket of the serial port
 	fdLog                // log of the serial port, open for appending
-	fdDisks              // overlay and base of each disk, in the order of Spec.Disks
+	fdDisks              // overlay and base of each disk, in the order of Spec.Disks; then the seed; then the tap of each NIC
 )
 
 // Paths of the kernel and the initrd in QEMU's own mount namespace.
@@ -29,12 +30,14 @@ const (
 const (
 	addrRNG     = 0x02
 	addrBalloon = 0x03
-	addrPorts   = 0x04 // first of up to 4 addresses with 8 root ports each
+	addrPorts   = 0x04 // first of up to 3 addresses with 8 root ports each, for disks
+	addrNICs    = 0x07 // 8 root ports, for network interfaces
+	addrSeed    = 0x08 // root port of the seed
 	addrIDE     = 0x09
 	addrSCSI    = 0x0a
 )
 
-// sparePorts is the number of free PCIe root ports that a VM has, for devices that are attached later.
+// sparePorts is the number of free PCIe root ports that a VM has, for disks that are attached later.
 const sparePorts = 4
 
 // object is a JSON object in an argument of QEMU. Its keys are encoded in sorted order, so that equal specs give equal
@@ -52,7 +55,8 @@ func (o object) String() string {
 // Argv returns QEMU's command line for a VM, including the program. It is a pure function: equal specs give equal
 // arguments, which live migration needs. The error wraps [ErrInvalid].
 //
-// The only strings of a tenant in it are disk ids, which [Spec.Validate] limits to [a-z0-9-]. The kernel's command line
+// The only strings of a tenant in it are the ids of disks and network interfaces, and MAC addresses. [Spec.Validate]
+// limits them to [a-z0-9:-]. The kernel's command line
 // is not an argument, because every user of the host can read arguments: see [Process.configure].
 func Argv(program string, s Spec) ([]string, error) {
 	if err := s.Validate(); err != nil {
@@ -81,7 +85,12 @@ func Argv(program string, s Spec) ([]string, error) {
 	a.console()
 	a.ports(s)
 	a.platform(s)
-	a.disks(s)
+	fd := a.disks(s)
+	if s.Seed {
+		a.seed(fd)
+		fd++
+	}
+	a.nics(s, fd)
 	if s.Kernel {
 		a.add("-kernel", kernelPath)
 		if s.Initrd {
@@ -148,7 +157,8 @@ func (a *args) fdset(fd int, note string) {
 func fdsetPath(set int) string { return fmt.Sprintf("/dev/fdset/%d", set) }
 
 // ports adds the PCIe root ports. A virtio disk is attached to the port whose number is the disk's slot, so ports adds
-// one for each slot up to the highest slot in use. It adds sparePorts more, which stay free.
+// one for each slot up to the highest slot in use. It adds sparePorts more, which stay free. The ports of network
+// interfaces are at their own address, so that a disk that is added does not change the addresses of the interfaces.
 func (a *args) ports(s Spec) {
 	last := -1
 	for _, d := range s.Disks {
@@ -159,6 +169,11 @@ func (a *args) ports(s Spec) {
 	for i := range last + 1 + sparePorts {
 		a.json("-device", object{"driver": "pcie-root-port", "id": portID(i), "bus": "pcie.0",
 			"addr": fmt.Sprintf("0x%x.0x%x", addrPorts+i/8, i%8), "multifunction": true, "port": i, "chassis": i + 1})
+	}
+	const firstNIC = 0x20 // number of the first port for network interfaces, above those of the disks
+	for i := range s.nicPorts() {
+		a.json("-device", object{"driver": "pcie-root-port", "id": nicPortID(i), "bus": "pcie.0",
+			"addr": fmt.Sprintf("0x%x.0x%x", addrNICs, i), "multifunction": true, "port": firstNIC + i, "chassis": firstNIC + i + 1})
 	}
 }
 
@@ -189,7 +204,8 @@ func (a *args) platform(s Spec) {
 	}
 }
 
-func (a *args) disks(s Spec) {
+// disks adds the disks, and returns the number of the first descriptor after theirs.
+func (a *args) disks(s Spec) int {
 	fd := fdDisks
 	for i, d := range s.Disks {
 		var beneath any
@@ -208,6 +224,21 @@ func (a *args) disks(s Spec) {
 			"cache": cache, "read-only": d.ReadOnly, "auto-read-only": false, "discard": "unmap"})
 		a.json("-device", d.device(i+1))
 	}
+	return fd
+}
+
+// seed adds the seed, whose descriptor is fd: a read-only virtio disk of its own root port, from which the firmware does
+// not boot. The root port has a higher address than those of the other disks, so that Linux names those first (vda).
+func (a *args) seed(fd int) {
+	const port = 0x30 // above the numbers of all other ports
+	a.json("-device", object{"driver": "pcie-root-port", "id": "seedport", "bus": "pcie.0", "addr": fmt.Sprintf("0x%x", addrSeed),
+		"port": port, "chassis": port + 1})
+	a.fdset(fd, "seed")
+	a.json("-blockdev", object{"driver": "file", "node-name": "seed-file", "filename": fdsetPath(fd), "read-only": true,
+		"auto-read-only": false})
+	a.json("-blockdev", object{"driver": "raw", "node-name": "seed", "file": "seed-file", "read-only": true, "auto-read-only": false})
+	a.json("-device", object{"driver": "virtio-blk-pci", "id": "seed", "drive": "seed", "bus": "seedport", "addr": "0x0",
+		"serial": "cidata", "werror": "stop", "rerror": "stop"})
 }
 
 // base adds read-only block nodes for the base image of the disk d. The parameter fd is the image's descriptor.

@@ -22,7 +22,7 @@ func TestArgv(t *testing.T) {
 		dec := json.NewDecoder(strings.NewReader(d.Input))
 		dec.DisallowUnknownFields()
 		require.NoError(t, dec.Decode(&s), d.Pos)
-		s, err := s.KeepSlots(nil)
+		s, err := s.KeepSlots(Spec{})
 		if err != nil {
 			return err.Error() + "\n"
 		}
@@ -59,7 +59,7 @@ func TestKeepSlots(t *testing.T) {
 	disk := func(id string, bus Bus, slot int) Disk { return Disk{ID: id, Bus: bus, Slot: slot, Cache: NoCache} }
 	s := spec()
 	s.Disks = []Disk{disk("a", Virtio, -1), disk("b", Virtio, -1), disk("c", SCSI, -1), disk("d", Virtio, 1)}
-	first, err := s.KeepSlots(nil)
+	first, err := s.KeepSlots(Spec{})
 	require.NoError(t, err)
 	require.Equal(t, []Disk{disk("a", Virtio, 0), disk("b", Virtio, 2), disk("c", SCSI, 0), disk("d", Virtio, 1)}, first.Disks)
 	require.Equal(t, -1, s.Disks[0].Slot, "KeepSlots must not change its argument")
@@ -67,7 +67,7 @@ func TestKeepSlots(t *testing.T) {
 	// After the first disk is removed, another added, and the bus of a third changed, a disk that has the same id and
 	// bus must have the same slot.
 	s.Disks = []Disk{disk("new", Virtio, -1), disk("b", Virtio, -1), disk("c", Virtio, -1)}
-	next, err := s.KeepSlots(first.Disks)
+	next, err := s.KeepSlots(first)
 	require.NoError(t, err)
 	require.Equal(t, []Disk{disk("new", Virtio, 0), disk("b", Virtio, 2), disk("c", Virtio, 1)}, next.Disks)
 
@@ -75,11 +75,11 @@ func TestKeepSlots(t *testing.T) {
 	for i := range 5 {
 		s.Disks = append(s.Disks, disk(fmt.Sprintf("d%d", i), IDE, -1))
 	}
-	_, err = s.KeepSlots(nil)
+	_, err = s.KeepSlots(Spec{})
 	require.ErrorIs(t, err, ErrInvalid)
 	require.ErrorContains(t, err, "takes 4 disks")
 	s.Disks = []Disk{disk("x", "floppy", -1)}
-	s, err = s.KeepSlots(nil)
+	s, err = s.KeepSlots(Spec{})
 	require.NoError(t, err)
 	require.ErrorContains(t, s.Validate(), `the bus "floppy"`)
 }

@@ -17,14 +17,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestConfinement checks the confinement of a running QEMU: its user, capabilities, limits, control groups, namespaces,
+// TestConfinement checks the confinement of a running QEMU with a network interface: its user, capabilities, limits, control groups, namespaces,
 // mounts and open files, as /proc shows them.
 func TestConfinement(t *testing.T) {
 	l := newLab(t)
 	leak, err := os.Open("/etc/hostname") // a file of the agent that QEMU must not inherit
 	require.NoError(t, err)
 	defer leak.Close()
-	p := l.boot()
+	s, files := l.bootable()
+	s.NICs = []NIC{virtioNIC("a", 1)}
+	files.Taps = map[string]*os.File{"a": newNetwork(t).tap("tap0")}
+	p := l.launch(s, files)
+	require.NoError(t, p.Resume(l.ctx))
+	l.says("GUEST UP\n")
 	pid := p.record.PID
 	// If QEMU is not in its control group, the removal of the group does not end it.
 	t.Cleanup(func() { _ = unix.PidfdSendSignal(int(p.pidfd.Fd()), unix.SIGKILL, nil, 0) })
@@ -116,13 +121,15 @@ func TestConfinement(t *testing.T) {
 		require.ErrorIs(t, os.WriteFile(root+file, nil, 0o600), unix.EROFS, file)
 	}
 
+	require.Equal(t, 1, openTaps(t, pid))
+
 	// QEMU has only those files open that the agent passed to it.
 	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 	require.NoError(t, err)
 	for _, fd := range fds {
 		to, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", pid, fd.Name()))
 		require.NoError(t, err)
-		known := to == "/dev/null" || strings.HasPrefix(to, "anon_inode:") || strings.HasPrefix(to, "socket:") ||
+		known := to == "/dev/null" || to == "/dev/net/tun" || strings.HasPrefix(to, "anon_inode:") || strings.HasPrefix(to, "socket:") ||
 			slices.Contains([]string{"console.log", "stderr.log", "image", "overlay"}, filepath.Base(to))
 		require.True(t, known, "%s -> %s", fd.Name(), to)
 	}

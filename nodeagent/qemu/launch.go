@@ -18,7 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
-	"github.com/trivet-cloud/trivet/nodeagent/console"
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
@@ -29,21 +28,6 @@ type Launcher struct {
 	LauncherCommand []string     // a command that calls LauncherMain, such as /proc/self/exe launch-guest
 	Cgroups         *cgroup.Tree // a VM's group is named by its id
 	CPUModels       []string     // CPU models that the accelerator offers
-}
-
-// Files are the open files that a QEMU gets. The caller owns them, and may close them after Launch has returned.
-type Files struct {
-	Kernel, Initrd *os.File          // readable by all users; nil if the Spec has none
-	Disks          map[string]Layers // by disk id
-}
-
-// Layers are the files of one disk.
-type Layers struct {
-	Overlay *os.File // QCOW2; open for reading and writing, or read-only if the disk is read-only
-	Base    *os.File // in the format of the Spec; open read-only; nil if there is no base image
-	// Size is the disk's virtual size in bytes, from the assignment. The size in the overlay's header is not used,
-	// because QEMU could change it.
-	Size uint64
 }
 
 // tasks returns the maximum number of QEMU's threads: one for each vCPU, and 200 others. QEMU's I/O thread pool has up
@@ -91,13 +75,13 @@ func (l *Launcher) launch(ctx context.Context, home *Home, s Spec, files Files, 
 			return nil, err
 		}
 	}
-	if r.Spec, err = s.KeepSlots(before.Spec.Disks); err != nil {
+	if r.Spec, err = s.KeepSlots(before.Spec); err != nil {
 		return nil, err
 	}
 	if r.Argv, err = Argv(l.Program, r.Spec); err != nil {
 		return nil, err
 	}
-	disks, err := files.inOrder(r.Spec)
+	pass, err := files.inOrder(r.Spec)
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +94,7 @@ func (l *Launcher) launch(ctx context.Context, home *Home, s Spec, files Files, 
 	limits := cgroup.Limits{CPUs: s.VCPUs, Memory: s.MemoryMiB<<20 + s.Overhead(), Tasks: s.tasks()}
 	if err = l.Cgroups.Create(home.id, limits); err == nil {
 		var p *Process
-		if p, err = l.start(ctx, home, r, files, disks); err == nil {
+		if p, err = l.start(ctx, home, r, files, pass); err == nil {
 			return p, nil
 		}
 	}
@@ -137,71 +121,9 @@ func (l *Launcher) checkNotRunning(home *Home, before Record) error {
 	return err
 }
 
-// inOrder returns the files of all disks in the order of s.Disks, for each disk the overlay before the base image. It
-// returns an error if the files do not match s.
-func (f Files) inOrder(s Spec) ([]*os.File, error) {
-	if (f.Kernel != nil) != s.Kernel || (f.Initrd != nil) != s.Initrd {
-		return nil, errors.New("kernel and initrd are not those of the spec")
-	}
-	var out []*os.File
-	for _, d := range s.Disks {
-		l := f.Disks[d.ID]
-		if l.Overlay == nil || (l.Base != nil) != (d.Base != "") {
-			return nil, fmt.Errorf("the files of disk %s are not those of the spec", d.ID)
-		}
-		if err := checkOpenMode(l.Overlay, !d.ReadOnly); err != nil {
-			return nil, fmt.Errorf("the overlay of disk %s %w", d.ID, err)
-		}
-		out = append(out, l.Overlay)
-		if l.Base != nil {
-			if err := checkOpenMode(l.Base, false); err != nil {
-				return nil, fmt.Errorf("the image beneath disk %s %w", d.ID, err)
-			}
-			out = append(out, l.Base)
-		}
-	}
-	return out, nil
-}
-
-// minFileBytes is the smallest file size limit of a QEMU, in bytes. It applies to the logs of a guest without large
-// disks. It is twice console.Longest, so that the log of a normal guest is trimmed before it reaches the limit.
-const minFileBytes = 2 * console.Longest
-
-// fileSizeLimit returns QEMU's file size limit (RLIMIT_FSIZE) in bytes. The limit applies to each file that QEMU
-// writes: the overlays of its disks, and its two logs while no agent trims them. So it limits how much of the host's
-// disk a compromised QEMU can fill.
-//
-// A QCOW2 file with clusters of 64 KiB has 1/6554 of its virtual size in tables. A sixteenth and 64 MiB leave room for
-// clusters that a crash leaked. A write beyond the limit fails with EFBIG, which stops the guest as a full disk does.
-// The limit belongs to the process: before a disk can grow while its guest runs, an agent with CAP_SYS_RESOURCE must
-// raise the limit by prlimit(2). The limit also applies to files in memory, such as a memfd for guest memory, but this
-// QEMU command line creates none.
-func (f Files) fileSizeLimit() uint64 {
-	most := uint64(minFileBytes)
-	for _, l := range f.Disks {
-		most = max(most, l.Size+l.Size/16+64<<20)
-	}
-	return most
-}
-
-// checkOpenMode returns an error if f is open in the wrong mode. If write is true, f must be open for reading and
-// writing, otherwise for reading only.
-func checkOpenMode(f *os.File, write bool) error {
-	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
-	if err != nil {
-		return os.NewSyscallError("fcntl", err)
-	}
-	switch mode := flags & unix.O_ACCMODE; {
-	case write && mode != unix.O_RDWR:
-		return errors.New("is not open for reading and writing")
-	case !write && mode != unix.O_RDONLY:
-		return errors.New("is not open for reading alone")
-	}
-	return nil
-}
-
-// start starts the process, writes its pid to the record and waits until QEMU responds.
-func (l *Launcher) start(ctx context.Context, home *Home, r Record, files Files, disks []*os.File) (*Process, error) {
+// start starts the process, writes its pid to the record and waits until QEMU responds. The parameter pass contains the
+// files that QEMU inherits after its own.
+func (l *Launcher) start(ctx context.Context, home *Home, r Record, files Files, pass []*os.File) (*Process, error) {
 	own, err := home.open()
 	defer closeAll(own...)
 	if err != nil {
@@ -226,7 +148,7 @@ func (l *Launcher) start(ctx context.Context, home *Home, r Record, files Files,
 			return nil, err
 		}
 	}
-	pidfd, err := l.startLauncher(ctx, home, &r, pl, append(own, disks...))
+	pidfd, err := l.startLauncher(ctx, home, &r, pl, append(own, pass...))
 	if err != nil {
 		return nil, err
 	}

@@ -37,7 +37,7 @@ var ErrExited = errors.New("QEMU has ended")
 type Process struct {
 	launcher *Launcher
 	home     *Home
-	record   Record
+	record   Record // mu guards record.Spec.NICs; the other fields do not change
 	pidfd    *os.File
 	dir      *os.File // the home's directory, for socketPath
 
@@ -112,8 +112,12 @@ func (p *Process) waitReady(ctx context.Context) error {
 	}
 }
 
-// Record returns the Record of the start of this process.
-func (p *Process) Record() Record { return p.record }
+// Record returns the Record of the start of this process. Its network interfaces are those that the VM has now.
+func (p *Process) Record() Record {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.record
+}
 
 // Exited returns a channel that is closed when the process has ended and its exit is recorded.
 func (p *Process) Exited() <-chan struct{} { return p.exited }

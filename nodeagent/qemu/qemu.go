@@ -21,7 +21,7 @@
 // no_new_privs and an empty capability bounding set, under its own seccomp filter with everything denied, in a control
 // group with limits, and in its own mount, network, IPC and UTS namespaces. It sees its program, the host's libraries
 // and firmware (read-only; see rootFS), four device nodes, and its kernel and initrd if it boots one; no /proc, no /sys
-// and no network. Disks, sockets and logs are passed as open descriptors, and no file can grow beyond
+// and no network. Disks, taps, sockets and logs are passed as open descriptors, and no file can grow beyond
 // [Files.fileSizeLimit]; the agent limits the logs further. QEMU has its own session and outlives its parent process.
 //
 // # Decisions
@@ -36,6 +36,14 @@
 //     [Process.Resume] repeats the request.
 //   - A disk's PCI address follows from its slot on its bus, and a disk keeps its slot ([Spec.KeepSlots]). So the
 //     second disk keeps its address when the first one is detached.
+//   - A network interface is a tap that the agent opens, without vhost: the host's kernel then has no code for a guest's
+//     packets except that of the tap. The tap's device stays in the namespace of its network. QEMU has only its
+//     descriptor, and its own network namespace stays empty.
+//   - A tap is passed to a running QEMU over its monitor socket (SCM_RIGHTS, [qmp.Conn.SendFD]). The launcher is not
+//     needed, because the monitor's client runs in the agent, which has the tap open.
+//   - The network interfaces that a VM has are those that QEMU lists, not those in the record: an agent may end between a
+//     change of the machine and that of the record. The record is changed first when an interface is added, and last when
+//     one is removed, so that it contains the port of each open tap.
 //   - Cache mode NONE opens the overlay with O_DIRECT, but not the base image, which is read-only and shared by many
 //     VMs.
 //   - The kernel's command line is passed by QMP before QEMU creates the machine (-preconfig, x-exit-preconfig),
@@ -77,8 +85,10 @@ type Spec struct {
 	MemoryMiB    uint64 `json:"memory_mib"`
 	Disks        []Disk `json:"disks"` // in boot order; at most 16
 	Kernel       bool   `json:"kernel"`
-	Initrd       bool   `json:"initrd"`  // only with Kernel
-	Cmdline      string `json:"cmdline"` // only with Kernel; at most 2 KiB of printable ASCII
+	Initrd       bool   `json:"initrd"`         // only with Kernel
+	Cmdline      string `json:"cmdline"`        // only with Kernel; at most 2 KiB of printable ASCII
+	NICs         []NIC  `json:"nics,omitempty"` // at most MaxNICs
+	Seed         bool   `json:"seed,omitempty"` // the VM has a seed, a small read-only disk that configures its guest
 }
 
 // Accel is QEMU's accelerator.
@@ -188,7 +198,7 @@ func (s Spec) Validate() error {
 		}
 		ids[d.ID], places[d.node()] = true, true
 	}
-	return nil
+	return validateNICs(s.NICs)
 }
 
 func (d Disk) validate() error {
@@ -226,17 +236,22 @@ func (s Spec) topology() (sockets, cores int) {
 	return s.Sockets, s.Cores
 }
 
-// KeepSlots returns s with a slot for each disk. The parameter before contains the disks of the last start. A disk
-// whose slot is -1 gets the slot that a disk with the same id and bus has there. If there is no such disk, it gets the
-// first free slot of its bus. The error wraps [ErrInvalid] if a bus has too many disks.
-func (s Spec) KeepSlots(before []Disk) (Spec, error) {
+// KeepSlots returns s with a slot for each disk and network interface. The parameter before is the Spec of the last
+// start. A disk whose slot is -1 gets the slot that a disk with the same id and bus has there. If there is no such disk,
+// it gets the first free slot of its bus. Network interfaces get their slots in the same way. The error wraps
+// [ErrInvalid] if a bus has too many disks, or the VM too many network interfaces.
+func (s Spec) KeepSlots(before Spec) (Spec, error) {
+	var err error
+	if s.NICs, err = keepNICSlots(s.NICs, before.NICs); err != nil {
+		return Spec{}, err
+	}
 	s.Disks = slices.Clone(s.Disks)
 	taken := map[string]bool{}
 	for i, d := range s.Disks {
 		if d.Slot == -1 {
-			at := slices.IndexFunc(before, func(b Disk) bool { return b.ID == d.ID && b.Bus == d.Bus })
+			at := slices.IndexFunc(before.Disks, func(b Disk) bool { return b.ID == d.ID && b.Bus == d.Bus })
 			if at >= 0 {
-				s.Disks[i].Slot = before[at].Slot
+				s.Disks[i].Slot = before.Disks[at].Slot
 			}
 		}
 		taken[s.Disks[i].node()] = true

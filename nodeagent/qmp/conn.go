@@ -26,12 +26,17 @@
 //	quit                   qemu, facts  go-qemu
 //	query-machines         facts        go-qemu
 //	query-cpu-definitions  facts        go-qemu
-//	getfd, add-fd          no one yet   own       [Conn.SendFD], [Conn.AddFD]: go-qemu cannot pass a file descriptor
+//	device_add, netdev_add qemu         Do        go-qemu's types lack the properties of the device and of the backend
+//	device_del             qemu         Do        together with Mark and Wait
+//	closefd                qemu         Do        together with getfd
+//	qom-list, netdev_del   qemu         go-qemu
+//	getfd                  qemu         own       [Conn.SendFD]: go-qemu cannot pass a file descriptor
+//	add-fd                 no one yet   own       [Conn.AddFD]
 //
 // Events are read by [Conn.Subscribe] and decoded by the caller. go-qemu decodes every event to a map of float64 and
 // cannot report that events were dropped.
 //
-// SendFD, AddFD and [Conn.Wait] have no caller yet. Attaching devices and migration need them.
+// AddFD has no caller yet. Attaching disks and migration need it.
 //
 // # How the owner of a VM uses it
 //

@@ -1,0 +1,100 @@
+package qemu
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/nodeagent/console"
+)
+
+// Files are the open files that a QEMU gets. The caller owns them, and may close them after Launch has returned.
+type Files struct {
+	Kernel, Initrd *os.File          // readable by all users; nil if the Spec has none
+	Seed           *os.File          // raw, open read-only; nil if the Spec has none
+	Disks          map[string]Layers // by disk id
+	// Taps are the taps of the network interfaces, by interface id: descriptors of /dev/net/tun that are attached to a
+	// device, with IFF_VNET_HDR.
+	Taps map[string]*os.File
+}
+
+// Layers are the files of one disk.
+type Layers struct {
+	Overlay *os.File // QCOW2; open for reading and writing, or read-only if the disk is read-only
+	Base    *os.File // in the format of the Spec; open read-only; nil if there is no base image
+	// Size is the disk's virtual size in bytes, from the assignment. The size in the overlay's header is not used,
+	// because QEMU could change it.
+	Size uint64
+}
+
+// inOrder returns the files of all disks in the order of s.Disks, for each disk the overlay before the base image. The
+// seed and the taps follow. It returns an error if the files do not match s.
+func (f Files) inOrder(s Spec) ([]*os.File, error) {
+	if (f.Kernel != nil) != s.Kernel || (f.Initrd != nil) != s.Initrd || (f.Seed != nil) != s.Seed {
+		return nil, errors.New("kernel, initrd and seed are not those of the spec")
+	}
+	var out []*os.File
+	for _, d := range s.Disks {
+		l := f.Disks[d.ID]
+		if l.Overlay == nil || (l.Base != nil) != (d.Base != "") {
+			return nil, fmt.Errorf("the files of disk %s are not those of the spec", d.ID)
+		}
+		if err := checkOpenMode(l.Overlay, !d.ReadOnly); err != nil {
+			return nil, fmt.Errorf("the overlay of disk %s %w", d.ID, err)
+		}
+		out = append(out, l.Overlay)
+		if l.Base != nil {
+			if err := checkOpenMode(l.Base, false); err != nil {
+				return nil, fmt.Errorf("the image beneath disk %s %w", d.ID, err)
+			}
+			out = append(out, l.Base)
+		}
+	}
+	if f.Seed != nil {
+		if err := checkOpenMode(f.Seed, false); err != nil {
+			return nil, fmt.Errorf("the seed %w", err)
+		}
+		out = append(out, f.Seed)
+	}
+	taps, err := f.tapsInOrder(s)
+	return append(out, taps...), err
+}
+
+// minFileBytes is the smallest file size limit of a QEMU, in bytes. It applies to the logs of a guest without large
+// disks. It is twice console.Longest, so that the log of a normal guest is trimmed before it reaches the limit.
+const minFileBytes = 2 * console.Longest
+
+// fileSizeLimit returns QEMU's file size limit (RLIMIT_FSIZE) in bytes. The limit applies to each file that QEMU
+// writes: the overlays of its disks, and its two logs while no agent trims them. So it limits how much of the host's
+// disk a compromised QEMU can fill.
+//
+// A QCOW2 file with clusters of 64 KiB has 1/6554 of its virtual size in tables. A sixteenth and 64 MiB leave room for
+// clusters that a crash leaked. A write beyond the limit fails with EFBIG, which stops the guest as a full disk does.
+// The limit belongs to the process: before a disk can grow while its guest runs, an agent with CAP_SYS_RESOURCE must
+// raise the limit by prlimit(2). The limit also applies to files in memory, such as a memfd for guest memory, but this
+// QEMU command line creates none.
+func (f Files) fileSizeLimit() uint64 {
+	most := uint64(minFileBytes)
+	for _, l := range f.Disks {
+		most = max(most, l.Size+l.Size/16+64<<20)
+	}
+	return most
+}
+
+// checkOpenMode returns an error if f is open in the wrong mode. If write is true, f must be open for reading and
+// writing, otherwise for reading only.
+func checkOpenMode(f *os.File, write bool) error {
+	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
+	if err != nil {
+		return os.NewSyscallError("fcntl", err)
+	}
+	switch mode := flags & unix.O_ACCMODE; {
+	case write && mode != unix.O_RDWR:
+		return errors.New("is not open for reading and writing")
+	case !write && mode != unix.O_RDONLY:
+		return errors.New("is not open for reading alone")
+	}
+	return nil
+}

@@ -1,0 +1,230 @@
+package qemu
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/digitalocean/go-qemu/qmp/raw"
+
+	"github.com/trivet-cloud/trivet/nodeagent/qmp"
+)
+
+const (
+	// releaseTimeout is how long UnplugNIC waits for the guest to release a network interface.
+	releaseTimeout = 10 * time.Second
+	// releaseRepeat is the time between two requests to the guest. A guest that is booting ignores the first one. QEMU
+	// refuses a repetition while it considers the last request pending.
+	releaseRepeat = 2 * time.Second
+)
+
+var (
+	// ErrNotReleased means that the guest did not release a network interface within 10 seconds.
+	ErrNotReleased = errors.New("the guest does not release the network interface")
+
+	// ErrNoPort means that QEMU has no free root port for a further network interface. It has one after the next start.
+	ErrNoPort = errors.New("the VM has no free slot for a further network interface before its next start")
+)
+
+// AttachedNIC is a network interface in the record of a running VM.
+type AttachedNIC struct {
+	NIC
+	// Present is false if QEMU does not have the device. The interface is then to be removed from the record by
+	// UnplugNIC, or attached again by PlugNIC.
+	Present bool
+}
+
+// NICs queries which network interfaces QEMU has, and returns them with all others in the record, in the order of their
+// slots.
+func (p *Process) NICs(ctx context.Context) ([]AttachedNIC, error) {
+	devices, err := p.devices(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var out []AttachedNIC
+	for _, n := range p.Record().Spec.NICs {
+		out = append(out, AttachedNIC{NIC: n, Present: devices[n.deviceID()]})
+	}
+	slices.SortFunc(out, func(a, b AttachedNIC) int { return cmp.Compare(a.Slot, b.Slot) })
+	return out, nil
+}
+
+// devices queries the ids of QEMU's devices. A device whose removal the guest has not confirmed is included.
+func (p *Process) devices(ctx context.Context) (map[string]bool, error) {
+	properties, err := query(ctx, p, func(m *raw.Monitor) ([]raw.ObjectPropertyInfo, error) { return m.QomList("/machine/peripheral") })
+	if err != nil {
+		return nil, err
+	}
+	ids := map[string]bool{}
+	for _, property := range properties {
+		ids[property.Name] = true
+	}
+	return ids, nil
+}
+
+// PlugNIC attaches a network interface to the running guest, and writes it to the record. QEMU gets a duplicate of tap,
+// which the caller must still close. A slot of -1 means the first free one. The error wraps [ErrNoPort] if there is
+// none. After any error QEMU has neither the interface nor the tap, unless the connection to QEMU failed; the record may
+// contain the interface.
+func (p *Process) PlugNIC(ctx context.Context, n NIC, tap *os.File) error {
+	if err := p.plugNIC(ctx, n, tap); err != nil {
+		return fmt.Errorf("attach network interface %s: %w", n.ID, err)
+	}
+	return nil
+}
+
+func (p *Process) plugNIC(ctx context.Context, n NIC, tap *os.File) error {
+	devices, err := p.devices(ctx)
+	if err != nil {
+		return err
+	}
+	if devices[n.deviceID()] {
+		return nil // An earlier call was interrupted before it got the reply.
+	}
+	others := slices.DeleteFunc(slices.Clone(p.Record().Spec.NICs), func(o NIC) bool { return o.ID == n.ID })
+	if n.Slot == -1 {
+		taken := map[int]bool{}
+		for _, o := range others {
+			taken[o.Slot] = true
+		}
+		n.Slot = freeSlot(taken, MaxNICs)
+	}
+	if n.Slot < 0 || !devices[nicPortID(n.Slot)] {
+		return ErrNoPort
+	}
+	all := append(others, n)
+	if err := validateNICs(all); err != nil {
+		return err
+	}
+	if err := p.writeNICs(all); err != nil {
+		return err
+	}
+	if err := p.deleteNetdev(ctx, n); err != nil { // An earlier call may have left a backend without a device.
+		return err
+	}
+	err = p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+		if err := conn.SendFD(ctx, n.netdevID(), tap); err != nil {
+			return err
+		}
+		backend := object{"type": "tap", "id": n.netdevID(), "fd": n.netdevID(), "vhost": false}
+		if err := conn.Do(ctx, "netdev_add", backend, nil); err != nil {
+			// QEMU closes the descriptor with the connection if this command fails too.
+			return errors.Join(err, conn.Do(ctx, "closefd", object{"fdname": n.netdevID()}, nil))
+		}
+		return conn.Do(ctx, "device_add", n.device(), nil)
+	})
+	if err == nil {
+		return nil
+	}
+	var refusal *qmp.Error
+	if errors.As(err, &refusal) {
+		err = errors.Join(err, p.deleteNetdev(ctx, n))
+	}
+	return err
+}
+
+// UnplugNIC removes a network interface from the running guest. It asks the guest to release the interface, repeatedly
+// and for at most 10 seconds; the error wraps [ErrNotReleased] if the guest does not. QEMU then closes its descriptor of
+// the tap. When QEMU has neither the device nor the tap, UnplugNIC calls release, and removes the interface from the
+// record if release returns nil. UnplugNIC may be called again after any error.
+func (p *Process) UnplugNIC(ctx context.Context, id string, release func(NIC) error) error {
+	if err := p.unplugNIC(ctx, id, release); err != nil {
+		return fmt.Errorf("detach network interface %s: %w", id, err)
+	}
+	return nil
+}
+
+func (p *Process) unplugNIC(ctx context.Context, id string, release func(NIC) error) error {
+	nics := p.Record().Spec.NICs
+	at := slices.IndexFunc(nics, func(n NIC) bool { return n.ID == id })
+	if at < 0 {
+		return nil
+	}
+	if err := p.deleteDevice(ctx, nics[at]); err != nil {
+		return err
+	}
+	if err := p.deleteNetdev(ctx, nics[at]); err != nil {
+		return err
+	}
+	if err := release(nics[at]); err != nil {
+		return err
+	}
+	return p.writeNICs(slices.Delete(slices.Clone(nics), at, at+1))
+}
+
+// deleteDevice asks the guest to release the interface, and returns when QEMU does not have the device any more.
+func (p *Process) deleteDevice(ctx context.Context, n NIC) error {
+	late, cancel := context.WithTimeout(ctx, releaseTimeout)
+	defer cancel()
+	for {
+		err := p.call(late, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+			mark := conn.Mark()
+			// A refusal is ignored: the device does not exist, or QEMU considers the last request pending.
+			var refusal *qmp.Error
+			if err := conn.Do(ctx, "device_del", object{"id": n.deviceID()}, nil); errors.As(err, &refusal) {
+				if refusal.Class == "DeviceNotFound" {
+					return nil
+				}
+			} else if err != nil {
+				return err
+			}
+			return waitDeleted(ctx, conn, mark, n.deviceID())
+		})
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if devices, queryErr := p.devices(ctx); queryErr == nil && !devices[n.deviceID()] {
+			return nil // The event was lost with a connection, or the guest was reset, which releases the device.
+		}
+		switch {
+		case late.Err() != nil:
+			return ErrNotReleased
+		case !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, qmp.ErrDropped):
+			return err
+		}
+	}
+}
+
+// waitDeleted waits for the event that the device was deleted, for at most releaseRepeat.
+func waitDeleted(ctx context.Context, conn *qmp.Conn, from qmp.Mark, device string) error {
+	ctx, cancel := context.WithTimeout(ctx, releaseRepeat)
+	defer cancel()
+	_, err := conn.Wait(ctx, from, func(e qmp.Event) bool {
+		var data struct {
+			Device string `json:"device"`
+		}
+		return e.Name == "DEVICE_DELETED" && e.Decode(&data) == nil && data.Device == device
+	})
+	return err
+}
+
+// deleteNetdev deletes the backend of an interface, if there is one. QEMU closes its descriptor of the tap.
+func (p *Process) deleteNetdev(ctx context.Context, n NIC) error {
+	err := p.do(ctx, p.work, func(m *raw.Monitor) error { return m.NetdevDel(n.netdevID()) })
+	var refusal *qmp.Error
+	if errors.As(err, &refusal) && (refusal.Class == "DeviceNotFound" || strings.Contains(refusal.Desc, "not found")) {
+		return nil
+	}
+	return err
+}
+
+// writeNICs replaces the network interfaces in the record.
+func (p *Process) writeNICs(nics []NIC) error {
+	r := p.Record()
+	r.Spec.NICs = nics
+	if err := p.home.write("record.json", r); err != nil {
+		return fmt.Errorf("write record: %w", err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.record.Spec.NICs = nics
+	return nil
+}
