@@ -24,8 +24,9 @@ const (
 	launchGrace = 5 * time.Second
 )
 
-// act executes an action. The parameter want is the desired state for which NextAction chose the action.
-func (v *VM) act(ctx context.Context, a Action, want *agentv1.AssignedVm) error {
+// act executes the action of the plan p. The parameter want is the desired state for which NextAction returned p.
+func (v *VM) act(ctx context.Context, p Plan, want *agentv1.AssignedVm) error {
+	a := p.Action
 	if a != Build && a != Start && a != Relaunch {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, actWithin)
@@ -59,6 +60,9 @@ func (v *VM) act(ctx context.Context, a Action, want *agentv1.AssignedVm) error 
 	case PowerOff:
 		return v.powerOff(ctx)
 	case RecordExit:
+		if err := v.closeLastTaps(ctx, nil); err != nil {
+			return err
+		}
 		r := v.record
 		r.Live, r.End = false, End{Exit: v.exit, Error: v.trouble}
 		return v.write(r)
@@ -76,6 +80,8 @@ func (v *VM) act(ctx context.Context, a Action, want *agentv1.AssignedVm) error 
 		return v.write(r)
 	case AdoptCounters:
 		return v.write(v.record.withCountersOf(v.set.o.Cluster(), want))
+	case PlugNIC, UnplugNIC:
+		return v.changeNIC(ctx, a, p.NIC, want)
 	case Destroy:
 		return v.destroy(ctx)
 	}
@@ -126,6 +132,9 @@ func (v *VM) makeDisks(ctx context.Context, want *agentv1.AssignedVm) error {
 	if err := disk.Build(ctx, v.set.o.Images, v.home.Disks(), v.home.UID(), disks(want)); err != nil {
 		return err
 	}
+	if err := v.writeSeed(want); err != nil {
+		return err
+	}
 	r := v.record
 	r.Built = true
 	return v.write(r)
@@ -141,27 +150,38 @@ func (v *VM) fetchImages(ctx context.Context, want *agentv1.AssignedVm) error {
 	return nil
 }
 
-// start writes the start to the VM's record, then launches QEMU. If the first write fails, the start is tried again
-// later. If the launch fails, the failure is recorded as the exit of this start, and the start is not tried again.
+// start opens the VM's taps, writes the start to the VM's record, and then launches QEMU. If a tap cannot be opened or
+// the first write fails, the start is tried again later. If the launch fails, the failure is recorded as the exit of this start, and the start is not tried again.
 func (v *VM) start(ctx context.Context, want *agentv1.AssignedVm, r Record) error {
+	wanted := nics(want)
+	if err := v.closeLastTaps(ctx, wanted); err != nil {
+		return err
+	}
+	taps, err := v.openTaps(ctx, wanted)
+	if err != nil {
+		v.set.counts.launchFailures.Add(1)
+		return err
+	}
+	defer closeFiles(taps) // a process has its own copies
 	r.Live, r.End, r.Mark = true, End{}, r.startMark()
 	if err := v.write(r); err != nil {
-		return err
+		return errors.Join(err, v.closeTaps(ctx, wanted))
 	}
 	ctx, cancel := launchContext(ctx)
 	defer cancel()
-	process, err := v.launch(ctx, want)
+	process, err := v.launch(ctx, want, taps)
 	if err == nil {
 		v.set.counts.launches.Add(1)
 		v.attach(process)
 		return nil
 	}
 	v.set.counts.launchFailures.Add(1)
+	closeErr := v.closeTaps(ctx, wanted)
 	r.Live, r.End = false, End{Exit: cloud.ExitFailed, Error: brief(err)}
 	// v.record is set even if the write below fails. If the write fails and the agent is restarted, it finds a recorded
 	// start without a process.
 	v.record = r
-	return fmt.Errorf("%w: %w", errEnded, errors.Join(err, v.write(r)))
+	return fmt.Errorf("%w: %w", errEnded, errors.Join(err, closeErr, v.write(r)))
 }
 
 // errEnded is wrapped by the error of a start whose failure is recorded as its exit. Such an error is not stored in
@@ -184,13 +204,14 @@ func launchContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return longer, func() { stop(); cancel() }
 }
 
-func (v *VM) launch(ctx context.Context, want *agentv1.AssignedVm) (*qemu.Process, error) {
+// launch opens the VM's files and launches QEMU with them and the taps.
+func (v *VM) launch(ctx context.Context, want *agentv1.AssignedVm, taps map[string]*os.File) (*qemu.Process, error) {
 	if err := v.fetchImages(ctx, want); err != nil {
 		return nil, err
 	}
-	files := qemu.Files{Disks: map[string]qemu.Layers{}}
+	files := qemu.Files{Disks: map[string]qemu.Layers{}, Taps: taps}
 	defer func() {
-		for _, f := range []*os.File{files.Kernel, files.Initrd} {
+		for _, f := range []*os.File{files.Kernel, files.Initrd, files.Seed} {
 			if f != nil {
 				f.Close()
 			}
@@ -212,6 +233,9 @@ func (v *VM) launch(ctx context.Context, want *agentv1.AssignedVm) (*qemu.Proces
 		if *f, err = v.set.o.Images.Open(image(img)); err != nil {
 			return nil, err
 		}
+	}
+	if files.Seed, err = v.openSeed(want); err != nil {
+		return nil, err
 	}
 	return v.set.o.QEMU.Launch(ctx, v.home, v.set.spec(want), files, want.GetGeneration(), v.record.Mark)
 }
@@ -259,6 +283,10 @@ func (v *VM) destroy(ctx context.Context) error {
 	}
 	home, err := v.set.o.Homes.Claim(string(v.id)) // Claim also opens a home whose creation was interrupted.
 	if err != nil {
+		return err
+	}
+	v.home = home
+	if err := v.closeLastTaps(ctx, nil); err != nil {
 		return err
 	}
 	if err := disk.Remove(home.Disks()); err != nil {

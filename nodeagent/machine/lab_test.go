@@ -54,6 +54,7 @@ type lab struct {
 	image   []byte // the only image that fetch provides: package qemu's boot sector
 
 	fetchErr atomic.Pointer[error]
+	taps     Taps // nil if the host has no network; changed only while no agent runs
 
 	*MachineSet
 	loop   *reconcile.Loop
@@ -117,6 +118,7 @@ func (l *lab) start() {
 			CPUModels: []string{"qemu64", "max"}},
 		Homes: homes, Cgroups: l.tree, Images: l.images, Records: filepath.Join(l.dir, "records"), Accel: qemu.TCG,
 		Cluster: func() string { return l.cluster }, MachineType: "pc-q35-7.2", CPUModel: "qemu64",
+		Taps: l.taps,
 	})
 	require.NoError(l, err)
 	l.mu.Lock()
@@ -215,7 +217,7 @@ func with(want *agentv1.AssignedVm, change func(*agentv1.AssignedVm)) *agentv1.A
 	next := &agentv1.AssignedVm{
 		VmId: want.VmId, Generation: want.Generation + 1, Power: want.Power, StopGraceMs: want.StopGraceMs, Reboots: want.Reboots,
 		Resets: want.Resets, Starts: want.Starts, Vcpus: want.Vcpus, Sockets: want.Sockets, CoresPerSocket: want.CoresPerSocket,
-		MemoryMib: want.MemoryMib, Disks: want.Disks,
+		MemoryMib: want.MemoryMib, Disks: want.Disks, Nics: want.Nics, Seed: want.Seed,
 	}
 	change(next)
 	return next

@@ -34,6 +34,12 @@
 //     disks are kept. Only the cluster that the record names may end a guest because it does not have the VM. Before
 //     the agent executes a desired state on or off of the new cluster, AdoptCounters lowers the counters to those of
 //     that state. Otherwise the cluster's next start would have a lower counter than the record and be ignored.
+//   - Taps are opened before a start is recorded. A port that the host does not know yet therefore delays the start
+//     instead of failing it. The taps are closed when the exit of the process is recorded, so that an agent that was not
+//     running when the process ended closes them too.
+//   - A network interface that the desired state adds or removes is attached to or detached from the running guest. A
+//     failure is repeated, and reported as final when the guest does not release the interface, or cannot get it for a
+//     while.
 //   - A VM without desired state is observed and reported, but not changed.
 //   - Error texts are one line for a tenant and contain no paths of the host.
 package machine
@@ -79,6 +85,10 @@ type VM struct {
 	exit        cloud.Exit // how the last process ended
 	pid         int
 
+	nics        []qemu.AttachedNIC // network interfaces of the process
+	lastNIC     string             // id of the one that the last PlugNIC or UnplugNIC was for
+	nicFailures map[string]nicFailure
+
 	refused bool
 	failure string // error text of the last step; "" if it succeeded
 
@@ -105,9 +115,12 @@ func (v *VM) Next(ctx context.Context, want *agentv1.AssignedVm) (reconcile.Step
 		return step, nil
 	}
 	step.Name = plan.Action.String()
+	if plan.NIC != "" {
+		step.Name += " " + plan.NIC
+	}
 	step.Weight = weights[plan.Action]
 	step.Do = func(ctx context.Context) error {
-		err := v.act(ctx, plan.Action, want)
+		err := v.act(ctx, plan, want)
 		v.failure = ""
 		if err != nil && ctx.Err() == nil && !errors.Is(err, errEnded) {
 			v.failure = brief(err)
@@ -142,6 +155,7 @@ func (v *VM) attach(p *qemu.Process) {
 	old := v.process
 	v.process, v.sample = p, sample{}
 	v.mu.Unlock()
+	v.nics, v.lastNIC, v.nicFailures = nil, "", nil
 	if old != nil {
 		old.Close()
 	}
@@ -156,7 +170,11 @@ func (v *VM) observe(ctx context.Context) error {
 		v.loaded = true
 	}
 	if v.process != nil {
-		return v.queryProcess(ctx)
+		err := v.queryProcess(ctx)
+		if v.process != nil {
+			v.observeNICs(ctx)
+		}
+		return err
 	}
 	v.guest, v.pid = None, 0
 	if !v.exists {
@@ -317,7 +335,7 @@ func (v *VM) updateTimers(want *agentv1.AssignedVm) {
 func (v *VM) observation() Observation {
 	return Observation{
 		Exists: v.exists, Refused: v.refused, Foreign: v.foreign(), Record: v.record, Guest: v.guest, Trouble: v.trouble, Exit: v.exit, Recoverable: v.recoverable,
-		Error: v.failure, OffFor: since(v.offSince), PressedFor: since(v.pressedAt), RebootFor: since(v.rebootSince),
+		Error: v.failure, NICs: v.nics, LastNIC: v.lastNIC, OffFor: since(v.offSince), PressedFor: since(v.pressedAt), RebootFor: since(v.rebootSince),
 		PausedFor: since(v.pausedSince),
 	}
 }
@@ -342,6 +360,7 @@ func (v *VM) report(want *agentv1.AssignedVm, p Plan) cloud.Observation {
 	o := cloud.Observation{
 		VM: v.id, Generation: want.GetGeneration(), Observed: p.Observed, Exit: p.Exit, PID: uint32(v.pid), LastError: p.Error,
 		StartsDone: v.record.StartsDone, RebootsDone: v.record.RebootsDone, ResetsDone: v.record.ResetsDone,
+		NICs: v.reportNICs(want),
 	}
 	if v.process != nil {
 		o.StartedAt = v.process.Record().Started.UnixMilli()

@@ -3,6 +3,7 @@ package machine
 import (
 	"time"
 
+	"github.com/trivet-cloud/trivet/nodeagent/qemu"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/mutant"
@@ -44,6 +45,10 @@ type Observation struct {
 	Recoverable bool
 	// Error is the error of the last step, or "" if that step succeeded.
 	Error string
+	// NICs are the network interfaces of the process. LastNIC is the id of the one that the last PlugNIC or UnplugNIC
+	// was for.
+	NICs    []qemu.AttachedNIC
+	LastNIC string
 
 	OffFor     time.Duration // since power off was first seen as desired for this guest
 	PressedFor time.Duration // since the power button was last pressed
@@ -69,12 +74,15 @@ const (
 	AckStart                    // record the latest start as done, because the guest runs already
 	ResumeAfterDiskError        // start the CPUs of a guest again that a disk error has paused
 	AdoptCounters               // set the record's cluster to the host's, and lower the counters
+	PlugNIC                     // attach a network interface to the running guest
+	UnplugNIC                   // detach a network interface from the running guest
 	Destroy                     // end the VM's processes and remove its files
 )
 
 func (a Action) String() string {
 	return [...]string{"", "build disks", "start", "resume", "press power button", "power off", "record exit",
-		"reset", "begin reboot", "relaunch", "reset to end reboot", "acknowledge start", "resume after disk error", "adopt counters", "destroy"}[a]
+		"reset", "begin reboot", "relaunch", "reset to end reboot", "acknowledge start", "resume after disk error", "adopt counters", "attach network interface",
+		"detach network interface", "destroy"}[a]
 }
 
 // Durations that NextAction uses.
@@ -94,6 +102,7 @@ const (
 // Plan is the next action for a VM, and the state to report to the control plane.
 type Plan struct {
 	Action   Action
+	NIC      string // id of the network interface that PlugNIC attaches or UnplugNIC detaches
 	Observed cloud.Observed
 	Exit     cloud.Exit
 	Error    string
@@ -274,7 +283,8 @@ func planOn(want *agentv1.AssignedVm, o Observation) Plan {
 }
 
 // planRunning returns the plan for a guest that should run and has been started: it executes requested resets and
-// reboots, and resumes the guest after a disk error.
+// reboots, resumes the guest after a disk error, and attaches and detaches network interfaces. A guest can release an
+// interface only while it runs.
 func planRunning(want *agentv1.AssignedVm, o Observation) Plan {
 	r := o.Record
 	p := Plan{Observed: cloud.ObservedRunning, Error: o.Trouble}
@@ -295,6 +305,11 @@ func planRunning(want *agentv1.AssignedVm, o Observation) Plan {
 		p.Wait = resumeAfter - o.PausedFor
 	case o.Guest == Unresponsive:
 		p.Wait = pollInterval
+	case o.Guest == Running:
+		if changes := nicChanges(nics(want), o.NICs); len(changes) > 0 {
+			next := nextNICChange(changes, o.LastNIC)
+			p.Action, p.NIC = next.action, next.nic
+		}
 	}
 	return p
 }

@@ -2,6 +2,7 @@ package machine
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/cockroachdb/datadriven"
 	"github.com/stretchr/testify/require"
 
+	"github.com/trivet-cloud/trivet/nodeagent/qemu"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -19,8 +21,9 @@ import (
 //
 //   - `host` begins with a new host without a VM.
 //   - `assign POWER starts= reboots= resets= grace=` sets the desired power state, counters and grace period of the VM;
-//     `assign none` removes the desired state.
-//   - `guest EVENT trouble=` changes the state of the guest: off, dies, paused, unresponsive, runs, waiting or orphan.
+//     `assign none` removes the desired state. With nics=(a,b:p) the VM has the network interfaces a and b; b has port p.
+//   - `guest EVENT trouble=` changes the state of the guest: off, dies, paused, unresponsive, runs, waiting, orphan, or
+//     drops NIC.
 //   - `agent` restarts the agent. `fail STEP TEXT` makes the next action whose first word is STEP fail with the error
 //     TEXT.
 //   - `cluster ID` moves the host to another cluster. `wait DURATION` advances the time.
@@ -64,6 +67,15 @@ func assignment(t *testing.T, d *datadriven.TestData) *agentv1.AssignedVm {
 	d.MaybeScanArgs(t, "starts", &w.Starts)
 	d.MaybeScanArgs(t, "reboots", &w.Reboots)
 	d.MaybeScanArgs(t, "resets", &w.Resets)
+	for _, arg := range d.CmdArgs {
+		if arg.Key != "nics" {
+			continue
+		}
+		for _, text := range arg.Vals {
+			id, port, _ := strings.Cut(text, ":")
+			w.Nics = append(w.Nics, &agentv1.AssignedNic{Id: id, PortId: port})
+		}
+	}
 	var grace string
 	if d.MaybeScanArgs(t, "grace", &grace) {
 		g, err := time.ParseDuration(grace)
@@ -98,6 +110,10 @@ func (h *paper) happens(t *testing.T, d *datadriven.TestData) {
 		h.end(cloud.ExitFailed)
 	case "paused":
 		h.s.Guest, h.s.Recoverable, h.s.PausedFor = Paused, d.HasArg("recoverable"), 0
+	case "drops": // QEMU lost the device of an interface that it was asked to detach, for example in a reset
+		for i := range h.s.NICs {
+			h.s.NICs[i].Present = h.s.NICs[i].Present && h.s.NICs[i].ID != d.CmdArgs[1].Key
+		}
 	case "unresponsive":
 		h.s.Guest = Unresponsive
 	case "runs":
@@ -112,7 +128,7 @@ func (h *paper) happens(t *testing.T, d *datadriven.TestData) {
 }
 
 func (h *paper) end(exit cloud.Exit) {
-	h.s.Guest, h.s.Exit = None, exit
+	h.s.Guest, h.s.Exit, h.s.NICs, h.s.LastNIC = None, exit, nil, ""
 	h.s.OffFor, h.s.PressedFor, h.s.RebootFor, h.s.PausedFor = -1, -1, -1, -1
 }
 
@@ -149,7 +165,10 @@ func (h *paper) settle(t *testing.T) string {
 		if p.Action == Nothing {
 			return strings.Join(append(out, h.report(p)), "\n")
 		}
-		out = append(out, fmt.Sprintf("%-40s %s", p.Action, h.report(p)))
+		out = append(out, fmt.Sprintf("%-40s %s", strings.TrimSpace(p.Action.String()+" "+p.NIC), h.report(p)))
+		if p.NIC != "" {
+			h.s.LastNIC = p.NIC
+		}
 		if failure, ok := h.fails[strings.Fields(p.Action.String())[0]]; ok {
 			delete(h.fails, strings.Fields(p.Action.String())[0])
 			h.s.Error = failure
@@ -204,9 +223,28 @@ func (h *paper) do(t *testing.T, a Action) {
 		r.StartsDone = h.want.GetStarts()
 	case AdoptCounters:
 		*r = r.withCountersOf(h.cluster, h.want)
+	case PlugNIC:
+		for _, n := range nics(h.want) {
+			if n.ID == h.s.LastNIC {
+				h.dropNIC(n.ID)
+				h.s.NICs = append(h.s.NICs, qemu.AttachedNIC{NIC: n, Present: true})
+			}
+		}
+	case UnplugNIC:
+		h.dropNIC(h.s.LastNIC)
 	case Destroy:
 		h.s = newPaper().s
 	}
+	if a == Start || a == Relaunch {
+		h.s.NICs = nil
+		for _, n := range nics(h.want) {
+			h.s.NICs = append(h.s.NICs, qemu.AttachedNIC{NIC: n, Present: true})
+		}
+	}
+}
+
+func (h *paper) dropNIC(id string) {
+	h.s.NICs = slices.DeleteFunc(h.s.NICs, func(n qemu.AttachedNIC) bool { return n.ID == id })
 }
 
 func (h *paper) report(p Plan) string {
@@ -229,7 +267,8 @@ func (h *paper) report(p Plan) string {
 }
 
 // TestRules checks these rules of NextAction for all combinations of desired state and observation: no action without
-// desired state, Destroy only for DESTROYED, no launch while the VM has a process, no start twice. As long as the
+// desired state, Destroy only for DESTROYED, no launch while the VM has a process, no start twice, and
+// network interfaces change only while the guest runs. As long as the
 // record's counters belong to another cluster, no plan may end a guest whose VM or whose last start is missing from the
 // data of the host's cluster.
 func TestRules(t *testing.T) { require.Empty(t, violation()) }
@@ -240,7 +279,8 @@ func violation() string {
 	wants := []*agentv1.AssignedVm{nil, {}}
 	for power := agentv1.Power_POWER_OFF; power <= agentv1.Power_POWER_ORPHANED; power++ {
 		for _, n := range []uint64{0, 1, 2} {
-			wants = append(wants, &agentv1.AssignedVm{Power: power, Starts: n, Reboots: n, Resets: n, StopGraceMs: n * 10_000})
+			wants = append(wants, &agentv1.AssignedVm{Power: power, Starts: n, Reboots: n, Resets: n, StopGraceMs: n * 10_000,
+				Nics: []*agentv1.AssignedNic{{Id: "new"}}})
 		}
 	}
 	for _, want := range wants {
@@ -249,6 +289,7 @@ func violation() string {
 				for _, since := range []time.Duration{-1, 0, time.Minute} {
 					s := Observation{Exists: bits&1 != 0 || guest != None, Refused: bits&2 != 0, Guest: guest, Recoverable: bits&4 != 0,
 						OffFor: max(since, 0), PressedFor: since, RebootFor: since, PausedFor: since, Foreign: bits&32 != 0}
+					s.NICs = []qemu.AttachedNIC{{NIC: qemu.NIC{ID: "old"}, Present: true}}
 					s.Record = Record{Built: bits&8 != 0, Live: bits&16 != 0, StartsDone: 1, RebootsBegun: uint64(bits >> 3 & 1)}
 					if broken := rule(want, s, NextAction(want, s)); broken != "" {
 						return fmt.Sprintf("%s: desired %v, observed %+v", broken, want, s)
@@ -271,6 +312,8 @@ func rule(want *agentv1.AssignedVm, s Observation, p Plan) string {
 		return "Destroy without the desired state DESTROYED"
 	case want.GetPower() != agentv1.Power_POWER_ON && (launches || p.Action == Resume || p.Action == ResumeAfterDiskError):
 		return "a guest is launched or resumed without the desired state ON"
+	case (p.Action == PlugNIC || p.Action == UnplugNIC) && (s.Guest != Running || want.GetPower() != agentv1.Power_POWER_ON):
+		return "a network interface changes although the guest should not run, or cannot react"
 	case launches && s.Guest != None:
 		return "a launch while the VM has a process"
 	case s.Foreign && s.Guest != None && want.GetPower() == agentv1.Power_POWER_ORPHANED && p.Action != Nothing:

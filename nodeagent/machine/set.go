@@ -22,7 +22,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Options are the dependencies of a MachineSet. All are required.
+// Options are the dependencies of a MachineSet. All but Taps are required.
 type Options struct {
 	QEMU    *qemu.Launcher
 	Homes   *qemu.Homes
@@ -36,6 +36,8 @@ type Options struct {
 	// MachineType is the versioned machine type with which VMs are started. CPUModel is the CPU model of VMs that
 	// specify none.
 	MachineType, CPUModel string
+	// Taps is the host's network. If it is nil, VMs with network interfaces cannot be started on this host.
+	Taps Taps
 }
 
 // MachineSet is the set of VMs on this host.

@@ -27,8 +27,8 @@ var (
 	}
 )
 
-// spec returns the qemu.Spec with which this host starts an assigned VM. Each disk has the slot -1, so that package
-// qemu chooses its slot.
+// spec returns the qemu.Spec with which this host starts an assigned VM. Each disk and network interface has
+// the slot -1, so that package qemu chooses its slot.
 func (set *MachineSet) spec(want *agentv1.AssignedVm) qemu.Spec {
 	s := qemu.Spec{
 		ID: want.GetVmId(), Machine: set.o.MachineType, Accel: set.o.Accel, CPUModel: want.GetCpuModel(), VCPUs: int(want.GetVcpus()),
@@ -45,6 +45,7 @@ func (set *MachineSet) spec(want *agentv1.AssignedVm) qemu.Spec {
 		}
 		s.Disks = append(s.Disks, one)
 	}
+	s.NICs, s.Seed = nics(want), want.GetSeed() != nil
 	return s
 }
 

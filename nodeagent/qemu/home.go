@@ -156,6 +156,7 @@ func runningUIDs(used map[int]bool) error {
 //
 //	uid          the VM's uid and gid
 //	disks/       the VM's disks: package disk
+//	seed.img     the VM's seed, if it has one
 //	record.json  the last start: Record
 //	asked        how the agent asked that process to end, if it did
 //	exit.json    how that process ended: Exit
@@ -175,6 +176,9 @@ func (h *Home) UID() int { return h.uid }
 
 // Disks returns the directory of the VM's disks. Package disk creates it.
 func (h *Home) Disks() string { return h.path("disks") }
+
+// Seed returns the path of the VM's seed. The caller of Launch creates the file.
+func (h *Home) Seed() string { return h.path("seed.img") }
 
 // Console returns the log of the guest's serial port. The log contains the output of all starts of the VM.
 func (h *Home) Console() *console.Log { return console.At(h.path("console.log"), console.KeepConsole) }

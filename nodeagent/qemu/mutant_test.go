@@ -16,4 +16,5 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.GuestUnsandboxed, TestConfinement, `Seccomp`)
 	mutanttest.Notices(t, mutant.GuestOutsideCgroup, TestConfinement, `"0" is not greater than or equal to`)
 	mutanttest.Notices(t, mutant.GuestKeepsCaps, TestConfinement, `CapBnd`)
+	mutanttest.Notices(t, mutant.DetachUnreleased, TestPlugNIC, `does not release`)
 }

@@ -19,6 +19,7 @@ const (
 	GuestUnsandboxed   = "guest-unsandboxed"    // QEMU runs without its seccomp filter: nodeagent/qemu
 	GuestOutsideCgroup = "guest-outside-cgroup" // QEMU runs in the control group of the agent: nodeagent/qemu
 	GuestKeepsCaps     = "guest-keeps-caps"     // QEMU keeps its capability bounding set: nodeagent/qemu
+	DetachUnreleased   = "detach-unreleased"    // the port of a NIC is released although the guest has its device: nodeagent/qemu
 	ExpireEarly        = "expire-early"         // a new leader ends leases before their TTL has passed: controlplane/kv/lessor, controlplane/kv
 	ExpireDeposed      = "expire-deposed"       // a former leader can still end leases: controlplane/kv
 	SkipWatchEvent     = "skip-watch-event"     // a watcher that reads in parts misses an event: controlplane/engine/mvcc/watch

@@ -624,7 +624,9 @@ type AssignedVm struct {
 	Initrd  *AssignedImage `protobuf:"bytes,18,opt,name=initrd,proto3" json:"initrd,omitempty"`
 	Cmdline string         `protobuf:"bytes,19,opt,name=cmdline,proto3" json:"cmdline,omitempty"`
 	// In the order of the guest's network interfaces. A change takes effect in a running guest (see NicObservation).
-	Nics          []*AssignedNic `protobuf:"bytes,20,rep,name=nics,proto3" json:"nics,omitempty"`
+	Nics []*AssignedNic `protobuf:"bytes,20,rep,name=nics,proto3" json:"nics,omitempty"`
+	// Absent: the VM has no seed.
+	Seed          *AssignedSeed `protobuf:"bytes,21,opt,name=seed,proto3" json:"seed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -799,6 +801,78 @@ func (x *AssignedVm) GetNics() []*AssignedNic {
 	return nil
 }
 
+func (x *AssignedVm) GetSeed() *AssignedSeed {
+	if x != nil {
+		return x.Seed
+	}
+	return nil
+}
+
+// AssignedSeed is the content of a read-only disk with the label cidata, with which cloud-init configures the guest. A
+// change takes effect at the next start.
+type AssignedSeed struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A DNS name. Empty: the guest keeps the name in its image.
+	HostName string `protobuf:"bytes,1,opt,name=host_name,json=hostName,proto3" json:"host_name,omitempty"`
+	// Lines in the format of authorized_keys.
+	SshKeys []string `protobuf:"bytes,2,rep,name=ssh_keys,json=sshKeys,proto3" json:"ssh_keys,omitempty"`
+	// At most 64 KiB.
+	UserData      []byte `protobuf:"bytes,3,opt,name=user_data,json=userData,proto3" json:"user_data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AssignedSeed) Reset() {
+	*x = AssignedSeed{}
+	mi := &file_agent_v1_agent_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AssignedSeed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AssignedSeed) ProtoMessage() {}
+
+func (x *AssignedSeed) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AssignedSeed.ProtoReflect.Descriptor instead.
+func (*AssignedSeed) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *AssignedSeed) GetHostName() string {
+	if x != nil {
+		return x.HostName
+	}
+	return ""
+}
+
+func (x *AssignedSeed) GetSshKeys() []string {
+	if x != nil {
+		return x.SshKeys
+	}
+	return nil
+}
+
+func (x *AssignedSeed) GetUserData() []byte {
+	if x != nil {
+		return x.UserData
+	}
+	return nil
+}
+
 // AssignedNic is a network interface of a VM. The agent opens the tap of its port before it starts the guest, and waits
 // for SyncNetworks to send the port.
 type AssignedNic struct {
@@ -818,7 +892,7 @@ type AssignedNic struct {
 
 func (x *AssignedNic) Reset() {
 	*x = AssignedNic{}
-	mi := &file_agent_v1_agent_proto_msgTypes[6]
+	mi := &file_agent_v1_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -830,7 +904,7 @@ func (x *AssignedNic) String() string {
 func (*AssignedNic) ProtoMessage() {}
 
 func (x *AssignedNic) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[6]
+	mi := &file_agent_v1_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -843,7 +917,7 @@ func (x *AssignedNic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignedNic.ProtoReflect.Descriptor instead.
 func (*AssignedNic) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *AssignedNic) GetId() string {
@@ -903,7 +977,7 @@ type AssignedDisk struct {
 
 func (x *AssignedDisk) Reset() {
 	*x = AssignedDisk{}
-	mi := &file_agent_v1_agent_proto_msgTypes[7]
+	mi := &file_agent_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -915,7 +989,7 @@ func (x *AssignedDisk) String() string {
 func (*AssignedDisk) ProtoMessage() {}
 
 func (x *AssignedDisk) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[7]
+	mi := &file_agent_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -928,7 +1002,7 @@ func (x *AssignedDisk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignedDisk.ProtoReflect.Descriptor instead.
 func (*AssignedDisk) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *AssignedDisk) GetId() string {
@@ -980,7 +1054,7 @@ type AssignedImage struct {
 
 func (x *AssignedImage) Reset() {
 	*x = AssignedImage{}
-	mi := &file_agent_v1_agent_proto_msgTypes[8]
+	mi := &file_agent_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -992,7 +1066,7 @@ func (x *AssignedImage) String() string {
 func (*AssignedImage) ProtoMessage() {}
 
 func (x *AssignedImage) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[8]
+	mi := &file_agent_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1005,7 +1079,7 @@ func (x *AssignedImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignedImage.ProtoReflect.Descriptor instead.
 func (*AssignedImage) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *AssignedImage) GetImageId() string {
@@ -1053,7 +1127,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[9]
+	mi := &file_agent_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1065,7 +1139,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[9]
+	mi := &file_agent_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1078,7 +1152,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ConsoleRequest) GetRequestId() string {
@@ -1128,7 +1202,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[10]
+	mi := &file_agent_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1140,7 +1214,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[10]
+	mi := &file_agent_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1153,7 +1227,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ReportRequest) GetFacts() *NodeFacts {
@@ -1178,7 +1252,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[11]
+	mi := &file_agent_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1190,7 +1264,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[11]
+	mi := &file_agent_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1203,7 +1277,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 // NodeFacts describes the host beyond its heartbeat.
@@ -1224,7 +1298,7 @@ type NodeFacts struct {
 
 func (x *NodeFacts) Reset() {
 	*x = NodeFacts{}
-	mi := &file_agent_v1_agent_proto_msgTypes[12]
+	mi := &file_agent_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1236,7 +1310,7 @@ func (x *NodeFacts) String() string {
 func (*NodeFacts) ProtoMessage() {}
 
 func (x *NodeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[12]
+	mi := &file_agent_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1249,7 +1323,7 @@ func (x *NodeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFacts.ProtoReflect.Descriptor instead.
 func (*NodeFacts) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *NodeFacts) GetBootId() string {
@@ -1317,7 +1391,7 @@ type VmObservation struct {
 
 func (x *VmObservation) Reset() {
 	*x = VmObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[13]
+	mi := &file_agent_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1329,7 +1403,7 @@ func (x *VmObservation) String() string {
 func (*VmObservation) ProtoMessage() {}
 
 func (x *VmObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[13]
+	mi := &file_agent_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1342,7 +1416,7 @@ func (x *VmObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VmObservation.ProtoReflect.Descriptor instead.
 func (*VmObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *VmObservation) GetVmId() string {
@@ -1456,7 +1530,7 @@ type NicObservation struct {
 
 func (x *NicObservation) Reset() {
 	*x = NicObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_agent_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1468,7 +1542,7 @@ func (x *NicObservation) String() string {
 func (*NicObservation) ProtoMessage() {}
 
 func (x *NicObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_agent_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1481,7 +1555,7 @@ func (x *NicObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NicObservation.ProtoReflect.Descriptor instead.
 func (*NicObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *NicObservation) GetId() string {
@@ -1517,7 +1591,7 @@ type ReadImageRequest struct {
 
 func (x *ReadImageRequest) Reset() {
 	*x = ReadImageRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_agent_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1529,7 +1603,7 @@ func (x *ReadImageRequest) String() string {
 func (*ReadImageRequest) ProtoMessage() {}
 
 func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_agent_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1542,7 +1616,7 @@ func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageRequest.ProtoReflect.Descriptor instead.
 func (*ReadImageRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ReadImageRequest) GetSha256() string {
@@ -1569,7 +1643,7 @@ type ReadImageResponse struct {
 
 func (x *ReadImageResponse) Reset() {
 	*x = ReadImageResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_agent_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1581,7 +1655,7 @@ func (x *ReadImageResponse) String() string {
 func (*ReadImageResponse) ProtoMessage() {}
 
 func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_agent_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1594,7 +1668,7 @@ func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageResponse.ProtoReflect.Descriptor instead.
 func (*ReadImageResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ReadImageResponse) GetData() []byte {
@@ -1619,7 +1693,7 @@ type SendConsoleRequest struct {
 
 func (x *SendConsoleRequest) Reset() {
 	*x = SendConsoleRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1631,7 +1705,7 @@ func (x *SendConsoleRequest) String() string {
 func (*SendConsoleRequest) ProtoMessage() {}
 
 func (x *SendConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1644,7 +1718,7 @@ func (x *SendConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendConsoleRequest.ProtoReflect.Descriptor instead.
 func (*SendConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SendConsoleRequest) GetRequestId() string {
@@ -1676,7 +1750,7 @@ type SendConsoleResponse struct {
 
 func (x *SendConsoleResponse) Reset() {
 	*x = SendConsoleResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1688,7 +1762,7 @@ func (x *SendConsoleResponse) String() string {
 func (*SendConsoleResponse) ProtoMessage() {}
 
 func (x *SendConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1701,7 +1775,7 @@ func (x *SendConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendConsoleResponse.ProtoReflect.Descriptor instead.
 func (*SendConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 // SyncNetworksRequest describes the host in the first message, and acknowledges a revision in each later one.
@@ -1721,7 +1795,7 @@ type SyncNetworksRequest struct {
 
 func (x *SyncNetworksRequest) Reset() {
 	*x = SyncNetworksRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1733,7 +1807,7 @@ func (x *SyncNetworksRequest) String() string {
 func (*SyncNetworksRequest) ProtoMessage() {}
 
 func (x *SyncNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1746,7 +1820,7 @@ func (x *SyncNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncNetworksRequest.ProtoReflect.Descriptor instead.
 func (*SyncNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SyncNetworksRequest) GetProtocol() uint32 {
@@ -1794,7 +1868,7 @@ type HostNetwork struct {
 
 func (x *HostNetwork) Reset() {
 	*x = HostNetwork{}
-	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1806,7 +1880,7 @@ func (x *HostNetwork) String() string {
 func (*HostNetwork) ProtoMessage() {}
 
 func (x *HostNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1819,7 +1893,7 @@ func (x *HostNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostNetwork.ProtoReflect.Descriptor instead.
 func (*HostNetwork) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *HostNetwork) GetVtep() string {
@@ -1862,7 +1936,7 @@ type VpcFailure struct {
 
 func (x *VpcFailure) Reset() {
 	*x = VpcFailure{}
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1874,7 +1948,7 @@ func (x *VpcFailure) String() string {
 func (*VpcFailure) ProtoMessage() {}
 
 func (x *VpcFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1887,7 +1961,7 @@ func (x *VpcFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcFailure.ProtoReflect.Descriptor instead.
 func (*VpcFailure) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *VpcFailure) GetVpcId() string {
@@ -1933,7 +2007,7 @@ type SyncNetworksResponse struct {
 
 func (x *SyncNetworksResponse) Reset() {
 	*x = SyncNetworksResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1945,7 +2019,7 @@ func (x *SyncNetworksResponse) String() string {
 func (*SyncNetworksResponse) ProtoMessage() {}
 
 func (x *SyncNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1958,7 +2032,7 @@ func (x *SyncNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncNetworksResponse.ProtoReflect.Descriptor instead.
 func (*SyncNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SyncNetworksResponse) GetTerm() uint64 {
@@ -2056,7 +2130,7 @@ type HostVpc struct {
 
 func (x *HostVpc) Reset() {
 	*x = HostVpc{}
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2068,7 +2142,7 @@ func (x *HostVpc) String() string {
 func (*HostVpc) ProtoMessage() {}
 
 func (x *HostVpc) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2081,7 +2155,7 @@ func (x *HostVpc) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostVpc.ProtoReflect.Descriptor instead.
 func (*HostVpc) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *HostVpc) GetVpc() *v11.Vpc {
@@ -2109,7 +2183,7 @@ type HostSubnet struct {
 
 func (x *HostSubnet) Reset() {
 	*x = HostSubnet{}
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2121,7 +2195,7 @@ func (x *HostSubnet) String() string {
 func (*HostSubnet) ProtoMessage() {}
 
 func (x *HostSubnet) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2134,7 +2208,7 @@ func (x *HostSubnet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostSubnet.ProtoReflect.Descriptor instead.
 func (*HostSubnet) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *HostSubnet) GetSubnet() *v11.Subnet {
@@ -2167,7 +2241,7 @@ type HostPort struct {
 
 func (x *HostPort) Reset() {
 	*x = HostPort{}
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2179,7 +2253,7 @@ func (x *HostPort) String() string {
 func (*HostPort) ProtoMessage() {}
 
 func (x *HostPort) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2192,7 +2266,7 @@ func (x *HostPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostPort.ProtoReflect.Descriptor instead.
 func (*HostPort) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *HostPort) GetPort() *v11.Port {
@@ -2254,7 +2328,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\freleased_vms\x18\x05 \x03(\tR\vreleasedVms\x12\x16\n" +
 	"\x06images\x18\x06 \x03(\tR\x06images\x12#\n" +
 	"\rlease_seconds\x18\a \x01(\rR\fleaseSeconds\x12C\n" +
-	"\x10console_requests\x18\b \x03(\v2\x18.agent.v1.ConsoleRequestR\x0fconsoleRequests\"\x8b\x05\n" +
+	"\x10console_requests\x18\b \x03(\v2\x18.agent.v1.ConsoleRequestR\x0fconsoleRequests\"\xb7\x05\n" +
 	"\n" +
 	"AssignedVm\x12\x13\n" +
 	"\x05vm_id\x18\x01 \x01(\tR\x04vmId\x12\x12\n" +
@@ -2281,7 +2355,12 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x06kernel\x18\x11 \x01(\v2\x17.agent.v1.AssignedImageR\x06kernel\x12/\n" +
 	"\x06initrd\x18\x12 \x01(\v2\x17.agent.v1.AssignedImageR\x06initrd\x12\x18\n" +
 	"\acmdline\x18\x13 \x01(\tR\acmdline\x12)\n" +
-	"\x04nics\x18\x14 \x03(\v2\x15.agent.v1.AssignedNicR\x04nics\"\xb1\x01\n" +
+	"\x04nics\x18\x14 \x03(\v2\x15.agent.v1.AssignedNicR\x04nics\x12*\n" +
+	"\x04seed\x18\x15 \x01(\v2\x16.agent.v1.AssignedSeedR\x04seed\"c\n" +
+	"\fAssignedSeed\x12\x1b\n" +
+	"\thost_name\x18\x01 \x01(\tR\bhostName\x12\x19\n" +
+	"\bssh_keys\x18\x02 \x03(\tR\asshKeys\x12\x1b\n" +
+	"\tuser_data\x18\x03 \x01(\fR\buserData\"\xb1\x01\n" +
 	"\vAssignedNic\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\aport_id\x18\x02 \x01(\tR\x06portId\x12\x15\n" +
@@ -2444,7 +2523,7 @@ func file_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_agent_v1_agent_proto_goTypes = []any{
 	(Power)(0),                   // 0: agent.v1.Power
 	(Observed)(0),                // 1: agent.v1.Observed
@@ -2455,93 +2534,95 @@ var file_agent_v1_agent_proto_goTypes = []any{
 	(*WatchRequest)(nil),         // 6: agent.v1.WatchRequest
 	(*WatchResponse)(nil),        // 7: agent.v1.WatchResponse
 	(*AssignedVm)(nil),           // 8: agent.v1.AssignedVm
-	(*AssignedNic)(nil),          // 9: agent.v1.AssignedNic
-	(*AssignedDisk)(nil),         // 10: agent.v1.AssignedDisk
-	(*AssignedImage)(nil),        // 11: agent.v1.AssignedImage
-	(*ConsoleRequest)(nil),       // 12: agent.v1.ConsoleRequest
-	(*ReportRequest)(nil),        // 13: agent.v1.ReportRequest
-	(*ReportResponse)(nil),       // 14: agent.v1.ReportResponse
-	(*NodeFacts)(nil),            // 15: agent.v1.NodeFacts
-	(*VmObservation)(nil),        // 16: agent.v1.VmObservation
-	(*NicObservation)(nil),       // 17: agent.v1.NicObservation
-	(*ReadImageRequest)(nil),     // 18: agent.v1.ReadImageRequest
-	(*ReadImageResponse)(nil),    // 19: agent.v1.ReadImageResponse
-	(*SendConsoleRequest)(nil),   // 20: agent.v1.SendConsoleRequest
-	(*SendConsoleResponse)(nil),  // 21: agent.v1.SendConsoleResponse
-	(*SyncNetworksRequest)(nil),  // 22: agent.v1.SyncNetworksRequest
-	(*HostNetwork)(nil),          // 23: agent.v1.HostNetwork
-	(*VpcFailure)(nil),           // 24: agent.v1.VpcFailure
-	(*SyncNetworksResponse)(nil), // 25: agent.v1.SyncNetworksResponse
-	(*HostVpc)(nil),              // 26: agent.v1.HostVpc
-	(*HostSubnet)(nil),           // 27: agent.v1.HostSubnet
-	(*HostPort)(nil),             // 28: agent.v1.HostPort
-	(v1.NicModel)(0),             // 29: vmcontroller.v1.NicModel
-	(v1.DiskBus)(0),              // 30: vmcontroller.v1.DiskBus
-	(v1.DiskCache)(0),            // 31: vmcontroller.v1.DiskCache
-	(v1.ImageFormat)(0),          // 32: vmcontroller.v1.ImageFormat
-	(v1.Architecture)(0),         // 33: vmcontroller.v1.Architecture
-	(*v1.ResourceUsage)(nil),     // 34: vmcontroller.v1.ResourceUsage
-	(*v11.SecurityGroup)(nil),    // 35: network.v1.SecurityGroup
-	(*v11.RouteTable)(nil),       // 36: network.v1.RouteTable
-	(*v11.NatGateway)(nil),       // 37: network.v1.NatGateway
-	(*v11.FloatingIp)(nil),       // 38: network.v1.FloatingIp
-	(*v11.ServiceIp)(nil),        // 39: network.v1.ServiceIp
-	(*v11.Vpc)(nil),              // 40: network.v1.Vpc
-	(*v11.Subnet)(nil),           // 41: network.v1.Subnet
-	(*v11.Port)(nil),             // 42: network.v1.Port
+	(*AssignedSeed)(nil),         // 9: agent.v1.AssignedSeed
+	(*AssignedNic)(nil),          // 10: agent.v1.AssignedNic
+	(*AssignedDisk)(nil),         // 11: agent.v1.AssignedDisk
+	(*AssignedImage)(nil),        // 12: agent.v1.AssignedImage
+	(*ConsoleRequest)(nil),       // 13: agent.v1.ConsoleRequest
+	(*ReportRequest)(nil),        // 14: agent.v1.ReportRequest
+	(*ReportResponse)(nil),       // 15: agent.v1.ReportResponse
+	(*NodeFacts)(nil),            // 16: agent.v1.NodeFacts
+	(*VmObservation)(nil),        // 17: agent.v1.VmObservation
+	(*NicObservation)(nil),       // 18: agent.v1.NicObservation
+	(*ReadImageRequest)(nil),     // 19: agent.v1.ReadImageRequest
+	(*ReadImageResponse)(nil),    // 20: agent.v1.ReadImageResponse
+	(*SendConsoleRequest)(nil),   // 21: agent.v1.SendConsoleRequest
+	(*SendConsoleResponse)(nil),  // 22: agent.v1.SendConsoleResponse
+	(*SyncNetworksRequest)(nil),  // 23: agent.v1.SyncNetworksRequest
+	(*HostNetwork)(nil),          // 24: agent.v1.HostNetwork
+	(*VpcFailure)(nil),           // 25: agent.v1.VpcFailure
+	(*SyncNetworksResponse)(nil), // 26: agent.v1.SyncNetworksResponse
+	(*HostVpc)(nil),              // 27: agent.v1.HostVpc
+	(*HostSubnet)(nil),           // 28: agent.v1.HostSubnet
+	(*HostPort)(nil),             // 29: agent.v1.HostPort
+	(v1.NicModel)(0),             // 30: vmcontroller.v1.NicModel
+	(v1.DiskBus)(0),              // 31: vmcontroller.v1.DiskBus
+	(v1.DiskCache)(0),            // 32: vmcontroller.v1.DiskCache
+	(v1.ImageFormat)(0),          // 33: vmcontroller.v1.ImageFormat
+	(v1.Architecture)(0),         // 34: vmcontroller.v1.Architecture
+	(*v1.ResourceUsage)(nil),     // 35: vmcontroller.v1.ResourceUsage
+	(*v11.SecurityGroup)(nil),    // 36: network.v1.SecurityGroup
+	(*v11.RouteTable)(nil),       // 37: network.v1.RouteTable
+	(*v11.NatGateway)(nil),       // 38: network.v1.NatGateway
+	(*v11.FloatingIp)(nil),       // 39: network.v1.FloatingIp
+	(*v11.ServiceIp)(nil),        // 40: network.v1.ServiceIp
+	(*v11.Vpc)(nil),              // 41: network.v1.Vpc
+	(*v11.Subnet)(nil),           // 42: network.v1.Subnet
+	(*v11.Port)(nil),             // 43: network.v1.Port
 }
 var file_agent_v1_agent_proto_depIdxs = []int32{
 	8,  // 0: agent.v1.WatchResponse.vms:type_name -> agent.v1.AssignedVm
-	12, // 1: agent.v1.WatchResponse.console_requests:type_name -> agent.v1.ConsoleRequest
+	13, // 1: agent.v1.WatchResponse.console_requests:type_name -> agent.v1.ConsoleRequest
 	0,  // 2: agent.v1.AssignedVm.power:type_name -> agent.v1.Power
-	10, // 3: agent.v1.AssignedVm.disks:type_name -> agent.v1.AssignedDisk
-	11, // 4: agent.v1.AssignedVm.kernel:type_name -> agent.v1.AssignedImage
-	11, // 5: agent.v1.AssignedVm.initrd:type_name -> agent.v1.AssignedImage
-	9,  // 6: agent.v1.AssignedVm.nics:type_name -> agent.v1.AssignedNic
-	29, // 7: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
-	30, // 8: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
-	31, // 9: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
-	11, // 10: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
-	32, // 11: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
-	15, // 12: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
-	16, // 13: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
-	33, // 14: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
-	1,  // 15: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
-	2,  // 16: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
-	34, // 17: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
-	17, // 18: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
-	23, // 19: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
-	24, // 20: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
-	26, // 21: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
-	27, // 22: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
-	28, // 23: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
-	35, // 24: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
-	36, // 25: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
-	37, // 26: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
-	38, // 27: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
-	39, // 28: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
-	40, // 29: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
-	41, // 30: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
-	42, // 31: agent.v1.HostPort.port:type_name -> network.v1.Port
-	3,  // 32: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
-	4,  // 33: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
-	6,  // 34: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
-	13, // 35: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
-	18, // 36: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
-	20, // 37: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
-	22, // 38: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
-	5,  // 39: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
-	5,  // 40: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
-	7,  // 41: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
-	14, // 42: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
-	19, // 43: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
-	21, // 44: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
-	25, // 45: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
-	39, // [39:46] is the sub-list for method output_type
-	32, // [32:39] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	11, // 3: agent.v1.AssignedVm.disks:type_name -> agent.v1.AssignedDisk
+	12, // 4: agent.v1.AssignedVm.kernel:type_name -> agent.v1.AssignedImage
+	12, // 5: agent.v1.AssignedVm.initrd:type_name -> agent.v1.AssignedImage
+	10, // 6: agent.v1.AssignedVm.nics:type_name -> agent.v1.AssignedNic
+	9,  // 7: agent.v1.AssignedVm.seed:type_name -> agent.v1.AssignedSeed
+	30, // 8: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
+	31, // 9: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
+	32, // 10: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
+	12, // 11: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
+	33, // 12: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
+	16, // 13: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
+	17, // 14: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
+	34, // 15: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
+	1,  // 16: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
+	2,  // 17: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
+	35, // 18: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
+	18, // 19: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
+	24, // 20: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
+	25, // 21: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
+	27, // 22: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
+	28, // 23: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
+	29, // 24: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
+	36, // 25: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
+	37, // 26: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
+	38, // 27: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
+	39, // 28: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
+	40, // 29: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
+	41, // 30: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
+	42, // 31: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
+	43, // 32: agent.v1.HostPort.port:type_name -> network.v1.Port
+	3,  // 33: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
+	4,  // 34: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
+	6,  // 35: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
+	14, // 36: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
+	19, // 37: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
+	21, // 38: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
+	23, // 39: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
+	5,  // 40: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
+	5,  // 41: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
+	7,  // 42: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
+	15, // 43: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
+	20, // 44: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
+	22, // 45: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
+	26, // 46: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
+	40, // [40:47] is the sub-list for method output_type
+	33, // [33:40] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_agent_v1_agent_proto_init() }
@@ -2555,7 +2636,7 @@ func file_agent_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_v1_agent_proto_rawDesc), len(file_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   26,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
