@@ -137,3 +137,12 @@ func TestOutputIsBounded(t *testing.T) {
 	}
 	require.Equal(t, maxOutput, out.kept.Len())
 }
+
+func TestChangedNIC(t *testing.T) {
+	name, action := changedNIC([]byte("add@/devices/x\x00ACTION=add\x00DEVPATH=/devices/x\x00SUBSYSTEM=net\x00INTERFACE=eth1\x00"))
+	require.Equal(t, []string{"eth1", "add"}, []string{name, action})
+	name, action = changedNIC([]byte("remove@/devices/x\x00ACTION=remove\x00SUBSYSTEM=net\x00INTERFACE=eth1\x00"))
+	require.Equal(t, []string{"eth1", "remove"}, []string{name, action})
+	_, action = changedNIC([]byte("add@/devices/x\x00ACTION=add\x00SUBSYSTEM=block\x00"))
+	require.Empty(t, action)
+}

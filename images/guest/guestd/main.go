@@ -3,10 +3,11 @@
 // It loads the drivers for the machine's devices, mounts the data partition and prints the banner on the first serial
 // port. From then on it handles the power button and executes commands, which it reads as lines from that port. It is
 // one program rather than a shell script, because every process costs milliseconds under emulation and because a script
-// that reads a terminal loses input. Busybox is in the image only for the "run" command.
+// that reads a terminal loses input. Busybox is in the image for the "run" command, and for the DHCP client and the HTTP server of a machine with
+// network interfaces.
 //
-// It must not exit (the kernel panics when process 1 does), must not know anything of Trivet, and does not use the
-// network. ../README.md lists its output.
+// It must not exit (the kernel panics when process 1 does) and must not know anything of Trivet. ../README.md lists its
+// output.
 package main
 
 import (
@@ -55,6 +56,7 @@ func main() {
 	}
 	m.say("%s", strings.TrimPrefix(m.ready().String(), guest.Prefix))
 	go m.heartbeat()
+	m.configureNICs() // after the banner, which does not wait for the network
 	m.serve()
 }
 
@@ -63,6 +65,7 @@ type machine struct {
 	tty     *tty
 	drivers *catalogue
 	power   power
+	net     network
 }
 
 // say prints one line with Prefix on the serial port. Lines of several goroutines do not mix.

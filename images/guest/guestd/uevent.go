@@ -22,7 +22,7 @@ func listenUevents() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "uevents"), nil
 }
 
-// watchUevents loads the drivers of devices that are added later (hotplug).
+// watchUevents loads the drivers of devices that are added later (hotplug), and configures network interfaces.
 func (m *machine) watchUevents(events *os.File) {
 	buf := make([]byte, 8192) // the kernel's own limit of an event is 2 KiB
 	for {
@@ -31,8 +31,13 @@ func (m *machine) watchUevents(events *os.File) {
 		if err != nil {
 			// Events were lost, or the socket is broken: check all devices again.
 			problems = m.drivers.coldplug()
+			m.configureNICs()
 		} else if modalias, ok := addedModalias(buf[:n]); ok {
 			_, problems = m.drivers.ask(modalias)
+		} else if name, action := changedNIC(buf[:n]); action == "add" {
+			m.addNIC(name)
+		} else if action == "remove" {
+			m.removeNIC(name)
 		}
 		for _, problem := range problems {
 			m.say("ERROR hotplug: %v", problem)
@@ -53,4 +58,19 @@ func addedModalias(event []byte) (string, bool) {
 		}
 	}
 	return modalias, added && modalias != ""
+}
+
+// changedNIC returns the name of the network interface in an event, and the event's action, such as add or remove. The
+// action is empty if the event is not about a network interface.
+func changedNIC(event []byte) (name, action string) {
+	fields := map[string]string{}
+	for _, field := range strings.Split(string(event), "\x00") {
+		if key, value, ok := strings.Cut(field, "="); ok {
+			fields[key] = value
+		}
+	}
+	if fields["SUBSYSTEM"] != "net" || fields["INTERFACE"] == "" {
+		return "", ""
+	}
+	return fields["INTERFACE"], fields["ACTION"]
 }

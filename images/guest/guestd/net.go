@@ -1,0 +1,147 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	dhcpScript = "/etc/udhcpc.script" // executed by udhcpc; prints the line NIC
+	webRoot    = "/www"               // content of the HTTP server
+	restart    = time.Second          // pause before a program that has ended is started again
+)
+
+// network runs a DHCP client for each network interface, and an HTTP server once there is an interface. All are busybox.
+type network struct {
+	mu      sync.Mutex
+	clients map[string]*os.Process // by interface; nil while the client is being started again
+	serving bool
+}
+
+// configureNICs starts the DHCP client of every interface.
+func (m *machine) configureNICs() {
+	entries, err := os.ReadDir("/sys/class/net")
+	if err != nil {
+		m.say("ERROR start: list network interfaces: %v", err)
+		return
+	}
+	for _, e := range entries {
+		m.addNIC(e.Name())
+	}
+}
+
+// addNIC starts the DHCP client of an interface, unless it runs already or the interface is no Ethernet card.
+func (m *machine) addNIC(name string) {
+	if !strings.HasPrefix(name, "eth") {
+		return
+	}
+	m.net.mu.Lock()
+	defer m.net.mu.Unlock()
+	if _, ok := m.net.clients[name]; ok {
+		return
+	}
+	if m.net.clients == nil {
+		m.net.clients = map[string]*os.Process{}
+	}
+	m.net.clients[name] = nil
+	go m.runClient(name)
+	if !m.net.serving {
+		m.net.serving = true
+		go m.serveHTTP()
+	}
+}
+
+// removeNIC ends the DHCP client of an interface that was removed.
+func (m *machine) removeNIC(name string) {
+	m.net.mu.Lock()
+	defer m.net.mu.Unlock()
+	client, ok := m.net.clients[name]
+	if !ok {
+		return
+	}
+	delete(m.net.clients, name)
+	if client != nil {
+		_ = client.Kill() // it may have ended already
+	}
+	m.say("NIC name=%s removed", name)
+}
+
+// runClient runs the DHCP client of an interface until the interface is removed, and prints the client's lines.
+func (m *machine) runClient(name string) {
+	for {
+		// udhcpc sends three discovers at intervals of a second, then pauses for three seconds, without end.
+		cmd := exec.Command("/bin/busybox", "udhcpc", "-f", "-i", name, "-s", dhcpScript, "-t", "3", "-T", "1", "-A", "3",
+			"-O", "mtu", "-O", "staticroutes")
+		cmd.Env = []string{"PATH=/bin:/sbin"}
+		out, err := cmd.StdoutPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			m.say("ERROR network: start DHCP client of %s: %v", name, err)
+			return
+		}
+		if !m.setClient(name, cmd.Process) {
+			_ = cmd.Process.Kill()
+		}
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			m.say("%s", lines.Text())
+		}
+		_ = cmd.Wait() // the client was killed, or "run" has collected its exit status
+		time.Sleep(restart)
+		if !m.setClient(name, nil) {
+			return
+		}
+	}
+}
+
+// setClient records the process of an interface's DHCP client. It returns false if the interface was removed.
+func (m *machine) setClient(name string, client *os.Process) bool {
+	m.net.mu.Lock()
+	defer m.net.mu.Unlock()
+	_, ok := m.net.clients[name]
+	if ok {
+		m.net.clients[name] = client
+	}
+	return ok
+}
+
+// serveHTTP runs the HTTP server on port 80. Its page is the host name.
+func (m *machine) serveHTTP() {
+	if err := writeHostName(); err != nil {
+		m.say("ERROR network: %v", err)
+	}
+	for {
+		cmd := exec.Command("/bin/busybox", "httpd", "-f", "-p", "80", "-h", webRoot)
+		if err := cmd.Start(); err != nil {
+			m.say("ERROR network: start HTTP server: %v", err)
+			return
+		}
+		_ = cmd.Wait() // it runs until the machine stops
+		time.Sleep(restart)
+	}
+}
+
+// writeHostName writes the page of the HTTP server before a DHCP server has given a name. The DHCP script writes it
+// again then.
+func writeHostName() error {
+	name, err := os.Hostname()
+	if err != nil {
+		return fmt.Errorf("read host name: %w", err)
+	}
+	f, err := os.OpenFile(webRoot+"/index.html", os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if errors.Is(err, os.ErrExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(name + "\n")
+	return errors.Join(err, f.Close())
+}
