@@ -8,10 +8,10 @@ import (
 	"net"
 	"os"
 
-	"github.com/trivet-cloud/trivet/nodeagent/cloudinit"
 	"github.com/trivet-cloud/trivet/nodeagent/qemu"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
+	"github.com/trivet-cloud/trivet/shared/cloudinit"
 )
 
 // seed returns the disk image with which cloud-init configures the guest of an assigned VM. The error wraps

@@ -17,8 +17,8 @@ import (
 	"github.com/cockroachdb/datadriven"
 	"github.com/stretchr/testify/require"
 
-	"github.com/trivet-cloud/trivet/nodeagent/cloudinit"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/cloudinit"
 )
 
 const aliceKey = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAICTOlZZ+XO9BvI2oR4o5aTRbdRqZQNsG1jvdR2MJSSPo alice@example.com"

@@ -3,8 +3,8 @@ package metadata
 import (
 	"net/netip"
 
-	"github.com/trivet-cloud/trivet/nodeagent/cloudinit"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/cloudinit"
 )
 
 // Instance is the data that the server sends to the guest behind a port.

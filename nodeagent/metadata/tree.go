@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/trivet-cloud/trivet/nodeagent/cloudinit"
+	"github.com/trivet-cloud/trivet/shared/cloudinit"
 )
 
 // versions are the versions of EC2's tree up to that of 2021, in the order in which EC2 lists them.

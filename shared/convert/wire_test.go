@@ -107,7 +107,9 @@ func TestResponsesSetEveryField(t *testing.T) {
 	vm.Disks = []cloud.ResolvedDisk{{ID: "d", SizeBytes: 1, Bus: cloud.BusSATA, Cache: cloud.CacheNone, Image: image}}
 	full := cloud.Usage{CPUPercent: 1, MemoryMiB: 1, DiskReadBytes: 1, DiskWriteBytes: 1, NetworkReceivedBytes: 1, NetworkTransmitBytes: 1}
 	requireFull(t, VM(&vm, &full).ProtoReflect())
-	requireFull(t, Assigned(&vm).ProtoReflect())
+	assigned := Assigned(&vm)
+	assigned.Seed = &agentv1.AssignedSeed{HostName: "h", SshKeys: []string{"k"}, UserData: []byte("u")} // set by package vm
+	requireFull(t, assigned.ProtoReflect())
 
 	created := ImageFrom(filled(&vmv1.CreateImageRequest{}, 0))
 	require.Equal(t, "s10", created.Source)

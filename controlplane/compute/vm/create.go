@@ -29,6 +29,8 @@ type CreateRequest struct {
 	Hypervisor cloud.Hypervisor
 	Metadata   map[string]string
 	Labels     map[string]string
+	// Seed is set by Create from the metadata.
+	Seed *Seed `cbor:",omitempty"`
 }
 
 // Created is the result of Create. Replayed means that an earlier call with the same idempotency key created the VM.
@@ -47,6 +49,10 @@ type createArgs struct {
 // Create places a VM on a host, creates its record, and returns the VM as CREATING. body is the hash of the request.
 func (s *Service) Create(ctx context.Context, t cloud.Tenant, w CreateRequest, body [32]byte) (Created, error) {
 	w.Spec.Normalize()
+	var err error
+	if w.Seed, w.Metadata, err = takeSeed(w.Metadata); err != nil {
+		return Created{}, err
+	}
 	if err := w.check(); err != nil {
 		return Created{}, err
 	}
@@ -192,6 +198,9 @@ func (s *Service) createRecords(ctx context.Context, tx *store.Tx, id cloud.VMID
 		i.Use(tx, vm.ID)
 	}
 	names.Put(tx, &vm.ID, project, vm.Name)
+	if q.Request.Seed != nil {
+		seeds.Put(tx, q.Request.Seed, string(vm.ID))
+	}
 	if group := vm.Labels[AntiAffinity]; group != "" {
 		groups.Put(tx, &vm.Node, project, groupKey(group), string(vm.ID))
 	}

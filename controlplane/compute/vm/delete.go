@@ -93,6 +93,7 @@ func (s *Service) deleteRecords(tx *store.Tx, vm *cloud.VM, force bool) (deleteR
 	project := string(vm.Project)
 	VMs.Delete(tx, project, string(vm.ID))
 	names.Delete(tx, project, vm.Name)
+	seeds.Delete(tx, string(vm.ID))
 	if group := vm.Labels[AntiAffinity]; group != "" {
 		groups.Delete(tx, project, groupKey(group), string(vm.ID))
 	}

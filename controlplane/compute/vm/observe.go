@@ -63,7 +63,9 @@ func assigned(v *store.View, on cloud.NodeID, id cloud.VMID, p *node.Placed) (*a
 	if err != nil || vm == nil || vm.Node != on {
 		return nil, err
 	}
-	return convert.Assigned(vm), nil
+	out := convert.Assigned(vm)
+	out.Seed, err = assignedSeed(v, vm)
+	return out, err
 }
 
 // UsesImage implements node.VMController. An empty checksum matches no image.

@@ -70,6 +70,9 @@ func (s *Service) apply(tx *store.Tx, vm *cloud.VM, c *Change) (bool, error) {
 	if group, isSet := c.Labels[AntiAffinity]; isSet && group != vm.Labels[AntiAffinity] {
 		return false, fault.Invalid("labels", "%s is fixed when a VM is created", AntiAffinity)
 	}
+	if err := refuseSeed(c.Metadata); err != nil {
+		return false, err
+	}
 	vm.Metadata = cloud.Merge(vm.Metadata, c.Metadata)
 	vm.Labels = cloud.Merge(vm.Labels, c.Labels)
 	if err := checkPairs(vm); err != nil {
