@@ -23,6 +23,8 @@ type createFlags struct {
 	memory                  string
 	disks, networks         []string
 	labels, metadata        []string
+	sshKeys                 []string
+	userData                string
 	kernel, initrd, cmdline string
 	start                   bool
 }
@@ -47,6 +49,7 @@ or, instead of SUBNET:
   port:NAME  an existing port, which has its own address, MAC and groups
 Without --network, and with --network none, the VM has no NIC.`,
 		Example: `  trivet vm create web --image debian --vcpus 2 --memory 2048 --disk 20 --disk 100,cache=none --label env=prod --start
+  trivet vm create shell --image debian --network default --ssh-key ~/.ssh/id_ed25519.pub --user-data setup.sh --start
   trivet vm create db --image debian --network back,ip=10.0.2.10,group=db --network default
   trivet vm create tiny --kernel guest-kernel --initrd guest-initrd --cmdline "console=ttyS0" --memory 192`,
 		Args: session.Exactly("NAME"),
@@ -59,6 +62,8 @@ Without --network, and with --network none, the VM has no NIC.`,
 	p.StringArrayVar(&f.networks, "network", nil, "network interface, repeatable: see above")
 	p.StringArrayVar(&f.labels, "label", nil, "KEY=VALUE, repeatable")
 	p.StringArrayVar(&f.metadata, "metadata", nil, "KEY=VALUE, repeatable")
+	p.StringArrayVar(&f.sshKeys, "ssh-key", nil, "file with public keys for the guest's default user, repeatable")
+	p.StringVar(&f.userData, "user-data", "", "file with a script or cloud-config for cloud-init in the guest, at most 64 KiB")
 	p.StringVar(&f.kernel, "kernel", "", "boot this kernel directly: an image, by name or ID")
 	p.StringVar(&f.initrd, "initrd", "", "initial RAM disk for --kernel: an image, by name or ID")
 	p.StringVar(&f.cmdline, "cmdline", "", "kernel command line for --kernel")
@@ -162,6 +167,14 @@ func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error
 	metadata, err := session.Pairs("metadata", f.metadata)
 	if err != nil {
 		return nil, nil, err
+	}
+	if len(f.sshKeys) > 0 || f.userData != "" {
+		if metadata == nil {
+			metadata = map[string]string{}
+		}
+		if err := f.addSeed(metadata); err != nil {
+			return nil, nil, err
+		}
 	}
 	if f.vcpus == 0 {
 		return nil, nil, session.Usagef("--vcpus: want 1 or more")
