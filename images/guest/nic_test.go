@@ -57,6 +57,8 @@ func TestGuestNetwork(t *testing.T) {
 		return err == nil && strings.TrimSpace(string(body)) == "web"
 	}, time.Minute, 50*time.Millisecond, "the guest serves its name")
 
+	require.Equal(t, "web", m.ask(`run printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 5 10.9.0.15 80 | tail -n 1`, "OUT"))
+
 	m.do("device_add", map[string]any{"driver": "virtio-net-pci", "netdev": "n1", "id": "late-nic", "bus": "late", "romfile": ""})
 	n, err = ParseNIC(Prefix + "NIC " + m.hear("NIC"))
 	require.NoError(t, err)

@@ -53,6 +53,8 @@ type lab struct {
 	tree    *cgroup.Tree
 	image   []byte // the only image that fetch provides: package qemu's boot sector
 
+	more map[string][]byte // further images that fetch provides, by SHA-256
+
 	fetchErr atomic.Pointer[error]
 	taps     Taps // nil if the host has no network; changed only while no agent runs
 
@@ -78,7 +80,7 @@ func newLab(t *testing.T) *lab {
 	}
 	sector, err := os.ReadFile("../qemu/testdata/guest.bin")
 	require.NoError(t, err)
-	l := &lab{T: t, dir: t.TempDir(), program: program, cluster: "11", image: append(sector, make([]byte, 1<<20-len(sector))...), moved: make(chan struct{})}
+	l := &lab{T: t, dir: t.TempDir(), program: program, cluster: "11", image: append(sector, make([]byte, 1<<20-len(sector))...), moved: make(chan struct{}), more: map[string][]byte{}}
 	l.tree, err = cgroup.Open(fmt.Sprintf("trivet-test-machine-%d-%d", os.Getpid(), labs.Add(1)))
 	require.NoError(t, err)
 	t.Cleanup(l.clear)
@@ -144,6 +146,9 @@ func (l *lab) stop() {
 func (l *lab) fetch(_ context.Context, sum string, offset int64) (io.ReadCloser, error) {
 	if err := l.fetchErr.Load(); err != nil {
 		return nil, *err
+	}
+	if data, ok := l.more[sum]; ok {
+		return io.NopCloser(bytes.NewReader(data[offset:])), nil
 	}
 	if sum != l.sum() {
 		return nil, errors.New("no member provides the image")
@@ -218,6 +223,7 @@ func with(want *agentv1.AssignedVm, change func(*agentv1.AssignedVm)) *agentv1.A
 		VmId: want.VmId, Generation: want.Generation + 1, Power: want.Power, StopGraceMs: want.StopGraceMs, Reboots: want.Reboots,
 		Resets: want.Resets, Starts: want.Starts, Vcpus: want.Vcpus, Sockets: want.Sockets, CoresPerSocket: want.CoresPerSocket,
 		MemoryMib: want.MemoryMib, Disks: want.Disks, Nics: want.Nics, Seed: want.Seed,
+		Kernel: want.Kernel, Initrd: want.Initrd, Cmdline: want.Cmdline,
 	}
 	change(next)
 	return next
