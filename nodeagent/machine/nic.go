@@ -57,17 +57,15 @@ type nicChange struct {
 }
 
 // nicChanges returns the changes that make the interfaces have of a process equal to those in want. An interface with
-// another port, MAC address or model is removed, and attached in a later plan. Another MTU takes effect at the next
-// start.
+// another port, MAC address or model is removed, and attached in a later plan. So is an interface in the record without
+// a device: QEMU may have its tap open, for example because an agent ended while it attached the interface, and the tap
+// cannot be opened again until then. Another MTU takes effect at the next start.
 func nicChanges(want []qemu.NIC, have []qemu.AttachedNIC) []nicChange {
 	var out []nicChange
 	for _, h := range have {
 		at := slices.IndexFunc(want, func(w qemu.NIC) bool { return w.ID == h.ID })
-		switch {
-		case at < 0 || want[at].Port != h.Port || want[at].MAC != h.MAC || want[at].Model != h.Model:
+		if at < 0 || !h.Present || want[at].Port != h.Port || want[at].MAC != h.MAC || want[at].Model != h.Model {
 			out = append(out, nicChange{UnplugNIC, h.ID})
-		case !h.Present:
-			out = append(out, nicChange{PlugNIC, h.ID})
 		}
 	}
 	for _, w := range want {
@@ -104,7 +102,9 @@ func (v *VM) changeNIC(ctx context.Context, a Action, id string, want *agentv1.A
 		err = v.process.UnplugNIC(ctx, id, func(n qemu.NIC) error { return v.closeTaps(ctx, []qemu.NIC{n}) })
 	}
 	if err == nil {
-		delete(v.nicFailures, id)
+		if a == PlugNIC {
+			delete(v.nicFailures, id)
+		}
 		return nil
 	}
 	f, ok := v.nicFailures[id]
@@ -133,8 +133,8 @@ func (v *VM) plugNIC(ctx context.Context, id string, want *agentv1.AssignedVm) e
 	}
 	defer closeFiles(taps)
 	err = v.process.PlugNIC(ctx, all[at], taps[id])
-	if errors.Is(err, qemu.ErrNoPort) || errors.Is(err, qemu.ErrInvalid) {
-		// The record does not have the interface, so nothing else releases its tap.
+	recorded := slices.ContainsFunc(v.process.Record().Spec.NICs, func(n qemu.NIC) bool { return n.ID == id })
+	if err != nil && !recorded { // QEMU does not have the tap, and UnplugNIC would not find the interface.
 		err = errors.Join(err, v.closeTaps(ctx, all[at:at+1]))
 	}
 	return err
@@ -251,7 +251,8 @@ func (v *VM) reportNICs(want *agentv1.AssignedVm) []cloud.NICObservation {
 		out = append(out, o)
 	}
 	for _, n := range v.nics {
-		report(n.ID, n.Present || pending[n.ID] == UnplugNIC)
+		wanted := slices.ContainsFunc(want.GetNics(), func(w *agentv1.AssignedNic) bool { return w.GetId() == n.ID })
+		report(n.ID, n.Present || !wanted)
 	}
 	for _, n := range want.GetNics() {
 		if !slices.ContainsFunc(v.nics, func(h qemu.AttachedNIC) bool { return h.ID == n.GetId() }) {

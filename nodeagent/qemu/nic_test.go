@@ -195,6 +195,7 @@ func TestRefusedNIC(t *testing.T) {
 	require.NoError(t, err)
 	defer null.Close()
 	require.Error(t, p.PlugNIC(l.ctx, virtioNIC("b", 2), null))
+	require.Len(t, p.Record().Spec.NICs, 1)
 	require.Equal(t, 1, openTaps(t, p.Record().PID))
 	tap = n.tap("tap1")
 	require.NoError(t, p.PlugNIC(l.ctx, virtioNIC("b", 2), tap), "the name of the backend is free again")

@@ -35,8 +35,7 @@ var (
 // AttachedNIC is a network interface in the record of a running VM.
 type AttachedNIC struct {
 	NIC
-	// Present is false if QEMU does not have the device. The interface is then to be removed from the record by
-	// UnplugNIC, or attached again by PlugNIC.
+	// Present is false if QEMU does not have the device. QEMU may have its tap: UnplugNIC removes the rest.
 	Present bool
 }
 
@@ -70,8 +69,8 @@ func (p *Process) devices(ctx context.Context) (map[string]bool, error) {
 
 // PlugNIC attaches a network interface to the running guest, and writes it to the record. QEMU gets a duplicate of tap,
 // which the caller must still close. A slot of -1 means the first free one. The error wraps [ErrNoPort] if there is
-// none. After any error QEMU has neither the interface nor the tap, unless the connection to QEMU failed; the record may
-// contain the interface.
+// none. If the record contains the interface after an error, QEMU may have the tap, and the caller must call UnplugNIC before it
+// opens the tap again. Otherwise QEMU has neither the interface nor the tap.
 func (p *Process) PlugNIC(ctx context.Context, n NIC, tap *os.File) error {
 	if err := p.plugNIC(ctx, n, tap); err != nil {
 		return fmt.Errorf("attach network interface %s: %w", n.ID, err)
@@ -98,7 +97,7 @@ func (p *Process) plugNIC(ctx context.Context, n NIC, tap *os.File) error {
 	if n.Slot < 0 || !devices[nicPortID(n.Slot)] {
 		return ErrNoPort
 	}
-	all := append(others, n)
+	all := append(slices.Clone(others), n)
 	if err := validateNICs(all); err != nil {
 		return err
 	}
@@ -124,7 +123,10 @@ func (p *Process) plugNIC(ctx context.Context, n NIC, tap *os.File) error {
 	}
 	var refusal *qmp.Error
 	if errors.As(err, &refusal) {
-		err = errors.Join(err, p.deleteNetdev(ctx, n))
+		if cleanErr := p.deleteNetdev(ctx, n); cleanErr != nil {
+			return errors.Join(err, cleanErr)
+		}
+		err = errors.Join(err, p.writeNICs(others))
 	}
 	return err
 }
