@@ -392,6 +392,8 @@ func TestDetachNICFromRunningVM(t *testing.T) {
 
 	_, err := w.whenRequested(vm, func() {
 		require.Empty(t, w.assignedNICs(vm), "the host must be told to detach the NIC")
+		now := w.report(id, cloud.ObservedRunning, has)
+		require.Len(t, now.Spec.Network, 1, "the port of a NIC that the guest still has must not be released")
 		w.report(id, cloud.ObservedRunning, nicReport(cloud.NICObservation{ID: "a", Attached: true, Error: "the guest did not release the device in 20s"}))
 	}, detach)
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
@@ -404,8 +406,7 @@ func TestDetachNICFromRunningVM(t *testing.T) {
 		stale := vm.Generation
 		now := w.report(id, cloud.ObservedRunning, func(o *cloud.Observation) { o.Generation = stale })
 		require.Len(t, now.Spec.Network, 1, "a report of the time before the call must not count")
-		now = w.report(id, cloud.ObservedRunning, has)
-		require.Len(t, now.Spec.Network, 1, "the port of a NIC that the guest still has must not be released")
+		w.report(id, cloud.ObservedRunning, has)
 		require.Equal(t, 1, w.records()["port"])
 		w.report(id, cloud.ObservedRunning)
 	}, detach)
