@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"time"
 
+	"github.com/trivet-cloud/trivet/controlplane/network"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -152,6 +153,7 @@ func (s *Service) evictOnLeader(ctx context.Context, q evictRequest) (vms int, e
 			hostKeys.Delete(tx, key)
 		}
 		evictions.Delete(tx, string(q.Node))
+		network.DeleteHostNetwork(tx, q.Node)
 		Nodes.Delete(tx, string(q.Node))
 		return nil
 	})

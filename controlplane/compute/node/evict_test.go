@@ -19,6 +19,7 @@ import (
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 
+	"github.com/trivet-cloud/trivet/controlplane/network"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -110,6 +111,9 @@ func TestEvict(t *testing.T) {
 	_, err = w.at(1, h).HeartbeatNode(ctx, sendHeartbeat(w.at(1, h)))
 	require.NoError(t, err)
 	w.place(h.id, testVM(1), &Placed{Generation: 2, Gone: true, Held: cloud.Capacity{StorageGiB: 3}})
+	w.update(func(tx *store.Tx) error {
+		return network.SetHostNetwork(tx, h.id, cloud.HostNetwork{UnderlayMTU: 1500})
+	})
 	soon, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	ends := w.open(soon, h)
@@ -132,9 +136,11 @@ func TestEvict(t *testing.T) {
 	require.NoError(t, w.records.Local(func(v *store.View) error {
 		left, _, err := PlacedVMs.List(v, 0, string(h.id))
 		require.Empty(t, left)
+		offer, errOffer := network.HostNetworkOf(v, h.id)
+		require.Nil(t, offer, "what the host offered to VPCs")
 		keys, _, errKeys := hostKeys.List(v, 0)
 		require.Len(t, keys, 1)
-		return errors.Join(err, errKeys)
+		return errors.Join(err, errOffer, errKeys)
 	}))
 	s := w.members[1]
 	s.mu.Lock()

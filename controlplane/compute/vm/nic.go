@@ -5,15 +5,11 @@ import (
 	"fmt"
 	"time"
 
-	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
-
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
-	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/network"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
-	"github.com/trivet-cloud/trivet/shared/convert"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -235,22 +231,4 @@ func nicError(vm *cloud.VM, nic, verb, otherwise string) error {
 func isNICRefusal(err error) bool {
 	f, ok := fault.From(err)
 	return ok && f.Reason == reasonNICRefused
-}
-
-func (r *server) AttachNic(ctx context.Context, in *vmv1.AttachNicRequest) (*vmv1.VirtualMachine, error) {
-	t, err := admit(ctx, "AttachNic", in)
-	if err != nil {
-		return nil, err
-	}
-	out, err := r.s.AttachNIC(ctx, t, cloud.VMID(in.GetVmId()), convert.NICFrom(in.GetNic()), rpc.BodyHash(in))
-	return r.powerResult(ctx, out, err)
-}
-
-func (r *server) DetachNic(ctx context.Context, in *vmv1.DetachNicRequest) (*vmv1.VirtualMachine, error) {
-	t, err := admit(ctx, "DetachNic", in)
-	if err != nil {
-		return nil, err
-	}
-	out, err := r.s.DetachNIC(ctx, t, cloud.VMID(in.GetVmId()), in.GetNicId(), rpc.BodyHash(in))
-	return r.powerResult(ctx, out, err)
 }
