@@ -10,8 +10,8 @@ import (
 )
 
 var (
-	// floatingIPs is the table of floating IPs, at floating-ip/<project>/<id>.
-	floatingIPs = store.NewTable[cloud.FloatingIP]("floating-ip")
+	// floatingIPs is the table of floating IPs, at net-floating-ip/<project>/<id>.
+	floatingIPs = store.NewTable[cloud.FloatingIP]("net-floating-ip")
 	// floatingAt has the floating IP of a port or a service IP, at floating-at/<ID of the target>.
 	floatingAt = store.NewTable[cloud.FloatingIPID]("floating-at")
 )

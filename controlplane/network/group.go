@@ -10,8 +10,8 @@ import (
 )
 
 var (
-	// groups is the table of security groups, at security-group/<project>/<id>.
-	groups = store.NewTable[cloud.SecurityGroup]("security-group")
+	// groups is the table of security groups, at net-security-group/<project>/<id>.
+	groups = store.NewTable[cloud.SecurityGroup]("net-security-group")
 	// groupPorts lists the ports of a security group, at group-port/<group>/<port>.
 	groupPorts = store.NewTable[struct{}]("group-port")
 	// groupReferrers lists the other groups whose rules refer to a group, at group-referrer/<group>/<other group>.

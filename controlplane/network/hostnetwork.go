@@ -7,8 +7,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// hostNetworks has what each host offers to VPCs, at host-network/<node>.
-var hostNetworks = store.NewTable[cloud.HostNetwork]("host-network")
+// hostNetworks has what each host offers to VPCs, at net-host-network/<node>.
+var hostNetworks = store.NewTable[cloud.HostNetwork]("net-host-network")
 
 // SetHostNetwork stores what a host offers to VPCs. It writes nothing if the stored value is equal.
 func SetHostNetwork(tx *store.Tx, node cloud.NodeID, n cloud.HostNetwork) error {

@@ -10,8 +10,8 @@ import (
 )
 
 var (
-	// natGateways is the table of NAT gateways, at nat/<project>/<id>.
-	natGateways = store.NewTable[cloud.NATGateway]("nat")
+	// natGateways is the table of NAT gateways, at net-nat/<project>/<id>.
+	natGateways = store.NewTable[cloud.NATGateway]("net-nat")
 	// natIn lists the NAT gateways of a VPC, at nat-in/<vpc>/<id>. The value is true for the default gateway.
 	natIn = store.NewTable[bool]("nat-in")
 	// natOf lists the NAT gateways of an external network, at nat-of/<network>/<id>.

@@ -10,8 +10,8 @@ import (
 )
 
 var (
-	// ports is the table of ports, at port/<project>/<id>.
-	ports = store.NewTable[cloud.Port]("port")
+	// ports is the table of ports, at net-port/<project>/<id>.
+	ports = store.NewTable[cloud.Port]("net-port")
 	// portsOf lists the ports of a subnet, at port-of/<subnet>/<port>.
 	portsOf = store.NewTable[struct{}]("port-of")
 	// portAt has the port of each address of a VPC, IPv4 and IPv6, at port-at/<vpc>/<address>.

@@ -10,8 +10,8 @@ import (
 )
 
 var (
-	// routeTables is the table of route tables, at route-table/<project>/<id>.
-	routeTables = store.NewTable[cloud.RouteTable]("route-table")
+	// routeTables is the table of route tables, at net-route-table/<project>/<id>.
+	routeTables = store.NewTable[cloud.RouteTable]("net-route-table")
 	// tablesIn lists the route tables of a VPC, at route-table-in/<vpc>/<id>.
 	tablesIn = store.NewTable[struct{}]("route-table-in")
 	// tableOf has the route table of a subnet, at route-table-of/<subnet>.

@@ -10,8 +10,8 @@ import (
 )
 
 var (
-	// serviceIPs is the table of service IPs, at service-ip/<project>/<id>.
-	serviceIPs = store.NewTable[cloud.ServiceIP]("service-ip")
+	// serviceIPs is the table of service IPs, at net-service-ip/<project>/<id>.
+	serviceIPs = store.NewTable[cloud.ServiceIP]("net-service-ip")
 	// servicesIn lists the service IPs of a VPC, at service-ip-in/<vpc>/<id>.
 	servicesIn = store.NewTable[struct{}]("service-ip-in")
 	// backendsOf lists the service IPs that have a port as backend, at backend-of/<port>/<service IP>.

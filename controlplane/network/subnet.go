@@ -13,8 +13,8 @@ import (
 type prefixes struct{ CIDR, CIDR6 netip.Prefix }
 
 var (
-	// subnets is the table of subnets, at subnet/<project>/<id>.
-	subnets = store.NewTable[cloud.Subnet]("subnet")
+	// subnets is the table of subnets, at net-subnet/<project>/<id>.
+	subnets = store.NewTable[cloud.Subnet]("net-subnet")
 	// subnetsOf has the prefixes of the subnets of a VPC, at subnet-of/<vpc>/<subnet>.
 	subnetsOf = store.NewTable[prefixes]("subnet-of")
 )

@@ -8,8 +8,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// vpcs is the table of VPCs, at vpc/<project>/<id>.
-var vpcs = store.NewTable[cloud.VPC]("vpc")
+// vpcs is the table of VPCs, at net-vpc/<project>/<id>.
+var vpcs = store.NewTable[cloud.VPC]("net-vpc")
 
 // defaultUnderlayMTU is the MTU of the hosts' underlay that VPCs are created for. vxlanOverhead is the number of bytes
 // that VXLAN over IPv4 adds to a guest's packet: outer IPv4, UDP and VXLAN headers, and the inner Ethernet header.

@@ -52,6 +52,7 @@ func Run(t *testing.T, open func(t *testing.T, now func() time.Time) *store.Stor
 		{"page tokens cannot be forged", forgedTokens},
 		{"a page of before the kept history", oldPage},
 		{"a watch misses nothing and keeps order", watches},
+		{"a watch of several tables has one order", watchesTables},
 		{"waiting for a record", awaits},
 		{"the same key gives the same answer", idempotency},
 		{"old answers are forgotten", answersExpire},
@@ -412,6 +413,43 @@ func watches(t *testing.T, s *store.Store, _ *Clock) {
 		}
 		seen += len(changes)
 	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, _, err = w.Next(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+func watchesTables(t *testing.T, s *store.Store, _ *Clock) {
+	first := put(t, s, "a", 1)
+	w := s.WatchTables(first, "account")
+	defer w.Close()
+	outside := store.NewTable[account]("accord")
+	_, err := s.Update(t.Context(), func(tx *store.Tx) error {
+		other.Put(tx, &account{}, "x")
+		outside.Put(tx, &account{}, "x")
+		return nil
+	})
+	require.NoError(t, err)
+	put(t, s, "b", 1)
+	last, err := s.Update(t.Context(), func(tx *store.Tx) error {
+		other.Delete(tx, "x")
+		accounts.Delete(tx, "p", "a")
+		return nil
+	})
+	require.NoError(t, err)
+	var got []string
+	var complete int64
+	for complete < last {
+		var changes []store.TableChange
+		changes, complete, err = w.Next(t.Context())
+		require.NoError(t, err)
+		for _, c := range changes {
+			got = append(got, fmt.Sprintf("%d %s %v %t", c.Revision-first, c.Table, c.Path, c.Deleted))
+		}
+	}
+	require.Equal(t, []string{
+		"0 account [p a] false", "1 account2 [x] false", "2 account [p b] false", "3 account [p a] true", "3 account2 [x] true",
+	}, got)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, _, err = w.Next(ctx)
