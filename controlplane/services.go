@@ -134,7 +134,10 @@ func (m *member) listServices(context.Context) error {
 		{ // networks
 			rpc:   m.networks.Register,
 			rest:  &restAPI{name: "network", port: ports.Network, options: tenantREST(fault.Network), routes: m.networks.Routes},
-			tasks: []leader.Task{{Name: "free rested addresses", Every: network.FreeEvery, Run: m.networks.FreeRested}},
+			tasks: []leader.Task{
+				{Name: "free rested addresses", Every: network.FreeEvery, Run: m.networks.FreeRested},
+				{Name: "follow networks", Every: time.Second, Run: m.networkFeed.Follow},
+			},
 		},
 		{ // the key-value store, whose REST API has its own server
 			rpc: m.etcd.Register,
@@ -160,9 +163,10 @@ func (m *member) newAccounts(context.Context) error {
 	return nil
 }
 
-// newNetwork creates the network service.
+// newNetwork creates the network service, and the feed that sends hosts the state of their VPCs.
 func (m *member) newNetwork(context.Context) error {
 	m.networks = network.New(network.Options{Store: m.records, Commands: m.commands, Log: m.log.With("service", "network")})
+	m.networkFeed = network.NewFeed(network.FeedOptions{Store: m.records, Metrics: m.metrics.registry})
 	return nil
 }
 
@@ -188,6 +192,7 @@ func (m *member) newCompute(context.Context) error {
 	m.vms = vm.New(options)
 	m.bills.Attach(m.vms)
 	m.nodes.Attach(m.vms, m.files)
+	m.nodes.AttachNetworks(m.networkFeed)
 	return nil
 }
 

@@ -15,6 +15,8 @@
 //     one.
 //   - A security group has an index of the ports that use it and of the groups whose rules refer to it. Deletions read
 //     these indexes instead of all ports and groups.
+//   - The tables whose records hosts need have names that begin with net-, so that Feed can watch all of them in one
+//     order. Feed is in this package because it reads these tables and sends the messages of the network API.
 //   - VXLAN network identifiers (VNIs) are assigned in ascending order and start again at 1 after the last, so that an
 //     identifier is not used again soon after its subnet was deleted.
 package network

@@ -112,4 +112,6 @@ const (
 	ForeignPortToken   = "foreign-port-token"   // the metadata token of another port is accepted: nodeagent/metadata
 	KeepHopLimit       = "keep-hop-limit"       // metadata reaches clients behind a guest: nodeagent/metadata
 	ReleaseAttachedNIC = "release-attached-nic" // the port of a NIC is released although the guest still has the NIC: shared/cloud
+	ActiveWithoutAck   = "active-without-ack"   // a port is ACTIVE before its host has acknowledged its binding: controlplane/network
+	SendStaleBinding   = "send-stale-binding"   // hosts do not get the new binding of a port: controlplane/network
 )

@@ -1,0 +1,250 @@
+package network
+
+import (
+	"net/netip"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// index has which host needs which VPC, and which record belongs to which VPC. It has no record itself.
+type index struct {
+	// revision is that up to which the index has every change.
+	revision int64
+	entries  map[recordKey]entry
+	vpcs     map[cloud.VPCID]*vpcEntry
+	projects map[cloud.ProjectID]*projectEntry
+	// needs has the VPCs that a host needs.
+	needs map[cloud.NodeID]map[cloud.VPCID]struct{}
+	// portsOn has the ports that are bound to a host.
+	portsOn map[cloud.NodeID]map[recordKey]struct{}
+	// pending has the ports that are bound to a host and are not ACTIVE.
+	pending map[cloud.NodeID]map[recordKey]pendingPort
+	// vteps has the underlay address of each host.
+	vteps map[cloud.NodeID]netip.Addr
+}
+
+// entry is what the index has of a record.
+type entry struct {
+	// vpc is "" for a security group, and for a floating IP without a target.
+	vpc cloud.VPCID
+	// node is the host of a port, "" for other records and ports without a host.
+	node cloud.NodeID
+	// hash is the hash of the message for hosts.
+	hash uint64
+}
+
+type vpcEntry struct {
+	project cloud.ProjectID
+	records map[recordKey]struct{}
+	// hosts has the number of ports on each host that needs the VPC.
+	hosts map[cloud.NodeID]int
+}
+
+type projectEntry struct {
+	vpcs   map[cloud.VPCID]struct{}
+	groups map[recordKey]struct{}
+}
+
+// pendingPort is a port that becomes ACTIVE when its host has acknowledged revision.
+type pendingPort struct {
+	vpc        cloud.VPCID
+	generation uint64
+	revision   int64
+	status     cloud.NetworkStatus
+	reason     string
+}
+
+// hostChange is a change that a host has to get. An empty key means that the set of the VPCs that the host needs has
+// changed. If confirm is true, the host gets a message also if it sees no change, so that it acknowledges the revision.
+type hostChange struct {
+	node    cloud.NodeID
+	key     recordKey
+	confirm bool
+}
+
+func newIndex() *index {
+	return &index{
+		entries: map[recordKey]entry{}, vpcs: map[cloud.VPCID]*vpcEntry{}, projects: map[cloud.ProjectID]*projectEntry{},
+		needs: map[cloud.NodeID]map[cloud.VPCID]struct{}{}, portsOn: map[cloud.NodeID]map[recordKey]struct{}{},
+		pending: map[cloud.NodeID]map[recordKey]pendingPort{}, vteps: map[cloud.NodeID]netip.Addr{},
+	}
+}
+
+// set records the present state of a record, nil if it was deleted, and returns which hosts have to get the change.
+// revision is that of the change.
+func (x *index) set(key recordKey, record any, revision int64) (out []hostChange) {
+	old, had := x.entries[key]
+	var now entry
+	port, _ := record.(*cloud.Port)
+	if record != nil {
+		k := feedKinds[key.kind]
+		now = entry{vpc: k.vpc(x, record), hash: hashOf(k.message(record))}
+		if port != nil {
+			now.node = port.Node
+		}
+	}
+	same := had == (record != nil) && old == now
+	if key.kind == feedPort {
+		out = x.setPending(key, old.node, port, revision, same)
+	}
+	if same {
+		return out
+	}
+	if had {
+		x.remove(key, old)
+	}
+	if record != nil {
+		x.add(key, now)
+	}
+	for _, node := range []cloud.NodeID{old.node, now.node} {
+		if node != "" {
+			out = append(out, hostChange{node: node})
+		}
+	}
+	if old.node != now.node && mutant.On(mutant.SendStaleBinding) {
+		return out
+	}
+	out = x.toHosts(out, key, old.vpc)
+	if now.vpc != old.vpc {
+		out = x.toHosts(out, key, now.vpc)
+	}
+	return out
+}
+
+// setPending records whether a port waits for an acknowledgment. former is the host to which it was bound before, and
+// same is true if hosts see no change. The result has the port's host if the host has to acknowledge the change.
+func (x *index) setPending(key recordKey, former cloud.NodeID, p *cloud.Port, revision int64, same bool) []hostChange {
+	old, waited := x.pending[former][key]
+	deleteIn(x.pending, former, key)
+	if p == nil || p.Node == "" || p.Status != cloud.NetworkPending && p.Status != cloud.NetworkError {
+		return nil
+	}
+	now := pendingPort{
+		vpc: p.VPC, generation: p.BindingGeneration, revision: revision, status: p.Status, reason: p.StatusReason,
+	}
+	confirm := true
+	if waited && same {
+		// Only the status has changed, so what the host has acknowledged is still valid.
+		now.revision, confirm = old.revision, false
+	}
+	putIn(x.pending, p.Node, key, now)
+	if !confirm {
+		return nil
+	}
+	return []hostChange{{node: p.Node, confirm: true}}
+}
+
+func (x *index) add(key recordKey, e entry) {
+	x.entries[key] = e
+	if key.kind == feedGroup {
+		x.project(key.project).groups[key] = struct{}{}
+	}
+	if e.vpc == "" {
+		return
+	}
+	v := x.vpcs[e.vpc]
+	if v == nil {
+		v = &vpcEntry{project: key.project, records: map[recordKey]struct{}{}, hosts: map[cloud.NodeID]int{}}
+		x.vpcs[e.vpc] = v
+		x.project(key.project).vpcs[e.vpc] = struct{}{}
+	}
+	v.records[key] = struct{}{}
+	if e.node != "" {
+		v.hosts[e.node]++
+		putIn(x.needs, e.node, e.vpc, struct{}{})
+		putIn(x.portsOn, e.node, key, struct{}{})
+	}
+}
+
+func (x *index) remove(key recordKey, e entry) {
+	delete(x.entries, key)
+	project := x.project(key.project)
+	delete(project.groups, key)
+	if v := x.vpcs[e.vpc]; v != nil {
+		delete(v.records, key)
+		if e.node != "" {
+			deleteIn(x.portsOn, e.node, key)
+			if v.hosts[e.node]--; v.hosts[e.node] == 0 {
+				delete(v.hosts, e.node)
+				deleteIn(x.needs, e.node, e.vpc)
+			}
+		}
+		if len(v.records) == 0 {
+			delete(x.vpcs, e.vpc)
+			delete(project.vpcs, e.vpc)
+		}
+	}
+	if len(project.vpcs) == 0 && len(project.groups) == 0 {
+		delete(x.projects, key.project)
+	}
+}
+
+func (x *index) project(id cloud.ProjectID) *projectEntry {
+	p := x.projects[id]
+	if p == nil {
+		p = &projectEntry{vpcs: map[cloud.VPCID]struct{}{}, groups: map[recordKey]struct{}{}}
+		x.projects[id] = p
+	}
+	return p
+}
+
+// toHosts adds the hosts that have to get a change of a record to out: those that need the VPC, or for a security group
+// any VPC of the project.
+func (x *index) toHosts(out []hostChange, key recordKey, vpc cloud.VPCID) []hostChange {
+	if key.kind == feedGroup {
+		p := x.projects[key.project]
+		if p == nil {
+			return out
+		}
+		for id := range p.vpcs {
+			for node := range x.vpcs[id].hosts {
+				out = append(out, hostChange{node: node, key: key})
+			}
+		}
+		return out
+	}
+	if v := x.vpcs[vpc]; v != nil {
+		for node := range v.hosts {
+			out = append(out, hostChange{node: node, key: key})
+		}
+	}
+	return out
+}
+
+// setHost records the underlay address of a host. If it has changed, the result has all ports that are bound to the
+// host, for the hosts that need their VPCs. h is nil if the host has no record.
+func (x *index) setHost(node cloud.NodeID, h *cloud.HostNetwork) (out []hostChange) {
+	var vtep netip.Addr
+	if h != nil {
+		vtep = h.VTEP
+	}
+	if x.vteps[node] == vtep {
+		return nil
+	}
+	if h == nil {
+		delete(x.vteps, node)
+	} else {
+		x.vteps[node] = vtep
+	}
+	for key := range x.portsOn[node] {
+		out = x.toHosts(out, key, x.entries[key].vpc)
+	}
+	return out
+}
+
+// putIn sets the value of a key in one of the maps of m.
+func putIn[A, K comparable, V any](m map[A]map[K]V, a A, key K, value V) {
+	if m[a] == nil {
+		m[a] = map[K]V{}
+	}
+	m[a][key] = value
+}
+
+// deleteIn deletes a key in one of the maps of m, and the map itself if it is empty then.
+func deleteIn[A, K comparable, V any](m map[A]map[K]V, a A, key K) {
+	delete(m[a], key)
+	if len(m[a]) == 0 {
+		delete(m, a)
+	}
+}

@@ -1,0 +1,343 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// feedTick is how long a session waits after a change, so that it sends further changes in the same message.
+const feedTick = 20 * time.Millisecond
+
+// maxUnsent is the maximum number of changed records that a session has not sent. A session with more ends.
+const maxUnsent = 20_000
+
+// feedSession is one SyncNetworks stream of a host.
+type feedSession struct {
+	node cloud.NodeID
+	term uint64
+	// cancel ends the session with a cause.
+	cancel context.CancelCauseFunc
+	// wake receives a value when there may be something to send.
+	wake chan struct{}
+
+	// Feed.mu guards the following fields:
+
+	// unsent has the records that have changed and were not sent yet.
+	unsent map[recordKey]struct{}
+	// confirm is true if a message is to be sent even without a change. It is true at first, for the snapshot.
+	confirm bool
+	// vpcs has the VPCs that the host has received, with their projects.
+	vpcs map[cloud.VPCID]cloud.ProjectID
+	// sent is the revision of the last complete message, and sentAt its time.
+	sent   int64
+	sentAt time.Time
+}
+
+// mark records a change to send, and wakes the session. The caller holds Feed.mu.
+func (s *feedSession) mark(c hostChange) {
+	if c.key.id != "" {
+		s.unsent[c.key] = struct{}{}
+	}
+	s.confirm = s.confirm || c.confirm
+	if len(s.unsent) > maxUnsent {
+		s.cancel(fault.New(fault.OutOfRange, "the host has not read %d changes: begin with a snapshot", maxUnsent))
+	}
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// errNewerStream is the error of a session that ended because the same host opened a newer one.
+var errNewerStream = fault.New(fault.Aborted, "another SyncNetworks stream of this host has begun")
+
+// Sync implements node.NetworkController: it sends a host a snapshot of the VPCs that it needs and then each change,
+// and processes its acknowledgments. It returns when the stream's context ends or when the session is canceled.
+func (f *Feed) Sync(
+	node cloud.NodeID, term uint64, first *agentv1.SyncNetworksRequest, stream agentv1.AgentService_SyncNetworksServer,
+	charge func(context.Context, int) error,
+) error {
+	ctx, cancel := context.WithCancelCause(stream.Context())
+	defer cancel(nil)
+	host, err := hostNetworkFrom(first.GetHost())
+	if err != nil {
+		return err
+	}
+	if err := f.storeHost(ctx, node, host); err != nil {
+		return err
+	}
+	s := &feedSession{
+		node: node, term: term, cancel: cancel, wake: make(chan struct{}, 1), unsent: map[recordKey]struct{}{}, confirm: true,
+		vpcs: map[cloud.VPCID]cloud.ProjectID{},
+	}
+	if err := f.open(ctx, s); err != nil {
+		return err
+	}
+	defer f.close(s)
+	// The two goroutines can wait for the host in Send and Recv. gRPC ends these calls when the handler of the stream
+	// has returned, so Sync does not wait for the goroutines.
+	go func() { cancel(f.send(ctx, s, stream.Send)) }()
+	go func() { cancel(f.receive(ctx, s, stream.Recv, charge)) }()
+	<-ctx.Done()
+	if cause := context.Cause(ctx); !errors.Is(cause, io.EOF) {
+		return cause
+	}
+	return nil
+}
+
+// Limits of the lists of a HostNetwork.
+const (
+	maxHostTexts = 64  // names of external networks, and things that the host lacks
+	maxHostText  = 256 // bytes
+)
+
+// hostNetworkFrom converts the host's description of its network. It returns InvalidArgument if the description exceeds
+// a limit or vtep is neither empty nor an IP address.
+func hostNetworkFrom(in *agentv1.HostNetwork) (n cloud.HostNetwork, err error) {
+	if in == nil {
+		return n, fault.Invalid("host", "is required in the first message")
+	}
+	n = cloud.HostNetwork{UnderlayMTU: in.GetUnderlayMtu(), External: in.GetExternalNetworks(), Missing: in.GetMissing()}
+	for field, texts := range map[string][]string{"host.external_networks": n.External, "host.missing": n.Missing} {
+		if len(texts) > maxHostTexts {
+			return n, fault.Invalid(field, "at most %d, got %d", maxHostTexts, len(texts))
+		}
+		for _, t := range texts {
+			if len(t) > maxHostText {
+				return n, fault.Invalid(field, "at most %d bytes each, got %d", maxHostText, len(t))
+			}
+		}
+	}
+	n.VTEP, err = addressOf("host.vtep", in.GetVtep())
+	return n, err
+}
+
+// recordTimeout limits how long a session waits for a write of records.
+const recordTimeout = 10 * time.Second
+
+// storeHost stores the host's description of its network if it has changed.
+func (f *Feed) storeHost(ctx context.Context, node cloud.NodeID, n cloud.HostNetwork) error {
+	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	defer cancel()
+	_, err := f.opts.Store.Update(ctx, func(tx *store.Tx) error { return SetHostNetwork(tx, node, n) })
+	return err
+}
+
+// open registers a session once Follow has read all records. It ends an older session of the host.
+func (f *Feed) open(ctx context.Context, s *feedSession) error {
+	for {
+		f.mu.Lock()
+		begun := f.begun
+		if f.index != nil {
+			break
+		}
+		f.mu.Unlock()
+		select {
+		case <-begun:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	defer f.mu.Unlock()
+	if old := f.sessions[s.node]; old != nil {
+		old.cancel(errNewerStream)
+	}
+	f.sessions[s.node] = s
+	f.metrics.sessions.Set(float64(len(f.sessions)))
+	return nil
+}
+
+func (f *Feed) close(s *feedSession) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.sessions[s.node] == s {
+		delete(f.sessions, s.node)
+	}
+	f.metrics.sessions.Set(float64(len(f.sessions)))
+}
+
+// send sends the snapshot and then the changes, until ctx ends or a message cannot be sent.
+func (f *Feed) send(ctx context.Context, s *feedSession, send func(*agentv1.SyncNetworksResponse) error) error {
+	for {
+		if d, ok := f.take(s); ok {
+			if err := f.sendDelta(ctx, s, d, send); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-s.wake:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		select {
+		case <-time.After(feedTick):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// delta is what a session sends next: IDs of records that the host needs no longer, and keys of records that it gets.
+type delta struct {
+	revision int64
+	deleted  []string
+	keys     []recordKey
+}
+
+// take returns what the session has to send. It is false if there is nothing. The snapshot is a delta of a session
+// whose host has received no VPC.
+func (f *Feed) take(s *feedSession) (d delta, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	x := f.index
+	if x == nil || f.sessions[s.node] != s {
+		return d, false
+	}
+	d.revision = x.revision
+	keys := map[recordKey]struct{}{}
+	had := maps.Clone(s.vpcs)
+	hadProjects := projectsOf(had)
+	for id := range x.needs[s.node] {
+		if _, has := s.vpcs[id]; !has {
+			s.vpcs[id] = x.vpcs[id].project
+			maps.Copy(keys, x.vpcs[id].records)
+		}
+	}
+	for id := range had {
+		if _, needed := x.needs[s.node][id]; !needed {
+			delete(s.vpcs, id)
+			d.deleted = append(d.deleted, string(id))
+		}
+	}
+	nowProjects := projectsOf(s.vpcs)
+	for id := range nowProjects {
+		if !hadProjects[id] {
+			maps.Copy(keys, x.projects[id].groups)
+		}
+	}
+	for id := range hadProjects {
+		if p := x.projects[id]; !nowProjects[id] && p != nil {
+			for key := range p.groups {
+				d.deleted = append(d.deleted, key.id)
+			}
+		}
+	}
+	for key := range s.unsent {
+		e, exists := x.entries[key]
+		_, has := s.vpcs[e.vpc]
+		if key.kind == feedGroup {
+			has = nowProjects[key.project]
+		}
+		if exists && has {
+			keys[key] = struct{}{}
+		} else if key.kind != feedVPC {
+			d.deleted = append(d.deleted, key.id)
+		}
+	}
+	d.keys = slices.SortedFunc(maps.Keys(keys), compareKeys)
+	slices.Sort(d.deleted)
+	d.deleted = slices.Compact(d.deleted)
+	ok = s.confirm || len(d.keys) > 0 || len(d.deleted) > 0
+	s.confirm = false
+	clear(s.unsent)
+	return d, ok
+}
+
+// projectsOf returns the projects of VPCs.
+func projectsOf(vpcs map[cloud.VPCID]cloud.ProjectID) map[cloud.ProjectID]bool {
+	out := map[cloud.ProjectID]bool{}
+	for _, p := range vpcs {
+		out[p] = true
+	}
+	return out
+}
+
+// readPage is the number of records that sendDelta reads from one snapshot of the store, so that a slow host does not
+// keep the snapshot open.
+const readPage = 500
+
+// sendDelta reads the records of a delta and sends them in one or more messages.
+func (f *Feed) sendDelta(ctx context.Context, s *feedSession, d delta, send func(*agentv1.SyncNetworksResponse) error) error {
+	out := &feedWriter{term: s.term, revision: d.revision, send: func(m *agentv1.SyncNetworksResponse) error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if m.GetComplete() {
+			f.mu.Lock()
+			s.sent, s.sentAt = d.revision, time.Now()
+			f.mu.Unlock()
+		}
+		f.metrics.messages.Inc()
+		return send(m)
+	}}
+	for _, id := range d.deleted {
+		if err := out.delete(id); err != nil {
+			return err
+		}
+	}
+	for page := range slices.Chunk(d.keys, readPage) {
+		messages, err := f.readMessages(page)
+		if err != nil {
+			return err
+		}
+		for _, m := range messages {
+			if err := out.add(m); err != nil {
+				return err
+			}
+		}
+	}
+	return out.flush(true)
+}
+
+// readMessages reads records and converts them to messages. It leaves out a record that was deleted after the delta was
+// composed: the next delta has its ID.
+func (f *Feed) readMessages(keys []recordKey) (out []any, err error) {
+	vteps := map[cloud.NodeID]netip.Addr{}
+	err = f.opts.Store.Local(func(v *store.View) error {
+		for _, key := range keys {
+			f.reads.Add(1)
+			k := feedKinds[key.kind]
+			record, err := k.get(v, string(key.project), key.id)
+			if err != nil {
+				return err
+			}
+			if record == nil {
+				continue
+			}
+			m := k.message(record)
+			if port, ok := m.(*agentv1.HostPort); ok {
+				if port.Vtep, err = vtepText(v, vteps, cloud.NodeID(port.GetPort().GetNodeId())); err != nil {
+					return err
+				}
+			}
+			out = append(out, m)
+		}
+		return nil
+	})
+	return out, err
+}
+
+// vtepText returns the underlay address of a host, or "" if it is not known. known has the addresses that were read.
+func vtepText(v *store.View, known map[cloud.NodeID]netip.Addr, node cloud.NodeID) (string, error) {
+	if _, read := known[node]; !read && node != "" {
+		h, err := HostNetworkOf(v, node)
+		if err != nil {
+			return "", err
+		}
+		if h != nil {
+			known[node] = h.VTEP
+		}
+	}
+	return addressText(known[node]), nil
+}
