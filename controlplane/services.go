@@ -132,8 +132,8 @@ func (m *member) listServices(context.Context) error {
 		},
 		{rpc: volume.Register},
 		{ // networks
-			rpc:   m.networks.Register,
-			rest:  &restAPI{name: "network", port: ports.Network, options: tenantREST(fault.Network), routes: m.networks.Routes},
+			rpc:  m.networks.Register,
+			rest: &restAPI{name: "network", port: ports.Network, options: tenantREST(fault.Network), routes: m.networks.Routes},
 			tasks: []leader.Task{
 				{Name: "free rested addresses", Every: network.FreeEvery, Run: m.networks.FreeRested},
 				{Name: "follow networks", Every: time.Second, Run: m.networkFeed.Follow},

@@ -122,7 +122,7 @@ type fakeAgent struct {
 	revision int64
 }
 
-// connect opens a stream of a host.
+// connect opens a stream of a host, and waits until the Feed has accepted or refused it.
 func (w *feedWorld) connect(node cloud.NodeID, vtep string) *fakeAgent {
 	ctx, cancel := context.WithCancel(context.Background())
 	a := &fakeAgent{
@@ -132,13 +132,21 @@ func (w *feedWorld) connect(node cloud.NodeID, vtep string) *fakeAgent {
 	w.t.Cleanup(cancel)
 	charge := func(_ context.Context, n int) error { a.charged.Add(int64(n)); return nil }
 	first := &agentv1.SyncNetworksRequest{Protocol: 1, Host: &agentv1.HostNetwork{Vtep: vtep, UnderlayMtu: 1500}}
+	former := w.session(node)
 	go func() {
 		err := w.feed.Sync(node, 7, first, a, charge)
 		cancel()
 		a.ended <- err
 	}()
+	require.Eventually(w.t, func() bool { return w.session(node) != former || a.ctx.Err() != nil }, patience, time.Millisecond)
 	w.agents[node] = a
 	return a
+}
+
+func (w *feedWorld) session(node cloud.NodeID) *feedSession {
+	w.feed.mu.Lock()
+	defer w.feed.mu.Unlock()
+	return w.feed.sessions[node]
 }
 
 func (a *fakeAgent) Context() context.Context { return a.ctx }

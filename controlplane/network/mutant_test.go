@@ -1,0 +1,16 @@
+//go:build mutant
+
+package network
+
+import (
+	"testing"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
+)
+
+// TestMutants enables each mutant (a deliberate bug) of this package, and checks that a test notices it.
+func TestMutants(t *testing.T) {
+	mutanttest.Notices(t, mutant.ActiveWithoutAck, TestFeed, "status", "p1 node=h1 ACTIVE")
+	mutanttest.Notices(t, mutant.SendStaleBinding, TestFeed, "bind port=p2 node=h2")
+}
