@@ -53,6 +53,12 @@ func callAll(ctx context.Context, a agent) map[string]error {
 		_, err = console.CloseAndRecv()
 	}
 	out["SendConsole"] = err
+	networks, err := a.SyncNetworks(ctx)
+	if err == nil {
+		networks.Send(&agentv1.SyncNetworksRequest{Protocol: Protocol})
+		_, err = networks.Recv()
+	}
+	out["SyncNetworks"] = err
 	_, out["HeartbeatNode"] = a.HeartbeatNode(ctx, &vmv1.HeartbeatNodeRequest{})
 	return out
 }

@@ -68,7 +68,7 @@ func reason(err error) string {
 	return ""
 }
 
-// open opens a Watch and a Report stream of the host h to member 1, the leader, and a SendConsole stream to member 2.
+// open opens a Watch, a Report and a SyncNetworks stream of the host h to member 1, the leader, and a SendConsole stream to member 2.
 // For each stream it returns a function that waits until the stream ends and returns its error.
 func (w *world) open(ctx context.Context, h *joined) map[string]func() error {
 	watch, err := w.at(1, h).AgentServiceClient.Watch(ctx, &agentv1.WatchRequest{Protocol: Protocol})
@@ -78,10 +78,13 @@ func (w *world) open(ctx context.Context, h *joined) map[string]func() error {
 	report, err := w.at(1, h).Report(ctx)
 	require.NoError(w.t, err)
 	require.NoError(w.t, report.Send(&agentv1.ReportRequest{Facts: &agentv1.NodeFacts{BootId: "b"}}))
+	networks := w.at(1, h).sync(w.t, ctx)
+	_, err = networks.Recv()
+	require.NoError(w.t, err)
 	console, err := w.at(2, h).SendConsole(ctx)
 	require.NoError(w.t, err)
 	require.Eventually(w.t, func() bool {
-		return len(w.members[2].guard.filter(anyConn)) > 0 && len(w.members[1].guard.filter(anyConn)) > 1
+		return len(w.members[2].guard.filter(anyConn)) > 0 && len(w.members[1].guard.filter(anyConn)) > 2
 	},
 		10*time.Second, time.Millisecond)
 	return map[string]func() error{
@@ -92,8 +95,9 @@ func (w *world) open(ctx context.Context, h *joined) map[string]func() error {
 				}
 			}
 		},
-		"report":  func() error { return report.RecvMsg(&agentv1.ReportResponse{}) },
-		"console": func() error { return console.RecvMsg(&agentv1.SendConsoleResponse{}) },
+		"report":   func() error { return report.RecvMsg(&agentv1.ReportResponse{}) },
+		"networks": func() error { return networks.RecvMsg(&agentv1.SyncNetworksResponse{}) },
+		"console":  func() error { return console.RecvMsg(&agentv1.SendConsoleResponse{}) },
 	}
 }
 
@@ -156,14 +160,14 @@ func TestEvict(t *testing.T) {
 	_, err = w.at(1, h).HeartbeatNode(ctx, sendHeartbeat(w.at(1, h)))
 	refused(t, err, codes.PermissionDenied, "no longer in the cluster")
 
-	// The streams of the host other must stay open: two connections to member 1 and one to member 2.
+	// The streams of the host other must stay open: three connections to member 1 and one to member 2.
 	open := func() (n int) {
 		for member := uint64(1); member <= 2; member++ {
 			n += len(w.members[member].guard.filter(func(g *guardedConn) bool { return g.node == other.id }))
 		}
 		return n
 	}
-	require.Equal(t, 3, open())
+	require.Equal(t, 4, open())
 
 	_, err = w.members[1].Evict(ctx, h.id, true)
 	require.True(t, fault.Is(err, fault.NotFound), err)

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
@@ -61,7 +62,8 @@ func (a *agents) SyncNetworks(stream agentv1.AgentService_SyncNetworksServer) er
 	err = s.networks.Sync(id, term, first, limited, charge)
 	switch {
 	case ctx.Err() == nil:
-		return err
+		// The NetworkController may have noticed the end of the term first.
+		return cmp.Or(s.checkLeader(), err)
 	case errors.Is(context.Cause(ctx), leader.ErrTermOver):
 		return s.termOver()
 	}

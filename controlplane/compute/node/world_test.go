@@ -160,6 +160,7 @@ func newWorld(t *testing.T) *world {
 			Log: log, Now: w.now, Steady: w.steady,
 		})
 		s.Attach(w.vms, images{"sum": []byte("0123456789")})
+		s.AttachNetworks(fakeNetworks{})
 		w.members[id] = s
 		own := w.certificate(mtls.Member, fmt.Sprint(id), time.Now(), time.Hour)
 		shows := func() (*tls.Certificate, error) {
