@@ -1785,7 +1785,8 @@ type SyncNetworksRequest struct {
 	Protocol uint32 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	// In the first message only.
 	Host *HostNetwork `protobuf:"bytes,2,opt,name=host,proto3" json:"host,omitempty"`
-	// The kernel has the state of this revision, except for the VPCs in failures.
+	// The kernel has the state of this revision, except for the VPCs in failures. At most the revision of the last
+	// message with complete.
 	AppliedRevision int64 `protobuf:"varint,3,opt,name=applied_revision,json=appliedRevision,proto3" json:"applied_revision,omitempty"`
 	// The VPCs whose state could not be applied, at most 1,000. Each later message replaces the list.
 	Failures      []*VpcFailure `protobuf:"bytes,4,rep,name=failures,proto3" json:"failures,omitempty"`
@@ -1858,7 +1859,7 @@ type HostNetwork struct {
 	Vtep string `protobuf:"bytes,1,opt,name=vtep,proto3" json:"vtep,omitempty"`
 	// MTU of the underlay. VPCs with an MTU above it less 50 bytes (70 with IPv6) are not placed on this host.
 	UnderlayMtu uint32 `protobuf:"varint,2,opt,name=underlay_mtu,json=underlayMtu,proto3" json:"underlay_mtu,omitempty"`
-	// Names of the external networks that the host is connected to.
+	// Names of the external networks that the host is connected to, at most 64 of at most 256 bytes. missing likewise.
 	ExternalNetworks []string `protobuf:"bytes,3,rep,name=external_networks,json=externalNetworks,proto3" json:"external_networks,omitempty"`
 	// Why the host cannot have network interfaces of VMs, for example a kernel feature that is missing. Empty: it can.
 	Missing       []string `protobuf:"bytes,4,rep,name=missing,proto3" json:"missing,omitempty"`
@@ -1979,14 +1980,17 @@ func (x *VpcFailure) GetError() string {
 }
 
 // SyncNetworksResponse is a part of the snapshot or a change. A record replaces the one with the same ID. A host has
-// exactly the records of the VPCs in vpcs, and the security groups of their projects.
+// exactly the records of the VPCs in vpcs, and the security groups of their projects. The fields description, status,
+// status_reason, updated_at and available_ip_count of records are not set.
 type SyncNetworksResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// As in WatchResponse.
 	Term uint64 `protobuf:"varint,1,opt,name=term,proto3" json:"term,omitempty"`
-	// With complete: the agent has all changes up to this revision. It acknowledges this number.
+	// With complete: the agent has all changes up to this revision. It acknowledges this number. A record can be newer
+	// than the revision. It is then sent again with its own revision.
 	Revision int64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Set in the last message of the snapshot and in the last message of each change.
+	// Set in the last message of the snapshot and in the last message of each change. A message with complete may have no
+	// records: it asks for an acknowledgment of its revision.
 	Complete bool `protobuf:"varint,3,opt,name=complete,proto3" json:"complete,omitempty"`
 	// A VPC that the host did not have comes with all records that belong to it, in this message and those up to the next
 	// with complete.
@@ -1998,8 +2002,9 @@ type SyncNetworksResponse struct {
 	NatGateways    []*v11.NatGateway    `protobuf:"bytes,9,rep,name=nat_gateways,json=natGateways,proto3" json:"nat_gateways,omitempty"`
 	FloatingIps    []*v11.FloatingIp    `protobuf:"bytes,10,rep,name=floating_ips,json=floatingIps,proto3" json:"floating_ips,omitempty"`
 	ServiceIps     []*v11.ServiceIp     `protobuf:"bytes,11,rep,name=service_ips,json=serviceIps,proto3" json:"service_ips,omitempty"`
-	// IDs of records of any kind that were deleted. The ID of a VPC means that the host needs it no longer: everything
-	// that belongs to it is to be removed.
+	// IDs of records of any kind that were deleted. An ID that the host does not have is ignored. The ID of a VPC means
+	// that the host needs it no longer: everything that belongs to it is to be removed, and with the last VPC of a
+	// project the project's security groups. A floating IP belongs to the VPC of its port or service IP.
 	Deleted       []string `protobuf:"bytes,12,rep,name=deleted,proto3" json:"deleted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -97,8 +97,10 @@ type AgentServiceClient interface {
 	// acknowledged the revision of its binding. The stream ends as in Watch; a repeat ends the older stream with ABORTED
 	// and begins with a new snapshot.
 	//
-	// FAILED_PRECONDITION (NOT_LEADER), UNAVAILABLE and OUT_OF_RANGE as in Watch. INVALID_ARGUMENT: host.vtep is no IP
-	// address. FAILED_PRECONDITION without that reason: another protocol version.
+	// FAILED_PRECONDITION (NOT_LEADER), UNAVAILABLE and OUT_OF_RANGE as in Watch. INVALID_ARGUMENT: host is absent or
+	// exceeds a limit, or host.vtep is neither empty nor an IP address; a request exceeds a limit, or acknowledges a
+	// revision that was not sent. FAILED_PRECONDITION without that reason: another protocol version. The limits on new
+	// streams are shared with Watch, and those on requests with Report.
 	SyncNetworks(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SyncNetworksRequest, SyncNetworksResponse], error)
 }
 
@@ -264,8 +266,10 @@ type AgentServiceServer interface {
 	// acknowledged the revision of its binding. The stream ends as in Watch; a repeat ends the older stream with ABORTED
 	// and begins with a new snapshot.
 	//
-	// FAILED_PRECONDITION (NOT_LEADER), UNAVAILABLE and OUT_OF_RANGE as in Watch. INVALID_ARGUMENT: host.vtep is no IP
-	// address. FAILED_PRECONDITION without that reason: another protocol version.
+	// FAILED_PRECONDITION (NOT_LEADER), UNAVAILABLE and OUT_OF_RANGE as in Watch. INVALID_ARGUMENT: host is absent or
+	// exceeds a limit, or host.vtep is neither empty nor an IP address; a request exceeds a limit, or acknowledges a
+	// revision that was not sent. FAILED_PRECONDITION without that reason: another protocol version. The limits on new
+	// streams are shared with Watch, and those on requests with Report.
 	SyncNetworks(grpc.BidiStreamingServer[SyncNetworksRequest, SyncNetworksResponse]) error
 	mustEmbedUnimplementedAgentServiceServer()
 }
