@@ -234,6 +234,11 @@ func (a *fakeAgent) apply(m *agentv1.SyncNetworksResponse) {
 			}
 		}
 	}
+	for id, r := range a.state {
+		if f, ok := r.(*networkv1.FloatingIp); ok && m.GetComplete() && a.state[f.GetPortId()] == nil {
+			delete(a.state, id) // its VPC is no longer needed
+		}
+	}
 	if m.GetComplete() {
 		require.GreaterOrEqual(a.t, m.GetRevision(), a.revision, "revisions of a stream grow")
 		a.revision = m.GetRevision()

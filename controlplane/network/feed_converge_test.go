@@ -1,0 +1,72 @@
+package network
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// TestFeedConverges makes random changes while hosts are connected. In the end the state that each host has built from
+// its messages must be the one that a new stream of the host begins with.
+func TestFeedConverges(t *testing.T) {
+	for seed := range uint64(5) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		s := &feedScript{feedWorld: newFeedWorld(t), ids: map[string]string{}, names: map[string]string{}}
+		hosts := []cloud.NodeID{"h0", "h1", "h2"}
+		for i, node := range hosts {
+			s.connect(node, fmt.Sprintf("192.0.2.%d", i+1))
+		}
+		var all []cloud.PortID
+		for i := range 3 {
+			s.createVPC(fmt.Sprint("v", i))
+			for n := range 3 {
+				name := fmt.Sprintf("p%d-%d", i, n)
+				s.createPort(name, fmt.Sprint("v", i))
+				all = append(all, cloud.PortID(s.ids[name]))
+			}
+		}
+		for range 60 {
+			port := all[random.IntN(len(all))]
+			switch random.IntN(6) {
+			case 0:
+				s.bind(port, "")
+			case 1:
+				s.change(port, func(p *cloud.Port) { p.Mbps++ })
+			case 2:
+				s.addRule()
+			case 3:
+				s.moveFloating("f", port)
+			default:
+				s.bind(port, hosts[random.IntN(len(hosts))])
+			}
+			if random.IntN(8) == 0 {
+				s.settle()
+			}
+		}
+		s.update(func(tx *store.Tx) error { // a host gets another underlay address
+			return SetHostNetwork(tx, "h1", cloud.HostNetwork{UnderlayMTU: 1500})
+		})
+		s.settle()
+		for i, node := range hosts {
+			former := s.agents[node]
+			if node == "h1" {
+				continue // its new stream sets the address again
+			}
+			now := s.connect(node, fmt.Sprintf("192.0.2.%d", i+1))
+			require.ErrorIs(t, former.end(), errNewerStream)
+			s.settle()
+			require.Equal(t, slices.Sorted(maps.Keys(now.state)), slices.Sorted(maps.Keys(former.state)), "seed %d, %s", seed, node)
+			for id, r := range now.state {
+				require.True(t, proto.Equal(r, former.state[id]), "seed %d, %s: %v, not %v", seed, node, former.state[id], r)
+			}
+		}
+	}
+}
