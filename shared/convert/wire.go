@@ -2,7 +2,8 @@
 // test visits every field by reflection, so that it fails if a field is added on one side only.
 //
 // The package applies no defaults. It validates nothing, except that the number of an enumeration becomes 255, which is
-// not valid, if it is not within 0 to 254.
+// not valid, if it is not within 0 to 254. The records of networks that agents receive are an exception: an agent writes
+// them to the kernel as root, so network.go checks every value.
 package convert
 
 import (

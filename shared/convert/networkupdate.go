@@ -1,0 +1,112 @@
+package convert
+
+import (
+	"errors"
+	"net/netip"
+	"regexp"
+	"strings"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+)
+
+// validDNSName matches a DNS name of one or more labels in lower case, except for the limit of 63 bytes of a label.
+var validDNSName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$`)
+
+// AddNetworkUpdate adds the records of a message to u. A record that a host cannot use is added to u.Invalid instead, so
+// that one wrong record does not keep the others from the host. AddNetworkUpdate returns an error only for a record
+// without a valid ID, which cannot be attributed to anything. It does not read the message's term, revision and
+// complete.
+func AddNetworkUpdate(u *cloud.NetworkUpdate, m *agentv1.SyncNetworksResponse) error {
+	var wrong []error
+	invalid := func(id, vpc string, err error) {
+		if idErr := cloud.CheckUUID("id", id); idErr != nil {
+			wrong = append(wrong, idErr)
+			return
+		}
+		u.Invalid = append(u.Invalid, cloud.InvalidRecord{ID: id, VPC: cloud.VPCID(vpc), Err: err})
+	}
+	for _, in := range m.GetVpcs() {
+		v, err := VPCFrom(in.GetVpc())
+		if err != nil {
+			invalid(in.GetVpc().GetId(), in.GetVpc().GetId(), err)
+			continue
+		}
+		u.VPCs = append(u.VPCs, cloud.VPCOnHost{VPC: v, Domain: dnsName(in.GetDomain())})
+	}
+	for _, in := range m.GetSubnets() {
+		s, err := SubnetFrom(in.GetSubnet(), in.GetVni())
+		if err != nil {
+			invalid(in.GetSubnet().GetId(), in.GetSubnet().GetVpcId(), err)
+			continue
+		}
+		u.Subnets = append(u.Subnets, s)
+	}
+	for _, in := range m.GetPorts() {
+		p, err := portOnHost(in)
+		if err != nil {
+			invalid(in.GetPort().GetId(), in.GetPort().GetVpcId(), err)
+			continue
+		}
+		u.Ports = append(u.Ports, p)
+	}
+	for _, in := range m.GetSecurityGroups() {
+		g, err := SecurityGroupFrom(in)
+		if err != nil {
+			invalid(in.GetId(), "", err)
+			continue
+		}
+		u.Groups = append(u.Groups, g)
+	}
+	for _, in := range m.GetRouteTables() {
+		t, err := RouteTableFrom(in)
+		if err != nil {
+			invalid(in.GetId(), in.GetVpcId(), err)
+			continue
+		}
+		u.RouteTables = append(u.RouteTables, t)
+	}
+	u.Deleted = append(u.Deleted, m.GetDeleted()...)
+	return errors.Join(wrong...)
+}
+
+func portOnHost(in *agentv1.HostPort) (cloud.PortOnHost, error) {
+	p, err := PortFrom(in.GetPort())
+	if err != nil {
+		return cloud.PortOnHost{}, err
+	}
+	out := cloud.PortOnHost{Port: p, HostName: dnsName(in.GetHostName()), BindingGeneration: in.GetBindingGeneration()}
+	if in.GetVtep() == "" {
+		return out, nil
+	}
+	if out.VTEP, err = VTEPFrom(in.GetVtep()); err != nil {
+		return cloud.PortOnHost{}, err
+	}
+	return out, nil
+}
+
+// VTEPFrom parses the underlay address of a host. It returns an InvalidArgument fault for an address that no other host
+// can send to.
+func VTEPFrom(text string) (netip.Addr, error) {
+	a, err := cloud.ParseAddr("vtep", text)
+	if err == nil && (a.IsUnspecified() || a.IsMulticast()) {
+		err = fault.Invalid("vtep", "must be a unicast address, got %s", a)
+	}
+	return a, err
+}
+
+// dnsName returns a DNS name in lower case, or "" if s is none. A port without a name in DNS is better than no port.
+func dnsName(s string) string {
+	s = strings.ToLower(strings.TrimSuffix(s, "."))
+	if len(s) > 253 || !validDNSName.MatchString(s) {
+		return ""
+	}
+	for label := range strings.SplitSeq(s, ".") {
+		if len(label) > 63 {
+			return ""
+		}
+	}
+	return s
+}
