@@ -75,6 +75,18 @@ func violation() string {
 			}
 		}
 	}
+	for what, messages := range map[string][]*agentv1.SyncNetworksResponse{
+		"an incomplete snapshot of networks": {{Term: 1, Revision: 1}},
+		"networks of a lower term":           {{Term: 2, Revision: 1, Complete: true}, {Term: 1, Revision: 2, Complete: true}},
+	} {
+		var a networkAssembly
+		a.begin("n1", 0)
+		for i, m := range messages {
+			if got, err := a.add(m); i == len(messages)-1 && err == nil && got != nil {
+				return what
+			}
+		}
+	}
 	return ""
 }
 

@@ -81,6 +81,13 @@ func (k *assignmentStore) raiseTerm(term uint64) {
 	}
 }
 
+// highestTerm returns the highest term that raiseTerm was called with.
+func (k *assignmentStore) highestTerm() uint64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.term
+}
+
 // put stores the assignment in memory; the method run writes it to disk later. put does not block.
 func (k *assignmentStore) put(a *Assignment) {
 	k.mu.Lock()

@@ -112,7 +112,7 @@ func (l *Link) joinAt(ctx context.Context, addr string) error {
 		if err := l.disk.clear(); err != nil {
 			return fmt.Errorf("%w: %w", errStoreIdentity, err)
 		}
-		l.stored, l.assembly = nil, assembly{}
+		l.stored, l.assembly, l.networks.term = nil, assembly{}, 0
 		if previous != nil {
 			l.o.Assign(Assignment{}) // ends the assignment of the node that this host was before
 		}

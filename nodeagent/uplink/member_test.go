@@ -51,6 +51,9 @@ type member struct {
 	// watch has begun, so that no earlier watch sends the message.
 	send chan *agentv1.WatchResponse
 	turn chan struct{} // capacity 1: only one watch runs at a time
+	// networks contains the messages that the current SyncNetworks stream sends; nil ends the stream.
+	networks chan *agentv1.SyncNetworksResponse
+	hosts    chan *agentv1.SyncNetworksRequest // the agent's messages on the streams
 
 	mu           sync.Mutex // guards the fields below
 	leader       string     // address of the leader that watches are redirected to; "" if this member leads
@@ -62,6 +65,7 @@ type member struct {
 	stale        bool          // Renew does not set life to 24 h
 	images       map[string][]byte
 	imageErr     error
+	networksErr  error // returned by SyncNetworks
 	issued       []*x509.Certificate
 	otherMembers []string
 }
@@ -79,6 +83,7 @@ func newMember(t *testing.T, a *mtls.Authority) *member {
 		reports: make(chan *agentv1.ReportRequest, 100), beats: make(chan *vmv1.HeartbeatNodeRequest, 100),
 		console: make(chan *agentv1.SendConsoleRequest, 1000), renewed: make(chan *agentv1.RenewRequest, 100),
 		denied: make(chan struct{}, 100), send: make(chan *agentv1.WatchResponse, 100), turn: make(chan struct{}, 1),
+		networks: make(chan *agentv1.SyncNetworksResponse, 100), hosts: make(chan *agentv1.SyncNetworksRequest, 100),
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -203,6 +208,37 @@ func (m *member) Watch(r *agentv1.WatchRequest, stream grpc.ServerStreamingServe
 	for {
 		select {
 		case message := <-m.send:
+			if message == nil {
+				return status.Error(codes.Unavailable, "stepping down")
+			}
+			if err := stream.Send(message); err != nil {
+				return err
+			}
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		}
+	}
+}
+
+func (m *member) SyncNetworks(stream grpc.BidiStreamingServer[agentv1.SyncNetworksRequest, agentv1.SyncNetworksResponse]) error {
+	m.mu.Lock()
+	err := m.networksErr
+	m.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	go func() {
+		for {
+			r, err := stream.Recv()
+			if err != nil {
+				return
+			}
+			m.hosts <- r
+		}
+	}()
+	for {
+		select {
+		case message := <-m.networks:
 			if message == nil {
 				return status.Error(codes.Unavailable, "stepping down")
 			}

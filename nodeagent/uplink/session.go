@@ -67,6 +67,7 @@ func (l *Link) sessionOn(ctx context.Context, conn *grpc.ClientConn, credential 
 			l.o.Log.Info("connected", "member", addr, "node", l.Node())
 			l.consoles.setSession(ctx, agent)
 			group.Go(func() error { return l.report(ctx, agent) })
+			group.Go(func() error { return l.syncNetworks(ctx, agent) })
 			group.Go(func() error { return l.sendHeartbeats(ctx, vmv1.NewNodeServiceClient(conn), lasts) })
 			group.Go(func() error { return l.renew(ctx, agent) })
 		})

@@ -1,15 +1,18 @@
 // Package uplink maintains the agent's single connection to the control plane. It joins the cluster, renews the host's
 // certificate and finds the leader. On one connection to the leader it receives assignments and sends observations,
-// heartbeats and consoles.
+// heartbeats and consoles, and the state of the host's VPCs.
 //
 // The package implements agent.v1 on the agent's side. It does not depend on how this host runs a VM: it delivers
-// assignments through Options.Assign and receives observations through [Link.Observe].
+// assignments through Options.Assign and receives observations through [Link.Observe]. It delivers the VPCs of the host
+// through Options.Networks and sends the acknowledgments of [Link.AcknowledgeNetworks].
 //
 // # Guarantees
 //
 //   - Only complete assignments are delivered: a snapshot after its complete mark, or a delta on top of a complete
 //     assignment.
 //   - Messages of a lower raft term than the highest one seen are never delivered, also after a restart of the agent.
+//   - Only complete updates of networks are delivered, and a snapshot first on every new connection. While there is no
+//     connection, the last state stays in force.
 //   - An observation describes the current state of a VM, so only the newest one of each VM is sent: when it changes,
 //     and all of them on every new connection and every 30 s. A slow receiver therefore costs no memory.
 //   - The lease runs from the time at which an acknowledged heartbeat was sent, by the monotonic clock.
@@ -100,7 +103,11 @@ type Options struct {
 	// later output, until ctx ends. Its error is sent to the reader. If Console is nil, requests for consoles get an
 	// error.
 	Console func(ctx context.Context, vm cloud.VMID, tail uint64, follow bool, w io.Writer) error
-	Log     *slog.Logger // required
+	// Networks applies the host's VPCs, and HostNetwork describes the host's network to the control plane. If Networks is
+	// nil, the host gets no VPCs. Optional.
+	Networks    Networks
+	HostNetwork *agentv1.HostNetwork
+	Log         *slog.Logger // required
 }
 
 // Assignment is the complete desired state of all VMs of the host. Receivers must not modify it.
@@ -136,9 +143,11 @@ type Link struct {
 	observations *observations
 	lease        lease
 	consoles     *consoles
+	networkAcks  networkAcks
 
 	// The fields below are used only by Run's goroutine and its current session.
 	assembly   assembly
+	networks   networkAssembly
 	renewed    time.Time // last renewal of the certificate
 	exclusion  string    // last logged reason of an exclusion; see exclusionReason
 	triedToken string    // last join token that was tried while excluded
@@ -166,6 +175,7 @@ func Open(o Options) (*Link, error) {
 		return nil, err
 	}
 	l := &Link{o: o, identity: id, disk: disk, observations: newObservations(), consoles: newConsoles(o)}
+	l.networkAcks.wake = make(chan struct{}, 1)
 	l.assembly.term, l.assembly.current, l.stored = disk.term, assignment, assignment
 	l.status.Term = disk.term
 	if assignment != nil {

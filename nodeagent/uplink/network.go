@@ -1,0 +1,122 @@
+package uplink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// Networks applies the VPCs of this host.
+type Networks interface {
+	// Apply begins to apply an update. The first update of each stream is a snapshot, which replaces everything. Apply
+	// must not block. When the update is applied, Link.AcknowledgeNetworks is called with its stream and revision.
+	Apply(cloud.NetworkUpdate)
+}
+
+var errNetworksEnded = errors.New("the member ended the stream of networks")
+
+// networkAcks has the newest acknowledgment.
+type networkAcks struct {
+	wake chan struct{} // capacity 1
+
+	mu     sync.Mutex // guards latest
+	latest cloud.NetworkAck
+}
+
+// AcknowledgeNetworks queues an acknowledgment, to be sent on the stream that the update arrived on. An acknowledgment of
+// an earlier stream is not sent: its revision may be that of another cluster.
+func (l *Link) AcknowledgeNetworks(ack cloud.NetworkAck) {
+	l.networkAcks.mu.Lock()
+	l.networkAcks.latest = ack
+	l.networkAcks.mu.Unlock()
+	select {
+	case l.networkAcks.wake <- struct{}{}:
+	default:
+	}
+}
+
+// syncNetworks receives the host's VPCs and sends acknowledgments until ctx or the stream ends. With a member that does
+// not know the call, it returns nil: the host then has no networks.
+func (l *Link) syncNetworks(ctx context.Context, agent agentv1.AgentServiceClient) error {
+	if l.o.Networks == nil {
+		return nil
+	}
+	err := l.networkStream(ctx, agent)
+	switch {
+	case status.Code(err) == codes.Unimplemented:
+		l.o.Log.Warn("the control plane does not know networks: this host gets none")
+		return nil
+	case errors.Is(err, io.EOF):
+		return errNetworksEnded
+	}
+	return fmt.Errorf("networks: %w", err)
+}
+
+// networkStream runs one stream. The error is never nil.
+func (l *Link) networkStream(ctx context.Context, agent agentv1.AgentServiceClient) error {
+	ctx, cancel := context.WithCancel(ctx)
+	stream, err := agent.SyncNetworks(ctx)
+	if err != nil {
+		cancel()
+		return err
+	}
+	l.networks.begin(l.Node(), l.disk.highestTerm())
+	if err := stream.Send(&agentv1.SyncNetworksRequest{Protocol: Protocol, Host: l.o.HostNetwork}); err != nil && !errors.Is(err, io.EOF) {
+		cancel()
+		return err
+	}
+	var sending sync.WaitGroup
+	number := l.networks.stream
+	sending.Go(func() { l.sendNetworkAcks(ctx, stream, number) })
+	defer func() { cancel(); sending.Wait() }()
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		update, err := l.networks.add(m)
+		if err != nil {
+			return err
+		}
+		l.disk.raiseTerm(m.GetTerm())
+		if update != nil {
+			l.o.Networks.Apply(*update)
+		}
+	}
+}
+
+// sendNetworkAcks sends the newest acknowledgment of a stream whenever it changes, until the stream ends. When the
+// member ends the stream, Recv returns the reason, so errors of Send are ignored.
+func (l *Link) sendNetworkAcks(
+	ctx context.Context, stream grpc.BidiStreamingClient[agentv1.SyncNetworksRequest, agentv1.SyncNetworksResponse], number uint64,
+) {
+	for {
+		select {
+		case <-l.networkAcks.wake:
+		case <-ctx.Done():
+			return
+		}
+		l.networkAcks.mu.Lock()
+		ack := l.networkAcks.latest
+		l.networkAcks.mu.Unlock()
+		if ack.Stream != number {
+			continue
+		}
+		m := &agentv1.SyncNetworksRequest{AppliedRevision: ack.Revision}
+		for _, f := range ack.Failures {
+			m.Failures = append(m.Failures, &agentv1.VpcFailure{VpcId: string(f.VPC), Error: f.Error})
+		}
+		if stream.Send(m) != nil {
+			return
+		}
+	}
+}
