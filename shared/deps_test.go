@@ -121,7 +121,7 @@ var others = map[string][]string{
 	"shared/cloudinit":         {},
 	"shared/cloud":             {"shared/fault", "shared/mutant"},
 	"shared/settings":          {},
-	"shared/convert":           {"shared/cloud", "protos/…"},
+	"shared/convert":           {"shared/cloud", "shared/fault", "protos/…"},
 
 	"controlplane": {"controlplane/…", "shared/…"},
 	"controlplane/config": {"controlplane/accounts/identity/oidc", "controlplane/compute/image", "controlplane/kv", "controlplane/kv/users",
@@ -147,6 +147,7 @@ var others = map[string][]string{
 	"nodeagent/reconcile": {"shared/…", "protos/agent/v1"},
 	"nodeagent/machine":   {"nodeagent/…", "protos/…", "shared/…"},
 	"nodeagent/uplink":    {"protos/…", "shared/…"},
+	"nodeagent/vpc":       {"nodeagent/…", "shared/…"},
 	"nodeagent/metrics":   {"nodeagent/…", "shared/…"},
 	"nodeagent":           {"nodeagent/…", "shared/…", "protos/…"},
 

@@ -114,4 +114,6 @@ const (
 	ReleaseAttachedNIC = "release-attached-nic" // the port of a NIC is released although the guest still has the NIC: shared/cloud
 	ActiveWithoutAck   = "active-without-ack"   // a port is ACTIVE before its host has acknowledged its binding: controlplane/network
 	SendStaleBinding   = "send-stale-binding"   // hosts do not get the new binding of a port: controlplane/network
+	AnnounceTwice      = "announce-twice"       // a port's earlier binding replaces the later one, so that two hosts announce the port: nodeagent/vpc
+	ActivateEarly      = "activate-early"       // ports are set up before their packet filter is installed: nodeagent/vpc
 )

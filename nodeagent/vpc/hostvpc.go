@@ -1,0 +1,167 @@
+package vpc
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/base32"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// wanted is what this host needs to have of a VPC.
+type wanted struct {
+	cloud.HostVPC
+	// Domain is the DNS domain of the host names.
+	Domain string
+	// Problems are the reasons why records are not part of HostVPC.
+	Problems []string
+}
+
+// hostVPC returns the wanted state of a VPC on the host with the ID t.node and the underlay address vtep. It returns
+// false if the host is to have nothing of the VPC.
+//
+//   - Records that contradict others are left out and named in Problems, so that one wrong record does not stop the
+//     changes of all others, for example the revocation of a rule.
+//   - A group that is unknown has no rules, and therefore permits nothing.
+//   - The members of a group are the addresses of all ports of the VPC that have it, and their address pairs with a
+//     single address: such pairs are virtual addresses, which the ports use like their own. A longer range does not
+//     make other ports' addresses members.
+//   - Ports without a host are members of their groups, but not remote ports.
+func (t *tables) hostVPC(id cloud.VPCID, vtep netip.Addr) (wanted, bool) {
+	one := t.vpcs[id]
+	if one == nil || one.record == nil {
+		return wanted{}, false
+	}
+	v := one.record
+	w := wanted{HostVPC: cloud.HostVPC{ID: v.ID, MTU: v.MTU, CIDR: v.CIDR, CIDR6: v.CIDR6}, Domain: v.Domain}
+	w.addSubnets(one)
+	index := map[cloud.SubnetID]*cloud.HostSubnet{}
+	for i := range w.Subnets {
+		index[w.Subnets[i].ID] = &w.Subnets[i]
+	}
+	used := map[cloud.SecurityGroupID]bool{}
+	for _, key := range slices.Sorted(maps.Keys(one.ports)) {
+		p := one.ports[key]
+		if p.Node == "" {
+			continue
+		}
+		s := index[p.Subnet]
+		switch {
+		case s == nil || !s.CIDR.Contains(p.IP) || p.IP6.IsValid() && !s.CIDR6.Contains(p.IP6):
+			w.problem("port %s has no subnet with its addresses", p.ID)
+		case p.Node == t.node:
+			s.Ports = append(s.Ports, localPort(p))
+			for _, group := range p.Groups {
+				used[group] = true
+			}
+		case !p.VTEP.IsValid():
+			// The host has not connected to the control plane yet, which sends the port again when it has.
+		case vtep.IsValid() && (p.VTEP == vtep || p.VTEP.Is4() != vtep.Is4()):
+			w.problem("port %s: host %s has the underlay address %s, and this host has %s", p.ID, p.Node, p.VTEP, vtep)
+		default:
+			s.Remotes = append(s.Remotes, cloud.RemotePort{MAC: p.MAC, IP: p.IP, IP6: p.IP6, HostName: p.HostName, VTEP: p.VTEP})
+		}
+	}
+	for i := range w.Subnets {
+		slices.SortFunc(w.Subnets[i].Remotes, func(a, b cloud.RemotePort) int {
+			return cmp.Or(bytes.Compare(a.MAC[:], b.MAC[:]), a.IP.Compare(b.IP))
+		})
+	}
+	w.addGroups(t, one, used)
+	for _, key := range slices.Sorted(maps.Keys(t.invalid)) {
+		if r := t.invalid[key]; r.VPC == id || one.uses[cloud.SecurityGroupID(key)] > 0 {
+			w.problem("record %s: %v", r.ID, r.Err)
+		}
+	}
+	return w, true
+}
+
+func (w *wanted) problem(format string, args ...any) {
+	w.Problems = append(w.Problems, fmt.Sprintf(format, args...))
+}
+
+func (w *wanted) addSubnets(one *vpcTable) {
+	for _, key := range slices.Sorted(maps.Keys(one.subnets)) {
+		s := one.subnets[key]
+		err := cloud.CheckSubnetPrefix("cidr_block", &one.record.VPC, s.CIDR)
+		if err == nil && s.CIDR6.IsValid() {
+			err = cloud.CheckSubnetPrefix6("ipv6_cidr_block", &one.record.VPC, s.CIDR6)
+		}
+		for i := range w.Subnets {
+			if o := &w.Subnets[i]; err == nil && (o.VNI == s.VNI || o.CIDR.Overlaps(s.CIDR) || o.CIDR6.IsValid() && o.CIDR6 == s.CIDR6) {
+				err = fmt.Errorf("has the VNI or prefix of subnet %s", o.ID)
+			}
+		}
+		if err != nil {
+			w.problem("subnet %s: %v", s.ID, err)
+			continue
+		}
+		w.Subnets = append(w.Subnets, cloud.HostSubnet{
+			ID: s.ID, VNI: s.VNI, CIDR: s.CIDR, Gateway: s.Gateway, CIDR6: s.CIDR6, DHCP: s.DHCP, DNS: s.DNS,
+		})
+	}
+}
+
+func localPort(p *cloud.PortOnHost) cloud.HostPort {
+	out := cloud.HostPort{
+		ID: p.ID, Device: DeviceName(p.ID), HostName: p.HostName, MAC: p.MAC, IP: p.IP, IP6: p.IP6, Secured: p.Secured,
+		Groups: slices.Compact(slices.Sorted(slices.Values(p.Groups))), Pairs: slices.Clone(p.Pairs), Mbps: p.Mbps,
+	}
+	slices.SortFunc(out.Pairs, func(a, b cloud.AddressPair) int {
+		return cmp.Or(a.CIDR.Addr().Compare(b.CIDR.Addr()), a.CIDR.Bits()-b.CIDR.Bits(), bytes.Compare(a.MAC[:], b.MAC[:]))
+	})
+	return out
+}
+
+// addGroups adds the groups in used, and the members of the groups that their rules refer to.
+func (w *wanted) addGroups(t *tables, one *vpcTable, used map[cloud.SecurityGroupID]bool) {
+	remote := map[cloud.SecurityGroupID]map[netip.Addr]bool{}
+	for _, key := range slices.Sorted(maps.Keys(used)) {
+		group := cloud.HostGroup{ID: key}
+		if g := t.groups[key]; g != nil {
+			group.Rules = g.Rules
+		} else {
+			w.problem("security group %s is unknown", key)
+		}
+		for i := range group.Rules {
+			if id := group.Rules[i].Group; id != "" {
+				remote[id] = map[netip.Addr]bool{}
+			}
+		}
+		w.Groups = append(w.Groups, group)
+	}
+	for _, p := range one.ports {
+		for _, id := range p.Groups {
+			members := remote[id]
+			if members == nil {
+				continue
+			}
+			members[p.IP] = true
+			if p.IP6.IsValid() {
+				members[p.IP6] = true
+			}
+			for _, pair := range p.Pairs {
+				if pair.CIDR.IsSingleIP() {
+					members[pair.CIDR.Addr()] = true
+				}
+			}
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(remote)) {
+		w.Members = append(w.Members, cloud.GroupMembers{ID: key, Addresses: slices.SortedFunc(maps.Keys(remote[key]), netip.Addr.Compare)})
+	}
+}
+
+// DeviceName returns the name of a port's network interface in the VPC's namespace. It does not depend on anything but
+// the ID, so that a restarted agent finds the interface. Interface names have at most 15 bytes. The name has 55 bits of a
+// hash of the ID, because the first digits of IDs that were made at the same time are equal.
+func DeviceName(id cloud.PortID) string {
+	sum := sha256.Sum256([]byte(id))
+	return "port" + strings.ToLower(base32.StdEncoding.EncodeToString(sum[:])[:11])
+}

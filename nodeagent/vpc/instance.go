@@ -1,0 +1,60 @@
+package vpc
+
+import (
+	"net"
+	"net/netip"
+
+	"github.com/trivet-cloud/trivet/nodeagent/cloudinit"
+	"github.com/trivet-cloud/trivet/nodeagent/metadata"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// lookup returns what the metadata server tells the guest on this host that has an address in a VPC.
+func (n *Networks) lookup(id cloud.VPCID, source netip.Addr) (*metadata.Instance, bool) {
+	n.mu.RLock()
+	w := n.workers[id]
+	var inForce *wanted
+	if w != nil {
+		inForce = w.inForce
+	}
+	n.mu.RUnlock()
+	if inForce == nil {
+		return nil, false
+	}
+	for i := range inForce.Subnets {
+		s := &inForce.Subnets[i]
+		for j := range s.Ports {
+			if p := &s.Ports[j]; p.IP == source || p.IP6.IsValid() && p.IP6 == source {
+				return n.instance(inForce, s, p), true
+			}
+		}
+	}
+	return nil, false
+}
+
+// instance describes the guest of a port. The guest has the ID of the port's device. Its keys and user data are not
+// known to the agent.
+func (n *Networks) instance(w *wanted, s *cloud.HostSubnet, p *cloud.HostPort) *metadata.Instance {
+	id := string(p.ID)
+	n.mu.RLock()
+	if record := n.tables.port(p.ID); record != nil && record.Device.ID != "" {
+		id = record.Device.ID
+	}
+	n.mu.RUnlock()
+	nic := metadata.NIC{
+		Port: p.ID, MAC: p.MAC, IPs: []netip.Addr{p.IP}, SecurityGroups: p.Groups, Subnet: s.ID, VPC: w.ID,
+		SubnetCIDR: s.CIDR, SubnetCIDR6: s.CIDR6, VPCCIDR: w.CIDR, VPCCIDR6: w.CIDR6,
+	}
+	if p.IP6.IsValid() {
+		nic.IP6s = []netip.Addr{p.IP6}
+	}
+	out := &metadata.Instance{Port: p.ID, ID: id, HostName: p.HostName, NICs: []metadata.NIC{nic}}
+	files, err := cloudinit.Render(&cloudinit.Instance{
+		ID: id, HostName: p.HostName,
+		NICs: []cloudinit.NIC{{MAC: net.HardwareAddr(p.MAC[:]), MTU: w.MTU, DHCP4: s.DHCP, DHCP6: s.DHCP && p.IP6.IsValid()}},
+	})
+	if err == nil {
+		out.NoCloud = *files
+	}
+	return out
+}

@@ -1,0 +1,20 @@
+//go:build mutant
+
+package vpc
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// TestMutants checks that the tests detect each mutant of this package.
+func TestMutants(t *testing.T) {
+	defer mutant.Set("")
+	mutant.Set(mutant.AnnounceTwice)
+	require.True(t, announcesTwice())
+	mutant.Set(mutant.ActivateEarly)
+	require.True(t, activatesUnfiltered(t))
+}

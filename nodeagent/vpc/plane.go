@@ -1,0 +1,229 @@
+package vpc
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/vishvananda/netns"
+
+	"github.com/trivet-cloud/trivet/nodeagent/dhcp"
+	"github.com/trivet-cloud/trivet/nodeagent/firewall"
+	"github.com/trivet-cloud/trivet/nodeagent/metadata"
+	"github.com/trivet-cloud/trivet/nodeagent/netdev"
+	"github.com/trivet-cloud/trivet/nodeagent/resolver"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// plane changes the host's state. The worker of a VPC makes one call for the VPC at a time.
+type plane interface {
+	// list returns the VPCs that have something on the host.
+	list() ([]cloud.VPCID, error)
+	// apply makes the host's state of a VPC equal to w and returns the changes of the kernel's state. It can be repeated
+	// after an error.
+	apply(ctx context.Context, w *wanted) (writes []string, err error)
+	// remove deletes everything of a VPC.
+	remove(ctx context.Context, id cloud.VPCID) error
+	// openTap and attachVeth make the device of a port of a VPC that was applied. The device is down until activate.
+	openTap(ctx context.Context, w *wanted, port cloud.PortID) (*os.File, error)
+	attachVeth(ctx context.Context, w *wanted, port cloud.PortID, e netdev.Endpoint) error
+	// activate sets the devices of the ports up.
+	activate(ctx context.Context, w *wanted) error
+	// detach deletes the device of a port.
+	detach(ctx context.Context, id cloud.VPCID, port cloud.PortID) error
+	// close stops the servers and leaves everything else.
+	close()
+}
+
+// packetFilter is the part of firewall.Firewall that kernelPlane uses.
+type packetFilter interface {
+	Set(ctx context.Context, ns netns.NsHandle, vpc cloud.HostVPC) (firewall.Result, error)
+}
+
+// kernelPlane is the plane of a real host.
+type kernelPlane struct {
+	host      *netdev.Host
+	filter    packetFilter
+	forwarder *resolver.Forwarder
+	metadata  *metadata.Server
+	log       *slog.Logger
+
+	mu      sync.Mutex // guards servers, but not what its elements contain
+	servers map[cloud.VPCID]*servers
+}
+
+// servers are the DHCP and DNS servers of a VPC. Only the VPC's worker uses them.
+type servers struct {
+	dhcp     map[string]*dhcp.Responder // by bridge
+	resolver *resolver.Server
+}
+
+func newKernelPlane(o Options, lookup func(cloud.VPCID, netip.Addr) (*metadata.Instance, bool)) (*kernelPlane, error) {
+	// A key for each process: after a restart of the agent, guests ask for new tokens.
+	key := make([]byte, 32)
+	if _, err := rand.Read(key); err != nil {
+		return nil, err
+	}
+	m, err := metadata.New(metadata.Options{Lookup: lookup, TokenKey: key, Log: o.Log})
+	if err != nil {
+		return nil, err
+	}
+	return &kernelPlane{
+		host: o.Host, filter: o.Firewall, forwarder: resolver.NewForwarder(o.Upstreams), metadata: m, log: o.Log,
+		servers: map[cloud.VPCID]*servers{},
+	}, nil
+}
+
+func (k *kernelPlane) list() ([]cloud.VPCID, error) { return k.host.List() }
+
+// apply sets the ports up last, when their packet filter and servers are in force.
+func (k *kernelPlane) apply(ctx context.Context, w *wanted) (writes []string, err error) {
+	prepared, err := k.host.Prepare(ctx, w.HostVPC)
+	writes = describe(prepared.Changes)
+	if err != nil {
+		return writes, err
+	}
+	if mutant.On(mutant.ActivateEarly) {
+		if err := k.activate(ctx, w); err != nil {
+			return writes, err
+		}
+	}
+	ns, err := netns.GetFromPath(k.host.Path(w.ID))
+	if err != nil {
+		return writes, fmt.Errorf("open the namespace of VPC %s: %w", w.ID, err)
+	}
+	defer ns.Close()
+	filtered, err := k.filter.Set(ctx, ns, w.HostVPC)
+	// Connections that no rule permits can also appear without a change by hand, so deleting them is no write.
+	if n := filtered.Writes - filtered.Revoked; n > 0 {
+		writes = append(writes, fmt.Sprintf("%d changes of the packet filter", n))
+	}
+	if err != nil {
+		return writes, err
+	}
+	if err := k.serve(ctx, w); err != nil {
+		return writes, err
+	}
+	activated, err := k.host.Activate(ctx, w.HostVPC)
+	return append(writes, describe(activated.Changes)...), err
+}
+
+func describe(changes []netdev.Change) []string {
+	var out []string
+	for _, c := range changes {
+		out = append(out, c.String())
+	}
+	return out
+}
+
+// serve starts and updates the DHCP, DNS and metadata servers of a VPC.
+func (k *kernelPlane) serve(ctx context.Context, w *wanted) error {
+	namespace := k.namespace(w.ID)
+	s := k.serversOf(w.ID)
+	ipv6 := false
+	used := map[string]bool{}
+	for _, subnet := range w.Subnets {
+		ipv6 = ipv6 || subnet.CIDR6.IsValid()
+		if len(subnet.Ports) == 0 {
+			continue
+		}
+		bridge := fmt.Sprintf("br%d", subnet.VNI) // see the documentation of package netdev
+		used[bridge] = true
+		if s.dhcp[bridge] == nil {
+			s.dhcp[bridge] = dhcp.New(namespace, bridge, k.log)
+		}
+		if err := s.dhcp[bridge].Set(dhcp.Subnet{HostSubnet: subnet, MTU: w.MTU, Domain: w.Domain}); err != nil {
+			return fmt.Errorf("serve DHCP in subnet %s: %w", subnet.ID, err)
+		}
+	}
+	for bridge, responder := range s.dhcp {
+		if !used[bridge] {
+			responder.Close()
+			delete(s.dhcp, bridge)
+		}
+	}
+	if s.resolver == nil {
+		s.resolver = resolver.New(namespace, k.forwarder, k.log)
+	}
+	if err := s.resolver.Set(ctx, resolver.ViewOf(&w.HostVPC, w.Domain)); err != nil {
+		return fmt.Errorf("serve DNS in VPC %s: %w", w.ID, err)
+	}
+	if err := k.metadata.Set(ctx, metadata.VPC{ID: w.ID, Namespace: namespace, IPv6: ipv6}); err != nil {
+		return fmt.Errorf("serve metadata in VPC %s: %w", w.ID, err)
+	}
+	return nil
+}
+
+// namespace returns the name of a VPC's network namespace in /run/netns.
+func (k *kernelPlane) namespace(id cloud.VPCID) string { return filepath.Base(k.host.Path(id)) }
+
+func (k *kernelPlane) serversOf(id cloud.VPCID) *servers {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.servers[id] == nil {
+		k.servers[id] = &servers{dhcp: map[string]*dhcp.Responder{}}
+	}
+	return k.servers[id]
+}
+
+// remove closes the servers before it deletes the namespace, because an open socket keeps a namespace in existence.
+func (k *kernelPlane) remove(ctx context.Context, id cloud.VPCID) error {
+	k.metadata.Remove(id)
+	s := k.serversOf(id)
+	s.close(ctx)
+	k.mu.Lock()
+	delete(k.servers, id)
+	k.mu.Unlock()
+	return k.host.Remove(ctx, id)
+}
+
+func (s *servers) close(ctx context.Context) {
+	if s.resolver != nil {
+		s.resolver.Close(ctx)
+		s.resolver = nil
+	}
+	for bridge, responder := range s.dhcp {
+		responder.Close()
+		delete(s.dhcp, bridge)
+	}
+}
+
+func (k *kernelPlane) openTap(ctx context.Context, w *wanted, port cloud.PortID) (*os.File, error) {
+	return k.host.OpenTap(ctx, w.HostVPC, port)
+}
+
+func (k *kernelPlane) attachVeth(ctx context.Context, w *wanted, port cloud.PortID, e netdev.Endpoint) error {
+	return k.host.AttachVeth(ctx, w.HostVPC, port, e)
+}
+
+// activate sets the ports' devices up. A namespace that was removed by hand has none.
+func (k *kernelPlane) activate(ctx context.Context, w *wanted) error {
+	_, err := k.host.Activate(ctx, w.HostVPC)
+	return err
+}
+
+func (k *kernelPlane) detach(ctx context.Context, id cloud.VPCID, port cloud.PortID) error {
+	err := k.host.Detach(ctx, id, port)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func (k *kernelPlane) close() {
+	k.metadata.Close()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, s := range k.servers {
+		s.close(context.Background())
+	}
+	clear(k.servers)
+}

@@ -1,0 +1,178 @@
+package vpc
+
+import (
+	"maps"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// tables are the records of the VPCs on this host. The zero value is empty. It does no I/O.
+type tables struct {
+	node   cloud.NodeID
+	vpcs   map[cloud.VPCID]*vpcTable
+	groups map[cloud.SecurityGroupID]*cloud.SecurityGroup
+	// owners are the VPCs of subnets, ports and route tables.
+	owners map[string]cloud.VPCID
+	// invalid are the records that failed a check when they last changed, by ID.
+	invalid map[string]cloud.InvalidRecord
+}
+
+// vpcTable has the records of one VPC. record is nil while only other records of the VPC have arrived.
+type vpcTable struct {
+	record  *cloud.VPCOnHost
+	subnets map[cloud.SubnetID]*cloud.Subnet
+	ports   map[cloud.PortID]*cloud.PortOnHost
+	routes  map[cloud.RouteTableID]*cloud.RouteTable
+	// uses counts the ports that have a group.
+	uses map[cloud.SecurityGroupID]int
+}
+
+// vpc returns the table of a VPC, and adds it if there is none.
+func (t *tables) vpc(id cloud.VPCID) *vpcTable {
+	one := t.vpcs[id]
+	if one == nil {
+		one = &vpcTable{
+			subnets: map[cloud.SubnetID]*cloud.Subnet{}, ports: map[cloud.PortID]*cloud.PortOnHost{},
+			routes: map[cloud.RouteTableID]*cloud.RouteTable{}, uses: map[cloud.SecurityGroupID]int{},
+		}
+		t.vpcs[id] = one
+	}
+	return one
+}
+
+// apply changes the records and returns the VPCs whose state on this host may have changed, among them those that were
+// removed. An update must contain all parts of a snapshot or change up to the message with the complete mark.
+func (t *tables) apply(u *cloud.NetworkUpdate) map[cloud.VPCID]bool {
+	touched := map[cloud.VPCID]bool{}
+	if u.Snapshot || t.vpcs == nil || t.node != u.Node {
+		for id := range t.vpcs {
+			touched[id] = true
+		}
+	}
+	if u.Snapshot || t.vpcs == nil {
+		*t = tables{
+			vpcs: map[cloud.VPCID]*vpcTable{}, groups: map[cloud.SecurityGroupID]*cloud.SecurityGroup{},
+			owners: map[string]cloud.VPCID{}, invalid: map[string]cloud.InvalidRecord{},
+		}
+	}
+	t.node = u.Node
+	for _, id := range u.Deleted {
+		t.remove(id, touched)
+	}
+	for i := range u.VPCs {
+		v := &u.VPCs[i]
+		t.vpc(v.ID).record = v
+		t.changed(string(v.ID), v.ID, touched)
+	}
+	for i := range u.Subnets {
+		s := &u.Subnets[i]
+		t.own(string(s.ID), s.VPC, touched).subnets[s.ID] = s
+	}
+	for i := range u.RouteTables {
+		r := &u.RouteTables[i]
+		t.own(string(r.ID), r.VPC, touched).routes[r.ID] = r
+	}
+	for i := range u.Ports {
+		t.addPort(&u.Ports[i], touched)
+	}
+	for i := range u.Groups {
+		g := &u.Groups[i]
+		t.groups[g.ID] = g
+		delete(t.invalid, string(g.ID))
+		t.touchUsers(g.ID, touched)
+	}
+	for _, r := range u.Invalid {
+		t.invalid[r.ID] = r
+		t.touchUsers(cloud.SecurityGroupID(r.ID), touched)
+		if t.vpcs[r.VPC] != nil {
+			touched[r.VPC] = true
+		}
+	}
+	return touched
+}
+
+// own records that a valid record belongs to a VPC and returns the VPC's table. A record that was in another VPC leaves
+// it.
+func (t *tables) own(id string, vpc cloud.VPCID, touched map[cloud.VPCID]bool) *vpcTable {
+	if was, ok := t.owners[id]; ok && was != vpc {
+		t.remove(id, touched)
+	}
+	t.owners[id] = vpc
+	t.changed(id, vpc, touched)
+	return t.vpc(vpc)
+}
+
+func (t *tables) changed(id string, vpc cloud.VPCID, touched map[cloud.VPCID]bool) {
+	delete(t.invalid, id)
+	touched[vpc] = true
+}
+
+// addPort adds or replaces a port, unless the tables have a later binding of it. The earlier binding is that of a host
+// which the port has left.
+func (t *tables) addPort(p *cloud.PortOnHost, touched map[cloud.VPCID]bool) {
+	if had := t.port(p.ID); had != nil && had.BindingGeneration > p.BindingGeneration && !mutant.On(mutant.AnnounceTwice) {
+		return
+	}
+	one := t.own(string(p.ID), p.VPC, touched)
+	one.count(one.ports[p.ID], -1)
+	one.ports[p.ID] = p
+	one.count(p, 1)
+}
+
+// port returns the record of a port, or nil.
+func (t *tables) port(id cloud.PortID) *cloud.PortOnHost {
+	if one := t.vpcs[t.owners[string(id)]]; one != nil {
+		return one.ports[id]
+	}
+	return nil
+}
+
+// count adds n to the uses of a port's groups. The port may be nil.
+func (v *vpcTable) count(p *cloud.PortOnHost, n int) {
+	if p == nil {
+		return
+	}
+	for _, id := range p.Groups {
+		if v.uses[id] += n; v.uses[id] == 0 {
+			delete(v.uses, id)
+		}
+	}
+}
+
+// touchUsers adds the VPCs that have ports with a group to touched.
+func (t *tables) touchUsers(group cloud.SecurityGroupID, touched map[cloud.VPCID]bool) {
+	for id, one := range t.vpcs {
+		if one.uses[group] > 0 {
+			touched[id] = true
+		}
+	}
+}
+
+// remove deletes the record of any kind with an ID. Deleting a VPC deletes its records. An unknown ID changes nothing.
+func (t *tables) remove(id string, touched map[cloud.VPCID]bool) {
+	delete(t.invalid, id)
+	if _, ok := t.groups[cloud.SecurityGroupID(id)]; ok {
+		delete(t.groups, cloud.SecurityGroupID(id))
+		t.touchUsers(cloud.SecurityGroupID(id), touched)
+		return
+	}
+	if t.vpcs[cloud.VPCID(id)] != nil {
+		delete(t.vpcs, cloud.VPCID(id))
+		maps.DeleteFunc(t.owners, func(_ string, vpc cloud.VPCID) bool { return vpc == cloud.VPCID(id) })
+		maps.DeleteFunc(t.invalid, func(_ string, r cloud.InvalidRecord) bool { return r.VPC == cloud.VPCID(id) })
+		touched[cloud.VPCID(id)] = true
+		return
+	}
+	vpc, ok := t.owners[id]
+	if !ok {
+		return
+	}
+	delete(t.owners, id)
+	touched[vpc] = true
+	one := t.vpcs[vpc]
+	one.count(one.ports[cloud.PortID(id)], -1)
+	delete(one.ports, cloud.PortID(id))
+	delete(one.subnets, cloud.SubnetID(id))
+	delete(one.routes, cloud.RouteTableID(id))
+}

@@ -1,0 +1,204 @@
+// Package vpc keeps the VPCs of this host as the control plane wants them. [Networks] receives updates, computes the
+// wanted state of each VPC ([cloud.HostVPC]), and applies it through packages netdev, firewall, dhcp, resolver and
+// metadata.
+//
+// # One update
+//
+// Networks.Apply changes the records (tables.go) and wakes one goroutine for each VPC whose records changed (worker.go).
+// The goroutine computes the wanted state (hostvpc.go) and passes it to plane.apply (plane.go): devices, packet filter,
+// DHCP, DNS and metadata, and at last the ports are set up. When all VPCs of an update are applied or have failed,
+// Options.Acknowledge gets the update's revision and the failures (progress.go).
+//
+// # Decisions
+//
+//   - Nothing on the host is touched before the first snapshot. Then the VPCs that the snapshot does not name are
+//     removed, also those that an earlier process of the agent made.
+//   - Nothing is stored. The kernel has the state; a restarted agent compares it with the snapshot, and writes nothing if
+//     they agree.
+//   - Each VPC has a goroutine of its own, so that a slow or failing VPC does not delay others. Updates that arrive
+//     while a VPC is being applied are applied together afterwards. At most Options.Parallel VPCs are applied at a time.
+//   - A VPC that failed is tried again with growing pauses. Meanwhile its last state stays in force.
+//   - Every VPC is applied again every 30 s. If that writes anything, somebody changed the kernel's state by hand: the
+//     writes are logged and counted.
+//   - A wrong record is left out or keeps its last valid content, and the VPC is reported as failed. The other records
+//     of the VPC are applied: a wrong port must not stop the revocation of a rule.
+//   - Of an address pair with more than one address, no address becomes a member of the port's groups.
+//   - A tap is opened only when the packet filter for its port is installed, and is set up at once.
+//
+// The package does not know the connection to the control plane and how guests are run.
+package vpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/trivet-cloud/trivet/nodeagent/firewall"
+	"github.com/trivet-cloud/trivet/nodeagent/netdev"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/retry"
+)
+
+const (
+	// resyncInterval is the time after which a VPC is compared with the kernel's state although nothing changed.
+	resyncInterval = 30 * time.Second
+	// defaultParallel is the default of Options.Parallel.
+	defaultParallel = 4
+)
+
+// retries are the pauses between attempts to apply a VPC.
+var retries = retry.Pauses{First: 200 * time.Millisecond, Last: 30 * time.Second, Jitter: 0.2}
+
+// Options are the parameters of Networks.
+type Options struct {
+	// VTEP is the host's address on the underlay, as in the Host's options. Required.
+	VTEP netip.Addr
+	// Host makes the network devices. The caller closes it after Networks. Required.
+	Host *netdev.Host
+	// Firewall filters the packets. It must trust the VXLAN devices, vx*. Required.
+	Firewall *firewall.Firewall
+	// Upstreams returns the host's own resolvers. Required.
+	Upstreams func() []netip.AddrPort
+	// Acknowledge receives the newest revision that is applied, and the VPCs that failed, whenever one of these changes.
+	// It must not block. Required.
+	Acknowledge func(cloud.NetworkAck)
+	// Parallel is the number of VPCs that are applied at a time. The default is 4.
+	Parallel int
+	Log      *slog.Logger // required
+
+	// resync replaces resyncInterval in tests.
+	resync time.Duration
+}
+
+// Networks keeps the VPCs of this host as the updates want them. Its methods may be called concurrently, except Close.
+type Networks struct {
+	o      Options
+	plane  plane
+	slots  chan struct{} // has an element for each VPC that is being applied
+	ctx    context.Context
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+
+	mu       sync.RWMutex // guards the fields below and the workers' fields
+	tables   tables
+	workers  map[cloud.VPCID]*worker
+	progress progress
+	counts   Counts
+	changed  chan struct{} // closed and replaced when a VPC was applied
+	closed   bool
+}
+
+// New returns Networks that has received no update. It changes nothing on the host.
+func New(o Options) (*Networks, error) {
+	n := newNetworks(o, nil)
+	p, err := newKernelPlane(o, n.lookup)
+	if err != nil {
+		return nil, fmt.Errorf("open networks: %w", err)
+	}
+	n.plane = p
+	return n, nil
+}
+
+func newNetworks(o Options, p plane) *Networks {
+	if o.Parallel == 0 {
+		o.Parallel = defaultParallel
+	}
+	if o.resync == 0 {
+		o.resync = resyncInterval
+	}
+	n := &Networks{
+		o: o, plane: p, slots: make(chan struct{}, o.Parallel), workers: map[cloud.VPCID]*worker{}, changed: make(chan struct{}),
+	}
+	n.ctx, n.cancel = context.WithCancel(context.Background())
+	return n
+}
+
+// Close stops the DHCP, DNS and metadata servers and waits for work in progress. It leaves devices and packet filters
+// as they are, so guests keep their connections.
+func (n *Networks) Close() {
+	n.mu.Lock()
+	n.closed = true
+	n.mu.Unlock()
+	n.cancel()
+	n.done.Wait()
+	n.plane.close()
+}
+
+// Apply begins to apply an update and returns without waiting for it. The caller must not change the update afterwards.
+// Updates other than snapshots are ignored before the first snapshot.
+func (n *Networks) Apply(u cloud.NetworkUpdate) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed || !u.Snapshot && n.tables.vpcs == nil {
+		return
+	}
+	touched := n.tables.apply(&u)
+	seq := n.progress.add(u.Stream, u.Revision)
+	if u.Snapshot {
+		for _, id := range n.orphans() {
+			touched[id] = true
+		}
+		for id := range n.workers {
+			touched[id] = true
+		}
+	}
+	for id := range touched {
+		n.wake(id, seq)
+	}
+	n.acknowledge()
+}
+
+// orphans returns the VPCs on the host that have no worker. The caller holds mu.
+func (n *Networks) orphans() []cloud.VPCID {
+	ids, err := n.plane.list()
+	if err != nil {
+		n.o.Log.Warn("cannot list the VPCs on this host; those that it should not have stay until the next snapshot", "err", err)
+		return nil
+	}
+	var out []cloud.VPCID
+	for _, id := range ids {
+		if n.workers[id] == nil {
+			out = append(out, id)
+		}
+	}
+	return out
+}
+
+// acknowledge calls Options.Acknowledge if the acknowledged revision or the failures changed. The caller holds mu.
+func (n *Networks) acknowledge() {
+	if ack, changed := n.progress.next(n.workers); changed {
+		n.o.Acknowledge(ack)
+	}
+}
+
+// applied returns the state of the VPC that is in force, if it contains the port. The error says what is missing.
+// waiting is closed when another VPC was applied.
+func (n *Networks) applied(id cloud.PortID) (w *worker, waiting <-chan struct{}, err error) {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	p := n.tables.port(id)
+	switch {
+	case n.closed:
+		return nil, n.changed, errClosed
+	case n.tables.vpcs == nil:
+		return nil, n.changed, errors.New("the control plane has not sent the networks of this host yet")
+	case p == nil:
+		return nil, n.changed, errors.New("the control plane has not sent the port to this host yet")
+	case p.Node != n.tables.node:
+		return nil, n.changed, fmt.Errorf("the port is bound to host %q", p.Node)
+	}
+	w = n.workers[p.VPC]
+	if w != nil && w.inForce != nil && w.ports[id] {
+		return w, n.changed, nil
+	}
+	if w != nil && w.err != nil {
+		return nil, n.changed, w.err
+	}
+	return nil, n.changed, fmt.Errorf("VPC %s is being applied", p.VPC)
+}
+
+var errClosed = errors.New("the agent is stopping")

@@ -1,0 +1,194 @@
+package vpc
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// worker applies one VPC, in a goroutine of its own that ends when the VPC was removed from the host.
+type worker struct {
+	id    cloud.VPCID
+	wakes chan struct{} // capacity 1
+	// busy has an element while the kernel's state of the VPC is being changed.
+	busy chan struct{}
+
+	// The fields below are guarded by Networks.mu.
+	asked uint64 // the newest update that touched the VPC
+	since uint64 // the oldest update that is not applied; 0 if all are
+	// inForce is the last state that was applied without an error, and ports are its ports on this host. nil if there is
+	// none, or if the VPC is being removed.
+	inForce *wanted
+	ports   map[cloud.PortID]bool
+	rules   int
+	err     error         // of the last attempt, or the problems of the state that it applied
+	applied bool          // the last attempt succeeded, perhaps with problems
+	took    time.Duration // of the last attempt that succeeded
+}
+
+// wake makes the worker of a VPC apply it, and starts a worker if there is none. The caller holds mu.
+func (n *Networks) wake(id cloud.VPCID, seq uint64) {
+	w := n.workers[id]
+	if w == nil {
+		w = &worker{id: id, wakes: make(chan struct{}, 1), busy: make(chan struct{}, 1)}
+		n.workers[id] = w
+		n.done.Go(func() { n.run(w) })
+	}
+	w.asked = seq
+	if w.since == 0 {
+		w.since = seq
+	}
+	select {
+	case w.wakes <- struct{}{}:
+	default:
+	}
+}
+
+// run applies the VPC whenever it is woken, after a failure, and every Options.resync, until the VPC was removed or
+// Close is called.
+func (n *Networks) run(w *worker) {
+	pauses := retries.Start()
+	timer := time.NewTimer(n.o.resync)
+	defer timer.Stop()
+	for {
+		resync := false
+		select {
+		case <-w.wakes:
+		case <-timer.C:
+			resync = true
+		case <-n.ctx.Done():
+			return
+		}
+		removed, err := n.attempt(w, resync)
+		switch {
+		case removed || n.ctx.Err() != nil:
+			return
+		case err != nil:
+			timer.Reset(pauses.NextBackOff())
+		default:
+			pauses.Reset()
+			timer.Reset(n.o.resync)
+		}
+	}
+}
+
+// attempt applies the newest state of the VPC once. It returns true if the VPC was removed and the worker has ended.
+func (n *Networks) attempt(w *worker, resync bool) (removed bool, err error) {
+	select {
+	case n.slots <- struct{}{}:
+		defer func() { <-n.slots }()
+	case <-n.ctx.Done():
+		return false, nil
+	}
+	w.busy <- struct{}{}
+	defer func() { <-w.busy }()
+
+	n.mu.RLock()
+	want, exists := n.tables.hostVPC(w.id, n.o.VTEP)
+	seq := w.asked
+	// Writes are a repair if the same state was in force before.
+	settled := resync && w.since == 0 && w.applied && w.inForce != nil
+	n.mu.RUnlock()
+
+	started := time.Now()
+	var writes []string
+	if exists {
+		writes, err = n.plane.apply(n.ctx, &want)
+	} else {
+		n.setInForce(w, nil)
+		err = n.plane.remove(n.ctx, w.id)
+	}
+	if n.ctx.Err() != nil {
+		return false, nil
+	}
+	return n.finish(w, seq, &result{want: want, exists: exists, err: err, writes: writes, repair: settled, took: time.Since(started)}), err
+}
+
+// result is the outcome of an attempt.
+type result struct {
+	want   wanted
+	exists bool
+	err    error
+	writes []string
+	repair bool
+	took   time.Duration
+}
+
+// finish records the outcome of an attempt that began after the update seq. It returns true if the worker ended.
+func (n *Networks) finish(w *worker, seq uint64, r *result) (removed bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	last := w.err
+	w.err, w.applied = r.err, r.err == nil
+	if r.err == nil && len(r.want.Problems) > 0 {
+		w.err = errors.New(strings.Join(r.want.Problems, "; "))
+	}
+	if w.err != nil && (last == nil || last.Error() != w.err.Error()) {
+		n.o.Log.Warn("cannot apply a VPC completely", "vpc", w.id, "err", w.err)
+	}
+	if w.err == nil && last != nil {
+		n.o.Log.Info("a VPC is applied again", "vpc", w.id)
+	}
+	switch {
+	case r.err != nil:
+		n.counts.Failures++
+	case r.exists:
+		n.counts.Applied++
+		n.counts.ApplyTime += r.took
+		w.took = r.took
+		w.setInForce(&r.want)
+		if r.repair && len(r.writes) > 0 {
+			n.counts.Repairs++
+			n.o.Log.Warn("repaired a VPC whose state in the kernel had been changed", "vpc", w.id, "writes", r.writes)
+		}
+	}
+	n.counts.Writes += uint64(len(r.writes))
+	if w.asked <= seq {
+		w.since = 0
+	} else {
+		w.since = seq + 1 // later updates of this VPC follow, the first of them not before seq+1
+	}
+	if !r.exists && r.err == nil && w.since == 0 {
+		delete(n.workers, w.id)
+		removed = true
+	}
+	close(n.changed)
+	n.changed = make(chan struct{})
+	n.acknowledge()
+	return removed
+}
+
+func (n *Networks) setInForce(w *worker, want *wanted) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	w.setInForce(want)
+}
+
+// setInForce replaces the state in force. The caller holds Networks.mu.
+func (w *worker) setInForce(want *wanted) {
+	w.inForce, w.ports, w.rules = want, map[cloud.PortID]bool{}, 0
+	if want == nil {
+		return
+	}
+	for i := range want.Subnets {
+		for j := range want.Subnets[i].Ports {
+			w.ports[want.Subnets[i].Ports[j].ID] = true
+		}
+	}
+	for i := range want.Groups {
+		w.rules += len(want.Groups[i].Rules)
+	}
+}
+
+// lock waits until nobody changes the kernel's state of the VPC, and returns the function that ends the lock.
+func (w *worker) lock(ctx context.Context) (unlock func(), err error) {
+	select {
+	case w.busy <- struct{}{}:
+		return func() { <-w.busy }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
