@@ -57,6 +57,21 @@ type Config struct {
 	Labels    map[string]string `yaml:"labels"`
 	// QEMU is the name or path of the program that runs guests.
 	QEMU string `yaml:"qemu"`
+	// Underlay is the IP address to which other hosts send the packets of VPCs, or the interface that has the address.
+	// With an interface, packets of VPCs leave through it only. Empty means the address from which this host reaches the
+	// control plane.
+	Underlay string `yaml:"underlay"`
+	// UnderlayMTU is the MTU of the underlay; 0 means that of the interface with the address.
+	UnderlayMTU uint32  `yaml:"underlay_mtu"`
+	Network     Network `yaml:"network"`
+	// External maps the names of external networks to the interfaces by which this host is connected to them.
+	External map[string]string `yaml:"external"`
+}
+
+// Network holds settings of the traffic between hosts.
+type Network struct {
+	// Encrypt is reserved for the encryption of traffic between hosts. Only false is accepted.
+	Encrypt bool `yaml:"encrypt"`
 }
 
 // Overcommit holds the factors by which placement may exceed the host's resources; 0 means 1.
@@ -121,18 +136,34 @@ var configSettings = []setting{
 		return nil
 	}},
 	{"log-format", "json or text", text(func(c *Config) *string { return &c.LogFormat })},
-	{"labels", "`key=value,…` that placement may ask for", func(c *Config, s string) error {
-		c.Labels = map[string]string{}
+	{"labels", "`key=value,…` that placement may ask for", pairs(func(c *Config) *map[string]string { return &c.Labels })},
+	{"qemu", "`program` that runs guests", text(func(c *Config) *string { return &c.QEMU })},
+	{"underlay", "`address` or interface for traffic between hosts", text(func(c *Config) *string { return &c.Underlay })},
+	{"underlay-mtu", "`bytes`; default: that of the interface", func(c *Config, s string) error {
+		n, err := strconv.ParseUint(s, 10, 32)
+		c.UnderlayMTU = uint32(n)
+		return err
+	}},
+	{"network-encrypt", "not supported yet (false)", func(c *Config, s string) (err error) {
+		c.Network.Encrypt, err = strconv.ParseBool(s)
+		return err
+	}},
+	{"external", "`name=interface,…` of external networks", pairs(func(c *Config) *map[string]string { return &c.External })},
+}
+
+func pairs(field func(*Config) *map[string]string) func(*Config, string) error {
+	return func(c *Config, s string) error {
+		all := map[string]string{}
 		for _, pair := range splitList(s) {
 			k, v, ok := strings.Cut(pair, "=")
 			if !ok {
 				return fmt.Errorf("%q is not key=value", pair)
 			}
-			c.Labels[k] = v
+			all[k] = v
 		}
+		*field(c) = all
 		return nil
-	}},
-	{"qemu", "`program` that runs guests", text(func(c *Config) *string { return &c.QEMU })},
+	}
 }
 
 func text(field func(*Config) *string) func(*Config, string) error {
@@ -256,6 +287,9 @@ func (c *Config) Validate() error {
 		if !validName.MatchString(strings.ToLower(name)) {
 			return fmt.Errorf("metrics_hosts: %q is not a host name", name)
 		}
+	}
+	if err := c.validateNetwork(); err != nil {
+		return err
 	}
 	for _, k := range slices.Sorted(maps.Keys(c.Labels)) {
 		if strings.HasPrefix(k, "trivet/") {

@@ -77,7 +77,10 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 	var loop *reconcile.Loop
 	var machines *machine.MachineSet
 	var assigned atomic.Pointer[uplink.Assignment]
-	link, err := uplink.Open(uplink.Options{
+	var link *uplink.Link
+	nets := openNetworks(ctx, &c, func(a cloud.NetworkAck) { link.AcknowledgeNetworks(a) }, log)
+	defer nets.close()
+	options := uplink.Options{
 		Dir: dir("identity"), Seeds: c.ControlPlane, Token: c.token, Leave: c.LeaveCluster, Name: c.Name, Version: version(), Facts: self.facts(),
 		Heartbeat: self.heartbeat,
 		Present:   func() []cloud.VMID { return loop.Present() },
@@ -89,8 +92,11 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 			return machines.Console(ctx, vm, tail, follow, w)
 		},
 		Log: log,
-	})
-	if err != nil {
+	}
+	if nets.description != nil {
+		options.Networks, options.HostNetwork = nets, nets.description
+	}
+	if link, err = uplink.Open(options); err != nil {
 		return err
 	}
 	images, err := disk.OpenImages(dir("images"), func(ctx context.Context, sum string, offset int64) (io.ReadCloser, error) {
@@ -145,7 +151,7 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 	})
 	if c.MetricsListen != "" {
 		group.Go(func() error {
-			return serve(ctx, c.MetricsListen, metrics.Handler(sources(link, machines), c.metricsHosts(), log))
+			return serve(ctx, c.MetricsListen, metrics.Handler(sources(link, machines, nets), c.metricsHosts(), log))
 		})
 	}
 	if err := group.Wait(); err != nil && !errors.Is(err, context.Canceled) {
@@ -268,7 +274,7 @@ func serve(ctx context.Context, addr string, h http.Handler) error {
 }
 
 // sources returns the functions that supply the values of /metrics.
-func sources(link *uplink.Link, machines *machine.MachineSet) metrics.Sources {
+func sources(link *uplink.Link, machines *machine.MachineSet, nets *networks) metrics.Sources {
 	return metrics.Sources{
 		Version: version(),
 		Uplink: func() metrics.Uplink {
@@ -286,7 +292,8 @@ func sources(link *uplink.Link, machines *machine.MachineSet) metrics.Sources {
 			}
 			return out
 		},
-		Counts: func() metrics.Counts { return metrics.Counts(machines.Counts()) },
+		Counts:   func() metrics.Counts { return metrics.Counts(machines.Counts()) },
+		Networks: nets.metrics,
 	}
 }
 

@@ -5,7 +5,7 @@
 // localhost, or one of the host's own names.
 //
 // Each request for /metrics reads the values from the functions in [Sources]; nothing is cached. Labels hold only ids
-// of VMs, no names: an id reveals nothing to a reader who may not see the VM.
+// of VMs and VPCs, no names: an id reveals nothing to a reader who may not see the VM.
 package metrics
 
 import (
@@ -31,6 +31,26 @@ type Sources struct {
 	Uplink  func() Uplink
 	VMs     func() []VM
 	Counts  func() Counts
+	// Networks returns the VPCs of this host.
+	Networks func() Networks
+}
+
+// Networks has totals of all VPCs since the agent started, and the VPCs.
+type Networks struct {
+	Applied, Failures uint64 // times that a VPC was applied, and could not be applied
+	// Repairs counts the times that a change of the kernel's state by somebody else was repaired.
+	Repairs uint64
+	Writes  uint64 // changes of the kernel's state
+	// ApplyTime is the time that applying took.
+	ApplyTime time.Duration
+	VPCs      []VPC
+}
+
+// VPC is a VPC on this host.
+type VPC struct {
+	ID           cloud.VPCID
+	Ports, Rules int
+	Failed       bool // the last attempt to apply the VPC failed, or left records out
 }
 
 // Uplink is the state of the connection to the control plane.
@@ -144,6 +164,13 @@ var (
 	cpu       = desc("vm_cpu_seconds_total", "Processor time of the VM's processes since they started.", "vm")
 	memory    = desc("vm_memory_bytes", "Memory of the VM's processes.", "vm")
 	read      = desc("vm_disk_read_bytes_total", "Bytes that the guest read from its disks.", "vm")
+	applies   = desc("vpc_applies_total", "Times that a VPC was applied to the kernel.", "result")
+	applyTime = desc("vpc_apply_seconds_total", "Time that applying VPCs took.")
+	repairs   = desc("vpc_repairs_total", "Times that a VPC was repaired whose state in the kernel had been changed by others.")
+	netWrites = desc("vpc_writes_total", "Changes of the kernel's state of VPCs.")
+	vpcPorts  = desc("vpc_ports", "Ports of the VPC on this host.", "vpc")
+	vpcRules  = desc("vpc_rules", "Rules of the security groups of the VPC's ports on this host.", "vpc")
+	vpcFailed = desc("vpc_failed", "1 if the VPC could not be applied completely.", "vpc")
 	written   = desc("vm_disk_written_bytes_total", "Bytes that the guest wrote to its disks.", "vm")
 )
 
@@ -151,6 +178,7 @@ var (
 func (c collector) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		build, connected, term, revision, sessions, failures, lease, vms, launches, builds, deaths, cpu, memory, read, written,
+		applies, applyTime, repairs, netWrites, vpcPorts, vpcRules, vpcFailed,
 	} {
 		to <- d
 	}
@@ -202,5 +230,23 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 		if name != "" {
 			gauge(vms, float64(by[level]), name)
 		}
+	}
+	collectNetworks(c.s.Networks(), gauge, counter)
+}
+
+func collectNetworks(n Networks, gauge, counter func(*prometheus.Desc, float64, ...string)) {
+	counter(applies, float64(n.Applied), "ok")
+	counter(applies, float64(n.Failures), "failed")
+	counter(applyTime, n.ApplyTime.Seconds())
+	counter(repairs, float64(n.Repairs))
+	counter(netWrites, float64(n.Writes))
+	for _, v := range n.VPCs {
+		failed := 0.0
+		if v.Failed {
+			failed = 1
+		}
+		gauge(vpcPorts, float64(v.Ports), string(v.ID))
+		gauge(vpcRules, float64(v.Rules), string(v.ID))
+		gauge(vpcFailed, failed, string(v.ID))
 	}
 }

@@ -26,6 +26,9 @@ func serve(t *testing.T) *httptest.Server {
 			}
 		},
 		Counts: func() Counts { return Counts{Launches: 4, Deaths: 1} },
+		Networks: func() Networks {
+			return Networks{Failures: 2, Repairs: 3, ApplyTime: 1500 * time.Millisecond, VPCs: []VPC{{ID: "v", Ports: 5, Rules: 7, Failed: true}}}
+		},
 	}, []string{"Rack-1", "rack-1.example"}, slog.New(slog.DiscardHandler)))
 	t.Cleanup(s.Close)
 	return s
@@ -49,7 +52,9 @@ func TestMetrics(t *testing.T) {
 		`trivet_agent_vms{observed="running"} 1`, `trivet_agent_vms{observed="ended"} 0`,
 		`trivet_agent_launches_total{result="ok"} 4`, `trivet_agent_guest_deaths_total 1`,
 		`trivet_agent_vm_cpu_seconds_total{vm="a"} 1.5`, `trivet_agent_vm_memory_bytes{vm="a"} 2.097152e+06`,
-		`trivet_agent_vm_disk_read_bytes_total{vm="a"} 7`, `go_goroutines`, `process_resident_memory_bytes`,
+		`trivet_agent_vm_disk_read_bytes_total{vm="a"} 7`, `trivet_agent_vpc_applies_total{result="failed"} 2`, `trivet_agent_vpc_repairs_total 3`, `trivet_agent_vpc_apply_seconds_total 1.5`,
+		`trivet_agent_vpc_ports{vpc="v"} 5`, `trivet_agent_vpc_rules{vpc="v"} 7`, `trivet_agent_vpc_failed{vpc="v"} 1`,
+		`go_goroutines`, `process_resident_memory_bytes`,
 	} {
 		require.Contains(t, body, line)
 	}

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/trivet-cloud/trivet/nodeagent/firewall"
+	"github.com/trivet-cloud/trivet/nodeagent/metrics"
+	"github.com/trivet-cloud/trivet/nodeagent/netdev"
+	"github.com/trivet-cloud/trivet/nodeagent/vpc"
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// networks are the VPCs of this host.
+type networks struct {
+	// description is what the control plane gets to know of the host's network. It is nil if the host has no underlay
+	// address, without which the control plane does not accept the description.
+	description *agentv1.HostNetwork
+	// vpcs is nil if the host cannot have VPCs.
+	vpcs *vpc.Networks
+	host *netdev.Host
+	ack  func(cloud.NetworkAck)
+}
+
+// openNetworks finds the underlay and checks what the host lacks for VPCs. A host that lacks something runs VMs without
+// network interfaces, so this is no error but part of the description. ack receives the acknowledgments.
+func openNetworks(ctx context.Context, c *Config, ack func(cloud.NetworkAck), log *slog.Logger) *networks {
+	n := &networks{ack: ack}
+	u, err := findUnderlay(c)
+	if err != nil {
+		log.Warn("this host has no VPCs", "err", err)
+		return n
+	}
+	n.description = &agentv1.HostNetwork{
+		Vtep: u.vtep.String(), UnderlayMtu: u.mtu, ExternalNetworks: slices.Sorted(maps.Keys(c.External)),
+	}
+	missing, err := netdev.MissingFeatures(ctx)
+	if err != nil {
+		missing = append(missing, err.Error())
+	}
+	missing = append(missing, firewall.MissingFeatures(ctx)...)
+	if len(missing) == 0 {
+		if err := n.open(u, log); err != nil {
+			missing = append(missing, err.Error())
+		}
+	}
+	n.description.Missing = missing
+	if len(missing) > 0 {
+		log.Warn("this host has no VPCs", "missing", missing)
+	} else {
+		log.Info("underlay", "vtep", u.vtep, "mtu", u.mtu, "device", u.device)
+	}
+	return n
+}
+
+func (n *networks) open(u underlay, log *slog.Logger) error {
+	filter, err := firewall.New(firewall.Options{Trusted: []string{"vx*"}})
+	if err != nil {
+		return err
+	}
+	if n.host, err = netdev.New(netdev.Options{VTEP: u.vtep, Device: u.device}); err != nil {
+		return err
+	}
+	upstreams := &hostResolvers{path: "/etc/resolv.conf"}
+	n.vpcs, err = vpc.New(vpc.Options{
+		VTEP: u.vtep, Host: n.host, Firewall: filter, Upstreams: upstreams.list, Acknowledge: n.ack, Log: log,
+	})
+	return err
+}
+
+// Apply passes an update to the VPCs. On a host that cannot have VPCs it reports all VPCs as failed.
+func (n *networks) Apply(u cloud.NetworkUpdate) {
+	if n.vpcs != nil {
+		n.vpcs.Apply(u)
+		return
+	}
+	a := cloud.NetworkAck{Stream: u.Stream, Revision: u.Revision}
+	for _, v := range u.VPCs {
+		a.Failures = append(a.Failures, cloud.VPCFailure{VPC: v.ID, Error: "this host cannot have VPCs"})
+	}
+	n.ack(a)
+}
+
+func (n *networks) close() {
+	if n.vpcs != nil {
+		n.vpcs.Close()
+	}
+	if n.host != nil {
+		n.host.Close()
+	}
+}
+
+// metrics returns the values of the VPCs' metrics.
+func (n *networks) metrics() metrics.Networks {
+	if n.vpcs == nil {
+		return metrics.Networks{}
+	}
+	counts := n.vpcs.Counts()
+	out := metrics.Networks{
+		Applied: counts.Applied, Failures: counts.Failures, Repairs: counts.Repairs, Writes: counts.Writes, ApplyTime: counts.ApplyTime,
+	}
+	for _, s := range n.vpcs.Status() {
+		out.VPCs = append(out.VPCs, metrics.VPC{ID: s.ID, Ports: s.Ports, Rules: s.Rules, Failed: s.Failed})
+	}
+	return out
+}
+
+// hostResolvers are the resolvers in a file such as /etc/resolv.conf, which is read again at most every ten seconds.
+type hostResolvers struct {
+	path string
+
+	mu   sync.Mutex // guards the fields below
+	read time.Time
+	all  []netip.AddrPort
+}
+
+func (r *hostResolvers) list() []netip.AddrPort {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if time.Since(r.read) < 10*time.Second {
+		return r.all
+	}
+	r.read = time.Now()
+	config, err := dns.ClientConfigFromFile(r.path)
+	if err != nil {
+		return r.all // what was read before is better than nothing
+	}
+	r.all = nil
+	for _, server := range config.Servers {
+		if addr, err := netip.ParseAddrPort(net.JoinHostPort(server, config.Port)); err == nil {
+			r.all = append(r.all, addr)
+		}
+	}
+	return r.all
+}

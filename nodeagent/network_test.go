@@ -1,0 +1,89 @@
+package main
+
+import (
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+func TestNetworkSettings(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*Config)
+		want   string // part of the error; empty if the settings are valid
+	}{
+		"none":                 {func(*Config) {}, ""},
+		"address":              {func(c *Config) { c.Underlay = "192.0.2.1" }, ""},
+		"IPv6 address":         {func(c *Config) { c.Underlay, c.UnderlayMTU = "fd99::1", 9000 }, ""},
+		"interface":            {func(c *Config) { c.Underlay = "bond0.100" }, ""},
+		"external":             {func(c *Config) { c.External = map[string]string{"office": "eth1", "internet": "eth2"} }, ""},
+		"multicast":            {func(c *Config) { c.Underlay = "239.0.0.1" }, "underlay"},
+		"unspecified":          {func(c *Config) { c.Underlay = "0.0.0.0" }, "underlay"},
+		"zone":                 {func(c *Config) { c.Underlay = "fe80::1%eth0" }, "underlay"},
+		"no interface":         {func(c *Config) { c.Underlay = "../eth0" }, "underlay"},
+		"small MTU":            {func(c *Config) { c.UnderlayMTU = 500 }, "underlay_mtu"},
+		"encryption":           {func(c *Config) { c.Network.Encrypt = true }, "not supported yet"},
+		"external name":        {func(c *Config) { c.External = map[string]string{"Office!": "eth1"} }, "external"},
+		"external interface":   {func(c *Config) { c.External = map[string]string{"office": "an interface"} }, "external.office"},
+		"one interface for 2":  {func(c *Config) { c.External = map[string]string{"a": "eth1", "b": "eth1"} }, "already the interface of a"},
+		"external without one": {func(c *Config) { c.External = map[string]string{"office": ""} }, "external.office"},
+	} {
+		c := Default()
+		test.change(&c)
+		if err := c.validateNetwork(); test.want == "" {
+			require.NoError(t, err, name)
+		} else {
+			require.ErrorContains(t, err, test.want, name)
+		}
+	}
+}
+
+func TestFindUnderlay(t *testing.T) {
+	loopback := netip.MustParseAddr("127.0.0.1")
+	for _, c := range []Config{
+		{ControlPlane: []string{"127.0.0.1:7443"}}, {ControlPlane: []string{"name.invalid:1", "127.0.0.1:7443"}}, {Underlay: "127.0.0.1"},
+		{Underlay: "lo"},
+	} {
+		u, err := findUnderlay(&c)
+		require.NoError(t, err, "%v", c)
+		require.Equal(t, loopback, u.vtep)
+		require.NotZero(t, u.mtu)
+		require.Equal(t, c.Underlay == "lo", u.device == "lo")
+	}
+	u, err := findUnderlay(&Config{Underlay: "127.0.0.1", UnderlayMTU: 1400})
+	require.NoError(t, err)
+	require.EqualValues(t, 1400, u.mtu)
+	for _, c := range []Config{{Underlay: "192.0.2.99"}, {Underlay: "none0"}, {ControlPlane: []string{"name.invalid:1"}}} {
+		_, err := findUnderlay(&c)
+		require.ErrorContains(t, err, "underlay")
+	}
+}
+
+// TestHostWithoutVPCs requires that a host that cannot have VPCs reports those that it gets as failed.
+func TestHostWithoutVPCs(t *testing.T) {
+	var acks []cloud.NetworkAck
+	n := openNetworks(t.Context(), &Config{Underlay: "none0"}, func(a cloud.NetworkAck) { acks = append(acks, a) }, slog.New(slog.DiscardHandler))
+	defer n.close()
+	require.Nil(t, n.description)
+	n.Apply(cloud.NetworkUpdate{Stream: 1, Revision: 5, VPCs: []cloud.VPCOnHost{{VPC: cloud.VPC{ID: "a"}}}})
+	require.EqualValues(t, 5, acks[0].Revision)
+	require.EqualValues(t, "a", acks[0].Failures[0].VPC)
+	require.Empty(t, n.metrics().VPCs)
+}
+
+func TestHostResolvers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "resolv.conf")
+	require.NoError(t, os.WriteFile(path, []byte("search x\nnameserver 192.0.2.53\nnameserver fd00::53\n"), 0o600))
+	r := &hostResolvers{path: path}
+	want := []netip.AddrPort{netip.MustParseAddrPort("192.0.2.53:53"), netip.MustParseAddrPort("[fd00::53]:53")}
+	require.Equal(t, want, r.list())
+	require.NoError(t, os.Remove(path))
+	r.read = time.Time{}
+	require.Equal(t, want, r.list(), "the list is kept while the file is missing")
+}

@@ -1,0 +1,103 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+)
+
+// underlay is the network that connects the hosts, as this host sees it.
+type underlay struct {
+	vtep netip.Addr
+	mtu  uint32
+	// device is the interface that overlay packets must use. It is empty if the host's routes decide.
+	device string
+}
+
+// findUnderlay returns the underlay that the configuration names: an interface, or the address of one. Without a
+// setting it is the address from which the host sends to the first member of the control plane that has a route.
+func findUnderlay(c *Config) (underlay, error) {
+	var u underlay
+	var err error
+	if c.Underlay == "" {
+		u.vtep, err = addressTowards(c.ControlPlane)
+	} else if u.vtep, err = netip.ParseAddr(c.Underlay); err != nil {
+		u.device = c.Underlay
+		u.vtep, err = addressOfDevice(c.Underlay)
+	}
+	if err != nil {
+		return u, err
+	}
+	u.mtu = c.UnderlayMTU
+	if u.mtu == 0 {
+		u.mtu, err = mtuOf(u.vtep)
+	}
+	return u, err
+}
+
+// addressTowards returns the address from which this host sends to the first of the members that can be resolved and
+// has a route. It sends nothing, except that it may look up names.
+func addressTowards(members []string) (netip.Addr, error) {
+	var all []error
+	for _, member := range members {
+		conn, err := net.Dial("udp", member)
+		if err != nil {
+			all = append(all, err)
+			continue
+		}
+		addr := conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap()
+		conn.Close()
+		return addr.WithZone(""), nil
+	}
+	return netip.Addr{}, fmt.Errorf("find the address that leads to the control plane; set underlay: %w", errors.Join(all...))
+}
+
+// addressOfDevice returns the first IPv4 address of an interface, or the first IPv6 address if it has no IPv4 address.
+// It ignores link-local addresses.
+func addressOfDevice(name string) (netip.Addr, error) {
+	device, err := net.InterfaceByName(name)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("underlay: %q is neither an IP address nor an interface of this host: %w", name, err)
+	}
+	addrs, err := addressesOf(device)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	addrs = slices.DeleteFunc(addrs, netip.Addr.IsLinkLocalUnicast)
+	slices.SortStableFunc(addrs, func(a, b netip.Addr) int { return a.BitLen() - b.BitLen() })
+	if len(addrs) == 0 {
+		return netip.Addr{}, fmt.Errorf("underlay: the interface %s has no address that other hosts can reach", name)
+	}
+	return addrs[0], nil
+}
+
+// mtuOf returns the MTU of the interface that has an address.
+func mtuOf(addr netip.Addr) (uint32, error) {
+	devices, err := net.Interfaces()
+	if err != nil {
+		return 0, fmt.Errorf("underlay: %w", err)
+	}
+	for i := range devices {
+		addrs, err := addressesOf(&devices[i])
+		if err == nil && slices.Contains(addrs, addr) {
+			return uint32(devices[i].MTU), nil
+		}
+	}
+	return 0, fmt.Errorf("underlay: no interface of this host has the address %s", addr)
+}
+
+func addressesOf(device *net.Interface) ([]netip.Addr, error) {
+	list, err := device.Addrs()
+	if err != nil {
+		return nil, fmt.Errorf("read the addresses of %s: %w", device.Name, err)
+	}
+	var out []netip.Addr
+	for _, a := range list {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+			out = append(out, prefix.Addr().Unmap())
+		}
+	}
+	return out, nil
+}
