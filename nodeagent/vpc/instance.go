@@ -4,9 +4,9 @@ import (
 	"net"
 	"net/netip"
 
-	"github.com/trivet-cloud/trivet/nodeagent/cloudinit"
 	"github.com/trivet-cloud/trivet/nodeagent/metadata"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/cloudinit"
 )
 
 // lookup returns what the metadata server tells the guest on this host that has an address in a VPC.

@@ -49,7 +49,7 @@ func TestAttachNICToRunningVM(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, out.TimedOut)
 	require.Equal(t, cloud.NICUnchanged, out.VM.Spec.Network[0].Change)
-	require.Equal(t, 1, w.records()["port"])
+	require.Equal(t, 1, w.records()["net-port"])
 
 	vm = w.get(vm.ID)
 	_, err = w.whenRequested(vm, func() {
@@ -59,7 +59,7 @@ func TestAttachNICToRunningVM(t *testing.T) {
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
 	require.ErrorContains(t, err, "attach NIC b of VM web: no free PCI slot")
 	require.Len(t, w.get(vm.ID).Spec.Network, 1)
-	require.Equal(t, 1, w.records()["port"])
+	require.Equal(t, 1, w.records()["net-port"])
 	require.Len(t, w.assignedNICs(vm), 1)
 	_, err = attach("k", "b")()
 	require.ErrorContains(t, err, "no free PCI slot", "a repeated call must get the refusal too")
@@ -88,7 +88,7 @@ func TestDetachNICFromRunningVM(t *testing.T) {
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
 	require.ErrorContains(t, err, "detach NIC a of VM web: the guest did not release the device in 20s")
 	require.Len(t, w.assignedNICs(vm), 1, "the host must be told to keep the NIC")
-	require.Equal(t, 1, w.records()["port"])
+	require.Equal(t, 1, w.records()["net-port"])
 
 	vm = w.get(id)
 	out, err := w.whenRequested(vm, func() {
@@ -96,13 +96,13 @@ func TestDetachNICFromRunningVM(t *testing.T) {
 		now := w.report(id, cloud.ObservedRunning, func(o *cloud.Observation) { o.Generation = stale })
 		require.Len(t, now.Spec.Network, 1, "a report of the time before the call must not count")
 		w.report(id, cloud.ObservedRunning, has)
-		require.Equal(t, 1, w.records()["port"])
+		require.Equal(t, 1, w.records()["net-port"])
 		w.report(id, cloud.ObservedRunning)
 	}, detach)
 	require.NoError(t, err)
 	require.False(t, out.TimedOut)
 	require.Empty(t, out.VM.Spec.Network)
-	require.Zero(t, w.records()["port"])
+	require.Zero(t, w.records()["net-port"])
 }
 
 // TestNICChangesEndWithTheProcess stops a VM while NICs are being attached and detached. Without a process the changes
@@ -124,7 +124,7 @@ func TestNICChangesEndWithTheProcess(t *testing.T) {
 	require.Equal(t, cloud.Stopped, vm.State)
 	require.Len(t, vm.Spec.Network, 1)
 	require.Equal(t, []any{"b", cloud.NICUnchanged}, []any{vm.Spec.Network[0].ID, vm.Spec.Network[0].Change})
-	require.Equal(t, 1, w.records()["port"])
+	require.Equal(t, 1, w.records()["net-port"])
 }
 
 // TestNICWaitTimesOut checks how long AttachNIC and DetachNIC wait for a host that reports nothing. The change must stay

@@ -36,8 +36,8 @@ func (w *world) records() map[string]int {
 	out := map[string]int{}
 	require.NoError(w.t, w.store.View(w.t.Context(), func(v *store.View) error {
 		for _, table := range []string{
-			"vpc", "vpc-default", "subnet", "subnet-of", "port", "port-of", "port-at", "port-mac", "device-port", "security-group", "group-port",
-			"network-name", "ipam-resting", "ipam-assigned", "vm", "vm-name", "floating-ip", "floating-at", "idem",
+			"net-vpc", "vpc-default", "net-subnet", "subnet-of", "net-port", "port-of", "port-at", "port-mac", "device-port", "net-security-group", "group-port",
+			"network-name", "ipam-resting", "ipam-assigned", "vm", "vm-name", "net-floating-ip", "floating-at", "idem",
 		} {
 			all, _, err := store.NewTable[cbor.RawMessage](table).List(v, 0)
 			require.NoError(w.t, err)
@@ -94,7 +94,7 @@ func TestCreateWithNICs(t *testing.T) {
 	host := w.networkHost("h1")
 	web := w.create("web", withNICs(cloud.NIC{ID: "nic0"}, cloud.NIC{ID: "nic1", NetworkID: "default", IP: "10.0.0.9", Model: cloud.ModelE1000}))
 	require.Equal(t, web, w.get(web.ID))
-	require.Equal(t, 1, w.records()["vpc"])
+	require.Equal(t, 1, w.records()["net-vpc"])
 	require.Len(t, web.Spec.Network, 2)
 	for i, n := range web.Spec.Network {
 		p := w.port(n.PortID)
@@ -130,7 +130,7 @@ func TestCreateWithNICs(t *testing.T) {
 
 	_, err = w.vms.deleteOnLeader(w.as(acme, ""), deleteRequest{Tenant: acme, VM: web.ID, Force: true})
 	require.NoError(t, err)
-	require.Equal(t, 1, w.records()["port"], "a forced delete must delete the ports at once")
+	require.Equal(t, 1, w.records()["net-port"], "a forced delete must delete the ports at once")
 }
 
 // TestGivenPortStays creates VMs with a port that exists. Only one VM at a time can use it, and it stays when the VM is
@@ -252,7 +252,7 @@ func TestVMsRaceForOneAddress(t *testing.T) {
 		require.Equal(t, []string{"ADDRESS_IN_USE", "spec.network[0].ip_address"}, []string{f.Reason, f.Field})
 	}
 	require.Equal(t, 1, made)
-	require.Equal(t, 2, w.records()["port"], "the port of the winner, and the one that existed")
+	require.Equal(t, 2, w.records()["net-port"], "the port of the winner, and the one that existed")
 	require.Equal(t, 1, w.records()["vm"])
 }
 
@@ -305,7 +305,7 @@ func TestChangeNICsOfStoppedVM(t *testing.T) {
 	require.Empty(t, out.VM.Spec.Network)
 	require.Equal(t, cloud.NetworkDown, w.port(string(port.ID)).Status)
 	after := w.records()
-	for _, table := range []string{"vpc", "vpc-default", "subnet", "subnet-of", "security-group", "ipam-resting", "ipam-assigned", "network-name", "idem"} {
+	for _, table := range []string{"net-vpc", "vpc-default", "net-subnet", "subnet-of", "net-security-group", "ipam-resting", "ipam-assigned", "network-name", "idem"} {
 		before[table] = after[table] // the default VPC stays
 	}
 	require.Equal(t, before, after)
