@@ -235,7 +235,10 @@ func (a *fakeAgent) apply(m *agentv1.SyncNetworksResponse) {
 		}
 	}
 	for id, r := range a.state {
-		if f, ok := r.(*networkv1.FloatingIp); ok && m.GetComplete() && a.state[f.GetPortId()] == nil {
+		if len(m.GetDeleted()) == 0 {
+			break
+		}
+		if f, ok := r.(*networkv1.FloatingIp); ok && a.state[f.GetPortId()] == nil {
 			delete(a.state, id) // its VPC is no longer needed
 		}
 	}
