@@ -166,6 +166,20 @@ func TestSettingsOfUnits(t *testing.T) {
 	require.Contains(t, strings.Fields(agent["After"][0]), "trivet-guests.service")
 }
 
+// TestAgentIsInTheMountNamespaceOfTheHost checks that the agent's unit has no setting for which systemd makes a mount
+// namespace. The network namespaces of VPCs are mounts, which would end with the agent.
+func TestAgentIsInTheMountNamespaceOfTheHost(t *testing.T) {
+	have := settings(t, "trivet-nodeagent.service")
+	for _, key := range []string{
+		"ProtectSystem", "ProtectHome", "PrivateTmp", "PrivateDevices", "PrivateMounts", "ProtectKernelTunables", "ProtectKernelModules",
+		"ProtectKernelLogs", "ProtectProc", "ProcSubset", "ReadOnlyPaths", "ReadWritePaths", "InaccessiblePaths", "ExecPaths", "NoExecPaths",
+		"BindPaths", "BindReadOnlyPaths", "TemporaryFileSystem", "MountFlags", "RootDirectory", "RootImage", "DynamicUser",
+	} {
+		require.NotContains(t, have, key)
+	}
+	require.Equal(t, []string{"no"}, have["ProtectControlGroups"])
+}
+
 // TestEachCapabilityHasAReason checks that the agent's unit grants exactly the capabilities listed here, and that a
 // comment in the unit gives a reason for each.
 func TestEachCapabilityHasAReason(t *testing.T) {
@@ -174,6 +188,7 @@ func TestEachCapabilityHasAReason(t *testing.T) {
 	granted := strings.Fields(settings(t, "trivet-nodeagent.service")["CapabilityBoundingSet"][0])
 	require.Equal(t, []string{
 		"CAP_SYS_ADMIN", "CAP_MKNOD", "CAP_CHOWN", "CAP_SETUID", "CAP_SETGID", "CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_SETPCAP",
+		"CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_NET_BIND_SERVICE",
 	}, granted)
 	above, refused, ok := strings.Cut(string(text), "# Capabilities that one might expect")
 	require.True(t, ok)
