@@ -12,35 +12,25 @@ import (
 // lookup returns what the metadata server tells the guest on this host that has an address in a VPC.
 func (n *Networks) lookup(id cloud.VPCID, source netip.Addr) (*metadata.Instance, bool) {
 	n.mu.RLock()
+	defer n.mu.RUnlock()
 	w := n.workers[id]
-	var inForce *wanted
-	if w != nil {
-		inForce = w.inForce
-	}
-	n.mu.RUnlock()
-	if inForce == nil {
+	if w == nil || w.inForce == nil {
 		return nil, false
 	}
-	for i := range inForce.Subnets {
-		s := &inForce.Subnets[i]
-		for j := range s.Ports {
-			if p := &s.Ports[j]; p.IP == source || p.IP6.IsValid() && p.IP6 == source {
-				return n.instance(inForce, s, p), true
-			}
-		}
+	p, ok := w.addrs[source]
+	if !ok {
+		return nil, false
 	}
-	return nil, false
+	return n.instance(w.inForce, p.subnet, p.port), true
 }
 
 // instance describes the guest of a port. The guest has the ID of the port's device. Its keys and user data are not
-// known to the agent.
+// known to the agent. The caller holds mu.
 func (n *Networks) instance(w *wanted, s *cloud.HostSubnet, p *cloud.HostPort) *metadata.Instance {
 	id := string(p.ID)
-	n.mu.RLock()
 	if record := n.tables.port(p.ID); record != nil && record.Device.ID != "" {
 		id = record.Device.ID
 	}
-	n.mu.RUnlock()
 	nic := metadata.NIC{
 		Port: p.ID, MAC: p.MAC, IPs: []netip.Addr{p.IP}, SecurityGroups: p.Groups, Subnet: s.ID, VPC: w.ID,
 		SubnetCIDR: s.CIDR, SubnetCIDR6: s.CIDR6, VPCCIDR: w.CIDR, VPCCIDR6: w.CIDR6,

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/vishvananda/netns"
 
@@ -22,6 +23,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
+
+// closeTimeout limits the wait for answers to DNS queries of all VPCs when the agent stops.
+const closeTimeout = 2 * time.Second
 
 // plane changes the host's state. The worker of a VPC makes one call for the VPC at a time.
 type plane interface {
@@ -204,7 +208,6 @@ func (k *kernelPlane) attachVeth(ctx context.Context, w *wanted, port cloud.Port
 	return k.host.AttachVeth(ctx, w.HostVPC, port, e)
 }
 
-// activate sets the ports' devices up. A namespace that was removed by hand has none.
 func (k *kernelPlane) activate(ctx context.Context, w *wanted) error {
 	_, err := k.host.Activate(ctx, w.HostVPC)
 	return err
@@ -222,8 +225,11 @@ func (k *kernelPlane) close() {
 	k.metadata.Close()
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	// The agent must stop in a few seconds; queries that are not answered by then are lost.
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
 	for _, s := range k.servers {
-		s.close(context.Background())
+		s.close(ctx)
 	}
 	clear(k.servers)
 }

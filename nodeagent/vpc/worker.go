@@ -3,6 +3,7 @@ package vpc
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -19,14 +20,21 @@ type worker struct {
 	// The fields below are guarded by Networks.mu.
 	asked uint64 // the newest update that touched the VPC
 	since uint64 // the oldest update that is not applied; 0 if all are
-	// inForce is the last state that was applied without an error, and ports are its ports on this host. nil if there is
-	// none, or if the VPC is being removed.
+	// inForce is the last state that was applied without an error. It is nil if there is none, or if the VPC is being
+	// removed. ports and addrs are its ports on this host.
 	inForce *wanted
 	ports   map[cloud.PortID]bool
+	addrs   map[netip.Addr]place
 	rules   int
 	err     error         // of the last attempt, or the problems of the state that it applied
 	applied bool          // the last attempt succeeded, perhaps with problems
 	took    time.Duration // of the last attempt that succeeded
+}
+
+// place is a port on this host with its subnet.
+type place struct {
+	subnet *cloud.HostSubnet
+	port   *cloud.HostPort
 }
 
 // wake makes the worker of a VPC apply it, and starts a worker if there is none. The caller holds mu.
@@ -169,13 +177,18 @@ func (n *Networks) setInForce(w *worker, want *wanted) {
 
 // setInForce replaces the state in force. The caller holds Networks.mu.
 func (w *worker) setInForce(want *wanted) {
-	w.inForce, w.ports, w.rules = want, map[cloud.PortID]bool{}, 0
+	w.inForce, w.ports, w.addrs, w.rules = want, map[cloud.PortID]bool{}, map[netip.Addr]place{}, 0
 	if want == nil {
 		return
 	}
 	for i := range want.Subnets {
 		for j := range want.Subnets[i].Ports {
-			w.ports[want.Subnets[i].Ports[j].ID] = true
+			p := place{&want.Subnets[i], &want.Subnets[i].Ports[j]}
+			w.ports[p.port.ID] = true
+			w.addrs[p.port.IP] = p
+			if p.port.IP6.IsValid() {
+				w.addrs[p.port.IP6] = p
+			}
 		}
 	}
 	for i := range want.Groups {

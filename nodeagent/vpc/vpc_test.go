@@ -1,0 +1,226 @@
+package vpc
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/nodeagent/netdev"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// fakePlane is a plane in memory.
+type fakePlane struct {
+	mu       sync.Mutex             // guards the fields below
+	existing map[cloud.VPCID]string // what is applied, as text
+	calls    []string
+	fail     map[cloud.VPCID]error
+	hold     map[cloud.VPCID]chan struct{} // apply waits until the channel is closed
+}
+
+func (p *fakePlane) list() ([]cloud.VPCID, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var ids []cloud.VPCID
+	for id := range p.existing {
+		ids = append(ids, id)
+	}
+	return ids, nil
+}
+
+func (p *fakePlane) apply(_ context.Context, w *wanted) ([]string, error) {
+	p.mu.Lock()
+	hold := p.hold[w.ID]
+	p.calls = append(p.calls, "apply "+string(w.ID))
+	p.mu.Unlock()
+	if hold != nil {
+		<-hold
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.fail[w.ID]; err != nil {
+		return nil, err
+	}
+	text := show(w)
+	if p.existing[w.ID] == text {
+		return nil, nil
+	}
+	p.existing[w.ID] = text
+	return []string{"write"}, nil
+}
+
+func (p *fakePlane) remove(_ context.Context, id cloud.VPCID) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.calls = append(p.calls, "remove "+string(id))
+	if err := p.fail[id]; err != nil {
+		return err
+	}
+	delete(p.existing, id)
+	return nil
+}
+
+func (*fakePlane) openTap(context.Context, *wanted, cloud.PortID) (*os.File, error) {
+	return nil, errors.New("the fake has no taps")
+}
+func (*fakePlane) attachVeth(context.Context, *wanted, cloud.PortID, netdev.Endpoint) error {
+	return nil
+}
+func (*fakePlane) activate(context.Context, *wanted) error                 { return nil }
+func (*fakePlane) detach(context.Context, cloud.VPCID, cloud.PortID) error { return nil }
+func (*fakePlane) close()                                                  {}
+
+func (p *fakePlane) set(f func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f()
+}
+
+// fixture is Networks with a fakePlane.
+type fixture struct {
+	*testing.T
+	*Networks
+	plane *fakePlane
+
+	mu   sync.Mutex // guards acks
+	acks []cloud.NetworkAck
+}
+
+func newFixture(t *testing.T, existing ...cloud.VPCID) *fixture {
+	f := &fixture{T: t, plane: &fakePlane{
+		existing: map[cloud.VPCID]string{}, fail: map[cloud.VPCID]error{}, hold: map[cloud.VPCID]chan struct{}{},
+	}}
+	for _, id := range existing {
+		f.plane.existing[id] = "of an earlier process"
+	}
+	f.Networks = newNetworks(Options{
+		VTEP: selfVTEP, Log: slog.New(slog.DiscardHandler), resync: 20 * time.Millisecond, Upstreams: func() []netip.AddrPort { return nil },
+		Acknowledge: func(a cloud.NetworkAck) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.acks = append(f.acks, a)
+		},
+	}, f.plane)
+	t.Cleanup(f.Networks.Close)
+	return f
+}
+
+func (f *fixture) update(stream uint64, revision int64, snapshot bool, lines string) {
+	u := parseUpdate(f.T, lines)
+	u.Stream, u.Revision, u.Snapshot = stream, revision, snapshot
+	f.Networks.Apply(u)
+}
+
+// until waits for an acknowledgment of the revision with exactly the failed VPCs, and returns all so far.
+func (f *fixture) until(revision int64, failed ...cloud.VPCID) []cloud.NetworkAck {
+	f.T.Helper()
+	var all []cloud.NetworkAck
+	require.Eventually(f.T, func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		all = slices.Clone(f.acks)
+		return len(all) > 0 && all[len(all)-1].Revision == revision && slices.EqualFunc(all[len(all)-1].Failures, failed,
+			func(v cloud.VPCFailure, id cloud.VPCID) bool { return v.VPC == id })
+	}, wait, time.Millisecond, "no acknowledgment of revision %d", revision)
+	return all
+}
+
+// TestNothingBeforeTheSnapshot requires that the VPCs of an earlier process are left alone until the first snapshot,
+// which removes those that it does not name.
+func TestNothingBeforeTheSnapshot(t *testing.T) {
+	f := newFixture(t, "a", "old")
+	f.update(1, 1, false, "vpc b\ndelete a")
+	f.plane.set(func() { require.Empty(t, f.plane.calls) })
+	require.Empty(t, f.acks)
+	f.update(1, 2, true, "vpc a")
+	f.until(2)
+	f.plane.set(func() {
+		require.Len(t, f.plane.existing, 1)
+		require.Contains(t, f.plane.calls, "remove old")
+		require.NotContains(t, f.plane.calls, "remove a")
+	})
+}
+
+// TestFailuresAreAcknowledged requires that a VPC that fails delays no other, is reported, and is repeated until it
+// succeeds.
+func TestFailuresAreAcknowledged(t *testing.T) {
+	f := newFixture(t)
+	f.plane.set(func() { f.plane.fail["a"] = errors.New("no memory") })
+	f.update(1, 5, true, "vpc a\nvpc b")
+	all := f.until(5, "a")
+	require.Equal(t, "no memory", all[len(all)-1].Failures[0].Error)
+	f.plane.set(func() { delete(f.plane.fail, "a") })
+	f.until(5)
+	require.NotZero(t, f.Counts().Failures)
+
+	f.plane.set(func() { f.plane.fail["b"] = errors.New("busy") })
+	f.update(1, 6, false, "delete b")
+	f.until(6, "b")
+	f.plane.set(func() { delete(f.plane.fail, "b") })
+	f.until(6)
+	require.Len(t, f.Status(), 1)
+}
+
+// TestAcknowledgeAfterApply requires that a revision is not acknowledged before all its VPCs are applied, and that
+// changes during that time are applied together.
+func TestAcknowledgeAfterApply(t *testing.T) {
+	f := newFixture(t)
+	f.update(1, 1, true, "vpc a\nsubnet s1 vpc=a net=1\nvpc b")
+	f.until(1)
+	hold := make(chan struct{})
+	f.plane.set(func() { f.plane.hold["a"], f.plane.calls = hold, nil })
+	for revision := int64(2); revision < 50; revision++ {
+		f.update(1, revision, false, "port p5 vpc=a subnet=s1 at=10.0.1.5 node=n1 groups=g")
+	}
+	f.update(1, 50, false, "vpc b")
+	require.Eventually(t, func() bool {
+		f.plane.mu.Lock()
+		defer f.plane.mu.Unlock()
+		return slices.Contains(f.plane.calls, "apply a") && slices.Contains(f.plane.calls, "apply b")
+	}, wait, time.Millisecond)
+	f.mu.Lock()
+	for _, a := range f.acks {
+		require.Less(t, a.Revision, int64(50), "acknowledged before VPC a was applied")
+	}
+	f.mu.Unlock()
+	f.plane.set(func() { delete(f.plane.hold, "a") })
+	close(hold)
+	f.until(50, "a") // the port's group is unknown
+	f.update(1, 51, false, "group g any->")
+	f.until(51)
+	f.plane.set(func() { require.Contains(t, f.plane.existing["a"], "port p5") })
+}
+
+// TestNewStream requires that the acknowledgment of a snapshot has the number of its stream, also if the revision is
+// that of an earlier stream and nothing has changed.
+func TestNewStream(t *testing.T) {
+	f := newFixture(t)
+	f.update(1, 7, true, "vpc a")
+	f.until(7)
+	writes := f.Counts().Writes
+	f.update(2, 7, true, "vpc a")
+	require.Eventually(t, func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.acks[len(f.acks)-1].Stream == 2
+	}, wait, time.Millisecond)
+	require.Equal(t, writes, f.Counts().Writes)
+}
+
+// TestRepair requires that a change of the host's state by somebody else is repaired and counted.
+func TestRepair(t *testing.T) {
+	f := newFixture(t)
+	f.update(1, 1, true, "vpc a")
+	f.until(1)
+	f.plane.set(func() { f.plane.existing["a"] = "changed by hand" })
+	require.Eventually(t, func() bool { return f.Counts().Repairs == 1 }, wait, time.Millisecond)
+	f.plane.set(func() { require.Equal(t, "", f.plane.existing["a"]) })
+}
