@@ -57,6 +57,12 @@ func TestGuestNetwork(t *testing.T) {
 		return err == nil && strings.TrimSpace(string(body)) == "web"
 	}, time.Minute, 50*time.Millisecond, "the guest serves its name")
 
+	reply, err := client.Post(fmt.Sprintf("http://127.0.0.1:%d/cgi-bin/run", port), "text/plain", strings.NewReader("uname; cat /nowhere; exit 3\n"))
+	require.NoError(t, err)
+	defer reply.Body.Close()
+	said, err := io.ReadAll(reply.Body)
+	require.NoError(t, err)
+	require.Equal(t, "Linux\ncat: can't open '/nowhere': No such file or directory\nrc=3\n", string(said))
 	require.Equal(t, "web", m.ask(`run printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 5 10.9.0.15 80 | tail -n 1`, "OUT"))
 
 	m.do("device_add", map[string]any{"driver": "virtio-net-pci", "netdev": "n1", "id": "late-nic", "bus": "late", "romfile": ""})

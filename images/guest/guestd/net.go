@@ -112,10 +112,26 @@ func (m *machine) setClient(name string, client *os.Process) bool {
 	return ok
 }
 
+// cgiRun is the program of /cgi-bin/run: it runs the shell script in the request's body and answers with the output and
+// the exit status. Like the command "run", it creates the applets' links when they are needed first.
+const cgiRun = `#!/bin/sh
+printf 'Content-Type: text/plain\r\n\r\n'
+[ -L /bin/ls ] || /bin/busybox --install -s /bin 2>/dev/null
+PATH=/bin:/sbin /bin/sh 2>&1
+echo "rc=$?"
+`
+
 // serveHTTP runs the HTTP server on port 80. Its page is the host name.
 func (m *machine) serveHTTP() {
 	if err := writeHostName(); err != nil {
 		m.say("ERROR network: %v", err)
+	}
+	err := os.MkdirAll(webRoot+"/cgi-bin", 0o755)
+	if err == nil {
+		err = os.WriteFile(webRoot+"/cgi-bin/run", []byte(cgiRun), 0o755)
+	}
+	if err != nil {
+		m.say("ERROR network: write /cgi-bin/run: %v", err)
 	}
 	for {
 		cmd := exec.Command("/bin/busybox", "httpd", "-f", "-p", "80", "-h", webRoot)
