@@ -31,8 +31,8 @@ func (c *Config) validateNetwork() error {
 	case c.UnderlayMTU != 0 && (c.UnderlayMTU < 1280 || c.UnderlayMTU > 65535):
 		return fmt.Errorf("underlay_mtu: %d is not between 1280 and 65535", c.UnderlayMTU)
 	case c.Network.Encrypt:
-		return errors.New("network.encrypt: encryption of traffic between hosts is not supported yet: set it to false, and use an " +
-			"underlay that only hosts can read")
+		return errors.New("network.encrypt: encryption of traffic between hosts is not supported yet: " +
+			"set it to false, and use an underlay that only hosts can read")
 	}
 	users := map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(c.External)) {

@@ -106,7 +106,8 @@ func (n *networks) metrics() metrics.Networks {
 	}
 	counts := n.vpcs.Counts()
 	out := metrics.Networks{
-		Applied: counts.Applied, Failures: counts.Failures, Repairs: counts.Repairs, Writes: counts.Writes, ApplyTime: counts.ApplyTime,
+		Applied: counts.Applied, Failures: counts.Failures, Repairs: counts.Repairs, Writes: counts.Writes,
+		ApplyTime: counts.ApplyTime,
 	}
 	for _, s := range n.vpcs.Status() {
 		out.VPCs = append(out.VPCs, metrics.VPC{ID: s.ID, Ports: s.Ports, Rules: s.Rules, Failed: s.Failed})

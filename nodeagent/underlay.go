@@ -51,7 +51,8 @@ func addressTowards(members []string) (netip.Addr, error) {
 		conn.Close()
 		return addr.WithZone(""), nil
 	}
-	return netip.Addr{}, fmt.Errorf("find the address that leads to the control plane; set underlay: %w", errors.Join(all...))
+	err := errors.Join(all...)
+	return netip.Addr{}, fmt.Errorf("find the address that leads to the control plane; set underlay: %w", err)
 }
 
 // addressOfDevice returns the first IPv4 address of an interface, or the first IPv6 address if it has no IPv4 address.

@@ -32,8 +32,8 @@ type networkAcks struct {
 	latest cloud.NetworkAck
 }
 
-// AcknowledgeNetworks queues an acknowledgment, to be sent on the stream that the update arrived on. An acknowledgment of
-// an earlier stream is not sent: its revision may be that of another cluster.
+// AcknowledgeNetworks queues an acknowledgment, to be sent on the stream that the update arrived on. An acknowledgment
+// of an earlier stream is not sent: its revision may be that of another cluster.
 func (l *Link) AcknowledgeNetworks(ack cloud.NetworkAck) {
 	l.networkAcks.mu.Lock()
 	l.networkAcks.latest = ack
@@ -70,7 +70,8 @@ func (l *Link) networkStream(ctx context.Context, agent agentv1.AgentServiceClie
 		return err
 	}
 	l.networks.begin(l.Node(), l.disk.highestTerm())
-	if err := stream.Send(&agentv1.SyncNetworksRequest{Protocol: Protocol, Host: l.o.HostNetwork}); err != nil && !errors.Is(err, io.EOF) {
+	first := &agentv1.SyncNetworksRequest{Protocol: Protocol, Host: l.o.HostNetwork}
+	if err := stream.Send(first); err != nil && !errors.Is(err, io.EOF) {
 		cancel()
 		return err
 	}
@@ -97,7 +98,9 @@ func (l *Link) networkStream(ctx context.Context, agent agentv1.AgentServiceClie
 // sendNetworkAcks sends the newest acknowledgment of a stream whenever it changes, until the stream ends. When the
 // member ends the stream, Recv returns the reason, so errors of Send are ignored.
 func (l *Link) sendNetworkAcks(
-	ctx context.Context, stream grpc.BidiStreamingClient[agentv1.SyncNetworksRequest, agentv1.SyncNetworksResponse], number uint64,
+	ctx context.Context,
+	stream grpc.BidiStreamingClient[agentv1.SyncNetworksRequest, agentv1.SyncNetworksResponse],
+	number uint64,
 ) {
 	for {
 		select {

@@ -65,7 +65,9 @@ func (t *tables) hostVPC(id cloud.VPCID, vtep netip.Addr) (wanted, bool) {
 		case vtep.IsValid() && (p.VTEP == vtep || p.VTEP.Is4() != vtep.Is4()):
 			w.problem("port %s: host %s has the underlay address %s, and this host has %s", p.ID, p.Node, p.VTEP, vtep)
 		default:
-			s.Remotes = append(s.Remotes, cloud.RemotePort{MAC: p.MAC, IP: p.IP, IP6: p.IP6, HostName: p.HostName, VTEP: p.VTEP})
+			s.Remotes = append(s.Remotes, cloud.RemotePort{
+				MAC: p.MAC, IP: p.IP, IP6: p.IP6, HostName: p.HostName, VTEP: p.VTEP,
+			})
 		}
 	}
 	for i := range w.Subnets {
@@ -94,7 +96,9 @@ func (w *wanted) addSubnets(one *vpcTable) {
 			err = cloud.CheckSubnetPrefix6("ipv6_cidr_block", &one.record.VPC, s.CIDR6)
 		}
 		for i := range w.Subnets {
-			if o := &w.Subnets[i]; err == nil && (o.VNI == s.VNI || o.CIDR.Overlaps(s.CIDR) || o.CIDR6.IsValid() && o.CIDR6 == s.CIDR6) {
+			o := &w.Subnets[i]
+			same := o.VNI == s.VNI || o.CIDR.Overlaps(s.CIDR) || o.CIDR6.IsValid() && o.CIDR6 == s.CIDR6
+			if err == nil && same {
 				err = fmt.Errorf("has the VNI or prefix of subnet %s", o.ID)
 			}
 		}
@@ -154,13 +158,15 @@ func (w *wanted) addGroups(t *tables, one *vpcTable, used map[cloud.SecurityGrou
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(remote)) {
-		w.Members = append(w.Members, cloud.GroupMembers{ID: key, Addresses: slices.SortedFunc(maps.Keys(remote[key]), netip.Addr.Compare)})
+		w.Members = append(w.Members, cloud.GroupMembers{
+			ID: key, Addresses: slices.SortedFunc(maps.Keys(remote[key]), netip.Addr.Compare),
+		})
 	}
 }
 
 // DeviceName returns the name of a port's network interface in the VPC's namespace. It does not depend on anything but
-// the ID, so that a restarted agent finds the interface. Interface names have at most 15 bytes. The name has 55 bits of a
-// hash of the ID, because the first digits of IDs that were made at the same time are equal.
+// the ID, so that a restarted agent finds the interface. Interface names have at most 15 bytes. The name has 55 bits of
+// a hash of the ID, because the first digits of IDs that were made at the same time are equal.
 func DeviceName(id cloud.PortID) string {
 	sum := sha256.Sum256([]byte(id))
 	return "port" + strings.ToLower(base32.StdEncoding.EncodeToString(sum[:])[:11])

@@ -57,7 +57,8 @@ func (p *progress) next(workers map[cloud.VPCID]*worker) (cloud.NetworkAck, bool
 	ack := cloud.NetworkAck{
 		Stream: p.pending[0].stream, Revision: p.pending[0].revision, Failures: failures[:min(len(failures), maxFailures)],
 	}
-	same := p.sentOnce && ack.Stream == p.sent.Stream && ack.Revision == p.sent.Revision && slices.Equal(ack.Failures, p.sent.Failures)
+	same := p.sentOnce && ack.Stream == p.sent.Stream && ack.Revision == p.sent.Revision &&
+		slices.Equal(ack.Failures, p.sent.Failures)
 	p.sent, p.sentOnce = ack, true
 	return ack, !same
 }

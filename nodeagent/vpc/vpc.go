@@ -4,8 +4,8 @@
 //
 // # One update
 //
-// Networks.Apply changes the records (tables.go) and wakes one goroutine for each VPC whose records changed (worker.go).
-// The goroutine computes the wanted state (hostvpc.go) and passes it to plane.apply (plane.go): devices, packet filter,
+// Networks.Apply changes the records (tables.go) and wakes one goroutine for each VPC whose records changed
+// (worker.go). The goroutine computes the wanted state (hostvpc.go) and passes it to plane.apply (plane.go): devices, packet filter,
 // DHCP, DNS and metadata, and at last the ports are set up. When all VPCs of an update are applied or have failed,
 // Options.Acknowledge gets the update's revision and the failures (progress.go).
 //
@@ -13,10 +13,11 @@
 //
 //   - Nothing on the host is touched before the first snapshot. Then the VPCs that the snapshot does not name are
 //     removed, also those that an earlier process of the agent made.
-//   - Nothing is stored. The kernel has the state; a restarted agent compares it with the snapshot, and writes nothing if
-//     they agree.
+//   - Nothing is stored. The kernel has the state; a restarted agent compares it with the snapshot, and writes nothing
+//     if they agree.
 //   - Each VPC has a goroutine of its own, so that a slow or failing VPC does not delay others. Updates that arrive
-//     while a VPC is being applied are applied together afterwards. At most Options.Parallel VPCs are applied at a time.
+//     while a VPC is being applied are applied together afterwards. At most Options.Parallel VPCs are applied at a
+//     time.
 //   - A VPC that failed is tried again with growing pauses. Meanwhile its last state stays in force.
 //   - Every VPC is applied again every 30 s. If that writes anything, somebody changed the kernel's state by hand: the
 //     writes are logged and counted.
@@ -111,7 +112,8 @@ func newNetworks(o Options, p plane) *Networks {
 		o.resync = resyncInterval
 	}
 	n := &Networks{
-		o: o, plane: p, slots: make(chan struct{}, o.Parallel), workers: map[cloud.VPCID]*worker{}, changed: make(chan struct{}),
+		o: o, plane: p, slots: make(chan struct{}, o.Parallel), workers: map[cloud.VPCID]*worker{},
+		changed: make(chan struct{}),
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	return n
@@ -156,7 +158,7 @@ func (n *Networks) Apply(u cloud.NetworkUpdate) {
 func (n *Networks) orphans() []cloud.VPCID {
 	ids, err := n.plane.list()
 	if err != nil {
-		n.o.Log.Warn("cannot list the VPCs on this host; those that it should not have stay until the next snapshot", "err", err)
+		n.o.Log.Warn("cannot list the VPCs on this host; unneeded ones stay until the next snapshot", "err", err)
 		return nil
 	}
 	var out []cloud.VPCID

@@ -112,7 +112,8 @@ func (n *Networks) attempt(w *worker, resync bool) (removed bool, err error) {
 	if n.ctx.Err() != nil {
 		return false, nil
 	}
-	return n.finish(w, seq, &result{want: want, exists: exists, err: err, writes: writes, repair: settled, took: time.Since(started)}), err
+	r := result{want: want, exists: exists, err: err, writes: writes, repair: settled, took: time.Since(started)}
+	return n.finish(w, seq, &r), err
 }
 
 // result is the outcome of an attempt.
