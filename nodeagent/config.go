@@ -72,6 +72,10 @@ type Config struct {
 type Network struct {
 	// Encrypt is reserved for the encryption of traffic between hosts. Only false is accepted.
 	Encrypt bool `yaml:"encrypt"`
+	// Prefix starts the names of the network namespaces that the agent makes in /run/netns. Agents that share this
+	// directory need prefixes of which none is the beginning of another. Changing it while the host has VPCs leaves the
+	// old namespaces behind.
+	Prefix string `yaml:"prefix"`
 }
 
 // Overcommit holds the factors by which placement may exceed the host's resources; 0 means 1.
@@ -93,7 +97,7 @@ func Default() Config {
 	return Config{
 		DataDir: "/var/lib/trivet-agent", Accel: facts.Auto, Overcommit: Overcommit{VCPUs: 4, Memory: 1, Storage: 1},
 		Reserve: Reserve{MemoryMiB: 512, StorageGiB: 1}, UIDRange: "600000-665535", Cgroup: "trivet",
-		MetricsListen: "127.0.0.1:7444", QEMU: facts.DefaultQEMU,
+		MetricsListen: "127.0.0.1:7444", QEMU: facts.DefaultQEMU, Network: Network{Prefix: "trivet-"},
 	}
 }
 
@@ -144,6 +148,7 @@ var configSettings = []setting{
 		c.UnderlayMTU = uint32(n)
 		return err
 	}},
+	{"network-prefix", "`text` at the start of network namespaces' names", text(func(c *Config) *string { return &c.Network.Prefix })},
 	{"network-encrypt", "not supported yet (false)", func(c *Config, s string) (err error) {
 		c.Network.Encrypt, err = strconv.ParseBool(s)
 		return err

@@ -14,6 +14,9 @@ import (
 // validInterface matches the name of a network interface.
 var validInterface = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.@-]{0,14}$`)
 
+// validPrefix matches the start of the names of network namespaces.
+var validPrefix = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,18})-$`)
+
 // validExternal matches the name of an external network.
 var validExternal = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
@@ -28,6 +31,8 @@ func (c *Config) validateNetwork() error {
 		return fmt.Errorf("underlay: %q is neither an IP address nor the name of an interface", c.Underlay)
 	}
 	switch {
+	case !validPrefix.MatchString(c.Network.Prefix):
+		return fmt.Errorf("network.prefix: %q is not 2 to 20 characters of a-z, 0-9 and -, ending in -", c.Network.Prefix)
 	case c.UnderlayMTU != 0 && (c.UnderlayMTU < 1280 || c.UnderlayMTU > 65535):
 		return fmt.Errorf("underlay_mtu: %d is not between 1280 and 65535", c.UnderlayMTU)
 	case c.Network.Encrypt:

@@ -13,6 +13,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/trivet-cloud/trivet/nodeagent/firewall"
+	"github.com/trivet-cloud/trivet/nodeagent/machine"
 	"github.com/trivet-cloud/trivet/nodeagent/metrics"
 	"github.com/trivet-cloud/trivet/nodeagent/netdev"
 	"github.com/trivet-cloud/trivet/nodeagent/vpc"
@@ -29,12 +30,19 @@ type networks struct {
 	vpcs *vpc.Networks
 	host *netdev.Host
 	ack  func(cloud.NetworkAck)
+	keys keysOf
+	// prefix starts the names of network namespaces.
+	prefix string
 }
 
+// keysOf returns the SSH keys and the user data of a VM.
+type keysOf func(vm string) (keys []string, userData []byte)
+
 // openNetworks finds the underlay and checks what the host lacks for VPCs. A host that lacks something runs VMs without
-// network interfaces, so this is no error but part of the description. ack receives the acknowledgments.
-func openNetworks(ctx context.Context, c *Config, ack func(cloud.NetworkAck), log *slog.Logger) *networks {
-	n := &networks{ack: ack}
+// network interfaces, so this is no error but part of the description. ack receives the acknowledgments, keys
+// tells the metadata service what belongs to a VM.
+func openNetworks(ctx context.Context, c *Config, ack func(cloud.NetworkAck), keys keysOf, log *slog.Logger) *networks {
+	n := &networks{ack: ack, keys: keys, prefix: c.Network.Prefix}
 	u, err := findUnderlay(c)
 	if err != nil {
 		log.Warn("this host has no VPCs", "err", err)
@@ -67,12 +75,12 @@ func (n *networks) open(u underlay, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	if n.host, err = netdev.New(netdev.Options{VTEP: u.vtep, Device: u.device}); err != nil {
+	if n.host, err = netdev.New(netdev.Options{VTEP: u.vtep, Device: u.device, Prefix: n.prefix}); err != nil {
 		return err
 	}
 	upstreams := &hostResolvers{path: "/etc/resolv.conf"}
 	n.vpcs, err = vpc.New(vpc.Options{
-		VTEP: u.vtep, Host: n.host, Firewall: filter, Upstreams: upstreams.list, Acknowledge: n.ack, Log: log,
+		VTEP: u.vtep, Host: n.host, Firewall: filter, Upstreams: upstreams.list, Acknowledge: n.ack, Keys: n.keys, Log: log,
 	})
 	return err
 }
@@ -88,6 +96,14 @@ func (n *networks) Apply(u cloud.NetworkUpdate) {
 		a.Failures = append(a.Failures, cloud.VPCFailure{VPC: v.ID, Error: "this host cannot have VPCs"})
 	}
 	n.ack(a)
+}
+
+// taps returns what opens the taps of guests, or nil if the host cannot have VPCs.
+func (n *networks) taps() machine.Taps {
+	if n.vpcs == nil {
+		return nil
+	}
+	return n.vpcs
 }
 
 func (n *networks) close() {

@@ -78,7 +78,15 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 	var machines *machine.MachineSet
 	var assigned atomic.Pointer[uplink.Assignment]
 	var link *uplink.Link
-	nets := openNetworks(ctx, &c, func(a cloud.NetworkAck) { link.AcknowledgeNetworks(a) }, log)
+	keys := func(vm string) ([]string, []byte) {
+		a := assigned.Load()
+		if a == nil {
+			return nil, nil
+		}
+		seed := a.VMs[cloud.VMID(vm)].GetSeed()
+		return seed.GetSshKeys(), seed.GetUserData()
+	}
+	nets := openNetworks(ctx, &c, func(a cloud.NetworkAck) { link.AcknowledgeNetworks(a) }, keys, log)
 	defer nets.close()
 	options := uplink.Options{
 		Dir: dir("identity"), Seeds: c.ControlPlane, Token: c.token, Leave: c.LeaveCluster, Name: c.Name, Version: version(), Facts: self.facts(),
@@ -125,6 +133,7 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 		},
 		Homes: homes, Cgroups: tree, Images: images, Records: dir("records"), Accel: qemu.Accel(accel.Kind),
 		Cluster: link.Cluster, MachineType: host.QEMU.Machine, CPUModel: defaultModel(host.QEMU.CPUModels),
+		Taps: nets.taps(),
 	})
 	if err != nil {
 		return err

@@ -24,8 +24,7 @@ func (n *Networks) lookup(id cloud.VPCID, source netip.Addr) (*metadata.Instance
 	return n.instance(w.inForce, p.subnet, p.port), true
 }
 
-// instance describes the guest of a port. The guest has the ID of the port's device. Its keys and user data are not
-// known to the agent. The caller holds mu.
+// instance describes the guest of a port. The guest has the ID of the port's device. The caller holds mu.
 func (n *Networks) instance(w *wanted, s *cloud.HostSubnet, p *cloud.HostPort) *metadata.Instance {
 	id := string(p.ID)
 	if record := n.tables.port(p.ID); record != nil && record.Device.ID != "" {
@@ -38,9 +37,14 @@ func (n *Networks) instance(w *wanted, s *cloud.HostSubnet, p *cloud.HostPort) *
 	if p.IP6.IsValid() {
 		nic.IP6s = []netip.Addr{p.IP6}
 	}
-	out := &metadata.Instance{Port: p.ID, ID: id, HostName: p.HostName, NICs: []metadata.NIC{nic}}
+	var keys []string
+	var userData []byte
+	if n.o.Keys != nil {
+		keys, userData = n.o.Keys(id)
+	}
+	out := &metadata.Instance{Port: p.ID, ID: id, HostName: p.HostName, SSHKeys: keys, NICs: []metadata.NIC{nic}}
 	files, err := cloudinit.Render(&cloudinit.Instance{
-		ID: id, HostName: p.HostName,
+		ID: id, HostName: p.HostName, SSHKeys: keys, UserData: userData,
 		NICs: []cloudinit.NIC{{MAC: net.HardwareAddr(p.MAC[:]), MTU: w.MTU, DHCP4: s.DHCP, DHCP6: s.DHCP && p.IP6.IsValid()}},
 	})
 	if err == nil {
