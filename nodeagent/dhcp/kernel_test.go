@@ -21,6 +21,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -69,7 +70,7 @@ func TestUdhcpc(t *testing.T) {
 			require.NoError(t, os.WriteFile(script, fmt.Appendf(nil, udhcpcScript, dir), 0o755))
 			args := append([]string{"udhcpc", "-f", "-i", "eth0", "-s", script, "-T", "1", "-A", "1", "-O", "mtu", "-O", "staticroutes"}, flags...)
 			client := exec.Command("busybox", args...)
-			require.NoError(t, inNamespace(g.name, client.Start))
+			require.NoError(t, nsthread.InNamed(g.name, client.Start))
 			ended := make(chan struct{})
 			go func() { client.Wait(); close(ended) }()
 			t.Cleanup(func() { client.Process.Kill(); <-ended })
@@ -299,7 +300,7 @@ func TestFlood(t *testing.T) {
 	guest := client4(t, v.addGuest(t, "br0", "plain", macNoIP6))
 
 	var socket *os.File
-	require.NoError(t, inNamespace(attacker.name, func() (err error) {
+	require.NoError(t, nsthread.InNamed(attacker.name, func() (err error) {
 		socket, err = openPacketSocket(attacker.eth0.Attrs().Index, 0, filter4())
 		return err
 	}))
@@ -322,26 +323,4 @@ func TestFlood(t *testing.T) {
 	cancel()
 	flood.Wait()
 	require.NoError(t, socket.Close())
-}
-
-// TestMainThreadKeepsNamespace checks that the process's main thread, whose namespace /proc/self/net shows, never
-// enters a namespace.
-func TestMainThreadKeepsNamespace(t *testing.T) {
-	v := newVPC(t)
-	before, err := os.Readlink("/proc/self/ns/net")
-	require.NoError(t, err)
-	for range 50 {
-		var calls sync.WaitGroup
-		for range 20 {
-			calls.Go(func() {
-				if err := inNamespace(v.name, func() error { return nil }); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		calls.Wait()
-	}
-	after, err := os.Readlink("/proc/self/ns/net")
-	require.NoError(t, err)
-	require.Equal(t, before, after)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -48,14 +49,14 @@ func newNamespace(t *testing.T, suffix string) (string, *netlink.Handle) {
 
 // setSysctl writes a file below /proc/sys/net of a namespace.
 func setSysctl(t *testing.T, namespace, path, value string) {
-	require.NoError(t, inNamespace(namespace, func() error {
+	require.NoError(t, nsthread.InNamed(namespace, func() error {
 		return os.WriteFile(filepath.Join("/proc/sys/net", path), []byte(value), 0)
 	}))
 }
 
 func readSysctl(t *testing.T, namespace, path string) string {
 	var value []byte
-	require.NoError(t, inNamespace(namespace, func() (err error) {
+	require.NoError(t, nsthread.InNamed(namespace, func() (err error) {
 		value, err = os.ReadFile(filepath.Join("/proc/sys/net", path))
 		return err
 	}))
@@ -97,7 +98,7 @@ func (v *vpc) addBridge(t *testing.T, device string, s Subnet) {
 // run executes a program in the namespace and returns its output.
 func (v *vpc) run(t *testing.T, name string, args ...string) string {
 	var out []byte
-	require.NoError(t, inNamespace(v.name, func() (err error) {
+	require.NoError(t, nsthread.InNamed(v.name, func() (err error) {
 		out, err = exec.Command(name, args...).CombinedOutput()
 		return err
 	}))
@@ -148,7 +149,7 @@ func (g *guest) addresses(t *testing.T) []string {
 
 // ping sends an echo request from the guest.
 func (g *guest) ping(t *testing.T, to string) {
-	require.NoError(t, inNamespace(g.name, func() error {
+	require.NoError(t, nsthread.InNamed(g.name, func() error {
 		out, err := exec.Command("busybox", "ping", "-c", "1", "-W", "5", to).CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("ping: %s: %w", out, err)
@@ -168,7 +169,7 @@ func serveSubnet(t *testing.T, namespace, device string, s Subnet) *Responder {
 // client4 returns a client of another implementation in the guest.
 func client4(t *testing.T, g *guest) *nclient4.Client {
 	var c *nclient4.Client
-	require.NoError(t, inNamespace(g.name, func() (err error) {
+	require.NoError(t, nsthread.InNamed(g.name, func() (err error) {
 		c, err = nclient4.New("eth0", nclient4.WithTimeout(time.Second), nclient4.WithRetry(5))
 		return err
 	}))
@@ -180,7 +181,7 @@ func client4(t *testing.T, g *guest) *nclient4.Client {
 func client6(t *testing.T, g *guest) *nclient6.Client {
 	var c *nclient6.Client
 	require.Eventually(t, func() bool {
-		return inNamespace(g.name, func() (err error) {
+		return nsthread.InNamed(g.name, func() (err error) {
 			c, err = nclient6.New("eth0", nclient6.WithTimeout(time.Second), nclient6.WithRetry(5))
 			return err
 		}) == nil

@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -14,6 +13,7 @@ import (
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -62,7 +62,7 @@ type sockets struct {
 // openSockets opens the sockets on a device in a network namespace.
 func openSockets(namespace, device string) (*sockets, error) {
 	s := &sockets{changed: make(chan struct{}, 1), done: make(chan struct{})}
-	err := inNamespace(namespace, func() error { return s.open(device) })
+	err := nsthread.InNamed(namespace, func() error { return s.open(device) })
 	if err == nil {
 		s.location, err = locate(namespace, device)
 	}
@@ -221,35 +221,4 @@ func filter6() []bpf.Instruction {
 		bpf.RetConstant{Val: maxFrame},
 		bpf.RetConstant{Val: 0},
 	}
-}
-
-// inNamespace runs f on a thread in a named network namespace. The thread is not used for anything else: it ends with
-// the goroutine, which does not unlock it.
-func inNamespace(name string, f func() error) error {
-	result := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			// The main thread cannot end, and files in /proc/self/net show its namespace. While this goroutine occupies
-			// it, another thread runs f.
-			result <- inNamespace(name, f)
-			runtime.UnlockOSThread()
-			return
-		}
-		result <- enter(name, f)
-	}()
-	return <-result
-}
-
-// enter moves the current thread into a named network namespace and runs f.
-func enter(name string, f func() error) error {
-	ns, err := netns.GetFromName(name)
-	if err != nil {
-		return fmt.Errorf("open network namespace: %w", err)
-	}
-	defer ns.Close()
-	if err := netns.Set(ns); err != nil {
-		return fmt.Errorf("enter network namespace: %w", err)
-	}
-	return f()
 }

@@ -16,10 +16,11 @@ import (
 
 // state is the wanted state of a namespace.
 type state struct {
-	bridge *bridgeTable
-	sets   []addressSet // sorted by name
-	tables [2]table     // of iptables: IPv4, IPv6
-	policy *policy
+	looseTCP bool // of the HostVPC
+	bridge   *bridgeTable
+	sets     []addressSet // sorted by name
+	tables   [2]table     // of iptables: IPv4, IPv6
+	policy   *policy
 }
 
 // addressSet is an ipset of type hash:ip.
@@ -63,7 +64,7 @@ func render(vpc *cloud.HostVPC, o *Options) (*state, error) {
 	}
 	p := &policy{subjects: newSubjects(vpc), rules: newRuleBook(vpc), vpc: [2]netip.Prefix{vpc.CIDR, vpc.CIDR6}}
 	p.denied = o.Denied
-	s := &state{bridge: bridge, policy: p}
+	s := &state{looseTCP: vpc.LooseTCP, bridge: bridge, policy: p}
 	for i, ipv6 := range []bool{false, true} {
 		r := &tableRenderer{policy: p, vpc: vpc, ipv6: ipv6, sets: map[string][]netip.Addr{}, chains: map[string][]string{}}
 		s.tables[i] = r.render()

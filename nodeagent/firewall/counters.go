@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netns"
+
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 )
 
 // Counters are the measurements of a VPC on this host that the agent exports.
@@ -36,7 +38,7 @@ func (f *Firewall) Counters(ctx context.Context, ns netns.NsHandle) (Counters, e
 	ctx, cancel := context.WithTimeout(ctx, f.options.Timeout)
 	defer cancel()
 	var c Counters
-	err := within(ns, func() error {
+	err := nsthread.In(ns, func() error {
 		if err := f.readDrops(ctx, &c.Drops); err != nil {
 			return err
 		}

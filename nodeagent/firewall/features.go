@@ -6,10 +6,10 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 
 	"github.com/vishvananda/netns"
 
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -23,7 +23,7 @@ func MissingFeatures(ctx context.Context) []string {
 			missing = append(missing, fmt.Sprintf("the program %s is not installed", program))
 		}
 	}
-	for _, s := range sysctls() {
+	for _, s := range sysctls(false) {
 		if _, err := os.Stat("/proc/sys/" + s.name); err != nil {
 			missing = append(missing, fmt.Sprintf("the kernel has no setting %s: %s", s.name, s.why))
 		}
@@ -45,28 +45,20 @@ func try(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	made := make(chan netns.NsHandle, 1)
-	failed := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		ns, err := netns.New()
-		if err != nil {
-			failed <- fmt.Errorf("make a network namespace: %w", err)
-			return
-		}
-		made <- ns
-	}()
-	select {
-	case err := <-failed:
+	var ns netns.NsHandle
+	err = nsthread.Do(func() (err error) {
+		ns, err = netns.New()
 		return err
-	case ns := <-made:
-		defer ns.Close()
-		if _, err := f.Set(ctx, ns, exampleVPC()); err != nil {
-			return err
-		}
-		_, err := f.Counters(ctx, ns)
+	})
+	if err != nil {
+		return fmt.Errorf("make a network namespace: %w", err)
+	}
+	defer ns.Close()
+	if _, err := f.Set(ctx, ns, exampleVPC()); err != nil {
 		return err
 	}
+	_, err = f.Counters(ctx, ns)
+	return err
 }
 
 // exampleVPC returns a VPC whose rules use every feature of the kernel that the package needs.

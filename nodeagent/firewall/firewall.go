@@ -31,7 +31,8 @@
 //   - The chains of egress RETURN permitted packets, because the packets must still pass the ingress rules of the
 //     destination. An ACCEPT there would bypass them (OpenNebula issue 3556).
 //   - Connections are deleted after the rules have changed, and net.netfilter.nf_conntrack_tcp_loose is 0. With the
-//     kernel's default of 1 the next segment of either side would re-create a deleted TCP connection.
+//     kernel's default of 1 the next segment of either side would re-create a deleted TCP connection. It is 1 for VPCs
+//     with LooseTCP: connections of a VM that has just migrated to this host have no conntrack entries here.
 //   - The namespace itself answers only DHCP, DNS, metadata and ping. Security groups do not apply to these.
 //   - No packet is forwarded to the prefixes in [Options.Denied], whatever the groups permit.
 //   - The kernel counts the connections of each network namespace separately, and applies the host's setting
@@ -54,6 +55,7 @@ import (
 	"github.com/coreos/go-iptables/iptables"
 	"github.com/vishvananda/netns"
 
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -147,7 +149,7 @@ func (f *Firewall) Set(ctx context.Context, ns netns.NsHandle, vpc cloud.HostVPC
 	var r Result
 	want, err := render(&vpc, &f.options)
 	if err == nil {
-		err = within(ns, func() error { return f.apply(ctx, ns, want, &r) })
+		err = nsthread.In(ns, func() error { return f.apply(ctx, ns, want, &r) })
 	}
 	if err != nil {
 		return r, fmt.Errorf("apply the firewall of VPC %s: %w", vpc.ID, err)
@@ -158,7 +160,7 @@ func (f *Firewall) Set(ctx context.Context, ns netns.NsHandle, vpc cloud.HostVPC
 // apply changes the state of the namespace, which must be the calling thread's, to want. The order lets a new port send
 // only after its rules are in effect, and takes the rules of a removed port away only after it can no longer send.
 func (f *Firewall) apply(ctx context.Context, ns netns.NsHandle, want *state, r *Result) error {
-	if err := setSysctls(r); err != nil {
+	if err := setSysctls(want.looseTCP, r); err != nil {
 		return err
 	}
 	members, err := openMembers(ctx, ns)

@@ -29,6 +29,21 @@ func TestUnchangedWritesNothing(t *testing.T) {
 	require.Equal(t, before, l.dump(t))
 }
 
+// TestLooseTCP checks that conntrack accepts TCP connections from the middle exactly while the VPC has LooseTCP.
+func TestLooseTCP(t *testing.T) {
+	l := newLab(t)
+	for _, loose := range []bool{false, true, false} {
+		l.vpc.LooseTCP = loose
+		require.NotZero(t, l.set(t).Writes)
+		want := map[bool]string{false: "0\n", true: "1\n"}[loose]
+		require.Equal(t, want, runIn(t, l.ns, "", "cat", "/proc/sys/net/netfilter/nf_conntrack_tcp_loose"))
+		require.Equal(t, Result{}, l.set(t))
+		text, err := Text(l.vpc, testOptions)
+		require.NoError(t, err)
+		require.Contains(t, text, "net.netfilter.nf_conntrack_tcp_loose = "+want)
+	}
+}
+
 func TestSumColumn(t *testing.T) {
 	stat := "entries  drop early_drop\n00000007  0000000a 00000001\n00000007  00000001 00000002\n"
 	require.EqualValues(t, 11, sumColumn(stat, "drop"), "one line for each CPU")

@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -47,14 +48,14 @@ func newNamespace(t *testing.T, label string) netns.NsHandle {
 
 func sysctlIn(t *testing.T, ns netns.NsHandle, name, value string) {
 	t.Helper()
-	require.NoError(t, within(ns, func() error { return os.WriteFile("/proc/sys/"+name, []byte(value), 0) }))
+	require.NoError(t, nsthread.In(ns, func() error { return os.WriteFile("/proc/sys/"+name, []byte(value), 0) }))
 }
 
 // runIn runs a program in a namespace and returns its output.
 func runIn(t *testing.T, ns netns.NsHandle, input string, command ...string) string {
 	t.Helper()
 	var out string
-	require.NoError(t, within(ns, func() (err error) {
+	require.NoError(t, nsthread.In(ns, func() (err error) {
 		out, err = run(t.Context(), input, command[0], command[1:]...)
 		return err
 	}))
@@ -285,7 +286,7 @@ func (l *lab) dump(t *testing.T) string {
 			}
 		}
 	}
-	for _, s := range sysctls() {
+	for _, s := range sysctls(l.vpc.LooseTCP) {
 		b.WriteString(s.name + " = " + runIn(t, l.ns, "", "cat", "/proc/sys/"+s.name))
 	}
 	return b.String()

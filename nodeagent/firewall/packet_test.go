@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -134,7 +135,7 @@ type wire struct {
 func openWire(t *testing.T, ns netns.NsHandle, device string) *wire {
 	t.Helper()
 	w := &wire{}
-	require.NoError(t, within(ns, func() (err error) {
+	require.NoError(t, nsthread.In(ns, func() (err error) {
 		if w.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(htons(unix.ETH_P_ALL))); err != nil {
 			return err
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -25,7 +26,7 @@ func listenUDP(t *testing.T, e *endpoint, port uint16, ipv6 bool) *net.UDPConn {
 		a = e.port.IP6
 	}
 	var socket *net.UDPConn
-	require.NoError(t, within(e.ns, func() (err error) {
+	require.NoError(t, nsthread.In(e.ns, func() (err error) {
 		socket, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(a, port)))
 		return err
 	}))
@@ -163,7 +164,7 @@ func dial(t *testing.T, client, server *endpoint, ipv6 bool) (net.Conn, net.Conn
 		a = server.port.IP6
 	}
 	var listener net.Listener
-	require.NoError(t, within(server.ns, func() (err error) {
+	require.NoError(t, nsthread.In(server.ns, func() (err error) {
 		listener, err = net.Listen("tcp", netip.AddrPortFrom(a, 0).String())
 		return err
 	}))
@@ -174,7 +175,7 @@ func dial(t *testing.T, client, server *endpoint, ipv6 bool) (net.Conn, net.Conn
 		accepted <- conn
 	}()
 	var conn net.Conn
-	require.NoError(t, within(client.ns, func() (err error) {
+	require.NoError(t, nsthread.In(client.ns, func() (err error) {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		conn, err = (&net.Dialer{}).DialContext(ctx, "tcp", listener.Addr().String())

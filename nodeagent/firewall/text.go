@@ -23,7 +23,7 @@ func Text(vpc cloud.HostVPC, o Options) (string, error) {
 	}
 	var b strings.Builder
 	b.WriteString("# sysctl\n")
-	for _, s := range sysctls() {
+	for _, s := range sysctls(vpc.LooseTCP) {
 		fmt.Fprintf(&b, "%s = %s\n", strings.ReplaceAll(s.name, "/", "."), s.value)
 	}
 	b.WriteString("\n# ipset\n")

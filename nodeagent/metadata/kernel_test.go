@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -20,6 +19,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -83,7 +83,7 @@ func addNamespace(t *testing.T, name string) {
 			t.Errorf("delete namespace %s: %v", name, err)
 		}
 	})
-	require.NoError(t, onThread(netns.None(), func() error {
+	require.NoError(t, nsthread.Do(func() error {
 		created, err := netns.NewNamed(name)
 		if err != nil {
 			return err
@@ -118,30 +118,9 @@ func addAddress(t *testing.T, h *netlink.Handle, link netlink.Link, address stri
 	require.NoError(t, h.AddrAdd(link, a))
 }
 
-// onThread calls f on a thread that enters a namespace, unless it is netns.None(), and ends after f.
-func onThread(namespace netns.NsHandle, f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked
-		before, err := netns.Get()
-		if err == nil {
-			defer before.Close()
-			defer func() { _ = netns.Set(before) }()
-			if namespace.IsOpen() {
-				err = netns.Set(namespace)
-			}
-		}
-		if err == nil {
-			err = f()
-		}
-		done <- err
-	}()
-	return <-done
-}
-
 // dialFrom opens a connection from a namespace to a listener.
 func dialFrom(namespace netns.NsHandle, address netip.Addr) (c net.Conn, err error) {
-	err = onThread(namespace, func() (err error) {
+	err = nsthread.In(namespace, func() (err error) {
 		d := net.Dialer{Timeout: testTimeout}
 		c, err = d.Dial("tcp", netip.AddrPortFrom(address, httpPort).String())
 		return err
@@ -292,7 +271,7 @@ func capturePackets(t *testing.T, guest string) func() []byte {
 	t.Helper()
 	protocol := int(uint16(unix.ETH_P_ALL>>8 | unix.ETH_P_ALL<<8&0xff00))
 	socket := -1
-	require.NoError(t, onThread(openNamespace(t, guest), func() (err error) {
+	require.NoError(t, nsthread.In(openNamespace(t, guest), func() (err error) {
 		if socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol); err != nil {
 			return err
 		}

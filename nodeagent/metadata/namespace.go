@@ -8,13 +8,13 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"runtime"
 	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
@@ -144,38 +144,8 @@ func (l *listener) close() {
 	l.handler.close()
 }
 
-// listenIn opens a listener in a namespace. The thread that enters the namespace ends with its goroutine.
+// listenIn opens a listener in a namespace.
 func listenIn(ctx context.Context, namespace netns.NsHandle, address netip.AddrPort) (net.Listener, error) {
-	type result struct {
-		listener net.Listener
-		err      error
-	}
-	opened := make(chan result, 1)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			// The main thread cannot end, and files in /proc/self/net show its namespace. While this goroutine occupies
-			// it, another thread opens the listener.
-			l, err := listenIn(ctx, namespace, address)
-			opened <- result{l, err}
-			runtime.UnlockOSThread()
-			return
-		}
-		l, err := listenOnThread(ctx, namespace, address)
-		if err != nil {
-			err = fmt.Errorf("listen on %s: %w", address, err)
-		}
-		opened <- result{l, err}
-	}()
-	r := <-opened
-	return r.listener, r.err
-}
-
-// listenOnThread moves the current thread into the namespace and opens a listener.
-func listenOnThread(ctx context.Context, namespace netns.NsHandle, address netip.AddrPort) (net.Listener, error) {
-	if err := netns.Set(namespace); err != nil {
-		return nil, fmt.Errorf("enter namespace: %w", err)
-	}
 	network, level, option := "tcp4", unix.IPPROTO_IP, unix.IP_TTL
 	if address.Addr().Is6() {
 		network, level, option = "tcp6", unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS
@@ -190,5 +160,13 @@ func listenOnThread(ctx context.Context, namespace netns.NsHandle, address netip
 		err := c.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), level, option, hops) })
 		return errors.Join(err, failed)
 	}}
-	return config.Listen(ctx, network, address.String())
+	var l net.Listener
+	err := nsthread.In(namespace, func() (err error) {
+		l, err = config.Listen(ctx, network, address.String())
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", address, err)
+	}
+	return l, nil
 }

@@ -48,7 +48,7 @@ func checkSubnet(s *cloud.HostSubnet, u *underlay, seen uses) error {
 	case !s.CIDR.IsValid() || !s.CIDR.Contains(s.Gateway):
 		return fmt.Errorf("gateway %s is not in %s", s.Gateway, s.CIDR)
 	}
-	if err := seen.add(bridgeOf(s), "subnet "+string(s.ID)); err != nil {
+	if err := seen.add(Bridge(s.VNI), "subnet "+string(s.ID)); err != nil {
 		return err
 	}
 	// The addresses are those of one subnet; the names of devices are unique in the VPC.

@@ -66,8 +66,9 @@ func TestDrift(t *testing.T) {
 		damage func()
 		repair []string // nil: not compared
 	}{
-		{"sysctl of the namespace", sysctl("net/bridge/bridge-nf-call-iptables", "0"), []string{"sysctl -w net/bridge/bridge-nf-call-iptables=1"}},
-		{"conntrack sysctl", sysctl("net/netfilter/nf_conntrack_tcp_loose", "1"), []string{"sysctl -w net/netfilter/nf_conntrack_tcp_loose=0"}},
+		{"sysctl of the namespace", sysctl("net/ipv4/conf/all/arp_announce", "0"), []string{
+			"sysctl -w net/ipv4/conf/all/arp_announce=2",
+		}},
 		{"sysctl of a bridge", sysctl("net/ipv4/conf/br101/send_redirects", "1"), []string{"sysctl -w net/ipv4/conf/br101/send_redirects=0"}},
 		{"sysctl of a port", sysctl("net/ipv6/conf/port1-10/disable_ipv6", "0"), []string{"sysctl -w net/ipv6/conf/port1-10/disable_ipv6=1"}},
 		{"forwarding", sysctl("net/ipv4/ip_forward", "0"), nil},
@@ -110,7 +111,7 @@ func TestDrift(t *testing.T) {
 			l.ip(name, "link add other type veth peer name other2")
 			l.ip(name, "link set other master br101")
 		}, []string{"ip link delete other"}},
-		{"namespace deleted", func() { require.NoError(t, netns.DeleteNamed(h.Host.name("a"))) }, nil},
+		{"namespace deleted", func() { require.NoError(t, netns.DeleteNamed(h.Host.Namespace("a"))) }, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			l.t = t

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -19,7 +20,7 @@ import (
 // own, which disappears with the call. An error means that the check itself failed.
 func MissingFeatures(ctx context.Context) ([]string, error) {
 	var missing []string
-	err := onNewThread(func() error {
+	err := nsthread.Do(func() error {
 		ns, err := netns.New()
 		if err != nil {
 			missing = []string{fmt.Sprintf("network namespaces (CONFIG_NET_NS): %v", err)}
@@ -60,10 +61,7 @@ var features = []struct {
 	}.apply},
 	{"IPv4 and IPv6 routing", "CONFIG_IPV6", hasSettings(namespaceSettings[:2])},
 	{"packet filtering on bridges", "CONFIG_BRIDGE_NETFILTER, module br_netfilter", hasSettings([]sysctl{
-		{path: "net/bridge/bridge-nf-call-iptables"}, {path: "net/bridge/bridge-nf-call-ip6tables"},
-	})},
-	{"connection tracking", "CONFIG_NF_CONNTRACK, module nf_conntrack", hasSettings([]sysctl{
-		{path: "net/netfilter/nf_conntrack_tcp_loose"},
+		{path: "net/bridge/bridge-nf-call-arptables"},
 	})},
 	{"veth pairs", "CONFIG_VETH", func(k *kernel) error {
 		attrs := netlink.NewLinkAttrs()

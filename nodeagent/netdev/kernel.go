@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -28,15 +29,12 @@ type kernel struct {
 
 // enter calls f on a thread in the namespace of a VPC.
 func (h *Host) enter(ctx context.Context, id cloud.VPCID, f func(*kernel) error) error {
-	return onNewThread(func() error {
-		ns, err := netns.GetFromPath(h.Path(id))
-		if err != nil {
-			return fmt.Errorf("open network namespace %s: %w", h.name(id), err)
-		}
-		defer ns.Close()
-		if err := netns.Set(ns); err != nil {
-			return fmt.Errorf("enter network namespace %s: %w", h.name(id), err)
-		}
+	ns, err := netns.GetFromPath(h.Path(id))
+	if err != nil {
+		return fmt.Errorf("open network namespace %s: %w", h.Namespace(id), err)
+	}
+	defer ns.Close()
+	return nsthread.In(ns, func() error {
 		k, err := newKernel(ctx, ns)
 		if err != nil {
 			return err

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -126,17 +127,7 @@ func run(t *testing.T, name string, args ...string) string {
 
 // in calls f in a namespace of the lab, on a thread that ends with the call.
 func (l *lab) in(name string, f func() error) error {
-	return onNewThread(func() error {
-		ns, err := netns.GetFromPath(l.path(name))
-		if err != nil {
-			return err
-		}
-		defer ns.Close()
-		if err := netns.Set(ns); err != nil {
-			return err
-		}
-		return f()
-	})
+	return nsthread.InNamed(l.prefix+name, f)
 }
 
 // apply prepares a VPC on the host, attaches a new namespace for each port without a device, and activates the ports.
@@ -171,7 +162,7 @@ func (h *labHost) endpoint(vpc cloud.VPCID, port cloud.PortID) string {
 }
 
 // vpcName returns the name of the VPC's namespace in the lab.
-func (h *labHost) vpcName(id cloud.VPCID) string { return h.Host.name(id)[len(h.lab.prefix):] }
+func (h *labHost) vpcName(id cloud.VPCID) string { return h.Host.Namespace(id)[len(h.lab.prefix):] }
 
 // ping sends one echo request with size bytes of IP packet from a namespace of the lab, without permitting fragments,
 // and returns an error if the answer does not arrive in the given time.

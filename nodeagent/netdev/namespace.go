@@ -7,13 +7,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -21,9 +21,10 @@ import (
 const namespaceDir = "/run/netns"
 
 // Path returns the path of a VPC's network namespace. The file exists between the first Prepare and Remove.
-func (h *Host) Path(id cloud.VPCID) string { return filepath.Join(namespaceDir, h.name(id)) }
+func (h *Host) Path(id cloud.VPCID) string { return filepath.Join(namespaceDir, h.Namespace(id)) }
 
-func (h *Host) name(id cloud.VPCID) string { return h.opts.Prefix + string(id) }
+// Namespace returns the name of a VPC's network namespace, as ip-netns(8) shows it.
+func (h *Host) Namespace(id cloud.VPCID) string { return h.opts.Prefix + string(id) }
 
 // List returns the sorted IDs of all VPCs that have a namespace on the host, among them those of which a Remove was
 // interrupted.
@@ -82,12 +83,12 @@ func (h *Host) remove(ctx context.Context, id cloud.VPCID) error {
 	if err != nil {
 		return err
 	}
-	return netns.DeleteNamed(h.name(id))
+	return netns.DeleteNamed(h.Namespace(id))
 }
 
 // createNamespace makes the namespace of a VPC and returns the change, or nil if the namespace exists.
 func (h *Host) createNamespace(id cloud.VPCID) (Change, error) {
-	if n := len(h.name(id)); n > maxFileName {
+	if n := len(h.Namespace(id)); n > maxFileName {
 		return nil, fmt.Errorf("the namespace's name would have %d bytes; the limit is %d", n, maxFileName)
 	}
 	mounted, err := isNamespace(h.Path(id))
@@ -105,17 +106,17 @@ func (h *Host) createNamespace(id cloud.VPCID) (Change, error) {
 	if err := shareNamespaceDir(); err != nil {
 		return nil, fmt.Errorf("share mounts below %s: %w", namespaceDir, err)
 	}
-	err = onNewThread(func() error {
-		ns, err := netns.NewNamed(h.name(id))
+	err = nsthread.Do(func() error {
+		ns, err := netns.NewNamed(h.Namespace(id))
 		if err != nil {
-			return fmt.Errorf("create network namespace %s: %w", h.name(id), err)
+			return fmt.Errorf("create network namespace %s: %w", h.Namespace(id), err)
 		}
 		return ns.Close()
 	})
 	if err != nil {
 		return nil, err
 	}
-	return addNamespace{h.name(id)}, nil
+	return addNamespace{h.Namespace(id)}, nil
 }
 
 // isNamespace reports whether a namespace is mounted at path. It returns fs.ErrNotExist if there is no file.
@@ -151,21 +152,4 @@ func shareNamespaceDir() error {
 		return err
 	}
 	return unix.Mount("", namespaceDir, "none", unix.MS_SHARED|unix.MS_REC, "")
-}
-
-// onNewThread calls f on a thread of its own, which ends with the call, so f may change the thread's namespace.
-func onNewThread(f func() error) error {
-	result := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			// The main thread cannot end, and /proc/self/ns/net is its namespace. While it is locked here, another
-			// thread runs f.
-			result <- onNewThread(f)
-			runtime.UnlockOSThread()
-			return
-		}
-		result <- f() // the thread ends with the goroutine, because it is locked
-	}()
-	return <-result
 }

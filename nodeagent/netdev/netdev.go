@@ -41,9 +41,8 @@
 //     underlay. Without requests, an entry fails at once and can be reused. Permanent entries do not count.
 //   - rp_filter is off: guests that route for others legitimately send with foreign source addresses, and the packet
 //     filter checks the source addresses of all other ports.
-//   - nf_conntrack_tcp_loose is 0, so that a TCP connection whose conntrack entry was deleted cannot continue. It is 1
-//     for VPCs with LooseTCP, which [Migrations] sets for a short time: connections of a VM that migrated to this host
-//     have no conntrack entries here.
+//   - [Migrations] only determines for how long a VPC has LooseTCP. Package firewall, which deletes connections, writes
+//     the sysctl.
 //   - The kernel consults the tables of subnets after the main table. So packets to the VPC's subnets always follow the
 //     connected routes, whatever a route table contains.
 //   - What a guest sends is limited by a token bucket on an IFB device, not by a policer. A policer drops all packets

@@ -20,7 +20,7 @@ func (w *state) addPairs(s *cloud.HostSubnet) {
 		return
 	}
 	c := claimPairs(s)
-	bridge, overlay := bridgeOf(s), vxlanOf(s)
+	bridge, overlay := Bridge(s.VNI), vxlanOf(s.VNI)
 	for i := range s.Remotes {
 		r := &s.Remotes[i]
 		for _, pair := range r.Pairs {

@@ -159,8 +159,8 @@ func (h *Host) addPort(
 	defer unlock()
 	return h.enter(ctx, vpc.ID, func(k *kernel) error {
 		// Without the bridge the VPC is not prepared, or not with this subnet.
-		if _, err := k.index(bridgeOf(s)); err != nil {
-			return fmt.Errorf("find bridge %s of subnet %s: %w", bridgeOf(s), s.ID, err)
+		if _, err := k.index(Bridge(s.VNI)); err != nil {
+			return fmt.Errorf("find bridge %s of subnet %s: %w", Bridge(s.VNI), s.ID, err)
 		}
 		if err := create(k, p); err != nil {
 			return err

@@ -83,7 +83,6 @@ func randomVPC(random *rand.Rand) cloud.HostVPC {
 		subnet.Routes = randomRoutes(random)
 		vpc.Subnets = append(vpc.Subnets, subnet)
 	}
-	vpc.LooseTCP = random.IntN(4) == 0
 	random.Shuffle(len(vpc.Subnets), func(i, j int) { vpc.Subnets[i], vpc.Subnets[j] = vpc.Subnets[j], vpc.Subnets[i] })
 	return vpc
 }

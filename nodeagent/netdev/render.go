@@ -49,8 +49,10 @@ var linkLocal = func() netip.Addr {
 	})
 }()
 
-func bridgeOf(s *cloud.HostSubnet) string { return "br" + strconv.FormatUint(uint64(s.VNI), 10) }
-func vxlanOf(s *cloud.HostSubnet) string  { return "vx" + strconv.FormatUint(uint64(s.VNI), 10) }
+// Bridge returns the name of the bridge of the subnet with a VNI.
+func Bridge(vni uint32) string { return "br" + strconv.FormatUint(uint64(vni), 10) }
+
+func vxlanOf(vni uint32) string { return "vx" + strconv.FormatUint(uint64(vni), 10) }
 
 // render returns the wanted state of a VPC's namespace. It returns an error for states that the kernel would refuse or
 // that are ambiguous.
@@ -59,7 +61,7 @@ func render(vpc *cloud.HostVPC, u underlay) (*state, error) {
 		return nil, err
 	}
 	w := newState()
-	w.settings = slices.Concat(namespaceSettings, conntrackSettings(vpc.LooseTCP))
+	w.settings = slices.Clone(namespaceSettings)
 	w.links[loopback] = link{kind: loopbackLink, up: true}
 	for i := range vpc.Subnets {
 		s := &vpc.Subnets[i]
@@ -77,7 +79,7 @@ func render(vpc *cloud.HostVPC, u underlay) (*state, error) {
 }
 
 func (w *state) addSubnet(vpc *cloud.HostVPC, s *cloud.HostSubnet, u *underlay) {
-	bridge, overlay := bridgeOf(s), vxlanOf(s)
+	bridge, overlay := Bridge(s.VNI), vxlanOf(s.VNI)
 	w.links[bridge] = link{
 		kind: bridgeLink, mtu: int(vpc.MTU), up: true, mac: cloud.GatewayMAC,
 		settings: bridgeSettings(bridge, s.CIDR6.IsValid(), hasUnknownNeighbours(s)),
@@ -102,7 +104,7 @@ func (w *state) addPort(vpc *cloud.HostVPC, s *cloud.HostSubnet, p *cloud.HostPo
 	if hasUnknownMACs(p) {
 		flags = unknownMACsFlags
 	}
-	bridge := bridgeOf(s)
+	bridge := Bridge(s.VNI)
 	w.links[p.Device] = link{
 		kind: portLink, mtu: int(vpc.MTU), master: bridge, alias: aliasPrefix + string(p.ID), flags: flags,
 		settings: portSettings(p.Device),
@@ -116,7 +118,7 @@ func (w *state) addPort(vpc *cloud.HostVPC, s *cloud.HostSubnet, p *cloud.HostPo
 }
 
 func (w *state) addRemote(s *cloud.HostSubnet, r *cloud.RemotePort) {
-	bridge, overlay := bridgeOf(s), vxlanOf(s)
+	bridge, overlay := Bridge(s.VNI), vxlanOf(s.VNI)
 	w.fdb[station{bridge, r.MAC}] = fdbEntry{device: overlay, sticky: true}
 	w.tunnels[station{overlay, r.MAC}] = r.VTEP
 	w.addNeighbours(bridge, r.MAC, r.IP, r.IP6)

@@ -58,7 +58,7 @@ func isSubnetTable(table int) bool { return table > tableBase && table <= tableB
 // addRoutes renders the route table of a subnet. Addresses of the VPC that are in none of its subnets are unreachable,
 // so that a default route does not lead their packets out of the VPC.
 func (w *state) addRoutes(vpc *cloud.HostVPC, s *cloud.HostSubnet) {
-	bridge := bridgeOf(s)
+	bridge := Bridge(s.VNI)
 	add := func(destination netip.Prefix, hop nextHop) {
 		r := tableRoute{bridge: bridge, destination: destination}
 		if destination.Addr().Is6() {
@@ -82,7 +82,7 @@ func (w *state) addRoutes(vpc *cloud.HostVPC, s *cloud.HostSubnet) {
 			continue
 		}
 		if target := subnetOf(vpc, r.Via); target != nil {
-			add(r.Destination, nextHop{kind: unix.RTN_UNICAST, via: r.Via, bridge: bridgeOf(target)})
+			add(r.Destination, nextHop{kind: unix.RTN_UNICAST, via: r.Via, bridge: Bridge(target.VNI)})
 		}
 	}
 }

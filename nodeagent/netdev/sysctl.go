@@ -42,19 +42,8 @@ var namespaceSettings = []sysctl{
 	// when the old one is deleted; otherwise it would be deleted too.
 	{"net/ipv4/conf/all/promote_secondaries", "1"},
 
-	// iptables and ip6tables see bridged packets. Their rules are the security groups, also within a subnet.
-	{"net/bridge/bridge-nf-call-iptables", "1"},
-	{"net/bridge/bridge-nf-call-ip6tables", "1"},
+	// The settings for iptables and ip6tables are those of package firewall.
 	{"net/bridge/bridge-nf-call-arptables", "0"},
-}
-
-// conntrackSettings returns the sysctls of connection tracking. loose is HostVPC.LooseTCP.
-func conntrackSettings(loose bool) []sysctl {
-	value := "0"
-	if loose {
-		value = "1"
-	}
-	return []sysctl{{"net/netfilter/nf_conntrack_tcp_loose", value}}
 }
 
 // bridgeSettings returns the sysctls of a bridge. resolve is true if the gateway resolves addresses that have no

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
@@ -18,6 +17,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 )
 
 // The tests in this file use network namespaces of the real kernel: one for a VPC, whose gateway addresses are on its
@@ -47,7 +48,7 @@ func newNamespace(t *testing.T, suffix string) (string, *netlink.Handle) {
 }
 
 func setSysctl(t *testing.T, namespace, path, value string) {
-	require.NoError(t, inNamespace(namespace, func() error {
+	require.NoError(t, nsthread.InNamed(namespace, func() error {
 		return os.WriteFile(filepath.Join("/proc/sys/net", path), []byte(value), 0)
 	}))
 }
@@ -96,7 +97,7 @@ func queryFor(t *testing.T, limit time.Duration, namespace, network, server, nam
 	}
 	client := dns.Client{Net: network, Timeout: limit}
 	var conn *dns.Conn
-	if err := inNamespace(namespace, func() (err error) {
+	if err := nsthread.InNamed(namespace, func() (err error) {
 		conn, err = client.Dial(net.JoinHostPort(server, "53"))
 		return err
 	}); err != nil {
@@ -181,7 +182,7 @@ func TestTCPLimit(t *testing.T) {
 	l := newLab(t)
 	dial := func() net.Conn {
 		var conn net.Conn
-		require.NoError(t, inNamespace(l.guest, func() (err error) {
+		require.NoError(t, nsthread.InNamed(l.guest, func() (err error) {
 			conn, err = net.Dial("tcp", "10.0.16.1:53")
 			return err
 		}))
@@ -254,7 +255,7 @@ func TestMalformedQueries(t *testing.T) {
 	for _, network := range []string{"udp", "tcp"} {
 		for n := range valid {
 			var conn net.Conn
-			require.NoError(t, inNamespace(l.guest, func() (err error) {
+			require.NoError(t, nsthread.InNamed(l.guest, func() (err error) {
 				conn, err = net.Dial(network, "10.0.16.1:53")
 				return err
 			}))
@@ -267,26 +268,4 @@ func TestMalformedQueries(t *testing.T) {
 			return err == nil && len(m.Answer) == 1
 		}, patience, poll)
 	}
-}
-
-// TestMainThreadKeepsNamespace checks that the process's main thread, whose namespace /proc/self/net shows, never
-// enters a namespace.
-func TestMainThreadKeepsNamespace(t *testing.T) {
-	namespace, _ := newNamespace(t, "main")
-	before, err := os.Readlink("/proc/self/ns/net")
-	require.NoError(t, err)
-	for range 50 {
-		var calls sync.WaitGroup
-		for range 20 {
-			calls.Go(func() {
-				if err := inNamespace(namespace, func() error { return nil }); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		calls.Wait()
-	}
-	after, err := os.Readlink("/proc/self/ns/net")
-	require.NoError(t, err)
-	require.Equal(t, before, after)
 }

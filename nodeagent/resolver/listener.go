@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"runtime"
 	"sync"
 	"syscall"
 	"time"
@@ -14,6 +13,8 @@ import (
 	"github.com/miekg/dns"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 )
 
 const (
@@ -36,7 +37,7 @@ func (s *Server) listen(ctx context.Context, address netip.Addr) (*listener, err
 	at := netip.AddrPortFrom(address, port).String()
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error { return bindFreely(c, address) }}
 	config.SetMultipathTCP(false)
-	err := inNamespace(s.namespace, func() error {
+	err := nsthread.InNamed(s.namespace, func() error {
 		p, err := config.ListenPacket(ctx, "udp", at)
 		if err != nil {
 			return err
@@ -200,35 +201,4 @@ func inodeOf(namespace string) (uint64, error) {
 		return 0, fmt.Errorf("stat network namespace: %w", err)
 	}
 	return stat.Ino, nil
-}
-
-// inNamespace runs f on a thread in a named network namespace. The thread is not used for anything else: it ends with
-// the goroutine, which does not unlock it.
-func inNamespace(name string, f func() error) error {
-	result := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			// The main thread cannot end, and files in /proc/self/net show its namespace. While this goroutine occupies
-			// it, another thread runs f.
-			result <- inNamespace(name, f)
-			runtime.UnlockOSThread()
-			return
-		}
-		result <- enter(name, f)
-	}()
-	return <-result
-}
-
-// enter moves the current thread into a named network namespace and runs f.
-func enter(name string, f func() error) error {
-	ns, err := netns.GetFromName(name)
-	if err != nil {
-		return fmt.Errorf("open network namespace: %w", err)
-	}
-	defer ns.Close()
-	if err := netns.Set(ns); err != nil {
-		return fmt.Errorf("enter network namespace: %w", err)
-	}
-	return f()
 }
