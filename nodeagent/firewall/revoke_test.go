@@ -34,54 +34,65 @@ func listenUDP(t *testing.T, e *endpoint, port uint16, ipv6 bool) *net.UDPConn {
 	return socket
 }
 
-// stream sends numbered datagrams without pause, and records the highest number that arrives.
+// A stream sends burst datagrams, then pauses. It sends many during a Set, but leaves the processors to the Set.
+const (
+	burst       = 10
+	streamPause = 50 * time.Microsecond
+)
+
+// stream sends numbered datagrams, and records the highest number that arrives.
 type stream struct {
 	sent     atomic.Uint64 // number of the datagram that is being sent
 	received atomic.Uint64 // highest number that has arrived
+	to       *net.UDPConn
 	stop     chan struct{}
-	done     sync.WaitGroup
+	done     sync.WaitGroup // the sender and the receiver
 }
 
 func startStream(t *testing.T, from, to *net.UDPConn) *stream {
 	t.Helper()
-	s := &stream{stop: make(chan struct{})}
+	s := &stream{to: to, stop: make(chan struct{})}
 	destination := to.LocalAddr().(*net.UDPAddr).AddrPort()
-	s.done.Add(1)
-	go func() {
-		defer s.done.Done()
+	s.done.Go(func() {
 		for {
 			select {
 			case <-s.stop:
 				return
-			default:
+			case <-time.After(streamPause):
 			}
-			// An error, such as of a full queue or a refused earlier datagram, is the same as a lost datagram.
-			_, _ = from.WriteToUDPAddrPort(binary.BigEndian.AppendUint64(nil, s.sent.Add(1)), destination)
+			for range burst {
+				// An error, such as of a full queue or a refused earlier datagram, is the same as a lost datagram.
+				_, _ = from.WriteToUDPAddrPort(binary.BigEndian.AppendUint64(nil, s.sent.Add(1)), destination)
+			}
 		}
-	}()
-	go func() {
+	})
+	s.done.Go(func() {
 		buffer := make([]byte, 100)
 		for {
 			n, err := to.Read(buffer)
 			if err != nil {
-				return // closed by the cleanup of the test
+				return // the deadline that end sets, or the cleanup of the test
 			}
 			if n == 8 {
 				s.received.Store(max(s.received.Load(), binary.BigEndian.Uint64(buffer)))
 			}
 		}
-	}()
+	})
 	t.Cleanup(s.end)
 	return s
 }
 
+// end ends the sender and the receiver. Other streams may use the sockets afterwards.
 func (s *stream) end() {
 	select {
 	case <-s.stop:
+		return
 	default:
-		close(s.stop)
 	}
+	close(s.stop)
+	_ = s.to.SetReadDeadline(time.Now()) // fails if the socket is closed, which ends the receiver too
 	s.done.Wait()
+	_ = s.to.SetReadDeadline(time.Time{})
 }
 
 // flowing waits until datagrams that are sent from now on arrive.
@@ -131,6 +142,7 @@ func TestRevokeUDP(t *testing.T) {
 	for _, ipv6 := range []bool{false, true} {
 		for _, subnet := range []int{0, 1} {
 			t.Run(fmt.Sprintf("ipv6=%t routed=%t", ipv6, subnet == 1), func(t *testing.T) {
+				t.Parallel()
 				l := newLab(t)
 				client, server := l.add(t, 0, 5), l.add(t, subnet, 6)
 				client.configure(t, l)
@@ -191,7 +203,10 @@ func dial(t *testing.T, client, server *endpoint, ipv6 bool) (net.Conn, net.Conn
 // repeat their segments, none of which may arrive.
 func TestRevokeTCP(t *testing.T) {
 	for _, ipv6 := range []bool{false, true} {
-		t.Run(fmt.Sprintf("ipv6=%t", ipv6), func(t *testing.T) { testRevokeTCP(t, ipv6) })
+		t.Run(fmt.Sprintf("ipv6=%t", ipv6), func(t *testing.T) {
+			t.Parallel()
+			testRevokeTCP(t, ipv6)
+		})
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 func TestSequences(t *testing.T) {
 	for seed := range uint64(3) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			t.Parallel()
 			l := newLab(t, 2)
 			random := rand.New(rand.NewPCG(seed, 0))
 			long, direct := l.hosts[0], l.hosts[1]
