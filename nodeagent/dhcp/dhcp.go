@@ -12,8 +12,8 @@
 //
 //   - Requests are read from packet sockets, because a UDP socket does not report the Ethernet source address. The
 //     firewall drops frames with another source address than the port's, so this address identifies the port. The
-//     hardware address in the message does not, and a message in which the two differ is ignored. An attacker can therefore neither use up the rate limit of
-//     another port nor make the responder send to it.
+//     hardware address in the message does not, and a message in which the two differ is ignored. An attacker can
+//     therefore neither use up the rate limit of another port nor make the responder send to it.
 //   - Replies are Ethernet frames to the port's MAC address, also if the IP destination is a broadcast or multicast
 //     address. A client without an address cannot answer ARP (RFC 2131 section 4.1), and no other port has to see the
 //     reply.

@@ -32,8 +32,8 @@ func bigVPC(ports int) cloud.HostVPC {
 	return vpc
 }
 
-// TestManyPorts counts the writes for a VPC with many local ports (TRIVET_FIREWALL_PORTS, default 200): programs are run once for each VPC and not for each
-// port, and a small change has as many writes as in a small VPC.
+// TestManyPorts counts the writes for a VPC with many local ports (TRIVET_FIREWALL_PORTS, default 200): programs are
+// run once for each VPC and not for each port, and a small change has as many writes as in a small VPC.
 func TestManyPorts(t *testing.T) {
 	f, err := New(testOptions)
 	require.NoError(t, err)

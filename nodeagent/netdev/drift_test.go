@@ -22,7 +22,9 @@ func TestUnchangedInputWritesNothing(t *testing.T) {
 	subnet := &vpcs[0].Subnets[0]
 	subnet.Ports[0].Secured = false // which has other flags
 	subnet.Ports[0].Mbps = 100
-	subnet.Remotes[0].Pairs = []cloud.AddressPair{{CIDR: netip.MustParsePrefix("10.0.1.99/32"), MAC: cloud.MAC{2, 9, 0, 0, 0, 1}}}
+	subnet.Remotes[0].Pairs = []cloud.AddressPair{
+		{CIDR: netip.MustParsePrefix("10.0.1.99/32"), MAC: cloud.MAC{2, 9, 0, 0, 0, 1}},
+	}
 	subnet.Routes = []cloud.HostRoute{
 		portRoute("0.0.0.0/0", 1, 20), blackhole("192.168.0.0/16"), portRoute("::/0", 1, 20), blackhole("2001:db8::/32"),
 	}
@@ -69,8 +71,12 @@ func TestDrift(t *testing.T) {
 		{"sysctl of the namespace", sysctl("net/ipv4/conf/all/arp_announce", "0"), []string{
 			"sysctl -w net/ipv4/conf/all/arp_announce=2",
 		}},
-		{"sysctl of a bridge", sysctl("net/ipv4/conf/br101/send_redirects", "1"), []string{"sysctl -w net/ipv4/conf/br101/send_redirects=0"}},
-		{"sysctl of a port", sysctl("net/ipv6/conf/port1-10/disable_ipv6", "0"), []string{"sysctl -w net/ipv6/conf/port1-10/disable_ipv6=1"}},
+		{"sysctl of a bridge", sysctl("net/ipv4/conf/br101/send_redirects", "1"), []string{
+			"sysctl -w net/ipv4/conf/br101/send_redirects=0",
+		}},
+		{"sysctl of a port", sysctl("net/ipv6/conf/port1-10/disable_ipv6", "0"), []string{
+			"sysctl -w net/ipv6/conf/port1-10/disable_ipv6=1",
+		}},
 		{"forwarding", sysctl("net/ipv4/ip_forward", "0"), nil},
 		{"IPv6 forwarding", sysctl("net/ipv6/conf/all/forwarding", "0"), nil},
 		{"IPv6 of a bridge", sysctl("net/ipv6/conf/br101/disable_ipv6", "1"), nil},
@@ -83,28 +89,48 @@ func TestDrift(t *testing.T) {
 		{"bridge of another subnet deleted", ip("link delete br102"), nil},
 		{"MTU", ip("link set vx101 mtu 1300"), nil},
 		{"MAC address of a bridge", ip("link set br101 address 02:00:00:00:00:99"), nil},
-		{"multicast snooping", ip("link set br101 type bridge mcast_snooping 1"), []string{"ip link set br101 type bridge mcast_snooping 0"}},
+		{"multicast snooping", ip("link set br101 type bridge mcast_snooping 1"), []string{
+			"ip link set br101 type bridge mcast_snooping 0",
+		}},
 		{"port without bridge", ip("link set port1-10 nomaster"), nil},
 		{"port at another bridge", ip("link set port1-10 master br102"), nil},
 		{"VXLAN device at another bridge", ip("link set vx101 master br102"), nil},
 		{"alias", ip("link set port1-10 alias someone"), nil},
 		{"address deleted", ip("address delete 10.0.1.1/24 dev br101"), nil},
-		{"IPv6 address deleted", ip("address delete fd00:0:0:1::1/64 dev br101"), []string{"ip address add fd00:0:0:1::1/64 dev br101 nodad"}},
+		{"IPv6 address deleted", ip("address delete fd00:0:0:1::1/64 dev br101"), []string{
+			"ip address add fd00:0:0:1::1/64 dev br101 nodad",
+		}},
 		{"further address", ip("address add 10.0.1.2/24 dev br101"), []string{"ip address delete 10.0.1.2/24 dev br101"}},
-		{"route deleted", ip("route delete 10.0.2.0/24"), []string{"ip route replace 10.0.2.0/24 dev br102 proto kernel src 10.0.2.1"}},
+		{"route deleted", ip("route delete 10.0.2.0/24"), []string{
+			"ip route replace 10.0.2.0/24 dev br102 proto kernel src 10.0.2.1",
+		}},
 		{"IPv6 route deleted", ip("route delete fd00:0:0:2::/64"), nil},
-		{"neighbour deleted", ip("neighbour delete 10.0.1.20 dev br101"), []string{"ip neighbour replace 10.0.1.20 lladdr 02:00:00:00:01:14 dev br101 nud permanent"}},
+		{"neighbour deleted", ip("neighbour delete 10.0.1.20 dev br101"), []string{
+			"ip neighbour replace 10.0.1.20 lladdr 02:00:00:00:01:14 dev br101 nud permanent",
+		}},
 		{"neighbour changed", ip("neighbour replace 10.0.1.20 lladdr 02:00:00:00:00:99 dev br101"), nil},
 		{"neighbour learned", ip("neighbour replace 10.0.1.20 lladdr 02:00:00:00:01:14 dev br101 nud reachable"), nil},
-		{"further neighbour", ip("neighbour add 10.0.1.99 lladdr 02:00:00:00:00:99 dev br101"), []string{"ip neighbour delete 10.0.1.99 dev br101"}},
-		{"FDB entry deleted", bridge("fdb delete 02:00:00:00:01:14 dev vx101 self"), []string{"bridge fdb replace 02:00:00:00:01:14 dev vx101 dst 192.0.2.2 self static sticky"}},
-		{"FDB entry of the bridge deleted", bridge("fdb delete 02:00:00:00:01:14 dev vx101 master"), []string{"bridge fdb replace 02:00:00:00:01:14 dev vx101 master static sticky"}},
+		{"further neighbour", ip("neighbour add 10.0.1.99 lladdr 02:00:00:00:00:99 dev br101"), []string{
+			"ip neighbour delete 10.0.1.99 dev br101",
+		}},
+		{"FDB entry deleted", bridge("fdb delete 02:00:00:00:01:14 dev vx101 self"), []string{
+			"bridge fdb replace 02:00:00:00:01:14 dev vx101 dst 192.0.2.2 self static sticky",
+		}},
+		{"FDB entry of the bridge deleted", bridge("fdb delete 02:00:00:00:01:14 dev vx101 master"), []string{
+			"bridge fdb replace 02:00:00:00:01:14 dev vx101 master static sticky",
+		}},
 		{"FDB entry of a port deleted", bridge("fdb delete 02:00:00:00:01:0a dev port1-10 master"), nil},
 		{"FDB entry changed", bridge("fdb replace 02:00:00:00:01:14 dev vx101 dst 192.0.2.99 self static"), nil},
 		{"FDB entry at another port", bridge("fdb replace 02:00:00:00:01:0a dev vx101 master static"), nil},
-		{"FDB entry with two hosts", bridge("fdb append 00:00:00:00:00:00 dev vx101 dst 192.0.2.2 self permanent"), []string{"bridge fdb delete 00:00:00:00:00:00 dev vx101 self"}},
-		{"further FDB entry", bridge("fdb add 02:00:00:00:00:99 dev vx101 dst 192.0.2.2 self permanent"), []string{"bridge fdb delete 02:00:00:00:00:99 dev vx101 self"}},
-		{"flooding", bridge("link set dev vx101 flood on bcast_flood on mcast_flood on"), []string{"bridge link set dev vx101 learning off flood off mcast_flood off bcast_flood off neigh_suppress on"}},
+		{"FDB entry with two hosts", bridge("fdb append 00:00:00:00:00:00 dev vx101 dst 192.0.2.2 self permanent"), []string{
+			"bridge fdb delete 00:00:00:00:00:00 dev vx101 self",
+		}},
+		{"further FDB entry", bridge("fdb add 02:00:00:00:00:99 dev vx101 dst 192.0.2.2 self permanent"), []string{
+			"bridge fdb delete 02:00:00:00:00:99 dev vx101 self",
+		}},
+		{"flooding", bridge("link set dev vx101 flood on bcast_flood on mcast_flood on"), []string{
+			"bridge link set dev vx101 learning off flood off mcast_flood off bcast_flood off neigh_suppress on",
+		}},
 		{"ARP suppression", bridge("link set dev vx101 neigh_suppress off"), nil},
 		{"learning", bridge("link set dev port1-10 learning on"), nil},
 		{"further device at a bridge", func() {
@@ -183,7 +209,9 @@ func TestRemoteMoves(t *testing.T) {
 	mover.host = 2
 	vpcs := testVPC(l, "a", 100, watcher, mover)
 	changes := l.hosts[0].apply(vpcs[0])
-	require.Equal(t, []string{"bridge fdb replace 02:00:00:00:01:14 dev vx101 dst 192.0.2.3 self static sticky"}, texts(changes))
+	require.Equal(t, []string{
+		"bridge fdb replace 02:00:00:00:01:14 dev vx101 dst 192.0.2.3 self static sticky",
+	}, texts(changes))
 	requireKept()
 	l.hosts[1].apply(vpcs[1])
 	l.hosts[2].apply(vpcs[2])
@@ -195,7 +223,8 @@ func TestRemoteMoves(t *testing.T) {
 	both.Subnets[0].Remotes = vpcs[0].Subnets[0].Remotes
 	changes = l.hosts[0].apply(both)
 	require.NotContains(t, fmt.Sprint(texts(changes)), "fdb")
-	require.Contains(t, l.bridge(l.hosts[0].vpcName("a"), "fdb show"), "02:00:00:00:01:14 dev vx101 sticky master br101 static")
+	require.Contains(t, l.bridge(l.hosts[0].vpcName("a"), "fdb show"),
+		"02:00:00:00:01:14 dev vx101 sticky master br101 static")
 	changes = l.hosts[0].apply(testVPC(l, "a", 100, watcher, mover)[0])
 	require.Equal(t, []string{
 		"bridge fdb replace 02:00:00:00:01:14 dev port1-20 master static sticky",
@@ -287,7 +316,10 @@ func TestRemove(t *testing.T) {
 	// The socket of VXLAN is closed with the last device.
 	require.Eventually(t, func() bool {
 		var sockets []byte
-		require.NoError(t, l.in(h.name, func() (err error) { sockets, err = os.ReadFile("/proc/thread-self/net/udp"); return err }))
+		require.NoError(t, l.in(h.name, func() (err error) {
+			sockets, err = os.ReadFile("/proc/thread-self/net/udp")
+			return err
+		}))
 		return !containsPort(string(sockets), 4789)
 	}, 10*time.Second, 10*time.Millisecond)
 }

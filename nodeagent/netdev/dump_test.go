@@ -24,7 +24,8 @@ var (
 	learned   = regexp.MustCompile(`(?m)^\S+ dev \S+ master \S+ *\n`)
 	bridgeIDs = regexp.MustCompile(`\w+_timer +[0-9.]+|designated_root \S+|bridge_id \S+|forward_delay \d+|port_(id|no) \S+|` +
 		`designated_(port|cost) \d+|designated_bridge \S+|topology_change(_detected|_ack)? \d|promiscuity \d|allmulti \d`)
-	underlayDevice = regexp.MustCompile(`dev \S+ srcport`) // ip shows the name of the device with this index in the wrong namespace
+	// ip shows the name of the device with this index in the wrong namespace.
+	underlayDevice = regexp.MustCompile(`dev \S+ srcport`)
 	ingress        = regexp.MustCompile(`qdisc ingress \S+ dev (\S+)`)
 	qdiscs         = regexp.MustCompile(`(?m)tbf [0-9a-f]+:|refcnt \d+|^qdisc (noqueue|pfifo_fast|mq) .*\n`)
 	filters        = regexp.MustCompile(`index \d+ ref \d+ bind \d+`)
@@ -69,7 +70,9 @@ func (l *lab) dump(name string) string {
 	section("neighbours", l.ip(name, "neighbour show nud all"))
 	require.NoError(l.t, l.in(name, func() error {
 		var text strings.Builder
-		for _, pattern := range []string{"ipv?/ip_forward", "ipv?/conf/*/*", "ipv?/neigh/*/*_solicit", "bridge/*", "netfilter/nf_conntrack_tcp_*"} {
+		for _, pattern := range []string{
+			"ipv?/ip_forward", "ipv?/conf/*/*", "ipv?/neigh/*/*_solicit", "bridge/*", "netfilter/nf_conntrack_tcp_*",
+		} {
 			paths, err := filepath.Glob(filepath.Join(procSys, "net", pattern))
 			if err != nil {
 				return err

@@ -8,8 +8,8 @@
 //   - The main thread is never used. It cannot end, because the runtime keeps it until the process ends. Besides,
 //     /proc/self/ns/net and /proc/self/net show the namespace of the main thread, so programs and packages that read
 //     them would see the namespace of a VPC.
-//   - Programs that a function starts run in its namespace. Goroutines that it starts do not: they run on other threads.
-//     The same holds for net.Dialer with a timeout, which dials from a goroutine.
+//   - Programs that a function starts run in its namespace. Goroutines that it starts do not, because they run on other
+//     threads. The same is true for net.Dialer with a timeout, which dials from a goroutine.
 package nsthread
 
 import (
