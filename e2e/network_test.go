@@ -16,7 +16,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
 	"github.com/trivet-cloud/trivet/e2e/lab"
-	"github.com/trivet-cloud/trivet/images/guest"
+	small "github.com/trivet-cloud/trivet/images/guest"
 )
 
 // networkCloud is a cloud of three members and several hosts, each host in a network namespace of its own.
@@ -51,6 +51,7 @@ func newNetworkCloud(t *testing.T, count int) *networkCloud {
 			Dir: w.dir, Bin: w.trio.Bin, Name: fmt.Sprintf("host-%d", n), Members: []string{"127.0.0.1", "127.0.0.2", "127.0.0.3"},
 			Cgroup: fmt.Sprintf("trivet-e2e-%d-%d", os.Getpid(), n), UIDRange: fmt.Sprintf("%d-%d", first, first+99),
 			Metrics: spaces.Address(n) + ":7444", Net: spaces.Net(n), Underlay: spaces.Address(n),
+			Labels:  map[string]string{"host": fmt.Sprintf("host-%d", n)},
 			Network: map[string]any{"prefix": fmt.Sprintf("host%d-", n)},
 		}
 		c.hosts = append(c.hosts, agent)
@@ -61,15 +62,25 @@ func newNetworkCloud(t *testing.T, count int) *networkCloud {
 	}
 	for _, agent := range c.hosts {
 		require.NoError(t, agent.Healthy(ctx))
-		id, err := w.admin.AwaitNode(ctx, agent.Name)
+		node, err := w.admin.AwaitNode(ctx, agent.Name)
 		require.NoError(t, err)
-		c.ids = append(c.ids, id)
+		c.ids = append(c.ids, node.GetId())
 	}
-	c.images, err = lab.ImportGuest(ctx, w.trio, w.admin, guestDir(t))
+	c.images, err = lab.ImportGuest(ctx, w.trio, w.admin, guest(t))
 	require.NoError(t, err)
 	tenant := w.dial(1, w.tenant("ada", "default", "default", "project:member"))
 	c.networks, c.vms = tenant.Networks(), tenant.VMs
 	return c
+}
+
+// run runs a part of a test, whose failures are that part's.
+func (c *networkCloud) run(name string, f func(t *testing.T)) {
+	whole := c.t
+	whole.Run(name, func(t *testing.T) {
+		c.t = t
+		defer func() { c.t = whole }()
+		f(t)
+	})
 }
 
 // stop ends an agent, its guests and its namespaces.
@@ -103,7 +114,7 @@ func ptr[T any](v T) *T { return &v }
 type machine struct {
 	c    *networkCloud
 	vm   *vmv1.VirtualMachine
-	nic  guest.NIC // as the guest printed it
+	nic  small.NIC // as the guest printed it
 	host int       // index into networkCloud.hosts
 }
 
@@ -121,10 +132,10 @@ func (c *networkCloud) bootWith(name string, host int, metadata map[string]strin
 		}
 	}
 	vm, err := c.vms.CreateVm(ctx, &vmv1.CreateVmRequest{
-		Name: name, Metadata: metadata, Labels: map[string]string{"trivet/node-selector": "trivet/host=" + c.hosts[host].Name},
+		Name: name, Metadata: metadata, Labels: map[string]string{"trivet/node-selector": "host=" + c.hosts[host].Name},
 		Spec: &vmv1.VmSpec{
 			Cpu: &vmv1.CpuSpec{Vcpus: 1}, Memory: &vmv1.MemorySpec{SizeMib: 192}, Network: nics,
-			Boot: &vmv1.BootSpec{Kernel: c.images.Kernel, Initrd: c.images.Initrd, Cmdline: c.images.Cmdline},
+			Boot: &vmv1.BootSpec{Kernel: c.images.Kernel, Initrd: c.images.Initrd, Cmdline: "console=ttyS0 quiet panic=-1 tsc=unstable no_timer_check"},
 		},
 	})
 	require.NoError(c.t, err)
@@ -133,9 +144,9 @@ func (c *networkCloud) bootWith(name string, host int, metadata map[string]strin
 	require.NoError(c.t, err)
 	m := &machine{c: c, vm: vm, host: host}
 	if len(nics) > 0 {
-		line, err := c.admin.Console(ctx, vm.GetId(), guest.Prefix+"NIC name=eth0 mac", 1)
+		line, err := c.admin.Console(ctx, vm.GetId(), small.Prefix+"NIC name=eth0 mac", 1)
 		require.NoError(c.t, err)
-		m.nic, err = guest.ParseNIC(line)
+		m.nic, err = small.ParseNIC(line)
 		require.NoError(c.t, err)
 	}
 	return m
@@ -162,6 +173,7 @@ func (m *machine) run(script string) string {
 // eventually runs a shell script in the guest until it succeeds.
 func (m *machine) eventually(what, script string) {
 	m.c.t.Helper()
+	defer func(began time.Time) { m.c.t.Logf("%s after %v", what, time.Since(began)) }(time.Now())
 	require.NoError(m.c.t, lab.Until(m.c.context(time.Minute), what, func(ctx context.Context) error {
 		_, err := m.try(ctx, script)
 		return err
@@ -179,7 +191,7 @@ func TestNetworks(t *testing.T) {
 	// The other VPC has the same prefixes and a guest with the same address as a.
 	e := c.boot("e", 1, &vmv1.NetworkSpec{SubnetId: twin[0], IpAddress: "10.0.1.10"})
 
-	t.Run("DHCP gives what the records say", func(t *testing.T) {
+	c.run("DHCP gives what the records say", func(t *testing.T) {
 		require.Equal(t, "10.0.1.10/24", a.nic.Address.String())
 		require.Equal(t, "10.0.1.1", a.nic.Gateway.String())
 		require.Equal(t, "a", a.nic.Host)
@@ -189,47 +201,47 @@ func TestNetworks(t *testing.T) {
 		require.Equal(t, []string{b.nic.Address.Addr().String()}, vm.GetStatus().GetIpAddresses())
 		require.Equal(t, b.nic.MAC, vm.GetSpec().GetNetwork()[0].GetMacAddress())
 	})
-	t.Run("ports are ACTIVE", func(t *testing.T) {
+	c.run("ports are ACTIVE", func(t *testing.T) {
 		for _, m := range []*machine{a, b, d, e} {
 			port, err := c.networks.GetPort(c.context(time.Minute), &networkv1.GetPortRequest{Id: m.vm.GetSpec().GetNetwork()[0].GetPortId()})
 			require.NoError(t, err)
 			require.Equal(t, networkv1.Status_STATUS_ACTIVE, port.GetStatus(), "%s: %s", m.vm.GetName(), port.GetStatusReason())
 		}
 	})
-	t.Run("guests of one VPC reach one another by address and name", func(t *testing.T) {
+	c.run("guests of one VPC reach one another by address and name", func(t *testing.T) {
 		for _, from := range []*machine{a, b, d} {
 			for _, to := range []*machine{a, b, d} {
-				from.run("ping -c 1 -w 5 " + to.nic.Address.Addr().String())
-				from.run("ping -c 1 -w 5 " + to.vm.GetName() + ".default.internal")
+				from.run("ping -c 1 -W 5 " + to.nic.Address.Addr().String())
+				from.run("ping -c 1 -W 5 " + to.vm.GetName() + ".default.internal")
 			}
-			from.run("ping -c 1 -w 5 10.0.1.1")
+			from.run("ping -c 1 -W 5 10.0.1.1")
 		}
 	})
-	t.Run("VPCs with the same addresses do not meet", func(t *testing.T) {
+	c.run("VPCs with the same addresses do not meet", func(t *testing.T) {
 		page := func(m *machine, address string) string {
-			return m.run(`printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 5 ` + address + ` 80 | tail -n 1`)
+			return m.run(`printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 1 ` + address + ` 80 | tail -n 1`)
 		}
 		require.Equal(t, "a", page(b, "10.0.1.10"))
 		require.Equal(t, "e", page(e, "10.0.1.10"))
-		_, err := e.try(c.context(time.Minute), "ping -c 1 -w 2 "+b.nic.Address.Addr().String())
+		_, err := e.try(c.context(time.Minute), "ping -c 1 -W 1 "+b.nic.Address.Addr().String())
 		require.Error(t, err, "a guest must not reach another VPC")
 	})
-	t.Run("packets up to the MTU pass, and larger ones are reported", func(t *testing.T) {
-		a.run("ping -c 1 -w 5 -s 1372 " + b.nic.Address.Addr().String())
+	c.run("packets up to the MTU pass, and larger ones are reported", func(t *testing.T) {
+		a.run("ping -c 1 -W 5 -s 1372 " + b.nic.Address.Addr().String())
 		require.Contains(t, a.run("ip link show eth0"), "mtu 1450")
 	})
-	t.Run("metadata and user data", func(t *testing.T) {
+	c.run("metadata and user data", func(t *testing.T) {
 		get := `printf 'GET %s HTTP/1.0\r\nHost: 169.254.169.254\r\n\r\n' | nc -w 5 169.254.169.254 80`
 		require.Contains(t, a.run(fmt.Sprintf(get, "/latest/meta-data/local-ipv4")), "10.0.1.10")
 		require.Contains(t, a.run(fmt.Sprintf(get, "/latest/meta-data/hostname")), "a")
 		require.Contains(t, a.run(fmt.Sprintf(get, "/latest/user-data")), "echo from user data")
 		require.Contains(t, a.run("cat /dev/vda | strings"), "echo from user data", "the seed disk")
 	})
-	t.Run("a rule that is removed stops traffic", func(t *testing.T) { c.revoke(a, b) })
-	t.Run("NICs are attached and detached while the guest runs", func(t *testing.T) { c.hotPlug(b, twin[0]) })
-	t.Run("guests keep their network while the agent is gone", func(t *testing.T) {
+	c.run("a rule that is removed stops traffic", func(t *testing.T) { c.revoke(a, b) })
+	c.run("NICs are attached and detached while the guest runs", func(t *testing.T) { c.hotPlug(b, twin[0]) })
+	c.run("guests keep their network while the agent is gone", func(t *testing.T) {
 		c.dir.Signal(c.hosts[1].Name, syscall.SIGKILL)
-		a.run("ping -c 3 -w 5 " + b.nic.Address.Addr().String())
+		d.run("ping -c 3 -W 5 " + b.nic.Address.Addr().String())
 		require.NoError(t, lab.Until(c.context(time.Minute), "the agent is dead", func(context.Context) error {
 			if c.dir.Running(c.hosts[1].Name) != 0 {
 				return errors.New("it runs")
@@ -238,9 +250,9 @@ func TestNetworks(t *testing.T) {
 		}))
 		require.NoError(t, c.hosts[1].Start(""))
 		require.NoError(t, c.hosts[1].Healthy(c.context(time.Minute)))
-		a.run("ping -c 3 -w 5 b.default.internal")
+		d.run("ping -c 3 -W 5 b.default.internal")
 	})
-	t.Run("what is deleted leaves nothing on the hosts", func(t *testing.T) { c.deleteAll(a, b, d, e) })
+	c.run("what is deleted leaves nothing on the hosts", func(t *testing.T) { c.deleteAll(a, b, d, e) })
 }
 
 // revoke checks that b can no longer reach a after the group's rule was removed, and again after it was added.
@@ -255,17 +267,17 @@ func (c *networkCloud) revoke(a, b *machine) {
 	require.NoError(c.t, err)
 	ingress := g.GetRules()[len(g.GetRules())-1].GetId()
 	_, err = c.networks.UpdatePort(ctx, &networkv1.UpdatePortRequest{
-		Id: a.vm.GetSpec().GetNetwork()[0].GetPortId(), SecurityGroups: &networkv1.IdList{Ids: []string{g.GetId()}},
+		Id: a.vm.GetSpec().GetNetwork()[0].GetPortId(), SecurityGroups: &networkv1.GroupIds{Ids: []string{g.GetId()}},
 	})
 	require.NoError(c.t, err)
-	b.eventually("ping passes", "ping -c 1 -w 2 10.0.1.10")
+	b.eventually("ping passes", "ping -c 1 -W 1 10.0.1.10")
 	_, err = c.networks.RemoveSecurityGroupRule(ctx, &networkv1.RemoveSecurityGroupRuleRequest{SecurityGroupId: g.GetId(), RuleId: ingress})
 	require.NoError(c.t, err)
-	b.eventually("ping is dropped", "! ping -c 1 -w 2 10.0.1.10")
-	b.run("! ping -c 1 -w 2 10.0.1.10")
+	b.eventually("ping is dropped", "! ping -c 1 -W 1 10.0.1.10")
+	b.run("! ping -c 1 -W 1 10.0.1.10")
 	_, err = c.networks.AddSecurityGroupRule(ctx, rule)
 	require.NoError(c.t, err)
-	b.eventually("ping passes again", "ping -c 1 -w 2 10.0.1.10")
+	b.eventually("ping passes again", "ping -c 1 -W 1 10.0.1.10")
 }
 
 // hotPlug attaches a NIC to a running guest and detaches it.
@@ -274,12 +286,12 @@ func (c *networkCloud) hotPlug(m *machine, subnet string) {
 	vm, err := c.vms.AttachNic(ctx, &vmv1.AttachNicRequest{VmId: m.vm.GetId(), Nic: &vmv1.NetworkSpec{Id: "late", SubnetId: subnet, Model: vmv1.NicModel_NIC_MODEL_VIRTIO_NET}})
 	require.NoError(c.t, err)
 	require.Len(c.t, vm.GetSpec().GetNetwork(), 2)
-	_, err = c.admin.Console(ctx, m.vm.GetId(), guest.Prefix+"NIC name=eth1 mac="+vm.GetSpec().GetNetwork()[1].GetMacAddress(), 1)
+	_, err = c.admin.Console(ctx, m.vm.GetId(), small.Prefix+"NIC name=eth1 mac="+vm.GetSpec().GetNetwork()[1].GetMacAddress(), 1)
 	require.NoError(c.t, err)
 	vm, err = c.vms.DetachNic(ctx, &vmv1.DetachNicRequest{VmId: m.vm.GetId(), NicId: "late"})
 	require.NoError(c.t, err)
 	require.Len(c.t, vm.GetSpec().GetNetwork(), 1)
-	_, err = c.admin.Console(ctx, m.vm.GetId(), guest.Prefix+"NIC name=eth1 removed", 1)
+	_, err = c.admin.Console(ctx, m.vm.GetId(), small.Prefix+"NIC name=eth1 removed", 1)
 	require.NoError(c.t, err)
 }
 

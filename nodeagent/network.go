@@ -71,7 +71,9 @@ func openNetworks(ctx context.Context, c *Config, ack func(cloud.NetworkAck), ke
 }
 
 func (n *networks) open(u underlay, log *slog.Logger) error {
-	filter, err := firewall.New(firewall.Options{Trusted: []string{"vx*"}})
+	filter, err := firewall.New(firewall.Options{
+		Trusted: []string{"vx*"}, Denied: []netip.Prefix{netip.PrefixFrom(u.vtep, u.vtep.BitLen())},
+	})
 	if err != nil {
 		return err
 	}

@@ -36,6 +36,8 @@ type Agent struct {
 	Net, Underlay string
 	// Network holds more settings of `network`.
 	Network map[string]any
+	// Labels are the labels of the host, by which placement can select it.
+	Labels map[string]string
 	// External holds the setting `external`.
 	External map[string]any
 }
@@ -68,6 +70,9 @@ func (a *Agent) Start(token string) error {
 	}
 	if a.Network != nil {
 		settings["network"] = a.Network
+	}
+	if a.Labels != nil {
+		settings["labels"] = a.Labels
 	}
 	if a.External != nil {
 		settings["external"] = a.External
@@ -110,6 +115,23 @@ func (a *Agent) EndGuests(ctx context.Context) (int, error) {
 	}
 	errs = append(errs, tree.Close())
 	return len(names), errors.Join(errs...)
+}
+
+// RemoveNetworks removes the network namespaces of the VPCs that the agent made. The agent and its guests must have ended.
+func (a *Agent) RemoveNetworks() error {
+	prefix, _ := a.Network["prefix"].(string)
+	if prefix == "" {
+		prefix = "trivet-"
+	}
+	all, err := filepath.Glob(filepath.Join(netnsDir, prefix+"*"))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, path := range all {
+		errs = append(errs, tool("ip", "netns", "del", filepath.Base(path)))
+	}
+	return errors.Join(errs...)
 }
 
 // Healthy waits until the agent's /health returns 200. It returns an error if ctx ends first.

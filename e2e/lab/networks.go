@@ -13,7 +13,9 @@ import (
 )
 
 // Networks returns a client of the network service, on the connection that all clients of g share.
-func (g *GRPC) Networks() networkv1.NetworkServiceClient { return networkv1.NewNetworkServiceClient(g.conn) }
+func (g *GRPC) Networks() networkv1.NetworkServiceClient {
+	return networkv1.NewNetworkServiceClient(g.conn)
+}
 
 // RunInGuest runs a shell script in the small guest, over HTTP to its address in a network namespace, which is that of
 // its VPC. It returns the output, and an error if the exit status is not 0.
@@ -34,9 +36,10 @@ func RunInGuest(ctx context.Context, namespace, address, script string) (string,
 	if err != nil {
 		return string(text), fmt.Errorf("run in the guest at %s: %w", address, err)
 	}
-	said, status, ok := strings.Cut("\n"+string(text), "\nrc=")
-	if !ok || strings.TrimSpace(status) != "0" {
+	// The output may end without a newline.
+	said, ok := strings.CutSuffix(string(text), "rc=0\n")
+	if !ok {
 		return string(text), fmt.Errorf("run %q in the guest at %s: %q", script, address, text)
 	}
-	return strings.TrimPrefix(said, "\n"), nil
+	return said, nil
 }

@@ -66,7 +66,7 @@ func (t *tables) hostVPC(id cloud.VPCID, vtep netip.Addr) (wanted, bool) {
 			w.problem("port %s: host %s has the underlay address %s, and this host has %s", p.ID, p.Node, p.VTEP, vtep)
 		default:
 			s.Remotes = append(s.Remotes, cloud.RemotePort{
-				MAC: p.MAC, IP: p.IP, IP6: p.IP6, HostName: p.HostName, VTEP: p.VTEP,
+				MAC: p.MAC, IP: p.IP, IP6: p.IP6, HostName: p.HostName, Pairs: sortedPairs(p.Pairs), VTEP: p.VTEP,
 			})
 		}
 	}
@@ -75,6 +75,7 @@ func (t *tables) hostVPC(id cloud.VPCID, vtep netip.Addr) (wanted, bool) {
 			return cmp.Or(bytes.Compare(a.MAC[:], b.MAC[:]), a.IP.Compare(b.IP))
 		})
 	}
+	w.addRoutes(one)
 	w.addGroups(t, one, used)
 	for _, key := range slices.Sorted(maps.Keys(t.invalid)) {
 		if r := t.invalid[key]; r.VPC == id || one.uses[cloud.SecurityGroupID(key)] > 0 {
@@ -115,9 +116,14 @@ func (w *wanted) addSubnets(one *vpcTable) {
 func localPort(p *cloud.PortOnHost) cloud.HostPort {
 	out := cloud.HostPort{
 		ID: p.ID, Device: DeviceName(p.ID), HostName: p.HostName, MAC: p.MAC, IP: p.IP, IP6: p.IP6, Secured: p.Secured,
-		Groups: slices.Compact(slices.Sorted(slices.Values(p.Groups))), Pairs: slices.Clone(p.Pairs), Mbps: p.Mbps,
+		Groups: slices.Compact(slices.Sorted(slices.Values(p.Groups))), Pairs: sortedPairs(p.Pairs), Mbps: p.Mbps,
 	}
-	slices.SortFunc(out.Pairs, func(a, b cloud.AddressPair) int {
+	return out
+}
+
+func sortedPairs(pairs []cloud.AddressPair) []cloud.AddressPair {
+	out := slices.Clone(pairs)
+	slices.SortFunc(out, func(a, b cloud.AddressPair) int {
 		return cmp.Or(a.CIDR.Addr().Compare(b.CIDR.Addr()), a.CIDR.Bits()-b.CIDR.Bits(), bytes.Compare(a.MAC[:], b.MAC[:]))
 	})
 	return out
