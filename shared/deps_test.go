@@ -141,6 +141,7 @@ var others = map[string][]string{
 	"nodeagent/nsthread":  {"shared/mutant"},
 	"nodeagent/netdev":    {"nodeagent/nsthread", "shared/cloud", "shared/mutant"},
 	"nodeagent/firewall":  {"nodeagent/nsthread", "shared/cloud", "shared/mutant"},
+	"nodeagent/edge":      {"nodeagent/nsthread", "shared/cloud", "shared/mutant"},
 	"nodeagent/dhcp":      {"nodeagent/nsthread", "shared/cloud", "shared/mutant"},
 	"nodeagent/resolver":  {"nodeagent/nsthread", "shared/cloud", "shared/mutant"},
 	"nodeagent/metadata":  {"shared/cloudinit", "nodeagent/nsthread", "shared/cloud", "shared/mutant"},
@@ -179,6 +180,7 @@ var others = map[string][]string{
 // inTests lists, for each package, what its test files may import in addition to what allowedInTests allows all test
 // files.
 var inTests = map[string][]string{
+	"nodeagent/edge":          {"nodeagent/firewall", "nodeagent/netdev"}, // the rules apply to floating IPs
 	"cli":                     {"controlplane/money/credit/ledger", "controlplane/money/credit/ledger/ledgertest"},
 	"controlplane/config":     {"docs/docstest"},
 	"controlplane/kv/restapi": {"controlplane/kv/users"},

@@ -14,6 +14,9 @@ func (h *Host) lock(ctx context.Context, id cloud.VPCID) (unlock func(), err err
 	if !validID.MatchString(string(id)) {
 		return nil, fmt.Errorf("VPC ID %q is not a file name", id)
 	}
+	if id == reservedID {
+		return nil, fmt.Errorf("VPC ID %q is reserved", id)
+	}
 	return h.locks.lock(ctx, id)
 }
 

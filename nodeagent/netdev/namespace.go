@@ -17,6 +17,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
+// reservedID is no valid VPC ID: package edge names its namespace with it and the same prefix.
+const reservedID = "edge"
+
 // namespaceDir is where ip-netns(8) mounts namespaces.
 const namespaceDir = "/run/netns"
 
@@ -27,7 +30,7 @@ func (h *Host) Path(id cloud.VPCID) string { return filepath.Join(namespaceDir, 
 func (h *Host) Namespace(id cloud.VPCID) string { return h.opts.Prefix + string(id) }
 
 // List returns the sorted IDs of all VPCs that have a namespace on the host, among them those of which a Remove was
-// interrupted.
+// interrupted. The namespace of package edge is none of them.
 func (h *Host) List() ([]cloud.VPCID, error) {
 	entries, err := os.ReadDir(namespaceDir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -38,7 +41,7 @@ func (h *Host) List() ([]cloud.VPCID, error) {
 	}
 	var ids []cloud.VPCID
 	for _, e := range entries {
-		if id, ok := strings.CutPrefix(e.Name(), h.opts.Prefix); ok && validID.MatchString(id) {
+		if id, ok := strings.CutPrefix(e.Name(), h.opts.Prefix); ok && validID.MatchString(id) && id != reservedID {
 			ids = append(ids, cloud.VPCID(id))
 		}
 	}

@@ -45,6 +45,9 @@
 //     the sysctl.
 //   - The kernel consults the tables of subnets after the main table. So packets to the VPC's subnets always follow the
 //     connected routes, whatever a route table contains.
+//   - A route to a NAT gateway is a throw route: the kernel then continues with the next rule, which is that of package
+//     edge. So this package needs to know neither the device nor the address of the way out, and the order of calls to
+//     the two packages does not matter.
 //   - What a guest sends is limited by a token bucket on an IFB device, not by a policer. A policer drops all packets
 //     above the limit instead of delaying them, so TCP connections stay far below the limit. Besides, kernels without
 //     CONFIG_NET_ACT_POLICE have none.

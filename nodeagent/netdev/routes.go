@@ -31,9 +31,11 @@ type tableRoute struct {
 	metric      int
 }
 
-// nextHop is the effect of a route. Routes of the kinds RTN_BLACKHOLE and RTN_UNREACHABLE have no address and device.
+// nextHop is the effect of a route. Only routes of the kind RTN_UNICAST have an address and a device. RTN_THROW ends
+// the lookup in the subnet's table. The lookup continues with the table of package edge, if the VPC is connected to an
+// external network, and fails otherwise.
 type nextHop struct {
-	kind   int // RTN_UNICAST, RTN_BLACKHOLE or RTN_UNREACHABLE
+	kind   int // RTN_UNICAST, RTN_BLACKHOLE, RTN_UNREACHABLE or RTN_THROW
 	via    netip.Addr
 	bridge string
 }
@@ -81,6 +83,10 @@ func (w *state) addRoutes(vpc *cloud.HostVPC, s *cloud.HostSubnet) {
 			add(r.Destination, nextHop{kind: unix.RTN_BLACKHOLE})
 			continue
 		}
+		if r.Target == cloud.RouteNAT {
+			add(r.Destination, nextHop{kind: unix.RTN_THROW})
+			continue
+		}
 		if target := subnetOf(vpc, r.Via); target != nil {
 			add(r.Destination, nextHop{kind: unix.RTN_UNICAST, via: r.Via, bridge: Bridge(target.VNI)})
 		}
@@ -107,6 +113,9 @@ func checkRoutes(vpc *cloud.HostVPC, s *cloud.HostSubnet) error {
 		case seen[r.Destination]:
 			return fmt.Errorf("two routes for %s", r.Destination)
 		case r.Target == cloud.RouteBlackhole:
+		case r.Target == cloud.RouteNAT && r.Destination.Addr().Is6():
+			return fmt.Errorf("route for %s: NAT gateways translate IPv4 only", r.Destination)
+		case r.Target == cloud.RouteNAT:
 		case r.Target != cloud.RoutePort:
 			return fmt.Errorf("route for %s: target %d is not supported", r.Destination, r.Target)
 		case r.Via.Is4() != r.Destination.Addr().Is4() || subnetOf(vpc, r.Via) == nil:
@@ -210,6 +219,8 @@ func (c replaceRoute) String() string {
 		text += fmt.Sprintf("blackhole %s", c.destination)
 	case unix.RTN_UNREACHABLE:
 		text += fmt.Sprintf("unreachable %s", c.destination)
+	case unix.RTN_THROW:
+		text += fmt.Sprintf("throw %s", c.destination)
 	default:
 		text += fmt.Sprintf("%s via %s dev %s", c.destination, c.via, c.nextHop.bridge)
 	}

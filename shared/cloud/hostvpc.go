@@ -26,6 +26,29 @@ type HostVPC struct {
 	// a revoked connection can continue if the rules still permit packets of its other direction. The agent sets the
 	// field for a short time; the control plane does not.
 	LooseTCP bool
+	// NAT is the NAT gateway of the VPC. It is nil without one.
+	NAT *HostNAT
+	// Floating are the floating IPs of the ports on this host.
+	Floating []HostFloating
+}
+
+// HostNAT is the NAT gateway of a VPC. Every host with ports of the VPC translates the connections of its own ports.
+type HostNAT struct {
+	// External is the name of the external network.
+	External string
+	// Address is the address of the external network that connections of the VPC get as their source. It is invalid if
+	// each host uses its own address in the external network. If it is valid, at most one host may have the HostNAT.
+	Address netip.Addr
+}
+
+// HostFloating is a floating IP of a port on this host. Only one host at a time has the HostFloating of an address.
+type HostFloating struct {
+	// Address is the IPv4 address in the external network.
+	Address netip.Addr
+	// External is the name of the external network.
+	External string
+	// Fixed is the IPv4 address of the port.
+	Fixed netip.Addr
 }
 
 // HostSubnet is the wanted state of a subnet on a host.
@@ -54,9 +77,10 @@ type HostSubnet struct {
 type HostRoute struct {
 	// Destination is a masked prefix.
 	Destination netip.Prefix
-	// Target is RoutePort or RouteBlackhole.
+	// Target is RoutePort, RouteBlackhole, or, for IPv4, RouteNAT. RouteNAT sends packets to the external network, like
+	// those without any route. It serves as an exception from a route with a shorter prefix.
 	Target RouteTarget
-	// Via is the address of the target port that has the IP version of Destination. It is invalid for RouteBlackhole.
+	// Via is the address of the target port that has the IP version of Destination. It is invalid for other targets.
 	Via netip.Addr
 }
 

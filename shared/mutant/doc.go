@@ -117,4 +117,6 @@ const (
 	SendStaleBinding   = "send-stale-binding"   // hosts do not get the new binding of a port: controlplane/network
 	AnnounceTwice      = "announce-twice"       // a port's earlier binding replaces the later one, so that two hosts announce the port: nodeagent/vpc
 	ActivateEarly      = "activate-early"       // ports are set up before their packet filter is installed: nodeagent/vpc
+	EdgeDenied         = "edge-denied"          // guests open connections to denied prefixes outside: nodeagent/edge
+	KeepTranslated     = "keep-translated"      // connections of a removed floating IP continue: nodeagent/edge
 )

@@ -1,0 +1,304 @@
+package edge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// application is one call of Set.
+type application struct {
+	options   *Options
+	externals []external
+	host      *netlink.Handle
+	edge      *space
+	connected []*connection
+}
+
+// apply makes the kernel's state equal to the wanted one. The rules of the edge namespace precede its devices, and an
+// address outside is answered last. An error of one VPC or external network does not prevent the others.
+func (a *application) apply(r *Result) error {
+	if err := a.edge.setSettings(edgeSettings); err != nil {
+		return err
+	}
+	links, err := a.edge.links()
+	if err != nil {
+		return err
+	}
+	if err := numbers(a.connected, links); err != nil {
+		return err
+	}
+	if err := a.edge.setTable(edgeChains(a.externals, a.connected)); err != nil {
+		return err
+	}
+	failed := a.setDevices(links, r)
+	for _, c := range a.connected {
+		if err := a.setVPC(c); err != nil {
+			failed = append(failed, fmt.Errorf("VPC %s: %w", c.ID, err))
+		}
+	}
+	return errors.Join(append(failed, a.setEdge(r), a.revoke(r))...)
+}
+
+// setDevices makes the devices of external networks and VPCs, and deletes others.
+func (a *application) setDevices(links map[string]netlink.Link, r *Result) (failed []error) {
+	wanted := map[string]bool{}
+	for i := range a.externals {
+		wanted[a.externals[i].device] = true
+	}
+	for _, c := range a.connected {
+		wanted[c.device()] = true
+	}
+	paths, err := a.edge.deleteObsolete(links, wanted)
+	if err != nil {
+		failed = append(failed, err)
+	}
+	for _, path := range paths {
+		if err := disconnectPath(a.edge.ctx, path, a.connected, r); err != nil {
+			failed = append(failed, err)
+		}
+	}
+	if lo := links["lo"]; lo != nil {
+		failed = append(failed, a.edge.setUp(lo))
+	}
+	for i := range a.externals {
+		x := &a.externals[i]
+		err := a.setExternal(x, links)
+		if err == nil {
+			err = a.edge.setSettings(externalSettings(x.device))
+		}
+		if err != nil {
+			failed = append(failed, fmt.Errorf("external network %s: %w", x.name, err))
+		}
+	}
+	for _, c := range a.connected {
+		if err := a.setLink(c, links); err != nil {
+			failed = append(failed, fmt.Errorf("VPC %s: %w", c.ID, err))
+		}
+	}
+	return failed
+}
+
+// setVPC makes the rules and routes in the namespace of a VPC.
+func (a *application) setVPC(c *connection) error {
+	if err := c.inside.setTable(vpcChains(a.externals, c, a.options.Denied)); err != nil {
+		return err
+	}
+	if err := c.inside.setSettings(vpcSettings); err != nil {
+		return err
+	}
+	return c.inside.setRoutes(c)
+}
+
+// setRoutes makes the address and the routes of the package in the namespace of a VPC. A nil connection has none.
+func (s *space) setRoutes(c *connection) error {
+	have, err := s.network()
+	if err != nil {
+		return err
+	}
+	want := have.empty()
+	if c != nil {
+		want.address(vpcDevice, netip.PrefixFrom(c.far, 31))
+		link := netip.PrefixFrom(c.near, 31)
+		want.route(vpcDevice, netlink.Route{Table: vpcTable, Dst: ipNet(link), Scope: unix.RT_SCOPE_LINK,
+			Type: unix.RTN_UNICAST})
+		want.route(vpcDevice, netlink.Route{Table: vpcTable, Gw: c.near.AsSlice(), Type: unix.RTN_UNICAST})
+		if c.CIDR.IsValid() {
+			want.route("", netlink.Route{Table: vpcTable, Dst: ipNet(c.CIDR.Masked()), Type: unix.RTN_UNREACHABLE})
+		}
+		want.rule(vpcPriority, netip.Addr{}, 0, vpcTable)
+	}
+	err = errors.Join(
+		have.readAddresses(func(name string) bool { return name == vpcDevice }),
+		have.readRoutes(func(table int) bool { return table == vpcTable }),
+		have.readRules(vpcPriority, vpcPriority))
+	if err == nil {
+		_, err = s.reconcile(have.items, want.items)
+	}
+	return err
+}
+
+// setEdge makes the addresses, routes and proxy entries of the edge namespace. It announces the host's addresses and
+// those of new proxy entries.
+func (a *application) setEdge(r *Result) error {
+	have, err := a.edge.network()
+	if err != nil {
+		return err
+	}
+	want, haveProxies, wantProxies := have.empty(), have.empty(), have.empty()
+	for _, x := range a.externals {
+		want.address(x.device, x.Address)
+		src := x.Address.Addr().AsSlice()
+		want.route(x.device, netlink.Route{Table: x.table, Dst: ipNet(x.Address.Masked()), Src: src,
+			Scope: unix.RT_SCOPE_LINK, Type: unix.RTN_UNICAST})
+		if x.Gateway.IsValid() {
+			want.route(x.device, netlink.Route{Table: x.table, Gw: x.Gateway.AsSlice(), Src: src, Type: unix.RTN_UNICAST})
+		}
+		want.rule(edgePriority, netip.Addr{}, x.mark, x.table)
+		want.rule(edgePriority+1, x.Address.Addr(), 0, x.table)
+	}
+	for _, c := range a.connected {
+		link := netip.PrefixFrom(c.near, 31)
+		want.address(c.device(), link)
+		want.route(c.device(), netlink.Route{Table: unix.RT_TABLE_MAIN, Dst: ipNet(link), Scope: unix.RT_SCOPE_LINK,
+			Type: unix.RTN_UNICAST})
+	}
+	for _, o := range routes(a.externals, a.connected) {
+		want.route(o.vpc.device(), netlink.Route{Table: unix.RT_TABLE_MAIN, Gw: o.vpc.far.AsSlice(),
+			Dst: ipNet(netip.PrefixFrom(o.address, 32)), Type: unix.RTN_UNICAST})
+		wantProxies.proxy(o.external.device, o.address)
+	}
+	err = errors.Join(
+		have.readAddresses(func(name string) bool { return linkName.MatchString(name) || externalName.MatchString(name) }),
+		have.readRoutes(func(table int) bool { return table != unix.RT_TABLE_LOCAL }),
+		have.readRules(edgePriority, maxEdgePriority), haveProxies.readProxies())
+	if err != nil {
+		return err
+	}
+	added, err := a.edge.reconcile(have.items, want.items)
+	if err != nil {
+		return err
+	}
+	answered, err := a.edge.reconcile(haveProxies.items, wantProxies.items)
+	return errors.Join(err, a.announce(append(added, answered...), r))
+}
+
+// disconnect removes what the package has in the namespace of a VPC, and the VPC's connections to the outside. It reads
+// the rules only if there is a trace of the package.
+func (s *space) disconnect(r *Result) error {
+	have, err := s.network()
+	if err != nil {
+		return err
+	}
+	if err := have.readRules(vpcPriority, vpcPriority); err != nil {
+		return err
+	}
+	if _, exists := have.indexes[vpcDevice]; !exists && len(have.items) == 0 {
+		return nil
+	}
+	if l, err := s.LinkByName(vpcDevice); err == nil {
+		if err := s.deleteLink(l); err != nil {
+			return err
+		}
+	}
+	if err := s.deleteTable(); err != nil {
+		return err
+	}
+	passing := func(f *netlink.ConntrackFlow) bool { return f.Mark&connectionMark != 0 }
+	if err := s.deleteConnections(passing, r); err != nil {
+		return err
+	}
+	// The rule is deleted last: it is the trace that an interrupted call leaves.
+	return s.setRoutes(nil)
+}
+
+// disconnectPath disconnects the VPC with a namespace, unless it is connected by another device.
+func disconnectPath(ctx context.Context, path string, connected []*connection, r *Result) error {
+	for _, c := range connected {
+		if c.Namespace == path {
+			return nil
+		}
+	}
+	s, err := openSpace(ctx, path, r)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	return s.disconnect(r)
+}
+
+// remove disconnects all VPCs and deletes the edge namespace.
+func (e *Edge) remove(ctx context.Context) error {
+	mounted, err := isNamespace(e.path())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if !mounted {
+		return os.Remove(e.path())
+	}
+	var r Result
+	s, err := openSpace(ctx, e.path(), &r)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	links, err := s.links()
+	if err != nil {
+		return err
+	}
+	paths, err := s.deleteObsolete(links, nil)
+	for _, path := range paths {
+		err = errors.Join(err, disconnectPath(ctx, path, nil, &r))
+	}
+	if err != nil {
+		return err
+	}
+	return netns.DeleteNamed(e.name())
+}
+
+// setting is a sysctl. The path is relative to /proc/sys.
+type setting struct{ path, value string }
+
+// edgeSettings are the settings of the edge namespace. ip_forward is first, because writing it resets others.
+var edgeSettings = []setting{
+	{"net/ipv4/ip_forward", "1"},
+	{"net/ipv4/conf/all/rp_filter", "0"},
+	{"net/ipv4/conf/default/rp_filter", "0"},
+	{"net/ipv4/conf/all/send_redirects", "0"}, // packets between floating IPs of one VPC leave where they came from
+	{"net/ipv4/conf/default/send_redirects", "0"},
+	{"net/ipv4/conf/all/accept_redirects", "0"},
+	{"net/ipv4/conf/default/accept_redirects", "0"},
+	{"net/ipv4/conf/all/accept_source_route", "0"},
+	{"net/ipv4/conf/default/accept_source_route", "0"},
+	{"net/ipv4/conf/all/arp_ignore", "1"},   // the addresses of veth pairs are not answered outside
+	{"net/ipv4/conf/all/arp_announce", "2"}, // requests outside have the host's address
+	{"net/ipv4/icmp_errors_use_inbound_ifaddr", "1"},
+	{"net/ipv6/conf/all/disable_ipv6", "1"},
+	{"net/ipv6/conf/default/disable_ipv6", "1"},
+	{"net/netfilter/nf_conntrack_tcp_loose", "0"},
+}
+
+// externalSettings are the settings of the device of an external network.
+func externalSettings(device string) []setting {
+	return []setting{{"net/ipv4/neigh/" + device + "/proxy_delay", "0"}} // ARP requests are answered at once
+}
+
+// vpcSettings are the settings of the package's device in VPCs' namespaces.
+var vpcSettings = []setting{
+	{"net/ipv4/conf/" + vpcDevice + "/rp_filter", "0"},
+	{"net/ipv4/conf/" + vpcDevice + "/accept_redirects", "0"},
+	{"net/ipv6/conf/" + vpcDevice + "/disable_ipv6", "1"},
+}
+
+// setSettings writes those settings of the namespace that differ.
+func (s *space) setSettings(all []setting) error {
+	return s.in(func() error {
+		for _, one := range all {
+			path := filepath.Join("/proc/sys", one.path)
+			have, err := os.ReadFile(path)
+			if errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(one.path, "net/ipv6/") {
+				continue // a kernel without IPv6
+			}
+			if err == nil && strings.TrimSpace(string(have)) != one.value {
+				err = os.WriteFile(path, []byte(one.value), 0)
+				s.changed("sysctl -w %s=%s", one.path, one.value)
+			}
+			if err != nil {
+				return fmt.Errorf("change a setting: %w", err)
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,80 @@
+package edge
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// obsolete selects the connections for which it returns true.
+type obsolete func(*netlink.ConntrackFlow) bool
+
+// MatchConntrackFlow implements netlink.CustomConntrackFilter.
+func (f obsolete) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool { return f(flow) }
+
+// revoke deletes the tracked connections that the wanted state translates differently. The rules must be in effect.
+func (a *application) revoke(r *Result) error {
+	if mutant.On(mutant.KeepTranslated) {
+		return nil
+	}
+	translated := map[netip.Addr]netip.Addr{} // VPCs' ends of veth pairs to the host's addresses
+	var failed error
+	for _, c := range a.connected {
+		if c.source(a.externals) == c.far {
+			translated[c.far] = externalOf(a.externals, c.NAT.External).Address.Addr()
+		}
+		if err := c.inside.deleteConnections(c.obsolete(a.externals), r); err != nil {
+			failed = errors.Join(failed, fmt.Errorf("VPC %s: %w", c.ID, err))
+		}
+	}
+	return errors.Join(failed, a.edge.deleteConnections(func(f *netlink.ConntrackFlow) bool {
+		source := addrOf(f.Forward.SrcIP)
+		return linkPrefix.Contains(source) && translated[source] != addrOf(f.Reverse.DstIP)
+	}, r))
+}
+
+// obsolete returns the selection of the connections in the VPC's namespace that pass the edge and that c translates
+// differently. The reply of a connection has the translated addresses.
+func (c *connection) obsolete(all []external) obsolete {
+	fixed, floating := map[netip.Addr]netip.Addr{}, map[netip.Addr]netip.Addr{}
+	for _, f := range c.Floating {
+		fixed[f.Address], floating[f.Fixed] = f.Fixed, f.Address
+	}
+	source := c.source(all)
+	return func(f *netlink.ConntrackFlow) bool {
+		if f.Mark&connectionMark == 0 {
+			return false
+		}
+		inward := fixed[addrOf(f.Forward.DstIP)]
+		if inward.IsValid() && inward == addrOf(f.Reverse.SrcIP) {
+			return false
+		}
+		outward := addrOf(f.Reverse.DstIP)
+		return outward != source && outward != floating[addrOf(f.Forward.SrcIP)]
+	}
+}
+
+// deleteConnections deletes the tracked IPv4 connections of the namespace that f selects. The list is read again if it
+// changed meanwhile or a connection ended by itself.
+func (s *space) deleteConnections(f obsolete, r *Result) error {
+	var err error
+	for range dumpAttempts {
+		var n uint
+		n, err = s.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.FAMILY_V4, f)
+		r.Revoked += int(n)
+		if n > 0 {
+			s.changed("conntrack -D: %d connections", n)
+		}
+		if err == nil || s.ctx.Err() != nil {
+			break
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("delete connections: %w", err)
+	}
+	return nil
+}

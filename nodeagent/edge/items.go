@@ -1,0 +1,232 @@
+package edge
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// edgePriority is the first priority of rules in the edge namespace, after the main table. The main table has only
+	// the routes to VPCs, which therefore precede those to external networks.
+	edgePriority    = 33000
+	maxEdgePriority = 33999
+	// vpcPriority is the priority of the rule in VPCs' namespaces. It is after those of package netdev.
+	vpcPriority = 34000
+	// vpcTable is the routing table in VPCs' namespaces. Package netdev uses those above 100,000,000.
+	vpcTable = 90_000_000
+)
+
+// items are addresses, routes, rules or proxy entries. The keys describe them as ip(8) does, except for the verb. The
+// values write them.
+type items map[string]item
+
+type item struct{ add, remove func() error }
+
+// reconcile adds the items that are in want only, then removes those that are in have only. It returns the keys of
+// added items.
+func (s *space) reconcile(have, want items) ([]string, error) {
+	var added []string
+	for _, key := range slices.Sorted(maps.Keys(want)) {
+		if _, exists := have[key]; exists {
+			continue
+		}
+		if err := want[key].add(); err != nil {
+			return added, fmt.Errorf("add %s: %w", key, err)
+		}
+		added = append(added, key)
+		s.changed("ip %s", strings.Replace(key, " ", " add ", 1))
+	}
+	for _, key := range slices.Sorted(maps.Keys(have)) {
+		if _, wanted := want[key]; wanted {
+			continue
+		}
+		if err := have[key].remove(); err != nil && !absent(err) {
+			return added, fmt.Errorf("delete %s: %w", key, err)
+		}
+		s.changed("ip %s", strings.Replace(key, " ", " delete ", 1))
+	}
+	return added, nil
+}
+
+// network adds items of one namespace to a set. Items of devices that do not exist are left out: the error of the
+// device is reported already.
+type network struct {
+	*space
+	items
+	indexes map[string]int
+	names   map[int]string
+}
+
+func (s *space) network() (*network, error) {
+	n := &network{space: s, items: items{}, indexes: map[string]int{}, names: map[int]string{}}
+	links, err := s.links()
+	if err != nil {
+		return nil, err
+	}
+	for name, l := range links {
+		n.indexes[name], n.names[l.Attrs().Index] = l.Attrs().Index, name
+	}
+	return n, nil
+}
+
+// empty returns a network of the same namespace without items.
+func (n *network) empty() *network {
+	return &network{space: n.space, items: items{}, indexes: n.indexes, names: n.names}
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+func prefixOf(n *net.IPNet) netip.Prefix {
+	if n == nil {
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	}
+	a, _ := netip.AddrFromSlice(n.IP)
+	bits, _ := n.Mask.Size()
+	return netip.PrefixFrom(a.Unmap(), bits)
+}
+
+func addrOf(ip net.IP) netip.Addr {
+	a, _ := netip.AddrFromSlice(ip)
+	return a.Unmap()
+}
+
+// address adds an address. The kernel makes no route for it.
+func (n *network) address(device string, p netip.Prefix) {
+	index, exists := n.indexes[device]
+	if !exists {
+		return
+	}
+	link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}
+	a := &netlink.Addr{IPNet: ipNet(p), Flags: unix.IFA_F_NOPREFIXROUTE}
+	n.items[fmt.Sprintf("address %s dev %s noprefixroute", p, device)] = item{
+		func() error { return n.AddrReplace(link, a) }, func() error { return n.AddrDel(link, a) },
+	}
+}
+
+// readAddresses reads the addresses of devices for which ours returns true.
+func (n *network) readAddresses(ours func(string) bool) error {
+	list, err := dump("addresses", func() ([]netlink.Addr, error) { return n.AddrList(nil, netlink.FAMILY_V4) })
+	if err != nil {
+		return err
+	}
+	for _, a := range list {
+		if name := n.names[a.LinkIndex]; ours(name) {
+			n.address(name, prefixOf(a.IPNet))
+		}
+	}
+	return nil
+}
+
+// route adds a route. The fields Table, Dst, Gw, Src, Scope and Type of r are significant.
+func (n *network) route(device string, r netlink.Route) {
+	index, exists := n.indexes[device]
+	if !exists && device != "" {
+		return
+	}
+	r = netlink.Route{Table: r.Table, Dst: ipNet(prefixOf(r.Dst)), Gw: r.Gw, Src: r.Src, Scope: r.Scope, Type: r.Type,
+		LinkIndex: index, Protocol: unix.RTPROT_STATIC, Family: netlink.FAMILY_V4}
+	if r.Gw != nil {
+		r.Flags = int(netlink.FLAG_ONLINK) // the route may be added before that of the next hop
+	}
+	key := "route "
+	if r.Type == unix.RTN_UNREACHABLE {
+		key += "unreachable "
+	}
+	key += prefixOf(r.Dst).String()
+	if r.Gw != nil {
+		key += " via " + addrOf(r.Gw).String()
+	}
+	if device != "" {
+		key += " dev " + device
+	}
+	if r.Src != nil {
+		key += " src " + addrOf(r.Src).String()
+	}
+	key += fmt.Sprintf(" table %d", r.Table)
+	n.items[key] = item{func() error { return n.RouteReplace(&r) }, func() error { return n.RouteDel(&r) }}
+}
+
+// readRoutes reads the routes of tables for which ours returns true, except those that the kernel made.
+func (n *network) readRoutes(ours func(table int) bool) error {
+	list, err := dump("routes", func() ([]netlink.Route, error) {
+		all := &netlink.Route{Table: unix.RT_TABLE_UNSPEC}
+		return n.RouteListFiltered(netlink.FAMILY_V4, all, netlink.RT_FILTER_TABLE)
+	})
+	if err != nil {
+		return err
+	}
+	for _, r := range list {
+		if ours(r.Table) && r.Protocol != unix.RTPROT_KERNEL {
+			n.route(n.names[r.LinkIndex], r)
+		}
+	}
+	return nil
+}
+
+// rule adds a routing rule with an optional source address and mark.
+func (n *network) rule(priority int, source netip.Addr, mark, table int) {
+	r := netlink.NewRule()
+	r.Family, r.Priority, r.Table = netlink.FAMILY_V4, priority, table
+	key := fmt.Sprintf("rule priority %d", priority)
+	if source.IsValid() {
+		r.Src = ipNet(netip.PrefixFrom(source, source.BitLen()))
+		key += " from " + source.String()
+	}
+	if mark != 0 {
+		r.Mark = uint32(mark)
+		key += fmt.Sprintf(" fwmark %d", mark)
+	}
+	key += fmt.Sprintf(" lookup %d", table)
+	n.items[key] = item{func() error { return n.RuleAdd(r) }, func() error { return n.RuleDel(r) }}
+}
+
+// readRules reads the rules with priorities in a range.
+func (n *network) readRules(first, last int) error {
+	list, err := dump("rules", func() ([]netlink.Rule, error) { return n.RuleList(netlink.FAMILY_V4) })
+	if err != nil {
+		return err
+	}
+	for _, r := range list {
+		if r.Priority < first || r.Priority > last {
+			continue
+		}
+		source := netip.Addr{}
+		if r.Src != nil {
+			source = addrOf(r.Src.IP)
+		}
+		n.rule(r.Priority, source, int(r.Mark), r.Table)
+	}
+	return nil
+}
+
+// proxy adds an entry that answers ARP requests for an address.
+func (n *network) proxy(device string, a netip.Addr) {
+	index, exists := n.indexes[device]
+	if !exists {
+		return
+	}
+	entry := &netlink.Neigh{LinkIndex: index, Family: netlink.FAMILY_V4, Flags: netlink.NTF_PROXY, IP: a.AsSlice()}
+	n.items[fmt.Sprintf("neighbour proxy %s dev %s", a, device)] = item{
+		func() error { return n.NeighSet(entry) }, func() error { return n.NeighDel(entry) },
+	}
+}
+
+func (n *network) readProxies() error {
+	list, err := dump("proxy entries", func() ([]netlink.Neigh, error) { return n.NeighProxyList(0, netlink.FAMILY_V4) })
+	if err != nil {
+		return err
+	}
+	for _, e := range list {
+		n.proxy(n.names[e.LinkIndex], addrOf(e.IP))
+	}
+	return nil
+}

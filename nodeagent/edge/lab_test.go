@@ -1,0 +1,358 @@
+package edge
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netns"
+	"golang.org/x/net/icmp"
+	"golang.org/x/net/ipv4"
+
+	"github.com/trivet-cloud/trivet/nodeagent/firewall"
+	"github.com/trivet-cloud/trivet/nodeagent/netdev"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// patience limits how long tests wait for the kernel.
+const patience = 20 * time.Second
+
+// blocked is how long tests wait for packets that must not arrive.
+const blocked = 700 * time.Millisecond
+
+const (
+	outside  = "198.51.100.1:7000" // a server of the internet
+	internet = "internet"          // name of the external network
+)
+
+var parseAddr, parsePrefix = netip.MustParseAddr, netip.MustParsePrefix
+
+// lab is a set of hosts, each a network namespace, that are connected to an external network with the prefix
+// 203.0.113.0/24. The namespace "internet" is the network's gateway, 203.0.113.1, and has servers.
+type lab struct {
+	t      *testing.T
+	prefix string
+	hosts  []*labHost
+}
+
+type labHost struct {
+	lab      *lab
+	name     string
+	options  Options
+	edge     *Edge
+	devices  *netdev.Host
+	firewall *firewall.Firewall
+	vpcs     []*cloud.HostVPC
+}
+
+var labs atomic.Int32
+
+func newLab(t *testing.T, hosts int) *lab {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Fatal("this test makes network namespaces and needs root")
+	}
+	l := &lab{t: t, prefix: fmt.Sprintf("ed%d-%d-", os.Getpid(), labs.Add(1))}
+	t.Cleanup(l.remove)
+	l.addNamespace("x")
+	l.ip("x", "link add ext type bridge")
+	l.ip("x", "link set ext up")
+	l.addNamespace("internet")
+	l.plug("internet", "eth0", "203.0.113.1/24")
+	l.ip("internet", "address add 198.51.100.1/32 dev lo")
+	l.ip("internet", "address add 198.51.100.2/32 dev lo")
+	l.serve("internet", outside)
+	l.serve("internet", "198.51.100.2:7000")
+	for i := range hosts {
+		h := &labHost{lab: l, name: fmt.Sprintf("h%d", i+1)}
+		l.addNamespace(h.name)
+		l.plug(h.name, "eth1", "")
+		prefix := l.prefix + h.name + "-"
+		var err error
+		h.devices, err = netdev.New(netdev.Options{
+			VTEP: netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)}), Namespace: l.path(h.name), Prefix: prefix,
+		})
+		require.NoError(t, err)
+		t.Cleanup(h.devices.Close)
+		h.firewall, err = firewall.New(firewall.Options{Trusted: []string{"vx*"}})
+		require.NoError(t, err)
+		h.options = Options{
+			Prefix: prefix, Namespace: l.path(h.name), Denied: []netip.Prefix{parsePrefix("198.51.100.2/32")},
+			External: map[string]External{internet: {
+				Interface: "eth1", Address: parsePrefix(fmt.Sprintf("203.0.113.%d/24", i+2)), Gateway: parseAddr("203.0.113.1"),
+			}},
+		}
+		h.restart()
+		l.hosts = append(l.hosts, h)
+	}
+	return l
+}
+
+// restart replaces the Edge, as a restart of the agent does.
+func (h *labHost) restart() {
+	h.lab.t.Helper()
+	e, err := New(h.options)
+	require.NoError(h.lab.t, err)
+	h.lab.t.Cleanup(e.Close)
+	h.edge = e
+}
+
+func (l *lab) path(name string) string { return filepath.Join(namespaceDir, l.prefix+name) }
+
+func (l *lab) addNamespace(name string) {
+	l.t.Helper()
+	l.run("ip", "netns", "add", l.prefix+name)
+	l.ip(name, "link set lo up")
+}
+
+// plug connects a namespace to the external network.
+func (l *lab) plug(name, device, address string) {
+	l.t.Helper()
+	l.ip(name, "link add %s type veth peer name %s netns %sx", device, name, l.prefix)
+	l.ip("x", "link set %s master ext up", name)
+	if address != "" {
+		l.ip(name, "address add %s dev %s", address, device)
+	}
+	l.ip(name, "link set %s up", device)
+}
+
+// remove deletes all namespaces of the lab, also those that its hosts made.
+func (l *lab) remove() {
+	paths, _ := filepath.Glob(filepath.Join(namespaceDir, l.prefix+"*"))
+	for _, path := range paths {
+		if err := netns.DeleteNamed(filepath.Base(path)); err != nil {
+			l.t.Errorf("remove %s: %v", path, err)
+		}
+	}
+}
+
+func (l *lab) run(name string, args ...string) string {
+	l.t.Helper()
+	out, err := exec.CommandContext(l.t.Context(), name, args...).CombinedOutput()
+	require.NoError(l.t, err, "%s %s: %s", name, strings.Join(args, " "), out)
+	return string(out)
+}
+
+// ip runs ip(8) in a namespace of the lab and returns its output.
+func (l *lab) ip(name, format string, args ...any) string {
+	l.t.Helper()
+	return l.run("ip", append([]string{"-n", l.prefix + name}, strings.Fields(fmt.Sprintf(format, args...))...)...)
+}
+
+// nft runs nft(8) in a namespace of the lab and returns its output.
+func (l *lab) nft(name, command string) string {
+	l.t.Helper()
+	return l.run("ip", "netns", "exec", l.prefix+name, "nft", command)
+}
+
+// in calls f in a namespace of the lab.
+func (l *lab) in(name string, f func() error) error {
+	return onNewThread(func() error {
+		ns, err := netns.GetFromPath(l.path(name))
+		if err != nil {
+			return err
+		}
+		defer ns.Close()
+		if err := netns.Set(ns); err != nil {
+			return err
+		}
+		return f()
+	})
+}
+
+// serve runs a TCP server until the test ends. It tells each client the client's address, then returns what it reads.
+func (l *lab) serve(name, address string) {
+	l.t.Helper()
+	t := l.t // the goroutines must not read l.t, which subtests change
+	var listener net.Listener
+	require.NoError(l.t, l.in(name, func() (err error) {
+		listener, err = net.Listen("tcp4", address)
+		return err
+	}))
+	t.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			t.Cleanup(func() { conn.Close() })
+			go func() {
+				host, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
+				fmt.Fprintln(conn, host)
+				for lines := bufio.NewScanner(conn); lines.Scan(); {
+					fmt.Fprintln(conn, lines.Text())
+				}
+			}()
+		}
+	}()
+}
+
+// client is a connection to a server of the lab.
+type client struct {
+	net.Conn
+	lines *bufio.Reader
+	seen  string // address of the client that the server sees
+}
+
+func (l *lab) dial(from, to string, wait time.Duration) (*client, error) {
+	c := &client{}
+	err := l.in(from, func() (err error) {
+		c.Conn, err = net.DialTimeout("tcp4", to, wait)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	l.t.Cleanup(func() { c.Close() })
+	c.lines = bufio.NewReader(c)
+	_ = c.SetDeadline(time.Now().Add(patience))
+	c.seen, err = c.lines.ReadString('\n')
+	c.seen = strings.TrimSpace(c.seen)
+	return c, err
+}
+
+// echo sends a line and waits for it to return.
+func (c *client) echo(wait time.Duration) error {
+	_ = c.SetDeadline(time.Now().Add(wait))
+	if _, err := fmt.Fprintln(c, "line"); err != nil {
+		return err
+	}
+	_, err := c.lines.ReadString('\n')
+	return err
+}
+
+// requireDial requires that a server answers and sees the client with the address seen.
+func (l *lab) requireDial(from, to, seen string) *client {
+	l.t.Helper()
+	c, err := l.dial(from, to, patience)
+	require.NoError(l.t, err, "%s cannot connect to %s", from, to)
+	require.Equal(l.t, seen, c.seen, "source of the connection from %s to %s", from, to)
+	return c
+}
+
+// requirePing requires that an address answers an ICMP echo request.
+func (l *lab) requirePing(from, to string) {
+	l.t.Helper()
+	var conn net.PacketConn
+	require.NoError(l.t, l.in(from, func() (err error) {
+		conn, err = net.ListenPacket("ip4:icmp", "0.0.0.0")
+		return err
+	}))
+	defer conn.Close()
+	echo := &icmp.Echo{ID: os.Getpid() & 0xffff, Seq: 1, Data: []byte("data")}
+	message := icmp.Message{Type: ipv4.ICMPTypeEcho, Body: echo}
+	packet, err := message.Marshal(nil)
+	require.NoError(l.t, err)
+	require.NoError(l.t, conn.SetDeadline(time.Now().Add(patience)))
+	_, err = conn.WriteTo(packet, &net.IPAddr{IP: net.ParseIP(to)})
+	require.NoError(l.t, err)
+	for buffer := make([]byte, 1500); ; {
+		n, source, err := conn.ReadFrom(buffer)
+		require.NoError(l.t, err, "%s does not answer %s", to, from)
+		answer, err := icmp.ParseMessage(1, buffer[:n])
+		require.NoError(l.t, err)
+		if answer.Type == ipv4.ICMPTypeEchoReply && source.String() == to {
+			return
+		}
+	}
+}
+
+func (l *lab) requireNoDial(from, to, message string) {
+	l.t.Helper()
+	_, err := l.dial(from, to, blocked)
+	require.Error(l.t, err, message)
+}
+
+// addVPC adds a VPC with the prefix 10.0.0.0/16, and ports with the given last bytes of their addresses in 10.0.1.0/24.
+// The group "open" permits everything, and "closed" only outgoing connections.
+func (h *labHost) addVPC(id cloud.VPCID, ports ...byte) *cloud.HostVPC {
+	h.lab.t.Helper()
+	vpc := &cloud.HostVPC{
+		ID: id, MTU: 1400, CIDR: parsePrefix("10.0.0.0/16"),
+		Groups: []cloud.HostGroup{
+			{ID: "closed", Rules: []cloud.Rule{{Direction: cloud.Egress, AnyProtocol: true}}},
+			{ID: "open", Rules: []cloud.Rule{
+				{Direction: cloud.Egress, AnyProtocol: true}, {Direction: cloud.Ingress, AnyProtocol: true},
+			}},
+		},
+		Subnets: []cloud.HostSubnet{{
+			ID: "subnet", VNI: uint32(len(h.vpcs) + 1), CIDR: parsePrefix("10.0.1.0/24"), Gateway: parseAddr("10.0.1.1"),
+		}},
+	}
+	for _, n := range ports {
+		vpc.Subnets[0].Ports = append(vpc.Subnets[0].Ports, cloud.HostPort{
+			ID: cloud.PortID(fmt.Sprintf("p%d", n)), Device: fmt.Sprintf("port%d", n), MAC: cloud.MAC{2, 0, 0, 0, 0, n},
+			IP: netip.AddrFrom4([4]byte{10, 0, 1, n}), Secured: true, Groups: []cloud.SecurityGroupID{"open"},
+		})
+	}
+	h.vpcs = append(h.vpcs, vpc)
+	h.applyVPC(vpc)
+	for _, p := range vpc.Subnets[0].Ports {
+		h.lab.serve(h.guest(vpc, p.ID), ":7000")
+	}
+	return vpc
+}
+
+// applyVPC makes the devices and rules of a VPC, and a namespace for each new port.
+func (h *labHost) applyVPC(vpc *cloud.HostVPC) {
+	t := h.lab.t
+	t.Helper()
+	prepared, err := h.devices.Prepare(t.Context(), *vpc)
+	require.NoError(t, err)
+	for _, id := range prepared.Missing {
+		name := h.guest(vpc, id)
+		h.lab.addNamespace(name)
+		require.NoError(t, h.devices.AttachVeth(t.Context(), *vpc, id,
+			netdev.Endpoint{Namespace: h.lab.path(name), Device: "eth0"}))
+	}
+	ns, err := netns.GetFromPath(h.devices.Path(vpc.ID))
+	require.NoError(t, err)
+	defer ns.Close()
+	_, err = h.firewall.Set(t.Context(), ns, *vpc)
+	require.NoError(t, err)
+	_, err = h.devices.Activate(t.Context(), *vpc)
+	require.NoError(t, err)
+}
+
+// guest returns the name of the namespace of a port.
+func (h *labHost) guest(vpc *cloud.HostVPC, port cloud.PortID) string {
+	return fmt.Sprintf("g-%s-%s-%s", h.name, vpc.ID, port)
+}
+
+// inside returns the name of a VPC's namespace in the lab.
+func (h *labHost) inside(vpc *cloud.HostVPC) string {
+	return strings.TrimPrefix(filepath.Base(h.devices.Path(vpc.ID)), h.lab.prefix)
+}
+
+// edgeName returns the name of the edge namespace in the lab.
+func (h *labHost) edgeName() string { return h.name + "-" + namespaceName }
+
+func (h *labHost) state() State {
+	var s State
+	for _, v := range h.vpcs {
+		s.VPCs = append(s.VPCs, VPCOf(v, h.devices.Path(v.ID)))
+	}
+	return s
+}
+
+// apply connects the VPCs of the host as their states say.
+func (h *labHost) apply() Result {
+	h.lab.t.Helper()
+	r, err := h.edge.Set(h.lab.t.Context(), h.state())
+	require.NoError(h.lab.t, err)
+	return r
+}
+
+func floating(address, fixed string) cloud.HostFloating {
+	return cloud.HostFloating{Address: parseAddr(address), External: internet, Fixed: parseAddr(fixed)}
+}
