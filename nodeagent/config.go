@@ -64,8 +64,21 @@ type Config struct {
 	// UnderlayMTU is the MTU of the underlay; 0 means that of the interface with the address.
 	UnderlayMTU uint32  `yaml:"underlay_mtu"`
 	Network     Network `yaml:"network"`
-	// External maps the names of external networks to the interfaces by which this host is connected to them.
-	External map[string]string `yaml:"external"`
+	// External are the host's connections to external networks, by the networks' names.
+	External map[string]External `yaml:"external"`
+}
+
+// External is a connection to an external network.
+type External struct {
+	// Interface is the network device at the external network. It must be up. A bridge port is not possible; use its
+	// bridge.
+	Interface string `yaml:"interface"`
+	// Address is the IPv4 address that Trivet uses for this host in the external network, with the length of the
+	// network's prefix, for example 203.0.113.2/24. No other device may have it. Connections through NAT gateways have it
+	// as their source.
+	Address string `yaml:"address"`
+	// Gateway is the router of the external network. Without it, only addresses of the network are reachable.
+	Gateway string `yaml:"gateway"`
 }
 
 // Network holds settings of the traffic between hosts.
@@ -153,7 +166,10 @@ var configSettings = []setting{
 		c.Network.Encrypt, err = strconv.ParseBool(s)
 		return err
 	}},
-	{"external", "`name=interface,…` of external networks", pairs(func(c *Config) *map[string]string { return &c.External })},
+	{"external", "`name=interface:address/length[:gateway],…` of external networks", func(c *Config, s string) (err error) {
+		c.External, err = parseExternal(s)
+		return err
+	}},
 }
 
 func pairs(field func(*Config) *map[string]string) func(*Config, string) error {

@@ -7,7 +7,9 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
+	"strings"
 
+	"github.com/trivet-cloud/trivet/nodeagent/edge"
 	"github.com/trivet-cloud/trivet/shared/convert"
 )
 
@@ -41,7 +43,7 @@ func (c *Config) validateNetwork() error {
 	}
 	users := map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(c.External)) {
-		device := c.External[name]
+		device := c.External[name].Interface
 		switch {
 		case !validExternal.MatchString(name):
 			return fmt.Errorf("external: %q is not the name of an external network", name)
@@ -51,6 +53,49 @@ func (c *Config) validateNetwork() error {
 			return fmt.Errorf("external.%s: %s is already the interface of %s", name, device, users[device])
 		}
 		users[device] = name
+		if _, err := c.External[name].connection(); err != nil {
+			return fmt.Errorf("external.%s: %w", name, err)
+		}
 	}
 	return nil
+}
+
+// connection parses the setting.
+func (e External) connection() (edge.External, error) {
+	out := edge.External{Interface: e.Interface}
+	var err error
+	if out.Address, err = netip.ParsePrefix(e.Address); err != nil || !out.Address.Addr().Is4() {
+		return out, fmt.Errorf("address: %q is not an IPv4 address with a prefix length, such as 203.0.113.2/24", e.Address)
+	}
+	if e.Gateway == "" {
+		return out, nil
+	}
+	if out.Gateway, err = netip.ParseAddr(e.Gateway); err != nil || !out.Address.Contains(out.Gateway) || out.Gateway == out.Address.Addr() {
+		return out, fmt.Errorf("gateway: %q is not another address in %s", e.Gateway, out.Address.Masked())
+	}
+	return out, nil
+}
+
+// parseExternal parses the flag form of the setting: name=interface:address/length[:gateway], comma-separated.
+func parseExternal(s string) (map[string]External, error) {
+	out := map[string]External{}
+	if s == "" {
+		return out, nil
+	}
+	for text := range strings.SplitSeq(s, ",") {
+		name, rest, ok := strings.Cut(text, "=")
+		parts := strings.Split(rest, ":")
+		if !ok || len(parts) < 2 || len(parts) > 3 {
+			return nil, fmt.Errorf("%q is not name=interface:address/length[:gateway]", text)
+		}
+		if _, twice := out[name]; twice {
+			return nil, fmt.Errorf("%q is given twice", name)
+		}
+		e := External{Interface: parts[0], Address: parts[1]}
+		if len(parts) == 3 {
+			e.Gateway = parts[2]
+		}
+		out[name] = e
+	}
+	return out, nil
 }

@@ -2,16 +2,19 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"maps"
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/miekg/dns"
 
+	"github.com/trivet-cloud/trivet/nodeagent/edge"
 	"github.com/trivet-cloud/trivet/nodeagent/firewall"
 	"github.com/trivet-cloud/trivet/nodeagent/machine"
 	"github.com/trivet-cloud/trivet/nodeagent/metrics"
@@ -29,6 +32,7 @@ type networks struct {
 	// vpcs is nil if the host cannot have VPCs.
 	vpcs *vpc.Networks
 	host *netdev.Host
+	edge *edge.Edge // nil without external networks
 	ack  func(cloud.NetworkAck)
 	keys keysOf
 	// prefix starts the names of network namespaces.
@@ -57,7 +61,7 @@ func openNetworks(ctx context.Context, c *Config, ack func(cloud.NetworkAck), ke
 	}
 	missing = append(missing, firewall.MissingFeatures(ctx)...)
 	if len(missing) == 0 {
-		if err := n.open(u, log); err != nil {
+		if err := n.open(ctx, u, c, log); err != nil {
 			missing = append(missing, err.Error())
 		}
 	}
@@ -70,9 +74,10 @@ func openNetworks(ctx context.Context, c *Config, ack func(cloud.NetworkAck), ke
 	return n
 }
 
-func (n *networks) open(u underlay, log *slog.Logger) error {
+func (n *networks) open(ctx context.Context, u underlay, c *Config, log *slog.Logger) error {
+	denied := []netip.Prefix{netip.PrefixFrom(u.vtep, u.vtep.BitLen())}
 	filter, err := firewall.New(firewall.Options{
-		Trusted: []string{"vx*"}, Denied: []netip.Prefix{netip.PrefixFrom(u.vtep, u.vtep.BitLen())},
+		Trusted: []string{"vx*"}, Denied: denied,
 	})
 	if err != nil {
 		return err
@@ -80,9 +85,26 @@ func (n *networks) open(u underlay, log *slog.Logger) error {
 	if n.host, err = netdev.New(netdev.Options{VTEP: u.vtep, Device: u.device, Prefix: n.prefix}); err != nil {
 		return err
 	}
+	if len(c.External) > 0 {
+		if missing := edge.MissingFeatures(ctx); len(missing) > 0 {
+			return errors.New("external networks: " + strings.Join(missing, ", "))
+		}
+		options := edge.Options{Prefix: n.prefix, External: map[string]edge.External{}}
+		if u.vtep.Is4() {
+			options.Denied = denied
+		}
+		for name, e := range c.External {
+			if options.External[name], err = e.connection(); err != nil {
+				return err
+			}
+		}
+		if n.edge, err = edge.New(options); err != nil {
+			return err
+		}
+	}
 	upstreams := &hostResolvers{path: "/etc/resolv.conf"}
 	n.vpcs, err = vpc.New(vpc.Options{
-		VTEP: u.vtep, Host: n.host, Firewall: filter, Upstreams: upstreams.list, Acknowledge: n.ack, Keys: n.keys, Log: log,
+		VTEP: u.vtep, Host: n.host, Firewall: filter, Edge: n.edge, Upstreams: upstreams.list, Acknowledge: n.ack, Keys: n.keys, Log: log,
 	})
 	return err
 }
@@ -111,6 +133,9 @@ func (n *networks) taps() machine.Taps {
 func (n *networks) close() {
 	if n.vpcs != nil {
 		n.vpcs.Close()
+	}
+	if n.edge != nil {
+		n.edge.Close()
 	}
 	if n.host != nil {
 		n.host.Close()

@@ -18,21 +18,35 @@ func TestNetworkSettings(t *testing.T) {
 		change func(*Config)
 		want   string // part of the error; empty if the settings are valid
 	}{
-		"none":                 {func(*Config) {}, ""},
-		"address":              {func(c *Config) { c.Underlay = "192.0.2.1" }, ""},
-		"IPv6 address":         {func(c *Config) { c.Underlay, c.UnderlayMTU = "fd99::1", 9000 }, ""},
-		"interface":            {func(c *Config) { c.Underlay = "bond0.100" }, ""},
-		"external":             {func(c *Config) { c.External = map[string]string{"office": "eth1", "internet": "eth2"} }, ""},
-		"multicast":            {func(c *Config) { c.Underlay = "239.0.0.1" }, "underlay"},
-		"unspecified":          {func(c *Config) { c.Underlay = "0.0.0.0" }, "underlay"},
-		"zone":                 {func(c *Config) { c.Underlay = "fe80::1%eth0" }, "underlay"},
-		"no interface":         {func(c *Config) { c.Underlay = "../eth0" }, "underlay"},
-		"small MTU":            {func(c *Config) { c.UnderlayMTU = 500 }, "underlay_mtu"},
-		"encryption":           {func(c *Config) { c.Network.Encrypt = true }, "not supported yet"},
-		"external name":        {func(c *Config) { c.External = map[string]string{"Office!": "eth1"} }, "external"},
-		"external interface":   {func(c *Config) { c.External = map[string]string{"office": "an interface"} }, "external.office"},
-		"one interface for 2":  {func(c *Config) { c.External = map[string]string{"a": "eth1", "b": "eth1"} }, "already the interface of a"},
-		"external without one": {func(c *Config) { c.External = map[string]string{"office": ""} }, "external.office"},
+		"none":         {func(*Config) {}, ""},
+		"address":      {func(c *Config) { c.Underlay = "192.0.2.1" }, ""},
+		"IPv6 address": {func(c *Config) { c.Underlay, c.UnderlayMTU = "fd99::1", 9000 }, ""},
+		"interface":    {func(c *Config) { c.Underlay = "bond0.100" }, ""},
+		"external": {func(c *Config) {
+			c.External = map[string]External{"office": {Interface: "eth1", Address: "203.0.113.2/24", Gateway: "203.0.113.1"}, "internet": {Interface: "eth2", Address: "203.0.113.2/24", Gateway: "203.0.113.1"}}
+		}, ""},
+		"multicast":    {func(c *Config) { c.Underlay = "239.0.0.1" }, "underlay"},
+		"unspecified":  {func(c *Config) { c.Underlay = "0.0.0.0" }, "underlay"},
+		"zone":         {func(c *Config) { c.Underlay = "fe80::1%eth0" }, "underlay"},
+		"no interface": {func(c *Config) { c.Underlay = "../eth0" }, "underlay"},
+		"small MTU":    {func(c *Config) { c.UnderlayMTU = 500 }, "underlay_mtu"},
+		"encryption":   {func(c *Config) { c.Network.Encrypt = true }, "not supported yet"},
+		"external name": {func(c *Config) {
+			c.External = map[string]External{"Office!": {Interface: "eth1", Address: "203.0.113.2/24", Gateway: "203.0.113.1"}}
+		}, "external"},
+		"external interface": {func(c *Config) {
+			c.External = map[string]External{"office": {Interface: "an interface", Address: "203.0.113.2/24", Gateway: "203.0.113.1"}}
+		}, "external.office"},
+		"one interface for 2": {func(c *Config) {
+			c.External = map[string]External{"a": {Interface: "eth1", Address: "203.0.113.2/24", Gateway: "203.0.113.1"}, "b": {Interface: "eth1", Address: "203.0.113.2/24", Gateway: "203.0.113.1"}}
+		}, "already the interface of a"},
+		"external address": {func(c *Config) { c.External = map[string]External{"a": {Interface: "eth1", Address: "203.0.113.2"}} }, "external.a: address"},
+		"external gateway": {func(c *Config) {
+			c.External = map[string]External{"a": {Interface: "eth1", Address: "203.0.113.2/24", Gateway: "198.51.100.1"}}
+		}, "external.a: gateway"},
+		"external without one": {func(c *Config) {
+			c.External = map[string]External{"office": {Interface: "", Address: "203.0.113.2/24", Gateway: "203.0.113.1"}}
+		}, "external.office"},
 	} {
 		c := Default()
 		test.change(&c)
@@ -41,6 +55,18 @@ func TestNetworkSettings(t *testing.T) {
 		} else {
 			require.ErrorContains(t, err, test.want, name)
 		}
+	}
+}
+
+func TestExternalFlag(t *testing.T) {
+	got, err := parseExternal("a=eth1:203.0.113.2/24:203.0.113.1,b=eth2:198.51.100.2/28")
+	require.NoError(t, err)
+	require.Equal(t, map[string]External{
+		"a": {Interface: "eth1", Address: "203.0.113.2/24", Gateway: "203.0.113.1"}, "b": {Interface: "eth2", Address: "198.51.100.2/28"},
+	}, got)
+	for _, text := range []string{"a", "a=eth1", "a=eth1:1.2.3.4/8:1.2.3.5:x", "a=e:1.2.3.4/8,a=f:1.2.3.4/8"} {
+		_, err := parseExternal(text)
+		require.Error(t, err, text)
 	}
 }
 

@@ -154,7 +154,7 @@ func text(v reflect.Value) string {
 }
 
 // probes are values for flags. Every flag must accept at least one of them that is not its default.
-var probes = []string{"7", "7s", "true", "false", "7=10.0.0.7", "a=b"}
+var probes = []string{"7", "7s", "true", "false", "7=10.0.0.7", "a=b", "a=b:10.0.0.7/24"}
 
 // keyOf returns the key that the flag f sets. It finds the key by setting f to one of probes and comparing the
 // configuration with the defaults.

@@ -9,13 +9,13 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
 	"github.com/vishvananda/netns"
 
 	"github.com/trivet-cloud/trivet/nodeagent/dhcp"
+	"github.com/trivet-cloud/trivet/nodeagent/edge"
 	"github.com/trivet-cloud/trivet/nodeagent/firewall"
 	"github.com/trivet-cloud/trivet/nodeagent/metadata"
 	"github.com/trivet-cloud/trivet/nodeagent/netdev"
@@ -58,6 +58,7 @@ type kernelPlane struct {
 	filter    packetFilter
 	forwarder *resolver.Forwarder
 	metadata  *metadata.Server
+	outside   outside
 	log       *slog.Logger
 
 	mu      sync.Mutex // guards servers, but not what its elements contain
@@ -82,7 +83,7 @@ func newKernelPlane(o Options, lookup func(cloud.VPCID, netip.Addr) (*metadata.I
 	}
 	return &kernelPlane{
 		host: o.Host, filter: o.Firewall, forwarder: resolver.NewForwarder(o.Upstreams), metadata: m, log: o.Log,
-		servers: map[cloud.VPCID]*servers{},
+		servers: map[cloud.VPCID]*servers{}, outside: outside{edge: o.Edge, vpcs: map[cloud.VPCID]edge.VPC{}},
 	}, nil
 }
 
@@ -113,6 +114,11 @@ func (k *kernelPlane) apply(ctx context.Context, w *wanted) (writes []string, er
 	if err != nil {
 		return writes, err
 	}
+	connected, err := k.outside.set(ctx, edge.VPCOf(&w.HostVPC, k.host.Path(w.ID)))
+	writes = append(writes, connected...)
+	if err != nil {
+		return writes, err
+	}
 	if err := k.serve(ctx, w); err != nil {
 		return writes, err
 	}
@@ -130,7 +136,7 @@ func describe(changes []netdev.Change) []string {
 
 // serve starts and updates the DHCP, DNS and metadata servers of a VPC.
 func (k *kernelPlane) serve(ctx context.Context, w *wanted) error {
-	namespace := k.namespace(w.ID)
+	namespace := k.host.Namespace(w.ID)
 	s := k.serversOf(w.ID)
 	ipv6 := false
 	used := map[string]bool{}
@@ -139,7 +145,7 @@ func (k *kernelPlane) serve(ctx context.Context, w *wanted) error {
 		if len(subnet.Ports) == 0 {
 			continue
 		}
-		bridge := fmt.Sprintf("br%d", subnet.VNI) // see the documentation of package netdev
+		bridge := netdev.Bridge(subnet.VNI)
 		used[bridge] = true
 		if s.dhcp[bridge] == nil {
 			s.dhcp[bridge] = dhcp.New(namespace, bridge, k.log)
@@ -166,9 +172,6 @@ func (k *kernelPlane) serve(ctx context.Context, w *wanted) error {
 	return nil
 }
 
-// namespace returns the name of a VPC's network namespace in /run/netns.
-func (k *kernelPlane) namespace(id cloud.VPCID) string { return filepath.Base(k.host.Path(id)) }
-
 func (k *kernelPlane) serversOf(id cloud.VPCID) *servers {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -186,6 +189,9 @@ func (k *kernelPlane) remove(ctx context.Context, id cloud.VPCID) error {
 	k.mu.Lock()
 	delete(k.servers, id)
 	k.mu.Unlock()
+	if err := k.outside.remove(ctx, id); err != nil {
+		return err
+	}
 	return k.host.Remove(ctx, id)
 }
 

@@ -8,8 +8,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// addRoutes adds the routes of the subnets' route tables. Routes to targets other than ports and blackholes are left
-// out without a problem: NAT gateways and peerings are not part of HostVPC.
+// addRoutes adds the routes of the subnets' route tables. Routes to floating IPs and peerings, and to NAT gateways that
+// isHostNAT excludes, are left out without a problem: hosts do not support them yet.
 func (w *wanted) addRoutes(one *vpcTable) {
 	index := map[cloud.SubnetID]*cloud.HostSubnet{}
 	for i := range w.Subnets {
@@ -50,6 +50,10 @@ func (w *wanted) routes(one *vpcTable, table *cloud.RouteTable) []cloud.HostRout
 			}
 			if !route.Via.IsValid() || !w.hasSubnetOf(route) {
 				w.problem("route table %s: the target of the route for %s has no address of its IP version", table.ID, r.Destination)
+				continue
+			}
+		case cloud.RouteNAT:
+			if n := one.nats[cloud.NATGatewayID(r.ID)]; n == nil || !isHostNAT(n) {
 				continue
 			}
 		default:

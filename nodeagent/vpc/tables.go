@@ -12,7 +12,10 @@ type tables struct {
 	node   cloud.NodeID
 	vpcs   map[cloud.VPCID]*vpcTable
 	groups map[cloud.SecurityGroupID]*cloud.SecurityGroup
-	// owners are the VPCs of subnets, ports and route tables.
+	// floating are the floating IPs, and floatingAt those of ports.
+	floating   map[cloud.FloatingIPID]*cloud.FloatingIP
+	floatingAt map[cloud.PortID]cloud.FloatingIPID
+	// owners are the VPCs of subnets, ports, route tables and NAT gateways.
 	owners map[string]cloud.VPCID
 	// invalid are the records that failed a check when they last changed, by ID.
 	invalid map[string]cloud.InvalidRecord
@@ -24,6 +27,7 @@ type vpcTable struct {
 	subnets map[cloud.SubnetID]*cloud.Subnet
 	ports   map[cloud.PortID]*cloud.PortOnHost
 	routes  map[cloud.RouteTableID]*cloud.RouteTable
+	nats    map[cloud.NATGatewayID]*cloud.NATGateway
 	// uses counts the ports that have a group.
 	uses map[cloud.SecurityGroupID]int
 }
@@ -34,7 +38,7 @@ func (t *tables) vpc(id cloud.VPCID) *vpcTable {
 	if one == nil {
 		one = &vpcTable{
 			subnets: map[cloud.SubnetID]*cloud.Subnet{}, ports: map[cloud.PortID]*cloud.PortOnHost{},
-			routes: map[cloud.RouteTableID]*cloud.RouteTable{}, uses: map[cloud.SecurityGroupID]int{},
+			routes: map[cloud.RouteTableID]*cloud.RouteTable{}, nats: map[cloud.NATGatewayID]*cloud.NATGateway{}, uses: map[cloud.SecurityGroupID]int{},
 		}
 		t.vpcs[id] = one
 	}
@@ -54,6 +58,7 @@ func (t *tables) apply(u *cloud.NetworkUpdate) map[cloud.VPCID]bool {
 		*t = tables{
 			vpcs: map[cloud.VPCID]*vpcTable{}, groups: map[cloud.SecurityGroupID]*cloud.SecurityGroup{},
 			owners: map[string]cloud.VPCID{}, invalid: map[string]cloud.InvalidRecord{},
+			floating: map[cloud.FloatingIPID]*cloud.FloatingIP{}, floatingAt: map[cloud.PortID]cloud.FloatingIPID{},
 		}
 	}
 	t.node = u.Node
@@ -72,6 +77,13 @@ func (t *tables) apply(u *cloud.NetworkUpdate) map[cloud.VPCID]bool {
 	for i := range u.RouteTables {
 		r := &u.RouteTables[i]
 		t.own(string(r.ID), r.VPC, touched).routes[r.ID] = r
+	}
+	for i := range u.NATGateways {
+		n := &u.NATGateways[i]
+		t.own(string(n.ID), n.VPC, touched).nats[n.ID] = n
+	}
+	for i := range u.FloatingIPs {
+		t.addFloating(&u.FloatingIPs[i], touched)
 	}
 	for i := range u.Ports {
 		t.addPort(&u.Ports[i], touched)
@@ -120,6 +132,36 @@ func (t *tables) addPort(p *cloud.PortOnHost, touched map[cloud.VPCID]bool) {
 	one.count(p, 1)
 }
 
+// addFloating adds or replaces a floating IP. Its port may be unknown yet, and changes its VPC when it arrives.
+func (t *tables) addFloating(f *cloud.FloatingIP, touched map[cloud.VPCID]bool) {
+	t.removeFloating(f.ID, touched)
+	t.floating[f.ID] = f
+	delete(t.invalid, string(f.ID))
+	if f.Port != "" {
+		t.floatingAt[f.Port] = f.ID
+		t.touchPort(f.Port, touched)
+	}
+}
+
+func (t *tables) removeFloating(id cloud.FloatingIPID, touched map[cloud.VPCID]bool) {
+	had := t.floating[id]
+	if had == nil {
+		return
+	}
+	delete(t.floating, id)
+	if t.floatingAt[had.Port] == id {
+		delete(t.floatingAt, had.Port)
+	}
+	t.touchPort(had.Port, touched)
+}
+
+// touchPort adds the VPC of a port, if it is known, to touched.
+func (t *tables) touchPort(id cloud.PortID, touched map[cloud.VPCID]bool) {
+	if vpc, ok := t.owners[string(id)]; ok {
+		touched[vpc] = true
+	}
+}
+
 // port returns the record of a port, or nil.
 func (t *tables) port(id cloud.PortID) *cloud.PortOnHost {
 	if one := t.vpcs[t.owners[string(id)]]; one != nil {
@@ -164,6 +206,7 @@ func (t *tables) remove(id string, touched map[cloud.VPCID]bool) {
 		touched[cloud.VPCID(id)] = true
 		return
 	}
+	t.removeFloating(cloud.FloatingIPID(id), touched)
 	vpc, ok := t.owners[id]
 	if !ok {
 		return
@@ -175,4 +218,5 @@ func (t *tables) remove(id string, touched map[cloud.VPCID]bool) {
 	delete(one.ports, cloud.PortID(id))
 	delete(one.subnets, cloud.SubnetID(id))
 	delete(one.routes, cloud.RouteTableID(id))
+	delete(one.nats, cloud.NATGatewayID(id))
 }

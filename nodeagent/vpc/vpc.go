@@ -38,6 +38,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/trivet-cloud/trivet/nodeagent/edge"
 	"github.com/trivet-cloud/trivet/nodeagent/firewall"
 	"github.com/trivet-cloud/trivet/nodeagent/netdev"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -62,6 +63,9 @@ type Options struct {
 	Host *netdev.Host
 	// Firewall filters the packets. It must trust the VXLAN devices, vx*. Required.
 	Firewall *firewall.Firewall
+	// Edge connects VPCs to external networks. The caller closes it after Networks. Nil on a host without external
+	// networks, where NAT gateways and floating IPs have no effect.
+	Edge *edge.Edge
 	// Upstreams returns the host's own resolvers. Required.
 	Upstreams func() []netip.AddrPort
 	// Acknowledge receives the newest revision that is applied, and the VPCs that failed, whenever one of these changes.

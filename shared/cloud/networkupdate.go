@@ -20,6 +20,8 @@ type NetworkUpdate struct {
 	Ports       []PortOnHost
 	Groups      []SecurityGroup
 	RouteTables []RouteTable
+	NATGateways []NATGateway
+	FloatingIPs []FloatingIP
 	// Deleted are the IDs of records of any kind that no longer exist. Deleting a VPC deletes its records.
 	Deleted []string
 	// Invalid are records that the agent cannot use.

@@ -68,6 +68,22 @@ func AddNetworkUpdate(u *cloud.NetworkUpdate, m *agentv1.SyncNetworksResponse) e
 		}
 		u.RouteTables = append(u.RouteTables, t)
 	}
+	for _, in := range m.GetNatGateways() {
+		n, err := NATGatewayFrom(in)
+		if err != nil {
+			invalid(in.GetId(), in.GetVpcId(), err)
+			continue
+		}
+		u.NATGateways = append(u.NATGateways, n)
+	}
+	for _, in := range m.GetFloatingIps() {
+		f, err := FloatingIPFrom(in)
+		if err != nil {
+			invalid(in.GetId(), "", err)
+			continue
+		}
+		u.FloatingIPs = append(u.FloatingIPs, f)
+	}
 	u.Deleted = append(u.Deleted, m.GetDeleted()...)
 	return errors.Join(wrong...)
 }

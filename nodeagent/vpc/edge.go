@@ -1,0 +1,65 @@
+package vpc
+
+import (
+	"context"
+	"maps"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/trivet-cloud/trivet/nodeagent/edge"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// outside connects the VPCs of the host to external networks. Package edge takes the state of all VPCs at once, so
+// outside remembers what each VPC wants.
+type outside struct {
+	edge *edge.Edge // nil if the host has no external networks
+
+	mu   sync.Mutex // guards the fields below, and is held during a call of edge
+	vpcs map[cloud.VPCID]edge.VPC
+	last time.Time // of the last call that compared all VPCs with the kernel's state
+}
+
+// set changes the wanted state of a VPC and returns the changes of the kernel's state. It does nothing if the VPC wants
+// what it wanted before, and all VPCs were compared with the kernel's state within the last resyncInterval.
+func (o *outside) set(ctx context.Context, vpc edge.VPC) ([]string, error) {
+	if o.edge == nil {
+		return nil, nil
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if had, ok := o.vpcs[vpc.ID]; ok && reflect.DeepEqual(had, vpc) && time.Since(o.last) < resyncInterval {
+		return nil, nil
+	}
+	o.vpcs[vpc.ID] = vpc
+	return o.apply(ctx)
+}
+
+// remove disconnects a VPC, whose namespace still exists.
+func (o *outside) remove(ctx context.Context, id cloud.VPCID) error {
+	if o.edge == nil {
+		return nil
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if _, ok := o.vpcs[id]; !ok {
+		return nil
+	}
+	delete(o.vpcs, id)
+	_, err := o.apply(ctx)
+	return err
+}
+
+func (o *outside) apply(ctx context.Context) ([]string, error) {
+	state := edge.State{}
+	for _, id := range slices.Sorted(maps.Keys(o.vpcs)) {
+		state.VPCs = append(state.VPCs, o.vpcs[id])
+	}
+	result, err := o.edge.Set(ctx, state)
+	if err == nil {
+		o.last = time.Now()
+	}
+	return result.Changes, err
+}

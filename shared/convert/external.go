@@ -1,0 +1,45 @@
+package convert
+
+import (
+	"github.com/trivet-cloud/trivet/shared/cloud"
+
+	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
+)
+
+// NATGatewayFrom returns the NAT gateway in a message of the control plane. It returns an InvalidArgument fault if a
+// host cannot have it.
+func NATGatewayFrom(in *networkv1.NatGateway) (n cloud.NATGateway, err error) {
+	n = cloud.NATGateway{
+		ID: cloud.NATGatewayID(in.GetId()), Name: in.GetName(), Org: cloud.OrgID(in.GetOrgId()), Project: cloud.ProjectID(in.GetProjectId()),
+		Description: in.GetDescription(), VPC: cloud.VPCID(in.GetVpcId()), External: in.GetExternalNetwork(), Default: in.GetIsDefault(),
+		Status: cloud.NetworkStatus(in.GetStatus()), StatusReason: in.GetStatusReason(), CreatedAt: in.GetCreatedAt(), UpdatedAt: in.GetUpdatedAt(),
+	}
+	if err := checkIDs("id", in.GetId(), "vpc_id", in.GetVpcId()); err != nil {
+		return n, err
+	}
+	if in.GetAddress() != "" {
+		n.Address, err = cloud.ParseAddr("address", in.GetAddress())
+	}
+	return n, err
+}
+
+// FloatingIPFrom returns the floating IP in a message of the control plane. It returns an InvalidArgument fault if a
+// host cannot have it.
+func FloatingIPFrom(in *networkv1.FloatingIp) (f cloud.FloatingIP, err error) {
+	f = cloud.FloatingIP{
+		ID: cloud.FloatingIPID(in.GetId()), Name: in.GetName(), Org: cloud.OrgID(in.GetOrgId()), Project: cloud.ProjectID(in.GetProjectId()),
+		Description: in.GetDescription(), External: in.GetExternalNetwork(), Port: cloud.PortID(in.GetPortId()),
+		ServiceIP: cloud.ServiceIPID(in.GetServiceIpId()), Status: cloud.NetworkStatus(in.GetStatus()), StatusReason: in.GetStatusReason(),
+		CreatedAt: in.GetCreatedAt(), UpdatedAt: in.GetUpdatedAt(),
+	}
+	if err := checkIDs("id", in.GetId()); err != nil {
+		return f, err
+	}
+	if f.Address, err = cloud.ParseAddr("address", in.GetAddress()); err != nil {
+		return f, err
+	}
+	if in.GetFixedAddress() != "" {
+		f.Fixed, err = cloud.ParseAddr("fixed_address", in.GetFixedAddress())
+	}
+	return f, err
+}
