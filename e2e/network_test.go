@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"os"
 	"strings"
 	"syscall"
@@ -25,6 +28,8 @@ type networkCloud struct {
 	hosts  []*lab.Agent
 	ids    []string // of hosts
 	images lab.GuestImages
+	// external is the external network "internet" of all hosts.
+	external *lab.External
 	// networks and vms call member 1 as the tenant ada of the project default.
 	networks networkv1.NetworkServiceClient
 	vms      vmv1.VmServiceClient
@@ -41,6 +46,9 @@ func newNetworkCloud(t *testing.T, count int) *networkCloud {
 	spaces, err := lab.NewHosts(numbers...)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, spaces.Close()) })
+	c.external, err = lab.NewExternal(spaces)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.external.Close()) })
 	ctx := w.context(2 * time.Minute)
 	for _, n := range numbers {
 		forward, err := lab.Forward(spaces.Net(n), "127.0.0.1:7443", "127.0.0.2:7443", "127.0.0.3:7443")
@@ -51,8 +59,9 @@ func newNetworkCloud(t *testing.T, count int) *networkCloud {
 			Dir: w.dir, Bin: w.trio.Bin, Name: fmt.Sprintf("host-%d", n), Members: []string{"127.0.0.1", "127.0.0.2", "127.0.0.3"},
 			Cgroup: fmt.Sprintf("trivet-e2e-%d-%d", os.Getpid(), n), UIDRange: fmt.Sprintf("%d-%d", first, first+99),
 			Metrics: spaces.Address(n) + ":7444", Net: spaces.Net(n), Underlay: spaces.Address(n),
-			Labels:  map[string]string{"host": fmt.Sprintf("host-%d", n)},
-			Network: map[string]any{"prefix": fmt.Sprintf("host%d-", n)},
+			Labels:   map[string]string{"host": fmt.Sprintf("host-%d", n)},
+			External: c.external.Connection(n),
+			Network:  map[string]any{"prefix": fmt.Sprintf("host%d-", n)},
 		}
 		c.hosts = append(c.hosts, agent)
 		token, err := w.admin.NodeToken(ctx)
@@ -152,6 +161,9 @@ func (c *networkCloud) bootWith(name string, host int, metadata map[string]strin
 	return m
 }
 
+// port is the ID of the port of the first NIC.
+func (m *machine) port() string { return m.vm.GetSpec().GetNetwork()[0].GetPortId() }
+
 // namespace is the path of the network namespace of the VPC of the machine's first NIC on its host.
 func (m *machine) namespace() string {
 	return fmt.Sprintf("/run/netns/host%d-%s", m.host+1, m.vm.GetSpec().GetNetwork()[0].GetNetworkId())
@@ -183,7 +195,7 @@ func (m *machine) eventually(what, script string) {
 // TestNetworks runs guests on three hosts and checks what a tenant sees of VPCs from inside of the guests.
 func TestNetworks(t *testing.T) {
 	c := newNetworkCloud(t, 3)
-	_, front := c.vpc("prod", "10.0.0.0/16", "10.0.1.0/24", "10.0.2.0/24")
+	vpc, front := c.vpc("prod", "10.0.0.0/16", "10.0.1.0/24", "10.0.2.0/24")
 	_, twin := c.vpc("twin", "10.0.0.0/16", "10.0.1.0/24")
 	a := c.bootWith("a", 0, map[string]string{"trivet/user-data": "#!/bin/sh\necho from user data\n"}, &vmv1.NetworkSpec{SubnetId: front[0], IpAddress: "10.0.1.10"})
 	b := c.boot("b", 1, &vmv1.NetworkSpec{SubnetId: front[0]})
@@ -203,7 +215,7 @@ func TestNetworks(t *testing.T) {
 	})
 	c.run("ports are ACTIVE", func(t *testing.T) {
 		for _, m := range []*machine{a, b, d, e} {
-			port, err := c.networks.GetPort(c.context(time.Minute), &networkv1.GetPortRequest{Id: m.vm.GetSpec().GetNetwork()[0].GetPortId()})
+			port, err := c.networks.GetPort(c.context(time.Minute), &networkv1.GetPortRequest{Id: m.port()})
 			require.NoError(t, err)
 			require.Equal(t, networkv1.Status_STATUS_ACTIVE, port.GetStatus(), "%s: %s", m.vm.GetName(), port.GetStatusReason())
 		}
@@ -238,6 +250,7 @@ func TestNetworks(t *testing.T) {
 		require.Contains(t, a.run("cat /dev/vda | strings"), "echo from user data", "the seed disk")
 	})
 	c.run("a rule that is removed stops traffic", func(t *testing.T) { c.revoke(a, b) })
+	c.run("guests reach the internet by NAT, and are reached by floating IPs", func(t *testing.T) { c.outside(vpc, b, d) })
 	c.run("NICs are attached and detached while the guest runs", func(t *testing.T) { c.hotPlug(b, twin[0]) })
 	c.run("guests keep their network while the agent is gone", func(t *testing.T) {
 		c.dir.Signal(c.hosts[1].Name, syscall.SIGKILL)
@@ -267,7 +280,7 @@ func (c *networkCloud) revoke(a, b *machine) {
 	require.NoError(c.t, err)
 	ingress := g.GetRules()[len(g.GetRules())-1].GetId()
 	_, err = c.networks.UpdatePort(ctx, &networkv1.UpdatePortRequest{
-		Id: a.vm.GetSpec().GetNetwork()[0].GetPortId(), SecurityGroups: &networkv1.GroupIds{Ids: []string{g.GetId()}},
+		Id: a.port(), SecurityGroups: &networkv1.GroupIds{Ids: []string{g.GetId()}},
 	})
 	require.NoError(c.t, err)
 	b.eventually("ping passes", "ping -c 1 -W 1 10.0.1.10")
@@ -278,6 +291,78 @@ func (c *networkCloud) revoke(a, b *machine) {
 	_, err = c.networks.AddSecurityGroupRule(ctx, rule)
 	require.NoError(c.t, err)
 	b.eventually("ping passes again", "ping -c 1 -W 1 10.0.1.10")
+}
+
+// outside checks NAT from two hosts, and a floating IP of b.
+func (c *networkCloud) outside(vpc string, b, d *machine) {
+	t, ctx := c.t, c.context(2*time.Minute)
+	_, err := c.admin.Networks().CreateExternalNetwork(ctx, &networkv1.CreateExternalNetworkRequest{
+		Name: "internet", CidrBlock: lab.ExternalCIDR, GatewayIp: lab.ExternalRouter,
+		Pools: []*networkv1.AddressRange{{First: "203.0.113.100", Last: "203.0.113.110"}},
+	})
+	require.NoError(t, err)
+	page, err := lab.ListenIn(c.external.Net(), lab.ExternalRouter+":80")
+	require.NoError(t, err)
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host, _, _ := net.SplitHostPort(r.RemoteAddr)
+		fmt.Fprintln(w, host)
+	})}
+	go server.Serve(page)
+	defer server.Close()
+	ask := `printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 3 ` + lab.ExternalRouter + ` 80 2>/dev/null | tail -n 1`
+	require.Empty(t, b.run(ask), "without a NAT gateway, the internet must not be reachable")
+
+	_, err = c.networks.CreateNatGateway(ctx, &networkv1.CreateNatGatewayRequest{VpcId: vpc, ExternalNetwork: "internet", IsDefault: true})
+	require.NoError(t, err)
+	for m, want := range map[*machine]string{b: "203.0.113.12", d: "203.0.113.13"} {
+		m.eventually("NAT works", `test "$(`+ask+`)" = `+want)
+	}
+
+	f, err := c.networks.CreateFloatingIp(ctx, &networkv1.CreateFloatingIpRequest{ExternalNetwork: "internet", PortId: b.port()})
+	require.NoError(t, err)
+	b.eventually("the guest uses its floating IP", `test "$(`+ask+`)" = `+f.GetAddress())
+	fetch := func(ctx context.Context) (string, error) {
+		conn, err := lab.DialIn(ctx, c.external.Net(), f.GetAddress()+":80")
+		if err != nil {
+			return "", err
+		}
+		defer conn.Close()
+		conn.SetDeadline(time.Now().Add(5 * time.Second))
+		if _, err := conn.Write([]byte("GET / HTTP/1.0\r\n\r\n")); err != nil {
+			return "", err
+		}
+		text, err := io.ReadAll(conn)
+		return string(text), err
+	}
+	short, cancel := context.WithTimeout(ctx, 2*time.Second)
+	_, err = fetch(short)
+	cancel()
+	require.Error(t, err, "the default group must keep the internet out")
+	g, err := c.networks.CreateSecurityGroup(ctx, &networkv1.CreateSecurityGroupRequest{Name: "http"})
+	require.NoError(t, err)
+	_, err = c.networks.AddSecurityGroupRule(ctx, &networkv1.AddSecurityGroupRuleRequest{SecurityGroupId: g.GetId(), Rule: &networkv1.SecurityGroupRule{
+		Direction: networkv1.Direction_DIRECTION_INGRESS, Ethertype: networkv1.Ethertype_ETHERTYPE_IPV4, Protocol: "tcp", PortMin: 80, PortMax: 80,
+		RemoteCidr: "0.0.0.0/0",
+	}})
+	require.NoError(t, err)
+	port, err := c.networks.GetPort(ctx, &networkv1.GetPortRequest{Id: b.port()})
+	require.NoError(t, err)
+	_, err = c.networks.UpdatePort(ctx, &networkv1.UpdatePortRequest{
+		Id: b.port(), SecurityGroups: &networkv1.GroupIds{Ids: append(port.GetSecurityGroups(), g.GetId())},
+	})
+	require.NoError(t, err)
+	require.NoError(t, lab.Until(ctx, "the floating IP serves the guest's page", func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		text, err := fetch(ctx)
+		if err == nil && !strings.HasSuffix(strings.TrimSpace(text), "\nb") {
+			err = fmt.Errorf("got %q", text)
+		}
+		return err
+	}))
+	_, err = c.networks.DeleteFloatingIp(ctx, &networkv1.DeleteFloatingIpRequest{Id: f.GetId()})
+	require.NoError(t, err)
+	b.eventually("NAT works again", `test "$(`+ask+`)" = 203.0.113.12`)
 }
 
 // hotPlug attaches a NIC to a running guest and detaches it.
@@ -311,7 +396,7 @@ func (c *networkCloud) deleteAll(all ...*machine) {
 			return err
 		}
 		for _, e := range entries {
-			if strings.HasPrefix(e.Name(), "host") {
+			if strings.HasPrefix(e.Name(), "host") && !strings.HasSuffix(e.Name(), "-edge") {
 				return fmt.Errorf("%s exists", e.Name())
 			}
 		}

@@ -26,7 +26,7 @@ func Forward(path string, addresses ...string) (*Forwarder, error) {
 	ctx, stop := context.WithCancel(context.Background())
 	f := &Forwarder{stop: stop}
 	for _, address := range addresses {
-		l, err := listenIn(path, address)
+		l, err := ListenIn(path, address)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("listen on %s in %s: %w", address, path, err), f.Close())
 		}
@@ -76,8 +76,8 @@ func (f *Forwarder) serve(ctx context.Context, l net.Listener, address string) {
 	}
 }
 
-// listenIn opens a listener in the network namespace at path.
-func listenIn(path, address string) (l net.Listener, err error) {
+// ListenIn opens a TCP listener in the network namespace at path.
+func ListenIn(path, address string) (l net.Listener, err error) {
 	err = inNamespace(path, func() error {
 		l, err = net.Listen("tcp", address)
 		return err
