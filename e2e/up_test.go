@@ -172,11 +172,18 @@ func (c *upCloud) cgroups() (dirs []string) {
 	return dirs
 }
 
-// mounts returns the mount table of the test's mount namespace.
+// mounts returns the mount table of the test's mount namespace, without network namespaces and the mount of their
+// directory: tests of other packages make and remove namespaces at the same time.
 func (c *upCloud) mounts() string {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	require.NoError(c.t, err)
-	return string(text)
+	var out strings.Builder
+	for line := range strings.Lines(string(text)) {
+		if fields := strings.Fields(line); len(fields) < 5 || !strings.HasPrefix(fields[4], "/run/netns") {
+			out.WriteString(line)
+		}
+	}
+	return out.String()
 }
 
 // strayFiles returns the files outside the cloud's directory that a guest's uid or the control plane's uid owns, or
@@ -255,10 +262,16 @@ func TestMakeUp(t *testing.T) {
 		assert.Equal(t, mounts, c.mounts())
 		assert.Equal(t, stray, c.strayFiles())
 		assert.NoDirExists(t, string(c.dir()))
+		left, err := filepath.Glob("/run/netns/trivet-*")
+		require.NoError(t, err)
+		assert.Empty(t, left)
+		devices, err := filepath.Glob("/sys/class/net/trivet-*")
+		require.NoError(t, err)
+		assert.Empty(t, devices)
 	})
 }
 
-// tryPrinted checks the three commands that `make up` prints after "Try:": they list VMs, follow a VM's log, and kill a
+// tryPrinted checks the four commands that `make up` prints after "Try:": they read the VM's web page, list VMs, follow a VM's log, and kill a
 // member. out is the output of `make up`.
 func (c *upCloud) tryPrinted(t *testing.T, out string) {
 	_, text, found := strings.Cut(out, "\nTry:\n")
@@ -269,12 +282,16 @@ func (c *upCloud) tryPrinted(t *testing.T, out string) {
 			commands = append(commands, command)
 		}
 	}
-	require.Len(t, commands, 3)
+	require.Len(t, commands, 4)
+	page, err := c.shell(c.root, commands[0]).CombinedOutput()
+	require.NoError(t, err, "%s:\n%s", commands[0], page)
+	require.Equal(t, "hello\n", string(page))
+	commands = commands[1:]
 	listed, err := c.shell(c.root, commands[0]).CombinedOutput()
 	require.NoError(t, err, "%s:\n%s", commands[0], listed)
 	require.Contains(t, string(listed), `"name":"hello"`)
 
-	// The second command follows the log until it is killed.
+	// This command follows the log until it is killed.
 	log := c.shell(c.root, "exec "+commands[1])
 	lines, err := log.StdoutPipe()
 	require.NoError(t, err)

@@ -87,7 +87,7 @@ func (c *cloud) describe(bin lab.Binaries) {
 	c.trio = lab.NewTrio(c.dir, bin)
 	c.agent = &lab.Agent{
 		Dir: c.dir, Bin: bin, Name: "nodeagent", Members: []string{"127.0.0.1", "127.0.0.2", "127.0.0.3"}, Cgroup: c.cgroup,
-		UIDRange: c.uids, Metrics: "127.0.0.1:7444",
+		UIDRange: c.uids, Metrics: "127.0.0.1:7444", External: external,
 	}
 }
 
@@ -127,7 +127,14 @@ func (c *cloud) up(ctx context.Context, bin lab.Binaries, guest string) error {
 		return err
 	}
 	c.say("VM %s says: %s", vm.Name, said)
-	c.farewell(vm)
+	address, err := c.publish(ctx, g, token, vm)
+	if err != nil {
+		return err
+	}
+	if address != "" {
+		c.say("VM %s serves http://%s", vm.Name, address)
+	}
+	c.farewell(vm, address)
 	return nil
 }
 
@@ -187,6 +194,9 @@ func (c *cloud) adminToken(ctx context.Context) (token string, err error) {
 }
 
 func (c *cloud) startAgent(ctx context.Context, g *lab.GRPC) error {
+	if err := connectExternal(); err != nil {
+		return err
+	}
 	pid := c.dir.Running(c.agent.Name)
 	if pid != 0 && lab.Stale(pid, c.agent.Bin.NodeAgent) {
 		c.say("the node agent was rebuilt: restarting it; guests live on")
@@ -261,6 +271,9 @@ func (c *cloud) knows(ctx context.Context, g *lab.GRPC) bool {
 	return err == nil && u.GetRegistered() && len(u.GetBindings()) > 0
 }
 
+// callLimit is the maximum time of one request to the VM's web server.
+const callLimit = 2 * time.Second
+
 const (
 	vmName = "hello"
 	banner = "TRIVET GUEST READY"
@@ -284,7 +297,7 @@ func (c *cloud) boot(ctx context.Context, g *lab.GRPC, token, image string) (*la
 		vm = &lab.VM{}
 		body := map[string]any{"name": vmName, "vcpus": 1, "memory_mib": 256, "disks": []any{
 			map[string]any{"id": "root", "source": map[string]any{"type": "image", "image_id": image}, "size_gib": 1},
-		}}
+		}, "network": []any{map[string]any{}}}
 		if err := rest.Call(ctx, "POST", "/api/v1/vms", body, vm, "Idempotency-Key", "make-up"); err != nil {
 			return nil, 0, err
 		}
@@ -316,7 +329,7 @@ func (c *cloud) boot(ctx context.Context, g *lab.GRPC, token, image string) (*la
 	return vm, boots, nil
 }
 
-func (c *cloud) farewell(vm *lab.VM) {
+func (c *cloud) farewell(vm *lab.VM, address string) {
 	relative := func(path string) string {
 		if wd, err := os.Getwd(); err == nil {
 			if r, err := filepath.Rel(wd, path); err == nil {
@@ -326,6 +339,10 @@ func (c *cloud) farewell(vm *lab.VM) {
 		return path
 	}
 	token := relative(c.dir.Path("tenant.token"))
+	page := ""
+	if address != "" {
+		page = fmt.Sprintf("  curl -s http://%s/          # the VM's own web server\n", address)
+	}
 	fmt.Printf(`
 Your cloud runs; this took %.0f s.
 
@@ -339,10 +356,10 @@ Your cloud runs; this took %.0f s.
 
 Try:
 
-  curl -s -H "Authorization: Bearer $(cat %[3]s)" http://127.0.0.1:8084/api/v1/vms
+%[6]s  curl -s -H "Authorization: Bearer $(cat %[3]s)" http://127.0.0.1:8084/api/v1/vms
   bin/trivet --token-file %[3]s vm log -f %[4]s
   kill -9 $(cut -d' ' -f1 %[5]s); bin/trivet --token-file %[3]s --endpoint 127.0.0.2,127.0.0.3 vm list
-`, time.Since(c.began).Seconds(), relative(c.dir.Path("log")), token, vm.Name, relative(c.dir.Path("pid", "controlplane-1")))
+`, time.Since(c.began).Seconds(), relative(c.dir.Path("log")), token, vm.Name, relative(c.dir.Path("pid", "controlplane-1")), page)
 }
 
 // down stops the node agent, kills the guests, and stops the members.
@@ -353,7 +370,7 @@ func (c *cloud) down(ctx context.Context) error {
 		errs = append(errs, c.dir.Stop(c.agent.Name, 12*time.Second))
 	}
 	n, err := c.agent.EndGuests(ctx)
-	errs = append(errs, err, c.trio.StopAll())
+	errs = append(errs, err, c.agent.RemoveNetworks(), disconnectExternal(), c.trio.StopAll())
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
