@@ -149,7 +149,11 @@ func (f *fakeNetwork) DeleteVpc(_ context.Context, in *networkv1.DeleteVpcReques
 	defer f.lock(in)()
 	for _, n := range f.subnets {
 		if n.GetVpcId() == in.GetId() {
-			return nil, withReason(codes.FailedPrecondition, "IN_USE", "VPC %s is used by subnet %s", in.GetId(), n.GetId())
+			v, err := find(f.vpcs, "VPC", in.GetId())
+			if err != nil {
+				return nil, err
+			}
+			return nil, withReason(codes.FailedPrecondition, "IN_USE", "VPC %s (%s) is used by subnet %s (%s)", v.GetName(), v.GetId(), n.GetName(), n.GetId())
 		}
 	}
 	_, err := remove(&f.vpcs, "VPC", in.GetId())

@@ -43,7 +43,7 @@ func (f *fakeNetwork) plug(vm string, nic *vmv1.NetworkSpec) error {
 			return err
 		}
 		if p.GetDeviceId() != "" {
-			return withReason(codes.FailedPrecondition, "IN_USE", "port %s is used by vm %s", p.GetId(), p.GetDeviceId())
+			return withReason(codes.FailedPrecondition, "IN_USE", "port %s is used by VM %s", p.GetId(), p.GetDeviceId())
 		}
 	}
 	p.DeviceType, p.DeviceId, p.NodeId, p.Status = "vm", vm, "host-1", networkv1.Status_STATUS_ACTIVE

@@ -127,11 +127,29 @@ func available(r store.Reader, owner string, size uint64) (uint64, error) {
 	return size - min(*n, size), nil
 }
 
-// assignAddress assigns an IPv4 address of a subnet. It returns AlreadyExists if it is assigned or rests.
+// reservedFor returns what an address of a subnet is reserved for, or "" if a port can have it.
+func reservedFor(s *cloud.Subnet, a netip.Addr) string {
+	switch a {
+	case s.Gateway:
+		return "gateway"
+	case s.CIDR.Masked().Addr():
+		return "network address"
+	case cloud.Last(s.CIDR):
+		return "broadcast address"
+	}
+	return ""
+}
+
+// assignAddress assigns an IPv4 address of a subnet. It returns InvalidArgument for the gateway, the network address and
+// the broadcast address, and AlreadyExists if the address is assigned or rests.
 func assignAddress(tx *store.Tx, s *cloud.Subnet, a netip.Addr) error {
 	err := spaceOf(s).assign(tx, a)
 	if errors.Is(err, ipam.ErrAssigned) {
-		return fault.New(fault.AlreadyExists, "address %s of subnet %s is in use, or was released less than %s ago", a, s.ID, RestTime).
+		if reserved := reservedFor(s, a); reserved != "" {
+			return fault.Invalid("ip_address", "%s is the %s of %s", a, reserved, label(kindSubnet, s.Name, string(s.ID))).With("constraint", "host_address")
+		}
+		return fault.New(fault.AlreadyExists, "address %s of %s is in use, or was released less than %s ago", a,
+			label(kindSubnet, s.Name, string(s.ID)), RestTime).
 			WithReason("ADDRESS_IN_USE").With("field", "ip_address")
 	}
 	if err != nil {
@@ -144,7 +162,7 @@ func assignAddress(tx *store.Tx, s *cloud.Subnet, a netip.Addr) error {
 func assignLowestAddress(tx *store.Tx, s *cloud.Subnet) (netip.Addr, error) {
 	a, err := spaceOf(s).assignLowest(tx)
 	if errors.Is(err, ipam.ErrFull) {
-		return a, fault.New(fault.ResourceExhausted, "no address of subnet %s (%s) is free", s.ID, s.CIDR).WithReason("SUBNET_FULL")
+		return a, fault.New(fault.ResourceExhausted, "no address of %s with the prefix %s is free", label(kindSubnet, s.Name, string(s.ID)), s.CIDR).WithReason("SUBNET_FULL")
 	}
 	if err != nil {
 		return a, fmt.Errorf("assign an address of subnet %s: %w", s.ID, err)

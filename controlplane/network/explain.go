@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -81,7 +82,8 @@ type explanation struct {
 	packet Packet
 	steps  []Step
 	from   *cloud.Port
-	// to is the port with the destination address, or nil if no port of the VPC or of a peered one has it.
+	// to is the port with the destination address. It is nil if no port of the VPC has the address, or of a peered VPC of
+	// the project.
 	to      *cloud.Port
 	address netip.Addr // the destination
 }
@@ -100,10 +102,10 @@ func (e *explanation) run() (err error) {
 		return err
 	}
 	if e.address.Is6() && !e.from.IP6.IsValid() {
-		e.add(false, "source", string(e.from.ID), "", "port %s has no IPv6 address.", e.from.ID)
+		e.add(false, "source", string(e.from.ID), "", "%s has no IPv6 address.", upperFirst(portLabel(e.from)))
 		return nil
 	}
-	e.add(true, "source", string(e.from.ID), "", "Port %s sends from its own address %s.", e.from.ID, e.sourceAddress())
+	e.add(true, "source", string(e.from.ID), "", "%s sends from its own address %s.", upperFirst(portLabel(e.from)), e.sourceAddress())
 	if passes, err := e.evaluate("egress", cloud.Egress, e.from, e.address, e.to); err != nil || !passes {
 		return err
 	}
@@ -111,16 +113,36 @@ func (e *explanation) run() (err error) {
 	if err != nil || !passes || e.to == nil {
 		return err
 	}
+	if e.to.Device.Kind == cloud.DeviceServiceIP {
+		// A service IP has no security groups: the groups of its backends decide.
+		return e.arrive(", which passes it to one of its backends")
+	}
 	if passes, err := e.evaluate("ingress", cloud.Ingress, e.to, e.sourceAddress(), e.from); err != nil || !passes {
 		return err
 	}
 	if e.to.Device.ID == "" {
-		e.add(false, "destination", string(e.to.ID), "", "Nothing is attached to port %s.", e.to.ID)
+		e.add(false, "destination", string(e.to.ID), "", "Nothing is attached to %s.", portLabel(e.to))
 		return nil
 	}
-	e.add(true, "destination", string(e.to.ID), "", "The packet arrives at %s %s.", e.to.Device.Kind, e.to.Device.ID)
+	return e.arrive("")
+}
+
+// arrive adds the step for the device of the destination port. The text ends with suffix.
+func (e *explanation) arrive(suffix string) error {
+	device, err := labelDevice(e.r, e.to)
+	if err != nil {
+		return err
+	}
+	e.add(true, "destination", string(e.to.ID), "", "The packet arrives at %s%s.", device, suffix)
 	return nil
 }
+
+func portLabel(p *cloud.Port) string { return label(kindPort, p.Name, string(p.ID)) }
+
+func vpcLabel(v *cloud.VPC) string { return label(kindVPC, v.Name, string(v.ID)) }
+
+// upperFirst returns an ASCII text with an upper-case first letter, for the beginning of a sentence.
+func upperFirst(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
 
 func (e *explanation) sourceAddress() netip.Addr {
 	if e.address.Is6() {
@@ -170,7 +192,8 @@ func (e *explanation) portAt(vpc cloud.VPCID, project cloud.ProjectID) (*cloud.P
 // with that address, or nil.
 func (e *explanation) evaluate(stage string, d cloud.Direction, port *cloud.Port, remote netip.Addr, remotePort *cloud.Port) (bool, error) {
 	if !port.Secured {
-		return e.add(true, stage, string(port.ID), "", "Port %s has no port security, so its security groups do not apply.", port.ID), nil
+		return e.add(true, stage, string(port.ID), "", "%s has no port security, so its security groups do not apply.",
+			upperFirst(portLabel(port))), nil
 	}
 	for _, id := range port.Groups {
 		g, err := groups.Get(e.r, string(port.Project), string(id))
@@ -182,14 +205,17 @@ func (e *explanation) evaluate(stage string, d cloud.Direction, port *cloud.Port
 		}
 		for i := range g.Rules {
 			if r := &g.Rules[i]; r.Direction == d && e.matches(r, remote, remotePort) {
-				return e.add(true, stage, string(g.ID), string(r.ID), "Security group %s permits %s: rule %s.", nameOf(g.Name, string(g.ID)), stage, r.ID), nil
+				return e.add(true, stage, string(g.ID), string(r.ID), "%s permits %s: rule %s.",
+					upperFirst(label(kindGroup, g.Name, string(g.ID))), stage, r.ID), nil
 			}
 		}
 	}
 	if len(port.Groups) == 0 {
-		return e.add(false, stage, string(port.ID), "", "Port %s has no security group, so it may neither send nor receive.", port.ID), nil
+		return e.add(false, stage, string(port.ID), "", "%s has no security group, so it may neither send nor receive.",
+			upperFirst(portLabel(port))), nil
 	}
-	return e.add(false, stage, string(port.ID), "", "No rule of the port's %d security groups permits %s with %s.", len(port.Groups), stage, remote), nil
+	return e.add(false, stage, string(port.ID), "", "No rule of the %d security groups of %s permits %s %s %s.",
+		len(port.Groups), portLabel(port), stage, map[cloud.Direction]string{cloud.Ingress: "from", cloud.Egress: "to"}[d], remote), nil
 }
 
 // matches reports whether a rule permits the packet.
@@ -213,12 +239,12 @@ func (e *explanation) route() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if vpc.CIDR.Contains(e.address) || vpc.CIDR6.IsValid() && vpc.CIDR6.Contains(e.address) {
+	if vpc.Contains(e.address) {
 		if e.to == nil || e.to.VPC != vpc.ID {
 			e.to = nil
-			return e.add(false, "route", string(vpc.ID), "", "%s is within VPC %s, but no port has this address.", e.address, nameOf(vpc.Name, string(vpc.ID))), nil
+			return e.add(false, "route", string(vpc.ID), "", "%s is within %s, but no port has this address.", e.address, vpcLabel(vpc)), nil
 		}
-		return e.add(true, "route", string(vpc.ID), vpc.CIDR.String(), "The local route of VPC %s applies.", nameOf(vpc.Name, string(vpc.ID))), nil
+		return e.add(true, "route", string(vpc.ID), vpc.CIDR.String(), "The local route of %s applies.", vpcLabel(vpc)), nil
 	}
 	best, table, err := e.longestRoute()
 	if err != nil {
@@ -234,11 +260,19 @@ func (e *explanation) route() (bool, error) {
 	case cloud.RoutePeering:
 		return e.peer(vpc.ID, table, best)
 	case cloud.RoutePort:
-		e.to = nil
-		return e.add(true, "route", string(table), destination, "The route for %s leads to port %s, which forwards the packet.", destination, best.ID), nil
+		return e.leave(string(table), destination, kindPort, best.ID, "The route for "+destination+" leads to %s, which forwards the packet.")
 	}
+	return e.leave(string(table), destination, kindNAT, best.ID, "The route for "+destination+" leads to %s.")
+}
+
+// leave adds the step for a packet that leaves the VPC by a resource. format has the place of the resource's label.
+func (e *explanation) leave(decides, rule, kind, id, format string) (bool, error) {
 	e.to = nil
-	return e.add(true, "route", string(table), destination, "The route for %s leads to NAT gateway %s.", destination, best.ID), nil
+	text, err := labelOf(e.r, e.t.Project, kind, id)
+	if err != nil {
+		return false, err
+	}
+	return e.add(true, "route", decides, rule, format, text), nil
 }
 
 // longestRoute returns the route with the longest prefix that contains the destination, and the ID of the table of the
@@ -269,7 +303,7 @@ func (e *explanation) defaultRoute(vpc *cloud.VPC) (bool, error) {
 		return false, err
 	}
 	if floating != nil {
-		return e.add(true, "route", string(*floating), "", "The packet leaves with the address of floating IP %s.", *floating), nil
+		return e.leave(string(*floating), "", kindFloating, string(*floating), "The packet leaves with the address of %s.")
 	}
 	gateways, _, err := natIn.List(e.r, 0, string(vpc.ID))
 	if err != nil {
@@ -277,39 +311,44 @@ func (e *explanation) defaultRoute(vpc *cloud.VPC) (bool, error) {
 	}
 	for _, g := range gateways {
 		if *g.Value {
-			return e.add(true, "route", g.Path[1], "", "The VPC's default route leads to NAT gateway %s.", g.Path[1]), nil
+			return e.leave(g.Path[1], "", kindNAT, g.Path[1], "The VPC's default route leads to %s.")
 		}
 	}
-	return e.add(false, "route", string(vpc.ID), "", "No route leads to %s: VPC %s has neither a default NAT gateway nor a route for it.", e.address, nameOf(vpc.Name, string(vpc.ID))), nil
+	return e.add(false, "route", string(vpc.ID), "", "No route leads to %s: %s has neither a default NAT gateway nor a route for it.",
+		e.address, vpcLabel(vpc)), nil
 }
 
-// peer evaluates a route to a peering.
+// peer evaluates a route to a peering. It returns nothing about the ports and security groups of another project.
 func (e *explanation) peer(vpc cloud.VPCID, table cloud.RouteTableID, r *cloud.Route) (bool, error) {
 	destination := r.Destination.String()
 	p, err := findPeering(e.r, e.t, cloud.PeeringID(r.ID))
 	if err != nil {
 		return false, err
 	}
+	peering := label(kindPeering, p.Name, string(p.ID))
 	if p.Status != cloud.NetworkActive {
-		return e.add(false, "route", string(table), destination, "The route for %s leads to peering %s, which is not accepted.", destination, p.ID), nil
+		return e.add(false, "route", string(table), destination, "The route for %s leads to %s, which is not accepted.", destination, peering), nil
 	}
 	other, project := p.PeerVPC, p.PeerProject
 	if other == vpc {
 		other, project = p.VPC, p.Project
 	}
+	e.to = nil
+	if project != e.t.Project {
+		return e.add(true, "route", string(table), destination,
+			"The route for %s leads to VPC %s of project %s by %s. The security groups there decide, and only that project can see them.",
+			destination, other, project, peering), nil
+	}
+	text, err := labelOf(e.r, project, kindVPC, string(other))
+	if err != nil {
+		return false, err
+	}
 	if e.to, err = e.portAt(other, project); err != nil {
 		return false, err
 	}
 	if e.to == nil {
-		return e.add(false, "route", string(table), destination, "The route for %s leads to VPC %s, but no port of it has the address %s.", destination, other, e.address), nil
+		return e.add(false, "route", string(table), destination, "The route for %s leads to %s, but no port of it has the address %s.",
+			destination, text, e.address), nil
 	}
-	return e.add(true, "route", string(table), destination, "The route for %s leads to VPC %s by peering %s.", destination, other, p.ID), nil
-}
-
-// nameOf returns the name of a resource, or its ID if it has no name.
-func nameOf(name, id string) string {
-	if name == "" {
-		return id
-	}
-	return name
+	return e.add(true, "route", string(table), destination, "The route for %s leads to %s by %s.", destination, text, peering), nil
 }

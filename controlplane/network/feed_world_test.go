@@ -299,14 +299,14 @@ func (a *fakeAgent) show(names map[string]string) string {
 			merged[idOf(r)] = line(r, names)
 		}
 		for _, id := range m.GetDeleted() {
-			merged[id] = "deleted " + labelOf(id, names)
+			merged[id] = "deleted " + scriptName(id, names)
 		}
 	}
 	a.log = nil
 	return strings.Join(slices.Sorted(maps.Values(merged)), "\n")
 }
 
-func labelOf(id string, names map[string]string) string {
+func scriptName(id string, names map[string]string) string {
 	if name := names[id]; name != "" {
 		return name
 	}
@@ -315,7 +315,7 @@ func labelOf(id string, names map[string]string) string {
 
 func line(r proto.Message, names map[string]string) string {
 	kind := strings.TrimPrefix(string(core(r).ProtoReflect().Descriptor().Name()), "Host")
-	text := kind + " " + labelOf(idOf(r), names)
+	text := kind + " " + scriptName(idOf(r), names)
 	switch r := r.(type) {
 	case *agentv1.HostVpc:
 		text += " domain=" + r.GetDomain()

@@ -84,29 +84,33 @@ func createFloating(tx *store.Tx, t cloud.Tenant, q FloatingRequest) (f cloud.Fl
 // attachFloating sets the target of a floating IP without one. It returns FailedPrecondition if another floating IP
 // leads to the target.
 func attachFloating(tx *store.Tx, t cloud.Tenant, f *cloud.FloatingIP, port cloud.PortID, service cloud.ServiceIPID) error {
-	target, what := string(port)+string(service), "port "+string(port)
-	if target == "" {
-		return nil
-	}
-	if port != "" {
+	var target, what string
+	switch {
+	case port != "":
 		p, err := find(tx, ports, kindPort, t, string(port))
 		if err != nil {
 			return err
 		}
-		f.Fixed = p.IP
-	} else {
+		f.Fixed, target, what = p.IP, string(port), label(kindPort, p.Name, string(port))
+	case service != "":
 		s, err := find(tx, serviceIPs, kindService, t, string(service))
 		if err != nil {
 			return err
 		}
-		f.Fixed, what = s.Address, "service IP "+target
+		f.Fixed, target, what = s.Address, string(service), label(kindService, s.Name, string(service))
+	default:
+		return nil
 	}
 	other, err := floatingAt.Get(tx, target)
 	if err != nil {
 		return err
 	}
 	if other != nil {
-		return inUse(what, []string{"floating IP " + string(*other)})
+		user, err := labelOf(tx, t.Project, kindFloating, string(*other))
+		if err != nil {
+			return err
+		}
+		return inUse(what, []string{user})
 	}
 	f.Port, f.ServiceIP, f.Status = port, service, cloud.NetworkPending
 	floatingAt.Put(tx, &f.ID, target)

@@ -32,12 +32,17 @@ func (s *Service) CreateSecurityGroup(ctx context.Context, t cloud.Tenant, q Gro
 		return Result[cloud.SecurityGroup]{}, err
 	}
 	if q.Name == cloud.DefaultSecurityGroup {
-		return Result[cloud.SecurityGroup]{}, fault.Invalid("name", "%s is the name of the group that each project has", q.Name).With("constraint", "reserved")
+		return Result[cloud.SecurityGroup]{}, errReservedName()
 	}
 	if len(q.Rules) > cloud.MaxRules {
 		return Result[cloud.SecurityGroup]{}, fault.Invalid("rules", "must be at most %d, got %d", cloud.MaxRules, len(q.Rules)).With("constraint", "max_items")
 	}
 	return createGroupCommand.Call(ctx, s.opts.Commands, change[GroupRequest]{t, body, q})
+}
+
+// errReservedName returns the error for a group that is to have the name of the group that each project has.
+func errReservedName() error {
+	return fault.Invalid("name", "%s is the name of the group that each project has", cloud.DefaultSecurityGroup).With("constraint", "reserved")
 }
 
 var createGroupCommand = newCommand("network.group.create", "CreateSecurityGroup", createGroup)
@@ -171,6 +176,9 @@ func updateGroup(tx *store.Tx, t cloud.Tenant, q GroupUpdate) (cloud.SecurityGro
 	if g.Default && q.Name != nil && *q.Name != g.Name {
 		return cloud.SecurityGroup{}, fault.Invalid("name", "the name of the group %s cannot be changed", g.Name).With("constraint", "reserved")
 	}
+	if !g.Default && q.Name != nil && *q.Name == cloud.DefaultSecurityGroup {
+		return cloud.SecurityGroup{}, errReservedName()
+	}
 	if err := describe(tx, t.Project, kindGroup, string(g.ID), &g.Name, &g.Description, q.Name, q.Description); err != nil {
 		return cloud.SecurityGroup{}, err
 	}
@@ -198,12 +206,12 @@ func deleteGroup(tx *store.Tx, t cloud.Tenant, id cloud.SecurityGroupID) (none s
 	if g.Default {
 		return none, fault.New(fault.FailedPrecondition, "the group %s is deleted with its project only", g.Name).WithReason("DEFAULT_GROUP")
 	}
-	users, err := groupUsers(tx, id)
+	users, err := groupUsers(tx, g)
 	if err != nil {
 		return none, err
 	}
 	if len(users) > 0 {
-		return none, inUse("security group "+string(id), users)
+		return none, inUse(label(kindGroup, g.Name, string(id)), users)
 	}
 	for _, r := range g.Rules {
 		if r.Group != "" {
@@ -215,21 +223,12 @@ func deleteGroup(tx *store.Tx, t cloud.Tenant, id cloud.SecurityGroupID) (none s
 	return none, returnQuota(tx, t, quantity{SecurityGroups: 1})
 }
 
-// groupUsers returns up to maxNamedUsers+1 ports of a group and groups whose rules refer to it.
-func groupUsers(r store.Reader, id cloud.SecurityGroupID) (users []string, err error) {
-	with, _, err := groupPorts.List(r, maxNamedUsers+1, string(id))
+// groupUsers returns the labels of ports of a group and of groups whose rules refer to it, up to maxNamedUsers+1 of each.
+func groupUsers(r store.Reader, g *cloud.SecurityGroup) ([]string, error) {
+	with, err := listUsers(r, groupPorts, g.Project, string(g.ID), "", kindPort)
 	if err != nil {
 		return nil, err
 	}
-	for _, p := range with {
-		users = append(users, "port "+p.Path[1])
-	}
-	referrers, _, err := groupReferrers.List(r, maxNamedUsers+1, string(id))
-	if err != nil {
-		return nil, err
-	}
-	for _, o := range referrers {
-		users = append(users, "a rule of security group "+o.Path[1])
-	}
-	return users, nil
+	referrers, err := listUsers(r, groupReferrers, g.Project, string(g.ID), "a rule of ", kindGroup)
+	return append(with, referrers...), err
 }

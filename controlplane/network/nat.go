@@ -52,7 +52,7 @@ func createNAT(tx *store.Tx, t cloud.Tenant, q NATRequest) (nat cloud.NATGateway
 		return nat, err
 	}
 	if q.Default {
-		if err := checkNoDefaultNAT(tx, vpc.ID); err != nil {
+		if err := checkNoDefaultNAT(tx, vpc); err != nil {
 			return nat, err
 		}
 	}
@@ -78,14 +78,20 @@ func createNAT(tx *store.Tx, t cloud.Tenant, q NATRequest) (nat cloud.NATGateway
 	return nat, nil
 }
 
-func checkNoDefaultNAT(tx *store.Tx, vpc cloud.VPCID) error {
-	all, _, err := natIn.List(tx, 0, string(vpc))
+// checkNoDefaultNAT returns AlreadyExists if a VPC has a default NAT gateway.
+func checkNoDefaultNAT(tx *store.Tx, vpc *cloud.VPC) error {
+	all, _, err := natIn.List(tx, 0, string(vpc.ID))
 	if err != nil {
 		return err
 	}
 	for _, g := range all {
 		if *g.Value {
-			return fault.New(fault.AlreadyExists, "NAT gateway %s is the default of VPC %s already", g.Path[1], vpc).WithReason("DEFAULT_EXISTS")
+			other, err := labelOf(tx, vpc.Project, kindNAT, g.Path[1])
+			if err != nil {
+				return err
+			}
+			return fault.New(fault.AlreadyExists, "%s is the default of %s already", other, label(kindVPC, vpc.Name, string(vpc.ID))).
+				WithReason("DEFAULT_EXISTS")
 		}
 	}
 	return nil
@@ -119,12 +125,12 @@ func deleteNAT(tx *store.Tx, t cloud.Tenant, id cloud.NATGatewayID) (none struct
 	if err != nil {
 		return none, err
 	}
-	users, err := routesTo(tx, string(id))
+	users, err := routesTo(tx, t.Project, string(id))
 	if err != nil {
 		return none, err
 	}
 	if len(users) > 0 {
-		return none, inUse("NAT gateway "+string(id), users)
+		return none, inUse(label(kindNAT, nat.Name, string(id)), users)
 	}
 	return none, removeNAT(tx, nat)
 }

@@ -97,7 +97,7 @@ func newID() (string, error) {
 }
 
 // inUse returns the FailedPrecondition fault for the deletion of a resource that others use. users are up to
-// maxNamedUsers+1 of them, such as "port 0192…".
+// maxNamedUsers+1 labels of them, such as "port web (0192…)".
 func inUse(resource string, users []string) error {
 	text := strings.Join(users[:min(len(users), maxNamedUsers)], ", ")
 	if len(users) > maxNamedUsers {

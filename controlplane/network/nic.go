@@ -157,13 +157,17 @@ func givenPort(tx *store.Tx, t cloud.Tenant, nic *cloud.NIC, at string) (*cloud.
 		return nil, inNIC(err, at, "port_id")
 	}
 	if port.Device.ID != "" {
-		return nil, inNIC(inUse("port "+nic.PortID, []string{string(port.Device.Kind) + " " + port.Device.ID}), at, "port_id")
+		device, err := labelDevice(tx, port)
+		if err != nil {
+			return nil, err
+		}
+		return nil, inNIC(inUse(label(kindPort, port.Name, nic.PortID), []string{device}), at, "port_id")
 	}
 	for _, f := range []struct{ name, requested, has string }{
 		{"subnet_id", nic.SubnetID, string(port.Subnet)}, {"mac_address", nic.MAC, port.MAC.String()}, {"ip_address", nic.IP, port.IP.String()},
 	} {
 		if f.requested != "" && !strings.EqualFold(f.requested, f.has) {
-			return nil, fault.Invalid(at+f.name, "port %s has %s, not %s", nic.PortID, f.has, f.requested).With("constraint", "port")
+			return nil, fault.Invalid(at+f.name, "%s has %s, not %s", label(kindPort, port.Name, nic.PortID), f.has, f.requested).With("constraint", "port")
 		}
 	}
 	if len(nic.SecurityGroups) > 0 {
@@ -202,7 +206,14 @@ func subnetForNIC(tx *store.Tx, t cloud.Tenant, nic *cloud.NIC, at string) (clou
 		return "", err
 	}
 	if len(inside) != 1 {
-		return "", fault.Invalid(at+"subnet_id", "is required, because VPC %s has not exactly one subnet", vpc).With("constraint", "required")
+		text, err := labelOf(tx, t.Project, kindVPC, string(vpc))
+		if err != nil {
+			return "", err
+		}
+		if len(inside) == 0 {
+			return "", fault.Invalid(at+"subnet_id", "%s has no subnet: create one first", text).With("constraint", "required")
+		}
+		return "", fault.Invalid(at+"subnet_id", "is required, because %s has several subnets", text).With("constraint", "required")
 	}
 	return cloud.SubnetID(inside[0].Path[1]), nil
 }
@@ -230,10 +241,10 @@ func defaultVPC(tx *store.Tx, t cloud.Tenant) (cloud.VPCID, error) {
 // checkResults returns InvalidArgument if a NIC has values for results that are not those of its subnet.
 func checkResults(nic *cloud.NIC, s *cloud.Subnet, at string) error {
 	if nic.NetworkID != "" && nic.NetworkID != DefaultNetwork && nic.NetworkID != string(s.VPC) {
-		return fault.Invalid(at+"network_id", "subnet %s is in VPC %s, not %s", s.ID, s.VPC, nic.NetworkID).With("constraint", "subnet")
+		return fault.Invalid(at+"network_id", "%s is in VPC %s, not %s", label(kindSubnet, s.Name, string(s.ID)), s.VPC, nic.NetworkID).With("constraint", "subnet")
 	}
 	if nic.DHCP && !s.DHCP {
-		return fault.Invalid(at+"dhcp_enabled", "subnet %s has no DHCP", s.ID).With("constraint", "subnet")
+		return fault.Invalid(at+"dhcp_enabled", "%s has no DHCP", label(kindSubnet, s.Name, string(s.ID))).With("constraint", "subnet")
 	}
 	for _, f := range []struct{ name, requested, has string }{
 		{"cidr_block", nic.CIDR, s.CIDR.String()}, {"gateway_ip", nic.Gateway, s.Gateway.String()},

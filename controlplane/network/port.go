@@ -3,6 +3,7 @@ package network
 import (
 	"context"
 	"net/netip"
+	"slices"
 
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -169,7 +170,11 @@ func claimMAC(tx *store.Tx, port *cloud.Port) error {
 			macs.Put(tx, &port.ID, string(port.VPC), port.MAC.String())
 			return nil
 		case chosen:
-			return fault.New(fault.AlreadyExists, "another port of VPC %s has the MAC address %s", port.VPC, port.MAC).
+			vpc, err := labelOf(tx, port.Project, kindVPC, string(port.VPC))
+			if err != nil {
+				return err
+			}
+			return fault.New(fault.AlreadyExists, "another port of %s has the MAC address %s", vpc, port.MAC).
 				WithReason("MAC_IN_USE").With("field", "mac_address")
 		}
 	}
@@ -198,7 +203,8 @@ func claimAddress6(tx *store.Tx, subnet *cloud.Subnet, port *cloud.Port) error {
 		return err
 	}
 	if taken {
-		return fault.New(fault.AlreadyExists, "another port of subnet %s has the address %s", subnet.ID, port.IP6).
+		return fault.New(fault.AlreadyExists, "another port of %s has the address %s, or had it less than %s ago",
+			label(kindSubnet, subnet.Name, string(subnet.ID)), port.IP6, RestTime).
 			WithReason("ADDRESS_IN_USE").With("field", "ipv6_address")
 	}
 	addresses6.Put(tx, &port.ID, string(subnet.ID), port.IP6.String())
@@ -284,12 +290,12 @@ func updatePort(tx *store.Tx, t cloud.Tenant, q PortUpdate) (cloud.Port, error) 
 	}
 	if q.Secured != nil {
 		if *q.Secured {
-			routes, err := routesTo(tx, string(port.ID))
+			routes, err := routesTo(tx, port.Project, string(port.ID))
 			if err != nil {
 				return cloud.Port{}, err
 			}
 			if len(routes) > 0 {
-				return cloud.Port{}, inUse("port "+string(port.ID), routes)
+				return cloud.Port{}, inUse("port security cannot be on: "+label(kindPort, port.Name, string(port.ID)), routes)
 			}
 		}
 		port.Secured = *q.Secured
@@ -323,36 +329,40 @@ func deletePort(tx *store.Tx, t cloud.Tenant, id cloud.PortID) (none struct{}, e
 		return none, err
 	}
 	if len(users) > 0 {
-		return none, inUse("port "+string(id), users)
+		return none, inUse(label(kindPort, port.Name, string(id)), users)
 	}
 	return none, removePort(tx, t, port)
 }
 
-// portUsers returns the device of a port, and the floating IP, routes and service IPs that lead to it.
-func portUsers(r store.Reader, port *cloud.Port) (users []string, err error) {
-	if port.Device.ID != "" {
-		users = append(users, string(port.Device.Kind)+" "+port.Device.ID)
+// portUsers returns the labels of the device of a port, and of what leads to the port.
+func portUsers(r store.Reader, port *cloud.Port) ([]string, error) {
+	users, err := portReferrers(r, port)
+	if err != nil || port.Device.ID == "" {
+		return users, err
 	}
+	device, err := labelDevice(r, port)
+	return append([]string{device}, users...), err
+}
+
+// portReferrers returns the labels of the floating IP, the routes and the service IPs that lead to a port.
+func portReferrers(r store.Reader, port *cloud.Port) (users []string, err error) {
 	floating, err := floatingAt.Get(r, string(port.ID))
 	if err != nil {
 		return nil, err
 	}
 	if floating != nil {
-		users = append(users, "floating IP "+string(*floating))
+		text, err := labelOf(r, port.Project, kindFloating, string(*floating))
+		if err != nil {
+			return nil, err
+		}
+		users = append(users, text)
 	}
-	routes, err := routesTo(r, string(port.ID))
+	routes, err := routesTo(r, port.Project, string(port.ID))
 	if err != nil {
 		return nil, err
 	}
-	users = append(users, routes...)
-	services, _, err := backendsOf.List(r, maxNamedUsers+1, string(port.ID))
-	if err != nil {
-		return nil, err
-	}
-	for _, s := range services {
-		users = append(users, "service IP "+s.Path[1])
-	}
-	return users, nil
+	services, err := listUsers(r, backendsOf, port.Project, string(port.ID), "", kindService)
+	return slices.Concat(users, routes, services), err
 }
 
 // removePort deletes the records of a port and releases what it has.

@@ -59,14 +59,14 @@ func CheckNone(r store.Reader, t cloud.Tenant) error {
 		return err
 	}
 	for _, v := range all {
-		users = append(users, "VPC "+string(v.Value.ID))
+		users = append(users, label(kindVPC, v.Value.Name, string(v.Value.ID)))
 	}
 	addresses, _, err := floatingIPs.List(r, maxNamedUsers+1, string(t.Project))
 	if err != nil {
 		return err
 	}
 	for _, f := range addresses {
-		users = append(users, "floating IP "+string(f.Value.ID))
+		users = append(users, label(kindFloating, f.Value.Name, string(f.Value.ID)))
 	}
 	if len(users) == 0 {
 		return nil

@@ -115,7 +115,7 @@ func handleBody[I, O any, PI message[I], PO message[O]](r *rest.Server, method, 
 		switch {
 		case method == http.MethodDelete && out.ProtoReflect().Descriptor().Fields().Len() == 0:
 			return map[string]any{"id": cmp.Or(mux.Vars(q)["id"], mux.Vars(q)["name"]), "deleted": true}, nil
-		case method == http.MethodPost:
+		case method == http.MethodPost && name != "AcceptPeering":
 			w.Status = http.StatusCreated
 		}
 		return encodeMessage(out.ProtoReflect()), nil

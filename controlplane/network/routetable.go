@@ -81,14 +81,19 @@ func setSubnets(tx *store.Tx, t cloud.Tenant, table *cloud.RouteTable, wanted []
 			return err
 		}
 		if subnet.VPC != table.VPC {
-			return fault.Invalid("subnet_ids", "subnet %s belongs to another VPC", id).With("constraint", "same_vpc")
+			return fault.Invalid("subnet_ids", "%s belongs to another VPC", label(kindSubnet, subnet.Name, string(id))).With("constraint", "same_vpc")
 		}
 		other, err := tableOf.Get(tx, string(id))
 		if err != nil {
 			return err
 		}
 		if other != nil {
-			return fault.New(fault.AlreadyExists, "subnet %s has route table %s", id, *other).WithReason("ROUTE_TABLE_EXISTS").With("field", "subnet_ids")
+			text, err := labelOf(tx, t.Project, kindTable, string(*other))
+			if err != nil {
+				return err
+			}
+			return fault.New(fault.AlreadyExists, "%s has %s", label(kindSubnet, subnet.Name, string(id)), text).
+				WithReason("ROUTE_TABLE_EXISTS").With("field", "subnet_ids")
 		}
 		tableOf.Put(tx, &table.ID, string(id))
 	}
@@ -132,7 +137,8 @@ func checkRouteTarget(tx *store.Tx, t cloud.Tenant, vpc *cloud.VPC, r cloud.Rout
 			return err
 		}
 		if p.Secured {
-			return fault.Invalid("routes", "port %s cannot be a target: it has port security, which drops packets of other addresses", r.ID).
+			return fault.Invalid("routes", "%s cannot be a target: it has port security, which drops packets of other addresses",
+				label(kindPort, p.Name, r.ID)).
 				With("constraint", "port_security")
 		}
 		at = p.VPC
@@ -148,7 +154,7 @@ func checkRouteTarget(tx *store.Tx, t cloud.Tenant, vpc *cloud.VPC, r cloud.Rout
 			return err
 		}
 		if p.VPC != vpc.ID && p.PeerVPC != vpc.ID {
-			return fault.Invalid("routes", "peering %s does not connect this VPC", r.ID).With("constraint", "same_vpc")
+			return fault.Invalid("routes", "%s does not connect this VPC", label(kindPeering, p.Name, r.ID)).With("constraint", "same_vpc")
 		}
 		return nil
 	default:
@@ -160,16 +166,9 @@ func checkRouteTarget(tx *store.Tx, t cloud.Tenant, vpc *cloud.VPC, r cloud.Rout
 	return nil
 }
 
-// routesTo returns up to maxNamedUsers+1 route tables with a route to a target.
-func routesTo(r store.Reader, target string) (users []string, err error) {
-	tables, _, err := routeTargets.List(r, maxNamedUsers+1, target)
-	if err != nil {
-		return nil, err
-	}
-	for _, t := range tables {
-		users = append(users, "a route of route table "+t.Path[1])
-	}
-	return users, nil
+// routesTo returns the labels of up to maxNamedUsers+1 route tables of a project with a route to a target.
+func routesTo(r store.Reader, p cloud.ProjectID, target string) ([]string, error) {
+	return listUsers(r, routeTargets, p, target, "a route of ", kindTable)
 }
 
 // GetRouteTable returns a route table of the project, or NotFound.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
 func vpcToProto(v *cloud.VPC) *networkv1.Vpc {
@@ -23,15 +24,19 @@ func (r *server) CreateVpc(ctx context.Context, in *networkv1.CreateVpcRequest) 
 	if err != nil {
 		return nil, err
 	}
-	q := VPCRequest{Name: in.GetName(), Description: in.GetDescription()}
+	q := VPCRequest{Name: in.GetName(), Description: in.GetDescription(), External: in.GetExternalNetwork()}
 	if q.CIDR, err = cloud.ParseCIDR("cidr_block", in.GetCidrBlock()); err != nil {
 		return nil, err
 	}
 	if q.CIDR6, err = prefixOf("ipv6_cidr_block", in.GetIpv6CidrBlock()); err != nil {
 		return nil, err
 	}
-	if in.GetEgress() == networkv1.Egress_EGRESS_NAT || in.GetExternalNetwork() != "" {
-		return nil, rpc.Unimplemented("CreateVpc with egress NAT")
+	switch in.GetEgress() {
+	case networkv1.Egress_EGRESS_UNSPECIFIED, networkv1.Egress_EGRESS_NONE:
+	case networkv1.Egress_EGRESS_NAT:
+		q.NAT = true
+	default:
+		return nil, fault.Invalid("egress", "must be NONE or NAT").With("constraint", "enum")
 	}
 	out, err := r.s.CreateVPC(ctx, t, q, rpc.BodyHash(in))
 	return answer(ctx, out, err, vpcToProto)

@@ -45,11 +45,11 @@ func addRuleTo(tx *store.Tx, t cloud.Tenant, g *cloud.SecurityGroup, rule cloud.
 		return err
 	}
 	if len(g.Rules) >= cloud.MaxRules {
-		return fault.New(fault.ResourceExhausted, "security group %s has %d rules and can have no more", g.ID, cloud.MaxRules).WithReason("TOO_MANY_RULES")
+		return fault.New(fault.ResourceExhausted, "%s has %d rules and can have no more", label(kindGroup, g.Name, string(g.ID)), cloud.MaxRules).WithReason("TOO_MANY_RULES")
 	}
 	for i := range g.Rules {
 		if g.Rules[i].Equal(&rule) {
-			return fault.New(fault.AlreadyExists, "security group %s has this rule already: %s", g.ID, g.Rules[i].ID).WithReason("RULE_EXISTS").
+			return fault.New(fault.AlreadyExists, "%s has this rule already: %s", label(kindGroup, g.Name, string(g.ID)), g.Rules[i].ID).WithReason("RULE_EXISTS").
 				With("rule_id", string(g.Rules[i].ID))
 		}
 	}

@@ -79,6 +79,9 @@ func setBackends(tx *store.Tx, t cloud.Tenant, s *cloud.ServiceIP, former []clou
 	}
 	for _, b := range s.Backends {
 		if b.Port == "" {
+			if err := checkBackendAddress(tx, t, s.VPC, b.Address); err != nil {
+				return err
+			}
 			continue
 		}
 		p, err := find(tx, ports, kindPort, t, string(b.Port))
@@ -86,11 +89,43 @@ func setBackends(tx *store.Tx, t cloud.Tenant, s *cloud.ServiceIP, former []clou
 			return err
 		}
 		if p.VPC != s.VPC || p.ID == s.Port {
-			return fault.Invalid("backends.port_id", "port %s is not another port of the VPC", b.Port).With("constraint", "same_vpc")
+			return fault.Invalid("backends.port_id", "%s is not another port of the VPC", label(kindPort, p.Name, string(b.Port))).With("constraint", "same_vpc")
 		}
 		backendsOf.Put(tx, &struct{}{}, string(b.Port), string(s.ID))
 	}
 	return nil
+}
+
+// checkBackendAddress returns InvalidArgument unless an address is in the VPC or in a VPC that is peered with it. A host
+// would otherwise send connections and health checks of a tenant to the hosts' own network.
+func checkBackendAddress(r store.Reader, t cloud.Tenant, id cloud.VPCID, a netip.Addr) error {
+	vpc, err := find(r, vpcs, kindVPC, t, string(id))
+	if err != nil || vpc.Contains(a) {
+		return err
+	}
+	connected, _, err := peeringsOf.List(r, 0, string(id))
+	if err != nil {
+		return err
+	}
+	for _, u := range connected {
+		p, err := findPeering(r, t, cloud.PeeringID(u.Path[1]))
+		if err != nil {
+			return err
+		}
+		other, project := p.PeerVPC, p.PeerProject
+		if other == id {
+			other, project = p.VPC, p.Project
+		}
+		peer, err := vpcs.Get(r, string(project), string(other))
+		if err != nil {
+			return err
+		}
+		if p.Status == cloud.NetworkActive && peer != nil && peer.Contains(a) {
+			return nil
+		}
+	}
+	return fault.Invalid("backends.address", "must be in %s or in a VPC that is peered with it, got %s", label(kindVPC, vpc.Name, string(id)), a).
+		With("constraint", "within_vpc")
 }
 
 // GetServiceIP returns a service IP of the project, or NotFound.
@@ -145,7 +180,8 @@ func updateService(tx *store.Tx, t cloud.Tenant, q ServiceUpdate) (cloud.Service
 	return *s, nil
 }
 
-// DeleteServiceIP deletes a service IP without a floating IP.
+// DeleteServiceIP deletes a service IP and its port. Neither may have a floating IP, or be the target of a route or the
+// backend of another service IP.
 func (s *Service) DeleteServiceIP(ctx context.Context, t cloud.Tenant, id cloud.ServiceIPID, body [32]byte) (Result[struct{}], error) {
 	if err := cloud.CheckUUID("id", string(id)); err != nil {
 		return Result[struct{}]{}, err
@@ -161,16 +197,16 @@ func deleteService(tx *store.Tx, t cloud.Tenant, id cloud.ServiceIPID) (none str
 	if err != nil {
 		return none, err
 	}
-	floating, err := floatingAt.Get(tx, string(id))
-	if err != nil {
-		return none, err
-	}
-	if floating != nil {
-		return none, inUse("service IP "+string(id), []string{"floating IP " + string(*floating)})
-	}
 	port, err := find(tx, ports, kindPort, t, string(s.Port))
 	if err != nil {
 		return none, err
+	}
+	users, err := serviceUsers(tx, s, port)
+	if err != nil {
+		return none, err
+	}
+	if len(users) > 0 {
+		return none, inUse(label(kindService, s.Name, string(id)), users)
 	}
 	if err := removePort(tx, t, port); err != nil {
 		return none, err
@@ -184,4 +220,18 @@ func deleteService(tx *store.Tx, t cloud.Tenant, id cloud.ServiceIPID) (none str
 	releaseName(tx, t.Project, kindService, s.Name)
 	serviceIPs.Delete(tx, string(t.Project), string(id))
 	return none, returnQuota(tx, t, quantity{ServiceIPs: 1})
+}
+
+// serviceUsers returns the labels of what leads to a service IP, also by way of its port.
+func serviceUsers(r store.Reader, s *cloud.ServiceIP, port *cloud.Port) ([]string, error) {
+	users, err := portReferrers(r, port)
+	if err != nil {
+		return nil, err
+	}
+	floating, err := floatingAt.Get(r, string(s.ID))
+	if err != nil || floating == nil {
+		return users, err
+	}
+	text, err := labelOf(r, s.Project, kindFloating, string(*floating))
+	return append([]string{text}, users...), err
 }

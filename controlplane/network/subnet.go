@@ -123,12 +123,20 @@ func checkPrefixes(tx *store.Tx, vpc *cloud.VPC, q *SubnetRequest) error {
 		return err
 	}
 	for _, o := range others {
+		field, mine, theirs := "", netip.Prefix{}, netip.Prefix{}
 		switch {
 		case o.Value.CIDR.Overlaps(q.CIDR):
-			return fault.Invalid("cidr_block", "%s overlaps %s of subnet %s", q.CIDR, o.Value.CIDR, o.Path[1]).With("constraint", "no_overlap")
+			field, mine, theirs = "cidr_block", q.CIDR, o.Value.CIDR
 		case q.CIDR6.IsValid() && o.Value.CIDR6.IsValid() && o.Value.CIDR6.Overlaps(q.CIDR6):
-			return fault.Invalid("ipv6_cidr_block", "%s overlaps %s of subnet %s", q.CIDR6, o.Value.CIDR6, o.Path[1]).With("constraint", "no_overlap")
+			field, mine, theirs = "ipv6_cidr_block", q.CIDR6, o.Value.CIDR6
+		default:
+			continue
 		}
+		other, err := labelOf(tx, vpc.Project, kindSubnet, o.Path[1])
+		if err != nil {
+			return err
+		}
+		return fault.Invalid(field, "%s overlaps %s of %s", mine, theirs, other).With("constraint", "no_overlap")
 	}
 	return nil
 }
@@ -244,16 +252,12 @@ func deleteSubnet(tx *store.Tx, t cloud.Tenant, id cloud.SubnetID) (none struct{
 	if err != nil {
 		return none, err
 	}
-	used, _, err := portsOf.List(tx, maxNamedUsers+1, string(id))
+	users, err := listUsers(tx, portsOf, t.Project, string(id), "", kindPort)
 	if err != nil {
 		return none, err
 	}
-	if len(used) > 0 {
-		users := make([]string, 0, len(used))
-		for _, u := range used {
-			users = append(users, "port "+u.Path[1])
-		}
-		return none, inUse("subnet "+string(id), users)
+	if len(users) > 0 {
+		return none, inUse(label(kindSubnet, subnet.Name, string(id)), users)
 	}
 	if err := leaveTable(tx, t, id); err != nil {
 		return none, err

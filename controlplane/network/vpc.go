@@ -6,6 +6,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
 // vpcs is the table of VPCs, at net-vpc/<project>/<id>.
@@ -19,9 +20,14 @@ const defaultUnderlayMTU, vxlanOverhead = 1500, 50
 type VPCRequest struct {
 	Name, Description string
 	CIDR, CIDR6       netip.Prefix
+	// NAT is true for a VPC with a default NAT gateway to the external network External. An empty External means the
+	// only external network.
+	NAT      bool
+	External string
 }
 
-// CreateVPC creates a VPC. It also creates the security group "default" if the project has none.
+// CreateVPC creates a VPC, with q.NAT also its default NAT gateway. It creates the security group "default" if the
+// project has none.
 func (s *Service) CreateVPC(ctx context.Context, t cloud.Tenant, q VPCRequest, body [32]byte) (Result[cloud.VPC], error) {
 	if err := q.check(); err != nil {
 		return Result[cloud.VPC]{}, err
@@ -37,6 +43,9 @@ func (q *VPCRequest) check() error {
 		if err := cloud.CheckVPCPrefix6("ipv6_cidr_block", q.CIDR6); err != nil {
 			return err
 		}
+	}
+	if q.External != "" && !q.NAT {
+		return fault.Invalid("external_network", "must be empty unless egress is NAT").With("constraint", "egress")
 	}
 	return cloud.CheckDescription(q.Description)
 }
@@ -63,7 +72,10 @@ func createVPC(tx *store.Tx, t cloud.Tenant, q VPCRequest) (vpc cloud.VPC, err e
 		MTU: defaultUnderlayMTU - vxlanOverhead, Status: cloud.NetworkActive, CreatedAt: tx.Now(), UpdatedAt: tx.Now(),
 	}
 	vpcs.Put(tx, &vpc, string(t.Project), id)
-	return vpc, nil
+	if q.NAT {
+		_, err = createNAT(tx, t, NATRequest{VPC: vpc.ID, External: q.External, Default: true})
+	}
+	return vpc, err
 }
 
 // GetVPC returns a VPC of the project, or NotFound.
@@ -139,12 +151,12 @@ func deleteVPC(tx *store.Tx, t cloud.Tenant, id cloud.VPCID) (none struct{}, err
 	if err != nil {
 		return none, err
 	}
-	users, err := vpcUsers(tx, id)
+	users, err := vpcUsers(tx, vpc)
 	if err != nil {
 		return none, err
 	}
 	if len(users) > 0 {
-		return none, inUse("VPC "+string(id), users)
+		return none, inUse(label(kindVPC, vpc.Name, string(id)), users)
 	}
 	if err := removeGateways(tx, t, id); err != nil {
 		return none, err
@@ -157,23 +169,14 @@ func deleteVPC(tx *store.Tx, t cloud.Tenant, id cloud.VPCID) (none struct{}, err
 	return none, returnQuota(tx, t, quantity{VPCs: 1})
 }
 
-// vpcUsers returns subnets and peerings of a VPC, up to maxNamedUsers+1 of each.
-func vpcUsers(r store.Reader, id cloud.VPCID) (users []string, err error) {
-	inside, _, err := subnetsOf.List(r, maxNamedUsers+1, string(id))
+// vpcUsers returns the labels of subnets and peerings of a VPC, up to maxNamedUsers+1 of each.
+func vpcUsers(r store.Reader, vpc *cloud.VPC) ([]string, error) {
+	inside, err := listUsers(r, subnetsOf, vpc.Project, string(vpc.ID), "", kindSubnet)
 	if err != nil {
 		return nil, err
 	}
-	for _, u := range inside {
-		users = append(users, "subnet "+u.Path[1])
-	}
-	connected, _, err := peeringsOf.List(r, maxNamedUsers+1, string(id))
-	if err != nil {
-		return nil, err
-	}
-	for _, u := range connected {
-		users = append(users, "peering "+u.Path[1])
-	}
-	return users, nil
+	connected, err := listUsers(r, peeringsOf, vpc.Project, string(vpc.ID), "", kindPeering)
+	return append(inside, connected...), err
 }
 
 // removeGateways deletes the route tables and NAT gateways of a VPC.

@@ -63,6 +63,11 @@ type VPC struct {
 	UpdatedAt    Time
 }
 
+// Contains reports whether an address is in one of the VPC's prefixes.
+func (v *VPC) Contains(a netip.Addr) bool {
+	return v.CIDR.Contains(a) || v.CIDR6.IsValid() && v.CIDR6.Contains(a)
+}
+
 // Subnet is a part of a VPC: one layer-2 segment.
 type Subnet struct {
 	ID          SubnetID

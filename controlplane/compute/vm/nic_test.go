@@ -150,7 +150,7 @@ func TestGivenPortStays(t *testing.T) {
 		f, _ := fault.From(err)
 		require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
 		require.Equal(t, "spec.network[0].port_id", f.Field)
-		require.ErrorContains(t, err, "is used by vm "+string(vm.ID))
+		require.ErrorContains(t, err, "is used by VM web ("+string(vm.ID)+")")
 
 		w.deleteIfPresent(vm.ID)
 		free := w.port(string(port.ID))
