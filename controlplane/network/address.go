@@ -30,7 +30,8 @@ type space struct {
 	First, Last netip.Addr
 }
 
-// rested is an address of a space that was released and is not free yet.
+// rested is an address of a space that was released and is not free yet. For an IPv6 address, only the owner of the
+// space is used.
 type rested struct {
 	Space   space
 	Address netip.Addr
@@ -43,7 +44,7 @@ var (
 	assigned = store.NewTable[uint64]("ipam-assigned")
 	// resting has the released addresses, at ipam-resting/<time of release>/<owner>-<address>.
 	resting = store.NewTable[rested]("ipam-resting")
-	// addresses6 has the port of each assigned IPv6 address, at address6/<subnet>/<address>.
+	// addresses6 has the port of each assigned or resting IPv6 address, at address6/<subnet>/<address>.
 	addresses6 = store.NewTable[cloud.PortID]("address6")
 )
 
@@ -213,12 +214,17 @@ func freeRested(tx *store.Tx) (more bool, err error) {
 
 // freeAddress marks a rested address as free. It does nothing if its subnet was deleted, which also deleted the bitmaps.
 func freeAddress(tx *store.Tx, o store.Record[rested]) error {
-	// Read the record again with a guard, because forgetAddresses may delete it at the same time.
-	still, err := resting.Has(tx, o.Path...)
-	if err != nil || !still {
+	// Read the record again with a guard, because setPools may change it at the same time.
+	still, err := resting.Get(tx, o.Path...)
+	if err != nil || still == nil {
 		return err
 	}
+	o.Value = still
 	resting.Delete(tx, o.Path...)
+	if o.Value.Address.Is6() {
+		addresses6.Delete(tx, o.Value.Space.Owner, o.Value.Address.String())
+		return nil
+	}
 	r, err := ipam.NewRange(o.Value.Space.First, o.Value.Space.Last)
 	if err != nil {
 		return err
@@ -233,8 +239,8 @@ func freeAddress(tx *store.Tx, o store.Record[rested]) error {
 	return addAssigned(tx, o.Value.Space.Owner, -1)
 }
 
-// forgetAddresses deletes the bitmaps of an owner, and its resting addresses. Otherwise an address that rests now could
-// be freed while it is assigned from new bitmaps.
+// forgetAddresses deletes the bitmaps of an owner, and the count of its assigned addresses. The records of resting
+// addresses remain: freeAddress ignores those without a bitmap.
 func forgetAddresses(tx *store.Tx, owner string) error {
 	all, _, err := bitmaps.List(tx, 0, owner)
 	if err != nil {
@@ -243,15 +249,18 @@ func forgetAddresses(tx *store.Tx, owner string) error {
 	for _, b := range all {
 		bitmaps.Delete(tx, b.Path...)
 	}
-	old, _, err := resting.List(tx, 0)
-	if err != nil {
-		return err
-	}
-	for _, o := range old {
-		if o.Value.Space.Owner == owner {
-			resting.Delete(tx, o.Path...)
-		}
-	}
 	assigned.Delete(tx, owner)
 	return nil
+}
+
+// release6 lets an IPv6 address of a subnet rest. FreeRested makes it available after RestTime.
+func release6(tx *store.Tx, s *cloud.Subnet, a netip.Addr) { spaceOf(s).release(tx, a) }
+
+// forgetAddresses6 deletes the records of a subnet's IPv6 addresses.
+func forgetAddresses6(tx *store.Tx, s *cloud.Subnet) error {
+	all, _, err := addresses6.List(tx, 0, string(s.ID))
+	for _, a := range all {
+		addresses6.Delete(tx, a.Path...)
+	}
+	return err
 }

@@ -214,6 +214,14 @@ func deleteExternal(tx *store.Tx, name string) (none struct{}, err error) {
 	if err := forgetAddresses(tx, poolOwner(name)); err != nil {
 		return none, err
 	}
+	// Otherwise an address could be freed while a new network of this name has assigned it.
+	rest, err := restingOf(tx, poolOwner(name))
+	if err != nil {
+		return none, err
+	}
+	for _, o := range rest {
+		resting.Delete(tx, o.Path...)
+	}
 	externals.Delete(tx, n.Name)
 	return none, nil
 }

@@ -81,6 +81,10 @@ func setPools(tx *store.Tx, n *cloud.ExternalNetwork, pools []cloud.AddressRange
 	if err != nil {
 		return err
 	}
+	rest, err := restingOf(tx, poolOwner(n.Name))
+	if err != nil {
+		return err
+	}
 	if err := forgetAddresses(tx, poolOwner(n.Name)); err != nil {
 		return err
 	}
@@ -99,6 +103,41 @@ func setPools(tx *store.Tx, n *cloud.ExternalNetwork, pools []cloud.AddressRange
 	if len(outside) > 0 {
 		return inUse("an address outside of the new pools", outside)
 	}
+	for _, o := range rest {
+		if err := restAgain(tx, n, o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// restingOf returns the resting addresses of an owner. It reads those of all owners, so it is only for the rare changes
+// of external networks.
+func restingOf(tx *store.Tx, owner string) (out []store.Record[rested], err error) {
+	all, _, err := resting.List(tx, 0)
+	for _, o := range all {
+		if o.Value.Space.Owner == owner {
+			out = append(out, o)
+		}
+	}
+	return out, err
+}
+
+// restAgain lets a resting address rest until its former time in the new pools of an external network, whose bitmaps
+// were deleted. It forgets an address that is in no pool.
+func restAgain(tx *store.Tx, n *cloud.ExternalNetwork, o store.Record[rested]) error {
+	for _, p := range n.Pools {
+		if !p.Contains(o.Value.Address) {
+			continue
+		}
+		s := poolSpace(n.Name, p)
+		if err := s.assign(tx, o.Value.Address); err != nil {
+			return fmt.Errorf("let %s rest again: %w", o.Value.Address, err)
+		}
+		resting.Put(tx, &rested{s, o.Value.Address}, o.Path...)
+		return nil
+	}
+	resting.Delete(tx, o.Path...)
 	return nil
 }
 

@@ -373,7 +373,7 @@ func removePort(tx *store.Tx, t cloud.Tenant, port *cloud.Port) error {
 	}
 	spaceOf(subnet).release(tx, port.IP)
 	if port.IP6.IsValid() {
-		addresses6.Delete(tx, string(subnet.ID), port.IP6.String())
+		release6(tx, subnet, port.IP6)
 	}
 	for _, a := range addressesOfPort(port) {
 		portAt.Delete(tx, string(port.VPC), a.String())

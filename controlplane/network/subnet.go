@@ -265,6 +265,9 @@ func deleteSubnet(tx *store.Tx, t cloud.Tenant, id cloud.SubnetID) (none struct{
 	if err := forgetAddresses(tx, string(id)); err != nil {
 		return none, err
 	}
+	if err := forgetAddresses6(tx, subnet); err != nil {
+		return none, err
+	}
 	releaseVNI(tx, subnet.VNI)
 	releaseName(tx, t.Project, kindSubnet, subnet.Name)
 	subnetsOf.Delete(tx, string(subnet.VPC), string(id))
