@@ -158,6 +158,7 @@ func (m *member) newAccounts(context.Context) error {
 	m.identities = identity.New(identity.Options{
 		Store: m.records, Commands: m.commands, Key: m.key, Log: m.log, Audit: m.audits, Issuer: m.config.IssuerURL(), Providers: m.config.Identity.Providers,
 		Holds:  []func(store.Reader, cloud.Tenant) error{vm.CheckNoVMs, image.CheckNoImages, network.CheckNone, credit.Holds(walletProject)},
+		Forget: []func(*store.Tx, cloud.Tenant) error{network.ForgetProject},
 		Vacant: []func(store.Reader, cloud.ProjectID) error{credit.Vacant}, Dev: m.config.Dev, Skew: m.clock.Skew,
 	})
 	return nil

@@ -213,14 +213,19 @@ func deleteGroup(tx *store.Tx, t cloud.Tenant, id cloud.SecurityGroupID) (none s
 	if len(users) > 0 {
 		return none, inUse(label(kindGroup, g.Name, string(id)), users)
 	}
+	return none, removeGroup(tx, t, g)
+}
+
+// removeGroup deletes the records of a security group.
+func removeGroup(tx *store.Tx, t cloud.Tenant, g *cloud.SecurityGroup) error {
 	for _, r := range g.Rules {
 		if r.Group != "" {
-			groupReferrers.Delete(tx, string(r.Group), string(id))
+			groupReferrers.Delete(tx, string(r.Group), string(g.ID))
 		}
 	}
 	releaseName(tx, t.Project, kindGroup, g.Name)
-	groups.Delete(tx, string(t.Project), string(id))
-	return none, returnQuota(tx, t, quantity{SecurityGroups: 1})
+	groups.Delete(tx, string(t.Project), string(g.ID))
+	return returnQuota(tx, t, quantity{SecurityGroups: 1})
 }
 
 // groupUsers returns the labels of ports of a group and of groups whose rules refer to it, up to maxNamedUsers+1 of each.

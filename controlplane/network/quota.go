@@ -46,30 +46,3 @@ func length[T any](r store.Reader, table store.Table[T], p cloud.ProjectID) (int
 	all, _, err := table.List(r, 0, string(p))
 	return len(all), err
 }
-
-// CheckNone returns FailedPrecondition if the project t.Project still has VPCs or floating IPs. Such a project cannot be deleted. If
-// t.Project is empty it returns nil, because an org cannot be deleted while it has projects.
-func CheckNone(r store.Reader, t cloud.Tenant) error {
-	if t.Project == "" {
-		return nil
-	}
-	var users []string
-	all, _, err := vpcs.List(r, maxNamedUsers+1, string(t.Project))
-	if err != nil {
-		return err
-	}
-	for _, v := range all {
-		users = append(users, label(kindVPC, v.Value.Name, string(v.Value.ID)))
-	}
-	addresses, _, err := floatingIPs.List(r, maxNamedUsers+1, string(t.Project))
-	if err != nil {
-		return err
-	}
-	for _, f := range addresses {
-		users = append(users, label(kindFloating, f.Value.Name, string(f.Value.ID)))
-	}
-	if len(users) == 0 {
-		return nil
-	}
-	return inUse("project "+string(t.Project), users)
-}

@@ -79,7 +79,7 @@ func (w *world) records() map[string]int {
 			"vpc": counter(v, vpcs), "subnet": counter(v, subnets), "subnet-of": counter(v, subnetsOf), "port": counter(v, ports),
 			"port-of": counter(v, portsOf), "port-mac": counter(v, macs), "address6": counter(v, addresses6), "ipam": counter(v, bitmaps),
 			"ipam-assigned": counter(v, assigned), "ipam-resting": counter(v, resting), "security-group": counter(v, groups),
-			"group-port": counter(v, groupPorts), "group-referrer": counter(v, groupReferrers), "network-name": counter(v, names), "vni": counter(v, vnis),
+			"group-default": counter(v, defaultGroups), "vpc-default": counter(v, defaultVPCs), "group-port": counter(v, groupPorts), "group-referrer": counter(v, groupReferrers), "network-name": counter(v, names), "vni": counter(v, vnis),
 			"port-at": counter(v, portAt), "device-port": counter(v, devicePorts), "route-table": counter(v, routeTables),
 			"route-table-in": counter(v, tablesIn), "route-table-of": counter(v, tableOf), "route-target": counter(v, routeTargets),
 			"nat": counter(v, natGateways), "nat-in": counter(v, natIn), "nat-of": counter(v, natOf), "floating-ip": counter(v, floatingIPs),

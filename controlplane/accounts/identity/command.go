@@ -212,6 +212,11 @@ func (s *Service) deleteProjectOnLeader(tx *store.Tx, t cloud.Tenant) (none, err
 	if err != nil {
 		return none{}, err
 	}
+	for _, forget := range s.opts.Forget {
+		if err := forget(tx, cloud.Tenant{Org: org, Project: t.Project}); err != nil {
+			return none{}, err
+		}
+	}
 	if err := tenant.DeleteProject(tx, t.Project); err != nil {
 		return none{}, err
 	}

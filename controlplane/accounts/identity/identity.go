@@ -81,6 +81,9 @@ type Options struct {
 	// Holds are called in the transaction that deletes a project or an org; for an org, Tenant.Project is empty. If one
 	// returns an error, because records of other packages still need the project or the org, nothing is deleted.
 	Holds []func(store.Reader, cloud.Tenant) error
+	// Forget are called in the transaction that deletes a project, after Holds. They delete those records of other
+	// packages that only the deletion of the project deletes.
+	Forget []func(*store.Tx, cloud.Tenant) error
 	// Vacant are called in the transaction that creates a project. If one returns an error, because records of other
 	// packages (such as an open wallet) exist under the project's ID, the project is not created.
 	Vacant []func(store.Reader, cloud.ProjectID) error

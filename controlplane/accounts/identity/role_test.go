@@ -99,7 +99,13 @@ func TestRolesGrantPermissions(t *testing.T) {
 	require.True(t, fault.Is(remove("eve", "evil"), fault.NotFound))
 	require.ErrorContains(t, remove("root", "acme"), "close it first")
 	w.first.opts.Holds = nil
+	var forgotten cloud.Tenant
+	w.first.opts.Forget = []func(*store.Tx, cloud.Tenant) error{func(_ *store.Tx, t cloud.Tenant) error {
+		forgotten = t
+		return nil
+	}}
 	require.NoError(t, remove("root", "acme"))
+	require.Equal(t, cloud.Tenant{Org: "acme", Project: "web"}, forgotten)
 	_, err = auth.Admit(w.login("pam"), "/vmcontroller.v1.VmService/CreateVm", "", "")
 	require.ErrorContains(t, err, "no role in any project", "a role goes with what it is for")
 }
