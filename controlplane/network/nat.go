@@ -28,7 +28,8 @@ type NATRequest struct {
 }
 
 // CreateNATGateway creates a NAT gateway of a VPC. It returns AlreadyExists if the VPC has a default gateway and the new
-// one is to be the default, too.
+// one is to be the default, too. An address of its own counts as a floating IP in the quota, and it returns
+// ResourceExhausted if the VPC has maxNATGateways.
 func (s *Service) CreateNATGateway(ctx context.Context, t cloud.Tenant, q NATRequest, body [32]byte) (Result[cloud.NATGateway], error) {
 	if err := cloud.CheckUUID("vpc_id", string(q.VPC)); err != nil {
 		return Result[cloud.NATGateway]{}, err
@@ -40,6 +41,20 @@ func (s *Service) CreateNATGateway(ctx context.Context, t cloud.Tenant, q NATReq
 }
 
 var createNATCommand = newCommand("network.nat.create", "CreateNatGateway", createNAT)
+
+// maxNATGateways is the maximum number of NAT gateways of a VPC, and maxRouteTables that of its route tables. Neither
+// has a quota, and hosts keep both in memory.
+const maxNATGateways, maxRouteTables = 10, 100
+
+// checkRoom returns ResourceExhausted if an index lists limit resources of a kind in a VPC.
+func checkRoom[T any](r store.Reader, index store.Table[T], vpc *cloud.VPC, kind string, limit int) error {
+	all, _, err := index.List(r, limit, string(vpc.ID))
+	if err == nil && len(all) >= limit {
+		return fault.New(fault.ResourceExhausted, "%s has %d %ss and can have no more", label(kindVPC, vpc.Name, string(vpc.ID)), limit, kind).
+			WithReason("VPC_FULL")
+	}
+	return err
+}
 
 // createNAT implements CreateNATGateway in a transaction of the leader.
 func createNAT(tx *store.Tx, t cloud.Tenant, q NATRequest) (nat cloud.NATGateway, err error) {
@@ -56,6 +71,9 @@ func createNAT(tx *store.Tx, t cloud.Tenant, q NATRequest) (nat cloud.NATGateway
 			return nat, err
 		}
 	}
+	if err := checkRoom(tx, natIn, vpc, kindNAT, maxNATGateways); err != nil {
+		return nat, err
+	}
 	id, err := newID()
 	if err != nil {
 		return nat, err
@@ -68,6 +86,9 @@ func createNAT(tx *store.Tx, t cloud.Tenant, q NATRequest) (nat cloud.NATGateway
 		External: external.Name, Default: q.Default, Status: cloud.NetworkActive, CreatedAt: tx.Now(), UpdatedAt: tx.Now(),
 	}
 	if q.OwnAddress {
+		if err := chargeQuota(tx, t, quantity{FloatingIPs: 1}); err != nil {
+			return nat, err
+		}
 		if nat.Address, err = assignExternal(tx, external, netip.Addr{}, "NAT gateway "+id); err != nil {
 			return nat, err
 		}
@@ -143,6 +164,9 @@ func removeNAT(tx *store.Tx, nat *cloud.NATGateway) error {
 			return err
 		}
 		releaseExternal(tx, external, nat.Address)
+		if err := returnQuota(tx, cloud.Tenant{Org: nat.Org, Project: nat.Project}, quantity{FloatingIPs: 1}); err != nil {
+			return err
+		}
 	}
 	releaseName(tx, nat.Project, kindNAT, nat.Name)
 	natIn.Delete(tx, string(nat.VPC), string(nat.ID))

@@ -30,7 +30,7 @@ func count(r store.Reader, p cloud.ProjectID) (sum quantity, err error) {
 		{&sum.Subnets, func() (int, error) { return length(r, subnets, p) }},
 		{&sum.Ports, func() (int, error) { return length(r, ports, p) }},
 		{&sum.SecurityGroups, func() (int, error) { return length(r, groups, p) }},
-		{&sum.FloatingIPs, func() (int, error) { return length(r, floatingIPs, p) }},
+		{&sum.FloatingIPs, func() (int, error) { return countExternal(r, p) }},
 		{&sum.ServiceIPs, func() (int, error) { return length(r, serviceIPs, p) }},
 	} {
 		n, err := c.list()
@@ -40,6 +40,22 @@ func count(r store.Reader, p cloud.ProjectID) (sum quantity, err error) {
 		*c.number = uint64(n)
 	}
 	return sum, nil
+}
+
+// countExternal returns the number of addresses of external networks that a project has: floating IPs, and NAT gateways
+// with an address of their own.
+func countExternal(r store.Reader, p cloud.ProjectID) (int, error) {
+	sum, err := length(r, floatingIPs, p)
+	if err != nil {
+		return 0, err
+	}
+	gateways, _, err := natGateways.List(r, 0, string(p))
+	for _, g := range gateways {
+		if g.Value.Address.IsValid() {
+			sum++
+		}
+	}
+	return sum, err
 }
 
 func length[T any](r store.Reader, table store.Table[T], p cloud.ProjectID) (int, error) {

@@ -28,7 +28,8 @@ type RouteTableRequest struct {
 	Routes            []cloud.Route
 }
 
-// CreateRouteTable creates a route table for subnets of a VPC. It returns AlreadyExists if a subnet has a table.
+// CreateRouteTable creates a route table for subnets of a VPC. It returns AlreadyExists if a subnet has a table, and
+// ResourceExhausted if the VPC has maxRouteTables.
 func (s *Service) CreateRouteTable(ctx context.Context, t cloud.Tenant, q RouteTableRequest, body [32]byte) (Result[cloud.RouteTable], error) {
 	if err := cloud.CheckUUID("vpc_id", string(q.VPC)); err != nil {
 		return Result[cloud.RouteTable]{}, err
@@ -45,6 +46,9 @@ var createTableCommand = newCommand("network.routes.create", "CreateRouteTable",
 func createTable(tx *store.Tx, t cloud.Tenant, q RouteTableRequest) (table cloud.RouteTable, err error) {
 	vpc, err := find(tx, vpcs, kindVPC, t, string(q.VPC))
 	if err != nil {
+		return table, err
+	}
+	if err := checkRoom(tx, tablesIn, vpc, kindTable, maxRouteTables); err != nil {
 		return table, err
 	}
 	id, err := newID()
