@@ -1785,8 +1785,8 @@ type SyncNetworksRequest struct {
 	Protocol uint32 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	// In the first message only.
 	Host *HostNetwork `protobuf:"bytes,2,opt,name=host,proto3" json:"host,omitempty"`
-	// The kernel has the state of this revision, except for the VPCs in failures. At most the revision of the last
-	// message with complete.
+	// The host has applied all changes up to this revision, except those of the VPCs in failures. It is not greater than
+	// the revision of the last message with complete set.
 	AppliedRevision int64 `protobuf:"varint,3,opt,name=applied_revision,json=appliedRevision,proto3" json:"applied_revision,omitempty"`
 	// The VPCs whose state could not be applied, at most 1,000. Each later message replaces the list.
 	Failures      []*VpcFailure `protobuf:"bytes,4,rep,name=failures,proto3" json:"failures,omitempty"`
@@ -1859,9 +1859,10 @@ type HostNetwork struct {
 	Vtep string `protobuf:"bytes,1,opt,name=vtep,proto3" json:"vtep,omitempty"`
 	// MTU of the underlay. VPCs with an MTU above it less 50 bytes (70 with IPv6) are not placed on this host.
 	UnderlayMtu uint32 `protobuf:"varint,2,opt,name=underlay_mtu,json=underlayMtu,proto3" json:"underlay_mtu,omitempty"`
-	// Names of the external networks that the host is connected to, at most 64 of at most 256 bytes. missing likewise.
+	// Names of the external networks that the host is connected to: at most 64, each of at most 256 bytes.
 	ExternalNetworks []string `protobuf:"bytes,3,rep,name=external_networks,json=externalNetworks,proto3" json:"external_networks,omitempty"`
-	// Why the host cannot have network interfaces of VMs, for example a kernel feature that is missing. Empty: it can.
+	// Why the host cannot have network interfaces of VMs, for example a kernel feature that is missing: at most 64 texts,
+	// each of at most 256 bytes. Empty: the host can have them.
 	Missing       []string `protobuf:"bytes,4,rep,name=missing,proto3" json:"missing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1986,8 +1987,8 @@ type SyncNetworksResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// As in WatchResponse.
 	Term uint64 `protobuf:"varint,1,opt,name=term,proto3" json:"term,omitempty"`
-	// With complete: the agent has all changes up to this revision. It acknowledges this number. A record can be newer
-	// than the revision. It is then sent again with its own revision.
+	// Once the message with complete has arrived, the agent has all changes up to this revision. It then acknowledges this
+	// number. A record can be newer than the revision; it is then sent again with its own revision.
 	Revision int64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Set in the last message of the snapshot and in the last message of each change. A message with complete may have no
 	// records: it asks for an acknowledgment of its revision.

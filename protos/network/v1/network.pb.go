@@ -1,18 +1,18 @@
 // network.v1: NetworkService manages virtual private clouds (VPCs), their subnets, ports and security groups, and the
-// routes and addresses that connect them with each other and with the world. On port 9090.
+// routes and addresses that connect them with each other and with external networks. On port 9090.
 //
 // A tenant's token acts in its own project; org_id and project_id may then be empty. controlplane/edge/auth/rules.go
 // lists the roles that may call each RPC. docs/api.md describes the errors that every call can return, page tokens,
 // deadlines and idempotency keys. A resource of another project is NOT_FOUND, also where a request refers to it.
 //
 // Creates, updates and deletes return after the change is durable on a majority of the members. They do not wait for
-// hosts: status is PENDING until each host that needs the resource has confirmed it. A port is ACTIVE only after its
-// host has installed the rules of its security groups. Traffic that a change no longer permits ends within a second
+// hosts. VPCs, subnets, route tables and NAT gateways are ACTIVE at once. A port with a device is PENDING until its host
+// has installed the rules of its security groups. Traffic that a change no longer permits ends within a second
 // after the response, also on connections that exist.
 //
 // Names are unique per project and kind of resource, 1 to 63 characters. They may be empty; then the ID serves as name.
-// Every create takes an idempotency key. RESOURCE_EXHAUSTED (QUOTA_EXCEEDED): the quota of the project or org.
-// ALREADY_EXISTS: the name. FAILED_PRECONDITION (IN_USE): a delete of a resource that others use; the message names up
+// Every create takes an idempotency key. It returns RESOURCE_EXHAUSTED (QUOTA_EXCEEDED) if it would exceed the quota of
+// the project or org, and ALREADY_EXISTS if the name is taken. FAILED_PRECONDITION (IN_USE): a delete of a resource that others use; the message names up
 // to five of them. INVALID_ARGUMENT with the field for every other wrong argument; ErrorInfo has field and constraint.
 // Timestamps are Unix milliseconds. Prefixes are in CIDR notation without host bits, addresses in canonical form.
 
@@ -50,7 +50,7 @@ const (
 	// status_reason says why.
 	Status_STATUS_ERROR    Status = 3
 	Status_STATUS_DELETING Status = 4
-	// Of a port: nothing is attached to it.
+	// Of a port: no device uses it. Of a floating IP: it has no target.
 	Status_STATUS_DOWN Status = 5
 )
 
@@ -101,11 +101,11 @@ func (Status) EnumDescriptor() ([]byte, []int) {
 	return file_network_v1_network_proto_rawDescGZIP(), []int{0}
 }
 
-// Egress says how a new VPC reaches the world.
+// Egress is how ports of a new VPC without a floating IP reach external networks.
 type Egress int32
 
 const (
-	// NONE.
+	// Means EGRESS_NONE.
 	Egress_EGRESS_UNSPECIFIED Egress = 0
 	// Only floating IPs and peerings lead out of the VPC.
 	Egress_EGRESS_NONE Egress = 1
@@ -206,7 +206,7 @@ func (Direction) EnumDescriptor() ([]byte, []int) {
 type Ethertype int32
 
 const (
-	// IPV4.
+	// Means ETHERTYPE_IPV4.
 	Ethertype_ETHERTYPE_UNSPECIFIED Ethertype = 0
 	Ethertype_ETHERTYPE_IPV4        Ethertype = 1
 	Ethertype_ETHERTYPE_IPV6        Ethertype = 2
@@ -313,7 +313,7 @@ func (RouteTarget) EnumDescriptor() ([]byte, []int) {
 type Affinity int32
 
 const (
-	// NONE.
+	// Means AFFINITY_NONE.
 	Affinity_AFFINITY_UNSPECIFIED Affinity = 0
 	Affinity_AFFINITY_NONE        Affinity = 1
 	// Connections of a client address go to the same backend while that is healthy.
@@ -374,7 +374,7 @@ type Vpc struct {
 	StatusReason string `protobuf:"bytes,8,opt,name=status_reason,json=statusReason,proto3" json:"status_reason,omitempty"`
 	// Empty, or a unique local prefix of /48 to /56.
 	Ipv6CidrBlock string `protobuf:"bytes,9,opt,name=ipv6_cidr_block,json=ipv6CidrBlock,proto3" json:"ipv6_cidr_block,omitempty"`
-	// The MTU that guests use; smaller than that of the hosts' underlay by the overlay's headers.
+	// The MTU that guests use: that of the network between the hosts, less the headers of VXLAN.
 	Mtu uint32 `protobuf:"varint,10,opt,name=mtu,proto3" json:"mtu,omitempty"`
 	// The VPC that NICs without a VPC or subnet use.
 	IsDefault     bool  `protobuf:"varint,11,opt,name=is_default,json=isDefault,proto3" json:"is_default,omitempty"`
@@ -948,13 +948,13 @@ type SecurityGroupRule struct {
 	Direction Direction `protobuf:"varint,2,opt,name=direction,proto3,enum=network.v1.Direction" json:"direction,omitempty"`
 	// "tcp", "udp", "icmp", "icmpv6", "sctp", "any", or a number of 0 to 255. Empty: any.
 	Protocol string `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"`
-	// tcp, udp and sctp: the range of destination ports, 1 to 65535; both 0: all. icmp and icmpv6: type and code, only if
-	// icmp_type is set.
+	// The range of destination ports of tcp, udp and sctp, 1 to 65535. Both 0 means all ports. For icmp and icmpv6, see
+	// icmp_type and icmp_code.
 	PortMin uint32 `protobuf:"varint,4,opt,name=port_min,json=portMin,proto3" json:"port_min,omitempty"`
 	PortMax uint32 `protobuf:"varint,5,opt,name=port_max,json=portMax,proto3" json:"port_max,omitempty"`
-	// The source of ingress and the destination of egress. With neither this nor remote_group_id: everything.
+	// The permitted sources of ingress or destinations of egress. Without this and remote_group_id, all are permitted.
 	RemoteCidr string `protobuf:"bytes,6,opt,name=remote_cidr,json=remoteCidr,proto3" json:"remote_cidr,omitempty"`
-	// The addresses of all ports in a group of the same VPC's project.
+	// The ID of a security group of the project. The permitted addresses are those of all ports with this group.
 	RemoteGroupId string    `protobuf:"bytes,7,opt,name=remote_group_id,json=remoteGroupId,proto3" json:"remote_group_id,omitempty"`
 	Ethertype     Ethertype `protobuf:"varint,8,opt,name=ethertype,proto3,enum=network.v1.Ethertype" json:"ethertype,omitempty"`
 	Description   string    `protobuf:"bytes,9,opt,name=description,proto3" json:"description,omitempty"`
@@ -1531,7 +1531,7 @@ type FloatingIp struct {
 	// At most one of port_id and service_ip_id.
 	PortId      string `protobuf:"bytes,7,opt,name=port_id,json=portId,proto3" json:"port_id,omitempty"`
 	ServiceIpId string `protobuf:"bytes,8,opt,name=service_ip_id,json=serviceIpId,proto3" json:"service_ip_id,omitempty"`
-	// The address of the port that it maps to; empty without a port.
+	// The address of the port or service IP; empty without one.
 	FixedAddress  string `protobuf:"bytes,9,opt,name=fixed_address,json=fixedAddress,proto3" json:"fixed_address,omitempty"`
 	Description   string `protobuf:"bytes,10,opt,name=description,proto3" json:"description,omitempty"`
 	Status        Status `protobuf:"varint,11,opt,name=status,proto3,enum=network.v1.Status" json:"status,omitempty"`
@@ -1910,7 +1910,7 @@ type ServiceIp struct {
 	OrgId     string                 `protobuf:"bytes,3,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
 	ProjectId string                 `protobuf:"bytes,4,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
 	VpcId     string                 `protobuf:"bytes,5,opt,name=vpc_id,json=vpcId,proto3" json:"vpc_id,omitempty"`
-	// Empty: the address is from the VPC's service range.
+	// The subnet of the address.
 	SubnetId string `protobuf:"bytes,6,opt,name=subnet_id,json=subnetId,proto3" json:"subnet_id,omitempty"`
 	Address  string `protobuf:"bytes,7,opt,name=address,proto3" json:"address,omitempty"`
 	// 1 to 32.
@@ -5200,7 +5200,7 @@ type CreateNatGatewayRequest struct {
 	VpcId           string                 `protobuf:"bytes,4,opt,name=vpc_id,json=vpcId,proto3" json:"vpc_id,omitempty"`
 	ExternalNetwork string                 `protobuf:"bytes,5,opt,name=external_network,json=externalNetwork,proto3" json:"external_network,omitempty"`
 	Description     string                 `protobuf:"bytes,6,opt,name=description,proto3" json:"description,omitempty"`
-	// Use an own address of the external network instead of the hosts' addresses.
+	// True: the gateway gets an address of the external network, which all hosts use. False: each host uses its own.
 	OwnAddress    bool `protobuf:"varint,7,opt,name=own_address,json=ownAddress,proto3" json:"own_address,omitempty"`
 	IsDefault     bool `protobuf:"varint,8,opt,name=is_default,json=isDefault,proto3" json:"is_default,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -7695,12 +7695,12 @@ func (x *ExplainPathRequest) GetPort() uint32 {
 // PathStep is one decision on the way of a packet.
 type PathStep struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// "source", "egress", "route", "nat", "ingress" or "destination".
+	// "source", "egress", "route", "ingress" or "destination".
 	Stage string `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
 	// The resource that decides, such as a security group or route table, and its rule or route.
 	ResourceId string `protobuf:"bytes,2,opt,name=resource_id,json=resourceId,proto3" json:"resource_id,omitempty"`
 	RuleId     string `protobuf:"bytes,3,opt,name=rule_id,json=ruleId,proto3" json:"rule_id,omitempty"`
-	// A sentence for people.
+	// A sentence that describes the decision, with the names of resources.
 	Explanation   string `protobuf:"bytes,4,opt,name=explanation,proto3" json:"explanation,omitempty"`
 	Passes        bool   `protobuf:"varint,5,opt,name=passes,proto3" json:"passes,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -7775,7 +7775,7 @@ func (x *PathStep) GetPasses() bool {
 type ExplainPathResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Passes bool                   `protobuf:"varint,1,opt,name=passes,proto3" json:"passes,omitempty"`
-	// In the order in which a packet meets them, up to the first that drops it.
+	// In the order in which the packet passes them, up to the first that drops it.
 	Steps         []*PathStep `protobuf:"bytes,2,rep,name=steps,proto3" json:"steps,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

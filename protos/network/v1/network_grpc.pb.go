@@ -1,18 +1,18 @@
 // network.v1: NetworkService manages virtual private clouds (VPCs), their subnets, ports and security groups, and the
-// routes and addresses that connect them with each other and with the world. On port 9090.
+// routes and addresses that connect them with each other and with external networks. On port 9090.
 //
 // A tenant's token acts in its own project; org_id and project_id may then be empty. controlplane/edge/auth/rules.go
 // lists the roles that may call each RPC. docs/api.md describes the errors that every call can return, page tokens,
 // deadlines and idempotency keys. A resource of another project is NOT_FOUND, also where a request refers to it.
 //
 // Creates, updates and deletes return after the change is durable on a majority of the members. They do not wait for
-// hosts: status is PENDING until each host that needs the resource has confirmed it. A port is ACTIVE only after its
-// host has installed the rules of its security groups. Traffic that a change no longer permits ends within a second
+// hosts. VPCs, subnets, route tables and NAT gateways are ACTIVE at once. A port with a device is PENDING until its host
+// has installed the rules of its security groups. Traffic that a change no longer permits ends within a second
 // after the response, also on connections that exist.
 //
 // Names are unique per project and kind of resource, 1 to 63 characters. They may be empty; then the ID serves as name.
-// Every create takes an idempotency key. RESOURCE_EXHAUSTED (QUOTA_EXCEEDED): the quota of the project or org.
-// ALREADY_EXISTS: the name. FAILED_PRECONDITION (IN_USE): a delete of a resource that others use; the message names up
+// Every create takes an idempotency key. It returns RESOURCE_EXHAUSTED (QUOTA_EXCEEDED) if it would exceed the quota of
+// the project or org, and ALREADY_EXISTS if the name is taken. FAILED_PRECONDITION (IN_USE): a delete of a resource that others use; the message names up
 // to five of them. INVALID_ARGUMENT with the field for every other wrong argument; ErrorInfo has field and constraint.
 // Timestamps are Unix milliseconds. Prefixes are in CIDR notation without host bits, addresses in canonical form.
 
@@ -99,7 +99,8 @@ const (
 type NetworkServiceClient interface {
 	// CreateVpc creates a VPC with the security group "default" unless the project has one. With egress NAT it also
 	// creates a NAT gateway as the default route. VPCs of one project may overlap; see CreatePeering.
-	// FAILED_PRECONDITION: egress NAT without an external network.
+	// FAILED_PRECONDITION (NO_EXTERNAL_NETWORK): egress NAT, and the cloud has no external network. INVALID_ARGUMENT:
+	// external_network without egress NAT, or egress NAT without external_network if the cloud has several.
 	CreateVpc(ctx context.Context, in *CreateVpcRequest, opts ...grpc.CallOption) (*Vpc, error)
 	// GetVpc returns a VPC. The read is linearizable.
 	GetVpc(ctx context.Context, in *GetVpcRequest, opts ...grpc.CallOption) (*Vpc, error)
@@ -123,7 +124,8 @@ type NetworkServiceClient interface {
 	DeleteSubnet(ctx context.Context, in *DeleteSubnetRequest, opts ...grpc.CallOption) (*DeleteSubnetResponse, error)
 	// CreatePort creates a port with the requested address or the lowest free one. RESOURCE_EXHAUSTED (SUBNET_FULL): no
 	// address is free. ALREADY_EXISTS (ADDRESS_IN_USE, MAC_IN_USE): the address or MAC is taken; an address that was
-	// released is not assigned again for 60 s. Without security_groups the port gets the group "default".
+	// released is not assigned again for 60 s. INVALID_ARGUMENT: the address is the gateway, network address or broadcast
+	// address of the subnet, or outside of the subnet. Without security_groups the port gets the group "default".
 	CreatePort(ctx context.Context, in *CreatePortRequest, opts ...grpc.CallOption) (*Port, error)
 	// GetPort returns a port. The read is linearizable.
 	GetPort(ctx context.Context, in *GetPortRequest, opts ...grpc.CallOption) (*Port, error)
@@ -153,7 +155,7 @@ type NetworkServiceClient interface {
 	RemoveSecurityGroupRule(ctx context.Context, in *RemoveSecurityGroupRuleRequest, opts ...grpc.CallOption) (*SecurityGroup, error)
 	// CreateRouteTable creates a route table for subnets of a VPC. A subnet has at most one table (ALREADY_EXISTS).
 	// INVALID_ARGUMENT: a route for the VPC's own prefix or a part of it, two routes for one destination, or a target
-	// that cannot forward: a port needs port security off.
+	// that cannot forward: a port needs port security off. RESOURCE_EXHAUSTED (VPC_FULL): the VPC has 100 route tables.
 	CreateRouteTable(ctx context.Context, in *CreateRouteTableRequest, opts ...grpc.CallOption) (*RouteTable, error)
 	// GetRouteTable returns a route table. The read is linearizable.
 	GetRouteTable(ctx context.Context, in *GetRouteTableRequest, opts ...grpc.CallOption) (*RouteTable, error)
@@ -165,7 +167,8 @@ type NetworkServiceClient interface {
 	// DeleteRouteTable deletes a route table. Its subnets then use the VPC's default routes.
 	DeleteRouteTable(ctx context.Context, in *DeleteRouteTableRequest, opts ...grpc.CallOption) (*DeleteRouteTableResponse, error)
 	// CreateNatGateway creates a NAT gateway: outgoing connections of the VPC get an address of an external network.
-	// ALREADY_EXISTS: the VPC has a default gateway and is_default is set.
+	// ALREADY_EXISTS: the VPC has a default gateway and is_default is set. RESOURCE_EXHAUSTED: the VPC has 10 NAT gateways
+	// (VPC_FULL), or with own_address the quota of floating IPs is used up: the address counts as one.
 	CreateNatGateway(ctx context.Context, in *CreateNatGatewayRequest, opts ...grpc.CallOption) (*NatGateway, error)
 	// GetNatGateway returns a NAT gateway. The read is linearizable.
 	GetNatGateway(ctx context.Context, in *GetNatGatewayRequest, opts ...grpc.CallOption) (*NatGateway, error)
@@ -193,13 +196,14 @@ type NetworkServiceClient interface {
 	GetServiceIp(ctx context.Context, in *GetServiceIpRequest, opts ...grpc.CallOption) (*ServiceIp, error)
 	// ListServiceIps returns a page of service IPs in the order of their IDs, as of the time of the first page.
 	ListServiceIps(ctx context.Context, in *ListServiceIpsRequest, opts ...grpc.CallOption) (*ListServiceIpsResponse, error)
-	// UpdateServiceIp replaces ports, backends, selector, health check and affinity as a whole. Connections to backends
+	// UpdateServiceIp replaces ports, backends, health check and affinity as a whole. Connections to backends
 	// that were removed end within a second; others continue.
 	UpdateServiceIp(ctx context.Context, in *UpdateServiceIpRequest, opts ...grpc.CallOption) (*ServiceIp, error)
-	// DeleteServiceIp deletes a service IP without a floating IP.
+	// DeleteServiceIp deletes a service IP and its port. FAILED_PRECONDITION (IN_USE): one of them has a floating IP, or is
+	// the target of a route or a backend of another service IP.
 	DeleteServiceIp(ctx context.Context, in *DeleteServiceIpRequest, opts ...grpc.CallOption) (*DeleteServiceIpResponse, error)
-	// CreatePeering proposes to connect two VPCs. It is ACTIVE after AcceptPeering by the other project, at once if the
-	// caller may accept it too. INVALID_ARGUMENT: the VPCs are the same or overlap. ALREADY_EXISTS: they are peered.
+	// CreatePeering proposes to connect two VPCs. It is ACTIVE at once if both belong to one project, and otherwise after
+	// AcceptPeering by the other project. INVALID_ARGUMENT: the VPCs are the same or overlap. ALREADY_EXISTS: they are peered.
 	CreatePeering(ctx context.Context, in *CreatePeeringRequest, opts ...grpc.CallOption) (*Peering, error)
 	// AcceptPeering accepts a proposal of another project. A repeat changes nothing.
 	AcceptPeering(ctx context.Context, in *AcceptPeeringRequest, opts ...grpc.CallOption) (*Peering, error)
@@ -224,8 +228,9 @@ type NetworkServiceClient interface {
 	UpdateExternalNetwork(ctx context.Context, in *UpdateExternalNetworkRequest, opts ...grpc.CallOption) (*ExternalNetwork, error)
 	// DeleteExternalNetwork deletes an external network of which no address is assigned. system:admin.
 	DeleteExternalNetwork(ctx context.Context, in *DeleteExternalNetworkRequest, opts ...grpc.CallOption) (*DeleteExternalNetworkResponse, error)
-	// ExplainPath tells whether a packet would pass from a port or VM to an address, and which rule or route decides. It
-	// evaluates the records and sends no packet.
+	// ExplainPath reports whether a packet would pass from a port or VM to an address, and which rule or route decides. It
+	// evaluates the records and sends no packet. For a packet to a VPC of another project, it does not evaluate the
+	// security groups there. For a packet to a service IP, it does not evaluate those of the backends.
 	ExplainPath(ctx context.Context, in *ExplainPathRequest, opts ...grpc.CallOption) (*ExplainPathResponse, error)
 }
 
@@ -765,7 +770,8 @@ func (c *networkServiceClient) ExplainPath(ctx context.Context, in *ExplainPathR
 type NetworkServiceServer interface {
 	// CreateVpc creates a VPC with the security group "default" unless the project has one. With egress NAT it also
 	// creates a NAT gateway as the default route. VPCs of one project may overlap; see CreatePeering.
-	// FAILED_PRECONDITION: egress NAT without an external network.
+	// FAILED_PRECONDITION (NO_EXTERNAL_NETWORK): egress NAT, and the cloud has no external network. INVALID_ARGUMENT:
+	// external_network without egress NAT, or egress NAT without external_network if the cloud has several.
 	CreateVpc(context.Context, *CreateVpcRequest) (*Vpc, error)
 	// GetVpc returns a VPC. The read is linearizable.
 	GetVpc(context.Context, *GetVpcRequest) (*Vpc, error)
@@ -789,7 +795,8 @@ type NetworkServiceServer interface {
 	DeleteSubnet(context.Context, *DeleteSubnetRequest) (*DeleteSubnetResponse, error)
 	// CreatePort creates a port with the requested address or the lowest free one. RESOURCE_EXHAUSTED (SUBNET_FULL): no
 	// address is free. ALREADY_EXISTS (ADDRESS_IN_USE, MAC_IN_USE): the address or MAC is taken; an address that was
-	// released is not assigned again for 60 s. Without security_groups the port gets the group "default".
+	// released is not assigned again for 60 s. INVALID_ARGUMENT: the address is the gateway, network address or broadcast
+	// address of the subnet, or outside of the subnet. Without security_groups the port gets the group "default".
 	CreatePort(context.Context, *CreatePortRequest) (*Port, error)
 	// GetPort returns a port. The read is linearizable.
 	GetPort(context.Context, *GetPortRequest) (*Port, error)
@@ -819,7 +826,7 @@ type NetworkServiceServer interface {
 	RemoveSecurityGroupRule(context.Context, *RemoveSecurityGroupRuleRequest) (*SecurityGroup, error)
 	// CreateRouteTable creates a route table for subnets of a VPC. A subnet has at most one table (ALREADY_EXISTS).
 	// INVALID_ARGUMENT: a route for the VPC's own prefix or a part of it, two routes for one destination, or a target
-	// that cannot forward: a port needs port security off.
+	// that cannot forward: a port needs port security off. RESOURCE_EXHAUSTED (VPC_FULL): the VPC has 100 route tables.
 	CreateRouteTable(context.Context, *CreateRouteTableRequest) (*RouteTable, error)
 	// GetRouteTable returns a route table. The read is linearizable.
 	GetRouteTable(context.Context, *GetRouteTableRequest) (*RouteTable, error)
@@ -831,7 +838,8 @@ type NetworkServiceServer interface {
 	// DeleteRouteTable deletes a route table. Its subnets then use the VPC's default routes.
 	DeleteRouteTable(context.Context, *DeleteRouteTableRequest) (*DeleteRouteTableResponse, error)
 	// CreateNatGateway creates a NAT gateway: outgoing connections of the VPC get an address of an external network.
-	// ALREADY_EXISTS: the VPC has a default gateway and is_default is set.
+	// ALREADY_EXISTS: the VPC has a default gateway and is_default is set. RESOURCE_EXHAUSTED: the VPC has 10 NAT gateways
+	// (VPC_FULL), or with own_address the quota of floating IPs is used up: the address counts as one.
 	CreateNatGateway(context.Context, *CreateNatGatewayRequest) (*NatGateway, error)
 	// GetNatGateway returns a NAT gateway. The read is linearizable.
 	GetNatGateway(context.Context, *GetNatGatewayRequest) (*NatGateway, error)
@@ -859,13 +867,14 @@ type NetworkServiceServer interface {
 	GetServiceIp(context.Context, *GetServiceIpRequest) (*ServiceIp, error)
 	// ListServiceIps returns a page of service IPs in the order of their IDs, as of the time of the first page.
 	ListServiceIps(context.Context, *ListServiceIpsRequest) (*ListServiceIpsResponse, error)
-	// UpdateServiceIp replaces ports, backends, selector, health check and affinity as a whole. Connections to backends
+	// UpdateServiceIp replaces ports, backends, health check and affinity as a whole. Connections to backends
 	// that were removed end within a second; others continue.
 	UpdateServiceIp(context.Context, *UpdateServiceIpRequest) (*ServiceIp, error)
-	// DeleteServiceIp deletes a service IP without a floating IP.
+	// DeleteServiceIp deletes a service IP and its port. FAILED_PRECONDITION (IN_USE): one of them has a floating IP, or is
+	// the target of a route or a backend of another service IP.
 	DeleteServiceIp(context.Context, *DeleteServiceIpRequest) (*DeleteServiceIpResponse, error)
-	// CreatePeering proposes to connect two VPCs. It is ACTIVE after AcceptPeering by the other project, at once if the
-	// caller may accept it too. INVALID_ARGUMENT: the VPCs are the same or overlap. ALREADY_EXISTS: they are peered.
+	// CreatePeering proposes to connect two VPCs. It is ACTIVE at once if both belong to one project, and otherwise after
+	// AcceptPeering by the other project. INVALID_ARGUMENT: the VPCs are the same or overlap. ALREADY_EXISTS: they are peered.
 	CreatePeering(context.Context, *CreatePeeringRequest) (*Peering, error)
 	// AcceptPeering accepts a proposal of another project. A repeat changes nothing.
 	AcceptPeering(context.Context, *AcceptPeeringRequest) (*Peering, error)
@@ -890,8 +899,9 @@ type NetworkServiceServer interface {
 	UpdateExternalNetwork(context.Context, *UpdateExternalNetworkRequest) (*ExternalNetwork, error)
 	// DeleteExternalNetwork deletes an external network of which no address is assigned. system:admin.
 	DeleteExternalNetwork(context.Context, *DeleteExternalNetworkRequest) (*DeleteExternalNetworkResponse, error)
-	// ExplainPath tells whether a packet would pass from a port or VM to an address, and which rule or route decides. It
-	// evaluates the records and sends no packet.
+	// ExplainPath reports whether a packet would pass from a port or VM to an address, and which rule or route decides. It
+	// evaluates the records and sends no packet. For a packet to a VPC of another project, it does not evaluate the
+	// security groups there. For a packet to a service IP, it does not evaluate those of the backends.
 	ExplainPath(context.Context, *ExplainPathRequest) (*ExplainPathResponse, error)
 	mustEmbedUnimplementedNetworkServiceServer()
 }
