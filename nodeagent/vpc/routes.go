@@ -49,7 +49,8 @@ func (w *wanted) routes(one *vpcTable, table *cloud.RouteTable) []cloud.HostRout
 				}
 			}
 			if !route.Via.IsValid() || !w.hasSubnetOf(route) {
-				w.problem("route table %s: the target of the route for %s has no address of its IP version", table.ID, r.Destination)
+				w.problem("route table %s: the target of the route for %s has no address of its IP version",
+					table.ID, r.Destination)
 				continue
 			}
 		case cloud.RouteNAT:

@@ -1,6 +1,7 @@
 package vpc
 
 import (
+	"fmt"
 	"maps"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -54,6 +55,7 @@ func (t *tables) apply(u *cloud.NetworkUpdate) map[cloud.VPCID]bool {
 			touched[id] = true
 		}
 	}
+	last := *t
 	if u.Snapshot || t.vpcs == nil {
 		*t = tables{
 			vpcs: map[cloud.VPCID]*vpcTable{}, groups: map[cloud.SecurityGroupID]*cloud.SecurityGroup{},
@@ -95,13 +97,50 @@ func (t *tables) apply(u *cloud.NetworkUpdate) map[cloud.VPCID]bool {
 		t.touchUsers(g.ID, touched)
 	}
 	for _, r := range u.Invalid {
+		if u.Snapshot && last.node == t.node {
+			t.keep(&last, r.ID, touched)
+		}
 		t.invalid[r.ID] = r
 		t.touchUsers(cloud.SecurityGroupID(r.ID), touched)
-		if t.vpcs[r.VPC] != nil {
+		if t.vpcs[r.VPC] != nil || r.ID == string(r.VPC) {
 			touched[r.VPC] = true
 		}
 	}
 	return touched
+}
+
+// keep copies the record with an ID from last, which are the tables before a snapshot. The snapshot has the record with
+// an invalid content, and must not remove what is in force: a guest does not get a deleted tap back.
+func (t *tables) keep(last *tables, id string, touched map[cloud.VPCID]bool) {
+	if g := last.groups[cloud.SecurityGroupID(id)]; g != nil {
+		t.groups[g.ID] = g
+	}
+	if one := last.vpcs[cloud.VPCID(id)]; one != nil && one.record != nil {
+		t.vpc(one.record.ID).record = one.record
+	}
+	owner := last.owners[id]
+	one := last.vpcs[owner]
+	if one == nil {
+		return
+	}
+	if s := one.subnets[cloud.SubnetID(id)]; s != nil {
+		t.own(id, owner, touched).subnets[s.ID] = s
+	}
+	if r := one.routes[cloud.RouteTableID(id)]; r != nil {
+		t.own(id, owner, touched).routes[r.ID] = r
+	}
+	if p := one.ports[cloud.PortID(id)]; p != nil {
+		t.addPort(p, touched)
+	}
+}
+
+// unusable returns an error if the control plane has sent a VPC to the host, but never with a valid record.
+func (t *tables) unusable(id cloud.VPCID) error {
+	r, invalid := t.invalid[string(id)]
+	if !invalid || t.vpcs[id] != nil && t.vpcs[id].record != nil {
+		return nil
+	}
+	return fmt.Errorf("the record of the VPC is invalid, and the VPC is left as it is: %w", r.Err)
 }
 
 // own records that a valid record belongs to a VPC and returns the VPC's table. A record that was in another VPC leaves

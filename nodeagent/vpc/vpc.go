@@ -5,9 +5,9 @@
 // # One update
 //
 // Networks.Apply changes the records (tables.go) and wakes one goroutine for each VPC whose records changed
-// (worker.go). The goroutine computes the wanted state (hostvpc.go) and passes it to plane.apply (plane.go): devices, packet filter,
-// DHCP, DNS and metadata, and at last the ports are set up. When all VPCs of an update are applied or have failed,
-// Options.Acknowledge gets the update's revision and the failures (progress.go).
+// (worker.go). The goroutine computes the wanted state (hostvpc.go) and passes it to plane.apply (plane.go): devices,
+// packet filter, DHCP, DNS and metadata, and at last the ports are set up. When all VPCs of an update are applied or have
+// failed, Options.Acknowledge gets the update's revision and the failures (progress.go).
 //
 // # Decisions
 //
@@ -22,7 +22,9 @@
 //   - Every VPC is applied again every 30 s. If that writes anything, somebody changed the kernel's state by hand: the
 //     writes are logged and counted.
 //   - A wrong record is left out or keeps its last valid content, and the VPC is reported as failed. The other records
-//     of the VPC are applied: a wrong port must not stop the revocation of a rule.
+//     of the VPC are applied: a wrong port must not stop the revocation of a rule. A snapshot does not end the last
+//     valid content of a wrong record. A VPC whose own record never was valid in this process is not changed at all:
+//     its guests would lose their taps, and get them back only at their next start.
 //   - Of an address pair with more than one address, no address becomes a member of the port's groups.
 //   - A tap is opened only when the packet filter for its port is installed, and is set up at once.
 //

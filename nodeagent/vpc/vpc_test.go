@@ -149,6 +149,22 @@ func TestNothingBeforeTheSnapshot(t *testing.T) {
 	})
 }
 
+// TestInvalidVPCIsLeftAlone requires that a VPC of an earlier process whose record is invalid is reported as failed and
+// not removed before the control plane deletes it.
+func TestInvalidVPCIsLeftAlone(t *testing.T) {
+	f := newFixture(t, "a", "old")
+	f.update(1, 1, true, "invalid a vpc=a\nsubnet s1 vpc=a net=1")
+	all := f.until(1, "a")
+	require.Contains(t, all[len(all)-1].Failures[0].Error, "is invalid")
+	f.plane.set(func() {
+		require.Contains(t, f.plane.calls, "remove old")
+		require.NotContains(t, f.plane.calls, "remove a")
+	})
+	f.update(1, 2, false, "delete a")
+	f.until(2)
+	f.plane.set(func() { require.Empty(t, f.plane.existing) })
+}
+
 // TestFailuresAreAcknowledged requires that a VPC that fails delays no other, is reported, and is repeated until it
 // succeeds.
 func TestFailuresAreAcknowledged(t *testing.T) {

@@ -96,6 +96,7 @@ func (n *Networks) attempt(w *worker, resync bool) (removed bool, err error) {
 
 	n.mu.RLock()
 	want, exists := n.tables.hostVPC(w.id, n.o.VTEP)
+	unusable := n.tables.unusable(w.id)
 	seq := w.asked
 	// Writes are a repair if the same state was in force before.
 	settled := resync && w.since == 0 && w.applied && w.inForce != nil
@@ -103,9 +104,12 @@ func (n *Networks) attempt(w *worker, resync bool) (removed bool, err error) {
 
 	started := time.Now()
 	var writes []string
-	if exists {
+	switch {
+	case exists:
 		writes, err = n.plane.apply(n.ctx, &want)
-	} else {
+	case unusable != nil:
+		err = unusable
+	default:
 		n.setInForce(w, nil)
 		err = n.plane.remove(n.ctx, w.id)
 	}
