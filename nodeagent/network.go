@@ -33,8 +33,10 @@ type networks struct {
 	vpcs *vpc.Networks
 	host *netdev.Host
 	edge *edge.Edge // nil without external networks
-	ack  func(cloud.NetworkAck)
-	keys keysOf
+	// assigned are the VPCs that the control plane has sent to a host that cannot have VPCs.
+	assigned map[cloud.VPCID]bool
+	ack      func(cloud.NetworkAck)
+	keys     keysOf
 	// prefix starts the names of network namespaces.
 	prefix string
 }
@@ -109,15 +111,25 @@ func (n *networks) open(ctx context.Context, u underlay, c *Config, log *slog.Lo
 	return err
 }
 
-// Apply passes an update to the VPCs. On a host that cannot have VPCs it reports all VPCs as failed.
+// Apply passes an update to the VPCs. On a host that cannot have VPCs it reports all VPCs as failed, also those that an
+// earlier update contained: the control plane sets the ports of a VPC that is not reported to ACTIVE.
 func (n *networks) Apply(u cloud.NetworkUpdate) {
 	if n.vpcs != nil {
 		n.vpcs.Apply(u)
 		return
 	}
+	if u.Snapshot || n.assigned == nil {
+		n.assigned = map[cloud.VPCID]bool{}
+	}
+	for _, id := range u.Deleted {
+		delete(n.assigned, cloud.VPCID(id))
+	}
+	for i := range u.VPCs {
+		n.assigned[u.VPCs[i].ID] = true
+	}
 	a := cloud.NetworkAck{Stream: u.Stream, Revision: u.Revision}
-	for _, v := range u.VPCs {
-		a.Failures = append(a.Failures, cloud.VPCFailure{VPC: v.ID, Error: "this host cannot have VPCs"})
+	for _, id := range slices.Sorted(maps.Keys(n.assigned)) {
+		a.Failures = append(a.Failures, cloud.VPCFailure{VPC: id, Error: "this host cannot have VPCs"})
 	}
 	n.ack(a)
 }

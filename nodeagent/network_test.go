@@ -100,6 +100,10 @@ func TestHostWithoutVPCs(t *testing.T) {
 	n.Apply(cloud.NetworkUpdate{Stream: 1, Revision: 5, VPCs: []cloud.VPCOnHost{{VPC: cloud.VPC{ID: "a"}}}})
 	require.EqualValues(t, 5, acks[0].Revision)
 	require.EqualValues(t, "a", acks[0].Failures[0].VPC)
+	n.Apply(cloud.NetworkUpdate{Stream: 1, Revision: 6, Ports: []cloud.PortOnHost{{Port: cloud.Port{ID: "p", VPC: "a"}}}})
+	require.Len(t, acks[1].Failures, 1, "an update of a port does not make its VPC succeed")
+	n.Apply(cloud.NetworkUpdate{Stream: 1, Revision: 7, Deleted: []string{"a"}})
+	require.Empty(t, acks[2].Failures)
 	require.Empty(t, n.metrics().VPCs)
 }
 
