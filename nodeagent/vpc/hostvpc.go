@@ -46,6 +46,7 @@ func (t *tables) hostVPC(id cloud.VPCID, vtep netip.Addr) (wanted, bool) {
 		index[w.Subnets[i].ID] = &w.Subnets[i]
 	}
 	used := map[cloud.SecurityGroupID]bool{}
+	taken := stations{}
 	for _, key := range slices.Sorted(maps.Keys(one.ports)) {
 		p := one.ports[key]
 		if p.Node == "" {
@@ -55,6 +56,8 @@ func (t *tables) hostVPC(id cloud.VPCID, vtep netip.Addr) (wanted, bool) {
 		switch {
 		case s == nil || !s.CIDR.Contains(p.IP) || p.IP6.IsValid() && !s.CIDR6.Contains(p.IP6):
 			w.problem("port %s has no subnet with its addresses", p.ID)
+		case !taken.add(p, p.Node == t.node):
+			w.problem("port %s has an address of another port, or a MAC address that no port can have", p.ID)
 		case p.Node == t.node:
 			s.Ports = append(s.Ports, localPort(p))
 			for _, group := range p.Groups {
@@ -84,6 +87,35 @@ func (t *tables) hostVPC(id cloud.VPCID, vtep netip.Addr) (wanted, bool) {
 		}
 	}
 	return w, true
+}
+
+// stations are the addresses that are in use. The ports on this host and those on others are separate, as in package
+// netdev, which refuses a VPC in which an address is used twice.
+type stations map[station]bool
+
+type station struct {
+	subnet cloud.SubnetID
+	local  bool
+	mac    cloud.MAC // or addr
+	addr   netip.Addr
+}
+
+// add adds the addresses of a port. It returns false, and adds nothing, if one is in use or cannot be that of a port.
+func (s stations) add(p *cloud.PortOnHost, local bool) bool {
+	if p.MAC == cloud.GatewayMAC || p.MAC == (cloud.MAC{}) || p.MAC[0]&1 != 0 {
+		return false
+	}
+	keys := []station{{p.Subnet, local, p.MAC, netip.Addr{}}, {p.Subnet, local, cloud.MAC{}, p.IP}}
+	if p.IP6.IsValid() {
+		keys = append(keys, station{p.Subnet, local, cloud.MAC{}, p.IP6})
+	}
+	if slices.ContainsFunc(keys, func(key station) bool { return s[key] }) {
+		return false
+	}
+	for _, key := range keys {
+		s[key] = true
+	}
+	return true
 }
 
 func (w *wanted) problem(format string, args ...any) {
