@@ -1,35 +1,64 @@
 package vpc
 
 import (
+	"bytes"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/trivet-cloud/trivet/nodeagent/metadata"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/cloudinit"
 )
 
-// lookup returns what the metadata server tells the guest on this host that has an address in a VPC.
-func (n *Networks) lookup(id cloud.VPCID, source netip.Addr) (*metadata.Instance, bool) {
-	n.mu.RLock()
-	defer n.mu.RUnlock()
-	w := n.workers[id]
-	if w == nil || w.inForce == nil {
-		return nil, false
-	}
-	p, ok := w.addrs[source]
-	if !ok {
-		return nil, false
-	}
-	return n.instance(w.inForce, p.subnet, p.port), true
+// guest is what the metadata server tells a guest, with the values that it was made from, besides those of the state in
+// force.
+type guest struct {
+	id       string
+	keys     []string
+	userData []byte
+	instance *metadata.Instance
 }
 
-// instance describes the guest of a port. The guest has the ID of the port's device. The caller holds mu.
-func (n *Networks) instance(w *wanted, s *cloud.HostSubnet, p *cloud.HostPort) *metadata.Instance {
-	id := string(p.ID)
-	if record := n.tables.port(p.ID); record != nil && record.Device.ID != "" {
-		id = record.Device.ID
+// lookup returns what the metadata server tells the guest on this host that has an address in a VPC. It renders the
+// guest's files only if they changed, and without the lock: a guest causes a call by each connection and each request,
+// and the user data has up to 64 KiB.
+func (n *Networks) lookup(id cloud.VPCID, source netip.Addr) (*metadata.Instance, bool) {
+	n.mu.RLock()
+	w := n.workers[id]
+	if w == nil || w.inForce == nil || w.addrs[source] == nil {
+		n.mu.RUnlock()
+		return nil, false
 	}
+	state, p := w.inForce, w.addrs[source]
+	device := n.device(p.port.ID)
+	n.mu.RUnlock()
+
+	g := guest{id: device}
+	if n.o.Keys != nil {
+		g.keys, g.userData = n.o.Keys(device)
+	}
+	last := p.guest.Load()
+	if last != nil && last.id == g.id && slices.Equal(last.keys, g.keys) && bytes.Equal(last.userData, g.userData) {
+		return last.instance, true
+	}
+	g.instance = n.instance(state, p, &g)
+	p.guest.Store(&g)
+	return g.instance, true
+}
+
+// device returns the ID of the VM or container that has a port, or the ID of the port if it has none. The caller holds
+// mu.
+func (n *Networks) device(port cloud.PortID) string {
+	if record := n.tables.port(port); record != nil && record.Device.ID != "" {
+		return record.Device.ID
+	}
+	return string(port)
+}
+
+// instance describes the guest g of a port.
+func (n *Networks) instance(w *wanted, at *place, g *guest) *metadata.Instance {
+	s, p := at.subnet, at.port
 	nic := metadata.NIC{
 		Port: p.ID, MAC: p.MAC, IPs: []netip.Addr{p.IP}, SecurityGroups: p.Groups, Subnet: s.ID, VPC: w.ID,
 		SubnetCIDR: s.CIDR, SubnetCIDR6: s.CIDR6, VPCCIDR: w.CIDR, VPCCIDR6: w.CIDR6,
@@ -37,18 +66,17 @@ func (n *Networks) instance(w *wanted, s *cloud.HostSubnet, p *cloud.HostPort) *
 	if p.IP6.IsValid() {
 		nic.IP6s = []netip.Addr{p.IP6}
 	}
-	var keys []string
-	var userData []byte
-	if n.o.Keys != nil {
-		keys, userData = n.o.Keys(id)
-	}
-	out := &metadata.Instance{Port: p.ID, ID: id, HostName: p.HostName, SSHKeys: keys, NICs: []metadata.NIC{nic}}
+	out := &metadata.Instance{Port: p.ID, ID: g.id, HostName: p.HostName, SSHKeys: g.keys, NICs: []metadata.NIC{nic}}
 	files, err := cloudinit.Render(&cloudinit.Instance{
-		ID: id, HostName: p.HostName, SSHKeys: keys, UserData: userData,
-		NICs: []cloudinit.NIC{{MAC: net.HardwareAddr(p.MAC[:]), MTU: w.MTU, DHCP4: s.DHCP, DHCP6: s.DHCP && p.IP6.IsValid()}},
+		ID: g.id, HostName: p.HostName, SSHKeys: g.keys, UserData: g.userData,
+		NICs: []cloudinit.NIC{{
+			MAC: net.HardwareAddr(p.MAC[:]), MTU: w.MTU, DHCP4: s.DHCP, DHCP6: s.DHCP && p.IP6.IsValid(),
+		}},
 	})
-	if err == nil {
-		out.NoCloud = *files
+	if err != nil {
+		n.o.Log.Warn("a guest gets no files of cloud-init from the metadata service", "port", p.ID, "err", err)
+		return out
 	}
+	out.NoCloud = *files
 	return out
 }

@@ -240,3 +240,35 @@ func TestRepair(t *testing.T) {
 	require.Eventually(t, func() bool { return f.Counts().Repairs == 1 }, wait, time.Millisecond)
 	f.plane.set(func() { require.Equal(t, "", f.plane.existing["a"]) })
 }
+
+// TestGuestIsRenderedOnce requires that the metadata server's lookups, which guests cause at any rate, render the files
+// of a guest again only after a change.
+func TestGuestIsRenderedOnce(t *testing.T) {
+	f := newFixture(t)
+	var mu sync.Mutex
+	key := "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGGAhpBNaCaHZ5ku7QPN9A0/iwuPsKyfvmEpxFHVKMoJ"
+	keys := []string{key}
+	f.Networks.o.Keys = func(string) ([]string, []byte) {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Clone(keys), []byte("#!/bin/sh\n")
+	}
+	f.Networks.o.resync = time.Hour // the fixture's resync may replace the state at any time
+	f.update(1, 1, true, "vpc a\nsubnet s1 vpc=a net=1\nport p5 vpc=a subnet=s1 at=10.0.1.5 node=n1")
+	f.until(1)
+	at := netip.MustParseAddr("10.0.1.5")
+	first, ok := f.lookup("a", at)
+	require.True(t, ok)
+	require.Equal(t, "p5", first.ID)
+	require.Contains(t, string(first.NoCloud.MetaData), key)
+	again, _ := f.lookup("a", at)
+	require.Same(t, first, again)
+
+	mu.Lock()
+	keys = nil
+	mu.Unlock()
+	changed, _ := f.lookup("a", at)
+	require.NotContains(t, string(changed.NoCloud.MetaData), key)
+	_, ok = f.lookup("a", netip.MustParseAddr("10.0.1.6"))
+	require.False(t, ok)
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -24,7 +25,7 @@ type worker struct {
 	// removed. ports and addrs are its ports on this host.
 	inForce *wanted
 	ports   map[cloud.PortID]bool
-	addrs   map[netip.Addr]place
+	addrs   map[netip.Addr]*place
 	rules   int
 	err     error         // of the last attempt, or the problems of the state that it applied
 	applied bool          // the last attempt succeeded, perhaps with problems
@@ -35,6 +36,8 @@ type worker struct {
 type place struct {
 	subnet *cloud.HostSubnet
 	port   *cloud.HostPort
+	// guest is the description of the port's guest that was rendered last, or nil.
+	guest atomic.Pointer[guest]
 }
 
 // wake makes the worker of a VPC apply it, and starts a worker if there is none. The caller holds mu.
@@ -182,13 +185,13 @@ func (n *Networks) setInForce(w *worker, want *wanted) {
 
 // setInForce replaces the state in force. The caller holds Networks.mu.
 func (w *worker) setInForce(want *wanted) {
-	w.inForce, w.ports, w.addrs, w.rules = want, map[cloud.PortID]bool{}, map[netip.Addr]place{}, 0
+	w.inForce, w.ports, w.addrs, w.rules = want, map[cloud.PortID]bool{}, map[netip.Addr]*place{}, 0
 	if want == nil {
 		return
 	}
 	for i := range want.Subnets {
 		for j := range want.Subnets[i].Ports {
-			p := place{&want.Subnets[i], &want.Subnets[i].Ports[j]}
+			p := &place{subnet: &want.Subnets[i], port: &want.Subnets[i].Ports[j]}
 			w.ports[p.port.ID] = true
 			w.addrs[p.port.IP] = p
 			if p.port.IP6.IsValid() {
