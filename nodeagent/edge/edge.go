@@ -72,6 +72,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -178,7 +179,7 @@ func New(o Options) (*Edge, error) {
 	}
 	e := &Edge{options: o, externals: externals, mu: make(chan struct{}, 1)}
 	e.mu <- struct{}{}
-	err = onNewThread(func() error {
+	err = nsthread.Do(func() error {
 		ns := netns.None()
 		if o.Namespace != "" {
 			if ns, err = netns.GetFromPath(o.Namespace); err != nil {
@@ -186,8 +187,10 @@ func New(o Options) (*Edge, error) {
 			}
 			defer ns.Close()
 		}
-		e.host, err = netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
-		return err
+		if e.host, err = netlink.NewHandleAt(ns, unix.NETLINK_ROUTE); err != nil {
+			return err
+		}
+		return e.host.SetSocketTimeout(requestTimeout)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open edge: %w", err)
@@ -264,7 +267,7 @@ func (e *Edge) set(ctx context.Context, s State, r *Result) error {
 		}
 		if v.NAT == nil && len(v.Floating) == 0 {
 			if err := inside.disconnect(r); err != nil {
-				return fmt.Errorf("VPC %s: %w", v.ID, err)
+				invalid = append(invalid, fmt.Errorf("VPC %s: %w", v.ID, err))
 			}
 			continue
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -20,7 +21,7 @@ func MissingFeatures(ctx context.Context) []string {
 		return []string{"the program nft is not installed"}
 	}
 	var missing []string
-	err := onNewThread(func() error {
+	err := nsthread.Do(func() error {
 		ns, err := netns.New()
 		if err != nil {
 			return fmt.Errorf("network namespaces (CONFIG_NET_NS): %w", err)

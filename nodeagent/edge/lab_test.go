@@ -20,6 +20,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/nodeagent/firewall"
 	"github.com/trivet-cloud/trivet/nodeagent/netdev"
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -156,7 +157,7 @@ func (l *lab) nft(name, command string) string {
 
 // in calls f in a namespace of the lab.
 func (l *lab) in(name string, f func() error) error {
-	return onNewThread(func() error {
+	return nsthread.Do(func() error {
 		ns, err := netns.GetFromPath(l.path(name))
 		if err != nil {
 			return err

@@ -7,12 +7,17 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 )
+
+// requestTimeout limits the wait for the kernel's answer to one netlink request.
+const requestTimeout = 30 * time.Second
 
 // namespaceDir is where ip-netns(8) mounts namespaces.
 const namespaceDir = "/run/netns"
@@ -37,7 +42,7 @@ func (e *Edge) createNamespace(r *Result) error {
 	if err := shareNamespaceDir(); err != nil {
 		return fmt.Errorf("share mounts below %s: %w", namespaceDir, err)
 	}
-	err = onNewThread(func() error {
+	err = nsthread.Do(func() error {
 		ns, err := netns.NewNamed(e.name())
 		if err != nil {
 			return fmt.Errorf("create network namespace %s: %w", e.name(), err)
@@ -84,23 +89,6 @@ func shareNamespaceDir() error {
 	return unix.Mount("", namespaceDir, "none", unix.MS_SHARED|unix.MS_REC, "")
 }
 
-// onNewThread calls f on a thread of its own, which ends with the call, so f may change the thread's namespace.
-func onNewThread(f func() error) error {
-	result := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			// The main thread cannot end, and /proc/self/ns/net is its namespace. While it is locked here, another
-			// thread runs f.
-			result <- onNewThread(f)
-			runtime.UnlockOSThread()
-			return
-		}
-		result <- f() // the thread ends with the goroutine, because it is locked
-	}()
-	return <-result
-}
-
 // space is a network namespace during one call.
 type space struct {
 	*netlink.Handle
@@ -120,6 +108,11 @@ func openSpace(ctx context.Context, path string, r *Result) (*space, error) {
 		ns.Close()
 		return nil, fmt.Errorf("open netlink sockets in %s: %w", path, err)
 	}
+	if err := handle.SetSocketTimeout(requestTimeout); err != nil {
+		handle.Close()
+		ns.Close()
+		return nil, fmt.Errorf("limit the time of netlink requests in %s: %w", path, err)
+	}
 	return &space{Handle: handle, ctx: ctx, path: path, ns: ns, changes: &r.Changes}, nil
 }
 
@@ -135,12 +128,7 @@ func (s *space) changed(format string, args ...any) {
 
 // in calls f on a thread in the namespace.
 func (s *space) in(f func() error) error {
-	return onNewThread(func() error {
-		if err := netns.Set(s.ns); err != nil {
-			return fmt.Errorf("enter network namespace %s: %w", s.path, err)
-		}
-		return f()
-	})
+	return nsthread.In(s.ns, f)
 }
 
 // dumpAttempts is how often a list is read while it changes.
