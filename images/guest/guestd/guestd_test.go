@@ -146,3 +146,21 @@ func TestChangedNIC(t *testing.T) {
 	_, action = changedNIC([]byte("add@/devices/x\x00ACTION=add\x00SUBSYSTEM=block\x00"))
 	require.Empty(t, action)
 }
+
+// TestClientOfRemovedNIC requires that the DHCP client of an interface that was removed and added again ends, and leaves
+// the new client alone. Otherwise two clients would configure one interface.
+func TestClientOfRemovedNIC(t *testing.T) {
+	old, c := &client{}, &client{}
+	m := &machine{}
+	m.net.clients = map[string]*client{"eth1": c}
+	process := &os.Process{Pid: 1}
+	if !m.setProcess("eth1", c, process) || c.process != process {
+		t.Error("the client of the interface is not recorded")
+	}
+	if m.setProcess("eth1", old, nil) || c.process != process {
+		t.Error("the client of the removed interface goes on")
+	}
+	if m.setProcess("eth2", old, nil) {
+		t.Error("the client of an unknown interface goes on")
+	}
+}

@@ -17,11 +17,17 @@ const (
 	restart    = time.Second          // pause before a program that has ended is started again
 )
 
-// network runs a DHCP client for each network interface, and an HTTP server once there is an interface. All are busybox.
+// network runs a DHCP client for each network interface, and an HTTP server once there is an interface. The programs
+// are applets of busybox.
 type network struct {
 	mu      sync.Mutex
-	clients map[string]*os.Process // by interface; nil while the client is being started again
+	clients map[string]*client // by interface
 	serving bool
+}
+
+// client is the DHCP client of an interface. An interface that was removed and added again has another one.
+type client struct {
+	process *os.Process // nil while the program is being started again
 }
 
 // configureNICs starts the DHCP client of every interface.
@@ -47,10 +53,11 @@ func (m *machine) addNIC(name string) {
 		return
 	}
 	if m.net.clients == nil {
-		m.net.clients = map[string]*os.Process{}
+		m.net.clients = map[string]*client{}
 	}
-	m.net.clients[name] = nil
-	go m.runClient(name)
+	c := &client{}
+	m.net.clients[name] = c
+	go m.runClient(name, c)
 	if !m.net.serving {
 		m.net.serving = true
 		go m.serveHTTP()
@@ -61,19 +68,19 @@ func (m *machine) addNIC(name string) {
 func (m *machine) removeNIC(name string) {
 	m.net.mu.Lock()
 	defer m.net.mu.Unlock()
-	client, ok := m.net.clients[name]
+	c, ok := m.net.clients[name]
 	if !ok {
 		return
 	}
 	delete(m.net.clients, name)
-	if client != nil {
-		_ = client.Kill() // it may have ended already
+	if c.process != nil {
+		_ = c.process.Kill() // it may have ended already
 	}
 	m.say("NIC name=%s removed", name)
 }
 
 // runClient runs the DHCP client of an interface until the interface is removed, and prints the client's lines.
-func (m *machine) runClient(name string) {
+func (m *machine) runClient(name string, c *client) {
 	for {
 		// udhcpc sends three discovers at intervals of a second, then pauses for three seconds, without end.
 		cmd := exec.Command("/bin/busybox", "udhcpc", "-f", "-i", name, "-s", dhcpScript, "-t", "3", "-T", "1", "-A", "3",
@@ -87,7 +94,7 @@ func (m *machine) runClient(name string) {
 			m.say("ERROR network: start DHCP client of %s: %v", name, err)
 			return
 		}
-		if !m.setClient(name, cmd.Process) {
+		if !m.setProcess(name, c, cmd.Process) {
 			_ = cmd.Process.Kill()
 		}
 		for lines := bufio.NewScanner(out); lines.Scan(); {
@@ -95,21 +102,21 @@ func (m *machine) runClient(name string) {
 		}
 		_ = cmd.Wait() // the client was killed, or "run" has collected its exit status
 		time.Sleep(restart)
-		if !m.setClient(name, nil) {
+		if !m.setProcess(name, c, nil) {
 			return
 		}
 	}
 }
 
-// setClient records the process of an interface's DHCP client. It returns false if the interface was removed.
-func (m *machine) setClient(name string, client *os.Process) bool {
+// setProcess records the process of the client c. It returns false if c is not the client of the interface any more.
+func (m *machine) setProcess(name string, c *client, process *os.Process) bool {
 	m.net.mu.Lock()
 	defer m.net.mu.Unlock()
-	_, ok := m.net.clients[name]
-	if ok {
-		m.net.clients[name] = client
+	if m.net.clients[name] != c {
+		return false
 	}
-	return ok
+	c.process = process
+	return true
 }
 
 // cgiRun is the program of /cgi-bin/run: it runs the shell script in the request's body and answers with the output and
