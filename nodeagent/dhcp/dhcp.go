@@ -178,7 +178,7 @@ func (r *Responder) answer(frame []byte) (reply []byte) {
 	}
 	reply, note := t.answer(c, p)
 	if note != "" {
-		r.log.Info(note, "port", c.port.ID)
+		r.log.Debug(note, "port", c.port.ID) // not above Debug, because guests cause it at any rate within their limit
 	}
 	return reply
 }
