@@ -26,8 +26,8 @@ import (
 
 // networks are the VPCs of this host.
 type networks struct {
-	// description is what the control plane gets to know of the host's network. It is nil if the host has no underlay
-	// address, without which the control plane does not accept the description.
+	// description describes the host's network to the control plane. It is nil if the host has no underlay address,
+	// without which the control plane does not accept the description.
 	description *agentv1.HostNetwork
 	// vpcs is nil if the host cannot have VPCs.
 	vpcs *vpc.Networks
@@ -45,8 +45,8 @@ type networks struct {
 type keysOf func(vm string) (keys []string, userData []byte)
 
 // openNetworks finds the underlay and checks what the host lacks for VPCs. A host that lacks something runs VMs without
-// network interfaces, so this is no error but part of the description. ack receives the acknowledgments, keys
-// tells the metadata service what belongs to a VM.
+// network interfaces, so openNetworks returns no error: the description names what is missing. The function ack is
+// called with the acknowledgments of updates; it must not block.
 func openNetworks(ctx context.Context, c *Config, ack func(cloud.NetworkAck), keys keysOf, log *slog.Logger) *networks {
 	n := &networks{ack: ack, keys: keys, prefix: c.Network.Prefix}
 	u, err := findUnderlay(c)
@@ -188,7 +188,7 @@ func (r *hostResolvers) list() []netip.AddrPort {
 	r.read = time.Now()
 	config, err := dns.ClientConfigFromFile(r.path)
 	if err != nil {
-		return r.all // what was read before is better than nothing
+		return r.all // those of the last successful read
 	}
 	r.all = nil
 	for _, server := range config.Servers {

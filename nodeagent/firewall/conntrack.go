@@ -104,7 +104,8 @@ func conntrackRequest(sockets map[int]*nl.SocketHandle, version uint8, operation
 }
 
 // forbiddenFlows returns the attributes of the entries that p does not permit. A dump that concurrent changes
-// interrupted is repeated, because it may lack entries; after ten attempts its entries count.
+// interrupted is repeated, because it may lack entries. If the tenth dump is interrupted too, its entries are returned,
+// so that a VPC with constant changes does not prevent the deletion of the others.
 func forbiddenFlows(ctx context.Context, sockets map[int]*nl.SocketHandle, version uint8, p *policy) ([][]byte, error) {
 	for attempt := 1; ; attempt++ {
 		var forbidden [][]byte

@@ -151,7 +151,8 @@ func (v *VM) fetchImages(ctx context.Context, want *agentv1.AssignedVm) error {
 }
 
 // start opens the VM's taps, writes the start to the VM's record, and then launches QEMU. If a tap cannot be opened or
-// the first write fails, the start is tried again later. If the launch fails, the failure is recorded as the exit of this start, and the start is not tried again.
+// the first write fails, the start is tried again later. If the launch fails, the failure is recorded as the exit of
+// this start, and the start is not tried again.
 func (v *VM) start(ctx context.Context, want *agentv1.AssignedVm, r Record) error {
 	wanted := nics(want)
 	if err := v.closeLastTaps(ctx, wanted); err != nil {

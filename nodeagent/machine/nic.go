@@ -44,8 +44,10 @@ var models = map[vmv1.NicModel]qemu.Model{
 func nics(want *agentv1.AssignedVm) []qemu.NIC {
 	var out []qemu.NIC
 	for _, n := range want.GetNics() {
-		out = append(out, qemu.NIC{ID: n.GetId(), Model: models[n.GetModel()], MAC: n.GetMacAddress(), MTU: int(n.GetMtu()), Slot: -1,
-			Port: n.GetPortId()})
+		out = append(out, qemu.NIC{
+			ID: n.GetId(), Model: models[n.GetModel()], MAC: n.GetMacAddress(), MTU: int(n.GetMtu()), Slot: -1,
+			Port: n.GetPortId(),
+		})
 	}
 	return out
 }
@@ -83,8 +85,8 @@ func nextNICChange(changes []nicChange, last string) nicChange {
 	return changes[(at+1)%len(changes)]
 }
 
-// nicFailure is the failure to change an interface of a running guest. It applies to one generation of the desired state
-// only: the control plane may request the same change again by a new generation.
+// nicFailure is the failure to change an interface of a running guest. It applies to one generation of the desired
+// state only: the control plane may request the same change again by a new generation.
 type nicFailure struct {
 	generation uint64
 	since      time.Time
@@ -102,7 +104,7 @@ func (v *VM) changeNIC(ctx context.Context, a Action, id string, want *agentv1.A
 		err = v.process.UnplugNIC(ctx, id, func(n qemu.NIC) error { return v.closeTaps(ctx, []qemu.NIC{n}) })
 	}
 	if err == nil {
-		if a == PlugNIC {
+		if a == PlugNIC { // after UnplugNIC the failure of an earlier PlugNIC stays: the two alternate until one succeeds
 			delete(v.nicFailures, id)
 		}
 		return nil
@@ -140,8 +142,8 @@ func (v *VM) plugNIC(ctx context.Context, id string, want *agentv1.AssignedVm) e
 	return err
 }
 
-// openTaps opens the taps of the interfaces in all. If one cannot be opened, it closes the others. The caller must close
-// the files.
+// openTaps opens the taps of the interfaces in all. If one cannot be opened, it closes the others. The caller must
+// close the files.
 func (v *VM) openTaps(ctx context.Context, all []qemu.NIC) (taps map[string]*os.File, err error) {
 	if len(all) == 0 {
 		return nil, nil
@@ -245,7 +247,8 @@ func (v *VM) reportNICs(want *agentv1.AssignedVm) []cloud.NICObservation {
 	report := func(id string, attached bool) {
 		o := cloud.NICObservation{ID: id, Attached: attached}
 		f, ok := v.nicFailures[id]
-		if ok && pending[id] != Nothing && f.generation == want.GetGeneration() && (f.final || time.Since(f.since) >= attachPatience) {
+		current := ok && pending[id] != Nothing && f.generation == want.GetGeneration()
+		if current && (f.final || time.Since(f.since) >= attachPatience) {
 			o.Error = f.text
 		}
 		out = append(out, o)

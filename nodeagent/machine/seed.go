@@ -18,7 +18,9 @@ import (
 // qemu.ErrInvalid if cloud-init would not accept the content. Every network interface gets its addresses by DHCP.
 func seed(want *agentv1.AssignedVm) ([]byte, error) {
 	s := want.GetSeed()
-	instance := cloudinit.Instance{ID: want.GetVmId(), HostName: s.GetHostName(), SSHKeys: s.GetSshKeys(), UserData: s.GetUserData()}
+	instance := cloudinit.Instance{
+		ID: want.GetVmId(), HostName: s.GetHostName(), SSHKeys: s.GetSshKeys(), UserData: s.GetUserData(),
+	}
 	for _, n := range want.GetNics() {
 		mac, err := net.ParseMAC(n.GetMacAddress())
 		if err != nil {

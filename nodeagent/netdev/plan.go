@@ -12,7 +12,7 @@ import (
 )
 
 // plan returns the changes that turn the state have into want, and the names of the devices of ports that do not exist.
-// It changes have to what the kernel is expected to have after the changes so far.
+// While it plans, it updates the parameter have to the state that the kernel will have after the changes so far.
 //
 // The order avoids gaps: what a device needs is set before the device is set up, an entry that moves is replaced in one
 // step, and what is no longer wanted is removed last. Only devices that are in the way of others are deleted first.

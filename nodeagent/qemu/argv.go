@@ -56,8 +56,8 @@ func (o object) String() string {
 // arguments, which live migration needs. The error wraps [ErrInvalid].
 //
 // The only strings of a tenant in it are the ids of disks and network interfaces, and MAC addresses. [Spec.Validate]
-// limits them to [a-z0-9:-]. The kernel's command line
-// is not an argument, because every user of the host can read arguments: see [Process.configure].
+// limits them to [a-z0-9:-]. The kernel's command line is not an argument, because every user of the host can read
+// arguments: see [Process.configure].
 func Argv(program string, s Spec) ([]string, error) {
 	if err := s.Validate(); err != nil {
 		return nil, err

@@ -47,7 +47,7 @@ type NIC struct {
 func (n NIC) validate() error {
 	switch {
 	case !validDisk.MatchString(n.ID):
-		return invalid("the network interface id %q is not one", n.ID)
+		return invalid("network interface: %q is not a valid id", n.ID)
 	case n.Model != VirtioNet && n.Model != E1000:
 		return invalid("network interface %s: the model %q is not known", n.ID, n.Model)
 	case !validMAC.MatchString(n.MAC):
@@ -55,7 +55,7 @@ func (n NIC) validate() error {
 	case n.MTU != 0 && (n.MTU < minMTU || n.MTU > maxMTU):
 		return invalid("network interface %s: an MTU of %d is not within %d to %d", n.ID, n.MTU, minMTU, maxMTU)
 	case n.Slot < 0 || n.Slot >= MaxNICs:
-		return invalid("network interface %s: there are slots 0 to %d, and not %d", n.ID, MaxNICs-1, n.Slot)
+		return invalid("network interface %s: the slot %d is not within 0 to %d", n.ID, n.Slot, MaxNICs-1)
 	}
 	return nil
 }
@@ -70,15 +70,15 @@ func validateNICs(nics []NIC) error {
 			return err
 		}
 		if ids[n.ID] || taken[n.Slot] || macs[n.MAC] {
-			return invalid("network interface %q is there twice, or has another's slot or MAC address", n.ID)
+			return invalid("network interface %q has the id, the slot or the MAC address of another interface", n.ID)
 		}
 		ids[n.ID], taken[n.Slot], macs[n.MAC] = true, true, true
 	}
 	return nil
 }
 
-// keepNICSlots returns nics with a slot for each interface, like [Spec.KeepSlots] for disks. An interface keeps its slot
-// whatever its model, because all models are attached to the same root ports.
+// keepNICSlots returns nics with a slot for each interface, like [Spec.KeepSlots] for disks. An interface keeps its
+// slot if its model changes, because all models are attached to the same root ports.
 func keepNICSlots(nics, before []NIC) ([]NIC, error) {
 	nics = slices.Clone(nics)
 	taken := map[int]bool{}
@@ -93,7 +93,7 @@ func keepNICSlots(nics, before []NIC) ([]NIC, error) {
 			continue
 		}
 		if nics[i].Slot = freeSlot(taken, MaxNICs); nics[i].Slot < 0 {
-			return nil, invalid("network interface %s: a VM takes %d", nics[i].ID, MaxNICs)
+			return nil, invalid("network interface %s: a VM can have at most %d", nics[i].ID, MaxNICs)
 		}
 		taken[nics[i].Slot] = true
 	}
@@ -130,7 +130,9 @@ const nicPrefix = "nic-"
 // device returns the -device argument of an interface, which is also that of device_add. Option ROMs are for booting
 // from the network, which VMs do not, so the interface has none, and no place in the boot order.
 func (n NIC) device() object {
-	o := object{"id": n.deviceID(), "netdev": n.netdevID(), "mac": n.MAC, "bus": nicPortID(n.Slot), "addr": "0x0", "romfile": ""}
+	o := object{
+		"id": n.deviceID(), "netdev": n.netdevID(), "mac": n.MAC, "bus": nicPortID(n.Slot), "addr": "0x0", "romfile": "",
+	}
 	switch n.Model {
 	case VirtioNet:
 		o["driver"], o["mq"] = "virtio-net-pci", false
@@ -151,7 +153,8 @@ func (a *args) nics(s Spec, fd int) {
 	}
 }
 
-// tapsInOrder returns the taps of all network interfaces in the order of s.NICs. It returns an error if a tap is missing.
+// tapsInOrder returns the taps of all network interfaces in the order of s.NICs. It returns an error if a tap is
+// missing.
 func (f Files) tapsInOrder(s Spec) ([]*os.File, error) {
 	var out []*os.File
 	for _, n := range s.NICs {

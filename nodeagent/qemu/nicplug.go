@@ -56,7 +56,9 @@ func (p *Process) NICs(ctx context.Context) ([]AttachedNIC, error) {
 
 // devices queries the ids of QEMU's devices. A device whose removal the guest has not confirmed is included.
 func (p *Process) devices(ctx context.Context) (map[string]bool, error) {
-	properties, err := query(ctx, p, func(m *raw.Monitor) ([]raw.ObjectPropertyInfo, error) { return m.QomList("/machine/peripheral") })
+	properties, err := query(ctx, p, func(m *raw.Monitor) ([]raw.ObjectPropertyInfo, error) {
+		return m.QomList("/machine/peripheral")
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -69,8 +71,8 @@ func (p *Process) devices(ctx context.Context) (map[string]bool, error) {
 
 // PlugNIC attaches a network interface to the running guest, and writes it to the record. QEMU gets a duplicate of tap,
 // which the caller must still close. A slot of -1 means the first free one. The error wraps [ErrNoPort] if there is
-// none. If the record contains the interface after an error, QEMU may have the tap, and the caller must call UnplugNIC before it
-// opens the tap again. Otherwise QEMU has neither the interface nor the tap.
+// none. If the record contains the interface after an error, QEMU may have the tap, and the caller must call UnplugNIC
+// before it opens the tap again. Otherwise QEMU has neither the interface nor the tap.
 func (p *Process) PlugNIC(ctx context.Context, n NIC, tap *os.File) error {
 	if err := p.plugNIC(ctx, n, tap); err != nil {
 		return fmt.Errorf("attach network interface %s: %w", n.ID, err)
@@ -132,9 +134,9 @@ func (p *Process) plugNIC(ctx context.Context, n NIC, tap *os.File) error {
 }
 
 // UnplugNIC removes a network interface from the running guest. It asks the guest to release the interface, repeatedly
-// and for at most 10 seconds; the error wraps [ErrNotReleased] if the guest does not. QEMU then closes its descriptor of
-// the tap. When QEMU has neither the device nor the tap, UnplugNIC calls release, and removes the interface from the
-// record if release returns nil. UnplugNIC may be called again after any error.
+// and for at most 10 seconds; the error wraps [ErrNotReleased] if the guest does not. After the release, QEMU closes
+// its descriptor of the tap. When QEMU has neither the device nor the tap, UnplugNIC calls release, and removes the
+// interface from the record if release returns nil. UnplugNIC may be called again after any error.
 func (p *Process) UnplugNIC(ctx context.Context, id string, release func(NIC) error) error {
 	if err := p.unplugNIC(ctx, id, release); err != nil {
 		return fmt.Errorf("detach network interface %s: %w", id, err)

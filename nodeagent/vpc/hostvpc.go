@@ -64,7 +64,8 @@ func (t *tables) hostVPC(id cloud.VPCID, vtep netip.Addr) (wanted, bool) {
 				used[group] = true
 			}
 		case !p.VTEP.IsValid():
-			// The host has not connected to the control plane yet, which sends the port again when it has.
+			// The port's host has never connected to the control plane, so its underlay address is unknown. The control
+			// plane sends the port again when that host connects.
 		case vtep.IsValid() && (p.VTEP == vtep || p.VTEP.Is4() != vtep.Is4()):
 			w.problem("port %s: host %s has the underlay address %s, and this host has %s", p.ID, p.Node, p.VTEP, vtep)
 		default:
