@@ -112,7 +112,10 @@ func attachFloating(tx *store.Tx, t cloud.Tenant, f *cloud.FloatingIP, port clou
 		}
 		return inUse(what, []string{user})
 	}
-	f.Port, f.ServiceIP, f.Status = port, service, cloud.NetworkPending
+	f.Port, f.ServiceIP, f.Status = port, service, cloud.NetworkActive
+	if service != "" {
+		f.Status = cloud.NetworkPending // hosts do not serve service IPs yet
+	}
 	floatingAt.Put(tx, &f.ID, target)
 	return nil
 }

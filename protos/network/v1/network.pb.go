@@ -1532,8 +1532,9 @@ type FloatingIp struct {
 	PortId      string `protobuf:"bytes,7,opt,name=port_id,json=portId,proto3" json:"port_id,omitempty"`
 	ServiceIpId string `protobuf:"bytes,8,opt,name=service_ip_id,json=serviceIpId,proto3" json:"service_ip_id,omitempty"`
 	// The address of the port or service IP; empty without one.
-	FixedAddress  string `protobuf:"bytes,9,opt,name=fixed_address,json=fixedAddress,proto3" json:"fixed_address,omitempty"`
-	Description   string `protobuf:"bytes,10,opt,name=description,proto3" json:"description,omitempty"`
+	FixedAddress string `protobuf:"bytes,9,opt,name=fixed_address,json=fixedAddress,proto3" json:"fixed_address,omitempty"`
+	Description  string `protobuf:"bytes,10,opt,name=description,proto3" json:"description,omitempty"`
+	// ACTIVE: attached to a port. PENDING: attached to a service IP, which hosts do not serve yet. DOWN: not attached.
 	Status        Status `protobuf:"varint,11,opt,name=status,proto3,enum=network.v1.Status" json:"status,omitempty"`
 	StatusReason  string `protobuf:"bytes,12,opt,name=status_reason,json=statusReason,proto3" json:"status_reason,omitempty"`
 	CreatedAt     int64  `protobuf:"varint,13,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
