@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -87,7 +88,16 @@ func newKernelPlane(o Options, lookup func(cloud.VPCID, netip.Addr) (*metadata.I
 	}, nil
 }
 
-func (k *kernelPlane) list() ([]cloud.VPCID, error) { return k.host.List() }
+func (k *kernelPlane) list() ([]cloud.VPCID, error) {
+	ids, err := k.host.List()
+	return removable(ids), err
+}
+
+// removable returns the IDs that are UUIDs, as all IDs of the control plane. A namespace with another name after the
+// prefix was made by another program, so the first snapshot must not remove it.
+func removable(ids []cloud.VPCID) []cloud.VPCID {
+	return slices.DeleteFunc(ids, func(id cloud.VPCID) bool { return cloud.CheckUUID("id", string(id)) != nil })
+}
 
 // apply sets the ports up last, when their packet filter and servers are in force.
 func (k *kernelPlane) apply(ctx context.Context, w *wanted) (writes []string, err error) {

@@ -272,3 +272,10 @@ func TestGuestIsRenderedOnce(t *testing.T) {
 	_, ok = f.lookup("a", netip.MustParseAddr("10.0.1.6"))
 	require.False(t, ok)
 }
+
+// TestForeignNamespacesAreLeftAlone requires that only namespaces with the ID of a VPC in their name count as VPCs of an
+// earlier process, and not for example trivet-test-1 of another program.
+func TestForeignNamespacesAreLeftAlone(t *testing.T) {
+	const id = "0190a6b2-0000-7000-8000-000000000001"
+	require.Equal(t, []cloud.VPCID{id}, removable([]cloud.VPCID{"test-1", id, "lab"}))
+}
