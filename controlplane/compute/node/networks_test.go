@@ -16,43 +16,6 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// pushingNetworks implements NetworkController: it sends a response for each value of its channel, and receives nothing.
-type pushingNetworks chan struct{}
-
-func (p pushingNetworks) Sync(
-	_ cloud.NodeID, term uint64, _ *agentv1.SyncNetworksRequest, stream agentv1.AgentService_SyncNetworksServer,
-	_ func(context.Context, int) error,
-) error {
-	for {
-		select {
-		case <-p:
-		case <-stream.Context().Done():
-			return context.Cause(stream.Context())
-		}
-		if err := stream.Send(&agentv1.SyncNetworksResponse{Term: term, Complete: true}); err != nil {
-			return err
-		}
-	}
-}
-
-// TestSyncNetworksEvicted evicts a host whose SyncNetworks stream is open. The host sends nothing, and yet gets no
-// further changes of tenants' networks.
-func TestSyncNetworksEvicted(t *testing.T) {
-	w := newWorld(t)
-	push := make(pushingNetworks, 1)
-	w.members[1].AttachNetworks(push)
-	a := w.host(1, 1)
-	s := a.sync(t, limited(t))
-	push <- struct{}{}
-	_, err := s.Recv()
-	require.NoError(t, err)
-	_, err = w.members[1].Evict(t.Context(), a.id, true)
-	require.NoError(t, err)
-	push <- struct{}{}
-	m, err := s.Recv()
-	require.Error(t, err, "%v", m)
-}
-
 // fakeNetworks implements NetworkController for tests: it answers each request with a response of the same revision. It
 // charges one changed record for each failure.
 type fakeNetworks struct{}

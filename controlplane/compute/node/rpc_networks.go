@@ -90,15 +90,6 @@ type networkStream struct {
 // Context returns the context of the stream.
 func (n *networkStream) Context() context.Context { return n.ctx }
 
-// Send sends a response. It returns an error if the host has been evicted or banned: such a host sends no requests
-// that Recv could refuse, and must not learn of changes of tenants' networks.
-func (n *networkStream) Send(r *agentv1.SyncNetworksResponse) error {
-	if _, err := n.s.caller(n.AgentService_SyncNetworksServer.Context()); err != nil {
-		return err
-	}
-	return n.AgentService_SyncNetworksServer.Send(r)
-}
-
 // Recv returns the next request. It waits if the host sends more requests than the budget permits, and returns an error
 // if the request exceeds a limit, or the host has been evicted or banned.
 func (n *networkStream) Recv() (*agentv1.SyncNetworksRequest, error) {
