@@ -12,6 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 const (
@@ -202,7 +203,7 @@ func freeRested(tx *store.Tx) (more bool, err error) {
 		if err != nil {
 			return false, fmt.Errorf("time of a released address: %w", err)
 		}
-		if tx.Now()-cloud.Time(at) < cloud.Time(RestTime.Milliseconds()) {
+		if tx.Now()-cloud.Time(at) < cloud.Time(RestTime.Milliseconds()) && !mutant.On(mutant.ReuseAddress) {
 			return false, nil
 		}
 		if err := freeAddress(tx, o); err != nil {

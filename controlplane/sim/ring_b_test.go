@@ -16,6 +16,9 @@ var happened = []string{
 	"links between hosts and members cut", "agents restarted", "hosts restarted", "guests that crash", "guests that power off",
 	"delayed reports", "bursts of creates", "long host outages", "network healed", "VMs created", "VMs deleted", "calls repeated", "calls refused", "lists checked",
 	"launches", "commits", "agent sessions", "snapshots",
+	"network resources created", "network resources deleted", "NICs attached or detached", "addresses assigned again", "ports ACTIVE",
+	"ports with ERROR", "VPC failures reported", "network acknowledgments", "slow network acknowledgments", "network streams replaced",
+	"network snapshots compared", "network calls repeated after success",
 }
 
 // TestRingB runs ring (b) with one seed after the other, for 20 seconds or for TRIVET_SIM_SECONDS, and fails at the

@@ -113,8 +113,9 @@ const (
 	ForeignPortToken   = "foreign-port-token"   // the metadata token of another port is accepted: nodeagent/metadata
 	KeepHopLimit       = "keep-hop-limit"       // metadata reaches clients behind a guest: nodeagent/metadata
 	ReleaseAttachedNIC = "release-attached-nic" // the port of a NIC is released although the guest still has the NIC: shared/cloud
-	ActiveWithoutAck   = "active-without-ack"   // a port is ACTIVE before its host has acknowledged its binding: controlplane/network
-	SendStaleBinding   = "send-stale-binding"   // hosts do not get the new binding of a port: controlplane/network
+	ActiveWithoutAck   = "active-without-ack"   // a port is ACTIVE before its host has acknowledged its binding: controlplane/network, controlplane/sim
+	SendStaleBinding   = "send-stale-binding"   // hosts do not get the new binding of a port: controlplane/network, controlplane/sim
+	ReuseAddress       = "reuse-address"        // a released address is assigned again before it has rested: controlplane/network, controlplane/sim
 	AnnounceTwice      = "announce-twice"       // a port's earlier binding replaces the later one, so that two hosts announce the port: nodeagent/vpc
 	ActivateEarly      = "activate-early"       // ports are set up before their packet filter is installed: nodeagent/vpc
 	EdgeDenied         = "edge-denied"          // guests open connections to denied prefixes outside: nodeagent/edge

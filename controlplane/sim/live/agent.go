@@ -222,6 +222,9 @@ func observation(id cloud.VMID, want *agentv1.AssignedVm, g *guest, p plan) clou
 	o.StartsDone, o.RebootsDone, o.ResetsDone = g.startsDone, g.rebootsDone, g.resetsDone
 	if g.proc != nil {
 		o.PID, o.StartedAt = g.proc.pid, g.proc.since.UnixMilli()
+		for _, id := range slices.Sorted(maps.Keys(g.proc.nics)) {
+			o.NICs = append(o.NICs, cloud.NICObservation{ID: id, Attached: true})
+		}
 		if g.proc.up {
 			o.Usage = &cloud.Usage{MemoryMiB: 1}
 		}

@@ -21,16 +21,17 @@ import (
 type witness struct {
 	f *fleet
 
-	mu     sync.Mutex
-	next   int64 // the revision of the next commit
-	vms    map[cloud.VMID]*cloud.VM
-	nodes  map[cloud.NodeID]*cloud.Node
-	placed map[cloud.NodeID]map[cloud.VMID]*node.Placed
-	names  map[string]cloud.VMID
-	uses   map[string]bool
-	ever   map[cloud.VMID]uint64   // the highest generation of each VM ever, including deleted VMs
-	made   map[string][]cloud.VMID // the VMs created under each idempotency key; more than one is a violation
-	truth  truth
+	mu       sync.Mutex
+	next     int64 // the revision of the next commit
+	vms      map[cloud.VMID]*cloud.VM
+	nodes    map[cloud.NodeID]*cloud.Node
+	placed   map[cloud.NodeID]map[cloud.VMID]*node.Placed
+	names    map[string]cloud.VMID
+	uses     map[string]bool
+	ever     map[cloud.VMID]uint64   // the highest generation of each VM ever, including deleted VMs
+	made     map[string][]cloud.VMID // the VMs created under each idempotency key; more than one is a violation
+	networks *networkRecords
+	truth    truth
 }
 
 // truth records the actions that the hosts executed. A host calls its methods while it holds the host's mutex, so these
@@ -46,7 +47,7 @@ func newAudit(f *fleet) *witness {
 	return &witness{
 		f: f, next: 2, vms: map[cloud.VMID]*cloud.VM{}, nodes: map[cloud.NodeID]*cloud.Node{},
 		placed: map[cloud.NodeID]map[cloud.VMID]*node.Placed{}, names: map[string]cloud.VMID{}, uses: map[string]bool{},
-		ever: map[cloud.VMID]uint64{}, made: map[string][]cloud.VMID{},
+		ever: map[cloud.VMID]uint64{}, made: map[string][]cloud.VMID{}, networks: newNetworkRecords(f),
 		truth: truth{runner: map[cloud.VMID]*host{}, started: map[cloud.VMID]map[uint64]bool{}, removed: map[cloud.VMID]bool{}},
 	}
 }
@@ -131,6 +132,9 @@ func (a *witness) commit(p *process, events []watch.Event) {
 			a.f.fail("revision %d: %v", revision, err)
 		}
 	}
+	if err := a.networks.endRevision(); err != nil {
+		a.f.fail("revision %d: %v", revision, err)
+	}
 	if err := a.balance(); err != nil {
 		a.f.fail("revision %d: %v", revision, err)
 	}
@@ -203,6 +207,8 @@ func (a *witness) change(e watch.Event) error {
 		} else {
 			a.uses[key] = true
 		}
+	default:
+		return a.networks.change(e, parts)
 	}
 	return nil
 }
@@ -328,7 +334,7 @@ func (a *witness) unsettled() string {
 			}
 		}
 	}
-	return ""
+	return a.networks.unsettled()
 }
 
 // leftovers is called after all VMs were deleted. It describes something that still remains of a VM, or returns "" if
@@ -349,7 +355,7 @@ func (a *witness) leftovers() string {
 			return fmt.Sprintf("%s keeps VMs %v", h.name, left)
 		}
 	}
-	return ""
+	return a.networks.leftovers()
 }
 
 // transient describes one VM that has a deadline, which means that its state is transient. It returns "" if there is

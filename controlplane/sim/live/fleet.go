@@ -1,6 +1,6 @@
 // Package live is ring (b), one of the two parts of the simulation; see package sim. It runs on the virtual time of
-// testing/synctest. It consists of three members with their services (store, leader, identity, image, node, vm) on top
-// of consensus with its real Runner, two to four hosts with simulated agents, and three tenants. The package must not
+// testing/synctest. It consists of three members with their services (store, leader, identity, image, node, network,
+// vm) on top of consensus with its real Runner, two to four hosts with simulated agents, and three tenants. The package must not
 // import package nodeagent. Its agents implement the agent protocol and the life cycle of VMs separately, so that a bug
 // of the real agent is not repeated here.
 //
@@ -12,14 +12,17 @@
 // is a file system in memory that simulates crashes; image files are real files. A QEMU process is a data structure
 // with a process ID. It can be launched, run, ignore the power button, power off, crash and be killed. What a host has
 // stored about its VMs survives restarts of the agent and of the host. Its QEMU processes survive restarts of the agent
-// only.
+// only. Agents keep the records of VPCs that they receive over SyncNetworks, and acknowledge them after a random delay.
+// They build no networks.
 //
 // # Faults
 //
 // One member or all members are killed and restarted. Members and hosts are isolated from the network. Agents and hosts
 // restart. Guests power off and crash. Reports of agents arrive a second time, up to a minute later. All tenants create
-// VMs at the same time. A host stays down until deadlines have passed. Meanwhile tenants create, start, stop, reboot,
-// reset, delete and list VMs. They repeat each call, under one idempotency key, until they get a response.
+// VMs at the same time. A host stays down until deadlines have passed. Agents acknowledge network records late, replace
+// their SyncNetworks streams before they have acknowledged, and report that VPCs could not be applied. Meanwhile tenants
+// create, start, stop, reboot, reset, delete and list VMs, attach and detach NICs, and create, change and delete VPCs,
+// subnets, ports and security groups. They repeat each call, under one idempotency key, until they get a response.
 //
 // # Checked guarantees
 //
@@ -32,6 +35,13 @@
 //     Running VMs do not exceed the host's capacity. No VM that has a record is destroyed.
 //   - For tenants: once any member has acknowledged the creation of a VM, every member lists the VM. Once any member
 //     has acknowledged the deletion of a VM, no member lists it.
+//   - In the network records, after every commit: no address is twice in a subnet, no MAC twice in a VPC, and an address
+//     is assigned again 60 seconds after its release or later. Binding generations never decrease, and a port that moves
+//     to a host has a new one. A port becomes ACTIVE only after its host has acknowledged this binding.
+//   - On the hosts: no binding of a port is older than one that the host has received before.
+//   - After the end of the faults: every port of a host is ACTIVE. The network records of every host are those of the
+//     VPCs that it needs, and a new snapshot does not change them. Every network resource exists whose creation was
+//     acknowledged and whose deletion was not. After all are deleted, each table has as many records as at the begin.
 //   - After the end of the faults: no VM stays in a transient state beyond its deadline, the records agree with the
 //     hosts, and every call succeeds at the first attempt. After all VMs are deleted, nothing is left of them on
 //     members and hosts.
@@ -44,6 +54,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"sync"
@@ -58,6 +69,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
+	"github.com/trivet-cloud/trivet/controlplane/network"
 	"github.com/trivet-cloud/trivet/controlplane/sim"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/mtls"
@@ -229,7 +241,7 @@ func (f *fleet) run(dir string) (err error) {
 	}
 	var work sync.WaitGroup
 	for n := range 3 {
-		t := &tenantClient{f: f, name: fmt.Sprintf("t%d", n+1), rng: f.source(uint64(200 + n))}
+		t := &tenantClient{f: f, name: fmt.Sprintf("t%d", n+1), rng: f.source(uint64(200 + n)), networks: map[resourceKind][]networkResource{}}
 		f.tenants = append(f.tenants, t)
 		work.Go(func() { t.life(ctx) })
 	}
@@ -302,7 +314,7 @@ func (f *fleet) createResources(ctx context.Context) error {
 		f.hosts = append(f.hosts, h)
 		h.boot()
 	}
-	return within(time.Minute, func() error {
+	if err := within(time.Minute, func() error {
 		f.audit.mu.Lock()
 		defer f.audit.mu.Unlock()
 		ready := 0
@@ -315,6 +327,39 @@ func (f *fleet) createResources(ctx context.Context) error {
 			return fmt.Errorf("%d of %d hosts are ready", ready, len(f.hosts))
 		}
 		return nil
+	}); err != nil {
+		return err
+	}
+	return f.beginNetworks(ctx, p)
+}
+
+// beginNetworks creates a VPC and a subnet and deletes them, so that the records exist that networks leave behind, such
+// as the project's default security group. Then it lets the witness count the records.
+func (f *fleet) beginNetworks(ctx context.Context, p *process) error {
+	if err := within(time.Minute, func() error {
+		vpc, err := p.networks.CreateVPC(ctx, tenant.Default, network.VPCRequest{CIDR: netip.MustParsePrefix("10.1.0.0/16")}, [32]byte{})
+		if err != nil {
+			return err
+		}
+		subnet, err := p.networks.CreateSubnet(ctx, tenant.Default, network.SubnetRequest{
+			VPC: vpc.Value.ID, CIDR: netip.MustParsePrefix(subnetPrefixes[0]),
+		}, [32]byte{})
+		if err != nil {
+			return err
+		}
+		if _, err = p.networks.DeleteSubnet(ctx, tenant.Default, subnet.Value.ID, [32]byte{}); err != nil {
+			return err
+		}
+		_, err = p.networks.DeleteVPC(ctx, tenant.Default, vpc.Value.ID, [32]byte{})
+		return err
+	}); err != nil {
+		return fmt.Errorf("create and delete a VPC: %w", err)
+	}
+	return within(time.Minute, func() error {
+		f.audit.mu.Lock()
+		defer f.audit.mu.Unlock()
+		f.audit.networks.begin()
+		return f.audit.networks.ready()
 	})
 }
 
@@ -329,10 +374,14 @@ func (f *fleet) rest(ctx context.Context) {
 		return
 	}
 	f.audit.final()
+	f.compareSnapshots()
 	for _, t := range f.tenants {
 		t.final()
+		t.finalNetworks()
 		t.deleteAll(ctx)
 	}
+	time.Sleep(time.Second) // until the witness has seen the deletions
+	f.tenants[0].deleteNetworks(ctx)
 	f.settle("the last VM was deleted", func() string { return cmp.Or(f.audit.unsettled(), f.audit.leftovers()) })
 }
 

@@ -28,6 +28,9 @@ type host struct {
 	name endpoint
 	// room is the host's total capacity for VMs: vCPUs, memory and storage.
 	room cloud.Capacity
+	// vtep is the address of the host on the underlay.
+	vtep     string
+	networks *hostNetworks
 
 	token string // the join token, with which the host registers as a node
 	key   ed25519.PrivateKey
@@ -81,13 +84,15 @@ type proc struct {
 	deaf  bool // whether the guest ignores the power button
 	// pressed is true if the power button was pressed, so that the guest will power off.
 	pressed bool
+	// nics has the NICs of the guest, by ID.
+	nics map[string]bool
 }
 
 func newHost(f *fleet, n int, rng *mathrand.Rand) (*host, error) {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	return &host{
 		f: f, name: endpoint("h" + itoa(uint64(n))), room: cloud.Capacity{VCPUs: 10, MemoryMiB: 10 << 10, StorageGiB: 80},
-		key: key, rng: rng, guests: map[cloud.VMID]*guest{},
+		key: key, rng: rng, guests: map[cloud.VMID]*guest{}, vtep: vtepOf(n), networks: newHostNetworks(),
 	}, err
 }
 
@@ -137,6 +142,7 @@ func (h *host) look(id cloud.VMID) *guest {
 	seen := *g
 	if g.proc != nil {
 		p := *g.proc
+		p.nics = maps.Clone(p.nics)
 		seen.proc = &p
 	}
 	return &seen
@@ -187,7 +193,7 @@ func (h *host) launch(want *agentv1.AssignedVm, start uint64, again bool) {
 	}
 	h.f.audit.launched(h, id, start, again)
 	h.pids++
-	g.proc = &proc{pid: h.pids, start: start, since: time.Now(), deaf: h.rng.IntN(6) == 0}
+	g.proc = &proc{pid: h.pids, start: start, since: time.Now(), deaf: h.rng.IntN(6) == 0, nics: nicsOf(want)}
 	g.proc.takes = cloud.Capacity{VCPUs: want.GetVcpus(), MemoryMiB: want.GetMemoryMib()}
 	var taken cloud.Capacity
 	for _, g := range h.guests {
@@ -212,6 +218,24 @@ func (h *host) letRun(id cloud.VMID) {
 	if g := h.guests[id]; g != nil && g.proc != nil {
 		g.proc.up = true
 	}
+}
+
+// setNICs attaches and detaches NICs of a running guest, so that it has exactly those of its desired state.
+func (h *host) setNICs(id cloud.VMID, want *agentv1.AssignedVm) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if g := h.guests[id]; g != nil && g.proc != nil {
+		g.proc.nics = nicsOf(want)
+	}
+}
+
+// nicsOf returns the IDs of the NICs in the desired state of a VM.
+func nicsOf(want *agentv1.AssignedVm) map[string]bool {
+	out := map[string]bool{}
+	for _, n := range want.GetNics() {
+		out[n.GetId()] = true
+	}
+	return out
 }
 
 // press presses the power button of a VM. The guest then powers off after 0.3 to 9 seconds, unless the simulation has

@@ -25,6 +25,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/network"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
@@ -62,6 +63,7 @@ type process struct {
 	files      *image.Files
 	images     *image.Service
 	nodes      *node.Service
+	networks   *network.Service
 	vms        *vm.Service
 	commands   *leader.Commands
 	agents     agentv1.AgentServiceServer
@@ -152,8 +154,11 @@ func (p *process) serve(log *slog.Logger) (err error) {
 		Store: p.records, Commands: p.commands, Leadership: p.system, Self: s.id, Listeners: func() map[uint64]string { return addresses },
 		Authority: f.authority, Log: log, Now: time.Now,
 	})
+	p.networks = network.New(network.Options{Store: p.records, Commands: p.commands, Log: log})
+	feed := network.NewFeed(network.FeedOptions{Store: p.records})
 	p.vms = vm.New(vm.Options{Store: p.records, Commands: p.commands, Nodes: p.nodes, Log: log})
 	p.nodes.Attach(p.vms, p.files)
+	p.nodes.AttachNetworks(feed)
 	p.nodes.RegisterAgents(p)
 	tasks := &leader.Tasks{
 		Self: s.id, Leadership: p.system, Ready: p.records.Barrier, Log: log,
@@ -162,6 +167,8 @@ func (p *process) serve(log *slog.Logger) (err error) {
 			{Name: "follow nodes", Every: time.Second, Run: p.nodes.Follow},
 			{Name: "follow vms", Every: time.Second, Run: p.vms.Follow},
 			{Name: "settle vms", Every: vm.SettleEvery, Run: p.vms.Settle},
+			{Name: "free rested addresses", Every: network.FreeEvery, Run: p.networks.FreeRested},
+			{Name: "follow networks", Every: time.Second, Run: feed.Follow},
 			{Name: "settle images", Every: image.SettleEvery, Run: p.images.Settle},
 			{Name: "expire join tokens", Every: 10 * time.Minute, Run: p.nodes.Expire},
 		},

@@ -1,6 +1,7 @@
 package live
 
 import (
+	"maps"
 	"time"
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
@@ -122,6 +123,8 @@ func (d *driven) running(want *agentv1.AssignedVm, g *guest) plan {
 	switch {
 	case want.GetResets() > g.resetsDone:
 		return quick(func() { d.host.change(d.id, func(r *record) { r.resetsDone = want.GetResets() }) })
+	case !maps.Equal(nicsOf(want), g.proc.nics):
+		return step(p, func() { d.host.setNICs(d.id, want) }, 10*time.Millisecond, 5*time.Second)
 	case want.GetReboots() > g.rebootsBegun:
 		d.rebootAt, d.pressedAt = time.Now(), time.Time{}
 		return quick(func() { d.host.change(d.id, func(r *record) { r.rebootsBegun = want.GetReboots() }) })

@@ -87,6 +87,7 @@ func (a *agent) session(to *memberSlot) error {
 			h.f.trace.Add("%s is connected to %s", h.name, to.name)
 			h.f.count("agent sessions")
 			group.Go(func() error { return a.report(ctx, p) })
+			group.Go(func() error { return a.syncNetworks(ctx, p) })
 			group.Go(func() error { return a.sendHeartbeats(ctx, p) })
 		})
 	})

@@ -29,6 +29,10 @@ type tenantClient struct {
 	have []owned
 	// gone lists the VMs whose deletion a member has acknowledged.
 	gone []cloud.VMID
+	// networks lists the network resources whose creation a member has acknowledged, and deleted the IDs of those whose
+	// deletion a member has acknowledged.
+	networks map[resourceKind][]networkResource
+	deleted  []string
 }
 
 // owned is a VM whose creation a member has acknowledged to the tenant.
@@ -59,6 +63,9 @@ func (t *tenantClient) life(ctx context.Context) {
 }
 
 func (t *tenantClient) once(ctx context.Context) {
+	if t.rng.IntN(2) == 0 {
+		t.network(ctx)
+	}
 	n := t.rng.IntN(100)
 	if len(t.have) == 0 || n < 25 && len(t.have) < mostVMs {
 		t.create(ctx)
@@ -99,8 +106,7 @@ func (t *tenantClient) once(ctx context.Context) {
 // is false if none arrived.
 func (t *tenantClient) ask(ctx context.Context, what string, call func(ctx context.Context, p *process, body [32]byte) error) (err error, ok bool) {
 	t.asks++
-	key := fmt.Sprintf("%s-%d", t.name, t.asks)
-	body := sha256.Sum256([]byte(key))
+	key, body := t.lastKey()
 	for try := 0; try < 30 && ctx.Err() == nil; try++ {
 		if err = t.call(ctx, key, func(ctx context.Context, p *process) error { return call(ctx, p, body) }); final(err) {
 			t.f.trace.Add("%s %s: %v", key, what, err)
@@ -119,6 +125,12 @@ func (t *tenantClient) ask(ctx context.Context, what string, call func(ctx conte
 	}
 	t.f.count("calls abandoned")
 	return err, false
+}
+
+// lastKey returns the idempotency key of the last call that ask has made, and the hash of its body.
+func (t *tenantClient) lastKey() (key string, body [32]byte) {
+	key = fmt.Sprintf("%s-%d", t.name, t.asks)
+	return key, sha256.Sum256([]byte(key))
 }
 
 // final reports whether err is a final response, after which the tenant does not retry. A nil err means that the call
@@ -171,6 +183,12 @@ func (t *tenantClient) create(ctx context.Context) {
 	}
 	if t.rng.IntN(2) == 0 {
 		w.Metadata = map[string]string{cloud.RestartPolicy: "on-failure"}
+	}
+	for i := range t.rng.IntN(3) {
+		n, ok := t.randomNIC(fmt.Sprintf("nic%d", i))
+		if ok && !slices.ContainsFunc(w.Spec.Network, func(o cloud.NIC) bool { return o.PortID != "" && o.PortID == n.PortID }) {
+			w.Spec.Network = append(w.Spec.Network, n)
+		}
 	}
 	var made vm.Created
 	err, ok := t.ask(ctx, "create "+name, func(ctx context.Context, p *process, body [32]byte) (err error) {
