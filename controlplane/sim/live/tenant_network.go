@@ -169,10 +169,38 @@ func (t *tenantClient) createPort(ctx context.Context) {
 	if groups := t.groupIDs(); len(groups) > 0 {
 		q.Groups = &groups
 	}
+	// Few MACs and addresses, so that another port often has them or has had them.
+	q.MAC[0], q.MAC[5] = 2, byte(1+t.rng.IntN(4))
+	if t.rng.IntN(4) > 0 {
+		q.MAC = cloud.MAC{}
+	}
+	if t.rng.IntN(4) == 0 {
+		q.IP = t.addressIn(subnet.id)
+	}
 	port, err, ok := askNetwork(ctx, t, "create a port", func(ctx context.Context, p *process, body [32]byte) (network.Result[cloud.Port], error) {
 		return p.networks.CreatePort(ctx, tenant.Default, q, body)
 	})
+	if fault.Is(err, fault.AlreadyExists) {
+		t.f.count("addresses refused")
+		return
+	}
 	t.created(kindPort, string(port.ID), subnet.id, err, ok)
+}
+
+// addressIn returns one of the first addresses of a subnet that ports can have. It returns an invalid address if the
+// witness does not know the subnet yet.
+func (t *tenantClient) addressIn(subnet string) netip.Addr {
+	t.f.audit.mu.Lock()
+	defer t.f.audit.mu.Unlock()
+	s := t.f.audit.networks.subnets[subnet]
+	if s == nil {
+		return netip.Addr{}
+	}
+	a := s.Gateway.Next()
+	for range t.rng.IntN(5) {
+		a = a.Next()
+	}
+	return a
 }
 
 func (t *tenantClient) createGroup(ctx context.Context) {
