@@ -34,15 +34,6 @@ type witness struct {
 	truth    truth
 }
 
-// truth records the actions that the hosts executed. A host calls its methods while it holds the host's mutex, so these
-// methods must not call methods of a host: they would deadlock.
-type truth struct {
-	mu      sync.Mutex
-	runner  map[cloud.VMID]*host
-	started map[cloud.VMID]map[uint64]bool
-	removed map[cloud.VMID]bool
-}
-
 func newAudit(f *fleet) *witness {
 	return &witness{
 		f: f, next: 2, vms: map[cloud.VMID]*cloud.VM{}, nodes: map[cloud.NodeID]*cloud.Node{},
@@ -50,36 +41,6 @@ func newAudit(f *fleet) *witness {
 		ever: map[cloud.VMID]uint64{}, made: map[string][]cloud.VMID{}, networks: newNetworkRecords(f),
 		truth: truth{runner: map[cloud.VMID]*host{}, started: map[cloud.VMID]map[uint64]bool{}, removed: map[cloud.VMID]bool{}},
 	}
-}
-
-// launched records that a host launches a process of a VM, and reports a violation if this is not allowed: another host
-// has run the VM, the VM was destroyed, or the same start is executed twice. A second process for one start is allowed
-// if again is true, which means that it completes a reboot.
-func (a *witness) launched(h *host, id cloud.VMID, start uint64, again bool) {
-	t := &a.truth
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if other := t.runner[id]; other != nil && other != h {
-		a.f.fail("two hosts have run VM %s: %s and %s", id, other.name, h.name)
-	}
-	t.runner[id] = h
-	if t.removed[id] {
-		a.f.fail("%s runs VM %s, which it was told to destroy", h.name, id)
-	}
-	if t.started[id] == nil {
-		t.started[id] = map[uint64]bool{}
-	}
-	if t.started[id][start] && !again {
-		a.f.fail("%s makes start %d of VM %s twice", h.name, start, id)
-	}
-	t.started[id][start] = true
-}
-
-// destroyed records that a host has destroyed a VM. If the VM is launched afterwards, that is a violation.
-func (a *witness) destroyed(_ *host, id cloud.VMID) {
-	a.truth.mu.Lock()
-	defer a.truth.mu.Unlock()
-	a.truth.removed[id] = true
 }
 
 // follow watches the records on one member until that member's process ends. follow runs for each running member. A

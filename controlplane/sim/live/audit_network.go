@@ -47,9 +47,10 @@ type networkRecords struct {
 
 // networkTables has the tables of the network service.
 var networkTables = []string{
-	"net-vpc", "net-subnet", "net-port", "net-security-group", "net-route-table", "net-nat", "net-floating-ip", "net-service-ip", "net-host-network",
-	"subnet-of", "port-of", "port-at", "port-mac", "device-port", "group-port", "group-referrer", "group-default", "network-name", "vni", "vni-last",
-	"vpc-default", "ipam", "ipam-assigned", "ipam-resting", "address6", "route-table-in", "route-table-of", "route-target", "nat-in", "nat-of",
+	"net-vpc", "net-subnet", "net-port", "net-security-group", "net-route-table", "net-nat", "net-floating-ip",
+	"net-service-ip", "net-host-network", "subnet-of", "port-of", "port-at", "port-mac", "device-port", "group-port",
+	"group-referrer", "group-default", "network-name", "vni", "vni-last", "vpc-default", "ipam", "ipam-assigned",
+	"ipam-resting", "address6", "route-table-in", "route-table-of", "route-target", "nat-in", "nat-of",
 }
 
 func newNetworkRecords(f *fleet) *networkRecords {
@@ -148,7 +149,8 @@ func (n *networkRecords) portStep(before, now *cloud.Port) error {
 			return fmt.Errorf("port %s is ACTIVE on the unknown host %q", now.ID, now.Node)
 		}
 		if last := h.acknowledgedBinding(now.ID); last < now.BindingGeneration {
-			return fmt.Errorf("port %s is ACTIVE with binding %d, but %s has acknowledged only %d", now.ID, now.BindingGeneration, h.name, last)
+			return fmt.Errorf("port %s is ACTIVE with binding %d, but %s has acknowledged only %d",
+				now.ID, now.BindingGeneration, h.name, last)
 		}
 	}
 	if now.Status == cloud.NetworkError && before.Status != cloud.NetworkError {
@@ -240,7 +242,8 @@ func (n *networkRecords) compare(h *host, records map[string]proto.Message) stri
 		}
 		count++
 		r, _ := records[id].(*networkv1.SecurityGroup)
-		if r == nil || !slices.EqualFunc(g.Rules, r.GetRules(), func(a cloud.Rule, b *networkv1.SecurityGroupRule) bool { return string(a.ID) == b.GetId() }) {
+		same := func(a cloud.Rule, b *networkv1.SecurityGroupRule) bool { return string(a.ID) == b.GetId() }
+		if r == nil || !slices.EqualFunc(g.Rules, r.GetRules(), same) {
 			return fmt.Sprintf("has the security group %v, and should have %+v", r, g)
 		}
 	}
@@ -256,7 +259,8 @@ func (n *networkRecords) textOf(p *cloud.Port) string {
 	if h := n.hosts[p.Node]; h != nil {
 		vtep = h.VTEP.String()
 	}
-	return fmt.Sprintf("%s %s %s on %q at %q, binding %d, groups %v", p.ID, p.IP, p.MAC, p.Node, vtep, p.BindingGeneration, p.Groups)
+	return fmt.Sprintf("%s %s %s on %q at %q, binding %d, groups %v",
+		p.ID, p.IP, p.MAC, p.Node, vtep, p.BindingGeneration, p.Groups)
 }
 
 func textOfPort(r *agentv1.HostPort) string {

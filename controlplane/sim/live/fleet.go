@@ -54,7 +54,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"sync"
@@ -65,11 +64,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity"
-	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
-	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
-	"github.com/trivet-cloud/trivet/controlplane/network"
 	"github.com/trivet-cloud/trivet/controlplane/sim"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/mtls"
@@ -262,105 +258,6 @@ func within(most time.Duration, try func() error) error {
 		}
 		time.Sleep(250 * time.Millisecond)
 	}
-}
-
-// createResources creates an image and two to four hosts, and waits until they are ready.
-func (f *fleet) createResources(ctx context.Context) error {
-	if err := os.MkdirAll(f.imports, 0o700); err != nil {
-		return err
-	}
-	source := filepath.Join(f.imports, "small.raw")
-	if err := os.WriteFile(source, make([]byte, 64<<10), 0o600); err != nil {
-		return err
-	}
-	p := f.slots[0].current()
-	admin := func() (context.Context, error) {
-		caller, err := p.identities.Verify(ctx, f.token)
-		return auth.With(ctx, caller, auth.RPC), err
-	}
-	if err := within(30*time.Second, func() error {
-		ctx, err := admin()
-		if err != nil {
-			return err
-		}
-		made, err := p.images.Create(ctx, cloud.Image{
-			Name: "small", Org: tenant.Default.Org, Format: cloud.FormatRaw, Source: "file://" + source,
-		}, [32]byte{})
-		f.image = made.Image.ID
-		return err
-	}); err != nil {
-		return fmt.Errorf("create the image: %w", err)
-	}
-	if err := within(time.Minute, func() error {
-		i, err := p.images.Get(ctx, tenant.Default.Org, f.image)
-		if err == nil && i.Status != cloud.ImageAvailable {
-			err = fmt.Errorf("it is %s", i.Status)
-		}
-		return err
-	}); err != nil {
-		return fmt.Errorf("wait for the image: %w", err)
-	}
-	for n := range 2 + f.rng.IntN(3) {
-		h, err := newHost(f, n+1, f.source(uint64(100+n)))
-		if err != nil {
-			return err
-		}
-		if err := within(30*time.Second, func() (err error) {
-			h.token, _, err = p.nodes.NewToken(ctx, string(h.name), 0)
-			return err
-		}); err != nil {
-			return fmt.Errorf("make a join token: %w", err)
-		}
-		f.hosts = append(f.hosts, h)
-		h.boot()
-	}
-	if err := within(time.Minute, func() error {
-		f.audit.mu.Lock()
-		defer f.audit.mu.Unlock()
-		ready := 0
-		for id, n := range f.audit.nodes {
-			if h := f.hostOf(id); h != nil && n.Allocatable == h.room {
-				ready++
-			}
-		}
-		if ready < len(f.hosts) {
-			return fmt.Errorf("%d of %d hosts are ready", ready, len(f.hosts))
-		}
-		return nil
-	}); err != nil {
-		return err
-	}
-	return f.beginNetworks(ctx, p)
-}
-
-// beginNetworks creates a VPC and a subnet and deletes them, so that the records exist that networks leave behind, such
-// as the project's default security group. Then it lets the witness count the records.
-func (f *fleet) beginNetworks(ctx context.Context, p *process) error {
-	if err := within(time.Minute, func() error {
-		vpc, err := p.networks.CreateVPC(ctx, tenant.Default, network.VPCRequest{CIDR: netip.MustParsePrefix("10.1.0.0/16")}, [32]byte{})
-		if err != nil {
-			return err
-		}
-		subnet, err := p.networks.CreateSubnet(ctx, tenant.Default, network.SubnetRequest{
-			VPC: vpc.Value.ID, CIDR: netip.MustParsePrefix(subnetPrefixes[0]),
-		}, [32]byte{})
-		if err != nil {
-			return err
-		}
-		if _, err = p.networks.DeleteSubnet(ctx, tenant.Default, subnet.Value.ID, [32]byte{}); err != nil {
-			return err
-		}
-		_, err = p.networks.DeleteVPC(ctx, tenant.Default, vpc.Value.ID, [32]byte{})
-		return err
-	}); err != nil {
-		return fmt.Errorf("create and delete a VPC: %w", err)
-	}
-	return within(time.Minute, func() error {
-		f.audit.mu.Lock()
-		defer f.audit.mu.Unlock()
-		f.audit.networks.begin()
-		return f.audit.networks.ready()
-	})
 }
 
 // rest is called after the faults have ended. It waits until the cloud has settled, and checks the result. Then it

@@ -36,7 +36,9 @@ type hostNetworks struct {
 }
 
 func newHostNetworks() *hostNetworks {
-	return &hostNetworks{again: make(chan struct{}, 1), bindings: map[cloud.PortID]uint64{}, acknowledged: map[cloud.PortID]uint64{}}
+	return &hostNetworks{
+		again: make(chan struct{}, 1), bindings: map[cloud.PortID]uint64{}, acknowledged: map[cloud.PortID]uint64{},
+	}
 }
 
 // errNewStream is the error of a SyncNetworks stream that the agent ends in order to open another.
@@ -61,7 +63,9 @@ func (a *agent) syncNetworks(ctx context.Context, p *process) error {
 func (a *agent) syncOnce(ctx context.Context, p *process) error {
 	h := a.host
 	group, ctx := errgroup.WithContext(ctx)
-	stream := &networkStream{ctx: ctx, in: make(chan *agentv1.SyncNetworksRequest, 1), out: make(chan *agentv1.SyncNetworksResponse, 2)}
+	stream := &networkStream{
+		ctx: ctx, in: make(chan *agentv1.SyncNetworksRequest, 1), out: make(chan *agentv1.SyncNetworksResponse, 2),
+	}
 	stream.in <- &agentv1.SyncNetworksRequest{Protocol: 1, Host: &agentv1.HostNetwork{Vtep: h.vtep, UnderlayMtu: 1500}}
 	group.Go(func() error {
 		return a.handled(ctx, p, func(ctx context.Context) error {

@@ -80,7 +80,10 @@ func (t *tenantClient) network(ctx context.Context) {
 
 // askNetwork makes a call that changes a network resource, as ask does. After a success it sometimes makes the call
 // again with the same idempotency key: the response must be the same and be marked as replayed.
-func askNetwork[T any](ctx context.Context, t *tenantClient, what string, call func(context.Context, *process, [32]byte) (network.Result[T], error)) (out T, err error, ok bool) {
+func askNetwork[T any](
+	ctx context.Context, t *tenantClient, what string,
+	call func(context.Context, *process, [32]byte) (network.Result[T], error),
+) (out T, err error, ok bool) {
 	var r network.Result[T]
 	try := func(ctx context.Context, p *process, body [32]byte) (err error) {
 		r, err = call(ctx, p, body)
@@ -127,7 +130,9 @@ func (t *tenantClient) created(kind resourceKind, id, parent string, err error, 
 func (t *tenantClient) createSubnet(ctx context.Context) {
 	if t.pick(kindVPC) == nil || t.rng.IntN(4) == 0 && len(t.networks[kindVPC]) < mostResources[kindVPC] {
 		q := network.VPCRequest{Name: fmt.Sprintf("%s-%d", t.name, t.asks), CIDR: netip.MustParsePrefix("10.1.0.0/16")}
-		v, err, ok := askNetwork(ctx, t, "create a VPC", func(ctx context.Context, p *process, body [32]byte) (network.Result[cloud.VPC], error) {
+		v, err, ok := askNetwork(ctx, t, "create a VPC", func(
+			ctx context.Context, p *process, body [32]byte,
+		) (network.Result[cloud.VPC], error) {
 			return p.networks.CreateVPC(ctx, tenant.Default, q, body)
 		})
 		t.created(kindVPC, string(v.ID), "", err, ok)
@@ -140,7 +145,9 @@ func (t *tenantClient) createSubnet(ctx context.Context) {
 		Name: fmt.Sprintf("%s-%d", t.name, t.asks), VPC: cloud.VPCID(vpc.id), DHCP: true,
 		CIDR: netip.MustParsePrefix(subnetPrefixes[t.rng.IntN(len(subnetPrefixes))]),
 	}
-	s, err, ok := askNetwork(ctx, t, "create a subnet", func(ctx context.Context, p *process, body [32]byte) (network.Result[network.SubnetInfo], error) {
+	s, err, ok := askNetwork(ctx, t, "create a subnet", func(
+		ctx context.Context, p *process, body [32]byte,
+	) (network.Result[network.SubnetInfo], error) {
 		return p.networks.CreateSubnet(ctx, tenant.Default, q, body)
 	})
 	if fault.Is(err, fault.InvalidArgument) {
@@ -177,7 +184,9 @@ func (t *tenantClient) createPort(ctx context.Context) {
 	if t.rng.IntN(4) == 0 {
 		q.IP = t.addressIn(subnet.id)
 	}
-	port, err, ok := askNetwork(ctx, t, "create a port", func(ctx context.Context, p *process, body [32]byte) (network.Result[cloud.Port], error) {
+	port, err, ok := askNetwork(ctx, t, "create a port", func(
+		ctx context.Context, p *process, body [32]byte,
+	) (network.Result[cloud.Port], error) {
 		return p.networks.CreatePort(ctx, tenant.Default, q, body)
 	})
 	if fault.Is(err, fault.AlreadyExists) {
@@ -208,7 +217,9 @@ func (t *tenantClient) createGroup(ctx context.Context) {
 		return
 	}
 	q := network.GroupRequest{Name: fmt.Sprintf("%s-%d", t.name, t.asks)}
-	g, err, ok := askNetwork(ctx, t, "create a security group", func(ctx context.Context, p *process, body [32]byte) (network.Result[cloud.SecurityGroup], error) {
+	g, err, ok := askNetwork(ctx, t, "create a security group", func(
+		ctx context.Context, p *process, body [32]byte,
+	) (network.Result[cloud.SecurityGroup], error) {
 		return p.networks.CreateSecurityGroup(ctx, tenant.Default, q, body)
 	})
 	t.created(kindGroup, string(g.ID), "", err, ok)
@@ -226,7 +237,9 @@ func (t *tenantClient) changeRules(ctx context.Context) {
 		rule.Group = cloud.SecurityGroupID(t.pick(kindGroup).id)
 	}
 	id := cloud.SecurityGroupID(g.id)
-	now, err, ok := askNetwork(ctx, t, "add a rule", func(ctx context.Context, p *process, body [32]byte) (network.Result[cloud.SecurityGroup], error) {
+	now, err, ok := askNetwork(ctx, t, "add a rule", func(
+		ctx context.Context, p *process, body [32]byte,
+	) (network.Result[cloud.SecurityGroup], error) {
 		return p.networks.AddSecurityGroupRule(ctx, tenant.Default, id, rule, body)
 	})
 	t.refused("add a rule", err, fault.AlreadyExists)
@@ -234,7 +247,9 @@ func (t *tenantClient) changeRules(ctx context.Context) {
 		return
 	}
 	remove := now.Rules[0].ID
-	_, err, _ = askNetwork(ctx, t, "remove a rule", func(ctx context.Context, p *process, body [32]byte) (network.Result[cloud.SecurityGroup], error) {
+	_, err, _ = askNetwork(ctx, t, "remove a rule", func(
+		ctx context.Context, p *process, body [32]byte,
+	) (network.Result[cloud.SecurityGroup], error) {
 		return p.networks.RemoveSecurityGroupRule(ctx, tenant.Default, id, remove, body)
 	})
 	t.refused("remove a rule", err)
@@ -255,7 +270,9 @@ func (t *tenantClient) changePortGroups(ctx context.Context) {
 	}
 	groups := t.groupIDs()
 	q := network.PortUpdate{ID: cloud.PortID(port.id), Groups: &groups}
-	_, err, _ := askNetwork(ctx, t, "change the groups of a port", func(ctx context.Context, p *process, body [32]byte) (network.Result[cloud.Port], error) {
+	_, err, _ := askNetwork(ctx, t, "change the groups of a port", func(
+		ctx context.Context, p *process, body [32]byte,
+	) (network.Result[cloud.Port], error) {
 		return p.networks.UpdatePort(ctx, tenant.Default, q, body)
 	})
 	t.refused("change the groups of a port", err)
@@ -308,7 +325,9 @@ func (t *tenantClient) deleteResource(ctx context.Context, kind resourceKind) {
 	}
 	at := t.rng.IntN(len(t.networks[kind]))
 	r := t.networks[kind][at]
-	_, err, ok := askNetwork(ctx, t, "delete "+string(kind)+" "+r.id, func(ctx context.Context, p *process, body [32]byte) (network.Result[struct{}], error) {
+	_, err, ok := askNetwork(ctx, t, "delete "+string(kind)+" "+r.id, func(
+		ctx context.Context, p *process, body [32]byte,
+	) (network.Result[struct{}], error) {
 		return p.deleteResource(ctx, kind, r.id, body)
 	})
 	switch {
@@ -334,67 +353,4 @@ func (p *process) deleteResource(ctx context.Context, kind resourceKind, id stri
 		return p.networks.DeletePort(ctx, tenant.Default, cloud.PortID(id), body)
 	}
 	return p.networks.DeleteSecurityGroup(ctx, tenant.Default, cloud.SecurityGroupID(id), body)
-}
-
-// finalNetworks checks the witness's copy of the records, as final does for VMs.
-func (t *tenantClient) finalNetworks() {
-	a := t.f.audit
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for kind, all := range t.networks {
-		for _, r := range all {
-			if !r.leaving && !a.networks.exists(r.id) {
-				t.f.fail("%s %s, whose creation was acknowledged, is lost", kind, r.id)
-			}
-		}
-	}
-	for _, id := range t.deleted {
-		if a.networks.exists(id) {
-			t.f.fail("network resource %s, whose deletion was acknowledged, is there", id)
-		}
-	}
-}
-
-// deleteNetworks deletes all network resources after all VMs were deleted, also those whose creation was never
-// acknowledged. Every call must succeed at the first attempt.
-func (t *tenantClient) deleteNetworks(ctx context.Context) {
-	n := t.f.audit.networks
-	t.f.audit.mu.Lock()
-	ports, subnets, groups, vpcs := ordered(n.ports), ordered(n.subnets), ordered(n.groups), ordered(n.vpcs)
-	t.f.audit.mu.Unlock()
-	do := func(what string, call func(context.Context, *process) error) {
-		if err := t.callAt(ctx, t.f.slots[t.rng.IntN(len(t.f.slots))], "", call); err != nil {
-			t.f.fail("%s at peace: %v", what, err)
-		}
-	}
-	remove := func(kind resourceKind, id string) {
-		do("delete "+string(kind)+" "+id, func(ctx context.Context, p *process) error {
-			_, err := p.deleteResource(ctx, kind, id, [32]byte{})
-			return err
-		})
-	}
-	for _, p := range ports {
-		remove(kindPort, string(p.ID))
-	}
-	for _, s := range subnets {
-		remove(kindSubnet, string(s.ID))
-	}
-	for _, g := range groups { // rules refer to groups, so they are removed first
-		for _, r := range g.Rules {
-			if r.Group != "" && !g.Default {
-				do("remove rule "+string(r.ID), func(ctx context.Context, p *process) error {
-					_, err := p.networks.RemoveSecurityGroupRule(ctx, tenant.Default, g.ID, r.ID, [32]byte{})
-					return err
-				})
-			}
-		}
-	}
-	for _, g := range groups {
-		if !g.Default {
-			remove(kindGroup, string(g.ID))
-		}
-	}
-	for _, v := range vpcs {
-		remove(kindVPC, string(v.ID))
-	}
 }
