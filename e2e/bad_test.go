@@ -75,7 +75,7 @@ func TestBadInput(t *testing.T) {
 		{"disk of 2^50 GiB", "POST", "/api/v1/vms", disk(`,"size_gib":1125899906842624`), ada.Token, 400, "INVALID_ARGUMENT", "size_gib"},
 		{"disk id that is an option", "POST", "/api/v1/vms", strings.Replace(disk(``), `"root"`, `"a,readonly=on"`, 1), ada.Token, 400, "INVALID_ARGUMENT", "id"},
 		{"a volume", "POST", "/api/v1/vms", `{"name":"x","disks":[{"id":"a","source":{"type":"volume","volume_id":"v"}}]}`, ada.Token, 422, "FAILED_PRECONDITION", "not served yet"},
-		{"a NIC", "POST", "/api/v1/vms", `{"name":"x","network":[{}]}`, ada.Token, 422, "FAILED_PRECONDITION", "not served yet"},
+		{"a NIC in an unknown subnet", "POST", "/api/v1/vms", `{"name":"x","network":[{"subnet_id":"` + nowhere + `"}]}`, ada.Token, 404, "NOT_FOUND", nowhere},
 		{"bad page token", "GET", "/api/v1/vms?page_token=AAAA", "", ada.Token, 400, "INVALID_ARGUMENT", "page_token"},
 		{"an ID that is not a UUID", "GET", "/api/v1/vms/1", "", ada.Token, 400, "INVALID_ARGUMENT", "id"},
 		{"an id that is a path", "GET", "/api/v1/vms/..%2f..%2fetc", "", ada.Token, 400, "INVALID_ARGUMENT", "id"},

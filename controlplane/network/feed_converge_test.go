@@ -70,3 +70,41 @@ func TestFeedConverges(t *testing.T) {
 		}
 	}
 }
+
+// TestFeedOfVPCNeededAgain checks that a host whose need of a VPC ends and begins again between two messages has no
+// record that was deleted meanwhile.
+func TestFeedOfVPCNeededAgain(t *testing.T) {
+	s := &feedScript{feedWorld: newFeedWorld(t), ids: map[string]string{}, names: map[string]string{}}
+	agent := s.connect("h1", "192.0.2.1")
+	s.createVPC("v")
+	for _, name := range []string{"first", "other", "second"} {
+		s.createPort(name, "v")
+	}
+	id := func(name string) cloud.PortID { return cloud.PortID(s.ids[name]) }
+	s.bind(id("first"), "h1")
+	s.settle()
+	require.Contains(t, agent.state, s.ids["other"])
+
+	s.bindMany(map[cloud.PortID]cloud.NodeID{id("first"): ""}, id("other"), map[cloud.PortID]cloud.NodeID{id("second"): "h1"})
+	s.settle()
+	require.Contains(t, agent.state, s.ids["second"])
+	require.NotContains(t, agent.state, s.ids["other"])
+}
+
+// bindMany binds ports to hosts, deletes a port and binds further ports, faster than the feed sends messages.
+func (w *feedWorld) bindMany(before map[cloud.PortID]cloud.NodeID, deleted cloud.PortID, after map[cloud.PortID]cloud.NodeID) {
+	w.t.Helper()
+	for id, node := range before {
+		w.bind(id, node)
+	}
+	w.update(func(tx *store.Tx) error {
+		p, err := find(tx, ports, kindPort, acme, string(deleted))
+		if err != nil {
+			return err
+		}
+		return removePort(tx, acme, p)
+	})
+	for id, node := range after {
+		w.bind(id, node)
+	}
+}

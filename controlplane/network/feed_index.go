@@ -56,10 +56,11 @@ type pendingPort struct {
 }
 
 // hostChange is a change that a host has to get. An empty key means that the set of the VPCs that the host needs has
-// changed. If confirm is true, the host gets a message also if it sees no change, so that it acknowledges the revision.
+// changed. lost is a VPC that the host needs no longer, if there is one. If confirm is true, the host gets a message also if it sees no change, so that it acknowledges the revision.
 type hostChange struct {
 	node    cloud.NodeID
 	key     recordKey
+	lost    cloud.VPCID
 	confirm bool
 }
 
@@ -97,10 +98,15 @@ func (x *index) set(key recordKey, record any, revision int64) (out []hostChange
 	if record != nil {
 		x.add(key, now)
 	}
-	for _, node := range []cloud.NodeID{old.node, now.node} {
-		if node != "" {
-			out = append(out, hostChange{node: node})
+	if old.node != "" {
+		c := hostChange{node: old.node}
+		if _, needed := x.needs[old.node][old.vpc]; !needed {
+			c.lost = old.vpc
 		}
+		out = append(out, c)
+	}
+	if now.node != "" {
+		out = append(out, hostChange{node: now.node})
 	}
 	if old.node != now.node && mutant.On(mutant.SendStaleBinding) {
 		return out

@@ -35,6 +35,9 @@ type feedSession struct {
 
 	// unsent has the records that have changed and were not sent yet.
 	unsent map[recordKey]struct{}
+	// lost has the VPCs that the host stopped needing since the last message. The session got no changes of them
+	// meanwhile, so a VPC that the host needs again is sent as a whole.
+	lost map[cloud.VPCID]struct{}
 	// confirm is true if a message is to be sent even without a change. It is true at first, for the snapshot.
 	confirm bool
 	// vpcs has the VPCs that the host has received, with their projects.
@@ -48,6 +51,9 @@ type feedSession struct {
 func (s *feedSession) mark(c hostChange) {
 	if c.key.id != "" {
 		s.unsent[c.key] = struct{}{}
+	}
+	if c.lost != "" {
+		s.lost[c.lost] = struct{}{}
 	}
 	s.confirm = s.confirm || c.confirm
 	if len(s.unsent) > maxUnsent {
@@ -79,7 +85,7 @@ func (f *Feed) Sync(
 	}
 	s := &feedSession{
 		node: node, term: term, cancel: cancel, wake: make(chan struct{}, 1), unsent: map[recordKey]struct{}{}, confirm: true,
-		vpcs: map[cloud.VPCID]cloud.ProjectID{},
+		lost: map[cloud.VPCID]struct{}{}, vpcs: map[cloud.VPCID]cloud.ProjectID{},
 	}
 	if err := f.open(ctx, s); err != nil {
 		return err
@@ -206,6 +212,14 @@ func (f *Feed) take(s *feedSession) (d delta, ok bool) {
 	}
 	d.revision = x.revision
 	keys := map[recordKey]struct{}{}
+	formerProjects := projectsOf(s.vpcs)
+	for id := range s.lost {
+		if _, has := s.vpcs[id]; has {
+			delete(s.vpcs, id)
+			d.deleted = append(d.deleted, string(id))
+		}
+	}
+	clear(s.lost)
 	had := maps.Clone(s.vpcs)
 	hadProjects := projectsOf(had)
 	for id := range x.needs[s.node] {
@@ -226,7 +240,7 @@ func (f *Feed) take(s *feedSession) (d delta, ok bool) {
 			maps.Copy(keys, x.projects[id].groups)
 		}
 	}
-	for id := range hadProjects {
+	for id := range formerProjects {
 		if p := x.projects[id]; !nowProjects[id] && p != nil {
 			for key := range p.groups {
 				d.deleted = append(d.deleted, key.id)

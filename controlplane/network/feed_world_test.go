@@ -223,9 +223,6 @@ func (a *fakeAgent) apply(m *agentv1.SyncNetworksResponse) {
 	require.Equal(a.t, uint64(7), m.GetTerm())
 	require.LessOrEqual(a.t, len(m.GetPorts()), maxMessagePorts)
 	require.Less(a.t, proto.Size(m), maxMessageBytes*2)
-	for _, r := range recordsOf(m) {
-		a.state[idOf(r)] = r
-	}
 	for _, id := range m.GetDeleted() {
 		delete(a.state, id)
 		for other, r := range a.state {
@@ -234,9 +231,21 @@ func (a *fakeAgent) apply(m *agentv1.SyncNetworksResponse) {
 			}
 		}
 	}
+	for _, r := range recordsOf(m) {
+		a.state[idOf(r)] = r
+	}
+	projects := map[string]bool{}
+	for _, r := range a.state {
+		if v, ok := r.(*agentv1.HostVpc); ok {
+			projects[v.GetVpc().GetProjectId()] = true
+		}
+	}
 	for id, r := range a.state {
 		if len(m.GetDeleted()) == 0 {
 			break
+		}
+		if g, ok := r.(*networkv1.SecurityGroup); ok && !projects[g.GetProjectId()] {
+			delete(a.state, id)
 		}
 		if f, ok := r.(*networkv1.FloatingIp); ok && a.state[f.GetPortId()] == nil {
 			delete(a.state, id) // its VPC is no longer needed

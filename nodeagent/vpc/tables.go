@@ -221,6 +221,17 @@ func (v *vpcTable) count(p *cloud.PortOnHost, n int) {
 	}
 }
 
+// dropGroups deletes the security groups of a project of which the host has no VPC. The control plane sends no changes of
+// them, and sends them again with the next VPC of the project.
+func (t *tables) dropGroups(project cloud.ProjectID) {
+	for _, one := range t.vpcs {
+		if one.record != nil && one.record.Project == project {
+			return
+		}
+	}
+	maps.DeleteFunc(t.groups, func(_ cloud.SecurityGroupID, g *cloud.SecurityGroup) bool { return g.Project == project })
+}
+
 // touchUsers adds the VPCs that have ports with a group to touched.
 func (t *tables) touchUsers(group cloud.SecurityGroupID, touched map[cloud.VPCID]bool) {
 	for id, one := range t.vpcs {
@@ -238,8 +249,11 @@ func (t *tables) remove(id string, touched map[cloud.VPCID]bool) {
 		t.touchUsers(cloud.SecurityGroupID(id), touched)
 		return
 	}
-	if t.vpcs[cloud.VPCID(id)] != nil {
+	if one := t.vpcs[cloud.VPCID(id)]; one != nil {
 		delete(t.vpcs, cloud.VPCID(id))
+		if one.record != nil {
+			t.dropGroups(one.record.Project)
+		}
 		maps.DeleteFunc(t.owners, func(_ string, vpc cloud.VPCID) bool { return vpc == cloud.VPCID(id) })
 		maps.DeleteFunc(t.invalid, func(_ string, r cloud.InvalidRecord) bool { return r.VPC == cloud.VPCID(id) })
 		touched[cloud.VPCID(id)] = true

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -203,6 +204,13 @@ func (h *host) networkRecords() (map[string]proto.Message, int) {
 
 // applyNetworks changes records as a message says. The comments of agent.proto specify it.
 func applyNetworks(records map[string]proto.Message, m *agentv1.SyncNetworksResponse) {
+	for _, id := range m.GetDeleted() {
+		delete(records, id)
+		maps.DeleteFunc(records, func(_ string, r proto.Message) bool { return vpcOf(r) == id })
+	}
+	if len(m.GetDeleted()) > 0 {
+		dropGroups(records)
+	}
 	for _, r := range m.GetVpcs() {
 		records[r.GetVpc().GetId()] = r
 	}
@@ -215,10 +223,20 @@ func applyNetworks(records map[string]proto.Message, m *agentv1.SyncNetworksResp
 	for _, r := range m.GetSecurityGroups() {
 		records[r.GetId()] = r
 	}
-	for _, id := range m.GetDeleted() {
-		delete(records, id)
-		maps.DeleteFunc(records, func(_ string, r proto.Message) bool { return vpcOf(r) == id })
+}
+
+// dropGroups deletes the security groups of projects without a VPC in records.
+func dropGroups(records map[string]proto.Message) {
+	projects := map[string]bool{}
+	for _, r := range records {
+		if v, ok := r.(*agentv1.HostVpc); ok {
+			projects[v.GetVpc().GetProjectId()] = true
+		}
 	}
+	maps.DeleteFunc(records, func(_ string, r proto.Message) bool {
+		g, ok := r.(*networkv1.SecurityGroup)
+		return ok && !projects[g.GetProjectId()]
+	})
 }
 
 // vpcOf returns the ID of the VPC to which a subnet or port belongs, "" for other records.

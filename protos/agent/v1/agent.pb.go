@@ -2005,7 +2005,8 @@ type SyncNetworksResponse struct {
 	ServiceIps     []*v11.ServiceIp     `protobuf:"bytes,11,rep,name=service_ips,json=serviceIps,proto3" json:"service_ips,omitempty"`
 	// IDs of records of any kind that were deleted. An ID that the host does not have is ignored. The ID of a VPC means
 	// that the host needs it no longer: everything that belongs to it is to be removed, and with the last VPC of a
-	// project the project's security groups. A floating IP belongs to the VPC of its port or service IP.
+	// project the project's security groups. A floating IP belongs to the VPC of its port or service IP. The host deletes
+	// before it takes the records of the same message: a VPC that the host needs again comes with its ID here.
 	Deleted       []string `protobuf:"bytes,12,rep,name=deleted,proto3" json:"deleted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
