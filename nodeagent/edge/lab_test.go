@@ -354,6 +354,20 @@ func (h *labHost) apply() Result {
 	return r
 }
 
+// repair is like apply, but repeats Set, as the agent does: the devices of a deleted namespace exist for a short time
+// after it.
+func (h *labHost) repair() (changes []string) {
+	h.lab.t.Helper()
+	var err error
+	require.Eventually(h.lab.t, func() bool {
+		var r Result
+		r, err = h.edge.Set(h.lab.t.Context(), h.state())
+		changes = append(changes, r.Changes...)
+		return err == nil
+	}, 20*time.Second, 50*time.Millisecond, "%v", err)
+	return changes
+}
+
 func floating(address, fixed string) cloud.HostFloating {
 	return cloud.HostFloating{Address: parseAddr(address), External: internet, Fixed: parseAddr(fixed)}
 }
