@@ -53,7 +53,7 @@ func group(use, short, long, example string) *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
 }
 
-// target is what the calls of a command need: the connection, and the project that the command acts for.
+// target contains the connection of a command and the project in which the command acts.
 type target struct {
 	s            *session.Session
 	conn         *dial.Conn

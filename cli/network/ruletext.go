@@ -80,7 +80,7 @@ such as icmp/8 or icmp/3:4; the number of another protocol; or any`
 // ruleSpec is a rule as given on the command line. Its remote group is a name or an ID.
 type ruleSpec struct {
 	ipv6 bool
-	// dashes is what precedes "from" and "to" in errors: "--" if they are flags.
+	// dashes precedes "from" and "to" in errors. It is "--" if they are flags, and otherwise empty.
 	dashes string
 	parsed *networkv1.SecurityGroupRule
 	// group is the remote group; empty for none.

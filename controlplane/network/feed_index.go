@@ -24,7 +24,7 @@ type index struct {
 	vteps map[cloud.NodeID]netip.Addr
 }
 
-// entry is what the index has of a record.
+// entry describes a record in the index, without the record's content.
 type entry struct {
 	// vpc is "" for a security group, and for a floating IP without a target.
 	vpc cloud.VPCID

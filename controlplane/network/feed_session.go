@@ -194,7 +194,8 @@ func (f *Feed) send(ctx context.Context, s *feedSession, send func(*agentv1.Sync
 	}
 }
 
-// delta is what a session sends next: IDs of records that the host needs no longer, and keys of records that it gets.
+// delta describes the next message of a session: the IDs of records that the host no longer needs, and the keys of the
+// records to send.
 type delta struct {
 	revision int64
 	deleted  []string

@@ -25,7 +25,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// udhcpcScript is what udhcpc runs at each event. It writes the event and the options to a file and sets the address.
+// udhcpcScript is the shell script that udhcpc runs at each event. The script writes the event and the options to a file
+// and sets the address.
 const udhcpcScript = `#!/bin/sh
 case "$1" in
 bound|renew) busybox ip addr replace "$ip/$mask" dev eth0; busybox ip route replace default via "$router" ;;

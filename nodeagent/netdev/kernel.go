@@ -23,7 +23,7 @@ type kernel struct {
 	namespace netns.NsHandle  // of the VPC
 	indexes   map[string]int  // of devices of the namespace, by name; not all of them
 
-	// sockets are those of request.
+	// sockets holds the netlink sockets that request uses, by protocol.
 	sockets map[int]*nl.SocketHandle
 }
 

@@ -16,7 +16,7 @@ const (
 	maxNegative    = 5 * time.Minute // RFC 2308 section 5 permits up to three hours
 )
 
-// cacheKey is what an answer depends on.
+// cacheKey identifies a cached answer by all properties of a query that the answer depends on.
 type cacheKey struct {
 	name               string // canonical
 	kind               uint16

@@ -29,7 +29,7 @@ type limits struct {
 	forwarded, connections int // of all clients
 }
 
-// usage is what one client uses.
+// usage counts the queries of one client.
 type usage struct {
 	rate                   *rate.Limiter
 	forwarded, connections int

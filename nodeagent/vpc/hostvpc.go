@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// wanted is what this host needs to have of a VPC.
+// wanted is the wanted state of a VPC on this host.
 type wanted struct {
 	cloud.HostVPC
 	// Domain is the DNS domain of the host names.

@@ -11,8 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloudinit"
 )
 
-// guest is what the metadata server tells a guest, with the values that it was made from, besides those of the state in
-// force.
+// guest caches the metadata of a guest, together with the keys and user data from which it was rendered.
 type guest struct {
 	id       string
 	keys     []string

@@ -57,7 +57,7 @@ func (w *world) port(id string) *cloud.Port {
 	return p
 }
 
-// assignedNICs returns the NICs that the VM's host is told to give to the guest.
+// assignedNICs returns the NICs in the assignment that the VM's host receives.
 func (w *world) assignedNICs(vm *cloud.VM) []*agentv1.AssignedNic {
 	w.t.Helper()
 	var out []*agentv1.AssignedNic

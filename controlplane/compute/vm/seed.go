@@ -20,7 +20,7 @@ const (
 	UserData = "trivet/user-data"
 )
 
-// Seed is what the guest of a VM is configured with, besides the VM's name and network.
+// Seed contains the SSH keys and the user data with which cloud-init configures the guest of a VM.
 type Seed struct {
 	SSHKeys  []string `cbor:",omitempty"`
 	UserData string   `cbor:",omitempty"`

@@ -1852,7 +1852,7 @@ func (x *SyncNetworksRequest) GetFailures() []*VpcFailure {
 	return nil
 }
 
-// HostNetwork is what the host offers to VPCs.
+// HostNetwork describes the network of a host: its underlay, its external networks, and missing features.
 type HostNetwork struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The host's address on the underlay, to which other hosts send VXLAN packets.
