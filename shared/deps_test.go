@@ -156,7 +156,7 @@ var others = map[string][]string{
 	"docs/docstest":       {},
 	"images/guest":        {},
 	"images/guest/guestd": {"images/guest"},
-	"e2e/lab":             {"protos/…", "controlplane/engine/clusterkey", "nodeagent/cgroup"},
+	"e2e/lab":             {"protos/…", "controlplane/engine/clusterkey", "nodeagent/cgroup", "nodeagent/nsthread"},
 	"e2e/history":         {"controlplane/money/credit/ledger", "controlplane/money/credit/ledger/ledgertest", "shared/cloud"},
 	"e2e/bench":           {"e2e/…", "nodeagent/uplink", "images/guest", "protos/…", "shared/…"},
 	"e2e/bench/figure":    {},

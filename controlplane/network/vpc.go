@@ -12,9 +12,8 @@ import (
 // vpcs is the table of VPCs, at net-vpc/<project>/<id>.
 var vpcs = store.NewTable[cloud.VPC]("net-vpc")
 
-// defaultUnderlayMTU is the MTU of the hosts' underlay that VPCs are created for. vxlanOverhead is the number of bytes
-// that VXLAN over IPv4 adds to a guest's packet: outer IPv4, UDP and VXLAN headers, and the inner Ethernet header.
-const defaultUnderlayMTU, vxlanOverhead = 1500, 50
+// defaultUnderlayMTU is the MTU of the hosts' underlay that VPCs are created for.
+const defaultUnderlayMTU = 1500
 
 // VPCRequest describes a VPC to create. CIDR6 is invalid for a VPC without IPv6.
 type VPCRequest struct {
@@ -69,7 +68,7 @@ func createVPC(tx *store.Tx, t cloud.Tenant, q VPCRequest) (vpc cloud.VPC, err e
 	}
 	vpc = cloud.VPC{
 		ID: cloud.VPCID(id), Name: q.Name, Org: t.Org, Project: t.Project, Description: q.Description, CIDR: q.CIDR, CIDR6: q.CIDR6,
-		MTU: defaultUnderlayMTU - vxlanOverhead, Status: cloud.NetworkActive, CreatedAt: tx.Now(), UpdatedAt: tx.Now(),
+		MTU: defaultUnderlayMTU - cloud.VXLANOverhead, Status: cloud.NetworkActive, CreatedAt: tx.Now(), UpdatedAt: tx.Now(),
 	}
 	vpcs.Put(tx, &vpc, string(t.Project), id)
 	if q.NAT {

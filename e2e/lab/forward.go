@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"runtime"
 	"sync"
 
 	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 )
 
 // Forwarder accepts TCP connections in one network namespace and forwards each to the same address in the namespace of
@@ -94,27 +94,12 @@ func DialIn(ctx context.Context, path, address string) (c net.Conn, err error) {
 	return c, err
 }
 
-// inNamespace calls f on a thread in the network namespace at path. The thread ends with the call.
+// inNamespace calls f on a thread of its own in the network namespace at path.
 func inNamespace(path string, f func() error) error {
 	ns, err := netns.GetFromPath(path)
 	if err != nil {
 		return err
 	}
 	defer ns.Close()
-	result := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			// The main thread cannot end. While it is locked here, another thread runs f.
-			result <- inNamespace(path, f)
-			runtime.UnlockOSThread()
-			return
-		}
-		if err := netns.Set(ns); err != nil {
-			result <- err
-			return
-		}
-		result <- f()
-	}()
-	return <-result
+	return nsthread.In(ns, f)
 }

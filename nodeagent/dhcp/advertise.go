@@ -61,7 +61,7 @@ func advertisement(s Subnet) []byte {
 		m = order.AppendUint32(m, lifetime)
 		m = append(m, domain...)
 	}
-	order.PutUint16(m[2:], transportChecksum(linkLocal(cloud.GatewayMAC), allNodes, cloud.ProtocolICMPv6, m))
+	order.PutUint16(m[2:], transportChecksum(cloud.LinkLocal(cloud.GatewayMAC), allNodes, cloud.ProtocolICMPv6, m))
 	return m
 }
 
@@ -69,7 +69,7 @@ func advertisement(s Subnet) []byte {
 func advertisementFrame(message []byte, to cloud.MAC) []byte {
 	p := packet{
 		sourceMAC: cloud.GatewayMAC, destinationMAC: to,
-		source: linkLocal(cloud.GatewayMAC), destination: allNodes,
+		source: cloud.LinkLocal(cloud.GatewayMAC), destination: allNodes,
 		protocol: cloud.ProtocolICMPv6, hopLimit: 255,
 		payload: message,
 	}
@@ -93,9 +93,4 @@ func (t *table) advertisements() iter.Seq[[]byte] {
 // sameAdvertisement reports whether the routers of both tables advertise the same. other may be nil.
 func (t *table) sameAdvertisement(other *table) bool {
 	return other != nil && bytes.Equal(t.advertised, other.advertised)
-}
-
-// linkLocal returns the link-local address that the kernel derives from a MAC address (RFC 4291 appendix A).
-func linkLocal(m cloud.MAC) netip.Addr {
-	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: m[0] ^ 2, m[1], m[2], 0xff, 0xfe, m[3], m[4], m[5]})
 }

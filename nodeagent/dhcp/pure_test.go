@@ -181,7 +181,7 @@ func TestDHCPv6(t *testing.T) {
 				p.destination = netip.MustParseAddr(a.Vals[0])
 			}
 		}
-		p.source = linkLocal(p.sourceMAC)
+		p.source = cloud.LinkLocal(p.sourceMAC)
 		p.payload = m.ToBytes()
 		out, payload := exchange(t, subnetOf(t, d), p)
 		if payload == nil {
@@ -195,7 +195,7 @@ func TestDHCPv6(t *testing.T) {
 
 // solicitation returns a router solicitation of a guest.
 func solicitation(mac cloud.MAC) packet {
-	p := packet{sourceMAC: mac, destinationMAC: cloud.MAC{0x33, 0x33, 0, 0, 0, 2}, source: linkLocal(mac),
+	p := packet{sourceMAC: mac, destinationMAC: cloud.MAC{0x33, 0x33, 0, 0, 0, 2}, source: cloud.LinkLocal(mac),
 		destination: netip.MustParseAddr("ff02::2"), protocol: cloud.ProtocolICMPv6, hopLimit: 255,
 		payload: []byte{routerSolicitation, 0, 0, 0, 0, 0, 0, 0}}
 	sum := transportChecksum(p.source, p.destination, p.protocol, p.payload)
@@ -206,7 +206,7 @@ func solicitation(mac cloud.MAC) packet {
 func TestAdvertisement(t *testing.T) {
 	headers, m := exchange(t, testSubnet(), solicitation(macWeb))
 	require.Equal(t, "02:ff:00:00:00:01 [fe80::ff:ff:fe00:1]:0 -> 02:00:00:00:00:11 [ff02::1]:0 hops 255\n", headers)
-	require.Zero(t, transportChecksum(linkLocal(cloud.GatewayMAC), allNodes, cloud.ProtocolICMPv6, m), "checksum")
+	require.Zero(t, transportChecksum(cloud.LinkLocal(cloud.GatewayMAC), allNodes, cloud.ProtocolICMPv6, m), "checksum")
 	m[2], m[3] = 0, 0
 	require.Equal(t, strings.Join([]string{
 		"8600000040c023280000000000000000", // hop limit 64, flags M and O, 9000 s
@@ -317,7 +317,7 @@ func validFrames() [][]byte {
 	solicit := dhcpv6.Message{MessageType: dhcpv6.MessageTypeSolicit}
 	solicit.AddOption(dhcpv6.OptClientID(&dhcpv6.DUIDLL{HWType: 1, LinkLayerAddr: macWeb[:]}))
 	solicit.AddOption(&dhcpv6.OptIANA{IaId: [4]byte{1}})
-	v6 := packet{sourceMAC: macWeb, source: linkLocal(macWeb), destination: allServers, protocol: cloud.ProtocolUDP,
+	v6 := packet{sourceMAC: macWeb, source: cloud.LinkLocal(macWeb), destination: allServers, protocol: cloud.ProtocolUDP,
 		hopLimit: 1, sourcePort: 546, destinationPort: 547, payload: solicit.ToBytes()}
 	rs := solicitation(macWeb)
 	return [][]byte{v4.frame(), v6.frame(), rs.frame()}

@@ -67,7 +67,7 @@ func answer6(s Subnet, port cloud.HostPort, p packet) (reply []byte, note string
 	addConfiguration6(m, s, port, request)
 	answer := packet{
 		sourceMAC: cloud.GatewayMAC, destinationMAC: port.MAC,
-		source: linkLocal(cloud.GatewayMAC), destination: p.source,
+		source: cloud.LinkLocal(cloud.GatewayMAC), destination: p.source,
 		protocol: cloud.ProtocolUDP, hopLimit: 64,
 		sourcePort: serverPort6, destinationPort: clientPort6,
 		payload: m.ToBytes(),

@@ -13,6 +13,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 )
 
 // application is one call of Set.
@@ -218,7 +220,7 @@ func disconnectPath(ctx context.Context, path string, connected []*connection, r
 
 // remove disconnects all VPCs and deletes the edge namespace.
 func (e *Edge) remove(ctx context.Context) error {
-	mounted, err := isNamespace(e.path())
+	mounted, err := nsthread.Exists(e.path())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -218,7 +219,7 @@ func (s *space) deleteObsolete(links map[string]netlink.Link, wanted map[string]
 			return nil, err
 		}
 		path := strings.TrimPrefix(l.Attrs().Alias, aliasPrefix)
-		if mounted, err := isNamespace(path); err == nil && mounted && linkName.MatchString(name) {
+		if mounted, err := nsthread.Exists(path); err == nil && mounted && linkName.MatchString(name) {
 			paths = append(paths, path)
 		} else if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, err

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -27,66 +25,11 @@ func (e *Edge) path() string { return filepath.Join(namespaceDir, e.name()) }
 
 // createNamespace makes the edge namespace unless it exists.
 func (e *Edge) createNamespace(r *Result) error {
-	mounted, err := isNamespace(e.path())
-	switch {
-	case mounted:
-		return nil
-	case err == nil:
-		// The file of a namespace of which the creation or the removal was interrupted.
-		if err := os.Remove(e.path()); err != nil {
-			return err
-		}
-	case !errors.Is(err, fs.ErrNotExist):
-		return err
-	}
-	if err := shareNamespaceDir(); err != nil {
-		return fmt.Errorf("share mounts below %s: %w", namespaceDir, err)
-	}
-	err = nsthread.Do(func() error {
-		ns, err := netns.NewNamed(e.name())
-		if err != nil {
-			return fmt.Errorf("create network namespace %s: %w", e.name(), err)
-		}
-		return ns.Close()
-	})
-	if err == nil {
+	created, err := nsthread.Create(e.name())
+	if created {
 		r.Changes = append(r.Changes, "ip netns add "+e.name())
 	}
 	return err
-}
-
-// isNamespace reports whether a namespace is mounted at path. It returns fs.ErrNotExist if there is no file.
-func isNamespace(path string) (bool, error) {
-	var info unix.Statfs_t
-	if err := unix.Statfs(path, &info); err != nil {
-		return false, &fs.PathError{Op: "statfs", Path: path, Err: err}
-	}
-	return info.Type == unix.NSFS_MAGIC, nil
-}
-
-// shareNamespaceDir makes mounts below namespaceDir take effect in all mount namespaces, as ip-netns(8) does, under the
-// same lock. Otherwise a process with its own mount namespace keeps a copy of each mount, and thereby the namespace.
-func shareNamespaceDir() error {
-	if err := os.MkdirAll(namespaceDir, 0o755); err != nil {
-		return err
-	}
-	dir, err := os.Open(namespaceDir)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
-		return err
-	}
-	err = unix.Mount("", namespaceDir, "none", unix.MS_SHARED|unix.MS_REC, "")
-	if !errors.Is(err, unix.EINVAL) {
-		return err
-	}
-	// Only mount points can be shared.
-	if err := unix.Mount(namespaceDir, namespaceDir, "none", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-		return err
-	}
-	return unix.Mount("", namespaceDir, "none", unix.MS_SHARED|unix.MS_REC, "")
 }
 
 // space is a network namespace during one call.

@@ -87,7 +87,7 @@ func newSubjects(vpc *cloud.HostVPC) *subjects {
 			}
 		}
 		for _, remote := range subnet.Remotes {
-			for _, a := range []netip.Addr{remote.IP, remote.IP6, linkLocal(remote.MAC)} {
+			for _, a := range []netip.Addr{remote.IP, remote.IP6, cloud.LinkLocal(remote.MAC)} {
 				if a.IsValid() {
 					s.open[a] = true
 				}
@@ -113,16 +113,9 @@ func ownAddresses(port *cloud.HostPort) []netip.Addr {
 		own = append(own, port.IP)
 	}
 	if port.IP6.IsValid() {
-		own = append(own, port.IP6, linkLocal(port.MAC))
+		own = append(own, port.IP6, cloud.LinkLocal(port.MAC))
 	}
 	return own
-}
-
-// linkLocal returns the link-local address formed from a MAC address (RFC 4291, appendix A).
-func linkLocal(m cloud.MAC) netip.Addr {
-	return netip.AddrFrom16([16]byte{
-		0: 0xfe, 1: 0x80, 8: m[0] ^ 2, 9: m[1], 10: m[2], 11: 0xff, 12: 0xfe, 13: m[3], 14: m[4], 15: m[5],
-	})
 }
 
 // match is the condition of a rule of a security group in a form that both the renderer of chains and the comparison

@@ -338,7 +338,7 @@ func TestNamespaceIsClosed(t *testing.T) {
 		require.Eventually(t, func() bool { refused = s.drops(t).Closed - before; return refused > 0 }, patience, 1)
 		return refused - 1
 	}
-	a, a6, own := client.port.IP, client.port.IP6, linkLocal(client.port.MAC)
+	a, a6, own := client.port.IP, client.port.IP6, cloud.LinkLocal(client.port.MAC)
 	for name, packet := range map[string][]byte{
 		"ping": echo(a, gateway, "x"), "ping to another subnet's gateway": echo(a, far, "x"),
 		"ping over IPv6":        echo(a6, gateway6, "x"),
@@ -369,7 +369,7 @@ func TestNamespaceIsClosed(t *testing.T) {
 		"DHCP to another port":  udp(at(a, 69), at(gateway, 67), "x"),
 		"SNMP over IPv6":        udp(at(a6, 1), at(gateway6, 161), "x"),
 		"node information":      icmp(a6, gateway6, 139, 0, make([]byte, 16)),
-		"link-local SSH":        tcp(at(own, 1), at(linkLocal(cloud.GatewayMAC), 22), flagSYN, 1, 0, ""),
+		"link-local SSH":        tcp(at(own, 1), at(cloud.LinkLocal(cloud.GatewayMAC), 22), flagSYN, 1, 0, ""),
 		"ping of all nodes":     echo(own, allNodes, "x"),
 		"another port's answer": tcp(at(a, 53), at(gateway, 4000), flagSYN, 1, 0, ""),
 	} {

@@ -159,7 +159,7 @@ func renderBridge(vpc *cloud.HostVPC, trusted []string) (*bridgeTable, error) {
 	b := elementSets{}
 	b.gateway(metadata4)
 	b.gateway(metadata6)
-	b.gateway(linkLocal(cloud.GatewayMAC))
+	b.gateway(cloud.LinkLocal(cloud.GatewayMAC))
 	for i := range vpc.Subnets {
 		subnet := &vpc.Subnets[i]
 		b.gateway(subnet.Gateway)

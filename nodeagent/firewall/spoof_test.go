@@ -159,7 +159,7 @@ func (f *forger) ipv6Forgeries() []forgery {
 		{"IPv6 from the gateway", "spoof", f.udp(f.mac, at(f.gw6, 1), at(f.peer6, 2))},
 		{"IPv6 from the gateway by a pair", "spoof", f.udp(virtual, at(f.gw6, 1), at(f.peer6, 2))},
 		{"IPv6 from the gateway's link-local address", "spoof",
-			f.udp(f.mac, at(linkLocal(cloud.GatewayMAC), 1), at(f.peer6, 2))},
+			f.udp(f.mac, at(cloud.LinkLocal(cloud.GatewayMAC), 1), at(f.peer6, 2))},
 		{"IPv6 from ::", "spoof", f.udp(f.mac, at(any6, 1), at(f.peer6, 2))},
 		{"DHCPv6 request", "arrives", redirect(multicast, f.udp(f.mac, at(f.own, 546), at(parseAddr("ff02::1:2"), 547)))},
 		{"DHCPv6 server", "spoof", f.udp(f.mac, at(f.own, 547), at(f.foreign, 546))},
@@ -236,7 +236,7 @@ func TestSpoofMatrix(t *testing.T) {
 		mac: a.port.MAC, other: b.port.MAC,
 		ip4: a.port.IP, peer4: b.port.IP, gw4: l.vpc.Subnets[0].Gateway,
 		ip6: a.port.IP6, peer6: b.port.IP6, gw6: l.vpc.Subnets[0].Gateway6(),
-		own: linkLocal(a.port.MAC), foreign: linkLocal(b.port.MAC),
+		own: cloud.LinkLocal(a.port.MAC), foreign: cloud.LinkLocal(b.port.MAC),
 		pair4: parseAddr("10.0.0.100"), wide4: parseAddr("10.9.3.4"),
 		wide6: parseAddr("fd00:0:0:9::7"), free6: parseAddr("fd00::77"),
 	}

@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -65,7 +64,7 @@ func (h *Host) remove(ctx context.Context, id cloud.VPCID) error {
 		return err
 	}
 	defer unlock()
-	mounted, err := isNamespace(h.Path(id))
+	mounted, err := nsthread.Exists(h.Path(id))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -94,65 +93,9 @@ func (h *Host) createNamespace(id cloud.VPCID) (Change, error) {
 	if n := len(h.Namespace(id)); n > maxFileName {
 		return nil, fmt.Errorf("the namespace's name would have %d bytes; the limit is %d", n, maxFileName)
 	}
-	mounted, err := isNamespace(h.Path(id))
-	switch {
-	case mounted:
-		return nil, nil
-	case err == nil:
-		// The file of a namespace of which the creation or the removal was interrupted.
-		if err := os.Remove(h.Path(id)); err != nil {
-			return nil, err
-		}
-	case !errors.Is(err, fs.ErrNotExist):
-		return nil, err
-	}
-	if err := shareNamespaceDir(); err != nil {
-		return nil, fmt.Errorf("share mounts below %s: %w", namespaceDir, err)
-	}
-	err = nsthread.Do(func() error {
-		ns, err := netns.NewNamed(h.Namespace(id))
-		if err != nil {
-			return fmt.Errorf("create network namespace %s: %w", h.Namespace(id), err)
-		}
-		return ns.Close()
-	})
-	if err != nil {
+	created, err := nsthread.Create(h.Namespace(id))
+	if err != nil || !created {
 		return nil, err
 	}
 	return addNamespace{h.Namespace(id)}, nil
-}
-
-// isNamespace reports whether a namespace is mounted at path. It returns fs.ErrNotExist if there is no file.
-func isNamespace(path string) (bool, error) {
-	var info unix.Statfs_t
-	if err := unix.Statfs(path, &info); err != nil {
-		return false, &fs.PathError{Op: "statfs", Path: path, Err: err}
-	}
-	return info.Type == unix.NSFS_MAGIC, nil
-}
-
-// shareNamespaceDir makes mounts and unmounts below namespaceDir take effect in all mount namespaces, as ip-netns(8)
-// does. Otherwise a process with its own mount namespace keeps a copy of each mount, and thereby the network namespace.
-func shareNamespaceDir() error {
-	if err := os.MkdirAll(namespaceDir, 0o755); err != nil {
-		return err
-	}
-	// Other programs do the same, under the same lock.
-	dir, err := os.Open(namespaceDir)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
-		return err
-	}
-	err = unix.Mount("", namespaceDir, "none", unix.MS_SHARED|unix.MS_REC, "")
-	if !errors.Is(err, unix.EINVAL) {
-		return err
-	}
-	// Only mount points can be shared.
-	if err := unix.Mount(namespaceDir, namespaceDir, "none", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-		return err
-	}
-	return unix.Mount("", namespaceDir, "none", unix.MS_SHARED|unix.MS_REC, "")
 }

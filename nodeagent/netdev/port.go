@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -209,7 +210,7 @@ func (h *Host) detach(ctx context.Context, vpc cloud.VPCID, id cloud.PortID) err
 		return err
 	}
 	defer unlock()
-	mounted, err := isNamespace(h.Path(vpc))
+	mounted, err := nsthread.Exists(h.Path(vpc))
 	if !mounted && (err == nil || errors.Is(err, fs.ErrNotExist)) {
 		return nil
 	}

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// HostNetwork is what a host offers to VPCs, as its agent reported it.
+// HostNetwork describes the network of a host, as the host's agent reported it.
 type HostNetwork struct {
 	// VTEP is the host's address on the underlay, to which other hosts send VXLAN packets. The zero value means that
 	// the agent reported none.
@@ -20,14 +20,14 @@ type HostNetwork struct {
 	Missing []string
 }
 
-// The number of bytes that VXLAN adds to a guest's IP packet: the inner Ethernet header, VXLAN, UDP and the outer IP
-// header.
-const vxlanOverhead, vxlanOverhead6 = 50, 70
+// VXLANOverhead is the number of bytes that VXLAN over IPv4 adds to a guest's IP packet: the inner Ethernet header,
+// VXLAN, UDP and the outer IP header. vxlanOverhead6 is that of VXLAN over IPv6.
+const VXLANOverhead, vxlanOverhead6 = 50, 70
 
 // Shortage returns a text that says why a host cannot have network interfaces of VMs in VPCs with the given MTU. It
 // returns "" if the host can have them. A nil HostNetwork is that of a host whose agent has not reported its network.
 func (n *HostNetwork) Shortage(mtu uint16) string {
-	overhead := uint32(vxlanOverhead)
+	overhead := uint32(VXLANOverhead)
 	if n != nil && n.VTEP.Is6() {
 		overhead = vxlanOverhead6
 	}

@@ -91,6 +91,11 @@ func DeriveIP6(p netip.Prefix, m MAC) netip.Addr {
 	return netip.AddrFrom16(a)
 }
 
+// LinkLocal returns the link-local address that the kernel derives from a MAC address, as DeriveIP6 does.
+func LinkLocal(m MAC) netip.Addr { return DeriveIP6(linkLocalPrefix, m) }
+
+var linkLocalPrefix = netip.MustParsePrefix("fe80::/64")
+
 // CheckAddress returns an InvalidArgument fault unless a is an address of the prefix that a port can have. Network
 // address, gateway and broadcast address are refused elsewhere, because they are assigned already.
 func CheckAddress(field string, p netip.Prefix, a netip.Addr) error {
