@@ -182,11 +182,14 @@ func (m *machine) run(script string) string {
 	return strings.TrimSpace(out)
 }
 
-// eventually runs a shell script in the guest until it succeeds.
+// eventually runs a shell script in the guest until it succeeds. A run is given up after ten seconds: a change of the
+// network may drop a connection of the script, or the connection to the guest, without an answer.
 func (m *machine) eventually(what, script string) {
 	m.c.t.Helper()
 	defer func(began time.Time) { m.c.t.Logf("%s after %v", what, time.Since(began)) }(time.Now())
 	require.NoError(m.c.t, lab.Until(m.c.context(time.Minute), what, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
 		_, err := m.try(ctx, script)
 		return err
 	}))
