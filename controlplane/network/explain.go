@@ -160,10 +160,14 @@ func (e *explanation) portOf(port cloud.PortID, vm cloud.VMID) (*cloud.Port, err
 	if err != nil {
 		return nil, err
 	}
-	if len(all) == 0 {
-		return nil, fault.New(fault.NotFound, "VM %s has no port", vm)
+	if len(all) > 0 {
+		// The VM may be another tenant's, about which the error must say nothing.
+		p, err := ports.Get(e.r, string(e.t.Project), all[0].Path[1])
+		if p != nil || err != nil {
+			return p, err
+		}
 	}
-	return find(e.r, ports, kindPort, e.t, all[0].Path[1])
+	return nil, fault.New(fault.NotFound, "VM %s has no port", vm)
 }
 
 // findDestination sets the destination's address, and its port if one of the VPC has the address.

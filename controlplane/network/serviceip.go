@@ -56,6 +56,9 @@ func createService(tx *store.Tx, t cloud.Tenant, q ServiceRequest) (out cloud.Se
 		return out, err
 	}
 	if out.VPC != "" && out.VPC != port.VPC {
+		if _, err := find(tx, vpcs, kindVPC, t, string(out.VPC)); err != nil {
+			return out, err
+		}
 		return out, fault.Invalid("subnet_id", "belongs to another VPC than vpc_id").With("constraint", "same_vpc")
 	}
 	setDevice(tx, &port, cloud.PortDevice{Kind: cloud.DeviceServiceIP, ID: id})
