@@ -3,10 +3,11 @@
 // It loads the drivers for the machine's devices, mounts the data partition and prints the banner on the first serial
 // port. From then on it handles the power button and executes commands, which it reads as lines from that port. It is
 // one program rather than a shell script, because every process costs milliseconds under emulation and because a script
-// that reads a terminal loses input. Busybox is in the image for the "run" command, and for the DHCP client and the HTTP server of a machine with
-// network interfaces.
+// that reads a terminal loses input. Busybox is in the image for the "run" command, and for the DHCP client and the HTTP
+// server of a machine with network interfaces. Other processes start guestd with the name of a program (programs), which
+// busybox lacks, as the first argument.
 //
-// It must not exit (the kernel panics when process 1 does) and must not know anything of Trivet. ../README.md lists its
+// It must not exit as process 1 (the kernel would panic), and must not know anything of Trivet. ../README.md lists its
 // output.
 package main
 
@@ -30,8 +31,7 @@ const beat = 10 * time.Second
 
 func main() {
 	if os.Getpid() != 1 {
-		fmt.Fprintln(os.Stderr, "guestd is process 1 of a guest and nothing else")
-		os.Exit(2)
+		os.Exit(runProgram(os.Args[1:]))
 	}
 	problems := mountBasics()
 	tty, err := openTTY("/dev/ttyS0")

@@ -1,0 +1,54 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+)
+
+// program is a program that guestd runs when it is started with the program's name as first argument by another process
+// of the guest: its usage, and its function. The function writes results to the standard output.
+type program struct {
+	usage string
+	do    func(args []string, in io.Reader, out io.Writer) error
+}
+
+// programs are tools for tests of networks that busybox lacks.
+var programs = map[string]program{
+	"capture": {"capture IFACE|any SECONDS TEXT", captureCommand},
+	"dfping":  {"dfping ADDRESS BYTES [SECONDS]", dfpingCommand},
+	"send":    {"send IFACE [COPIES] <FRAMES", sendCommand},
+}
+
+// errUsage means that the arguments of a program are wrong.
+var errUsage = errors.New("wrong arguments")
+
+// runProgram runs the program with the name args[0], and returns the exit status.
+func runProgram(args []string) int {
+	name := ""
+	if len(args) > 0 {
+		name = args[0]
+	}
+	p, ok := programs[name]
+	if !ok {
+		var names []string
+		for name := range programs {
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		fmt.Fprintf(os.Stderr, "guestd is process 1 of a guest, or one of the programs %v\n", names)
+		return 2
+	}
+	err := p.do(args[1:], os.Stdin, os.Stdout)
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, errUsage):
+		fmt.Fprintf(os.Stderr, "%s: %v; usage: /init %s\n", name, err, p.usage)
+		return 2
+	}
+	fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+	return 1
+}
