@@ -152,6 +152,8 @@ var others = map[string][]string{
 	"nodeagent/metrics":   {"nodeagent/…", "shared/…"},
 	"nodeagent":           {"nodeagent/…", "shared/…", "protos/…"},
 
+	"nodeagent/firewall/frametest": {"nodeagent/nsthread", "shared/cloud"},
+
 	"cli":                 {"cli/…", "protos/…", "shared/…", "controlplane/kv/snapfile"},
 	"docs/docstest":       {},
 	"images/guest":        {},
@@ -186,7 +188,7 @@ var inTests = map[string][]string{
 	"controlplane/kv/restapi": {"controlplane/kv/users"},
 	"controlplane/kv/watch":   {"controlplane/engine/mvcc/command"},
 	"nodeagent":               {"docs/docstest"},
-	"e2e":                     {"cli/openid/openidtest", "controlplane/money/credit/ledger", "nodeagent/cgroup"},
+	"e2e":                     {"cli/openid/openidtest", "controlplane/money/credit/ledger", "nodeagent/cgroup", "nodeagent/firewall/frametest"},
 	"e2e/history":             {"shared/fault"},
 }
 

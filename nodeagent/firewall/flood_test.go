@@ -56,6 +56,6 @@ func flood(t *testing.T, s *callStage, from, to *endpoint, connections int) {
 	ports := frame[14+20:]
 	for i := range connections {
 		binary.BigEndian.PutUint32(ports, uint32(i)+1<<26) // source ports from 1024
-		s.wires[from].send(t, frame)
+		s.wires[from].Send(t, frame)
 	}
 }

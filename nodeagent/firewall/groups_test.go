@@ -330,10 +330,10 @@ func TestNamespaceIsClosed(t *testing.T) {
 	w := s.wires[client]
 	closed := func(packet []byte) uint64 {
 		before := s.drops(t).Closed
-		w.send(t, ethernet(cloud.GatewayMAC, client.port.MAC, etherType(packet), packet))
+		w.Send(t, ethernet(cloud.GatewayMAC, client.port.MAC, etherType(packet), packet))
 		// The marker is refused always, so it is counted after the packet.
 		marker := udp(at(client.port.IP, 1), at(gateway, 9), "marker")
-		w.send(t, ethernet(cloud.GatewayMAC, client.port.MAC, etherType(marker), marker))
+		w.Send(t, ethernet(cloud.GatewayMAC, client.port.MAC, etherType(marker), marker))
 		var refused uint64
 		require.Eventually(t, func() bool { refused = s.drops(t).Closed - before; return refused > 0 }, patience, 1)
 		return refused - 1

@@ -277,7 +277,7 @@ func (l *lab) rules(id cloud.SecurityGroupID) []cloud.Rule {
 func segments(wires []*wire) int {
 	n := 0
 	for _, w := range wires {
-		n += w.count(func(frame []byte) bool { return len(frame) > 500 })
+		n += w.Count(func(frame []byte) bool { return len(frame) > 500 })
 	}
 	return n
 }
@@ -289,14 +289,14 @@ func settle(t *testing.T, wires []*wire) {
 		last := -1
 		require.Eventually(t, func() bool {
 			before := last
-			last = w.idle()
+			last = frames(w)
 			return before == last
 		}, patience, 100*time.Millisecond)
 	}
 }
 
-// idle returns the number of frames that the recorder has handled.
-func (w *wire) idle() int { return w.count(func([]byte) bool { return true }) }
+// frames returns the number of frames that the recorder has handled.
+func frames(w *wire) int { return w.Count(func([]byte) bool { return true }) }
 
 // TestRevokeICMP checks that an exchange of ICMP queries ends when the rule for their type is deleted, and not when
 // another rule changes.
