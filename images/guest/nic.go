@@ -11,20 +11,31 @@ import (
 // ErrNotNIC means that a line does not say that an interface got its address.
 var ErrNotNIC = errors.New("not a line about an interface's address")
 
-// NIC is a network interface of the guest that got its address by DHCP.
+// NIC is a network interface of the guest that got an address.
 type NIC struct {
 	Name    string // such as eth0
 	MAC     string // such as 02:00:5e:10:00:01
 	Address netip.Prefix
 	Gateway netip.Addr // of the default route; invalid if there is none
 	Host    string     // the guest's host name; empty if the DHCP server gave none
-	MTU     int
+	MTU     int        // for IPv4, or for IPv6
 }
 
-// ParseNIC parses the line that the guest prints when an interface got its address. The error wraps ErrNotNIC if the
+// ParseNIC parses the line that the guest prints when an interface got its IPv4 address by DHCP. The error wraps ErrNotNIC if the
 // line is another one.
 func ParseNIC(line string) (NIC, error) {
-	_, rest, ok := strings.Cut(strings.TrimSpace(line), Prefix+"NIC ")
+	return parseNIC(line, "NIC ")
+}
+
+// ParseNIC6 parses the line that the guest prints when an interface got an IPv6 address. The result has no host name.
+// The error wraps ErrNotNIC if the line is another one.
+func ParseNIC6(line string) (NIC, error) {
+	return parseNIC(line, "NIC6 ")
+}
+
+// parseNIC parses a line in which words follow Prefix.
+func parseNIC(line, words string) (NIC, error) {
+	_, rest, ok := strings.Cut(strings.TrimSpace(line), Prefix+words)
 	if !ok || strings.HasSuffix(rest, " removed") {
 		return NIC{}, ErrNotNIC
 	}

@@ -2,9 +2,15 @@ package main
 
 import (
 	"encoding/binary"
+	"net"
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv6"
+	"github.com/insomniacslk/dhcp/iana"
 
 	"github.com/trivet-cloud/trivet/images/guest"
 
@@ -163,4 +169,58 @@ func TestClientOfRemovedNIC(t *testing.T) {
 	if m.setProcess("eth2", old, nil) {
 		t.Error("the client of an unknown interface goes on")
 	}
+}
+
+func TestParseIPv6(t *testing.T) {
+	const addresses = "fd12000000000000000000000000000a 02 80 00 40 eth0\n" +
+		"fd120000000000000000000000000005 03 80 00 80 eth1\n" +
+		"fe80000000000000000000fffe000001 02 40 20 80 eth0\n" +
+		"broken\n00000000000000000000000000000001 01 80 10 80       lo\n"
+	got := parseAddresses6(addresses, "eth0")
+	require.Len(t, got, 2)
+	require.Equal(t, netip.MustParsePrefix("fd12::a/128"), got[0].prefix)
+	require.False(t, got[0].usable(), "duplicate address detection runs")
+	require.True(t, got[1].usable())
+
+	const none = "00000000000000000000000000000000"
+	routes := "fd120000000000000000000000000000 40 " + none + " 00 " + none + " 00000100 00000001 00000000 00000001     eth0\n" +
+		none + " 00 " + none + " 00 " + none + " ffffffff 00000001 00000000 00200200       lo\n" +
+		none + " 00 " + none + " 00 fe80000000000000000000fffe000002 00000400 00000001 00000000 00450003     eth0\n"
+	require.Equal(t, netip.MustParseAddr("fe80::ff:fe00:2"), parseRouter6(routes, "eth0"))
+	require.False(t, parseRouter6(routes, "eth1").IsValid())
+}
+
+func TestAttribute(t *testing.T) {
+	list := []byte{6, 0, 2, 0, 1, 2, 0, 0, 8, 0, 1, 0, 9, 0, 0, 0}
+	require.Equal(t, []byte{9, 0, 0, 0}, attribute(list, 1))
+	require.Equal(t, []byte{1, 2}, attribute(list, 2))
+	require.Nil(t, attribute(list, 3))
+	require.Nil(t, attribute([]byte{255, 0, 1, 0}, 1))
+	require.Nil(t, attribute([]byte{0, 0, 1, 0}, 1))
+}
+
+// TestNewLease6 reads replies as servers send them when an interface gets another address, and when it gets none.
+func TestNewLease6(t *testing.T) {
+	reply := func(addresses ...*dhcpv6.OptIAAddress) *dhcpv6.Message {
+		m := &dhcpv6.Message{MessageType: dhcpv6.MessageTypeReply}
+		duid := &dhcpv6.DUIDLL{HWType: iana.HWTypeEthernet, LinkLayerAddr: make([]byte, 6)}
+		m.AddOption(dhcpv6.OptClientID(duid))
+		m.AddOption(dhcpv6.OptServerID(duid))
+		ia := &dhcpv6.OptIANA{T1: time.Minute}
+		for _, a := range addresses {
+			ia.Options.Add(a)
+		}
+		m.AddOption(ia)
+		return m
+	}
+	address := net.ParseIP("fd12::a")
+	lease, err := newLease6(reply(&dhcpv6.OptIAAddress{IPv6Addr: net.ParseIP("fd12::9")},
+		&dhcpv6.OptIAAddress{IPv6Addr: address, ValidLifetime: time.Hour}))
+	require.NoError(t, err)
+	require.Equal(t, address, lease.address)
+	require.Equal(t, []time.Duration{time.Minute, time.Hour}, []time.Duration{lease.renew, lease.valid})
+	_, err = newLease6(reply())
+	require.Error(t, err)
+	_, err = newLease6(&dhcpv6.Message{MessageType: dhcpv6.MessageTypeReply})
+	require.Error(t, err)
 }

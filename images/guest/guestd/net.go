@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -17,20 +18,21 @@ const (
 	restart    = time.Second          // pause before a program that has ended is started again
 )
 
-// network runs a DHCP client for each network interface, and an HTTP server once there is an interface. The programs
-// are applets of busybox.
+// network runs DHCP clients for each network interface, and an HTTP server once there is an interface. The server and
+// the client for IPv4 are applets of busybox.
 type network struct {
 	mu      sync.Mutex
 	clients map[string]*client // by interface
 	serving bool
 }
 
-// client is the DHCP client of an interface. An interface that was removed and added again has another one.
+// client configures an interface. An interface that was removed and added again has another one.
 type client struct {
-	process *os.Process // nil while the program is being started again
+	process *os.Process        // the DHCPv4 client; nil while it is being started again
+	cancel  context.CancelFunc // ends the configuration of IPv6
 }
 
-// configureNICs starts the DHCP client of every interface.
+// configureNICs configures every interface.
 func (m *machine) configureNICs() {
 	entries, err := os.ReadDir("/sys/class/net")
 	if err != nil {
@@ -42,7 +44,7 @@ func (m *machine) configureNICs() {
 	}
 }
 
-// addNIC starts the DHCP client of an interface, unless it runs already or the interface is no Ethernet card.
+// addNIC starts the configuration of an interface, unless it has started already or the interface is no Ethernet card.
 func (m *machine) addNIC(name string) {
 	if !strings.HasPrefix(name, "eth") {
 		return
@@ -55,16 +57,18 @@ func (m *machine) addNIC(name string) {
 	if m.net.clients == nil {
 		m.net.clients = map[string]*client{}
 	}
-	c := &client{}
+	ctx, cancel := context.WithCancel(context.Background())
+	c := &client{cancel: cancel}
 	m.net.clients[name] = c
 	go m.runClient(name, c)
+	go m.runIPv6(ctx, name)
 	if !m.net.serving {
 		m.net.serving = true
 		go m.serveHTTP()
 	}
 }
 
-// removeNIC ends the DHCP client of an interface that was removed.
+// removeNIC ends the configuration of an interface that was removed.
 func (m *machine) removeNIC(name string) {
 	m.net.mu.Lock()
 	defer m.net.mu.Unlock()
@@ -73,13 +77,14 @@ func (m *machine) removeNIC(name string) {
 		return
 	}
 	delete(m.net.clients, name)
+	c.cancel()
 	if c.process != nil {
 		_ = c.process.Kill() // it may have ended already
 	}
 	m.say("NIC name=%s removed", name)
 }
 
-// runClient runs the DHCP client of an interface until the interface is removed, and prints the client's lines.
+// runClient runs the DHCPv4 client of an interface until the interface is removed, and prints the client's lines.
 func (m *machine) runClient(name string, c *client) {
 	for {
 		// udhcpc sends three discovers at intervals of a second, then pauses for three seconds, without end.
