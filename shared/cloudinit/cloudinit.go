@@ -3,7 +3,7 @@
 //
 // An [Instance] describes the guest. [Render] checks the description and returns the [Files] meta-data, user-data,
 // vendor-data and network-config. [Seed] returns a disk image with these files, which the guest's machine gets as an
-// additional read-only disk. The metadata server of package metadata serves the same files over HTTP.
+// additional read-only disk. [NICs] derives the interfaces of an Instance from virtual network ports. The metadata server of package metadata serves the same files over HTTP.
 //
 // # Decisions
 //
@@ -22,6 +22,9 @@
 //     cloud-init 22.4 (Debian 12) changes a route to ::/0 into a route to ::/64 unless the image uses netplan, and
 //     rejects the destination "default". The keys have no metric, so that only one interface may have a gateway of each
 //     family. Default routes from DHCP get metrics.
+//   - With DHCPv6, network-config also has accept-ra, because DHCPv6 has no routes: without the key, the files that
+//     cloud-init writes for Fedora turn router advertisements off. The default routes of several interfaces from router
+//     advertisements have no metrics: netplan before 1.0 rejects the key for them.
 //   - User data is checked only where cloud-init would ignore the whole text after a mistake and report the mistake
 //     nowhere but in the guest's log: see [CheckUserData]. It is never changed.
 //
@@ -73,7 +76,8 @@ type NIC struct {
 	MAC net.HardwareAddr
 	// MTU is in bytes. 0 leaves the MTU to DHCP and the kernel.
 	MTU uint16
-	// DHCP4 and DHCP6 enable the guest's DHCP clients. Static addresses may be set in addition.
+	// DHCP4 and DHCP6 enable the guest's DHCP clients, and DHCP6 also router advertisements. Static addresses may be set
+	// in addition.
 	DHCP4, DHCP6 bool
 	// Addresses are static addresses, each with the length of its subnet's prefix.
 	Addresses []netip.Prefix

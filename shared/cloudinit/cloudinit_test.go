@@ -58,6 +58,33 @@ func parseInstance(t *testing.T, text string) *Instance {
 	return out
 }
 
+// TestNICs compares network-config with testdata/ports. The input is a list of ports.
+func TestNICs(t *testing.T) {
+	datadriven.RunTest(t, "testdata/ports", func(t *testing.T, d *datadriven.TestData) string {
+		var in []struct {
+			MAC       string         `yaml:"mac"`
+			MTU       uint16         `yaml:"mtu"`
+			DHCP      bool           `yaml:"dhcp"`
+			Addresses []netip.Prefix `yaml:"addresses"`
+			Gateways  []netip.Addr   `yaml:"gateways"`
+			DNS       []netip.Addr   `yaml:"dns"`
+			Search    []string       `yaml:"search"`
+		}
+		decoder := yaml.NewDecoder(strings.NewReader(d.Input))
+		decoder.KnownFields(true)
+		require.NoError(t, decoder.Decode(&in))
+		var ports []Port
+		for _, p := range in {
+			mac, err := net.ParseMAC(p.MAC)
+			require.NoError(t, err)
+			ports = append(ports, Port{mac, p.MTU, p.DHCP, p.Addresses, p.Gateways, p.DNS, p.Search})
+		}
+		files, err := Render(&Instance{ID: "i", NICs: NICs(ports)})
+		require.NoError(t, err)
+		return string(files.NetworkConfig)
+	})
+}
+
 // TestRender compares the rendered files with testdata/render. The command render prints all files.
 func TestRender(t *testing.T) {
 	datadriven.RunTest(t, "testdata/render", func(t *testing.T, d *datadriven.TestData) string {

@@ -22,7 +22,7 @@ ssh_keys:
 user_data: "#!/bin/sh\n"
 vendor_data: "#cloud-config\n{}\n"
 nics:
-- {mac: "02:00:00:00:00:01", dhcp4: true, mtu: 1450}
+- {mac: "02:00:00:00:00:01", dhcp4: true, dhcp6: true, mtu: 1450}
 - mac: "02:00:00:00:00:02"
   mtu: 1400
   addresses: [10.0.0.5/20, "fd12:3456:789a::5/64"]
@@ -89,14 +89,16 @@ func TestCloudInitConvertsNetworkConfig(t *testing.T) {
 	require.Equal(t, map[string]any{"network": written}, netplan, "cloud-init passes version 2 to netplan without a change")
 
 	eni := text(convert("debian", "eni"), "etc/network/interfaces.d/50-cloud-init")
-	for _, line := range []string{"iface eth0 inet dhcp", "iface eth1 inet static", "address 10.0.0.5/20", "mtu 1400",
+	for _, line := range []string{"iface eth0 inet dhcp", "iface eth0 inet6 dhcp", "accept_ra 1", "iface eth1 inet static", "address 10.0.0.5/20", "mtu 1400",
 		"gateway 10.0.0.1", "iface eth1 inet6 static", "address fd12:3456:789a::5/64", "gateway fd12:3456:789a::1",
 		"dns-nameservers 10.0.0.53", "post-up route add -net 10.99.0.0/16 gw 10.0.0.9"} {
 		require.Contains(t, eni, line)
 	}
 
 	directory := filepath.Join(convert("fedora", "sysconfig"), "etc/sysconfig/network-scripts")
-	require.Contains(t, text(directory, "ifcfg-eth0"), "BOOTPROTO=dhcp\n")
+	for _, line := range []string{"BOOTPROTO=dhcp\n", "DHCPV6C=yes\n", "IPV6_FORCE_ACCEPT_RA=yes\n"} {
+		require.Contains(t, text(directory, "ifcfg-eth0"), line)
+	}
 	for _, line := range []string{"HWADDR=02:00:00:00:00:02", "IPADDR=10.0.0.5", "NETMASK=255.255.240.0", "GATEWAY=10.0.0.1",
 		"IPV6ADDR=fd12:3456:789a::5/64", "IPV6_DEFAULTGW=fd12:3456:789a::1", "MTU=1400"} {
 		require.Contains(t, text(directory, "ifcfg-eth1"), line)

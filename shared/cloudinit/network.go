@@ -19,6 +19,7 @@ type ethernet struct {
 	DHCP4Overrides *dhcpOverrides `yaml:"dhcp4-overrides,omitempty"`
 	DHCP6          bool           `yaml:"dhcp6"`
 	DHCP6Overrides *dhcpOverrides `yaml:"dhcp6-overrides,omitempty"`
+	AcceptRA       bool           `yaml:"accept-ra,omitempty"`
 	Addresses      []netip.Prefix `yaml:"addresses,omitempty"`
 	Gateway4       string         `yaml:"gateway4,omitempty"`
 	Gateway6       string         `yaml:"gateway6,omitempty"`
@@ -60,7 +61,7 @@ func newNetworkConfig(nics []NIC) networkConfig {
 		name := fmt.Sprintf("eth%d", i)
 		e := ethernet{
 			Match: match{n.MAC.String()}, SetName: name, MTU: n.MTU,
-			DHCP4: n.DHCP4, DHCP6: n.DHCP6, Addresses: n.Addresses,
+			DHCP4: n.DHCP4, DHCP6: n.DHCP6, AcceptRA: n.DHCP6, Addresses: n.Addresses,
 		}
 		if n.DHCP4 && metric > 0 {
 			e.DHCP4Overrides = &dhcpOverrides{metric}
