@@ -103,7 +103,7 @@ func floatingVPC(x *index, f *cloud.FloatingIP) cloud.VPCID {
 func hostVPC(v *cloud.VPC) proto.Message {
 	m := vpcToProto(v)
 	m.Description, m.Status, m.StatusReason, m.UpdatedAt = "", 0, "", 0
-	return &agentv1.HostVpc{Vpc: m, Domain: string(v.Project) + ".internal"}
+	return &agentv1.HostVpc{Vpc: m, Domain: domainOf(v.Project)}
 }
 
 func hostSubnet(n *cloud.Subnet) proto.Message {

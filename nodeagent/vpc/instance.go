@@ -68,14 +68,31 @@ func (n *Networks) instance(w *wanted, at *place, g *guest) *metadata.Instance {
 	out := &metadata.Instance{Port: p.ID, ID: g.id, HostName: p.HostName, SSHKeys: g.keys, NICs: []metadata.NIC{nic}}
 	files, err := cloudinit.Render(&cloudinit.Instance{
 		ID: g.id, HostName: p.HostName, SSHKeys: g.keys, UserData: g.userData,
-		NICs: []cloudinit.NIC{{
-			MAC: net.HardwareAddr(p.MAC[:]), MTU: w.MTU, DHCP4: s.DHCP, DHCP6: s.DHCP && p.IP6.IsValid(),
-		}},
+		NICs: cloudinit.NICs([]cloudinit.Port{w.cloudinitPort(s, p)}),
 	})
 	if err != nil {
 		n.o.Log.Warn("a guest gets no files of cloud-init from the metadata service", "port", p.ID, "err", err)
 		return out
 	}
 	out.NoCloud = *files
+	return out
+}
+
+// cloudinitPort describes the guest's interface with a port. The values are those that DHCP gives.
+func (w *wanted) cloudinitPort(s *cloud.HostSubnet, p *cloud.HostPort) cloudinit.Port {
+	out := cloudinit.Port{
+		MAC: net.HardwareAddr(p.MAC[:]), MTU: w.MTU, DHCP: s.DHCP, DNS: s.DNS, Gateways: []netip.Addr{s.Gateway},
+		Addresses: []netip.Prefix{netip.PrefixFrom(p.IP, s.CIDR.Bits())},
+	}
+	if p.IP6.IsValid() {
+		out.Addresses = append(out.Addresses, netip.PrefixFrom(p.IP6, s.CIDR6.Bits()))
+		out.Gateways = append(out.Gateways, s.Gateway6())
+	}
+	if len(out.DNS) == 0 {
+		out.DNS = out.Gateways
+	}
+	if w.Domain != "" {
+		out.Search = []string{w.Domain}
+	}
 	return out
 }

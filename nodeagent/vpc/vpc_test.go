@@ -15,6 +15,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/nodeagent/netdev"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/cloudinit"
 )
 
 // fakePlane is a plane in memory.
@@ -271,6 +272,29 @@ func TestGuestIsRenderedOnce(t *testing.T) {
 	require.NotContains(t, string(changed.NoCloud.MetaData), key)
 	_, ok = f.lookup("a", netip.MustParseAddr("10.0.1.6"))
 	require.False(t, ok)
+}
+
+// TestNetworkConfigOfMetadata requires that the metadata service gives the guest of a subnet without DHCP its addresses,
+// and other guests DHCP of the families that they have.
+func TestNetworkConfigOfMetadata(t *testing.T) {
+	w := &wanted{HostVPC: cloud.HostVPC{MTU: 1450}, Domain: "web.internal"}
+	s := &cloud.HostSubnet{
+		CIDR: netip.MustParsePrefix("10.0.1.0/24"), Gateway: netip.MustParseAddr("10.0.1.1"), CIDR6: netip.MustParsePrefix("fd12::/64"),
+	}
+	p := &cloud.HostPort{MAC: cloud.MAC{2, 0, 0, 0, 0, 1}, IP: netip.MustParseAddr("10.0.1.5"), IP6: netip.MustParseAddr("fd12::5")}
+	config := func() string {
+		files, err := cloudinit.Render(&cloudinit.Instance{ID: "v", NICs: cloudinit.NICs([]cloudinit.Port{w.cloudinitPort(s, p)})})
+		require.NoError(t, err)
+		return string(files.NetworkConfig)
+	}
+	for _, line := range []string{"dhcp4: false", "- 10.0.1.5/24", "- fd12::5/64", "gateway4: 10.0.1.1", "gateway6: fd12::1", "- web.internal", "mtu: 1450"} {
+		require.Contains(t, config(), line)
+	}
+	s.DHCP = true
+	require.Contains(t, config(), "dhcp6: true")
+	require.NotContains(t, config(), "10.0.1.5")
+	p.IP6 = netip.Addr{}
+	require.Contains(t, config(), "dhcp6: false")
 }
 
 // TestForeignNamespacesAreLeftAlone requires that only namespaces with the ID of a VPC in their name count as VPCs of an

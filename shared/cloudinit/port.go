@@ -15,7 +15,8 @@ type Port struct {
 	Addresses []netip.Prefix
 	// Gateways are the subnet's gateways. A gateway of a family in which the port has no address is ignored.
 	Gateways []netip.Addr
-	// DNS and Search are used without DHCP, like the fields of [NIC].
+	// DNS and Search are used without DHCP, like the fields of [NIC]. A search domain that is no DNS name is left out: it
+	// may be derived from another name.
 	DNS    []netip.Addr
 	Search []string
 }
@@ -36,7 +37,12 @@ func NICs(ports []Port) []NIC {
 		if p.DHCP {
 			n.DHCP4, n.DHCP6 = has4, has6
 		} else {
-			n.Addresses, n.DNS, n.Search = p.Addresses, p.DNS, p.Search
+			n.Addresses, n.DNS = p.Addresses, p.DNS
+			for _, domain := range p.Search {
+				if isHostName(domain) {
+					n.Search = append(n.Search, domain)
+				}
+			}
 			for _, g := range p.Gateways {
 				switch {
 				case g.Is4() && has4 && !routed4:

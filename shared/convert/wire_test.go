@@ -108,7 +108,9 @@ func TestResponsesSetEveryField(t *testing.T) {
 	full := cloud.Usage{CPUPercent: 1, MemoryMiB: 1, DiskReadBytes: 1, DiskWriteBytes: 1, NetworkReceivedBytes: 1, NetworkTransmitBytes: 1}
 	requireFull(t, VM(&vm, &full).ProtoReflect())
 	assigned := Assigned(&vm)
-	assigned.Seed = &agentv1.AssignedSeed{HostName: "h", SshKeys: []string{"k"}, UserData: []byte("u")} // set by package vm
+	assigned.Seed = &agentv1.AssignedSeed{HostName: "h", SshKeys: []string{"k"}, UserData: []byte("u"), Nics: []*agentv1.AssignedSeedNic{{ // set by package vm
+		NicId: "n", Dhcp: true, Addresses: []string{"a"}, Gateways: []string{"g"}, DnsServers: []string{"d"}, Domain: "d", Mtu: 1450,
+	}}}
 	requireFull(t, assigned.ProtoReflect())
 
 	created := ImageFrom(filled(&vmv1.CreateImageRequest{}, 0))

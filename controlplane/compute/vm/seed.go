@@ -5,6 +5,7 @@ import (
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 
+	"github.com/trivet-cloud/trivet/controlplane/network"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/cloudinit"
@@ -77,12 +78,34 @@ func refuseSeed(metadata map[string]string) error {
 	return nil
 }
 
-// assignedSeed returns the seed that a VM's host gives to the guest, or nil if the VM has none. The host name is the
-// VM's name without final hyphens, which names of hosts cannot have (RFC 952).
+// assignedSeed returns the seed that a VM's host gives to the guest. It returns nil if the VM has neither keys nor user
+// data, and DHCP configures all of its interfaces. The host name is the VM's name without final hyphens, which names of
+// hosts cannot have (RFC 952).
 func assignedSeed(v store.Reader, vm *cloud.VM) (*agentv1.AssignedSeed, error) {
 	s, err := seeds.Get(v, string(vm.ID))
-	if s == nil || err != nil {
+	if err != nil {
 		return nil, err
 	}
-	return &agentv1.AssignedSeed{HostName: strings.TrimRight(vm.Name, "-"), SshKeys: s.SSHKeys, UserData: []byte(s.UserData)}, nil
+	out := &agentv1.AssignedSeed{HostName: strings.TrimRight(vm.Name, "-")}
+	needed := s != nil
+	if s != nil {
+		out.SshKeys, out.UserData = s.SSHKeys, []byte(s.UserData)
+	}
+	for i := range vm.Spec.Network {
+		n := &vm.Spec.Network[i]
+		nic, err := network.SeedNIC(v, vm.Project, cloud.PortID(n.PortID))
+		if err != nil {
+			return nil, err
+		}
+		if nic == nil || n.Change == cloud.NICDetaching {
+			continue
+		}
+		nic.NicId = n.ID
+		out.Nics = append(out.Nics, nic)
+		needed = needed || !nic.GetDhcp()
+	}
+	if !needed {
+		return nil, nil
+	}
+	return out, nil
 }

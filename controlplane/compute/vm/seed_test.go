@@ -1,11 +1,13 @@
 package vm
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/trivet-cloud/trivet/controlplane/network"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -56,6 +58,38 @@ func TestSeed(t *testing.T) {
 
 	plain := w.create("plain", withMetadata(map[string]string{SSHKeys: "", UserData: ""}))
 	require.Nil(t, w.assigned(plain).GetSeed(), "a VM without keys and user data has no seed")
+}
+
+// TestSeedNICs checks that the seed has the network configuration of the VM's interfaces. A VM without keys gets a seed
+// if one of its subnets has no DHCP, and its host gets the current configuration of the subnet.
+func TestSeedNICs(t *testing.T) {
+	w := newWorld(t)
+	w.networkHost("h1")
+	vpc, err := w.networks.CreateVPC(w.as(acme, ""), acme, network.VPCRequest{
+		CIDR: netip.MustParsePrefix("10.1.0.0/16"), CIDR6: netip.MustParsePrefix("fd12::/48")}, [32]byte{})
+	require.NoError(t, err)
+	subnet, err := w.networks.CreateSubnet(w.as(acme, ""), acme, network.SubnetRequest{
+		VPC: vpc.Value.ID, CIDR: netip.MustParsePrefix("10.1.0.0/24"), CIDR6: netip.MustParsePrefix("fd12:0:0:1::/64"), DHCP: true}, [32]byte{})
+	require.NoError(t, err)
+	vm := w.create("web", withNICs(cloud.NIC{ID: "nic0", SubnetID: string(subnet.Value.ID)}))
+	require.Nil(t, w.assigned(vm).GetSeed(), "DHCP configures the interface")
+
+	servers := []netip.Addr{netip.MustParseAddr("192.0.2.53")}
+	_, err = w.networks.UpdateSubnet(w.as(acme, ""), acme, network.SubnetUpdate{ID: subnet.Value.ID, DHCP: new(bool)}, [32]byte{1})
+	require.NoError(t, err)
+	want := &agentv1.AssignedSeedNic{
+		NicId: "nic0", Addresses: []string{"10.1.0.2/24", vm.Spec.Network[0].IP6 + "/64"}, Gateways: []string{"10.1.0.1", "fd12:0:0:1::1"},
+		DnsServers: []string{"10.1.0.1", "fd12:0:0:1::1"}, Domain: string(acme.Project) + ".internal", Mtu: 1450,
+	}
+	seed := w.assigned(vm).GetSeed()
+	require.Equal(t, "web", seed.GetHostName())
+	require.Len(t, seed.GetNics(), 1)
+	require.Equal(t, want.String(), seed.GetNics()[0].String())
+
+	_, err = w.networks.UpdateSubnet(w.as(acme, ""), acme, network.SubnetUpdate{ID: subnet.Value.ID, DNS: &servers}, [32]byte{2})
+	require.NoError(t, err)
+	want.DnsServers = []string{"192.0.2.53"}
+	require.Equal(t, want.String(), w.assigned(vm).GetSeed().GetNics()[0].String())
 }
 
 // TestBadSeed checks that malformed keys and user data are refused, and that they cannot be changed.

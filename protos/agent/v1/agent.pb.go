@@ -817,7 +817,9 @@ type AssignedSeed struct {
 	// Lines in the format of authorized_keys.
 	SshKeys []string `protobuf:"bytes,2,rep,name=ssh_keys,json=sshKeys,proto3" json:"ssh_keys,omitempty"`
 	// At most 64 KiB.
-	UserData      []byte `protobuf:"bytes,3,opt,name=user_data,json=userData,proto3" json:"user_data,omitempty"`
+	UserData []byte `protobuf:"bytes,3,opt,name=user_data,json=userData,proto3" json:"user_data,omitempty"`
+	// Interfaces that are not in the list use DHCPv4.
+	Nics          []*AssignedSeedNic `protobuf:"bytes,4,rep,name=nics,proto3" json:"nics,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -873,6 +875,110 @@ func (x *AssignedSeed) GetUserData() []byte {
 	return nil
 }
 
+func (x *AssignedSeed) GetNics() []*AssignedSeedNic {
+	if x != nil {
+		return x.Nics
+	}
+	return nil
+}
+
+// AssignedSeedNic is the network configuration of one interface of a guest.
+type AssignedSeedNic struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// AssignedNic.id.
+	NicId string `protobuf:"bytes,1,opt,name=nic_id,json=nicId,proto3" json:"nic_id,omitempty"`
+	// The guest gets its configuration by DHCP. Otherwise it is to use the values below without DHCP.
+	Dhcp bool `protobuf:"varint,2,opt,name=dhcp,proto3" json:"dhcp,omitempty"`
+	// With the length of the subnet's prefix, such as 10.0.0.5/20: one of IPv4, and one of IPv6 if the port has one.
+	Addresses  []string `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	Gateways   []string `protobuf:"bytes,4,rep,name=gateways,proto3" json:"gateways,omitempty"`
+	DnsServers []string `protobuf:"bytes,5,rep,name=dns_servers,json=dnsServers,proto3" json:"dns_servers,omitempty"`
+	// A domain in which the guest searches short names.
+	Domain        string `protobuf:"bytes,6,opt,name=domain,proto3" json:"domain,omitempty"`
+	Mtu           uint32 `protobuf:"varint,7,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AssignedSeedNic) Reset() {
+	*x = AssignedSeedNic{}
+	mi := &file_agent_v1_agent_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AssignedSeedNic) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AssignedSeedNic) ProtoMessage() {}
+
+func (x *AssignedSeedNic) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AssignedSeedNic.ProtoReflect.Descriptor instead.
+func (*AssignedSeedNic) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *AssignedSeedNic) GetNicId() string {
+	if x != nil {
+		return x.NicId
+	}
+	return ""
+}
+
+func (x *AssignedSeedNic) GetDhcp() bool {
+	if x != nil {
+		return x.Dhcp
+	}
+	return false
+}
+
+func (x *AssignedSeedNic) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *AssignedSeedNic) GetGateways() []string {
+	if x != nil {
+		return x.Gateways
+	}
+	return nil
+}
+
+func (x *AssignedSeedNic) GetDnsServers() []string {
+	if x != nil {
+		return x.DnsServers
+	}
+	return nil
+}
+
+func (x *AssignedSeedNic) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *AssignedSeedNic) GetMtu() uint32 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
+}
+
 // AssignedNic is a network interface of a VM. The agent opens the tap of its port before it starts the guest, and waits
 // for SyncNetworks to send the port.
 type AssignedNic struct {
@@ -892,7 +998,7 @@ type AssignedNic struct {
 
 func (x *AssignedNic) Reset() {
 	*x = AssignedNic{}
-	mi := &file_agent_v1_agent_proto_msgTypes[7]
+	mi := &file_agent_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -904,7 +1010,7 @@ func (x *AssignedNic) String() string {
 func (*AssignedNic) ProtoMessage() {}
 
 func (x *AssignedNic) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[7]
+	mi := &file_agent_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -917,7 +1023,7 @@ func (x *AssignedNic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignedNic.ProtoReflect.Descriptor instead.
 func (*AssignedNic) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *AssignedNic) GetId() string {
@@ -977,7 +1083,7 @@ type AssignedDisk struct {
 
 func (x *AssignedDisk) Reset() {
 	*x = AssignedDisk{}
-	mi := &file_agent_v1_agent_proto_msgTypes[8]
+	mi := &file_agent_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -989,7 +1095,7 @@ func (x *AssignedDisk) String() string {
 func (*AssignedDisk) ProtoMessage() {}
 
 func (x *AssignedDisk) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[8]
+	mi := &file_agent_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1002,7 +1108,7 @@ func (x *AssignedDisk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignedDisk.ProtoReflect.Descriptor instead.
 func (*AssignedDisk) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *AssignedDisk) GetId() string {
@@ -1054,7 +1160,7 @@ type AssignedImage struct {
 
 func (x *AssignedImage) Reset() {
 	*x = AssignedImage{}
-	mi := &file_agent_v1_agent_proto_msgTypes[9]
+	mi := &file_agent_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1066,7 +1172,7 @@ func (x *AssignedImage) String() string {
 func (*AssignedImage) ProtoMessage() {}
 
 func (x *AssignedImage) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[9]
+	mi := &file_agent_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1079,7 +1185,7 @@ func (x *AssignedImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignedImage.ProtoReflect.Descriptor instead.
 func (*AssignedImage) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AssignedImage) GetImageId() string {
@@ -1127,7 +1233,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[10]
+	mi := &file_agent_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1139,7 +1245,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[10]
+	mi := &file_agent_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1152,7 +1258,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ConsoleRequest) GetRequestId() string {
@@ -1202,7 +1308,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[11]
+	mi := &file_agent_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1214,7 +1320,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[11]
+	mi := &file_agent_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1227,7 +1333,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ReportRequest) GetFacts() *NodeFacts {
@@ -1252,7 +1358,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[12]
+	mi := &file_agent_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1264,7 +1370,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[12]
+	mi := &file_agent_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1277,7 +1383,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 // NodeFacts describes the host beyond its heartbeat.
@@ -1298,7 +1404,7 @@ type NodeFacts struct {
 
 func (x *NodeFacts) Reset() {
 	*x = NodeFacts{}
-	mi := &file_agent_v1_agent_proto_msgTypes[13]
+	mi := &file_agent_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1310,7 +1416,7 @@ func (x *NodeFacts) String() string {
 func (*NodeFacts) ProtoMessage() {}
 
 func (x *NodeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[13]
+	mi := &file_agent_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1323,7 +1429,7 @@ func (x *NodeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFacts.ProtoReflect.Descriptor instead.
 func (*NodeFacts) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *NodeFacts) GetBootId() string {
@@ -1391,7 +1497,7 @@ type VmObservation struct {
 
 func (x *VmObservation) Reset() {
 	*x = VmObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_agent_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1403,7 +1509,7 @@ func (x *VmObservation) String() string {
 func (*VmObservation) ProtoMessage() {}
 
 func (x *VmObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_agent_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1416,7 +1522,7 @@ func (x *VmObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VmObservation.ProtoReflect.Descriptor instead.
 func (*VmObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *VmObservation) GetVmId() string {
@@ -1530,7 +1636,7 @@ type NicObservation struct {
 
 func (x *NicObservation) Reset() {
 	*x = NicObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_agent_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1542,7 +1648,7 @@ func (x *NicObservation) String() string {
 func (*NicObservation) ProtoMessage() {}
 
 func (x *NicObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_agent_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1555,7 +1661,7 @@ func (x *NicObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NicObservation.ProtoReflect.Descriptor instead.
 func (*NicObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *NicObservation) GetId() string {
@@ -1591,7 +1697,7 @@ type ReadImageRequest struct {
 
 func (x *ReadImageRequest) Reset() {
 	*x = ReadImageRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_agent_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1603,7 +1709,7 @@ func (x *ReadImageRequest) String() string {
 func (*ReadImageRequest) ProtoMessage() {}
 
 func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_agent_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1616,7 +1722,7 @@ func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageRequest.ProtoReflect.Descriptor instead.
 func (*ReadImageRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ReadImageRequest) GetSha256() string {
@@ -1643,7 +1749,7 @@ type ReadImageResponse struct {
 
 func (x *ReadImageResponse) Reset() {
 	*x = ReadImageResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1655,7 +1761,7 @@ func (x *ReadImageResponse) String() string {
 func (*ReadImageResponse) ProtoMessage() {}
 
 func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1668,7 +1774,7 @@ func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageResponse.ProtoReflect.Descriptor instead.
 func (*ReadImageResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ReadImageResponse) GetData() []byte {
@@ -1693,7 +1799,7 @@ type SendConsoleRequest struct {
 
 func (x *SendConsoleRequest) Reset() {
 	*x = SendConsoleRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1705,7 +1811,7 @@ func (x *SendConsoleRequest) String() string {
 func (*SendConsoleRequest) ProtoMessage() {}
 
 func (x *SendConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1718,7 +1824,7 @@ func (x *SendConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendConsoleRequest.ProtoReflect.Descriptor instead.
 func (*SendConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SendConsoleRequest) GetRequestId() string {
@@ -1750,7 +1856,7 @@ type SendConsoleResponse struct {
 
 func (x *SendConsoleResponse) Reset() {
 	*x = SendConsoleResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1762,7 +1868,7 @@ func (x *SendConsoleResponse) String() string {
 func (*SendConsoleResponse) ProtoMessage() {}
 
 func (x *SendConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1775,7 +1881,7 @@ func (x *SendConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendConsoleResponse.ProtoReflect.Descriptor instead.
 func (*SendConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 // SyncNetworksRequest describes the host in the first message, and acknowledges a revision in each later one.
@@ -1796,7 +1902,7 @@ type SyncNetworksRequest struct {
 
 func (x *SyncNetworksRequest) Reset() {
 	*x = SyncNetworksRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1808,7 +1914,7 @@ func (x *SyncNetworksRequest) String() string {
 func (*SyncNetworksRequest) ProtoMessage() {}
 
 func (x *SyncNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1821,7 +1927,7 @@ func (x *SyncNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncNetworksRequest.ProtoReflect.Descriptor instead.
 func (*SyncNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SyncNetworksRequest) GetProtocol() uint32 {
@@ -1870,7 +1976,7 @@ type HostNetwork struct {
 
 func (x *HostNetwork) Reset() {
 	*x = HostNetwork{}
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1882,7 +1988,7 @@ func (x *HostNetwork) String() string {
 func (*HostNetwork) ProtoMessage() {}
 
 func (x *HostNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1895,7 +2001,7 @@ func (x *HostNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostNetwork.ProtoReflect.Descriptor instead.
 func (*HostNetwork) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *HostNetwork) GetVtep() string {
@@ -1938,7 +2044,7 @@ type VpcFailure struct {
 
 func (x *VpcFailure) Reset() {
 	*x = VpcFailure{}
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1950,7 +2056,7 @@ func (x *VpcFailure) String() string {
 func (*VpcFailure) ProtoMessage() {}
 
 func (x *VpcFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1963,7 +2069,7 @@ func (x *VpcFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcFailure.ProtoReflect.Descriptor instead.
 func (*VpcFailure) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *VpcFailure) GetVpcId() string {
@@ -2014,7 +2120,7 @@ type SyncNetworksResponse struct {
 
 func (x *SyncNetworksResponse) Reset() {
 	*x = SyncNetworksResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2026,7 +2132,7 @@ func (x *SyncNetworksResponse) String() string {
 func (*SyncNetworksResponse) ProtoMessage() {}
 
 func (x *SyncNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2039,7 +2145,7 @@ func (x *SyncNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncNetworksResponse.ProtoReflect.Descriptor instead.
 func (*SyncNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SyncNetworksResponse) GetTerm() uint64 {
@@ -2137,7 +2243,7 @@ type HostVpc struct {
 
 func (x *HostVpc) Reset() {
 	*x = HostVpc{}
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2149,7 +2255,7 @@ func (x *HostVpc) String() string {
 func (*HostVpc) ProtoMessage() {}
 
 func (x *HostVpc) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2162,7 +2268,7 @@ func (x *HostVpc) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostVpc.ProtoReflect.Descriptor instead.
 func (*HostVpc) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *HostVpc) GetVpc() *v11.Vpc {
@@ -2190,7 +2296,7 @@ type HostSubnet struct {
 
 func (x *HostSubnet) Reset() {
 	*x = HostSubnet{}
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2202,7 +2308,7 @@ func (x *HostSubnet) String() string {
 func (*HostSubnet) ProtoMessage() {}
 
 func (x *HostSubnet) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2215,7 +2321,7 @@ func (x *HostSubnet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostSubnet.ProtoReflect.Descriptor instead.
 func (*HostSubnet) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *HostSubnet) GetSubnet() *v11.Subnet {
@@ -2248,7 +2354,7 @@ type HostPort struct {
 
 func (x *HostPort) Reset() {
 	*x = HostPort{}
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2260,7 +2366,7 @@ func (x *HostPort) String() string {
 func (*HostPort) ProtoMessage() {}
 
 func (x *HostPort) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2273,7 +2379,7 @@ func (x *HostPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostPort.ProtoReflect.Descriptor instead.
 func (*HostPort) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *HostPort) GetPort() *v11.Port {
@@ -2363,11 +2469,21 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x06initrd\x18\x12 \x01(\v2\x17.agent.v1.AssignedImageR\x06initrd\x12\x18\n" +
 	"\acmdline\x18\x13 \x01(\tR\acmdline\x12)\n" +
 	"\x04nics\x18\x14 \x03(\v2\x15.agent.v1.AssignedNicR\x04nics\x12*\n" +
-	"\x04seed\x18\x15 \x01(\v2\x16.agent.v1.AssignedSeedR\x04seed\"c\n" +
+	"\x04seed\x18\x15 \x01(\v2\x16.agent.v1.AssignedSeedR\x04seed\"\x92\x01\n" +
 	"\fAssignedSeed\x12\x1b\n" +
 	"\thost_name\x18\x01 \x01(\tR\bhostName\x12\x19\n" +
 	"\bssh_keys\x18\x02 \x03(\tR\asshKeys\x12\x1b\n" +
-	"\tuser_data\x18\x03 \x01(\fR\buserData\"\xb1\x01\n" +
+	"\tuser_data\x18\x03 \x01(\fR\buserData\x12-\n" +
+	"\x04nics\x18\x04 \x03(\v2\x19.agent.v1.AssignedSeedNicR\x04nics\"\xc1\x01\n" +
+	"\x0fAssignedSeedNic\x12\x15\n" +
+	"\x06nic_id\x18\x01 \x01(\tR\x05nicId\x12\x12\n" +
+	"\x04dhcp\x18\x02 \x01(\bR\x04dhcp\x12\x1c\n" +
+	"\taddresses\x18\x03 \x03(\tR\taddresses\x12\x1a\n" +
+	"\bgateways\x18\x04 \x03(\tR\bgateways\x12\x1f\n" +
+	"\vdns_servers\x18\x05 \x03(\tR\n" +
+	"dnsServers\x12\x16\n" +
+	"\x06domain\x18\x06 \x01(\tR\x06domain\x12\x10\n" +
+	"\x03mtu\x18\a \x01(\rR\x03mtu\"\xb1\x01\n" +
 	"\vAssignedNic\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\aport_id\x18\x02 \x01(\tR\x06portId\x12\x15\n" +
@@ -2530,7 +2646,7 @@ func file_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_agent_v1_agent_proto_goTypes = []any{
 	(Power)(0),                   // 0: agent.v1.Power
 	(Observed)(0),                // 1: agent.v1.Observed
@@ -2542,94 +2658,96 @@ var file_agent_v1_agent_proto_goTypes = []any{
 	(*WatchResponse)(nil),        // 7: agent.v1.WatchResponse
 	(*AssignedVm)(nil),           // 8: agent.v1.AssignedVm
 	(*AssignedSeed)(nil),         // 9: agent.v1.AssignedSeed
-	(*AssignedNic)(nil),          // 10: agent.v1.AssignedNic
-	(*AssignedDisk)(nil),         // 11: agent.v1.AssignedDisk
-	(*AssignedImage)(nil),        // 12: agent.v1.AssignedImage
-	(*ConsoleRequest)(nil),       // 13: agent.v1.ConsoleRequest
-	(*ReportRequest)(nil),        // 14: agent.v1.ReportRequest
-	(*ReportResponse)(nil),       // 15: agent.v1.ReportResponse
-	(*NodeFacts)(nil),            // 16: agent.v1.NodeFacts
-	(*VmObservation)(nil),        // 17: agent.v1.VmObservation
-	(*NicObservation)(nil),       // 18: agent.v1.NicObservation
-	(*ReadImageRequest)(nil),     // 19: agent.v1.ReadImageRequest
-	(*ReadImageResponse)(nil),    // 20: agent.v1.ReadImageResponse
-	(*SendConsoleRequest)(nil),   // 21: agent.v1.SendConsoleRequest
-	(*SendConsoleResponse)(nil),  // 22: agent.v1.SendConsoleResponse
-	(*SyncNetworksRequest)(nil),  // 23: agent.v1.SyncNetworksRequest
-	(*HostNetwork)(nil),          // 24: agent.v1.HostNetwork
-	(*VpcFailure)(nil),           // 25: agent.v1.VpcFailure
-	(*SyncNetworksResponse)(nil), // 26: agent.v1.SyncNetworksResponse
-	(*HostVpc)(nil),              // 27: agent.v1.HostVpc
-	(*HostSubnet)(nil),           // 28: agent.v1.HostSubnet
-	(*HostPort)(nil),             // 29: agent.v1.HostPort
-	(v1.NicModel)(0),             // 30: vmcontroller.v1.NicModel
-	(v1.DiskBus)(0),              // 31: vmcontroller.v1.DiskBus
-	(v1.DiskCache)(0),            // 32: vmcontroller.v1.DiskCache
-	(v1.ImageFormat)(0),          // 33: vmcontroller.v1.ImageFormat
-	(v1.Architecture)(0),         // 34: vmcontroller.v1.Architecture
-	(*v1.ResourceUsage)(nil),     // 35: vmcontroller.v1.ResourceUsage
-	(*v11.SecurityGroup)(nil),    // 36: network.v1.SecurityGroup
-	(*v11.RouteTable)(nil),       // 37: network.v1.RouteTable
-	(*v11.NatGateway)(nil),       // 38: network.v1.NatGateway
-	(*v11.FloatingIp)(nil),       // 39: network.v1.FloatingIp
-	(*v11.ServiceIp)(nil),        // 40: network.v1.ServiceIp
-	(*v11.Vpc)(nil),              // 41: network.v1.Vpc
-	(*v11.Subnet)(nil),           // 42: network.v1.Subnet
-	(*v11.Port)(nil),             // 43: network.v1.Port
+	(*AssignedSeedNic)(nil),      // 10: agent.v1.AssignedSeedNic
+	(*AssignedNic)(nil),          // 11: agent.v1.AssignedNic
+	(*AssignedDisk)(nil),         // 12: agent.v1.AssignedDisk
+	(*AssignedImage)(nil),        // 13: agent.v1.AssignedImage
+	(*ConsoleRequest)(nil),       // 14: agent.v1.ConsoleRequest
+	(*ReportRequest)(nil),        // 15: agent.v1.ReportRequest
+	(*ReportResponse)(nil),       // 16: agent.v1.ReportResponse
+	(*NodeFacts)(nil),            // 17: agent.v1.NodeFacts
+	(*VmObservation)(nil),        // 18: agent.v1.VmObservation
+	(*NicObservation)(nil),       // 19: agent.v1.NicObservation
+	(*ReadImageRequest)(nil),     // 20: agent.v1.ReadImageRequest
+	(*ReadImageResponse)(nil),    // 21: agent.v1.ReadImageResponse
+	(*SendConsoleRequest)(nil),   // 22: agent.v1.SendConsoleRequest
+	(*SendConsoleResponse)(nil),  // 23: agent.v1.SendConsoleResponse
+	(*SyncNetworksRequest)(nil),  // 24: agent.v1.SyncNetworksRequest
+	(*HostNetwork)(nil),          // 25: agent.v1.HostNetwork
+	(*VpcFailure)(nil),           // 26: agent.v1.VpcFailure
+	(*SyncNetworksResponse)(nil), // 27: agent.v1.SyncNetworksResponse
+	(*HostVpc)(nil),              // 28: agent.v1.HostVpc
+	(*HostSubnet)(nil),           // 29: agent.v1.HostSubnet
+	(*HostPort)(nil),             // 30: agent.v1.HostPort
+	(v1.NicModel)(0),             // 31: vmcontroller.v1.NicModel
+	(v1.DiskBus)(0),              // 32: vmcontroller.v1.DiskBus
+	(v1.DiskCache)(0),            // 33: vmcontroller.v1.DiskCache
+	(v1.ImageFormat)(0),          // 34: vmcontroller.v1.ImageFormat
+	(v1.Architecture)(0),         // 35: vmcontroller.v1.Architecture
+	(*v1.ResourceUsage)(nil),     // 36: vmcontroller.v1.ResourceUsage
+	(*v11.SecurityGroup)(nil),    // 37: network.v1.SecurityGroup
+	(*v11.RouteTable)(nil),       // 38: network.v1.RouteTable
+	(*v11.NatGateway)(nil),       // 39: network.v1.NatGateway
+	(*v11.FloatingIp)(nil),       // 40: network.v1.FloatingIp
+	(*v11.ServiceIp)(nil),        // 41: network.v1.ServiceIp
+	(*v11.Vpc)(nil),              // 42: network.v1.Vpc
+	(*v11.Subnet)(nil),           // 43: network.v1.Subnet
+	(*v11.Port)(nil),             // 44: network.v1.Port
 }
 var file_agent_v1_agent_proto_depIdxs = []int32{
 	8,  // 0: agent.v1.WatchResponse.vms:type_name -> agent.v1.AssignedVm
-	13, // 1: agent.v1.WatchResponse.console_requests:type_name -> agent.v1.ConsoleRequest
+	14, // 1: agent.v1.WatchResponse.console_requests:type_name -> agent.v1.ConsoleRequest
 	0,  // 2: agent.v1.AssignedVm.power:type_name -> agent.v1.Power
-	11, // 3: agent.v1.AssignedVm.disks:type_name -> agent.v1.AssignedDisk
-	12, // 4: agent.v1.AssignedVm.kernel:type_name -> agent.v1.AssignedImage
-	12, // 5: agent.v1.AssignedVm.initrd:type_name -> agent.v1.AssignedImage
-	10, // 6: agent.v1.AssignedVm.nics:type_name -> agent.v1.AssignedNic
+	12, // 3: agent.v1.AssignedVm.disks:type_name -> agent.v1.AssignedDisk
+	13, // 4: agent.v1.AssignedVm.kernel:type_name -> agent.v1.AssignedImage
+	13, // 5: agent.v1.AssignedVm.initrd:type_name -> agent.v1.AssignedImage
+	11, // 6: agent.v1.AssignedVm.nics:type_name -> agent.v1.AssignedNic
 	9,  // 7: agent.v1.AssignedVm.seed:type_name -> agent.v1.AssignedSeed
-	30, // 8: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
-	31, // 9: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
-	32, // 10: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
-	12, // 11: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
-	33, // 12: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
-	16, // 13: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
-	17, // 14: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
-	34, // 15: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
-	1,  // 16: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
-	2,  // 17: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
-	35, // 18: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
-	18, // 19: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
-	24, // 20: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
-	25, // 21: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
-	27, // 22: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
-	28, // 23: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
-	29, // 24: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
-	36, // 25: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
-	37, // 26: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
-	38, // 27: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
-	39, // 28: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
-	40, // 29: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
-	41, // 30: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
-	42, // 31: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
-	43, // 32: agent.v1.HostPort.port:type_name -> network.v1.Port
-	3,  // 33: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
-	4,  // 34: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
-	6,  // 35: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
-	14, // 36: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
-	19, // 37: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
-	21, // 38: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
-	23, // 39: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
-	5,  // 40: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
-	5,  // 41: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
-	7,  // 42: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
-	15, // 43: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
-	20, // 44: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
-	22, // 45: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
-	26, // 46: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
-	40, // [40:47] is the sub-list for method output_type
-	33, // [33:40] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	10, // 8: agent.v1.AssignedSeed.nics:type_name -> agent.v1.AssignedSeedNic
+	31, // 9: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
+	32, // 10: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
+	33, // 11: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
+	13, // 12: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
+	34, // 13: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
+	17, // 14: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
+	18, // 15: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
+	35, // 16: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
+	1,  // 17: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
+	2,  // 18: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
+	36, // 19: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
+	19, // 20: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
+	25, // 21: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
+	26, // 22: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
+	28, // 23: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
+	29, // 24: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
+	30, // 25: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
+	37, // 26: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
+	38, // 27: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
+	39, // 28: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
+	40, // 29: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
+	41, // 30: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
+	42, // 31: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
+	43, // 32: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
+	44, // 33: agent.v1.HostPort.port:type_name -> network.v1.Port
+	3,  // 34: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
+	4,  // 35: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
+	6,  // 36: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
+	15, // 37: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
+	20, // 38: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
+	22, // 39: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
+	24, // 40: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
+	5,  // 41: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
+	5,  // 42: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
+	7,  // 43: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
+	16, // 44: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
+	21, // 45: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
+	23, // 46: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
+	27, // 47: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
+	41, // [41:48] is the sub-list for method output_type
+	34, // [34:41] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_agent_v1_agent_proto_init() }
@@ -2643,7 +2761,7 @@ func file_agent_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_v1_agent_proto_rawDesc), len(file_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   27,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
