@@ -269,6 +269,7 @@ func TestNetworks(t *testing.T) {
 		d.run("ping -c 3 -W 5 b.default.internal")
 	})
 	c.run("what is deleted leaves nothing on the hosts", func(t *testing.T) { c.deleteAll(a, b, d, e) })
+	c.run("guests with IPv6", func(t *testing.T) { c.ipv6() })
 }
 
 // revoke checks that b can no longer reach a after the group's rule was removed, and again after it was added.

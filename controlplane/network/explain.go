@@ -19,7 +19,8 @@ type Packet struct {
 	ToPort   cloud.PortID
 	ToVM     cloud.VMID
 	To       netip.Addr
-	// Protocol is the number of an IP protocol, and Port the destination port of TCP, UDP and SCTP.
+	// Protocol is the number of an IP protocol, and Port the destination port of TCP, UDP and SCTP. A packet to ToPort or
+	// ToVM is sent to the IPv4 address, but ICMPv6 to the IPv6 address.
 	Protocol uint8
 	Port     uint16
 }
@@ -63,6 +64,9 @@ func (p *Packet) check() error {
 	if targets != 1 {
 		return fault.Invalid("to_address", "exactly one of this, to_port_id and to_vm_id is required").With("constraint", "required")
 	}
+	if p.To.IsValid() && (p.Protocol == cloud.ProtocolICMP && p.To.Is6() || p.Protocol == cloud.ProtocolICMPv6 && p.To.Is4()) {
+		return fault.Invalid("protocol", "icmp is for IPv4 and icmpv6 is for IPv6, and to_address is %s", p.To).With("constraint", "protocol")
+	}
 	for field, id := range map[string]string{
 		"from_port_id": string(p.FromPort), "from_vm_id": string(p.FromVM), "to_port_id": string(p.ToPort), "to_vm_id": string(p.ToVM),
 	} {
@@ -100,6 +104,10 @@ func (e *explanation) run() (err error) {
 	}
 	if err := e.findDestination(); err != nil {
 		return err
+	}
+	if !e.address.IsValid() {
+		e.add(false, "destination", string(e.to.ID), "", "%s has no IPv6 address.", upperFirst(portLabel(e.to)))
+		return nil
 	}
 	if e.address.Is6() && !e.from.IP6.IsValid() {
 		e.add(false, "source", string(e.from.ID), "", "%s has no IPv6 address.", upperFirst(portLabel(e.from)))
@@ -170,7 +178,8 @@ func (e *explanation) portOf(port cloud.PortID, vm cloud.VMID) (*cloud.Port, err
 	return nil, fault.New(fault.NotFound, "VM %s has no port", vm)
 }
 
-// findDestination sets the destination's address, and its port if one of the VPC has the address.
+// findDestination sets the destination's address, and its port if one of the VPC has the address. The address is
+// invalid if the packet is for an IPv6 address that the port does not have.
 func (e *explanation) findDestination() (err error) {
 	if e.packet.To.IsValid() {
 		e.address = e.packet.To
@@ -179,6 +188,9 @@ func (e *explanation) findDestination() (err error) {
 	}
 	if e.to, err = e.portOf(e.packet.ToPort, e.packet.ToVM); err == nil {
 		e.address = e.to.IP
+		if e.packet.Protocol == cloud.ProtocolICMPv6 {
+			e.address = e.to.IP6
+		}
 	}
 	return err
 }
@@ -248,7 +260,11 @@ func (e *explanation) route() (bool, error) {
 			e.to = nil
 			return e.add(false, "route", string(vpc.ID), "", "%s is within %s, but no port has this address.", e.address, vpcLabel(vpc)), nil
 		}
-		return e.add(true, "route", string(vpc.ID), vpc.CIDR.String(), "The local route of %s applies.", vpcLabel(vpc)), nil
+		prefix := vpc.CIDR
+		if e.address.Is6() {
+			prefix = vpc.CIDR6
+		}
+		return e.add(true, "route", string(vpc.ID), prefix.String(), "The local route of %s applies.", vpcLabel(vpc)), nil
 	}
 	best, table, err := e.longestRoute()
 	if err != nil {
@@ -265,6 +281,9 @@ func (e *explanation) route() (bool, error) {
 		return e.peer(vpc.ID, table, best)
 	case cloud.RoutePort:
 		return e.leave(string(table), destination, kindPort, best.ID, "The route for "+destination+" leads to %s, which forwards the packet.")
+	}
+	if e.address.Is6() {
+		return e.dropOutside6(vpc), nil
 	}
 	return e.leave(string(table), destination, kindNAT, best.ID, "The route for "+destination+" leads to %s.")
 }
@@ -302,6 +321,9 @@ func (e *explanation) longestRoute() (best *cloud.Route, id cloud.RouteTableID, 
 // defaultRoute evaluates the path of a packet for which no route table has a route.
 func (e *explanation) defaultRoute(vpc *cloud.VPC) (bool, error) {
 	e.to = nil
+	if e.address.Is6() {
+		return e.dropOutside6(vpc), nil
+	}
 	floating, err := floatingAt.Get(e.r, string(e.from.ID))
 	if err != nil {
 		return false, err
@@ -320,6 +342,11 @@ func (e *explanation) defaultRoute(vpc *cloud.VPC) (bool, error) {
 	}
 	return e.add(false, "route", string(vpc.ID), "", "No route leads to %s: %s has neither a default NAT gateway nor a route for it.",
 		e.address, vpcLabel(vpc)), nil
+}
+
+// dropOutside6 adds the step for an IPv6 packet to an address outside of the VPC, which is dropped.
+func (e *explanation) dropOutside6(vpc *cloud.VPC) bool {
+	return e.add(false, "route", string(vpc.ID), "", "No route leads to %s: NAT gateways and floating IPs are for IPv4 only.", e.address)
 }
 
 // peer evaluates a route to a peering. It returns nothing about the ports and security groups of another project.

@@ -7588,7 +7588,8 @@ type ExplainPathRequest struct {
 	// Exactly one of from_port_id and from_vm_id. A VM's first NIC is used.
 	FromPortId string `protobuf:"bytes,3,opt,name=from_port_id,json=fromPortId,proto3" json:"from_port_id,omitempty"`
 	FromVmId   string `protobuf:"bytes,4,opt,name=from_vm_id,json=fromVmId,proto3" json:"from_vm_id,omitempty"`
-	// Exactly one of to_port_id, to_vm_id and to_address.
+	// Exactly one of to_port_id, to_vm_id and to_address. A packet to a port or VM is sent to its IPv4 address, and one of
+	// icmpv6 to its IPv6 address.
 	ToPortId  string `protobuf:"bytes,5,opt,name=to_port_id,json=toPortId,proto3" json:"to_port_id,omitempty"`
 	ToVmId    string `protobuf:"bytes,6,opt,name=to_vm_id,json=toVmId,proto3" json:"to_vm_id,omitempty"`
 	ToAddress string `protobuf:"bytes,7,opt,name=to_address,json=toAddress,proto3" json:"to_address,omitempty"`
