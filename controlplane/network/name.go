@@ -43,6 +43,17 @@ func claimName(tx *store.Tx, p cloud.ProjectID, kind, name, id string) error {
 	return nil
 }
 
+// checkReserved returns InvalidArgument if a VPC or a subnet requests the name DefaultNetwork and is neither the default
+// VPC nor one of its subnets. So the default VPC can always have this name, and the name always means the same network
+// as the network_id of a NIC. inDefault is true for the default VPC and its subnets.
+func checkReserved(kind, name string, inDefault bool) error {
+	if name != DefaultNetwork || inDefault {
+		return nil
+	}
+	return fault.Invalid("name", "a %s cannot be called %s: the name is reserved for the project's default VPC and its "+
+		"subnets", kind, DefaultNetwork).With("constraint", "reserved")
+}
+
 // releaseName makes a name available again.
 func releaseName(tx *store.Tx, p cloud.ProjectID, kind, name string) {
 	if name != "" {

@@ -10,7 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// DefaultNetwork is the network_id of a NIC that is to be in the default VPC of its project.
+// DefaultNetwork is the network_id of a NIC that is to be in the default VPC of its project, and the name of this VPC
+// and of its first subnet.
 const DefaultNetwork = "default"
 
 // The prefixes of a project's default VPC and of its subnet.
@@ -227,14 +228,15 @@ func defaultVPC(tx *store.Tx, t cloud.Tenant) (cloud.VPCID, error) {
 	if id != nil {
 		return *id, nil
 	}
-	vpc, err := createVPC(tx, t, VPCRequest{CIDR: defaultVPCPrefix, Description: "The network of VMs that name no other."})
+	vpc, err := createVPC(tx, t, VPCRequest{
+		Name: DefaultNetwork, CIDR: defaultVPCPrefix, Description: "The network of NICs that name no other.", Default: true,
+	})
 	if err != nil {
 		return "", err
 	}
-	vpc.Default = true
-	vpcs.Put(tx, &vpc, string(t.Project), string(vpc.ID))
-	defaultVPCs.Put(tx, &vpc.ID, string(t.Project))
-	_, err = createSubnet(tx, t, SubnetRequest{VPC: vpc.ID, CIDR: defaultSubnetPrefix, DHCP: true})
+	_, err = createSubnet(tx, t, SubnetRequest{
+		Name: DefaultNetwork, VPC: vpc.ID, CIDR: defaultSubnetPrefix, DHCP: true,
+	})
 	return vpc.ID, err
 }
 

@@ -74,6 +74,9 @@ func createSubnet(tx *store.Tx, t cloud.Tenant, q SubnetRequest) (out SubnetInfo
 	if err != nil {
 		return out, err
 	}
+	if err := checkReserved(kindSubnet, q.Name, vpc.Default); err != nil {
+		return out, err
+	}
 	if err := checkPrefixes(tx, vpc, &q); err != nil {
 		return out, err
 	}
@@ -221,6 +224,15 @@ func updateSubnet(tx *store.Tx, t cloud.Tenant, q SubnetUpdate) (out SubnetInfo,
 	subnet, err := find(tx, subnets, kindSubnet, t, string(q.ID))
 	if err != nil {
 		return out, err
+	}
+	if q.Name != nil {
+		vpc, err := find(tx, vpcs, kindVPC, t, string(subnet.VPC))
+		if err != nil {
+			return out, err
+		}
+		if err := checkReserved(kindSubnet, *q.Name, vpc.Default); err != nil {
+			return out, err
+		}
 	}
 	if err := describe(tx, t.Project, kindSubnet, string(subnet.ID), &subnet.Name, &subnet.Description, q.Name, q.Description); err != nil {
 		return out, err

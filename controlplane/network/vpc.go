@@ -23,6 +23,8 @@ type VPCRequest struct {
 	// only external network.
 	NAT      bool
 	External string
+	// Default is true for the default VPC of the project. Only defaultVPC sets it.
+	Default bool `cbor:",omitempty"`
 }
 
 // CreateVPC creates a VPC, with q.NAT also its default NAT gateway. It creates the security group "default" if the
@@ -53,6 +55,9 @@ var createVPCCommand = newCommand("network.vpc.create", "CreateVpc", createVPC)
 
 // createVPC implements CreateVPC in a transaction of the leader.
 func createVPC(tx *store.Tx, t cloud.Tenant, q VPCRequest) (vpc cloud.VPC, err error) {
+	if err := checkReserved(kindVPC, q.Name, q.Default); err != nil {
+		return vpc, err
+	}
 	if err := chargeQuota(tx, t, quantity{VPCs: 1}); err != nil {
 		return vpc, err
 	}
@@ -67,10 +72,14 @@ func createVPC(tx *store.Tx, t cloud.Tenant, q VPCRequest) (vpc cloud.VPC, err e
 		return vpc, err
 	}
 	vpc = cloud.VPC{
-		ID: cloud.VPCID(id), Name: q.Name, Org: t.Org, Project: t.Project, Description: q.Description, CIDR: q.CIDR, CIDR6: q.CIDR6,
+		ID: cloud.VPCID(id), Name: q.Name, Org: t.Org, Project: t.Project, Description: q.Description,
+		CIDR: q.CIDR, CIDR6: q.CIDR6, Default: q.Default,
 		MTU: defaultUnderlayMTU - cloud.VXLANOverhead, Status: cloud.NetworkActive, CreatedAt: tx.Now(), UpdatedAt: tx.Now(),
 	}
 	vpcs.Put(tx, &vpc, string(t.Project), id)
+	if q.Default {
+		defaultVPCs.Put(tx, &vpc.ID, string(t.Project))
+	}
 	if q.NAT {
 		_, err = createNAT(tx, t, NATRequest{VPC: vpc.ID, External: q.External, Default: true})
 	}
@@ -108,6 +117,11 @@ func updateVPC(tx *store.Tx, t cloud.Tenant, q VPCUpdate) (cloud.VPC, error) {
 	vpc, err := find(tx, vpcs, kindVPC, t, string(q.ID))
 	if err != nil {
 		return cloud.VPC{}, err
+	}
+	if q.Name != nil {
+		if err := checkReserved(kindVPC, *q.Name, vpc.Default); err != nil {
+			return cloud.VPC{}, err
+		}
 	}
 	if err := describe(tx, t.Project, kindVPC, string(vpc.ID), &vpc.Name, &vpc.Description, q.Name, q.Description); err != nil {
 		return cloud.VPC{}, err

@@ -133,6 +133,32 @@ func TestCreateWithNICs(t *testing.T) {
 	require.Equal(t, 1, w.records()["net-port"], "a forced delete must delete the ports at once")
 }
 
+// TestDefaultNetworkNames shows that the default VPC and its subnet are called default. Both can be renamed and get the
+// name back, and no other VPC can have the name meanwhile.
+func TestDefaultNetworkNames(t *testing.T) {
+	w := newWorld(t)
+	w.networkHost("h1")
+	nic := w.create("web", withNICs(cloud.NIC{ID: "nic0"})).Spec.Network[0]
+	ctx := w.as(acme, "")
+	vpc, err := w.networks.GetVPC(ctx, acme, cloud.VPCID(nic.NetworkID))
+	require.NoError(t, err)
+	require.Equal(t, "default", vpc.Name)
+	require.True(t, vpc.Default)
+	subnet, err := w.networks.GetSubnet(ctx, acme, cloud.SubnetID(nic.SubnetID))
+	require.NoError(t, err)
+	require.Equal(t, "default", subnet.Name)
+
+	other := network.VPCRequest{Name: "default", CIDR: vpc.CIDR}
+	for _, name := range []string{"main", "default"} {
+		_, err = w.networks.UpdateVPC(ctx, acme, network.VPCUpdate{ID: vpc.ID, Name: &name}, [32]byte{})
+		require.NoError(t, err)
+		_, err = w.networks.UpdateSubnet(ctx, acme, network.SubnetUpdate{ID: subnet.ID, Name: &name}, [32]byte{})
+		require.NoError(t, err)
+		_, err = w.networks.CreateVPC(ctx, acme, other, [32]byte{})
+		require.ErrorContains(t, err, "reserved")
+	}
+}
+
 // TestGivenPortStays creates VMs with a port that exists. Only one VM at a time can use it, and it stays when the VM is
 // deleted. Each binding must have a new generation.
 func TestGivenPortStays(t *testing.T) {

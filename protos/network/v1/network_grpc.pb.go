@@ -98,7 +98,8 @@ const (
 // NetworkService manages the networks of projects.
 type NetworkServiceClient interface {
 	// CreateVpc creates a VPC with the security group "default" unless the project has one. With egress NAT it also
-	// creates a NAT gateway as the default route. VPCs of one project may overlap; see CreatePeering.
+	// creates a NAT gateway as the default route. VPCs of one project may overlap; see CreatePeering. The name "default"
+	// is reserved for the default VPC of the project, which the first NIC without a network creates, and its subnets.
 	// FAILED_PRECONDITION (NO_EXTERNAL_NETWORK): egress NAT, and the cloud has no external network. INVALID_ARGUMENT:
 	// external_network without egress NAT, or egress NAT without external_network if the cloud has several.
 	CreateVpc(ctx context.Context, in *CreateVpcRequest, opts ...grpc.CallOption) (*Vpc, error)
@@ -769,7 +770,8 @@ func (c *networkServiceClient) ExplainPath(ctx context.Context, in *ExplainPathR
 // NetworkService manages the networks of projects.
 type NetworkServiceServer interface {
 	// CreateVpc creates a VPC with the security group "default" unless the project has one. With egress NAT it also
-	// creates a NAT gateway as the default route. VPCs of one project may overlap; see CreatePeering.
+	// creates a NAT gateway as the default route. VPCs of one project may overlap; see CreatePeering. The name "default"
+	// is reserved for the default VPC of the project, which the first NIC without a network creates, and its subnets.
 	// FAILED_PRECONDITION (NO_EXTERNAL_NETWORK): egress NAT, and the cloud has no external network. INVALID_ARGUMENT:
 	// external_network without egress NAT, or egress NAT without external_network if the cloud has several.
 	CreateVpc(context.Context, *CreateVpcRequest) (*Vpc, error)
