@@ -115,7 +115,7 @@ func (f *fakeNetwork) CreateVpc(_ context.Context, in *networkv1.CreateVpcReques
 	}
 	v, err := add(f, &f.vpcs, "VPC", &networkv1.Vpc{
 		Name: in.GetName(), CidrBlock: in.GetCidrBlock(), Ipv6CidrBlock: in.GetIpv6CidrBlock(), Description: in.GetDescription(), Mtu: 1450,
-		IsDefault: in.GetName() == "main",
+		IsDefault: in.GetName() == "default",
 	})
 	if err == nil && len(f.groups) == 0 {
 		_, err = add(f, &f.groups, "security group", &networkv1.SecurityGroup{Name: "default", IsDefault: true})

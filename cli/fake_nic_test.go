@@ -13,13 +13,13 @@ import (
 )
 
 // plug gives a NIC of a VM its port: the requested one, or a new one in the requested subnet or else in the first subnet.
-// The caller holds the lock of the cloud. Other methods take the two locks in the other order, which is safe because
+// It creates the default VPC if the project has no subnet. The caller holds the lock of the cloud. Other methods take the two locks in the other order, which is safe because
 // scripts make one call at a time.
 func (f *fakeNetwork) plug(vm string, nic *vmv1.NetworkSpec) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.subnets) == 0 {
-		return failed(codes.FailedPrecondition, "", "the project has no subnet")
+		f.addDefaultVPC()
 	}
 	var p *networkv1.Port
 	if nic.GetPortId() == "" {
@@ -49,6 +49,18 @@ func (f *fakeNetwork) plug(vm string, nic *vmv1.NetworkSpec) error {
 	p.DeviceType, p.DeviceId, p.NodeId, p.Status = "vm", vm, "host-1", networkv1.Status_STATUS_ACTIVE
 	nic.PortId, nic.SubnetId, nic.NetworkId, nic.MacAddress, nic.IpAddress = p.GetId(), p.GetSubnetId(), p.GetVpcId(), p.GetMacAddress(), p.GetIpAddress()
 	return nil
+}
+
+// addDefaultVPC creates the default VPC with its subnet and the default security group.
+func (f *fakeNetwork) addDefaultVPC() {
+	v := &networkv1.Vpc{Id: f.cloud.nextID(), Name: "default", CidrBlock: "10.0.0.0/16", Mtu: 1450, IsDefault: true}
+	f.vpcs = append(f.vpcs, v)
+	f.subnets = append(f.subnets, &networkv1.Subnet{
+		Id: f.cloud.nextID(), Name: "default", VpcId: v.GetId(), CidrBlock: "10.0.0.0/20", GatewayIp: "10.0.0.1", DhcpEnabled: true,
+	})
+	if len(f.groups) == 0 {
+		f.groups = append(f.groups, &networkv1.SecurityGroup{Id: f.cloud.nextID(), Name: "default", IsDefault: true})
+	}
 }
 
 // unplug ends the use of a port by a NIC. It deletes a port without a name, which plug has created.

@@ -130,12 +130,8 @@ func (c *fakeCloud) nextID() string { c.made++; return id(c.made) }
 // failed returns a status error with the google.rpc details that a control plane adds. field, unless "", is the request
 // field that the error is about.
 func failed(code codes.Code, field, format string, args ...any) error {
-	return failedFor(code, field, nil, format, args...)
-}
-
-func failedFor(code codes.Code, field string, meta map[string]string, format string, args ...any) error {
 	s := status.New(code, fmt.Sprintf(format, args...))
-	s, _ = s.WithDetails(&errdetails.ErrorInfo{Reason: "TEST", Domain: "trivet", Metadata: meta})
+	s, _ = s.WithDetails(&errdetails.ErrorInfo{Reason: "TEST", Domain: "trivet"})
 	if field != "" {
 		s, _ = s.WithDetails(&errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: field}}})
 	}
@@ -150,6 +146,13 @@ func refused(reason, format string, args ...any) error {
 // withReason returns a status error with a reason in its google.rpc details.
 func withReason(code codes.Code, reason, format string, args ...any) error {
 	s, _ := status.New(code, fmt.Sprintf(format, args...)).WithDetails(&errdetails.ErrorInfo{Reason: reason, Domain: "trivet"})
+	return s.Err()
+}
+
+// noHostFits returns the error of a placement that found no host. reasons are those of the hosts, by name.
+func noHostFits(reasons map[string]string) error {
+	s, _ := status.New(codes.ResourceExhausted, "no host fits").WithDetails(
+		&errdetails.ErrorInfo{Reason: "NO_HOST_FITS", Domain: "trivet", Metadata: reasons})
 	return s.Err()
 }
 

@@ -32,9 +32,9 @@ func (c *fakeCloud) CreateVm(ctx context.Context, in *vmv1.CreateVmRequest) (*vm
 	case cpus > 288:
 		return nil, failed(codes.InvalidArgument, "spec.cpu.vcpus", "spec.cpu.vcpus: must be 1 to 288, got %d", cpus)
 	case cpus > 8:
-		return nil, failedFor(codes.ResourceExhausted, "", map[string]string{
+		return nil, noHostFits(map[string]string{
 			"host-1": "is CORDONED", "host-22": fmt.Sprintf("has 8 vCPUs free, %d needed", cpus),
-		}, "no host can take the VM")
+		})
 	case slices.ContainsFunc(c.vms, func(vm *vmv1.VirtualMachine) bool { return vm.GetName() == in.GetName() }):
 		return nil, failed(codes.AlreadyExists, "", "a VM named %s exists", in.GetName())
 	}

@@ -60,7 +60,7 @@ func TestCommandLine(t *testing.T) {
 	require.NoError(t, os.WriteFile(password, []byte("correct horse\n"), 0o600))
 	must(ada, "login", "--user", "ada", "--password-file", password, "--endpoint", "127.0.0.1,127.0.0.2,127.0.0.3")
 	require.Contains(t, must(ada, "image", "list"), "small")
-	must(ada, "vm", "create", "web", "--image", "small", "--memory", "192", "--disk", "1", "--label", "env=test", "--start")
+	must(ada, "vm", "create", "web", "--image", "small", "--memory", "192", "--disk", "1", "--label", "env=test", "--network", "none", "--start")
 	var vm struct{ Name, State string }
 	require.NoError(t, json.Unmarshal([]byte(must(ada, "vm", "show", "web", "-o", "json")), &vm))
 	require.Equal(t, "VM_STATE_RUNNING", vm.State)

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/status"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/image"
@@ -44,12 +46,13 @@ with the size in GiB.
 A --network is a network interface (NIC):
   ` + nicForm + `
 or, instead of SUBNET:
-  default    the project's default VPC, which is created if there is none
+  default    the project's default VPC, which is created if the project has none
   vpc:NAME   a VPC with one subnet
   port:NAME  an existing port, which has its own address, MAC and groups
-Without --network, and with --network none, the VM has no NIC.`,
+Without --network, the VM has a NIC in the default VPC. With --network none it has no NIC, and so can be placed on a
+host without networks.`,
 		Example: `  trivet vm create web --image debian --vcpus 2 --memory 2048 --disk 20 --disk 100,cache=none --label env=prod --start
-  trivet vm create shell --image debian --network default --ssh-key ~/.ssh/id_ed25519.pub --user-data setup.sh --start
+  trivet vm create shell --image debian --ssh-key ~/.ssh/id_ed25519.pub --user-data setup.sh --start
   trivet vm create db --image debian --network back,ip=10.0.2.10,group=db --network default
   trivet vm create tiny --kernel guest-kernel --initrd guest-initrd --cmdline "console=ttyS0" --memory 192`,
 		Args: session.Exactly("NAME"),
@@ -99,6 +102,9 @@ Without --network, and with --network none, the VM has no NIC.`,
 			vm, err = client.CreateVm(ctx, req)
 			return err
 		}); err != nil {
+			if len(f.networks) == 0 && hasReason(err, "NO_HOST_FITS") {
+				s.Note("without --network, the VM has a NIC in the default VPC; with --network none it has none")
+			}
 			return err
 		}
 		if f.start {
@@ -113,6 +119,16 @@ Without --network, and with --network none, the VM has no NIC.`,
 		return s.Print(vm, []string{vm.GetName()}, func(w io.Writer) error { return rows(w, s.Now(), vm) })
 	})
 	return c
+}
+
+// hasReason reports whether an error of the API has a reason.
+func hasReason(err error, reason string) bool {
+	for _, d := range status.Convert(err).Details() {
+		if info, ok := d.(*errdetails.ErrorInfo); ok && info.GetReason() == reason {
+			return true
+		}
+	}
+	return false
 }
 
 // networkValues returns a shell completion for --network: the names of subnets, and the words with a meaning of their own.

@@ -34,8 +34,12 @@ var models = map[string]vmv1.NicModel{
 	"virtio-net": vmv1.NicModel_NIC_MODEL_VIRTIO_NET, "e1000": vmv1.NicModel_NIC_MODEL_E1000,
 }
 
-// parseNICs parses the values of the flag --network. The single value "none" is no NIC.
+// parseNICs parses the values of the flag --network. Without a value, the VM has one NIC in the default VPC. The single
+// value "none" is no NIC.
 func parseNICs(texts []string) ([]nic, error) {
+	if len(texts) == 0 {
+		texts = []string{defaultVPC}
+	}
 	if len(texts) == 1 && texts[0] == noNetwork {
 		return nil, nil
 	}

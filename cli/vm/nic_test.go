@@ -29,6 +29,9 @@ func TestNICs(t *testing.T) {
 		_, err := parseNIC(0, text)
 		require.ErrorContains(t, err, "--network", text)
 	}
+	absent, err := parseNICs(nil)
+	require.NoError(t, err)
+	require.Equal(t, []nic{{id: "nic0"}}, absent, "without --network, a NIC in the default VPC")
 	none, err := parseNICs([]string{"none"})
 	require.NoError(t, err)
 	require.Empty(t, none)
