@@ -165,9 +165,25 @@ func (n *networks) metrics() metrics.Networks {
 		ApplyTime: counts.ApplyTime,
 	}
 	for _, s := range n.vpcs.Status() {
-		out.VPCs = append(out.VPCs, metrics.VPC{ID: s.ID, Ports: s.Ports, Rules: s.Rules, Failed: s.Failed})
+		v := metrics.VPC{ID: s.ID, Ports: s.Ports, Rules: s.Rules, Failed: s.Failed}
+		if s.Counters != nil {
+			v.Filter = filterMetrics(s.Counters)
+		}
+		out.VPCs = append(out.VPCs, v)
 	}
 	return out
+}
+
+func filterMetrics(c *firewall.Counters) *metrics.Filter {
+	d := &c.Drops
+	return &metrics.Filter{
+		Drops: []metrics.Drop{
+			{Reason: "spoof", Packets: d.Spoof}, {Reason: "unassigned", Packets: d.Unassigned},
+			{Reason: "group", Packets: d.Group}, {Reason: "invalid", Packets: d.Invalid},
+			{Reason: "closed", Packets: d.Closed}, {Reason: "denied", Packets: d.Denied}, {Reason: "full", Packets: d.Full},
+		},
+		Connections: c.Connections, ConnectionLimit: c.ConnectionLimit,
+	}
 }
 
 // hostResolvers are the resolvers in a file such as /etc/resolv.conf, which is read again at most every ten seconds.

@@ -173,8 +173,8 @@ func (l *lab) linux(n int) *agentv1.AssignedVm {
 }
 
 // TestGuestOnNetwork boots Linux with a network interface. The guest gets its address by DHCP, answers pings and HTTP,
-// also while no agent runs and under the next agent. An interface that is attached to the running guest gets an address
-// too; the guest releases it when it is detached, without a reset.
+// also while no agent runs and under the next agent. Measure returns what it received and sent. An interface that is
+// attached to the running guest gets an address too; the guest releases it when it is detached, without a reset.
 func TestGuestOnNetwork(t *testing.T) {
 	l, b := newLab(t), newBridged(t)
 	l.stop()
@@ -187,6 +187,9 @@ func TestGuestOnNetwork(t *testing.T) {
 	l.sees(want, cloud.ObservedRunning)
 	l.says(want.VmId, "NIC name=eth0 mac=02:00:5e:10:00:01 addr=10.7.0.10/24 gw=10.7.0.1 host=web mtu=1450", 1)
 	b.answers("10.7.0.10")
+	used := l.Measure(t.Context())[cloud.VMID(want.VmId)]
+	require.Positive(t, used.NetworkReceivedBytes)
+	require.Positive(t, used.NetworkTransmitBytes)
 
 	l.stop()
 	b.answers("10.7.0.10")
@@ -195,6 +198,8 @@ func TestGuestOnNetwork(t *testing.T) {
 	l.seesNICs(want, attached("a"))
 	b.answers("10.7.0.10")
 	require.Equal(t, 1, b.count(), "an adopted guest keeps its tap")
+	later := l.Measure(t.Context())[cloud.VMID(want.VmId)]
+	require.Greater(t, later.NetworkReceivedBytes, used.NetworkReceivedBytes, "counters are those since the guest started")
 
 	want = with(want, func(w *agentv1.AssignedVm) { w.Nics = append(slices.Clone(w.Nics), nic("b", 2)) })
 	l.assign(want)

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
@@ -95,6 +96,23 @@ func (taps *testTaps) CloseTap(_ context.Context, port cloud.PortID) error {
 	defer taps.mu.Unlock()
 	delete(taps.open, port)
 	return nil
+}
+
+// PortCounters returns the counters of the taps that exist.
+func (taps *testTaps) PortCounters(context.Context) map[cloud.PortID]cloud.PortCounters {
+	out := map[cloud.PortID]cloud.PortCounters{}
+	handle, err := netlink.NewHandleAt(taps.space)
+	if err != nil {
+		return nil
+	}
+	defer handle.Close()
+	for _, port := range taps.ports() {
+		if l, err := handle.LinkByName(string(port)); err == nil {
+			s := l.Attrs().Statistics
+			out[port] = cloud.PortCounters{ReceivedBytes: s.TxBytes, SentBytes: s.RxBytes}
+		}
+	}
+	return out
 }
 
 func (taps *testTaps) fail(err error) {

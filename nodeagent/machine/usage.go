@@ -44,12 +44,14 @@ func (s *MachineSet) LastReports() []LastReport {
 }
 
 // Measure measures the resource usage of all VMs that have a process. CPUPercent is the average since the last
-// measurement, or since the start of the process; 100 is one fully used CPU.
+// measurement, or since the start of the process; 100 is one fully used CPU. The bytes of disks and networks are those
+// since the start of the process, of the disks and network interfaces that the VM has now.
 func (s *MachineSet) Measure(ctx context.Context) map[cloud.VMID]cloud.Usage {
 	var mu sync.Mutex
 	out := map[cloud.VMID]cloud.Usage{}
 	var asking sync.WaitGroup
 	places := make(chan struct{}, measureAtOnce)
+	ports := s.portCounters(ctx)
 	for _, v := range s.machines() {
 		v.mu.Lock()
 		p := v.process
@@ -60,7 +62,7 @@ func (s *MachineSet) Measure(ctx context.Context) map[cloud.VMID]cloud.Usage {
 		places <- struct{}{} // Blocks for at most measureWithin.
 		asking.Go(func() {
 			defer func() { <-places }()
-			if u, ok := v.measure(ctx, p); ok {
+			if u, ok := v.measure(ctx, p, ports); ok {
 				mu.Lock()
 				defer mu.Unlock()
 				out[v.id] = u
@@ -71,7 +73,33 @@ func (s *MachineSet) Measure(ctx context.Context) map[cloud.VMID]cloud.Usage {
 	return out
 }
 
-func (v *VM) measure(ctx context.Context, p *qemu.Process) (cloud.Usage, bool) {
+// portCounters returns the counters of the host's ports. It reads them for all VMs together, because the kernel lists
+// all devices of a VPC at once.
+func (s *MachineSet) portCounters(ctx context.Context) map[cloud.PortID]cloud.PortCounters {
+	if s.o.Taps == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, measureWithin)
+	defer cancel()
+	return s.o.Taps.PortCounters(ctx)
+}
+
+// addPorts adds what the guest has received and sent through its network interfaces. It returns false if the counters
+// of one are missing.
+func addPorts(u *cloud.Usage, nics []qemu.NIC, ports map[cloud.PortID]cloud.PortCounters) (complete bool) {
+	complete = true
+	for _, n := range nics {
+		c, known := ports[cloud.PortID(n.Port)]
+		u.NetworkReceivedBytes += c.ReceivedBytes
+		u.NetworkTransmitBytes += c.SentBytes
+		complete = complete && known
+	}
+	return complete
+}
+
+func (v *VM) measure(
+	ctx context.Context, p *qemu.Process, ports map[cloud.PortID]cloud.PortCounters,
+) (cloud.Usage, bool) {
 	ctx, cancel := context.WithTimeout(ctx, measureWithin)
 	defer cancel()
 	now := time.Now()
@@ -92,6 +120,9 @@ func (v *VM) measure(ctx context.Context, p *qemu.Process) (cloud.Usage, bool) {
 	}
 	if err != nil && v.sample.usage != nil { // Keep the last counters of a QEMU that does not answer.
 		u.DiskReadBytes, u.DiskWriteBytes = v.sample.usage.DiskReadBytes, v.sample.usage.DiskWriteBytes
+	}
+	if last := v.sample.usage; !addPorts(&u, p.Record().Spec.NICs, ports) && last != nil {
+		u.NetworkReceivedBytes, u.NetworkTransmitBytes = last.NetworkReceivedBytes, last.NetworkTransmitBytes
 	}
 	used, over := usage.CPU-v.sample.cpu, now.Sub(v.sample.at)
 	if v.sample.at.IsZero() {

@@ -51,6 +51,20 @@ type VPC struct {
 	ID           cloud.VPCID
 	Ports, Rules int
 	Failed       bool // the last attempt to apply the VPC failed, or left records out
+	// Filter is nil until the counters of the VPC's packet filter have been read once.
+	Filter *Filter
+}
+
+// Filter has the counters of the packet filter of a VPC.
+type Filter struct {
+	Drops                        []Drop
+	Connections, ConnectionLimit uint64
+}
+
+// Drop is the number of packets that were dropped for a reason.
+type Drop struct {
+	Reason  string // one of a few constants
+	Packets uint64
 }
 
 // Uplink is the state of the connection to the control plane.
@@ -171,14 +185,19 @@ var (
 	vpcPorts  = desc("vpc_ports", "Ports of the VPC on this host.", "vpc")
 	vpcRules  = desc("vpc_rules", "Rules of the security groups of the VPC's ports on this host.", "vpc")
 	vpcFailed = desc("vpc_failed", "1 if the VPC could not be applied completely.", "vpc")
+	vpcDrops  = desc("vpc_dropped_packets_total", "Packets of the VPC that this host dropped, by reason.", "vpc", "reason")
+	vpcConns  = desc("vpc_connections", "Connections of the VPC that this host tracks.", "vpc")
+	vpcLimit  = desc("vpc_connection_limit", "Connections of the VPC that this host can track.", "vpc")
 	written   = desc("vm_disk_written_bytes_total", "Bytes that the guest wrote to its disks.", "vm")
+	received  = desc("vm_network_received_bytes_total", "Bytes that the guest received through its network interfaces.", "vm")
+	sent      = desc("vm_network_sent_bytes_total", "Bytes that the guest sent through its network interfaces.", "vm")
 )
 
 // Describe sends the descriptions of all metrics, as prometheus.Collector requires.
 func (c collector) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		build, connected, term, revision, sessions, failures, lease, vms, launches, builds, deaths, cpu, memory, read, written,
-		applies, applyTime, repairs, netWrites, vpcPorts, vpcRules, vpcFailed,
+		received, sent, applies, applyTime, repairs, netWrites, vpcPorts, vpcRules, vpcFailed, vpcDrops, vpcConns, vpcLimit,
 	} {
 		to <- d
 	}
@@ -225,6 +244,8 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 		gauge(memory, float64(vm.Usage.MemoryMiB<<20), id)
 		counter(read, float64(vm.Usage.DiskReadBytes), id)
 		counter(written, float64(vm.Usage.DiskWriteBytes), id)
+		counter(received, float64(vm.Usage.NetworkReceivedBytes), id)
+		counter(sent, float64(vm.Usage.NetworkTransmitBytes), id)
 	}
 	for level, name := range observed {
 		if name != "" {
@@ -248,5 +269,13 @@ func collectNetworks(n Networks, gauge, counter func(*prometheus.Desc, float64, 
 		gauge(vpcPorts, float64(v.Ports), string(v.ID))
 		gauge(vpcRules, float64(v.Rules), string(v.ID))
 		gauge(vpcFailed, failed, string(v.ID))
+		if v.Filter == nil {
+			continue
+		}
+		for _, d := range v.Filter.Drops {
+			counter(vpcDrops, float64(d.Packets), string(v.ID), d.Reason)
+		}
+		gauge(vpcConns, float64(v.Filter.Connections), string(v.ID))
+		gauge(vpcLimit, float64(v.Filter.ConnectionLimit), string(v.ID))
 	}
 }

@@ -20,14 +20,21 @@ func serve(t *testing.T) *httptest.Server {
 		Uplink:  func() Uplink { return Uplink{Connected: true, Term: 3, Lease: 12500 * time.Millisecond} },
 		VMs: func() []VM {
 			return []VM{
-				{ID: "a", Observed: cloud.ObservedRunning, Usage: &cloud.Usage{MemoryMiB: 2, DiskReadBytes: 7}, CPU: 1500 * time.Millisecond},
+				{ID: "a", Observed: cloud.ObservedRunning, CPU: 1500 * time.Millisecond, Usage: &cloud.Usage{
+					MemoryMiB: 2, DiskReadBytes: 7, NetworkReceivedBytes: 12, NetworkTransmitBytes: 13,
+				}},
 				{ID: "b", Observed: cloud.ObservedBuilt},
 				{ID: "c", Observed: 99},
 			}
 		},
 		Counts: func() Counts { return Counts{Launches: 4, Deaths: 1} },
 		Networks: func() Networks {
-			return Networks{Failures: 2, Repairs: 3, ApplyTime: 1500 * time.Millisecond, VPCs: []VPC{{ID: "v", Ports: 5, Rules: 7, Failed: true}}}
+			return Networks{Failures: 2, Repairs: 3, ApplyTime: 1500 * time.Millisecond, VPCs: []VPC{
+				{ID: "v", Ports: 5, Rules: 7, Failed: true, Filter: &Filter{
+					Drops: []Drop{{"spoof", 8}, {"group", 9}}, Connections: 10, ConnectionLimit: 11,
+				}},
+				{ID: "new", Ports: 1},
+			}}
 		},
 	}, []string{"Rack-1", "rack-1.example"}, slog.New(slog.DiscardHandler)))
 	t.Cleanup(s.Close)
@@ -54,6 +61,9 @@ func TestMetrics(t *testing.T) {
 		`trivet_agent_vm_cpu_seconds_total{vm="a"} 1.5`, `trivet_agent_vm_memory_bytes{vm="a"} 2.097152e+06`,
 		`trivet_agent_vm_disk_read_bytes_total{vm="a"} 7`, `trivet_agent_vpc_applies_total{result="failed"} 2`, `trivet_agent_vpc_repairs_total 3`, `trivet_agent_vpc_apply_seconds_total 1.5`,
 		`trivet_agent_vpc_ports{vpc="v"} 5`, `trivet_agent_vpc_rules{vpc="v"} 7`, `trivet_agent_vpc_failed{vpc="v"} 1`,
+		`trivet_agent_vpc_dropped_packets_total{reason="spoof",vpc="v"} 8`, `trivet_agent_vpc_dropped_packets_total{reason="group",vpc="v"} 9`,
+		`trivet_agent_vpc_connections{vpc="v"} 10`, `trivet_agent_vpc_connection_limit{vpc="v"} 11`,
+		`trivet_agent_vm_network_received_bytes_total{vm="a"} 12`, `trivet_agent_vm_network_sent_bytes_total{vm="a"} 13`,
 		`go_goroutines`, `process_resident_memory_bytes`,
 	} {
 		require.Contains(t, body, line)

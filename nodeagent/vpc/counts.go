@@ -3,6 +3,7 @@ package vpc
 import (
 	"time"
 
+	"github.com/trivet-cloud/trivet/nodeagent/firewall"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -21,6 +22,8 @@ type VPCStatus struct {
 	Ports, Rules int           // of the state in force
 	ApplyTime    time.Duration // of the last time that the VPC was applied
 	Failed       bool
+	// Counters are those of the packet filter. They are up to a minute old, and nil until they have been read once.
+	Counters *firewall.Counters
 }
 
 // Counts returns the totals.
@@ -36,7 +39,9 @@ func (n *Networks) Status() []VPCStatus {
 	defer n.mu.RUnlock()
 	var out []VPCStatus
 	for id, w := range n.workers {
-		out = append(out, VPCStatus{ID: id, Ports: len(w.ports), Rules: w.rules, ApplyTime: w.took, Failed: w.err != nil})
+		out = append(out, VPCStatus{
+			ID: id, Ports: len(w.ports), Rules: w.rules, ApplyTime: w.took, Failed: w.err != nil, Counters: w.counters,
+		})
 	}
 	return out
 }

@@ -255,6 +255,10 @@ func TestTap(t *testing.T) {
 // brokenFilter is a packet filter that cannot be installed.
 type brokenFilter struct{}
 
+func (brokenFilter) Counters(context.Context, netns.NsHandle) (firewall.Counters, error) {
+	return firewall.Counters{}, errors.New("no counters")
+}
+
 func (brokenFilter) Set(context.Context, netns.NsHandle, cloud.HostVPC) (firewall.Result, error) {
 	return firewall.Result{}, errors.New("no packet filter")
 }

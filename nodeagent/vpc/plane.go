@@ -44,6 +44,9 @@ type plane interface {
 	activate(ctx context.Context, w *wanted) error
 	// detach deletes the device of a port.
 	detach(ctx context.Context, id cloud.VPCID, port cloud.PortID) error
+	// portCounters returns the counters of the ports that have a device, and counters those of the packet filter.
+	portCounters(ctx context.Context, id cloud.VPCID) (map[cloud.PortID]cloud.PortCounters, error)
+	counters(ctx context.Context, id cloud.VPCID) (firewall.Counters, error)
 	// close stops the servers and leaves everything else.
 	close()
 }
@@ -51,6 +54,7 @@ type plane interface {
 // packetFilter is the part of firewall.Firewall that kernelPlane uses.
 type packetFilter interface {
 	Set(ctx context.Context, ns netns.NsHandle, vpc cloud.HostVPC) (firewall.Result, error)
+	Counters(ctx context.Context, ns netns.NsHandle) (firewall.Counters, error)
 }
 
 // kernelPlane is the plane of a real host.
@@ -235,6 +239,21 @@ func (k *kernelPlane) detach(ctx context.Context, id cloud.VPCID, port cloud.Por
 		return nil
 	}
 	return err
+}
+
+func (k *kernelPlane) portCounters(
+	ctx context.Context, id cloud.VPCID,
+) (map[cloud.PortID]cloud.PortCounters, error) {
+	return k.host.PortCounters(ctx, id)
+}
+
+func (k *kernelPlane) counters(ctx context.Context, id cloud.VPCID) (firewall.Counters, error) {
+	ns, err := netns.GetFromPath(k.host.Path(id))
+	if err != nil {
+		return firewall.Counters{}, fmt.Errorf("open the namespace of VPC %s: %w", id, err)
+	}
+	defer ns.Close()
+	return k.filter.Counters(ctx, ns)
 }
 
 func (k *kernelPlane) close() {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/trivet-cloud/trivet/nodeagent/firewall"
 	"github.com/trivet-cloud/trivet/nodeagent/netdev"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/cloudinit"
@@ -25,6 +26,9 @@ type fakePlane struct {
 	calls    []string
 	fail     map[cloud.VPCID]error
 	hold     map[cloud.VPCID]chan struct{} // apply waits until the channel is closed
+
+	counted      uint64 // calls of counters
+	failCounters error
 }
 
 func (p *fakePlane) list() ([]cloud.VPCID, error) {
@@ -77,7 +81,16 @@ func (*fakePlane) attachVeth(context.Context, *wanted, cloud.PortID, netdev.Endp
 }
 func (*fakePlane) activate(context.Context, *wanted) error                 { return nil }
 func (*fakePlane) detach(context.Context, cloud.VPCID, cloud.PortID) error { return nil }
-func (*fakePlane) close()                                                  {}
+func (*fakePlane) portCounters(context.Context, cloud.VPCID) (map[cloud.PortID]cloud.PortCounters, error) {
+	return nil, nil
+}
+func (p *fakePlane) counters(context.Context, cloud.VPCID) (firewall.Counters, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.counted++
+	return firewall.Counters{Connections: p.counted}, p.failCounters
+}
+func (*fakePlane) close() {}
 
 func (p *fakePlane) set(f func()) {
 	p.mu.Lock()

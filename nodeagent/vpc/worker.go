@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/trivet-cloud/trivet/nodeagent/firewall"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -30,6 +31,11 @@ type worker struct {
 	err     error         // of the last attempt, or the problems of the state that it applied
 	applied bool          // the last attempt succeeded, perhaps with problems
 	took    time.Duration // of the last attempt that succeeded
+	// counters are those of the packet filter, as measure has read them last; nil before.
+	counters *firewall.Counters
+
+	// measured is when measure has read the counters. Only the worker uses it.
+	measured time.Time
 }
 
 // place is a port on this host with its subnet.
@@ -81,6 +87,7 @@ func (n *Networks) run(w *worker) {
 			timer.Reset(pauses.NextBackOff())
 		default:
 			pauses.Reset()
+			n.measure(w)
 			timer.Reset(n.o.resync)
 		}
 	}

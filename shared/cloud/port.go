@@ -43,6 +43,12 @@ type Port struct {
 	UpdatedAt    Time
 }
 
+// PortCounters are what the device of a port has received and sent since its host connected it.
+type PortCounters struct {
+	ReceivedBytes, ReceivedPackets uint64
+	SentBytes, SentPackets         uint64
+}
+
 // PortDevice is what uses a port. The zero value means that nothing does.
 type PortDevice struct {
 	Kind PortDeviceKind

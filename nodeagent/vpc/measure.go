@@ -1,0 +1,64 @@
+package vpc
+
+import (
+	"context"
+	"maps"
+	"time"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// PortCounters returns what the ports on this host have received and sent since their devices were made. It reads them
+// from the kernel. Ports that cannot be read, and those without a device, are missing in the result.
+func (n *Networks) PortCounters(ctx context.Context) map[cloud.PortID]cloud.PortCounters {
+	out := map[cloud.PortID]cloud.PortCounters{}
+	for _, id := range n.withPorts() {
+		if ctx.Err() != nil {
+			break
+		}
+		// The error of a VPC that is being removed at this moment means nothing. That of another VPC is one of applying
+		// the VPC too, which is logged.
+		if counters, err := n.plane.portCounters(ctx, id); err == nil {
+			maps.Copy(out, counters)
+		}
+	}
+	return out
+}
+
+// withPorts returns the VPCs that have ports on this host.
+func (n *Networks) withPorts() (ids []cloud.VPCID) {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	for id, w := range n.workers {
+		if len(w.ports) > 0 {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// measure reads the counters of the packet filter for Status, at most once in Options.resync: reading them runs
+// programs. The worker calls it after it applied the VPC, so that the namespace is not removed meanwhile.
+func (n *Networks) measure(w *worker) {
+	now := time.Now()
+	if !w.measured.IsZero() && now.Sub(w.measured) < n.o.resync {
+		return
+	}
+	select {
+	case n.slots <- struct{}{}:
+		defer func() { <-n.slots }()
+	case <-n.ctx.Done():
+		return
+	}
+	w.measured = now
+	counters, err := n.plane.counters(n.ctx, w.id)
+	if err != nil {
+		if n.ctx.Err() == nil {
+			n.o.Log.Warn("cannot read the counters of a VPC's packet filter", "vpc", w.id, "err", err)
+		}
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	w.counters = &counters
+}
