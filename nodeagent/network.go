@@ -33,6 +33,8 @@ type networks struct {
 	vpcs *vpc.Networks
 	host *netdev.Host
 	edge *edge.Edge // nil without external networks
+	// watch notices that the underlay changes.
+	watch *underlayWatch
 	// assigned are the VPCs that the control plane has sent to a host that cannot have VPCs.
 	assigned map[cloud.VPCID]bool
 	ack      func(cloud.NetworkAck)
@@ -48,12 +50,14 @@ type keysOf func(vm string) (keys []string, userData []byte)
 // network interfaces, so openNetworks returns no error: the description names what is missing. The function ack is
 // called with the acknowledgments of updates; it must not block.
 func openNetworks(ctx context.Context, c *Config, ack func(cloud.NetworkAck), keys keysOf, log *slog.Logger) *networks {
-	n := &networks{ack: ack, keys: keys, prefix: c.Network.Prefix}
-	u, err := findUnderlay(c)
+	n := &networks{ack: ack, keys: keys, prefix: c.Network.Prefix, watch: &underlayWatch{config: c, log: log}}
+	u, err := findUnderlay(ctx, c)
 	if err != nil {
 		log.Warn("this host has no VPCs", "err", err)
+		n.watch.problem = err.Error()
 		return n
 	}
+	n.watch.used = u
 	n.description = &agentv1.HostNetwork{
 		Vtep: u.vtep.String(), UnderlayMtu: u.mtu, ExternalNetworks: slices.Sorted(maps.Keys(c.External)),
 	}

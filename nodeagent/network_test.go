@@ -76,17 +76,17 @@ func TestFindUnderlay(t *testing.T) {
 		{ControlPlane: []string{"127.0.0.1:7443"}}, {ControlPlane: []string{"name.invalid:1", "127.0.0.1:7443"}}, {Underlay: "127.0.0.1"},
 		{Underlay: "lo"},
 	} {
-		u, err := findUnderlay(&c)
+		u, err := findUnderlay(t.Context(), &c)
 		require.NoError(t, err, "%v", c)
 		require.Equal(t, loopback, u.vtep)
 		require.NotZero(t, u.mtu)
 		require.Equal(t, c.Underlay == "lo", u.device == "lo")
 	}
-	u, err := findUnderlay(&Config{Underlay: "127.0.0.1", UnderlayMTU: 1400})
+	u, err := findUnderlay(t.Context(), &Config{Underlay: "127.0.0.1", UnderlayMTU: 1400})
 	require.NoError(t, err)
 	require.EqualValues(t, 1400, u.mtu)
 	for _, c := range []Config{{Underlay: "192.0.2.99"}, {Underlay: "none0"}, {ControlPlane: []string{"name.invalid:1"}}} {
-		_, err := findUnderlay(&c)
+		_, err := findUnderlay(t.Context(), &c)
 		require.ErrorContains(t, err, "underlay")
 	}
 }

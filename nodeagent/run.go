@@ -148,6 +148,7 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return link.Run(ctx) })
+	group.Go(func() error { return nets.watch.run(ctx) })
 	group.Go(func() error {
 		return every(ctx, measureEvery, func() { link.Usage(machines.Measure(ctx)) })
 	})

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -16,13 +17,21 @@ type underlay struct {
 	device string
 }
 
+func (u underlay) String() string {
+	text := fmt.Sprintf("%s with an MTU of %d", u.vtep, u.mtu)
+	if u.device != "" {
+		text += " on " + u.device
+	}
+	return text
+}
+
 // findUnderlay returns the underlay that the configuration names: an interface, or the address of one. Without a
 // setting it is the address from which the host sends to the first member of the control plane that has a route.
-func findUnderlay(c *Config) (underlay, error) {
+func findUnderlay(ctx context.Context, c *Config) (underlay, error) {
 	var u underlay
 	var err error
 	if c.Underlay == "" {
-		u.vtep, err = addressTowards(c.ControlPlane)
+		u.vtep, err = addressTowards(ctx, c.ControlPlane)
 	} else if u.vtep, err = netip.ParseAddr(c.Underlay); err != nil {
 		u.device = c.Underlay
 		u.vtep, err = addressOfDevice(c.Underlay)
@@ -30,8 +39,13 @@ func findUnderlay(c *Config) (underlay, error) {
 	if err != nil {
 		return u, err
 	}
-	u.mtu = c.UnderlayMTU
-	if u.mtu == 0 {
+	return withMTU(c, u)
+}
+
+// withMTU returns u with its present MTU: the setting, or that of the interface with the address.
+func withMTU(c *Config, u underlay) (underlay, error) {
+	var err error
+	if u.mtu = c.UnderlayMTU; u.mtu == 0 {
 		u.mtu, err = mtuOf(u.vtep)
 	}
 	return u, err
@@ -39,10 +53,11 @@ func findUnderlay(c *Config) (underlay, error) {
 
 // addressTowards returns the address from which this host sends to the first of the members that can be resolved and
 // has a route. It sends nothing, except that it may look up names.
-func addressTowards(members []string) (netip.Addr, error) {
+func addressTowards(ctx context.Context, members []string) (netip.Addr, error) {
 	var all []error
+	var dialer net.Dialer
 	for _, member := range members {
-		conn, err := net.Dial("udp", member)
+		conn, err := dialer.DialContext(ctx, "udp", member)
 		if err != nil {
 			all = append(all, err)
 			continue
