@@ -139,6 +139,7 @@ var others = map[string][]string{
 	"nodeagent/disk":      {"shared/qcow2", "shared/mutant", "shared/atomicfile"},
 	"nodeagent/qemu":      {"nodeagent/qmp", "nodeagent/cgroup", "nodeagent/console", "shared/qcow2", "shared/mutant", "shared/atomicfile"},
 	"nodeagent/nsthread":  {"shared/mutant"},
+	"nodeagent/nettest":   {"nodeagent/nsthread"},
 	"nodeagent/netdev":    {"nodeagent/nsthread", "shared/cloud", "shared/mutant"},
 	"nodeagent/firewall":  {"nodeagent/nsthread", "shared/cloud", "shared/mutant"},
 	"nodeagent/edge":      {"nodeagent/nsthread", "shared/cloud", "shared/mutant"},

@@ -33,6 +33,7 @@ const wait = 60 * time.Second
 type lab struct {
 	*testing.T
 	prefix string
+	resync time.Duration // of the hosts that are started
 	hosts  []*labHost
 }
 
@@ -82,23 +83,30 @@ func newLab(t *testing.T, hosts int) *lab {
 	if missing = append(missing, firewall.MissingFeatures(t.Context())...); len(missing) > 0 {
 		skip(t, "this host lacks "+strings.Join(missing, "; "))
 	}
-	l := &lab{T: t, prefix: fmt.Sprintf("tvpc%d-%d-", os.Getpid(), labs.Add(1))}
+	l := &lab{T: t, prefix: fmt.Sprintf("tvpc%d-%d-", os.Getpid(), labs.Add(1)), resync: 500 * time.Millisecond}
 	t.Cleanup(l.remove)
 	l.addNamespace("u")
 	l.ip("u", "link add underlay type bridge")
 	l.ip("u", "link set underlay up")
 	for i := range hosts {
-		h := &labHost{lab: l, name: fmt.Sprintf("h%d", i+1), node: cloud.NodeID(fmt.Sprintf("n%d", i+1)), log: &logged{}}
-		h.vtep = vtepOf(h.node)
-		l.addNamespace(h.name)
-		l.ip(h.name, "link add eth0 type veth peer name %s netns %su", h.name, l.prefix)
-		l.ip("u", "link set %s master underlay up", h.name)
-		l.ip(h.name, "address add %s/24 dev eth0", h.vtep)
-		l.ip(h.name, "link set eth0 up")
-		h.start()
-		l.hosts = append(l.hosts, h)
+		l.addHost(i + 1)
 	}
 	return l
+}
+
+// addHost makes host number n and starts its agent.
+func (l *lab) addHost(n int) *labHost {
+	l.Helper()
+	h := &labHost{lab: l, name: fmt.Sprintf("h%d", n), node: cloud.NodeID(fmt.Sprintf("n%d", n)), log: &logged{}}
+	h.vtep = vtepOf(h.node)
+	l.addNamespace(h.name)
+	l.ip(h.name, "link add eth0 type veth peer name %s netns %su", h.name, l.prefix)
+	l.ip("u", "link set %s master underlay up", h.name)
+	l.ip(h.name, "address add %s/24 dev eth0", h.vtep)
+	l.ip(h.name, "link set eth0 up")
+	h.start()
+	l.hosts = append(l.hosts, h)
+	return h
 }
 
 func skip(t *testing.T, why string) {
@@ -120,7 +128,7 @@ func (h *labHost) start() {
 	require.NoError(t, err)
 	h.device = device
 	h.Networks, err = New(Options{
-		VTEP: h.vtep, Host: device, Firewall: filter, Log: slog.New(slog.NewTextHandler(h.log, nil)), resync: 500 * time.Millisecond,
+		VTEP: h.vtep, Host: device, Firewall: filter, Log: slog.New(slog.NewTextHandler(h.log, nil)), resync: h.lab.resync,
 		Upstreams: func() []netip.AddrPort { return nil },
 		Acknowledge: func(a cloud.NetworkAck) {
 			h.mu.Lock()

@@ -17,4 +17,9 @@ func TestMutants(t *testing.T) {
 	require.True(t, announcesTwice())
 	mutant.Set(mutant.ActivateEarly)
 	require.True(t, activatesUnfiltered(t))
+	mutant.Set(mutant.AcceptBeforeRules)
+	early, _ := newManyPorts(t, 10).startAll()
+	require.NotZero(t, early)
+	mutant.Set(mutant.KeepRevoked)
+	require.NotEmpty(t, newManyPorts(t, 2).revoke(10))
 }

@@ -1,0 +1,74 @@
+package nettest
+
+import (
+	"encoding/binary"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
+)
+
+// Recorder has the IPv4 packets that the devices of a namespace receive, also devices that are added later.
+type Recorder struct {
+	t  *testing.T
+	fd int
+}
+
+// Record begins to record in a namespace. It ends with the test.
+func Record(t *testing.T, namespace string) *Recorder {
+	t.Helper()
+	r := &Recorder{t: t, fd: -1}
+	require.NoError(t, nsthread.InNamed(namespace, func() (err error) {
+		protocol := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.ETH_P_IP))
+		r.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, int(protocol))
+		return err
+	}))
+	t.Cleanup(func() { unix.Close(r.fd) })
+	return r
+}
+
+// UDP returns the number of datagrams to a UDP port that have arrived since the last call of one of the methods. It can
+// be less than the real number if the buffer of the socket has overflowed, but not zero then.
+func (r *Recorder) UDP(port uint16) int {
+	r.t.Helper()
+	return r.count(func(protocol uint8, packet []byte) bool {
+		return protocol == unix.IPPROTO_UDP && len(packet) >= 8 && binary.BigEndian.Uint16(packet[2:]) == port
+	})
+}
+
+// TCPData returns the number of TCP segments with data, from or to a port, that have arrived since the last call of one
+// of the methods. It has the same limit as UDP.
+func (r *Recorder) TCPData(port uint16) int {
+	r.t.Helper()
+	return r.count(func(protocol uint8, packet []byte) bool {
+		return protocol == unix.IPPROTO_TCP && len(packet) >= 20 && len(packet) > int(packet[12]>>4)*4 &&
+			(binary.BigEndian.Uint16(packet) == port || binary.BigEndian.Uint16(packet[2:]) == port)
+	})
+}
+
+// count returns the number of received packets that match, which is called with their protocol and their content after
+// the IPv4 header.
+func (r *Recorder) count(match func(protocol uint8, content []byte) bool) (count int) {
+	r.t.Helper()
+	packet := make([]byte, 65536)
+	for {
+		n, from, err := unix.Recvfrom(r.fd, packet, 0)
+		if errors.Is(err, unix.EAGAIN) {
+			return count
+		}
+		if errors.Is(err, unix.ENETDOWN) {
+			continue // the device was removed
+		}
+		require.NoError(r.t, err)
+		if link, ok := from.(*unix.SockaddrLinklayer); !ok || link.Pkttype == unix.PACKET_OUTGOING || n < 20 {
+			continue
+		}
+		length := min(n, int(binary.BigEndian.Uint16(packet[2:]))) // without the padding of Ethernet
+		if header := int(packet[0]&15) * 4; header <= length && match(packet[9], packet[header:length]) {
+			count++
+		}
+	}
+}
