@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
@@ -39,9 +40,16 @@ type rig struct {
 	dir, cgroup, metrics string
 	tree                 *cgroup.Tree
 	process              *exec.Cmd
+	// namespace is the network namespace of the agent and the control plane. It is empty for that of the test.
+	namespace string
+	program   string   // of the agent; the test program by default
+	flags     []string // of the agent, besides those that all tests need
 }
 
-func newRig(t *testing.T) *rig {
+func newRig(t *testing.T) *rig { return newRigIn(t, "") }
+
+// newRigIn returns a rig with an agent in a network namespace, which is that of the test if the name is empty.
+func newRigIn(t *testing.T, namespace string) *rig {
 	if os.Getuid() != 0 {
 		skip(t, "needs root")
 	}
@@ -51,9 +59,15 @@ func newRig(t *testing.T) *rig {
 	sector, err := os.ReadFile("qemu/testdata/guest.bin")
 	require.NoError(t, err)
 	r := &rig{
-		T: t, controlPlane: newControlPlane(t, append(sector, make([]byte, 1<<20-len(sector))...)), dir: t.TempDir(),
-		cgroup: fmt.Sprintf("trivet-test-agent-%d", os.Getpid()), metrics: freeAddr(t),
+		T: t, dir: t.TempDir(), cgroup: fmt.Sprintf("trivet-test-agent-%d", os.Getpid()), namespace: namespace, program: os.Args[0],
 	}
+	var listener net.Listener
+	require.NoError(t, r.in(func() (err error) {
+		listener, err = net.Listen("tcp", "127.0.0.1:0")
+		r.metrics = freeAddr(t)
+		return err
+	}))
+	r.controlPlane = newControlPlane(t, append(sector, make([]byte, 1<<20-len(sector))...), listener)
 	r.tree, err = cgroup.Open(r.cgroup)
 	require.NoError(t, err)
 	t.Cleanup(func() {
@@ -71,6 +85,14 @@ func newRig(t *testing.T) *rig {
 		require.NoError(t, r.tree.Close())
 	})
 	return r
+}
+
+// in calls f in the network namespace of the agent.
+func (r *rig) in(f func() error) error {
+	if r.namespace == "" {
+		return f()
+	}
+	return nsthread.InNamed(r.namespace, f)
 }
 
 func skip(t *testing.T, why string) {
@@ -92,8 +114,8 @@ func freeAddr(t *testing.T) string {
 func (r *rig) command() *exec.Cmd {
 	token := filepath.Join(r.dir, "token")
 	require.NoError(r, os.WriteFile(token, []byte(r.token()+"\n"), 0o600))
-	cmd := exec.Command(os.Args[0], "--controlplane", r.addr, "--data-dir", filepath.Join(r.dir, "agent"), "--join-token", token,
-		"--cgroup", r.cgroup, "--accel", "tcg", "--allow-tcg", "--name", "host1", "--metrics-listen", r.metrics)
+	cmd := exec.Command(r.program, append([]string{"--controlplane", r.addr, "--data-dir", filepath.Join(r.dir, "agent"), "--join-token", token,
+		"--cgroup", r.cgroup, "--accel", "tcg", "--allow-tcg", "--name", "host1", "--metrics-listen", r.metrics}, r.flags...)...)
 	cmd.Env = append(os.Environ(), asAgent+"=1")
 	return cmd
 }
@@ -104,7 +126,7 @@ func (r *rig) start() {
 	if !testing.Verbose() {
 		r.process.Stderr = nil
 	}
-	require.NoError(r, r.process.Start())
+	require.NoError(r, r.in(r.process.Start))
 }
 
 // kill sends a signal to the agent, waits until it has ended, and returns the error of its Wait.
@@ -116,7 +138,11 @@ func (r *rig) kill(signal syscall.Signal) error {
 }
 
 func (r *rig) get(path string) string {
-	answer, err := http.Get("http://" + r.metrics + path)
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, Dial: func(network, address string) (conn net.Conn, err error) {
+		err = r.in(func() error { conn, err = net.Dial(network, address); return err })
+		return conn, err
+	}}}
+	answer, err := client.Get("http://" + r.metrics + path)
 	require.NoError(r, err)
 	defer answer.Body.Close()
 	body, err := io.ReadAll(answer.Body)

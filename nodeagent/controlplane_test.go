@@ -49,12 +49,12 @@ type controlPlane struct {
 	facts    *agentv1.NodeFacts
 	console  bytes.Buffer
 	moved    chan struct{} // closed and replaced by each call of change
+	networks hostNetworks
 }
 
-func newControlPlane(t *testing.T, image []byte) *controlPlane {
+// newControlPlane starts a control plane that the agent reaches at the address of the listener.
+func newControlPlane(t *testing.T, image []byte, listener net.Listener) *controlPlane {
 	authority, err := mtls.NewAuthority("test", bytes.Repeat([]byte{1}, ed25519.SeedSize))
-	require.NoError(t, err)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	c := &controlPlane{
 		t: t, addr: listener.Addr().String(), authority: authority, image: image, vms: map[string]*agentv1.AssignedVm{},
