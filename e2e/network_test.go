@@ -37,7 +37,7 @@ type networkCloud struct {
 
 // newNetworkCloud starts a cloud with count hosts that are READY and have a network.
 func newNetworkCloud(t *testing.T, count int) *networkCloud {
-	w := newWorld(t)
+	w := newWorld(t, func(w *world) { w.trio.Extra = lab.Unlimited })
 	c := &networkCloud{world: w}
 	numbers := make([]int, count)
 	for i := range numbers {
@@ -268,6 +268,7 @@ func TestNetworks(t *testing.T) {
 		require.NoError(t, c.hosts[1].Healthy(c.context(time.Minute)))
 		d.run("ping -c 3 -W 5 b.default.internal")
 	})
+	c.run("the leader is killed during 500 port creations", func(t *testing.T) { c.killLeaderDuringCreation(vpc, a) })
 	c.run("what is deleted leaves nothing on the hosts", func(t *testing.T) { c.deleteAll(a, b, d, e) })
 	c.run("guests with IPv6", func(t *testing.T) { c.ipv6() })
 }
