@@ -125,10 +125,11 @@ func (c *networkCloud) rules6(a, b *machine6) {
 	b.eventually("ping6 passes", ping)
 	b.run("! ping -c 1 -W 1 " + a.nic.Address.Addr().String()) // a rule for IPv6 permits no IPv4
 
-	// b sends without end on one connection. After the rule is removed, a receives nothing more.
+	// b sends without end on one connection. After the rule is removed, a receives nothing more. The standard input of
+	// both nc stays open, because nc ends when its peer has nothing to send.
 	rule := allow("tcp", 7000)
-	a.run("timeout 300 nc -l -p 7000 >/tmp/received 2>/dev/null </dev/null & sleep 1")
-	b.run("(while echo x; do sleep 0.2; done) | timeout 300 nc " + a.address() + " 7000 >/dev/null 2>&1 &")
+	a.run("sleep 300 2>/dev/null </dev/null | timeout 300 nc -l -p 7000 >/tmp/received 2>/dev/null & sleep 1")
+	b.run("(while echo x; do sleep 0.2; done) 2>/dev/null </dev/null | timeout 300 nc " + a.address() + " 7000 >/dev/null 2>&1 &")
 	a.eventually("data arrives", "test $(wc -c </tmp/received) -gt 4")
 	remove(g.GetId(), rule)
 	a.eventually("no more data arrives", "n=$(wc -c </tmp/received); sleep 2; test $n = $(wc -c </tmp/received)")

@@ -82,6 +82,13 @@ func openNetworks(ctx context.Context, c *Config, ack func(cloud.NetworkAck), ke
 
 func (n *networks) open(ctx context.Context, u underlay, c *Config, log *slog.Logger) error {
 	denied := []netip.Prefix{netip.PrefixFrom(u.vtep, u.vtep.BitLen())}
+	members, err := memberAddresses(ctx, c.ControlPlane)
+	if err != nil {
+		log.Warn("guests may reach addresses of the control plane that cannot be resolved, if NAT leads there", "err", err)
+	}
+	for _, a := range members {
+		denied = append(denied, netip.PrefixFrom(a, a.BitLen()))
+	}
 	filter, err := firewall.New(firewall.Options{
 		Trusted: []string{"vx*"}, Denied: denied,
 	})
@@ -96,8 +103,10 @@ func (n *networks) open(ctx context.Context, u underlay, c *Config, log *slog.Lo
 			return errors.New("external networks: " + strings.Join(missing, ", "))
 		}
 		options := edge.Options{Prefix: n.prefix, External: map[string]edge.External{}}
-		if u.vtep.Is4() {
-			options.Denied = denied
+		for _, p := range denied {
+			if p.Addr().Is4() {
+				options.Denied = append(options.Denied, p)
+			}
 		}
 		for name, e := range c.External {
 			if options.External[name], err = e.connection(); err != nil {

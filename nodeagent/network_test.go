@@ -91,6 +91,13 @@ func TestFindUnderlay(t *testing.T) {
 	}
 }
 
+// TestMemberAddresses requires that the addresses of members are found although one name cannot be resolved.
+func TestMemberAddresses(t *testing.T) {
+	found, err := memberAddresses(t.Context(), []string{"192.0.2.1:7443", "[2001:db8::1]:7443", "192.0.2.1:8443", "name.invalid:1", "[::ffff:192.0.2.2]:1"})
+	require.ErrorContains(t, err, "name.invalid")
+	require.Equal(t, []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("192.0.2.2")}, found)
+}
+
 // TestHostWithoutVPCs requires that a host that cannot have VPCs reports those that it gets as failed.
 func TestHostWithoutVPCs(t *testing.T) {
 	var acks []cloud.NetworkAck

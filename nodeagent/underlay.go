@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"time"
 )
 
 // underlay is the network that connects the hosts, as this host sees it.
@@ -68,6 +69,35 @@ func addressTowards(ctx context.Context, members []string) (netip.Addr, error) {
 	}
 	err := errors.Join(all...)
 	return netip.Addr{}, fmt.Errorf("find the address that leads to the control plane; set underlay: %w", err)
+}
+
+// resolveTimeout limits how long memberAddresses looks up names.
+const resolveTimeout = 5 * time.Second
+
+// memberAddresses returns the addresses of members of the control plane, which are given as host:port. It returns those
+// that it found also with an error.
+func memberAddresses(ctx context.Context, members []string) (out []netip.Addr, err error) {
+	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
+	defer cancel()
+	var wrong []error
+	for _, member := range members {
+		host, _, err := net.SplitHostPort(member)
+		if err != nil {
+			wrong = append(wrong, err)
+			continue
+		}
+		found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+		if err != nil {
+			wrong = append(wrong, err)
+			continue
+		}
+		for _, a := range found {
+			if a = a.Unmap().WithZone(""); !slices.Contains(out, a) {
+				out = append(out, a)
+			}
+		}
+	}
+	return out, errors.Join(wrong...)
 }
 
 // addressOfDevice returns the first IPv4 address of an interface, or the first IPv6 address if it has no IPv4 address.

@@ -154,7 +154,13 @@ func (f *Feed) apply(changes []store.TableChange, revision int64) error {
 	for i, c := range changes {
 		if c.Table == hostNetworks.Name() {
 			host, _ := values[i].(*cloud.HostNetwork)
+			version := f.index.underlayVersion
 			f.notify(f.index.setHost(cloud.NodeID(c.Path[0]), host))
+			if f.index.underlayVersion != version {
+				for _, s := range f.sessions {
+					s.mark(hostChange{node: s.node})
+				}
+			}
 		} else {
 			key := recordKey{uint8(kindNumbers[c.Table]), cloud.ProjectID(c.Path[0]), c.Path[1]}
 			f.notify(f.index.set(key, values[i], c.Revision))

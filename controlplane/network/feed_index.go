@@ -1,7 +1,9 @@
 package network
 
 import (
+	"maps"
 	"net/netip"
+	"slices"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/mutant"
@@ -22,6 +24,10 @@ type index struct {
 	pending map[cloud.NodeID]map[recordKey]pendingPort
 	// vteps has the underlay address of each host.
 	vteps map[cloud.NodeID]netip.Addr
+	// underlay has the different addresses in vteps, sorted, and underlayVersion is the number of its changes. It is nil
+	// if it has to be computed again.
+	underlay        []string
+	underlayVersion uint64
 }
 
 // entry describes a record in the index, without the record's content.
@@ -68,7 +74,8 @@ func newIndex() *index {
 	return &index{
 		entries: map[recordKey]entry{}, vpcs: map[cloud.VPCID]*vpcEntry{}, projects: map[cloud.ProjectID]*projectEntry{},
 		needs: map[cloud.NodeID]map[cloud.VPCID]struct{}{}, portsOn: map[cloud.NodeID]map[recordKey]struct{}{},
-		pending: map[cloud.NodeID]map[recordKey]pendingPort{}, vteps: map[cloud.NodeID]netip.Addr{},
+		underlayVersion: 1,
+		pending:         map[cloud.NodeID]map[recordKey]pendingPort{}, vteps: map[cloud.NodeID]netip.Addr{},
 	}
 }
 
@@ -233,10 +240,29 @@ func (x *index) setHost(node cloud.NodeID, h *cloud.HostNetwork) (out []hostChan
 	} else {
 		x.vteps[node] = vtep
 	}
+	x.underlay = nil
+	x.underlayVersion++
 	for key := range x.portsOn[node] {
 		out = x.toHosts(out, key, x.entries[key].vpc)
 	}
 	return out
+}
+
+// underlayAddresses returns the underlay addresses of all hosts.
+func (x *index) underlayAddresses() []string {
+	if x.underlay == nil {
+		known := map[netip.Addr]bool{}
+		for _, a := range x.vteps {
+			if a.IsValid() {
+				known[a] = true
+			}
+		}
+		x.underlay = make([]string, 0, len(known))
+		for _, a := range slices.SortedFunc(maps.Keys(known), netip.Addr.Compare) {
+			x.underlay = append(x.underlay, a.String())
+		}
+	}
+	return x.underlay
 }
 
 // putIn sets the value of a key in one of the maps of m.

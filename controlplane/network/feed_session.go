@@ -42,6 +42,8 @@ type feedSession struct {
 	confirm bool
 	// vpcs has the VPCs that the host has received, with their projects.
 	vpcs map[cloud.VPCID]cloud.ProjectID
+	// underlay is the version of the hosts' addresses that the host has received, 0 before the snapshot.
+	underlay uint64
 	// sent is the revision of the last complete message, and sentAt its time.
 	sent   int64
 	sentAt time.Time
@@ -194,12 +196,14 @@ func (f *Feed) send(ctx context.Context, s *feedSession, send func(*agentv1.Sync
 	}
 }
 
-// delta describes the next message of a session: the IDs of records that the host no longer needs, and the keys of the
-// records to send.
+// delta describes the next message of a session: the IDs of records that the host no longer needs, the keys of the
+// records to send, and the addresses of hosts.
 type delta struct {
 	revision int64
 	deleted  []string
 	keys     []recordKey
+	// underlay has the underlay addresses of all hosts. It is nil if they are not to be sent.
+	underlay []string
 }
 
 // take returns what the session has to send. It is false if there is nothing. The snapshot is a delta of a session
@@ -212,6 +216,9 @@ func (f *Feed) take(s *feedSession) (d delta, ok bool) {
 		return d, false
 	}
 	d.revision = x.revision
+	if s.underlay != x.underlayVersion {
+		s.underlay, d.underlay = x.underlayVersion, x.underlayAddresses()
+	}
 	keys := map[recordKey]struct{}{}
 	formerProjects := projectsOf(s.vpcs)
 	for id := range s.lost {
@@ -263,7 +270,7 @@ func (f *Feed) take(s *feedSession) (d delta, ok bool) {
 	d.keys = slices.SortedFunc(maps.Keys(keys), compareKeys)
 	slices.Sort(d.deleted)
 	d.deleted = slices.Compact(d.deleted)
-	ok = s.confirm || len(d.keys) > 0 || len(d.deleted) > 0
+	ok = s.confirm || len(d.keys) > 0 || len(d.deleted) > 0 || d.underlay != nil
 	s.confirm = false
 	clear(s.unsent)
 	return d, ok
@@ -296,6 +303,11 @@ func (f *Feed) sendDelta(ctx context.Context, s *feedSession, d delta, send func
 		f.metrics.messages.Inc()
 		return send(m)
 	}}
+	if d.underlay != nil {
+		if err := out.setUnderlay(d.underlay); err != nil {
+			return err
+		}
+	}
 	for _, id := range d.deleted {
 		if err := out.delete(id); err != nil {
 			return err

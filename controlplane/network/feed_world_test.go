@@ -307,6 +307,9 @@ func (a *fakeAgent) show(names map[string]string) string {
 		for _, r := range recordsOf(m) {
 			merged[idOf(r)] = line(r, names)
 		}
+		if m.GetUnderlay() != nil {
+			merged["underlay"] = "underlay " + strings.Join(m.GetUnderlay().GetAddresses(), " ")
+		}
 		for _, id := range m.GetDeleted() {
 			merged[id] = "deleted " + scriptName(id, names)
 		}

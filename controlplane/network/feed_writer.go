@@ -39,6 +39,17 @@ func (w *feedWriter) next(size int) (*agentv1.SyncNetworksResponse, error) {
 	return w.message, nil
 }
 
+// setUnderlay adds the underlay addresses of all hosts.
+func (w *feedWriter) setUnderlay(addresses []string) error {
+	list := &agentv1.UnderlayHosts{Addresses: addresses}
+	m, err := w.next(proto.Size(list))
+	if err != nil {
+		return err
+	}
+	m.Underlay = list
+	return nil
+}
+
 // delete adds the ID of a deleted record.
 func (w *feedWriter) delete(id string) error {
 	m, err := w.next(len(id))

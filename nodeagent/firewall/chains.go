@@ -62,8 +62,11 @@ func render(vpc *cloud.HostVPC, o *Options) (*state, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &policy{subjects: newSubjects(vpc), rules: newRuleBook(vpc), vpc: [2]netip.Prefix{vpc.CIDR, vpc.CIDR6}}
+	p := &policy{subjects: newSubjects(vpc), rules: newRuleBook(vpc), vpc: [2]netip.Prefix{vpc.CIDR, vpc.CIDR6}, deniedAddresses: map[netip.Addr]bool{}}
 	p.denied = o.Denied
+	for _, a := range vpc.Denied {
+		p.deniedAddresses[a] = true
+	}
 	s := &state{looseTCP: vpc.LooseTCP, bridge: bridge, policy: p}
 	for i, ipv6 := range []bool{false, true} {
 		r := &tableRenderer{policy: p, vpc: vpc, ipv6: ipv6, sets: map[string][]netip.Addr{}, chains: map[string][]string{}}
@@ -156,13 +159,18 @@ func (r *tableRenderer) forward() []string {
 		"-j "+ingressChain, "-j ACCEPT")
 }
 
-// denied returns the rules that drop packets to the denied prefixes. There are none if no prefix is of this family.
+// denied returns the rules that drop packets to the denied prefixes and to the VPC's denied addresses. There are none if
+// none of these is of this family.
 func (r *tableRenderer) denied() []string {
 	var rules []string
 	for _, p := range r.policy.denied {
 		if p.Addr().Is6() == r.ipv6 {
 			rules = append(rules, "-d "+p.String()+" -j DROP")
 		}
+	}
+	if slices.ContainsFunc(r.vpc.Denied, func(a netip.Addr) bool { return a.Is6() == r.ipv6 }) {
+		name := r.set("denied", "", slices.Values(r.vpc.Denied))
+		rules = append(rules, "-m set --match-set "+name+" dst -j DROP")
 	}
 	vpc := r.vpc.CIDR
 	if r.ipv6 {

@@ -71,6 +71,37 @@ func TestDeniedPrefixes(t *testing.T) {
 	}
 }
 
+// TestDeniedAddresses checks that ports do not reach the denied addresses of the VPC's state, such as those of hosts,
+// that a connection to an address that is denied later ends, and that an address of the VPC's own prefix is not denied.
+func TestDeniedAddresses(t *testing.T) {
+	s := newCallStage(t)
+	s.group("open", allowAll(cloud.Ingress, cloud.Egress)...)
+	client, near := s.add(t, 0, 5, "open"), s.add(t, 1, 7, "open")
+	edge := s.addEdge(t)
+	internet := s.outside(edge, "203.0.113.9", "2001:db8:2::9")
+	host := s.outside(edge, "198.51.100.1", "2001:db8:2::1")
+	s.set(t)
+	for _, ipv6 := range []bool{false, true} {
+		require.Equal(t, "arrives", s.verdict(t, call{client, host, ipv6, udpTo(1)}), "before the address is denied")
+		require.Equal(t, "arrives", s.verdict(t, call{client, internet, ipv6, udpTo(1)}))
+	}
+	s.vpc.Denied = []netip.Addr{near.port.IP, host.port.IP, host.port.IP6, near.port.IP6}
+	require.Equal(t, 2, s.set(t).Revoked, "the connections to the denied addresses")
+	require.Equal(t, Result{}, s.set(t))
+	s.restart(t)
+	require.Equal(t, Result{}, s.set(t))
+	for _, ipv6 := range []bool{false, true} {
+		for _, port := range []uint16{1, 2} {
+			require.Equal(t, "denied", s.verdict(t, call{client, host, ipv6, udpTo(port)}), "to a denied address")
+		}
+		require.Equal(t, "arrives", s.verdict(t, call{client, internet, ipv6, udpTo(1)}), "to the internet")
+		require.Equal(t, "arrives", s.verdict(t, call{client, near, ipv6, udpTo(1)}), "within the VPC")
+	}
+	s.vpc.Denied = nil
+	s.set(t)
+	require.Equal(t, "arrives", s.verdict(t, call{client, host, false, udpTo(2)}), "no longer denied")
+}
+
 // TestPairOfAllAddresses checks a port whose address pair contains all addresses, such as a router's. A connection from
 // outside to the port does not begin at the port, although its source is in the pair: the port's egress rules do not
 // apply to it.

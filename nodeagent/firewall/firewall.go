@@ -34,7 +34,8 @@
 //     kernel's default of 1 the next segment of either side would re-create a deleted TCP connection. It is 1 for VPCs
 //     with LooseTCP: connections of a VM that has just migrated to this host have no conntrack entries here.
 //   - The namespace itself answers only DHCP, DNS, metadata and ping. Security groups do not apply to these.
-//   - No packet is forwarded to the prefixes in [Options.Denied], whatever the groups permit.
+//   - No packet is forwarded to the prefixes in [Options.Denied] and to the addresses in Denied of [cloud.HostVPC],
+//     whatever the groups permit. The addresses are in an ipset, because a cloud may have thousands of hosts.
 //   - The kernel counts the connections of each network namespace separately, and applies the host's setting
 //     net.netfilter.nf_conntrack_max to each of them. A flood in one VPC therefore takes no entries from another. The
 //     package sets no lower limit for a VPC: the setting cannot be written in a namespace (Linux 6.18), and connlimit

@@ -12,9 +12,11 @@ import (
 type policy struct {
 	subjects *subjects
 	rules    *ruleBook
-	vpc      [2]netip.Prefix     // the prefixes of the VPC: IPv4, IPv6
-	denied   []netip.Prefix      // see Options.Denied
-	local    map[netip.Addr]bool // addresses of the namespace; needed for connections only, not for chains
+	vpc      [2]netip.Prefix // the prefixes of the VPC: IPv4, IPv6
+	denied   []netip.Prefix  // see Options.Denied
+	// deniedAddresses are those of the VPC, see cloud.HostVPC.
+	deniedAddresses map[netip.Addr]bool
+	local           map[netip.Addr]bool // addresses of the namespace; needed for connections only, not for chains
 }
 
 // Destinations to which guests send DHCP requests (RFC 2131, part 4.4.1; RFC 8415, part 7.1).
@@ -55,10 +57,10 @@ func (p *policy) permits(f *flow) bool {
 	return !limited || p.permit(list, cloud.Ingress, f, f.source)
 }
 
-// isDenied reports whether packets to a are dropped because a is in a denied prefix.
+// isDenied reports whether packets to a are dropped because a is a denied address or in a denied prefix.
 func (p *policy) isDenied(a netip.Addr) bool {
 	contains := func(prefix netip.Prefix) bool { return prefix.Contains(a) }
-	return slices.ContainsFunc(p.denied, contains) && !slices.ContainsFunc(p.vpc[:], contains)
+	return (p.deniedAddresses[a] || slices.ContainsFunc(p.denied, contains)) && !slices.ContainsFunc(p.vpc[:], contains)
 }
 
 // groupsOf returns the groups whose rules apply to the packets of an address. It returns false if no rules apply.

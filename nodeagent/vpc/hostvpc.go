@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // wanted is the wanted state of a VPC on this host.
@@ -40,6 +41,9 @@ func (t *tables) hostVPC(id cloud.VPCID, vtep netip.Addr) (wanted, bool) {
 	}
 	v := one.record
 	w := wanted{HostVPC: cloud.HostVPC{ID: v.ID, MTU: v.MTU, CIDR: v.CIDR, CIDR6: v.CIDR6}, Domain: v.Domain}
+	if !mutant.On(mutant.ReachHosts) {
+		w.Denied = t.hosts
+	}
 	w.addSubnets(one)
 	index := map[cloud.SubnetID]*cloud.HostSubnet{}
 	for i := range w.Subnets {

@@ -99,6 +99,35 @@ func TestShop(t *testing.T) {
 	require.NoFileExists(t, l.path(two.vpcName("shop")))
 }
 
+// TestHostsAreDenied requires that a guest does not reach the underlay address of a host, although a route leads there,
+// and that this holds for hosts that are added later.
+func TestHostsAreDenied(t *testing.T) {
+	l := newLab(t, 1)
+	h := l.hosts[0]
+	records := "vpc a\nsubnet s1 vpc=a net=1\nport p5 vpc=a subnet=s1 at=10.0.1.5 node=n1 groups=g\ngroup g any->"
+	h.snapshot(1, records+"\nhosts 192.0.2.1")
+	guest := h.endpoint("p5")
+	l.addNamespace("far") // a host at the other end of a link that a NAT gateway could use
+	l.ip(h.vpcName("a"), "link add out type veth peer name eth0 netns %sfar", l.prefix)
+	l.ip(h.vpcName("a"), "address add 198.51.100.1/24 dev out")
+	l.ip(h.vpcName("a"), "link set out up")
+	l.ip("far", "link set eth0 up")
+	l.ip("far", "address add 198.51.100.2/24 dev eth0")
+	l.ip("far", "address add 198.51.100.3/24 dev eth0")
+	l.ip("far", "route add default via 198.51.100.1")
+	l.listen("far", 80)
+	reaches := func(to string, within time.Duration) bool { return l.connects(guest, to, 80, within) }
+	require.Eventually(t, func() bool { return reaches("198.51.100.2", 5*time.Second) }, wait, time.Millisecond)
+
+	h.change(2, "hosts 192.0.2.1 198.51.100.2")
+	require.False(t, reaches("198.51.100.2", time.Second), "a guest reached a host")
+	require.True(t, reaches("198.51.100.3", 5*time.Second))
+	h.snapshot(3, records)
+	require.False(t, reaches("198.51.100.2", time.Second), "a guest reached a host")
+	h.change(4, "hosts 192.0.2.1")
+	require.Eventually(t, func() bool { return reaches("198.51.100.2", 5*time.Second) }, wait, time.Millisecond)
+}
+
 // change0 applies a change before the first snapshot, which must have no effect.
 func (h *labHost) change0(t *testing.T) {
 	h.Apply(cloud.NetworkUpdate{Node: h.node, Stream: h.stream, Revision: 1, Deleted: []string{"shop"}})

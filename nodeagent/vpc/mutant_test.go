@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/shared/mutant"
+	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
 // TestMutants checks that the tests detect each mutant of this package.
@@ -22,4 +23,5 @@ func TestMutants(t *testing.T) {
 	require.NotZero(t, early)
 	mutant.Set(mutant.KeepRevoked)
 	require.NotEmpty(t, newManyPorts(t, 2).revoke(10))
+	mutanttest.Notices(t, mutant.ReachHosts, TestHostsAreDenied, "a guest reached a host")
 }

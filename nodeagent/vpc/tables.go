@@ -3,6 +3,8 @@ package vpc
 import (
 	"fmt"
 	"maps"
+	"net/netip"
+	"slices"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/mutant"
@@ -18,6 +20,8 @@ type tables struct {
 	floatingAt map[cloud.PortID]cloud.FloatingIPID
 	// owners are the VPCs of subnets, ports, route tables and NAT gateways.
 	owners map[string]cloud.VPCID
+	// hosts are the underlay addresses of all hosts of the cloud, sorted.
+	hosts []netip.Addr
 	// invalid are the records that failed a check when they last changed, by ID.
 	invalid map[string]cloud.InvalidRecord
 }
@@ -61,9 +65,13 @@ func (t *tables) apply(u *cloud.NetworkUpdate) map[cloud.VPCID]bool {
 			vpcs: map[cloud.VPCID]*vpcTable{}, groups: map[cloud.SecurityGroupID]*cloud.SecurityGroup{},
 			owners: map[string]cloud.VPCID{}, invalid: map[string]cloud.InvalidRecord{},
 			floating: map[cloud.FloatingIPID]*cloud.FloatingIP{}, floatingAt: map[cloud.PortID]cloud.FloatingIPID{},
+			hosts: last.hosts, // members of earlier versions send none
 		}
 	}
 	t.node = u.Node
+	if u.Hosts != nil {
+		t.setHosts(u.Hosts, touched)
+	}
 	for _, id := range u.Deleted {
 		t.remove(id, touched)
 	}
@@ -107,6 +115,18 @@ func (t *tables) apply(u *cloud.NetworkUpdate) map[cloud.VPCID]bool {
 		}
 	}
 	return touched
+}
+
+// setHosts replaces the underlay addresses of all hosts.
+func (t *tables) setHosts(hosts []netip.Addr, touched map[cloud.VPCID]bool) {
+	hosts = slices.Compact(slices.SortedFunc(slices.Values(hosts), netip.Addr.Compare))
+	if slices.Equal(t.hosts, hosts) {
+		return
+	}
+	t.hosts = hosts
+	for id := range t.vpcs {
+		touched[id] = true
+	}
 }
 
 // keep copies the record with an ID from last, which are the tables before a snapshot. The snapshot has the record with

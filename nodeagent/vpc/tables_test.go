@@ -33,6 +33,7 @@ func vtepOf(node cloud.NodeID) netip.Addr {
 //	group g tcp/80<-h any->
 //	delete p5
 //	invalid p5 vpc=a
+//	hosts 192.0.2.1 192.0.2.2
 //
 // `snapshot` and `change` apply their lines and print the VPCs whose state may have changed. `show` prints the wanted
 // state of a VPC.
@@ -83,6 +84,10 @@ func parseUpdate(t *testing.T, input string) cloud.NetworkUpdate {
 			u.Groups = append(u.Groups, cloud.SecurityGroup{ID: cloud.SecurityGroupID(id), Rules: parseRules(words[2:])})
 		case "delete":
 			u.Deleted = append(u.Deleted, id)
+		case "hosts":
+			for _, word := range words[1:] {
+				u.Hosts = append(u.Hosts, netip.MustParseAddr(word))
+			}
 		case "invalid":
 			u.Invalid = append(u.Invalid, cloud.InvalidRecord{ID: id, VPC: vpc, Err: errors.New("is invalid")})
 		default:
@@ -175,6 +180,9 @@ func show(w *wanted) string {
 	}
 	for _, m := range w.Members {
 		fmt.Fprintf(&b, "members of %s: %v\n", m.ID, m.Addresses)
+	}
+	if len(w.Denied) > 0 {
+		fmt.Fprintf(&b, "denied %v\n", w.Denied)
 	}
 	for _, p := range w.Problems {
 		fmt.Fprintf(&b, "problem: %s\n", p)

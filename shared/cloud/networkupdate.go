@@ -22,6 +22,8 @@ type NetworkUpdate struct {
 	RouteTables []RouteTable
 	NATGateways []NATGateway
 	FloatingIPs []FloatingIP
+	// Hosts are the underlay addresses of all hosts of the cloud. Nil means that they have not changed.
+	Hosts []netip.Addr
 	// Deleted are the IDs of records of any kind that no longer exist. Deleting a VPC deletes its records.
 	Deleted []string
 	// Invalid are records that the agent cannot use.

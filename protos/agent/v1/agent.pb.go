@@ -2113,7 +2113,9 @@ type SyncNetworksResponse struct {
 	// that the host needs it no longer: everything that belongs to it is to be removed, and with the last VPC of a
 	// project the project's security groups. A floating IP belongs to the VPC of its port or service IP. The host deletes
 	// before it takes the records of the same message: a VPC that the host needs again comes with its ID here.
-	Deleted       []string `protobuf:"bytes,12,rep,name=deleted,proto3" json:"deleted,omitempty"`
+	Deleted []string `protobuf:"bytes,12,rep,name=deleted,proto3" json:"deleted,omitempty"`
+	// In the snapshot, and when the list has changed.
+	Underlay      *UnderlayHosts `protobuf:"bytes,13,opt,name=underlay,proto3" json:"underlay,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2232,6 +2234,59 @@ func (x *SyncNetworksResponse) GetDeleted() []string {
 	return nil
 }
 
+func (x *SyncNetworksResponse) GetUnderlay() *UnderlayHosts {
+	if x != nil {
+		return x.Underlay
+	}
+	return nil
+}
+
+// UnderlayHosts has the underlay addresses of all hosts of the cloud, sorted. A list replaces the former one. Hosts
+// forward no packets of guests to them.
+type UnderlayHosts struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Addresses     []string               `protobuf:"bytes,1,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnderlayHosts) Reset() {
+	*x = UnderlayHosts{}
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnderlayHosts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnderlayHosts) ProtoMessage() {}
+
+func (x *UnderlayHosts) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnderlayHosts.ProtoReflect.Descriptor instead.
+func (*UnderlayHosts) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *UnderlayHosts) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
 type HostVpc struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Vpc   *v11.Vpc               `protobuf:"bytes,1,opt,name=vpc,proto3" json:"vpc,omitempty"`
@@ -2243,7 +2298,7 @@ type HostVpc struct {
 
 func (x *HostVpc) Reset() {
 	*x = HostVpc{}
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2255,7 +2310,7 @@ func (x *HostVpc) String() string {
 func (*HostVpc) ProtoMessage() {}
 
 func (x *HostVpc) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2268,7 +2323,7 @@ func (x *HostVpc) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostVpc.ProtoReflect.Descriptor instead.
 func (*HostVpc) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *HostVpc) GetVpc() *v11.Vpc {
@@ -2296,7 +2351,7 @@ type HostSubnet struct {
 
 func (x *HostSubnet) Reset() {
 	*x = HostSubnet{}
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2308,7 +2363,7 @@ func (x *HostSubnet) String() string {
 func (*HostSubnet) ProtoMessage() {}
 
 func (x *HostSubnet) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2321,7 +2376,7 @@ func (x *HostSubnet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostSubnet.ProtoReflect.Descriptor instead.
 func (*HostSubnet) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *HostSubnet) GetSubnet() *v11.Subnet {
@@ -2354,7 +2409,7 @@ type HostPort struct {
 
 func (x *HostPort) Reset() {
 	*x = HostPort{}
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2366,7 +2421,7 @@ func (x *HostPort) String() string {
 func (*HostPort) ProtoMessage() {}
 
 func (x *HostPort) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2379,7 +2434,7 @@ func (x *HostPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostPort.ProtoReflect.Descriptor instead.
 func (*HostPort) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *HostPort) GetPort() *v11.Port {
@@ -2573,7 +2628,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"VpcFailure\x12\x15\n" +
 	"\x06vpc_id\x18\x01 \x01(\tR\x05vpcId\x12\x14\n" +
-	"\x05error\x18\x02 \x01(\tR\x05error\"\xaa\x04\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\"\xdf\x04\n" +
 	"\x14SyncNetworksResponse\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\x12\x1a\n" +
@@ -2588,7 +2643,10 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	" \x03(\v2\x16.network.v1.FloatingIpR\vfloatingIps\x126\n" +
 	"\vservice_ips\x18\v \x03(\v2\x15.network.v1.ServiceIpR\n" +
 	"serviceIps\x12\x18\n" +
-	"\adeleted\x18\f \x03(\tR\adeleted\"D\n" +
+	"\adeleted\x18\f \x03(\tR\adeleted\x123\n" +
+	"\bunderlay\x18\r \x01(\v2\x17.agent.v1.UnderlayHostsR\bunderlay\"-\n" +
+	"\rUnderlayHosts\x12\x1c\n" +
+	"\taddresses\x18\x01 \x03(\tR\taddresses\"D\n" +
 	"\aHostVpc\x12!\n" +
 	"\x03vpc\x18\x01 \x01(\v2\x0f.network.v1.VpcR\x03vpc\x12\x16\n" +
 	"\x06domain\x18\x02 \x01(\tR\x06domain\"J\n" +
@@ -2646,7 +2704,7 @@ func file_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_agent_v1_agent_proto_goTypes = []any{
 	(Power)(0),                   // 0: agent.v1.Power
 	(Observed)(0),                // 1: agent.v1.Observed
@@ -2676,23 +2734,24 @@ var file_agent_v1_agent_proto_goTypes = []any{
 	(*HostNetwork)(nil),          // 25: agent.v1.HostNetwork
 	(*VpcFailure)(nil),           // 26: agent.v1.VpcFailure
 	(*SyncNetworksResponse)(nil), // 27: agent.v1.SyncNetworksResponse
-	(*HostVpc)(nil),              // 28: agent.v1.HostVpc
-	(*HostSubnet)(nil),           // 29: agent.v1.HostSubnet
-	(*HostPort)(nil),             // 30: agent.v1.HostPort
-	(v1.NicModel)(0),             // 31: vmcontroller.v1.NicModel
-	(v1.DiskBus)(0),              // 32: vmcontroller.v1.DiskBus
-	(v1.DiskCache)(0),            // 33: vmcontroller.v1.DiskCache
-	(v1.ImageFormat)(0),          // 34: vmcontroller.v1.ImageFormat
-	(v1.Architecture)(0),         // 35: vmcontroller.v1.Architecture
-	(*v1.ResourceUsage)(nil),     // 36: vmcontroller.v1.ResourceUsage
-	(*v11.SecurityGroup)(nil),    // 37: network.v1.SecurityGroup
-	(*v11.RouteTable)(nil),       // 38: network.v1.RouteTable
-	(*v11.NatGateway)(nil),       // 39: network.v1.NatGateway
-	(*v11.FloatingIp)(nil),       // 40: network.v1.FloatingIp
-	(*v11.ServiceIp)(nil),        // 41: network.v1.ServiceIp
-	(*v11.Vpc)(nil),              // 42: network.v1.Vpc
-	(*v11.Subnet)(nil),           // 43: network.v1.Subnet
-	(*v11.Port)(nil),             // 44: network.v1.Port
+	(*UnderlayHosts)(nil),        // 28: agent.v1.UnderlayHosts
+	(*HostVpc)(nil),              // 29: agent.v1.HostVpc
+	(*HostSubnet)(nil),           // 30: agent.v1.HostSubnet
+	(*HostPort)(nil),             // 31: agent.v1.HostPort
+	(v1.NicModel)(0),             // 32: vmcontroller.v1.NicModel
+	(v1.DiskBus)(0),              // 33: vmcontroller.v1.DiskBus
+	(v1.DiskCache)(0),            // 34: vmcontroller.v1.DiskCache
+	(v1.ImageFormat)(0),          // 35: vmcontroller.v1.ImageFormat
+	(v1.Architecture)(0),         // 36: vmcontroller.v1.Architecture
+	(*v1.ResourceUsage)(nil),     // 37: vmcontroller.v1.ResourceUsage
+	(*v11.SecurityGroup)(nil),    // 38: network.v1.SecurityGroup
+	(*v11.RouteTable)(nil),       // 39: network.v1.RouteTable
+	(*v11.NatGateway)(nil),       // 40: network.v1.NatGateway
+	(*v11.FloatingIp)(nil),       // 41: network.v1.FloatingIp
+	(*v11.ServiceIp)(nil),        // 42: network.v1.ServiceIp
+	(*v11.Vpc)(nil),              // 43: network.v1.Vpc
+	(*v11.Subnet)(nil),           // 44: network.v1.Subnet
+	(*v11.Port)(nil),             // 45: network.v1.Port
 }
 var file_agent_v1_agent_proto_depIdxs = []int32{
 	8,  // 0: agent.v1.WatchResponse.vms:type_name -> agent.v1.AssignedVm
@@ -2704,50 +2763,51 @@ var file_agent_v1_agent_proto_depIdxs = []int32{
 	11, // 6: agent.v1.AssignedVm.nics:type_name -> agent.v1.AssignedNic
 	9,  // 7: agent.v1.AssignedVm.seed:type_name -> agent.v1.AssignedSeed
 	10, // 8: agent.v1.AssignedSeed.nics:type_name -> agent.v1.AssignedSeedNic
-	31, // 9: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
-	32, // 10: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
-	33, // 11: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
+	32, // 9: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
+	33, // 10: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
+	34, // 11: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
 	13, // 12: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
-	34, // 13: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
+	35, // 13: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
 	17, // 14: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
 	18, // 15: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
-	35, // 16: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
+	36, // 16: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
 	1,  // 17: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
 	2,  // 18: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
-	36, // 19: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
+	37, // 19: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
 	19, // 20: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
 	25, // 21: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
 	26, // 22: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
-	28, // 23: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
-	29, // 24: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
-	30, // 25: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
-	37, // 26: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
-	38, // 27: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
-	39, // 28: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
-	40, // 29: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
-	41, // 30: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
-	42, // 31: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
-	43, // 32: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
-	44, // 33: agent.v1.HostPort.port:type_name -> network.v1.Port
-	3,  // 34: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
-	4,  // 35: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
-	6,  // 36: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
-	15, // 37: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
-	20, // 38: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
-	22, // 39: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
-	24, // 40: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
-	5,  // 41: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
-	5,  // 42: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
-	7,  // 43: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
-	16, // 44: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
-	21, // 45: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
-	23, // 46: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
-	27, // 47: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
-	41, // [41:48] is the sub-list for method output_type
-	34, // [34:41] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	29, // 23: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
+	30, // 24: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
+	31, // 25: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
+	38, // 26: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
+	39, // 27: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
+	40, // 28: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
+	41, // 29: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
+	42, // 30: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
+	28, // 31: agent.v1.SyncNetworksResponse.underlay:type_name -> agent.v1.UnderlayHosts
+	43, // 32: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
+	44, // 33: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
+	45, // 34: agent.v1.HostPort.port:type_name -> network.v1.Port
+	3,  // 35: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
+	4,  // 36: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
+	6,  // 37: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
+	15, // 38: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
+	20, // 39: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
+	22, // 40: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
+	24, // 41: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
+	5,  // 42: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
+	5,  // 43: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
+	7,  // 44: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
+	16, // 45: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
+	21, // 46: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
+	23, // 47: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
+	27, // 48: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
+	42, // [42:49] is the sub-list for method output_type
+	35, // [35:42] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_agent_v1_agent_proto_init() }
@@ -2761,7 +2821,7 @@ func file_agent_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_v1_agent_proto_rawDesc), len(file_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   28,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
