@@ -54,8 +54,7 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 		return err
 	}
 	defer unlock()
-	dir := func(name string) string { return filepath.Join(c.DataDir, name) }
-	if err := os.MkdirAll(dir("identity"), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Join(c.DataDir, "identity"), 0o700); err != nil {
 		return fmt.Errorf("open data directory: %w", err)
 	}
 
@@ -73,102 +72,129 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 		log.Warn("this host runs no guests: KVM does not work here, and allow_tcg is not set")
 	}
 
-	// link, loop and machines refer to each other. None of the callbacks below is called before all three are set.
-	var loop *reconcile.Loop
-	var machines *machine.MachineSet
-	var assigned atomic.Pointer[uplink.Assignment]
-	var link *uplink.Link
-	keys := func(vm string) ([]string, []byte) {
-		a := assigned.Load()
-		if a == nil {
-			return nil, nil
-		}
-		seed := a.VMs[cloud.VMID(vm)].GetSeed()
-		return seed.GetSshKeys(), seed.GetUserData()
-	}
-	nets := openNetworks(ctx, &c, func(a cloud.NetworkAck) { link.AcknowledgeNetworks(a) }, keys, log)
-	defer nets.close()
-	options := uplink.Options{
-		Dir: dir("identity"), Seeds: c.ControlPlane, Token: c.token, Leave: c.LeaveCluster, Name: c.Name, Version: version(), Facts: self.facts(),
-		Heartbeat: self.heartbeat,
-		Present:   func() []cloud.VMID { return loop.Present() },
-		Assign: func(a uplink.Assignment) {
-			assigned.Store(&a)
-			loop.Assign(a.VMs, a.Released, a.Stored)
-		},
-		Console: func(ctx context.Context, vm cloud.VMID, tail uint64, follow bool, w io.Writer) error {
-			return machines.Console(ctx, vm, tail, follow, w)
-		},
-		Log: log,
-	}
-	if nets.description != nil {
-		options.Networks, options.HostNetwork = nets, nets.description
-	}
-	if link, err = uplink.Open(options); err != nil {
+	a := &agent{config: c, log: log}
+	a.nets = openNetworks(ctx, &a.config, func(ack cloud.NetworkAck) { a.link.AcknowledgeNetworks(ack) }, a.keys, log)
+	defer a.nets.close()
+	if a.link, err = uplink.Open(a.uplinkOptions(self)); err != nil {
 		return err
 	}
-	images, err := disk.OpenImages(dir("images"), func(ctx context.Context, sum string, offset int64) (io.ReadCloser, error) {
-		return link.FetchImage(ctx, sum, uint64(offset))
+	fetch := func(ctx context.Context, sum string, offset int64) (io.ReadCloser, error) {
+		return a.link.FetchImage(ctx, sum, uint64(offset))
+	}
+	if a.images, err = disk.OpenImages(a.dir("images"), fetch); err != nil {
+		return err
+	}
+	defer a.images.Close()
+	if a.machines, err = a.openMachines(&host, accel); err != nil {
+		return err
+	}
+	a.loop = reconcile.New(reconcile.Options{
+		Open: a.machines.Open, Report: a.link.Observe, Removed: a.link.Forget, Log: log, Launches: launches, Builds: builds,
 	})
-	if err != nil {
+	defer a.loop.Close()
+	if err := adopt(ctx, a.machines, a.loop, log); err != nil {
 		return err
 	}
-	defer images.Close()
-
-	tree, err := cgroup.Open(c.Cgroup)
-	if err != nil {
-		return err
-	}
-	first, last, err := c.uids()
-	if err != nil {
-		return err
-	}
-	homes, err := qemu.OpenHomes(dir("vms"), first, last)
-	if err != nil {
-		return err
-	}
-	machines, err = machine.New(machine.Options{
-		QEMU: &qemu.Launcher{
-			Program: host.QEMU.Path, LauncherCommand: []string{"/proc/self/exe", launchGuest}, Cgroups: tree, CPUModels: host.QEMU.CPUModels,
-		},
-		Homes: homes, Cgroups: tree, Images: images, Records: dir("records"), Accel: qemu.Accel(accel.Kind),
-		Cluster: link.Cluster, MachineType: host.QEMU.Machine, CPUModel: defaultModel(host.QEMU.CPUModels),
-		Taps: nets.taps(),
-	})
-	if err != nil {
-		return err
-	}
-	loop = reconcile.New(reconcile.Options{
-		Open: machines.Open, Report: link.Observe, Removed: link.Forget, Log: log, Launches: launches, Builds: builds,
-	})
-	defer loop.Close()
-	if err := adopt(ctx, machines, loop, log); err != nil {
-		return err
-	}
-
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return link.Run(ctx) })
-	group.Go(func() error { return nets.watch.run(ctx) })
-	group.Go(func() error {
-		return every(ctx, measureEvery, func() { link.Usage(machines.Measure(ctx)) })
-	})
-	group.Go(func() error {
-		return every(ctx, pruneEvery, func() {
-			if err := prune(c.DataDir, images, machines, assigned.Load()); err != nil {
-				log.Warn("cannot prune images", "err", err)
-			}
-		})
-	})
-	if c.MetricsListen != "" {
-		group.Go(func() error {
-			return serve(ctx, c.MetricsListen, metrics.Handler(sources(link, machines, nets), c.metricsHosts(), log))
-		})
-	}
-	if err := group.Wait(); err != nil && !errors.Is(err, context.Canceled) {
+	if err := a.work(ctx); err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}
 	log.Info("stopped; guests keep running")
 	return nil
+}
+
+// agent has the parts of the agent. Some refer to each other by functions of agent, which are not called before run has
+// set all of them.
+type agent struct {
+	config   Config
+	log      *slog.Logger
+	nets     *networks
+	link     *uplink.Link
+	images   *disk.Images
+	machines *machine.MachineSet
+	loop     *reconcile.Loop
+	assigned atomic.Pointer[uplink.Assignment] // nil before the first
+}
+
+// dir returns the path of a directory in the data directory.
+func (a *agent) dir(name string) string { return filepath.Join(a.config.DataDir, name) }
+
+// keys returns the SSH keys and the user data of a VM.
+func (a *agent) keys(vm string) (keys []string, userData []byte) {
+	assigned := a.assigned.Load()
+	if assigned == nil {
+		return nil, nil
+	}
+	seed := assigned.VMs[cloud.VMID(vm)].GetSeed()
+	return seed.GetSshKeys(), seed.GetUserData()
+}
+
+// uplinkOptions returns the options of the connection to the control plane.
+func (a *agent) uplinkOptions(self *node) uplink.Options {
+	c := &a.config
+	options := uplink.Options{
+		Dir: a.dir("identity"), Seeds: c.ControlPlane, Token: c.token, Leave: c.LeaveCluster, Name: c.Name,
+		Version: version(), Facts: self.facts(), Heartbeat: self.heartbeat,
+		Present: func() []cloud.VMID { return a.loop.Present() },
+		Assign: func(assigned uplink.Assignment) {
+			a.assigned.Store(&assigned)
+			a.loop.Assign(assigned.VMs, assigned.Released, assigned.Stored)
+		},
+		Console: func(ctx context.Context, vm cloud.VMID, tail uint64, follow bool, w io.Writer) error {
+			return a.machines.Console(ctx, vm, tail, follow, w)
+		},
+		Log: a.log,
+	}
+	if a.nets.description != nil {
+		options.Networks, options.HostNetwork = a.nets, a.nets.description
+	}
+	return options
+}
+
+// openMachines opens the VMs of this host.
+func (a *agent) openMachines(host *facts.Host, accel facts.Accelerator) (*machine.MachineSet, error) {
+	tree, err := cgroup.Open(a.config.Cgroup)
+	if err != nil {
+		return nil, err
+	}
+	first, last, err := a.config.uids()
+	if err != nil {
+		return nil, err
+	}
+	homes, err := qemu.OpenHomes(a.dir("vms"), first, last)
+	if err != nil {
+		return nil, err
+	}
+	return machine.New(machine.Options{
+		QEMU: &qemu.Launcher{
+			Program: host.QEMU.Path, LauncherCommand: []string{"/proc/self/exe", launchGuest}, Cgroups: tree,
+			CPUModels: host.QEMU.CPUModels,
+		},
+		Homes: homes, Cgroups: tree, Images: a.images, Records: a.dir("records"), Accel: qemu.Accel(accel.Kind),
+		Cluster: a.link.Cluster, MachineType: host.QEMU.Machine, CPUModel: defaultModel(host.QEMU.CPUModels),
+		Taps: a.nets.taps(),
+	})
+}
+
+// work runs the agent's goroutines until ctx ends or one of them fails.
+func (a *agent) work(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return a.link.Run(ctx) })
+	group.Go(func() error { return a.nets.watch.run(ctx) })
+	group.Go(func() error {
+		return every(ctx, measureEvery, func() { a.link.Usage(a.machines.Measure(ctx)) })
+	})
+	group.Go(func() error {
+		return every(ctx, pruneEvery, func() {
+			if err := prune(a.config.DataDir, a.images, a.machines, a.assigned.Load()); err != nil {
+				a.log.Warn("cannot prune images", "err", err)
+			}
+		})
+	})
+	if a.config.MetricsListen != "" {
+		handler := metrics.Handler(sources(a.link, a.machines, a.nets), a.config.metricsHosts(), a.log)
+		group.Go(func() error { return serve(ctx, a.config.MetricsListen, handler) })
+	}
+	return group.Wait()
 }
 
 // claim creates the data directory, locks it against other agents, removes temporary files that a crash left, and
