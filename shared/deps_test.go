@@ -142,7 +142,10 @@ var others = map[string][]string{
 	"nodeagent/nettest":   {"nodeagent/nsthread"},
 	"nodeagent/netdev":    {"nodeagent/nsthread", "shared/cloud", "shared/mutant"},
 	"nodeagent/firewall":  {"nodeagent/nsthread", "shared/cloud", "shared/mutant"},
-	"nodeagent/edge":      {"nodeagent/nsthread", "shared/cloud", "shared/mutant"},
+	"nodeagent/netfilter": {"nodeagent/nsthread"},
+	"nodeagent/edge":      {"nodeagent/netfilter", "nodeagent/nsthread", "shared/cloud", "shared/mutant"},
+	"nodeagent/balancer":  {"nodeagent/netfilter", "nodeagent/nsthread", "shared/cloud", "shared/mutant"},
+	"nodeagent/health":    {"nodeagent/nsthread", "shared/cloud", "shared/mutant"},
 	"nodeagent/dhcp":      {"nodeagent/nsthread", "shared/cloud", "shared/mutant"},
 	"nodeagent/resolver":  {"nodeagent/nsthread", "shared/cloud", "shared/mutant"},
 	"nodeagent/metadata":  {"shared/cloudinit", "nodeagent/nsthread", "shared/cloud", "shared/mutant"},
@@ -184,6 +187,7 @@ var others = map[string][]string{
 // files.
 var inTests = map[string][]string{
 	"nodeagent/edge":          {"nodeagent/firewall", "nodeagent/netdev"}, // the rules apply to floating IPs
+	"nodeagent/balancer":      {"nodeagent/firewall", "nodeagent/netdev"}, // the rules apply to clients of services
 	"cli":                     {"controlplane/money/credit/ledger", "controlplane/money/credit/ledger/ledgertest"},
 	"controlplane/config":     {"docs/docstest"},
 	"controlplane/kv/restapi": {"controlplane/kv/users"},

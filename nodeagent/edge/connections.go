@@ -7,14 +7,9 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/trivet-cloud/trivet/nodeagent/netfilter"
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
-
-// obsolete selects the connections for which it returns true.
-type obsolete func(*netlink.ConntrackFlow) bool
-
-// MatchConntrackFlow implements netlink.CustomConntrackFilter.
-func (f obsolete) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool { return f(flow) }
 
 // revoke deletes the tracked connections that the wanted state translates differently. The rules must be in effect.
 func (a *application) revoke(r *Result) error {
@@ -39,7 +34,7 @@ func (a *application) revoke(r *Result) error {
 
 // obsolete returns the selection of the connections in the VPC's namespace that pass the edge and that c translates
 // differently. The reply of a connection has the translated addresses.
-func (c *connection) obsolete(all []external) obsolete {
+func (c *connection) obsolete(all []external) netfilter.Selection {
 	fixed, floating := map[netip.Addr]netip.Addr{}, map[netip.Addr]netip.Addr{}
 	for _, f := range c.Floating {
 		fixed[f.Address], floating[f.Fixed] = f.Fixed, f.Address
@@ -58,23 +53,12 @@ func (c *connection) obsolete(all []external) obsolete {
 	}
 }
 
-// deleteConnections deletes the tracked IPv4 connections of the namespace that f selects. The list is read again if it
-// changed meanwhile or a connection ended by itself.
-func (s *space) deleteConnections(f obsolete, r *Result) error {
-	var err error
-	for range dumpAttempts {
-		var n uint
-		n, err = s.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.FAMILY_V4, f)
-		r.Revoked += int(n)
-		if n > 0 {
-			s.changed("conntrack -D: %d connections", n)
-		}
-		if err == nil || s.ctx.Err() != nil {
-			break
-		}
+// deleteConnections deletes the tracked IPv4 connections of the namespace that f selects.
+func (s *space) deleteConnections(f netfilter.Selection, r *Result) error {
+	n, err := netfilter.DeleteConnections(s.ctx, s.Handle, f)
+	r.Revoked += n
+	if n > 0 {
+		s.changed("conntrack -D: %d connections", n)
 	}
-	if err != nil {
-		return fmt.Errorf("delete connections: %w", err)
-	}
-	return nil
+	return err
 }

@@ -30,13 +30,13 @@ func TestRules(t *testing.T) {
 	datadriven.RunTest(t, "testdata/rules", func(t *testing.T, d *datadriven.TestData) string {
 		switch d.Cmd {
 		case "edge":
-			return script(edgeChains(all, []*connection{a, b}))
+			return table.Script(tableChains(edgeChains(all, []*connection{a, b})))
 		case "edge-without-vpcs":
-			return script(edgeChains(all, nil))
+			return table.Script(tableChains(edgeChains(all, nil)))
 		case "vpc-a":
-			return script(vpcChains(all, a, denied))
+			return table.Script(tableChains(vpcChains(all, a, denied)))
 		case "vpc-b":
-			return script(vpcChains(all, b, nil))
+			return table.Script(tableChains(vpcChains(all, b, nil)))
 		}
 		t.Fatalf("unknown command %s", d.Cmd)
 		return ""
