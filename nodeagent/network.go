@@ -14,6 +14,7 @@ import (
 
 	"github.com/miekg/dns"
 
+	"github.com/trivet-cloud/trivet/nodeagent/balancer"
 	"github.com/trivet-cloud/trivet/nodeagent/edge"
 	"github.com/trivet-cloud/trivet/nodeagent/firewall"
 	"github.com/trivet-cloud/trivet/nodeagent/machine"
@@ -66,6 +67,7 @@ func openNetworks(ctx context.Context, c *Config, ack func(cloud.NetworkAck), ke
 		missing = append(missing, err.Error())
 	}
 	missing = append(missing, firewall.MissingFeatures(ctx)...)
+	missing = append(missing, balancer.MissingFeatures(ctx)...)
 	if len(missing) == 0 {
 		if err := n.open(ctx, u, c, log); err != nil {
 			missing = append(missing, err.Error())

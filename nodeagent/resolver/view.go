@@ -31,8 +31,8 @@ type Host struct {
 	Addresses []netip.Addr
 }
 
-// ViewOf returns the view of a VPC whose hosts are its ports that have names, on this host and on others. The caller
-// can append further hosts, such as the names of services.
+// ViewOf returns the view of a VPC whose hosts are its ports that have names, on this host and on others, and its service
+// IPs. A service IP with the name of a port is not in the view: the name keeps the meaning that it has without services.
 func ViewOf(vpc *cloud.HostVPC, domain string) View {
 	v := View{Domain: domain}
 	for _, prefix := range []netip.Prefix{vpc.CIDR, vpc.CIDR6} {
@@ -57,6 +57,12 @@ func ViewOf(vpc *cloud.HostVPC, domain string) View {
 		}
 		for _, p := range s.Remotes {
 			add(p.HostName, p.IP, p.IP6)
+		}
+	}
+	ports := len(v.Hosts)
+	for _, s := range vpc.Services {
+		if !slices.ContainsFunc(v.Hosts[:ports], func(h Host) bool { return h.Name == s.Name }) {
+			add(s.Name, s.Address)
 		}
 	}
 	return v

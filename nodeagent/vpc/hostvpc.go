@@ -85,6 +85,7 @@ func (t *tables) hostVPC(id cloud.VPCID, vtep netip.Addr) (wanted, bool) {
 	}
 	w.addRoutes(one)
 	w.addExternal(t, one)
+	w.addServices(t.node, one)
 	w.addGroups(t, one, used)
 	for _, key := range slices.Sorted(maps.Keys(t.invalid)) {
 		if r := t.invalid[key]; r.VPC == id || one.uses[cloud.SecurityGroupID(key)] > 0 {

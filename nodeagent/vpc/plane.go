@@ -15,6 +15,7 @@ import (
 
 	"github.com/vishvananda/netns"
 
+	"github.com/trivet-cloud/trivet/nodeagent/balancer"
 	"github.com/trivet-cloud/trivet/nodeagent/dhcp"
 	"github.com/trivet-cloud/trivet/nodeagent/edge"
 	"github.com/trivet-cloud/trivet/nodeagent/firewall"
@@ -134,6 +135,11 @@ func (k *kernelPlane) apply(ctx context.Context, w *wanted) (writes []string, er
 		return writes, err
 	}
 	if err := k.serve(ctx, w); err != nil {
+		return writes, err
+	}
+	balanced, err := balancer.Set(ctx, ns, &w.HostVPC)
+	writes = append(writes, balanced.Changes...)
+	if err != nil {
 		return writes, err
 	}
 	activated, err := k.host.Activate(ctx, w.HostVPC)

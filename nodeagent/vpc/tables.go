@@ -18,7 +18,7 @@ type tables struct {
 	// floating are the floating IPs, and floatingAt those of ports.
 	floating   map[cloud.FloatingIPID]*cloud.FloatingIP
 	floatingAt map[cloud.PortID]cloud.FloatingIPID
-	// owners are the VPCs of subnets, ports, route tables and NAT gateways.
+	// owners are the VPCs of subnets, ports, route tables, NAT gateways and service IPs.
 	owners map[string]cloud.VPCID
 	// hosts are the underlay addresses of all hosts of the cloud, sorted.
 	hosts []netip.Addr
@@ -28,11 +28,12 @@ type tables struct {
 
 // vpcTable has the records of one VPC. record is nil while only other records of the VPC have arrived.
 type vpcTable struct {
-	record  *cloud.VPCOnHost
-	subnets map[cloud.SubnetID]*cloud.Subnet
-	ports   map[cloud.PortID]*cloud.PortOnHost
-	routes  map[cloud.RouteTableID]*cloud.RouteTable
-	nats    map[cloud.NATGatewayID]*cloud.NATGateway
+	record   *cloud.VPCOnHost
+	subnets  map[cloud.SubnetID]*cloud.Subnet
+	ports    map[cloud.PortID]*cloud.PortOnHost
+	routes   map[cloud.RouteTableID]*cloud.RouteTable
+	nats     map[cloud.NATGatewayID]*cloud.NATGateway
+	services map[cloud.ServiceIPID]*cloud.ServiceIP
 	// uses counts the ports that have a group.
 	uses map[cloud.SecurityGroupID]int
 }
@@ -44,6 +45,7 @@ func (t *tables) vpc(id cloud.VPCID) *vpcTable {
 		one = &vpcTable{
 			subnets: map[cloud.SubnetID]*cloud.Subnet{}, ports: map[cloud.PortID]*cloud.PortOnHost{},
 			routes: map[cloud.RouteTableID]*cloud.RouteTable{}, nats: map[cloud.NATGatewayID]*cloud.NATGateway{}, uses: map[cloud.SecurityGroupID]int{},
+			services: map[cloud.ServiceIPID]*cloud.ServiceIP{},
 		}
 		t.vpcs[id] = one
 	}
@@ -91,6 +93,10 @@ func (t *tables) apply(u *cloud.NetworkUpdate) map[cloud.VPCID]bool {
 	for i := range u.NATGateways {
 		n := &u.NATGateways[i]
 		t.own(string(n.ID), n.VPC, touched).nats[n.ID] = n
+	}
+	for i := range u.ServiceIPs {
+		s := &u.ServiceIPs[i]
+		t.own(string(s.ID), s.VPC, touched).services[s.ID] = s
 	}
 	for i := range u.FloatingIPs {
 		t.addFloating(&u.FloatingIPs[i], touched)
@@ -148,6 +154,9 @@ func (t *tables) keep(last *tables, id string, touched map[cloud.VPCID]bool) {
 	}
 	if r := one.routes[cloud.RouteTableID(id)]; r != nil {
 		t.own(id, owner, touched).routes[r.ID] = r
+	}
+	if s := one.services[cloud.ServiceIPID(id)]; s != nil {
+		t.own(id, owner, touched).services[s.ID] = s
 	}
 	if p := one.ports[cloud.PortID(id)]; p != nil {
 		t.addPort(p, touched)
@@ -292,4 +301,5 @@ func (t *tables) remove(id string, touched map[cloud.VPCID]bool) {
 	delete(one.subnets, cloud.SubnetID(id))
 	delete(one.routes, cloud.RouteTableID(id))
 	delete(one.nats, cloud.NATGatewayID(id))
+	delete(one.services, cloud.ServiceIPID(id))
 }

@@ -31,6 +31,7 @@ func vtepOf(node cloud.NodeID) netip.Addr {
 //	subnet s1 vpc=a net=1
 //	port p5 vpc=a subnet=s1 at=10.0.1.5 node=n1 groups=g,h pairs=10.0.1.50/32 gen=1
 //	group g tcp/80<-h any->
+//	service web vpc=a at=10.0.1.50 ports=80:8080/tcp,53/udp to=p5*2,p6!,10.0.1.9 check=tcp
 //	delete p5
 //	invalid p5 vpc=a
 //	hosts 192.0.2.1 192.0.2.2
@@ -82,6 +83,8 @@ func parseUpdate(t *testing.T, input string) cloud.NetworkUpdate {
 			u.Ports = append(u.Ports, parsePort(t, id, args))
 		case "group":
 			u.Groups = append(u.Groups, cloud.SecurityGroup{ID: cloud.SecurityGroupID(id), Rules: parseRules(words[2:])})
+		case "service":
+			u.ServiceIPs = append(u.ServiceIPs, parseService(t, id, args))
 		case "delete":
 			u.Deleted = append(u.Deleted, id)
 		case "hosts":
@@ -178,6 +181,7 @@ func show(w *wanted) string {
 	for _, g := range w.Groups {
 		fmt.Fprintf(&b, "group %s with %d rules\n", g.ID, len(g.Rules))
 	}
+	showServices(&b, w.Services)
 	for _, m := range w.Members {
 		fmt.Fprintf(&b, "members of %s: %v\n", m.ID, m.Addresses)
 	}

@@ -33,6 +33,8 @@ type HostVPC struct {
 	NAT *HostNAT
 	// Floating are the floating IPs of the ports on this host.
 	Floating []HostFloating
+	// Services are the service IPs of the VPC. Every host with the VPC has all of them.
+	Services []HostService
 }
 
 // HostNAT is the NAT gateway of a VPC. Every host with ports of the VPC translates the connections of its own ports.

@@ -22,6 +22,7 @@ type NetworkUpdate struct {
 	RouteTables []RouteTable
 	NATGateways []NATGateway
 	FloatingIPs []FloatingIP
+	ServiceIPs  []ServiceIP
 	// Hosts are the underlay addresses of all hosts of the cloud. Nil means that they have not changed.
 	Hosts []netip.Addr
 	// Deleted are the IDs of records of any kind that no longer exist. Deleting a VPC deletes its records.

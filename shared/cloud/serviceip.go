@@ -39,7 +39,10 @@ type Backend struct {
 	Port    PortID
 	Address netip.Addr
 	Weight  uint32
+	// Healthy is true if the backend gets new connections: the health check passes, or there is none.
 	Healthy bool
+	// Checked is true if a host has reported Healthy since the backend or its health check was set.
+	Checked bool
 }
 
 // HealthCheck determines whether a backend gets new connections.

@@ -85,6 +85,14 @@ func AddNetworkUpdate(u *cloud.NetworkUpdate, m *agentv1.SyncNetworksResponse) e
 		}
 		u.FloatingIPs = append(u.FloatingIPs, f)
 	}
+	for _, in := range m.GetServiceIps() {
+		s, err := ServiceIPFrom(in)
+		if err != nil {
+			invalid(in.GetId(), in.GetVpcId(), err)
+			continue
+		}
+		u.ServiceIPs = append(u.ServiceIPs, s)
+	}
 	u.Deleted = append(u.Deleted, m.GetDeleted()...)
 	if m.GetUnderlay() != nil {
 		u.Hosts = []netip.Addr{}

@@ -121,4 +121,5 @@ const (
 	ReachHosts         = "reach-hosts"          // guests reach the underlay addresses of other hosts by NAT: nodeagent/vpc
 	EdgeDenied         = "edge-denied"          // guests open connections to denied prefixes outside: nodeagent/edge
 	KeepTranslated     = "keep-translated"      // connections of a removed floating IP continue: nodeagent/edge
+	BalanceUnhealthy   = "balance-unhealthy"    // unhealthy backends of a service IP get connections: nodeagent/balancer
 )

@@ -1,0 +1,194 @@
+// Package balancer distributes the connections to service IPs over their backends. [Set] takes the wanted state of a
+// VPC and the VPC's network namespace on this host, compares the wanted state with the kernel's, and writes only the
+// differences.
+//
+// # Path of a packet
+//
+// No device has the address of a service IP. The namespace has a route of type local for it, so it answers ARP requests
+// for the address with the gateway's MAC address. Guests in the address's subnet thus send to the gateway, as do those in
+// other subnets. The namespace translates the destination to the address of a backend before the security groups are
+// applied (package firewall), and then forwards the packet like any other. The backend sees the client's address, and so
+// do the rules of its security groups. The answer goes directly to the client. The client's host translates its source
+// back, also if both are in one subnet: br_netfilter passes bridged packets to connection tracking.
+//
+// # Decisions
+//
+//   - Each host distributes the connections of its own ports. There is no central load balancer to fail over.
+//   - A connection keeps its backend. Without affinity, a random number chooses it according to the weights. With
+//     [cloud.AffinityClientIP], a hash of the client's address does, on all hosts alike and for all ports of the service
+//     IP. The hash is divided into slots, and each slot selects its backend by weighted rendezvous hashing. So when a
+//     backend fails, only its own clients change to others.
+//   - Connections to a service IP that are not translated, because no backend is healthy or the service IP has no such
+//     port, are refused with a TCP reset or ICMP. Pings are dropped.
+//   - A backend that connects to its own service IP and is chosen itself would get a packet from its own address, which
+//     it drops. So the source of such a packet becomes the gateway's address.
+//   - When a backend fails its health check, it gets no new connections. Its TCP connections continue, because the guest
+//     may only be overloaded. UDP entries are deleted, because a client that keeps its port would otherwise never change
+//     the backend (kubernetes issue 48370).
+//   - Connections to backends that were removed are deleted. With nf_conntrack_tcp_loose 0 they do not begin again; the
+//     next segment gets a TCP reset.
+//   - The rules are one nftables table, which is replaced as a whole in one transaction if it differs.
+//   - The package keeps no state. The routes have a routing protocol number of their own and are written first and
+//     deleted last, so that an interrupted call leaves a trace.
+//
+// The package supports IPv4 only. It does not check the health of backends (package health), and does not know VMs or
+// the control plane.
+package balancer
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/nodeagent/netfilter"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+const (
+	// table is the name of the nftables table, of family ip, in the namespace of a VPC.
+	table netfilter.Table = "trivet-service"
+	// routeProtocol is the routing protocol number of the package's routes (rtnetlink(7), rtm_protocol). It is one that
+	// /etc/iproute2/rt_protos assigns to nothing.
+	routeProtocol = 190
+	// connectionMark is the bit of the mark of translated connections. Package firewall uses bits 24 and 25, and package
+	// edge uses bit 26.
+	connectionMark = 1 << 27
+
+	// timeout limits the time that one call takes, and requestTimeout the wait for the answer to one netlink request.
+	timeout        = 30 * time.Second
+	requestTimeout = 30 * time.Second
+)
+
+// Result describes what a call did.
+type Result struct {
+	// Changes are the writes to the kernel as commands that an operator would type, except deleted connections. There
+	// are none if the kernel's state was the wanted one.
+	Changes []string
+	// Revoked is the number of tracked connections that were deleted.
+	Revoked int
+}
+
+// Set makes the service IPs in the network namespace ns of the VPC equal to vpc.Services. When Set returns nil, no
+// connection to a backend that was removed is tracked, and no UDP entry of an unhealthy one. After an error, part of the
+// changes may be in effect; the next Set completes them. Calls for the same namespace must not be concurrent.
+func Set(ctx context.Context, ns netns.NsHandle, vpc *cloud.HostVPC) (Result, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	var r Result
+	if err := set(ctx, ns, vpc, &r); err != nil {
+		return r, fmt.Errorf("distribute the connections to service IPs of VPC %s: %w", vpc.ID, err)
+	}
+	return r, nil
+}
+
+func set(ctx context.Context, ns netns.NsHandle, vpc *cloud.HostVPC, r *Result) error {
+	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return fmt.Errorf("open netlink: %w", err)
+	}
+	defer handle.Close()
+	if err := handle.SetSocketTimeout(requestTimeout); err != nil {
+		return fmt.Errorf("open netlink: %w", err)
+	}
+	have, err := listRoutes(handle)
+	if err != nil || len(have) == 0 && len(vpc.Services) == 0 {
+		return err
+	}
+	want := map[netip.Addr]bool{}
+	for i := range vpc.Services {
+		want[vpc.Services[i].Address] = true
+	}
+	if err := addRoutes(handle, have, want, r); err != nil {
+		return err
+	}
+	if err := setTable(ctx, ns, vpc, r); err != nil {
+		return err
+	}
+	if r.Revoked, err = netfilter.DeleteConnections(ctx, handle, obsolete(vpc)); err != nil {
+		return err
+	}
+	return deleteRoutes(handle, have, want, r)
+}
+
+func setTable(ctx context.Context, ns netns.NsHandle, vpc *cloud.HostVPC, r *Result) error {
+	change, write := "replace", func() (bool, error) { return table.Set(ctx, ns, chains(vpc)) }
+	if len(vpc.Services) == 0 {
+		change, write = "delete", func() (bool, error) { return table.Delete(ctx, ns) }
+	}
+	changed, err := write()
+	if changed {
+		r.Changes = append(r.Changes, fmt.Sprintf("nft %s table ip %s", change, table))
+	}
+	return err
+}
+
+// dumpAttempts is how often the list of routes is read while it changes.
+const dumpAttempts = 10
+
+// listRoutes returns the package's routes in the namespace by address.
+func listRoutes(h *netlink.Handle) (map[netip.Addr]netlink.Route, error) {
+	filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Protocol: routeProtocol}
+	var list []netlink.Route
+	var err error
+	for range dumpAttempts {
+		list, err = h.RouteListFiltered(netlink.FAMILY_V4, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+		if err == nil {
+			break
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
+	out := map[netip.Addr]netlink.Route{}
+	for _, route := range list {
+		if a, ok := netip.AddrFromSlice(route.Dst.IP); ok {
+			out[a.Unmap()] = route
+		}
+	}
+	return out, nil
+}
+
+// addRoutes adds a route of type local for each address in want that have does not contain.
+func addRoutes(h *netlink.Handle, have map[netip.Addr]netlink.Route, want map[netip.Addr]bool, r *Result) error {
+	for _, a := range slices.SortedFunc(maps.Keys(want), netip.Addr.Compare) {
+		if _, exists := have[a]; exists {
+			continue
+		}
+		lo, err := h.LinkByName("lo")
+		if err != nil {
+			return fmt.Errorf("add a route for %s: %w", a, err)
+		}
+		route := netlink.Route{
+			LinkIndex: lo.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST,
+			Protocol: routeProtocol, Dst: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(32, 32)},
+		}
+		if err := h.RouteAdd(&route); err != nil {
+			return fmt.Errorf("add a route for %s: %w", a, err)
+		}
+		r.Changes = append(r.Changes, fmt.Sprintf("ip route add local %s dev lo proto %d", a, routeProtocol))
+	}
+	return nil
+}
+
+// deleteRoutes deletes the routes for addresses that are not in want.
+func deleteRoutes(h *netlink.Handle, have map[netip.Addr]netlink.Route, want map[netip.Addr]bool, r *Result) error {
+	for _, a := range slices.SortedFunc(maps.Keys(have), netip.Addr.Compare) {
+		if want[a] {
+			continue
+		}
+		route := have[a]
+		if err := h.RouteDel(&route); err != nil {
+			return fmt.Errorf("delete the route for %s: %w", a, err)
+		}
+		r.Changes = append(r.Changes, fmt.Sprintf("ip route delete local %s dev lo proto %d", a, routeProtocol))
+	}
+	return nil
+}

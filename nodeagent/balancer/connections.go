@@ -1,0 +1,53 @@
+package balancer
+
+import (
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/trivet-cloud/trivet/nodeagent/netfilter"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// endpoint is a port of a service IP or of a backend.
+type endpoint struct {
+	address  netip.Addr
+	protocol uint8
+	port     uint16
+}
+
+// obsolete selects the tracked connections to service IPs that are to be deleted: those whose service IP, port or
+// backend was removed, those that were not translated, and the UDP entries of unhealthy backends. The reply of a
+// connection comes from the backend.
+func obsolete(vpc *cloud.HostVPC) netfilter.Selection {
+	services := map[netip.Addr]bool{}
+	targets := map[endpoint]uint16{}
+	usable := map[netip.Addr]map[netip.Addr]bool{} // by service IP and backend
+	for i := range vpc.Services {
+		s := &vpc.Services[i]
+		services[s.Address] = true
+		for _, p := range s.Ports {
+			targets[endpoint{s.Address, p.Protocol, p.Port}] = p.Target
+		}
+		backends := map[netip.Addr]bool{}
+		for j := range s.Backends {
+			b := &s.Backends[j]
+			backends[b.Address] = backends[b.Address] || isUsable(b)
+		}
+		usable[s.Address] = backends
+	}
+	return func(f *netlink.ConntrackFlow) bool {
+		address := addressOf(f.Forward.DstIP)
+		if f.Mark&connectionMark == 0 && !services[address] {
+			return false
+		}
+		target, exists := targets[endpoint{address, f.Forward.Protocol, f.Forward.DstPort}]
+		healthy, isBackend := usable[address][addressOf(f.Reverse.SrcIP)]
+		return !exists || !isBackend || f.Reverse.SrcPort != target || f.Forward.Protocol == cloud.ProtocolUDP && !healthy
+	}
+}
+
+func addressOf(ip []byte) netip.Addr {
+	a, _ := netip.AddrFromSlice(ip)
+	return a.Unmap()
+}

@@ -1,0 +1,186 @@
+package balancer
+
+import (
+	"fmt"
+	"hash/fnv"
+	"math"
+	"math/bits"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/trivet-cloud/trivet/nodeagent/netfilter"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// chains renders the rules of the namespace of a VPC.
+func chains(vpc *cloud.HostVPC) []netfilter.Chain {
+	destination := netfilter.Chain{Name: "destination", Kind: "nat", Hook: "prerouting", Priority: -100, Policy: "accept"}
+	// Before the rules of package firewall, whose priority is 0.
+	refuse := netfilter.Chain{Name: "refuse", Kind: "filter", Hook: "input", Priority: -10, Policy: "accept"}
+	hairpin := netfilter.Chain{Name: "hairpin", Kind: "nat", Hook: "postrouting", Priority: 90, Policy: "accept"}
+	var services []netfilter.Chain
+	var dispatch, addresses []string
+	loops := map[netip.Addr][]string{} // pairs of equal addresses by gateway
+	for i := range vpc.Services {
+		s := &vpc.Services[i]
+		addresses = append(addresses, s.Address.String())
+		for _, b := range s.Backends {
+			if g := gatewayOf(vpc, b.Address); g.IsValid() {
+				loops[g] = append(loops[g], fmt.Sprintf("%s . %[1]s", b.Address))
+			}
+		}
+		choice := choose(s)
+		if choice == "" {
+			continue
+		}
+		for _, p := range s.Ports {
+			protocol := protocolName(p.Protocol)
+			name := fmt.Sprintf("service-%s-%s-%d", s.Address, protocol, p.Port)
+			dispatch = append(dispatch, fmt.Sprintf("%s . %s . %d : goto %s", s.Address, protocol, p.Port, name))
+			services = append(services, netfilter.Chain{Name: name, Rules: []string{
+				fmt.Sprintf("ct mark set ct mark | %#x", connectionMark),
+				fmt.Sprintf("meta l4proto %s dnat to %s:%d", protocol, choice, p.Target),
+			}})
+		}
+	}
+	if len(dispatch) > 0 {
+		destination.Rules = []string{"ip daddr . meta l4proto . th dport vmap " + elements(dispatch)}
+	}
+	if len(addresses) > 0 {
+		set := elements(addresses)
+		refuse.Rules = []string{
+			fmt.Sprintf("ip daddr %s meta l4proto tcp reject with tcp reset", set),
+			fmt.Sprintf("ip daddr %s meta l4proto != icmp reject with icmp port-unreachable", set),
+		}
+	}
+	for i := range vpc.Subnets {
+		if g := vpc.Subnets[i].Gateway; len(loops[g]) > 0 {
+			hairpin.Rules = append(hairpin.Rules, fmt.Sprintf("ct mark and %#x != 0 ip saddr . ip daddr %s snat to %s",
+				connectionMark, elements(loops[g]), g))
+		}
+	}
+	return append([]netfilter.Chain{destination, refuse, hairpin}, services...)
+}
+
+// elements joins the sorted elements of an anonymous set or map, without duplicates.
+func elements(list []string) string {
+	slices.Sort(list)
+	return "{ " + strings.Join(slices.Compact(list), ", ") + " }"
+}
+
+func protocolName(p uint8) string {
+	if p == cloud.ProtocolUDP {
+		return "udp"
+	}
+	return "tcp"
+}
+
+// gatewayOf returns the gateway of the subnet with an address, or an invalid one.
+func gatewayOf(vpc *cloud.HostVPC, a netip.Addr) netip.Addr {
+	for i := range vpc.Subnets {
+		if vpc.Subnets[i].CIDR.Contains(a) {
+			return vpc.Subnets[i].Gateway
+		}
+	}
+	return netip.Addr{}
+}
+
+// isUsable reports whether a backend gets new connections.
+func isUsable(b *cloud.HostBackend) bool { return b.Healthy || mutant.On(mutant.BalanceUnhealthy) }
+
+// choose returns the expression of nft that selects the address of a backend. It returns "" if none gets connections.
+func choose(s *cloud.HostService) string {
+	var usable []*cloud.HostBackend
+	for i := range s.Backends {
+		if isUsable(&s.Backends[i]) {
+			usable = append(usable, &s.Backends[i])
+		}
+	}
+	switch {
+	case len(usable) == 0:
+		return ""
+	case len(usable) == 1:
+		return usable[0].Address.String()
+	case s.Affinity == cloud.AffinityClientIP:
+		slots := slotsFor(len(s.Backends))
+		seed := fnv.New32a()
+		seed.Write(s.Address.AsSlice())
+		return fmt.Sprintf("jhash ip saddr mod %d seed %#x map %s", slots, seed.Sum32(), slotMap(usable, slots))
+	}
+	var divisor, total uint32
+	for _, b := range usable {
+		divisor = gcd(divisor, b.Weight)
+	}
+	var ranges []string
+	for _, b := range usable {
+		first := total
+		total += b.Weight / divisor
+		ranges = append(ranges, rangeOf(first, total-1, b.Address))
+	}
+	return fmt.Sprintf("numgen random mod %d map { %s }", total, strings.Join(ranges, ", "))
+}
+
+// rangeOf returns the element of a map that assigns the numbers from first to last to an address.
+func rangeOf(first, last uint32, a netip.Addr) string {
+	if first == last {
+		return fmt.Sprintf("%d : %s", first, a)
+	}
+	return fmt.Sprintf("%d-%d : %s", first, last, a)
+}
+
+func gcd(a, b uint32) uint32 {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}
+
+// Limits of the number of slots of a service IP with affinity.
+const minSlots, maxSlots, slotsPerBackend = 64, 4096, 16
+
+// slotsFor returns the number of slots for a number of backends. It counts all backends and not only the healthy ones,
+// so that a failure does not change the slots of the others.
+func slotsFor(backends int) uint32 {
+	n := uint32(1) << bits.Len32(uint32(backends*slotsPerBackend-1))
+	return min(max(n, minSlots), maxSlots)
+}
+
+// slotMap assigns each slot to the backend with the highest score (weighted rendezvous hashing). All hosts have the same
+// result.
+func slotMap(usable []*cloud.HostBackend, slots uint32) string {
+	var ranges []string
+	owner := func(slot uint32) netip.Addr {
+		var best netip.Addr
+		highest := math.Inf(-1)
+		for _, b := range usable {
+			if score := scoreOf(slot, b); score > highest {
+				best, highest = b.Address, score
+			}
+		}
+		return best
+	}
+	first, address := uint32(0), owner(0)
+	for slot := uint32(1); slot < slots; slot++ {
+		if a := owner(slot); a != address {
+			ranges = append(ranges, rangeOf(first, slot-1, address))
+			first, address = slot, a
+		}
+	}
+	ranges = append(ranges, rangeOf(first, slots-1, address))
+	return "{ " + strings.Join(ranges, ", ") + " }"
+}
+
+// scoreOf returns the score of a backend for a slot: the logarithm of a number between 0 and 1 that depends on both,
+// divided by the weight.
+func scoreOf(slot uint32, b *cloud.HostBackend) float64 {
+	h := fnv.New64a()
+	h.Write(b.Address.AsSlice())
+	x := h.Sum64() ^ uint64(slot)*0x9e3779b97f4a7c15
+	// The finalizer of SplitMix64: the hash of similar inputs differs in few bits only.
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	x ^= x >> 31
+	return math.Log((float64(x>>11)+0.5)/(1<<53)) / float64(b.Weight)
+}

@@ -1,0 +1,89 @@
+package vpc
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// addServices adds the service IPs of the VPC. node is this host.
+//
+// The host of a backend's port reports the backend's health: only there, the answers to the gateway's address reach the
+// host that checks, because every host has that address. An address that no port of the VPC has, for example one of a
+// peered VPC, cannot be checked. The host of the VPC's first port reports it as healthy.
+func (w *wanted) addServices(node cloud.NodeID, one *vpcTable) {
+	if len(one.services) == 0 {
+		return
+	}
+	byAddress, first := map[netip.Addr]*cloud.PortOnHost{}, cloud.NodeID("")
+	for _, key := range slices.Sorted(maps.Keys(one.ports)) {
+		p := one.ports[key]
+		byAddress[p.IP] = p
+		if first == "" {
+			first = p.Node
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(one.services)) {
+		s := one.services[key]
+		if w.subnetOf(s.Address) == nil {
+			w.problem("service IP %s has no subnet with its address %s", s.ID, s.Address)
+			continue
+		}
+		if slices.ContainsFunc(w.Services, func(o cloud.HostService) bool { return o.Address == s.Address }) {
+			w.problem("service IP %s: another one has its address %s", s.ID, s.Address)
+			continue
+		}
+		out := cloud.HostService{
+			ID: s.ID, Name: s.Name, Address: s.Address, Ports: s.Ports, Affinity: s.Affinity, Health: s.Health,
+		}
+		for _, b := range s.Backends {
+			port := byAddress[b.Address]
+			if b.Port != "" {
+				port = one.ports[b.Port]
+			}
+			backend, ok := w.backend(b, port, node, first)
+			if !ok {
+				w.problem("service IP %s: a backend has no IPv4 address: port %q, address %q", s.ID, b.Port, b.Address)
+				continue
+			}
+			if s.Health == nil {
+				backend.Reported, backend.Source = false, netip.Addr{}
+			}
+			out.Backends = append(out.Backends, backend)
+		}
+		slices.SortFunc(out.Backends, func(a, b cloud.HostBackend) int {
+			return cmp.Or(a.Address.Compare(b.Address), cmp.Compare(a.Port, b.Port))
+		})
+		w.Services = append(w.Services, out)
+	}
+}
+
+// backend returns a backend as this host, node, needs it. port is the port with the backend's address, or nil. A backend
+// whose port has no host is not healthy. first is the host that reports about addresses without a port.
+func (w *wanted) backend(
+	b cloud.Backend, port *cloud.PortOnHost, node, first cloud.NodeID,
+) (out cloud.HostBackend, ok bool) {
+	out = cloud.HostBackend{Address: b.Address, Port: b.Port, Weight: b.Weight, Healthy: b.Healthy}
+	if port == nil {
+		out.Reported = first == node
+		return out, b.Address.Is4()
+	}
+	out.Address = port.IP
+	out.Healthy = b.Healthy && port.Node != ""
+	if s := w.subnetOf(port.IP); s != nil && port.Node == node {
+		out.Reported, out.Source = true, s.Gateway
+	}
+	return out, true
+}
+
+// subnetOf returns the subnet with an IPv4 address, or nil.
+func (w *wanted) subnetOf(a netip.Addr) *cloud.HostSubnet {
+	i := slices.IndexFunc(w.Subnets, func(s cloud.HostSubnet) bool { return s.CIDR.Contains(a) })
+	if i < 0 {
+		return nil
+	}
+	return &w.Subnets[i]
+}
