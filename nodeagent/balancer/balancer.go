@@ -21,13 +21,17 @@
 //   - Connections to a service IP that are not translated, because no backend is healthy or the service IP has no such
 //     port, are refused with a TCP reset or ICMP. Pings are dropped.
 //   - A backend that connects to its own service IP and is chosen itself would get a packet from its own address, which
-//     it drops. So the source of such a packet becomes the gateway's address.
+//     it drops. So the source of such a packet becomes the gateway's address. br_netfilter bridges a packet whose
+//     translated destination is in the subnet that it came from, so the bridge must send the packet to the device that
+//     it came from: package netdev permits this for ports with HostPort.Hairpin. A table of family bridge drops the
+//     broadcasts and multicasts that would return to the same port too. A guest could take them for those of another
+//     guest with its address.
 //   - When a backend fails its health check, it gets no new connections. Its TCP connections continue, because the guest
 //     may only be overloaded. UDP entries are deleted, because a client that keeps its port would otherwise never change
 //     the backend (kubernetes issue 48370).
 //   - Connections to backends that were removed are deleted. With nf_conntrack_tcp_loose 0 they do not begin again; the
 //     next segment gets a TCP reset.
-//   - The rules are one nftables table, which is replaced as a whole in one transaction if it differs.
+//   - Each of the two nftables tables is replaced as a whole in one transaction if it differs.
 //   - The package keeps no state. The routes have a routing protocol number of their own and are written first and
 //     deleted last, so that an interrupted call leaves a trace.
 //
@@ -52,9 +56,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
+// Tables in the namespace of a VPC.
+var (
+	table       = netfilter.Table{Family: "ip", Name: "trivet-service"}
+	bridgeTable = netfilter.Table{Family: "bridge", Name: "trivet-service"}
+)
+
 const (
-	// table is the name of the nftables table, of family ip, in the namespace of a VPC.
-	table netfilter.Table = "trivet-service"
 	// routeProtocol is the routing protocol number of the package's routes (rtnetlink(7), rtm_protocol). It is one that
 	// /etc/iproute2/rt_protos assigns to nothing.
 	routeProtocol = 190
@@ -109,7 +117,10 @@ func set(ctx context.Context, ns netns.NsHandle, vpc *cloud.HostVPC, r *Result) 
 	if err := addRoutes(handle, have, want, r); err != nil {
 		return err
 	}
-	if err := setTable(ctx, ns, vpc, r); err != nil {
+	if err := setTable(ctx, ns, bridgeTable, bridgeChains(vpc), r); err != nil {
+		return err
+	}
+	if err := setTable(ctx, ns, table, chains(vpc), r); err != nil {
 		return err
 	}
 	if r.Revoked, err = netfilter.DeleteConnections(ctx, handle, obsolete(vpc)); err != nil {
@@ -118,14 +129,15 @@ func set(ctx context.Context, ns netns.NsHandle, vpc *cloud.HostVPC, r *Result) 
 	return deleteRoutes(handle, have, want, r)
 }
 
-func setTable(ctx context.Context, ns netns.NsHandle, vpc *cloud.HostVPC, r *Result) error {
-	change, write := "replace", func() (bool, error) { return table.Set(ctx, ns, chains(vpc)) }
-	if len(vpc.Services) == 0 {
-		change, write = "delete", func() (bool, error) { return table.Delete(ctx, ns) }
+// setTable makes a table equal to chains. Without chains it deletes the table.
+func setTable(ctx context.Context, ns netns.NsHandle, t netfilter.Table, chains []netfilter.Chain, r *Result) error {
+	change, write := "replace", func() (bool, error) { return t.Set(ctx, ns, chains) }
+	if len(chains) == 0 {
+		change, write = "delete", func() (bool, error) { return t.Delete(ctx, ns) }
 	}
 	changed, err := write()
 	if changed {
-		r.Changes = append(r.Changes, fmt.Sprintf("nft %s table ip %s", change, table))
+		r.Changes = append(r.Changes, fmt.Sprintf("nft %s table %s", change, t))
 	}
 	return err
 }

@@ -20,7 +20,9 @@ func MissingFeatures(ctx context.Context) []string {
 			return fmt.Errorf("network namespaces (CONFIG_NET_NS): %w", err)
 		}
 		defer ns.Close()
-		_, err = table.Set(ctx, ns, chains(exampleVPC()))
+		if _, err = table.Set(ctx, ns, chains(exampleVPC())); err == nil {
+			_, err = bridgeTable.Set(ctx, ns, bridgeChains(exampleVPC()))
+		}
 		return err
 	})
 	if err == nil {
@@ -40,8 +42,11 @@ func exampleVPC() *cloud.HostVPC {
 		{Protocol: cloud.ProtocolTCP, Port: 80, Target: 8080}, {Protocol: cloud.ProtocolUDP, Port: 53, Target: 53},
 	}
 	return &cloud.HostVPC{
-		CIDR:    prefix,
-		Subnets: []cloud.HostSubnet{{VNI: 1, CIDR: prefix, Gateway: netip.MustParseAddr("10.0.0.1")}},
+		CIDR: prefix,
+		Subnets: []cloud.HostSubnet{{
+			VNI: 1, CIDR: prefix, Gateway: netip.MustParseAddr("10.0.0.1"),
+			Ports: []cloud.HostPort{{Device: "tap0", Hairpin: true}},
+		}},
 		Services: []cloud.HostService{
 			{Address: netip.MustParseAddr("10.0.0.8"), Ports: ports, Affinity: cloud.AffinityNone, Backends: backends},
 			{Address: netip.MustParseAddr("10.0.0.9"), Ports: ports, Affinity: cloud.AffinityClientIP, Backends: backends},

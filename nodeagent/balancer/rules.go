@@ -14,8 +14,30 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// chains renders the rules of the namespace of a VPC.
+// bridgeChains renders the rules that drop broadcasts and multicasts which return to the port that sent them. There are
+// none without ports that may get their own frames.
+func bridgeChains(vpc *cloud.HostVPC) []netfilter.Chain {
+	var devices []string
+	for i := range vpc.Subnets {
+		for _, p := range vpc.Subnets[i].Ports {
+			if p.Hairpin {
+				devices = append(devices, fmt.Sprintf("%q . %[1]q", p.Device))
+			}
+		}
+	}
+	if len(devices) == 0 {
+		return nil
+	}
+	return []netfilter.Chain{{Name: "reflected", Kind: "filter", Hook: "forward", Priority: -190, Policy: "accept", Rules: []string{
+		fmt.Sprintf("iifname . oifname %s ether daddr & 01:00:00:00:00:00 != 00:00:00:00:00:00 drop", elements(devices)),
+	}}}
+}
+
+// chains renders the rules that translate addresses. There are none without services.
 func chains(vpc *cloud.HostVPC) []netfilter.Chain {
+	if len(vpc.Services) == 0 {
+		return nil
+	}
 	destination := netfilter.Chain{Name: "destination", Kind: "nat", Hook: "prerouting", Priority: -100, Policy: "accept"}
 	// Before the rules of package firewall, whose priority is 0.
 	refuse := netfilter.Chain{Name: "refuse", Kind: "filter", Hook: "input", Priority: -10, Policy: "accept"}
@@ -48,12 +70,10 @@ func chains(vpc *cloud.HostVPC) []netfilter.Chain {
 	if len(dispatch) > 0 {
 		destination.Rules = []string{"ip daddr . meta l4proto . th dport vmap " + elements(dispatch)}
 	}
-	if len(addresses) > 0 {
-		set := elements(addresses)
-		refuse.Rules = []string{
-			fmt.Sprintf("ip daddr %s meta l4proto tcp reject with tcp reset", set),
-			fmt.Sprintf("ip daddr %s meta l4proto != icmp reject with icmp port-unreachable", set),
-		}
+	set := elements(addresses)
+	refuse.Rules = []string{
+		fmt.Sprintf("ip daddr %s meta l4proto tcp reject with tcp reset", set),
+		fmt.Sprintf("ip daddr %s meta l4proto != icmp reject with icmp port-unreachable", set),
 	}
 	for i := range vpc.Subnets {
 		if g := vpc.Subnets[i].Gateway; len(loops[g]) > 0 {

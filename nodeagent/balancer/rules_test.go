@@ -17,6 +17,9 @@ import (
 // as address*weight, with a ! if they are unhealthy.
 func TestRules(t *testing.T) {
 	datadriven.RunTest(t, "testdata/rules", func(t *testing.T, d *datadriven.TestData) string {
+		if d.Cmd == "bridge" {
+			return bridgeTable.Script(bridgeChains(parseVPC(t, "")))
+		}
 		return table.Script(chains(parseVPC(t, d.Input)))
 	})
 }
@@ -28,6 +31,7 @@ func parseVPC(t *testing.T, lines string) *cloud.HostVPC {
 		vpc.Subnets = append(vpc.Subnets, cloud.HostSubnet{
 			VNI: uint32(100 + n), CIDR: netip.MustParsePrefix(fmt.Sprintf("10.0.%d.0/24", n)),
 			Gateway: netip.MustParseAddr(fmt.Sprintf("10.0.%d.1", n)),
+			Ports:   []cloud.HostPort{{Device: fmt.Sprintf("tap%d", n), Hairpin: true}, {Device: fmt.Sprintf("tap%d0", n)}},
 		})
 	}
 	for line := range strings.Lines(lines) {

@@ -214,7 +214,7 @@ func (h *labHost) dump() string {
 		routes := strings.Split(h.lab.ip(name, "-4 route show table all"), "\n")
 		slices.Sort(routes)
 		b.WriteString(strings.Join(routes, "\n") + "\n")
-		b.WriteString(h.lab.nft(name, "list table ip "+string(table)))
+		b.WriteString(h.lab.nft(name, "list table "+table.String()))
 	}
 	return b.String()
 }

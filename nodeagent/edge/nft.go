@@ -6,8 +6,8 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/netfilter"
 )
 
-// table is the package's nftables table, of family ip, in the edge namespace and in those of VPCs.
-const table netfilter.Table = "trivet-edge"
+// table is the package's nftables table in the edge namespace and in those of VPCs.
+var table = netfilter.Table{Family: "ip", Name: "trivet-edge"}
 
 // chain is a base chain of nftables.
 type chain struct {
@@ -35,7 +35,7 @@ func (s *space) setTable(chains []chain) error {
 		return fmt.Errorf("%s: %w", s.path, err)
 	}
 	if changed {
-		s.changed("nft replace table ip %s", table)
+		s.changed("nft replace table %s", table)
 	}
 	return nil
 }
@@ -47,7 +47,7 @@ func (s *space) deleteTable() error {
 		return fmt.Errorf("%s: %w", s.path, err)
 	}
 	if changed {
-		s.changed("nft delete table ip %s", table)
+		s.changed("nft delete table %s", table)
 	}
 	return nil
 }

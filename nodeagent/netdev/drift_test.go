@@ -129,7 +129,7 @@ func TestDrift(t *testing.T) {
 			"bridge fdb delete 02:00:00:00:00:99 dev vx101 self",
 		}},
 		{"flooding", bridge("link set dev vx101 flood on bcast_flood on mcast_flood on"), []string{
-			"bridge link set dev vx101 learning off flood off mcast_flood off bcast_flood off neigh_suppress on",
+			"bridge link set dev vx101 learning off flood off mcast_flood off bcast_flood off neigh_suppress on hairpin off",
 		}},
 		{"ARP suppression", bridge("link set dev vx101 neigh_suppress off"), nil},
 		{"learning", bridge("link set dev port1-10 learning on"), nil},

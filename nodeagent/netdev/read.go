@@ -129,6 +129,7 @@ func (f *portFlags) fields() []portFlag {
 		{"mcast_flood", nl.IFLA_BRPORT_MCAST_FLOOD, &f.multicast},
 		{"bcast_flood", nl.IFLA_BRPORT_BCAST_FLOOD, &f.broadcast},
 		{"neigh_suppress", nl.IFLA_BRPORT_NEIGH_SUPPRESS, &f.neighSuppress},
+		{"hairpin", nl.IFLA_BRPORT_MODE, &f.hairpin},
 	}
 }
 

@@ -104,6 +104,7 @@ func (w *state) addPort(vpc *cloud.HostVPC, s *cloud.HostSubnet, p *cloud.HostPo
 	if hasUnknownMACs(p) {
 		flags = unknownMACsFlags
 	}
+	flags.hairpin = p.Hairpin
 	bridge := Bridge(s.VNI)
 	w.links[p.Device] = link{
 		kind: portLink, mtu: int(vpc.MTU), master: bridge, alias: aliasPrefix + string(p.ID), flags: flags,

@@ -88,6 +88,7 @@ type portFlags struct {
 	multicast     bool
 	broadcast     bool
 	neighSuppress bool
+	hairpin       bool // frames may leave through the port that they came from
 }
 
 // Flags of the ports of a bridge. A port that may have unknown MAC addresses has the flags that Linux sets by default.

@@ -40,8 +40,11 @@ type Chain struct {
 	Rules            []string
 }
 
-// Table is the name of an nftables table of family ip.
-type Table string
+// Table names an nftables table.
+type Table struct{ Family, Name string }
+
+// String returns the family and the name, as nft takes them.
+func (t Table) String() string { return t.Family + " " + t.Name }
 
 // structure describes the chains and rules in the form of list.
 func structure(chains []Chain) []string {
@@ -72,10 +75,10 @@ func ruleComment(rule string) string {
 // Script returns the input for nft that replaces the table.
 func (t Table) Script(chains []Chain) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "add table ip %s\ndelete table ip %[1]s\nadd table ip %[1]s\n", t)
+	fmt.Fprintf(&b, "add table %s\ndelete table %[1]s\nadd table %[1]s\n", t)
 	for i := range chains { // before the rules, which may refer to any chain
 		c := &chains[i]
-		fmt.Fprintf(&b, "add chain ip %s %s", t, c.Name)
+		fmt.Fprintf(&b, "add chain %s %s", t, c.Name)
 		if c.Hook != "" {
 			fmt.Fprintf(&b, " { type %s hook %s priority %d; policy %s; }", c.Kind, c.Hook, c.Priority, c.Policy)
 		}
@@ -83,7 +86,7 @@ func (t Table) Script(chains []Chain) string {
 	}
 	for i := range chains {
 		for _, rule := range chains[i].Rules {
-			fmt.Fprintf(&b, "add rule ip %s %s %s comment %q\n", t, chains[i].Name, rule, ruleComment(rule))
+			fmt.Fprintf(&b, "add rule %s %s %s comment %q\n", t, chains[i].Name, rule, ruleComment(rule))
 		}
 	}
 	return b.String()
@@ -106,13 +109,13 @@ func (t Table) Delete(ctx context.Context, ns netns.NsHandle) (changed bool, err
 	if err != nil || have == nil {
 		return false, err
 	}
-	_, err = run(ctx, ns, "", "delete", "table", "ip", string(t))
+	_, err = run(ctx, ns, "", "delete", "table", t.Family, t.Name)
 	return err == nil, err
 }
 
 // list reads the table. It returns nil if there is no table.
 func (t Table) list(ctx context.Context, ns netns.NsHandle) ([]string, error) {
-	out, err := run(ctx, ns, "", "--json", "--numeric", "list", "table", "ip", string(t))
+	out, err := run(ctx, ns, "", "--json", "--numeric", "list", "table", t.Family, t.Name)
 	if errors.As(err, new(*exec.ExitError)) && ctx.Err() == nil {
 		return nil, nil // nft has no exit status of its own for an absent table; a broken nft fails on the next write
 	}

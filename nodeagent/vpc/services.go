@@ -61,8 +61,9 @@ func (w *wanted) addServices(node cloud.NodeID, one *vpcTable) {
 	}
 }
 
-// backend returns a backend as this host, node, needs it. port is the port with the backend's address, or nil. A backend
-// whose port has no host is not healthy. first is the host that reports about addresses without a port.
+// backend returns a backend as this host, node, needs it, and lets its port receive its own packets. port is the port
+// with the backend's address, or nil. A backend whose port has no host is not healthy. first is the host that reports
+// about addresses without a port.
 func (w *wanted) backend(
 	b cloud.Backend, port *cloud.PortOnHost, node, first cloud.NodeID,
 ) (out cloud.HostBackend, ok bool) {
@@ -73,8 +74,15 @@ func (w *wanted) backend(
 	}
 	out.Address = port.IP
 	out.Healthy = b.Healthy && port.Node != ""
-	if s := w.subnetOf(port.IP); s != nil && port.Node == node {
-		out.Reported, out.Source = true, s.Gateway
+	s := w.subnetOf(port.IP)
+	if s == nil || port.Node != node {
+		return out, true
+	}
+	out.Reported, out.Source = true, s.Gateway
+	for i := range s.Ports {
+		if s.Ports[i].ID == port.ID {
+			s.Ports[i].Hairpin = true
+		}
 	}
 	return out, true
 }

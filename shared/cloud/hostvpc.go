@@ -108,6 +108,8 @@ type HostPort struct {
 	Pairs []AddressPair
 	// Mbps limits the bandwidth in each direction, in Mbit/s; 0 means no limit.
 	Mbps uint32
+	// Hairpin is true if the port may receive its own packets: it is a backend of a service IP, to which it may connect.
+	Hairpin bool
 }
 
 // RemotePort is a port on another host.
