@@ -27,7 +27,7 @@ func check(vpc *cloud.HostVPC, u *underlay) error {
 			return fmt.Errorf("subnet %s: %w", s.ID, err)
 		}
 	}
-	return nil
+	return checkGateways(vpc, u, seen)
 }
 
 // uses holds names and addresses that must be unique, and what has them.
@@ -76,7 +76,7 @@ func checkSubnet(s *cloud.HostSubnet, u *underlay, seen uses) error {
 
 func checkPort(p *cloud.HostPort, seen uses) error {
 	if !validDevice.MatchString(p.Device) || bridgeName.MatchString(p.Device) || vxlanName.MatchString(p.Device) ||
-		limiterName.MatchString(p.Device) ||
+		transitName.MatchString(p.Device) || limiterName.MatchString(p.Device) ||
 		p.Device == loopback || p.Device == "all" || p.Device == "default" { // the names of directories in /proc/sys/net
 		return fmt.Errorf("%q cannot be the name of a port's device", p.Device)
 	}

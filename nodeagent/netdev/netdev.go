@@ -18,6 +18,13 @@
 //   - routing table 100000100 with the routes of the subnet's route table, and a rule that selects this table for
 //     packets from br100.
 //
+// For a NAT gateway that is on one host and has the VNI 200, it also contains:
+//
+//   - vt200, the transit device, a VXLAN device that is no port of a bridge. Packets to the gateway leave the other hosts
+//     through it and arrive from it on the gateway's host.
+//   - on other hosts, if the gateway is the VPC's default, routing table 100000200 and a rule that selects it for packets
+//     that no other table has a route for.
+//
 // A packet to another subnet of the VPC is routed on the sender's host and crosses the underlay with the VNI of the
 // receiver's subnet. So every host with the VPC has all subnets of the VPC.
 //
@@ -45,9 +52,13 @@
 //     the sysctl.
 //   - The kernel consults the tables of subnets after the main table. So packets to the VPC's subnets always follow the
 //     connected routes, whatever a route table contains.
-//   - A route to a NAT gateway is a throw route: the kernel then continues with the next rule, which is that of package
-//     edge. So this package needs to know neither the device nor the address of the way out, and the order of calls to
-//     the two packages does not matter.
+//   - A route to a NAT gateway on this host is a throw route: the kernel then continues with the next rule, which is that
+//     of package edge. So this package needs to know neither the device nor the address of the way out, and the order of
+//     calls to the two packages does not matter.
+//   - Packets to a NAT gateway on another host have a VNI of their own. A bridge accepts frames to its own MAC address
+//     only, which is the same on all hosts, so the VNI of a subnet could not lead to the gateway's host. No guest can send
+//     to a transit device, because it is no port of a bridge. Answers from outside come with the VNI of the guest's
+//     subnet, like packets between subnets. So the namespaces of both hosts see both directions of each connection.
 //   - What a guest sends is limited by a token bucket on an IFB device, not by a policer. A policer drops all packets
 //     above the limit instead of delaying them, so TCP connections stay far below the limit. Besides, kernels without
 //     CONFIG_NET_ACT_POLICE have none.

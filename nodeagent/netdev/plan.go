@@ -115,7 +115,7 @@ func (p *planner) link(name string) {
 		switch w.kind {
 		case bridgeLink:
 			p.add(addBridge{name, w.mac, w.mtu})
-		case vxlanLink:
+		case vxlanLink, transitLink:
 			p.add(addVXLAN{name, w.mtu, w.underlay, w.vxlan})
 		case limiterLink:
 			p.add(addLimiter{name})
@@ -125,6 +125,9 @@ func (p *planner) link(name string) {
 		}
 		h = w
 		h.up, h.master, h.alias, h.bucket = false, "", "", bucket{}
+		if w.kind == transitLink {
+			h.mac = cloud.MAC{} // the kernel chooses one
+		}
 		p.have.links[name] = h
 	}
 	if h.alias != w.alias {
@@ -133,8 +136,12 @@ func (p *planner) link(name string) {
 	if h.mtu != w.mtu && w.mtu != 0 {
 		p.add(setMTU{name, w.mtu})
 	}
-	if w.kind == bridgeLink && h.mac != w.mac {
+	if h.mac != w.mac && (w.kind == bridgeLink || w.kind == transitLink) {
 		p.add(setMAC{name, w.mac})
+		if w.kind == transitLink {
+			// The kernel deletes the neighbours of a device whose MAC address changes.
+			maps.DeleteFunc(p.have.neighbours, func(n neighbour, _ cloud.MAC) bool { return n.bridge == name })
+		}
 	}
 	if w.kind == bridgeLink && h.snooping {
 		p.add(setSnoopingOff{name})
@@ -202,6 +209,7 @@ func (p *planner) addEntries() {
 			p.add(c)
 		}
 	}
+	p.addTransitEntries()
 	for _, n := range slices.SortedFunc(maps.Keys(p.want.neighbours), compareNeighbours) {
 		if mac := p.want.neighbours[n]; p.have.neighbours[n] != mac {
 			p.add(replaceNeighbour{n, mac})

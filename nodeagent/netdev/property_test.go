@@ -84,6 +84,7 @@ func randomVPC(random *rand.Rand) cloud.HostVPC {
 		subnet.Routes = randomRoutes(random)
 		vpc.Subnets = append(vpc.Subnets, subnet)
 	}
+	vpc.Gateways = randomGateways(random, vpc.Subnets)
 	random.Shuffle(len(vpc.Subnets), func(i, j int) { vpc.Subnets[i], vpc.Subnets[j] = vpc.Subnets[j], vpc.Subnets[i] })
 	return vpc
 }
@@ -102,4 +103,24 @@ func randomRoutes(random *rand.Rand) (routes []cloud.HostRoute) {
 		routes = append(routes, blackhole("2001:db8::/32"))
 	}
 	return routes
+}
+
+// randomGateways returns NAT gateways on this host or others, and adds routes to them.
+func randomGateways(random *rand.Rand, subnets []cloud.HostSubnet) (gateways []cloud.HostGateway) {
+	for i := range 2 {
+		if random.IntN(2) == 0 {
+			continue
+		}
+		g := cloud.HostGateway{ID: cloud.NATGatewayID(fmt.Sprint("gateway", i)), VNI: 200 + uint32(i), Default: i == random.IntN(2)}
+		if random.IntN(2) == 0 {
+			g.VTEP = netip.AddrFrom4([4]byte{192, 0, 2, byte(7 + random.IntN(2))})
+		}
+		if len(gateways) > 0 && gateways[0].Default {
+			g.Default = false
+		}
+		gateways = append(gateways, g)
+		s := &subnets[random.IntN(len(subnets))]
+		s.Routes = append(s.Routes, gatewayRoute(fmt.Sprintf("198.51.100.%d/32", i), g.ID))
+	}
+	return gateways
 }

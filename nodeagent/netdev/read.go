@@ -100,6 +100,10 @@ func convertLink(one netlink.Link) link {
 		l.snooping = typed.MulticastSnooping != nil && *typed.MulticastSnooping
 	case *netlink.Vxlan:
 		l.kind = vxlanLink
+		if transitName.MatchString(attrs.Name) {
+			l.kind = transitLink
+			copy(l.mac[:], attrs.HardwareAddr)
+		}
 		vtep, _ := netip.AddrFromSlice(typed.SrcAddr)
 		l.vxlan = vxlan{
 			vni: uint32(typed.VxlanId), vtep: vtep, port: uint16(typed.Port), device: typed.VtepDevIndex,
@@ -199,7 +203,7 @@ func (k *kernel) readRoutes(have *state, names map[int]string) error {
 	return nil
 }
 
-// readFDB reads the static entries of bridges and all entries of VXLAN devices.
+// readFDB reads the static entries of bridges and all entries of VXLAN and transit devices.
 func (k *kernel) readFDB(have *state, names map[int]string) error {
 	list, err := dump("FDB entries", func() ([]netlink.Neigh, error) { return k.vpc.NeighList(0, unix.AF_BRIDGE) })
 	if err != nil {
@@ -217,7 +221,7 @@ func (k *kernel) readFDB(have *state, names map[int]string) error {
 			if have.links[bridge].kind == bridgeLink && e.State == unix.NUD_NOARP {
 				have.fdb[station{bridge, mac}] = fdbEntry{device: device, sticky: e.Flags&netlink.NTF_STICKY != 0}
 			}
-		case have.links[device].kind == vxlanLink:
+		case have.links[device].kind == vxlanLink || have.links[device].kind == transitLink:
 			vtep, _ := netip.AddrFromSlice(e.IP)
 			if _, several := have.tunnels[station{device, mac}]; several {
 				vtep = netip.Addr{}
@@ -228,7 +232,7 @@ func (k *kernel) readFDB(have *state, names map[int]string) error {
 	return nil
 }
 
-// readNeighbours reads the permanent neighbours on bridges.
+// readNeighbours reads the permanent neighbours on bridges and transit devices.
 func (k *kernel) readNeighbours(have *state, names map[int]string) error {
 	list, err := dump("neighbours", func() ([]netlink.Neigh, error) { return k.vpc.NeighList(0, netlink.FAMILY_ALL) })
 	if err != nil {
@@ -239,7 +243,7 @@ func (k *kernel) readNeighbours(have *state, names map[int]string) error {
 		addr, ok := netip.AddrFromSlice(n.IP)
 		name := names[n.LinkIndex]
 		ok = ok && n.State == unix.NUD_PERMANENT && copy(mac[:], n.HardwareAddr) == len(mac)
-		if ok && have.links[name].kind == bridgeLink {
+		if kind := have.links[name].kind; ok && (kind == bridgeLink || kind == transitLink) {
 			have.neighbours[neighbour{name, addr}] = mac
 		}
 	}

@@ -75,6 +75,9 @@ func render(vpc *cloud.HostVPC, u underlay) (*state, error) {
 		w.addPairs(s)
 		w.addRoutes(vpc, s)
 	}
+	for i := range vpc.Gateways {
+		w.addTransit(vpc, &vpc.Gateways[i], &u)
+	}
 	return w, nil
 }
 

@@ -24,9 +24,9 @@ const (
 	metric6 = 1024
 )
 
-// tableRoute identifies a route in the table of a subnet.
+// tableRoute identifies a route in the table of a subnet, or in that of a NAT gateway on another host.
 type tableRoute struct {
-	bridge      string // of the subnet
+	bridge      string // of the subnet; for a gateway the name that a bridge with the gateway's VNI would have
 	destination netip.Prefix
 	metric      int
 }
@@ -37,12 +37,12 @@ type tableRoute struct {
 type nextHop struct {
 	kind   int // RTN_UNICAST, RTN_BLACKHOLE, RTN_UNREACHABLE or RTN_THROW
 	via    netip.Addr
-	bridge string
+	bridge string // or transit device
 }
 
 // tableRule makes packets that arrive from a bridge use a routing table.
 type tableRule struct {
-	bridge          string
+	bridge          string // empty for all packets
 	ipv6            bool
 	table, priority int
 }
@@ -54,7 +54,7 @@ func tableOf(bridge string) int {
 
 func bridgeOfTable(table int) string { return "br" + strconv.Itoa(table-tableBase) }
 
-// isSubnetTable reports whether a routing table is that of a subnet.
+// isSubnetTable reports whether a routing table is that of a subnet or of a NAT gateway on another host.
 func isSubnetTable(table int) bool { return table > tableBase && table <= tableBase+maxVNI }
 
 // addRoutes renders the route table of a subnet. Addresses of the VPC that are in none of its subnets are unreachable,
@@ -84,7 +84,7 @@ func (w *state) addRoutes(vpc *cloud.HostVPC, s *cloud.HostSubnet) {
 			continue
 		}
 		if r.Target == cloud.RouteNAT {
-			add(r.Destination, nextHop{kind: unix.RTN_THROW})
+			add(r.Destination, hopToGateway(vpc, r.Gateway))
 			continue
 		}
 		if target := subnetOf(vpc, r.Via); target != nil {
@@ -115,6 +115,8 @@ func checkRoutes(vpc *cloud.HostVPC, s *cloud.HostSubnet) error {
 		case r.Target == cloud.RouteBlackhole:
 		case r.Target == cloud.RouteNAT && r.Destination.Addr().Is6():
 			return fmt.Errorf("route for %s: NAT gateways translate IPv4 only", r.Destination)
+		case r.Target == cloud.RouteNAT && r.Gateway != "" && gatewayOf(vpc, r.Gateway) == nil:
+			return fmt.Errorf("route for %s: the VPC has no NAT gateway %s", r.Destination, r.Gateway)
 		case r.Target == cloud.RouteNAT:
 		case r.Target != cloud.RoutePort:
 			return fmt.Errorf("route for %s: target %d is not supported", r.Destination, r.Target)
@@ -143,7 +145,7 @@ func readTable(have *state, r *netlink.Route, names map[int]string) {
 	have.tables[key] = hop
 }
 
-// readRules reads the rules for tables of subnets, and those with their priority.
+// readRules reads the rules for tables of subnets and gateways, and those with their priorities.
 func (k *kernel) readRules(have *state, _ map[int]string) error {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		list, err := dump("rules", func() ([]netlink.Rule, error) { return k.vpc.RuleList(family) })
@@ -151,7 +153,7 @@ func (k *kernel) readRules(have *state, _ map[int]string) error {
 			return err
 		}
 		for _, r := range list {
-			if isSubnetTable(r.Table) || r.Priority == rulePriority {
+			if isSubnetTable(r.Table) || r.Priority == rulePriority || r.Priority == transitPriority {
 				have.rules[tableRule{r.IifName, family == netlink.FAMILY_V6, r.Table, r.Priority}] = true
 			}
 		}
@@ -223,6 +225,9 @@ func (c replaceRoute) String() string {
 		text += fmt.Sprintf("throw %s", c.destination)
 	default:
 		text += fmt.Sprintf("%s via %s dev %s", c.destination, c.via, c.nextHop.bridge)
+		if c.via == transitHop {
+			text += " onlink"
+		}
 	}
 	return fmt.Sprintf("%s table %d", text, tableOf(c.tableRoute.bridge))
 }
@@ -235,6 +240,9 @@ func (c replaceRoute) apply(k *kernel) error {
 			return err
 		}
 		route.LinkIndex, route.Gw = index, c.via.AsSlice()
+		if c.via == transitHop {
+			route.Flags = int(netlink.FLAG_ONLINK) // the device has no address
+		}
 	}
 	return k.vpc.RouteReplace(route)
 }
@@ -260,11 +268,14 @@ func (c deleteRoute) apply(k *kernel) error {
 
 // command returns the command with the given verb, add or delete.
 func (r tableRule) command(verb string) string {
-	family := ""
+	family, device := "", ""
 	if r.ipv6 {
 		family = "-6 "
 	}
-	return fmt.Sprintf("ip %srule %s iif %s lookup %d priority %d", family, verb, r.bridge, r.table, r.priority)
+	if r.bridge != "" {
+		device = "iif " + r.bridge + " "
+	}
+	return fmt.Sprintf("ip %srule %s %slookup %d priority %d", family, verb, device, r.table, r.priority)
 }
 
 func (r tableRule) netlink() *netlink.Rule {

@@ -48,6 +48,7 @@ const (
 	loopbackLink linkKind = iota + 1
 	bridgeLink
 	vxlanLink
+	transitLink // VXLAN device without a bridge
 	limiterLink // IFB device of a port
 	portLink    // tap or veth
 )
@@ -60,10 +61,10 @@ type link struct {
 	master string // name of the bridge
 	alias  string // of ports and their IFB devices: aliasPrefix and the port's ID
 
-	mac      cloud.MAC // of bridges
+	mac      cloud.MAC // of bridges and transit devices
 	snooping bool      // of bridges: multicast snooping
 	vxlan    vxlan
-	underlay string    // of VXLAN devices: name of the underlay's device; not read from the kernel
+	underlay string    // of VXLAN and transit devices: name of the underlay's device; not read from the kernel
 	flags    portFlags // of links with a master
 
 	bucket   bucket // of ports and IFB devices
@@ -144,8 +145,9 @@ const (
 )
 
 var (
-	bridgeName = regexp.MustCompile(`^br[0-9]{1,8}$`)
-	vxlanName  = regexp.MustCompile(`^vx[0-9]{1,8}$`)
+	bridgeName  = regexp.MustCompile(`^br[0-9]{1,8}$`)
+	vxlanName   = regexp.MustCompile(`^vx[0-9]{1,8}$`)
+	transitName = regexp.MustCompile(`^vt[0-9]{1,8}$`)
 )
 
 // managed reports whether a device with these attributes belongs to this package. Others in the namespace, such as the
@@ -159,11 +161,14 @@ func (l *link) managed(name string) bool {
 		return bridgeName.MatchString(name)
 	case vxlanLink:
 		return vxlanName.MatchString(name)
+	case transitLink:
+		return true // convertLink recognizes it by its name
 	case limiterLink:
 		return limiterName.MatchString(name)
 	default:
 		return strings.HasPrefix(l.alias, aliasPrefix) || bridgeName.MatchString(l.master) ||
-			bridgeName.MatchString(name) || vxlanName.MatchString(name) || limiterName.MatchString(name)
+			bridgeName.MatchString(name) || vxlanName.MatchString(name) || transitName.MatchString(name) ||
+			limiterName.MatchString(name)
 	}
 }
 

@@ -82,7 +82,16 @@ type NATGateway struct {
 	// Address is invalid if each host uses its own address in the external network.
 	Address netip.Addr
 	// Default marks the target of the VPC's default route.
-	Default      bool
+	Default bool
+	// VNI is the VXLAN network identifier of packets from other hosts to the gateway's host. It is 0 until the gateway
+	// has its first host, and stays 0 if the gateway is not OnOneHost.
+	VNI uint32
+	// Node is the host that the gateway is on. It is empty without one. BindingGeneration grows each time when it changes.
+	Node              NodeID
+	BindingGeneration uint64
+	// Former is the host that the gateway was on, and that has not yet acknowledged that it has the gateway no longer. The
+	// gateway gets no other host before. It is empty without one.
+	Former       NodeID
 	Status       NetworkStatus
 	StatusReason string
 	CreatedAt    Time

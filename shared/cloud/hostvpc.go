@@ -5,8 +5,8 @@ import (
 	"net/netip"
 )
 
-// HostVPC is the wanted state of a VPC on one host that has ports of the VPC. The control plane sends it to the host's
-// agent, which changes the kernel's state accordingly. A host without ports of a VPC has no HostVPC for it.
+// HostVPC is the wanted state of a VPC on one host that has ports or a NAT gateway of the VPC. The control plane sends it
+// to the host's agent, which changes the kernel's state accordingly. Other hosts have no HostVPC for the VPC.
 //
 // All slices are sorted by their first field, so that equal states are equal values.
 type HostVPC struct {
@@ -29,20 +29,23 @@ type HostVPC struct {
 	// a revoked connection can continue if the rules still permit packets of its other direction. The agent sets the
 	// field for a short time; the control plane does not.
 	LooseTCP bool
-	// NAT is the NAT gateway of the VPC. It is nil without one.
+	// NAT is the VPC's default NAT gateway if this host translates its connections: each host does so if the gateway has
+	// no address of its own, and otherwise the gateway's host. It is nil without one.
 	NAT *HostNAT
+	// Gateways are the NAT gateways of the VPC that are on one host.
+	Gateways []HostGateway
 	// Floating are the floating IPs of the ports on this host.
 	Floating []HostFloating
 	// Services are the service IPs of the VPC. Every host with the VPC has all of them.
 	Services []HostService
 }
 
-// HostNAT is the NAT gateway of a VPC. Every host with ports of the VPC translates the connections of its own ports.
+// HostNAT is the translation of the connections through a NAT gateway.
 type HostNAT struct {
 	// External is the name of the external network.
 	External string
 	// Address is the address of the external network that connections of the VPC get as their source. It is invalid if
-	// each host uses its own address in the external network. If it is valid, at most one host may have the HostNAT.
+	// they get the host's own address in the external network. If it is valid, at most one host may have the HostNAT.
 	Address netip.Addr
 }
 
@@ -82,9 +85,11 @@ type HostSubnet struct {
 type HostRoute struct {
 	// Destination is a masked prefix.
 	Destination netip.Prefix
-	// Target is RoutePort, RouteBlackhole, or, for IPv4, RouteNAT. RouteNAT sends packets to the external network, like
-	// those without any route. It serves as an exception from a route with a shorter prefix.
+	// Target is RoutePort, RouteBlackhole, or, for IPv4, RouteNAT.
 	Target RouteTarget
+	// Gateway is the target of RouteNAT, one of HostVPC.Gateways. It is empty for the default gateway: packets are then
+	// sent like those without any route, so that the route serves as an exception from one with a shorter prefix.
+	Gateway NATGatewayID
 	// Via is the address of the target port that has the IP version of Destination. It is invalid for other targets.
 	Via netip.Addr
 }
