@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -43,9 +44,9 @@ func (a *application) apply(r *Result) error {
 		return err
 	}
 	failed := a.setDevices(links, r)
-	for _, c := range a.connected {
-		if err := a.setVPC(c); err != nil {
-			failed = append(failed, fmt.Errorf("VPC %s: %w", c.ID, err))
+	for _, list := range byVPC(a.connected) {
+		if err := a.setVPC(list); err != nil {
+			failed = append(failed, fmt.Errorf("VPC %s: %w", list[0].ID, err))
 		}
 	}
 	return errors.Join(append(failed, a.setEdge(r), a.revoke(r))...)
@@ -90,39 +91,33 @@ func (a *application) setDevices(links map[string]netlink.Link, r *Result) (fail
 	return failed
 }
 
-// setVPC makes the rules and routes in the namespace of a VPC.
-func (a *application) setVPC(c *connection) error {
-	if err := c.inside.setTable(vpcChains(a.externals, c, a.options.Denied)); err != nil {
+// setVPC makes the rules and routes in the namespace of a VPC, from all its connections.
+func (a *application) setVPC(list []*connection) error {
+	inside := list[0].inside
+	if err := inside.setTable(vpcChains(a.externals, list, a.options.Denied)); err != nil {
 		return err
 	}
-	if err := c.inside.setSettings(vpcSettings); err != nil {
-		return err
+	for _, c := range list {
+		if err := inside.setSettings(vpcSettings(c.inner())); err != nil {
+			return err
+		}
 	}
-	return c.inside.setRoutes(c)
+	return inside.setRoutes(list)
 }
 
-// setRoutes makes the address and the routes of the package in the namespace of a VPC. A nil connection has none.
-func (s *space) setRoutes(c *connection) error {
+// setRoutes makes the addresses, routes and rules of the package in the namespace of a VPC with the given connections.
+func (s *space) setRoutes(list []*connection) error {
 	have, err := s.network()
 	if err != nil {
 		return err
 	}
 	want := have.empty()
-	if c != nil {
-		want.address(vpcDevice, netip.PrefixFrom(c.far, 31))
-		link := netip.PrefixFrom(c.near, 31)
-		want.route(vpcDevice, netlink.Route{Table: vpcTable, Dst: ipNet(link), Scope: unix.RT_SCOPE_LINK,
-			Type: unix.RTN_UNICAST})
-		want.route(vpcDevice, netlink.Route{Table: vpcTable, Gw: c.near.AsSlice(), Type: unix.RTN_UNICAST})
-		if c.CIDR.IsValid() {
-			want.route("", netlink.Route{Table: vpcTable, Dst: ipNet(c.CIDR.Masked()), Type: unix.RTN_UNREACHABLE})
-		}
-		want.rule(vpcPriority, netip.Addr{}, 0, vpcTable)
+	for _, c := range list {
+		want.addRoutes(c)
 	}
+	want.addSubnetRoutes(list)
 	err = errors.Join(
-		have.readAddresses(func(name string) bool { return name == vpcDevice }),
-		have.readRoutes(func(table int) bool { return table == vpcTable }),
-		have.readRules(vpcPriority, vpcPriority))
+		have.readAddresses(isInside), have.readRoutes(ownTable), have.readRules(subnetPriority, vpcPriority))
 	if err == nil {
 		_, err = s.reconcile(have.items, want.items)
 	}
@@ -145,8 +140,8 @@ func (a *application) setEdge(r *Result) error {
 		if x.Gateway.IsValid() {
 			want.route(x.device, netlink.Route{Table: x.table, Gw: x.Gateway.AsSlice(), Src: src, Type: unix.RTN_UNICAST})
 		}
-		want.rule(edgePriority, netip.Addr{}, x.mark, x.table)
-		want.rule(edgePriority+1, x.Address.Addr(), 0, x.table)
+		want.rule(routingRule{priority: edgePriority, mark: x.mark, table: x.table})
+		want.rule(routingRule{priority: edgePriority + 1, source: x.Address.Addr(), table: x.table})
 	}
 	for _, c := range a.connected {
 		link := netip.PrefixFrom(c.near, 31)
@@ -181,13 +176,18 @@ func (s *space) disconnect(r *Result) error {
 	if err != nil {
 		return err
 	}
-	if err := have.readRules(vpcPriority, vpcPriority); err != nil {
+	if err := have.readRules(subnetPriority, vpcPriority); err != nil {
 		return err
 	}
-	if _, exists := have.indexes[vpcDevice]; !exists && len(have.items) == 0 {
+	links, err := s.links()
+	if err != nil {
+		return err
+	}
+	maps.DeleteFunc(links, func(name string, _ netlink.Link) bool { return !isInside(name) })
+	if len(links) == 0 && len(have.items) == 0 {
 		return nil
 	}
-	if l, err := s.LinkByName(vpcDevice); err == nil {
+	for _, l := range links {
 		if err := s.deleteLink(l); err != nil {
 			return err
 		}
@@ -199,7 +199,7 @@ func (s *space) disconnect(r *Result) error {
 	if err := s.deleteConnections(passing, r); err != nil {
 		return err
 	}
-	// The rule is deleted last: it is the trace that an interrupted call leaves.
+	// The rules are deleted last: they are the trace that an interrupted call leaves.
 	return s.setRoutes(nil)
 }
 
@@ -277,11 +277,13 @@ func externalSettings(device string) []setting {
 	return []setting{{"net/ipv4/neigh/" + device + "/proxy_delay", "0"}} // ARP requests are answered at once
 }
 
-// vpcSettings are the settings of the package's device in VPCs' namespaces.
-var vpcSettings = []setting{
-	{"net/ipv4/conf/" + vpcDevice + "/rp_filter", "0"},
-	{"net/ipv4/conf/" + vpcDevice + "/accept_redirects", "0"},
-	{"net/ipv6/conf/" + vpcDevice + "/disable_ipv6", "1"},
+// vpcSettings are the settings of a device of the package in VPCs' namespaces.
+func vpcSettings(device string) []setting {
+	return []setting{
+		{"net/ipv4/conf/" + device + "/rp_filter", "0"},
+		{"net/ipv4/conf/" + device + "/accept_redirects", "0"},
+		{"net/ipv6/conf/" + device + "/disable_ipv6", "1"},
+	}
 }
 
 // setSettings writes those settings of the namespace that differ.

@@ -103,8 +103,12 @@ func (e *Edge) check(s State) ([]VPC, []error) {
 
 // checkVPC returns an error if the VPC's state contradicts itself or users, and otherwise adds its addresses to users.
 func (e *Edge) checkVPC(v *VPC, users map[netip.Addr]cloud.VPCID) error {
-	if n := len(aliasPrefix) + len(v.Namespace); v.Namespace == "" || n > maxAlias {
-		return fmt.Errorf("the path of the namespace must have 1 to %d bytes", maxAlias-len(aliasPrefix))
+	const most = maxAlias - len(aliasPrefix) - len(aliasDevice) - maxDevice
+	if v.Namespace == "" || len(v.Namespace) > most {
+		return fmt.Errorf("the path of the namespace must have 1 to %d bytes", most)
+	}
+	if err := v.checkGateways(); err != nil {
+		return err
 	}
 	own := map[netip.Addr]bool{}
 	use := func(network string, a netip.Addr) error {
@@ -120,9 +124,9 @@ func (e *Edge) checkVPC(v *VPC, users map[netip.Addr]cloud.VPCID) error {
 		own[a] = true
 		return nil
 	}
-	if v.NAT != nil {
-		if externalOf(e.externals, v.NAT.External) == nil || v.NAT.Address.IsValid() {
-			if err := use(v.NAT.External, v.NAT.Address); err != nil {
+	for _, n := range v.translations() {
+		if externalOf(e.externals, n.External) == nil || n.Address.IsValid() {
+			if err := use(n.External, n.Address); err != nil {
 				return err
 			}
 		}
@@ -141,4 +145,15 @@ func (e *Edge) checkVPC(v *VPC, users map[netip.Addr]cloud.VPCID) error {
 		users[a] = v.ID
 	}
 	return nil
+}
+
+// translations returns the translations of all NAT gateways of the VPC.
+func (v *VPC) translations() (list []*cloud.HostNAT) {
+	if v.NAT != nil {
+		list = append(list, v.NAT)
+	}
+	for i := range v.Gateways {
+		list = append(list, &v.Gateways[i].HostNAT)
+	}
+	return list
 }

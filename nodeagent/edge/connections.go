@@ -22,8 +22,10 @@ func (a *application) revoke(r *Result) error {
 		if c.source(a.externals) == c.far {
 			translated[c.far] = externalOf(a.externals, c.NAT.External).Address.Addr()
 		}
-		if err := c.inside.deleteConnections(c.obsolete(a.externals), r); err != nil {
-			failed = errors.Join(failed, fmt.Errorf("VPC %s: %w", c.ID, err))
+	}
+	for _, list := range byVPC(a.connected) {
+		if err := list[0].inside.deleteConnections(obsoleteIn(a.externals, list), r); err != nil {
+			failed = errors.Join(failed, fmt.Errorf("VPC %s: %w", list[0].ID, err))
 		}
 	}
 	return errors.Join(failed, a.edge.deleteConnections(func(f *netlink.ConntrackFlow) bool {
@@ -32,14 +34,18 @@ func (a *application) revoke(r *Result) error {
 	}, r))
 }
 
-// obsolete returns the selection of the connections in the VPC's namespace that pass the edge and that c translates
-// differently. The reply of a connection has the translated addresses.
-func (c *connection) obsolete(all []external) netfilter.Selection {
-	fixed, floating := map[netip.Addr]netip.Addr{}, map[netip.Addr]netip.Addr{}
-	for _, f := range c.Floating {
-		fixed[f.Address], floating[f.Fixed] = f.Fixed, f.Address
+// obsoleteIn returns the selection of the tracked connections in a VPC's namespace that pass the edge and that none of the
+// VPC's veth pairs in list translates so. The reply of a tracked connection has the translated addresses.
+func obsoleteIn(all []external, list []*connection) netfilter.Selection {
+	fixed, floating, sources := map[netip.Addr]netip.Addr{}, map[netip.Addr]netip.Addr{}, map[netip.Addr]bool{}
+	for _, c := range list {
+		for _, f := range c.Floating {
+			fixed[f.Address], floating[f.Fixed] = f.Fixed, f.Address
+		}
+		if source := c.source(all); source.IsValid() {
+			sources[source] = true
+		}
 	}
-	source := c.source(all)
 	return func(f *netlink.ConntrackFlow) bool {
 		if f.Mark&connectionMark == 0 {
 			return false
@@ -49,7 +55,7 @@ func (c *connection) obsolete(all []external) netfilter.Selection {
 			return false
 		}
 		outward := addrOf(f.Reverse.DstIP)
-		return outward != source && outward != floating[addrOf(f.Forward.SrcIP)]
+		return !sources[outward] && outward != floating[addrOf(f.Forward.SrcIP)]
 	}
 }
 

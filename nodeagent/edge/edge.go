@@ -8,9 +8,10 @@
 //
 //   - For each external network it has a macvlan device on the host's interface, named x and a hash of the
 //     network's name, with the host's address in the network.
-//   - For each VPC with a NAT gateway or a floating IP it has one end of a veth pair, named v and a number. The other
-//     end is named edge0 and is in the VPC's namespace. The number determines the two addresses of the pair, a /31 of
-//     169.254.0.0/16.
+//   - For each VPC with a default NAT gateway or a floating IP it has one end of a veth pair, named v and a number. The
+//     other end is named edge0 and is in the VPC's namespace. The number determines the two addresses of the pair, a /31
+//     of 169.254.0.0/16. Each NAT gateway that is not the default has a further pair, whose end in the VPC's namespace
+//     is named edge- and a hash of the gateway's ID.
 //
 // A packet from a guest with a floating IP gets this address as its source in the VPC's namespace. A packet from
 // another guest gets the VPC's end of the veth pair as its source there, and the host's address of the external network
@@ -42,7 +43,11 @@
 //     Options.Denied are dropped in the VPC's namespace, unless they belong to a connection that began outside. The
 //     edge namespace itself answers only pings from outside to the host's address.
 //   - The VPC's namespace has a routing table of its own for the way out. A rule selects this table after the tables of
-//     subnets (package netdev), so the route table of a subnet precedes it.
+//     subnets (package netdev), so the route table of a subnet precedes it. Without a default NAT gateway on this host,
+//     the rule applies only to ports with floating IPs: others may have a gateway on another host.
+//   - Routing selects the NAT gateway, by the device through which a packet leaves the VPC's namespace. Each gateway that
+//     is not the default has a routing table, for packets from other hosts, and each subnet with a route to such a
+//     gateway has one.
 //   - Connections are compared with the state on each Set, after the rules have changed, and deleted if the state
 //     translates them differently. With nf_conntrack_tcp_loose 0 they do not begin again.
 //   - The rules of a namespace are one nftables table, which is replaced as a whole in one transaction if it differs.
@@ -53,7 +58,9 @@
 //
 // The package supports IPv4 only. Connections through NAT gateways are counted in the edge namespace, whose limit,
 // net.netfilter.nf_conntrack_max, all VPCs share. They end when a VM moves to another host, whose address is another
-// one. Those of floating IPs continue if the VPC's namespace accepts them (netdev.Migrations).
+// one, or when a NAT gateway with an address of its own moves to another host. Those of floating IPs continue if the
+// VPC's namespace accepts them (netdev.Migrations). If a route leads to another NAT gateway of the VPC than before, the
+// connections that began before do not continue.
 //
 // The package does not make VPCs' namespaces, and does not know VMs or the control plane.
 package edge
@@ -109,20 +116,23 @@ type State struct {
 	VPCs []VPC
 }
 
-// VPC is the wanted state of a VPC on the host. It is connected if it has a NAT gateway or a floating IP.
+// VPC is the wanted state of a VPC on the host. It is connected if it has a NAT gateway on the host or a floating IP.
 type VPC struct {
 	ID cloud.VPCID
 	// Namespace is the path of the VPC's network namespace, which must exist.
 	Namespace string
 	// CIDR is the IPv4 prefix of the VPC. Packets to it never leave the VPC.
 	CIDR netip.Prefix
-	// NAT is the NAT gateway, or nil without one.
+	// NAT is the default NAT gateway, or nil if there is none on this host.
 	NAT *cloud.HostNAT
+	// Gateways are the other NAT gateways on this host, and Subnets the routes to NAT gateways on this host.
+	Gateways []Gateway
+	Subnets  []SubnetRoutes
 	// Floating are the floating IPs of the VPC's ports on this host.
 	Floating []cloud.HostFloating
 }
 
-// VPCOf returns the wanted state of a VPC whose namespace has the given path.
+// VPCOf returns the wanted state of a VPC whose namespace has the given path, without Gateways and Subnets.
 func VPCOf(vpc *cloud.HostVPC, namespace string) VPC {
 	return VPC{ID: vpc.ID, Namespace: namespace, CIDR: vpc.CIDR, NAT: vpc.NAT, Floating: vpc.Floating}
 }
@@ -265,13 +275,14 @@ func (e *Edge) set(ctx context.Context, s State, r *Result) error {
 			invalid = append(invalid, fmt.Errorf("VPC %s: %w", v.ID, err))
 			continue
 		}
-		if v.NAT == nil && len(v.Floating) == 0 {
+		list := connect(v, inside)
+		if len(list) == 0 {
 			if err := inside.disconnect(r); err != nil {
 				invalid = append(invalid, fmt.Errorf("VPC %s: %w", v.ID, err))
 			}
 			continue
 		}
-		connected = append(connected, &connection{VPC: v, inside: inside})
+		connected = append(connected, list...)
 	}
 	a := &application{options: &e.options, externals: e.externals, host: e.host, edge: edge, connected: connected}
 	return errors.Join(append(invalid, a.apply(r))...)

@@ -69,7 +69,7 @@ var features = []struct {
 	}},
 	{"policy routing", "CONFIG_IP_MULTIPLE_TABLES", func(s *space) error {
 		n := &network{space: s, items: items{}}
-		n.rule(vpcPriority, netip.Addr{}, 0, vpcTable)
+		n.rule(routingRule{priority: vpcPriority, table: vpcTable})
 		_, err := s.reconcile(nil, n.items)
 		return err
 	}},
@@ -79,7 +79,7 @@ var features = []struct {
 			err = s.setTable(edgeChains(all, []*connection{c}))
 		}
 		if err == nil {
-			err = s.setTable(vpcChains(all, c, []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}))
+			err = s.setTable(vpcChains(all, []*connection{c}, []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}))
 		}
 		return err
 	}},

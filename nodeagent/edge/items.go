@@ -17,9 +17,11 @@ const (
 	// the routes to VPCs, which therefore precede those to external networks.
 	edgePriority    = 33000
 	maxEdgePriority = 33999
-	// vpcPriority is the priority of the rule in VPCs' namespaces. It is after those of package netdev.
+	// vpcPriority is the priority of the rule for vpcTable in VPCs' namespaces. It is the last one of the package, after
+	// those of package netdev for subnets and before its rule for a default NAT gateway on another host.
 	vpcPriority = 34000
-	// vpcTable is the routing table in VPCs' namespaces. Package netdev uses those above 100,000,000.
+	// vpcTable is the routing table of vpcDevice in VPCs' namespaces. Package netdev uses those from 100,000,001 to
+	// 116,777,215.
 	vpcTable = 90_000_000
 )
 
@@ -138,8 +140,11 @@ func (n *network) route(device string, r netlink.Route) {
 		r.Flags = int(netlink.FLAG_ONLINK) // the route may be added before that of the next hop
 	}
 	key := "route "
-	if r.Type == unix.RTN_UNREACHABLE {
+	switch r.Type {
+	case unix.RTN_UNREACHABLE:
 		key += "unreachable "
+	case unix.RTN_THROW:
+		key += "throw "
 	}
 	key += prefixOf(r.Dst).String()
 	if r.Gw != nil {
@@ -172,20 +177,33 @@ func (n *network) readRoutes(ours func(table int) bool) error {
 	return nil
 }
 
-// rule adds a routing rule with an optional source address and mark.
-func (n *network) rule(priority int, source netip.Addr, mark, table int) {
+// routingRule selects a routing table. Source, device and mark are optional.
+type routingRule struct {
+	priority int
+	source   netip.Addr
+	device   string // from which packets arrive
+	mark     int
+	table    int
+}
+
+// rule adds a routing rule.
+func (n *network) rule(rule routingRule) {
 	r := netlink.NewRule()
-	r.Family, r.Priority, r.Table = netlink.FAMILY_V4, priority, table
-	key := fmt.Sprintf("rule priority %d", priority)
-	if source.IsValid() {
-		r.Src = ipNet(netip.PrefixFrom(source, source.BitLen()))
-		key += " from " + source.String()
+	r.Family, r.Priority, r.Table = netlink.FAMILY_V4, rule.priority, rule.table
+	key := fmt.Sprintf("rule priority %d", rule.priority)
+	if rule.source.IsValid() {
+		r.Src = ipNet(netip.PrefixFrom(rule.source, rule.source.BitLen()))
+		key += " from " + rule.source.String()
 	}
-	if mark != 0 {
-		r.Mark = uint32(mark)
-		key += fmt.Sprintf(" fwmark %d", mark)
+	if rule.device != "" {
+		r.IifName = rule.device
+		key += " iif " + rule.device
 	}
-	key += fmt.Sprintf(" lookup %d", table)
+	if rule.mark != 0 {
+		r.Mark = uint32(rule.mark)
+		key += fmt.Sprintf(" fwmark %d", rule.mark)
+	}
+	key += fmt.Sprintf(" lookup %d", rule.table)
 	n.items[key] = item{func() error { return n.RuleAdd(r) }, func() error { return n.RuleDel(r) }}
 }
 
@@ -203,7 +221,7 @@ func (n *network) readRules(first, last int) error {
 		if r.Src != nil {
 			source = addrOf(r.Src.IP)
 		}
-		n.rule(r.Priority, source, int(r.Mark), r.Table)
+		n.rule(routingRule{priority: r.Priority, source: source, device: r.IifName, mark: int(r.Mark), table: r.Table})
 	}
 	return nil
 }

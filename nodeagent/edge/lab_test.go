@@ -341,9 +341,31 @@ func (h *labHost) edgeName() string { return h.name + "-" + namespaceName }
 func (h *labHost) state() State {
 	var s State
 	for _, v := range h.vpcs {
-		s.VPCs = append(s.VPCs, VPCOf(v, h.devices.Path(v.ID)))
+		s.VPCs = append(s.VPCs, h.stateOf(v))
 	}
 	return s
+}
+
+// stateOf returns the state of a VPC, as package vpc does.
+func (h *labHost) stateOf(v *cloud.HostVPC) VPC {
+	one := VPCOf(v, h.devices.Path(v.ID))
+	for _, g := range v.Gateways {
+		if g.Local() && !g.Default {
+			one.Gateways = append(one.Gateways, Gateway{ID: g.ID, HostNAT: g.HostNAT, Transit: netdev.Transit(g.VNI)})
+		}
+	}
+	for _, s := range v.Subnets {
+		routes := SubnetRoutes{VNI: s.VNI, Bridge: netdev.Bridge(s.VNI)}
+		for _, r := range s.Routes {
+			if r.Target == cloud.RouteNAT {
+				routes.Routes = append(routes.Routes, Route{r.Destination, r.Gateway})
+			}
+		}
+		if len(routes.Routes) > 0 {
+			one.Subnets = append(one.Subnets, routes)
+		}
+	}
+	return one
 }
 
 // apply connects the VPCs of the host as their states say.

@@ -14,12 +14,13 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
-	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
 const (
 	aliasPrefix = "trivet:" // before the path of a VPC's namespace, or the name of an external network
+	aliasDevice = "#"       // between that path and the name of a gateway's device
 	maxAlias    = 255       // bytes
+	maxDevice   = 15        // bytes of the name of a device
 	// linkMTU is the MTU of veth pairs, the largest one: the devices at both ends of the path have the smaller MTUs.
 	linkMTU = 65535
 	// linkCount is the number of pairs of addresses in linkPrefix.
@@ -47,8 +48,8 @@ func usableNumber(number int) bool {
 	return number >= 0 && number < linkCount && third != 0 && third != 255 && third != 169
 }
 
-// numberOf returns a number for a VPC that is not in use.
-func numberOf(id cloud.VPCID, used map[int]bool) (int, error) {
+// numberOf returns a number for a connection that is not in use.
+func numberOf(id string, used map[int]bool) (int, error) {
 	h := fnv.New32a()
 	h.Write([]byte(id))
 	for i := range linkCount {
@@ -74,10 +75,10 @@ func numbers(connected []*connection, links map[string]netlink.Link) error {
 		}
 	}
 	for _, c := range connected {
-		n, exists := existing[aliasPrefix+c.Namespace]
+		n, exists := existing[c.alias()]
 		if !exists {
 			var err error
-			if n, err = numberOf(c.ID, used); err != nil {
+			if n, err = numberOf(string(c.ID)+c.inner(), used); err != nil {
 				return err
 			}
 			used[n] = true
@@ -156,17 +157,17 @@ func (a *application) setExternal(x *external, links map[string]netlink.Link) er
 	return a.edge.setUp(made)
 }
 
-// setLink makes the veth pair of a VPC.
+// setLink makes the veth pair of a connection.
 func (a *application) setLink(c *connection, links map[string]netlink.Link) error {
 	inside, err := c.inside.links()
 	if err != nil {
 		return err
 	}
 	near, exists := links[c.device()]
-	far, existsInside := inside[vpcDevice]
+	far, existsInside := inside[c.inner()]
 	if exists && existsInside && near.Type() == "veth" && far.Type() == "veth" &&
 		near.Attrs().ParentIndex == far.Attrs().Index && far.Attrs().ParentIndex == near.Attrs().Index &&
-		near.Attrs().Alias == aliasPrefix+c.Namespace {
+		near.Attrs().Alias == c.alias() {
 		return errors.Join(a.edge.setUp(near), c.inside.setUp(far))
 	}
 	if exists {
@@ -182,21 +183,21 @@ func (a *application) setLink(c *connection, links map[string]netlink.Link) erro
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = c.device(), linkMTU
 	veth := netlink.NewVeth(attrs)
-	veth.PeerName, veth.PeerMTU, veth.PeerNamespace = vpcDevice, linkMTU, netlink.NsFd(c.inside.ns)
+	veth.PeerName, veth.PeerMTU, veth.PeerNamespace = c.inner(), linkMTU, netlink.NsFd(c.inside.ns)
 	if err := a.edge.LinkAdd(veth); err != nil {
 		return fmt.Errorf("make the veth pair %s: %w", c.device(), err)
 	}
-	a.edge.changed("ip link add %s mtu %d type veth peer %s netns %s", c.device(), linkMTU, vpcDevice, c.Namespace)
+	a.edge.changed("ip link add %s mtu %d type veth peer %s netns %s", c.device(), linkMTU, c.inner(), c.Namespace)
 	for _, end := range []struct {
 		space *space
 		name  string
-	}{{a.edge, c.device()}, {c.inside, vpcDevice}} {
+	}{{a.edge, c.device()}, {c.inside, c.inner()}} {
 		made, err := end.space.LinkByName(end.name)
 		if err != nil {
 			return err
 		}
 		if end.space == a.edge {
-			if err := a.edge.LinkSetAlias(made, aliasPrefix+c.Namespace); err != nil {
+			if err := a.edge.LinkSetAlias(made, c.alias()); err != nil {
 				return err
 			}
 		}
@@ -218,7 +219,7 @@ func (s *space) deleteObsolete(links map[string]netlink.Link, wanted map[string]
 		if err := s.deleteLink(l); err != nil {
 			return nil, err
 		}
-		path := strings.TrimPrefix(l.Attrs().Alias, aliasPrefix)
+		path, _, _ := strings.Cut(strings.TrimPrefix(l.Attrs().Alias, aliasPrefix), aliasDevice)
 		if mounted, err := nsthread.Exists(path); err == nil && mounted && linkName.MatchString(name) {
 			paths = append(paths, path)
 		} else if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -10,17 +10,21 @@ import (
 )
 
 const (
-	// vpcDevice is the name of the veth device in the namespace of a VPC.
+	// vpcDevice is the name of the veth device in the namespace of a VPC for the default NAT gateway and floating IPs.
 	vpcDevice = "edge0"
+	// vpcDevices matches vpcDevice and the devices of other gateways.
+	vpcDevices = "edge*"
 	// connectionMark is the bit of the mark of connections through the edge in the namespace of a VPC. Package firewall
 	// uses bits 24 and 25.
 	connectionMark = 1 << 26
 )
 
-// connection is the wanted state of a connected VPC.
+// connection is the wanted state of a veth pair between a VPC and the edge namespace. It has the VPC's default NAT gateway
+// and floating IPs, or another gateway as the only one.
 type connection struct {
 	VPC
-	inside    *space // the VPC's namespace
+	gateway   *Gateway // nil for the default gateway and floating IPs
+	inside    *space   // the VPC's namespace
 	number    int
 	near, far netip.Addr // of the veth pair in the edge namespace, and in the VPC's
 }
@@ -132,40 +136,42 @@ func edgeChains(all []external, connected []*connection) []chain {
 	return []chain{untracked, network, forward, input, source}
 }
 
-// vpcChains renders the rules of the namespace of a VPC.
-func vpcChains(all []external, c *connection, denied []netip.Prefix) []chain {
+// vpcChains renders the rules of the namespace of a VPC, from all its connections.
+func vpcChains(all []external, list []*connection, denied []netip.Prefix) []chain {
 	destination := chain{name: "destination", kind: "nat", hook: "prerouting", priority: -100, policy: "accept"}
 	source := chain{name: "source", kind: "nat", hook: "postrouting", priority: 100, policy: "accept"}
-	if len(c.Floating) > 0 {
-		var inward, outward []string
-		for _, f := range c.Floating {
-			inward = append(inward, fmt.Sprintf("%s : %s", f.Address, f.Fixed))
-			outward = append(outward, fmt.Sprintf("%s : %s", f.Fixed, f.Address))
+	for _, c := range list {
+		if len(c.Floating) > 0 {
+			var inward, outward []string
+			for _, f := range c.Floating {
+				inward = append(inward, fmt.Sprintf("%s : %s", f.Address, f.Fixed))
+				outward = append(outward, fmt.Sprintf("%s : %s", f.Fixed, f.Address))
+			}
+			destination.rules = []string{fmt.Sprintf("iifname %q dnat to ip daddr map %s", c.inner(), elements(inward))}
+			source.rules = []string{fmt.Sprintf("oifname %q snat to ip saddr map %s", c.inner(), elements(outward))}
 		}
-		destination.rules = []string{fmt.Sprintf("iifname %q dnat to ip daddr map %s", vpcDevice, elements(inward))}
-		source.rules = []string{fmt.Sprintf("oifname %q snat to ip saddr map %s", vpcDevice, elements(outward))}
-	}
-	if a := c.source(all); a.IsValid() {
-		source.rules = append(source.rules, fmt.Sprintf("oifname %q snat to %s", vpcDevice, a))
+		if a := c.source(all); a.IsValid() {
+			source.rules = append(source.rules, fmt.Sprintf("oifname %q snat to %s", c.inner(), a))
+		}
 	}
 	// Before the rules of package firewall, whose priority is 0.
 	forward := chain{name: "forward", kind: "filter", hook: "forward", priority: -10, policy: "accept", rules: []string{
-		fmt.Sprintf("iifname %q oifname %[1]q drop", vpcDevice),
-		fmt.Sprintf("iifname %q ct state invalid drop", vpcDevice),
-		fmt.Sprintf("oifname %q ct state invalid drop", vpcDevice),
-		fmt.Sprintf("iifname %q ct direction original ct status & dnat == 0 drop", vpcDevice),
+		fmt.Sprintf("iifname %q oifname %[1]q drop", vpcDevices),
+		fmt.Sprintf("iifname %q ct state invalid drop", vpcDevices),
+		fmt.Sprintf("oifname %q ct state invalid drop", vpcDevices),
+		fmt.Sprintf("iifname %q ct direction original ct status & dnat == 0 drop", vpcDevices),
 	}}
 	if len(denied) > 0 && !mutant.On(mutant.EdgeDenied) {
-		var list []string
+		var prefixes []string
 		for _, p := range reduce(denied) {
-			list = append(list, p.String())
+			prefixes = append(prefixes, p.String())
 		}
 		forward.rules = append(forward.rules,
-			fmt.Sprintf("oifname %q ct direction original ip daddr %s drop", vpcDevice, elements(list)))
+			fmt.Sprintf("oifname %q ct direction original ip daddr %s drop", vpcDevices, elements(prefixes)))
 	}
 	for _, direction := range []string{"iifname", "oifname"} {
 		forward.rules = append(forward.rules,
-			fmt.Sprintf("%s %q ct mark set ct mark | %#x", direction, vpcDevice, connectionMark))
+			fmt.Sprintf("%s %q ct mark set ct mark | %#x", direction, vpcDevices, connectionMark))
 	}
 	return []chain{destination, forward, source}
 }

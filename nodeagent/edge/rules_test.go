@@ -34,9 +34,9 @@ func TestRules(t *testing.T) {
 		case "edge-without-vpcs":
 			return table.Script(tableChains(edgeChains(all, nil)))
 		case "vpc-a":
-			return table.Script(tableChains(vpcChains(all, a, denied)))
+			return table.Script(tableChains(vpcChains(all, []*connection{a}, denied)))
 		case "vpc-b":
-			return table.Script(tableChains(vpcChains(all, b, nil)))
+			return table.Script(tableChains(vpcChains(all, []*connection{b}, nil)))
 		}
 		t.Fatalf("unknown command %s", d.Cmd)
 		return ""

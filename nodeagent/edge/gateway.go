@@ -1,0 +1,166 @@
+package edge
+
+import (
+	"fmt"
+	"net/netip"
+	"regexp"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// Gateway is a NAT gateway on this host that is not the default of its VPC. It has a veth pair of its own.
+type Gateway struct {
+	ID cloud.NATGatewayID
+	cloud.HostNAT
+	// Transit is the device in the VPC's namespace from which the packets of other hosts to the gateway arrive. It may be
+	// absent.
+	Transit string
+}
+
+// SubnetRoutes are the routes of a subnet to NAT gateways, in a VPC in which some of them lead to VPC.Gateways.
+type SubnetRoutes struct {
+	VNI uint32
+	// Bridge is the device from which the packets of the subnet's guests arrive in the VPC's namespace.
+	Bridge string
+	Routes []Route
+}
+
+// Route leads to a gateway on this host. Gateway is empty for the VPC's default gateway, wherever that is.
+type Route struct {
+	Destination netip.Prefix
+	Gateway     cloud.NATGatewayID
+}
+
+const (
+	// subnetPriority is the priority of the rules for SubnetRoutes, and transitPriority that of the rules for packets from
+	// transit devices. Both precede vpcPriority and follow the rules of package netdev for the tables of subnets.
+	subnetPriority  = 33500
+	transitPriority = 33600
+	// subnetTables plus a VNI is the routing table of SubnetRoutes. vpcTable plus the number of a veth pair is that of a
+	// Gateway.
+	subnetTables = 120_000_000
+)
+
+// insideName matches the names of the package's devices in VPCs' namespaces.
+var insideName = regexp.MustCompile(`^edge(0|-[0-9a-f]{8})$`)
+
+func isInside(name string) bool { return insideName.MatchString(name) }
+
+// inner returns the name of the connection's device in the VPC's namespace.
+func (c *connection) inner() string {
+	if c.gateway == nil {
+		return vpcDevice
+	}
+	return "edge-" + hash(string(c.gateway.ID))
+}
+
+// alias returns the alias of the connection's device in the edge namespace, from which namespaceOf reads the path of the
+// VPC's namespace.
+func (c *connection) alias() string {
+	if c.gateway == nil {
+		return aliasPrefix + c.Namespace
+	}
+	return aliasPrefix + c.Namespace + aliasDevice + c.inner()
+}
+
+// table returns the routing table of the connection in the VPC's namespace.
+func (c *connection) table() int {
+	if c.gateway == nil {
+		return vpcTable
+	}
+	return vpcTable + c.number
+}
+
+// connect returns the connections of a VPC: one for its default NAT gateway and floating IPs, and one for each of its
+// other gateways.
+func connect(v VPC, inside *space) (list []*connection) {
+	if v.NAT != nil || len(v.Floating) > 0 {
+		list = append(list, &connection{VPC: v, inside: inside})
+	}
+	for i := range v.Gateways {
+		g := &v.Gateways[i]
+		of := VPC{ID: v.ID, Namespace: v.Namespace, CIDR: v.CIDR, NAT: &g.HostNAT, Subnets: v.Subnets}
+		list = append(list, &connection{VPC: of, inside: inside, gateway: g})
+	}
+	return list
+}
+
+// byVPC divides connections by VPC. Those of one VPC follow each other.
+func byVPC(all []*connection) (out [][]*connection) {
+	for _, c := range all {
+		if last := len(out) - 1; last >= 0 && out[last][0].Namespace == c.Namespace {
+			out[last] = append(out[last], c)
+		} else {
+			out = append(out, []*connection{c})
+		}
+	}
+	return out
+}
+
+// addRoutes adds the address, the routes and the rules of the connection in the VPC's namespace.
+func (n *network) addRoutes(c *connection) {
+	device, table := c.inner(), c.table()
+	n.address(device, netip.PrefixFrom(c.far, 31))
+	link := netip.PrefixFrom(c.near, 31)
+	n.route(device, netlink.Route{Table: table, Dst: ipNet(link), Scope: unix.RT_SCOPE_LINK, Type: unix.RTN_UNICAST})
+	n.route(device, netlink.Route{Table: table, Gw: c.near.AsSlice(), Type: unix.RTN_UNICAST})
+	if c.CIDR.IsValid() {
+		n.route("", netlink.Route{Table: table, Dst: ipNet(c.CIDR.Masked()), Type: unix.RTN_UNREACHABLE})
+	}
+	switch {
+	case c.gateway != nil:
+		n.rule(routingRule{priority: transitPriority, device: c.gateway.Transit, table: table})
+	case c.NAT != nil:
+		n.rule(routingRule{priority: vpcPriority, table: table})
+	default:
+		for _, f := range c.Floating {
+			n.rule(routingRule{priority: vpcPriority, source: f.Fixed, table: table})
+		}
+	}
+}
+
+// addSubnetRoutes adds the routes of subnets to the gateways among the connections of one VPC. A route to another gateway
+// ends the lookup in the table, so that the next rules decide.
+func (n *network) addSubnetRoutes(list []*connection) {
+	gateways := map[cloud.NATGatewayID]*connection{}
+	for _, c := range list {
+		if c.gateway != nil {
+			gateways[c.gateway.ID] = c
+		}
+	}
+	if len(gateways) == 0 {
+		return
+	}
+	for _, s := range list[0].Subnets {
+		table := subnetTables + int(s.VNI)
+		for _, r := range s.Routes {
+			if c := gateways[r.Gateway]; c != nil {
+				n.route(c.inner(), netlink.Route{Table: table, Dst: ipNet(r.Destination), Gw: c.near.AsSlice(), Type: unix.RTN_UNICAST})
+			} else {
+				n.route("", netlink.Route{Table: table, Dst: ipNet(r.Destination), Type: unix.RTN_THROW})
+			}
+		}
+		n.rule(routingRule{priority: subnetPriority, device: s.Bridge, table: table})
+	}
+}
+
+// ownTable reports whether a routing table in VPCs' namespaces is one of the package.
+func ownTable(table int) bool {
+	return table >= vpcTable && table < vpcTable+linkCount || table > subnetTables && table < subnetTables+1<<24
+}
+
+// checkGateways returns an error for two gateways that could not be told apart.
+func (v *VPC) checkGateways() error {
+	devices := map[string]cloud.NATGatewayID{}
+	for i := range v.Gateways {
+		c := &connection{gateway: &v.Gateways[i]}
+		if other, used := devices[c.inner()]; used {
+			return fmt.Errorf("NAT gateways %s and %s have the same hash", other, c.gateway.ID)
+		}
+		devices[c.inner()] = c.gateway.ID
+	}
+	return nil
+}
