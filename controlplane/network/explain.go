@@ -266,7 +266,7 @@ func (e *explanation) route() (bool, error) {
 		}
 		return e.add(true, "route", string(vpc.ID), prefix.String(), "The local route of %s applies.", vpcLabel(vpc)), nil
 	}
-	best, table, err := e.longestRoute()
+	best, table, err := e.longestRoute(e.from.Subnet, e.address)
 	if err != nil {
 		return false, err
 	}
@@ -298,10 +298,12 @@ func (e *explanation) leave(decides, rule, kind, id, format string) (bool, error
 	return e.add(true, "route", decides, rule, format, text), nil
 }
 
-// longestRoute returns the route with the longest prefix that contains the destination, and the ID of the table of the
-// source's subnet. It returns nil if there is none.
-func (e *explanation) longestRoute() (best *cloud.Route, id cloud.RouteTableID, err error) {
-	table, err := tableOf.Get(e.r, string(e.from.Subnet))
+// longestRoute returns the route with the longest prefix that contains an address in the route table of a subnet, and
+// the ID of the table. It returns nil if there is none.
+func (e *explanation) longestRoute(
+	subnet cloud.SubnetID, to netip.Addr,
+) (best *cloud.Route, id cloud.RouteTableID, err error) {
+	table, err := tableOf.Get(e.r, string(subnet))
 	if err != nil || table == nil {
 		return nil, "", err
 	}
@@ -311,7 +313,7 @@ func (e *explanation) longestRoute() (best *cloud.Route, id cloud.RouteTableID, 
 	}
 	for i := range t.Routes {
 		r := &t.Routes[i]
-		if r.Destination.Contains(e.address) && (best == nil || r.Destination.Bits() > best.Destination.Bits()) {
+		if r.Destination.Contains(to) && (best == nil || r.Destination.Bits() > best.Destination.Bits()) {
 			best = r
 		}
 	}
@@ -347,39 +349,4 @@ func (e *explanation) defaultRoute(vpc *cloud.VPC) (bool, error) {
 // dropOutside6 adds the step for an IPv6 packet to an address outside of the VPC, which is dropped.
 func (e *explanation) dropOutside6(vpc *cloud.VPC) bool {
 	return e.add(false, "route", string(vpc.ID), "", "No route leads to %s: NAT gateways and floating IPs are for IPv4 only.", e.address)
-}
-
-// peer evaluates a route to a peering. It returns nothing about the ports and security groups of another project.
-func (e *explanation) peer(vpc cloud.VPCID, table cloud.RouteTableID, r *cloud.Route) (bool, error) {
-	destination := r.Destination.String()
-	p, err := findPeering(e.r, e.t, cloud.PeeringID(r.ID))
-	if err != nil {
-		return false, err
-	}
-	peering := label(kindPeering, p.Name, string(p.ID))
-	if p.Status != cloud.NetworkActive {
-		return e.add(false, "route", string(table), destination, "The route for %s leads to %s, which is not accepted.", destination, peering), nil
-	}
-	other, project := p.PeerVPC, p.PeerProject
-	if other == vpc {
-		other, project = p.VPC, p.Project
-	}
-	e.to = nil
-	if project != e.t.Project {
-		return e.add(true, "route", string(table), destination,
-			"The route for %s leads to VPC %s of project %s by %s. The security groups there decide, and only that project can see them.",
-			destination, other, project, peering), nil
-	}
-	text, err := labelOf(e.r, project, kindVPC, string(other))
-	if err != nil {
-		return false, err
-	}
-	if e.to, err = e.portAt(other, project); err != nil {
-		return false, err
-	}
-	if e.to == nil {
-		return e.add(false, "route", string(table), destination, "The route for %s leads to %s, but no port of it has the address %s.",
-			destination, text, e.address), nil
-	}
-	return e.add(true, "route", string(table), destination, "The route for %s leads to %s by %s.", destination, text, peering), nil
 }

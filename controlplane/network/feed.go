@@ -21,7 +21,8 @@ type FeedOptions struct {
 	Metrics prometheus.Registerer
 }
 
-// Feed sends hosts the VPCs that they need. A host needs the VPCs of the ports that are bound to it.
+// Feed sends hosts the VPCs that they need. A host needs the VPCs of the ports that are bound to it, and those that have
+// an ACTIVE peering with one of these.
 //
 // Follow runs on the leader. It watches the tables of the network service in one ordered stream, and has in memory
 // which host needs which VPC and which record belongs to which VPC, but not the records (index). Each SyncNetworks

@@ -19,14 +19,14 @@ import (
 func TestFeedConverges(t *testing.T) {
 	for seed := range uint64(5) {
 		random := rand.New(rand.NewPCG(seed, 1))
-		s := &feedScript{feedWorld: newFeedWorld(t), ids: map[string]string{}, names: map[string]string{}}
+		s := newFeedScript(t)
 		hosts := []cloud.NodeID{"h0", "h1", "h2"}
 		for i, node := range hosts {
 			s.connect(node, fmt.Sprintf("192.0.2.%d", i+1))
 		}
 		var all []cloud.PortID
 		for i := range 3 {
-			s.createVPC(fmt.Sprint("v", i))
+			s.createVPCOf(acme, fmt.Sprint("v", i), fmt.Sprintf("10.%d.0.0/16", i))
 			for n := range 3 {
 				name := fmt.Sprintf("p%d-%d", i, n)
 				s.createPort(name, fmt.Sprint("v", i))
@@ -35,7 +35,7 @@ func TestFeedConverges(t *testing.T) {
 		}
 		for range 60 {
 			port := all[random.IntN(len(all))]
-			switch random.IntN(6) {
+			switch random.IntN(8) {
 			case 0:
 				s.bind(port, "")
 			case 1:
@@ -44,6 +44,8 @@ func TestFeedConverges(t *testing.T) {
 				s.addRule()
 			case 3:
 				s.moveFloating("f", port)
+			case 4, 5:
+				s.togglePeering(random.IntN(3))
 			default:
 				s.bind(port, hosts[random.IntN(len(hosts))])
 			}
@@ -74,7 +76,7 @@ func TestFeedConverges(t *testing.T) {
 // TestFeedOfVPCNeededAgain checks that a host whose need of a VPC ends and begins again between two messages has no
 // record that was deleted meanwhile.
 func TestFeedOfVPCNeededAgain(t *testing.T) {
-	s := &feedScript{feedWorld: newFeedWorld(t), ids: map[string]string{}, names: map[string]string{}}
+	s := newFeedScript(t)
 	agent := s.connect("h1", "192.0.2.1")
 	s.createVPC("v")
 	for _, name := range []string{"first", "other", "second"} {

@@ -28,12 +28,16 @@ type index struct {
 	// if it has to be computed again.
 	underlay        []string
 	underlayVersion uint64
+	// changedNeeds has the needs that began or ended during a call of set. A need can do both.
+	changedNeeds map[need]struct{}
 }
 
 // entry describes a record in the index, without the record's content.
 type entry struct {
 	// vpc is "" for a security group, and for a floating IP without a target.
 	vpc cloud.VPCID
+	// peer is the other VPC of a peering, "" for other records.
+	peer cloud.VPCID
 	// node is the host of a port, "" for other records and ports without a host.
 	node cloud.NodeID
 	// hash is the hash of the message for hosts.
@@ -42,8 +46,13 @@ type entry struct {
 
 type vpcEntry struct {
 	project cloud.ProjectID
+	// records has the records of the VPC. A peering belongs to both of its VPCs.
 	records map[recordKey]struct{}
-	// hosts has the number of ports on each host that needs the VPC.
+	// ports has the number of ports on each host that has some.
+	ports map[cloud.NodeID]int
+	// peers has the number of peerings with each VPC that is connected.
+	peers map[cloud.VPCID]int
+	// hosts has, for each host that needs the VPC, the number of reasons: see index.need.
 	hosts map[cloud.NodeID]int
 }
 
@@ -76,6 +85,7 @@ func newIndex() *index {
 		needs: map[cloud.NodeID]map[cloud.VPCID]struct{}{}, portsOn: map[cloud.NodeID]map[recordKey]struct{}{},
 		underlayVersion: 1,
 		pending:         map[cloud.NodeID]map[recordKey]pendingPort{}, vteps: map[cloud.NodeID]netip.Addr{},
+		changedNeeds: map[need]struct{}{},
 	}
 }
 
@@ -85,9 +95,17 @@ func (x *index) set(key recordKey, record any, revision int64) (out []hostChange
 	old, had := x.entries[key]
 	var now entry
 	port, _ := record.(*cloud.Port)
+	if p, ok := record.(*cloud.Peering); ok {
+		// Each peering has a record in both projects. Hosts get that of the project which proposed the peering.
+		if p.Status == cloud.NetworkActive && p.Project == key.project {
+			now.peer = p.PeerVPC
+		} else {
+			record = nil
+		}
+	}
 	if record != nil {
 		k := feedKinds[key.kind]
-		now = entry{vpc: k.vpc(x, record), hash: hashOf(k.message(record))}
+		now.vpc, now.hash = k.vpc(x, record), hashOf(k.message(record))
 		if port != nil {
 			now.node = port.Node
 		}
@@ -99,21 +117,19 @@ func (x *index) set(key recordKey, record any, revision int64) (out []hostChange
 	if same {
 		return out
 	}
+	peered := x.hostsOfBoth(old)
 	if had {
 		x.remove(key, old)
 	}
 	if record != nil {
 		x.add(key, now)
 	}
-	if old.node != "" {
-		c := hostChange{node: old.node}
-		if _, needed := x.needs[old.node][old.vpc]; !needed {
-			c.lost = old.vpc
+	out = x.takeNeeds(out)
+	if key.kind == feedPeering {
+		for _, node := range append(peered, x.hostsOfBoth(now)...) {
+			out = append(out, hostChange{node: node, key: key})
 		}
-		out = append(out, c)
-	}
-	if now.node != "" {
-		out = append(out, hostChange{node: now.node})
+		return out
 	}
 	if old.node != now.node && mutant.On(mutant.SendStaleBinding) {
 		return out
@@ -158,15 +174,21 @@ func (x *index) add(key recordKey, e entry) {
 	}
 	v := x.vpcs[e.vpc]
 	if v == nil {
-		v = &vpcEntry{project: key.project, records: map[recordKey]struct{}{}, hosts: map[cloud.NodeID]int{}}
+		v = &vpcEntry{
+			project: key.project, records: map[recordKey]struct{}{}, ports: map[cloud.NodeID]int{}, peers: map[cloud.VPCID]int{},
+			hosts: map[cloud.NodeID]int{},
+		}
 		x.vpcs[e.vpc] = v
 		x.project(key.project).vpcs[e.vpc] = struct{}{}
 	}
 	v.records[key] = struct{}{}
 	if e.node != "" {
-		v.hosts[e.node]++
-		putIn(x.needs, e.node, e.vpc, struct{}{})
 		putIn(x.portsOn, e.node, key, struct{}{})
+		x.countPort(v, e.vpc, e.node, 1)
+	}
+	if peer := x.vpcs[e.peer]; peer != nil {
+		peer.records[key] = struct{}{}
+		x.countPeering(e.vpc, e.peer, 1)
 	}
 }
 
@@ -175,21 +197,34 @@ func (x *index) remove(key recordKey, e entry) {
 	project := x.project(key.project)
 	delete(project.groups, key)
 	if v := x.vpcs[e.vpc]; v != nil {
-		delete(v.records, key)
 		if e.node != "" {
 			deleteIn(x.portsOn, e.node, key)
-			if v.hosts[e.node]--; v.hosts[e.node] == 0 {
-				delete(v.hosts, e.node)
-				deleteIn(x.needs, e.node, e.vpc)
-			}
+			x.countPort(v, e.vpc, e.node, -1)
 		}
-		if len(v.records) == 0 {
-			delete(x.vpcs, e.vpc)
-			delete(project.vpcs, e.vpc)
+		if x.vpcs[e.peer] != nil {
+			x.countPeering(e.vpc, e.peer, -1)
+			x.removeFrom(e.peer, key)
 		}
+		x.removeFrom(e.vpc, key)
 	}
-	if len(project.vpcs) == 0 && len(project.groups) == 0 {
-		delete(x.projects, key.project)
+	x.removeProject(key.project)
+}
+
+// removeFrom removes a record from a VPC, and the VPC if that was its last record.
+func (x *index) removeFrom(id cloud.VPCID, key recordKey) {
+	v := x.vpcs[id]
+	delete(v.records, key)
+	if len(v.records) == 0 {
+		delete(x.vpcs, id)
+		delete(x.project(v.project).vpcs, id)
+		x.removeProject(v.project)
+	}
+}
+
+// removeProject removes a project that has neither VPCs nor groups.
+func (x *index) removeProject(id cloud.ProjectID) {
+	if p := x.project(id); len(p.vpcs) == 0 && len(p.groups) == 0 {
+		delete(x.projects, id)
 	}
 }
 

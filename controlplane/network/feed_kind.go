@@ -41,6 +41,7 @@ const (
 	feedPort
 	feedService
 	feedFloating
+	feedPeering
 )
 
 // feedKinds lists the kinds of records in the order in which they are sent: a record follows those to which it refers.
@@ -53,6 +54,7 @@ var feedKinds = [...]feedKind{
 	feedPort:       newKind(ports, func(_ *index, p *cloud.Port) cloud.VPCID { return p.VPC }, hostPort),
 	feedService:    newKind(serviceIPs, func(_ *index, s *cloud.ServiceIP) cloud.VPCID { return s.VPC }, hostService),
 	feedFloating:   newKind(floatingIPs, floatingVPC, hostFloating),
+	feedPeering:    newKind(peerings, func(_ *index, p *cloud.Peering) cloud.VPCID { return p.VPC }, hostPeering),
 }
 
 // kindNumbers has the index in feedKinds of each table.
@@ -141,6 +143,12 @@ func hostService(s *cloud.ServiceIP) proto.Message {
 
 func hostFloating(f *cloud.FloatingIP) proto.Message {
 	m := floatingToProto(f)
+	m.Description, m.Status, m.StatusReason, m.UpdatedAt = "", 0, "", 0
+	return m
+}
+
+func hostPeering(p *cloud.Peering) proto.Message {
+	m := peeringToProto(p)
 	m.Description, m.Status, m.StatusReason, m.UpdatedAt = "", 0, "", 0
 	return m
 }

@@ -261,12 +261,13 @@ func (f *Feed) take(s *feedSession) (d delta, ok bool) {
 		if key.kind == feedGroup {
 			has = nowProjects[key.project]
 		}
-		if exists && has {
+		if exists && has && s.hasPeer(e) {
 			keys[key] = struct{}{}
 		} else if key.kind != feedVPC {
 			d.deleted = append(d.deleted, key.id)
 		}
 	}
+	maps.DeleteFunc(keys, func(key recordKey, _ struct{}) bool { return !s.hasPeer(x.entries[key]) })
 	d.keys = slices.SortedFunc(maps.Keys(keys), compareKeys)
 	slices.Sort(d.deleted)
 	d.deleted = slices.Compact(d.deleted)
@@ -274,6 +275,16 @@ func (f *Feed) take(s *feedSession) (d delta, ok bool) {
 	s.confirm = false
 	clear(s.unsent)
 	return d, ok
+}
+
+// hasPeer reports whether the host has both VPCs of a peering. It is true for other records.
+func (s *feedSession) hasPeer(e entry) bool {
+	if e.peer == "" {
+		return true
+	}
+	_, has := s.vpcs[e.peer]
+	_, hasOwn := s.vpcs[e.vpc]
+	return has && hasOwn
 }
 
 // projectsOf returns the projects of VPCs.

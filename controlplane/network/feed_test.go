@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -20,8 +21,10 @@ import (
 // TestFeed runs the scripts in testdata/feed. Each command but "status" shows what the connected hosts receive because
 // of it: a line for each record or deletion. Commands:
 //
-//	vpc name=V                      creates a VPC with the subnet V-subnet
+//	vpc name=V [cidr=C] [evil]      creates a VPC with the subnet V-subnet, with evil in another project
 //	port name=P vpc=V               creates a port
+//	peer name=P vpc=V with=V        creates a peering, or accepts it if it exists
+//	unpeer name=P                   deletes a peering
 //	bind port=P node=N              binds a port to a host; without node it is unbound
 //	delete port=P                   deletes a port
 //	describe port=P                 changes the description of a port
@@ -35,15 +38,22 @@ import (
 //	status                          shows the status of all ports
 func TestFeed(t *testing.T) {
 	datadriven.Walk(t, "testdata/feed", func(t *testing.T, path string) {
-		s := &feedScript{feedWorld: newFeedWorld(t), ids: map[string]string{}, names: map[string]string{}}
+		s := newFeedScript(t)
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string { return s.run(t, d) })
 	})
 }
 
 type feedScript struct {
 	*feedWorld
-	ids, names map[string]string // IDs by name, names by ID
+	ids, names map[string]string       // IDs by name, names by ID
+	owners     map[string]cloud.Tenant // of VPCs, by name
 	former     int64
+}
+
+func newFeedScript(t *testing.T) *feedScript {
+	return &feedScript{
+		feedWorld: newFeedWorld(t), ids: map[string]string{}, names: map[string]string{}, owners: map[string]cloud.Tenant{},
+	}
 }
 
 func (s *feedScript) name(name, id string) { s.ids[name], s.names[id] = id, name }
@@ -61,9 +71,17 @@ func (s *feedScript) run(t *testing.T, d *datadriven.TestData) string {
 	out := ""
 	switch d.Cmd {
 	case "vpc":
-		s.createVPC(name)
+		cidr, owner := s.arg(d, "cidr"), acme
+		if d.HasArg("evil") {
+			owner = evil
+		}
+		s.createVPCOf(owner, name, cmp.Or(cidr, "10.0.0.0/16"))
 	case "port":
 		s.createPort(name, s.arg(d, "vpc"))
+	case "peer":
+		s.peer(name, s.arg(d, "vpc"), s.arg(d, "with"))
+	case "unpeer":
+		s.unpeer(name)
 	case "bind":
 		s.bind(port, node)
 	case "delete":
@@ -112,31 +130,43 @@ func (s *feedScript) run(t *testing.T, d *datadriven.TestData) string {
 	return out
 }
 
-func (s *feedScript) createVPC(name string) {
+func (s *feedScript) createVPC(name string) { s.createVPCOf(acme, name, "10.0.0.0/16") }
+
+func (s *feedScript) createVPCOf(owner cloud.Tenant, name, cidr string) {
+	s.owners[name] = owner
+	prefix := netip.MustParsePrefix(cidr)
 	s.update(func(tx *store.Tx) error {
-		vpc, err := createVPC(tx, acme, VPCRequest{Name: name, CIDR: netip.MustParsePrefix("10.0.0.0/16")})
+		vpc, err := createVPC(tx, owner, VPCRequest{Name: name, CIDR: prefix})
 		if err != nil {
 			return err
 		}
-		subnet, err := createSubnet(tx, acme, SubnetRequest{VPC: vpc.ID, CIDR: netip.MustParsePrefix("10.0.0.0/20"), DHCP: true})
+		subnet, err := createSubnet(tx, owner, SubnetRequest{VPC: vpc.ID, CIDR: netip.PrefixFrom(prefix.Addr(), 20), DHCP: true})
 		if err != nil {
 			return err
 		}
-		group, err := defaultGroup(tx, acme)
+		group, err := defaultGroup(tx, owner)
 		if err != nil {
 			return err
 		}
 		s.name(name, string(vpc.ID))
 		s.name(name+"-subnet", string(subnet.ID))
-		s.name("default", string(group))
+		if owner == acme {
+			s.name("default", string(group))
+		} else {
+			s.name("default-"+string(owner.Project), string(group))
+		}
 		return nil
 	})
 }
 
 func (s *feedScript) createPort(name, vpc string) {
+	owner := s.owners[vpc]
 	s.update(func(tx *store.Tx) error {
-		p, err := createPort(tx, acme, PortRequest{Subnet: cloud.SubnetID(s.ids[vpc+"-subnet"]), Secured: true})
+		p, err := createPort(tx, owner, PortRequest{Subnet: cloud.SubnetID(s.ids[vpc+"-subnet"]), Secured: true})
 		s.name(name, string(p.ID))
+		if owner != acme {
+			s.foreign[p.ID] = true
+		}
 		return err
 	})
 }

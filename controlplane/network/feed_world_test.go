@@ -31,12 +31,14 @@ type feedWorld struct {
 	*world
 	feed   *Feed
 	agents map[cloud.NodeID]*fakeAgent
+	// foreign has the ports of the project evil. All others belong to acme.
+	foreign map[cloud.PortID]bool
 	// stop ends the term in which the member leads.
 	stop func()
 }
 
 func newFeedWorld(t testing.TB) *feedWorld {
-	w := &feedWorld{world: newWorld(t), agents: map[cloud.NodeID]*fakeAgent{}}
+	w := &feedWorld{world: newWorld(t), agents: map[cloud.NodeID]*fakeAgent{}, foreign: map[cloud.PortID]bool{}}
 	w.feed = NewFeed(FeedOptions{Store: w.store})
 	w.lead()
 	t.Cleanup(func() { w.stop() })
@@ -65,13 +67,17 @@ func (w *feedWorld) bind(id cloud.PortID, node cloud.NodeID) {
 
 func (w *feedWorld) change(id cloud.PortID, change func(*cloud.Port)) {
 	w.t.Helper()
+	owner := acme
+	if w.foreign[id] {
+		owner = evil
+	}
 	w.update(func(tx *store.Tx) error {
-		p, err := find(tx, ports, kindPort, acme, string(id))
+		p, err := find(tx, ports, kindPort, owner, string(id))
 		if err != nil {
 			return err
 		}
 		change(p)
-		ports.Put(tx, p, string(acme.Project), string(id))
+		ports.Put(tx, p, string(owner.Project), string(id))
 		return nil
 	})
 }
@@ -226,7 +232,7 @@ func (a *fakeAgent) apply(m *agentv1.SyncNetworksResponse) {
 	for _, id := range m.GetDeleted() {
 		delete(a.state, id)
 		for other, r := range a.state {
-			if vpcOf(r) == id {
+			if p, ok := r.(*networkv1.Peering); vpcOf(r) == id || ok && p.GetPeerVpcId() == id {
 				delete(a.state, other)
 			}
 		}
@@ -267,6 +273,7 @@ func recordsOf(m *agentv1.SyncNetworksResponse) (out []proto.Message) {
 	add(&out, m.GetNatGateways())
 	add(&out, m.GetFloatingIps())
 	add(&out, m.GetServiceIps())
+	add(&out, m.GetPeerings())
 	return out
 }
 
@@ -331,6 +338,8 @@ func line(r proto.Message, names map[string]string) string {
 	switch r := r.(type) {
 	case *agentv1.HostVpc:
 		text += " domain=" + r.GetDomain()
+	case *networkv1.Peering:
+		text += fmt.Sprintf(" of %s and %s", scriptName(r.GetVpcId(), names), scriptName(r.GetPeerVpcId(), names))
 	case *agentv1.HostSubnet:
 		text += fmt.Sprintf(" vni=%d", r.GetVni())
 	case *networkv1.SecurityGroup:

@@ -83,6 +83,8 @@ func (w *feedWriter) add(record any) error {
 		m.FloatingIps = append(m.FloatingIps, r)
 	case *networkv1.ServiceIp:
 		m.ServiceIps = append(m.ServiceIps, r)
+	case *networkv1.Peering:
+		m.Peerings = append(m.Peerings, r)
 	}
 	return nil
 }

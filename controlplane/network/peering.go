@@ -9,8 +9,8 @@ import (
 )
 
 var (
-	// peerings has each peering twice, at peering/<project>/<id> of both projects, so that each lists its own.
-	peerings = store.NewTable[cloud.Peering]("peering")
+	// peerings has each peering twice, at net-peering/<project>/<id> of both projects, so that each lists its own.
+	peerings = store.NewTable[cloud.Peering]("net-peering")
 	// peeringBetween has the peering of two VPCs, at peering-between/<lesser VPC>/<greater VPC>.
 	peeringBetween = store.NewTable[cloud.PeeringID]("peering-between")
 	// peeringsOf lists the peerings of a VPC, at peering-of/<vpc>/<id>.
@@ -71,6 +71,14 @@ func createPeering(tx *store.Tx, t cloud.Tenant, q PeeringRequest) (p cloud.Peer
 	if other != nil {
 		return p, fault.New(fault.AlreadyExists, "peering %s connects these VPCs", *other).WithReason("PEERING_EXISTS")
 	}
+	if err := checkPeers(tx, vpc, peer); err != nil {
+		return p, err
+	}
+	if t.Project == peer.Project {
+		if err := checkPeers(tx, peer, vpc); err != nil {
+			return p, err
+		}
+	}
 	id, err := newID()
 	if err != nil {
 		return p, err
@@ -128,6 +136,9 @@ func acceptPeering(tx *store.Tx, t cloud.Tenant, id cloud.PeeringID) (cloud.Peer
 		return cloud.Peering{}, fault.New(fault.PermissionDenied, "project %s proposed the peering: project %s must accept it", p.Project, p.PeerProject)
 	}
 	if p.Status == cloud.NetworkPending {
+		if err := checkAcceptance(tx, p); err != nil {
+			return cloud.Peering{}, err
+		}
 		p.Status, p.UpdatedAt = cloud.NetworkActive, tx.Now()
 		putPeering(tx, p)
 	}

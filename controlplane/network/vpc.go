@@ -148,7 +148,8 @@ func describe(tx *store.Tx, p cloud.ProjectID, kind, id string, name, descriptio
 	return nil
 }
 
-// DeleteVPC deletes a VPC without subnets, service IPs and peerings, and with it its NAT gateways and route tables.
+// DeleteVPC deletes a VPC without subnets, service IPs and ACTIVE peerings, and with it its NAT gateways, its route
+// tables, and the proposals of peerings with it that were not accepted.
 func (s *Service) DeleteVPC(ctx context.Context, t cloud.Tenant, id cloud.VPCID, body [32]byte) (Result[struct{}], error) {
 	if err := cloud.CheckUUID("id", string(id)); err != nil {
 		return Result[struct{}]{}, err
@@ -164,12 +165,17 @@ func deleteVPC(tx *store.Tx, t cloud.Tenant, id cloud.VPCID) (none struct{}, err
 	if err != nil {
 		return none, err
 	}
-	users, err := vpcUsers(tx, vpc)
+	users, proposed, err := vpcUsers(tx, vpc)
 	if err != nil {
 		return none, err
 	}
 	if len(users) > 0 {
 		return none, inUse(label(kindVPC, vpc.Name, string(id)), users)
+	}
+	for _, p := range proposed {
+		if _, err := deletePeering(tx, t, p); err != nil {
+			return none, err
+		}
 	}
 	if err := removeGateways(tx, t, id); err != nil {
 		return none, err
@@ -182,14 +188,15 @@ func deleteVPC(tx *store.Tx, t cloud.Tenant, id cloud.VPCID) (none struct{}, err
 	return none, returnQuota(tx, t, quantity{VPCs: 1})
 }
 
-// vpcUsers returns the labels of subnets and peerings of a VPC, up to maxNamedUsers+1 of each.
-func vpcUsers(r store.Reader, vpc *cloud.VPC) ([]string, error) {
+// vpcUsers returns the labels of subnets and ACTIVE peerings of a VPC, up to maxNamedUsers+1 of each, and the IDs of its
+// other peerings.
+func vpcUsers(r store.Reader, vpc *cloud.VPC) (users []string, proposed []cloud.PeeringID, err error) {
 	inside, err := listUsers(r, subnetsOf, vpc.Project, string(vpc.ID), "", kindSubnet)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	connected, err := listUsers(r, peeringsOf, vpc.Project, string(vpc.ID), "", kindPeering)
-	return append(inside, connected...), err
+	connected, proposed, err := activePeerings(r, vpc)
+	return append(inside, connected...), proposed, err
 }
 
 // removeGateways deletes the route tables and NAT gateways of a VPC.

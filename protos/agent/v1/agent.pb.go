@@ -2111,11 +2111,14 @@ type SyncNetworksResponse struct {
 	ServiceIps     []*v11.ServiceIp     `protobuf:"bytes,11,rep,name=service_ips,json=serviceIps,proto3" json:"service_ips,omitempty"`
 	// IDs of records of any kind that were deleted. An ID that the host does not have is ignored. The ID of a VPC means
 	// that the host needs it no longer: everything that belongs to it is to be removed, and with the last VPC of a
-	// project the project's security groups. A floating IP belongs to the VPC of its port or service IP. The host deletes
-	// before it takes the records of the same message: a VPC that the host needs again comes with its ID here.
+	// project the project's security groups. A floating IP belongs to the VPC of its port or service IP, and a peering to
+	// both of its VPCs. The host deletes before it takes the records of the same message: a VPC that the host needs again
+	// comes with its ID here.
 	Deleted []string `protobuf:"bytes,12,rep,name=deleted,proto3" json:"deleted,omitempty"`
 	// In the snapshot, and when the list has changed.
-	Underlay      *UnderlayHosts `protobuf:"bytes,13,opt,name=underlay,proto3" json:"underlay,omitempty"`
+	Underlay *UnderlayHosts `protobuf:"bytes,13,opt,name=underlay,proto3" json:"underlay,omitempty"`
+	// The ACTIVE peerings of which the host has both VPCs.
+	Peerings      []*v11.Peering `protobuf:"bytes,14,rep,name=peerings,proto3" json:"peerings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2237,6 +2240,13 @@ func (x *SyncNetworksResponse) GetDeleted() []string {
 func (x *SyncNetworksResponse) GetUnderlay() *UnderlayHosts {
 	if x != nil {
 		return x.Underlay
+	}
+	return nil
+}
+
+func (x *SyncNetworksResponse) GetPeerings() []*v11.Peering {
+	if x != nil {
+		return x.Peerings
 	}
 	return nil
 }
@@ -2628,7 +2638,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"VpcFailure\x12\x15\n" +
 	"\x06vpc_id\x18\x01 \x01(\tR\x05vpcId\x12\x14\n" +
-	"\x05error\x18\x02 \x01(\tR\x05error\"\xdf\x04\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\"\x90\x05\n" +
 	"\x14SyncNetworksResponse\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\x12\x1a\n" +
@@ -2644,7 +2654,8 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\vservice_ips\x18\v \x03(\v2\x15.network.v1.ServiceIpR\n" +
 	"serviceIps\x12\x18\n" +
 	"\adeleted\x18\f \x03(\tR\adeleted\x123\n" +
-	"\bunderlay\x18\r \x01(\v2\x17.agent.v1.UnderlayHostsR\bunderlay\"-\n" +
+	"\bunderlay\x18\r \x01(\v2\x17.agent.v1.UnderlayHostsR\bunderlay\x12/\n" +
+	"\bpeerings\x18\x0e \x03(\v2\x13.network.v1.PeeringR\bpeerings\"-\n" +
 	"\rUnderlayHosts\x12\x1c\n" +
 	"\taddresses\x18\x01 \x03(\tR\taddresses\"D\n" +
 	"\aHostVpc\x12!\n" +
@@ -2749,9 +2760,10 @@ var file_agent_v1_agent_proto_goTypes = []any{
 	(*v11.NatGateway)(nil),       // 40: network.v1.NatGateway
 	(*v11.FloatingIp)(nil),       // 41: network.v1.FloatingIp
 	(*v11.ServiceIp)(nil),        // 42: network.v1.ServiceIp
-	(*v11.Vpc)(nil),              // 43: network.v1.Vpc
-	(*v11.Subnet)(nil),           // 44: network.v1.Subnet
-	(*v11.Port)(nil),             // 45: network.v1.Port
+	(*v11.Peering)(nil),          // 43: network.v1.Peering
+	(*v11.Vpc)(nil),              // 44: network.v1.Vpc
+	(*v11.Subnet)(nil),           // 45: network.v1.Subnet
+	(*v11.Port)(nil),             // 46: network.v1.Port
 }
 var file_agent_v1_agent_proto_depIdxs = []int32{
 	8,  // 0: agent.v1.WatchResponse.vms:type_name -> agent.v1.AssignedVm
@@ -2786,28 +2798,29 @@ var file_agent_v1_agent_proto_depIdxs = []int32{
 	41, // 29: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
 	42, // 30: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
 	28, // 31: agent.v1.SyncNetworksResponse.underlay:type_name -> agent.v1.UnderlayHosts
-	43, // 32: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
-	44, // 33: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
-	45, // 34: agent.v1.HostPort.port:type_name -> network.v1.Port
-	3,  // 35: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
-	4,  // 36: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
-	6,  // 37: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
-	15, // 38: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
-	20, // 39: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
-	22, // 40: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
-	24, // 41: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
-	5,  // 42: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
-	5,  // 43: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
-	7,  // 44: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
-	16, // 45: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
-	21, // 46: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
-	23, // 47: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
-	27, // 48: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
-	42, // [42:49] is the sub-list for method output_type
-	35, // [35:42] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	43, // 32: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
+	44, // 33: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
+	45, // 34: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
+	46, // 35: agent.v1.HostPort.port:type_name -> network.v1.Port
+	3,  // 36: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
+	4,  // 37: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
+	6,  // 38: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
+	15, // 39: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
+	20, // 40: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
+	22, // 41: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
+	24, // 42: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
+	5,  // 43: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
+	5,  // 44: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
+	7,  // 45: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
+	16, // 46: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
+	21, // 47: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
+	23, // 48: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
+	27, // 49: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
+	43, // [43:50] is the sub-list for method output_type
+	36, // [36:43] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_agent_v1_agent_proto_init() }

@@ -90,7 +90,8 @@ type AgentServiceClient interface {
 	// is gone. Every request is answered once: ALREADY_EXISTS for a second stream. NOT_FOUND: nobody waits for this
 	// request, for example because the reader has gone.
 	SendConsole(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[SendConsoleRequest, SendConsoleResponse], error)
-	// SyncNetworks sends the VPCs that the host needs: those of the ports that are bound to it. The first response
+	// SyncNetworks sends the VPCs that the host needs: those of the ports that are bound to it, and those that have an
+	// ACTIVE peering with one of these. The first response
 	// messages are a snapshot, of which the last has complete set; each later message has the changes up to its
 	// revision. An agent must not act on a snapshot before its last message. The first request message describes the
 	// host's network; each later one acknowledges a revision. The leader sets a port ACTIVE when the port's host has
@@ -259,7 +260,8 @@ type AgentServiceServer interface {
 	// is gone. Every request is answered once: ALREADY_EXISTS for a second stream. NOT_FOUND: nobody waits for this
 	// request, for example because the reader has gone.
 	SendConsole(grpc.ClientStreamingServer[SendConsoleRequest, SendConsoleResponse]) error
-	// SyncNetworks sends the VPCs that the host needs: those of the ports that are bound to it. The first response
+	// SyncNetworks sends the VPCs that the host needs: those of the ports that are bound to it, and those that have an
+	// ACTIVE peering with one of these. The first response
 	// messages are a snapshot, of which the last has complete set; each later message has the changes up to its
 	// revision. An agent must not act on a snapshot before its last message. The first request message describes the
 	// host's network; each later one acknowledges a revision. The leader sets a port ACTIVE when the port's host has

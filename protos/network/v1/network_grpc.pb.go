@@ -109,7 +109,8 @@ type NetworkServiceClient interface {
 	ListVpcs(ctx context.Context, in *ListVpcsRequest, opts ...grpc.CallOption) (*ListVpcsResponse, error)
 	// UpdateVpc changes name and description.
 	UpdateVpc(ctx context.Context, in *UpdateVpcRequest, opts ...grpc.CallOption) (*Vpc, error)
-	// DeleteVpc deletes a VPC without subnets, service IPs and peerings, and with it its NAT gateways and route tables.
+	// DeleteVpc deletes a VPC without subnets, service IPs and ACTIVE peerings, and with it its NAT gateways and route
+	// tables, and the proposals of peerings with it that were not accepted.
 	DeleteVpc(ctx context.Context, in *DeleteVpcRequest, opts ...grpc.CallOption) (*DeleteVpcResponse, error)
 	// CreateSubnet creates a subnet within the VPC's prefix. INVALID_ARGUMENT: it overlaps another subnet of the VPC (the
 	// message names it), or the gateway is outside of it, its network address or its broadcast address.
@@ -204,9 +205,14 @@ type NetworkServiceClient interface {
 	// the target of a route or a backend of another service IP.
 	DeleteServiceIp(ctx context.Context, in *DeleteServiceIpRequest, opts ...grpc.CallOption) (*DeleteServiceIpResponse, error)
 	// CreatePeering proposes to connect two VPCs. It is ACTIVE at once if both belong to one project, and otherwise after
-	// AcceptPeering by the other project. INVALID_ARGUMENT: the VPCs are the same or overlap. ALREADY_EXISTS: they are peered.
+	// AcceptPeering by the other project. Packets pass when route tables of both VPCs have routes to the peering, and
+	// between these two VPCs only: their other peerings, NAT gateways, and DNS and metadata services are not reachable.
+	// INVALID_ARGUMENT: the VPCs are the same or overlap, or an ACTIVE peering of one of them is with a VPC whose prefixes
+	// overlap those of the other. ALREADY_EXISTS: they are peered.
 	CreatePeering(ctx context.Context, in *CreatePeeringRequest, opts ...grpc.CallOption) (*Peering, error)
-	// AcceptPeering accepts a proposal of another project. A repeat changes nothing.
+	// AcceptPeering accepts a proposal of another project. A repeat changes nothing. INVALID_ARGUMENT (the accepting
+	// project's VPC) or FAILED_PRECONDITION (PEERS_OVERLAP, the other VPC): the VPC has got an ACTIVE peering with a VPC
+	// whose prefixes overlap those of the other side.
 	AcceptPeering(ctx context.Context, in *AcceptPeeringRequest, opts ...grpc.CallOption) (*Peering, error)
 	// GetPeering returns a peering of one of the project's VPCs. The read is linearizable.
 	GetPeering(ctx context.Context, in *GetPeeringRequest, opts ...grpc.CallOption) (*Peering, error)
@@ -781,7 +787,8 @@ type NetworkServiceServer interface {
 	ListVpcs(context.Context, *ListVpcsRequest) (*ListVpcsResponse, error)
 	// UpdateVpc changes name and description.
 	UpdateVpc(context.Context, *UpdateVpcRequest) (*Vpc, error)
-	// DeleteVpc deletes a VPC without subnets, service IPs and peerings, and with it its NAT gateways and route tables.
+	// DeleteVpc deletes a VPC without subnets, service IPs and ACTIVE peerings, and with it its NAT gateways and route
+	// tables, and the proposals of peerings with it that were not accepted.
 	DeleteVpc(context.Context, *DeleteVpcRequest) (*DeleteVpcResponse, error)
 	// CreateSubnet creates a subnet within the VPC's prefix. INVALID_ARGUMENT: it overlaps another subnet of the VPC (the
 	// message names it), or the gateway is outside of it, its network address or its broadcast address.
@@ -876,9 +883,14 @@ type NetworkServiceServer interface {
 	// the target of a route or a backend of another service IP.
 	DeleteServiceIp(context.Context, *DeleteServiceIpRequest) (*DeleteServiceIpResponse, error)
 	// CreatePeering proposes to connect two VPCs. It is ACTIVE at once if both belong to one project, and otherwise after
-	// AcceptPeering by the other project. INVALID_ARGUMENT: the VPCs are the same or overlap. ALREADY_EXISTS: they are peered.
+	// AcceptPeering by the other project. Packets pass when route tables of both VPCs have routes to the peering, and
+	// between these two VPCs only: their other peerings, NAT gateways, and DNS and metadata services are not reachable.
+	// INVALID_ARGUMENT: the VPCs are the same or overlap, or an ACTIVE peering of one of them is with a VPC whose prefixes
+	// overlap those of the other. ALREADY_EXISTS: they are peered.
 	CreatePeering(context.Context, *CreatePeeringRequest) (*Peering, error)
-	// AcceptPeering accepts a proposal of another project. A repeat changes nothing.
+	// AcceptPeering accepts a proposal of another project. A repeat changes nothing. INVALID_ARGUMENT (the accepting
+	// project's VPC) or FAILED_PRECONDITION (PEERS_OVERLAP, the other VPC): the VPC has got an ACTIVE peering with a VPC
+	// whose prefixes overlap those of the other side.
 	AcceptPeering(context.Context, *AcceptPeeringRequest) (*Peering, error)
 	// GetPeering returns a peering of one of the project's VPCs. The read is linearizable.
 	GetPeering(context.Context, *GetPeeringRequest) (*Peering, error)
