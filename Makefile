@@ -10,7 +10,7 @@ GUEST := .build/guest
 RUN_PACKAGES := qemu-system-x86 iproute2 iptables nftables $(shell cat images/guest/packages)
 TEST_PACKAGES := $(RUN_PACKAGES) protobuf-compiler libprotobuf-dev ipset e2fsprogs util-linux systemd curl openssl cloud-init conntrack
 
-.PHONY: up down wipe build guest gen check test sim soak compat robustness bench bench-kv bench-credit run-packages test-packages
+.PHONY: up down wipe build guest gen check test sim soak compat robustness bench bench-kv bench-credit bench-network run-packages test-packages
 
 up: run-packages build guest
 	@bin/up $(UP_FLAGS) $(DIR) bin $(GUEST)
@@ -94,3 +94,7 @@ bench-kv: run-packages build
 # bench-credit measures wallets beside PostgreSQL, and tokens beside others' libraries.
 bench-credit: run-packages build
 	.ci/bench-credit
+
+# bench-network measures hosts' networks beside plain Linux, and the control plane with 10,000 ports.
+bench-network: run-packages build guest
+	.ci/bench-network

@@ -1,0 +1,277 @@
+// Command networkbench measures the network service: the agent's code on a host (packet filter, ports, CPU per packet,
+// throughput), beside plain Linux that is built by hand and beside smaller VPCs, and the control plane with many ports on
+// simulated hosts. It prints tables and writes them as Markdown; BENCHMARKS.md holds the results and explains them.
+//
+// Ours and peer are measured in turn, never at once, and the order changes from round to round. Hosts are network
+// namespaces. Their endpoints are namespaces too, attached by the agent's code as containers are, except in the part
+// guests, whose endpoints are VMs.
+//
+// Everything runs as root in its own namespaces (network, mount, IPC, PID), so that all processes, devices and
+// namespaces end with this program, however it ends. The exit code does not depend on times: a figure that misses its
+// target appears as missed in the table.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/e2e/lab"
+	"github.com/trivet-cloud/trivet/e2e/usage"
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
+)
+
+// runWithin is the timeout of a complete run, and partWithin that of one part.
+const runWithin, partWithin = 30 * time.Minute, 8 * time.Minute
+
+// bench holds the options and results of one run.
+type bench struct {
+	bin, guest string // the paths that the flags of these names give
+	// dir holds all files of this run and is removed at its end.
+	dir    string
+	parts  []string
+	rounds int
+	quick  bool
+	calm   *usage.Calm
+
+	size     size
+	results  results
+	failures []string
+}
+
+// size is the amount of work of a run.
+type size struct {
+	rules      int // that are applied at once
+	samples    int // calls of iptables for each size of the table
+	ports      int // on one host, in the larger VPC
+	few        int // ports on one host, in the smaller VPC
+	members    int // of the larger remote group
+	changes    int // that are timed in a round
+	attached   int // ports that are attached in a round
+	batch      int // packets of a batch
+	batches    int // in a round
+	stream     time.Duration
+	megabytes  int // that a guest sends
+	hosts      int // that are simulated
+	vpcPorts   int // in the VPC of the control plane
+	rate       int // creates per second
+	rated      time.Duration
+	singles    int // creates that are made one by one, to count messages
+	agentPorts int
+	watched    time.Duration // how long the agent's CPU time is counted
+}
+
+// sizes holds the amounts of work of a normal run (false) and of a run with the flag -quick (true).
+var sizes = map[bool]size{
+	false: {
+		rules: 10_000, samples: 50, ports: 1000, few: 100, members: 10_000, changes: 20, attached: 100, batch: 20_000, batches: 10,
+		stream: 3 * time.Second, megabytes: 128, hosts: 50, vpcPorts: 10_000, rate: 50, rated: 8 * time.Second, singles: 50,
+		agentPorts: 1000, watched: 65 * time.Second,
+	},
+	true: {
+		rules: 1000, samples: 5, ports: 100, few: 10, members: 1000, changes: 3, attached: 10, batch: 2000, batches: 3,
+		stream: time.Second, megabytes: 8, hosts: 8, vpcPorts: 500, rate: 50, rated: 2 * time.Second, singles: 5,
+		agentPorts: 20, watched: 33 * time.Second,
+	},
+}
+
+// parts holds all parts in the order in which they run.
+var parts = []struct {
+	name string
+	run  func(context.Context, *bench) error
+}{
+	{"rules", measureRules},
+	{"attach", measureAttach},
+	{"packets", measurePackets},
+	{"streams", measureStreams},
+	{"guests", measureGuests},
+	{"agent", measureAgent},
+	{"controlplane", measureControlPlane},
+}
+
+func partNames() (names []string) {
+	for _, p := range parts {
+		names = append(names, p.name)
+	}
+	return names
+}
+
+func say(format string, args ...any) {
+	fmt.Printf("%s  %s\n", time.Now().Format("15:04:05"), fmt.Sprintf(format, args...))
+}
+
+func main() {
+	if len(os.Args) > 1 && children[os.Args[1]] != nil {
+		os.Exit(runChild(os.Args[1], os.Args[2:]))
+	}
+	b := bench{results: results{}}
+	var work, out, run string
+	var patience time.Duration
+	flag.StringVar(&b.bin, "bin", "bin", "`directory` of our programs")
+	flag.StringVar(&b.guest, "guest", ".build/guest", "`directory` of the small guest")
+	flag.StringVar(&work, "work", ".build", "`directory` on the disk to measure on")
+	flag.StringVar(&out, "out", ".build/bench-network.md", "`file` for the tables")
+	flag.StringVar(&run, "run", strings.Join(partNames(), ","), "`parts` to run")
+	flag.IntVar(&b.rounds, "rounds", 5, "rounds")
+	flag.BoolVar(&b.quick, "quick", false, "one round, a tenth of the work: to see that everything works, not for figures")
+	flag.DurationVar(&patience, "patience", 2*time.Minute, "how long to wait, over all rounds, for the machine to be idle")
+	flag.Parse()
+	if !lab.Inside() {
+		os.Exit(lab.Again(unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWPID))
+	}
+	b.parts, b.size = strings.Split(run, ","), sizes[b.quick]
+	if b.quick {
+		b.rounds = 1
+		patience = 0
+	}
+	err := error(nil)
+	if b.calm, err = usage.NewCalm(patience); err == nil {
+		err = b.main(work, out)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "networkbench:", err)
+		os.Exit(1)
+	}
+}
+
+func (b *bench) check() error {
+	for _, part := range b.parts {
+		if !slices.Contains(partNames(), part) {
+			return fmt.Errorf("no part %q; there are %s", part, strings.Join(partNames(), ", "))
+		}
+	}
+	if b.rounds < 1 {
+		return errors.New("one round at least")
+	}
+	return nil
+}
+
+// enter prepares the new namespaces: it makes mounts private, mounts a new /proc and an empty /run/netns, and brings up
+// lo.
+func enter() error {
+	if err := unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	if err := os.MkdirAll(nsthread.Dir, 0o755); err != nil {
+		return err
+	}
+	for dir, kind := range map[string]string{"/proc": "proc", nsthread.Dir: "tmpfs"} {
+		if err := unix.Mount(kind, dir, kind, 0, ""); err != nil {
+			return fmt.Errorf("mount %s: %w", dir, err)
+		}
+	}
+	return lab.Loopback()
+}
+
+func (b *bench) main(work, out string) (err error) {
+	if err := b.check(); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, runWithin)
+	defer cancel()
+	if err := enter(); err != nil {
+		return err
+	}
+	for _, path := range []*string{&work, &out, &b.bin, &b.guest} {
+		if *path, err = filepath.Abs(*path); err != nil {
+			return err
+		}
+	}
+	if b.dir, err = os.MkdirTemp(work, "networkbench-"); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(b.dir)) }()
+	// The members run under an unprivileged uid, which must be able to open files beneath the directory.
+	if err := os.Chmod(b.dir, 0o755); err != nil {
+		return err
+	}
+	facts := usage.Machine(b.dir, versions(ctx)...)
+	fmt.Println(facts)
+	if err := b.run(ctx); err != nil {
+		return err
+	}
+	return b.report(facts, out)
+}
+
+// run runs all parts. If a part fails, run adds the error to b.failures and continues with the next part. It returns an
+// error only if ctx ends.
+func (b *bench) run(ctx context.Context) error {
+	for _, part := range parts {
+		if !slices.Contains(b.parts, part.name) {
+			continue
+		}
+		say("%s; load %s", part.name, usage.Load())
+		limited, cancel := context.WithTimeout(ctx, partWithin)
+		began := time.Now()
+		err := part.run(limited, b)
+		cancel()
+		if ctx.Err() != nil {
+			return errors.Join(ctx.Err(), err)
+		}
+		if err != nil {
+			b.failures = append(b.failures, fmt.Sprintf("%s: %v", part.name, err))
+			say("failed: %v", err)
+		}
+		say("%s took %.0f s", part.name, time.Since(began).Seconds())
+	}
+	return nil
+}
+
+// inTurn calls the functions one after the other in each round, in the reverse order in every other round. Before each
+// round it waits until the machine is idle.
+func (b *bench) inTurn(ctx context.Context, measure ...func(round int) error) error {
+	for round := range b.rounds {
+		if err := b.calm.Await(ctx); err != nil {
+			return err
+		}
+		for i := range measure {
+			if round%2 == 1 {
+				i = len(measure) - 1 - i
+			}
+			if err := errors.Join(ctx.Err(), measure[i](round)); err != nil {
+				return fmt.Errorf("round %d: %w", round+1, err)
+			}
+		}
+	}
+	return nil
+}
+
+// report prints the tables and writes them to the file out.
+func (b *bench) report(facts, out string) error {
+	unusable, err := b.unusable()
+	if err != nil {
+		return err
+	}
+	text := facts + "\n" + b.text(unusable)
+	fmt.Print("\n", text)
+	if err := os.WriteFile(out, []byte(text), 0o644); err != nil {
+		return err
+	}
+	if len(b.failures) > 0 {
+		return fmt.Errorf("%d parts failed", len(b.failures))
+	}
+	if unusable != "" && !b.quick {
+		return fmt.Errorf("no verdict: %s", unusable)
+	}
+	return nil
+}
+
+// unusable returns the reason why the figures of the run must not be used, or "" if there is none.
+func (b *bench) unusable() (string, error) {
+	if b.quick {
+		return "a quick run does a tenth of the work that the lines name", nil
+	}
+	return b.calm.Disturbed()
+}

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/e2e/usage"
+)
+
+func small(t *testing.T) *bench {
+	t.Helper()
+	calm, err := usage.NewCalm(0)
+	require.NoError(t, err)
+	return &bench{parts: partNames(), rounds: 3, results: results{}, size: sizes[true], calm: calm}
+}
+
+func TestLinesAreUniqueAndOfAPart(t *testing.T) {
+	seen := map[string]bool{}
+	for _, table := range tables {
+		for _, l := range table.lines {
+			require.True(t, slices.Contains(partNames(), l.part), l.part)
+			require.False(t, seen[l.id], "%s is listed twice", l.id)
+			seen[l.id] = true
+		}
+	}
+}
+
+func TestRowsIncludeUnmeasuredTargets(t *testing.T) {
+	b := small(t)
+	b.results.ours("tcp cpu", 0.55)
+	b.results.peer("tcp cpu", 0.5)
+	b.results.ours("tcp rate", 10)
+	b.results.note("tcp rate", "a note")
+	text := b.text("")
+	require.Contains(t, text, "| CPU per GB of TCP, one host, all filters, against a plain bridge | 0.55 s | 0.50 s | 1.10 × | ≤ 1.1 × | aim met |  |")
+	require.Contains(t, text, "against a plain bridge: throughput | 10.0 Gbit/s |  |  |  |  | a note |")
+	require.Contains(t, text, "| not measured |", "a target without a measurement is shown")
+	b.parts = []string{"streams"}
+	require.NotContains(t, b.text(""), "remote group", "lines of other parts are left out")
+	b.failures = []string{"it broke"}
+	require.True(t, strings.HasSuffix(b.text(""), "- failed: it broke"))
+	text = b.text("other processes used 90 % of a core during the run")
+	require.NotRegexp(t, "met|missed|not measured", text)
+	require.Contains(t, text, "**No verdict: other processes used 90 % of a core during the run. The figures must not be used.**")
+}
+
+func TestOrderChangesFromRoundToRound(t *testing.T) {
+	b, order := small(t), ""
+	require.NoError(t, b.inTurn(t.Context(),
+		func(int) error { order += "a"; return nil },
+		func(int) error { order += "b"; return nil },
+	))
+	require.Equal(t, "abbaab", order)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, b.inTurn(ctx, func(int) error { return nil }), context.Canceled)
+}
+
+func TestParseCounters(t *testing.T) {
+	bytes, err := parseCounters(`Chain OUTPUT (policy ACCEPT 7 packets, 588 bytes)
+    pkts      bytes target     prot opt in     out     source               destination
+      12     3400            6    --  *      *       0.0.0.0/0            0.0.0.0/0            tcp spt:7443
+      10      600            6    --  *      *       0.0.0.0/0            0.0.0.0/0            tcp dpt:7443
+`)
+	require.NoError(t, err)
+	require.InDelta(t, 4000, bytes, 0)
+	_, err = parseCounters("Chain OUTPUT\n")
+	require.ErrorContains(t, err, "0 rules of 2 count bytes")
+}
+
+func TestCheck(t *testing.T) {
+	require.NoError(t, small(t).check())
+	b := small(t)
+	b.parts = []string{"rule"}
+	require.ErrorContains(t, b.check(), `no part "rule"; there are rules, attach, packets`)
+	b = small(t)
+	b.rounds = 0
+	require.ErrorContains(t, b.check(), "one round at least")
+}
+
+// TestRulesAreAsManyAsTheLineNames checks the VPC of the line "apply".
+func TestRulesAreAsManyAsTheLineNames(t *testing.T) {
+	vpc := manyRules(sizes[false].rules)
+	total := 0
+	for _, g := range vpc.Groups {
+		require.Len(t, g.Rules, rulesPerGroup)
+		total += len(g.Rules)
+	}
+	require.Equal(t, 10_000, total)
+	require.Len(t, vpc.Subnets[0].Ports, len(vpc.Groups))
+}
