@@ -114,7 +114,7 @@ func (f *fakeNetwork) CreateVpc(_ context.Context, in *networkv1.CreateVpcReques
 		return nil, failed(codes.InvalidArgument, "cidr_block", "cidr_block: must be within 10.0.0.0/8, 172.16.0.0/12 or 192.168.0.0/16, got 8.0.0.0/8")
 	}
 	v, err := add(f, &f.vpcs, "VPC", &networkv1.Vpc{
-		Name: in.GetName(), CidrBlock: in.GetCidrBlock(), Ipv6CidrBlock: in.GetIpv6CidrBlock(), Description: in.GetDescription(), Mtu: 1450,
+		Name: in.GetName(), CidrBlock: in.GetCidrBlock(), Ipv6CidrBlock: in.GetIpv6CidrBlock(), Description: in.GetDescription(), Mtu: cmp.Or(in.GetMtu(), 1450),
 		IsDefault: in.GetName() == "default",
 	})
 	if err == nil && len(f.groups) == 0 {

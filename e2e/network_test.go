@@ -269,6 +269,7 @@ func TestNetworks(t *testing.T) {
 		d.run("ping -c 3 -W 5 b.default.internal")
 	})
 	c.run("the leader is killed during 500 port creations", func(t *testing.T) { c.killLeaderDuringCreation(vpc, a) })
+	c.run("a VPC has the MTU of its record", func(t *testing.T) { c.mtu() })
 	c.run("what is deleted leaves nothing on the hosts", func(t *testing.T) { c.deleteAll(a, b, d, e) })
 	c.run("guests with IPv6", func(t *testing.T) { c.ipv6() })
 }

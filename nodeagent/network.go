@@ -97,7 +97,7 @@ func (n *networks) open(ctx context.Context, u underlay, c *Config, log *slog.Lo
 	if err != nil {
 		return err
 	}
-	if n.host, err = netdev.New(netdev.Options{VTEP: u.vtep, Device: u.device, Prefix: n.prefix}); err != nil {
+	if n.host, err = netdev.New(netdev.Options{VTEP: u.vtep, Device: u.device, MTU: int(u.mtu), Prefix: n.prefix}); err != nil {
 		return err
 	}
 	if len(c.External) > 0 {

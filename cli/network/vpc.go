@@ -81,13 +81,15 @@ func createVPCCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "create NAME", Short: "Create a VPC", Args: session.Exactly("NAME"),
 		Long: `Create a VPC. --cidr is a private prefix of /8 to /28, such as 10.0.0.0/16. With --egress nat, the VPC also gets a
-NAT gateway as its default route, so that its VMs reach the internet. The first VPC of a project also creates the
+NAT gateway as its default route, so that its VMs reach the internet. --mtu cannot be changed later; VMs run only on
+hosts whose underlay has an MTU that is 50 bytes larger (70 with IPv6). The first VPC of a project also creates the
 security group "default".`,
 		Example: "  trivet network vpc create prod --cidr 10.0.0.0/16 --egress nat\n  trivet network vpc create lab --cidr 10.9.0.0/16 --ipv6-cidr fd00:9::/48",
 	}
 	p := c.Flags()
 	p.StringVar(&req.CidrBlock, "cidr", "", "IPv4 prefix of /8 to /28, within 10.0.0.0/8, 172.16.0.0/12 or 192.168.0.0/16")
 	p.StringVar(&req.Ipv6CidrBlock, "ipv6-cidr", "", "IPv6 prefix of /48 to /56, within fd00::/8")
+	p.Uint32Var(&req.Mtu, "mtu", 0, "MTU of the VMs' interfaces, 1280 to 65485 (default 1450)")
 	p.StringVar(&egress, "egress", "none", "how VMs reach networks outside: nat (a NAT gateway) or none")
 	refFlag(c, s, &req.ExternalNetwork, "external", "external network for --egress nat (default: the only one)", externals())
 	p.StringVar(&req.Description, "description", "", "description")

@@ -24,7 +24,9 @@ func (r *server) CreateVpc(ctx context.Context, in *networkv1.CreateVpcRequest) 
 	if err != nil {
 		return nil, err
 	}
-	q := VPCRequest{Name: in.GetName(), Description: in.GetDescription(), External: in.GetExternalNetwork()}
+	q := VPCRequest{
+		Name: in.GetName(), Description: in.GetDescription(), MTU: in.GetMtu(), External: in.GetExternalNetwork(),
+	}
 	if q.CIDR, err = cloud.ParseCIDR("cidr_block", in.GetCidrBlock()); err != nil {
 		return nil, err
 	}

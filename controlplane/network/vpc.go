@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 
@@ -12,13 +13,18 @@ import (
 // vpcs is the table of VPCs, at net-vpc/<project>/<id>.
 var vpcs = store.NewTable[cloud.VPC]("net-vpc")
 
-// defaultUnderlayMTU is the MTU of the hosts' underlay that VPCs are created for.
-const defaultUnderlayMTU = 1500
+// The MTUs of VPCs. The smallest is that of IPv6 (RFC 8200). With the largest, packets with the overhead of VXLAN are of
+// the largest size that IP has. The default is for an underlay with an MTU of 1500.
+const (
+	minMTU, maxMTU = 1280, 65535 - cloud.VXLANOverhead
+	defaultMTU     = 1500 - cloud.VXLANOverhead
+)
 
-// VPCRequest describes a VPC to create. CIDR6 is invalid for a VPC without IPv6.
+// VPCRequest describes a VPC to create. CIDR6 is invalid for a VPC without IPv6. An MTU of 0 means defaultMTU.
 type VPCRequest struct {
 	Name, Description string
 	CIDR, CIDR6       netip.Prefix
+	MTU               uint32 `cbor:",omitempty"`
 	// NAT is true for a VPC with a default NAT gateway to the external network External. An empty External means the
 	// only external network.
 	NAT      bool
@@ -44,6 +50,9 @@ func (q *VPCRequest) check() error {
 		if err := cloud.CheckVPCPrefix6("ipv6_cidr_block", q.CIDR6); err != nil {
 			return err
 		}
+	}
+	if q.MTU != 0 && (q.MTU < minMTU || q.MTU > maxMTU) {
+		return fault.Invalid("mtu", "must be %d to %d, got %d", minMTU, maxMTU, q.MTU).With("constraint", "range")
 	}
 	if q.External != "" && !q.NAT {
 		return fault.Invalid("external_network", "must be empty unless egress is NAT").With("constraint", "egress")
@@ -74,7 +83,7 @@ func createVPC(tx *store.Tx, t cloud.Tenant, q VPCRequest) (vpc cloud.VPC, err e
 	vpc = cloud.VPC{
 		ID: cloud.VPCID(id), Name: q.Name, Org: t.Org, Project: t.Project, Description: q.Description,
 		CIDR: q.CIDR, CIDR6: q.CIDR6, Default: q.Default,
-		MTU: defaultUnderlayMTU - cloud.VXLANOverhead, Status: cloud.NetworkActive, CreatedAt: tx.Now(), UpdatedAt: tx.Now(),
+		MTU: uint16(cmp.Or(q.MTU, defaultMTU)), Status: cloud.NetworkActive, CreatedAt: tx.Now(), UpdatedAt: tx.Now(),
 	}
 	vpcs.Put(tx, &vpc, string(t.Project), id)
 	if q.Default {

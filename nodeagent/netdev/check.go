@@ -13,9 +13,9 @@ func check(vpc *cloud.HostVPC, u *underlay) error {
 	if vpc.MTU < minMTU {
 		return fmt.Errorf("MTU %d is below %d", vpc.MTU, minMTU)
 	}
-	if need := int(vpc.MTU) + u.overhead(); u.device != 0 && need > u.deviceMTU {
-		return fmt.Errorf("MTU %d needs an MTU of %d on the underlay, but %s has %d: "+
-			"raise it, or use a smaller MTU for the VPC", vpc.MTU, need, u.deviceName, u.deviceMTU)
+	if need := int(vpc.MTU) + u.overhead(); u.mtu != 0 && need > u.mtu {
+		return fmt.Errorf("the VPC's MTU of %d needs an MTU of %d on the underlay of this host, which has %d",
+			vpc.MTU, need, u.mtu)
 	}
 	seen := uses{}
 	for i := range vpc.Subnets {

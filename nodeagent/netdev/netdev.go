@@ -100,9 +100,12 @@ import (
 type Options struct {
 	// VTEP is the host's address on the underlay. Required.
 	VTEP netip.Addr
-	// Device is the network device of the underlay. With it, overlay packets leave through this device only, and Prepare
-	// returns an error for VPCs whose MTU is too large for it. Without it, the host's routes decide.
+	// Device is the network device of the underlay. With it, overlay packets leave through this device only. Without it,
+	// the host's routes decide.
 	Device string
+	// MTU is the MTU of the underlay. Prepare returns an error for VPCs whose MTU is too large for it, or for that of
+	// Device. With 0 and without Device, every MTU is accepted.
+	MTU int
 	// UDPPort is the destination port of VXLAN packets. The default is 4789 (RFC 7348). It must be the same on all hosts.
 	UDPPort uint16
 	// Namespace is the path of the network namespace of the underlay, such as /run/netns/host1. The default is the
@@ -207,7 +210,7 @@ func openHandle(ns netns.NsHandle) (*netlink.Handle, error) {
 // underlay returns the settings of VXLAN devices, as far as they are the same for all VPCs. The device's index is
 // looked up on each call, because a device that was recreated has another one.
 func (h *Host) underlay() (underlay, error) {
-	u := underlay{vtep: h.opts.VTEP, port: h.opts.UDPPort}
+	u := underlay{vtep: h.opts.VTEP, port: h.opts.UDPPort, mtu: h.opts.MTU}
 	if h.opts.Device == "" {
 		return u, nil
 	}
@@ -215,7 +218,10 @@ func (h *Host) underlay() (underlay, error) {
 	if err != nil {
 		return u, fmt.Errorf("find underlay device %s: %w", h.opts.Device, err)
 	}
-	u.device, u.deviceName, u.deviceMTU = link.Attrs().Index, h.opts.Device, link.Attrs().MTU
+	u.device, u.deviceName = link.Attrs().Index, h.opts.Device
+	if has := link.Attrs().MTU; u.mtu == 0 || has < u.mtu {
+		u.mtu = has
+	}
 	return u, nil
 }
 

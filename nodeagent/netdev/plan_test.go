@@ -31,7 +31,7 @@ func TestPlan(t *testing.T) {
 			switch d.Cmd {
 			case "state":
 				vpc := parseVPC(t, d.Input)
-				want, err := render(&vpc, underlay{vtep: netip.MustParseAddr("192.0.2.1"), port: 4789, device: 2, deviceName: "eth0", deviceMTU: 1500})
+				want, err := render(&vpc, underlay{vtep: netip.MustParseAddr("192.0.2.1"), port: 4789, device: 2, deviceName: "eth0", mtu: 1500})
 				if err != nil {
 					return fmt.Sprintf("error: %v\n", err)
 				}

@@ -15,7 +15,7 @@ type underlay struct {
 	port       uint16
 	device     int // index, or 0 for any device
 	deviceName string
-	deviceMTU  int
+	mtu        int // 0 if it is unknown
 }
 
 // overhead returns the number of bytes that VXLAN adds to a packet of the overlay: the inner Ethernet header and the

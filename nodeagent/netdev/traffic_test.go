@@ -107,7 +107,15 @@ func TestMTU(t *testing.T) {
 	}
 	vpcs[0].MTU = 1451
 	_, err := l.hosts[0].Prepare(t.Context(), vpcs[0])
-	require.ErrorContains(t, err, "MTU 1451 needs an MTU of 1501 on the underlay, but eth0 has 1500")
+	require.ErrorContains(t, err, "the VPC's MTU of 1451 needs an MTU of 1501 on the underlay of this host, which has 1500")
+	vpcs[0].MTU = 1450
+	for _, o := range []Options{{Device: "eth0", MTU: 1499}, {MTU: 1499}} {
+		h := &labHost{lab: l, name: "h1"}
+		o.VTEP = l.hosts[0].vtep
+		h.open(o)
+		_, err = h.Prepare(t.Context(), vpcs[0])
+		require.ErrorContains(t, err, "which has 1499", "the MTU is that of the options, if it is the smaller one")
+	}
 
 	// The MTU of an existing VPC can be changed.
 	for i, h := range l.hosts {

@@ -249,6 +249,23 @@ func TestPlacementNeedsNetwork(t *testing.T) {
 	require.NoError(t, w.try("plain"), "a VM without NICs needs no network")
 	w.setNetwork(bare)
 	require.Equal(t, bare, w.create("web", withNICs(cloud.NIC{ID: "nic0"})).Node)
+
+	ctx := w.as(acme, "")
+	jumbo, err := w.networks.CreateVPC(ctx, acme, network.VPCRequest{CIDR: netip.MustParsePrefix("10.8.0.0/16"), MTU: 8950}, [32]byte{})
+	require.NoError(t, err)
+	_, err = w.networks.CreateSubnet(ctx, acme, network.SubnetRequest{VPC: jumbo.Value.ID, CIDR: netip.MustParsePrefix("10.8.0.0/24")}, [32]byte{})
+	require.NoError(t, err)
+	nic := cloud.NIC{ID: "nic0", NetworkID: string(jumbo.Value.ID)}
+	setMTU := func(mtu uint32) {
+		w.update(func(tx *store.Tx) {
+			require.NoError(t, network.SetHostNetwork(tx, bare, cloud.HostNetwork{VTEP: netip.MustParseAddr("192.0.2.1"), UnderlayMTU: mtu}))
+		})
+	}
+	setMTU(8999)
+	f, _ = fault.From(w.try("large", withNICs(nic)))
+	require.Equal(t, "has no network: its underlay has an MTU of 8999, and the VPC needs 9000", f.Details["h1"])
+	setMTU(9000)
+	require.EqualValues(t, 8950, w.create("large", withNICs(nic)).Spec.Network[0].MTU)
 }
 
 // TestVMsRaceForOneAddress creates VMs at the same time that all want the same address. Exactly one must get it.

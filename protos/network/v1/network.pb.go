@@ -374,7 +374,7 @@ type Vpc struct {
 	StatusReason string `protobuf:"bytes,8,opt,name=status_reason,json=statusReason,proto3" json:"status_reason,omitempty"`
 	// Empty, or a unique local prefix of /48 to /56.
 	Ipv6CidrBlock string `protobuf:"bytes,9,opt,name=ipv6_cidr_block,json=ipv6CidrBlock,proto3" json:"ipv6_cidr_block,omitempty"`
-	// The MTU that guests use: that of the network between the hosts, less the headers of VXLAN.
+	// The MTU of the interfaces of guests.
 	Mtu uint32 `protobuf:"varint,10,opt,name=mtu,proto3" json:"mtu,omitempty"`
 	// The VPC that NICs without a VPC or subnet use.
 	IsDefault     bool  `protobuf:"varint,11,opt,name=is_default,json=isDefault,proto3" json:"is_default,omitempty"`
@@ -2389,8 +2389,11 @@ type CreateVpcRequest struct {
 	Egress        Egress                 `protobuf:"varint,7,opt,name=egress,proto3,enum=network.v1.Egress" json:"egress,omitempty"`
 	// For egress NAT; empty: the only external network.
 	ExternalNetwork string `protobuf:"bytes,8,opt,name=external_network,json=externalNetwork,proto3" json:"external_network,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// 1280 to 65485; 0: 1450. It is the MTU of the guests' interfaces, and cannot be changed. A VM is placed only on hosts
+	// whose underlay has an MTU that is 50 bytes larger (70 with IPv6).
+	Mtu           uint32 `protobuf:"varint,9,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateVpcRequest) Reset() {
@@ -2477,6 +2480,13 @@ func (x *CreateVpcRequest) GetExternalNetwork() string {
 		return x.ExternalNetwork
 	}
 	return ""
+}
+
+func (x *CreateVpcRequest) GetMtu() uint32 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
 }
 
 type UpdateVpcRequest struct {
@@ -8080,7 +8090,7 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\b \x01(\x03R\tcreatedAt\x12\x1d\n" +
 	"\n" +
-	"updated_at\x18\t \x01(\x03R\tupdatedAt\"\x9c\x02\n" +
+	"updated_at\x18\t \x01(\x03R\tupdatedAt\"\xae\x02\n" +
 	"\x10CreateVpcRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
@@ -8091,7 +8101,8 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\vdescription\x18\x05 \x01(\tR\vdescription\x12&\n" +
 	"\x0fipv6_cidr_block\x18\x06 \x01(\tR\ripv6CidrBlock\x12*\n" +
 	"\x06egress\x18\a \x01(\x0e2\x12.network.v1.EgressR\x06egress\x12)\n" +
-	"\x10external_network\x18\b \x01(\tR\x0fexternalNetwork\"\xb1\x01\n" +
+	"\x10external_network\x18\b \x01(\tR\x0fexternalNetwork\x12\x10\n" +
+	"\x03mtu\x18\t \x01(\rR\x03mtu\"\xb1\x01\n" +
 	"\x10UpdateVpcRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
