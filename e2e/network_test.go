@@ -246,7 +246,10 @@ func TestNetworks(t *testing.T) {
 		require.Contains(t, a.run("ip link show eth0"), "mtu 1450")
 	})
 	c.run("metadata and user data", func(t *testing.T) {
-		get := `printf 'GET %s HTTP/1.0\r\nHost: 169.254.169.254\r\n\r\n' | nc -w 5 169.254.169.254 80`
+		ask := `printf '%s HTTP/1.0\r\nHost: 169.254.169.254\r\nX-aws-ec2-metadata-token%s\r\n\r\n' | nc -w 5 169.254.169.254 80 | tr -d '\r'`
+		token := a.run(fmt.Sprintf(ask, "PUT /latest/api/token", "-ttl-seconds: 60") + " | tail -n 1")
+		require.Contains(t, a.run(fmt.Sprintf(ask, "GET /latest/user-data", ": none")), "401")
+		get := fmt.Sprintf(ask, "GET %s", ": "+token)
 		require.Contains(t, a.run(fmt.Sprintf(get, "/latest/meta-data/local-ipv4")), "10.0.1.10")
 		require.Contains(t, a.run(fmt.Sprintf(get, "/latest/meta-data/hostname")), "a")
 		require.Contains(t, a.run(fmt.Sprintf(get, "/latest/user-data")), "echo from user data")

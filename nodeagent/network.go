@@ -39,19 +39,16 @@ type networks struct {
 	// assigned are the VPCs that the control plane has sent to a host that cannot have VPCs.
 	assigned map[cloud.VPCID]bool
 	ack      func(cloud.NetworkAck)
-	keys     keysOf
+	guest    func(vm string) vpc.GuestData
 	// prefix starts the names of network namespaces.
 	prefix string
 }
 
-// keysOf returns the SSH keys and the user data of a VM.
-type keysOf func(vm string) (keys []string, userData []byte)
-
 // openNetworks finds the underlay and checks what the host lacks for VPCs. A host that lacks something runs VMs without
 // network interfaces, so openNetworks returns no error: the description names what is missing. The function ack is
 // called with the acknowledgments of updates; it must not block.
-func openNetworks(ctx context.Context, c *Config, ack func(cloud.NetworkAck), keys keysOf, log *slog.Logger) *networks {
-	n := &networks{ack: ack, keys: keys, prefix: c.Network.Prefix, watch: &underlayWatch{config: c, log: log}}
+func openNetworks(ctx context.Context, c *Config, ack func(cloud.NetworkAck), guest func(vm string) vpc.GuestData, log *slog.Logger) *networks {
+	n := &networks{ack: ack, guest: guest, prefix: c.Network.Prefix, watch: &underlayWatch{config: c, log: log}}
 	u, err := findUnderlay(ctx, c)
 	if err != nil {
 		log.Warn("this host has no VPCs", "err", err)
@@ -121,7 +118,7 @@ func (n *networks) open(ctx context.Context, u underlay, c *Config, log *slog.Lo
 	}
 	upstreams := &hostResolvers{path: "/etc/resolv.conf"}
 	n.vpcs, err = vpc.New(vpc.Options{
-		VTEP: u.vtep, Host: n.host, Firewall: filter, Edge: n.edge, Upstreams: upstreams.list, Acknowledge: n.ack, Keys: n.keys, Log: log,
+		VTEP: u.vtep, Host: n.host, Firewall: filter, Edge: n.edge, Upstreams: upstreams.list, Acknowledge: n.ack, Guest: n.guest, Log: log,
 	})
 	return err
 }

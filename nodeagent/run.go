@@ -27,6 +27,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/qemu"
 	"github.com/trivet-cloud/trivet/nodeagent/reconcile"
 	"github.com/trivet-cloud/trivet/nodeagent/uplink"
+	"github.com/trivet-cloud/trivet/nodeagent/vpc"
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -73,7 +74,7 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 	}
 
 	a := &agent{config: c, log: log}
-	a.nets = openNetworks(ctx, &a.config, func(ack cloud.NetworkAck) { a.link.AcknowledgeNetworks(ack) }, a.keys, log)
+	a.nets = openNetworks(ctx, &a.config, func(ack cloud.NetworkAck) { a.link.AcknowledgeNetworks(ack) }, a.guest, log)
 	defer a.nets.close()
 	if a.link, err = uplink.Open(a.uplinkOptions(self)); err != nil {
 		return err
@@ -118,14 +119,17 @@ type agent struct {
 // dir returns the path of a directory in the data directory.
 func (a *agent) dir(name string) string { return filepath.Join(a.config.DataDir, name) }
 
-// keys returns the SSH keys and the user data of a VM.
-func (a *agent) keys(vm string) (keys []string, userData []byte) {
+// guest returns what the metadata service serves to the guest of a VM.
+func (a *agent) guest(vm string) vpc.GuestData {
 	assigned := a.assigned.Load()
 	if assigned == nil {
-		return nil, nil
+		return vpc.GuestData{}
 	}
-	seed := assigned.VMs[cloud.VMID(vm)].GetSeed()
-	return seed.GetSshKeys(), seed.GetUserData()
+	one := assigned.VMs[cloud.VMID(vm)]
+	return vpc.GuestData{
+		SSHKeys: one.GetSeed().GetSshKeys(), UserData: one.GetSeed().GetUserData(),
+		TokensOptional: one.GetMetadataTokensOptional(),
+	}
 }
 
 // uplinkOptions returns the options of the connection to the control plane.

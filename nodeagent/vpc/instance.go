@@ -11,11 +11,22 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloudinit"
 )
 
-// guest caches the metadata of a guest, together with the keys and user data from which it was rendered.
+// GuestData is what the metadata service needs to know of a VM beyond its ports.
+type GuestData struct {
+	SSHKeys  []string
+	UserData []byte
+	// TokensOptional permits requests without a session token.
+	TokensOptional bool
+}
+
+func (d *GuestData) equal(o *GuestData) bool {
+	return slices.Equal(d.SSHKeys, o.SSHKeys) && bytes.Equal(d.UserData, o.UserData) && d.TokensOptional == o.TokensOptional
+}
+
+// guest caches the metadata of a guest, together with the data from which it was rendered.
 type guest struct {
 	id       string
-	keys     []string
-	userData []byte
+	data     GuestData
 	instance *metadata.Instance
 }
 
@@ -34,11 +45,11 @@ func (n *Networks) lookup(id cloud.VPCID, source netip.Addr) (*metadata.Instance
 	n.mu.RUnlock()
 
 	g := guest{id: device}
-	if n.o.Keys != nil {
-		g.keys, g.userData = n.o.Keys(device)
+	if n.o.Guest != nil {
+		g.data = n.o.Guest(device)
 	}
 	last := p.guest.Load()
-	if last != nil && last.id == g.id && slices.Equal(last.keys, g.keys) && bytes.Equal(last.userData, g.userData) {
+	if last != nil && last.id == g.id && last.data.equal(&g.data) {
 		return last.instance, true
 	}
 	g.instance = n.instance(state, p, &g)
@@ -65,9 +76,12 @@ func (n *Networks) instance(w *wanted, at *place, g *guest) *metadata.Instance {
 	if p.IP6.IsValid() {
 		nic.IP6s = []netip.Addr{p.IP6}
 	}
-	out := &metadata.Instance{Port: p.ID, ID: g.id, HostName: p.HostName, SSHKeys: g.keys, NICs: []metadata.NIC{nic}}
+	out := &metadata.Instance{
+		Port: p.ID, ID: g.id, HostName: p.HostName, SSHKeys: g.data.SSHKeys, NICs: []metadata.NIC{nic},
+		TokensRequired: !g.data.TokensOptional,
+	}
 	files, err := cloudinit.Render(&cloudinit.Instance{
-		ID: g.id, HostName: p.HostName, SSHKeys: g.keys, UserData: g.userData,
+		ID: g.id, HostName: p.HostName, SSHKeys: g.data.SSHKeys, UserData: g.data.UserData,
 		NICs: cloudinit.NICs([]cloudinit.Port{w.cloudinitPort(s, p)}),
 	})
 	if err != nil {

@@ -224,14 +224,29 @@ func requireServers(l *lab, from string) {
 	require.Len(l, answer.Answer, 1, "%s", answer)
 	require.Equal(l, "10.0.2.7", answer.Answer[0].(*dns.A).A.String())
 
+	status, _ := l.askMetadata(from, "GET /latest/meta-data/local-ipv4", "")
+	require.Equal(l, http.StatusUnauthorized, status, "without a token")
+	status, token := l.askMetadata(from, "PUT /latest/api/token", "X-aws-ec2-metadata-token-ttl-seconds: 60")
+	require.Equal(l, http.StatusOK, status)
+	status, body := l.askMetadata(from, "GET /latest/meta-data/local-ipv4", "X-aws-ec2-metadata-token: "+token)
+	require.Equal(l, http.StatusOK, status)
+	require.Equal(l, "10.0.1.5", body)
+}
+
+// askMetadata sends a request with a header to the metadata service, and returns the status and the body.
+func (l *lab) askMetadata(from, request, header string) (int, string) {
+	l.Helper()
 	web := l.dial(from, "169.254.169.254:80")
 	require.NoError(l, web.SetDeadline(time.Now().Add(wait)))
-	fmt.Fprint(web, "GET /latest/meta-data/local-ipv4 HTTP/1.1\r\nHost: 169.254.169.254\r\nConnection: close\r\n\r\n")
+	if header != "" {
+		header += "\r\n"
+	}
+	fmt.Fprintf(web, "%s HTTP/1.1\r\nHost: 169.254.169.254\r\nConnection: close\r\n%s\r\n", request, header)
 	response, err := http.ReadResponse(bufio.NewReader(web), nil)
 	require.NoError(l, err)
 	body, err := io.ReadAll(response.Body)
 	require.NoError(l, err)
-	require.Equal(l, "10.0.1.5", string(body))
+	return response.StatusCode, string(body)
 }
 
 // TestTap requires that OpenTap waits for the port, that the tap is up when OpenTap returns, and that an agent restart

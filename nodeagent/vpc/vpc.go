@@ -73,9 +73,9 @@ type Options struct {
 	// Acknowledge receives the newest revision that is applied, and the VPCs that failed, whenever one of these changes.
 	// It must not block. Required.
 	Acknowledge func(cloud.NetworkAck)
-	// Keys returns the SSH keys and the user data of the VM with an ID; it must not block. Without it, the metadata
-	// service has neither.
-	Keys func(vm string) (keys []string, userData []byte)
+	// Guest returns what the metadata service serves to the guest of the VM with an ID; it must not block. Without it,
+	// guests have no SSH keys and no user data, and need session tokens.
+	Guest func(vm string) GuestData
 	// Parallel is the number of VPCs that are applied at a time. The default is 4.
 	Parallel int
 	Log      *slog.Logger // required

@@ -261,11 +261,11 @@ func TestGuestIsRenderedOnce(t *testing.T) {
 	f := newFixture(t)
 	var mu sync.Mutex
 	key := "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGGAhpBNaCaHZ5ku7QPN9A0/iwuPsKyfvmEpxFHVKMoJ"
-	keys := []string{key}
-	f.Networks.o.Keys = func(string) ([]string, []byte) {
+	data := GuestData{SSHKeys: []string{key}, UserData: []byte("#!/bin/sh\n")}
+	f.Networks.o.Guest = func(string) GuestData {
 		mu.Lock()
 		defer mu.Unlock()
-		return slices.Clone(keys), []byte("#!/bin/sh\n")
+		return data
 	}
 	f.Networks.o.resync = time.Hour // the fixture's resync may replace the state at any time
 	f.update(1, 1, true, "vpc a\nsubnet s1 vpc=a net=1\nport p5 vpc=a subnet=s1 at=10.0.1.5 node=n1")
@@ -277,12 +277,19 @@ func TestGuestIsRenderedOnce(t *testing.T) {
 	require.Contains(t, string(first.NoCloud.MetaData), key)
 	again, _ := f.lookup("a", at)
 	require.Same(t, first, again)
+	require.True(t, first.TokensRequired)
 
 	mu.Lock()
-	keys = nil
+	data.SSHKeys = nil
 	mu.Unlock()
 	changed, _ := f.lookup("a", at)
 	require.NotContains(t, string(changed.NoCloud.MetaData), key)
+	require.True(t, changed.TokensRequired)
+	mu.Lock()
+	data.TokensOptional = true
+	mu.Unlock()
+	changed, _ = f.lookup("a", at)
+	require.False(t, changed.TokensRequired)
 	_, ok = f.lookup("a", netip.MustParseAddr("10.0.1.6"))
 	require.False(t, ok)
 }

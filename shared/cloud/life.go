@@ -19,6 +19,13 @@ const (
 // started again. With "on-failure", it is.
 const RestartPolicy = "trivet/restart"
 
+// MetadataTokens is the metadata key of a VM that decides whether the metadata service answers its guest without a
+// session token. With "required", the default, it does not. With "optional", it does.
+const MetadataTokens = "trivet/metadata-tokens"
+
+// TokensOptional reports whether the metadata service answers the guest without a session token.
+func (vm *VM) TokensOptional() bool { return vm.Metadata[MetadataTokens] == "optional" }
+
 // RestartLimit is the maximum number of automatic starts of a VM within RestartWindow, which is in milliseconds. If the
 // VM's process dies again within that time, the VM stays in ERROR.
 const (

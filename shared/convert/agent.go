@@ -20,6 +20,7 @@ func Assigned(vm *cloud.VM) *agentv1.AssignedVm {
 		Vcpus: vm.Spec.CPU.VCPUs, Sockets: sockets, CoresPerSocket: cores, CpuModel: vm.Spec.CPU.Model,
 		MemoryMib: vm.Spec.Memory.SizeMiB, Disks: each(vm.Disks, assignedDisk), Kernel: assignedImage(vm.Kernel),
 		Initrd: assignedImage(vm.Initrd), Cmdline: vm.Spec.Boot.Cmdline, Nics: assignedNICs(vm.Spec.Network),
+		MetadataTokensOptional: vm.TokensOptional(),
 	}
 }
 

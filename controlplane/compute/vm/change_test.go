@@ -16,6 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/convert"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -178,6 +179,14 @@ func TestUpdateTable(t *testing.T) {
 		}},
 		{"metadata", anywhere, Change{Metadata: map[string]string{"note": "", cloud.RestartPolicy: "on-failure"}}, 0, "", func(_, now *cloud.VM) {
 			require.Equal(t, map[string]string{cloud.RestartPolicy: "on-failure"}, now.Metadata)
+		}},
+		{"metadata tokens", anywhere, Change{Metadata: map[string]string{cloud.MetadataTokens: "optional"}}, 0, "", func(before, now *cloud.VM) {
+			require.False(t, convert.Assigned(before).GetMetadataTokensOptional(), "tokens are required unless the VM says otherwise")
+			require.True(t, convert.Assigned(now).GetMetadataTokensOptional())
+			require.Greater(t, now.Generation, before.Generation, "the host must learn it")
+		}},
+		{"metadata tokens as before", anywhere, Change{Metadata: map[string]string{cloud.MetadataTokens: "required"}}, 0, "", func(before, now *cloud.VM) {
+			require.Equal(t, before.Generation, now.Generation)
 		}},
 		{"nothing", anywhere, Change{}, 0, "", func(before, now *cloud.VM) { require.Equal(t, before, now) }},
 		{"the same vCPUs and labels", anywhere, Change{CPU: &cloud.CPU{VCPUs: 2}, Labels: map[string]string{"env": "prod"}}, 0, "", func(before, now *cloud.VM) {

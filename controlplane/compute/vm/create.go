@@ -84,13 +84,19 @@ func (w *CreateRequest) check() error {
 	return w.Spec.CheckSupported()
 }
 
+// checkPolicy returns InvalidArgument if the metadata has an invalid value for a key with a meaning.
 func checkPolicy(metadata map[string]string) error {
 	switch p := metadata[cloud.RestartPolicy]; p {
 	case "", "never", "on-failure":
-		return nil
 	default:
 		return fault.Invalid("metadata", "%s must be never or on-failure, not %q", cloud.RestartPolicy, p)
 	}
+	switch p := metadata[cloud.MetadataTokens]; p {
+	case "", "required", "optional":
+	default:
+		return fault.Invalid("metadata", "%s must be required or optional, not %q", cloud.MetadataTokens, p)
+	}
+	return nil
 }
 
 func selector(labels map[string]string) (map[string]string, error) {

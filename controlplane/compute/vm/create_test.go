@@ -101,6 +101,7 @@ func TestCreateRefuses(t *testing.T) {
 		{"more than any host has", func(q *CreateRequest) { q.Spec.CPU = &cloud.CPU{VCPUs: 65} }, fault.ResourceExhausted, "", []string{"h1 has 62 vCPUs free, 65 needed"}},
 		{"an invalid selector", func(q *CreateRequest) { q.Labels = map[string]string{NodeSelector: "ssd"} }, fault.InvalidArgument, "labels", []string{"k=v"}},
 		{"a selector that matches no host", func(q *CreateRequest) { q.Labels = map[string]string{NodeSelector: "disk=ssd"} }, fault.ResourceExhausted, "", []string{"labels"}},
+		{"an invalid rule for tokens", func(q *CreateRequest) { q.Metadata = map[string]string{cloud.MetadataTokens: "no"} }, fault.InvalidArgument, "metadata", []string{"required or optional"}},
 		{"an invalid restart policy", func(q *CreateRequest) { q.Metadata = map[string]string{cloud.RestartPolicy: "always"} }, fault.InvalidArgument, "metadata", []string{"never or on-failure"}},
 		{"a NIC on a host without a network", func(q *CreateRequest) { q.Spec.Network = []cloud.NIC{{ID: "nic0"}} }, fault.ResourceExhausted, "", []string{"h1 has no network: the host has not reported its network"}},
 	} {

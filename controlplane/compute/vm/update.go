@@ -108,6 +108,9 @@ func (s *Service) apply(tx *store.Tx, vm *cloud.VM, c *Change) (bool, error) {
 			return false, err
 		}
 	}
+	if vm.TokensOptional() != before.TokensOptional() {
+		vm.Generation++ // the host must learn it
+	}
 	return !reflect.DeepEqual(&before, vm), nil
 }
 

@@ -626,9 +626,11 @@ type AssignedVm struct {
 	// In the order of the guest's network interfaces. A change takes effect in a running guest (see NicObservation).
 	Nics []*AssignedNic `protobuf:"bytes,20,rep,name=nics,proto3" json:"nics,omitempty"`
 	// Absent: the VM has no seed.
-	Seed          *AssignedSeed `protobuf:"bytes,21,opt,name=seed,proto3" json:"seed,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Seed *AssignedSeed `protobuf:"bytes,21,opt,name=seed,proto3" json:"seed,omitempty"`
+	// The metadata service answers the guest without a session token too.
+	MetadataTokensOptional bool `protobuf:"varint,22,opt,name=metadata_tokens_optional,json=metadataTokensOptional,proto3" json:"metadata_tokens_optional,omitempty"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
 }
 
 func (x *AssignedVm) Reset() {
@@ -806,6 +808,13 @@ func (x *AssignedVm) GetSeed() *AssignedSeed {
 		return x.Seed
 	}
 	return nil
+}
+
+func (x *AssignedVm) GetMetadataTokensOptional() bool {
+	if x != nil {
+		return x.MetadataTokensOptional
+	}
+	return false
 }
 
 // AssignedSeed is the content of a read-only disk with the label cidata, with which cloud-init configures the guest. A
@@ -2506,7 +2515,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\freleased_vms\x18\x05 \x03(\tR\vreleasedVms\x12\x16\n" +
 	"\x06images\x18\x06 \x03(\tR\x06images\x12#\n" +
 	"\rlease_seconds\x18\a \x01(\rR\fleaseSeconds\x12C\n" +
-	"\x10console_requests\x18\b \x03(\v2\x18.agent.v1.ConsoleRequestR\x0fconsoleRequests\"\xb7\x05\n" +
+	"\x10console_requests\x18\b \x03(\v2\x18.agent.v1.ConsoleRequestR\x0fconsoleRequests\"\xf1\x05\n" +
 	"\n" +
 	"AssignedVm\x12\x13\n" +
 	"\x05vm_id\x18\x01 \x01(\tR\x04vmId\x12\x12\n" +
@@ -2534,7 +2543,8 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x06initrd\x18\x12 \x01(\v2\x17.agent.v1.AssignedImageR\x06initrd\x12\x18\n" +
 	"\acmdline\x18\x13 \x01(\tR\acmdline\x12)\n" +
 	"\x04nics\x18\x14 \x03(\v2\x15.agent.v1.AssignedNicR\x04nics\x12*\n" +
-	"\x04seed\x18\x15 \x01(\v2\x16.agent.v1.AssignedSeedR\x04seed\"\x92\x01\n" +
+	"\x04seed\x18\x15 \x01(\v2\x16.agent.v1.AssignedSeedR\x04seed\x128\n" +
+	"\x18metadata_tokens_optional\x18\x16 \x01(\bR\x16metadataTokensOptional\"\x92\x01\n" +
 	"\fAssignedSeed\x12\x1b\n" +
 	"\thost_name\x18\x01 \x01(\tR\bhostName\x12\x19\n" +
 	"\bssh_keys\x18\x02 \x03(\tR\asshKeys\x12\x1b\n" +
