@@ -148,7 +148,11 @@ func (s *Service) GetSecurityGroup(ctx context.Context, t cloud.Tenant, id cloud
 
 // ListSecurityGroups returns a page of the project's security groups, and the token of the next page.
 func (s *Service) ListSecurityGroups(ctx context.Context, t cloud.Tenant, p page) ([]*cloud.SecurityGroup, string, error) {
-	return list(ctx, s, groups, t, p, "", func(g *cloud.SecurityGroup) bool { return p.Name == "" || g.Name == p.Name })
+	all := func(*cloud.SecurityGroup) bool { return true }
+	if p.Name != "" {
+		return listNamed(ctx, s, kindGroup, groups, t, p, "", all)
+	}
+	return list(ctx, s, groups, t, p, "", all)
 }
 
 // GroupUpdate describes a change of a security group. Nil fields keep their value.

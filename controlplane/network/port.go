@@ -227,10 +227,22 @@ type PortFilter struct {
 // ListPorts returns a page of the project's ports, and the token of the next page.
 func (s *Service) ListPorts(ctx context.Context, t cloud.Tenant, p page, f PortFilter) ([]*cloud.Port, string, error) {
 	filter := string(f.VPC) + "\x00" + string(f.Subnet) + "\x00" + f.Device + "\x00" + string(f.Group)
-	return list(ctx, s, ports, t, p, filter, func(n *cloud.Port) bool {
-		return (p.Name == "" || n.Name == p.Name) && (f.VPC == "" || n.VPC == f.VPC) && (f.Subnet == "" || n.Subnet == f.Subnet) &&
+	keep := func(n *cloud.Port) bool {
+		return (f.VPC == "" || n.VPC == f.VPC) && (f.Subnet == "" || n.Subnet == f.Subnet) &&
 			(f.Device == "" || n.Device.ID == f.Device) && (f.Group == "" || hasGroup(n, f.Group))
-	})
+	}
+	// The index with the fewest ports comes first.
+	switch {
+	case p.Name != "":
+		return listNamed(ctx, s, kindPort, ports, t, p, filter, keep)
+	case f.Device != "":
+		return listOf(ctx, s, devicePorts, f.Device, ports, t, p, filter, keep)
+	case f.Group != "":
+		return listOf(ctx, s, groupPorts, string(f.Group), ports, t, p, filter, keep)
+	case f.Subnet != "":
+		return listOf(ctx, s, portsOf, string(f.Subnet), ports, t, p, filter, keep)
+	}
+	return list(ctx, s, ports, t, p, filter, keep)
 }
 
 // PortUpdate describes a change of a port. Nil fields keep their value.

@@ -176,9 +176,16 @@ type SubnetFilter struct{ VPC cloud.VPCID }
 
 // ListSubnets returns a page of the project's subnets, and the token of the next page.
 func (s *Service) ListSubnets(ctx context.Context, t cloud.Tenant, p page, f SubnetFilter) (out []SubnetInfo, next string, err error) {
-	all, next, err := list(ctx, s, subnets, t, p, string(f.VPC), func(n *cloud.Subnet) bool {
-		return (p.Name == "" || n.Name == p.Name) && (f.VPC == "" || n.VPC == f.VPC)
-	})
+	var all []*cloud.Subnet
+	keep := func(n *cloud.Subnet) bool { return f.VPC == "" || n.VPC == f.VPC }
+	switch {
+	case p.Name != "":
+		all, next, err = listNamed(ctx, s, kindSubnet, subnets, t, p, string(f.VPC), keep)
+	case f.VPC != "":
+		all, next, err = listOf(ctx, s, subnetsOf, string(f.VPC), subnets, t, p, string(f.VPC), keep)
+	default:
+		all, next, err = list(ctx, s, subnets, t, p, string(f.VPC), keep)
+	}
 	if err != nil {
 		return nil, "", err
 	}

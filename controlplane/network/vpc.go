@@ -102,7 +102,11 @@ func (s *Service) GetVPC(ctx context.Context, t cloud.Tenant, id cloud.VPCID) (*
 
 // ListVPCs returns a page of the project's VPCs, and the token of the next page.
 func (s *Service) ListVPCs(ctx context.Context, t cloud.Tenant, p page) ([]*cloud.VPC, string, error) {
-	return list(ctx, s, vpcs, t, p, "", func(v *cloud.VPC) bool { return p.Name == "" || v.Name == p.Name })
+	all := func(*cloud.VPC) bool { return true }
+	if p.Name != "" {
+		return listNamed(ctx, s, kindVPC, vpcs, t, p, "", all)
+	}
+	return list(ctx, s, vpcs, t, p, "", all)
 }
 
 // VPCUpdate describes a change of a VPC. Nil fields keep their value.

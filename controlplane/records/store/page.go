@@ -24,6 +24,8 @@ type PageRequest struct {
 	// If After is not empty, only records with paths after it are listed. If Before is not empty, only records with
 	// paths before it are listed.
 	After, Before []string
+	// If Only is not empty, only the record at this path is listed.
+	Only []string
 }
 
 // maxScan is the approximate maximum number of records that are read for one page. A page that reaches this limit has
@@ -69,6 +71,20 @@ func (s *Store) openToken(text string, query [8]byte) (t pageToken, err error) {
 // of the next page. The token is empty on the last page. All pages of a list show the records as of the revision of the
 // first page.
 func Page[T any](ctx context.Context, s *Store, t Table[T], req PageRequest, keep func(*T) bool, path ...string) (items []*T, next string, err error) {
+	find := func(_ *View, r Record[T]) (*T, error) {
+		if !keep(r.Value) {
+			return nil, nil
+		}
+		return r.Value, nil
+	}
+	return PageOfIndex(ctx, s, t, req, find, path...)
+}
+
+// PageOfIndex is like Page for the records that an index names. For each entry of the index below path it calls find,
+// which returns the record as of the View, or nil for an entry that is left out. The order is that of the index.
+func PageOfIndex[I, T any](
+	ctx context.Context, s *Store, t Table[I], req PageRequest, find func(*View, Record[I]) (*T, error), path ...string,
+) (items []*T, next string, err error) {
 	size := int(req.Size)
 	switch {
 	case size < 0 || size > cloud.MaxPage:
@@ -85,6 +101,10 @@ func Page[T any](ctx context.Context, s *Store, t Table[T], req PageRequest, kee
 	if len(req.Before) > 0 {
 		end = t.key(req.Before)
 	}
+	if len(req.Only) > 0 {
+		start = t.key(req.Only)
+		end = append(bytes.Clone(start), 0)
+	}
 	var token pageToken
 	if req.Token != "" {
 		if token, err = s.openToken(req.Token, query); err != nil {
@@ -96,7 +116,7 @@ func Page[T any](ctx context.Context, s *Store, t Table[T], req PageRequest, kee
 		if token.Revision != 0 {
 			v = v.at(token.Revision)
 		}
-		items, next, err = page(s, t, v, size, pageToken{Query: query, Revision: v.Revision()}, start, end, keep)
+		items, next, err = page(s, t, v, size, pageToken{Query: query, Revision: v.Revision()}, start, end, find)
 		return err
 	}
 	if err := s.View(ctx, read); err != nil {
@@ -108,19 +128,25 @@ func Page[T any](ctx context.Context, s *Store, t Table[T], req PageRequest, kee
 	return items, next, nil
 }
 
-func page[T any](s *Store, t Table[T], v *View, size int, token pageToken, start, end []byte, keep func(*T) bool) (items []*T, next string, err error) {
+func page[I, T any](
+	s *Store, t Table[I], v *View, size int, token pageToken, start, end []byte, find func(*View, Record[I]) (*T, error),
+) (items []*T, next string, err error) {
 	for scanned := 0; ; {
 		records, more, err := t.list(v, start, end, size+1)
 		if err != nil {
 			return nil, "", err
 		}
 		for i, r := range records {
-			if keep(r.Value) {
+			item, err := find(v, r)
+			if err != nil {
+				return nil, "", err
+			}
+			if item != nil {
 				if len(items) == size { // the page is full: it ends at the last record that was added
 					next, err = s.sealToken(token)
 					return items, next, err
 				}
-				items = append(items, r.Value)
+				items = append(items, item)
 			}
 			token.Last = t.key(records[i].Path)
 			scanned++
