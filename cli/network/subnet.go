@@ -63,18 +63,21 @@ const dnsUsage = "DNS servers for guests, at most 3, separated by commas (defaul
 func createSubnetCommand(s *session.Session) *cobra.Command {
 	req := &networkv1.CreateSubnetRequest{}
 	var vpc string
-	var noDHCP bool
+	var noDHCP, ipv6 bool
 	c := &cobra.Command{
 		Use: "create NAME", Short: "Create a subnet in a VPC", Args: session.Exactly("NAME"),
 		Long: `Create a subnet in a VPC. --cidr is a part of the VPC's prefix that no other subnet of the VPC overlaps, /29 or
-larger.`,
+larger. With --ipv6, the subnet also gets the first free /64 of the VPC's IPv6 prefix.`,
 		Example: `  trivet network subnet create front --vpc prod --cidr 10.0.1.0/24
-  trivet network subnet create db --vpc prod --cidr 10.0.2.0/24 --gateway 10.0.2.254 --dns 9.9.9.9,1.1.1.1`,
+  trivet network subnet create db --vpc prod --cidr 10.0.2.0/24 --gateway 10.0.2.254 --dns 9.9.9.9,1.1.1.1
+  trivet network subnet create six --vpc prod --cidr 10.0.3.0/24 --ipv6`,
 	}
 	p := c.Flags()
 	refFlag(c, s, &vpc, "vpc", "VPC, by name or ID", vpcs())
 	p.StringVar(&req.CidrBlock, "cidr", "", "IPv4 prefix, a part of the VPC's")
 	p.StringVar(&req.Ipv6CidrBlock, "ipv6-cidr", "", "IPv6 prefix, a /64 of the VPC's")
+	p.BoolVar(&ipv6, "ipv6", false, "give the subnet the first free /64 of the VPC's IPv6 prefix")
+	session.Exclusive(c, "ipv6", "ipv6-cidr")
 	p.StringVar(&req.GatewayIp, "gateway", "", "address of the gateway (default: the first host address)")
 	p.BoolVar(&noDHCP, "no-dhcp", false, "do not answer DHCP requests of guests")
 	p.StringSliceVar(&req.DnsServers, "dns", nil, dnsUsage)
@@ -90,6 +93,11 @@ larger.`,
 		}
 		if req.VpcId, err = vpcs().find(ctx, t, vpc); err != nil {
 			return err
+		}
+		if ipv6 {
+			if req.Ipv6CidrBlock, err = chooseSubnet6(ctx, t, req.VpcId); err != nil {
+				return err
+			}
 		}
 		if noDHCP {
 			req.DhcpEnabled = proto.Bool(false)

@@ -78,18 +78,24 @@ var egresses = map[string]networkv1.Egress{"": 0, "none": networkv1.Egress_EGRES
 func createVPCCommand(s *session.Session) *cobra.Command {
 	req := &networkv1.CreateVpcRequest{}
 	var egress string
+	var ipv6 bool
 	c := &cobra.Command{
 		Use: "create NAME", Short: "Create a VPC", Args: session.Exactly("NAME"),
 		Long: `Create a VPC. --cidr is a private prefix of /8 to /28, such as 10.0.0.0/16. With --egress nat, the VPC also gets a
-NAT gateway as its default route, so that its VMs reach the internet. --mtu cannot be changed later; VMs run only on
-hosts whose underlay has an MTU that is 50 bytes larger (70 with IPv6). The first VPC of a project also creates the
-security group "default".`,
-		Example: "  trivet network vpc create prod --cidr 10.0.0.0/16 --egress nat\n  trivet network vpc create lab --cidr 10.9.0.0/16 --ipv6-cidr fd00:9::/48",
+NAT gateway as its default route, so that its VMs reach the internet. With --ipv6, the VPC also gets a random unique
+local IPv6 prefix of /48, which hardly any other network has (RFC 4193); --ipv6-cidr gives it a chosen one. NAT is for
+IPv4 only. --mtu cannot be changed later; VMs run only on hosts whose underlay has an MTU that is 50 bytes larger (70
+with IPv6). The first VPC of a project also creates the security group "default".`,
+		Example: `  trivet network vpc create prod --cidr 10.0.0.0/16 --egress nat
+  trivet network vpc create lab --cidr 10.9.0.0/16 --ipv6
+  trivet network vpc create six --cidr 10.6.0.0/16 --ipv6-cidr fd12:3456:789a::/48`,
 	}
 	p := c.Flags()
 	p.StringVar(&req.CidrBlock, "cidr", "", "IPv4 prefix of /8 to /28, within 10.0.0.0/8, 172.16.0.0/12 or 192.168.0.0/16")
 	p.StringVar(&req.Ipv6CidrBlock, "ipv6-cidr", "", "IPv6 prefix of /48 to /56, within fd00::/8")
 	p.Uint32Var(&req.Mtu, "mtu", 0, "MTU of the VMs' interfaces, 1280 to 65485 (default 1450)")
+	p.BoolVar(&ipv6, "ipv6", false, "give the VPC a random IPv6 prefix of /48, within fd00::/8")
+	session.Exclusive(c, "ipv6", "ipv6-cidr")
 	p.StringVar(&egress, "egress", "none", "how VMs reach networks outside: nat (a NAT gateway) or none")
 	refFlag(c, s, &req.ExternalNetwork, "external", "external network for --egress nat (default: the only one)", externals())
 	p.StringVar(&req.Description, "description", "", "description")
@@ -108,6 +114,9 @@ security group "default".`,
 		}
 		if req.Name, err = nameArg(args); err != nil {
 			return err
+		}
+		if ipv6 {
+			req.Ipv6CidrBlock = randomULA().String()
 		}
 		req.OrgId, req.ProjectId = t.org, t.project
 		v, err := t.client.CreateVpc(ctx, req)
