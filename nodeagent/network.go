@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -39,7 +40,7 @@ type networks struct {
 	// assigned are the VPCs that the control plane has sent to a host that cannot have VPCs.
 	assigned map[cloud.VPCID]bool
 	ack      func(cloud.NetworkAck)
-	guest    func(vm string) vpc.GuestData
+	guest    func(vm string) (data vpc.GuestData, known bool)
 	// prefix starts the names of network namespaces.
 	prefix string
 }
@@ -47,7 +48,7 @@ type networks struct {
 // openNetworks finds the underlay and checks what the host lacks for VPCs. A host that lacks something runs VMs without
 // network interfaces, so openNetworks returns no error: the description names what is missing. The function ack is
 // called with the acknowledgments of updates; it must not block.
-func openNetworks(ctx context.Context, c *Config, ack func(cloud.NetworkAck), guest func(vm string) vpc.GuestData, log *slog.Logger) *networks {
+func openNetworks(ctx context.Context, c *Config, ack func(cloud.NetworkAck), guest func(vm string) (vpc.GuestData, bool), log *slog.Logger) *networks {
 	n := &networks{ack: ack, guest: guest, prefix: c.Network.Prefix, watch: &underlayWatch{config: c, log: log}}
 	u, err := findUnderlay(ctx, c)
 	if err != nil {
@@ -119,6 +120,7 @@ func (n *networks) open(ctx context.Context, u underlay, c *Config, log *slog.Lo
 	upstreams := &hostResolvers{path: "/etc/resolv.conf"}
 	n.vpcs, err = vpc.New(vpc.Options{
 		VTEP: u.vtep, Host: n.host, Firewall: filter, Edge: n.edge, Upstreams: upstreams.list, Acknowledge: n.ack, Guest: n.guest, Log: log,
+		Dir: filepath.Join(c.DataDir, "networks"),
 	})
 	return err
 }

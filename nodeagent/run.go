@@ -119,17 +119,17 @@ type agent struct {
 // dir returns the path of a directory in the data directory.
 func (a *agent) dir(name string) string { return filepath.Join(a.config.DataDir, name) }
 
-// guest returns what the metadata service serves to the guest of a VM.
-func (a *agent) guest(vm string) vpc.GuestData {
+// guest returns what the metadata service serves to the guest of a VM. known is false before the first assignment.
+func (a *agent) guest(vm string) (data vpc.GuestData, known bool) {
 	assigned := a.assigned.Load()
 	if assigned == nil {
-		return vpc.GuestData{}
+		return vpc.GuestData{}, false
 	}
 	one := assigned.VMs[cloud.VMID(vm)]
 	return vpc.GuestData{
 		SSHKeys: one.GetSeed().GetSshKeys(), UserData: one.GetSeed().GetUserData(),
 		TokensOptional: one.GetMetadataTokensOptional(),
-	}
+	}, true
 }
 
 // uplinkOptions returns the options of the connection to the control plane.

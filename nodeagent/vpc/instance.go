@@ -35,18 +35,24 @@ type guest struct {
 // and the user data has up to 64 KiB.
 func (n *Networks) lookup(id cloud.VPCID, source netip.Addr) (*metadata.Instance, bool) {
 	n.mu.RLock()
-	w := n.workers[id]
-	if w == nil || w.inForce == nil || w.addrs[source] == nil {
+	w, devices := n.served(id)
+	if w == nil || w.addrs[source] == nil {
 		n.mu.RUnlock()
 		return nil, false
 	}
 	state, p := w.inForce, w.addrs[source]
-	device := n.device(p.port.ID)
+	device, restored := devices[p.port.ID]
+	if !restored {
+		device = n.device(p.port.ID)
+	}
 	n.mu.RUnlock()
 
 	g := guest{id: device}
 	if n.o.Guest != nil {
-		g.data = n.o.Guest(device)
+		known := false
+		if g.data, known = n.o.Guest(device); !known {
+			return nil, false
+		}
 	}
 	last := p.guest.Load()
 	if last != nil && last.id == g.id && last.data.equal(&g.data) {

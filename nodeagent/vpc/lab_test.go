@@ -47,6 +47,7 @@ type labHost struct {
 	device *netdev.Host
 	stream uint64
 	log    *logged
+	dir    string // Options.Dir
 
 	mu   sync.Mutex // guards acks
 	acks []cloud.NetworkAck
@@ -97,7 +98,7 @@ func newLab(t *testing.T, hosts int) *lab {
 // addHost makes host number n and starts its agent.
 func (l *lab) addHost(n int) *labHost {
 	l.Helper()
-	h := &labHost{lab: l, name: fmt.Sprintf("h%d", n), node: cloud.NodeID(fmt.Sprintf("n%d", n)), log: &logged{}}
+	h := &labHost{lab: l, name: fmt.Sprintf("h%d", n), node: cloud.NodeID(fmt.Sprintf("n%d", n)), log: &logged{}, dir: l.TempDir()}
 	h.vtep = vtepOf(h.node)
 	l.addNamespace(h.name)
 	l.ip(h.name, "link add eth0 type veth peer name %s netns %su", h.name, l.prefix)
@@ -128,7 +129,8 @@ func (h *labHost) start() {
 	require.NoError(t, err)
 	h.device = device
 	h.Networks, err = New(Options{
-		VTEP: h.vtep, Host: device, Firewall: filter, Log: slog.New(slog.NewTextHandler(h.log, nil)), resync: h.lab.resync,
+		VTEP: h.vtep, Host: device, Firewall: filter, Dir: h.dir, resync: h.lab.resync,
+		Log:       slog.New(slog.NewTextHandler(h.log, nil)),
 		Upstreams: func() []netip.AddrPort { return nil },
 		Acknowledge: func(a cloud.NetworkAck) {
 			h.mu.Lock()

@@ -36,6 +36,8 @@ type plane interface {
 	// apply makes the host's state of a VPC equal to w and returns the changes of the kernel's state. It can be repeated
 	// after an error.
 	apply(ctx context.Context, w *wanted) (writes []string, err error)
+	// serve starts and updates the servers of a VPC, whose namespace exists, and changes nothing else.
+	serve(ctx context.Context, w *wanted) error
 	// remove deletes everything of a VPC.
 	remove(ctx context.Context, id cloud.VPCID) error
 	// openTap and attachVeth make the device of a port of a VPC that was applied. The device is down until activate.
@@ -71,7 +73,8 @@ type kernelPlane struct {
 	servers map[cloud.VPCID]*servers
 }
 
-// servers are the DHCP and DNS servers of a VPC. Only the VPC's worker uses them.
+// servers are the DHCP and DNS servers of a VPC. Only the VPC's worker uses them, and before its start
+// restore.
 type servers struct {
 	dhcp     map[string]*dhcp.Responder // by bridge
 	resolver *resolver.Server

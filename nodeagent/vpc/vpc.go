@@ -11,10 +11,12 @@
 //
 // # Decisions
 //
-//   - Nothing on the host is touched before the first snapshot. Then the VPCs that the snapshot does not name are
+//   - No device and no packet filter is touched before the first snapshot. Then the VPCs that the snapshot does not name are
 //     removed, also those that an earlier process of the agent made.
-//   - Nothing is stored. The kernel has the state; a restarted agent compares it with the snapshot, and writes nothing
-//     if they agree.
+//   - The kernel has the state; a restarted agent compares it with the snapshot, and writes nothing if they agree.
+//   - What the DHCP, DNS and metadata servers need is also stored in files (stored.go), because the kernel does not have
+//     it: a restarted agent answers guests although no member of the control plane is reachable. The files serve for
+//     nothing else, and for no VPC after a state of it from the control plane was applied. They can be a second old.
 //   - Each VPC has a goroutine of its own, so that a slow or failing VPC does not delay others. Updates that arrive
 //     while a VPC is being applied are applied together afterwards. At most Options.Parallel VPCs are applied at a
 //     time.
@@ -73,9 +75,13 @@ type Options struct {
 	// Acknowledge receives the newest revision that is applied, and the VPCs that failed, whenever one of these changes.
 	// It must not block. Required.
 	Acknowledge func(cloud.NetworkAck)
-	// Guest returns what the metadata service serves to the guest of the VM with an ID; it must not block. Without it,
-	// guests have no SSH keys and no user data, and need session tokens.
-	Guest func(vm string) GuestData
+	// Guest returns what the metadata service serves to the guest of the VM with an ID; it must not block. known is false
+	// if the VMs of the host are not known yet: the metadata service then describes no guest. Without Guest, guests have
+	// no SSH keys and no user data, and need session tokens.
+	Guest func(vm string) (data GuestData, known bool)
+	// Dir is a directory for the state of VPCs, which New makes. From it, a restarted agent serves DHCP, DNS and metadata
+	// before the control plane has sent the VPCs. Without it, the state is not stored.
+	Dir string
 	// Parallel is the number of VPCs that are applied at a time. The default is 4.
 	Parallel int
 	Log      *slog.Logger // required
@@ -100,9 +106,15 @@ type Networks struct {
 	counts   Counts
 	changed  chan struct{} // closed and replaced when a VPC was applied
 	closed   bool
+	// restored are the VPCs that are served from files because no update with them was applied yet.
+	restored map[cloud.VPCID]*restoredVPC
+	unsaved  map[cloud.VPCID]bool // the files of these VPCs may differ from the state in force
+
+	saveSoon chan struct{} // capacity 1; has an element if unsaved is not empty
 }
 
-// New returns Networks that has received no update. It changes nothing on the host.
+// New returns Networks that has received no update. It starts the servers of stored VPCs and changes nothing else on the
+// host.
 func New(o Options) (*Networks, error) {
 	n := newNetworks(o, nil)
 	p, err := newKernelPlane(o, n.lookup)
@@ -110,6 +122,14 @@ func New(o Options) (*Networks, error) {
 		return nil, fmt.Errorf("open networks: %w", err)
 	}
 	n.plane = p
+	if o.Dir == "" {
+		return n, nil
+	}
+	if err := n.restore(); err != nil {
+		n.Close()
+		return nil, fmt.Errorf("open networks: %w", err)
+	}
+	n.done.Go(n.store)
 	return n, nil
 }
 
@@ -122,7 +142,8 @@ func newNetworks(o Options, p plane) *Networks {
 	}
 	n := &Networks{
 		o: o, plane: p, slots: make(chan struct{}, o.Parallel), workers: map[cloud.VPCID]*worker{},
-		changed: make(chan struct{}),
+		changed: make(chan struct{}), restored: map[cloud.VPCID]*restoredVPC{}, unsaved: map[cloud.VPCID]bool{},
+		saveSoon: make(chan struct{}, 1),
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	return n

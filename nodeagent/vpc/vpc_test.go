@@ -62,6 +62,8 @@ func (p *fakePlane) apply(_ context.Context, w *wanted) ([]string, error) {
 	return []string{"write"}, nil
 }
 
+func (*fakePlane) serve(context.Context, *wanted) error { return nil }
+
 func (p *fakePlane) remove(_ context.Context, id cloud.VPCID) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -262,15 +264,21 @@ func TestGuestIsRenderedOnce(t *testing.T) {
 	var mu sync.Mutex
 	key := "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGGAhpBNaCaHZ5ku7QPN9A0/iwuPsKyfvmEpxFHVKMoJ"
 	data := GuestData{SSHKeys: []string{key}, UserData: []byte("#!/bin/sh\n")}
-	f.Networks.o.Guest = func(string) GuestData {
+	known := false
+	f.Networks.o.Guest = func(string) (GuestData, bool) {
 		mu.Lock()
 		defer mu.Unlock()
-		return data
+		return data, known
 	}
 	f.Networks.o.resync = time.Hour // the fixture's resync may replace the state at any time
 	f.update(1, 1, true, "vpc a\nsubnet s1 vpc=a net=1\nport p5 vpc=a subnet=s1 at=10.0.1.5 node=n1")
 	f.until(1)
 	at := netip.MustParseAddr("10.0.1.5")
+	_, ok := f.lookup("a", at)
+	require.False(t, ok, "the VMs are not known yet")
+	mu.Lock()
+	known = true
+	mu.Unlock()
 	first, ok := f.lookup("a", at)
 	require.True(t, ok)
 	require.Equal(t, "p5", first.ID)

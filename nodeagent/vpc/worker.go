@@ -163,6 +163,8 @@ func (n *Networks) finish(w *worker, seq uint64, r *result) (removed bool) {
 		n.counts.ApplyTime += r.took
 		w.took = r.took
 		w.setInForce(&r.want)
+		delete(n.restored, w.id)
+		n.markUnsaved(w.id)
 		if r.repair && len(r.writes) > 0 {
 			n.counts.Repairs++
 			n.o.Log.Warn("repaired a VPC whose state in the kernel had been changed", "vpc", w.id, "writes", r.writes)
@@ -188,6 +190,8 @@ func (n *Networks) setInForce(w *worker, want *wanted) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	w.setInForce(want)
+	delete(n.restored, w.id)
+	n.markUnsaved(w.id)
 }
 
 // setInForce replaces the state in force. The caller holds Networks.mu.
