@@ -67,6 +67,9 @@ func render(vpc *cloud.HostVPC, o *Options) (*state, error) {
 	for _, a := range vpc.Denied {
 		p.deniedAddresses[a] = true
 	}
+	for _, peer := range vpc.Peerings {
+		p.peers = append(p.peers, peer.CIDR, peer.CIDR6)
+	}
 	s := &state{looseTCP: vpc.LooseTCP, bridge: bridge, policy: p}
 	for i, ipv6 := range []bool{false, true} {
 		r := &tableRenderer{policy: p, vpc: vpc, ipv6: ipv6, sets: map[string][]netip.Addr{}, chains: map[string][]string{}}
@@ -175,6 +178,9 @@ func (r *tableRenderer) denied() []string {
 	vpc := r.vpc.CIDR
 	if r.ipv6 {
 		vpc = r.vpc.CIDR6
+	}
+	if len(rules) > 0 && len(r.vpc.Peerings) > 0 {
+		rules = slices.Insert(rules, 0, "-o "+cloud.PeeringDevices+"+ -j RETURN")
 	}
 	if len(rules) > 0 && vpc.IsValid() {
 		rules = slices.Insert(rules, 0, "-d "+vpc.Masked().String()+" -j RETURN")

@@ -67,8 +67,8 @@ type Options struct {
 	// all names with that prefix. Set refuses a VPC port whose device has such a name. The default is none.
 	Trusted []string
 	// Denied are prefixes to which no packet is forwarded: addresses of the underlay, of hosts and of the control plane.
-	// Addresses within the VPC's own prefixes stay reachable, because tenants choose those and may choose the same
-	// ones. A prefix of length 0 is refused. The default is none.
+	// Addresses within the VPC's own prefixes, and those of its peers, stay reachable, because tenants choose those and
+	// may choose the same ones. A prefix of length 0 is refused. The default is none.
 	Denied []netip.Prefix
 	// Timeout limits the time that one call takes. The default is 30 s.
 	Timeout time.Duration

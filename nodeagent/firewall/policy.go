@@ -13,6 +13,7 @@ type policy struct {
 	subjects *subjects
 	rules    *ruleBook
 	vpc      [2]netip.Prefix // the prefixes of the VPC: IPv4, IPv6
+	peers    []netip.Prefix  // the prefixes of peered VPCs
 	denied   []netip.Prefix  // see Options.Denied
 	// deniedAddresses are those of the VPC, see cloud.HostVPC.
 	deniedAddresses map[netip.Addr]bool
@@ -60,7 +61,8 @@ func (p *policy) permits(f *flow) bool {
 // isDenied reports whether packets to a are dropped because a is a denied address or in a denied prefix.
 func (p *policy) isDenied(a netip.Addr) bool {
 	contains := func(prefix netip.Prefix) bool { return prefix.Contains(a) }
-	return (p.deniedAddresses[a] || slices.ContainsFunc(p.denied, contains)) && !slices.ContainsFunc(p.vpc[:], contains)
+	return (p.deniedAddresses[a] || slices.ContainsFunc(p.denied, contains)) &&
+		!slices.ContainsFunc(p.vpc[:], contains) && !slices.ContainsFunc(p.peers, contains)
 }
 
 // groupsOf returns the groups whose rules apply to the packets of an address. It returns false if no rules apply.

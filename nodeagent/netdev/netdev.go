@@ -59,6 +59,8 @@
 //     only, which is the same on all hosts, so the VNI of a subnet could not lead to the gateway's host. No guest can send
 //     to a transit device, because it is no port of a bridge. Answers from outside come with the VNI of the guest's
 //     subnet, like packets between subnets. So the namespaces of both hosts see both directions of each connection.
+//   - A route to a peering is an unreachable route, which a route of package peering precedes while the device of the
+//     peering exists. Without the device, packets for a peered VPC must not take the way out of the VPC.
 //   - What a guest sends is limited by a token bucket on an IFB device, not by a policer. A policer drops all packets
 //     above the limit instead of delaying them, so TCP connections stay far below the limit. Besides, kernels without
 //     CONFIG_NET_ACT_POLICE have none.

@@ -19,7 +19,7 @@ import (
 //	subnet 100 10.0.0.0/24 gateway=10.0.0.1 cidr6=fd00::/64
 //	port ID device=tap1 mac=02:… ip=10.0.0.5 ip6=fd00::5 [unsecured] [pair] [mbps=8]
 //	remote mac=02:… ip=10.0.0.6 vtep=192.0.2.2 [pair=10.0.0.99/32]
-//	route 192.0.2.0/24 via=10.0.0.5, or, without via, to a blackhole
+//	route 192.0.2.0/24 via=10.0.0.5, or peering, or, without both, to a blackhole
 //
 // With quiet, sysctls are not printed. The devices of ports exist from the state on that follows the first one with the
 // port.
@@ -155,8 +155,11 @@ func parseVPC(t *testing.T, input string) cloud.HostVPC {
 			vpc.Subnets[last].Remotes = append(vpc.Subnets[last].Remotes, r)
 		case "route":
 			r := cloud.HostRoute{Destination: netip.MustParsePrefix(words[1]), Target: cloud.RouteBlackhole}
-			if r.Via = parseWords(t, words[2:]).addr("via"); r.Via.IsValid() {
+			options := parseWords(t, words[2:])
+			if r.Via = options.addr("via"); r.Via.IsValid() {
 				r.Target = cloud.RoutePort
+			} else if options.text["peering"] != "" {
+				r.Target = cloud.RoutePeering
 			}
 			vpc.Subnets[last].Routes = append(vpc.Subnets[last].Routes, r)
 		default:

@@ -193,6 +193,7 @@ func (k *kernel) readRoutes(have *state, names map[int]string) error {
 		for _, r := range list {
 			name := names[r.LinkIndex]
 			switch {
+			case isSubnetTable(r.Table) && r.Protocol == PeeringProtocol: // of package peering
 			case isSubnetTable(r.Table) && r.Dst != nil:
 				readTable(have, &r, names)
 			case r.Table == unix.RT_TABLE_MAIN && have.links[name].kind == bridgeLink && r.Dst != nil && r.Gw == nil:

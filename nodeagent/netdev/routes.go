@@ -22,7 +22,19 @@ const (
 	rulePriority = 33000
 	// metric6 is the metric that the kernel gives to IPv6 routes without one.
 	metric6 = 1024
+	// unreachableMetric is the metric of the unreachable routes for the destinations of peerings. Those of package peering
+	// have PeeringMetric, and so precede them while the device of the peering exists.
+	unreachableMetric = 2000
 )
+
+// Package peering adds routes with this protocol and metric to the tables of subnets. Package netdev leaves them alone.
+const (
+	PeeringProtocol netlink.RouteProtocol = 201
+	PeeringMetric                         = 1000
+)
+
+// Table returns the number of the routing table of the subnet with a VNI.
+func Table(vni uint32) int { return tableBase + int(vni) }
 
 // tableRoute identifies a route in the table of a subnet, or in that of a NAT gateway on another host.
 type tableRoute struct {
@@ -68,13 +80,14 @@ func (w *state) addRoutes(vpc *cloud.HostVPC, s *cloud.HostSubnet) {
 		}
 		w.tables[r] = hop
 	}
+	unreachable := nextHop{kind: unix.RTN_UNREACHABLE}
 	for _, r := range s.Routes {
 		local := vpc.CIDR
 		if r.Destination.Addr().Is6() {
 			local = vpc.CIDR6
 		}
 		if local.IsValid() {
-			add(local.Masked(), nextHop{kind: unix.RTN_UNREACHABLE})
+			add(local.Masked(), unreachable)
 		}
 		w.rules[tableRule{bridge, r.Destination.Addr().Is6(), tableOf(bridge), rulePriority}] = true
 	}
@@ -85,6 +98,10 @@ func (w *state) addRoutes(vpc *cloud.HostVPC, s *cloud.HostSubnet) {
 		}
 		if r.Target == cloud.RouteNAT {
 			add(r.Destination, hopToGateway(vpc, r.Gateway))
+			continue
+		}
+		if r.Target == cloud.RoutePeering {
+			w.tables[tableRoute{bridge, r.Destination, unreachableMetric}] = unreachable
 			continue
 		}
 		if target := subnetOf(vpc, r.Via); target != nil {
@@ -117,7 +134,7 @@ func checkRoutes(vpc *cloud.HostVPC, s *cloud.HostSubnet) error {
 			return fmt.Errorf("route for %s: NAT gateways translate IPv4 only", r.Destination)
 		case r.Target == cloud.RouteNAT && r.Gateway != "" && gatewayOf(vpc, r.Gateway) == nil:
 			return fmt.Errorf("route for %s: the VPC has no NAT gateway %s", r.Destination, r.Gateway)
-		case r.Target == cloud.RouteNAT:
+		case r.Target == cloud.RouteNAT, r.Target == cloud.RoutePeering:
 		case r.Target != cloud.RoutePort:
 			return fmt.Errorf("route for %s: target %d is not supported", r.Destination, r.Target)
 		case r.Via.Is4() != r.Destination.Addr().Is4() || subnetOf(vpc, r.Via) == nil:
@@ -228,6 +245,9 @@ func (c replaceRoute) String() string {
 		if c.via == transitHop {
 			text += " onlink"
 		}
+	}
+	if c.metric == unreachableMetric {
+		text += fmt.Sprintf(" metric %d", c.metric)
 	}
 	return fmt.Sprintf("%s table %d", text, tableOf(c.tableRoute.bridge))
 }

@@ -38,6 +38,8 @@ type HostVPC struct {
 	Floating []HostFloating
 	// Services are the service IPs of the VPC. Every host with the VPC has all of them.
 	Services []HostService
+	// Peerings are the ACTIVE peerings with VPCs that the host has too.
+	Peerings []HostPeering
 }
 
 // HostNAT is the translation of the connections through a NAT gateway.
@@ -85,13 +87,15 @@ type HostSubnet struct {
 type HostRoute struct {
 	// Destination is a masked prefix.
 	Destination netip.Prefix
-	// Target is RoutePort, RouteBlackhole, or, for IPv4, RouteNAT.
+	// Target is RoutePort, RouteBlackhole, RoutePeering, or, for IPv4, RouteNAT.
 	Target RouteTarget
 	// Gateway is the target of RouteNAT, one of HostVPC.Gateways. It is empty for the default gateway: packets are then
 	// sent like those without any route, so that the route serves as an exception from one with a shorter prefix.
 	Gateway NATGatewayID
 	// Via is the address of the target port that has the IP version of Destination. It is invalid for other targets.
 	Via netip.Addr
+	// Peering is the target of RoutePeering. It is empty for other targets.
+	Peering PeeringID
 }
 
 // HostPort is a port on this host.

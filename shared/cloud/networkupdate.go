@@ -25,6 +25,8 @@ type NetworkUpdate struct {
 	ServiceIPs  []ServiceIP
 	// Hosts are the underlay addresses of all hosts of the cloud. Nil means that they have not changed.
 	Hosts []netip.Addr
+	// Peerings are ACTIVE, and have both VPCs on the host.
+	Peerings []Peering
 	// Deleted are the IDs of records of any kind that no longer exist. Deleting a VPC deletes its records.
 	Deleted []string
 	// Invalid are records that the agent cannot use.

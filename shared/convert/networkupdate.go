@@ -93,6 +93,14 @@ func AddNetworkUpdate(u *cloud.NetworkUpdate, m *agentv1.SyncNetworksResponse) e
 		}
 		u.ServiceIPs = append(u.ServiceIPs, s)
 	}
+	for _, in := range m.GetPeerings() {
+		p, err := PeeringFrom(in)
+		if err != nil {
+			invalid(in.GetId(), in.GetVpcId(), err)
+			continue
+		}
+		u.Peerings = append(u.Peerings, p)
+	}
 	u.Deleted = append(u.Deleted, m.GetDeleted()...)
 	if m.GetUnderlay() != nil {
 		u.Hosts = []netip.Addr{}

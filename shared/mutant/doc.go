@@ -122,4 +122,7 @@ const (
 	EdgeDenied         = "edge-denied"          // guests open connections to denied prefixes outside: nodeagent/edge
 	KeepTranslated     = "keep-translated"      // connections of a removed floating IP continue: nodeagent/edge
 	BalanceUnhealthy   = "balance-unhealthy"    // unhealthy backends of a service IP get connections: nodeagent/balancer
+	AnyPeerSource      = "any-peer-source"      // packets with foreign sources pass a peering: nodeagent/peering
+	TransitPeering     = "transit-peering"      // packets from a peering leave the VPC again: nodeagent/peering
+	TrackTransit       = "track-transit"        // a host tracks connections of which it sees one direction only: nodeagent/peering
 )

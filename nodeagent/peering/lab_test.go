@@ -1,0 +1,419 @@
+package peering
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netns"
+	"golang.org/x/net/icmp"
+	"golang.org/x/net/ipv4"
+
+	"github.com/trivet-cloud/trivet/nodeagent/firewall"
+	"github.com/trivet-cloud/trivet/nodeagent/netdev"
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+const (
+	// patience limits how long tests wait for the kernel.
+	patience = 20 * time.Second
+	// blocked is how long tests wait for packets that must not arrive.
+	blocked = 700 * time.Millisecond
+)
+
+var parseAddr, parsePrefix = netip.MustParseAddr, netip.MustParsePrefix
+
+// lab is a cloud of two hosts, each a network namespace, that a bridge joins to an underlay, and of VPCs that have the
+// ports 10.n.1.10 on host 1 and 10.n.1.20 on host 2, n being the number of the VPC.
+type lab struct {
+	t      testing.TB
+	prefix string
+	hosts  []*labHost
+	vpcs   []*labVPC
+}
+
+type labHost struct {
+	lab      *lab
+	name     string
+	vtep     netip.Addr
+	devices  *netdev.Host
+	firewall *firewall.Firewall
+	links    *Links
+}
+
+// labVPC is a VPC with its wanted state on each host.
+type labVPC struct {
+	id     cloud.VPCID
+	number int
+	on     []*cloud.HostVPC
+}
+
+var labs atomic.Int32
+
+func newLab(t testing.TB) *lab {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Fatal("this test makes network namespaces and needs root")
+	}
+	l := &lab{t: t, prefix: fmt.Sprintf("pe%d-%d-", os.Getpid(), labs.Add(1))}
+	t.Cleanup(l.remove)
+	l.addNamespace("u")
+	l.ip("u", "link add underlay type bridge")
+	l.ip("u", "link set underlay up")
+	for i := range 2 {
+		h := &labHost{lab: l, name: fmt.Sprintf("h%d", i+1), vtep: netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)})}
+		l.addNamespace(h.name)
+		l.ip(h.name, "link add eth0 type veth peer name %s netns %su", h.name, l.prefix)
+		l.ip("u", "link set %s master underlay up", h.name)
+		l.ip(h.name, "address add %s/24 dev eth0", h.vtep)
+		l.ip(h.name, "link set eth0 up")
+		var err error
+		h.devices, err = netdev.New(netdev.Options{
+			VTEP: h.vtep, Device: "eth0", Namespace: l.path(h.name), Prefix: l.prefix + h.name + "-",
+		})
+		require.NoError(t, err)
+		t.Cleanup(h.devices.Close)
+		// The prefixes of VPC 2 are those of the underlay too. A peering reaches them all the same.
+		denied := []netip.Prefix{parsePrefix("10.2.0.0/16")}
+		h.firewall, err = firewall.New(firewall.Options{Trusted: []string{"vx*"}, Denied: denied})
+		require.NoError(t, err)
+		h.links, err = New(h.devices.Path)
+		require.NoError(t, err)
+		l.hosts = append(l.hosts, h)
+	}
+	return l
+}
+
+func (l *lab) path(name string) string { return filepath.Join(nsthread.Dir, l.prefix+name) }
+
+func (l *lab) addNamespace(name string) {
+	l.t.Helper()
+	l.run("ip", "netns", "add", l.prefix+name)
+	l.ip(name, "link set lo up")
+}
+
+// remove deletes all namespaces of the lab, also those that its hosts made.
+func (l *lab) remove() {
+	paths, _ := filepath.Glob(filepath.Join(nsthread.Dir, l.prefix+"*"))
+	for _, path := range paths {
+		if err := netns.DeleteNamed(filepath.Base(path)); err != nil {
+			l.t.Errorf("remove %s: %v", path, err)
+		}
+	}
+}
+
+func (l *lab) run(name string, args ...string) string {
+	l.t.Helper()
+	out, err := exec.CommandContext(l.t.Context(), name, args...).CombinedOutput()
+	require.NoError(l.t, err, "%s %s: %s", name, strings.Join(args, " "), out)
+	return string(out)
+}
+
+// ip runs ip(8) in a namespace of the lab and returns its output.
+func (l *lab) ip(name, format string, args ...any) string {
+	l.t.Helper()
+	return l.run("ip", append([]string{"-n", l.prefix + name}, strings.Fields(fmt.Sprintf(format, args...))...)...)
+}
+
+// exec runs a program in a namespace of the lab and returns its output.
+func (l *lab) exec(name string, command ...string) string {
+	l.t.Helper()
+	return l.run("ip", append([]string{"netns", "exec", l.prefix + name}, command...)...)
+}
+
+// in calls f in a namespace of the lab.
+func (l *lab) in(name string, f func() error) error {
+	return nsthread.Do(func() error {
+		ns, err := netns.GetFromPath(l.path(name))
+		if err != nil {
+			return err
+		}
+		defer ns.Close()
+		if err := netns.Set(ns); err != nil {
+			return err
+		}
+		return f()
+	})
+}
+
+// addVPC adds a VPC to both hosts. Ports in the group "server" accept TCP and UDP at port 7000 and ping, and begin no
+// connection. Ports in the group "client" only begin connections. The group "open" permits everything.
+func (l *lab) addVPC(id cloud.VPCID, number int, group cloud.SecurityGroupID) *labVPC {
+	v := &labVPC{id: id, number: number}
+	v6 := parsePrefix(fmt.Sprintf("fd00:%d::/48", number))
+	subnet := cloud.HostSubnet{
+		ID: "subnet", VNI: uint32(100 * number), CIDR: parsePrefix(fmt.Sprintf("10.%d.1.0/24", number)),
+		Gateway: parseAddr(fmt.Sprintf("10.%d.1.1", number)), CIDR6: netip.PrefixFrom(v6.Addr(), 64),
+	}
+	ports := []cloud.HostPort{labPort(&subnet, number, 10, group), labPort(&subnet, number, 20, group)}
+	for i, h := range l.hosts {
+		other := ports[1-i]
+		vpc := &cloud.HostVPC{
+			ID: id, MTU: 1400, CIDR: parsePrefix(fmt.Sprintf("10.%d.0.0/16", number)), CIDR6: v6, Groups: labGroups(),
+			Subnets: []cloud.HostSubnet{subnet},
+		}
+		vpc.Subnets[0].Ports = []cloud.HostPort{ports[i]}
+		vpc.Subnets[0].Remotes = []cloud.RemotePort{{
+			MAC: other.MAC, IP: other.IP, IP6: other.IP6, VTEP: l.hosts[1-i].vtep,
+		}}
+		v.on = append(v.on, vpc)
+		h.apply(vpc)
+	}
+	l.vpcs = append(l.vpcs, v)
+	return v
+}
+
+func labPort(s *cloud.HostSubnet, number int, n byte, group cloud.SecurityGroupID) cloud.HostPort {
+	six := s.CIDR6.Addr().As16()
+	six[15] = n
+	return cloud.HostPort{
+		ID: cloud.PortID(fmt.Sprintf("p%d", n)), Device: fmt.Sprintf("port%d", n), MAC: cloud.MAC{2, 0, 0, 0, byte(number), n},
+		IP: netip.AddrFrom4([4]byte{10, byte(number), 1, n}), IP6: netip.AddrFrom16(six), Secured: true,
+		Groups: []cloud.SecurityGroupID{group},
+	}
+}
+
+func labGroups() []cloud.HostGroup {
+	client := []cloud.Rule{
+		{Direction: cloud.Egress, AnyProtocol: true}, {Direction: cloud.Egress, AnyProtocol: true, IPv6: true},
+	}
+	open := append([]cloud.Rule{
+		{Direction: cloud.Ingress, AnyProtocol: true}, {Direction: cloud.Ingress, AnyProtocol: true, IPv6: true},
+	}, client...)
+	port := cloud.PortRange{First: 7000, Last: 7000}
+	server := []cloud.Rule{
+		{Direction: cloud.Ingress, Protocol: cloud.ProtocolTCP, Ports: port, CIDR: parsePrefix("10.1.0.0/16")},
+		{Direction: cloud.Ingress, Protocol: cloud.ProtocolUDP, Ports: port, CIDR: parsePrefix("10.1.0.0/16")},
+		{Direction: cloud.Ingress, Protocol: cloud.ProtocolUDP, Ports: cloud.PortRange{First: 7001, Last: 7001}},
+		{Direction: cloud.Ingress, Protocol: cloud.ProtocolICMP, ICMP: &cloud.ICMP{Type: 8, AnyCode: true}},
+		{Direction: cloud.Ingress, Protocol: cloud.ProtocolTCP, Ports: port, IPv6: true},
+	}
+	return []cloud.HostGroup{{ID: "client", Rules: client}, {ID: "open", Rules: open}, {ID: "server", Rules: server}}
+}
+
+// peer connects two VPCs, with routes on both sides.
+func (l *lab) peer(id cloud.PeeringID, a, b *labVPC) {
+	for _, side := range [][2]*labVPC{{a, b}, {b, a}} {
+		for i, vpc := range side[0].on {
+			peer := side[1].on[i]
+			vpc.Peerings = append(vpc.Peerings, cloud.HostPeering{
+				ID: id, Peer: peer.ID, CIDR: peer.CIDR, CIDR6: peer.CIDR6, MTU: peer.MTU,
+			})
+			vpc.Subnets[0].Routes = append(vpc.Subnets[0].Routes,
+				cloud.HostRoute{Destination: peer.CIDR, Target: cloud.RoutePeering, Peering: id},
+				cloud.HostRoute{Destination: peer.CIDR6, Target: cloud.RoutePeering, Peering: id})
+		}
+	}
+}
+
+// apply makes the devices and rules of a VPC in the order in which the agent does it, and a namespace for each new
+// port. It returns the changes of package peering.
+func (h *labHost) apply(vpc *cloud.HostVPC) Result {
+	t := h.lab.t
+	t.Helper()
+	prepared, err := h.devices.Prepare(t.Context(), *vpc)
+	require.NoError(t, err)
+	for _, id := range prepared.Missing {
+		name := h.guest(vpc, id)
+		h.lab.addNamespace(name)
+		require.NoError(t, h.devices.AttachVeth(t.Context(), *vpc, id,
+			netdev.Endpoint{Namespace: h.lab.path(name), Device: "eth0"}))
+	}
+	ns, err := netns.GetFromPath(h.devices.Path(vpc.ID))
+	require.NoError(t, err)
+	defer ns.Close()
+	_, err = h.firewall.Set(t.Context(), ns, *vpc)
+	require.NoError(t, err)
+	r, err := h.links.Set(t.Context(), vpc)
+	require.NoError(t, err)
+	_, err = h.devices.Activate(t.Context(), *vpc)
+	require.NoError(t, err)
+	return r
+}
+
+// applyAll applies all VPCs on both hosts, and those whose devices are new again, as the agent does. It returns the
+// number of changes.
+func (l *lab) applyAll() (changes []string) {
+	l.t.Helper()
+	for i, h := range l.hosts {
+		again := map[cloud.VPCID]bool{}
+		for _, v := range l.vpcs {
+			r := h.apply(v.on[i])
+			changes = append(changes, r.Changes...)
+			for _, id := range r.Connected {
+				again[id] = true
+			}
+		}
+		for _, v := range l.vpcs {
+			if again[v.id] {
+				r := h.apply(v.on[i])
+				changes = append(changes, r.Changes...)
+				require.Empty(l.t, r.Connected)
+			}
+		}
+	}
+	return changes
+}
+
+// guest returns the name of the namespace of a port.
+func (h *labHost) guest(vpc *cloud.HostVPC, port cloud.PortID) string {
+	return fmt.Sprintf("g-%s-%s", vpc.ID, port)
+}
+
+// inside returns the name of a VPC's namespace on a host.
+func (h *labHost) inside(id cloud.VPCID) string { return h.name + "-" + string(id) }
+
+// guest returns the namespace of the VPC's port on host 1 or 2, and address the port's IPv4 address.
+func (v *labVPC) guest(host int) string   { return fmt.Sprintf("g-%s-p%d0", v.id, host) }
+func (v *labVPC) address(host int) string { return fmt.Sprintf("10.%d.1.%d0", v.number, host) }
+
+// serve echoes what TCP connections and UDP datagrams at port 7000 have, until the test ends.
+func (l *lab) serve(name string) {
+	l.t.Helper()
+	t := l.t
+	var listener net.Listener
+	var socket *net.UDPConn
+	require.NoError(t, l.in(name, func() (err error) {
+		if listener, err = net.Listen("tcp", ":7000"); err != nil {
+			return err
+		}
+		socket, err = net.ListenUDP("udp4", &net.UDPAddr{Port: 7000})
+		return err
+	}))
+	t.Cleanup(func() { listener.Close(); socket.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			t.Cleanup(func() { conn.Close() })
+			go func() {
+				buffer := make([]byte, 1<<16)
+				for {
+					n, err := conn.Read(buffer)
+					if err != nil {
+						return
+					}
+					if _, err := conn.Write(buffer[:n]); err != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+	go func() {
+		buffer := make([]byte, 1<<16)
+		for {
+			n, from, err := socket.ReadFromUDP(buffer)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil {
+				_, _ = socket.WriteToUDP(buffer[:n], from)
+			}
+		}
+	}()
+}
+
+// dial connects from a namespace to port 7000 of an address within the time.
+func (l *lab) dial(network, from, to string, within time.Duration) (conn net.Conn, err error) {
+	err = l.in(from, func() error {
+		conn, err = net.DialTimeout(network, net.JoinHostPort(to, "7000"), within)
+		return err
+	})
+	if err == nil {
+		l.t.Cleanup(func() { conn.Close() })
+	}
+	return conn, err
+}
+
+// exchange sends data over a connection and waits for it to return. It sends datagrams again while no answer arrives.
+func exchange(conn net.Conn, size int, within time.Duration) error {
+	deadline := time.Now().Add(within)
+	data := make([]byte, size)
+	for received := 0; received < size; {
+		if received == 0 {
+			_ = conn.SetDeadline(deadline)
+			if _, err := conn.Write(data); err != nil {
+				return err
+			}
+		}
+		wait := deadline
+		if conn.LocalAddr().Network() == "udp" {
+			wait = time.Now().Add(within / 3)
+		}
+		_ = conn.SetReadDeadline(wait)
+		n, err := conn.Read(data[received:])
+		if errors.Is(err, os.ErrDeadlineExceeded) && time.Now().Before(deadline) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		received += n
+	}
+	return nil
+}
+
+// reaches reports whether a namespace exchanges data with port 7000 of an address.
+func (l *lab) reaches(network, from, to string, within time.Duration) error {
+	conn, err := l.dial(network, from, to, within)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return exchange(conn, 100, within)
+}
+
+func (l *lab) requireReaches(network, from, to string) {
+	l.t.Helper()
+	require.NoError(l.t, l.reaches(network, from, to, patience), "%s does not reach %s over %s", from, to, network)
+}
+
+func (l *lab) requireBlocked(network, from, to, message string) {
+	l.t.Helper()
+	require.Error(l.t, l.reaches(network, from, to, blocked), message)
+}
+
+// ping sends an ICMP echo request from a namespace and waits for the answer.
+func (l *lab) ping(from, to string, within time.Duration) error {
+	var conn net.PacketConn
+	if err := l.in(from, func() (err error) {
+		conn, err = net.ListenPacket("ip4:icmp", "0.0.0.0")
+		return err
+	}); err != nil {
+		return err
+	}
+	defer conn.Close()
+	echo := &icmp.Echo{ID: os.Getpid() & 0xffff, Seq: 1, Data: []byte("data")}
+	message := icmp.Message{Type: ipv4.ICMPTypeEcho, Body: echo}
+	packet, err := message.Marshal(nil)
+	if err != nil {
+		return err
+	}
+	_ = conn.SetDeadline(time.Now().Add(within))
+	if _, err := conn.WriteTo(packet, &net.IPAddr{IP: net.ParseIP(to)}); err != nil {
+		return err
+	}
+	for buffer := make([]byte, 1500); ; {
+		n, source, err := conn.ReadFrom(buffer)
+		if err != nil {
+			return err
+		}
+		answer, err := icmp.ParseMessage(cloud.ProtocolICMP, buffer[:n])
+		if err == nil && answer.Type == ipv4.ICMPTypeEchoReply && source.String() == to {
+			return nil
+		}
+	}
+}
