@@ -10,7 +10,7 @@ import (
 // addExternal adds the NAT gateway of the VPC and the floating IPs of the ports on this host.
 func (w *wanted) addExternal(t *tables, one *vpcTable) {
 	for _, key := range slices.Sorted(maps.Keys(one.nats)) {
-		if n := one.nats[key]; isHostNAT(n) && w.NAT == nil {
+		if n := one.nats[key]; isHostNAT(n) && w.NAT == nil && w.hasPorts() {
 			w.NAT = &cloud.HostNAT{External: n.External}
 		}
 	}

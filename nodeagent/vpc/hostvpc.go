@@ -30,8 +30,8 @@ type wanted struct {
 //   - Records that contradict others are left out and named in Problems, so that one wrong record does not stop the
 //     changes of all others, for example the revocation of a rule.
 //   - A group that is unknown has no rules, and therefore permits nothing.
-//   - The members of a group are the addresses of all ports of the VPC that have it, and their address pairs with a
-//     single address: such pairs are virtual addresses, which the ports use like their own. A longer range does not
+//   - The members of a group are the addresses of all ports of the VPC, and of its peers of the same project, that have
+//     the group, and their address pairs with a single address: such pairs are virtual addresses, which the ports use like their own. A longer range does not
 //     make other ports' addresses members.
 //   - Ports without a host are members of their groups, but not remote ports.
 func (t *tables) hostVPC(id cloud.VPCID, vtep netip.Addr) (wanted, bool) {
@@ -86,7 +86,9 @@ func (t *tables) hostVPC(id cloud.VPCID, vtep netip.Addr) (wanted, bool) {
 	w.addRoutes(one)
 	w.addExternal(t, one)
 	w.addServices(t.node, one)
-	w.addGroups(t, one, used)
+	peers := t.peersOf(id)
+	w.addPeerings(t, peers)
+	w.addGroups(t, w.portsOfGroups(one, peers), used)
 	for _, key := range slices.Sorted(maps.Keys(t.invalid)) {
 		if r := t.invalid[key]; r.VPC == id || one.uses[cloud.SecurityGroupID(key)] > 0 {
 			w.problem("record %s: %v", r.ID, r.Err)
@@ -168,8 +170,8 @@ func sortedPairs(pairs []cloud.AddressPair) []cloud.AddressPair {
 	return out
 }
 
-// addGroups adds the groups in used, and the members of the groups that their rules refer to.
-func (w *wanted) addGroups(t *tables, one *vpcTable, used map[cloud.SecurityGroupID]bool) {
+// addGroups adds the groups in used, and the members of the groups that their rules refer to: ports in all.
+func (w *wanted) addGroups(t *tables, all []*vpcTable, used map[cloud.SecurityGroupID]bool) {
 	remote := map[cloud.SecurityGroupID]map[netip.Addr]bool{}
 	for _, key := range slices.Sorted(maps.Keys(used)) {
 		group := cloud.HostGroup{ID: key}
@@ -185,27 +187,34 @@ func (w *wanted) addGroups(t *tables, one *vpcTable, used map[cloud.SecurityGrou
 		}
 		w.Groups = append(w.Groups, group)
 	}
-	for _, p := range one.ports {
-		for _, id := range p.Groups {
-			members := remote[id]
-			if members == nil {
-				continue
-			}
-			members[p.IP] = true
-			if p.IP6.IsValid() {
-				members[p.IP6] = true
-			}
-			for _, pair := range p.Pairs {
-				if pair.CIDR.IsSingleIP() {
-					members[pair.CIDR.Addr()] = true
-				}
-			}
+	for _, one := range all {
+		for _, p := range one.ports {
+			addMember(remote, p)
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(remote)) {
 		w.Members = append(w.Members, cloud.GroupMembers{
 			ID: key, Addresses: slices.SortedFunc(maps.Keys(remote[key]), netip.Addr.Compare),
 		})
+	}
+}
+
+// addMember adds the addresses of a port to the members of its groups, except for groups that are not in remote.
+func addMember(remote map[cloud.SecurityGroupID]map[netip.Addr]bool, p *cloud.PortOnHost) {
+	for _, id := range p.Groups {
+		members := remote[id]
+		if members == nil {
+			continue
+		}
+		members[p.IP] = true
+		if p.IP6.IsValid() {
+			members[p.IP6] = true
+		}
+		for _, pair := range p.Pairs {
+			if pair.CIDR.IsSingleIP() {
+				members[pair.CIDR.Addr()] = true
+			}
+		}
 	}
 }
 

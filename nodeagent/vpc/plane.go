@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"net/netip"
 	"os"
 	"slices"
 	"sync"
@@ -21,6 +20,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/firewall"
 	"github.com/trivet-cloud/trivet/nodeagent/metadata"
 	"github.com/trivet-cloud/trivet/nodeagent/netdev"
+	"github.com/trivet-cloud/trivet/nodeagent/peering"
 	"github.com/trivet-cloud/trivet/nodeagent/resolver"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/mutant"
@@ -67,6 +67,9 @@ type kernelPlane struct {
 	forwarder *resolver.Forwarder
 	metadata  *metadata.Server
 	outside   outside
+	peerings  *peering.Links
+	// connected applies VPCs again that have got new devices by the application of their peer.
+	connected func([]cloud.VPCID)
 	log       *slog.Logger
 
 	mu      sync.Mutex // guards servers, but not what its elements contain
@@ -80,19 +83,24 @@ type servers struct {
 	resolver *resolver.Server
 }
 
-func newKernelPlane(o Options, lookup func(cloud.VPCID, netip.Addr) (*metadata.Instance, bool)) (*kernelPlane, error) {
+func newKernelPlane(o Options, n *Networks) (*kernelPlane, error) {
 	// A key for each process: after a restart of the agent, guests ask for new tokens.
 	key := make([]byte, 32)
 	if _, err := rand.Read(key); err != nil {
 		return nil, err
 	}
-	m, err := metadata.New(metadata.Options{Lookup: lookup, TokenKey: key, Log: o.Log})
+	m, err := metadata.New(metadata.Options{Lookup: n.lookup, TokenKey: key, Log: o.Log})
+	if err != nil {
+		return nil, err
+	}
+	links, err := peering.New(o.Host.Path)
 	if err != nil {
 		return nil, err
 	}
 	return &kernelPlane{
 		host: o.Host, filter: o.Firewall, forwarder: resolver.NewForwarder(o.Upstreams), metadata: m, log: o.Log,
 		servers: map[cloud.VPCID]*servers{}, outside: outside{edge: o.Edge, vpcs: map[cloud.VPCID]edge.VPC{}},
+		peerings: links, connected: n.connected,
 	}, nil
 }
 
@@ -129,6 +137,12 @@ func (k *kernelPlane) apply(ctx context.Context, w *wanted) (writes []string, er
 	if n := filtered.Writes - filtered.Revoked; n > 0 {
 		writes = append(writes, fmt.Sprintf("%d changes of the packet filter", n))
 	}
+	if err != nil {
+		return writes, err
+	}
+	peered, err := k.peerings.Set(ctx, &w.HostVPC)
+	writes = append(writes, peered.Changes...)
+	k.connected(peered.Connected)
 	if err != nil {
 		return writes, err
 	}
@@ -212,7 +226,7 @@ func (k *kernelPlane) remove(ctx context.Context, id cloud.VPCID) error {
 	k.mu.Lock()
 	delete(k.servers, id)
 	k.mu.Unlock()
-	if err := k.outside.remove(ctx, id); err != nil {
+	if err := errors.Join(k.peerings.Remove(ctx, id), k.outside.remove(ctx, id)); err != nil {
 		return err
 	}
 	return k.host.Remove(ctx, id)

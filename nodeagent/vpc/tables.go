@@ -18,6 +18,7 @@ type tables struct {
 	// floating are the floating IPs, and floatingAt those of ports.
 	floating   map[cloud.FloatingIPID]*cloud.FloatingIP
 	floatingAt map[cloud.PortID]cloud.FloatingIPID
+	peerings   map[cloud.PeeringID]*cloud.Peering
 	// owners are the VPCs of subnets, ports, route tables, NAT gateways and service IPs.
 	owners map[string]cloud.VPCID
 	// hosts are the underlay addresses of all hosts of the cloud, sorted.
@@ -67,7 +68,8 @@ func (t *tables) apply(u *cloud.NetworkUpdate) map[cloud.VPCID]bool {
 			vpcs: map[cloud.VPCID]*vpcTable{}, groups: map[cloud.SecurityGroupID]*cloud.SecurityGroup{},
 			owners: map[string]cloud.VPCID{}, invalid: map[string]cloud.InvalidRecord{},
 			floating: map[cloud.FloatingIPID]*cloud.FloatingIP{}, floatingAt: map[cloud.PortID]cloud.FloatingIPID{},
-			hosts: last.hosts, // members of earlier versions send none
+			hosts:    last.hosts, // members of earlier versions send none
+			peerings: map[cloud.PeeringID]*cloud.Peering{},
 		}
 	}
 	t.node = u.Node
@@ -104,6 +106,9 @@ func (t *tables) apply(u *cloud.NetworkUpdate) map[cloud.VPCID]bool {
 	for i := range u.Ports {
 		t.addPort(&u.Ports[i], touched)
 	}
+	for i := range u.Peerings {
+		t.addPeering(&u.Peerings[i], touched)
+	}
 	for i := range u.Groups {
 		g := &u.Groups[i]
 		t.groups[g.ID] = g
@@ -120,6 +125,7 @@ func (t *tables) apply(u *cloud.NetworkUpdate) map[cloud.VPCID]bool {
 			touched[r.VPC] = true
 		}
 	}
+	t.touchPeers(u, touched)
 	return touched
 }
 
@@ -143,6 +149,9 @@ func (t *tables) keep(last *tables, id string, touched map[cloud.VPCID]bool) {
 	}
 	if one := last.vpcs[cloud.VPCID(id)]; one != nil && one.record != nil {
 		t.vpc(one.record.ID).record = one.record
+	}
+	if p := last.peerings[cloud.PeeringID(id)]; p != nil {
+		t.addPeering(p, touched)
 	}
 	owner := last.owners[id]
 	one := last.vpcs[owner]
@@ -286,8 +295,10 @@ func (t *tables) remove(id string, touched map[cloud.VPCID]bool) {
 		maps.DeleteFunc(t.owners, func(_ string, vpc cloud.VPCID) bool { return vpc == cloud.VPCID(id) })
 		maps.DeleteFunc(t.invalid, func(_ string, r cloud.InvalidRecord) bool { return r.VPC == cloud.VPCID(id) })
 		touched[cloud.VPCID(id)] = true
+		t.removePeeringsOf(cloud.VPCID(id), touched)
 		return
 	}
+	t.removePeering(cloud.PeeringID(id), touched)
 	t.removeFloating(cloud.FloatingIPID(id), touched)
 	vpc, ok := t.owners[id]
 	if !ok {

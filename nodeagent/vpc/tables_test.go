@@ -32,6 +32,8 @@ func vtepOf(node cloud.NodeID) netip.Addr {
 //	port p5 vpc=a subnet=s1 at=10.0.1.5 node=n1 groups=g,h pairs=10.0.1.50/32 gen=1
 //	group g tcp/80<-h any->
 //	service web vpc=a at=10.0.1.50 ports=80:8080/tcp,53/udp to=p5*2,p6!,10.0.1.9 check=tcp
+//	table r vpc=a subnets=s1,s2 10.1.0.0/16=peering:ab
+//	peering ab of=a,b
 //	delete p5
 //	invalid p5 vpc=a
 //	hosts 192.0.2.1 192.0.2.2
@@ -72,13 +74,31 @@ func parseUpdate(t *testing.T, input string) cloud.NetworkUpdate {
 		vpc := cloud.VPCID(args["vpc"])
 		switch id := words[1]; words[0] {
 		case "vpc":
-			u.VPCs = append(u.VPCs, testVPC(id))
+			v := testVPC(id)
+			if n := args["n"]; n != "" { // another prefix, and another project
+				v.CIDR, v.CIDR6 = netip.MustParsePrefix("10."+n+".0.0/16"), netip.MustParsePrefix("fd00:"+n+"::/48")
+			}
+			v.Project = cloud.ProjectID(args["project"])
+			u.VPCs = append(u.VPCs, v)
+		case "table":
+			u.RouteTables = append(u.RouteTables, parseTable(id, vpc, words[3:]))
+		case "peering":
+			a, b, _ := strings.Cut(args["of"], ",")
+			u.Peerings = append(u.Peerings, cloud.Peering{
+				ID: cloud.PeeringID(id), VPC: cloud.VPCID(a), PeerVPC: cloud.VPCID(b), PeerProject: cloud.ProjectID(args["with"]),
+			})
 		case "subnet":
 			var net, vni int
 			fmt.Sscan(args["net"], &net)
 			vni = 100 + net
 			fmt.Sscan(args["vni"], &vni)
-			u.Subnets = append(u.Subnets, testSubnet(id, vpc, net, uint32(vni)))
+			s := testSubnet(id, vpc, net, uint32(vni))
+			if n := args["n"]; n != "" {
+				s.CIDR = netip.MustParsePrefix(fmt.Sprintf("10.%s.%d.0/24", n, net))
+				s.Gateway = s.CIDR.Addr().Next()
+				s.CIDR6 = netip.MustParsePrefix(fmt.Sprintf("fd00:%s:0:%d::/64", n, net))
+			}
+			u.Subnets = append(u.Subnets, s)
 		case "port":
 			u.Ports = append(u.Ports, parsePort(t, id, args))
 		case "group":
@@ -139,6 +159,24 @@ func parsePort(t *testing.T, id string, args map[string]string) cloud.PortOnHost
 	return p
 }
 
+// parseTable parses the subnets and routes of a route table.
+func parseTable(id string, vpc cloud.VPCID, words []string) cloud.RouteTable {
+	table := cloud.RouteTable{ID: cloud.RouteTableID(id), VPC: vpc}
+	for _, word := range words {
+		key, value, _ := strings.Cut(word, "=")
+		if key == "subnets" {
+			for _, s := range strings.FieldsFunc(value, comma) {
+				table.Subnets = append(table.Subnets, cloud.SubnetID(s))
+			}
+			continue
+		}
+		table.Routes = append(table.Routes, cloud.Route{
+			Destination: netip.MustParsePrefix(key), Target: cloud.RoutePeering, ID: strings.TrimPrefix(value, "peering:"),
+		})
+	}
+	return table
+}
+
 func comma(r rune) bool { return r == ',' }
 
 // parseRules parses rules such as tcp/80<-g, which permits TCP port 80 from group g, any<- and any->.
@@ -174,6 +212,9 @@ func show(w *wanted) string {
 		for _, p := range s.Ports {
 			fmt.Fprintf(&b, "  port %s %s %s groups %v pairs %v\n", p.ID, p.Device, p.IP, p.Groups, p.Pairs)
 		}
+		for _, r := range s.Routes {
+			fmt.Fprintf(&b, "  route %s target %d peering %s\n", r.Destination, r.Target, r.Peering)
+		}
 		for _, r := range s.Remotes {
 			fmt.Fprintf(&b, "  remote %s %s at %s\n", r.MAC, r.IP, r.VTEP)
 		}
@@ -187,6 +228,9 @@ func show(w *wanted) string {
 	}
 	if len(w.Denied) > 0 {
 		fmt.Fprintf(&b, "denied %v\n", w.Denied)
+	}
+	for _, p := range w.Peerings {
+		fmt.Fprintf(&b, "peering %s with %s %s %s mtu %d\n", p.ID, p.Peer, p.CIDR, p.CIDR6, p.MTU)
 	}
 	for _, p := range w.Problems {
 		fmt.Fprintf(&b, "problem: %s\n", p)

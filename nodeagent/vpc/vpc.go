@@ -1,6 +1,6 @@
 // Package vpc keeps the VPCs of this host as the control plane wants them. [Networks] receives updates, computes the
-// wanted state of each VPC ([cloud.HostVPC]), and applies it through packages netdev, firewall, dhcp, resolver and
-// metadata.
+// wanted state of each VPC ([cloud.HostVPC]), and applies it through packages netdev, firewall, peering, edge, dhcp,
+// resolver and metadata.
 //
 // # One update
 //
@@ -28,6 +28,8 @@
 //     valid content of a wrong record. A VPC whose own record never was valid in this process is not changed at all:
 //     its guests would lose their taps, and get them back only at their next start.
 //   - Of an address pair with more than one address, no address becomes a member of the port's groups.
+//   - A host has the peers of the VPCs of its ports too, also without ports of their own. Of these it has everything but
+//     the NAT gateway, which no port on the host could use.
 //   - A tap is opened only when the packet filter for its port is installed, and is set up at once.
 //
 // The package does not know the connection to the control plane and how guests are run.
@@ -117,7 +119,7 @@ type Networks struct {
 // host.
 func New(o Options) (*Networks, error) {
 	n := newNetworks(o, nil)
-	p, err := newKernelPlane(o, n.lookup)
+	p, err := newKernelPlane(o, n)
 	if err != nil {
 		return nil, fmt.Errorf("open networks: %w", err)
 	}
