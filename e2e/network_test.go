@@ -255,6 +255,7 @@ func TestNetworks(t *testing.T) {
 		require.Contains(t, a.run(fmt.Sprintf(get, "/latest/user-data")), "echo from user data")
 		require.Contains(t, a.run("cat /dev/vda | strings"), "echo from user data", "the seed disk")
 	})
+	c.run("peering on and off", func(t *testing.T) { c.peering(t, vpc, front, a, b) })
 	c.run("a rule that is removed stops traffic", func(t *testing.T) { c.revoke(a, b) })
 	c.run("guests reach the internet by NAT, and are reached by floating IPs", func(t *testing.T) { c.outside(vpc, b, d) })
 	c.run("NICs are attached and detached while the guest runs", func(t *testing.T) { c.hotPlug(b, twin[0]) })

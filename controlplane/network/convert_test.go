@@ -67,6 +67,17 @@ func TestAgentsReadWhatTheAPISends(t *testing.T) {
 	gotTable, err := convert.RouteTableFrom(transmit(t, tableToProto(&table)))
 	require.NoError(t, err)
 	require.Equal(t, table, gotTable)
+
+	peering := cloud.Peering{
+		ID: id, Name: "n", Org: "o", Project: "p", Description: "d", VPC: id, PeerOrg: "oo", PeerProject: "pp", PeerVPC: other,
+		Status: cloud.NetworkActive, StatusReason: "r", CreatedAt: 1, UpdatedAt: 2,
+	}
+	gotPeering, err := convert.PeeringFrom(transmit(t, peeringToProto(&peering)))
+	require.NoError(t, err)
+	require.Equal(t, peering, gotPeering)
+	peering.PeerVPC = peering.VPC
+	_, err = convert.PeeringFrom(peeringToProto(&peering))
+	require.ErrorContains(t, err, "must be another VPC")
 }
 
 // transmit encodes and decodes a message, all of whose fields must be set.
