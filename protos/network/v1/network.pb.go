@@ -2083,8 +2083,8 @@ type Peering struct {
 	PeerProjectId string `protobuf:"bytes,7,opt,name=peer_project_id,json=peerProjectId,proto3" json:"peer_project_id,omitempty"`
 	PeerVpcId     string `protobuf:"bytes,8,opt,name=peer_vpc_id,json=peerVpcId,proto3" json:"peer_vpc_id,omitempty"`
 	Description   string `protobuf:"bytes,9,opt,name=description,proto3" json:"description,omitempty"`
-	// PENDING until the peer's project has accepted, then ACTIVE. If a host cannot apply the peering, the host's ports of
-	// the two VPCs are in ERROR.
+	// PENDING until the peer's project has accepted, then ACTIVE. If a host cannot connect a VPC with its peers, the host's
+	// ports of this VPC are in ERROR.
 	Status        Status `protobuf:"varint,10,opt,name=status,proto3,enum=network.v1.Status" json:"status,omitempty"`
 	StatusReason  string `protobuf:"bytes,11,opt,name=status_reason,json=statusReason,proto3" json:"status_reason,omitempty"`
 	CreatedAt     int64  `protobuf:"varint,12,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
