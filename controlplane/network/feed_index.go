@@ -134,7 +134,9 @@ func (x *index) set(key recordKey, record any, revision int64) (out []hostChange
 	if old.node != now.node && mutant.On(mutant.SendStaleBinding) {
 		return out
 	}
-	out = x.toHosts(out, key, old.vpc)
+	if key.kind != feedFloating || !mutant.On(mutant.KeepMovedFloating) {
+		out = x.toHosts(out, key, old.vpc)
+	}
 	if now.vpc != old.vpc {
 		out = x.toHosts(out, key, now.vpc)
 	}

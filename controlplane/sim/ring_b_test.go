@@ -18,7 +18,7 @@ var happened = []string{
 	"launches", "commits", "agent sessions", "snapshots",
 	"network resources created", "network resources deleted", "NICs attached or detached", "addresses assigned again", "ports ACTIVE",
 	"ports with ERROR", "VPC failures reported", "network acknowledgments", "slow network acknowledgments", "network streams replaced",
-	"network snapshots compared", "network calls repeated after success",
+	"floating IPs moved", "floating IPs served", "route tables changed", "network snapshots compared", "network calls repeated after success",
 }
 
 // TestRingB runs ring (b) with one seed after the other, for 20 seconds or for TRIVET_SIM_SECONDS, and fails at the

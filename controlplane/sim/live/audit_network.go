@@ -28,6 +28,7 @@ type networkRecords struct {
 	ports   map[string]*cloud.Port
 	groups  map[string]*cloud.SecurityGroup
 	hosts   map[cloud.NodeID]*cloud.HostNetwork
+	edge    edgeRecords
 	// released has the time at which an address was last released, by <subnet>-<address>.
 	released map[string]cloud.Time
 	// numbers has the number of records of each table in networkTables.
@@ -50,13 +51,14 @@ var networkTables = []string{
 	"net-vpc", "net-subnet", "net-port", "net-security-group", "net-route-table", "net-nat", "net-floating-ip",
 	"net-service-ip", "net-host-network", "subnet-of", "port-of", "port-at", "port-mac", "device-port", "group-port",
 	"group-referrer", "group-default", "network-name", "vni", "vni-last", "vpc-default", "ipam", "ipam-assigned",
-	"ipam-resting", "address6", "route-table-in", "route-table-of", "route-target", "nat-in", "nat-of",
+	"ipam-resting", "address6", "route-table-in", "route-table-of", "route-target", "nat-in", "nat-of", "floating-at",
+	"external-address",
 }
 
 func newNetworkRecords(f *fleet) *networkRecords {
 	n := &networkRecords{
 		f: f, vpcs: map[string]*cloud.VPC{}, subnets: map[string]*cloud.Subnet{}, ports: map[string]*cloud.Port{},
-		groups: map[string]*cloud.SecurityGroup{}, hosts: map[cloud.NodeID]*cloud.HostNetwork{}, released: map[string]cloud.Time{},
+		groups: map[string]*cloud.SecurityGroup{}, hosts: map[cloud.NodeID]*cloud.HostNetwork{}, released: map[string]cloud.Time{}, edge: newEdgeRecords(),
 		numbers: map[string]int{}, usage: map[string][]byte{}, resting: map[string]bool{},
 	}
 	for _, t := range networkTables {
@@ -82,6 +84,15 @@ func (n *networkRecords) change(e watch.Event, parts []string) (err error) {
 		return copyRecord(n.subnets, e, parts[2])
 	case "net-security-group":
 		return copyRecord(n.groups, e, parts[2])
+	case "net-floating-ip":
+		n.changed = true
+		return copyRecord(n.edge.floating, e, parts[2])
+	case "net-nat":
+		n.changed = true
+		return copyRecord(n.edge.nats, e, parts[2])
+	case "net-route-table":
+		n.changed = true
+		return copyRecord(n.edge.tables, e, parts[2])
 	case "net-host-network":
 		return copyRecord(n.hosts, e, cloud.NodeID(parts[1]))
 	case "net-port":
@@ -172,7 +183,11 @@ func (n *networkRecords) endRevision() error {
 	}
 	used := map[string]cloud.PortID{}
 	for _, p := range n.ports {
-		for _, key := range []string{addressKey(p), string(p.VPC) + "-" + p.MAC.String()} {
+		keys := []string{addressKey(p), string(p.VPC) + "-" + p.MAC.String()}
+		if p.IP6.IsValid() {
+			keys = append(keys, string(p.Subnet)+"-"+p.IP6.String())
+		}
+		for _, key := range keys {
 			if other, taken := used[key]; taken {
 				return fmt.Errorf("ports %s and %s both have %s", p.ID, other, key)
 			}
@@ -182,7 +197,7 @@ func (n *networkRecords) endRevision() error {
 			return fmt.Errorf("port %s has no subnet or VPC", p.ID)
 		}
 	}
-	return nil
+	return n.checkEdge()
 }
 
 // unsettled returns "" if every port of a host is ACTIVE and every host has the records that it needs. Otherwise it
@@ -192,6 +207,9 @@ func (n *networkRecords) unsettled() string {
 		if p.Node != "" && p.Status != cloud.NetworkActive || p.Node == "" && p.Status != cloud.NetworkDown {
 			return fmt.Sprintf("port %s of host %q has the status %d %s", id, p.Node, p.Status, p.StatusReason)
 		}
+	}
+	if why := n.servedTwice(); why != "" {
+		return why
 	}
 	for _, h := range n.f.hosts {
 		records, _ := h.networkRecords()
@@ -247,6 +265,11 @@ func (n *networkRecords) compare(h *host, records map[string]proto.Message) stri
 			return fmt.Sprintf("has the security group %v, and should have %+v", r, g)
 		}
 	}
+	more, why := n.compareEdge(needs, records)
+	if why != "" {
+		return why
+	}
+	count += more
 	if len(records) != count {
 		return fmt.Sprintf("has %d network records, and should have %d", len(records), count)
 	}
@@ -259,14 +282,18 @@ func (n *networkRecords) textOf(p *cloud.Port) string {
 	if h := n.hosts[p.Node]; h != nil {
 		vtep = h.VTEP.String()
 	}
-	return fmt.Sprintf("%s %s %s on %q at %q, binding %d, groups %v",
-		p.ID, p.IP, p.MAC, p.Node, vtep, p.BindingGeneration, p.Groups)
+	ip6 := ""
+	if p.IP6.IsValid() {
+		ip6 = p.IP6.String()
+	}
+	return fmt.Sprintf("%s %s %s %s on %q at %q, binding %d, groups %v",
+		p.ID, p.IP, ip6, p.MAC, p.Node, vtep, p.BindingGeneration, p.Groups)
 }
 
 func textOfPort(r *agentv1.HostPort) string {
 	p := r.GetPort()
-	return fmt.Sprintf("%s %s %s on %q at %q, binding %d, groups %v",
-		p.GetId(), p.GetIpAddress(), p.GetMacAddress(), p.GetNodeId(), r.GetVtep(), r.GetBindingGeneration(), p.GetSecurityGroups())
+	return fmt.Sprintf("%s %s %s %s on %q at %q, binding %d, groups %v",
+		p.GetId(), p.GetIpAddress(), p.GetIpv6Address(), p.GetMacAddress(), p.GetNodeId(), r.GetVtep(), r.GetBindingGeneration(), p.GetSecurityGroups())
 }
 
 // begin stores the present numbers of records. After everything was deleted, leftovers compares with them.
@@ -289,9 +316,11 @@ func (n *networkRecords) leftovers() string {
 	return ""
 }
 
-// ready returns an error unless the network of each host is known and the first VPC is deleted.
+// ready returns an error unless the network of each host is known, the first VPC is deleted, and the first floating IP's
+// address can be assigned again.
 func (n *networkRecords) ready() error {
-	if len(n.hosts) < len(n.f.hosts) || len(n.vpcs) > 0 || n.numbers["vni-last"] == 0 {
+	if len(n.hosts) < len(n.f.hosts) || len(n.vpcs) > 0 || n.numbers["vni-last"] == 0 ||
+		len(n.edge.floating) > 0 || n.numbers["ipam-resting"] > 0 {
 		return errors.New("the networks of the hosts are not ready")
 	}
 	return nil
@@ -299,7 +328,7 @@ func (n *networkRecords) ready() error {
 
 // exists reports whether a network resource has a record.
 func (n *networkRecords) exists(id string) bool {
-	return n.vpcs[id] != nil || n.subnets[id] != nil || n.ports[id] != nil || n.groups[id] != nil
+	return n.vpcs[id] != nil || n.subnets[id] != nil || n.ports[id] != nil || n.groups[id] != nil || n.edge.exists(id)
 }
 
 // ordered returns the values of a map in the order of the keys.

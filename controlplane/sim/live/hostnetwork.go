@@ -205,8 +205,15 @@ func (h *host) networkRecords() (map[string]proto.Message, int) {
 // applyNetworks changes records as a message says. The comments of agent.proto specify it.
 func applyNetworks(records map[string]proto.Message, m *agentv1.SyncNetworksResponse) {
 	for _, id := range m.GetDeleted() {
-		delete(records, id)
-		maps.DeleteFunc(records, func(_ string, r proto.Message) bool { return vpcOf(r) == id })
+		var gone []string // a floating IP is found by its port
+		for key, r := range records {
+			if key == id || vpcOf(records, r) == id {
+				gone = append(gone, key)
+			}
+		}
+		for _, key := range gone {
+			delete(records, key)
+		}
 	}
 	if len(m.GetDeleted()) > 0 {
 		dropGroups(records)
@@ -221,6 +228,15 @@ func applyNetworks(records map[string]proto.Message, m *agentv1.SyncNetworksResp
 		records[r.GetPort().GetId()] = r
 	}
 	for _, r := range m.GetSecurityGroups() {
+		records[r.GetId()] = r
+	}
+	for _, r := range m.GetRouteTables() {
+		records[r.GetId()] = r
+	}
+	for _, r := range m.GetNatGateways() {
+		records[r.GetId()] = r
+	}
+	for _, r := range m.GetFloatingIps() {
 		records[r.GetId()] = r
 	}
 }
@@ -239,13 +255,21 @@ func dropGroups(records map[string]proto.Message) {
 	})
 }
 
-// vpcOf returns the ID of the VPC to which a subnet or port belongs, "" for other records.
-func vpcOf(r proto.Message) string {
+// vpcOf returns the ID of the VPC to which a record belongs, "" for VPCs and security groups. A floating IP belongs to
+// the VPC of its port.
+func vpcOf(records map[string]proto.Message, r proto.Message) string {
 	switch r := r.(type) {
 	case *agentv1.HostSubnet:
 		return r.GetSubnet().GetVpcId()
 	case *agentv1.HostPort:
 		return r.GetPort().GetVpcId()
+	case *networkv1.RouteTable:
+		return r.GetVpcId()
+	case *networkv1.NatGateway:
+		return r.GetVpcId()
+	case *networkv1.FloatingIp:
+		port, _ := records[r.GetPortId()].(*agentv1.HostPort)
+		return port.GetPort().GetVpcId()
 	}
 	return ""
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/network"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
 // createResources creates an image and two to four hosts, and waits until they are ready.
@@ -83,7 +84,7 @@ func (f *fleet) createResources(ctx context.Context) error {
 	return f.beginNetworks(ctx, p)
 }
 
-// beginNetworks creates a VPC and a subnet and deletes them, so that the records exist that networks leave behind, such
+// beginNetworks creates an external network. It creates a VPC, a subnet and a floating IP and deletes them, so that the records exist that networks leave behind, such
 // as the project's default security group. Then it lets the witness count the records.
 func (f *fleet) beginNetworks(ctx context.Context, p *process) error {
 	if err := within(time.Minute, func() error {
@@ -100,12 +101,27 @@ func (f *fleet) beginNetworks(ctx context.Context, p *process) error {
 		if _, err = p.networks.DeleteSubnet(ctx, tenant.Default, subnet.Value.ID, [32]byte{}); err != nil {
 			return err
 		}
-		_, err = p.networks.DeleteVPC(ctx, tenant.Default, vpc.Value.ID, [32]byte{})
+		if _, err = p.networks.DeleteVPC(ctx, tenant.Default, vpc.Value.ID, [32]byte{}); err != nil {
+			return err
+		}
+		caller, err := p.identities.Verify(ctx, f.token)
+		if err != nil {
+			return err
+		}
+		_, err = p.networks.CreateExternalNetwork(auth.With(ctx, caller, auth.RPC), externalNetwork, [32]byte{})
+		if err != nil && !fault.Is(err, fault.AlreadyExists) {
+			return err
+		}
+		floating, err := p.networks.CreateFloatingIP(ctx, tenant.Default, network.FloatingRequest{}, [32]byte{})
+		if err != nil {
+			return err
+		}
+		_, err = p.networks.DeleteFloatingIP(ctx, tenant.Default, floating.Value.ID, [32]byte{})
 		return err
 	}); err != nil {
 		return fmt.Errorf("create and delete a VPC: %w", err)
 	}
-	return within(time.Minute, func() error {
+	return within(2*network.RestTime+time.Minute, func() error {
 		f.audit.mu.Lock()
 		defer f.audit.mu.Unlock()
 		f.audit.networks.begin()

@@ -15,10 +15,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// networkResource is a VPC, subnet, port or security group whose creation a member has acknowledged.
+// networkResource is a network resource whose creation a member has acknowledged.
 type networkResource struct {
 	id string
-	// parent is the VPC of a subnet, and the subnet of a port.
+	// parent is the VPC of a subnet, NAT gateway or route table, and the subnet of a port.
 	parent string
 	// leaving is true if the tenant called delete and got no final response, so the resource may or may not exist.
 	leaving bool
@@ -35,7 +35,7 @@ const (
 )
 
 // mostResources has the number of resources of each kind that a tenant has at most.
-var mostResources = map[resourceKind]int{kindVPC: 2, kindSubnet: 3, kindPort: 4, kindGroup: 3}
+var mostResources = map[resourceKind]int{kindVPC: 2, kindSubnet: 3, kindPort: 4, kindGroup: 3, kindFloating: 2, kindNAT: 2, kindTable: 2}
 
 // subnetPrefixes are the prefixes of the subnets of a VPC. A subnet has few addresses, so that they are used again.
 var subnetPrefixes = []string{"10.1.0.0/28", "10.1.0.16/28", "10.1.0.32/28"}
@@ -58,6 +58,10 @@ func (t *tenantClient) pick(kind resourceKind) *networkResource {
 func (t *tenantClient) network(ctx context.Context) {
 	if t.pick(kindSubnet) == nil || t.rng.IntN(10) == 0 {
 		t.createSubnet(ctx)
+		return
+	}
+	if t.rng.IntN(3) == 0 {
+		t.edge(ctx)
 		return
 	}
 	switch n := t.rng.IntN(100); {
@@ -129,7 +133,7 @@ func (t *tenantClient) created(kind resourceKind, id, parent string, err error, 
 
 func (t *tenantClient) createSubnet(ctx context.Context) {
 	if t.pick(kindVPC) == nil || t.rng.IntN(4) == 0 && len(t.networks[kindVPC]) < mostResources[kindVPC] {
-		q := network.VPCRequest{Name: fmt.Sprintf("%s-%d", t.name, t.asks), CIDR: netip.MustParsePrefix("10.1.0.0/16")}
+		q := network.VPCRequest{Name: fmt.Sprintf("%s-%d", t.name, t.asks), CIDR: netip.MustParsePrefix("10.1.0.0/16"), CIDR6: netip.MustParsePrefix("fd00:1::/48")}
 		v, err, ok := askNetwork(ctx, t, "create a VPC", func(
 			ctx context.Context, p *process, body [32]byte,
 		) (network.Result[cloud.VPC], error) {
@@ -141,9 +145,12 @@ func (t *tenantClient) createSubnet(ctx context.Context) {
 	if vpc == nil || len(t.networks[kindSubnet]) >= mostResources[kindSubnet] {
 		return
 	}
+	n := t.rng.IntN(len(subnetPrefixes))
 	q := network.SubnetRequest{
-		Name: fmt.Sprintf("%s-%d", t.name, t.asks), VPC: cloud.VPCID(vpc.id), DHCP: true,
-		CIDR: netip.MustParsePrefix(subnetPrefixes[t.rng.IntN(len(subnetPrefixes))]),
+		Name: fmt.Sprintf("%s-%d", t.name, t.asks), VPC: cloud.VPCID(vpc.id), DHCP: true, CIDR: netip.MustParsePrefix(subnetPrefixes[n]),
+	}
+	if t.rng.IntN(2) == 0 {
+		q.CIDR6 = netip.MustParsePrefix(fmt.Sprintf("fd00:1:0:%d::/64", n))
 	}
 	s, err, ok := askNetwork(ctx, t, "create a subnet", func(
 		ctx context.Context, p *process, body [32]byte,
@@ -337,6 +344,9 @@ func (t *tenantClient) deleteResource(ctx context.Context, kind resourceKind) {
 		t.f.count("network resources deleted")
 		t.networks[kind] = slices.Delete(t.networks[kind], at, at+1)
 		t.deleted = append(t.deleted, r.id)
+		if kind == kindVPC {
+			t.forgetParts(r.id)
+		}
 	case fault.Is(err, fault.FailedPrecondition):
 	default:
 		t.f.fail("deleting %s %s was refused: %v", kind, r.id, err)
@@ -351,6 +361,12 @@ func (p *process) deleteResource(ctx context.Context, kind resourceKind, id stri
 		return p.networks.DeleteSubnet(ctx, tenant.Default, cloud.SubnetID(id), body)
 	case kindPort:
 		return p.networks.DeletePort(ctx, tenant.Default, cloud.PortID(id), body)
+	case kindFloating:
+		return p.networks.DeleteFloatingIP(ctx, tenant.Default, cloud.FloatingIPID(id), body)
+	case kindNAT:
+		return p.networks.DeleteNATGateway(ctx, tenant.Default, cloud.NATGatewayID(id), body)
+	case kindTable:
+		return p.networks.DeleteRouteTable(ctx, tenant.Default, cloud.RouteTableID(id), body)
 	}
 	return p.networks.DeleteSecurityGroup(ctx, tenant.Default, cloud.SecurityGroupID(id), body)
 }

@@ -31,6 +31,7 @@ func (t *tenantClient) deleteNetworks(ctx context.Context) {
 	n := t.f.audit.networks
 	t.f.audit.mu.Lock()
 	ports, subnets, groups, vpcs := ordered(n.ports), ordered(n.subnets), ordered(n.groups), ordered(n.vpcs)
+	floating, nats, tables := ordered(n.edge.floating), ordered(n.edge.nats), ordered(n.edge.tables)
 	t.f.audit.mu.Unlock()
 	do := func(what string, call func(context.Context, *process) error) {
 		if err := t.callAt(ctx, t.f.slots[t.rng.IntN(len(t.f.slots))], "", call); err != nil {
@@ -42,6 +43,15 @@ func (t *tenantClient) deleteNetworks(ctx context.Context) {
 			_, err := p.deleteResource(ctx, kind, id, [32]byte{})
 			return err
 		})
+	}
+	for _, f := range floating {
+		remove(kindFloating, string(f.ID))
+	}
+	for _, r := range tables {
+		remove(kindTable, string(r.ID))
+	}
+	for _, g := range nats {
+		remove(kindNAT, string(g.ID))
 	}
 	for _, p := range ports {
 		remove(kindPort, string(p.ID))
