@@ -247,6 +247,7 @@ func TestRestartWithPorts(t *testing.T) {
 
 	streams := nettest.StartStreams(t, 50*time.Millisecond, r.paths()...)
 	writes := nettest.WatchWrites(t, r.prefix+"vpc-"+restartVPC)
+	writes.Settle()
 	state := r.vpcState()
 	for i, restart := range []func(){
 		func() { r.kill(syscall.SIGKILL) },
@@ -257,9 +258,9 @@ func TestRestartWithPorts(t *testing.T) {
 		r.start()
 		r.applied(2+i, 2)
 		streams.Flow()
+		require.Contains(t, r.get("/metrics"), "trivet_agent_vpc_writes_total 0")
 		require.Empty(t, writes.Take(), "changes that the kernel announced")
 		require.Equal(t, state, r.vpcState())
-		require.Contains(t, r.get("/metrics"), "trivet_agent_vpc_writes_total 0")
 	}
 	t.Logf("%d datagrams on %d paths", streams.Sent(), ports)
 	streams.RequireComplete()

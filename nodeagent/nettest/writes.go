@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -87,6 +88,21 @@ func (w *Writes) Take() (lines []string) {
 		}
 	}
 	return lines
+}
+
+// Settle waits until the kernel announces nothing for some seconds. The kernel announces that a device operates up to a
+// second after its carrier is on, and does so for at most 100 devices in a second.
+func (w *Writes) Settle() {
+	w.t.Helper()
+	const quiet = 3 * time.Second
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+		w.Take()
+		time.Sleep(quiet)
+		if len(w.Take()) == 0 {
+			return
+		}
+	}
+	w.t.Fatal("the kernel announces changes all the time")
 }
 
 // kinds are the names of messages of NETLINK_ROUTE.

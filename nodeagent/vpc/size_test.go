@@ -225,6 +225,7 @@ func TestPortsStartFiltered(t *testing.T) {
 	t.Log("an agent that restarts writes nothing, and no datagram is lost")
 	streams = nettest.StartStreams(t, 20*time.Millisecond, m.ring()...)
 	writes := nettest.WatchWrites(t, m.prefix+m.vpcName("big"))
+	writes.Settle()
 	m.stop()
 	m.start()
 	m.revision++
