@@ -167,7 +167,9 @@ func (m *member) newAccounts(context.Context) error {
 // newNetwork creates the network service, and the feed that sends hosts the state of their VPCs.
 func (m *member) newNetwork(context.Context) error {
 	m.networks = network.New(network.Options{Store: m.records, Commands: m.commands, Log: m.log.With("service", "network")})
-	m.networkFeed = network.NewFeed(network.FeedOptions{Store: m.records, Metrics: m.metrics.registry})
+	m.networkFeed = network.NewFeed(network.FeedOptions{
+		Store: m.records, Listeners: m.memberships.Listeners(m.config.Ports.Agents), Metrics: m.metrics.registry,
+	})
 	return nil
 }
 

@@ -17,6 +17,8 @@ import (
 // FeedOptions configures NewFeed. Store is required.
 type FeedOptions struct {
 	Store *store.Store
+	// Listeners returns the address, host:port, of each member. Hosts keep guests from these addresses. Optional.
+	Listeners func() map[uint64]string
 	// Metrics, if not nil, registers the metrics of the feed.
 	Metrics prometheus.Registerer
 }

@@ -26,7 +26,7 @@ type index struct {
 	vteps map[cloud.NodeID]netip.Addr
 	// underlay has the different addresses in vteps, sorted, and underlayVersion is the number of its changes. It is nil
 	// if it has to be computed again.
-	underlay        []string
+	underlay        []netip.Addr
 	underlayVersion uint64
 	// changedNeeds has the needs that began or ended during a call of set. A need can do both.
 	changedNeeds map[need]struct{}
@@ -286,7 +286,7 @@ func (x *index) setHost(node cloud.NodeID, h *cloud.HostNetwork) (out []hostChan
 }
 
 // underlayAddresses returns the underlay addresses of all hosts.
-func (x *index) underlayAddresses() []string {
+func (x *index) underlayAddresses() []netip.Addr {
 	if x.underlay == nil {
 		known := map[netip.Addr]bool{}
 		for _, a := range x.vteps {
@@ -294,10 +294,8 @@ func (x *index) underlayAddresses() []string {
 				known[a] = true
 			}
 		}
-		x.underlay = make([]string, 0, len(known))
-		for _, a := range slices.SortedFunc(maps.Keys(known), netip.Addr.Compare) {
-			x.underlay = append(x.underlay, a.String())
-		}
+		x.underlay = slices.AppendSeq(make([]netip.Addr, 0, len(known)), maps.Keys(known))
+		slices.SortFunc(x.underlay, netip.Addr.Compare)
 	}
 	return x.underlay
 }

@@ -42,7 +42,7 @@ type feedSession struct {
 	confirm bool
 	// vpcs has the VPCs that the host has received, with their projects.
 	vpcs map[cloud.VPCID]cloud.ProjectID
-	// underlay is the version of the hosts' addresses that the host has received, 0 before the snapshot.
+	// underlay is the version of the hosts' underlay addresses that the host has received, 0 before the snapshot.
 	underlay uint64
 	// sent is the revision of the last complete message, and sentAt its time.
 	sent   int64
@@ -202,8 +202,8 @@ type delta struct {
 	revision int64
 	deleted  []string
 	keys     []recordKey
-	// underlay has the underlay addresses of all hosts. It is nil if they are not to be sent.
-	underlay []string
+	// underlay has the underlay addresses of all hosts. It is nil if the protected addresses are not to be sent.
+	underlay []netip.Addr
 }
 
 // take returns what the session has to send. It is false if there is nothing. The snapshot is a delta of a session
@@ -315,7 +315,7 @@ func (f *Feed) sendDelta(ctx context.Context, s *feedSession, d delta, send func
 		return send(m)
 	}}
 	if d.underlay != nil {
-		if err := out.setUnderlay(d.underlay); err != nil {
+		if err := out.setProtected(f.protected(d.underlay)); err != nil {
 			return err
 		}
 	}
@@ -336,6 +336,24 @@ func (f *Feed) sendDelta(ctx context.Context, s *feedSession, d delta, send func
 		}
 	}
 	return out.flush(true)
+}
+
+// protected returns the given addresses of hosts and those of the members. A member that is added later is sent with the
+// next change of a host, or when the host connects again.
+func (f *Feed) protected(hosts []netip.Addr) (out []string) {
+	all := slices.Clone(hosts)
+	if f.opts.Listeners != nil {
+		for _, listener := range f.opts.Listeners() {
+			if a, err := netip.ParseAddrPort(listener); err == nil {
+				all = append(all, a.Addr().Unmap().WithZone(""))
+			}
+		}
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	for _, a := range slices.Compact(all) {
+		out = append(out, a.String())
+	}
+	return out
 }
 
 // readMessages reads records and converts them to messages. It leaves out a record that was deleted after the delta was

@@ -39,7 +39,9 @@ type feedWorld struct {
 
 func newFeedWorld(t testing.TB) *feedWorld {
 	w := &feedWorld{world: newWorld(t), agents: map[cloud.NodeID]*fakeAgent{}, foreign: map[cloud.PortID]bool{}}
-	w.feed = NewFeed(FeedOptions{Store: w.store})
+	w.feed = NewFeed(FeedOptions{Store: w.store, Listeners: func() map[uint64]string {
+		return map[uint64]string{1: "198.51.100.1:7443", 2: "member.example.org:7443"}
+	}})
 	w.lead()
 	t.Cleanup(func() { w.stop() })
 	return w
@@ -314,8 +316,8 @@ func (a *fakeAgent) show(names map[string]string) string {
 		for _, r := range recordsOf(m) {
 			merged[idOf(r)] = line(r, names)
 		}
-		if m.GetUnderlay() != nil {
-			merged["underlay"] = "underlay " + strings.Join(m.GetUnderlay().GetAddresses(), " ")
+		if m.GetProtected() != nil {
+			merged["protected"] = "protected " + strings.Join(m.GetProtected().GetAddresses(), " ")
 		}
 		for _, id := range m.GetDeleted() {
 			merged[id] = "deleted " + scriptName(id, names)

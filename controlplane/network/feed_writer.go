@@ -39,14 +39,14 @@ func (w *feedWriter) next(size int) (*agentv1.SyncNetworksResponse, error) {
 	return w.message, nil
 }
 
-// setUnderlay adds the underlay addresses of all hosts.
-func (w *feedWriter) setUnderlay(addresses []string) error {
-	list := &agentv1.UnderlayHosts{Addresses: addresses}
+// setProtected adds the protected addresses.
+func (w *feedWriter) setProtected(addresses []string) error {
+	list := &agentv1.ProtectedAddresses{Addresses: addresses}
 	m, err := w.next(proto.Size(list))
 	if err != nil {
 		return err
 	}
-	m.Underlay = list
+	m.Protected = list
 	return nil
 }
 

@@ -42,7 +42,7 @@ func (t *tables) hostVPC(id cloud.VPCID, vtep netip.Addr) (wanted, bool) {
 	v := one.record
 	w := wanted{HostVPC: cloud.HostVPC{ID: v.ID, MTU: v.MTU, CIDR: v.CIDR, CIDR6: v.CIDR6}, Domain: v.Domain}
 	if !mutant.On(mutant.ReachHosts) {
-		w.Denied = t.hosts
+		w.Denied = t.protected
 	}
 	w.addSubnets(one)
 	index := map[cloud.SubnetID]*cloud.HostSubnet{}

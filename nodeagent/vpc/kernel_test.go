@@ -105,7 +105,7 @@ func TestHostsAreDenied(t *testing.T) {
 	l := newLab(t, 1)
 	h := l.hosts[0]
 	records := "vpc a\nsubnet s1 vpc=a net=1\nport p5 vpc=a subnet=s1 at=10.0.1.5 node=n1 groups=g\ngroup g any->"
-	h.snapshot(1, records+"\nhosts 192.0.2.1")
+	h.snapshot(1, records+"\nprotected 192.0.2.1")
 	guest := h.endpoint("p5")
 	l.addNamespace("far") // a host at the other end of a link that a NAT gateway could use
 	l.ip(h.vpcName("a"), "link add out type veth peer name eth0 netns %sfar", l.prefix)
@@ -119,12 +119,12 @@ func TestHostsAreDenied(t *testing.T) {
 	reaches := func(to string, within time.Duration) bool { return l.connects(guest, to, 80, within) }
 	require.Eventually(t, func() bool { return reaches("198.51.100.2", 5*time.Second) }, wait, time.Millisecond)
 
-	h.change(2, "hosts 192.0.2.1 198.51.100.2")
+	h.change(2, "protected 192.0.2.1 198.51.100.2")
 	require.False(t, reaches("198.51.100.2", time.Second), "a guest reached a host")
 	require.True(t, reaches("198.51.100.3", 5*time.Second))
 	h.snapshot(3, records)
 	require.False(t, reaches("198.51.100.2", time.Second), "a guest reached a host")
-	h.change(4, "hosts 192.0.2.1")
+	h.change(4, "protected 192.0.2.1")
 	require.Eventually(t, func() bool { return reaches("198.51.100.2", 5*time.Second) }, wait, time.Millisecond)
 }
 

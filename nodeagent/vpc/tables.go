@@ -21,8 +21,8 @@ type tables struct {
 	peerings   map[cloud.PeeringID]*cloud.Peering
 	// owners are the VPCs of subnets, ports, route tables, NAT gateways and service IPs.
 	owners map[string]cloud.VPCID
-	// hosts are the underlay addresses of all hosts of the cloud, sorted.
-	hosts []netip.Addr
+	// protected are the addresses of the cloud's hosts and members, sorted.
+	protected []netip.Addr
 	// invalid are the records that failed a check when they last changed, by ID.
 	invalid map[string]cloud.InvalidRecord
 }
@@ -68,13 +68,13 @@ func (t *tables) apply(u *cloud.NetworkUpdate) map[cloud.VPCID]bool {
 			vpcs: map[cloud.VPCID]*vpcTable{}, groups: map[cloud.SecurityGroupID]*cloud.SecurityGroup{},
 			owners: map[string]cloud.VPCID{}, invalid: map[string]cloud.InvalidRecord{},
 			floating: map[cloud.FloatingIPID]*cloud.FloatingIP{}, floatingAt: map[cloud.PortID]cloud.FloatingIPID{},
-			hosts:    last.hosts, // members of earlier versions send none
-			peerings: map[cloud.PeeringID]*cloud.Peering{},
+			protected: last.protected, // members of earlier versions send none
+			peerings:  map[cloud.PeeringID]*cloud.Peering{},
 		}
 	}
 	t.node = u.Node
-	if u.Hosts != nil {
-		t.setHosts(u.Hosts, touched)
+	if u.Protected != nil {
+		t.setProtected(u.Protected, touched)
 	}
 	for _, id := range u.Deleted {
 		t.remove(id, touched)
@@ -129,13 +129,13 @@ func (t *tables) apply(u *cloud.NetworkUpdate) map[cloud.VPCID]bool {
 	return touched
 }
 
-// setHosts replaces the underlay addresses of all hosts.
-func (t *tables) setHosts(hosts []netip.Addr, touched map[cloud.VPCID]bool) {
-	hosts = slices.Compact(slices.SortedFunc(slices.Values(hosts), netip.Addr.Compare))
-	if slices.Equal(t.hosts, hosts) {
+// setProtected replaces the addresses of hosts and members.
+func (t *tables) setProtected(addresses []netip.Addr, touched map[cloud.VPCID]bool) {
+	addresses = slices.Compact(slices.SortedFunc(slices.Values(addresses), netip.Addr.Compare))
+	if slices.Equal(t.protected, addresses) {
 		return
 	}
-	t.hosts = hosts
+	t.protected = addresses
 	for id := range t.vpcs {
 		touched[id] = true
 	}

@@ -36,7 +36,7 @@ func vtepOf(node cloud.NodeID) netip.Addr {
 //	peering ab of=a,b
 //	delete p5
 //	invalid p5 vpc=a
-//	hosts 192.0.2.1 192.0.2.2
+//	protected 192.0.2.1 192.0.2.2
 //
 // `snapshot` and `change` apply their lines and print the VPCs whose state may have changed. `show` prints the wanted
 // state of a VPC.
@@ -107,9 +107,9 @@ func parseUpdate(t *testing.T, input string) cloud.NetworkUpdate {
 			u.ServiceIPs = append(u.ServiceIPs, parseService(t, id, args))
 		case "delete":
 			u.Deleted = append(u.Deleted, id)
-		case "hosts":
+		case "protected":
 			for _, word := range words[1:] {
-				u.Hosts = append(u.Hosts, netip.MustParseAddr(word))
+				u.Protected = append(u.Protected, netip.MustParseAddr(word))
 			}
 		case "invalid":
 			u.Invalid = append(u.Invalid, cloud.InvalidRecord{ID: id, VPC: vpc, Err: errors.New("is invalid")})

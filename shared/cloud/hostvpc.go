@@ -22,7 +22,7 @@ type HostVPC struct {
 	// Members are the addresses of the groups that rules in Groups refer to, wherever their ports are.
 	Members []GroupMembers
 	// Denied are sorted addresses outside of the VPC to which no packet of the VPC is forwarded: those of the cloud's
-	// hosts.
+	// hosts and of the members of its control plane.
 	Denied []netip.Addr
 	// LooseTCP lets conntrack begin TCP connections with a segment from the middle of a connection. After a live
 	// migration the VM's connections have no conntrack entries on the new host, and would end without LooseTCP. With it,

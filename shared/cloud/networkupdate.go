@@ -23,8 +23,9 @@ type NetworkUpdate struct {
 	NATGateways []NATGateway
 	FloatingIPs []FloatingIP
 	ServiceIPs  []ServiceIP
-	// Hosts are the underlay addresses of all hosts of the cloud. Nil means that they have not changed.
-	Hosts []netip.Addr
+	// Protected are the addresses of the cloud's hosts and of the members of its control plane. Nil means that they have
+	// not changed.
+	Protected []netip.Addr
 	// Peerings are ACTIVE, and have both VPCs on the host.
 	Peerings []Peering
 	// Deleted are the IDs of records of any kind that no longer exist. Deleting a VPC deletes its records.

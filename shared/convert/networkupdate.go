@@ -18,7 +18,7 @@ var validDNSName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]
 
 // AddNetworkUpdate adds the records of a message to u. A record that a host cannot use is added to u.Invalid instead, so
 // that one wrong record does not keep the others from the host. AddNetworkUpdate returns an error only for a record
-// without a valid ID, which cannot be attributed to anything, and for a wrong address of a host. It does not read the message's term, revision and
+// without a valid ID, which cannot be attributed to anything, and for a wrong protected address. It does not read the message's term, revision and
 // complete.
 func AddNetworkUpdate(u *cloud.NetworkUpdate, m *agentv1.SyncNetworksResponse) error {
 	var wrong []error
@@ -102,16 +102,16 @@ func AddNetworkUpdate(u *cloud.NetworkUpdate, m *agentv1.SyncNetworksResponse) e
 		u.Peerings = append(u.Peerings, p)
 	}
 	u.Deleted = append(u.Deleted, m.GetDeleted()...)
-	if m.GetUnderlay() != nil {
-		u.Hosts = []netip.Addr{}
+	if m.GetProtected() != nil {
+		u.Protected = []netip.Addr{}
 	}
-	for _, text := range m.GetUnderlay().GetAddresses() {
+	for _, text := range m.GetProtected().GetAddresses() {
 		a, err := VTEPFrom(text)
 		if err != nil {
-			wrong = append(wrong, fmt.Errorf("address of a host: %w", err))
+			wrong = append(wrong, fmt.Errorf("protected address: %w", err))
 			continue
 		}
-		u.Hosts = append(u.Hosts, a)
+		u.Protected = append(u.Protected, a)
 	}
 	return errors.Join(wrong...)
 }

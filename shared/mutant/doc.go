@@ -119,7 +119,7 @@ const (
 	KeepMovedFloating  = "keep-moved-floating"  // a host keeps a floating IP that leads to a port elsewhere: controlplane/network, controlplane/sim
 	AnnounceTwice      = "announce-twice"       // a port's earlier binding replaces the later one, so that two hosts announce the port: nodeagent/vpc
 	ActivateEarly      = "activate-early"       // ports are set up before their packet filter is installed: nodeagent/vpc
-	ReachHosts         = "reach-hosts"          // guests reach the underlay addresses of other hosts by NAT: nodeagent/vpc
+	ReachHosts         = "reach-hosts"          // guests reach hosts and members by NAT: nodeagent/vpc
 	EdgeDenied         = "edge-denied"          // guests open connections to denied prefixes outside: nodeagent/edge
 	KeepTranslated     = "keep-translated"      // connections of a removed floating IP continue: nodeagent/edge
 	BalanceUnhealthy   = "balance-unhealthy"    // unhealthy backends of a service IP get connections: nodeagent/balancer

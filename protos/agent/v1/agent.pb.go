@@ -2125,7 +2125,7 @@ type SyncNetworksResponse struct {
 	// comes with its ID here.
 	Deleted []string `protobuf:"bytes,12,rep,name=deleted,proto3" json:"deleted,omitempty"`
 	// In the snapshot, and when the list has changed.
-	Underlay *UnderlayHosts `protobuf:"bytes,13,opt,name=underlay,proto3" json:"underlay,omitempty"`
+	Protected *ProtectedAddresses `protobuf:"bytes,13,opt,name=protected,proto3" json:"protected,omitempty"`
 	// The ACTIVE peerings of which the host has both VPCs.
 	Peerings      []*v11.Peering `protobuf:"bytes,14,rep,name=peerings,proto3" json:"peerings,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2246,9 +2246,9 @@ func (x *SyncNetworksResponse) GetDeleted() []string {
 	return nil
 }
 
-func (x *SyncNetworksResponse) GetUnderlay() *UnderlayHosts {
+func (x *SyncNetworksResponse) GetProtected() *ProtectedAddresses {
 	if x != nil {
-		return x.Underlay
+		return x.Protected
 	}
 	return nil
 }
@@ -2260,29 +2260,30 @@ func (x *SyncNetworksResponse) GetPeerings() []*v11.Peering {
 	return nil
 }
 
-// UnderlayHosts has the underlay addresses of all hosts of the cloud, sorted. A list replaces the former one. Hosts
-// forward no packets of guests to them.
-type UnderlayHosts struct {
+// ProtectedAddresses are the IP addresses of the cloud itself: the underlay addresses of all hosts, and the addresses of
+// the members of the control plane that are not given by name. A host forwards no packets of guests to them. A list is
+// sorted and replaces the former one.
+type ProtectedAddresses struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Addresses     []string               `protobuf:"bytes,1,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *UnderlayHosts) Reset() {
-	*x = UnderlayHosts{}
+func (x *ProtectedAddresses) Reset() {
+	*x = ProtectedAddresses{}
 	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *UnderlayHosts) String() string {
+func (x *ProtectedAddresses) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*UnderlayHosts) ProtoMessage() {}
+func (*ProtectedAddresses) ProtoMessage() {}
 
-func (x *UnderlayHosts) ProtoReflect() protoreflect.Message {
+func (x *ProtectedAddresses) ProtoReflect() protoreflect.Message {
 	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2294,12 +2295,12 @@ func (x *UnderlayHosts) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use UnderlayHosts.ProtoReflect.Descriptor instead.
-func (*UnderlayHosts) Descriptor() ([]byte, []int) {
+// Deprecated: Use ProtectedAddresses.ProtoReflect.Descriptor instead.
+func (*ProtectedAddresses) Descriptor() ([]byte, []int) {
 	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
-func (x *UnderlayHosts) GetAddresses() []string {
+func (x *ProtectedAddresses) GetAddresses() []string {
 	if x != nil {
 		return x.Addresses
 	}
@@ -2648,7 +2649,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"VpcFailure\x12\x15\n" +
 	"\x06vpc_id\x18\x01 \x01(\tR\x05vpcId\x12\x14\n" +
-	"\x05error\x18\x02 \x01(\tR\x05error\"\x90\x05\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\"\x97\x05\n" +
 	"\x14SyncNetworksResponse\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\x12\x1a\n" +
@@ -2663,10 +2664,10 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	" \x03(\v2\x16.network.v1.FloatingIpR\vfloatingIps\x126\n" +
 	"\vservice_ips\x18\v \x03(\v2\x15.network.v1.ServiceIpR\n" +
 	"serviceIps\x12\x18\n" +
-	"\adeleted\x18\f \x03(\tR\adeleted\x123\n" +
-	"\bunderlay\x18\r \x01(\v2\x17.agent.v1.UnderlayHostsR\bunderlay\x12/\n" +
-	"\bpeerings\x18\x0e \x03(\v2\x13.network.v1.PeeringR\bpeerings\"-\n" +
-	"\rUnderlayHosts\x12\x1c\n" +
+	"\adeleted\x18\f \x03(\tR\adeleted\x12:\n" +
+	"\tprotected\x18\r \x01(\v2\x1c.agent.v1.ProtectedAddressesR\tprotected\x12/\n" +
+	"\bpeerings\x18\x0e \x03(\v2\x13.network.v1.PeeringR\bpeerings\"2\n" +
+	"\x12ProtectedAddresses\x12\x1c\n" +
 	"\taddresses\x18\x01 \x03(\tR\taddresses\"D\n" +
 	"\aHostVpc\x12!\n" +
 	"\x03vpc\x18\x01 \x01(\v2\x0f.network.v1.VpcR\x03vpc\x12\x16\n" +
@@ -2755,7 +2756,7 @@ var file_agent_v1_agent_proto_goTypes = []any{
 	(*HostNetwork)(nil),          // 25: agent.v1.HostNetwork
 	(*VpcFailure)(nil),           // 26: agent.v1.VpcFailure
 	(*SyncNetworksResponse)(nil), // 27: agent.v1.SyncNetworksResponse
-	(*UnderlayHosts)(nil),        // 28: agent.v1.UnderlayHosts
+	(*ProtectedAddresses)(nil),   // 28: agent.v1.ProtectedAddresses
 	(*HostVpc)(nil),              // 29: agent.v1.HostVpc
 	(*HostSubnet)(nil),           // 30: agent.v1.HostSubnet
 	(*HostPort)(nil),             // 31: agent.v1.HostPort
@@ -2807,7 +2808,7 @@ var file_agent_v1_agent_proto_depIdxs = []int32{
 	40, // 28: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
 	41, // 29: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
 	42, // 30: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
-	28, // 31: agent.v1.SyncNetworksResponse.underlay:type_name -> agent.v1.UnderlayHosts
+	28, // 31: agent.v1.SyncNetworksResponse.protected:type_name -> agent.v1.ProtectedAddresses
 	43, // 32: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
 	44, // 33: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
 	45, // 34: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
