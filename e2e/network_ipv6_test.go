@@ -31,7 +31,7 @@ func (m *machine6) address() string { return m.nic6.Address.Addr().String() }
 func (c *networkCloud) boot6(name string, host int, subnet string) *machine6 {
 	c.t.Helper()
 	m := &machine6{machine: c.boot(name, host, &vmv1.NetworkSpec{SubnetId: subnet})}
-	line, err := c.admin.Console(c.context(2*time.Minute), m.vm.GetId(), small.Prefix+"NIC6 name=eth0 mac", 1)
+	line, err := c.admin.Console(c.context(3*time.Minute), m.vm.GetId(), small.Prefix+"NIC6 name=eth0 mac", 1)
 	require.NoError(c.t, err)
 	m.nic6, err = small.ParseNIC6(line)
 	require.NoError(c.t, err)
@@ -40,7 +40,7 @@ func (c *networkCloud) boot6(name string, host int, subnet string) *machine6 {
 
 // ipv6 runs guests with IPv6 on three hosts: two in one subnet, and one in another subnet of the VPC.
 func (c *networkCloud) ipv6() {
-	t, ctx := c.t, c.context(2*time.Minute)
+	t, ctx := c.t, c.context(10*time.Minute)
 	vpc, err := c.networks.CreateVpc(ctx, &networkv1.CreateVpcRequest{
 		Name: "six", CidrBlock: "10.6.0.0/16", Ipv6CidrBlock: prefix6,
 	})
@@ -93,7 +93,7 @@ func (c *networkCloud) ipv6() {
 
 // rules6 checks that rules for IPv6 permit and stop traffic, in both directions, also that of an open connection.
 func (c *networkCloud) rules6(a, b *machine6) {
-	t, ctx := c.t, c.context(5*time.Minute)
+	t, ctx := c.t, c.context(10*time.Minute)
 	g, err := c.networks.CreateSecurityGroup(ctx, &networkv1.CreateSecurityGroupRequest{Name: "six"})
 	require.NoError(t, err)
 	allow := func(protocol string, port uint32) string {

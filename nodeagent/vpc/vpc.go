@@ -11,8 +11,8 @@
 //
 // # Decisions
 //
-//   - No device and no packet filter is touched before the first snapshot. Then the VPCs that the snapshot does not name are
-//     removed, also those that an earlier process of the agent made.
+//   - No device and no packet filter is touched before the first snapshot. Then the VPCs that the snapshot does not
+//     name are removed, also those that an earlier process of the agent made.
 //   - The kernel has the state; a restarted agent compares it with the snapshot, and writes nothing if they agree.
 //   - What the DHCP, DNS and metadata servers need is also stored in files (stored.go), because the kernel does not have
 //     it: a restarted agent answers guests although no member of the control plane is reachable. The files serve for
