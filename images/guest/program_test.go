@@ -22,8 +22,8 @@ func (m *machine) run(script string) (out []string, status string) {
 	return out, status
 }
 
-// TestGuestPrograms runs the programs of guestd in a guest that has one interface on QEMU's user network, with an MTU of
-// 1500, and two that are connected to each other.
+// TestGuestPrograms runs the programs of guestd in a guest that has one interface on QEMU's user network, with an
+// MTU of 1500, and two that are connected to each other.
 func TestGuestPrograms(t *testing.T) {
 	img := build(t)
 	m := start(t, append(img.direct(),
@@ -36,8 +36,10 @@ func TestGuestPrograms(t *testing.T) {
 	frame := func(text string) string {
 		return hex.EncodeToString([]byte("\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x09\x88\xb5" + text))
 	}
-	begin := "/init capture eth2 20 last >/tmp/got & until grep -q capturing /tmp/got && ip link show eth1 | grep -q ,UP; do sleep 0.1; done; "
-	out, status := m.run(fmt.Sprintf(begin+`printf '%s\n\n%s\n' | /init send eth1 2 && wait $! && cat /tmp/got`, frame("first"), frame("the last one")))
+	begin := "/init capture eth2 20 last >/tmp/got & " +
+		"until grep -q capturing /tmp/got && ip link show eth1 | grep -q ,UP; do sleep 0.1; done; "
+	send := fmt.Sprintf(`printf '%s\n\n%s\n' | /init send eth1 2 && `, frame("first"), frame("the last one"))
+	out, status := m.run(begin + send + "wait $! && cat /tmp/got")
 	require.Equal(t, "0", status, out)
 	require.Contains(t, out, "sent 2 frames 2 times")
 	count := strings.Count(strings.Join(out, " "), hex.EncodeToString([]byte("first")))
@@ -57,7 +59,9 @@ func TestGuestPrograms(t *testing.T) {
 	out, status = m.run("ip route add blackhole 192.0.2.0/24; /init dfping 192.0.2.1 10 1")
 	require.Equal(t, "1", status, out)
 
-	for _, wrong := range []string{"send", "send eth1 0", "capture eth2 x y", "dfping fe80::1 10", "dfping 10.9.0.2 70000", "other", ""} {
+	for _, wrong := range []string{
+		"send", "send eth1 0", "capture eth2 x y", "dfping fe80::1 10", "dfping 10.9.0.2 70000", "other", "",
+	} {
 		_, status = m.run("echo | /init " + wrong)
 		require.Equal(t, "2", status, wrong)
 	}

@@ -22,16 +22,16 @@ const (
 	defaultLimit = 5 // seconds that dfping waits
 )
 
-// dfpingCommand sends one ICMP echo request with BYTES bytes of data and the flag "don't fragment" to an IPv4 address,
-// and waits for the reply or an error. It prints one line:
+// dfpingCommand sends one ICMP echo request with BYTES bytes of data and the flag "don't fragment" to an IPv4
+// address, and waits for the reply or an error. It prints one line:
 //
 //	reply from=10.0.0.2 bytes=1400 ttl=63
 //	too-big from=10.0.0.1 mtu=1300
 //	too-big from=local mtu=1450
 //
-// The second is an error from a router on the path, the third one from the guest's own kernel. dfping fails if neither a
-// reply nor such an error arrives within SECONDS. The path MTU that the kernel has learned from earlier errors does not
-// matter.
+// The second is an error from a router on the path, the third one from the guest's own kernel. dfping fails if
+// neither a reply nor such an error arrives within SECONDS. The path MTU that the kernel has learned from earlier
+// errors does not matter.
 func dfpingCommand(args []string, _ io.Reader, out io.Writer) error {
 	if len(args) < 2 || len(args) > 3 {
 		return errUsage
@@ -139,14 +139,16 @@ func (p *pinger) reply(packet []byte) string {
 		return ""
 	}
 	header := int(packet[0]&0xf) * 4
-	if len(packet) < header+icmpHeader || packet[header] != echoReply || binary.BigEndian.Uint16(packet[header+4:]) != p.id {
+	if len(packet) < header+icmpHeader || packet[header] != echoReply ||
+		binary.BigEndian.Uint16(packet[header+4:]) != p.id {
 		return ""
 	}
 	from := netip.AddrFrom4([4]byte(packet[12:]))
 	return fmt.Sprintf("reply from=%v bytes=%d ttl=%d", from, len(packet)-header-icmpHeader, packet[8])
 }
 
-// readError returns the line about an error in the socket's queue that a packet was too big, "" if the queue is empty.
+// readError returns the line about an error in the socket's queue that a packet was too big, "" if the queue is
+// empty.
 func (p *pinger) readError(buffer []byte) (string, error) {
 	control := make([]byte, 512)
 	_, n, _, _, err := unix.Recvmsg(p.fd, buffer, control, unix.MSG_ERRQUEUE)

@@ -131,8 +131,8 @@ func captureCommand(args []string, _ io.Reader, out io.Writer) error {
 	return fmt.Errorf("no frame with %q has arrived within %d s", args[2], seconds)
 }
 
-// openLink opens a packet socket of an interface and returns it with the index of the interface. For "any", the socket
-// receives the frames of all interfaces, and the index is 0.
+// openLink opens a packet socket of an interface and returns it with the index of the interface. For "any", the
+// socket receives the frames of all interfaces, and the index is 0.
 func openLink(name string) (fd, index int, err error) {
 	const all = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8 // in network byte order
 	fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, all)

@@ -1,14 +1,15 @@
-// Command guestd is the whole user space of the small test guest: the kernel starts it as process 1 and it never exits.
+// Command guestd is the whole user space of the small test guest: the kernel starts it as process 1 and it never
+// exits.
 //
-// It loads the drivers for the machine's devices, mounts the data partition and prints the banner on the first serial
-// port. From then on it handles the power button and executes commands, which it reads as lines from that port. It is
-// one program rather than a shell script, because every process costs milliseconds under emulation and because a script
-// that reads a terminal loses input. Busybox is in the image for the "run" command, and for the DHCP client and the HTTP
-// server of a machine with network interfaces. Other processes start guestd with the name of a program (programs), which
-// busybox lacks, as the first argument.
+// It loads the drivers for the machine's devices, mounts the data partition and prints the banner on the first
+// serial port. From then on it handles the power button and executes commands, which it reads as lines from that
+// port. It is one program rather than a shell script, because every process costs milliseconds under emulation and
+// because a script that reads a terminal loses input. Busybox is in the image for the "run" command, and for the
+// DHCP client and the HTTP server of a machine with network interfaces. Other processes start guestd with the name
+// of a program (programs), which busybox lacks, as the first argument.
 //
-// It must not exit as process 1 (the kernel would panic), and must not know anything of Trivet. ../README.md lists its
-// output.
+// It must not exit as process 1 (the kernel would panic), and must not know anything of Trivet. ../README.md lists
+// its output.
 package main
 
 import (
@@ -158,8 +159,8 @@ func memKiB() int64 {
 	return 0
 }
 
-// disks returns the whole disks, sorted by name: block devices that have a device behind them (loop devices have none)
-// and are not CD drives.
+// disks returns the whole disks, sorted by name: block devices that have a device behind them (loop devices have
+// none) and are not CD drives.
 func disks() []guest.Disk {
 	entries, err := os.ReadDir("/sys/block")
 	if err != nil {

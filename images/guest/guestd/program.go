@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// program is a program that guestd runs when it is started with the program's name as first argument by another process
-// of the guest: its usage, and its function. The function writes results to the standard output.
+// program is a program that guestd runs when it is started with the program's name as first argument by another
+// process of the guest: its usage, and its function. The function writes results to the standard output.
 type program struct {
 	usage string
 	do    func(args []string, in io.Reader, out io.Writer) error

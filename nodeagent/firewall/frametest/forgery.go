@@ -34,8 +34,8 @@ func Neighbor(source, destination netip.Addr, typ uint8, target netip.Addr, mac 
 	return ICMP(source, destination, typ, 0, Join(Uint32(0), target.AsSlice(), option, []byte(tag)))
 }
 
-// Forger builds frames that one port sends to another port of its subnet. The sending port must have the address pairs
-// of Pairs.
+// Forger builds frames that one port sends to another port of its subnet. The sending port must have the address
+// pairs of Pairs.
 type Forger struct {
 	MAC, Peer                cloud.MAC // of the sending port and of the other one
 	IP4, Peer4, Gateway4     netip.Addr
@@ -62,16 +62,16 @@ func Pairs() []cloud.AddressPair {
 	}
 }
 
-// Forgery is a frame that the sending port may send, or may not send because it is forged. The result of Build contains
-// the tag.
+// Forgery is a frame that the sending port may send, or may not send because it is forged. The result of Build
+// contains the tag.
 type Forgery struct {
 	Name   string
 	Forged bool
 	Build  func(tag string) []byte
 }
 
-// Frames returns all forged and legitimate frames. Some are for the other port's MAC address, and some are broadcasts or
-// multicasts, which only the gateway gets.
+// Frames returns all forged and legitimate frames. Some are for the other port's MAC address, and some are
+// broadcasts or multicasts, which only the gateway gets.
 func (f *Forger) Frames() []Forgery {
 	return slices.Concat(f.arpForgeries(), f.ipv4Forgeries(), f.ipv6Forgeries(), f.neighborForgeries(), f.otherForgeries())
 }
@@ -225,6 +225,12 @@ func (f *Forger) neighborForgeries() []Forgery {
 		})},
 		{"redirect", true, f.icmp6(func(tag string) []byte {
 			return ICMP(f.LinkLocal, AllNodes, 137, 0, Join(make([]byte, 36), []byte(tag)))
+		})},
+		{"router advertisement to a guest", true, f.frame(f.Peer, unix.ETH_P_IPV6, func(tag string) []byte {
+			return ICMP(f.LinkLocal, f.PeerLinkLocal, 134, 0, Join(make([]byte, 12), []byte(tag)))
+		})},
+		{"redirect to a guest", true, f.frame(f.Peer, unix.ETH_P_IPV6, func(tag string) []byte {
+			return ICMP(f.LinkLocal, f.PeerLinkLocal, 137, 0, Join(make([]byte, 36), []byte(tag)))
 		})},
 		{"router solicitation", false, f.icmp6(func(tag string) []byte {
 			return ICMP(f.LinkLocal, parseAddr("ff02::2"), 133, 0, Join(Uint32(0), []byte(tag)))

@@ -1,8 +1,8 @@
-// Package frametest builds Ethernet frames for tests of port security, and sends and captures frames on devices. [Forger]
-// builds the frames that a port may and may not send; a [Wire] sends and captures.
+// Package frametest builds Ethernet frames for tests of port security, and sends and captures frames on devices.
+// [Forger] builds the frames that a port may and may not send; a [Wire] sends and captures.
 //
-// The tests of package firewall send the frames from namespaces, and the end-to-end tests from guests, so that both check
-// the same list. Frames are built by hand because most of them are wrong in one field.
+// The tests of package firewall send the frames from namespaces, and the end-to-end tests from guests, so that both
+// check the same list. Frames are built by hand because most of them are wrong in one field.
 package frametest
 
 import (
@@ -15,7 +15,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Ethernet builds a frame. Like those of the other builders, its arguments are in the order of the fields on the wire.
+// Ethernet builds a frame. Like those of the other builders, its arguments are in the order of the fields on the
+// wire.
 func Ethernet(destination, source cloud.MAC, typ uint16, payload []byte) []byte {
 	return Join(destination[:], source[:], Uint16(typ), payload)
 }

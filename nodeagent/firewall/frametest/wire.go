@@ -22,7 +22,8 @@ type Wire struct {
 	seen  [][]byte
 }
 
-// OpenWire opens a device of a network namespace and records all frames that the device receives, until the test ends.
+// OpenWire opens a device of a network namespace and records all frames that the device receives, until the test
+// ends.
 func OpenWire(t *testing.T, ns netns.NsHandle, device string) *Wire {
 	t.Helper()
 	w := &Wire{}
