@@ -26,6 +26,16 @@ type server struct {
 
 const service = "/network.v1.NetworkService/"
 
+// replacement returns a list of an update, which replaces the present one also if it is empty. The slice is never nil:
+// requests are passed to the leader as CBOR, which has one value, null, for a pointer to a nil slice and for a nil
+// pointer, which leaves the present list as it is.
+func replacement[T any](list []T) *[]T {
+	if list == nil {
+		list = []T{}
+	}
+	return &list
+}
+
 // request is implemented by every request of NetworkService.
 type request interface {
 	GetOrgId() string

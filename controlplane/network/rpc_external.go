@@ -108,7 +108,7 @@ func (r *server) UpdateExternalNetwork(ctx context.Context, in *networkv1.Update
 		if err != nil {
 			return nil, err
 		}
-		q.Pools = &pools
+		q.Pools = replacement(pools)
 	}
 	if in.GatewayIp != nil {
 		gateway, err := addressOf("gateway_ip", in.GetGatewayIp())

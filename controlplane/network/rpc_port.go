@@ -128,7 +128,7 @@ func (r *server) UpdatePort(ctx context.Context, in *networkv1.UpdatePortRequest
 		if err != nil {
 			return nil, err
 		}
-		q.Pairs = &pairs
+		q.Pairs = replacement(pairs)
 	}
 	out, err := r.s.UpdatePort(ctx, t, q, rpc.BodyHash(in))
 	return answer(ctx, out, err, portToProto)

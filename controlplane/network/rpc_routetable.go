@@ -113,14 +113,14 @@ func (r *server) UpdateRouteTable(ctx context.Context, in *networkv1.UpdateRoute
 		if err != nil {
 			return nil, err
 		}
-		q.Subnets = &all
+		q.Subnets = replacement(all)
 	}
 	if in.Routes != nil {
 		all, err := routesFrom(in.GetRoutes().GetRoutes())
 		if err != nil {
 			return nil, err
 		}
-		q.Routes = &all
+		q.Routes = replacement(all)
 	}
 	out, err := r.s.UpdateRouteTable(ctx, t, q, rpc.BodyHash(in))
 	return answer(ctx, out, err, tableToProto)

@@ -83,7 +83,7 @@ func (r *server) UpdateSubnet(ctx context.Context, in *networkv1.UpdateSubnetReq
 		if err != nil {
 			return nil, err
 		}
-		q.DNS = &servers
+		q.DNS = replacement(servers)
 	}
 	out, err := r.s.UpdateSubnet(ctx, t, q, rpc.BodyHash(in))
 	return answer(ctx, out, err, subnetToProto)
