@@ -29,7 +29,6 @@ func (c *networkCloud) insideGuests(vpc, front string, a, b, d, e *machine) {
 // nic is a network interface that was attached to a running guest. The guest has no DHCP on it.
 type nic struct {
 	*machine
-	id     string
 	device string // in the guest
 	port   *networkv1.Port
 	mac    domain.MAC
@@ -46,7 +45,7 @@ func (c *networkCloud) plug(m *machine, id, subnet string, groups ...string) *ni
 		Id: id, SubnetId: subnet, Model: vmv1.NicModel_NIC_MODEL_VIRTIO_NET, SecurityGroups: groups,
 	}})
 	require.NoError(c.t, err)
-	n := &nic{machine: m, id: id}
+	n := &nic{machine: m}
 	for _, s := range vm.GetSpec().GetNetwork() {
 		if s.GetId() == id {
 			n.port, err = c.networks.GetPort(ctx, &networkv1.GetPortRequest{Id: s.GetPortId()})
@@ -69,12 +68,6 @@ func (c *networkCloud) plug(m *machine, id, subnet string, groups ...string) *ni
 	}
 	n.device = m.run(script + ` && echo "$d"`)
 	return n
-}
-
-// unplug detaches the NIC.
-func (n *nic) unplug() {
-	_, err := n.c.vms.DetachNic(n.c.context(time.Minute), &vmv1.DetachNicRequest{VmId: n.vm.GetId(), NicId: n.id})
-	require.NoError(n.c.t, err)
 }
 
 // update changes the port of the NIC.

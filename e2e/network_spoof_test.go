@@ -59,7 +59,7 @@ func (l *attackList) addVictim(r *rawVPC, victim *nic) {
 		IP6: r.attacker.ip6, Peer6: victim.ip6, Gateway6: r.gateway6,
 		LinkLocal: domain.LinkLocal(r.attacker.mac), PeerLinkLocal: domain.LinkLocal(victim.mac),
 	}
-	both := func(name string, forged bool, build func(tag string) []byte) {
+	add := func(name string, forged bool, build func(tag string) []byte) {
 		l.add(f, attack{name: name, victim: victim, forged: forged}, build)
 		if forged && !slices.Equal(build("")[:6], victim.mac[:]) {
 			l.add(f, attack{name: name, victim: victim, forged: forged, unicast: true}, func(tag string) []byte {
@@ -68,11 +68,11 @@ func (l *attackList) addVictim(r *rawVPC, victim *nic) {
 		}
 	}
 	for _, c := range f.Frames() {
-		both(c.Name, c.Forged, c.Build)
+		add(c.Name, c.Forged, c.Build)
 	}
 	// Of the lab: a guest of another VPC, the underlay addresses of both hosts and of the router, the control plane.
 	for _, source := range []string{"10.0.1.10", "10.94.1.2", "10.94.2.2", "10.94.2.1", "127.0.0.1"} {
-		both("IPv4 from "+source, true, func(tag string) []byte {
+		add("IPv4 from "+source, true, func(tag string) []byte {
 			packet := frametest.UDP(frametest.At(netip.MustParseAddr(source), 1), frametest.At(victim.ip, 2), tag)
 			return frametest.Ethernet(victim.mac, r.attacker.mac, unix.ETH_P_IP, packet)
 		})
@@ -93,6 +93,7 @@ func (c *networkCloud) spoof(r *rawVPC, d *machine) {
 		pairs = append(pairs, pair)
 	}
 	r.attacker.update(&networkv1.UpdatePortRequest{AllowedAddressPairs: &networkv1.AddressPairs{Pairs: pairs}})
+	r.awaitSource(frametest.Pairs()[0].CIDR.Addr().String())
 	// The guests' own traffic, with real ARP and neighbour discovery.
 	for _, victim := range []*nic{r.near, r.far} {
 		r.attacker.eventually("IPv4 passes", "ping -c 1 -W 2 "+victim.ip.String())
@@ -125,16 +126,7 @@ func (c *networkCloud) spoofUnsecured(r *rawVPC, d *machine) {
 	t := c.t
 	r.attacker.update(&networkv1.UpdatePortRequest{PortSecurity: ptr(false)})
 	defer r.attacker.update(&networkv1.UpdatePortRequest{PortSecurity: ptr(true)})
-	probe := r.near.startCapture()
-	text := "<port security is off>"
-	packet := frametest.UDP(frametest.At(netip.MustParseAddr("192.0.2.1"), 1), frametest.At(r.near.ip, 2), text)
-	frame := frametest.Ethernet(r.near.mac, r.attacker.mac, unix.ETH_P_IP, packet)
-	require.NoError(t, lab.Until(c.context(time.Minute), "a forged frame arrives", func(ctx context.Context) error {
-		r.attacker.send([][]byte{frame})
-		_, err := probe.m.try(ctx, fmt.Sprintf("grep -q %x %s", text, probe.file))
-		return err
-	}))
-	probe.stop()
+	r.awaitSource("192.0.2.1")
 	list := &attackList{kind: "control"}
 	list.addVictim(r, r.near)
 	list.addVictim(r, r.far)
@@ -146,6 +138,20 @@ func (c *networkCloud) spoofUnsecured(r *rawVPC, d *machine) {
 				"%v: the frame does not arrive without port security", &a)
 		}
 	}
+}
+
+// awaitSource waits until the attacker's host has applied that the attacker may send from an IPv4 address.
+func (r *rawVPC) awaitSource(source string) {
+	c, probe := r.near.c, r.near.startCapture()
+	text := "<from " + source + ">"
+	packet := frametest.UDP(frametest.At(netip.MustParseAddr(source), 1), frametest.At(r.near.ip, 2), text)
+	frame := frametest.Ethernet(r.near.mac, r.attacker.mac, unix.ETH_P_IP, packet)
+	require.NoError(c.t, lab.Until(c.context(time.Minute), "a frame from "+source+" arrives", func(ctx context.Context) error {
+		r.attacker.send([][]byte{frame})
+		_, err := probe.m.try(ctx, fmt.Sprintf("grep -q %x %s", text, probe.file))
+		return err
+	}))
+	probe.stop()
 }
 
 // stoppedElsewhere are the forged frames that do not arrive without port security either.
