@@ -68,6 +68,50 @@ func answer[T any, M proto.Message](ctx context.Context, out Result[T], err erro
 	return convert(&out.Value), nil
 }
 
+// idRequest is implemented by every request that names a resource by its ID alone.
+type idRequest interface {
+	request
+	proto.Message
+	GetId() string
+}
+
+// getOne implements an RPC that returns a resource.
+func getOne[ID ~string, T any, M proto.Message](
+	ctx context.Context, method auth.Method, in idRequest, get func(context.Context, cloud.Tenant, ID) (*T, error),
+	convert func(*T) M,
+) (none M, err error) {
+	t, err := admit(ctx, method, in)
+	if err != nil {
+		return none, err
+	}
+	found, err := get(ctx, t, ID(in.GetId()))
+	if err != nil {
+		return none, err
+	}
+	return convert(found), nil
+}
+
+// deleteOne implements an RPC that deletes a resource and has an empty response.
+func deleteOne[ID ~string, M proto.Message](
+	ctx context.Context, method auth.Method, in idRequest,
+	remove func(context.Context, cloud.Tenant, ID, [32]byte) (Result[struct{}], error), response M,
+) (none M, err error) {
+	t, err := admit(ctx, method, in)
+	if err != nil {
+		return none, err
+	}
+	out, err := remove(ctx, t, ID(in.GetId()), rpc.BodyHash(in))
+	return answer(ctx, out, err, func(*struct{}) M { return response })
+}
+
+// convertAll converts the resources of a list.
+func convertAll[T, M any](all []*T, convert func(*T) *M) (out []*M) {
+	for _, one := range all {
+		out = append(out, convert(one))
+	}
+	return out
+}
+
 // prefixOf parses an optional prefix. An empty text gives an invalid prefix.
 func prefixOf(field, text string) (netip.Prefix, error) {
 	if text == "" {

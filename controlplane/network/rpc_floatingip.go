@@ -35,15 +35,7 @@ func (r *server) CreateFloatingIp(ctx context.Context, in *networkv1.CreateFloat
 }
 
 func (r *server) GetFloatingIp(ctx context.Context, in *networkv1.GetFloatingIpRequest) (*networkv1.FloatingIp, error) {
-	t, err := admit(ctx, "GetFloatingIp", in)
-	if err != nil {
-		return nil, err
-	}
-	f, err := r.s.GetFloatingIP(ctx, t, cloud.FloatingIPID(in.GetId()))
-	if err != nil {
-		return nil, err
-	}
-	return floatingToProto(f), nil
+	return getOne(ctx, "GetFloatingIp", in, r.s.GetFloatingIP, floatingToProto)
 }
 
 func (r *server) ListFloatingIps(ctx context.Context, in *networkv1.ListFloatingIpsRequest) (*networkv1.ListFloatingIpsResponse, error) {
@@ -55,11 +47,7 @@ func (r *server) ListFloatingIps(ctx context.Context, in *networkv1.ListFloating
 	if err != nil {
 		return nil, err
 	}
-	out := &networkv1.ListFloatingIpsResponse{NextPageToken: next}
-	for _, f := range all {
-		out.FloatingIps = append(out.FloatingIps, floatingToProto(f))
-	}
-	return out, nil
+	return &networkv1.ListFloatingIpsResponse{FloatingIps: convertAll(all, floatingToProto), NextPageToken: next}, nil
 }
 
 func (r *server) UpdateFloatingIp(ctx context.Context, in *networkv1.UpdateFloatingIpRequest) (*networkv1.FloatingIp, error) {
@@ -80,11 +68,8 @@ func (r *server) UpdateFloatingIp(ctx context.Context, in *networkv1.UpdateFloat
 	return answer(ctx, out, err, floatingToProto)
 }
 
-func (r *server) DeleteFloatingIp(ctx context.Context, in *networkv1.DeleteFloatingIpRequest) (*networkv1.DeleteFloatingIpResponse, error) {
-	t, err := admit(ctx, "DeleteFloatingIp", in)
-	if err != nil {
-		return nil, err
-	}
-	out, err := r.s.DeleteFloatingIP(ctx, t, cloud.FloatingIPID(in.GetId()), rpc.BodyHash(in))
-	return answer(ctx, out, err, func(*struct{}) *networkv1.DeleteFloatingIpResponse { return &networkv1.DeleteFloatingIpResponse{} })
+func (r *server) DeleteFloatingIp(
+	ctx context.Context, in *networkv1.DeleteFloatingIpRequest,
+) (*networkv1.DeleteFloatingIpResponse, error) {
+	return deleteOne(ctx, "DeleteFloatingIp", in, r.s.DeleteFloatingIP, &networkv1.DeleteFloatingIpResponse{})
 }

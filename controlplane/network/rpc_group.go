@@ -127,15 +127,7 @@ func (r *server) CreateSecurityGroup(ctx context.Context, in *networkv1.CreateSe
 }
 
 func (r *server) GetSecurityGroup(ctx context.Context, in *networkv1.GetSecurityGroupRequest) (*networkv1.SecurityGroup, error) {
-	t, err := admit(ctx, "GetSecurityGroup", in)
-	if err != nil {
-		return nil, err
-	}
-	g, err := r.s.GetSecurityGroup(ctx, t, cloud.SecurityGroupID(in.GetId()))
-	if err != nil {
-		return nil, err
-	}
-	return groupToProto(g), nil
+	return getOne(ctx, "GetSecurityGroup", in, r.s.GetSecurityGroup, groupToProto)
 }
 
 func (r *server) ListSecurityGroups(ctx context.Context, in *networkv1.ListSecurityGroupsRequest) (*networkv1.ListSecurityGroupsResponse, error) {
@@ -147,11 +139,7 @@ func (r *server) ListSecurityGroups(ctx context.Context, in *networkv1.ListSecur
 	if err != nil {
 		return nil, err
 	}
-	out := &networkv1.ListSecurityGroupsResponse{NextPageToken: next}
-	for _, g := range all {
-		out.SecurityGroups = append(out.SecurityGroups, groupToProto(g))
-	}
-	return out, nil
+	return &networkv1.ListSecurityGroupsResponse{SecurityGroups: convertAll(all, groupToProto), NextPageToken: next}, nil
 }
 
 func (r *server) UpdateSecurityGroup(ctx context.Context, in *networkv1.UpdateSecurityGroupRequest) (*networkv1.SecurityGroup, error) {
@@ -163,15 +151,10 @@ func (r *server) UpdateSecurityGroup(ctx context.Context, in *networkv1.UpdateSe
 	return answer(ctx, out, err, groupToProto)
 }
 
-func (r *server) DeleteSecurityGroup(ctx context.Context, in *networkv1.DeleteSecurityGroupRequest) (*networkv1.DeleteSecurityGroupResponse, error) {
-	t, err := admit(ctx, "DeleteSecurityGroup", in)
-	if err != nil {
-		return nil, err
-	}
-	out, err := r.s.DeleteSecurityGroup(ctx, t, cloud.SecurityGroupID(in.GetId()), rpc.BodyHash(in))
-	return answer(ctx, out, err, func(*struct{}) *networkv1.DeleteSecurityGroupResponse {
-		return &networkv1.DeleteSecurityGroupResponse{}
-	})
+func (r *server) DeleteSecurityGroup(
+	ctx context.Context, in *networkv1.DeleteSecurityGroupRequest,
+) (*networkv1.DeleteSecurityGroupResponse, error) {
+	return deleteOne(ctx, "DeleteSecurityGroup", in, r.s.DeleteSecurityGroup, &networkv1.DeleteSecurityGroupResponse{})
 }
 
 func (r *server) AddSecurityGroupRule(ctx context.Context, in *networkv1.AddSecurityGroupRuleRequest) (*networkv1.SecurityGroup, error) {

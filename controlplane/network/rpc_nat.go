@@ -30,15 +30,7 @@ func (r *server) CreateNatGateway(ctx context.Context, in *networkv1.CreateNatGa
 }
 
 func (r *server) GetNatGateway(ctx context.Context, in *networkv1.GetNatGatewayRequest) (*networkv1.NatGateway, error) {
-	t, err := admit(ctx, "GetNatGateway", in)
-	if err != nil {
-		return nil, err
-	}
-	n, err := r.s.GetNATGateway(ctx, t, cloud.NATGatewayID(in.GetId()))
-	if err != nil {
-		return nil, err
-	}
-	return natToProto(n), nil
+	return getOne(ctx, "GetNatGateway", in, r.s.GetNATGateway, natToProto)
 }
 
 func (r *server) ListNatGateways(ctx context.Context, in *networkv1.ListNatGatewaysRequest) (*networkv1.ListNatGatewaysResponse, error) {
@@ -50,18 +42,11 @@ func (r *server) ListNatGateways(ctx context.Context, in *networkv1.ListNatGatew
 	if err != nil {
 		return nil, err
 	}
-	out := &networkv1.ListNatGatewaysResponse{NextPageToken: next}
-	for _, n := range all {
-		out.NatGateways = append(out.NatGateways, natToProto(n))
-	}
-	return out, nil
+	return &networkv1.ListNatGatewaysResponse{NatGateways: convertAll(all, natToProto), NextPageToken: next}, nil
 }
 
-func (r *server) DeleteNatGateway(ctx context.Context, in *networkv1.DeleteNatGatewayRequest) (*networkv1.DeleteNatGatewayResponse, error) {
-	t, err := admit(ctx, "DeleteNatGateway", in)
-	if err != nil {
-		return nil, err
-	}
-	out, err := r.s.DeleteNATGateway(ctx, t, cloud.NATGatewayID(in.GetId()), rpc.BodyHash(in))
-	return answer(ctx, out, err, func(*struct{}) *networkv1.DeleteNatGatewayResponse { return &networkv1.DeleteNatGatewayResponse{} })
+func (r *server) DeleteNatGateway(
+	ctx context.Context, in *networkv1.DeleteNatGatewayRequest,
+) (*networkv1.DeleteNatGatewayResponse, error) {
+	return deleteOne(ctx, "DeleteNatGateway", in, r.s.DeleteNATGateway, &networkv1.DeleteNatGatewayResponse{})
 }

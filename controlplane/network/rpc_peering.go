@@ -39,15 +39,7 @@ func (r *server) AcceptPeering(ctx context.Context, in *networkv1.AcceptPeeringR
 }
 
 func (r *server) GetPeering(ctx context.Context, in *networkv1.GetPeeringRequest) (*networkv1.Peering, error) {
-	t, err := admit(ctx, "GetPeering", in)
-	if err != nil {
-		return nil, err
-	}
-	p, err := r.s.GetPeering(ctx, t, cloud.PeeringID(in.GetId()))
-	if err != nil {
-		return nil, err
-	}
-	return peeringToProto(p), nil
+	return getOne(ctx, "GetPeering", in, r.s.GetPeering, peeringToProto)
 }
 
 func (r *server) ListPeerings(ctx context.Context, in *networkv1.ListPeeringsRequest) (*networkv1.ListPeeringsResponse, error) {
@@ -59,18 +51,11 @@ func (r *server) ListPeerings(ctx context.Context, in *networkv1.ListPeeringsReq
 	if err != nil {
 		return nil, err
 	}
-	out := &networkv1.ListPeeringsResponse{NextPageToken: next}
-	for _, p := range all {
-		out.Peerings = append(out.Peerings, peeringToProto(p))
-	}
-	return out, nil
+	return &networkv1.ListPeeringsResponse{Peerings: convertAll(all, peeringToProto), NextPageToken: next}, nil
 }
 
-func (r *server) DeletePeering(ctx context.Context, in *networkv1.DeletePeeringRequest) (*networkv1.DeletePeeringResponse, error) {
-	t, err := admit(ctx, "DeletePeering", in)
-	if err != nil {
-		return nil, err
-	}
-	out, err := r.s.DeletePeering(ctx, t, cloud.PeeringID(in.GetId()), rpc.BodyHash(in))
-	return answer(ctx, out, err, func(*struct{}) *networkv1.DeletePeeringResponse { return &networkv1.DeletePeeringResponse{} })
+func (r *server) DeletePeering(
+	ctx context.Context, in *networkv1.DeletePeeringRequest,
+) (*networkv1.DeletePeeringResponse, error) {
+	return deleteOne(ctx, "DeletePeering", in, r.s.DeletePeering, &networkv1.DeletePeeringResponse{})
 }

@@ -85,15 +85,7 @@ func (r *server) CreatePort(ctx context.Context, in *networkv1.CreatePortRequest
 }
 
 func (r *server) GetPort(ctx context.Context, in *networkv1.GetPortRequest) (*networkv1.Port, error) {
-	t, err := admit(ctx, "GetPort", in)
-	if err != nil {
-		return nil, err
-	}
-	p, err := r.s.GetPort(ctx, t, cloud.PortID(in.GetId()))
-	if err != nil {
-		return nil, err
-	}
-	return portToProto(p), nil
+	return getOne(ctx, "GetPort", in, r.s.GetPort, portToProto)
 }
 
 func (r *server) ListPorts(ctx context.Context, in *networkv1.ListPortsRequest) (*networkv1.ListPortsResponse, error) {
@@ -107,11 +99,7 @@ func (r *server) ListPorts(ctx context.Context, in *networkv1.ListPortsRequest) 
 	if err != nil {
 		return nil, err
 	}
-	out := &networkv1.ListPortsResponse{NextPageToken: next}
-	for _, p := range all {
-		out.Ports = append(out.Ports, portToProto(p))
-	}
-	return out, nil
+	return &networkv1.ListPortsResponse{Ports: convertAll(all, portToProto), NextPageToken: next}, nil
 }
 
 func (r *server) UpdatePort(ctx context.Context, in *networkv1.UpdatePortRequest) (*networkv1.Port, error) {
@@ -134,11 +122,8 @@ func (r *server) UpdatePort(ctx context.Context, in *networkv1.UpdatePortRequest
 	return answer(ctx, out, err, portToProto)
 }
 
-func (r *server) DeletePort(ctx context.Context, in *networkv1.DeletePortRequest) (*networkv1.DeletePortResponse, error) {
-	t, err := admit(ctx, "DeletePort", in)
-	if err != nil {
-		return nil, err
-	}
-	out, err := r.s.DeletePort(ctx, t, cloud.PortID(in.GetId()), rpc.BodyHash(in))
-	return answer(ctx, out, err, func(*struct{}) *networkv1.DeletePortResponse { return &networkv1.DeletePortResponse{} })
+func (r *server) DeletePort(
+	ctx context.Context, in *networkv1.DeletePortRequest,
+) (*networkv1.DeletePortResponse, error) {
+	return deleteOne(ctx, "DeletePort", in, r.s.DeletePort, &networkv1.DeletePortResponse{})
 }

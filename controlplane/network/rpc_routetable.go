@@ -75,15 +75,7 @@ func (r *server) CreateRouteTable(ctx context.Context, in *networkv1.CreateRoute
 }
 
 func (r *server) GetRouteTable(ctx context.Context, in *networkv1.GetRouteTableRequest) (*networkv1.RouteTable, error) {
-	t, err := admit(ctx, "GetRouteTable", in)
-	if err != nil {
-		return nil, err
-	}
-	table, err := r.s.GetRouteTable(ctx, t, cloud.RouteTableID(in.GetId()))
-	if err != nil {
-		return nil, err
-	}
-	return tableToProto(table), nil
+	return getOne(ctx, "GetRouteTable", in, r.s.GetRouteTable, tableToProto)
 }
 
 func (r *server) ListRouteTables(ctx context.Context, in *networkv1.ListRouteTablesRequest) (*networkv1.ListRouteTablesResponse, error) {
@@ -95,11 +87,7 @@ func (r *server) ListRouteTables(ctx context.Context, in *networkv1.ListRouteTab
 	if err != nil {
 		return nil, err
 	}
-	out := &networkv1.ListRouteTablesResponse{NextPageToken: next}
-	for _, table := range all {
-		out.RouteTables = append(out.RouteTables, tableToProto(table))
-	}
-	return out, nil
+	return &networkv1.ListRouteTablesResponse{RouteTables: convertAll(all, tableToProto), NextPageToken: next}, nil
 }
 
 func (r *server) UpdateRouteTable(ctx context.Context, in *networkv1.UpdateRouteTableRequest) (*networkv1.RouteTable, error) {
@@ -126,11 +114,8 @@ func (r *server) UpdateRouteTable(ctx context.Context, in *networkv1.UpdateRoute
 	return answer(ctx, out, err, tableToProto)
 }
 
-func (r *server) DeleteRouteTable(ctx context.Context, in *networkv1.DeleteRouteTableRequest) (*networkv1.DeleteRouteTableResponse, error) {
-	t, err := admit(ctx, "DeleteRouteTable", in)
-	if err != nil {
-		return nil, err
-	}
-	out, err := r.s.DeleteRouteTable(ctx, t, cloud.RouteTableID(in.GetId()), rpc.BodyHash(in))
-	return answer(ctx, out, err, func(*struct{}) *networkv1.DeleteRouteTableResponse { return &networkv1.DeleteRouteTableResponse{} })
+func (r *server) DeleteRouteTable(
+	ctx context.Context, in *networkv1.DeleteRouteTableRequest,
+) (*networkv1.DeleteRouteTableResponse, error) {
+	return deleteOne(ctx, "DeleteRouteTable", in, r.s.DeleteRouteTable, &networkv1.DeleteRouteTableResponse{})
 }

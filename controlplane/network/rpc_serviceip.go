@@ -142,15 +142,7 @@ func (r *server) CreateServiceIp(ctx context.Context, in *networkv1.CreateServic
 }
 
 func (r *server) GetServiceIp(ctx context.Context, in *networkv1.GetServiceIpRequest) (*networkv1.ServiceIp, error) {
-	t, err := admit(ctx, "GetServiceIp", in)
-	if err != nil {
-		return nil, err
-	}
-	s, err := r.s.GetServiceIP(ctx, t, cloud.ServiceIPID(in.GetId()))
-	if err != nil {
-		return nil, err
-	}
-	return serviceToProto(s), nil
+	return getOne(ctx, "GetServiceIp", in, r.s.GetServiceIP, serviceToProto)
 }
 
 func (r *server) ListServiceIps(ctx context.Context, in *networkv1.ListServiceIpsRequest) (*networkv1.ListServiceIpsResponse, error) {
@@ -162,11 +154,7 @@ func (r *server) ListServiceIps(ctx context.Context, in *networkv1.ListServiceIp
 	if err != nil {
 		return nil, err
 	}
-	out := &networkv1.ListServiceIpsResponse{NextPageToken: next}
-	for _, s := range all {
-		out.ServiceIps = append(out.ServiceIps, serviceToProto(s))
-	}
-	return out, nil
+	return &networkv1.ListServiceIpsResponse{ServiceIps: convertAll(all, serviceToProto), NextPageToken: next}, nil
 }
 
 func (r *server) UpdateServiceIp(ctx context.Context, in *networkv1.UpdateServiceIpRequest) (*networkv1.ServiceIp, error) {
@@ -182,11 +170,8 @@ func (r *server) UpdateServiceIp(ctx context.Context, in *networkv1.UpdateServic
 	return answer(ctx, out, err, serviceToProto)
 }
 
-func (r *server) DeleteServiceIp(ctx context.Context, in *networkv1.DeleteServiceIpRequest) (*networkv1.DeleteServiceIpResponse, error) {
-	t, err := admit(ctx, "DeleteServiceIp", in)
-	if err != nil {
-		return nil, err
-	}
-	out, err := r.s.DeleteServiceIP(ctx, t, cloud.ServiceIPID(in.GetId()), rpc.BodyHash(in))
-	return answer(ctx, out, err, func(*struct{}) *networkv1.DeleteServiceIpResponse { return &networkv1.DeleteServiceIpResponse{} })
+func (r *server) DeleteServiceIp(
+	ctx context.Context, in *networkv1.DeleteServiceIpRequest,
+) (*networkv1.DeleteServiceIpResponse, error) {
+	return deleteOne(ctx, "DeleteServiceIp", in, r.s.DeleteServiceIP, &networkv1.DeleteServiceIpResponse{})
 }

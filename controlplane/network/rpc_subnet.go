@@ -89,11 +89,8 @@ func (r *server) UpdateSubnet(ctx context.Context, in *networkv1.UpdateSubnetReq
 	return answer(ctx, out, err, subnetToProto)
 }
 
-func (r *server) DeleteSubnet(ctx context.Context, in *networkv1.DeleteSubnetRequest) (*networkv1.DeleteSubnetResponse, error) {
-	t, err := admit(ctx, "DeleteSubnet", in)
-	if err != nil {
-		return nil, err
-	}
-	out, err := r.s.DeleteSubnet(ctx, t, cloud.SubnetID(in.GetId()), rpc.BodyHash(in))
-	return answer(ctx, out, err, func(*struct{}) *networkv1.DeleteSubnetResponse { return &networkv1.DeleteSubnetResponse{} })
+func (r *server) DeleteSubnet(
+	ctx context.Context, in *networkv1.DeleteSubnetRequest,
+) (*networkv1.DeleteSubnetResponse, error) {
+	return deleteOne(ctx, "DeleteSubnet", in, r.s.DeleteSubnet, &networkv1.DeleteSubnetResponse{})
 }

@@ -45,15 +45,7 @@ func (r *server) CreateVpc(ctx context.Context, in *networkv1.CreateVpcRequest) 
 }
 
 func (r *server) GetVpc(ctx context.Context, in *networkv1.GetVpcRequest) (*networkv1.Vpc, error) {
-	t, err := admit(ctx, "GetVpc", in)
-	if err != nil {
-		return nil, err
-	}
-	v, err := r.s.GetVPC(ctx, t, cloud.VPCID(in.GetId()))
-	if err != nil {
-		return nil, err
-	}
-	return vpcToProto(v), nil
+	return getOne(ctx, "GetVpc", in, r.s.GetVPC, vpcToProto)
 }
 
 func (r *server) ListVpcs(ctx context.Context, in *networkv1.ListVpcsRequest) (*networkv1.ListVpcsResponse, error) {
@@ -65,11 +57,7 @@ func (r *server) ListVpcs(ctx context.Context, in *networkv1.ListVpcsRequest) (*
 	if err != nil {
 		return nil, err
 	}
-	out := &networkv1.ListVpcsResponse{NextPageToken: next}
-	for _, v := range all {
-		out.Vpcs = append(out.Vpcs, vpcToProto(v))
-	}
-	return out, nil
+	return &networkv1.ListVpcsResponse{Vpcs: convertAll(all, vpcToProto), NextPageToken: next}, nil
 }
 
 func (r *server) UpdateVpc(ctx context.Context, in *networkv1.UpdateVpcRequest) (*networkv1.Vpc, error) {
@@ -81,11 +69,8 @@ func (r *server) UpdateVpc(ctx context.Context, in *networkv1.UpdateVpcRequest) 
 	return answer(ctx, out, err, vpcToProto)
 }
 
-func (r *server) DeleteVpc(ctx context.Context, in *networkv1.DeleteVpcRequest) (*networkv1.DeleteVpcResponse, error) {
-	t, err := admit(ctx, "DeleteVpc", in)
-	if err != nil {
-		return nil, err
-	}
-	out, err := r.s.DeleteVPC(ctx, t, cloud.VPCID(in.GetId()), rpc.BodyHash(in))
-	return answer(ctx, out, err, func(*struct{}) *networkv1.DeleteVpcResponse { return &networkv1.DeleteVpcResponse{} })
+func (r *server) DeleteVpc(
+	ctx context.Context, in *networkv1.DeleteVpcRequest,
+) (*networkv1.DeleteVpcResponse, error) {
+	return deleteOne(ctx, "DeleteVpc", in, r.s.DeleteVPC, &networkv1.DeleteVpcResponse{})
 }
