@@ -21,7 +21,8 @@ func externals() *kind[*networkv1.ExternalNetwork] {
 		},
 		fields: func(n *networkv1.ExternalNetwork, _ *labels) [][2]string {
 			return [][2]string{
-				{"CIDR", n.GetCidrBlock()}, {"Pools", pools(n)}, {"Gateway", n.GetGatewayIp()}, {"VLAN", number(n.GetVlan())}, {"Free addresses", freeOf(n)},
+				{"CIDR", n.GetCidrBlock()}, {"Pools", pools(n)}, {"Gateway", n.GetGatewayIp()}, {"VLAN", number(n.GetVlan())},
+				{"Free addresses", freeOf(n)},
 			}
 		},
 		page: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.ExternalNetwork, string, error) {
@@ -34,10 +35,14 @@ func externals() *kind[*networkv1.ExternalNetwork] {
 			return &networkv1.ListExternalNetworksResponse{ExternalNetworks: all}
 		},
 		get: func(ctx context.Context, t *target, name string) (*networkv1.ExternalNetwork, error) {
-			return t.client.GetExternalNetwork(ctx, &networkv1.GetExternalNetworkRequest{OrgId: t.org, ProjectId: t.project, Name: name})
+			return t.client.GetExternalNetwork(
+				ctx, &networkv1.GetExternalNetworkRequest{OrgId: t.org, ProjectId: t.project, Name: name},
+			)
 		},
 		remove: func(ctx context.Context, t *target, name string) error {
-			_, err := t.client.DeleteExternalNetwork(ctx, &networkv1.DeleteExternalNetworkRequest{OrgId: t.org, ProjectId: t.project, Name: name})
+			_, err := t.client.DeleteExternalNetwork(
+				ctx, &networkv1.DeleteExternalNetworkRequest{OrgId: t.org, ProjectId: t.project, Name: name},
+			)
 			return err
 		},
 	}
@@ -93,7 +98,8 @@ gateways get their addresses from the pools of an external network. Creating, ch
 role system:admin.`,
 		`  trivet network external create internet --cidr 203.0.113.0/24 --pool 203.0.113.10-203.0.113.99 --gateway 203.0.113.1
   trivet network external list`)
-	c.AddCommand(createExternalCommand(s), externals().listCommand(s), externals().showCommand(s, "Show an external network"),
+	c.AddCommand(createExternalCommand(s), externals().listCommand(s),
+		externals().showCommand(s, "Show an external network"),
 		updateExternalCommand(s), externals().deleteCommand(s, "Delete an external network of which no address is assigned"))
 	return c
 }
@@ -159,7 +165,8 @@ func updateExternalCommand(s *session.Session) *cobra.Command {
 			return err
 		}
 		req := &networkv1.UpdateExternalNetworkRequest{
-			OrgId: t.org, ProjectId: t.project, Name: name, GatewayIp: change.given("gateway", gateway), Description: change.given("description", description),
+			OrgId: t.org, ProjectId: t.project, Name: name, GatewayIp: change.given("gateway", gateway),
+			Description: change.given("description", description),
 		}
 		if len(pools) > 0 {
 			req.Pools = &networkv1.AddressRanges{Ranges: pools}

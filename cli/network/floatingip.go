@@ -20,7 +20,8 @@ func floatingIPs() *kind[*networkv1.FloatingIp] {
 		},
 		fields: func(f *networkv1.FloatingIp, l *labels) [][2]string {
 			return [][2]string{
-				{"Address", f.GetAddress()}, {"External network", f.GetExternalNetwork()}, {"Target", floatingTarget(f, l)}, {"Fixed address", f.GetFixedAddress()},
+				{"Address", f.GetAddress()}, {"External network", f.GetExternalNetwork()}, {"Target", floatingTarget(f, l)},
+				{"Fixed address", f.GetFixedAddress()},
 			}
 		},
 		address: (*networkv1.FloatingIp).GetAddress,
@@ -38,7 +39,9 @@ func floatingIPs() *kind[*networkv1.FloatingIp] {
 			return t.client.GetFloatingIp(ctx, &networkv1.GetFloatingIpRequest{OrgId: t.org, ProjectId: t.project, Id: id})
 		},
 		remove: func(ctx context.Context, t *target, id string) error {
-			_, err := t.client.DeleteFloatingIp(ctx, &networkv1.DeleteFloatingIpRequest{OrgId: t.org, ProjectId: t.project, Id: id})
+			_, err := t.client.DeleteFloatingIp(
+				ctx, &networkv1.DeleteFloatingIpRequest{OrgId: t.org, ProjectId: t.project, Id: id},
+			)
 			return err
 		},
 	}
@@ -153,7 +156,9 @@ func updateFloatingIPCommand(s *session.Session) *cobra.Command {
 		if err := change.check(); err != nil {
 			return err
 		}
-		return updateFloatingIP(ctx, t, args[0], &networkv1.UpdateFloatingIpRequest{Name: change.newName(), Description: change.newDescription()})
+		return updateFloatingIP(
+			ctx, t, args[0], &networkv1.UpdateFloatingIpRequest{Name: change.newName(), Description: change.newDescription()},
+		)
 	})
 	return c
 }
@@ -190,7 +195,9 @@ func detachCommand(s *session.Session) *cobra.Command {
 	return c
 }
 
-func updateFloatingIP(ctx context.Context, t *target, nameOrID string, req *networkv1.UpdateFloatingIpRequest) (err error) {
+func updateFloatingIP(
+	ctx context.Context, t *target, nameOrID string, req *networkv1.UpdateFloatingIpRequest,
+) (err error) {
 	if req.Id, err = floatingIPs().find(ctx, t, nameOrID); err != nil {
 		return err
 	}

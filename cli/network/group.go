@@ -41,7 +41,9 @@ func groups() *kind[*networkv1.SecurityGroup] {
 			return t.client.GetSecurityGroup(ctx, &networkv1.GetSecurityGroupRequest{OrgId: t.org, ProjectId: t.project, Id: id})
 		},
 		remove: func(ctx context.Context, t *target, id string) error {
-			_, err := t.client.DeleteSecurityGroup(ctx, &networkv1.DeleteSecurityGroupRequest{OrgId: t.org, ProjectId: t.project, Id: id})
+			_, err := t.client.DeleteSecurityGroup(
+				ctx, &networkv1.DeleteSecurityGroupRequest{OrgId: t.org, ProjectId: t.project, Id: id},
+			)
 			return err
 		},
 	}
@@ -56,7 +58,8 @@ groups may send and receive what any of them permits; replies of a permitted con
   trivet network rule add web ingress tcp/22 --from 10.0.0.0/16
   trivet network group show web`)
 	c.Aliases = []string{"security-group"}
-	c.AddCommand(createGroupCommand(s), groups().listCommand(s), groups().showCommand(s, "Show a security group and its rules"),
+	c.AddCommand(createGroupCommand(s), groups().listCommand(s),
+		groups().showCommand(s, "Show a security group and its rules"),
 		updateGroupCommand(s), groups().deleteCommand(s, "Delete a security group that no port and no rule uses"))
 	return c
 }

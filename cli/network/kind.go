@@ -87,8 +87,8 @@ func idOf(o object) string {
 // nameOf returns the name of an object, or its ID if it has no name.
 func nameOf(o object) string { return cmp.Or(o.GetName(), idOf(o)) }
 
-// find returns the ID of the object with a name or ID. It returns an error if no object has the name or several have it,
-// a *session.Usage error if the name is not valid. It makes no call for an ID.
+// find returns the ID of the object with a name or ID. It returns an error if no object has the name or several have
+// it, a *session.Usage error if the name is not valid. It makes no call for an ID.
 func (k *kind[T]) find(ctx context.Context, t *target, nameOrID string) (string, error) {
 	return k.findIn(ctx, t, t.query(), nameOrID)
 }
@@ -246,7 +246,10 @@ func (k *kind[T]) listCommand(s *session.Session, filters ...filter) *cobra.Comm
 
 // argCommand returns a command whose only argument is an object, with shell completion.
 func (k *kind[T]) argCommand(s *session.Session, verb, short string) *cobra.Command {
-	return &cobra.Command{Use: verb + " " + k.arg, Short: short, Args: session.Exactly(k.arg), ValidArgsFunction: session.FirstArg(k.complete(s))}
+	return &cobra.Command{
+		Use: verb + " " + k.arg, Short: short, Args: session.Exactly(k.arg),
+		ValidArgsFunction: session.FirstArg(k.complete(s)),
+	}
 }
 
 func (k *kind[T]) showCommand(s *session.Session, short string) *cobra.Command {

@@ -42,8 +42,8 @@ hosts that need it have applied it, and also while no host needs it.`,
   trivet network floating-ip create --port web-1
   trivet network explain --from web-1 --to 10.0.1.9 --port 5432`)
 	c.Aliases = []string{"net"}
-	c.AddCommand(vpcCommand(s), subnetCommand(s), portCommand(s), groupCommand(s), ruleCommand(s), routeCommand(s), natCommand(s),
-		floatingIPCommand(s), serviceIPCommand(s), peeringCommand(s), externalCommand(s), explainCommand(s))
+	c.AddCommand(vpcCommand(s), subnetCommand(s), portCommand(s), groupCommand(s), ruleCommand(s), routeCommand(s),
+		natCommand(s), floatingIPCommand(s), serviceIPCommand(s), peeringCommand(s), externalCommand(s), explainCommand(s))
 	return c
 }
 
@@ -71,7 +71,9 @@ func newTarget(s *session.Session, conn *dial.Conn) *target {
 func (t *target) query() query { return query{org: t.org, project: t.project} }
 
 // run returns a function for cobra's RunE that connects to the control plane and calls body.
-func run(s *session.Session, body func(ctx context.Context, t *target, args []string) error) func(*cobra.Command, []string) error {
+func run(
+	s *session.Session, body func(ctx context.Context, t *target, args []string) error,
+) func(*cobra.Command, []string) error {
 	return s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		return body(ctx, newTarget(s, conn), args)
 	})

@@ -18,12 +18,14 @@ func peerings() *kind[*networkv1.Peering] {
 		header: []string{"NAME", "VPC", "PEER VPC", "STATUS"},
 		row: func(p *networkv1.Peering, l *labels) []string {
 			return []string{
-				nameOf(p), p.GetProjectId() + "/" + l.of(vpcs(), p.GetVpcId()), peerPrefix(p) + "/" + l.of(vpcs(), p.GetPeerVpcId()), status(p),
+				nameOf(p), p.GetProjectId() + "/" + l.of(vpcs(), p.GetVpcId()),
+				peerPrefix(p) + "/" + l.of(vpcs(), p.GetPeerVpcId()), status(p),
 			}
 		},
 		fields: func(p *networkv1.Peering, l *labels) [][2]string {
 			return [][2]string{
-				{"VPC", l.of(vpcs(), p.GetVpcId())}, {"Peer tenant", p.GetPeerOrgId() + "/" + p.GetPeerProjectId()}, {"Peer VPC", l.of(vpcs(), p.GetPeerVpcId())},
+				{"VPC", l.of(vpcs(), p.GetVpcId())}, {"Peer tenant", p.GetPeerOrgId() + "/" + p.GetPeerProjectId()},
+				{"Peer VPC", l.of(vpcs(), p.GetPeerVpcId())},
 			}
 		},
 		about: func(p *networkv1.Peering) string {
@@ -63,7 +65,8 @@ VPCs must not overlap.`,
 		`  trivet network peering create office --vpc prod --peer-vpc 0192f0c1-9d3c-7a51-8f2b-6f1c5a3e7d20 --peer-project office
   trivet network peering accept office --project office
   trivet network route add out 10.8.0.0/16=peering:office`)
-	c.AddCommand(createPeeringCommand(s), acceptPeeringCommand(s), peerings().listCommand(s, inVPC()), peerings().showCommand(s, "Show a peering"),
+	c.AddCommand(createPeeringCommand(s), acceptPeeringCommand(s), peerings().listCommand(s, inVPC()),
+		peerings().showCommand(s, "Show a peering"),
 		peerings().deleteCommand(s, "End a peering, or refuse a proposal"))
 	return c
 }
@@ -118,7 +121,9 @@ func findPeer(ctx context.Context, t *target, org, project, nameOrID string) (st
 	}
 	id, err := vpcs().findIn(ctx, t, q, nameOrID)
 	if code := grpcstatus.Code(err); project != "" && (code == codes.PermissionDenied || code == codes.NotFound) {
-		return "", session.Usagef("--peer-vpc %q: you cannot look up names in project %s: give the ID of the VPC", nameOrID, project)
+		return "", session.Usagef(
+			"--peer-vpc %q: you cannot look up names in project %s: give the ID of the VPC", nameOrID, project,
+		)
 	}
 	return id, err
 }

@@ -32,14 +32,16 @@ func ports() *kind[*networkv1.Port] {
 			return [][2]string{
 				{"VPC", l.of(vpcs(), p.GetVpcId())}, {"Subnet", l.of(subnets(), p.GetSubnetId())}, {"Address", p.GetIpAddress()},
 				{"IPv6 address", p.GetIpv6Address()}, {"MAC", p.GetMacAddress()}, {"Security groups", portGroups(p, l)},
-				{"Port security", yes(p.GetPortSecurity())}, {"Also sends from", strings.Join(pairs, ", ")}, {"Bandwidth", bandwidth},
+				{"Port security", yes(p.GetPortSecurity())}, {"Also sends from", strings.Join(pairs, ", ")},
+				{"Bandwidth", bandwidth},
 				{"Device", device(p, l)}, {"Node", p.GetNodeId()},
 			}
 		},
 		about: func(p *networkv1.Port) string { return p.GetIpAddress() + " in subnet " + p.GetSubnetId() },
 		page: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.Port, string, error) {
 			page, err := c.ListPorts(ctx, &networkv1.ListPortsRequest{
-				OrgId: q.org, ProjectId: q.project, PageSize: session.PageSize, PageToken: q.token, Name: q.name, VpcId: q.vpc, SubnetId: q.subnet,
+				OrgId: q.org, ProjectId: q.project, PageSize: session.PageSize, PageToken: q.token, Name: q.name, VpcId: q.vpc,
+				SubnetId: q.subnet,
 				DeviceId: q.device, SecurityGroupId: q.group,
 			})
 			return page.GetPorts(), page.GetNextPageToken(), err
@@ -87,10 +89,16 @@ port for each of its network interfaces.`,
 		`  trivet network port create web-1 --subnet front --group web
   trivet network port list --vm web`)
 	c.AddCommand(createPortCommand(s), ports().listCommand(s, inVPC(),
-		filter{"subnet", "list only those of this subnet, by name or ID", subnets(), func(q *query, id string) { q.subnet = id }},
+		filter{
+			"subnet", "list only those of this subnet, by name or ID", subnets(), func(q *query, id string) { q.subnet = id },
+		},
 		filter{"vm", "list only those of this VM, by name or ID", vms{}, func(q *query, id string) { q.device = id }},
-		filter{"group", "list only those with this security group, by name or ID", groups(), func(q *query, id string) { q.group = id }},
-	), ports().showCommand(s, "Show a port"), updatePortCommand(s), ports().deleteCommand(s, "Delete a port that no VM and no service IP uses"))
+		filter{
+			"group", "list only those with this security group, by name or ID", groups(),
+			func(q *query, id string) { q.group = id },
+		},
+	), ports().showCommand(s, "Show a port"), updatePortCommand(s),
+		ports().deleteCommand(s, "Delete a port that no VM and no service IP uses"))
 	return c
 }
 
@@ -167,7 +175,9 @@ from any address and no security group applies, as for a VM that forwards packet
 	p.StringVar(&req.Description, "description", "", "description")
 	session.Require(c, "subnet")
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) (err error) {
-		if err := firstError(checkAddresses("ip", req.IpAddress), checkAddresses("ipv6", req.Ipv6Address), checkMAC("mac", req.MacAddress)); err != nil {
+		if err := firstError(
+			checkAddresses("ip", req.IpAddress), checkAddresses("ipv6", req.Ipv6Address), checkMAC("mac", req.MacAddress),
+		); err != nil {
 			return err
 		}
 		if req.Name, err = nameArg(args); err != nil {
@@ -216,7 +226,9 @@ func updatePortCommand(s *session.Session) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		req := &networkv1.UpdatePortRequest{OrgId: t.org, ProjectId: t.project, Name: change.newName(), Description: change.newDescription()}
+		req := &networkv1.UpdatePortRequest{
+			OrgId: t.org, ProjectId: t.project, Name: change.newName(), Description: change.newDescription(),
+		}
 		if req.Id, err = ports().find(ctx, t, args[0]); err != nil {
 			return err
 		}

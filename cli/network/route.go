@@ -22,7 +22,8 @@ func routeTables() *kind[*networkv1.RouteTable] {
 		header: []string{"NAME", "VPC", "SUBNETS", "ROUTES", "STATUS"},
 		row: func(r *networkv1.RouteTable, l *labels) []string {
 			return []string{
-				nameOf(r), l.of(vpcs(), r.GetVpcId()), l.all(subnets(), r.GetSubnetIds()), strconv.Itoa(len(r.GetRoutes())), status(r),
+				nameOf(r), l.of(vpcs(), r.GetVpcId()), l.all(subnets(), r.GetSubnetIds()), strconv.Itoa(len(r.GetRoutes())),
+				status(r),
 			}
 		},
 		fields: func(r *networkv1.RouteTable, l *labels) [][2]string {
@@ -49,7 +50,9 @@ func routeTables() *kind[*networkv1.RouteTable] {
 			return t.client.GetRouteTable(ctx, &networkv1.GetRouteTableRequest{OrgId: t.org, ProjectId: t.project, Id: id})
 		},
 		remove: func(ctx context.Context, t *target, id string) error {
-			_, err := t.client.DeleteRouteTable(ctx, &networkv1.DeleteRouteTableRequest{OrgId: t.org, ProjectId: t.project, Id: id})
+			_, err := t.client.DeleteRouteTable(
+				ctx, &networkv1.DeleteRouteTableRequest{OrgId: t.org, ProjectId: t.project, Id: id},
+			)
 			return err
 		},
 	}
@@ -153,8 +156,10 @@ are always delivered directly.`,
   trivet network route add out 192.0.2.0/24=blackhole
   trivet network route show out`)
 	c.Aliases = []string{"route-table"}
-	c.AddCommand(createRouteCommand(s), routeTables().listCommand(s, inVPC()), routeTables().showCommand(s, "Show a route table and its routes"),
-		updateRouteCommand(s), addRouteCommand(s), removeRouteCommand(s), routeTables().deleteCommand(s, "Delete a route table"))
+	c.AddCommand(createRouteCommand(s), routeTables().listCommand(s, inVPC()),
+		routeTables().showCommand(s, "Show a route table and its routes"),
+		updateRouteCommand(s), addRouteCommand(s), removeRouteCommand(s),
+		routeTables().deleteCommand(s, "Delete a route table"))
 	return c
 }
 
@@ -217,7 +222,9 @@ func updateRouteCommand(s *session.Session) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		req := &networkv1.UpdateRouteTableRequest{OrgId: t.org, ProjectId: t.project, Name: change.newName(), Description: change.newDescription()}
+		req := &networkv1.UpdateRouteTableRequest{
+			OrgId: t.org, ProjectId: t.project, Name: change.newName(), Description: change.newDescription(),
+		}
 		if req.Id, err = routeTables().find(ctx, t, args[0]); err != nil {
 			return err
 		}
@@ -253,7 +260,9 @@ func addRouteCommand(s *session.Session) *cobra.Command {
 			return err
 		}
 		return changeRoutes(ctx, t, args[0], func(routes []*networkv1.Route) ([]*networkv1.Route, error) {
-			i := slices.IndexFunc(routes, func(r *networkv1.Route) bool { return r.GetDestination() == added[0].GetDestination() })
+			i := slices.IndexFunc(
+				routes, func(r *networkv1.Route) bool { return r.GetDestination() == added[0].GetDestination() },
+			)
 			if i < 0 {
 				return append(routes, added[0]), nil
 			}
@@ -285,7 +294,9 @@ func removeRouteCommand(s *session.Session) *cobra.Command {
 }
 
 // changeRoutes reads a route table, changes its routes and writes them back, because the RPC replaces them as a whole.
-func changeRoutes(ctx context.Context, t *target, nameOrID string, change func([]*networkv1.Route) ([]*networkv1.Route, error)) error {
+func changeRoutes(
+	ctx context.Context, t *target, nameOrID string, change func([]*networkv1.Route) ([]*networkv1.Route, error),
+) error {
 	was, err := routeTables().read(ctx, t, nameOrID)
 	if err != nil {
 		return err

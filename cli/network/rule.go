@@ -146,8 +146,8 @@ the rule, or the rule itself in quotes, as ` + "`trivet network rule list`" + ` 
 
 const ruleArg = "RULE"
 
-// checkRuleArg returns a *session.Usage error unless text is an ID or has the form of a rule. A rule with a remote group
-// may end with the mark of IPv6, which only ruleText writes.
+// checkRuleArg returns a *session.Usage error unless text is an ID or has the form of a rule. A rule with a remote
+// group may end with the mark of IPv6, which only ruleText writes.
 func checkRuleArg(text string) error {
 	if session.IsID(text) {
 		return nil
@@ -156,7 +156,8 @@ func checkRuleArg(text string) error {
 	return err
 }
 
-// findRule returns the ID of the rule that args[1] names, by its ID or as text, in the security group args[0] with an ID.
+// findRule returns the ID of the rule that args[1] names, by its ID or as text, in the security group args[0] with an
+// ID.
 func findRule(ctx context.Context, t *target, group string, args []string) (string, error) {
 	if session.IsID(args[1]) {
 		return args[1], nil

@@ -97,7 +97,9 @@ func parseRule(arg, text string) (spec ruleSpec, err error) {
 	case len(words) == 4 && words[0] == "egress" && words[2] == "to":
 		to = words[3]
 	case len(words) != 2:
-		return spec, session.Usagef("%s %q: want %s%s", arg, text, map[bool]string{true: "the ID of a rule, or "}[arg == ruleArg], ruleForm)
+		return spec, session.Usagef(
+			"%s %q: want %s%s", arg, text, map[bool]string{true: "the ID of a rule, or "}[arg == ruleArg], ruleForm,
+		)
 	}
 	if err := spec.parse(words[0], words[1], from, to); err != nil {
 		return spec, session.Usagef("%s %q: %v", arg, text, err)
@@ -192,7 +194,8 @@ func parseTraffic(text string, r *networkv1.SecurityGroupRule) error {
 			r.IcmpCode = &code
 		}
 	default:
-		ok = !detailed && (protocol == "any" || protocol == "icmp" || protocol == "icmpv6" || slices.Contains(withPorts, protocol))
+		ok = !detailed &&
+			(protocol == "any" || protocol == "icmp" || protocol == "icmpv6" || slices.Contains(withPorts, protocol))
 	}
 	switch {
 	case !ok:

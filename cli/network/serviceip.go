@@ -34,7 +34,8 @@ func serviceIPs() *kind[*networkv1.ServiceIp] {
 				affinity = "client-ip"
 			}
 			return [][2]string{
-				{"VPC", l.of(vpcs(), x.GetVpcId())}, {"Subnet", l.of(subnets(), x.GetSubnetId())}, {"Address", x.GetAddress()}, {"Affinity", affinity},
+				{"VPC", l.of(vpcs(), x.GetVpcId())}, {"Subnet", l.of(subnets(), x.GetSubnetId())}, {"Address", x.GetAddress()},
+				{"Affinity", affinity},
 				{"Health check", healthCheck(x.GetHealthCheck())}, {"Healthy", healthy(x)},
 			}
 		},
@@ -53,7 +54,9 @@ func serviceIPs() *kind[*networkv1.ServiceIp] {
 			return t.client.GetServiceIp(ctx, &networkv1.GetServiceIpRequest{OrgId: t.org, ProjectId: t.project, Id: id})
 		},
 		remove: func(ctx context.Context, t *target, id string) error {
-			_, err := t.client.DeleteServiceIp(ctx, &networkv1.DeleteServiceIpRequest{OrgId: t.org, ProjectId: t.project, Id: id})
+			_, err := t.client.DeleteServiceIp(
+				ctx, &networkv1.DeleteServiceIpRequest{OrgId: t.org, ProjectId: t.project, Id: id},
+			)
 			return err
 		},
 	}
@@ -98,7 +101,9 @@ func healthCheck(h *networkv1.HealthCheck) string {
 func serviceTables(w io.Writer, x *networkv1.ServiceIp, l *labels) error {
 	var open, backends [][]string
 	for _, p := range x.GetPorts() {
-		open = append(open, []string{p.GetName(), number(p.GetPort()), number(cmp.Or(p.GetTargetPort(), p.GetPort())), p.GetProtocol()})
+		open = append(
+			open, []string{p.GetName(), number(p.GetPort()), number(cmp.Or(p.GetTargetPort(), p.GetPort())), p.GetProtocol()},
+		)
 	}
 	for _, b := range x.GetBackends() {
 		to := b.GetAddress()
@@ -121,7 +126,8 @@ addresses. With a health check, backends that do not respond get no new connecti
 		`  trivet network service-ip create shop --subnet front --port 443:8443/tcp --backend port:web-1 --backend port:web-2 --check tcp
   trivet network floating-ip create --service-ip shop
   trivet network service-ip show shop`)
-	c.AddCommand(createServiceIPCommand(s), serviceIPs().listCommand(s, inVPC()), serviceIPs().showCommand(s, "Show a service IP and the health of its backends"),
+	c.AddCommand(createServiceIPCommand(s), serviceIPs().listCommand(s, inVPC()),
+		serviceIPs().showCommand(s, "Show a service IP and the health of its backends"),
 		updateServiceIPCommand(s), serviceIPs().deleteCommand(s, "Delete a service IP without a floating IP"))
 	return c
 }
@@ -197,12 +203,15 @@ func (f *serviceFlags) parseCheck() (*networkv1.HealthCheck, error) {
 	switch {
 	case f.check == "" || f.check == "none":
 		if f.checkPort+f.interval+f.unhealthy+f.healthy > 0 {
-			return nil, session.Usagef("--check-port, --check-interval, --check-failures and --check-successes need --check %s", checkForm)
+			return nil, session.Usagef(
+				"--check-port, --check-interval, --check-failures and --check-successes need --check %s", checkForm,
+			)
 		}
 		return nil, nil
 	case f.check == "tcp", f.check == "http", protocol == "http" && strings.HasPrefix(path, "/"):
 		return &networkv1.HealthCheck{
-			Protocol: protocol, Path: path, Port: f.checkPort, IntervalSeconds: f.interval, UnhealthyThreshold: f.unhealthy, HealthyThreshold: f.healthy,
+			Protocol: protocol, Path: path, Port: f.checkPort, IntervalSeconds: f.interval, UnhealthyThreshold: f.unhealthy,
+			HealthyThreshold: f.healthy,
 		}, nil
 	}
 	return nil, session.Usagef("--check %q: want %s", f.check, checkForm)

@@ -142,13 +142,14 @@ func reservedFor(s *cloud.Subnet, a netip.Addr) string {
 	return ""
 }
 
-// assignAddress assigns an IPv4 address of a subnet. It returns InvalidArgument for the gateway, the network address and
-// the broadcast address, and AlreadyExists if the address is assigned or rests.
+// assignAddress assigns an IPv4 address of a subnet. It returns InvalidArgument for the gateway, the network address
+// and the broadcast address, and AlreadyExists if the address is assigned or rests.
 func assignAddress(tx *store.Tx, s *cloud.Subnet, a netip.Addr) error {
 	err := spaceOf(s).assign(tx, a)
 	if errors.Is(err, ipam.ErrAssigned) {
 		if reserved := reservedFor(s, a); reserved != "" {
-			return fault.Invalid("ip_address", "%s is the %s of %s", a, reserved, label(kindSubnet, s.Name, string(s.ID))).With("constraint", "host_address")
+			return fault.Invalid("ip_address", "%s is the %s of %s", a, reserved, label(kindSubnet, s.Name, string(s.ID))).
+				With("constraint", "host_address")
 		}
 		return fault.New(fault.AlreadyExists, "address %s of %s is in use, or was released less than %s ago", a,
 			label(kindSubnet, s.Name, string(s.ID)), RestTime).
@@ -164,7 +165,10 @@ func assignAddress(tx *store.Tx, s *cloud.Subnet, a netip.Addr) error {
 func assignLowestAddress(tx *store.Tx, s *cloud.Subnet) (netip.Addr, error) {
 	a, err := spaceOf(s).assignLowest(tx)
 	if errors.Is(err, ipam.ErrFull) {
-		return a, fault.New(fault.ResourceExhausted, "no address of %s with the prefix %s is free", label(kindSubnet, s.Name, string(s.ID)), s.CIDR).WithReason("SUBNET_FULL")
+		return a, fault.New(
+			fault.ResourceExhausted, "no address of %s with the prefix %s is free", label(kindSubnet, s.Name, string(s.ID)),
+			s.CIDR,
+		).WithReason("SUBNET_FULL")
 	}
 	if err != nil {
 		return a, fmt.Errorf("assign an address of subnet %s: %w", s.ID, err)
@@ -213,7 +217,8 @@ func freeRested(tx *store.Tx) (more bool, err error) {
 	return more, nil
 }
 
-// freeAddress marks a rested address as free. It does nothing if its subnet was deleted, which also deleted the bitmaps.
+// freeAddress marks a rested address as free. It does nothing if its subnet was deleted, which also deleted the
+// bitmaps.
 func freeAddress(tx *store.Tx, o store.Record[rested]) error {
 	// Read the record again with a guard, because setPools may change it at the same time.
 	still, err := resting.Get(tx, o.Path...)

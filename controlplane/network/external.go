@@ -21,7 +21,9 @@ type externalChange[Q any] struct {
 }
 
 // newExternalCommand is newCommand for commands for external networks.
-func newExternalCommand[Q, T any](name, method string, run func(*store.Tx, Q) (T, error)) *leader.Command[*Service, externalChange[Q], Result[T]] {
+func newExternalCommand[Q, T any](
+	name, method string, run func(*store.Tx, Q) (T, error),
+) *leader.Command[*Service, externalChange[Q], Result[T]] {
 	return leader.NewCommand(name, leader.Keyed, func(s *Service, ctx context.Context, c externalChange[Q]) (out Result[T], err error) {
 		_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 			caller := auth.CallerOf(ctx)
@@ -50,7 +52,9 @@ func externalInfo(r store.Reader, n *cloud.ExternalNetwork) (out ExternalInfo, e
 }
 
 // CreateExternalNetwork creates the record of an external network.
-func (s *Service) CreateExternalNetwork(ctx context.Context, n cloud.ExternalNetwork, body [32]byte) (Result[ExternalInfo], error) {
+func (s *Service) CreateExternalNetwork(
+	ctx context.Context, n cloud.ExternalNetwork, body [32]byte,
+) (Result[ExternalInfo], error) {
 	if err := n.Check(); err != nil {
 		return Result[ExternalInfo]{}, err
 	}
@@ -94,9 +98,11 @@ func findExternal(r store.Reader, name string) (*cloud.ExternalNetwork, error) {
 		case err != nil:
 			return nil, err
 		case len(all) == 0:
-			return nil, fault.New(fault.FailedPrecondition, "the cloud has no external network: an operator must create one").WithReason("NO_EXTERNAL_NETWORK")
+			return nil, fault.New(fault.FailedPrecondition, "the cloud has no external network: an operator must create one").
+				WithReason("NO_EXTERNAL_NETWORK")
 		case more:
-			return nil, fault.Invalid("external_network", "is required, because the cloud has several").With("constraint", "required")
+			return nil, fault.Invalid("external_network", "is required, because the cloud has several").
+				With("constraint", "required")
 		}
 		return all[0].Value, nil
 	}
@@ -109,7 +115,8 @@ func findExternal(r store.Reader, name string) (*cloud.ExternalNetwork, error) {
 
 // ListExternalNetworks returns a page of the external networks, and the token of the next page.
 func (s *Service) ListExternalNetworks(ctx context.Context, p page) (out []ExternalInfo, next string, err error) {
-	all, next, err := store.Page(ctx, s.opts.Store, externals, store.PageRequest{Size: p.Size, Token: p.Token, Query: "external\x00" + p.Name},
+	all, next, err := store.Page(ctx, s.opts.Store, externals,
+		store.PageRequest{Size: p.Size, Token: p.Token, Query: "external\x00" + p.Name},
 		func(n *cloud.ExternalNetwork) bool { return p.Name == "" || n.Name == p.Name })
 	if err != nil {
 		return nil, "", err
@@ -137,7 +144,9 @@ type ExternalUpdate struct {
 }
 
 // UpdateExternalNetwork changes the pools, the gateway and the description of an external network.
-func (s *Service) UpdateExternalNetwork(ctx context.Context, q ExternalUpdate, body [32]byte) (Result[ExternalInfo], error) {
+func (s *Service) UpdateExternalNetwork(
+	ctx context.Context, q ExternalUpdate, body [32]byte,
+) (Result[ExternalInfo], error) {
 	return updateExternalCommand.Call(ctx, s.opts.Commands, externalChange[ExternalUpdate]{body, q})
 }
 

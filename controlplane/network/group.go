@@ -27,7 +27,9 @@ type GroupRequest struct {
 }
 
 // CreateSecurityGroup creates a security group. Without rules it permits all outgoing traffic.
-func (s *Service) CreateSecurityGroup(ctx context.Context, t cloud.Tenant, q GroupRequest, body [32]byte) (Result[cloud.SecurityGroup], error) {
+func (s *Service) CreateSecurityGroup(
+	ctx context.Context, t cloud.Tenant, q GroupRequest, body [32]byte,
+) (Result[cloud.SecurityGroup], error) {
 	if err := cloud.CheckDescription(q.Description); err != nil {
 		return Result[cloud.SecurityGroup]{}, err
 	}
@@ -35,14 +37,17 @@ func (s *Service) CreateSecurityGroup(ctx context.Context, t cloud.Tenant, q Gro
 		return Result[cloud.SecurityGroup]{}, errReservedName()
 	}
 	if len(q.Rules) > cloud.MaxRules {
-		return Result[cloud.SecurityGroup]{}, fault.Invalid("rules", "must be at most %d, got %d", cloud.MaxRules, len(q.Rules)).With("constraint", "max_items")
+		return Result[cloud.SecurityGroup]{}, fault.Invalid(
+			"rules", "must be at most %d, got %d", cloud.MaxRules, len(q.Rules),
+		).With("constraint", "max_items")
 	}
 	return createGroupCommand.Call(ctx, s.opts.Commands, change[GroupRequest]{t, body, q})
 }
 
 // errReservedName returns the error for a group that is to have the name of the group that each project has.
 func errReservedName() error {
-	return fault.Invalid("name", "%s is the name of the group that each project has", cloud.DefaultSecurityGroup).With("constraint", "reserved")
+	return fault.Invalid("name", "%s is the name of the group that each project has", cloud.DefaultSecurityGroup).
+		With("constraint", "reserved")
 }
 
 var createGroupCommand = newCommand("network.group.create", "CreateSecurityGroup", createGroup)
@@ -88,12 +93,17 @@ func defaultGroup(tx *store.Tx, t cloud.Tenant) (cloud.SecurityGroupID, error) {
 	if id != nil {
 		return *id, nil
 	}
-	g := cloud.SecurityGroup{Name: cloud.DefaultSecurityGroup, Default: true, Description: "Traffic between the ports of this group, and all outgoing traffic."}
+	g := cloud.SecurityGroup{
+		Name: cloud.DefaultSecurityGroup, Default: true,
+		Description: "Traffic between the ports of this group, and all outgoing traffic.",
+	}
 	if err := writeNewGroup(tx, t, &g, allOutgoing()); err != nil {
 		return "", err
 	}
 	for _, ipv6 := range []bool{false, true} {
-		if err := addRuleTo(tx, t, &g, cloud.Rule{Direction: cloud.Ingress, IPv6: ipv6, AnyProtocol: true, Group: g.ID}); err != nil {
+		if err := addRuleTo(
+			tx, t, &g, cloud.Rule{Direction: cloud.Ingress, IPv6: ipv6, AnyProtocol: true, Group: g.ID},
+		); err != nil {
 			return "", err
 		}
 	}
@@ -104,7 +114,9 @@ func defaultGroup(tx *store.Tx, t cloud.Tenant) (cloud.SecurityGroupID, error) {
 
 // allOutgoing returns the rules that permit all outgoing traffic.
 func allOutgoing() []cloud.Rule {
-	return []cloud.Rule{{Direction: cloud.Egress, AnyProtocol: true}, {Direction: cloud.Egress, IPv6: true, AnyProtocol: true}}
+	return []cloud.Rule{
+		{Direction: cloud.Egress, AnyProtocol: true}, {Direction: cloud.Egress, IPv6: true, AnyProtocol: true},
+	}
 }
 
 // chooseGroups returns the requested groups of a new port after it has checked that they exist, or the group "default"
@@ -142,12 +154,16 @@ func leaveGroups(tx *store.Tx, port cloud.PortID, ids []cloud.SecurityGroupID) {
 func hasGroup(p *cloud.Port, id cloud.SecurityGroupID) bool { return slices.Contains(p.Groups, id) }
 
 // GetSecurityGroup returns a security group of the project, or NotFound.
-func (s *Service) GetSecurityGroup(ctx context.Context, t cloud.Tenant, id cloud.SecurityGroupID) (*cloud.SecurityGroup, error) {
+func (s *Service) GetSecurityGroup(
+	ctx context.Context, t cloud.Tenant, id cloud.SecurityGroupID,
+) (*cloud.SecurityGroup, error) {
 	return get(ctx, s, groups, kindGroup, "id", t, string(id))
 }
 
 // ListSecurityGroups returns a page of the project's security groups, and the token of the next page.
-func (s *Service) ListSecurityGroups(ctx context.Context, t cloud.Tenant, p page) ([]*cloud.SecurityGroup, string, error) {
+func (s *Service) ListSecurityGroups(
+	ctx context.Context, t cloud.Tenant, p page,
+) ([]*cloud.SecurityGroup, string, error) {
 	all := func(*cloud.SecurityGroup) bool { return true }
 	if p.Name != "" {
 		return listNamed(ctx, s, kindGroup, groups, t, p, "", all)
@@ -162,7 +178,9 @@ type GroupUpdate struct {
 }
 
 // UpdateSecurityGroup changes the name and the description of a security group.
-func (s *Service) UpdateSecurityGroup(ctx context.Context, t cloud.Tenant, q GroupUpdate, body [32]byte) (Result[cloud.SecurityGroup], error) {
+func (s *Service) UpdateSecurityGroup(
+	ctx context.Context, t cloud.Tenant, q GroupUpdate, body [32]byte,
+) (Result[cloud.SecurityGroup], error) {
 	if err := cloud.CheckUUID("id", string(q.ID)); err != nil {
 		return Result[cloud.SecurityGroup]{}, err
 	}
@@ -178,12 +196,15 @@ func updateGroup(tx *store.Tx, t cloud.Tenant, q GroupUpdate) (cloud.SecurityGro
 		return cloud.SecurityGroup{}, err
 	}
 	if g.Default && q.Name != nil && *q.Name != g.Name {
-		return cloud.SecurityGroup{}, fault.Invalid("name", "the name of the group %s cannot be changed", g.Name).With("constraint", "reserved")
+		return cloud.SecurityGroup{}, fault.Invalid("name", "the name of the group %s cannot be changed", g.Name).
+			With("constraint", "reserved")
 	}
 	if !g.Default && q.Name != nil && *q.Name == cloud.DefaultSecurityGroup {
 		return cloud.SecurityGroup{}, errReservedName()
 	}
-	if err := describe(tx, t.Project, kindGroup, string(g.ID), &g.Name, &g.Description, q.Name, q.Description); err != nil {
+	if err := describe(
+		tx, t.Project, kindGroup, string(g.ID), &g.Name, &g.Description, q.Name, q.Description,
+	); err != nil {
 		return cloud.SecurityGroup{}, err
 	}
 	g.UpdatedAt = tx.Now()
@@ -192,7 +213,9 @@ func updateGroup(tx *store.Tx, t cloud.Tenant, q GroupUpdate) (cloud.SecurityGro
 }
 
 // DeleteSecurityGroup deletes a security group that no port has and to which no rule of another group refers.
-func (s *Service) DeleteSecurityGroup(ctx context.Context, t cloud.Tenant, id cloud.SecurityGroupID, body [32]byte) (Result[struct{}], error) {
+func (s *Service) DeleteSecurityGroup(
+	ctx context.Context, t cloud.Tenant, id cloud.SecurityGroupID, body [32]byte,
+) (Result[struct{}], error) {
 	if err := cloud.CheckUUID("id", string(id)); err != nil {
 		return Result[struct{}]{}, err
 	}
@@ -208,7 +231,8 @@ func deleteGroup(tx *store.Tx, t cloud.Tenant, id cloud.SecurityGroupID) (none s
 		return none, err
 	}
 	if g.Default {
-		return none, fault.New(fault.FailedPrecondition, "the group %s is deleted with its project only", g.Name).WithReason("DEFAULT_GROUP")
+		return none, fault.New(fault.FailedPrecondition, "the group %s is deleted with its project only", g.Name).
+			WithReason("DEFAULT_GROUP")
 	}
 	users, err := groupUsers(tx, g)
 	if err != nil {
@@ -232,7 +256,8 @@ func removeGroup(tx *store.Tx, t cloud.Tenant, g *cloud.SecurityGroup) error {
 	return returnQuota(tx, t, quantity{SecurityGroups: 1})
 }
 
-// groupUsers returns the labels of ports of a group and of groups whose rules refer to it, up to maxNamedUsers+1 of each.
+// groupUsers returns the labels of ports of a group and of groups whose rules refer to it, up to maxNamedUsers+1 of
+// each.
 func groupUsers(r store.Reader, g *cloud.SecurityGroup) ([]string, error) {
 	with, err := listUsers(r, groupPorts, g.Project, string(g.ID), "", kindPort)
 	if err != nil {

@@ -28,7 +28,9 @@ var resourceNames = map[string]func(r store.Reader, p cloud.ProjectID, id string
 	kindPeering:  nameIn(peerings, func(p *cloud.Peering) string { return p.Name }),
 }
 
-func nameIn[T any](table store.Table[T], name func(*T) string) func(store.Reader, cloud.ProjectID, string) (string, error) {
+func nameIn[T any](
+	table store.Table[T], name func(*T) string,
+) func(store.Reader, cloud.ProjectID, string) (string, error) {
 	return func(r store.Reader, p cloud.ProjectID, id string) (string, error) {
 		record, err := table.Get(r, string(p), id)
 		if err != nil || record == nil {
@@ -54,7 +56,9 @@ func labelDevice(r store.Reader, p *cloud.Port) (string, error) {
 
 // listUsers returns the labels of up to maxNamedUsers+1 resources of a kind, whose IDs an index lists under the ID of
 // the resource that they use. Each label follows the text before, such as "a route of ".
-func listUsers[T any](r store.Reader, index store.Table[T], p cloud.ProjectID, used, before, kind string) (users []string, err error) {
+func listUsers[T any](
+	r store.Reader, index store.Table[T], p cloud.ProjectID, used, before, kind string,
+) (users []string, err error) {
 	all, _, err := index.List(r, maxNamedUsers+1, used)
 	if err != nil {
 		return nil, err

@@ -21,12 +21,15 @@ func TestFilteredLists(t *testing.T) {
 	require.NoError(t, err)
 	vpcIDs, subnetIDs := []cloud.VPCID{""}, []cloud.SubnetID{""}
 	for v := range 2 {
-		vpc, err := w.networks.CreateVPC(ctx, acme, VPCRequest{Name: fmt.Sprintf("v%d", v), CIDR: netip.MustParsePrefix("10.0.0.0/16")}, [32]byte{})
+		vpc, err := w.networks.CreateVPC(
+			ctx, acme, VPCRequest{Name: fmt.Sprintf("v%d", v), CIDR: netip.MustParsePrefix("10.0.0.0/16")}, [32]byte{},
+		)
 		require.NoError(t, err)
 		vpcIDs = append(vpcIDs, vpc.Value.ID)
 		for s := range 2 {
 			subnet, err := w.networks.CreateSubnet(ctx, acme, SubnetRequest{
-				VPC: vpc.Value.ID, CIDR: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(s), 0}), 24), Name: fmt.Sprintf("s%d%d", v, s),
+				VPC: vpc.Value.ID, CIDR: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(s), 0}), 24),
+				Name: fmt.Sprintf("s%d%d", v, s),
 			}, [32]byte{})
 			require.NoError(t, err)
 			subnetIDs = append(subnetIDs, subnet.Value.ID)

@@ -49,7 +49,9 @@ func assignFromPools(tx *store.Tx, n *cloud.ExternalNetwork, requested netip.Add
 		if requested.IsValid() {
 			err := s.assign(tx, requested)
 			if errors.Is(err, ipam.ErrAssigned) {
-				return requested, fault.New(fault.AlreadyExists, "address %s of %s is in use, or was released less than %s ago", requested, n.Name, RestTime).
+				return requested, fault.New(
+					fault.AlreadyExists, "address %s of %s is in use, or was released less than %s ago", requested, n.Name, RestTime,
+				).
 					WithReason("ADDRESS_IN_USE").With("field", "address")
 			}
 			return requested, err
@@ -59,7 +61,8 @@ func assignFromPools(tx *store.Tx, n *cloud.ExternalNetwork, requested netip.Add
 		}
 	}
 	if requested.IsValid() {
-		return requested, fault.Invalid("address", "must be in a pool of %s, got %s", n.Name, requested).With("constraint", "within_pool")
+		return requested, fault.Invalid("address", "must be in a pool of %s, got %s", n.Name, requested).
+			With("constraint", "within_pool")
 	}
 	return requested, fault.New(fault.ResourceExhausted, "no address of %s is free", n.Name).WithReason("POOL_EMPTY")
 }
@@ -74,8 +77,8 @@ func releaseExternal(tx *store.Tx, n *cloud.ExternalNetwork, a netip.Addr) {
 	}
 }
 
-// setPools replaces the pools of an external network. It returns FailedPrecondition if an assigned address is in none of
-// the new pools.
+// setPools replaces the pools of an external network. It returns FailedPrecondition if an assigned address is in none
+// of the new pools.
 func setPools(tx *store.Tx, n *cloud.ExternalNetwork, pools []cloud.AddressRange) error {
 	used, _, err := externalAddresses.List(tx, 0, n.Name)
 	if err != nil {

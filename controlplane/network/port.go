@@ -38,7 +38,9 @@ type PortRequest struct {
 
 // CreatePort creates a port. It returns ResourceExhausted if no address is free, and AlreadyExists if the requested
 // address or MAC is in use.
-func (s *Service) CreatePort(ctx context.Context, t cloud.Tenant, q PortRequest, body [32]byte) (Result[cloud.Port], error) {
+func (s *Service) CreatePort(
+	ctx context.Context, t cloud.Tenant, q PortRequest, body [32]byte,
+) (Result[cloud.Port], error) {
 	if err := q.check(); err != nil {
 		return Result[cloud.Port]{}, err
 	}
@@ -63,7 +65,8 @@ func (q *PortRequest) check() error {
 // checkGroupIDs returns InvalidArgument unless ids are up to MaxSecurityGroups different UUIDs.
 func checkGroupIDs(ids []cloud.SecurityGroupID) error {
 	if len(ids) > cloud.MaxSecurityGroups {
-		return fault.Invalid("security_groups", "must be at most %d, got %d", cloud.MaxSecurityGroups, len(ids)).With("constraint", "max_items")
+		return fault.Invalid("security_groups", "must be at most %d, got %d", cloud.MaxSecurityGroups, len(ids)).
+			With("constraint", "max_items")
 	}
 	seen := map[cloud.SecurityGroupID]bool{}
 	for _, id := range ids {
@@ -80,7 +83,8 @@ func checkGroupIDs(ids []cloud.SecurityGroupID) error {
 
 func checkPairs(pairs []cloud.AddressPair) error {
 	if len(pairs) > cloud.MaxAddressPairs {
-		return fault.Invalid("allowed_address_pairs", "must be at most %d, got %d", cloud.MaxAddressPairs, len(pairs)).With("constraint", "max_items")
+		return fault.Invalid("allowed_address_pairs", "must be at most %d, got %d", cloud.MaxAddressPairs, len(pairs)).
+			With("constraint", "max_items")
 	}
 	return nil
 }
@@ -104,8 +108,8 @@ func createPort(tx *store.Tx, t cloud.Tenant, q PortRequest) (port cloud.Port, e
 		return port, err
 	}
 	port = cloud.Port{
-		ID: cloud.PortID(id), Name: q.Name, Org: t.Org, Project: t.Project, Description: q.Description, VPC: subnet.VPC, Subnet: subnet.ID,
-		MAC: q.MAC, IP: q.IP, IP6: q.IP6, Pairs: q.Pairs, Secured: q.Secured, Mbps: q.Mbps,
+		ID: cloud.PortID(id), Name: q.Name, Org: t.Org, Project: t.Project, Description: q.Description,
+		VPC: subnet.VPC, Subnet: subnet.ID, MAC: q.MAC, IP: q.IP, IP6: q.IP6, Pairs: q.Pairs, Secured: q.Secured, Mbps: q.Mbps,
 		Status: cloud.NetworkDown, CreatedAt: tx.Now(), UpdatedAt: tx.Now(),
 	}
 	if port.Groups, err = chooseGroups(tx, t, q.Groups); err != nil {
@@ -184,7 +188,8 @@ func claimMAC(tx *store.Tx, port *cloud.Port) error {
 func claimAddress6(tx *store.Tx, subnet *cloud.Subnet, port *cloud.Port) error {
 	if !subnet.CIDR6.IsValid() {
 		if port.IP6.IsValid() {
-			return fault.Invalid("ipv6_address", "must be empty: the subnet has no IPv6 prefix").With("constraint", "within_subnet")
+			return fault.Invalid("ipv6_address", "must be empty: the subnet has no IPv6 prefix").
+				With("constraint", "within_subnet")
 		}
 		return nil
 	}
@@ -195,7 +200,10 @@ func claimAddress6(tx *store.Tx, subnet *cloud.Subnet, port *cloud.Port) error {
 		return err
 	}
 	if port.IP6 == subnet.CIDR6.Addr() || port.IP6 == subnet.CIDR6.Addr().Next() {
-		return fault.Invalid("ipv6_address", "must not be the subnet's router address %s or its gateway %s", subnet.CIDR6.Addr(), subnet.CIDR6.Addr().Next()).
+		return fault.Invalid(
+			"ipv6_address", "must not be the subnet's router address %s or its gateway %s", subnet.CIDR6.Addr(),
+			subnet.CIDR6.Addr().Next(),
+		).
 			With("constraint", "host_address")
 	}
 	taken, err := addresses6.Has(tx, string(subnet.ID), port.IP6.String())
@@ -256,7 +264,9 @@ type PortUpdate struct {
 }
 
 // UpdatePort changes a port.
-func (s *Service) UpdatePort(ctx context.Context, t cloud.Tenant, q PortUpdate, body [32]byte) (Result[cloud.Port], error) {
+func (s *Service) UpdatePort(
+	ctx context.Context, t cloud.Tenant, q PortUpdate, body [32]byte,
+) (Result[cloud.Port], error) {
 	if err := q.check(); err != nil {
 		return Result[cloud.Port]{}, err
 	}
@@ -286,7 +296,9 @@ func updatePort(tx *store.Tx, t cloud.Tenant, q PortUpdate) (cloud.Port, error) 
 	if err != nil {
 		return cloud.Port{}, err
 	}
-	if err := describe(tx, t.Project, kindPort, string(port.ID), &port.Name, &port.Description, q.Name, q.Description); err != nil {
+	if err := describe(
+		tx, t.Project, kindPort, string(port.ID), &port.Name, &port.Description, q.Name, q.Description,
+	); err != nil {
 		return cloud.Port{}, err
 	}
 	if q.Groups != nil {
@@ -321,7 +333,9 @@ func updatePort(tx *store.Tx, t cloud.Tenant, q PortUpdate) (cloud.Port, error) 
 }
 
 // DeletePort deletes a port that no device uses.
-func (s *Service) DeletePort(ctx context.Context, t cloud.Tenant, id cloud.PortID, body [32]byte) (Result[struct{}], error) {
+func (s *Service) DeletePort(
+	ctx context.Context, t cloud.Tenant, id cloud.PortID, body [32]byte,
+) (Result[struct{}], error) {
 	if err := cloud.CheckUUID("id", string(id)); err != nil {
 		return Result[struct{}]{}, err
 	}

@@ -5,9 +5,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// CheckNone returns FailedPrecondition if the project t.Project still has VPCs, floating IPs or security groups that its
-// users have created. Such a project cannot be deleted. All other network resources need a VPC. If t.Project is empty,
-// CheckNone returns nil, because an org cannot be deleted while it has projects.
+// CheckNone returns FailedPrecondition if the project t.Project still has VPCs, floating IPs or security groups that
+// its users have created. Such a project cannot be deleted. All other network resources need a VPC. If t.Project is
+// empty, CheckNone returns nil, because an org cannot be deleted while it has projects.
 func CheckNone(r store.Reader, t cloud.Tenant) error {
 	if t.Project == "" {
 		return nil

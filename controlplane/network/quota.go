@@ -12,7 +12,9 @@ type quantity = tenant.Amount
 // chargeQuota counts new resources in the quotas of the project and of its org. It returns ResourceExhausted if they
 // would exceed one of them.
 func chargeQuota(tx *store.Tx, t cloud.Tenant, more quantity) error {
-	return tenant.Take(tx, t, tenant.Networks, more, quantity{}, func(p cloud.ProjectID) (quantity, error) { return count(tx, p) })
+	return tenant.Take(
+		tx, t, tenant.Networks, more, quantity{}, func(p cloud.ProjectID) (quantity, error) { return count(tx, p) },
+	)
 }
 
 // returnQuota counts the resources as deleted.

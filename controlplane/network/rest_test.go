@@ -34,14 +34,18 @@ func (c callers) Verify(_ context.Context, token string) (*cloud.Caller, error) 
 }
 
 func member(user cloud.UserID, t cloud.Tenant, role cloud.Role) *cloud.Caller {
-	return &cloud.Caller{User: user, Proof: cloud.ProofPassword, Bindings: []cloud.Binding{{Role: role, Org: t.Org, Project: t.Project}}}
+	return &cloud.Caller{
+		User: user, Proof: cloud.ProofPassword, Bindings: []cloud.Binding{{Role: role, Org: t.Org, Project: t.Project}},
+	}
 }
 
 func (w *world) rest() *rest.Server {
 	r := rest.New(rest.Options{
-		Service: fault.Network, Name: "network", Log: slog.New(slog.DiscardHandler), Metrics: rest.NewMetrics(prometheus.NewRegistry()),
+		Service: fault.Network, Name: "network", Log: slog.New(slog.DiscardHandler),
+		Metrics: rest.NewMetrics(prometheus.NewRegistry()),
 		Verifier: callers{
-			"ada": member("ada", acme, cloud.ProjectMember), "eve": member("eve", evil, cloud.ProjectAdmin), "vic": member("vic", acme, cloud.ProjectViewer),
+			"ada": member("ada", acme, cloud.ProjectMember), "eve": member("eve", evil, cloud.ProjectAdmin),
+			"vic":   member("vic", acme, cloud.ProjectViewer),
 			"admin": {User: "admin", Proof: cloud.ProofHostKey, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}},
 		},
 	})
@@ -66,7 +70,9 @@ func TestREST(t *testing.T) {
 			}
 			// datadriven splits an argument at its first equals sign, which here is in the query.
 			path := strings.Join(append([]string{d.CmdArgs[0].Key}, d.CmdArgs[0].Vals...), "=")
-			q := httptest.NewRequest(strings.ToUpper(d.Cmd), "http://127.0.0.1:8087"+s.expand(path), strings.NewReader(s.expand(d.Input)))
+			q := httptest.NewRequest(
+				strings.ToUpper(d.Cmd), "http://127.0.0.1:8087"+s.expand(path), strings.NewReader(s.expand(d.Input)),
+			)
 			q.Header.Set("Content-Type", "application/json")
 			if as := arg("as", "ada"); as != "nobody" {
 				q.Header.Set("Authorization", "Bearer "+as)
@@ -101,8 +107,10 @@ func TestREST(t *testing.T) {
 // decoded again.
 func TestJSONRoundTrip(t *testing.T) {
 	for _, m := range []protoreflect.ProtoMessage{
-		&networkv1.CreatePortRequest{}, &networkv1.UpdatePortRequest{}, &networkv1.AddSecurityGroupRuleRequest{}, &networkv1.CreateRouteTableRequest{},
-		&networkv1.UpdateRouteTableRequest{}, &networkv1.CreateServiceIpRequest{}, &networkv1.UpdateSubnetRequest{}, &networkv1.CreateExternalNetworkRequest{},
+		&networkv1.CreatePortRequest{}, &networkv1.UpdatePortRequest{}, &networkv1.AddSecurityGroupRuleRequest{},
+		&networkv1.CreateRouteTableRequest{},
+		&networkv1.UpdateRouteTableRequest{}, &networkv1.CreateServiceIpRequest{}, &networkv1.UpdateSubnetRequest{},
+		&networkv1.CreateExternalNetworkRequest{},
 		&networkv1.UpdateExternalNetworkRequest{}, &networkv1.UpdateFloatingIpRequest{}, &networkv1.CreateVpcRequest{},
 	} {
 		in := m.ProtoReflect()

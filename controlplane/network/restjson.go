@@ -105,7 +105,9 @@ func decodeField(m protoreflect.Message, f protoreflect.FieldDescriptor, at stri
 }
 
 // decodeValue converts decoded JSON to a value of the field f. into is a new value of that field, for messages.
-func decodeValue(into protoreflect.Value, f protoreflect.FieldDescriptor, at string, value any) (protoreflect.Value, error) {
+func decodeValue(
+	into protoreflect.Value, f protoreflect.FieldDescriptor, at string, value any,
+) (protoreflect.Value, error) {
 	switch f.Kind() {
 	case protoreflect.StringKind:
 		if s, ok := value.(string); ok {
@@ -167,7 +169,9 @@ func decodeEnum(e protoreflect.EnumDescriptor, at, text string) (protoreflect.Va
 		}
 		names = append(names, name)
 	}
-	return protoreflect.Value{}, fault.Invalid(at, "must be %s, got %q", strings.Join(slices.Sorted(slices.Values(names)), " or "), text[:min(len(text), 64)]).
+	return protoreflect.Value{}, fault.Invalid(
+		at, "must be %s, got %q", strings.Join(slices.Sorted(slices.Values(names)), " or "), text[:min(len(text), 64)],
+	).
 		With("constraint", "enum")
 }
 

@@ -24,7 +24,8 @@ func groupToProto(g *cloud.SecurityGroup) *networkv1.SecurityGroup {
 
 func ruleToProto(r *cloud.Rule) *networkv1.SecurityGroupRule {
 	out := &networkv1.SecurityGroupRule{
-		Id: string(r.ID), Direction: networkv1.Direction(r.Direction), Protocol: protocolText(r), PortMin: uint32(r.Ports.First),
+		Id: string(r.ID), Direction: networkv1.Direction(r.Direction), Protocol: protocolText(r),
+		PortMin: uint32(r.Ports.First),
 		PortMax: uint32(r.Ports.Last), RemoteCidr: prefixText(r.CIDR), RemoteGroupId: string(r.Group),
 		Ethertype: networkv1.Ethertype_ETHERTYPE_IPV4, Description: r.Description,
 	}
@@ -44,7 +45,8 @@ func ruleToProto(r *cloud.Rule) *networkv1.SecurityGroupRule {
 
 // protocols are the names of protocols in rules. Other protocols are written as numbers.
 var protocols = map[string]uint8{
-	"icmp": cloud.ProtocolICMP, "tcp": cloud.ProtocolTCP, "udp": cloud.ProtocolUDP, "icmpv6": cloud.ProtocolICMPv6, "sctp": cloud.ProtocolSCTP,
+	"icmp": cloud.ProtocolICMP, "tcp": cloud.ProtocolTCP, "udp": cloud.ProtocolUDP, "icmpv6": cloud.ProtocolICMPv6,
+	"sctp": cloud.ProtocolSCTP,
 }
 
 const anyProtocol = "any"
@@ -64,7 +66,10 @@ func protocolText(r *cloud.Rule) string {
 // ruleFrom converts a rule of a request. It returns InvalidArgument for numbers that are out of range; Rule.Check finds
 // contradictions.
 func ruleFrom(in *networkv1.SecurityGroupRule) (r cloud.Rule, err error) {
-	r = cloud.Rule{Direction: cloud.Direction(in.GetDirection()), Group: cloud.SecurityGroupID(in.GetRemoteGroupId()), Description: in.GetDescription()}
+	r = cloud.Rule{
+		Direction: cloud.Direction(in.GetDirection()), Group: cloud.SecurityGroupID(in.GetRemoteGroupId()),
+		Description: in.GetDescription(),
+	}
 	switch in.GetEthertype() {
 	case networkv1.Ethertype_ETHERTYPE_UNSPECIFIED, networkv1.Ethertype_ETHERTYPE_IPV4:
 	case networkv1.Ethertype_ETHERTYPE_IPV6:
@@ -79,7 +84,9 @@ func ruleFrom(in *networkv1.SecurityGroupRule) (r cloud.Rule, err error) {
 	} else {
 		number, err := strconv.ParseUint(in.GetProtocol(), 10, 8)
 		if err != nil {
-			return r, fault.Invalid("rule.protocol", "must be tcp, udp, icmp, icmpv6, sctp, any or a number of 0 to 255, got %q", in.GetProtocol()).With("constraint", "enum")
+			return r, fault.Invalid(
+				"rule.protocol", "must be tcp, udp, icmp, icmpv6, sctp, any or a number of 0 to 255, got %q", in.GetProtocol(),
+			).With("constraint", "enum")
 		}
 		r.Protocol = uint8(number)
 	}
@@ -109,7 +116,9 @@ func icmpFrom(in *networkv1.SecurityGroupRule) (*cloud.ICMP, error) {
 	return &cloud.ICMP{Type: uint8(in.GetIcmpType()), Code: uint8(in.GetIcmpCode()), AnyCode: in.IcmpCode == nil}, nil
 }
 
-func (r *server) CreateSecurityGroup(ctx context.Context, in *networkv1.CreateSecurityGroupRequest) (*networkv1.SecurityGroup, error) {
+func (r *server) CreateSecurityGroup(
+	ctx context.Context, in *networkv1.CreateSecurityGroupRequest,
+) (*networkv1.SecurityGroup, error) {
 	t, err := admit(ctx, "CreateSecurityGroup", in)
 	if err != nil {
 		return nil, err
@@ -126,11 +135,15 @@ func (r *server) CreateSecurityGroup(ctx context.Context, in *networkv1.CreateSe
 	return answer(ctx, out, err, groupToProto)
 }
 
-func (r *server) GetSecurityGroup(ctx context.Context, in *networkv1.GetSecurityGroupRequest) (*networkv1.SecurityGroup, error) {
+func (r *server) GetSecurityGroup(
+	ctx context.Context, in *networkv1.GetSecurityGroupRequest,
+) (*networkv1.SecurityGroup, error) {
 	return getOne(ctx, "GetSecurityGroup", in, r.s.GetSecurityGroup, groupToProto)
 }
 
-func (r *server) ListSecurityGroups(ctx context.Context, in *networkv1.ListSecurityGroupsRequest) (*networkv1.ListSecurityGroupsResponse, error) {
+func (r *server) ListSecurityGroups(
+	ctx context.Context, in *networkv1.ListSecurityGroupsRequest,
+) (*networkv1.ListSecurityGroupsResponse, error) {
 	t, err := admit(ctx, "ListSecurityGroups", in)
 	if err != nil {
 		return nil, err
@@ -142,12 +155,17 @@ func (r *server) ListSecurityGroups(ctx context.Context, in *networkv1.ListSecur
 	return &networkv1.ListSecurityGroupsResponse{SecurityGroups: convertAll(all, groupToProto), NextPageToken: next}, nil
 }
 
-func (r *server) UpdateSecurityGroup(ctx context.Context, in *networkv1.UpdateSecurityGroupRequest) (*networkv1.SecurityGroup, error) {
+func (r *server) UpdateSecurityGroup(
+	ctx context.Context, in *networkv1.UpdateSecurityGroupRequest,
+) (*networkv1.SecurityGroup, error) {
 	t, err := admit(ctx, "UpdateSecurityGroup", in)
 	if err != nil {
 		return nil, err
 	}
-	out, err := r.s.UpdateSecurityGroup(ctx, t, GroupUpdate{ID: cloud.SecurityGroupID(in.GetId()), Name: in.Name, Description: in.Description}, rpc.BodyHash(in))
+	out, err := r.s.UpdateSecurityGroup(
+		ctx, t, GroupUpdate{ID: cloud.SecurityGroupID(in.GetId()), Name: in.Name, Description: in.Description},
+		rpc.BodyHash(in),
+	)
 	return answer(ctx, out, err, groupToProto)
 }
 
@@ -157,7 +175,9 @@ func (r *server) DeleteSecurityGroup(
 	return deleteOne(ctx, "DeleteSecurityGroup", in, r.s.DeleteSecurityGroup, &networkv1.DeleteSecurityGroupResponse{})
 }
 
-func (r *server) AddSecurityGroupRule(ctx context.Context, in *networkv1.AddSecurityGroupRuleRequest) (*networkv1.SecurityGroup, error) {
+func (r *server) AddSecurityGroupRule(
+	ctx context.Context, in *networkv1.AddSecurityGroupRuleRequest,
+) (*networkv1.SecurityGroup, error) {
 	t, err := admit(ctx, "AddSecurityGroupRule", in)
 	if err != nil {
 		return nil, err
@@ -170,11 +190,15 @@ func (r *server) AddSecurityGroupRule(ctx context.Context, in *networkv1.AddSecu
 	return answer(ctx, out, err, groupToProto)
 }
 
-func (r *server) RemoveSecurityGroupRule(ctx context.Context, in *networkv1.RemoveSecurityGroupRuleRequest) (*networkv1.SecurityGroup, error) {
+func (r *server) RemoveSecurityGroupRule(
+	ctx context.Context, in *networkv1.RemoveSecurityGroupRuleRequest,
+) (*networkv1.SecurityGroup, error) {
 	t, err := admit(ctx, "RemoveSecurityGroupRule", in)
 	if err != nil {
 		return nil, err
 	}
-	out, err := r.s.RemoveSecurityGroupRule(ctx, t, cloud.SecurityGroupID(in.GetSecurityGroupId()), cloud.RuleID(in.GetRuleId()), rpc.BodyHash(in))
+	out, err := r.s.RemoveSecurityGroupRule(
+		ctx, t, cloud.SecurityGroupID(in.GetSecurityGroupId()), cloud.RuleID(in.GetRuleId()), rpc.BodyHash(in),
+	)
 	return answer(ctx, out, err, groupToProto)
 }

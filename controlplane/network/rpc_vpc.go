@@ -65,7 +65,9 @@ func (r *server) UpdateVpc(ctx context.Context, in *networkv1.UpdateVpcRequest) 
 	if err != nil {
 		return nil, err
 	}
-	out, err := r.s.UpdateVPC(ctx, t, VPCUpdate{ID: cloud.VPCID(in.GetId()), Name: in.Name, Description: in.Description}, rpc.BodyHash(in))
+	out, err := r.s.UpdateVPC(
+		ctx, t, VPCUpdate{ID: cloud.VPCID(in.GetId()), Name: in.Name, Description: in.Description}, rpc.BodyHash(in),
+	)
 	return answer(ctx, out, err, vpcToProto)
 }
 

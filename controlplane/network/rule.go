@@ -16,7 +16,9 @@ type ruleToAdd struct {
 
 // AddSecurityGroupRule adds a rule to a security group and returns the group. It returns AlreadyExists if the group has
 // an equal rule, and ResourceExhausted if it has MaxRules rules.
-func (s *Service) AddSecurityGroupRule(ctx context.Context, t cloud.Tenant, group cloud.SecurityGroupID, rule cloud.Rule, body [32]byte) (Result[cloud.SecurityGroup], error) {
+func (s *Service) AddSecurityGroupRule(
+	ctx context.Context, t cloud.Tenant, group cloud.SecurityGroupID, rule cloud.Rule, body [32]byte,
+) (Result[cloud.SecurityGroup], error) {
 	if err := cloud.CheckUUID("security_group_id", string(group)); err != nil {
 		return Result[cloud.SecurityGroup]{}, err
 	}
@@ -45,11 +47,16 @@ func addRuleTo(tx *store.Tx, t cloud.Tenant, g *cloud.SecurityGroup, rule cloud.
 		return err
 	}
 	if len(g.Rules) >= cloud.MaxRules {
-		return fault.New(fault.ResourceExhausted, "%s has %d rules and can have no more", label(kindGroup, g.Name, string(g.ID)), cloud.MaxRules).WithReason("TOO_MANY_RULES")
+		return fault.New(
+			fault.ResourceExhausted, "%s has %d rules and can have no more", label(kindGroup, g.Name, string(g.ID)),
+			cloud.MaxRules,
+		).WithReason("TOO_MANY_RULES")
 	}
 	for i := range g.Rules {
 		if g.Rules[i].Equal(&rule) {
-			return fault.New(fault.AlreadyExists, "%s has this rule already: %s", label(kindGroup, g.Name, string(g.ID)), g.Rules[i].ID).WithReason("RULE_EXISTS").
+			return fault.New(
+				fault.AlreadyExists, "%s has this rule already: %s", label(kindGroup, g.Name, string(g.ID)), g.Rules[i].ID,
+			).WithReason("RULE_EXISTS").
 				With("rule_id", string(g.Rules[i].ID))
 		}
 	}
@@ -74,7 +81,9 @@ type ruleToRemove struct {
 }
 
 // RemoveSecurityGroupRule removes a rule from a security group and returns the group.
-func (s *Service) RemoveSecurityGroupRule(ctx context.Context, t cloud.Tenant, group cloud.SecurityGroupID, rule cloud.RuleID, body [32]byte) (Result[cloud.SecurityGroup], error) {
+func (s *Service) RemoveSecurityGroupRule(
+	ctx context.Context, t cloud.Tenant, group cloud.SecurityGroupID, rule cloud.RuleID, body [32]byte,
+) (Result[cloud.SecurityGroup], error) {
 	if err := cloud.CheckUUID("security_group_id", string(group)); err != nil {
 		return Result[cloud.SecurityGroup]{}, err
 	}

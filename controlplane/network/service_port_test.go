@@ -14,7 +14,8 @@ func TestDeleteServiceIPWithFloatingPort(t *testing.T) {
 	w := newWorld(t)
 	api, ctx := &server{s: w.networks}, w.as(acme, "")
 	_, err := api.CreateExternalNetwork(w.asAdmin(""), &networkv1.CreateExternalNetworkRequest{
-		Name: "internet", CidrBlock: "203.0.113.0/24", Pools: []*networkv1.AddressRange{{First: "203.0.113.10", Last: "203.0.113.12"}},
+		Name: "internet", CidrBlock: "203.0.113.0/24",
+		Pools: []*networkv1.AddressRange{{First: "203.0.113.10", Last: "203.0.113.12"}},
 	})
 	require.NoError(t, err)
 	vpc, err := api.CreateVpc(ctx, &networkv1.CreateVpcRequest{CidrBlock: "10.0.0.0/16"})
@@ -28,7 +29,9 @@ func TestDeleteServiceIPWithFloatingPort(t *testing.T) {
 	all, err := api.ListPorts(ctx, &networkv1.ListPortsRequest{DeviceId: service.GetId()})
 	require.NoError(t, err)
 	require.Len(t, all.GetPorts(), 1)
-	floating, err := api.CreateFloatingIp(ctx, &networkv1.CreateFloatingIpRequest{Name: "public", PortId: all.GetPorts()[0].GetId()})
+	floating, err := api.CreateFloatingIp(
+		ctx, &networkv1.CreateFloatingIpRequest{Name: "public", PortId: all.GetPorts()[0].GetId()},
+	)
 	require.NoError(t, err)
 
 	_, err = api.DeleteServiceIp(ctx, &networkv1.DeleteServiceIpRequest{Id: service.GetId()})
