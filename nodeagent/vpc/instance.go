@@ -9,6 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/metadata"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/cloudinit"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // GuestData is what the metadata service needs to know of a VM beyond its ports.
@@ -84,7 +85,7 @@ func (n *Networks) instance(w *wanted, at *place, g *guest) *metadata.Instance {
 	}
 	out := &metadata.Instance{
 		Port: p.ID, ID: g.id, HostName: p.HostName, SSHKeys: g.data.SSHKeys, NICs: []metadata.NIC{nic},
-		TokensRequired: !g.data.TokensOptional,
+		TokensRequired: !g.data.TokensOptional && !mutant.On(mutant.SkipToken),
 	}
 	files, err := cloudinit.Render(&cloudinit.Instance{
 		ID: g.id, HostName: p.HostName, SSHKeys: g.data.SSHKeys, UserData: g.data.UserData,

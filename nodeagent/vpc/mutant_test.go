@@ -24,4 +24,6 @@ func TestMutants(t *testing.T) {
 	mutant.Set(mutant.KeepRevoked)
 	require.NotEmpty(t, newManyPorts(t, 2).revoke(10))
 	mutanttest.Notices(t, mutant.ReachHosts, TestHostsAreDenied, "a guest reached a host")
+	mutant.Set("")
+	mutanttest.Notices(t, mutant.SkipToken, TestGuestIsRenderedOnce, "tokens are required")
 }

@@ -285,7 +285,7 @@ func TestGuestIsRenderedOnce(t *testing.T) {
 	require.Contains(t, string(first.NoCloud.MetaData), key)
 	again, _ := f.lookup("a", at)
 	require.Same(t, first, again)
-	require.True(t, first.TokensRequired)
+	require.True(t, first.TokensRequired, "tokens are required unless the VM says otherwise")
 
 	mu.Lock()
 	data.SSHKeys = nil

@@ -111,6 +111,7 @@ const (
 	OpenResolver       = "open-resolver"        // DNS queries from outside of the VPC are answered: nodeagent/resolver
 	ForwardPrivate     = "forward-private"      // names and addresses of a VPC are looked up in the host's resolvers: nodeagent/resolver
 	ForeignPortToken   = "foreign-port-token"   // the metadata token of another port is accepted: nodeagent/metadata
+	SkipToken          = "skip-token"           // the metadata service answers requests without a token: nodeagent/vpc
 	KeepHopLimit       = "keep-hop-limit"       // metadata reaches clients behind a guest: nodeagent/metadata
 	ReleaseAttachedNIC = "release-attached-nic" // the port of a NIC is released although the guest still has the NIC: shared/cloud
 	ActiveWithoutAck   = "active-without-ack"   // a port is ACTIVE before its host has acknowledged its binding: controlplane/network, controlplane/sim
