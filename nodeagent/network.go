@@ -48,7 +48,10 @@ type networks struct {
 // openNetworks finds the underlay and checks what the host lacks for VPCs. A host that lacks something runs VMs without
 // network interfaces, so openNetworks returns no error: the description names what is missing. The function ack is
 // called with the acknowledgments of updates; it must not block.
-func openNetworks(ctx context.Context, c *Config, ack func(cloud.NetworkAck), guest func(vm string) (vpc.GuestData, bool), log *slog.Logger) *networks {
+func openNetworks(
+	ctx context.Context, c *Config, ack func(cloud.NetworkAck), guest func(vm string) (vpc.GuestData, bool),
+	log *slog.Logger,
+) *networks {
 	n := &networks{ack: ack, guest: guest, prefix: c.Network.Prefix, watch: &underlayWatch{config: c, log: log}}
 	u, err := findUnderlay(ctx, c)
 	if err != nil {
@@ -95,7 +98,9 @@ func (n *networks) open(ctx context.Context, u underlay, c *Config, log *slog.Lo
 	if err != nil {
 		return err
 	}
-	if n.host, err = netdev.New(netdev.Options{VTEP: u.vtep, Device: u.device, MTU: int(u.mtu), Prefix: n.prefix}); err != nil {
+	if n.host, err = netdev.New(
+		netdev.Options{VTEP: u.vtep, Device: u.device, MTU: int(u.mtu), Prefix: n.prefix},
+	); err != nil {
 		return err
 	}
 	if len(c.External) > 0 {
@@ -119,7 +124,8 @@ func (n *networks) open(ctx context.Context, u underlay, c *Config, log *slog.Lo
 	}
 	upstreams := &hostResolvers{path: "/etc/resolv.conf"}
 	n.vpcs, err = vpc.New(vpc.Options{
-		VTEP: u.vtep, Host: n.host, Firewall: filter, Edge: n.edge, Upstreams: upstreams.list, Acknowledge: n.ack, Guest: n.guest, Log: log,
+		VTEP: u.vtep, Host: n.host, Firewall: filter, Edge: n.edge, Upstreams: upstreams.list, Acknowledge: n.ack,
+		Guest: n.guest, Log: log,
 		Dir: filepath.Join(c.DataDir, "networks"),
 	})
 	return err

@@ -14,7 +14,8 @@ import (
 const watchUnderlayEvery = 10 * time.Second
 
 // errUnderlayChanged ends the agent, so that its supervisor starts it again with the new underlay. The address of the
-// underlay is part of every VXLAN device, and an agent that starts compares all of them anyway. Guests run on meanwhile.
+// underlay is part of every VXLAN device, and an agent that starts compares all of them anyway. Guests run on
+// meanwhile.
 var errUnderlayChanged = errors.New("the underlay changed, the agent must be started again")
 
 // underlayWatch notices that the host has another underlay than when the agent started.

@@ -21,7 +21,8 @@ type GuestData struct {
 }
 
 func (d *GuestData) equal(o *GuestData) bool {
-	return slices.Equal(d.SSHKeys, o.SSHKeys) && bytes.Equal(d.UserData, o.UserData) && d.TokensOptional == o.TokensOptional
+	return slices.Equal(d.SSHKeys, o.SSHKeys) && bytes.Equal(d.UserData, o.UserData) &&
+		d.TokensOptional == o.TokensOptional
 }
 
 // guest caches the metadata of a guest, together with the data from which it was rendered.
