@@ -62,7 +62,7 @@ func (m *members) read(ctx context.Context) error {
 			return err
 		}
 	}
-	list, err := m.handle.IpsetListAll()
+	list, err := m.list()
 	if err != nil {
 		return err
 	}
@@ -84,6 +84,19 @@ func (m *members) read(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// list returns all sets of the namespace. It calls netlink on a goroutine of its own: package netlink passes each
+// attribute of an element from one goroutine to another. The calling goroutine is locked to a thread (package nsthread),
+// so that each of these steps would switch between threads, about four times for each element.
+func (m *members) list() (list []netlink.IPSetResult, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		list, err = m.handle.IpsetListAll()
+	}()
+	<-done
+	return list, err
 }
 
 // grow creates missing sets and adds missing addresses.

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -87,4 +88,29 @@ func TestManyPorts(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestManyMembers counts how often the process switches between threads while the sets of a VPC with a large remote group
+// are read. It must not happen for each member.
+func TestManyMembers(t *testing.T) {
+	const count = 10_000
+	f, err := New(testOptions)
+	require.NoError(t, err)
+	ns, vpc := newNamespace(t, "members"), bigVPC(2)
+	members := cloud.GroupMembers{ID: "many"}
+	for ip := parseAddr("10.0.64.0"); len(members.Addresses) < count; ip = ip.Next() {
+		members.Addresses = append(members.Addresses, ip)
+	}
+	vpc.Members = append(vpc.Members, members)
+	vpc.Groups[0].Rules = append(vpc.Groups[0].Rules, cloud.Rule{Direction: cloud.Ingress, AnyProtocol: true, Group: "many"})
+	_, err = f.Set(t.Context(), ns, vpc)
+	require.NoError(t, err)
+
+	var before, after unix.Rusage
+	require.NoError(t, unix.Getrusage(unix.RUSAGE_SELF, &before))
+	r, err := f.Set(t.Context(), ns, vpc)
+	require.NoError(t, err)
+	require.NoError(t, unix.Getrusage(unix.RUSAGE_SELF, &after))
+	require.Equal(t, Result{}, r)
+	require.Less(t, after.Nvcsw-before.Nvcsw, int64(count/2))
 }
