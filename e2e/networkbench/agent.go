@@ -94,8 +94,12 @@ func agentUpdate(ports int) cloud.NetworkUpdate {
 	all := netip.MustParsePrefix("10.0.0.0/16")
 	u := cloud.NetworkUpdate{
 		Node: node, Stream: 1, Revision: 1, Snapshot: true,
-		VPCs:    []cloud.VPCOnHost{{VPC: cloud.VPC{ID: agentVPC, Project: "web", CIDR: all, MTU: 1450}, Domain: "web.internal"}},
-		Subnets: []cloud.Subnet{{ID: "subnet", VPC: agentVPC, Project: "web", CIDR: all, Gateway: addressOf(1), DHCP: true, VNI: 100}},
+		VPCs: []cloud.VPCOnHost{{
+			VPC: cloud.VPC{ID: agentVPC, Project: "web", CIDR: all, MTU: 1450}, Domain: "web.internal",
+		}},
+		Subnets: []cloud.Subnet{{
+			ID: "subnet", VPC: agentVPC, Project: "web", CIDR: all, Gateway: addressOf(1), DHCP: true, VNI: 100,
+		}},
 	}
 	for i := range 10 {
 		g := groupOf(cloud.SecurityGroupID(fmt.Sprintf("group-%d", i)), 9, "")
@@ -164,14 +168,15 @@ func watchAgent(ctx context.Context, b *bench, ports int, isPeer bool, watched t
 			return err
 		}
 	}
-	b.results.add("agent resync", isPeer, milliseconds(w.sample.Since(begin).CPU)/float64(resyncs))
+	resync := milliseconds(w.sample.Since(begin).CPU) / float64(resyncs)
+	b.results.add("agent resync", isPeer, resync)
 	b.results.add("agent memory", isPeer, float64(w.memory.Resident)/1e6)
 	b.results.add("agent anonymous", isPeer, float64(w.memory.Anonymous)/1e6)
 	if err := c.ask("state", &state); err != nil {
 		return err
 	}
-	say("agent: %d ports: %.1f MB, %.3f %% of a core idle, %.1f ms of CPU for a resync", ports, float64(w.memory.Resident)/1e6, idle,
-		milliseconds(w.sample.Since(begin).CPU)/float64(resyncs))
+	say("agent: %d ports: %.1f MB, %.3f %% of a core idle, %.1f ms of CPU for a resync",
+		ports, float64(w.memory.Resident)/1e6, idle, resync)
 	if state.Writes != first.Writes {
 		return fmt.Errorf("resyncs without a change made %d writes", state.Writes-first.Writes)
 	}

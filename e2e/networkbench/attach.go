@@ -55,8 +55,7 @@ func measureAttach(ctx context.Context, b *bench) (err error) {
 		}
 		return errors.Join(err, awaitNoPorts(ctx, h.name+"-attach", plain.name))
 	}
-	note := fmt.Sprintf("%d ports in a round; ours attaches to a running VPC with all %d ports", b.size.attached, b.size.attached)
-	b.results.note("attach p50", note)
+	b.results.note("attach p50", fmt.Sprintf("%d ports in a round, to a VPC with as many ports", b.size.attached))
 	return b.inTurn(ctx,
 		func(int) error { return turn(ours, false) },
 		func(int) error { return turn(byHand, true) },

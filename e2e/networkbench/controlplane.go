@@ -40,7 +40,7 @@ type cluster struct {
 	trio  *lab.Trio
 	conns []*lab.GRPC // one for each member, as the administrator
 	hosts *child
-	// large and small are VPCs of all hosts, few is one of fewHosts hosts.
+	// large and small are VPCs that all hosts have, few is one that fewHosts have.
 	large, small, few subnet
 }
 
@@ -150,17 +150,22 @@ func (c *cluster) prepare(ctx context.Context) error {
 	defer cancel()
 	limit := uint64(3 * c.size.vpcPorts)
 	for _, p := range []string{"", project} {
-		if _, err := c.conns[0].Identity.SetQuota(ctx, &identityv1.SetQuotaRequest{OrgId: org, ProjectId: p, Quota: &identityv1.Quota{Ports: &limit}}); err != nil {
+		request := &identityv1.SetQuotaRequest{OrgId: org, ProjectId: p, Quota: &identityv1.Quota{Ports: &limit}}
+		if _, err := c.conns[0].Identity.SetQuota(ctx, request); err != nil {
 			return fmt.Errorf("permit %d ports: %w", limit, err)
 		}
 	}
 	networks := c.conns[0].Networks()
 	for name, out := range map[string]*subnet{"large": &c.large, "small": &c.small, "few": &c.few} {
-		v, err := networks.CreateVpc(ctx, &networkv1.CreateVpcRequest{OrgId: org, ProjectId: project, Name: name, CidrBlock: "10.0.0.0/16"})
+		v, err := networks.CreateVpc(ctx, &networkv1.CreateVpcRequest{
+			OrgId: org, ProjectId: project, Name: name, CidrBlock: "10.0.0.0/16",
+		})
 		if err != nil {
 			return err
 		}
-		s, err := networks.CreateSubnet(ctx, &networkv1.CreateSubnetRequest{OrgId: org, ProjectId: project, Name: name, VpcId: v.GetId(), CidrBlock: "10.0.0.0/16"})
+		s, err := networks.CreateSubnet(ctx, &networkv1.CreateSubnetRequest{
+			OrgId: org, ProjectId: project, Name: name, VpcId: v.GetId(), CidrBlock: "10.0.0.0/16",
+		})
 		if err != nil {
 			return err
 		}
@@ -189,7 +194,9 @@ func (c *cluster) prepare(ctx context.Context) error {
 }
 
 // createVM creates a VM of a group of which no two share a host.
-func (c *cluster) createVM(ctx context.Context, images lab.GuestImages, group string, number int, nics ...subnet) error {
+func (c *cluster) createVM(
+	ctx context.Context, images lab.GuestImages, group string, number int, nics ...subnet,
+) error {
 	spec := &vmv1.VmSpec{
 		Cpu: &vmv1.CpuSpec{Vcpus: 1}, Memory: &vmv1.MemorySpec{SizeMib: 192},
 		Boot: &vmv1.BootSpec{Kernel: images.Kernel, Initrd: images.Initrd, Cmdline: "console=ttyS0"},
@@ -222,7 +229,8 @@ func (c *cluster) awaitPorts(ctx context.Context, s subnet, hosts, ports int) er
 func (c *cluster) create(ctx context.Context, s subnet, number int) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, callWithin)
 	defer cancel()
-	p, err := c.conns[number%len(c.conns)].Networks().CreatePort(ctx, &networkv1.CreatePortRequest{OrgId: org, ProjectId: project, SubnetId: s.id})
+	networks := c.conns[number%len(c.conns)].Networks()
+	p, err := networks.CreatePort(ctx, &networkv1.CreatePortRequest{OrgId: org, ProjectId: project, SubnetId: s.id})
 	return p.GetId(), err
 }
 
@@ -292,7 +300,7 @@ func (c *cluster) fillLarge(ctx context.Context) error {
 // the ports of each round after it.
 func (c *cluster) measureCreates(ctx context.Context) error {
 	turn := func(s subnet, isPeer bool) error {
-		var created = make(chan string, c.size.rate*int(c.size.rated.Seconds()+60))
+		created := make(chan string, c.size.rate*int(c.size.rated.Seconds()+60))
 		open := load.StartOpen(ctx, float64(c.size.rate), func(ctx context.Context, i int) error {
 			id, err := c.create(ctx, s, i)
 			if err == nil {
@@ -312,9 +320,10 @@ func (c *cluster) measureCreates(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		c.results.add("create p50", isPeer, milliseconds(figure.Median(all.Latencies())))
-		c.results.add("create p99", isPeer, milliseconds(figure.Quantile(all.Latencies(), 0.99)))
-		say("create, small %v: %d, p50 %s, p99 %s", isPeer, len(all), figure.Median(all.Latencies()), figure.Quantile(all.Latencies(), 0.99))
+		p50, p99 := figure.Median(all.Latencies()), figure.Quantile(all.Latencies(), 0.99)
+		c.results.add("create p50", isPeer, milliseconds(p50))
+		c.results.add("create p99", isPeer, milliseconds(p99))
+		say("create, small %v: %d, p50 %s, p99 %s", isPeer, len(all), p50, p99)
 		return c.remove(ctx, created)
 	}
 	return c.inTurn(ctx,
@@ -331,7 +340,8 @@ func (c *cluster) remove(ctx context.Context, ids <-chan string) error {
 		g.Go(func() error {
 			ctx, cancel := context.WithTimeout(ctx, callWithin)
 			defer cancel()
-			_, err := c.conns[0].Networks().DeletePort(ctx, &networkv1.DeletePortRequest{OrgId: org, ProjectId: project, Id: id})
+			networks := c.conns[0].Networks()
+			_, err := networks.DeletePort(ctx, &networkv1.DeletePortRequest{OrgId: org, ProjectId: project, Id: id})
 			return err
 		})
 	}

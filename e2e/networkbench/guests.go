@@ -34,9 +34,8 @@ type machine struct {
 	lines  chan string // closed when QEMU has ended
 }
 
-// bootGuest starts a guest with one virtio network interface and waits until it has an address. The backend has QEMU's
-// -netdev options for the interface. namespace is the one in which QEMU runs, tap its file descriptor 3 if not nil.
-func bootGuest(ctx context.Context, b *bench, namespace, backend string, tap *os.File, mac cloud.MAC) (*machine, error) {
+// bootGuest starts a guest with one virtio network interface.
+func bootGuest(b *bench, p plug, mac cloud.MAC) (*machine, error) {
 	text, err := os.ReadFile(filepath.Join(b.guest, "manifest.json"))
 	if err != nil {
 		return nil, fmt.Errorf("the small guest: %w (make guest)", err)
@@ -46,15 +45,17 @@ func bootGuest(ctx context.Context, b *bench, namespace, backend string, tap *os
 		return nil, err
 	}
 	args := []string{
-		"--net=/run/netns/" + namespace, "--", "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-machine", "q35", "-accel", "tcg",
-		"-cpu", "max", "-m", "192", "-smp", "1", "-display", "none", "-no-reboot", "-chardev", "stdio,id=serial,signal=off",
-		"-serial", "chardev:serial", "-kernel", filepath.Join(b.guest, "vmlinuz"), "-initrd", filepath.Join(b.guest, "initrd.lz4"),
-		"-append", manifest.Cmdline, "-netdev", backend + ",id=net0,vhost=off", "-device", "virtio-net-pci,netdev=net0,mac=" + mac.String(),
+		"--net=/run/netns/" + p.namespace, "--", "qemu-system-x86_64", "-nodefaults", "-no-user-config",
+		"-machine", "q35", "-accel", "tcg", "-cpu", "max", "-m", "192", "-smp", "1", "-display", "none", "-no-reboot",
+		"-chardev", "stdio,id=serial,signal=off", "-serial", "chardev:serial",
+		"-kernel", filepath.Join(b.guest, "vmlinuz"), "-initrd", filepath.Join(b.guest, "initrd.lz4"),
+		"-append", manifest.Cmdline,
+		"-netdev", p.backend + ",id=net0,vhost=off", "-device", "virtio-net-pci,netdev=net0,mac=" + mac.String(),
 	}
 	m := &machine{cmd: exec.Command("nsenter", args...), lines: make(chan string, 1024)}
 	m.cmd.Stderr = os.Stderr
-	if tap != nil {
-		m.cmd.ExtraFiles = []*os.File{tap}
+	if p.tap != nil {
+		m.cmd.ExtraFiles = []*os.File{p.tap}
 	}
 	if m.serial, err = m.cmd.StdinPipe(); err != nil {
 		return nil, err
@@ -115,10 +116,17 @@ func (m *machine) close() {
 	_ = m.cmd.Wait() // the error is that it was killed
 }
 
+// plug is the network's end of a guest's interface.
+type plug struct {
+	namespace string   // in which QEMU runs
+	backend   string   // options of QEMU's -netdev
+	tap       *os.File // file descriptor 3 of QEMU, if not nil
+}
+
 // guestNet connects guests to a network.
 type guestNet interface {
-	// plug returns what bootGuest needs for the interface of a port. The caller closes tap after the start.
-	plug(ctx context.Context, number int) (namespace, backend string, tap *os.File, err error)
+	// plug makes the network's end of the interface of a port. The caller closes the tap when QEMU has started.
+	plug(ctx context.Context, number int) (plug, error)
 	// ready is called when QEMU has started.
 	ready(ctx context.Context) error
 }
@@ -147,7 +155,8 @@ func measureGuests(ctx context.Context, b *bench) (err error) {
 	}
 	// Both networks have the agent's DHCP server, because the guests have no other configuration.
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	for namespace, bridge := range map[string]string{h.device.Namespace(vpc.ID): netdev.Bridge(100), plain.name: "br0"} {
+	bridges := map[string]string{h.device.Namespace(vpc.ID): netdev.Bridge(100), plain.name: "br0"}
+	for namespace, bridge := range bridges {
 		server := dhcp.New(namespace, bridge, log)
 		defer server.Close()
 		if err := server.Set(dhcp.Subnet{HostSubnet: vpc.Subnets[0], MTU: vpc.MTU, Domain: "bench.internal"}); err != nil {
@@ -170,7 +179,8 @@ func measureGuests(ctx context.Context, b *bench) (err error) {
 		func(int) error { return turn(ourGuests{h, vpc}, false) },
 		func(int) error { return turn(plainGuests{plain}, true) },
 	)
-	say("guests: %.0f Mbit/s, peer %.0f Mbit/s", figure.Median(b.results.of("guests").ours), figure.Median(b.results.of("guests").peer))
+	f := b.results.of("guests")
+	say("guests: %.0f Mbit/s, peer %.0f Mbit/s", figure.Median(f.ours), figure.Median(f.peer))
 	return err
 }
 
@@ -180,13 +190,13 @@ func guestThroughput(ctx context.Context, b *bench, net guestNet) (float64, erro
 	defer cancel()
 	var guests []*machine
 	for _, number := range []int{near, local} {
-		namespace, backend, tap, err := net.plug(ctx, number)
+		p, err := net.plug(ctx, number)
 		if err != nil {
 			return 0, err
 		}
-		m, err := bootGuest(ctx, b, namespace, backend, tap, macOf(number))
-		if tap != nil {
-			err = errors.Join(err, tap.Close())
+		m, err := bootGuest(b, p, macOf(number))
+		if p.tap != nil {
+			err = errors.Join(err, p.tap.Close())
 		}
 		if m != nil {
 			defer m.close()
@@ -225,9 +235,9 @@ type ourGuests struct {
 	vpc  cloud.HostVPC
 }
 
-func (o ourGuests) plug(ctx context.Context, number int) (namespace, backend string, tap *os.File, err error) {
-	tap, err = o.host.device.OpenTap(ctx, o.vpc, portOf(number).ID)
-	return o.host.name, "tap,fd=3", tap, err
+func (o ourGuests) plug(ctx context.Context, number int) (plug, error) {
+	tap, err := o.host.device.OpenTap(ctx, o.vpc, portOf(number).ID)
+	return plug{o.host.name, "tap,fd=3", tap}, err
 }
 
 func (o ourGuests) ready(ctx context.Context) error {
@@ -238,10 +248,11 @@ func (o ourGuests) ready(ctx context.Context) error {
 // plainGuests connects guests to a bridge that is made by hand.
 type plainGuests struct{ bridge *plainBridge }
 
-func (p plainGuests) plug(ctx context.Context, number int) (namespace, backend string, tap *os.File, err error) {
+func (p plainGuests) plug(ctx context.Context, number int) (plug, error) {
 	device := fmt.Sprintf("tap%d", number)
 	_ = commands(ctx, fmt.Sprintf("ip -n %s link delete %s", p.bridge.name, device)) // of the round before
-	return p.bridge.name, "tap,ifname=" + device + ",script=no,downscript=no", nil, commands(ctx,
+	end := plug{namespace: p.bridge.name, backend: "tap,ifname=" + device + ",script=no,downscript=no"}
+	return end, commands(ctx,
 		fmt.Sprintf("ip -n %s tuntap add %s mode tap vnet_hdr", p.bridge.name, device),
 		fmt.Sprintf("ip -n %s link set %s mtu 1450 master br0 up", p.bridge.name, device),
 	)

@@ -22,9 +22,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// hostsCommand is the first argument with which this program runs simulated hosts: they connect to the control plane with
-// the agent's own code (mutual TLS, lease, heartbeats, reports, networks), but run no VMs and make no networks. They
-// report every VM as built, and acknowledge every update of networks at once.
+// hostsCommand is the first argument with which this program runs simulated hosts: they connect to the control plane
+// with the agent's own code (mutual TLS, lease, heartbeats, reports, networks), but run no VMs and make no networks.
+// They report every VM as built, and acknowledge every update of networks at once.
 const hostsCommand = "hosts"
 
 // hostsStart is the first line that the process reads.
@@ -100,8 +100,11 @@ func openHost(start hostsStart, number int, token string) (*simulatedHost, error
 	capacity := &vmv1.NodeCapacity{Vcpus: 1000, MemoryMib: 1 << 20, StorageGib: 1 << 20}
 	var err error
 	h.link, err = uplink.Open(uplink.Options{
-		Dir: dir, Seeds: start.Members, Token: func() (string, error) { return strings.TrimSpace(token), nil }, Name: name, Version: "bench",
-		Facts: &agentv1.NodeFacts{BootId: name, QemuVersion: "7.2.0", CpuModels: []string{"max"}, Architecture: vmv1.Architecture_ARCHITECTURE_X86_64},
+		Dir: dir, Seeds: start.Members, Token: func() (string, error) { return strings.TrimSpace(token), nil },
+		Name: name, Version: "bench",
+		Facts: &agentv1.NodeFacts{
+			BootId: name, QemuVersion: "7.2.0", CpuModels: []string{"max"}, Architecture: vmv1.Architecture_ARCHITECTURE_X86_64,
+		},
 		Heartbeat: func() *vmv1.HeartbeatNodeRequest {
 			return &vmv1.HeartbeatNodeRequest{
 				State: vmv1.NodeState_NODE_STATE_READY, Capacity: capacity, Allocatable: capacity,

@@ -1,6 +1,6 @@
 // Command networkbench measures the network service: the agent's code on a host (packet filter, ports, CPU per packet,
-// throughput), beside plain Linux that is built by hand and beside smaller VPCs, and the control plane with many ports on
-// simulated hosts. It prints tables and writes them as Markdown; BENCHMARKS.md holds the results and explains them.
+// throughput), beside plain Linux that is built by hand and beside smaller VPCs, and the control plane with many ports
+// on simulated hosts. It prints tables and writes them as Markdown; BENCHMARKS.md holds the results and explains them.
 //
 // Ours and peer are measured in turn, never at once, and the order changes from round to round. Hosts are network
 // namespaces. Their endpoints are namespaces too, attached by the agent's code as containers are, except in the part
@@ -74,8 +74,8 @@ type size struct {
 // sizes holds the amounts of work of a normal run (false) and of a run with the flag -quick (true).
 var sizes = map[bool]size{
 	false: {
-		rules: 10_000, samples: 50, ports: 1000, few: 100, members: 10_000, changes: 20, attached: 100, batch: 20_000, batches: 10,
-		stream: 3 * time.Second, megabytes: 128, hosts: 50, vpcPorts: 10_000, rate: 50, rated: 8 * time.Second, singles: 50,
+		rules: 10_000, samples: 50, ports: 1000, few: 100, members: 10_000, changes: 10, attached: 100,
+		batch: 20_000, batches: 10, stream: 3 * time.Second, megabytes: 128, hosts: 50, vpcPorts: 10_000, rate: 50, rated: 8 * time.Second, singles: 50,
 		agentPorts: 1000, watched: 65 * time.Second,
 	},
 	true: {

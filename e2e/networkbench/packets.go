@@ -77,11 +77,12 @@ func newTestbed(ctx context.Context, b *bench) (t *testbed, err error) {
 }
 
 // makeVPC makes a VPC on both hosts, whose ports near, local and far permit everything from the members of a remote
-// group. On the first host it has more ports, without devices, of which none is a member.
-func (t *testbed) makeVPC(ctx context.Context, name string, vni uint32, members, ports, groups int) (e endpoints, err error) {
+// group. On the first host it has more ports, without devices, of which none is a member if there are 10 members.
+func (t *testbed) makeVPC(
+	ctx context.Context, name string, vni uint32, members, ports, groups int,
+) (e endpoints, err error) {
 	vpc := newVPC(name, vni)
 	vpc.Groups = []cloud.HostGroup{groupOf("measured", 9, "members")}
-	// Of two groups with the same name, the list is sorted by ID.
 	vpc.Members = []cloud.GroupMembers{membersOf("members", near, members)}
 	one, two := vpc, vpc
 	one.Subnets, two.Subnets = []cloud.HostSubnet{vpc.Subnets[0]}, []cloud.HostSubnet{vpc.Subnets[0]}
@@ -89,7 +90,8 @@ func (t *testbed) makeVPC(ctx context.Context, name string, vni uint32, members,
 	one.Subnets[0].Ports = append(one.Subnets[0].Ports, portOf(near, "measured"), portOf(local, "measured"))
 	one.Subnets[0].Remotes = []cloud.RemotePort{remoteOf(far, t.site.hosts[1].vtep)}
 	two.Subnets[0].Ports = []cloud.HostPort{portOf(far, "measured")}
-	two.Subnets[0].Remotes = []cloud.RemotePort{remoteOf(near, t.site.hosts[0].vtep), remoteOf(local, t.site.hosts[0].vtep)}
+	first := t.site.hosts[0].vtep
+	two.Subnets[0].Remotes = []cloud.RemotePort{remoteOf(near, first), remoteOf(local, first)}
 	for i, v := range []cloud.HostVPC{one, two} {
 		if err := t.site.hosts[i].apply(ctx, v); err != nil {
 			return e, err
@@ -120,6 +122,9 @@ const payload = 64 - 14 - 20 - 8
 // newFlow opens sockets in the namespaces from and to, and sends a packet, which must arrive.
 func newFlow(from, to string, target netip.Addr, answered bool) (*flow, error) {
 	f := &flow{from: -1, to: -1, answered: answered, target: unix.SockaddrInet4{Port: 7, Addr: target.As4()}}
+	if !answered {
+		f.target.Port = 9 // not that of a flow which is established already
+	}
 	for _, s := range []struct {
 		name string
 		out  *int
@@ -130,7 +135,8 @@ func newFlow(from, to string, target netip.Addr, answered bool) (*flow, error) {
 				return err
 			}
 			limit := unix.NsecToTimeval(time.Second.Nanoseconds())
-			return errors.Join(unix.SetsockoptTimeval(*s.out, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit), unix.Bind(*s.out, &s.bind))
+			err = unix.SetsockoptTimeval(*s.out, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit)
+			return errors.Join(err, unix.Bind(*s.out, &s.bind))
 		}); err != nil {
 			f.close()
 			return nil, err
@@ -263,10 +269,12 @@ func measurePackets(ctx context.Context, b *bench) (err error) {
 			}
 			return newFlow(e.near, e.local, localAddress, !c.unanswered)
 		}
-		if err := comparePackets(ctx, b, c.id, func() (*flow, error) { return open(c.ours) }, func() (*flow, error) { return open(c.peer) }); err != nil {
+		ours, peer := func() (*flow, error) { return open(c.ours) }, func() (*flow, error) { return open(c.peer) }
+		if err := comparePackets(ctx, b, c.id, ours, peer); err != nil {
 			return fmt.Errorf("%s: %w", c.id, err)
 		}
-		say("%s: %.0f ns, peer %.0f ns", c.id, figure.Median(b.results.of(c.id).ours), figure.Median(b.results.of(c.id).peer))
+		f := b.results.of(c.id)
+		say("%s: %.0f ns, peer %.0f ns", c.id, figure.Median(f.ours), figure.Median(f.peer))
 	}
 	return nil
 }

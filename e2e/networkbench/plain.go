@@ -14,7 +14,8 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 )
 
-// plainBridge is a network namespace with a bridge, br0, as an operator makes it by hand: no packet filter, no conntrack.
+// plainBridge is a network namespace with a bridge, br0, as an operator makes it by hand: no packet filter, no connection
+// tracking.
 type plainBridge struct {
 	name string // of the namespace
 }
@@ -54,7 +55,8 @@ func (p *plainBridge) attach(ctx context.Context, number int) (string, error) {
 	name := fmt.Sprintf("%s-e%d", p.name, number)
 	return name, commands(ctx,
 		"ip netns add "+name,
-		fmt.Sprintf("ip -n %s link add p%d mtu 1450 type veth peer name eth0 address %s mtu 1450 netns %s", p.name, number, macOf(number), name),
+		fmt.Sprintf("ip -n %s link add p%d mtu 1450 type veth peer name eth0 address %s mtu 1450 netns %s",
+			p.name, number, macOf(number), name),
 		fmt.Sprintf("ip -n %s link set p%d master br0 up", p.name, number),
 		fmt.Sprintf("bridge -n %s fdb replace %s dev p%d master static", p.name, macOf(number), number),
 		fmt.Sprintf("ip -n %s link set lo up", name),
@@ -88,7 +90,8 @@ func newPlainVXLAN(ctx context.Context, name string, near, far int) (*plainVXLAN
 			remote, vtep = near, "192.0.2.1"
 		}
 		if err := commands(ctx,
-			fmt.Sprintf("ip -n %s link add vx0 mtu 1450 type vxlan id 7 dstport 4789 local 192.0.2.%d dev eth0 nolearning", h.name, i+1),
+			fmt.Sprintf("ip -n %s link add vx0 mtu 1450 type vxlan id 7 dstport 4789 local 192.0.2.%d dev eth0 nolearning",
+				h.name, i+1),
 			fmt.Sprintf("ip -n %s link set vx0 master br0 up", h.name),
 			fmt.Sprintf("bridge -n %s fdb append %s dev vx0 dst %s self permanent", h.name, macOf(remote), vtep),
 			fmt.Sprintf("bridge -n %s fdb replace %s dev vx0 master static", h.name, macOf(remote)),

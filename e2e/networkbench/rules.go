@@ -58,7 +58,9 @@ func measureRules(ctx context.Context, b *bench) (err error) {
 	); err != nil {
 		return fmt.Errorf("apply rules: %w", err)
 	}
-	b.results.note("apply", fmt.Sprintf("iptables: the mean of %d calls each with 0, 25, 50 and 75 %% of the rules in the table, times %d", b.size.samples, b.size.rules))
+	b.results.note("apply", fmt.Sprintf(
+		"iptables: the mean of %d calls each with 0, 25, 50 and 75 %% of the rules in the table, times %d",
+		b.size.samples, b.size.rules))
 	if err := measureChanges(ctx, b, "rule", ownGroups, changeRule); err != nil {
 		return fmt.Errorf("change a rule: %w", err)
 	}
@@ -66,7 +68,12 @@ func measureRules(ctx context.Context, b *bench) (err error) {
 		return fmt.Errorf("change a shared rule: %w", err)
 	}
 	members := func(name string, count int) (*filtered, error) {
-		return remoteGroup(name, count*b.size.members/b.size.ports)
+
+		if count == b.size.ports {
+			count = b.size.members
+		}
+		return remoteGroup(name, count)
+
 	}
 	if err := measureChanges(ctx, b, "member", members, addMember); err != nil {
 		return fmt.Errorf("add a member: %w", err)
@@ -125,7 +132,8 @@ func applyOneByOne(ctx context.Context, b *bench) error {
 			}
 			for i := range b.size.samples {
 				began := time.Now()
-				if err := commands(ctx, fmt.Sprintf("iptables-nft -w -A sample -p tcp --dport %d -j ACCEPT", 20_000+i)); err != nil {
+				line := fmt.Sprintf("iptables-nft -w -A sample -p tcp --dport %d -j ACCEPT", 20_000+i)
+				if err := commands(ctx, line); err != nil {
 					return err
 				}
 				total += time.Since(began)
@@ -188,10 +196,11 @@ func addMember(vpc *cloud.HostVPC, number int) {
 	vpc.Members[0].Addresses = append(vpc.Members[0].Addresses, addressOf(40_000+number))
 }
 
-// measureChanges measures the median time of a change of a large VPC and of a small one, and of a call without a change.
-// The lines have the IDs id and id + " none".
+// measureChanges measures the median time of a change of a large VPC and of a small one, and of a call without a
+// change. The lines have the IDs id and id + " none". build gets b.size.ports or b.size.few as count.
 func measureChanges(
-	ctx context.Context, b *bench, id string, build func(name string, count int) (*filtered, error), change func(*cloud.HostVPC, int),
+	ctx context.Context, b *bench, id string, build func(name string, count int) (*filtered, error),
+	change func(*cloud.HostVPC, int),
 ) (err error) {
 	number := 0
 	turn := func(f *filtered, isPeer bool) error {
@@ -234,7 +243,8 @@ func measureChanges(
 	); err != nil {
 		return err
 	}
-	say("%s: %.2f ms, smaller VPC %.2f ms", id, figure.Median(b.results.of(id).ours), figure.Median(b.results.of(id).peer))
+	f := b.results.of(id)
+	say("%s: %.2f ms, smaller VPC %.2f ms", id, figure.Median(f.ours), figure.Median(f.peer))
 	return nil
 }
 

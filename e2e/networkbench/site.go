@@ -42,7 +42,8 @@ func newSite(ctx context.Context, name string) (s *site, err error) {
 		}
 	}()
 	for i := range s.hosts {
-		s.hosts[i] = &host{name: fmt.Sprintf("%s%s%d", prefix, name, i+1), vtep: netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)})}
+		vtep := netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)})
+		s.hosts[i] = &host{name: fmt.Sprintf("%s%s%d", prefix, name, i+1), vtep: vtep}
 	}
 	if err := joinHosts(ctx, s.hosts[0].name, s.hosts[1].name); err != nil {
 		return s, err
@@ -65,7 +66,8 @@ func joinHosts(ctx context.Context, one, two string) error {
 	return commands(ctx,
 		"ip netns add "+one, "ip netns add "+two,
 		fmt.Sprintf("ip -n %s link add eth0 type veth peer name eth0 netns %s", one, two),
-		fmt.Sprintf("ip -n %s address add 192.0.2.1/24 dev eth0", one), fmt.Sprintf("ip -n %s address add 192.0.2.2/24 dev eth0", two),
+		fmt.Sprintf("ip -n %s address add 192.0.2.1/24 dev eth0", one),
+		fmt.Sprintf("ip -n %s address add 192.0.2.2/24 dev eth0", two),
 		fmt.Sprintf("ip -n %s link set eth0 up", one), fmt.Sprintf("ip -n %s link set eth0 up", two),
 		fmt.Sprintf("ip -n %s link set lo up", one), fmt.Sprintf("ip -n %s link set lo up", two),
 	)
@@ -111,7 +113,7 @@ func addressOf(number int) netip.Addr {
 
 func macOf(number int) cloud.MAC { return cloud.MAC{2, 0, 0, 0, byte(number >> 8), byte(number)} }
 
-// newVPC returns a VPC with the subnet 10.0.0.0/16 and a group "all" that permits everything.
+// newVPC returns a VPC with the subnet 10.0.0.0/16, without ports and groups.
 func newVPC(id string, vni uint32) cloud.HostVPC {
 	all := netip.MustParsePrefix("10.0.0.0/16")
 	return cloud.HostVPC{
@@ -123,8 +125,8 @@ func newVPC(id string, vni uint32) cloud.HostVPC {
 // portOf returns the port with a number.
 func portOf(number int, groups ...cloud.SecurityGroupID) cloud.HostPort {
 	return cloud.HostPort{
-		ID: cloud.PortID(fmt.Sprintf("port-%05d", number)), Device: fmt.Sprintf("p%d", number), MAC: macOf(number), IP: addressOf(number),
-		Secured: true, Groups: groups,
+		ID: cloud.PortID(fmt.Sprintf("port-%05d", number)), Device: fmt.Sprintf("p%d", number),
+		MAC: macOf(number), IP: addressOf(number), Secured: true, Groups: groups,
 	}
 }
 
@@ -138,8 +140,8 @@ func remoteOf(number int, vtep netip.Addr) cloud.RemotePort {
 func groupOf(id cloud.SecurityGroupID, rules int, peers cloud.SecurityGroupID) cloud.HostGroup {
 	g := cloud.HostGroup{ID: id, Rules: []cloud.Rule{{Direction: cloud.Egress, AnyProtocol: true}}}
 	for i := range rules {
-		port := uint16(1 + i)
-		g.Rules = append(g.Rules, cloud.Rule{Direction: cloud.Ingress, Protocol: cloud.ProtocolTCP, Ports: cloud.PortRange{First: port, Last: port}})
+		ports := cloud.PortRange{First: uint16(1 + i), Last: uint16(1 + i)}
+		g.Rules = append(g.Rules, cloud.Rule{Direction: cloud.Ingress, Protocol: cloud.ProtocolTCP, Ports: ports})
 	}
 	if peers != "" {
 		g.Rules = append(g.Rules, cloud.Rule{Direction: cloud.Ingress, AnyProtocol: true, Group: peers})

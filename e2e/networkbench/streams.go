@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"os/exec"
 	"strconv"
 	"time"
@@ -69,7 +70,9 @@ type iperfReport struct {
 
 // stream sends one TCP stream from a namespace to another. It returns the CPU time of both programs in seconds per GB
 // (10^9 bytes) that arrived, and the throughput in Gbit/s.
-func stream(ctx context.Context, from, to string, address netip.Addr, length time.Duration) (cpu, rate float64, err error) {
+func stream(
+	ctx context.Context, from, to string, address netip.Addr, length time.Duration,
+) (cpu, rate float64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, length+30*time.Second)
 	defer cancel()
 	server := exec.CommandContext(ctx, "ip", "netns", "exec", to, "iperf3", "--server", "--one-off")
@@ -106,7 +109,10 @@ func stream(ctx context.Context, from, to string, address netip.Addr, length tim
 	if report.End.Received.Bytes == 0 {
 		return 0, 0, errors.New("iperf3 received nothing")
 	}
-	used := server.ProcessState.UserTime() + server.ProcessState.SystemTime() + client.ProcessState.UserTime() + client.ProcessState.SystemTime()
+	used := time.Duration(0)
+	for _, s := range []*os.ProcessState{server.ProcessState, client.ProcessState} {
+		used += s.UserTime() + s.SystemTime()
+	}
 	return used.Seconds() / (report.End.Received.Bytes / 1e9), report.End.Received.BitsPerSecond / 1e9, nil
 }
 
