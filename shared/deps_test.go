@@ -178,6 +178,7 @@ var others = map[string][]string{
 	"e2e": {"e2e/…", "protos/…", "images/guest", "shared/…", "controlplane/engine/clusterkey",
 		"controlplane/edge/rpc/rpctest", "controlplane/engine/mvcc", "controlplane/records/store", "controlplane/accounts/identity/keyring"}, // to search the files of a member for secrets
 
+	"e2e/networkbench":         {"e2e/…", "nodeagent/…", "images/guest", "protos/…", "shared/…"},
 	"e2e/creditbench":          {"e2e/…"},
 	"e2e/creditbench/books":    {},
 	"e2e/creditbench/members":  {"e2e/…", "protos/…"},
