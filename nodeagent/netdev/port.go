@@ -184,6 +184,50 @@ func (h *Host) addPort(
 	})
 }
 
+// ActivatePort sets the device of one port up, as Activate does for all ports. It reads only this device, so that the
+// time does not depend on the number of ports. A device that does not exist, or is not that of the port, is left alone.
+func (h *Host) ActivatePort(ctx context.Context, vpc cloud.HostVPC, id cloud.PortID) error {
+	if err := h.activatePort(ctx, &vpc, id); err != nil {
+		return fmt.Errorf("activate port %s: %w", id, err)
+	}
+	return nil
+}
+
+func (h *Host) activatePort(ctx context.Context, vpc *cloud.HostVPC, id cloud.PortID) error {
+	s, p, err := findPort(vpc, id)
+	if err != nil {
+		return err
+	}
+	unlock, err := h.lock(ctx, vpc.ID)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return h.enter(ctx, vpc.ID, func(k *kernel) error {
+		device, err := k.vpc.LinkByName(p.Device)
+		if errors.As(err, &netlink.LinkNotFoundError{}) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("find %s: %w", p.Device, err)
+		}
+		bridge, err := k.index(Bridge(s.VNI))
+		if err != nil {
+			return fmt.Errorf("find bridge %s of subnet %s: %w", Bridge(s.VNI), s.ID, err)
+		}
+		want, have := newState(), newState()
+		want.addPort(vpc, s, p)
+		l := convertLink(device)
+		if device.Attrs().MasterIndex == bridge {
+			l.master = Bridge(s.VNI)
+		}
+		have.links[p.Device] = l
+		changes, _ := planActivation(want, have)
+		_, _, err = k.apply(changes, want)
+		return err
+	})
+}
+
 func findPort(vpc *cloud.HostVPC, id cloud.PortID) (*cloud.HostSubnet, *cloud.HostPort, error) {
 	for i := range vpc.Subnets {
 		s := &vpc.Subnets[i]

@@ -118,6 +118,29 @@ func TestTap(t *testing.T) {
 
 // TestMACAddresses requires that a port without port security may have further MAC addresses but not those of others,
 // and that a port with port security may have none.
+// TestActivatePort sets one of two ports up. Devices that do not exist, or that another program made, are left alone.
+func TestActivatePort(t *testing.T) {
+	l := newLab(t, 1)
+	h := l.hosts[0]
+	vpc := testVPC(l, "a", 100, place{1, 10, 0}, place{1, 11, 0}, place{1, 12, 0})[0]
+	_, err := h.Prepare(t.Context(), vpc)
+	require.NoError(t, err)
+	h.attach(vpc, "p1-10")
+	h.attach(vpc, "p1-11")
+	name := h.vpcName("a")
+	for range 2 {
+		require.NoError(t, h.ActivatePort(t.Context(), vpc, "p1-10"))
+		require.Contains(t, l.ip(name, "link show port1-10"), ",UP")
+		require.NotContains(t, l.ip(name, "link show port1-11"), ",UP")
+	}
+	require.NoError(t, h.ActivatePort(t.Context(), vpc, "p1-12"), "a port without a device")
+	l.ip(name, "link add port1-12 master br101 type veth peer name other")
+	require.NoError(t, h.ActivatePort(t.Context(), vpc, "p1-12"), "a device of another program")
+	require.NotContains(t, l.ip(name, "link show port1-12"), ",UP")
+	require.ErrorContains(t, h.ActivatePort(t.Context(), vpc, "unknown"), "unknown")
+	require.Error(t, h.ActivatePort(t.Context(), cloud.HostVPC{ID: "b", Subnets: vpc.Subnets}, "p1-10"), "a VPC that is not prepared")
+}
+
 func TestMACAddresses(t *testing.T) {
 	l := newLab(t, 2)
 	h := l.hosts[0]

@@ -40,11 +40,11 @@ type plane interface {
 	serve(ctx context.Context, w *wanted) error
 	// remove deletes everything of a VPC.
 	remove(ctx context.Context, id cloud.VPCID) error
-	// openTap and attachVeth make the device of a port of a VPC that was applied. The device is down until activate.
+	// openTap and attachVeth make the device of a port of a VPC that was applied. The device is down until activatePort.
 	openTap(ctx context.Context, w *wanted, port cloud.PortID) (*os.File, error)
 	attachVeth(ctx context.Context, w *wanted, port cloud.PortID, e netdev.Endpoint) error
-	// activate sets the devices of the ports up.
-	activate(ctx context.Context, w *wanted) error
+	// activatePort sets the device of a port up.
+	activatePort(ctx context.Context, w *wanted, port cloud.PortID) error
 	// detach deletes the device of a port.
 	detach(ctx context.Context, id cloud.VPCID, port cloud.PortID) error
 	// portCounters returns the counters of the ports that have a device, and counters those of the packet filter.
@@ -123,7 +123,7 @@ func (k *kernelPlane) apply(ctx context.Context, w *wanted) (writes []string, er
 		return writes, err
 	}
 	if mutant.On(mutant.ActivateEarly) {
-		if err := k.activate(ctx, w); err != nil {
+		if _, err := k.host.Activate(ctx, w.HostVPC); err != nil {
 			return writes, err
 		}
 	}
@@ -251,9 +251,8 @@ func (k *kernelPlane) attachVeth(ctx context.Context, w *wanted, port cloud.Port
 	return k.host.AttachVeth(ctx, w.HostVPC, port, e)
 }
 
-func (k *kernelPlane) activate(ctx context.Context, w *wanted) error {
-	_, err := k.host.Activate(ctx, w.HostVPC)
-	return err
+func (k *kernelPlane) activatePort(ctx context.Context, w *wanted, port cloud.PortID) error {
+	return k.host.ActivatePort(ctx, w.HostVPC, port)
 }
 
 func (k *kernelPlane) detach(ctx context.Context, id cloud.VPCID, port cloud.PortID) error {

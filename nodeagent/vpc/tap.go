@@ -81,7 +81,7 @@ func (n *Networks) attachTo(
 	if err := create(ctx, inForce); err != nil {
 		return true, err
 	}
-	return true, n.plane.activate(ctx, inForce)
+	return true, n.plane.activatePort(ctx, inForce, port)
 }
 
 // CloseTap deletes the device of a port, after its guest has ended. A port without a device is no error.

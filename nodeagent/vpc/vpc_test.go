@@ -81,8 +81,8 @@ func (*fakePlane) openTap(context.Context, *wanted, cloud.PortID) (*os.File, err
 func (*fakePlane) attachVeth(context.Context, *wanted, cloud.PortID, netdev.Endpoint) error {
 	return nil
 }
-func (*fakePlane) activate(context.Context, *wanted) error                 { return nil }
-func (*fakePlane) detach(context.Context, cloud.VPCID, cloud.PortID) error { return nil }
+func (*fakePlane) activatePort(context.Context, *wanted, cloud.PortID) error { return nil }
+func (*fakePlane) detach(context.Context, cloud.VPCID, cloud.PortID) error   { return nil }
 func (*fakePlane) portCounters(context.Context, cloud.VPCID) (map[cloud.PortID]cloud.PortCounters, error) {
 	return nil, nil
 }
