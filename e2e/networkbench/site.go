@@ -192,6 +192,5 @@ func (h *host) attach(ctx context.Context, vpc cloud.HostVPC, number int) (strin
 	if err := h.device.AttachVeth(ctx, vpc, portOf(number).ID, endpoint); err != nil {
 		return "", err
 	}
-	_, err := h.device.Activate(ctx, vpc)
-	return name, err
+	return name, h.device.ActivatePort(ctx, vpc, portOf(number).ID)
 }
