@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -41,11 +40,7 @@ type hostsState struct {
 	Updates int // that all hosts have received, of all VPCs
 }
 
-func hostsMain(args []string) error {
-	flags := flag.NewFlagSet(hostsCommand, flag.ContinueOnError)
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
+func hostsMain([]string) error {
 	in, out := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
 	var start hostsStart
 	if err := in.Decode(&start); err != nil {
@@ -85,9 +80,9 @@ type simulatedHost struct {
 	link *uplink.Link
 
 	mu      sync.Mutex // guards the fields below
-	told    map[cloud.VMID]uint64
-	ports   map[cloud.VPCID]map[cloud.PortID]bool
-	updates int
+	reported map[cloud.VMID]uint64 // generation of each VM that was last reported
+	ports    map[cloud.VPCID]map[cloud.PortID]bool
+	updates  int
 }
 
 func openHost(start hostsStart, number int, token string) (*simulatedHost, error) {
@@ -96,7 +91,7 @@ func openHost(start hostsStart, number int, token string) (*simulatedHost, error
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
 	}
-	h := &simulatedHost{told: map[cloud.VMID]uint64{}, ports: map[cloud.VPCID]map[cloud.PortID]bool{}}
+	h := &simulatedHost{reported: map[cloud.VMID]uint64{}, ports: map[cloud.VPCID]map[cloud.PortID]bool{}}
 	capacity := &vmv1.NodeCapacity{Vcpus: 1000, MemoryMib: 1 << 20, StorageGib: 1 << 20}
 	var err error
 	h.link, err = uplink.Open(uplink.Options{
@@ -120,7 +115,7 @@ func openHost(start hostsStart, number int, token string) (*simulatedHost, error
 func (h *simulatedHost) present() (ids []cloud.VMID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for id := range h.told {
+	for id := range h.reported {
 		ids = append(ids, id)
 	}
 	return ids
@@ -131,10 +126,10 @@ func (h *simulatedHost) assign(a uplink.Assignment) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for id, vm := range a.VMs {
-		if generation, ok := h.told[id]; ok && generation >= vm.GetGeneration() {
+		if generation, ok := h.reported[id]; ok && generation >= vm.GetGeneration() {
 			continue
 		}
-		h.told[id] = vm.GetGeneration()
+		h.reported[id] = vm.GetGeneration()
 		h.link.Observe(cloud.Observation{VM: id, Generation: vm.GetGeneration(), Observed: cloud.ObservedBuilt})
 	}
 }
