@@ -73,6 +73,19 @@ func (f *fakeNetwork) ListNatGateways(_ context.Context, in *networkv1.ListNatGa
 	return &networkv1.ListNatGatewaysResponse{NatGateways: named(f.gateways, in.GetName(), nil)}, nil
 }
 
+func (f *fakeNetwork) UpdateNatGateway(_ context.Context, in *networkv1.UpdateNatGatewayRequest) (*networkv1.NatGateway, error) {
+	defer f.lock(in)()
+	g, err := find(f.gateways, "NAT gateway", in.GetId())
+	if err != nil {
+		return nil, err
+	}
+	describe(&g.Name, &g.Description, in.Name, in.Description)
+	if in.IsDefault != nil {
+		g.IsDefault = in.GetIsDefault()
+	}
+	return g, nil
+}
+
 func (f *fakeNetwork) DeleteNatGateway(_ context.Context, in *networkv1.DeleteNatGatewayRequest) (*networkv1.DeleteNatGatewayResponse, error) {
 	defer f.lock(in)()
 	_, err := remove(&f.gateways, "NAT gateway", in.GetId())

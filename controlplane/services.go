@@ -137,6 +137,7 @@ func (m *member) listServices(context.Context) error {
 			tasks: []leader.Task{
 				{Name: "free rested addresses", Every: network.FreeEvery, Run: m.networks.FreeRested},
 				{Name: "follow networks", Every: time.Second, Run: m.networkFeed.Follow},
+				{Name: "assign NAT gateways", Every: network.AssignEvery, Run: m.assignGateways},
 			},
 		},
 		{ // the key-value store, whose REST API has its own server
@@ -197,6 +198,15 @@ func (m *member) newCompute(context.Context) error {
 	m.nodes.Attach(m.vms, m.files)
 	m.nodes.AttachNetworks(m.networkFeed)
 	return nil
+}
+
+// assignGateways gives NAT gateways the hosts that they are on.
+func (m *member) assignGateways(ctx context.Context) error {
+	var states []network.HostState
+	for _, c := range m.nodes.Fleet() {
+		states = append(states, network.HostState{ID: c.Node.ID, State: c.State, Unresponsive: m.nodes.Unresponsive(c.Node.ID)})
+	}
+	return m.networkFeed.AssignGateways(ctx, states)
 }
 
 // newBilling creates the service that charges projects for their VMs. It charges nothing unless billing is enabled.

@@ -23,6 +23,7 @@ func natGateways() *kind[*networkv1.NatGateway] {
 		fields: func(g *networkv1.NatGateway, l *labels) [][2]string {
 			return [][2]string{
 				{"VPC", l.of(vpcs(), g.GetVpcId())}, {"External network", g.GetExternalNetwork()}, {"Address", natAddress(g)}, {"Default", yes(g.GetIsDefault())},
+				{"Host", cmp.Or(g.GetNodeId(), "-")},
 			}
 		},
 		about: func(g *networkv1.NatGateway) string { return "of VPC " + g.GetVpcId() },
@@ -57,6 +58,7 @@ Nobody outside can open a connection through it; floating IPs are for that.`,
   trivet network route add out 0.0.0.0/0=nat:gw`)
 	c.Aliases = []string{"nat-gateway"}
 	c.AddCommand(createNATCommand(s), natGateways().listCommand(s, inVPC()), natGateways().showCommand(s, "Show a NAT gateway"),
+		updateNATCommand(s),
 		natGateways().deleteCommand(s, "Delete a NAT gateway that no route uses"))
 	return c
 }
@@ -67,14 +69,16 @@ func createNATCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "create [NAME]", Short: "Create a NAT gateway for a VPC", Args: optionalName,
 		Long: `Create a NAT gateway for a VPC. With --default, it is the default route of the VPC's subnets without a route table.
-Otherwise a route must lead to it. Peers see the address of the VM's host or, with --own-address, one address of the
-external network that no other gateway uses.`,
+Otherwise a route must lead to it. With --own-address, peers see one address of the external network that no other
+gateway uses. Without it, they see the address of a host: of the VM's host if the gateway is the default, and otherwise
+of the host that the gateway is on. A gateway with --own-address or without --default is on one host at a time, which
+"trivet network nat show" prints.`,
 		Example: `  trivet network nat create gw --vpc prod --external internet --default
   trivet network nat create partner --vpc prod --external leased-line --own-address`,
 	}
 	refFlag(c, s, &vpc, "vpc", "VPC, by name or ID", vpcs())
 	refFlag(c, s, &req.ExternalNetwork, "external", "external network (default: the only one)", externals())
-	c.Flags().BoolVar(&req.OwnAddress, "own-address", false, "use an own address of the external network instead of the hosts' addresses")
+	c.Flags().BoolVar(&req.OwnAddress, "own-address", false, "use an own address of the external network instead of a host's address")
 	c.Flags().BoolVar(&req.IsDefault, "default", false, "make it the VPC's default route")
 	c.Flags().StringVar(&req.Description, "description", "", "description")
 	session.Require(c, "vpc")
@@ -90,6 +94,35 @@ external network that no other gateway uses.`,
 		}
 		req.OrgId, req.ProjectId = t.org, t.project
 		g, err := t.client.CreateNatGateway(ctx, req)
+		return natGateways().printMade(ctx, t, g, err)
+	})
+	return c
+}
+
+func updateNATCommand(s *session.Session) *cobra.Command {
+	var change changes
+	var isDefault, noDefault bool
+	c := natGateways().argCommand(s, "update", "Change the name of a NAT gateway, and whether it is the VPC's default route")
+	c.Example = "  trivet network nat update gw --no-default\n  trivet network nat update partner --default"
+	change.add(c)
+	c.Flags().BoolVar(&isDefault, "default", false, "make it the VPC's default route")
+	c.Flags().BoolVar(&noDefault, "no-default", false, "make it a gateway that only routes lead to")
+	session.Exclusive(c, "default", "no-default")
+	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
+		if err := change.check(); err != nil {
+			return err
+		}
+		id, err := natGateways().find(ctx, t, args[0])
+		if err != nil {
+			return err
+		}
+		req := &networkv1.UpdateNatGatewayRequest{
+			OrgId: t.org, ProjectId: t.project, Id: id, Name: change.newName(), Description: change.newDescription(),
+		}
+		if c.Flags().Changed("default") || noDefault {
+			req.IsDefault = &isDefault
+		}
+		g, err := t.client.UpdateNatGateway(ctx, req)
 		return natGateways().printMade(ctx, t, g, err)
 	})
 	return c

@@ -43,17 +43,20 @@ func (f *Feed) receive(
 	}
 }
 
-// portStatus is the status that a port gets by an acknowledgment. It applies only to the binding of that generation.
-type portStatus struct {
+// bindingStatus is the status that a port or NAT gateway gets by an acknowledgment. It applies only to the binding of that
+// generation.
+type bindingStatus struct {
 	key        recordKey
 	generation uint64
 	status     cloud.NetworkStatus
 	reason     string
+	// withdrawn is true if the host has acknowledged that it has a NAT gateway no longer.
+	withdrawn bool
 }
 
-// acknowledged returns the ports of the host whose status an acknowledgment changes. It returns InvalidArgument if the
+// acknowledged returns the ports and NAT gateways of the host whose status an acknowledgment changes. It returns InvalidArgument if the
 // host acknowledges a revision that the session has not sent.
-func (f *Feed) acknowledged(s *feedSession, r *agentv1.SyncNetworksRequest) (out []portStatus, err error) {
+func (f *Feed) acknowledged(s *feedSession, r *agentv1.SyncNetworksRequest) (out []bindingStatus, err error) {
 	failures := map[cloud.VPCID]string{}
 	for _, e := range r.GetFailures() {
 		failures[cloud.VPCID(e.GetVpcId())] = e.GetError()
@@ -76,9 +79,12 @@ func (f *Feed) acknowledged(s *feedSession, r *agentv1.SyncNetworksRequest) (out
 		if p.revision > r.GetAppliedRevision() && !mutant.On(mutant.ActiveWithoutAck) {
 			continue
 		}
-		status := portStatus{key: key, generation: p.generation, status: cloud.NetworkActive}
+		status := bindingStatus{key: key, generation: p.generation, status: cloud.NetworkActive, withdrawn: p.withdrawn}
 		if reason, failed := failures[p.vpc]; failed {
 			status.status, status.reason = cloud.NetworkError, reason
+		}
+		if p.withdrawn && status.status == cloud.NetworkError {
+			continue // the host may still have the gateway
 		}
 		if status.status != p.status || status.reason != p.reason {
 			out = append(out, status)
@@ -87,15 +93,25 @@ func (f *Feed) acknowledged(s *feedSession, r *agentv1.SyncNetworksRequest) (out
 	return out, nil
 }
 
-// setStatus changes the status of ports in one transaction, and returns how many it has changed. It leaves out ports
-// that are no longer bound to the host by the acknowledged binding.
-func (f *Feed) setStatus(ctx context.Context, node cloud.NodeID, all []portStatus) (changed int, err error) {
+// setStatus changes the status of ports and NAT gateways in one transaction, and returns how many it has changed. It leaves
+// out those that are no longer bound to the host by the acknowledged binding.
+func (f *Feed) setStatus(ctx context.Context, node cloud.NodeID, all []bindingStatus) (changed int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
 	_, err = f.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		changed = 0
 		for _, a := range all {
 			f.reads.Add(1)
+			if a.key.kind == feedNAT {
+				set, err := setGatewayStatus(tx, node, a)
+				if err != nil {
+					return err
+				}
+				if set {
+					changed++
+				}
+				continue
+			}
 			p, err := ports.Get(tx, string(a.key.project), a.key.id)
 			if err != nil {
 				return err

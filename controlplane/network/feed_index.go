@@ -18,14 +18,16 @@ type index struct {
 	projects map[cloud.ProjectID]*projectEntry
 	// needs has the VPCs that a host needs.
 	needs map[cloud.NodeID]map[cloud.VPCID]struct{}
-	// portsOn has the ports that are bound to a host.
+	// portsOn has the ports and NAT gateways that are bound to a host.
 	portsOn map[cloud.NodeID]map[recordKey]struct{}
-	// pending has the ports that are bound to a host and are not ACTIVE.
-	pending map[cloud.NodeID]map[recordKey]pendingPort
-	// vteps has the underlay address of each host.
-	vteps map[cloud.NodeID]netip.Addr
-	// underlay has the different addresses in vteps, sorted, and underlayVersion is the number of its changes. It is nil
-	// if it has to be computed again.
+	// pending has the ports and NAT gateways that wait for an acknowledgment of a host.
+	pending map[cloud.NodeID]map[recordKey]pendingBinding
+	// networks has what each host offers to VPCs.
+	networks map[cloud.NodeID]*cloud.HostNetwork
+	// gateways has the NAT gateways that are on one host.
+	gateways map[recordKey]gateway
+	// underlay has the different underlay addresses in networks, sorted, and underlayVersion is the number of its changes.
+	// It is nil if it has to be computed again.
 	underlay        []netip.Addr
 	underlayVersion uint64
 	// changedNeeds has the needs that began or ended during a call of set. A need can do both.
@@ -38,17 +40,20 @@ type entry struct {
 	vpc cloud.VPCID
 	// peer is the other VPC of a peering, "" for other records.
 	peer cloud.VPCID
-	// node is the host of a port, "" for other records and ports without a host.
+	// node is the host of a port or of a NAT gateway that is on one host, "" for other records and without a host.
 	node cloud.NodeID
+	// awaited is the host whose acknowledgment the record may wait for: node, or the former host of a NAT gateway.
+	awaited cloud.NodeID
 	// hash is the hash of the message for hosts.
 	hash uint64
 }
 
 type vpcEntry struct {
 	project cloud.ProjectID
+	mtu     uint16
 	// records has the records of the VPC. A peering belongs to both of its VPCs.
 	records map[recordKey]struct{}
-	// ports has the number of ports on each host that has some.
+	// ports has the number of ports and NAT gateways on each host that has some.
 	ports map[cloud.NodeID]int
 	// peers has the number of peerings with each VPC that is connected.
 	peers map[cloud.VPCID]int
@@ -61,13 +66,35 @@ type projectEntry struct {
 	groups map[recordKey]struct{}
 }
 
-// pendingPort is a port that becomes ACTIVE when its host has acknowledged revision.
-type pendingPort struct {
+// pendingBinding is a port or a NAT gateway that becomes ACTIVE when its host has acknowledged revision.
+type pendingBinding struct {
+	binding
+	revision int64
+}
+
+// binding is a port or a NAT gateway on a host.
+type binding struct {
 	vpc        cloud.VPCID
+	node       cloud.NodeID
 	generation uint64
-	revision   int64
 	status     cloud.NetworkStatus
 	reason     string
+	// withdrawn is true if node is the former host of a NAT gateway, which has to acknowledge that it has the gateway no
+	// longer.
+	withdrawn bool
+}
+
+// bindingOf returns the binding of a port or a NAT gateway, or nil for another record or one without a host.
+func bindingOf(record any) *binding {
+	switch r := record.(type) {
+	case *cloud.Port:
+		if r.Node != "" {
+			return &binding{vpc: r.VPC, node: r.Node, generation: r.BindingGeneration, status: r.Status, reason: r.StatusReason}
+		}
+	case *cloud.NATGateway:
+		return bindingOfGateway(r)
+	}
+	return nil
 }
 
 // hostChange is a change that a host has to get. An empty key means that the set of the VPCs that the host needs has
@@ -83,9 +110,9 @@ func newIndex() *index {
 	return &index{
 		entries: map[recordKey]entry{}, vpcs: map[cloud.VPCID]*vpcEntry{}, projects: map[cloud.ProjectID]*projectEntry{},
 		needs: map[cloud.NodeID]map[cloud.VPCID]struct{}{}, portsOn: map[cloud.NodeID]map[recordKey]struct{}{},
-		underlayVersion: 1,
-		pending:         map[cloud.NodeID]map[recordKey]pendingPort{}, vteps: map[cloud.NodeID]netip.Addr{},
-		changedNeeds: map[need]struct{}{},
+		pending: map[cloud.NodeID]map[recordKey]pendingBinding{}, networks: map[cloud.NodeID]*cloud.HostNetwork{},
+		gateways:        map[recordKey]gateway{},
+		underlayVersion: 1, changedNeeds: map[need]struct{}{},
 	}
 }
 
@@ -94,7 +121,7 @@ func newIndex() *index {
 func (x *index) set(key recordKey, record any, revision int64) (out []hostChange) {
 	old, had := x.entries[key]
 	var now entry
-	port, _ := record.(*cloud.Port)
+	b := bindingOf(record)
 	if p, ok := record.(*cloud.Peering); ok {
 		// Each peering has a record in both projects. Hosts get that of the project which proposed the peering.
 		if p.Status == cloud.NetworkActive && p.Project == key.project {
@@ -106,13 +133,19 @@ func (x *index) set(key recordKey, record any, revision int64) (out []hostChange
 	if record != nil {
 		k := feedKinds[key.kind]
 		now.vpc, now.hash = k.vpc(x, record), hashOf(k.message(record))
-		if port != nil {
-			now.node = port.Node
+		if b != nil {
+			now.awaited = b.node
+			if !b.withdrawn {
+				now.node = b.node
+			}
 		}
 	}
 	same := had == (record != nil) && old == now
-	if key.kind == feedPort {
-		out = x.setPending(key, old.node, port, revision, same)
+	if key.kind == feedPort || key.kind == feedNAT {
+		out = x.setPending(key, old.awaited, b, revision, same)
+	}
+	if key.kind == feedNAT {
+		x.setGateway(key, record)
 	}
 	if same {
 		return out
@@ -123,6 +156,9 @@ func (x *index) set(key recordKey, record any, revision int64) (out []hostChange
 	}
 	if record != nil {
 		x.add(key, now)
+	}
+	if v, ok := record.(*cloud.VPC); ok {
+		x.vpcs[v.ID].mtu = v.MTU
 	}
 	out = x.takeNeeds(out)
 	if key.kind == feedPeering {
@@ -143,27 +179,26 @@ func (x *index) set(key recordKey, record any, revision int64) (out []hostChange
 	return out
 }
 
-// setPending records whether a port waits for an acknowledgment. former is the host to which it was bound before, and
-// same is true if hosts see no change. The result has the port's host if the host has to acknowledge the change.
-func (x *index) setPending(key recordKey, former cloud.NodeID, p *cloud.Port, revision int64, same bool) []hostChange {
+// setPending records whether a port or NAT gateway waits for an acknowledgment. former is the host whose acknowledgment it
+// may have waited for before, and same is true if hosts see no change. The result has the host if it has to acknowledge
+// the change.
+func (x *index) setPending(key recordKey, former cloud.NodeID, b *binding, revision int64, same bool) []hostChange {
 	old, waited := x.pending[former][key]
 	deleteIn(x.pending, former, key)
-	if p == nil || p.Node == "" || p.Status != cloud.NetworkPending && p.Status != cloud.NetworkError {
+	if b == nil || b.status != cloud.NetworkPending && b.status != cloud.NetworkError {
 		return nil
 	}
-	now := pendingPort{
-		vpc: p.VPC, generation: p.BindingGeneration, revision: revision, status: p.Status, reason: p.StatusReason,
-	}
+	now := pendingBinding{binding: *b, revision: revision}
 	confirm := true
 	if waited && same {
 		// Only the status has changed, so what the host has acknowledged is still valid.
 		now.revision, confirm = old.revision, false
 	}
-	putIn(x.pending, p.Node, key, now)
+	putIn(x.pending, b.node, key, now)
 	if !confirm {
 		return nil
 	}
-	return []hostChange{{node: p.Node, confirm: true}}
+	return []hostChange{{node: b.node, confirm: true}}
 }
 
 func (x *index) add(key recordKey, e entry) {
@@ -262,20 +297,20 @@ func (x *index) toHosts(out []hostChange, key recordKey, vpc cloud.VPCID) []host
 	return out
 }
 
-// setHost records the underlay address of a host. If it has changed, the result has all ports that are bound to the
-// host, for the hosts that need their VPCs. h is nil if the host has no record.
+// setHost records what a host offers to VPCs. If its underlay address has changed, the result has all ports and NAT
+// gateways that are bound to the host, for the hosts that need their VPCs. h is nil if the host has no record.
 func (x *index) setHost(node cloud.NodeID, h *cloud.HostNetwork) (out []hostChange) {
-	var vtep netip.Addr
-	if h != nil {
-		vtep = h.VTEP
-	}
-	if x.vteps[node] == vtep {
-		return nil
+	var former, vtep netip.Addr
+	if had := x.networks[node]; had != nil {
+		former = had.VTEP
 	}
 	if h == nil {
-		delete(x.vteps, node)
+		delete(x.networks, node)
 	} else {
-		x.vteps[node] = vtep
+		x.networks[node], vtep = h, h.VTEP
+	}
+	if former == vtep {
+		return nil
 	}
 	x.underlay = nil
 	x.underlayVersion++
@@ -289,9 +324,9 @@ func (x *index) setHost(node cloud.NodeID, h *cloud.HostNetwork) (out []hostChan
 func (x *index) underlayAddresses() []netip.Addr {
 	if x.underlay == nil {
 		known := map[netip.Addr]bool{}
-		for _, a := range x.vteps {
-			if a.IsValid() {
-				known[a] = true
+		for _, h := range x.networks {
+			if h.VTEP.IsValid() {
+				known[h.VTEP] = true
 			}
 		}
 		x.underlay = slices.AppendSeq(make([]netip.Addr, 0, len(known)), maps.Keys(known))

@@ -129,10 +129,15 @@ func hostRouteTable(t *cloud.RouteTable) proto.Message {
 	return m
 }
 
+// hostNAT returns the message for a NAT gateway. If the gateway is on one host, the message is without the VTEP, which the
+// sender adds.
 func hostNAT(n *cloud.NATGateway) proto.Message {
 	m := natToProto(n)
 	m.Description, m.Status, m.StatusReason, m.UpdatedAt = "", 0, "", 0
-	return m
+	if !n.OnOneHost() {
+		return m
+	}
+	return &agentv1.HostNatGateway{NatGateway: m, Vni: n.VNI, BindingGeneration: n.BindingGeneration}
 }
 
 func hostService(s *cloud.ServiceIP) proto.Message {

@@ -372,10 +372,14 @@ func (f *Feed) readMessages(keys []recordKey) (out []any, err error) {
 				continue
 			}
 			m := k.message(record)
-			if port, ok := m.(*agentv1.HostPort); ok {
-				if port.Vtep, err = vtepText(v, vteps, cloud.NodeID(port.GetPort().GetNodeId())); err != nil {
-					return err
-				}
+			switch m := m.(type) {
+			case *agentv1.HostPort:
+				m.Vtep, err = vtepText(v, vteps, cloud.NodeID(m.GetPort().GetNodeId()))
+			case *agentv1.HostNatGateway:
+				m.Vtep, err = vtepText(v, vteps, cloud.NodeID(m.GetNatGateway().GetNodeId()))
+			}
+			if err != nil {
+				return err
 			}
 			out = append(out, m)
 		}

@@ -30,7 +30,10 @@ import (
 //	describe port=P                 changes the description of a port
 //	group                           adds a rule to the security group "default"
 //	floating name=F port=P          moves a floating IP to a port; creates it if needed. Without port it is detached
-//	connect node=N vtep=A           opens a stream; an older one of the host must end with ABORTED
+//	gateway name=G vpc=V [default]  creates a NAT gateway with an address of its own
+//	assign [lost=N,M]               gives NAT gateways their hosts, and shows the gateways. All connected hosts are READY
+//	gateways                        shows the NAT gateways
+//	connect node=N vtep=A [external] opens a stream; an older one of the host must end with ABORTED
 //	disconnect node=N               ends the stream of a host
 //	leader                          ends the term and begins another; all streams end with UNAVAILABLE
 //	ack node=N [former] [fail=V]    acknowledges what the host has received, or with former what it had received before
@@ -92,7 +95,18 @@ func (s *feedScript) run(t *testing.T, d *datadriven.TestData) string {
 		s.addRule()
 	case "floating":
 		s.moveFloating(name, port)
+	case "gateway":
+		s.createGateway(name, s.arg(d, "vpc"), d.HasArg("default"))
+	case "assign":
+		s.assign(s.arg(d, "lost"))
+		out = s.gateways()
+	case "gateways":
+		return s.gateways()
 	case "connect":
+		s.externals = nil
+		if d.HasArg("external") {
+			s.externals = []string{"internet"}
+		}
 		old := s.agents[node]
 		s.connect(node, s.arg(d, "vtep"))
 		if old != nil {

@@ -33,6 +33,8 @@ type feedWorld struct {
 	agents map[cloud.NodeID]*fakeAgent
 	// foreign has the ports of the project evil. All others belong to acme.
 	foreign map[cloud.PortID]bool
+	// externals are the external networks of hosts that connect.
+	externals []string
 	// stop ends the term in which the member leads.
 	stop func()
 }
@@ -87,8 +89,8 @@ func (w *feedWorld) change(id cloud.PortID, change func(*cloud.Port)) {
 // marker is a table that the Feed watches but does not send.
 var marker = store.NewTable[struct{}]("net-marker")
 
-// settle waits until each connected agent has received every change, and returns the revision.
-func (w *feedWorld) settle() int64 {
+// follow waits until the Feed has read every change, and returns the revision.
+func (w *feedWorld) follow() int64 {
 	w.t.Helper()
 	revision, err := w.store.Update(w.t.Context(), func(tx *store.Tx) error { marker.Put(tx, &struct{}{}, "m"); return nil })
 	require.NoError(w.t, err)
@@ -97,6 +99,13 @@ func (w *feedWorld) settle() int64 {
 		defer w.feed.mu.Unlock()
 		return w.feed.index != nil && w.feed.index.revision >= revision
 	}, patience, time.Millisecond, "the feed does not follow the changes")
+	return revision
+}
+
+// settle waits until each connected agent has received every change, and returns the revision.
+func (w *feedWorld) settle() int64 {
+	w.t.Helper()
+	revision := w.follow()
 	w.feed.mu.Lock()
 	for _, s := range w.feed.sessions {
 		s.mark(hostChange{confirm: true})
@@ -139,7 +148,9 @@ func (w *feedWorld) connect(node cloud.NodeID, vtep string) *fakeAgent {
 	}
 	w.t.Cleanup(cancel)
 	charge := func(_ context.Context, n int) error { a.charged.Add(int64(n)); return nil }
-	first := &agentv1.SyncNetworksRequest{Protocol: 1, Host: &agentv1.HostNetwork{Vtep: vtep, UnderlayMtu: 1500}}
+	first := &agentv1.SyncNetworksRequest{Protocol: 1, Host: &agentv1.HostNetwork{
+		Vtep: vtep, UnderlayMtu: 1500, ExternalNetworks: w.externals,
+	}}
 	former := w.session(node)
 	go func() {
 		err := w.feed.Sync(node, 7, first, a, charge)
@@ -273,6 +284,7 @@ func recordsOf(m *agentv1.SyncNetworksResponse) (out []proto.Message) {
 	add(&out, m.GetSecurityGroups())
 	add(&out, m.GetRouteTables())
 	add(&out, m.GetNatGateways())
+	add(&out, m.GetHostNatGateways())
 	add(&out, m.GetFloatingIps())
 	add(&out, m.GetServiceIps())
 	add(&out, m.GetPeerings())
@@ -294,6 +306,8 @@ func core(r proto.Message) proto.Message {
 		return r.GetSubnet()
 	case *agentv1.HostPort:
 		return r.GetPort()
+	case *agentv1.HostNatGateway:
+		return r.GetNatGateway()
 	}
 	return r
 }
@@ -346,6 +360,8 @@ func line(r proto.Message, names map[string]string) string {
 		text += fmt.Sprintf(" vni=%d", r.GetVni())
 	case *networkv1.SecurityGroup:
 		text += fmt.Sprintf(" rules=%d", len(r.GetRules()))
+	case *agentv1.HostNatGateway:
+		text += fmt.Sprintf(" node=%s vtep=%s vni=%d generation=%d", r.GetNatGateway().GetNodeId(), r.GetVtep(), r.GetVni(), r.GetBindingGeneration())
 	case *agentv1.HostPort:
 		text += fmt.Sprintf(" node=%s vtep=%s generation=%d", r.GetPort().GetNodeId(), r.GetVtep(), r.GetBindingGeneration())
 	}

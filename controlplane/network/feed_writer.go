@@ -79,6 +79,8 @@ func (w *feedWriter) add(record any) error {
 		m.RouteTables = append(m.RouteTables, r)
 	case *networkv1.NatGateway:
 		m.NatGateways = append(m.NatGateways, r)
+	case *agentv1.HostNatGateway:
+		m.HostNatGateways = append(m.HostNatGateways, r)
 	case *networkv1.FloatingIp:
 		m.FloatingIps = append(m.FloatingIps, r)
 	case *networkv1.ServiceIp:

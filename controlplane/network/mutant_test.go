@@ -14,5 +14,7 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.ActiveWithoutAck, TestFeed, "status", "p1 node=h1 ACTIVE")
 	mutanttest.Notices(t, mutant.SendStaleBinding, TestFeed, "bind port=p2 node=h2")
 	mutanttest.Notices(t, mutant.KeepMovedFloating, TestFeed, "deleted f")
+	mutanttest.Notices(t, mutant.GatewayTwice, TestFeed, "assign", "g node=h2")
+	mutanttest.Notices(t, mutant.GatewayTwice, TestChoosePlace)
 	mutanttest.Notices(t, mutant.ReuseAddress, TestAPI, "AlreadyExists: address 10.0.1.2 of subnet")
 }

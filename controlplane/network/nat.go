@@ -83,7 +83,7 @@ func createNAT(tx *store.Tx, t cloud.Tenant, q NATRequest) (nat cloud.NATGateway
 	}
 	nat = cloud.NATGateway{
 		ID: cloud.NATGatewayID(id), Name: q.Name, Org: t.Org, Project: t.Project, Description: q.Description, VPC: vpc.ID,
-		External: external.Name, Default: q.Default, Status: cloud.NetworkActive, CreatedAt: tx.Now(), UpdatedAt: tx.Now(),
+		External: external.Name, Default: q.Default, CreatedAt: tx.Now(), UpdatedAt: tx.Now(),
 	}
 	if q.OwnAddress {
 		if err := chargeQuota(tx, t, quantity{FloatingIPs: 1}); err != nil {
@@ -93,6 +93,7 @@ func createNAT(tx *store.Tx, t cloud.Tenant, q NATRequest) (nat cloud.NATGateway
 			return nat, err
 		}
 	}
+	beginGateway(&nat)
 	natIn.Put(tx, &nat.Default, string(vpc.ID), id)
 	natOf.Put(tx, &struct{}{}, external.Name, id)
 	natGateways.Put(tx, &nat, string(t.Project), id)
@@ -167,6 +168,9 @@ func removeNAT(tx *store.Tx, nat *cloud.NATGateway) error {
 		if err := returnQuota(tx, cloud.Tenant{Org: nat.Org, Project: nat.Project}, quantity{FloatingIPs: 1}); err != nil {
 			return err
 		}
+	}
+	if nat.VNI != 0 {
+		releaseVNI(tx, nat.VNI)
 	}
 	releaseName(tx, nat.Project, kindNAT, nat.Name)
 	natIn.Delete(tx, string(nat.VPC), string(nat.ID))

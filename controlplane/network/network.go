@@ -17,6 +17,10 @@
 //     these indexes instead of all ports and groups.
 //   - The tables whose records hosts need have names that begin with net-, so that Feed can watch all of them in one
 //     order. Feed is in this package because it reads these tables and sends the messages of the network API.
+//   - A NAT gateway with an address of its own, or that is not the default of its VPC, is on one host at a time.
+//     Feed.AssignGateways chooses the host. A gateway leaves a connected host only after this host has acknowledged that
+//     it has the gateway no longer, so that two hosts never answer for one address. A host that has sent no heartbeat for
+//     cloud.HeartbeatTimeout is not waited for.
 //   - VXLAN network identifiers (VNIs) are assigned in ascending order and start again at 1 after the last, so that an
 //     identifier is not used again soon after its subnet was deleted.
 package network
@@ -54,7 +58,8 @@ func New(opts Options) *Service {
 		createSubnetCommand, updateSubnetCommand, deleteSubnetCommand,
 		createPortCommand, updatePortCommand, deletePortCommand,
 		createGroupCommand, updateGroupCommand, deleteGroupCommand, addRuleCommand, removeRuleCommand,
-		createTableCommand, updateTableCommand, deleteTableCommand, createNATCommand, deleteNATCommand,
+		createTableCommand, updateTableCommand, deleteTableCommand, createNATCommand, updateNATCommand,
+		deleteNATCommand,
 		createFloatingCommand, updateFloatingCommand, deleteFloatingCommand,
 		createServiceCommand, updateServiceCommand, deleteServiceCommand,
 		createPeeringCommand, acceptPeeringCommand, deletePeeringCommand,

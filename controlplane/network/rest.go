@@ -56,6 +56,7 @@ func (s *Service) Routes(r *rest.Server) {
 	handle(r, http.MethodGet, "/api/v1/nat-gateways", "ListNatGateways", api.ListNatGateways)
 	handle(r, http.MethodPost, "/api/v1/nat-gateways", "CreateNatGateway", api.CreateNatGateway)
 	handle(r, http.MethodGet, "/api/v1/nat-gateways/{id}", "GetNatGateway", api.GetNatGateway)
+	handle(r, http.MethodPatch, "/api/v1/nat-gateways/{id}", "UpdateNatGateway", api.UpdateNatGateway)
 	handle(r, http.MethodDelete, "/api/v1/nat-gateways/{id}", "DeleteNatGateway", api.DeleteNatGateway)
 
 	handle(r, http.MethodGet, "/api/v1/floating-ips", "ListFloatingIps", api.ListFloatingIps)

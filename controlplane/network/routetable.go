@@ -147,6 +147,10 @@ func checkRouteTarget(tx *store.Tx, t cloud.Tenant, vpc *cloud.VPC, r cloud.Rout
 		}
 		at = p.VPC
 	case cloud.RouteNAT:
+		if r.Destination.Addr().Is6() {
+			return fault.Invalid("routes", "the route for %s leads to a NAT gateway, but NAT gateways translate IPv4 only", r.Destination).
+				With("constraint", "ipv4")
+		}
 		n, err := find(tx, natGateways, kindNAT, t, r.ID)
 		if err != nil {
 			return err

@@ -13,7 +13,7 @@ func natToProto(n *cloud.NATGateway) *networkv1.NatGateway {
 	return &networkv1.NatGateway{
 		Id: string(n.ID), Name: n.Name, OrgId: string(n.Org), ProjectId: string(n.Project), VpcId: string(n.VPC), ExternalNetwork: n.External,
 		Address: addressText(n.Address), IsDefault: n.Default, Description: n.Description, Status: networkv1.Status(n.Status),
-		StatusReason: n.StatusReason, CreatedAt: int64(n.CreatedAt), UpdatedAt: int64(n.UpdatedAt),
+		StatusReason: n.StatusReason, CreatedAt: int64(n.CreatedAt), UpdatedAt: int64(n.UpdatedAt), NodeId: string(n.Node),
 	}
 }
 
@@ -43,6 +43,17 @@ func (r *server) ListNatGateways(ctx context.Context, in *networkv1.ListNatGatew
 		return nil, err
 	}
 	return &networkv1.ListNatGatewaysResponse{NatGateways: convertAll(all, natToProto), NextPageToken: next}, nil
+}
+
+func (r *server) UpdateNatGateway(ctx context.Context, in *networkv1.UpdateNatGatewayRequest) (*networkv1.NatGateway, error) {
+	t, err := admit(ctx, "UpdateNatGateway", in)
+	if err != nil {
+		return nil, err
+	}
+	out, err := r.s.UpdateNATGateway(ctx, t, NATUpdate{
+		ID: cloud.NATGatewayID(in.GetId()), Name: in.Name, Description: in.Description, Default: in.IsDefault,
+	}, rpc.BodyHash(in))
+	return answer(ctx, out, err, natToProto)
 }
 
 func (r *server) DeleteNatGateway(

@@ -98,7 +98,7 @@ func createSubnet(tx *store.Tx, t cloud.Tenant, q SubnetRequest) (out SubnetInfo
 	if !subnet.Gateway.IsValid() {
 		subnet.Gateway = q.CIDR.Addr().Next()
 	}
-	if subnet.VNI, err = assignVNI(tx, subnet.ID); err != nil {
+	if subnet.VNI, err = assignVNI(tx, string(subnet.ID)); err != nil {
 		return out, err
 	}
 	for _, a := range []netip.Addr{q.CIDR.Addr(), subnet.Gateway, cloud.Last(q.CIDR)} {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
-	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -12,8 +11,8 @@ import (
 const maxVNI = 1<<24 - 1
 
 var (
-	// vnis has the subnet of each assigned VXLAN network identifier, at vni/<identifier>.
-	vnis = store.NewTable[cloud.SubnetID]("vni")
+	// vnis has the ID of the subnet or NAT gateway of each assigned VXLAN network identifier, at vni/<identifier>.
+	vnis = store.NewTable[string]("vni")
 	// lastVNI has the identifier that was assigned last, at vni-last/system.
 	lastVNI = store.NewTable[uint32]("vni-last")
 )
@@ -21,7 +20,7 @@ var (
 func vniPath(n uint32) string { return fmt.Sprintf("%06x", n) }
 
 // assignVNI returns the next free identifier after the one that was assigned last.
-func assignVNI(tx *store.Tx, subnet cloud.SubnetID) (uint32, error) {
+func assignVNI(tx *store.Tx, user string) (uint32, error) {
 	last, err := lastVNI.Get(tx, "system")
 	if err != nil {
 		return 0, err
@@ -37,11 +36,11 @@ func assignVNI(tx *store.Tx, subnet cloud.SubnetID) (uint32, error) {
 		}
 		if !taken {
 			lastVNI.Put(tx, last, "system")
-			vnis.Put(tx, &subnet, vniPath(*last))
+			vnis.Put(tx, &user, vniPath(*last))
 			return *last, nil
 		}
 	}
-	return 0, fault.New(fault.ResourceExhausted, "the cloud has %d subnets and can have no more", maxVNI)
+	return 0, fault.New(fault.ResourceExhausted, "the cloud has %d subnets and NAT gateways and can have no more", maxVNI)
 }
 
 // releaseVNI makes an identifier available again.

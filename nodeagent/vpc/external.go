@@ -7,11 +7,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// addExternal adds the NAT gateway of the VPC and the floating IPs of the ports on this host.
+// addExternal adds the NAT gateways of the VPC and the floating IPs of the ports on this host.
 func (w *wanted) addExternal(t *tables, one *vpcTable) {
 	for _, key := range slices.Sorted(maps.Keys(one.nats)) {
-		if n := one.nats[key]; isHostNAT(n) && w.NAT == nil && w.hasPorts() {
+		switch n := one.nats[key]; {
+		case !n.OnOneHost() && w.NAT == nil && w.hasPorts():
 			w.NAT = &cloud.HostNAT{External: n.External}
+		case n.OnOneHost():
+			w.addGateway(t, n)
 		}
 	}
 	for i := range w.Subnets {
@@ -24,7 +27,3 @@ func (w *wanted) addExternal(t *tables, one *vpcTable) {
 	}
 	slices.SortFunc(w.Floating, func(a, b cloud.HostFloating) int { return a.Address.Compare(b.Address) })
 }
-
-// isHostNAT reports whether hosts support a NAT gateway: it is the VPC's default, and each host uses its own address. An
-// address of the gateway's own would have to be on one host, which is not supported yet.
-func isHostNAT(n *cloud.NATGateway) bool { return n.Default && !n.Address.IsValid() }

@@ -83,8 +83,8 @@ func (t *tables) hostVPC(id cloud.VPCID, vtep netip.Addr) (wanted, bool) {
 			return cmp.Or(bytes.Compare(a.MAC[:], b.MAC[:]), a.IP.Compare(b.IP))
 		})
 	}
-	w.addRoutes(one)
 	w.addExternal(t, one)
+	w.addRoutes(one)
 	w.addServices(t.node, one)
 	peers := t.peersOf(id)
 	w.addPeerings(t, peers)

@@ -16,6 +16,7 @@ func TestMutants(t *testing.T) {
 	defer mutant.Set("")
 	mutant.Set(mutant.AnnounceTwice)
 	require.True(t, announcesTwice())
+	require.True(t, gatewayOnTwoHosts())
 	mutant.Set(mutant.ActivateEarly)
 	require.True(t, activatesUnfiltered(t))
 	mutant.Set(mutant.AcceptBeforeRules)

@@ -146,7 +146,7 @@ func (k *kernelPlane) apply(ctx context.Context, w *wanted) (writes []string, er
 	if err != nil {
 		return writes, err
 	}
-	connected, err := k.outside.set(ctx, edge.VPCOf(&w.HostVPC, k.host.Path(w.ID)))
+	connected, err := k.outside.set(ctx, edgeState(&w.HostVPC, k.host.Path(w.ID)))
 	writes = append(writes, connected...)
 	if err != nil {
 		return writes, err

@@ -8,8 +8,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// addRoutes adds the routes of the subnets' route tables. Routes to NAT gateways that isHostNAT excludes are left out
-// without a problem: hosts do not support them yet. A route to a peering that is not ACTIVE drops packets.
+// addRoutes adds the routes of the subnets' route tables. It follows addExternal. A route to a peering that is not ACTIVE
+// drops packets.
 func (w *wanted) addRoutes(one *vpcTable) {
 	index := map[cloud.SubnetID]*cloud.HostSubnet{}
 	for i := range w.Subnets {
@@ -56,9 +56,11 @@ func (w *wanted) routes(one *vpcTable, table *cloud.RouteTable) []cloud.HostRout
 		case cloud.RoutePeering:
 			route.Peering = cloud.PeeringID(r.ID)
 		case cloud.RouteNAT:
-			if n := one.nats[cloud.NATGatewayID(r.ID)]; n == nil || !isHostNAT(n) {
+			n := one.nats[cloud.NATGatewayID(r.ID)]
+			if n == nil {
 				continue
 			}
+			w.routeToGateway(&route, n)
 		default:
 			continue
 		}

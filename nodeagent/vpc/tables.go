@@ -33,7 +33,7 @@ type vpcTable struct {
 	subnets  map[cloud.SubnetID]*cloud.Subnet
 	ports    map[cloud.PortID]*cloud.PortOnHost
 	routes   map[cloud.RouteTableID]*cloud.RouteTable
-	nats     map[cloud.NATGatewayID]*cloud.NATGateway
+	nats     map[cloud.NATGatewayID]*cloud.NATGatewayOnHost
 	services map[cloud.ServiceIPID]*cloud.ServiceIP
 	// uses counts the ports that have a group.
 	uses map[cloud.SecurityGroupID]int
@@ -45,7 +45,7 @@ func (t *tables) vpc(id cloud.VPCID) *vpcTable {
 	if one == nil {
 		one = &vpcTable{
 			subnets: map[cloud.SubnetID]*cloud.Subnet{}, ports: map[cloud.PortID]*cloud.PortOnHost{},
-			routes: map[cloud.RouteTableID]*cloud.RouteTable{}, nats: map[cloud.NATGatewayID]*cloud.NATGateway{}, uses: map[cloud.SecurityGroupID]int{},
+			routes: map[cloud.RouteTableID]*cloud.RouteTable{}, nats: map[cloud.NATGatewayID]*cloud.NATGatewayOnHost{}, uses: map[cloud.SecurityGroupID]int{},
 			services: map[cloud.ServiceIPID]*cloud.ServiceIP{},
 		}
 		t.vpcs[id] = one
@@ -93,8 +93,7 @@ func (t *tables) apply(u *cloud.NetworkUpdate) map[cloud.VPCID]bool {
 		t.own(string(r.ID), r.VPC, touched).routes[r.ID] = r
 	}
 	for i := range u.NATGateways {
-		n := &u.NATGateways[i]
-		t.own(string(n.ID), n.VPC, touched).nats[n.ID] = n
+		t.addNAT(&u.NATGateways[i], touched)
 	}
 	for i := range u.ServiceIPs {
 		s := &u.ServiceIPs[i]

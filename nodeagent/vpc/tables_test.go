@@ -32,8 +32,9 @@ func vtepOf(node cloud.NodeID) netip.Addr {
 //	port p5 vpc=a subnet=s1 at=10.0.1.5 node=n1 groups=g,h pairs=10.0.1.50/32 gen=1
 //	group g tcp/80<-h any->
 //	service web vpc=a at=10.0.1.50 ports=80:8080/tcp,53/udp to=p5*2,p6!,10.0.1.9 check=tcp
-//	table r vpc=a subnets=s1,s2 10.1.0.0/16=peering:ab
+//	table r vpc=a subnets=s1,s2 10.1.0.0/16=peering:ab 192.0.2.0/24=nat:g
 //	peering ab of=a,b
+//	nat g vpc=a node=n2 vni=200 address=203.0.113.9 default gen=1
 //	delete p5
 //	invalid p5 vpc=a
 //	protected 192.0.2.1 192.0.2.2
@@ -105,6 +106,8 @@ func parseUpdate(t *testing.T, input string) cloud.NetworkUpdate {
 			u.Groups = append(u.Groups, cloud.SecurityGroup{ID: cloud.SecurityGroupID(id), Rules: parseRules(words[2:])})
 		case "service":
 			u.ServiceIPs = append(u.ServiceIPs, parseService(t, id, args))
+		case "nat":
+			u.NATGateways = append(u.NATGateways, parseNAT(id, args))
 		case "delete":
 			u.Deleted = append(u.Deleted, id)
 		case "protected":
@@ -170,9 +173,12 @@ func parseTable(id string, vpc cloud.VPCID, words []string) cloud.RouteTable {
 			}
 			continue
 		}
-		table.Routes = append(table.Routes, cloud.Route{
-			Destination: netip.MustParsePrefix(key), Target: cloud.RoutePeering, ID: strings.TrimPrefix(value, "peering:"),
-		})
+		r := cloud.Route{Destination: netip.MustParsePrefix(key), Target: cloud.RouteNAT}
+		kind, target, _ := strings.Cut(value, ":")
+		if r.ID = target; kind == "peering" {
+			r.Target = cloud.RoutePeering
+		}
+		table.Routes = append(table.Routes, r)
 	}
 	return table
 }
@@ -213,12 +219,13 @@ func show(w *wanted) string {
 			fmt.Fprintf(&b, "  port %s %s %s groups %v pairs %v\n", p.ID, p.Device, p.IP, p.Groups, p.Pairs)
 		}
 		for _, r := range s.Routes {
-			fmt.Fprintf(&b, "  route %s target %d peering %s\n", r.Destination, r.Target, r.Peering)
+			fmt.Fprintf(&b, "  route %s target %d gateway %q peering %q\n", r.Destination, r.Target, r.Gateway, r.Peering)
 		}
 		for _, r := range s.Remotes {
 			fmt.Fprintf(&b, "  remote %s %s at %s\n", r.MAC, r.IP, r.VTEP)
 		}
 	}
+	showGateways(&b, w)
 	for _, g := range w.Groups {
 		fmt.Fprintf(&b, "group %s with %d rules\n", g.ID, len(g.Rules))
 	}

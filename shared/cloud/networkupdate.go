@@ -20,7 +20,7 @@ type NetworkUpdate struct {
 	Ports       []PortOnHost
 	Groups      []SecurityGroup
 	RouteTables []RouteTable
-	NATGateways []NATGateway
+	NATGateways []NATGatewayOnHost
 	FloatingIPs []FloatingIP
 	ServiceIPs  []ServiceIP
 	// Protected are the addresses of the cloud's hosts and of the members of its control plane. Nil means that they have

@@ -3,6 +3,7 @@ package convert
 import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
 )
 
@@ -13,6 +14,7 @@ func NATGatewayFrom(in *networkv1.NatGateway) (n cloud.NATGateway, err error) {
 		ID: cloud.NATGatewayID(in.GetId()), Name: in.GetName(), Org: cloud.OrgID(in.GetOrgId()), Project: cloud.ProjectID(in.GetProjectId()),
 		Description: in.GetDescription(), VPC: cloud.VPCID(in.GetVpcId()), External: in.GetExternalNetwork(), Default: in.GetIsDefault(),
 		Status: cloud.NetworkStatus(in.GetStatus()), StatusReason: in.GetStatusReason(), CreatedAt: in.GetCreatedAt(), UpdatedAt: in.GetUpdatedAt(),
+		Node: cloud.NodeID(in.GetNodeId()),
 	}
 	if err := checkIDs("id", in.GetId(), "vpc_id", in.GetVpcId()); err != nil {
 		return n, err
@@ -21,6 +23,19 @@ func NATGatewayFrom(in *networkv1.NatGateway) (n cloud.NATGateway, err error) {
 		n.Address, err = cloud.ParseAddr("address", in.GetAddress())
 	}
 	return n, err
+}
+
+// natGatewayOnHost returns the NAT gateway on one host in a message of the control plane. It returns an InvalidArgument
+// fault if a host cannot have it.
+func natGatewayOnHost(in *agentv1.HostNatGateway) (out cloud.NATGatewayOnHost, err error) {
+	if out.NATGateway, err = NATGatewayFrom(in.GetNatGateway()); err != nil {
+		return out, err
+	}
+	out.VNI, out.BindingGeneration = in.GetVni(), in.GetBindingGeneration()
+	if in.GetVtep() != "" {
+		out.VTEP, err = VTEPFrom(in.GetVtep())
+	}
+	return out, err
 }
 
 // FloatingIPFrom returns the floating IP in a message of the control plane. It returns an InvalidArgument fault if a

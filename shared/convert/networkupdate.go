@@ -75,6 +75,14 @@ func AddNetworkUpdate(u *cloud.NetworkUpdate, m *agentv1.SyncNetworksResponse) e
 			invalid(in.GetId(), in.GetVpcId(), err)
 			continue
 		}
+		u.NATGateways = append(u.NATGateways, cloud.NATGatewayOnHost{NATGateway: n})
+	}
+	for _, in := range m.GetHostNatGateways() {
+		n, err := natGatewayOnHost(in)
+		if err != nil {
+			invalid(in.GetNatGateway().GetId(), in.GetNatGateway().GetVpcId(), err)
+			continue
+		}
 		u.NATGateways = append(u.NATGateways, n)
 	}
 	for _, in := range m.GetFloatingIps() {

@@ -122,6 +122,7 @@ const (
 	ActivateEarly      = "activate-early"       // ports are set up before their packet filter is installed: nodeagent/vpc
 	ReachHosts         = "reach-hosts"          // guests reach hosts and members by NAT: nodeagent/vpc
 	EdgeDenied         = "edge-denied"          // guests open connections to denied prefixes outside: nodeagent/edge
+	GatewayTwice       = "gateway-twice"        // a NAT gateway gets another host before its former host has withdrawn it: controlplane/network
 	KeepTranslated     = "keep-translated"      // connections of a removed floating IP continue: nodeagent/edge
 	BalanceUnhealthy   = "balance-unhealthy"    // unhealthy backends of a service IP get connections: nodeagent/balancer
 	AnyPeerSource      = "any-peer-source"      // packets with foreign sources pass a peering: nodeagent/peering

@@ -132,6 +132,7 @@ var rules = map[Method]Rule{
 	networks + "CreateNatGateway":        {OfProject, write},
 	networks + "GetNatGateway":           {OfProject, read},
 	networks + "ListNatGateways":         {OfProject, read},
+	networks + "UpdateNatGateway":        {OfProject, write},
 	networks + "DeleteNatGateway":        {OfProject, write},
 	networks + "CreateFloatingIp":        {OfProject, write},
 	networks + "GetFloatingIp":           {OfProject, read},

@@ -2115,9 +2115,10 @@ type SyncNetworksResponse struct {
 	Ports          []*HostPort          `protobuf:"bytes,6,rep,name=ports,proto3" json:"ports,omitempty"`
 	SecurityGroups []*v11.SecurityGroup `protobuf:"bytes,7,rep,name=security_groups,json=securityGroups,proto3" json:"security_groups,omitempty"`
 	RouteTables    []*v11.RouteTable    `protobuf:"bytes,8,rep,name=route_tables,json=routeTables,proto3" json:"route_tables,omitempty"`
-	NatGateways    []*v11.NatGateway    `protobuf:"bytes,9,rep,name=nat_gateways,json=natGateways,proto3" json:"nat_gateways,omitempty"`
-	FloatingIps    []*v11.FloatingIp    `protobuf:"bytes,10,rep,name=floating_ips,json=floatingIps,proto3" json:"floating_ips,omitempty"`
-	ServiceIps     []*v11.ServiceIp     `protobuf:"bytes,11,rep,name=service_ips,json=serviceIps,proto3" json:"service_ips,omitempty"`
+	// NAT gateways with which each host translates the connections of its own ports.
+	NatGateways []*v11.NatGateway `protobuf:"bytes,9,rep,name=nat_gateways,json=natGateways,proto3" json:"nat_gateways,omitempty"`
+	FloatingIps []*v11.FloatingIp `protobuf:"bytes,10,rep,name=floating_ips,json=floatingIps,proto3" json:"floating_ips,omitempty"`
+	ServiceIps  []*v11.ServiceIp  `protobuf:"bytes,11,rep,name=service_ips,json=serviceIps,proto3" json:"service_ips,omitempty"`
 	// IDs of records of any kind that were deleted. An ID that the host does not have is ignored. The ID of a VPC means
 	// that the host needs it no longer: everything that belongs to it is to be removed, and with the last VPC of a
 	// project the project's security groups. A floating IP belongs to the VPC of its port or service IP, and a peering to
@@ -2127,9 +2128,11 @@ type SyncNetworksResponse struct {
 	// In the snapshot, and when the list has changed.
 	Protected *ProtectedAddresses `protobuf:"bytes,13,opt,name=protected,proto3" json:"protected,omitempty"`
 	// The ACTIVE peerings of which the host has both VPCs.
-	Peerings      []*v11.Peering `protobuf:"bytes,14,rep,name=peerings,proto3" json:"peerings,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Peerings []*v11.Peering `protobuf:"bytes,14,rep,name=peerings,proto3" json:"peerings,omitempty"`
+	// NAT gateways that are on one host at a time.
+	HostNatGateways []*HostNatGateway `protobuf:"bytes,16,rep,name=host_nat_gateways,json=hostNatGateways,proto3" json:"host_nat_gateways,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *SyncNetworksResponse) Reset() {
@@ -2260,6 +2263,85 @@ func (x *SyncNetworksResponse) GetPeerings() []*v11.Peering {
 	return nil
 }
 
+func (x *SyncNetworksResponse) GetHostNatGateways() []*HostNatGateway {
+	if x != nil {
+		return x.HostNatGateways
+	}
+	return nil
+}
+
+type HostNatGateway struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// With node_id set to the gateway's host. It is empty while the gateway has none.
+	NatGateway *v11.NatGateway `protobuf:"bytes,1,opt,name=nat_gateway,json=natGateway,proto3" json:"nat_gateway,omitempty"`
+	// The underlay address of the gateway's host. Empty if the gateway has no host or the host is not known yet.
+	Vtep string `protobuf:"bytes,2,opt,name=vtep,proto3" json:"vtep,omitempty"`
+	// VXLAN network identifier of the packets that other hosts send to the gateway. 0 until the gateway has its first host.
+	Vni uint32 `protobuf:"varint,3,opt,name=vni,proto3" json:"vni,omitempty"`
+	// Grows each time when the gateway's host changes. An agent ignores a gateway with an older binding.
+	BindingGeneration uint64 `protobuf:"varint,4,opt,name=binding_generation,json=bindingGeneration,proto3" json:"binding_generation,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *HostNatGateway) Reset() {
+	*x = HostNatGateway{}
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostNatGateway) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostNatGateway) ProtoMessage() {}
+
+func (x *HostNatGateway) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostNatGateway.ProtoReflect.Descriptor instead.
+func (*HostNatGateway) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *HostNatGateway) GetNatGateway() *v11.NatGateway {
+	if x != nil {
+		return x.NatGateway
+	}
+	return nil
+}
+
+func (x *HostNatGateway) GetVtep() string {
+	if x != nil {
+		return x.Vtep
+	}
+	return ""
+}
+
+func (x *HostNatGateway) GetVni() uint32 {
+	if x != nil {
+		return x.Vni
+	}
+	return 0
+}
+
+func (x *HostNatGateway) GetBindingGeneration() uint64 {
+	if x != nil {
+		return x.BindingGeneration
+	}
+	return 0
+}
+
 // ProtectedAddresses are the IP addresses of the cloud itself: the underlay addresses of all hosts, and the addresses of
 // the members of the control plane that are not given by name. A host forwards no packets of guests to them. A list is
 // sorted and replaces the former one.
@@ -2272,7 +2354,7 @@ type ProtectedAddresses struct {
 
 func (x *ProtectedAddresses) Reset() {
 	*x = ProtectedAddresses{}
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2284,7 +2366,7 @@ func (x *ProtectedAddresses) String() string {
 func (*ProtectedAddresses) ProtoMessage() {}
 
 func (x *ProtectedAddresses) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2297,7 +2379,7 @@ func (x *ProtectedAddresses) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProtectedAddresses.ProtoReflect.Descriptor instead.
 func (*ProtectedAddresses) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ProtectedAddresses) GetAddresses() []string {
@@ -2318,7 +2400,7 @@ type HostVpc struct {
 
 func (x *HostVpc) Reset() {
 	*x = HostVpc{}
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2330,7 +2412,7 @@ func (x *HostVpc) String() string {
 func (*HostVpc) ProtoMessage() {}
 
 func (x *HostVpc) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2343,7 +2425,7 @@ func (x *HostVpc) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostVpc.ProtoReflect.Descriptor instead.
 func (*HostVpc) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *HostVpc) GetVpc() *v11.Vpc {
@@ -2371,7 +2453,7 @@ type HostSubnet struct {
 
 func (x *HostSubnet) Reset() {
 	*x = HostSubnet{}
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2383,7 +2465,7 @@ func (x *HostSubnet) String() string {
 func (*HostSubnet) ProtoMessage() {}
 
 func (x *HostSubnet) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2396,7 +2478,7 @@ func (x *HostSubnet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostSubnet.ProtoReflect.Descriptor instead.
 func (*HostSubnet) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *HostSubnet) GetSubnet() *v11.Subnet {
@@ -2429,7 +2511,7 @@ type HostPort struct {
 
 func (x *HostPort) Reset() {
 	*x = HostPort{}
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2441,7 +2523,7 @@ func (x *HostPort) String() string {
 func (*HostPort) ProtoMessage() {}
 
 func (x *HostPort) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2454,7 +2536,7 @@ func (x *HostPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostPort.ProtoReflect.Descriptor instead.
 func (*HostPort) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *HostPort) GetPort() *v11.Port {
@@ -2649,7 +2731,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"VpcFailure\x12\x15\n" +
 	"\x06vpc_id\x18\x01 \x01(\tR\x05vpcId\x12\x14\n" +
-	"\x05error\x18\x02 \x01(\tR\x05error\"\x97\x05\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\"\xdd\x05\n" +
 	"\x14SyncNetworksResponse\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\x12\x1a\n" +
@@ -2666,7 +2748,14 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"serviceIps\x12\x18\n" +
 	"\adeleted\x18\f \x03(\tR\adeleted\x12:\n" +
 	"\tprotected\x18\r \x01(\v2\x1c.agent.v1.ProtectedAddressesR\tprotected\x12/\n" +
-	"\bpeerings\x18\x0e \x03(\v2\x13.network.v1.PeeringR\bpeerings\"2\n" +
+	"\bpeerings\x18\x0e \x03(\v2\x13.network.v1.PeeringR\bpeerings\x12D\n" +
+	"\x11host_nat_gateways\x18\x10 \x03(\v2\x18.agent.v1.HostNatGatewayR\x0fhostNatGateways\"\x9e\x01\n" +
+	"\x0eHostNatGateway\x127\n" +
+	"\vnat_gateway\x18\x01 \x01(\v2\x16.network.v1.NatGatewayR\n" +
+	"natGateway\x12\x12\n" +
+	"\x04vtep\x18\x02 \x01(\tR\x04vtep\x12\x10\n" +
+	"\x03vni\x18\x03 \x01(\rR\x03vni\x12-\n" +
+	"\x12binding_generation\x18\x04 \x01(\x04R\x11bindingGeneration\"2\n" +
 	"\x12ProtectedAddresses\x12\x1c\n" +
 	"\taddresses\x18\x01 \x03(\tR\taddresses\"D\n" +
 	"\aHostVpc\x12!\n" +
@@ -2726,7 +2815,7 @@ func file_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_agent_v1_agent_proto_goTypes = []any{
 	(Power)(0),                   // 0: agent.v1.Power
 	(Observed)(0),                // 1: agent.v1.Observed
@@ -2756,25 +2845,26 @@ var file_agent_v1_agent_proto_goTypes = []any{
 	(*HostNetwork)(nil),          // 25: agent.v1.HostNetwork
 	(*VpcFailure)(nil),           // 26: agent.v1.VpcFailure
 	(*SyncNetworksResponse)(nil), // 27: agent.v1.SyncNetworksResponse
-	(*ProtectedAddresses)(nil),   // 28: agent.v1.ProtectedAddresses
-	(*HostVpc)(nil),              // 29: agent.v1.HostVpc
-	(*HostSubnet)(nil),           // 30: agent.v1.HostSubnet
-	(*HostPort)(nil),             // 31: agent.v1.HostPort
-	(v1.NicModel)(0),             // 32: vmcontroller.v1.NicModel
-	(v1.DiskBus)(0),              // 33: vmcontroller.v1.DiskBus
-	(v1.DiskCache)(0),            // 34: vmcontroller.v1.DiskCache
-	(v1.ImageFormat)(0),          // 35: vmcontroller.v1.ImageFormat
-	(v1.Architecture)(0),         // 36: vmcontroller.v1.Architecture
-	(*v1.ResourceUsage)(nil),     // 37: vmcontroller.v1.ResourceUsage
-	(*v11.SecurityGroup)(nil),    // 38: network.v1.SecurityGroup
-	(*v11.RouteTable)(nil),       // 39: network.v1.RouteTable
-	(*v11.NatGateway)(nil),       // 40: network.v1.NatGateway
-	(*v11.FloatingIp)(nil),       // 41: network.v1.FloatingIp
-	(*v11.ServiceIp)(nil),        // 42: network.v1.ServiceIp
-	(*v11.Peering)(nil),          // 43: network.v1.Peering
-	(*v11.Vpc)(nil),              // 44: network.v1.Vpc
-	(*v11.Subnet)(nil),           // 45: network.v1.Subnet
-	(*v11.Port)(nil),             // 46: network.v1.Port
+	(*HostNatGateway)(nil),       // 28: agent.v1.HostNatGateway
+	(*ProtectedAddresses)(nil),   // 29: agent.v1.ProtectedAddresses
+	(*HostVpc)(nil),              // 30: agent.v1.HostVpc
+	(*HostSubnet)(nil),           // 31: agent.v1.HostSubnet
+	(*HostPort)(nil),             // 32: agent.v1.HostPort
+	(v1.NicModel)(0),             // 33: vmcontroller.v1.NicModel
+	(v1.DiskBus)(0),              // 34: vmcontroller.v1.DiskBus
+	(v1.DiskCache)(0),            // 35: vmcontroller.v1.DiskCache
+	(v1.ImageFormat)(0),          // 36: vmcontroller.v1.ImageFormat
+	(v1.Architecture)(0),         // 37: vmcontroller.v1.Architecture
+	(*v1.ResourceUsage)(nil),     // 38: vmcontroller.v1.ResourceUsage
+	(*v11.SecurityGroup)(nil),    // 39: network.v1.SecurityGroup
+	(*v11.RouteTable)(nil),       // 40: network.v1.RouteTable
+	(*v11.NatGateway)(nil),       // 41: network.v1.NatGateway
+	(*v11.FloatingIp)(nil),       // 42: network.v1.FloatingIp
+	(*v11.ServiceIp)(nil),        // 43: network.v1.ServiceIp
+	(*v11.Peering)(nil),          // 44: network.v1.Peering
+	(*v11.Vpc)(nil),              // 45: network.v1.Vpc
+	(*v11.Subnet)(nil),           // 46: network.v1.Subnet
+	(*v11.Port)(nil),             // 47: network.v1.Port
 }
 var file_agent_v1_agent_proto_depIdxs = []int32{
 	8,  // 0: agent.v1.WatchResponse.vms:type_name -> agent.v1.AssignedVm
@@ -2786,52 +2876,54 @@ var file_agent_v1_agent_proto_depIdxs = []int32{
 	11, // 6: agent.v1.AssignedVm.nics:type_name -> agent.v1.AssignedNic
 	9,  // 7: agent.v1.AssignedVm.seed:type_name -> agent.v1.AssignedSeed
 	10, // 8: agent.v1.AssignedSeed.nics:type_name -> agent.v1.AssignedSeedNic
-	32, // 9: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
-	33, // 10: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
-	34, // 11: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
+	33, // 9: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
+	34, // 10: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
+	35, // 11: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
 	13, // 12: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
-	35, // 13: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
+	36, // 13: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
 	17, // 14: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
 	18, // 15: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
-	36, // 16: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
+	37, // 16: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
 	1,  // 17: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
 	2,  // 18: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
-	37, // 19: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
+	38, // 19: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
 	19, // 20: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
 	25, // 21: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
 	26, // 22: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
-	29, // 23: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
-	30, // 24: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
-	31, // 25: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
-	38, // 26: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
-	39, // 27: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
-	40, // 28: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
-	41, // 29: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
-	42, // 30: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
-	28, // 31: agent.v1.SyncNetworksResponse.protected:type_name -> agent.v1.ProtectedAddresses
-	43, // 32: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
-	44, // 33: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
-	45, // 34: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
-	46, // 35: agent.v1.HostPort.port:type_name -> network.v1.Port
-	3,  // 36: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
-	4,  // 37: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
-	6,  // 38: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
-	15, // 39: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
-	20, // 40: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
-	22, // 41: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
-	24, // 42: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
-	5,  // 43: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
-	5,  // 44: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
-	7,  // 45: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
-	16, // 46: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
-	21, // 47: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
-	23, // 48: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
-	27, // 49: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
-	43, // [43:50] is the sub-list for method output_type
-	36, // [36:43] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	30, // 23: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
+	31, // 24: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
+	32, // 25: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
+	39, // 26: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
+	40, // 27: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
+	41, // 28: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
+	42, // 29: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
+	43, // 30: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
+	29, // 31: agent.v1.SyncNetworksResponse.protected:type_name -> agent.v1.ProtectedAddresses
+	44, // 32: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
+	28, // 33: agent.v1.SyncNetworksResponse.host_nat_gateways:type_name -> agent.v1.HostNatGateway
+	41, // 34: agent.v1.HostNatGateway.nat_gateway:type_name -> network.v1.NatGateway
+	45, // 35: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
+	46, // 36: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
+	47, // 37: agent.v1.HostPort.port:type_name -> network.v1.Port
+	3,  // 38: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
+	4,  // 39: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
+	6,  // 40: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
+	15, // 41: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
+	20, // 42: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
+	22, // 43: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
+	24, // 44: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
+	5,  // 45: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
+	5,  // 46: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
+	7,  // 47: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
+	16, // 48: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
+	21, // 49: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
+	23, // 50: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
+	27, // 51: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
+	45, // [45:52] is the sub-list for method output_type
+	38, // [38:45] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_agent_v1_agent_proto_init() }
@@ -2845,7 +2937,7 @@ func file_agent_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_v1_agent_proto_rawDesc), len(file_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   29,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

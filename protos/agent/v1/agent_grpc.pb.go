@@ -90,12 +90,12 @@ type AgentServiceClient interface {
 	// is gone. Every request is answered once: ALREADY_EXISTS for a second stream. NOT_FOUND: nobody waits for this
 	// request, for example because the reader has gone.
 	SendConsole(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[SendConsoleRequest, SendConsoleResponse], error)
-	// SyncNetworks sends the VPCs that the host needs: those of the ports that are bound to it, and those that have an
-	// ACTIVE peering with one of these. The first response
-	// messages are a snapshot, of which the last has complete set; each later message has the changes up to its
-	// revision. An agent must not act on a snapshot before its last message. The first request message describes the
-	// host's network; each later one acknowledges a revision. The leader sets a port ACTIVE when the port's host has
-	// acknowledged the revision of its binding. The stream ends as in Watch; a repeat ends the older stream with ABORTED
+	// SyncNetworks sends the VPCs that the host needs: those of the ports that are bound to it, of the NAT gateways that
+	// are on it, and those that have an ACTIVE peering with one of these. The first response messages are a snapshot, of
+	// which the last has complete set; each later message has the changes up to its revision. An agent must not act on a
+	// snapshot before its last message. The first request message describes the host's network; each later one
+	// acknowledges a revision. The leader sets a port or NAT gateway ACTIVE when its host has acknowledged the revision of
+	// its binding. The stream ends as in Watch; a repeat ends the older stream with ABORTED
 	// and begins with a new snapshot.
 	//
 	// FAILED_PRECONDITION (NOT_LEADER), UNAVAILABLE and OUT_OF_RANGE as in Watch. INVALID_ARGUMENT: host is absent or
@@ -260,12 +260,12 @@ type AgentServiceServer interface {
 	// is gone. Every request is answered once: ALREADY_EXISTS for a second stream. NOT_FOUND: nobody waits for this
 	// request, for example because the reader has gone.
 	SendConsole(grpc.ClientStreamingServer[SendConsoleRequest, SendConsoleResponse]) error
-	// SyncNetworks sends the VPCs that the host needs: those of the ports that are bound to it, and those that have an
-	// ACTIVE peering with one of these. The first response
-	// messages are a snapshot, of which the last has complete set; each later message has the changes up to its
-	// revision. An agent must not act on a snapshot before its last message. The first request message describes the
-	// host's network; each later one acknowledges a revision. The leader sets a port ACTIVE when the port's host has
-	// acknowledged the revision of its binding. The stream ends as in Watch; a repeat ends the older stream with ABORTED
+	// SyncNetworks sends the VPCs that the host needs: those of the ports that are bound to it, of the NAT gateways that
+	// are on it, and those that have an ACTIVE peering with one of these. The first response messages are a snapshot, of
+	// which the last has complete set; each later message has the changes up to its revision. An agent must not act on a
+	// snapshot before its last message. The first request message describes the host's network; each later one
+	// acknowledges a revision. The leader sets a port or NAT gateway ACTIVE when its host has acknowledged the revision of
+	// its binding. The stream ends as in Watch; a repeat ends the older stream with ABORTED
 	// and begins with a new snapshot.
 	//
 	// FAILED_PRECONDITION (NOT_LEADER), UNAVAILABLE and OUT_OF_RANGE as in Watch. INVALID_ARGUMENT: host is absent or

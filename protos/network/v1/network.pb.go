@@ -1386,15 +1386,18 @@ type NatGateway struct {
 	VpcId     string                 `protobuf:"bytes,5,opt,name=vpc_id,json=vpcId,proto3" json:"vpc_id,omitempty"`
 	// The name of an external network.
 	ExternalNetwork string `protobuf:"bytes,6,opt,name=external_network,json=externalNetwork,proto3" json:"external_network,omitempty"`
-	// The address that peers see. Empty: each host uses its own address in the external network.
+	// The address that peers see. Empty: the host's own address in the external network.
 	Address string `protobuf:"bytes,7,opt,name=address,proto3" json:"address,omitempty"`
 	// The target of the VPC's default route.
-	IsDefault     bool   `protobuf:"varint,8,opt,name=is_default,json=isDefault,proto3" json:"is_default,omitempty"`
-	Description   string `protobuf:"bytes,9,opt,name=description,proto3" json:"description,omitempty"`
-	Status        Status `protobuf:"varint,10,opt,name=status,proto3,enum=network.v1.Status" json:"status,omitempty"`
-	StatusReason  string `protobuf:"bytes,11,opt,name=status_reason,json=statusReason,proto3" json:"status_reason,omitempty"`
-	CreatedAt     int64  `protobuf:"varint,12,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	UpdatedAt     int64  `protobuf:"varint,13,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
+	IsDefault    bool   `protobuf:"varint,8,opt,name=is_default,json=isDefault,proto3" json:"is_default,omitempty"`
+	Description  string `protobuf:"bytes,9,opt,name=description,proto3" json:"description,omitempty"`
+	Status       Status `protobuf:"varint,10,opt,name=status,proto3,enum=network.v1.Status" json:"status,omitempty"`
+	StatusReason string `protobuf:"bytes,11,opt,name=status_reason,json=statusReason,proto3" json:"status_reason,omitempty"`
+	CreatedAt    int64  `protobuf:"varint,12,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	UpdatedAt    int64  `protobuf:"varint,13,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
+	// The host that the gateway is on. Empty if it has none at present, and for the default gateway without an address of
+	// its own, which is on every host with ports of the VPC.
+	NodeId        string `protobuf:"bytes,14,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1518,6 +1521,13 @@ func (x *NatGateway) GetUpdatedAt() int64 {
 		return x.UpdatedAt
 	}
 	return 0
+}
+
+func (x *NatGateway) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
 }
 
 type FloatingIp struct {
@@ -5212,7 +5222,8 @@ type CreateNatGatewayRequest struct {
 	VpcId           string                 `protobuf:"bytes,4,opt,name=vpc_id,json=vpcId,proto3" json:"vpc_id,omitempty"`
 	ExternalNetwork string                 `protobuf:"bytes,5,opt,name=external_network,json=externalNetwork,proto3" json:"external_network,omitempty"`
 	Description     string                 `protobuf:"bytes,6,opt,name=description,proto3" json:"description,omitempty"`
-	// True: the gateway gets an address of the external network, which all hosts use. False: each host uses its own.
+	// True: the gateway gets an address of the external network, with which all guests of the VPC are seen. False: guests
+	// are seen with a host's own address: that of the guest's host if the gateway is the default, or else the gateway's.
 	OwnAddress    bool `protobuf:"varint,7,opt,name=own_address,json=ownAddress,proto3" json:"own_address,omitempty"`
 	IsDefault     bool `protobuf:"varint,8,opt,name=is_default,json=isDefault,proto3" json:"is_default,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -5505,6 +5516,90 @@ func (x *ListNatGatewaysResponse) GetNextPageToken() string {
 	return ""
 }
 
+type UpdateNatGatewayRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	OrgId         string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId     string                 `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	Id            string                 `protobuf:"bytes,3,opt,name=id,proto3" json:"id,omitempty"`
+	Name          *string                `protobuf:"bytes,4,opt,name=name,proto3,oneof" json:"name,omitempty"`
+	Description   *string                `protobuf:"bytes,5,opt,name=description,proto3,oneof" json:"description,omitempty"`
+	IsDefault     *bool                  `protobuf:"varint,6,opt,name=is_default,json=isDefault,proto3,oneof" json:"is_default,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateNatGatewayRequest) Reset() {
+	*x = UpdateNatGatewayRequest{}
+	mi := &file_network_v1_network_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateNatGatewayRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateNatGatewayRequest) ProtoMessage() {}
+
+func (x *UpdateNatGatewayRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_network_v1_network_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateNatGatewayRequest.ProtoReflect.Descriptor instead.
+func (*UpdateNatGatewayRequest) Descriptor() ([]byte, []int) {
+	return file_network_v1_network_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *UpdateNatGatewayRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *UpdateNatGatewayRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+func (x *UpdateNatGatewayRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *UpdateNatGatewayRequest) GetName() string {
+	if x != nil && x.Name != nil {
+		return *x.Name
+	}
+	return ""
+}
+
+func (x *UpdateNatGatewayRequest) GetDescription() string {
+	if x != nil && x.Description != nil {
+		return *x.Description
+	}
+	return ""
+}
+
+func (x *UpdateNatGatewayRequest) GetIsDefault() bool {
+	if x != nil && x.IsDefault != nil {
+		return *x.IsDefault
+	}
+	return false
+}
+
 type DeleteNatGatewayRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	OrgId         string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
@@ -5516,7 +5611,7 @@ type DeleteNatGatewayRequest struct {
 
 func (x *DeleteNatGatewayRequest) Reset() {
 	*x = DeleteNatGatewayRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[63]
+	mi := &file_network_v1_network_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5528,7 +5623,7 @@ func (x *DeleteNatGatewayRequest) String() string {
 func (*DeleteNatGatewayRequest) ProtoMessage() {}
 
 func (x *DeleteNatGatewayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[63]
+	mi := &file_network_v1_network_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5541,7 +5636,7 @@ func (x *DeleteNatGatewayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNatGatewayRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNatGatewayRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{63}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DeleteNatGatewayRequest) GetOrgId() string {
@@ -5573,7 +5668,7 @@ type DeleteNatGatewayResponse struct {
 
 func (x *DeleteNatGatewayResponse) Reset() {
 	*x = DeleteNatGatewayResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[64]
+	mi := &file_network_v1_network_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5585,7 +5680,7 @@ func (x *DeleteNatGatewayResponse) String() string {
 func (*DeleteNatGatewayResponse) ProtoMessage() {}
 
 func (x *DeleteNatGatewayResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[64]
+	mi := &file_network_v1_network_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5598,7 +5693,7 @@ func (x *DeleteNatGatewayResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNatGatewayResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNatGatewayResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{64}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{65}
 }
 
 type CreateFloatingIpRequest struct {
@@ -5618,7 +5713,7 @@ type CreateFloatingIpRequest struct {
 
 func (x *CreateFloatingIpRequest) Reset() {
 	*x = CreateFloatingIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[65]
+	mi := &file_network_v1_network_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5630,7 +5725,7 @@ func (x *CreateFloatingIpRequest) String() string {
 func (*CreateFloatingIpRequest) ProtoMessage() {}
 
 func (x *CreateFloatingIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[65]
+	mi := &file_network_v1_network_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5643,7 +5738,7 @@ func (x *CreateFloatingIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateFloatingIpRequest.ProtoReflect.Descriptor instead.
 func (*CreateFloatingIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{65}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *CreateFloatingIpRequest) GetOrgId() string {
@@ -5718,7 +5813,7 @@ type UpdateFloatingIpRequest struct {
 
 func (x *UpdateFloatingIpRequest) Reset() {
 	*x = UpdateFloatingIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[66]
+	mi := &file_network_v1_network_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5730,7 +5825,7 @@ func (x *UpdateFloatingIpRequest) String() string {
 func (*UpdateFloatingIpRequest) ProtoMessage() {}
 
 func (x *UpdateFloatingIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[66]
+	mi := &file_network_v1_network_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5743,7 +5838,7 @@ func (x *UpdateFloatingIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateFloatingIpRequest.ProtoReflect.Descriptor instead.
 func (*UpdateFloatingIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{66}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *UpdateFloatingIpRequest) GetOrgId() string {
@@ -5806,7 +5901,7 @@ type GetFloatingIpRequest struct {
 
 func (x *GetFloatingIpRequest) Reset() {
 	*x = GetFloatingIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[67]
+	mi := &file_network_v1_network_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5818,7 +5913,7 @@ func (x *GetFloatingIpRequest) String() string {
 func (*GetFloatingIpRequest) ProtoMessage() {}
 
 func (x *GetFloatingIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[67]
+	mi := &file_network_v1_network_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5831,7 +5926,7 @@ func (x *GetFloatingIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFloatingIpRequest.ProtoReflect.Descriptor instead.
 func (*GetFloatingIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{67}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *GetFloatingIpRequest) GetOrgId() string {
@@ -5872,7 +5967,7 @@ type ListFloatingIpsRequest struct {
 
 func (x *ListFloatingIpsRequest) Reset() {
 	*x = ListFloatingIpsRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[68]
+	mi := &file_network_v1_network_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5884,7 +5979,7 @@ func (x *ListFloatingIpsRequest) String() string {
 func (*ListFloatingIpsRequest) ProtoMessage() {}
 
 func (x *ListFloatingIpsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[68]
+	mi := &file_network_v1_network_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5897,7 +5992,7 @@ func (x *ListFloatingIpsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFloatingIpsRequest.ProtoReflect.Descriptor instead.
 func (*ListFloatingIpsRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{68}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListFloatingIpsRequest) GetOrgId() string {
@@ -5953,7 +6048,7 @@ type ListFloatingIpsResponse struct {
 
 func (x *ListFloatingIpsResponse) Reset() {
 	*x = ListFloatingIpsResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[69]
+	mi := &file_network_v1_network_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5965,7 +6060,7 @@ func (x *ListFloatingIpsResponse) String() string {
 func (*ListFloatingIpsResponse) ProtoMessage() {}
 
 func (x *ListFloatingIpsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[69]
+	mi := &file_network_v1_network_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5978,7 +6073,7 @@ func (x *ListFloatingIpsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFloatingIpsResponse.ProtoReflect.Descriptor instead.
 func (*ListFloatingIpsResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{69}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListFloatingIpsResponse) GetFloatingIps() []*FloatingIp {
@@ -6006,7 +6101,7 @@ type DeleteFloatingIpRequest struct {
 
 func (x *DeleteFloatingIpRequest) Reset() {
 	*x = DeleteFloatingIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[70]
+	mi := &file_network_v1_network_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6018,7 +6113,7 @@ func (x *DeleteFloatingIpRequest) String() string {
 func (*DeleteFloatingIpRequest) ProtoMessage() {}
 
 func (x *DeleteFloatingIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[70]
+	mi := &file_network_v1_network_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6031,7 +6126,7 @@ func (x *DeleteFloatingIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteFloatingIpRequest.ProtoReflect.Descriptor instead.
 func (*DeleteFloatingIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{70}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *DeleteFloatingIpRequest) GetOrgId() string {
@@ -6063,7 +6158,7 @@ type DeleteFloatingIpResponse struct {
 
 func (x *DeleteFloatingIpResponse) Reset() {
 	*x = DeleteFloatingIpResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[71]
+	mi := &file_network_v1_network_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6075,7 +6170,7 @@ func (x *DeleteFloatingIpResponse) String() string {
 func (*DeleteFloatingIpResponse) ProtoMessage() {}
 
 func (x *DeleteFloatingIpResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[71]
+	mi := &file_network_v1_network_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6088,7 +6183,7 @@ func (x *DeleteFloatingIpResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteFloatingIpResponse.ProtoReflect.Descriptor instead.
 func (*DeleteFloatingIpResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{71}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{72}
 }
 
 type CreateServiceIpRequest struct {
@@ -6110,7 +6205,7 @@ type CreateServiceIpRequest struct {
 
 func (x *CreateServiceIpRequest) Reset() {
 	*x = CreateServiceIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[72]
+	mi := &file_network_v1_network_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6122,7 +6217,7 @@ func (x *CreateServiceIpRequest) String() string {
 func (*CreateServiceIpRequest) ProtoMessage() {}
 
 func (x *CreateServiceIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[72]
+	mi := &file_network_v1_network_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6135,7 +6230,7 @@ func (x *CreateServiceIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateServiceIpRequest.ProtoReflect.Descriptor instead.
 func (*CreateServiceIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{72}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *CreateServiceIpRequest) GetOrgId() string {
@@ -6232,7 +6327,7 @@ type UpdateServiceIpRequest struct {
 
 func (x *UpdateServiceIpRequest) Reset() {
 	*x = UpdateServiceIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[73]
+	mi := &file_network_v1_network_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6244,7 +6339,7 @@ func (x *UpdateServiceIpRequest) String() string {
 func (*UpdateServiceIpRequest) ProtoMessage() {}
 
 func (x *UpdateServiceIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[73]
+	mi := &file_network_v1_network_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6257,7 +6352,7 @@ func (x *UpdateServiceIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateServiceIpRequest.ProtoReflect.Descriptor instead.
 func (*UpdateServiceIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{73}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *UpdateServiceIpRequest) GetOrgId() string {
@@ -6334,7 +6429,7 @@ type GetServiceIpRequest struct {
 
 func (x *GetServiceIpRequest) Reset() {
 	*x = GetServiceIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[74]
+	mi := &file_network_v1_network_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6346,7 +6441,7 @@ func (x *GetServiceIpRequest) String() string {
 func (*GetServiceIpRequest) ProtoMessage() {}
 
 func (x *GetServiceIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[74]
+	mi := &file_network_v1_network_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6359,7 +6454,7 @@ func (x *GetServiceIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetServiceIpRequest.ProtoReflect.Descriptor instead.
 func (*GetServiceIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{74}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *GetServiceIpRequest) GetOrgId() string {
@@ -6400,7 +6495,7 @@ type ListServiceIpsRequest struct {
 
 func (x *ListServiceIpsRequest) Reset() {
 	*x = ListServiceIpsRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[75]
+	mi := &file_network_v1_network_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6412,7 +6507,7 @@ func (x *ListServiceIpsRequest) String() string {
 func (*ListServiceIpsRequest) ProtoMessage() {}
 
 func (x *ListServiceIpsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[75]
+	mi := &file_network_v1_network_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6425,7 +6520,7 @@ func (x *ListServiceIpsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServiceIpsRequest.ProtoReflect.Descriptor instead.
 func (*ListServiceIpsRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{75}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ListServiceIpsRequest) GetOrgId() string {
@@ -6481,7 +6576,7 @@ type ListServiceIpsResponse struct {
 
 func (x *ListServiceIpsResponse) Reset() {
 	*x = ListServiceIpsResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[76]
+	mi := &file_network_v1_network_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6493,7 +6588,7 @@ func (x *ListServiceIpsResponse) String() string {
 func (*ListServiceIpsResponse) ProtoMessage() {}
 
 func (x *ListServiceIpsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[76]
+	mi := &file_network_v1_network_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6506,7 +6601,7 @@ func (x *ListServiceIpsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServiceIpsResponse.ProtoReflect.Descriptor instead.
 func (*ListServiceIpsResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{76}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ListServiceIpsResponse) GetServiceIps() []*ServiceIp {
@@ -6534,7 +6629,7 @@ type DeleteServiceIpRequest struct {
 
 func (x *DeleteServiceIpRequest) Reset() {
 	*x = DeleteServiceIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[77]
+	mi := &file_network_v1_network_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6546,7 +6641,7 @@ func (x *DeleteServiceIpRequest) String() string {
 func (*DeleteServiceIpRequest) ProtoMessage() {}
 
 func (x *DeleteServiceIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[77]
+	mi := &file_network_v1_network_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6559,7 +6654,7 @@ func (x *DeleteServiceIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteServiceIpRequest.ProtoReflect.Descriptor instead.
 func (*DeleteServiceIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{77}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *DeleteServiceIpRequest) GetOrgId() string {
@@ -6591,7 +6686,7 @@ type DeleteServiceIpResponse struct {
 
 func (x *DeleteServiceIpResponse) Reset() {
 	*x = DeleteServiceIpResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[78]
+	mi := &file_network_v1_network_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6603,7 +6698,7 @@ func (x *DeleteServiceIpResponse) String() string {
 func (*DeleteServiceIpResponse) ProtoMessage() {}
 
 func (x *DeleteServiceIpResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[78]
+	mi := &file_network_v1_network_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6616,7 +6711,7 @@ func (x *DeleteServiceIpResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteServiceIpResponse.ProtoReflect.Descriptor instead.
 func (*DeleteServiceIpResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{78}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{79}
 }
 
 type CreatePeeringRequest struct {
@@ -6635,7 +6730,7 @@ type CreatePeeringRequest struct {
 
 func (x *CreatePeeringRequest) Reset() {
 	*x = CreatePeeringRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[79]
+	mi := &file_network_v1_network_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6647,7 +6742,7 @@ func (x *CreatePeeringRequest) String() string {
 func (*CreatePeeringRequest) ProtoMessage() {}
 
 func (x *CreatePeeringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[79]
+	mi := &file_network_v1_network_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6660,7 +6755,7 @@ func (x *CreatePeeringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePeeringRequest.ProtoReflect.Descriptor instead.
 func (*CreatePeeringRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{79}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *CreatePeeringRequest) GetOrgId() string {
@@ -6730,7 +6825,7 @@ type AcceptPeeringRequest struct {
 
 func (x *AcceptPeeringRequest) Reset() {
 	*x = AcceptPeeringRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[80]
+	mi := &file_network_v1_network_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6742,7 +6837,7 @@ func (x *AcceptPeeringRequest) String() string {
 func (*AcceptPeeringRequest) ProtoMessage() {}
 
 func (x *AcceptPeeringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[80]
+	mi := &file_network_v1_network_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6755,7 +6850,7 @@ func (x *AcceptPeeringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptPeeringRequest.ProtoReflect.Descriptor instead.
 func (*AcceptPeeringRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{80}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *AcceptPeeringRequest) GetOrgId() string {
@@ -6790,7 +6885,7 @@ type GetPeeringRequest struct {
 
 func (x *GetPeeringRequest) Reset() {
 	*x = GetPeeringRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[81]
+	mi := &file_network_v1_network_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6802,7 +6897,7 @@ func (x *GetPeeringRequest) String() string {
 func (*GetPeeringRequest) ProtoMessage() {}
 
 func (x *GetPeeringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[81]
+	mi := &file_network_v1_network_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6815,7 +6910,7 @@ func (x *GetPeeringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPeeringRequest.ProtoReflect.Descriptor instead.
 func (*GetPeeringRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{81}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *GetPeeringRequest) GetOrgId() string {
@@ -6856,7 +6951,7 @@ type ListPeeringsRequest struct {
 
 func (x *ListPeeringsRequest) Reset() {
 	*x = ListPeeringsRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[82]
+	mi := &file_network_v1_network_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6868,7 +6963,7 @@ func (x *ListPeeringsRequest) String() string {
 func (*ListPeeringsRequest) ProtoMessage() {}
 
 func (x *ListPeeringsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[82]
+	mi := &file_network_v1_network_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6881,7 +6976,7 @@ func (x *ListPeeringsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeeringsRequest.ProtoReflect.Descriptor instead.
 func (*ListPeeringsRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{82}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ListPeeringsRequest) GetOrgId() string {
@@ -6937,7 +7032,7 @@ type ListPeeringsResponse struct {
 
 func (x *ListPeeringsResponse) Reset() {
 	*x = ListPeeringsResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[83]
+	mi := &file_network_v1_network_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6949,7 +7044,7 @@ func (x *ListPeeringsResponse) String() string {
 func (*ListPeeringsResponse) ProtoMessage() {}
 
 func (x *ListPeeringsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[83]
+	mi := &file_network_v1_network_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6962,7 +7057,7 @@ func (x *ListPeeringsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeeringsResponse.ProtoReflect.Descriptor instead.
 func (*ListPeeringsResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{83}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ListPeeringsResponse) GetPeerings() []*Peering {
@@ -6990,7 +7085,7 @@ type DeletePeeringRequest struct {
 
 func (x *DeletePeeringRequest) Reset() {
 	*x = DeletePeeringRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[84]
+	mi := &file_network_v1_network_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7002,7 +7097,7 @@ func (x *DeletePeeringRequest) String() string {
 func (*DeletePeeringRequest) ProtoMessage() {}
 
 func (x *DeletePeeringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[84]
+	mi := &file_network_v1_network_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7015,7 +7110,7 @@ func (x *DeletePeeringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePeeringRequest.ProtoReflect.Descriptor instead.
 func (*DeletePeeringRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{84}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *DeletePeeringRequest) GetOrgId() string {
@@ -7047,7 +7142,7 @@ type DeletePeeringResponse struct {
 
 func (x *DeletePeeringResponse) Reset() {
 	*x = DeletePeeringResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[85]
+	mi := &file_network_v1_network_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7059,7 +7154,7 @@ func (x *DeletePeeringResponse) String() string {
 func (*DeletePeeringResponse) ProtoMessage() {}
 
 func (x *DeletePeeringResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[85]
+	mi := &file_network_v1_network_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7072,7 +7167,7 @@ func (x *DeletePeeringResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePeeringResponse.ProtoReflect.Descriptor instead.
 func (*DeletePeeringResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{85}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{86}
 }
 
 type CreateExternalNetworkRequest struct {
@@ -7091,7 +7186,7 @@ type CreateExternalNetworkRequest struct {
 
 func (x *CreateExternalNetworkRequest) Reset() {
 	*x = CreateExternalNetworkRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[86]
+	mi := &file_network_v1_network_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7103,7 +7198,7 @@ func (x *CreateExternalNetworkRequest) String() string {
 func (*CreateExternalNetworkRequest) ProtoMessage() {}
 
 func (x *CreateExternalNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[86]
+	mi := &file_network_v1_network_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7116,7 +7211,7 @@ func (x *CreateExternalNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateExternalNetworkRequest.ProtoReflect.Descriptor instead.
 func (*CreateExternalNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{86}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *CreateExternalNetworkRequest) GetOrgId() string {
@@ -7184,7 +7279,7 @@ type AddressRanges struct {
 
 func (x *AddressRanges) Reset() {
 	*x = AddressRanges{}
-	mi := &file_network_v1_network_proto_msgTypes[87]
+	mi := &file_network_v1_network_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7196,7 +7291,7 @@ func (x *AddressRanges) String() string {
 func (*AddressRanges) ProtoMessage() {}
 
 func (x *AddressRanges) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[87]
+	mi := &file_network_v1_network_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7209,7 +7304,7 @@ func (x *AddressRanges) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressRanges.ProtoReflect.Descriptor instead.
 func (*AddressRanges) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{87}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *AddressRanges) GetRanges() []*AddressRange {
@@ -7234,7 +7329,7 @@ type UpdateExternalNetworkRequest struct {
 
 func (x *UpdateExternalNetworkRequest) Reset() {
 	*x = UpdateExternalNetworkRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[88]
+	mi := &file_network_v1_network_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7246,7 +7341,7 @@ func (x *UpdateExternalNetworkRequest) String() string {
 func (*UpdateExternalNetworkRequest) ProtoMessage() {}
 
 func (x *UpdateExternalNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[88]
+	mi := &file_network_v1_network_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7259,7 +7354,7 @@ func (x *UpdateExternalNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateExternalNetworkRequest.ProtoReflect.Descriptor instead.
 func (*UpdateExternalNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{88}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *UpdateExternalNetworkRequest) GetOrgId() string {
@@ -7315,7 +7410,7 @@ type GetExternalNetworkRequest struct {
 
 func (x *GetExternalNetworkRequest) Reset() {
 	*x = GetExternalNetworkRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[89]
+	mi := &file_network_v1_network_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7327,7 +7422,7 @@ func (x *GetExternalNetworkRequest) String() string {
 func (*GetExternalNetworkRequest) ProtoMessage() {}
 
 func (x *GetExternalNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[89]
+	mi := &file_network_v1_network_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7340,7 +7435,7 @@ func (x *GetExternalNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExternalNetworkRequest.ProtoReflect.Descriptor instead.
 func (*GetExternalNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{89}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *GetExternalNetworkRequest) GetOrgId() string {
@@ -7380,7 +7475,7 @@ type ListExternalNetworksRequest struct {
 
 func (x *ListExternalNetworksRequest) Reset() {
 	*x = ListExternalNetworksRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[90]
+	mi := &file_network_v1_network_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7392,7 +7487,7 @@ func (x *ListExternalNetworksRequest) String() string {
 func (*ListExternalNetworksRequest) ProtoMessage() {}
 
 func (x *ListExternalNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[90]
+	mi := &file_network_v1_network_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7405,7 +7500,7 @@ func (x *ListExternalNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExternalNetworksRequest.ProtoReflect.Descriptor instead.
 func (*ListExternalNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{90}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ListExternalNetworksRequest) GetOrgId() string {
@@ -7454,7 +7549,7 @@ type ListExternalNetworksResponse struct {
 
 func (x *ListExternalNetworksResponse) Reset() {
 	*x = ListExternalNetworksResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[91]
+	mi := &file_network_v1_network_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7466,7 +7561,7 @@ func (x *ListExternalNetworksResponse) String() string {
 func (*ListExternalNetworksResponse) ProtoMessage() {}
 
 func (x *ListExternalNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[91]
+	mi := &file_network_v1_network_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7479,7 +7574,7 @@ func (x *ListExternalNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExternalNetworksResponse.ProtoReflect.Descriptor instead.
 func (*ListExternalNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{91}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ListExternalNetworksResponse) GetExternalNetworks() []*ExternalNetwork {
@@ -7507,7 +7602,7 @@ type DeleteExternalNetworkRequest struct {
 
 func (x *DeleteExternalNetworkRequest) Reset() {
 	*x = DeleteExternalNetworkRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[92]
+	mi := &file_network_v1_network_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7519,7 +7614,7 @@ func (x *DeleteExternalNetworkRequest) String() string {
 func (*DeleteExternalNetworkRequest) ProtoMessage() {}
 
 func (x *DeleteExternalNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[92]
+	mi := &file_network_v1_network_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7532,7 +7627,7 @@ func (x *DeleteExternalNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteExternalNetworkRequest.ProtoReflect.Descriptor instead.
 func (*DeleteExternalNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{92}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *DeleteExternalNetworkRequest) GetOrgId() string {
@@ -7564,7 +7659,7 @@ type DeleteExternalNetworkResponse struct {
 
 func (x *DeleteExternalNetworkResponse) Reset() {
 	*x = DeleteExternalNetworkResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[93]
+	mi := &file_network_v1_network_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7576,7 +7671,7 @@ func (x *DeleteExternalNetworkResponse) String() string {
 func (*DeleteExternalNetworkResponse) ProtoMessage() {}
 
 func (x *DeleteExternalNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[93]
+	mi := &file_network_v1_network_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7589,7 +7684,7 @@ func (x *DeleteExternalNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteExternalNetworkResponse.ProtoReflect.Descriptor instead.
 func (*DeleteExternalNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{93}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{94}
 }
 
 type ExplainPathRequest struct {
@@ -7614,7 +7709,7 @@ type ExplainPathRequest struct {
 
 func (x *ExplainPathRequest) Reset() {
 	*x = ExplainPathRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[94]
+	mi := &file_network_v1_network_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7626,7 +7721,7 @@ func (x *ExplainPathRequest) String() string {
 func (*ExplainPathRequest) ProtoMessage() {}
 
 func (x *ExplainPathRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[94]
+	mi := &file_network_v1_network_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7639,7 +7734,7 @@ func (x *ExplainPathRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPathRequest.ProtoReflect.Descriptor instead.
 func (*ExplainPathRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{94}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ExplainPathRequest) GetOrgId() string {
@@ -7722,7 +7817,7 @@ type PathStep struct {
 
 func (x *PathStep) Reset() {
 	*x = PathStep{}
-	mi := &file_network_v1_network_proto_msgTypes[95]
+	mi := &file_network_v1_network_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7734,7 +7829,7 @@ func (x *PathStep) String() string {
 func (*PathStep) ProtoMessage() {}
 
 func (x *PathStep) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[95]
+	mi := &file_network_v1_network_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7747,7 +7842,7 @@ func (x *PathStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathStep.ProtoReflect.Descriptor instead.
 func (*PathStep) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{95}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *PathStep) GetStage() string {
@@ -7796,7 +7891,7 @@ type ExplainPathResponse struct {
 
 func (x *ExplainPathResponse) Reset() {
 	*x = ExplainPathResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[96]
+	mi := &file_network_v1_network_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7808,7 +7903,7 @@ func (x *ExplainPathResponse) String() string {
 func (*ExplainPathResponse) ProtoMessage() {}
 
 func (x *ExplainPathResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[96]
+	mi := &file_network_v1_network_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7821,7 +7916,7 @@ func (x *ExplainPathResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPathResponse.ProtoReflect.Descriptor instead.
 func (*ExplainPathResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{96}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *ExplainPathResponse) GetPasses() bool {
@@ -7976,7 +8071,7 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\v \x01(\x03R\tcreatedAt\x12\x1d\n" +
 	"\n" +
-	"updated_at\x18\f \x01(\x03R\tupdatedAt\"\x92\x03\n" +
+	"updated_at\x18\f \x01(\x03R\tupdatedAt\"\xab\x03\n" +
 	"\n" +
 	"NatGateway\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
@@ -7996,7 +8091,8 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\f \x01(\x03R\tcreatedAt\x12\x1d\n" +
 	"\n" +
-	"updated_at\x18\r \x01(\x03R\tupdatedAt\"\xbe\x03\n" +
+	"updated_at\x18\r \x01(\x03R\tupdatedAt\x12\x17\n" +
+	"\anode_id\x18\x0e \x01(\tR\x06nodeId\"\xbe\x03\n" +
 	"\n" +
 	"FloatingIp\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
@@ -8380,7 +8476,19 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\x06vpc_id\x18\x06 \x01(\tR\x05vpcId\"|\n" +
 	"\x17ListNatGatewaysResponse\x129\n" +
 	"\fnat_gateways\x18\x01 \x03(\v2\x16.network.v1.NatGatewayR\vnatGateways\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"_\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xeb\x01\n" +
+	"\x17UpdateNatGatewayRequest\x12\x15\n" +
+	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x02 \x01(\tR\tprojectId\x12\x0e\n" +
+	"\x02id\x18\x03 \x01(\tR\x02id\x12\x17\n" +
+	"\x04name\x18\x04 \x01(\tH\x00R\x04name\x88\x01\x01\x12%\n" +
+	"\vdescription\x18\x05 \x01(\tH\x01R\vdescription\x88\x01\x01\x12\"\n" +
+	"\n" +
+	"is_default\x18\x06 \x01(\bH\x02R\tisDefault\x88\x01\x01B\a\n" +
+	"\x05_nameB\x0e\n" +
+	"\f_descriptionB\r\n" +
+	"\v_is_default\"_\n" +
 	"\x17DeleteNatGatewayRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
@@ -8624,7 +8732,7 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\bAffinity\x12\x18\n" +
 	"\x14AFFINITY_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rAFFINITY_NONE\x10\x01\x12\x16\n" +
-	"\x12AFFINITY_CLIENT_IP\x10\x022\x9a!\n" +
+	"\x12AFFINITY_CLIENT_IP\x10\x022\xeb!\n" +
 	"\x0eNetworkService\x12:\n" +
 	"\tCreateVpc\x12\x1c.network.v1.CreateVpcRequest\x1a\x0f.network.v1.Vpc\x124\n" +
 	"\x06GetVpc\x12\x19.network.v1.GetVpcRequest\x1a\x0f.network.v1.Vpc\x12E\n" +
@@ -8658,7 +8766,8 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\x10DeleteRouteTable\x12#.network.v1.DeleteRouteTableRequest\x1a$.network.v1.DeleteRouteTableResponse\x12O\n" +
 	"\x10CreateNatGateway\x12#.network.v1.CreateNatGatewayRequest\x1a\x16.network.v1.NatGateway\x12I\n" +
 	"\rGetNatGateway\x12 .network.v1.GetNatGatewayRequest\x1a\x16.network.v1.NatGateway\x12Z\n" +
-	"\x0fListNatGateways\x12\".network.v1.ListNatGatewaysRequest\x1a#.network.v1.ListNatGatewaysResponse\x12]\n" +
+	"\x0fListNatGateways\x12\".network.v1.ListNatGatewaysRequest\x1a#.network.v1.ListNatGatewaysResponse\x12O\n" +
+	"\x10UpdateNatGateway\x12#.network.v1.UpdateNatGatewayRequest\x1a\x16.network.v1.NatGateway\x12]\n" +
 	"\x10DeleteNatGateway\x12#.network.v1.DeleteNatGatewayRequest\x1a$.network.v1.DeleteNatGatewayResponse\x12O\n" +
 	"\x10CreateFloatingIp\x12#.network.v1.CreateFloatingIpRequest\x1a\x16.network.v1.FloatingIp\x12I\n" +
 	"\rGetFloatingIp\x12 .network.v1.GetFloatingIpRequest\x1a\x16.network.v1.FloatingIp\x12Z\n" +
@@ -8696,7 +8805,7 @@ func file_network_v1_network_proto_rawDescGZIP() []byte {
 }
 
 var file_network_v1_network_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_network_v1_network_proto_msgTypes = make([]protoimpl.MessageInfo, 97)
+var file_network_v1_network_proto_msgTypes = make([]protoimpl.MessageInfo, 98)
 var file_network_v1_network_proto_goTypes = []any{
 	(Status)(0),                            // 0: network.v1.Status
 	(Egress)(0),                            // 1: network.v1.Egress
@@ -8767,40 +8876,41 @@ var file_network_v1_network_proto_goTypes = []any{
 	(*GetNatGatewayRequest)(nil),           // 66: network.v1.GetNatGatewayRequest
 	(*ListNatGatewaysRequest)(nil),         // 67: network.v1.ListNatGatewaysRequest
 	(*ListNatGatewaysResponse)(nil),        // 68: network.v1.ListNatGatewaysResponse
-	(*DeleteNatGatewayRequest)(nil),        // 69: network.v1.DeleteNatGatewayRequest
-	(*DeleteNatGatewayResponse)(nil),       // 70: network.v1.DeleteNatGatewayResponse
-	(*CreateFloatingIpRequest)(nil),        // 71: network.v1.CreateFloatingIpRequest
-	(*UpdateFloatingIpRequest)(nil),        // 72: network.v1.UpdateFloatingIpRequest
-	(*GetFloatingIpRequest)(nil),           // 73: network.v1.GetFloatingIpRequest
-	(*ListFloatingIpsRequest)(nil),         // 74: network.v1.ListFloatingIpsRequest
-	(*ListFloatingIpsResponse)(nil),        // 75: network.v1.ListFloatingIpsResponse
-	(*DeleteFloatingIpRequest)(nil),        // 76: network.v1.DeleteFloatingIpRequest
-	(*DeleteFloatingIpResponse)(nil),       // 77: network.v1.DeleteFloatingIpResponse
-	(*CreateServiceIpRequest)(nil),         // 78: network.v1.CreateServiceIpRequest
-	(*UpdateServiceIpRequest)(nil),         // 79: network.v1.UpdateServiceIpRequest
-	(*GetServiceIpRequest)(nil),            // 80: network.v1.GetServiceIpRequest
-	(*ListServiceIpsRequest)(nil),          // 81: network.v1.ListServiceIpsRequest
-	(*ListServiceIpsResponse)(nil),         // 82: network.v1.ListServiceIpsResponse
-	(*DeleteServiceIpRequest)(nil),         // 83: network.v1.DeleteServiceIpRequest
-	(*DeleteServiceIpResponse)(nil),        // 84: network.v1.DeleteServiceIpResponse
-	(*CreatePeeringRequest)(nil),           // 85: network.v1.CreatePeeringRequest
-	(*AcceptPeeringRequest)(nil),           // 86: network.v1.AcceptPeeringRequest
-	(*GetPeeringRequest)(nil),              // 87: network.v1.GetPeeringRequest
-	(*ListPeeringsRequest)(nil),            // 88: network.v1.ListPeeringsRequest
-	(*ListPeeringsResponse)(nil),           // 89: network.v1.ListPeeringsResponse
-	(*DeletePeeringRequest)(nil),           // 90: network.v1.DeletePeeringRequest
-	(*DeletePeeringResponse)(nil),          // 91: network.v1.DeletePeeringResponse
-	(*CreateExternalNetworkRequest)(nil),   // 92: network.v1.CreateExternalNetworkRequest
-	(*AddressRanges)(nil),                  // 93: network.v1.AddressRanges
-	(*UpdateExternalNetworkRequest)(nil),   // 94: network.v1.UpdateExternalNetworkRequest
-	(*GetExternalNetworkRequest)(nil),      // 95: network.v1.GetExternalNetworkRequest
-	(*ListExternalNetworksRequest)(nil),    // 96: network.v1.ListExternalNetworksRequest
-	(*ListExternalNetworksResponse)(nil),   // 97: network.v1.ListExternalNetworksResponse
-	(*DeleteExternalNetworkRequest)(nil),   // 98: network.v1.DeleteExternalNetworkRequest
-	(*DeleteExternalNetworkResponse)(nil),  // 99: network.v1.DeleteExternalNetworkResponse
-	(*ExplainPathRequest)(nil),             // 100: network.v1.ExplainPathRequest
-	(*PathStep)(nil),                       // 101: network.v1.PathStep
-	(*ExplainPathResponse)(nil),            // 102: network.v1.ExplainPathResponse
+	(*UpdateNatGatewayRequest)(nil),        // 69: network.v1.UpdateNatGatewayRequest
+	(*DeleteNatGatewayRequest)(nil),        // 70: network.v1.DeleteNatGatewayRequest
+	(*DeleteNatGatewayResponse)(nil),       // 71: network.v1.DeleteNatGatewayResponse
+	(*CreateFloatingIpRequest)(nil),        // 72: network.v1.CreateFloatingIpRequest
+	(*UpdateFloatingIpRequest)(nil),        // 73: network.v1.UpdateFloatingIpRequest
+	(*GetFloatingIpRequest)(nil),           // 74: network.v1.GetFloatingIpRequest
+	(*ListFloatingIpsRequest)(nil),         // 75: network.v1.ListFloatingIpsRequest
+	(*ListFloatingIpsResponse)(nil),        // 76: network.v1.ListFloatingIpsResponse
+	(*DeleteFloatingIpRequest)(nil),        // 77: network.v1.DeleteFloatingIpRequest
+	(*DeleteFloatingIpResponse)(nil),       // 78: network.v1.DeleteFloatingIpResponse
+	(*CreateServiceIpRequest)(nil),         // 79: network.v1.CreateServiceIpRequest
+	(*UpdateServiceIpRequest)(nil),         // 80: network.v1.UpdateServiceIpRequest
+	(*GetServiceIpRequest)(nil),            // 81: network.v1.GetServiceIpRequest
+	(*ListServiceIpsRequest)(nil),          // 82: network.v1.ListServiceIpsRequest
+	(*ListServiceIpsResponse)(nil),         // 83: network.v1.ListServiceIpsResponse
+	(*DeleteServiceIpRequest)(nil),         // 84: network.v1.DeleteServiceIpRequest
+	(*DeleteServiceIpResponse)(nil),        // 85: network.v1.DeleteServiceIpResponse
+	(*CreatePeeringRequest)(nil),           // 86: network.v1.CreatePeeringRequest
+	(*AcceptPeeringRequest)(nil),           // 87: network.v1.AcceptPeeringRequest
+	(*GetPeeringRequest)(nil),              // 88: network.v1.GetPeeringRequest
+	(*ListPeeringsRequest)(nil),            // 89: network.v1.ListPeeringsRequest
+	(*ListPeeringsResponse)(nil),           // 90: network.v1.ListPeeringsResponse
+	(*DeletePeeringRequest)(nil),           // 91: network.v1.DeletePeeringRequest
+	(*DeletePeeringResponse)(nil),          // 92: network.v1.DeletePeeringResponse
+	(*CreateExternalNetworkRequest)(nil),   // 93: network.v1.CreateExternalNetworkRequest
+	(*AddressRanges)(nil),                  // 94: network.v1.AddressRanges
+	(*UpdateExternalNetworkRequest)(nil),   // 95: network.v1.UpdateExternalNetworkRequest
+	(*GetExternalNetworkRequest)(nil),      // 96: network.v1.GetExternalNetworkRequest
+	(*ListExternalNetworksRequest)(nil),    // 97: network.v1.ListExternalNetworksRequest
+	(*ListExternalNetworksResponse)(nil),   // 98: network.v1.ListExternalNetworksResponse
+	(*DeleteExternalNetworkRequest)(nil),   // 99: network.v1.DeleteExternalNetworkRequest
+	(*DeleteExternalNetworkResponse)(nil),  // 100: network.v1.DeleteExternalNetworkResponse
+	(*ExplainPathRequest)(nil),             // 101: network.v1.ExplainPathRequest
+	(*PathStep)(nil),                       // 102: network.v1.PathStep
+	(*ExplainPathResponse)(nil),            // 103: network.v1.ExplainPathResponse
 }
 var file_network_v1_network_proto_depIdxs = []int32{
 	0,   // 0: network.v1.Vpc.status:type_name -> network.v1.Status
@@ -8854,9 +8964,9 @@ var file_network_v1_network_proto_depIdxs = []int32{
 	20,  // 48: network.v1.ListPeeringsResponse.peerings:type_name -> network.v1.Peering
 	21,  // 49: network.v1.CreateExternalNetworkRequest.pools:type_name -> network.v1.AddressRange
 	21,  // 50: network.v1.AddressRanges.ranges:type_name -> network.v1.AddressRange
-	93,  // 51: network.v1.UpdateExternalNetworkRequest.pools:type_name -> network.v1.AddressRanges
+	94,  // 51: network.v1.UpdateExternalNetworkRequest.pools:type_name -> network.v1.AddressRanges
 	22,  // 52: network.v1.ListExternalNetworksResponse.external_networks:type_name -> network.v1.ExternalNetwork
-	101, // 53: network.v1.ExplainPathResponse.steps:type_name -> network.v1.PathStep
+	102, // 53: network.v1.ExplainPathResponse.steps:type_name -> network.v1.PathStep
 	23,  // 54: network.v1.NetworkService.CreateVpc:input_type -> network.v1.CreateVpcRequest
 	25,  // 55: network.v1.NetworkService.GetVpc:input_type -> network.v1.GetVpcRequest
 	26,  // 56: network.v1.NetworkService.ListVpcs:input_type -> network.v1.ListVpcsRequest
@@ -8887,82 +8997,84 @@ var file_network_v1_network_proto_depIdxs = []int32{
 	65,  // 81: network.v1.NetworkService.CreateNatGateway:input_type -> network.v1.CreateNatGatewayRequest
 	66,  // 82: network.v1.NetworkService.GetNatGateway:input_type -> network.v1.GetNatGatewayRequest
 	67,  // 83: network.v1.NetworkService.ListNatGateways:input_type -> network.v1.ListNatGatewaysRequest
-	69,  // 84: network.v1.NetworkService.DeleteNatGateway:input_type -> network.v1.DeleteNatGatewayRequest
-	71,  // 85: network.v1.NetworkService.CreateFloatingIp:input_type -> network.v1.CreateFloatingIpRequest
-	73,  // 86: network.v1.NetworkService.GetFloatingIp:input_type -> network.v1.GetFloatingIpRequest
-	74,  // 87: network.v1.NetworkService.ListFloatingIps:input_type -> network.v1.ListFloatingIpsRequest
-	72,  // 88: network.v1.NetworkService.UpdateFloatingIp:input_type -> network.v1.UpdateFloatingIpRequest
-	76,  // 89: network.v1.NetworkService.DeleteFloatingIp:input_type -> network.v1.DeleteFloatingIpRequest
-	78,  // 90: network.v1.NetworkService.CreateServiceIp:input_type -> network.v1.CreateServiceIpRequest
-	80,  // 91: network.v1.NetworkService.GetServiceIp:input_type -> network.v1.GetServiceIpRequest
-	81,  // 92: network.v1.NetworkService.ListServiceIps:input_type -> network.v1.ListServiceIpsRequest
-	79,  // 93: network.v1.NetworkService.UpdateServiceIp:input_type -> network.v1.UpdateServiceIpRequest
-	83,  // 94: network.v1.NetworkService.DeleteServiceIp:input_type -> network.v1.DeleteServiceIpRequest
-	85,  // 95: network.v1.NetworkService.CreatePeering:input_type -> network.v1.CreatePeeringRequest
-	86,  // 96: network.v1.NetworkService.AcceptPeering:input_type -> network.v1.AcceptPeeringRequest
-	87,  // 97: network.v1.NetworkService.GetPeering:input_type -> network.v1.GetPeeringRequest
-	88,  // 98: network.v1.NetworkService.ListPeerings:input_type -> network.v1.ListPeeringsRequest
-	90,  // 99: network.v1.NetworkService.DeletePeering:input_type -> network.v1.DeletePeeringRequest
-	92,  // 100: network.v1.NetworkService.CreateExternalNetwork:input_type -> network.v1.CreateExternalNetworkRequest
-	95,  // 101: network.v1.NetworkService.GetExternalNetwork:input_type -> network.v1.GetExternalNetworkRequest
-	96,  // 102: network.v1.NetworkService.ListExternalNetworks:input_type -> network.v1.ListExternalNetworksRequest
-	94,  // 103: network.v1.NetworkService.UpdateExternalNetwork:input_type -> network.v1.UpdateExternalNetworkRequest
-	98,  // 104: network.v1.NetworkService.DeleteExternalNetwork:input_type -> network.v1.DeleteExternalNetworkRequest
-	100, // 105: network.v1.NetworkService.ExplainPath:input_type -> network.v1.ExplainPathRequest
-	6,   // 106: network.v1.NetworkService.CreateVpc:output_type -> network.v1.Vpc
-	6,   // 107: network.v1.NetworkService.GetVpc:output_type -> network.v1.Vpc
-	27,  // 108: network.v1.NetworkService.ListVpcs:output_type -> network.v1.ListVpcsResponse
-	6,   // 109: network.v1.NetworkService.UpdateVpc:output_type -> network.v1.Vpc
-	29,  // 110: network.v1.NetworkService.DeleteVpc:output_type -> network.v1.DeleteVpcResponse
-	7,   // 111: network.v1.NetworkService.CreateSubnet:output_type -> network.v1.Subnet
-	7,   // 112: network.v1.NetworkService.GetSubnet:output_type -> network.v1.Subnet
-	35,  // 113: network.v1.NetworkService.ListSubnets:output_type -> network.v1.ListSubnetsResponse
-	7,   // 114: network.v1.NetworkService.UpdateSubnet:output_type -> network.v1.Subnet
-	37,  // 115: network.v1.NetworkService.DeleteSubnet:output_type -> network.v1.DeleteSubnetResponse
-	9,   // 116: network.v1.NetworkService.CreatePort:output_type -> network.v1.Port
-	9,   // 117: network.v1.NetworkService.GetPort:output_type -> network.v1.Port
-	44,  // 118: network.v1.NetworkService.ListPorts:output_type -> network.v1.ListPortsResponse
-	9,   // 119: network.v1.NetworkService.UpdatePort:output_type -> network.v1.Port
-	46,  // 120: network.v1.NetworkService.DeletePort:output_type -> network.v1.DeletePortResponse
-	11,  // 121: network.v1.NetworkService.CreateSecurityGroup:output_type -> network.v1.SecurityGroup
-	11,  // 122: network.v1.NetworkService.GetSecurityGroup:output_type -> network.v1.SecurityGroup
-	51,  // 123: network.v1.NetworkService.ListSecurityGroups:output_type -> network.v1.ListSecurityGroupsResponse
-	11,  // 124: network.v1.NetworkService.UpdateSecurityGroup:output_type -> network.v1.SecurityGroup
-	53,  // 125: network.v1.NetworkService.DeleteSecurityGroup:output_type -> network.v1.DeleteSecurityGroupResponse
-	11,  // 126: network.v1.NetworkService.AddSecurityGroupRule:output_type -> network.v1.SecurityGroup
-	11,  // 127: network.v1.NetworkService.RemoveSecurityGroupRule:output_type -> network.v1.SecurityGroup
-	13,  // 128: network.v1.NetworkService.CreateRouteTable:output_type -> network.v1.RouteTable
-	13,  // 129: network.v1.NetworkService.GetRouteTable:output_type -> network.v1.RouteTable
-	62,  // 130: network.v1.NetworkService.ListRouteTables:output_type -> network.v1.ListRouteTablesResponse
-	13,  // 131: network.v1.NetworkService.UpdateRouteTable:output_type -> network.v1.RouteTable
-	64,  // 132: network.v1.NetworkService.DeleteRouteTable:output_type -> network.v1.DeleteRouteTableResponse
-	14,  // 133: network.v1.NetworkService.CreateNatGateway:output_type -> network.v1.NatGateway
-	14,  // 134: network.v1.NetworkService.GetNatGateway:output_type -> network.v1.NatGateway
-	68,  // 135: network.v1.NetworkService.ListNatGateways:output_type -> network.v1.ListNatGatewaysResponse
-	70,  // 136: network.v1.NetworkService.DeleteNatGateway:output_type -> network.v1.DeleteNatGatewayResponse
-	15,  // 137: network.v1.NetworkService.CreateFloatingIp:output_type -> network.v1.FloatingIp
-	15,  // 138: network.v1.NetworkService.GetFloatingIp:output_type -> network.v1.FloatingIp
-	75,  // 139: network.v1.NetworkService.ListFloatingIps:output_type -> network.v1.ListFloatingIpsResponse
-	15,  // 140: network.v1.NetworkService.UpdateFloatingIp:output_type -> network.v1.FloatingIp
-	77,  // 141: network.v1.NetworkService.DeleteFloatingIp:output_type -> network.v1.DeleteFloatingIpResponse
-	19,  // 142: network.v1.NetworkService.CreateServiceIp:output_type -> network.v1.ServiceIp
-	19,  // 143: network.v1.NetworkService.GetServiceIp:output_type -> network.v1.ServiceIp
-	82,  // 144: network.v1.NetworkService.ListServiceIps:output_type -> network.v1.ListServiceIpsResponse
-	19,  // 145: network.v1.NetworkService.UpdateServiceIp:output_type -> network.v1.ServiceIp
-	84,  // 146: network.v1.NetworkService.DeleteServiceIp:output_type -> network.v1.DeleteServiceIpResponse
-	20,  // 147: network.v1.NetworkService.CreatePeering:output_type -> network.v1.Peering
-	20,  // 148: network.v1.NetworkService.AcceptPeering:output_type -> network.v1.Peering
-	20,  // 149: network.v1.NetworkService.GetPeering:output_type -> network.v1.Peering
-	89,  // 150: network.v1.NetworkService.ListPeerings:output_type -> network.v1.ListPeeringsResponse
-	91,  // 151: network.v1.NetworkService.DeletePeering:output_type -> network.v1.DeletePeeringResponse
-	22,  // 152: network.v1.NetworkService.CreateExternalNetwork:output_type -> network.v1.ExternalNetwork
-	22,  // 153: network.v1.NetworkService.GetExternalNetwork:output_type -> network.v1.ExternalNetwork
-	97,  // 154: network.v1.NetworkService.ListExternalNetworks:output_type -> network.v1.ListExternalNetworksResponse
-	22,  // 155: network.v1.NetworkService.UpdateExternalNetwork:output_type -> network.v1.ExternalNetwork
-	99,  // 156: network.v1.NetworkService.DeleteExternalNetwork:output_type -> network.v1.DeleteExternalNetworkResponse
-	102, // 157: network.v1.NetworkService.ExplainPath:output_type -> network.v1.ExplainPathResponse
-	106, // [106:158] is the sub-list for method output_type
-	54,  // [54:106] is the sub-list for method input_type
+	69,  // 84: network.v1.NetworkService.UpdateNatGateway:input_type -> network.v1.UpdateNatGatewayRequest
+	70,  // 85: network.v1.NetworkService.DeleteNatGateway:input_type -> network.v1.DeleteNatGatewayRequest
+	72,  // 86: network.v1.NetworkService.CreateFloatingIp:input_type -> network.v1.CreateFloatingIpRequest
+	74,  // 87: network.v1.NetworkService.GetFloatingIp:input_type -> network.v1.GetFloatingIpRequest
+	75,  // 88: network.v1.NetworkService.ListFloatingIps:input_type -> network.v1.ListFloatingIpsRequest
+	73,  // 89: network.v1.NetworkService.UpdateFloatingIp:input_type -> network.v1.UpdateFloatingIpRequest
+	77,  // 90: network.v1.NetworkService.DeleteFloatingIp:input_type -> network.v1.DeleteFloatingIpRequest
+	79,  // 91: network.v1.NetworkService.CreateServiceIp:input_type -> network.v1.CreateServiceIpRequest
+	81,  // 92: network.v1.NetworkService.GetServiceIp:input_type -> network.v1.GetServiceIpRequest
+	82,  // 93: network.v1.NetworkService.ListServiceIps:input_type -> network.v1.ListServiceIpsRequest
+	80,  // 94: network.v1.NetworkService.UpdateServiceIp:input_type -> network.v1.UpdateServiceIpRequest
+	84,  // 95: network.v1.NetworkService.DeleteServiceIp:input_type -> network.v1.DeleteServiceIpRequest
+	86,  // 96: network.v1.NetworkService.CreatePeering:input_type -> network.v1.CreatePeeringRequest
+	87,  // 97: network.v1.NetworkService.AcceptPeering:input_type -> network.v1.AcceptPeeringRequest
+	88,  // 98: network.v1.NetworkService.GetPeering:input_type -> network.v1.GetPeeringRequest
+	89,  // 99: network.v1.NetworkService.ListPeerings:input_type -> network.v1.ListPeeringsRequest
+	91,  // 100: network.v1.NetworkService.DeletePeering:input_type -> network.v1.DeletePeeringRequest
+	93,  // 101: network.v1.NetworkService.CreateExternalNetwork:input_type -> network.v1.CreateExternalNetworkRequest
+	96,  // 102: network.v1.NetworkService.GetExternalNetwork:input_type -> network.v1.GetExternalNetworkRequest
+	97,  // 103: network.v1.NetworkService.ListExternalNetworks:input_type -> network.v1.ListExternalNetworksRequest
+	95,  // 104: network.v1.NetworkService.UpdateExternalNetwork:input_type -> network.v1.UpdateExternalNetworkRequest
+	99,  // 105: network.v1.NetworkService.DeleteExternalNetwork:input_type -> network.v1.DeleteExternalNetworkRequest
+	101, // 106: network.v1.NetworkService.ExplainPath:input_type -> network.v1.ExplainPathRequest
+	6,   // 107: network.v1.NetworkService.CreateVpc:output_type -> network.v1.Vpc
+	6,   // 108: network.v1.NetworkService.GetVpc:output_type -> network.v1.Vpc
+	27,  // 109: network.v1.NetworkService.ListVpcs:output_type -> network.v1.ListVpcsResponse
+	6,   // 110: network.v1.NetworkService.UpdateVpc:output_type -> network.v1.Vpc
+	29,  // 111: network.v1.NetworkService.DeleteVpc:output_type -> network.v1.DeleteVpcResponse
+	7,   // 112: network.v1.NetworkService.CreateSubnet:output_type -> network.v1.Subnet
+	7,   // 113: network.v1.NetworkService.GetSubnet:output_type -> network.v1.Subnet
+	35,  // 114: network.v1.NetworkService.ListSubnets:output_type -> network.v1.ListSubnetsResponse
+	7,   // 115: network.v1.NetworkService.UpdateSubnet:output_type -> network.v1.Subnet
+	37,  // 116: network.v1.NetworkService.DeleteSubnet:output_type -> network.v1.DeleteSubnetResponse
+	9,   // 117: network.v1.NetworkService.CreatePort:output_type -> network.v1.Port
+	9,   // 118: network.v1.NetworkService.GetPort:output_type -> network.v1.Port
+	44,  // 119: network.v1.NetworkService.ListPorts:output_type -> network.v1.ListPortsResponse
+	9,   // 120: network.v1.NetworkService.UpdatePort:output_type -> network.v1.Port
+	46,  // 121: network.v1.NetworkService.DeletePort:output_type -> network.v1.DeletePortResponse
+	11,  // 122: network.v1.NetworkService.CreateSecurityGroup:output_type -> network.v1.SecurityGroup
+	11,  // 123: network.v1.NetworkService.GetSecurityGroup:output_type -> network.v1.SecurityGroup
+	51,  // 124: network.v1.NetworkService.ListSecurityGroups:output_type -> network.v1.ListSecurityGroupsResponse
+	11,  // 125: network.v1.NetworkService.UpdateSecurityGroup:output_type -> network.v1.SecurityGroup
+	53,  // 126: network.v1.NetworkService.DeleteSecurityGroup:output_type -> network.v1.DeleteSecurityGroupResponse
+	11,  // 127: network.v1.NetworkService.AddSecurityGroupRule:output_type -> network.v1.SecurityGroup
+	11,  // 128: network.v1.NetworkService.RemoveSecurityGroupRule:output_type -> network.v1.SecurityGroup
+	13,  // 129: network.v1.NetworkService.CreateRouteTable:output_type -> network.v1.RouteTable
+	13,  // 130: network.v1.NetworkService.GetRouteTable:output_type -> network.v1.RouteTable
+	62,  // 131: network.v1.NetworkService.ListRouteTables:output_type -> network.v1.ListRouteTablesResponse
+	13,  // 132: network.v1.NetworkService.UpdateRouteTable:output_type -> network.v1.RouteTable
+	64,  // 133: network.v1.NetworkService.DeleteRouteTable:output_type -> network.v1.DeleteRouteTableResponse
+	14,  // 134: network.v1.NetworkService.CreateNatGateway:output_type -> network.v1.NatGateway
+	14,  // 135: network.v1.NetworkService.GetNatGateway:output_type -> network.v1.NatGateway
+	68,  // 136: network.v1.NetworkService.ListNatGateways:output_type -> network.v1.ListNatGatewaysResponse
+	14,  // 137: network.v1.NetworkService.UpdateNatGateway:output_type -> network.v1.NatGateway
+	71,  // 138: network.v1.NetworkService.DeleteNatGateway:output_type -> network.v1.DeleteNatGatewayResponse
+	15,  // 139: network.v1.NetworkService.CreateFloatingIp:output_type -> network.v1.FloatingIp
+	15,  // 140: network.v1.NetworkService.GetFloatingIp:output_type -> network.v1.FloatingIp
+	76,  // 141: network.v1.NetworkService.ListFloatingIps:output_type -> network.v1.ListFloatingIpsResponse
+	15,  // 142: network.v1.NetworkService.UpdateFloatingIp:output_type -> network.v1.FloatingIp
+	78,  // 143: network.v1.NetworkService.DeleteFloatingIp:output_type -> network.v1.DeleteFloatingIpResponse
+	19,  // 144: network.v1.NetworkService.CreateServiceIp:output_type -> network.v1.ServiceIp
+	19,  // 145: network.v1.NetworkService.GetServiceIp:output_type -> network.v1.ServiceIp
+	83,  // 146: network.v1.NetworkService.ListServiceIps:output_type -> network.v1.ListServiceIpsResponse
+	19,  // 147: network.v1.NetworkService.UpdateServiceIp:output_type -> network.v1.ServiceIp
+	85,  // 148: network.v1.NetworkService.DeleteServiceIp:output_type -> network.v1.DeleteServiceIpResponse
+	20,  // 149: network.v1.NetworkService.CreatePeering:output_type -> network.v1.Peering
+	20,  // 150: network.v1.NetworkService.AcceptPeering:output_type -> network.v1.Peering
+	20,  // 151: network.v1.NetworkService.GetPeering:output_type -> network.v1.Peering
+	90,  // 152: network.v1.NetworkService.ListPeerings:output_type -> network.v1.ListPeeringsResponse
+	92,  // 153: network.v1.NetworkService.DeletePeering:output_type -> network.v1.DeletePeeringResponse
+	22,  // 154: network.v1.NetworkService.CreateExternalNetwork:output_type -> network.v1.ExternalNetwork
+	22,  // 155: network.v1.NetworkService.GetExternalNetwork:output_type -> network.v1.ExternalNetwork
+	98,  // 156: network.v1.NetworkService.ListExternalNetworks:output_type -> network.v1.ListExternalNetworksResponse
+	22,  // 157: network.v1.NetworkService.UpdateExternalNetwork:output_type -> network.v1.ExternalNetwork
+	100, // 158: network.v1.NetworkService.DeleteExternalNetwork:output_type -> network.v1.DeleteExternalNetworkResponse
+	103, // 159: network.v1.NetworkService.ExplainPath:output_type -> network.v1.ExplainPathResponse
+	107, // [107:160] is the sub-list for method output_type
+	54,  // [54:107] is the sub-list for method input_type
 	54,  // [54:54] is the sub-list for extension type_name
 	54,  // [54:54] is the sub-list for extension extendee
 	0,   // [0:54] is the sub-list for field type_name
@@ -8981,16 +9093,17 @@ func file_network_v1_network_proto_init() {
 	file_network_v1_network_proto_msgTypes[35].OneofWrappers = []any{}
 	file_network_v1_network_proto_msgTypes[42].OneofWrappers = []any{}
 	file_network_v1_network_proto_msgTypes[53].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[66].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[73].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[88].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[63].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[67].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[74].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[89].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_network_v1_network_proto_rawDesc), len(file_network_v1_network_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   97,
+			NumMessages:   98,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

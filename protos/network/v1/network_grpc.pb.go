@@ -67,6 +67,7 @@ const (
 	NetworkService_CreateNatGateway_FullMethodName        = "/network.v1.NetworkService/CreateNatGateway"
 	NetworkService_GetNatGateway_FullMethodName           = "/network.v1.NetworkService/GetNatGateway"
 	NetworkService_ListNatGateways_FullMethodName         = "/network.v1.NetworkService/ListNatGateways"
+	NetworkService_UpdateNatGateway_FullMethodName        = "/network.v1.NetworkService/UpdateNatGateway"
 	NetworkService_DeleteNatGateway_FullMethodName        = "/network.v1.NetworkService/DeleteNatGateway"
 	NetworkService_CreateFloatingIp_FullMethodName        = "/network.v1.NetworkService/CreateFloatingIp"
 	NetworkService_GetFloatingIp_FullMethodName           = "/network.v1.NetworkService/GetFloatingIp"
@@ -168,7 +169,9 @@ type NetworkServiceClient interface {
 	UpdateRouteTable(ctx context.Context, in *UpdateRouteTableRequest, opts ...grpc.CallOption) (*RouteTable, error)
 	// DeleteRouteTable deletes a route table. Its subnets then use the VPC's default routes.
 	DeleteRouteTable(ctx context.Context, in *DeleteRouteTableRequest, opts ...grpc.CallOption) (*DeleteRouteTableResponse, error)
-	// CreateNatGateway creates a NAT gateway: outgoing connections of the VPC get an address of an external network.
+	// CreateNatGateway creates a NAT gateway: outgoing connections of the VPC get an address of an external network. A
+	// gateway with own_address or without is_default is on one host at a time: it is PENDING until a connected host with
+	// the external network has it, and moves to another host after its host has sent no heartbeat for 15 s.
 	// ALREADY_EXISTS: the VPC has a default gateway and is_default is set. RESOURCE_EXHAUSTED: the VPC has 10 NAT gateways
 	// (VPC_FULL), or with own_address the quota of floating IPs is used up: the address counts as one.
 	CreateNatGateway(ctx context.Context, in *CreateNatGatewayRequest, opts ...grpc.CallOption) (*NatGateway, error)
@@ -176,6 +179,9 @@ type NetworkServiceClient interface {
 	GetNatGateway(ctx context.Context, in *GetNatGatewayRequest, opts ...grpc.CallOption) (*NatGateway, error)
 	// ListNatGateways returns a page of NAT gateways in the order of their IDs, as of the time of the first page.
 	ListNatGateways(ctx context.Context, in *ListNatGatewaysRequest, opts ...grpc.CallOption) (*ListNatGatewaysResponse, error)
+	// UpdateNatGateway changes name, description and is_default. ALREADY_EXISTS: another gateway of the VPC is the default
+	// and is_default is true. Setting is_default ends the connections of the VPC through its former default route.
+	UpdateNatGateway(ctx context.Context, in *UpdateNatGatewayRequest, opts ...grpc.CallOption) (*NatGateway, error)
 	// DeleteNatGateway deletes a NAT gateway that no route refers to. Its connections end within a second.
 	DeleteNatGateway(ctx context.Context, in *DeleteNatGatewayRequest, opts ...grpc.CallOption) (*DeleteNatGatewayResponse, error)
 	// CreateFloatingIp assigns an address of an external network to the project. RESOURCE_EXHAUSTED (POOL_EMPTY): no
@@ -549,6 +555,16 @@ func (c *networkServiceClient) ListNatGateways(ctx context.Context, in *ListNatG
 	return out, nil
 }
 
+func (c *networkServiceClient) UpdateNatGateway(ctx context.Context, in *UpdateNatGatewayRequest, opts ...grpc.CallOption) (*NatGateway, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NatGateway)
+	err := c.cc.Invoke(ctx, NetworkService_UpdateNatGateway_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *networkServiceClient) DeleteNatGateway(ctx context.Context, in *DeleteNatGatewayRequest, opts ...grpc.CallOption) (*DeleteNatGatewayResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DeleteNatGatewayResponse)
@@ -846,7 +862,9 @@ type NetworkServiceServer interface {
 	UpdateRouteTable(context.Context, *UpdateRouteTableRequest) (*RouteTable, error)
 	// DeleteRouteTable deletes a route table. Its subnets then use the VPC's default routes.
 	DeleteRouteTable(context.Context, *DeleteRouteTableRequest) (*DeleteRouteTableResponse, error)
-	// CreateNatGateway creates a NAT gateway: outgoing connections of the VPC get an address of an external network.
+	// CreateNatGateway creates a NAT gateway: outgoing connections of the VPC get an address of an external network. A
+	// gateway with own_address or without is_default is on one host at a time: it is PENDING until a connected host with
+	// the external network has it, and moves to another host after its host has sent no heartbeat for 15 s.
 	// ALREADY_EXISTS: the VPC has a default gateway and is_default is set. RESOURCE_EXHAUSTED: the VPC has 10 NAT gateways
 	// (VPC_FULL), or with own_address the quota of floating IPs is used up: the address counts as one.
 	CreateNatGateway(context.Context, *CreateNatGatewayRequest) (*NatGateway, error)
@@ -854,6 +872,9 @@ type NetworkServiceServer interface {
 	GetNatGateway(context.Context, *GetNatGatewayRequest) (*NatGateway, error)
 	// ListNatGateways returns a page of NAT gateways in the order of their IDs, as of the time of the first page.
 	ListNatGateways(context.Context, *ListNatGatewaysRequest) (*ListNatGatewaysResponse, error)
+	// UpdateNatGateway changes name, description and is_default. ALREADY_EXISTS: another gateway of the VPC is the default
+	// and is_default is true. Setting is_default ends the connections of the VPC through its former default route.
+	UpdateNatGateway(context.Context, *UpdateNatGatewayRequest) (*NatGateway, error)
 	// DeleteNatGateway deletes a NAT gateway that no route refers to. Its connections end within a second.
 	DeleteNatGateway(context.Context, *DeleteNatGatewayRequest) (*DeleteNatGatewayResponse, error)
 	// CreateFloatingIp assigns an address of an external network to the project. RESOURCE_EXHAUSTED (POOL_EMPTY): no
@@ -1016,6 +1037,9 @@ func (UnimplementedNetworkServiceServer) GetNatGateway(context.Context, *GetNatG
 }
 func (UnimplementedNetworkServiceServer) ListNatGateways(context.Context, *ListNatGatewaysRequest) (*ListNatGatewaysResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListNatGateways not implemented")
+}
+func (UnimplementedNetworkServiceServer) UpdateNatGateway(context.Context, *UpdateNatGatewayRequest) (*NatGateway, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateNatGateway not implemented")
 }
 func (UnimplementedNetworkServiceServer) DeleteNatGateway(context.Context, *DeleteNatGatewayRequest) (*DeleteNatGatewayResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteNatGateway not implemented")
@@ -1644,6 +1668,24 @@ func _NetworkService_ListNatGateways_Handler(srv interface{}, ctx context.Contex
 	return interceptor(ctx, in, info, handler)
 }
 
+func _NetworkService_UpdateNatGateway_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpdateNatGatewayRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NetworkServiceServer).UpdateNatGateway(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: NetworkService_UpdateNatGateway_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NetworkServiceServer).UpdateNatGateway(ctx, req.(*UpdateNatGatewayRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _NetworkService_DeleteNatGateway_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DeleteNatGatewayRequest)
 	if err := dec(in); err != nil {
@@ -2166,6 +2208,10 @@ var NetworkService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListNatGateways",
 			Handler:    _NetworkService_ListNatGateways_Handler,
+		},
+		{
+			MethodName: "UpdateNatGateway",
+			Handler:    _NetworkService_UpdateNatGateway_Handler,
 		},
 		{
 			MethodName: "DeleteNatGateway",

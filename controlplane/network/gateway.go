@@ -1,0 +1,259 @@
+package network
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// AssignEvery is how often package leader runs AssignGateways on the leader.
+const AssignEvery = time.Second
+
+// HostState is what the assignment of NAT gateways needs to know about a host.
+type HostState struct {
+	ID    cloud.NodeID
+	State cloud.NodeState
+	// Unresponsive is true if the host has sent no heartbeat for more than cloud.HeartbeatTimeout, and the leader would
+	// have received it.
+	Unresponsive bool
+}
+
+// gateway is a NAT gateway that is on one host, as far as the choice of the host depends on it.
+type gateway struct {
+	vpc        cloud.VPCID
+	external   string
+	node       cloud.NodeID
+	former     cloud.NodeID
+	generation uint64
+	status     cloud.NetworkStatus
+	reason     string
+}
+
+// place is a host for a gateway, or the reason why it has none. former is as in cloud.NATGateway.
+type place struct {
+	node, former cloud.NodeID
+	reason       string
+}
+
+// gatewayHost is a host as the choice of the host of a gateway needs it.
+type gatewayHost struct {
+	// usable is true if the host can have the gateway: it has the external network, and its underlay carries the VPC.
+	usable bool
+	// ready is true if the host may get another gateway.
+	ready bool
+	// lost is true if the host was removed, or has sent no heartbeat for too long to be waited for.
+	lost bool
+	// hasVPC is true if the host needs the VPC anyway, and load is the number of gateways that are on the host.
+	hasVPC bool
+	load   int
+}
+
+// choosePlace returns the place that a gateway is to have. hosts has every known host; an unknown one is lost.
+//
+//   - A gateway stays where it is while its host can have it, and also on a lost host if there is no other one: the host's
+//     kernel may still forward, even if the agent does not run.
+//   - A gateway leaves a host that is not lost only after this host has acknowledged that.
+func choosePlace(g gateway, hosts map[cloud.NodeID]gatewayHost) place {
+	lost := func(id cloud.NodeID) bool { h, known := hosts[id]; return !known || h.lost }
+	if g.former != "" && !lost(g.former) && !mutant.On(mutant.GatewayTwice) {
+		return place{former: g.former, reason: withdrawReason(g.former)}
+	}
+	best := bestHost(g, hosts)
+	switch {
+	case g.node != "" && lost(g.node) && best == "":
+		if _, known := hosts[g.node]; known {
+			return place{node: g.node, reason: g.reason}
+		}
+	case g.node != "" && lost(g.node):
+	case g.node != "" && hosts[g.node].usable:
+		return place{node: g.node, reason: g.reason}
+	case g.node != "" && !mutant.On(mutant.GatewayTwice):
+		return place{former: g.node, reason: withdrawReason(g.node)}
+	}
+	if best == "" {
+		return place{reason: fmt.Sprintf("no host with the external network %s is connected", g.external)}
+	}
+	return place{node: best, reason: fmt.Sprintf("waits until host %s has the gateway", best)}
+}
+
+func withdrawReason(former cloud.NodeID) string {
+	return fmt.Sprintf("waits until host %s, which it was on, has the gateway no longer", former)
+}
+
+// bestHost returns the host for a gateway that leaves its host or has none: one that needs the VPC anyway, then the one
+// with the fewest gateways. It returns "" if there is none.
+func bestHost(g gateway, hosts map[cloud.NodeID]gatewayHost) (best cloud.NodeID) {
+	for _, id := range slices.Sorted(maps.Keys(hosts)) {
+		h := hosts[id]
+		if !h.usable || !h.ready || h.lost || id == g.node {
+			continue
+		}
+		if b := hosts[best]; best == "" || cmp.Or(compareBool(h.hasVPC, b.hasVPC), b.load-h.load) > 0 {
+			best = id
+		}
+	}
+	return best
+}
+
+// compareBool returns a positive number if only a is true, and a negative one if only b is.
+func compareBool(a, b bool) int {
+	switch {
+	case a && !b:
+		return 1
+	case b && !a:
+		return -1
+	}
+	return 0
+}
+
+// AssignGateways gives NAT gateways that are on one host a host, and takes them away from hosts that cannot have them.
+// states has every host that the leader knows; a host that has a record in the network service and is not in states is
+// neither ready nor lost. AssignGateways does nothing before Follow has read all records. It writes nothing if every
+// gateway has the right place.
+func (f *Feed) AssignGateways(ctx context.Context, states []HostState) error {
+	type choice struct {
+		key  recordKey
+		from gateway
+		to   place
+	}
+	var choices []choice
+	f.mu.Lock()
+	if f.index != nil {
+		hosts := f.index.gatewayHosts(states)
+		for _, key := range slices.SortedFunc(maps.Keys(f.index.gateways), compareKeys) {
+			g := f.index.gateways[key]
+			to := choosePlace(g, f.index.hostsFor(g, hosts))
+			if to.node != g.node || to.former != g.former || to.node == "" && (to.reason != g.reason || g.status != cloud.NetworkPending) {
+				choices = append(choices, choice{key, g, to})
+				if h, known := hosts[to.node]; known {
+					h.load++
+					hosts[to.node] = h
+				}
+			}
+		}
+	}
+	f.mu.Unlock()
+	for _, c := range choices {
+		attempt, cancel := context.WithTimeout(ctx, recordTimeout)
+		_, err := f.opts.Store.Update(attempt, func(tx *store.Tx) error { return moveGateway(tx, c.key, c.from, c.to) })
+		cancel()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// gatewayHosts returns the hosts with what does not depend on the gateway.
+func (x *index) gatewayHosts(states []HostState) map[cloud.NodeID]gatewayHost {
+	hosts := map[cloud.NodeID]gatewayHost{}
+	for id := range x.networks {
+		hosts[id] = gatewayHost{}
+	}
+	for _, s := range states {
+		if _, known := hosts[s.ID]; known {
+			hosts[s.ID] = gatewayHost{ready: s.State == cloud.NodeReady, lost: s.Unresponsive}
+		}
+	}
+	for _, g := range x.gateways {
+		if h, known := hosts[g.node]; known {
+			h.load++
+			hosts[g.node] = h
+		}
+	}
+	return hosts
+}
+
+// hostsFor adds to the hosts what depends on a gateway.
+func (x *index) hostsFor(g gateway, hosts map[cloud.NodeID]gatewayHost) map[cloud.NodeID]gatewayHost {
+	out := map[cloud.NodeID]gatewayHost{}
+	v := x.vpcs[g.vpc]
+	for id, n := range x.networks {
+		h := hosts[id]
+		h.usable = v != nil && slices.Contains(n.External, g.external) && n.Shortage(v.mtu) == ""
+		h.hasVPC = v != nil && v.hosts[id] > 0
+		out[id] = h
+	}
+	return out
+}
+
+// setGateway records a NAT gateway that is on one host. record is nil if it was deleted.
+func (x *index) setGateway(key recordKey, record any) {
+	n, _ := record.(*cloud.NATGateway)
+	if n == nil || !n.OnOneHost() {
+		delete(x.gateways, key)
+		return
+	}
+	x.gateways[key] = gatewayOf(n)
+}
+
+func gatewayOf(n *cloud.NATGateway) gateway {
+	return gateway{n.VPC, n.External, n.Node, n.Former, n.BindingGeneration, n.Status, n.StatusReason}
+}
+
+// bindingOfGateway returns the binding of a gateway to its host, or to its former host if that has to acknowledge the
+// withdrawal. It returns nil without either.
+func bindingOfGateway(n *cloud.NATGateway) *binding {
+	b := &binding{vpc: n.VPC, node: n.Node, generation: n.BindingGeneration, status: n.Status, reason: n.StatusReason}
+	if n.Former != "" {
+		b.node, b.withdrawn, b.status = n.Former, true, cloud.NetworkPending
+	}
+	if !n.OnOneHost() || b.node == "" {
+		return nil
+	}
+	return b
+}
+
+// beginGateway sets the state of a NAT gateway that has become one with or without a host of its own.
+func beginGateway(n *cloud.NATGateway) {
+	n.Node, n.Former, n.Status, n.StatusReason = "", "", cloud.NetworkActive, ""
+	if n.OnOneHost() {
+		n.Status, n.StatusReason = cloud.NetworkPending, "waits for a host"
+	}
+}
+
+// moveGateway gives a gateway another place in a transaction, unless it has changed since from was read.
+func moveGateway(tx *store.Tx, key recordKey, from gateway, to place) error {
+	n, err := natGateways.Get(tx, string(key.project), key.id)
+	if err != nil || n == nil || !n.OnOneHost() || gatewayOf(n) != from {
+		return err
+	}
+	if to.node != n.Node {
+		n.BindingGeneration++
+	}
+	n.Node, n.Former, n.Status, n.StatusReason, n.UpdatedAt = to.node, to.former, cloud.NetworkPending, to.reason, tx.Now()
+	if n.Node != "" && n.VNI == 0 {
+		if n.VNI, err = assignVNI(tx, key.id); err != nil {
+			return err
+		}
+	}
+	natGateways.Put(tx, n, string(key.project), key.id)
+	return nil
+}
+
+// setGatewayStatus applies an acknowledgment to a gateway, and reports whether it has changed the record.
+func setGatewayStatus(tx *store.Tx, node cloud.NodeID, a bindingStatus) (bool, error) {
+	n, err := natGateways.Get(tx, string(a.key.project), a.key.id)
+	if err != nil || n == nil || n.BindingGeneration != a.generation {
+		return false, err
+	}
+	switch {
+	case a.withdrawn && n.Former == node:
+		n.Former, n.StatusReason = "", "waits for a host"
+	case !a.withdrawn && n.Node == node && n.Former == "" && (n.Status != a.status || n.StatusReason != a.reason) &&
+		(n.Status == cloud.NetworkPending || n.Status == cloud.NetworkError):
+		n.Status, n.StatusReason = a.status, a.reason
+	default:
+		return false, nil
+	}
+	n.UpdatedAt = tx.Now()
+	natGateways.Put(tx, n, string(n.Project), string(n.ID))
+	return true, nil
+}

@@ -1,0 +1,81 @@
+package vpc
+
+import (
+	"github.com/trivet-cloud/trivet/nodeagent/edge"
+	"github.com/trivet-cloud/trivet/nodeagent/netdev"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// addNAT adds or replaces a NAT gateway, unless the tables have a later binding of it. The earlier binding is that of a
+// host which the gateway has left.
+func (t *tables) addNAT(n *cloud.NATGatewayOnHost, touched map[cloud.VPCID]bool) {
+	if one := t.vpcs[t.owners[string(n.ID)]]; one != nil && n.OnOneHost() && !mutant.On(mutant.AnnounceTwice) {
+		if had := one.nats[n.ID]; had != nil && had.BindingGeneration > n.BindingGeneration {
+			return
+		}
+	}
+	t.own(string(n.ID), n.VPC, touched).nats[n.ID] = n
+}
+
+// addGateway adds a NAT gateway that is on one host. A gateway is left out while it has no host, or a host whose underlay
+// address is unknown: the control plane sends the gateway again when it has.
+func (w *wanted) addGateway(t *tables, n *cloud.NATGatewayOnHost) {
+	g := cloud.HostGateway{
+		ID: n.ID, VNI: n.VNI, Default: n.Default, HostNAT: cloud.HostNAT{External: n.External, Address: n.Address},
+	}
+	switch {
+	case n.Node == "" || n.VNI == 0:
+		return
+	case n.Node == t.node && n.Default:
+		w.NAT = &g.HostNAT
+	case n.Node == t.node:
+	case !n.VTEP.IsValid():
+		return
+	default:
+		g.VTEP = n.VTEP
+	}
+	w.Gateways = append(w.Gateways, g)
+}
+
+// routeToGateway sets the target of a route to a NAT gateway. Packets to a gateway without a host are dropped: another
+// gateway would show them to peers with another address.
+func (w *wanted) routeToGateway(r *cloud.HostRoute, n *cloud.NATGatewayOnHost) {
+	if n.Default {
+		return
+	}
+	for i := range w.Gateways {
+		if w.Gateways[i].ID == n.ID {
+			r.Gateway = n.ID
+			return
+		}
+	}
+	r.Target = cloud.RouteBlackhole
+}
+
+// edgeState returns the state of a VPC for package edge. Routes to NAT gateways on other hosts are those of package
+// netdev alone.
+func edgeState(v *cloud.HostVPC, namespace string) edge.VPC {
+	one := edge.VPCOf(v, namespace)
+	here := map[cloud.NATGatewayID]bool{}
+	for i := range v.Gateways {
+		if g := &v.Gateways[i]; g.Local() && !g.Default {
+			here[g.ID] = true
+			one.Gateways = append(one.Gateways, edge.Gateway{ID: g.ID, HostNAT: g.HostNAT, Transit: netdev.Transit(g.VNI)})
+		}
+	}
+	for _, s := range v.Subnets {
+		routes := edge.SubnetRoutes{VNI: s.VNI, Bridge: netdev.Bridge(s.VNI)}
+		used := false
+		for _, r := range s.Routes {
+			if r.Target == cloud.RouteNAT && (r.Gateway == "" || here[r.Gateway]) {
+				used = used || here[r.Gateway]
+				routes.Routes = append(routes.Routes, edge.Route{Destination: r.Destination, Gateway: r.Gateway})
+			}
+		}
+		if used {
+			one.Subnets = append(one.Subnets, routes)
+		}
+	}
+	return one
+}
