@@ -285,7 +285,7 @@ func (e *explanation) route() (bool, error) {
 	if e.address.Is6() {
 		return e.dropOutside6(vpc), nil
 	}
-	return e.leave(string(table), destination, kindNAT, best.ID, "The route for "+destination+" leads to %s.")
+	return e.leaveByGateway(string(table), destination, best.ID, "The route for "+destination)
 }
 
 // leave adds the step for a packet that leaves the VPC by a resource. format has the place of the resource's label.
@@ -330,7 +330,7 @@ func (e *explanation) defaultRoute(vpc *cloud.VPC) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if floating != nil {
+	if floating != nil && e.address.Is4() {
 		return e.leave(string(*floating), "", kindFloating, string(*floating), "The packet leaves with the address of %s.")
 	}
 	gateways, _, err := natIn.List(e.r, 0, string(vpc.ID))
@@ -339,7 +339,7 @@ func (e *explanation) defaultRoute(vpc *cloud.VPC) (bool, error) {
 	}
 	for _, g := range gateways {
 		if *g.Value {
-			return e.leave(g.Path[1], "", kindNAT, g.Path[1], "The VPC's default route leads to %s.")
+			return e.leaveByGateway(g.Path[1], "", g.Path[1], "The VPC's default route")
 		}
 	}
 	return e.add(false, "route", string(vpc.ID), "", "No route leads to %s: %s has neither a default NAT gateway nor a route for it.",

@@ -112,9 +112,9 @@ func attachFloating(tx *store.Tx, t cloud.Tenant, f *cloud.FloatingIP, port clou
 		}
 		return inUse(what, []string{user})
 	}
-	f.Port, f.ServiceIP, f.Status = port, service, cloud.NetworkActive
+	f.Port, f.ServiceIP, f.Status, f.StatusReason = port, service, cloud.NetworkActive, ""
 	if service != "" {
-		f.Status = cloud.NetworkPending // hosts do not serve service IPs yet
+		f.Status, f.StatusReason = cloud.NetworkPending, "hosts do not forward packets to floating IPs of service IPs yet"
 	}
 	floatingAt.Put(tx, &f.ID, target)
 	return nil
@@ -125,7 +125,7 @@ func detachFloating(tx *store.Tx, f *cloud.FloatingIP) {
 	if target := string(f.Port) + string(f.ServiceIP); target != "" {
 		floatingAt.Delete(tx, target)
 	}
-	f.Port, f.ServiceIP, f.Fixed, f.Status = "", "", netip.Addr{}, cloud.NetworkDown
+	f.Port, f.ServiceIP, f.Fixed, f.Status, f.StatusReason = "", "", netip.Addr{}, cloud.NetworkDown, ""
 }
 
 // GetFloatingIP returns a floating IP of the project, or NotFound.

@@ -3,6 +3,7 @@ package network
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -78,7 +79,7 @@ func choosePlace(g gateway, hosts map[cloud.NodeID]gatewayHost) place {
 		return place{former: g.node, reason: withdrawReason(g.node)}
 	}
 	if best == "" {
-		return place{reason: fmt.Sprintf("no host with the external network %s is connected", g.external)}
+		return place{reason: fmt.Sprintf("waits for a host: no host with the external network %s is connected", g.external)}
 	}
 	return place{node: best, reason: fmt.Sprintf("waits until host %s has the gateway", best)}
 }
@@ -129,6 +130,9 @@ func (f *Feed) AssignGateways(ctx context.Context, states []HostState) error {
 		hosts := f.index.gatewayHosts(states)
 		for _, key := range slices.SortedFunc(maps.Keys(f.index.gateways), compareKeys) {
 			g := f.index.gateways[key]
+			if h := f.index.hostFor(g, g.node, hosts); g.former == "" && h.usable && !h.lost {
+				continue // it stays
+			}
 			to := choosePlace(g, f.index.hostsFor(g, hosts))
 			if to.node != g.node || to.former != g.former || to.node == "" && (to.reason != g.reason || g.status != cloud.NetworkPending) {
 				choices = append(choices, choice{key, g, to})
@@ -140,15 +144,14 @@ func (f *Feed) AssignGateways(ctx context.Context, states []HostState) error {
 		}
 	}
 	f.mu.Unlock()
+	var failed error
 	for _, c := range choices {
 		attempt, cancel := context.WithTimeout(ctx, recordTimeout)
 		_, err := f.opts.Store.Update(attempt, func(tx *store.Tx) error { return moveGateway(tx, c.key, c.from, c.to) })
 		cancel()
-		if err != nil {
-			return err
-		}
+		failed = errors.Join(failed, err)
 	}
-	return nil
+	return failed
 }
 
 // gatewayHosts returns the hosts with what does not depend on the gateway.
@@ -171,17 +174,24 @@ func (x *index) gatewayHosts(states []HostState) map[cloud.NodeID]gatewayHost {
 	return hosts
 }
 
-// hostsFor adds to the hosts what depends on a gateway.
+// hostsFor returns the hosts with what depends on a gateway.
 func (x *index) hostsFor(g gateway, hosts map[cloud.NodeID]gatewayHost) map[cloud.NodeID]gatewayHost {
 	out := map[cloud.NodeID]gatewayHost{}
-	v := x.vpcs[g.vpc]
-	for id, n := range x.networks {
-		h := hosts[id]
-		h.usable = v != nil && slices.Contains(n.External, g.external) && n.Shortage(v.mtu) == ""
-		h.hasVPC = v != nil && v.hosts[id] > 0
-		out[id] = h
+	for id := range x.networks {
+		out[id] = x.hostFor(g, id, hosts)
 	}
 	return out
+}
+
+// hostFor returns a host with what depends on a gateway. A host without a record is not usable.
+func (x *index) hostFor(g gateway, id cloud.NodeID, hosts map[cloud.NodeID]gatewayHost) gatewayHost {
+	h := hosts[id]
+	if v := x.vpcs[g.vpc]; v != nil {
+		n := x.networks[id]
+		h.usable = n != nil && slices.Contains(n.External, g.external) && n.Shortage(v.mtu) == ""
+		h.hasVPC = v.hosts[id] > 0
+	}
+	return h
 }
 
 // setGateway records a NAT gateway that is on one host. record is nil if it was deleted.

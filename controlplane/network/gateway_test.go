@@ -19,7 +19,7 @@ func TestChoosePlace(t *testing.T) {
 	lost := gatewayHost{usable: true, lost: true}
 	unusable, unready := gatewayHost{ready: true}, gatewayHost{usable: true}
 	type hosts = map[cloud.NodeID]gatewayHost
-	none := "no host with the external network internet is connected"
+	none := "waits for a host: no host with the external network internet is connected"
 	for _, test := range []struct {
 		name  string
 		g     gateway

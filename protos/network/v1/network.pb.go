@@ -253,6 +253,8 @@ func (Ethertype) EnumDescriptor() ([]byte, []int) {
 	return file_network_v1_network_proto_rawDescGZIP(), []int{3}
 }
 
+// RouteTarget has no floating IP: a port with a floating IP sends from it whatever no route of its subnet leads
+// elsewhere, and other ports cannot use it.
 type RouteTarget int32
 
 const (
