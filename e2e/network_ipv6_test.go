@@ -82,9 +82,12 @@ func (c *networkCloud) ipv6() {
 	require.Contains(t, a.run("nslookup -type=aaaa six-d.default.internal "+gateway6), d.address())
 	require.Contains(t, a.run("nslookup "+d.address()+" "+gateway6), "six-d.default.internal")
 
-	get := `printf 'GET %s HTTP/1.0\r\nHost: metadata\r\n\r\n' | timeout 5 nc -w 5 fd00:ec2::254 80`
-	require.Contains(t, a.run(fmt.Sprintf(get, "/latest/meta-data/ipv6")), a.address())
-	require.Contains(t, d.run(fmt.Sprintf(get, "/latest/meta-data/hostname")), "six-d")
+	for m, want := range map[*machine6]string{a: "six-a", d: "six-d"} {
+		ask := `printf '%s HTTP/1.0\r\nHost: metadata\r\nX-aws-ec2-metadata-token%s\r\n\r\n' | timeout 5 nc -w 5 fd00:ec2::254 80 | tr -d '\r'`
+		token := m.run(fmt.Sprintf(ask, "PUT /latest/api/token", "-ttl-seconds: 60") + " | tail -n 1")
+		require.Contains(t, m.run(fmt.Sprintf(ask, "GET /latest/meta-data/ipv6", ": "+token)), m.address())
+		require.Contains(t, m.run(fmt.Sprintf(ask, "GET /latest/meta-data/hostname", ": "+token)), want)
+	}
 
 	c.rules6(a, b)
 	c.explain6(a, b)
