@@ -352,7 +352,9 @@ func (l *lab) state(id cloud.VPCID) string {
 			_, line, _ = strings.Cut(line, ": ")
 			name, rest, _ := strings.Cut(line, "@")
 			_, rest, _ = strings.Cut(rest, ": ")
-			rest, _, _ = strings.Cut(rest, " state ") // the kernel updates the operational state later
+			// The kernel updates the operational state and the carrier later.
+			rest, _, _ = strings.Cut(rest, " state ")
+			rest = strings.NewReplacer("NO-CARRIER,", "", ",LOWER_UP", "").Replace(rest)
 			lines = append(lines, name+" "+rest+"\n")
 		}
 	}
