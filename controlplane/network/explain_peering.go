@@ -35,6 +35,9 @@ func (e *explanation) peer(vpc cloud.VPCID, table cloud.RouteTableID, r *cloud.R
 			destination, text, e.address), nil
 	}
 	e.add(true, "route", string(table), destination, "The route for %s leads to %s by %s.", destination, text, peering)
+	if e.to.Device.Kind == cloud.DeviceServiceIP {
+		return e.add(false, "destination", string(e.to.ID), "", "%s is a service IP, which serves its own VPC only.", e.address), nil
+	}
 	return e.routeBack(p.ID, peering)
 }
 
