@@ -33,7 +33,9 @@ func (c *networkCloud) peering(t *testing.T, vpc string, subnets []string, a, b 
 	}
 	blocked("without a peering")
 
-	peering, err := c.networks.CreatePeering(ctx, &networkv1.CreatePeeringRequest{Name: "partner", VpcId: vpc, PeerVpcId: partner})
+	peering, err := c.networks.CreatePeering(ctx, &networkv1.CreatePeeringRequest{
+		Name: "partner", VpcId: vpc, PeerVpcId: partner,
+	})
 	require.NoError(t, err)
 	require.Equal(t, networkv1.Status_STATUS_ACTIVE, peering.GetStatus(), "both VPCs are of one project")
 	table := func(vpc, cidr string, subnets []string) {

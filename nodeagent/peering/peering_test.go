@@ -240,7 +240,8 @@ func TestForgedSources(t *testing.T) {
 		require.True(t, l.receives(a.guest(1), a.address(1), at, to, patience))
 		require.True(t, l.receives(a.guest(1), "10.1.1.77", at, to, patience), "an address of the VPC")
 		for _, forged := range []string{"203.0.113.7", "10.2.1.77", "10.3.1.10"} {
-			require.False(t, l.receives(a.guest(1), forged, at, to, blocked), "a packet from the forged source %s arrives", forged)
+			require.False(t, l.receives(a.guest(1), forged, at, to, blocked),
+				"a packet from the forged source %s arrives", forged)
 		}
 	}
 	// Forged addresses of a peer from an external network do not arrive either.
@@ -248,7 +249,8 @@ func TestForgedSources(t *testing.T) {
 	l.ip("o", "address add %s/32 dev lo", a.address(2))
 	l.ip("o", "address add 203.0.113.9/32 dev lo")
 	require.True(t, l.receives("o", "203.0.113.9", b.guest(1), b.address(1), patience))
-	require.False(t, l.receives("o", a.address(2), b.guest(1), b.address(1), blocked), "a peer's address from outside passes")
+	require.False(t, l.receives("o", a.address(2), b.guest(1), b.address(1), blocked),
+		"a peer's address from outside passes")
 }
 
 // outside gives a VPC on a host a device like that of package edge, over which a default route leads to the namespace

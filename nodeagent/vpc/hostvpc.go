@@ -30,9 +30,9 @@ type wanted struct {
 //   - Records that contradict others are left out and named in Problems, so that one wrong record does not stop the
 //     changes of all others, for example the revocation of a rule.
 //   - A group that is unknown has no rules, and therefore permits nothing.
-//   - The members of a group are the addresses of all ports of the VPC, and of its peers of the same project, that have
-//     the group, and their address pairs with a single address: such pairs are virtual addresses, which the ports use like their own. A longer range does not
-//     make other ports' addresses members.
+//   - The members of a group are the addresses of all ports of the VPC, and of its peers of the same project, that
+//     have the group, and their address pairs with a single address: such pairs are virtual addresses, which the
+//     ports use like their own. A longer range does not make other ports' addresses members.
 //   - Ports without a host are members of their groups, but not remote ports.
 func (t *tables) hostVPC(id cloud.VPCID, vtep netip.Addr) (wanted, bool) {
 	one := t.vpcs[id]

@@ -71,9 +71,9 @@ type peer struct {
 	vpc     *vpcTable
 }
 
-// addPeerings adds the peerings of the VPC. The control plane permits no two peerings of a VPC with overlapping prefixes,
-// because a rule that permits ports of one peer would also permit those of the other. The second one is left out, in
-// both of its VPCs.
+// addPeerings adds the peerings of the VPC. The control plane permits no two peerings of a VPC with overlapping
+// prefixes, because a rule that permits ports of one peer would also permit those of the other. The second one is left
+// out, in both of its VPCs.
 func (w *wanted) addPeerings(t *tables, peers []peer) {
 	for _, one := range peers {
 		v := one.vpc.record
@@ -128,7 +128,8 @@ func (w *wanted) portsOfGroups(one *vpcTable, peers []peer) []*vpcTable {
 	return out
 }
 
-// hasPorts reports whether the VPC has ports on this host. A host has VPCs without ports because they are peers of others.
+// hasPorts reports whether the VPC has ports on this host. A host has VPCs without ports because they are peers of
+// others.
 func (w *wanted) hasPorts() bool {
 	return slices.ContainsFunc(w.Subnets, func(s cloud.HostSubnet) bool { return len(s.Ports) > 0 })
 }

@@ -46,7 +46,7 @@ func TestPeering(t *testing.T) {
 	}
 	reaches(client, "10.2.1.6")
 	reaches(client, "10.2.1.7")
-	require.False(t, l.connects(other, "10.2.1.6", 80, time.Second), "a port without the group reached a member in the peer")
+	require.False(t, l.connects(other, "10.2.1.6", 80, time.Second), "a port without the group reached the peer")
 
 	t.Log("a restarted agent writes nothing")
 	open := l.dial(client, "10.2.1.6:80")

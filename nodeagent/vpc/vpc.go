@@ -28,8 +28,8 @@
 //     valid content of a wrong record. A VPC whose own record never was valid in this process is not changed at all:
 //     its guests would lose their taps, and get them back only at their next start.
 //   - Of an address pair with more than one address, no address becomes a member of the port's groups.
-//   - A host has the peers of the VPCs of its ports too, also without ports of their own. Of these it has everything but
-//     the NAT gateway, which no port on the host could use.
+//   - A host has the peers of the VPCs of its ports too, also without ports of their own. Of these it has everything
+//     but the NAT gateway, which no port on the host could use.
 //   - A tap is opened only when the packet filter for its port is installed, and is set up at once.
 //
 // The package does not know the connection to the control plane and how guests are run.
