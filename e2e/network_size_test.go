@@ -24,7 +24,7 @@ const manyPorts, manyClients, killAfter = 500, 8, 150
 
 // killLeaderDuringCreation kills the leader while clients create ports. They repeat calls with the same idempotency key
 // until an answer arrives. Each acknowledged port exists, no address and no port is there twice, and the host of the
-// machine m has the addresses in its packet filter.
+// machine m, whose port has the group default, has the addresses in its packet filter.
 func (c *networkCloud) killLeaderDuringCreation(vpc string, m *machine) {
 	t, ctx := c.t, c.context(3*time.Minute)
 	subnet, err := c.networks.CreateSubnet(ctx, &networkv1.CreateSubnetRequest{VpcId: vpc, CidrBlock: "10.0.16.0/20"})
@@ -109,7 +109,9 @@ func (a *acknowledged) count() int {
 
 // createPort creates a port. It repeats the call with the same idempotency key at one member after the other, until
 // there is an answer other than that the member cannot serve it now.
-func createPort(ctx context.Context, clients []networkv1.NetworkServiceClient, n int, subnet string) (*networkv1.Port, error) {
+func createPort(
+	ctx context.Context, clients []networkv1.NetworkServiceClient, n int, subnet string,
+) (*networkv1.Port, error) {
 	keyed := lab.WithKey(ctx, fmt.Sprint("many-ports-", n))
 	for try := n; ; try++ {
 		short, cancel := context.WithTimeout(keyed, 5*time.Second)
@@ -147,7 +149,9 @@ func (c *networkCloud) portsOf(ctx context.Context, subnet string) map[string]*n
 
 // compareMembers returns an error unless each of the addresses is a member of an ipset on the host of a machine, or,
 // without present, unless none is.
-func (c *networkCloud) compareMembers(ctx context.Context, m *machine, addresses map[string]string, present bool) error {
+func (c *networkCloud) compareMembers(
+	ctx context.Context, m *machine, addresses map[string]string, present bool,
+) error {
 	save, err := exec.CommandContext(ctx, "nsenter", "--net="+m.namespace(), "ipset", "save").Output()
 	if err != nil {
 		return fmt.Errorf("list ipsets: %w", err)
@@ -167,7 +171,9 @@ func (c *networkCloud) compareMembers(ctx context.Context, m *machine, addresses
 }
 
 // deletePorts deletes ports with several clients.
-func (c *networkCloud) deletePorts(ctx context.Context, clients []networkv1.NetworkServiceClient, ports []*networkv1.Port) {
+func (c *networkCloud) deletePorts(
+	ctx context.Context, clients []networkv1.NetworkServiceClient, ports []*networkv1.Port,
+) {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(manyClients)
 	for i, p := range ports {

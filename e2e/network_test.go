@@ -273,7 +273,7 @@ func TestNetworks(t *testing.T) {
 		require.NoError(t, c.hosts[1].Healthy(c.context(time.Minute)))
 		d.run("ping -c 3 -W 5 b.default.internal")
 	})
-	c.run("the leader is killed during 500 port creations", func(t *testing.T) { c.killLeaderDuringCreation(vpc, a) })
+	c.run("the leader is killed during 500 port creations", func(t *testing.T) { c.killLeaderDuringCreation(vpc, d) })
 	c.run("a VPC has the MTU of its record", func(t *testing.T) { c.mtu() })
 	c.run("from inside of the guests", func(t *testing.T) { c.insideGuests(vpc, front[0], a, b, d, e) })
 	c.run("what is deleted leaves nothing on the hosts", func(t *testing.T) { c.deleteAll(a, b, d, e) })

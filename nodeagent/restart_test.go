@@ -37,7 +37,9 @@ type hostNetworks struct {
 }
 
 // SyncNetworks sends the records at the beginning of a stream, and again when their revision changes.
-func (c *controlPlane) SyncNetworks(stream grpc.BidiStreamingServer[agentv1.SyncNetworksRequest, agentv1.SyncNetworksResponse]) error {
+func (c *controlPlane) SyncNetworks(
+	stream grpc.BidiStreamingServer[agentv1.SyncNetworksRequest, agentv1.SyncNetworksResponse],
+) error {
 	if _, err := stream.Recv(); err != nil {
 		return err
 	}
@@ -79,23 +81,31 @@ const (
 func restartNetwork(ports int, revision int64) *agentv1.SyncNetworksResponse {
 	m := &agentv1.SyncNetworksResponse{
 		Term: 1, Revision: revision, Complete: true,
-		Vpcs: []*agentv1.HostVpc{{Vpc: &networkv1.Vpc{Id: restartVPC, ProjectId: "p", CidrBlock: "10.0.0.0/16", Mtu: 1450}, Domain: "p.internal"}},
+		Vpcs: []*agentv1.HostVpc{{
+			Vpc: &networkv1.Vpc{Id: restartVPC, ProjectId: "p", CidrBlock: "10.0.0.0/16", Mtu: 1450}, Domain: "p.internal",
+		}},
 		Subnets: []*agentv1.HostSubnet{{Vni: 100, Subnet: &networkv1.Subnet{
 			Id: restartSubnet(0), VpcId: restartVPC, CidrBlock: "10.0.0.0/20", GatewayIp: "10.0.0.1", DhcpEnabled: true,
 		}}, {Vni: 101, Subnet: &networkv1.Subnet{
 			Id: restartSubnet(1), VpcId: restartVPC, CidrBlock: "10.0.16.0/20", GatewayIp: "10.0.16.1", DhcpEnabled: true,
 		}}},
 		SecurityGroups: []*networkv1.SecurityGroup{{Id: restartGroup, ProjectId: "p", Rules: []*networkv1.SecurityGroupRule{
-			{Id: restartID(1), Direction: networkv1.Direction_DIRECTION_EGRESS, Ethertype: networkv1.Ethertype_ETHERTYPE_IPV4, Protocol: "any"},
-			{Id: restartID(2), Direction: networkv1.Direction_DIRECTION_INGRESS, Ethertype: networkv1.Ethertype_ETHERTYPE_IPV4, Protocol: "any", RemoteGroupId: restartGroup},
+			{Id: restartID(1), Direction: networkv1.Direction_DIRECTION_EGRESS, Protocol: "any"},
+			{Id: restartID(2), Direction: networkv1.Direction_DIRECTION_INGRESS, Protocol: "any", RemoteGroupId: restartGroup},
 		}}},
+	}
+	for _, r := range m.GetSecurityGroups()[0].GetRules() {
+		r.Ethertype = networkv1.Ethertype_ETHERTYPE_IPV4
 	}
 	for i := range ports {
 		p := restartPort(i)
-		m.Ports = append(m.Ports, &agentv1.HostPort{Vtep: "192.0.2.1", HostName: fmt.Sprint("h", i), BindingGeneration: 1, Port: &networkv1.Port{
-			Id: string(p.ID), VpcId: restartVPC, SubnetId: restartSubnet(i % 2), MacAddress: p.MAC.String(), IpAddress: p.IP.String(),
-			SecurityGroups: []string{restartGroup}, PortSecurity: true, NodeId: "n1",
-		}})
+		record := &networkv1.Port{
+			Id: string(p.ID), VpcId: restartVPC, SubnetId: restartSubnet(i % 2), MacAddress: p.MAC.String(),
+			IpAddress: p.IP.String(), SecurityGroups: []string{restartGroup}, PortSecurity: true, NodeId: "n1",
+		}
+		m.Ports = append(m.Ports, &agentv1.HostPort{
+			Vtep: "192.0.2.1", HostName: fmt.Sprint("h", i), BindingGeneration: 1, Port: record,
+		})
 	}
 	return m
 }
@@ -138,7 +148,8 @@ func newRestartRig(t *testing.T, ports int) *restartRig {
 	_, err := nsthread.Create(name)
 	require.NoError(t, err)
 	for _, line := range []string{
-		"link set lo up", "link add eth0 type veth peer name eth1", "address add 192.0.2.1/24 dev eth0", "link set eth0 up", "link set eth1 up",
+		"link set lo up", "link add eth0 type veth peer name eth1", "address add 192.0.2.1/24 dev eth0", "link set eth0 up",
+		"link set eth1 up",
 	} {
 		out, err := exec.Command("ip", append([]string{"-n", name}, strings.Fields(line)...)...).CombinedOutput()
 		require.NoError(t, err, "%s: %s", line, out)
@@ -148,7 +159,8 @@ func newRestartRig(t *testing.T, ports int) *restartRig {
 	r.program = filepath.Join(r.dir, "trivet-nodeagent")
 	r.install()
 	r.host, err = netdev.New(netdev.Options{
-		VTEP: netip.MustParseAddr("192.0.2.1"), Device: "eth0", Namespace: filepath.Join(nsthread.Dir, name), Prefix: prefix + "vpc-",
+		VTEP: netip.MustParseAddr("192.0.2.1"), Device: "eth0", Namespace: filepath.Join(nsthread.Dir, name),
+		Prefix: prefix + "vpc-",
 	})
 	require.NoError(t, err)
 	t.Cleanup(r.host.Close)
@@ -190,7 +202,8 @@ func (r *restartRig) attach() {
 	description := cloud.HostVPC{ID: restartVPC, MTU: 1450, CIDR: netip.MustParsePrefix("10.0.0.0/16")}
 	for i, s := range restartNetwork(0, 0).GetSubnets() {
 		description.Subnets = append(description.Subnets, cloud.HostSubnet{
-			ID: cloud.SubnetID(s.GetSubnet().GetId()), VNI: s.GetVni(), CIDR: netip.MustParsePrefix(s.GetSubnet().GetCidrBlock()),
+			ID: cloud.SubnetID(s.GetSubnet().GetId()), VNI: s.GetVni(),
+			CIDR:    netip.MustParsePrefix(s.GetSubnet().GetCidrBlock()),
 			Gateway: netip.MustParseAddr(s.GetSubnet().GetGatewayIp()),
 		})
 		for port := i; port < r.ports; port += 2 {
@@ -214,11 +227,14 @@ func (r *restartRig) paths() (paths []nettest.Path) {
 	return paths
 }
 
-// vpcState returns the ipsets and the sysctls of the VPC's namespace. The kernel announces no changes of them.
+// vpcState returns the bridge ports, ipsets and sysctls of the VPC's namespace, of which nettest.Writes has no changes.
 func (r *restartRig) vpcState() string {
 	r.Helper()
 	var lines []string
-	for _, command := range []string{"ipset save", "sysctl net.ipv4.conf net.ipv6.conf net.bridge net.ipv4.ip_forward net.netfilter.nf_conntrack_tcp_loose"} {
+	for _, command := range []string{
+		"bridge -d link show", "ipset save",
+		"sysctl net.ipv4.conf net.ipv6.conf net.bridge net.ipv4.ip_forward net.netfilter.nf_conntrack_tcp_loose",
+	} {
 		args := append([]string{"netns", "exec", r.prefix + "vpc-" + restartVPC}, strings.Fields(command)...)
 		out, err := exec.CommandContext(r.Context(), "ip", args...).Output()
 		require.NoError(r, err, command)

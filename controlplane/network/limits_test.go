@@ -33,6 +33,13 @@ func tcpRules(count int) (rules []*networkv1.SecurityGroupRule) {
 	return rules
 }
 
+// setGroups replaces the security groups of a port of the tenant evil.
+func (s *script) setGroups(port string, ids []string) (proto.Message, error) {
+	return s.server.UpdatePort(s.as(evil, ""), &networkv1.UpdatePortRequest{
+		Id: port, SecurityGroups: &networkv1.GroupIds{Ids: ids},
+	})
+}
+
 // TestTenThousandRules requires that 10,000 rules in one group are refused, that 10,000 rules in groups of the maximum
 // size are accepted, and that a port has at most the rules of 16 groups.
 func TestTenThousandRules(t *testing.T) {
@@ -50,17 +57,20 @@ func TestTenThousandRules(t *testing.T) {
 		ids = append(ids, g.(*networkv1.SecurityGroup).GetId())
 	}
 	s.requireRefused(t, fault.ResourceExhausted, func() (proto.Message, error) {
-		return s.server.AddSecurityGroupRule(ctx, &networkv1.AddSecurityGroupRuleRequest{SecurityGroupId: ids[0], Rule: &networkv1.SecurityGroupRule{
-			Direction: networkv1.Direction_DIRECTION_INGRESS, Protocol: "udp",
-		}})
+		return s.server.AddSecurityGroupRule(ctx, &networkv1.AddSecurityGroupRuleRequest{
+			SecurityGroupId: ids[0],
+			Rule:            &networkv1.SecurityGroupRule{Direction: networkv1.Direction_DIRECTION_INGRESS, Protocol: "udp"},
+		})
 	})
 	s.requireRefused(t, fault.InvalidArgument, func() (proto.Message, error) {
-		return s.server.UpdatePort(ctx, &networkv1.UpdatePortRequest{Id: own["vm-port"], SecurityGroups: &networkv1.GroupIds{Ids: ids[:17]}})
+		return s.setGroups(own["vm-port"], ids[:17])
 	})
-	_, err := s.server.UpdatePort(ctx, &networkv1.UpdatePortRequest{Id: own["vm-port"], SecurityGroups: &networkv1.GroupIds{Ids: ids[:16]}})
+	_, err := s.setGroups(own["vm-port"], ids[:16])
 	require.NoError(t, err)
 	for port, passes := range map[uint32]bool{1: true, cloud.MaxRules: true, cloud.MaxRules + 1: false} {
-		path, err := s.server.ExplainPath(ctx, &networkv1.ExplainPathRequest{FromPortId: own["port"], ToPortId: own["vm-port"], Protocol: "tcp", Port: port})
+		path, err := s.server.ExplainPath(ctx, &networkv1.ExplainPathRequest{
+			FromPortId: own["port"], ToPortId: own["vm-port"], Protocol: "tcp", Port: port,
+		})
 		require.NoError(t, err)
 		require.Equal(t, passes, path.GetPasses(), "port %d: %v", port, path)
 	}
@@ -79,20 +89,24 @@ func TestCycleOfGroups(t *testing.T) {
 		ids = append(ids, g.GetId())
 	}
 	for i, id := range ids { // each group permits the members of the next one
-		g, err := s.server.AddSecurityGroupRule(ctx, &networkv1.AddSecurityGroupRuleRequest{SecurityGroupId: id, Rule: &networkv1.SecurityGroupRule{
+		rule := &networkv1.SecurityGroupRule{
 			Direction: networkv1.Direction_DIRECTION_INGRESS, Protocol: "any", RemoteGroupId: ids[(i+1)%length],
-		}})
+		}
+		g, err := s.server.AddSecurityGroupRule(ctx, &networkv1.AddSecurityGroupRuleRequest{SecurityGroupId: id, Rule: rule})
 		require.NoError(t, err)
 		rules = append(rules, g.GetRules()[len(g.GetRules())-1].GetId())
 	}
 	for port, group := range map[string]string{"port": ids[1], "vm-port": ids[0]} {
-		_, err := s.server.UpdatePort(ctx, &networkv1.UpdatePortRequest{Id: own[port], SecurityGroups: &networkv1.GroupIds{Ids: []string{group}}})
+		_, err := s.setGroups(own[port], []string{group})
 		require.NoError(t, err)
 	}
-	path, err := s.server.ExplainPath(ctx, &networkv1.ExplainPathRequest{FromPortId: own["port"], ToPortId: own["vm-port"]})
+	explain := func(from, to string) (*networkv1.ExplainPathResponse, error) {
+		return s.server.ExplainPath(ctx, &networkv1.ExplainPathRequest{FromPortId: own[from], ToPortId: own[to]})
+	}
+	path, err := explain("port", "vm-port")
 	require.NoError(t, err)
 	require.True(t, path.GetPasses(), "%v", path)
-	path, err = s.server.ExplainPath(ctx, &networkv1.ExplainPathRequest{FromPortId: own["vm-port"], ToPortId: own["port"]})
+	path, err = explain("vm-port", "port")
 	require.NoError(t, err)
 	require.False(t, path.GetPasses(), "%v", path)
 
@@ -102,7 +116,8 @@ func TestCycleOfGroups(t *testing.T) {
 		})
 	}
 	for i, id := range ids {
-		_, err := s.server.RemoveSecurityGroupRule(ctx, &networkv1.RemoveSecurityGroupRuleRequest{SecurityGroupId: id, RuleId: rules[i]})
+		request := &networkv1.RemoveSecurityGroupRuleRequest{SecurityGroupId: id, RuleId: rules[i]}
+		_, err := s.server.RemoveSecurityGroupRule(ctx, request)
 		require.NoError(t, err)
 	}
 	_, err = s.server.DeleteSecurityGroup(ctx, &networkv1.DeleteSecurityGroupRequest{Id: ids[2]})

@@ -31,7 +31,8 @@ var validRequests = map[string][]string{
 	"UpdateSubnet": {`{"id": "$subnet", "name": "new"}`}, "DeleteSubnet": {`{"id": "$spare-subnet"}`},
 	"CreatePort": {`{"subnet_id": "$subnet", "security_groups": {"ids": ["$group"]}}`},
 	"GetPort":    {`{"id": "$port"}`}, "DeletePort": {`{"id": "$spare-port"}`},
-	"ListPorts":           {`{"vpc_id": "$vpc", "subnet_id": "$subnet", "device_id": "$vm", "security_group_id": "$group"}`},
+	"ListPorts": {`{"vpc_id": "$vpc", "subnet_id": "$subnet", "device_id": "$vm",
+		"security_group_id": "$group"}`},
 	"UpdatePort":          {`{"id": "$port", "security_groups": {"ids": ["$group"]}}`},
 	"CreateSecurityGroup": {`{"rules": [{"direction": "DIRECTION_INGRESS", "remote_group_id": "$group"}]}`},
 	"GetSecurityGroup":    {`{"id": "$group"}`}, "ListSecurityGroups": {`{}`},
@@ -61,7 +62,8 @@ var validRequests = map[string][]string{
 	"UpdateFloatingIp": {`{"id": "$floating", "port_id": "$port"}`, `{"id": "$floating", "service_ip_id": "$service"}`},
 	"DeleteFloatingIp": {`{"id": "$floating"}`},
 	"CreateServiceIp": {
-		`{"vpc_id": "$vpc", "subnet_id": "$subnet", "ports": [{"protocol": "tcp", "port": 80}], "backends": [{"port_id": "$port"}]}`,
+		`{"vpc_id": "$vpc", "subnet_id": "$subnet", "ports": [{"protocol": "tcp", "port": 80}],
+		"backends": [{"port_id": "$port"}]}`,
 		`{"subnet_id": "$subnet", "ports": [{"protocol": "tcp", "port": 80}], "backends": [{"port_id": "$port"}]}`,
 	},
 	"GetServiceIp": {`{"id": "$service"}`}, "ListServiceIps": {`{"vpc_id": "$vpc"}`},
@@ -102,7 +104,8 @@ func references(m protoreflect.MessageDescriptor, prefix string) (paths []string
 		switch {
 		case f.Message() != nil:
 			paths = append(paths, references(f.Message(), path+".")...)
-		case f.Kind() == protoreflect.StringKind && isReference.MatchString(string(f.Name())) && withoutReferences[path] == "":
+		case f.Kind() == protoreflect.StringKind && isReference.MatchString(string(f.Name())) &&
+			withoutReferences[path] == "":
 			paths = append(paths, path)
 		}
 	}
@@ -165,7 +168,8 @@ func createProject(t *testing.T, s *script, at cloud.Tenant) map[string]string {
 	})
 	create("nat", "CreateNatGateway", `{"vpc_id": "$vpc"}`)
 	create("floating", "CreateFloatingIp", `{"port_id": "$vm-port"}`)
-	create("service", "CreateServiceIp", `{"vpc_id": "$vpc", "subnet_id": "$subnet", "ports": [{"protocol": "tcp", "port": 80}]}`)
+	create("service", "CreateServiceIp",
+		`{"vpc_id": "$vpc", "subnet_id": "$subnet", "ports": [{"protocol": "tcp", "port": 80}]}`)
 	create("peering", "CreatePeering", `{"vpc_id": "$vpc", "peer_vpc_id": "$peer-vpc"}`)
 	create("table", "CreateRouteTable", `{"vpc_id": "$vpc"}`)
 	return ids
@@ -201,7 +205,8 @@ func newProjects(t *testing.T) (s *script, own, foreign map[string]string) {
 	s = &script{world: newWorld(t)}
 	s.server = &server{s: s.networks}
 	_, err := s.server.CreateExternalNetwork(s.asAdmin(""), &networkv1.CreateExternalNetworkRequest{
-		Name: "internet", CidrBlock: "203.0.113.0/24", Pools: []*networkv1.AddressRange{{First: "203.0.113.10", Last: "203.0.113.99"}},
+		Name: "internet", CidrBlock: "203.0.113.0/24",
+		Pools: []*networkv1.AddressRange{{First: "203.0.113.10", Last: "203.0.113.99"}},
 	})
 	require.NoError(t, err)
 	return s, createProject(t, s, evil), createProject(t, s, acme)

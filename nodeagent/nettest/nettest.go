@@ -7,5 +7,6 @@
 //   - Lost packets are found by sequence numbers at the receiver and not by counters of devices, which also count
 //     packets that no program receives.
 //   - Writes come from the kernel's own notifications, so that a test does not depend on the counts of the code that it
-//     tests. The kernel announces no changes of ipsets and sysctls; compare their contents as well.
+//     tests. The kernel announces no changes of ipsets and sysctls, and those of bridge ports cannot be told from
+//     announcements without a change; compare their contents as well.
 package nettest

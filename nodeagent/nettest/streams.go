@@ -79,7 +79,8 @@ func StartStreams(t *testing.T, pause time.Duration, paths ...Path) *Streams {
 func openStream(p Path) (*stream, error) {
 	s := &stream{path: p}
 	to := &net.UDPAddr{IP: p.Address.AsSlice(), Port: StreamPort}
-	if err := nsthread.InNamed(p.To, func() (err error) { s.to, err = net.ListenUDP("udp", to); return err }); err != nil {
+	err := nsthread.InNamed(p.To, func() (err error) { s.to, err = net.ListenUDP("udp", to); return err })
+	if err != nil {
 		return nil, fmt.Errorf("receive a stream: %w", err)
 	}
 	// A receiver that gets no processor for a while must not lose datagrams.
@@ -90,7 +91,8 @@ func openStream(p Path) (*stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := nsthread.InNamed(p.From, func() (err error) { s.from, err = net.DialUDP("udp", nil, to); return err }); err != nil {
+	err = nsthread.InNamed(p.From, func() (err error) { s.from, err = net.DialUDP("udp", nil, to); return err })
+	if err != nil {
 		return nil, fmt.Errorf("send a stream: %w", err)
 	}
 	return s, nil
@@ -100,8 +102,8 @@ func openStream(p Path) (*stream, error) {
 func (s *stream) establish(t *testing.T) {
 	t.Helper()
 	zero := make([]byte, 8)
-	require.Eventually(t, func() bool { _, _ = s.from.Write(zero); return s.received.Load() > 0 }, patience, time.Millisecond,
-		"nothing arrives from %s at %s", s.path.From, s.path.To)
+	arrives := func() bool { _, _ = s.from.Write(zero); return s.received.Load() > 0 }
+	require.Eventually(t, arrives, patience, time.Millisecond, "nothing arrives from %s at %s", s.path.From, s.path.To)
 }
 
 func (s *stream) send() {

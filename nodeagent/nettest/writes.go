@@ -14,9 +14,10 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 )
 
-// Writes has the changes of devices, addresses, routes, rules, neighbours, forwarding entries, queueing disciplines and
-// nftables in a namespace, as the kernel announces them. It leaves out what the kernel changes itself because of
-// traffic: dynamic neighbours and learned forwarding entries.
+// Writes has the changes of devices, addresses, routes, rules, neighbours, forwarding entries, queueing disciplines
+// and nftables in a namespace, as the kernel announces them. It leaves out what the kernel changes itself because of
+// traffic: dynamic neighbours and learned forwarding entries. It also leaves out the settings of bridge ports, which
+// the kernel announces again when the bridge's forward delay has passed since a port was set up, 15 s by default.
 type Writes struct {
 	t       *testing.T
 	sockets [2]int // routing and netfilter
@@ -59,7 +60,8 @@ func subscribe(protocol int, groups []int) (int, error) {
 		return -1, err
 	}
 	// A change of many elements is many messages.
-	err = errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20), unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}))
+	err = errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20),
+		unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}))
 	for _, g := range groups {
 		err = errors.Join(err, unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, g))
 	}
@@ -107,12 +109,14 @@ func (w *Writes) Settle() {
 
 // kinds are the names of messages of NETLINK_ROUTE.
 var kinds = map[uint16]string{
-	unix.RTM_NEWLINK: "link", unix.RTM_DELLINK: "delete link", unix.RTM_NEWADDR: "address", unix.RTM_DELADDR: "delete address",
-	unix.RTM_NEWROUTE: "route", unix.RTM_DELROUTE: "delete route", unix.RTM_NEWRULE: "rule", unix.RTM_DELRULE: "delete rule",
+	unix.RTM_NEWLINK: "link", unix.RTM_DELLINK: "delete link",
+	unix.RTM_NEWADDR: "address", unix.RTM_DELADDR: "delete address",
+	unix.RTM_NEWROUTE: "route", unix.RTM_DELROUTE: "delete route",
+	unix.RTM_NEWRULE: "rule", unix.RTM_DELRULE: "delete rule",
 	unix.RTM_NEWNEIGH: "neighbour", unix.RTM_DELNEIGH: "delete neighbour",
 }
 
-// describe returns a line for a message. It returns "" for changes that the kernel made because of traffic.
+// describe returns a line for a message. It returns "" for those that Writes leaves out.
 func describe(protocol int, m syscall.NetlinkMessage) string {
 	if protocol == unix.NETLINK_NETFILTER {
 		return fmt.Sprintf("nftables message %d", m.Header.Type&0xff)
@@ -120,6 +124,9 @@ func describe(protocol int, m syscall.NetlinkMessage) string {
 	kind := kinds[m.Header.Type]
 	switch m.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		if len(m.Data) > 0 && m.Data[0] == unix.AF_BRIDGE {
+			return ""
+		}
 		return fmt.Sprintf("%s of device %s", kind, deviceName(m))
 	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
 		const permanent = unix.NUD_PERMANENT | unix.NUD_NOARP

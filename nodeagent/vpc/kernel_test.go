@@ -142,7 +142,7 @@ func (h *labHost) vpcName(id string) string { return h.name + "-" + id }
 func (l *lab) state(h *labHost, vpc string) string {
 	name := h.vpcName(vpc)
 	var out []string
-	for _, command := range []string{"ip -br address", "ip neigh show nud permanent", "bridge fdb show", "nft -s list table bridge trivet", "iptables-nft-save -t filter"} {
+	for _, command := range []string{"ip -br address", "ip neigh show nud permanent", "bridge fdb show", "bridge -d link show", "nft -s list table bridge trivet", "iptables-nft-save -t filter"} {
 		args := append([]string{"netns", "exec", l.prefix + name}, strings.Fields(command)...)
 		for line := range strings.Lines(l.run("ip", args...)) {
 			if !strings.HasPrefix(line, "#") {

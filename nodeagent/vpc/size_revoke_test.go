@@ -87,7 +87,9 @@ func (m *manyPorts) newPair(number int) *pair {
 	m.update(p.lines()...)
 	p.client.namespace = m.prefix + m.labHost.endpoint(cloud.PortID(p.client.id))
 	p.server.namespace = m.prefix + m.labHost.endpoint(cloud.PortID(p.server.id))
-	p.wires = [2]*nettest.Recorder{nettest.Record(m.lab.T, p.client.namespace), nettest.Record(m.lab.T, p.server.namespace)}
+	for i, namespace := range []string{p.client.namespace, p.server.namespace} {
+		p.wires[i] = nettest.Record(m.lab.T, namespace)
+	}
 	return p
 }
 
@@ -166,7 +168,8 @@ func (p *pair) dial(t *testing.T) {
 		})
 	}
 	for i := range arrived {
-		require.Eventually(t, func() bool { return arrived[i].Load() > 2000 }, wait, time.Millisecond, "pair %d, TCP", p.number)
+		flows := func() bool { return arrived[i].Load() > 2000 }
+		require.Eventually(t, flows, wait, time.Millisecond, "pair %d, TCP", p.number)
 	}
 }
 
@@ -236,14 +239,16 @@ func (p *pair) late(t *testing.T) (late []string) {
 	require.Eventually(t, func() bool {
 		now := p.retransmits(t)
 		segments += p.wires[0].TCPData(pairTCPPort) + p.wires[1].TCPData(pairTCPPort)
-		return segments > 0 || now[0] > p.repeated[0] && now[1] > p.repeated[1] && p.there.sent.Load() > p.sent[0]+50 && p.back.sent.Load() > p.sent[1]+50
+		return segments > 0 || now[0] > p.repeated[0] && now[1] > p.repeated[1] &&
+			p.there.sent.Load() > p.sent[0]+50 && p.back.sent.Load() > p.sent[1]+50
 	}, wait, time.Millisecond, "pair %d does not send any more", p.number)
 	if segments > 0 {
 		late = append(late, fmt.Sprintf("pair %d: %d TCP segments", p.number, segments))
 	}
 	for i, n := range []*numbered{&p.there, &p.back} {
 		if received := n.received.Load(); received > p.sent[i] {
-			late = append(late, fmt.Sprintf("pair %d, UDP direction %d: a datagram that was sent as number %d after %d", p.number, i, received, p.sent[i]))
+			late = append(late, fmt.Sprintf("pair %d, UDP direction %d: datagram %d, which was sent after %d",
+				p.number, i, received, p.sent[i]))
 		}
 	}
 	return late
@@ -285,8 +290,9 @@ func (m *manyPorts) revoke(count int) (late []string) {
 	return late
 }
 
-// TestRevocations revokes permissions (TRIVET_VPC_PORTS, default 30) of connections over UDP and TCP, in four ways, while
-// both sides send. No packet arrives that is sent after the acknowledgment. The datagrams of other ports all arrive.
+// TestRevocations revokes permissions (TRIVET_VPC_PORTS, default 30) of connections over UDP and TCP, in four ways,
+// while both sides send. No packet arrives that is sent after the acknowledgment. The datagrams of other ports all
+// arrive.
 func TestRevocations(t *testing.T) {
 	count := size(t)
 	m := newManyPorts(t, 30)
@@ -327,7 +333,9 @@ func TestDriftAmongPorts(t *testing.T) {
 		most   int // messages of the damage and of its repair
 	}{
 		{"rule added", func() { in("iptables-nft -I trivet-forward 1 -s 10.99.0.0/16 -j ACCEPT") }, 4 * many},
-		{"rule deleted", func() { in("iptables-nft -D %s", ruleWith(t, in("iptables-nft-save -t filter"), "--dport 81 ")) }, 4 * many},
+		{"rule deleted", func() {
+			in("iptables-nft -D %s", ruleWith(t, in("iptables-nft-save -t filter"), "--dport 81 "))
+		}, 4 * many},
 		{"set member deleted", func() { in("ipset del %s 10.0.%d.10", set, last) }, many},
 		{"set member added", func() { in("ipset add %s 10.0.%d.99", set, last) }, many},
 		{"FDB entry deleted", func() { in("bridge fdb delete %s dev %s self", mac, vxlan) }, many},
@@ -341,7 +349,8 @@ func TestDriftAmongPorts(t *testing.T) {
 		repairs := m.Counts().Repairs
 		c.damage()
 		require.Eventually(t, func() bool { return m.Counts().Repairs > repairs }, wait, 5*time.Millisecond, c.name)
-		require.EventuallyWithT(t, func(t *assert.CollectT) { require.Equal(t, before, state()) }, wait, 10*time.Millisecond, c.name)
+		same := func(t *assert.CollectT) { require.Equal(t, before, state()) }
+		require.EventuallyWithT(t, same, wait, 10*time.Millisecond, c.name)
 		require.Equal(t, repairs+1, m.Counts().Repairs, "%s: one resync must be enough: %s", c.name, m.log)
 		require.Equal(t, "0", strings.TrimSpace(in("sysctl -n net.netfilter.nf_conntrack_tcp_loose")), c.name)
 		require.Equal(t, "0", strings.TrimSpace(in("sysctl -n net.ipv4.conf.%s.send_redirects", bridge)), c.name)

@@ -84,7 +84,8 @@ func addressOf(port int) netip.Addr {
 
 // record returns the record of a port.
 func record(port int, group string) string {
-	return fmt.Sprintf("port %s vpc=big subnet=s%d at=%s node=n1 groups=%s gen=1", portName(port), subnetOf(port), addressOf(port), group)
+	return fmt.Sprintf("port %s vpc=big subnet=s%d at=%s node=n1 groups=%s gen=1",
+		portName(port), subnetOf(port), addressOf(port), group)
 }
 
 // update sends records to the host and waits until they are applied.
@@ -132,7 +133,8 @@ func (m *manyPorts) flood() (stop func()) {
 	// Static neighbours: the sender must not wait for ports that do not exist yet.
 	for port := range min(m.count, portsPerSubnet) {
 		a := addressOf(port).As4()
-		m.ip("e-"+m.name+"-psrc", "neighbour add %s lladdr 02:00:%02x:%02x:%02x:%02x dev eth0 nud permanent", addressOf(port), a[0], a[1], a[2], a[3])
+		m.ip("e-"+m.name+"-psrc", "neighbour add %s lladdr 02:00:%02x:%02x:%02x:%02x dev eth0 nud permanent",
+			addressOf(port), a[0], a[1], a[2], a[3])
 	}
 	var socket *net.UDPConn
 	require.NoError(t, nsthread.InNamed(m.endpointName("psrc"), func() (err error) {
@@ -226,12 +228,14 @@ func TestPortsStartFiltered(t *testing.T) {
 	streams = nettest.StartStreams(t, 20*time.Millisecond, m.ring()...)
 	writes := nettest.WatchWrites(t, m.prefix+m.vpcName("big"))
 	writes.Settle()
+	before := m.state(m.labHost, "big")
 	m.stop()
 	m.start()
 	m.revision++
 	m.snapshot(m.revision, strings.Join(newest(m.records), "\n"))
 	streams.Flow()
 	require.Empty(t, writes.Take())
+	require.Equal(t, before, m.state(m.labHost, "big"))
 	require.Zero(t, m.Counts().Writes)
 	streams.RequireComplete()
 }

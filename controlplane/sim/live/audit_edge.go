@@ -21,7 +21,8 @@ type edgeRecords struct {
 
 func newEdgeRecords() edgeRecords {
 	return edgeRecords{
-		floating: map[string]*cloud.FloatingIP{}, nats: map[string]*cloud.NATGateway{}, tables: map[string]*cloud.RouteTable{},
+		floating: map[string]*cloud.FloatingIP{}, nats: map[string]*cloud.NATGateway{},
+		tables: map[string]*cloud.RouteTable{},
 	}
 }
 
@@ -85,7 +86,9 @@ func (n *networkRecords) checkEdge() error {
 
 // compareEdge describes one difference between the records of a host that needs the VPCs and those of the witness. It
 // returns the number of records that the host should have.
-func (n *networkRecords) compareEdge(needs map[cloud.VPCID]bool, records map[string]proto.Message) (count int, why string) {
+func (n *networkRecords) compareEdge(
+	needs map[cloud.VPCID]bool, records map[string]proto.Message,
+) (count int, why string) {
 	for id, f := range n.edge.floating {
 		p := n.ports[string(f.Port)]
 		if p == nil || !needs[p.VPC] {
@@ -93,7 +96,8 @@ func (n *networkRecords) compareEdge(needs map[cloud.VPCID]bool, records map[str
 		}
 		count++
 		r, _ := records[id].(*networkv1.FloatingIp)
-		if r.GetAddress() != f.Address.String() || r.GetPortId() != string(f.Port) || r.GetFixedAddress() != f.Fixed.String() {
+		if r.GetAddress() != f.Address.String() || r.GetPortId() != string(f.Port) ||
+			r.GetFixedAddress() != f.Fixed.String() {
 			return count, fmt.Sprintf("has the floating IP %v, and should have %+v", r, f)
 		}
 	}
@@ -114,10 +118,12 @@ func (n *networkRecords) compareEdge(needs map[cloud.VPCID]bool, records map[str
 		count++
 		r, _ := records[id].(*networkv1.RouteTable)
 		sameRoute := func(a cloud.Route, b *networkv1.Route) bool {
-			return a.Destination.String() == b.GetDestination() && a.ID == b.GetTargetId() && int32(a.Target) == int32(b.GetTargetType())
+			return a.Destination.String() == b.GetDestination() && a.ID == b.GetTargetId() &&
+				int32(a.Target) == int32(b.GetTargetType())
 		}
 		sameSubnet := func(a cloud.SubnetID, b string) bool { return string(a) == b }
-		if r == nil || !slices.EqualFunc(table.Routes, r.GetRoutes(), sameRoute) || !slices.EqualFunc(table.Subnets, r.GetSubnetIds(), sameSubnet) {
+		if r == nil || !slices.EqualFunc(table.Routes, r.GetRoutes(), sameRoute) ||
+			!slices.EqualFunc(table.Subnets, r.GetSubnetIds(), sameSubnet) {
 			return count, fmt.Sprintf("has the route table %v, and should have %+v", r, table)
 		}
 	}

@@ -91,7 +91,8 @@ func (t *tenantClient) createNAT(ctx context.Context) {
 		return
 	}
 	q := network.NATRequest{
-		Name: fmt.Sprintf("%s-%d", t.name, t.asks), VPC: cloud.VPCID(vpc.id), Default: t.rng.IntN(2) == 0, OwnAddress: t.rng.IntN(3) == 0,
+		Name: fmt.Sprintf("%s-%d", t.name, t.asks), VPC: cloud.VPCID(vpc.id), Default: t.rng.IntN(2) == 0,
+		OwnAddress: t.rng.IntN(3) == 0,
 	}
 	nat, err, ok := askNetwork(ctx, t, "create a NAT gateway", func(
 		ctx context.Context, p *process, body [32]byte,
@@ -141,7 +142,8 @@ func (t *tenantClient) createTable(ctx context.Context) {
 		return
 	}
 	q := network.RouteTableRequest{
-		Name: fmt.Sprintf("%s-%d", t.name, t.asks), VPC: cloud.VPCID(vpc.id), Subnets: t.tableSubnets(vpc.id), Routes: t.routes(vpc.id),
+		Name: fmt.Sprintf("%s-%d", t.name, t.asks), VPC: cloud.VPCID(vpc.id),
+		Subnets: t.tableSubnets(vpc.id), Routes: t.routes(vpc.id),
 	}
 	table, err, ok := askNetwork(ctx, t, "create a route table", func(
 		ctx context.Context, p *process, body [32]byte,
