@@ -159,7 +159,7 @@ func (l *lab) state(h *labHost, vpc string) string {
 
 // counters matches what differs between equal states: the parts of the packet filter that traffic changes, indexes of
 // devices, and the random MAC addresses of the VXLAN devices themselves.
-var counters = regexp.MustCompile(`packets \d+ bytes \d+|\[\d+:\d+\]|@if\d+|(?m)^\S+ dev vx\d+ master br\d+ permanent$`)
+var counters = regexp.MustCompile(`^\d+: |packets \d+ bytes \d+|\[\d+:\d+\]|@if\d+|(?m)^\S+ dev vx\d+ master br\d+ permanent$`)
 
 // dial connects over TCP from a namespace of the lab.
 func (l *lab) dial(from, to string) net.Conn {
