@@ -32,7 +32,12 @@ func (c *networkCloud) cutOff(r *rawVPC, d *machine) {
 	near.update(&networkv1.UpdatePortRequest{SecurityGroups: &networkv1.GroupIds{Ids: []string{g.GetId()}}})
 	page := func(n *nic) string { return fmt.Sprintf("timeout 5 nc -w 1 %v 80 </dev/null", n.ip) }
 	guest.eventually("the page of the other guest is reachable", page(near))
-	pings := []*continuousPing{guest.startPing(near), guest.startPing(far), far.startPing(near)}
+	var pings []*continuousPing
+	for _, pair := range [][2]*nic{{guest, near}, {guest, far}, {far, near}} {
+		// Forged ARP of the earlier story may still be in the guests' neighbour tables.
+		pair[0].eventually("the guests reach each other", "ping -c 1 -W 1 "+pair[1].ip.String())
+		pings = append(pings, pair[0].startPing(pair[1]))
+	}
 
 	host := c.hosts[guest.host]
 	require.NoError(t, c.lease(ctx, host, func(seconds float64) bool { return seconds > 0 }))
