@@ -17,7 +17,7 @@ import (
 // maxAcknowledged is the maximum number of ports that one transaction changes for an acknowledgment.
 const maxAcknowledged = 256
 
-// receive processes the acknowledgments of a host until the stream ends.
+// receive processes the acknowledgments of a host, and its reports about backends, until the stream ends.
 func (f *Feed) receive(
 	ctx context.Context, s *feedSession, receive func() (*agentv1.SyncNetworksRequest, error),
 	charge func(context.Context, int) error,
@@ -39,6 +39,9 @@ func (f *Feed) receive(
 			if err := charge(ctx, changed); err != nil {
 				return err
 			}
+		}
+		if err := f.recordHealth(ctx, s, r.GetBackendHealth(), charge); err != nil {
+			return err
 		}
 	}
 }

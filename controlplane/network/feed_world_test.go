@@ -226,13 +226,19 @@ func (a *fakeAgent) end() error {
 // acknowledge sends an acknowledgment and waits until it has been processed.
 func (a *fakeAgent) acknowledge(revision int64, failures ...*agentv1.VpcFailure) {
 	a.t.Helper()
+	a.request(&agentv1.SyncNetworksRequest{AppliedRevision: revision, Failures: failures})
+}
+
+// request sends a request and waits until it has been processed.
+func (a *fakeAgent) request(r *agentv1.SyncNetworksRequest) {
+	a.t.Helper()
 	// The first Recv call waits for a request before it is counted here.
 	require.Eventually(a.t, func() bool { return a.receives.Load() > 0 }, patience, time.Millisecond)
 	before := a.receives.Load()
 	select {
-	case a.requests <- &agentv1.SyncNetworksRequest{AppliedRevision: revision, Failures: failures}:
+	case a.requests <- r:
 	case <-time.After(patience):
-		a.t.Fatal("the acknowledgment is not received")
+		a.t.Fatal("the request is not received")
 	}
 	require.Eventually(a.t, func() bool { return a.receives.Load() > before || a.ctx.Err() != nil }, patience, time.Millisecond)
 }

@@ -74,13 +74,15 @@ func ClaimNIC(tx *store.Tx, t cloud.Tenant, vm cloud.VMID, nic *cloud.NIC, at st
 }
 
 // BindNIC binds the port of a NIC to the host of its VM. hostName is the VM's name, by which other guests find the port
-// in DNS. The port is PENDING until the host has acknowledged the binding.
-func BindNIC(tx *store.Tx, port *cloud.Port, node cloud.NodeID, hostName string) {
+// in DNS. The port is PENDING until the host has acknowledged the binding. As a backend of service IPs with a health
+// check, the port gets no new connections until the host has checked it.
+func BindNIC(tx *store.Tx, port *cloud.Port, node cloud.NodeID, hostName string) error {
 	port.Node, port.HostName = node, hostName
 	port.BindingGeneration++
 	port.Status, port.StatusReason = cloud.NetworkPending, ""
 	port.UpdatedAt = tx.Now()
 	ports.Put(tx, port, string(port.Project), string(port.ID))
+	return forgetHealth(tx, port)
 }
 
 // inNIC returns a copy of an error of the port service that names the invalid field as a field of the NIC. at is the
@@ -295,7 +297,7 @@ func ReleaseNIC(tx *store.Tx, t cloud.Tenant, port *cloud.Port) error {
 	port.Status, port.StatusReason = cloud.NetworkDown, ""
 	port.UpdatedAt = tx.Now()
 	ports.Put(tx, port, string(t.Project), string(port.ID))
-	return nil
+	return forgetHealth(tx, port)
 }
 
 // removeOwned deletes a port that was created for a VM, with what leads to it: its floating IP is detached, and it is
@@ -327,6 +329,7 @@ func removeOwned(tx *store.Tx, t cloud.Tenant, port *cloud.Port) error {
 			return err
 		}
 		s.Backends = withoutPort(s.Backends, port.ID)
+		setServiceStatus(s)
 		s.UpdatedAt = tx.Now()
 		backendsOf.Delete(tx, u.Path...)
 		serviceIPs.Put(tx, s, string(t.Project), string(s.ID))

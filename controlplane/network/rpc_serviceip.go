@@ -31,7 +31,7 @@ func serviceToProto(s *cloud.ServiceIP) *networkv1.ServiceIp {
 		out.Ports = append(out.Ports, &networkv1.ServicePort{Name: p.Name, Protocol: protocol, Port: uint32(p.Port), TargetPort: uint32(p.Target)})
 	}
 	for _, b := range s.Backends {
-		out.Backends = append(out.Backends, &networkv1.Backend{PortId: string(b.Port), Address: addressText(b.Address), Weight: b.Weight, Healthy: b.Healthy})
+		out.Backends = append(out.Backends, &networkv1.Backend{PortId: string(b.Port), Address: addressText(b.Address), Weight: b.Weight, Healthy: b.Healthy, Checked: b.Checked})
 	}
 	if h := s.Health; h != nil {
 		out.HealthCheck = &networkv1.HealthCheck{
@@ -74,8 +74,6 @@ func serviceFrom(in serviceRequest) (s cloud.ServiceIP, err error) {
 		if backend.Address, err = addressOf("backends.address", b.GetAddress()); err != nil {
 			return s, err
 		}
-		// A backend is healthy until a health check finds that it is not.
-		backend.Healthy = true
 		s.Backends = append(s.Backends, backend)
 	}
 	s.Health, err = healthFrom(in.GetHealthCheck())

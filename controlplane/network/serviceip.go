@@ -63,7 +63,8 @@ func createService(tx *store.Tx, t cloud.Tenant, q ServiceRequest) (out cloud.Se
 	}
 	setDevice(tx, &port, cloud.PortDevice{Kind: cloud.DeviceServiceIP, ID: id})
 	out.ID, out.Org, out.Project, out.VPC, out.Subnet = cloud.ServiceIPID(id), t.Org, t.Project, port.VPC, port.Subnet
-	out.Port, out.Address, out.Status, out.CreatedAt, out.UpdatedAt = port.ID, port.IP, cloud.NetworkPending, tx.Now(), tx.Now()
+	out.Port, out.Address, out.CreatedAt, out.UpdatedAt = port.ID, port.IP, tx.Now(), tx.Now()
+	carryHealth(&out, nil)
 	if err := setBackends(tx, t, &out, nil); err != nil {
 		return out, err
 	}
@@ -103,8 +104,12 @@ func setBackends(tx *store.Tx, t cloud.Tenant, s *cloud.ServiceIP, former []clou
 // would otherwise send connections and health checks of a tenant to the hosts' own network.
 func checkBackendAddress(r store.Reader, t cloud.Tenant, id cloud.VPCID, a netip.Addr) error {
 	vpc, err := find(r, vpcs, kindVPC, t, string(id))
-	if err != nil || vpc.Contains(a) {
+	if err != nil || a.Is4() && vpc.Contains(a) {
 		return err
+	}
+	if !a.Is4() {
+		return fault.Invalid("backends.address", "must be an IPv4 address, as that of the service IP is, got %s", a).
+			With("constraint", "ipv4")
 	}
 	connected, _, err := peeringsOf.List(r, 0, string(id))
 	if err != nil {
@@ -173,9 +178,10 @@ func updateService(tx *store.Tx, t cloud.Tenant, q ServiceUpdate) (cloud.Service
 	if err := describe(tx, t.Project, kindService, string(s.ID), &s.Name, &s.Description, q.Name, q.Description); err != nil {
 		return cloud.ServiceIP{}, err
 	}
-	former := s.Backends
+	former := *s
 	s.Ports, s.Backends, s.Health, s.Affinity = q.Service.Ports, q.Service.Backends, q.Service.Health, q.Service.Affinity
-	if err := setBackends(tx, t, s, former); err != nil {
+	carryHealth(s, &former)
+	if err := setBackends(tx, t, s, former.Backends); err != nil {
 		return cloud.ServiceIP{}, err
 	}
 	s.UpdatedAt = tx.Now()

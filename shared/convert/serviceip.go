@@ -37,7 +37,7 @@ func ServiceIPFrom(in *networkv1.ServiceIp) (s cloud.ServiceIP, err error) {
 		})
 	}
 	for _, b := range in.GetBackends() {
-		backend := cloud.Backend{Port: cloud.PortID(b.GetPortId()), Weight: max(b.GetWeight(), 1), Healthy: b.GetHealthy()}
+		backend := cloud.Backend{Port: cloud.PortID(b.GetPortId()), Weight: max(b.GetWeight(), 1), Healthy: b.GetHealthy(), Checked: b.GetChecked()}
 		if b.GetAddress() != "" {
 			if backend.Address, err = cloud.ParseAddr("backends.address", b.GetAddress()); err != nil {
 				return s, err

@@ -128,4 +128,5 @@ const (
 	AnyPeerSource      = "any-peer-source"      // packets with foreign sources pass a peering: nodeagent/peering
 	TransitPeering     = "transit-peering"      // packets from a peering leave the VPC again: nodeagent/peering
 	TrackTransit       = "track-transit"        // a host tracks connections of which it sees one direction only: nodeagent/peering
+	ForeignHealth      = "foreign-health"       // a host reports the health of a backend on another host: controlplane/network
 )

@@ -105,4 +105,19 @@ func TestSyncNetworksRefused(t *testing.T) {
 		_, err = s.Recv()
 		refused(t, err, codes.InvalidArgument, says)
 	}
+	for says, reports := range map[string][]*agentv1.BackendHealth{
+		"at most 1000":                 make([]*agentv1.BackendHealth, maxBackendHealth+1),
+		"backend_health.vpc_id":        {{ServiceIpId: vpc, PortId: vpc}},
+		"backend_health.service_ip_id": {{VpcId: vpc, PortId: vpc}},
+		"either port_id or address":    {{VpcId: vpc, ServiceIpId: vpc}},
+		"backend_health.port_id":       {{VpcId: vpc, ServiceIpId: vpc, PortId: "x"}},
+		"backend_health.address":       {{VpcId: vpc, ServiceIpId: vpc, Address: "x"}},
+	} {
+		s := a.sync(t, limited(t))
+		_, err = s.Recv()
+		require.NoError(t, err)
+		require.NoError(t, s.Send(&agentv1.SyncNetworksRequest{AppliedRevision: 1, BackendHealth: reports}))
+		_, err = s.Recv()
+		refused(t, err, codes.InvalidArgument, says)
+	}
 }

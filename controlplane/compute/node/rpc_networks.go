@@ -76,6 +76,8 @@ const (
 	maxFailures = 1000
 	// maxFailureText is the maximum size of the text of a failure in bytes.
 	maxFailureText = 1024
+	// maxBackendHealth is the maximum number of backends in a request.
+	maxBackendHealth = 1000
 )
 
 // networkStream is a SyncNetworks stream with limits on the requests of the host. Its context ends with the term of the
@@ -108,9 +110,39 @@ func (n *networkStream) Recv() (*agentv1.SyncNetworksRequest, error) {
 			return nil, fault.Invalid("failures.error", "at most %d bytes, got %d", maxFailureText, len(f.GetError()))
 		}
 	}
-	if err := n.s.throttle(n.ctx, n.budget.observations, messageCost+len(r.GetFailures())); err != nil {
+	if err := checkBackendHealth(r.GetBackendHealth()); err != nil {
+		return nil, err
+	}
+	if err := n.s.throttle(n.ctx, n.budget.observations, messageCost+len(r.GetFailures())+len(r.GetBackendHealth())); err != nil {
 		return nil, err
 	}
 	_, err = n.s.caller(n.AgentService_SyncNetworksServer.Context())
 	return r, err
+}
+
+// checkBackendHealth returns an InvalidArgument fault if the reports about backends exceed a limit or do not identify a
+// backend.
+func checkBackendHealth(all []*agentv1.BackendHealth) error {
+	if len(all) > maxBackendHealth {
+		return fault.Invalid("backend_health", "at most %d, got %d", maxBackendHealth, len(all))
+	}
+	for _, b := range all {
+		if err := cloud.CheckUUID("backend_health.vpc_id", b.GetVpcId()); err != nil {
+			return err
+		}
+		if err := cloud.CheckUUID("backend_health.service_ip_id", b.GetServiceIpId()); err != nil {
+			return err
+		}
+		if (b.GetPortId() == "") == (b.GetAddress() == "") {
+			return fault.Invalid("backend_health", "each needs either port_id or address")
+		}
+		if b.GetPortId() == "" {
+			if _, err := cloud.ParseAddr("backend_health.address", b.GetAddress()); err != nil {
+				return err
+			}
+		} else if err := cloud.CheckUUID("backend_health.port_id", b.GetPortId()); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -198,7 +198,9 @@ func (s *Service) createRecords(ctx context.Context, tx *store.Tx, id cloud.VMID
 		return vm, err
 	}
 	for i := range ports {
-		network.BindNIC(tx, &ports[i], vm.Node, vm.Name)
+		if err := network.BindNIC(tx, &ports[i], vm.Node, vm.Name); err != nil {
+			return vm, err
+		}
 	}
 	for _, i := range images {
 		i.Use(tx, vm.ID)

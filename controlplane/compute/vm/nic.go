@@ -114,7 +114,9 @@ func (s *Service) attachNICOnLeader(ctx context.Context, q nicRequest) (powerRes
 		if why != "" {
 			return fault.New(fault.FailedPrecondition, "the host of VM %s has no network: %s", vm.Name, why)
 		}
-		network.BindNIC(tx, &claimed.Port, vm.Node, vm.Name)
+		if err := network.BindNIC(tx, &claimed.Port, vm.Node, vm.Name); err != nil {
+			return err
+		}
 		vm.AttachNIC(n)
 		return nil
 	})

@@ -1904,7 +1904,10 @@ type SyncNetworksRequest struct {
 	// the revision of the last message with complete set.
 	AppliedRevision int64 `protobuf:"varint,3,opt,name=applied_revision,json=appliedRevision,proto3" json:"applied_revision,omitempty"`
 	// The VPCs whose state could not be applied, at most 1,000. Each later message replaces the list.
-	Failures      []*VpcFailure `protobuf:"bytes,4,rep,name=failures,proto3" json:"failures,omitempty"`
+	Failures []*VpcFailure `protobuf:"bytes,4,rep,name=failures,proto3" json:"failures,omitempty"`
+	// Backends whose health differs from that in the records which the host has, or that the records do not have as
+	// checked, at most 1,000. Reports about backends on other hosts are ignored.
+	BackendHealth []*BackendHealth `protobuf:"bytes,5,rep,name=backend_health,json=backendHealth,proto3" json:"backend_health,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1967,6 +1970,92 @@ func (x *SyncNetworksRequest) GetFailures() []*VpcFailure {
 	return nil
 }
 
+func (x *SyncNetworksRequest) GetBackendHealth() []*BackendHealth {
+	if x != nil {
+		return x.BackendHealth
+	}
+	return nil
+}
+
+// BackendHealth is the result of the health checks of a backend of a service IP.
+type BackendHealth struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	VpcId       string                 `protobuf:"bytes,1,opt,name=vpc_id,json=vpcId,proto3" json:"vpc_id,omitempty"`
+	ServiceIpId string                 `protobuf:"bytes,2,opt,name=service_ip_id,json=serviceIpId,proto3" json:"service_ip_id,omitempty"`
+	// Exactly one of port_id and address, as in the record. A host reports about a port that is bound to it, and about an
+	// address if it has a port in the VPC.
+	PortId        string `protobuf:"bytes,3,opt,name=port_id,json=portId,proto3" json:"port_id,omitempty"`
+	Address       string `protobuf:"bytes,4,opt,name=address,proto3" json:"address,omitempty"`
+	Healthy       bool   `protobuf:"varint,5,opt,name=healthy,proto3" json:"healthy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BackendHealth) Reset() {
+	*x = BackendHealth{}
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BackendHealth) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BackendHealth) ProtoMessage() {}
+
+func (x *BackendHealth) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BackendHealth.ProtoReflect.Descriptor instead.
+func (*BackendHealth) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *BackendHealth) GetVpcId() string {
+	if x != nil {
+		return x.VpcId
+	}
+	return ""
+}
+
+func (x *BackendHealth) GetServiceIpId() string {
+	if x != nil {
+		return x.ServiceIpId
+	}
+	return ""
+}
+
+func (x *BackendHealth) GetPortId() string {
+	if x != nil {
+		return x.PortId
+	}
+	return ""
+}
+
+func (x *BackendHealth) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *BackendHealth) GetHealthy() bool {
+	if x != nil {
+		return x.Healthy
+	}
+	return false
+}
+
 // HostNetwork describes the network of a host: its underlay, its external networks, and missing features.
 type HostNetwork struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1985,7 +2074,7 @@ type HostNetwork struct {
 
 func (x *HostNetwork) Reset() {
 	*x = HostNetwork{}
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1997,7 +2086,7 @@ func (x *HostNetwork) String() string {
 func (*HostNetwork) ProtoMessage() {}
 
 func (x *HostNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2010,7 +2099,7 @@ func (x *HostNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostNetwork.ProtoReflect.Descriptor instead.
 func (*HostNetwork) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *HostNetwork) GetVtep() string {
@@ -2053,7 +2142,7 @@ type VpcFailure struct {
 
 func (x *VpcFailure) Reset() {
 	*x = VpcFailure{}
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2065,7 +2154,7 @@ func (x *VpcFailure) String() string {
 func (*VpcFailure) ProtoMessage() {}
 
 func (x *VpcFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2078,7 +2167,7 @@ func (x *VpcFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcFailure.ProtoReflect.Descriptor instead.
 func (*VpcFailure) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *VpcFailure) GetVpcId() string {
@@ -2137,7 +2226,7 @@ type SyncNetworksResponse struct {
 
 func (x *SyncNetworksResponse) Reset() {
 	*x = SyncNetworksResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2149,7 +2238,7 @@ func (x *SyncNetworksResponse) String() string {
 func (*SyncNetworksResponse) ProtoMessage() {}
 
 func (x *SyncNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2162,7 +2251,7 @@ func (x *SyncNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncNetworksResponse.ProtoReflect.Descriptor instead.
 func (*SyncNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SyncNetworksResponse) GetTerm() uint64 {
@@ -2286,7 +2375,7 @@ type HostNatGateway struct {
 
 func (x *HostNatGateway) Reset() {
 	*x = HostNatGateway{}
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2298,7 +2387,7 @@ func (x *HostNatGateway) String() string {
 func (*HostNatGateway) ProtoMessage() {}
 
 func (x *HostNatGateway) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2311,7 +2400,7 @@ func (x *HostNatGateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostNatGateway.ProtoReflect.Descriptor instead.
 func (*HostNatGateway) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *HostNatGateway) GetNatGateway() *v11.NatGateway {
@@ -2354,7 +2443,7 @@ type ProtectedAddresses struct {
 
 func (x *ProtectedAddresses) Reset() {
 	*x = ProtectedAddresses{}
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2366,7 +2455,7 @@ func (x *ProtectedAddresses) String() string {
 func (*ProtectedAddresses) ProtoMessage() {}
 
 func (x *ProtectedAddresses) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2379,7 +2468,7 @@ func (x *ProtectedAddresses) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProtectedAddresses.ProtoReflect.Descriptor instead.
 func (*ProtectedAddresses) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ProtectedAddresses) GetAddresses() []string {
@@ -2400,7 +2489,7 @@ type HostVpc struct {
 
 func (x *HostVpc) Reset() {
 	*x = HostVpc{}
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2412,7 +2501,7 @@ func (x *HostVpc) String() string {
 func (*HostVpc) ProtoMessage() {}
 
 func (x *HostVpc) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2425,7 +2514,7 @@ func (x *HostVpc) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostVpc.ProtoReflect.Descriptor instead.
 func (*HostVpc) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *HostVpc) GetVpc() *v11.Vpc {
@@ -2453,7 +2542,7 @@ type HostSubnet struct {
 
 func (x *HostSubnet) Reset() {
 	*x = HostSubnet{}
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2465,7 +2554,7 @@ func (x *HostSubnet) String() string {
 func (*HostSubnet) ProtoMessage() {}
 
 func (x *HostSubnet) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2478,7 +2567,7 @@ func (x *HostSubnet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostSubnet.ProtoReflect.Descriptor instead.
 func (*HostSubnet) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *HostSubnet) GetSubnet() *v11.Subnet {
@@ -2511,7 +2600,7 @@ type HostPort struct {
 
 func (x *HostPort) Reset() {
 	*x = HostPort{}
-	mi := &file_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_agent_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2523,7 +2612,7 @@ func (x *HostPort) String() string {
 func (*HostPort) ProtoMessage() {}
 
 func (x *HostPort) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_agent_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2536,7 +2625,7 @@ func (x *HostPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostPort.ProtoReflect.Descriptor instead.
 func (*HostPort) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *HostPort) GetPort() *v11.Port {
@@ -2717,12 +2806,19 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\x12\x14\n" +
 	"\x05error\x18\x03 \x01(\tR\x05error\"\x15\n" +
-	"\x13SendConsoleResponse\"\xb9\x01\n" +
+	"\x13SendConsoleResponse\"\xf9\x01\n" +
 	"\x13SyncNetworksRequest\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12)\n" +
 	"\x04host\x18\x02 \x01(\v2\x15.agent.v1.HostNetworkR\x04host\x12)\n" +
 	"\x10applied_revision\x18\x03 \x01(\x03R\x0fappliedRevision\x120\n" +
-	"\bfailures\x18\x04 \x03(\v2\x14.agent.v1.VpcFailureR\bfailures\"\x8b\x01\n" +
+	"\bfailures\x18\x04 \x03(\v2\x14.agent.v1.VpcFailureR\bfailures\x12>\n" +
+	"\x0ebackend_health\x18\x05 \x03(\v2\x17.agent.v1.BackendHealthR\rbackendHealth\"\x97\x01\n" +
+	"\rBackendHealth\x12\x15\n" +
+	"\x06vpc_id\x18\x01 \x01(\tR\x05vpcId\x12\"\n" +
+	"\rservice_ip_id\x18\x02 \x01(\tR\vserviceIpId\x12\x17\n" +
+	"\aport_id\x18\x03 \x01(\tR\x06portId\x12\x18\n" +
+	"\aaddress\x18\x04 \x01(\tR\aaddress\x12\x18\n" +
+	"\ahealthy\x18\x05 \x01(\bR\ahealthy\"\x8b\x01\n" +
 	"\vHostNetwork\x12\x12\n" +
 	"\x04vtep\x18\x01 \x01(\tR\x04vtep\x12!\n" +
 	"\funderlay_mtu\x18\x02 \x01(\rR\vunderlayMtu\x12+\n" +
@@ -2815,7 +2911,7 @@ func file_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_agent_v1_agent_proto_goTypes = []any{
 	(Power)(0),                   // 0: agent.v1.Power
 	(Observed)(0),                // 1: agent.v1.Observed
@@ -2842,29 +2938,30 @@ var file_agent_v1_agent_proto_goTypes = []any{
 	(*SendConsoleRequest)(nil),   // 22: agent.v1.SendConsoleRequest
 	(*SendConsoleResponse)(nil),  // 23: agent.v1.SendConsoleResponse
 	(*SyncNetworksRequest)(nil),  // 24: agent.v1.SyncNetworksRequest
-	(*HostNetwork)(nil),          // 25: agent.v1.HostNetwork
-	(*VpcFailure)(nil),           // 26: agent.v1.VpcFailure
-	(*SyncNetworksResponse)(nil), // 27: agent.v1.SyncNetworksResponse
-	(*HostNatGateway)(nil),       // 28: agent.v1.HostNatGateway
-	(*ProtectedAddresses)(nil),   // 29: agent.v1.ProtectedAddresses
-	(*HostVpc)(nil),              // 30: agent.v1.HostVpc
-	(*HostSubnet)(nil),           // 31: agent.v1.HostSubnet
-	(*HostPort)(nil),             // 32: agent.v1.HostPort
-	(v1.NicModel)(0),             // 33: vmcontroller.v1.NicModel
-	(v1.DiskBus)(0),              // 34: vmcontroller.v1.DiskBus
-	(v1.DiskCache)(0),            // 35: vmcontroller.v1.DiskCache
-	(v1.ImageFormat)(0),          // 36: vmcontroller.v1.ImageFormat
-	(v1.Architecture)(0),         // 37: vmcontroller.v1.Architecture
-	(*v1.ResourceUsage)(nil),     // 38: vmcontroller.v1.ResourceUsage
-	(*v11.SecurityGroup)(nil),    // 39: network.v1.SecurityGroup
-	(*v11.RouteTable)(nil),       // 40: network.v1.RouteTable
-	(*v11.NatGateway)(nil),       // 41: network.v1.NatGateway
-	(*v11.FloatingIp)(nil),       // 42: network.v1.FloatingIp
-	(*v11.ServiceIp)(nil),        // 43: network.v1.ServiceIp
-	(*v11.Peering)(nil),          // 44: network.v1.Peering
-	(*v11.Vpc)(nil),              // 45: network.v1.Vpc
-	(*v11.Subnet)(nil),           // 46: network.v1.Subnet
-	(*v11.Port)(nil),             // 47: network.v1.Port
+	(*BackendHealth)(nil),        // 25: agent.v1.BackendHealth
+	(*HostNetwork)(nil),          // 26: agent.v1.HostNetwork
+	(*VpcFailure)(nil),           // 27: agent.v1.VpcFailure
+	(*SyncNetworksResponse)(nil), // 28: agent.v1.SyncNetworksResponse
+	(*HostNatGateway)(nil),       // 29: agent.v1.HostNatGateway
+	(*ProtectedAddresses)(nil),   // 30: agent.v1.ProtectedAddresses
+	(*HostVpc)(nil),              // 31: agent.v1.HostVpc
+	(*HostSubnet)(nil),           // 32: agent.v1.HostSubnet
+	(*HostPort)(nil),             // 33: agent.v1.HostPort
+	(v1.NicModel)(0),             // 34: vmcontroller.v1.NicModel
+	(v1.DiskBus)(0),              // 35: vmcontroller.v1.DiskBus
+	(v1.DiskCache)(0),            // 36: vmcontroller.v1.DiskCache
+	(v1.ImageFormat)(0),          // 37: vmcontroller.v1.ImageFormat
+	(v1.Architecture)(0),         // 38: vmcontroller.v1.Architecture
+	(*v1.ResourceUsage)(nil),     // 39: vmcontroller.v1.ResourceUsage
+	(*v11.SecurityGroup)(nil),    // 40: network.v1.SecurityGroup
+	(*v11.RouteTable)(nil),       // 41: network.v1.RouteTable
+	(*v11.NatGateway)(nil),       // 42: network.v1.NatGateway
+	(*v11.FloatingIp)(nil),       // 43: network.v1.FloatingIp
+	(*v11.ServiceIp)(nil),        // 44: network.v1.ServiceIp
+	(*v11.Peering)(nil),          // 45: network.v1.Peering
+	(*v11.Vpc)(nil),              // 46: network.v1.Vpc
+	(*v11.Subnet)(nil),           // 47: network.v1.Subnet
+	(*v11.Port)(nil),             // 48: network.v1.Port
 }
 var file_agent_v1_agent_proto_depIdxs = []int32{
 	8,  // 0: agent.v1.WatchResponse.vms:type_name -> agent.v1.AssignedVm
@@ -2876,54 +2973,55 @@ var file_agent_v1_agent_proto_depIdxs = []int32{
 	11, // 6: agent.v1.AssignedVm.nics:type_name -> agent.v1.AssignedNic
 	9,  // 7: agent.v1.AssignedVm.seed:type_name -> agent.v1.AssignedSeed
 	10, // 8: agent.v1.AssignedSeed.nics:type_name -> agent.v1.AssignedSeedNic
-	33, // 9: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
-	34, // 10: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
-	35, // 11: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
+	34, // 9: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
+	35, // 10: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
+	36, // 11: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
 	13, // 12: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
-	36, // 13: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
+	37, // 13: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
 	17, // 14: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
 	18, // 15: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
-	37, // 16: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
+	38, // 16: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
 	1,  // 17: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
 	2,  // 18: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
-	38, // 19: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
+	39, // 19: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
 	19, // 20: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
-	25, // 21: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
-	26, // 22: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
-	30, // 23: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
-	31, // 24: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
-	32, // 25: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
-	39, // 26: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
-	40, // 27: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
-	41, // 28: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
-	42, // 29: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
-	43, // 30: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
-	29, // 31: agent.v1.SyncNetworksResponse.protected:type_name -> agent.v1.ProtectedAddresses
-	44, // 32: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
-	28, // 33: agent.v1.SyncNetworksResponse.host_nat_gateways:type_name -> agent.v1.HostNatGateway
-	41, // 34: agent.v1.HostNatGateway.nat_gateway:type_name -> network.v1.NatGateway
-	45, // 35: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
-	46, // 36: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
-	47, // 37: agent.v1.HostPort.port:type_name -> network.v1.Port
-	3,  // 38: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
-	4,  // 39: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
-	6,  // 40: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
-	15, // 41: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
-	20, // 42: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
-	22, // 43: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
-	24, // 44: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
-	5,  // 45: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
-	5,  // 46: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
-	7,  // 47: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
-	16, // 48: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
-	21, // 49: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
-	23, // 50: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
-	27, // 51: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
-	45, // [45:52] is the sub-list for method output_type
-	38, // [38:45] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	26, // 21: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
+	27, // 22: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
+	25, // 23: agent.v1.SyncNetworksRequest.backend_health:type_name -> agent.v1.BackendHealth
+	31, // 24: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
+	32, // 25: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
+	33, // 26: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
+	40, // 27: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
+	41, // 28: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
+	42, // 29: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
+	43, // 30: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
+	44, // 31: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
+	30, // 32: agent.v1.SyncNetworksResponse.protected:type_name -> agent.v1.ProtectedAddresses
+	45, // 33: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
+	29, // 34: agent.v1.SyncNetworksResponse.host_nat_gateways:type_name -> agent.v1.HostNatGateway
+	42, // 35: agent.v1.HostNatGateway.nat_gateway:type_name -> network.v1.NatGateway
+	46, // 36: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
+	47, // 37: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
+	48, // 38: agent.v1.HostPort.port:type_name -> network.v1.Port
+	3,  // 39: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
+	4,  // 40: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
+	6,  // 41: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
+	15, // 42: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
+	20, // 43: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
+	22, // 44: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
+	24, // 45: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
+	5,  // 46: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
+	5,  // 47: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
+	7,  // 48: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
+	16, // 49: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
+	21, // 50: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
+	23, // 51: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
+	28, // 52: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
+	46, // [46:53] is the sub-list for method output_type
+	39, // [39:46] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_agent_v1_agent_proto_init() }
@@ -2937,7 +3035,7 @@ func file_agent_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_v1_agent_proto_rawDesc), len(file_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   30,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

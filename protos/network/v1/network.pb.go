@@ -1762,8 +1762,10 @@ type Backend struct {
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
 	// 0 to 100; 0 means 1.
 	Weight uint32 `protobuf:"varint,3,opt,name=weight,proto3" json:"weight,omitempty"`
-	// Output: the health check passes, or there is none.
-	Healthy       bool `protobuf:"varint,4,opt,name=healthy,proto3" json:"healthy,omitempty"`
+	// Output: the backend gets new connections, because the health check passes or there is none.
+	Healthy bool `protobuf:"varint,4,opt,name=healthy,proto3" json:"healthy,omitempty"`
+	// Output: a host has reported healthy since the backend or the health check was set. False without a health check.
+	Checked       bool `protobuf:"varint,5,opt,name=checked,proto3" json:"checked,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1822,6 +1824,13 @@ func (x *Backend) GetWeight() uint32 {
 func (x *Backend) GetHealthy() bool {
 	if x != nil {
 		return x.Healthy
+	}
+	return false
+}
+
+func (x *Backend) GetChecked() bool {
+	if x != nil {
+		return x.Checked
 	}
 	return false
 }
@@ -8120,12 +8129,13 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\bprotocol\x18\x02 \x01(\tR\bprotocol\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\rR\x04port\x12\x1f\n" +
 	"\vtarget_port\x18\x04 \x01(\rR\n" +
-	"targetPort\"n\n" +
+	"targetPort\"\x88\x01\n" +
 	"\aBackend\x12\x17\n" +
 	"\aport_id\x18\x01 \x01(\tR\x06portId\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x16\n" +
 	"\x06weight\x18\x03 \x01(\rR\x06weight\x12\x18\n" +
-	"\ahealthy\x18\x04 \x01(\bR\ahealthy\"\xda\x01\n" +
+	"\ahealthy\x18\x04 \x01(\bR\ahealthy\x12\x18\n" +
+	"\achecked\x18\x05 \x01(\bR\achecked\"\xda\x01\n" +
 	"\vHealthCheck\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\tR\bprotocol\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x12\n" +

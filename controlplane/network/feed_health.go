@@ -1,0 +1,94 @@
+package network
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// maxReported is the maximum number of service IPs that one transaction changes for reports about their backends.
+const maxReported = 64
+
+// recordHealth records what a host reports about the backends of service IPs.
+func (f *Feed) recordHealth(
+	ctx context.Context, s *feedSession, all []*agentv1.BackendHealth, charge func(context.Context, int) error,
+) error {
+	reports, err := f.healthReports(s, all)
+	if err != nil {
+		return err
+	}
+	keys := slices.SortedFunc(maps.Keys(reports), compareKeys)
+	for part := range slices.Chunk(keys, maxReported) {
+		changed, err := f.setHealth(ctx, s.node, part, reports)
+		if err != nil {
+			return err
+		}
+		if err := charge(ctx, changed); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// healthReports returns the reports by service IP. It leaves out those about VPCs that the host does not need.
+func (f *Feed) healthReports(s *feedSession, all []*agentv1.BackendHealth) (map[recordKey][]cloud.BackendHealth, error) {
+	out := map[recordKey][]cloud.BackendHealth{}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.index == nil || f.sessions[s.node] != s {
+		return nil, nil
+	}
+	for _, in := range all {
+		r := cloud.BackendHealth{
+			VPC: cloud.VPCID(in.GetVpcId()), Service: cloud.ServiceIPID(in.GetServiceIpId()), Port: cloud.PortID(in.GetPortId()), Healthy: in.GetHealthy(),
+		}
+		var err error
+		if r.Address, err = addressOf("backend_health.address", in.GetAddress()); err != nil {
+			return nil, err
+		}
+		if _, needed := f.index.needs[s.node][r.VPC]; needed {
+			key := recordKey{feedService, f.index.vpcs[r.VPC].project, string(r.Service)}
+			out[key] = append(out[key], r)
+		}
+	}
+	return out, nil
+}
+
+// setHealth records reports about the service IPs keys in one transaction. It returns how many backends it has changed.
+func (f *Feed) setHealth(
+	ctx context.Context, node cloud.NodeID, keys []recordKey, reports map[recordKey][]cloud.BackendHealth,
+) (changed int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	defer cancel()
+	_, err = f.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		changed = 0
+		for _, key := range keys {
+			f.reads.Add(1)
+			s, err := serviceIPs.Get(tx, string(key.project), key.id)
+			if err != nil {
+				return err
+			}
+			if s == nil || s.Health == nil || s.VPC != reports[key][0].VPC {
+				continue
+			}
+			n, err := setHealth(tx, node, s, reports[key])
+			if err != nil {
+				return err
+			}
+			if n == 0 {
+				continue
+			}
+			changed += n
+			setServiceStatus(s)
+			s.UpdatedAt = tx.Now()
+			serviceIPs.Put(tx, s, string(s.Project), string(s.ID))
+		}
+		return nil
+	})
+	return changed, err
+}

@@ -1,0 +1,154 @@
+package network
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// healthWorld is a world with a service IP that has a health check and three backends: port p1 on host h1, port p2 on
+// host h2, and the address 10.0.0.99, which no port has.
+type healthWorld struct {
+	*feedScript
+	service cloud.ServiceIP
+}
+
+func newHealthWorld(t *testing.T) *healthWorld {
+	w := &healthWorld{feedScript: &feedScript{feedWorld: newFeedWorld(t), ids: map[string]string{}, names: map[string]string{}}}
+	w.createVPC("prod")
+	for n := 1; n <= 2; n++ {
+		port := fmt.Sprintf("p%d", n)
+		w.createPort(port, "prod")
+		w.bind(cloud.PortID(w.ids[port]), cloud.NodeID(fmt.Sprintf("h%d", n)))
+		w.connect(cloud.NodeID(fmt.Sprintf("h%d", n)), fmt.Sprintf("192.0.2.%d", n))
+	}
+	w.update(func(tx *store.Tx) (err error) {
+		w.service, err = createService(tx, acme, ServiceRequest{Subnet: cloud.SubnetID(w.ids["prod-subnet"]), Service: cloud.ServiceIP{
+			Name: "api", Ports: []cloud.ServicePort{{Protocol: cloud.ProtocolTCP, Port: 80, Target: 8080}}, Affinity: cloud.AffinityNone,
+			Health: &cloud.HealthCheck{IntervalSeconds: 1, Unhealthy: 1, Healthy: 1},
+			Backends: []cloud.Backend{
+				{Port: cloud.PortID(w.ids["p1"]), Weight: 1}, {Port: cloud.PortID(w.ids["p2"]), Weight: 1},
+				{Address: netip.MustParseAddr("10.0.0.99"), Weight: 1},
+			},
+		}})
+		return err
+	})
+	w.settle()
+	return w
+}
+
+// report sends a report of a host about a backend, p1, p2 or an address.
+func (w *healthWorld) report(node cloud.NodeID, backend string, healthy bool) {
+	w.t.Helper()
+	h := &agentv1.BackendHealth{VpcId: w.ids["prod"], ServiceIpId: string(w.service.ID), PortId: w.ids[backend], Healthy: healthy}
+	if h.PortId == "" {
+		h.Address = backend
+	}
+	w.agents[node].request(&agentv1.SyncNetworksRequest{AppliedRevision: w.agents[node].revision, BackendHealth: []*agentv1.BackendHealth{h}})
+}
+
+// show returns the status of the service IP and the health of its backends, h, u or, if it was not checked, a question
+// mark.
+func (w *healthWorld) show() string {
+	w.t.Helper()
+	s, err := w.networks.GetServiceIP(w.t.Context(), acme, w.service.ID)
+	require.NoError(w.t, err)
+	var out strings.Builder
+	for _, b := range s.Backends {
+		switch {
+		case b.Healthy:
+			out.WriteByte('h')
+		case b.Checked:
+			out.WriteByte('u')
+		default:
+			out.WriteByte('?')
+		}
+	}
+	return statusText[s.Status] + " " + out.String()
+}
+
+// TestBackendHealth follows what two hosts report about the backends of a service IP, to the record, its status and
+// what the hosts receive.
+func TestBackendHealth(t *testing.T) {
+	w := newHealthWorld(t)
+	require.Equal(t, "PENDING ???", w.show())
+	w.report("h1", "p2", true)
+	require.Equal(t, "PENDING ???", w.show(), "a host may report about its own ports only")
+	w.report("h1", "p1", false)
+	require.Equal(t, "PENDING u??", w.show())
+	w.report("h2", "p2", false)
+	w.report("h2", "10.0.0.99", false)
+	require.Equal(t, "ERROR uuu", w.show())
+	w.report("h1", "p1", true)
+	require.Equal(t, "ACTIVE huu", w.show())
+
+	// Both hosts receive the health.
+	w.settle()
+	for _, a := range w.agents {
+		require.True(t, a.state[string(w.service.ID)].(*networkv1.ServiceIp).GetBackends()[0].GetHealthy())
+	}
+	// A repeat changes nothing. Reports about unknown records are ignored.
+	charged := w.agents["h1"].charged.Load()
+	w.report("h1", "p1", true)
+	w.report("h1", "10.0.0.98", true)
+	w.agents["h1"].request(&agentv1.SyncNetworksRequest{BackendHealth: []*agentv1.BackendHealth{
+		{VpcId: "unknown", ServiceIpId: string(w.service.ID), PortId: w.ids["p1"]},
+		{VpcId: w.ids["prod"], ServiceIpId: "unknown", PortId: w.ids["p1"]},
+	}})
+	require.Equal(t, "ACTIVE huu", w.show())
+	require.Equal(t, charged, w.agents["h1"].charged.Load())
+	require.NoError(t, w.agents["h1"].ctx.Err())
+}
+
+// TestHealthIsForgotten requires that a backend is unchecked after its port was bound to another host or the health
+// check has changed, and keeps its health otherwise.
+func TestHealthIsForgotten(t *testing.T) {
+	w := newHealthWorld(t)
+	w.report("h1", "p1", true)
+	w.report("h2", "p2", true)
+	require.Equal(t, "ACTIVE hh?", w.show())
+	update := func(change func(*cloud.ServiceIP)) {
+		next := cloud.ServiceIP{Ports: w.service.Ports, Backends: append([]cloud.Backend(nil), w.service.Backends...), Affinity: cloud.AffinityNone}
+		check := *w.service.Health
+		next.Health = &check
+		change(&next)
+		w.update(func(tx *store.Tx) error {
+			_, err := updateService(tx, acme, ServiceUpdate{ID: w.service.ID, Service: next})
+			return err
+		})
+	}
+	update(func(s *cloud.ServiceIP) {
+		s.Backends[0].Weight = 5
+		s.Health.Port = 0
+		s.Affinity = cloud.AffinityClientIP
+	})
+	require.Equal(t, "ACTIVE hh?", w.show())
+	w.update(func(tx *store.Tx) error {
+		p, err := ports.Get(tx, string(acme.Project), w.ids["p1"])
+		if err != nil {
+			return err
+		}
+		return BindNIC(tx, p, "h2", "web")
+	})
+	require.Equal(t, "ACTIVE ?h?", w.show())
+	w.settle()
+	w.report("h1", "p1", true)
+	require.Equal(t, "ACTIVE ?h?", w.show(), "the former host reports")
+	update(func(s *cloud.ServiceIP) {
+		s.Ports = []cloud.ServicePort{{Protocol: cloud.ProtocolTCP, Port: 80, Target: 9090}}
+	})
+	require.Equal(t, "PENDING ???", w.show(), "the port that is checked has changed")
+	update(func(s *cloud.ServiceIP) { s.Health = nil })
+	require.Equal(t, "ACTIVE hhh", w.show())
+	update(func(s *cloud.ServiceIP) { s.Backends = nil })
+	require.Equal(t, "PENDING ", w.show())
+}

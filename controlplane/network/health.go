@@ -1,0 +1,110 @@
+package network
+
+import (
+	"slices"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// setServiceStatus sets the status of a service IP according to its backends: ACTIVE if a backend is healthy, PENDING if none
+// is but not all have been checked, or if there is none, and otherwise ERROR.
+func setServiceStatus(s *cloud.ServiceIP) {
+	isHealthy := func(b cloud.Backend) bool { return b.Healthy }
+	isUnchecked := func(b cloud.Backend) bool { return !b.Checked }
+	switch {
+	case slices.ContainsFunc(s.Backends, isHealthy):
+		s.Status, s.StatusReason = cloud.NetworkActive, ""
+	case len(s.Backends) == 0:
+		s.Status, s.StatusReason = cloud.NetworkPending, "it has no backends"
+	case slices.ContainsFunc(s.Backends, isUnchecked):
+		s.Status, s.StatusReason = cloud.NetworkPending, "no backend is healthy, and not all have been checked yet"
+	default:
+		s.Status, s.StatusReason = cloud.NetworkError, "no backend is healthy"
+	}
+}
+
+// carryHealth sets the health of the backends of a service IP that was created or changed. Without a health check they
+// are healthy. Backends of former that are checked in the same way keep their health. Others are unhealthy until a host
+// has checked them.
+func carryHealth(s, former *cloud.ServiceIP) {
+	for i := range s.Backends {
+		b := &s.Backends[i]
+		b.Healthy, b.Checked = s.Health == nil, false
+		if s.Health == nil || former == nil || former.Health == nil || !sameCheck(s, former) {
+			continue
+		}
+		for _, f := range former.Backends {
+			if f.Port == b.Port && f.Address == b.Address {
+				b.Healthy, b.Checked = f.Healthy, f.Checked
+			}
+		}
+	}
+	setServiceStatus(s)
+}
+
+// sameCheck reports whether two service IPs with health checks check their backends in the same way.
+func sameCheck(a, b *cloud.ServiceIP) bool {
+	return *a.Health == *b.Health && (a.Health.Port != 0 || a.Ports[0].Target == b.Ports[0].Target)
+}
+
+// forgetHealth marks a port as an unchecked backend of the service IPs with a health check. The port's host has changed,
+// so what the former host reported is no longer valid.
+func forgetHealth(tx *store.Tx, port *cloud.Port) error {
+	users, _, err := backendsOf.List(tx, 0, string(port.ID))
+	if err != nil {
+		return err
+	}
+	for _, u := range users {
+		s, err := serviceIPs.Get(tx, string(port.Project), u.Path[1])
+		if err != nil {
+			return err
+		}
+		if s == nil || s.Health == nil {
+			continue
+		}
+		for i := range s.Backends {
+			if b := &s.Backends[i]; b.Port == port.ID {
+				b.Healthy, b.Checked = false, false
+			}
+		}
+		setServiceStatus(s)
+		serviceIPs.Put(tx, s, string(s.Project), string(s.ID))
+	}
+	return nil
+}
+
+// setHealth records the health of backends of a service IP as the host node reported it. It returns how many backends
+// have changed. Reports about ports of other hosts, and about backends that the service IP does not have, are ignored: a
+// host may report about a port that it has just lost.
+func setHealth(tx *store.Tx, node cloud.NodeID, s *cloud.ServiceIP, reports []cloud.BackendHealth) (changed int, err error) {
+	for _, r := range reports {
+		may, err := mayReport(tx, node, s, r)
+		if err != nil {
+			return 0, err
+		}
+		for i := range s.Backends {
+			b := &s.Backends[i]
+			if may && b.Port == r.Port && b.Address == r.Address && (!b.Checked || b.Healthy != r.Healthy) {
+				b.Healthy, b.Checked = r.Healthy, true
+				changed++
+			}
+		}
+	}
+	return changed, nil
+}
+
+// mayReport reports whether a host with ports in the VPC of a service IP may report about a backend: if the backend's
+// port is bound to the host, or if the backend is an address that no port of the VPC has.
+func mayReport(tx *store.Tx, node cloud.NodeID, s *cloud.ServiceIP, r cloud.BackendHealth) (bool, error) {
+	id := &r.Port
+	if r.Port == "" {
+		var err error
+		if id, err = portAt.Get(tx, string(s.VPC), r.Address.String()); err != nil || id == nil {
+			return err == nil, err
+		}
+	}
+	p, err := ports.Get(tx, string(s.Project), string(*id))
+	return p != nil && (p.Node == node || mutant.On(mutant.ForeignHealth)), err
+}

@@ -1,0 +1,187 @@
+// Package health checks the backends of service IPs from inside of the network namespaces of VPCs. A [Checker] has the
+// targets of each namespace and says which of them are healthy.
+//
+// # Decisions
+//
+//   - A check opens a TCP connection, or sends a GET request, from the gateway's address. The security groups of the
+//     backend do not apply to it, because it is not forwarded. Only the host of the backend can check: all hosts have the
+//     gateway's address, so the backend's host would keep the answers to checks of others.
+//   - A target that was never checked has no verdict. The first success makes it healthy. It is unhealthy after the
+//     number of consecutive failures in its health check, also at the beginning, so that a lost packet after a restart
+//     of the agent does not take a backend out of service.
+//   - A check fails if it takes longer than its interval, and after five seconds at the latest.
+//   - Only the socket is made on a thread in the namespace. Waiting takes no thread.
+//   - A redirection is a success and is not followed: it could lead to any address that the namespace reaches.
+//
+// The package does not know VPCs, services and the control plane.
+package health
+
+import (
+	"context"
+	"math/rand/v2"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+const (
+	// maxTimeout limits the time of one check.
+	maxTimeout = 5 * time.Second
+	// maxConcurrent is the number of checks that run at a time.
+	maxConcurrent = 256
+)
+
+// Target is a backend that is checked. Targets are the same if all fields are equal.
+type Target struct {
+	// Address is the backend's address and port.
+	Address netip.AddrPort
+	// Source is the address of the namespace from which the backend is checked.
+	Source netip.Addr
+	Check  cloud.HealthCheck
+}
+
+// Checker checks targets. Its methods may be called concurrently.
+type Checker struct {
+	changed func(namespace string)
+	probe   func(ctx context.Context, namespace string, t *Target) error
+	slots   chan struct{} // has an element for each check in progress
+	ctx     context.Context
+	cancel  context.CancelFunc
+	done    sync.WaitGroup
+
+	mu      sync.Mutex // guards running and the tallies
+	running map[string]map[Target]*checked
+}
+
+// checked is a target with its results.
+type checked struct {
+	tally
+	stop context.CancelFunc
+}
+
+// New returns a Checker without targets. It calls changed when the verdict of a target in a namespace changed; changed
+// must not block and must not call the Checker.
+func New(changed func(namespace string)) *Checker {
+	c := &Checker{
+		changed: changed, probe: probe, slots: make(chan struct{}, maxConcurrent), running: map[string]map[Target]*checked{},
+	}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	return c
+}
+
+// Close ends all checks and waits for them.
+func (c *Checker) Close() {
+	c.cancel()
+	c.done.Wait()
+}
+
+// Set replaces the targets in a namespace, which is the path of a network namespace. Targets that it had before keep
+// their verdicts.
+func (c *Checker) Set(namespace string, targets []Target) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	had := c.running[namespace]
+	if len(had) == 0 && len(targets) == 0 || c.ctx.Err() != nil {
+		return
+	}
+	now := map[Target]*checked{}
+	for _, t := range targets {
+		switch {
+		case now[t] != nil:
+		case had[t] != nil:
+			now[t] = had[t]
+		default:
+			ctx, stop := context.WithCancel(c.ctx)
+			one := &checked{stop: stop}
+			now[t] = one
+			c.done.Go(func() { c.run(ctx, namespace, t, one) })
+		}
+	}
+	for t, one := range had {
+		if now[t] == nil {
+			one.stop()
+		}
+	}
+	c.running[namespace] = now
+	if len(now) == 0 {
+		delete(c.running, namespace)
+	}
+}
+
+// Verdict returns whether a target in a namespace is healthy. It returns known false if there is no verdict yet.
+func (c *Checker) Verdict(namespace string, t Target) (healthy, known bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	one := c.running[namespace][t]
+	if one == nil {
+		return false, false
+	}
+	return one.healthy, one.known
+}
+
+// run checks a target at its interval until ctx ends.
+func (c *Checker) run(ctx context.Context, namespace string, t Target, one *checked) {
+	interval := time.Duration(t.Check.IntervalSeconds) * time.Second
+	for {
+		ok, ran := c.check(ctx, namespace, &t, interval)
+		if !ran {
+			return
+		}
+		c.mu.Lock()
+		changed := one.add(ok, &t.Check)
+		c.mu.Unlock()
+		if changed {
+			c.changed(namespace)
+		}
+		// Targets that were set together must not be checked together forever.
+		pause := interval - interval/20 + rand.N(interval/10)
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// check checks a target once. ran is false if ctx ended before the result.
+func (c *Checker) check(ctx context.Context, namespace string, t *Target, interval time.Duration) (ok, ran bool) {
+	select {
+	case c.slots <- struct{}{}:
+		defer func() { <-c.slots }()
+	case <-ctx.Done():
+		return false, false
+	}
+	limited, cancel := context.WithTimeout(ctx, min(interval, maxTimeout))
+	defer cancel()
+	err := c.probe(limited, namespace, t)
+	return err == nil, ctx.Err() == nil
+}
+
+// tally has the verdict about a target and the results that contradict it.
+type tally struct {
+	known, healthy bool
+	against        uint32 // consecutive results
+}
+
+// add adds a result, and returns true if the verdict changed.
+func (y *tally) add(ok bool, c *cloud.HealthCheck) (changed bool) {
+	if y.known && ok == y.healthy {
+		y.against = 0
+		return false
+	}
+	y.against++
+	threshold := c.Unhealthy
+	if ok {
+		threshold = c.Healthy
+		if !y.known {
+			threshold = 1
+		}
+	}
+	if y.against < threshold {
+		return false
+	}
+	*y = tally{known: true, healthy: ok}
+	return true
+}

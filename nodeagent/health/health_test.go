@@ -1,0 +1,147 @@
+package health
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// wait is the longest time that a test waits for something.
+const wait = 30 * time.Second
+
+// ownNamespace is the network namespace of the test.
+const ownNamespace = "/proc/self/ns/net"
+
+// TestTally follows verdicts with thresholds of three failures and two successes. Results are + and -, and the verdict
+// after each is h, u or, if there is none, a question mark.
+func TestTally(t *testing.T) {
+	check := cloud.HealthCheck{Unhealthy: 3, Healthy: 2}
+	for results, want := range map[string]string{
+		"+":          "h",
+		"---":        "??u",
+		"--+":        "??h",
+		"+--+---":    "hhhhhhu",
+		"---+-++":    "??uuuuh",
+		"+---++-+--": "hhhuuhhhhh",
+	} {
+		var y tally
+		var got strings.Builder
+		for _, r := range results {
+			before := y
+			changed := y.add(r == '+', &check)
+			require.Equal(t, before.known != y.known || before.healthy != y.healthy, changed)
+			switch {
+			case !y.known:
+				got.WriteByte('?')
+			case y.healthy:
+				got.WriteByte('h')
+			default:
+				got.WriteByte('u')
+			}
+		}
+		require.Equal(t, want, got.String(), results)
+	}
+}
+
+// TestTCP checks an open port, a closed one, and an address that does not answer.
+func TestTCP(t *testing.T) {
+	listener, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer listener.Close()
+	target := Target{Address: netip.MustParseAddrPort(listener.Addr().String()), Source: netip.MustParseAddr("127.0.0.1")}
+	require.NoError(t, probe(t.Context(), ownNamespace, &target))
+
+	require.NoError(t, listener.Close())
+	require.ErrorContains(t, probe(t.Context(), ownNamespace, &target), "connection refused")
+	require.ErrorContains(t, probe(t.Context(), "/nonexistent", &target), "open network namespace /nonexistent")
+}
+
+// TestSilentTarget requires that a check of a target that does not answer ends with its context.
+func TestSilentTarget(t *testing.T) {
+	// The kernel completes the connection, and nobody answers the request.
+	listener, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer listener.Close()
+	target := Target{
+		Address: netip.MustParseAddrPort(listener.Addr().String()), Source: netip.MustParseAddr("127.0.0.1"),
+		Check: cloud.HealthCheck{HTTPPath: "/"},
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, probe(ctx, ownNamespace, &target), context.DeadlineExceeded)
+}
+
+// TestHTTP requires that the status of a response decides, and that redirections are not followed.
+func TestHTTP(t *testing.T) {
+	var status atomic.Int32
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/ready" {
+			t.Errorf("asked for %s", r.URL.Path)
+		}
+		w.Header().Set("Location", "/elsewhere")
+		w.WriteHeader(int(status.Load()))
+	}))
+	defer server.Close()
+	target := Target{
+		Address: netip.MustParseAddrPort(server.Listener.Addr().String()), Source: netip.MustParseAddr("127.0.0.1"),
+		Check: cloud.HealthCheck{HTTPPath: "/ready"},
+	}
+	for code, healthy := range map[int32]bool{200: true, 204: true, 302: true, 399: true, 400: false, 404: false, 503: false} {
+		status.Store(code)
+		if err := probe(t.Context(), ownNamespace, &target); healthy {
+			require.NoError(t, err, "%d", code)
+		} else {
+			require.EqualError(t, err, fmt.Sprintf("status %d", code))
+		}
+	}
+}
+
+// TestChecker follows the verdict of a target that fails and recovers, and ends the checks of a target that is removed.
+func TestChecker(t *testing.T) {
+	var healthy atomic.Bool
+	changes := make(chan string, 100)
+	c := New(func(namespace string) { changes <- namespace })
+	defer c.Close()
+	c.probe = func(context.Context, string, *Target) error {
+		if healthy.Load() {
+			return nil
+		}
+		return errors.New("down")
+	}
+	healthy.Store(true)
+	target := Target{Address: netip.MustParseAddrPort("10.0.1.5:80"), Check: cloud.HealthCheck{IntervalSeconds: 1, Unhealthy: 1, Healthy: 1}}
+	require.Equal(t, [2]bool{false, false}, verdict(c, "a", target))
+	c.Set("a", []Target{target, target})
+	for _, want := range []bool{true, false, true} {
+		healthy.Store(want)
+		select {
+		case namespace := <-changes:
+			require.Equal(t, "a", namespace)
+		case <-time.After(wait):
+			t.Fatal("no verdict")
+		}
+		require.Equal(t, [2]bool{want, true}, verdict(c, "a", target))
+	}
+	c.Set("a", []Target{target})
+	require.Equal(t, [2]bool{true, true}, verdict(c, "a", target), "a target that stays keeps its verdict")
+	c.Set("a", nil)
+	require.Equal(t, [2]bool{false, false}, verdict(c, "a", target))
+	c.done.Wait() // the checks have ended
+}
+
+func verdict(c *Checker, namespace string, t Target) [2]bool {
+	healthy, known := c.Verdict(namespace, t)
+	return [2]bool{healthy, known}
+}
