@@ -39,20 +39,25 @@ type networks struct {
 	watch *underlayWatch
 	// assigned are the VPCs that the control plane has sent to a host that cannot have VPCs.
 	assigned map[cloud.VPCID]bool
-	ack      func(cloud.NetworkAck)
-	guest    func(vm string) (data vpc.GuestData, known bool)
+	networkCalls
 	// prefix starts the names of network namespaces.
 	prefix string
 }
 
+// networkCalls are the functions that networks calls. They must not block.
+type networkCalls struct {
+	// ack receives the acknowledgments of updates, and report the health of backends of service IPs.
+	ack    func(cloud.NetworkAck)
+	report func([]cloud.BackendHealth)
+	// guest returns what the metadata service serves to the guest of a VM. known is false if the VMs of the host are not
+	// known yet.
+	guest func(vm string) (data vpc.GuestData, known bool)
+}
+
 // openNetworks finds the underlay and checks what the host lacks for VPCs. A host that lacks something runs VMs without
-// network interfaces, so openNetworks returns no error: the description names what is missing. The function ack is
-// called with the acknowledgments of updates; it must not block.
-func openNetworks(
-	ctx context.Context, c *Config, ack func(cloud.NetworkAck), guest func(vm string) (vpc.GuestData, bool),
-	log *slog.Logger,
-) *networks {
-	n := &networks{ack: ack, guest: guest, prefix: c.Network.Prefix, watch: &underlayWatch{config: c, log: log}}
+// network interfaces, so openNetworks returns no error: the description names what is missing.
+func openNetworks(ctx context.Context, c *Config, calls networkCalls, log *slog.Logger) *networks {
+	n := &networks{networkCalls: calls, prefix: c.Network.Prefix, watch: &underlayWatch{config: c, log: log}}
 	u, err := findUnderlay(ctx, c)
 	if err != nil {
 		log.Warn("this host has no VPCs", "err", err)
@@ -125,7 +130,7 @@ func (n *networks) open(ctx context.Context, u underlay, c *Config, log *slog.Lo
 	upstreams := &hostResolvers{path: "/etc/resolv.conf"}
 	n.vpcs, err = vpc.New(vpc.Options{
 		VTEP: u.vtep, Host: n.host, Firewall: filter, Edge: n.edge, Upstreams: upstreams.list, Acknowledge: n.ack,
-		Guest: n.guest, Log: log,
+		Report: n.report, Guest: n.guest, Log: log,
 		Dir: filepath.Join(c.DataDir, "networks"),
 	})
 	return err

@@ -101,7 +101,7 @@ func TestMemberAddresses(t *testing.T) {
 // TestHostWithoutVPCs requires that a host that cannot have VPCs reports those that it gets as failed.
 func TestHostWithoutVPCs(t *testing.T) {
 	var acks []cloud.NetworkAck
-	n := openNetworks(t.Context(), &Config{Underlay: "none0"}, func(a cloud.NetworkAck) { acks = append(acks, a) }, nil, slog.New(slog.DiscardHandler))
+	n := openNetworks(t.Context(), &Config{Underlay: "none0"}, networkCalls{ack: func(a cloud.NetworkAck) { acks = append(acks, a) }}, slog.New(slog.DiscardHandler))
 	defer n.close()
 	require.Nil(t, n.description)
 	n.Apply(cloud.NetworkUpdate{Stream: 1, Revision: 5, VPCs: []cloud.VPCOnHost{{VPC: cloud.VPC{ID: "a"}}}})

@@ -74,7 +74,11 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 	}
 
 	a := &agent{config: c, log: log}
-	a.nets = openNetworks(ctx, &a.config, func(ack cloud.NetworkAck) { a.link.AcknowledgeNetworks(ack) }, a.guest, log)
+	a.nets = openNetworks(ctx, &a.config, networkCalls{
+		ack:    func(ack cloud.NetworkAck) { a.link.AcknowledgeNetworks(ack) },
+		report: func(all []cloud.BackendHealth) { a.link.ReportBackends(all) },
+		guest:  a.guest,
+	}, log)
 	defer a.nets.close()
 	if a.link, err = uplink.Open(a.uplinkOptions(self)); err != nil {
 		return err

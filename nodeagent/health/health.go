@@ -73,7 +73,9 @@ func New(changed func(namespace string)) *Checker {
 
 // Close ends all checks and waits for them.
 func (c *Checker) Close() {
-	c.cancel()
+	c.mu.Lock()
+	c.cancel() // Set starts nothing afterwards
+	c.mu.Unlock()
 	c.done.Wait()
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -24,24 +25,48 @@ type Networks interface {
 
 var errNetworksEnded = errors.New("the member ended the stream of networks")
 
-// networkAcks has the newest acknowledgment.
+// networkAcks has the newest acknowledgment, and the reports about backends that were not sent.
 type networkAcks struct {
 	wake chan struct{} // capacity 1
 
-	mu     sync.Mutex // guards latest
+	mu     sync.Mutex // guards the fields below
 	latest cloud.NetworkAck
+	health []cloud.BackendHealth
 }
+
+// requestPause is the pause after a request, so that many changes become few requests.
+const requestPause = 100 * time.Millisecond
 
 // AcknowledgeNetworks queues an acknowledgment, to be sent on the stream that the update arrived on. An acknowledgment
 // of an earlier stream is not sent: its revision may be that of another cluster.
 func (l *Link) AcknowledgeNetworks(ack cloud.NetworkAck) {
-	l.networkAcks.mu.Lock()
-	l.networkAcks.latest = ack
-	l.networkAcks.mu.Unlock()
+	l.networkAcks.set(func(a *networkAcks) { a.latest = ack })
+}
+
+// ReportBackends queues reports about the health of backends, at most 1,000. They replace those that were not sent yet.
+// They are lost if the connection ends, so the caller repeats reports that are not in a later update.
+func (l *Link) ReportBackends(all []cloud.BackendHealth) {
+	l.networkAcks.set(func(a *networkAcks) { a.health = all })
+}
+
+// set changes the values and wakes the sender.
+func (a *networkAcks) set(change func(*networkAcks)) {
+	a.mu.Lock()
+	change(a)
+	a.mu.Unlock()
 	select {
-	case l.networkAcks.wake <- struct{}{}:
+	case a.wake <- struct{}{}:
 	default:
 	}
+}
+
+// take returns the newest acknowledgment, and the reports that were not sent. It removes the reports.
+func (a *networkAcks) take() (cloud.NetworkAck, []cloud.BackendHealth) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	health := a.health
+	a.health = nil
+	return a.latest, health
 }
 
 // syncNetworks receives the host's VPCs and sends acknowledgments until ctx or the stream ends. With a member that does
@@ -95,8 +120,9 @@ func (l *Link) networkStream(ctx context.Context, agent agentv1.AgentServiceClie
 	}
 }
 
-// sendNetworkAcks sends the newest acknowledgment of a stream whenever it changes, until the stream ends. When the
-// member ends the stream, Recv returns the reason, so errors of Send are ignored.
+// sendNetworkAcks sends the newest acknowledgment of a stream and the reports about backends whenever they change, until
+// the stream ends. When the member ends the stream, Recv returns the reason, so errors of Send are ignored. Reports that
+// are queued before the first acknowledgment of the stream are dropped: they are about records of an earlier one.
 func (l *Link) sendNetworkAcks(
 	ctx context.Context,
 	stream grpc.BidiStreamingClient[agentv1.SyncNetworksRequest, agentv1.SyncNetworksResponse],
@@ -108,9 +134,7 @@ func (l *Link) sendNetworkAcks(
 		case <-ctx.Done():
 			return
 		}
-		l.networkAcks.mu.Lock()
-		ack := l.networkAcks.latest
-		l.networkAcks.mu.Unlock()
+		ack, health := l.networkAcks.take()
 		if ack.Stream != number {
 			continue
 		}
@@ -118,8 +142,28 @@ func (l *Link) sendNetworkAcks(
 		for _, f := range ack.Failures {
 			m.Failures = append(m.Failures, &agentv1.VpcFailure{VpcId: string(f.VPC), Error: f.Error})
 		}
+		for _, b := range health {
+			m.BackendHealth = append(m.BackendHealth, backendHealth(b))
+		}
 		if stream.Send(m) != nil {
 			return
 		}
+		if len(health) > 0 {
+			select {
+			case <-time.After(requestPause):
+			case <-ctx.Done():
+				return
+			}
+		}
 	}
+}
+
+func backendHealth(b cloud.BackendHealth) *agentv1.BackendHealth {
+	out := &agentv1.BackendHealth{
+		VpcId: string(b.VPC), ServiceIpId: string(b.Service), PortId: string(b.Port), Healthy: b.Healthy,
+	}
+	if b.Address.IsValid() {
+		out.Address = b.Address.String()
+	}
+	return out
 }

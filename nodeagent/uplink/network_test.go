@@ -2,6 +2,7 @@ package uplink
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -79,6 +80,16 @@ func TestNetworks(t *testing.T) {
 	ack := next(t, m.hosts)
 	require.EqualValues(t, 6, ack.GetAppliedRevision())
 	require.Equal(t, "no bridge", ack.GetFailures()[0].GetError())
+	a.ReportBackends([]cloud.BackendHealth{
+		{VPC: id, Service: id, Port: id, Healthy: true}, {VPC: id, Service: id, Address: netip.MustParseAddr("10.0.1.9")},
+	})
+	report := next(t, m.hosts)
+	require.EqualValues(t, 6, report.GetAppliedRevision())
+	require.Equal(t, "no bridge", report.GetFailures()[0].GetError(), "a report does not withdraw the failures")
+	require.Len(t, report.GetBackendHealth(), 2)
+	require.Equal(t, id, report.GetBackendHealth()[0].GetPortId())
+	require.True(t, report.GetBackendHealth()[0].GetHealthy())
+	require.Equal(t, "10.0.1.9", report.GetBackendHealth()[1].GetAddress())
 	m.networks <- &agentv1.SyncNetworksResponse{Term: 2, Revision: 8, Complete: true, Deleted: []string{id}}
 	u = next(t, got)
 	require.False(t, u.Snapshot)
@@ -95,7 +106,9 @@ func TestNetworks(t *testing.T) {
 	require.True(t, again.Snapshot)
 	require.Greater(t, again.Stream, u.Stream)
 	a.AcknowledgeNetworks(cloud.NetworkAck{Stream: again.Stream, Revision: 3})
-	require.EqualValues(t, 3, next(t, m.hosts).GetAppliedRevision())
+	ack = next(t, m.hosts)
+	require.EqualValues(t, 3, ack.GetAppliedRevision())
+	require.Empty(t, ack.GetBackendHealth(), "a report is sent once")
 
 	// A message of a lower term ends the session and is not delivered.
 	m.networks <- &agentv1.SyncNetworksResponse{Term: 1, Revision: 10, Complete: true}

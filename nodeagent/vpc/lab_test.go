@@ -49,8 +49,9 @@ type labHost struct {
 	log    *logged
 	dir    string // Options.Dir
 
-	mu   sync.Mutex // guards acks
-	acks []cloud.NetworkAck
+	mu      sync.Mutex // guards acks and reports
+	acks    []cloud.NetworkAck
+	reports [][]cloud.BackendHealth
 }
 
 // logged collects the lines of a log.
@@ -136,6 +137,11 @@ func (h *labHost) start() {
 			h.mu.Lock()
 			defer h.mu.Unlock()
 			h.acks = append(h.acks, a)
+		},
+		Report: func(all []cloud.BackendHealth) {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.reports = append(h.reports, all)
 		},
 	})
 	require.NoError(t, err)

@@ -31,6 +31,8 @@ const closeTimeout = 2 * time.Second
 
 // plane changes the host's state. The worker of a VPC makes one call for the VPC at a time.
 type plane interface {
+	// path returns the path of a VPC's network namespace.
+	path(id cloud.VPCID) string
 	// list returns the VPCs that have something on the host.
 	list() ([]cloud.VPCID, error)
 	// apply makes the host's state of a VPC equal to w and returns the changes of the kernel's state. It can be repeated
@@ -103,6 +105,8 @@ func newKernelPlane(o Options, n *Networks) (*kernelPlane, error) {
 		peerings: links, connected: n.connected,
 	}, nil
 }
+
+func (k *kernelPlane) path(id cloud.VPCID) string { return k.host.Path(id) }
 
 func (k *kernelPlane) list() ([]cloud.VPCID, error) {
 	ids, err := k.host.List()

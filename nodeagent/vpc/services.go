@@ -67,7 +67,7 @@ func (w *wanted) addServices(node cloud.NodeID, one *vpcTable) {
 func (w *wanted) backend(
 	b cloud.Backend, port *cloud.PortOnHost, node, first cloud.NodeID,
 ) (out cloud.HostBackend, ok bool) {
-	out = cloud.HostBackend{Address: b.Address, Port: b.Port, Weight: b.Weight, Healthy: b.Healthy}
+	out = cloud.HostBackend{Address: b.Address, Port: b.Port, Weight: b.Weight, Healthy: b.Healthy, Checked: b.Checked}
 	if port == nil {
 		out.Reported = first == node
 		return out, b.Address.Is4()

@@ -15,6 +15,8 @@ import (
 
 	"github.com/miekg/dns"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
 // greet answers TCP connections and UDP datagrams at a port in a namespace of the lab with a line that has name and the
@@ -233,6 +235,73 @@ func TestServiceIP(t *testing.T) {
 	require.False(t, l.connects(client, "10.0.1.50", 80, time.Second))
 	rules := l.run("ip", "netns", "exec", l.prefix+one.vpcName("shop"), "nft", "list", "tables")
 	require.NotContains(t, rules, "trivet-service")
+}
+
+// TestHealthChecks follows a backend that dies and returns, on its own host and on another one, with and without the
+// control plane.
+func TestHealthChecks(t *testing.T) {
+	l := newLab(t, 2)
+	one, two := l.hosts[0], l.hosts[1]
+	checked := strings.Replace(balanced, "to=one,two,three*2", "to=one!,two! check=tcp checked=no", 1)
+	for _, h := range l.hosts {
+		h.snapshot(1, checked)
+	}
+	near, far := one.endpoint("client"), two.endpoint("far")
+	backend := one.endpoint("one")
+	stop := l.greet(backend, "one", 8080)
+	l.greet(two.endpoint("two"), "two", 8080)
+	ask := func(from string) []string { return slices.Sorted(maps.Keys(l.askOften(60, from, api))) }
+
+	t.Log("each host uses its own backend as soon as it is healthy, and reports it until the records agree")
+	one.awaitReport("one", true)
+	two.awaitReport("two", true)
+	require.Equal(t, []string{"one"}, ask(near))
+	require.Equal(t, []string{"two"}, ask(far))
+	for _, h := range l.hosts {
+		h.change(2, apiRecord+"one,two check=tcp")
+		h.requireNoReport()
+	}
+	require.Equal(t, []string{"one", "two"}, ask(near))
+	require.Equal(t, []string{"one", "two"}, ask(far))
+
+	t.Log("a dead backend gets no new connections from its own host, also if nobody records its report")
+	stop()
+	one.awaitReport("one", false)
+	require.Equal(t, []string{"two"}, ask(near))
+	two.change(3, apiRecord+"one!,two check=tcp")
+	require.Equal(t, []string{"two"}, ask(far))
+
+	t.Log("it returns")
+	one.change(3, apiRecord+"one!,two check=tcp")
+	one.requireNoReport()
+	l.greet(backend, "one", 8080)
+	one.awaitReport("one", true)
+	require.Equal(t, []string{"one", "two"}, ask(near))
+	require.Zero(t, one.Counts().Repairs, "%s", one.log)
+}
+
+// awaitReport waits until the host reports the health of a backend and has applied it.
+func (h *labHost) awaitReport(port cloud.PortID, healthy bool) {
+	h.lab.Helper()
+	want := cloud.BackendHealth{VPC: "shop", Service: "api", Port: port, Healthy: healthy}
+	require.Eventually(h.lab, func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return len(h.reports) > 0 && slices.Equal(h.reports[len(h.reports)-1], []cloud.BackendHealth{want})
+	}, wait, 5*time.Millisecond, "host %s did not report %v", h.node, want)
+}
+
+// requireNoReport requires that the host reports nothing when it applies the VPC the next time.
+func (h *labHost) requireNoReport() {
+	h.lab.Helper()
+	h.mu.Lock()
+	h.reports = nil
+	h.mu.Unlock()
+	before := h.Counts().Applied
+	require.Eventually(h.lab, func() bool { return h.Counts().Applied >= before+2 }, wait, 5*time.Millisecond)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	require.Empty(h.lab, h.reports)
 }
 
 // requireName requires the address of a name from the DNS server of subnet s1.

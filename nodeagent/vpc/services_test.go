@@ -36,10 +36,11 @@ func parseService(t *testing.T, id string, args map[string]string) cloud.Service
 		require.NoError(t, err)
 		s.Ports = append(s.Ports, p)
 	}
+	unchecked := args["check"] == "" || args["checked"] == "no"
 	for _, text := range strings.FieldsFunc(args["to"], comma) {
 		text, unhealthy := strings.CutSuffix(text, "!")
 		target, weight, _ := strings.Cut(text, "*")
-		b := cloud.Backend{Port: cloud.PortID(target), Weight: 1, Healthy: !unhealthy}
+		b := cloud.Backend{Port: cloud.PortID(target), Weight: 1, Healthy: !unhealthy, Checked: !unchecked}
 		if address, err := netip.ParseAddr(target); err == nil {
 			b.Port, b.Address = "", address
 		}

@@ -46,6 +46,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/nodeagent/edge"
 	"github.com/trivet-cloud/trivet/nodeagent/firewall"
+	"github.com/trivet-cloud/trivet/nodeagent/health"
 	"github.com/trivet-cloud/trivet/nodeagent/netdev"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/retry"
@@ -77,6 +78,9 @@ type Options struct {
 	// Acknowledge receives the newest revision that is applied, and the VPCs that failed, whenever one of these changes.
 	// It must not block. Required.
 	Acknowledge func(cloud.NetworkAck)
+	// Report receives the health of the backends on this host that differs from the records, at most 1,000. It is called
+	// again until the records agree. It must not block. Without it, only this host uses the results of its checks.
+	Report func([]cloud.BackendHealth)
 	// Guest returns what the metadata service serves to the guest of the VM with an ID; it must not block. known is false
 	// if the VMs of the host are not known yet: the metadata service then describes no guest. Without Guest, guests have
 	// no SSH keys and no user data, and need session tokens.
@@ -94,12 +98,13 @@ type Options struct {
 
 // Networks keeps the VPCs of this host as the updates want them. Its methods may be called concurrently, except Close.
 type Networks struct {
-	o      Options
-	plane  plane
-	slots  chan struct{} // has an element for each VPC that is being applied
-	ctx    context.Context
-	cancel context.CancelFunc
-	done   sync.WaitGroup
+	o       Options
+	plane   plane
+	checker *health.Checker
+	slots   chan struct{} // has an element for each VPC that is being applied
+	ctx     context.Context
+	cancel  context.CancelFunc
+	done    sync.WaitGroup
 
 	mu       sync.RWMutex // guards the fields below and the workers' fields
 	tables   tables
@@ -148,6 +153,7 @@ func newNetworks(o Options, p plane) *Networks {
 		saveSoon: make(chan struct{}, 1),
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
+	n.checker = health.New(n.recheck)
 	return n
 }
 
@@ -158,6 +164,7 @@ func (n *Networks) Close() {
 	n.closed = true
 	n.mu.Unlock()
 	n.cancel()
+	n.checker.Close()
 	n.done.Wait()
 	n.plane.close()
 }

@@ -31,6 +31,8 @@ type fakePlane struct {
 	failCounters error
 }
 
+func (p *fakePlane) path(id cloud.VPCID) string { return string(id) }
+
 func (p *fakePlane) list() ([]cloud.VPCID, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

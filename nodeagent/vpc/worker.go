@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"reflect"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -28,6 +29,8 @@ type worker struct {
 	ports   map[cloud.PortID]bool
 	addrs   map[netip.Addr]*place
 	rules   int
+	// reports are those about backends that differ from the records.
+	reports []cloud.BackendHealth
 	err     error         // of the last attempt, or the problems of the state that it applied
 	applied bool          // the last attempt succeeded, perhaps with problems
 	took    time.Duration // of the last attempt that succeeded
@@ -106,10 +109,11 @@ func (n *Networks) attempt(w *worker, resync bool) (removed bool, err error) {
 
 	n.mu.RLock()
 	want, exists := n.tables.hostVPC(w.id, n.o.VTEP)
+	reports := judge(&want, n.verdicts(w.id))
 	unusable := n.tables.unusable(w.id)
 	seq := w.asked
 	// Writes are a repair if the same state was in force before.
-	settled := resync && w.since == 0 && w.applied && w.inForce != nil
+	settled := resync && w.since == 0 && w.applied && w.inForce != nil && reflect.DeepEqual(w.inForce.Services, want.Services)
 	n.mu.RUnlock()
 
 	started := time.Now()
@@ -121,23 +125,30 @@ func (n *Networks) attempt(w *worker, resync bool) (removed bool, err error) {
 		err = unusable
 	default:
 		n.setInForce(w, nil)
+		n.checker.Set(n.plane.path(w.id), nil)
 		err = n.plane.remove(n.ctx, w.id)
 	}
 	if n.ctx.Err() != nil {
 		return false, nil
 	}
-	r := result{want: want, exists: exists, err: err, writes: writes, repair: settled, took: time.Since(started)}
+	if exists && err == nil {
+		n.checker.Set(n.plane.path(w.id), targets(&want))
+	}
+	r := result{
+		want: want, exists: exists, reports: reports, err: err, writes: writes, repair: settled, took: time.Since(started),
+	}
 	return n.finish(w, seq, &r), err
 }
 
 // result is the outcome of an attempt.
 type result struct {
-	want   wanted
-	exists bool
-	err    error
-	writes []string
-	repair bool
-	took   time.Duration
+	want    wanted
+	exists  bool
+	reports []cloud.BackendHealth
+	err     error
+	writes  []string
+	repair  bool
+	took    time.Duration
 }
 
 // finish records the outcome of an attempt that began after the update seq. It returns true if the worker ended.
@@ -145,7 +156,7 @@ func (n *Networks) finish(w *worker, seq uint64, r *result) (removed bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	last := w.err
-	w.err, w.applied = r.err, r.err == nil
+	w.err, w.applied, w.reports = r.err, r.err == nil, r.reports
 	if r.err == nil && len(r.want.Problems) > 0 {
 		w.err = errors.New(strings.Join(r.want.Problems, "; "))
 	}
@@ -183,6 +194,7 @@ func (n *Networks) finish(w *worker, seq uint64, r *result) (removed bool) {
 	close(n.changed)
 	n.changed = make(chan struct{})
 	n.acknowledge()
+	n.report()
 	return removed
 }
 

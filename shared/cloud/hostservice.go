@@ -27,6 +27,8 @@ type HostBackend struct {
 	Weight uint32
 	// Healthy is true if the backend gets new connections.
 	Healthy bool
+	// Checked is as in Backend.
+	Checked bool
 	// Reported is true if this host reports the health of the backend. It is false without a health check.
 	Reported bool
 	// Source is the gateway's address from which this host checks the backend. If it is invalid and Reported is true, no
