@@ -256,6 +256,7 @@ func TestNetworks(t *testing.T) {
 		require.Contains(t, a.run("cat /dev/vda | strings"), "echo from user data", "the seed disk")
 	})
 	c.run("peering on and off", func(t *testing.T) { c.peering(t, vpc, front, a, b) })
+	c.run("a service IP leads to healthy backends", func(t *testing.T) { c.serviceIP(front[0], a, b, d) })
 	c.run("a rule that is removed stops traffic", func(t *testing.T) { c.revoke(a, b) })
 	c.run("guests reach the internet by NAT, and are reached by floating IPs", func(t *testing.T) { c.outside(vpc, b, d) })
 	c.run("guests are seen with the address of a NAT gateway", func(t *testing.T) { c.gateways(vpc, front[1], b, d) })

@@ -110,7 +110,11 @@ func serviceTables(w io.Writer, x *networkv1.ServiceIp, l *labels) error {
 		if b.GetPortId() != "" {
 			to = portPrefix + l.of(ports(), b.GetPortId())
 		}
-		backends = append(backends, []string{to, number(max(b.GetWeight(), 1)), yes(b.GetHealthy())})
+		health := yes(b.GetHealthy())
+		if !b.GetHealthy() && !b.GetChecked() {
+			health = "not checked yet"
+		}
+		backends = append(backends, []string{to, number(max(b.GetWeight(), 1)), health})
 	}
 	if err := table(w, []string{"PORT NAME", "PORT", "TARGET PORT", "PROTOCOL"}, open); err != nil {
 		return err

@@ -114,6 +114,9 @@ func (e *explanation) run() (err error) {
 		return nil
 	}
 	e.add(true, "source", string(e.from.ID), "", "%s sends from its own address %s.", upperFirst(portLabel(e.from)), e.sourceAddress())
+	if e.to != nil && e.to.VPC == e.from.VPC && e.to.Device.Kind == cloud.DeviceServiceIP {
+		return e.service()
+	}
 	if passes, err := e.evaluate("egress", cloud.Egress, e.from, e.address, e.to); err != nil || !passes {
 		return err
 	}
@@ -121,10 +124,11 @@ func (e *explanation) run() (err error) {
 	if err != nil || !passes || e.to == nil {
 		return err
 	}
-	if e.to.Device.Kind == cloud.DeviceServiceIP {
-		// A service IP has no security groups: the groups of its backends decide.
-		return e.arrive(", which passes it to one of its backends")
-	}
+	return e.deliver()
+}
+
+// deliver evaluates the arrival of the packet at the port e.to.
+func (e *explanation) deliver() error {
 	if passes, err := e.evaluate("ingress", cloud.Ingress, e.to, e.sourceAddress(), e.from); err != nil || !passes {
 		return err
 	}
@@ -132,16 +136,11 @@ func (e *explanation) run() (err error) {
 		e.add(false, "destination", string(e.to.ID), "", "Nothing is attached to %s.", portLabel(e.to))
 		return nil
 	}
-	return e.arrive("")
-}
-
-// arrive adds the step for the device of the destination port. The text ends with suffix.
-func (e *explanation) arrive(suffix string) error {
 	device, err := labelDevice(e.r, e.to)
 	if err != nil {
 		return err
 	}
-	e.add(true, "destination", string(e.to.ID), "", "The packet arrives at %s%s.", device, suffix)
+	e.add(true, "destination", string(e.to.ID), "", "The packet arrives at %s.", device)
 	return nil
 }
 

@@ -7,7 +7,8 @@
 //
 // Creates, updates and deletes return after the change is durable on a majority of the members. They do not wait for
 // hosts. VPCs, subnets, route tables and NAT gateways are ACTIVE at once. A port with a device is PENDING until its host
-// has installed the rules of its security groups. Traffic that a change no longer permits ends within a second
+// has installed the rules of its security groups. The status of a service IP follows from the health of its backends,
+// which hosts report. Traffic that a change no longer permits ends within a second
 // after the response, also on connections that exist.
 //
 // Names are unique per project and kind of resource, 1 to 63 characters. They may be empty; then the ID serves as name.
@@ -1758,7 +1759,8 @@ type Backend struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Exactly one of port_id and address.
 	PortId string `protobuf:"bytes,1,opt,name=port_id,json=portId,proto3" json:"port_id,omitempty"`
-	// An address within the VPC or a peered one.
+	// An IPv4 address within the VPC or a peered one. The address of a port is checked like the port. Addresses that no
+	// port of the VPC has are not checked, and count as healthy.
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
 	// 0 to 100; 0 means 1.
 	Weight uint32 `protobuf:"varint,3,opt,name=weight,proto3" json:"weight,omitempty"`

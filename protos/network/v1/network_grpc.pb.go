@@ -7,7 +7,8 @@
 //
 // Creates, updates and deletes return after the change is durable on a majority of the members. They do not wait for
 // hosts. VPCs, subnets, route tables and NAT gateways are ACTIVE at once. A port with a device is PENDING until its host
-// has installed the rules of its security groups. Traffic that a change no longer permits ends within a second
+// has installed the rules of its security groups. The status of a service IP follows from the health of its backends,
+// which hosts report. Traffic that a change no longer permits ends within a second
 // after the response, also on connections that exist.
 //
 // Names are unique per project and kind of resource, 1 to 63 characters. They may be empty; then the ID serves as name.
@@ -197,10 +198,13 @@ type NetworkServiceClient interface {
 	UpdateFloatingIp(ctx context.Context, in *UpdateFloatingIpRequest, opts ...grpc.CallOption) (*FloatingIp, error)
 	// DeleteFloatingIp detaches the address and returns it to its pool.
 	DeleteFloatingIp(ctx context.Context, in *DeleteFloatingIpRequest, opts ...grpc.CallOption) (*DeleteFloatingIpResponse, error)
-	// CreateServiceIp creates a virtual address in a VPC that distributes connections over backends.
+	// CreateServiceIp creates a virtual address in a VPC that distributes connections over backends. With a health check,
+	// a backend gets connections after its first successful check. INVALID_ARGUMENT: a backend is not in the VPC or a
+	// peered one, or is an IPv6 address.
 	CreateServiceIp(ctx context.Context, in *CreateServiceIpRequest, opts ...grpc.CallOption) (*ServiceIp, error)
 	// GetServiceIp returns a service IP with the health of its backends. The read is linearizable, but health may be as
-	// old as the interval of the health check.
+	// old as the interval of the health check. The status is ACTIVE if a backend is healthy, PENDING if none is but not all
+	// have been checked, or if there are none, and otherwise ERROR.
 	GetServiceIp(ctx context.Context, in *GetServiceIpRequest, opts ...grpc.CallOption) (*ServiceIp, error)
 	// ListServiceIps returns a page of service IPs in the order of their IDs, as of the time of the first page.
 	ListServiceIps(ctx context.Context, in *ListServiceIpsRequest, opts ...grpc.CallOption) (*ListServiceIpsResponse, error)
@@ -243,7 +247,8 @@ type NetworkServiceClient interface {
 	DeleteExternalNetwork(ctx context.Context, in *DeleteExternalNetworkRequest, opts ...grpc.CallOption) (*DeleteExternalNetworkResponse, error)
 	// ExplainPath reports whether a packet would pass from a port or VM to an address, and which rule or route decides. It
 	// evaluates the records and sends no packet. For a packet to a VPC of another project, it does not evaluate the
-	// security groups there. For a packet to a service IP, it does not evaluate those of the backends.
+	// security groups there. For a packet to a service IP, it evaluates the path to one healthy backend: to one that drops
+	// the packet, if there is one.
 	ExplainPath(ctx context.Context, in *ExplainPathRequest, opts ...grpc.CallOption) (*ExplainPathResponse, error)
 }
 
@@ -890,10 +895,13 @@ type NetworkServiceServer interface {
 	UpdateFloatingIp(context.Context, *UpdateFloatingIpRequest) (*FloatingIp, error)
 	// DeleteFloatingIp detaches the address and returns it to its pool.
 	DeleteFloatingIp(context.Context, *DeleteFloatingIpRequest) (*DeleteFloatingIpResponse, error)
-	// CreateServiceIp creates a virtual address in a VPC that distributes connections over backends.
+	// CreateServiceIp creates a virtual address in a VPC that distributes connections over backends. With a health check,
+	// a backend gets connections after its first successful check. INVALID_ARGUMENT: a backend is not in the VPC or a
+	// peered one, or is an IPv6 address.
 	CreateServiceIp(context.Context, *CreateServiceIpRequest) (*ServiceIp, error)
 	// GetServiceIp returns a service IP with the health of its backends. The read is linearizable, but health may be as
-	// old as the interval of the health check.
+	// old as the interval of the health check. The status is ACTIVE if a backend is healthy, PENDING if none is but not all
+	// have been checked, or if there are none, and otherwise ERROR.
 	GetServiceIp(context.Context, *GetServiceIpRequest) (*ServiceIp, error)
 	// ListServiceIps returns a page of service IPs in the order of their IDs, as of the time of the first page.
 	ListServiceIps(context.Context, *ListServiceIpsRequest) (*ListServiceIpsResponse, error)
@@ -936,7 +944,8 @@ type NetworkServiceServer interface {
 	DeleteExternalNetwork(context.Context, *DeleteExternalNetworkRequest) (*DeleteExternalNetworkResponse, error)
 	// ExplainPath reports whether a packet would pass from a port or VM to an address, and which rule or route decides. It
 	// evaluates the records and sends no packet. For a packet to a VPC of another project, it does not evaluate the
-	// security groups there. For a packet to a service IP, it does not evaluate those of the backends.
+	// security groups there. For a packet to a service IP, it evaluates the path to one healthy backend: to one that drops
+	// the packet, if there is one.
 	ExplainPath(context.Context, *ExplainPathRequest) (*ExplainPathResponse, error)
 	mustEmbedUnimplementedNetworkServiceServer()
 }
