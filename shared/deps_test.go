@@ -145,7 +145,7 @@ var others = map[string][]string{
 	"nodeagent/netfilter": {"nodeagent/nsthread"},
 	"nodeagent/edge":      {"nodeagent/netfilter", "nodeagent/nsthread", "shared/cloud", "shared/mutant"},
 	"nodeagent/balancer":  {"nodeagent/netfilter", "nodeagent/nsthread", "shared/cloud", "shared/mutant"},
-	"nodeagent/health":    {"nodeagent/nsthread", "shared/cloud", "shared/mutant"},
+	"nodeagent/health":    {"nodeagent/nsthread", "shared/cloud"},
 	"nodeagent/peering":   {"nodeagent/netdev", "nodeagent/netfilter", "nodeagent/nsthread", "shared/cloud", "shared/mutant"},
 	"nodeagent/dhcp":      {"nodeagent/nsthread", "shared/cloud", "shared/mutant"},
 	"nodeagent/resolver":  {"nodeagent/nsthread", "shared/cloud", "shared/mutant"},
@@ -189,7 +189,6 @@ var others = map[string][]string{
 // files.
 var inTests = map[string][]string{
 	"nodeagent/edge":          {"nodeagent/firewall", "nodeagent/netdev"}, // the rules apply to floating IPs
-	"nodeagent/balancer":      {"nodeagent/firewall", "nodeagent/netdev"}, // the rules apply to clients of services
 	"nodeagent/peering":       {"nodeagent/firewall"},                     // whose rules apply to packets of peerings
 	"cli":                     {"controlplane/money/credit/ledger", "controlplane/money/credit/ledger/ledgertest"},
 	"controlplane/config":     {"docs/docstest"},

@@ -15,6 +15,7 @@ import (
 
 	"github.com/miekg/dns"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -224,6 +225,8 @@ func TestServiceIP(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "one", name)
 
+	require.False(t, l.hearsItself(backend, "10.0.1.11"), "a backend gets its own broadcast")
+
 	t.Log("a restarted agent writes nothing")
 	one.stop()
 	one.start()
@@ -302,6 +305,45 @@ func (h *labHost) requireNoReport() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	require.Empty(h.lab, h.reports)
+}
+
+// hearsItself reports whether the device eth0 in a namespace gets the broadcast that it sends.
+func (l *lab) hearsItself(in, address string) bool {
+	l.Helper()
+	heard := false
+	require.NoError(l, l.in(in, func() error {
+		link, err := net.InterfaceByName("eth0")
+		if err != nil {
+			return err
+		}
+		const protocol = unix.ETH_P_ARP>>8 | unix.ETH_P_ARP&0xff<<8 // in network byte order
+		socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(socket)
+		limit := unix.Timeval{Sec: 1}
+		if err := unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit); err != nil {
+			return err
+		}
+		ip := netip.MustParseAddr(address).AsSlice()
+		broadcast := []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+		frame := slices.Concat(broadcast, link.HardwareAddr, []byte{8, 6, 0, 1, 8, 0, 6, 4, 0, 1}, link.HardwareAddr, ip, broadcast, ip)
+		to := &unix.SockaddrLinklayer{Ifindex: link.Index}
+		if err := unix.Sendto(socket, frame, 0, to); err != nil {
+			return err
+		}
+		buffer := make([]byte, 100)
+		for {
+			_, from, err := unix.Recvfrom(socket, buffer, 0)
+			if err != nil {
+				return nil // the time has passed
+			}
+			sender, ok := from.(*unix.SockaddrLinklayer)
+			heard = heard || ok && sender.Ifindex == link.Index && sender.Pkttype == unix.PACKET_BROADCAST
+		}
+	}))
+	return heard
 }
 
 // requireName requires the address of a name from the DNS server of subnet s1.

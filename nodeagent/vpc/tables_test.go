@@ -310,7 +310,13 @@ func TestAnyOrder(t *testing.T) {
 func randomChange(random *rand.Rand, vpcs, groups []string, generation *int) string {
 	pick := func(from []string) string { return from[random.IntN(len(from))] }
 	n := 10 + random.IntN(10)
-	switch random.IntN(5) {
+	switch random.IntN(7) {
+	case 5:
+		return fmt.Sprintf("delete v%d", random.IntN(3))
+	case 6:
+		vpc, n := pick(vpcs), random.IntN(3)
+		return fmt.Sprintf("service v%d vpc=%s at=10.0.1.%d ports=80/tcp to=p%d,p%d!,10.0.1.%d check=tcp",
+			n, vpc, 200+n, 10+random.IntN(10), 10+random.IntN(10), 10+random.IntN(10))
 	case 0:
 		return "group " + pick(groups) + " any-> tcp/80<-" + pick(groups)
 	case 1:

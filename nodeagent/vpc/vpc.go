@@ -1,12 +1,12 @@
 // Package vpc keeps the VPCs of this host as the control plane wants them. [Networks] receives updates, computes the
-// wanted state of each VPC ([cloud.HostVPC]), and applies it through packages netdev, firewall, peering, edge, dhcp,
-// resolver and metadata.
+// wanted state of each VPC ([cloud.HostVPC]), and applies it through packages netdev, firewall, peering, edge, balancer,
+// dhcp, resolver and metadata.
 //
 // # One update
 //
 // Networks.Apply changes the records (tables.go) and wakes one goroutine for each VPC whose records changed
 // (worker.go). The goroutine computes the wanted state (hostvpc.go) and passes it to plane.apply (plane.go): devices,
-// packet filter, DHCP, DNS and metadata, and at last the ports are set up. When all VPCs of an update are applied or have
+// packet filter, DHCP, DNS, metadata and service IPs, and at last the ports are set up. When all VPCs of an update are applied or have
 // failed, Options.Acknowledge gets the update's revision and the failures (progress.go).
 //
 // # Decisions
@@ -30,6 +30,8 @@
 //   - Of an address pair with more than one address, no address becomes a member of the port's groups.
 //   - A host has the peers of the VPCs of its ports too, also without ports of their own. Of these it has everything
 //     but the NAT gateway, which no port on the host could use.
+//   - The backends on this host are checked here (health.go), and the results apply at once, whatever the records say.
+//     They are reported for as long as the records differ, so that no report is lost and none is remembered.
 //   - A tap is opened only when the packet filter for its port is installed, and is set up at once.
 //
 // The package does not know the connection to the control plane and how guests are run.
