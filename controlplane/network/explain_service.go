@@ -46,7 +46,8 @@ func (e *explanation) service() error {
 		e.add(false, "destination", string(s.ID), "", "%s has no healthy backend, so the connection is refused.", name)
 		return nil
 	}
-	e.add(true, "destination", string(s.ID), "", "%s leads to one of %d healthy backends, for example %s.", name, count, chosen.address)
+	e.add(true, "destination", string(s.ID), "", "%s leads to one of %d healthy backends, for example %s.",
+		name, count, chosen.address)
 	e.steps = append(e.steps, chosen.steps...)
 	return nil
 }

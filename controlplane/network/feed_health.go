@@ -36,7 +36,9 @@ func (f *Feed) recordHealth(
 }
 
 // healthReports returns the reports by service IP. It leaves out those about VPCs that the host does not need.
-func (f *Feed) healthReports(s *feedSession, all []*agentv1.BackendHealth) (map[recordKey][]cloud.BackendHealth, error) {
+func (f *Feed) healthReports(
+	s *feedSession, all []*agentv1.BackendHealth,
+) (map[recordKey][]cloud.BackendHealth, error) {
 	out := map[recordKey][]cloud.BackendHealth{}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -45,7 +47,8 @@ func (f *Feed) healthReports(s *feedSession, all []*agentv1.BackendHealth) (map[
 	}
 	for _, in := range all {
 		r := cloud.BackendHealth{
-			VPC: cloud.VPCID(in.GetVpcId()), Service: cloud.ServiceIPID(in.GetServiceIpId()), Port: cloud.PortID(in.GetPortId()), Healthy: in.GetHealthy(),
+			VPC: cloud.VPCID(in.GetVpcId()), Service: cloud.ServiceIPID(in.GetServiceIpId()),
+			Port: cloud.PortID(in.GetPortId()), Healthy: in.GetHealthy(),
 		}
 		var err error
 		if r.Address, err = addressOf("backend_health.address", in.GetAddress()); err != nil {

@@ -3,6 +3,7 @@ package network
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -23,7 +24,8 @@ type healthWorld struct {
 }
 
 func newHealthWorld(t *testing.T) *healthWorld {
-	w := &healthWorld{feedScript: &feedScript{feedWorld: newFeedWorld(t), ids: map[string]string{}, names: map[string]string{}}}
+	script := &feedScript{feedWorld: newFeedWorld(t), ids: map[string]string{}, names: map[string]string{}}
+	w := &healthWorld{feedScript: script}
 	w.createVPC("prod")
 	for n := 1; n <= 2; n++ {
 		port := fmt.Sprintf("p%d", n)
@@ -32,14 +34,16 @@ func newHealthWorld(t *testing.T) *healthWorld {
 		w.connect(cloud.NodeID(fmt.Sprintf("h%d", n)), fmt.Sprintf("192.0.2.%d", n))
 	}
 	w.update(func(tx *store.Tx) (err error) {
-		w.service, err = createService(tx, acme, ServiceRequest{Subnet: cloud.SubnetID(w.ids["prod-subnet"]), Service: cloud.ServiceIP{
-			Name: "api", Ports: []cloud.ServicePort{{Protocol: cloud.ProtocolTCP, Port: 80, Target: 8080}}, Affinity: cloud.AffinityNone,
+		q := ServiceRequest{Subnet: cloud.SubnetID(w.ids["prod-subnet"]), Service: cloud.ServiceIP{
+			Name: "api", Affinity: cloud.AffinityNone,
+			Ports:  []cloud.ServicePort{{Protocol: cloud.ProtocolTCP, Port: 80, Target: 8080}},
 			Health: &cloud.HealthCheck{IntervalSeconds: 1, Unhealthy: 1, Healthy: 1},
 			Backends: []cloud.Backend{
 				{Port: cloud.PortID(w.ids["p1"]), Weight: 1}, {Port: cloud.PortID(w.ids["p2"]), Weight: 1},
 				{Address: netip.MustParseAddr("10.0.0.99"), Weight: 1},
 			},
-		}})
+		}}
+		w.service, err = createService(tx, acme, q)
 		return err
 	})
 	w.settle()
@@ -49,11 +53,15 @@ func newHealthWorld(t *testing.T) *healthWorld {
 // report sends a report of a host about a backend, p1, p2 or an address.
 func (w *healthWorld) report(node cloud.NodeID, backend string, healthy bool) {
 	w.t.Helper()
-	h := &agentv1.BackendHealth{VpcId: w.ids["prod"], ServiceIpId: string(w.service.ID), PortId: w.ids[backend], Healthy: healthy}
+	h := &agentv1.BackendHealth{
+		VpcId: w.ids["prod"], ServiceIpId: string(w.service.ID), PortId: w.ids[backend], Healthy: healthy,
+	}
 	if h.PortId == "" {
 		h.Address = backend
 	}
-	w.agents[node].request(&agentv1.SyncNetworksRequest{AppliedRevision: w.agents[node].revision, BackendHealth: []*agentv1.BackendHealth{h}})
+	w.agents[node].request(&agentv1.SyncNetworksRequest{
+		AppliedRevision: w.agents[node].revision, BackendHealth: []*agentv1.BackendHealth{h},
+	})
 }
 
 // show returns the status of the service IP and the health of its backends, h, u or, if it was not checked, a question
@@ -117,7 +125,9 @@ func TestHealthIsForgotten(t *testing.T) {
 	w.report("h2", "p2", true)
 	require.Equal(t, "ACTIVE hh?", w.show())
 	update := func(change func(*cloud.ServiceIP)) {
-		next := cloud.ServiceIP{Ports: w.service.Ports, Backends: append([]cloud.Backend(nil), w.service.Backends...), Affinity: cloud.AffinityNone}
+		next := cloud.ServiceIP{
+			Ports: w.service.Ports, Backends: slices.Clone(w.service.Backends), Affinity: cloud.AffinityNone,
+		}
 		check := *w.service.Health
 		next.Health = &check
 		change(&next)

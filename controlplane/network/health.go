@@ -8,8 +8,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// setServiceStatus sets the status of a service IP according to its backends: ACTIVE if a backend is healthy, PENDING if none
-// is but not all have been checked, or if there is none, and otherwise ERROR.
+// setServiceStatus sets the status of a service IP according to its backends: ACTIVE if a backend is healthy, PENDING
+// if none is but not all have been checked, or if there is none, and otherwise ERROR.
 func setServiceStatus(s *cloud.ServiceIP) {
 	isHealthy := func(b cloud.Backend) bool { return b.Healthy }
 	isUnchecked := func(b cloud.Backend) bool { return !b.Checked }
@@ -49,8 +49,8 @@ func sameCheck(a, b *cloud.ServiceIP) bool {
 	return *a.Health == *b.Health && (a.Health.Port != 0 || a.Ports[0].Target == b.Ports[0].Target)
 }
 
-// forgetHealth marks a port as an unchecked backend of the service IPs with a health check. The port's host has changed,
-// so what the former host reported is no longer valid.
+// forgetHealth marks a port as an unchecked backend of the service IPs with a health check. The port's host has
+// changed, so what the former host reported is no longer valid.
 func forgetHealth(tx *store.Tx, port *cloud.Port) error {
 	users, _, err := backendsOf.List(tx, 0, string(port.ID))
 	if err != nil {
@@ -76,9 +76,11 @@ func forgetHealth(tx *store.Tx, port *cloud.Port) error {
 }
 
 // setHealth records the health of backends of a service IP as the host node reported it. It returns how many backends
-// have changed. Reports about ports of other hosts, and about backends that the service IP does not have, are ignored: a
-// host may report about a port that it has just lost.
-func setHealth(tx *store.Tx, node cloud.NodeID, s *cloud.ServiceIP, reports []cloud.BackendHealth) (changed int, err error) {
+// have changed. Reports about ports of other hosts, and about backends that the service IP does not have, are ignored:
+// a host may report about a port that it has just lost.
+func setHealth(
+	tx *store.Tx, node cloud.NodeID, s *cloud.ServiceIP, reports []cloud.BackendHealth,
+) (changed int, err error) {
 	for _, r := range reports {
 		may, err := mayReport(tx, node, s, r)
 		if err != nil {

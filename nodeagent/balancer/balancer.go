@@ -5,19 +5,19 @@
 // # Path of a packet
 //
 // No device has the address of a service IP. The namespace has a route of type local for it, so it answers ARP requests
-// for the address with the gateway's MAC address. Guests in the address's subnet thus send to the gateway, as do those in
-// other subnets. The namespace translates the destination to the address of a backend before the security groups are
-// applied (package firewall), and then forwards the packet like any other. The backend sees the client's address, and so
-// do the rules of its security groups. The answer goes directly to the client. The client's host translates its source
-// back, also if both are in one subnet: br_netfilter passes bridged packets to connection tracking.
+// for the address with the gateway's MAC address. Guests in the address's subnet thus send to the gateway, as do those
+// in other subnets. The namespace translates the destination to the address of a backend before the security groups are
+// applied (package firewall), and then forwards the packet like any other. The backend sees the client's address, and
+// so do the rules of its security groups. The answer goes directly to the client. The client's host translates its
+// source back, also if both are in one subnet: br_netfilter passes bridged packets to connection tracking.
 //
 // # Decisions
 //
 //   - Each host distributes the connections of its own ports. There is no central load balancer to fail over.
 //   - A connection keeps its backend. Without affinity, a random number chooses it according to the weights. With
-//     [cloud.AffinityClientIP], a hash of the client's address does, on all hosts alike and for all ports of the service
-//     IP. The hash is divided into slots, and each slot selects its backend by weighted rendezvous hashing. So when a
-//     backend fails, only its own clients change to others.
+//     [cloud.AffinityClientIP], a hash of the client's address does, on all hosts alike and for all ports of the
+//     service IP. The hash is divided into slots, and each slot selects its backend by weighted rendezvous hashing. So
+//     when a backend fails, only its own clients change to others.
 //   - Connections to a service IP that are not translated, because no backend is healthy or the service IP has no such
 //     port, are refused with a TCP reset or ICMP. Pings are dropped.
 //   - A backend that connects to its own service IP and is chosen itself would get a packet from its own address, which
@@ -26,9 +26,9 @@
 //     it came from: package netdev permits this for ports with HostPort.Hairpin. A table of family bridge drops the
 //     broadcasts and multicasts that would return to the same port too. A guest could take them for those of another
 //     guest with its address.
-//   - When a backend fails its health check, it gets no new connections. Its TCP connections continue, because the guest
-//     may only be overloaded. UDP entries are deleted, because a client that keeps its port would otherwise never change
-//     the backend (kubernetes issue 48370).
+//   - When a backend fails its health check, it gets no new connections. Its TCP connections continue, because the
+//     guest may only be overloaded. UDP entries are deleted, because a client that keeps its port would otherwise never
+//     change the backend (kubernetes issue 48370).
 //   - Connections to backends that were removed are deleted. With nf_conntrack_tcp_loose 0 they do not begin again; the
 //     next segment gets a TCP reset.
 //   - Each of the two nftables tables is replaced as a whole in one transaction if it differs.
@@ -85,8 +85,8 @@ type Result struct {
 }
 
 // Set makes the service IPs in the network namespace ns of the VPC equal to vpc.Services. When Set returns nil, no
-// connection to a backend that was removed is tracked, and no UDP entry of an unhealthy one. After an error, part of the
-// changes may be in effect; the next Set completes them. Calls for the same namespace must not be concurrent.
+// connection to a backend that was removed is tracked, and no UDP entry of an unhealthy one. After an error, part of
+// the changes may be in effect; the next Set completes them. Calls for the same namespace must not be concurrent.
 func Set(ctx context.Context, ns netns.NsHandle, vpc *cloud.HostVPC) (Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -28,7 +28,8 @@ func MissingFeatures(ctx context.Context) []string {
 	if err == nil {
 		return nil
 	}
-	return []string{fmt.Sprintf("load balancing (CONFIG_NFT_CT, CONFIG_NFT_NAT, CONFIG_NFT_NUMGEN, CONFIG_NFT_HASH, CONFIG_NFT_REJECT): %v", err)}
+	options := "CONFIG_NFT_CT, CONFIG_NFT_NAT, CONFIG_NFT_NUMGEN, CONFIG_NFT_HASH, CONFIG_NFT_REJECT"
+	return []string{fmt.Sprintf("load balancing (%s): %v", options, err)}
 }
 
 // exampleVPC returns a VPC whose rules use every feature of nftables that the package needs.

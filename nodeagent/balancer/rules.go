@@ -28,9 +28,11 @@ func bridgeChains(vpc *cloud.HostVPC) []netfilter.Chain {
 	if len(devices) == 0 {
 		return nil
 	}
-	return []netfilter.Chain{{Name: "reflected", Kind: "filter", Hook: "forward", Priority: -190, Policy: "accept", Rules: []string{
+	reflected := netfilter.Chain{Name: "reflected", Kind: "filter", Hook: "forward", Priority: -190, Policy: "accept"}
+	reflected.Rules = []string{
 		fmt.Sprintf("iifname . oifname %s ether daddr & 01:00:00:00:00:00 != 00:00:00:00:00:00 drop", elements(devices)),
-	}}}
+	}
+	return []netfilter.Chain{reflected}
 }
 
 // chains renders the rules that translate addresses. There are none without services.
@@ -167,8 +169,8 @@ func slotsFor(backends int) uint32 {
 	return min(max(n, minSlots), maxSlots)
 }
 
-// slotMap assigns each slot to the backend with the highest score (weighted rendezvous hashing). All hosts have the same
-// result.
+// slotMap assigns each slot to the backend with the highest score (weighted rendezvous hashing). All hosts have the
+// same result.
 func slotMap(usable []*cloud.HostBackend, slots uint32) string {
 	var ranges []string
 	owner := func(slot uint32) netip.Addr {

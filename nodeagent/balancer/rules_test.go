@@ -79,7 +79,8 @@ func parseBackend(text string) cloud.HostBackend {
 	return b
 }
 
-// TestSlots requires that slots are distributed by weight, and that the failure of a backend changes only its own slots.
+// TestSlots requires that slots are distributed by weight, and that the failure of a backend changes only its own
+// slots.
 func TestSlots(t *testing.T) {
 	s := parseVPC(t, "10.0.1.50 ports=80/tcp affinity=client_ip backends=10.0.1.11,10.0.1.12*2,10.0.1.13*5").Services[0]
 	slots := uint32(maxSlots)

@@ -4,8 +4,8 @@
 // # Decisions
 //
 //   - A check opens a TCP connection, or sends a GET request, from the gateway's address. The security groups of the
-//     backend do not apply to it, because it is not forwarded. Only the host of the backend can check: all hosts have the
-//     gateway's address, so the backend's host would keep the answers to checks of others.
+//     backend do not apply to it, because it is not forwarded. Only the host of the backend can check: all hosts have
+//     the gateway's address, so the backend's host would keep the answers to checks of others.
 //   - A target that was never checked has no verdict. The first success makes it healthy. It is unhealthy after the
 //     number of consecutive failures in its health check, also at the beginning, so that a lost packet after a restart
 //     of the agent does not take a backend out of service.

@@ -60,7 +60,9 @@ func TestTCP(t *testing.T) {
 	listener, err := net.Listen("tcp4", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer listener.Close()
-	target := Target{Address: netip.MustParseAddrPort(listener.Addr().String()), Source: netip.MustParseAddr("127.0.0.1")}
+	target := Target{
+		Address: netip.MustParseAddrPort(listener.Addr().String()), Source: netip.MustParseAddr("127.0.0.1"),
+	}
 	require.NoError(t, probe(t.Context(), ownNamespace, &target))
 
 	require.NoError(t, listener.Close())
@@ -98,7 +100,8 @@ func TestHTTP(t *testing.T) {
 		Address: netip.MustParseAddrPort(server.Listener.Addr().String()), Source: netip.MustParseAddr("127.0.0.1"),
 		Check: cloud.HealthCheck{HTTPPath: "/ready"},
 	}
-	for code, healthy := range map[int32]bool{200: true, 204: true, 302: true, 399: true, 400: false, 404: false, 503: false} {
+	codes := map[int32]bool{200: true, 204: true, 302: true, 399: true, 400: false, 404: false, 503: false}
+	for code, healthy := range codes {
 		status.Store(code)
 		if err := probe(t.Context(), ownNamespace, &target); healthy {
 			require.NoError(t, err, "%d", code)
@@ -121,7 +124,10 @@ func TestChecker(t *testing.T) {
 		return errors.New("down")
 	}
 	healthy.Store(true)
-	target := Target{Address: netip.MustParseAddrPort("10.0.1.5:80"), Check: cloud.HealthCheck{IntervalSeconds: 1, Unhealthy: 1, Healthy: 1}}
+	target := Target{
+		Address: netip.MustParseAddrPort("10.0.1.5:80"),
+		Check:   cloud.HealthCheck{IntervalSeconds: 1, Unhealthy: 1, Healthy: 1},
+	}
 	require.Equal(t, [2]bool{false, false}, verdict(c, "a", target))
 	c.Set("a", []Target{target, target})
 	for _, want := range []bool{true, false, true} {

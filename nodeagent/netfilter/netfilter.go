@@ -5,8 +5,8 @@
 //
 //   - A table is replaced in one transaction, so no packet sees a part of it.
 //   - A table is recognized by the hash of each rule's text, which is the rule's comment. nft prints rules in a form
-//     that depends on its version, so their text cannot be compared. Put address lists into anonymous sets and maps: the
-//     kernel cannot change these, so the hash of the rule covers them too.
+//     that depends on its version, so their text cannot be compared. Put address lists into anonymous sets and maps:
+//     the kernel cannot change these, so the hash of the rule covers them too.
 //   - nft is run as a program. The library google/nftables fails with ENOBUFS for transactions of some hundred rules.
 //
 // The package knows neither VPCs nor what the rules are for. Package firewall does not use it, because its bridge table

@@ -120,9 +120,10 @@ func (l *Link) networkStream(ctx context.Context, agent agentv1.AgentServiceClie
 	}
 }
 
-// sendNetworkAcks sends the newest acknowledgment of a stream and the reports about backends whenever they change, until
-// the stream ends. When the member ends the stream, Recv returns the reason, so errors of Send are ignored. Reports that
-// are queued before the first acknowledgment of the stream are dropped: they are about records of an earlier one.
+// sendNetworkAcks sends the newest acknowledgment of a stream and the reports about backends whenever they change,
+// until the stream ends. When the member ends the stream, Recv returns the reason, so errors of Send are ignored.
+// Reports that are queued before the first acknowledgment of the stream are dropped: they are about records of an
+// earlier one.
 func (l *Link) sendNetworkAcks(
 	ctx context.Context,
 	stream grpc.BidiStreamingClient[agentv1.SyncNetworksRequest, agentv1.SyncNetworksResponse],

@@ -230,7 +230,8 @@ func TestServiceIP(t *testing.T) {
 	t.Log("a restarted agent writes nothing")
 	one.stop()
 	one.start()
-	one.snapshot(100, strings.Replace(balanced, "to=one,two,three*2", "to=one", 1)+"group backend any-> any<-web any<-backend")
+	records := strings.Replace(balanced, "to=one,two,three*2", "to=one", 1)
+	one.snapshot(100, records+"group backend any-> any<-web any<-backend")
 	require.Zero(t, one.Counts().Writes, "%s", one.log)
 
 	t.Log("nothing stays of a service IP that is deleted")
@@ -328,7 +329,8 @@ func (l *lab) hearsItself(in, address string) bool {
 		}
 		ip := netip.MustParseAddr(address).AsSlice()
 		broadcast := []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
-		frame := slices.Concat(broadcast, link.HardwareAddr, []byte{8, 6, 0, 1, 8, 0, 6, 4, 0, 1}, link.HardwareAddr, ip, broadcast, ip)
+		arp := []byte{8, 6, 0, 1, 8, 0, 6, 4, 0, 1} // the type of the frame, and the begin of a request (RFC 826)
+		frame := slices.Concat(broadcast, link.HardwareAddr, arp, link.HardwareAddr, ip, broadcast, ip)
 		to := &unix.SockaddrLinklayer{Ifindex: link.Index}
 		if err := unix.Sendto(socket, frame, 0, to); err != nil {
 			return err

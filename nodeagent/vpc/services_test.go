@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// parseService returns the service IP of a line as in TestHostVPC. Backends are ports or addresses, with *weight and a !
-// if they are unhealthy. The check is none, tcp or the path of a GET request, every second, and one result decides.
+// parseService returns the service IP of a line as in TestHostVPC. Backends are ports or addresses, with *weight and a
+// ! if they are unhealthy. The check is none, tcp or the path of a GET request, every second, and one result decides.
 func parseService(t *testing.T, id string, args map[string]string) cloud.ServiceIP {
 	s := cloud.ServiceIP{
 		ID: cloud.ServiceIPID(id), Name: cmp.Or(args["name"], id), VPC: cloud.VPCID(args["vpc"]),

@@ -113,7 +113,8 @@ func (n *Networks) attempt(w *worker, resync bool) (removed bool, err error) {
 	unusable := n.tables.unusable(w.id)
 	seq := w.asked
 	// Writes are a repair if the same state was in force before.
-	settled := resync && w.since == 0 && w.applied && w.inForce != nil && reflect.DeepEqual(w.inForce.Services, want.Services)
+	settled := resync && w.since == 0 && w.applied && w.inForce != nil &&
+		reflect.DeepEqual(w.inForce.Services, want.Services) // the health of backends may have changed
 	n.mu.RUnlock()
 
 	started := time.Now()

@@ -2,8 +2,8 @@ package cloud
 
 import "net/netip"
 
-// HostService is a service IP of a VPC as a host needs it. Each host distributes the connections that its own ports open
-// to the address.
+// HostService is a service IP of a VPC as a host needs it. Each host distributes the connections that its own ports
+// open to the address.
 type HostService struct {
 	ID ServiceIPID
 	// Name is the name in DNS, without a domain. It may be empty.

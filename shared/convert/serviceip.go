@@ -11,9 +11,11 @@ import (
 // ServiceIPFrom returns an InvalidArgument fault if a host cannot have the service IP.
 func ServiceIPFrom(in *networkv1.ServiceIp) (s cloud.ServiceIP, err error) {
 	s = cloud.ServiceIP{
-		ID: cloud.ServiceIPID(in.GetId()), Name: dnsName(in.GetName()), Org: cloud.OrgID(in.GetOrgId()), Project: cloud.ProjectID(in.GetProjectId()),
+		ID: cloud.ServiceIPID(in.GetId()), Name: dnsName(in.GetName()),
+		Org: cloud.OrgID(in.GetOrgId()), Project: cloud.ProjectID(in.GetProjectId()),
 		Description: in.GetDescription(), VPC: cloud.VPCID(in.GetVpcId()), Subnet: cloud.SubnetID(in.GetSubnetId()),
-		Affinity: enum[cloud.Affinity](in.GetAffinity()), Status: cloud.NetworkStatus(in.GetStatus()), StatusReason: in.GetStatusReason(),
+		Affinity: enum[cloud.Affinity](in.GetAffinity()),
+		Status:   cloud.NetworkStatus(in.GetStatus()), StatusReason: in.GetStatusReason(),
 		CreatedAt: in.GetCreatedAt(), UpdatedAt: in.GetUpdatedAt(),
 	}
 	if err := checkIDs("id", in.GetId(), "vpc_id", in.GetVpcId(), "subnet_id", in.GetSubnetId()); err != nil {
@@ -33,11 +35,15 @@ func ServiceIPFrom(in *networkv1.ServiceIp) (s cloud.ServiceIP, err error) {
 			return s, fault.Invalid("ports.port", "must be 1 to 65535")
 		}
 		s.Ports = append(s.Ports, cloud.ServicePort{
-			Name: p.GetName(), Protocol: protocols[p.GetProtocol()], Port: uint16(p.GetPort()), Target: uint16(p.GetTargetPort()),
+			Name: p.GetName(), Protocol: protocols[p.GetProtocol()],
+			Port: uint16(p.GetPort()), Target: uint16(p.GetTargetPort()),
 		})
 	}
 	for _, b := range in.GetBackends() {
-		backend := cloud.Backend{Port: cloud.PortID(b.GetPortId()), Weight: max(b.GetWeight(), 1), Healthy: b.GetHealthy(), Checked: b.GetChecked()}
+		backend := cloud.Backend{
+			Port: cloud.PortID(b.GetPortId()), Weight: max(b.GetWeight(), 1),
+			Healthy: b.GetHealthy(), Checked: b.GetChecked(),
+		}
 		if b.GetAddress() != "" {
 			if backend.Address, err = cloud.ParseAddr("backends.address", b.GetAddress()); err != nil {
 				return s, err
