@@ -52,9 +52,11 @@ func (c *networkCloud) serviceIP(subnet string, a, b, d *machine) {
 	require.NoError(t, err)
 }
 
-// fetchPages returns a script that prints the page of the service IP count times. It fails if a connection does.
+// fetchPages returns a script that prints the last line of the page of the service IP count times. It fails if a
+// connection does.
 func (m *machine) fetchPages(address string, count int) string {
-	return fmt.Sprintf("for i in $(seq %d); do wget -q -T 5 -O - http://%s:8080/ || exit 1; done", count, address)
+	fetch := `printf 'GET / HTTP/1.0\r\n\r\n' | timeout 5 nc -w 3 ` + address + ` 8080 | tail -n 1 | grep .`
+	return fmt.Sprintf("for i in $(seq %d); do %s || exit 1; done", count, fetch)
 }
 
 // awaitPages fetches the page of the service IP until each of the backends has answered. All connections must succeed,
