@@ -56,6 +56,17 @@ func TestViewOf(t *testing.T) {
 	}, ViewOf(testVPC(), "shop.internal"))
 }
 
+// TestServiceNames requires that service IPs have names, and that a port keeps its name if a service IP has it too.
+func TestServiceNames(t *testing.T) {
+	vpc := testVPC()
+	vpc.Services = []cloud.HostService{
+		{Name: "api", Address: address("10.0.16.50")}, {Name: "web", Address: address("10.0.16.51")}, {Address: address("10.0.16.52")},
+	}
+	hosts := ViewOf(vpc, "shop.internal").Hosts
+	require.Equal(t, ViewOf(testVPC(), "shop.internal").Hosts, hosts[:2])
+	require.Equal(t, []Host{{Name: "api", Addresses: []netip.Addr{address("10.0.16.50")}}}, hosts[2:])
+}
+
 // TestResolve runs testdata/resolve. "query name type" prints the answer, or that the query is forwarded. Arguments:
 // class, edns (the size that the client accepts), version (of EDNS), norecurse, notify, no-domain.
 func TestResolve(t *testing.T) {

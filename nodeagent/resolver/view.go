@@ -61,7 +61,7 @@ func ViewOf(vpc *cloud.HostVPC, domain string) View {
 	}
 	ports := len(v.Hosts)
 	for _, s := range vpc.Services {
-		if !slices.ContainsFunc(v.Hosts[:ports], func(h Host) bool { return h.Name == s.Name }) {
+		if !slices.ContainsFunc(v.Hosts[:ports], func(h Host) bool { return strings.EqualFold(h.Name, s.Name) }) {
 			add(s.Name, s.Address)
 		}
 	}

@@ -1,6 +1,7 @@
 package convert
 
 import (
+	"net/netip"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -34,6 +35,12 @@ func validUpdate() *agentv1.SyncNetworksResponse {
 		RouteTables: []*networkv1.RouteTable{{Id: testID, VpcId: testID, SubnetIds: []string{testID}, Routes: []*networkv1.Route{{
 			Destination: "192.0.2.0/24", TargetType: networkv1.RouteTarget_ROUTE_TARGET_PORT, TargetId: testID,
 		}}}},
+		ServiceIps: []*networkv1.ServiceIp{{
+			Id: testID, Name: "API", VpcId: testID, SubnetId: testID, Address: "10.0.1.9", Affinity: networkv1.Affinity_AFFINITY_NONE,
+			Ports:       []*networkv1.ServicePort{{Protocol: "tcp", Port: 80, TargetPort: 8080}},
+			Backends:    []*networkv1.Backend{{PortId: testID, Weight: 2, Healthy: true, Checked: true}, {Address: "10.0.1.7"}},
+			HealthCheck: &networkv1.HealthCheck{Protocol: "tcp", IntervalSeconds: 1, UnhealthyThreshold: 1, HealthyThreshold: 1},
+		}},
 		Deleted: []string{otherID},
 	}
 }
@@ -47,7 +54,16 @@ func TestWrongRecords(t *testing.T) {
 	rule := func(m *agentv1.SyncNetworksResponse) *networkv1.SecurityGroupRule {
 		return m.SecurityGroups[0].Rules[0]
 	}
+	service := func(m *agentv1.SyncNetworksResponse) *networkv1.ServiceIp { return m.ServiceIps[0] }
 	for name, change := range map[string]func(m *agentv1.SyncNetworksResponse){
+		"IPv6 service IP":     func(m *agentv1.SyncNetworksResponse) { service(m).Address = "fd00::9" },
+		"affinity":            func(m *agentv1.SyncNetworksResponse) { service(m).Affinity = 258 },
+		"service port":        func(m *agentv1.SyncNetworksResponse) { service(m).Ports[0].Port = 65536 + 80 },
+		"service protocol":    func(m *agentv1.SyncNetworksResponse) { service(m).Ports[0].Protocol = "icmp" },
+		"weight":              func(m *agentv1.SyncNetworksResponse) { service(m).Backends[0].Weight = 101 },
+		"backend address":     func(m *agentv1.SyncNetworksResponse) { service(m).Backends[1].Address = "10.0.1.0/24" },
+		"check without pause": func(m *agentv1.SyncNetworksResponse) { service(m).HealthCheck.IntervalSeconds = 0 },
+		"port of the check":   func(m *agentv1.SyncNetworksResponse) { service(m).HealthCheck.Port = 65536 },
 		"public prefix":       func(m *agentv1.SyncNetworksResponse) { vpc(m).CidrBlock = "192.0.2.0/24" },
 		"no prefix":           func(m *agentv1.SyncNetworksResponse) { vpc(m).CidrBlock = "" },
 		"public IPv6 prefix":  func(m *agentv1.SyncNetworksResponse) { vpc(m).Ipv6CidrBlock = "2001:db8::/48" },
@@ -86,7 +102,7 @@ func TestWrongRecords(t *testing.T) {
 		var u cloud.NetworkUpdate
 		require.NoError(t, AddNetworkUpdate(&u, m), name)
 		require.Len(t, u.Invalid, 1, name)
-		require.Equal(t, 4, len(u.VPCs)+len(u.Subnets)+len(u.Ports)+len(u.Groups)+len(u.RouteTables), name)
+		require.Equal(t, 5, len(u.VPCs)+len(u.Subnets)+len(u.Ports)+len(u.Groups)+len(u.RouteTables)+len(u.ServiceIPs), name)
 	}
 	var u cloud.NetworkUpdate
 	require.NoError(t, AddNetworkUpdate(&u, validUpdate()))
@@ -94,6 +110,10 @@ func TestWrongRecords(t *testing.T) {
 	require.Equal(t, "web.internal", u.VPCs[0].Domain)
 	require.Equal(t, "a", u.Ports[0].HostName)
 	require.Equal(t, []string{otherID}, u.Deleted)
+	require.Equal(t, "api", u.ServiceIPs[0].Name)
+	require.Equal(t, []cloud.Backend{
+		{Port: testID, Weight: 2, Healthy: true, Checked: true}, {Address: netip.MustParseAddr("10.0.1.7"), Weight: 1},
+	}, u.ServiceIPs[0].Backends)
 }
 
 // TestRecordsWithoutID requires that a record without an ID is refused, also if the message has only nil records.
@@ -101,6 +121,7 @@ func TestRecordsWithoutID(t *testing.T) {
 	for _, m := range []*agentv1.SyncNetworksResponse{
 		{Vpcs: []*agentv1.HostVpc{{}}}, {Vpcs: []*agentv1.HostVpc{nil}}, {Subnets: []*agentv1.HostSubnet{{}}}, {Ports: []*agentv1.HostPort{nil}},
 		{SecurityGroups: []*networkv1.SecurityGroup{nil}}, {RouteTables: []*networkv1.RouteTable{nil}},
+		{ServiceIps: []*networkv1.ServiceIp{nil}},
 	} {
 		require.Error(t, AddNetworkUpdate(&cloud.NetworkUpdate{}, m), "%v", m)
 	}
