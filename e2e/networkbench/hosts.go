@@ -79,7 +79,7 @@ func hostsMain([]string) error {
 type simulatedHost struct {
 	link *uplink.Link
 
-	mu      sync.Mutex // guards the fields below
+	mu       sync.Mutex            // guards the fields below
 	reported map[cloud.VMID]uint64 // generation of each VM that was last reported
 	ports    map[cloud.VPCID]map[cloud.PortID]bool
 	updates  int
