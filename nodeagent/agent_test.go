@@ -138,10 +138,11 @@ func (r *rig) kill(signal syscall.Signal) error {
 }
 
 func (r *rig) get(path string) string {
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, Dial: func(network, address string) (conn net.Conn, err error) {
-		err = r.in(func() error { conn, err = net.Dial(network, address); return err })
+	dial := func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+		err = r.in(func() error { conn, err = (&net.Dialer{}).DialContext(ctx, network, address); return err })
 		return conn, err
-	}}}
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}
 	answer, err := client.Get("http://" + r.metrics + path)
 	require.NoError(r, err)
 	defer answer.Body.Close()

@@ -29,8 +29,8 @@ var (
 	openWire  = frametest.OpenWire
 	at        = frametest.At
 
-	any4, any6, allNodes, limited4 = frametest.Any4, frametest.Any6, frametest.AllNodes, frametest.Broadcast4
-	broadcast                      = frametest.Broadcast
+	any4, allNodes, limited4 = frametest.Any4, frametest.AllNodes, frametest.Broadcast4
+	broadcast                = frametest.Broadcast
 )
 
 type wire = frametest.Wire

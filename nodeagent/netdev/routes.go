@@ -30,7 +30,7 @@ const (
 // Package peering adds routes with this protocol and metric to the tables of subnets. Package netdev leaves them alone.
 const (
 	PeeringProtocol netlink.RouteProtocol = 201
-	PeeringMetric                         = 1000
+	PeeringMetric   int                   = 1000
 )
 
 // Table returns the number of the routing table of the subnet with a VNI.
