@@ -24,8 +24,7 @@ type healthWorld struct {
 }
 
 func newHealthWorld(t *testing.T) *healthWorld {
-	script := &feedScript{feedWorld: newFeedWorld(t), ids: map[string]string{}, names: map[string]string{}}
-	w := &healthWorld{feedScript: script}
+	w := &healthWorld{feedScript: newFeedScript(t)}
 	w.createVPC("prod")
 	for n := 1; n <= 2; n++ {
 		port := fmt.Sprintf("p%d", n)

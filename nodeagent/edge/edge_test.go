@@ -121,11 +121,13 @@ func TestSecurityGroups(t *testing.T) {
 	require.Empty(t, h.apply().Changes)
 }
 
-// TestRemovedFloatingIP requires that the connections of a floating IP end when it is removed or given to another port.
+// TestRemovedFloatingIP requires that the connections of a floating IP end when it is removed or given to another port,
+// although packets of the former port still have a way out, by a NAT gateway.
 func TestRemovedFloatingIP(t *testing.T) {
 	l := newLab(t, 1)
 	h := l.hosts[0]
 	a := h.addVPC("a", 10, 11)
+	a.NAT = &cloud.HostNAT{External: internet}
 	a.Floating = []cloud.HostFloating{floating("203.0.113.110", "10.0.1.10")}
 	h.apply()
 	in := l.requireDial("internet", "203.0.113.110:7000", "203.0.113.1")
@@ -144,6 +146,8 @@ func TestRemovedFloatingIP(t *testing.T) {
 	require.Error(t, in.echo(blocked), "a connection to a removed floating IP continues")
 	require.Error(t, out.echo(blocked), "a connection from a removed floating IP continues")
 	l.requireNoDial("internet", "203.0.113.110:7000", "a removed floating IP is reachable")
+	a.NAT = nil
+	h.apply()
 	require.NotContains(t, l.ip(h.inside(a), "link"), vpcDevice)
 	require.Empty(t, h.apply().Changes)
 }

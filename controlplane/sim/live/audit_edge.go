@@ -3,6 +3,7 @@ package live
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"google.golang.org/protobuf/proto"
 
@@ -107,6 +108,11 @@ func (n *networkRecords) compareEdge(
 		}
 		count++
 		r, _ := records[id].(*networkv1.NatGateway)
+		if on, ok := records[id].(*agentv1.HostNatGateway); ok && g.OnOneHost() {
+			if r = on.GetNatGateway(); r.GetNodeId() != string(g.Node) || on.GetBindingGeneration() != g.BindingGeneration {
+				return count, fmt.Sprintf("has the NAT gateway %v, and should have %+v", on, g)
+			}
+		}
 		if r.GetVpcId() != string(g.VPC) || r.GetIsDefault() != g.Default || (r.GetAddress() != "") != g.Address.IsValid() {
 			return count, fmt.Sprintf("has the NAT gateway %v, and should have %+v", r, g)
 		}
@@ -130,28 +136,46 @@ func (n *networkRecords) compareEdge(
 	return count, ""
 }
 
-// servedTwice describes a floating IP that two hosts serve according to their records. It returns "" if there is none.
+// servedTwice describes a floating IP, or a NAT gateway that is on one host, which two hosts serve according to their
+// records. It returns "" if there is none.
 func (n *networkRecords) servedTwice() string {
 	servers := map[string]*host{}
 	for _, h := range n.f.hosts {
 		records, _ := h.networkRecords()
 		for _, r := range records {
-			f, ok := r.(*networkv1.FloatingIp)
-			if !ok {
+			what := servedBy(h, records, r)
+			if what == "" {
 				continue
 			}
-			port, ok := records[f.GetPortId()].(*agentv1.HostPort)
-			if !ok || port.GetPort().GetNodeId() != string(h.node) {
-				continue
+			if other := servers[what]; other != nil {
+				return fmt.Sprintf("%s and %s both serve the %s", other.name, h.name, what)
 			}
-			if other := servers[f.GetAddress()]; other != nil {
-				return fmt.Sprintf("%s and %s both serve the floating IP %s", other.name, h.name, f.GetAddress())
-			}
-			servers[f.GetAddress()] = h
+			servers[what] = h
 		}
 	}
-	if len(servers) > 0 {
-		n.f.count("floating IPs served")
+	for what := range servers {
+		if strings.HasPrefix(what, "floating IP") {
+			n.f.count("floating IPs served")
+		} else {
+			n.f.count("NAT gateways served")
+		}
+	}
+	return ""
+}
+
+// servedBy returns what a host serves because of one of its records: a floating IP of one of its ports, or a NAT gateway
+// that is on it. It returns "" for other records.
+func servedBy(h *host, records map[string]proto.Message, r proto.Message) string {
+	switch r := r.(type) {
+	case *networkv1.FloatingIp:
+		port, _ := records[r.GetPortId()].(*agentv1.HostPort)
+		if port.GetPort().GetNodeId() == string(h.node) {
+			return "floating IP " + r.GetAddress()
+		}
+	case *agentv1.HostNatGateway:
+		if r.GetNatGateway().GetNodeId() == string(h.node) {
+			return "NAT gateway " + r.GetNatGateway().GetId()
+		}
 	}
 	return ""
 }

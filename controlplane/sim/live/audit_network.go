@@ -200,12 +200,17 @@ func (n *networkRecords) endRevision() error {
 	return n.checkEdge()
 }
 
-// unsettled returns "" if every port of a host is ACTIVE and every host has the records that it needs. Otherwise it
-// describes one difference.
+// unsettled returns "" if every port of a host and every NAT gateway is ACTIVE, and every host has the records that it
+// needs. Otherwise it describes one difference.
 func (n *networkRecords) unsettled() string {
 	for id, p := range n.ports {
 		if p.Node != "" && p.Status != cloud.NetworkActive || p.Node == "" && p.Status != cloud.NetworkDown {
 			return fmt.Sprintf("port %s of host %q has the status %d %s", id, p.Node, p.Status, p.StatusReason)
+		}
+	}
+	for id, g := range n.edge.nats {
+		if g.Status != cloud.NetworkActive {
+			return fmt.Sprintf("NAT gateway %s of host %q has the status %d %s", id, g.Node, g.Status, g.StatusReason)
 		}
 	}
 	if why := n.servedTwice(); why != "" {
@@ -220,13 +225,18 @@ func (n *networkRecords) unsettled() string {
 	return ""
 }
 
-// compare describes one difference between the records of a host and those that it needs: the VPCs of its ports with
-// all their subnets and ports, and the security groups of their projects.
+// compare describes one difference between the records of a host and those that it needs: the VPCs of its ports and NAT
+// gateways with all their subnets and ports, and the security groups of their projects.
 func (n *networkRecords) compare(h *host, records map[string]proto.Message) string {
 	needs, projects := map[cloud.VPCID]bool{}, map[cloud.ProjectID]bool{}
 	for _, p := range n.ports {
 		if p.Node == h.node {
 			needs[p.VPC], projects[p.Project] = true, true
+		}
+	}
+	for _, g := range n.edge.nats {
+		if g.Node == h.node {
+			needs[g.VPC], projects[g.Project] = true, true
 		}
 	}
 	count := 0

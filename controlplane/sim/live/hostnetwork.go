@@ -67,7 +67,9 @@ func (a *agent) syncOnce(ctx context.Context, p *process) error {
 	stream := &networkStream{
 		ctx: ctx, in: make(chan *agentv1.SyncNetworksRequest, 1), out: make(chan *agentv1.SyncNetworksResponse, 2),
 	}
-	stream.in <- &agentv1.SyncNetworksRequest{Protocol: 1, Host: &agentv1.HostNetwork{Vtep: h.vtep, UnderlayMtu: 1500}}
+	stream.in <- &agentv1.SyncNetworksRequest{Protocol: 1, Host: &agentv1.HostNetwork{
+		Vtep: h.vtep, UnderlayMtu: 1500, ExternalNetworks: []string{externalNetwork.Name},
+	}}
 	group.Go(func() error {
 		return a.handled(ctx, p, func(ctx context.Context) error {
 			return p.agents.SyncNetworks(&networkStream{ctx: ctx, in: stream.in, out: stream.out})
@@ -236,6 +238,9 @@ func applyNetworks(records map[string]proto.Message, m *agentv1.SyncNetworksResp
 	for _, r := range m.GetNatGateways() {
 		records[r.GetId()] = r
 	}
+	for _, r := range m.GetHostNatGateways() {
+		records[r.GetNatGateway().GetId()] = r
+	}
 	for _, r := range m.GetFloatingIps() {
 		records[r.GetId()] = r
 	}
@@ -267,6 +272,8 @@ func vpcOf(records map[string]proto.Message, r proto.Message) string {
 		return r.GetVpcId()
 	case *networkv1.NatGateway:
 		return r.GetVpcId()
+	case *agentv1.HostNatGateway:
+		return r.GetNatGateway().GetVpcId()
 	case *networkv1.FloatingIp:
 		port, _ := records[r.GetPortId()].(*agentv1.HostPort)
 		return port.GetPort().GetVpcId()

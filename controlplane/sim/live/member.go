@@ -169,6 +169,9 @@ func (p *process) serve(log *slog.Logger) (err error) {
 			{Name: "settle vms", Every: vm.SettleEvery, Run: p.vms.Settle},
 			{Name: "free rested addresses", Every: network.FreeEvery, Run: p.networks.FreeRested},
 			{Name: "follow networks", Every: time.Second, Run: feed.Follow},
+			{Name: "assign NAT gateways", Every: network.AssignEvery, Run: func(ctx context.Context) error {
+				return feed.AssignGateways(ctx, p.hostStates())
+			}},
 			{Name: "settle images", Every: image.SettleEvery, Run: p.images.Settle},
 			{Name: "expire join tokens", Every: 10 * time.Minute, Run: p.nodes.Expire},
 		},
@@ -176,6 +179,14 @@ func (p *process) serve(log *slog.Logger) (err error) {
 	p.work.Go(func() { tasks.Run(p.ctx) })
 	p.work.Go(func() { p.images.Run(p.ctx) })
 	return nil
+}
+
+// hostStates describes the hosts for the assignment of NAT gateways.
+func (p *process) hostStates() (out []network.HostState) {
+	for _, c := range p.nodes.Fleet() {
+		out = append(out, network.HostState{ID: c.Node.ID, State: c.State, Unresponsive: p.nodes.Unresponsive(c.Node.ID)})
+	}
+	return out
 }
 
 // RegisterService implements grpc.ServiceRegistrar. It stores the handlers, which the simulated agents call directly.
