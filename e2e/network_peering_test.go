@@ -38,13 +38,15 @@ func (c *networkCloud) peering(t *testing.T, vpc string, subnets []string, a, b 
 	})
 	require.NoError(t, err)
 	require.Equal(t, networkv1.Status_STATUS_ACTIVE, peering.GetStatus(), "both VPCs are of one project")
+	var tables []string
 	table := func(vpc, cidr string, subnets []string) {
-		_, err := c.networks.CreateRouteTable(ctx, &networkv1.CreateRouteTableRequest{
+		table, err := c.networks.CreateRouteTable(ctx, &networkv1.CreateRouteTableRequest{
 			VpcId: vpc, SubnetIds: subnets, Routes: []*networkv1.Route{
 				{Destination: cidr, TargetType: networkv1.RouteTarget_ROUTE_TARGET_PEERING, TargetId: peering.GetId()},
 			},
 		})
 		require.NoError(t, err)
+		tables = append(tables, table.GetId())
 	}
 	passes := func() bool {
 		out, err := c.networks.ExplainPath(ctx, &networkv1.ExplainPathRequest{
@@ -77,6 +79,10 @@ func (c *networkCloud) peering(t *testing.T, vpc string, subnets []string, a, b 
 	a.eventually("the answers stop", "n=$(wc -l </tmp/peer); sleep 3; test $n = $(wc -l </tmp/peer)")
 	a.run("kill $(cat /tmp/peer.pid)")
 	blocked("after the end of the peering")
+	for _, id := range tables {
+		_, err := c.networks.DeleteRouteTable(ctx, &networkv1.DeleteRouteTableRequest{Id: id})
+		require.NoError(t, err)
+	}
 
 	_, err = c.vms.DeleteVm(ctx, &vmv1.DeleteVmRequest{VmId: p.vm.GetId(), Force: true})
 	require.NoError(t, err)

@@ -234,7 +234,7 @@ func TestNetworks(t *testing.T) {
 	})
 	c.run("VPCs with the same addresses do not meet", func(t *testing.T) {
 		page := func(m *machine, address string) string {
-			return m.run(`printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 1 ` + address + ` 80 | tail -n 1`)
+			return m.run(`printf 'GET / HTTP/1.0\r\n\r\n' | timeout 3 nc ` + address + ` 80 | tail -n 1`)
 		}
 		require.Equal(t, "a", page(b, "10.0.1.10"))
 		require.Equal(t, "e", page(e, "10.0.1.10"))
@@ -322,7 +322,7 @@ func (c *networkCloud) outside(vpc string, b, d *machine) {
 	})}
 	go server.Serve(page)
 	defer server.Close()
-	ask := `printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 3 ` + lab.ExternalRouter + ` 80 2>/dev/null | tail -n 1`
+	ask := `printf 'GET / HTTP/1.0\r\n\r\n' | timeout 3 nc ` + lab.ExternalRouter + ` 80 2>/dev/null | tail -n 1`
 	require.Empty(t, b.run(ask), "without a NAT gateway, the internet must not be reachable")
 
 	_, err = c.networks.CreateNatGateway(ctx, &networkv1.CreateNatGatewayRequest{VpcId: vpc, ExternalNetwork: "internet", IsDefault: true})
