@@ -65,7 +65,8 @@ type resource interface {
 	GetName() string
 }
 
-// add gives an object an ID, its tenant and a status, and adds it to all. It returns AlreadyExists if the name is taken.
+// add gives an object an ID, its tenant and a status, and adds it to all. It returns AlreadyExists if the name is
+// taken.
 func add[T resource](f *fakeNetwork, all *[]T, kind string, o T) (T, error) {
 	for _, other := range *all {
 		if o.GetName() != "" && other.GetName() == o.GetName() {

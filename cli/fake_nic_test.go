@@ -12,9 +12,9 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// plug gives a NIC of a VM its port: the requested one, or a new one in the requested subnet or else in the first subnet.
-// It creates the default VPC if the project has no subnet. The caller holds the lock of the cloud. Other methods take the two locks in the other order, which is safe because
-// scripts make one call at a time.
+// plug gives a NIC of a VM its port: the requested one, or a new one in the requested subnet or else in the first
+// subnet. plug creates the default VPC if the project has no subnet. The caller holds the lock of the cloud. Other
+// methods take the two locks in the other order, which is safe because scripts make one call at a time.
 func (f *fakeNetwork) plug(vm string, nic *vmv1.NetworkSpec) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -149,7 +149,8 @@ func withReason(code codes.Code, reason, format string, args ...any) error {
 	return s.Err()
 }
 
-// noHostFits returns the error of a placement that found no host. reasons are those of the hosts, by name.
+// noHostFits returns the error of a placement that found no host. reasons has the reason of each host, by the host's
+// name.
 func noHostFits(reasons map[string]string) error {
 	s, _ := status.New(codes.ResourceExhausted, "no host fits").WithDetails(
 		&errdetails.ErrorInfo{Reason: "NO_HOST_FITS", Domain: "trivet", Metadata: reasons})

@@ -27,8 +27,8 @@ func explainCommand(s *session.Session) *cobra.Command {
 		Long: `Tell whether a packet would pass from a VM or port to another or to an address, and which rule or route decides. The
 control plane evaluates its records; it sends no packet. One line is printed for each decision, up to the one that
 drops the packet. If a VM and a port have the same name, write vm:NAME or port:NAME. Of a VM, the first port counts.
-A packet to a VM or port is sent to its IPv4 address, and one of icmpv6 to its IPv6 address: for IPv6 with another
-protocol, give the address.
+A packet to a VM or port is sent to its IPv4 address, except that icmpv6 is sent to its IPv6 address. To explain
+another protocol over IPv6, give the IPv6 address.
 
 Exit code: 0 if the packet would pass, 3 if it would be dropped, 1 if the call failed, 2 for an invalid command line.`,
 		Example: `  trivet network explain --from web --to db --port 5432

@@ -87,8 +87,8 @@ func idOf(o object) string {
 // nameOf returns the name of an object, or its ID if it has no name.
 func nameOf(o object) string { return cmp.Or(o.GetName(), idOf(o)) }
 
-// find returns the ID of the object with a name or ID. It returns an error if no object has the name or several have
-// it, a *session.Usage error if the name is not valid. It makes no call for an ID.
+// find returns the ID of the object with a name or ID. It returns an error if no object or several objects have the
+// name, and a *session.Usage error if the name is invalid. It makes no call for an ID.
 func (k *kind[T]) find(ctx context.Context, t *target, nameOrID string) (string, error) {
 	return k.findIn(ctx, t, t.query(), nameOrID)
 }

@@ -71,14 +71,15 @@ func createNATCommand(s *session.Session) *cobra.Command {
 		Long: `Create a NAT gateway for a VPC. With --default, it is the default route of the VPC's subnets without a route table.
 Otherwise a route must lead to it. With --own-address, peers see one address of the external network that no other
 gateway uses. Without it, they see the address of a host: of the VM's host if the gateway is the default, and otherwise
-of the host that the gateway is on. A gateway with --own-address or without --default is on one host at a time, which
-"trivet network nat show" prints.`,
+of the host that the gateway is on. A gateway with --own-address or without --default is on one host at a time. The
+command "trivet network nat show" prints this host.`,
 		Example: `  trivet network nat create gw --vpc prod --external internet --default
   trivet network nat create partner --vpc prod --external leased-line --own-address`,
 	}
 	refFlag(c, s, &vpc, "vpc", "VPC, by name or ID", vpcs())
 	refFlag(c, s, &req.ExternalNetwork, "external", "external network (default: the only one)", externals())
-	c.Flags().BoolVar(&req.OwnAddress, "own-address", false, "use an own address of the external network instead of a host's address")
+	c.Flags().BoolVar(&req.OwnAddress, "own-address", false,
+		"use an address of the external network that no other gateway has, instead of a host's address")
 	c.Flags().BoolVar(&req.IsDefault, "default", false, "make it the VPC's default route")
 	c.Flags().StringVar(&req.Description, "description", "", "description")
 	session.Require(c, "vpc")
@@ -106,7 +107,7 @@ func updateNATCommand(s *session.Session) *cobra.Command {
 	c.Example = "  trivet network nat update gw --no-default\n  trivet network nat update partner --default"
 	change.add(c)
 	c.Flags().BoolVar(&isDefault, "default", false, "make it the VPC's default route")
-	c.Flags().BoolVar(&noDefault, "no-default", false, "make it a gateway that only routes lead to")
+	c.Flags().BoolVar(&noDefault, "no-default", false, "let only routes of route tables lead to it")
 	session.Exclusive(c, "default", "no-default")
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
 		if err := change.check(); err != nil {

@@ -23,7 +23,8 @@ func randomULA() netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom16(a), vpcBits6)
 }
 
-// freeSubnet6 returns the first /64 of a VPC's prefix that none of its subnets has. It returns false if there is none.
+// freeSubnet6 returns the first /64 of a VPC's prefix that is not in used, the prefixes of the VPC's subnets. It
+// returns false if all are in use.
 func freeSubnet6(vpc netip.Prefix, used map[netip.Prefix]bool) (netip.Prefix, bool) {
 	a := vpc.Masked().Addr().As16()
 	for {
@@ -42,8 +43,8 @@ func freeSubnet6(vpc netip.Prefix, used map[netip.Prefix]bool) (netip.Prefix, bo
 	}
 }
 
-// chooseSubnet6 returns the first free /64 of a VPC. Another subnet may get it before the caller uses it; the control
-// plane then refuses the second one.
+// chooseSubnet6 returns the first free /64 of the VPC with an ID. A concurrent call may choose the same prefix: the
+// control plane then refuses the subnet that is created second.
 func chooseSubnet6(ctx context.Context, t *target, id string) (string, error) {
 	v, err := vpcs().get(ctx, t, id)
 	if err != nil {
@@ -64,7 +65,7 @@ func chooseSubnet6(ctx context.Context, t *target, id string) (string, error) {
 	}
 	free, ok := freeSubnet6(prefix, prefixes6(all))
 	if !ok {
-		return "", fmt.Errorf("the subnets of VPC %s have all prefixes of %s", nameOf(v), prefix)
+		return "", fmt.Errorf("VPC %s has no free /64: its subnets use all of %s", nameOf(v), prefix)
 	}
 	return free.String(), nil
 }

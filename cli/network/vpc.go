@@ -83,9 +83,9 @@ func createVPCCommand(s *session.Session) *cobra.Command {
 		Use: "create NAME", Short: "Create a VPC", Args: session.Exactly("NAME"),
 		Long: `Create a VPC. --cidr is a private prefix of /8 to /28, such as 10.0.0.0/16. With --egress nat, the VPC also gets a
 NAT gateway as its default route, so that its VMs reach the internet. With --ipv6, the VPC also gets a random unique
-local IPv6 prefix of /48, which hardly any other network has (RFC 4193); --ipv6-cidr gives it a chosen one. NAT is for
-IPv4 only. --mtu cannot be changed later; VMs run only on hosts whose underlay has an MTU that is 50 bytes larger (70
-with IPv6). The first VPC of a project also creates the security group "default".`,
+local IPv6 prefix of /48 (RFC 4193). With --ipv6-cidr, you choose the IPv6 prefix. NAT is for IPv4 only. --mtu cannot
+be changed later; VMs run only on hosts whose underlay has an MTU that is 50 bytes larger (70 with IPv6). The first VPC
+of a project also creates the security group "default".`,
 		Example: `  trivet network vpc create prod --cidr 10.0.0.0/16 --egress nat
   trivet network vpc create lab --cidr 10.9.0.0/16 --ipv6
   trivet network vpc create six --cidr 10.6.0.0/16 --ipv6-cidr fd12:3456:789a::/48`,

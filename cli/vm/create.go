@@ -121,7 +121,7 @@ host without networks.`,
 	return c
 }
 
-// hasReason reports whether an error of the API has a reason.
+// hasReason reports whether err is an error of the API whose ErrorInfo has the given reason.
 func hasReason(err error, reason string) bool {
 	for _, d := range status.Convert(err).Details() {
 		if info, ok := d.(*errdetails.ErrorInfo); ok && info.GetReason() == reason {
@@ -131,7 +131,7 @@ func hasReason(err error, reason string) bool {
 	return false
 }
 
-// networkValues returns a shell completion for --network: the names of subnets, and the words with a meaning of their own.
+// networkValues returns a shell completion for --network: the names of subnets, and the words default and none.
 func networkValues(s *session.Session) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 		values, _ := network.SubnetNames(s)(cmd, args, prefix)

@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// nic is a NIC as given on the command line, by the flag --network or by those of `trivet vm nic attach`. At most one of
-// subnet, vpc and port is not empty; each is a name or an ID. Without them, the NIC is in the project's default VPC.
+// nic is a NIC as given on the command line, by the flag --network or by those of `trivet vm nic attach`. At most one
+// of subnet, vpc and port is not empty; each is a name or an ID. Without them, the NIC is in the project's default VPC.
 type nic struct {
 	id, subnet, vpc, port string
 	ip, mac               string
