@@ -143,7 +143,7 @@ func reservedFor(s *cloud.Subnet, a netip.Addr) string {
 }
 
 // assignAddress assigns an IPv4 address of a subnet. It returns InvalidArgument for the gateway, the network address
-// and the broadcast address, and AlreadyExists if the address is assigned or rests.
+// and the broadcast address, and AlreadyExists if the address is assigned or was released less than RestTime ago.
 func assignAddress(tx *store.Tx, s *cloud.Subnet, a netip.Addr) error {
 	err := spaceOf(s).assign(tx, a)
 	if errors.Is(err, ipam.ErrAssigned) {

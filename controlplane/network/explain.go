@@ -19,8 +19,8 @@ type Packet struct {
 	ToPort   cloud.PortID
 	ToVM     cloud.VMID
 	To       netip.Addr
-	// Protocol is the number of an IP protocol, and Port the destination port of TCP, UDP and SCTP. A packet to ToPort or
-	// ToVM is sent to the IPv4 address, but ICMPv6 to the IPv6 address.
+	// Protocol is the number of an IP protocol, and Port the destination port of TCP, UDP and SCTP. A packet to ToPort
+	// or ToVM is sent to the IPv4 address of the port, except that ICMPv6 is sent to its IPv6 address.
 	Protocol uint8
 	Port     uint16
 }
@@ -168,7 +168,7 @@ func (e *explanation) portOf(port cloud.PortID, vm cloud.VMID) (*cloud.Port, err
 		return nil, err
 	}
 	if len(all) > 0 {
-		// The VM may be another tenant's, about which the error must say nothing.
+		// The VM may belong to another tenant. The error must not reveal that it exists.
 		p, err := ports.Get(e.r, string(e.t.Project), all[0].Path[1])
 		if p != nil || err != nil {
 			return p, err
@@ -177,8 +177,8 @@ func (e *explanation) portOf(port cloud.PortID, vm cloud.VMID) (*cloud.Port, err
 	return nil, fault.New(fault.NotFound, "VM %s has no port", vm)
 }
 
-// findDestination sets the destination's address, and its port if one of the VPC has the address. The address is
-// invalid if the packet is for an IPv6 address that the port does not have.
+// findDestination sets e.address, the destination's address, and e.to if a port of the VPC has this address. e.address
+// is invalid if the packet is for the IPv6 address of a port that has none.
 func (e *explanation) findDestination() (err error) {
 	if e.packet.To.IsValid() {
 		e.address = e.packet.To
@@ -297,8 +297,8 @@ func (e *explanation) leave(decides, rule, kind, id, format string) (bool, error
 	return e.add(true, "route", decides, rule, format, text), nil
 }
 
-// longestRoute returns the route with the longest prefix that contains an address in the route table of a subnet, and
-// the ID of the table. It returns nil if there is none.
+// longestRoute returns the route of a subnet's route table that applies to an address: the one with the longest prefix
+// that contains the address. It also returns the ID of the table. The route is nil if none contains the address.
 func (e *explanation) longestRoute(
 	subnet cloud.SubnetID, to netip.Addr,
 ) (best *cloud.Route, id cloud.RouteTableID, err error) {

@@ -6,8 +6,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// leaveByGateway adds the step for a packet that a NAT gateway translates. begin is the beginning of the sentence, which
-// says what leads to the gateway.
+// leaveByGateway adds the step for a packet that a NAT gateway translates. begin is the first part of the step's
+// sentence: the route that leads to the gateway.
 func (e *explanation) leaveByGateway(decides, rule, id, begin string) (bool, error) {
 	e.to = nil
 	n, err := find(e.r, natGateways, kindNAT, e.t, id)
@@ -16,7 +16,8 @@ func (e *explanation) leaveByGateway(decides, rule, id, begin string) (bool, err
 	}
 	text := begin + " leads to " + label(kindNAT, n.Name, id)
 	if n.Default {
-		// Hosts treat a route to the default gateway like no route, so a floating IP of the port precedes the gateway.
+		// For hosts, a route to the default gateway is the same as no route. So a floating IP of the port takes
+		// precedence.
 		floating, err := floatingAt.Get(e.r, string(e.from.ID))
 		if err != nil {
 			return false, err
@@ -31,7 +32,7 @@ func (e *explanation) leaveByGateway(decides, rule, id, begin string) (bool, err
 	return e.add(true, "route", decides, rule, "%s. %s.", text, translation(n)), nil
 }
 
-// obstacle returns why a gateway does not translate packets now, or "" if it does.
+// obstacle returns the reason why a gateway translates no packets at present, or "" if it translates them.
 func obstacle(n *cloud.NATGateway, ipv6 bool) string {
 	switch {
 	case ipv6:
@@ -44,7 +45,7 @@ func obstacle(n *cloud.NATGateway, ipv6 bool) string {
 	return ""
 }
 
-// translation describes the source address that packets get.
+// translation returns a sentence with the host that sends the packet and the source address that the packet gets.
 func translation(n *cloud.NATGateway) string {
 	switch {
 	case !n.OnOneHost():

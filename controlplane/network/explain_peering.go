@@ -2,7 +2,7 @@ package network
 
 import "github.com/trivet-cloud/trivet/shared/cloud"
 
-// peer evaluates a route to a peering. It returns nothing about the ports and security groups of another project.
+// peer evaluates a route to a peering. Its steps reveal nothing about ports and security groups of another project.
 func (e *explanation) peer(vpc cloud.VPCID, table cloud.RouteTableID, r *cloud.Route) (bool, error) {
 	destination := r.Destination.String()
 	p, err := findPeering(e.r, e.t, cloud.PeeringID(r.ID))

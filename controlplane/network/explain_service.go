@@ -5,8 +5,9 @@ import (
 )
 
 // service evaluates the path of a packet to a service IP, e.to. The source's host translates the destination before it
-// applies the security groups, so these see the address and port of a backend. If the path to a healthy backend drops
-// the packet, service adds the steps of that path, and otherwise those of the first healthy backend.
+// applies the security groups, so their rules must permit the address and port of a backend. If the path to one of the
+// healthy backends drops the packet, service adds the steps of that path. Otherwise it adds those of the path to the
+// first healthy backend.
 func (e *explanation) service() error {
 	if passes, err := e.route(); err != nil || !passes {
 		return err

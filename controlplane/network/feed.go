@@ -17,14 +17,14 @@ import (
 // FeedOptions configures NewFeed. Store is required.
 type FeedOptions struct {
 	Store *store.Store
-	// Listeners returns the address, host:port, of each member. Hosts keep guests from these addresses. Optional.
+	// Listeners returns the address, host:port, of each member. Hosts drop packets of guests to them. Optional.
 	Listeners func() map[uint64]string
 	// Metrics, if not nil, registers the metrics of the feed.
 	Metrics prometheus.Registerer
 }
 
-// Feed sends hosts the VPCs that they need. A host needs the VPCs of the ports that are bound to it, and those that have
-// an ACTIVE peering with one of these.
+// Feed sends hosts the VPCs that they need. A host needs the VPCs of the ports and NAT gateways that are bound to it,
+// and the VPCs that have an ACTIVE peering with one of these.
 //
 // Follow runs on the leader. It watches the tables of the network service in one ordered stream, and has in memory
 // which host needs which VPC and which record belongs to which VPC, but not the records (index). Each SyncNetworks

@@ -46,19 +46,19 @@ func (f *Feed) receive(
 	}
 }
 
-// bindingStatus is the status that a port or NAT gateway gets by an acknowledgment. It applies only to the binding of that
-// generation.
+// bindingStatus is the status that an acknowledgment gives a port or NAT gateway. It applies only to the binding with
+// that generation.
 type bindingStatus struct {
 	key        recordKey
 	generation uint64
 	status     cloud.NetworkStatus
 	reason     string
-	// withdrawn is true if the host has acknowledged that it has a NAT gateway no longer.
+	// withdrawn is true if the host has acknowledged that it no longer has the NAT gateway.
 	withdrawn bool
 }
 
-// acknowledged returns the ports and NAT gateways of the host whose status an acknowledgment changes. It returns InvalidArgument if the
-// host acknowledges a revision that the session has not sent.
+// acknowledged returns the ports and NAT gateways of the host whose status an acknowledgment changes. It returns
+// InvalidArgument if the host acknowledges a revision that the session has not sent.
 func (f *Feed) acknowledged(s *feedSession, r *agentv1.SyncNetworksRequest) (out []bindingStatus, err error) {
 	failures := map[cloud.VPCID]string{}
 	for _, e := range r.GetFailures() {
@@ -96,8 +96,8 @@ func (f *Feed) acknowledged(s *feedSession, r *agentv1.SyncNetworksRequest) (out
 	return out, nil
 }
 
-// setStatus changes the status of ports and NAT gateways in one transaction, and returns how many it has changed. It leaves
-// out those that are no longer bound to the host by the acknowledged binding.
+// setStatus changes the status of ports and NAT gateways in one transaction, and returns how many it has changed. It
+// leaves out a port or NAT gateway whose binding is no longer the acknowledged one.
 func (f *Feed) setStatus(ctx context.Context, node cloud.NodeID, all []bindingStatus) (changed int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()

@@ -11,10 +11,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// maxReported is the maximum number of service IPs that one transaction changes for reports about their backends.
+// maxReported is the maximum number of service IPs whose backends one transaction changes.
 const maxReported = 64
 
-// recordHealth records what a host reports about the backends of service IPs.
+// recordHealth stores a host's reports about backends of service IPs. It calls charge with the number of backends that
+// changed.
 func (f *Feed) recordHealth(
 	ctx context.Context, s *feedSession, all []*agentv1.BackendHealth, charge func(context.Context, int) error,
 ) error {
@@ -35,7 +36,8 @@ func (f *Feed) recordHealth(
 	return nil
 }
 
-// healthReports returns the reports by service IP. It leaves out those about VPCs that the host does not need.
+// healthReports returns the reports by service IP. It leaves out reports about VPCs that the host does not need, and
+// returns none after another session of the host has begun.
 func (f *Feed) healthReports(
 	s *feedSession, all []*agentv1.BackendHealth,
 ) (map[recordKey][]cloud.BackendHealth, error) {
@@ -62,7 +64,8 @@ func (f *Feed) healthReports(
 	return out, nil
 }
 
-// setHealth records reports about the service IPs keys in one transaction. It returns how many backends it has changed.
+// setHealth stores the reports about the service IPs in keys, in one transaction. It returns how many backends have
+// changed.
 func (f *Feed) setHealth(
 	ctx context.Context, node cloud.NodeID, keys []recordKey, reports map[recordKey][]cloud.BackendHealth,
 ) (changed int, err error) {

@@ -63,8 +63,8 @@ func (w *healthWorld) report(node cloud.NodeID, backend string, healthy bool) {
 	})
 }
 
-// show returns the status of the service IP and the health of its backends, h, u or, if it was not checked, a question
-// mark.
+// show returns the status of the service IP and one letter for each backend: h is healthy, u is unhealthy, and ? is not
+// checked.
 func (w *healthWorld) show() string {
 	w.t.Helper()
 	s, err := w.networks.GetServiceIP(w.t.Context(), acme, w.service.ID)
@@ -83,8 +83,8 @@ func (w *healthWorld) show() string {
 	return statusText[s.Status] + " " + out.String()
 }
 
-// TestBackendHealth follows what two hosts report about the backends of a service IP, to the record, its status and
-// what the hosts receive.
+// TestBackendHealth sends reports of two hosts about the backends of a service IP. It checks the record, its status,
+// and the messages to the hosts.
 func TestBackendHealth(t *testing.T) {
 	w := newHealthWorld(t)
 	require.Equal(t, "PENDING ???", w.show())

@@ -22,15 +22,15 @@ type index struct {
 	portsOn map[cloud.NodeID]map[recordKey]struct{}
 	// pending has the ports and NAT gateways that wait for an acknowledgment of a host.
 	pending map[cloud.NodeID]map[recordKey]pendingBinding
-	// networks has what each host offers to VPCs.
+	// networks has the network record of each host.
 	networks map[cloud.NodeID]*cloud.HostNetwork
 	// gateways has the NAT gateways that are on one host.
 	gateways map[recordKey]gateway
-	// underlay has the different underlay addresses in networks, sorted, and underlayVersion is the number of its changes.
-	// It is nil if it has to be computed again.
+	// underlay has the distinct underlay addresses in networks, sorted. It is nil if it must be computed again.
+	// underlayVersion grows with each change of the addresses.
 	underlay        []netip.Addr
 	underlayVersion uint64
-	// changedNeeds has the needs that began or ended during a call of set. A need can do both.
+	// changedNeeds has the needs that began or ended during a call of set, including those that did both.
 	changedNeeds map[need]struct{}
 }
 
@@ -53,9 +53,9 @@ type vpcEntry struct {
 	mtu     uint16
 	// records has the records of the VPC. A peering belongs to both of its VPCs.
 	records map[recordKey]struct{}
-	// ports has the number of ports and NAT gateways on each host that has some.
+	// ports has the number of ports and NAT gateways on each host that has any.
 	ports map[cloud.NodeID]int
-	// peers has the number of peerings with each VPC that is connected.
+	// peers has the number of ACTIVE peerings with each peered VPC.
 	peers map[cloud.VPCID]int
 	// hosts has, for each host that needs the VPC, the number of reasons: see index.need.
 	hosts map[cloud.NodeID]int
@@ -79,8 +79,8 @@ type binding struct {
 	generation uint64
 	status     cloud.NetworkStatus
 	reason     string
-	// withdrawn is true if node is the former host of a NAT gateway, which has to acknowledge that it has the gateway no
-	// longer.
+	// withdrawn is true if node is the former host of a NAT gateway. The host must acknowledge that it no longer has
+	// the gateway.
 	withdrawn bool
 }
 
@@ -97,8 +97,9 @@ func bindingOf(record any) *binding {
 	return nil
 }
 
-// hostChange is a change that a host has to get. An empty key means that the set of the VPCs that the host needs has
-// changed. lost is a VPC that the host needs no longer, if there is one. If confirm is true, the host gets a message also if it sees no change, so that it acknowledges the revision.
+// hostChange is a change that must be sent to a host. An empty key means that the set of the VPCs that the host needs
+// has changed. lost is a VPC that the host no longer needs, or "". If confirm is true, the host gets a message even if
+// its records do not change, so that it acknowledges the revision.
 type hostChange struct {
 	node    cloud.NodeID
 	key     recordKey
@@ -123,7 +124,7 @@ func (x *index) set(key recordKey, record any, revision int64) (out []hostChange
 	var now entry
 	b := bindingOf(record)
 	if p, ok := record.(*cloud.Peering); ok {
-		// Each peering has a record in both projects. Hosts get that of the project which proposed the peering.
+		// Each peering has a record in both projects. Hosts get the record of the project that proposed the peering.
 		if p.Status == cloud.NetworkActive && p.Project == key.project {
 			now.peer = p.PeerVPC
 		} else {
@@ -179,9 +180,9 @@ func (x *index) set(key recordKey, record any, revision int64) (out []hostChange
 	return out
 }
 
-// setPending records whether a port or NAT gateway waits for an acknowledgment. former is the host whose acknowledgment it
-// may have waited for before, and same is true if hosts see no change. The result has the host if it has to acknowledge
-// the change.
+// setPending records whether a port or NAT gateway waits for an acknowledgment. former is the host whose acknowledgment
+// it may have waited for before. same is true if the message for hosts has not changed. The result has the host that
+// must acknowledge the change, if any.
 func (x *index) setPending(key recordKey, former cloud.NodeID, b *binding, revision int64, same bool) []hostChange {
 	old, waited := x.pending[former][key]
 	deleteIn(x.pending, former, key)
@@ -297,8 +298,8 @@ func (x *index) toHosts(out []hostChange, key recordKey, vpc cloud.VPCID) []host
 	return out
 }
 
-// setHost records what a host offers to VPCs. If its underlay address has changed, the result has all ports and NAT
-// gateways that are bound to the host, for the hosts that need their VPCs. h is nil if the host has no record.
+// setHost stores the network record of a host, which is nil if it was deleted. If the host's underlay address has
+// changed, the result has all ports and NAT gateways that are bound to the host, for each host that needs their VPCs.
 func (x *index) setHost(node cloud.NodeID, h *cloud.HostNetwork) (out []hostChange) {
 	var former, vtep netip.Addr
 	if had := x.networks[node]; had != nil {

@@ -129,8 +129,7 @@ func hostRouteTable(t *cloud.RouteTable) proto.Message {
 	return m
 }
 
-// hostNAT returns the message for a NAT gateway. If the gateway is on one host, the message is without the VTEP, which the
-// sender adds.
+// hostNAT returns the message for a NAT gateway. For a gateway on one host, the sender must add the VTEP.
 func hostNAT(n *cloud.NATGateway) proto.Message {
 	m := natToProto(n)
 	m.Description, m.Status, m.StatusReason, m.UpdatedAt = "", 0, "", 0

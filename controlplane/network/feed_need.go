@@ -8,7 +8,7 @@ type need struct {
 	vpc  cloud.VPCID
 }
 
-// countPort adds n to the number of a VPC's ports on a host.
+// countPort adds n, which is 1 or -1, to the number of ports and NAT gateways of a VPC on a host.
 func (x *index) countPort(v *vpcEntry, id cloud.VPCID, node cloud.NodeID, n int) {
 	before := v.ports[node]
 	v.ports[node] += n
@@ -24,7 +24,7 @@ func (x *index) countPort(v *vpcEntry, id cloud.VPCID, node cloud.NodeID, n int)
 	}
 }
 
-// countPeering adds n to the number of peerings between two VPCs.
+// countPeering adds n, which is 1 or -1, to the number of peerings between two VPCs.
 func (x *index) countPeering(a, b cloud.VPCID, n int) {
 	for _, side := range []struct{ vpc, peer cloud.VPCID }{{a, b}, {b, a}} {
 		v := x.vpcs[side.vpc]
@@ -37,9 +37,9 @@ func (x *index) countPeering(a, b cloud.VPCID, n int) {
 	}
 }
 
-// need adds n to the number of reasons for which a host needs a VPC. The ports of the VPC on the host are one reason.
-// Each peering with a VPC that has ports on the host is another one. So a host needs the peers of the VPCs whose ports
-// it has, but not the peers of these peers: no packet passes two peerings.
+// need adds n to the number of reasons for which a host needs a VPC. One reason is that the host has ports or NAT
+// gateways of the VPC. Each peering with a VPC of which the host has ports or NAT gateways is another reason. So a host
+// needs the peers of these VPCs, but not the peers of the peers: no packet passes two peerings.
 func (x *index) need(id cloud.VPCID, node cloud.NodeID, n int) {
 	v := x.vpcs[id]
 	before := v.hosts[node]
@@ -56,7 +56,7 @@ func (x *index) need(id cloud.VPCID, node cloud.NodeID, n int) {
 	x.changedNeeds[need{node, id}] = struct{}{}
 }
 
-// takeNeeds adds the changed needs to out, and forgets them.
+// takeNeeds adds a hostChange for each changed need to out, and clears changedNeeds.
 func (x *index) takeNeeds(out []hostChange) []hostChange {
 	for n := range x.changedNeeds {
 		c := hostChange{node: n.node}

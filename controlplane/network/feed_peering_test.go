@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// peer creates a peering that vpc proposes to with, or accepts it if it exists.
+// peer proposes a peering from vpc to the VPC with. If the peering exists, peer accepts it.
 func (s *feedScript) peer(name, vpc, with string) {
 	s.update(func(tx *store.Tx) error {
 		if id, exists := s.ids[name]; exists {

@@ -277,7 +277,7 @@ func (f *Feed) take(s *feedSession) (d delta, ok bool) {
 	return d, ok
 }
 
-// hasPeer reports whether the host has both VPCs of a peering. It is true for other records.
+// hasPeer reports whether the host has both VPCs of a peering. It returns true for other records.
 func (s *feedSession) hasPeer(e entry) bool {
 	if e.peer == "" {
 		return true
@@ -338,8 +338,9 @@ func (f *Feed) sendDelta(ctx context.Context, s *feedSession, d delta, send func
 	return out.flush(true)
 }
 
-// protected returns the given addresses of hosts and those of the members. A member that is added later is sent with the
-// next change of a host, or when the host connects again.
+// protected returns the IP addresses of the given hosts and of the members, sorted. It leaves out members whose address
+// is a DNS name. The address of a new member is sent with the next change of the hosts' underlay addresses, or when a
+// host connects again.
 func (f *Feed) protected(hosts []netip.Addr) (out []string) {
 	all := slices.Clone(hosts)
 	if f.opts.Listeners != nil {

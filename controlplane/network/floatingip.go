@@ -133,7 +133,8 @@ func (s *Service) GetFloatingIP(ctx context.Context, t cloud.Tenant, id cloud.Fl
 	return get(ctx, s, floatingIPs, kindFloating, "id", t, string(id))
 }
 
-// ListFloatingIPs returns a page of the project's floating IPs, and the token of the next page. An empty port means all.
+// ListFloatingIPs returns a page of the project's floating IPs, and the token of the next page. An empty port means
+// all.
 func (s *Service) ListFloatingIPs(ctx context.Context, t cloud.Tenant, p page, port cloud.PortID) ([]*cloud.FloatingIP, string, error) {
 	return list(ctx, s, floatingIPs, t, p, string(port), func(f *cloud.FloatingIP) bool {
 		return (p.Name == "" || f.Name == p.Name) && (port == "" || f.Port == port)

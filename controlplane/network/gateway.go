@@ -14,19 +14,19 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// AssignEvery is how often package leader runs AssignGateways on the leader.
+// AssignEvery is the interval at which package leader runs AssignGateways on the leader.
 const AssignEvery = time.Second
 
-// HostState is what the assignment of NAT gateways needs to know about a host.
+// HostState is the state of a host that the assignment of NAT gateways depends on.
 type HostState struct {
 	ID    cloud.NodeID
 	State cloud.NodeState
-	// Unresponsive is true if the host has sent no heartbeat for more than cloud.HeartbeatTimeout, and the leader would
-	// have received it.
+	// Unresponsive is true if the leader has led for longer than cloud.HeartbeatTimeout, and has received no heartbeat
+	// of the host in this time.
 	Unresponsive bool
 }
 
-// gateway is a NAT gateway that is on one host, as far as the choice of the host depends on it.
+// gateway has the fields of a NAT gateway on one host that the choice of the host depends on.
 type gateway struct {
 	vpc        cloud.VPCID
 	external   string
@@ -37,30 +37,33 @@ type gateway struct {
 	reason     string
 }
 
-// place is a host for a gateway, or the reason why it has none. former is as in cloud.NATGateway.
+// place is the result of the choice: the gateway's host, if it has one, and the reason for its status. former is as in
+// cloud.NATGateway.
 type place struct {
 	node, former cloud.NodeID
 	reason       string
 }
 
-// gatewayHost is a host as the choice of the host of a gateway needs it.
+// gatewayHost has the properties of a host that the choice of a gateway's host depends on.
 type gatewayHost struct {
 	// usable is true if the host can have the gateway: it has the external network, and its underlay carries the VPC.
 	usable bool
 	// ready is true if the host may get another gateway.
 	ready bool
-	// lost is true if the host was removed, or has sent no heartbeat for too long to be waited for.
+	// lost is true if the host was removed or is unresponsive. A gateway leaves a lost host without the host's
+	// acknowledgment.
 	lost bool
-	// hasVPC is true if the host needs the VPC anyway, and load is the number of gateways that are on the host.
+	// hasVPC is true if the host needs the VPC for another reason too. load is the number of gateways that are on the
+	// host.
 	hasVPC bool
 	load   int
 }
 
-// choosePlace returns the place that a gateway is to have. hosts has every known host; an unknown one is lost.
+// choosePlace returns the place of a gateway. hosts has every known host; a host that is not in it is lost.
 //
-//   - A gateway stays where it is while its host can have it, and also on a lost host if there is no other one: the host's
-//     kernel may still forward, even if the agent does not run.
-//   - A gateway leaves a host that is not lost only after this host has acknowledged that.
+//   - A gateway stays on its host while the host is usable. It also stays on a lost host if no other host can have it:
+//     the host's kernel may still forward packets although its agent does not run.
+//   - A gateway leaves a host that is not lost only after the host has acknowledged the withdrawal.
 func choosePlace(g gateway, hosts map[cloud.NodeID]gatewayHost) place {
 	lost := func(id cloud.NodeID) bool { h, known := hosts[id]; return !known || h.lost }
 	if g.former != "" && !lost(g.former) && !mutant.On(mutant.GatewayTwice) {
@@ -88,8 +91,8 @@ func withdrawReason(former cloud.NodeID) string {
 	return fmt.Sprintf("waits until host %s, which it was on, has the gateway no longer", former)
 }
 
-// bestHost returns the host for a gateway that leaves its host or has none: one that needs the VPC anyway, then the one
-// with the fewest gateways. It returns "" if there is none.
+// bestHost returns the host for a gateway that leaves its host or has none. It prefers a host that needs the VPC
+// anyway, and then the host with the fewest gateways. It returns "" if no host can have the gateway.
 func bestHost(g gateway, hosts map[cloud.NodeID]gatewayHost) (best cloud.NodeID) {
 	for _, id := range slices.Sorted(maps.Keys(hosts)) {
 		h := hosts[id]
@@ -114,10 +117,10 @@ func compareBool(a, b bool) int {
 	return 0
 }
 
-// AssignGateways gives NAT gateways that are on one host a host, and takes them away from hosts that cannot have them.
-// states has every host that the leader knows; a host that has a record in the network service and is not in states is
-// neither ready nor lost. AssignGateways does nothing before Follow has read all records. It writes nothing if every
-// gateway has the right place.
+// AssignGateways chooses a host for each NAT gateway that is on one host at a time, and withdraws gateways from hosts
+// that can no longer have them. states has every host that the leader knows. A host that has a record in the network
+// service and is not in states is neither ready nor lost. AssignGateways does nothing before Follow has read all
+// records. It writes nothing if every gateway has the right place.
 func (f *Feed) AssignGateways(ctx context.Context, states []HostState) error {
 	type choice struct {
 		key  recordKey
@@ -131,7 +134,7 @@ func (f *Feed) AssignGateways(ctx context.Context, states []HostState) error {
 		for _, key := range slices.SortedFunc(maps.Keys(f.index.gateways), compareKeys) {
 			g := f.index.gateways[key]
 			if h := f.index.hostFor(g, g.node, hosts); g.former == "" && h.usable && !h.lost {
-				continue // it stays
+				continue // the gateway stays
 			}
 			to := choosePlace(g, f.index.hostsFor(g, hosts))
 			if to.node != g.node || to.former != g.former || to.node == "" && (to.reason != g.reason || g.status != cloud.NetworkPending) {
@@ -154,7 +157,7 @@ func (f *Feed) AssignGateways(ctx context.Context, states []HostState) error {
 	return failed
 }
 
-// gatewayHosts returns the hosts with what does not depend on the gateway.
+// gatewayHosts returns all hosts, with the properties that are the same for all gateways.
 func (x *index) gatewayHosts(states []HostState) map[cloud.NodeID]gatewayHost {
 	hosts := map[cloud.NodeID]gatewayHost{}
 	for id := range x.networks {
@@ -174,7 +177,7 @@ func (x *index) gatewayHosts(states []HostState) map[cloud.NodeID]gatewayHost {
 	return hosts
 }
 
-// hostsFor returns the hosts with what depends on a gateway.
+// hostsFor returns all hosts, with their properties for one gateway.
 func (x *index) hostsFor(g gateway, hosts map[cloud.NodeID]gatewayHost) map[cloud.NodeID]gatewayHost {
 	out := map[cloud.NodeID]gatewayHost{}
 	for id := range x.networks {
@@ -183,7 +186,7 @@ func (x *index) hostsFor(g gateway, hosts map[cloud.NodeID]gatewayHost) map[clou
 	return out
 }
 
-// hostFor returns a host with what depends on a gateway. A host without a record is not usable.
+// hostFor returns a host with its properties for one gateway. A host without a network record is not usable.
 func (x *index) hostFor(g gateway, id cloud.NodeID, hosts map[cloud.NodeID]gatewayHost) gatewayHost {
 	h := hosts[id]
 	if v := x.vpcs[g.vpc]; v != nil {
@@ -208,8 +211,8 @@ func gatewayOf(n *cloud.NATGateway) gateway {
 	return gateway{n.VPC, n.External, n.Node, n.Former, n.BindingGeneration, n.Status, n.StatusReason}
 }
 
-// bindingOfGateway returns the binding of a gateway to its host, or to its former host if that has to acknowledge the
-// withdrawal. It returns nil without either.
+// bindingOfGateway returns the binding of a gateway to its host. While the former host must acknowledge the withdrawal,
+// bindingOfGateway returns the binding to this host. It returns nil if the gateway has neither.
 func bindingOfGateway(n *cloud.NATGateway) *binding {
 	b := &binding{vpc: n.VPC, node: n.Node, generation: n.BindingGeneration, status: n.Status, reason: n.StatusReason}
 	if n.Former != "" {
@@ -221,7 +224,8 @@ func bindingOfGateway(n *cloud.NATGateway) *binding {
 	return b
 }
 
-// beginGateway sets the state of a NAT gateway that has become one with or without a host of its own.
+// beginGateway sets the status of a NAT gateway that was created or whose OnOneHost has changed. The gateway has no
+// host yet.
 func beginGateway(n *cloud.NATGateway) {
 	n.Node, n.Former, n.Status, n.StatusReason = "", "", cloud.NetworkActive, ""
 	if n.OnOneHost() {
@@ -229,7 +233,8 @@ func beginGateway(n *cloud.NATGateway) {
 	}
 }
 
-// moveGateway gives a gateway another place in a transaction, unless it has changed since from was read.
+// moveGateway sets the place of a gateway in a transaction. It does nothing if the gateway has changed since from was
+// read.
 func moveGateway(tx *store.Tx, key recordKey, from gateway, to place) error {
 	n, err := natGateways.Get(tx, string(key.project), key.id)
 	if err != nil || n == nil || !n.OnOneHost() || gatewayOf(n) != from {

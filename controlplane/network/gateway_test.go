@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// TestChoosePlace compares the place that a NAT gateway gets with the rules in choosePlace.
+// TestChoosePlace requires the rules in the comment of choosePlace.
 func TestChoosePlace(t *testing.T) {
 	good := gatewayHost{usable: true, ready: true}
 	withVPC, busy := gatewayHost{usable: true, ready: true, hasVPC: true}, gatewayHost{usable: true, ready: true, load: 2}
@@ -118,8 +118,8 @@ func (s *feedScript) gateways() string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// TestUpdateNATGateway requires that a gateway without an address of its own has a host of its own only while it is not the
-// default, and that a VPC has one default.
+// TestUpdateNATGateway requires that a gateway without an address of its own is on one host only while it is not the
+// default, and that a VPC has at most one default gateway.
 func TestUpdateNATGateway(t *testing.T) {
 	s := newFeedScript(t)
 	s.createVPC("v")

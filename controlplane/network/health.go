@@ -8,8 +8,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// setServiceStatus sets the status of a service IP according to its backends: ACTIVE if a backend is healthy, PENDING
-// if none is but not all have been checked, or if there is none, and otherwise ERROR.
+// setServiceStatus sets the status of a service IP according to its backends. ACTIVE: a backend is healthy. PENDING: no
+// backend is healthy and one has not been checked, or there are no backends. ERROR: all backends have been checked and
+// none is healthy.
 func setServiceStatus(s *cloud.ServiceIP) {
 	isHealthy := func(b cloud.Backend) bool { return b.Healthy }
 	isUnchecked := func(b cloud.Backend) bool { return !b.Checked }
@@ -49,8 +50,8 @@ func sameCheck(a, b *cloud.ServiceIP) bool {
 	return *a.Health == *b.Health && (a.Health.Port != 0 || a.Ports[0].Target == b.Ports[0].Target)
 }
 
-// forgetHealth marks a port as an unchecked backend of the service IPs with a health check. The port's host has
-// changed, so what the former host reported is no longer valid.
+// forgetHealth marks the backends with a port as unchecked in all service IPs with a health check. The port's host has
+// changed, so the reports of the former host are no longer valid.
 func forgetHealth(tx *store.Tx, port *cloud.Port) error {
 	users, _, err := backendsOf.List(tx, 0, string(port.ID))
 	if err != nil {
@@ -97,8 +98,8 @@ func setHealth(
 	return changed, nil
 }
 
-// mayReport reports whether a host with ports in the VPC of a service IP may report about a backend: if the backend's
-// port is bound to the host, or if the backend is an address that no port of the VPC has.
+// mayReport reports whether a host that needs the VPC of a service IP may report about a backend: if the backend's port
+// is bound to the host, or if no port of the VPC has the backend's address.
 func mayReport(tx *store.Tx, node cloud.NodeID, s *cloud.ServiceIP, r cloud.BackendHealth) (bool, error) {
 	id := &r.Port
 	if r.Port == "" {

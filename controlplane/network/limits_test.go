@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// requireRefused calls f, which must return an error of a kind and change no record.
+// requireRefused calls f, which must return a fault of the given kind and change no record.
 func (s *script) requireRefused(t *testing.T, kind fault.Kind, f func() (proto.Message, error)) {
 	t.Helper()
 	revision := s.store.Revision()
@@ -23,7 +23,7 @@ func (s *script) requireRefused(t *testing.T, kind fault.Kind, f func() (proto.M
 	require.Equal(t, revision, s.store.Revision(), "records were changed")
 }
 
-// tcpRules returns rules that permit incoming TCP, for a port each.
+// tcpRules returns count rules, each of which permits incoming TCP to one port.
 func tcpRules(count int) (rules []*networkv1.SecurityGroupRule) {
 	for i := range count {
 		rules = append(rules, &networkv1.SecurityGroupRule{

@@ -12,8 +12,8 @@ import (
 )
 
 // TestFilteredLists lists ports and subnets with every filter, page by page. Each list must have exactly the records of
-// the whole list that the filter selects, in the same order, whichever index it reads. Filters that are no IDs, and
-// those with IDs of another project, select nothing.
+// the whole list that the filter selects, in the same order, no matter which index the service reads. Filters that are
+// not IDs, and filters with IDs of another project, select nothing.
 func TestFilteredLists(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.as(acme, "")

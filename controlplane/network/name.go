@@ -44,8 +44,8 @@ func claimName(tx *store.Tx, p cloud.ProjectID, kind, name, id string) error {
 }
 
 // checkReserved returns InvalidArgument if a VPC or a subnet requests the name DefaultNetwork and is neither the
-// default VPC nor one of its subnets. So the default VPC can always have this name, and the name always means the same
-// network as the network_id of a NIC. inDefault is true for the default VPC and its subnets.
+// default VPC nor one of its subnets. So the default VPC can always have this name, and the name denotes the same VPC
+// as the network_id "default" of a NIC. inDefault is true for the default VPC and its subnets.
 func checkReserved(kind, name string, inDefault bool) error {
 	if name != DefaultNetwork || inDefault {
 		return nil

@@ -27,8 +27,8 @@ type NATRequest struct {
 	Default           bool
 }
 
-// CreateNATGateway creates a NAT gateway of a VPC. It returns AlreadyExists if the VPC has a default gateway and the new
-// one is to be the default, too. An address of its own counts as a floating IP in the quota, and it returns
+// CreateNATGateway creates a NAT gateway of a VPC. It returns AlreadyExists if the VPC has a default gateway and the
+// new one is to be the default, too. An address of its own counts as a floating IP in the quota, and it returns
 // ResourceExhausted if the VPC has maxNATGateways.
 func (s *Service) CreateNATGateway(ctx context.Context, t cloud.Tenant, q NATRequest, body [32]byte) (Result[cloud.NATGateway], error) {
 	if err := cloud.CheckUUID("vpc_id", string(q.VPC)); err != nil {

@@ -1,5 +1,6 @@
 // Package network manages the networks of projects: VPCs, subnets, ports, security groups, route tables, NAT gateways,
-// floating IPs, service IPs and peerings. It keeps their records and assigns their addresses. The hosts build the networks; this package does not know how. The main type is Service.
+// floating IPs, service IPs and peerings. It keeps their records and assigns their addresses. The hosts build the
+// networks; this package does not know how. The main type is Service.
 //
 // Each call that changes something is one transaction of the leader, at most once per idempotency key. The transaction
 // checks everything that the change depends on, including quotas and the resources that the request refers to. So a
@@ -17,12 +18,12 @@
 //     these indexes instead of all ports and groups.
 //   - The tables whose records hosts need have names that begin with net-, so that Feed can watch all of them in one
 //     order. Feed is in this package because it reads these tables and sends the messages of the network API.
-//   - A NAT gateway with an address of its own, or that is not the default of its VPC, is on one host at a time.
-//     Feed.AssignGateways chooses the host. A gateway leaves a connected host only after this host has acknowledged that
-//     it has the gateway no longer, so that two hosts never answer for one address. A host that has sent no heartbeat for
-//     cloud.HeartbeatTimeout is not waited for.
+//   - A NAT gateway is on one host at a time if it has an address of its own or is not the default of its VPC.
+//     Feed.AssignGateways chooses the host. A gateway leaves a connected host only after this host has acknowledged the
+//     withdrawal, so that two hosts never answer for one address. Feed.AssignGateways does not wait for a host that has
+//     sent no heartbeat for cloud.HeartbeatTimeout.
 //   - VXLAN network identifiers (VNIs) are assigned in ascending order and start again at 1 after the last, so that an
-//     identifier is not used again soon after its subnet was deleted.
+//     identifier is not used again soon after its subnet or NAT gateway was deleted.
 package network
 
 import (

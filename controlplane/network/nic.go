@@ -46,8 +46,8 @@ func (c *Claimed) NIC(requested cloud.NIC) cloud.NIC {
 	return n
 }
 
-// ClaimNIC finds or creates the port of a NIC of a VM, and records that the VM uses it. at is the name of the NIC in the
-// request with a final dot, for errors.
+// ClaimNIC finds or creates the port of a NIC of a VM, and records that the VM uses it. at is the name of the NIC in
+// the request with a final dot, for errors.
 //
 // A NIC with a port uses that port, which must have no device; the port stays when the VM is deleted. Otherwise
 // ClaimNIC creates a port, which is deleted with the VM: in the NIC's subnet, or in the only subnet of its VPC, or in

@@ -9,7 +9,7 @@ import (
 )
 
 var (
-	// peerings has each peering twice, at net-peering/<project>/<id> of both projects, so that each lists its own.
+	// peerings has each peering twice, at net-peering/<project>/<id> of both projects, so that each project can list it.
 	peerings = store.NewTable[cloud.Peering]("net-peering")
 	// peeringBetween has the peering of two VPCs, at peering-between/<lesser VPC>/<greater VPC>.
 	peeringBetween = store.NewTable[cloud.PeeringID]("peering-between")

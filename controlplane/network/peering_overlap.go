@@ -39,7 +39,8 @@ func checkPeers(r store.Reader, vpc, peer *cloud.VPC) error {
 // overlap reports whether two prefixes overlap. An invalid prefix, that of a VPC without IPv6, overlaps none.
 func overlap(a, b netip.Prefix) bool { return a.IsValid() && b.IsValid() && a.Overlaps(b) }
 
-// otherVPC returns the VPC at the other end of a peering than the VPC with the given ID.
+// otherVPC returns the VPC of a peering that is not the VPC with the given ID. It returns nil if that VPC does not
+// exist.
 func otherVPC(r store.Reader, p *cloud.Peering, id cloud.VPCID) (*cloud.VPC, error) {
 	if p.VPC == id {
 		return vpcs.Get(r, string(p.PeerProject), string(p.PeerVPC))
@@ -47,8 +48,8 @@ func otherVPC(r store.Reader, p *cloud.Peering, id cloud.VPCID) (*cloud.VPC, err
 	return vpcs.Get(r, string(p.Project), string(p.VPC))
 }
 
-// checkAcceptance returns an error if one of the two VPCs has got a peering since the proposal with a VPC whose prefixes
-// overlap those of the other.
+// checkAcceptance returns an error if one of the two VPCs has got, since the proposal, an ACTIVE peering with a VPC
+// whose prefixes overlap those of the other.
 func checkAcceptance(r store.Reader, p *cloud.Peering) error {
 	vpc, err := otherVPC(r, p, p.PeerVPC)
 	if err != nil {

@@ -239,7 +239,7 @@ func (s *Service) ListPorts(ctx context.Context, t cloud.Tenant, p page, f PortF
 		return (f.VPC == "" || n.VPC == f.VPC) && (f.Subnet == "" || n.Subnet == f.Subnet) &&
 			(f.Device == "" || n.Device.ID == f.Device) && (f.Group == "" || hasGroup(n, f.Group))
 	}
-	// The index with the fewest ports comes first.
+	// Prefer the index with the fewest entries.
 	switch {
 	case p.Name != "":
 		return listNamed(ctx, s, kindPort, ports, t, p, filter, keep)

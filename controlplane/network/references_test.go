@@ -79,8 +79,8 @@ var validRequests = map[string][]string{
 	},
 }
 
-// withoutReferences are the fields that have the name of a reference, but do not refer to a resource that only its own
-// tenant may use.
+// withoutReferences has the reasons why fields do not refer to a resource of a tenant although isReference matches
+// their names.
 var withoutReferences = map[string]string{
 	"org_id":          "TestReferencesToOtherTenants tests it for each RPC",
 	"project_id":      "TestReferencesToOtherTenants tests it for each RPC",
@@ -175,7 +175,7 @@ func createProject(t *testing.T, s *script, at cloud.Tenant) map[string]string {
 	return ids
 }
 
-// expand replaces the names of IDs in a text by the IDs. The longest name wins.
+// expand replaces $NAME by the ID with that name. It leaves unknown names as they are.
 func expand(text string, ids map[string]string) string {
 	return regexp.MustCompile(`\$[a-z-]+`).ReplaceAllStringFunc(text, func(name string) string {
 		if id := ids[name[1:]]; id != "" {
@@ -213,8 +213,8 @@ func newProjects(t *testing.T) (s *script, own, foreign map[string]string) {
 }
 
 // TestReferencesToOtherTenants sets each field of each request that refers to a resource to the ID of another tenant's
-// resource. The result must be that of an ID that does not exist: NotFound or an empty list, with a text that does not
-// contain more, and no record is changed. Afterwards the same request with the caller's own IDs succeeds.
+// resource. The result must be the same as for an ID that does not exist: NotFound with the same text, or an empty
+// list. No record may change. Afterwards the same request with the caller's own IDs must succeed.
 func TestReferencesToOtherTenants(t *testing.T) {
 	methods := networkv1.File_network_v1_network_proto.Services().Get(0).Methods()
 	unknown, err := newID()

@@ -26,9 +26,9 @@ type server struct {
 
 const service = "/network.v1.NetworkService/"
 
-// replacement returns a list of an update, which replaces the present one also if it is empty. The slice is never nil:
-// requests are passed to the leader as CBOR, which has one value, null, for a pointer to a nil slice and for a nil
-// pointer, which leaves the present list as it is.
+// replacement returns the new list of an update. An empty list removes all elements. The slice is never nil: requests
+// are passed to the leader as CBOR, which encodes a nil pointer and a pointer to a nil slice in the same way, as null.
+// The leader leaves the present list unchanged for null.
 func replacement[T any](list []T) *[]T {
 	if list == nil {
 		list = []T{}
@@ -68,7 +68,7 @@ func answer[T any, M proto.Message](ctx context.Context, out Result[T], err erro
 	return convert(&out.Value), nil
 }
 
-// idRequest is implemented by every request that names a resource by its ID alone.
+// idRequest is implemented by every request that identifies a resource by its ID alone.
 type idRequest interface {
 	request
 	proto.Message

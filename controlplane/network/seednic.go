@@ -8,8 +8,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// SeedNIC returns the network configuration of the guest's interface with a port, as the seed disk has it, but without
-// the ID of the NIC. It returns nil if the port does not exist. The values are those that DHCP gives.
+// SeedNIC returns the network configuration of a guest's interface, for the seed disk. The interface is that of the
+// port with an ID. The caller must set NicId. SeedNIC returns nil if the port does not exist. The values are those that
+// DHCP gives.
 func SeedNIC(v store.Reader, project cloud.ProjectID, id cloud.PortID) (*agentv1.AssignedSeedNic, error) {
 	port, err := ports.Get(v, string(project), string(id))
 	if port == nil || err != nil {

@@ -100,8 +100,8 @@ func setBackends(tx *store.Tx, t cloud.Tenant, s *cloud.ServiceIP, former []clou
 	return nil
 }
 
-// checkBackendAddress returns InvalidArgument unless an address is in the VPC or in a VPC that is peered with it. A host
-// would otherwise send connections and health checks of a tenant to the hosts' own network.
+// checkBackendAddress returns InvalidArgument unless an address is in the VPC or in a VPC that is peered with it. A
+// host would otherwise send connections and health checks of a tenant to the hosts' own network.
 func checkBackendAddress(r store.Reader, t cloud.Tenant, id cloud.VPCID, a netip.Addr) error {
 	vpc, err := find(r, vpcs, kindVPC, t, string(id))
 	if err != nil || a.Is4() && vpc.Contains(a) {

@@ -19,7 +19,8 @@ var (
 
 func vniPath(n uint32) string { return fmt.Sprintf("%06x", n) }
 
-// assignVNI returns the next free identifier after the one that was assigned last.
+// assignVNI assigns the next free identifier after the one that was assigned last. user is the ID of the subnet or NAT
+// gateway that gets the identifier.
 func assignVNI(tx *store.Tx, user string) (uint32, error) {
 	last, err := lastVNI.Get(tx, "system")
 	if err != nil {

@@ -13,8 +13,9 @@ import (
 // vpcs is the table of VPCs, at net-vpc/<project>/<id>.
 var vpcs = store.NewTable[cloud.VPC]("net-vpc")
 
-// The MTUs of VPCs. The smallest is that of IPv6 (RFC 8200). With the largest, packets with the overhead of VXLAN are of
-// the largest size that IP has. The default is for an underlay with an MTU of 1500.
+// minMTU, maxMTU and defaultMTU are the limits and the default of the MTU of a VPC, in bytes. minMTU is the minimum of
+// IPv6 (RFC 8200). With maxMTU, packets with the overhead of VXLAN have the maximum size of an IP packet. defaultMTU is
+// for an underlay with an MTU of 1500.
 const (
 	minMTU, maxMTU = 1280, 65535 - cloud.VXLANOverhead
 	defaultMTU     = 1500 - cloud.VXLANOverhead
@@ -201,8 +202,8 @@ func deleteVPC(tx *store.Tx, t cloud.Tenant, id cloud.VPCID) (none struct{}, err
 	return none, returnQuota(tx, t, quantity{VPCs: 1})
 }
 
-// vpcUsers returns the labels of subnets and ACTIVE peerings of a VPC, up to maxNamedUsers+1 of each, and the IDs of its
-// other peerings.
+// vpcUsers returns the labels of subnets and ACTIVE peerings of a VPC, up to maxNamedUsers+1 of each, and the IDs of
+// its other peerings.
 func vpcUsers(r store.Reader, vpc *cloud.VPC) (users []string, proposed []cloud.PeeringID, err error) {
 	inside, err := listUsers(r, subnetsOf, vpc.Project, string(vpc.ID), "", kindSubnet)
 	if err != nil {
