@@ -200,7 +200,7 @@ func (m *member) newCompute(context.Context) error {
 	return nil
 }
 
-// assignGateways gives NAT gateways the hosts that they are on.
+// assignGateways chooses the hosts of NAT gateways according to the state of all hosts.
 func (m *member) assignGateways(ctx context.Context) error {
 	var states []network.HostState
 	for _, c := range m.nodes.Fleet() {

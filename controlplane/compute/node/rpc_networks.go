@@ -76,7 +76,7 @@ const (
 	maxFailures = 1000
 	// maxFailureText is the maximum size of the text of a failure in bytes.
 	maxFailureText = 1024
-	// maxBackendHealth is the maximum number of backends in a request.
+	// maxBackendHealth is the maximum number of reports about backends in a request.
 	maxBackendHealth = 1000
 )
 

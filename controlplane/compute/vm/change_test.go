@@ -181,9 +181,9 @@ func TestUpdateTable(t *testing.T) {
 			require.Equal(t, map[string]string{cloud.RestartPolicy: "on-failure"}, now.Metadata)
 		}},
 		{"metadata tokens", anywhere, Change{Metadata: map[string]string{cloud.MetadataTokens: "optional"}}, 0, "", func(before, now *cloud.VM) {
-			require.False(t, convert.Assigned(before).GetMetadataTokensOptional(), "tokens are required unless the VM says otherwise")
+			require.False(t, convert.Assigned(before).GetMetadataTokensOptional(), "tokens are required by default")
 			require.True(t, convert.Assigned(now).GetMetadataTokensOptional())
-			require.Greater(t, now.Generation, before.Generation, "the host must learn it")
+			require.Greater(t, now.Generation, before.Generation, "the host must receive the change")
 		}},
 		{"metadata tokens as before", anywhere, Change{Metadata: map[string]string{cloud.MetadataTokens: "required"}}, 0, "", func(before, now *cloud.VM) {
 			require.Equal(t, before.Generation, now.Generation)

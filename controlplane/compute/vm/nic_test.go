@@ -133,8 +133,8 @@ func TestCreateWithNICs(t *testing.T) {
 	require.Equal(t, 1, w.records()["net-port"], "a forced delete must delete the ports at once")
 }
 
-// TestDefaultNetworkNames shows that the default VPC and its subnet are called default. Both can be renamed and get the
-// name back, and no other VPC can have the name meanwhile.
+// TestDefaultNetworkNames shows that the default VPC and its subnet are called default. Both can be renamed, and can
+// get the name back. No other VPC can have the name at any time.
 func TestDefaultNetworkNames(t *testing.T) {
 	w := newWorld(t)
 	w.networkHost("h1")

@@ -109,7 +109,7 @@ func (s *Service) apply(tx *store.Tx, vm *cloud.VM, c *Change) (bool, error) {
 		}
 	}
 	if vm.TokensOptional() != before.TokensOptional() {
-		vm.Generation++ // the host must learn it
+		vm.Generation++ // the host must receive the change
 	}
 	return !reflect.DeepEqual(&before, vm), nil
 }

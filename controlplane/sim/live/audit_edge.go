@@ -85,8 +85,8 @@ func (n *networkRecords) checkEdge() error {
 	return nil
 }
 
-// compareEdge describes one difference between the records of a host that needs the VPCs and those of the witness. It
-// returns the number of records that the host should have.
+// compareEdge compares the records of a host with those of the witness. needs has the VPCs that the host needs.
+// compareEdge returns the number of records that the host should have, and describes the first difference, if any.
 func (n *networkRecords) compareEdge(
 	needs map[cloud.VPCID]bool, records map[string]proto.Message,
 ) (count int, why string) {
@@ -180,7 +180,7 @@ func servedBy(h *host, records map[string]proto.Message, r proto.Message) string
 	return ""
 }
 
-// exists reports whether one of the records has an ID.
+// exists reports whether there is a record with an ID.
 func (e *edgeRecords) exists(id string) bool {
 	return e.floating[id] != nil || e.nats[id] != nil || e.tables[id] != nil
 }

@@ -326,8 +326,8 @@ func (n *networkRecords) leftovers() string {
 	return ""
 }
 
-// ready returns an error unless the network of each host is known, the first VPC is deleted, and the first floating IP's
-// address can be assigned again.
+// ready returns an error unless the network of each host is known, the first VPC is deleted, and the first floating
+// IP's address can be assigned again.
 func (n *networkRecords) ready() error {
 	if len(n.hosts) < len(n.f.hosts) || len(n.vpcs) > 0 || n.numbers["vni-last"] == 0 ||
 		len(n.edge.floating) > 0 || n.numbers["ipam-resting"] > 0 {

@@ -1,8 +1,8 @@
 // Package live is ring (b), one of the two parts of the simulation; see package sim. It runs on the virtual time of
 // testing/synctest. It consists of three members with their services (store, leader, identity, image, node, network,
-// vm) on top of consensus with its real Runner, two to four hosts with simulated agents, and three tenants. The package must not
-// import package nodeagent. Its agents implement the agent protocol and the life cycle of VMs separately, so that a bug
-// of the real agent is not repeated here.
+// vm) on top of consensus with its real Runner, two to four hosts with simulated agents, and three tenants. The package
+// must not import package nodeagent. Its agents implement the agent protocol and the life cycle of VMs separately, so
+// that a bug of the real agent is not repeated here.
 //
 // # What is real and what is simulated
 //
@@ -20,9 +20,10 @@
 // One member or all members are killed and restarted. Members and hosts are isolated from the network. Agents and hosts
 // restart. Guests power off and crash. Reports of agents arrive a second time, up to a minute later. All tenants create
 // VMs at the same time. A host stays down until deadlines have passed. Agents acknowledge network records late, replace
-// their SyncNetworks streams before they have acknowledged, and report that VPCs could not be applied. Meanwhile tenants
-// create, start, stop, reboot, reset, delete and list VMs, attach and detach NICs, and create, change and delete VPCs
-// with IPv4 and IPv6, subnets, ports, security groups, floating IPs, NAT gateways and route tables. They repeat each call, under one idempotency key, until they get a response.
+// their SyncNetworks streams before they have acknowledged, and report that VPCs could not be applied. Meanwhile
+// tenants create, start, stop, reboot, reset, delete and list VMs, attach and detach NICs, and create, change and
+// delete VPCs with IPv4 and IPv6, subnets, ports, security groups, floating IPs, NAT gateways and route tables. They
+// repeat each call, under one idempotency key, until they get a response.
 //
 // # Checked guarantees
 //
@@ -35,16 +36,16 @@
 //     Running VMs do not exceed the host's capacity. No VM that has a record is destroyed.
 //   - For tenants: once any member has acknowledged the creation of a VM, every member lists the VM. Once any member
 //     has acknowledged the deletion of a VM, no member lists it.
-//   - In the network records, after every commit: no address is twice in a subnet, no MAC twice in a VPC, and an address
-//     is assigned again 60 seconds after its release or later. Binding generations never decrease, and a port that moves
-//     to a host has a new one. A port becomes ACTIVE only after its host has acknowledged this binding.
-//     An external address has one user, a port at most one floating IP, a VPC one default NAT gateway, and a subnet one
+//   - In the network records, after every commit: no address is twice in a subnet, no MAC twice in a VPC, and an
+//     address is assigned again 60 seconds after its release or later. Binding generations never decrease, and a port
+//     that moves to a host has a new one. A port becomes ACTIVE only after its host has acknowledged this binding. An
+//     external address has one user, a port at most one floating IP, a VPC one default NAT gateway, and a subnet one
 //     route table. What they refer to exists.
 //   - On the hosts: no binding of a port is older than one that the host has received before.
 //   - After the end of the faults: every port of a host is ACTIVE, and no two hosts serve a floating IP. The network
 //     records of every host are those of the VPCs that it needs, and a new snapshot does not change them. Every network
 //     resource exists whose creation was acknowledged and whose deletion was not. After all are deleted, each table has
-//     as many records as at the begin.
+//     as many records as at the beginning.
 //   - After the end of the faults: no VM stays in a transient state beyond its deadline, the records agree with the
 //     hosts, and every call succeeds at the first attempt. After all VMs are deleted, nothing is left of them on
 //     members and hosts.

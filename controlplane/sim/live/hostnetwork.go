@@ -207,7 +207,7 @@ func (h *host) networkRecords() (map[string]proto.Message, int) {
 // applyNetworks changes records as a message says. The comments of agent.proto specify it.
 func applyNetworks(records map[string]proto.Message, m *agentv1.SyncNetworksResponse) {
 	for _, id := range m.GetDeleted() {
-		var gone []string // a floating IP is found by its port
+		var gone []string // collected before the deletion: the VPC of a floating IP is that of its port
 		for key, r := range records {
 			if key == id || vpcOf(records, r) == id {
 				gone = append(gone, key)

@@ -84,8 +84,9 @@ func (f *fleet) createResources(ctx context.Context) error {
 	return f.beginNetworks(ctx, p)
 }
 
-// beginNetworks creates an external network. It creates a VPC, a subnet and a floating IP and deletes them, so that the records exist that networks leave behind, such
-// as the project's default security group. Then it lets the witness count the records.
+// beginNetworks creates an external network. It also creates a VPC, a subnet and a floating IP and deletes them, so
+// that the records exist that remain after deletions, such as the project's default security group. Then it lets the
+// witness count the records.
 func (f *fleet) beginNetworks(ctx context.Context, p *process) error {
 	if err := within(time.Minute, func() error {
 		vpc, err := p.networks.CreateVPC(ctx, tenant.Default, network.VPCRequest{CIDR: netip.MustParsePrefix("10.1.0.0/16")}, [32]byte{})

@@ -18,7 +18,7 @@ const (
 	kindTable    resourceKind = "route table"
 )
 
-// externalNetwork has few addresses, so that they are assigned again and run out.
+// externalNetwork has few addresses, so that they run out and are assigned again.
 var externalNetwork = cloud.ExternalNetwork{
 	Name: "internet", CIDR: netip.MustParsePrefix("203.0.113.0/24"),
 	Pools: []cloud.AddressRange{{First: netip.MustParseAddr("203.0.113.10"), Last: netip.MustParseAddr("203.0.113.14")}},
@@ -105,7 +105,8 @@ func (t *tenantClient) createNAT(ctx context.Context) {
 	t.created(kindNAT, string(nat.ID), vpc.id, err, ok)
 }
 
-// pickIn returns a random resource of a kind that certainly exists and has the parent, nil if there is none.
+// pickIn returns a random resource of a kind that certainly exists and has the given parent. It returns nil if it finds
+// none in four attempts.
 func (t *tenantClient) pickIn(kind resourceKind, parent string) *networkResource {
 	for range 4 {
 		if r := t.pick(kind); r != nil && r.parent == parent {
