@@ -148,7 +148,7 @@ func (l *Links) pair(s *space, p *cloud.HostPeering, have netlink.Link, mtu int)
 	return s.LinkByName(name)
 }
 
-// find returns the device with a name, or nil.
+// find returns the device with a name, or nil if there is none or the kernel returns an error.
 func (s *space) find(name string) netlink.Link {
 	l, err := s.LinkByName(name)
 	if err != nil {

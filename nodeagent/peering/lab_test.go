@@ -47,7 +47,7 @@ type labHost struct {
 	links    *Links
 }
 
-// labVPC is a VPC with its wanted state on each host.
+// labVPC is a VPC with its desired state on each host.
 type labVPC struct {
 	id     cloud.VPCID
 	number int
@@ -79,7 +79,7 @@ func newLab(t testing.TB) *lab {
 		})
 		require.NoError(t, err)
 		t.Cleanup(h.devices.Close)
-		// The prefixes of VPC 2 are those of the underlay too. A peering reaches them all the same.
+		// The prefixes of VPC 2 are also denied like those of an underlay. A peering must reach them nevertheless.
 		denied := []netip.Prefix{parsePrefix("10.2.0.0/16")}
 		h.firewall, err = firewall.New(firewall.Options{Trusted: []string{"vx*"}, Denied: denied})
 		require.NoError(t, err)
@@ -237,8 +237,8 @@ func (h *labHost) apply(vpc *cloud.HostVPC) Result {
 	return r
 }
 
-// applyAll applies all VPCs on both hosts, and those whose devices are new again, as the agent does. It returns the
-// number of changes.
+// applyAll applies all VPCs on both hosts. Like the agent, it applies a VPC again if the application of its peer made
+// new devices for it. It returns the changes.
 func (l *lab) applyAll() (changes []string) {
 	l.t.Helper()
 	for i, h := range l.hosts {

@@ -1,6 +1,6 @@
-// Package peering connects the network namespaces of two VPCs on a host, so that packets pass between the VPCs as their
-// route tables say. [Links.Set] takes the wanted state of one VPC, compares it with the kernel's, and writes only the
-// differences.
+// Package peering connects the network namespaces of two VPCs on a host, so that packets pass between the VPCs
+// according to their route tables. [Links.Set] takes the wanted state of one VPC, compares it with the kernel's, and
+// writes only the differences.
 //
 // # Path of a packet
 //
@@ -10,40 +10,42 @@
 //
 //	host 1: port ── namespace of A ── veth pair ── namespace of B ── VXLAN of B ──► host 2: namespace of B ── port
 //
-// The answer goes from the namespace of B on host 2 over the veth pair there to the namespace of A on host 2, and over
-// the VXLAN of A to host 1. So the two namespaces on the way see one direction of a connection only.
+// The reply goes from the namespace of B on host 2 over the veth pair there to the namespace of A on host 2, and over
+// the VXLAN of A to host 1. So the namespace of B on host 1 and the namespace of A on host 2 see only one direction of
+// a connection.
 //
 // # Decisions
 //
 //   - Both ends of a connection track it, and apply security groups, in the namespace of the port. In the other two
-//     namespaces, which see one direction, packets are not tracked: connection tracking would take the second segment
-//     of a TCP connection for an invalid one. The rule is that packets from a peering are tracked only if their
-//     destination is a port on this host.
-//   - A packet from a peering must come from the peer's prefix, its destination must be in a subnet of the VPC, and the
-//     route table of this subnet must route the answer to the same peering (the source-address check of RFC 3704,
-//     section 2.2). So a forged source does not pass, a route that is withdrawn on either side ends both directions at
-//     once, and the peering carries nothing that only one side has agreed to.
-//   - A packet from a peering can leave through the bridges of subnets only, and a packet to a peering can come from
-//     them only. So peerings are not transitive, and do not lead to the peer's external networks. The namespace itself
-//     answers nothing over a peering: no DNS, no metadata, no ping of gateways.
-//   - The devices neither resolve addresses nor have any. Both have the MAC address deviceMAC and are NOARP, so a frame
-//     to the device's own address reaches the other device. A next hop in the routes keeps the kernel from making a
-//     neighbour entry for each destination.
-//   - Package netdev has an unreachable route with a higher metric for each route to a peering. Without the device,
-//     packets are therefore dropped, and do not take the VPC's way to the internet.
-//   - Set for one VPC makes the pair if the namespaces of both exist, but sets up only its own device, and does so
-//     after it has installed its rules. [Result.Connected] names the VPCs for which Set must be called again, because
-//     it has made a new device for them.
+//     namespaces, which see one direction, packets are not tracked: connection tracking would treat the second segment
+//     of a TCP connection as invalid. So packets from a peering are tracked only if their destination is a port on this
+//     host.
+//   - A packet from a peering must have a source in the peer's prefix and a destination in a subnet of the VPC, and the
+//     route table of this subnet must route the reply to the same peering (the source-address check of RFC 3704,
+//     section 2.2). So packets with a forged source are dropped, the removal of a route on either side ends both
+//     directions at once, and the peering carries no packets to which only one side has a route.
+//   - A packet from a peering can leave only through the bridges of subnets, and a packet to a peering can come only
+//     from them. So peerings are not transitive, and do not lead to the peer's external networks. The namespace itself
+//     drops packets from a peering to its own addresses: its DNS and metadata servers and its gateways are not
+//     reachable.
+//   - The devices have no addresses and do not resolve addresses. Both have the MAC address deviceMAC and are NOARP, so
+//     the other device accepts a frame that is sent to the device's own MAC address. The routes have a next hop, so
+//     that the kernel does not make a neighbour entry for each destination.
+//   - Package netdev sets an unreachable route with a higher metric for each route to a peering. Without the device,
+//     packets are therefore dropped, and do not leave through the VPC's NAT gateway.
+//   - Set makes the pair if the namespaces of both VPCs exist, but sets up only the device in the namespace of its own
+//     VPC, after it has installed the rules there. [Result.Connected] has the peers for which Set has made a new
+//     device: Set must be called again for them.
 //   - Set keeps nothing in memory. It recognizes devices by their names, routes by their protocol
 //     ([netdev.PeeringProtocol]), and rules by a hash in their comments.
-//   - The MTU of the devices is that of the VPC with the smaller one. So the namespace of the sender, which knows a
-//     route to the sender, reports packets that are too large.
+//   - The MTU of the devices is the smaller of the MTUs of the two VPCs. So the namespace of the sender's VPC reports
+//     packets that are too large. The peer's namespace could not, because it has no route to the sender.
 //
 // # Limits
 //
-// Routers on the way are not visible: the namespace of the other VPC has no route to the sender for ICMP errors of its
-// own. Addresses in address pairs with more than 16 addresses cannot be reached over a peering, as they cannot from
-// other hosts (package netdev).
+// The namespace of the peer's VPC on the sender's host has no route to the sender, and so cannot send ICMP errors to
+// it: traceroute does not show it. Addresses in address pairs with more than 16 addresses cannot be reached over a
+// peering, as they cannot from other hosts (package netdev).
 //
 // The package does not make namespaces, and does not know VMs or the control plane.
 package peering
@@ -62,7 +64,8 @@ import (
 // Links connects the VPCs of one host. Its methods may be called concurrently for different VPCs.
 type Links struct {
 	path func(cloud.VPCID) string
-	// making has one element while no pair is being made: the two VPCs of a peering may be set at the same time.
+	// making has one element while no call makes a pair. It prevents that calls of Set for both VPCs of a peering make
+	// the pair at the same time.
 	making chan struct{}
 }
 
@@ -71,11 +74,11 @@ type Result struct {
 	// Changes are the writes to the kernel as commands that an operator would type. There are none if the kernel's state
 	// was the wanted one.
 	Changes []string
-	// Connected are the VPCs whose devices Set has made. The caller must call Set for them too.
+	// Connected are the peers for which Set has made a new device. The caller must call Set for them too.
 	Connected []cloud.VPCID
 }
 
-// timeout limits the time that one call takes.
+// timeout is the deadline of one call for its programs and waits. In addition, each netlink request has requestTimeout.
 const timeout = 30 * time.Second
 
 // New returns Links. path returns the path of a VPC's network namespace. New fails if the program nft is missing, and

@@ -46,11 +46,11 @@ func TestTraffic(t *testing.T) {
 			l.requireBlocked("tcp4", b.guest(to), a.address(from), "the server's groups permit no connections")
 		}
 	}
-	require.Empty(t, l.applyAll(), "a second application writes")
+	require.Empty(t, l.applyAll(), "the second application must write nothing")
 }
 
-// TestTransitIsNotTracked requires that a host on the way has no connections of ports on other hosts. If it had, TCP
-// connections between different hosts would break.
+// TestTransitIsNotTracked requires that a namespace does not track connections of which it forwards only one direction.
+// Otherwise TCP connections between different hosts would break.
 func TestTransitIsNotTracked(t *testing.T) {
 	l, a, b := newPair(t)
 	l.applyAll()
@@ -66,8 +66,8 @@ func TestTransitIsNotTracked(t *testing.T) {
 	requireTracked(l.hosts[1], b, true)
 }
 
-// TestICMPErrors requires that errors about packets of a connection arrive at its sender: those of the receiver, and
-// those of the namespace that finds a packet too large for the other VPC.
+// TestICMPErrors requires that ICMP errors about packets of a connection arrive at its sender: errors of the receiver,
+// and errors of the namespace in which a packet is too large for the other VPC.
 func TestICMPErrors(t *testing.T) {
 	l, a, b := newPair(t)
 	for i := range l.hosts {
@@ -103,7 +103,7 @@ func TestICMPErrors(t *testing.T) {
 		return strings.Contains(l.exec(guest, "ip", "route", "get", b.address(1)), "mtu 1300")
 	}, patience, 10*time.Millisecond, "no message says that the packet is too large")
 
-	// The receiver reports a smaller MTU behind it, for an exchange of datagrams.
+	// The receiver reports an MTU of 1200 for the path behind it.
 	udp, err := l.dial("udp4", guest, b.address(2), patience)
 	require.NoError(t, err)
 	require.NoError(t, exchange(udp, 1200, patience))
@@ -116,7 +116,7 @@ func TestICMPErrors(t *testing.T) {
 	require.NoError(t, exchange(tcp, 60_000, patience))
 }
 
-// tooBig sends the ICMP message that a UDP packet is larger than the MTU, to the packet's source.
+// tooBig sends the ICMP message that fragmentation is needed for a UDP packet, with the MTU, to the packet's source.
 func tooBig(source, destination netip.AddrPort, mtu int) error {
 	header := &ipv4.Header{
 		Version: 4, Len: 20, TotalLen: 1280, TTL: 60, Protocol: 17, Flags: ipv4.DontFragment, Src: source.Addr().AsSlice(),
@@ -144,8 +144,8 @@ func tooBig(source, destination netip.AddrPort, mtu int) error {
 	return err
 }
 
-// TestRoutesOfBothSides requires that a peering carries packets only while both VPCs have routes to it, and that a
-// withdrawal ends connections that exist.
+// TestRoutesOfBothSides requires that a peering carries packets only while both VPCs have routes to it, and that the
+// removal of a route ends existing connections.
 func TestRoutesOfBothSides(t *testing.T) {
 	l, a, b := newPair(t)
 	routes := map[*labVPC][]cloud.HostRoute{a: a.on[0].Subnets[0].Routes, b: b.on[0].Subnets[0].Routes}
@@ -172,7 +172,7 @@ func TestRoutesOfBothSides(t *testing.T) {
 		require.NoError(t, exchange(remote, 100, patience))
 	}
 
-	// A longer prefix takes a part of the peer's prefix out.
+	// A route with a longer prefix excludes a part of the peer's prefix.
 	exception := cloud.HostRoute{Destination: parsePrefix("10.1.1.16/28"), Target: cloud.RouteBlackhole}
 	set(b, append([]cloud.HostRoute{exception}, routes[b]...))
 	l.requireReaches("tcp4", a.guest(1), b.address(2))
@@ -194,8 +194,8 @@ func TestRoutesOfBothSides(t *testing.T) {
 	}
 }
 
-// receives reports whether one of the datagrams that the namespace from sends, with the address source, arrives at the
-// address to in the namespace at within the time.
+// receives sends datagrams from the address source in the namespace from to the address to in the namespace at. It
+// reports whether one arrives within the given time.
 func (l *lab) receives(from, source, at, to string, within time.Duration) bool {
 	l.t.Helper()
 	var server, client *net.UDPConn
@@ -221,8 +221,8 @@ func (l *lab) receives(from, source, at, to string, within time.Duration) bool {
 	return false
 }
 
-// TestForgedSources requires that a port without port security reaches a peer only from addresses of its own VPC, also
-// when the peer's groups permit everything.
+// TestForgedSources requires that a port without port security reaches a peer only from addresses of its own VPC, even
+// if the peer's groups permit everything.
 func TestForgedSources(t *testing.T) {
 	l := newLab(t)
 	a, b, c := l.addVPC("a", 1, "open"), l.addVPC("b", 2, "open"), l.addVPC("c", 3, "open")
@@ -269,8 +269,8 @@ func (l *lab) outside(h *labHost, v *labVPC) {
 	l.ip("o", "route add default via 198.51.100.2")
 }
 
-// TestNotTransitive requires that a VPC reaches nothing of its peer but the ports: not the peer's other peerings,
-// external networks and services, although the routes would lead there.
+// TestNotTransitive requires that a VPC reaches only the ports of its peer. It must not reach the peer's other
+// peerings, external networks and services, although routes lead there.
 func TestNotTransitive(t *testing.T) {
 	l := newLab(t)
 	a, b, c := l.addVPC("a", 1, "open"), l.addVPC("b", 2, "open"), l.addVPC("c", 3, "open")
@@ -344,7 +344,7 @@ func TestDrift(t *testing.T) {
 	}
 }
 
-// state returns what the kernel has of the package in a VPC's namespace on host 1.
+// state returns the devices, routes and rules of the package in a VPC's namespace on host 1, as the kernel has them.
 func (l *lab) state(id cloud.VPCID) string {
 	l.t.Helper()
 	inside := l.hosts[0].inside(id)

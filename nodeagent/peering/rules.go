@@ -55,8 +55,8 @@ func filter(hook string, priority int) netfilter.Chain {
 	return netfilter.Chain{Name: hook, Kind: "filter", Hook: hook, Priority: priority, Policy: "accept"}
 }
 
-// forward renders the rules for the ways that a packet from or to a peering may take. They precede those of package
-// firewall, whose priority is 0.
+// forward renders the rules that restrict where a packet from a peering may leave the namespace, and where a packet to
+// a peering may come from. They precede those of package firewall, whose priority is 0.
 func forward(vpc *cloud.HostVPC) netfilter.Chain {
 	c := filter("forward", -10)
 	if !mutant.On(mutant.TransitPeering) {
@@ -72,7 +72,8 @@ func forward(vpc *cloud.HostVPC) netfilter.Chain {
 	return c
 }
 
-// admitted renders the rules for packets from a peering that passed the checks: those to other hosts are not tracked.
+// admitted renders the rules for packets from a peering that passed the checks: packets to ports on other hosts are not
+// tracked.
 func admitted(vpc *cloud.HostVPC) netfilter.Chain {
 	c := netfilter.Chain{Name: "admitted"}
 	if mutant.On(mutant.TrackTransit) {
@@ -189,7 +190,7 @@ func sources(routes []cloud.HostRoute, p *cloud.HostPeering, peer netip.Prefix) 
 	return out
 }
 
-// prefixOf returns a prefix of the peer. It is invalid if the peering has none of the IP version.
+// prefixOf returns the IPv4 or IPv6 prefix of the peer. It is invalid if the peering has none.
 func prefixOf(p *cloud.HostPeering, ipv6 bool) netip.Prefix {
 	if ipv6 {
 		return p.CIDR6
@@ -204,8 +205,8 @@ func protocol(ipv6 bool) string {
 	return "ip"
 }
 
-// elements returns prefixes as an anonymous set. Its order does not depend on the input's. A prefix within another one
-// is left out: the intervals of a set must not overlap.
+// elements returns prefixes as an anonymous set. The order of the elements does not depend on the order of list. A
+// prefix within another one is left out, because the intervals of a set must not overlap.
 func elements(list []netip.Prefix) string {
 	sorted := slices.SortedFunc(slices.Values(list), func(a, b netip.Prefix) int {
 		return cmp.Or(a.Bits()-b.Bits(), a.Addr().Compare(b.Addr()))

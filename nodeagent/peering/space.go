@@ -68,10 +68,11 @@ func (s *space) changed(format string, args ...any) {
 	s.result.Changes = append(s.result.Changes, fmt.Sprintf(format, args...))
 }
 
-// dumpAttempts is how often a list is read while it changes.
+// dumpAttempts is how often dump reads a list that changes meanwhile.
 const dumpAttempts = 10
 
-// dump reads a list from the kernel. The kernel reports when the list changed meanwhile; then dump repeats.
+// dump reads a list from the kernel. It repeats the request, up to dumpAttempts times, if the kernel reports that the
+// list changed meanwhile.
 func dump[T any](what string, read func() (T, error)) (T, error) {
 	var list T
 	var err error

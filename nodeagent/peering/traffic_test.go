@@ -13,7 +13,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// serve echoes what TCP connections and UDP datagrams at port 7000 have, until the test ends.
+// serve runs a TCP and a UDP server at port 7000 in a namespace, until the test ends. The servers send back what they
+// receive.
 func (l *lab) serve(name string) {
 	l.t.Helper()
 	t := l.t
@@ -74,7 +75,8 @@ func (l *lab) dial(network, from, to string, within time.Duration) (conn net.Con
 	return conn, err
 }
 
-// exchange sends data over a connection and waits for it to return. It sends datagrams again while no answer arrives.
+// exchange sends data over a connection to a server of serve, and waits until as much data has returned. It sends
+// datagrams again while no reply arrives.
 func exchange(conn net.Conn, size int, within time.Duration) error {
 	deadline := time.Now().Add(within)
 	data := make([]byte, size)
@@ -102,7 +104,7 @@ func exchange(conn net.Conn, size int, within time.Duration) error {
 	return nil
 }
 
-// reaches reports whether a namespace exchanges data with port 7000 of an address.
+// reaches returns an error unless a namespace exchanges data with port 7000 of an address within the given time.
 func (l *lab) reaches(network, from, to string, within time.Duration) error {
 	conn, err := l.dial(network, from, to, within)
 	if err != nil {
