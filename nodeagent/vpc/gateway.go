@@ -7,8 +7,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// addNAT adds or replaces a NAT gateway, unless the tables have a later binding of it. The earlier binding is that of a
-// host which the gateway has left.
+// addNAT adds or replaces a NAT gateway. It does nothing if the tables have a later binding of the gateway: n is then
+// an earlier binding, to a host that the gateway has left.
 func (t *tables) addNAT(n *cloud.NATGatewayOnHost, touched map[cloud.VPCID]bool) {
 	if one := t.vpcs[t.owners[string(n.ID)]]; one != nil && n.OnOneHost() && !mutant.On(mutant.AnnounceTwice) {
 		if had := one.nats[n.ID]; had != nil && had.BindingGeneration > n.BindingGeneration {
@@ -18,8 +18,8 @@ func (t *tables) addNAT(n *cloud.NATGatewayOnHost, touched map[cloud.VPCID]bool)
 	t.own(string(n.ID), n.VPC, touched).nats[n.ID] = n
 }
 
-// addGateway adds a NAT gateway that is on one host. A gateway is left out while it has no host, or a host whose underlay
-// address is unknown: the control plane sends the gateway again when it has.
+// addGateway adds a NAT gateway that is on one host. It leaves out a gateway that has no host, or whose host has an
+// unknown underlay address. The control plane sends the gateway again when it has both.
 func (w *wanted) addGateway(t *tables, n *cloud.NATGatewayOnHost) {
 	g := cloud.HostGateway{
 		ID: n.ID, VNI: n.VNI, Default: n.Default, HostNAT: cloud.HostNAT{External: n.External, Address: n.Address},
@@ -38,8 +38,8 @@ func (w *wanted) addGateway(t *tables, n *cloud.NATGatewayOnHost) {
 	w.Gateways = append(w.Gateways, g)
 }
 
-// routeToGateway sets the target of a route to a NAT gateway. Packets to a gateway without a host are dropped: another
-// gateway would show them to peers with another address.
+// routeToGateway sets the target of a route to a NAT gateway. Packets to a gateway without a host are dropped: through
+// another gateway, they would get another source address.
 func (w *wanted) routeToGateway(r *cloud.HostRoute, n *cloud.NATGatewayOnHost) {
 	if n.Default {
 		return
@@ -53,8 +53,8 @@ func (w *wanted) routeToGateway(r *cloud.HostRoute, n *cloud.NATGatewayOnHost) {
 	r.Target = cloud.RouteBlackhole
 }
 
-// edgeState returns the state of a VPC for package edge. Routes to NAT gateways on other hosts are those of package
-// netdev alone.
+// edgeState returns the state of a VPC for package edge. It leaves out routes to NAT gateways on other hosts, which
+// only package netdev sets.
 func edgeState(v *cloud.HostVPC, namespace string) edge.VPC {
 	one := edge.VPCOf(v, namespace)
 	here := map[cloud.NATGatewayID]bool{}

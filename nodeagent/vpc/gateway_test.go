@@ -27,7 +27,7 @@ func parseNAT(id string, args map[string]string) cloud.NATGatewayOnHost {
 	return n
 }
 
-// showGateways prints how a host translates the connections of a VPC, and what package edge is to do.
+// showGateways prints how a host translates the connections of a VPC, and the state for package edge.
 func showGateways(b *strings.Builder, w *wanted) {
 	if w.NAT != nil {
 		fmt.Fprintf(b, "translates to %s of %s\n", w.NAT.Address, w.NAT.External)
@@ -44,8 +44,8 @@ func showGateways(b *strings.Builder, w *wanted) {
 	}
 }
 
-// gatewayOnTwoHosts applies an earlier binding of a NAT gateway to this host after a later one to another host. It reports
-// whether this host announces the gateway's address.
+// gatewayOnTwoHosts applies an earlier binding of a NAT gateway to this host after a later one to another host. It
+// reports whether this host announces the gateway's address.
 func gatewayOnTwoHosts() bool {
 	var tab tables
 	record := func(node string, generation int) cloud.NATGatewayOnHost {

@@ -10,7 +10,8 @@ import (
 // maxReports is the limit of SyncNetworksRequest.backend_health in agent.v1.
 const maxReports = 1000
 
-// targetOf returns what is checked of a backend. It returns false for a backend that this host does not check.
+// targetOf returns the target of the health check of a backend. It returns false if this host does not check the
+// backend.
 func targetOf(s *cloud.HostService, b *cloud.HostBackend) (health.Target, bool) {
 	if !b.Reported || !b.Source.IsValid() {
 		return health.Target{}, false
@@ -20,7 +21,7 @@ func targetOf(s *cloud.HostService, b *cloud.HostBackend) (health.Target, bool) 
 	}, true
 }
 
-// targets returns what this host checks of a VPC.
+// targets returns the targets of the health checks of a VPC on this host.
 func targets(w *wanted) (out []health.Target) {
 	for i := range w.Services {
 		s := &w.Services[i]
@@ -33,9 +34,9 @@ func targets(w *wanted) (out []health.Target) {
 	return out
 }
 
-// judge replaces the health of the backends that this host reports by its own verdicts, and returns the reports about
-// those that the records have differently. A backend without a verdict keeps the health of the record. So the host acts
-// on its verdicts also without a connection to the control plane.
+// judge sets the health of the backends that this host reports to the results of its own checks. It returns the reports
+// about backends whose health in the records differs. A backend without a result keeps the health of the record. So the
+// host applies its results also without a connection to the control plane.
 func judge(w *wanted, verdict func(health.Target) (healthy, known bool)) (reports []cloud.BackendHealth) {
 	for i := range w.Services {
 		s := &w.Services[i]
@@ -64,13 +65,13 @@ func judge(w *wanted, verdict func(health.Target) (healthy, known bool)) (report
 	return reports
 }
 
-// verdicts returns the verdicts about the targets of a VPC.
+// verdicts returns a function that returns the result of the checks of a target of a VPC.
 func (n *Networks) verdicts(id cloud.VPCID) func(health.Target) (healthy, known bool) {
 	return func(t health.Target) (healthy, known bool) { return n.checker.Verdict(n.plane.path(id), t) }
 }
 
-// recheck makes the worker of the VPC whose namespace has a path apply it again, because a verdict has changed. The
-// worker's updates stay acknowledged.
+// recheck is called when the result of a check in the namespace at path has changed. It makes the worker of the
+// namespace's VPC apply the VPC again. The updates of the worker stay acknowledged.
 func (n *Networks) recheck(path string) {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
@@ -85,8 +86,8 @@ func (n *Networks) recheck(path string) {
 	}
 }
 
-// report passes the reports of all VPCs to Options.Report, if there are any. Reports that the control plane has not
-// recorded are repeated whenever a VPC was applied. The caller holds mu.
+// report passes the reports of all VPCs to Options.Report, if there are any. It repeats reports that the control plane
+// has not recorded each time a VPC was applied. The caller holds mu.
 func (n *Networks) report() {
 	var all []cloud.BackendHealth
 	for _, w := range n.workers {

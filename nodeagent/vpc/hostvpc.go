@@ -32,7 +32,7 @@ type wanted struct {
 //   - A group that is unknown has no rules, and therefore permits nothing.
 //   - The members of a group are the addresses of all ports of the VPC, and of its peers of the same project, that
 //     have the group, and their address pairs with a single address: such pairs are virtual addresses, which the
-//     ports use like their own. A longer range does not make other ports' addresses members.
+//     ports use like their own. The addresses of a longer range do not become members.
 //   - Ports without a host are members of their groups, but not remote ports.
 func (t *tables) hostVPC(id cloud.VPCID, vtep netip.Addr) (wanted, bool) {
 	one := t.vpcs[id]
@@ -170,7 +170,8 @@ func sortedPairs(pairs []cloud.AddressPair) []cloud.AddressPair {
 	return out
 }
 
-// addGroups adds the groups in used, and the members of the groups that their rules refer to: ports in all.
+// addGroups adds the groups in used, and the members of the groups that their rules refer to. Members are the ports of
+// the VPCs in all.
 func (w *wanted) addGroups(t *tables, all []*vpcTable, used map[cloud.SecurityGroupID]bool) {
 	remote := map[cloud.SecurityGroupID]map[netip.Addr]bool{}
 	for _, key := range slices.Sorted(maps.Keys(used)) {

@@ -16,8 +16,8 @@ func (n *Networks) PortCounters(ctx context.Context) map[cloud.PortID]cloud.Port
 		if ctx.Err() != nil {
 			break
 		}
-		// The error of a VPC that is being removed at this moment means nothing. That of another VPC is one of applying
-		// the VPC too, which is logged.
+		// A VPC that is being removed returns an error, which needs no attention. Other errors also occur when the VPC
+		// is applied, and are logged there.
 		if counters, err := n.plane.portCounters(ctx, id); err == nil {
 			maps.Copy(out, counters)
 		}

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestCountersAreReadAgain requires that Status has the counters of the packet filter, that they are read again at most
-// once per resync, however often the VPC changes, and that an error keeps the last ones.
+// TestCountersAreReadAgain requires that Status has the counters of the packet filter, that they are read at most once
+// per resync, however often the VPC changes, and that Status keeps the last counters after an error.
 func TestCountersAreReadAgain(t *testing.T) {
 	f := newFixture(t)
 	connections := func() uint64 {
@@ -44,7 +44,7 @@ func TestCountersAreReadAgain(t *testing.T) {
 }
 
 // TestMeasure requires that the counters are those of the kernel: a connection that no rule permits is counted as
-// dropped, and the port that tried it as its sender.
+// dropped, and its packets are counted as sent by the port.
 func TestMeasure(t *testing.T) {
 	l := newLab(t, 1)
 	h := l.hosts[0]

@@ -72,8 +72,8 @@ type peer struct {
 }
 
 // addPeerings adds the peerings of the VPC. The control plane permits no two peerings of a VPC with overlapping
-// prefixes, because a rule that permits ports of one peer would also permit those of the other. The second one is left
-// out, in both of its VPCs.
+// prefixes, because a rule that permits ports of one peer would also permit those of the other. If two overlap
+// nevertheless, addPeerings leaves out the one with the greater ID, in both of its VPCs.
 func (w *wanted) addPeerings(t *tables, peers []peer) {
 	for _, one := range peers {
 		v := one.vpc.record
@@ -89,8 +89,8 @@ func (w *wanted) addPeerings(t *tables, peers []peer) {
 	}
 }
 
-// overlaps reports whether the VPCs of a peering overlap, or one of them has a peering with a lower ID whose other VPC
-// overlaps that of this one.
+// overlaps reports whether the two VPCs of a peering overlap each other, or whether one of them has another peering,
+// with a lower ID, with a VPC that overlaps the other one.
 func (t *tables) overlaps(p *cloud.Peering) bool {
 	for _, side := range [][2]cloud.VPCID{{p.VPC, p.PeerVPC}, {p.PeerVPC, p.VPC}} {
 		if t.overlap(side[0], side[1]) {
@@ -134,7 +134,8 @@ func (w *wanted) hasPorts() bool {
 	return slices.ContainsFunc(w.Subnets, func(s cloud.HostSubnet) bool { return len(s.Ports) > 0 })
 }
 
-// connected makes the workers of VPCs apply them again, because their peer has made new devices for them.
+// connected makes the workers of VPCs apply them again, because the application of a peer has made new devices for
+// them.
 func (n *Networks) connected(ids []cloud.VPCID) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

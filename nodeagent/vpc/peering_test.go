@@ -80,7 +80,7 @@ func TestPeering(t *testing.T) {
 		require.NotContains(t, l.ip(one.vpcName(vpc), "-br link"), cloud.PeeringDevices)
 	}
 
-	t.Log("it returns")
+	t.Log("the peering returns")
 	one.change(4, strings.TrimSpace(peered))
 	two.change(4, strings.TrimSpace(peered))
 	reaches(client, "10.2.1.6")

@@ -42,7 +42,8 @@ type plane interface {
 	serve(ctx context.Context, w *wanted) error
 	// remove deletes everything of a VPC.
 	remove(ctx context.Context, id cloud.VPCID) error
-	// openTap and attachVeth make the device of a port of a VPC that was applied. The device is down until activatePort.
+	// openTap and attachVeth make the device of a port of a VPC that was applied. The device is down until activatePort
+	// is called.
 	openTap(ctx context.Context, w *wanted, port cloud.PortID) (*os.File, error)
 	attachVeth(ctx context.Context, w *wanted, port cloud.PortID, e netdev.Endpoint) error
 	// activatePort sets the device of a port up.
@@ -70,7 +71,8 @@ type kernelPlane struct {
 	metadata  *metadata.Server
 	outside   outside
 	peerings  *peering.Links
-	// connected applies VPCs again that have got new devices by the application of their peer.
+	// connected makes the workers of VPCs apply them again, because the application of a peer has made new devices for
+	// them.
 	connected func([]cloud.VPCID)
 	log       *slog.Logger
 
@@ -78,8 +80,8 @@ type kernelPlane struct {
 	servers map[cloud.VPCID]*servers
 }
 
-// servers are the DHCP and DNS servers of a VPC. Only the VPC's worker uses them, and before its start
-// restore.
+// servers are the DHCP and DNS servers of a VPC. Only the VPC's worker uses them and, before the worker starts,
+// Networks.restore.
 type servers struct {
 	dhcp     map[string]*dhcp.Responder // by bridge
 	resolver *resolver.Server

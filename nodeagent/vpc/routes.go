@@ -8,8 +8,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// addRoutes adds the routes of the subnets' route tables. It follows addExternal. A route to a peering that is not ACTIVE
-// drops packets.
+// addRoutes adds the routes of the subnets' route tables. It must be called after addExternal. A route to a peering
+// that is not ACTIVE drops packets.
 func (w *wanted) addRoutes(one *vpcTable) {
 	index := map[cloud.SubnetID]*cloud.HostSubnet{}
 	for i := range w.Subnets {

@@ -11,9 +11,9 @@ import (
 
 // addServices adds the service IPs of the VPC. node is this host.
 //
-// The host of a backend's port reports the backend's health: only there, the answers to the gateway's address reach the
-// host that checks, because every host has that address. An address that no port of the VPC has, for example one of a
-// peered VPC, cannot be checked. The host of the VPC's first port reports it as healthy.
+// The host of a backend's port reports the backend's health. Another host cannot check the backend: the replies go to
+// the gateway's address, which every host has, and so stay on the backend's host. An address that no port of the VPC
+// has, for example one of a peered VPC, cannot be checked. The host of the VPC's first port reports it as healthy.
 func (w *wanted) addServices(node cloud.NodeID, one *vpcTable) {
 	if len(one.services) == 0 {
 		return
@@ -61,9 +61,9 @@ func (w *wanted) addServices(node cloud.NodeID, one *vpcTable) {
 	}
 }
 
-// backend returns a backend as this host, node, needs it, and lets its port receive its own packets. port is the port
-// with the backend's address, or nil. A backend whose port has no host is not healthy. first is the host that reports
-// about addresses without a port.
+// backend returns the state of a backend for this host, node. If the backend's port is on this host, backend sets its
+// Hairpin. port is the port with the backend's address, or nil. A backend whose port has no host is not healthy. first
+// is the host that reports about addresses without a port.
 func (w *wanted) backend(
 	b cloud.Backend, port *cloud.PortOnHost, node, first cloud.NodeID,
 ) (out cloud.HostBackend, ok bool) {

@@ -89,7 +89,7 @@ func (l *lab) askOften(count int, from, to string) map[string]int {
 	return out
 }
 
-// refused returns the error of a TCP connection.
+// refused opens a TCP connection and returns the error.
 func (l *lab) refused(from, to string) error {
 	address := net.TCPAddrFromAddrPort(netip.MustParseAddrPort(to))
 	return l.in(from, func() error {
@@ -177,7 +177,7 @@ func TestServiceIP(t *testing.T) {
 			require.InDelta(t, share, count[name], 60, "%v", count) // at least six standard deviations
 		}
 	}
-	t.Log("the groups of the backends decide who may connect")
+	t.Log("the groups of the backends decide which ports may connect")
 	for range 5 {
 		require.False(t, l.connects(other, "10.0.1.50", 80, 500*time.Millisecond))
 	}
@@ -234,7 +234,7 @@ func TestServiceIP(t *testing.T) {
 	one.snapshot(100, records+"group backend any-> any<-web any<-backend")
 	require.Zero(t, one.Counts().Writes, "%s", one.log)
 
-	t.Log("nothing stays of a service IP that is deleted")
+	t.Log("a service IP that is deleted is removed completely")
 	one.change(101, "delete api")
 	require.False(t, l.connects(client, "10.0.1.50", 80, time.Second))
 	rules := l.run("ip", "netns", "exec", l.prefix+one.vpcName("shop"), "nft", "list", "tables")
@@ -268,14 +268,14 @@ func TestHealthChecks(t *testing.T) {
 	require.Equal(t, []string{"one", "two"}, ask(near))
 	require.Equal(t, []string{"one", "two"}, ask(far))
 
-	t.Log("a dead backend gets no new connections from its own host, also if nobody records its report")
+	t.Log("a dead backend gets no new connections from its own host, also before the control plane records the report")
 	stop()
 	one.awaitReport("one", false)
 	require.Equal(t, []string{"two"}, ask(near))
 	two.change(3, apiRecord+"one!,two check=tcp")
 	require.Equal(t, []string{"two"}, ask(far))
 
-	t.Log("it returns")
+	t.Log("the backend returns")
 	one.change(3, apiRecord+"one!,two check=tcp")
 	one.requireNoReport()
 	l.greet(backend, "one", 8080)
@@ -308,7 +308,7 @@ func (h *labHost) requireNoReport() {
 	require.Empty(h.lab, h.reports)
 }
 
-// hearsItself reports whether the device eth0 in a namespace gets the broadcast that it sends.
+// hearsItself reports whether the device eth0 in a namespace receives a broadcast frame that it sends.
 func (l *lab) hearsItself(in, address string) bool {
 	l.Helper()
 	heard := false
@@ -329,7 +329,7 @@ func (l *lab) hearsItself(in, address string) bool {
 		}
 		ip := netip.MustParseAddr(address).AsSlice()
 		broadcast := []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
-		arp := []byte{8, 6, 0, 1, 8, 0, 6, 4, 0, 1} // the type of the frame, and the begin of a request (RFC 826)
+		arp := []byte{8, 6, 0, 1, 8, 0, 6, 4, 0, 1} // the type of the frame, and the beginning of a request (RFC 826)
 		frame := slices.Concat(broadcast, link.HardwareAddr, arp, link.HardwareAddr, ip, broadcast, ip)
 		to := &unix.SockaddrLinklayer{Ifindex: link.Index}
 		if err := unix.Sendto(socket, frame, 0, to); err != nil {
@@ -348,7 +348,7 @@ func (l *lab) hearsItself(in, address string) bool {
 	return heard
 }
 
-// requireName requires the address of a name from the DNS server of subnet s1.
+// requireName requires that the DNS server of subnet s1 returns an address for a name.
 func (l *lab) requireName(from, name, address string) {
 	l.Helper()
 	wire := &dns.Conn{Conn: l.dialUDP(from, "10.0.1.1:53")}

@@ -30,8 +30,8 @@ type pair struct {
 	tcp         [2]*net.TCPConn
 	// wires record TCP segments with data at the client and at the server.
 	wires [2]*nettest.Recorder
-	// sent and repeated are the values of revoked: the numbers of the datagrams that were sent, and of the TCP segments
-	// that each side had sent again.
+	// sent and repeated are the values at the call of revoked: the numbers of the last datagrams that were sent, and of
+	// the TCP segments that each side had retransmitted.
 	sent     [2]uint64
 	repeated [2]uint32
 	stop     chan struct{}
@@ -173,7 +173,7 @@ func (p *pair) dial(t *testing.T) {
 	}
 }
 
-// run sends and receives until stop is closed, after which the sockets must be closed.
+// run sends and receives datagrams until stop is closed. The caller must then close the sockets.
 func (n *numbered) run(from, to *net.UDPConn, address netip.AddrPort, stop chan struct{}) {
 	var receiver sync.WaitGroup
 	receiver.Go(func() {
@@ -205,7 +205,7 @@ func (n *numbered) flowing(t *testing.T, pair int) {
 	require.Eventually(t, func() bool { return n.received.Load() > now }, wait, time.Millisecond, "pair %d, UDP", pair)
 }
 
-// retransmits returns how many segments each side has sent again.
+// retransmits returns how many TCP segments each side has retransmitted.
 func (p *pair) retransmits(t *testing.T) (counts [2]uint32) {
 	t.Helper()
 	for i, conn := range p.tcp {
@@ -232,7 +232,7 @@ func (p *pair) revoked(t *testing.T) {
 }
 
 // late returns a text for each connection of the pair on which packets have arrived that were sent after the call of
-// revoked. Before, it waits until both sides have sent datagrams, and TCP segments again.
+// revoked. It first waits until both sides have sent more datagrams and have retransmitted TCP segments.
 func (p *pair) late(t *testing.T) (late []string) {
 	t.Helper()
 	segments := 0

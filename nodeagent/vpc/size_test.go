@@ -50,7 +50,7 @@ type manyPorts struct {
 	*labHost
 	count    int
 	revision int64
-	records  []string // what the host was sent
+	records  []string // the records that were sent to the host
 }
 
 // base are the records of a manyPorts before its ports. The port psrc sends to all others, and the port pfar is on
@@ -155,7 +155,7 @@ func (m *manyPorts) flood() (stop func()) {
 	return stop
 }
 
-// startQuietly starts all ports while nobody sends.
+// startQuietly starts all ports while no guest sends.
 func (m *manyPorts) startQuietly() {
 	m.lab.Helper()
 	for port := range m.count {

@@ -28,10 +28,10 @@ const (
 	storedSuffix   = ".json"
 )
 
-// storedVPC is the content of a file in Options.Dir: what the DHCP, DNS and metadata servers of a VPC need. A restarted
-// agent serves from it until the control plane has sent the VPC. Nothing else uses the file.
+// storedVPC is the content of a file in Options.Dir: the data that the DHCP, DNS and metadata servers of a VPC need. A
+// restarted agent serves from the file until the control plane has sent the VPC. The file has no other use.
 type storedVPC struct {
-	VPC    cloud.HostVPC // without groups, members, NAT and denied addresses
+	VPC    cloud.HostVPC // without groups, members, the default NAT gateway, floating IPs and denied addresses
 	Domain string
 	// Devices are the IDs of the VMs or containers that have the ports on this host.
 	Devices map[cloud.PortID]string
@@ -122,7 +122,8 @@ func remove(path string) error {
 }
 
 // restore starts the DHCP, DNS and metadata servers of the stored VPCs that still have a namespace on the host, and
-// removes the files of others. An error of one VPC does not prevent the others. New calls it before the first update.
+// removes the files of the others. After an error of one VPC it continues with the next one. New calls restore before
+// the first update.
 func (n *Networks) restore() error {
 	if err := os.MkdirAll(n.o.Dir, 0o700); err != nil {
 		return err
@@ -187,8 +188,8 @@ func (n *Networks) restoreVPC(ctx context.Context, path string, id cloud.VPCID) 
 	return nil
 }
 
-// served returns the state from which the servers of a VPC answer, and the ports' devices if the state was restored. The
-// result is nil without such a state. The caller holds mu.
+// served returns the state from which the servers of a VPC answer, and the ports' devices if the state was restored.
+// The result is nil without such a state. The caller holds mu.
 func (n *Networks) served(id cloud.VPCID) (w *worker, devices map[cloud.PortID]string) {
 	if w = n.workers[id]; w != nil && w.inForce != nil {
 		return w, nil

@@ -21,8 +21,8 @@ const storedID = "0190a6b2-0000-7000-8000-00000000000a"
 // storedFile is the file of the VPC storedID.
 func (h *labHost) storedFile() string { return filepath.Join(h.dir, storedID+storedSuffix) }
 
-// TestServersWithoutControlPlane requires that a restarted agent answers DHCP, DNS and metadata before the control plane
-// has sent anything, that it programs nothing meanwhile, and that the first snapshot replaces what was stored.
+// TestServersWithoutControlPlane requires that a restarted agent answers DHCP, DNS and metadata before the control
+// plane has sent anything, that it programs nothing meanwhile, and that the first snapshot replaces what was stored.
 func TestServersWithoutControlPlane(t *testing.T) {
 	l := newLab(t, 1)
 	h := l.hosts[0]
@@ -32,7 +32,7 @@ func TestServersWithoutControlPlane(t *testing.T) {
 	requireServers(l, front)
 	before := l.state(h, storedID)
 
-	t.Log("the agent restarts, and the control plane is away")
+	t.Log("the agent restarts, and the control plane is not reachable")
 	h.stop()
 	info, err := os.Stat(h.storedFile())
 	require.NoError(t, err)
@@ -90,8 +90,8 @@ func (l *lab) offer(from string, within time.Duration) *netip.Addr {
 	return &a
 }
 
-// TestWrongStoredVPC requires that a file that is damaged, belongs to another VPC, or to a VPC without a namespace, does
-// not keep the agent from starting, and that the next state replaces it.
+// TestWrongStoredVPC requires that a file that is damaged, belongs to another VPC, or to a VPC without a namespace,
+// does not keep the agent from starting, and that the next state replaces it.
 func TestWrongStoredVPC(t *testing.T) {
 	l := newLab(t, 1)
 	h := l.hosts[0]

@@ -258,8 +258,8 @@ func (v *vpcTable) count(p *cloud.PortOnHost, n int) {
 	}
 }
 
-// dropGroups deletes the security groups of a project of which the host has no VPC. The control plane sends no changes of
-// them, and sends them again with the next VPC of the project.
+// dropGroups deletes the security groups of a project of which the host has no VPC. The control plane sends no changes
+// of them, and sends them again with the next VPC of the project.
 func (t *tables) dropGroups(project cloud.ProjectID) {
 	for _, one := range t.vpcs {
 		if one.record != nil && one.record.Project == project {

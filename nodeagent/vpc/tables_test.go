@@ -330,8 +330,8 @@ func randomChange(random *rand.Rand, vpcs, groups []string, generation *int) str
 		n, vpc, vpc, subnet, subnet, n, pick([]string{"n1", "n2", "n3", ""}), pick(groups), n, *generation)
 }
 
-// announcesTwice applies an earlier binding of a port to another host after a later one to this host. It reports whether
-// the earlier one is in force.
+// announcesTwice applies an earlier binding of a port to another host after a later one to this host. It reports
+// whether the earlier one is in force.
 func announcesTwice() bool {
 	var tab tables
 	record := func(node cloud.NodeID, generation uint64) cloud.PortOnHost {

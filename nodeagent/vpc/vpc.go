@@ -1,22 +1,24 @@
 // Package vpc keeps the VPCs of this host as the control plane wants them. [Networks] receives updates, computes the
-// wanted state of each VPC ([cloud.HostVPC]), and applies it through packages netdev, firewall, peering, edge, balancer,
-// dhcp, resolver and metadata.
+// wanted state of each VPC ([cloud.HostVPC]), and applies it through packages netdev, firewall, peering, edge,
+// balancer, dhcp, resolver and metadata.
 //
 // # One update
 //
 // Networks.Apply changes the records (tables.go) and wakes one goroutine for each VPC whose records changed
-// (worker.go). The goroutine computes the wanted state (hostvpc.go) and passes it to plane.apply (plane.go): devices,
-// packet filter, DHCP, DNS, metadata and service IPs, and at last the ports are set up. When all VPCs of an update are applied or have
-// failed, Options.Acknowledge gets the update's revision and the failures (progress.go).
+// (worker.go). The goroutine computes the wanted state (hostvpc.go) and passes it to plane.apply (plane.go), which sets
+// devices, packet filter, peerings, external networks, DHCP, DNS, metadata and service IPs, and at last sets the ports
+// up. When all VPCs of an update are applied or have failed, Options.Acknowledge gets the update's revision and the
+// failures (progress.go).
 //
 // # Decisions
 //
-//   - No device and no packet filter is touched before the first snapshot. Then the VPCs that the snapshot does not
-//     name are removed, also those that an earlier process of the agent made.
+//   - The agent changes no device and no packet filter before the first snapshot. Then it removes the VPCs that the
+//     snapshot does not name, including those that an earlier process of the agent made.
 //   - The kernel has the state; a restarted agent compares it with the snapshot, and writes nothing if they agree.
-//   - What the DHCP, DNS and metadata servers need is also stored in files (stored.go), because the kernel does not have
-//     it: a restarted agent answers guests although no member of the control plane is reachable. The files serve for
-//     nothing else, and for no VPC after a state of it from the control plane was applied. They can be a second old.
+//   - The data that the DHCP, DNS and metadata servers need is also stored in files (stored.go), because the kernel
+//     does not have it. So a restarted agent answers guests even if no member of the control plane is reachable. The
+//     files have no other use, and are not read for a VPC whose state from the control plane was applied. They can be a
+//     second old.
 //   - Each VPC has a goroutine of its own, so that a slow or failing VPC does not delay others. Updates that arrive
 //     while a VPC is being applied are applied together afterwards. At most Options.Parallel VPCs are applied at a
 //     time.
@@ -28,10 +30,11 @@
 //     valid content of a wrong record. A VPC whose own record never was valid in this process is not changed at all:
 //     its guests would lose their taps, and get them back only at their next start.
 //   - Of an address pair with more than one address, no address becomes a member of the port's groups.
-//   - A host has the peers of the VPCs of its ports too, also without ports of their own. Of these it has everything
-//     but the NAT gateway, which no port on the host could use.
-//   - The backends on this host are checked here (health.go), and the results apply at once, whatever the records say.
-//     They are reported for as long as the records differ, so that no report is lost and none is remembered.
+//   - A host also has the peers of the VPCs of its ports, even without ports in these peers. Of such a peer it has
+//     everything except the default NAT gateway, which no port on the host could use.
+//   - The agent checks the backends on this host (health.go), and applies the results at once, even if the records
+//     differ. It reports them for as long as the records differ, so that no report is lost and the agent need not
+//     remember which ones it has sent.
 //   - A tap is opened only when the packet filter for its port is installed, and is set up at once.
 //
 // The package does not know the connection to the control plane and how guests are run.
@@ -83,9 +86,9 @@ type Options struct {
 	// Report receives the health of the backends on this host that differs from the records, at most 1,000. It is called
 	// again until the records agree. It must not block. Without it, only this host uses the results of its checks.
 	Report func([]cloud.BackendHealth)
-	// Guest returns what the metadata service serves to the guest of the VM with an ID; it must not block. known is false
-	// if the VMs of the host are not known yet: the metadata service then describes no guest. Without Guest, guests have
-	// no SSH keys and no user data, and need session tokens.
+	// Guest returns what the metadata service serves to the guest of the VM with an ID. It must not block. known is
+	// false if the agent does not know the VMs of the host yet: the metadata service then serves no guest. Without
+	// Guest, guests have no SSH keys and no user data, and need session tokens.
 	Guest func(vm string) (data GuestData, known bool)
 	// Dir is a directory for the state of VPCs, which New makes. From it, a restarted agent serves DHCP, DNS and metadata
 	// before the control plane has sent the VPCs. Without it, the state is not stored.
@@ -122,8 +125,8 @@ type Networks struct {
 	saveSoon chan struct{} // capacity 1; has an element if unsaved is not empty
 }
 
-// New returns Networks that has received no update. It starts the servers of stored VPCs and changes nothing else on the
-// host.
+// New returns Networks that has received no update. It starts the servers of stored VPCs and changes nothing else on
+// the host.
 func New(o Options) (*Networks, error) {
 	n := newNetworks(o, nil)
 	p, err := newKernelPlane(o, n)

@@ -287,7 +287,7 @@ func TestGuestIsRenderedOnce(t *testing.T) {
 	require.Contains(t, string(first.NoCloud.MetaData), key)
 	again, _ := f.lookup("a", at)
 	require.Same(t, first, again)
-	require.True(t, first.TokensRequired, "tokens are required unless the VM says otherwise")
+	require.True(t, first.TokensRequired, "tokens are required by default")
 
 	mu.Lock()
 	data.SSHKeys = nil
@@ -304,8 +304,8 @@ func TestGuestIsRenderedOnce(t *testing.T) {
 	require.False(t, ok)
 }
 
-// TestNetworkConfigOfMetadata requires that the metadata service gives the guest of a subnet without DHCP its addresses,
-// and other guests DHCP of the families that they have.
+// TestNetworkConfigOfMetadata requires that the metadata service gives the guest of a subnet without DHCP its
+// addresses. Other guests get a configuration with DHCP for each IP version of which their port has an address.
 func TestNetworkConfigOfMetadata(t *testing.T) {
 	w := &wanted{HostVPC: cloud.HostVPC{MTU: 1450}, Domain: "web.internal"}
 	s := &cloud.HostSubnet{
@@ -327,8 +327,8 @@ func TestNetworkConfigOfMetadata(t *testing.T) {
 	require.Contains(t, config(), "dhcp6: false")
 }
 
-// TestForeignNamespacesAreLeftAlone requires that only namespaces with the ID of a VPC in their name count as VPCs of an
-// earlier process, and not for example trivet-test-1 of another program.
+// TestForeignNamespacesAreLeftAlone requires that only namespaces with the ID of a VPC in their name count as VPCs of
+// an earlier process, and not for example trivet-test-1 of another program.
 func TestForeignNamespacesAreLeftAlone(t *testing.T) {
 	const id = "0190a6b2-0000-7000-8000-000000000001"
 	require.Equal(t, []cloud.VPCID{id}, removable([]cloud.VPCID{"test-1", id, "lab"}))

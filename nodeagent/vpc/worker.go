@@ -29,15 +29,15 @@ type worker struct {
 	ports   map[cloud.PortID]bool
 	addrs   map[netip.Addr]*place
 	rules   int
-	// reports are those about backends that differ from the records.
+	// reports are the results of health checks that differ from the records.
 	reports []cloud.BackendHealth
 	err     error         // of the last attempt, or the problems of the state that it applied
 	applied bool          // the last attempt succeeded, perhaps with problems
 	took    time.Duration // of the last attempt that succeeded
-	// counters are those of the packet filter, as measure has read them last; nil before.
+	// counters are the counters of the packet filter that measure has read last. It is nil before the first time.
 	counters *firewall.Counters
 
-	// measured is when measure has read the counters. Only the worker uses it.
+	// measured is the time at which measure last read the counters. Only the worker uses it.
 	measured time.Time
 }
 
