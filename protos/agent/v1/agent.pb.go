@@ -627,7 +627,7 @@ type AssignedVm struct {
 	Nics []*AssignedNic `protobuf:"bytes,20,rep,name=nics,proto3" json:"nics,omitempty"`
 	// Absent: the VM has no seed.
 	Seed *AssignedSeed `protobuf:"bytes,21,opt,name=seed,proto3" json:"seed,omitempty"`
-	// The metadata service answers the guest without a session token too.
+	// True: the metadata service answers requests of the guest without a session token.
 	MetadataTokensOptional bool `protobuf:"varint,22,opt,name=metadata_tokens_optional,json=metadataTokensOptional,proto3" json:"metadata_tokens_optional,omitempty"`
 	unknownFields          protoimpl.UnknownFields
 	sizeCache              protoimpl.SizeCache
@@ -827,7 +827,7 @@ type AssignedSeed struct {
 	SshKeys []string `protobuf:"bytes,2,rep,name=ssh_keys,json=sshKeys,proto3" json:"ssh_keys,omitempty"`
 	// At most 64 KiB.
 	UserData []byte `protobuf:"bytes,3,opt,name=user_data,json=userData,proto3" json:"user_data,omitempty"`
-	// Interfaces that are not in the list use DHCPv4.
+	// The network configuration of the guest's interfaces. An interface that is not in the list uses DHCPv4.
 	Nics          []*AssignedSeedNic `protobuf:"bytes,4,rep,name=nics,proto3" json:"nics,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -896,9 +896,10 @@ type AssignedSeedNic struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// AssignedNic.id.
 	NicId string `protobuf:"bytes,1,opt,name=nic_id,json=nicId,proto3" json:"nic_id,omitempty"`
-	// The guest gets its configuration by DHCP. Otherwise it is to use the values below without DHCP.
+	// True: the guest gets its configuration by DHCP. False: it must use the values below.
 	Dhcp bool `protobuf:"varint,2,opt,name=dhcp,proto3" json:"dhcp,omitempty"`
-	// With the length of the subnet's prefix, such as 10.0.0.5/20: one of IPv4, and one of IPv6 if the port has one.
+	// The addresses with the length of the subnet's prefix, such as 10.0.0.5/20: one of IPv4, and one of IPv6 if the port
+	// has one.
 	Addresses  []string `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	Gateways   []string `protobuf:"bytes,4,rep,name=gateways,proto3" json:"gateways,omitempty"`
 	DnsServers []string `protobuf:"bytes,5,rep,name=dns_servers,json=dnsServers,proto3" json:"dns_servers,omitempty"`
@@ -1905,8 +1906,8 @@ type SyncNetworksRequest struct {
 	AppliedRevision int64 `protobuf:"varint,3,opt,name=applied_revision,json=appliedRevision,proto3" json:"applied_revision,omitempty"`
 	// The VPCs whose state could not be applied, at most 1,000. Each later message replaces the list.
 	Failures []*VpcFailure `protobuf:"bytes,4,rep,name=failures,proto3" json:"failures,omitempty"`
-	// Backends whose health differs from that in the records which the host has, or that the records do not have as
-	// checked, at most 1,000. Reports about backends on other hosts are ignored.
+	// The backends on this host whose health differs from the records that the host has, or that are not checked in these
+	// records, at most 1,000. The leader ignores reports about backends on other hosts.
 	BackendHealth []*BackendHealth `protobuf:"bytes,5,rep,name=backend_health,json=backendHealth,proto3" json:"backend_health,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2214,7 +2215,7 @@ type SyncNetworksResponse struct {
 	// both of its VPCs. The host deletes before it takes the records of the same message: a VPC that the host needs again
 	// comes with its ID here.
 	Deleted []string `protobuf:"bytes,12,rep,name=deleted,proto3" json:"deleted,omitempty"`
-	// In the snapshot, and when the list has changed.
+	// Set in the snapshot and after the list has changed.
 	Protected *ProtectedAddresses `protobuf:"bytes,13,opt,name=protected,proto3" json:"protected,omitempty"`
 	// The ACTIVE peerings of which the host has both VPCs.
 	Peerings []*v11.Peering `protobuf:"bytes,14,rep,name=peerings,proto3" json:"peerings,omitempty"`
@@ -2359,15 +2360,16 @@ func (x *SyncNetworksResponse) GetHostNatGateways() []*HostNatGateway {
 	return nil
 }
 
+// HostNatGateway is a NAT gateway that is on one host at a time, as the hosts that have its VPC need it.
 type HostNatGateway struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// With node_id set to the gateway's host. It is empty while the gateway has none.
+	// node_id is the gateway's host. It is empty while the gateway has no host.
 	NatGateway *v11.NatGateway `protobuf:"bytes,1,opt,name=nat_gateway,json=natGateway,proto3" json:"nat_gateway,omitempty"`
 	// The underlay address of the gateway's host. Empty if the gateway has no host or the host is not known yet.
 	Vtep string `protobuf:"bytes,2,opt,name=vtep,proto3" json:"vtep,omitempty"`
-	// VXLAN network identifier of the packets that other hosts send to the gateway. 0 until the gateway has its first host.
+	// The VXLAN network identifier of packets from other hosts to the gateway. 0 until the gateway has its first host.
 	Vni uint32 `protobuf:"varint,3,opt,name=vni,proto3" json:"vni,omitempty"`
-	// Grows each time when the gateway's host changes. An agent ignores a gateway with an older binding.
+	// The generation grows each time the gateway's host changes. An agent ignores a gateway with an older binding.
 	BindingGeneration uint64 `protobuf:"varint,4,opt,name=binding_generation,json=bindingGeneration,proto3" json:"binding_generation,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache

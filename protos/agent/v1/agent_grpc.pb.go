@@ -94,9 +94,9 @@ type AgentServiceClient interface {
 	// are on it, and those that have an ACTIVE peering with one of these. The first response messages are a snapshot, of
 	// which the last has complete set; each later message has the changes up to its revision. An agent must not act on a
 	// snapshot before its last message. The first request message describes the host's network; each later one
-	// acknowledges a revision. The leader sets a port or NAT gateway ACTIVE when its host has acknowledged the revision of
-	// its binding. The stream ends as in Watch; a repeat ends the older stream with ABORTED
-	// and begins with a new snapshot.
+	// acknowledges a revision. The leader sets a port or NAT gateway ACTIVE when its host has acknowledged the revision
+	// of its binding. The stream ends as in Watch; a repeat ends the older stream with ABORTED and begins with a new
+	// snapshot.
 	//
 	// FAILED_PRECONDITION (NOT_LEADER), UNAVAILABLE and OUT_OF_RANGE as in Watch. INVALID_ARGUMENT: host is absent or
 	// exceeds a limit, or host.vtep is neither empty nor an IP address; a request exceeds a limit, or acknowledges a
@@ -264,9 +264,9 @@ type AgentServiceServer interface {
 	// are on it, and those that have an ACTIVE peering with one of these. The first response messages are a snapshot, of
 	// which the last has complete set; each later message has the changes up to its revision. An agent must not act on a
 	// snapshot before its last message. The first request message describes the host's network; each later one
-	// acknowledges a revision. The leader sets a port or NAT gateway ACTIVE when its host has acknowledged the revision of
-	// its binding. The stream ends as in Watch; a repeat ends the older stream with ABORTED
-	// and begins with a new snapshot.
+	// acknowledges a revision. The leader sets a port or NAT gateway ACTIVE when its host has acknowledged the revision
+	// of its binding. The stream ends as in Watch; a repeat ends the older stream with ABORTED and begins with a new
+	// snapshot.
 	//
 	// FAILED_PRECONDITION (NOT_LEADER), UNAVAILABLE and OUT_OF_RANGE as in Watch. INVALID_ARGUMENT: host is absent or
 	// exceeds a limit, or host.vtep is neither empty nor an IP address; a request exceeds a limit, or acknowledges a

@@ -417,9 +417,10 @@ type VirtualMachine struct {
 	CreatedBy string `protobuf:"bytes,12,opt,name=created_by,json=createdBy,proto3" json:"created_by,omitempty"`
 	// At most 64 pairs; keys of 1 to 128 bytes, values of at most 1024. "trivet/restart" is the restart policy: "never"
 	// (default), or "on-failure": up to 3 automatic starts in 10 minutes. Only CreateVm takes "trivet/ssh-keys" (public
-	// keys, one per line) and "trivet/user-data" (UTF-8 text for cloud-init), each of at most 65,536 bytes. The guest gets
-	// them on a disk with the label cidata and from the metadata service; no call returns them. With
-	// "trivet/metadata-tokens" "required" (default) the metadata service needs a session token, with "optional" not.
+	// keys, one per line) and "trivet/user-data" (UTF-8 text for cloud-init), each of at most 65,536 bytes. The guest
+	// gets them on a disk with the label cidata and from the metadata service; no call returns them.
+	// "trivet/metadata-tokens" is "required" (default), so that the metadata service refuses requests without a session
+	// token, or "optional".
 	Metadata map[string]string `protobuf:"bytes,13,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Limits as for metadata. "trivet/node-selector" (k=v, comma-separated) restricts placement to hosts with these
 	// labels; "trivet/anti-affinity" names a group of which no two VMs share a host, and cannot be changed after
