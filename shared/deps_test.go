@@ -189,7 +189,7 @@ var others = map[string][]string{
 // files.
 var inTests = map[string][]string{
 	"nodeagent/edge":          {"nodeagent/firewall", "nodeagent/netdev"}, // the rules apply to floating IPs
-	"nodeagent/peering":       {"nodeagent/firewall"},                     // whose rules apply to packets of peerings
+	"nodeagent/peering":       {"nodeagent/firewall"},                     // the rules apply to packets of peerings
 	"cli":                     {"controlplane/money/credit/ledger", "controlplane/money/credit/ledger/ledgertest"},
 	"controlplane/config":     {"docs/docstest"},
 	"controlplane/kv/restapi": {"controlplane/kv/users"},

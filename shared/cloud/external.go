@@ -86,11 +86,11 @@ type NATGateway struct {
 	// VNI is the VXLAN network identifier of packets from other hosts to the gateway's host. It is 0 until the gateway
 	// has its first host, and stays 0 if the gateway is not OnOneHost.
 	VNI uint32
-	// Node is the host that the gateway is on. It is empty without one. BindingGeneration grows each time when it changes.
+	// Node is the host that the gateway is on, or "". BindingGeneration grows each time Node changes.
 	Node              NodeID
 	BindingGeneration uint64
-	// Former is the host that the gateway was on, and that has not yet acknowledged that it has the gateway no longer. The
-	// gateway gets no other host before. It is empty without one.
+	// Former is the host that the gateway was on, if this host has not yet acknowledged that it no longer has the
+	// gateway, or "". The gateway gets no other host until the acknowledgment.
 	Former       NodeID
 	Status       NetworkStatus
 	StatusReason string

@@ -21,11 +21,11 @@ type HostGateway struct {
 // Local reports whether this host is the gateway's host.
 func (g *HostGateway) Local() bool { return !g.VTEP.IsValid() }
 
-// OnOneHost reports whether a NAT gateway is on one host at a time. Otherwise it is the VPC's default without an address
-// of its own, and each host translates the connections of its own ports.
+// OnOneHost reports whether a NAT gateway is on one host at a time. Otherwise it is the VPC's default without an
+// address of its own, and each host translates the connections of its own ports.
 func (n *NATGateway) OnOneHost() bool { return !n.Default || n.Address.IsValid() }
 
-// NATGatewayOnHost is a NAT gateway as the hosts of its VPC need it.
+// NATGatewayOnHost is a NAT gateway as the hosts that have its VPC need it.
 type NATGatewayOnHost struct {
 	NATGateway
 	// VTEP is the underlay address of the gateway's host. It is invalid if the gateway has no host or its address is

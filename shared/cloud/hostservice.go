@@ -36,7 +36,7 @@ type HostBackend struct {
 	Source netip.Addr
 }
 
-// BackendHealth is what a host reports about a backend of a service IP.
+// BackendHealth is a host's report about the health of a backend of a service IP.
 type BackendHealth struct {
 	VPC     VPCID
 	Service ServiceIPID
@@ -46,7 +46,7 @@ type BackendHealth struct {
 	Healthy bool
 }
 
-// HealthPort returns the port at which the backends are checked. The service has a health check.
+// HealthPort returns the port at which the backends are checked. The service IP must have a health check.
 func (s *HostService) HealthPort() uint16 {
 	if s.Health.Port != 0 || len(s.Ports) == 0 {
 		return s.Health.Port

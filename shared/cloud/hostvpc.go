@@ -5,8 +5,9 @@ import (
 	"net/netip"
 )
 
-// HostVPC is the wanted state of a VPC on one host that has ports or a NAT gateway of the VPC. The control plane sends it
-// to the host's agent, which changes the kernel's state accordingly. Other hosts have no HostVPC for the VPC.
+// HostVPC is the wanted state of a VPC on one host that needs it: the host has ports or a NAT gateway of the VPC, or of
+// a VPC that is peered with it. The control plane sends it to the host's agent, which changes the kernel's state
+// accordingly. Other hosts have no HostVPC for the VPC.
 //
 // All slices are sorted by their first field, so that equal states are equal values.
 type HostVPC struct {
@@ -19,7 +20,7 @@ type HostVPC struct {
 	Subnets []HostSubnet
 	// Groups are the security groups of the ports on this host.
 	Groups []HostGroup
-	// Members are the addresses of the groups that rules in Groups refer to, wherever their ports are.
+	// Members are the addresses of the groups that rules in Groups refer to, of ports on all hosts.
 	Members []GroupMembers
 	// Denied are sorted addresses outside of the VPC to which no packet of the VPC is forwarded: those of the cloud's
 	// hosts and of the members of its control plane.
@@ -29,8 +30,9 @@ type HostVPC struct {
 	// a revoked connection can continue if the rules still permit packets of its other direction. The agent sets the
 	// field for a short time; the control plane does not.
 	LooseTCP bool
-	// NAT is the VPC's default NAT gateway if this host translates its connections: each host does so if the gateway has
-	// no address of its own, and otherwise the gateway's host. It is nil without one.
+	// NAT is the VPC's default NAT gateway if this host translates its connections, and otherwise nil. Each host with
+	// ports of the VPC translates them if the gateway has no address of its own. Otherwise only the gateway's host
+	// does.
 	NAT *HostNAT
 	// Gateways are the NAT gateways of the VPC that are on one host.
 	Gateways []HostGateway

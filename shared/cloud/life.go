@@ -189,7 +189,8 @@ func (vm *VM) pulse(verb string, count func(*Desired)) error {
 // Observe updates the VM's state and status from a host's report, which was received at the time now, and returns
 // whether the record changed. It ignores a report with an older generation than the VM's, because the host had not
 // received the current desired state when it sent the report. NICs that the guest has released, or that could not be
-// attached, are removed from the VM's spec: the caller must release their ports. The caller must check that the VM is placed on the host.
+// attached, are removed from the VM's spec: the caller must release their ports. The caller must check that the VM is
+// placed on the host.
 func (vm *VM) Observe(o Observation, now Time) bool {
 	if o.Generation < vm.Generation && !mutant.On(mutant.IgnoreGeneration) {
 		return false

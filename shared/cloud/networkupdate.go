@@ -26,7 +26,7 @@ type NetworkUpdate struct {
 	// Protected are the addresses of the cloud's hosts and of the members of its control plane. Nil means that they have
 	// not changed.
 	Protected []netip.Addr
-	// Peerings are ACTIVE, and have both VPCs on the host.
+	// Peerings are the ACTIVE peerings of which the host has both VPCs.
 	Peerings []Peering
 	// Deleted are the IDs of records of any kind that no longer exist. Deleting a VPC deletes its records.
 	Deleted []string

@@ -43,7 +43,7 @@ type Port struct {
 	UpdatedAt    Time
 }
 
-// PortCounters are what the device of a port has received and sent since its host connected it.
+// PortCounters count what the guest at a port has received and sent since its host made the port's device.
 type PortCounters struct {
 	ReceivedBytes, ReceivedPackets uint64
 	SentBytes, SentPackets         uint64

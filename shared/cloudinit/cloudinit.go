@@ -3,7 +3,8 @@
 //
 // An [Instance] describes the guest. [Render] checks the description and returns the [Files] meta-data, user-data,
 // vendor-data and network-config. [Seed] returns a disk image with these files, which the guest's machine gets as an
-// additional read-only disk. [NICs] derives the interfaces of an Instance from virtual network ports. The metadata server of package metadata serves the same files over HTTP.
+// additional read-only disk. [NICs] derives the interfaces of an Instance from virtual network ports. The metadata
+// server of package metadata serves the same files over HTTP.
 //
 // # Decisions
 //

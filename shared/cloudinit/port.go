@@ -5,7 +5,8 @@ import (
 	"net/netip"
 )
 
-// Port is the configuration of a virtual network port, from which [NICs] derives that of the guest's interface.
+// Port is the configuration of a virtual network port. [NICs] derives the configuration of the guest's interface from
+// it.
 type Port struct {
 	MAC net.HardwareAddr
 	MTU uint16 // bytes
@@ -15,8 +16,8 @@ type Port struct {
 	Addresses []netip.Prefix
 	// Gateways are the subnet's gateways. A gateway of a family in which the port has no address is ignored.
 	Gateways []netip.Addr
-	// DNS and Search are used without DHCP, like the fields of [NIC]. A search domain that is no DNS name is left out: it
-	// may be derived from another name.
+	// DNS and Search are used without DHCP, like the fields of [NIC]. A search domain that is not a DNS name is left
+	// out: its value may come from a name that need not be one.
 	DNS    []netip.Addr
 	Search []string
 }

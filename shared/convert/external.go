@@ -26,7 +26,7 @@ func NATGatewayFrom(in *networkv1.NatGateway) (n cloud.NATGateway, err error) {
 }
 
 // natGatewayOnHost returns the NAT gateway on one host in a message of the control plane. It returns an InvalidArgument
-// fault if a host cannot have it.
+// fault if a host cannot use it.
 func natGatewayOnHost(in *agentv1.HostNatGateway) (out cloud.NATGatewayOnHost, err error) {
 	if out.NATGateway, err = NATGatewayFrom(in.GetNatGateway()); err != nil {
 		return out, err

@@ -45,8 +45,8 @@ func validUpdate() *agentv1.SyncNetworksResponse {
 	}
 }
 
-// TestWrongRecords changes one value of a valid message at a time. The record with the wrong value must be reported, and
-// all other records must be converted.
+// TestWrongRecords changes one value of a valid message at a time. The record with the wrong value must be reported,
+// and all other records must be converted.
 func TestWrongRecords(t *testing.T) {
 	vpc := func(m *agentv1.SyncNetworksResponse) *networkv1.Vpc { return m.Vpcs[0].Vpc }
 	subnet := func(m *agentv1.SyncNetworksResponse) *networkv1.Subnet { return m.Subnets[0].Subnet }

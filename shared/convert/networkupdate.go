@@ -16,10 +16,10 @@ import (
 // validDNSName matches a DNS name of one or more labels in lower case, except for the limit of 63 bytes of a label.
 var validDNSName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$`)
 
-// AddNetworkUpdate adds the records of a message to u. A record that a host cannot use is added to u.Invalid instead, so
-// that one wrong record does not keep the others from the host. AddNetworkUpdate returns an error only for a record
-// without a valid ID, which cannot be attributed to anything, and for a wrong protected address. It does not read the message's term, revision and
-// complete.
+// AddNetworkUpdate adds the records of a message to u. A record that a host cannot use is added to u.Invalid instead,
+// so that one wrong record does not keep the others from the host. AddNetworkUpdate returns an error only for a record
+// without a valid ID, which cannot be attributed to anything, and for a wrong protected address. It does not read the
+// message's term, revision and complete.
 func AddNetworkUpdate(u *cloud.NetworkUpdate, m *agentv1.SyncNetworksResponse) error {
 	var wrong []error
 	invalid := func(id, vpc string, err error) {

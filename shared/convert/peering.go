@@ -8,7 +8,7 @@ import (
 )
 
 // PeeringFrom returns the peering in a message of the control plane. It returns an InvalidArgument fault if a host
-// cannot have it.
+// cannot use it.
 func PeeringFrom(in *networkv1.Peering) (cloud.Peering, error) {
 	p := cloud.Peering{
 		ID: cloud.PeeringID(in.GetId()), Name: in.GetName(), Description: in.GetDescription(),

@@ -7,8 +7,8 @@ import (
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
 )
 
-// ServiceIPFrom returns the service IP in a message of the control plane. Its name is "" if DNS cannot have it.
-// ServiceIPFrom returns an InvalidArgument fault if a host cannot have the service IP.
+// ServiceIPFrom returns the service IP in a message of the control plane, without its name if the name is not valid in
+// DNS. It returns an InvalidArgument fault if a host cannot use the service IP.
 func ServiceIPFrom(in *networkv1.ServiceIp) (s cloud.ServiceIP, err error) {
 	s = cloud.ServiceIP{
 		ID: cloud.ServiceIPID(in.GetId()), Name: dnsName(in.GetName()),

@@ -117,7 +117,7 @@ const (
 	ActiveWithoutAck   = "active-without-ack"   // a port is ACTIVE before its host has acknowledged its binding: controlplane/network, controlplane/sim
 	SendStaleBinding   = "send-stale-binding"   // hosts do not get the new binding of a port: controlplane/network, controlplane/sim
 	ReuseAddress       = "reuse-address"        // a released address is assigned again before it has rested: controlplane/network, controlplane/sim
-	KeepMovedFloating  = "keep-moved-floating"  // a host keeps a floating IP that leads to a port elsewhere: controlplane/network, controlplane/sim
+	KeepMovedFloating  = "keep-moved-floating"  // a host keeps a floating IP that was moved to a port elsewhere: controlplane/network, controlplane/sim
 	AnnounceTwice      = "announce-twice"       // a port's earlier binding replaces the later one, so that two hosts announce the port: nodeagent/vpc
 	ActivateEarly      = "activate-early"       // ports are set up before their packet filter is installed: nodeagent/vpc
 	ReachHosts         = "reach-hosts"          // guests reach hosts and members by NAT: nodeagent/vpc
