@@ -20,8 +20,8 @@
 //     order. Feed is in this package because it reads these tables and sends the messages of the network API.
 //   - A NAT gateway is on one host at a time if it has an address of its own or is not the default of its VPC.
 //     Feed.AssignGateways chooses the host. A gateway leaves a connected host only after this host has acknowledged the
-//     withdrawal, so that two hosts never answer for one address. Feed.AssignGateways does not wait for a host that has
-//     sent no heartbeat for cloud.HeartbeatTimeout.
+//     withdrawal, so that two connected hosts never answer for one address. Feed.AssignGateways does not wait for a
+//     host that has sent no heartbeat for cloud.HeartbeatTimeout.
 //   - VXLAN network identifiers (VNIs) are assigned in ascending order and start again at 1 after the last, so that an
 //     identifier is not used again soon after its subnet or NAT gateway was deleted.
 package network
