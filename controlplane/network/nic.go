@@ -51,8 +51,8 @@ func (c *Claimed) NIC(requested cloud.NIC) cloud.NIC {
 //
 // A NIC with a port uses that port, which must have no device; the port stays when the VM is deleted. Otherwise
 // ClaimNIC creates a port, which is deleted with the VM: in the NIC's subnet, or in the only subnet of its VPC, or in
-// the project's default VPC, which it creates if the project has none. The fields for CIDR, gateway and DHCP are results
-// of ClaimNIC: a request with other values is refused.
+// the project's default VPC, which it creates if the project has none. The fields for CIDR, gateway and DHCP are
+// results of ClaimNIC: a request with other values is refused.
 func ClaimNIC(tx *store.Tx, t cloud.Tenant, vm cloud.VMID, nic *cloud.NIC, at string) (Claimed, error) {
 	port, err := portForNIC(tx, t, nic, at)
 	if err != nil {
