@@ -6,14 +6,15 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 const (
 	// vpcDevice is the name of the veth device in the namespace of a VPC for the default NAT gateway and floating IPs.
-	vpcDevice = "edge0"
+	vpcDevice = cloud.EdgeDevicePrefix + "0"
 	// vpcDevices matches vpcDevice and the devices of other gateways.
-	vpcDevices = "edge*"
+	vpcDevices = cloud.EdgeDevicePrefix + "*"
 	// connectionMark is the bit of the mark of connections through the edge in the namespace of a VPC. Package firewall
 	// uses bits 24 and 25.
 	connectionMark = 1 << 26

@@ -259,6 +259,7 @@ func (l *lab) outside(h *labHost, v *labVPC) {
 	l.t.Helper()
 	l.addNamespace("o")
 	inside := h.inside(v.id)
+	edgeDevice := cloud.EdgeDevicePrefix + "7" // any of those that a VPC with several gateways has
 	l.ip(inside, "link add %s type veth peer name eth0 netns %so", edgeDevice, l.prefix)
 	l.ip(inside, "address add 198.51.100.2/24 dev %s", edgeDevice)
 	l.ip(inside, "link set %s up", edgeDevice)

@@ -15,8 +15,8 @@ import (
 // table is the package's nftables table in the namespaces of VPCs.
 var table = netfilter.Table{Family: "inet", Name: "trivet-peering"}
 
-// edgeDevice is the device of package edge in the namespaces of VPCs.
-const edgeDevice = "edge0"
+// edgeDevices matches the devices of package edge in the namespaces of VPCs.
+const edgeDevices = cloud.EdgeDevicePrefix + "*"
 
 // anyDevice matches the devices of all peerings, and anyBridge those of all subnets.
 const anyDevice, anyBridge = `"` + cloud.PeeringDevices + `*"`, `"br*"`
@@ -36,7 +36,7 @@ func chains(vpc *cloud.HostVPC) []netfilter.Chain {
 		}
 		if len(peers) > 0 {
 			prerouting.Rules = append(prerouting.Rules,
-				fmt.Sprintf("iifname %q %s saddr %s drop", edgeDevice, protocol(ipv6), elements(peers)))
+				fmt.Sprintf("iifname %q %s saddr %s drop", edgeDevices, protocol(ipv6), elements(peers)))
 		}
 	}
 	prerouting.Rules = append(prerouting.Rules, "iifname "+anyDevice+" goto arriving")

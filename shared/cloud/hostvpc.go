@@ -44,6 +44,9 @@ type HostVPC struct {
 	Peerings []HostPeering
 }
 
+// EdgeDevicePrefix starts the names of the devices in the namespace of a VPC that lead to external networks.
+const EdgeDevicePrefix = "edge"
+
 // HostNAT is the translation of the connections through a NAT gateway.
 type HostNAT struct {
 	// External is the name of the external network.
