@@ -4,36 +4,39 @@
 //
 // # Path of a packet
 //
-// No device has the address of a service IP. The namespace has a route of type local for it, so it answers ARP requests
-// for the address with the gateway's MAC address. Guests in the address's subnet thus send to the gateway, as do those
-// in other subnets. The namespace translates the destination to the address of a backend before the security groups are
-// applied (package firewall), and then forwards the packet like any other. The backend sees the client's address, and
-// so do the rules of its security groups. The answer goes directly to the client. The client's host translates its
-// source back, also if both are in one subnet: br_netfilter passes bridged packets to connection tracking.
+// No device has the address of a service IP. The namespace has a route of type local for the address, so the kernel
+// answers ARP requests for the address with the gateway's MAC address. Guests therefore send packets for the service IP
+// to the gateway, also if the address is in their own subnet. The namespace translates the destination to the address
+// of a backend before the security groups are applied (package firewall), and then forwards the packet like any other.
+// The translation leaves the source as it is, so the backend and the rules of its security groups see the client's
+// address. The backend sends the answer directly to the client. The client's host translates the source of the answer
+// back to the service IP, also if client and backend are in one subnet: br_netfilter passes bridged packets to
+// connection tracking.
 //
 // # Decisions
 //
 //   - Each host distributes the connections of its own ports. There is no central load balancer to fail over.
-//   - A connection keeps its backend. Without affinity, a random number chooses it according to the weights. With
-//     [cloud.AffinityClientIP], a hash of the client's address does, on all hosts alike and for all ports of the
-//     service IP. The hash is divided into slots, and each slot selects its backend by weighted rendezvous hashing. So
-//     when a backend fails, only its own clients change to others.
+//   - A connection keeps its backend. Without affinity, the backend of a new connection is chosen at random according
+//     to the weights. With [cloud.AffinityClientIP], the backend is chosen by a hash of the client's address, which has
+//     the same result on all hosts and for all ports of the service IP. The hash modulo the number of slots is the
+//     client's slot, and each slot selects its backend by weighted rendezvous hashing. So when a backend fails, only
+//     the clients of this backend change to others.
 //   - Connections to a service IP that are not translated, because no backend is healthy or the service IP has no such
 //     port, are refused with a TCP reset or ICMP. Pings are dropped.
 //   - A backend that connects to its own service IP and is chosen itself would get a packet from its own address, which
-//     it drops. So the source of such a packet becomes the gateway's address. br_netfilter bridges a packet whose
-//     translated destination is in the subnet that it came from, so the bridge must send the packet to the device that
-//     it came from: package netdev permits this for ports with HostPort.Hairpin. A table of family bridge drops the
-//     broadcasts and multicasts that would return to the same port too. A guest could take them for those of another
-//     guest with its address.
+//     the guest's kernel drops. So the namespace replaces the source of such a packet by the gateway's address.
+//     br_netfilter bridges a packet whose translated destination is in the sender's subnet, so the bridge must send
+//     this packet to the device that it came from. Package netdev permits this for ports with HostPort.Hairpin. Such a
+//     port would also get back its own broadcasts and multicasts, and the guest could take them for those of another
+//     guest with the same address. A table of family bridge drops them.
 //   - When a backend fails its health check, it gets no new connections. Its TCP connections continue, because the
-//     guest may only be overloaded. UDP entries are deleted, because a client that keeps its port would otherwise never
-//     change the backend (kubernetes issue 48370).
-//   - Connections to backends that were removed are deleted. With nf_conntrack_tcp_loose 0 they do not begin again; the
-//     next segment gets a TCP reset.
+//     guest may only be overloaded. Its UDP entries in connection tracking are deleted, because a client that keeps its
+//     source port would otherwise keep the backend (kubernetes issue 48370).
+//   - The tracked connections to backends that were removed are deleted. With nf_conntrack_tcp_loose 0 such a
+//     connection does not begin again: its next segment gets a TCP reset.
 //   - Each of the two nftables tables is replaced as a whole in one transaction if it differs.
-//   - The package keeps no state. The routes have a routing protocol number of their own and are written first and
-//     deleted last, so that an interrupted call leaves a trace.
+//   - The package keeps no state. Its routes have a routing protocol number of their own. Set adds routes first and
+//     deletes them last, so that the next call finds a route if a call was interrupted.
 //
 // The package supports IPv4 only. It does not check the health of backends (package health), and does not know VMs or
 // the control plane.
@@ -63,8 +66,8 @@ var (
 )
 
 const (
-	// routeProtocol is the routing protocol number of the package's routes (rtnetlink(7), rtm_protocol). It is one that
-	// /etc/iproute2/rt_protos assigns to nothing.
+	// routeProtocol is the routing protocol number of the package's routes (rtnetlink(7), rtm_protocol). The file
+	// /etc/iproute2/rt_protos does not assign this number.
 	routeProtocol = 190
 	// connectionMark is the bit of the mark of translated connections. Package firewall uses bits 24 and 25, and package
 	// edge uses bit 26.
@@ -84,9 +87,10 @@ type Result struct {
 	Revoked int
 }
 
-// Set makes the service IPs in the network namespace ns of the VPC equal to vpc.Services. When Set returns nil, no
-// connection to a backend that was removed is tracked, and no UDP entry of an unhealthy one. After an error, part of
-// the changes may be in effect; the next Set completes them. Calls for the same namespace must not be concurrent.
+// Set makes the service IPs in the network namespace ns of the VPC equal to vpc.Services. When Set returns nil,
+// connection tracking has no connection to a removed backend, and no UDP entry of an unhealthy backend. After an error,
+// part of the changes may be in effect; the next Set completes them. Calls for the same namespace must not be
+// concurrent.
 func Set(ctx context.Context, ns netns.NsHandle, vpc *cloud.HostVPC) (Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -142,7 +146,7 @@ func setTable(ctx context.Context, ns netns.NsHandle, t netfilter.Table, chains 
 	return err
 }
 
-// dumpAttempts is how often the list of routes is read while it changes.
+// dumpAttempts is the maximum number of attempts to list the routes. The kernel interrupts a list when routes change.
 const dumpAttempts = 10
 
 // listRoutes returns the package's routes in the namespace by address.

@@ -56,7 +56,7 @@ func (s *space) run(command string) string {
 	return string(out)
 }
 
-// set applies the services of the lines and returns the changes.
+// set applies the services that lines describe (see TestRules), and returns the changes.
 func (s *space) set(lines string) []string {
 	s.Helper()
 	r, err := Set(s.Context(), s.ns, parseVPC(s.T, lines))
@@ -64,7 +64,7 @@ func (s *space) set(lines string) []string {
 	return r.Changes
 }
 
-// setWithoutPorts applies the services of the lines in a VPC without ports on this host.
+// setWithoutPorts is set for a VPC without ports on this host.
 func (s *space) setWithoutPorts(lines string) []string {
 	s.Helper()
 	vpc := parseVPC(s.T, lines)
@@ -79,8 +79,8 @@ func (s *space) setWithoutPorts(lines string) []string {
 const twoServices = `10.0.1.50 ports=80:8080/tcp,53/udp backends=10.0.1.11*2,10.0.2.12,10.0.1.13!
 10.0.1.51 ports=443/tcp affinity=client_ip backends=10.0.1.11,10.0.2.12`
 
-// TestSet requires that the same services are written once, that changes by hand are repaired, and that nothing stays
-// of services that were removed.
+// TestSet requires that Set writes nothing if the services did not change, repairs changes that were made by hand, and
+// deletes everything of services that were removed.
 func TestSet(t *testing.T) {
 	s := newSpace(t)
 	require.Empty(t, s.set(""), "a VPC without services has nothing")
@@ -111,7 +111,7 @@ func TestSet(t *testing.T) {
 	require.Empty(t, s.run("ip route show table local proto 190"))
 }
 
-// TestInterruptedRemoval requires that a removal that stopped after the rules is completed.
+// TestInterruptedRemoval requires that Set completes a removal that was interrupted after the rules were deleted.
 func TestInterruptedRemoval(t *testing.T) {
 	s := newSpace(t)
 	s.set(twoServices)

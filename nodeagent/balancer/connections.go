@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// endpoint is a port of a service IP or of a backend.
+// endpoint is a port of a service IP.
 type endpoint struct {
 	address  netip.Addr
 	protocol uint8

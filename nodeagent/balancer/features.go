@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// MissingFeatures returns what this host lacks for the package, in words for an operator. It is empty if the package
-// works. The function makes all kinds of rules in a network namespace of its own, which disappears with the call.
+// MissingFeatures returns what this host lacks for the package, in words for an operator. The result is empty if the
+// host lacks nothing. MissingFeatures makes rules of all kinds in a temporary network namespace.
 func MissingFeatures(ctx context.Context) []string {
 	err := nsthread.Do(func() error {
 		ns, err := netns.New()

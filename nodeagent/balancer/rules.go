@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// bridgeChains renders the rules that drop broadcasts and multicasts which return to the port that sent them. There are
-// none without ports that may get their own frames.
+// bridgeChains renders the rules that drop broadcasts and multicasts which return to the port that sent them. It
+// returns nil if no port has HostPort.Hairpin.
 func bridgeChains(vpc *cloud.HostVPC) []netfilter.Chain {
 	var devices []string
 	for i := range vpc.Subnets {
@@ -35,7 +35,7 @@ func bridgeChains(vpc *cloud.HostVPC) []netfilter.Chain {
 	return []netfilter.Chain{reflected}
 }
 
-// chains renders the rules that translate addresses. There are none without services.
+// chains renders the rules that translate addresses. It returns nil if the VPC has no services.
 func chains(vpc *cloud.HostVPC) []netfilter.Chain {
 	if len(vpc.Services) == 0 {
 		return nil
@@ -112,7 +112,7 @@ func gatewayOf(vpc *cloud.HostVPC, a netip.Addr) netip.Addr {
 // isUsable reports whether a backend gets new connections.
 func isUsable(b *cloud.HostBackend) bool { return b.Healthy || mutant.On(mutant.BalanceUnhealthy) }
 
-// choose returns the expression of nft that selects the address of a backend. It returns "" if none gets connections.
+// choose returns the nft expression that selects the address of a backend. It returns "" if no backend is usable.
 func choose(s *cloud.HostService) string {
 	var usable []*cloud.HostBackend
 	for i := range s.Backends {
@@ -162,8 +162,8 @@ func gcd(a, b uint32) uint32 {
 // Limits of the number of slots of a service IP with affinity.
 const minSlots, maxSlots, slotsPerBackend = 64, 4096, 16
 
-// slotsFor returns the number of slots for a number of backends. It counts all backends and not only the healthy ones,
-// so that a failure does not change the slots of the others.
+// slotsFor returns the number of slots for a number of backends, healthy and unhealthy. The failure of a backend
+// therefore leaves the number of slots as it is, and the other backends keep their clients.
 func slotsFor(backends int) uint32 {
 	n := uint32(1) << bits.Len32(uint32(backends*slotsPerBackend-1))
 	return min(max(n, minSlots), maxSlots)
@@ -194,13 +194,14 @@ func slotMap(usable []*cloud.HostBackend, slots uint32) string {
 	return "{ " + strings.Join(ranges, ", ") + " }"
 }
 
-// scoreOf returns the score of a backend for a slot: the logarithm of a number between 0 and 1 that depends on both,
-// divided by the weight.
+// scoreOf returns the score of a backend for a slot: the logarithm of a number between 0 and 1, divided by the weight.
+// The number is a hash of the slot and of the backend's address.
 func scoreOf(slot uint32, b *cloud.HostBackend) float64 {
 	h := fnv.New64a()
 	h.Write(b.Address.AsSlice())
 	x := h.Sum64() ^ uint64(slot)*0x9e3779b97f4a7c15
-	// The finalizer of SplitMix64: the hash of similar inputs differs in few bits only.
+	// The finalizer of SplitMix64 spreads the difference of inputs over all bits. The FNV hashes of similar addresses
+	// differ in a few bits only.
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	x ^= x >> 31

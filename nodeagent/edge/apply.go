@@ -199,7 +199,7 @@ func (s *space) disconnect(r *Result) error {
 	if err := s.deleteConnections(passing, r); err != nil {
 		return err
 	}
-	// The rules are deleted last: they are the trace that an interrupted call leaves.
+	// The rules are deleted last, so that the next call finds a rule if this one is interrupted.
 	return s.setRoutes(nil)
 }
 

@@ -34,8 +34,8 @@ func (a *application) revoke(r *Result) error {
 	}, r))
 }
 
-// obsoleteIn returns the selection of the tracked connections in a VPC's namespace that pass the edge and that none of the
-// VPC's veth pairs in list translates so. The reply of a tracked connection has the translated addresses.
+// obsoleteIn selects the tracked connections in a VPC's namespace that pass the edge and whose translated addresses are
+// those of no connection in list. The reply of a tracked connection has the translated addresses.
 func obsoleteIn(all []external, list []*connection) netfilter.Selection {
 	fixed, floating, sources := map[netip.Addr]netip.Addr{}, map[netip.Addr]netip.Addr{}, map[netip.Addr]bool{}
 	for _, c := range list {

@@ -9,9 +9,9 @@
 //   - For each external network it has a macvlan device on the host's interface, named x and a hash of the
 //     network's name, with the host's address in the network.
 //   - For each VPC with a default NAT gateway or a floating IP it has one end of a veth pair, named v and a number. The
-//     other end is named edge0 and is in the VPC's namespace. The number determines the two addresses of the pair, a /31
-//     of 169.254.0.0/16. Each NAT gateway that is not the default has a further pair, whose end in the VPC's namespace
-//     is named edge- and a hash of the gateway's ID.
+//     other end is named edge0 and is in the VPC's namespace. The number determines the two addresses of the pair, a
+//     /31 of 169.254.0.0/16. Each NAT gateway that is not the default has a veth pair of its own, whose end in the
+//     VPC's namespace is named edge- and a hash of the gateway's ID.
 //
 // A packet from a guest with a floating IP gets this address as its source in the VPC's namespace. A packet from
 // another guest gets the VPC's end of the veth pair as its source there, and the host's address of the external network
@@ -24,9 +24,10 @@
 //   - The addresses of guests are translated in the VPC's own namespace. Each namespace has its own connection
 //     tracking, and no address of a guest reaches the edge namespace. VPCs with the same prefix therefore need neither
 //     conntrack zones nor marks to be told apart.
-//   - The package keeps no state. The number of a VPC's veth pair is a hash of the VPC's ID, or the next free number.
-//     An existing pair keeps its number, which is read back from the device's name. The device's alias is the path of
-//     the VPC's namespace.
+//   - The package keeps no state. The number of a veth pair is a hash of the VPC's ID and the name of the device in the
+//     VPC's namespace, or the next free number. An existing pair keeps its number, which is read back from the device's
+//     name. The alias of the device in the edge namespace is the path of the VPC's namespace, followed by the name of
+//     the device there unless this is edge0.
 //   - Traffic of floating IPs is not tracked in the edge namespace, but in the VPC's only. A flood to a floating IP
 //     takes no conntrack entries from other VPCs.
 //   - A macvlan device leaves the interface and its addresses in the host's namespace as they are. Linux lets a macvlan
@@ -42,12 +43,13 @@
 //   - The edge namespace forwards from a VPC only packets whose source the VPC may use outside. Packets to
 //     Options.Denied are dropped in the VPC's namespace, unless they belong to a connection that began outside. The
 //     edge namespace itself answers only pings from outside to the host's address.
-//   - The VPC's namespace has a routing table of its own for the way out. A rule selects this table after the tables of
-//     subnets (package netdev), so the route table of a subnet precedes it. Without a default NAT gateway on this host,
-//     the rule applies only to ports with floating IPs: others may have a gateway on another host.
-//   - Routing selects the NAT gateway, by the device through which a packet leaves the VPC's namespace. Each gateway that
-//     is not the default has a routing table, for packets from other hosts, and each subnet with a route to such a
-//     gateway has one.
+//   - The VPC's namespace has a routing table with the default route to the edge namespace. A rule selects this table
+//     after the tables of subnets (package netdev), so the route table of a subnet precedes it. Without a default NAT
+//     gateway on this host, the rule applies only to ports with floating IPs, because the default NAT gateway may be on
+//     another host.
+//   - Routing selects the NAT gateway: the rules translate a packet according to the device through which it leaves the
+//     VPC's namespace. Each gateway that is not the default has a routing table for packets that arrive from other
+//     hosts. Each subnet with a route has a further table if the VPC has such a gateway on this host.
 //   - Connections are compared with the state on each Set, after the rules have changed, and deleted if the state
 //     translates them differently. With nf_conntrack_tcp_loose 0 they do not begin again.
 //   - The rules of a namespace are one nftables table, which is replaced as a whole in one transaction if it differs.
@@ -56,11 +58,11 @@
 //
 // # Limits
 //
-// The package supports IPv4 only. Connections through NAT gateways are counted in the edge namespace, whose limit,
-// net.netfilter.nf_conntrack_max, all VPCs share. They end when a VM moves to another host, whose address is another
-// one, or when a NAT gateway with an address of its own moves to another host. Those of floating IPs continue if the
-// VPC's namespace accepts them (netdev.Migrations). If a route leads to another NAT gateway of the VPC than before, the
-// connections that began before do not continue.
+// The package supports IPv4 only. Connections through NAT gateways are tracked in the edge namespace, and all VPCs
+// share its limit, net.netfilter.nf_conntrack_max. Such a connection ends when the gateway moves to another host, and
+// when the VM moves to a host where it has another outside address. Connections through floating IPs continue if the
+// VPC's namespace accepts them (netdev.Migrations). When a route changes to another NAT gateway of the VPC, the
+// connections that use the route end.
 //
 // The package does not make VPCs' namespaces, and does not know VMs or the control plane.
 package edge
@@ -125,7 +127,7 @@ type VPC struct {
 	CIDR netip.Prefix
 	// NAT is the default NAT gateway, or nil if there is none on this host.
 	NAT *cloud.HostNAT
-	// Gateways are the other NAT gateways on this host, and Subnets the routes to NAT gateways on this host.
+	// Gateways are the other NAT gateways on this host, and Subnets the routes of subnets to NAT gateways.
 	Gateways []Gateway
 	Subnets  []SubnetRoutes
 	// Floating are the floating IPs of the VPC's ports on this host.

@@ -15,12 +15,12 @@ import (
 type Gateway struct {
 	ID cloud.NATGatewayID
 	cloud.HostNAT
-	// Transit is the device in the VPC's namespace from which the packets of other hosts to the gateway arrive. It may be
-	// absent.
+	// Transit is the device in the VPC's namespace from which packets of other hosts to the gateway arrive. Required.
+	// The device need not exist.
 	Transit string
 }
 
-// SubnetRoutes are the routes of a subnet to NAT gateways, in a VPC in which some of them lead to VPC.Gateways.
+// SubnetRoutes are the routes of a subnet to NAT gateways. They have no effect in a VPC without VPC.Gateways.
 type SubnetRoutes struct {
 	VNI uint32
 	// Bridge is the device from which the packets of the subnet's guests arrive in the VPC's namespace.
@@ -28,7 +28,7 @@ type SubnetRoutes struct {
 	Routes []Route
 }
 
-// Route leads to a gateway on this host. Gateway is empty for the VPC's default gateway, wherever that is.
+// Route is a route to a NAT gateway. Gateway is empty for the default gateway of the VPC, on this host or another one.
 type Route struct {
 	Destination netip.Prefix
 	Gateway     cloud.NATGatewayID
@@ -47,6 +47,7 @@ const (
 // insideName matches the names of the package's devices in VPCs' namespaces.
 var insideName = regexp.MustCompile(`^edge(0|-[0-9a-f]{8})$`)
 
+// isInside reports whether a device in a VPC's namespace has a name that the package uses.
 func isInside(name string) bool { return insideName.MatchString(name) }
 
 // inner returns the name of the connection's device in the VPC's namespace.
@@ -57,8 +58,8 @@ func (c *connection) inner() string {
 	return "edge-" + hash(string(c.gateway.ID))
 }
 
-// alias returns the alias of the connection's device in the edge namespace, from which namespaceOf reads the path of the
-// VPC's namespace.
+// alias returns the alias of the connection's device in the edge namespace. deleteObsolete reads the path of the VPC's
+// namespace from it.
 func (c *connection) alias() string {
 	if c.gateway == nil {
 		return aliasPrefix + c.Namespace
@@ -88,7 +89,7 @@ func connect(v VPC, inside *space) (list []*connection) {
 	return list
 }
 
-// byVPC divides connections by VPC. Those of one VPC follow each other.
+// byVPC groups connections by VPC. The connections of one VPC must be adjacent in all.
 func byVPC(all []*connection) (out [][]*connection) {
 	for _, c := range all {
 		if last := len(out) - 1; last >= 0 && out[last][0].Namespace == c.Namespace {
@@ -122,8 +123,8 @@ func (n *network) addRoutes(c *connection) {
 	}
 }
 
-// addSubnetRoutes adds the routes of subnets to the gateways among the connections of one VPC. A route to another gateway
-// ends the lookup in the table, so that the next rules decide.
+// addSubnetRoutes adds the routes of subnets to the gateways in list, which has the connections of one VPC. A route to
+// another gateway becomes a throw route: the kernel then continues with the next rule.
 func (n *network) addSubnetRoutes(list []*connection) {
 	gateways := map[cloud.NATGatewayID]*connection{}
 	for _, c := range list {
@@ -152,7 +153,7 @@ func ownTable(table int) bool {
 	return table >= vpcTable && table < vpcTable+linkCount || table > subnetTables && table < subnetTables+1<<24
 }
 
-// checkGateways returns an error for two gateways that could not be told apart.
+// checkGateways returns an error if the devices of two gateways would have the same name.
 func (v *VPC) checkGateways() error {
 	devices := map[string]cloud.NATGatewayID{}
 	for i := range v.Gateways {

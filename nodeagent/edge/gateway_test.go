@@ -45,7 +45,8 @@ func (l *lab) spread(id cloud.VPCID) (vpcs []*cloud.HostVPC) {
 	return vpcs
 }
 
-// place puts a gateway on the host with an index, or on no host if at is negative. Other hosts send to its host.
+// place puts a gateway on the host with an index, or on no host if at is negative. The other hosts send packets for the
+// gateway to this host.
 func place(vpcs []*cloud.HostVPC, g cloud.HostGateway, at int) {
 	for i, v := range vpcs {
 		var kept []cloud.HostGateway
@@ -85,8 +86,9 @@ func (l *lab) applyGateways(order ...int) {
 	}
 }
 
-// TestGateways requires that the guests of all hosts reach the outside with the address of a NAT gateway on one host,
-// also if the VPC has several gateways, that ports with floating IPs use these instead, and that the gateway can move.
+// TestGateways requires that the guests of all hosts reach the outside with the address of a NAT gateway on one host.
+// It also requires this of a VPC with several gateways and after a gateway has moved, and that ports with floating IPs
+// use these instead.
 func TestGateways(t *testing.T) {
 	l := newLab(t, 3)
 	l.joinUnderlay()

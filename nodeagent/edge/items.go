@@ -17,8 +17,9 @@ const (
 	// the routes to VPCs, which therefore precede those to external networks.
 	edgePriority    = 33000
 	maxEdgePriority = 33999
-	// vpcPriority is the priority of the rule for vpcTable in VPCs' namespaces. It is the last one of the package, after
-	// those of package netdev for subnets and before its rule for a default NAT gateway on another host.
+	// vpcPriority is the priority of the rule for vpcTable in VPCs' namespaces. The rule follows the other rules of
+	// this package and the rules of package netdev for subnets. It precedes the rule of package netdev for a default
+	// NAT gateway on another host.
 	vpcPriority = 34000
 	// vpcTable is the routing table of vpcDevice in VPCs' namespaces. Package netdev uses those from 100,000,001 to
 	// 116,777,215.

@@ -48,7 +48,7 @@ func usableNumber(number int) bool {
 	return number >= 0 && number < linkCount && third != 0 && third != 255 && third != 169
 }
 
-// numberOf returns a number for a connection that is not in use.
+// numberOf returns an unused number for the connection with an ID.
 func numberOf(id string, used map[int]bool) (int, error) {
 	h := fnv.New32a()
 	h.Write([]byte(id))

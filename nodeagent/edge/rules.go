@@ -16,12 +16,12 @@ const (
 	// vpcDevices matches vpcDevice and the devices of other gateways.
 	vpcDevices = cloud.EdgeDevicePrefix + "*"
 	// connectionMark is the bit of the mark of connections through the edge in the namespace of a VPC. Package firewall
-	// uses bits 24 and 25.
+	// uses bits 24 and 25, and package balancer uses bit 27.
 	connectionMark = 1 << 26
 )
 
-// connection is the wanted state of a veth pair between a VPC and the edge namespace. It has the VPC's default NAT gateway
-// and floating IPs, or another gateway as the only one.
+// connection is the wanted state of a veth pair between a VPC and the edge namespace. The pair is for the VPC's default
+// NAT gateway and floating IPs, or for one other gateway.
 type connection struct {
 	VPC
 	gateway   *Gateway // nil for the default gateway and floating IPs
