@@ -162,8 +162,8 @@ func (r *tableRenderer) forward() []string {
 		"-j "+ingressChain, "-j ACCEPT")
 }
 
-// denied returns the rules that drop packets to the denied prefixes and to the VPC's denied addresses. There are none if
-// none of these is of this family.
+// denied returns the rules that drop packets to the denied prefixes and to the VPC's denied addresses. It returns none
+// if no denied prefix or address is of the renderer's address family.
 func (r *tableRenderer) denied() []string {
 	var rules []string
 	for _, p := range r.policy.denied {

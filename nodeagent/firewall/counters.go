@@ -29,7 +29,7 @@ type Drops struct {
 	Group      uint64 // not permitted by a security group
 	Invalid    uint64 // part of no known connection
 	Closed     uint64 // to the network itself, which answers only DHCP, DNS, metadata and ping
-	Denied     uint64 // to a prefix in Options.Denied
+	Denied     uint64 // to a prefix in Options.Denied or an address in HostVPC.Denied
 	Full       uint64 // dropped by connection tracking itself, most often because its table is full
 }
 

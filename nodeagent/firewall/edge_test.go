@@ -71,8 +71,9 @@ func TestDeniedPrefixes(t *testing.T) {
 	}
 }
 
-// TestDeniedAddresses checks that ports do not reach the denied addresses of the VPC's state, such as those of hosts,
-// that a connection to an address that is denied later ends, and that an address of the VPC's own prefix is not denied.
+// TestDeniedAddresses checks that ports do not reach the addresses in Denied of cloud.HostVPC, such as those of hosts,
+// that connections to an address end when the address becomes a denied one, and that a denied address within the VPC's
+// own prefix stays reachable.
 func TestDeniedAddresses(t *testing.T) {
 	s := newCallStage(t)
 	s.group("open", allowAll(cloud.Ingress, cloud.Egress)...)

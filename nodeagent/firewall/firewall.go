@@ -34,7 +34,7 @@
 //     kernel's default of 1 the next segment of either side would re-create a deleted TCP connection. It is 1 for VPCs
 //     with LooseTCP: connections of a VM that has just migrated to this host have no conntrack entries here.
 //   - The namespace itself answers only DHCP, DNS, metadata and ping. Security groups do not apply to these.
-//   - No packet is forwarded to the prefixes in [Options.Denied] and to the addresses in Denied of [cloud.HostVPC],
+//   - No packet is forwarded to the prefixes in [Options.Denied] or to the addresses in Denied of [cloud.HostVPC],
 //     whatever the groups permit. The addresses are in an ipset, because a cloud may have thousands of hosts.
 //   - The kernel counts the connections of each network namespace separately, and applies the host's setting
 //     net.netfilter.nf_conntrack_max to each of them. A flood in one VPC therefore takes no entries from another. The
@@ -66,9 +66,9 @@ type Options struct {
 	// them: the VXLAN devices. The ingress rules of local ports apply to these frames. A name that ends in * stands for
 	// all names with that prefix. Set refuses a VPC port whose device has such a name. The default is none.
 	Trusted []string
-	// Denied are prefixes to which no packet is forwarded: addresses of the underlay, of hosts and of the control plane.
-	// Addresses within the VPC's own prefixes, and those of its peers, stay reachable, because tenants choose those and
-	// may choose the same ones. A prefix of length 0 is refused. The default is none.
+	// Denied are prefixes to which no packet is forwarded: addresses of the underlay, of hosts and of the control
+	// plane. Addresses within the prefixes of the VPC and of its peered VPCs stay reachable, because tenants choose
+	// these prefixes and may choose denied ones. A prefix of length 0 is refused. The default is none.
 	Denied []netip.Prefix
 	// Timeout limits the time that one call takes. The default is 30 s.
 	Timeout time.Duration

@@ -86,9 +86,10 @@ func (m *members) read(ctx context.Context) error {
 	return nil
 }
 
-// list returns all sets of the namespace. It calls netlink on a goroutine of its own: package netlink passes each
-// attribute of an element from one goroutine to another. The calling goroutine is locked to a thread (package nsthread),
-// so that each of these steps would switch between threads, about four times for each element.
+// list returns all sets of the namespace. The calling goroutine is locked to a thread (package nsthread), and package
+// netlink passes each attribute of an element from one goroutine to another. On the calling goroutine, each of these
+// steps would be a switch between threads, about four for each element. So list calls netlink on a goroutine of its
+// own, which is not locked.
 func (m *members) list() (list []netlink.IPSetResult, err error) {
 	done := make(chan struct{})
 	go func() {

@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Names of package frametest.
+// Short names of the functions and variables of package frametest.
 var (
 	ethernet  = frametest.Ethernet
 	arp       = frametest.ARP

@@ -15,7 +15,7 @@ type policy struct {
 	vpc      [2]netip.Prefix // the prefixes of the VPC: IPv4, IPv6
 	peers    []netip.Prefix  // the prefixes of peered VPCs
 	denied   []netip.Prefix  // see Options.Denied
-	// deniedAddresses are those of the VPC, see cloud.HostVPC.
+	// deniedAddresses are the addresses in Denied of cloud.HostVPC.
 	deniedAddresses map[netip.Addr]bool
 	local           map[netip.Addr]bool // addresses of the namespace; needed for connections only, not for chains
 }

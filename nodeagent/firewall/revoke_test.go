@@ -295,7 +295,7 @@ func settle(t *testing.T, wires []*wire) {
 	}
 }
 
-// frames returns the number of frames that the recorder has handled.
+// frames returns the number of frames that the wire has received.
 func frames(w *wire) int { return w.Count(func([]byte) bool { return true }) }
 
 // TestRevokeICMP checks that an exchange of ICMP queries ends when the rule for their type is deleted, and not when

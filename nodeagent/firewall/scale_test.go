@@ -90,8 +90,8 @@ func TestManyPorts(t *testing.T) {
 	}
 }
 
-// TestManyMembers counts how often the process switches between threads while the sets of a VPC with a large remote group
-// are read. It must not happen for each member.
+// TestManyMembers counts the voluntary context switches of the process while Firewall.Set reads the sets of a VPC with
+// a large remote group. Their number must be far below one for each member.
 func TestManyMembers(t *testing.T) {
 	const count = 10_000
 	f, err := New(testOptions)

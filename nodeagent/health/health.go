@@ -1,19 +1,21 @@
-// Package health checks the backends of service IPs from inside of the network namespaces of VPCs. A [Checker] has the
-// targets of each namespace and says which of them are healthy.
+// Package health checks the backends of service IPs from inside of the network namespaces of VPCs. A [Checker] checks
+// the targets of each namespace, and returns which of them are healthy.
 //
 // # Decisions
 //
 //   - A check opens a TCP connection, or sends a GET request, from the gateway's address. The security groups of the
-//     backend do not apply to it, because it is not forwarded. Only the host of the backend can check: all hosts have
-//     the gateway's address, so the backend's host would keep the answers to checks of others.
-//   - A target that was never checked has no verdict. The first success makes it healthy. It is unhealthy after the
-//     number of consecutive failures in its health check, also at the beginning, so that a lost packet after a restart
-//     of the agent does not take a backend out of service.
+//     backend do not apply to a check, because its packets are not forwarded. Only the host of the backend can check
+//     the backend: the gateway's address exists on every host, so answers to a check by another host would end at the
+//     backend's host.
+//   - A target has no verdict at first. The first success makes the target healthy. The number of consecutive failures
+//     in its health check makes it unhealthy. This number applies at the beginning too, so that a lost packet after a
+//     restart of the agent does not take a backend out of service.
 //   - A check fails if it takes longer than its interval, and after five seconds at the latest.
-//   - Only the socket is made on a thread in the namespace. Waiting takes no thread.
-//   - A redirection is a success and is not followed: it could lead to any address that the namespace reaches.
+//   - The socket is made on a thread in the namespace. No thread is occupied while a check waits for the target.
+//   - A redirection is a success. The check does not follow it, because it could lead to any address that the namespace
+//     reaches.
 //
-// The package does not know VPCs, services and the control plane.
+// The package does not know VPCs, services or the control plane.
 package health
 
 import (
@@ -55,14 +57,14 @@ type Checker struct {
 	running map[string]map[Target]*checked
 }
 
-// checked is a target with its results.
+// checked has the results of the checks of a target, and the function that ends the checks.
 type checked struct {
 	tally
 	stop context.CancelFunc
 }
 
-// New returns a Checker without targets. It calls changed when the verdict of a target in a namespace changed; changed
-// must not block and must not call the Checker.
+// New returns a Checker without targets. The Checker calls changed whenever the verdict of a target in a namespace
+// changes; changed must not block and must not call the Checker.
 func New(changed func(namespace string)) *Checker {
 	c := &Checker{
 		changed: changed, probe: probe, slots: make(chan struct{}, maxConcurrent), running: map[string]map[Target]*checked{},
@@ -79,8 +81,8 @@ func (c *Checker) Close() {
 	c.done.Wait()
 }
 
-// Set replaces the targets in a namespace, which is the path of a network namespace. Targets that it had before keep
-// their verdicts.
+// Set replaces the targets in the network namespace whose path is namespace. A target that the namespace had before
+// keeps its verdict. After Close, Set does nothing.
 func (c *Checker) Set(namespace string, targets []Target) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -112,7 +114,8 @@ func (c *Checker) Set(namespace string, targets []Target) {
 	}
 }
 
-// Verdict returns whether a target in a namespace is healthy. It returns known false if there is no verdict yet.
+// Verdict returns whether a target in a namespace is healthy. It returns known false if the target has no verdict yet
+// or is not one of the namespace's.
 func (c *Checker) Verdict(namespace string, t Target) (healthy, known bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -137,7 +140,7 @@ func (c *Checker) run(ctx context.Context, namespace string, t Target, one *chec
 		if changed {
 			c.changed(namespace)
 		}
-		// Targets that were set together must not be checked together forever.
+		// The random part spreads the checks of targets that were set at the same time.
 		pause := interval - interval/20 + rand.N(interval/10)
 		select {
 		case <-time.After(pause):
@@ -161,13 +164,13 @@ func (c *Checker) check(ctx context.Context, namespace string, t *Target, interv
 	return err == nil, ctx.Err() == nil
 }
 
-// tally has the verdict about a target and the results that contradict it.
+// tally has the verdict about a target, and the number of consecutive results that contradict the verdict.
 type tally struct {
 	known, healthy bool
-	against        uint32 // consecutive results
+	against        uint32 // results since the last one that agrees with the verdict
 }
 
-// add adds a result, and returns true if the verdict changed.
+// add adds a result, and returns true if the result changed the verdict.
 func (y *tally) add(ok bool, c *cloud.HealthCheck) (changed bool) {
 	if y.known && ok == y.healthy {
 		y.against = 0

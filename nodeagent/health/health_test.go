@@ -24,8 +24,8 @@ const wait = 30 * time.Second
 // ownNamespace is the network namespace of the test.
 const ownNamespace = "/proc/self/ns/net"
 
-// TestTally follows verdicts with thresholds of three failures and two successes. Results are + and -, and the verdict
-// after each is h, u or, if there is none, a question mark.
+// TestTally checks the verdicts with thresholds of three failures and two successes. Results are + and -. The verdict
+// after each result is h (healthy), u (unhealthy) or ? (none).
 func TestTally(t *testing.T) {
 	check := cloud.HealthCheck{Unhealthy: 3, Healthy: 2}
 	for results, want := range map[string]string{
@@ -55,7 +55,7 @@ func TestTally(t *testing.T) {
 	}
 }
 
-// TestTCP checks an open port, a closed one, and an address that does not answer.
+// TestTCP checks an open port, a closed port, and a network namespace that does not exist.
 func TestTCP(t *testing.T) {
 	listener, err := net.Listen("tcp4", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -72,7 +72,7 @@ func TestTCP(t *testing.T) {
 
 // TestSilentTarget requires that a check of a target that does not answer ends with its context.
 func TestSilentTarget(t *testing.T) {
-	// The kernel completes the connection, and nobody answers the request.
+	// The kernel accepts the connection, but no program answers the request.
 	listener, err := net.Listen("tcp4", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer listener.Close()
@@ -85,7 +85,8 @@ func TestSilentTarget(t *testing.T) {
 	require.ErrorIs(t, probe(ctx, ownNamespace, &target), context.DeadlineExceeded)
 }
 
-// TestHTTP requires that the status of a response decides, and that redirections are not followed.
+// TestHTTP requires that a target is healthy if the status of its response is 200 to 399, and that redirections are not
+// followed.
 func TestHTTP(t *testing.T) {
 	var status atomic.Int32
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -111,7 +112,8 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
-// TestChecker follows the verdict of a target that fails and recovers, and ends the checks of a target that is removed.
+// TestChecker checks the verdict of a target that fails and recovers, and requires that the checks of a target that is
+// removed end.
 func TestChecker(t *testing.T) {
 	var healthy atomic.Bool
 	changes := make(chan string, 100)

@@ -90,7 +90,7 @@ func connect(source netip.Addr, to netip.AddrPort) (*os.File, error) {
 	return os.NewFile(uintptr(fd), to.String()), nil
 }
 
-// await waits until a socket is connected.
+// await waits until a socket is connected, has failed to connect, or ctx ends.
 func await(ctx context.Context, file *os.File) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		if err := file.SetWriteDeadline(deadline); err != nil {

@@ -173,8 +173,9 @@ func (l *lab) linux(n int) *agentv1.AssignedVm {
 }
 
 // TestGuestOnNetwork boots Linux with a network interface. The guest gets its address by DHCP, answers pings and HTTP,
-// also while no agent runs and under the next agent. Measure returns what it received and sent. An interface that is
-// attached to the running guest gets an address too; the guest releases it when it is detached, without a reset.
+// also while no agent runs and under the next agent. Measure returns the bytes that the guest received and sent. An
+// interface that is attached to the running guest gets an address too; the guest releases it when it is detached,
+// without a reset.
 func TestGuestOnNetwork(t *testing.T) {
 	l, b := newLab(t), newBridged(t)
 	l.stop()

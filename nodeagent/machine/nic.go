@@ -22,7 +22,8 @@ type Taps interface {
 	// CloseTap is called when no process has the tap of a port open any more. It returns nil if the tap is not open, and
 	// may be called for any port that the host once had.
 	CloseTap(ctx context.Context, port cloud.PortID) error
-	// PortCounters returns the counters of the ports that can be read. A port begins at 0 when its tap is opened.
+	// PortCounters returns the counters of the ports that can be read. The counters of a port begin at 0 when its tap
+	// is opened.
 	PortCounters(ctx context.Context) map[cloud.PortID]cloud.PortCounters
 }
 

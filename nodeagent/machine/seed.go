@@ -40,11 +40,12 @@ func seed(want *agentv1.AssignedVm) ([]byte, error) {
 	return cloudinit.Seed(files)
 }
 
-// anyIPv4 is the address of an interface of which the seed has no configuration: DHCP gives the real one.
+// anyIPv4 is a placeholder for the address of an interface that has no configuration in the seed. The guest gets the
+// real address by DHCP.
 var anyIPv4 = netip.MustParsePrefix("0.0.0.0/32")
 
-// seedPort returns the configuration of a network interface in a seed. An interface without one uses DHCPv4: members of
-// the control plane of earlier versions send none.
+// seedPort returns the configuration of a network interface in a seed. If s has no configuration of the interface, the
+// interface uses DHCPv4: earlier versions of the control plane send no configuration.
 func seedPort(s *agentv1.AssignedSeed, nic *agentv1.AssignedNic) (p cloudinit.Port, err error) {
 	if p.MAC, err = net.ParseMAC(nic.GetMacAddress()); err != nil {
 		return p, err

@@ -10,7 +10,7 @@ import (
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 )
 
-// TestSeedNetworkConfig checks what a seed says about interfaces: static addresses without DHCP, and DHCPv4 if the
+// TestSeedNetworkConfig checks the network configuration in a seed: static addresses without DHCP, and DHCPv4 if the
 // control plane sent no configuration.
 func TestSeedNetworkConfig(t *testing.T) {
 	want := &agentv1.AssignedVm{

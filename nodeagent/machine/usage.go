@@ -44,8 +44,8 @@ func (s *MachineSet) LastReports() []LastReport {
 }
 
 // Measure measures the resource usage of all VMs that have a process. CPUPercent is the average since the last
-// measurement, or since the start of the process; 100 is one fully used CPU. The bytes of disks and networks are those
-// since the start of the process, of the disks and network interfaces that the VM has now.
+// measurement, or since the start of the process; 100 is one fully used CPU. The bytes of disks and networks are
+// counted since the start of the process, for the disks and network interfaces that the VM has now.
 func (s *MachineSet) Measure(ctx context.Context) map[cloud.VMID]cloud.Usage {
 	var mu sync.Mutex
 	out := map[cloud.VMID]cloud.Usage{}
@@ -84,8 +84,8 @@ func (s *MachineSet) portCounters(ctx context.Context) map[cloud.PortID]cloud.Po
 	return s.o.Taps.PortCounters(ctx)
 }
 
-// addPorts adds what the guest has received and sent through its network interfaces. It returns false if the counters
-// of one are missing.
+// addPorts adds to u the bytes that the guest has received and sent through its network interfaces. It returns false if
+// the counters of an interface are missing.
 func addPorts(u *cloud.Usage, nics []qemu.NIC, ports map[cloud.PortID]cloud.PortCounters) (complete bool) {
 	complete = true
 	for _, n := range nics {

@@ -7,7 +7,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// dumpAttempts is how often DeleteConnections reads the list of connections while it changes.
+// dumpAttempts is the maximum number of times that DeleteConnections reads the list of connections.
 const dumpAttempts = 10
 
 // Selection selects the connections for which it returns true.
@@ -16,9 +16,9 @@ type Selection func(*netlink.ConntrackFlow) bool
 // MatchConntrackFlow implements netlink.CustomConntrackFilter.
 func (s Selection) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool { return s(flow) }
 
-// DeleteConnections deletes the tracked IPv4 connections that s selects, and returns their number. The handle is that
-// of the namespace, with a socket for NETLINK_NETFILTER. The list is read again if it changed meanwhile or a connection
-// ended by itself.
+// DeleteConnections deletes the tracked IPv4 connections that s selects, and returns their number. h is a handle of the
+// namespace with a socket for NETLINK_NETFILTER. DeleteConnections reads the list again if the list changed meanwhile
+// or a selected connection ended by itself, at most 10 times.
 func DeleteConnections(ctx context.Context, h *netlink.Handle, s Selection) (deleted int, err error) {
 	for range dumpAttempts {
 		var n uint

@@ -1,12 +1,13 @@
-// Package netfilter has what the packages that translate addresses share: [Table] replaces an nftables table as a whole
-// when it differs from the wanted one, and [DeleteConnections] deletes tracked connections.
+// Package netfilter contains what the packages that translate addresses share: [Table] replaces an nftables table as a
+// whole when it differs from the wanted one, and [DeleteConnections] deletes tracked connections.
 //
 // # Decisions
 //
-//   - A table is replaced in one transaction, so no packet sees a part of it.
-//   - A table is recognized by the hash of each rule's text, which is the rule's comment. nft prints rules in a form
-//     that depends on its version, so their text cannot be compared. Put address lists into anonymous sets and maps:
-//     the kernel cannot change these, so the hash of the rule covers them too.
+//   - A table is replaced in one transaction, so the rules of the old and the new table never apply to a packet
+//     together.
+//   - A table is compared by the hashes of its rules. The hash of a rule's text is the rule's comment. The rules
+//     themselves cannot be compared, because nft prints them in a form that depends on its version. Callers put address
+//     lists into anonymous sets and maps: the kernel cannot change these, so the hash of the rule covers them too.
 //   - nft is run as a program. The library google/nftables fails with ENOBUFS for transactions of some hundred rules.
 //
 // The package knows neither VPCs nor what the rules are for. Package firewall does not use it, because its bridge table
@@ -46,7 +47,7 @@ type Table struct{ Family, Name string }
 // String returns the family and the name, as nft takes them.
 func (t Table) String() string { return t.Family + " " + t.Name }
 
-// structure describes the chains and rules in the form of list.
+// structure returns the lines that list returns for a table with these chains.
 func structure(chains []Chain) []string {
 	lines := []string{}
 	for i := range chains {
@@ -113,7 +114,7 @@ func (t Table) Delete(ctx context.Context, ns netns.NsHandle) (changed bool, err
 	return err == nil, err
 }
 
-// list reads the table. It returns nil if there is no table.
+// list returns a line for each object in the table, sorted, or nil if there is no table.
 func (t Table) list(ctx context.Context, ns netns.NsHandle) ([]string, error) {
 	out, err := run(ctx, ns, "", "--json", "--numeric", "list", "table", t.Family, t.Name)
 	if errors.As(err, new(*exec.ExitError)) && ctx.Err() == nil {

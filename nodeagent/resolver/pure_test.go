@@ -56,7 +56,8 @@ func TestViewOf(t *testing.T) {
 	}, ViewOf(testVPC(), "shop.internal"))
 }
 
-// TestServiceNames requires that service IPs have names, and that a port keeps its name if a service IP has it too.
+// TestServiceNames requires that service IPs have names, and that a name is that of the port if a port and a service IP
+// have the same name.
 func TestServiceNames(t *testing.T) {
 	vpc := testVPC()
 	vpc.Services = []cloud.HostService{

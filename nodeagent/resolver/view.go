@@ -31,8 +31,9 @@ type Host struct {
 	Addresses []netip.Addr
 }
 
-// ViewOf returns the view of a VPC whose hosts are its ports that have names, on this host and on others, and its service
-// IPs. A service IP with the name of a port is not in the view: the name keeps the meaning that it has without services.
+// ViewOf returns the view of a VPC. Its hosts are the ports that have names, on this host and on others, and the
+// service IPs. A service IP with the name of a port is not in the view: the name keeps the meaning that it has without
+// service IPs.
 func ViewOf(vpc *cloud.HostVPC, domain string) View {
 	v := View{Domain: domain}
 	for _, prefix := range []netip.Prefix{vpc.CIDR, vpc.CIDR6} {

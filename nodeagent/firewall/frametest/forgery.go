@@ -62,7 +62,7 @@ func Pairs() []cloud.AddressPair {
 	}
 }
 
-// Forgery is a frame that the sending port may send, or may not send because it is forged. The result of Build
+// Forgery is a frame that the sending port may send, or, if Forged is true, may not send. The frame that Build returns
 // contains the tag.
 type Forgery struct {
 	Name   string
@@ -70,8 +70,8 @@ type Forgery struct {
 	Build  func(tag string) []byte
 }
 
-// Frames returns all forged and legitimate frames. Some are for the other port's MAC address, and some are
-// broadcasts or multicasts, which only the gateway gets.
+// Frames returns all forged and legitimate frames. The destination of a frame is the other port's MAC address, or a
+// broadcast or multicast address; these frames reach only the gateway.
 func (f *Forger) Frames() []Forgery {
 	return slices.Concat(f.arpForgeries(), f.ipv4Forgeries(), f.ipv6Forgeries(), f.neighborForgeries(), f.otherForgeries())
 }

@@ -15,8 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Ethernet builds a frame. Like those of the other builders, its arguments are in the order of the fields on the
-// wire.
+// Ethernet builds a frame. The arguments of all builders are in the order of the fields on the wire.
 func Ethernet(destination, source cloud.MAC, typ uint16, payload []byte) []byte {
 	return Join(destination[:], source[:], Uint16(typ), payload)
 }
