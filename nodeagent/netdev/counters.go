@@ -8,8 +8,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// PortCounters returns what the ports of a VPC on this host have received and sent since their devices were made. A
-// port without a device is missing in the result.
+// PortCounters returns the bytes and packets that the ports of a VPC on this host have received and sent since their
+// devices were made. The result has no entry for a port without a device.
 func (h *Host) PortCounters(ctx context.Context, id cloud.VPCID) (map[cloud.PortID]cloud.PortCounters, error) {
 	out := map[cloud.PortID]cloud.PortCounters{}
 	err := h.enter(ctx, id, func(k *kernel) error {

@@ -10,7 +10,7 @@ import (
 )
 
 // TestPortCounters sends frames of known lengths through a tap, and pings between veth pairs. The counters are those of
-// the guest's side: what the guest sends is Sent. The IFB device of a port with a limit is not counted as well.
+// the guest: Sent counts what the guest sends. The IFB device of a port with a limit does not add to the counters.
 func TestPortCounters(t *testing.T) {
 	l := newLab(t, 1)
 	h := l.hosts[0]

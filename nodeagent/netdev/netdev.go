@@ -18,12 +18,12 @@
 //   - routing table 100000100 with the routes of the subnet's route table, and a rule that selects this table for
 //     packets from br100.
 //
-// For a NAT gateway that is on one host and has the VNI 200, it also contains:
+// For a NAT gateway with the VNI 200, the namespace also contains:
 //
-//   - vt200, the transit device, a VXLAN device that is no port of a bridge. Packets to the gateway leave the other hosts
-//     through it and arrive from it on the gateway's host.
-//   - on other hosts, if the gateway is the VPC's default, routing table 100000200 and a rule that selects it for packets
-//     that no other table has a route for.
+//   - vt200, the transit device, a VXLAN device that is not a port of a bridge. Packets to the gateway leave the other
+//     hosts through vt200, and arrive from vt200 on the gateway's host.
+//   - if the gateway is the VPC's default one and is on another host, routing table 100000200, and a rule that selects
+//     this table for packets for which no other table has a route.
 //
 // A packet to another subnet of the VPC is routed on the sender's host and crosses the underlay with the VNI of the
 // receiver's subnet. So every host with the VPC has all subnets of the VPC.
@@ -52,15 +52,17 @@
 //     the sysctl.
 //   - The kernel consults the tables of subnets after the main table. So packets to the VPC's subnets always follow the
 //     connected routes, whatever a route table contains.
-//   - A route to a NAT gateway on this host is a throw route: the kernel then continues with the next rule, which is that
-//     of package edge. So this package needs to know neither the device nor the address of the way out, and the order of
-//     calls to the two packages does not matter.
-//   - Packets to a NAT gateway on another host have a VNI of their own. A bridge accepts frames to its own MAC address
-//     only, which is the same on all hosts, so the VNI of a subnet could not lead to the gateway's host. No guest can send
-//     to a transit device, because it is no port of a bridge. Answers from outside come with the VNI of the guest's
-//     subnet, like packets between subnets. So the namespaces of both hosts see both directions of each connection.
-//   - A route to a peering is an unreachable route, which a route of package peering precedes while the device of the
-//     peering exists. Without the device, packets for a peered VPC must not take the way out of the VPC.
+//   - A route to a NAT gateway on this host is a throw route: the kernel then continues with the next rule, which is
+//     that of package edge. So this package needs to know neither the device nor the address of the edge namespace, and
+//     the order of calls to the two packages does not matter.
+//   - Packets to a NAT gateway on another host have a VNI of their own. With the VNI of a subnet they could not reach
+//     the gateway's host: the gateway of a subnet has the same MAC address on all hosts, so the bridge of the sender's
+//     host would receive them. No guest can send to a transit device, because the device is not a port of a bridge.
+//     Packets from outside reach the guest's host with the VNI of the guest's subnet, like packets between subnets. So
+//     connection tracking on both hosts sees both directions of each connection.
+//   - For a route to a peering this package writes an unreachable route. A route of package peering, which has a lower
+//     metric, precedes it while the device of the peering exists. Without the device, packets for a peered VPC must not
+//     go to a NAT gateway.
 //   - What a guest sends is limited by a token bucket on an IFB device, not by a policer. A policer drops all packets
 //     above the limit instead of delaying them, so TCP connections stay far below the limit. Besides, kernels without
 //     CONFIG_NET_ACT_POLICE have none.
@@ -102,11 +104,11 @@ import (
 type Options struct {
 	// VTEP is the host's address on the underlay. Required.
 	VTEP netip.Addr
-	// Device is the network device of the underlay. With it, overlay packets leave through this device only. Without it,
-	// the host's routes decide.
+	// Device is the network device of the underlay. With it, overlay packets leave through this device only. Without
+	// it, the host's routes select the device.
 	Device string
-	// MTU is the MTU of the underlay. Prepare returns an error for VPCs whose MTU is too large for it, or for that of
-	// Device. With 0 and without Device, every MTU is accepted.
+	// MTU is the MTU of the underlay in bytes. Prepare returns an error for VPCs whose MTU is too large for MTU or for
+	// the MTU of Device. If MTU is 0 and Device is empty, Prepare accepts every MTU.
 	MTU int
 	// UDPPort is the destination port of VXLAN packets. The default is 4789 (RFC 7348). It must be the same on all hosts.
 	UDPPort uint16

@@ -184,8 +184,9 @@ func (h *Host) addPort(
 	})
 }
 
-// ActivatePort sets the device of one port up, as Activate does for all ports. It reads only this device, so that the
-// time does not depend on the number of ports. A device that does not exist, or is not that of the port, is left alone.
+// ActivatePort sets the device of one port up, as Activate does for all ports. It reads only this device, so its
+// duration does not depend on the number of ports. It returns nil without a change if the device does not exist or is
+// not that of the port.
 func (h *Host) ActivatePort(ctx context.Context, vpc cloud.HostVPC, id cloud.PortID) error {
 	if err := h.activatePort(ctx, &vpc, id); err != nil {
 		return fmt.Errorf("activate port %s: %w", id, err)

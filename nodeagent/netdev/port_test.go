@@ -116,9 +116,8 @@ func TestTap(t *testing.T) {
 	require.NoError(t, h.Detach(t.Context(), "a", "p1-10"))
 }
 
-// TestMACAddresses requires that a port without port security may have further MAC addresses but not those of others,
-// and that a port with port security may have none.
-// TestActivatePort sets one of two ports up. Devices that do not exist, or that another program made, are left alone.
+// TestActivatePort sets one of two ports up. It requires that ActivatePort ignores a device that does not exist and a
+// device that another program made.
 func TestActivatePort(t *testing.T) {
 	l := newLab(t, 1)
 	h := l.hosts[0]
@@ -141,6 +140,8 @@ func TestActivatePort(t *testing.T) {
 	require.Error(t, h.ActivatePort(t.Context(), cloud.HostVPC{ID: "b", Subnets: vpc.Subnets}, "p1-10"), "a VPC that is not prepared")
 }
 
+// TestMACAddresses requires that a port without port security may have further MAC addresses but not those of others,
+// and that a port with port security may have none.
 func TestMACAddresses(t *testing.T) {
 	l := newLab(t, 2)
 	h := l.hosts[0]

@@ -22,12 +22,13 @@ const (
 	rulePriority = 33000
 	// metric6 is the metric that the kernel gives to IPv6 routes without one.
 	metric6 = 1024
-	// unreachableMetric is the metric of the unreachable routes for the destinations of peerings. Those of package peering
-	// have PeeringMetric, and so precede them while the device of the peering exists.
+	// unreachableMetric is the metric of the unreachable routes for the destinations of peerings. Routes of package
+	// peering have the lower PeeringMetric, and so precede these routes while the device of the peering exists.
 	unreachableMetric = 2000
 )
 
-// Package peering adds routes with this protocol and metric to the tables of subnets. Package netdev leaves them alone.
+// Protocol and metric of the routes that package peering adds to the tables of subnets. Package netdev neither changes
+// nor deletes routes with this protocol.
 const (
 	PeeringProtocol netlink.RouteProtocol = 201
 	PeeringMetric   int                   = 1000
@@ -36,7 +37,8 @@ const (
 // Table returns the number of the routing table of the subnet with a VNI.
 func Table(vni uint32) int { return tableBase + int(vni) }
 
-// tableRoute identifies a route in the table of a subnet, or in that of a NAT gateway on another host.
+// tableRoute identifies a route in the table of a subnet, or in the table for the default NAT gateway if this is on
+// another host.
 type tableRoute struct {
 	bridge      string // of the subnet; for a gateway the name that a bridge with the gateway's VNI would have
 	destination netip.Prefix
@@ -66,7 +68,8 @@ func tableOf(bridge string) int {
 
 func bridgeOfTable(table int) string { return "br" + strconv.Itoa(table-tableBase) }
 
-// isSubnetTable reports whether a routing table is that of a subnet or of a NAT gateway on another host.
+// isSubnetTable reports whether a routing table is that of a subnet or that for the default NAT gateway on another
+// host.
 func isSubnetTable(table int) bool { return table > tableBase && table <= tableBase+maxVNI }
 
 // addRoutes renders the route table of a subnet. Addresses of the VPC that are in none of its subnets are unreachable,

@@ -13,25 +13,27 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// transitPriority is the priority of the rule for packets to the default NAT gateway if it is on another host. The rules
-// of package edge precede it, so that a port with a floating IP on this host sends from the floating IP.
+// transitPriority is the priority of the rule for packets to the default NAT gateway if it is on another host. The
+// rules of package edge precede this rule, so that packets of a port with a floating IP have the floating IP as their
+// source.
 const transitPriority = 34100
 
 var (
-	// transitHop is the next hop of routes to gateways on other hosts. No device has it. RFC 3927 reserves the address,
-	// and package edge does not use it.
+	// transitHop is the next hop of routes to gateways on other hosts. No device has this address. RFC 3927 reserves
+	// it, and package edge does not use it.
 	transitHop = netip.AddrFrom4([4]byte{169, 254, 0, 1})
-	// transitMAC is the MAC address of the transit devices of hosts that send to a gateway. That of the gateway's host is
-	// cloud.GatewayMAC. They differ because a VXLAN device drops frames from its own address.
+	// transitMAC is the MAC address of the transit devices of hosts that send to a gateway. The transit device of the
+	// gateway's host has cloud.GatewayMAC. The addresses differ because a VXLAN device drops frames that have its own
+	// address as their source.
 	transitMAC = cloud.MAC{0x02, 0xff, 0, 0, 0, 2}
 )
 
-// Transit returns the name of the transit device of the NAT gateway with a VNI. On the gateway's host packets from other
-// hosts arrive from it, and on the others packets to the gateway leave through it.
+// Transit returns the name of the transit device of the NAT gateway with a VNI. On the gateway's host, packets from
+// other hosts arrive from this device. On the other hosts, packets to the gateway leave through it.
 func Transit(vni uint32) string { return "vt" + strconv.FormatUint(uint64(vni), 10) }
 
-// addTransit renders the transit device of a gateway. On hosts that send to the gateway it also renders the forwarding
-// entry, and for the default gateway the routes.
+// addTransit renders the transit device of a gateway. If the gateway is on another host, addTransit also renders the
+// forwarding entry, the neighbour, and for the default gateway the routes and the rule.
 func (w *state) addTransit(vpc *cloud.HostVPC, g *cloud.HostGateway, u *underlay) {
 	device := Transit(g.VNI)
 	l := link{
@@ -57,8 +59,9 @@ func (w *state) addTransit(vpc *cloud.HostVPC, g *cloud.HostGateway, u *underlay
 	w.rules[tableRule{table: tableOf(table), priority: transitPriority}] = true
 }
 
-// hopToGateway returns the next hop of packets to a NAT gateway. It ends the lookup for gateways on this host, whose
-// routes are those of package edge, and for the default gateway, which id "" means.
+// hopToGateway returns the next hop of packets to a NAT gateway. For a gateway on this host and for id "", the default
+// gateway, it returns a throw route: the kernel then continues with the next rule. The routes to gateways on this host
+// are those of package edge.
 func hopToGateway(vpc *cloud.HostVPC, id cloud.NATGatewayID) nextHop {
 	if g := gatewayOf(vpc, id); g != nil && !g.Local() {
 		return nextHop{kind: unix.RTN_UNICAST, via: transitHop, bridge: Transit(g.VNI)}
@@ -75,7 +78,7 @@ func gatewayOf(vpc *cloud.HostVPC, id cloud.NATGatewayID) *cloud.HostGateway {
 	return &vpc.Gateways[i]
 }
 
-// checkGateways returns an error for a gateway that the kernel would refuse or that contradicts another one.
+// checkGateways returns an error for a gateway that the kernel would refuse or that contradicts another gateway.
 func checkGateways(vpc *cloud.HostVPC, u *underlay, seen uses) error {
 	defaults := 0
 	for i := range vpc.Gateways {

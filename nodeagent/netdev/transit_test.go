@@ -10,12 +10,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
+// gatewayRoute returns a route to the NAT gateway with an ID.
 func gatewayRoute(destination string, id cloud.NATGatewayID) cloud.HostRoute {
 	return cloud.HostRoute{Destination: netip.MustParsePrefix(destination), Target: cloud.RouteNAT, Gateway: id}
 }
 
-// TestGateways requires that packets to a NAT gateway reach the namespace of the VPC on the gateway's host, and answers
-// the guest, also if that host has no port, after the gateway has moved, and after changes by hand.
+// TestGateways requires that packets to a NAT gateway reach the namespace of the VPC on the gateway's host, and that
+// answers reach the guest. It requires this also if the gateway's host has no port, after the gateway has moved, and
+// after changes by hand.
 func TestGateways(t *testing.T) {
 	l := newLab(t, 3)
 	a, b := place{1, 10, 0}, place{2, 20, 1}
@@ -99,6 +101,8 @@ func TestGateways(t *testing.T) {
 	require.NotContains(t, l.ip(name, "link")+l.ip(name, "rule")+l.ip(name, "route show table all"), "200")
 }
 
+// TestGatewaysAreChecked requires an error for gateways that are invalid or contradict each other, and for a route to a
+// gateway that does not exist.
 func TestGatewaysAreChecked(t *testing.T) {
 	vtep := netip.MustParseAddr("192.0.2.2")
 	for want, gateways := range map[string][]cloud.HostGateway{

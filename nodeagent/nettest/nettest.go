@@ -1,12 +1,12 @@
-// Package nettest observes network namespaces for tests. [Streams] finds packets that are lost, [Recorder] packets that
-// arrive although they must not, and [Writes] changes of the kernel's network state.
+// Package nettest observes network namespaces for tests. [Streams] finds packets that are lost, [Recorder] finds
+// packets that must not arrive, and [Writes] finds changes of the kernel's network state.
 //
 // # Decisions
 //
 //   - Namespaces are named as in ip-netns(8). The package neither makes nor removes them.
 //   - Lost packets are found by sequence numbers at the receiver and not by counters of devices, which also count
 //     packets that no program receives.
-//   - Writes come from the kernel's own notifications, so that a test does not depend on the counts of the code that it
-//     tests. The kernel announces no changes of ipsets and sysctls, and those of bridge ports cannot be told from
-//     announcements without a change; compare their contents as well.
+//   - Writes are the kernel's own notifications, so that a test does not depend on the counts of the code that it
+//     tests. The kernel announces no changes of ipsets and sysctls. It also announces bridge ports that did not change.
+//     Tests compare the contents of these as well.
 package nettest

@@ -11,13 +11,14 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 )
 
-// Recorder has the IPv4 packets that the devices of a namespace receive, also devices that are added later.
+// Recorder records the IPv4 packets that the devices of a namespace receive, also those of devices that are added
+// later.
 type Recorder struct {
 	t  *testing.T
 	fd int
 }
 
-// Record begins to record in a namespace. It ends with the test.
+// Record begins to record in a namespace. The recording ends with the test.
 func Record(t *testing.T, namespace string) *Recorder {
 	t.Helper()
 	r := &Recorder{t: t, fd: -1}
@@ -30,8 +31,8 @@ func Record(t *testing.T, namespace string) *Recorder {
 	return r
 }
 
-// UDP returns the number of datagrams to a UDP port that have arrived since the last call of one of the methods. It can
-// be less than the real number if the buffer of the socket has overflowed, but not zero then.
+// UDP returns the number of datagrams to a UDP port that have arrived since the last call of a method of r. If the
+// buffer of the socket has overflowed, the result is too small.
 func (r *Recorder) UDP(port uint16) int {
 	r.t.Helper()
 	return r.count(func(protocol uint8, packet []byte) bool {
@@ -39,8 +40,8 @@ func (r *Recorder) UDP(port uint16) int {
 	})
 }
 
-// TCPData returns the number of TCP segments with data, from or to a port, that have arrived since the last call of one
-// of the methods. It has the same limit as UDP.
+// TCPData returns the number of TCP segments with data, from or to a port, that have arrived since the last call of a
+// method of r. If the buffer of the socket has overflowed, the result is too small.
 func (r *Recorder) TCPData(port uint16) int {
 	r.t.Helper()
 	return r.count(func(protocol uint8, packet []byte) bool {
@@ -49,8 +50,8 @@ func (r *Recorder) TCPData(port uint16) int {
 	})
 }
 
-// count returns the number of received packets that match, which is called with their protocol and their content after
-// the IPv4 header.
+// count returns the number of received packets for which match returns true. The arguments of match are the packet's
+// protocol, and its content after the IPv4 header.
 func (r *Recorder) count(match func(protocol uint8, content []byte) bool) (count int) {
 	r.t.Helper()
 	packet := make([]byte, 65536)

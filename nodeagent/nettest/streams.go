@@ -46,8 +46,8 @@ type stream struct {
 	refused  atomic.Uint64 // datagrams that the sender's kernel did not accept
 }
 
-// StartStreams begins to send on each path, with a pause after one datagram on each. It returns when a datagram has
-// arrived on each path; earlier ones, which may have been lost, do not count.
+// StartStreams sends datagrams on all paths, one on each path and then a pause, until the streams end. It returns when
+// a datagram has arrived on each path. Datagrams before this one may have been lost and do not count.
 func StartStreams(t *testing.T, pause time.Duration, paths ...Path) *Streams {
 	t.Helper()
 	s := &Streams{t: t, stop: make(chan struct{})}
@@ -133,7 +133,7 @@ func (s *stream) receive() {
 	}
 }
 
-// lost returns how many of the datagrams have not arrived.
+// lost returns the number of datagrams that have not arrived.
 func (s *stream) lost() uint64 { return s.sent.Load() + 1 - s.received.Load() }
 
 // Sent returns the number of datagrams that were sent on all paths.
@@ -144,8 +144,8 @@ func (s *Streams) Sent() (sum uint64) {
 	return sum
 }
 
-// Flow waits until a datagram that is sent after the call has arrived on each path. A path on which none arrives any
-// more fails the test.
+// Flow waits until a datagram that is sent after the call has arrived on each path. It fails the test if none arrives
+// on a path within 60 seconds.
 func (s *Streams) Flow() {
 	s.t.Helper()
 	for _, one := range s.streams {
@@ -175,7 +175,7 @@ func (s *Streams) RequireComplete() {
 	s.close()
 }
 
-// assertEventually waits until ok returns true, or a few seconds if it never does.
+// assertEventually waits until ok returns true, for at most five seconds.
 func assertEventually(ok func() bool) {
 	for deadline := time.Now().Add(5 * time.Second); !ok() && time.Now().Before(deadline); {
 		time.Sleep(time.Millisecond)

@@ -14,16 +14,16 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 )
 
-// Writes has the changes of devices, addresses, routes, rules, neighbours, forwarding entries, queueing disciplines
-// and nftables in a namespace, as the kernel announces them. It leaves out what the kernel changes itself because of
-// traffic: dynamic neighbours and learned forwarding entries. It also leaves out the settings of bridge ports, which
-// the kernel announces again when the bridge's forward delay has passed since a port was set up, 15 s by default.
+// Writes records the changes of devices, addresses, routes, rules, neighbours, forwarding entries, queueing disciplines
+// and nftables in a namespace, as the kernel announces them. It omits changes that the kernel makes because of traffic:
+// dynamic neighbours and learned forwarding entries. It also omits the settings of bridge ports. The kernel announces
+// these again, without a change, when the bridge's forward delay (by default 15 s) has passed since a port was set up.
 type Writes struct {
 	t       *testing.T
 	sockets [2]int // routing and netfilter
 }
 
-// groups are the multicast groups of each netlink family.
+// groups are the multicast groups of each netlink family that Writes receives.
 var groups = [2]struct {
 	protocol int
 	groups   []int
@@ -35,7 +35,7 @@ var groups = [2]struct {
 	{unix.NETLINK_NETFILTER, []int{unix.NFNLGRP_NFTABLES}},
 }
 
-// WatchWrites begins to record the changes in a namespace. It ends with the test.
+// WatchWrites begins to record the changes in a namespace. The recording ends with the test.
 func WatchWrites(t *testing.T, namespace string) *Writes {
 	t.Helper()
 	w := &Writes{t: t, sockets: [2]int{-1, -1}}
@@ -53,7 +53,8 @@ func WatchWrites(t *testing.T, namespace string) *Writes {
 	return w
 }
 
-// subscribe opens a netlink socket in the namespace of the thread that receives the messages of the groups.
+// subscribe opens a netlink socket that receives the messages of the groups, in the network namespace of the calling
+// thread.
 func subscribe(protocol int, groups []int) (int, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {
@@ -92,8 +93,9 @@ func (w *Writes) Take() (lines []string) {
 	return lines
 }
 
-// Settle waits until the kernel announces nothing for some seconds. The kernel announces that a device operates up to a
-// second after its carrier is on, and does so for at most 100 devices in a second.
+// Settle discards changes until the kernel has announced none for three seconds. It fails the test after 60 seconds.
+// The kernel announces the operational state of a device up to a second after the carrier is on, and for at most 100
+// devices in a second.
 func (w *Writes) Settle() {
 	w.t.Helper()
 	const quiet = 3 * time.Second
@@ -116,7 +118,7 @@ var kinds = map[uint16]string{
 	unix.RTM_NEWNEIGH: "neighbour", unix.RTM_DELNEIGH: "delete neighbour",
 }
 
-// describe returns a line for a message. It returns "" for those that Writes leaves out.
+// describe returns a line for a message, or "" for a message that Writes omits.
 func describe(protocol int, m syscall.NetlinkMessage) string {
 	if protocol == unix.NETLINK_NETFILTER {
 		return fmt.Sprintf("nftables message %d", m.Header.Type&0xff)
