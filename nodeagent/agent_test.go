@@ -40,7 +40,8 @@ type rig struct {
 	dir, cgroup, metrics string
 	tree                 *cgroup.Tree
 	process              *exec.Cmd
-	// namespace is the network namespace of the agent and the control plane. It is empty for that of the test.
+	// namespace is the name of the network namespace of the agent and the control plane. If it is empty, they are in
+	// the namespace of the test.
 	namespace string
 	program   string   // of the agent; the test program by default
 	flags     []string // of the agent, besides those that all tests need
@@ -48,7 +49,8 @@ type rig struct {
 
 func newRig(t *testing.T) *rig { return newRigIn(t, "") }
 
-// newRigIn returns a rig with an agent in a network namespace, which is that of the test if the name is empty.
+// newRigIn returns a rig whose agent is in the network namespace with a name, or in the namespace of the test if the
+// name is empty.
 func newRigIn(t *testing.T, namespace string) *rig {
 	if os.Getuid() != 0 {
 		skip(t, "needs root")

@@ -35,7 +35,7 @@ type networks struct {
 	vpcs *vpc.Networks
 	host *netdev.Host
 	edge *edge.Edge // nil without external networks
-	// watch notices that the underlay changes.
+	// watch ends the agent when the underlay changes.
 	watch *underlayWatch
 	// assigned are the VPCs that the control plane has sent to a host that cannot have VPCs.
 	assigned map[cloud.VPCID]bool
@@ -44,18 +44,18 @@ type networks struct {
 	prefix string
 }
 
-// networkCalls are the functions that networks calls. They must not block.
+// networkCalls are the functions that the networks of the host call. They must not block.
 type networkCalls struct {
-	// ack receives the acknowledgments of updates, and report the health of backends of service IPs.
+	// ack receives the acknowledgments of updates. report receives the health of backends of service IPs.
 	ack    func(cloud.NetworkAck)
 	report func([]cloud.BackendHealth)
-	// guest returns what the metadata service serves to the guest of a VM. known is false if the VMs of the host are not
-	// known yet.
+	// guest returns what the metadata service sends to the guest of a VM. It returns known false until the host knows
+	// its VMs.
 	guest func(vm string) (data vpc.GuestData, known bool)
 }
 
 // openNetworks finds the underlay and checks what the host lacks for VPCs. A host that lacks something runs VMs without
-// network interfaces, so openNetworks returns no error: the description names what is missing.
+// network interfaces, so openNetworks returns no error: the description of the result names what is missing.
 func openNetworks(ctx context.Context, c *Config, calls networkCalls, log *slog.Logger) *networks {
 	n := &networks{networkCalls: calls, prefix: c.Network.Prefix, watch: &underlayWatch{config: c, log: log}}
 	u, err := findUnderlay(ctx, c)
@@ -92,7 +92,8 @@ func (n *networks) open(ctx context.Context, u underlay, c *Config, log *slog.Lo
 	denied := []netip.Prefix{netip.PrefixFrom(u.vtep, u.vtep.BitLen())}
 	members, err := memberAddresses(ctx, c.ControlPlane)
 	if err != nil {
-		log.Warn("guests may reach addresses of the control plane that cannot be resolved, if NAT leads there", "err", err)
+		log.Warn("cannot resolve all members of the control plane; packets of guests to the unresolved ones are not dropped",
+			"err", err)
 	}
 	for _, a := range members {
 		denied = append(denied, netip.PrefixFrom(a, a.BitLen()))

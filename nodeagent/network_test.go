@@ -91,7 +91,8 @@ func TestFindUnderlay(t *testing.T) {
 	}
 }
 
-// TestMemberAddresses requires that the addresses of members are found although one name cannot be resolved.
+// TestMemberAddresses requires that memberAddresses returns the addresses of the other members if one name cannot be
+// resolved.
 func TestMemberAddresses(t *testing.T) {
 	found, err := memberAddresses(t.Context(), []string{"192.0.2.1:7443", "[2001:db8::1]:7443", "192.0.2.1:8443", "name.invalid:1", "[::ffff:192.0.2.2]:1"})
 	require.ErrorContains(t, err, "name.invalid")

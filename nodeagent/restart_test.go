@@ -33,7 +33,7 @@ import (
 type hostNetworks struct {
 	records      *agentv1.SyncNetworksResponse
 	acknowledged int64 // the newest revision that the agent has acknowledged on the present stream
-	streams      int   // that the agent has opened
+	streams      int   // number of streams that the agent has opened
 }
 
 // SyncNetworks sends the records at the beginning of a stream, and again when their revision changes.
@@ -125,7 +125,7 @@ func restartPort(i int) cloud.HostPort {
 	}
 }
 
-// restartRig is a rig whose agent has a network and guests of many ports, which are namespaces.
+// restartRig is a rig whose agent has a VPC with many ports. The guests of the ports are network namespaces.
 type restartRig struct {
 	*rig
 	prefix string // of all namespaces
@@ -185,7 +185,7 @@ func (r *restartRig) send(revision int64) {
 	r.change(func() { r.networks.records = records })
 }
 
-// applied waits until the agent has opened the given number of streams in all and has acknowledged a revision.
+// applied waits until the agent has opened at least the given number of streams, and has acknowledged the revision.
 func (r *restartRig) applied(streams int, revision int64) {
 	r.Helper()
 	r.until(fmt.Sprintf("an acknowledgment of networks at revision %d", revision), func() bool {
@@ -227,7 +227,8 @@ func (r *restartRig) paths() (paths []nettest.Path) {
 	return paths
 }
 
-// vpcState returns the bridge ports, ipsets and sysctls of the VPC's namespace, of which nettest.Writes has no changes.
+// vpcState returns the bridge ports, ipsets and sysctls of the VPC's namespace. nettest.Writes does not record changes
+// of these.
 func (r *restartRig) vpcState() string {
 	r.Helper()
 	var lines []string
@@ -281,7 +282,7 @@ func TestRestartWithPorts(t *testing.T) {
 	t.Logf("%d datagrams on %d paths", streams.Sent(), ports)
 	streams.RequireComplete()
 
-	// A change has writes, so the checks above can fail.
+	// The checks above can fail: a change of the records makes the agent write.
 	r.change(func() {
 		r.networks.records = restartNetwork(r.ports, 3)
 		group := r.networks.records.GetSecurityGroups()[0]

@@ -107,8 +107,8 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 	return nil
 }
 
-// agent has the parts of the agent. Some refer to each other by functions of agent, which are not called before run has
-// set all of them.
+// agent has the parts of the agent. Some parts call others through functions that use agent. These functions are not
+// called before run has set all parts.
 type agent struct {
 	config   Config
 	log      *slog.Logger
@@ -117,13 +117,14 @@ type agent struct {
 	images   *disk.Images
 	machines *machine.MachineSet
 	loop     *reconcile.Loop
-	assigned atomic.Pointer[uplink.Assignment] // nil before the first
+	assigned atomic.Pointer[uplink.Assignment] // nil before the first assignment
 }
 
 // dir returns the path of a directory in the data directory.
 func (a *agent) dir(name string) string { return filepath.Join(a.config.DataDir, name) }
 
-// guest returns what the metadata service serves to the guest of a VM. known is false before the first assignment.
+// guest returns what the metadata service sends to the guest of a VM. It returns known false before the first
+// assignment.
 func (a *agent) guest(vm string) (data vpc.GuestData, known bool) {
 	assigned := a.assigned.Load()
 	if assigned == nil {

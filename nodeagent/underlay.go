@@ -18,6 +18,7 @@ type underlay struct {
 	device string
 }
 
+// String describes the underlay in log messages and errors.
 func (u underlay) String() string {
 	text := fmt.Sprintf("%s with an MTU of %d", u.vtep, u.mtu)
 	if u.device != "" {
@@ -74,8 +75,8 @@ func addressTowards(ctx context.Context, members []string) (netip.Addr, error) {
 // resolveTimeout limits how long memberAddresses looks up names.
 const resolveTimeout = 5 * time.Second
 
-// memberAddresses returns the addresses of members of the control plane, which are given as host:port. It returns those
-// that it found also with an error.
+// memberAddresses returns the addresses of members of the control plane, which are given as host:port. If some names
+// cannot be resolved within resolveTimeout, it returns an error and the addresses of the other members.
 func memberAddresses(ctx context.Context, members []string) (out []netip.Addr, err error) {
 	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()

@@ -13,20 +13,20 @@ import (
 // watchUnderlayEvery is the time between two checks of the underlay.
 const watchUnderlayEvery = 10 * time.Second
 
-// errUnderlayChanged ends the agent, so that its supervisor starts it again with the new underlay. The address of the
-// underlay is part of every VXLAN device, and an agent that starts compares all of them anyway. Guests run on
-// meanwhile.
+// errUnderlayChanged ends the agent, so that its supervisor starts it again with the new underlay. The underlay's
+// address is part of every VXLAN device, and an agent compares all VXLAN devices with the wanted state when it starts.
+// Guests keep running meanwhile.
 var errUnderlayChanged = errors.New("the underlay changed, the agent must be started again")
 
-// underlayWatch notices that the host has another underlay than when the agent started.
+// underlayWatch detects that the underlay of the host is no longer the one that the agent found when it started.
 type underlayWatch struct {
 	config *Config
 	// used is the underlay of the VPCs. It is the zero value if the host had none when the agent started.
 	used underlay
 	log  *slog.Logger
 
-	found   underlay // by the last check, if it is not used
-	problem string   // logged by the last check
+	found   underlay // the underlay that the last check found, if it differs from used
+	problem string   // the error of the last check, which was logged
 }
 
 // run checks the underlay until ctx ends, or returns errUnderlayChanged.
@@ -45,9 +45,9 @@ func (w *underlayWatch) run(ctx context.Context) error {
 	}
 }
 
-// check returns an error that wraps errUnderlayChanged if it finds the same other underlay as the check before. An
-// address that the interface still has stays the underlay, also when the interface gets further addresses. Without an
-// underlay the VPCs keep the one that is used: check logs this once.
+// check returns an error that wraps errUnderlayChanged if two consecutive checks find the same underlay and it differs
+// from w.used. The address of w.used stays the underlay while its interface has the address, also if the interface gets
+// further addresses. If the host has no underlay, check logs a warning once, and the VPCs keep w.used.
 func (w *underlayWatch) check(ctx context.Context) error {
 	found, err := w.find(ctx)
 	if ctx.Err() != nil {
@@ -75,7 +75,8 @@ func (w *underlayWatch) check(ctx context.Context) error {
 	return fmt.Errorf("the underlay was %s and is %s: %w", w.used, found, errUnderlayChanged)
 }
 
-// find returns the present underlay: the one that is used, with its present MTU, as long as the host has its address.
+// find returns the present underlay: w.used with its present MTU while the host has its address, or else the one that
+// findUnderlay finds.
 func (w *underlayWatch) find(ctx context.Context) (underlay, error) {
 	if w.used.vtep.IsValid() && w.hasAddress() {
 		return withMTU(w.config, w.used)
@@ -83,8 +84,8 @@ func (w *underlayWatch) find(ctx context.Context) (underlay, error) {
 	return findUnderlay(ctx, w.config)
 }
 
-// hasAddress reports whether the interface of the underlay has its address. Without the name of an interface any
-// interface may have it.
+// hasAddress reports whether the host still has the address of w.used, on the interface of w.used if its name is known,
+// or else on any interface.
 func (w *underlayWatch) hasAddress() bool {
 	if w.used.device == "" {
 		_, err := mtuOf(w.used.vtep)

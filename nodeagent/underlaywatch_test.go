@@ -16,9 +16,9 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 )
 
-// TestUnderlayWatch changes the addresses of a host, a network namespace with the bridge under0. The watch must end
-// the agent when the underlay appears, gets another address or another MTU, and only then: not while the address is
-// missing, and not because of a further address.
+// TestUnderlayWatch changes the addresses of a host, which is a network namespace with the bridge under0. The watch
+// must end the agent when the underlay appears and when its address or MTU changes. The watch must not end the agent
+// while the address is missing, or because of a further address.
 func TestUnderlayWatch(t *testing.T) {
 	if os.Getuid() != 0 {
 		skip(t, "needs root")
@@ -38,7 +38,7 @@ func TestUnderlayWatch(t *testing.T) {
 	var log bytes.Buffer
 	w := &underlayWatch{config: &Config{Underlay: "under0"}, log: slog.New(slog.NewTextHandler(&log, nil))}
 	check := func() error { return nsthread.In(ns, func() error { return w.check(t.Context()) }) }
-	// restart does what the next agent does.
+	// restart takes the present underlay as the used one, as an agent that starts does.
 	restart := func() {
 		require.NoError(t, nsthread.In(ns, func() error {
 			u, err := findUnderlay(t.Context(), w.config)

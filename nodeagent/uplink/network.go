@@ -25,7 +25,7 @@ type Networks interface {
 
 var errNetworksEnded = errors.New("the member ended the stream of networks")
 
-// networkAcks has the newest acknowledgment, and the reports about backends that were not sent.
+// networkAcks has the newest acknowledgment, and the reports about the health of backends that were not sent yet.
 type networkAcks struct {
 	wake chan struct{} // capacity 1
 
@@ -34,7 +34,7 @@ type networkAcks struct {
 	health []cloud.BackendHealth
 }
 
-// requestPause is the pause after a request, so that many changes become few requests.
+// requestPause is the pause after a request with reports, so that many changes need few requests.
 const requestPause = 100 * time.Millisecond
 
 // AcknowledgeNetworks queues an acknowledgment, to be sent on the stream that the update arrived on. An acknowledgment
@@ -43,13 +43,14 @@ func (l *Link) AcknowledgeNetworks(ack cloud.NetworkAck) {
 	l.networkAcks.set(func(a *networkAcks) { a.latest = ack })
 }
 
-// ReportBackends queues reports about the health of backends, at most 1,000. They replace those that were not sent yet.
-// They are lost if the connection ends, so the caller repeats reports that are not in a later update.
+// ReportBackends queues reports about the health of backends, at most 1,000. They replace reports that were not sent
+// yet. Queued reports are lost when the connection ends, so the caller must queue a report again until an update
+// contains the reported health.
 func (l *Link) ReportBackends(all []cloud.BackendHealth) {
 	l.networkAcks.set(func(a *networkAcks) { a.health = all })
 }
 
-// set changes the values and wakes the sender.
+// set calls change while it holds mu, and wakes the sender.
 func (a *networkAcks) set(change func(*networkAcks)) {
 	a.mu.Lock()
 	change(a)
@@ -60,7 +61,7 @@ func (a *networkAcks) set(change func(*networkAcks)) {
 	}
 }
 
-// take returns the newest acknowledgment, and the reports that were not sent. It removes the reports.
+// take returns the newest acknowledgment, and returns and removes the reports that were not sent.
 func (a *networkAcks) take() (cloud.NetworkAck, []cloud.BackendHealth) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -122,8 +123,8 @@ func (l *Link) networkStream(ctx context.Context, agent agentv1.AgentServiceClie
 
 // sendNetworkAcks sends the newest acknowledgment of a stream and the reports about backends whenever they change,
 // until the stream ends. When the member ends the stream, Recv returns the reason, so errors of Send are ignored.
-// Reports that are queued before the first acknowledgment of the stream are dropped: they are about records of an
-// earlier one.
+// Reports that are queued before the first acknowledgment of the stream are dropped, because they are about records of
+// an earlier stream.
 func (l *Link) sendNetworkAcks(
 	ctx context.Context,
 	stream grpc.BidiStreamingClient[agentv1.SyncNetworksRequest, agentv1.SyncNetworksResponse],
