@@ -8,10 +8,9 @@
 // answers ARP requests for the address with the gateway's MAC address. Guests therefore send packets for the service IP
 // to the gateway, also if the address is in their own subnet. The namespace translates the destination to the address
 // of a backend before the security groups are applied (package firewall), and then forwards the packet like any other.
-// The translation leaves the source as it is, so the backend and the rules of its security groups see the client's
-// address. The backend sends the answer directly to the client. The client's host translates the source of the answer
-// back to the service IP, also if client and backend are in one subnet: br_netfilter passes bridged packets to
-// connection tracking.
+// The source stays the client's address, and the rules of the backend's security groups apply to this address. The
+// backend sends the answer directly to the client. The client's host translates the source of the answer back to the
+// service IP, also if client and backend are in one subnet: br_netfilter passes bridged packets to connection tracking.
 //
 // # Decisions
 //

@@ -22,9 +22,9 @@
 //     may be outside of the guest.
 //   - Session tokens follow EC2's IMDSv2. A token is the HMAC of the port and an expiry time, so that tokens need no
 //     memory, and remain valid after a restart with the same key. [Instance.TokensRequired] decides whether requests
-//     without a token are permitted: package vpc requires tokens unless the VM's metadata says otherwise. Where
-//     tokens are required, they are also required for the NoCloud files, which contain the same secrets.
-//     cloud-init's NoCloud cannot send tokens, so such guests need EC2's tree, or the seed disk of package
+//     without a token are permitted. Package vpc requires tokens unless the VM's metadata key [cloud.MetadataTokens] is
+//     "optional". Where tokens are required, they are also required for the NoCloud files, which contain the same
+//     secrets. cloud-init's NoCloud cannot send tokens, so such guests need EC2's tree, or the seed disk of package
 //     cloudinit.
 //   - All versions of EC2's tree have the same content, because later versions of EC2 only added paths. Only Amazon's
 //     versions exist; other dates are unknown paths.
