@@ -92,7 +92,7 @@ func (n *networks) open(ctx context.Context, u underlay, c *Config, log *slog.Lo
 	denied := []netip.Prefix{netip.PrefixFrom(u.vtep, u.vtep.BitLen())}
 	members, err := memberAddresses(ctx, c.ControlPlane)
 	if err != nil {
-		log.Warn("cannot resolve all members of the control plane; packets of guests to the unresolved ones are not dropped",
+		log.Warn("cannot resolve all members of the control plane; until it sends their addresses, guests with NAT can reach them",
 			"err", err)
 	}
 	for _, a := range members {
