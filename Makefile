@@ -66,8 +66,8 @@ sim:
 
 # soak compares ten million commands with the model of the credit ledger, and a hundred thousand through the store. It
 # applies a packet filter for a thousand ports, starts a thousand ports under traffic, revokes a thousand permissions,
-# repairs drift among a thousand ports, and kills and upgrades the agent of a thousand ports. Then clients make twenty
-# thousand calls while members are killed, cut off and given wrong clocks, also with mutants.
+# repairs changes by hand among a thousand ports, and kills and upgrades the agent of a thousand ports. Then clients make
+# twenty thousand calls while members are killed, cut off and given wrong clocks, also with mutants.
 soak:
 	TRIVET_LEDGER_COMMANDS=10000000 TRIVET_LEDGER_SEEDS=1000 go test ./controlplane/money/credit/ledger -run Model -v -timeout 0
 	TRIVET_CREDIT_COMMANDS=100000 go test ./controlplane/money/credit -run RecordsMatchTheModel -v -timeout 0
@@ -95,6 +95,6 @@ bench-kv: run-packages build
 bench-credit: run-packages build
 	.ci/bench-credit
 
-# bench-network measures hosts' networks beside plain Linux, and the control plane with 10,000 ports.
+# bench-network compares the networks of hosts with plain Linux, and measures the control plane with 10,000 ports.
 bench-network: run-packages build guest
 	.ci/bench-network
