@@ -20,8 +20,9 @@ import (
 )
 
 // cutOff drops all packets between a host and the control plane until the host's lease has ended, while ports and
-// rules of its VPC change. Its guests keep their traffic, also with a guest on another host. Afterwards the changes
-// take effect there, and the traffic that was permitted all the time has lost no packet.
+// rules of its VPC change. The guests of the host keep their traffic with each other and with a guest on another host.
+// After the host has reached the control plane again, the changes take effect there. Traffic that was permitted all the
+// time loses no packet.
 func (c *networkCloud) cutOff(r *rawVPC, d *machine) {
 	t, ctx := c.t, c.context(2*time.Minute)
 	guest, near, far := r.attacker, r.near, r.far // guest and near are on the host
@@ -34,7 +35,7 @@ func (c *networkCloud) cutOff(r *rawVPC, d *machine) {
 	guest.eventually("the page of the other guest is reachable", page(near))
 	var pings []*continuousPing
 	for _, pair := range [][2]*nic{{guest, near}, {guest, far}, {far, near}} {
-		// Forged ARP of the earlier story may still be in the guests' neighbour tables.
+		// Forged ARP entries of the test spoof may still be in the guests' neighbour tables.
 		pair[0].eventually("the guests reach each other", "ping -c 1 -W 1 "+pair[1].ip.String())
 		pings = append(pings, pair[0].startPing(pair[1]))
 	}
@@ -66,8 +67,8 @@ func (c *networkCloud) cutOff(r *rawVPC, d *machine) {
 	}
 }
 
-// lease waits until the remaining time of a host's lease, in seconds, as its agent reports it, is as the caller
-// wants it.
+// lease waits until want returns true for the remaining time of a host's lease, in seconds, which the host's agent
+// reports as a metric.
 func (c *networkCloud) lease(ctx context.Context, host *lab.Agent, want func(seconds float64) bool) error {
 	return lab.Until(ctx, "the lease of "+host.Name+" has changed", func(ctx context.Context) error {
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host.Metrics+"/metrics", nil)
@@ -92,8 +93,8 @@ func (c *networkCloud) lease(ctx context.Context, host *lab.Agent, want func(sec
 	})
 }
 
-// cutControlPlane drops the packets between a host's agent and the members, without an error to either side. It
-// returns a function that ends this.
+// cutControlPlane drops the packets between a host's agent and the members, without an error to either side. The
+// returned function removes the rules that drop them, and may be called more than once.
 func (c *networkCloud) cutControlPlane(host int) (heal func()) {
 	t := c.t
 	change := func(action string) {
@@ -121,6 +122,7 @@ type continuousPing struct {
 	file     string // of the guest, with the output
 }
 
+// startPing starts a ping from the NIC's guest to the address of another NIC.
 func (n *nic) startPing(to *nic) *continuousPing {
 	p := &continuousPing{from: n, to: to, file: "/tmp/ping-" + to.ip.String()}
 	n.run(fmt.Sprintf("ping -q -i 0.1 %v >%s 2>&1 </dev/null &\necho $! >%s.pid", to.ip, p.file, p.file))

@@ -20,8 +20,9 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// gateways replaces the default NAT gateway of a VPC with one that has an address of its own, and checks that the guests
-// of all hosts are seen with this address, also after the gateway's host was lost. subnet is that of d.
+// gateways replaces the default NAT gateway of a VPC with one that has an address of its own. It checks that a server
+// in the external network sees connections of guests on all hosts from this address, also after the agent of the
+// gateway's host was killed and the gateway has moved. subnet is the ID of d's subnet.
 func (c *networkCloud) gateways(vpc, subnet string, b, d *machine) {
 	t, ctx := c.t, c.context(4*time.Minute)
 	page, err := lab.ListenIn(c.external.Net(), lab.ExternalRouter+":81")
@@ -53,7 +54,7 @@ func (c *networkCloud) gateways(vpc, subnet string, b, d *machine) {
 		seen(m, own.GetAddress())
 	}
 
-	t.Log("a route leads d to the gateway that is no longer the default")
+	t.Log("a route sends packets of d to the gateway that is no longer the default")
 	at := c.activeGateway(ctx, shared.GetId(), "")
 	routes, err := c.networks.CreateRouteTable(ctx, &networkv1.CreateRouteTableRequest{VpcId: vpc, SubnetIds: []string{subnet}, Routes: []*networkv1.Route{{
 		Destination: lab.ExternalCIDR, TargetType: networkv1.RouteTarget_ROUTE_TARGET_NAT_GATEWAY, TargetId: shared.GetId(),
@@ -91,8 +92,8 @@ func (c *networkCloud) gateways(vpc, subnet string, b, d *machine) {
 	require.NoError(t, err)
 }
 
-// activeGateway waits until a NAT gateway is ACTIVE on another host than the one with the ID former, and returns the index
-// of its host.
+// activeGateway waits until a NAT gateway is ACTIVE on a host other than the one with the ID former, and returns the
+// index of this host.
 func (c *networkCloud) activeGateway(ctx context.Context, id, former string) (host int) {
 	c.t.Helper()
 	defer func(began time.Time) { c.t.Logf("gateway ACTIVE after %v", time.Since(began)) }(time.Now())

@@ -15,9 +15,9 @@ import (
 	domain "github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// insideGuests runs the stories for which programs in guests send and capture frames. The guests a, b, d and e of
-// TestNetworks are on the hosts 1, 2, 3 and 2; a, b and d are in the VPC with the ID vpc, and a in the subnet front.
-// The stories use further NICs of these guests.
+// insideGuests runs the subtests in which programs in guests send and capture frames. The guests a, b, d and e of
+// TestNetworks are on the hosts 1, 2, 3 and 2. The guests a, b and d are in the VPC with the ID vpc, and a is in the
+// subnet with the ID front. The subtests attach further NICs to these guests.
 func (c *networkCloud) insideGuests(vpc, front string, a, b, d, e *machine) {
 	raw := c.newRawVPC(a, b, e)
 	c.run("no forged frame of a guest arrives", func(t *testing.T) { c.spoof(raw, d) })
@@ -63,7 +63,7 @@ func (c *networkCloud) plug(m *machine, id, subnet string, groups ...string) *ni
 	m.eventually("the guest has the NIC", find)
 	script := find + fmt.Sprintf(` && ip addr add %s/24 dev "$d"`, n.ip)
 	if n.ip6.IsValid() {
-		// Without detection of duplicates, the guest can use the address at once.
+		// Without duplicate address detection, the guest can use the address at once.
 		script += fmt.Sprintf(` && echo 0 >"/proc/sys/net/ipv6/conf/$d/accept_dad" && ip addr add %s/64 dev "$d"`, n.ip6)
 	}
 	n.device = m.run(script + ` && echo "$d"`)
@@ -78,8 +78,8 @@ func (n *nic) update(change *networkv1.UpdatePortRequest) {
 	require.NoError(n.c.t, err)
 }
 
-// privateSubnet creates a VPC with one subnet without DHCP, and returns the IDs of both. The prefixes are IPv4 /24 or
-// IPv6 /64, and the VPC has the /16 and the /48 that contain them.
+// privateSubnet creates a VPC with one subnet without DHCP, and returns the IDs of both. prefix is an IPv4 prefix of
+// /24. prefix6 is an IPv6 prefix of /64, or empty. The prefixes of the VPC are the /16 and the /48 that contain them.
 func (c *networkCloud) privateSubnet(name, prefix, prefix6 string) (vpc, subnet string) {
 	ctx := c.context(30 * time.Second)
 	create := &networkv1.CreateVpcRequest{Name: name, CidrBlock: parent(prefix, 16)}
@@ -95,6 +95,7 @@ func (c *networkCloud) privateSubnet(name, prefix, prefix6 string) (vpc, subnet 
 	return v.GetId(), s.GetId()
 }
 
+// parent returns the prefix of the given length that contains prefix.
 func parent(prefix string, bits int) string {
 	return netip.PrefixFrom(netip.MustParsePrefix(prefix).Addr(), bits).Masked().String()
 }
@@ -129,10 +130,11 @@ func ingress(protocol string, port uint32) *networkv1.SecurityGroupRule {
 type rawVPC struct {
 	id, subnet, group string
 	gateway, gateway6 netip.Addr
-	attacker          *nic // of b, on host 2
-	near, far         *nic // of e on the attacker's host, and of a on host 1
+	attacker          *nic // a NIC of b, on host 2
+	near, far         *nic // a NIC of e on the attacker's host, and a NIC of a on host 1
 }
 
+// newRawVPC creates the VPC, and attaches a NIC in it to each of the three guests.
 func (c *networkCloud) newRawVPC(a, b, e *machine) *rawVPC {
 	r := &rawVPC{gateway: netip.MustParseAddr("10.0.5.1"), gateway6: netip.MustParseAddr("fd00:0:0:5::1")}
 	r.id, r.subnet = c.privateSubnet("raw", "10.0.5.0/24", "fd00:0:0:5::/64")
@@ -143,10 +145,10 @@ func (c *networkCloud) newRawVPC(a, b, e *machine) *rawVPC {
 	return r
 }
 
-// capture is a running capture of all frames that a guest receives, in the file of the guest with that name.
+// capture is a running capture of all frames that a guest receives.
 type capture struct {
 	m    *machine
-	file string
+	file string // path of the output in the guest
 	end  string // text in the last frame
 }
 
@@ -169,7 +171,7 @@ func (p *capture) awaitText(text string) {
 // stop ends the capture and returns the captured frames in hexadecimal digits.
 func (p *capture) stop() string {
 	p.m.c.t.Helper()
-	// The request that contains the script is the last captured frame.
+	// The script contains the end text, so the HTTP request that sends the script to the guest ends the capture.
 	wait := fmt.Sprintf("for i in $(seq 100); do tail -n 1 %s | grep -q %x && break; sleep 0.1; done", p.file, p.end)
 	out := p.m.run(fmt.Sprintf("# %s\n%s\ncat %s && rm %s", p.end, wait, p.file, p.file))
 	require.True(p.m.c.t, strings.HasPrefix(out, "capturing\n"), "the capture did not run")

@@ -94,7 +94,8 @@ func (c *networkCloud) ipv6() {
 	c.deleteAll(a.machine, b.machine, d.machine)
 }
 
-// rules6 checks that rules for IPv6 permit and stop traffic, in both directions, also that of an open connection.
+// rules6 checks that ingress and egress rules for IPv6 permit traffic, and that traffic stops when a rule is removed,
+// also on an open connection.
 func (c *networkCloud) rules6(a, b *machine6) {
 	t, ctx := c.t, c.context(10*time.Minute)
 	g, err := c.networks.CreateSecurityGroup(ctx, &networkv1.CreateSecurityGroupRequest{Name: "six"})
@@ -128,8 +129,8 @@ func (c *networkCloud) rules6(a, b *machine6) {
 	b.eventually("ping6 passes", ping)
 	b.run("! ping -c 1 -W 1 " + a.nic.Address.Addr().String()) // a rule for IPv6 permits no IPv4
 
-	// b sends without end on one connection. After the rule is removed, a receives nothing more. The standard input of
-	// both nc stays open, because nc ends when its peer has nothing to send.
+	// b sends on one connection until the end of the test. After the rule was removed, a receives no further data. The
+	// standard input of both nc processes stays open, because nc ends when its peer has nothing to send.
 	rule := allow("tcp", 7000)
 	a.run("sleep 300 2>/dev/null </dev/null | timeout 300 nc -l -p 7000 >/tmp/received 2>/dev/null & sleep 1")
 	b.run("(while echo x; do sleep 0.2; done) 2>/dev/null </dev/null | timeout 300 nc " + a.address() + " 7000 >/dev/null 2>&1 &")

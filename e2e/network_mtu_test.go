@@ -18,9 +18,9 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// mtu runs two guests in a VPC with an MTU of 1300. What a guest received and sent must be in the status of its VM.
-// Then the MTU of a host's underlay becomes too small for the VPC: the agent must end, and with the next one the host
-// must get no further VM of the VPC, until the MTU is as before.
+// mtu runs two guests in a VPC with an MTU of 1300. The status of a guest's VM must count the bytes that the guest has
+// received and sent. Then the MTU of a host's underlay becomes too small for the VPC. The agent must end. After its
+// restart, no VM of the VPC may be placed on the host until the former MTU is set again.
 func (c *networkCloud) mtu() {
 	t, ctx := c.t, c.context(5*time.Minute)
 	v, err := c.networks.CreateVpc(ctx, &networkv1.CreateVpcRequest{Name: "slim", CidrBlock: "10.5.0.0/16", Mtu: 1300})
@@ -50,7 +50,7 @@ func (c *networkCloud) mtu() {
 	}))
 
 	c.setUnderlayMTU(2, 1320)
-	require.NoError(t, lab.Until(c.context(time.Minute), "the host is too small for the VPC", func(ctx context.Context) error {
+	require.NoError(t, lab.Until(c.context(time.Minute), "the MTU of the host's underlay is too small for the VPC", func(ctx context.Context) error {
 		_, err := c.vms.CreateVm(ctx, &vmv1.CreateVmRequest{
 			Name: "refused", Labels: map[string]string{"trivet/node-selector": "host=" + c.hosts[2].Name},
 			Spec: &vmv1.VmSpec{Network: []*vmv1.NetworkSpec{{Id: "nic0", NetworkId: v.GetId()}}},

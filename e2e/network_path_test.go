@@ -13,13 +13,13 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// appliance checks a VPC whose route table sends the packets to a prefix to a guest, d, that forwards them to
-// another VPC. The packets and their replies pass through d, whose kernel counts them and decreases their TTL.
-// Packets that are too big for the network behind d are reported to the guest that has sent them.
+// appliance checks a route table with a route to a port of d, a guest that forwards packets to another VPC. The packets
+// and their replies pass through d, whose kernel counts them and decreases their TTL. If a packet is too big for the
+// network behind d, its sender receives an ICMP error.
 func (c *networkCloud) appliance(vpc, front string, a, b, d *machine) {
 	t, ctx := c.t, c.context(2*time.Minute)
 	behind, subnet := c.privateSubnet("behind", "192.168.50.0/24", "")
-	// In the other VPC, a is outside of all groups.
+	// The address of a is in no group of the other VPC, so the rule permits all addresses.
 	group := c.group("behind", ingress("icmp", 0))
 	inner, target := c.plug(d, "behind", subnet), c.plug(b, "behind", subnet, group)
 	outer := &nic{machine: d, port: &networkv1.Port{Id: d.port()}}
@@ -41,13 +41,13 @@ func (c *networkCloud) appliance(vpc, front string, a, b, d *machine) {
 		},
 	})
 	require.NoError(t, err)
-	// The target also has an interface in the VPC of a, to which its replies must not take the short way.
+	// The target also has an interface in the VPC of a. This route prevents replies from leaving through it.
 	target.run(fmt.Sprintf("ip route add 10.0.1.10/32 via 192.168.50.1 dev %s", target.device))
 
 	a.eventually("the appliance forwards", "ping -c 1 -W 1 "+target.ip.String())
 	before := d.forwarded()
-	// Of 64, the gateway of the target's subnet, the appliance and the gateway of the appliance's subnet take one
-	// each.
+	// The TTL of the reply begins with 64. Three routers decrease it by one each: the gateway of the target's subnet,
+	// the appliance, and the gateway of the appliance's subnet.
 	reply := fmt.Sprintf("reply from=%v bytes=100 ttl=61", target.ip)
 	require.Equal(t, reply, a.run("/init dfping "+target.ip.String()+" 100"))
 	require.Equal(t, before+2, d.forwarded(), "the request and the reply must have passed through the appliance")
@@ -91,7 +91,8 @@ func (c *networkCloud) pathMTU(a, d *machine, inner, target *nic) {
 	a.run("! ip link set eth0 mtu 1451")
 }
 
-// externalMTU lowers the MTU of the external network of b's host, and checks that b is told so.
+// externalMTU lowers the MTU of the interface that connects b's host to the external network, and checks that b
+// receives an ICMP error with this MTU for a larger packet.
 func (c *networkCloud) externalMTU(b *machine) {
 	t := c.t
 	setMTU := func(mtu string) {

@@ -15,8 +15,8 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// peering connects the VPC of the guests a and b with a new one, which has a guest on another host than these, and
-// checks that traffic passes while both VPCs have routes, and stops with the peering.
+// peering connects the VPC of the guests a and b with a new VPC, whose guest is on a third host. It checks that traffic
+// passes only while both VPCs have routes to the peering, and stops when the peering is deleted.
 func (c *networkCloud) peering(t *testing.T, vpc string, subnets []string, a, b *machine) {
 	ctx := c.context(4 * time.Minute)
 	partner, partnerSubnets := c.vpc("partner", "10.7.0.0/16", "10.7.1.0/24")
@@ -61,7 +61,7 @@ func (c *networkCloud) peering(t *testing.T, vpc string, subnets []string, a, b 
 	table(partner, "10.0.0.0/16", partnerSubnets)
 	require.True(t, passes())
 
-	// The default group permits its own ports, which the guests of both VPCs are.
+	// The group default permits traffic between its ports, and the ports of all three guests are in this group.
 	for _, from := range []*machine{a, b} {
 		from.eventually("a ping to the peer passes", ping(p))
 		p.eventually("a ping from the peer passes", ping(from))

@@ -16,8 +16,9 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// serviceIP follows a service IP with a backend on each of three hosts, of which one is killed. a and b are on two of
-// the hosts, in the subnet of the service IP, and d is in another subnet.
+// serviceIP creates a service IP with a backend on each of three hosts, and kills one of the backends. It checks that
+// all connections succeed before, and after hosts have recorded the failure. The guests a and b are on two of the
+// hosts, in the subnet of the service IP, and d is in another subnet.
 func (c *networkCloud) serviceIP(subnet string, a, b, d *machine) {
 	t := c.t
 	k := c.boot("k", 2, &vmv1.NetworkSpec{SubnetId: subnet})
@@ -33,7 +34,7 @@ func (c *networkCloud) serviceIP(subnet string, a, b, d *machine) {
 	require.Equal(t, networkv1.Status_STATUS_PENDING, s.GetStatus(), "no host has checked the backends")
 	c.awaitHealth(s.GetId(), networkv1.Status_STATUS_ACTIVE, true, true, true)
 
-	// Each backend is also a client, which may be led to itself.
+	// Each backend is also a client, and may be the backend of its own connection.
 	for _, m := range []*machine{a, b, d, k} {
 		m.awaitPages("api.default.internal", "a", "b", "k")
 	}
@@ -41,8 +42,8 @@ func (c *networkCloud) serviceIP(subnet string, a, b, d *machine) {
 	require.NoError(t, err)
 	c.awaitHealth(s.GetId(), networkv1.Status_STATUS_ACTIVE, true, true, false)
 	for _, m := range []*machine{a, b, d} {
-		// The host applies the record soon after it was written.
-		m.eventually("connections lead to backends that live", m.fetchPages(s.GetAddress(), 4))
+		// The host of the client applies the record some time after the control plane has written it.
+		m.eventually("connections reach only healthy backends", m.fetchPages(s.GetAddress(), 4))
 		m.awaitPages(s.GetAddress(), "a", "b")
 	}
 	ctx = c.context(time.Minute)
@@ -77,7 +78,7 @@ func (m *machine) awaitPages(address string, backends ...string) {
 	}))
 }
 
-// awaitHealth waits until a service IP has the status and its backends have the health.
+// awaitHealth waits until a service IP has the status, and its backends, in their order, the given health.
 func (c *networkCloud) awaitHealth(id string, status networkv1.Status, healthy ...bool) {
 	c.t.Helper()
 	require.NoError(c.t, lab.Until(c.context(time.Minute), "the health is recorded", func(ctx context.Context) error {

@@ -18,13 +18,14 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// manyPorts is the number of ports that manyClients clients create in killLeaderDuringCreation. The leader is killed
-// when killAfter of them were acknowledged.
+// manyPorts is the number of ports that manyClients clients create in killLeaderDuringCreation. The test kills the
+// leader when killAfter ports were acknowledged.
 const manyPorts, manyClients, killAfter = 500, 8, 150
 
 // killLeaderDuringCreation kills the leader while clients create ports. They repeat calls with the same idempotency key
-// until an answer arrives. Each acknowledged port exists, no address and no port is there twice, and the host of the
-// machine m, whose port has the group default, has the addresses in its packet filter.
+// until an answer arrives. Afterwards each acknowledged port must exist, no two ports may have the same address, no
+// call may have created two ports, and the packet filter on the host of m must contain the addresses of all ports: like
+// m's port, they are in the group default.
 func (c *networkCloud) killLeaderDuringCreation(vpc string, m *machine) {
 	t, ctx := c.t, c.context(3*time.Minute)
 	subnet, err := c.networks.CreateSubnet(ctx, &networkv1.CreateSubnetRequest{VpcId: vpc, CidrBlock: "10.0.16.0/20"})
@@ -107,8 +108,8 @@ func (a *acknowledged) count() int {
 	return len(a.all)
 }
 
-// createPort creates a port. It repeats the call with the same idempotency key at one member after the other, until
-// there is an answer other than that the member cannot serve it now.
+// createPort creates a port. While calls fail with an error that may be temporary, it repeats the call with the same
+// idempotency key at one member after the other.
 func createPort(
 	ctx context.Context, clients []networkv1.NetworkServiceClient, n int, subnet string,
 ) (*networkv1.Port, error) {
@@ -147,8 +148,8 @@ func (c *networkCloud) portsOf(ctx context.Context, subnet string) map[string]*n
 	}
 }
 
-// compareMembers returns an error unless each of the addresses is a member of an ipset on the host of a machine, or,
-// without present, unless none is.
+// compareMembers compares addresses with the members of the ipsets on the host of a machine. It returns an error unless
+// all addresses are members (present is true), or none is (present is false).
 func (c *networkCloud) compareMembers(
 	ctx context.Context, m *machine, addresses map[string]string, present bool,
 ) error {

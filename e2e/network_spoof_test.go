@@ -22,7 +22,8 @@ import (
 	domain "github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// attack is a frame of the attacker's guest that must not arrive (forged), or that must.
+// attack is a frame that the attacker's guest sends, and the legitimate frame that it sends next. The first frame must
+// not arrive if forged is true, and must arrive otherwise. The second one must always arrive.
 type attack struct {
 	name    string // of the kind of frame
 	victim  *nic
@@ -70,7 +71,8 @@ func (l *attackList) addVictim(r *rawVPC, victim *nic) {
 	for _, c := range f.Frames() {
 		add(c.Name, c.Forged, c.Build)
 	}
-	// Of the lab: a guest of another VPC, the underlay addresses of both hosts and of the router, the control plane.
+	// Addresses of the test environment: a guest of another VPC, the underlay addresses of both hosts and of the
+	// router, and the control plane.
 	for _, source := range []string{"10.0.1.10", "10.94.1.2", "10.94.2.2", "10.94.2.1", "127.0.0.1"} {
 		add("IPv4 from "+source, true, func(tag string) []byte {
 			packet := frametest.UDP(frametest.At(netip.MustParseAddr(source), 1), frametest.At(victim.ip, 2), tag)
@@ -79,9 +81,10 @@ func (l *attackList) addVictim(r *rawVPC, victim *nic) {
 	}
 }
 
-// spoof sends forged and legitimate frames from a guest. Guests on the same and on another host capture everything
-// that they receive, as does d, a guest of another VPC, and the test itself in the underlay and at the gateways. No
-// forged frame arrives. Each one is followed by a legitimate frame, and those arrive all.
+// spoof sends forged and legitimate frames from a guest. Guests on the same and on another host capture everything that
+// they receive, as does d, a guest of another VPC. The test itself captures frames on the underlay, on the external
+// network and at the gateways. No forged frame may arrive at any of them. A legitimate frame follows each forged one,
+// and must arrive.
 func (c *networkCloud) spoof(r *rawVPC, d *machine) {
 	t := c.t
 	var pairs []*networkv1.AddressPair
@@ -120,8 +123,9 @@ func (c *networkCloud) spoof(r *rawVPC, d *machine) {
 	c.spoofUnsecured(r, d)
 }
 
-// spoofUnsecured sends the frames again while the attacker's port has no port security. They arrive, which shows that
-// the captures recognize them, and that only port security has stopped them.
+// spoofUnsecured sends the frames again while the attacker's port has no port security. The forged frames must arrive,
+// except those in stoppedElsewhere. This shows that the captures recognize them, and that only port security stops
+// them.
 func (c *networkCloud) spoofUnsecured(r *rawVPC, d *machine) {
 	t := c.t
 	r.attacker.update(&networkv1.UpdatePortRequest{PortSecurity: ptr(false)})
@@ -140,7 +144,8 @@ func (c *networkCloud) spoofUnsecured(r *rawVPC, d *machine) {
 	}
 }
 
-// awaitSource waits until the attacker's host has applied that the attacker may send from an IPv4 address.
+// awaitSource sends frames from an IPv4 address until one arrives: then the attacker's host has applied the change of
+// the port that permits this address.
 func (r *rawVPC) awaitSource(source string) {
 	c, probe := r.near.c, r.near.startCapture()
 	text := "<from " + source + ">"
@@ -154,7 +159,8 @@ func (r *rawVPC) awaitSource(source string) {
 	probe.stop()
 }
 
-// stoppedElsewhere are the forged frames that do not arrive without port security either.
+// stoppedElsewhere are the names of the forged frames that do not arrive without port security either, because
+// something else drops them.
 var stoppedElsewhere = []string{
 	// Security groups permit no packets to broadcast and multicast addresses, which no port has.
 	"DHCP request from another port number", "DHCP server", "router advertisement", "redirect",
@@ -165,8 +171,8 @@ var stoppedElsewhere = []string{
 	"VLAN tag", "VLAN tag around ARP",
 }
 
-// capture sends the frames of a list while the victims and d capture, and returns a function that returns the names
-// of the guests that have received a frame with a text.
+// capture sends the frames of a list while the victims and d capture. The returned function returns the names of the
+// guests that have received a frame with the given text.
 func (c *networkCloud) capture(list *attackList, r *rawVPC, d *machine) (seen func(text string) []string) {
 	victims := []*machine{r.near.machine, r.far.machine, d}
 	captures := map[*machine]*capture{}
@@ -197,6 +203,7 @@ func (c *networkCloud) capture(list *attackList, r *rawVPC, d *machine) (seen fu
 	}
 }
 
+// saw reports whether a frame with the text was captured by one of wires.
 func saw(wires []*frametest.Wire, text string) bool {
 	return slices.ContainsFunc(wires, func(w *frametest.Wire) bool { return w.Saw(text) })
 }

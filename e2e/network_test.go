@@ -182,8 +182,8 @@ func (m *machine) run(script string) string {
 	return strings.TrimSpace(out)
 }
 
-// eventually runs a shell script in the guest until it succeeds. A run is given up after ten seconds: a change of the
-// network may drop a connection of the script, or the connection to the guest, without an answer.
+// eventually runs a shell script in the guest until it succeeds. Each run has a timeout of ten seconds: a change of the
+// network may drop packets of a connection of the script, or of the connection to the guest, without an error.
 func (m *machine) eventually(what, script string) {
 	m.c.t.Helper()
 	defer func(began time.Time) { m.c.t.Logf("%s after %v", what, time.Since(began)) }(time.Now())
