@@ -129,7 +129,7 @@ func (c *networkCloud) rules6(a, b *machine6) {
 	b.eventually("ping6 passes", ping)
 	b.run("! ping -c 1 -W 1 " + a.nic.Address.Addr().String()) // a rule for IPv6 permits no IPv4
 
-	// b sends on one connection until the end of the test. After the rule was removed, a receives no further data. The
+	// b sends on one connection for up to 300 s. After the rule was removed, a receives no further data. The
 	// standard input of both nc processes stays open, because nc ends when its peer has nothing to send.
 	rule := allow("tcp", 7000)
 	a.run("sleep 300 2>/dev/null </dev/null | timeout 300 nc -l -p 7000 >/tmp/received 2>/dev/null & sleep 1")

@@ -20,18 +20,18 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// agentCommand is the first argument with which this program runs the agent's networks (nodeagent/vpc) with one VPC. It
-// has no VMs and no connection to the control plane, and keeps the taps of all ports open.
+// agentCommand is the first argument with which this program runs the agent's networks (nodeagent/vpc) with one VPC.
+// The process has no VMs and no connection to the control plane, and keeps the taps of all ports open.
 const agentCommand = "agent"
 
-// agentState is the answer of the process to a line.
+// agentState is what the process answers to each line of its standard input.
 type agentState struct {
 	Started time.Duration // from the snapshot until all taps were up
 	Applied uint64        // times that the VPC was applied
 	Writes  uint64        // changes of the kernel's state
 }
 
-// agentVPC is the ID of the VPC. The agent removes no namespace whose name has no UUID.
+// agentVPC is the ID of the VPC. It is a UUID, because the agent removes only namespaces with a UUID in their names.
 const agentVPC = cloud.VPCID("00000000-0000-4000-8000-000000000001")
 
 func agentMain(args []string) error {
@@ -118,7 +118,7 @@ func agentUpdate(ports int) cloud.NetworkUpdate {
 	return u
 }
 
-// measureAgent measures memory and CPU time of the agent's networks with many ports and with 10.
+// measureAgent measures memory and CPU time of the agent's networks, with many ports and with 10 ports.
 func measureAgent(ctx context.Context, b *bench) error {
 	if err := b.calm.Await(ctx); err != nil {
 		return err
@@ -186,8 +186,8 @@ func watchAgent(ctx context.Context, b *bench, ports int, isPeer bool, watched t
 // agentWatch observes the process of an agent.
 type agentWatch struct {
 	child  *child
-	sample usage.Sample // the last one
-	memory usage.Memory // the highest values
+	sample usage.Sample // the last sample
+	memory usage.Memory // the highest values of all samples
 }
 
 // untilResync waits until the VPC was applied again, and takes a sample then.

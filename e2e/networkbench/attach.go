@@ -49,7 +49,7 @@ func measureAttach(ctx context.Context, b *bench) (err error) {
 			b.results.ours("attach spread", figure.Quantile(took, 0.99)/figure.Median(took))
 		}
 		say("attach, peer %v: p50 %.1f ms, p99 %.1f ms", isPeer, figure.Median(took), figure.Quantile(took, 0.99))
-		// The end of a namespace deletes the veth pair in it.
+		// When a namespace is deleted, the kernel deletes the veth pair in it.
 		for _, name := range names {
 			err = errors.Join(err, netns.DeleteNamed(name))
 		}

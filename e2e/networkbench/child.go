@@ -9,8 +9,8 @@ import (
 	"os/exec"
 )
 
-// children has the functions that run when this program is started as a process of its own, by the first argument. They
-// return when standard input ends.
+// children has the main functions of this program's child processes, by the first argument with which they are started.
+// The functions return when the standard input ends.
 var children = map[string]func(args []string) error{
 	agentCommand: agentMain,
 	hostsCommand: hostsMain,
@@ -24,7 +24,7 @@ func runChild(name string, args []string) int {
 	return 0
 }
 
-// child is this program, running as a process of its own. It answers each line of its standard input with a JSON value.
+// child is a child process that runs this program. It answers each line of its standard input with a JSON value.
 type child struct {
 	cmd     *exec.Cmd
 	in      io.WriteCloser
@@ -32,8 +32,8 @@ type child struct {
 }
 
 // startChild starts this program with the given arguments, in a network namespace unless its name is "". The process
-// ends with this one, which is the first of its PID namespace. A parent-death signal would arrive earlier: when the
-// thread ends that started the process, as those of package nsthread do.
+// ends when this process ends, because this one is the first of the PID namespace. A parent-death signal cannot be used
+// instead: it is sent when the thread that has started the process ends, and package nsthread ends its threads.
 func startChild(namespace string, args ...string) (*child, error) {
 	self, err := os.Executable()
 	if err != nil {

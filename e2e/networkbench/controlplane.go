@@ -22,8 +22,7 @@ import (
 const (
 	// org and project own everything that the part creates.
 	org, project = "default", "default"
-	// smallVPC is the number of ports of the VPC that the large one is compared with, and fewHosts the number of hosts that
-	// have the VPC few.
+	// smallVPC is the number of ports of the VPCs small and few. fewHosts is the number of hosts that have the VPC few.
 	smallVPC, fewHosts = 100, 5
 	// callers is the number of concurrent callers that fill the large VPC.
 	callers = 32
@@ -40,14 +39,14 @@ type cluster struct {
 	trio  *lab.Trio
 	conns []*lab.GRPC // one for each member, as the administrator
 	hosts *child
-	// large and small are VPCs that all hosts have, few is one that fewHosts have.
+	// large and small are VPCs on all hosts. few is a VPC on fewHosts hosts.
 	large, small, few subnet
 }
 
 // subnet is the only subnet of a VPC.
 type subnet struct{ vpc, id string }
 
-// measureControlPlane measures the creation of ports, and what it sends to hosts.
+// measureControlPlane measures the creation of ports, and the messages that it causes to hosts.
 func measureControlPlane(ctx context.Context, b *bench) (err error) {
 	c := &cluster{bench: b, dir: lab.Dir(b.dir)}
 	defer func() { err = errors.Join(err, c.close()) }()
@@ -193,7 +192,7 @@ func (c *cluster) prepare(ctx context.Context) error {
 	return nil
 }
 
-// createVM creates a VM of a group of which no two share a host.
+// createVM creates a VM of an anti-affinity group: no two VMs of the group are on one host.
 func (c *cluster) createVM(
 	ctx context.Context, images lab.GuestImages, group string, number int, nics ...subnet,
 ) error {
@@ -262,7 +261,7 @@ func (c *cluster) pids() (pids []int) {
 	return pids
 }
 
-// fillLarge fills the large VPC, and measures the rate and what the members use for it.
+// fillLarge fills the large VPC, and measures the rate, and the CPU time and memory that the members use.
 func (c *cluster) fillLarge(ctx context.Context) error {
 	memory, err := usage.MemoryOf(c.pids()...)
 	if err != nil {

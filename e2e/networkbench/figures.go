@@ -9,15 +9,15 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/kvbench/verdict"
 )
 
-// line is a line of a printed table. If the field what begins with "… ", the rest is printed after the description of
-// the last line without "… ".
+// line is a line of a printed table. If the field what begins with "… ", its rest is printed after the description of
+// the nearest line above that does not.
 type line struct {
 	part, id, what, unit string
 	target               verdict.Target
 }
 
-// table holds the lines of one printed table. The field peer is the heading of the column with the figures that the
-// first column's are compared with.
+// table holds the lines of one printed table. It has one column for the figures of Trivet and one for those of the
+// peer. The field peer is the heading of the second one.
 type table struct {
 	peer  string
 	lines []line
@@ -29,10 +29,10 @@ func within(v float64) verdict.Target { return verdict.Within(v, v) }
 // atMost returns a target with an upper bound on the ratio of our figure to the peer's.
 func atMost(v float64) verdict.Target { return verdict.AtMost(v, v) }
 
-// none is the target of a line that only explains others.
+// none is the target of a line without a target: it explains other lines.
 var none = verdict.Target{}
 
-// tables holds all lines. The targets are the bars of the design.
+// tables holds all lines. The targets come from the design.
 var tables = []table{
 	{"plain Linux", []line{
 		{"rules", "apply", "apply 10,000 rules to a new VPC, against iptables once for each rule", "s", atMost(0.01)},

@@ -21,7 +21,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// guestRounds is the maximum number of rounds with guests, each of which boots four.
+// guestRounds is the maximum number of rounds. A round boots four guests.
 const guestRounds = 3
 
 // blockBytes is the number of bytes that a guest writes at a time.
@@ -116,7 +116,7 @@ func (m *machine) close() {
 	_ = m.cmd.Wait() // the error is that it was killed
 }
 
-// plug is the network's end of a guest's interface.
+// plug is the end of a guest's interface that is attached to the network.
 type plug struct {
 	namespace string   // in which QEMU runs
 	backend   string   // options of QEMU's -netdev
@@ -125,7 +125,8 @@ type plug struct {
 
 // guestNet connects guests to a network.
 type guestNet interface {
-	// plug makes the network's end of the interface of a port. The caller closes the tap when QEMU has started.
+	// plug makes the end of the interface of a port that is attached to the network. The caller closes the tap when
+	// QEMU has started.
 	plug(ctx context.Context, number int) (plug, error)
 	// ready is called when QEMU has started.
 	ready(ctx context.Context) error

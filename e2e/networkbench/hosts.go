@@ -21,9 +21,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// hostsCommand is the first argument with which this program runs simulated hosts: they connect to the control plane
-// with the agent's own code (mutual TLS, lease, heartbeats, reports, networks), but run no VMs and make no networks.
-// They report every VM as built, and acknowledge every update of networks at once.
+// hostsCommand is the first argument with which this program runs simulated hosts. The hosts connect to the control
+// plane with the agent's own code (mutual TLS, lease, heartbeats, reports, networks), but run no VMs and make no
+// networks. They report every VM as built, and acknowledge every update of networks at once.
 const hostsCommand = "hosts"
 
 // hostsStart is the first line that the process reads.
@@ -33,7 +33,7 @@ type hostsStart struct {
 	Tokens  []string // one for each host
 }
 
-// hostsState is the answer of the process to the ID of a VPC.
+// hostsState is what the process answers to a line with the ID of a VPC.
 type hostsState struct {
 	Hosts   int // that have the VPC
 	Fewest  int // the lowest number of its ports on one of them
@@ -80,7 +80,7 @@ type simulatedHost struct {
 	link *uplink.Link
 
 	mu       sync.Mutex            // guards the fields below
-	reported map[cloud.VMID]uint64 // generation of each VM that was last reported
+	reported map[cloud.VMID]uint64 // the last reported generation of each VM
 	ports    map[cloud.VPCID]map[cloud.PortID]bool
 	updates  int
 }
@@ -161,6 +161,7 @@ func (h *simulatedHost) Apply(u cloud.NetworkUpdate) {
 	h.link.AcknowledgeNetworks(cloud.NetworkAck{Stream: u.Stream, Revision: u.Revision})
 }
 
+// stateOf returns the state of the hosts with regard to the VPC with the given ID.
 func stateOf(hosts []*simulatedHost, id cloud.VPCID) (s hostsState) {
 	for _, h := range hosts {
 		h.mu.Lock()

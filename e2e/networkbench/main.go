@@ -1,10 +1,11 @@
 // Command networkbench measures the network service: the agent's code on a host (packet filter, ports, CPU per packet,
-// throughput), beside plain Linux that is built by hand and beside smaller VPCs, and the control plane with many ports
-// on simulated hosts. It prints tables and writes them as Markdown; BENCHMARKS.md holds the results and explains them.
+// throughput), compared with plain Linux that is configured by hand and with smaller VPCs, and the control plane with
+// many ports on simulated hosts. It prints tables and writes them as Markdown; BENCHMARKS.md holds the results and
+// explains them.
 //
-// Ours and peer are measured in turn, never at once, and the order changes from round to round. Hosts are network
-// namespaces. Their endpoints are namespaces too, attached by the agent's code as containers are, except in the part
-// guests, whose endpoints are VMs.
+// Trivet and its peer are measured one after the other, never at the same time, and the order changes from round to
+// round. Hosts are network namespaces. Their endpoints are namespaces too, attached by the agent's code as containers
+// are, except in the part guests, whose endpoints are VMs.
 //
 // Everything runs as root in its own namespaces (network, mount, IPC, PID), so that all processes, devices and
 // namespaces end with this program, however it ends. The exit code does not depend on times: a figure that misses its
@@ -36,7 +37,7 @@ const runWithin, partWithin = 30 * time.Minute, 8 * time.Minute
 
 // bench holds the options and results of one run.
 type bench struct {
-	bin, guest string // the paths that the flags of these names give
+	bin, guest string // the values of the flags of these names
 	// dir holds all files of this run and is removed at its end.
 	dir    string
 	parts  []string

@@ -20,13 +20,14 @@ const near, local, far = firstPort, firstPort + 1, firstPort + 2
 // endpoints are the namespaces of ports.
 type endpoints struct{ near, local, far string }
 
-// testbed has what packets and streams are sent through: VPCs of the agent's packages, and what is built by hand.
+// testbed holds the networks through which packets and streams are sent: VPCs that the agent's packages have made, and
+// networks that are made by hand.
 type testbed struct {
 	site *site
-	// few and many are in VPCs whose rules refer to a remote group with 10 and with many members. shared and own are in
-	// VPCs with many other ports on the host, which share 10 groups, or have a group each.
+	// few and many are in VPCs whose rules refer to a remote group, with 10 members and with many. shared and own are
+	// in VPCs with many other ports on the host, which share 10 groups (shared) or have one group each (own).
 	few, many, shared, own endpoints
-	bridge, vxlan          endpoints // built by hand
+	bridge, vxlan          endpoints // made by hand
 }
 
 func newTestbed(ctx context.Context, b *bench) (t *testbed, err error) {
@@ -77,7 +78,8 @@ func newTestbed(ctx context.Context, b *bench) (t *testbed, err error) {
 }
 
 // makeVPC makes a VPC on both hosts, whose ports near, local and far permit everything from the members of a remote
-// group. On the first host it has more ports, without devices, of which none is a member if there are 10 members.
+// group. On the first host the VPC has further ports, without devices. If the remote group has 10 members, none of the
+// further ports is a member.
 func (t *testbed) makeVPC(
 	ctx context.Context, name string, vni uint32, members, ports, groups int,
 ) (e endpoints, err error) {
@@ -123,7 +125,7 @@ const payload = 64 - 14 - 20 - 8
 func newFlow(from, to string, target netip.Addr, answered bool) (*flow, error) {
 	f := &flow{from: -1, to: -1, answered: answered, target: unix.SockaddrInet4{Port: 7, Addr: target.As4()}}
 	if !answered {
-		f.target.Port = 9 // not that of a flow which is established already
+		f.target.Port = 9 // another port than that of answered flows, so that the flow is not established already
 	}
 	for _, s := range []struct {
 		name string
@@ -182,9 +184,9 @@ func (f *flow) check() error {
 	return fmt.Errorf("no packet arrives: %w", last)
 }
 
-// batch sends count packets, receives each of them, and returns the CPU time per packet in nanoseconds. One thread sends
-// and receives, and the kernel delivers a packet through veth pairs, bridges and VXLAN in the softirq that runs on this
-// thread, so its CPU time contains the whole path and both system calls.
+// batch sends count packets, receives each of them, and returns the CPU time per packet in nanoseconds. One thread
+// sends and receives, and the kernel delivers a packet through veth pairs, bridges and VXLAN in the softirq that runs
+// on this thread, so its CPU time contains the whole path and both system calls.
 func (f *flow) batch(count int) (float64, error) {
 	if err := f.drain(); err != nil {
 		return 0, err
@@ -283,8 +285,8 @@ func measurePackets(ctx context.Context, b *bench) (err error) {
 	return nil
 }
 
-// comparePackets sends batches of count packets over two flows in turn. The figure of a round is the fastest batch: the time of all
-// others contains interrupts and what other programs do to the caches.
+// comparePackets sends batches of count packets over two flows in turn. The figure of a round is the fastest batch: the
+// times of other batches include interrupts, and cache misses that other programs cause.
 func comparePackets(ctx context.Context, b *bench, id string, count int, open ...func() (*flow, error)) error {
 	var flows []*flow
 	for _, o := range open {

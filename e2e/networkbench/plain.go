@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 )
 
-// plainBridge is a network namespace with a bridge, br0, as an operator makes it by hand: no packet filter, no connection
-// tracking.
+// plainBridge is a network namespace with a bridge, br0, as an operator makes it by hand: no packet filter, no
+// connection tracking.
 type plainBridge struct {
 	name string // of the namespace
 }
@@ -71,8 +71,8 @@ type plainVXLAN struct {
 	hosts [2]*plainBridge
 }
 
-// newPlainVXLAN makes the hosts, with forwarding entries for the ports that attach will make: the port with the number
-// far is on the second host.
+// newPlainVXLAN makes the hosts, with forwarding entries for the ports near, on the first host, and far, on the second
+// one. The caller makes these ports with attach.
 func newPlainVXLAN(ctx context.Context, name string, near, far int) (*plainVXLAN, error) {
 	v := &plainVXLAN{}
 	for i := range v.hosts {

@@ -49,7 +49,7 @@ func (f *filtered) set(ctx context.Context) (time.Duration, error) {
 	return time.Since(began), err
 }
 
-// measureRules measures how long the packet filter takes for many rules at once, and for small changes.
+// measureRules measures how long it takes to apply a packet filter with many rules, and to apply small changes.
 func measureRules(ctx context.Context, b *bench) (err error) {
 	defer func() { err = errors.Join(err, removeNamespaces()) }()
 	if err := b.inTurn(ctx,
@@ -84,7 +84,7 @@ func measureRules(ctx context.Context, b *bench) (err error) {
 	return nil
 }
 
-// manyRules returns a VPC with a number of rules, in groups of which each has a port.
+// manyRules returns a VPC with a number of rules, in groups of rulesPerGroup rules. Each group has one port.
 func manyRules(rules int) cloud.HostVPC {
 	vpc := newVPC("vpc", 1)
 	for i := range rules / rulesPerGroup {
@@ -163,7 +163,7 @@ func groupsOf(name string, ports, groups int) (*filtered, error) {
 	return newFiltered(name, vpc)
 }
 
-// addPorts adds ports on the host, and groups of 10 rules that the ports have in turn.
+// addPorts adds ports on the host, and groups of 10 rules. It assigns one group to each port, in turn.
 func addPorts(vpc *cloud.HostVPC, first, ports, groups int) {
 	for i := range groups {
 		vpc.Groups = append(vpc.Groups, groupOf(cloud.SecurityGroupID(fmt.Sprintf("group-%04d", i)), 9, ""))
@@ -183,7 +183,7 @@ func remoteGroup(name string, members int) (*filtered, error) {
 	return newFiltered(name, vpc)
 }
 
-// changeRule changes one rule of the first group, to another one each time.
+// changeRule changes the port number of one rule of the first group. Each number yields another rule.
 func changeRule(vpc *cloud.HostVPC, number int) {
 	port := uint16(30_000 + number)
 	rules := append([]cloud.Rule{}, vpc.Groups[0].Rules...)

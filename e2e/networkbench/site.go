@@ -28,7 +28,7 @@ type host struct {
 	filter *firewall.Firewall
 }
 
-// site is a pair of hosts that are joined by a veth pair, with an underlay MTU of 1500 bytes.
+// site is a pair of hosts that a veth pair connects, with an underlay MTU of 1500 bytes.
 type site struct {
 	hosts [2]*host
 }

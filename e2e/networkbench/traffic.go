@@ -15,10 +15,10 @@ import (
 // quietFor is the time after a single create in which the messages to hosts are counted.
 const quietFor = 200 * time.Millisecond
 
-// traffic is what the members have sent to hosts.
+// traffic is the number of messages from members to hosts, and of bytes in both directions.
 type traffic struct{ messages, bytes float64 }
 
-// trafficNow reads the members' metric, and the counters that countBytes has made.
+// trafficNow reads the message counters of the members, and the byte counters of countBytes.
 func (c *cluster) trafficNow(ctx context.Context) (t traffic, err error) {
 	for _, address := range c.trio.Members {
 		n, err := metric(ctx, "http://"+address+":8084/metrics", "trivet_network_feed_messages_total")
@@ -85,8 +85,8 @@ func parseCounters(text string) (bytes float64, err error) {
 	return bytes, nil
 }
 
-// perCreate creates ports one by one, and returns what one of them sends to all hosts: the traffic of the time in which
-// they are created less that of an equal time without creates.
+// perCreate creates ports one by one, and returns the mean traffic for one port: the traffic while they are created
+// less the traffic of an equally long time without creates, divided by the number of ports.
 func (c *cluster) perCreate(ctx context.Context, s subnet) (t traffic, err error) {
 	during := func(create bool) (t traffic, err error) {
 		before, err := c.trafficNow(ctx)
@@ -117,8 +117,8 @@ func (c *cluster) perCreate(ctx context.Context, s subnet) (t traffic, err error
 	return traffic{(with.messages - without.messages) / count, (with.bytes - without.bytes) / count}, err
 }
 
-// countMessages counts the messages for a port in VPCs of few and of all hosts, with few and with many ports. Between the
-// two it fills the large VPC.
+// countMessages counts the messages for a port in VPCs of few and of all hosts, with few and with many ports. Between
+// the two it fills the large VPC.
 func (c *cluster) countMessages(ctx context.Context) error {
 	if err := countBytes(ctx); err != nil {
 		return err
