@@ -18,22 +18,22 @@ type NIC struct {
 	Address netip.Prefix
 	Gateway netip.Addr // of the default route; invalid if there is none
 	Host    string     // the guest's host name; empty if the DHCP server gave none
-	MTU     int        // for IPv4, or for IPv6
+	MTU     int        // of IPv4, or of IPv6 if the line is NIC6
 }
 
-// ParseNIC parses the line that the guest prints when an interface got its IPv4 address by DHCP. The error wraps ErrNotNIC if the
-// line is another one.
+// ParseNIC parses the line that the guest prints when an interface got its IPv4 address by DHCP. The error wraps
+// ErrNotNIC if line is any other line.
 func ParseNIC(line string) (NIC, error) {
 	return parseNIC(line, "NIC ")
 }
 
 // ParseNIC6 parses the line that the guest prints when an interface got an IPv6 address. The result has no host name.
-// The error wraps ErrNotNIC if the line is another one.
+// The error wraps ErrNotNIC if line is any other line.
 func ParseNIC6(line string) (NIC, error) {
 	return parseNIC(line, "NIC6 ")
 }
 
-// parseNIC parses a line in which words follow Prefix.
+// parseNIC parses a line that begins with Prefix and words.
 func parseNIC(line, words string) (NIC, error) {
 	_, rest, ok := strings.Cut(strings.TrimSpace(line), Prefix+words)
 	if !ok || strings.HasSuffix(rest, " removed") {

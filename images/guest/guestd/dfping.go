@@ -29,9 +29,9 @@ const (
 //	too-big from=10.0.0.1 mtu=1300
 //	too-big from=local mtu=1450
 //
-// The second is an error from a router on the path, the third one from the guest's own kernel. dfping fails if
-// neither a reply nor such an error arrives within SECONDS. The path MTU that the kernel has learned from earlier
-// errors does not matter.
+// The second line reports an error from a router on the path, the third one an error from the guest's own kernel.
+// dfping fails if neither a reply nor such an error arrives within SECONDS. It ignores the path MTU that the kernel has
+// learned from earlier errors.
 func dfpingCommand(args []string, _ io.Reader, out io.Writer) error {
 	if len(args) < 2 || len(args) > 3 {
 		return errUsage
@@ -70,6 +70,7 @@ type pinger struct {
 	id uint16 // identifies the requests of this process
 }
 
+// openPing opens a socket whose packets must not be fragmented, and which has a queue of errors (IP_RECVERR of ip(7)).
 func openPing(to netip.Addr) (*pinger, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_ICMP)
 	if err != nil {
@@ -89,7 +90,7 @@ func openPing(to netip.Addr) (*pinger, error) {
 	return &pinger{fd: fd, to: to, id: uint16(os.Getpid())}, nil
 }
 
-// ping sends a request and returns the line that describes its result.
+// ping sends a request with size bytes of data and returns the line that describes its result. It waits up to limit.
 func (p *pinger) ping(size int, limit time.Duration) (string, error) {
 	if _, err := unix.Write(p.fd, echo(p.id, size)); err != nil && !errors.Is(err, unix.EMSGSIZE) {
 		return "", fmt.Errorf("send: %w", err)
@@ -133,7 +134,7 @@ func echo(id uint16, size int) []byte {
 	return message
 }
 
-// reply returns the line about a packet, "" if it is no reply to a request of p.
+// reply returns the line about a packet, or "" if the packet is no reply to a request of p.
 func (p *pinger) reply(packet []byte) string {
 	if len(packet) < ipHeader {
 		return ""
@@ -147,8 +148,8 @@ func (p *pinger) reply(packet []byte) string {
 	return fmt.Sprintf("reply from=%v bytes=%d ttl=%d", from, len(packet)-header-icmpHeader, packet[8])
 }
 
-// readError returns the line about an error in the socket's queue that a packet was too big, "" if the queue is
-// empty.
+// readError reads an error from the socket's queue of errors and returns the line about it. It returns "" if the queue
+// is empty, and fails if the error is not that a packet was too big.
 func (p *pinger) readError(buffer []byte) (string, error) {
 	control := make([]byte, 512)
 	_, n, _, _, err := unix.Recvmsg(p.fd, buffer, control, unix.MSG_ERRQUEUE)
@@ -170,7 +171,8 @@ func (p *pinger) readError(buffer []byte) (string, error) {
 	return "", errors.New("the queue of errors has a message without an error")
 }
 
-// describeError returns the line about a struct sock_extended_err, which the address of its sender follows (ip(7)).
+// describeError returns the line about an error. data is a struct sock_extended_err, followed by the address of the
+// error's sender (ip(7)).
 func describeError(data []byte) (string, error) {
 	const size = 16 // of the struct
 	if len(data) < size {

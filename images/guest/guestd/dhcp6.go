@@ -21,9 +21,9 @@ type lease6 struct {
 	valid   time.Duration // after the reply
 }
 
-// runDHCPv6 is the DHCPv6 client of an interface (Debian's busybox has none). It waits until a router asks for DHCPv6,
-// adds the assigned address to the interface, and renews it, until ctx ends. It uses nothing but the address:
-// resolvers and the host name are those of DHCPv4.
+// runDHCPv6 is the DHCPv6 client of an interface (Debian's busybox has none). It waits until a router advertises
+// that addresses come from DHCPv6, adds the assigned address to the interface, and renews the lease, until ctx ends. It
+// uses only the address: resolvers and the host name come from DHCPv4.
 func (m *machine) runDHCPv6(ctx context.Context, name string) {
 	reported := ""
 	for wait(ctx, pollIPv6) {
@@ -34,7 +34,8 @@ func (m *machine) runDHCPv6(ctx context.Context, name string) {
 	}
 }
 
-// keepLease6 gets an address, and returns when the interface has lost it.
+// keepLease6 gets an address and renews it. It returns after it has removed the address from the interface, or at once
+// if no router advertises DHCPv6 or no server answers.
 func (m *machine) keepLease6(ctx context.Context, name string) error {
 	asked, err := managed(name)
 	if err != nil || !asked {
@@ -51,7 +52,7 @@ func (m *machine) keepLease6(ctx context.Context, name string) error {
 	defer client.Close()
 	lease, err := requestLease6(ctx, client, card.HardwareAddr)
 	if errors.Is(err, nclient6.ErrNoResponse) {
-		return nil // the server is away
+		return nil // no server answers
 	}
 	if err != nil {
 		return err
@@ -66,7 +67,7 @@ func (m *machine) keepLease6(ctx context.Context, name string) error {
 		}
 		next, err := renewLease6(ctx, client, lease)
 		switch {
-		case err != nil: // the server is away, or has another address for the interface
+		case err != nil: // no server answers, or the reply has no address
 			pause = max(lease.renew/10, time.Second)
 			continue
 		case !next.address.Equal(address):
@@ -92,7 +93,7 @@ func requestLease6(ctx context.Context, client *nclient6.Client, mac net.Hardwar
 	return newLease6(reply)
 }
 
-// renewLease6 asks the server of a lease for more time.
+// renewLease6 asks the server that has assigned a lease to extend it.
 func renewLease6(ctx context.Context, client *nclient6.Client, last lease6) (lease6, error) {
 	m, err := dhcpv6.NewMessage()
 	if err != nil {

@@ -87,8 +87,8 @@ func parseFrames(in io.Reader) ([][]byte, error) {
 
 // captureCommand prints the frames that an interface receives, or with "any" all interfaces, one per line in
 // hexadecimal digits. It ends after the first frame that contains TEXT, and fails if no such frame arrives within
-// SECONDS. Before the first frame it prints the line "capturing", so that a caller knows when to send. The kernel
-// removes the VLAN tag from frames that it shows to programs.
+// SECONDS. Before the first frame it prints the line "capturing", so that the caller knows when the capture has begun.
+// The kernel removes the VLAN tag from frames that it shows to programs.
 func captureCommand(args []string, _ io.Reader, out io.Writer) error {
 	if len(args) != 3 || args[2] == "" {
 		return errUsage

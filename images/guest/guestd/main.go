@@ -5,8 +5,8 @@
 // serial port. From then on it handles the power button and executes commands, which it reads as lines from that
 // port. It is one program rather than a shell script, because every process costs milliseconds under emulation and
 // because a script that reads a terminal loses input. Busybox is in the image for the "run" command, and for the
-// DHCP client and the HTTP server of a machine with network interfaces. Other processes start guestd with the name
-// of a program (programs), which busybox lacks, as the first argument.
+// DHCP client and the HTTP server of a machine with network interfaces. Other processes of the guest start
+// guestd with the name of a tool (see programs) as the first argument; busybox lacks these tools.
 //
 // It must not exit as process 1 (the kernel would panic), and must not know anything of Trivet. ../README.md lists
 // its output.

@@ -26,7 +26,7 @@ type network struct {
 	serving bool
 }
 
-// client configures an interface. An interface that was removed and added again has another one.
+// client configures an interface. An interface that was removed and added again has a new client.
 type client struct {
 	process *os.Process        // the DHCPv4 client; nil while it is being started again
 	cancel  context.CancelFunc // ends the configuration of IPv6

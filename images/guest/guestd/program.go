@@ -8,14 +8,14 @@ import (
 	"slices"
 )
 
-// program is a program that guestd runs when it is started with the program's name as first argument by another
-// process of the guest: its usage, and its function. The function writes results to the standard output.
+// program is a tool in the guestd binary. Another process of the guest runs it by starting guestd with the tool's name
+// as the first argument. The function do writes results to out.
 type program struct {
 	usage string
 	do    func(args []string, in io.Reader, out io.Writer) error
 }
 
-// programs are tools for tests of networks that busybox lacks.
+// programs has the tools by name. Tests of networks need them, and busybox lacks them.
 var programs = map[string]program{
 	"capture": {"capture IFACE|any SECONDS TEXT", captureCommand},
 	"dfping":  {"dfping ADDRESS BYTES [SECONDS]", dfpingCommand},
