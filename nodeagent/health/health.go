@@ -12,6 +12,8 @@
 //     restart of the agent does not take a backend out of service.
 //   - A check fails if it takes longer than its interval, and after five seconds at the latest.
 //   - The socket is made on a thread in the namespace. No thread is occupied while a check waits for the target.
+//   - The checks of a namespace that run at a time are limited, so that targets of one tenant that do not answer delay
+//     only that tenant's checks.
 //   - A redirection is a success. The check does not follow it, because it could lead to any address that the namespace
 //     reaches.
 //
@@ -31,8 +33,9 @@ import (
 const (
 	// maxTimeout limits the time of one check.
 	maxTimeout = 5 * time.Second
-	// maxConcurrent is the number of checks that run at a time.
-	maxConcurrent = 256
+	// maxConcurrent is the number of checks that run at a time, and maxPerNamespace that of one namespace.
+	maxConcurrent   = 256
+	maxPerNamespace = 16
 )
 
 // Target is a backend that is checked. Targets are the same if all fields are equal.
@@ -53,8 +56,10 @@ type Checker struct {
 	cancel  context.CancelFunc
 	done    sync.WaitGroup
 
-	mu      sync.Mutex // guards running and the tallies
+	mu      sync.Mutex // guards running, the tallies and shares
 	running map[string]map[Target]*checked
+	// shares has a channel for each namespace in running, with an element for each of its checks in progress.
+	shares map[string]chan struct{}
 }
 
 // checked has the results of the checks of a target, and the function that ends the checks.
@@ -68,6 +73,7 @@ type checked struct {
 func New(changed func(namespace string)) *Checker {
 	c := &Checker{
 		changed: changed, probe: probe, slots: make(chan struct{}, maxConcurrent), running: map[string]map[Target]*checked{},
+		shares: map[string]chan struct{}{},
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	return c
@@ -90,6 +96,11 @@ func (c *Checker) Set(namespace string, targets []Target) {
 	if len(had) == 0 && len(targets) == 0 || c.ctx.Err() != nil {
 		return
 	}
+	share := c.shares[namespace]
+	if share == nil {
+		share = make(chan struct{}, maxPerNamespace)
+		c.shares[namespace] = share
+	}
 	now := map[Target]*checked{}
 	for _, t := range targets {
 		switch {
@@ -100,7 +111,7 @@ func (c *Checker) Set(namespace string, targets []Target) {
 			ctx, stop := context.WithCancel(c.ctx)
 			one := &checked{stop: stop}
 			now[t] = one
-			c.done.Go(func() { c.run(ctx, namespace, t, one) })
+			c.done.Go(func() { c.run(ctx, namespace, share, t, one) })
 		}
 	}
 	for t, one := range had {
@@ -111,6 +122,7 @@ func (c *Checker) Set(namespace string, targets []Target) {
 	c.running[namespace] = now
 	if len(now) == 0 {
 		delete(c.running, namespace)
+		delete(c.shares, namespace)
 	}
 }
 
@@ -126,11 +138,11 @@ func (c *Checker) Verdict(namespace string, t Target) (healthy, known bool) {
 	return one.healthy, one.known
 }
 
-// run checks a target at its interval until ctx ends.
-func (c *Checker) run(ctx context.Context, namespace string, t Target, one *checked) {
+// run checks a target at its interval until ctx ends. share has an element for each check in progress of the namespace.
+func (c *Checker) run(ctx context.Context, namespace string, share chan struct{}, t Target, one *checked) {
 	interval := time.Duration(t.Check.IntervalSeconds) * time.Second
 	for {
-		ok, ran := c.check(ctx, namespace, &t, interval)
+		ok, ran := c.check(ctx, namespace, share, &t, interval)
 		if !ran {
 			return
 		}
@@ -151,12 +163,16 @@ func (c *Checker) run(ctx context.Context, namespace string, t Target, one *chec
 }
 
 // check checks a target once. ran is false if ctx ended before the result.
-func (c *Checker) check(ctx context.Context, namespace string, t *Target, interval time.Duration) (ok, ran bool) {
-	select {
-	case c.slots <- struct{}{}:
-		defer func() { <-c.slots }()
-	case <-ctx.Done():
-		return false, false
+func (c *Checker) check(
+	ctx context.Context, namespace string, share chan struct{}, t *Target, interval time.Duration,
+) (ok, ran bool) {
+	for _, limit := range []chan struct{}{share, c.slots} {
+		select {
+		case limit <- struct{}{}:
+			defer func() { <-limit }()
+		case <-ctx.Done():
+			return false, false
+		}
 	}
 	limited, cancel := context.WithTimeout(ctx, min(interval, maxTimeout))
 	defer cancel()

@@ -149,6 +149,43 @@ func TestChecker(t *testing.T) {
 	c.done.Wait() // the checks have ended
 }
 
+// TestSilentNamespace checks that targets of one namespace that do not answer do not keep those of another from being
+// checked.
+func TestSilentNamespace(t *testing.T) {
+	changes := make(chan string, 1)
+	c := New(func(namespace string) { changes <- namespace })
+	release := make(chan struct{})
+	defer c.Close()
+	defer close(release)
+	started := make(chan struct{}, 2*maxConcurrent)
+	c.probe = func(_ context.Context, namespace string, _ *Target) error {
+		if namespace == "silent" {
+			started <- struct{}{}
+			<-release
+			return errors.New("released")
+		}
+		return nil
+	}
+	check := cloud.HealthCheck{IntervalSeconds: 300, Unhealthy: 10, Healthy: 1}
+	var silent []Target
+	for port := range uint16(2 * maxConcurrent) {
+		silent = append(silent, Target{Address: netip.AddrPortFrom(netip.MustParseAddr("10.0.1.5"), port+1), Check: check})
+	}
+	c.Set("silent", silent)
+	for range maxPerNamespace {
+		<-started
+	}
+	target := Target{Address: netip.MustParseAddrPort("10.0.1.5:80"), Check: check}
+	c.Set("other", []Target{target})
+	select {
+	case namespace := <-changes:
+		require.Equal(t, "other", namespace)
+	case <-time.After(wait):
+		t.Fatal("the other namespace's target was not checked")
+	}
+	require.Equal(t, [2]bool{true, true}, verdict(c, "other", target))
+}
+
 func verdict(c *Checker, namespace string, t Target) [2]bool {
 	healthy, known := c.Verdict(namespace, t)
 	return [2]bool{healthy, known}

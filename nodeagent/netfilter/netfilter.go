@@ -28,6 +28,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 )
@@ -117,8 +118,9 @@ func (t Table) Delete(ctx context.Context, ns netns.NsHandle) (changed bool, err
 // list returns a line for each object in the table, sorted, or nil if there is no table.
 func (t Table) list(ctx context.Context, ns netns.NsHandle) ([]string, error) {
 	out, err := run(ctx, ns, "", "--json", "--numeric", "list", "table", t.Family, t.Name)
-	if errors.As(err, new(*exec.ExitError)) && ctx.Err() == nil {
-		return nil, nil // nft has no exit status of its own for an absent table; a broken nft fails on the next write
+	// nft has no exit status of its own for an absent table.
+	if errors.As(err, new(*exec.ExitError)) && strings.Contains(strings.ToLower(err.Error()), unix.ENOENT.Error()) {
+		return nil, nil
 	}
 	if err != nil {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv6"
 	"github.com/insomniacslk/dhcp/dhcpv6/nclient6"
 	"github.com/insomniacslk/dhcp/iana"
+	"golang.org/x/sys/unix"
 )
 
 // lease6 is an IPv6 address that a DHCPv6 server has assigned.
@@ -130,10 +131,11 @@ func newLease6(reply *dhcpv6.Message) (lease6, error) {
 }
 
 // changeAddress6 adds or deletes an address. The prefix length is 128, because DHCPv6 does not say which addresses are
-// on the link; router advertisements do (RFC 8415 section 18.2.10.1).
+// on the link; router advertisements do (RFC 8415 section 18.2.10.1). The function reap may collect the exit status, as
+// process 1 does for all processes. Then the text that busybox prints for each error says whether it succeeded.
 func changeAddress6(command string, address net.IP, name string) error {
 	out, err := exec.Command("/bin/busybox", "ip", "-6", "addr", command, address.String()+"/128", "dev", name).CombinedOutput()
-	if err != nil {
+	if err != nil && (!errors.Is(err, unix.ECHILD) || len(out) > 0) {
 		return fmt.Errorf("%s address %s: %w: %s", command, address, err, out)
 	}
 	return nil
