@@ -90,6 +90,9 @@ func (c *networkCloud) gateways(vpc, subnet string, b, d *machine) {
 	}
 	_, err = c.networks.DeleteNatGateway(ctx, &networkv1.DeleteNatGatewayRequest{Id: own.GetId()})
 	require.NoError(t, err)
+	_, err = c.networks.CreateNatGateway(ctx, &networkv1.CreateNatGatewayRequest{VpcId: vpc, ExternalNetwork: "internet", IsDefault: true})
+	require.NoError(t, err)
+	seen(b, fmt.Sprintf("203.0.113.%d", 11+b.host))
 }
 
 // activeGateway waits until a NAT gateway is ACTIVE on a host other than the one with the ID former, and returns the

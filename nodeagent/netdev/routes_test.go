@@ -125,7 +125,7 @@ func TestRoutesAreChecked(t *testing.T) {
 	for want, routes := range map[string][]cloud.HostRoute{
 		"two routes for 192.0.2.0/24": {blackhole("192.0.2.0/24"), blackhole("192.0.2.0/24")},
 		"not a masked prefix":         {blackhole("192.0.2.1/24")},
-		"target 4 is not supported":   {{Destination: netip.MustParsePrefix("0.0.0.0/0"), Target: cloud.RoutePeering}},
+		"target 9 is not supported":   {{Destination: netip.MustParsePrefix("0.0.0.0/0"), Target: 9}},
 		"translate IPv4 only":         {{Destination: netip.MustParsePrefix("::/0"), Target: cloud.RouteNAT}},
 		"not an address of a port":    {portRoute("0.0.0.0/0", 9, 10)},
 		"fd00:0:0:1::a is not an address": {{

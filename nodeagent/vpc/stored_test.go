@@ -57,7 +57,9 @@ func TestServersWithoutControlPlane(t *testing.T) {
 	h.Apply(cloud.NetworkUpdate{Node: h.node, Stream: h.stream, Revision: 2, Deleted: []string{storedID}})
 	requireServers(l, front)
 	h.snapshot(3, strings.ReplaceAll(records, "port p5 vpc="+storedID+" subnet=s1 at=10.0.1.5", "port p5 vpc="+storedID+" subnet=s1 at=10.0.1.9"))
+	h.Networks.mu.RLock()
 	require.Empty(t, h.restored)
+	h.Networks.mu.RUnlock()
 	require.Nil(t, l.offer(front, 2*time.Second), "no port of the subnet has the former MAC address")
 
 	t.Log("a VPC that the first snapshot does not name is removed, with its file")
