@@ -56,6 +56,7 @@ var validRequests = map[string][]string{
 	},
 	"DeleteRouteTable": {`{"id": "$table"}`},
 	"CreateNatGateway": {`{"vpc_id": "$vpc"}`},
+	"UpdateNatGateway": {`{"id": "$nat", "description": "x"}`},
 	"GetNatGateway":    {`{"id": "$nat"}`}, "ListNatGateways": {`{"vpc_id": "$vpc"}`}, "DeleteNatGateway": {`{"id": "$nat"}`},
 	"CreateFloatingIp": {`{"port_id": "$port"}`, `{"service_ip_id": "$service"}`},
 	"GetFloatingIp":    {`{"id": "$floating"}`}, "ListFloatingIps": {`{"port_id": "$vm-port"}`},
