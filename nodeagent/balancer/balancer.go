@@ -55,6 +55,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-cloud/trivet/nodeagent/netfilter"
+	"github.com/trivet-cloud/trivet/nodeagent/netspace"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -145,22 +146,14 @@ func setTable(ctx context.Context, ns netns.NsHandle, t netfilter.Table, chains 
 	return err
 }
 
-// dumpAttempts is the maximum number of attempts to list the routes. The kernel interrupts a list when routes change.
-const dumpAttempts = 10
-
 // listRoutes returns the package's routes in the namespace by address.
 func listRoutes(h *netlink.Handle) (map[netip.Addr]netlink.Route, error) {
 	filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Protocol: routeProtocol}
-	var list []netlink.Route
-	var err error
-	for range dumpAttempts {
-		list, err = h.RouteListFiltered(netlink.FAMILY_V4, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
-		if err == nil {
-			break
-		}
-	}
+	list, err := netspace.List("routes", func() ([]netlink.Route, error) {
+		return h.RouteListFiltered(netlink.FAMILY_V4, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+	})
 	if err != nil {
-		return nil, fmt.Errorf("list routes: %w", err)
+		return nil, err
 	}
 	out := map[netip.Addr]netlink.Route{}
 	for _, route := range list {

@@ -44,7 +44,7 @@ func (a *application) announce(added []string, r *Result) error {
 
 // sendARP sends gratuitous ARP for addresses from a device.
 func (s *space) sendARP(device string, list []netip.Addr) error {
-	return s.in(func() error {
+	return s.In(func() error {
 		link, err := net.InterfaceByName(device)
 		if err != nil {
 			return err

@@ -8,13 +8,12 @@ import (
 	"maps"
 	"net/netip"
 	"os"
-	"path/filepath"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/nodeagent/netspace"
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 )
 
@@ -214,7 +213,7 @@ func disconnectPath(ctx context.Context, path string, connected []*connection, r
 	if err != nil {
 		return err
 	}
-	defer s.close()
+	defer s.Close()
 	return s.disconnect(r)
 }
 
@@ -235,7 +234,7 @@ func (e *Edge) remove(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer s.close()
+	defer s.Close()
 	links, err := s.links()
 	if err != nil {
 		return err
@@ -250,59 +249,35 @@ func (e *Edge) remove(ctx context.Context) error {
 	return netns.DeleteNamed(e.name())
 }
 
-// setting is a sysctl. The path is relative to /proc/sys.
-type setting struct{ path, value string }
-
 // edgeSettings are the settings of the edge namespace. ip_forward is first, because writing it resets others.
-var edgeSettings = []setting{
-	{"net/ipv4/ip_forward", "1"},
-	{"net/ipv4/conf/all/rp_filter", "0"},
-	{"net/ipv4/conf/default/rp_filter", "0"},
-	{"net/ipv4/conf/all/send_redirects", "0"}, // packets between floating IPs of one VPC leave where they came from
-	{"net/ipv4/conf/default/send_redirects", "0"},
-	{"net/ipv4/conf/all/accept_redirects", "0"},
-	{"net/ipv4/conf/default/accept_redirects", "0"},
-	{"net/ipv4/conf/all/accept_source_route", "0"},
-	{"net/ipv4/conf/default/accept_source_route", "0"},
-	{"net/ipv4/conf/all/arp_ignore", "1"},   // the addresses of veth pairs are not answered outside
-	{"net/ipv4/conf/all/arp_announce", "2"}, // requests outside have the host's address
-	{"net/ipv4/icmp_errors_use_inbound_ifaddr", "1"},
-	{"net/ipv6/conf/all/disable_ipv6", "1"},
-	{"net/ipv6/conf/default/disable_ipv6", "1"},
-	{"net/netfilter/nf_conntrack_tcp_loose", "0"},
+var edgeSettings = []netspace.Setting{
+	{Path: "net/ipv4/ip_forward", Value: "1"},
+	{Path: "net/ipv4/conf/all/rp_filter", Value: "0"},
+	{Path: "net/ipv4/conf/default/rp_filter", Value: "0"},
+	{Path: "net/ipv4/conf/all/send_redirects", Value: "0"}, // packets between floating IPs of one VPC leave where they came from
+	{Path: "net/ipv4/conf/default/send_redirects", Value: "0"},
+	{Path: "net/ipv4/conf/all/accept_redirects", Value: "0"},
+	{Path: "net/ipv4/conf/default/accept_redirects", Value: "0"},
+	{Path: "net/ipv4/conf/all/accept_source_route", Value: "0"},
+	{Path: "net/ipv4/conf/default/accept_source_route", Value: "0"},
+	{Path: "net/ipv4/conf/all/arp_ignore", Value: "1"},   // the addresses of veth pairs are not answered outside
+	{Path: "net/ipv4/conf/all/arp_announce", Value: "2"}, // requests outside have the host's address
+	{Path: "net/ipv4/icmp_errors_use_inbound_ifaddr", Value: "1"},
+	{Path: "net/ipv6/conf/all/disable_ipv6", Value: "1"},
+	{Path: "net/ipv6/conf/default/disable_ipv6", Value: "1"},
+	{Path: "net/netfilter/nf_conntrack_tcp_loose", Value: "0"},
 }
 
 // externalSettings are the settings of the device of an external network.
-func externalSettings(device string) []setting {
-	return []setting{{"net/ipv4/neigh/" + device + "/proxy_delay", "0"}} // ARP requests are answered at once
+func externalSettings(device string) []netspace.Setting {
+	return []netspace.Setting{{Path: "net/ipv4/neigh/" + device + "/proxy_delay", Value: "0"}} // ARP requests are answered at once
 }
 
 // vpcSettings are the settings of a device of the package in VPCs' namespaces.
-func vpcSettings(device string) []setting {
-	return []setting{
-		{"net/ipv4/conf/" + device + "/rp_filter", "0"},
-		{"net/ipv4/conf/" + device + "/accept_redirects", "0"},
-		{"net/ipv6/conf/" + device + "/disable_ipv6", "1"},
+func vpcSettings(device string) []netspace.Setting {
+	return []netspace.Setting{
+		{Path: "net/ipv4/conf/" + device + "/rp_filter", Value: "0"},
+		{Path: "net/ipv4/conf/" + device + "/accept_redirects", Value: "0"},
+		{Path: "net/ipv6/conf/" + device + "/disable_ipv6", Value: "1"},
 	}
-}
-
-// setSettings writes those settings of the namespace that differ.
-func (s *space) setSettings(all []setting) error {
-	return s.in(func() error {
-		for _, one := range all {
-			path := filepath.Join("/proc/sys", one.path)
-			have, err := os.ReadFile(path)
-			if errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(one.path, "net/ipv6/") {
-				continue // a kernel without IPv6
-			}
-			if err == nil && strings.TrimSpace(string(have)) != one.value {
-				err = os.WriteFile(path, []byte(one.value), 0)
-				s.changed("sysctl -w %s=%s", one.path, one.value)
-			}
-			if err != nil {
-				return fmt.Errorf("change a setting: %w", err)
-			}
-		}
-		return nil
-	})
 }

@@ -256,7 +256,7 @@ func (e *Edge) set(ctx context.Context, s State, r *Result) error {
 	var spaces []*space
 	defer func() {
 		for _, s := range spaces {
-			s.close()
+			s.Close()
 		}
 	}()
 	open := func(path string) (*space, error) {

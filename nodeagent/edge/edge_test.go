@@ -184,7 +184,7 @@ func numberIn(t *testing.T, h *labHost) int {
 	c := []*connection{{VPC: h.state().VPCs[0]}}
 	s, err := openSpace(t.Context(), h.edge.path(), &Result{})
 	require.NoError(t, err)
-	defer s.close()
+	defer s.Close()
 	links, err := s.links()
 	require.NoError(t, err)
 	require.NoError(t, numbers(c, links))

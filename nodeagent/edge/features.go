@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
+	"github.com/trivet-cloud/trivet/nodeagent/netspace"
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -31,8 +32,10 @@ func MissingFeatures(ctx context.Context) []string {
 			ns.Close()
 			return fmt.Errorf("netlink sockets: %w", err)
 		}
-		s := &space{Handle: handle, ctx: ctx, path: "a new namespace", ns: ns, changes: &[]string{}}
-		defer s.close()
+		s := &space{
+			Space: &netspace.Space{Handle: handle, NS: ns, Path: "a new namespace"}, ctx: ctx, changes: &[]string{},
+		}
+		defer s.Close()
 		for _, f := range features {
 			if err := f.try(s); err != nil {
 				missing = append(missing, fmt.Sprintf("%s (%s): %v", f.name, f.option, err))

@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/nodeagent/netspace"
 )
 
 const (
@@ -50,7 +52,7 @@ func (s *space) reconcile(have, want items) ([]string, error) {
 		if _, wanted := want[key]; wanted {
 			continue
 		}
-		if err := have[key].remove(); err != nil && !absent(err) {
+		if err := have[key].remove(); err != nil && !netspace.Absent(err) {
 			return added, fmt.Errorf("delete %s: %w", key, err)
 		}
 		s.changed("ip %s", strings.Replace(key, " ", " delete ", 1))
@@ -117,7 +119,7 @@ func (n *network) address(device string, p netip.Prefix) {
 
 // readAddresses reads the addresses of devices for which ours returns true.
 func (n *network) readAddresses(ours func(string) bool) error {
-	list, err := dump("addresses", func() ([]netlink.Addr, error) { return n.AddrList(nil, netlink.FAMILY_V4) })
+	list, err := netspace.List("addresses", func() ([]netlink.Addr, error) { return n.AddrList(nil, netlink.FAMILY_V4) })
 	if err != nil {
 		return err
 	}
@@ -163,7 +165,7 @@ func (n *network) route(device string, r netlink.Route) {
 
 // readRoutes reads the routes of tables for which ours returns true, except those that the kernel made.
 func (n *network) readRoutes(ours func(table int) bool) error {
-	list, err := dump("routes", func() ([]netlink.Route, error) {
+	list, err := netspace.List("routes", func() ([]netlink.Route, error) {
 		all := &netlink.Route{Table: unix.RT_TABLE_UNSPEC}
 		return n.RouteListFiltered(netlink.FAMILY_V4, all, netlink.RT_FILTER_TABLE)
 	})
@@ -210,7 +212,7 @@ func (n *network) rule(rule routingRule) {
 
 // readRules reads the rules with priorities in a range.
 func (n *network) readRules(first, last int) error {
-	list, err := dump("rules", func() ([]netlink.Rule, error) { return n.RuleList(netlink.FAMILY_V4) })
+	list, err := netspace.List("rules", func() ([]netlink.Rule, error) { return n.RuleList(netlink.FAMILY_V4) })
 	if err != nil {
 		return err
 	}
@@ -240,7 +242,7 @@ func (n *network) proxy(device string, a netip.Addr) {
 }
 
 func (n *network) readProxies() error {
-	list, err := dump("proxy entries", func() ([]netlink.Neigh, error) { return n.NeighProxyList(0, netlink.FAMILY_V4) })
+	list, err := netspace.List("proxy entries", func() ([]netlink.Neigh, error) { return n.NeighProxyList(0, netlink.FAMILY_V4) })
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/trivet-cloud/trivet/nodeagent/netspace"
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 )
 
@@ -91,7 +92,7 @@ func numbers(connected []*connection, links map[string]netlink.Link) error {
 
 // links returns the devices of the namespace by name.
 func (s *space) links() (map[string]netlink.Link, error) {
-	list, err := dump("devices", s.LinkList)
+	list, err := netspace.List("devices", s.LinkList)
 	if err != nil {
 		return nil, err
 	}
@@ -103,7 +104,7 @@ func (s *space) links() (map[string]netlink.Link, error) {
 }
 
 func (s *space) deleteLink(l netlink.Link) error {
-	if err := s.LinkDel(l); err != nil && !absent(err) {
+	if err := s.LinkDel(l); err != nil && !netspace.Absent(err) {
 		return fmt.Errorf("delete device %s: %w", l.Attrs().Name, err)
 	}
 	s.changed("ip link delete %s", l.Attrs().Name)
@@ -127,7 +128,7 @@ func (a *application) setExternal(x *external, links map[string]netlink.Link) er
 	if err != nil {
 		return fmt.Errorf("find interface %s: %w", x.Interface, err)
 	}
-	mac := x.macOf(parent.Attrs().HardwareAddr, a.edge.path)
+	mac := x.macOf(parent.Attrs().HardwareAddr, a.edge.Path)
 	have, exists := links[x.device]
 	if exists {
 		typed, isMacvlan := have.(*netlink.Macvlan)
@@ -141,7 +142,7 @@ func (a *application) setExternal(x *external, links map[string]netlink.Link) er
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.ParentIndex, attrs.HardwareAddr = x.device, parent.Attrs().Index, mac
-	attrs.Namespace = netlink.NsFd(a.edge.ns)
+	attrs.Namespace = netlink.NsFd(a.edge.NS)
 	if err := a.host.LinkAdd(&netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_BRIDGE}); err != nil {
 		return fmt.Errorf("make a macvlan device on %s (neither the loopback device nor a bridge port can have one): %w",
 			x.Interface, err)
@@ -183,7 +184,7 @@ func (a *application) setLink(c *connection, links map[string]netlink.Link) erro
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = c.device(), linkMTU
 	veth := netlink.NewVeth(attrs)
-	veth.PeerName, veth.PeerMTU, veth.PeerNamespace = c.inner(), linkMTU, netlink.NsFd(c.inside.ns)
+	veth.PeerName, veth.PeerMTU, veth.PeerNamespace = c.inner(), linkMTU, netlink.NsFd(c.inside.NS)
 	if err := a.edge.LinkAdd(veth); err != nil {
 		return fmt.Errorf("make the veth pair %s: %w", c.device(), err)
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/trivet-cloud/trivet/nodeagent/netfilter"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
@@ -80,7 +81,7 @@ func elements(list []string) string {
 }
 
 // edgeChains renders the rules of the edge namespace.
-func edgeChains(all []external, connected []*connection) []chain {
+func edgeChains(all []external, connected []*connection) []netfilter.Chain {
 	var floating, hosts, marks, sources, arriving, leaving, translated []string
 	for _, x := range all {
 		hosts = append(hosts, x.Address.Addr().String())
@@ -101,46 +102,46 @@ func edgeChains(all []external, connected []*connection) []chain {
 		}
 	}
 	links := linkPrefix.String()
-	untracked := chain{name: "untracked", kind: "filter", hook: "prerouting", priority: -300, policy: "accept"}
-	untracked.rules = []string{fmt.Sprintf(`iifname "x*" ip saddr %s drop`, links)}
+	untracked := netfilter.Chain{Name: "untracked", Kind: "filter", Hook: "prerouting", Priority: -300, Policy: "accept"}
+	untracked.Rules = []string{fmt.Sprintf(`iifname "x*" ip saddr %s drop`, links)}
 	if len(floating) > 0 {
 		set := elements(floating)
-		untracked.rules = append(untracked.rules,
+		untracked.Rules = append(untracked.Rules,
 			fmt.Sprintf("ip saddr %s ip daddr != %s notrack", set, elements(hosts)),
 			fmt.Sprintf("ip daddr %s ip saddr != %s notrack", set, links))
 	}
-	network := chain{name: "network", kind: "filter", hook: "prerouting", priority: -150, policy: "accept"}
-	forward := chain{name: "forward", kind: "filter", hook: "forward", priority: 0, policy: "drop"}
+	network := netfilter.Chain{Name: "network", Kind: "filter", Hook: "prerouting", Priority: -150, Policy: "accept"}
+	forward := netfilter.Chain{Name: "forward", Kind: "filter", Hook: "forward", Priority: 0, Policy: "drop"}
 	if len(sources) > 0 {
-		network.rules = []string{`iifname "v*" meta mark set ip saddr map ` + elements(marks)}
-		forward.rules = append(forward.rules, fmt.Sprintf(`iifname "v*" iifname . ip saddr != %s drop`, elements(sources)))
+		network.Rules = []string{`iifname "v*" meta mark set ip saddr map ` + elements(marks)}
+		forward.Rules = append(forward.Rules, fmt.Sprintf(`iifname "v*" iifname . ip saddr != %s drop`, elements(sources)))
 	} else {
-		forward.rules = append(forward.rules, `iifname "v*" drop`)
+		forward.Rules = append(forward.Rules, `iifname "v*" drop`)
 	}
-	forward.rules = append(forward.rules, "ct state established,related accept")
+	forward.Rules = append(forward.Rules, "ct state established,related accept")
 	if len(floating) > 0 {
-		forward.rules = append(forward.rules,
+		forward.Rules = append(forward.Rules,
 			fmt.Sprintf(`iifname . ip daddr %s oifname "v*" accept`, elements(arriving)),
 			fmt.Sprintf(`iifname "v*" oifname "v*" ip daddr %s accept`, elements(floating)))
 	}
 	if len(leaving) > 0 {
-		forward.rules = append(forward.rules,
+		forward.Rules = append(forward.Rules,
 			fmt.Sprintf(`iifname "v*" meta mark . oifname %s ct state new,untracked accept`, elements(leaving)))
 	}
-	input := chain{name: "input", kind: "filter", hook: "input", priority: 0, policy: "drop", rules: []string{
+	input := netfilter.Chain{Name: "input", Kind: "filter", Hook: "input", Priority: 0, Policy: "drop", Rules: []string{
 		`iifname "x*" icmp type echo-request accept`, `iifname "x*" ct state established,related accept`,
 	}}
-	source := chain{name: "source", kind: "nat", hook: "postrouting", priority: 100, policy: "accept"}
+	source := netfilter.Chain{Name: "source", Kind: "nat", Hook: "postrouting", Priority: 100, Policy: "accept"}
 	if len(translated) > 0 {
-		source.rules = []string{"snat to ip saddr map " + elements(translated)}
+		source.Rules = []string{"snat to ip saddr map " + elements(translated)}
 	}
-	return []chain{untracked, network, forward, input, source}
+	return []netfilter.Chain{untracked, network, forward, input, source}
 }
 
 // vpcChains renders the rules of the namespace of a VPC, from all its connections.
-func vpcChains(all []external, list []*connection, denied []netip.Prefix) []chain {
-	destination := chain{name: "destination", kind: "nat", hook: "prerouting", priority: -100, policy: "accept"}
-	source := chain{name: "source", kind: "nat", hook: "postrouting", priority: 100, policy: "accept"}
+func vpcChains(all []external, list []*connection, denied []netip.Prefix) []netfilter.Chain {
+	destination := netfilter.Chain{Name: "destination", Kind: "nat", Hook: "prerouting", Priority: -100, Policy: "accept"}
+	source := netfilter.Chain{Name: "source", Kind: "nat", Hook: "postrouting", Priority: 100, Policy: "accept"}
 	for _, c := range list {
 		if len(c.Floating) > 0 {
 			var inward, outward []string
@@ -148,15 +149,15 @@ func vpcChains(all []external, list []*connection, denied []netip.Prefix) []chai
 				inward = append(inward, fmt.Sprintf("%s : %s", f.Address, f.Fixed))
 				outward = append(outward, fmt.Sprintf("%s : %s", f.Fixed, f.Address))
 			}
-			destination.rules = []string{fmt.Sprintf("iifname %q dnat to ip daddr map %s", c.inner(), elements(inward))}
-			source.rules = []string{fmt.Sprintf("oifname %q snat to ip saddr map %s", c.inner(), elements(outward))}
+			destination.Rules = []string{fmt.Sprintf("iifname %q dnat to ip daddr map %s", c.inner(), elements(inward))}
+			source.Rules = []string{fmt.Sprintf("oifname %q snat to ip saddr map %s", c.inner(), elements(outward))}
 		}
 		if a := c.source(all); a.IsValid() {
-			source.rules = append(source.rules, fmt.Sprintf("oifname %q snat to %s", c.inner(), a))
+			source.Rules = append(source.Rules, fmt.Sprintf("oifname %q snat to %s", c.inner(), a))
 		}
 	}
 	// Before the rules of package firewall, whose priority is 0.
-	forward := chain{name: "forward", kind: "filter", hook: "forward", priority: -10, policy: "accept", rules: []string{
+	forward := netfilter.Chain{Name: "forward", Kind: "filter", Hook: "forward", Priority: -10, Policy: "accept", Rules: []string{
 		fmt.Sprintf("iifname %q oifname %[1]q drop", vpcDevices),
 		fmt.Sprintf("iifname %q ct state invalid drop", vpcDevices),
 		fmt.Sprintf("oifname %q ct state invalid drop", vpcDevices),
@@ -167,14 +168,14 @@ func vpcChains(all []external, list []*connection, denied []netip.Prefix) []chai
 		for _, p := range reduce(denied) {
 			prefixes = append(prefixes, p.String())
 		}
-		forward.rules = append(forward.rules,
+		forward.Rules = append(forward.Rules,
 			fmt.Sprintf("oifname %q ct direction original ip daddr %s drop", vpcDevices, elements(prefixes)))
 	}
 	for _, direction := range []string{"iifname", "oifname"} {
-		forward.rules = append(forward.rules,
+		forward.Rules = append(forward.Rules,
 			fmt.Sprintf("%s %q ct mark set ct mark | %#x", direction, vpcDevices, connectionMark))
 	}
-	return []chain{destination, forward, source}
+	return []netfilter.Chain{destination, forward, source}
 }
 
 // reduce returns the prefixes without those that another one contains: the intervals of a set must not overlap.

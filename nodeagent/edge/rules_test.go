@@ -30,13 +30,13 @@ func TestRules(t *testing.T) {
 	datadriven.RunTest(t, "testdata/rules", func(t *testing.T, d *datadriven.TestData) string {
 		switch d.Cmd {
 		case "edge":
-			return table.Script(tableChains(edgeChains(all, []*connection{a, b})))
+			return table.Script(edgeChains(all, []*connection{a, b}))
 		case "edge-without-vpcs":
-			return table.Script(tableChains(edgeChains(all, nil)))
+			return table.Script(edgeChains(all, nil))
 		case "vpc-a":
-			return table.Script(tableChains(vpcChains(all, []*connection{a}, denied)))
+			return table.Script(vpcChains(all, []*connection{a}, denied))
 		case "vpc-b":
-			return table.Script(tableChains(vpcChains(all, []*connection{b}, nil)))
+			return table.Script(vpcChains(all, []*connection{b}, nil))
 		}
 		t.Fatalf("unknown command %s", d.Cmd)
 		return ""

@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/nodeagent/netspace"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -72,7 +73,7 @@ const otherRedirect = "?"
 
 // readLimits reads the token buckets of ports and IFB devices, and the redirections of ports.
 func (k *kernel) readLimits(have *state, names map[int]string) error {
-	list, err := dump("queueing disciplines", func() ([]netlink.Qdisc, error) { return k.vpc.QdiscList(nil) })
+	list, err := netspace.List("queueing disciplines", func() ([]netlink.Qdisc, error) { return k.vpc.QdiscList(nil) })
 	if err != nil {
 		return err
 	}
@@ -101,7 +102,7 @@ func (k *kernel) readLimits(have *state, names map[int]string) error {
 // otherRedirect.
 func (k *kernel) readRedirect(index int, names map[int]string) (string, error) {
 	device := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}
-	list, err := dump("filters", func() ([]netlink.Filter, error) {
+	list, err := netspace.List("filters", func() ([]netlink.Filter, error) {
 		return k.vpc.FilterList(device, netlink.HANDLE_MIN_INGRESS)
 	})
 	if err != nil {

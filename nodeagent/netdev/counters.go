@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/trivet-cloud/trivet/nodeagent/netspace"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -13,7 +14,7 @@ import (
 func (h *Host) PortCounters(ctx context.Context, id cloud.VPCID) (map[cloud.PortID]cloud.PortCounters, error) {
 	out := map[cloud.PortID]cloud.PortCounters{}
 	err := h.enter(ctx, id, func(k *kernel) error {
-		list, err := dump("devices", k.vpc.LinkList)
+		list, err := netspace.List("devices", k.vpc.LinkList)
 		if err != nil {
 			return err
 		}

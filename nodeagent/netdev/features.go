@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/nodeagent/netspace"
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -98,7 +99,7 @@ func tryFlags(k *kernel) error {
 			return err
 		}
 	}
-	all, err := dump("bridge ports", k.readFlags)
+	all, err := netspace.List("bridge ports", k.readFlags)
 	if err != nil {
 		return err
 	}

@@ -1,8 +1,6 @@
 package netdev
 
 import (
-	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 
@@ -10,27 +8,9 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/nodeagent/netspace"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
-
-// dumpAttempts is how often a list is read while it changes.
-const dumpAttempts = 10
-
-// dump reads a list from the kernel. The kernel reports when the list changed meanwhile; then dump repeats.
-func dump[T any](what string, read func() (T, error)) (T, error) {
-	var list T
-	var err error
-	for range dumpAttempts {
-		list, err = read()
-		if !errors.Is(err, netlink.ErrDumpInterrupted) && !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
-	if err != nil {
-		return list, fmt.Errorf("list %s: %w", what, err)
-	}
-	return list, nil
-}
 
 // read returns the managed part of the namespace, with the sysctls that want names.
 func (k *kernel) read(want *state) (*state, error) {
@@ -67,11 +47,11 @@ func (k *kernel) read(want *state) (*state, error) {
 
 // readLinks reads the managed devices and their indexes.
 func (k *kernel) readLinks(have *state) error {
-	list, err := dump("devices", k.vpc.LinkList)
+	list, err := netspace.List("devices", k.vpc.LinkList)
 	if err != nil {
 		return err
 	}
-	flags, err := dump("bridge ports", k.readFlags)
+	flags, err := netspace.List("bridge ports", k.readFlags)
 	if err != nil {
 		return err
 	}
@@ -169,7 +149,7 @@ func (k *kernel) readFlags() (map[int]portFlags, error) {
 }
 
 func (k *kernel) readAddresses(have *state, names map[int]string) error {
-	list, err := dump("addresses", func() ([]netlink.Addr, error) { return k.vpc.AddrList(nil, netlink.FAMILY_ALL) })
+	list, err := netspace.List("addresses", func() ([]netlink.Addr, error) { return k.vpc.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return err
 	}
@@ -184,7 +164,7 @@ func (k *kernel) readAddresses(have *state, names map[int]string) error {
 // readRoutes reads the connected routes of the main table and the tables of subnets.
 func (k *kernel) readRoutes(have *state, names map[int]string) error {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		list, err := dump("routes", func() ([]netlink.Route, error) {
+		list, err := netspace.List("routes", func() ([]netlink.Route, error) {
 			return k.vpc.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 		})
 		if err != nil {
@@ -206,7 +186,7 @@ func (k *kernel) readRoutes(have *state, names map[int]string) error {
 
 // readFDB reads the static entries of bridges and all entries of VXLAN and transit devices.
 func (k *kernel) readFDB(have *state, names map[int]string) error {
-	list, err := dump("FDB entries", func() ([]netlink.Neigh, error) { return k.vpc.NeighList(0, unix.AF_BRIDGE) })
+	list, err := netspace.List("FDB entries", func() ([]netlink.Neigh, error) { return k.vpc.NeighList(0, unix.AF_BRIDGE) })
 	if err != nil {
 		return err
 	}
@@ -235,7 +215,7 @@ func (k *kernel) readFDB(have *state, names map[int]string) error {
 
 // readNeighbours reads the permanent neighbours on bridges and transit devices.
 func (k *kernel) readNeighbours(have *state, names map[int]string) error {
-	list, err := dump("neighbours", func() ([]netlink.Neigh, error) { return k.vpc.NeighList(0, netlink.FAMILY_ALL) })
+	list, err := netspace.List("neighbours", func() ([]netlink.Neigh, error) { return k.vpc.NeighList(0, netlink.FAMILY_ALL) })
 	if err != nil {
 		return err
 	}

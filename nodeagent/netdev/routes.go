@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/nodeagent/netspace"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -168,7 +169,7 @@ func readTable(have *state, r *netlink.Route, names map[int]string) {
 // readRules reads the rules for tables of subnets and gateways, and those with their priorities.
 func (k *kernel) readRules(have *state, _ map[int]string) error {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		list, err := dump("rules", func() ([]netlink.Rule, error) { return k.vpc.RuleList(family) })
+		list, err := netspace.List("rules", func() ([]netlink.Rule, error) { return k.vpc.RuleList(family) })
 		if err != nil {
 			return err
 		}

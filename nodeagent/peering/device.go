@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/nodeagent/netspace"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -22,7 +23,7 @@ const aliasPrefix = "peering:"
 
 // links returns the devices of the namespace by name.
 func (s *space) links() (map[string]netlink.Link, error) {
-	list, err := dump("devices", s.LinkList)
+	list, err := netspace.List("devices", s.LinkList)
 	if err != nil {
 		return nil, err
 	}
@@ -34,7 +35,7 @@ func (s *space) links() (map[string]netlink.Link, error) {
 }
 
 func (s *space) deleteLink(l netlink.Link) error {
-	if err := s.LinkDel(l); err != nil && !absent(err) {
+	if err := s.LinkDel(l); err != nil && !netspace.Absent(err) {
 		return fmt.Errorf("delete device %s: %w", l.Attrs().Name, err)
 	}
 	s.changed("ip link delete %s", l.Attrs().Name)
@@ -114,7 +115,7 @@ func (l *Links) pair(s *space, p *cloud.HostPeering, have netlink.Link, mtu int)
 	if err != nil {
 		return nil, err
 	}
-	defer peer.close()
+	defer peer.Close()
 	name := p.ID.Device()
 	if have == nil { // the peer's Set may have made it meanwhile
 		have = s.find(name)
@@ -138,12 +139,12 @@ func (l *Links) pair(s *space, p *cloud.HostPeering, have netlink.Link, mtu int)
 	attrs.Name, attrs.MTU, attrs.HardwareAddr = name, mtu, deviceMAC
 	veth := netlink.NewVeth(attrs)
 	veth.PeerName, veth.PeerMTU, veth.PeerHardwareAddr = name, uint32(mtu), deviceMAC
-	veth.PeerNamespace = netlink.NsFd(peer.ns)
+	veth.PeerNamespace = netlink.NsFd(peer.NS)
 	if err := s.LinkAdd(veth); err != nil {
 		return nil, fmt.Errorf("make the veth pair %s: %w", name, err)
 	}
 	s.changed("ip link add %s address %s mtu %d type veth peer %[1]s address %[2]s mtu %[3]d netns %[4]s",
-		name, deviceMAC, mtu, peer.path)
+		name, deviceMAC, mtu, peer.Path)
 	s.result.Connected = append(s.result.Connected, p.Peer)
 	return s.LinkByName(name)
 }
@@ -165,22 +166,22 @@ func isPair(a, b netlink.Link) bool {
 }
 
 // settings returns the sysctls of a device. The device has no IPv6 addresses, but forwards IPv6 packets.
-func settings(name string, ipv6 bool) []setting {
+func settings(name string, ipv6 bool) []netspace.Setting {
 	v4, v6 := "net/ipv4/conf/"+name, "net/ipv6/conf/"+name
 	disabled := "1"
 	if ipv6 {
 		disabled = "0"
 	}
-	return []setting{
-		{v4 + "/forwarding", "1"},
-		{v4 + "/rp_filter", "0"},
-		{v4 + "/send_redirects", "0"},
-		{v4 + "/accept_redirects", "0"},
-		{v6 + "/addr_gen_mode", "1"}, // none
-		{v6 + "/accept_ra", "0"},
-		{v6 + "/autoconf", "0"},
-		{v6 + "/accept_redirects", "0"},
-		{v6 + "/forwarding", "1"},
-		{v6 + "/disable_ipv6", disabled},
+	return []netspace.Setting{
+		{Path: v4 + "/forwarding", Value: "1"},
+		{Path: v4 + "/rp_filter", Value: "0"},
+		{Path: v4 + "/send_redirects", Value: "0"},
+		{Path: v4 + "/accept_redirects", Value: "0"},
+		{Path: v6 + "/addr_gen_mode", Value: "1"}, // none
+		{Path: v6 + "/accept_ra", Value: "0"},
+		{Path: v6 + "/autoconf", Value: "0"},
+		{Path: v6 + "/accept_redirects", Value: "0"},
+		{Path: v6 + "/forwarding", Value: "1"},
+		{Path: v6 + "/disable_ipv6", Value: disabled},
 	}
 }

@@ -120,9 +120,9 @@ func (l *Links) set(ctx context.Context, vpc *cloud.HostVPC, r *Result) error {
 	if err != nil {
 		return err
 	}
-	defer s.close()
+	defer s.Close()
 	if len(vpc.Peerings) > 0 {
-		changed, err := table.Set(ctx, s.ns, chains(vpc))
+		changed, err := table.Set(ctx, s.NS, chains(vpc))
 		if err != nil {
 			return err
 		}
@@ -148,7 +148,7 @@ func (l *Links) set(ctx context.Context, vpc *cloud.HostVPC, r *Result) error {
 	if len(vpc.Peerings) > 0 {
 		return nil
 	}
-	changed, err := table.Delete(ctx, s.ns)
+	changed, err := table.Delete(ctx, s.NS)
 	if changed {
 		s.changed("nft delete table %s", table)
 	}

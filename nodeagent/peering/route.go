@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-cloud/trivet/nodeagent/netdev"
+	"github.com/trivet-cloud/trivet/nodeagent/netspace"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -95,7 +96,7 @@ func (s *space) setRoutes(vpc *cloud.HostVPC) error {
 		if want[r] {
 			continue
 		}
-		if err := s.RouteDel(r.netlink(indexes[r.device])); err != nil && !absent(err) {
+		if err := s.RouteDel(r.netlink(indexes[r.device])); err != nil && !netspace.Absent(err) {
 			return fmt.Errorf("delete route %s: %w", r, err)
 		}
 		s.changed("ip route delete %s", r)
@@ -117,7 +118,7 @@ func (s *space) setRoutes(vpc *cloud.HostVPC) error {
 func (s *space) readRoutes(names map[int]string) (map[route]bool, error) {
 	out := map[route]bool{}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		list, err := dump("routes", func() ([]netlink.Route, error) {
+		list, err := netspace.List("routes", func() ([]netlink.Route, error) {
 			return s.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 		})
 		if err != nil {
