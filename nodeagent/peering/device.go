@@ -117,10 +117,15 @@ func (l *Links) pair(s *space, p *cloud.HostPeering, have netlink.Link, mtu int)
 	}
 	defer peer.Close()
 	name := p.ID.Device()
-	if have == nil { // the peer's Set may have made it meanwhile
-		have = s.find(name)
+	// The peer's Set may have made or replaced the pair since have was read.
+	have, err = s.find(name)
+	if err != nil {
+		return nil, err
 	}
-	other := peer.find(name)
+	other, err := peer.find(name)
+	if err != nil {
+		return nil, err
+	}
 	if have != nil && other != nil && isPair(have, other) {
 		return have, nil
 	}
@@ -128,7 +133,10 @@ func (l *Links) pair(s *space, p *cloud.HostPeering, have netlink.Link, mtu int)
 		if err := s.deleteLink(have); err != nil {
 			return nil, err
 		}
-		other = peer.find(name) // deleting one end of a pair deletes the other
+		// Deleting one end of a pair deletes the other.
+		if other, err = peer.find(name); err != nil {
+			return nil, err
+		}
 	}
 	if other != nil {
 		if err := peer.deleteLink(other); err != nil {
@@ -149,13 +157,16 @@ func (l *Links) pair(s *space, p *cloud.HostPeering, have netlink.Link, mtu int)
 	return s.LinkByName(name)
 }
 
-// find returns the device with a name, or nil if there is none or the kernel returns an error.
-func (s *space) find(name string) netlink.Link {
+// find returns the device with a name, or nil if there is none.
+func (s *space) find(name string) (netlink.Link, error) {
 	l, err := s.LinkByName(name)
-	if err != nil {
-		return nil
+	switch {
+	case err == nil:
+		return l, nil
+	case netspace.Absent(err):
+		return nil, nil
 	}
-	return l
+	return nil, fmt.Errorf("find device %s: %w", name, err)
 }
 
 // isPair reports whether two devices of different namespaces are the two ends of a veth pair of a peering.
