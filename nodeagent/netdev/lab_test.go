@@ -1,6 +1,7 @@
 package netdev
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -118,11 +119,16 @@ func (l *lab) tc(name, format string, args ...any) string {
 	return run(l.t, "tc", command...)
 }
 
+// run runs a command, which must exit with code 0, and returns its standard output. The standard error is left out:
+// ip(8) can warn that a network namespace was deleted while it listed devices, which is not part of the configuration.
 func run(t *testing.T, name string, args ...string) string {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput()
-	require.NoError(t, err, "%s %s: %s", name, strings.Join(args, " "), out)
-	return string(out)
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), name, args...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	require.NoError(t, err, "%s %s: %s%s", name, strings.Join(args, " "), &stdout, &stderr)
+	return stdout.String()
 }
 
 // in calls f in a namespace of the lab, on a thread that ends with the call.
