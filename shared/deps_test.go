@@ -151,6 +151,7 @@ var others = map[string][]string{
 	"nodeagent/dhcp":      {"nodeagent/nsthread", "shared/cloud", "shared/mutant"},
 	"nodeagent/resolver":  {"nodeagent/nsthread", "shared/cloud", "shared/mutant"},
 	"nodeagent/metadata":  {"shared/cloudinit", "nodeagent/nsthread", "shared/cloud", "shared/mutant"},
+	"nodeagent/rbd":       {"protos/rbd/v1"},
 	"nodeagent/reconcile": {"shared/…", "protos/agent/v1"},
 	"nodeagent/machine":   {"nodeagent/…", "protos/…", "shared/…"},
 	"nodeagent/uplink":    {"protos/…", "shared/…"},
@@ -158,6 +159,7 @@ var others = map[string][]string{
 	"nodeagent/metrics":   {"nodeagent/…", "shared/…"},
 	"nodeagent":           {"nodeagent/…", "shared/…", "protos/…"},
 
+	"nodeagent/rbd/rbdtest":        {"protos/rbd/v1"},
 	"nodeagent/firewall/frametest": {"nodeagent/nsthread", "shared/cloud"},
 
 	"cli":                 {"cli/…", "protos/…", "shared/…", "controlplane/kv/snapfile"},

@@ -1,0 +1,233 @@
+//go:build ceph
+
+package main
+
+import (
+	"context"
+
+	"github.com/ceph/go-ceph/rados"
+	"github.com/ceph/go-ceph/rbd"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	rbdv1 "github.com/trivet-cloud/trivet/protos/rbd/v1"
+)
+
+// features of new images: clones, one writer at a time, and the maps that make usage and differences cheap.
+const features = rbd.FeatureLayering | rbd.FeatureExclusiveLock | rbd.FeatureObjectMap | rbd.FeatureFastDiff
+
+// newImageOptions returns the options for new images. The caller destroys them.
+func newImageOptions() (*rbd.ImageOptions, error) {
+	options := rbd.NewRbdImageOptions()
+	if err := options.SetUint64(rbd.ImageOptionFeatures, features); err != nil {
+		options.Destroy()
+		return nil, err
+	}
+	return options, nil
+}
+
+func (s *server) CreateImage(_ context.Context, in *rbdv1.CreateImageRequest) (*emptypb.Empty, error) {
+	return &emptypb.Empty{}, s.withPool(in.GetName().GetPool(), func(io *rados.IOContext) error {
+		err := create(io, in.GetName().GetImage(), in.GetSize())
+		if !isErrno(err, unix.EEXIST) {
+			return wrap("create image "+in.GetName().GetImage(), err)
+		}
+		return s.withImage(in.GetName(), func(_ *rados.IOContext, image *rbd.Image) error {
+			size, err := image.GetSize()
+			if err == nil && size != in.GetSize() {
+				return status.Errorf(codes.AlreadyExists, "image %s has %d bytes", in.GetName().GetImage(), size)
+			}
+			return wrap("read the size of image "+in.GetName().GetImage(), err)
+		})
+	})
+}
+
+// create creates an image in a pool.
+func create(io *rados.IOContext, name string, size uint64) error {
+	if err := checkNames(name); err != nil {
+		return err
+	}
+	options, err := newImageOptions()
+	if err != nil {
+		return err
+	}
+	defer options.Destroy()
+	return rbd.CreateImage(io, name, size, options)
+}
+
+func (s *server) CloneImage(_ context.Context, in *rbdv1.CloneImageRequest) (*emptypb.Empty, error) {
+	parent, name := in.GetParent(), in.GetName().GetImage()
+	if err := checkNames(parent.GetImage().GetImage(), parent.GetSnapshot(), name); err != nil {
+		return nil, err
+	}
+	options, err := newImageOptions()
+	if err != nil {
+		return nil, wrap("clone image "+name, err)
+	}
+	defer options.Destroy()
+	err = s.withPool(in.GetName().GetPool(), func(io *rados.IOContext) error {
+		return s.withImage(parent.GetImage(), func(parentIO *rados.IOContext, image *rbd.Image) error {
+			protected, err := image.GetSnapshot(parent.GetSnapshot()).IsProtected()
+			if err != nil {
+				return wrap("open snapshot "+parent.GetSnapshot(), err)
+			}
+			if !protected {
+				return status.Errorf(codes.FailedPrecondition, "snapshot %s is not protected", parent.GetSnapshot())
+			}
+			err = rbd.CloneImage(parentIO, parent.GetImage().GetImage(), parent.GetSnapshot(), io, name, options)
+			if isErrno(err, unix.EEXIST) {
+				return s.checkClone(in)
+			}
+			return wrap("clone image "+name, err)
+		})
+	})
+	return &emptypb.Empty{}, err
+}
+
+// checkClone returns an AlreadyExists error unless the image is a clone of the snapshot.
+func (s *server) checkClone(in *rbdv1.CloneImageRequest) error {
+	return s.withImage(in.GetName(), func(_ *rados.IOContext, image *rbd.Image) error {
+		parent, err := parentOf(image)
+		if err != nil {
+			return err
+		}
+		want := in.GetParent()
+		if parent.GetImage().GetPool() == want.GetImage().GetPool() && parent.GetSnapshot() == want.GetSnapshot() &&
+			parent.GetImage().GetImage() == want.GetImage().GetImage() {
+			return nil
+		}
+		return status.Errorf(codes.AlreadyExists, "image %s exists and is no clone of that snapshot", in.GetName().GetImage())
+	})
+}
+
+// parentOf returns the snapshot that an image is a clone of, or nil if it is no clone.
+func parentOf(image *rbd.Image) (*rbdv1.SnapshotName, error) {
+	parent, err := image.GetParent()
+	if isErrno(err, unix.ENOENT) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, wrap("read the parent", err)
+	}
+	return &rbdv1.SnapshotName{
+		Image:    &rbdv1.ImageName{Pool: parent.Image.PoolName, Image: parent.Image.ImageName},
+		Snapshot: parent.Snap.SnapName,
+	}, nil
+}
+
+func (s *server) GetImage(_ context.Context, in *rbdv1.GetImageRequest) (*rbdv1.Image, error) {
+	out := &rbdv1.Image{}
+	if err := checkNames(in.GetName().GetImage()); err != nil {
+		return nil, err
+	}
+	err := s.withPool(in.GetName().GetPool(), func(io *rados.IOContext) error {
+		// An image that is open read-only has no watcher.
+		image, err := rbd.OpenImageReadOnly(io, in.GetName().GetImage(), rbd.NoSnapshot)
+		if err != nil {
+			return wrap("open image "+in.GetName().GetImage(), err)
+		}
+		defer image.Close()
+		return wrap("read image "+in.GetName().GetImage(), read(image, in.GetUsage(), out))
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// read fills out with the properties of an image.
+func read(image *rbd.Image, usage bool, out *rbdv1.Image) error {
+	var err error
+	if out.Size, err = image.GetSize(); err != nil {
+		return err
+	}
+	has, err := image.GetFeatures()
+	if err != nil {
+		return err
+	}
+	out.ExclusiveLock = has&rbd.FeatureExclusiveLock != 0
+	if out.Parent, err = parentOf(image); err != nil {
+		return err
+	}
+	snapshots, err := image.GetSnapshotNames()
+	if err != nil {
+		return err
+	}
+	for _, s := range snapshots {
+		protected, err := image.GetSnapshot(s.Name).IsProtected()
+		if err != nil {
+			return err
+		}
+		out.Snapshots = append(out.Snapshots, &rbdv1.Snapshot{Name: s.Name, Size: s.Size, Protected: protected})
+	}
+	watchers, err := image.ListWatchers()
+	if err != nil {
+		return err
+	}
+	for _, w := range watchers {
+		out.Clients = append(out.Clients, w.Addr)
+	}
+	if !usage {
+		return nil
+	}
+	return image.DiffIterate(rbd.DiffIterateConfig{
+		Length: out.Size, IncludeParent: rbd.ExcludeParent, WholeObject: rbd.EnableWholeObject,
+		Callback: func(_, length uint64, exists int, _ interface{}) int {
+			if exists != 0 {
+				out.UsedBytes += length
+			}
+			return 0
+		},
+	})
+}
+
+func (s *server) ListImages(_ context.Context, in *rbdv1.ListImagesRequest) (*rbdv1.ListImagesResponse, error) {
+	out := &rbdv1.ListImagesResponse{}
+	return out, s.withPool(in.GetPool(), func(io *rados.IOContext) error {
+		var err error
+		out.Images, err = rbd.GetImageNames(io)
+		return wrap("list the images of pool "+in.GetPool(), err)
+	})
+}
+
+func (s *server) ResizeImage(_ context.Context, in *rbdv1.ResizeImageRequest) (*emptypb.Empty, error) {
+	return &emptypb.Empty{}, s.withImage(in.GetName(), func(_ *rados.IOContext, image *rbd.Image) error {
+		size, err := image.GetSize()
+		switch {
+		case err != nil || size == in.GetSize():
+			return wrap("read the size of image "+in.GetName().GetImage(), err)
+		case size > in.GetSize():
+			return status.Errorf(codes.FailedPrecondition, "image %s has %d bytes and cannot shrink", in.GetName().GetImage(), size)
+		}
+		return wrap("resize image "+in.GetName().GetImage(), image.Resize(in.GetSize()))
+	})
+}
+
+func (s *server) FlattenImage(_ context.Context, in *rbdv1.FlattenImageRequest) (*emptypb.Empty, error) {
+	return &emptypb.Empty{}, s.withImage(in.GetName(), func(_ *rados.IOContext, image *rbd.Image) error {
+		if parent, err := parentOf(image); err != nil || parent == nil {
+			return err
+		}
+		return wrap("flatten image "+in.GetName().GetImage(), image.Flatten())
+	})
+}
+
+func (s *server) RemoveImage(_ context.Context, in *rbdv1.RemoveImageRequest) (*emptypb.Empty, error) {
+	if err := checkNames(in.GetName().GetImage()); err != nil {
+		return nil, err
+	}
+	return &emptypb.Empty{}, s.withPool(in.GetName().GetPool(), func(io *rados.IOContext) error {
+		return remove(io, in.GetName().GetImage())
+	})
+}
+
+// remove deletes an image of a pool, if there is one.
+func remove(io *rados.IOContext, name string) error {
+	err := rbd.RemoveImage(io, name)
+	if isErrno(err, unix.ENOENT) {
+		return nil
+	}
+	return wrap("delete image "+name, err)
+}
