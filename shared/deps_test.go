@@ -117,6 +117,7 @@ var others = map[string][]string{
 	"shared/mutant/mutanttest": {},
 	"shared/mtls":              {"shared/atomicfile", "shared/mutant"},
 	"shared/qcow2":             {"shared/mutant"},
+	"shared/vdisk":             {"shared/qcow2"},
 	"shared/retry":             {},
 	"shared/cloudinit":         {},
 	"shared/cloud":             {"shared/fault", "shared/mutant"},

@@ -1,7 +1,6 @@
 package qcow2
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -33,17 +32,10 @@ func Create(w io.WriterAt, virtualSize uint64) (int64, error) {
 	used := l1/cluster + (entries*8+cluster-1)/cluster
 	length := int64(used * cluster)
 
-	var head bytes.Buffer
-	h := header{Version: 3, ClusterBits: CreateClusterBits, Size: virtualSize, L1Size: uint32(entries), L1Offset: l1,
-		RefcountTableOffset: reftable, RefcountTableClusters: 1}
-	copy(h.Magic[:], Magic)
-	h3 := header3{RefcountOrder: 4, HeaderLength: header3Length + 8}
-	// After the headers come the compression type (zlib) with padding, eight bytes in total, and the end marker of the
-	// header extensions.
-	for _, part := range []any{h, h3, [8]byte{}, [2]uint32{extEnd, 0}} {
-		if err := binary.Write(&head, binary.BigEndian, part); err != nil {
-			return 0, fmt.Errorf("encode qcow2 header: %w", err)
-		}
+	head, err := encodeHeader(header{Version: 3, ClusterBits: CreateClusterBits, Size: virtualSize, L1Size: uint32(entries),
+		L1Offset: l1, RefcountTableOffset: reftable, RefcountTableClusters: 1})
+	if err != nil {
+		return 0, err
 	}
 	counts := make([]byte, used*2)
 	for i := range used {
@@ -56,7 +48,7 @@ func Create(w io.WriterAt, virtualSize uint64) (int64, error) {
 		{length - 1, []byte{0}}, // extends the file; the L1 table and all other unwritten bytes are zero
 		{int64(refblock), counts},
 		{int64(reftable), binary.BigEndian.AppendUint64(nil, refblock)},
-		{0, head.Bytes()}, // written last, so that an incomplete file is not a valid image
+		{0, head}, // written last, so that an incomplete file is not a valid image
 	} {
 		if _, err := w.WriteAt(part.bytes, part.at); err != nil {
 			return 0, fmt.Errorf("write qcow2: %w", err)

@@ -1,0 +1,186 @@
+package qcow2
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// A Writer writes an image with data, whose offsets must rise. The image is like those of [Create]: version 3, clusters
+// of 64 KiB, no backing file. Clusters of zeros are left out.
+//
+// The Writer keeps one cluster, one L2 table and the L1 table in memory: at most 1.2 MiB.
+type Writer struct {
+	w    io.WriterAt
+	size uint64 // of the disk
+
+	l1 []byte
+	l2 []byte // the table of the range that is being written
+	// range2 is the index in l1 of l2, and used2 whether l2 has an entry.
+	range2 uint64
+	used2  bool
+
+	cluster []byte // the data of the cluster that is being written
+	at      uint64 // the number of that cluster on the disk
+	next    uint64 // the number of the next free cluster in the file
+	end     uint64 // the offset behind the data written so far
+}
+
+// errOrder is returned by Write for data that is not behind the data before.
+var errOrder = errors.New("write qcow2: offsets must rise")
+
+const writerCluster = uint64(1) << CreateClusterBits
+
+// NewWriter returns a Writer for an image of virtualSize bytes in w, which must be empty. The virtual size must be
+// possible for Create.
+func NewWriter(w io.WriterAt, virtualSize uint64) (*Writer, error) {
+	if virtualSize == 0 || virtualSize%sector != 0 || virtualSize > MaxVirtualSize {
+		return nil, fmt.Errorf("create qcow2: a virtual size of %d bytes is not possible", virtualSize)
+	}
+	span := writerCluster / 8 * writerCluster
+	l1 := (virtualSize + span - 1) / span * 8
+	return &Writer{
+		w: w, size: virtualSize, l1: make([]byte, l1), l2: make([]byte, writerCluster), cluster: make([]byte, writerCluster),
+		next: 1 + clusters(l1),
+	}, nil
+}
+
+// clusters returns the number of clusters that so many bytes need.
+func clusters(bytes uint64) uint64 { return (bytes + writerCluster - 1) / writerCluster }
+
+// Write writes data at an offset of the disk, which is not below the end of the data before.
+func (w *Writer) Write(offset uint64, data []byte) error {
+	if offset < w.end {
+		return errOrder
+	}
+	if offset > w.size || uint64(len(data)) > w.size-offset {
+		return fmt.Errorf("write qcow2: %d bytes at offset %d are outside the disk", len(data), offset)
+	}
+	w.end = offset + uint64(len(data))
+	for len(data) > 0 {
+		if n := offset / writerCluster; n != w.at {
+			if err := w.flushCluster(); err != nil {
+				return err
+			}
+			w.at = n
+		}
+		n := copy(w.cluster[offset%writerCluster:], data)
+		data, offset = data[n:], offset+uint64(n)
+	}
+	return nil
+}
+
+// flushCluster writes the current cluster unless it is zero.
+func (w *Writer) flushCluster() error {
+	if isZero(w.cluster) {
+		return nil
+	}
+	if n := w.at / (writerCluster / 8); n != w.range2 {
+		if err := w.flushTable(); err != nil {
+			return err
+		}
+		w.range2 = n
+	}
+	at, err := w.append(w.cluster)
+	if err != nil {
+		return err
+	}
+	const copied = 1 << 63 // the reference count is exactly 1
+	binary.BigEndian.PutUint64(w.l2[w.at%(writerCluster/8)*8:], at|copied)
+	w.used2 = true
+	clear(w.cluster)
+	return nil
+}
+
+// flushTable writes the current L2 table unless it is empty.
+func (w *Writer) flushTable() error {
+	if !w.used2 {
+		return nil
+	}
+	at, err := w.append(w.l2)
+	if err != nil {
+		return err
+	}
+	const copied = 1 << 63
+	binary.BigEndian.PutUint64(w.l1[w.range2*8:], at|copied)
+	clear(w.l2)
+	w.used2 = false
+	return nil
+}
+
+// append writes whole clusters at the end of the file, and returns their offset.
+func (w *Writer) append(data []byte) (at uint64, err error) {
+	at = w.next * writerCluster
+	if _, err := w.w.WriteAt(data, int64(at)); err != nil {
+		return 0, fmt.Errorf("write qcow2: %w", err)
+	}
+	w.next += clusters(uint64(len(data)))
+	return at, nil
+}
+
+// Close writes the tables and the header. It returns the length of the file. An image without Close is not valid.
+func (w *Writer) Close() (int64, error) {
+	if err := w.flushCluster(); err != nil {
+		return 0, err
+	}
+	if err := w.flushTable(); err != nil {
+		return 0, err
+	}
+	// The refcount blocks count themselves and the refcount table, which has one cluster.
+	const counted = writerCluster / 2 // clusters that a block counts, in 16 bits each
+	blocks := uint64(1)
+	for blocks*counted < w.next+1+blocks {
+		blocks++
+	}
+	if blocks > writerCluster/8 {
+		return 0, errors.New("write qcow2: more than 16 TiB of data are not possible")
+	}
+	counts, table := make([]byte, blocks*writerCluster), make([]byte, writerCluster)
+	for i := range w.next + 1 + blocks {
+		binary.BigEndian.PutUint16(counts[i*2:], 1)
+	}
+	first, err := w.append(counts)
+	if err != nil {
+		return 0, err
+	}
+	for i := range blocks {
+		binary.BigEndian.PutUint64(table[i*8:], first+i*writerCluster)
+	}
+	at, err := w.append(table)
+	if err != nil {
+		return 0, err
+	}
+	if _, err := w.w.WriteAt(w.l1, int64(writerCluster)); err != nil {
+		return 0, fmt.Errorf("write qcow2: %w", err)
+	}
+	head, err := encodeHeader(header{
+		Version: 3, ClusterBits: CreateClusterBits, Size: w.size, L1Size: uint32(len(w.l1) / 8), L1Offset: writerCluster,
+		RefcountTableOffset: at, RefcountTableClusters: 1,
+	})
+	if err != nil {
+		return 0, err
+	}
+	if _, err := w.w.WriteAt(head, 0); err != nil { // last, so that an incomplete file is not a valid image
+		return 0, fmt.Errorf("write qcow2: %w", err)
+	}
+	return int64(w.next * writerCluster), nil
+}
+
+// encodeHeader returns the headers of an image of version 3. After them come the compression type (zlib) with padding,
+// eight bytes in total, and the end marker of the header extensions.
+func encodeHeader(h header) ([]byte, error) {
+	copy(h.Magic[:], Magic)
+	h3 := header3{RefcountOrder: 4, HeaderLength: header3Length + 8}
+	var head bytes.Buffer
+	for _, part := range []any{h, h3, [8]byte{}, [2]uint32{extEnd, 0}} {
+		if err := binary.Write(&head, binary.BigEndian, part); err != nil {
+			return nil, fmt.Errorf("encode qcow2 header: %w", err)
+		}
+	}
+	return head.Bytes(), nil
+}
+
+// isZero reports whether all bytes are zero.
+func isZero(b []byte) bool { return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1]) }
