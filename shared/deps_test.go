@@ -143,6 +143,7 @@ var others = map[string][]string{
 	"nodeagent/netspace":  {"nodeagent/nsthread"},
 	"nodeagent/nettest":   {"nodeagent/nsthread"},
 	"nodeagent/netdev":    {"nodeagent/netspace", "nodeagent/nsthread", "shared/cloud", "shared/mutant"},
+	"nodeagent/ipsec":     {"nodeagent/netspace", "nodeagent/nsthread", "shared/cloud", "shared/mutant"},
 	"nodeagent/firewall":  {"nodeagent/nsthread", "shared/cloud", "shared/mutant"},
 	"nodeagent/netfilter": {"nodeagent/nsthread"},
 	"nodeagent/edge":      {"nodeagent/netspace", "nodeagent/netfilter", "nodeagent/nsthread", "shared/cloud", "shared/mutant"},

@@ -129,4 +129,5 @@ const (
 	TransitPeering     = "transit-peering"      // packets from a peering leave the VPC again: nodeagent/peering
 	TrackTransit       = "track-transit"        // a host tracks connections of which it sees one direction only: nodeagent/peering
 	ForeignHealth      = "foreign-health"       // a host reports the health of a backend on another host: controlplane/network
+	AcceptPlainVXLAN   = "accept-plain-vxlan"   // a host with encryption accepts VXLAN packets that are not encrypted: nodeagent/ipsec
 )
