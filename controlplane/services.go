@@ -137,6 +137,7 @@ func (m *member) listServices(context.Context) error {
 			tasks: []leader.Task{
 				{Name: "free rested addresses", Every: network.FreeEvery, Run: m.networks.FreeRested},
 				{Name: "follow networks", Every: time.Second, Run: m.networkFeed.Follow},
+				{Name: "rotate encryption keys", Every: network.RotateEvery, Run: m.networkFeed.RotateKeys},
 				{Name: "assign NAT gateways", Every: network.AssignEvery, Run: m.assignGateways},
 			},
 		},
@@ -170,6 +171,7 @@ func (m *member) newNetwork(context.Context) error {
 	m.networks = network.New(network.Options{Store: m.records, Commands: m.commands, Log: m.log.With("service", "network")})
 	m.networkFeed = network.NewFeed(network.FeedOptions{
 		Store: m.records, Listeners: m.memberships.Listeners(m.config.Ports.Agents), Metrics: m.metrics.registry,
+		Key: m.key.DeriveForGeneration("underlay-encryption"),
 	})
 	return nil
 }

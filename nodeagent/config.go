@@ -83,7 +83,8 @@ type External struct {
 
 // Network holds settings of the traffic between hosts.
 type Network struct {
-	// Encrypt is reserved for the encryption of traffic between hosts. Only false is accepted.
+	// Encrypt makes the host encrypt the VXLAN packets that it sends to other hosts, and drop packets of hosts that do not
+	// encrypt. VPCs then need 37 bytes more of the underlay's MTU.
 	Encrypt bool `yaml:"encrypt"`
 	// Prefix starts the names of the network namespaces that the agent makes in /run/netns. Agents that share this
 	// directory need prefixes of which none is the beginning of another. Changing it while the host has VPCs leaves the
@@ -162,7 +163,7 @@ var configSettings = []setting{
 		return err
 	}},
 	{"network-prefix", "`text` at the start of network namespaces' names", text(func(c *Config) *string { return &c.Network.Prefix })},
-	{"network-encrypt", "not supported yet (false)", func(c *Config, s string) (err error) {
+	{"network-encrypt", "true: encrypt the traffic to other hosts, and drop traffic that is not encrypted", func(c *Config, s string) (err error) {
 		c.Network.Encrypt, err = strconv.ParseBool(s)
 		return err
 	}},
@@ -322,6 +323,9 @@ func (c *Config) Validate() error {
 		all = map[string]string{}
 	}
 	all[accelLabel] = string(facts.KVM) // describe adds this label too
+	if c.Network.Encrypt {
+		all[encryptLabel] = "true"
+	}
 	return cloud.CheckNodeLabels("labels", all)
 }
 

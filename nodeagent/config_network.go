@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -37,9 +36,6 @@ func (c *Config) validateNetwork() error {
 		return fmt.Errorf("network.prefix: %q is not 2 to 20 characters of a-z, 0-9 and -, ending in -", c.Network.Prefix)
 	case c.UnderlayMTU != 0 && (c.UnderlayMTU < 1280 || c.UnderlayMTU > 65535):
 		return fmt.Errorf("underlay_mtu: %d is not between 1280 and 65535", c.UnderlayMTU)
-	case c.Network.Encrypt:
-		return errors.New("network.encrypt: encryption of traffic between hosts is not supported yet: " +
-			"set it to false, and use an underlay that only hosts can read")
 	}
 	users := map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(c.External)) {

@@ -35,6 +35,8 @@ type networks struct {
 	vpcs *vpc.Networks
 	host *netdev.Host
 	edge *edge.Edge // nil without external networks
+	// encryption is nil on a host that does not encrypt, or whose kernel has no IPsec.
+	encryption *encryption
 	// watch ends the agent when the underlay changes.
 	watch *underlayWatch
 	// assigned are the VPCs that the control plane has sent to a host that cannot have VPCs.
@@ -74,6 +76,11 @@ func openNetworks(ctx context.Context, c *Config, calls networkCalls, log *slog.
 	}
 	missing = append(missing, firewall.MissingFeatures(ctx)...)
 	missing = append(missing, balancer.MissingFeatures(ctx)...)
+	if c.Network.Encrypt {
+		missing = append(missing, n.openEncryption(ctx, u.vtep, log)...)
+	} else {
+		stopEncryption(ctx, log)
+	}
 	if len(missing) == 0 {
 		if err := n.open(ctx, u, c, log); err != nil {
 			missing = append(missing, err.Error())
@@ -104,9 +111,11 @@ func (n *networks) open(ctx context.Context, u underlay, c *Config, log *slog.Lo
 	if err != nil {
 		return err
 	}
-	if n.host, err = netdev.New(
-		netdev.Options{VTEP: u.vtep, Device: u.device, MTU: int(u.mtu), Prefix: n.prefix},
-	); err != nil {
+	mtu, acknowledge := int(u.mtu), n.ack
+	if n.encryption != nil {
+		mtu, acknowledge = mtu-cloud.ESPOverhead, n.encryption.acknowledge
+	}
+	if n.host, err = netdev.New(netdev.Options{VTEP: u.vtep, Device: u.device, MTU: mtu, Prefix: n.prefix}); err != nil {
 		return err
 	}
 	if len(c.External) > 0 {
@@ -130,7 +139,7 @@ func (n *networks) open(ctx context.Context, u underlay, c *Config, log *slog.Lo
 	}
 	upstreams := &hostResolvers{path: "/etc/resolv.conf"}
 	n.vpcs, err = vpc.New(vpc.Options{
-		VTEP: u.vtep, Host: n.host, Firewall: filter, Edge: n.edge, Upstreams: upstreams.list, Acknowledge: n.ack,
+		VTEP: u.vtep, Host: n.host, Firewall: filter, Edge: n.edge, Upstreams: upstreams.list, Acknowledge: acknowledge,
 		Report: n.report, Guest: n.guest, Log: log,
 		Dir: filepath.Join(c.DataDir, "networks"),
 	})
@@ -141,6 +150,9 @@ func (n *networks) open(ctx context.Context, u underlay, c *Config, log *slog.Lo
 // earlier update contained: the control plane sets the ports of a VPC that is not reported to ACTIVE.
 func (n *networks) Apply(u cloud.NetworkUpdate) {
 	if n.vpcs != nil {
+		if n.encryption != nil {
+			n.encryption.apply(u)
+		}
 		n.vpcs.Apply(u)
 		return
 	}
@@ -177,6 +189,9 @@ func (n *networks) close() {
 	}
 	if n.host != nil {
 		n.host.Close()
+	}
+	if n.encryption != nil {
+		n.encryption.close()
 	}
 }
 

@@ -30,7 +30,7 @@ func TestNetworkSettings(t *testing.T) {
 		"zone":         {func(c *Config) { c.Underlay = "fe80::1%eth0" }, "underlay"},
 		"no interface": {func(c *Config) { c.Underlay = "../eth0" }, "underlay"},
 		"small MTU":    {func(c *Config) { c.UnderlayMTU = 500 }, "underlay_mtu"},
-		"encryption":   {func(c *Config) { c.Network.Encrypt = true }, "not supported yet"},
+		"encryption":   {func(c *Config) { c.Network.Encrypt = true }, ""},
 		"external name": {func(c *Config) {
 			c.External = map[string]External{"Office!": {Interface: "eth1", Address: "203.0.113.2/24", Gateway: "203.0.113.1"}}
 		}, "external"},

@@ -12,6 +12,10 @@ import (
 // hosts by it.
 const accelLabel = "trivet/accel"
 
+// encryptLabel is the node label of hosts that encrypt the traffic to other hosts. Its value is true. Placement can
+// select hosts by it.
+const encryptLabel = "trivet/encrypt"
+
 // node holds what the agent reports to the control plane about this host.
 type node struct {
 	host        facts.Host
@@ -30,6 +34,9 @@ func describe(c Config, host facts.Host, accel facts.Accelerator) *node {
 		n.labels = map[string]string{}
 	}
 	n.labels[accelLabel] = string(accel.Kind)
+	if c.Network.Encrypt {
+		n.labels[encryptLabel] = "true"
+	}
 	return n
 }
 

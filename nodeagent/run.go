@@ -189,6 +189,9 @@ func (a *agent) work(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return a.link.Run(ctx) })
 	group.Go(func() error { return a.nets.watch.run(ctx) })
+	if a.nets.encryption != nil {
+		group.Go(func() error { return a.nets.encryption.run(ctx) })
+	}
 	group.Go(func() error {
 		return every(ctx, measureEvery, func() { a.link.Usage(a.machines.Measure(ctx)) })
 	})

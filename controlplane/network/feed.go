@@ -19,6 +19,9 @@ type FeedOptions struct {
 	Store *store.Store
 	// Listeners returns the address, host:port, of each member. Hosts drop packets of guests to them. Optional.
 	Listeners func() map[uint64]string
+	// Key is the secret from which the keys of the encryption between hosts are derived, 32 bytes. Required if a host
+	// encrypts.
+	Key []byte
 	// Metrics, if not nil, registers the metrics of the feed.
 	Metrics prometheus.Registerer
 }
@@ -111,6 +114,11 @@ func (f *Feed) scan(v *store.View, x *index) error {
 	for _, h := range hosts {
 		x.setHost(cloud.NodeID(h.Path[0]), h.Value)
 	}
+	epoch, err := keyEpochs.Get(v, keyEpochPath)
+	if err != nil {
+		return err
+	}
+	x.setEpoch(epoch, x.revision)
 	for kind, k := range feedKinds {
 		var after []string
 		for more := true; more; {
@@ -136,7 +144,7 @@ func (f *Feed) scan(v *store.View, x *index) error {
 func (f *Feed) apply(changes []store.TableChange, revision int64) error {
 	changes = slices.DeleteFunc(changes, func(c store.TableChange) bool {
 		_, known := kindNumbers[c.Table]
-		return !known && c.Table != hostNetworks.Name()
+		return !known && c.Table != hostNetworks.Name() && c.Table != keyEpochs.Name()
 	})
 	// A floating IP gets its VPC from the index entry of its port, so ports come first.
 	slices.SortStableFunc(changes, func(a, b store.TableChange) int { return kindNumbers[a.Table] - kindNumbers[b.Table] })
@@ -155,16 +163,19 @@ func (f *Feed) apply(changes []store.TableChange, revision int64) error {
 	defer f.mu.Unlock()
 	f.index.revision = revision
 	for i, c := range changes {
-		if c.Table == hostNetworks.Name() {
+		switch c.Table {
+		case hostNetworks.Name():
 			host, _ := values[i].(*cloud.HostNetwork)
-			version := f.index.underlayVersion
+			underlay, peers := f.index.underlayVersion, f.index.peersVersion
 			f.notify(f.index.setHost(cloud.NodeID(c.Path[0]), host))
-			if f.index.underlayVersion != version {
-				for _, s := range f.sessions {
-					s.mark(hostChange{node: s.node})
-				}
+			if f.index.underlayVersion != underlay || f.index.peersVersion != peers {
+				f.notifyAll()
 			}
-		} else {
+		case keyEpochs.Name():
+			epoch, _ := values[i].(*keyEpoch)
+			f.index.setEpoch(epoch, c.Revision)
+			f.notifyAll()
+		default:
 			key := recordKey{uint8(kindNumbers[c.Table]), cloud.ProjectID(c.Path[0]), c.Path[1]}
 			f.notify(f.index.set(key, values[i], c.Revision))
 		}
@@ -175,10 +186,20 @@ func (f *Feed) apply(changes []store.TableChange, revision int64) error {
 // read returns the record of a change, or nil if it does not exist.
 func (f *Feed) read(v *store.View, c store.TableChange) (any, error) {
 	f.reads.Add(1)
-	if c.Table == hostNetworks.Name() {
+	switch c.Table {
+	case hostNetworks.Name():
 		return found(hostNetworks.Get(v, c.Path...))
+	case keyEpochs.Name():
+		return found(keyEpochs.Get(v, c.Path...))
 	}
 	return feedKinds[kindNumbers[c.Table]].get(v, c.Path...)
+}
+
+// notifyAll wakes all sessions. The caller holds f.mu.
+func (f *Feed) notifyAll() {
+	for _, s := range f.sessions {
+		s.mark(hostChange{node: s.node})
+	}
 }
 
 // notify adds the changed records to the sessions of the hosts that have to get them. The caller holds f.mu.

@@ -76,6 +76,7 @@ func (f *Feed) acknowledged(s *feedSession, r *agentv1.SyncNetworksRequest) (out
 		f.metrics.lag.Observe(time.Since(s.sentAt).Seconds())
 		s.sentAt = time.Time{}
 	}
+	s.acked = max(s.acked, r.GetAppliedRevision())
 	pending := f.index.pending[s.node]
 	for _, key := range slices.SortedFunc(maps.Keys(pending), compareKeys) {
 		p := pending[key]

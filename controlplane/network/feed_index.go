@@ -30,6 +30,13 @@ type index struct {
 	// underlayVersion grows with each change of the addresses.
 	underlay        []netip.Addr
 	underlayVersion uint64
+	// epoch is the number of the keys with which hosts send, and epochRevision the revision of its record.
+	epoch         uint64
+	epochRevision int64
+	// encrypting is the number of hosts that encrypt. peersVersion grows with each change after which a host may have
+	// other peers or keys.
+	encrypting   int
+	peersVersion uint64
 	// changedNeeds has the needs that began or ended during a call of set, including those that did both.
 	changedNeeds map[need]struct{}
 }
@@ -113,7 +120,7 @@ func newIndex() *index {
 		needs: map[cloud.NodeID]map[cloud.VPCID]struct{}{}, portsOn: map[cloud.NodeID]map[recordKey]struct{}{},
 		pending: map[cloud.NodeID]map[recordKey]pendingBinding{}, networks: map[cloud.NodeID]*cloud.HostNetwork{},
 		gateways:        map[recordKey]gateway{},
-		underlayVersion: 1, changedNeeds: map[need]struct{}{},
+		underlayVersion: 1, epoch: firstEpoch, peersVersion: 1, changedNeeds: map[need]struct{}{},
 	}
 }
 
@@ -302,9 +309,11 @@ func (x *index) toHosts(out []hostChange, key recordKey, vpc cloud.VPCID) []host
 // changed, the result has all ports and NAT gateways that are bound to the host, for each host that needs their VPCs.
 func (x *index) setHost(node cloud.NodeID, h *cloud.HostNetwork) (out []hostChange) {
 	var former, vtep netip.Addr
-	if had := x.networks[node]; had != nil {
+	had := x.networks[node]
+	if had != nil {
 		former = had.VTEP
 	}
+	x.countEncrypting(had, h)
 	if h == nil {
 		delete(x.networks, node)
 	} else {

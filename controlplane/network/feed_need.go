@@ -64,6 +64,7 @@ func (x *index) takeNeeds(out []hostChange) []hostChange {
 			c.lost = n.vpc
 		}
 		out = append(out, c)
+		out = x.peersChange(out, n.vpc)
 	}
 	clear(x.changedNeeds)
 	return out

@@ -47,6 +47,12 @@ type feedSession struct {
 	// sent is the revision of the last complete message, and sentAt its time.
 	sent   int64
 	sentAt time.Time
+	// acked is the revision that the host has acknowledged.
+	acked int64
+	// peers are those whose keys the host has received, nil before the snapshot and for a host that does not encrypt.
+	// They were computed at peersVersion of the index.
+	peers        *peerList
+	peersVersion uint64
 }
 
 // mark records a change to send, and wakes the session. The caller holds Feed.mu.
@@ -102,33 +108,6 @@ func (f *Feed) Sync(
 		return cause
 	}
 	return nil
-}
-
-// Limits of the lists of a HostNetwork.
-const (
-	maxHostTexts = 64  // names of external networks, and things that the host lacks
-	maxHostText  = 256 // bytes
-)
-
-// hostNetworkFrom converts the host's description of its network. It returns InvalidArgument if the description exceeds
-// a limit or vtep is neither empty nor an IP address.
-func hostNetworkFrom(in *agentv1.HostNetwork) (n cloud.HostNetwork, err error) {
-	if in == nil {
-		return n, fault.Invalid("host", "is required in the first message")
-	}
-	n = cloud.HostNetwork{UnderlayMTU: in.GetUnderlayMtu(), External: in.GetExternalNetworks(), Missing: in.GetMissing()}
-	for field, texts := range map[string][]string{"host.external_networks": n.External, "host.missing": n.Missing} {
-		if len(texts) > maxHostTexts {
-			return n, fault.Invalid(field, "at most %d, got %d", maxHostTexts, len(texts))
-		}
-		for _, t := range texts {
-			if len(t) > maxHostText {
-				return n, fault.Invalid(field, "at most %d bytes each, got %d", maxHostText, len(t))
-			}
-		}
-	}
-	n.VTEP, err = addressOf("host.vtep", in.GetVtep())
-	return n, err
 }
 
 // recordTimeout limits how long a session waits for a write of records.
@@ -204,6 +183,8 @@ type delta struct {
 	keys     []recordKey
 	// underlay has the underlay addresses of all hosts. It is nil if the protected addresses are not to be sent.
 	underlay []netip.Addr
+	// peers are the hosts with which the host exchanges encrypted packets. It is nil if the keys are not to be sent.
+	peers *peerList
 }
 
 // take returns what the session has to send. It is false if there is nothing. The snapshot is a delta of a session
@@ -219,6 +200,7 @@ func (f *Feed) take(s *feedSession) (d delta, ok bool) {
 	if s.underlay != x.underlayVersion {
 		s.underlay, d.underlay = x.underlayVersion, x.underlayAddresses()
 	}
+	d.peers = s.takePeers(x)
 	keys := map[recordKey]struct{}{}
 	formerProjects := projectsOf(s.vpcs)
 	for id := range s.lost {
@@ -271,7 +253,7 @@ func (f *Feed) take(s *feedSession) (d delta, ok bool) {
 	d.keys = slices.SortedFunc(maps.Keys(keys), compareKeys)
 	slices.Sort(d.deleted)
 	d.deleted = slices.Compact(d.deleted)
-	ok = s.confirm || len(d.keys) > 0 || len(d.deleted) > 0 || d.underlay != nil
+	ok = s.confirm || len(d.keys) > 0 || len(d.deleted) > 0 || d.underlay != nil || d.peers != nil
 	s.confirm = false
 	clear(s.unsent)
 	return d, ok
@@ -316,6 +298,11 @@ func (f *Feed) sendDelta(ctx context.Context, s *feedSession, d delta, send func
 	}}
 	if d.underlay != nil {
 		if err := out.setProtected(f.protected(d.underlay)); err != nil {
+			return err
+		}
+	}
+	if d.peers != nil {
+		if err := out.setEncryption(d.peers.message(f.opts.Key)); err != nil {
 			return err
 		}
 	}

@@ -35,13 +35,15 @@ type feedWorld struct {
 	foreign map[cloud.PortID]bool
 	// externals are the external networks of hosts that connect.
 	externals []string
+	// instances has the instances of the hosts that encrypt.
+	instances map[cloud.NodeID]string
 	// stop ends the term in which the member leads.
 	stop func()
 }
 
 func newFeedWorld(t testing.TB) *feedWorld {
-	w := &feedWorld{world: newWorld(t), agents: map[cloud.NodeID]*fakeAgent{}, foreign: map[cloud.PortID]bool{}}
-	w.feed = NewFeed(FeedOptions{Store: w.store, Listeners: func() map[uint64]string {
+	w := &feedWorld{world: newWorld(t), agents: map[cloud.NodeID]*fakeAgent{}, foreign: map[cloud.PortID]bool{}, instances: map[cloud.NodeID]string{}}
+	w.feed = NewFeed(FeedOptions{Store: w.store, Key: []byte("the secret of the cluster for keys"), Listeners: func() map[uint64]string {
 		return map[uint64]string{1: "198.51.100.1:7443", 2: "member.example.org:7443"}
 	}})
 	w.lead()
@@ -133,6 +135,8 @@ type fakeAgent struct {
 
 	// state has each record by the ID.
 	state map[string]proto.Message
+	// encryption has the keys that the host has received last.
+	encryption *agentv1.HostEncryption
 	// log has the records of the messages since the test last took it.
 	log []*agentv1.SyncNetworksResponse
 	// revision is that of the last complete message.
@@ -149,7 +153,7 @@ func (w *feedWorld) connect(node cloud.NodeID, vtep string) *fakeAgent {
 	w.t.Cleanup(cancel)
 	charge := func(_ context.Context, n int) error { a.charged.Add(int64(n)); return nil }
 	first := &agentv1.SyncNetworksRequest{Protocol: 1, Host: &agentv1.HostNetwork{
-		Vtep: vtep, UnderlayMtu: 1500, ExternalNetworks: w.externals,
+		Vtep: vtep, UnderlayMtu: 1537, ExternalNetworks: w.externals, Encrypt: w.instances[node] != "", Instance: w.instances[node],
 	}}
 	former := w.session(node)
 	go func() {
@@ -258,6 +262,9 @@ func (a *fakeAgent) apply(m *agentv1.SyncNetworksResponse) {
 	}
 	for _, r := range recordsOf(m) {
 		a.state[idOf(r)] = r
+	}
+	if m.GetEncryption() != nil {
+		a.encryption = m.GetEncryption()
 	}
 	projects := map[string]bool{}
 	for _, r := range a.state {

@@ -50,6 +50,16 @@ func (w *feedWriter) setProtected(addresses []string) error {
 	return nil
 }
 
+// setEncryption adds the keys of the host.
+func (w *feedWriter) setEncryption(keys *agentv1.HostEncryption) error {
+	m, err := w.next(proto.Size(keys))
+	if err != nil {
+		return err
+	}
+	m.Encryption = keys
+	return nil
+}
+
 // delete adds the ID of a deleted record.
 func (w *feedWriter) delete(id string) error {
 	m, err := w.next(len(id))

@@ -23,6 +23,11 @@ func TestHostNetwork(t *testing.T) {
 		small := good
 		small.UnderlayMTU = 1499
 		require.NoError(t, SetHostNetwork(tx, "n5", small))
+		encrypting := good
+		encrypting.Encrypt, encrypting.UnderlayMTU = true, 1536
+		require.NoError(t, SetHostNetwork(tx, "n7", encrypting))
+		encrypting.UnderlayMTU = 1537
+		require.NoError(t, SetHostNetwork(tx, "n8", encrypting))
 		v6 := good
 		v6.VTEP = netip.MustParseAddr("fd00::1")
 		return SetHostNetwork(tx, "n6", v6)
@@ -35,6 +40,7 @@ func TestHostNetwork(t *testing.T) {
 			"n1": "", "n2": "kernel module vxlan, nft", "n3": "the host has reported no underlay address",
 			"n4": "the host has not reported its network", "n5": "its underlay has an MTU of 1499, and the VPC needs 1500",
 			"n6": "its underlay has an MTU of 1500, and the VPC needs 1520",
+			"n7": "its underlay has an MTU of 1536, and the VPC needs 1537 with encryption", "n8": "",
 		} {
 			n, err := HostNetworkOf(v, node)
 			require.NoError(t, err)
@@ -47,5 +53,5 @@ func TestHostNetwork(t *testing.T) {
 	w.update(func(tx *store.Tx) error { return SetHostNetwork(tx, "n1", good) })
 	require.Equal(t, before, w.store.Revision(), "an equal report writes nothing")
 	w.update(func(tx *store.Tx) error { DeleteHostNetwork(tx, "n1"); return nil })
-	require.Equal(t, 4, w.records()["host-network"])
+	require.Equal(t, 6, w.records()["host-network"])
 }

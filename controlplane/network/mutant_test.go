@@ -17,5 +17,6 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.GatewayTwice, TestFeed, "assign", "g node=h2")
 	mutanttest.Notices(t, mutant.GatewayTwice, TestChoosePlace)
 	mutanttest.Notices(t, mutant.ForeignHealth, TestBackendHealth, "a host may report about its own ports only")
+	mutanttest.Notices(t, mutant.RotateEarly, TestKeyRotation, "the keys are rotated before each host has received")
 	mutanttest.Notices(t, mutant.ReuseAddress, TestAPI, "AlreadyExists: address 10.0.1.2 of subnet")
 }

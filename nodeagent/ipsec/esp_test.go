@@ -32,8 +32,8 @@ func exchange(t *testing.T, first, second *net.UDPConn) {
 	require.True(t, arrives(second, first, patience), "a packet of host 2 arrives")
 }
 
-// TestESPOnTheWire checks that two hosts exchange the packets of VXLAN in ESP only, and that neither a second call nor a
-// restarted agent writes anything. Then it removes the peers: the states disappear, and no packet passes.
+// TestESPOnTheWire checks that two hosts exchange the packets of VXLAN in ESP only, and that neither a second call nor
+// a restarted agent writes anything. Then it removes the peers: the states disappear, and no packet passes.
 func TestESPOnTheWire(t *testing.T) {
 	forBoth(t, func(t *testing.T, l *lab) {
 		a, b := l.hosts[0], l.hosts[1]
@@ -122,7 +122,8 @@ func startFlow(t *testing.T, from, to *net.UDPConn) *flow {
 			case <-f.ends:
 				return
 			}
-			if _, err := from.WriteToUDP(binary.BigEndian.AppendUint64(nil, f.sent.Load()), to.LocalAddr().(*net.UDPAddr)); err != nil {
+			packet := binary.BigEndian.AppendUint64(nil, f.sent.Load())
+			if _, err := from.WriteToUDP(packet, to.LocalAddr().(*net.UDPAddr)); err != nil {
 				t.Errorf("send packet %d: %v", f.sent.Load(), err)
 				return
 			}

@@ -9,12 +9,11 @@ import (
 	"github.com/vishvananda/netns"
 
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
-	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// MissingFeatures returns what the host's kernel lacks for encryption, each with the option of the kernel's configuration
-// or the module that provides it, in words for an operator. It makes policies and states in a network namespace of its
-// own, which disappears with the call. An error means that the check itself failed.
+// MissingFeatures returns what the host's kernel lacks for encryption, each with the option of the kernel's
+// configuration or the module that provides it, in words for an operator. It makes policies and states in a network
+// namespace of its own, which disappears with the call. An error means that the check itself failed.
 func MissingFeatures(ctx context.Context) (missing []string, err error) {
 	err = nsthread.Do(func() error {
 		ns, err := netns.New()
@@ -50,8 +49,10 @@ var features = []struct {
 	change       func() change
 }{
 	{"policies of IPsec", "CONFIG_XFRM", tryPolicy("192.0.2.1")},
-	{"ESP with AES-GCM over IPv4", "CONFIG_INET_ESP, CONFIG_CRYPTO_GCM, modules esp4 and gcm", tryState("192.0.2.1", "192.0.2.2")},
-	{"ESP with AES-GCM over IPv6", "CONFIG_INET6_ESP, CONFIG_CRYPTO_GCM, modules esp6 and gcm", tryState("2001:db8::1", "2001:db8::2")},
+	{"ESP with AES-GCM over IPv4", "CONFIG_INET_ESP, CONFIG_CRYPTO_GCM, CONFIG_CRYPTO_SEQIV, modules esp4, gcm and seqiv",
+		tryState("192.0.2.1", "192.0.2.2")},
+	{"ESP with AES-GCM over IPv6", "CONFIG_INET6_ESP, CONFIG_CRYPTO_GCM, CONFIG_CRYPTO_SEQIV, modules esp6, gcm and seqiv",
+		tryState("2001:db8::1", "2001:db8::2")},
 }
 
 func tryPolicy(vtep string) func() change {
@@ -61,7 +62,6 @@ func tryPolicy(vtep string) func() change {
 func tryState(source, destination string) func() change {
 	return func() change {
 		c := addState{id: stateID{netip.MustParseAddr(destination), 256}, source: netip.MustParseAddr(source), out: true}
-		c.key = cloud.ESPKey{}
 		rand.Read(c.key[:])
 		return c
 	}

@@ -23,9 +23,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel of a machine that runs tests may lack ESP. So the tests whose names begin with TestESP then run in a virtual
-// machine, the guest, with the kernel of images/guest and its modules. The guest has no program except this package's
-// test binary, which runs as process 1.
+// The kernel of a machine that runs tests may lack ESP. So the tests whose names begin with TestESP then run in a
+// virtual machine, the guest, with the kernel of images/guest and its modules. The guest has no program except this
+// package's test binary, which runs as process 1.
 
 // guestModules are the modules that the tests need, besides those that each of them needs.
 var guestModules = []string{

@@ -4,29 +4,29 @@
 //
 // # How it works
 //
-// Two policies apply to all packets from and to the host's underlay address with UDP port 4789 as the destination: such
-// a packet must be sent and received in ESP with a state of this package. Other packets are not affected. For each peer,
-// the host has one state for packets to it, and usually three for packets from it: the keys of the previous, the present
-// and the next epoch.
+// Two policies apply to all packets from and to the host's underlay address with UDP port 4789 as the destination:
+// such a packet must be sent and received in ESP with a state of this package. Other packets are not affected. For
+// each peer, the host has one state for packets to it, and usually three for packets from it: the keys of the
+// previous, the present and the next epoch.
 //
 // # Decisions
 //
-//   - The policies name no peer. A packet to or from a host without states is dropped, so a missing key never results in
-//     a packet that is not encrypted. For the same reason the policies are installed before the states.
+//   - The policies name no peer. A packet to or from a host without states is dropped, so a missing key never results
+//     in a packet that is not encrypted. For the same reason the policies are installed before the states.
 //   - States for received packets are added before the state for sent packets, and deleted after it. The peer has the
 //     states of the next epoch for a whole epoch before this host sends with it. So a rotation loses no packet.
 //   - The policies and states of this package have [ReqID]. All others are left alone.
 //   - The kernel has the state. A restarted agent that finds what it wants writes nothing.
 //   - Sequence numbers have 64 bits (ESN), so a state does not wear out between two rotations. The receiver accepts a
 //     packet only once, and within a window of 4096 packets.
-//   - A state that somebody has deleted is made again with its key. Its sequence numbers continue above those that were
-//     used, as far as Set has seen them: the peer drops packets with numbers that it has seen. Set reads the number of
-//     packets at each call, and the new state for sent packets skips 2^30 numbers. If the state was deleted while the
-//     agent did not run, the numbers are unknown, and the peer drops packets until the keys are rotated. The kernel
-//     combines the sequence number with a random number for each new state, so the initialization vectors of two states
-//     with the same key differ.
-//   - The peer's states with a changed key and the same SPI are deleted before the new ones are added. This occurs only
-//     after one of the hosts was started again, when its former states have gone anyway.
+//   - A state that somebody has deleted is made again with its key. Its sequence numbers continue above those that
+//     were used, as far as Set has seen them: the peer drops packets with numbers that it has seen. Set reads the
+//     number of packets at each call, and the new state for sent packets skips 2^30 numbers. If the state was deleted
+//     while the agent did not run, the numbers are unknown, and the peer drops packets until the keys are rotated. The
+//     kernel combines the sequence number with a random number for each new state, so the initialization vectors of
+//     two states with the same key differ.
+//   - The peer's states with a changed key and the same SPI are deleted before the new ones are added. This occurs
+//     only after one of the hosts was started again, when its former states have gone anyway.
 //
 // The package does not know VPCs, and does not choose or store keys. Keys are not part of errors and descriptions.
 package ipsec
@@ -51,8 +51,8 @@ const (
 const (
 	// requestTimeout limits the wait for the kernel's answer to one request.
 	requestTimeout = 10 * time.Second
-	// skippedNumbers is the distance of the first sequence number of a state that is made again from the last number that
-	// was seen. A receiver accepts distances below 2^32.
+	// skippedNumbers is the distance of the first sequence number of a state that is made again from the last number
+	// that was seen. A receiver accepts distances below 2^32.
 	skippedNumbers = 1 << 30
 )
 

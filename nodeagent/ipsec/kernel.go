@@ -51,7 +51,9 @@ func openKernel(namespace string) (k *kernel, err error) {
 		return nil, fmt.Errorf("open a netlink socket for IPsec: %w", err)
 	}
 	limit := unix.NsecToTimeval(requestTimeout.Nanoseconds())
-	err = errors.Join(k.handle.SetSocketTimeout(requestTimeout), k.socket.SetSendTimeout(&limit), k.socket.SetReceiveTimeout(&limit))
+	err = errors.Join(
+		k.handle.SetSocketTimeout(requestTimeout), k.socket.SetSendTimeout(&limit), k.socket.SetReceiveTimeout(&limit),
+	)
 	if err != nil {
 		k.close()
 		return nil, fmt.Errorf("limit the time of netlink requests: %w", err)
@@ -146,9 +148,11 @@ func policyFrom(m netlink.XfrmPolicy) presentPolicy {
 	p.vtep, p.optional = vtep.Unmap(), m.Tmpls[0].Optional != 0
 	want, t := p.message(), m.Tmpls[0]
 	p.selects = m.Src.String() == want.Src.String() && m.Dst.String() == want.Dst.String() && m.Dir == want.Dir &&
-		m.Proto == want.Proto && m.DstPort == want.DstPort && m.SrcPort == 0 && m.Ifindex == 0 && m.Ifid == 0 && m.Mark == nil
+		m.Proto == want.Proto && m.DstPort == want.DstPort && m.SrcPort == 0 &&
+		m.Ifindex == 0 && m.Ifid == 0 && m.Mark == nil
 	p.differs = m.Action != want.Action || m.Priority != want.Priority || len(m.Tmpls) != 1 ||
-		t.Proto != want.Tmpls[0].Proto || t.Mode != want.Tmpls[0].Mode || t.Spi != 0 || !t.Src.IsUnspecified() || !t.Dst.IsUnspecified()
+		t.Proto != want.Tmpls[0].Proto || t.Mode != want.Tmpls[0].Mode || t.Spi != 0 ||
+		!t.Src.IsUnspecified() || !t.Dst.IsUnspecified()
 	return p
 }
 
@@ -180,24 +184,28 @@ func parseState(m []byte) (id stateID, s presentState, own bool, err error) {
 	if err != nil {
 		return id, s, false, fmt.Errorf("parse a state of IPsec: %w", err)
 	}
-	expected := info.Mode == uint8(netlink.XFRM_MODE_TRANSPORT) && info.Id.Proto == unix.IPPROTO_ESP && info.Flags&nl.XFRM_STATE_ESN != 0
+	expected := info.Mode == uint8(netlink.XFRM_MODE_TRANSPORT) && info.Id.Proto == unix.IPPROTO_ESP &&
+		info.Flags&nl.XFRM_STATE_ESN != 0
 	for _, a := range attributes {
 		switch a.Attr.Type {
 		case nl.XFRMA_ALG_AEAD:
 			algo := nl.DeserializeXfrmAlgoAEAD(a.Value)
-			if nl.BytesToString(algo.AlgName[:]) == algorithm && algo.AlgICVLen == icvBits && len(algo.AlgKey) == len(s.key) && expected {
+			same := nl.BytesToString(algo.AlgName[:]) == algorithm && algo.AlgICVLen == icvBits
+			if expected && same && len(algo.AlgKey) == len(s.key) {
 				copy(s.key[:], algo.AlgKey)
 			}
 		case nl.XFRMA_REPLAY_ESN_VAL:
 			if len(a.Value) >= esnSize {
-				number := func(low, high int) uint64 {
-					return uint64(binary.NativeEndian.Uint32(a.Value[high:]))<<32 | uint64(binary.NativeEndian.Uint32(a.Value[low:]))
-				}
-				s.number = max(number(esnSent, esnSentHi), number(esnSeen, esnSeenHi))
+				s.number = max(number(a.Value, esnSent, esnSentHi), number(a.Value, esnSeen, esnSeenHi))
 			}
 		}
 	}
 	return id, s, true, nil
+}
+
+// number returns a sequence number of struct xfrm_replay_state_esn whose halves have the given offsets.
+func number(esn []byte, low, high int) uint64 {
+	return uint64(binary.NativeEndian.Uint32(esn[high:]))<<32 | uint64(binary.NativeEndian.Uint32(esn[low:]))
 }
 
 func address(a nl.XfrmAddress, family uint16) netip.Addr {

@@ -54,11 +54,11 @@ func newLab(t testing.TB, v6 bool) *lab {
 	number := labs.Add(1)
 	for i := range l.hosts {
 		h := &labHost{
-			t: t, name: fmt.Sprintf("is%d-%d-h%d", os.Getpid(), number, i+1), vtep: netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)}),
-			inner: fmt.Sprintf("10.99.0.%d", i+1),
+			t: t, name: fmt.Sprintf("is%d-%d-h%d", os.Getpid(), number, i+1),
+			vtep: parseAddr(fmt.Sprintf("192.0.2.%d", i+1)), inner: fmt.Sprintf("10.99.0.%d", i+1),
 		}
 		if v6 {
-			h.vtep = netip.MustParseAddr(fmt.Sprintf("fd99::%d", i+1))
+			h.vtep = parseAddr(fmt.Sprintf("fd99::%d", i+1))
 		}
 		h.path = filepath.Join(nsthread.Dir, h.name)
 		_, err := nsthread.Create(h.name)
@@ -102,7 +102,8 @@ func (l *lab) connect() {
 			if h.vtep.Is6() {
 				bits = 64
 			}
-			a := &netlink.Addr{IPNet: &net.IPNet{IP: h.vtep.AsSlice(), Mask: net.CIDRMask(bits, h.vtep.BitLen())}, Flags: unix.IFA_F_NODAD}
+			prefix := &net.IPNet{IP: h.vtep.AsSlice(), Mask: net.CIDRMask(bits, h.vtep.BitLen())}
+			a := &netlink.Addr{IPNet: prefix, Flags: unix.IFA_F_NODAD}
 			return errors.Join(netlink.AddrAdd(link, a), netlink.LinkSetUp(link))
 		})
 	}

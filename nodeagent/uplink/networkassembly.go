@@ -42,7 +42,7 @@ func (a *networkAssembly) add(m *agentv1.SyncNetworksResponse) (*cloud.NetworkUp
 		a.building = &cloud.NetworkUpdate{Node: a.node, Stream: a.stream, Snapshot: !a.complete}
 	}
 	if err := convert.AddNetworkUpdate(a.building, m); err != nil {
-		return nil, fmt.Errorf("the member sent a record without a valid ID, or an invalid protected address: %w", err)
+		return nil, fmt.Errorf("the member sent a record without a valid ID, an invalid protected address, or an invalid key: %w", err)
 	}
 	if !m.GetComplete() && !mutant.On(mutant.DeliverIncomplete) {
 		return nil, nil

@@ -28,8 +28,8 @@ func (ESPKey) MarshalText() ([]byte, error) { return []byte(hiddenKey), nil }
 
 // ESPState is a security association of ESP (RFC 4303): the state of one direction between two hosts.
 type ESPState struct {
-	// SPI is the security parameters index, which tells the receiver of a packet which state it belongs to. It is unique
-	// among the states of one receiver, and at least 256.
+	// SPI is the security parameters index, which tells the receiver of a packet which state it belongs to. It is
+	// unique among the states of one receiver, and at least 256.
 	SPI uint32
 	Key ESPKey
 }

@@ -18,6 +18,13 @@ type HostNetwork struct {
 	// Missing lists what the host lacks for network interfaces of VMs, for example a kernel feature. The host can have
 	// network interfaces of VMs only if the list is empty.
 	Missing []string
+	// Encrypt is true if the host encrypts VXLAN packets, and drops those that are not encrypted.
+	Encrypt bool
+	// Instance identifies the kernel in which the states of the encryption are. It changes when the host is restarted.
+	Instance string
+	// Number distinguishes the host from all other hosts with encryption. The control plane assigns it, from 1 to
+	// 2^24−1. It is 0 if the host has never encrypted.
+	Number uint32
 }
 
 // VXLANOverhead is the number of bytes that VXLAN over IPv4 adds to a guest's IP packet: the inner Ethernet header,
@@ -31,6 +38,11 @@ func (n *HostNetwork) Shortage(mtu uint16) string {
 	if n != nil && n.VTEP.Is6() {
 		overhead = vxlanOverhead6
 	}
+	with := ""
+	if n != nil && n.Encrypt {
+		overhead += ESPOverhead
+		with = " with encryption"
+	}
 	switch {
 	case n == nil:
 		return "the host has not reported its network"
@@ -39,7 +51,7 @@ func (n *HostNetwork) Shortage(mtu uint16) string {
 	case !n.VTEP.IsValid():
 		return "the host has reported no underlay address"
 	case n.UnderlayMTU != 0 && uint32(mtu)+overhead > n.UnderlayMTU:
-		return fmt.Sprintf("its underlay has an MTU of %d, and the VPC needs %d", n.UnderlayMTU, uint32(mtu)+overhead)
+		return fmt.Sprintf("its underlay has an MTU of %d, and the VPC needs %d%s", n.UnderlayMTU, uint32(mtu)+overhead, with)
 	}
 	return ""
 }

@@ -18,8 +18,8 @@ var validDNSName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]
 
 // AddNetworkUpdate adds the records of a message to u. A record that a host cannot use is added to u.Invalid instead,
 // so that one wrong record does not keep the others from the host. AddNetworkUpdate returns an error only for a record
-// without a valid ID, which cannot be attributed to anything, and for a wrong protected address. It does not read the
-// message's term, revision and complete.
+// without a valid ID, which cannot be attributed to anything, for a wrong protected address, and for wrong keys. It does
+// not read the message's term, revision and complete.
 func AddNetworkUpdate(u *cloud.NetworkUpdate, m *agentv1.SyncNetworksResponse) error {
 	var wrong []error
 	invalid := func(id, vpc string, err error) {
@@ -121,7 +121,48 @@ func AddNetworkUpdate(u *cloud.NetworkUpdate, m *agentv1.SyncNetworksResponse) e
 		}
 		u.Protected = append(u.Protected, a)
 	}
+	if m.GetEncryption() != nil {
+		u.Encryption = []cloud.EncryptedPeer{}
+	}
+	for _, in := range m.GetEncryption().GetPeers() {
+		p, err := encryptedPeer(in)
+		if err != nil {
+			wrong = append(wrong, fmt.Errorf("peer %s: %w", in.GetVtep(), err))
+			continue
+		}
+		u.Encryption = append(u.Encryption, p)
+	}
 	return errors.Join(wrong...)
+}
+
+// encryptedPeer converts a peer. Its errors do not contain keys.
+func encryptedPeer(in *agentv1.EncryptedPeer) (p cloud.EncryptedPeer, err error) {
+	if p.VTEP, err = VTEPFrom(in.GetVtep()); err != nil {
+		return p, err
+	}
+	if p.Send, err = espState(in.GetSend()); err != nil {
+		return p, err
+	}
+	for _, r := range in.GetReceive() {
+		s, err := espState(r)
+		if err != nil {
+			return p, err
+		}
+		p.Receive = append(p.Receive, s)
+	}
+	return p, nil
+}
+
+func espState(in *agentv1.EspState) (s cloud.ESPState, err error) {
+	s.SPI = in.GetSpi()
+	if s.SPI < 256 {
+		return s, fault.Invalid("spi", "must be at least 256, got %d", s.SPI)
+	}
+	if len(in.GetKey()) != len(s.Key) {
+		return s, fault.Invalid("key", "must have %d bytes, got %d", len(s.Key), len(in.GetKey()))
+	}
+	copy(s.Key[:], in.GetKey())
+	return s, nil
 }
 
 func portOnHost(in *agentv1.HostPort) (cloud.PortOnHost, error) {

@@ -43,6 +43,8 @@ func scalar(f protoreflect.FieldDescriptor, n *int) protoreflect.Value {
 	switch f.Kind() {
 	case protoreflect.StringKind:
 		return protoreflect.ValueOfString(fmt.Sprint("s", *n))
+	case protoreflect.BytesKind:
+		return protoreflect.ValueOfBytes(fmt.Append(nil, "b", *n))
 	case protoreflect.BoolKind:
 		return protoreflect.ValueOfBool(true)
 	case protoreflect.EnumKind:

@@ -130,4 +130,5 @@ const (
 	TrackTransit       = "track-transit"        // a host tracks connections of which it sees one direction only: nodeagent/peering
 	ForeignHealth      = "foreign-health"       // a host reports the health of a backend on another host: controlplane/network
 	AcceptPlainVXLAN   = "accept-plain-vxlan"   // a host with encryption accepts VXLAN packets that are not encrypted: nodeagent/ipsec
+	RotateEarly        = "rotate-early"         // keys are rotated although a host has not received the former rotation: controlplane/network
 )

@@ -129,6 +129,9 @@ func (k *Key) ofGeneration(purpose string) string {
 	return purpose + "/" + strconv.FormatUint(k.generation, 16)
 }
 
+// DeriveForGeneration is Derive for a key that differs between the generations.
+func (k *Key) DeriveForGeneration(purpose string) []byte { return k.Derive(k.ofGeneration(purpose)) }
+
 // ClusterID returns the cluster's ID, a number from 1 to 2^53−1. Every JSON parser represents such a number exactly.
 func (k *Key) ClusterID() uint64 {
 	id := binary.BigEndian.Uint64(k.Derive(k.ofGeneration("cluster-id"))) & (1<<53 - 1)

@@ -2068,7 +2068,13 @@ type HostNetwork struct {
 	ExternalNetworks []string `protobuf:"bytes,3,rep,name=external_networks,json=externalNetworks,proto3" json:"external_networks,omitempty"`
 	// Why the host cannot have network interfaces of VMs, for example a kernel feature that is missing: at most 64 texts,
 	// each of at most 256 bytes. Empty: the host can have them.
-	Missing       []string `protobuf:"bytes,4,rep,name=missing,proto3" json:"missing,omitempty"`
+	Missing []string `protobuf:"bytes,4,rep,name=missing,proto3" json:"missing,omitempty"`
+	// The host encrypts VXLAN packets, and drops those that are not encrypted. So it exchanges packets only with other
+	// hosts that encrypt them. VPCs then need 37 bytes more of the underlay's MTU.
+	Encrypt bool `protobuf:"varint,5,opt,name=encrypt,proto3" json:"encrypt,omitempty"`
+	// Identifies the kernel in which the states of the encryption are, at most 64 bytes: another one after a restart of
+	// the host. The keys of the host depend on it, so that no key is used again with the same sequence numbers.
+	Instance      string `protobuf:"bytes,6,opt,name=instance,proto3" json:"instance,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2129,6 +2135,20 @@ func (x *HostNetwork) GetMissing() []string {
 		return x.Missing
 	}
 	return nil
+}
+
+func (x *HostNetwork) GetEncrypt() bool {
+	if x != nil {
+		return x.Encrypt
+	}
+	return false
+}
+
+func (x *HostNetwork) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
 }
 
 // VpcFailure is a VPC whose state could not be applied.
@@ -2221,8 +2241,10 @@ type SyncNetworksResponse struct {
 	Peerings []*v11.Peering `protobuf:"bytes,14,rep,name=peerings,proto3" json:"peerings,omitempty"`
 	// NAT gateways that are on one host at a time.
 	HostNatGateways []*HostNatGateway `protobuf:"bytes,16,rep,name=host_nat_gateways,json=hostNatGateways,proto3" json:"host_nat_gateways,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Set in the snapshot for a host that encrypts, and after the peers or their keys have changed.
+	Encryption    *HostEncryption `protobuf:"bytes,17,opt,name=encryption,proto3" json:"encryption,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SyncNetworksResponse) Reset() {
@@ -2360,6 +2382,189 @@ func (x *SyncNetworksResponse) GetHostNatGateways() []*HostNatGateway {
 	return nil
 }
 
+func (x *SyncNetworksResponse) GetEncryption() *HostEncryption {
+	if x != nil {
+		return x.Encryption
+	}
+	return nil
+}
+
+// HostEncryption has the keys with which a host exchanges VXLAN packets with other hosts. It replaces the former one.
+// The host acknowledges the revision of the message only when it can receive packets with all keys.
+type HostEncryption struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The hosts that need a VPC that this host needs, and encrypt packets.
+	Peers []*EncryptedPeer `protobuf:"bytes,1,rep,name=peers,proto3" json:"peers,omitempty"`
+	// The number of the keys with which packets are sent. It grows with each rotation.
+	Epoch         uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HostEncryption) Reset() {
+	*x = HostEncryption{}
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostEncryption) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostEncryption) ProtoMessage() {}
+
+func (x *HostEncryption) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostEncryption.ProtoReflect.Descriptor instead.
+func (*HostEncryption) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *HostEncryption) GetPeers() []*EncryptedPeer {
+	if x != nil {
+		return x.Peers
+	}
+	return nil
+}
+
+func (x *HostEncryption) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+// EncryptedPeer is another host with which a host exchanges encrypted VXLAN packets.
+type EncryptedPeer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The underlay address of the other host.
+	Vtep string `protobuf:"bytes,1,opt,name=vtep,proto3" json:"vtep,omitempty"`
+	// The state for packets to the other host, with the key of the present epoch.
+	Send *EspState `protobuf:"bytes,2,opt,name=send,proto3" json:"send,omitempty"`
+	// The states for packets from the other host, with the keys of the former, the present and the next epoch. Two hosts
+	// of which one has not got the latest rotation can therefore receive from each other.
+	Receive       []*EspState `protobuf:"bytes,3,rep,name=receive,proto3" json:"receive,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EncryptedPeer) Reset() {
+	*x = EncryptedPeer{}
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EncryptedPeer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EncryptedPeer) ProtoMessage() {}
+
+func (x *EncryptedPeer) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EncryptedPeer.ProtoReflect.Descriptor instead.
+func (*EncryptedPeer) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *EncryptedPeer) GetVtep() string {
+	if x != nil {
+		return x.Vtep
+	}
+	return ""
+}
+
+func (x *EncryptedPeer) GetSend() *EspState {
+	if x != nil {
+		return x.Send
+	}
+	return nil
+}
+
+func (x *EncryptedPeer) GetReceive() []*EspState {
+	if x != nil {
+		return x.Receive
+	}
+	return nil
+}
+
+// EspState is a security association of ESP (RFC 4303) with AES-256-GCM (RFC 4106).
+type EspState struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Security parameters index, unique among the states for packets to one host. At least 256.
+	Spi uint32 `protobuf:"varint,1,opt,name=spi,proto3" json:"spi,omitempty"`
+	// 32 bytes of key and 4 bytes of salt.
+	Key           []byte `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EspState) Reset() {
+	*x = EspState{}
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EspState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EspState) ProtoMessage() {}
+
+func (x *EspState) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EspState.ProtoReflect.Descriptor instead.
+func (*EspState) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *EspState) GetSpi() uint32 {
+	if x != nil {
+		return x.Spi
+	}
+	return 0
+}
+
+func (x *EspState) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
 // HostNatGateway is a NAT gateway that is on one host at a time, as the hosts that have its VPC need it.
 type HostNatGateway struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2377,7 +2582,7 @@ type HostNatGateway struct {
 
 func (x *HostNatGateway) Reset() {
 	*x = HostNatGateway{}
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2389,7 +2594,7 @@ func (x *HostNatGateway) String() string {
 func (*HostNatGateway) ProtoMessage() {}
 
 func (x *HostNatGateway) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2402,7 +2607,7 @@ func (x *HostNatGateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostNatGateway.ProtoReflect.Descriptor instead.
 func (*HostNatGateway) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *HostNatGateway) GetNatGateway() *v11.NatGateway {
@@ -2445,7 +2650,7 @@ type ProtectedAddresses struct {
 
 func (x *ProtectedAddresses) Reset() {
 	*x = ProtectedAddresses{}
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2457,7 +2662,7 @@ func (x *ProtectedAddresses) String() string {
 func (*ProtectedAddresses) ProtoMessage() {}
 
 func (x *ProtectedAddresses) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2470,7 +2675,7 @@ func (x *ProtectedAddresses) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProtectedAddresses.ProtoReflect.Descriptor instead.
 func (*ProtectedAddresses) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ProtectedAddresses) GetAddresses() []string {
@@ -2491,7 +2696,7 @@ type HostVpc struct {
 
 func (x *HostVpc) Reset() {
 	*x = HostVpc{}
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2503,7 +2708,7 @@ func (x *HostVpc) String() string {
 func (*HostVpc) ProtoMessage() {}
 
 func (x *HostVpc) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2516,7 +2721,7 @@ func (x *HostVpc) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostVpc.ProtoReflect.Descriptor instead.
 func (*HostVpc) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *HostVpc) GetVpc() *v11.Vpc {
@@ -2544,7 +2749,7 @@ type HostSubnet struct {
 
 func (x *HostSubnet) Reset() {
 	*x = HostSubnet{}
-	mi := &file_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_agent_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2556,7 +2761,7 @@ func (x *HostSubnet) String() string {
 func (*HostSubnet) ProtoMessage() {}
 
 func (x *HostSubnet) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_agent_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2569,7 +2774,7 @@ func (x *HostSubnet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostSubnet.ProtoReflect.Descriptor instead.
 func (*HostSubnet) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *HostSubnet) GetSubnet() *v11.Subnet {
@@ -2602,7 +2807,7 @@ type HostPort struct {
 
 func (x *HostPort) Reset() {
 	*x = HostPort{}
-	mi := &file_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_agent_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2614,7 +2819,7 @@ func (x *HostPort) String() string {
 func (*HostPort) ProtoMessage() {}
 
 func (x *HostPort) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_agent_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2627,7 +2832,7 @@ func (x *HostPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostPort.ProtoReflect.Descriptor instead.
 func (*HostPort) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *HostPort) GetPort() *v11.Port {
@@ -2820,16 +3025,18 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\rservice_ip_id\x18\x02 \x01(\tR\vserviceIpId\x12\x17\n" +
 	"\aport_id\x18\x03 \x01(\tR\x06portId\x12\x18\n" +
 	"\aaddress\x18\x04 \x01(\tR\aaddress\x12\x18\n" +
-	"\ahealthy\x18\x05 \x01(\bR\ahealthy\"\x8b\x01\n" +
+	"\ahealthy\x18\x05 \x01(\bR\ahealthy\"\xc1\x01\n" +
 	"\vHostNetwork\x12\x12\n" +
 	"\x04vtep\x18\x01 \x01(\tR\x04vtep\x12!\n" +
 	"\funderlay_mtu\x18\x02 \x01(\rR\vunderlayMtu\x12+\n" +
 	"\x11external_networks\x18\x03 \x03(\tR\x10externalNetworks\x12\x18\n" +
-	"\amissing\x18\x04 \x03(\tR\amissing\"9\n" +
+	"\amissing\x18\x04 \x03(\tR\amissing\x12\x18\n" +
+	"\aencrypt\x18\x05 \x01(\bR\aencrypt\x12\x1a\n" +
+	"\binstance\x18\x06 \x01(\tR\binstance\"9\n" +
 	"\n" +
 	"VpcFailure\x12\x15\n" +
 	"\x06vpc_id\x18\x01 \x01(\tR\x05vpcId\x12\x14\n" +
-	"\x05error\x18\x02 \x01(\tR\x05error\"\xdd\x05\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\"\x97\x06\n" +
 	"\x14SyncNetworksResponse\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\x12\x1a\n" +
@@ -2847,7 +3054,20 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\adeleted\x18\f \x03(\tR\adeleted\x12:\n" +
 	"\tprotected\x18\r \x01(\v2\x1c.agent.v1.ProtectedAddressesR\tprotected\x12/\n" +
 	"\bpeerings\x18\x0e \x03(\v2\x13.network.v1.PeeringR\bpeerings\x12D\n" +
-	"\x11host_nat_gateways\x18\x10 \x03(\v2\x18.agent.v1.HostNatGatewayR\x0fhostNatGateways\"\x9e\x01\n" +
+	"\x11host_nat_gateways\x18\x10 \x03(\v2\x18.agent.v1.HostNatGatewayR\x0fhostNatGateways\x128\n" +
+	"\n" +
+	"encryption\x18\x11 \x01(\v2\x18.agent.v1.HostEncryptionR\n" +
+	"encryption\"U\n" +
+	"\x0eHostEncryption\x12-\n" +
+	"\x05peers\x18\x01 \x03(\v2\x17.agent.v1.EncryptedPeerR\x05peers\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"y\n" +
+	"\rEncryptedPeer\x12\x12\n" +
+	"\x04vtep\x18\x01 \x01(\tR\x04vtep\x12&\n" +
+	"\x04send\x18\x02 \x01(\v2\x12.agent.v1.EspStateR\x04send\x12,\n" +
+	"\areceive\x18\x03 \x03(\v2\x12.agent.v1.EspStateR\areceive\".\n" +
+	"\bEspState\x12\x10\n" +
+	"\x03spi\x18\x01 \x01(\rR\x03spi\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\"\x9e\x01\n" +
 	"\x0eHostNatGateway\x127\n" +
 	"\vnat_gateway\x18\x01 \x01(\v2\x16.network.v1.NatGatewayR\n" +
 	"natGateway\x12\x12\n" +
@@ -2913,7 +3133,7 @@ func file_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_agent_v1_agent_proto_goTypes = []any{
 	(Power)(0),                   // 0: agent.v1.Power
 	(Observed)(0),                // 1: agent.v1.Observed
@@ -2944,26 +3164,29 @@ var file_agent_v1_agent_proto_goTypes = []any{
 	(*HostNetwork)(nil),          // 26: agent.v1.HostNetwork
 	(*VpcFailure)(nil),           // 27: agent.v1.VpcFailure
 	(*SyncNetworksResponse)(nil), // 28: agent.v1.SyncNetworksResponse
-	(*HostNatGateway)(nil),       // 29: agent.v1.HostNatGateway
-	(*ProtectedAddresses)(nil),   // 30: agent.v1.ProtectedAddresses
-	(*HostVpc)(nil),              // 31: agent.v1.HostVpc
-	(*HostSubnet)(nil),           // 32: agent.v1.HostSubnet
-	(*HostPort)(nil),             // 33: agent.v1.HostPort
-	(v1.NicModel)(0),             // 34: vmcontroller.v1.NicModel
-	(v1.DiskBus)(0),              // 35: vmcontroller.v1.DiskBus
-	(v1.DiskCache)(0),            // 36: vmcontroller.v1.DiskCache
-	(v1.ImageFormat)(0),          // 37: vmcontroller.v1.ImageFormat
-	(v1.Architecture)(0),         // 38: vmcontroller.v1.Architecture
-	(*v1.ResourceUsage)(nil),     // 39: vmcontroller.v1.ResourceUsage
-	(*v11.SecurityGroup)(nil),    // 40: network.v1.SecurityGroup
-	(*v11.RouteTable)(nil),       // 41: network.v1.RouteTable
-	(*v11.NatGateway)(nil),       // 42: network.v1.NatGateway
-	(*v11.FloatingIp)(nil),       // 43: network.v1.FloatingIp
-	(*v11.ServiceIp)(nil),        // 44: network.v1.ServiceIp
-	(*v11.Peering)(nil),          // 45: network.v1.Peering
-	(*v11.Vpc)(nil),              // 46: network.v1.Vpc
-	(*v11.Subnet)(nil),           // 47: network.v1.Subnet
-	(*v11.Port)(nil),             // 48: network.v1.Port
+	(*HostEncryption)(nil),       // 29: agent.v1.HostEncryption
+	(*EncryptedPeer)(nil),        // 30: agent.v1.EncryptedPeer
+	(*EspState)(nil),             // 31: agent.v1.EspState
+	(*HostNatGateway)(nil),       // 32: agent.v1.HostNatGateway
+	(*ProtectedAddresses)(nil),   // 33: agent.v1.ProtectedAddresses
+	(*HostVpc)(nil),              // 34: agent.v1.HostVpc
+	(*HostSubnet)(nil),           // 35: agent.v1.HostSubnet
+	(*HostPort)(nil),             // 36: agent.v1.HostPort
+	(v1.NicModel)(0),             // 37: vmcontroller.v1.NicModel
+	(v1.DiskBus)(0),              // 38: vmcontroller.v1.DiskBus
+	(v1.DiskCache)(0),            // 39: vmcontroller.v1.DiskCache
+	(v1.ImageFormat)(0),          // 40: vmcontroller.v1.ImageFormat
+	(v1.Architecture)(0),         // 41: vmcontroller.v1.Architecture
+	(*v1.ResourceUsage)(nil),     // 42: vmcontroller.v1.ResourceUsage
+	(*v11.SecurityGroup)(nil),    // 43: network.v1.SecurityGroup
+	(*v11.RouteTable)(nil),       // 44: network.v1.RouteTable
+	(*v11.NatGateway)(nil),       // 45: network.v1.NatGateway
+	(*v11.FloatingIp)(nil),       // 46: network.v1.FloatingIp
+	(*v11.ServiceIp)(nil),        // 47: network.v1.ServiceIp
+	(*v11.Peering)(nil),          // 48: network.v1.Peering
+	(*v11.Vpc)(nil),              // 49: network.v1.Vpc
+	(*v11.Subnet)(nil),           // 50: network.v1.Subnet
+	(*v11.Port)(nil),             // 51: network.v1.Port
 }
 var file_agent_v1_agent_proto_depIdxs = []int32{
 	8,  // 0: agent.v1.WatchResponse.vms:type_name -> agent.v1.AssignedVm
@@ -2975,55 +3198,59 @@ var file_agent_v1_agent_proto_depIdxs = []int32{
 	11, // 6: agent.v1.AssignedVm.nics:type_name -> agent.v1.AssignedNic
 	9,  // 7: agent.v1.AssignedVm.seed:type_name -> agent.v1.AssignedSeed
 	10, // 8: agent.v1.AssignedSeed.nics:type_name -> agent.v1.AssignedSeedNic
-	34, // 9: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
-	35, // 10: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
-	36, // 11: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
+	37, // 9: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
+	38, // 10: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
+	39, // 11: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
 	13, // 12: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
-	37, // 13: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
+	40, // 13: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
 	17, // 14: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
 	18, // 15: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
-	38, // 16: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
+	41, // 16: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
 	1,  // 17: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
 	2,  // 18: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
-	39, // 19: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
+	42, // 19: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
 	19, // 20: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
 	26, // 21: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
 	27, // 22: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
 	25, // 23: agent.v1.SyncNetworksRequest.backend_health:type_name -> agent.v1.BackendHealth
-	31, // 24: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
-	32, // 25: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
-	33, // 26: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
-	40, // 27: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
-	41, // 28: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
-	42, // 29: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
-	43, // 30: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
-	44, // 31: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
-	30, // 32: agent.v1.SyncNetworksResponse.protected:type_name -> agent.v1.ProtectedAddresses
-	45, // 33: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
-	29, // 34: agent.v1.SyncNetworksResponse.host_nat_gateways:type_name -> agent.v1.HostNatGateway
-	42, // 35: agent.v1.HostNatGateway.nat_gateway:type_name -> network.v1.NatGateway
-	46, // 36: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
-	47, // 37: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
-	48, // 38: agent.v1.HostPort.port:type_name -> network.v1.Port
-	3,  // 39: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
-	4,  // 40: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
-	6,  // 41: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
-	15, // 42: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
-	20, // 43: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
-	22, // 44: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
-	24, // 45: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
-	5,  // 46: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
-	5,  // 47: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
-	7,  // 48: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
-	16, // 49: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
-	21, // 50: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
-	23, // 51: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
-	28, // 52: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
-	46, // [46:53] is the sub-list for method output_type
-	39, // [39:46] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	34, // 24: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
+	35, // 25: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
+	36, // 26: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
+	43, // 27: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
+	44, // 28: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
+	45, // 29: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
+	46, // 30: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
+	47, // 31: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
+	33, // 32: agent.v1.SyncNetworksResponse.protected:type_name -> agent.v1.ProtectedAddresses
+	48, // 33: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
+	32, // 34: agent.v1.SyncNetworksResponse.host_nat_gateways:type_name -> agent.v1.HostNatGateway
+	29, // 35: agent.v1.SyncNetworksResponse.encryption:type_name -> agent.v1.HostEncryption
+	30, // 36: agent.v1.HostEncryption.peers:type_name -> agent.v1.EncryptedPeer
+	31, // 37: agent.v1.EncryptedPeer.send:type_name -> agent.v1.EspState
+	31, // 38: agent.v1.EncryptedPeer.receive:type_name -> agent.v1.EspState
+	45, // 39: agent.v1.HostNatGateway.nat_gateway:type_name -> network.v1.NatGateway
+	49, // 40: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
+	50, // 41: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
+	51, // 42: agent.v1.HostPort.port:type_name -> network.v1.Port
+	3,  // 43: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
+	4,  // 44: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
+	6,  // 45: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
+	15, // 46: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
+	20, // 47: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
+	22, // 48: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
+	24, // 49: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
+	5,  // 50: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
+	5,  // 51: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
+	7,  // 52: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
+	16, // 53: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
+	21, // 54: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
+	23, // 55: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
+	28, // 56: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
+	50, // [50:57] is the sub-list for method output_type
+	43, // [43:50] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_agent_v1_agent_proto_init() }
@@ -3037,7 +3264,7 @@ func file_agent_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_v1_agent_proto_rawDesc), len(file_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   31,
+			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
