@@ -276,6 +276,7 @@ func TestNetworks(t *testing.T) {
 	})
 	c.run("the leader is killed during 500 port creations", func(t *testing.T) { c.killLeaderDuringCreation(vpc, d) })
 	c.run("a VPC has the MTU of its record", func(t *testing.T) { c.mtu() })
+	c.run("a host with encryption drops what is not encrypted", func(t *testing.T) { c.encryption() })
 	c.run("from inside of the guests", func(t *testing.T) { c.insideGuests(vpc, front[0], a, b, d, e) })
 	c.run("what is deleted leaves nothing on the hosts", func(t *testing.T) { c.deleteAll(a, b, d, e) })
 	c.run("guests with IPv6", func(t *testing.T) { c.ipv6() })
