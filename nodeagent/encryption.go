@@ -40,7 +40,7 @@ type encryption struct {
 	wake   chan struct{} // capacity 1
 
 	mu sync.Mutex // guards the fields below
-	// peers are those of the newest update. They are nil before the first snapshot.
+	// peers are those of the newest update with keys, nil before the first one.
 	peers []cloud.EncryptedPeer
 	// number counts the changes of peers, and applied is the number of the last change that the kernel has.
 	number, applied uint64
@@ -99,15 +99,11 @@ func (n *networks) describeEncryption(ctx context.Context) []string {
 	return missing
 }
 
-// apply begins to set the keys of an update. It does not block. A snapshot without keys, from a member of an older
-// version, removes all keys.
+// apply begins to set the keys of an update. It does not block. An update without keys changes nothing, also a snapshot:
+// the leader may not know yet that the host encrypts, and then sends the keys in the next update.
 func (e *encryption) apply(u cloud.NetworkUpdate) {
-	if u.Encryption == nil && !u.Snapshot {
-		return
-	}
 	if u.Encryption == nil {
-		e.log.Warn("the control plane sends no keys: this host exchanges no packets of VPCs with other hosts")
-		u.Encryption = []cloud.EncryptedPeer{}
+		return
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -168,7 +164,7 @@ func (e *encryption) run(ctx context.Context) error {
 	}
 }
 
-// set makes the kernel's state that of the newest update. It does nothing before the first snapshot.
+// set makes the kernel's state that of the newest update. It does nothing before the first keys.
 func (e *encryption) set(ctx context.Context) error {
 	e.mu.Lock()
 	peers, number, repair := e.peers, e.number, e.applied == e.number

@@ -96,13 +96,14 @@ func (x *index) setEpoch(e *keyEpoch, revision int64) {
 
 // peersChange adds the hosts that need a VPC to out, because the set of these hosts has changed.
 func (x *index) peersChange(out []hostChange, vpc cloud.VPCID) []hostChange {
-	v := x.vpcs[vpc]
-	if x.encrypting == 0 || v == nil {
+	if x.encrypting == 0 {
 		return out
 	}
 	x.peersVersion++
-	for node := range v.hosts {
-		out = append(out, hostChange{node: node})
+	if v := x.vpcs[vpc]; v != nil {
+		for node := range v.hosts {
+			out = append(out, hostChange{node: node})
+		}
 	}
 	return out
 }

@@ -109,8 +109,9 @@ func wantedStates(vtep netip.Addr, peers []cloud.EncryptedPeer) (map[stateID]wan
 	return want, nil
 }
 
-// planPolicies returns the changes after which the kernel has exactly the policies of a host. New policies come before
-// the deletion of others, so that packets are never without a policy.
+// planPolicies returns the changes after which the kernel has the policies of a host, and no other policies but those
+// for former addresses of the host. New policies come before the deletion of others, so that packets are never without a
+// policy.
 func planPolicies(vtep netip.Addr, have state) (all changes) {
 	for _, d := range []direction{in, out} {
 		wanted := wantedPolicy(d, vtep)
@@ -125,7 +126,7 @@ func planPolicies(vtep netip.Addr, have state) (all changes) {
 		}
 	}
 	for _, p := range have.policies {
-		if !p.selects || p.vtep != vtep {
+		if !p.selects {
 			all = append(all, deletePolicy{p})
 		}
 	}

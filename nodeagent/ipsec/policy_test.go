@@ -86,15 +86,21 @@ func TestPoliciesAreRepaired(t *testing.T) {
 	require.Equal(t, []string{"replace the policy out for VXLAN of 192.0.2.1"}, protect())
 	require.Empty(t, protect())
 
-	// The host has got another address.
+	// The host has got another address. VXLAN devices with the former one must not send without encryption either.
 	moved, err := New(Options{VTEP: l.hosts[1].vtep, Namespace: h.path})
 	require.NoError(t, err)
 	defer moved.Close()
 	writes, err := moved.Protect(t.Context())
 	require.NoError(t, err)
-	require.Len(t, writes, 4)
-	_, err = Remove(t.Context(), h.path)
+	require.Len(t, writes, 2)
+	require.Empty(t, protect(), "the policies for the former address are still there")
+	wrong := wantedPolicy(in, h.vtep).message()
+	wrong.DstPort++
+	h.in(func() error { return netlink.XfrmPolicyAdd(wrong) })
+	require.Len(t, protect(), 1, "a policy for another port is deleted")
+	writes, err = Remove(t.Context(), h.path)
 	require.NoError(t, err)
+	require.Len(t, writes, 4)
 	h.in(func() error {
 		list, err := netlink.XfrmPolicyList(unix.AF_INET)
 		require.Len(t, list, 1, "the policy of another program is still there")
