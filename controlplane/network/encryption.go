@@ -57,7 +57,7 @@ type encryptedHost struct {
 type peerList struct {
 	epoch uint64
 	own   encryptedHost
-	peers []encryptedHost // sorted by node
+	peers []encryptedHost // sorted by address, which no two have in common
 }
 
 func (p *peerList) equal(q *peerList) bool {
@@ -109,7 +109,9 @@ func (x *index) peersChange(out []hostChange, vpc cloud.VPCID) []hostChange {
 }
 
 // peersOf returns the hosts with which a host exchanges encrypted packets: those that need a VPC that the host needs,
-// and encrypt. It returns nil if the host does not encrypt.
+// and encrypt. Of several hosts that report the same address, it returns only the one with the lowest number, which is
+// usually the oldest: another host must not get packets for this one encrypted with its own keys. It returns nil if the
+// host does not encrypt.
 func (x *index) peersOf(node cloud.NodeID) *peerList {
 	own, encrypts := x.encryptedHost(node)
 	if !encrypts {
@@ -128,7 +130,10 @@ func (x *index) peersOf(node cloud.NodeID) *peerList {
 			}
 		}
 	}
-	slices.SortFunc(p.peers, func(a, b encryptedHost) int { return cmp.Compare(a.node, b.node) })
+	slices.SortFunc(p.peers, func(a, b encryptedHost) int {
+		return cmp.Or(a.vtep.Compare(b.vtep), cmp.Compare(a.number, b.number))
+	})
+	p.peers = slices.CompactFunc(p.peers, func(a, b encryptedHost) bool { return a.vtep == b.vtep })
 	return p
 }
 

@@ -119,6 +119,19 @@ func TestEncryptionKeys(t *testing.T) {
 	require.Nil(t, s.agents["h2"].encryption)
 }
 
+// TestEncryptionOfOneAddress checks that a host that reports the address of another one does not replace its keys.
+func TestEncryptionOfOneAddress(t *testing.T) {
+	s := newEncryptionScript(t)
+	before := s.agents["h1"].encryption.String()
+	s.instances["a0"] = "boot-5" // the first host in the order of the names
+	s.createPort("v5", "v")
+	s.bind(cloud.PortID(s.ids["v5"]), "a0")
+	s.connect("a0", "192.0.2.2")
+	s.settle()
+	require.Equal(t, []string{"192.0.2.2"}, s.peers("h1"))
+	require.Equal(t, before, s.agents["h1"].encryption.String(), "the keys are those of the former host with the address")
+}
+
 // TestEncryptionSurvivesLeaderChange checks that a new leader sends the same keys.
 func TestEncryptionSurvivesLeaderChange(t *testing.T) {
 	s := newEncryptionScript(t)
