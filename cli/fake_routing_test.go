@@ -210,6 +210,15 @@ func (f *fakeNetwork) ListPeerings(_ context.Context, in *networkv1.ListPeerings
 	return &networkv1.ListPeeringsResponse{Peerings: named(f.peerings, in.GetName(), nil)}, nil
 }
 
+func (f *fakeNetwork) UpdatePeering(_ context.Context, in *networkv1.UpdatePeeringRequest) (*networkv1.Peering, error) {
+	defer f.lock(in)()
+	p, err := find(f.peerings, "peering", in.GetId())
+	if err == nil {
+		describe(&p.Name, &p.Description, in.Name, in.Description)
+	}
+	return p, err
+}
+
 func (f *fakeNetwork) DeletePeering(_ context.Context, in *networkv1.DeletePeeringRequest) (*networkv1.DeletePeeringResponse, error) {
 	defer f.lock(in)()
 	_, err := remove(&f.peerings, "peering", in.GetId())

@@ -112,6 +112,7 @@ var policies = map[string]policy{
 	networkv1.NetworkService_ListExternalNetworks_FullMethodName:  again,
 	networkv1.NetworkService_UpdateExternalNetwork_FullMethodName: again,
 	networkv1.NetworkService_AcceptPeering_FullMethodName:         again,
+	networkv1.NetworkService_UpdatePeering_FullMethodName:         again,
 	networkv1.NetworkService_ExplainPath_FullMethodName:           again,
 
 	// CreateServiceAccount is not retried, because its secret is returned only once. SetPassword is not retried,

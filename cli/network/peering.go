@@ -66,7 +66,7 @@ VPCs must not overlap.`,
   trivet network peering accept office --project office
   trivet network route add out 10.8.0.0/16=peering:office`)
 	c.AddCommand(createPeeringCommand(s), acceptPeeringCommand(s), peerings().listCommand(s, inVPC()),
-		peerings().showCommand(s, "Show a peering"),
+		peerings().showCommand(s, "Show a peering"), updatePeeringCommand(s),
 		peerings().deleteCommand(s, "End a peering, or refuse a proposal"))
 	return c
 }
@@ -138,6 +138,29 @@ func acceptPeeringCommand(s *session.Session) *cobra.Command {
 			return err
 		}
 		p, err := t.client.AcceptPeering(ctx, &networkv1.AcceptPeeringRequest{OrgId: t.org, ProjectId: t.project, Id: id})
+		return peerings().printMade(ctx, t, p, err)
+	})
+	return c
+}
+
+func updatePeeringCommand(s *session.Session) *cobra.Command {
+	var change changes
+	c := peerings().argCommand(s, "update", "Change the name and description of a peering")
+	c.Long = "Change the name and description of a peering, which both projects see. Only the project that proposed the\n" +
+		"peering can change them."
+	c.Example = "  trivet network peering update office --name headquarters"
+	change.add(c)
+	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
+		if err := change.check(); err != nil {
+			return err
+		}
+		id, err := peerings().find(ctx, t, args[0])
+		if err != nil {
+			return err
+		}
+		p, err := t.client.UpdatePeering(ctx, &networkv1.UpdatePeeringRequest{
+			OrgId: t.org, ProjectId: t.project, Id: id, Name: change.newName(), Description: change.newDescription(),
+		})
 		return peerings().printMade(ctx, t, p, err)
 	})
 	return c

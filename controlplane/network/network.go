@@ -63,7 +63,7 @@ func New(opts Options) *Service {
 		deleteNATCommand,
 		createFloatingCommand, updateFloatingCommand, deleteFloatingCommand,
 		createServiceCommand, updateServiceCommand, deleteServiceCommand,
-		createPeeringCommand, acceptPeeringCommand, deletePeeringCommand,
+		createPeeringCommand, acceptPeeringCommand, updatePeeringCommand, deletePeeringCommand,
 		createExternalCommand, updateExternalCommand, deleteExternalCommand)
 	return s
 }

@@ -157,6 +157,45 @@ func (s *Service) ListPeerings(ctx context.Context, t cloud.Tenant, p page, vpc 
 	})
 }
 
+// PeeringUpdate describes a change of a peering. Nil fields keep their value.
+type PeeringUpdate struct {
+	ID                cloud.PeeringID
+	Name, Description *string
+}
+
+// UpdatePeering changes the name and the description of a peering. It returns PermissionDenied to the project to which
+// the peering was proposed, because the name is one of the names of the proposing project.
+func (s *Service) UpdatePeering(
+	ctx context.Context, t cloud.Tenant, q PeeringUpdate, body [32]byte,
+) (Result[cloud.Peering], error) {
+	if err := cloud.CheckUUID("id", string(q.ID)); err != nil {
+		return Result[cloud.Peering]{}, err
+	}
+	return updatePeeringCommand.Call(ctx, s.opts.Commands, change[PeeringUpdate]{t, body, q})
+}
+
+var updatePeeringCommand = newCommand("network.peering.update", "UpdatePeering", updatePeering)
+
+// updatePeering implements UpdatePeering in a transaction of the leader.
+func updatePeering(tx *store.Tx, t cloud.Tenant, q PeeringUpdate) (cloud.Peering, error) {
+	p, err := findPeering(tx, t, q.ID)
+	if err != nil {
+		return cloud.Peering{}, err
+	}
+	if p.Project != t.Project {
+		return cloud.Peering{}, fault.New(fault.PermissionDenied,
+			"project %s proposed the peering: only that project can change its name and description", p.Project)
+	}
+	if err := describe(
+		tx, t.Project, kindPeering, string(p.ID), &p.Name, &p.Description, q.Name, q.Description,
+	); err != nil {
+		return cloud.Peering{}, err
+	}
+	p.UpdatedAt = tx.Now()
+	putPeering(tx, p)
+	return *p, nil
+}
+
 // DeletePeering ends a peering or refuses a proposal. Routes to the peering are removed with it.
 func (s *Service) DeletePeering(ctx context.Context, t cloud.Tenant, id cloud.PeeringID, body [32]byte) (Result[struct{}], error) {
 	if err := cloud.CheckUUID("id", string(id)); err != nil {

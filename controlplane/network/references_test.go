@@ -72,7 +72,8 @@ var validRequests = map[string][]string{
 	"DeleteServiceIp": {`{"id": "$service"}`},
 	"CreatePeering":   {`{"vpc_id": "$vpc", "peer_vpc_id": "$third-vpc"}`},
 	"AcceptPeering":   {`{"id": "$peering"}`}, "GetPeering": {`{"id": "$peering"}`},
-	"ListPeerings": {`{"vpc_id": "$vpc"}`}, "DeletePeering": {`{"id": "$peering"}`},
+	"UpdatePeering": {`{"id": "$peering", "name": "x"}`},
+	"ListPeerings":  {`{"vpc_id": "$vpc"}`}, "DeletePeering": {`{"id": "$peering"}`},
 	"ListExternalNetworks": {`{}`}, "GetExternalNetwork": {`{"name": "internet"}`},
 	"ExplainPath": {
 		`{"from_port_id": "$port", "to_port_id": "$vm-port"}`, `{"from_vm_id": "$vm", "to_address": "10.0.1.1"}`,

@@ -75,6 +75,7 @@ func (s *Service) Routes(r *rest.Server) {
 	handle(r, http.MethodPost, "/api/v1/peerings", "CreatePeering", api.CreatePeering)
 	handle(r, http.MethodPost, "/api/v1/peerings/{id}/accept", "AcceptPeering", api.AcceptPeering)
 	handle(r, http.MethodGet, "/api/v1/peerings/{id}", "GetPeering", api.GetPeering)
+	handle(r, http.MethodPatch, "/api/v1/peerings/{id}", "UpdatePeering", api.UpdatePeering)
 	handle(r, http.MethodDelete, "/api/v1/peerings/{id}", "DeletePeering", api.DeletePeering)
 
 	handle(r, http.MethodGet, "/api/v1/external-networks", "ListExternalNetworks", api.ListExternalNetworks)

@@ -54,6 +54,17 @@ func (r *server) ListPeerings(ctx context.Context, in *networkv1.ListPeeringsReq
 	return &networkv1.ListPeeringsResponse{Peerings: convertAll(all, peeringToProto), NextPageToken: next}, nil
 }
 
+func (r *server) UpdatePeering(ctx context.Context, in *networkv1.UpdatePeeringRequest) (*networkv1.Peering, error) {
+	t, err := admit(ctx, "UpdatePeering", in)
+	if err != nil {
+		return nil, err
+	}
+	out, err := r.s.UpdatePeering(ctx, t, PeeringUpdate{
+		ID: cloud.PeeringID(in.GetId()), Name: in.Name, Description: in.Description,
+	}, rpc.BodyHash(in))
+	return answer(ctx, out, err, peeringToProto)
+}
+
 func (r *server) DeletePeering(
 	ctx context.Context, in *networkv1.DeletePeeringRequest,
 ) (*networkv1.DeletePeeringResponse, error) {

@@ -148,6 +148,7 @@ var rules = map[Method]Rule{
 	networks + "AcceptPeering":           {OfProject, write},
 	networks + "GetPeering":              {OfProject, read},
 	networks + "ListPeerings":            {OfProject, read},
+	networks + "UpdatePeering":           {OfProject, write},
 	networks + "DeletePeering":           {OfProject, write},
 	networks + "CreateExternalNetwork":   {Nowhere, nil},
 	networks + "GetExternalNetwork":      {Nowhere, anyProven},

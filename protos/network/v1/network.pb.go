@@ -6889,6 +6889,82 @@ func (x *AcceptPeeringRequest) GetId() string {
 	return ""
 }
 
+type UpdatePeeringRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	OrgId         string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId     string                 `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	Id            string                 `protobuf:"bytes,3,opt,name=id,proto3" json:"id,omitempty"`
+	Name          *string                `protobuf:"bytes,4,opt,name=name,proto3,oneof" json:"name,omitempty"`
+	Description   *string                `protobuf:"bytes,5,opt,name=description,proto3,oneof" json:"description,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdatePeeringRequest) Reset() {
+	*x = UpdatePeeringRequest{}
+	mi := &file_network_v1_network_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdatePeeringRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdatePeeringRequest) ProtoMessage() {}
+
+func (x *UpdatePeeringRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_network_v1_network_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdatePeeringRequest.ProtoReflect.Descriptor instead.
+func (*UpdatePeeringRequest) Descriptor() ([]byte, []int) {
+	return file_network_v1_network_proto_rawDescGZIP(), []int{82}
+}
+
+func (x *UpdatePeeringRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *UpdatePeeringRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+func (x *UpdatePeeringRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *UpdatePeeringRequest) GetName() string {
+	if x != nil && x.Name != nil {
+		return *x.Name
+	}
+	return ""
+}
+
+func (x *UpdatePeeringRequest) GetDescription() string {
+	if x != nil && x.Description != nil {
+		return *x.Description
+	}
+	return ""
+}
+
 type GetPeeringRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	OrgId         string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
@@ -6900,7 +6976,7 @@ type GetPeeringRequest struct {
 
 func (x *GetPeeringRequest) Reset() {
 	*x = GetPeeringRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[82]
+	mi := &file_network_v1_network_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6912,7 +6988,7 @@ func (x *GetPeeringRequest) String() string {
 func (*GetPeeringRequest) ProtoMessage() {}
 
 func (x *GetPeeringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[82]
+	mi := &file_network_v1_network_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6925,7 +7001,7 @@ func (x *GetPeeringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPeeringRequest.ProtoReflect.Descriptor instead.
 func (*GetPeeringRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{82}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *GetPeeringRequest) GetOrgId() string {
@@ -6966,7 +7042,7 @@ type ListPeeringsRequest struct {
 
 func (x *ListPeeringsRequest) Reset() {
 	*x = ListPeeringsRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[83]
+	mi := &file_network_v1_network_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6978,7 +7054,7 @@ func (x *ListPeeringsRequest) String() string {
 func (*ListPeeringsRequest) ProtoMessage() {}
 
 func (x *ListPeeringsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[83]
+	mi := &file_network_v1_network_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6991,7 +7067,7 @@ func (x *ListPeeringsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeeringsRequest.ProtoReflect.Descriptor instead.
 func (*ListPeeringsRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{83}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ListPeeringsRequest) GetOrgId() string {
@@ -7047,7 +7123,7 @@ type ListPeeringsResponse struct {
 
 func (x *ListPeeringsResponse) Reset() {
 	*x = ListPeeringsResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[84]
+	mi := &file_network_v1_network_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7059,7 +7135,7 @@ func (x *ListPeeringsResponse) String() string {
 func (*ListPeeringsResponse) ProtoMessage() {}
 
 func (x *ListPeeringsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[84]
+	mi := &file_network_v1_network_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7072,7 +7148,7 @@ func (x *ListPeeringsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeeringsResponse.ProtoReflect.Descriptor instead.
 func (*ListPeeringsResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{84}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ListPeeringsResponse) GetPeerings() []*Peering {
@@ -7100,7 +7176,7 @@ type DeletePeeringRequest struct {
 
 func (x *DeletePeeringRequest) Reset() {
 	*x = DeletePeeringRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[85]
+	mi := &file_network_v1_network_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7112,7 +7188,7 @@ func (x *DeletePeeringRequest) String() string {
 func (*DeletePeeringRequest) ProtoMessage() {}
 
 func (x *DeletePeeringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[85]
+	mi := &file_network_v1_network_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7125,7 +7201,7 @@ func (x *DeletePeeringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePeeringRequest.ProtoReflect.Descriptor instead.
 func (*DeletePeeringRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{85}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *DeletePeeringRequest) GetOrgId() string {
@@ -7157,7 +7233,7 @@ type DeletePeeringResponse struct {
 
 func (x *DeletePeeringResponse) Reset() {
 	*x = DeletePeeringResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[86]
+	mi := &file_network_v1_network_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7169,7 +7245,7 @@ func (x *DeletePeeringResponse) String() string {
 func (*DeletePeeringResponse) ProtoMessage() {}
 
 func (x *DeletePeeringResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[86]
+	mi := &file_network_v1_network_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7182,7 +7258,7 @@ func (x *DeletePeeringResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePeeringResponse.ProtoReflect.Descriptor instead.
 func (*DeletePeeringResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{86}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{87}
 }
 
 type CreateExternalNetworkRequest struct {
@@ -7201,7 +7277,7 @@ type CreateExternalNetworkRequest struct {
 
 func (x *CreateExternalNetworkRequest) Reset() {
 	*x = CreateExternalNetworkRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[87]
+	mi := &file_network_v1_network_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7213,7 +7289,7 @@ func (x *CreateExternalNetworkRequest) String() string {
 func (*CreateExternalNetworkRequest) ProtoMessage() {}
 
 func (x *CreateExternalNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[87]
+	mi := &file_network_v1_network_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7226,7 +7302,7 @@ func (x *CreateExternalNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateExternalNetworkRequest.ProtoReflect.Descriptor instead.
 func (*CreateExternalNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{87}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *CreateExternalNetworkRequest) GetOrgId() string {
@@ -7294,7 +7370,7 @@ type AddressRanges struct {
 
 func (x *AddressRanges) Reset() {
 	*x = AddressRanges{}
-	mi := &file_network_v1_network_proto_msgTypes[88]
+	mi := &file_network_v1_network_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7306,7 +7382,7 @@ func (x *AddressRanges) String() string {
 func (*AddressRanges) ProtoMessage() {}
 
 func (x *AddressRanges) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[88]
+	mi := &file_network_v1_network_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7319,7 +7395,7 @@ func (x *AddressRanges) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressRanges.ProtoReflect.Descriptor instead.
 func (*AddressRanges) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{88}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *AddressRanges) GetRanges() []*AddressRange {
@@ -7344,7 +7420,7 @@ type UpdateExternalNetworkRequest struct {
 
 func (x *UpdateExternalNetworkRequest) Reset() {
 	*x = UpdateExternalNetworkRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[89]
+	mi := &file_network_v1_network_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7356,7 +7432,7 @@ func (x *UpdateExternalNetworkRequest) String() string {
 func (*UpdateExternalNetworkRequest) ProtoMessage() {}
 
 func (x *UpdateExternalNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[89]
+	mi := &file_network_v1_network_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7369,7 +7445,7 @@ func (x *UpdateExternalNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateExternalNetworkRequest.ProtoReflect.Descriptor instead.
 func (*UpdateExternalNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{89}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *UpdateExternalNetworkRequest) GetOrgId() string {
@@ -7425,7 +7501,7 @@ type GetExternalNetworkRequest struct {
 
 func (x *GetExternalNetworkRequest) Reset() {
 	*x = GetExternalNetworkRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[90]
+	mi := &file_network_v1_network_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7437,7 +7513,7 @@ func (x *GetExternalNetworkRequest) String() string {
 func (*GetExternalNetworkRequest) ProtoMessage() {}
 
 func (x *GetExternalNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[90]
+	mi := &file_network_v1_network_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7450,7 +7526,7 @@ func (x *GetExternalNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExternalNetworkRequest.ProtoReflect.Descriptor instead.
 func (*GetExternalNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{90}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *GetExternalNetworkRequest) GetOrgId() string {
@@ -7490,7 +7566,7 @@ type ListExternalNetworksRequest struct {
 
 func (x *ListExternalNetworksRequest) Reset() {
 	*x = ListExternalNetworksRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[91]
+	mi := &file_network_v1_network_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7502,7 +7578,7 @@ func (x *ListExternalNetworksRequest) String() string {
 func (*ListExternalNetworksRequest) ProtoMessage() {}
 
 func (x *ListExternalNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[91]
+	mi := &file_network_v1_network_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7515,7 +7591,7 @@ func (x *ListExternalNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExternalNetworksRequest.ProtoReflect.Descriptor instead.
 func (*ListExternalNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{91}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ListExternalNetworksRequest) GetOrgId() string {
@@ -7564,7 +7640,7 @@ type ListExternalNetworksResponse struct {
 
 func (x *ListExternalNetworksResponse) Reset() {
 	*x = ListExternalNetworksResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[92]
+	mi := &file_network_v1_network_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7576,7 +7652,7 @@ func (x *ListExternalNetworksResponse) String() string {
 func (*ListExternalNetworksResponse) ProtoMessage() {}
 
 func (x *ListExternalNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[92]
+	mi := &file_network_v1_network_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7589,7 +7665,7 @@ func (x *ListExternalNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExternalNetworksResponse.ProtoReflect.Descriptor instead.
 func (*ListExternalNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{92}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ListExternalNetworksResponse) GetExternalNetworks() []*ExternalNetwork {
@@ -7617,7 +7693,7 @@ type DeleteExternalNetworkRequest struct {
 
 func (x *DeleteExternalNetworkRequest) Reset() {
 	*x = DeleteExternalNetworkRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[93]
+	mi := &file_network_v1_network_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7629,7 +7705,7 @@ func (x *DeleteExternalNetworkRequest) String() string {
 func (*DeleteExternalNetworkRequest) ProtoMessage() {}
 
 func (x *DeleteExternalNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[93]
+	mi := &file_network_v1_network_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7642,7 +7718,7 @@ func (x *DeleteExternalNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteExternalNetworkRequest.ProtoReflect.Descriptor instead.
 func (*DeleteExternalNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{93}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *DeleteExternalNetworkRequest) GetOrgId() string {
@@ -7674,7 +7750,7 @@ type DeleteExternalNetworkResponse struct {
 
 func (x *DeleteExternalNetworkResponse) Reset() {
 	*x = DeleteExternalNetworkResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[94]
+	mi := &file_network_v1_network_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7686,7 +7762,7 @@ func (x *DeleteExternalNetworkResponse) String() string {
 func (*DeleteExternalNetworkResponse) ProtoMessage() {}
 
 func (x *DeleteExternalNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[94]
+	mi := &file_network_v1_network_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7699,7 +7775,7 @@ func (x *DeleteExternalNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteExternalNetworkResponse.ProtoReflect.Descriptor instead.
 func (*DeleteExternalNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{94}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{95}
 }
 
 type ExplainPathRequest struct {
@@ -7724,7 +7800,7 @@ type ExplainPathRequest struct {
 
 func (x *ExplainPathRequest) Reset() {
 	*x = ExplainPathRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[95]
+	mi := &file_network_v1_network_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7736,7 +7812,7 @@ func (x *ExplainPathRequest) String() string {
 func (*ExplainPathRequest) ProtoMessage() {}
 
 func (x *ExplainPathRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[95]
+	mi := &file_network_v1_network_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7749,7 +7825,7 @@ func (x *ExplainPathRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPathRequest.ProtoReflect.Descriptor instead.
 func (*ExplainPathRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{95}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ExplainPathRequest) GetOrgId() string {
@@ -7832,7 +7908,7 @@ type PathStep struct {
 
 func (x *PathStep) Reset() {
 	*x = PathStep{}
-	mi := &file_network_v1_network_proto_msgTypes[96]
+	mi := &file_network_v1_network_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7844,7 +7920,7 @@ func (x *PathStep) String() string {
 func (*PathStep) ProtoMessage() {}
 
 func (x *PathStep) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[96]
+	mi := &file_network_v1_network_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7857,7 +7933,7 @@ func (x *PathStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathStep.ProtoReflect.Descriptor instead.
 func (*PathStep) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{96}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *PathStep) GetStage() string {
@@ -7906,7 +7982,7 @@ type ExplainPathResponse struct {
 
 func (x *ExplainPathResponse) Reset() {
 	*x = ExplainPathResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[97]
+	mi := &file_network_v1_network_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7918,7 +7994,7 @@ func (x *ExplainPathResponse) String() string {
 func (*ExplainPathResponse) ProtoMessage() {}
 
 func (x *ExplainPathResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[97]
+	mi := &file_network_v1_network_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7931,7 +8007,7 @@ func (x *ExplainPathResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPathResponse.ProtoReflect.Descriptor instead.
 func (*ExplainPathResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{97}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ExplainPathResponse) GetPasses() bool {
@@ -8623,7 +8699,16 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
 	"project_id\x18\x02 \x01(\tR\tprojectId\x12\x0e\n" +
-	"\x02id\x18\x03 \x01(\tR\x02id\"Y\n" +
+	"\x02id\x18\x03 \x01(\tR\x02id\"\xb5\x01\n" +
+	"\x14UpdatePeeringRequest\x12\x15\n" +
+	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x02 \x01(\tR\tprojectId\x12\x0e\n" +
+	"\x02id\x18\x03 \x01(\tR\x02id\x12\x17\n" +
+	"\x04name\x18\x04 \x01(\tH\x00R\x04name\x88\x01\x01\x12%\n" +
+	"\vdescription\x18\x05 \x01(\tH\x01R\vdescription\x88\x01\x01B\a\n" +
+	"\x05_nameB\x0e\n" +
+	"\f_description\"Y\n" +
 	"\x11GetPeeringRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
@@ -8748,7 +8833,7 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\bAffinity\x12\x18\n" +
 	"\x14AFFINITY_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rAFFINITY_NONE\x10\x01\x12\x16\n" +
-	"\x12AFFINITY_CLIENT_IP\x10\x022\xeb!\n" +
+	"\x12AFFINITY_CLIENT_IP\x10\x022\xb3\"\n" +
 	"\x0eNetworkService\x12:\n" +
 	"\tCreateVpc\x12\x1c.network.v1.CreateVpcRequest\x1a\x0f.network.v1.Vpc\x124\n" +
 	"\x06GetVpc\x12\x19.network.v1.GetVpcRequest\x1a\x0f.network.v1.Vpc\x12E\n" +
@@ -8799,7 +8884,8 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\rAcceptPeering\x12 .network.v1.AcceptPeeringRequest\x1a\x13.network.v1.Peering\x12@\n" +
 	"\n" +
 	"GetPeering\x12\x1d.network.v1.GetPeeringRequest\x1a\x13.network.v1.Peering\x12Q\n" +
-	"\fListPeerings\x12\x1f.network.v1.ListPeeringsRequest\x1a .network.v1.ListPeeringsResponse\x12T\n" +
+	"\fListPeerings\x12\x1f.network.v1.ListPeeringsRequest\x1a .network.v1.ListPeeringsResponse\x12F\n" +
+	"\rUpdatePeering\x12 .network.v1.UpdatePeeringRequest\x1a\x13.network.v1.Peering\x12T\n" +
 	"\rDeletePeering\x12 .network.v1.DeletePeeringRequest\x1a!.network.v1.DeletePeeringResponse\x12^\n" +
 	"\x15CreateExternalNetwork\x12(.network.v1.CreateExternalNetworkRequest\x1a\x1b.network.v1.ExternalNetwork\x12X\n" +
 	"\x12GetExternalNetwork\x12%.network.v1.GetExternalNetworkRequest\x1a\x1b.network.v1.ExternalNetwork\x12i\n" +
@@ -8821,7 +8907,7 @@ func file_network_v1_network_proto_rawDescGZIP() []byte {
 }
 
 var file_network_v1_network_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_network_v1_network_proto_msgTypes = make([]protoimpl.MessageInfo, 98)
+var file_network_v1_network_proto_msgTypes = make([]protoimpl.MessageInfo, 99)
 var file_network_v1_network_proto_goTypes = []any{
 	(Status)(0),                            // 0: network.v1.Status
 	(Egress)(0),                            // 1: network.v1.Egress
@@ -8911,22 +8997,23 @@ var file_network_v1_network_proto_goTypes = []any{
 	(*DeleteServiceIpResponse)(nil),        // 85: network.v1.DeleteServiceIpResponse
 	(*CreatePeeringRequest)(nil),           // 86: network.v1.CreatePeeringRequest
 	(*AcceptPeeringRequest)(nil),           // 87: network.v1.AcceptPeeringRequest
-	(*GetPeeringRequest)(nil),              // 88: network.v1.GetPeeringRequest
-	(*ListPeeringsRequest)(nil),            // 89: network.v1.ListPeeringsRequest
-	(*ListPeeringsResponse)(nil),           // 90: network.v1.ListPeeringsResponse
-	(*DeletePeeringRequest)(nil),           // 91: network.v1.DeletePeeringRequest
-	(*DeletePeeringResponse)(nil),          // 92: network.v1.DeletePeeringResponse
-	(*CreateExternalNetworkRequest)(nil),   // 93: network.v1.CreateExternalNetworkRequest
-	(*AddressRanges)(nil),                  // 94: network.v1.AddressRanges
-	(*UpdateExternalNetworkRequest)(nil),   // 95: network.v1.UpdateExternalNetworkRequest
-	(*GetExternalNetworkRequest)(nil),      // 96: network.v1.GetExternalNetworkRequest
-	(*ListExternalNetworksRequest)(nil),    // 97: network.v1.ListExternalNetworksRequest
-	(*ListExternalNetworksResponse)(nil),   // 98: network.v1.ListExternalNetworksResponse
-	(*DeleteExternalNetworkRequest)(nil),   // 99: network.v1.DeleteExternalNetworkRequest
-	(*DeleteExternalNetworkResponse)(nil),  // 100: network.v1.DeleteExternalNetworkResponse
-	(*ExplainPathRequest)(nil),             // 101: network.v1.ExplainPathRequest
-	(*PathStep)(nil),                       // 102: network.v1.PathStep
-	(*ExplainPathResponse)(nil),            // 103: network.v1.ExplainPathResponse
+	(*UpdatePeeringRequest)(nil),           // 88: network.v1.UpdatePeeringRequest
+	(*GetPeeringRequest)(nil),              // 89: network.v1.GetPeeringRequest
+	(*ListPeeringsRequest)(nil),            // 90: network.v1.ListPeeringsRequest
+	(*ListPeeringsResponse)(nil),           // 91: network.v1.ListPeeringsResponse
+	(*DeletePeeringRequest)(nil),           // 92: network.v1.DeletePeeringRequest
+	(*DeletePeeringResponse)(nil),          // 93: network.v1.DeletePeeringResponse
+	(*CreateExternalNetworkRequest)(nil),   // 94: network.v1.CreateExternalNetworkRequest
+	(*AddressRanges)(nil),                  // 95: network.v1.AddressRanges
+	(*UpdateExternalNetworkRequest)(nil),   // 96: network.v1.UpdateExternalNetworkRequest
+	(*GetExternalNetworkRequest)(nil),      // 97: network.v1.GetExternalNetworkRequest
+	(*ListExternalNetworksRequest)(nil),    // 98: network.v1.ListExternalNetworksRequest
+	(*ListExternalNetworksResponse)(nil),   // 99: network.v1.ListExternalNetworksResponse
+	(*DeleteExternalNetworkRequest)(nil),   // 100: network.v1.DeleteExternalNetworkRequest
+	(*DeleteExternalNetworkResponse)(nil),  // 101: network.v1.DeleteExternalNetworkResponse
+	(*ExplainPathRequest)(nil),             // 102: network.v1.ExplainPathRequest
+	(*PathStep)(nil),                       // 103: network.v1.PathStep
+	(*ExplainPathResponse)(nil),            // 104: network.v1.ExplainPathResponse
 }
 var file_network_v1_network_proto_depIdxs = []int32{
 	0,   // 0: network.v1.Vpc.status:type_name -> network.v1.Status
@@ -8980,9 +9067,9 @@ var file_network_v1_network_proto_depIdxs = []int32{
 	20,  // 48: network.v1.ListPeeringsResponse.peerings:type_name -> network.v1.Peering
 	21,  // 49: network.v1.CreateExternalNetworkRequest.pools:type_name -> network.v1.AddressRange
 	21,  // 50: network.v1.AddressRanges.ranges:type_name -> network.v1.AddressRange
-	94,  // 51: network.v1.UpdateExternalNetworkRequest.pools:type_name -> network.v1.AddressRanges
+	95,  // 51: network.v1.UpdateExternalNetworkRequest.pools:type_name -> network.v1.AddressRanges
 	22,  // 52: network.v1.ListExternalNetworksResponse.external_networks:type_name -> network.v1.ExternalNetwork
-	102, // 53: network.v1.ExplainPathResponse.steps:type_name -> network.v1.PathStep
+	103, // 53: network.v1.ExplainPathResponse.steps:type_name -> network.v1.PathStep
 	23,  // 54: network.v1.NetworkService.CreateVpc:input_type -> network.v1.CreateVpcRequest
 	25,  // 55: network.v1.NetworkService.GetVpc:input_type -> network.v1.GetVpcRequest
 	26,  // 56: network.v1.NetworkService.ListVpcs:input_type -> network.v1.ListVpcsRequest
@@ -9027,70 +9114,72 @@ var file_network_v1_network_proto_depIdxs = []int32{
 	84,  // 95: network.v1.NetworkService.DeleteServiceIp:input_type -> network.v1.DeleteServiceIpRequest
 	86,  // 96: network.v1.NetworkService.CreatePeering:input_type -> network.v1.CreatePeeringRequest
 	87,  // 97: network.v1.NetworkService.AcceptPeering:input_type -> network.v1.AcceptPeeringRequest
-	88,  // 98: network.v1.NetworkService.GetPeering:input_type -> network.v1.GetPeeringRequest
-	89,  // 99: network.v1.NetworkService.ListPeerings:input_type -> network.v1.ListPeeringsRequest
-	91,  // 100: network.v1.NetworkService.DeletePeering:input_type -> network.v1.DeletePeeringRequest
-	93,  // 101: network.v1.NetworkService.CreateExternalNetwork:input_type -> network.v1.CreateExternalNetworkRequest
-	96,  // 102: network.v1.NetworkService.GetExternalNetwork:input_type -> network.v1.GetExternalNetworkRequest
-	97,  // 103: network.v1.NetworkService.ListExternalNetworks:input_type -> network.v1.ListExternalNetworksRequest
-	95,  // 104: network.v1.NetworkService.UpdateExternalNetwork:input_type -> network.v1.UpdateExternalNetworkRequest
-	99,  // 105: network.v1.NetworkService.DeleteExternalNetwork:input_type -> network.v1.DeleteExternalNetworkRequest
-	101, // 106: network.v1.NetworkService.ExplainPath:input_type -> network.v1.ExplainPathRequest
-	6,   // 107: network.v1.NetworkService.CreateVpc:output_type -> network.v1.Vpc
-	6,   // 108: network.v1.NetworkService.GetVpc:output_type -> network.v1.Vpc
-	27,  // 109: network.v1.NetworkService.ListVpcs:output_type -> network.v1.ListVpcsResponse
-	6,   // 110: network.v1.NetworkService.UpdateVpc:output_type -> network.v1.Vpc
-	29,  // 111: network.v1.NetworkService.DeleteVpc:output_type -> network.v1.DeleteVpcResponse
-	7,   // 112: network.v1.NetworkService.CreateSubnet:output_type -> network.v1.Subnet
-	7,   // 113: network.v1.NetworkService.GetSubnet:output_type -> network.v1.Subnet
-	35,  // 114: network.v1.NetworkService.ListSubnets:output_type -> network.v1.ListSubnetsResponse
-	7,   // 115: network.v1.NetworkService.UpdateSubnet:output_type -> network.v1.Subnet
-	37,  // 116: network.v1.NetworkService.DeleteSubnet:output_type -> network.v1.DeleteSubnetResponse
-	9,   // 117: network.v1.NetworkService.CreatePort:output_type -> network.v1.Port
-	9,   // 118: network.v1.NetworkService.GetPort:output_type -> network.v1.Port
-	44,  // 119: network.v1.NetworkService.ListPorts:output_type -> network.v1.ListPortsResponse
-	9,   // 120: network.v1.NetworkService.UpdatePort:output_type -> network.v1.Port
-	46,  // 121: network.v1.NetworkService.DeletePort:output_type -> network.v1.DeletePortResponse
-	11,  // 122: network.v1.NetworkService.CreateSecurityGroup:output_type -> network.v1.SecurityGroup
-	11,  // 123: network.v1.NetworkService.GetSecurityGroup:output_type -> network.v1.SecurityGroup
-	51,  // 124: network.v1.NetworkService.ListSecurityGroups:output_type -> network.v1.ListSecurityGroupsResponse
-	11,  // 125: network.v1.NetworkService.UpdateSecurityGroup:output_type -> network.v1.SecurityGroup
-	53,  // 126: network.v1.NetworkService.DeleteSecurityGroup:output_type -> network.v1.DeleteSecurityGroupResponse
-	11,  // 127: network.v1.NetworkService.AddSecurityGroupRule:output_type -> network.v1.SecurityGroup
-	11,  // 128: network.v1.NetworkService.RemoveSecurityGroupRule:output_type -> network.v1.SecurityGroup
-	13,  // 129: network.v1.NetworkService.CreateRouteTable:output_type -> network.v1.RouteTable
-	13,  // 130: network.v1.NetworkService.GetRouteTable:output_type -> network.v1.RouteTable
-	62,  // 131: network.v1.NetworkService.ListRouteTables:output_type -> network.v1.ListRouteTablesResponse
-	13,  // 132: network.v1.NetworkService.UpdateRouteTable:output_type -> network.v1.RouteTable
-	64,  // 133: network.v1.NetworkService.DeleteRouteTable:output_type -> network.v1.DeleteRouteTableResponse
-	14,  // 134: network.v1.NetworkService.CreateNatGateway:output_type -> network.v1.NatGateway
-	14,  // 135: network.v1.NetworkService.GetNatGateway:output_type -> network.v1.NatGateway
-	68,  // 136: network.v1.NetworkService.ListNatGateways:output_type -> network.v1.ListNatGatewaysResponse
-	14,  // 137: network.v1.NetworkService.UpdateNatGateway:output_type -> network.v1.NatGateway
-	71,  // 138: network.v1.NetworkService.DeleteNatGateway:output_type -> network.v1.DeleteNatGatewayResponse
-	15,  // 139: network.v1.NetworkService.CreateFloatingIp:output_type -> network.v1.FloatingIp
-	15,  // 140: network.v1.NetworkService.GetFloatingIp:output_type -> network.v1.FloatingIp
-	76,  // 141: network.v1.NetworkService.ListFloatingIps:output_type -> network.v1.ListFloatingIpsResponse
-	15,  // 142: network.v1.NetworkService.UpdateFloatingIp:output_type -> network.v1.FloatingIp
-	78,  // 143: network.v1.NetworkService.DeleteFloatingIp:output_type -> network.v1.DeleteFloatingIpResponse
-	19,  // 144: network.v1.NetworkService.CreateServiceIp:output_type -> network.v1.ServiceIp
-	19,  // 145: network.v1.NetworkService.GetServiceIp:output_type -> network.v1.ServiceIp
-	83,  // 146: network.v1.NetworkService.ListServiceIps:output_type -> network.v1.ListServiceIpsResponse
-	19,  // 147: network.v1.NetworkService.UpdateServiceIp:output_type -> network.v1.ServiceIp
-	85,  // 148: network.v1.NetworkService.DeleteServiceIp:output_type -> network.v1.DeleteServiceIpResponse
-	20,  // 149: network.v1.NetworkService.CreatePeering:output_type -> network.v1.Peering
-	20,  // 150: network.v1.NetworkService.AcceptPeering:output_type -> network.v1.Peering
-	20,  // 151: network.v1.NetworkService.GetPeering:output_type -> network.v1.Peering
-	90,  // 152: network.v1.NetworkService.ListPeerings:output_type -> network.v1.ListPeeringsResponse
-	92,  // 153: network.v1.NetworkService.DeletePeering:output_type -> network.v1.DeletePeeringResponse
-	22,  // 154: network.v1.NetworkService.CreateExternalNetwork:output_type -> network.v1.ExternalNetwork
-	22,  // 155: network.v1.NetworkService.GetExternalNetwork:output_type -> network.v1.ExternalNetwork
-	98,  // 156: network.v1.NetworkService.ListExternalNetworks:output_type -> network.v1.ListExternalNetworksResponse
-	22,  // 157: network.v1.NetworkService.UpdateExternalNetwork:output_type -> network.v1.ExternalNetwork
-	100, // 158: network.v1.NetworkService.DeleteExternalNetwork:output_type -> network.v1.DeleteExternalNetworkResponse
-	103, // 159: network.v1.NetworkService.ExplainPath:output_type -> network.v1.ExplainPathResponse
-	107, // [107:160] is the sub-list for method output_type
-	54,  // [54:107] is the sub-list for method input_type
+	89,  // 98: network.v1.NetworkService.GetPeering:input_type -> network.v1.GetPeeringRequest
+	90,  // 99: network.v1.NetworkService.ListPeerings:input_type -> network.v1.ListPeeringsRequest
+	88,  // 100: network.v1.NetworkService.UpdatePeering:input_type -> network.v1.UpdatePeeringRequest
+	92,  // 101: network.v1.NetworkService.DeletePeering:input_type -> network.v1.DeletePeeringRequest
+	94,  // 102: network.v1.NetworkService.CreateExternalNetwork:input_type -> network.v1.CreateExternalNetworkRequest
+	97,  // 103: network.v1.NetworkService.GetExternalNetwork:input_type -> network.v1.GetExternalNetworkRequest
+	98,  // 104: network.v1.NetworkService.ListExternalNetworks:input_type -> network.v1.ListExternalNetworksRequest
+	96,  // 105: network.v1.NetworkService.UpdateExternalNetwork:input_type -> network.v1.UpdateExternalNetworkRequest
+	100, // 106: network.v1.NetworkService.DeleteExternalNetwork:input_type -> network.v1.DeleteExternalNetworkRequest
+	102, // 107: network.v1.NetworkService.ExplainPath:input_type -> network.v1.ExplainPathRequest
+	6,   // 108: network.v1.NetworkService.CreateVpc:output_type -> network.v1.Vpc
+	6,   // 109: network.v1.NetworkService.GetVpc:output_type -> network.v1.Vpc
+	27,  // 110: network.v1.NetworkService.ListVpcs:output_type -> network.v1.ListVpcsResponse
+	6,   // 111: network.v1.NetworkService.UpdateVpc:output_type -> network.v1.Vpc
+	29,  // 112: network.v1.NetworkService.DeleteVpc:output_type -> network.v1.DeleteVpcResponse
+	7,   // 113: network.v1.NetworkService.CreateSubnet:output_type -> network.v1.Subnet
+	7,   // 114: network.v1.NetworkService.GetSubnet:output_type -> network.v1.Subnet
+	35,  // 115: network.v1.NetworkService.ListSubnets:output_type -> network.v1.ListSubnetsResponse
+	7,   // 116: network.v1.NetworkService.UpdateSubnet:output_type -> network.v1.Subnet
+	37,  // 117: network.v1.NetworkService.DeleteSubnet:output_type -> network.v1.DeleteSubnetResponse
+	9,   // 118: network.v1.NetworkService.CreatePort:output_type -> network.v1.Port
+	9,   // 119: network.v1.NetworkService.GetPort:output_type -> network.v1.Port
+	44,  // 120: network.v1.NetworkService.ListPorts:output_type -> network.v1.ListPortsResponse
+	9,   // 121: network.v1.NetworkService.UpdatePort:output_type -> network.v1.Port
+	46,  // 122: network.v1.NetworkService.DeletePort:output_type -> network.v1.DeletePortResponse
+	11,  // 123: network.v1.NetworkService.CreateSecurityGroup:output_type -> network.v1.SecurityGroup
+	11,  // 124: network.v1.NetworkService.GetSecurityGroup:output_type -> network.v1.SecurityGroup
+	51,  // 125: network.v1.NetworkService.ListSecurityGroups:output_type -> network.v1.ListSecurityGroupsResponse
+	11,  // 126: network.v1.NetworkService.UpdateSecurityGroup:output_type -> network.v1.SecurityGroup
+	53,  // 127: network.v1.NetworkService.DeleteSecurityGroup:output_type -> network.v1.DeleteSecurityGroupResponse
+	11,  // 128: network.v1.NetworkService.AddSecurityGroupRule:output_type -> network.v1.SecurityGroup
+	11,  // 129: network.v1.NetworkService.RemoveSecurityGroupRule:output_type -> network.v1.SecurityGroup
+	13,  // 130: network.v1.NetworkService.CreateRouteTable:output_type -> network.v1.RouteTable
+	13,  // 131: network.v1.NetworkService.GetRouteTable:output_type -> network.v1.RouteTable
+	62,  // 132: network.v1.NetworkService.ListRouteTables:output_type -> network.v1.ListRouteTablesResponse
+	13,  // 133: network.v1.NetworkService.UpdateRouteTable:output_type -> network.v1.RouteTable
+	64,  // 134: network.v1.NetworkService.DeleteRouteTable:output_type -> network.v1.DeleteRouteTableResponse
+	14,  // 135: network.v1.NetworkService.CreateNatGateway:output_type -> network.v1.NatGateway
+	14,  // 136: network.v1.NetworkService.GetNatGateway:output_type -> network.v1.NatGateway
+	68,  // 137: network.v1.NetworkService.ListNatGateways:output_type -> network.v1.ListNatGatewaysResponse
+	14,  // 138: network.v1.NetworkService.UpdateNatGateway:output_type -> network.v1.NatGateway
+	71,  // 139: network.v1.NetworkService.DeleteNatGateway:output_type -> network.v1.DeleteNatGatewayResponse
+	15,  // 140: network.v1.NetworkService.CreateFloatingIp:output_type -> network.v1.FloatingIp
+	15,  // 141: network.v1.NetworkService.GetFloatingIp:output_type -> network.v1.FloatingIp
+	76,  // 142: network.v1.NetworkService.ListFloatingIps:output_type -> network.v1.ListFloatingIpsResponse
+	15,  // 143: network.v1.NetworkService.UpdateFloatingIp:output_type -> network.v1.FloatingIp
+	78,  // 144: network.v1.NetworkService.DeleteFloatingIp:output_type -> network.v1.DeleteFloatingIpResponse
+	19,  // 145: network.v1.NetworkService.CreateServiceIp:output_type -> network.v1.ServiceIp
+	19,  // 146: network.v1.NetworkService.GetServiceIp:output_type -> network.v1.ServiceIp
+	83,  // 147: network.v1.NetworkService.ListServiceIps:output_type -> network.v1.ListServiceIpsResponse
+	19,  // 148: network.v1.NetworkService.UpdateServiceIp:output_type -> network.v1.ServiceIp
+	85,  // 149: network.v1.NetworkService.DeleteServiceIp:output_type -> network.v1.DeleteServiceIpResponse
+	20,  // 150: network.v1.NetworkService.CreatePeering:output_type -> network.v1.Peering
+	20,  // 151: network.v1.NetworkService.AcceptPeering:output_type -> network.v1.Peering
+	20,  // 152: network.v1.NetworkService.GetPeering:output_type -> network.v1.Peering
+	91,  // 153: network.v1.NetworkService.ListPeerings:output_type -> network.v1.ListPeeringsResponse
+	20,  // 154: network.v1.NetworkService.UpdatePeering:output_type -> network.v1.Peering
+	93,  // 155: network.v1.NetworkService.DeletePeering:output_type -> network.v1.DeletePeeringResponse
+	22,  // 156: network.v1.NetworkService.CreateExternalNetwork:output_type -> network.v1.ExternalNetwork
+	22,  // 157: network.v1.NetworkService.GetExternalNetwork:output_type -> network.v1.ExternalNetwork
+	99,  // 158: network.v1.NetworkService.ListExternalNetworks:output_type -> network.v1.ListExternalNetworksResponse
+	22,  // 159: network.v1.NetworkService.UpdateExternalNetwork:output_type -> network.v1.ExternalNetwork
+	101, // 160: network.v1.NetworkService.DeleteExternalNetwork:output_type -> network.v1.DeleteExternalNetworkResponse
+	104, // 161: network.v1.NetworkService.ExplainPath:output_type -> network.v1.ExplainPathResponse
+	108, // [108:162] is the sub-list for method output_type
+	54,  // [54:108] is the sub-list for method input_type
 	54,  // [54:54] is the sub-list for extension type_name
 	54,  // [54:54] is the sub-list for extension extendee
 	0,   // [0:54] is the sub-list for field type_name
@@ -9112,14 +9201,15 @@ func file_network_v1_network_proto_init() {
 	file_network_v1_network_proto_msgTypes[63].OneofWrappers = []any{}
 	file_network_v1_network_proto_msgTypes[67].OneofWrappers = []any{}
 	file_network_v1_network_proto_msgTypes[74].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[89].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[82].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[90].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_network_v1_network_proto_rawDesc), len(file_network_v1_network_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   98,
+			NumMessages:   99,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

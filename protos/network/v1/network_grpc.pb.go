@@ -85,6 +85,7 @@ const (
 	NetworkService_AcceptPeering_FullMethodName           = "/network.v1.NetworkService/AcceptPeering"
 	NetworkService_GetPeering_FullMethodName              = "/network.v1.NetworkService/GetPeering"
 	NetworkService_ListPeerings_FullMethodName            = "/network.v1.NetworkService/ListPeerings"
+	NetworkService_UpdatePeering_FullMethodName           = "/network.v1.NetworkService/UpdatePeering"
 	NetworkService_DeletePeering_FullMethodName           = "/network.v1.NetworkService/DeletePeering"
 	NetworkService_CreateExternalNetwork_FullMethodName   = "/network.v1.NetworkService/CreateExternalNetwork"
 	NetworkService_GetExternalNetwork_FullMethodName      = "/network.v1.NetworkService/GetExternalNetwork"
@@ -231,6 +232,9 @@ type NetworkServiceClient interface {
 	// ListPeerings returns a page of the project's peerings, those it proposed and those proposed to it, in the order of
 	// their IDs, as of the time of the first page.
 	ListPeerings(ctx context.Context, in *ListPeeringsRequest, opts ...grpc.CallOption) (*ListPeeringsResponse, error)
+	// UpdatePeering changes name and description, which both projects see. PERMISSION_DENIED: the project is the one to
+	// which the peering was proposed.
+	UpdatePeering(ctx context.Context, in *UpdatePeeringRequest, opts ...grpc.CallOption) (*Peering, error)
 	// DeletePeering ends a peering or refuses a proposal; each of the two projects may. Routes with the peering as
 	// target are removed with it. Its connections end within a second.
 	DeletePeering(ctx context.Context, in *DeletePeeringRequest, opts ...grpc.CallOption) (*DeletePeeringResponse, error)
@@ -722,6 +726,16 @@ func (c *networkServiceClient) ListPeerings(ctx context.Context, in *ListPeering
 	return out, nil
 }
 
+func (c *networkServiceClient) UpdatePeering(ctx context.Context, in *UpdatePeeringRequest, opts ...grpc.CallOption) (*Peering, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Peering)
+	err := c.cc.Invoke(ctx, NetworkService_UpdatePeering_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *networkServiceClient) DeletePeering(ctx context.Context, in *DeletePeeringRequest, opts ...grpc.CallOption) (*DeletePeeringResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DeletePeeringResponse)
@@ -929,6 +943,9 @@ type NetworkServiceServer interface {
 	// ListPeerings returns a page of the project's peerings, those it proposed and those proposed to it, in the order of
 	// their IDs, as of the time of the first page.
 	ListPeerings(context.Context, *ListPeeringsRequest) (*ListPeeringsResponse, error)
+	// UpdatePeering changes name and description, which both projects see. PERMISSION_DENIED: the project is the one to
+	// which the peering was proposed.
+	UpdatePeering(context.Context, *UpdatePeeringRequest) (*Peering, error)
 	// DeletePeering ends a peering or refuses a proposal; each of the two projects may. Routes with the peering as
 	// target are removed with it. Its connections end within a second.
 	DeletePeering(context.Context, *DeletePeeringRequest) (*DeletePeeringResponse, error)
@@ -1097,6 +1114,9 @@ func (UnimplementedNetworkServiceServer) GetPeering(context.Context, *GetPeering
 }
 func (UnimplementedNetworkServiceServer) ListPeerings(context.Context, *ListPeeringsRequest) (*ListPeeringsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListPeerings not implemented")
+}
+func (UnimplementedNetworkServiceServer) UpdatePeering(context.Context, *UpdatePeeringRequest) (*Peering, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdatePeering not implemented")
 }
 func (UnimplementedNetworkServiceServer) DeletePeering(context.Context, *DeletePeeringRequest) (*DeletePeeringResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeletePeering not implemented")
@@ -1968,6 +1988,24 @@ func _NetworkService_ListPeerings_Handler(srv interface{}, ctx context.Context, 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _NetworkService_UpdatePeering_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpdatePeeringRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NetworkServiceServer).UpdatePeering(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: NetworkService_UpdatePeering_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NetworkServiceServer).UpdatePeering(ctx, req.(*UpdatePeeringRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _NetworkService_DeletePeering_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DeletePeeringRequest)
 	if err := dec(in); err != nil {
@@ -2284,6 +2322,10 @@ var NetworkService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListPeerings",
 			Handler:    _NetworkService_ListPeerings_Handler,
+		},
+		{
+			MethodName: "UpdatePeering",
+			Handler:    _NetworkService_UpdatePeering_Handler,
 		},
 		{
 			MethodName: "DeletePeering",
