@@ -1,6 +1,7 @@
 package network
 
 import (
+	"fmt"
 	"net/netip"
 
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
@@ -12,28 +13,43 @@ import (
 // peer. With two such peers, the source address of a packet would not tell from which of them the packet comes, and a
 // rule of a security group that permits ports of one peer would also permit those of the other.
 func checkPeers(r store.Reader, vpc, peer *cloud.VPC) error {
+	p, err := overlappingPeering(r, vpc, peer)
+	if err != nil || p == nil {
+		return err
+	}
+	return fault.Invalid("peer_vpc_id", "%s", overlapText(p, vpc)).With("constraint", "no_overlap")
+}
+
+// overlapText returns the part of an error that names the peering of vpc whose peer overlaps another one.
+func overlapText(p *cloud.Peering, vpc *cloud.VPC) string {
+	return fmt.Sprintf("%s connects %s with a VPC whose prefixes overlap those of the peer",
+		label(kindPeering, p.Name, string(p.ID)), vpcLabel(vpc))
+}
+
+// overlappingPeering returns an ACTIVE peering of vpc with a VPC whose prefixes overlap those of peer, or nil if there
+// is none.
+func overlappingPeering(r store.Reader, vpc, peer *cloud.VPC) (*cloud.Peering, error) {
 	connected, _, err := peeringsOf.List(r, 0, string(vpc.ID))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, u := range connected {
 		p, err := peerings.Get(r, string(vpc.Project), u.Path[1])
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if p == nil || p.Status != cloud.NetworkActive {
 			continue
 		}
 		other, err := otherVPC(r, p, vpc.ID)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if other != nil && (overlap(other.CIDR, peer.CIDR) || overlap(other.CIDR6, peer.CIDR6)) {
-			return fault.Invalid("peer_vpc_id", "%s connects %s with a VPC whose prefixes overlap those of the peer",
-				label(kindPeering, p.Name, string(p.ID)), vpcLabel(vpc)).With("constraint", "no_overlap")
+			return p, nil
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 // overlap reports whether two prefixes overlap. An invalid prefix, that of a VPC without IPv6, overlaps none.
@@ -48,8 +64,8 @@ func otherVPC(r store.Reader, p *cloud.Peering, id cloud.VPCID) (*cloud.VPC, err
 	return vpcs.Get(r, string(p.Project), string(p.VPC))
 }
 
-// checkAcceptance returns an error if one of the two VPCs has got, since the proposal, an ACTIVE peering with a VPC
-// whose prefixes overlap those of the other.
+// checkAcceptance returns a FailedPrecondition fault if one of the two VPCs has got, since the proposal, an ACTIVE
+// peering with a VPC whose prefixes overlap those of the other.
 func checkAcceptance(r store.Reader, p *cloud.Peering) error {
 	vpc, err := otherVPC(r, p, p.PeerVPC)
 	if err != nil {
@@ -62,17 +78,25 @@ func checkAcceptance(r store.Reader, p *cloud.Peering) error {
 	if vpc == nil || peer == nil {
 		return notFound(kindPeering, string(p.ID))
 	}
-	if err := checkPeers(r, peer, vpc); err != nil {
+	own, err := overlappingPeering(r, peer, vpc)
+	if err != nil {
 		return err
 	}
-	if err := checkPeers(r, vpc, peer); fault.Is(err, fault.InvalidArgument) {
-		// The message of checkPeers would name a peering of the other project.
-		return fault.New(fault.FailedPrecondition, "the VPC of project %s has another peering by now, with prefixes that "+
-			"overlap those of your VPC", p.Project).WithReason("PEERS_OVERLAP")
-	} else if err != nil {
+	if own != nil {
+		return peersOverlap("%s", overlapText(own, peer))
+	}
+	other, err := overlappingPeering(r, vpc, peer)
+	if err != nil || other == nil {
 		return err
 	}
-	return nil
+	// The text does not name the peering, which the accepting project may not be allowed to see.
+	return peersOverlap("the VPC of project %s has another peering by now, with prefixes that overlap those of your VPC",
+		p.Project)
+}
+
+// peersOverlap returns the fault of an acceptance after which a VPC would have two peers that overlap.
+func peersOverlap(format string, args ...any) error {
+	return fault.New(fault.FailedPrecondition, format, args...).WithReason("PEERS_OVERLAP")
 }
 
 // activePeerings returns the labels of the ACTIVE peerings of a VPC, and the IDs of those that were not accepted yet.

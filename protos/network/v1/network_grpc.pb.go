@@ -222,10 +222,8 @@ type NetworkServiceClient interface {
 	// INVALID_ARGUMENT: the VPCs are the same or overlap, or an ACTIVE peering of one of them is with a VPC whose prefixes
 	// overlap those of the other. ALREADY_EXISTS: they are peered.
 	CreatePeering(ctx context.Context, in *CreatePeeringRequest, opts ...grpc.CallOption) (*Peering, error)
-	// AcceptPeering accepts a proposal of another project. A repeat changes nothing. An error is returned if one of the
-	// two VPCs has got, since the proposal, an ACTIVE peering with a VPC whose prefixes overlap those of the other:
-	// INVALID_ARGUMENT if it is the VPC of the accepting project, and FAILED_PRECONDITION (PEERS_OVERLAP) if it is the
-	// VPC of the proposing project.
+	// AcceptPeering accepts a proposal of another project. A repeat changes nothing. FAILED_PRECONDITION (PEERS_OVERLAP):
+	// one of the two VPCs has an ACTIVE peering with a VPC whose prefixes overlap those of the other.
 	AcceptPeering(ctx context.Context, in *AcceptPeeringRequest, opts ...grpc.CallOption) (*Peering, error)
 	// GetPeering returns a peering of one of the project's VPCs. The read is linearizable.
 	GetPeering(ctx context.Context, in *GetPeeringRequest, opts ...grpc.CallOption) (*Peering, error)
@@ -933,10 +931,8 @@ type NetworkServiceServer interface {
 	// INVALID_ARGUMENT: the VPCs are the same or overlap, or an ACTIVE peering of one of them is with a VPC whose prefixes
 	// overlap those of the other. ALREADY_EXISTS: they are peered.
 	CreatePeering(context.Context, *CreatePeeringRequest) (*Peering, error)
-	// AcceptPeering accepts a proposal of another project. A repeat changes nothing. An error is returned if one of the
-	// two VPCs has got, since the proposal, an ACTIVE peering with a VPC whose prefixes overlap those of the other:
-	// INVALID_ARGUMENT if it is the VPC of the accepting project, and FAILED_PRECONDITION (PEERS_OVERLAP) if it is the
-	// VPC of the proposing project.
+	// AcceptPeering accepts a proposal of another project. A repeat changes nothing. FAILED_PRECONDITION (PEERS_OVERLAP):
+	// one of the two VPCs has an ACTIVE peering with a VPC whose prefixes overlap those of the other.
 	AcceptPeering(context.Context, *AcceptPeeringRequest) (*Peering, error)
 	// GetPeering returns a peering of one of the project's VPCs. The read is linearizable.
 	GetPeering(context.Context, *GetPeeringRequest) (*Peering, error)
