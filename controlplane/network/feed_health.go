@@ -36,8 +36,9 @@ func (f *Feed) recordHealth(
 	return nil
 }
 
-// healthReports returns the reports by service IP. It leaves out reports about VPCs that the host does not need, and
-// returns none after another session of the host has begun.
+// healthReports returns the reports by service IP. It leaves out reports about VPCs of which the host has no port: a
+// host that has a VPC only because of a peering or a NAT gateway reports nothing about it. It returns no report after
+// another session of the host has begun.
 func (f *Feed) healthReports(
 	s *feedSession, all []*agentv1.BackendHealth,
 ) (map[recordKey][]cloud.BackendHealth, error) {
@@ -46,6 +47,10 @@ func (f *Feed) healthReports(
 	defer f.mu.Unlock()
 	if f.index == nil || f.sessions[s.node] != s {
 		return nil, nil
+	}
+	hasPort := map[cloud.VPCID]bool{}
+	if len(all) > 0 {
+		hasPort = f.index.vpcsOfPorts(s.node)
 	}
 	for _, in := range all {
 		r := cloud.BackendHealth{
@@ -56,7 +61,7 @@ func (f *Feed) healthReports(
 		if r.Address, err = addressOf("backend_health.address", in.GetAddress()); err != nil {
 			return nil, err
 		}
-		if _, needed := f.index.needs[s.node][r.VPC]; needed {
+		if hasPort[r.VPC] {
 			key := recordKey{feedService, f.index.vpcs[r.VPC].project, string(r.Service)}
 			out[key] = append(out[key], r)
 		}

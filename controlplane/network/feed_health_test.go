@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -93,6 +94,15 @@ func TestBackendHealth(t *testing.T) {
 	w.report("h1", "p1", false)
 	require.Equal(t, "PENDING u??", w.show())
 	w.report("h2", "p2", false)
+	w.createVPCOf(acme, "lab", "10.1.0.0/16")
+	w.createPort("q", "lab")
+	w.peer("link", "prod", "lab")
+	w.bind(cloud.PortID(w.ids["q"]), "h3")
+	w.connect("h3", "192.0.2.3")
+	w.settle()
+	require.NotNil(t, w.agents["h3"].state[string(w.service.ID)], "the host has the VPC because of the peering")
+	w.report("h3", "10.0.0.99", true)
+	require.Equal(t, "PENDING uu?", w.show(), "a host without a port of the VPC reports")
 	w.report("h2", "10.0.0.99", false)
 	require.Equal(t, "ERROR uuu", w.show())
 	w.report("h1", "p1", true)
@@ -141,6 +151,7 @@ func TestHealthIsForgotten(t *testing.T) {
 		s.Affinity = cloud.AffinityClientIP
 	})
 	require.Equal(t, "ACTIVE hh?", w.show())
+	w.clock.Advance(time.Second)
 	w.update(func(tx *store.Tx) error {
 		p, err := ports.Get(tx, string(acme.Project), w.ids["p1"])
 		if err != nil {
@@ -149,6 +160,9 @@ func TestHealthIsForgotten(t *testing.T) {
 		return BindNIC(tx, p, "h2", "web")
 	})
 	require.Equal(t, "ACTIVE ?h?", w.show())
+	s, err := w.networks.GetServiceIP(t.Context(), acme, w.service.ID)
+	require.NoError(t, err)
+	require.Equal(t, s.CreatedAt+1000, s.UpdatedAt)
 	w.settle()
 	w.report("h1", "p1", true)
 	require.Equal(t, "ACTIVE ?h?", w.show(), "the former host reports")

@@ -70,6 +70,17 @@ func (x *index) takeNeeds(out []hostChange) []hostChange {
 	return out
 }
 
+// vpcsOfPorts returns the VPCs of the ports that are bound to a host.
+func (x *index) vpcsOfPorts(node cloud.NodeID) map[cloud.VPCID]bool {
+	out := map[cloud.VPCID]bool{}
+	for key := range x.portsOn[node] {
+		if key.kind == feedPort {
+			out[x.entries[key].vpc] = true
+		}
+	}
+	return out
+}
+
 // hostsOfBoth returns the hosts that need both VPCs of a peering. It returns nil for other records.
 func (x *index) hostsOfBoth(e entry) (out []cloud.NodeID) {
 	if e.peer == "" {

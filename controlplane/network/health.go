@@ -71,6 +71,7 @@ func forgetHealth(tx *store.Tx, port *cloud.Port) error {
 			}
 		}
 		setServiceStatus(s)
+		s.UpdatedAt = tx.Now()
 		serviceIPs.Put(tx, s, string(s.Project), string(s.ID))
 	}
 	return nil
@@ -98,7 +99,7 @@ func setHealth(
 	return changed, nil
 }
 
-// mayReport reports whether a host that needs the VPC of a service IP may report about a backend: if the backend's port
+// mayReport reports whether a host with a port of the VPC of a service IP may report about a backend: if the backend's port
 // is bound to the host, or if no port of the VPC has the backend's address.
 func mayReport(tx *store.Tx, node cloud.NodeID, s *cloud.ServiceIP, r cloud.BackendHealth) (bool, error) {
 	id := &r.Port
