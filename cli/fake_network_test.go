@@ -219,6 +219,7 @@ func (f *fakeNetwork) CreatePort(_ context.Context, in *networkv1.CreatePortRequ
 		IpAddress:   cmp.Or(in.GetIpAddress(), strings.TrimSuffix(n.GetGatewayIp(), "1")+fmt.Sprint(len(f.ports)+2)),
 		Ipv6Address: in.GetIpv6Address(), AllowedAddressPairs: in.GetAllowedAddressPairs(), PortSecurity: in.PortSecurity == nil || in.GetPortSecurity(),
 		BandwidthMbps: in.GetBandwidthMbps(), Description: in.GetDescription(), SecurityGroups: in.GetSecurityGroups().GetIds(), Status: networkv1.Status_STATUS_DOWN,
+		Labels: in.GetLabels(),
 	}
 	if in.GetSecurityGroups() == nil {
 		p.SecurityGroups = []string{f.groups[0].GetId()}
@@ -260,6 +261,9 @@ func (f *fakeNetwork) UpdatePort(_ context.Context, in *networkv1.UpdatePortRequ
 	}
 	if in.BandwidthMbps != nil {
 		p.BandwidthMbps = in.GetBandwidthMbps()
+	}
+	if in.Labels != nil {
+		p.Labels = in.GetLabels().GetLabels()
 	}
 	return p, nil
 }

@@ -140,6 +140,7 @@ func (f *fakeNetwork) CreateServiceIp(_ context.Context, in *networkv1.CreateSer
 	x := &networkv1.ServiceIp{
 		Name: in.GetName(), VpcId: n.GetVpcId(), SubnetId: n.GetId(), Address: cmp.Or(in.GetAddress(), "10.0.1.200"), Ports: in.GetPorts(), Backends: in.GetBackends(),
 		HealthCheck: in.GetHealthCheck(), Affinity: in.GetAffinity(), Description: in.GetDescription(),
+		Selector: in.GetSelector(),
 	}
 	for i, b := range x.GetBackends() {
 		b.Healthy = i == 0
@@ -165,6 +166,7 @@ func (f *fakeNetwork) UpdateServiceIp(_ context.Context, in *networkv1.UpdateSer
 	}
 	describe(&x.Name, &x.Description, in.Name, in.Description)
 	x.Ports, x.Backends, x.HealthCheck, x.Affinity = in.GetPorts(), in.GetBackends(), in.GetHealthCheck(), in.GetAffinity()
+	x.Selector = in.GetSelector()
 	return x, nil
 }
 

@@ -33,7 +33,7 @@ func ports() *kind[*networkv1.Port] {
 				{"VPC", l.of(vpcs(), p.GetVpcId())}, {"Subnet", l.of(subnets(), p.GetSubnetId())}, {"Address", p.GetIpAddress()},
 				{"IPv6 address", p.GetIpv6Address()}, {"MAC", p.GetMacAddress()}, {"Security groups", portGroups(p, l)},
 				{"Port security", yes(p.GetPortSecurity())}, {"Also sends from", strings.Join(pairs, ", ")},
-				{"Bandwidth", bandwidth},
+				{"Bandwidth", bandwidth}, {"Labels", pairsText(p.GetLabels())},
 				{"Device", device(p, l)}, {"Node", p.GetNodeId()},
 			}
 		},
@@ -104,9 +104,9 @@ port for each of its network interfaces.`,
 
 // portFlags holds the flags that `port create` and `port update` share.
 type portFlags struct {
-	groups, allow []string
-	noGroups      bool
-	bandwidth     uint32
+	groups, allow, labels []string
+	noGroups              bool
+	bandwidth             uint32
 }
 
 func (f *portFlags) add(c *cobra.Command, s *session.Session, groupDefault string) {
@@ -114,6 +114,7 @@ func (f *portFlags) add(c *cobra.Command, s *session.Session, groupDefault strin
 	c.Flags().BoolVar(&f.noGroups, "no-groups", false, "no security group: the port may neither send nor receive")
 	c.Flags().StringSliceVar(&f.allow, "allow", nil, "CIDR[=MAC] that the port may also send from, repeatable, at most 10")
 	c.Flags().Uint32Var(&f.bandwidth, "bandwidth", 0, "limit of each direction in Mbit/s (0: unlimited)")
+	c.Flags().StringArrayVar(&f.labels, "label", nil, "KEY=VALUE, repeatable, at most 16; service IPs select ports by labels")
 	session.Exclusive(c, "group", "no-groups")
 }
 
@@ -162,6 +163,7 @@ func createPortCommand(s *session.Session) *cobra.Command {
 address. Without --group and --no-groups, it gets the security group "default". With --no-port-security, it may send
 from any address and no security group applies, as for a VM that forwards packets.`,
 		Example: `  trivet network port create web-1 --subnet front --ip 10.0.1.10 --group web,ssh
+  trivet network port create web-2 --subnet front --label app=web
   trivet network port create router --subnet front --no-port-security
   trivet network port create lb-1 --subnet front --allow 10.0.1.100/32 --bandwidth 500`,
 	}
@@ -186,6 +188,9 @@ from any address and no security group applies, as for a VM that forwards packet
 		if req.AllowedAddressPairs, err = f.pairs(); err != nil {
 			return err
 		}
+		if req.Labels, err = session.Pairs("label", f.labels); err != nil {
+			return err
+		}
 		if req.SubnetId, err = subnets().find(ctx, t, subnet); err != nil {
 			return err
 		}
@@ -205,10 +210,10 @@ from any address and no security group applies, as for a VM that forwards packet
 func updatePortCommand(s *session.Session) *cobra.Command {
 	var change changes
 	var f portFlags
-	var noAllow, secure, insecure bool
+	var noAllow, noLabels, secure, insecure bool
 	c := ports().argCommand(s, "update", "Change the security groups and limits of a port")
-	c.Long = `Change the name, description, security groups, further addresses, port security and bandwidth of a port. --group and
---allow replace the former ones. Traffic that is no longer permitted ends within a second.`
+	c.Long = `Change the name, description, security groups, further addresses, port security, bandwidth and labels of a port.
+--group, --allow and --label replace the former ones. Traffic that is no longer permitted ends within a second.`
 	c.Example = `  trivet network port update web-1 --group web,ssh
   trivet network port update lb-1 --no-allow --bandwidth 0`
 	change.add(c)
@@ -216,13 +221,19 @@ func updatePortCommand(s *session.Session) *cobra.Command {
 	c.Flags().BoolVar(&noAllow, "no-allow", false, "the port may send from its own addresses only")
 	c.Flags().BoolVar(&secure, "port-security", false, "check addresses, and apply security groups")
 	c.Flags().BoolVar(&insecure, "no-port-security", false, "permit all traffic, from any address")
+	c.Flags().BoolVar(&noLabels, "no-labels", false, "remove all labels")
 	session.Exclusive(c, "allow", "no-allow")
+	session.Exclusive(c, "label", "no-labels")
 	session.Exclusive(c, "port-security", "no-port-security")
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
 		if err := change.check(); err != nil {
 			return err
 		}
 		pairs, err := f.pairs()
+		if err != nil {
+			return err
+		}
+		labels, err := session.Pairs("label", f.labels)
 		if err != nil {
 			return err
 		}
@@ -237,6 +248,9 @@ func updatePortCommand(s *session.Session) *cobra.Command {
 		}
 		if len(pairs) > 0 || noAllow {
 			req.AllowedAddressPairs = &networkv1.AddressPairs{Pairs: pairs}
+		}
+		if len(labels) > 0 || noLabels {
+			req.Labels = &networkv1.PortLabels{Labels: labels}
 		}
 		if c.Flags().Changed("port-security") || insecure {
 			req.PortSecurity = &secure

@@ -36,6 +36,7 @@ func serviceIPs() *kind[*networkv1.ServiceIp] {
 			return [][2]string{
 				{"VPC", l.of(vpcs(), x.GetVpcId())}, {"Subnet", l.of(subnets(), x.GetSubnetId())}, {"Address", x.GetAddress()},
 				{"Affinity", affinity},
+				{"Selector", pairsText(x.GetSelector())},
 				{"Health check", healthCheck(x.GetHealthCheck())}, {"Healthy", healthy(x)},
 			}
 		},
@@ -126,8 +127,10 @@ func serviceTables(w io.Writer, x *networkv1.ServiceIp, l *labels) error {
 func serviceIPCommand(s *session.Session) *cobra.Command {
 	c := group("service-ip", "Distribute connections over backends",
 		`Create and list service IPs. A service IP is an address of a VPC that distributes connections over backends: ports or
-addresses. With a health check, backends that do not respond get no new connections.`,
+addresses. With --selector, the backends are the ports of the VPC that have certain labels. With a health check,
+backends that do not respond get no new connections.`,
 		`  trivet network service-ip create shop --subnet front --port 443:8443/tcp --backend port:web-1 --backend port:web-2 --check tcp
+  trivet network service-ip create web --subnet front --port 80 --selector app=web
   trivet network floating-ip create --service-ip shop
   trivet network service-ip show shop`)
 	c.AddCommand(createServiceIPCommand(s), serviceIPs().listCommand(s, inVPC()),
@@ -146,6 +149,7 @@ const (
 // serviceFlags holds the flags that `service-ip create` and `service-ip update` share.
 type serviceFlags struct {
 	ports, backends     []string
+	selector            []string
 	check, affinity     string
 	checkPort, interval uint32
 	unhealthy, healthy  uint32
@@ -155,6 +159,9 @@ func (f *serviceFlags) add(c *cobra.Command, s *session.Session) {
 	p := c.Flags()
 	p.StringArrayVar(&f.ports, "port", nil, servicePortForm+"; repeatable, at most 32")
 	p.StringArrayVar(&f.backends, "backend", nil, backendForm+"; repeatable, at most 250")
+	p.StringArrayVar(&f.selector, "selector", nil, "KEY=VALUE: the backends are the ports of the VPC with this label; "+
+		"repeatable, a port then needs all labels")
+	session.Exclusive(c, "backend", "selector")
 	p.StringVar(&f.check, "check", "", "health check of the backends: "+checkForm+", or none")
 	p.Uint32Var(&f.checkPort, "check-port", 0, "port of the health check (default: the target port of the first --port)")
 	p.Uint32Var(&f.interval, "check-interval", 0, "seconds between health checks, 1 to 300 (default 10)")
@@ -170,6 +177,7 @@ func (f *serviceFlags) add(c *cobra.Command, s *session.Session) {
 type serviceParts struct {
 	ports    []*networkv1.ServicePort
 	backends []*networkv1.Backend
+	selector map[string]string
 	check    *networkv1.HealthCheck
 	affinity networkv1.Affinity
 }
@@ -189,6 +197,9 @@ func (f *serviceFlags) parse() (x serviceParts, err error) {
 			return x, err
 		}
 		x.backends = append(x.backends, b)
+	}
+	if x.selector, err = session.Pairs("selector", f.selector); err != nil {
+		return x, err
 	}
 	switch f.affinity {
 	case "", "none":
@@ -305,6 +316,7 @@ If there are several ports, those without a name get one, such as tcp-443.`,
 		}
 		req.OrgId, req.ProjectId = t.org, t.project
 		req.Ports, req.Backends, req.HealthCheck, req.Affinity = parts.ports, parts.backends, parts.check, parts.affinity
+		req.Selector = parts.selector
 		x, err := t.client.CreateServiceIp(ctx, req)
 		return serviceIPs().printMade(ctx, t, x, err)
 	})
@@ -317,6 +329,7 @@ func updateServiceIPCommand(s *session.Session) *cobra.Command {
 	var noBackends bool
 	c := serviceIPs().argCommand(s, "update", "Change the ports, backends and health check of a service IP")
 	c.Long = `Change a service IP. --port and --backend replace all former ports and backends, and --check replaces the health check.
+--selector replaces the former selector or all backends, and --backend and --no-backends replace a selector.
 Connections to backends that are removed end within a second; others continue.`
 	c.Example = `  trivet network service-ip update shop --backend port:web-1 --backend port:web-3
   trivet network service-ip update shop --check none --affinity client-ip`
@@ -324,6 +337,7 @@ Connections to backends that are removed end within a second; others continue.`
 	f.add(c, s)
 	c.Flags().BoolVar(&noBackends, "no-backends", false, "remove all backends")
 	session.Exclusive(c, "backend", "no-backends")
+	session.Exclusive(c, "selector", "no-backends")
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
 		if err := change.check(); err != nil {
 			return err
@@ -342,12 +356,19 @@ Connections to backends that are removed end within a second; others continue.`
 		req := &networkv1.UpdateServiceIpRequest{
 			OrgId: t.org, ProjectId: t.project, Id: was.GetId(), Name: change.newName(), Description: change.newDescription(),
 			Ports: was.GetPorts(), Backends: was.GetBackends(), HealthCheck: was.GetHealthCheck(), Affinity: was.GetAffinity(),
+			Selector: was.GetSelector(),
+		}
+		if len(req.Selector) > 0 {
+			req.Backends = nil // those that the selector selects at present
 		}
 		if len(parts.ports) > 0 {
 			req.Ports = parts.ports
 		}
 		if len(parts.backends) > 0 || noBackends {
-			req.Backends = parts.backends
+			req.Backends, req.Selector = parts.backends, nil
+		}
+		if len(parts.selector) > 0 {
+			req.Backends, req.Selector = nil, parts.selector
 		}
 		if f.check != "" {
 			req.HealthCheck = parts.check

@@ -2,7 +2,10 @@ package network
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
@@ -53,6 +56,15 @@ func number[N uint32 | uint64](n N) string {
 
 // free formats a number of free addresses.
 func free(n uint64) string { return strconv.FormatUint(n, 10) }
+
+// pairsText formats labels, such as app=web, tier=front.
+func pairsText(pairs map[string]string) string {
+	var all []string
+	for _, key := range slices.Sorted(maps.Keys(pairs)) {
+		all = append(all, key+"="+pairs[key])
+	}
+	return strings.Join(all, ", ")
+}
 
 func yes(b bool) string {
 	if b {

@@ -40,7 +40,7 @@ func TestAgentsReadWhatTheAPISends(t *testing.T) {
 		IP: netip.MustParseAddr("10.0.1.9"), IP6: netip.MustParseAddr("fd00:1::9"), Groups: []cloud.SecurityGroupID{id, other},
 		Pairs:   []cloud.AddressPair{{CIDR: prefix("10.0.1.50/32")}, {CIDR: prefix("fd00:9::/64"), MAC: cloud.MAC{2, 0, 0, 0, 0, 8}}},
 		Secured: true, Mbps: 100, Device: cloud.PortDevice{Kind: cloud.DeviceVM, ID: other}, Node: "n1", Status: cloud.NetworkDown,
-		StatusReason: "r", CreatedAt: 1, UpdatedAt: 2,
+		StatusReason: "r", CreatedAt: 1, UpdatedAt: 2, Labels: map[string]string{"app": "web"},
 	}
 	gotPort, err := convert.PortFrom(transmit(t, portToProto(&port)))
 	require.NoError(t, err)
@@ -78,6 +78,20 @@ func TestAgentsReadWhatTheAPISends(t *testing.T) {
 	peering.PeerVPC = peering.VPC
 	_, err = convert.PeeringFrom(peeringToProto(&peering))
 	require.ErrorContains(t, err, "must be another VPC")
+}
+
+// TestAgentsReadSelectors sends a service IP with a selector over the wire as hosts get it. The agent gets the selector
+// and the reports about the health of ports.
+func TestAgentsReadSelectors(t *testing.T) {
+	const id, other = "0190a6b2-0000-7000-8000-000000000001", "0190a6b2-0000-7000-8000-000000000002"
+	s := cloud.ServiceIP{
+		ID: id, VPC: other, Subnet: other, Address: netip.MustParseAddr("10.0.1.9"), Affinity: cloud.AffinityNone,
+		Ports:    []cloud.ServicePort{{Protocol: cloud.ProtocolTCP, Port: 80, Target: 8080}},
+		Selector: map[string]string{"app": "web"}, Reports: []cloud.Backend{{Port: other, Weight: 1, Healthy: true, Checked: true}},
+	}
+	got, err := convert.ServiceIPFrom(hostService(&s).(*networkv1.ServiceIp))
+	require.NoError(t, err)
+	require.Equal(t, s, got)
 }
 
 // transmit encodes and decodes a message, all of whose fields must be set.

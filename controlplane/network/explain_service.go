@@ -16,6 +16,9 @@ func (e *explanation) service() error {
 	if err != nil {
 		return err
 	}
+	if err := resolveBackends(e.r, s); err != nil {
+		return err
+	}
 	name := upperFirst(label(kindService, s.Name, string(s.ID)))
 	target := uint16(0)
 	for _, p := range s.Ports {

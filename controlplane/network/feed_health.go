@@ -95,7 +95,9 @@ func (f *Feed) setHealth(
 				continue
 			}
 			changed += n
-			setServiceStatus(s)
+			if len(s.Selector) == 0 {
+				setServiceStatus(s)
+			}
 			s.UpdatedAt = tx.Now()
 			serviceIPs.Put(tx, s, string(s.Project), string(s.ID))
 		}

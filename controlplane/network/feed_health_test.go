@@ -175,3 +175,60 @@ func TestHealthIsForgotten(t *testing.T) {
 	update(func(s *cloud.ServiceIP) { s.Backends = nil })
 	require.Equal(t, "PENDING ", w.show())
 }
+
+// TestSelectedHealth sends reports about ports that a service IP selects by a label. The record of the service IP
+// changes with the reports, and not with the ports. A port that was bound to another host, or got the label again, is
+// unchecked.
+func TestSelectedHealth(t *testing.T) {
+	w := newHealthWorld(t)
+	label := func(port, value string) {
+		w.update(func(tx *store.Tx) error {
+			labels := map[string]string{"app": value}
+			_, err := updatePort(tx, acme, PortUpdate{ID: cloud.PortID(w.ids[port]), Labels: &labels})
+			return err
+		})
+	}
+	w.update(func(tx *store.Tx) error {
+		_, err := updateService(tx, acme, ServiceUpdate{ID: w.service.ID, Service: cloud.ServiceIP{
+			Ports: w.service.Ports, Health: w.service.Health, Affinity: cloud.AffinityNone,
+			Selector: map[string]string{"app": "web"},
+		}})
+		return err
+	})
+	require.Equal(t, "PENDING ", w.show())
+	w.settle()
+	before := w.agents["h1"].state[string(w.service.ID)]
+	label("p1", "web")
+	label("p2", "web")
+	w.settle()
+	require.Equal(t, "PENDING ??", w.show())
+	require.Same(t, before, w.agents["h1"].state[string(w.service.ID)], "the service IP is not sent again")
+	require.Equal(t, map[string]string{"app": "web"},
+		w.agents["h1"].state[w.ids["p2"]].(*agentv1.HostPort).GetPort().GetLabels())
+
+	w.report("h1", "p2", true)
+	w.report("h2", "10.0.0.99", true)
+	require.Equal(t, "PENDING ??", w.show())
+	w.report("h1", "p1", true)
+	w.report("h2", "p2", false)
+	require.Equal(t, "ACTIVE hu", w.show())
+	w.settle()
+	reports := w.agents["h2"].state[string(w.service.ID)].(*networkv1.ServiceIp).GetBackends()
+	require.Len(t, reports, 2)
+	require.True(t, reports[0].GetHealthy())
+
+	label("p1", "db")
+	require.Equal(t, "ERROR u", w.show())
+	w.report("h1", "p1", true)
+	label("p1", "web")
+	require.Equal(t, "PENDING ?u", w.show(), "the health is that before the change of the label")
+	w.report("h1", "p1", true)
+	w.update(func(tx *store.Tx) error {
+		p, err := ports.Get(tx, string(acme.Project), w.ids["p1"])
+		if err != nil {
+			return err
+		}
+		return BindNIC(tx, p, "h2", "web")
+	})
+	require.Equal(t, "PENDING ?u", w.show(), "the health is that of the former host")
+}

@@ -139,7 +139,14 @@ func hostNAT(n *cloud.NATGateway) proto.Message {
 	return &agentv1.HostNatGateway{NatGateway: m, Vni: n.VNI, BindingGeneration: n.BindingGeneration}
 }
 
+// hostService returns the message for a service IP. The backends of one with a selector are the reports about their
+// health: hosts apply the selector themselves.
 func hostService(s *cloud.ServiceIP) proto.Message {
+	if len(s.Selector) > 0 {
+		reported := *s
+		reported.Backends = s.Reports
+		s = &reported
+	}
 	m := serviceToProto(s)
 	m.Description, m.Status, m.StatusReason, m.UpdatedAt = "", 0, "", 0
 	return m

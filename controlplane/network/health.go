@@ -27,8 +27,8 @@ func setServiceStatus(s *cloud.ServiceIP) {
 }
 
 // carryHealth sets the health of the backends of a service IP that was created or changed. Without a health check they
-// are healthy. Backends of former that are checked in the same way keep their health. Others are unhealthy until a host
-// has checked them.
+// are healthy. Backends of former that are checked in the same way keep their health, also those that a selector has
+// selected. Others are unhealthy until a host has checked them.
 func carryHealth(s, former *cloud.ServiceIP) {
 	for i := range s.Backends {
 		b := &s.Backends[i]
@@ -42,6 +42,10 @@ func carryHealth(s, former *cloud.ServiceIP) {
 			}
 		}
 	}
+	s.Reports = nil
+	if len(s.Selector) > 0 && s.Health != nil && former != nil && former.Health != nil && sameCheck(s, former) {
+		s.Reports = former.Reports
+	}
 	setServiceStatus(s)
 }
 
@@ -53,6 +57,9 @@ func sameCheck(a, b *cloud.ServiceIP) bool {
 // forgetHealth marks the backends with a port as unchecked in all service IPs with a health check. The port's host has
 // changed, so the reports of the former host are no longer valid.
 func forgetHealth(tx *store.Tx, port *cloud.Port) error {
+	if err := forgetReports(tx, port); err != nil {
+		return err
+	}
 	users, _, err := backendsOf.List(tx, 0, string(port.ID))
 	if err != nil {
 		return err
@@ -88,9 +95,20 @@ func setHealth(
 		if err != nil {
 			return 0, err
 		}
+		if !may {
+			continue
+		}
+		if len(s.Selector) > 0 {
+			n, err := setSelectedHealth(tx, s, r)
+			if err != nil {
+				return 0, err
+			}
+			changed += n
+			continue
+		}
 		for i := range s.Backends {
 			b := &s.Backends[i]
-			if may && b.Port == r.Port && b.Address == r.Address && (!b.Checked || b.Healthy != r.Healthy) {
+			if b.Port == r.Port && b.Address == r.Address && (!b.Checked || b.Healthy != r.Healthy) {
 				b.Healthy, b.Checked = r.Healthy, true
 				changed++
 			}
@@ -99,16 +117,51 @@ func setHealth(
 	return changed, nil
 }
 
-// mayReport reports whether a host with a port of the VPC of a service IP may report about a backend: if the backend's port
-// is bound to the host, or if no port of the VPC has the backend's address.
+// setSelectedHealth records the health of a port that a service IP selects. It returns 1 if the health has changed.
+// Before it adds a report to cloud.MaxBackends others, it removes those about ports that are no longer selected.
+func setSelectedHealth(tx *store.Tx, s *cloud.ServiceIP, r cloud.BackendHealth) (changed int, err error) {
+	for i := range s.Reports {
+		if b := &s.Reports[i]; b.Port == r.Port {
+			if b.Healthy == r.Healthy {
+				return 0, nil
+			}
+			b.Healthy = r.Healthy
+			return 1, nil
+		}
+	}
+	if len(s.Reports) >= cloud.MaxBackends {
+		selected, err := selectedPorts(tx, s)
+		if err != nil {
+			return 0, err
+		}
+		s.Reports = slices.DeleteFunc(s.Reports, func(b cloud.Backend) bool {
+			return !slices.ContainsFunc(selected, func(p *cloud.Port) bool { return p.ID == b.Port })
+		})
+		if len(s.Reports) >= cloud.MaxBackends {
+			return 0, nil
+		}
+	}
+	s.Reports = append(s.Reports, cloud.Backend{Port: r.Port, Healthy: r.Healthy, Checked: true})
+	return 1, nil
+}
+
+// mayReport reports whether a host with a port of the VPC of a service IP may report about a backend: if the backend's
+// port is bound to the host, or if no port of the VPC has the backend's address. A service IP with a selector must
+// select the port.
 func mayReport(tx *store.Tx, node cloud.NodeID, s *cloud.ServiceIP, r cloud.BackendHealth) (bool, error) {
 	id := &r.Port
 	if r.Port == "" {
+		if len(s.Selector) > 0 {
+			return false, nil
+		}
 		var err error
 		if id, err = portAt.Get(tx, string(s.VPC), r.Address.String()); err != nil || id == nil {
 			return err == nil, err
 		}
 	}
 	p, err := ports.Get(tx, string(s.Project), string(*id))
-	return p != nil && (p.Node == node || mutant.On(mutant.ForeignHealth)), err
+	if err != nil || p == nil || len(s.Selector) > 0 && !s.Selects(p) {
+		return false, err
+	}
+	return p.Node == node || mutant.On(mutant.ForeignHealth), nil
 }

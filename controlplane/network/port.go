@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -34,6 +35,7 @@ type PortRequest struct {
 	Pairs   []cloud.AddressPair
 	Secured bool
 	Mbps    uint32
+	Labels  map[string]string `cbor:",omitempty"`
 }
 
 // CreatePort creates a port. It returns ResourceExhausted if no address is free, and AlreadyExists if the requested
@@ -57,6 +59,9 @@ func (q *PortRequest) check() error {
 		}
 	}
 	if err := checkPairs(q.Pairs); err != nil {
+		return err
+	}
+	if err := cloud.CheckPortLabels("labels", q.Labels); err != nil {
 		return err
 	}
 	return cloud.CheckDescription(q.Description)
@@ -110,7 +115,7 @@ func createPort(tx *store.Tx, t cloud.Tenant, q PortRequest) (port cloud.Port, e
 	port = cloud.Port{
 		ID: cloud.PortID(id), Name: q.Name, Org: t.Org, Project: t.Project, Description: q.Description,
 		VPC: subnet.VPC, Subnet: subnet.ID, MAC: q.MAC, IP: q.IP, IP6: q.IP6, Pairs: q.Pairs, Secured: q.Secured, Mbps: q.Mbps,
-		Status: cloud.NetworkDown, CreatedAt: tx.Now(), UpdatedAt: tx.Now(),
+		Labels: q.Labels, Status: cloud.NetworkDown, CreatedAt: tx.Now(), UpdatedAt: tx.Now(),
 	}
 	if port.Groups, err = chooseGroups(tx, t, q.Groups); err != nil {
 		return port, err
@@ -119,6 +124,7 @@ func createPort(tx *store.Tx, t cloud.Tenant, q PortRequest) (port cloud.Port, e
 		return port, err
 	}
 	useGroups(tx, port.ID, port.Groups)
+	indexLabels(tx, &port)
 	for _, a := range addressesOfPort(&port) {
 		portAt.Put(tx, &port.ID, string(port.VPC), a.String())
 	}
@@ -261,6 +267,7 @@ type PortUpdate struct {
 	Pairs             *[]cloud.AddressPair
 	Secured           *bool
 	Mbps              *uint32
+	Labels            *map[string]string `cbor:",omitempty"`
 }
 
 // UpdatePort changes a port.
@@ -279,6 +286,11 @@ func (q *PortUpdate) check() error {
 	}
 	if q.Groups != nil {
 		if err := checkGroupIDs(*q.Groups); err != nil {
+			return err
+		}
+	}
+	if q.Labels != nil {
+		if err := cloud.CheckPortLabels("labels", *q.Labels); err != nil {
 			return err
 		}
 	}
@@ -326,6 +338,11 @@ func updatePort(tx *store.Tx, t cloud.Tenant, q PortUpdate) (cloud.Port, error) 
 	}
 	if q.Mbps != nil {
 		port.Mbps = *q.Mbps
+	}
+	if q.Labels != nil && !maps.Equal(port.Labels, *q.Labels) {
+		if err := relabel(tx, port, *q.Labels); err != nil {
+			return cloud.Port{}, err
+		}
 	}
 	port.UpdatedAt = tx.Now()
 	ports.Put(tx, port, string(t.Project), string(port.ID))
@@ -409,6 +426,7 @@ func removePort(tx *store.Tx, t cloud.Tenant, port *cloud.Port) error {
 	}
 	macs.Delete(tx, string(port.VPC), port.MAC.String())
 	leaveGroups(tx, port.ID, port.Groups)
+	forgetLabels(tx, port)
 	releaseName(tx, t.Project, kindPort, port.Name)
 	portsOf.Delete(tx, string(subnet.ID), string(port.ID))
 	ports.Delete(tx, string(t.Project), string(port.ID))

@@ -135,6 +135,11 @@ func fill(m protoreflect.Message) {
 			list.Append(filled(f, list.NewElement()))
 			continue
 		}
+		if f.IsMap() {
+			all := m.Mutable(f).Map()
+			all.Set(protoreflect.ValueOfString("a key").MapKey(), filled(f.MapValue(), all.NewValue()))
+			continue
+		}
 		m.Set(f, filled(f, m.NewField(f)))
 	}
 }

@@ -13,7 +13,7 @@ import (
 
 // The JSON of the REST API has the fields of the RPCs' messages with these differences to protobuf's own JSON: names
 // are those of the .proto files, enums are in lower case without prefix, 64-bit integers are numbers, and a message
-// whose only field is a list is that list.
+// whose only field is a list or a map is that list or map.
 
 // encodeMessage returns a message as it is encoded in JSON. Fields that are not set have their default value, except
 // optional ones and the token of the next page, which are left out.
@@ -31,6 +31,13 @@ func encodeMessage(m protoreflect.Message) map[string]any {
 }
 
 func encodeField(f protoreflect.FieldDescriptor, v protoreflect.Value) any {
+	if f.IsMap() {
+		out := map[string]any{}
+		for key, value := range v.Map().Range {
+			out[key.String()] = encodeValue(f.MapValue(), value)
+		}
+		return out
+	}
 	if !f.IsList() {
 		return encodeValue(f, v)
 	}
@@ -46,17 +53,17 @@ func encodeValue(f protoreflect.FieldDescriptor, v protoreflect.Value) any {
 	case protoreflect.EnumKind:
 		return enumText(f.Enum(), v.Enum())
 	case protoreflect.MessageKind:
-		if list := listField(f.Message()); list != nil {
-			return encodeField(list, v.Message().Get(list))
+		if only := collectionField(f.Message()); only != nil {
+			return encodeField(only, v.Message().Get(only))
 		}
 		return encodeMessage(v.Message())
 	}
 	return v.Interface()
 }
 
-// listField returns the only field of a message type if that is a list, and nil otherwise.
-func listField(d protoreflect.MessageDescriptor) protoreflect.FieldDescriptor {
-	if d.Fields().Len() == 1 && d.Fields().Get(0).IsList() {
+// collectionField returns the only field of a message type if that is a list or a map, and nil otherwise.
+func collectionField(d protoreflect.MessageDescriptor) protoreflect.FieldDescriptor {
+	if d.Fields().Len() == 1 && (d.Fields().Get(0).IsList() || d.Fields().Get(0).IsMap()) {
 		return d.Fields().Get(0)
 	}
 	return nil
@@ -82,6 +89,9 @@ func decodeMessage(m protoreflect.Message, at string, body map[string]any) error
 }
 
 func decodeField(m protoreflect.Message, f protoreflect.FieldDescriptor, at string, value any) error {
+	if f.IsMap() {
+		return decodeMap(m.Mutable(f).Map(), f, at, value)
+	}
 	if !f.IsList() {
 		v, err := decodeValue(m.NewField(f), f, at, value)
 		if err == nil {
@@ -100,6 +110,22 @@ func decodeField(m protoreflect.Message, f protoreflect.FieldDescriptor, at stri
 			return err
 		}
 		list.Append(v)
+	}
+	return nil
+}
+
+// decodeMap adds the members of a JSON object to a map field. Keys are strings.
+func decodeMap(m protoreflect.Map, f protoreflect.FieldDescriptor, at string, value any) error {
+	all, ok := value.(map[string]any)
+	if !ok {
+		return wrongType(at, "an object")
+	}
+	for key, one := range all {
+		v, err := decodeValue(m.NewValue(), f.MapValue(), at+"."+key, one)
+		if err != nil {
+			return err
+		}
+		m.Set(protoreflect.ValueOfString(key).MapKey(), v)
 	}
 	return nil
 }
@@ -126,8 +152,8 @@ func decodeValue(
 		}
 		return decodeEnum(f.Enum(), at, s)
 	case protoreflect.MessageKind:
-		if list := listField(f.Message()); list != nil {
-			return into, decodeField(into.Message(), list, at, value)
+		if only := collectionField(f.Message()); only != nil {
+			return into, decodeField(into.Message(), only, at, value)
 		}
 		body, ok := value.(map[string]any)
 		if !ok {

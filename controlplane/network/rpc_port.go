@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"maps"
 
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
 
@@ -15,6 +16,7 @@ func portToProto(p *cloud.Port) *networkv1.Port {
 		MacAddress: p.MAC.String(), IpAddress: p.IP.String(), Ipv6Address: addressText(p.IP6), PortSecurity: p.Secured,
 		DeviceType: string(p.Device.Kind), DeviceId: p.Device.ID, NodeId: string(p.Node), BandwidthMbps: p.Mbps, Description: p.Description,
 		Status: networkv1.Status(p.Status), StatusReason: p.StatusReason, CreatedAt: int64(p.CreatedAt), UpdatedAt: int64(p.UpdatedAt),
+		Labels: p.Labels,
 	}
 	for _, id := range p.Groups {
 		out.SecurityGroups = append(out.SecurityGroups, string(id))
@@ -65,6 +67,7 @@ func (r *server) CreatePort(ctx context.Context, in *networkv1.CreatePortRequest
 	q := PortRequest{
 		Name: in.GetName(), Description: in.GetDescription(), Subnet: cloud.SubnetID(in.GetSubnetId()), Groups: groupIDs(in.SecurityGroups),
 		Secured: in.PortSecurity == nil || in.GetPortSecurity(), Mbps: in.GetBandwidthMbps(),
+		Labels: in.GetLabels(),
 	}
 	if in.GetMacAddress() != "" {
 		if q.MAC, err = cloud.ParseMAC("mac_address", in.GetMacAddress()); err != nil {
@@ -117,6 +120,12 @@ func (r *server) UpdatePort(ctx context.Context, in *networkv1.UpdatePortRequest
 			return nil, err
 		}
 		q.Pairs = replacement(pairs)
+	}
+	if in.Labels != nil {
+		// The map is never nil, for the reason that replacement has for lists.
+		labels := map[string]string{}
+		maps.Copy(labels, in.GetLabels().GetLabels())
+		q.Labels = &labels
 	}
 	out, err := r.s.UpdatePort(ctx, t, q, rpc.BodyHash(in))
 	return answer(ctx, out, err, portToProto)

@@ -22,6 +22,7 @@ func serviceToProto(s *cloud.ServiceIP) *networkv1.ServiceIp {
 		Id: string(s.ID), Name: s.Name, OrgId: string(s.Org), ProjectId: string(s.Project), VpcId: string(s.VPC), SubnetId: string(s.Subnet),
 		Address: s.Address.String(), Affinity: networkv1.Affinity(s.Affinity), Description: s.Description,
 		Status: networkv1.Status(s.Status), StatusReason: s.StatusReason, CreatedAt: int64(s.CreatedAt), UpdatedAt: int64(s.UpdatedAt),
+		Selector: s.Selector,
 	}
 	for _, p := range s.Ports {
 		protocol := "tcp"
@@ -48,6 +49,7 @@ func serviceToProto(s *cloud.ServiceIP) *networkv1.ServiceIp {
 type serviceRequest interface {
 	GetPorts() []*networkv1.ServicePort
 	GetBackends() []*networkv1.Backend
+	GetSelector() map[string]string
 	GetHealthCheck() *networkv1.HealthCheck
 	GetAffinity() networkv1.Affinity
 }
@@ -76,6 +78,7 @@ func serviceFrom(in serviceRequest) (s cloud.ServiceIP, err error) {
 		}
 		s.Backends = append(s.Backends, backend)
 	}
+	s.Selector = in.GetSelector()
 	s.Health, err = healthFrom(in.GetHealthCheck())
 	return s, err
 }

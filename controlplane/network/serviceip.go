@@ -18,7 +18,8 @@ var (
 	backendsOf = store.NewTable[struct{}]("backend-of")
 )
 
-// ServiceRequest describes a service IP to create. Service has its ports, backends, health check and affinity.
+// ServiceRequest describes a service IP to create. Service has its ports, backends or selector, health check and
+// affinity.
 type ServiceRequest struct {
 	Subnet  cloud.SubnetID
 	Address netip.Addr // invalid for the lowest free address
@@ -69,8 +70,12 @@ func createService(tx *store.Tx, t cloud.Tenant, q ServiceRequest) (out cloud.Se
 		return out, err
 	}
 	servicesIn.Put(tx, &struct{}{}, string(out.VPC), id)
+	if len(out.Selector) > 0 {
+		selectorsIn.Put(tx, &struct{}{}, string(out.VPC), id)
+	}
 	serviceIPs.Put(tx, &out, string(t.Project), id)
-	return out, nil
+	err = resolveBackends(tx.Unguarded(), &out)
+	return out, err
 }
 
 // setBackends checks the backends of a service IP and records which ports they use. former are the backends that it had
@@ -137,19 +142,34 @@ func checkBackendAddress(r store.Reader, t cloud.Tenant, id cloud.VPCID, a netip
 }
 
 // GetServiceIP returns a service IP of the project, or NotFound.
-func (s *Service) GetServiceIP(ctx context.Context, t cloud.Tenant, id cloud.ServiceIPID) (*cloud.ServiceIP, error) {
-	return get(ctx, s, serviceIPs, kindService, "id", t, string(id))
+func (s *Service) GetServiceIP(ctx context.Context, t cloud.Tenant, id cloud.ServiceIPID) (out *cloud.ServiceIP, err error) {
+	if err := cloud.CheckUUID("id", string(id)); err != nil {
+		return nil, err
+	}
+	err = s.opts.Store.View(ctx, func(v *store.View) error {
+		if out, err = find(v, serviceIPs, kindService, t, string(id)); err != nil {
+			return err
+		}
+		return resolveBackends(v, out)
+	})
+	return out, err
 }
 
 // ListServiceIPs returns a page of the project's service IPs, and the token of the next page. An empty vpc means all.
-func (s *Service) ListServiceIPs(ctx context.Context, t cloud.Tenant, p page, vpc cloud.VPCID) ([]*cloud.ServiceIP, string, error) {
-	return list(ctx, s, serviceIPs, t, p, string(vpc), func(n *cloud.ServiceIP) bool {
-		return (p.Name == "" || n.Name == p.Name) && (vpc == "" || n.VPC == vpc)
-	})
+func (s *Service) ListServiceIPs(
+	ctx context.Context, t cloud.Tenant, p page, vpc cloud.VPCID,
+) ([]*cloud.ServiceIP, string, error) {
+	find := func(v *store.View, r store.Record[cloud.ServiceIP]) (*cloud.ServiceIP, error) {
+		if p.Name != "" && r.Value.Name != p.Name || vpc != "" && r.Value.VPC != vpc {
+			return nil, nil
+		}
+		return r.Value, resolveBackends(v, r.Value)
+	}
+	return store.PageOfIndex(ctx, s.opts.Store, serviceIPs, p.request(string(vpc)), find, string(t.Project))
 }
 
 // ServiceUpdate describes a change of a service IP. Nil names and descriptions keep their value. The ports, backends,
-// health check and affinity of Service replace the former ones.
+// selector, health check and affinity of Service replace the former ones.
 type ServiceUpdate struct {
 	ID                cloud.ServiceIPID
 	Name, Description *string
@@ -180,13 +200,19 @@ func updateService(tx *store.Tx, t cloud.Tenant, q ServiceUpdate) (cloud.Service
 	}
 	former := *s
 	s.Ports, s.Backends, s.Health, s.Affinity = q.Service.Ports, q.Service.Backends, q.Service.Health, q.Service.Affinity
+	s.Selector = q.Service.Selector
 	carryHealth(s, &former)
 	if err := setBackends(tx, t, s, former.Backends); err != nil {
 		return cloud.ServiceIP{}, err
 	}
+	selectorsIn.Delete(tx, string(s.VPC), string(s.ID))
+	if len(s.Selector) > 0 {
+		selectorsIn.Put(tx, &struct{}{}, string(s.VPC), string(s.ID))
+	}
 	s.UpdatedAt = tx.Now()
 	serviceIPs.Put(tx, s, string(t.Project), string(s.ID))
-	return *s, nil
+	err = resolveBackends(tx.Unguarded(), s)
+	return *s, err
 }
 
 // DeleteServiceIP deletes a service IP and its port. Neither may have a floating IP, or be the target of a route or the
@@ -226,6 +252,7 @@ func deleteService(tx *store.Tx, t cloud.Tenant, id cloud.ServiceIPID) (none str
 		return none, err
 	}
 	servicesIn.Delete(tx, string(s.VPC), string(id))
+	selectorsIn.Delete(tx, string(s.VPC), string(id))
 	releaseName(tx, t.Project, kindService, s.Name)
 	serviceIPs.Delete(tx, string(t.Project), string(id))
 	return none, returnQuota(tx, t, quantity{ServiceIPs: 1})

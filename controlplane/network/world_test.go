@@ -86,7 +86,8 @@ func (w *world) records() map[string]int {
 			"floating-at": counter(v, floatingAt), "service-ip": counter(v, serviceIPs), "service-ip-in": counter(v, servicesIn),
 			"backend-of": counter(v, backendsOf), "peering": counter(v, peerings), "peering-between": counter(v, peeringBetween),
 			"peering-of": counter(v, peeringsOf), "external-network": counter(v, externals), "external-address": counter(v, externalAddresses),
-			"host-network": counter(v, hostNetworks),
+			"host-network": counter(v, hostNetworks), "port-label": counter(v, portLabels),
+			"service-selector": counter(v, selectorsIn),
 		} {
 			n, err := count()
 			if err != nil {

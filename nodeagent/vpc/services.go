@@ -19,9 +19,11 @@ func (w *wanted) addServices(node cloud.NodeID, one *vpcTable) {
 		return
 	}
 	byAddress, first := map[netip.Addr]*cloud.PortOnHost{}, cloud.NodeID("")
+	labelled := labelledPorts{}
 	for _, key := range slices.Sorted(maps.Keys(one.ports)) {
 		p := one.ports[key]
 		byAddress[p.IP] = p
+		labelled.add(&p.Port)
 		if first == "" {
 			first = p.Node
 		}
@@ -39,7 +41,11 @@ func (w *wanted) addServices(node cloud.NodeID, one *vpcTable) {
 		out := cloud.HostService{
 			ID: s.ID, Name: s.Name, Address: s.Address, Ports: s.Ports, Affinity: s.Affinity, Health: s.Health,
 		}
-		for _, b := range s.Backends {
+		backends := s.Backends
+		if len(s.Selector) > 0 {
+			backends = s.SelectBackends(labelled.candidates(s.Selector))
+		}
+		for _, b := range backends {
 			port := byAddress[b.Address]
 			if b.Port != "" {
 				port = one.ports[b.Port]
@@ -59,6 +65,30 @@ func (w *wanted) addServices(node cloud.NodeID, one *vpcTable) {
 		})
 		w.Services = append(w.Services, out)
 	}
+}
+
+// label is a label of a port.
+type label struct{ key, value string }
+
+// labelledPorts has the ports with a label, in the order of their IDs. With it, a selector is compared with few ports.
+type labelledPorts map[label][]*cloud.Port
+
+// add adds a port whose ID is greater than those of all ports before.
+func (l labelledPorts) add(p *cloud.Port) {
+	for key, value := range p.Labels {
+		l[label{key, value}] = append(l[label{key, value}], p)
+	}
+}
+
+// candidates returns the ports that have the rarest label of a selector.
+func (l labelledPorts) candidates(selector map[string]string) (fewest []*cloud.Port) {
+	begun := false
+	for key, value := range selector {
+		if have := l[label{key, value}]; !begun || len(have) < len(fewest) {
+			fewest, begun = have, true
+		}
+	}
+	return fewest
 }
 
 // backend returns the state of a backend for this host, node. If the backend's port is on this host, backend sets its

@@ -14,6 +14,7 @@ import (
 
 // parseService returns the service IP of a line as in TestHostVPC. Backends are ports or addresses, with *weight and a
 // ! if they are unhealthy. The check is none, tcp or the path of a GET request, every second, and one result decides.
+// With a selector, the backends are reports about the health of ports.
 func parseService(t *testing.T, id string, args map[string]string) cloud.ServiceIP {
 	s := cloud.ServiceIP{
 		ID: cloud.ServiceIPID(id), Name: cmp.Or(args["name"], id), VPC: cloud.VPCID(args["vpc"]),
@@ -47,6 +48,9 @@ func parseService(t *testing.T, id string, args map[string]string) cloud.Service
 		fmt.Sscan(weight, &b.Weight)
 		s.Backends = append(s.Backends, b)
 	}
+	if s.Selector = parseLabels(args["selector"]); s.Selector != nil {
+		s.Reports, s.Backends = s.Backends, nil
+	}
 	if check := args["check"]; check != "" {
 		s.Health = &cloud.HealthCheck{IntervalSeconds: 1, Unhealthy: 1, Healthy: 1}
 		if check != "tcp" {
@@ -54,6 +58,18 @@ func parseService(t *testing.T, id string, args map[string]string) cloud.Service
 		}
 	}
 	return s
+}
+
+// parseLabels parses labels such as app:web,tier:front. It returns nil for an empty text.
+func parseLabels(text string) (out map[string]string) {
+	for _, pair := range strings.FieldsFunc(text, comma) {
+		if out == nil {
+			out = map[string]string{}
+		}
+		key, value, _ := strings.Cut(pair, ":")
+		out[key] = value
+	}
+	return out
 }
 
 func showServices(b *strings.Builder, services []cloud.HostService) {

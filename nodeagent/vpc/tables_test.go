@@ -159,6 +159,7 @@ func parsePort(t *testing.T, id string, args map[string]string) cloud.PortOnHost
 		p.Pairs = append(p.Pairs, cloud.AddressPair{CIDR: netip.MustParsePrefix(pair)})
 	}
 	fmt.Sscan(args["gen"], &p.BindingGeneration)
+	p.Labels = parseLabels(args["labels"])
 	return p
 }
 

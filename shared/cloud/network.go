@@ -42,6 +42,8 @@ const (
 	MaxServicePorts   = 32  // of a service IP
 	MaxBackends       = 250 // of a service IP
 	MaxDescription    = 255 // bytes
+	MaxPortLabels     = 16  // of a port, and of a selector
+	MaxPortLabelBytes = 1024
 )
 
 // VPC is a private network of a project. Its subnets are parts of its prefixes.

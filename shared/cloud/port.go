@@ -26,7 +26,9 @@ type Port struct {
 	// Secured is true if the port may send only from its own addresses and Pairs, and Groups apply.
 	Secured bool
 	// Mbps limits the bandwidth in each direction, in Mbit/s; 0 means no limit.
-	Mbps   uint32
+	Mbps uint32
+	// Labels are what the selectors of service IPs are compared with.
+	Labels map[string]string `cbor:",omitempty"`
 	Device PortDevice
 	// Owned is true if the port was created for its device and is deleted with it.
 	Owned bool
@@ -62,6 +64,25 @@ const (
 	DeviceVM        PortDeviceKind = "vm"
 	DeviceServiceIP PortDeviceKind = "service_ip"
 )
+
+// CheckPortLabels checks the labels of a port like CheckPairs. It also returns InvalidArgument if there are more than
+// MaxPortLabels, or if their total size exceeds MaxPortLabelBytes.
+func CheckPortLabels(field string, m map[string]string) error {
+	if err := CheckPairs(field, m); err != nil {
+		return err
+	}
+	if len(m) > MaxPortLabels {
+		return invalid(field, "max_items", "must be at most %d, got %d", MaxPortLabels, len(m))
+	}
+	total := 0
+	for k, v := range m {
+		total += len(k) + len(v)
+	}
+	if total > MaxPortLabelBytes {
+		return invalid(field, "max_bytes", "must have at most %d bytes together, got %d", MaxPortLabelBytes, total)
+	}
+	return nil
+}
 
 // ParseMAC returns the Ethernet address in s. It returns an InvalidArgument fault for another notation, and for
 // addresses that a port cannot have: multicast, all zeros, and GatewayMAC.

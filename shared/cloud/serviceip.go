@@ -15,10 +15,16 @@ type ServiceIP struct {
 	VPC         VPCID
 	Subnet      SubnetID
 	// Port is the port whose address the service IP has.
-	Port         PortID
-	Address      netip.Addr
-	Ports        []ServicePort
-	Backends     []Backend
+	Port     PortID
+	Address  netip.Addr
+	Ports    []ServicePort
+	Backends []Backend
+	// Selector has the labels of the ports that are the backends. It is empty if the service IP has a list of backends.
+	// Backends of a stored service IP with a selector is empty: SelectBackends returns them.
+	Selector map[string]string `cbor:",omitempty"`
+	// Reports has the health of ports that Selector selects, as hosts have reported it. It may have ports that are no
+	// longer selected.
+	Reports      []Backend `cbor:",omitempty"`
 	Health       *HealthCheck
 	Affinity     Affinity
 	Status       NetworkStatus
@@ -88,6 +94,12 @@ func (s *ServiceIP) Check() error {
 	if err := s.checkBackends(); err != nil {
 		return err
 	}
+	if len(s.Selector) > 0 && len(s.Backends) > 0 {
+		return invalid("selector", "exclusive", "must be empty if backends are given")
+	}
+	if err := CheckPortLabels("selector", s.Selector); err != nil {
+		return err
+	}
 	if s.Health != nil {
 		if err := s.Health.check(); err != nil {
 			return err
@@ -114,6 +126,43 @@ func (s *ServiceIP) checkBackends() error {
 		}
 	}
 	return nil
+}
+
+// Selects reports whether a port of the service IP's VPC is a backend by its labels. It returns false without a selector,
+// and for the ports of service IPs.
+func (s *ServiceIP) Selects(p *Port) bool {
+	if len(s.Selector) == 0 || p.VPC != s.VPC || p.Device.Kind == DeviceServiceIP {
+		return false
+	}
+	for key, value := range s.Selector {
+		if have, ok := p.Labels[key]; !ok || have != value {
+			return false
+		}
+	}
+	return true
+}
+
+// SelectBackends returns the backends of a service IP with a selector: the selected ports among those given, with the
+// health in Reports. The ports must be in the order of their IDs. Only the first MaxBackends selected ports are returned.
+func (s *ServiceIP) SelectBackends(ports []*Port) (out []Backend) {
+	reports := map[PortID]Backend{}
+	for _, r := range s.Reports {
+		reports[r.Port] = r
+	}
+	for _, p := range ports {
+		if !s.Selects(p) {
+			continue
+		}
+		if len(out) == MaxBackends {
+			break
+		}
+		b := Backend{Port: p.ID, Weight: 1, Healthy: s.Health == nil}
+		if r, reported := reports[p.ID]; reported && s.Health != nil {
+			b.Healthy, b.Checked = r.Healthy, r.Checked
+		}
+		out = append(out, b)
+	}
+	return out
 }
 
 func (h *HealthCheck) check() error {

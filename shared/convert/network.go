@@ -94,7 +94,7 @@ func PortFrom(in *networkv1.Port) (p cloud.Port, err error) {
 	p = cloud.Port{
 		ID: cloud.PortID(in.GetId()), Name: in.GetName(), Org: cloud.OrgID(in.GetOrgId()), Project: cloud.ProjectID(in.GetProjectId()),
 		Description: in.GetDescription(), VPC: cloud.VPCID(in.GetVpcId()), Subnet: cloud.SubnetID(in.GetSubnetId()), Secured: in.GetPortSecurity(),
-		Mbps: in.GetBandwidthMbps(), Device: cloud.PortDevice{Kind: cloud.PortDeviceKind(in.GetDeviceType()), ID: in.GetDeviceId()},
+		Mbps: in.GetBandwidthMbps(), Labels: in.GetLabels(), Device: cloud.PortDevice{Kind: cloud.PortDeviceKind(in.GetDeviceType()), ID: in.GetDeviceId()},
 		Node: cloud.NodeID(in.GetNodeId()), Status: cloud.NetworkStatus(in.GetStatus()), StatusReason: in.GetStatusReason(),
 		CreatedAt: in.GetCreatedAt(), UpdatedAt: in.GetUpdatedAt(),
 	}

@@ -8,14 +8,15 @@ import (
 )
 
 // ServiceIPFrom returns the service IP in a message of the control plane, without its name if the name is not valid in
-// DNS. It returns an InvalidArgument fault if a host cannot use the service IP.
+// DNS. The backends in the message of a service IP with a selector are health reports. It returns an InvalidArgument
+// fault if a host cannot use the service IP.
 func ServiceIPFrom(in *networkv1.ServiceIp) (s cloud.ServiceIP, err error) {
 	s = cloud.ServiceIP{
 		ID: cloud.ServiceIPID(in.GetId()), Name: dnsName(in.GetName()),
 		Org: cloud.OrgID(in.GetOrgId()), Project: cloud.ProjectID(in.GetProjectId()),
 		Description: in.GetDescription(), VPC: cloud.VPCID(in.GetVpcId()), Subnet: cloud.SubnetID(in.GetSubnetId()),
-		Affinity: enum[cloud.Affinity](in.GetAffinity()),
-		Status:   cloud.NetworkStatus(in.GetStatus()), StatusReason: in.GetStatusReason(),
+		Affinity: enum[cloud.Affinity](in.GetAffinity()), Selector: in.GetSelector(),
+		Status: cloud.NetworkStatus(in.GetStatus()), StatusReason: in.GetStatusReason(),
 		CreatedAt: in.GetCreatedAt(), UpdatedAt: in.GetUpdatedAt(),
 	}
 	if err := checkIDs("id", in.GetId(), "vpc_id", in.GetVpcId(), "subnet_id", in.GetSubnetId()); err != nil {
@@ -50,6 +51,9 @@ func ServiceIPFrom(in *networkv1.ServiceIp) (s cloud.ServiceIP, err error) {
 			}
 		}
 		s.Backends = append(s.Backends, backend)
+	}
+	if len(s.Selector) > 0 {
+		s.Backends, s.Reports = nil, s.Backends
 	}
 	if h := in.GetHealthCheck(); h != nil {
 		if h.GetPort() > 65535 {

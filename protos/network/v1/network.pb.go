@@ -763,6 +763,8 @@ type Port struct {
 	StatusReason  string `protobuf:"bytes,19,opt,name=status_reason,json=statusReason,proto3" json:"status_reason,omitempty"`
 	CreatedAt     int64  `protobuf:"varint,20,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	UpdatedAt     int64  `protobuf:"varint,21,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
+	// At most 16, of at most 1024 bytes together. Service IPs select ports by them.
+	Labels        map[string]string `protobuf:"bytes,22,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -942,6 +944,13 @@ func (x *Port) GetUpdatedAt() int64 {
 		return x.UpdatedAt
 	}
 	return 0
+}
+
+func (x *Port) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
 }
 
 // SecurityGroupRule permits traffic. Rules are stateful: the replies of a permitted connection pass.
@@ -1940,15 +1949,17 @@ type ServiceIp struct {
 	Address  string `protobuf:"bytes,7,opt,name=address,proto3" json:"address,omitempty"`
 	// 1 to 32.
 	Ports []*ServicePort `protobuf:"bytes,8,rep,name=ports,proto3" json:"ports,omitempty"`
-	// At most 250.
-	Backends      []*Backend   `protobuf:"bytes,9,rep,name=backends,proto3" json:"backends,omitempty"`
-	HealthCheck   *HealthCheck `protobuf:"bytes,10,opt,name=health_check,json=healthCheck,proto3" json:"health_check,omitempty"`
-	Affinity      Affinity     `protobuf:"varint,11,opt,name=affinity,proto3,enum=network.v1.Affinity" json:"affinity,omitempty"`
-	Description   string       `protobuf:"bytes,12,opt,name=description,proto3" json:"description,omitempty"`
-	Status        Status       `protobuf:"varint,13,opt,name=status,proto3,enum=network.v1.Status" json:"status,omitempty"`
-	StatusReason  string       `protobuf:"bytes,14,opt,name=status_reason,json=statusReason,proto3" json:"status_reason,omitempty"`
-	CreatedAt     int64        `protobuf:"varint,15,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	UpdatedAt     int64        `protobuf:"varint,16,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
+	// At most 250. With a selector: the ports that it selects now, the first 250 in the order of their IDs.
+	Backends     []*Backend   `protobuf:"bytes,9,rep,name=backends,proto3" json:"backends,omitempty"`
+	HealthCheck  *HealthCheck `protobuf:"bytes,10,opt,name=health_check,json=healthCheck,proto3" json:"health_check,omitempty"`
+	Affinity     Affinity     `protobuf:"varint,11,opt,name=affinity,proto3,enum=network.v1.Affinity" json:"affinity,omitempty"`
+	Description  string       `protobuf:"bytes,12,opt,name=description,proto3" json:"description,omitempty"`
+	Status       Status       `protobuf:"varint,13,opt,name=status,proto3,enum=network.v1.Status" json:"status,omitempty"`
+	StatusReason string       `protobuf:"bytes,14,opt,name=status_reason,json=statusReason,proto3" json:"status_reason,omitempty"`
+	CreatedAt    int64        `protobuf:"varint,15,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	UpdatedAt    int64        `protobuf:"varint,16,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
+	// The backends are all ports of the VPC that have all of these labels, each with weight 1. Empty: backends was given.
+	Selector      map[string]string `protobuf:"bytes,17,rep,name=selector,proto3" json:"selector,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2093,6 +2104,13 @@ func (x *ServiceIp) GetUpdatedAt() int64 {
 		return x.UpdatedAt
 	}
 	return 0
+}
+
+func (x *ServiceIp) GetSelector() map[string]string {
+	if x != nil {
+		return x.Selector
+	}
+	return nil
 }
 
 type Peering struct {
@@ -3516,6 +3534,50 @@ func (x *AddressPairs) GetPairs() []*AddressPair {
 	return nil
 }
 
+type PortLabels struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Labels        map[string]string      `protobuf:"bytes,1,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PortLabels) Reset() {
+	*x = PortLabels{}
+	mi := &file_network_v1_network_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PortLabels) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PortLabels) ProtoMessage() {}
+
+func (x *PortLabels) ProtoReflect() protoreflect.Message {
+	mi := &file_network_v1_network_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PortLabels.ProtoReflect.Descriptor instead.
+func (*PortLabels) Descriptor() ([]byte, []int) {
+	return file_network_v1_network_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *PortLabels) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
 type CreatePortRequest struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	OrgId       string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
@@ -3532,15 +3594,16 @@ type CreatePortRequest struct {
 	SecurityGroups      *GroupIds      `protobuf:"bytes,9,opt,name=security_groups,json=securityGroups,proto3" json:"security_groups,omitempty"`
 	AllowedAddressPairs []*AddressPair `protobuf:"bytes,10,rep,name=allowed_address_pairs,json=allowedAddressPairs,proto3" json:"allowed_address_pairs,omitempty"`
 	// Unset: true.
-	PortSecurity  *bool  `protobuf:"varint,11,opt,name=port_security,json=portSecurity,proto3,oneof" json:"port_security,omitempty"`
-	BandwidthMbps uint32 `protobuf:"varint,12,opt,name=bandwidth_mbps,json=bandwidthMbps,proto3" json:"bandwidth_mbps,omitempty"`
+	PortSecurity  *bool             `protobuf:"varint,11,opt,name=port_security,json=portSecurity,proto3,oneof" json:"port_security,omitempty"`
+	BandwidthMbps uint32            `protobuf:"varint,12,opt,name=bandwidth_mbps,json=bandwidthMbps,proto3" json:"bandwidth_mbps,omitempty"`
+	Labels        map[string]string `protobuf:"bytes,13,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreatePortRequest) Reset() {
 	*x = CreatePortRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[34]
+	mi := &file_network_v1_network_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3552,7 +3615,7 @@ func (x *CreatePortRequest) String() string {
 func (*CreatePortRequest) ProtoMessage() {}
 
 func (x *CreatePortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[34]
+	mi := &file_network_v1_network_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3565,7 +3628,7 @@ func (x *CreatePortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePortRequest.ProtoReflect.Descriptor instead.
 func (*CreatePortRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{34}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CreatePortRequest) GetOrgId() string {
@@ -3652,6 +3715,13 @@ func (x *CreatePortRequest) GetBandwidthMbps() uint32 {
 	return 0
 }
 
+func (x *CreatePortRequest) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
 type UpdatePortRequest struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	OrgId       string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
@@ -3665,13 +3735,15 @@ type UpdatePortRequest struct {
 	AllowedAddressPairs *AddressPairs `protobuf:"bytes,7,opt,name=allowed_address_pairs,json=allowedAddressPairs,proto3" json:"allowed_address_pairs,omitempty"`
 	PortSecurity        *bool         `protobuf:"varint,8,opt,name=port_security,json=portSecurity,proto3,oneof" json:"port_security,omitempty"`
 	BandwidthMbps       *uint32       `protobuf:"varint,9,opt,name=bandwidth_mbps,json=bandwidthMbps,proto3,oneof" json:"bandwidth_mbps,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// Unset: unchanged. Set: replaces all labels.
+	Labels        *PortLabels `protobuf:"bytes,10,opt,name=labels,proto3" json:"labels,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *UpdatePortRequest) Reset() {
 	*x = UpdatePortRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[35]
+	mi := &file_network_v1_network_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3683,7 +3755,7 @@ func (x *UpdatePortRequest) String() string {
 func (*UpdatePortRequest) ProtoMessage() {}
 
 func (x *UpdatePortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[35]
+	mi := &file_network_v1_network_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3696,7 +3768,7 @@ func (x *UpdatePortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdatePortRequest.ProtoReflect.Descriptor instead.
 func (*UpdatePortRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{35}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *UpdatePortRequest) GetOrgId() string {
@@ -3762,6 +3834,13 @@ func (x *UpdatePortRequest) GetBandwidthMbps() uint32 {
 	return 0
 }
 
+func (x *UpdatePortRequest) GetLabels() *PortLabels {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
 type GetPortRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	OrgId         string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
@@ -3773,7 +3852,7 @@ type GetPortRequest struct {
 
 func (x *GetPortRequest) Reset() {
 	*x = GetPortRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[36]
+	mi := &file_network_v1_network_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3785,7 +3864,7 @@ func (x *GetPortRequest) String() string {
 func (*GetPortRequest) ProtoMessage() {}
 
 func (x *GetPortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[36]
+	mi := &file_network_v1_network_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3798,7 +3877,7 @@ func (x *GetPortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPortRequest.ProtoReflect.Descriptor instead.
 func (*GetPortRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{36}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *GetPortRequest) GetOrgId() string {
@@ -3842,7 +3921,7 @@ type ListPortsRequest struct {
 
 func (x *ListPortsRequest) Reset() {
 	*x = ListPortsRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[37]
+	mi := &file_network_v1_network_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3854,7 +3933,7 @@ func (x *ListPortsRequest) String() string {
 func (*ListPortsRequest) ProtoMessage() {}
 
 func (x *ListPortsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[37]
+	mi := &file_network_v1_network_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3867,7 +3946,7 @@ func (x *ListPortsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPortsRequest.ProtoReflect.Descriptor instead.
 func (*ListPortsRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{37}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListPortsRequest) GetOrgId() string {
@@ -3944,7 +4023,7 @@ type ListPortsResponse struct {
 
 func (x *ListPortsResponse) Reset() {
 	*x = ListPortsResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[38]
+	mi := &file_network_v1_network_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3956,7 +4035,7 @@ func (x *ListPortsResponse) String() string {
 func (*ListPortsResponse) ProtoMessage() {}
 
 func (x *ListPortsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[38]
+	mi := &file_network_v1_network_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3969,7 +4048,7 @@ func (x *ListPortsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPortsResponse.ProtoReflect.Descriptor instead.
 func (*ListPortsResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{38}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListPortsResponse) GetPorts() []*Port {
@@ -3997,7 +4076,7 @@ type DeletePortRequest struct {
 
 func (x *DeletePortRequest) Reset() {
 	*x = DeletePortRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[39]
+	mi := &file_network_v1_network_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4009,7 +4088,7 @@ func (x *DeletePortRequest) String() string {
 func (*DeletePortRequest) ProtoMessage() {}
 
 func (x *DeletePortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[39]
+	mi := &file_network_v1_network_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4022,7 +4101,7 @@ func (x *DeletePortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePortRequest.ProtoReflect.Descriptor instead.
 func (*DeletePortRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{39}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DeletePortRequest) GetOrgId() string {
@@ -4054,7 +4133,7 @@ type DeletePortResponse struct {
 
 func (x *DeletePortResponse) Reset() {
 	*x = DeletePortResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[40]
+	mi := &file_network_v1_network_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4066,7 +4145,7 @@ func (x *DeletePortResponse) String() string {
 func (*DeletePortResponse) ProtoMessage() {}
 
 func (x *DeletePortResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[40]
+	mi := &file_network_v1_network_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4079,7 +4158,7 @@ func (x *DeletePortResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePortResponse.ProtoReflect.Descriptor instead.
 func (*DeletePortResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{40}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{41}
 }
 
 type CreateSecurityGroupRequest struct {
@@ -4095,7 +4174,7 @@ type CreateSecurityGroupRequest struct {
 
 func (x *CreateSecurityGroupRequest) Reset() {
 	*x = CreateSecurityGroupRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[41]
+	mi := &file_network_v1_network_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4107,7 +4186,7 @@ func (x *CreateSecurityGroupRequest) String() string {
 func (*CreateSecurityGroupRequest) ProtoMessage() {}
 
 func (x *CreateSecurityGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[41]
+	mi := &file_network_v1_network_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4120,7 +4199,7 @@ func (x *CreateSecurityGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSecurityGroupRequest.ProtoReflect.Descriptor instead.
 func (*CreateSecurityGroupRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{41}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CreateSecurityGroupRequest) GetOrgId() string {
@@ -4171,7 +4250,7 @@ type UpdateSecurityGroupRequest struct {
 
 func (x *UpdateSecurityGroupRequest) Reset() {
 	*x = UpdateSecurityGroupRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[42]
+	mi := &file_network_v1_network_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4183,7 +4262,7 @@ func (x *UpdateSecurityGroupRequest) String() string {
 func (*UpdateSecurityGroupRequest) ProtoMessage() {}
 
 func (x *UpdateSecurityGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[42]
+	mi := &file_network_v1_network_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4196,7 +4275,7 @@ func (x *UpdateSecurityGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateSecurityGroupRequest.ProtoReflect.Descriptor instead.
 func (*UpdateSecurityGroupRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{42}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *UpdateSecurityGroupRequest) GetOrgId() string {
@@ -4245,7 +4324,7 @@ type GetSecurityGroupRequest struct {
 
 func (x *GetSecurityGroupRequest) Reset() {
 	*x = GetSecurityGroupRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[43]
+	mi := &file_network_v1_network_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4257,7 +4336,7 @@ func (x *GetSecurityGroupRequest) String() string {
 func (*GetSecurityGroupRequest) ProtoMessage() {}
 
 func (x *GetSecurityGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[43]
+	mi := &file_network_v1_network_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4270,7 +4349,7 @@ func (x *GetSecurityGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSecurityGroupRequest.ProtoReflect.Descriptor instead.
 func (*GetSecurityGroupRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{43}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *GetSecurityGroupRequest) GetOrgId() string {
@@ -4310,7 +4389,7 @@ type ListSecurityGroupsRequest struct {
 
 func (x *ListSecurityGroupsRequest) Reset() {
 	*x = ListSecurityGroupsRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[44]
+	mi := &file_network_v1_network_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4322,7 +4401,7 @@ func (x *ListSecurityGroupsRequest) String() string {
 func (*ListSecurityGroupsRequest) ProtoMessage() {}
 
 func (x *ListSecurityGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[44]
+	mi := &file_network_v1_network_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4335,7 +4414,7 @@ func (x *ListSecurityGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSecurityGroupsRequest.ProtoReflect.Descriptor instead.
 func (*ListSecurityGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{44}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListSecurityGroupsRequest) GetOrgId() string {
@@ -4384,7 +4463,7 @@ type ListSecurityGroupsResponse struct {
 
 func (x *ListSecurityGroupsResponse) Reset() {
 	*x = ListSecurityGroupsResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[45]
+	mi := &file_network_v1_network_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4396,7 +4475,7 @@ func (x *ListSecurityGroupsResponse) String() string {
 func (*ListSecurityGroupsResponse) ProtoMessage() {}
 
 func (x *ListSecurityGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[45]
+	mi := &file_network_v1_network_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4409,7 +4488,7 @@ func (x *ListSecurityGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSecurityGroupsResponse.ProtoReflect.Descriptor instead.
 func (*ListSecurityGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{45}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListSecurityGroupsResponse) GetSecurityGroups() []*SecurityGroup {
@@ -4437,7 +4516,7 @@ type DeleteSecurityGroupRequest struct {
 
 func (x *DeleteSecurityGroupRequest) Reset() {
 	*x = DeleteSecurityGroupRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[46]
+	mi := &file_network_v1_network_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4449,7 +4528,7 @@ func (x *DeleteSecurityGroupRequest) String() string {
 func (*DeleteSecurityGroupRequest) ProtoMessage() {}
 
 func (x *DeleteSecurityGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[46]
+	mi := &file_network_v1_network_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4462,7 +4541,7 @@ func (x *DeleteSecurityGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSecurityGroupRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSecurityGroupRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{46}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *DeleteSecurityGroupRequest) GetOrgId() string {
@@ -4494,7 +4573,7 @@ type DeleteSecurityGroupResponse struct {
 
 func (x *DeleteSecurityGroupResponse) Reset() {
 	*x = DeleteSecurityGroupResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[47]
+	mi := &file_network_v1_network_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4506,7 +4585,7 @@ func (x *DeleteSecurityGroupResponse) String() string {
 func (*DeleteSecurityGroupResponse) ProtoMessage() {}
 
 func (x *DeleteSecurityGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[47]
+	mi := &file_network_v1_network_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4519,7 +4598,7 @@ func (x *DeleteSecurityGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSecurityGroupResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSecurityGroupResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{47}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{48}
 }
 
 type AddSecurityGroupRuleRequest struct {
@@ -4534,7 +4613,7 @@ type AddSecurityGroupRuleRequest struct {
 
 func (x *AddSecurityGroupRuleRequest) Reset() {
 	*x = AddSecurityGroupRuleRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[48]
+	mi := &file_network_v1_network_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4546,7 +4625,7 @@ func (x *AddSecurityGroupRuleRequest) String() string {
 func (*AddSecurityGroupRuleRequest) ProtoMessage() {}
 
 func (x *AddSecurityGroupRuleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[48]
+	mi := &file_network_v1_network_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4559,7 +4638,7 @@ func (x *AddSecurityGroupRuleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddSecurityGroupRuleRequest.ProtoReflect.Descriptor instead.
 func (*AddSecurityGroupRuleRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{48}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *AddSecurityGroupRuleRequest) GetOrgId() string {
@@ -4602,7 +4681,7 @@ type RemoveSecurityGroupRuleRequest struct {
 
 func (x *RemoveSecurityGroupRuleRequest) Reset() {
 	*x = RemoveSecurityGroupRuleRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[49]
+	mi := &file_network_v1_network_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4614,7 +4693,7 @@ func (x *RemoveSecurityGroupRuleRequest) String() string {
 func (*RemoveSecurityGroupRuleRequest) ProtoMessage() {}
 
 func (x *RemoveSecurityGroupRuleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[49]
+	mi := &file_network_v1_network_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4627,7 +4706,7 @@ func (x *RemoveSecurityGroupRuleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSecurityGroupRuleRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSecurityGroupRuleRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{49}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RemoveSecurityGroupRuleRequest) GetOrgId() string {
@@ -4667,7 +4746,7 @@ type Routes struct {
 
 func (x *Routes) Reset() {
 	*x = Routes{}
-	mi := &file_network_v1_network_proto_msgTypes[50]
+	mi := &file_network_v1_network_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4679,7 +4758,7 @@ func (x *Routes) String() string {
 func (*Routes) ProtoMessage() {}
 
 func (x *Routes) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[50]
+	mi := &file_network_v1_network_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4692,7 +4771,7 @@ func (x *Routes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Routes.ProtoReflect.Descriptor instead.
 func (*Routes) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{50}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Routes) GetRoutes() []*Route {
@@ -4711,7 +4790,7 @@ type SubnetIds struct {
 
 func (x *SubnetIds) Reset() {
 	*x = SubnetIds{}
-	mi := &file_network_v1_network_proto_msgTypes[51]
+	mi := &file_network_v1_network_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4723,7 +4802,7 @@ func (x *SubnetIds) String() string {
 func (*SubnetIds) ProtoMessage() {}
 
 func (x *SubnetIds) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[51]
+	mi := &file_network_v1_network_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4736,7 +4815,7 @@ func (x *SubnetIds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubnetIds.ProtoReflect.Descriptor instead.
 func (*SubnetIds) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{51}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *SubnetIds) GetIds() []string {
@@ -4761,7 +4840,7 @@ type CreateRouteTableRequest struct {
 
 func (x *CreateRouteTableRequest) Reset() {
 	*x = CreateRouteTableRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[52]
+	mi := &file_network_v1_network_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4773,7 +4852,7 @@ func (x *CreateRouteTableRequest) String() string {
 func (*CreateRouteTableRequest) ProtoMessage() {}
 
 func (x *CreateRouteTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[52]
+	mi := &file_network_v1_network_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4786,7 +4865,7 @@ func (x *CreateRouteTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRouteTableRequest.ProtoReflect.Descriptor instead.
 func (*CreateRouteTableRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{52}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *CreateRouteTableRequest) GetOrgId() string {
@@ -4855,7 +4934,7 @@ type UpdateRouteTableRequest struct {
 
 func (x *UpdateRouteTableRequest) Reset() {
 	*x = UpdateRouteTableRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[53]
+	mi := &file_network_v1_network_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4867,7 +4946,7 @@ func (x *UpdateRouteTableRequest) String() string {
 func (*UpdateRouteTableRequest) ProtoMessage() {}
 
 func (x *UpdateRouteTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[53]
+	mi := &file_network_v1_network_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4880,7 +4959,7 @@ func (x *UpdateRouteTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateRouteTableRequest.ProtoReflect.Descriptor instead.
 func (*UpdateRouteTableRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{53}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *UpdateRouteTableRequest) GetOrgId() string {
@@ -4943,7 +5022,7 @@ type GetRouteTableRequest struct {
 
 func (x *GetRouteTableRequest) Reset() {
 	*x = GetRouteTableRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[54]
+	mi := &file_network_v1_network_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4955,7 +5034,7 @@ func (x *GetRouteTableRequest) String() string {
 func (*GetRouteTableRequest) ProtoMessage() {}
 
 func (x *GetRouteTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[54]
+	mi := &file_network_v1_network_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4968,7 +5047,7 @@ func (x *GetRouteTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRouteTableRequest.ProtoReflect.Descriptor instead.
 func (*GetRouteTableRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{54}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *GetRouteTableRequest) GetOrgId() string {
@@ -5009,7 +5088,7 @@ type ListRouteTablesRequest struct {
 
 func (x *ListRouteTablesRequest) Reset() {
 	*x = ListRouteTablesRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[55]
+	mi := &file_network_v1_network_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5021,7 +5100,7 @@ func (x *ListRouteTablesRequest) String() string {
 func (*ListRouteTablesRequest) ProtoMessage() {}
 
 func (x *ListRouteTablesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[55]
+	mi := &file_network_v1_network_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5034,7 +5113,7 @@ func (x *ListRouteTablesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRouteTablesRequest.ProtoReflect.Descriptor instead.
 func (*ListRouteTablesRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{55}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ListRouteTablesRequest) GetOrgId() string {
@@ -5090,7 +5169,7 @@ type ListRouteTablesResponse struct {
 
 func (x *ListRouteTablesResponse) Reset() {
 	*x = ListRouteTablesResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[56]
+	mi := &file_network_v1_network_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5102,7 +5181,7 @@ func (x *ListRouteTablesResponse) String() string {
 func (*ListRouteTablesResponse) ProtoMessage() {}
 
 func (x *ListRouteTablesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[56]
+	mi := &file_network_v1_network_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5115,7 +5194,7 @@ func (x *ListRouteTablesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRouteTablesResponse.ProtoReflect.Descriptor instead.
 func (*ListRouteTablesResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{56}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListRouteTablesResponse) GetRouteTables() []*RouteTable {
@@ -5143,7 +5222,7 @@ type DeleteRouteTableRequest struct {
 
 func (x *DeleteRouteTableRequest) Reset() {
 	*x = DeleteRouteTableRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[57]
+	mi := &file_network_v1_network_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5155,7 +5234,7 @@ func (x *DeleteRouteTableRequest) String() string {
 func (*DeleteRouteTableRequest) ProtoMessage() {}
 
 func (x *DeleteRouteTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[57]
+	mi := &file_network_v1_network_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5168,7 +5247,7 @@ func (x *DeleteRouteTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRouteTableRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRouteTableRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{57}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *DeleteRouteTableRequest) GetOrgId() string {
@@ -5200,7 +5279,7 @@ type DeleteRouteTableResponse struct {
 
 func (x *DeleteRouteTableResponse) Reset() {
 	*x = DeleteRouteTableResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[58]
+	mi := &file_network_v1_network_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5212,7 +5291,7 @@ func (x *DeleteRouteTableResponse) String() string {
 func (*DeleteRouteTableResponse) ProtoMessage() {}
 
 func (x *DeleteRouteTableResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[58]
+	mi := &file_network_v1_network_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5225,7 +5304,7 @@ func (x *DeleteRouteTableResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRouteTableResponse.ProtoReflect.Descriptor instead.
 func (*DeleteRouteTableResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{58}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{59}
 }
 
 type CreateNatGatewayRequest struct {
@@ -5247,7 +5326,7 @@ type CreateNatGatewayRequest struct {
 
 func (x *CreateNatGatewayRequest) Reset() {
 	*x = CreateNatGatewayRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[59]
+	mi := &file_network_v1_network_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5259,7 +5338,7 @@ func (x *CreateNatGatewayRequest) String() string {
 func (*CreateNatGatewayRequest) ProtoMessage() {}
 
 func (x *CreateNatGatewayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[59]
+	mi := &file_network_v1_network_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5272,7 +5351,7 @@ func (x *CreateNatGatewayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNatGatewayRequest.ProtoReflect.Descriptor instead.
 func (*CreateNatGatewayRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{59}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *CreateNatGatewayRequest) GetOrgId() string {
@@ -5342,7 +5421,7 @@ type GetNatGatewayRequest struct {
 
 func (x *GetNatGatewayRequest) Reset() {
 	*x = GetNatGatewayRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[60]
+	mi := &file_network_v1_network_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5354,7 +5433,7 @@ func (x *GetNatGatewayRequest) String() string {
 func (*GetNatGatewayRequest) ProtoMessage() {}
 
 func (x *GetNatGatewayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[60]
+	mi := &file_network_v1_network_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5367,7 +5446,7 @@ func (x *GetNatGatewayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNatGatewayRequest.ProtoReflect.Descriptor instead.
 func (*GetNatGatewayRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{60}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *GetNatGatewayRequest) GetOrgId() string {
@@ -5408,7 +5487,7 @@ type ListNatGatewaysRequest struct {
 
 func (x *ListNatGatewaysRequest) Reset() {
 	*x = ListNatGatewaysRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[61]
+	mi := &file_network_v1_network_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5420,7 +5499,7 @@ func (x *ListNatGatewaysRequest) String() string {
 func (*ListNatGatewaysRequest) ProtoMessage() {}
 
 func (x *ListNatGatewaysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[61]
+	mi := &file_network_v1_network_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5433,7 +5512,7 @@ func (x *ListNatGatewaysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNatGatewaysRequest.ProtoReflect.Descriptor instead.
 func (*ListNatGatewaysRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{61}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ListNatGatewaysRequest) GetOrgId() string {
@@ -5489,7 +5568,7 @@ type ListNatGatewaysResponse struct {
 
 func (x *ListNatGatewaysResponse) Reset() {
 	*x = ListNatGatewaysResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[62]
+	mi := &file_network_v1_network_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5501,7 +5580,7 @@ func (x *ListNatGatewaysResponse) String() string {
 func (*ListNatGatewaysResponse) ProtoMessage() {}
 
 func (x *ListNatGatewaysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[62]
+	mi := &file_network_v1_network_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5514,7 +5593,7 @@ func (x *ListNatGatewaysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNatGatewaysResponse.ProtoReflect.Descriptor instead.
 func (*ListNatGatewaysResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{62}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListNatGatewaysResponse) GetNatGateways() []*NatGateway {
@@ -5545,7 +5624,7 @@ type UpdateNatGatewayRequest struct {
 
 func (x *UpdateNatGatewayRequest) Reset() {
 	*x = UpdateNatGatewayRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[63]
+	mi := &file_network_v1_network_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5557,7 +5636,7 @@ func (x *UpdateNatGatewayRequest) String() string {
 func (*UpdateNatGatewayRequest) ProtoMessage() {}
 
 func (x *UpdateNatGatewayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[63]
+	mi := &file_network_v1_network_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5570,7 +5649,7 @@ func (x *UpdateNatGatewayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateNatGatewayRequest.ProtoReflect.Descriptor instead.
 func (*UpdateNatGatewayRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{63}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *UpdateNatGatewayRequest) GetOrgId() string {
@@ -5626,7 +5705,7 @@ type DeleteNatGatewayRequest struct {
 
 func (x *DeleteNatGatewayRequest) Reset() {
 	*x = DeleteNatGatewayRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[64]
+	mi := &file_network_v1_network_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5638,7 +5717,7 @@ func (x *DeleteNatGatewayRequest) String() string {
 func (*DeleteNatGatewayRequest) ProtoMessage() {}
 
 func (x *DeleteNatGatewayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[64]
+	mi := &file_network_v1_network_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5651,7 +5730,7 @@ func (x *DeleteNatGatewayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNatGatewayRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNatGatewayRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{64}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *DeleteNatGatewayRequest) GetOrgId() string {
@@ -5683,7 +5762,7 @@ type DeleteNatGatewayResponse struct {
 
 func (x *DeleteNatGatewayResponse) Reset() {
 	*x = DeleteNatGatewayResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[65]
+	mi := &file_network_v1_network_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5695,7 +5774,7 @@ func (x *DeleteNatGatewayResponse) String() string {
 func (*DeleteNatGatewayResponse) ProtoMessage() {}
 
 func (x *DeleteNatGatewayResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[65]
+	mi := &file_network_v1_network_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5708,7 +5787,7 @@ func (x *DeleteNatGatewayResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNatGatewayResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNatGatewayResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{65}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{66}
 }
 
 type CreateFloatingIpRequest struct {
@@ -5728,7 +5807,7 @@ type CreateFloatingIpRequest struct {
 
 func (x *CreateFloatingIpRequest) Reset() {
 	*x = CreateFloatingIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[66]
+	mi := &file_network_v1_network_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5740,7 +5819,7 @@ func (x *CreateFloatingIpRequest) String() string {
 func (*CreateFloatingIpRequest) ProtoMessage() {}
 
 func (x *CreateFloatingIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[66]
+	mi := &file_network_v1_network_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5753,7 +5832,7 @@ func (x *CreateFloatingIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateFloatingIpRequest.ProtoReflect.Descriptor instead.
 func (*CreateFloatingIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{66}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *CreateFloatingIpRequest) GetOrgId() string {
@@ -5828,7 +5907,7 @@ type UpdateFloatingIpRequest struct {
 
 func (x *UpdateFloatingIpRequest) Reset() {
 	*x = UpdateFloatingIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[67]
+	mi := &file_network_v1_network_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5840,7 +5919,7 @@ func (x *UpdateFloatingIpRequest) String() string {
 func (*UpdateFloatingIpRequest) ProtoMessage() {}
 
 func (x *UpdateFloatingIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[67]
+	mi := &file_network_v1_network_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5853,7 +5932,7 @@ func (x *UpdateFloatingIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateFloatingIpRequest.ProtoReflect.Descriptor instead.
 func (*UpdateFloatingIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{67}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *UpdateFloatingIpRequest) GetOrgId() string {
@@ -5916,7 +5995,7 @@ type GetFloatingIpRequest struct {
 
 func (x *GetFloatingIpRequest) Reset() {
 	*x = GetFloatingIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[68]
+	mi := &file_network_v1_network_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5928,7 +6007,7 @@ func (x *GetFloatingIpRequest) String() string {
 func (*GetFloatingIpRequest) ProtoMessage() {}
 
 func (x *GetFloatingIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[68]
+	mi := &file_network_v1_network_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5941,7 +6020,7 @@ func (x *GetFloatingIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFloatingIpRequest.ProtoReflect.Descriptor instead.
 func (*GetFloatingIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{68}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *GetFloatingIpRequest) GetOrgId() string {
@@ -5982,7 +6061,7 @@ type ListFloatingIpsRequest struct {
 
 func (x *ListFloatingIpsRequest) Reset() {
 	*x = ListFloatingIpsRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[69]
+	mi := &file_network_v1_network_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5994,7 +6073,7 @@ func (x *ListFloatingIpsRequest) String() string {
 func (*ListFloatingIpsRequest) ProtoMessage() {}
 
 func (x *ListFloatingIpsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[69]
+	mi := &file_network_v1_network_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6007,7 +6086,7 @@ func (x *ListFloatingIpsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFloatingIpsRequest.ProtoReflect.Descriptor instead.
 func (*ListFloatingIpsRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{69}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListFloatingIpsRequest) GetOrgId() string {
@@ -6063,7 +6142,7 @@ type ListFloatingIpsResponse struct {
 
 func (x *ListFloatingIpsResponse) Reset() {
 	*x = ListFloatingIpsResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[70]
+	mi := &file_network_v1_network_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6075,7 +6154,7 @@ func (x *ListFloatingIpsResponse) String() string {
 func (*ListFloatingIpsResponse) ProtoMessage() {}
 
 func (x *ListFloatingIpsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[70]
+	mi := &file_network_v1_network_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6088,7 +6167,7 @@ func (x *ListFloatingIpsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFloatingIpsResponse.ProtoReflect.Descriptor instead.
 func (*ListFloatingIpsResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{70}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ListFloatingIpsResponse) GetFloatingIps() []*FloatingIp {
@@ -6116,7 +6195,7 @@ type DeleteFloatingIpRequest struct {
 
 func (x *DeleteFloatingIpRequest) Reset() {
 	*x = DeleteFloatingIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[71]
+	mi := &file_network_v1_network_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6128,7 +6207,7 @@ func (x *DeleteFloatingIpRequest) String() string {
 func (*DeleteFloatingIpRequest) ProtoMessage() {}
 
 func (x *DeleteFloatingIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[71]
+	mi := &file_network_v1_network_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6141,7 +6220,7 @@ func (x *DeleteFloatingIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteFloatingIpRequest.ProtoReflect.Descriptor instead.
 func (*DeleteFloatingIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{71}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *DeleteFloatingIpRequest) GetOrgId() string {
@@ -6173,7 +6252,7 @@ type DeleteFloatingIpResponse struct {
 
 func (x *DeleteFloatingIpResponse) Reset() {
 	*x = DeleteFloatingIpResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[72]
+	mi := &file_network_v1_network_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6185,7 +6264,7 @@ func (x *DeleteFloatingIpResponse) String() string {
 func (*DeleteFloatingIpResponse) ProtoMessage() {}
 
 func (x *DeleteFloatingIpResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[72]
+	mi := &file_network_v1_network_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6198,29 +6277,31 @@ func (x *DeleteFloatingIpResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteFloatingIpResponse.ProtoReflect.Descriptor instead.
 func (*DeleteFloatingIpResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{72}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{73}
 }
 
 type CreateServiceIpRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	OrgId         string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
-	ProjectId     string                 `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
-	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
-	VpcId         string                 `protobuf:"bytes,4,opt,name=vpc_id,json=vpcId,proto3" json:"vpc_id,omitempty"`
-	Description   string                 `protobuf:"bytes,5,opt,name=description,proto3" json:"description,omitempty"`
-	SubnetId      string                 `protobuf:"bytes,6,opt,name=subnet_id,json=subnetId,proto3" json:"subnet_id,omitempty"`
-	Address       string                 `protobuf:"bytes,7,opt,name=address,proto3" json:"address,omitempty"`
-	Ports         []*ServicePort         `protobuf:"bytes,8,rep,name=ports,proto3" json:"ports,omitempty"`
-	Backends      []*Backend             `protobuf:"bytes,9,rep,name=backends,proto3" json:"backends,omitempty"`
-	HealthCheck   *HealthCheck           `protobuf:"bytes,10,opt,name=health_check,json=healthCheck,proto3" json:"health_check,omitempty"`
-	Affinity      Affinity               `protobuf:"varint,11,opt,name=affinity,proto3,enum=network.v1.Affinity" json:"affinity,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	OrgId       string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId   string                 `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	Name        string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	VpcId       string                 `protobuf:"bytes,4,opt,name=vpc_id,json=vpcId,proto3" json:"vpc_id,omitempty"`
+	Description string                 `protobuf:"bytes,5,opt,name=description,proto3" json:"description,omitempty"`
+	SubnetId    string                 `protobuf:"bytes,6,opt,name=subnet_id,json=subnetId,proto3" json:"subnet_id,omitempty"`
+	Address     string                 `protobuf:"bytes,7,opt,name=address,proto3" json:"address,omitempty"`
+	Ports       []*ServicePort         `protobuf:"bytes,8,rep,name=ports,proto3" json:"ports,omitempty"`
+	Backends    []*Backend             `protobuf:"bytes,9,rep,name=backends,proto3" json:"backends,omitempty"`
+	HealthCheck *HealthCheck           `protobuf:"bytes,10,opt,name=health_check,json=healthCheck,proto3" json:"health_check,omitempty"`
+	Affinity    Affinity               `protobuf:"varint,11,opt,name=affinity,proto3,enum=network.v1.Affinity" json:"affinity,omitempty"`
+	// Instead of backends.
+	Selector      map[string]string `protobuf:"bytes,12,rep,name=selector,proto3" json:"selector,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateServiceIpRequest) Reset() {
 	*x = CreateServiceIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[73]
+	mi := &file_network_v1_network_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6232,7 +6313,7 @@ func (x *CreateServiceIpRequest) String() string {
 func (*CreateServiceIpRequest) ProtoMessage() {}
 
 func (x *CreateServiceIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[73]
+	mi := &file_network_v1_network_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6245,7 +6326,7 @@ func (x *CreateServiceIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateServiceIpRequest.ProtoReflect.Descriptor instead.
 func (*CreateServiceIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{73}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *CreateServiceIpRequest) GetOrgId() string {
@@ -6325,24 +6406,33 @@ func (x *CreateServiceIpRequest) GetAffinity() Affinity {
 	return Affinity_AFFINITY_UNSPECIFIED
 }
 
+func (x *CreateServiceIpRequest) GetSelector() map[string]string {
+	if x != nil {
+		return x.Selector
+	}
+	return nil
+}
+
 type UpdateServiceIpRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	OrgId         string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
-	ProjectId     string                 `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
-	Id            string                 `protobuf:"bytes,3,opt,name=id,proto3" json:"id,omitempty"`
-	Name          *string                `protobuf:"bytes,4,opt,name=name,proto3,oneof" json:"name,omitempty"`
-	Description   *string                `protobuf:"bytes,5,opt,name=description,proto3,oneof" json:"description,omitempty"`
-	Ports         []*ServicePort         `protobuf:"bytes,6,rep,name=ports,proto3" json:"ports,omitempty"`
-	Backends      []*Backend             `protobuf:"bytes,7,rep,name=backends,proto3" json:"backends,omitempty"`
-	HealthCheck   *HealthCheck           `protobuf:"bytes,8,opt,name=health_check,json=healthCheck,proto3" json:"health_check,omitempty"`
-	Affinity      Affinity               `protobuf:"varint,9,opt,name=affinity,proto3,enum=network.v1.Affinity" json:"affinity,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	OrgId       string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId   string                 `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	Id          string                 `protobuf:"bytes,3,opt,name=id,proto3" json:"id,omitempty"`
+	Name        *string                `protobuf:"bytes,4,opt,name=name,proto3,oneof" json:"name,omitempty"`
+	Description *string                `protobuf:"bytes,5,opt,name=description,proto3,oneof" json:"description,omitempty"`
+	Ports       []*ServicePort         `protobuf:"bytes,6,rep,name=ports,proto3" json:"ports,omitempty"`
+	Backends    []*Backend             `protobuf:"bytes,7,rep,name=backends,proto3" json:"backends,omitempty"`
+	HealthCheck *HealthCheck           `protobuf:"bytes,8,opt,name=health_check,json=healthCheck,proto3" json:"health_check,omitempty"`
+	Affinity    Affinity               `protobuf:"varint,9,opt,name=affinity,proto3,enum=network.v1.Affinity" json:"affinity,omitempty"`
+	// Instead of backends.
+	Selector      map[string]string `protobuf:"bytes,10,rep,name=selector,proto3" json:"selector,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *UpdateServiceIpRequest) Reset() {
 	*x = UpdateServiceIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[74]
+	mi := &file_network_v1_network_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6354,7 +6444,7 @@ func (x *UpdateServiceIpRequest) String() string {
 func (*UpdateServiceIpRequest) ProtoMessage() {}
 
 func (x *UpdateServiceIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[74]
+	mi := &file_network_v1_network_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6367,7 +6457,7 @@ func (x *UpdateServiceIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateServiceIpRequest.ProtoReflect.Descriptor instead.
 func (*UpdateServiceIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{74}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *UpdateServiceIpRequest) GetOrgId() string {
@@ -6433,6 +6523,13 @@ func (x *UpdateServiceIpRequest) GetAffinity() Affinity {
 	return Affinity_AFFINITY_UNSPECIFIED
 }
 
+func (x *UpdateServiceIpRequest) GetSelector() map[string]string {
+	if x != nil {
+		return x.Selector
+	}
+	return nil
+}
+
 type GetServiceIpRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	OrgId         string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
@@ -6444,7 +6541,7 @@ type GetServiceIpRequest struct {
 
 func (x *GetServiceIpRequest) Reset() {
 	*x = GetServiceIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[75]
+	mi := &file_network_v1_network_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6456,7 +6553,7 @@ func (x *GetServiceIpRequest) String() string {
 func (*GetServiceIpRequest) ProtoMessage() {}
 
 func (x *GetServiceIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[75]
+	mi := &file_network_v1_network_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6469,7 +6566,7 @@ func (x *GetServiceIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetServiceIpRequest.ProtoReflect.Descriptor instead.
 func (*GetServiceIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{75}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *GetServiceIpRequest) GetOrgId() string {
@@ -6510,7 +6607,7 @@ type ListServiceIpsRequest struct {
 
 func (x *ListServiceIpsRequest) Reset() {
 	*x = ListServiceIpsRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[76]
+	mi := &file_network_v1_network_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6522,7 +6619,7 @@ func (x *ListServiceIpsRequest) String() string {
 func (*ListServiceIpsRequest) ProtoMessage() {}
 
 func (x *ListServiceIpsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[76]
+	mi := &file_network_v1_network_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6535,7 +6632,7 @@ func (x *ListServiceIpsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServiceIpsRequest.ProtoReflect.Descriptor instead.
 func (*ListServiceIpsRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{76}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ListServiceIpsRequest) GetOrgId() string {
@@ -6591,7 +6688,7 @@ type ListServiceIpsResponse struct {
 
 func (x *ListServiceIpsResponse) Reset() {
 	*x = ListServiceIpsResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[77]
+	mi := &file_network_v1_network_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6603,7 +6700,7 @@ func (x *ListServiceIpsResponse) String() string {
 func (*ListServiceIpsResponse) ProtoMessage() {}
 
 func (x *ListServiceIpsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[77]
+	mi := &file_network_v1_network_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6616,7 +6713,7 @@ func (x *ListServiceIpsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServiceIpsResponse.ProtoReflect.Descriptor instead.
 func (*ListServiceIpsResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{77}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ListServiceIpsResponse) GetServiceIps() []*ServiceIp {
@@ -6644,7 +6741,7 @@ type DeleteServiceIpRequest struct {
 
 func (x *DeleteServiceIpRequest) Reset() {
 	*x = DeleteServiceIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[78]
+	mi := &file_network_v1_network_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6656,7 +6753,7 @@ func (x *DeleteServiceIpRequest) String() string {
 func (*DeleteServiceIpRequest) ProtoMessage() {}
 
 func (x *DeleteServiceIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[78]
+	mi := &file_network_v1_network_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6669,7 +6766,7 @@ func (x *DeleteServiceIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteServiceIpRequest.ProtoReflect.Descriptor instead.
 func (*DeleteServiceIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{78}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *DeleteServiceIpRequest) GetOrgId() string {
@@ -6701,7 +6798,7 @@ type DeleteServiceIpResponse struct {
 
 func (x *DeleteServiceIpResponse) Reset() {
 	*x = DeleteServiceIpResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[79]
+	mi := &file_network_v1_network_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6713,7 +6810,7 @@ func (x *DeleteServiceIpResponse) String() string {
 func (*DeleteServiceIpResponse) ProtoMessage() {}
 
 func (x *DeleteServiceIpResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[79]
+	mi := &file_network_v1_network_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6726,7 +6823,7 @@ func (x *DeleteServiceIpResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteServiceIpResponse.ProtoReflect.Descriptor instead.
 func (*DeleteServiceIpResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{79}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{80}
 }
 
 type CreatePeeringRequest struct {
@@ -6745,7 +6842,7 @@ type CreatePeeringRequest struct {
 
 func (x *CreatePeeringRequest) Reset() {
 	*x = CreatePeeringRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[80]
+	mi := &file_network_v1_network_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6757,7 +6854,7 @@ func (x *CreatePeeringRequest) String() string {
 func (*CreatePeeringRequest) ProtoMessage() {}
 
 func (x *CreatePeeringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[80]
+	mi := &file_network_v1_network_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6770,7 +6867,7 @@ func (x *CreatePeeringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePeeringRequest.ProtoReflect.Descriptor instead.
 func (*CreatePeeringRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{80}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *CreatePeeringRequest) GetOrgId() string {
@@ -6840,7 +6937,7 @@ type AcceptPeeringRequest struct {
 
 func (x *AcceptPeeringRequest) Reset() {
 	*x = AcceptPeeringRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[81]
+	mi := &file_network_v1_network_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6852,7 +6949,7 @@ func (x *AcceptPeeringRequest) String() string {
 func (*AcceptPeeringRequest) ProtoMessage() {}
 
 func (x *AcceptPeeringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[81]
+	mi := &file_network_v1_network_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6865,7 +6962,7 @@ func (x *AcceptPeeringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptPeeringRequest.ProtoReflect.Descriptor instead.
 func (*AcceptPeeringRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{81}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *AcceptPeeringRequest) GetOrgId() string {
@@ -6902,7 +6999,7 @@ type UpdatePeeringRequest struct {
 
 func (x *UpdatePeeringRequest) Reset() {
 	*x = UpdatePeeringRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[82]
+	mi := &file_network_v1_network_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6914,7 +7011,7 @@ func (x *UpdatePeeringRequest) String() string {
 func (*UpdatePeeringRequest) ProtoMessage() {}
 
 func (x *UpdatePeeringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[82]
+	mi := &file_network_v1_network_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6927,7 +7024,7 @@ func (x *UpdatePeeringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdatePeeringRequest.ProtoReflect.Descriptor instead.
 func (*UpdatePeeringRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{82}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *UpdatePeeringRequest) GetOrgId() string {
@@ -6976,7 +7073,7 @@ type GetPeeringRequest struct {
 
 func (x *GetPeeringRequest) Reset() {
 	*x = GetPeeringRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[83]
+	mi := &file_network_v1_network_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6988,7 +7085,7 @@ func (x *GetPeeringRequest) String() string {
 func (*GetPeeringRequest) ProtoMessage() {}
 
 func (x *GetPeeringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[83]
+	mi := &file_network_v1_network_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7001,7 +7098,7 @@ func (x *GetPeeringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPeeringRequest.ProtoReflect.Descriptor instead.
 func (*GetPeeringRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{83}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *GetPeeringRequest) GetOrgId() string {
@@ -7042,7 +7139,7 @@ type ListPeeringsRequest struct {
 
 func (x *ListPeeringsRequest) Reset() {
 	*x = ListPeeringsRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[84]
+	mi := &file_network_v1_network_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7054,7 +7151,7 @@ func (x *ListPeeringsRequest) String() string {
 func (*ListPeeringsRequest) ProtoMessage() {}
 
 func (x *ListPeeringsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[84]
+	mi := &file_network_v1_network_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7067,7 +7164,7 @@ func (x *ListPeeringsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeeringsRequest.ProtoReflect.Descriptor instead.
 func (*ListPeeringsRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{84}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ListPeeringsRequest) GetOrgId() string {
@@ -7123,7 +7220,7 @@ type ListPeeringsResponse struct {
 
 func (x *ListPeeringsResponse) Reset() {
 	*x = ListPeeringsResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[85]
+	mi := &file_network_v1_network_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7135,7 +7232,7 @@ func (x *ListPeeringsResponse) String() string {
 func (*ListPeeringsResponse) ProtoMessage() {}
 
 func (x *ListPeeringsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[85]
+	mi := &file_network_v1_network_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7148,7 +7245,7 @@ func (x *ListPeeringsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeeringsResponse.ProtoReflect.Descriptor instead.
 func (*ListPeeringsResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{85}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ListPeeringsResponse) GetPeerings() []*Peering {
@@ -7176,7 +7273,7 @@ type DeletePeeringRequest struct {
 
 func (x *DeletePeeringRequest) Reset() {
 	*x = DeletePeeringRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[86]
+	mi := &file_network_v1_network_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7188,7 +7285,7 @@ func (x *DeletePeeringRequest) String() string {
 func (*DeletePeeringRequest) ProtoMessage() {}
 
 func (x *DeletePeeringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[86]
+	mi := &file_network_v1_network_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7201,7 +7298,7 @@ func (x *DeletePeeringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePeeringRequest.ProtoReflect.Descriptor instead.
 func (*DeletePeeringRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{86}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *DeletePeeringRequest) GetOrgId() string {
@@ -7233,7 +7330,7 @@ type DeletePeeringResponse struct {
 
 func (x *DeletePeeringResponse) Reset() {
 	*x = DeletePeeringResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[87]
+	mi := &file_network_v1_network_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7245,7 +7342,7 @@ func (x *DeletePeeringResponse) String() string {
 func (*DeletePeeringResponse) ProtoMessage() {}
 
 func (x *DeletePeeringResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[87]
+	mi := &file_network_v1_network_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7258,7 +7355,7 @@ func (x *DeletePeeringResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePeeringResponse.ProtoReflect.Descriptor instead.
 func (*DeletePeeringResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{87}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{88}
 }
 
 type CreateExternalNetworkRequest struct {
@@ -7277,7 +7374,7 @@ type CreateExternalNetworkRequest struct {
 
 func (x *CreateExternalNetworkRequest) Reset() {
 	*x = CreateExternalNetworkRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[88]
+	mi := &file_network_v1_network_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7289,7 +7386,7 @@ func (x *CreateExternalNetworkRequest) String() string {
 func (*CreateExternalNetworkRequest) ProtoMessage() {}
 
 func (x *CreateExternalNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[88]
+	mi := &file_network_v1_network_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7302,7 +7399,7 @@ func (x *CreateExternalNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateExternalNetworkRequest.ProtoReflect.Descriptor instead.
 func (*CreateExternalNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{88}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *CreateExternalNetworkRequest) GetOrgId() string {
@@ -7370,7 +7467,7 @@ type AddressRanges struct {
 
 func (x *AddressRanges) Reset() {
 	*x = AddressRanges{}
-	mi := &file_network_v1_network_proto_msgTypes[89]
+	mi := &file_network_v1_network_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7382,7 +7479,7 @@ func (x *AddressRanges) String() string {
 func (*AddressRanges) ProtoMessage() {}
 
 func (x *AddressRanges) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[89]
+	mi := &file_network_v1_network_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7395,7 +7492,7 @@ func (x *AddressRanges) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressRanges.ProtoReflect.Descriptor instead.
 func (*AddressRanges) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{89}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *AddressRanges) GetRanges() []*AddressRange {
@@ -7420,7 +7517,7 @@ type UpdateExternalNetworkRequest struct {
 
 func (x *UpdateExternalNetworkRequest) Reset() {
 	*x = UpdateExternalNetworkRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[90]
+	mi := &file_network_v1_network_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7432,7 +7529,7 @@ func (x *UpdateExternalNetworkRequest) String() string {
 func (*UpdateExternalNetworkRequest) ProtoMessage() {}
 
 func (x *UpdateExternalNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[90]
+	mi := &file_network_v1_network_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7445,7 +7542,7 @@ func (x *UpdateExternalNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateExternalNetworkRequest.ProtoReflect.Descriptor instead.
 func (*UpdateExternalNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{90}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *UpdateExternalNetworkRequest) GetOrgId() string {
@@ -7501,7 +7598,7 @@ type GetExternalNetworkRequest struct {
 
 func (x *GetExternalNetworkRequest) Reset() {
 	*x = GetExternalNetworkRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[91]
+	mi := &file_network_v1_network_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7513,7 +7610,7 @@ func (x *GetExternalNetworkRequest) String() string {
 func (*GetExternalNetworkRequest) ProtoMessage() {}
 
 func (x *GetExternalNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[91]
+	mi := &file_network_v1_network_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7526,7 +7623,7 @@ func (x *GetExternalNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExternalNetworkRequest.ProtoReflect.Descriptor instead.
 func (*GetExternalNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{91}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *GetExternalNetworkRequest) GetOrgId() string {
@@ -7566,7 +7663,7 @@ type ListExternalNetworksRequest struct {
 
 func (x *ListExternalNetworksRequest) Reset() {
 	*x = ListExternalNetworksRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[92]
+	mi := &file_network_v1_network_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7578,7 +7675,7 @@ func (x *ListExternalNetworksRequest) String() string {
 func (*ListExternalNetworksRequest) ProtoMessage() {}
 
 func (x *ListExternalNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[92]
+	mi := &file_network_v1_network_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7591,7 +7688,7 @@ func (x *ListExternalNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExternalNetworksRequest.ProtoReflect.Descriptor instead.
 func (*ListExternalNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{92}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ListExternalNetworksRequest) GetOrgId() string {
@@ -7640,7 +7737,7 @@ type ListExternalNetworksResponse struct {
 
 func (x *ListExternalNetworksResponse) Reset() {
 	*x = ListExternalNetworksResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[93]
+	mi := &file_network_v1_network_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7652,7 +7749,7 @@ func (x *ListExternalNetworksResponse) String() string {
 func (*ListExternalNetworksResponse) ProtoMessage() {}
 
 func (x *ListExternalNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[93]
+	mi := &file_network_v1_network_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7665,7 +7762,7 @@ func (x *ListExternalNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExternalNetworksResponse.ProtoReflect.Descriptor instead.
 func (*ListExternalNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{93}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ListExternalNetworksResponse) GetExternalNetworks() []*ExternalNetwork {
@@ -7693,7 +7790,7 @@ type DeleteExternalNetworkRequest struct {
 
 func (x *DeleteExternalNetworkRequest) Reset() {
 	*x = DeleteExternalNetworkRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[94]
+	mi := &file_network_v1_network_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7705,7 +7802,7 @@ func (x *DeleteExternalNetworkRequest) String() string {
 func (*DeleteExternalNetworkRequest) ProtoMessage() {}
 
 func (x *DeleteExternalNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[94]
+	mi := &file_network_v1_network_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7718,7 +7815,7 @@ func (x *DeleteExternalNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteExternalNetworkRequest.ProtoReflect.Descriptor instead.
 func (*DeleteExternalNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{94}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *DeleteExternalNetworkRequest) GetOrgId() string {
@@ -7750,7 +7847,7 @@ type DeleteExternalNetworkResponse struct {
 
 func (x *DeleteExternalNetworkResponse) Reset() {
 	*x = DeleteExternalNetworkResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[95]
+	mi := &file_network_v1_network_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7762,7 +7859,7 @@ func (x *DeleteExternalNetworkResponse) String() string {
 func (*DeleteExternalNetworkResponse) ProtoMessage() {}
 
 func (x *DeleteExternalNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[95]
+	mi := &file_network_v1_network_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7775,7 +7872,7 @@ func (x *DeleteExternalNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteExternalNetworkResponse.ProtoReflect.Descriptor instead.
 func (*DeleteExternalNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{95}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{96}
 }
 
 type ExplainPathRequest struct {
@@ -7800,7 +7897,7 @@ type ExplainPathRequest struct {
 
 func (x *ExplainPathRequest) Reset() {
 	*x = ExplainPathRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[96]
+	mi := &file_network_v1_network_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7812,7 +7909,7 @@ func (x *ExplainPathRequest) String() string {
 func (*ExplainPathRequest) ProtoMessage() {}
 
 func (x *ExplainPathRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[96]
+	mi := &file_network_v1_network_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7825,7 +7922,7 @@ func (x *ExplainPathRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPathRequest.ProtoReflect.Descriptor instead.
 func (*ExplainPathRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{96}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *ExplainPathRequest) GetOrgId() string {
@@ -7908,7 +8005,7 @@ type PathStep struct {
 
 func (x *PathStep) Reset() {
 	*x = PathStep{}
-	mi := &file_network_v1_network_proto_msgTypes[97]
+	mi := &file_network_v1_network_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7920,7 +8017,7 @@ func (x *PathStep) String() string {
 func (*PathStep) ProtoMessage() {}
 
 func (x *PathStep) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[97]
+	mi := &file_network_v1_network_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7933,7 +8030,7 @@ func (x *PathStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathStep.ProtoReflect.Descriptor instead.
 func (*PathStep) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{97}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *PathStep) GetStage() string {
@@ -7982,7 +8079,7 @@ type ExplainPathResponse struct {
 
 func (x *ExplainPathResponse) Reset() {
 	*x = ExplainPathResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[98]
+	mi := &file_network_v1_network_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7994,7 +8091,7 @@ func (x *ExplainPathResponse) String() string {
 func (*ExplainPathResponse) ProtoMessage() {}
 
 func (x *ExplainPathResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[98]
+	mi := &file_network_v1_network_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8007,7 +8104,7 @@ func (x *ExplainPathResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPathResponse.ProtoReflect.Descriptor instead.
 func (*ExplainPathResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{98}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ExplainPathResponse) GetPasses() bool {
@@ -8077,7 +8174,7 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\vAddressPair\x12\x12\n" +
 	"\x04cidr\x18\x01 \x01(\tR\x04cidr\x12\x1f\n" +
 	"\vmac_address\x18\x02 \x01(\tR\n" +
-	"macAddress\"\xc1\x05\n" +
+	"macAddress\"\xb2\x06\n" +
 	"\x04Port\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x15\n" +
@@ -8106,7 +8203,11 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\x14 \x01(\x03R\tcreatedAt\x12\x1d\n" +
 	"\n" +
-	"updated_at\x18\x15 \x01(\x03R\tupdatedAt\"\xaa\x03\n" +
+	"updated_at\x18\x15 \x01(\x03R\tupdatedAt\x124\n" +
+	"\x06labels\x18\x16 \x03(\v2\x1c.network.v1.Port.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xaa\x03\n" +
 	"\x11SecurityGroupRule\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x123\n" +
 	"\tdirection\x18\x02 \x01(\x0e2\x15.network.v1.DirectionR\tdirection\x12\x1a\n" +
@@ -8222,7 +8323,7 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\x04path\x18\x03 \x01(\tR\x04path\x12)\n" +
 	"\x10interval_seconds\x18\x04 \x01(\rR\x0fintervalSeconds\x12/\n" +
 	"\x13unhealthy_threshold\x18\x05 \x01(\rR\x12unhealthyThreshold\x12+\n" +
-	"\x11healthy_threshold\x18\x06 \x01(\rR\x10healthyThreshold\"\xb2\x04\n" +
+	"\x11healthy_threshold\x18\x06 \x01(\rR\x10healthyThreshold\"\xb0\x05\n" +
 	"\tServiceIp\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x15\n" +
@@ -8243,7 +8344,11 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\x0f \x01(\x03R\tcreatedAt\x12\x1d\n" +
 	"\n" +
-	"updated_at\x18\x10 \x01(\x03R\tupdatedAt\"\x93\x03\n" +
+	"updated_at\x18\x10 \x01(\x03R\tupdatedAt\x12?\n" +
+	"\bselector\x18\x11 \x03(\v2#.network.v1.ServiceIp.SelectorEntryR\bselector\x1a;\n" +
+	"\rSelectorEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x93\x03\n" +
 	"\aPeering\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x15\n" +
@@ -8381,7 +8486,13 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\bGroupIds\x12\x10\n" +
 	"\x03ids\x18\x01 \x03(\tR\x03ids\"=\n" +
 	"\fAddressPairs\x12-\n" +
-	"\x05pairs\x18\x01 \x03(\v2\x17.network.v1.AddressPairR\x05pairs\"\xee\x03\n" +
+	"\x05pairs\x18\x01 \x03(\v2\x17.network.v1.AddressPairR\x05pairs\"\x83\x01\n" +
+	"\n" +
+	"PortLabels\x12:\n" +
+	"\x06labels\x18\x01 \x03(\v2\".network.v1.PortLabels.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xec\x04\n" +
 	"\x11CreatePortRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
@@ -8398,8 +8509,12 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\x15allowed_address_pairs\x18\n" +
 	" \x03(\v2\x17.network.v1.AddressPairR\x13allowedAddressPairs\x12(\n" +
 	"\rport_security\x18\v \x01(\bH\x00R\fportSecurity\x88\x01\x01\x12%\n" +
-	"\x0ebandwidth_mbps\x18\f \x01(\rR\rbandwidthMbpsB\x10\n" +
-	"\x0e_port_security\"\xba\x03\n" +
+	"\x0ebandwidth_mbps\x18\f \x01(\rR\rbandwidthMbps\x12A\n" +
+	"\x06labels\x18\r \x03(\v2).network.v1.CreatePortRequest.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x10\n" +
+	"\x0e_port_security\"\xea\x03\n" +
 	"\x11UpdatePortRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
@@ -8410,7 +8525,9 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\x0fsecurity_groups\x18\x06 \x01(\v2\x14.network.v1.GroupIdsR\x0esecurityGroups\x12L\n" +
 	"\x15allowed_address_pairs\x18\a \x01(\v2\x18.network.v1.AddressPairsR\x13allowedAddressPairs\x12(\n" +
 	"\rport_security\x18\b \x01(\bH\x02R\fportSecurity\x88\x01\x01\x12*\n" +
-	"\x0ebandwidth_mbps\x18\t \x01(\rH\x03R\rbandwidthMbps\x88\x01\x01B\a\n" +
+	"\x0ebandwidth_mbps\x18\t \x01(\rH\x03R\rbandwidthMbps\x88\x01\x01\x12.\n" +
+	"\x06labels\x18\n" +
+	" \x01(\v2\x16.network.v1.PortLabelsR\x06labelsB\a\n" +
 	"\x05_nameB\x0e\n" +
 	"\f_descriptionB\x10\n" +
 	"\x0e_port_securityB\x11\n" +
@@ -8633,7 +8750,7 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\n" +
 	"project_id\x18\x02 \x01(\tR\tprojectId\x12\x0e\n" +
 	"\x02id\x18\x03 \x01(\tR\x02id\"\x1a\n" +
-	"\x18DeleteFloatingIpResponse\"\xa0\x03\n" +
+	"\x18DeleteFloatingIpResponse\"\xab\x04\n" +
 	"\x16CreateServiceIpRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
@@ -8647,7 +8764,11 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\bbackends\x18\t \x03(\v2\x13.network.v1.BackendR\bbackends\x12:\n" +
 	"\fhealth_check\x18\n" +
 	" \x01(\v2\x17.network.v1.HealthCheckR\vhealthCheck\x120\n" +
-	"\baffinity\x18\v \x01(\x0e2\x14.network.v1.AffinityR\baffinity\"\x85\x03\n" +
+	"\baffinity\x18\v \x01(\x0e2\x14.network.v1.AffinityR\baffinity\x12L\n" +
+	"\bselector\x18\f \x03(\v20.network.v1.CreateServiceIpRequest.SelectorEntryR\bselector\x1a;\n" +
+	"\rSelectorEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x90\x04\n" +
 	"\x16UpdateServiceIpRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
@@ -8658,7 +8779,12 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\x05ports\x18\x06 \x03(\v2\x17.network.v1.ServicePortR\x05ports\x12/\n" +
 	"\bbackends\x18\a \x03(\v2\x13.network.v1.BackendR\bbackends\x12:\n" +
 	"\fhealth_check\x18\b \x01(\v2\x17.network.v1.HealthCheckR\vhealthCheck\x120\n" +
-	"\baffinity\x18\t \x01(\x0e2\x14.network.v1.AffinityR\baffinityB\a\n" +
+	"\baffinity\x18\t \x01(\x0e2\x14.network.v1.AffinityR\baffinity\x12L\n" +
+	"\bselector\x18\n" +
+	" \x03(\v20.network.v1.UpdateServiceIpRequest.SelectorEntryR\bselector\x1a;\n" +
+	"\rSelectorEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\a\n" +
 	"\x05_nameB\x0e\n" +
 	"\f_description\"[\n" +
 	"\x13GetServiceIpRequest\x12\x15\n" +
@@ -8907,7 +9033,7 @@ func file_network_v1_network_proto_rawDescGZIP() []byte {
 }
 
 var file_network_v1_network_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_network_v1_network_proto_msgTypes = make([]protoimpl.MessageInfo, 99)
+var file_network_v1_network_proto_msgTypes = make([]protoimpl.MessageInfo, 106)
 var file_network_v1_network_proto_goTypes = []any{
 	(Status)(0),                            // 0: network.v1.Status
 	(Egress)(0),                            // 1: network.v1.Egress
@@ -8949,240 +9075,254 @@ var file_network_v1_network_proto_goTypes = []any{
 	(*DeleteSubnetResponse)(nil),           // 37: network.v1.DeleteSubnetResponse
 	(*GroupIds)(nil),                       // 38: network.v1.GroupIds
 	(*AddressPairs)(nil),                   // 39: network.v1.AddressPairs
-	(*CreatePortRequest)(nil),              // 40: network.v1.CreatePortRequest
-	(*UpdatePortRequest)(nil),              // 41: network.v1.UpdatePortRequest
-	(*GetPortRequest)(nil),                 // 42: network.v1.GetPortRequest
-	(*ListPortsRequest)(nil),               // 43: network.v1.ListPortsRequest
-	(*ListPortsResponse)(nil),              // 44: network.v1.ListPortsResponse
-	(*DeletePortRequest)(nil),              // 45: network.v1.DeletePortRequest
-	(*DeletePortResponse)(nil),             // 46: network.v1.DeletePortResponse
-	(*CreateSecurityGroupRequest)(nil),     // 47: network.v1.CreateSecurityGroupRequest
-	(*UpdateSecurityGroupRequest)(nil),     // 48: network.v1.UpdateSecurityGroupRequest
-	(*GetSecurityGroupRequest)(nil),        // 49: network.v1.GetSecurityGroupRequest
-	(*ListSecurityGroupsRequest)(nil),      // 50: network.v1.ListSecurityGroupsRequest
-	(*ListSecurityGroupsResponse)(nil),     // 51: network.v1.ListSecurityGroupsResponse
-	(*DeleteSecurityGroupRequest)(nil),     // 52: network.v1.DeleteSecurityGroupRequest
-	(*DeleteSecurityGroupResponse)(nil),    // 53: network.v1.DeleteSecurityGroupResponse
-	(*AddSecurityGroupRuleRequest)(nil),    // 54: network.v1.AddSecurityGroupRuleRequest
-	(*RemoveSecurityGroupRuleRequest)(nil), // 55: network.v1.RemoveSecurityGroupRuleRequest
-	(*Routes)(nil),                         // 56: network.v1.Routes
-	(*SubnetIds)(nil),                      // 57: network.v1.SubnetIds
-	(*CreateRouteTableRequest)(nil),        // 58: network.v1.CreateRouteTableRequest
-	(*UpdateRouteTableRequest)(nil),        // 59: network.v1.UpdateRouteTableRequest
-	(*GetRouteTableRequest)(nil),           // 60: network.v1.GetRouteTableRequest
-	(*ListRouteTablesRequest)(nil),         // 61: network.v1.ListRouteTablesRequest
-	(*ListRouteTablesResponse)(nil),        // 62: network.v1.ListRouteTablesResponse
-	(*DeleteRouteTableRequest)(nil),        // 63: network.v1.DeleteRouteTableRequest
-	(*DeleteRouteTableResponse)(nil),       // 64: network.v1.DeleteRouteTableResponse
-	(*CreateNatGatewayRequest)(nil),        // 65: network.v1.CreateNatGatewayRequest
-	(*GetNatGatewayRequest)(nil),           // 66: network.v1.GetNatGatewayRequest
-	(*ListNatGatewaysRequest)(nil),         // 67: network.v1.ListNatGatewaysRequest
-	(*ListNatGatewaysResponse)(nil),        // 68: network.v1.ListNatGatewaysResponse
-	(*UpdateNatGatewayRequest)(nil),        // 69: network.v1.UpdateNatGatewayRequest
-	(*DeleteNatGatewayRequest)(nil),        // 70: network.v1.DeleteNatGatewayRequest
-	(*DeleteNatGatewayResponse)(nil),       // 71: network.v1.DeleteNatGatewayResponse
-	(*CreateFloatingIpRequest)(nil),        // 72: network.v1.CreateFloatingIpRequest
-	(*UpdateFloatingIpRequest)(nil),        // 73: network.v1.UpdateFloatingIpRequest
-	(*GetFloatingIpRequest)(nil),           // 74: network.v1.GetFloatingIpRequest
-	(*ListFloatingIpsRequest)(nil),         // 75: network.v1.ListFloatingIpsRequest
-	(*ListFloatingIpsResponse)(nil),        // 76: network.v1.ListFloatingIpsResponse
-	(*DeleteFloatingIpRequest)(nil),        // 77: network.v1.DeleteFloatingIpRequest
-	(*DeleteFloatingIpResponse)(nil),       // 78: network.v1.DeleteFloatingIpResponse
-	(*CreateServiceIpRequest)(nil),         // 79: network.v1.CreateServiceIpRequest
-	(*UpdateServiceIpRequest)(nil),         // 80: network.v1.UpdateServiceIpRequest
-	(*GetServiceIpRequest)(nil),            // 81: network.v1.GetServiceIpRequest
-	(*ListServiceIpsRequest)(nil),          // 82: network.v1.ListServiceIpsRequest
-	(*ListServiceIpsResponse)(nil),         // 83: network.v1.ListServiceIpsResponse
-	(*DeleteServiceIpRequest)(nil),         // 84: network.v1.DeleteServiceIpRequest
-	(*DeleteServiceIpResponse)(nil),        // 85: network.v1.DeleteServiceIpResponse
-	(*CreatePeeringRequest)(nil),           // 86: network.v1.CreatePeeringRequest
-	(*AcceptPeeringRequest)(nil),           // 87: network.v1.AcceptPeeringRequest
-	(*UpdatePeeringRequest)(nil),           // 88: network.v1.UpdatePeeringRequest
-	(*GetPeeringRequest)(nil),              // 89: network.v1.GetPeeringRequest
-	(*ListPeeringsRequest)(nil),            // 90: network.v1.ListPeeringsRequest
-	(*ListPeeringsResponse)(nil),           // 91: network.v1.ListPeeringsResponse
-	(*DeletePeeringRequest)(nil),           // 92: network.v1.DeletePeeringRequest
-	(*DeletePeeringResponse)(nil),          // 93: network.v1.DeletePeeringResponse
-	(*CreateExternalNetworkRequest)(nil),   // 94: network.v1.CreateExternalNetworkRequest
-	(*AddressRanges)(nil),                  // 95: network.v1.AddressRanges
-	(*UpdateExternalNetworkRequest)(nil),   // 96: network.v1.UpdateExternalNetworkRequest
-	(*GetExternalNetworkRequest)(nil),      // 97: network.v1.GetExternalNetworkRequest
-	(*ListExternalNetworksRequest)(nil),    // 98: network.v1.ListExternalNetworksRequest
-	(*ListExternalNetworksResponse)(nil),   // 99: network.v1.ListExternalNetworksResponse
-	(*DeleteExternalNetworkRequest)(nil),   // 100: network.v1.DeleteExternalNetworkRequest
-	(*DeleteExternalNetworkResponse)(nil),  // 101: network.v1.DeleteExternalNetworkResponse
-	(*ExplainPathRequest)(nil),             // 102: network.v1.ExplainPathRequest
-	(*PathStep)(nil),                       // 103: network.v1.PathStep
-	(*ExplainPathResponse)(nil),            // 104: network.v1.ExplainPathResponse
+	(*PortLabels)(nil),                     // 40: network.v1.PortLabels
+	(*CreatePortRequest)(nil),              // 41: network.v1.CreatePortRequest
+	(*UpdatePortRequest)(nil),              // 42: network.v1.UpdatePortRequest
+	(*GetPortRequest)(nil),                 // 43: network.v1.GetPortRequest
+	(*ListPortsRequest)(nil),               // 44: network.v1.ListPortsRequest
+	(*ListPortsResponse)(nil),              // 45: network.v1.ListPortsResponse
+	(*DeletePortRequest)(nil),              // 46: network.v1.DeletePortRequest
+	(*DeletePortResponse)(nil),             // 47: network.v1.DeletePortResponse
+	(*CreateSecurityGroupRequest)(nil),     // 48: network.v1.CreateSecurityGroupRequest
+	(*UpdateSecurityGroupRequest)(nil),     // 49: network.v1.UpdateSecurityGroupRequest
+	(*GetSecurityGroupRequest)(nil),        // 50: network.v1.GetSecurityGroupRequest
+	(*ListSecurityGroupsRequest)(nil),      // 51: network.v1.ListSecurityGroupsRequest
+	(*ListSecurityGroupsResponse)(nil),     // 52: network.v1.ListSecurityGroupsResponse
+	(*DeleteSecurityGroupRequest)(nil),     // 53: network.v1.DeleteSecurityGroupRequest
+	(*DeleteSecurityGroupResponse)(nil),    // 54: network.v1.DeleteSecurityGroupResponse
+	(*AddSecurityGroupRuleRequest)(nil),    // 55: network.v1.AddSecurityGroupRuleRequest
+	(*RemoveSecurityGroupRuleRequest)(nil), // 56: network.v1.RemoveSecurityGroupRuleRequest
+	(*Routes)(nil),                         // 57: network.v1.Routes
+	(*SubnetIds)(nil),                      // 58: network.v1.SubnetIds
+	(*CreateRouteTableRequest)(nil),        // 59: network.v1.CreateRouteTableRequest
+	(*UpdateRouteTableRequest)(nil),        // 60: network.v1.UpdateRouteTableRequest
+	(*GetRouteTableRequest)(nil),           // 61: network.v1.GetRouteTableRequest
+	(*ListRouteTablesRequest)(nil),         // 62: network.v1.ListRouteTablesRequest
+	(*ListRouteTablesResponse)(nil),        // 63: network.v1.ListRouteTablesResponse
+	(*DeleteRouteTableRequest)(nil),        // 64: network.v1.DeleteRouteTableRequest
+	(*DeleteRouteTableResponse)(nil),       // 65: network.v1.DeleteRouteTableResponse
+	(*CreateNatGatewayRequest)(nil),        // 66: network.v1.CreateNatGatewayRequest
+	(*GetNatGatewayRequest)(nil),           // 67: network.v1.GetNatGatewayRequest
+	(*ListNatGatewaysRequest)(nil),         // 68: network.v1.ListNatGatewaysRequest
+	(*ListNatGatewaysResponse)(nil),        // 69: network.v1.ListNatGatewaysResponse
+	(*UpdateNatGatewayRequest)(nil),        // 70: network.v1.UpdateNatGatewayRequest
+	(*DeleteNatGatewayRequest)(nil),        // 71: network.v1.DeleteNatGatewayRequest
+	(*DeleteNatGatewayResponse)(nil),       // 72: network.v1.DeleteNatGatewayResponse
+	(*CreateFloatingIpRequest)(nil),        // 73: network.v1.CreateFloatingIpRequest
+	(*UpdateFloatingIpRequest)(nil),        // 74: network.v1.UpdateFloatingIpRequest
+	(*GetFloatingIpRequest)(nil),           // 75: network.v1.GetFloatingIpRequest
+	(*ListFloatingIpsRequest)(nil),         // 76: network.v1.ListFloatingIpsRequest
+	(*ListFloatingIpsResponse)(nil),        // 77: network.v1.ListFloatingIpsResponse
+	(*DeleteFloatingIpRequest)(nil),        // 78: network.v1.DeleteFloatingIpRequest
+	(*DeleteFloatingIpResponse)(nil),       // 79: network.v1.DeleteFloatingIpResponse
+	(*CreateServiceIpRequest)(nil),         // 80: network.v1.CreateServiceIpRequest
+	(*UpdateServiceIpRequest)(nil),         // 81: network.v1.UpdateServiceIpRequest
+	(*GetServiceIpRequest)(nil),            // 82: network.v1.GetServiceIpRequest
+	(*ListServiceIpsRequest)(nil),          // 83: network.v1.ListServiceIpsRequest
+	(*ListServiceIpsResponse)(nil),         // 84: network.v1.ListServiceIpsResponse
+	(*DeleteServiceIpRequest)(nil),         // 85: network.v1.DeleteServiceIpRequest
+	(*DeleteServiceIpResponse)(nil),        // 86: network.v1.DeleteServiceIpResponse
+	(*CreatePeeringRequest)(nil),           // 87: network.v1.CreatePeeringRequest
+	(*AcceptPeeringRequest)(nil),           // 88: network.v1.AcceptPeeringRequest
+	(*UpdatePeeringRequest)(nil),           // 89: network.v1.UpdatePeeringRequest
+	(*GetPeeringRequest)(nil),              // 90: network.v1.GetPeeringRequest
+	(*ListPeeringsRequest)(nil),            // 91: network.v1.ListPeeringsRequest
+	(*ListPeeringsResponse)(nil),           // 92: network.v1.ListPeeringsResponse
+	(*DeletePeeringRequest)(nil),           // 93: network.v1.DeletePeeringRequest
+	(*DeletePeeringResponse)(nil),          // 94: network.v1.DeletePeeringResponse
+	(*CreateExternalNetworkRequest)(nil),   // 95: network.v1.CreateExternalNetworkRequest
+	(*AddressRanges)(nil),                  // 96: network.v1.AddressRanges
+	(*UpdateExternalNetworkRequest)(nil),   // 97: network.v1.UpdateExternalNetworkRequest
+	(*GetExternalNetworkRequest)(nil),      // 98: network.v1.GetExternalNetworkRequest
+	(*ListExternalNetworksRequest)(nil),    // 99: network.v1.ListExternalNetworksRequest
+	(*ListExternalNetworksResponse)(nil),   // 100: network.v1.ListExternalNetworksResponse
+	(*DeleteExternalNetworkRequest)(nil),   // 101: network.v1.DeleteExternalNetworkRequest
+	(*DeleteExternalNetworkResponse)(nil),  // 102: network.v1.DeleteExternalNetworkResponse
+	(*ExplainPathRequest)(nil),             // 103: network.v1.ExplainPathRequest
+	(*PathStep)(nil),                       // 104: network.v1.PathStep
+	(*ExplainPathResponse)(nil),            // 105: network.v1.ExplainPathResponse
+	nil,                                    // 106: network.v1.Port.LabelsEntry
+	nil,                                    // 107: network.v1.ServiceIp.SelectorEntry
+	nil,                                    // 108: network.v1.PortLabels.LabelsEntry
+	nil,                                    // 109: network.v1.CreatePortRequest.LabelsEntry
+	nil,                                    // 110: network.v1.CreateServiceIpRequest.SelectorEntry
+	nil,                                    // 111: network.v1.UpdateServiceIpRequest.SelectorEntry
 }
 var file_network_v1_network_proto_depIdxs = []int32{
 	0,   // 0: network.v1.Vpc.status:type_name -> network.v1.Status
 	0,   // 1: network.v1.Subnet.status:type_name -> network.v1.Status
 	8,   // 2: network.v1.Port.allowed_address_pairs:type_name -> network.v1.AddressPair
 	0,   // 3: network.v1.Port.status:type_name -> network.v1.Status
-	2,   // 4: network.v1.SecurityGroupRule.direction:type_name -> network.v1.Direction
-	3,   // 5: network.v1.SecurityGroupRule.ethertype:type_name -> network.v1.Ethertype
-	10,  // 6: network.v1.SecurityGroup.rules:type_name -> network.v1.SecurityGroupRule
-	4,   // 7: network.v1.Route.target_type:type_name -> network.v1.RouteTarget
-	12,  // 8: network.v1.RouteTable.routes:type_name -> network.v1.Route
-	0,   // 9: network.v1.RouteTable.status:type_name -> network.v1.Status
-	0,   // 10: network.v1.NatGateway.status:type_name -> network.v1.Status
-	0,   // 11: network.v1.FloatingIp.status:type_name -> network.v1.Status
-	16,  // 12: network.v1.ServiceIp.ports:type_name -> network.v1.ServicePort
-	17,  // 13: network.v1.ServiceIp.backends:type_name -> network.v1.Backend
-	18,  // 14: network.v1.ServiceIp.health_check:type_name -> network.v1.HealthCheck
-	5,   // 15: network.v1.ServiceIp.affinity:type_name -> network.v1.Affinity
-	0,   // 16: network.v1.ServiceIp.status:type_name -> network.v1.Status
-	0,   // 17: network.v1.Peering.status:type_name -> network.v1.Status
-	21,  // 18: network.v1.ExternalNetwork.pools:type_name -> network.v1.AddressRange
-	1,   // 19: network.v1.CreateVpcRequest.egress:type_name -> network.v1.Egress
-	6,   // 20: network.v1.ListVpcsResponse.vpcs:type_name -> network.v1.Vpc
-	31,  // 21: network.v1.UpdateSubnetRequest.dns_servers:type_name -> network.v1.DnsServers
-	7,   // 22: network.v1.ListSubnetsResponse.subnets:type_name -> network.v1.Subnet
-	8,   // 23: network.v1.AddressPairs.pairs:type_name -> network.v1.AddressPair
-	38,  // 24: network.v1.CreatePortRequest.security_groups:type_name -> network.v1.GroupIds
-	8,   // 25: network.v1.CreatePortRequest.allowed_address_pairs:type_name -> network.v1.AddressPair
-	38,  // 26: network.v1.UpdatePortRequest.security_groups:type_name -> network.v1.GroupIds
-	39,  // 27: network.v1.UpdatePortRequest.allowed_address_pairs:type_name -> network.v1.AddressPairs
-	9,   // 28: network.v1.ListPortsResponse.ports:type_name -> network.v1.Port
-	10,  // 29: network.v1.CreateSecurityGroupRequest.rules:type_name -> network.v1.SecurityGroupRule
-	11,  // 30: network.v1.ListSecurityGroupsResponse.security_groups:type_name -> network.v1.SecurityGroup
-	10,  // 31: network.v1.AddSecurityGroupRuleRequest.rule:type_name -> network.v1.SecurityGroupRule
-	12,  // 32: network.v1.Routes.routes:type_name -> network.v1.Route
-	12,  // 33: network.v1.CreateRouteTableRequest.routes:type_name -> network.v1.Route
-	56,  // 34: network.v1.UpdateRouteTableRequest.routes:type_name -> network.v1.Routes
-	57,  // 35: network.v1.UpdateRouteTableRequest.subnet_ids:type_name -> network.v1.SubnetIds
-	13,  // 36: network.v1.ListRouteTablesResponse.route_tables:type_name -> network.v1.RouteTable
-	14,  // 37: network.v1.ListNatGatewaysResponse.nat_gateways:type_name -> network.v1.NatGateway
-	15,  // 38: network.v1.ListFloatingIpsResponse.floating_ips:type_name -> network.v1.FloatingIp
-	16,  // 39: network.v1.CreateServiceIpRequest.ports:type_name -> network.v1.ServicePort
-	17,  // 40: network.v1.CreateServiceIpRequest.backends:type_name -> network.v1.Backend
-	18,  // 41: network.v1.CreateServiceIpRequest.health_check:type_name -> network.v1.HealthCheck
-	5,   // 42: network.v1.CreateServiceIpRequest.affinity:type_name -> network.v1.Affinity
-	16,  // 43: network.v1.UpdateServiceIpRequest.ports:type_name -> network.v1.ServicePort
-	17,  // 44: network.v1.UpdateServiceIpRequest.backends:type_name -> network.v1.Backend
-	18,  // 45: network.v1.UpdateServiceIpRequest.health_check:type_name -> network.v1.HealthCheck
-	5,   // 46: network.v1.UpdateServiceIpRequest.affinity:type_name -> network.v1.Affinity
-	19,  // 47: network.v1.ListServiceIpsResponse.service_ips:type_name -> network.v1.ServiceIp
-	20,  // 48: network.v1.ListPeeringsResponse.peerings:type_name -> network.v1.Peering
-	21,  // 49: network.v1.CreateExternalNetworkRequest.pools:type_name -> network.v1.AddressRange
-	21,  // 50: network.v1.AddressRanges.ranges:type_name -> network.v1.AddressRange
-	95,  // 51: network.v1.UpdateExternalNetworkRequest.pools:type_name -> network.v1.AddressRanges
-	22,  // 52: network.v1.ListExternalNetworksResponse.external_networks:type_name -> network.v1.ExternalNetwork
-	103, // 53: network.v1.ExplainPathResponse.steps:type_name -> network.v1.PathStep
-	23,  // 54: network.v1.NetworkService.CreateVpc:input_type -> network.v1.CreateVpcRequest
-	25,  // 55: network.v1.NetworkService.GetVpc:input_type -> network.v1.GetVpcRequest
-	26,  // 56: network.v1.NetworkService.ListVpcs:input_type -> network.v1.ListVpcsRequest
-	24,  // 57: network.v1.NetworkService.UpdateVpc:input_type -> network.v1.UpdateVpcRequest
-	28,  // 58: network.v1.NetworkService.DeleteVpc:input_type -> network.v1.DeleteVpcRequest
-	30,  // 59: network.v1.NetworkService.CreateSubnet:input_type -> network.v1.CreateSubnetRequest
-	33,  // 60: network.v1.NetworkService.GetSubnet:input_type -> network.v1.GetSubnetRequest
-	34,  // 61: network.v1.NetworkService.ListSubnets:input_type -> network.v1.ListSubnetsRequest
-	32,  // 62: network.v1.NetworkService.UpdateSubnet:input_type -> network.v1.UpdateSubnetRequest
-	36,  // 63: network.v1.NetworkService.DeleteSubnet:input_type -> network.v1.DeleteSubnetRequest
-	40,  // 64: network.v1.NetworkService.CreatePort:input_type -> network.v1.CreatePortRequest
-	42,  // 65: network.v1.NetworkService.GetPort:input_type -> network.v1.GetPortRequest
-	43,  // 66: network.v1.NetworkService.ListPorts:input_type -> network.v1.ListPortsRequest
-	41,  // 67: network.v1.NetworkService.UpdatePort:input_type -> network.v1.UpdatePortRequest
-	45,  // 68: network.v1.NetworkService.DeletePort:input_type -> network.v1.DeletePortRequest
-	47,  // 69: network.v1.NetworkService.CreateSecurityGroup:input_type -> network.v1.CreateSecurityGroupRequest
-	49,  // 70: network.v1.NetworkService.GetSecurityGroup:input_type -> network.v1.GetSecurityGroupRequest
-	50,  // 71: network.v1.NetworkService.ListSecurityGroups:input_type -> network.v1.ListSecurityGroupsRequest
-	48,  // 72: network.v1.NetworkService.UpdateSecurityGroup:input_type -> network.v1.UpdateSecurityGroupRequest
-	52,  // 73: network.v1.NetworkService.DeleteSecurityGroup:input_type -> network.v1.DeleteSecurityGroupRequest
-	54,  // 74: network.v1.NetworkService.AddSecurityGroupRule:input_type -> network.v1.AddSecurityGroupRuleRequest
-	55,  // 75: network.v1.NetworkService.RemoveSecurityGroupRule:input_type -> network.v1.RemoveSecurityGroupRuleRequest
-	58,  // 76: network.v1.NetworkService.CreateRouteTable:input_type -> network.v1.CreateRouteTableRequest
-	60,  // 77: network.v1.NetworkService.GetRouteTable:input_type -> network.v1.GetRouteTableRequest
-	61,  // 78: network.v1.NetworkService.ListRouteTables:input_type -> network.v1.ListRouteTablesRequest
-	59,  // 79: network.v1.NetworkService.UpdateRouteTable:input_type -> network.v1.UpdateRouteTableRequest
-	63,  // 80: network.v1.NetworkService.DeleteRouteTable:input_type -> network.v1.DeleteRouteTableRequest
-	65,  // 81: network.v1.NetworkService.CreateNatGateway:input_type -> network.v1.CreateNatGatewayRequest
-	66,  // 82: network.v1.NetworkService.GetNatGateway:input_type -> network.v1.GetNatGatewayRequest
-	67,  // 83: network.v1.NetworkService.ListNatGateways:input_type -> network.v1.ListNatGatewaysRequest
-	69,  // 84: network.v1.NetworkService.UpdateNatGateway:input_type -> network.v1.UpdateNatGatewayRequest
-	70,  // 85: network.v1.NetworkService.DeleteNatGateway:input_type -> network.v1.DeleteNatGatewayRequest
-	72,  // 86: network.v1.NetworkService.CreateFloatingIp:input_type -> network.v1.CreateFloatingIpRequest
-	74,  // 87: network.v1.NetworkService.GetFloatingIp:input_type -> network.v1.GetFloatingIpRequest
-	75,  // 88: network.v1.NetworkService.ListFloatingIps:input_type -> network.v1.ListFloatingIpsRequest
-	73,  // 89: network.v1.NetworkService.UpdateFloatingIp:input_type -> network.v1.UpdateFloatingIpRequest
-	77,  // 90: network.v1.NetworkService.DeleteFloatingIp:input_type -> network.v1.DeleteFloatingIpRequest
-	79,  // 91: network.v1.NetworkService.CreateServiceIp:input_type -> network.v1.CreateServiceIpRequest
-	81,  // 92: network.v1.NetworkService.GetServiceIp:input_type -> network.v1.GetServiceIpRequest
-	82,  // 93: network.v1.NetworkService.ListServiceIps:input_type -> network.v1.ListServiceIpsRequest
-	80,  // 94: network.v1.NetworkService.UpdateServiceIp:input_type -> network.v1.UpdateServiceIpRequest
-	84,  // 95: network.v1.NetworkService.DeleteServiceIp:input_type -> network.v1.DeleteServiceIpRequest
-	86,  // 96: network.v1.NetworkService.CreatePeering:input_type -> network.v1.CreatePeeringRequest
-	87,  // 97: network.v1.NetworkService.AcceptPeering:input_type -> network.v1.AcceptPeeringRequest
-	89,  // 98: network.v1.NetworkService.GetPeering:input_type -> network.v1.GetPeeringRequest
-	90,  // 99: network.v1.NetworkService.ListPeerings:input_type -> network.v1.ListPeeringsRequest
-	88,  // 100: network.v1.NetworkService.UpdatePeering:input_type -> network.v1.UpdatePeeringRequest
-	92,  // 101: network.v1.NetworkService.DeletePeering:input_type -> network.v1.DeletePeeringRequest
-	94,  // 102: network.v1.NetworkService.CreateExternalNetwork:input_type -> network.v1.CreateExternalNetworkRequest
-	97,  // 103: network.v1.NetworkService.GetExternalNetwork:input_type -> network.v1.GetExternalNetworkRequest
-	98,  // 104: network.v1.NetworkService.ListExternalNetworks:input_type -> network.v1.ListExternalNetworksRequest
-	96,  // 105: network.v1.NetworkService.UpdateExternalNetwork:input_type -> network.v1.UpdateExternalNetworkRequest
-	100, // 106: network.v1.NetworkService.DeleteExternalNetwork:input_type -> network.v1.DeleteExternalNetworkRequest
-	102, // 107: network.v1.NetworkService.ExplainPath:input_type -> network.v1.ExplainPathRequest
-	6,   // 108: network.v1.NetworkService.CreateVpc:output_type -> network.v1.Vpc
-	6,   // 109: network.v1.NetworkService.GetVpc:output_type -> network.v1.Vpc
-	27,  // 110: network.v1.NetworkService.ListVpcs:output_type -> network.v1.ListVpcsResponse
-	6,   // 111: network.v1.NetworkService.UpdateVpc:output_type -> network.v1.Vpc
-	29,  // 112: network.v1.NetworkService.DeleteVpc:output_type -> network.v1.DeleteVpcResponse
-	7,   // 113: network.v1.NetworkService.CreateSubnet:output_type -> network.v1.Subnet
-	7,   // 114: network.v1.NetworkService.GetSubnet:output_type -> network.v1.Subnet
-	35,  // 115: network.v1.NetworkService.ListSubnets:output_type -> network.v1.ListSubnetsResponse
-	7,   // 116: network.v1.NetworkService.UpdateSubnet:output_type -> network.v1.Subnet
-	37,  // 117: network.v1.NetworkService.DeleteSubnet:output_type -> network.v1.DeleteSubnetResponse
-	9,   // 118: network.v1.NetworkService.CreatePort:output_type -> network.v1.Port
-	9,   // 119: network.v1.NetworkService.GetPort:output_type -> network.v1.Port
-	44,  // 120: network.v1.NetworkService.ListPorts:output_type -> network.v1.ListPortsResponse
-	9,   // 121: network.v1.NetworkService.UpdatePort:output_type -> network.v1.Port
-	46,  // 122: network.v1.NetworkService.DeletePort:output_type -> network.v1.DeletePortResponse
-	11,  // 123: network.v1.NetworkService.CreateSecurityGroup:output_type -> network.v1.SecurityGroup
-	11,  // 124: network.v1.NetworkService.GetSecurityGroup:output_type -> network.v1.SecurityGroup
-	51,  // 125: network.v1.NetworkService.ListSecurityGroups:output_type -> network.v1.ListSecurityGroupsResponse
-	11,  // 126: network.v1.NetworkService.UpdateSecurityGroup:output_type -> network.v1.SecurityGroup
-	53,  // 127: network.v1.NetworkService.DeleteSecurityGroup:output_type -> network.v1.DeleteSecurityGroupResponse
-	11,  // 128: network.v1.NetworkService.AddSecurityGroupRule:output_type -> network.v1.SecurityGroup
-	11,  // 129: network.v1.NetworkService.RemoveSecurityGroupRule:output_type -> network.v1.SecurityGroup
-	13,  // 130: network.v1.NetworkService.CreateRouteTable:output_type -> network.v1.RouteTable
-	13,  // 131: network.v1.NetworkService.GetRouteTable:output_type -> network.v1.RouteTable
-	62,  // 132: network.v1.NetworkService.ListRouteTables:output_type -> network.v1.ListRouteTablesResponse
-	13,  // 133: network.v1.NetworkService.UpdateRouteTable:output_type -> network.v1.RouteTable
-	64,  // 134: network.v1.NetworkService.DeleteRouteTable:output_type -> network.v1.DeleteRouteTableResponse
-	14,  // 135: network.v1.NetworkService.CreateNatGateway:output_type -> network.v1.NatGateway
-	14,  // 136: network.v1.NetworkService.GetNatGateway:output_type -> network.v1.NatGateway
-	68,  // 137: network.v1.NetworkService.ListNatGateways:output_type -> network.v1.ListNatGatewaysResponse
-	14,  // 138: network.v1.NetworkService.UpdateNatGateway:output_type -> network.v1.NatGateway
-	71,  // 139: network.v1.NetworkService.DeleteNatGateway:output_type -> network.v1.DeleteNatGatewayResponse
-	15,  // 140: network.v1.NetworkService.CreateFloatingIp:output_type -> network.v1.FloatingIp
-	15,  // 141: network.v1.NetworkService.GetFloatingIp:output_type -> network.v1.FloatingIp
-	76,  // 142: network.v1.NetworkService.ListFloatingIps:output_type -> network.v1.ListFloatingIpsResponse
-	15,  // 143: network.v1.NetworkService.UpdateFloatingIp:output_type -> network.v1.FloatingIp
-	78,  // 144: network.v1.NetworkService.DeleteFloatingIp:output_type -> network.v1.DeleteFloatingIpResponse
-	19,  // 145: network.v1.NetworkService.CreateServiceIp:output_type -> network.v1.ServiceIp
-	19,  // 146: network.v1.NetworkService.GetServiceIp:output_type -> network.v1.ServiceIp
-	83,  // 147: network.v1.NetworkService.ListServiceIps:output_type -> network.v1.ListServiceIpsResponse
-	19,  // 148: network.v1.NetworkService.UpdateServiceIp:output_type -> network.v1.ServiceIp
-	85,  // 149: network.v1.NetworkService.DeleteServiceIp:output_type -> network.v1.DeleteServiceIpResponse
-	20,  // 150: network.v1.NetworkService.CreatePeering:output_type -> network.v1.Peering
-	20,  // 151: network.v1.NetworkService.AcceptPeering:output_type -> network.v1.Peering
-	20,  // 152: network.v1.NetworkService.GetPeering:output_type -> network.v1.Peering
-	91,  // 153: network.v1.NetworkService.ListPeerings:output_type -> network.v1.ListPeeringsResponse
-	20,  // 154: network.v1.NetworkService.UpdatePeering:output_type -> network.v1.Peering
-	93,  // 155: network.v1.NetworkService.DeletePeering:output_type -> network.v1.DeletePeeringResponse
-	22,  // 156: network.v1.NetworkService.CreateExternalNetwork:output_type -> network.v1.ExternalNetwork
-	22,  // 157: network.v1.NetworkService.GetExternalNetwork:output_type -> network.v1.ExternalNetwork
-	99,  // 158: network.v1.NetworkService.ListExternalNetworks:output_type -> network.v1.ListExternalNetworksResponse
-	22,  // 159: network.v1.NetworkService.UpdateExternalNetwork:output_type -> network.v1.ExternalNetwork
-	101, // 160: network.v1.NetworkService.DeleteExternalNetwork:output_type -> network.v1.DeleteExternalNetworkResponse
-	104, // 161: network.v1.NetworkService.ExplainPath:output_type -> network.v1.ExplainPathResponse
-	108, // [108:162] is the sub-list for method output_type
-	54,  // [54:108] is the sub-list for method input_type
-	54,  // [54:54] is the sub-list for extension type_name
-	54,  // [54:54] is the sub-list for extension extendee
-	0,   // [0:54] is the sub-list for field type_name
+	106, // 4: network.v1.Port.labels:type_name -> network.v1.Port.LabelsEntry
+	2,   // 5: network.v1.SecurityGroupRule.direction:type_name -> network.v1.Direction
+	3,   // 6: network.v1.SecurityGroupRule.ethertype:type_name -> network.v1.Ethertype
+	10,  // 7: network.v1.SecurityGroup.rules:type_name -> network.v1.SecurityGroupRule
+	4,   // 8: network.v1.Route.target_type:type_name -> network.v1.RouteTarget
+	12,  // 9: network.v1.RouteTable.routes:type_name -> network.v1.Route
+	0,   // 10: network.v1.RouteTable.status:type_name -> network.v1.Status
+	0,   // 11: network.v1.NatGateway.status:type_name -> network.v1.Status
+	0,   // 12: network.v1.FloatingIp.status:type_name -> network.v1.Status
+	16,  // 13: network.v1.ServiceIp.ports:type_name -> network.v1.ServicePort
+	17,  // 14: network.v1.ServiceIp.backends:type_name -> network.v1.Backend
+	18,  // 15: network.v1.ServiceIp.health_check:type_name -> network.v1.HealthCheck
+	5,   // 16: network.v1.ServiceIp.affinity:type_name -> network.v1.Affinity
+	0,   // 17: network.v1.ServiceIp.status:type_name -> network.v1.Status
+	107, // 18: network.v1.ServiceIp.selector:type_name -> network.v1.ServiceIp.SelectorEntry
+	0,   // 19: network.v1.Peering.status:type_name -> network.v1.Status
+	21,  // 20: network.v1.ExternalNetwork.pools:type_name -> network.v1.AddressRange
+	1,   // 21: network.v1.CreateVpcRequest.egress:type_name -> network.v1.Egress
+	6,   // 22: network.v1.ListVpcsResponse.vpcs:type_name -> network.v1.Vpc
+	31,  // 23: network.v1.UpdateSubnetRequest.dns_servers:type_name -> network.v1.DnsServers
+	7,   // 24: network.v1.ListSubnetsResponse.subnets:type_name -> network.v1.Subnet
+	8,   // 25: network.v1.AddressPairs.pairs:type_name -> network.v1.AddressPair
+	108, // 26: network.v1.PortLabels.labels:type_name -> network.v1.PortLabels.LabelsEntry
+	38,  // 27: network.v1.CreatePortRequest.security_groups:type_name -> network.v1.GroupIds
+	8,   // 28: network.v1.CreatePortRequest.allowed_address_pairs:type_name -> network.v1.AddressPair
+	109, // 29: network.v1.CreatePortRequest.labels:type_name -> network.v1.CreatePortRequest.LabelsEntry
+	38,  // 30: network.v1.UpdatePortRequest.security_groups:type_name -> network.v1.GroupIds
+	39,  // 31: network.v1.UpdatePortRequest.allowed_address_pairs:type_name -> network.v1.AddressPairs
+	40,  // 32: network.v1.UpdatePortRequest.labels:type_name -> network.v1.PortLabels
+	9,   // 33: network.v1.ListPortsResponse.ports:type_name -> network.v1.Port
+	10,  // 34: network.v1.CreateSecurityGroupRequest.rules:type_name -> network.v1.SecurityGroupRule
+	11,  // 35: network.v1.ListSecurityGroupsResponse.security_groups:type_name -> network.v1.SecurityGroup
+	10,  // 36: network.v1.AddSecurityGroupRuleRequest.rule:type_name -> network.v1.SecurityGroupRule
+	12,  // 37: network.v1.Routes.routes:type_name -> network.v1.Route
+	12,  // 38: network.v1.CreateRouteTableRequest.routes:type_name -> network.v1.Route
+	57,  // 39: network.v1.UpdateRouteTableRequest.routes:type_name -> network.v1.Routes
+	58,  // 40: network.v1.UpdateRouteTableRequest.subnet_ids:type_name -> network.v1.SubnetIds
+	13,  // 41: network.v1.ListRouteTablesResponse.route_tables:type_name -> network.v1.RouteTable
+	14,  // 42: network.v1.ListNatGatewaysResponse.nat_gateways:type_name -> network.v1.NatGateway
+	15,  // 43: network.v1.ListFloatingIpsResponse.floating_ips:type_name -> network.v1.FloatingIp
+	16,  // 44: network.v1.CreateServiceIpRequest.ports:type_name -> network.v1.ServicePort
+	17,  // 45: network.v1.CreateServiceIpRequest.backends:type_name -> network.v1.Backend
+	18,  // 46: network.v1.CreateServiceIpRequest.health_check:type_name -> network.v1.HealthCheck
+	5,   // 47: network.v1.CreateServiceIpRequest.affinity:type_name -> network.v1.Affinity
+	110, // 48: network.v1.CreateServiceIpRequest.selector:type_name -> network.v1.CreateServiceIpRequest.SelectorEntry
+	16,  // 49: network.v1.UpdateServiceIpRequest.ports:type_name -> network.v1.ServicePort
+	17,  // 50: network.v1.UpdateServiceIpRequest.backends:type_name -> network.v1.Backend
+	18,  // 51: network.v1.UpdateServiceIpRequest.health_check:type_name -> network.v1.HealthCheck
+	5,   // 52: network.v1.UpdateServiceIpRequest.affinity:type_name -> network.v1.Affinity
+	111, // 53: network.v1.UpdateServiceIpRequest.selector:type_name -> network.v1.UpdateServiceIpRequest.SelectorEntry
+	19,  // 54: network.v1.ListServiceIpsResponse.service_ips:type_name -> network.v1.ServiceIp
+	20,  // 55: network.v1.ListPeeringsResponse.peerings:type_name -> network.v1.Peering
+	21,  // 56: network.v1.CreateExternalNetworkRequest.pools:type_name -> network.v1.AddressRange
+	21,  // 57: network.v1.AddressRanges.ranges:type_name -> network.v1.AddressRange
+	96,  // 58: network.v1.UpdateExternalNetworkRequest.pools:type_name -> network.v1.AddressRanges
+	22,  // 59: network.v1.ListExternalNetworksResponse.external_networks:type_name -> network.v1.ExternalNetwork
+	104, // 60: network.v1.ExplainPathResponse.steps:type_name -> network.v1.PathStep
+	23,  // 61: network.v1.NetworkService.CreateVpc:input_type -> network.v1.CreateVpcRequest
+	25,  // 62: network.v1.NetworkService.GetVpc:input_type -> network.v1.GetVpcRequest
+	26,  // 63: network.v1.NetworkService.ListVpcs:input_type -> network.v1.ListVpcsRequest
+	24,  // 64: network.v1.NetworkService.UpdateVpc:input_type -> network.v1.UpdateVpcRequest
+	28,  // 65: network.v1.NetworkService.DeleteVpc:input_type -> network.v1.DeleteVpcRequest
+	30,  // 66: network.v1.NetworkService.CreateSubnet:input_type -> network.v1.CreateSubnetRequest
+	33,  // 67: network.v1.NetworkService.GetSubnet:input_type -> network.v1.GetSubnetRequest
+	34,  // 68: network.v1.NetworkService.ListSubnets:input_type -> network.v1.ListSubnetsRequest
+	32,  // 69: network.v1.NetworkService.UpdateSubnet:input_type -> network.v1.UpdateSubnetRequest
+	36,  // 70: network.v1.NetworkService.DeleteSubnet:input_type -> network.v1.DeleteSubnetRequest
+	41,  // 71: network.v1.NetworkService.CreatePort:input_type -> network.v1.CreatePortRequest
+	43,  // 72: network.v1.NetworkService.GetPort:input_type -> network.v1.GetPortRequest
+	44,  // 73: network.v1.NetworkService.ListPorts:input_type -> network.v1.ListPortsRequest
+	42,  // 74: network.v1.NetworkService.UpdatePort:input_type -> network.v1.UpdatePortRequest
+	46,  // 75: network.v1.NetworkService.DeletePort:input_type -> network.v1.DeletePortRequest
+	48,  // 76: network.v1.NetworkService.CreateSecurityGroup:input_type -> network.v1.CreateSecurityGroupRequest
+	50,  // 77: network.v1.NetworkService.GetSecurityGroup:input_type -> network.v1.GetSecurityGroupRequest
+	51,  // 78: network.v1.NetworkService.ListSecurityGroups:input_type -> network.v1.ListSecurityGroupsRequest
+	49,  // 79: network.v1.NetworkService.UpdateSecurityGroup:input_type -> network.v1.UpdateSecurityGroupRequest
+	53,  // 80: network.v1.NetworkService.DeleteSecurityGroup:input_type -> network.v1.DeleteSecurityGroupRequest
+	55,  // 81: network.v1.NetworkService.AddSecurityGroupRule:input_type -> network.v1.AddSecurityGroupRuleRequest
+	56,  // 82: network.v1.NetworkService.RemoveSecurityGroupRule:input_type -> network.v1.RemoveSecurityGroupRuleRequest
+	59,  // 83: network.v1.NetworkService.CreateRouteTable:input_type -> network.v1.CreateRouteTableRequest
+	61,  // 84: network.v1.NetworkService.GetRouteTable:input_type -> network.v1.GetRouteTableRequest
+	62,  // 85: network.v1.NetworkService.ListRouteTables:input_type -> network.v1.ListRouteTablesRequest
+	60,  // 86: network.v1.NetworkService.UpdateRouteTable:input_type -> network.v1.UpdateRouteTableRequest
+	64,  // 87: network.v1.NetworkService.DeleteRouteTable:input_type -> network.v1.DeleteRouteTableRequest
+	66,  // 88: network.v1.NetworkService.CreateNatGateway:input_type -> network.v1.CreateNatGatewayRequest
+	67,  // 89: network.v1.NetworkService.GetNatGateway:input_type -> network.v1.GetNatGatewayRequest
+	68,  // 90: network.v1.NetworkService.ListNatGateways:input_type -> network.v1.ListNatGatewaysRequest
+	70,  // 91: network.v1.NetworkService.UpdateNatGateway:input_type -> network.v1.UpdateNatGatewayRequest
+	71,  // 92: network.v1.NetworkService.DeleteNatGateway:input_type -> network.v1.DeleteNatGatewayRequest
+	73,  // 93: network.v1.NetworkService.CreateFloatingIp:input_type -> network.v1.CreateFloatingIpRequest
+	75,  // 94: network.v1.NetworkService.GetFloatingIp:input_type -> network.v1.GetFloatingIpRequest
+	76,  // 95: network.v1.NetworkService.ListFloatingIps:input_type -> network.v1.ListFloatingIpsRequest
+	74,  // 96: network.v1.NetworkService.UpdateFloatingIp:input_type -> network.v1.UpdateFloatingIpRequest
+	78,  // 97: network.v1.NetworkService.DeleteFloatingIp:input_type -> network.v1.DeleteFloatingIpRequest
+	80,  // 98: network.v1.NetworkService.CreateServiceIp:input_type -> network.v1.CreateServiceIpRequest
+	82,  // 99: network.v1.NetworkService.GetServiceIp:input_type -> network.v1.GetServiceIpRequest
+	83,  // 100: network.v1.NetworkService.ListServiceIps:input_type -> network.v1.ListServiceIpsRequest
+	81,  // 101: network.v1.NetworkService.UpdateServiceIp:input_type -> network.v1.UpdateServiceIpRequest
+	85,  // 102: network.v1.NetworkService.DeleteServiceIp:input_type -> network.v1.DeleteServiceIpRequest
+	87,  // 103: network.v1.NetworkService.CreatePeering:input_type -> network.v1.CreatePeeringRequest
+	88,  // 104: network.v1.NetworkService.AcceptPeering:input_type -> network.v1.AcceptPeeringRequest
+	90,  // 105: network.v1.NetworkService.GetPeering:input_type -> network.v1.GetPeeringRequest
+	91,  // 106: network.v1.NetworkService.ListPeerings:input_type -> network.v1.ListPeeringsRequest
+	89,  // 107: network.v1.NetworkService.UpdatePeering:input_type -> network.v1.UpdatePeeringRequest
+	93,  // 108: network.v1.NetworkService.DeletePeering:input_type -> network.v1.DeletePeeringRequest
+	95,  // 109: network.v1.NetworkService.CreateExternalNetwork:input_type -> network.v1.CreateExternalNetworkRequest
+	98,  // 110: network.v1.NetworkService.GetExternalNetwork:input_type -> network.v1.GetExternalNetworkRequest
+	99,  // 111: network.v1.NetworkService.ListExternalNetworks:input_type -> network.v1.ListExternalNetworksRequest
+	97,  // 112: network.v1.NetworkService.UpdateExternalNetwork:input_type -> network.v1.UpdateExternalNetworkRequest
+	101, // 113: network.v1.NetworkService.DeleteExternalNetwork:input_type -> network.v1.DeleteExternalNetworkRequest
+	103, // 114: network.v1.NetworkService.ExplainPath:input_type -> network.v1.ExplainPathRequest
+	6,   // 115: network.v1.NetworkService.CreateVpc:output_type -> network.v1.Vpc
+	6,   // 116: network.v1.NetworkService.GetVpc:output_type -> network.v1.Vpc
+	27,  // 117: network.v1.NetworkService.ListVpcs:output_type -> network.v1.ListVpcsResponse
+	6,   // 118: network.v1.NetworkService.UpdateVpc:output_type -> network.v1.Vpc
+	29,  // 119: network.v1.NetworkService.DeleteVpc:output_type -> network.v1.DeleteVpcResponse
+	7,   // 120: network.v1.NetworkService.CreateSubnet:output_type -> network.v1.Subnet
+	7,   // 121: network.v1.NetworkService.GetSubnet:output_type -> network.v1.Subnet
+	35,  // 122: network.v1.NetworkService.ListSubnets:output_type -> network.v1.ListSubnetsResponse
+	7,   // 123: network.v1.NetworkService.UpdateSubnet:output_type -> network.v1.Subnet
+	37,  // 124: network.v1.NetworkService.DeleteSubnet:output_type -> network.v1.DeleteSubnetResponse
+	9,   // 125: network.v1.NetworkService.CreatePort:output_type -> network.v1.Port
+	9,   // 126: network.v1.NetworkService.GetPort:output_type -> network.v1.Port
+	45,  // 127: network.v1.NetworkService.ListPorts:output_type -> network.v1.ListPortsResponse
+	9,   // 128: network.v1.NetworkService.UpdatePort:output_type -> network.v1.Port
+	47,  // 129: network.v1.NetworkService.DeletePort:output_type -> network.v1.DeletePortResponse
+	11,  // 130: network.v1.NetworkService.CreateSecurityGroup:output_type -> network.v1.SecurityGroup
+	11,  // 131: network.v1.NetworkService.GetSecurityGroup:output_type -> network.v1.SecurityGroup
+	52,  // 132: network.v1.NetworkService.ListSecurityGroups:output_type -> network.v1.ListSecurityGroupsResponse
+	11,  // 133: network.v1.NetworkService.UpdateSecurityGroup:output_type -> network.v1.SecurityGroup
+	54,  // 134: network.v1.NetworkService.DeleteSecurityGroup:output_type -> network.v1.DeleteSecurityGroupResponse
+	11,  // 135: network.v1.NetworkService.AddSecurityGroupRule:output_type -> network.v1.SecurityGroup
+	11,  // 136: network.v1.NetworkService.RemoveSecurityGroupRule:output_type -> network.v1.SecurityGroup
+	13,  // 137: network.v1.NetworkService.CreateRouteTable:output_type -> network.v1.RouteTable
+	13,  // 138: network.v1.NetworkService.GetRouteTable:output_type -> network.v1.RouteTable
+	63,  // 139: network.v1.NetworkService.ListRouteTables:output_type -> network.v1.ListRouteTablesResponse
+	13,  // 140: network.v1.NetworkService.UpdateRouteTable:output_type -> network.v1.RouteTable
+	65,  // 141: network.v1.NetworkService.DeleteRouteTable:output_type -> network.v1.DeleteRouteTableResponse
+	14,  // 142: network.v1.NetworkService.CreateNatGateway:output_type -> network.v1.NatGateway
+	14,  // 143: network.v1.NetworkService.GetNatGateway:output_type -> network.v1.NatGateway
+	69,  // 144: network.v1.NetworkService.ListNatGateways:output_type -> network.v1.ListNatGatewaysResponse
+	14,  // 145: network.v1.NetworkService.UpdateNatGateway:output_type -> network.v1.NatGateway
+	72,  // 146: network.v1.NetworkService.DeleteNatGateway:output_type -> network.v1.DeleteNatGatewayResponse
+	15,  // 147: network.v1.NetworkService.CreateFloatingIp:output_type -> network.v1.FloatingIp
+	15,  // 148: network.v1.NetworkService.GetFloatingIp:output_type -> network.v1.FloatingIp
+	77,  // 149: network.v1.NetworkService.ListFloatingIps:output_type -> network.v1.ListFloatingIpsResponse
+	15,  // 150: network.v1.NetworkService.UpdateFloatingIp:output_type -> network.v1.FloatingIp
+	79,  // 151: network.v1.NetworkService.DeleteFloatingIp:output_type -> network.v1.DeleteFloatingIpResponse
+	19,  // 152: network.v1.NetworkService.CreateServiceIp:output_type -> network.v1.ServiceIp
+	19,  // 153: network.v1.NetworkService.GetServiceIp:output_type -> network.v1.ServiceIp
+	84,  // 154: network.v1.NetworkService.ListServiceIps:output_type -> network.v1.ListServiceIpsResponse
+	19,  // 155: network.v1.NetworkService.UpdateServiceIp:output_type -> network.v1.ServiceIp
+	86,  // 156: network.v1.NetworkService.DeleteServiceIp:output_type -> network.v1.DeleteServiceIpResponse
+	20,  // 157: network.v1.NetworkService.CreatePeering:output_type -> network.v1.Peering
+	20,  // 158: network.v1.NetworkService.AcceptPeering:output_type -> network.v1.Peering
+	20,  // 159: network.v1.NetworkService.GetPeering:output_type -> network.v1.Peering
+	92,  // 160: network.v1.NetworkService.ListPeerings:output_type -> network.v1.ListPeeringsResponse
+	20,  // 161: network.v1.NetworkService.UpdatePeering:output_type -> network.v1.Peering
+	94,  // 162: network.v1.NetworkService.DeletePeering:output_type -> network.v1.DeletePeeringResponse
+	22,  // 163: network.v1.NetworkService.CreateExternalNetwork:output_type -> network.v1.ExternalNetwork
+	22,  // 164: network.v1.NetworkService.GetExternalNetwork:output_type -> network.v1.ExternalNetwork
+	100, // 165: network.v1.NetworkService.ListExternalNetworks:output_type -> network.v1.ListExternalNetworksResponse
+	22,  // 166: network.v1.NetworkService.UpdateExternalNetwork:output_type -> network.v1.ExternalNetwork
+	102, // 167: network.v1.NetworkService.DeleteExternalNetwork:output_type -> network.v1.DeleteExternalNetworkResponse
+	105, // 168: network.v1.NetworkService.ExplainPath:output_type -> network.v1.ExplainPathResponse
+	115, // [115:169] is the sub-list for method output_type
+	61,  // [61:115] is the sub-list for method input_type
+	61,  // [61:61] is the sub-list for extension type_name
+	61,  // [61:61] is the sub-list for extension extendee
+	0,   // [0:61] is the sub-list for field type_name
 }
 
 func init() { file_network_v1_network_proto_init() }
@@ -9194,22 +9334,22 @@ func file_network_v1_network_proto_init() {
 	file_network_v1_network_proto_msgTypes[18].OneofWrappers = []any{}
 	file_network_v1_network_proto_msgTypes[24].OneofWrappers = []any{}
 	file_network_v1_network_proto_msgTypes[26].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[34].OneofWrappers = []any{}
 	file_network_v1_network_proto_msgTypes[35].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[42].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[53].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[63].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[67].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[74].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[82].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[90].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[36].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[43].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[54].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[64].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[68].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[75].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[83].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[91].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_network_v1_network_proto_rawDesc), len(file_network_v1_network_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   99,
+			NumMessages:   106,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

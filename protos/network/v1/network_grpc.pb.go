@@ -137,7 +137,8 @@ type NetworkServiceClient interface {
 	GetPort(ctx context.Context, in *GetPortRequest, opts ...grpc.CallOption) (*Port, error)
 	// ListPorts returns a page of ports in the order of their IDs, as of the time of the first page.
 	ListPorts(ctx context.Context, in *ListPortsRequest, opts ...grpc.CallOption) (*ListPortsResponse, error)
-	// UpdatePort changes name, description, security groups, allowed address pairs, port security and bandwidth.
+	// UpdatePort changes name, description, security groups, allowed address pairs, port security, bandwidth and labels. A
+	// service IP whose selector no longer selects the port treats it like a backend that was removed.
 	UpdatePort(ctx context.Context, in *UpdatePortRequest, opts ...grpc.CallOption) (*Port, error)
 	// DeletePort deletes a port that no VM and no service IP uses.
 	DeletePort(ctx context.Context, in *DeletePortRequest, opts ...grpc.CallOption) (*DeletePortResponse, error)
@@ -201,8 +202,10 @@ type NetworkServiceClient interface {
 	// DeleteFloatingIp detaches the address and returns it to its pool.
 	DeleteFloatingIp(ctx context.Context, in *DeleteFloatingIpRequest, opts ...grpc.CallOption) (*DeleteFloatingIpResponse, error)
 	// CreateServiceIp creates a virtual address in a VPC that distributes connections over backends. With a health check,
-	// a backend gets connections after its first successful check. INVALID_ARGUMENT: a backend is not in the VPC or in a
-	// peered VPC, or its address is an IPv6 address.
+	// a backend gets connections after its first successful check. The backends are those of the request, or with a
+	// selector the ports of the VPC that have its labels: a port becomes a backend when it gets the labels, and is removed
+	// when it loses one or is deleted. Ports of service IPs are not selected. INVALID_ARGUMENT: a backend is not in the VPC
+	// or in a peered VPC, its address is an IPv6 address, or the request has both backends and a selector.
 	CreateServiceIp(ctx context.Context, in *CreateServiceIpRequest, opts ...grpc.CallOption) (*ServiceIp, error)
 	// GetServiceIp returns a service IP with the health of its backends. The read is linearizable, but health may be as
 	// old as the interval of the health check. The status is ACTIVE if a backend is healthy. It is PENDING if no backend
@@ -210,7 +213,7 @@ type NetworkServiceClient interface {
 	GetServiceIp(ctx context.Context, in *GetServiceIpRequest, opts ...grpc.CallOption) (*ServiceIp, error)
 	// ListServiceIps returns a page of service IPs in the order of their IDs, as of the time of the first page.
 	ListServiceIps(ctx context.Context, in *ListServiceIpsRequest, opts ...grpc.CallOption) (*ListServiceIpsResponse, error)
-	// UpdateServiceIp replaces ports, backends, health check and affinity as a whole. Connections to backends
+	// UpdateServiceIp replaces ports, backends, selector, health check and affinity as a whole. Connections to backends
 	// that were removed end within a second; others continue.
 	UpdateServiceIp(ctx context.Context, in *UpdateServiceIpRequest, opts ...grpc.CallOption) (*ServiceIp, error)
 	// DeleteServiceIp deletes a service IP and its port. FAILED_PRECONDITION (IN_USE): one of them has a floating IP, or is
@@ -846,7 +849,8 @@ type NetworkServiceServer interface {
 	GetPort(context.Context, *GetPortRequest) (*Port, error)
 	// ListPorts returns a page of ports in the order of their IDs, as of the time of the first page.
 	ListPorts(context.Context, *ListPortsRequest) (*ListPortsResponse, error)
-	// UpdatePort changes name, description, security groups, allowed address pairs, port security and bandwidth.
+	// UpdatePort changes name, description, security groups, allowed address pairs, port security, bandwidth and labels. A
+	// service IP whose selector no longer selects the port treats it like a backend that was removed.
 	UpdatePort(context.Context, *UpdatePortRequest) (*Port, error)
 	// DeletePort deletes a port that no VM and no service IP uses.
 	DeletePort(context.Context, *DeletePortRequest) (*DeletePortResponse, error)
@@ -910,8 +914,10 @@ type NetworkServiceServer interface {
 	// DeleteFloatingIp detaches the address and returns it to its pool.
 	DeleteFloatingIp(context.Context, *DeleteFloatingIpRequest) (*DeleteFloatingIpResponse, error)
 	// CreateServiceIp creates a virtual address in a VPC that distributes connections over backends. With a health check,
-	// a backend gets connections after its first successful check. INVALID_ARGUMENT: a backend is not in the VPC or in a
-	// peered VPC, or its address is an IPv6 address.
+	// a backend gets connections after its first successful check. The backends are those of the request, or with a
+	// selector the ports of the VPC that have its labels: a port becomes a backend when it gets the labels, and is removed
+	// when it loses one or is deleted. Ports of service IPs are not selected. INVALID_ARGUMENT: a backend is not in the VPC
+	// or in a peered VPC, its address is an IPv6 address, or the request has both backends and a selector.
 	CreateServiceIp(context.Context, *CreateServiceIpRequest) (*ServiceIp, error)
 	// GetServiceIp returns a service IP with the health of its backends. The read is linearizable, but health may be as
 	// old as the interval of the health check. The status is ACTIVE if a backend is healthy. It is PENDING if no backend
@@ -919,7 +925,7 @@ type NetworkServiceServer interface {
 	GetServiceIp(context.Context, *GetServiceIpRequest) (*ServiceIp, error)
 	// ListServiceIps returns a page of service IPs in the order of their IDs, as of the time of the first page.
 	ListServiceIps(context.Context, *ListServiceIpsRequest) (*ListServiceIpsResponse, error)
-	// UpdateServiceIp replaces ports, backends, health check and affinity as a whole. Connections to backends
+	// UpdateServiceIp replaces ports, backends, selector, health check and affinity as a whole. Connections to backends
 	// that were removed end within a second; others continue.
 	UpdateServiceIp(context.Context, *UpdateServiceIpRequest) (*ServiceIp, error)
 	// DeleteServiceIp deletes a service IP and its port. FAILED_PRECONDITION (IN_USE): one of them has a floating IP, or is
