@@ -133,9 +133,12 @@ func (f *fakeNetwork) DeleteFloatingIp(_ context.Context, in *networkv1.DeleteFl
 
 func (f *fakeNetwork) CreateServiceIp(_ context.Context, in *networkv1.CreateServiceIpRequest) (*networkv1.ServiceIp, error) {
 	defer f.lock(in)()
-	n, err := find(f.subnets, "subnet", in.GetSubnetId())
-	if err != nil {
-		return nil, err
+	n := &networkv1.Subnet{VpcId: in.GetVpcId()}
+	if in.GetSubnetId() != "" {
+		var err error
+		if n, err = find(f.subnets, "subnet", in.GetSubnetId()); err != nil {
+			return nil, err
+		}
 	}
 	x := &networkv1.ServiceIp{
 		Name: in.GetName(), VpcId: n.GetVpcId(), SubnetId: n.GetId(), Address: cmp.Or(in.GetAddress(), "10.0.1.200"), Ports: in.GetPorts(), Backends: in.GetBackends(),

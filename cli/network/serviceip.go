@@ -282,10 +282,10 @@ func findBackends(ctx context.Context, t *target, backends []*networkv1.Backend)
 func createServiceIPCommand(s *session.Session) *cobra.Command {
 	req := &networkv1.CreateServiceIpRequest{}
 	var f serviceFlags
-	var subnet string
+	var subnet, vpc string
 	c := &cobra.Command{
-		Use: "create NAME", Short: "Create a service IP in a subnet", Args: session.Exactly("NAME"),
-		Long: `Create a service IP with an address of a subnet. A --port is
+		Use: "create NAME", Short: "Create a service IP in a subnet or VPC", Args: session.Exactly("NAME"),
+		Long: `Create a service IP with an address of a subnet, or with --vpc one of the VPC's service CIDR. A --port is
 ` + servicePortForm + `,
 and a --backend is ` + backendForm + `.
 If there are several ports, those without a name get one, such as tcp-443.`,
@@ -293,10 +293,13 @@ If there are several ports, those without a name get one, such as tcp-443.`,
   trivet network service-ip create dns --subnet front --port 53/udp --port 53/tcp --backend 10.0.1.10 --backend 10.0.1.11=2`,
 	}
 	refFlag(c, s, &subnet, "subnet", "subnet of the address, by name or ID", subnets())
+	refFlag(c, s, &vpc, "vpc", "VPC with a service CIDR that has the address, by name or ID", vpcs())
 	c.Flags().StringVar(&req.Address, "address", "", "address (default: the lowest free one)")
 	f.add(c, s)
 	c.Flags().StringVar(&req.Description, "description", "", "description")
-	session.Require(c, "subnet", "port")
+	session.Require(c, "port")
+	session.RequireOne(c, "subnet", "vpc")
+	session.Exclusive(c, "subnet", "vpc")
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) (err error) {
 		parts, err := f.parse()
 		if err != nil {
@@ -308,7 +311,12 @@ If there are several ports, those without a name get one, such as tcp-443.`,
 		if req.Name, err = nameArg(args); err != nil {
 			return err
 		}
-		if req.SubnetId, err = subnets().find(ctx, t, subnet); err != nil {
+		if vpc != "" {
+			req.VpcId, err = vpcs().find(ctx, t, vpc)
+		} else {
+			req.SubnetId, err = subnets().find(ctx, t, subnet)
+		}
+		if err != nil {
 			return err
 		}
 		if err := findBackends(ctx, t, parts.backends); err != nil {

@@ -23,7 +23,7 @@ func vpcs() *kind[*networkv1.Vpc] {
 		},
 		fields: func(v *networkv1.Vpc, _ *labels) [][2]string {
 			return [][2]string{
-				{"CIDR", v.GetCidrBlock()}, {"IPv6 CIDR", v.GetIpv6CidrBlock()}, {"MTU", number(v.GetMtu())}, {"Default", yes(v.GetIsDefault())},
+				{"CIDR", v.GetCidrBlock()}, {"IPv6 CIDR", v.GetIpv6CidrBlock()}, {"Service CIDR", v.GetServiceCidrBlock()}, {"MTU", number(v.GetMtu())}, {"Default", yes(v.GetIsDefault())},
 			}
 		},
 		about: func(v *networkv1.Vpc) string {
@@ -95,9 +95,10 @@ func createVPCCommand(s *session.Session) *cobra.Command {
 		Use: "create NAME", Short: "Create a VPC", Args: session.Exactly("NAME"),
 		Long: `Create a VPC. --cidr is a private prefix of /8 to /28, such as 10.0.0.0/16. With --egress nat, the VPC also gets a
 NAT gateway as its default route, so that its VMs reach the internet. With --ipv6, the VPC also gets a random unique
-local IPv6 prefix of /48 (RFC 4193). With --ipv6-cidr, you choose the IPv6 prefix. NAT is for IPv4 only. --mtu cannot
-be changed later; VMs run only on hosts whose underlay has an MTU that is 50 bytes larger (70 with IPv6). The first VPC
-of a project also creates the security group "default".`,
+local IPv6 prefix of /48 (RFC 4193). With --ipv6-cidr, you choose the IPv6 prefix. NAT is for IPv4 only. With
+--service-cidr, service IPs can have addresses of this range, with which no subnet may overlap. --mtu and --service-cidr
+cannot be changed later; VMs run only on hosts whose underlay has an MTU that is 50 bytes larger (70 with IPv6). The
+first VPC of a project also creates the security group "default".`,
 		Example: `  trivet network vpc create prod --cidr 10.0.0.0/16 --egress nat
   trivet network vpc create lab --cidr 10.9.0.0/16 --ipv6
   trivet network vpc create six --cidr 10.6.0.0/16 --ipv6-cidr fd12:3456:789a::/48`,
@@ -105,6 +106,7 @@ of a project also creates the security group "default".`,
 	p := c.Flags()
 	p.StringVar(&req.CidrBlock, "cidr", "", "IPv4 prefix of /8 to /28, within 10.0.0.0/8, 172.16.0.0/12 or 192.168.0.0/16")
 	p.StringVar(&req.Ipv6CidrBlock, "ipv6-cidr", "", "IPv6 prefix of /48 to /56, within fd00::/8")
+	p.StringVar(&req.ServiceCidrBlock, "service-cidr", "", "part of --cidr for the addresses of service IPs without a subnet")
 	p.Uint32Var(&req.Mtu, "mtu", 0, "MTU of the VMs' interfaces, 1280 to 65485 (default 1450)")
 	p.BoolVar(&ipv6, "ipv6", false, "give the VPC a random IPv6 prefix of /48, within fd00::/8")
 	session.Exclusive(c, "ipv6", "ipv6-cidr")
@@ -121,7 +123,8 @@ of a project also creates the security group "default".`,
 		if req.ExternalNetwork != "" && req.Egress != networkv1.Egress_EGRESS_NAT {
 			return session.Usagef("--external is only for --egress nat")
 		}
-		if err := firstError(checkCIDRs("--cidr", req.CidrBlock), checkCIDRs("--ipv6-cidr", req.Ipv6CidrBlock), checkExternal(req.ExternalNetwork)); err != nil {
+		if err := firstError(checkCIDRs("--cidr", req.CidrBlock), checkCIDRs("--ipv6-cidr", req.Ipv6CidrBlock),
+			checkCIDRs("--service-cidr", req.ServiceCidrBlock), checkExternal(req.ExternalNetwork)); err != nil {
 			return err
 		}
 		if req.Name, err = nameArg(args); err != nil {

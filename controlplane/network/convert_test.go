@@ -20,7 +20,7 @@ func TestAgentsReadWhatTheAPISends(t *testing.T) {
 	prefix := netip.MustParsePrefix
 	vpc := cloud.VPC{
 		ID: id, Name: "shop", Org: "o", Project: "p", Description: "d", CIDR: prefix("10.0.0.0/16"), CIDR6: prefix("fd00:1::/48"), MTU: 1450,
-		Default: true, Status: cloud.NetworkActive, StatusReason: "r", CreatedAt: 1, UpdatedAt: 2,
+		ServiceCIDR: prefix("10.0.255.0/24"), Default: true, Status: cloud.NetworkActive, StatusReason: "r", CreatedAt: 1, UpdatedAt: 2,
 	}
 	gotVPC, err := convert.VPCFrom(transmit(t, vpcToProto(&vpc)))
 	require.NoError(t, err)

@@ -90,6 +90,8 @@ type explanation struct {
 	// the project.
 	to      *cloud.Port
 	address netip.Addr // the destination
+	// serviceIP is the service IP of the source's VPC that has the destination address, or "".
+	serviceIP cloud.ServiceIPID
 }
 
 func (e *explanation) add(passes bool, stage, resource, rule, format string, args ...any) bool {
@@ -114,7 +116,7 @@ func (e *explanation) run() (err error) {
 		return nil
 	}
 	e.add(true, "source", string(e.from.ID), "", "%s sends from its own address %s.", upperFirst(portLabel(e.from)), e.sourceAddress())
-	if e.to != nil && e.to.VPC == e.from.VPC && e.to.Device.Kind == cloud.DeviceServiceIP {
+	if e.serviceIP != "" {
 		return e.service()
 	}
 	if passes, err := e.evaluate("egress", cloud.Egress, e.from, e.address, e.to); err != nil || !passes {
@@ -177,19 +179,31 @@ func (e *explanation) portOf(port cloud.PortID, vm cloud.VMID) (*cloud.Port, err
 	return nil, fault.New(fault.NotFound, "VM %s has no port", vm)
 }
 
-// findDestination sets e.address, the destination's address, and e.to if a port of the VPC has this address. e.address
-// is invalid if the packet is for the IPv6 address of a port that has none.
+// findDestination sets e.address, the destination's address, e.to if a port of the VPC has this address, and
+// e.serviceIP if a service IP of the VPC has it. e.address is invalid if the packet is for the IPv6 address of a port
+// that has none.
 func (e *explanation) findDestination() (err error) {
 	if e.packet.To.IsValid() {
 		e.address = e.packet.To
 		e.to, err = e.portAt(e.from.VPC, e.t.Project)
-		return err
-	}
-	if e.to, err = e.portOf(e.packet.ToPort, e.packet.ToVM); err == nil {
+	} else if e.to, err = e.portOf(e.packet.ToPort, e.packet.ToVM); err == nil {
 		e.address = e.to.IP
 		if e.packet.Protocol == cloud.ProtocolICMPv6 {
 			e.address = e.to.IP6
 		}
+	}
+	if err != nil {
+		return err
+	}
+	if e.to != nil {
+		if e.to.VPC == e.from.VPC && e.to.Device.Kind == cloud.DeviceServiceIP {
+			e.serviceIP = cloud.ServiceIPID(e.to.Device.ID)
+		}
+		return nil
+	}
+	id, err := serviceAt.Get(e.r, string(e.from.VPC), e.address.String())
+	if id != nil {
+		e.serviceIP = *id
 	}
 	return err
 }
@@ -255,7 +269,7 @@ func (e *explanation) route() (bool, error) {
 		return false, err
 	}
 	if vpc.Contains(e.address) {
-		if e.to == nil || e.to.VPC != vpc.ID {
+		if (e.to == nil || e.to.VPC != vpc.ID) && e.serviceIP == "" {
 			e.to = nil
 			return e.add(false, "route", string(vpc.ID), "", "%s is within %s, but no port has this address.", e.address, vpcLabel(vpc)), nil
 		}

@@ -4,7 +4,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// service evaluates the path of a packet to a service IP, e.to. The source's host translates the destination before it
+// service evaluates the path of a packet to the service IP e.serviceIP. The source's host translates the destination before it
 // applies the security groups, so their rules must permit the address and port of a backend. If the path to one of the
 // healthy backends drops the packet, service adds the steps of that path. Otherwise it adds those of the path to the
 // first healthy backend.
@@ -12,7 +12,7 @@ func (e *explanation) service() error {
 	if passes, err := e.route(); err != nil || !passes {
 		return err
 	}
-	s, err := find(e.r, serviceIPs, kindService, e.t, e.to.Device.ID)
+	s, err := find(e.r, serviceIPs, kindService, e.t, string(e.serviceIP))
 	if err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func (e *explanation) service() error {
 
 // backend evaluates the path to a backend of a service IP.
 func (e *explanation) backend(b cloud.Backend) (err error) {
-	e.to, e.address = nil, b.Address
+	e.to, e.address, e.serviceIP = nil, b.Address, ""
 	if b.Port != "" {
 		if e.to, err = find(e.r, ports, kindPort, e.t, string(b.Port)); err != nil {
 			return err

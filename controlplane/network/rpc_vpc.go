@@ -14,7 +14,7 @@ func vpcToProto(v *cloud.VPC) *networkv1.Vpc {
 	return &networkv1.Vpc{
 		Id: string(v.ID), Name: v.Name, OrgId: string(v.Org), ProjectId: string(v.Project), CidrBlock: v.CIDR.String(),
 		Description: v.Description, Status: networkv1.Status(v.Status), StatusReason: v.StatusReason,
-		Ipv6CidrBlock: prefixText(v.CIDR6), Mtu: uint32(v.MTU), IsDefault: v.Default,
+		Ipv6CidrBlock: prefixText(v.CIDR6), Mtu: uint32(v.MTU), IsDefault: v.Default, ServiceCidrBlock: prefixText(v.ServiceCIDR),
 		CreatedAt: int64(v.CreatedAt), UpdatedAt: int64(v.UpdatedAt),
 	}
 }
@@ -31,6 +31,9 @@ func (r *server) CreateVpc(ctx context.Context, in *networkv1.CreateVpcRequest) 
 		return nil, err
 	}
 	if q.CIDR6, err = prefixOf("ipv6_cidr_block", in.GetIpv6CidrBlock()); err != nil {
+		return nil, err
+	}
+	if q.ServiceCIDR, err = prefixOf("service_cidr_block", in.GetServiceCidrBlock()); err != nil {
 		return nil, err
 	}
 	switch in.GetEgress() {

@@ -18,17 +18,25 @@ var (
 	backendsOf = store.NewTable[struct{}]("backend-of")
 )
 
-// ServiceRequest describes a service IP to create. Service has its ports, backends or selector, health check and
+// ServiceRequest describes a service IP to create. Service has its VPC, ports, backends or selector, health check and
 // affinity.
 type ServiceRequest struct {
+	// Subnet is the subnet of the address. It is empty for an address of the VPC's ServiceCIDR.
 	Subnet  cloud.SubnetID
 	Address netip.Addr // invalid for the lowest free address
 	Service cloud.ServiceIP
 }
 
-// CreateServiceIP creates a service IP with an address of a subnet. A port of the subnet holds the address.
-func (s *Service) CreateServiceIP(ctx context.Context, t cloud.Tenant, q ServiceRequest, body [32]byte) (Result[cloud.ServiceIP], error) {
-	if err := cloud.CheckUUID("subnet_id", string(q.Subnet)); err != nil {
+// CreateServiceIP creates a service IP. A port of the subnet holds the address, unless it is one of the VPC's
+// ServiceCIDR.
+func (s *Service) CreateServiceIP(
+	ctx context.Context, t cloud.Tenant, q ServiceRequest, body [32]byte,
+) (Result[cloud.ServiceIP], error) {
+	field, id := "subnet_id", string(q.Subnet)
+	if id == "" && q.Service.VPC != "" {
+		field, id = "vpc_id", string(q.Service.VPC)
+	}
+	if err := cloud.CheckUUID(field, id); err != nil {
 		return Result[cloud.ServiceIP]{}, err
 	}
 	if err := q.Service.Check(); err != nil {
@@ -49,22 +57,19 @@ func createService(tx *store.Tx, t cloud.Tenant, q ServiceRequest) (out cloud.Se
 		return out, err
 	}
 	out = q.Service
+	out.ID, out.Org, out.Project = cloud.ServiceIPID(id), t.Org, t.Project
 	if err := claimName(tx, t.Project, kindService, out.Name, id); err != nil {
 		return out, err
 	}
-	port, err := createPort(tx, t, PortRequest{Subnet: q.Subnet, IP: q.Address, Groups: &[]cloud.SecurityGroupID{}, Secured: true})
+	if q.Subnet == "" {
+		err = claimServiceAddress(tx, t, &out, q.Address)
+	} else {
+		err = createServicePort(tx, t, &out, q)
+	}
 	if err != nil {
 		return out, err
 	}
-	if out.VPC != "" && out.VPC != port.VPC {
-		if _, err := find(tx, vpcs, kindVPC, t, string(out.VPC)); err != nil {
-			return out, err
-		}
-		return out, fault.Invalid("subnet_id", "belongs to another VPC than vpc_id").With("constraint", "same_vpc")
-	}
-	setDevice(tx, &port, cloud.PortDevice{Kind: cloud.DeviceServiceIP, ID: id})
-	out.ID, out.Org, out.Project, out.VPC, out.Subnet = cloud.ServiceIPID(id), t.Org, t.Project, port.VPC, port.Subnet
-	out.Port, out.Address, out.CreatedAt, out.UpdatedAt = port.ID, port.IP, tx.Now(), tx.Now()
+	out.CreatedAt, out.UpdatedAt = tx.Now(), tx.Now()
 	carryHealth(&out, nil)
 	if err := setBackends(tx, t, &out, nil); err != nil {
 		return out, err
@@ -76,6 +81,25 @@ func createService(tx *store.Tx, t cloud.Tenant, q ServiceRequest) (out cloud.Se
 	serviceIPs.Put(tx, &out, string(t.Project), id)
 	err = resolveBackends(tx.Unguarded(), &out)
 	return out, err
+}
+
+// createServicePort creates the port that holds the address of a service IP in a subnet.
+func createServicePort(tx *store.Tx, t cloud.Tenant, s *cloud.ServiceIP, q ServiceRequest) error {
+	port, err := createPort(
+		tx, t, PortRequest{Subnet: q.Subnet, IP: q.Address, Groups: &[]cloud.SecurityGroupID{}, Secured: true},
+	)
+	if err != nil {
+		return err
+	}
+	if s.VPC != "" && s.VPC != port.VPC {
+		if _, err := find(tx, vpcs, kindVPC, t, string(s.VPC)); err != nil {
+			return err
+		}
+		return fault.Invalid("subnet_id", "belongs to another VPC than vpc_id").With("constraint", "same_vpc")
+	}
+	setDevice(tx, &port, cloud.PortDevice{Kind: cloud.DeviceServiceIP, ID: string(s.ID)})
+	s.VPC, s.Subnet, s.Port, s.Address = port.VPC, port.Subnet, port.ID, port.IP
+	return nil
 }
 
 // setBackends checks the backends of a service IP and records which ports they use. former are the backends that it had
@@ -232,9 +256,11 @@ func deleteService(tx *store.Tx, t cloud.Tenant, id cloud.ServiceIPID) (none str
 	if err != nil {
 		return none, err
 	}
-	port, err := find(tx, ports, kindPort, t, string(s.Port))
-	if err != nil {
-		return none, err
+	var port *cloud.Port
+	if s.Port != "" {
+		if port, err = find(tx, ports, kindPort, t, string(s.Port)); err != nil {
+			return none, err
+		}
 	}
 	users, err := serviceUsers(tx, s, port)
 	if err != nil {
@@ -243,7 +269,12 @@ func deleteService(tx *store.Tx, t cloud.Tenant, id cloud.ServiceIPID) (none str
 	if len(users) > 0 {
 		return none, inUse(label(kindService, s.Name, string(id)), users)
 	}
-	if err := removePort(tx, t, port); err != nil {
+	if port == nil {
+		err = releaseServiceAddress(tx, s)
+	} else {
+		err = removePort(tx, t, port)
+	}
+	if err != nil {
 		return none, err
 	}
 	former := s.Backends
@@ -258,11 +289,12 @@ func deleteService(tx *store.Tx, t cloud.Tenant, id cloud.ServiceIPID) (none str
 	return none, returnQuota(tx, t, quantity{ServiceIPs: 1})
 }
 
-// serviceUsers returns the labels of what leads to a service IP, also by way of its port.
-func serviceUsers(r store.Reader, s *cloud.ServiceIP, port *cloud.Port) ([]string, error) {
-	users, err := portReferrers(r, port)
-	if err != nil {
-		return nil, err
+// serviceUsers returns the labels of what leads to a service IP, also by way of its port, which may be nil.
+func serviceUsers(r store.Reader, s *cloud.ServiceIP, port *cloud.Port) (users []string, err error) {
+	if port != nil {
+		if users, err = portReferrers(r, port); err != nil {
+			return nil, err
+		}
 	}
 	floating, err := floatingAt.Get(r, string(s.ID))
 	if err != nil || floating == nil {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"net/netip"
+	"slices"
 
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -25,7 +26,9 @@ const (
 type VPCRequest struct {
 	Name, Description string
 	CIDR, CIDR6       netip.Prefix
-	MTU               uint32 `cbor:",omitempty"`
+	// ServiceCIDR is invalid for a VPC without a range of addresses for service IPs.
+	ServiceCIDR netip.Prefix
+	MTU         uint32 `cbor:",omitempty"`
 	// NAT is true for a VPC with a default NAT gateway to the external network External. An empty External means the
 	// only external network.
 	NAT      bool
@@ -49,6 +52,11 @@ func (q *VPCRequest) check() error {
 	}
 	if q.CIDR6.IsValid() {
 		if err := cloud.CheckVPCPrefix6("ipv6_cidr_block", q.CIDR6); err != nil {
+			return err
+		}
+	}
+	if q.ServiceCIDR.IsValid() {
+		if err := cloud.CheckServicePrefix("service_cidr_block", q.CIDR, q.ServiceCIDR); err != nil {
 			return err
 		}
 	}
@@ -83,7 +91,7 @@ func createVPC(tx *store.Tx, t cloud.Tenant, q VPCRequest) (vpc cloud.VPC, err e
 	}
 	vpc = cloud.VPC{
 		ID: cloud.VPCID(id), Name: q.Name, Org: t.Org, Project: t.Project, Description: q.Description,
-		CIDR: q.CIDR, CIDR6: q.CIDR6, Default: q.Default,
+		CIDR: q.CIDR, CIDR6: q.CIDR6, ServiceCIDR: q.ServiceCIDR, Default: q.Default,
 		MTU: uint16(cmp.Or(q.MTU, defaultMTU)), Status: cloud.NetworkActive, CreatedAt: tx.Now(), UpdatedAt: tx.Now(),
 	}
 	vpcs.Put(tx, &vpc, string(t.Project), id)
@@ -197,20 +205,27 @@ func deleteVPC(tx *store.Tx, t cloud.Tenant, id cloud.VPCID) (none struct{}, err
 	if vpc.Default {
 		defaultVPCs.Delete(tx, string(t.Project))
 	}
+	if err := forgetAddresses(tx, serviceSpace(vpc).Owner); err != nil {
+		return none, err
+	}
 	releaseName(tx, t.Project, kindVPC, vpc.Name)
 	vpcs.Delete(tx, string(t.Project), string(id))
 	return none, returnQuota(tx, t, quantity{VPCs: 1})
 }
 
-// vpcUsers returns the labels of subnets and ACTIVE peerings of a VPC, up to maxNamedUsers+1 of each, and the IDs of
-// its other peerings.
+// vpcUsers returns the labels of subnets, service IPs and ACTIVE peerings of a VPC, up to maxNamedUsers+1 of each, and
+// the IDs of its other peerings.
 func vpcUsers(r store.Reader, vpc *cloud.VPC) (users []string, proposed []cloud.PeeringID, err error) {
 	inside, err := listUsers(r, subnetsOf, vpc.Project, string(vpc.ID), "", kindSubnet)
 	if err != nil {
 		return nil, nil, err
 	}
+	services, err := listUsers(r, servicesIn, vpc.Project, string(vpc.ID), "", kindService)
+	if err != nil {
+		return nil, nil, err
+	}
 	connected, proposed, err := activePeerings(r, vpc)
-	return append(inside, connected...), proposed, err
+	return slices.Concat(inside, services, connected), proposed, err
 }
 
 // removeGateways deletes the route tables and NAT gateways of a VPC.

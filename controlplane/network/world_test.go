@@ -87,7 +87,7 @@ func (w *world) records() map[string]int {
 			"backend-of": counter(v, backendsOf), "peering": counter(v, peerings), "peering-between": counter(v, peeringBetween),
 			"peering-of": counter(v, peeringsOf), "external-network": counter(v, externals), "external-address": counter(v, externalAddresses),
 			"host-network": counter(v, hostNetworks), "port-label": counter(v, portLabels),
-			"service-selector": counter(v, selectorsIn),
+			"service-at": counter(v, serviceAt), "service-selector": counter(v, selectorsIn),
 		} {
 			n, err := count()
 			if err != nil {

@@ -30,8 +30,8 @@ func (w *wanted) addServices(node cloud.NodeID, one *vpcTable) {
 	}
 	for _, key := range slices.Sorted(maps.Keys(one.services)) {
 		s := one.services[key]
-		if w.subnetOf(s.Address) == nil {
-			w.problem("service IP %s has no subnet with its address %s", s.ID, s.Address)
+		if w.subnetOf(s.Address) == nil && !one.record.ServiceCIDR.Contains(s.Address) {
+			w.problem("service IP %s: neither a subnet nor the VPC's service range has its address %s", s.ID, s.Address)
 			continue
 		}
 		if slices.ContainsFunc(w.Services, func(o cloud.HostService) bool { return o.Address == s.Address }) {

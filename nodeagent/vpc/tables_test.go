@@ -80,6 +80,9 @@ func parseUpdate(t *testing.T, input string) cloud.NetworkUpdate {
 				v.CIDR, v.CIDR6 = netip.MustParsePrefix("10."+n+".0.0/16"), netip.MustParsePrefix("fd00:"+n+"::/48")
 			}
 			v.Project = cloud.ProjectID(args["project"])
+			if text := args["services"]; text != "" {
+				v.ServiceCIDR = netip.MustParsePrefix(text)
+			}
 			u.VPCs = append(u.VPCs, v)
 		case "table":
 			u.RouteTables = append(u.RouteTables, parseTable(id, vpc, words[3:]))

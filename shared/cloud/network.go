@@ -56,7 +56,10 @@ type VPC struct {
 	CIDR        netip.Prefix
 	// CIDR6 is invalid for a VPC without IPv6.
 	CIDR6 netip.Prefix
-	MTU   uint16
+	// ServiceCIDR is a part of CIDR that no subnet overlaps. It has the addresses of the service IPs without a subnet. It
+	// is invalid for a VPC in which each service IP needs a subnet.
+	ServiceCIDR netip.Prefix
+	MTU         uint16
 	// Default marks the VPC of NICs that name neither VPC nor subnet.
 	Default      bool
 	Status       NetworkStatus
@@ -145,12 +148,26 @@ func CheckVPCPrefix6(field string, p netip.Prefix) error {
 	return nil
 }
 
+// CheckServicePrefix returns an InvalidArgument fault unless p is a part of its VPC's IPv4 prefix that leaves room for
+// subnets.
+func CheckServicePrefix(field string, vpc, p netip.Prefix) error {
+	switch {
+	case !p.Addr().Is4() || !within(vpc, p) || p.Bits() == vpc.Bits():
+		return invalid(field, "within_vpc", "must be a part of the VPC's prefix %s, got %s", vpc, p)
+	case p.Bits() > 29:
+		return invalid(field, "prefix_length", "must have a length of at most 29, got %s", p)
+	}
+	return nil
+}
+
 // CheckSubnetPrefix returns an InvalidArgument fault unless p is a part of its VPC's IPv4 prefix that has room for a
 // gateway and a guest.
 func CheckSubnetPrefix(field string, vpc *VPC, p netip.Prefix) error {
 	switch {
 	case !p.Addr().Is4() || !within(vpc.CIDR, p):
 		return invalid(field, "within_vpc", "must be within the VPC's prefix %s, got %s", vpc.CIDR, p)
+	case vpc.ServiceCIDR.IsValid() && vpc.ServiceCIDR.Overlaps(p):
+		return invalid(field, "no_overlap", "must not overlap %s, which has the VPC's service IPs", vpc.ServiceCIDR)
 	case p.Bits() > 29:
 		return invalid(field, "prefix_length", "must have a length of at most 29, got %s", p)
 	}

@@ -13,8 +13,9 @@ type ServiceIP struct {
 	Project     ProjectID
 	Description string
 	VPC         VPCID
-	Subnet      SubnetID
-	// Port is the port whose address the service IP has.
+	// Subnet is the subnet of the address, and Port the port that holds it. Both are empty if the address is one of the
+	// VPC's ServiceCIDR.
+	Subnet   SubnetID
 	Port     PortID
 	Address  netip.Addr
 	Ports    []ServicePort

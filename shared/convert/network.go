@@ -39,6 +39,14 @@ func VPCFrom(in *networkv1.Vpc) (v cloud.VPC, err error) {
 	if err := cloud.CheckVPCPrefix("cidr_block", v.CIDR); err != nil {
 		return v, err
 	}
+	if v.ServiceCIDR, err = optionalPrefix("service_cidr_block", in.GetServiceCidrBlock()); err != nil {
+		return v, err
+	}
+	if v.ServiceCIDR.IsValid() {
+		if err := cloud.CheckServicePrefix("service_cidr_block", v.CIDR, v.ServiceCIDR); err != nil {
+			return v, err
+		}
+	}
 	if v.CIDR6, err = optionalPrefix("ipv6_cidr_block", in.GetIpv6CidrBlock()); err != nil || !v.CIDR6.IsValid() {
 		return v, err
 	}

@@ -19,8 +19,13 @@ func ServiceIPFrom(in *networkv1.ServiceIp) (s cloud.ServiceIP, err error) {
 		Status: cloud.NetworkStatus(in.GetStatus()), StatusReason: in.GetStatusReason(),
 		CreatedAt: in.GetCreatedAt(), UpdatedAt: in.GetUpdatedAt(),
 	}
-	if err := checkIDs("id", in.GetId(), "vpc_id", in.GetVpcId(), "subnet_id", in.GetSubnetId()); err != nil {
+	if err := checkIDs("id", in.GetId(), "vpc_id", in.GetVpcId()); err != nil {
 		return s, err
+	}
+	if in.GetSubnetId() != "" {
+		if err := cloud.CheckUUID("subnet_id", in.GetSubnetId()); err != nil {
+			return s, err
+		}
 	}
 	if s.Affinity != cloud.AffinityNone && s.Affinity != cloud.AffinityClientIP {
 		return s, fault.Invalid("affinity", "must be NONE or CLIENT_IP, got %d", in.GetAffinity())

@@ -381,11 +381,14 @@ type Vpc struct {
 	// The MTU of the interfaces of guests.
 	Mtu uint32 `protobuf:"varint,10,opt,name=mtu,proto3" json:"mtu,omitempty"`
 	// The VPC that NICs without a VPC or subnet use.
-	IsDefault     bool  `protobuf:"varint,11,opt,name=is_default,json=isDefault,proto3" json:"is_default,omitempty"`
-	CreatedAt     int64 `protobuf:"varint,12,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	UpdatedAt     int64 `protobuf:"varint,13,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	IsDefault bool  `protobuf:"varint,11,opt,name=is_default,json=isDefault,proto3" json:"is_default,omitempty"`
+	CreatedAt int64 `protobuf:"varint,12,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	UpdatedAt int64 `protobuf:"varint,13,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
+	// The addresses of service IPs without a subnet: a part of cidr_block with which no subnet may overlap. Empty: each
+	// service IP needs a subnet.
+	ServiceCidrBlock string `protobuf:"bytes,14,opt,name=service_cidr_block,json=serviceCidrBlock,proto3" json:"service_cidr_block,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Vpc) Reset() {
@@ -507,6 +510,13 @@ func (x *Vpc) GetUpdatedAt() int64 {
 		return x.UpdatedAt
 	}
 	return 0
+}
+
+func (x *Vpc) GetServiceCidrBlock() string {
+	if x != nil {
+		return x.ServiceCidrBlock
+	}
+	return ""
 }
 
 type Subnet struct {
@@ -1944,7 +1954,7 @@ type ServiceIp struct {
 	OrgId     string                 `protobuf:"bytes,3,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
 	ProjectId string                 `protobuf:"bytes,4,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
 	VpcId     string                 `protobuf:"bytes,5,opt,name=vpc_id,json=vpcId,proto3" json:"vpc_id,omitempty"`
-	// The subnet of the address.
+	// The subnet of the address. Empty: the address is one of the VPC's service_cidr_block.
 	SubnetId string `protobuf:"bytes,6,opt,name=subnet_id,json=subnetId,proto3" json:"subnet_id,omitempty"`
 	Address  string `protobuf:"bytes,7,opt,name=address,proto3" json:"address,omitempty"`
 	// 1 to 32.
@@ -2433,9 +2443,11 @@ type CreateVpcRequest struct {
 	ExternalNetwork string `protobuf:"bytes,8,opt,name=external_network,json=externalNetwork,proto3" json:"external_network,omitempty"`
 	// 1280 to 65485; 0: 1450. It is the MTU of the guests' interfaces, and cannot be changed. A VM is placed only on hosts
 	// whose underlay has an MTU that is 50 bytes larger (70 with IPv6).
-	Mtu           uint32 `protobuf:"varint,9,opt,name=mtu,proto3" json:"mtu,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Mtu uint32 `protobuf:"varint,9,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	// Cannot be changed. A /29 or larger, and smaller than cidr_block.
+	ServiceCidrBlock string `protobuf:"bytes,10,opt,name=service_cidr_block,json=serviceCidrBlock,proto3" json:"service_cidr_block,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *CreateVpcRequest) Reset() {
@@ -2529,6 +2541,13 @@ func (x *CreateVpcRequest) GetMtu() uint32 {
 		return x.Mtu
 	}
 	return 0
+}
+
+func (x *CreateVpcRequest) GetServiceCidrBlock() string {
+	if x != nil {
+		return x.ServiceCidrBlock
+	}
+	return ""
 }
 
 type UpdateVpcRequest struct {
@@ -6281,18 +6300,21 @@ func (*DeleteFloatingIpResponse) Descriptor() ([]byte, []int) {
 }
 
 type CreateServiceIpRequest struct {
-	state       protoimpl.MessageState `protogen:"open.v1"`
-	OrgId       string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
-	ProjectId   string                 `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
-	Name        string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
-	VpcId       string                 `protobuf:"bytes,4,opt,name=vpc_id,json=vpcId,proto3" json:"vpc_id,omitempty"`
-	Description string                 `protobuf:"bytes,5,opt,name=description,proto3" json:"description,omitempty"`
-	SubnetId    string                 `protobuf:"bytes,6,opt,name=subnet_id,json=subnetId,proto3" json:"subnet_id,omitempty"`
-	Address     string                 `protobuf:"bytes,7,opt,name=address,proto3" json:"address,omitempty"`
-	Ports       []*ServicePort         `protobuf:"bytes,8,rep,name=ports,proto3" json:"ports,omitempty"`
-	Backends    []*Backend             `protobuf:"bytes,9,rep,name=backends,proto3" json:"backends,omitempty"`
-	HealthCheck *HealthCheck           `protobuf:"bytes,10,opt,name=health_check,json=healthCheck,proto3" json:"health_check,omitempty"`
-	Affinity    Affinity               `protobuf:"varint,11,opt,name=affinity,proto3,enum=network.v1.Affinity" json:"affinity,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	OrgId     string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId string                 `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	Name      string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// Required without subnet_id.
+	VpcId       string `protobuf:"bytes,4,opt,name=vpc_id,json=vpcId,proto3" json:"vpc_id,omitempty"`
+	Description string `protobuf:"bytes,5,opt,name=description,proto3" json:"description,omitempty"`
+	// The subnet of the address. Empty: the address is one of the VPC's service_cidr_block.
+	SubnetId string `protobuf:"bytes,6,opt,name=subnet_id,json=subnetId,proto3" json:"subnet_id,omitempty"`
+	// Empty: the lowest free address.
+	Address     string         `protobuf:"bytes,7,opt,name=address,proto3" json:"address,omitempty"`
+	Ports       []*ServicePort `protobuf:"bytes,8,rep,name=ports,proto3" json:"ports,omitempty"`
+	Backends    []*Backend     `protobuf:"bytes,9,rep,name=backends,proto3" json:"backends,omitempty"`
+	HealthCheck *HealthCheck   `protobuf:"bytes,10,opt,name=health_check,json=healthCheck,proto3" json:"health_check,omitempty"`
+	Affinity    Affinity       `protobuf:"varint,11,opt,name=affinity,proto3,enum=network.v1.Affinity" json:"affinity,omitempty"`
 	// Instead of backends.
 	Selector      map[string]string `protobuf:"bytes,12,rep,name=selector,proto3" json:"selector,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
@@ -8126,7 +8148,7 @@ var File_network_v1_network_proto protoreflect.FileDescriptor
 const file_network_v1_network_proto_rawDesc = "" +
 	"\n" +
 	"\x18network/v1/network.proto\x12\n" +
-	"network.v1\"\x88\x03\n" +
+	"network.v1\"\xb6\x03\n" +
 	"\x03Vpc\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x15\n" +
@@ -8146,7 +8168,8 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\f \x01(\x03R\tcreatedAt\x12\x1d\n" +
 	"\n" +
-	"updated_at\x18\r \x01(\x03R\tupdatedAt\"\x82\x04\n" +
+	"updated_at\x18\r \x01(\x03R\tupdatedAt\x12,\n" +
+	"\x12service_cidr_block\x18\x0e \x01(\tR\x10serviceCidrBlock\"\x82\x04\n" +
 	"\x06Subnet\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x15\n" +
@@ -8383,7 +8406,7 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\b \x01(\x03R\tcreatedAt\x12\x1d\n" +
 	"\n" +
-	"updated_at\x18\t \x01(\x03R\tupdatedAt\"\xae\x02\n" +
+	"updated_at\x18\t \x01(\x03R\tupdatedAt\"\xdc\x02\n" +
 	"\x10CreateVpcRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
@@ -8395,7 +8418,9 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\x0fipv6_cidr_block\x18\x06 \x01(\tR\ripv6CidrBlock\x12*\n" +
 	"\x06egress\x18\a \x01(\x0e2\x12.network.v1.EgressR\x06egress\x12)\n" +
 	"\x10external_network\x18\b \x01(\tR\x0fexternalNetwork\x12\x10\n" +
-	"\x03mtu\x18\t \x01(\rR\x03mtu\"\xb1\x01\n" +
+	"\x03mtu\x18\t \x01(\rR\x03mtu\x12,\n" +
+	"\x12service_cidr_block\x18\n" +
+	" \x01(\tR\x10serviceCidrBlock\"\xb1\x01\n" +
 	"\x10UpdateVpcRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +

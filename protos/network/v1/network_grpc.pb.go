@@ -117,7 +117,8 @@ type NetworkServiceClient interface {
 	// tables, and the proposals of peerings with it that were not accepted.
 	DeleteVpc(ctx context.Context, in *DeleteVpcRequest, opts ...grpc.CallOption) (*DeleteVpcResponse, error)
 	// CreateSubnet creates a subnet within the VPC's prefix. INVALID_ARGUMENT: it overlaps another subnet of the VPC (the
-	// message names it), or the gateway is outside of it, its network address or its broadcast address.
+	// message names it) or the service_cidr_block, or the gateway is outside of it, its network address or its broadcast
+	// address.
 	CreateSubnet(ctx context.Context, in *CreateSubnetRequest, opts ...grpc.CallOption) (*Subnet, error)
 	// GetSubnet returns a subnet with the number of free addresses. The read is linearizable.
 	GetSubnet(ctx context.Context, in *GetSubnetRequest, opts ...grpc.CallOption) (*Subnet, error)
@@ -205,7 +206,9 @@ type NetworkServiceClient interface {
 	// a backend gets connections after its first successful check. The backends are those of the request, or with a
 	// selector the ports of the VPC that have its labels: a port becomes a backend when it gets the labels, and is removed
 	// when it loses one or is deleted. Ports of service IPs are not selected. INVALID_ARGUMENT: a backend is not in the VPC
-	// or in a peered VPC, its address is an IPv6 address, or the request has both backends and a selector.
+	// or in a peered VPC, its address is an IPv6 address, the request has both backends and a selector, or it has no
+	// subnet_id and the VPC has no service_cidr_block. RESOURCE_EXHAUSTED (SUBNET_FULL, SERVICE_RANGE_FULL): no address is
+	// free. ALREADY_EXISTS (ADDRESS_IN_USE): the requested address is taken, or was released less than 60 s ago.
 	CreateServiceIp(ctx context.Context, in *CreateServiceIpRequest, opts ...grpc.CallOption) (*ServiceIp, error)
 	// GetServiceIp returns a service IP with the health of its backends. The read is linearizable, but health may be as
 	// old as the interval of the health check. The status is ACTIVE if a backend is healthy. It is PENDING if no backend
@@ -216,7 +219,7 @@ type NetworkServiceClient interface {
 	// UpdateServiceIp replaces ports, backends, selector, health check and affinity as a whole. Connections to backends
 	// that were removed end within a second; others continue.
 	UpdateServiceIp(ctx context.Context, in *UpdateServiceIpRequest, opts ...grpc.CallOption) (*ServiceIp, error)
-	// DeleteServiceIp deletes a service IP and its port. FAILED_PRECONDITION (IN_USE): one of them has a floating IP, or is
+	// DeleteServiceIp deletes a service IP and its port, if it has an address of a subnet. FAILED_PRECONDITION (IN_USE): one of them has a floating IP, or is
 	// the target of a route or a backend of another service IP.
 	DeleteServiceIp(ctx context.Context, in *DeleteServiceIpRequest, opts ...grpc.CallOption) (*DeleteServiceIpResponse, error)
 	// CreatePeering proposes to connect two VPCs. It is ACTIVE at once if both belong to one project, and otherwise after
@@ -829,7 +832,8 @@ type NetworkServiceServer interface {
 	// tables, and the proposals of peerings with it that were not accepted.
 	DeleteVpc(context.Context, *DeleteVpcRequest) (*DeleteVpcResponse, error)
 	// CreateSubnet creates a subnet within the VPC's prefix. INVALID_ARGUMENT: it overlaps another subnet of the VPC (the
-	// message names it), or the gateway is outside of it, its network address or its broadcast address.
+	// message names it) or the service_cidr_block, or the gateway is outside of it, its network address or its broadcast
+	// address.
 	CreateSubnet(context.Context, *CreateSubnetRequest) (*Subnet, error)
 	// GetSubnet returns a subnet with the number of free addresses. The read is linearizable.
 	GetSubnet(context.Context, *GetSubnetRequest) (*Subnet, error)
@@ -917,7 +921,9 @@ type NetworkServiceServer interface {
 	// a backend gets connections after its first successful check. The backends are those of the request, or with a
 	// selector the ports of the VPC that have its labels: a port becomes a backend when it gets the labels, and is removed
 	// when it loses one or is deleted. Ports of service IPs are not selected. INVALID_ARGUMENT: a backend is not in the VPC
-	// or in a peered VPC, its address is an IPv6 address, or the request has both backends and a selector.
+	// or in a peered VPC, its address is an IPv6 address, the request has both backends and a selector, or it has no
+	// subnet_id and the VPC has no service_cidr_block. RESOURCE_EXHAUSTED (SUBNET_FULL, SERVICE_RANGE_FULL): no address is
+	// free. ALREADY_EXISTS (ADDRESS_IN_USE): the requested address is taken, or was released less than 60 s ago.
 	CreateServiceIp(context.Context, *CreateServiceIpRequest) (*ServiceIp, error)
 	// GetServiceIp returns a service IP with the health of its backends. The read is linearizable, but health may be as
 	// old as the interval of the health check. The status is ACTIVE if a backend is healthy. It is PENDING if no backend
@@ -928,7 +934,7 @@ type NetworkServiceServer interface {
 	// UpdateServiceIp replaces ports, backends, selector, health check and affinity as a whole. Connections to backends
 	// that were removed end within a second; others continue.
 	UpdateServiceIp(context.Context, *UpdateServiceIpRequest) (*ServiceIp, error)
-	// DeleteServiceIp deletes a service IP and its port. FAILED_PRECONDITION (IN_USE): one of them has a floating IP, or is
+	// DeleteServiceIp deletes a service IP and its port, if it has an address of a subnet. FAILED_PRECONDITION (IN_USE): one of them has a floating IP, or is
 	// the target of a route or a backend of another service IP.
 	DeleteServiceIp(context.Context, *DeleteServiceIpRequest) (*DeleteServiceIpResponse, error)
 	// CreatePeering proposes to connect two VPCs. It is ACTIVE at once if both belong to one project, and otherwise after
