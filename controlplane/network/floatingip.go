@@ -136,9 +136,15 @@ func (s *Service) GetFloatingIP(ctx context.Context, t cloud.Tenant, id cloud.Fl
 // ListFloatingIPs returns a page of the project's floating IPs, and the token of the next page. An empty port means
 // all.
 func (s *Service) ListFloatingIPs(ctx context.Context, t cloud.Tenant, p page, port cloud.PortID) ([]*cloud.FloatingIP, string, error) {
-	return list(ctx, s, floatingIPs, t, p, string(port), func(f *cloud.FloatingIP) bool {
-		return (p.Name == "" || f.Name == p.Name) && (port == "" || f.Port == port)
-	})
+	l := listing[cloud.FloatingIP]{
+		kind: kindFloating, table: floatingIPs, t: t, page: p, filter: string(port),
+		name: func(f *cloud.FloatingIP) string { return f.Name },
+		keep: func(f *cloud.FloatingIP) bool { return port == "" || f.Port == port },
+	}
+	if p.Name != "" {
+		return listNamed(ctx, s, l)
+	}
+	return list(ctx, s, l)
 }
 
 // FloatingUpdate describes a change of a floating IP. Nil fields keep their value. If Port or ServiceIP is set, it

@@ -164,11 +164,14 @@ func (s *Service) GetSecurityGroup(
 func (s *Service) ListSecurityGroups(
 	ctx context.Context, t cloud.Tenant, p page,
 ) ([]*cloud.SecurityGroup, string, error) {
-	all := func(*cloud.SecurityGroup) bool { return true }
-	if p.Name != "" {
-		return listNamed(ctx, s, kindGroup, groups, t, p, "", all)
+	l := listing[cloud.SecurityGroup]{
+		kind: kindGroup, table: groups, t: t, page: p, keep: func(*cloud.SecurityGroup) bool { return true },
+		name: func(g *cloud.SecurityGroup) string { return g.Name },
 	}
-	return list(ctx, s, groups, t, p, "", all)
+	if p.Name != "" {
+		return listNamed(ctx, s, l)
+	}
+	return list(ctx, s, l)
 }
 
 // GroupUpdate describes a change of a security group. Nil fields keep their value.

@@ -99,3 +99,56 @@ func TestFilteredLists(t *testing.T) {
 	require.Len(t, named, 1)
 	require.Equal(t, vpcIDs[2], named[0].ID)
 }
+
+// TestPageTokensOfOtherIndexes requires that a page token of a list is valid for the same list read from another index,
+// as a member of another version may do, and that it is not valid for a list with another filter.
+func TestPageTokensOfOtherIndexes(t *testing.T) {
+	w := newFeedScript(t)
+	w.createVPC("prod")
+	w.createVPC("lab")
+	ctx := w.as(acme, "")
+	for i := range 4 {
+		for _, vpc := range []string{"prod", "lab"} {
+			w.update(func(tx *store.Tx) error {
+				_, err := createService(tx, acme, ServiceRequest{
+					Subnet: cloud.SubnetID(w.ids[vpc+"-subnet"]), Service: cloud.ServiceIP{
+						Name: fmt.Sprint(vpc, i), Affinity: cloud.AffinityNone,
+						Ports: []cloud.ServicePort{{Protocol: cloud.ProtocolTCP, Port: 80, Target: 80}},
+					},
+				})
+				return err
+			})
+		}
+	}
+	vpc := cloud.VPCID(w.ids["prod"])
+	read := map[string]func(page) ([]*cloud.ServiceIP, string, error){
+		"index": func(p page) ([]*cloud.ServiceIP, string, error) {
+			return w.networks.ListServiceIPs(ctx, acme, p, vpc)
+		},
+		"scan": func(p page) ([]*cloud.ServiceIP, string, error) {
+			return list(ctx, w.networks, listing[cloud.ServiceIP]{
+				table: serviceIPs, t: acme, page: p, filter: string(vpc),
+				keep: func(s *cloud.ServiceIP) bool { return s.VPC == vpc },
+			})
+		},
+	}
+	for _, order := range [][]string{{"index", "scan", "index", "scan"}, {"scan", "index", "scan", "index"}} {
+		var found []string
+		p := page{Size: 1}
+		for _, from := range order {
+			some, next, err := read[from](p)
+			require.NoError(t, err)
+			require.Len(t, some, 1)
+			found = append(found, some[0].Name)
+			p.Token = next
+		}
+		require.Equal(t, []string{"prod0", "prod1", "prod2", "prod3"}, found)
+		require.Empty(t, p.Token)
+	}
+	_, token, err := read["index"](page{Size: 1})
+	require.NoError(t, err)
+	_, _, err = w.networks.ListServiceIPs(ctx, acme, page{Token: token}, cloud.VPCID(w.ids["lab"]))
+	require.ErrorContains(t, err, "page_token")
+	_, _, err = w.networks.ListServiceIPs(w.as(evil, ""), evil, page{Token: token}, vpc)
+	require.ErrorContains(t, err, "page_token")
+}

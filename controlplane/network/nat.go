@@ -126,9 +126,10 @@ func (s *Service) GetNATGateway(ctx context.Context, t cloud.Tenant, id cloud.NA
 
 // ListNATGateways returns a page of the project's NAT gateways, and the token of the next page. An empty vpc means all.
 func (s *Service) ListNATGateways(ctx context.Context, t cloud.Tenant, p page, vpc cloud.VPCID) ([]*cloud.NATGateway, string, error) {
-	return list(ctx, s, natGateways, t, p, string(vpc), func(n *cloud.NATGateway) bool {
-		return (p.Name == "" || n.Name == p.Name) && (vpc == "" || n.VPC == vpc)
-	})
+	return listIn(ctx, s, listing[cloud.NATGateway]{
+		kind: kindNAT, table: natGateways, t: t, page: p, name: func(n *cloud.NATGateway) string { return n.Name },
+		keep: func(n *cloud.NATGateway) bool { return vpc == "" || n.VPC == vpc },
+	}, natIn, vpc)
 }
 
 // DeleteNATGateway deletes a NAT gateway to which no route refers.

@@ -28,7 +28,6 @@ package network
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"strings"
 
@@ -116,62 +115,6 @@ func inUse(resource string, users []string) error {
 const maxNamedUsers = 5
 
 func notFound(kind, id string) error { return fault.New(fault.NotFound, "no %s %s", kind, id) }
-
-// page is the part of a list request that all resources have in common. Name selects resources with that name; empty
-// means all.
-type page struct {
-	Size  int32
-	Token string
-	Name  string
-}
-
-// list returns a page of the project's records in a table for which keep returns true.
-func list[T any](
-	ctx context.Context, s *Service, table store.Table[T], t cloud.Tenant, p page, filter string, keep func(*T) bool,
-) ([]*T, string, error) {
-	return store.Page(ctx, s.opts.Store, table, p.request(filter), keep, string(t.Project))
-}
-
-// listOf is like list, but reads only those records whose IDs an index has below owner, at <owner>/<id>. The owner may
-// be of another project: records of other projects are left out.
-func listOf[I, T any](
-	ctx context.Context, s *Service, index store.Table[I], owner string, table store.Table[T], t cloud.Tenant, p page,
-	filter string, keep func(*T) bool,
-) ([]*T, string, error) {
-	find := func(v *store.View, entry store.Record[I]) (*T, error) {
-		return keptRecord(v, table, t, entry.Path[1], keep)
-	}
-	return store.PageOfIndex(ctx, s.opts.Store, index, p.request(filter), find, owner)
-}
-
-// listNamed is like list for a request with a name, which at most one resource of a kind has. It reads no others.
-func listNamed[T any](
-	ctx context.Context, s *Service, kind string, table store.Table[T], t cloud.Tenant, p page, filter string,
-	keep func(*T) bool,
-) ([]*T, string, error) {
-	req := p.request(filter)
-	req.Only = []string{string(t.Project), kind, p.Name}
-	find := func(v *store.View, entry store.Record[string]) (*T, error) {
-		return keptRecord(v, table, t, *entry.Value, keep)
-	}
-	return store.PageOfIndex(ctx, s.opts.Store, names, req, find, string(t.Project), kind)
-}
-
-// keptRecord returns the record of a project at an ID, or nil if there is none or keep returns false for it.
-func keptRecord[T any](
-	v *store.View, table store.Table[T], t cloud.Tenant, id string, keep func(*T) bool,
-) (*T, error) {
-	out, err := table.Get(v, string(t.Project), id)
-	if err != nil || out == nil || !keep(out) {
-		return nil, err
-	}
-	return out, nil
-}
-
-// request returns the request for a page of the records that the name and the filter select.
-func (p *page) request(filter string) store.PageRequest {
-	return store.PageRequest{Size: p.Size, Token: p.Token, Query: fmt.Sprintf("network\x00%s\x00%s", p.Name, filter)}
-}
 
 // get returns the record of a project at an ID from a linearizable read. field is the name of the ID in requests, kind
 // that of the resource in errors.

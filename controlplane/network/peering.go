@@ -150,11 +150,18 @@ func (s *Service) GetPeering(ctx context.Context, t cloud.Tenant, id cloud.Peeri
 	return get(ctx, s, peerings, kindPeering, "id", t, string(id))
 }
 
-// ListPeerings returns a page of the project's peerings, and the token of the next page. An empty vpc means all.
+// ListPeerings returns a page of the project's peerings, and the token of the next page. An empty vpc means all. Several
+// peerings can have one name, because a project also lists those that other projects proposed.
 func (s *Service) ListPeerings(ctx context.Context, t cloud.Tenant, p page, vpc cloud.VPCID) ([]*cloud.Peering, string, error) {
-	return list(ctx, s, peerings, t, p, string(vpc), func(n *cloud.Peering) bool {
-		return (p.Name == "" || n.Name == p.Name) && (vpc == "" || n.VPC == vpc || n.PeerVPC == vpc)
-	})
+	l := listing[cloud.Peering]{
+		kind: kindPeering, table: peerings, t: t, page: p, filter: string(vpc),
+		name: func(n *cloud.Peering) string { return n.Name },
+		keep: func(n *cloud.Peering) bool { return vpc == "" || n.VPC == vpc || n.PeerVPC == vpc },
+	}
+	if vpc != "" {
+		return listOf(ctx, s, l, peeringsOf, string(vpc))
+	}
+	return list(ctx, s, l)
 }
 
 // PeeringUpdate describes a change of a peering. Nil fields keep their value.

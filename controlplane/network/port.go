@@ -240,23 +240,26 @@ type PortFilter struct {
 
 // ListPorts returns a page of the project's ports, and the token of the next page.
 func (s *Service) ListPorts(ctx context.Context, t cloud.Tenant, p page, f PortFilter) ([]*cloud.Port, string, error) {
-	filter := string(f.VPC) + "\x00" + string(f.Subnet) + "\x00" + f.Device + "\x00" + string(f.Group)
-	keep := func(n *cloud.Port) bool {
-		return (f.VPC == "" || n.VPC == f.VPC) && (f.Subnet == "" || n.Subnet == f.Subnet) &&
-			(f.Device == "" || n.Device.ID == f.Device) && (f.Group == "" || hasGroup(n, f.Group))
+	l := listing[cloud.Port]{
+		kind: kindPort, table: ports, t: t, page: p, name: func(n *cloud.Port) string { return n.Name },
+		filter: string(f.VPC) + "\x00" + string(f.Subnet) + "\x00" + f.Device + "\x00" + string(f.Group),
+		keep: func(n *cloud.Port) bool {
+			return (f.VPC == "" || n.VPC == f.VPC) && (f.Subnet == "" || n.Subnet == f.Subnet) &&
+				(f.Device == "" || n.Device.ID == f.Device) && (f.Group == "" || hasGroup(n, f.Group))
+		},
 	}
 	// Prefer the index with the fewest entries.
 	switch {
 	case p.Name != "":
-		return listNamed(ctx, s, kindPort, ports, t, p, filter, keep)
+		return listNamed(ctx, s, l)
 	case f.Device != "":
-		return listOf(ctx, s, devicePorts, f.Device, ports, t, p, filter, keep)
+		return listOf(ctx, s, l, devicePorts, f.Device)
 	case f.Group != "":
-		return listOf(ctx, s, groupPorts, string(f.Group), ports, t, p, filter, keep)
+		return listOf(ctx, s, l, groupPorts, string(f.Group))
 	case f.Subnet != "":
-		return listOf(ctx, s, portsOf, string(f.Subnet), ports, t, p, filter, keep)
+		return listOf(ctx, s, l, portsOf, string(f.Subnet))
 	}
-	return list(ctx, s, ports, t, p, filter, keep)
+	return list(ctx, s, l)
 }
 
 // PortUpdate describes a change of a port. Nil fields keep their value.

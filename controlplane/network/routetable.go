@@ -186,9 +186,10 @@ func (s *Service) GetRouteTable(ctx context.Context, t cloud.Tenant, id cloud.Ro
 
 // ListRouteTables returns a page of the project's route tables, and the token of the next page. An empty vpc means all.
 func (s *Service) ListRouteTables(ctx context.Context, t cloud.Tenant, p page, vpc cloud.VPCID) ([]*cloud.RouteTable, string, error) {
-	return list(ctx, s, routeTables, t, p, string(vpc), func(r *cloud.RouteTable) bool {
-		return (p.Name == "" || r.Name == p.Name) && (vpc == "" || r.VPC == vpc)
-	})
+	return listIn(ctx, s, listing[cloud.RouteTable]{
+		kind: kindTable, table: routeTables, t: t, page: p, name: func(r *cloud.RouteTable) string { return r.Name },
+		keep: func(r *cloud.RouteTable) bool { return vpc == "" || r.VPC == vpc },
+	}, tablesIn, vpc)
 }
 
 // RouteTableUpdate describes a change of a route table. Nil fields keep their value.

@@ -183,13 +183,10 @@ func (s *Service) GetServiceIP(ctx context.Context, t cloud.Tenant, id cloud.Ser
 func (s *Service) ListServiceIPs(
 	ctx context.Context, t cloud.Tenant, p page, vpc cloud.VPCID,
 ) ([]*cloud.ServiceIP, string, error) {
-	find := func(v *store.View, r store.Record[cloud.ServiceIP]) (*cloud.ServiceIP, error) {
-		if p.Name != "" && r.Value.Name != p.Name || vpc != "" && r.Value.VPC != vpc {
-			return nil, nil
-		}
-		return r.Value, resolveBackends(v, r.Value)
-	}
-	return store.PageOfIndex(ctx, s.opts.Store, serviceIPs, p.request(string(vpc)), find, string(t.Project))
+	return listIn(ctx, s, listing[cloud.ServiceIP]{
+		kind: kindService, table: serviceIPs, t: t, page: p, name: func(n *cloud.ServiceIP) string { return n.Name },
+		keep: func(n *cloud.ServiceIP) bool { return vpc == "" || n.VPC == vpc }, complete: resolveBackends,
+	}, servicesIn, vpc)
 }
 
 // ServiceUpdate describes a change of a service IP. Nil names and descriptions keep their value. The ports, backends,

@@ -176,16 +176,10 @@ type SubnetFilter struct{ VPC cloud.VPCID }
 
 // ListSubnets returns a page of the project's subnets, and the token of the next page.
 func (s *Service) ListSubnets(ctx context.Context, t cloud.Tenant, p page, f SubnetFilter) (out []SubnetInfo, next string, err error) {
-	var all []*cloud.Subnet
-	keep := func(n *cloud.Subnet) bool { return f.VPC == "" || n.VPC == f.VPC }
-	switch {
-	case p.Name != "":
-		all, next, err = listNamed(ctx, s, kindSubnet, subnets, t, p, string(f.VPC), keep)
-	case f.VPC != "":
-		all, next, err = listOf(ctx, s, subnetsOf, string(f.VPC), subnets, t, p, string(f.VPC), keep)
-	default:
-		all, next, err = list(ctx, s, subnets, t, p, string(f.VPC), keep)
-	}
+	all, next, err := listIn(ctx, s, listing[cloud.Subnet]{
+		kind: kindSubnet, table: subnets, t: t, page: p, name: func(n *cloud.Subnet) string { return n.Name },
+		keep: func(n *cloud.Subnet) bool { return f.VPC == "" || n.VPC == f.VPC },
+	}, subnetsOf, f.VPC)
 	if err != nil {
 		return nil, "", err
 	}

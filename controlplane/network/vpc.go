@@ -111,11 +111,14 @@ func (s *Service) GetVPC(ctx context.Context, t cloud.Tenant, id cloud.VPCID) (*
 
 // ListVPCs returns a page of the project's VPCs, and the token of the next page.
 func (s *Service) ListVPCs(ctx context.Context, t cloud.Tenant, p page) ([]*cloud.VPC, string, error) {
-	all := func(*cloud.VPC) bool { return true }
-	if p.Name != "" {
-		return listNamed(ctx, s, kindVPC, vpcs, t, p, "", all)
+	l := listing[cloud.VPC]{
+		kind: kindVPC, table: vpcs, t: t, page: p, keep: func(*cloud.VPC) bool { return true },
+		name: func(v *cloud.VPC) string { return v.Name },
 	}
-	return list(ctx, s, vpcs, t, p, "", all)
+	if p.Name != "" {
+		return listNamed(ctx, s, l)
+	}
+	return list(ctx, s, l)
 }
 
 // VPCUpdate describes a change of a VPC. Nil fields keep their value.

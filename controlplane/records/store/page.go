@@ -6,6 +6,7 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
+	"strings"
 
 	"github.com/fxamacker/cbor/v2"
 
@@ -32,9 +33,15 @@ type PageRequest struct {
 // fewer items than requested, and a token for the next page.
 const maxScan = 10_000
 
+// pageToken is the content of a page token. It does not depend on the index that a list was read from, so a token of a
+// member is valid on members of other versions, which may read the same list from another index.
 type pageToken struct {
-	Query    [8]byte
-	Last     []byte
+	// Query identifies the list: it is a part of a hash of PageRequest.Query and of the path of the listed records.
+	Query [8]byte
+	// Last is the key of the last record that was read. It is the key of the listed record, also if its entry in an index
+	// was read. The record need not exist.
+	Last []byte
+	// Revision is that of the first page.
 	Revision int64
 }
 
@@ -70,20 +77,37 @@ func (s *Store) openToken(text string, query [8]byte) (t pageToken, err error) {
 // Page returns one page of the records below path for which keep returns true, in order of their paths, and the token
 // of the next page. The token is empty on the last page. All pages of a list show the records as of the revision of the
 // first page.
-func Page[T any](ctx context.Context, s *Store, t Table[T], req PageRequest, keep func(*T) bool, path ...string) (items []*T, next string, err error) {
-	find := func(_ *View, r Record[T]) (*T, error) {
-		if !keep(r.Value) {
-			return nil, nil
-		}
-		return r.Value, nil
-	}
-	return PageOfIndex(ctx, s, t, req, find, path...)
+func Page[T any](
+	ctx context.Context, s *Store, t Table[T], req PageRequest, keep func(*T) bool, path ...string,
+) (items []*T, next string, err error) {
+	return PageOfIndex(ctx, s, t, req, Indexed[T, T]{
+		Table: t, Path: path,
+		ID: func(r Record[T]) string { return strings.Join(r.Path[len(path):], "/") },
+		Find: func(_ *View, r Record[T]) (*T, error) {
+			if !keep(r.Value) {
+				return nil, nil
+			}
+			return r.Value, nil
+		},
+	}, path...)
 }
 
-// PageOfIndex is like Page for the records that an index names. For each entry of the index below path it calls find,
-// which returns the record as of the View, or nil for an entry that is left out. The order is that of the index.
+// Indexed describes records whose IDs are in an index.
+type Indexed[I, T any] struct {
+	// The records are in Table, below Path.
+	Table Table[T]
+	Path  []string
+	// ID returns the ID of the record of an index entry: the rest of the record's path after Path. It must be the rest of
+	// the entry's path too, except in a list with PageRequest.Only.
+	ID func(Record[I]) string
+	// Find returns the record of an index entry as of the View, or nil for an entry that is left out.
+	Find func(*View, Record[I]) (*T, error)
+}
+
+// PageOfIndex is like Page for the records that the entries of an index below path name. Its tokens are those of Page
+// for the same records and the same Query.
 func PageOfIndex[I, T any](
-	ctx context.Context, s *Store, t Table[I], req PageRequest, find func(*View, Record[I]) (*T, error), path ...string,
+	ctx context.Context, s *Store, index Table[I], req PageRequest, of Indexed[I, T], path ...string,
 ) (items []*T, next string, err error) {
 	size := int(req.Size)
 	switch {
@@ -92,31 +116,27 @@ func PageOfIndex[I, T any](
 	case size == 0:
 		size = cloud.DefaultPage
 	}
-	start, end := t.below(path)
-	sum := sha256.Sum256(append(append([]byte(req.Query), 0), start...))
-	query := [8]byte(sum[:8])
-	if len(req.After) > 0 {
-		start = append(t.key(req.After), 0)
-	}
-	if len(req.Before) > 0 {
-		end = t.key(req.Before)
-	}
-	if len(req.Only) > 0 {
-		start = t.key(req.Only)
-		end = append(bytes.Clone(start), 0)
-	}
-	var token pageToken
+	below, _ := of.Table.below(of.Path)
+	sum := sha256.Sum256(append(append([]byte(req.Query), 0), below...))
+	token := pageToken{Query: [8]byte(sum[:8])}
+	start, end := index.bounds(req, path)
+	last := ""
 	if req.Token != "" {
-		if token, err = s.openToken(req.Token, query); err != nil {
+		if token, err = s.openToken(req.Token, token.Query); err != nil {
 			return nil, "", err
 		}
-		start = append(bytes.Clone(token.Last), 0)
+		last = strings.TrimPrefix(string(token.Last), string(below))
+		if len(req.Only) == 0 {
+			first, _ := index.below(path)
+			start = append(append(first, last...), 0)
+		}
 	}
 	read := func(v *View) error {
 		if token.Revision != 0 {
 			v = v.at(token.Revision)
 		}
-		items, next, err = page(s, t, v, size, pageToken{Query: query, Revision: v.Revision()}, start, end, find)
+		token.Revision = v.Revision()
+		items, next, err = page(s, index, v, size, token, start, end, last, below, of)
 		return err
 	}
 	if err := s.View(ctx, read); err != nil {
@@ -128,16 +148,39 @@ func PageOfIndex[I, T any](
 	return items, next, nil
 }
 
+// bounds returns the range of keys that the first page of a list reads. start is inclusive, end is exclusive.
+func (t Table[T]) bounds(req PageRequest, path []string) (start, end []byte) {
+	start, end = t.below(path)
+	if len(req.After) > 0 {
+		start = append(t.key(req.After), 0)
+	}
+	if len(req.Before) > 0 {
+		end = t.key(req.Before)
+	}
+	if len(req.Only) > 0 {
+		start = t.key(req.Only)
+		end = append(bytes.Clone(start), 0)
+	}
+	return start, end
+}
+
+// page reads one page from the range of an index. It leaves out the records up to the ID last.
 func page[I, T any](
-	s *Store, t Table[I], v *View, size int, token pageToken, start, end []byte, find func(*View, Record[I]) (*T, error),
+	s *Store, index Table[I], v *View, size int, token pageToken, start, end []byte, last string, below []byte,
+	of Indexed[I, T],
 ) (items []*T, next string, err error) {
 	for scanned := 0; ; {
-		records, more, err := t.list(v, start, end, size+1)
+		records, more, err := index.list(v, start, end, size+1)
 		if err != nil {
 			return nil, "", err
 		}
 		for i, r := range records {
-			item, err := find(v, r)
+			start = append(index.key(records[i].Path), 0)
+			id := of.ID(r)
+			if last != "" && id <= last {
+				continue
+			}
+			item, err := of.Find(v, r)
 			if err != nil {
 				return nil, "", err
 			}
@@ -148,7 +191,7 @@ func page[I, T any](
 				}
 				items = append(items, item)
 			}
-			token.Last = t.key(records[i].Path)
+			token.Last = append(bytes.Clone(below), id...)
 			scanned++
 		}
 		if !more {
@@ -158,6 +201,5 @@ func page[I, T any](
 			next, err = s.sealToken(token)
 			return items, next, err
 		}
-		start = append(bytes.Clone(token.Last), 0)
 	}
 }
