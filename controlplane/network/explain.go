@@ -343,8 +343,8 @@ func (e *explanation) defaultRoute(vpc *cloud.VPC) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if floating != nil && e.address.Is4() {
-		return e.leave(string(*floating), "", kindFloating, string(*floating), "The packet leaves with the address of %s.")
+	if floating != nil {
+		return e.leaveByFloating(string(*floating), "", *floating, "The packet leaves with the address of %s.")
 	}
 	gateways, _, err := natIn.List(e.r, 0, string(vpc.ID))
 	if err != nil {

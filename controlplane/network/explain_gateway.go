@@ -6,7 +6,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// leaveByGateway adds the step for a packet that a NAT gateway translates. begin is the first part of the step's
+// leaveByGateway adds the step for an IPv4 packet that a NAT gateway translates. begin is the first part of the step's
 // sentence: the route that leads to the gateway.
 func (e *explanation) leaveByGateway(decides, rule, id, begin string) (bool, error) {
 	e.to = nil
@@ -22,21 +22,21 @@ func (e *explanation) leaveByGateway(decides, rule, id, begin string) (bool, err
 		if err != nil {
 			return false, err
 		}
-		if floating != nil && e.address.Is4() {
-			return e.leave(decides, rule, kindFloating, string(*floating), text+", the VPC's default, so the packet leaves with the address of %s.")
+		if floating != nil {
+			return e.leaveByFloating(decides, rule, *floating,
+				text+", the VPC's default, so the packet leaves with the address of %s.")
 		}
 	}
-	if reason := obstacle(n, e.address.Is6()); reason != "" {
+	if reason := obstacle(n); reason != "" {
 		return e.add(false, "route", decides, rule, "%s, %s.", text, reason), nil
 	}
-	return e.add(true, "route", decides, rule, "%s. %s.", text, translation(n)), nil
+	e.add(true, "route", decides, rule, "%s. %s.", text, translation(n))
+	return e.floatingDestination()
 }
 
 // obstacle returns the reason why a gateway translates no packets at present, or "" if it translates them.
-func obstacle(n *cloud.NATGateway, ipv6 bool) string {
+func obstacle(n *cloud.NATGateway) string {
 	switch {
-	case ipv6:
-		return "which translates IPv4 only"
 	case n.Status == cloud.NetworkError:
 		return fmt.Sprintf("which has failed on host %s: %s", n.Node, n.StatusReason)
 	case n.Status != cloud.NetworkActive:
@@ -54,4 +54,48 @@ func translation(n *cloud.NATGateway) string {
 		return fmt.Sprintf("Host %s sends the packet with the address %s", n.Node, n.Address)
 	}
 	return fmt.Sprintf("Host %s sends the packet with the host's own address in external network %s", n.Node, n.External)
+}
+
+// leaveByFloating adds the step for an IPv4 packet that leaves with the address of a floating IP. format has the place of
+// the floating IP's label.
+func (e *explanation) leaveByFloating(decides, rule string, id cloud.FloatingIPID, format string) (bool, error) {
+	if passes, err := e.leave(decides, rule, kindFloating, string(id), format); err != nil || !passes {
+		return passes, err
+	}
+	return e.floatingDestination()
+}
+
+// floatingDestination adds the step for a packet that has left its VPC for a floating IP of the project. It adds no step
+// if no floating IP of the project has the destination address. The security groups of the floating IP's port are not
+// evaluated: the packet has another source address by then.
+func (e *explanation) floatingDestination() (bool, error) {
+	all, _, err := floatingIPs.List(e.r, 0, string(e.t.Project))
+	if err != nil {
+		return false, err
+	}
+	for _, r := range all {
+		f := r.Value
+		if f.Address != e.address {
+			continue
+		}
+		kind, target := kindPort, string(f.Port)
+		if f.ServiceIP != "" {
+			kind, target = kindService, string(f.ServiceIP)
+		}
+		name := upperFirst(label(kindFloating, f.Name, string(f.ID)))
+		if target == "" {
+			return e.add(false, "destination", string(f.ID), "", "%s leads to no port and no service IP.", name), nil
+		}
+		text, err := labelOf(e.r, e.t.Project, kind, target)
+		if err != nil {
+			return false, err
+		}
+		if f.Status != cloud.NetworkActive {
+			return e.add(false, "destination", string(f.ID), "", "%s leads to %s, but is not active: %s.",
+				name, text, f.StatusReason), nil
+		}
+		return e.add(true, "destination", string(f.ID), "", "%s leads to %s. Its security groups are not evaluated.",
+			name, text), nil
+	}
+	return true, nil
 }

@@ -20,6 +20,10 @@ func (e *explanation) service() error {
 		return err
 	}
 	name := upperFirst(label(kindService, s.Name, string(s.ID)))
+	if e.packet.Protocol == cloud.ProtocolICMP {
+		e.add(false, "destination", string(s.ID), "", "%s distributes TCP and UDP only, and does not answer pings.", name)
+		return nil
+	}
 	target := uint16(0)
 	for _, p := range s.Ports {
 		if p.Protocol == e.packet.Protocol && p.Port == e.packet.Port {
