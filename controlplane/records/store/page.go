@@ -120,7 +120,7 @@ func PageOfIndex[I, T any](
 	sum := sha256.Sum256(append(append([]byte(req.Query), 0), below...))
 	token := pageToken{Query: [8]byte(sum[:8])}
 	start, end := index.bounds(req, path)
-	last := ""
+	last := "" // of the page before, in a list with Only
 	if req.Token != "" {
 		if token, err = s.openToken(req.Token, token.Query); err != nil {
 			return nil, "", err
@@ -128,7 +128,7 @@ func PageOfIndex[I, T any](
 		last = strings.TrimPrefix(string(token.Last), string(below))
 		if len(req.Only) == 0 {
 			first, _ := index.below(path)
-			start = append(append(first, last...), 0)
+			start, last = append(append(first, last...), 0), ""
 		}
 	}
 	read := func(v *View) error {
@@ -164,20 +164,24 @@ func (t Table[T]) bounds(req PageRequest, path []string) (start, end []byte) {
 	return start, end
 }
 
-// page reads one page from the range of an index. It leaves out the records up to the ID last.
+// page reads one page from the range of an index. It leaves out the records up to the ID last, unless that is empty.
 func page[I, T any](
 	s *Store, index Table[I], v *View, size int, token pageToken, start, end []byte, last string, below []byte,
 	of Indexed[I, T],
 ) (items []*T, next string, err error) {
+	var read Record[I] // the last one that this page has, or has left out
+	seal := func() ([]*T, string, error) {
+		token.Last = append(bytes.Clone(below), of.ID(read)...)
+		next, err := s.sealToken(token)
+		return items, next, err
+	}
 	for scanned := 0; ; {
 		records, more, err := index.list(v, start, end, size+1)
 		if err != nil {
 			return nil, "", err
 		}
-		for i, r := range records {
-			start = append(index.key(records[i].Path), 0)
-			id := of.ID(r)
-			if last != "" && id <= last {
+		for _, r := range records {
+			if last != "" && of.ID(r) <= last {
 				continue
 			}
 			item, err := of.Find(v, r)
@@ -186,20 +190,19 @@ func page[I, T any](
 			}
 			if item != nil {
 				if len(items) == size { // the page is full: it ends at the last record that was added
-					next, err = s.sealToken(token)
-					return items, next, err
+					return seal()
 				}
 				items = append(items, item)
 			}
-			token.Last = append(bytes.Clone(below), id...)
+			read = r
 			scanned++
 		}
 		if !more {
 			return items, "", nil
 		}
 		if scanned >= maxScan {
-			next, err = s.sealToken(token)
-			return items, next, err
+			return seal()
 		}
+		start = append(index.key(records[len(records)-1].Path), 0)
 	}
 }
