@@ -6,6 +6,7 @@ import (
 	"sort"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -42,6 +43,8 @@ type Feed struct {
 	metrics feedMetrics
 	// reads counts the records that the feed has read.
 	reads atomic.Int64
+	// protectedInterval is protectedInterval, except in tests.
+	protectedInterval time.Duration
 
 	mu sync.Mutex
 	// index is nil while this member does not lead, and until Follow has read all records.
@@ -54,7 +57,8 @@ type Feed struct {
 // NewFeed returns a Feed. The caller runs Follow on the leader.
 func NewFeed(opts FeedOptions) *Feed {
 	return &Feed{
-		opts: opts, metrics: newFeedMetrics(opts.Metrics), begun: make(chan struct{}), sessions: map[cloud.NodeID]*feedSession{},
+		opts: opts, metrics: newFeedMetrics(opts.Metrics), begun: make(chan struct{}),
+		sessions: map[cloud.NodeID]*feedSession{}, protectedInterval: protectedInterval,
 	}
 }
 

@@ -19,6 +19,11 @@ import (
 // feedTick is how long a session waits after a change, so that it sends further changes in the same message.
 const feedTick = 20 * time.Millisecond
 
+// protectedInterval is the shortest time between two messages of a session with the protected addresses. Each message
+// makes the host apply all its VPCs. When many hosts join or start at once, each host applies its VPCs once for all of
+// them. Until then, guests can reach the new hosts only as far as the hosts' own packet filters permit.
+const protectedInterval = time.Second
+
 // maxUnsent is the maximum number of changed records that a session has not sent. A session with more ends.
 const maxUnsent = 20_000
 
@@ -43,7 +48,9 @@ type feedSession struct {
 	// vpcs has the VPCs that the host has received, with their projects.
 	vpcs map[cloud.VPCID]cloud.ProjectID
 	// underlay is the version of the hosts' underlay addresses that the host has received, 0 before the snapshot.
-	underlay uint64
+	// underlayAt is when the session last took the addresses.
+	underlay   uint64
+	underlayAt time.Time
 	// sent is the revision of the last complete message, and sentAt its time.
 	sent   int64
 	sentAt time.Time
@@ -53,6 +60,9 @@ type feedSession struct {
 	// They were computed at peersVersion of the index.
 	peers        *peerList
 	peersVersion uint64
+
+	// protected are the protected addresses that the session has sent. Only send uses them.
+	protected []string
 }
 
 // mark records a change to send, and wakes the session. The caller holds Feed.mu.
@@ -156,14 +166,22 @@ func (f *Feed) close(s *feedSession) {
 
 // send sends the snapshot and then the changes, until ctx ends or a message cannot be sent.
 func (f *Feed) send(ctx context.Context, s *feedSession, send func(*agentv1.SyncNetworksResponse) error) error {
+	later := time.NewTimer(0)
+	defer later.Stop()
 	for {
-		if d, ok := f.take(s); ok {
+		d, wait, ok := f.take(s)
+		if ok {
 			if err := f.sendDelta(ctx, s, d, send); err != nil {
 				return err
 			}
 		}
+		later.Stop()
+		if wait > 0 {
+			later.Reset(wait)
+		}
 		select {
 		case <-s.wake:
+		case <-later.C:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -187,18 +205,23 @@ type delta struct {
 	peers *peerList
 }
 
-// take returns what the session has to send. It is false if there is nothing. The snapshot is a delta of a session
-// whose host has received no VPC.
-func (f *Feed) take(s *feedSession) (d delta, ok bool) {
+// take returns what the session has to send. ok is false if there is nothing. The snapshot is a delta of a session
+// whose host has received no VPC. wait is the time after which take must be called again for a change that is not in
+// the delta yet, or 0 if there is none.
+func (f *Feed) take(s *feedSession) (d delta, wait time.Duration, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	x := f.index
 	if x == nil || f.sessions[s.node] != s {
-		return d, false
+		return d, 0, false
 	}
 	d.revision = x.revision
 	if s.underlay != x.underlayVersion {
-		s.underlay, d.underlay = x.underlayVersion, x.underlayAddresses()
+		wait = f.protectedInterval - time.Since(s.underlayAt)
+		if s.underlay == 0 || wait <= 0 {
+			wait = 0
+			s.underlay, s.underlayAt, d.underlay = x.underlayVersion, time.Now(), x.underlayAddresses()
+		}
 	}
 	d.peers = s.takePeers(x)
 	keys := map[recordKey]struct{}{}
@@ -256,7 +279,7 @@ func (f *Feed) take(s *feedSession) (d delta, ok bool) {
 	ok = s.confirm || len(d.keys) > 0 || len(d.deleted) > 0 || d.underlay != nil || d.peers != nil
 	s.confirm = false
 	clear(s.unsent)
-	return d, ok
+	return d, wait, ok
 }
 
 // hasPeer reports whether the host has both VPCs of a peering. It returns true for other records.
@@ -297,8 +320,12 @@ func (f *Feed) sendDelta(ctx context.Context, s *feedSession, d delta, send func
 		return send(m)
 	}}
 	if d.underlay != nil {
-		if err := out.setProtected(f.protected(d.underlay)); err != nil {
-			return err
+		// Another set of hosts can have the same addresses, for example after a host got a new ID.
+		if now := f.protected(d.underlay); s.protected == nil || !slices.Equal(s.protected, now) {
+			if err := out.setProtected(now); err != nil {
+				return err
+			}
+			s.protected = append([]string{}, now...)
 		}
 	}
 	if d.peers != nil {

@@ -46,6 +46,7 @@ func newFeedWorld(t testing.TB) *feedWorld {
 	w.feed = NewFeed(FeedOptions{Store: w.store, Key: []byte("the secret of the cluster for keys"), Listeners: func() map[uint64]string {
 		return map[uint64]string{1: "198.51.100.1:7443", 2: "member.example.org:7443"}
 	}})
+	w.feed.protectedInterval = 0
 	w.lead()
 	t.Cleanup(func() { w.stop() })
 	return w

@@ -30,8 +30,12 @@ const (
 
 // storedVPC is the content of a file in Options.Dir: the data that the DHCP, DNS and metadata servers of a VPC need. A
 // restarted agent serves from the file until the control plane has sent the VPC. The file has no other use.
+//
+// The file is as old as the last update before the agent stopped, so the servers may give names and addresses that have
+// changed since. What decides where packets go is in the kernel and is not read from the file: VPC has only the ID, the
+// MTU, the prefixes, the subnets with their ports, and the names and addresses of the service IPs.
 type storedVPC struct {
-	VPC    cloud.HostVPC // without groups, members, the default NAT gateway, floating IPs and denied addresses
+	VPC    cloud.HostVPC
 	Domain string
 	// Devices are the IDs of the VMs or containers that have the ports on this host.
 	Devices map[cloud.PortID]string
@@ -94,12 +98,11 @@ func (n *Networks) saveVPC(id cloud.VPCID) error {
 		n.mu.RUnlock()
 		return remove(path)
 	}
-	s := storedVPC{VPC: w.inForce.HostVPC, Domain: w.inForce.Domain, Devices: map[cloud.PortID]string{}}
+	s := storedVPC{VPC: servedPart(&w.inForce.HostVPC), Domain: w.inForce.Domain, Devices: map[cloud.PortID]string{}}
 	for port := range w.ports {
 		s.Devices[port] = n.device(port)
 	}
 	n.mu.RUnlock()
-	s.VPC.Groups, s.VPC.Members, s.VPC.NAT, s.VPC.Floating, s.VPC.Denied = nil, nil, nil, nil, nil
 	content, err := json.Marshal(&s)
 	if err != nil {
 		return err
@@ -111,6 +114,20 @@ func (n *Networks) saveVPC(id cloud.VPCID) error {
 		return nil
 	}
 	return atomicfile.WriteFile(path, content, 0o600)
+}
+
+// servedPart returns the part of a VPC that its servers need.
+func servedPart(v *cloud.HostVPC) cloud.HostVPC {
+	out := cloud.HostVPC{
+		ID: v.ID, MTU: v.MTU, CIDR: v.CIDR, CIDR6: v.CIDR6, Subnets: slices.Clone(v.Subnets),
+	}
+	for i := range out.Subnets {
+		out.Subnets[i].Routes = nil
+	}
+	for _, s := range v.Services {
+		out.Services = append(out.Services, cloud.HostService{ID: s.ID, Name: s.Name, Address: s.Address})
+	}
+	return out
 }
 
 // remove deletes a file that may not exist.

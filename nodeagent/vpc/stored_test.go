@@ -119,3 +119,26 @@ func TestWrongStoredVPC(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, string(good), string(again))
 }
+
+// TestServedPart requires that the stored part of a VPC has nothing that decides where packets go, which would be out of
+// date after a restart.
+func TestServedPart(t *testing.T) {
+	v := cloud.HostVPC{
+		ID: "v", MTU: 1450, CIDR: netip.MustParsePrefix("10.0.0.0/16"), LooseTCP: true,
+		Subnets: []cloud.HostSubnet{{
+			ID: "s", Ports: []cloud.HostPort{{ID: "p", HostName: "web"}}, Routes: []cloud.HostRoute{{Peering: "x"}},
+		}},
+		Groups: []cloud.HostGroup{{ID: "g"}}, Members: []cloud.GroupMembers{{ID: "g"}}, Denied: []netip.Addr{{}},
+		NAT: &cloud.HostNAT{}, Gateways: []cloud.HostGateway{{}}, Floating: []cloud.HostFloating{{}},
+		Peerings: []cloud.HostPeering{{ID: "x"}},
+		Services: []cloud.HostService{{
+			ID: "api", Name: "api", Address: netip.MustParseAddr("10.0.0.9"), Backends: []cloud.HostBackend{{Healthy: true}},
+		}},
+	}
+	require.Equal(t, cloud.HostVPC{
+		ID: "v", MTU: 1450, CIDR: v.CIDR,
+		Subnets:  []cloud.HostSubnet{{ID: "s", Ports: v.Subnets[0].Ports}},
+		Services: []cloud.HostService{{ID: "api", Name: "api", Address: v.Services[0].Address}},
+	}, servedPart(&v))
+	require.NotEmpty(t, v.Subnets[0].Routes, "the VPC in force is not changed")
+}
