@@ -174,6 +174,7 @@ var others = map[string][]string{
 	"e2e/bench/figure":    {},
 	"e2e/bench/libvirt":   {},
 	"e2e/bench/openloop":  {},
+	"e2e/bench/report":    {"e2e/usage"},
 	"e2e/kvbench/load":    {"e2e/…"},
 	"e2e/kvbench/subject": {"e2e/…", "controlplane/engine/clusterkey"},
 	"e2e/usage":           {"e2e/bench/figure"},

@@ -24,6 +24,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
 	"github.com/trivet-cloud/trivet/e2e/bench/openloop"
+	"github.com/trivet-cloud/trivet/e2e/bench/report"
 	"github.com/trivet-cloud/trivet/e2e/lab"
 	"github.com/trivet-cloud/trivet/e2e/usage"
 )
@@ -112,7 +113,7 @@ func (r *recorded) fill(ctx context.Context, b *bench) error {
 			err := p.rest[i%3].Call(bounded, "POST", "/api/v1/vms", vmBody(r.name(), r.image), &vm)
 			p.vms[i/projects] = vm.ID
 			if i%4000 == 0 {
-				say("%d of %d VMs are recorded", i, b.vms)
+				report.Say("%d of %d VMs are recorded", i, b.vms)
 			}
 			return err
 		})
@@ -255,12 +256,12 @@ func (r *recorded) run(ctx context.Context, length time.Duration, into *openloop
 	used.generator += ownCPU() - own
 	used.hosts += cpuOf(r.fleet.pids()...) - hosts
 	for _, kind := range slices.Sorted(maps.Keys(got.Latencies)) {
-		say("load: %s p50 %s p99 %s of %d, %d failed; sent late p99 %s; load %s", kind,
+		report.Say("load: %s p50 %s p99 %s of %d, %d failed; sent late p99 %s; load %s", kind,
 			ms(figure.Quantile(got.Latencies[kind], 0.5)), ms(figure.Quantile(got.Latencies[kind], 0.99)), len(got.Latencies[kind]), got.Failed[kind],
 			ms(figure.Quantile(got.Late, 0.99)), usage.Load())
 	}
 	if got.First != nil {
-		say("first failure: %v", got.First)
+		report.Say("first failure: %v", got.First)
 	}
 	into.Add(got)
 	return err
@@ -278,13 +279,13 @@ func (r *recorded) measure(ctx context.Context, b *bench) error {
 		defer stop()
 	}
 	for range pairs {
-		if err := b.calm.Await(ctx); err != nil {
+		if err := b.Calm.Await(ctx); err != nil {
 			return err
 		}
 		if err := r.run(ctx, b.load, &well, &used); err != nil {
 			return err
 		}
-		if err := b.calm.Await(ctx); err != nil {
+		if err := b.Calm.Await(ctx); err != nil {
 			return err
 		}
 		if err := r.hang(ctx, func() error { return r.run(ctx, b.load, &hanging, &usedHanging) }); err != nil {
@@ -352,7 +353,7 @@ func (r *recorded) perf(ctx context.Context, b *bench) (stop func()) {
 	cmd := exec.CommandContext(ctx, "perf", "record", "-F", "199", "-g", "-o", b.profiles, "-p", strings.Join(pids, ","))
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
-		say("no profile: %v", err)
+		report.Say("no profile: %v", err)
 		return func() {}
 	}
 	var once sync.Once

@@ -17,6 +17,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
 	"github.com/trivet-cloud/trivet/e2e/bench/libvirt"
+	"github.com/trivet-cloud/trivet/e2e/bench/report"
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
@@ -86,14 +87,14 @@ func burst(ctx context.Context, b *bench) (err error) {
 			slices.Reverse(order)
 		}
 		for _, f := range order {
-			if err := b.calm.Await(ctx); err != nil {
+			if err := b.Calm.Await(ctx); err != nil {
 				return err
 			}
 			if err := f(i); err != nil {
 				return err
 			}
 		}
-		say("burst round %d: running after %s, libvirt %s; banners after %s, libvirt %s", i+1,
+		report.Say("burst round %d: running after %s, libvirt %s; banners after %s, libvirt %s", i+1,
 			ms(ours[i].running), ms(theirs[i].running), ms(ours[i].banners), ms(theirs[i].banners))
 	}
 	b.rowsOf("all RUNNING", ours[:], theirs[:], func(r round) time.Duration { return r.running })

@@ -34,6 +34,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
 	"github.com/trivet-cloud/trivet/e2e/bench/libvirt"
+	"github.com/trivet-cloud/trivet/e2e/bench/report"
 	"github.com/trivet-cloud/trivet/e2e/lab"
 	"github.com/trivet-cloud/trivet/e2e/usage"
 )
@@ -49,6 +50,7 @@ var parts = []struct {
 
 // bench holds the options and results of one run.
 type bench struct {
+	report.Run
 	bin   lab.Binaries
 	guest string
 	// dir holds all files of this run and is removed at its end.
@@ -57,7 +59,6 @@ type bench struct {
 
 	rounds, vms, hosts int
 	load               time.Duration
-	calm               *usage.Calm
 	profiles           string
 }
 
@@ -66,10 +67,6 @@ func (b *bench) row(r figure.Row) {
 	// Print the row without its target: only at the end of the run is it known whether other load disturbed the run, in
 	// which case no row gets a verdict.
 	fmt.Print(figure.Markdown(figure.WithoutTargets(b.rows[len(b.rows)-1:])))
-}
-
-func say(format string, args ...any) {
-	fmt.Printf("%s  %s\n", time.Now().Format("15:04:05"), fmt.Sprintf(format, args...))
 }
 
 func main() {
@@ -96,7 +93,7 @@ func main() {
 		os.Exit(again())
 	}
 	err := error(nil)
-	if b.calm, err = usage.NewCalm(patience); err == nil {
+	if b.Calm, err = usage.NewCalm(patience); err == nil {
 		err = b.main(work, out, strings.Split(run, ","))
 	}
 	if err != nil {
@@ -146,27 +143,19 @@ func (b *bench) main(work, out string, wanted []string) (err error) {
 			continue
 		}
 		began := time.Now()
-		say("%s begins; load %s", p.name, usage.Load())
+		report.Say("%s begins; load %s", p.name, usage.Load())
 		if err := p.run(ctx, b); err != nil {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
-		say("%s took %.0f s", p.name, time.Since(began).Seconds())
+		report.Say("%s took %.0f s", p.name, time.Since(began).Seconds())
 	}
-	disturbed, err := b.calm.Disturbed()
+	unusable, err := b.Unusable()
 	if err != nil {
 		return err
 	}
-	rows, remark := b.rows, ""
-	if disturbed != "" {
-		rows, remark = figure.WithoutTargets(rows), "\n**No verdict: "+disturbed+". The figures must not be used.**\n"
+	rows := b.rows
+	if unusable != "" {
+		rows = figure.WithoutTargets(rows)
 	}
-	table := figure.Markdown(rows) + remark
-	fmt.Print("\n", table)
-	if err := os.WriteFile(out, []byte(facts+"\n\n"+table), 0o644); err != nil {
-		return err
-	}
-	if disturbed != "" {
-		return fmt.Errorf("no verdict: %s", disturbed)
-	}
-	return nil
+	return b.Write(out, facts+"\n\n"+figure.Markdown(rows)+b.Remark(unusable), unusable, "parts")
 }

@@ -305,7 +305,7 @@ func (s *starter) measure(ctx context.Context, b *bench, name string, rounds int
 	for round := -1; round < rounds; round++ {
 		for i := range ways {
 			way := (i + round + len(ways)) % len(ways)
-			if err := b.calm.Await(ctx); err != nil {
+			if err := b.Calm.Await(ctx); err != nil {
 				return err
 			}
 			t, err := ways[way](ctx)

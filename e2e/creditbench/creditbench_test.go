@@ -146,7 +146,7 @@ func TestRowsIncludeUnmeasuredTargets(t *testing.T) {
 	require.Contains(t, text, "| 500 pairs a second on 1,000 wallets: p99 |  |  |  | ≤ 20 ms | not measured |  |", "a target without a measurement is shown")
 	b.parts = []string{"trio"}
 	require.NotContains(t, b.text(""), "not measured |")
-	b.failures = []string{"it broke"}
+	b.Failures = []string{"it broke"}
 	require.True(t, strings.HasSuffix(b.text(""), "- failed: it broke"))
 	b.parts = []string{"pairs"}
 	text = b.text("other processes used 90 % of a core during the run")

@@ -30,6 +30,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/e2e/bench/report"
 	"github.com/trivet-cloud/trivet/e2e/creditbench/postgres"
 	"github.com/trivet-cloud/trivet/e2e/kvbench/verdict"
 	"github.com/trivet-cloud/trivet/e2e/lab"
@@ -41,6 +42,7 @@ const runWithin = 30 * time.Minute
 
 // bench holds the options and results of one run.
 type bench struct {
+	report.Run
 	bin, postgres, identity string // the paths that the flags of these names give
 	extra                   []string
 	// dir holds all files of this run and is removed at its end.
@@ -48,18 +50,11 @@ type bench struct {
 	parts   []string
 	kinds   []string // the kinds of banks to measure, of kindNames
 	rounds  int
-	quick   bool
-	calm    *usage.Calm
 	profile string
 
-	size     size
-	callers  map[string]int // the number of concurrent callers by row and kind, which turn.sweep chooses
-	results  results
-	failures []string
-}
-
-func say(format string, args ...any) {
-	fmt.Printf("%s  %s\n", time.Now().Format("15:04:05"), fmt.Sprintf(format, args...))
+	size    size
+	callers map[string]int // the number of concurrent callers by row and kind, which turn.sweep chooses
+	results results
 }
 
 func main() {
@@ -75,7 +70,7 @@ func main() {
 	flag.StringVar(&run, "run", strings.Join(partNames, ","), "`parts` to run")
 	flag.StringVar(&only, "only", strings.Join(kindNames, ","), "`kinds` of banks to measure")
 	flag.IntVar(&b.rounds, "rounds", 5, "rounds")
-	flag.BoolVar(&b.quick, "quick", false, "one round, a tenth of the work: to see that everything works, not for figures")
+	flag.BoolVar(&b.Quick, "quick", false, "one round, a tenth of the work: to see that everything works, not for figures")
 	flag.DurationVar(&patience, "patience", 2*time.Minute, "how long to wait, over all rounds, for the machine to be idle")
 	flag.StringVar(&b.profile, "perf", "", "write perf profiles of the servers in the first round to `file`.ROW.KIND")
 	flag.Parse()
@@ -83,12 +78,12 @@ func main() {
 		os.Exit(lab.Again(unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWPID))
 	}
 	b.parts, b.kinds, b.extra = strings.Split(run, ","), strings.Split(only, ","), strings.Fields(extra)
-	b.size = sizes[b.quick]
-	if b.quick {
+	b.size = sizes[b.Quick]
+	if b.Quick {
 		b.rounds = 1
 	}
 	err := error(nil)
-	if b.calm, err = usage.NewCalm(patience); err == nil {
+	if b.Calm, err = usage.NewCalm(patience); err == nil {
 		err = b.main(work, out)
 	}
 	if err != nil {
@@ -159,30 +154,12 @@ func (b *bench) main(work, out string) (err error) {
 	if err := b.run(ctx); err != nil {
 		return err
 	}
-	unusable, err := b.unusable()
+	unusable, err := b.Unusable()
 	if err != nil {
 		return err
 	}
 	text := facts + "\n" + b.text(unusable)
-	fmt.Print("\n", text)
-	if err := os.WriteFile(out, []byte(text), 0o644); err != nil {
-		return err
-	}
-	if len(b.failures) > 0 {
-		return fmt.Errorf("%d turns failed", len(b.failures))
-	}
-	if unusable != "" && !b.quick {
-		return fmt.Errorf("no verdict: %s", unusable)
-	}
-	return nil
-}
-
-// unusable returns the reason why the figures of the run must not be used, or "" if there is none.
-func (b *bench) unusable() (string, error) {
-	if b.quick {
-		return "a quick run does a tenth of the work that the lines name", nil
-	}
-	return b.calm.Disturbed()
+	return b.Write(out, text, unusable, "turns")
 }
 
 // text returns the tables, a summary of the verdicts, and the failures. If unusable is not "", it is printed as the
@@ -201,13 +178,8 @@ func (b *bench) text(unusable string) string {
 	}
 	if unusable == "" {
 		text += "\n" + verdict.Summary(all) + "\n"
-	} else {
-		text += "\n**No verdict: " + unusable + ". The figures must not be used.**\n"
 	}
-	for _, f := range b.failures {
-		text += "\n- failed: " + f
-	}
-	return text
+	return text + b.Remark(unusable)
 }
 
 // version returns the version of PostgreSQL and its non-default settings, or a text that says why there is none.

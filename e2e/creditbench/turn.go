@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
+	"github.com/trivet-cloud/trivet/e2e/bench/report"
 	"github.com/trivet-cloud/trivet/e2e/creditbench/books"
 	"github.com/trivet-cloud/trivet/e2e/creditbench/members"
 	"github.com/trivet-cloud/trivet/e2e/creditbench/postgres"
@@ -71,7 +72,7 @@ type turn struct {
 	pairs   int64    // the number of successful pairs so far
 }
 
-// run runs all rounds of all parts. If a turn fails, run adds the error to b.failures and continues with the next turn.
+// run runs all rounds of all parts. If a turn fails, run adds the error to b.Failures and continues with the next turn.
 // It returns an error only if ctx ends or the wait for an idle machine fails.
 func (b *bench) run(ctx context.Context) error {
 	for _, part := range []struct {
@@ -88,17 +89,17 @@ func (b *bench) run(ctx context.Context) error {
 				slices.Reverse(kinds)
 			}
 			for _, kind := range kinds {
-				if err := b.calm.Await(ctx); err != nil {
+				if err := b.Calm.Await(ctx); err != nil {
 					return err
 				}
-				say("%s, round %d of %d, %s; load %s", part.name, round+1, part.rounds, kind, usage.Load())
+				report.Say("%s, round %d of %d, %s; load %s", part.name, round+1, part.rounds, kind, usage.Load())
 				err := b.turn(ctx, kind, round)
 				if ctx.Err() != nil {
 					return errors.Join(ctx.Err(), err)
 				}
 				if err != nil {
-					b.failures = append(b.failures, fmt.Sprintf("%s, round %d, %s: %v", part.name, round+1, kind, err))
-					say("failed: %v", err)
+					b.Failures = append(b.Failures, fmt.Sprintf("%s, round %d, %s: %v", part.name, round+1, kind, err))
+					report.Say("failed: %v", err)
 				}
 			}
 		}
@@ -170,7 +171,7 @@ func (b *bench) measure(ctx context.Context, kind string, round int, bank bank) 
 	if err := got.Compare(books.After(int64(len(t.wallets)), deposit, t.pairs, amount)); err != nil {
 		return err
 	}
-	say("%s: the books add up after %d pairs", kind, t.pairs)
+	report.Say("%s: the books add up after %d pairs", kind, t.pairs)
 	for k, v := range mine.results {
 		b.results[k] = append(b.results[k], v...)
 	}
@@ -220,7 +221,7 @@ func (t *turn) sweep(ctx context.Context, row string, wallets []string) (int, er
 			return 0, err
 		}
 		rates[callers] = rateOf(all)
-		say("%s, %s, %d callers: %.0f/s", row, t.kind, callers, rates[callers])
+		report.Say("%s, %s, %d callers: %.0f/s", row, t.kind, callers, rates[callers])
 	}
 	n := best(rates)
 	t.callers[key(row, t.kind)] = n
@@ -323,7 +324,7 @@ func (t *turn) used(ctx context.Context, row string, f func() (load.Answers, int
 	t.add(row, cpu, float64(used.CPU.Microseconds())/float64(n))
 	t.add(row, p50, ms(figure.Median(latencies)))
 	t.add(row, p99, ms(figure.Quantile(latencies, 0.99)))
-	say("%s, %s: %d pairs, %.0f/s, p50 %s, p99 %s, %.0f µs of CPU each", row, t.kind, n, rateOf(all), figure.Median(latencies),
+	report.Say("%s, %s: %d pairs, %.0f/s, p50 %s, p99 %s, %.0f µs of CPU each", row, t.kind, n, rateOf(all), figure.Median(latencies),
 		figure.Quantile(latencies, 0.99), float64(used.CPU.Microseconds())/float64(n))
 	return nil
 }
@@ -343,7 +344,7 @@ func (t *turn) perf(ctx context.Context, row string) (stop func()) {
 		stop, err = usage.Profile(ctx, t.profile+"."+row+"."+t.kind, pids...)
 	}
 	if err != nil {
-		say("no profile: %v", err)
+		report.Say("no profile: %v", err)
 		return func() {}
 	}
 	return stop

@@ -8,13 +8,15 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+
+	"github.com/trivet-cloud/trivet/e2e/bench/report"
 )
 
 // verify runs BenchmarkVerify of controlplane/accounts/identity once, on one core and on two, and adds the verified
 // tokens per second and core to the results.
 func (b *bench) verify(ctx context.Context) error {
 	length := "500ms"
-	if b.quick {
+	if b.Quick {
 		length = "50ms"
 	}
 	cmd := exec.CommandContext(ctx, b.identity, "-test.run", "^$", "-test.bench", "^BenchmarkVerify$", "-test.cpu", "1,2", "-test.benchtime", length)
@@ -31,7 +33,7 @@ func (b *bench) verify(ctx context.Context) error {
 	}
 	for _, v := range found {
 		b.results.add(fmt.Sprintf("verify %d", v.cores), rate, v.kind, v.rate/float64(v.cores))
-		say("verify, %s, %d cores: %.0f/s", v.kind, v.cores, v.rate)
+		report.Say("verify, %s, %d cores: %.0f/s", v.kind, v.cores, v.rate)
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
+	"github.com/trivet-cloud/trivet/e2e/bench/report"
 	"github.com/trivet-cloud/trivet/e2e/kvbench/load"
 )
 
@@ -55,14 +56,14 @@ func compaction(ctx context.Context, t *turn) error {
 	for i, metric := range []string{"before", "compact", "defragment"} {
 		longest := figure.Quantile(all.Within(moments[i], moments[i+1]).Latencies(), 1)
 		t.add("compact", metric, ms(longest))
-		say("longest put, %s, %s: %s", metric, t.kind, longest)
+		report.Say("longest put, %s, %s: %s", metric, t.kind, longest)
 	}
 	t.add("compact", "took", (moments[2].Sub(moments[1]) - calm).Seconds())
 	t.add("compact", "defragment took", (moments[3].Sub(moments[2]) - calm).Seconds())
 	n, first := all.Failed()
 	t.add("compact", "failed", float64(n))
 	if first != nil {
-		say("%d puts failed, the first with: %v", n, first)
+		report.Say("%d puts failed, the first with: %v", n, first)
 	}
 	return nil
 }

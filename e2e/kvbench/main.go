@@ -26,6 +26,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/e2e/bench/report"
 	"github.com/trivet-cloud/trivet/e2e/kvbench/verdict"
 	"github.com/trivet-cloud/trivet/e2e/lab"
 	"github.com/trivet-cloud/trivet/e2e/usage"
@@ -42,6 +43,7 @@ const (
 
 // bench holds the options and results of one run.
 type bench struct {
+	report.Run
 	bin, etcd string // the directories of Trivet's and of etcd's programs
 	extra     []string
 	// dir holds all files of this run and is removed at its end.
@@ -49,16 +51,9 @@ type bench struct {
 	wanted  []string // the names of the rows to measure, of those that rowNames returns
 	kinds   []string
 	rounds  int
-	quick   bool
-	calm    *usage.Calm
 	profile string
 
-	results  results
-	failures []string
-}
-
-func say(format string, args ...any) {
-	fmt.Printf("%s  %s\n", time.Now().Format("15:04:05"), fmt.Sprintf(format, args...))
+	results results
 }
 
 func main() {
@@ -73,7 +68,7 @@ func main() {
 	flag.StringVar(&run, "run", strings.Join(rowNames(), ","), "`rows` to measure")
 	flag.StringVar(&only, "only", ours+","+etcd, "`kinds` to measure")
 	flag.IntVar(&b.rounds, "rounds", 5, "rounds of the rows that take seconds; those that load gigabytes have their own number, at most this")
-	flag.BoolVar(&b.quick, "quick", false, "one round, a tenth of the work: to see that everything works, not for figures")
+	flag.BoolVar(&b.Quick, "quick", false, "one round, a tenth of the work: to see that everything works, not for figures")
 	flag.DurationVar(&patience, "patience", 2*time.Minute, "how long to wait, over all rounds, for the machine to be idle")
 	flag.StringVar(&b.profile, "perf", "", "write perf profiles of the servers in the first round to `file`.ROW.KIND")
 	flag.Parse()
@@ -81,11 +76,11 @@ func main() {
 		os.Exit(lab.Again(unix.CLONE_NEWNS))
 	}
 	b.wanted, b.kinds, b.extra = strings.Split(run, ","), strings.Split(only, ","), strings.Fields(extra)
-	if b.quick {
+	if b.Quick {
 		b.rounds = 1
 	}
 	err := error(nil)
-	if b.calm, err = usage.NewCalm(patience); err == nil {
+	if b.Calm, err = usage.NewCalm(patience); err == nil {
 		err = b.main(work, out)
 	}
 	if err != nil {
@@ -152,7 +147,7 @@ func (b *bench) main(work, out string) (err error) {
 		}
 	}
 	rows := b.results.rows(b.wanted)
-	unusable, err := b.unusable()
+	unusable, err := b.Unusable()
 	if err != nil {
 		return err
 	}
@@ -160,30 +155,10 @@ func (b *bench) main(work, out string) (err error) {
 	if unusable == "" {
 		text += verdict.Markdown(etcd, rows) + "\n" + verdict.Summary(rows) + "\n"
 	} else {
-		text += verdict.Markdown(etcd, verdict.WithoutTargets(rows)) + "\n**No verdict: " + unusable + ". The figures must not be used.**\n"
+		text += verdict.Markdown(etcd, verdict.WithoutTargets(rows))
 	}
-	for _, f := range b.failures {
-		text += "\n- failed: " + f
-	}
-	fmt.Print("\n", text)
-	if err := os.WriteFile(out, []byte(text), 0o644); err != nil {
-		return err
-	}
-	if len(b.failures) > 0 {
-		return fmt.Errorf("%d turns failed", len(b.failures))
-	}
-	if unusable != "" && !b.quick {
-		return fmt.Errorf("no verdict: %s", unusable)
-	}
-	return nil
-}
-
-// unusable returns the reason why the figures of the run must not be used, or "" if there is none.
-func (b *bench) unusable() (string, error) {
-	if b.quick {
-		return "a quick run does a tenth of the work that the lines name", nil
-	}
-	return b.calm.Disturbed()
+	text += b.Remark(unusable)
+	return b.Write(out, text, unusable, "turns")
 }
 
 // version returns the first line of the output of `etcd --version`, or a text that says why there is none.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
+	"github.com/trivet-cloud/trivet/e2e/bench/report"
 	"github.com/trivet-cloud/trivet/e2e/kvbench/load"
 	"github.com/trivet-cloud/trivet/e2e/usage"
 )
@@ -25,7 +26,7 @@ func (t *turn) memory(row, prefix, suffix string) error {
 	}
 	t.add(row, prefix+"rss"+suffix, float64(m.Resident)/1e6)
 	t.add(row, prefix+"anon"+suffix, float64(m.Anonymous)/1e6)
-	say("%s%s%s, %s: %d MB resident, %d MB of it anonymous", prefix, row, suffix, t.kind, m.Resident/1e6, m.Anonymous/1e6)
+	report.Say("%s%s%s, %s: %d MB resident, %d MB of it anonymous", prefix, row, suffix, t.kind, m.Resident/1e6, m.Anonymous/1e6)
 	return nil
 }
 
@@ -61,7 +62,7 @@ func size(ctx context.Context, t *turn, row string, total int) error {
 		return err
 	}
 	t.add(row, "restart", took.Seconds())
-	say("%s, %s: served after %s", row, t.kind, took.Round(time.Millisecond))
+	report.Say("%s, %s: served after %s", row, t.kind, took.Round(time.Millisecond))
 	for _, i := range []int{0, count / 2, count - 1} {
 		if err := t.holds(ctx, load.Key(i), big); err != nil {
 			return err
@@ -132,7 +133,7 @@ func growth(ctx context.Context, t *turn) error {
 			return err
 		}
 		t.add("growth", step.name+" p50", ms(median))
-		say("%d keys, %s: loaded after %s, put p50 %s", loaded, t.kind, time.Since(began).Round(time.Second), median)
+		report.Say("%d keys, %s: loaded after %s, put p50 %s", loaded, t.kind, time.Since(began).Round(time.Second), median)
 		if err := t.memory("growth", step.name+" ", ""); err != nil {
 			return err
 		}
@@ -142,7 +143,7 @@ func growth(ctx context.Context, t *turn) error {
 		return err
 	}
 	t.add("growth", "10M restart", took.Seconds())
-	say("growth, %s: served after %s", t.kind, took.Round(time.Millisecond))
+	report.Say("growth, %s: served after %s", t.kind, took.Round(time.Millisecond))
 	return nil
 }
 
@@ -190,6 +191,6 @@ func watchers(ctx context.Context, t *turn) error {
 	t.add("watchers", p50, ms(after))
 	t.add("watchers", "anon", (float64(full.Anonymous)-float64(memory.Anonymous))/1e6)
 	t.add("watchers", "event p50", ms(figure.Median(delays)))
-	say("watchers, %s: put p50 %s, with %d watchers %s", t.kind, before, count, after)
+	report.Say("watchers, %s: put p50 %s, with %d watchers %s", t.kind, before, count, after)
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/trivet-cloud/trivet/e2e/bench/report"
 	"github.com/trivet-cloud/trivet/e2e/kvbench/load"
 	"github.com/trivet-cloud/trivet/e2e/kvbench/subject"
 	"github.com/trivet-cloud/trivet/e2e/lab"
@@ -168,7 +169,7 @@ func stall(ctx context.Context, t *turn) error {
 	t.add("stall", "gap", ms(gap))
 	t.add("stall", "leases", float64(lost))
 	t.add("stall", "failed", float64(failed))
-	say("stall of %s, %s: no commit for %s at most; %d leases lost; %d of %d puts failed (%v)", thawed.Sub(frozen).Round(time.Millisecond), t.kind,
+	report.Say("stall of %s, %s: no commit for %s at most; %d leases lost; %d of %d puts failed (%v)", thawed.Sub(frozen).Round(time.Millisecond), t.kind,
 		gap.Round(time.Millisecond), lost, failed, len(all), first)
 	_, err = t.trio.PIDs()
 	return err

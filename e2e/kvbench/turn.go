@@ -13,6 +13,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
+	"github.com/trivet-cloud/trivet/e2e/bench/report"
 	"github.com/trivet-cloud/trivet/e2e/kvbench/load"
 	"github.com/trivet-cloud/trivet/e2e/kvbench/subject"
 	"github.com/trivet-cloud/trivet/e2e/usage"
@@ -61,7 +62,7 @@ type turn struct {
 	clients []*clientv3.Client // one client per member; the first is that of the leader
 }
 
-// runGroup runs all rounds of a group. If a turn fails, runGroup adds the error to b.failures and continues with the
+// runGroup runs all rounds of a group. If a turn fails, runGroup adds the error to b.Failures and continues with the
 // next turn. It returns an error only if ctx ends or the wait for an idle machine fails.
 func (b *bench) runGroup(ctx context.Context, g group) error {
 	rounds := b.rounds
@@ -74,17 +75,17 @@ func (b *bench) runGroup(ctx context.Context, g group) error {
 			slices.Reverse(kinds)
 		}
 		for _, kind := range kinds {
-			if err := b.calm.Await(ctx); err != nil {
+			if err := b.Calm.Await(ctx); err != nil {
 				return err
 			}
 			t := &turn{bench: b, kind: kind, round: round}
-			say("%s, round %d of %d, %s; load %s", g.name, round+1, rounds, kind, usage.Load())
+			report.Say("%s, round %d of %d, %s; load %s", g.name, round+1, rounds, kind, usage.Load())
 			if err := t.run(ctx, g); err != nil {
 				if ctx.Err() != nil {
 					return err
 				}
-				b.failures = append(b.failures, fmt.Sprintf("%s, round %d, %s: %v", g.name, round+1, kind, err))
-				say("failed: %v", err)
+				b.Failures = append(b.Failures, fmt.Sprintf("%s, round %d, %s: %v", g.name, round+1, kind, err))
+				report.Say("failed: %v", err)
 			}
 		}
 	}
@@ -116,7 +117,7 @@ func (t *turn) run(ctx context.Context, g group) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, t.hangUp()) }()
-	say("%s: all serve after %s, member %d leads", t.kind, served.Round(time.Millisecond), t.leader)
+	report.Say("%s: all serve after %s, member %d leads", t.kind, served.Round(time.Millisecond), t.leader)
 	return g.run(ctx, t)
 }
 
@@ -162,7 +163,7 @@ func (t *turn) wants(row string) bool { return slices.Contains(t.wanted, row) }
 
 // scale returns n, or in a quick run a tenth of n but at least 1.
 func (t *turn) scale(n int) int {
-	if t.quick {
+	if t.Quick {
 		return max(n/10, 1)
 	}
 	return n
@@ -197,7 +198,7 @@ func (t *turn) measure(ctx context.Context, row string, f func() (int, error)) e
 	used := after.Since(before)
 	t.add(row, cpu, float64(used.CPU.Microseconds())/float64(n))
 	t.add(row, bytes, float64(used.Written)/float64(n))
-	say("%s, %s: %d requests, %.1f µs of CPU and %.0f bytes written each", row, t.kind, n, float64(used.CPU.Microseconds())/float64(n),
+	report.Say("%s, %s: %d requests, %.1f µs of CPU and %.0f bytes written each", row, t.kind, n, float64(used.CPU.Microseconds())/float64(n),
 		float64(used.Written)/float64(n))
 	return nil
 }
@@ -226,26 +227,26 @@ func (t *turn) tool(ctx context.Context, row string, tool load.Tool, args ...str
 }
 
 // summary adds the p50 and p99 of a report to a row, as the metrics prefix+"p50" and prefix+"p99". If requests failed,
-// it adds a line to t.failures.
+// it adds a line to t.Failures.
 func (t *turn) summary(row, prefix string, s load.Summary) {
 	t.add(row, prefix+p50, ms(s.Quantile(50)))
 	t.add(row, prefix+p99, ms(s.Quantile(99)))
-	say("%s, %s%s: %.0f/s, p50 %s, p99 %s", row, prefix, t.kind, s.Rate, s.Quantile(50), s.Quantile(99))
+	report.Say("%s, %s%s: %.0f/s, p50 %s, p99 %s", row, prefix, t.kind, s.Rate, s.Quantile(50), s.Quantile(99))
 	if s.Failed > 0 {
-		t.failures = append(t.failures, fmt.Sprintf("%s, %sround %d, %s: %d of %d requests", row, prefix, t.round+1, t.kind, s.Failed, s.Failed+s.Count()))
+		t.Failures = append(t.Failures, fmt.Sprintf("%s, %sround %d, %s: %d of %d requests", row, prefix, t.round+1, t.kind, s.Failed, s.Failed+s.Count()))
 	}
 }
 
 // answers adds the rate, p50 and p99 of requests to a row, and returns the number of successful ones. kvbench itself
-// sent these requests, within the duration took. If requests failed, answers adds a line to t.failures.
+// sent these requests, within the duration took. If requests failed, answers adds a line to t.Failures.
 func (t *turn) answers(row string, all load.Answers, took time.Duration) int {
 	latencies := all.Latencies()
 	t.add(row, rate, float64(len(latencies))/took.Seconds())
 	t.add(row, p50, ms(figure.Median(latencies)))
 	t.add(row, p99, ms(figure.Quantile(latencies, 0.99)))
-	say("%s, %s: %.0f/s, p50 %s, p99 %s", row, t.kind, float64(len(latencies))/took.Seconds(), figure.Median(latencies), figure.Quantile(latencies, 0.99))
+	report.Say("%s, %s: %.0f/s, p50 %s, p99 %s", row, t.kind, float64(len(latencies))/took.Seconds(), figure.Median(latencies), figure.Quantile(latencies, 0.99))
 	if n, first := all.Failed(); n > 0 {
-		t.failures = append(t.failures, fmt.Sprintf("%s, round %d, %s: %d of %d requests: %v", row, t.round+1, t.kind, n, len(all), first))
+		t.Failures = append(t.Failures, fmt.Sprintf("%s, round %d, %s: %d of %d requests: %v", row, t.round+1, t.kind, n, len(all), first))
 	}
 	return len(latencies)
 }
@@ -262,7 +263,7 @@ func (t *turn) perf(ctx context.Context, row string, pids []int) (stop func()) {
 	}
 	stop, err := usage.Profile(ctx, t.profile+"."+row+"."+t.kind, pids...)
 	if err != nil {
-		say("no profile: %v", err)
+		report.Say("no profile: %v", err)
 		return func() {}
 	}
 	return stop

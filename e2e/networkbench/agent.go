@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/trivet-cloud/trivet/e2e/bench/report"
 	"github.com/trivet-cloud/trivet/e2e/usage"
 	"github.com/trivet-cloud/trivet/nodeagent/firewall"
 	"github.com/trivet-cloud/trivet/nodeagent/netdev"
@@ -120,7 +121,7 @@ func agentUpdate(ports int) cloud.NetworkUpdate {
 
 // measureAgent measures memory and CPU time of the agent's networks, with many ports and with 10 ports.
 func measureAgent(ctx context.Context, b *bench) error {
-	if err := b.calm.Await(ctx); err != nil {
+	if err := b.Calm.Await(ctx); err != nil {
 		return err
 	}
 	if err := watchAgent(ctx, b, b.size.agentPorts, false, b.size.watched); err != nil {
@@ -150,7 +151,7 @@ func watchAgent(ctx context.Context, b *bench, ports int, isPeer bool, watched t
 		return err
 	}
 	b.results.add("agent start", isPeer, first.Started.Seconds())
-	say("agent: %d ports after %s", ports, first.Started)
+	report.Say("agent: %d ports after %s", ports, first.Started)
 	w := &agentWatch{child: c}
 	if err := w.untilResync(ctx); err != nil {
 		return err
@@ -175,7 +176,7 @@ func watchAgent(ctx context.Context, b *bench, ports int, isPeer bool, watched t
 	if err := c.ask("state", &state); err != nil {
 		return err
 	}
-	say("agent: %d ports: %.1f MB, %.3f %% of a core idle, %.1f ms of CPU for a resync",
+	report.Say("agent: %d ports: %.1f MB, %.3f %% of a core idle, %.1f ms of CPU for a resync",
 		ports, float64(w.memory.Resident)/1e6, idle, resync)
 	if state.Writes != first.Writes {
 		return fmt.Errorf("resyncs without a change made %d writes", state.Writes-first.Writes)

@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netns"
 
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
+	"github.com/trivet-cloud/trivet/e2e/bench/report"
 )
 
 // measureAttach measures how long it takes to make a namespace and attach it to a port: with the agent's code, and with
@@ -48,7 +49,7 @@ func measureAttach(ctx context.Context, b *bench) (err error) {
 		if !isPeer {
 			b.results.ours("attach spread", figure.Quantile(took, 0.99)/figure.Median(took))
 		}
-		say("attach, peer %v: p50 %.1f ms, p99 %.1f ms", isPeer, figure.Median(took), figure.Quantile(took, 0.99))
+		report.Say("attach, peer %v: p50 %.1f ms, p99 %.1f ms", isPeer, figure.Median(took), figure.Quantile(took, 0.99))
 		// When a namespace is deleted, the kernel deletes the veth pair in it.
 		for _, name := range names {
 			err = errors.Join(err, netns.DeleteNamed(name))

@@ -14,6 +14,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
+	"github.com/trivet-cloud/trivet/e2e/bench/report"
 	"github.com/trivet-cloud/trivet/e2e/kvbench/load"
 	"github.com/trivet-cloud/trivet/e2e/lab"
 	"github.com/trivet-cloud/trivet/e2e/usage"
@@ -56,7 +57,7 @@ func measureControlPlane(ctx context.Context, b *bench) (err error) {
 	if err := c.prepare(ctx); err != nil {
 		return fmt.Errorf("prepare: %w", err)
 	}
-	say("%d hosts have the VPCs", b.size.hosts)
+	report.Say("%d hosts have the VPCs", b.size.hosts)
 	if err := c.fill(ctx, c.few, smallVPC, "few"); err != nil {
 		return err
 	}
@@ -291,7 +292,7 @@ func (c *cluster) fillLarge(ctx context.Context) error {
 	c.results.peer("memory", float64(memory.Resident)/1e6)
 	c.results.ours("anonymous", float64(filled.Anonymous)/1e6)
 	c.results.peer("anonymous", float64(memory.Anonymous)/1e6)
-	say("%d ports after %s", c.size.vpcPorts, took)
+	report.Say("%d ports after %s", c.size.vpcPorts, took)
 	return nil
 }
 
@@ -322,7 +323,7 @@ func (c *cluster) measureCreates(ctx context.Context) error {
 		p50, p99 := figure.Median(all.Latencies()), figure.Quantile(all.Latencies(), 0.99)
 		c.results.add("create p50", isPeer, milliseconds(p50))
 		c.results.add("create p99", isPeer, milliseconds(p99))
-		say("create, small %v: %d, p50 %s, p99 %s", isPeer, len(all), p50, p99)
+		report.Say("create, small %v: %d, p50 %s, p99 %s", isPeer, len(all), p50, p99)
 		return c.remove(ctx, created)
 	}
 	return c.inTurn(ctx,

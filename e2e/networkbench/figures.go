@@ -154,13 +154,8 @@ func (b *bench) text(unusable string) string {
 	}
 	if unusable == "" {
 		text += "\n" + verdict.Summary(all) + "\n"
-	} else {
-		text += "\n**No verdict: " + unusable + ". The figures must not be used.**\n"
 	}
-	for _, f := range b.failures {
-		text += "\n- failed: " + f
-	}
-	return text
+	return text + b.Remark(unusable)
 }
 
 // versions returns the versions of the programs that the agent or the benchmark runs. A program that is missing is left

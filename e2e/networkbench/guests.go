@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
+	"github.com/trivet-cloud/trivet/e2e/bench/report"
 	"github.com/trivet-cloud/trivet/images/guest"
 	"github.com/trivet-cloud/trivet/nodeagent/dhcp"
 	"github.com/trivet-cloud/trivet/nodeagent/netdev"
@@ -181,7 +182,7 @@ func measureGuests(ctx context.Context, b *bench) (err error) {
 		func(int) error { return turn(plainGuests{plain}, true) },
 	)
 	f := b.results.of("guests")
-	say("guests: %.0f Mbit/s, peer %.0f Mbit/s", figure.Median(f.ours), figure.Median(f.peer))
+	report.Say("guests: %.0f Mbit/s, peer %.0f Mbit/s", figure.Median(f.ours), figure.Median(f.peer))
 	return err
 }
 

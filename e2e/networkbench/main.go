@@ -27,6 +27,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/e2e/bench/report"
 	"github.com/trivet-cloud/trivet/e2e/lab"
 	"github.com/trivet-cloud/trivet/e2e/usage"
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
@@ -37,17 +38,15 @@ const runWithin, partWithin = 30 * time.Minute, 8 * time.Minute
 
 // bench holds the options and results of one run.
 type bench struct {
+	report.Run
 	bin, guest string // the values of the flags of these names
 	// dir holds all files of this run and is removed at its end.
 	dir    string
 	parts  []string
 	rounds int
-	quick  bool
-	calm   *usage.Calm
 
-	size     size
-	results  results
-	failures []string
+	size    size
+	results results
 }
 
 // size is the amount of work of a run.
@@ -107,10 +106,6 @@ func partNames() (names []string) {
 	return names
 }
 
-func say(format string, args ...any) {
-	fmt.Printf("%s  %s\n", time.Now().Format("15:04:05"), fmt.Sprintf(format, args...))
-}
-
 func main() {
 	if len(os.Args) > 1 && children[os.Args[1]] != nil {
 		os.Exit(runChild(os.Args[1], os.Args[2:]))
@@ -124,19 +119,19 @@ func main() {
 	flag.StringVar(&out, "out", ".build/bench-network.md", "`file` for the tables")
 	flag.StringVar(&run, "run", strings.Join(partNames(), ","), "`parts` to run")
 	flag.IntVar(&b.rounds, "rounds", 5, "rounds")
-	flag.BoolVar(&b.quick, "quick", false, "one round, a tenth of the work: to see that everything works, not for figures")
+	flag.BoolVar(&b.Quick, "quick", false, "one round, a tenth of the work: to see that everything works, not for figures")
 	flag.DurationVar(&patience, "patience", 2*time.Minute, "how long to wait, over all rounds, for the machine to be idle")
 	flag.Parse()
 	if !lab.Inside() {
 		os.Exit(lab.Again(unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWPID))
 	}
-	b.parts, b.size = strings.Split(run, ","), sizes[b.quick]
-	if b.quick {
+	b.parts, b.size = strings.Split(run, ","), sizes[b.Quick]
+	if b.Quick {
 		b.rounds = 1
 		patience = 0
 	}
 	err := error(nil)
-	if b.calm, err = usage.NewCalm(patience); err == nil {
+	if b.Calm, err = usage.NewCalm(patience); err == nil {
 		err = b.main(work, out)
 	}
 	if err != nil {
@@ -206,14 +201,14 @@ func (b *bench) main(work, out string) (err error) {
 	return b.report(facts, out)
 }
 
-// run runs all parts. If a part fails, run adds the error to b.failures and continues with the next part. It returns an
+// run runs all parts. If a part fails, run adds the error to b.Failures and continues with the next part. It returns an
 // error only if ctx ends.
 func (b *bench) run(ctx context.Context) error {
 	for _, part := range parts {
 		if !slices.Contains(b.parts, part.name) {
 			continue
 		}
-		say("%s; load %s", part.name, usage.Load())
+		report.Say("%s; load %s", part.name, usage.Load())
 		limited, cancel := context.WithTimeout(ctx, partWithin)
 		began := time.Now()
 		err := part.run(limited, b)
@@ -222,10 +217,10 @@ func (b *bench) run(ctx context.Context) error {
 			return errors.Join(ctx.Err(), err)
 		}
 		if err != nil {
-			b.failures = append(b.failures, fmt.Sprintf("%s: %v", part.name, err))
-			say("failed: %v", err)
+			b.Failures = append(b.Failures, fmt.Sprintf("%s: %v", part.name, err))
+			report.Say("failed: %v", err)
 		}
-		say("%s took %.0f s", part.name, time.Since(began).Seconds())
+		report.Say("%s took %.0f s", part.name, time.Since(began).Seconds())
 	}
 	return nil
 }
@@ -234,7 +229,7 @@ func (b *bench) run(ctx context.Context) error {
 // round it waits until the machine is idle.
 func (b *bench) inTurn(ctx context.Context, measure ...func(round int) error) error {
 	for round := range b.rounds {
-		if err := b.calm.Await(ctx); err != nil {
+		if err := b.Calm.Await(ctx); err != nil {
 			return err
 		}
 		for i := range measure {
@@ -251,28 +246,10 @@ func (b *bench) inTurn(ctx context.Context, measure ...func(round int) error) er
 
 // report prints the tables and writes them to the file out.
 func (b *bench) report(facts, out string) error {
-	unusable, err := b.unusable()
+	unusable, err := b.Unusable()
 	if err != nil {
 		return err
 	}
 	text := facts + "\n" + b.text(unusable)
-	fmt.Print("\n", text)
-	if err := os.WriteFile(out, []byte(text), 0o644); err != nil {
-		return err
-	}
-	if len(b.failures) > 0 {
-		return fmt.Errorf("%d parts failed", len(b.failures))
-	}
-	if unusable != "" && !b.quick {
-		return fmt.Errorf("no verdict: %s", unusable)
-	}
-	return nil
-}
-
-// unusable returns the reason why the figures of the run must not be used, or "" if there is none.
-func (b *bench) unusable() (string, error) {
-	if b.quick {
-		return "a quick run does a tenth of the work that the lines name", nil
-	}
-	return b.calm.Disturbed()
+	return b.Write(out, text, unusable, "parts")
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/trivet-cloud/trivet/e2e/bench/report"
 	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
@@ -15,7 +16,7 @@ func small(t *testing.T) *bench {
 	t.Helper()
 	calm, err := usage.NewCalm(0)
 	require.NoError(t, err)
-	return &bench{parts: partNames(), rounds: 3, results: results{}, size: sizes[true], calm: calm}
+	return &bench{parts: partNames(), rounds: 3, results: results{}, size: sizes[true], Run: report.Run{Calm: calm}}
 }
 
 func TestLinesAreUniqueAndOfAPart(t *testing.T) {
@@ -41,7 +42,7 @@ func TestRowsIncludeUnmeasuredTargets(t *testing.T) {
 	require.Contains(t, text, "| not measured |", "a target without a measurement is shown")
 	b.parts = []string{"streams"}
 	require.NotContains(t, b.text(""), "remote group", "lines of other parts are left out")
-	b.failures = []string{"it broke"}
+	b.Failures = []string{"it broke"}
 	require.True(t, strings.HasSuffix(b.text(""), "- failed: it broke"))
 	text = b.text("other processes used 90 % of a core during the run")
 	require.NotRegexp(t, "met|missed|not measured", text)

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
+	"github.com/trivet-cloud/trivet/e2e/bench/report"
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -280,7 +281,7 @@ func measurePackets(ctx context.Context, b *bench) (err error) {
 			return fmt.Errorf("%s: %w", c.id, err)
 		}
 		f := b.results.of(c.id)
-		say("%s: %.0f ns, peer %.0f ns", c.id, figure.Median(f.ours), figure.Median(f.peer))
+		report.Say("%s: %.0f ns, peer %.0f ns", c.id, figure.Median(f.ours), figure.Median(f.peer))
 	}
 	return nil
 }

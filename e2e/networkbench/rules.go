@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netns"
 
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
+	"github.com/trivet-cloud/trivet/e2e/bench/report"
 	"github.com/trivet-cloud/trivet/nodeagent/firewall"
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -104,7 +105,7 @@ func applyAtOnce(ctx context.Context, b *bench) error {
 	}
 	took, err := f.set(ctx)
 	b.results.ours("apply", took.Seconds())
-	say("%d rules at once: %s", b.size.rules, took)
+	report.Say("%d rules at once: %s", b.size.rules, took)
 	return errors.Join(err, f.close())
 }
 
@@ -147,7 +148,7 @@ func applyOneByOne(ctx context.Context, b *bench) error {
 	}
 	mean := total / time.Duration(calls)
 	b.results.peer("apply", (mean * time.Duration(b.size.rules)).Seconds())
-	say("iptables for one rule: %s", mean)
+	report.Say("iptables for one rule: %s", mean)
 	return netns.DeleteNamed(name)
 }
 
@@ -244,7 +245,7 @@ func measureChanges(
 		return err
 	}
 	f := b.results.of(id)
-	say("%s: %.2f ms, smaller VPC %.2f ms", id, figure.Median(f.ours), figure.Median(f.peer))
+	report.Say("%s: %.2f ms, smaller VPC %.2f ms", id, figure.Median(f.ours), figure.Median(f.peer))
 	return nil
 }
 

@@ -13,13 +13,14 @@ import (
 	"time"
 
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
+	"github.com/trivet-cloud/trivet/e2e/bench/report"
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
 // measureStreams measures throughput and CPU time of TCP between namespaces with iperf3.
 func measureStreams(ctx context.Context, b *bench) (err error) {
 	if _, err := exec.LookPath("iperf3"); err != nil {
-		say("iperf3 is not installed: no streams")
+		report.Say("iperf3 is not installed: no streams")
 		b.results.note("tcp cpu", "iperf3 is not installed")
 		return nil
 	}
@@ -52,7 +53,7 @@ func measureStreams(ctx context.Context, b *bench) (err error) {
 			return fmt.Errorf("%s: %w", c.id, err)
 		}
 		f := b.results.of(c.id + " cpu")
-		say("%s: %.3f s of CPU per GB, peer %.3f", c.id, figure.Median(f.ours), figure.Median(f.peer))
+		report.Say("%s: %.3f s of CPU per GB, peer %.3f", c.id, figure.Median(f.ours), figure.Median(f.peer))
 	}
 	return nil
 }

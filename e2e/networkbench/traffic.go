@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/trivet-cloud/trivet/e2e/bench/report"
 )
 
 // quietFor is the time after a single create in which the messages to hosts are counted.
@@ -146,7 +148,7 @@ func (c *cluster) countMessages(ctx context.Context) error {
 	c.results.peer("messages ports", small.messages)
 	c.results.ours("bytes ports", large.bytes)
 	c.results.peer("bytes ports", small.bytes)
-	say("for one port: %.1f messages of 5 hosts, %.1f of all, %.1f with many ports; %.0f, %.0f, %.0f bytes",
+	report.Say("for one port: %.1f messages of 5 hosts, %.1f of all, %.1f with many ports; %.0f, %.0f, %.0f bytes",
 		few.messages, small.messages, large.messages, few.bytes, small.bytes, large.bytes)
 	return commands(ctx, "iptables-nft -F OUTPUT")
 }
