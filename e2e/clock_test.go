@@ -1,14 +1,12 @@
 package e2e
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
 	"os"
 	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -35,22 +33,7 @@ func newClocks(t *testing.T) *world {
 // skew returns the offset of a member's clock from those of the other members, in seconds, from its metrics. ok is
 // false if the metric is absent.
 func skew(ctx context.Context, host string) (seconds float64, ok bool, err error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+":8084/metrics", nil)
-	if err != nil {
-		return 0, false, err
-	}
-	answer, err := http.DefaultClient.Do(r)
-	if err != nil {
-		return 0, false, err
-	}
-	defer answer.Body.Close()
-	for lines := bufio.NewScanner(answer.Body); lines.Scan(); {
-		if value, found := strings.CutPrefix(lines.Text(), "trivet_clock_skew_seconds "); found {
-			seconds, err = strconv.ParseFloat(value, 64)
-			return seconds, err == nil, err
-		}
-	}
-	return 0, false, nil
+	return lab.Metric(ctx, host+":8084", "trivet_clock_skew_seconds")
 }
 
 // The method off waits until a member's metrics report that its clock is ahead of the others by the given time, within

@@ -1,15 +1,12 @@
 package e2e
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os/exec"
 	"regexp"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -71,25 +68,16 @@ func (c *networkCloud) cutOff(r *rawVPC, d *machine) {
 // reports as a metric.
 func (c *networkCloud) lease(ctx context.Context, host *lab.Agent, want func(seconds float64) bool) error {
 	return lab.Until(ctx, "the lease of "+host.Name+" has changed", func(ctx context.Context) error {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host.Metrics+"/metrics", nil)
-		if err != nil {
+		seconds, ok, err := lab.Metric(ctx, host.Metrics, "trivet_agent_lease_seconds")
+		switch {
+		case err != nil:
 			return err
+		case !ok:
+			return errors.New("the agent does not report its lease")
+		case !want(seconds):
+			return fmt.Errorf("it is %v s", seconds)
 		}
-		reply, err := http.DefaultClient.Do(request)
-		if err != nil {
-			return err
-		}
-		defer reply.Body.Close()
-		for lines := bufio.NewScanner(reply.Body); lines.Scan(); {
-			if value, ok := strings.CutPrefix(lines.Text(), "trivet_agent_lease_seconds "); ok {
-				seconds, err := strconv.ParseFloat(value, 64)
-				if err == nil && !want(seconds) {
-					err = fmt.Errorf("it is %v s", seconds)
-				}
-				return err
-			}
-		}
-		return errors.New("the agent does not report its lease")
+		return nil
 	})
 }
 

@@ -171,7 +171,10 @@ func (c *networkCloud) compareMembers(
 	return nil
 }
 
-// deletePorts deletes ports with several clients.
+// deleteTimeout is how long one call that deletes a port may take.
+const deleteTimeout = 20 * time.Second
+
+// deletePorts deletes ports with several clients. It repeats calls that are not answered within deleteTimeout.
 func (c *networkCloud) deletePorts(
 	ctx context.Context, clients []networkv1.NetworkServiceClient, ports []*networkv1.Port,
 ) {
@@ -180,9 +183,12 @@ func (c *networkCloud) deletePorts(
 	for i, p := range ports {
 		group.Go(func() error {
 			for {
-				_, err := clients[i%len(clients)].DeletePort(ctx, &networkv1.DeletePortRequest{Id: p.GetId()})
+				call, cancel := context.WithTimeout(ctx, deleteTimeout)
+				_, err := clients[i%len(clients)].DeletePort(call, &networkv1.DeletePortRequest{Id: p.GetId()})
+				cancel()
 				switch status.Code(err) {
 				case codes.ResourceExhausted, codes.Unavailable: // more calls than a tenant may make in a second
+				case codes.DeadlineExceeded:
 				case codes.NotFound: // a call without an answer has deleted the port
 					return nil
 				default:

@@ -25,11 +25,12 @@ import (
 // The process has no VMs and no connection to the control plane, and keeps the taps of all ports open.
 const agentCommand = "agent"
 
-// agentState is what the process answers to each line of its standard input.
+// agentState is the answer of the process to each line that it reads.
 type agentState struct {
-	Started time.Duration // from the snapshot until all taps were up
-	Applied uint64        // times that the VPC was applied
-	Writes  uint64        // changes of the kernel's state
+	// Started is the time from the snapshot until all taps were up.
+	Started time.Duration
+	// Applied counts the applications of the VPC, and Writes the changes of the kernel's state.
+	Applied, Writes uint64
 }
 
 // agentVPC is the ID of the VPC. It is a UUID, because the agent removes only namespaces with a UUID in their names.
@@ -147,7 +148,7 @@ func watchAgent(ctx context.Context, b *bench, ports int, isPeer bool, watched t
 	}
 	defer func() { err = errors.Join(err, c.close()) }()
 	var first, state agentState
-	if err := c.ask("state", &first); err != nil {
+	if err := c.ask(ctx, "state", &first); err != nil {
 		return err
 	}
 	b.results.add("agent start", isPeer, first.Started.Seconds())
@@ -173,7 +174,7 @@ func watchAgent(ctx context.Context, b *bench, ports int, isPeer bool, watched t
 	b.results.add("agent resync", isPeer, resync)
 	b.results.add("agent memory", isPeer, float64(w.memory.Resident)/1e6)
 	b.results.add("agent anonymous", isPeer, float64(w.memory.Anonymous)/1e6)
-	if err := c.ask("state", &state); err != nil {
+	if err := c.ask(ctx, "state", &state); err != nil {
 		return err
 	}
 	report.Say("agent: %d ports: %.1f MB, %.3f %% of a core idle, %.1f ms of CPU for a resync",
@@ -194,14 +195,14 @@ type agentWatch struct {
 // untilResync waits until the VPC was applied again, and takes a sample then.
 func (w *agentWatch) untilResync(ctx context.Context) error {
 	var first, now agentState
-	if err := w.child.ask("state", &first); err != nil {
+	if err := w.child.ask(ctx, "state", &first); err != nil {
 		return err
 	}
 	for now = first; now.Applied == first.Applied; {
 		if err := w.forDuration(ctx, time.Second); err != nil {
 			return err
 		}
-		if err := w.child.ask("state", &now); err != nil {
+		if err := w.child.ask(ctx, "state", &now); err != nil {
 			return err
 		}
 	}

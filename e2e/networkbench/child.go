@@ -1,12 +1,14 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"time"
 )
 
 // children has the main functions of this program's child processes, by the first argument with which they are started.
@@ -28,8 +30,17 @@ func runChild(name string, args []string) int {
 type child struct {
 	cmd     *exec.Cmd
 	in      io.WriteCloser
+	out     *os.File
 	answers *json.Decoder
 }
+
+const (
+	// answerWithin is how long the child may take for its first answer, before which it does its work, and for each
+	// other one.
+	answerWithin = 3 * time.Minute
+	// endWithin is how long the child may take to end.
+	endWithin = 30 * time.Second
+)
 
 // startChild starts this program with the given arguments, in a network namespace unless its name is "". The process
 // ends when this process ends, because this one is the first of the PID namespace. A parent-death signal cannot be used
@@ -49,27 +60,42 @@ func startChild(namespace string, args ...string) (*child, error) {
 	if c.in, err = c.cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
-	out, err := c.cmd.StdoutPipe()
-	if err != nil {
+	var theirs *os.File
+	if c.out, theirs, err = os.Pipe(); err != nil {
 		return nil, err
 	}
-	c.answers = json.NewDecoder(out)
-	return c, c.cmd.Start()
+	c.cmd.Stdout = theirs
+	c.answers = json.NewDecoder(c.out)
+	err = c.cmd.Start()
+	if err := errors.Join(err, theirs.Close()); err != nil {
+		return nil, errors.Join(err, c.out.Close())
+	}
+	return c, nil
 }
 
 // tell sends a value as a line.
 func (c *child) tell(value any) error { return json.NewEncoder(c.in).Encode(value) }
 
-// ask sends a value as a line and decodes the answer into out.
-func (c *child) ask(value, out any) error {
+// ask sends a value as a line and decodes the answer into out. It returns an error if there is no answer when ctx ends,
+// or after answerWithin. The child cannot be asked again after an error.
+func (c *child) ask(ctx context.Context, value, out any) error {
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { c.out.SetReadDeadline(time.Now()) })
+	defer stop()
 	if err := c.tell(value); err != nil {
 		return err
 	}
 	if err := c.answers.Decode(out); err != nil {
-		return fmt.Errorf("read the answer of %s: %w", c.cmd.Path, err)
+		return fmt.Errorf("read the answer of %s: %w", c.cmd.Path, errors.Join(ctx.Err(), err))
 	}
 	return nil
 }
 
-// close ends the process by closing its standard input, and waits for it.
-func (c *child) close() error { return errors.Join(c.in.Close(), c.cmd.Wait()) }
+// close ends the process by closing its standard input, and waits for it. It kills the process after endWithin.
+func (c *child) close() error {
+	err := c.in.Close()
+	kill := time.AfterFunc(endWithin, func() { c.cmd.Process.Kill() })
+	defer kill.Stop()
+	return errors.Join(err, c.cmd.Wait(), c.out.Close())
+}

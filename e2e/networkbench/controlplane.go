@@ -119,7 +119,7 @@ func (c *cluster) start(ctx context.Context) error {
 	if err := c.hosts.tell(start); err != nil {
 		return err
 	}
-	if err := c.hosts.ask("", &state); err != nil {
+	if err := c.hosts.ask(ctx, "", &state); err != nil {
 		return err
 	}
 	for i := range c.size.hosts {
@@ -213,9 +213,9 @@ func (c *cluster) createVM(
 
 // awaitPorts waits until a number of hosts have the VPC, and each of them has at least a number of its ports.
 func (c *cluster) awaitPorts(ctx context.Context, s subnet, hosts, ports int) error {
-	return lab.Until(ctx, "the hosts have the ports", func(context.Context) error {
+	return lab.Until(ctx, "the hosts have the ports", func(ctx context.Context) error {
 		var state hostsState
-		if err := c.hosts.ask(s.vpc, &state); err != nil {
+		if err := c.hosts.ask(ctx, s.vpc, &state); err != nil {
 			return err
 		}
 		if state.Hosts != hosts || state.Fewest < ports {

@@ -33,11 +33,14 @@ type hostsStart struct {
 	Tokens  []string // one for each host
 }
 
-// hostsState is what the process answers to a line with the ID of a VPC.
+// hostsState is the answer of the process to a line with the ID of a VPC.
 type hostsState struct {
-	Hosts   int // that have the VPC
-	Fewest  int // the lowest number of its ports on one of them
-	Updates int // that all hosts have received, of all VPCs
+	// Hosts is the number of hosts that have the VPC.
+	Hosts int
+	// Fewest is the number of ports of the VPC on the host of these that has the fewest.
+	Fewest int
+	// Updates is the number of updates that all hosts together have received, of all VPCs.
+	Updates int
 }
 
 func hostsMain([]string) error {
@@ -56,12 +59,20 @@ func hostsMain([]string) error {
 			return err
 		}
 		hosts = append(hosts, h)
-		running.Go(func() error { return h.link.Run(ctx) })
+	}
+	for _, h := range hosts {
+		running.Go(func() error {
+			// After the end of ctx, the error that ended it is the one to report.
+			if err := h.link.Run(ctx); ctx.Err() == nil {
+				return err
+			}
+			return nil
+		})
 	}
 	running.Go(func() error {
-		defer cancel()
 		for question := any(nil); ; {
 			if err := in.Decode(&question); errors.Is(err, io.EOF) {
+				cancel()
 				return nil
 			} else if err != nil {
 				return err

@@ -69,12 +69,10 @@ func measureRules(ctx context.Context, b *bench) (err error) {
 		return fmt.Errorf("change a shared rule: %w", err)
 	}
 	members := func(name string, count int) (*filtered, error) {
-
 		if count == b.size.ports {
 			count = b.size.members
 		}
 		return remoteGroup(name, count)
-
 	}
 	if err := measureChanges(ctx, b, "member", members, addMember); err != nil {
 		return fmt.Errorf("add a member: %w", err)
@@ -104,9 +102,12 @@ func applyAtOnce(ctx context.Context, b *bench) error {
 		return err
 	}
 	took, err := f.set(ctx)
+	if err = errors.Join(err, f.close()); err != nil {
+		return err
+	}
 	b.results.ours("apply", took.Seconds())
 	report.Say("%d rules at once: %s", b.size.rules, took)
-	return errors.Join(err, f.close())
+	return nil
 }
 
 // applyOneByOne estimates how long it takes to append the same number of rules with one call of iptables for each. It

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"fmt"
-	"net/http"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -12,6 +10,7 @@ import (
 	"time"
 
 	"github.com/trivet-cloud/trivet/e2e/bench/report"
+	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
 // quietFor is the time after a single create in which the messages to hosts are counted.
@@ -23,7 +22,10 @@ type traffic struct{ messages, bytes float64 }
 // trafficNow reads the message counters of the members, and the byte counters of countBytes.
 func (c *cluster) trafficNow(ctx context.Context) (t traffic, err error) {
 	for _, address := range c.trio.Members {
-		n, err := metric(ctx, "http://"+address+":8084/metrics", "trivet_network_feed_messages_total")
+		n, ok, err := lab.Metric(ctx, address+":8084", "trivet_network_feed_messages_total")
+		if err == nil && !ok {
+			err = fmt.Errorf("member %s does not count the messages to hosts", address)
+		}
 		if err != nil {
 			return t, err
 		}
@@ -35,27 +37,6 @@ func (c *cluster) trafficNow(ctx context.Context) (t traffic, err error) {
 	}
 	t.bytes, err = parseCounters(string(out))
 	return t, err
-}
-
-// metric reads the value of a metric without labels.
-func metric(ctx context.Context, url, name string) (float64, error) {
-	ctx, cancel := context.WithTimeout(ctx, callWithin)
-	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return 0, err
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return 0, err
-	}
-	defer response.Body.Close()
-	for lines := bufio.NewScanner(response.Body); lines.Scan(); {
-		if value, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
-			return strconv.ParseFloat(value, 64)
-		}
-	}
-	return 0, fmt.Errorf("%s has no metric %s", url, name)
 }
 
 // agentPort is the members' port for agents.
