@@ -22,6 +22,7 @@ package health
 
 import (
 	"context"
+	"log/slog"
 	"math/rand/v2"
 	"net/netip"
 	"sync"
@@ -36,6 +37,9 @@ const (
 	// maxConcurrent is the number of checks that run at a time, and maxPerNamespace that of one namespace.
 	maxConcurrent   = 256
 	maxPerNamespace = 16
+	// logInterval is the shortest time between two log lines about targets of one namespace. Tenants decide how often
+	// their targets fail.
+	logInterval = time.Minute
 )
 
 // Target is a backend that is checked. Targets are the same if all fields are equal.
@@ -49,6 +53,7 @@ type Target struct {
 
 // Checker checks targets. Its methods may be called concurrently.
 type Checker struct {
+	log     *slog.Logger
 	changed func(namespace string)
 	probe   func(ctx context.Context, namespace string, t *Target) error
 	slots   chan struct{} // has an element for each check in progress
@@ -56,10 +61,12 @@ type Checker struct {
 	cancel  context.CancelFunc
 	done    sync.WaitGroup
 
-	mu      sync.Mutex // guards running, the tallies and shares
+	mu      sync.Mutex // guards running, the tallies, shares and logged
 	running map[string]map[Target]*checked
 	// shares has a channel for each namespace in running, with an element for each of its checks in progress.
 	shares map[string]chan struct{}
+	// logged has the time of the last log line about a target of each namespace in running.
+	logged map[string]time.Time
 }
 
 // checked has the results of the checks of a target, and the function that ends the checks.
@@ -69,11 +76,12 @@ type checked struct {
 }
 
 // New returns a Checker without targets. The Checker calls changed whenever the verdict of a target in a namespace
-// changes; changed must not block and must not call the Checker.
-func New(changed func(namespace string)) *Checker {
+// changes; changed must not block and must not call the Checker. It logs the error of the check that makes a target
+// unhealthy, for each namespace at most once in logInterval.
+func New(log *slog.Logger, changed func(namespace string)) *Checker {
 	c := &Checker{
-		changed: changed, probe: probe, slots: make(chan struct{}, maxConcurrent), running: map[string]map[Target]*checked{},
-		shares: map[string]chan struct{}{},
+		log: log, changed: changed, probe: probe, slots: make(chan struct{}, maxConcurrent),
+		running: map[string]map[Target]*checked{}, shares: map[string]chan struct{}{}, logged: map[string]time.Time{},
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	return c
@@ -123,6 +131,7 @@ func (c *Checker) Set(namespace string, targets []Target) {
 	if len(now) == 0 {
 		delete(c.running, namespace)
 		delete(c.shares, namespace)
+		delete(c.logged, namespace)
 	}
 }
 
@@ -142,13 +151,20 @@ func (c *Checker) Verdict(namespace string, t Target) (healthy, known bool) {
 func (c *Checker) run(ctx context.Context, namespace string, share chan struct{}, t Target, one *checked) {
 	interval := time.Duration(t.Check.IntervalSeconds) * time.Second
 	for {
-		ok, ran := c.check(ctx, namespace, share, &t, interval)
+		failure, ran := c.check(ctx, namespace, share, &t, interval)
 		if !ran {
 			return
 		}
 		c.mu.Lock()
-		changed := one.add(ok, &t.Check)
+		changed := one.add(failure == nil, &t.Check)
+		logs := changed && failure != nil && time.Since(c.logged[namespace]) >= logInterval
+		if logs && c.running[namespace] != nil {
+			c.logged[namespace] = time.Now()
+		}
 		c.mu.Unlock()
+		if logs {
+			c.log.Info("a backend of a service IP is unhealthy", "namespace", namespace, "backend", t.Address, "err", failure)
+		}
 		if changed {
 			c.changed(namespace)
 		}
@@ -162,22 +178,22 @@ func (c *Checker) run(ctx context.Context, namespace string, share chan struct{}
 	}
 }
 
-// check checks a target once. ran is false if ctx ended before the result.
+// check checks a target once, and returns the error of the check. ran is false if ctx ended before the result.
 func (c *Checker) check(
 	ctx context.Context, namespace string, share chan struct{}, t *Target, interval time.Duration,
-) (ok, ran bool) {
+) (failure error, ran bool) {
 	for _, limit := range []chan struct{}{share, c.slots} {
 		select {
 		case limit <- struct{}{}:
 			defer func() { <-limit }()
 		case <-ctx.Done():
-			return false, false
+			return ctx.Err(), false
 		}
 	}
 	limited, cancel := context.WithTimeout(ctx, min(interval, maxTimeout))
 	defer cancel()
-	err := c.probe(limited, namespace, t)
-	return err == nil, ctx.Err() == nil
+	failure = c.probe(limited, namespace, t)
+	return failure, ctx.Err() == nil
 }
 
 // tally has the verdict about a target, and the number of consecutive results that contradict the verdict.

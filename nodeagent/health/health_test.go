@@ -1,20 +1,27 @@
 package health
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netns"
 
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -70,6 +77,37 @@ func TestTCP(t *testing.T) {
 	require.ErrorContains(t, probe(t.Context(), "/nonexistent", &target), "open network namespace /nonexistent")
 }
 
+// TestChecksShareLocalPorts makes two checks of one namespace at a time while the kernel has only one local port for
+// connections. Both succeed, because they have different targets.
+func TestChecksShareLocalPorts(t *testing.T) {
+	name := fmt.Sprintf("trivet-health-%d", os.Getpid())
+	if _, err := nsthread.Create(name); errors.Is(err, os.ErrPermission) && os.Getenv("CI") != "true" {
+		t.Skip("requires root")
+	} else {
+		require.NoError(t, err)
+	}
+	t.Cleanup(func() { require.NoError(t, netns.DeleteNamed(name)) })
+	for _, command := range [][]string{
+		{"ip", "link", "set", "lo", "up"}, {"sysctl", "-qw", "net.ipv4.ip_local_port_range=40000 40000"},
+	} {
+		out, err := exec.Command("ip", append([]string{"netns", "exec", name}, command...)...).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+	}
+	for _, to := range []string{"127.0.0.1:8001", "127.0.0.1:8002"} {
+		var listener net.Listener
+		require.NoError(t, nsthread.InNamed(name, func() (err error) {
+			listener, err = net.Listen("tcp4", to)
+			return err
+		}))
+		defer listener.Close()
+		conn, err := dialIn(t.Context(), filepath.Join(nsthread.Dir, name), netip.MustParseAddr("127.0.0.1"),
+			netip.MustParseAddrPort(to))
+		require.NoError(t, err, to)
+		defer conn.Close()
+		require.Equal(t, "127.0.0.1:40000", conn.LocalAddr().String())
+	}
+}
+
 // TestSilentTarget requires that a check of a target that does not answer ends with its context.
 func TestSilentTarget(t *testing.T) {
 	// The kernel accepts the connection, but no program answers the request.
@@ -117,7 +155,8 @@ func TestHTTP(t *testing.T) {
 func TestChecker(t *testing.T) {
 	var healthy atomic.Bool
 	changes := make(chan string, 100)
-	c := New(func(namespace string) { changes <- namespace })
+	var log bytes.Buffer
+	c := New(slog.New(slog.NewTextHandler(&log, nil)), func(namespace string) { changes <- namespace })
 	defer c.Close()
 	c.probe = func(context.Context, string, *Target) error {
 		if healthy.Load() {
@@ -132,7 +171,7 @@ func TestChecker(t *testing.T) {
 	}
 	require.Equal(t, [2]bool{false, false}, verdict(c, "a", target))
 	c.Set("a", []Target{target, target})
-	for _, want := range []bool{true, false, true} {
+	for _, want := range []bool{true, false, true, false, true} {
 		healthy.Store(want)
 		select {
 		case namespace := <-changes:
@@ -147,13 +186,14 @@ func TestChecker(t *testing.T) {
 	c.Set("a", nil)
 	require.Equal(t, [2]bool{false, false}, verdict(c, "a", target))
 	c.done.Wait() // the checks have ended
+	require.Equal(t, 1, strings.Count(log.String(), "err=down"), "one line in a minute: %s", &log)
 }
 
 // TestSilentNamespace checks that targets of one namespace that do not answer do not keep those of another from being
 // checked.
 func TestSilentNamespace(t *testing.T) {
 	changes := make(chan string, 1)
-	c := New(func(namespace string) { changes <- namespace })
+	c := New(slog.New(slog.DiscardHandler), func(namespace string) { changes <- namespace })
 	release := make(chan struct{})
 	defer c.Close()
 	defer close(release)

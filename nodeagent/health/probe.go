@@ -79,7 +79,12 @@ func connect(source netip.Addr, to netip.AddrPort) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a socket: %w", err)
 	}
-	err = unix.Bind(fd, &unix.SockaddrInet4{Addr: source.As4()})
+	// Without this option, bind would reserve a local port that no other connection from the address can have, and many
+	// checks would use up the ports. With it, connect chooses a port that is free for the target.
+	err = unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
+	if err == nil {
+		err = unix.Bind(fd, &unix.SockaddrInet4{Addr: source.As4()})
+	}
 	if err == nil {
 		err = unix.Connect(fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())})
 	}

@@ -158,7 +158,7 @@ func newNetworks(o Options, p plane) *Networks {
 		saveSoon: make(chan struct{}, 1),
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
-	n.checker = health.New(n.recheck)
+	n.checker = health.New(n.o.Log, n.recheck)
 	return n
 }
 
