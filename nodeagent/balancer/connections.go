@@ -37,17 +37,12 @@ func obsolete(vpc *cloud.HostVPC) netfilter.Selection {
 		usable[s.Address] = backends
 	}
 	return func(f *netlink.ConntrackFlow) bool {
-		address := addressOf(f.Forward.DstIP)
+		address := netfilter.Address(f.Forward.DstIP)
 		if f.Mark&connectionMark == 0 && !services[address] {
 			return false
 		}
 		target, exists := targets[endpoint{address, f.Forward.Protocol, f.Forward.DstPort}]
-		healthy, isBackend := usable[address][addressOf(f.Reverse.SrcIP)]
+		healthy, isBackend := usable[address][netfilter.Address(f.Reverse.SrcIP)]
 		return !exists || !isBackend || f.Reverse.SrcPort != target || f.Forward.Protocol == cloud.ProtocolUDP && !healthy
 	}
-}
-
-func addressOf(ip []byte) netip.Addr {
-	a, _ := netip.AddrFromSlice(ip)
-	return a.Unmap()
 }

@@ -6,7 +6,6 @@ import (
 	"math"
 	"math/bits"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"github.com/trivet-cloud/trivet/nodeagent/netfilter"
@@ -30,7 +29,7 @@ func bridgeChains(vpc *cloud.HostVPC) []netfilter.Chain {
 	}
 	reflected := netfilter.Chain{Name: "reflected", Kind: "filter", Hook: "forward", Priority: -190, Policy: "accept"}
 	reflected.Rules = []string{
-		fmt.Sprintf("iifname . oifname %s ether daddr & 01:00:00:00:00:00 != 00:00:00:00:00:00 drop", elements(devices)),
+		fmt.Sprintf("iifname . oifname %s ether daddr & 01:00:00:00:00:00 != 00:00:00:00:00:00 drop", netfilter.Elements(devices)),
 	}
 	return []netfilter.Chain{reflected}
 }
@@ -70,9 +69,9 @@ func chains(vpc *cloud.HostVPC) []netfilter.Chain {
 		}
 	}
 	if len(dispatch) > 0 {
-		destination.Rules = []string{"ip daddr . meta l4proto . th dport vmap " + elements(dispatch)}
+		destination.Rules = []string{"ip daddr . meta l4proto . th dport vmap " + netfilter.Elements(dispatch)}
 	}
-	set := elements(addresses)
+	set := netfilter.Elements(addresses)
 	refuse.Rules = []string{
 		fmt.Sprintf("ip daddr %s meta l4proto tcp reject with tcp reset", set),
 		fmt.Sprintf("ip daddr %s meta l4proto != icmp reject with icmp port-unreachable", set),
@@ -80,16 +79,10 @@ func chains(vpc *cloud.HostVPC) []netfilter.Chain {
 	for i := range vpc.Subnets {
 		if g := vpc.Subnets[i].Gateway; len(loops[g]) > 0 {
 			hairpin.Rules = append(hairpin.Rules, fmt.Sprintf("ct mark and %#x != 0 ip saddr . ip daddr %s snat to %s",
-				connectionMark, elements(loops[g]), g))
+				connectionMark, netfilter.Elements(loops[g]), g))
 		}
 	}
 	return append([]netfilter.Chain{destination, refuse, hairpin}, services...)
-}
-
-// elements joins the sorted elements of an anonymous set or map, without duplicates.
-func elements(list []string) string {
-	slices.Sort(list)
-	return "{ " + strings.Join(slices.Compact(list), ", ") + " }"
 }
 
 func protocolName(p uint8) string {

@@ -29,8 +29,8 @@ func (a *application) revoke(r *Result) error {
 		}
 	}
 	return errors.Join(failed, a.edge.deleteConnections(func(f *netlink.ConntrackFlow) bool {
-		source := addrOf(f.Forward.SrcIP)
-		return linkPrefix.Contains(source) && translated[source] != addrOf(f.Reverse.DstIP)
+		source := netfilter.Address(f.Forward.SrcIP)
+		return linkPrefix.Contains(source) && translated[source] != netfilter.Address(f.Reverse.DstIP)
 	}, r))
 }
 
@@ -50,12 +50,12 @@ func obsoleteIn(all []external, list []*connection) netfilter.Selection {
 		if f.Mark&connectionMark == 0 {
 			return false
 		}
-		inward := fixed[addrOf(f.Forward.DstIP)]
-		if inward.IsValid() && inward == addrOf(f.Reverse.SrcIP) {
+		inward := fixed[netfilter.Address(f.Forward.DstIP)]
+		if inward.IsValid() && inward == netfilter.Address(f.Reverse.SrcIP) {
 			return false
 		}
-		outward := addrOf(f.Reverse.DstIP)
-		return !sources[outward] && outward != floating[addrOf(f.Forward.SrcIP)]
+		outward := netfilter.Address(f.Reverse.DstIP)
+		return !sources[outward] && outward != floating[netfilter.Address(f.Forward.SrcIP)]
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/nodeagent/netfilter"
 	"github.com/trivet-cloud/trivet/nodeagent/netspace"
 )
 
@@ -99,11 +100,6 @@ func prefixOf(n *net.IPNet) netip.Prefix {
 	return netip.PrefixFrom(a.Unmap(), bits)
 }
 
-func addrOf(ip net.IP) netip.Addr {
-	a, _ := netip.AddrFromSlice(ip)
-	return a.Unmap()
-}
-
 // address adds an address. The kernel makes no route for it.
 func (n *network) address(device string, p netip.Prefix) {
 	index, exists := n.indexes[device]
@@ -151,13 +147,13 @@ func (n *network) route(device string, r netlink.Route) {
 	}
 	key += prefixOf(r.Dst).String()
 	if r.Gw != nil {
-		key += " via " + addrOf(r.Gw).String()
+		key += " via " + netfilter.Address(r.Gw).String()
 	}
 	if device != "" {
 		key += " dev " + device
 	}
 	if r.Src != nil {
-		key += " src " + addrOf(r.Src).String()
+		key += " src " + netfilter.Address(r.Src).String()
 	}
 	key += fmt.Sprintf(" table %d", r.Table)
 	n.items[key] = item{func() error { return n.RouteReplace(&r) }, func() error { return n.RouteDel(&r) }}
@@ -222,7 +218,7 @@ func (n *network) readRules(first, last int) error {
 		}
 		source := netip.Addr{}
 		if r.Src != nil {
-			source = addrOf(r.Src.IP)
+			source = netfilter.Address(r.Src.IP)
 		}
 		n.rule(routingRule{priority: r.Priority, source: source, device: r.IifName, mark: int(r.Mark), table: r.Table})
 	}
@@ -247,7 +243,7 @@ func (n *network) readProxies() error {
 		return err
 	}
 	for _, e := range list {
-		n.proxy(n.names[e.LinkIndex], addrOf(e.IP))
+		n.proxy(n.names[e.LinkIndex], netfilter.Address(e.IP))
 	}
 	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/trivet-cloud/trivet/nodeagent/netfilter"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -74,12 +73,6 @@ func routes(all []external, connected []*connection) []route {
 	return list
 }
 
-// elements joins the sorted elements of an anonymous set or map. Their order does not depend on the input's.
-func elements(list []string) string {
-	slices.Sort(list)
-	return "{ " + strings.Join(list, ", ") + " }"
-}
-
 // edgeChains renders the rules of the edge namespace.
 func edgeChains(all []external, connected []*connection) []netfilter.Chain {
 	var floating, hosts, marks, sources, arriving, leaving, translated []string
@@ -105,35 +98,35 @@ func edgeChains(all []external, connected []*connection) []netfilter.Chain {
 	untracked := netfilter.Chain{Name: "untracked", Kind: "filter", Hook: "prerouting", Priority: -300, Policy: "accept"}
 	untracked.Rules = []string{fmt.Sprintf(`iifname "x*" ip saddr %s drop`, links)}
 	if len(floating) > 0 {
-		set := elements(floating)
+		set := netfilter.Elements(floating)
 		untracked.Rules = append(untracked.Rules,
-			fmt.Sprintf("ip saddr %s ip daddr != %s notrack", set, elements(hosts)),
+			fmt.Sprintf("ip saddr %s ip daddr != %s notrack", set, netfilter.Elements(hosts)),
 			fmt.Sprintf("ip daddr %s ip saddr != %s notrack", set, links))
 	}
 	network := netfilter.Chain{Name: "network", Kind: "filter", Hook: "prerouting", Priority: -150, Policy: "accept"}
 	forward := netfilter.Chain{Name: "forward", Kind: "filter", Hook: "forward", Priority: 0, Policy: "drop"}
 	if len(sources) > 0 {
-		network.Rules = []string{`iifname "v*" meta mark set ip saddr map ` + elements(marks)}
-		forward.Rules = append(forward.Rules, fmt.Sprintf(`iifname "v*" iifname . ip saddr != %s drop`, elements(sources)))
+		network.Rules = []string{`iifname "v*" meta mark set ip saddr map ` + netfilter.Elements(marks)}
+		forward.Rules = append(forward.Rules, fmt.Sprintf(`iifname "v*" iifname . ip saddr != %s drop`, netfilter.Elements(sources)))
 	} else {
 		forward.Rules = append(forward.Rules, `iifname "v*" drop`)
 	}
 	forward.Rules = append(forward.Rules, "ct state established,related accept")
 	if len(floating) > 0 {
 		forward.Rules = append(forward.Rules,
-			fmt.Sprintf(`iifname . ip daddr %s oifname "v*" accept`, elements(arriving)),
-			fmt.Sprintf(`iifname "v*" oifname "v*" ip daddr %s accept`, elements(floating)))
+			fmt.Sprintf(`iifname . ip daddr %s oifname "v*" accept`, netfilter.Elements(arriving)),
+			fmt.Sprintf(`iifname "v*" oifname "v*" ip daddr %s accept`, netfilter.Elements(floating)))
 	}
 	if len(leaving) > 0 {
 		forward.Rules = append(forward.Rules,
-			fmt.Sprintf(`iifname "v*" meta mark . oifname %s ct state new,untracked accept`, elements(leaving)))
+			fmt.Sprintf(`iifname "v*" meta mark . oifname %s ct state new,untracked accept`, netfilter.Elements(leaving)))
 	}
 	input := netfilter.Chain{Name: "input", Kind: "filter", Hook: "input", Priority: 0, Policy: "drop", Rules: []string{
 		`iifname "x*" icmp type echo-request accept`, `iifname "x*" ct state established,related accept`,
 	}}
 	source := netfilter.Chain{Name: "source", Kind: "nat", Hook: "postrouting", Priority: 100, Policy: "accept"}
 	if len(translated) > 0 {
-		source.Rules = []string{"snat to ip saddr map " + elements(translated)}
+		source.Rules = []string{"snat to ip saddr map " + netfilter.Elements(translated)}
 	}
 	return []netfilter.Chain{untracked, network, forward, input, source}
 }
@@ -149,8 +142,8 @@ func vpcChains(all []external, list []*connection, denied []netip.Prefix) []netf
 				inward = append(inward, fmt.Sprintf("%s : %s", f.Address, f.Fixed))
 				outward = append(outward, fmt.Sprintf("%s : %s", f.Fixed, f.Address))
 			}
-			destination.Rules = []string{fmt.Sprintf("iifname %q dnat to ip daddr map %s", c.inner(), elements(inward))}
-			source.Rules = []string{fmt.Sprintf("oifname %q snat to ip saddr map %s", c.inner(), elements(outward))}
+			destination.Rules = []string{fmt.Sprintf("iifname %q dnat to ip daddr map %s", c.inner(), netfilter.Elements(inward))}
+			source.Rules = []string{fmt.Sprintf("oifname %q snat to ip saddr map %s", c.inner(), netfilter.Elements(outward))}
 		}
 		if a := c.source(all); a.IsValid() {
 			source.Rules = append(source.Rules, fmt.Sprintf("oifname %q snat to %s", c.inner(), a))
@@ -169,7 +162,7 @@ func vpcChains(all []external, list []*connection, denied []netip.Prefix) []netf
 			prefixes = append(prefixes, p.String())
 		}
 		forward.Rules = append(forward.Rules,
-			fmt.Sprintf("oifname %q ct direction original ip daddr %s drop", vpcDevices, elements(prefixes)))
+			fmt.Sprintf("oifname %q ct direction original ip daddr %s drop", vpcDevices, netfilter.Elements(prefixes)))
 	}
 	for _, direction := range []string{"iifname", "oifname"} {
 		forward.Rules = append(forward.Rules,

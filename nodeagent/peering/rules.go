@@ -209,15 +209,16 @@ func protocol(ipv6 bool) string {
 // prefix within another one is left out, because the intervals of a set must not overlap.
 func elements(list []netip.Prefix) string {
 	sorted := slices.SortedFunc(slices.Values(list), func(a, b netip.Prefix) int {
-		return cmp.Or(a.Bits()-b.Bits(), a.Addr().Compare(b.Addr()))
+		return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits())
 	})
+	// A prefix follows those that contain it, and prefixes do not overlap otherwise. So only the last one kept can
+	// contain the next.
 	var kept []netip.Prefix
 	for _, p := range sorted {
-		if !slices.ContainsFunc(kept, func(k netip.Prefix) bool { return k.Contains(p.Addr()) }) {
+		if len(kept) == 0 || !kept[len(kept)-1].Contains(p.Addr()) {
 			kept = append(kept, p)
 		}
 	}
-	slices.SortFunc(kept, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
 	var text []string
 	for _, p := range kept {
 		if p.IsSingleIP() {

@@ -92,3 +92,18 @@ func parseVPC(t *testing.T, input string) *cloud.HostVPC {
 	}
 	return vpc
 }
+
+// TestElements requires that a prefix within another is left out, in any order of the input, and that a set of many
+// prefixes has all that are in no other.
+func TestElements(t *testing.T) {
+	list := []netip.Prefix{}
+	for _, text := range []string{
+		"10.0.1.0/24", "10.0.0.0/16", "10.0.255.255/32", "10.1.0.0/32", "10.1.0.1/32", "10.0.0.0/16", "9.0.0.0/8", "10.1.0.1/32",
+	} {
+		list = append(list, netip.MustParsePrefix(text))
+	}
+	for range len(list) {
+		require.Equal(t, "{ 9.0.0.0/8, 10.0.0.0/16, 10.1.0.0, 10.1.0.1 }", elements(list))
+		list = append(list[1:], list[0])
+	}
+}
