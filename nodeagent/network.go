@@ -63,7 +63,7 @@ func openNetworks(ctx context.Context, c *Config, calls networkCalls, log *slog.
 	u, err := findUnderlay(ctx, c)
 	if err != nil {
 		log.Warn("this host has no VPCs", "err", err)
-		n.watch.problem = err.Error()
+		n.watch.missing = true
 		return n
 	}
 	n.watch.used = u

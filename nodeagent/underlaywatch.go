@@ -26,7 +26,7 @@ type underlayWatch struct {
 	log  *slog.Logger
 
 	found   underlay // the underlay that the last check found, if it differs from used
-	problem string   // the error of the last check, which was logged
+	missing bool     // the last check found none, which was logged
 }
 
 // run checks the underlay until ctx ends, or returns errUnderlayChanged.
@@ -53,14 +53,11 @@ func (w *underlayWatch) check(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	problem := ""
-	if err != nil {
-		problem = err.Error()
-	}
-	if problem != "" && problem != w.problem {
+	// The text of the error can change with each check, for example with the state of the control plane's members.
+	if err != nil && !w.missing {
 		w.log.Warn("cannot find the underlay; the VPCs of this host keep the one that they have, if any", "err", err)
 	}
-	w.problem = problem
+	w.missing = err != nil
 	if err != nil || found == w.used {
 		w.found = underlay{}
 		return nil

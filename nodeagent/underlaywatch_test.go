@@ -51,6 +51,9 @@ func TestUnderlayWatch(t *testing.T) {
 
 	require.NoError(t, check())
 	require.NoError(t, check())
+	w.config.Underlay = "under1" // another text of the error
+	require.NoError(t, check())
+	w.config.Underlay = "under0"
 	require.Equal(t, 1, strings.Count(log.String(), "cannot find the underlay"), "logged once: %s", &log)
 	ip("link add under0 type bridge")
 	ip("address add 192.0.2.1/24 dev under0")
