@@ -28,11 +28,14 @@ func Record(t *testing.T, namespace string) *Recorder {
 		return err
 	}))
 	t.Cleanup(func() { unix.Close(r.fd) })
+	require.NoError(t, unix.SetsockoptInt(r.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, recordBuffer))
 	return r
 }
 
-// UDP returns the number of datagrams to a UDP port that have arrived since the last call of a method of r. If the
-// buffer of the socket has overflowed, the result is too small.
+// recordBuffer is the size in bytes of the receive buffer of a Recorder. The default has room for about 250 packets.
+const recordBuffer = 64 << 20
+
+// UDP returns the number of datagrams to a UDP port that have arrived since the last call of a method of r.
 func (r *Recorder) UDP(port uint16) int {
 	r.t.Helper()
 	return r.count(func(protocol uint8, packet []byte) bool {
@@ -41,7 +44,7 @@ func (r *Recorder) UDP(port uint16) int {
 }
 
 // TCPData returns the number of TCP segments with data, from or to a port, that have arrived since the last call of a
-// method of r. If the buffer of the socket has overflowed, the result is too small.
+// method of r.
 func (r *Recorder) TCPData(port uint16) int {
 	r.t.Helper()
 	return r.count(func(protocol uint8, packet []byte) bool {
@@ -51,13 +54,16 @@ func (r *Recorder) TCPData(port uint16) int {
 }
 
 // count returns the number of received packets for which match returns true. The arguments of match are the packet's
-// protocol, and its content after the IPv4 header.
+// protocol, and its content after the IPv4 header. The test fails if the buffer of the socket has overflowed.
 func (r *Recorder) count(match func(protocol uint8, content []byte) bool) (count int) {
 	r.t.Helper()
 	packet := make([]byte, 65536)
 	for {
 		n, from, err := unix.Recvfrom(r.fd, packet, 0)
 		if errors.Is(err, unix.EAGAIN) {
+			stats, err := unix.GetsockoptTpacketStats(r.fd, unix.SOL_PACKET, unix.PACKET_STATISTICS)
+			require.NoError(r.t, err)
+			require.Zero(r.t, stats.Drops, "packets that did not fit into the buffer of the socket")
 			return count
 		}
 		if errors.Is(err, unix.ENETDOWN) {

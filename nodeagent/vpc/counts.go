@@ -9,20 +9,27 @@ import (
 
 // Counts are totals of all VPCs since Networks was made.
 type Counts struct {
-	Applied   uint64        // times that a VPC was applied
-	Failures  uint64        // times that a VPC could not be applied
-	Repairs   uint64        // times that a change of the kernel's state by somebody else was repaired
-	Writes    uint64        // changes of the kernel's state
-	ApplyTime time.Duration // of all VPCs that were applied
+	// Applied counts the successful applications of a VPC, and Failures the others.
+	Applied, Failures uint64
+	// Repairs counts the applications that undid a change that another program had made.
+	Repairs uint64
+	// Writes counts the changes of the kernel's state.
+	Writes uint64
+	// ApplyTime is the duration of all applications together.
+	ApplyTime time.Duration
 }
 
 // VPCStatus describes a VPC on this host.
 type VPCStatus struct {
-	ID           cloud.VPCID
-	Ports, Rules int           // of the state in force
-	ApplyTime    time.Duration // of the last time that the VPC was applied
-	Failed       bool
-	// Counters are those of the packet filter. They are up to a minute old, and nil until they have been read once.
+	ID cloud.VPCID
+	// Ports and Rules are the numbers of ports on this host and of rules in the state in force.
+	Ports, Rules int
+	// ApplyTime is the duration of the last application.
+	ApplyTime time.Duration
+	// Failed is true if the last application failed.
+	Failed bool
+	// Counters has the counters of the VPC's packet filter. It is nil until they have been read for the first time, and
+	// up to a minute old afterwards.
 	Counters *firewall.Counters
 }
 

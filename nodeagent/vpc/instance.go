@@ -12,9 +12,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// GuestData is what the metadata service needs to know of a VM beyond its ports.
+// GuestData is the part of a VM's metadata that does not follow from its ports.
 type GuestData struct {
-	SSHKeys  []string
+	// SSHKeys are public keys in the format of authorized_keys.
+	SSHKeys []string
+	// UserData is the content of the VM's user data, for cloud-init.
 	UserData []byte
 	// TokensOptional permits requests without a session token.
 	TokensOptional bool

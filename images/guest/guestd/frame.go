@@ -135,7 +135,9 @@ func captureCommand(args []string, _ io.Reader, out io.Writer) error {
 // socket receives the frames of all interfaces, and the index is 0.
 func openLink(name string) (fd, index int, err error) {
 	const all = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8 // in network byte order
-	fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, all)
+	// Without a protocol, the socket receives nothing before bind names the interface. With one, it would have received
+	// frames of all interfaces until then.
+	fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, 0, fmt.Errorf("open packet socket: %w", err)
 	}
