@@ -23,8 +23,8 @@ func TestNAT(t *testing.T) {
 	l.requirePing(h.guest(a, "p10"), "198.51.100.1")
 	l.requirePing("internet", "203.0.113.2")
 	l.requireNoDial(h.guest(c, "p10"), outside, "a guest without NAT gateway reaches the internet")
-	l.ip("internet", "route add 10.0.0.0/16 via 203.0.113.2")
-	l.ip("internet", "route add 169.254.0.0/16 via 203.0.113.2")
+	l.IP("internet", "route add 10.0.0.0/16 via 203.0.113.2")
+	l.IP("internet", "route add 169.254.0.0/16 via 203.0.113.2")
 	l.requireNoDial("internet", "10.0.1.10:7000", "the internet reaches a guest's private address")
 
 	// A NAT gateway with an address of its own.
@@ -58,7 +58,7 @@ func TestRouteTables(t *testing.T) {
 	h.apply()
 	l.requireDial(h.guest(a, "p10"), "198.51.100.2:7000", "203.0.113.2")
 	l.requireNoDial(h.guest(a, "p10"), outside, "the NAT gateway precedes a blackhole")
-	require.Contains(t, l.ip(h.inside(a), "route show table 100000001"), "throw 198.51.100.2")
+	require.Contains(t, l.IP(h.inside(a), "route show table 100000001"), "throw 198.51.100.2")
 	prepared, err := h.devices.Prepare(t.Context(), *a)
 	require.NoError(t, err)
 	require.Empty(t, prepared.Changes)
@@ -148,7 +148,7 @@ func TestRemovedFloatingIP(t *testing.T) {
 	l.requireNoDial("internet", "203.0.113.110:7000", "a removed floating IP is reachable")
 	a.NAT = nil
 	h.apply()
-	require.NotContains(t, l.ip(h.inside(a), "link"), vpcDevice)
+	require.NotContains(t, l.IP(h.inside(a), "link"), vpcDevice)
 	require.Empty(t, h.apply().Changes)
 }
 
@@ -161,7 +161,7 @@ func TestDenied(t *testing.T) {
 	a.NAT = &cloud.HostNAT{External: internet}
 	a.Floating = []cloud.HostFloating{floating("203.0.113.110", "10.0.1.10")}
 	h.apply()
-	l.ip(h.name, "address add 203.0.113.90/24 dev eth1")
+	l.IP(h.name, "address add 203.0.113.90/24 dev eth1")
 	l.serve(h.name, ":7000")
 	l.serve(h.edgeName(), ":7000")
 	for _, from := range []string{h.guest(a, "p10"), h.guest(a, "p11")} {
@@ -174,7 +174,7 @@ func TestDenied(t *testing.T) {
 	}
 	l.requireNoDial("internet", "203.0.113.2:7000", "the internet reaches the edge")
 	// Answers to a denied address.
-	l.ip("internet", "route add 203.0.113.110/32 dev eth0 src 198.51.100.2")
+	l.IP("internet", "route add 203.0.113.110/32 dev eth0 src 198.51.100.2")
 	l.requireDial("internet", "203.0.113.110:7000", "198.51.100.2")
 }
 

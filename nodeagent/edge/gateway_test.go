@@ -14,14 +14,14 @@ import (
 // joinUnderlay connects the hosts of the lab to an underlay, on which each has its VTEP as its address.
 func (l *lab) joinUnderlay() {
 	l.t.Helper()
-	l.addNamespace("u")
-	l.ip("u", "link add underlay type bridge")
-	l.ip("u", "link set underlay up")
+	l.Add("u")
+	l.IP("u", "link add underlay type bridge")
+	l.IP("u", "link set underlay up")
 	for i, h := range l.hosts {
-		l.ip(h.name, "link add eth0 type veth peer name %s netns %su", h.name, l.prefix)
-		l.ip("u", "link set %s master underlay up", h.name)
-		l.ip(h.name, "address add 192.0.2.%d/24 dev eth0", i+1)
-		l.ip(h.name, "link set eth0 up")
+		l.IP(h.name, "link add eth0 type veth peer name %s netns %su", h.name, l.Prefix)
+		l.IP("u", "link set %s master underlay up", h.name)
+		l.IP(h.name, "address add 192.0.2.%d/24 dev eth0", i+1)
+		l.IP(h.name, "link set eth0 up")
 		h.options.Denied = nil
 		h.restart()
 	}
@@ -113,7 +113,7 @@ func TestGateways(t *testing.T) {
 		l.requireDial(l.hosts[i].guest(others[i], others[i].Subnets[0].Ports[0].ID), outside, "203.0.113.51")
 	}
 	l.requireDial(guest(0), "10.0.1.12:7000", "10.0.1.11")
-	l.ip("internet", "route add 10.0.0.0/16 via 203.0.113.50")
+	l.IP("internet", "route add 10.0.0.0/16 via 203.0.113.50")
 	l.requireNoDial("internet", "10.0.1.12:7000", "the internet reaches a guest's private address")
 	l.requireNoDial("internet", "203.0.113.50:7000", "the internet reaches the address of a NAT gateway")
 
@@ -149,7 +149,7 @@ func TestGateways(t *testing.T) {
 	// The default gateway moves: first its former host withdraws the address.
 	place(vpcs, main, 2)
 	l.applyGateways(0, 1, 2)
-	require.NotContains(t, l.ip(l.hosts[0].edgeName(), "neighbour show proxy"), "203.0.113.50")
+	require.NotContains(t, l.IP(l.hosts[0].edgeName(), "neighbour show proxy"), "203.0.113.50")
 	for _, i := range []int{0, 2} {
 		l.requireDial(guest(i), outside, "203.0.113.50")
 		l.requireDial(guest(i), second, "203.0.113.60")
@@ -168,9 +168,9 @@ func TestGateways(t *testing.T) {
 	l.requireNoDial(guest(0), outside, "a guest reaches the internet without NAT gateway")
 	for i, h := range l.hosts {
 		inside := h.inside(vpcs[i])
-		left := l.ip(inside, "link") + l.ip(inside, "rule") + l.ip(inside, "route show table all") + l.nft(inside, "list tables ip")
+		left := l.IP(inside, "link") + l.IP(inside, "rule") + l.IP(inside, "route show table all") + l.nft(inside, "list tables ip")
 		for _, trace := range []string{"edge", "vt20", "lookup 9", "lookup 12"} {
-			require.NotContains(t, strings.ReplaceAll(left, l.prefix, ""), trace)
+			require.NotContains(t, strings.ReplaceAll(left, l.Prefix, ""), trace)
 		}
 	}
 }
@@ -191,10 +191,10 @@ func TestGatewaysAreRepaired(t *testing.T) {
 	for _, damage := range []string{
 		"rule delete priority 33500", "rule delete priority 33600", "route delete 198.51.100.0/24 table 120000001", "link delete " + device,
 	} {
-		l.ip(name, "%s", damage)
+		l.IP(name, "%s", damage)
 		require.NotEmpty(t, h.repair(), damage)
 		require.Empty(t, h.apply().Changes, damage)
 		l.requireDial(h.guest(a, "p10"), outside, "203.0.113.60")
 	}
-	require.Contains(t, l.ip(name, "rule"), "from all iif "+netdev.Transit(203))
+	require.Contains(t, l.IP(name, "rule"), "from all iif "+netdev.Transit(203))
 }

@@ -6,10 +6,8 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,7 +18,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/nodeagent/firewall"
 	"github.com/trivet-cloud/trivet/nodeagent/netdev"
-	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
+	"github.com/trivet-cloud/trivet/nodeagent/nettest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -40,9 +38,9 @@ var parseAddr, parsePrefix = netip.MustParseAddr, netip.MustParsePrefix
 // lab is a set of hosts, each a network namespace, that are connected to an external network with the prefix
 // 203.0.113.0/24. The namespace "internet" is the network's gateway, 203.0.113.1, and has servers.
 type lab struct {
-	t      *testing.T
-	prefix string
-	hosts  []*labHost
+	*nettest.Namespaces
+	t     *testing.T
+	hosts []*labHost
 }
 
 type labHost struct {
@@ -55,39 +53,33 @@ type labHost struct {
 	vpcs     []*cloud.HostVPC
 }
 
-var labs atomic.Int32
-
 func newLab(t *testing.T, hosts int) *lab {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Fatal("this test makes network namespaces and needs root")
-	}
-	l := &lab{t: t, prefix: fmt.Sprintf("ed%d-%d-", os.Getpid(), labs.Add(1))}
-	t.Cleanup(l.remove)
-	l.addNamespace("x")
-	l.ip("x", "link add ext type bridge")
-	l.ip("x", "link set ext up")
-	l.addNamespace("internet")
+	l := &lab{t: t, Namespaces: nettest.NewNamespaces(t, "ed")}
+	l.Add("x")
+	l.IP("x", "link add ext type bridge")
+	l.IP("x", "link set ext up")
+	l.Add("internet")
 	l.plug("internet", "eth0", "203.0.113.1/24")
-	l.ip("internet", "address add 198.51.100.1/32 dev lo")
-	l.ip("internet", "address add 198.51.100.2/32 dev lo")
+	l.IP("internet", "address add 198.51.100.1/32 dev lo")
+	l.IP("internet", "address add 198.51.100.2/32 dev lo")
 	l.serve("internet", outside)
 	l.serve("internet", "198.51.100.2:7000")
 	for i := range hosts {
 		h := &labHost{lab: l, name: fmt.Sprintf("h%d", i+1)}
-		l.addNamespace(h.name)
+		l.Add(h.name)
 		l.plug(h.name, "eth1", "")
-		prefix := l.prefix + h.name + "-"
+		prefix := l.Prefix + h.name + "-"
 		var err error
 		h.devices, err = netdev.New(netdev.Options{
-			VTEP: netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)}), Namespace: l.path(h.name), Prefix: prefix,
+			VTEP: netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)}), Namespace: l.Path(h.name), Prefix: prefix,
 		})
 		require.NoError(t, err)
 		t.Cleanup(h.devices.Close)
 		h.firewall, err = firewall.New(firewall.Options{Trusted: []string{"vx*"}})
 		require.NoError(t, err)
 		h.options = Options{
-			Prefix: prefix, Namespace: l.path(h.name), Denied: []netip.Prefix{parsePrefix("198.51.100.2/32")},
+			Prefix: prefix, Namespace: l.Path(h.name), Denied: []netip.Prefix{parsePrefix("198.51.100.2/32")},
 			External: map[string]External{internet: {
 				Interface: "eth1", Address: parsePrefix(fmt.Sprintf("203.0.113.%d/24", i+2)), Gateway: parseAddr("203.0.113.1"),
 			}},
@@ -107,67 +99,23 @@ func (h *labHost) restart() {
 	h.edge = e
 }
 
-func (l *lab) path(name string) string { return filepath.Join(namespaceDir, l.prefix+name) }
-
-func (l *lab) addNamespace(name string) {
-	l.t.Helper()
-	l.run("ip", "netns", "add", l.prefix+name)
-	l.ip(name, "link set lo up")
-}
-
 // plug connects a namespace to the external network.
 func (l *lab) plug(name, device, address string) {
 	l.t.Helper()
-	l.ip(name, "link add %s type veth peer name %s netns %sx", device, name, l.prefix)
-	l.ip("x", "link set %s master ext up", name)
+	l.IP(name, "link add %s type veth peer name %s netns %sx", device, name, l.Prefix)
+	// Without a link-local address, whose routes would appear at any time during the test.
+	l.IP(name, "link set %s addrgenmode none", device)
+	l.IP("x", "link set %s master ext up", name)
 	if address != "" {
-		l.ip(name, "address add %s dev %s", address, device)
+		l.IP(name, "address add %s dev %s", address, device)
 	}
-	l.ip(name, "link set %s up", device)
-}
-
-// remove deletes all namespaces of the lab, also those that its hosts made.
-func (l *lab) remove() {
-	paths, _ := filepath.Glob(filepath.Join(namespaceDir, l.prefix+"*"))
-	for _, path := range paths {
-		if err := netns.DeleteNamed(filepath.Base(path)); err != nil {
-			l.t.Errorf("remove %s: %v", path, err)
-		}
-	}
-}
-
-func (l *lab) run(name string, args ...string) string {
-	l.t.Helper()
-	out, err := exec.CommandContext(l.t.Context(), name, args...).CombinedOutput()
-	require.NoError(l.t, err, "%s %s: %s", name, strings.Join(args, " "), out)
-	return string(out)
-}
-
-// ip runs ip(8) in a namespace of the lab and returns its output.
-func (l *lab) ip(name, format string, args ...any) string {
-	l.t.Helper()
-	return l.run("ip", append([]string{"-n", l.prefix + name}, strings.Fields(fmt.Sprintf(format, args...))...)...)
+	l.IP(name, "link set %s up", device)
 }
 
 // nft runs nft(8) in a namespace of the lab and returns its output.
 func (l *lab) nft(name, command string) string {
 	l.t.Helper()
-	return l.run("ip", "netns", "exec", l.prefix+name, "nft", command)
-}
-
-// in calls f in a namespace of the lab.
-func (l *lab) in(name string, f func() error) error {
-	return nsthread.Do(func() error {
-		ns, err := netns.GetFromPath(l.path(name))
-		if err != nil {
-			return err
-		}
-		defer ns.Close()
-		if err := netns.Set(ns); err != nil {
-			return err
-		}
-		return f()
-	})
+	return l.Run("ip", "netns", "exec", l.Prefix+name, "nft", command)
 }
 
 // serve runs a TCP server until the test ends. It tells each client the client's address, then returns what it reads.
@@ -175,7 +123,7 @@ func (l *lab) serve(name, address string) {
 	l.t.Helper()
 	t := l.t // the goroutines must not read l.t, which subtests change
 	var listener net.Listener
-	require.NoError(l.t, l.in(name, func() (err error) {
+	require.NoError(l.t, l.In(name, func() (err error) {
 		listener, err = net.Listen("tcp4", address)
 		return err
 	}))
@@ -207,7 +155,7 @@ type client struct {
 
 func (l *lab) dial(from, to string, wait time.Duration) (*client, error) {
 	c := &client{}
-	err := l.in(from, func() (err error) {
+	err := l.In(from, func() (err error) {
 		c.Conn, err = net.DialTimeout("tcp4", to, wait)
 		return err
 	})
@@ -245,7 +193,7 @@ func (l *lab) requireDial(from, to, seen string) *client {
 func (l *lab) requirePing(from, to string) {
 	l.t.Helper()
 	var conn net.PacketConn
-	require.NoError(l.t, l.in(from, func() (err error) {
+	require.NoError(l.t, l.In(from, func() (err error) {
 		conn, err = net.ListenPacket("ip4:icmp", "0.0.0.0")
 		return err
 	}))
@@ -312,9 +260,9 @@ func (h *labHost) applyVPC(vpc *cloud.HostVPC) {
 	require.NoError(t, err)
 	for _, id := range prepared.Missing {
 		name := h.guest(vpc, id)
-		h.lab.addNamespace(name)
+		h.lab.Add(name)
 		require.NoError(t, h.devices.AttachVeth(t.Context(), *vpc, id,
-			netdev.Endpoint{Namespace: h.lab.path(name), Device: "eth0"}))
+			netdev.Endpoint{Namespace: h.lab.Path(name), Device: "eth0"}))
 	}
 	ns, err := netns.GetFromPath(h.devices.Path(vpc.ID))
 	require.NoError(t, err)
@@ -332,7 +280,7 @@ func (h *labHost) guest(vpc *cloud.HostVPC, port cloud.PortID) string {
 
 // inside returns the name of a VPC's namespace in the lab.
 func (h *labHost) inside(vpc *cloud.HostVPC) string {
-	return strings.TrimPrefix(filepath.Base(h.devices.Path(vpc.ID)), h.lab.prefix)
+	return strings.TrimPrefix(filepath.Base(h.devices.Path(vpc.ID)), h.lab.Prefix)
 }
 
 // edgeName returns the name of the edge namespace in the lab.

@@ -32,7 +32,7 @@ func TestMove(t *testing.T) {
 	require.Equal(t, []netip.Addr{address.Address}, l.hosts[0].apply().Announced)
 	l.requireDial("internet", "203.0.113.110:7000", "203.0.113.1")
 	neighbour := func() string {
-		return regexp.MustCompile(`lladdr (\S+)`).FindString(l.ip("internet", "neighbour show 203.0.113.110"))
+		return regexp.MustCompile(`lladdr (\S+)`).FindString(l.IP("internet", "neighbour show 203.0.113.110"))
 	}
 	former := neighbour()
 	require.NotEmpty(t, former)
@@ -60,7 +60,7 @@ func (l *lab) sniffARP(address netip.Addr) <-chan uint16 {
 	l.t.Helper()
 	fd := -1
 	protocol := uint16(unix.ETH_P_ARP)>>8 | uint16(unix.ETH_P_ARP&0xff)<<8
-	require.NoError(l.t, l.in("internet", func() (err error) {
+	require.NoError(l.t, l.In("internet", func() (err error) {
 		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, int(protocol))
 		if err != nil {
 			return err
@@ -143,12 +143,12 @@ func TestDrift(t *testing.T) {
 	edge, a := h.edgeName(), h.inside(h.vpcs[0])
 	x, err := checkExternals(h.options.External)
 	require.NoError(t, err)
-	ip := func(space, format string, args ...any) func() { return func() { l.ip(space, format, args...) } }
+	ip := func(space, format string, args ...any) func() { return func() { l.IP(space, format, args...) } }
 	nft := func(space, command string) func() {
 		return func() { l.nft(space, command) }
 	}
 	var link string
-	for _, line := range strings.Split(l.ip(edge, "-o link"), "\n") {
+	for _, line := range strings.Split(l.IP(edge, "-o link"), "\n") {
 		if strings.Contains(line, aliasPrefix+h.devices.Path("a")) {
 			link = strings.Split(strings.Fields(line)[1], "@")[0]
 		}
@@ -179,9 +179,9 @@ func TestDrift(t *testing.T) {
 		{"table of a VPC emptied", ip(a, "route flush table 90000000")},
 		{"rule of a VPC deleted", ip(a, "rule delete priority 34000")},
 		{"forwarding off", func() {
-			require.NoError(t, l.in(edge, func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0) }))
+			require.NoError(t, l.In(edge, func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0) }))
 		}},
-		{"edge namespace deleted", func() { l.run("ip", "netns", "delete", l.prefix+edge) }},
+		{"edge namespace deleted", func() { l.Run("ip", "netns", "delete", l.Prefix+edge) }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			l.t = t
@@ -204,14 +204,14 @@ func (h *labHost) dump() string {
 	var b strings.Builder
 	for _, name := range []string{h.edgeName(), h.inside(h.vpcs[0]), h.inside(h.vpcs[1])} {
 		for _, command := range []string{"-4 -o address", "-4 rule", "neighbour show proxy"} {
-			lines := strings.Split(h.lab.ip(name, "%s", command), "\n")
+			lines := strings.Split(h.lab.IP(name, "%s", command), "\n")
 			for i := range lines {
 				lines[i] = volatile.ReplaceAllString(lines[i], "")
 			}
 			slices.Sort(lines)
 			b.WriteString(strings.Join(lines, "\n") + "\n")
 		}
-		routes := strings.Split(h.lab.ip(name, "-4 route show table all"), "\n")
+		routes := strings.Split(h.lab.IP(name, "-4 route show table all"), "\n")
 		slices.Sort(routes)
 		b.WriteString(strings.Join(routes, "\n") + "\n")
 		b.WriteString(h.lab.nft(name, "list table "+table.String()))
@@ -225,15 +225,15 @@ func TestRemove(t *testing.T) {
 	l := newLab(t, 1)
 	h := l.hosts[0]
 	a, b := h.addVPC("a", 10), h.addVPC("b", 10)
-	hostLinks, hostRoutes := l.ip(h.name, "-o link"), l.ip(h.name, "route show table all")
+	hostLinks, hostRoutes := l.IP(h.name, "-o link"), l.IP(h.name, "route show table all")
 	namespaces := func() string {
-		list, err := filepath.Glob(l.path("*"))
+		list, err := filepath.Glob(l.Path("*"))
 		require.NoError(t, err)
 		return strings.Join(list, "\n")
 	}
 	space := func(vpc *cloud.HostVPC) string {
 		name := h.inside(vpc)
-		return fmt.Sprint(l.ip(name, "-o link"), l.ip(name, "-4 rule"), l.ip(name, "-4 route show table all"),
+		return fmt.Sprint(l.IP(name, "-o link"), l.IP(name, "-4 rule"), l.IP(name, "-4 route show table all"),
 			l.nft(name, "list tables"))
 	}
 	beforeNames, beforeA, beforeB := namespaces(), space(a), space(b)
@@ -241,8 +241,8 @@ func TestRemove(t *testing.T) {
 	b.Floating = []cloud.HostFloating{floating("203.0.113.120", "10.0.1.10")}
 	h.apply()
 	c := l.requireDial("internet", "203.0.113.120:7000", "203.0.113.1")
-	require.Equal(t, hostLinks, l.ip(h.name, "-o link"))
-	require.Equal(t, hostRoutes, l.ip(h.name, "route show table all"))
+	require.Equal(t, hostLinks, l.IP(h.name, "-o link"))
+	require.Equal(t, hostRoutes, l.IP(h.name, "route show table all"))
 	ids, err := h.devices.List()
 	require.NoError(t, err)
 	require.Equal(t, []cloud.VPCID{"a", "b"}, ids, "the edge is listed as a VPC")
@@ -253,7 +253,7 @@ func TestRemove(t *testing.T) {
 	require.Equal(t, beforeNames, namespaces())
 	require.Equal(t, beforeA, space(a))
 	require.Equal(t, beforeB, space(b))
-	require.Equal(t, hostLinks, l.ip(h.name, "-o link"))
+	require.Equal(t, hostLinks, l.IP(h.name, "-o link"))
 
 	// A VPC whose namespace was removed, and one that is no longer in the state.
 	h.apply()
@@ -262,7 +262,7 @@ func TestRemove(t *testing.T) {
 	_, err = h.edge.Set(t.Context(), State{})
 	require.NoError(t, err)
 	require.Equal(t, beforeB, space(b))
-	require.NotRegexp(t, `\bv\d+`, l.ip(h.edgeName(), "-o link"))
+	require.NotRegexp(t, `\bv\d+`, l.IP(h.edgeName(), "-o link"))
 }
 
 // TestInvalidVPC requires that a VPC with an invalid state or without namespace does not prevent the others.

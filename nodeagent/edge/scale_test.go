@@ -18,9 +18,9 @@ func TestManyVPCs(t *testing.T) {
 	var s State
 	for i := range 40 {
 		name := fmt.Sprintf("v%d", i)
-		l.addNamespace(name)
+		l.Add(name)
 		s.VPCs = append(s.VPCs, VPC{
-			ID: cloud.VPCID(name), Namespace: l.path(name), CIDR: parsePrefix("10.0.0.0/16"),
+			ID: cloud.VPCID(name), Namespace: l.Path(name), CIDR: parsePrefix("10.0.0.0/16"),
 			NAT:      &cloud.HostNAT{External: internet},
 			Floating: []cloud.HostFloating{floating(fmt.Sprintf("203.0.113.%d", 100+i), "10.0.1.10")},
 		})
@@ -36,7 +36,7 @@ func TestManyVPCs(t *testing.T) {
 	require.Empty(t, set(39))
 	r := set(40)
 	for _, change := range r.Changes {
-		require.Regexp(t, fmt.Sprintf(`^\[%s(v39|h1-edge)\] `, l.prefix), change)
+		require.Regexp(t, fmt.Sprintf(`^\[%s(v39|h1-edge)\] `, l.Prefix), change)
 	}
 	require.Empty(t, set(40))
 }

@@ -3,11 +3,6 @@ package peering
 import (
 	"fmt"
 	"net/netip"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,7 +11,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/nodeagent/firewall"
 	"github.com/trivet-cloud/trivet/nodeagent/netdev"
-	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
+	"github.com/trivet-cloud/trivet/nodeagent/nettest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -32,10 +27,10 @@ var parseAddr, parsePrefix = netip.MustParseAddr, netip.MustParsePrefix
 // lab is a cloud of two hosts, each a network namespace, that a bridge joins to an underlay, and of VPCs that have the
 // ports 10.n.1.10 on host 1 and 10.n.1.20 on host 2, n being the number of the VPC.
 type lab struct {
-	t      testing.TB
-	prefix string
-	hosts  []*labHost
-	vpcs   []*labVPC
+	*nettest.Namespaces
+	t     testing.TB
+	hosts []*labHost
+	vpcs  []*labVPC
 }
 
 type labHost struct {
@@ -54,28 +49,22 @@ type labVPC struct {
 	on     []*cloud.HostVPC
 }
 
-var labs atomic.Int32
-
 func newLab(t testing.TB) *lab {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Fatal("this test makes network namespaces and needs root")
-	}
-	l := &lab{t: t, prefix: fmt.Sprintf("pe%d-%d-", os.Getpid(), labs.Add(1))}
-	t.Cleanup(l.remove)
-	l.addNamespace("u")
-	l.ip("u", "link add underlay type bridge")
-	l.ip("u", "link set underlay up")
+	l := &lab{t: t, Namespaces: nettest.NewNamespaces(t, "pe")}
+	l.Add("u")
+	l.IP("u", "link add underlay type bridge")
+	l.IP("u", "link set underlay up")
 	for i := range 2 {
 		h := &labHost{lab: l, name: fmt.Sprintf("h%d", i+1), vtep: netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)})}
-		l.addNamespace(h.name)
-		l.ip(h.name, "link add eth0 type veth peer name %s netns %su", h.name, l.prefix)
-		l.ip("u", "link set %s master underlay up", h.name)
-		l.ip(h.name, "address add %s/24 dev eth0", h.vtep)
-		l.ip(h.name, "link set eth0 up")
+		l.Add(h.name)
+		l.IP(h.name, "link add eth0 type veth peer name %s netns %su", h.name, l.Prefix)
+		l.IP("u", "link set %s master underlay up", h.name)
+		l.IP(h.name, "address add %s/24 dev eth0", h.vtep)
+		l.IP(h.name, "link set eth0 up")
 		var err error
 		h.devices, err = netdev.New(netdev.Options{
-			VTEP: h.vtep, Device: "eth0", Namespace: l.path(h.name), Prefix: l.prefix + h.name + "-",
+			VTEP: h.vtep, Device: "eth0", Namespace: l.Path(h.name), Prefix: l.Prefix + h.name + "-",
 		})
 		require.NoError(t, err)
 		t.Cleanup(h.devices.Close)
@@ -88,58 +77,6 @@ func newLab(t testing.TB) *lab {
 		l.hosts = append(l.hosts, h)
 	}
 	return l
-}
-
-func (l *lab) path(name string) string { return filepath.Join(nsthread.Dir, l.prefix+name) }
-
-func (l *lab) addNamespace(name string) {
-	l.t.Helper()
-	l.run("ip", "netns", "add", l.prefix+name)
-	l.ip(name, "link set lo up")
-}
-
-// remove deletes all namespaces of the lab, also those that its hosts made.
-func (l *lab) remove() {
-	paths, _ := filepath.Glob(filepath.Join(nsthread.Dir, l.prefix+"*"))
-	for _, path := range paths {
-		if err := netns.DeleteNamed(filepath.Base(path)); err != nil {
-			l.t.Errorf("remove %s: %v", path, err)
-		}
-	}
-}
-
-func (l *lab) run(name string, args ...string) string {
-	l.t.Helper()
-	out, err := exec.CommandContext(l.t.Context(), name, args...).CombinedOutput()
-	require.NoError(l.t, err, "%s %s: %s", name, strings.Join(args, " "), out)
-	return string(out)
-}
-
-// ip runs ip(8) in a namespace of the lab and returns its output.
-func (l *lab) ip(name, format string, args ...any) string {
-	l.t.Helper()
-	return l.run("ip", append([]string{"-n", l.prefix + name}, strings.Fields(fmt.Sprintf(format, args...))...)...)
-}
-
-// exec runs a program in a namespace of the lab and returns its output.
-func (l *lab) exec(name string, command ...string) string {
-	l.t.Helper()
-	return l.run("ip", append([]string{"netns", "exec", l.prefix + name}, command...)...)
-}
-
-// in calls f in a namespace of the lab.
-func (l *lab) in(name string, f func() error) error {
-	return nsthread.Do(func() error {
-		ns, err := netns.GetFromPath(l.path(name))
-		if err != nil {
-			return err
-		}
-		defer ns.Close()
-		if err := netns.Set(ns); err != nil {
-			return err
-		}
-		return f()
-	})
 }
 
 // addVPC adds a VPC to both hosts. Ports in the group "server" accept TCP and UDP at port 7000 and ping, and begin no
@@ -221,9 +158,9 @@ func (h *labHost) apply(vpc *cloud.HostVPC) Result {
 	require.NoError(t, err)
 	for _, id := range prepared.Missing {
 		name := h.guest(vpc, id)
-		h.lab.addNamespace(name)
+		h.lab.Add(name)
 		require.NoError(t, h.devices.AttachVeth(t.Context(), *vpc, id,
-			netdev.Endpoint{Namespace: h.lab.path(name), Device: "eth0"}))
+			netdev.Endpoint{Namespace: h.lab.Path(name), Device: "eth0"}))
 	}
 	ns, err := netns.GetFromPath(h.devices.Path(vpc.ID))
 	require.NoError(t, err)

@@ -57,7 +57,7 @@ func TestTransitIsNotTracked(t *testing.T) {
 	l.requireReaches("tcp4", a.guest(1), b.address(2))
 	requireTracked := func(host *labHost, vpc *labVPC, want bool) {
 		t.Helper()
-		table := l.exec(host.inside(vpc.id), "cat", "/proc/net/nf_conntrack")
+		table := l.Exec(host.inside(vpc.id), "cat", "/proc/net/nf_conntrack")
 		require.Equal(t, want, strings.Contains(table, "dport=7000"), "connections in %s:\n%s", host.inside(vpc.id), table)
 	}
 	requireTracked(l.hosts[0], a, true)
@@ -78,7 +78,7 @@ func TestICMPErrors(t *testing.T) {
 
 	// A port without a server: port unreachable.
 	var conn *net.UDPConn
-	require.NoError(t, l.in(guest, func() (err error) {
+	require.NoError(t, l.In(guest, func() (err error) {
 		conn, err = net.DialUDP("udp4", nil, &net.UDPAddr{IP: net.ParseIP(b.address(2)), Port: 7001})
 		return err
 	}))
@@ -100,18 +100,18 @@ func TestICMPErrors(t *testing.T) {
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
 		_, _ = large.Write(make([]byte, 1350))
-		return strings.Contains(l.exec(guest, "ip", "route", "get", b.address(1)), "mtu 1300")
+		return strings.Contains(l.Exec(guest, "ip", "route", "get", b.address(1)), "mtu 1300")
 	}, patience, 10*time.Millisecond, "no message says that the packet is too large")
 
 	// The receiver reports an MTU of 1200 for the path behind it.
 	udp, err := l.dial("udp4", guest, b.address(2), patience)
 	require.NoError(t, err)
 	require.NoError(t, exchange(udp, 1200, patience))
-	require.NoError(t, l.in(b.guest(2), func() error {
+	require.NoError(t, l.In(b.guest(2), func() error {
 		return tooBig(udp.LocalAddr().(*net.UDPAddr).AddrPort(), udp.RemoteAddr().(*net.UDPAddr).AddrPort(), 1200)
 	}))
 	require.Eventually(t, func() bool {
-		return strings.Contains(l.exec(guest, "ip", "route", "get", b.address(2)), "mtu 1200")
+		return strings.Contains(l.Exec(guest, "ip", "route", "get", b.address(2)), "mtu 1200")
 	}, patience, 10*time.Millisecond, "the message of the receiver does not arrive")
 	require.NoError(t, exchange(tcp, 60_000, patience))
 }
@@ -187,9 +187,9 @@ func TestRoutesOfBothSides(t *testing.T) {
 	l.requireBlocked("tcp4", a.guest(1), b.address(1), "traffic passes without a peering")
 	for _, h := range l.hosts {
 		for _, v := range l.vpcs {
-			require.NotContains(t, l.ip(h.inside(v.id), "-br link"), cloud.PeeringDevices)
-			require.Contains(t, l.ip(h.inside(v.id), "route show table %d", 100_000_000+100*v.number), "unreachable")
-			require.NotContains(t, l.exec(h.inside(v.id), "nft", "list", "tables"), table.Name)
+			require.NotContains(t, l.IP(h.inside(v.id), "-br link"), cloud.PeeringDevices)
+			require.Contains(t, l.IP(h.inside(v.id), "route show table %d", 100_000_000+100*v.number), "unreachable")
+			require.NotContains(t, l.Exec(h.inside(v.id), "nft", "list", "tables"), table.Name)
 		}
 	}
 }
@@ -199,12 +199,12 @@ func TestRoutesOfBothSides(t *testing.T) {
 func (l *lab) receives(from, source, at, to string, within time.Duration) bool {
 	l.t.Helper()
 	var server, client *net.UDPConn
-	require.NoError(l.t, l.in(at, func() (err error) {
+	require.NoError(l.t, l.In(at, func() (err error) {
 		server, err = net.ListenUDP("udp4", &net.UDPAddr{IP: net.ParseIP(to), Port: 7002})
 		return err
 	}))
 	defer server.Close()
-	require.NoError(l.t, l.in(from, func() (err error) {
+	require.NoError(l.t, l.In(from, func() (err error) {
 		local, remote := &net.UDPAddr{IP: net.ParseIP(source)}, &net.UDPAddr{IP: net.ParseIP(to), Port: 7002}
 		client, err = net.DialUDP("udp4", local, remote)
 		return err
@@ -233,7 +233,7 @@ func TestForgedSources(t *testing.T) {
 	}
 	l.applyAll()
 	for _, source := range []string{"10.1.1.77", "203.0.113.7", "10.2.1.77", "10.3.1.10"} {
-		l.ip(a.guest(1), "address add %s/32 dev lo", source)
+		l.IP(a.guest(1), "address add %s/32 dev lo", source)
 	}
 	for host := 1; host <= 2; host++ {
 		at, to := b.guest(host), b.address(host)
@@ -246,8 +246,8 @@ func TestForgedSources(t *testing.T) {
 	}
 	// Forged addresses of a peer from an external network do not arrive either.
 	l.outside(l.hosts[0], b)
-	l.ip("o", "address add %s/32 dev lo", a.address(2))
-	l.ip("o", "address add 203.0.113.9/32 dev lo")
+	l.IP("o", "address add %s/32 dev lo", a.address(2))
+	l.IP("o", "address add 203.0.113.9/32 dev lo")
 	require.True(t, l.receives("o", "203.0.113.9", b.guest(1), b.address(1), patience))
 	require.False(t, l.receives("o", a.address(2), b.guest(1), b.address(1), blocked),
 		"a peer's address from outside passes")
@@ -257,17 +257,17 @@ func TestForgedSources(t *testing.T) {
 // o, whose address is 198.51.100.1.
 func (l *lab) outside(h *labHost, v *labVPC) {
 	l.t.Helper()
-	l.addNamespace("o")
+	l.Add("o")
 	inside := h.inside(v.id)
 	edgeDevice := cloud.EdgeDevicePrefix + "7" // any of those that a VPC with several gateways has
-	l.ip(inside, "link add %s type veth peer name eth0 netns %so", edgeDevice, l.prefix)
-	l.ip(inside, "address add 198.51.100.2/24 dev %s", edgeDevice)
-	l.ip(inside, "link set %s up", edgeDevice)
-	l.ip(inside, "rule add priority 34000 lookup 90000000")
-	l.ip(inside, "route add default via 198.51.100.1 table 90000000")
-	l.ip("o", "address add 198.51.100.1/24 dev eth0")
-	l.ip("o", "link set eth0 up")
-	l.ip("o", "route add default via 198.51.100.2")
+	l.IP(inside, "link add %s type veth peer name eth0 netns %so", edgeDevice, l.Prefix)
+	l.IP(inside, "address add 198.51.100.2/24 dev %s", edgeDevice)
+	l.IP(inside, "link set %s up", edgeDevice)
+	l.IP(inside, "rule add priority 34000 lookup 90000000")
+	l.IP(inside, "route add default via 198.51.100.1 table 90000000")
+	l.IP("o", "address add 198.51.100.1/24 dev eth0")
+	l.IP("o", "link set eth0 up")
+	l.IP("o", "route add default via 198.51.100.2")
 }
 
 // TestNotTransitive requires that a VPC reaches only the ports of its peer. It must not reach the peer's other
@@ -303,7 +303,7 @@ func TestNotTransitive(t *testing.T) {
 
 	// The services of the peer's namespace do not answer.
 	for _, service := range []string{"10.2.1.1", "169.254.169.254"} {
-		l.ip(l.hosts[0].inside("b"), "address replace 169.254.169.254/32 dev lo")
+		l.IP(l.hosts[0].inside("b"), "address replace 169.254.169.254/32 dev lo")
 		require.Error(t, l.ping(a.guest(1), service, blocked), "%s of the peer answers", service)
 	}
 	require.NoError(t, l.ping(b.guest(1), "10.2.1.1", patience))
@@ -317,19 +317,19 @@ func TestDrift(t *testing.T) {
 	h, device := l.hosts[0], cloud.PeeringID("ab").Device()
 	inside := h.inside("a")
 	changes := map[string]func(){
-		"device":      func() { l.ip(inside, "link delete %s", device) },
-		"device down": func() { l.ip(inside, "link set %s down", device) },
-		"MTU":         func() { l.ip(inside, "link set %s mtu 1280", device) },
-		"ARP":         func() { l.ip(inside, "link set %s arp on", device) },
-		"MAC":         func() { l.ip(h.inside("b"), "link set %s address 02:00:00:00:00:99", device) },
-		"route":       func() { l.ip(inside, "route delete 10.2.0.0/16 table 100000100 proto 201") },
+		"device":      func() { l.IP(inside, "link delete %s", device) },
+		"device down": func() { l.IP(inside, "link set %s down", device) },
+		"MTU":         func() { l.IP(inside, "link set %s mtu 1280", device) },
+		"ARP":         func() { l.IP(inside, "link set %s arp on", device) },
+		"MAC":         func() { l.IP(h.inside("b"), "link set %s address 02:00:00:00:00:99", device) },
+		"route":       func() { l.IP(inside, "route delete 10.2.0.0/16 table 100000100 proto 201") },
 		"other route": func() {
-			l.ip(inside, "route add 10.9.0.0/16 via 169.254.0.1 dev %s onlink table 100000100 proto 201 metric 1000", device)
+			l.IP(inside, "route add 10.9.0.0/16 via 169.254.0.1 dev %s onlink table 100000100 proto 201 metric 1000", device)
 		},
-		"rules":      func() { l.exec(inside, "nft", "delete", "table", "inet", table.Name) },
-		"rule":       func() { l.exec(inside, "nft", "add", "rule", "inet", table.Name, "arriving", "accept") },
-		"forwarding": func() { l.exec(inside, "sysctl", "-qw", "net.ipv4.conf."+device+".forwarding=0") },
-		"old device": func() { l.ip(inside, "link add peerold type veth peer name other") },
+		"rules":      func() { l.Exec(inside, "nft", "delete", "table", "inet", table.Name) },
+		"rule":       func() { l.Exec(inside, "nft", "add", "rule", "inet", table.Name, "arriving", "accept") },
+		"forwarding": func() { l.Exec(inside, "sysctl", "-qw", "net.ipv4.conf."+device+".forwarding=0") },
+		"old device": func() { l.IP(inside, "link add peerold type veth peer name other") },
 	}
 	before := l.state("a") + l.state("b")
 	for name, change := range changes {
@@ -350,7 +350,7 @@ func (l *lab) state(id cloud.VPCID) string {
 	l.t.Helper()
 	inside := l.hosts[0].inside(id)
 	var lines []string
-	for line := range strings.Lines(l.ip(inside, "-d link show")) {
+	for line := range strings.Lines(l.IP(inside, "-d link show")) {
 		if strings.Contains(line, cloud.PeeringDevices) {
 			_, line, _ = strings.Cut(line, ": ")
 			name, rest, _ := strings.Cut(line, "@")
@@ -362,9 +362,9 @@ func (l *lab) state(id cloud.VPCID) string {
 		}
 	}
 	for _, family := range []string{"-4", "-6"} {
-		lines = append(lines, l.exec(inside, "ip", family, "route", "show", "table", "all", "proto", "201"))
+		lines = append(lines, l.Exec(inside, "ip", family, "route", "show", "table", "all", "proto", "201"))
 	}
-	return strings.Join(append(lines, l.exec(inside, "nft", "list", "table", "inet", table.Name)), "")
+	return strings.Join(append(lines, l.Exec(inside, "nft", "list", "table", "inet", table.Name)), "")
 }
 
 // TestPeerArrivesLater sets a VPC before its peer has a namespace, and removes the peer afterwards.
@@ -379,12 +379,12 @@ func TestPeerArrivesLater(t *testing.T) {
 	gone.Peerings = []cloud.HostPeering{{ID: "x", Peer: "a", CIDR: vpc.CIDR, MTU: 1400}}
 	require.Equal(t, []cloud.VPCID{"a"}, h.apply(gone).Connected)
 	device := cloud.PeeringID("x").Device()
-	require.NotContains(t, l.ip(h.inside("a"), "-br link show %s", device), ",UP",
+	require.NotContains(t, l.IP(h.inside("a"), "-br link show %s", device), ",UP",
 		"a device is up before the rules of its VPC")
 	require.NotEmpty(t, h.apply(vpc).Changes)
-	require.Contains(t, l.ip(h.inside("a"), "-br link show %s", device), ",UP")
+	require.Contains(t, l.IP(h.inside("a"), "-br link show %s", device), ",UP")
 	require.NoError(t, h.links.Remove(t.Context(), "gone"))
-	require.NotContains(t, l.ip(h.inside("a"), "-br link"), device)
+	require.NotContains(t, l.IP(h.inside("a"), "-br link"), device)
 	require.NoError(t, h.devices.Remove(t.Context(), "gone"))
 	require.NoError(t, h.links.Remove(t.Context(), "gone"), "a VPC without a namespace")
 	require.NoFileExists(t, h.devices.Path("gone"))

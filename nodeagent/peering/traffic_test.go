@@ -20,7 +20,7 @@ func (l *lab) serve(name string) {
 	t := l.t
 	var listener net.Listener
 	var socket *net.UDPConn
-	require.NoError(t, l.in(name, func() (err error) {
+	require.NoError(t, l.In(name, func() (err error) {
 		if listener, err = net.Listen("tcp", ":7000"); err != nil {
 			return err
 		}
@@ -65,7 +65,7 @@ func (l *lab) serve(name string) {
 
 // dial connects from a namespace to port 7000 of an address within the time.
 func (l *lab) dial(network, from, to string, within time.Duration) (conn net.Conn, err error) {
-	err = l.in(from, func() error {
+	err = l.In(from, func() error {
 		conn, err = net.DialTimeout(network, net.JoinHostPort(to, "7000"), within)
 		return err
 	})
@@ -127,7 +127,7 @@ func (l *lab) requireBlocked(network, from, to, message string) {
 // ping sends an ICMP echo request from a namespace and waits for the answer.
 func (l *lab) ping(from, to string, within time.Duration) error {
 	var conn net.PacketConn
-	if err := l.in(from, func() (err error) {
+	if err := l.In(from, func() (err error) {
 		conn, err = net.ListenPacket("ip4:icmp", "0.0.0.0")
 		return err
 	}); err != nil {
