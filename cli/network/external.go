@@ -21,7 +21,8 @@ func externals() *kind[*networkv1.ExternalNetwork] {
 		},
 		fields: func(n *networkv1.ExternalNetwork, _ *labels) [][2]string {
 			return [][2]string{
-				{"CIDR", n.GetCidrBlock()}, {"Pools", pools(n)}, {"Gateway", n.GetGatewayIp()}, {"VLAN", number(n.GetVlan())},
+				{"CIDR", n.GetCidrBlock()}, {"Pools", pools(n)}, {"Gateway", n.GetGatewayIp()},
+				{"VLAN", number(n.GetVlan())},
 				{"Free addresses", freeOf(n)},
 			}
 		},

@@ -33,7 +33,8 @@ func peerings() *kind[*networkv1.Peering] {
 		},
 		page: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.Peering, string, error) {
 			page, err := c.ListPeerings(ctx, &networkv1.ListPeeringsRequest{
-				OrgId: q.org, ProjectId: q.project, PageSize: session.PageSize, PageToken: q.token, Name: q.name, VpcId: q.vpc,
+				OrgId: q.org, ProjectId: q.project, PageSize: session.PageSize, PageToken: q.token, Name: q.name,
+				VpcId: q.vpc,
 			})
 			return page.GetPeerings(), page.GetNextPageToken(), err
 		},

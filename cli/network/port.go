@@ -17,7 +17,8 @@ func ports() *kind[*networkv1.Port] {
 		header: []string{"NAME", "SUBNET", "ADDRESS", "GROUPS", "DEVICE", "STATUS"},
 		row: func(p *networkv1.Port, l *labels) []string {
 			return []string{
-				nameOf(p), l.of(subnets(), p.GetSubnetId()), p.GetIpAddress(), portGroups(p, l), device(p, l), status(p),
+				nameOf(p), l.of(subnets(), p.GetSubnetId()), p.GetIpAddress(), portGroups(p, l), device(p, l),
+				status(p),
 			}
 		},
 		fields: func(p *networkv1.Port, l *labels) [][2]string {
@@ -30,7 +31,8 @@ func ports() *kind[*networkv1.Port] {
 				bandwidth = number(p.GetBandwidthMbps()) + " Mbit/s"
 			}
 			return [][2]string{
-				{"VPC", l.of(vpcs(), p.GetVpcId())}, {"Subnet", l.of(subnets(), p.GetSubnetId())}, {"Address", p.GetIpAddress()},
+				{"VPC", l.of(vpcs(), p.GetVpcId())}, {"Subnet", l.of(subnets(), p.GetSubnetId())},
+				{"Address", p.GetIpAddress()},
 				{"IPv6 address", p.GetIpv6Address()}, {"MAC", p.GetMacAddress()}, {"Security groups", portGroups(p, l)},
 				{"Port security", yes(p.GetPortSecurity())}, {"Also sends from", strings.Join(pairs, ", ")},
 				{"Bandwidth", bandwidth}, {"Labels", pairsText(p.GetLabels())},
@@ -40,7 +42,8 @@ func ports() *kind[*networkv1.Port] {
 		about: func(p *networkv1.Port) string { return p.GetIpAddress() + " in subnet " + p.GetSubnetId() },
 		page: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.Port, string, error) {
 			page, err := c.ListPorts(ctx, &networkv1.ListPortsRequest{
-				OrgId: q.org, ProjectId: q.project, PageSize: session.PageSize, PageToken: q.token, Name: q.name, VpcId: q.vpc,
+				OrgId: q.org, ProjectId: q.project, PageSize: session.PageSize, PageToken: q.token, Name: q.name,
+				VpcId:    q.vpc,
 				SubnetId: q.subnet,
 				DeviceId: q.device, SecurityGroupId: q.group,
 			})
@@ -90,7 +93,8 @@ port for each of its network interfaces.`,
   trivet network port list --vm web`)
 	c.AddCommand(createPortCommand(s), ports().listCommand(s, inVPC(),
 		filter{
-			"subnet", "list only those of this subnet, by name or ID", subnets(), func(q *query, id string) { q.subnet = id },
+			"subnet", "list only those of this subnet, by name or ID", subnets(),
+			func(q *query, id string) { q.subnet = id },
 		},
 		filter{"vm", "list only those of this VM, by name or ID", vms{}, func(q *query, id string) { q.device = id }},
 		filter{
@@ -178,7 +182,8 @@ from any address and no security group applies, as for a VM that forwards packet
 	session.Require(c, "subnet")
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) (err error) {
 		if err := firstError(
-			checkAddresses("ip", req.IpAddress), checkAddresses("ipv6", req.Ipv6Address), checkMAC("mac", req.MacAddress),
+			checkAddresses("ip", req.IpAddress), checkAddresses("ipv6", req.Ipv6Address),
+			checkMAC("mac", req.MacAddress),
 		); err != nil {
 			return err
 		}

@@ -22,7 +22,8 @@ func routeTables() *kind[*networkv1.RouteTable] {
 		header: []string{"NAME", "VPC", "SUBNETS", "ROUTES", "STATUS"},
 		row: func(r *networkv1.RouteTable, l *labels) []string {
 			return []string{
-				nameOf(r), l.of(vpcs(), r.GetVpcId()), l.all(subnets(), r.GetSubnetIds()), strconv.Itoa(len(r.GetRoutes())),
+				nameOf(r), l.of(vpcs(), r.GetVpcId()), l.all(subnets(), r.GetSubnetIds()),
+				strconv.Itoa(len(r.GetRoutes())),
 				status(r),
 			}
 		},
@@ -39,7 +40,8 @@ func routeTables() *kind[*networkv1.RouteTable] {
 		about: func(r *networkv1.RouteTable) string { return "of VPC " + r.GetVpcId() },
 		page: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.RouteTable, string, error) {
 			page, err := c.ListRouteTables(ctx, &networkv1.ListRouteTablesRequest{
-				OrgId: q.org, ProjectId: q.project, PageSize: session.PageSize, PageToken: q.token, Name: q.name, VpcId: q.vpc,
+				OrgId: q.org, ProjectId: q.project, PageSize: session.PageSize, PageToken: q.token, Name: q.name,
+				VpcId: q.vpc,
 			})
 			return page.GetRouteTables(), page.GetNextPageToken(), err
 		},

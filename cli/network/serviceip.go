@@ -34,7 +34,8 @@ func serviceIPs() *kind[*networkv1.ServiceIp] {
 				affinity = "client-ip"
 			}
 			return [][2]string{
-				{"VPC", l.of(vpcs(), x.GetVpcId())}, {"Subnet", l.of(subnets(), x.GetSubnetId())}, {"Address", x.GetAddress()},
+				{"VPC", l.of(vpcs(), x.GetVpcId())}, {"Subnet", l.of(subnets(), x.GetSubnetId())},
+				{"Address", x.GetAddress()},
 				{"Affinity", affinity},
 				{"Selector", pairsText(x.GetSelector())},
 				{"Health check", healthCheck(x.GetHealthCheck())}, {"Healthy", healthy(x)},
@@ -44,7 +45,8 @@ func serviceIPs() *kind[*networkv1.ServiceIp] {
 		about: func(x *networkv1.ServiceIp) string { return x.GetAddress() + " in VPC " + x.GetVpcId() },
 		page: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.ServiceIp, string, error) {
 			page, err := c.ListServiceIps(ctx, &networkv1.ListServiceIpsRequest{
-				OrgId: q.org, ProjectId: q.project, PageSize: session.PageSize, PageToken: q.token, Name: q.name, VpcId: q.vpc,
+				OrgId: q.org, ProjectId: q.project, PageSize: session.PageSize, PageToken: q.token, Name: q.name,
+				VpcId: q.vpc,
 			})
 			return page.GetServiceIps(), page.GetNextPageToken(), err
 		},
@@ -103,7 +105,8 @@ func serviceTables(w io.Writer, x *networkv1.ServiceIp, l *labels) error {
 	var open, backends [][]string
 	for _, p := range x.GetPorts() {
 		open = append(
-			open, []string{p.GetName(), number(p.GetPort()), number(cmp.Or(p.GetTargetPort(), p.GetPort())), p.GetProtocol()},
+			open,
+			[]string{p.GetName(), number(p.GetPort()), number(cmp.Or(p.GetTargetPort(), p.GetPort())), p.GetProtocol()},
 		)
 	}
 	for _, b := range x.GetBackends() {
@@ -225,8 +228,9 @@ func (f *serviceFlags) parseCheck() (*networkv1.HealthCheck, error) {
 		return nil, nil
 	case f.check == "tcp", f.check == "http", protocol == "http" && strings.HasPrefix(path, "/"):
 		return &networkv1.HealthCheck{
-			Protocol: protocol, Path: path, Port: f.checkPort, IntervalSeconds: f.interval, UnhealthyThreshold: f.unhealthy,
-			HealthyThreshold: f.healthy,
+			Protocol: protocol, Path: path, Port: f.checkPort, IntervalSeconds: f.interval,
+			UnhealthyThreshold: f.unhealthy,
+			HealthyThreshold:   f.healthy,
 		}, nil
 	}
 	return nil, session.Usagef("--check %q: want %s", f.check, checkForm)
@@ -362,8 +366,10 @@ Connections to backends that are removed end within a second; others continue.`
 			return err
 		}
 		req := &networkv1.UpdateServiceIpRequest{
-			OrgId: t.org, ProjectId: t.project, Id: was.GetId(), Name: change.newName(), Description: change.newDescription(),
-			Ports: was.GetPorts(), Backends: was.GetBackends(), HealthCheck: was.GetHealthCheck(), Affinity: was.GetAffinity(),
+			OrgId: t.org, ProjectId: t.project, Id: was.GetId(), Name: change.newName(),
+			Description: change.newDescription(),
+			Ports:       was.GetPorts(), Backends: was.GetBackends(), HealthCheck: was.GetHealthCheck(),
+			Affinity: was.GetAffinity(),
 			Selector: was.GetSelector(),
 		}
 		if len(req.Selector) > 0 {

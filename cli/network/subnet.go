@@ -23,7 +23,8 @@ func subnets() *kind[*networkv1.Subnet] {
 		},
 		fields: func(n *networkv1.Subnet, l *labels) [][2]string {
 			return [][2]string{
-				{"VPC", l.of(vpcs(), n.GetVpcId())}, {"CIDR", n.GetCidrBlock()}, {"IPv6 CIDR", n.GetIpv6CidrBlock()}, {"Gateway", n.GetGatewayIp()},
+				{"VPC", l.of(vpcs(), n.GetVpcId())}, {"CIDR", n.GetCidrBlock()}, {"IPv6 CIDR", n.GetIpv6CidrBlock()},
+				{"Gateway", n.GetGatewayIp()},
 				{"DHCP", yes(n.GetDhcpEnabled())}, {"DNS servers", strings.Join(n.GetDnsServers(), ", ")},
 				{"Free addresses", free(n.GetAvailableIpCount())},
 			}
@@ -31,7 +32,8 @@ func subnets() *kind[*networkv1.Subnet] {
 		about: func(n *networkv1.Subnet) string { return n.GetCidrBlock() + " in VPC " + n.GetVpcId() },
 		page: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.Subnet, string, error) {
 			page, err := c.ListSubnets(ctx, &networkv1.ListSubnetsRequest{
-				OrgId: q.org, ProjectId: q.project, PageSize: session.PageSize, PageToken: q.token, Name: q.name, VpcId: q.vpc,
+				OrgId: q.org, ProjectId: q.project, PageSize: session.PageSize, PageToken: q.token, Name: q.name,
+				VpcId: q.vpc,
 			})
 			return page.GetSubnets(), page.GetNextPageToken(), err
 		},

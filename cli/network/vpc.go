@@ -23,7 +23,9 @@ func vpcs() *kind[*networkv1.Vpc] {
 		},
 		fields: func(v *networkv1.Vpc, _ *labels) [][2]string {
 			return [][2]string{
-				{"CIDR", v.GetCidrBlock()}, {"IPv6 CIDR", v.GetIpv6CidrBlock()}, {"Service CIDR", v.GetServiceCidrBlock()}, {"MTU", number(v.GetMtu())}, {"Default", yes(v.GetIsDefault())},
+				{"CIDR", v.GetCidrBlock()}, {"IPv6 CIDR", v.GetIpv6CidrBlock()},
+				{"Service CIDR", v.GetServiceCidrBlock()}, {"MTU", number(v.GetMtu())},
+				{"Default", yes(v.GetIsDefault())},
 			}
 		},
 		about: func(v *networkv1.Vpc) string {

@@ -166,7 +166,8 @@ func assignLowestAddress(tx *store.Tx, s *cloud.Subnet) (netip.Addr, error) {
 	a, err := spaceOf(s).assignLowest(tx)
 	if errors.Is(err, ipam.ErrFull) {
 		return a, fault.New(
-			fault.ResourceExhausted, "no address of %s with the prefix %s is free", label(kindSubnet, s.Name, string(s.ID)),
+			fault.ResourceExhausted, "no address of %s with the prefix %s is free",
+			label(kindSubnet, s.Name, string(s.ID)),
 			s.CIDR,
 		).WithReason("SUBNET_FULL")
 	}

@@ -19,16 +19,20 @@ func TestAgentsReadWhatTheAPISends(t *testing.T) {
 	const id, other = "0190a6b2-0000-7000-8000-000000000001", "0190a6b2-0000-7000-8000-000000000002"
 	prefix := netip.MustParsePrefix
 	vpc := cloud.VPC{
-		ID: id, Name: "shop", Org: "o", Project: "p", Description: "d", CIDR: prefix("10.0.0.0/16"), CIDR6: prefix("fd00:1::/48"), MTU: 1450,
-		ServiceCIDR: prefix("10.0.255.0/24"), Default: true, Status: cloud.NetworkActive, StatusReason: "r", CreatedAt: 1, UpdatedAt: 2,
+		ID: id, Name: "shop", Org: "o", Project: "p", Description: "d", CIDR: prefix("10.0.0.0/16"),
+		CIDR6: prefix("fd00:1::/48"), MTU: 1450,
+		ServiceCIDR: prefix("10.0.255.0/24"), Default: true, Status: cloud.NetworkActive, StatusReason: "r",
+		CreatedAt: 1, UpdatedAt: 2,
 	}
 	gotVPC, err := convert.VPCFrom(transmit(t, vpcToProto(&vpc)))
 	require.NoError(t, err)
 	require.Equal(t, vpc, gotVPC)
 
 	subnet := SubnetInfo{Subnet: cloud.Subnet{
-		ID: id, Name: "web", VPC: other, Org: "o", Project: "p", Description: "d", CIDR: prefix("10.0.1.0/24"), CIDR6: prefix("fd00:1::/64"),
-		Gateway: netip.MustParseAddr("10.0.1.1"), DHCP: true, DNS: []netip.Addr{netip.MustParseAddr("10.0.1.2"), netip.MustParseAddr("fd00::2")},
+		ID: id, Name: "web", VPC: other, Org: "o", Project: "p", Description: "d", CIDR: prefix("10.0.1.0/24"),
+		CIDR6:   prefix("fd00:1::/64"),
+		Gateway: netip.MustParseAddr("10.0.1.1"), DHCP: true,
+		DNS: []netip.Addr{netip.MustParseAddr("10.0.1.2"), netip.MustParseAddr("fd00::2")},
 		VNI: 77, Status: cloud.NetworkPending, StatusReason: "r", CreatedAt: 1, UpdatedAt: 2,
 	}}
 	gotSubnet, err := convert.SubnetFrom(transmit(t, subnetToProto(&subnet)), 77)
@@ -36,10 +40,13 @@ func TestAgentsReadWhatTheAPISends(t *testing.T) {
 	require.Equal(t, subnet.Subnet, gotSubnet)
 
 	port := cloud.Port{
-		ID: id, Name: "n", Org: "o", Project: "p", Description: "d", VPC: other, Subnet: id, MAC: cloud.MAC{2, 0, 0, 0, 0, 9},
-		IP: netip.MustParseAddr("10.0.1.9"), IP6: netip.MustParseAddr("fd00:1::9"), Groups: []cloud.SecurityGroupID{id, other},
+		ID: id, Name: "n", Org: "o", Project: "p", Description: "d", VPC: other, Subnet: id,
+		MAC: cloud.MAC{2, 0, 0, 0, 0, 9},
+		IP:  netip.MustParseAddr("10.0.1.9"), IP6: netip.MustParseAddr("fd00:1::9"),
+		Groups:  []cloud.SecurityGroupID{id, other},
 		Pairs:   []cloud.AddressPair{{CIDR: prefix("10.0.1.50/32")}, {CIDR: prefix("fd00:9::/64"), MAC: cloud.MAC{2, 0, 0, 0, 0, 8}}},
-		Secured: true, Mbps: 100, Device: cloud.PortDevice{Kind: cloud.DeviceVM, ID: other}, Node: "n1", Status: cloud.NetworkDown,
+		Secured: true, Mbps: 100, Device: cloud.PortDevice{Kind: cloud.DeviceVM, ID: other}, Node: "n1",
+		Status:       cloud.NetworkDown,
 		StatusReason: "r", CreatedAt: 1, UpdatedAt: 2, Labels: map[string]string{"app": "web"},
 	}
 	gotPort, err := convert.PortFrom(transmit(t, portToProto(&port)))
@@ -59,9 +66,11 @@ func TestAgentsReadWhatTheAPISends(t *testing.T) {
 	require.Equal(t, group, gotGroup)
 
 	table := cloud.RouteTable{
-		ID: id, Name: "t", Org: "o", Project: "p", Description: "d", VPC: other, Subnets: []cloud.SubnetID{id, other}, Status: cloud.NetworkActive,
+		ID: id, Name: "t", Org: "o", Project: "p", Description: "d", VPC: other, Subnets: []cloud.SubnetID{id, other},
+		Status:       cloud.NetworkActive,
 		StatusReason: "r", CreatedAt: 1, UpdatedAt: 2, Routes: []cloud.Route{
-			{Destination: prefix("0.0.0.0/0"), Target: cloud.RoutePort, ID: other}, {Destination: prefix("192.0.2.0/24"), Target: cloud.RouteBlackhole},
+			{Destination: prefix("0.0.0.0/0"), Target: cloud.RoutePort, ID: other},
+			{Destination: prefix("192.0.2.0/24"), Target: cloud.RouteBlackhole},
 		},
 	}
 	gotTable, err := convert.RouteTableFrom(transmit(t, tableToProto(&table)))
@@ -69,8 +78,9 @@ func TestAgentsReadWhatTheAPISends(t *testing.T) {
 	require.Equal(t, table, gotTable)
 
 	peering := cloud.Peering{
-		ID: id, Name: "n", Org: "o", Project: "p", Description: "d", VPC: id, PeerOrg: "oo", PeerProject: "pp", PeerVPC: other,
-		Status: cloud.NetworkActive, StatusReason: "r", CreatedAt: 1, UpdatedAt: 2,
+		ID: id, Name: "n", Org: "o", Project: "p", Description: "d", VPC: id, PeerOrg: "oo", PeerProject: "pp",
+		PeerVPC: other,
+		Status:  cloud.NetworkActive, StatusReason: "r", CreatedAt: 1, UpdatedAt: 2,
 	}
 	gotPeering, err := convert.PeeringFrom(transmit(t, peeringToProto(&peering)))
 	require.NoError(t, err)
@@ -87,7 +97,8 @@ func TestAgentsReadSelectors(t *testing.T) {
 	s := cloud.ServiceIP{
 		ID: id, VPC: other, Subnet: other, Address: netip.MustParseAddr("10.0.1.9"), Affinity: cloud.AffinityNone,
 		Ports:    []cloud.ServicePort{{Protocol: cloud.ProtocolTCP, Port: 80, Target: 8080}},
-		Selector: map[string]string{"app": "web"}, Reports: []cloud.Backend{{Port: other, Weight: 1, Healthy: true, Checked: true}},
+		Selector: map[string]string{"app": "web"},
+		Reports:  []cloud.Backend{{Port: other, Weight: 1, Healthy: true, Checked: true}},
 	}
 	got, err := convert.ServiceIPFrom(hostService(&s).(*networkv1.ServiceIp))
 	require.NoError(t, err)

@@ -68,7 +68,8 @@ func (p *Packet) check() error {
 		return fault.Invalid("protocol", "icmp is for IPv4 and icmpv6 is for IPv6, and to_address is %s", p.To).With("constraint", "protocol")
 	}
 	for field, id := range map[string]string{
-		"from_port_id": string(p.FromPort), "from_vm_id": string(p.FromVM), "to_port_id": string(p.ToPort), "to_vm_id": string(p.ToVM),
+		"from_port_id": string(p.FromPort), "from_vm_id": string(p.FromVM), "to_port_id": string(p.ToPort),
+		"to_vm_id": string(p.ToVM),
 	} {
 		if id != "" {
 			if err := cloud.CheckUUID(field, id); err != nil {
@@ -219,7 +220,9 @@ func (e *explanation) portAt(vpc cloud.VPCID, project cloud.ProjectID) (*cloud.P
 
 // evaluate evaluates the security groups of a port for a packet from or to the address remote. remotePort is the port
 // with that address, or nil.
-func (e *explanation) evaluate(stage string, d cloud.Direction, port *cloud.Port, remote netip.Addr, remotePort *cloud.Port) (bool, error) {
+func (e *explanation) evaluate(
+	stage string, d cloud.Direction, port *cloud.Port, remote netip.Addr, remotePort *cloud.Port,
+) (bool, error) {
 	if !port.Secured {
 		return e.add(true, stage, string(port.ID), "", "%s has no port security, so its security groups do not apply.",
 			upperFirst(portLabel(port))), nil

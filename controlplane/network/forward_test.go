@@ -38,7 +38,8 @@ func TestEmptyListsAreForwarded(t *testing.T) {
 	})
 	require.NoError(t, err)
 	external, err := api.CreateExternalNetwork(w.asAdmin(""), &networkv1.CreateExternalNetworkRequest{
-		Name: "internet", CidrBlock: "203.0.113.0/24", Pools: []*networkv1.AddressRange{{First: "203.0.113.10", Last: "203.0.113.12"}},
+		Name: "internet", CidrBlock: "203.0.113.0/24",
+		Pools: []*networkv1.AddressRange{{First: "203.0.113.10", Last: "203.0.113.12"}},
 	})
 	require.NoError(t, err)
 
@@ -64,7 +65,8 @@ func TestEmptyListsAreForwarded(t *testing.T) {
 
 	// A nil list leaves the present one as it is.
 	port, err = api.UpdatePort(ctx, &networkv1.UpdatePortRequest{
-		Id: port.GetId(), AllowedAddressPairs: &networkv1.AddressPairs{Pairs: []*networkv1.AddressPair{{Cidr: "10.9.0.0/16"}}},
+		Id:                  port.GetId(),
+		AllowedAddressPairs: &networkv1.AddressPairs{Pairs: []*networkv1.AddressPair{{Cidr: "10.9.0.0/16"}}},
 	})
 	require.NoError(t, err)
 	port, err = api.UpdatePort(ctx, &networkv1.UpdatePortRequest{Id: port.GetId(), Name: proto.String("renamed")})

@@ -38,7 +38,8 @@ func TestHostNetwork(t *testing.T) {
 		require.Equal(t, good, *stored)
 		for node, shortage := range map[cloud.NodeID]string{
 			"n1": "", "n2": "kernel module vxlan, nft", "n3": "the host has reported no underlay address",
-			"n4": "the host has not reported its network", "n5": "its underlay has an MTU of 1499, and the VPC needs 1500",
+			"n4": "the host has not reported its network",
+			"n5": "its underlay has an MTU of 1499, and the VPC needs 1500",
 			"n6": "its underlay has an MTU of 1500, and the VPC needs 1520",
 			"n7": "its underlay has an MTU of 1536, and the VPC needs 1537 with encryption", "n8": "",
 		} {

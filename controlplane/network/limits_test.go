@@ -27,7 +27,8 @@ func (s *script) requireRefused(t *testing.T, kind fault.Kind, f func() (proto.M
 func tcpRules(count int) (rules []*networkv1.SecurityGroupRule) {
 	for i := range count {
 		rules = append(rules, &networkv1.SecurityGroupRule{
-			Direction: networkv1.Direction_DIRECTION_INGRESS, Protocol: "tcp", PortMin: uint32(1 + i), PortMax: uint32(1 + i),
+			Direction: networkv1.Direction_DIRECTION_INGRESS, Protocol: "tcp", PortMin: uint32(1 + i),
+			PortMax: uint32(1 + i),
 		})
 	}
 	return rules

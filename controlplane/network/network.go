@@ -83,7 +83,9 @@ type change[Q any] struct {
 
 // newCommand returns the command that runs a function in one transaction of the leader. method is the name of the RPC,
 // under which the response is stored for repeated calls.
-func newCommand[Q, T any](name, method string, run func(*store.Tx, cloud.Tenant, Q) (T, error)) *leader.Command[*Service, change[Q], Result[T]] {
+func newCommand[Q, T any](
+	name, method string, run func(*store.Tx, cloud.Tenant, Q) (T, error),
+) *leader.Command[*Service, change[Q], Result[T]] {
 	return leader.NewCommand(name, leader.Keyed, func(s *Service, ctx context.Context, c change[Q]) (out Result[T], err error) {
 		_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 			out.Value, out.Replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), store.InProject(c.Tenant.Project), method, c.Body, func() (T, error) {
@@ -118,7 +120,9 @@ func notFound(kind, id string) error { return fault.New(fault.NotFound, "no %s %
 
 // get returns the record of a project at an ID from a linearizable read. field is the name of the ID in requests, kind
 // that of the resource in errors.
-func get[T any](ctx context.Context, s *Service, table store.Table[T], kind, field string, t cloud.Tenant, id string) (out *T, err error) {
+func get[T any](
+	ctx context.Context, s *Service, table store.Table[T], kind, field string, t cloud.Tenant, id string,
+) (out *T, err error) {
 	if err := cloud.CheckUUID(field, id); err != nil {
 		return nil, err
 	}

@@ -167,7 +167,8 @@ func givenPort(tx *store.Tx, t cloud.Tenant, nic *cloud.NIC, at string) (*cloud.
 		return nil, inNIC(inUse(label(kindPort, port.Name, nic.PortID), []string{device}), at, "port_id")
 	}
 	for _, f := range []struct{ name, requested, has string }{
-		{"subnet_id", nic.SubnetID, string(port.Subnet)}, {"mac_address", nic.MAC, port.MAC.String()}, {"ip_address", nic.IP, port.IP.String()},
+		{"subnet_id", nic.SubnetID, string(port.Subnet)}, {"mac_address", nic.MAC, port.MAC.String()},
+		{"ip_address", nic.IP, port.IP.String()},
 	} {
 		if f.requested != "" && !strings.EqualFold(f.requested, f.has) {
 			return nil, fault.Invalid(at+f.name, "%s has %s, not %s", label(kindPort, port.Name, nic.PortID), f.has, f.requested).With("constraint", "port")
@@ -231,7 +232,8 @@ func defaultVPC(tx *store.Tx, t cloud.Tenant) (cloud.VPCID, error) {
 		return *id, nil
 	}
 	vpc, err := createVPC(tx, t, VPCRequest{
-		Name: DefaultNetwork, CIDR: defaultVPCPrefix, Description: "The network of NICs that name no other.", Default: true,
+		Name: DefaultNetwork, CIDR: defaultVPCPrefix, Description: "The network of NICs that name no other.",
+		Default: true,
 	})
 	if err != nil {
 		return "", err

@@ -27,7 +27,9 @@ type PeeringRequest struct {
 
 // CreatePeering proposes to connect two VPCs. The peering is ACTIVE at once if both VPCs belong to one project, and
 // otherwise after the other project has accepted it.
-func (s *Service) CreatePeering(ctx context.Context, t cloud.Tenant, q PeeringRequest, body [32]byte) (Result[cloud.Peering], error) {
+func (s *Service) CreatePeering(
+	ctx context.Context, t cloud.Tenant, q PeeringRequest, body [32]byte,
+) (Result[cloud.Peering], error) {
 	if err := cloud.CheckUUID("vpc_id", string(q.VPC)); err != nil {
 		return Result[cloud.Peering]{}, err
 	}
@@ -88,7 +90,8 @@ func createPeering(tx *store.Tx, t cloud.Tenant, q PeeringRequest) (p cloud.Peer
 	}
 	p = cloud.Peering{
 		ID: cloud.PeeringID(id), Name: q.Name, Description: q.Description, Org: t.Org, Project: t.Project, VPC: vpc.ID,
-		PeerOrg: peer.Org, PeerProject: peer.Project, PeerVPC: peer.ID, Status: cloud.NetworkPending, CreatedAt: tx.Now(), UpdatedAt: tx.Now(),
+		PeerOrg: peer.Org, PeerProject: peer.Project, PeerVPC: peer.ID, Status: cloud.NetworkPending,
+		CreatedAt: tx.Now(), UpdatedAt: tx.Now(),
 	}
 	if p.Project == p.PeerProject {
 		p.Status = cloud.NetworkActive
@@ -117,7 +120,9 @@ func findPeering(r store.Reader, t cloud.Tenant, id cloud.PeeringID) (*cloud.Pee
 }
 
 // AcceptPeering accepts a proposal of another project. It changes nothing if the peering was accepted already.
-func (s *Service) AcceptPeering(ctx context.Context, t cloud.Tenant, id cloud.PeeringID, body [32]byte) (Result[cloud.Peering], error) {
+func (s *Service) AcceptPeering(
+	ctx context.Context, t cloud.Tenant, id cloud.PeeringID, body [32]byte,
+) (Result[cloud.Peering], error) {
 	if err := cloud.CheckUUID("id", string(id)); err != nil {
 		return Result[cloud.Peering]{}, err
 	}
@@ -152,7 +157,9 @@ func (s *Service) GetPeering(ctx context.Context, t cloud.Tenant, id cloud.Peeri
 
 // ListPeerings returns a page of the project's peerings, and the token of the next page. An empty vpc means all. Several
 // peerings can have one name, because a project also lists those that other projects proposed.
-func (s *Service) ListPeerings(ctx context.Context, t cloud.Tenant, p page, vpc cloud.VPCID) ([]*cloud.Peering, string, error) {
+func (s *Service) ListPeerings(
+	ctx context.Context, t cloud.Tenant, p page, vpc cloud.VPCID,
+) ([]*cloud.Peering, string, error) {
 	l := listing[cloud.Peering]{
 		kind: kindPeering, table: peerings, t: t, page: p, filter: string(vpc),
 		name: func(n *cloud.Peering) string { return n.Name },
@@ -204,7 +211,9 @@ func updatePeering(tx *store.Tx, t cloud.Tenant, q PeeringUpdate) (cloud.Peering
 }
 
 // DeletePeering ends a peering or refuses a proposal. Routes to the peering are removed with it.
-func (s *Service) DeletePeering(ctx context.Context, t cloud.Tenant, id cloud.PeeringID, body [32]byte) (Result[struct{}], error) {
+func (s *Service) DeletePeering(
+	ctx context.Context, t cloud.Tenant, id cloud.PeeringID, body [32]byte,
+) (Result[struct{}], error) {
 	if err := cloud.CheckUUID("id", string(id)); err != nil {
 		return Result[struct{}]{}, err
 	}

@@ -50,7 +50,8 @@ func assignFromPools(tx *store.Tx, n *cloud.ExternalNetwork, requested netip.Add
 			err := s.assign(tx, requested)
 			if errors.Is(err, ipam.ErrAssigned) {
 				return requested, fault.New(
-					fault.AlreadyExists, "address %s of %s is in use, or was released less than %s ago", requested, n.Name, RestTime,
+					fault.AlreadyExists, "address %s of %s is in use, or was released less than %s ago", requested,
+					n.Name, RestTime,
 				).
 					WithReason("ADDRESS_IN_USE").With("field", "address")
 			}

@@ -94,13 +94,17 @@ type message[T any] interface {
 }
 
 // handle registers a route that is served by an RPC. The parts of the path in braces are fields of the RPC's request.
-func handle[I, O any, PI message[I], PO message[O]](r *rest.Server, method, path string, name auth.Method, call func(context.Context, PI) (PO, error)) {
+func handle[I, O any, PI message[I], PO message[O]](
+	r *rest.Server, method, path string, name auth.Method, call func(context.Context, PI) (PO, error),
+) {
 	handleBody(r, method, path, name, "", call)
 }
 
 // handleBody is like handle for a route whose body is one field of the RPC's request, in addition to org_id and
 // project_id.
-func handleBody[I, O any, PI message[I], PO message[O]](r *rest.Server, method, path string, name auth.Method, field string, call func(context.Context, PI) (PO, error)) {
+func handleBody[I, O any, PI message[I], PO message[O]](
+	r *rest.Server, method, path string, name auth.Method, field string, call func(context.Context, PI) (PO, error),
+) {
 	r.Handle(method, path, service+name, func(w *rest.Response, q *http.Request) (any, error) {
 		in := PI(new(I))
 		if err := readRequest(q, name, field, in); err != nil {

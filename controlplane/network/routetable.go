@@ -30,7 +30,9 @@ type RouteTableRequest struct {
 
 // CreateRouteTable creates a route table for subnets of a VPC. It returns AlreadyExists if a subnet has a table, and
 // ResourceExhausted if the VPC has maxRouteTables.
-func (s *Service) CreateRouteTable(ctx context.Context, t cloud.Tenant, q RouteTableRequest, body [32]byte) (Result[cloud.RouteTable], error) {
+func (s *Service) CreateRouteTable(
+	ctx context.Context, t cloud.Tenant, q RouteTableRequest, body [32]byte,
+) (Result[cloud.RouteTable], error) {
 	if err := cloud.CheckUUID("vpc_id", string(q.VPC)); err != nil {
 		return Result[cloud.RouteTable]{}, err
 	}
@@ -59,7 +61,8 @@ func createTable(tx *store.Tx, t cloud.Tenant, q RouteTableRequest) (table cloud
 		return table, err
 	}
 	table = cloud.RouteTable{
-		ID: cloud.RouteTableID(id), Name: q.Name, Org: t.Org, Project: t.Project, Description: q.Description, VPC: vpc.ID,
+		ID: cloud.RouteTableID(id), Name: q.Name, Org: t.Org, Project: t.Project, Description: q.Description,
+		VPC:    vpc.ID,
 		Status: cloud.NetworkActive, CreatedAt: tx.Now(), UpdatedAt: tx.Now(),
 	}
 	if err := setSubnets(tx, t, &table, q.Subnets); err != nil {
@@ -185,7 +188,9 @@ func (s *Service) GetRouteTable(ctx context.Context, t cloud.Tenant, id cloud.Ro
 }
 
 // ListRouteTables returns a page of the project's route tables, and the token of the next page. An empty vpc means all.
-func (s *Service) ListRouteTables(ctx context.Context, t cloud.Tenant, p page, vpc cloud.VPCID) ([]*cloud.RouteTable, string, error) {
+func (s *Service) ListRouteTables(
+	ctx context.Context, t cloud.Tenant, p page, vpc cloud.VPCID,
+) ([]*cloud.RouteTable, string, error) {
 	return listIn(ctx, s, listing[cloud.RouteTable]{
 		kind: kindTable, table: routeTables, t: t, page: p, name: func(r *cloud.RouteTable) string { return r.Name },
 		keep: func(r *cloud.RouteTable) bool { return vpc == "" || r.VPC == vpc },
@@ -201,7 +206,9 @@ type RouteTableUpdate struct {
 }
 
 // UpdateRouteTable changes a route table. It replaces subnets and routes as a whole.
-func (s *Service) UpdateRouteTable(ctx context.Context, t cloud.Tenant, q RouteTableUpdate, body [32]byte) (Result[cloud.RouteTable], error) {
+func (s *Service) UpdateRouteTable(
+	ctx context.Context, t cloud.Tenant, q RouteTableUpdate, body [32]byte,
+) (Result[cloud.RouteTable], error) {
 	if err := cloud.CheckUUID("id", string(q.ID)); err != nil {
 		return Result[cloud.RouteTable]{}, err
 	}
@@ -239,7 +246,9 @@ func updateTable(tx *store.Tx, t cloud.Tenant, q RouteTableUpdate) (cloud.RouteT
 }
 
 // DeleteRouteTable deletes a route table. Its subnets then use the VPC's default routes.
-func (s *Service) DeleteRouteTable(ctx context.Context, t cloud.Tenant, id cloud.RouteTableID, body [32]byte) (Result[struct{}], error) {
+func (s *Service) DeleteRouteTable(
+	ctx context.Context, t cloud.Tenant, id cloud.RouteTableID, body [32]byte,
+) (Result[struct{}], error) {
 	if err := cloud.CheckUUID("id", string(id)); err != nil {
 		return Result[struct{}]{}, err
 	}

@@ -19,7 +19,8 @@ func admitCloud(ctx context.Context, method auth.Method) error {
 
 func externalToProto(n *ExternalInfo) *networkv1.ExternalNetwork {
 	out := &networkv1.ExternalNetwork{
-		Name: n.Name, CidrBlock: n.CIDR.String(), GatewayIp: addressText(n.Gateway), Vlan: uint32(n.VLAN), Description: n.Description,
+		Name: n.Name, CidrBlock: n.CIDR.String(), GatewayIp: addressText(n.Gateway), Vlan: uint32(n.VLAN),
+		Description:      n.Description,
 		AvailableIpCount: n.Available, CreatedAt: int64(n.CreatedAt), UpdatedAt: int64(n.UpdatedAt),
 	}
 	for _, p := range n.Pools {
@@ -50,7 +51,9 @@ func poolsFrom(in []*networkv1.AddressRange) (out []cloud.AddressRange, err erro
 	return out, nil
 }
 
-func (r *server) CreateExternalNetwork(ctx context.Context, in *networkv1.CreateExternalNetworkRequest) (*networkv1.ExternalNetwork, error) {
+func (r *server) CreateExternalNetwork(
+	ctx context.Context, in *networkv1.CreateExternalNetworkRequest,
+) (*networkv1.ExternalNetwork, error) {
 	if err := admitCloud(ctx, "CreateExternalNetwork"); err != nil {
 		return nil, err
 	}
@@ -72,7 +75,9 @@ func (r *server) CreateExternalNetwork(ctx context.Context, in *networkv1.Create
 	return answer(ctx, out, err, externalToProto)
 }
 
-func (r *server) GetExternalNetwork(ctx context.Context, in *networkv1.GetExternalNetworkRequest) (*networkv1.ExternalNetwork, error) {
+func (r *server) GetExternalNetwork(
+	ctx context.Context, in *networkv1.GetExternalNetworkRequest,
+) (*networkv1.ExternalNetwork, error) {
 	if err := admitCloud(ctx, "GetExternalNetwork"); err != nil {
 		return nil, err
 	}
@@ -83,7 +88,9 @@ func (r *server) GetExternalNetwork(ctx context.Context, in *networkv1.GetExtern
 	return externalFor(ctx, &n), nil
 }
 
-func (r *server) ListExternalNetworks(ctx context.Context, in *networkv1.ListExternalNetworksRequest) (*networkv1.ListExternalNetworksResponse, error) {
+func (r *server) ListExternalNetworks(
+	ctx context.Context, in *networkv1.ListExternalNetworksRequest,
+) (*networkv1.ListExternalNetworksResponse, error) {
 	if err := admitCloud(ctx, "ListExternalNetworks"); err != nil {
 		return nil, err
 	}
@@ -98,7 +105,9 @@ func (r *server) ListExternalNetworks(ctx context.Context, in *networkv1.ListExt
 	return out, nil
 }
 
-func (r *server) UpdateExternalNetwork(ctx context.Context, in *networkv1.UpdateExternalNetworkRequest) (*networkv1.ExternalNetwork, error) {
+func (r *server) UpdateExternalNetwork(
+	ctx context.Context, in *networkv1.UpdateExternalNetworkRequest,
+) (*networkv1.ExternalNetwork, error) {
 	if err := admitCloud(ctx, "UpdateExternalNetwork"); err != nil {
 		return nil, err
 	}
@@ -121,7 +130,9 @@ func (r *server) UpdateExternalNetwork(ctx context.Context, in *networkv1.Update
 	return answer(ctx, out, err, externalToProto)
 }
 
-func (r *server) DeleteExternalNetwork(ctx context.Context, in *networkv1.DeleteExternalNetworkRequest) (*networkv1.DeleteExternalNetworkResponse, error) {
+func (r *server) DeleteExternalNetwork(
+	ctx context.Context, in *networkv1.DeleteExternalNetworkRequest,
+) (*networkv1.DeleteExternalNetworkResponse, error) {
 	if err := admitCloud(ctx, "DeleteExternalNetwork"); err != nil {
 		return nil, err
 	}

@@ -85,7 +85,8 @@ func ruleFrom(in *networkv1.SecurityGroupRule) (r cloud.Rule, err error) {
 		number, err := strconv.ParseUint(in.GetProtocol(), 10, 8)
 		if err != nil {
 			return r, fault.Invalid(
-				"rule.protocol", "must be tcp, udp, icmp, icmpv6, sctp, any or a number of 0 to 255, got %q", in.GetProtocol(),
+				"rule.protocol", "must be tcp, udp, icmp, icmpv6, sctp, any or a number of 0 to 255, got %q",
+				in.GetProtocol(),
 			).With("constraint", "enum")
 		}
 		r.Protocol = uint8(number)

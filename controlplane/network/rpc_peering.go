@@ -12,8 +12,10 @@ import (
 func peeringToProto(p *cloud.Peering) *networkv1.Peering {
 	return &networkv1.Peering{
 		Id: string(p.ID), Name: p.Name, OrgId: string(p.Org), ProjectId: string(p.Project), VpcId: string(p.VPC),
-		PeerOrgId: string(p.PeerOrg), PeerProjectId: string(p.PeerProject), PeerVpcId: string(p.PeerVPC), Description: p.Description,
-		Status: networkv1.Status(p.Status), StatusReason: p.StatusReason, CreatedAt: int64(p.CreatedAt), UpdatedAt: int64(p.UpdatedAt),
+		PeerOrgId: string(p.PeerOrg), PeerProjectId: string(p.PeerProject), PeerVpcId: string(p.PeerVPC),
+		Description: p.Description,
+		Status:      networkv1.Status(p.Status), StatusReason: p.StatusReason, CreatedAt: int64(p.CreatedAt),
+		UpdatedAt: int64(p.UpdatedAt),
 	}
 }
 
@@ -23,8 +25,9 @@ func (r *server) CreatePeering(ctx context.Context, in *networkv1.CreatePeeringR
 		return nil, err
 	}
 	out, err := r.s.CreatePeering(ctx, t, PeeringRequest{
-		Name: in.GetName(), Description: in.GetDescription(), VPC: cloud.VPCID(in.GetVpcId()), PeerVPC: cloud.VPCID(in.GetPeerVpcId()),
-		Peer: cloud.Tenant{Org: cloud.OrgID(in.GetPeerOrgId()), Project: cloud.ProjectID(in.GetPeerProjectId())},
+		Name: in.GetName(), Description: in.GetDescription(), VPC: cloud.VPCID(in.GetVpcId()),
+		PeerVPC: cloud.VPCID(in.GetPeerVpcId()),
+		Peer:    cloud.Tenant{Org: cloud.OrgID(in.GetPeerOrgId()), Project: cloud.ProjectID(in.GetPeerProjectId())},
 	}, rpc.BodyHash(in))
 	return answer(ctx, out, err, peeringToProto)
 }
@@ -42,7 +45,9 @@ func (r *server) GetPeering(ctx context.Context, in *networkv1.GetPeeringRequest
 	return getOne(ctx, "GetPeering", in, r.s.GetPeering, peeringToProto)
 }
 
-func (r *server) ListPeerings(ctx context.Context, in *networkv1.ListPeeringsRequest) (*networkv1.ListPeeringsResponse, error) {
+func (r *server) ListPeerings(
+	ctx context.Context, in *networkv1.ListPeeringsRequest,
+) (*networkv1.ListPeeringsResponse, error) {
 	t, err := admit(ctx, "ListPeerings", in)
 	if err != nil {
 		return nil, err

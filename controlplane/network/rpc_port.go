@@ -12,11 +12,14 @@ import (
 
 func portToProto(p *cloud.Port) *networkv1.Port {
 	out := &networkv1.Port{
-		Id: string(p.ID), Name: p.Name, OrgId: string(p.Org), ProjectId: string(p.Project), VpcId: string(p.VPC), SubnetId: string(p.Subnet),
+		Id: string(p.ID), Name: p.Name, OrgId: string(p.Org), ProjectId: string(p.Project), VpcId: string(p.VPC),
+		SubnetId:   string(p.Subnet),
 		MacAddress: p.MAC.String(), IpAddress: p.IP.String(), Ipv6Address: addressText(p.IP6), PortSecurity: p.Secured,
-		DeviceType: string(p.Device.Kind), DeviceId: p.Device.ID, NodeId: string(p.Node), BandwidthMbps: p.Mbps, Description: p.Description,
-		Status: networkv1.Status(p.Status), StatusReason: p.StatusReason, CreatedAt: int64(p.CreatedAt), UpdatedAt: int64(p.UpdatedAt),
-		Labels: p.Labels,
+		DeviceType: string(p.Device.Kind), DeviceId: p.Device.ID, NodeId: string(p.Node), BandwidthMbps: p.Mbps,
+		Description: p.Description,
+		Status:      networkv1.Status(p.Status), StatusReason: p.StatusReason, CreatedAt: int64(p.CreatedAt),
+		UpdatedAt: int64(p.UpdatedAt),
+		Labels:    p.Labels,
 	}
 	for _, id := range p.Groups {
 		out.SecurityGroups = append(out.SecurityGroups, string(id))
@@ -65,7 +68,8 @@ func (r *server) CreatePort(ctx context.Context, in *networkv1.CreatePortRequest
 		return nil, err
 	}
 	q := PortRequest{
-		Name: in.GetName(), Description: in.GetDescription(), Subnet: cloud.SubnetID(in.GetSubnetId()), Groups: groupIDs(in.SecurityGroups),
+		Name: in.GetName(), Description: in.GetDescription(), Subnet: cloud.SubnetID(in.GetSubnetId()),
+		Groups:  groupIDs(in.SecurityGroups),
 		Secured: in.PortSecurity == nil || in.GetPortSecurity(), Mbps: in.GetBandwidthMbps(),
 		Labels: in.GetLabels(),
 	}
@@ -97,7 +101,8 @@ func (r *server) ListPorts(ctx context.Context, in *networkv1.ListPortsRequest) 
 		return nil, err
 	}
 	all, next, err := r.s.ListPorts(ctx, t, pageOf(in), PortFilter{
-		VPC: cloud.VPCID(in.GetVpcId()), Subnet: cloud.SubnetID(in.GetSubnetId()), Device: in.GetDeviceId(), Group: cloud.SecurityGroupID(in.GetSecurityGroupId()),
+		VPC: cloud.VPCID(in.GetVpcId()), Subnet: cloud.SubnetID(in.GetSubnetId()), Device: in.GetDeviceId(),
+		Group: cloud.SecurityGroupID(in.GetSecurityGroupId()),
 	})
 	if err != nil {
 		return nil, err

@@ -12,8 +12,10 @@ import (
 
 func tableToProto(t *cloud.RouteTable) *networkv1.RouteTable {
 	out := &networkv1.RouteTable{
-		Id: string(t.ID), Name: t.Name, OrgId: string(t.Org), ProjectId: string(t.Project), VpcId: string(t.VPC), Description: t.Description,
-		Status: networkv1.Status(t.Status), StatusReason: t.StatusReason, CreatedAt: int64(t.CreatedAt), UpdatedAt: int64(t.UpdatedAt),
+		Id: string(t.ID), Name: t.Name, OrgId: string(t.Org), ProjectId: string(t.Project), VpcId: string(t.VPC),
+		Description: t.Description,
+		Status:      networkv1.Status(t.Status), StatusReason: t.StatusReason, CreatedAt: int64(t.CreatedAt),
+		UpdatedAt: int64(t.UpdatedAt),
 	}
 	for _, id := range t.Subnets {
 		out.SubnetIds = append(out.SubnetIds, string(id))
@@ -58,7 +60,9 @@ func subnetIDsFrom(in []string) (out []cloud.SubnetID, err error) {
 	return out, nil
 }
 
-func (r *server) CreateRouteTable(ctx context.Context, in *networkv1.CreateRouteTableRequest) (*networkv1.RouteTable, error) {
+func (r *server) CreateRouteTable(
+	ctx context.Context, in *networkv1.CreateRouteTableRequest,
+) (*networkv1.RouteTable, error) {
 	t, err := admit(ctx, "CreateRouteTable", in)
 	if err != nil {
 		return nil, err
@@ -78,7 +82,9 @@ func (r *server) GetRouteTable(ctx context.Context, in *networkv1.GetRouteTableR
 	return getOne(ctx, "GetRouteTable", in, r.s.GetRouteTable, tableToProto)
 }
 
-func (r *server) ListRouteTables(ctx context.Context, in *networkv1.ListRouteTablesRequest) (*networkv1.ListRouteTablesResponse, error) {
+func (r *server) ListRouteTables(
+	ctx context.Context, in *networkv1.ListRouteTablesRequest,
+) (*networkv1.ListRouteTablesResponse, error) {
 	t, err := admit(ctx, "ListRouteTables", in)
 	if err != nil {
 		return nil, err
@@ -90,7 +96,9 @@ func (r *server) ListRouteTables(ctx context.Context, in *networkv1.ListRouteTab
 	return &networkv1.ListRouteTablesResponse{RouteTables: convertAll(all, tableToProto), NextPageToken: next}, nil
 }
 
-func (r *server) UpdateRouteTable(ctx context.Context, in *networkv1.UpdateRouteTableRequest) (*networkv1.RouteTable, error) {
+func (r *server) UpdateRouteTable(
+	ctx context.Context, in *networkv1.UpdateRouteTableRequest,
+) (*networkv1.RouteTable, error) {
 	t, err := admit(ctx, "UpdateRouteTable", in)
 	if err != nil {
 		return nil, err

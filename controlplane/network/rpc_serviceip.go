@@ -19,10 +19,12 @@ const (
 
 func serviceToProto(s *cloud.ServiceIP) *networkv1.ServiceIp {
 	out := &networkv1.ServiceIp{
-		Id: string(s.ID), Name: s.Name, OrgId: string(s.Org), ProjectId: string(s.Project), VpcId: string(s.VPC), SubnetId: string(s.Subnet),
-		Address: s.Address.String(), Affinity: networkv1.Affinity(s.Affinity), Description: s.Description,
-		Status: networkv1.Status(s.Status), StatusReason: s.StatusReason, CreatedAt: int64(s.CreatedAt), UpdatedAt: int64(s.UpdatedAt),
-		Selector: s.Selector,
+		Id: string(s.ID), Name: s.Name, OrgId: string(s.Org), ProjectId: string(s.Project), VpcId: string(s.VPC),
+		SubnetId: string(s.Subnet),
+		Address:  s.Address.String(), Affinity: networkv1.Affinity(s.Affinity), Description: s.Description,
+		Status: networkv1.Status(s.Status), StatusReason: s.StatusReason, CreatedAt: int64(s.CreatedAt),
+		UpdatedAt: int64(s.UpdatedAt),
+		Selector:  s.Selector,
 	}
 	for _, p := range s.Ports {
 		protocol := "tcp"
@@ -36,7 +38,8 @@ func serviceToProto(s *cloud.ServiceIP) *networkv1.ServiceIp {
 	}
 	if h := s.Health; h != nil {
 		out.HealthCheck = &networkv1.HealthCheck{
-			Protocol: "tcp", Port: uint32(h.Port), Path: h.HTTPPath, IntervalSeconds: h.IntervalSeconds, UnhealthyThreshold: h.Unhealthy, HealthyThreshold: h.Healthy,
+			Protocol: "tcp", Port: uint32(h.Port), Path: h.HTTPPath, IntervalSeconds: h.IntervalSeconds,
+			UnhealthyThreshold: h.Unhealthy, HealthyThreshold: h.Healthy,
 		}
 		if h.HTTPPath != "" {
 			out.HealthCheck.Protocol = "http"
@@ -99,7 +102,8 @@ func healthFrom(h *networkv1.HealthCheck) (*cloud.HealthCheck, error) {
 		return nil, nil
 	}
 	out := &cloud.HealthCheck{
-		Port: uint16(h.GetPort()), IntervalSeconds: h.GetIntervalSeconds(), Unhealthy: h.GetUnhealthyThreshold(), Healthy: h.GetHealthyThreshold(),
+		Port: uint16(h.GetPort()), IntervalSeconds: h.GetIntervalSeconds(), Unhealthy: h.GetUnhealthyThreshold(),
+		Healthy: h.GetHealthyThreshold(),
 	}
 	switch {
 	case h.GetPort() > 65535:
@@ -125,7 +129,9 @@ func healthFrom(h *networkv1.HealthCheck) (*cloud.HealthCheck, error) {
 	return out, nil
 }
 
-func (r *server) CreateServiceIp(ctx context.Context, in *networkv1.CreateServiceIpRequest) (*networkv1.ServiceIp, error) {
+func (r *server) CreateServiceIp(
+	ctx context.Context, in *networkv1.CreateServiceIpRequest,
+) (*networkv1.ServiceIp, error) {
 	t, err := admit(ctx, "CreateServiceIp", in)
 	if err != nil {
 		return nil, err
@@ -146,7 +152,9 @@ func (r *server) GetServiceIp(ctx context.Context, in *networkv1.GetServiceIpReq
 	return getOne(ctx, "GetServiceIp", in, r.s.GetServiceIP, serviceToProto)
 }
 
-func (r *server) ListServiceIps(ctx context.Context, in *networkv1.ListServiceIpsRequest) (*networkv1.ListServiceIpsResponse, error) {
+func (r *server) ListServiceIps(
+	ctx context.Context, in *networkv1.ListServiceIpsRequest,
+) (*networkv1.ListServiceIpsResponse, error) {
 	t, err := admit(ctx, "ListServiceIps", in)
 	if err != nil {
 		return nil, err
@@ -158,7 +166,9 @@ func (r *server) ListServiceIps(ctx context.Context, in *networkv1.ListServiceIp
 	return &networkv1.ListServiceIpsResponse{ServiceIps: convertAll(all, serviceToProto), NextPageToken: next}, nil
 }
 
-func (r *server) UpdateServiceIp(ctx context.Context, in *networkv1.UpdateServiceIpRequest) (*networkv1.ServiceIp, error) {
+func (r *server) UpdateServiceIp(
+	ctx context.Context, in *networkv1.UpdateServiceIpRequest,
+) (*networkv1.ServiceIp, error) {
 	t, err := admit(ctx, "UpdateServiceIp", in)
 	if err != nil {
 		return nil, err

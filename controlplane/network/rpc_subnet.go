@@ -56,7 +56,9 @@ func (r *server) GetSubnet(ctx context.Context, in *networkv1.GetSubnetRequest) 
 	return subnetToProto(&n), nil
 }
 
-func (r *server) ListSubnets(ctx context.Context, in *networkv1.ListSubnetsRequest) (*networkv1.ListSubnetsResponse, error) {
+func (r *server) ListSubnets(
+	ctx context.Context, in *networkv1.ListSubnetsRequest,
+) (*networkv1.ListSubnetsResponse, error) {
 	t, err := admit(ctx, "ListSubnets", in)
 	if err != nil {
 		return nil, err

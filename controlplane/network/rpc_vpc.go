@@ -14,8 +14,9 @@ func vpcToProto(v *cloud.VPC) *networkv1.Vpc {
 	return &networkv1.Vpc{
 		Id: string(v.ID), Name: v.Name, OrgId: string(v.Org), ProjectId: string(v.Project), CidrBlock: v.CIDR.String(),
 		Description: v.Description, Status: networkv1.Status(v.Status), StatusReason: v.StatusReason,
-		Ipv6CidrBlock: prefixText(v.CIDR6), Mtu: uint32(v.MTU), IsDefault: v.Default, ServiceCidrBlock: prefixText(v.ServiceCIDR),
-		CreatedAt: int64(v.CreatedAt), UpdatedAt: int64(v.UpdatedAt),
+		Ipv6CidrBlock: prefixText(v.CIDR6), Mtu: uint32(v.MTU), IsDefault: v.Default,
+		ServiceCidrBlock: prefixText(v.ServiceCIDR),
+		CreatedAt:        int64(v.CreatedAt), UpdatedAt: int64(v.UpdatedAt),
 	}
 }
 

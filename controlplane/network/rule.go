@@ -55,7 +55,8 @@ func addRuleTo(tx *store.Tx, t cloud.Tenant, g *cloud.SecurityGroup, rule cloud.
 	for i := range g.Rules {
 		if g.Rules[i].Equal(&rule) {
 			return fault.New(
-				fault.AlreadyExists, "%s has this rule already: %s", label(kindGroup, g.Name, string(g.ID)), g.Rules[i].ID,
+				fault.AlreadyExists, "%s has this rule already: %s", label(kindGroup, g.Name, string(g.ID)),
+				g.Rules[i].ID,
 			).WithReason("RULE_EXISTS").
 				With("rule_id", string(g.Rules[i].ID))
 		}

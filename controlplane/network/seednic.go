@@ -26,7 +26,8 @@ func SeedNIC(v store.Reader, project cloud.ProjectID, id cloud.PortID) (*agentv1
 	}
 	out := &agentv1.AssignedSeedNic{
 		Dhcp: subnet.DHCP, Domain: domainOf(project), Mtu: uint32(vpc.MTU),
-		Addresses: []string{netip.PrefixFrom(port.IP, subnet.CIDR.Bits()).String()}, Gateways: []string{subnet.Gateway.String()},
+		Addresses: []string{netip.PrefixFrom(port.IP, subnet.CIDR.Bits()).String()},
+		Gateways:  []string{subnet.Gateway.String()},
 	}
 	if port.IP6.IsValid() {
 		out.Addresses = append(out.Addresses, netip.PrefixFrom(port.IP6, subnet.CIDR6.Bits()).String())

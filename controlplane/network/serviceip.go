@@ -166,7 +166,9 @@ func checkBackendAddress(r store.Reader, t cloud.Tenant, id cloud.VPCID, a netip
 }
 
 // GetServiceIP returns a service IP of the project, or NotFound.
-func (s *Service) GetServiceIP(ctx context.Context, t cloud.Tenant, id cloud.ServiceIPID) (out *cloud.ServiceIP, err error) {
+func (s *Service) GetServiceIP(
+	ctx context.Context, t cloud.Tenant, id cloud.ServiceIPID,
+) (out *cloud.ServiceIP, err error) {
 	if err := cloud.CheckUUID("id", string(id)); err != nil {
 		return nil, err
 	}
@@ -198,7 +200,9 @@ type ServiceUpdate struct {
 }
 
 // UpdateServiceIP changes a service IP.
-func (s *Service) UpdateServiceIP(ctx context.Context, t cloud.Tenant, q ServiceUpdate, body [32]byte) (Result[cloud.ServiceIP], error) {
+func (s *Service) UpdateServiceIP(
+	ctx context.Context, t cloud.Tenant, q ServiceUpdate, body [32]byte,
+) (Result[cloud.ServiceIP], error) {
 	if err := cloud.CheckUUID("id", string(q.ID)); err != nil {
 		return Result[cloud.ServiceIP]{}, err
 	}
@@ -238,7 +242,9 @@ func updateService(tx *store.Tx, t cloud.Tenant, q ServiceUpdate) (cloud.Service
 
 // DeleteServiceIP deletes a service IP and its port. Neither may have a floating IP, or be the target of a route or the
 // backend of another service IP.
-func (s *Service) DeleteServiceIP(ctx context.Context, t cloud.Tenant, id cloud.ServiceIPID, body [32]byte) (Result[struct{}], error) {
+func (s *Service) DeleteServiceIP(
+	ctx context.Context, t cloud.Tenant, id cloud.ServiceIPID, body [32]byte,
+) (Result[struct{}], error) {
 	if err := cloud.CheckUUID("id", string(id)); err != nil {
 		return Result[struct{}]{}, err
 	}

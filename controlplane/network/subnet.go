@@ -32,7 +32,9 @@ type SubnetRequest struct {
 
 // CreateSubnet creates a subnet of a VPC. It returns InvalidArgument if the subnet is not within the VPC or overlaps
 // another subnet of it, or if no port can have the gateway's address.
-func (s *Service) CreateSubnet(ctx context.Context, t cloud.Tenant, q SubnetRequest, body [32]byte) (Result[SubnetInfo], error) {
+func (s *Service) CreateSubnet(
+	ctx context.Context, t cloud.Tenant, q SubnetRequest, body [32]byte,
+) (Result[SubnetInfo], error) {
 	if err := q.check(); err != nil {
 		return Result[SubnetInfo]{}, err
 	}
@@ -175,7 +177,9 @@ func withAvailable(r store.Reader, s *cloud.Subnet) (SubnetInfo, error) {
 type SubnetFilter struct{ VPC cloud.VPCID }
 
 // ListSubnets returns a page of the project's subnets, and the token of the next page.
-func (s *Service) ListSubnets(ctx context.Context, t cloud.Tenant, p page, f SubnetFilter) (out []SubnetInfo, next string, err error) {
+func (s *Service) ListSubnets(
+	ctx context.Context, t cloud.Tenant, p page, f SubnetFilter,
+) (out []SubnetInfo, next string, err error) {
 	all, next, err := listIn(ctx, s, listing[cloud.Subnet]{
 		kind: kindSubnet, table: subnets, t: t, page: p, name: func(n *cloud.Subnet) string { return n.Name },
 		keep: func(n *cloud.Subnet) bool { return f.VPC == "" || n.VPC == f.VPC },
@@ -206,7 +210,9 @@ type SubnetUpdate struct {
 }
 
 // UpdateSubnet changes the name, the description, DHCP and the DNS servers of a subnet.
-func (s *Service) UpdateSubnet(ctx context.Context, t cloud.Tenant, q SubnetUpdate, body [32]byte) (Result[SubnetInfo], error) {
+func (s *Service) UpdateSubnet(
+	ctx context.Context, t cloud.Tenant, q SubnetUpdate, body [32]byte,
+) (Result[SubnetInfo], error) {
 	if err := cloud.CheckUUID("id", string(q.ID)); err != nil {
 		return Result[SubnetInfo]{}, err
 	}
@@ -250,7 +256,9 @@ func updateSubnet(tx *store.Tx, t cloud.Tenant, q SubnetUpdate) (out SubnetInfo,
 }
 
 // DeleteSubnet deletes a subnet without ports.
-func (s *Service) DeleteSubnet(ctx context.Context, t cloud.Tenant, id cloud.SubnetID, body [32]byte) (Result[struct{}], error) {
+func (s *Service) DeleteSubnet(
+	ctx context.Context, t cloud.Tenant, id cloud.SubnetID, body [32]byte,
+) (Result[struct{}], error) {
 	if err := cloud.CheckUUID("id", string(id)); err != nil {
 		return Result[struct{}]{}, err
 	}

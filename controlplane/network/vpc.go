@@ -39,7 +39,9 @@ type VPCRequest struct {
 
 // CreateVPC creates a VPC, with q.NAT also its default NAT gateway. It creates the security group "default" if the
 // project has none.
-func (s *Service) CreateVPC(ctx context.Context, t cloud.Tenant, q VPCRequest, body [32]byte) (Result[cloud.VPC], error) {
+func (s *Service) CreateVPC(
+	ctx context.Context, t cloud.Tenant, q VPCRequest, body [32]byte,
+) (Result[cloud.VPC], error) {
 	if err := q.check(); err != nil {
 		return Result[cloud.VPC]{}, err
 	}
@@ -128,7 +130,9 @@ type VPCUpdate struct {
 }
 
 // UpdateVPC changes the name and the description of a VPC.
-func (s *Service) UpdateVPC(ctx context.Context, t cloud.Tenant, q VPCUpdate, body [32]byte) (Result[cloud.VPC], error) {
+func (s *Service) UpdateVPC(
+	ctx context.Context, t cloud.Tenant, q VPCUpdate, body [32]byte,
+) (Result[cloud.VPC], error) {
 	if err := cloud.CheckUUID("id", string(q.ID)); err != nil {
 		return Result[cloud.VPC]{}, err
 	}
@@ -157,7 +161,9 @@ func updateVPC(tx *store.Tx, t cloud.Tenant, q VPCUpdate) (cloud.VPC, error) {
 }
 
 // describe changes the name and the description of a resource, to newName and newDescription unless they are nil.
-func describe(tx *store.Tx, p cloud.ProjectID, kind, id string, name, description, newName, newDescription *string) error {
+func describe(
+	tx *store.Tx, p cloud.ProjectID, kind, id string, name, description, newName, newDescription *string,
+) error {
 	if newName != nil {
 		if err := rename(tx, p, kind, *name, *newName, id); err != nil {
 			return err
@@ -175,7 +181,9 @@ func describe(tx *store.Tx, p cloud.ProjectID, kind, id string, name, descriptio
 
 // DeleteVPC deletes a VPC without subnets, service IPs and ACTIVE peerings, and with it its NAT gateways, its route
 // tables, and the proposals of peerings with it that were not accepted.
-func (s *Service) DeleteVPC(ctx context.Context, t cloud.Tenant, id cloud.VPCID, body [32]byte) (Result[struct{}], error) {
+func (s *Service) DeleteVPC(
+	ctx context.Context, t cloud.Tenant, id cloud.VPCID, body [32]byte,
+) (Result[struct{}], error) {
 	if err := cloud.CheckUUID("id", string(id)); err != nil {
 		return Result[struct{}]{}, err
 	}

@@ -16,15 +16,18 @@ const maxVNI = 1<<24 - 1
 
 // protocols are the names of protocols in rules. Other protocols are written as numbers.
 var protocols = map[string]uint8{
-	"icmp": cloud.ProtocolICMP, "tcp": cloud.ProtocolTCP, "udp": cloud.ProtocolUDP, "icmpv6": cloud.ProtocolICMPv6, "sctp": cloud.ProtocolSCTP,
+	"icmp": cloud.ProtocolICMP, "tcp": cloud.ProtocolTCP, "udp": cloud.ProtocolUDP, "icmpv6": cloud.ProtocolICMPv6,
+	"sctp": cloud.ProtocolSCTP,
 }
 
 // VPCFrom returns the VPC in a message of the control plane. It returns an InvalidArgument fault if a host cannot have a
 // VPC with these values.
 func VPCFrom(in *networkv1.Vpc) (v cloud.VPC, err error) {
 	v = cloud.VPC{
-		ID: cloud.VPCID(in.GetId()), Name: in.GetName(), Org: cloud.OrgID(in.GetOrgId()), Project: cloud.ProjectID(in.GetProjectId()),
-		Description: in.GetDescription(), MTU: uint16(in.GetMtu()), Default: in.GetIsDefault(), Status: cloud.NetworkStatus(in.GetStatus()),
+		ID: cloud.VPCID(in.GetId()), Name: in.GetName(), Org: cloud.OrgID(in.GetOrgId()),
+		Project:     cloud.ProjectID(in.GetProjectId()),
+		Description: in.GetDescription(), MTU: uint16(in.GetMtu()), Default: in.GetIsDefault(),
+		Status:       cloud.NetworkStatus(in.GetStatus()),
 		StatusReason: in.GetStatusReason(), CreatedAt: in.GetCreatedAt(), UpdatedAt: in.GetUpdatedAt(),
 	}
 	if err := cloud.CheckUUID("id", in.GetId()); err != nil {
@@ -58,9 +61,12 @@ func VPCFrom(in *networkv1.Vpc) (v cloud.VPC, err error) {
 // the VPC.
 func SubnetFrom(in *networkv1.Subnet, vni uint32) (s cloud.Subnet, err error) {
 	s = cloud.Subnet{
-		ID: cloud.SubnetID(in.GetId()), Name: in.GetName(), VPC: cloud.VPCID(in.GetVpcId()), Org: cloud.OrgID(in.GetOrgId()),
-		Project: cloud.ProjectID(in.GetProjectId()), Description: in.GetDescription(), DHCP: in.GetDhcpEnabled(), VNI: vni,
-		Status: cloud.NetworkStatus(in.GetStatus()), StatusReason: in.GetStatusReason(), CreatedAt: in.GetCreatedAt(), UpdatedAt: in.GetUpdatedAt(),
+		ID: cloud.SubnetID(in.GetId()), Name: in.GetName(), VPC: cloud.VPCID(in.GetVpcId()),
+		Org:     cloud.OrgID(in.GetOrgId()),
+		Project: cloud.ProjectID(in.GetProjectId()), Description: in.GetDescription(), DHCP: in.GetDhcpEnabled(),
+		VNI:    vni,
+		Status: cloud.NetworkStatus(in.GetStatus()), StatusReason: in.GetStatusReason(), CreatedAt: in.GetCreatedAt(),
+		UpdatedAt: in.GetUpdatedAt(),
 	}
 	if err := checkIDs("id", in.GetId(), "vpc_id", in.GetVpcId()); err != nil {
 		return s, err
@@ -100,11 +106,15 @@ func SubnetFrom(in *networkv1.Subnet, vni uint32) (s cloud.Subnet, err error) {
 // a port with these values. It does not compare the addresses with the prefixes of the subnet.
 func PortFrom(in *networkv1.Port) (p cloud.Port, err error) {
 	p = cloud.Port{
-		ID: cloud.PortID(in.GetId()), Name: in.GetName(), Org: cloud.OrgID(in.GetOrgId()), Project: cloud.ProjectID(in.GetProjectId()),
-		Description: in.GetDescription(), VPC: cloud.VPCID(in.GetVpcId()), Subnet: cloud.SubnetID(in.GetSubnetId()), Secured: in.GetPortSecurity(),
-		Mbps: in.GetBandwidthMbps(), Labels: in.GetLabels(), Device: cloud.PortDevice{Kind: cloud.PortDeviceKind(in.GetDeviceType()), ID: in.GetDeviceId()},
-		Node: cloud.NodeID(in.GetNodeId()), Status: cloud.NetworkStatus(in.GetStatus()), StatusReason: in.GetStatusReason(),
-		CreatedAt: in.GetCreatedAt(), UpdatedAt: in.GetUpdatedAt(),
+		ID: cloud.PortID(in.GetId()), Name: in.GetName(), Org: cloud.OrgID(in.GetOrgId()),
+		Project:     cloud.ProjectID(in.GetProjectId()),
+		Description: in.GetDescription(), VPC: cloud.VPCID(in.GetVpcId()), Subnet: cloud.SubnetID(in.GetSubnetId()),
+		Secured: in.GetPortSecurity(),
+		Mbps:    in.GetBandwidthMbps(), Labels: in.GetLabels(),
+		Device: cloud.PortDevice{Kind: cloud.PortDeviceKind(in.GetDeviceType()), ID: in.GetDeviceId()},
+		Node:   cloud.NodeID(in.GetNodeId()), Status: cloud.NetworkStatus(in.GetStatus()),
+		StatusReason: in.GetStatusReason(),
+		CreatedAt:    in.GetCreatedAt(), UpdatedAt: in.GetUpdatedAt(),
 	}
 	if err := checkIDs("id", in.GetId(), "vpc_id", in.GetVpcId(), "subnet_id", in.GetSubnetId()); err != nil {
 		return p, err
@@ -159,8 +169,10 @@ func pairsFrom(in []*networkv1.AddressPair) (out []cloud.AddressPair, err error)
 // a host cannot have a group with these rules.
 func SecurityGroupFrom(in *networkv1.SecurityGroup) (cloud.SecurityGroup, error) {
 	g := cloud.SecurityGroup{
-		ID: cloud.SecurityGroupID(in.GetId()), Name: in.GetName(), Org: cloud.OrgID(in.GetOrgId()), Project: cloud.ProjectID(in.GetProjectId()),
-		Description: in.GetDescription(), Default: in.GetIsDefault(), CreatedAt: in.GetCreatedAt(), UpdatedAt: in.GetUpdatedAt(),
+		ID: cloud.SecurityGroupID(in.GetId()), Name: in.GetName(), Org: cloud.OrgID(in.GetOrgId()),
+		Project:     cloud.ProjectID(in.GetProjectId()),
+		Description: in.GetDescription(), Default: in.GetIsDefault(), CreatedAt: in.GetCreatedAt(),
+		UpdatedAt: in.GetUpdatedAt(),
 	}
 	if err := cloud.CheckUUID("id", in.GetId()); err != nil {
 		return g, err
@@ -232,7 +244,8 @@ func ruleFrom(in *networkv1.SecurityGroupRule) (r cloud.Rule, err error) {
 // host cannot have a table with these routes. It does not compare the routes with the prefixes of the VPC.
 func RouteTableFrom(in *networkv1.RouteTable) (cloud.RouteTable, error) {
 	t := cloud.RouteTable{
-		ID: cloud.RouteTableID(in.GetId()), Name: in.GetName(), Org: cloud.OrgID(in.GetOrgId()), Project: cloud.ProjectID(in.GetProjectId()),
+		ID: cloud.RouteTableID(in.GetId()), Name: in.GetName(), Org: cloud.OrgID(in.GetOrgId()),
+		Project:     cloud.ProjectID(in.GetProjectId()),
 		Description: in.GetDescription(), VPC: cloud.VPCID(in.GetVpcId()), Status: cloud.NetworkStatus(in.GetStatus()),
 		StatusReason: in.GetStatusReason(), CreatedAt: in.GetCreatedAt(), UpdatedAt: in.GetUpdatedAt(),
 	}
