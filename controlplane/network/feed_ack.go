@@ -46,19 +46,19 @@ func (f *Feed) receive(
 	}
 }
 
-// bindingStatus is the status that an acknowledgment gives a port or NAT gateway. It applies only to the binding with
-// that generation.
+// bindingStatus is the status that an acknowledgment gives a port, a NAT gateway or a floating IP. It applies only to the
+// binding with that generation.
 type bindingStatus struct {
 	key        recordKey
 	generation uint64
 	status     cloud.NetworkStatus
 	reason     string
-	// withdrawn is true if the host has acknowledged that it no longer has the NAT gateway.
+	// withdrawn is true if the host has acknowledged that it no longer has the gateway.
 	withdrawn bool
 }
 
-// acknowledged returns the ports and NAT gateways of the host whose status an acknowledgment changes. It returns
-// InvalidArgument if the host acknowledges a revision that the session has not sent.
+// acknowledged returns the ports, NAT gateways and floating IPs of the host whose status an acknowledgment changes. It
+// returns InvalidArgument if the host acknowledges a revision that the session has not sent.
 func (f *Feed) acknowledged(s *feedSession, r *agentv1.SyncNetworksRequest) (out []bindingStatus, err error) {
 	failures := map[cloud.VPCID]string{}
 	for _, e := range r.GetFailures() {
@@ -90,6 +90,10 @@ func (f *Feed) acknowledged(s *feedSession, r *agentv1.SyncNetworksRequest) (out
 		if p.withdrawn && status.status == cloud.NetworkError {
 			continue // the host may still have the gateway
 		}
+		n := f.index.networks[s.node]
+		if p.external != "" && status.status == cloud.NetworkActive && (n == nil || !slices.Contains(n.External, p.external)) {
+			status.status, status.reason = cloud.NetworkPending, lacksExternal(s.node, p.external)
+		}
 		if status.status != p.status || status.reason != p.reason {
 			out = append(out, status)
 		}
@@ -97,8 +101,8 @@ func (f *Feed) acknowledged(s *feedSession, r *agentv1.SyncNetworksRequest) (out
 	return out, nil
 }
 
-// setStatus changes the status of ports and NAT gateways in one transaction, and returns how many it has changed. It
-// leaves out a port or NAT gateway whose binding is no longer the acknowledged one.
+// setStatus changes the status of ports, NAT gateways and floating IPs in one transaction, and returns how many it has
+// changed. It leaves out those whose binding is no longer the acknowledged one.
 func (f *Feed) setStatus(ctx context.Context, node cloud.NodeID, all []bindingStatus) (changed int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
@@ -106,8 +110,8 @@ func (f *Feed) setStatus(ctx context.Context, node cloud.NodeID, all []bindingSt
 		changed = 0
 		for _, a := range all {
 			f.reads.Add(1)
-			if a.key.kind == feedNAT {
-				set, err := setGatewayStatus(tx, node, a)
+			if a.key.kind != feedPort {
+				set, err := setPlacedStatus(tx, node, a)
 				if err != nil {
 					return err
 				}

@@ -18,14 +18,16 @@ type index struct {
 	projects map[cloud.ProjectID]*projectEntry
 	// needs has the VPCs that a host needs.
 	needs map[cloud.NodeID]map[cloud.VPCID]struct{}
-	// portsOn has the ports and NAT gateways that are bound to a host.
+	// portsOn has the ports, NAT gateways and floating IPs that are bound to a host.
 	portsOn map[cloud.NodeID]map[recordKey]struct{}
-	// pending has the ports and NAT gateways that wait for an acknowledgment of a host.
+	// pending has the ports, NAT gateways and floating IPs that wait for an acknowledgment of a host.
 	pending map[cloud.NodeID]map[recordKey]pendingBinding
 	// networks has the network record of each host.
 	networks map[cloud.NodeID]*cloud.HostNetwork
-	// gateways has the NAT gateways that are on one host.
+	// gateways has the NAT gateways that are on one host, and the floating IPs of service IPs.
 	gateways map[recordKey]gateway
+	// changedHosts has the hosts whose network record has changed since the last call of takeUnserved.
+	changedHosts map[cloud.NodeID]bool
 	// underlay has the distinct underlay addresses in networks, sorted. It is nil if it must be computed again.
 	// underlayVersion grows with each change of the addresses.
 	underlay        []netip.Addr
@@ -47,9 +49,12 @@ type entry struct {
 	vpc cloud.VPCID
 	// peer is the other VPC of a peering, "" for other records.
 	peer cloud.VPCID
-	// node is the host of a port or of a NAT gateway that is on one host, "" for other records and without a host.
+	// node is the host of a port, of a NAT gateway that is on one host or of a floating IP, "" for other records and
+	// without a host.
 	node cloud.NodeID
-	// awaited is the host whose acknowledgment the record may wait for: node, or the former host of a NAT gateway.
+	// external is the external network of the floating IP of a port, "" for other records.
+	external string
+	// awaited is the host whose acknowledgment the record may wait for: node, or the former host of a gateway.
 	awaited cloud.NodeID
 	// hash is the hash of the message for hosts.
 	hash uint64
@@ -73,33 +78,43 @@ type projectEntry struct {
 	groups map[recordKey]struct{}
 }
 
-// pendingBinding is a port or a NAT gateway that becomes ACTIVE when its host has acknowledged revision.
+// pendingBinding is a record that becomes ACTIVE when its host has acknowledged revision.
 type pendingBinding struct {
 	binding
 	revision int64
 }
 
-// binding is a port or a NAT gateway on a host.
+// binding is a port, a NAT gateway or a floating IP on a host.
 type binding struct {
 	vpc        cloud.VPCID
 	node       cloud.NodeID
 	generation uint64
 	status     cloud.NetworkStatus
 	reason     string
-	// withdrawn is true if node is the former host of a NAT gateway. The host must acknowledge that it no longer has
-	// the gateway.
+	// external is the external network that the host must have, or "". It is set for floating IPs of ports.
+	external string
+	// withdrawn is true if node is the former host of a gateway. The host must acknowledge that it no longer has the
+	// gateway.
 	withdrawn bool
 }
 
-// bindingOf returns the binding of a port or a NAT gateway, or nil for another record or one without a host.
+// bindingOf returns the binding of a port, a NAT gateway or a floating IP, without its VPC. It returns nil for another
+// record or one without a host.
 func bindingOf(record any) *binding {
+	if p := placementOf(record); p != nil {
+		return p.binding()
+	}
 	switch r := record.(type) {
 	case *cloud.Port:
 		if r.Node != "" {
-			return &binding{vpc: r.VPC, node: r.Node, generation: r.BindingGeneration, status: r.Status, reason: r.StatusReason}
+			return &binding{node: r.Node, generation: r.BindingGeneration, status: r.Status, reason: r.StatusReason}
 		}
-	case *cloud.NATGateway:
-		return bindingOfGateway(r)
+	case *cloud.FloatingIP:
+		if r.Node != "" {
+			return &binding{
+				node: r.Node, generation: r.BindingGeneration, status: r.Status, reason: r.StatusReason, external: r.External,
+			}
+		}
 	}
 	return nil
 }
@@ -119,7 +134,7 @@ func newIndex() *index {
 		entries: map[recordKey]entry{}, vpcs: map[cloud.VPCID]*vpcEntry{}, projects: map[cloud.ProjectID]*projectEntry{},
 		needs: map[cloud.NodeID]map[cloud.VPCID]struct{}{}, portsOn: map[cloud.NodeID]map[recordKey]struct{}{},
 		pending: map[cloud.NodeID]map[recordKey]pendingBinding{}, networks: map[cloud.NodeID]*cloud.HostNetwork{},
-		gateways:        map[recordKey]gateway{},
+		gateways: map[recordKey]gateway{}, changedHosts: map[cloud.NodeID]bool{},
 		underlayVersion: 1, epoch: firstEpoch, peersVersion: 1, changedNeeds: map[need]struct{}{},
 	}
 }
@@ -142,18 +157,18 @@ func (x *index) set(key recordKey, record any, revision int64) (out []hostChange
 		k := feedKinds[key.kind]
 		now.vpc, now.hash = k.vpc(x, record), hashOf(k.message(record))
 		if b != nil {
-			now.awaited = b.node
+			b.vpc, now.awaited, now.external = now.vpc, b.node, b.external
 			if !b.withdrawn {
 				now.node = b.node
 			}
 		}
 	}
 	same := had == (record != nil) && old == now
-	if key.kind == feedPort || key.kind == feedNAT {
+	if key.kind == feedPort || key.kind == feedNAT || key.kind == feedFloating {
 		out = x.setPending(key, old.awaited, b, revision, same)
 	}
-	if key.kind == feedNAT {
-		x.setGateway(key, record)
+	if key.kind == feedNAT || key.kind == feedFloating {
+		x.setGateway(key, record, now.vpc)
 	}
 	if same {
 		return out
@@ -187,7 +202,7 @@ func (x *index) set(key recordKey, record any, revision int64) (out []hostChange
 	return out
 }
 
-// setPending records whether a port or NAT gateway waits for an acknowledgment. former is the host whose acknowledgment
+// setPending records whether a port, a NAT gateway or a floating IP waits for an acknowledgment. former is the host whose acknowledgment
 // it may have waited for before. same is true if the message for hosts has not changed. The result has the host that
 // must acknowledge the change, if any.
 func (x *index) setPending(key recordKey, former cloud.NodeID, b *binding, revision int64, same bool) []hostChange {
@@ -314,6 +329,7 @@ func (x *index) setHost(node cloud.NodeID, h *cloud.HostNetwork) (out []hostChan
 		former = had.VTEP
 	}
 	x.countEncrypting(had, h)
+	x.changedHosts[node] = true
 	if h == nil {
 		delete(x.networks, node)
 	} else {

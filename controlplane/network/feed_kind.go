@@ -6,6 +6,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -136,7 +137,11 @@ func hostNAT(n *cloud.NATGateway) proto.Message {
 	if !n.OnOneHost() {
 		return m
 	}
-	return &agentv1.HostNatGateway{NatGateway: m, Vni: n.VNI, BindingGeneration: n.BindingGeneration}
+	return hostGateway(m, &n.Placement)
+}
+
+func hostGateway(m *networkv1.NatGateway, p *cloud.Placement) *agentv1.HostNatGateway {
+	return &agentv1.HostNatGateway{NatGateway: m, Vni: p.VNI, BindingGeneration: p.BindingGeneration}
 }
 
 // hostService returns the message for a service IP. The backends of one with a selector are the reports about their
@@ -152,9 +157,18 @@ func hostService(s *cloud.ServiceIP) proto.Message {
 	return m
 }
 
+// hostFloating returns the message for a floating IP. For that of a service IP, the sender must add the VTEP.
 func hostFloating(f *cloud.FloatingIP) proto.Message {
-	m := floatingToProto(f)
-	m.Description, m.Status, m.StatusReason, m.UpdatedAt = "", 0, "", 0
+	if f.ServiceIP == "" {
+		m := floatingToProto(f)
+		m.Description, m.Status, m.StatusReason, m.UpdatedAt, m.NodeId = "", 0, "", 0, ""
+		return m
+	}
+	m := hostGateway(&networkv1.NatGateway{
+		Id: string(f.ID), Name: f.Name, OrgId: string(f.Org), ProjectId: string(f.Project), VpcId: string(f.VPC),
+		ExternalNetwork: f.External, Address: f.Address.String(), NodeId: string(f.Node),
+	}, &f.Placement)
+	m.ServiceIpId = string(f.ServiceIP)
 	return m
 }
 

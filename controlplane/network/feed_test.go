@@ -31,8 +31,11 @@ import (
 //	group                           adds a rule to the security group "default"
 //	floating name=F port=P          moves a floating IP to a port; creates it if needed. Without port it is detached
 //	gateway name=G vpc=V [default]  creates a NAT gateway with an address of its own
-//	assign [lost=N,M]               gives NAT gateways their hosts, and shows the gateways. All connected hosts are READY
-//	gateways                        shows the NAT gateways
+//	service name=S vpc=V            creates a service IP without backends
+//	address name=A [port=P|service=S] attaches a floating IP, which it creates if needed, or detaches it
+//	assign [lost=N,M]               gives gateways and floating IPs of service IPs their hosts, and shows them. All
+//	                                connected hosts are READY
+//	gateways                        shows the NAT gateways and the floating IPs
 //	connect node=N vtep=A [external] opens a stream; an older one of the host must end with ABORTED
 //	disconnect node=N               ends the stream of a host
 //	leader                          ends the term and begins another; all streams end with UNAVAILABLE
@@ -97,6 +100,10 @@ func (s *feedScript) run(t *testing.T, d *datadriven.TestData) string {
 		s.moveFloating(name, port)
 	case "gateway":
 		s.createGateway(name, s.arg(d, "vpc"), d.HasArg("default"))
+	case "service":
+		s.createService(name, s.arg(d, "vpc"))
+	case "address":
+		s.attach(name, port, cloud.ServiceIPID(s.ids[s.arg(d, "service")]))
 	case "assign":
 		s.assign(s.arg(d, "lost"))
 		out = s.gateways()

@@ -83,9 +83,13 @@ func (w *feedWorld) change(id cloud.PortID, change func(*cloud.Port)) {
 		if err != nil {
 			return err
 		}
+		before := p.Node
 		change(p)
 		ports.Put(tx, p, string(owner.Project), string(id))
-		return nil
+		if p.Node == before {
+			return nil
+		}
+		return moveFloating(tx, p)
 	})
 }
 
@@ -375,6 +379,9 @@ func line(r proto.Message, names map[string]string) string {
 	case *networkv1.SecurityGroup:
 		text += fmt.Sprintf(" rules=%d", len(r.GetRules()))
 	case *agentv1.HostNatGateway:
+		if id := r.GetServiceIpId(); id != "" {
+			text += " of service IP " + scriptName(id, names)
+		}
 		text += fmt.Sprintf(" node=%s vtep=%s vni=%d generation=%d", r.GetNatGateway().GetNodeId(), r.GetVtep(), r.GetVni(), r.GetBindingGeneration())
 	case *agentv1.HostPort:
 		text += fmt.Sprintf(" node=%s vtep=%s generation=%d", r.GetPort().GetNodeId(), r.GetVtep(), r.GetBindingGeneration())

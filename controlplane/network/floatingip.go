@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
@@ -85,19 +86,21 @@ func createFloating(tx *store.Tx, t cloud.Tenant, q FloatingRequest) (f cloud.Fl
 // leads to the target.
 func attachFloating(tx *store.Tx, t cloud.Tenant, f *cloud.FloatingIP, port cloud.PortID, service cloud.ServiceIPID) error {
 	var target, what string
+	var node cloud.NodeID
+	var vpc cloud.VPCID
 	switch {
 	case port != "":
 		p, err := find(tx, ports, kindPort, t, string(port))
 		if err != nil {
 			return err
 		}
-		f.Fixed, target, what = p.IP, string(port), label(kindPort, p.Name, string(port))
+		f.Fixed, node, target, what = p.IP, p.Node, string(port), label(kindPort, p.Name, string(port))
 	case service != "":
 		s, err := find(tx, serviceIPs, kindService, t, string(service))
 		if err != nil {
 			return err
 		}
-		f.Fixed, target, what = s.Address, string(service), label(kindService, s.Name, string(service))
+		f.Fixed, vpc, target, what = s.Address, s.VPC, string(service), label(kindService, s.Name, string(service))
 	default:
 		return nil
 	}
@@ -112,11 +115,48 @@ func attachFloating(tx *store.Tx, t cloud.Tenant, f *cloud.FloatingIP, port clou
 		}
 		return inUse(what, []string{user})
 	}
-	f.Port, f.ServiceIP, f.Status, f.StatusReason = port, service, cloud.NetworkActive, ""
-	if service != "" {
-		f.Status, f.StatusReason = cloud.NetworkPending, "hosts do not forward packets to floating IPs of service IPs yet"
-	}
+	f.Port, f.ServiceIP, f.VPC = port, service, vpc
 	floatingAt.Put(tx, &f.ID, target)
+	if p := placementOf(f); p != nil {
+		p.begin()
+		return nil
+	}
+	return awaitHost(tx, f, node)
+}
+
+// awaitHost makes a floating IP of a port wait for the port's host, which is "" if the port has none.
+func awaitHost(r store.Reader, f *cloud.FloatingIP, node cloud.NodeID) error {
+	f.Node, f.Status, f.StatusReason = node, cloud.NetworkPending, "waits until its port is on a host"
+	f.BindingGeneration++
+	if node == "" {
+		return nil
+	}
+	lacks, err := lacksNetwork(r, node, f.External)
+	if err != nil {
+		return err
+	}
+	f.StatusReason = fmt.Sprintf("waits until host %s has the address", node)
+	if lacks {
+		f.StatusReason = lacksExternal(node, f.External)
+	}
+	return nil
+}
+
+// moveFloating makes the floating IP of a port, if there is one, wait for the port's new host.
+func moveFloating(tx *store.Tx, port *cloud.Port) error {
+	id, err := floatingAt.Get(tx, string(port.ID))
+	if err != nil || id == nil {
+		return err
+	}
+	f, err := find(tx, floatingIPs, kindFloating, cloud.Tenant{Org: port.Org, Project: port.Project}, string(*id))
+	if err != nil {
+		return err
+	}
+	if err := awaitHost(tx, f, port.Node); err != nil {
+		return err
+	}
+	f.UpdatedAt = tx.Now()
+	floatingIPs.Put(tx, f, string(f.Project), string(f.ID))
 	return nil
 }
 
@@ -125,7 +165,11 @@ func detachFloating(tx *store.Tx, f *cloud.FloatingIP) {
 	if target := string(f.Port) + string(f.ServiceIP); target != "" {
 		floatingAt.Delete(tx, target)
 	}
-	f.Port, f.ServiceIP, f.Fixed, f.Status, f.StatusReason = "", "", netip.Addr{}, cloud.NetworkDown, ""
+	if f.VNI != 0 {
+		releaseVNI(tx, f.VNI)
+	}
+	f.Port, f.ServiceIP, f.Fixed, f.VPC, f.Status, f.StatusReason = "", "", netip.Addr{}, "", cloud.NetworkDown, ""
+	f.Placement = cloud.Placement{BindingGeneration: f.BindingGeneration + 1}
 }
 
 // GetFloatingIP returns a floating IP of the project, or NotFound.

@@ -1,23 +1,20 @@
 package network
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
-	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // AssignEvery is the interval at which package leader runs AssignGateways on the leader.
 const AssignEvery = time.Second
 
-// HostState is the state of a host that the assignment of NAT gateways depends on.
+// HostState is the state of a host that the assignment of gateways depends on.
 type HostState struct {
 	ID    cloud.NodeID
 	State cloud.NodeState
@@ -26,249 +23,290 @@ type HostState struct {
 	Unresponsive bool
 }
 
-// gateway has the fields of a NAT gateway on one host that the choice of the host depends on.
-type gateway struct {
-	vpc        cloud.VPCID
-	external   string
-	node       cloud.NodeID
-	former     cloud.NodeID
-	generation uint64
-	status     cloud.NetworkStatus
-	reason     string
-}
-
-// place is the result of the choice: the gateway's host, if it has one, and the reason for its status. former is as in
-// cloud.NATGateway.
-type place struct {
-	node, former cloud.NodeID
-	reason       string
-}
-
-// gatewayHost has the properties of a host that the choice of a gateway's host depends on.
-type gatewayHost struct {
-	// usable is true if the host can have the gateway: it has the external network, and its underlay carries the VPC.
-	usable bool
-	// ready is true if the host may get another gateway.
-	ready bool
-	// lost is true if the host was removed or is unresponsive. A gateway leaves a lost host without the host's
-	// acknowledgment.
-	lost bool
-	// hasVPC is true if the host needs the VPC for another reason too. load is the number of gateways that are on the
-	// host.
-	hasVPC bool
-	load   int
-}
-
-// choosePlace returns the place of a gateway. hosts has every known host; a host that is not in it is lost.
-//
-//   - A gateway stays on its host while the host is usable. It also stays on a lost host if no other host can have it:
-//     the host's kernel may still forward packets although its agent does not run.
-//   - A gateway leaves a host that is not lost only after the host has acknowledged the withdrawal.
-func choosePlace(g gateway, hosts map[cloud.NodeID]gatewayHost) place {
-	lost := func(id cloud.NodeID) bool { h, known := hosts[id]; return !known || h.lost }
-	if g.former != "" && !lost(g.former) && !mutant.On(mutant.GatewayTwice) {
-		return place{former: g.former, reason: withdrawReason(g.former)}
-	}
-	best := bestHost(g, hosts)
-	switch {
-	case g.node != "" && lost(g.node) && best == "":
-		if _, known := hosts[g.node]; known {
-			return place{node: g.node, reason: g.reason}
-		}
-	case g.node != "" && lost(g.node):
-	case g.node != "" && hosts[g.node].usable:
-		return place{node: g.node, reason: g.reason}
-	case g.node != "" && !mutant.On(mutant.GatewayTwice):
-		return place{former: g.node, reason: withdrawReason(g.node)}
-	}
-	if best == "" {
-		return place{reason: fmt.Sprintf("waits for a host: no host with the external network %s is connected", g.external)}
-	}
-	return place{node: best, reason: fmt.Sprintf("waits until host %s has the gateway", best)}
-}
-
-func withdrawReason(former cloud.NodeID) string {
-	return fmt.Sprintf("waits until host %s, which it was on, has the gateway no longer", former)
-}
-
-// bestHost returns the host for a gateway that leaves its host or has none. It prefers a host that needs the VPC
-// anyway, and then the host with the fewest gateways. It returns "" if no host can have the gateway.
-func bestHost(g gateway, hosts map[cloud.NodeID]gatewayHost) (best cloud.NodeID) {
-	for _, id := range slices.Sorted(maps.Keys(hosts)) {
-		h := hosts[id]
-		if !h.usable || !h.ready || h.lost || id == g.node {
-			continue
-		}
-		if b := hosts[best]; best == "" || cmp.Or(compareBool(h.hasVPC, b.hasVPC), b.load-h.load) > 0 {
-			best = id
-		}
-	}
-	return best
-}
-
-// compareBool returns a positive number if only a is true, and a negative one if only b is.
-func compareBool(a, b bool) int {
-	switch {
-	case a && !b:
-		return 1
-	case b && !a:
-		return -1
-	}
-	return 0
-}
-
-// AssignGateways chooses a host for each NAT gateway that is on one host at a time, and withdraws gateways from hosts
-// that can no longer have them. states has every host that the leader knows. A host that has a record in the network
-// service and is not in states is neither ready nor lost. AssignGateways does nothing before Follow has read all
-// records. It writes nothing if every gateway has the right place.
+// AssignGateways chooses a host for each NAT gateway that is on one host at a time, and for each floating IP of a
+// service IP. It withdraws them from hosts that can no longer have them. It also sets floating IPs of ports to PENDING
+// whose host has lost the external network. states has every host that the leader knows. A host that has a record in
+// the network service and is not in states is neither ready nor lost. AssignGateways does nothing before Follow has read
+// all records. It writes nothing if every gateway has the right place.
 func (f *Feed) AssignGateways(ctx context.Context, states []HostState) error {
-	type choice struct {
-		key  recordKey
-		from gateway
-		to   place
-	}
-	var choices []choice
 	f.mu.Lock()
+	var choices []choice
+	var unserved []recordKey
 	if f.index != nil {
-		hosts := f.index.gatewayHosts(states)
-		for _, key := range slices.SortedFunc(maps.Keys(f.index.gateways), compareKeys) {
-			g := f.index.gateways[key]
-			if h := f.index.hostFor(g, g.node, hosts); g.former == "" && h.usable && !h.lost {
-				continue // the gateway stays
-			}
-			to := choosePlace(g, f.index.hostsFor(g, hosts))
-			if to.node != g.node || to.former != g.former || to.node == "" && (to.reason != g.reason || g.status != cloud.NetworkPending) {
-				choices = append(choices, choice{key, g, to})
-				if h, known := hosts[to.node]; known {
-					h.load++
-					hosts[to.node] = h
-				}
-			}
-		}
+		choices, unserved = f.index.choose(states), f.index.takeUnserved()
 	}
 	f.mu.Unlock()
 	var failed error
 	for _, c := range choices {
-		attempt, cancel := context.WithTimeout(ctx, recordTimeout)
-		_, err := f.opts.Store.Update(attempt, func(tx *store.Tx) error { return moveGateway(tx, c.key, c.from, c.to) })
-		cancel()
-		failed = errors.Join(failed, err)
+		failed = errors.Join(failed, f.update(ctx, func(tx *store.Tx) error { return moveGateway(tx, c) }))
+	}
+	for _, key := range unserved {
+		failed = errors.Join(failed, f.update(ctx, func(tx *store.Tx) error { return deferFloating(tx, key) }))
 	}
 	return failed
 }
 
-// gatewayHosts returns all hosts, with the properties that are the same for all gateways.
-func (x *index) gatewayHosts(states []HostState) map[cloud.NodeID]gatewayHost {
-	hosts := map[cloud.NodeID]gatewayHost{}
-	for id := range x.networks {
-		hosts[id] = gatewayHost{}
-	}
+// update runs a transaction with a limited duration.
+func (f *Feed) update(ctx context.Context, run func(*store.Tx) error) error {
+	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	defer cancel()
+	_, err := f.opts.Store.Update(ctx, run)
+	return err
+}
+
+// choice is the new place of a gateway whose state was from.
+type choice struct {
+	key  recordKey
+	from gateway
+	to   place
+}
+
+// poolKey identifies a hostPool.
+type poolKey struct {
+	external string
+	mtu      uint16
+}
+
+// choose returns the gateways whose place changes. Its duration grows with the number of hosts plus the number of
+// gateways, not with their product.
+func (x *index) choose(states []HostState) (choices []choice) {
+	hosts, loads := map[cloud.NodeID]gatewayHost{}, map[cloud.NodeID]int{}
 	for _, s := range states {
-		if _, known := hosts[s.ID]; known {
-			hosts[s.ID] = gatewayHost{ready: s.State == cloud.NodeReady, lost: s.Unresponsive}
+		hosts[s.ID] = gatewayHost{ready: s.State == cloud.NodeReady, lost: s.Unresponsive}
+	}
+	var moving []recordKey
+	for key, g := range x.gateways {
+		loads[g.node]++
+		if h, known := x.hostFor(g, g.node, hosts); !known || h.lost || !h.usable || g.former != "" {
+			moving = append(moving, key)
 		}
 	}
-	for _, g := range x.gateways {
-		if h, known := hosts[g.node]; known {
-			h.load++
-			hosts[g.node] = h
+	slices.SortFunc(moving, compareKeys)
+	pools := map[poolKey]*hostPool{}
+	for _, key := range moving {
+		g := x.gateways[key]
+		host := func(id cloud.NodeID) (gatewayHost, bool) { return x.hostFor(g, id, hosts) }
+		best := func() cloud.NodeID {
+			v := x.vpcs[g.vpc]
+			if v == nil {
+				return ""
+			}
+			pool := poolKey{g.external, v.mtu}
+			if pools[pool] == nil {
+				pools[pool] = x.poolFor(g, hosts, loads)
+			}
+			return pools[pool].best(v.hosts, g.node)
+		}
+		to := choosePlace(g, host, best)
+		if to.node != g.node || to.former != g.former ||
+			to.node == "" && (to.reason != g.reason || g.status != cloud.NetworkPending) {
+			choices = append(choices, choice{key, g, to})
+			loads[to.node]++
 		}
 	}
-	return hosts
+	return choices
 }
 
-// hostsFor returns all hosts, with their properties for one gateway.
-func (x *index) hostsFor(g gateway, hosts map[cloud.NodeID]gatewayHost) map[cloud.NodeID]gatewayHost {
-	out := map[cloud.NodeID]gatewayHost{}
+// poolFor returns the hosts that can get another gateway of the external network of g, in VPCs with the MTU of the VPC
+// of g.
+func (x *index) poolFor(g gateway, hosts map[cloud.NodeID]gatewayHost, loads map[cloud.NodeID]int) *hostPool {
+	pool := newHostPool(loads)
 	for id := range x.networks {
-		out[id] = x.hostFor(g, id, hosts)
+		if h, _ := x.hostFor(g, id, hosts); h.usable && h.ready && !h.lost {
+			pool.add(id)
+		}
 	}
-	return out
+	return pool
 }
 
-// hostFor returns a host with its properties for one gateway. A host without a network record is not usable.
-func (x *index) hostFor(g gateway, id cloud.NodeID, hosts map[cloud.NodeID]gatewayHost) gatewayHost {
-	h := hosts[id]
+// hostFor returns a host with its properties for one gateway. A host without a network record was removed.
+func (x *index) hostFor(g gateway, id cloud.NodeID, hosts map[cloud.NodeID]gatewayHost) (h gatewayHost, known bool) {
+	n := x.networks[id]
+	if n == nil {
+		return h, false
+	}
+	h = hosts[id]
 	if v := x.vpcs[g.vpc]; v != nil {
-		n := x.networks[id]
-		h.usable = n != nil && slices.Contains(n.External, g.external) && n.Shortage(v.mtu) == ""
-		h.hasVPC = v.hosts[id] > 0
+		h.usable = slices.Contains(n.External, g.external) && n.Shortage(v.mtu) == ""
 	}
-	return h
+	return h, true
 }
 
-// setGateway records a NAT gateway that is on one host. record is nil if it was deleted.
-func (x *index) setGateway(key recordKey, record any) {
-	n, _ := record.(*cloud.NATGateway)
-	if n == nil || !n.OnOneHost() {
+// setGateway records a NAT gateway that is on one host, or a floating IP of a service IP in the VPC with an ID. record
+// is nil if it was deleted.
+func (x *index) setGateway(key recordKey, record any, vpc cloud.VPCID) {
+	if p := placementOf(record); p != nil {
+		x.gateways[key] = p.gateway(vpc)
+	} else {
 		delete(x.gateways, key)
-		return
 	}
-	x.gateways[key] = gatewayOf(n)
 }
 
-func gatewayOf(n *cloud.NATGateway) gateway {
-	return gateway{n.VPC, n.External, n.Node, n.Former, n.BindingGeneration, n.Status, n.StatusReason}
+// placed are the fields of a record that have its place: those of a NAT gateway on one host, or of a floating IP of a
+// service IP.
+type placed struct {
+	*cloud.Placement
+	external string
+	status   *cloud.NetworkStatus
+	reason   *string
+	updated  *cloud.Time
 }
 
-// bindingOfGateway returns the binding of a gateway to its host. While the former host must acknowledge the withdrawal,
-// bindingOfGateway returns the binding to this host. It returns nil if the gateway has neither.
-func bindingOfGateway(n *cloud.NATGateway) *binding {
-	b := &binding{vpc: n.VPC, node: n.Node, generation: n.BindingGeneration, status: n.Status, reason: n.StatusReason}
-	if n.Former != "" {
-		b.node, b.withdrawn, b.status = n.Former, true, cloud.NetworkPending
+// placementOf returns the place of a record, or nil if the record is not on one host at a time by the choice of
+// AssignGateways.
+func placementOf(record any) *placed {
+	switch r := record.(type) {
+	case *cloud.NATGateway:
+		if r.OnOneHost() {
+			return &placed{&r.Placement, r.External, &r.Status, &r.StatusReason, &r.UpdatedAt}
+		}
+	case *cloud.FloatingIP:
+		if r.ServiceIP != "" {
+			return &placed{&r.Placement, r.External, &r.Status, &r.StatusReason, &r.UpdatedAt}
+		}
 	}
-	if !n.OnOneHost() || b.node == "" {
+	return nil
+}
+
+func (p *placed) gateway(vpc cloud.VPCID) gateway {
+	return gateway{vpc, p.external, p.Node, p.Former, p.BindingGeneration, *p.status, *p.reason}
+}
+
+// binding returns the binding of the record to its host. While the former host must acknowledge the withdrawal, it
+// returns the binding to this host. It returns nil if the record has neither.
+func (p *placed) binding() *binding {
+	b := &binding{node: p.Node, generation: p.BindingGeneration, status: *p.status, reason: *p.reason}
+	if p.Former != "" {
+		b.node, b.withdrawn, b.status = p.Former, true, cloud.NetworkPending
+	}
+	if b.node == "" {
 		return nil
 	}
 	return b
 }
 
-// beginGateway sets the status of a NAT gateway that was created or whose OnOneHost has changed. The gateway has no
-// host yet.
+// begin sets the status of a record that has no host yet.
+func (p *placed) begin() {
+	p.Node, p.Former, *p.status, *p.reason = "", "", cloud.NetworkPending, "waits for a host"
+}
+
+// beginGateway sets the status of a NAT gateway that was created or whose OnOneHost has changed.
 func beginGateway(n *cloud.NATGateway) {
 	n.Node, n.Former, n.Status, n.StatusReason = "", "", cloud.NetworkActive, ""
-	if n.OnOneHost() {
-		n.Status, n.StatusReason = cloud.NetworkPending, "waits for a host"
+	if p := placementOf(n); p != nil {
+		p.begin()
 	}
 }
 
-// moveGateway sets the place of a gateway in a transaction. It does nothing if the gateway has changed since from was
+// readPlaced reads a record that has a place. put writes it. The result is nil if there is no such record.
+func readPlaced(tx *store.Tx, key recordKey) (record any, put func(), err error) {
+	path := []string{string(key.project), key.id}
+	if key.kind == feedNAT {
+		n, err := natGateways.Get(tx, path...)
+		if err != nil || n == nil {
+			return nil, nil, err
+		}
+		return n, func() { natGateways.Put(tx, n, path...) }, nil
+	}
+	f, err := floatingIPs.Get(tx, path...)
+	if err != nil || f == nil {
+		return nil, nil, err
+	}
+	return f, func() { floatingIPs.Put(tx, f, path...) }, nil
+}
+
+// moveGateway sets the place of a gateway in a transaction. It does nothing if the gateway has changed since c.from was
 // read.
-func moveGateway(tx *store.Tx, key recordKey, from gateway, to place) error {
-	n, err := natGateways.Get(tx, string(key.project), key.id)
-	if err != nil || n == nil || !n.OnOneHost() || gatewayOf(n) != from {
+func moveGateway(tx *store.Tx, c choice) error {
+	record, put, err := readPlaced(tx, c.key)
+	if err != nil {
 		return err
 	}
-	if to.node != n.Node {
-		n.BindingGeneration++
+	p := placementOf(record)
+	if p == nil || p.gateway(c.from.vpc) != c.from {
+		return nil
 	}
-	n.Node, n.Former, n.Status, n.StatusReason, n.UpdatedAt = to.node, to.former, cloud.NetworkPending, to.reason, tx.Now()
-	if n.Node != "" && n.VNI == 0 {
-		if n.VNI, err = assignVNI(tx, key.id); err != nil {
+	if f, ok := record.(*cloud.FloatingIP); ok {
+		f.VPC = c.from.vpc // records of earlier versions have none
+	}
+	if c.to.node != p.Node {
+		p.BindingGeneration++
+	}
+	p.Node, p.Former, *p.status, *p.reason, *p.updated = c.to.node, c.to.former, cloud.NetworkPending, c.to.reason, tx.Now()
+	if p.Node != "" && p.VNI == 0 {
+		if p.VNI, err = assignVNI(tx, c.key.id); err != nil {
 			return err
 		}
 	}
-	natGateways.Put(tx, n, string(key.project), key.id)
+	put()
 	return nil
 }
 
-// setGatewayStatus applies an acknowledgment to a gateway, and reports whether it has changed the record.
-func setGatewayStatus(tx *store.Tx, node cloud.NodeID, a bindingStatus) (bool, error) {
-	n, err := natGateways.Get(tx, string(a.key.project), a.key.id)
-	if err != nil || n == nil || n.BindingGeneration != a.generation {
+// setPlacedStatus applies an acknowledgment to a NAT gateway or a floating IP, and reports whether it has changed the
+// record.
+func setPlacedStatus(tx *store.Tx, node cloud.NodeID, a bindingStatus) (bool, error) {
+	record, put, err := readPlaced(tx, a.key)
+	if err != nil || record == nil {
 		return false, err
 	}
+	p := placementOf(record)
+	if f, ok := record.(*cloud.FloatingIP); ok && p == nil {
+		p = &placed{&f.Placement, f.External, &f.Status, &f.StatusReason, &f.UpdatedAt}
+	}
+	if p == nil || p.BindingGeneration != a.generation {
+		return false, nil
+	}
 	switch {
-	case a.withdrawn && n.Former == node:
-		n.Former, n.StatusReason = "", "waits for a host"
-	case !a.withdrawn && n.Node == node && n.Former == "" && (n.Status != a.status || n.StatusReason != a.reason) &&
-		(n.Status == cloud.NetworkPending || n.Status == cloud.NetworkError):
-		n.Status, n.StatusReason = a.status, a.reason
+	case a.withdrawn && p.Former == node:
+		p.Former, *p.reason = "", "waits for a host"
+	case !a.withdrawn && p.Node == node && p.Former == "" && (*p.status != a.status || *p.reason != a.reason) &&
+		(*p.status == cloud.NetworkPending || *p.status == cloud.NetworkError):
+		*p.status, *p.reason = a.status, a.reason
 	default:
 		return false, nil
 	}
-	n.UpdatedAt = tx.Now()
-	natGateways.Put(tx, n, string(n.Project), string(n.ID))
+	*p.updated = tx.Now()
+	put()
 	return true, nil
+}
+
+// lacksExternal is the reason why a floating IP of a port on a host is PENDING.
+func lacksExternal(node cloud.NodeID, external string) string {
+	return fmt.Sprintf("host %s, which the port is on, is not connected to the external network %s", node, external)
+}
+
+// takeUnserved returns the ACTIVE floating IPs of ports whose host no longer has the external network, and forgets which
+// hosts have changed since the last call.
+func (x *index) takeUnserved() (keys []recordKey) {
+	for node := range x.changedHosts {
+		for key := range x.portsOn[node] {
+			e := x.entries[key]
+			if n := x.networks[node]; e.external != "" && (n == nil || !slices.Contains(n.External, e.external)) {
+				keys = append(keys, key)
+			}
+		}
+	}
+	clear(x.changedHosts)
+	return slices.SortedFunc(slices.Values(keys), compareKeys)
+}
+
+// deferFloating sets an ACTIVE floating IP of a port to PENDING if the port's host does not have the external network.
+func deferFloating(tx *store.Tx, key recordKey) error {
+	f, err := floatingIPs.Get(tx, string(key.project), key.id)
+	if err != nil || f == nil || f.Port == "" || f.Status != cloud.NetworkActive {
+		return err
+	}
+	lacks, err := lacksNetwork(tx, f.Node, f.External)
+	if err != nil || !lacks {
+		return err
+	}
+	f.Status, f.StatusReason, f.UpdatedAt = cloud.NetworkPending, lacksExternal(f.Node, f.External), tx.Now()
+	floatingIPs.Put(tx, f, string(key.project), key.id)
+	return nil
+}
+
+// lacksNetwork reports whether a host is not connected to an external network.
+func lacksNetwork(r store.Reader, node cloud.NodeID, external string) (bool, error) {
+	n, err := HostNetworkOf(r, node)
+	return err == nil && (n == nil || !slices.Contains(n.External, external)), err
 }

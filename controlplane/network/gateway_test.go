@@ -1,6 +1,9 @@
 package network
 
 import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -14,11 +17,16 @@ import (
 
 // TestChoosePlace requires the rules in the comment of choosePlace.
 func TestChoosePlace(t *testing.T) {
-	good := gatewayHost{usable: true, ready: true}
-	withVPC, busy := gatewayHost{usable: true, ready: true, hasVPC: true}, gatewayHost{usable: true, ready: true, load: 2}
-	lost := gatewayHost{usable: true, lost: true}
-	unusable, unready := gatewayHost{ready: true}, gatewayHost{usable: true}
-	type hosts = map[cloud.NodeID]gatewayHost
+	type testHost struct {
+		gatewayHost
+		vpcs, load int
+	}
+	host := func(h gatewayHost) testHost { return testHost{gatewayHost: h} }
+	good := host(gatewayHost{usable: true, ready: true})
+	withVPC, busy := testHost{good.gatewayHost, 1, 0}, testHost{good.gatewayHost, 0, 2}
+	lost := host(gatewayHost{usable: true, lost: true})
+	unusable, unready := host(gatewayHost{ready: true}), host(gatewayHost{usable: true})
+	type hosts = map[cloud.NodeID]testHost
 	none := "waits for a host: no host with the external network internet is connected"
 	for _, test := range []struct {
 		name  string
@@ -45,10 +53,25 @@ func TestChoosePlace(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			test.g.external = "internet"
-			got := choosePlace(test.g, test.hosts)
+			pool, vpcs := newHostPool(map[cloud.NodeID]int{}), map[cloud.NodeID]int{}
+			for id, h := range test.hosts {
+				if h.usable && h.ready && !h.lost {
+					pool.add(id)
+				}
+				if h.vpcs > 0 {
+					vpcs[id] = h.vpcs
+				}
+			}
+			for id, h := range test.hosts { // the hosts get gateways after they were added
+				pool.loads[id] = h.load
+			}
+			got := choosePlace(test.g, func(id cloud.NodeID) (gatewayHost, bool) {
+				h, known := test.hosts[id]
+				return h.gatewayHost, known
+			}, func() cloud.NodeID { return pool.best(vpcs, test.g.node) })
 			switch {
 			case got.former != "":
-				require.Contains(t, got.reason, "has the gateway no longer")
+				require.Contains(t, got.reason, "has withdrawn it")
 				got.reason = ""
 			case got.node != "" && got.node != test.g.node:
 				require.Contains(t, got.reason, "waits until host")
@@ -59,24 +82,94 @@ func TestChoosePlace(t *testing.T) {
 	}
 }
 
+// TestHostPool requires that a pool finds the same host as a search over all hosts, also while hosts get gateways.
+func TestHostPool(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 200 {
+		loads, vpcs := map[cloud.NodeID]int{}, map[cloud.NodeID]int{}
+		pool := newHostPool(loads)
+		var all []cloud.NodeID
+		for i := range 1 + rng.IntN(8) {
+			id := cloud.NodeID(fmt.Sprint(i))
+			loads[id] = rng.IntN(4)
+			if rng.IntN(4) > 0 {
+				pool.add(id)
+				all = append(all, id)
+			}
+			if rng.IntN(6) == 0 {
+				vpcs[id] = 1
+			}
+		}
+		for range 20 {
+			from := cloud.NodeID(fmt.Sprint(rng.IntN(9)))
+			candidates := slices.DeleteFunc(slices.Clone(all), func(id cloud.NodeID) bool { return id == from })
+			want := cloud.NodeID("")
+			if len(candidates) > 0 {
+				want = slices.MinFunc(candidates, func(a, b cloud.NodeID) int {
+					return cmp.Or(vpcs[b]-vpcs[a], loads[a]-loads[b], cmp.Compare(a, b))
+				})
+			}
+			got := pool.best(vpcs, from)
+			require.Equal(t, want, got)
+			loads[got]++
+		}
+	}
+}
+
 // createGateway creates a NAT gateway with an address of its own for the script of a feed, and the external network
 // "internet" if there is none.
 func (s *feedScript) createGateway(name, vpc string, isDefault bool) {
 	s.update(func(tx *store.Tx) error {
-		known, err := externals.Get(tx, "internet")
-		if err != nil {
+		if err := ensureInternet(tx); err != nil {
 			return err
-		}
-		if known == nil {
-			addr := netip.MustParseAddr
-			externals.Put(tx, &cloud.ExternalNetwork{
-				Name: "internet", CIDR: netip.MustParsePrefix("203.0.113.0/24"),
-				Pools: []cloud.AddressRange{{First: addr("203.0.113.10"), Last: addr("203.0.113.99")}},
-			}, "internet")
 		}
 		q := NATRequest{VPC: cloud.VPCID(s.ids[vpc]), External: "internet", OwnAddress: true, Default: isDefault}
 		nat, err := createNAT(tx, acme, q)
 		s.name(name, string(nat.ID))
+		return err
+	})
+}
+
+// ensureInternet creates the external network "internet" unless it exists.
+func ensureInternet(tx *store.Tx) error {
+	known, err := externals.Get(tx, "internet")
+	if err != nil || known != nil {
+		return err
+	}
+	addr := netip.MustParseAddr
+	externals.Put(tx, &cloud.ExternalNetwork{
+		Name: "internet", CIDR: netip.MustParsePrefix("203.0.113.0/24"),
+		Pools: []cloud.AddressRange{{First: addr("203.0.113.10"), Last: addr("203.0.113.99")}},
+	}, "internet")
+	return nil
+}
+
+// createService creates a service IP for the script of a feed.
+func (s *feedScript) createService(name, vpc string) {
+	s.update(func(tx *store.Tx) error {
+		out, err := createService(tx, acme, ServiceRequest{
+			Subnet: cloud.SubnetID(s.ids[vpc+"-subnet"]), Service: cloud.ServiceIP{
+				Affinity: cloud.AffinityNone, Ports: []cloud.ServicePort{{Protocol: cloud.ProtocolTCP, Port: 80, Target: 80}},
+			},
+		})
+		s.name(name, string(out.ID))
+		s.name(name+"-port", string(out.Port))
+		return err
+	})
+}
+
+// attach attaches a floating IP to a port or service IP, or detaches it. It creates a floating IP whose name is new.
+func (s *feedScript) attach(name string, port cloud.PortID, service cloud.ServiceIPID) {
+	s.update(func(tx *store.Tx) error {
+		if id := s.ids[name]; id != "" {
+			_, err := updateFloating(tx, acme, FloatingUpdate{ID: cloud.FloatingIPID(id), Port: &port, ServiceIP: &service})
+			return err
+		}
+		if err := ensureInternet(tx); err != nil {
+			return err
+		}
+		f, err := createFloating(tx, acme, FloatingRequest{External: "internet", Port: port, ServiceIP: service})
+		s.name(name, string(f.ID))
 		return err
 	})
 }
@@ -99,18 +192,27 @@ func (s *feedScript) assign(lost string) {
 	require.Equal(s.t, before, s.gateways(), "a second assignment must change nothing")
 }
 
-// gateways returns the state of all NAT gateways, a line each.
+// gateways returns the state of all NAT gateways and floating IPs, a line each.
 func (s *feedScript) gateways() string {
 	var lines []string
+	add := func(id string, p cloud.Placement, status cloud.NetworkStatus, reason string) {
+		line := s.names[id] + " node=" + string(p.Node)
+		if p.Former != "" {
+			line += " former=" + string(p.Former)
+		}
+		lines = append(lines, strings.TrimSpace(line+" "+statusText[status]+" "+reason))
+	}
 	require.NoError(s.t, s.store.View(s.t.Context(), func(v *store.View) error {
 		all, _, err := natGateways.List(v, 0)
+		if err != nil {
+			return err
+		}
 		for _, r := range all {
-			n := r.Value
-			line := s.names[string(n.ID)] + " node=" + string(n.Node)
-			if n.Former != "" {
-				line += " former=" + string(n.Former)
-			}
-			lines = append(lines, strings.TrimSpace(line+" "+statusText[n.Status]+" "+n.StatusReason))
+			add(string(r.Value.ID), r.Value.Placement, r.Value.Status, r.Value.StatusReason)
+		}
+		floating, _, err := floatingIPs.List(v, 0)
+		for _, r := range floating {
+			add(string(r.Value.ID), r.Value.Placement, r.Value.Status, r.Value.StatusReason)
 		}
 		return err
 	}))

@@ -74,7 +74,7 @@ func ClaimNIC(tx *store.Tx, t cloud.Tenant, vm cloud.VMID, nic *cloud.NIC, at st
 }
 
 // BindNIC binds the port of a NIC to the host of its VM. hostName is the VM's name, by which other guests find the port
-// in DNS. The port is PENDING until the host has acknowledged the binding. As a backend of service IPs with a health
+// in DNS. The port and its floating IP are PENDING until the host has acknowledged the binding. As a backend of service IPs with a health
 // check, the port gets no new connections until the host has checked it.
 func BindNIC(tx *store.Tx, port *cloud.Port, node cloud.NodeID, hostName string) error {
 	port.Node, port.HostName = node, hostName
@@ -82,6 +82,9 @@ func BindNIC(tx *store.Tx, port *cloud.Port, node cloud.NodeID, hostName string)
 	port.Status, port.StatusReason = cloud.NetworkPending, ""
 	port.UpdatedAt = tx.Now()
 	ports.Put(tx, port, string(port.Project), string(port.ID))
+	if err := moveFloating(tx, port); err != nil {
+		return err
+	}
 	return forgetHealth(tx, port)
 }
 

@@ -14,7 +14,7 @@ func floatingToProto(f *cloud.FloatingIP) *networkv1.FloatingIp {
 		Id: string(f.ID), Name: f.Name, OrgId: string(f.Org), ProjectId: string(f.Project), ExternalNetwork: f.External,
 		Address: f.Address.String(), PortId: string(f.Port), ServiceIpId: string(f.ServiceIP), FixedAddress: addressText(f.Fixed),
 		Description: f.Description, Status: networkv1.Status(f.Status), StatusReason: f.StatusReason,
-		CreatedAt: int64(f.CreatedAt), UpdatedAt: int64(f.UpdatedAt),
+		CreatedAt: int64(f.CreatedAt), UpdatedAt: int64(f.UpdatedAt), NodeId: string(f.Node),
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 const maxVNI = 1<<24 - 1
 
 var (
-	// vnis has the ID of the subnet or NAT gateway of each assigned VXLAN network identifier, at vni/<identifier>.
+	// vnis has the ID of the subnet, NAT gateway or floating IP of each assigned VXLAN network identifier, at vni/<identifier>.
 	vnis = store.NewTable[string]("vni")
 	// lastVNI has the identifier that was assigned last, at vni-last/system.
 	lastVNI = store.NewTable[uint32]("vni-last")
@@ -19,8 +19,8 @@ var (
 
 func vniPath(n uint32) string { return fmt.Sprintf("%06x", n) }
 
-// assignVNI assigns the next free identifier after the one that was assigned last. user is the ID of the subnet or NAT
-// gateway that gets the identifier.
+// assignVNI assigns the next free identifier after the one that was assigned last. user is the ID of the subnet, NAT
+// gateway or floating IP that gets the identifier.
 func assignVNI(tx *store.Tx, user string) (uint32, error) {
 	last, err := lastVNI.Get(tx, "system")
 	if err != nil {
@@ -41,7 +41,7 @@ func assignVNI(tx *store.Tx, user string) (uint32, error) {
 			return *last, nil
 		}
 	}
-	return 0, fault.New(fault.ResourceExhausted, "the cloud has %d subnets and NAT gateways and can have no more", maxVNI)
+	return 0, fault.New(fault.ResourceExhausted, "the cloud has %d subnets, NAT gateways and floating IPs of service IPs, and can have no more", maxVNI)
 }
 
 // releaseVNI makes an identifier available again.

@@ -83,34 +83,43 @@ type NATGateway struct {
 	Address netip.Addr
 	// Default marks the target of the VPC's default route.
 	Default bool
-	// VNI is the VXLAN network identifier of packets from other hosts to the gateway's host. It is 0 until the gateway
-	// has its first host, and stays 0 if the gateway is not OnOneHost.
-	VNI uint32
-	// Node is the host that the gateway is on, or "". BindingGeneration grows each time Node changes.
-	Node              NodeID
-	BindingGeneration uint64
-	// Former is the host that the gateway was on, if this host has not yet acknowledged that it no longer has the
-	// gateway, or "". The gateway gets no other host until the acknowledgment.
-	Former       NodeID
+	Placement
 	Status       NetworkStatus
 	StatusReason string
 	CreatedAt    Time
 	UpdatedAt    Time
 }
 
+// Placement is the host of a NAT gateway that is OnOneHost, or of a floating IP that leads to a service IP. Of a
+// floating IP that leads to a port, it has only Node, the port's host, and BindingGeneration.
+type Placement struct {
+	// VNI is the VXLAN network identifier of packets between the host and the other hosts of the VPC. It is 0 until the
+	// resource has its first host.
+	VNI uint32
+	// Node is the host that the resource is on, or "". BindingGeneration grows each time Node changes.
+	Node              NodeID
+	BindingGeneration uint64
+	// Former is the host that the resource was on, if this host has not yet acknowledged that it no longer has the
+	// resource, or "". The resource gets no other host until the acknowledgment.
+	Former NodeID
+}
+
 // FloatingIP is an address of an external network that a project has. It leads to a port or to a service IP, or to
 // nothing.
 type FloatingIP struct {
-	ID           FloatingIPID
-	Name         string
-	Org          OrgID
-	Project      ProjectID
-	Description  string
-	External     string // name of the external network
-	Address      netip.Addr
-	Port         PortID
-	ServiceIP    ServiceIPID
-	Fixed        netip.Addr // the target's address, invalid without a target
+	ID          FloatingIPID
+	Name        string
+	Org         OrgID
+	Project     ProjectID
+	Description string
+	External    string // name of the external network
+	Address     netip.Addr
+	Port        PortID
+	ServiceIP   ServiceIPID
+	Fixed       netip.Addr // the target's address, invalid without a target
+	// VPC is the VPC of ServiceIP. It is empty for other targets, and in records of earlier versions.
+	VPC VPCID
+	Placement
 	Status       NetworkStatus
 	StatusReason string
 	CreatedAt    Time

@@ -9,7 +9,9 @@ type HostService struct {
 	// Name is the name in DNS, without a domain. It may be empty.
 	Name string
 	// Address is an IPv4 address of a subnet. No device has it.
-	Address  netip.Addr
+	Address netip.Addr
+	// Floating is the floating IP of the service IP. It is invalid if the service IP has none.
+	Floating netip.Addr
 	Ports    []ServicePort
 	Affinity Affinity
 	// Health is nil without a health check. All backends are healthy then.

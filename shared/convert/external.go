@@ -2,6 +2,7 @@ package convert
 
 import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
@@ -14,7 +15,7 @@ func NATGatewayFrom(in *networkv1.NatGateway) (n cloud.NATGateway, err error) {
 		ID: cloud.NATGatewayID(in.GetId()), Name: in.GetName(), Org: cloud.OrgID(in.GetOrgId()), Project: cloud.ProjectID(in.GetProjectId()),
 		Description: in.GetDescription(), VPC: cloud.VPCID(in.GetVpcId()), External: in.GetExternalNetwork(), Default: in.GetIsDefault(),
 		Status: cloud.NetworkStatus(in.GetStatus()), StatusReason: in.GetStatusReason(), CreatedAt: in.GetCreatedAt(), UpdatedAt: in.GetUpdatedAt(),
-		Node: cloud.NodeID(in.GetNodeId()),
+		Placement: cloud.Placement{Node: cloud.NodeID(in.GetNodeId())},
 	}
 	if err := checkIDs("id", in.GetId(), "vpc_id", in.GetVpcId()); err != nil {
 		return n, err
@@ -25,13 +26,16 @@ func NATGatewayFrom(in *networkv1.NatGateway) (n cloud.NATGateway, err error) {
 	return n, err
 }
 
-// natGatewayOnHost returns the NAT gateway on one host in a message of the control plane. It returns an InvalidArgument
+// natGatewayOnHost returns the NAT gateway on one host, or the floating IP, in a message of the control plane. It returns an InvalidArgument
 // fault if a host cannot use it.
 func natGatewayOnHost(in *agentv1.HostNatGateway) (out cloud.NATGatewayOnHost, err error) {
 	if out.NATGateway, err = NATGatewayFrom(in.GetNatGateway()); err != nil {
 		return out, err
 	}
-	out.VNI, out.BindingGeneration = in.GetVni(), in.GetBindingGeneration()
+	out.VNI, out.BindingGeneration, out.ServiceIP = in.GetVni(), in.GetBindingGeneration(), cloud.ServiceIPID(in.GetServiceIpId())
+	if out.ServiceIP != "" && !out.Address.Is4() {
+		return out, fault.Invalid("address", "a floating IP must be an IPv4 address, got %q", in.GetNatGateway().GetAddress())
+	}
 	if in.GetVtep() != "" {
 		out.VTEP, err = VTEPFrom(in.GetVtep())
 	}
@@ -45,7 +49,7 @@ func FloatingIPFrom(in *networkv1.FloatingIp) (f cloud.FloatingIP, err error) {
 		ID: cloud.FloatingIPID(in.GetId()), Name: in.GetName(), Org: cloud.OrgID(in.GetOrgId()), Project: cloud.ProjectID(in.GetProjectId()),
 		Description: in.GetDescription(), External: in.GetExternalNetwork(), Port: cloud.PortID(in.GetPortId()),
 		ServiceIP: cloud.ServiceIPID(in.GetServiceIpId()), Status: cloud.NetworkStatus(in.GetStatus()), StatusReason: in.GetStatusReason(),
-		CreatedAt: in.GetCreatedAt(), UpdatedAt: in.GetUpdatedAt(),
+		CreatedAt: in.GetCreatedAt(), UpdatedAt: in.GetUpdatedAt(), Placement: cloud.Placement{Node: cloud.NodeID(in.GetNodeId())},
 	}
 	if err := checkIDs("id", in.GetId()); err != nil {
 		return f, err

@@ -2227,6 +2227,7 @@ type SyncNetworksResponse struct {
 	RouteTables    []*v11.RouteTable    `protobuf:"bytes,8,rep,name=route_tables,json=routeTables,proto3" json:"route_tables,omitempty"`
 	// NAT gateways with which each host translates the connections of its own ports.
 	NatGateways []*v11.NatGateway `protobuf:"bytes,9,rep,name=nat_gateways,json=natGateways,proto3" json:"nat_gateways,omitempty"`
+	// Floating IPs of ports.
 	FloatingIps []*v11.FloatingIp `protobuf:"bytes,10,rep,name=floating_ips,json=floatingIps,proto3" json:"floating_ips,omitempty"`
 	ServiceIps  []*v11.ServiceIp  `protobuf:"bytes,11,rep,name=service_ips,json=serviceIps,proto3" json:"service_ips,omitempty"`
 	// IDs of records of any kind that were deleted. An ID that the host does not have is ignored. The ID of a VPC means
@@ -2239,7 +2240,7 @@ type SyncNetworksResponse struct {
 	Protected *ProtectedAddresses `protobuf:"bytes,13,opt,name=protected,proto3" json:"protected,omitempty"`
 	// The ACTIVE peerings of which the host has both VPCs.
 	Peerings []*v11.Peering `protobuf:"bytes,14,rep,name=peerings,proto3" json:"peerings,omitempty"`
-	// NAT gateways that are on one host at a time.
+	// NAT gateways that are on one host at a time, and floating IPs of service IPs.
 	HostNatGateways []*HostNatGateway `protobuf:"bytes,16,rep,name=host_nat_gateways,json=hostNatGateways,proto3" json:"host_nat_gateways,omitempty"`
 	// Set in the snapshot for a host that encrypts, and after the peers or their keys have changed.
 	Encryption    *HostEncryption `protobuf:"bytes,17,opt,name=encryption,proto3" json:"encryption,omitempty"`
@@ -2565,10 +2566,12 @@ func (x *EspState) GetKey() []byte {
 	return nil
 }
 
-// HostNatGateway is a NAT gateway that is on one host at a time, as the hosts that have its VPC need it.
+// HostNatGateway is a NAT gateway that is on one host at a time, as the hosts that have its VPC need it. With
+// service_ip_id it is the floating IP of a service IP, which is on one host in the same way.
 type HostNatGateway struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// node_id is the gateway's host. It is empty while the gateway has no host.
+	// node_id is the gateway's host. It is empty while the gateway has no host. Of a floating IP, only id, name, org_id,
+	// project_id, vpc_id, external_network, address and node_id are set.
 	NatGateway *v11.NatGateway `protobuf:"bytes,1,opt,name=nat_gateway,json=natGateway,proto3" json:"nat_gateway,omitempty"`
 	// The underlay address of the gateway's host. Empty if the gateway has no host or the host is not known yet.
 	Vtep string `protobuf:"bytes,2,opt,name=vtep,proto3" json:"vtep,omitempty"`
@@ -2576,8 +2579,11 @@ type HostNatGateway struct {
 	Vni uint32 `protobuf:"varint,3,opt,name=vni,proto3" json:"vni,omitempty"`
 	// The generation grows each time the gateway's host changes. An agent ignores a gateway with an older binding.
 	BindingGeneration uint64 `protobuf:"varint,4,opt,name=binding_generation,json=bindingGeneration,proto3" json:"binding_generation,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// The service IP over whose backends the host distributes connections from outside to the address. Empty for a NAT
+	// gateway. An agent of an earlier version ignores this field, and drops these connections.
+	ServiceIpId   string `protobuf:"bytes,5,opt,name=service_ip_id,json=serviceIpId,proto3" json:"service_ip_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HostNatGateway) Reset() {
@@ -2636,6 +2642,13 @@ func (x *HostNatGateway) GetBindingGeneration() uint64 {
 		return x.BindingGeneration
 	}
 	return 0
+}
+
+func (x *HostNatGateway) GetServiceIpId() string {
+	if x != nil {
+		return x.ServiceIpId
+	}
+	return ""
 }
 
 // ProtectedAddresses are the IP addresses of the cloud itself: the underlay addresses of all hosts, and the addresses of
@@ -3067,13 +3080,14 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\areceive\x18\x03 \x03(\v2\x12.agent.v1.EspStateR\areceive\".\n" +
 	"\bEspState\x12\x10\n" +
 	"\x03spi\x18\x01 \x01(\rR\x03spi\x12\x10\n" +
-	"\x03key\x18\x02 \x01(\fR\x03key\"\x9e\x01\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\"\xc2\x01\n" +
 	"\x0eHostNatGateway\x127\n" +
 	"\vnat_gateway\x18\x01 \x01(\v2\x16.network.v1.NatGatewayR\n" +
 	"natGateway\x12\x12\n" +
 	"\x04vtep\x18\x02 \x01(\tR\x04vtep\x12\x10\n" +
 	"\x03vni\x18\x03 \x01(\rR\x03vni\x12-\n" +
-	"\x12binding_generation\x18\x04 \x01(\x04R\x11bindingGeneration\"2\n" +
+	"\x12binding_generation\x18\x04 \x01(\x04R\x11bindingGeneration\x12\"\n" +
+	"\rservice_ip_id\x18\x05 \x01(\tR\vserviceIpId\"2\n" +
 	"\x12ProtectedAddresses\x12\x1c\n" +
 	"\taddresses\x18\x01 \x03(\tR\taddresses\"D\n" +
 	"\aHostVpc\x12!\n" +

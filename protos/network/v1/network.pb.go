@@ -1567,11 +1567,15 @@ type FloatingIp struct {
 	// The address of the port or service IP; empty without one.
 	FixedAddress string `protobuf:"bytes,9,opt,name=fixed_address,json=fixedAddress,proto3" json:"fixed_address,omitempty"`
 	Description  string `protobuf:"bytes,10,opt,name=description,proto3" json:"description,omitempty"`
-	// ACTIVE: attached to a port. PENDING: attached to a service IP, which hosts do not serve yet. DOWN: not attached.
-	Status        Status `protobuf:"varint,11,opt,name=status,proto3,enum=network.v1.Status" json:"status,omitempty"`
-	StatusReason  string `protobuf:"bytes,12,opt,name=status_reason,json=statusReason,proto3" json:"status_reason,omitempty"`
-	CreatedAt     int64  `protobuf:"varint,13,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	UpdatedAt     int64  `protobuf:"varint,14,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
+	// ACTIVE: the host in node_id has acknowledged that it has the address. PENDING: it has not yet, or there is no host
+	// that can have the address; status_reason says which. ERROR: the host could not apply the VPC. DOWN: not attached.
+	Status       Status `protobuf:"varint,11,opt,name=status,proto3,enum=network.v1.Status" json:"status,omitempty"`
+	StatusReason string `protobuf:"bytes,12,opt,name=status_reason,json=statusReason,proto3" json:"status_reason,omitempty"`
+	CreatedAt    int64  `protobuf:"varint,13,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	UpdatedAt    int64  `protobuf:"varint,14,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
+	// The host that has the address: that of the port, or a connected host with the external network, which the leader
+	// chooses for a service IP. Empty without a host.
+	NodeId        string `protobuf:"bytes,15,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1702,6 +1706,13 @@ func (x *FloatingIp) GetUpdatedAt() int64 {
 		return x.UpdatedAt
 	}
 	return 0
+}
+
+func (x *FloatingIp) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
 }
 
 type ServicePort struct {
@@ -8307,7 +8318,7 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"created_at\x18\f \x01(\x03R\tcreatedAt\x12\x1d\n" +
 	"\n" +
 	"updated_at\x18\r \x01(\x03R\tupdatedAt\x12\x17\n" +
-	"\anode_id\x18\x0e \x01(\tR\x06nodeId\"\xbe\x03\n" +
+	"\anode_id\x18\x0e \x01(\tR\x06nodeId\"\xd7\x03\n" +
 	"\n" +
 	"FloatingIp\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
@@ -8327,7 +8338,8 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\r \x01(\x03R\tcreatedAt\x12\x1d\n" +
 	"\n" +
-	"updated_at\x18\x0e \x01(\x03R\tupdatedAt\"r\n" +
+	"updated_at\x18\x0e \x01(\x03R\tupdatedAt\x12\x17\n" +
+	"\anode_id\x18\x0f \x01(\tR\x06nodeId\"r\n" +
 	"\vServicePort\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\tR\bprotocol\x12\x12\n" +

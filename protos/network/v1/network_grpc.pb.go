@@ -185,7 +185,8 @@ type NetworkServiceClient interface {
 	// ListNatGateways returns a page of NAT gateways in the order of their IDs, as of the time of the first page.
 	ListNatGateways(ctx context.Context, in *ListNatGatewaysRequest, opts ...grpc.CallOption) (*ListNatGatewaysResponse, error)
 	// UpdateNatGateway changes name, description and is_default. ALREADY_EXISTS: another gateway of the VPC is the default
-	// and is_default is true. Setting is_default ends the connections of the VPC through its former default route.
+	// and is_default is true. Clearing is_default ends the connections of the VPC through its default route. So does
+	// setting it, if the gateway has no address of its own, for connections through the gateway's former host.
 	UpdateNatGateway(ctx context.Context, in *UpdateNatGatewayRequest, opts ...grpc.CallOption) (*NatGateway, error)
 	// DeleteNatGateway deletes a NAT gateway that no route refers to. Its connections end within a second.
 	DeleteNatGateway(ctx context.Context, in *DeleteNatGatewayRequest, opts ...grpc.CallOption) (*DeleteNatGatewayResponse, error)
@@ -900,7 +901,8 @@ type NetworkServiceServer interface {
 	// ListNatGateways returns a page of NAT gateways in the order of their IDs, as of the time of the first page.
 	ListNatGateways(context.Context, *ListNatGatewaysRequest) (*ListNatGatewaysResponse, error)
 	// UpdateNatGateway changes name, description and is_default. ALREADY_EXISTS: another gateway of the VPC is the default
-	// and is_default is true. Setting is_default ends the connections of the VPC through its former default route.
+	// and is_default is true. Clearing is_default ends the connections of the VPC through its default route. So does
+	// setting it, if the gateway has no address of its own, for connections through the gateway's former host.
 	UpdateNatGateway(context.Context, *UpdateNatGatewayRequest) (*NatGateway, error)
 	// DeleteNatGateway deletes a NAT gateway that no route refers to. Its connections end within a second.
 	DeleteNatGateway(context.Context, *DeleteNatGatewayRequest) (*DeleteNatGatewayResponse, error)

@@ -1,0 +1,152 @@
+package network
+
+import (
+	"cmp"
+	"container/heap"
+	"fmt"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// gateway has the fields of a NAT gateway on one host, or of the floating IP of a service IP, that the choice of the
+// host depends on.
+type gateway struct {
+	vpc        cloud.VPCID
+	external   string
+	node       cloud.NodeID
+	former     cloud.NodeID
+	generation uint64
+	status     cloud.NetworkStatus
+	reason     string
+}
+
+// place is the result of the choice: the gateway's host, if it has one, and the reason for its status. former is as in
+// cloud.Placement.
+type place struct {
+	node, former cloud.NodeID
+	reason       string
+}
+
+// gatewayHost has the properties of a host that the choice of a gateway's host depends on.
+type gatewayHost struct {
+	// usable is true if the host can have the gateway: it has the external network, and its underlay carries the VPC.
+	usable bool
+	// ready is true if the host may get another gateway.
+	ready bool
+	// lost is true if the host was removed or is unresponsive. A gateway leaves a lost host without the host's
+	// acknowledgment.
+	lost bool
+}
+
+// choosePlace returns the place of a gateway. host returns the properties of a host; it returns known false for one
+// that was removed. best returns the host for a gateway that leaves its host or has none, or "" if no host can have it.
+//
+//   - A gateway stays on its host while the host is usable. It also stays on a lost host if no other host can have it:
+//     the host's kernel may still forward packets although its agent does not run.
+//   - A gateway leaves a host that is not lost only after the host has acknowledged the withdrawal.
+func choosePlace(
+	g gateway, host func(cloud.NodeID) (h gatewayHost, known bool), best func() cloud.NodeID,
+) place {
+	lost := func(id cloud.NodeID) bool { h, known := host(id); return !known || h.lost }
+	if g.former != "" && !lost(g.former) && !mutant.On(mutant.GatewayTwice) {
+		return place{former: g.former, reason: withdrawReason(g.former)}
+	}
+	own, known := host(g.node)
+	if g.node != "" && !lost(g.node) {
+		if own.usable {
+			return place{node: g.node, reason: g.reason}
+		}
+		if !mutant.On(mutant.GatewayTwice) {
+			return place{former: g.node, reason: withdrawReason(g.node)}
+		}
+	}
+	to := best()
+	switch {
+	case to != "":
+		return place{node: to, reason: fmt.Sprintf("waits until host %s has the address", to)}
+	case g.node != "" && known && own.lost:
+		return place{node: g.node, reason: g.reason}
+	}
+	return place{reason: fmt.Sprintf("waits for a host: no host with the external network %s is connected", g.external)}
+}
+
+func withdrawReason(former cloud.NodeID) string {
+	return fmt.Sprintf("waits until host %s, which it was on, has withdrawn it", former)
+}
+
+// hostPool has the hosts that can get another gateway of one external network in VPCs with one MTU. The search for a
+// host does not depend on the number of hosts in the pool, so that many gateways can lose their host at once.
+type hostPool struct {
+	members map[cloud.NodeID]bool
+	byLoad  loadHeap
+	// loads has the number of gateways on each host. Pools share it. It only grows while a pool is in use.
+	loads map[cloud.NodeID]int
+}
+
+func newHostPool(loads map[cloud.NodeID]int) *hostPool {
+	return &hostPool{members: map[cloud.NodeID]bool{}, loads: loads}
+}
+
+func (p *hostPool) add(id cloud.NodeID) {
+	p.members[id] = true
+	heap.Push(&p.byLoad, loadedHost{id, p.loads[id]})
+}
+
+// best returns the host for a gateway that leaves the host from, or has none if from is "". It prefers the hosts in
+// withVPC, which need the VPC anyway, and then the host with the fewest gateways. It returns "" if there is no host.
+func (p *hostPool) best(withVPC map[cloud.NodeID]int, from cloud.NodeID) cloud.NodeID {
+	var best *loadedHost
+	for id := range withVPC {
+		h := loadedHost{id, p.loads[id]}
+		if p.members[id] && id != from && (best == nil || h.before(*best)) {
+			best = &h
+		}
+	}
+	if best != nil {
+		return best.id
+	}
+	var skipped []loadedHost
+	for len(p.byLoad) > 0 && best == nil {
+		top := p.byLoad[0]
+		switch load := p.loads[top.id]; {
+		case load != top.load: // the host got a gateway since it was added
+			p.byLoad[0].load = load
+			heap.Fix(&p.byLoad, 0)
+		case top.id == from:
+			skipped = append(skipped, heap.Pop(&p.byLoad).(loadedHost))
+		default:
+			best = &top
+		}
+	}
+	for _, h := range skipped {
+		heap.Push(&p.byLoad, h)
+	}
+	if best == nil {
+		return ""
+	}
+	return best.id
+}
+
+// loadedHost is a host with its number of gateways.
+type loadedHost struct {
+	id   cloud.NodeID
+	load int
+}
+
+func (h loadedHost) before(o loadedHost) bool {
+	return cmp.Or(h.load-o.load, cmp.Compare(h.id, o.id)) < 0
+}
+
+// loadHeap implements heap.Interface. The first host has the fewest gateways.
+type loadHeap []loadedHost
+
+func (h loadHeap) Len() int           { return len(h) }
+func (h loadHeap) Less(i, j int) bool { return h[i].before(h[j]) }
+func (h loadHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *loadHeap) Push(x any)        { *h = append(*h, x.(loadedHost)) }
+func (h *loadHeap) Pop() any {
+	last := (*h)[len(*h)-1]
+	*h = (*h)[:len(*h)-1]
+	return last
+}
