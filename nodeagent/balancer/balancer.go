@@ -12,6 +12,20 @@
 // backend sends the answer directly to the client. The client's host translates the source of the answer back to the
 // service IP, also if client and backend are in one subnet: br_netfilter passes bridged packets to connection tracking.
 //
+// # Floating IPs
+//
+// Each host with the VPC distributes connections to the floating IP of a service IP like those to the service IP itself,
+// so the connections of guests of the VPC do not leave the VPC. One host answers for the floating IP outside (package
+// edge). It distributes the connections from outside, and its answers leave with the floating IP as their source. The
+// source of the packets that backends get is the client's address: the rules of the backends' security groups apply to
+// it, as to the clients of a floating IP of a port. So a backend's host would send the answers out by the routes of the
+// backend's subnet. Instead, packets between the two hosts have a VNI of their own. The backend's host recognizes the
+// connection by this VNI, marks it, and sends its answers back with the same VNI (returningChain).
+//
+// The alternative is to translate the source to an address of the host with the floating IP. Backends would then not see
+// their clients, and the rules of security groups would see another source for a backend on that host than for one on
+// another host.
+//
 // # Decisions
 //
 //   - Each host distributes the connections of its own ports. There is no central load balancer to fail over.
@@ -70,7 +84,7 @@ const (
 	// /etc/iproute2/rt_protos does not assign this number.
 	routeProtocol = 190
 	// connectionMark is the bit of the mark of translated connections. Package firewall uses bits 24 and 25, and package
-	// edge uses bit 26.
+	// edge uses bit 26. Bits 0 to 23 have the VNI of a floating IP (returningChain).
 	connectionMark = 1 << 27
 
 	// timeout limits the time that one call takes, and requestTimeout the wait for the answer to one netlink request.
@@ -116,7 +130,9 @@ func set(ctx context.Context, ns netns.NsHandle, vpc *cloud.HostVPC, r *Result) 
 	}
 	want := map[netip.Addr]bool{}
 	for i := range vpc.Services {
-		want[vpc.Services[i].Address] = true
+		for _, a := range addressesOf(&vpc.Services[i]) {
+			want[a] = true
+		}
 	}
 	if err := addRoutes(handle, have, want, r); err != nil {
 		return err

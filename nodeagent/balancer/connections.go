@@ -25,16 +25,17 @@ func obsolete(vpc *cloud.HostVPC) netfilter.Selection {
 	usable := map[netip.Addr]map[netip.Addr]bool{} // by service IP and backend
 	for i := range vpc.Services {
 		s := &vpc.Services[i]
-		services[s.Address] = true
-		for _, p := range s.Ports {
-			targets[endpoint{s.Address, p.Protocol, p.Port}] = p.Target
-		}
 		backends := map[netip.Addr]bool{}
 		for j := range s.Backends {
 			b := &s.Backends[j]
 			backends[b.Address] = backends[b.Address] || isUsable(b)
 		}
-		usable[s.Address] = backends
+		for _, a := range addressesOf(s) {
+			services[a], usable[a] = true, backends
+			for _, p := range s.Ports {
+				targets[endpoint{a, p.Protocol, p.Port}] = p.Target
+			}
+		}
 	}
 	return func(f *netlink.ConntrackFlow) bool {
 		address := netfilter.Address(f.Forward.DstIP)

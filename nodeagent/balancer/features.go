@@ -52,5 +52,9 @@ func exampleVPC() *cloud.HostVPC {
 			{Address: netip.MustParseAddr("10.0.0.8"), Ports: ports, Affinity: cloud.AffinityNone, Backends: backends},
 			{Address: netip.MustParseAddr("10.0.0.9"), Ports: ports, Affinity: cloud.AffinityClientIP, Backends: backends},
 		},
+		Gateways: []cloud.HostGateway{
+			{ServiceIP: "a", VNI: 2, HostNAT: cloud.HostNAT{Address: netip.MustParseAddr("203.0.113.2")}},
+			{ServiceIP: "b", VNI: 3, VTEP: netip.MustParseAddr("192.0.2.2")},
+		},
 	}
 }

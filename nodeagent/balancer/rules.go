@@ -48,7 +48,9 @@ func chains(vpc *cloud.HostVPC) []netfilter.Chain {
 	loops := map[netip.Addr][]string{} // pairs of equal addresses by gateway
 	for i := range vpc.Services {
 		s := &vpc.Services[i]
-		addresses = append(addresses, s.Address.String())
+		for _, a := range addressesOf(s) {
+			addresses = append(addresses, a.String())
+		}
 		for _, b := range s.Backends {
 			if g := gatewayOf(vpc, b.Address); g.IsValid() {
 				loops[g] = append(loops[g], fmt.Sprintf("%s . %[1]s", b.Address))
@@ -61,7 +63,9 @@ func chains(vpc *cloud.HostVPC) []netfilter.Chain {
 		for _, p := range s.Ports {
 			protocol := protocolName(p.Protocol)
 			name := fmt.Sprintf("service-%s-%s-%d", s.Address, protocol, p.Port)
-			dispatch = append(dispatch, fmt.Sprintf("%s . %s . %d : goto %s", s.Address, protocol, p.Port, name))
+			for _, a := range addressesOf(s) {
+				dispatch = append(dispatch, fmt.Sprintf("%s . %s . %d : goto %s", a, protocol, p.Port, name))
+			}
 			services = append(services, netfilter.Chain{Name: name, Rules: []string{
 				fmt.Sprintf("ct mark set ct mark | %#x", connectionMark),
 				fmt.Sprintf("meta l4proto %s dnat to %s:%d", protocol, choice, p.Target),
@@ -82,7 +86,46 @@ func chains(vpc *cloud.HostVPC) []netfilter.Chain {
 				connectionMark, netfilter.Elements(loops[g]), g))
 		}
 	}
-	return append([]netfilter.Chain{destination, refuse, hairpin}, services...)
+	all := []netfilter.Chain{destination, refuse, hairpin}
+	if returning := returningChain(vpc); len(returning.Rules) > 0 {
+		all = append(all, returning)
+	}
+	return append(all, services...)
+}
+
+// returningChain renders the rules by which packets of connections from outside to the floating IPs of service IPs pass
+// the host with the floating IP in both directions. A connection gets the VNI of the floating IP in its mark where it
+// arrives: on the host with the floating IP from the edge namespace, and on the host of the backend from the transit
+// device. Its packets get the same mark, for which package netdev and package edge have routes. On the backend's host
+// only the answers get it, because the connection's other packets are for the backend.
+func returningChain(vpc *cloud.HostVPC) netfilter.Chain {
+	c := netfilter.Chain{Name: "returning", Kind: "filter", Hook: "prerouting", Priority: -150, Policy: "accept"}
+	for i := range vpc.Gateways {
+		g := &vpc.Gateways[i]
+		if g.ServiceIP == "" {
+			continue
+		}
+		arriving, direction := fmt.Sprintf("iifname %q", cloud.TransitDevice(g.VNI)), "ct direction reply "
+		if g.Local() {
+			arriving, direction = fmt.Sprintf("iifname %q ip daddr %s", cloud.EdgeDevicePrefix+"*", g.Address), ""
+		}
+		c.Rules = append(c.Rules, fmt.Sprintf("%s ct state new ct mark set ct mark | %#x", arriving, g.VNI))
+		if !mutant.On(mutant.LoseReturn) {
+			c.Rules = append(c.Rules, fmt.Sprintf("%sct mark and %#x == %#x meta mark set meta mark | %#[3]x", direction, vniMask, g.VNI))
+		}
+	}
+	return c
+}
+
+// vniMask selects the bits of the marks of connections and packets that have the VNI of a floating IP.
+const vniMask = 1<<24 - 1
+
+// addressesOf returns the address of a service IP and its floating IP.
+func addressesOf(s *cloud.HostService) []netip.Addr {
+	if !s.Floating.IsValid() {
+		return []netip.Addr{s.Address}
+	}
+	return []netip.Addr{s.Address, s.Floating}
 }
 
 func protocolName(p uint8) string {

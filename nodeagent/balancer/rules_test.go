@@ -14,7 +14,8 @@ import (
 
 // TestRules compares the rules of services, as input for nft, with testdata/rules. Run it with -rewrite to accept
 // changes. A line of the input is the address of a service IP with its ports as port:target/protocol, and its backends
-// as address*weight, with a ! if they are unhealthy.
+// as address*weight, with a ! if they are unhealthy. A floating IP has its VNI as address/VNI, with a ! if another host
+// has it.
 func TestRules(t *testing.T) {
 	datadriven.RunTest(t, "testdata/rules", func(t *testing.T, d *datadriven.TestData) string {
 		if d.Cmd == "bridge" {
@@ -45,6 +46,8 @@ func parseVPC(t *testing.T, lines string) *cloud.HostVPC {
 					s.Ports = append(s.Ports, parseServicePort(t, one))
 				case "backends":
 					s.Backends = append(s.Backends, parseBackend(one))
+				case "floating":
+					parseFloating(t, vpc, &s, one)
 				case "affinity":
 					s.Affinity = cloud.AffinityClientIP
 				}
@@ -53,6 +56,20 @@ func parseVPC(t *testing.T, lines string) *cloud.HostVPC {
 		vpc.Services = append(vpc.Services, s)
 	}
 	return vpc
+}
+
+// parseFloating adds the floating IP of a service IP to the VPC.
+func parseFloating(t *testing.T, vpc *cloud.HostVPC, s *cloud.HostService, text string) {
+	text, elsewhere := strings.CutSuffix(text, "!")
+	address, vni, _ := strings.Cut(text, "/")
+	s.ID, s.Floating = cloud.ServiceIPID(s.Address.String()), netip.MustParseAddr(address)
+	g := cloud.HostGateway{ServiceIP: s.ID, HostNAT: cloud.HostNAT{External: "internet", Address: s.Floating}}
+	_, err := fmt.Sscan(vni, &g.VNI)
+	require.NoError(t, err)
+	if elsewhere {
+		g.VTEP = netip.MustParseAddr("192.0.2.9")
+	}
+	vpc.Gateways = append(vpc.Gateways, g)
 }
 
 func parseServicePort(t *testing.T, text string) cloud.ServicePort {

@@ -72,7 +72,7 @@ var features = []struct {
 		return k.vpc.LinkAdd(veth)
 	}},
 	{"policy routing", "CONFIG_IP_MULTIPLE_TABLES, CONFIG_IPV6_MULTIPLE_TABLES", func(k *kernel) error {
-		v4, v6 := tableRule{"br0", false, tableBase, rulePriority}, tableRule{"br0", true, tableBase, rulePriority}
+		v4, v6 := tableRule{"br0", false, tableBase, rulePriority, 0}, tableRule{"br0", true, tableBase, rulePriority, 0}
 		return errors.Join(addRule{v4}.apply(k), addRule{v6}.apply(k))
 	}},
 	{"IFB devices", "CONFIG_IFB", addLimiter{"ifb-00000000"}.apply},

@@ -25,6 +25,14 @@
 //   - if the gateway is the VPC's default one and is on another host, routing table 100000200, and a rule that selects
 //     this table for packets for which no other table has a route.
 //
+// For the floating IP of a service IP with the VNI 300, the namespace also contains:
+//
+//   - vt300, a transit device. Packets in both directions between the host with the floating IP and the backends on
+//     other hosts use vt300.
+//   - routing table 100000300 with routes to the backends on other hosts, or, on the other hosts, to the host with the
+//     floating IP. A rule that precedes the main table selects this table for packets with the mark 300, which package
+//     balancer sets.
+//
 // A packet to another subnet of the VPC is routed on the sender's host and crosses the underlay with the VNI of the
 // receiver's subnet. So every host with the VPC has all subnets of the VPC.
 //

@@ -55,11 +55,12 @@ type nextHop struct {
 	bridge string // or transit device
 }
 
-// tableRule makes packets that arrive from a bridge use a routing table.
+// tableRule makes packets that arrive from a bridge, or that have a mark, use a routing table.
 type tableRule struct {
-	bridge          string // empty for all packets
+	bridge          string // empty for packets from any device
 	ipv6            bool
 	table, priority int
+	mark            uint32 // within markMask; 0 for packets with any mark
 }
 
 func tableOf(bridge string) int {
@@ -93,7 +94,7 @@ func (w *state) addRoutes(vpc *cloud.HostVPC, s *cloud.HostSubnet) {
 		if local.IsValid() {
 			add(local.Masked(), unreachable)
 		}
-		w.rules[tableRule{bridge, r.Destination.Addr().Is6(), tableOf(bridge), rulePriority}] = true
+		w.rules[tableRule{bridge, r.Destination.Addr().Is6(), tableOf(bridge), rulePriority, 0}] = true
 	}
 	for _, r := range s.Routes {
 		if r.Target == cloud.RouteBlackhole {
@@ -174,8 +175,9 @@ func (k *kernel) readRules(have *state, _ map[int]string) error {
 			return err
 		}
 		for _, r := range list {
-			if isSubnetTable(r.Table) || r.Priority == rulePriority || r.Priority == transitPriority {
-				have.rules[tableRule{r.IifName, family == netlink.FAMILY_V6, r.Table, r.Priority}] = true
+			if isSubnetTable(r.Table) || r.Priority == rulePriority || r.Priority == transitPriority ||
+				r.Priority == servicePriority {
+				have.rules[tableRule{r.IifName, family == netlink.FAMILY_V6, r.Table, r.Priority, r.Mark}] = true
 			}
 		}
 	}
@@ -221,7 +223,8 @@ func compareTableRules(a, b tableRule) int {
 		}
 		return 1
 	}
-	return cmp.Or(cmp.Compare(a.bridge, b.bridge), cmp.Compare(a.table, b.table), cmp.Compare(a.priority, b.priority))
+	return cmp.Or(cmp.Compare(a.bridge, b.bridge), cmp.Compare(a.table, b.table), cmp.Compare(a.priority, b.priority),
+		cmp.Compare(a.mark, b.mark))
 }
 
 type (
@@ -246,7 +249,7 @@ func (c replaceRoute) String() string {
 		text += fmt.Sprintf("throw %s", c.destination)
 	default:
 		text += fmt.Sprintf("%s via %s dev %s", c.destination, c.via, c.nextHop.bridge)
-		if c.via == transitHop {
+		if transitName.MatchString(c.nextHop.bridge) {
 			text += " onlink"
 		}
 	}
@@ -264,7 +267,7 @@ func (c replaceRoute) apply(k *kernel) error {
 			return err
 		}
 		route.LinkIndex, route.Gw = index, c.via.AsSlice()
-		if c.via == transitHop {
+		if transitName.MatchString(c.nextHop.bridge) {
 			route.Flags = int(netlink.FLAG_ONLINK) // the device has no address
 		}
 	}
@@ -299,6 +302,9 @@ func (r tableRule) command(verb string) string {
 	if r.bridge != "" {
 		device = "iif " + r.bridge + " "
 	}
+	if r.mark != 0 {
+		device += fmt.Sprintf("fwmark %d/%#x ", r.mark, markMask)
+	}
 	return fmt.Sprintf("ip %srule %s %slookup %d priority %d", family, verb, device, r.table, r.priority)
 }
 
@@ -307,6 +313,10 @@ func (r tableRule) netlink() *netlink.Rule {
 	rule.Family, rule.IifName, rule.Table, rule.Priority = netlink.FAMILY_V4, r.bridge, r.table, r.priority
 	if r.ipv6 {
 		rule.Family = netlink.FAMILY_V6
+	}
+	if r.mark != 0 {
+		mask := uint32(markMask)
+		rule.Mark, rule.Mask = r.mark, &mask
 	}
 	return rule
 }

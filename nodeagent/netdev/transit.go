@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -28,9 +27,9 @@ var (
 	transitMAC = cloud.MAC{0x02, 0xff, 0, 0, 0, 2}
 )
 
-// Transit returns the name of the transit device of the NAT gateway with a VNI. On the gateway's host, packets from
+// Transit returns the name of the transit device of the NAT gateway or floating IP with a VNI. On the gateway's host, packets from
 // other hosts arrive from this device. On the other hosts, packets to the gateway leave through it.
-func Transit(vni uint32) string { return "vt" + strconv.FormatUint(uint64(vni), 10) }
+func Transit(vni uint32) string { return cloud.TransitDevice(vni) }
 
 // addTransit renders the transit device of a gateway. If the gateway is on another host, addTransit also renders the
 // forwarding entry, the neighbour, and for the default gateway the routes and the rule.
@@ -47,6 +46,10 @@ func (w *state) addTransit(vpc *cloud.HostVPC, g *cloud.HostGateway, u *underlay
 		w.neighbours[neighbour{device, transitHop}] = cloud.GatewayMAC
 	}
 	w.links[device] = l
+	if g.ServiceIP != "" {
+		w.addServiceTransit(vpc, g, u)
+		return
+	}
 	if g.Local() || !g.Default {
 		return
 	}

@@ -123,6 +123,8 @@ const (
 	ReachHosts         = "reach-hosts"          // guests reach hosts and members by NAT: nodeagent/vpc
 	EdgeDenied         = "edge-denied"          // guests open connections to denied prefixes outside: nodeagent/edge
 	GatewayTwice       = "gateway-twice"        // a NAT gateway gets another host before its former host has withdrawn it: controlplane/network
+	LoseReturn         = "lose-return"          // answers of backends to clients outside do not go back to the host with the floating IP: nodeagent/edge
+	KeepCutOffAddress  = "keep-cut-off-address" // a host without contact to the control plane keeps answering for addresses that others take over: nodeagent/vpc
 	KeepTranslated     = "keep-translated"      // connections of a removed floating IP continue: nodeagent/edge
 	BalanceUnhealthy   = "balance-unhealthy"    // unhealthy backends of a service IP get connections: nodeagent/balancer
 	AnyPeerSource      = "any-peer-source"      // packets with foreign sources pass a peering: nodeagent/peering
