@@ -194,8 +194,8 @@ var others = map[string][]string{
 // inTests lists, for each package, what its test files may import in addition to what allowedInTests allows all test
 // files.
 var inTests = map[string][]string{
-	"nodeagent/edge":          {"nodeagent/firewall", "nodeagent/netdev", "nodeagent/nettest"}, // the rules apply to floating IPs
-	"nodeagent/peering":       {"nodeagent/firewall", "nodeagent/nettest"},                     // the rules apply to packets of peerings
+	"nodeagent/edge":          {"nodeagent/balancer", "nodeagent/firewall", "nodeagent/netdev", "nodeagent/nettest"}, // the rules apply to floating IPs
+	"nodeagent/peering":       {"nodeagent/firewall", "nodeagent/nettest"},                                           // the rules apply to packets of peerings
 	"cli":                     {"controlplane/money/credit/ledger", "controlplane/money/credit/ledger/ledgertest"},
 	"controlplane/config":     {"docs/docstest"},
 	"controlplane/kv/restapi": {"controlplane/kv/users"},

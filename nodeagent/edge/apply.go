@@ -24,6 +24,7 @@ type application struct {
 	host      *netlink.Handle
 	edge      *space
 	connected []*connection
+	answers   *answers
 }
 
 // apply makes the kernel's state equal to the wanted one. The rules of the edge namespace precede its devices, and an
@@ -116,21 +117,22 @@ func (s *space) setRoutes(list []*connection) error {
 	}
 	want.addSubnetRoutes(list)
 	err = errors.Join(
-		have.readAddresses(isInside), have.readRoutes(ownTable), have.readRules(subnetPriority, vpcPriority))
+		have.readAddresses(isInside), have.readRoutes(ownTable), have.readRules(servicePriority, servicePriority),
+		have.readRules(subnetPriority, vpcPriority))
 	if err == nil {
 		_, err = s.reconcile(have.items, want.items)
 	}
 	return err
 }
 
-// setEdge makes the addresses, routes and proxy entries of the edge namespace. It announces the host's addresses and
-// those of new proxy entries.
+// setEdge makes the addresses, routes and rules of the edge namespace, announces new addresses of the host, and then
+// answers for the addresses of VPCs.
 func (a *application) setEdge(r *Result) error {
 	have, err := a.edge.network()
 	if err != nil {
 		return err
 	}
-	want, haveProxies, wantProxies := have.empty(), have.empty(), have.empty()
+	want := have.empty()
 	for _, x := range a.externals {
 		want.address(x.device, x.Address)
 		src := x.Address.Addr().AsSlice()
@@ -151,12 +153,11 @@ func (a *application) setEdge(r *Result) error {
 	for _, o := range routes(a.externals, a.connected) {
 		want.route(o.vpc.device(), netlink.Route{Table: unix.RT_TABLE_MAIN, Gw: o.vpc.far.AsSlice(),
 			Dst: ipNet(netip.PrefixFrom(o.address, 32)), Type: unix.RTN_UNICAST})
-		wantProxies.proxy(o.external.device, o.address)
 	}
 	err = errors.Join(
 		have.readAddresses(func(name string) bool { return linkName.MatchString(name) || externalName.MatchString(name) }),
 		have.readRoutes(func(table int) bool { return table != unix.RT_TABLE_LOCAL }),
-		have.readRules(edgePriority, maxEdgePriority), haveProxies.readProxies())
+		have.readRules(edgePriority, maxEdgePriority))
 	if err != nil {
 		return err
 	}
@@ -164,8 +165,7 @@ func (a *application) setEdge(r *Result) error {
 	if err != nil {
 		return err
 	}
-	answered, err := a.edge.reconcile(haveProxies.items, wantProxies.items)
-	return errors.Join(err, a.announce(append(added, answered...), r))
+	return errors.Join(a.announce(added, r), a.answer(have, r))
 }
 
 // disconnect removes what the package has in the namespace of a VPC, and the VPC's connections to the outside. It reads

@@ -38,7 +38,11 @@ func (a *application) revoke(r *Result) error {
 // those of no connection in list. The reply of a tracked connection has the translated addresses.
 func obsoleteIn(all []external, list []*connection) netfilter.Selection {
 	fixed, floating, sources := map[netip.Addr]netip.Addr{}, map[netip.Addr]netip.Addr{}, map[netip.Addr]bool{}
+	services := map[netip.Addr]bool{} // package balancer deletes connections to floating IPs of service IPs
 	for _, c := range list {
+		if c.gateway != nil && c.gateway.Mark != 0 {
+			services[c.gateway.Address] = true
+		}
 		for _, f := range c.Floating {
 			fixed[f.Address], floating[f.Fixed] = f.Fixed, f.Address
 		}
@@ -48,6 +52,9 @@ func obsoleteIn(all []external, list []*connection) netfilter.Selection {
 	}
 	return func(f *netlink.ConntrackFlow) bool {
 		if f.Mark&connectionMark == 0 {
+			return false
+		}
+		if services[netfilter.Address(f.Forward.DstIP)] {
 			return false
 		}
 		inward := fixed[netfilter.Address(f.Forward.DstIP)]

@@ -1,5 +1,5 @@
 // Package edge connects the VPCs of a host to external networks: NAT gateways, which let guests open connections to the
-// outside, and floating IPs, which are addresses of an external network that lead to one port each. [Edge.Set] takes
+// outside, and floating IPs, which are addresses of an external network that lead to one port or service IP each. [Edge.Set] takes
 // the wanted state of the whole host, compares it with the kernel's, and writes only the differences.
 //
 // # Path of a packet
@@ -11,13 +11,15 @@
 //   - For each VPC with a default NAT gateway or a floating IP it has one end of a veth pair, named v and a number. The
 //     other end is named edge0 and is in the VPC's namespace. The number determines the two addresses of the pair, a
 //     /31 of 169.254.0.0/16. Each NAT gateway that is not the default has a veth pair of its own, whose end in the
-//     VPC's namespace is named edge- and a hash of the gateway's ID.
+//     VPC's namespace is named edge- and a hash of the gateway's ID. So does each floating IP of a service IP.
 //
 // A packet from a guest with a floating IP gets this address as its source in the VPC's namespace. A packet from
 // another guest gets the VPC's end of the veth pair as its source there, and the host's address of the external network
 // in the edge namespace. The edge namespace routes a packet to a floating IP to the VPC, in whose namespace the packet
 // gets the port's address as its destination, before the security groups are applied. So the rules of security groups
-// see the original address outside and the port's address.
+// see the original address outside and the port's address. A packet to the floating IP of a service IP reaches the VPC's
+// namespace in the same way, where package balancer selects the backend. The packets in the other direction have the mark
+// of the floating IP, which selects its routing table.
 //
 // # Decisions
 //
@@ -37,7 +39,8 @@
 //     bridge port) is refused: configure the bridge instead of its port. The network's switches must accept several
 //     MAC addresses on the host's port.
 //   - Floating IPs are answered by proxy ARP, with one entry each. Set sends a gratuitous ARP when it adds an entry, so
-//     that an address that moved to this host is found at once.
+//     that an address that moved to this host is found at once. [Edge.Withdraw] deletes the entries of addresses that
+//     another host can take over, and does not wait for a call of Set.
 //   - Packets to floating IPs of the same host, also of the same VPC, pass through the edge namespace like those from
 //     outside.
 //   - The edge namespace forwards from a VPC only packets whose source the VPC may use outside. Packets to
@@ -132,6 +135,9 @@ type VPC struct {
 	Subnets  []SubnetRoutes
 	// Floating are the floating IPs of the VPC's ports on this host.
 	Floating []cloud.HostFloating
+	// Withhold is true if the host must not answer for the addresses of NAT gateways and of floating IPs of service IPs,
+	// because another host may do so. It does not apply to Floating.
+	Withhold bool
 }
 
 // VPCOf returns the wanted state of a VPC whose namespace has the given path, without Gateways and Subnets.
@@ -163,6 +169,7 @@ type Edge struct {
 	host      *netlink.Handle
 	mu        chan struct{} // has one element while no call is in progress
 	close     sync.Once
+	answers   answers
 }
 
 var validPrefix = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
@@ -209,6 +216,9 @@ func New(o Options) (*Edge, error) {
 	}
 	return e, nil
 }
+
+// Connected reports whether the host is connected to an external network.
+func (e *Edge) Connected(external string) bool { return externalOf(e.externals, external) != nil }
 
 // Close releases the handles of the Edge. It leaves all devices and rules as they are.
 func (e *Edge) Close() { e.close.Do(e.host.Close) }
@@ -286,6 +296,8 @@ func (e *Edge) set(ctx context.Context, s State, r *Result) error {
 		}
 		connected = append(connected, list...)
 	}
-	a := &application{options: &e.options, externals: e.externals, host: e.host, edge: edge, connected: connected}
+	a := &application{
+		options: &e.options, externals: e.externals, host: e.host, edge: edge, connected: connected, answers: &e.answers,
+	}
 	return errors.Join(append(invalid, a.apply(r))...)
 }

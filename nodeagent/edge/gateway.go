@@ -11,13 +11,17 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Gateway is a NAT gateway on this host that is not the default of its VPC. It has a veth pair of its own.
+// Gateway is a NAT gateway on this host that is not the default of its VPC, or a floating IP of a service IP. It has a
+// veth pair of its own.
 type Gateway struct {
 	ID cloud.NATGatewayID
 	cloud.HostNAT
 	// Transit is the device in the VPC's namespace from which packets of other hosts to the gateway arrive. Required.
 	// The device need not exist.
 	Transit string
+	// Mark is 0 for a NAT gateway. For a floating IP, it is the mark, of up to 24 bits, of packets that leave through the
+	// gateway, which package balancer sets. Connections from outside to the address may then pass.
+	Mark uint32
 }
 
 // SubnetRoutes are the routes of a subnet to NAT gateways. They have no effect in a VPC without VPC.Gateways.
@@ -35,6 +39,11 @@ type Route struct {
 }
 
 const (
+	// servicePriority is the priority of the rules for packets with Gateway.Mark. They precede the rules of package netdev
+	// for the tables of subnets, because answers leave through the floating IP to which their connection was opened.
+	servicePriority = 32950
+	// markMask selects the bits of a packet's mark that have Gateway.Mark.
+	markMask = 1<<24 - 1
 	// subnetPriority is the priority of the rules for SubnetRoutes, and transitPriority that of the rules for packets from
 	// transit devices. Both precede vpcPriority and follow the rules of package netdev for the tables of subnets.
 	subnetPriority  = 33500
@@ -83,7 +92,7 @@ func connect(v VPC, inside *space) (list []*connection) {
 	}
 	for i := range v.Gateways {
 		g := &v.Gateways[i]
-		of := VPC{ID: v.ID, Namespace: v.Namespace, CIDR: v.CIDR, NAT: &g.HostNAT, Subnets: v.Subnets}
+		of := VPC{ID: v.ID, Namespace: v.Namespace, CIDR: v.CIDR, NAT: &g.HostNAT, Subnets: v.Subnets, Withhold: v.Withhold}
 		list = append(list, &connection{VPC: of, inside: inside, gateway: g})
 	}
 	return list
@@ -114,6 +123,11 @@ func (n *network) addRoutes(c *connection) {
 	switch {
 	case c.gateway != nil:
 		n.rule(routingRule{priority: transitPriority, device: c.gateway.Transit, table: table})
+		if c.gateway.Mark != 0 {
+			n.rule(routingRule{priority: servicePriority, mark: int(c.gateway.Mark), mask: markMask, table: table})
+			// Refusals of connections have no mark.
+			n.rule(routingRule{priority: servicePriority, source: c.gateway.Address, table: table})
+		}
 	case c.NAT != nil:
 		n.rule(routingRule{priority: vpcPriority, table: table})
 	default:
@@ -153,11 +167,20 @@ func ownTable(table int) bool {
 	return table >= vpcTable && table < vpcTable+linkCount || table > subnetTables && table < subnetTables+1<<24
 }
 
-// checkGateways returns an error if the devices of two gateways would have the same name.
+// checkGateways returns an error for a gateway without a transit device, for a floating IP without an address, and if
+// the devices of two gateways would have the same name. A rule without a transit device would apply to the packets of
+// all devices.
 func (v *VPC) checkGateways() error {
 	devices := map[string]cloud.NATGatewayID{}
 	for i := range v.Gateways {
 		c := &connection{gateway: &v.Gateways[i]}
+		if c.gateway.Transit == "" {
+			return fmt.Errorf("NAT gateway %s has no transit device", c.gateway.ID)
+		}
+		if c.gateway.Mark > markMask || c.gateway.Mark != 0 && !c.gateway.Address.IsValid() {
+			return fmt.Errorf("floating IP %s has the mark %#x and the address %s: want up to 24 bits and an IPv4 address",
+				c.gateway.ID, c.gateway.Mark, c.gateway.Address)
+		}
 		if other, used := devices[c.inner()]; used {
 			return fmt.Errorf("NAT gateways %s and %s have the same hash", other, c.gateway.ID)
 		}

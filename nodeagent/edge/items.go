@@ -3,6 +3,7 @@ package edge
 import (
 	"fmt"
 	"maps"
+	"math"
 	"net"
 	"net/netip"
 	"slices"
@@ -176,12 +177,13 @@ func (n *network) readRoutes(ours func(table int) bool) error {
 	return nil
 }
 
-// routingRule selects a routing table. Source, device and mark are optional.
+// routingRule selects a routing table. Source, device, mark and mask are optional.
 type routingRule struct {
 	priority int
 	source   netip.Addr
 	device   string // from which packets arrive
 	mark     int
+	mask     int // selects the bits of a packet's mark that are compared; 0 selects all
 	table    int
 }
 
@@ -201,6 +203,11 @@ func (n *network) rule(rule routingRule) {
 	if rule.mark != 0 {
 		r.Mark = uint32(rule.mark)
 		key += fmt.Sprintf(" fwmark %d", rule.mark)
+		if rule.mask != 0 {
+			mask := uint32(rule.mask)
+			r.Mask = &mask
+			key += fmt.Sprintf("/%#x", rule.mask)
+		}
 	}
 	key += fmt.Sprintf(" lookup %d", rule.table)
 	n.items[key] = item{func() error { return n.RuleAdd(r) }, func() error { return n.RuleDel(r) }}
@@ -220,7 +227,13 @@ func (n *network) readRules(first, last int) error {
 		if r.Src != nil {
 			source = netfilter.Address(r.Src.IP)
 		}
-		n.rule(routingRule{priority: r.Priority, source: source, device: r.IifName, mark: int(r.Mark), table: r.Table})
+		mask := 0
+		if r.Mask != nil && *r.Mask != math.MaxUint32 {
+			mask = int(*r.Mask)
+		}
+		n.rule(routingRule{
+			priority: r.Priority, source: source, device: r.IifName, mark: int(r.Mark), mask: mask, table: r.Table,
+		})
 	}
 	return nil
 }

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/net/icmp"
 	"golang.org/x/net/ipv4"
 
+	"github.com/trivet-cloud/trivet/nodeagent/balancer"
 	"github.com/trivet-cloud/trivet/nodeagent/firewall"
 	"github.com/trivet-cloud/trivet/nodeagent/netdev"
 	"github.com/trivet-cloud/trivet/nodeagent/nettest"
@@ -121,6 +122,12 @@ func (l *lab) nft(name, command string) string {
 // serve runs a TCP server until the test ends. It tells each client the client's address, then returns what it reads.
 func (l *lab) serve(name, address string) {
 	l.t.Helper()
+	l.serveLines(name, address)
+}
+
+// serveLines is like serve for a server that also sends the given lines to each client.
+func (l *lab) serveLines(name, address string, lines ...string) {
+	l.t.Helper()
 	t := l.t // the goroutines must not read l.t, which subtests change
 	var listener net.Listener
 	require.NoError(l.t, l.In(name, func() (err error) {
@@ -137,7 +144,9 @@ func (l *lab) serve(name, address string) {
 			t.Cleanup(func() { conn.Close() })
 			go func() {
 				host, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
-				fmt.Fprintln(conn, host)
+				for _, line := range append([]string{host}, lines...) {
+					fmt.Fprintln(conn, line)
+				}
 				for lines := bufio.NewScanner(conn); lines.Scan(); {
 					fmt.Fprintln(conn, lines.Text())
 				}
@@ -154,9 +163,15 @@ type client struct {
 }
 
 func (l *lab) dial(from, to string, wait time.Duration) (*client, error) {
+	return l.dialAs(from, "0.0.0.0", to, wait)
+}
+
+// dialAs is like dial with a source address.
+func (l *lab) dialAs(from, source, to string, wait time.Duration) (*client, error) {
 	c := &client{}
 	err := l.In(from, func() (err error) {
-		c.Conn, err = net.DialTimeout("tcp4", to, wait)
+		d := net.Dialer{Timeout: wait, LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}
+		c.Conn, err = d.DialContext(l.Context(), "tcp4", to)
 		return err
 	})
 	if err != nil {
@@ -269,6 +284,8 @@ func (h *labHost) applyVPC(vpc *cloud.HostVPC) {
 	defer ns.Close()
 	_, err = h.firewall.Set(t.Context(), ns, *vpc)
 	require.NoError(t, err)
+	_, err = balancer.Set(t.Context(), ns, vpc)
+	require.NoError(t, err)
 	_, err = h.devices.Activate(t.Context(), *vpc)
 	require.NoError(t, err)
 }
@@ -299,7 +316,11 @@ func (h *labHost) stateOf(v *cloud.HostVPC) VPC {
 	one := VPCOf(v, h.devices.Path(v.ID))
 	for _, g := range v.Gateways {
 		if g.Local() && !g.Default {
-			one.Gateways = append(one.Gateways, Gateway{ID: g.ID, HostNAT: g.HostNAT, Transit: netdev.Transit(g.VNI)})
+			here := Gateway{ID: g.ID, HostNAT: g.HostNAT, Transit: netdev.Transit(g.VNI)}
+			if g.ServiceIP != "" {
+				here.Mark = g.VNI
+			}
+			one.Gateways = append(one.Gateways, here)
 		}
 	}
 	for _, s := range v.Subnets {

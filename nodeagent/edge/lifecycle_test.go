@@ -279,6 +279,10 @@ func TestInvalidVPC(t *testing.T) {
 			ID: "d", Namespace: "/x", Floating: []cloud.HostFloating{floating("203.0.113.1", "10.0.1.10")}},
 		"192.0.2.1 is not an address of the external network": {
 			ID: "d", Namespace: "/x", Floating: []cloud.HostFloating{floating("192.0.2.1", "10.0.1.10")}},
+		"NAT gateway g has no transit device": {
+			ID: "d", Namespace: "/x", Gateways: []Gateway{{ID: "g", HostNAT: cloud.HostNAT{External: internet}}}},
+		"floating IP g has the mark 0x1 and the address": {ID: "d", Namespace: "/x", Gateways: []Gateway{{
+			ID: "g", HostNAT: cloud.HostNAT{External: internet}, Transit: "vt1", Mark: 1}}},
 		"VPC a has the same namespace": {ID: "d", Namespace: s.VPCs[0].Namespace},
 		"the VPC occurs twice":         {ID: "b", Namespace: "/x"},
 	} {

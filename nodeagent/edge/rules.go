@@ -56,6 +56,9 @@ type route struct {
 	address  netip.Addr
 	external *external
 	vpc      *connection
+	// movable is true for the address of a NAT gateway or of the floating IP of a service IP: another host can take it
+	// over. The addresses of ports move only with the ports.
+	movable bool
 }
 
 // routes returns the addresses outside that lead to VPCs: floating IPs, and addresses of NAT gateways of their own.
@@ -63,10 +66,10 @@ func routes(all []external, connected []*connection) []route {
 	var list []route
 	for _, c := range connected {
 		if own := c.ownAddress(all); own.IsValid() {
-			list = append(list, route{own, externalOf(all, c.NAT.External), c})
+			list = append(list, route{own, externalOf(all, c.NAT.External), c, true})
 		}
 		for _, f := range c.Floating {
-			list = append(list, route{f.Address, externalOf(all, f.External), c})
+			list = append(list, route{f.Address, externalOf(all, f.External), c, false})
 		}
 	}
 	slices.SortFunc(list, func(a, b route) int { return a.address.Compare(b.address) })

@@ -1,0 +1,92 @@
+package edge
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
+)
+
+// answers has for which addresses that another host can take over this host answers.
+type answers struct {
+	mu sync.Mutex // guards the fields below; it is held while proxy entries change and are announced
+	// withdrawn is true between calls of Withdraw and Resume.
+	withdrawn bool
+	// movable has the addresses for which proxy entries may exist.
+	movable map[netip.Addr]bool
+}
+
+// answer makes the proxy entries of the edge namespace, and announces new ones.
+func (a *application) answer(n *network, r *Result) error {
+	a.answers.mu.Lock()
+	defer a.answers.mu.Unlock()
+	have, want := n.empty(), n.empty()
+	if err := have.readProxies(); err != nil {
+		return err
+	}
+	a.answers.movable = map[netip.Addr]bool{}
+	for _, o := range routes(a.externals, a.connected) {
+		if o.movable {
+			if a.answers.withdrawn || o.vpc.Withhold {
+				continue
+			}
+			a.answers.movable[o.address] = true
+		}
+		want.proxy(o.external.device, o.address)
+	}
+	answered, err := a.edge.reconcile(have.items, want.items)
+	if err != nil {
+		return err
+	}
+	return a.announce(answered, r)
+}
+
+// Withdraw stops answering for the addresses of NAT gateways and of floating IPs of service IPs, and returns them. It
+// does not wait for a call of Set, and until Resume no Set answers for them. The connections through these addresses
+// stay as they are: their packets arrive until the neighbours have learned another host.
+func (e *Edge) Withdraw(ctx context.Context) ([]netip.Addr, error) {
+	e.answers.mu.Lock()
+	defer e.answers.mu.Unlock()
+	e.answers.withdrawn = true
+	list := slices.SortedFunc(maps.Keys(e.answers.movable), netip.Addr.Compare)
+	if mounted, err := nsthread.Exists(e.path()); len(list) == 0 || err != nil || !mounted {
+		return nil, nil
+	}
+	var r Result
+	s, err := openSpace(ctx, e.path(), &r)
+	if err != nil {
+		return nil, fmt.Errorf("withdraw external addresses: %w", err)
+	}
+	defer s.Close()
+	have, err := s.network()
+	if err != nil {
+		return nil, fmt.Errorf("withdraw external addresses: %w", err)
+	}
+	obsolete := have.empty()
+	if err := have.readProxies(); err != nil {
+		return nil, fmt.Errorf("withdraw external addresses: %w", err)
+	}
+	for i := range e.externals {
+		for _, address := range list {
+			obsolete.proxy(e.externals[i].device, address)
+		}
+	}
+	maps.DeleteFunc(obsolete.items, func(key string, _ item) bool { _, exists := have.items[key]; return !exists })
+	if _, err := s.reconcile(obsolete.items, nil); err != nil {
+		return nil, fmt.Errorf("withdraw external addresses: %w", err)
+	}
+	e.answers.movable = nil
+	return list, nil
+}
+
+// Resume ends the effect of Withdraw. The next Set answers for the addresses again, except for those of VPCs with
+// VPC.Withhold.
+func (e *Edge) Resume() {
+	e.answers.mu.Lock()
+	defer e.answers.mu.Unlock()
+	e.answers.withdrawn = false
+}
