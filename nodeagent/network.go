@@ -54,6 +54,8 @@ type networkCalls struct {
 	// guest returns what the metadata service sends to the guest of a VM. It returns known false until the host knows
 	// its VMs.
 	guest func(vm string) (data vpc.GuestData, known bool)
+	// contact returns the time of the last contact to the control plane. It is not called before the first update.
+	contact func() (time.Time, bool)
 }
 
 // openNetworks finds the underlay and checks what the host lacks for VPCs. A host that lacks something runs VMs without
@@ -140,7 +142,7 @@ func (n *networks) open(ctx context.Context, u underlay, c *Config, log *slog.Lo
 	upstreams := &hostResolvers{path: "/etc/resolv.conf"}
 	n.vpcs, err = vpc.New(vpc.Options{
 		VTEP: u.vtep, Host: n.host, Firewall: filter, Edge: n.edge, Upstreams: upstreams.list, Acknowledge: acknowledge,
-		Report: n.report, Guest: n.guest, Log: log,
+		Report: n.report, Guest: n.guest, Contact: n.contact, Log: log,
 		Dir: filepath.Join(c.DataDir, "networks"),
 	})
 	return err

@@ -75,9 +75,10 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 
 	a := &agent{config: c, log: log}
 	a.nets = openNetworks(ctx, &a.config, networkCalls{
-		ack:    func(ack cloud.NetworkAck) { a.link.AcknowledgeNetworks(ack) },
-		report: func(all []cloud.BackendHealth) { a.link.ReportBackends(all) },
-		guest:  a.guest,
+		ack:     func(ack cloud.NetworkAck) { a.link.AcknowledgeNetworks(ack) },
+		report:  func(all []cloud.BackendHealth) { a.link.ReportBackends(all) },
+		guest:   a.guest,
+		contact: func() (time.Time, bool) { return a.link.Contact() },
 	}, log)
 	defer a.nets.close()
 	if a.link, err = uplink.Open(a.uplinkOptions(self)); err != nil {

@@ -2,12 +2,15 @@ package uplink
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
 
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
 const (
@@ -15,11 +18,13 @@ const (
 	heartbeatTimeout  = 3 * time.Second
 )
 
-// lease holds the end of the host's lease. Until that time the control plane lets this host run its VMs. In this
-// version the agent does nothing when the lease ends.
+// lease holds the end of the host's lease. Until that time the control plane lets this host run its VMs. When the lease
+// ends, the VMs run on. The lease of addresses that another host can take over is shorter: see cloud.AddressLease.
 type lease struct {
-	mu    sync.Mutex // guards until
+	mu    sync.Mutex // guards the fields below
 	until time.Time
+	// sent is when the last acknowledged heartbeat was sent.
+	sent time.Time
 }
 
 // renew moves the end of the lease to the time sent plus the duration lasts, if that is later than the present end. The
@@ -31,6 +36,15 @@ func (l *lease) renew(sent time.Time, lasts time.Duration) {
 	if until := sent.Add(lasts); until.After(l.until) {
 		l.until = until
 	}
+	if sent.After(l.sent) {
+		l.sent = sent
+	}
+}
+
+func (l *lease) contact() (time.Time, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.sent, !l.sent.IsZero()
 }
 
 func (l *lease) get() (time.Time, bool) {
@@ -46,10 +60,15 @@ var sessionEndingCodes = map[codes.Code]bool{
 	codes.Canceled: true, codes.Unknown: true,
 }
 
-// sendHeartbeats sends a heartbeat every heartbeatInterval. It returns when ctx ends, or when a heartbeat fails with a
-// code in sessionEndingCodes. A heartbeat that succeeds renews the lease; lasts is the duration of a lease.
+// errUnacknowledged ends a session whose heartbeats a member refuses: the networks of the host must begin with a
+// snapshot again, because other hosts may have taken addresses over.
+var errUnacknowledged = errors.New("the member has acknowledged no heartbeat for " + cloud.AddressLease.String())
+
+// sendHeartbeats sends a heartbeat every heartbeatInterval. It returns when ctx ends, when a heartbeat fails with a code
+// in sessionEndingCodes, or when none has succeeded for cloud.AddressLease. A heartbeat that succeeds renews the lease; lasts is the duration of a lease.
 func (l *Link) sendHeartbeats(ctx context.Context, node vmv1.NodeServiceClient, lasts time.Duration) error {
 	var lastText string
+	acknowledged := time.Now()
 	tick := time.NewTicker(heartbeatInterval)
 	defer tick.Stop()
 	for {
@@ -58,9 +77,11 @@ func (l *Link) sendHeartbeats(ctx context.Context, node vmv1.NodeServiceClient, 
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err == nil:
-			lastText = ""
+			lastText, acknowledged = "", time.Now()
 		case sessionEndingCodes[code(err)]:
 			return err
+		case time.Since(acknowledged) >= cloud.AddressLease:
+			return fmt.Errorf("%w: %w", errUnacknowledged, err)
 		case lastText != err.Error():
 			lastText = err.Error()
 			l.o.Log.Warn("heartbeat refused", "err", err)

@@ -66,6 +66,33 @@ func TestLeaseStartsWhenHeartbeatIsSent(t *testing.T) {
 	})
 }
 
+// refusingHeartbeats is a client that refuses each heartbeat, but not with a code that ends the session.
+type refusingHeartbeats struct{ vmv1.NodeServiceClient }
+
+func (refusingHeartbeats) HeartbeatNode(context.Context, *vmv1.HeartbeatNodeRequest, ...grpc.CallOption) (*vmv1.Node, error) {
+	return nil, status.Error(codes.InvalidArgument, "no")
+}
+
+// TestRefusedHeartbeatsEndTheSession checks that a session ends after cloud.AddressLease without an acknowledged
+// heartbeat, and that Contact returns the time at which the last acknowledged one was sent.
+func TestRefusedHeartbeatsEndTheSession(t *testing.T) {
+	m := newMember(t, testAuthority(t, 1))
+	a := open(t, t.TempDir(), nil, m)
+	synctest.Test(t, func(t *testing.T) {
+		_, ok := a.Contact()
+		require.False(t, ok)
+		began := time.Now()
+		require.NoError(t, a.sendHeartbeat(t.Context(), &slowHeartbeats{}, time.Minute))
+		sent, ok := a.Contact()
+		require.True(t, ok)
+		require.Equal(t, began, sent)
+		require.ErrorIs(t, a.sendHeartbeats(t.Context(), refusingHeartbeats{}, time.Minute), errUnacknowledged)
+		require.GreaterOrEqual(t, time.Since(began), cloud.AddressLease)
+		sent, _ = a.Contact()
+		require.Equal(t, began, sent)
+	})
+}
+
 // silentWatch is a client whose watch returns the messages in sent, and then none.
 type silentWatch struct {
 	agentv1.AgentServiceClient

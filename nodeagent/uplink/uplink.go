@@ -273,6 +273,10 @@ func (l *Link) Forget(vm cloud.VMID) { l.observations.forget(vm) }
 // suspended. The result ok is false if the host has not had a lease yet.
 func (l *Link) Lease() (until time.Time, ok bool) { return l.lease.get() }
 
+// Contact returns the time at which the last heartbeat that a member has acknowledged was sent. It returns false before
+// the first one.
+func (l *Link) Contact() (sent time.Time, ok bool) { return l.lease.contact() }
+
 // Status returns the present state of the link.
 func (l *Link) Status() Status {
 	l.mu.Lock()

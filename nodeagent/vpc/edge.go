@@ -3,6 +3,7 @@ package vpc
 import (
 	"context"
 	"maps"
+	"net/netip"
 	"reflect"
 	"slices"
 	"sync"
@@ -20,7 +21,41 @@ type outside struct {
 	mu   sync.Mutex // guards the fields below, and is held during a call of edge
 	vpcs map[cloud.VPCID]edge.VPC
 	last time.Time // of the last call that compared all VPCs with the kernel's state
+	// withheld is true while the host must not answer for addresses that another host can take over.
+	withheld bool
 }
+
+// withdraw stops answering for the addresses that another host can take over, and returns them. It does so at once, and
+// then waits for a call of edge, so that all later ones leave the addresses withdrawn.
+func (o *outside) withdraw(ctx context.Context) ([]netip.Addr, error) {
+	if o.edge == nil {
+		return nil, nil
+	}
+	list, err := o.edge.Withdraw(ctx)
+	if err != nil {
+		return nil, err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.withheld = true
+	for id, v := range o.vpcs {
+		v.Withhold = true
+		o.vpcs[id] = v
+	}
+	o.edge.Resume()
+	return list, nil
+}
+
+// restore ends the effect of withdraw for a VPC with the next call of set without edge.VPC.Withhold. A VPC without such a
+// call keeps its addresses withdrawn, because its state may be older than the loss of contact.
+func (o *outside) restore() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.withheld = false
+}
+
+// connected reports whether the host is connected to an external network.
+func (o *outside) connected(external string) bool { return o.edge != nil && o.edge.Connected(external) }
 
 // set changes the wanted state of a VPC and returns the changes of the kernel's state. It does nothing if the VPC wants
 // what it wanted before, and all VPCs were compared with the kernel's state within the last resyncInterval.
@@ -30,6 +65,7 @@ func (o *outside) set(ctx context.Context, vpc edge.VPC) ([]string, error) {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	vpc.Withhold = vpc.Withhold || o.withheld
 	if had, ok := o.vpcs[vpc.ID]; ok && reflect.DeepEqual(had, vpc) && time.Since(o.last) < resyncInterval {
 		return nil, nil
 	}

@@ -1,28 +1,33 @@
 package vpc
 
 import (
+	"slices"
+
 	"github.com/trivet-cloud/trivet/nodeagent/edge"
 	"github.com/trivet-cloud/trivet/nodeagent/netdev"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// addNAT adds or replaces a NAT gateway. It does nothing if the tables have a later binding of the gateway: n is then
-// an earlier binding, to a host that the gateway has left.
+// addNAT adds or replaces a NAT gateway, or a floating IP of a service IP. It does nothing if the tables have a later
+// binding of the gateway: n is then an earlier binding, to a host that the gateway has left. A floating IP that led to a
+// port before leads there no longer.
 func (t *tables) addNAT(n *cloud.NATGatewayOnHost, touched map[cloud.VPCID]bool) {
 	if one := t.vpcs[t.owners[string(n.ID)]]; one != nil && n.OnOneHost() && !mutant.On(mutant.AnnounceTwice) {
 		if had := one.nats[n.ID]; had != nil && had.BindingGeneration > n.BindingGeneration {
 			return
 		}
 	}
+	t.removeFloating(cloud.FloatingIPID(n.ID), touched)
 	t.own(string(n.ID), n.VPC, touched).nats[n.ID] = n
 }
 
-// addGateway adds a NAT gateway that is on one host. It leaves out a gateway that has no host, or whose host has an
+// addGateway adds a NAT gateway that is on one host, or a floating IP of a service IP. It leaves out a gateway that has no host, or whose host has an
 // unknown underlay address. The control plane sends the gateway again when it has both.
 func (w *wanted) addGateway(t *tables, n *cloud.NATGatewayOnHost) {
 	g := cloud.HostGateway{
-		ID: n.ID, VNI: n.VNI, Default: n.Default, HostNAT: cloud.HostNAT{External: n.External, Address: n.Address},
+		ID: n.ID, ServiceIP: n.ServiceIP, VNI: n.VNI, Default: n.Default,
+		HostNAT: cloud.HostNAT{External: n.External, Address: n.Address},
 	}
 	switch {
 	case n.Node == "" || n.VNI == 0:
@@ -54,15 +59,26 @@ func (w *wanted) routeToGateway(r *cloud.HostRoute, n *cloud.NATGatewayOnHost) {
 }
 
 // edgeState returns the state of a VPC for package edge. It leaves out routes to NAT gateways on other hosts, which
-// only package netdev sets.
-func edgeState(v *cloud.HostVPC, namespace string) edge.VPC {
+// only package netdev sets, and what needs external networks that the host does not have according to connected. The
+// control plane knows the external networks of each host, and reports such floating IPs as PENDING.
+func edgeState(v *cloud.HostVPC, namespace string, connected func(external string) bool) edge.VPC {
 	one := edge.VPCOf(v, namespace)
+	if one.NAT != nil && !connected(one.NAT.External) {
+		one.NAT = nil
+	}
+	one.Floating = slices.DeleteFunc(slices.Clone(one.Floating), func(f cloud.HostFloating) bool { return !connected(f.External) })
 	here := map[cloud.NATGatewayID]bool{}
 	for i := range v.Gateways {
-		if g := &v.Gateways[i]; g.Local() && !g.Default {
-			here[g.ID] = true
-			one.Gateways = append(one.Gateways, edge.Gateway{ID: g.ID, HostNAT: g.HostNAT, Transit: netdev.Transit(g.VNI)})
+		g := &v.Gateways[i]
+		if !g.Local() || g.Default || !connected(g.External) {
+			continue
 		}
+		here[g.ID] = true
+		gateway := edge.Gateway{ID: g.ID, HostNAT: g.HostNAT, Transit: netdev.Transit(g.VNI)}
+		if g.ServiceIP != "" {
+			gateway.Mark = g.VNI
+		}
+		one.Gateways = append(one.Gateways, gateway)
 	}
 	for _, s := range v.Subnets {
 		routes := edge.SubnetRoutes{VNI: s.VNI, Bridge: netdev.Bridge(s.VNI)}

@@ -13,8 +13,9 @@ import (
 
 func parseNAT(id string, args map[string]string) cloud.NATGatewayOnHost {
 	n := cloud.NATGatewayOnHost{NATGateway: cloud.NATGateway{
-		ID: cloud.NATGatewayID(id), VPC: cloud.VPCID(args["vpc"]), External: "internet", Node: cloud.NodeID(args["node"]),
-	}}
+		ID: cloud.NATGatewayID(id), VPC: cloud.VPCID(args["vpc"]), External: "internet",
+		Placement: cloud.Placement{Node: cloud.NodeID(args["node"])},
+	}, ServiceIP: cloud.ServiceIPID(args["service"])}
 	_, n.Default = args["default"]
 	if args["address"] != "" {
 		n.Address = netip.MustParseAddr(args["address"])
@@ -33,11 +34,22 @@ func showGateways(b *strings.Builder, w *wanted) {
 		fmt.Fprintf(b, "translates to %s of %s\n", w.NAT.Address, w.NAT.External)
 	}
 	for _, g := range w.Gateways {
-		fmt.Fprintf(b, "gateway %s vni %d default %t at %s\n", g.ID, g.VNI, g.Default, g.VTEP)
+		fmt.Fprintf(b, "gateway %s vni %d default %t at %s", g.ID, g.VNI, g.Default, g.VTEP)
+		if g.ServiceIP != "" {
+			fmt.Fprintf(b, " of service IP %s", g.ServiceIP)
+		}
+		b.WriteString("\n")
 	}
-	state := edgeState(&w.HostVPC, "")
+	for _, f := range w.Floating {
+		fmt.Fprintf(b, "floating IP %s to %s\n", f.Address, f.Fixed)
+	}
+	state := edgeState(&w.HostVPC, "", func(external string) bool { return external == "internet" })
 	for _, g := range state.Gateways {
-		fmt.Fprintf(b, "edge: gateway %s with %s from %s\n", g.ID, g.Address, g.Transit)
+		fmt.Fprintf(b, "edge: gateway %s with %s from %s", g.ID, g.Address, g.Transit)
+		if g.Mark != 0 {
+			fmt.Fprintf(b, " mark %d", g.Mark)
+		}
+		b.WriteString("\n")
 	}
 	for _, s := range state.Subnets {
 		fmt.Fprintf(b, "edge: routes of %s: %v\n", s.Bridge, s.Routes)

@@ -20,6 +20,8 @@ type wanted struct {
 	cloud.HostVPC
 	// Domain is the DNS domain of the host names.
 	Domain string
+	// Withhold is true if the host must not answer for external addresses that another host can take over.
+	Withhold bool
 	// Problems are the reasons why records are not part of HostVPC.
 	Problems []string
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netns"
 
+	"github.com/trivet-cloud/trivet/nodeagent/edge"
 	"github.com/trivet-cloud/trivet/nodeagent/firewall"
 	"github.com/trivet-cloud/trivet/nodeagent/netdev"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -35,6 +36,8 @@ type lab struct {
 	prefix string
 	resync time.Duration // of the hosts that are started
 	hosts  []*labHost
+	// external is true if hosts are connected to the external network "internet", whose namespace is x.
+	external bool
 }
 
 // labHost is a host with its agent's Networks.
@@ -48,6 +51,10 @@ type labHost struct {
 	stream uint64
 	log    *logged
 	dir    string // Options.Dir
+	edge   *edge.Edge
+	// contact and lease are Options.Contact and Options.lease.
+	contact func() (time.Time, bool)
+	lease   time.Duration
 
 	mu      sync.Mutex // guards acks and reports
 	acks    []cloud.NetworkAck
@@ -77,6 +84,16 @@ var labs atomic.Int32
 // newLab makes hosts n1, n2, … with the VTEPs 192.0.2.1, 192.0.2.2, …
 func newLab(t *testing.T, hosts int) *lab {
 	t.Helper()
+	l := newEmptyLab(t)
+	for i := range hosts {
+		l.addHost(i + 1)
+	}
+	return l
+}
+
+// newEmptyLab makes a lab without hosts.
+func newEmptyLab(t *testing.T) *lab {
+	t.Helper()
 	if os.Getuid() != 0 {
 		skip(t, "this test makes network namespaces and needs root")
 	}
@@ -90,22 +107,27 @@ func newLab(t *testing.T, hosts int) *lab {
 	l.addNamespace("u")
 	l.ip("u", "link add underlay type bridge")
 	l.ip("u", "link set underlay up")
-	for i := range hosts {
-		l.addHost(i + 1)
-	}
 	return l
 }
 
 // addHost makes host number n and starts its agent.
-func (l *lab) addHost(n int) *labHost {
+func (l *lab) addHost(n int, options ...func(*labHost)) *labHost {
 	l.Helper()
 	h := &labHost{lab: l, name: fmt.Sprintf("h%d", n), node: cloud.NodeID(fmt.Sprintf("n%d", n)), log: &logged{}, dir: l.TempDir()}
 	h.vtep = vtepOf(h.node)
+	for _, set := range options {
+		set(h)
+	}
 	l.addNamespace(h.name)
 	l.ip(h.name, "link add eth0 type veth peer name %s netns %su", h.name, l.prefix)
 	l.ip("u", "link set %s master underlay up", h.name)
 	l.ip(h.name, "address add %s/24 dev eth0", h.vtep)
 	l.ip(h.name, "link set eth0 up")
+	if l.external {
+		l.ip(h.name, "link add eth1 type veth peer name %s netns %sx", h.name, l.prefix)
+		l.ip("x", "link set %s master ext up", h.name)
+		l.ip(h.name, "link set eth1 up")
+	}
 	h.start()
 	l.hosts = append(l.hosts, h)
 	return h
@@ -129,8 +151,17 @@ func (h *labHost) start() {
 	filter, err := firewall.New(firewall.Options{Trusted: []string{"vx*"}})
 	require.NoError(t, err)
 	h.device = device
+	if h.lab.external {
+		h.edge, err = edge.New(edge.Options{
+			Prefix: h.lab.prefix + h.name + "-", Namespace: h.lab.path(h.name), External: map[string]edge.External{"internet": {
+				Interface: "eth1", Address: netip.MustParsePrefix("203.0.113.10" + h.name[1:] + "/24"),
+			}},
+		})
+		require.NoError(t, err)
+	}
 	h.Networks, err = New(Options{
-		VTEP: h.vtep, Host: device, Firewall: filter, Dir: h.dir, resync: h.lab.resync,
+		VTEP: h.vtep, Host: device, Firewall: filter, Edge: h.edge, Dir: h.dir, resync: h.lab.resync, lease: h.lease,
+		Contact:   h.contact,
 		Log:       slog.New(slog.NewTextHandler(h.log, nil)),
 		Upstreams: func() []netip.AddrPort { return nil },
 		Acknowledge: func(a cloud.NetworkAck) {
@@ -152,6 +183,9 @@ func (h *labHost) start() {
 func (h *labHost) stop() {
 	h.Close()
 	h.device.Close()
+	if h.edge != nil {
+		h.edge.Close()
+	}
 }
 
 // snapshot applies a snapshot with the records of lines, as in TestHostVPC, and waits until it is acknowledged.

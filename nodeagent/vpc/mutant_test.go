@@ -26,5 +26,6 @@ func TestMutants(t *testing.T) {
 	require.NotEmpty(t, newManyPorts(t, 2).revoke(10))
 	mutanttest.Notices(t, mutant.ReachHosts, TestHostsAreDenied, "a guest reached a host")
 	mutant.Set("")
+	mutanttest.Notices(t, mutant.KeepCutOffAddress, TestCutOffHostWithdraws, answeredTwice)
 	mutanttest.Notices(t, mutant.SkipToken, TestGuestIsRenderedOnce, "tokens are required")
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net/netip"
 	"os"
 	"slices"
 	"sync"
@@ -53,6 +54,10 @@ type plane interface {
 	// portCounters returns the counters of the ports that have a device, and counters those of the packet filter.
 	portCounters(ctx context.Context, id cloud.VPCID) (map[cloud.PortID]cloud.PortCounters, error)
 	counters(ctx context.Context, id cloud.VPCID) (firewall.Counters, error)
+	// withdraw stops answering for external addresses that another host can take over, and returns them. After restore,
+	// apply answers for those of its VPC again.
+	withdraw(ctx context.Context) ([]netip.Addr, error)
+	restore()
 	// close stops the servers and leaves everything else.
 	close()
 }
@@ -152,7 +157,9 @@ func (k *kernelPlane) apply(ctx context.Context, w *wanted) (writes []string, er
 	if err != nil {
 		return writes, err
 	}
-	connected, err := k.outside.set(ctx, edgeState(&w.HostVPC, k.host.Path(w.ID)))
+	external := edgeState(&w.HostVPC, k.host.Path(w.ID), k.outside.connected)
+	external.Withhold = w.Withhold
+	connected, err := k.outside.set(ctx, external)
 	writes = append(writes, connected...)
 	if err != nil {
 		return writes, err
@@ -283,6 +290,11 @@ func (k *kernelPlane) counters(ctx context.Context, id cloud.VPCID) (firewall.Co
 	defer ns.Close()
 	return k.filter.Counters(ctx, ns)
 }
+
+func (k *kernelPlane) withdraw(ctx context.Context) ([]netip.Addr, error) {
+	return k.outside.withdraw(ctx)
+}
+func (k *kernelPlane) restore() { k.outside.restore() }
 
 func (k *kernelPlane) close() {
 	k.metadata.Close()

@@ -28,6 +28,12 @@ func (w *wanted) addServices(node cloud.NodeID, one *vpcTable) {
 			first = p.Node
 		}
 	}
+	floating := map[cloud.ServiceIPID]netip.Addr{}
+	for _, n := range one.nats {
+		if n.ServiceIP != "" {
+			floating[n.ServiceIP] = n.Address
+		}
+	}
 	for _, key := range slices.Sorted(maps.Keys(one.services)) {
 		s := one.services[key]
 		if w.subnetOf(s.Address) == nil && !one.record.ServiceCIDR.Contains(s.Address) {
@@ -39,7 +45,7 @@ func (w *wanted) addServices(node cloud.NodeID, one *vpcTable) {
 			continue
 		}
 		out := cloud.HostService{
-			ID: s.ID, Name: s.Name, Address: s.Address, Ports: s.Ports, Affinity: s.Affinity, Health: s.Health,
+			ID: s.ID, Name: s.Name, Address: s.Address, Floating: floating[s.ID], Ports: s.Ports, Affinity: s.Affinity, Health: s.Health,
 		}
 		backends := s.Backends
 		if len(s.Selector) > 0 {

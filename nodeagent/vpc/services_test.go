@@ -74,7 +74,11 @@ func parseLabels(text string) (out map[string]string) {
 
 func showServices(b *strings.Builder, services []cloud.HostService) {
 	for _, s := range services {
-		fmt.Fprintf(b, "service %s %s with %d ports\n", s.Name, s.Address, len(s.Ports))
+		fmt.Fprintf(b, "service %s %s with %d ports", s.Name, s.Address, len(s.Ports))
+		if s.Floating.IsValid() {
+			fmt.Fprintf(b, " and the floating IP %s", s.Floating)
+		}
+		b.WriteByte('\n')
 		for _, to := range s.Backends {
 			health := "unhealthy"
 			if to.Healthy {

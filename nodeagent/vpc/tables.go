@@ -15,11 +15,11 @@ type tables struct {
 	node   cloud.NodeID
 	vpcs   map[cloud.VPCID]*vpcTable
 	groups map[cloud.SecurityGroupID]*cloud.SecurityGroup
-	// floating are the floating IPs, and floatingAt those of ports.
+	// floating are the floating IPs of ports, and floatingAt those of each port.
 	floating   map[cloud.FloatingIPID]*cloud.FloatingIP
 	floatingAt map[cloud.PortID]cloud.FloatingIPID
 	peerings   map[cloud.PeeringID]*cloud.Peering
-	// owners are the VPCs of subnets, ports, route tables, NAT gateways and service IPs.
+	// owners are the VPCs of subnets, ports, route tables, NAT gateways, service IPs and their floating IPs.
 	owners map[string]cloud.VPCID
 	// protected are the addresses of the cloud's hosts and members, sorted.
 	protected []netip.Addr
@@ -29,10 +29,11 @@ type tables struct {
 
 // vpcTable has the records of one VPC. record is nil while only other records of the VPC have arrived.
 type vpcTable struct {
-	record   *cloud.VPCOnHost
-	subnets  map[cloud.SubnetID]*cloud.Subnet
-	ports    map[cloud.PortID]*cloud.PortOnHost
-	routes   map[cloud.RouteTableID]*cloud.RouteTable
+	record  *cloud.VPCOnHost
+	subnets map[cloud.SubnetID]*cloud.Subnet
+	ports   map[cloud.PortID]*cloud.PortOnHost
+	routes  map[cloud.RouteTableID]*cloud.RouteTable
+	// nats are the NAT gateways, and the floating IPs of service IPs.
 	nats     map[cloud.NATGatewayID]*cloud.NATGatewayOnHost
 	services map[cloud.ServiceIPID]*cloud.ServiceIP
 	// uses counts the ports that have a group.
@@ -208,11 +209,10 @@ func (t *tables) addPort(p *cloud.PortOnHost, touched map[cloud.VPCID]bool) {
 	one.count(p, 1)
 }
 
-// addFloating adds or replaces a floating IP. Its port may be unknown yet, and changes its VPC when it arrives.
+// addFloating adds or replaces a floating IP of a port. The port may be unknown yet, and changes its VPC when it arrives.
 func (t *tables) addFloating(f *cloud.FloatingIP, touched map[cloud.VPCID]bool) {
-	t.removeFloating(f.ID, touched)
+	t.remove(string(f.ID), touched) // also if it led to a service IP
 	t.floating[f.ID] = f
-	delete(t.invalid, string(f.ID))
 	if f.Port != "" {
 		t.floatingAt[f.Port] = f.ID
 		t.touchPort(f.Port, touched)

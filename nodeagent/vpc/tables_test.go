@@ -111,6 +111,11 @@ func parseUpdate(t *testing.T, input string) cloud.NetworkUpdate {
 			u.ServiceIPs = append(u.ServiceIPs, parseService(t, id, args))
 		case "nat":
 			u.NATGateways = append(u.NATGateways, parseNAT(id, args))
+		case "floating":
+			u.FloatingIPs = append(u.FloatingIPs, cloud.FloatingIP{
+				ID: cloud.FloatingIPID(id), External: "internet", Port: cloud.PortID(args["port"]),
+				Address: netip.MustParseAddr(args["address"]), Fixed: netip.MustParseAddr(args["fixed"]),
+			})
 		case "delete":
 			u.Deleted = append(u.Deleted, id)
 		case "protected":

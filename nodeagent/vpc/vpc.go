@@ -35,6 +35,10 @@
 //   - The agent checks the backends on this host (health.go), and applies the results at once, even if the records
 //     differ. It reports them for as long as the records differ, so that no report is lost and the agent need not
 //     remember which ones it has sent.
+//   - A host that has no contact to the control plane for cloud.AddressLease withdraws the addresses of NAT gateways and
+//     of floating IPs of service IPs, which another host may take over, and nothing else (contact.go). The time is
+//     measured with the monotonic clock of the host. An agent that starts without contact withdraws nothing, because it
+//     does not know these addresses before its first snapshot.
 //   - A tap is opened only when the packet filter for its port is installed, and is set up at once.
 //
 // The package does not know the connection to the control plane and how guests are run.
@@ -90,6 +94,10 @@ type Options struct {
 	// false if the agent does not know the VMs of the host yet: the metadata service then serves no guest. Without
 	// Guest, guests have no SSH keys and no user data, and need session tokens.
 	Guest func(vm string) (data GuestData, known bool)
+	// Contact returns the time at which the agent sent the last heartbeat that a member has acknowledged. It returns false
+	// before the first one. It must not block. After cloud.AddressLease without contact, the host withdraws the external
+	// addresses that other hosts can take over. Without Contact, it never does.
+	Contact func() (time.Time, bool)
 	// Dir is a directory for the state of VPCs, which New makes. From it, a restarted agent serves DHCP, DNS and metadata
 	// before the control plane has sent the VPCs. Without it, the state is not stored.
 	Dir string
@@ -97,8 +105,8 @@ type Options struct {
 	Parallel int
 	Log      *slog.Logger // required
 
-	// resync replaces resyncInterval in tests.
-	resync time.Duration
+	// resync replaces resyncInterval, and lease replaces cloud.AddressLease, in tests.
+	resync, lease time.Duration
 }
 
 // Networks keeps the VPCs of this host as the updates want them. Its methods may be called concurrently, except Close.
@@ -118,6 +126,7 @@ type Networks struct {
 	counts   Counts
 	changed  chan struct{} // closed and replaced when a VPC was applied
 	closed   bool
+	contact  contact
 	// restored are the VPCs that are served from files because no update with them was applied yet.
 	restored map[cloud.VPCID]*restoredVPC
 	unsaved  map[cloud.VPCID]bool // the files of these VPCs may differ from the state in force
@@ -152,6 +161,9 @@ func newNetworks(o Options, p plane) *Networks {
 	if o.resync == 0 {
 		o.resync = resyncInterval
 	}
+	if o.lease == 0 {
+		o.lease = cloud.AddressLease
+	}
 	n := &Networks{
 		o: o, plane: p, slots: make(chan struct{}, o.Parallel), workers: map[cloud.VPCID]*worker{},
 		changed: make(chan struct{}), restored: map[cloud.VPCID]*restoredVPC{}, unsaved: map[cloud.VPCID]bool{},
@@ -185,6 +197,11 @@ func (n *Networks) Apply(u cloud.NetworkUpdate) {
 	touched := n.tables.apply(&u)
 	seq := n.progress.add(u.Stream, u.Revision)
 	if u.Snapshot {
+		n.contact.snapshot = u.Stream
+		if n.o.Contact != nil && !n.contact.watched {
+			n.contact.watched = true
+			n.done.Go(func() { n.watchContact(time.Now()) })
+		}
 		for _, id := range n.orphans() {
 			touched[id] = true
 		}

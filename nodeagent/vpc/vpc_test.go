@@ -94,7 +94,9 @@ func (p *fakePlane) counters(context.Context, cloud.VPCID) (firewall.Counters, e
 	p.counted++
 	return firewall.Counters{Connections: p.counted}, p.failCounters
 }
-func (*fakePlane) close() {}
+func (*fakePlane) withdraw(context.Context) ([]netip.Addr, error) { return nil, nil }
+func (*fakePlane) restore()                                       {}
+func (*fakePlane) close()                                         {}
 
 func (p *fakePlane) set(f func()) {
 	p.mu.Lock()

@@ -109,6 +109,7 @@ func (n *Networks) attempt(w *worker, resync bool) (removed bool, err error) {
 
 	n.mu.RLock()
 	want, exists := n.tables.hostVPC(w.id, n.o.VTEP)
+	want.Withhold = n.contact.withdrawn
 	reports := judge(&want, n.verdicts(w.id))
 	unusable := n.tables.unusable(w.id)
 	seq := w.asked

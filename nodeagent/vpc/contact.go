@@ -1,0 +1,84 @@
+package vpc
+
+import (
+	"time"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// contactInterval is how often the host compares the time of its last contact with the lease.
+const contactInterval = 250 * time.Millisecond
+
+// contact is the state of the host's right to answer for the addresses of NAT gateways and of floating IPs of service
+// IPs. After cloud.HeartbeatTimeout without a heartbeat, the leader gives these addresses to other hosts without waiting
+// for this host. So this host withdraws them when its lease, which is shorter, has ended.
+//
+// When the host has contact again, its records can still name it as the host of an address that another host has taken
+// over. It answers again only after a snapshot of a stream that began after the lease had ended, for the addresses that
+// the snapshot still assigns to the host.
+type contact struct {
+	watched bool
+	// withdrawn is true if the lease has ended. stream is then the newest stream of which the host had an update.
+	withdrawn bool
+	stream    uint64
+	// snapshot is the stream of the newest snapshot.
+	snapshot uint64
+}
+
+// watchContact withdraws and restores addresses as the contact to the control plane requires, until Close.
+func (n *Networks) watchContact(began time.Time) {
+	tick := time.NewTicker(contactInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			n.checkContact(began)
+		case <-n.ctx.Done():
+			return
+		}
+	}
+}
+
+// checkContact compares the time of the last contact with the lease. began is the time from which the lease runs if
+// there was no contact yet.
+func (n *Networks) checkContact(began time.Time) {
+	last, ok := n.o.Contact()
+	if !ok {
+		last = began
+	}
+	leased := time.Since(last) < n.o.lease
+	n.mu.Lock()
+	c := &n.contact
+	resume := leased && c.withdrawn && c.snapshot > c.stream
+	lose := !leased && !c.withdrawn && !mutant.On(mutant.KeepCutOffAddress)
+	if lose {
+		c.stream = c.snapshot
+	}
+	n.mu.Unlock()
+	switch {
+	case lose:
+		list, err := n.plane.withdraw(n.ctx)
+		if err != nil {
+			n.o.Log.Warn("cannot withdraw external addresses that other hosts can take over", "err", err)
+			return // the next tick tries again
+		}
+		n.mu.Lock()
+		c.withdrawn = true
+		n.mu.Unlock()
+		n.o.Log.Warn("no contact to the control plane: external addresses that other hosts can take over are withdrawn",
+			"since", time.Since(last).Round(time.Millisecond), "addresses", list)
+	case resume:
+		// In this order: a worker that has computed its state before still withholds the addresses.
+		n.plane.restore()
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		c.withdrawn = false
+		for _, w := range n.workers {
+			select {
+			case w.wakes <- struct{}{}:
+			default:
+			}
+		}
+		n.o.Log.Info("contact to the control plane: external addresses that are still assigned to this host are answered again")
+	}
+}
