@@ -84,6 +84,7 @@ func TestNetworks(t *testing.T) {
 	c.run("a rule that is removed stops traffic", func(t *testing.T) { c.revoke(a, b) })
 	c.run("guests reach the internet by NAT, and are reached by floating IPs", func(t *testing.T) { c.outside(vpc, b, d) })
 	c.run("guests are seen with the address of a NAT gateway", func(t *testing.T) { c.gateways(vpc, front[1], b, d) })
+	c.run("a floating IP leads to the backends of a service IP", func(t *testing.T) { c.floatingService(front[0], a, b, d) })
 	c.run("NICs are attached and detached while the guest runs", func(t *testing.T) { c.hotPlug(b, twin[0]) })
 	c.run("guests keep their network while the agent is gone", func(t *testing.T) {
 		c.dir.Signal(c.hosts[1].Name, syscall.SIGKILL)

@@ -18,10 +18,11 @@
 //     these indexes instead of all ports and groups.
 //   - The tables whose records hosts need have names that begin with net-, so that Feed can watch all of them in one
 //     order. Feed is in this package because it reads these tables and sends the messages of the network API.
-//   - A NAT gateway is on one host at a time if it has an address of its own or is not the default of its VPC.
-//     Feed.AssignGateways chooses the host. A gateway leaves a connected host only after this host has acknowledged the
-//     withdrawal, so that two connected hosts never answer for one address. Feed.AssignGateways does not wait for a
-//     host that has sent no heartbeat for cloud.HeartbeatTimeout.
+//   - A NAT gateway is on one host at a time if it has an address of its own or is not the default of its VPC. So is a
+//     floating IP of a service IP. Feed.AssignGateways chooses the host. A gateway leaves a connected host only after
+//     this host has acknowledged the withdrawal, so that two connected hosts never answer for one address.
+//     Feed.AssignGateways does not wait for a host that has sent no heartbeat for cloud.HeartbeatTimeout: such a host
+//     has withdrawn the address after cloud.AddressLease.
 //   - VXLAN network identifiers (VNIs) are assigned in ascending order and start again at 1 after the last, so that an
 //     identifier is not used again soon after its subnet or NAT gateway was deleted.
 package network
