@@ -20,21 +20,25 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// floatingService gives a service IP a floating IP, and then backends on other hosts than the floating IP. It checks that
-// clients outside reach all backends, and only the healthy ones after one of the backends was killed. It checks this
-// again after the agent of the host with the floating IP was killed, and after another host with the floating IP was cut
-// off from the control plane, which must then no longer answer for the address. The guests are on three hosts.
+// floatingService gives a service IP a floating IP, and then backends on other hosts than the floating IP. It checks
+// that clients outside reach all backends, and only the healthy ones after one of the backends was killed. It checks
+// this again after the agent of the host with the floating IP was killed, and after another host with the floating IP
+// was cut off from the control plane, which must then no longer answer for the address. The guests are on three hosts.
 func (c *networkCloud) floatingService(subnet string, guests ...*machine) {
 	t := c.t
 	c.ensureInternet()
 	ctx := c.context(time.Minute)
 	ports := []*networkv1.ServicePort{{Protocol: "tcp", Port: 8080, TargetPort: 80}}
-	check := &networkv1.HealthCheck{Protocol: "http", Path: "/", IntervalSeconds: 2, UnhealthyThreshold: 2, HealthyThreshold: 1}
+	check := &networkv1.HealthCheck{
+		Protocol: "http", Path: "/", IntervalSeconds: 2, UnhealthyThreshold: 2, HealthyThreshold: 1,
+	}
 	s, err := c.networks.CreateServiceIp(ctx, &networkv1.CreateServiceIpRequest{
 		Name: "public", SubnetId: subnet, Ports: ports, HealthCheck: check,
 	})
 	require.NoError(t, err)
-	f, err := c.networks.CreateFloatingIp(ctx, &networkv1.CreateFloatingIpRequest{ExternalNetwork: "internet", ServiceIpId: s.GetId()})
+	f, err := c.networks.CreateFloatingIp(ctx, &networkv1.CreateFloatingIpRequest{
+		ExternalNetwork: "internet", ServiceIpId: s.GetId(),
+	})
 	require.NoError(t, err)
 	require.Equal(t, networkv1.Status_STATUS_PENDING, f.GetStatus())
 	first := c.activeFloating(f.GetId(), "")

@@ -63,8 +63,8 @@ func floatingTarget(f *networkv1.FloatingIp, l *labels) string {
 func floatingIPCommand(s *session.Session) *cobra.Command {
 	c := group("floating-ip", "Create, attach and list floating IPs",
 		`Create, attach and list floating IPs. A floating IP is an address of an external network. Attached to a port or a
-service IP, it makes that reachable from outside, and it can be moved to another at any time. Its status is ACTIVE when a
-host has acknowledged that it answers for the address. The commands accept its name, address or ID.`,
+service IP, it makes that reachable from outside, and it can be moved to another at any time. Its status is ACTIVE when
+a host has acknowledged that it answers for the address. The commands accept its name, address or ID.`,
 		`  trivet network floating-ip create www --port web-1
   trivet network floating-ip attach www --port web-2
   trivet network floating-ip detach 203.0.113.10`)

@@ -46,8 +46,8 @@ func (f *Feed) receive(
 	}
 }
 
-// bindingStatus is the status that an acknowledgment gives a port, a NAT gateway or a floating IP. It applies only to the
-// binding with that generation.
+// bindingStatus is the status that an acknowledgment gives a port, a NAT gateway or a floating IP. It applies only to
+// the binding with that generation.
 type bindingStatus struct {
 	key        recordKey
 	generation uint64
@@ -91,7 +91,8 @@ func (f *Feed) acknowledged(s *feedSession, r *agentv1.SyncNetworksRequest) (out
 			continue // the host may still have the gateway
 		}
 		n := f.index.networks[s.node]
-		if p.external != "" && status.status == cloud.NetworkActive && (n == nil || !slices.Contains(n.External, p.external)) {
+		lacks := p.external != "" && (n == nil || !slices.Contains(n.External, p.external))
+		if lacks && status.status == cloud.NetworkActive {
 			status.status, status.reason = cloud.NetworkPending, lacksExternal(s.node, p.external)
 		}
 		if status.status != p.status || status.reason != p.reason {

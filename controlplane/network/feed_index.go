@@ -202,9 +202,9 @@ func (x *index) set(key recordKey, record any, revision int64) (out []hostChange
 	return out
 }
 
-// setPending records whether a port, a NAT gateway or a floating IP waits for an acknowledgment. former is the host whose acknowledgment
-// it may have waited for before. same is true if the message for hosts has not changed. The result has the host that
-// must acknowledge the change, if any.
+// setPending records whether a port, a NAT gateway or a floating IP waits for an acknowledgment. former is the host
+// whose acknowledgment it may have waited for before. same is true if the message for hosts has not changed. The result
+// has the host that must acknowledge the change, if any.
 func (x *index) setPending(key recordKey, former cloud.NodeID, b *binding, revision int64, same bool) []hostChange {
 	old, waited := x.pending[former][key]
 	deleteIn(x.pending, former, key)

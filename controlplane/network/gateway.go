@@ -25,9 +25,11 @@ type HostState struct {
 
 // AssignGateways chooses a host for each NAT gateway that is on one host at a time, and for each floating IP of a
 // service IP. It withdraws them from hosts that can no longer have them. It also sets floating IPs of ports to PENDING
-// whose host has lost the external network. states has every host that the leader knows. A host that has a record in
-// the network service and is not in states is neither ready nor lost. AssignGateways does nothing before Follow has read
-// all records. It writes nothing if every gateway has the right place.
+// if the port's host has lost the external network.
+//
+// states has every host that the leader knows. A host that has a record in the network service and is not in states is
+// neither ready nor lost. AssignGateways does nothing before Follow has read all records. It writes nothing if every
+// gateway has the right place.
 func (f *Feed) AssignGateways(ctx context.Context, states []HostState) error {
 	f.mu.Lock()
 	var choices []choice
@@ -41,9 +43,21 @@ func (f *Feed) AssignGateways(ctx context.Context, states []HostState) error {
 		failed = errors.Join(failed, f.update(ctx, func(tx *store.Tx) error { return moveGateway(tx, c) }))
 	}
 	for _, key := range unserved {
-		failed = errors.Join(failed, f.update(ctx, func(tx *store.Tx) error { return deferFloating(tx, key) }))
+		if err := f.update(ctx, func(tx *store.Tx) error { return deferFloating(tx, key) }); err != nil {
+			failed = errors.Join(failed, err)
+			f.recheckHost(key)
+		}
 	}
 	return failed
+}
+
+// recheckHost makes the next call of takeUnserved return a floating IP again.
+func (f *Feed) recheckHost(key recordKey) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.index != nil {
+		f.index.changedHosts[f.index.entries[key].node] = true
+	}
 }
 
 // update runs a transaction with a limited duration.
@@ -232,7 +246,8 @@ func moveGateway(tx *store.Tx, c choice) error {
 	if c.to.node != p.Node {
 		p.BindingGeneration++
 	}
-	p.Node, p.Former, *p.status, *p.reason, *p.updated = c.to.node, c.to.former, cloud.NetworkPending, c.to.reason, tx.Now()
+	p.Node, p.Former, *p.updated = c.to.node, c.to.former, tx.Now()
+	*p.status, *p.reason = cloud.NetworkPending, c.to.reason
 	if p.Node != "" && p.VNI == 0 {
 		if p.VNI, err = assignVNI(tx, c.key.id); err != nil {
 			return err
@@ -275,8 +290,8 @@ func lacksExternal(node cloud.NodeID, external string) string {
 	return fmt.Sprintf("host %s, which the port is on, is not connected to the external network %s", node, external)
 }
 
-// takeUnserved returns the ACTIVE floating IPs of ports whose host no longer has the external network, and forgets which
-// hosts have changed since the last call.
+// takeUnserved returns the floating IPs of ports whose host no longer has the external network, if the network record
+// of the host has changed since the last call.
 func (x *index) takeUnserved() (keys []recordKey) {
 	for node := range x.changedHosts {
 		for key := range x.portsOn[node] {

@@ -74,8 +74,8 @@ func ClaimNIC(tx *store.Tx, t cloud.Tenant, vm cloud.VMID, nic *cloud.NIC, at st
 }
 
 // BindNIC binds the port of a NIC to the host of its VM. hostName is the VM's name, by which other guests find the port
-// in DNS. The port and its floating IP are PENDING until the host has acknowledged the binding. As a backend of service IPs with a health
-// check, the port gets no new connections until the host has checked it.
+// in DNS. The port and its floating IP are PENDING until the host has acknowledged the binding. As a backend of service
+// IPs with a health check, the port gets no new connections until the host has checked it.
 func BindNIC(tx *store.Tx, port *cloud.Port, node cloud.NodeID, hostName string) error {
 	port.Node, port.HostName = node, hostName
 	port.BindingGeneration++

@@ -11,7 +11,8 @@ import (
 const maxVNI = 1<<24 - 1
 
 var (
-	// vnis has the ID of the subnet, NAT gateway or floating IP of each assigned VXLAN network identifier, at vni/<identifier>.
+	// vnis has the ID of the subnet, NAT gateway or floating IP of each assigned VXLAN network identifier, at
+	// vni/<identifier>.
 	vnis = store.NewTable[string]("vni")
 	// lastVNI has the identifier that was assigned last, at vni-last/system.
 	lastVNI = store.NewTable[uint32]("vni-last")
@@ -41,7 +42,8 @@ func assignVNI(tx *store.Tx, user string) (uint32, error) {
 			return *last, nil
 		}
 	}
-	return 0, fault.New(fault.ResourceExhausted, "the cloud has %d subnets, NAT gateways and floating IPs of service IPs, and can have no more", maxVNI)
+	return 0, fault.New(fault.ResourceExhausted,
+		"the cloud has %d subnets, NAT gateways and floating IPs of service IPs, and can have no more", maxVNI)
 }
 
 // releaseVNI makes an identifier available again.

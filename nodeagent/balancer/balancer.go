@@ -14,17 +14,17 @@
 //
 // # Floating IPs
 //
-// Each host with the VPC distributes connections to the floating IP of a service IP like those to the service IP itself,
-// so the connections of guests of the VPC do not leave the VPC. One host answers for the floating IP outside (package
-// edge). It distributes the connections from outside, and its answers leave with the floating IP as their source. The
-// source of the packets that backends get is the client's address: the rules of the backends' security groups apply to
-// it, as to the clients of a floating IP of a port. So a backend's host would send the answers out by the routes of the
-// backend's subnet. Instead, packets between the two hosts have a VNI of their own. The backend's host recognizes the
-// connection by this VNI, marks it, and sends its answers back with the same VNI (returningChain).
+// Each host with the VPC distributes connections to the floating IP of a service IP like those to the service IP
+// itself, so the connections of guests of the VPC do not leave the VPC. One host answers for the floating IP outside
+// (package edge). It distributes the connections from outside, and its answers leave with the floating IP as their
+// source. The source of the packets that backends get is the client's address: the rules of the backends' security
+// groups apply to it, as to the clients of a floating IP of a port. So a backend's host would send the answers out by
+// the routes of the backend's subnet. Instead, packets between the two hosts have a VNI of their own. The backend's
+// host recognizes the connection by this VNI, marks it, and sends its answers back with the same VNI (returningChain).
 //
-// The alternative is to translate the source to an address of the host with the floating IP. Backends would then not see
-// their clients, and the rules of security groups would see another source for a backend on that host than for one on
-// another host.
+// The alternative is to translate the source to an address of the host with the floating IP. Backends would then not
+// see their clients, and the rules of security groups would see another source for a backend on that host than for one
+// on another host.
 //
 // # Decisions
 //

@@ -111,7 +111,8 @@ func returningChain(vpc *cloud.HostVPC) netfilter.Chain {
 		}
 		c.Rules = append(c.Rules, fmt.Sprintf("%s ct state new ct mark set ct mark | %#x", arriving, g.VNI))
 		if !mutant.On(mutant.LoseReturn) {
-			c.Rules = append(c.Rules, fmt.Sprintf("%sct mark and %#x == %#x meta mark set meta mark | %#[3]x", direction, vniMask, g.VNI))
+			c.Rules = append(c.Rules, fmt.Sprintf("%sct mark and %#x == %#x meta mark set meta mark | %#[3]x",
+				direction, vniMask, g.VNI))
 		}
 	}
 	return c

@@ -1,6 +1,6 @@
 // Package edge connects the VPCs of a host to external networks: NAT gateways, which let guests open connections to the
-// outside, and floating IPs, which are addresses of an external network that lead to one port or service IP each. [Edge.Set] takes
-// the wanted state of the whole host, compares it with the kernel's, and writes only the differences.
+// outside, and floating IPs, which are addresses of an external network that lead to one port or service IP each.
+// [Edge.Set] takes the wanted state of the whole host, compares it with the kernel's, and writes only the differences.
 //
 // # Path of a packet
 //
@@ -17,9 +17,9 @@
 // another guest gets the VPC's end of the veth pair as its source there, and the host's address of the external network
 // in the edge namespace. The edge namespace routes a packet to a floating IP to the VPC, in whose namespace the packet
 // gets the port's address as its destination, before the security groups are applied. So the rules of security groups
-// see the original address outside and the port's address. A packet to the floating IP of a service IP reaches the VPC's
-// namespace in the same way, where package balancer selects the backend. The packets in the other direction have the mark
-// of the floating IP, which selects its routing table.
+// see the original address outside and the port's address. A packet to the floating IP of a service IP reaches the
+// VPC's namespace in the same way, where package balancer selects the backend. The packets in the other direction have
+// the mark of the floating IP, which selects its routing table.
 //
 // # Decisions
 //

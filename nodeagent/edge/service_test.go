@@ -63,8 +63,8 @@ func (s *serviceLab) backend(i int) string {
 }
 
 // requireBackends requires that connections from a namespace all succeed, and reach all the given backends and no
-// others. The backends must see the source of the connections as seen, unless this is "": a guest's connection to itself
-// comes from the gateway.
+// others. The backends must see the source of the connections as seen, unless this is "": a guest's connection to
+// itself comes from the gateway.
 func (s *serviceLab) requireBackends(from, to, seen string, backends ...string) {
 	s.t.Helper()
 	reached := map[string]bool{}
@@ -114,12 +114,17 @@ func TestFloatingServiceIP(t *testing.T) {
 
 	t.Log("answers return to the host with the floating IP although the backends have other routes")
 	s.setBackends(cloud.AffinityNone, 11, 12, 13)
-	main := cloud.HostGateway{ID: "main", VNI: 201, Default: true, HostNAT: cloud.HostNAT{External: internet, Address: parseAddr("203.0.113.50")}}
-	other := cloud.HostGateway{ID: "other", VNI: 202, HostNAT: cloud.HostNAT{External: internet, Address: parseAddr("203.0.113.51")}}
+	nat := func(address string) cloud.HostNAT {
+		return cloud.HostNAT{External: internet, Address: parseAddr(address)}
+	}
+	main := cloud.HostGateway{ID: "main", VNI: 201, Default: true, HostNAT: nat("203.0.113.50")}
+	other := cloud.HostGateway{ID: "other", VNI: 202, HostNAT: nat("203.0.113.51")}
 	place(s.vpcs, main, 1)
 	place(s.vpcs, other, 2)
 	for _, v := range s.vpcs {
-		v.Subnets[0].Routes = []cloud.HostRoute{{Destination: parsePrefix("203.0.113.0/24"), Target: cloud.RouteNAT, Gateway: "other"}}
+		v.Subnets[0].Routes = []cloud.HostRoute{{
+			Destination: parsePrefix("203.0.113.0/24"), Target: cloud.RouteNAT, Gateway: "other",
+		}}
 	}
 	s.applyGateways(0, 1, 2)
 	s.requireBackends("internet", floatingService, client, "backend 1", "backend 2", "backend 3")

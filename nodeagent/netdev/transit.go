@@ -27,8 +27,8 @@ var (
 	transitMAC = cloud.MAC{0x02, 0xff, 0, 0, 0, 2}
 )
 
-// Transit returns the name of the transit device of the NAT gateway or floating IP with a VNI. On the gateway's host, packets from
-// other hosts arrive from this device. On the other hosts, packets to the gateway leave through it.
+// Transit returns the name of the transit device of the NAT gateway or floating IP with a VNI. On the gateway's host,
+// packets from other hosts arrive from this device. On the other hosts, packets to the gateway leave through it.
 func Transit(vni uint32) string { return cloud.TransitDevice(vni) }
 
 // addTransit renders the transit device of a gateway. If the gateway is on another host, addTransit also renders the

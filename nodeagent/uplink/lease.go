@@ -64,8 +64,9 @@ var sessionEndingCodes = map[codes.Code]bool{
 // snapshot again, because other hosts may have taken addresses over.
 var errUnacknowledged = errors.New("the member has acknowledged no heartbeat for " + cloud.AddressLease.String())
 
-// sendHeartbeats sends a heartbeat every heartbeatInterval. It returns when ctx ends, when a heartbeat fails with a code
-// in sessionEndingCodes, or when none has succeeded for cloud.AddressLease. A heartbeat that succeeds renews the lease; lasts is the duration of a lease.
+// sendHeartbeats sends a heartbeat every heartbeatInterval. It returns when ctx ends, when a heartbeat fails with a
+// code in sessionEndingCodes, or when none has succeeded for cloud.AddressLease. A heartbeat that succeeds renews the
+// lease; lasts is the duration of a lease.
 func (l *Link) sendHeartbeats(ctx context.Context, node vmv1.NodeServiceClient, lasts time.Duration) error {
 	var lastText string
 	acknowledged := time.Now()

@@ -10,8 +10,8 @@ import (
 const contactInterval = 250 * time.Millisecond
 
 // contact is the state of the host's right to answer for the addresses of NAT gateways and of floating IPs of service
-// IPs. After cloud.HeartbeatTimeout without a heartbeat, the leader gives these addresses to other hosts without waiting
-// for this host. So this host withdraws them when its lease, which is shorter, has ended.
+// IPs. After cloud.HeartbeatTimeout without a heartbeat, the leader gives these addresses to other hosts without
+// waiting for this host. So this host withdraws them when its lease, which is shorter, has ended.
 //
 // When the host has contact again, its records can still name it as the host of an address that another host has taken
 // over. It answers again only after a snapshot of a stream that began after the lease had ended, for the addresses that
@@ -79,6 +79,6 @@ func (n *Networks) checkContact(began time.Time) {
 			default:
 			}
 		}
-		n.o.Log.Info("contact to the control plane: external addresses that are still assigned to this host are answered again")
+		n.o.Log.Info("contact to the control plane: external addresses that are assigned to this host are answered again")
 	}
 }

@@ -57,8 +57,8 @@ func (p *arpProbe) owners(address string) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	target := netip.MustParseAddr(address)
-	frame := slices.Concat([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, p.device.HardwareAddr, []byte{8, 6, 0, 1, 8, 0, 6, 4, 0, 1},
-		p.device.HardwareAddr, []byte{203, 0, 113, 1}, make([]byte, 6), target.AsSlice())
+	frame := slices.Concat([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, p.device.HardwareAddr,
+		[]byte{8, 6, 0, 1, 8, 0, 6, 4, 0, 1}, p.device.HardwareAddr, []byte{203, 0, 113, 1}, make([]byte, 6), target.AsSlice())
 	require.NoError(p.lab, unix.Sendto(p.socket, frame, 0, &unix.SockaddrLinklayer{Ifindex: p.device.Index}))
 	found := map[string]bool{}
 	buffer := make([]byte, 1500)
@@ -123,8 +123,8 @@ func (c *connection) set(connected bool) {
 }
 
 // TestCutOffHostWithdraws requires that a host without contact to the control plane withdraws the addresses of a NAT
-// gateway and of a floating IP of a service IP before another host takes them over, and keeps the floating IP of its own
-// port. It requires that the host answers again only with a snapshot that still assigns the addresses to the host.
+// gateway and of a floating IP of a service IP before another host takes them over, and keeps the floating IP of its
+// own port. It requires that the host answers again only with a snapshot that still assigns the addresses to the host.
 func TestCutOffHostWithdraws(t *testing.T) {
 	l := newEmptyLab(t)
 	probe := newARPProbe(l)

@@ -46,8 +46,8 @@ func (o *outside) withdraw(ctx context.Context) ([]netip.Addr, error) {
 	return list, nil
 }
 
-// restore ends the effect of withdraw for a VPC with the next call of set without edge.VPC.Withhold. A VPC without such a
-// call keeps its addresses withdrawn, because its state may be older than the loss of contact.
+// restore ends the effect of withdraw for a VPC with the next call of set without edge.VPC.Withhold. A VPC without such
+// a call keeps its addresses withdrawn, because its state may be older than the loss of contact.
 func (o *outside) restore() {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -7,8 +7,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// addExternal adds the NAT gateways of the VPC, the floating IPs of its service IPs, and the floating IPs of the ports on
-// this host.
+// addExternal adds the NAT gateways of the VPC, the floating IPs of its service IPs, and the floating IPs of the ports
+// on this host.
 func (w *wanted) addExternal(t *tables, one *vpcTable) {
 	for _, key := range slices.Sorted(maps.Keys(one.nats)) {
 		switch n := one.nats[key]; {

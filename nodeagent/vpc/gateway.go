@@ -10,8 +10,8 @@ import (
 )
 
 // addNAT adds or replaces a NAT gateway, or a floating IP of a service IP. It does nothing if the tables have a later
-// binding of the gateway: n is then an earlier binding, to a host that the gateway has left. A floating IP that led to a
-// port before leads there no longer.
+// binding of the gateway: n is then an earlier binding, to a host that the gateway has left. A floating IP that led to
+// a port before leads there no longer.
 func (t *tables) addNAT(n *cloud.NATGatewayOnHost, touched map[cloud.VPCID]bool) {
 	if one := t.vpcs[t.owners[string(n.ID)]]; one != nil && n.OnOneHost() && !mutant.On(mutant.AnnounceTwice) {
 		if had := one.nats[n.ID]; had != nil && had.BindingGeneration > n.BindingGeneration {
@@ -22,8 +22,8 @@ func (t *tables) addNAT(n *cloud.NATGatewayOnHost, touched map[cloud.VPCID]bool)
 	t.own(string(n.ID), n.VPC, touched).nats[n.ID] = n
 }
 
-// addGateway adds a NAT gateway that is on one host, or a floating IP of a service IP. It leaves out a gateway that has no host, or whose host has an
-// unknown underlay address. The control plane sends the gateway again when it has both.
+// addGateway adds a NAT gateway that is on one host, or a floating IP of a service IP. It leaves out a gateway that has
+// no host, or whose host has an unknown underlay address. The control plane sends the gateway again when it has both.
 func (w *wanted) addGateway(t *tables, n *cloud.NATGatewayOnHost) {
 	g := cloud.HostGateway{
 		ID: n.ID, ServiceIP: n.ServiceIP, VNI: n.VNI, Default: n.Default,
@@ -66,7 +66,9 @@ func edgeState(v *cloud.HostVPC, namespace string, connected func(external strin
 	if one.NAT != nil && !connected(one.NAT.External) {
 		one.NAT = nil
 	}
-	one.Floating = slices.DeleteFunc(slices.Clone(one.Floating), func(f cloud.HostFloating) bool { return !connected(f.External) })
+	one.Floating = slices.DeleteFunc(slices.Clone(one.Floating), func(f cloud.HostFloating) bool {
+		return !connected(f.External)
+	})
 	here := map[cloud.NATGatewayID]bool{}
 	for i := range v.Gateways {
 		g := &v.Gateways[i]

@@ -45,7 +45,8 @@ func (w *wanted) addServices(node cloud.NodeID, one *vpcTable) {
 			continue
 		}
 		out := cloud.HostService{
-			ID: s.ID, Name: s.Name, Address: s.Address, Floating: floating[s.ID], Ports: s.Ports, Affinity: s.Affinity, Health: s.Health,
+			ID: s.ID, Name: s.Name, Address: s.Address, Floating: floating[s.ID], Ports: s.Ports, Affinity: s.Affinity,
+			Health: s.Health,
 		}
 		backends := s.Backends
 		if len(s.Selector) > 0 {

@@ -209,7 +209,8 @@ func (t *tables) addPort(p *cloud.PortOnHost, touched map[cloud.VPCID]bool) {
 	one.count(p, 1)
 }
 
-// addFloating adds or replaces a floating IP of a port. The port may be unknown yet, and changes its VPC when it arrives.
+// addFloating adds or replaces a floating IP of a port. The port may be unknown yet, and changes its VPC when it
+// arrives.
 func (t *tables) addFloating(f *cloud.FloatingIP, touched map[cloud.VPCID]bool) {
 	t.remove(string(f.ID), touched) // also if it led to a service IP
 	t.floating[f.ID] = f

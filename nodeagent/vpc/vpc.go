@@ -35,8 +35,8 @@
 //   - The agent checks the backends on this host (health.go), and applies the results at once, even if the records
 //     differ. It reports them for as long as the records differ, so that no report is lost and the agent need not
 //     remember which ones it has sent.
-//   - A host that has no contact to the control plane for cloud.AddressLease withdraws the addresses of NAT gateways and
-//     of floating IPs of service IPs, which another host may take over, and nothing else (contact.go). The time is
+//   - A host that has no contact to the control plane for cloud.AddressLease withdraws the addresses of NAT gateways
+//     and of floating IPs of service IPs, which another host may take over, and nothing else (contact.go). The time is
 //     measured with the monotonic clock of the host. An agent that starts without contact withdraws nothing, because it
 //     does not know these addresses before its first snapshot.
 //   - A tap is opened only when the packet filter for its port is installed, and is set up at once.

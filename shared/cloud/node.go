@@ -71,8 +71,8 @@ const HeartbeatTimeout = 15_000
 
 // AddressLease is how long a host answers for addresses that another host can take over, counted from the time at which
 // it sent the last heartbeat that a member has acknowledged. It is the address of a NAT gateway that is on one host, or
-// the floating IP of a service IP. The leader gives such an address to another host only HeartbeatTimeout after the last
-// heartbeat has arrived, so the host has three seconds to withdraw the address.
+// the floating IP of a service IP. The leader gives such an address to another host only HeartbeatTimeout after the
+// last heartbeat has arrived, so the host has three seconds to withdraw the address.
 const AddressLease = (HeartbeatTimeout - 3_000) * time.Millisecond
 
 // State returns the node's state at the time now. lastSeen is the time of the node's last heartbeat, or 0 if there was

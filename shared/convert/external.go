@@ -26,13 +26,14 @@ func NATGatewayFrom(in *networkv1.NatGateway) (n cloud.NATGateway, err error) {
 	return n, err
 }
 
-// natGatewayOnHost returns the NAT gateway on one host, or the floating IP, in a message of the control plane. It returns an InvalidArgument
-// fault if a host cannot use it.
+// natGatewayOnHost returns the NAT gateway on one host, or the floating IP, in a message of the control plane. It
+// returns an InvalidArgument fault if a host cannot use it.
 func natGatewayOnHost(in *agentv1.HostNatGateway) (out cloud.NATGatewayOnHost, err error) {
 	if out.NATGateway, err = NATGatewayFrom(in.GetNatGateway()); err != nil {
 		return out, err
 	}
-	out.VNI, out.BindingGeneration, out.ServiceIP = in.GetVni(), in.GetBindingGeneration(), cloud.ServiceIPID(in.GetServiceIpId())
+	out.VNI, out.BindingGeneration = in.GetVni(), in.GetBindingGeneration()
+	out.ServiceIP = cloud.ServiceIPID(in.GetServiceIpId())
 	if out.ServiceIP != "" && !out.Address.Is4() {
 		return out, fault.Invalid("address", "a floating IP must be an IPv4 address, got %q", in.GetNatGateway().GetAddress())
 	}
@@ -49,7 +50,8 @@ func FloatingIPFrom(in *networkv1.FloatingIp) (f cloud.FloatingIP, err error) {
 		ID: cloud.FloatingIPID(in.GetId()), Name: in.GetName(), Org: cloud.OrgID(in.GetOrgId()), Project: cloud.ProjectID(in.GetProjectId()),
 		Description: in.GetDescription(), External: in.GetExternalNetwork(), Port: cloud.PortID(in.GetPortId()),
 		ServiceIP: cloud.ServiceIPID(in.GetServiceIpId()), Status: cloud.NetworkStatus(in.GetStatus()), StatusReason: in.GetStatusReason(),
-		CreatedAt: in.GetCreatedAt(), UpdatedAt: in.GetUpdatedAt(), Placement: cloud.Placement{Node: cloud.NodeID(in.GetNodeId())},
+		CreatedAt: in.GetCreatedAt(), UpdatedAt: in.GetUpdatedAt(),
+		Placement: cloud.Placement{Node: cloud.NodeID(in.GetNodeId())},
 	}
 	if err := checkIDs("id", in.GetId()); err != nil {
 		return f, err
