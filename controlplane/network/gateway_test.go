@@ -220,6 +220,29 @@ func (s *feedScript) gateways() string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
+// TestReleasedPort requires that the floating IP of a port has the port's host, also after a VM has released the port.
+func TestReleasedPort(t *testing.T) {
+	s := newFeedScript(t)
+	s.createVPC("v")
+	s.createPort("p", "v")
+	s.attach("f", cloud.PortID(s.ids["p"]), "")
+	change := func(change func(*store.Tx, *cloud.Port) error) cloud.NodeID {
+		s.update(func(tx *store.Tx) error {
+			p, err := find(tx, ports, kindPort, acme, s.ids["p"])
+			if err != nil {
+				return err
+			}
+			return change(tx, p)
+		})
+		f, err := s.networks.GetFloatingIP(s.as(acme, ""), acme, cloud.FloatingIPID(s.ids["f"]))
+		require.NoError(t, err)
+		require.Equal(t, cloud.NetworkPending, f.Status)
+		return f.Node
+	}
+	require.Equal(t, cloud.NodeID("h1"), change(func(tx *store.Tx, p *cloud.Port) error { return BindNIC(tx, p, "h1", "web") }))
+	require.Empty(t, change(func(tx *store.Tx, p *cloud.Port) error { return ReleaseNIC(tx, acme, p) }))
+}
+
 // TestUpdateNATGateway requires that a gateway without an address of its own is on one host only while it is not the
 // default, and that a VPC has at most one default gateway.
 func TestUpdateNATGateway(t *testing.T) {

@@ -302,6 +302,9 @@ func ReleaseNIC(tx *store.Tx, t cloud.Tenant, port *cloud.Port) error {
 	port.Status, port.StatusReason = cloud.NetworkDown, ""
 	port.UpdatedAt = tx.Now()
 	ports.Put(tx, port, string(t.Project), string(port.ID))
+	if err := moveFloating(tx, port); err != nil {
+		return err
+	}
 	return forgetHealth(tx, port)
 }
 
