@@ -98,13 +98,12 @@ var keyTypes = map[string]string{
 
 func ruleComment(rule string) string { return hash(rule) }
 
-// applyBridge makes the bridge table of the calling thread's namespace equal to want, in one transaction. It replaces
-// the table if its structure differs, and otherwise changes elements only.
-func (f *Firewall) applyBridge(ctx context.Context, want *bridgeTable, r *Result) error {
-	have, err := listBridge(ctx)
-	if err != nil {
-		return err
-	}
+// kernel returns the table as the kernel has it after applyBridge.
+func (t *bridgeTable) kernel() *kernelBridge { return &kernelBridge{t.structure(), t.elements} }
+
+// applyBridge changes the bridge table of the calling thread's namespace from have to want, in one transaction. It
+// replaces the table if its structure differs, and otherwise changes elements only.
+func (f *Firewall) applyBridge(ctx context.Context, have *kernelBridge, want *bridgeTable, r *Result) error {
 	nft, err := f.nft.get()
 	if err != nil {
 		return err

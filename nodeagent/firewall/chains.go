@@ -92,13 +92,22 @@ type tableRenderer struct {
 	chains map[string][]string
 }
 
-// set returns the name of a set of this family. The set contains those of the addresses that belong to the family. Its
-// name consists of the kind of the set, the IP version and an optional suffix.
-func (r *tableRenderer) set(kind, suffix string, addresses iter.Seq[netip.Addr]) string {
-	name := prefix + kind + "4" + suffix
-	if r.ipv6 {
-		name = prefix + kind + "6" + suffix
+// setName returns the name of a set. It consists of the kind of the set, the IP version and an optional suffix.
+func setName(kind string, ipv6 bool, suffix string) string {
+	if ipv6 {
+		return prefix + kind + "6" + suffix
 	}
+	return prefix + kind + "4" + suffix
+}
+
+// groupSet returns the name of the set with the addresses of the members of a group.
+func groupSet(id cloud.SecurityGroupID, ipv6 bool) string {
+	return setName("group", ipv6, "-"+hash(string(id)))
+}
+
+// set returns the name of a set of this family. The set contains those of the addresses that belong to the family.
+func (r *tableRenderer) set(kind, suffix string, addresses iter.Seq[netip.Addr]) string {
+	name := setName(kind, r.ipv6, suffix)
 	if _, done := r.sets[name]; done {
 		return name
 	}

@@ -29,9 +29,13 @@ const (
 const conntrackMessage = 1 << 8 // NFNL_SUBSYS_CTNETLINK
 
 // revoke deletes the tracked connections of the namespace that p does not permit. The rules must be in effect, because
-// packets re-create a connection that the rules permit. Entries are compared with the rules on every call and not only
-// after changes of rules, so that an interrupted call loses nothing.
+// packets re-create a connection that the rules permit.
 func revoke(ctx context.Context, ns netns.NsHandle, p *policy, r *Result) error {
+	return revokeOf(ctx, ns, p, nil, r)
+}
+
+// revokeOf is like revoke for the connections from and to one of the addresses. Nil means all addresses.
+func revokeOf(ctx context.Context, ns netns.NsHandle, p *policy, only map[netip.Addr]bool, r *Result) error {
 	if mutant.On(mutant.KeepRevoked) {
 		return nil
 	}
@@ -51,8 +55,14 @@ func revoke(ctx context.Context, ns netns.NsHandle, p *policy, r *Result) error 
 		}
 	}
 	sockets := map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: socket}}
+	forbids := func(f *flow) bool {
+		return (only == nil || only[f.source] || only[f.destination]) && !p.permits(f)
+	}
 	for _, version := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		forbidden, err := forbiddenFlows(ctx, sockets, version, p)
+		if only != nil && !hasFamily(only, version == unix.AF_INET6) {
+			continue
+		}
+		forbidden, err := forbiddenFlows(ctx, sockets, version, forbids)
 		if err != nil {
 			return fmt.Errorf("list connections: %w", err)
 		}
@@ -74,6 +84,16 @@ func revoke(ctx context.Context, ns netns.NsHandle, p *policy, r *Result) error 
 		}
 	}
 	return nil
+}
+
+// hasFamily reports whether one of the addresses is of an IP version.
+func hasFamily(addresses map[netip.Addr]bool, ipv6 bool) bool {
+	for a := range addresses {
+		if a.Is6() == ipv6 {
+			return true
+		}
+	}
+	return false
 }
 
 // localAddresses returns the addresses of the namespace.
@@ -103,10 +123,12 @@ func conntrackRequest(sockets map[int]*nl.SocketHandle, version uint8, operation
 	return request
 }
 
-// forbiddenFlows returns the attributes of the entries that p does not permit. A dump that concurrent changes
+// forbiddenFlows returns the attributes of the entries for which forbids returns true. A dump that concurrent changes
 // interrupted is repeated, because it may lack entries. If the tenth dump is interrupted too, its entries are returned,
 // so that a VPC with constant changes does not prevent the deletion of the others.
-func forbiddenFlows(ctx context.Context, sockets map[int]*nl.SocketHandle, version uint8, p *policy) ([][]byte, error) {
+func forbiddenFlows(
+	ctx context.Context, sockets map[int]*nl.SocketHandle, version uint8, forbids func(*flow) bool,
+) ([][]byte, error) {
 	for attempt := 1; ; attempt++ {
 		var forbidden [][]byte
 		var parsing error
@@ -116,7 +138,7 @@ func forbiddenFlows(ctx context.Context, sockets map[int]*nl.SocketHandle, versi
 			f, err := parseFlow(attributes)
 			if err != nil {
 				parsing = err
-			} else if !p.permits(f) {
+			} else if forbids(f) {
 				forbidden = append(forbidden, attributes)
 			}
 			return true

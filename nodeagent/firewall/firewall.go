@@ -1,6 +1,7 @@
 // Package firewall enforces, on one host, which packets the ports of a VPC may send and receive: port security
 // (anti-spoofing) and security groups. [Firewall.Set] takes the whole wanted state of a VPC and the network namespace
 // that holds the VPC's bridges, compares the wanted state with the kernel's, and writes only the differences.
+// [Firewall.Update] does the same without reading the kernel's state, if it remembers what the last call left.
 //
 // # Parts
 //
@@ -8,12 +9,18 @@
 //   - iptables chains for IPv4 and IPv6 implement the rules of security groups (groups.go and chains.go render them,
 //     tables.go applies them). They also see frames between ports of one bridge, through br_netfilter.
 //   - ipsets hold the addresses that the chains refer to (members.go).
-//   - After each change, connections that the rules no longer permit are deleted (conntrack.go).
+//   - After each change that could forbid a connection, connections that the rules no longer permit are deleted
+//     (conntrack.go).
 //
 // # Decisions
 //
-//   - The package keeps no state. Every Set reads the kernel's state, so a restart of the agent needs no special case
-//     and manual changes are repaired. Unchanged input causes no write; [Result.Writes] counts the writes.
+//   - The kernel has the state. Every Set reads it, so a restart of the agent needs no special case and manual changes
+//     are repaired. Unchanged input causes no write; [Result.Writes] counts the writes.
+//   - What the package remembers is a cache for Update (memory.go): reading the kernel's state takes much longer than
+//     most changes. The memory of a VPC is dropped before each write and kept again only after the call has succeeded.
+//     So a failed call is followed by one that reads the kernel's state. The memory is not used in another namespace,
+//     such as one that was made again under the same name. Callers call Set regularly (package vpc: every 30 s), and
+//     each Set replaces the memory by what it has read and written.
 //   - Frames from and to a bridge port that is neither a port of the VPC nor in [Options.Trusted] are dropped. A device
 //     that is added later therefore passes nothing until the Set that names its port. In a new namespace, call Set
 //     before the first device is up; the VPC may have no ports yet.
@@ -50,14 +57,15 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"time"
 
-	"github.com/coreos/go-iptables/iptables"
 	"github.com/vishvananda/netns"
 
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // Options configure a Firewall. The zero value is valid.
@@ -81,13 +89,14 @@ type Firewall struct {
 	nft      *nftPool
 	families [2]family // IPv4, IPv6
 	names    protocolNames
+	memories memories
 }
 
 // Result describes what a call of Set changed.
 type Result struct {
-	// Writes is the number of changes to the kernel's state: sysctls, transactions of nftables, calls of iptables,
-	// operations on ipsets, and deleted connections. It is 0 if the kernel's state was the wanted one. The fields below
-	// are parts of it.
+	// Writes is the number of changes to the kernel's state: sysctls, transactions of nftables, calls of
+	// iptables-restore, operations on ipsets, and deleted connections. It is 0 if the kernel's state was the wanted one.
+	// The fields below are parts of it.
 	Writes int
 	// Transactions is the number of transactions of nftables: at most one.
 	Transactions int
@@ -118,11 +127,11 @@ func New(o Options) (*Firewall, error) {
 		return nil, err
 	}
 	f := &Firewall{options: o, nft: &nftPool{}, names: names}
-	if f.families[0], err = newFamily("iptables-nft", iptables.ProtocolIPv4); err != nil {
-		return nil, err
-	}
-	if f.families[1], err = newFamily("ip6tables-nft", iptables.ProtocolIPv6); err != nil {
-		return nil, err
+	f.memories.of = map[cloud.VPCID]*memory{}
+	for i, program := range []string{"iptables-nft", "ip6tables-nft"} {
+		if f.families[i].program, err = exec.LookPath(program); err != nil {
+			return nil, err
+		}
 	}
 	return f, f.nft.check()
 }
@@ -141,30 +150,102 @@ func checkDenied(prefixes []netip.Prefix) ([]netip.Prefix, error) {
 	return slices.Compact(denied), nil
 }
 
-// Set makes the kernel's state in the namespace ns equal to vpc. When Set returns nil, the rules are in effect and no
-// connection is tracked that they forbid. After an error, part of the changes may be in effect; the next Set completes
-// them. Set fails when ctx or the timeout of the options ends.
+// Set makes the kernel's state in the namespace ns equal to vpc. It reads all of the kernel's state, and so also
+// repairs changes that others made. When Set returns nil, the rules are in effect and no connection is tracked that
+// they forbid. After an error, part of the changes may be in effect; the next Set or Update completes them. Set fails
+// when ctx or the timeout of the options ends.
 func (f *Firewall) Set(ctx context.Context, ns netns.NsHandle, vpc cloud.HostVPC) (Result, error) {
+	return f.set(ctx, ns, &vpc, false)
+}
+
+// Update is like Set, but assumes that the kernel has what the last Set or Update of the VPC left, and writes only the
+// differences between that and vpc. It does not find changes that others made, so callers must call Set regularly. If
+// the last call for the VPC failed, if there was none, or if ns is another namespace than then, Update does what Set
+// does.
+func (f *Firewall) Update(ctx context.Context, ns netns.NsHandle, vpc cloud.HostVPC) (Result, error) {
+	return f.set(ctx, ns, &vpc, true)
+}
+
+// Forget releases the memory of a VPC that has no namespace any more.
+func (f *Firewall) Forget(id cloud.VPCID) { f.memories.take(id) }
+
+// set applies a VPC and remembers the result. The memory of the VPC is dropped before the first write, so that the call
+// after a failed one reads the kernel's state.
+func (f *Firewall) set(ctx context.Context, ns netns.NsHandle, vpc *cloud.HostVPC, trust bool) (r Result, err error) {
 	ctx, cancel := context.WithTimeout(ctx, f.options.Timeout)
 	defer cancel()
-	var r Result
-	want, err := render(&vpc, &f.options)
-	if err == nil {
-		err = nsthread.In(ns, func() error { return f.apply(ctx, ns, want, &r) })
-	}
+	err = nsthread.In(ns, func() error {
+		cookie, err := namespaceCookie()
+		if err != nil {
+			return err
+		}
+		m := f.memories.take(vpc.ID)
+		if m == nil || m.cookie != cookie || !trust {
+			m = &memory{cookie: cookie}
+			err = f.verify(ctx, ns, m, vpc, &r)
+		} else {
+			err = f.change(ctx, ns, m, vpc, &r)
+		}
+		if err == nil || mutant.On(mutant.TrustAfterError) {
+			f.memories.keep(vpc.ID, m)
+		}
+		return err
+	})
 	if err != nil {
 		return r, fmt.Errorf("apply the firewall of VPC %s: %w", vpc.ID, err)
 	}
 	return r, nil
 }
 
-// apply changes the state of the namespace, which must be the calling thread's, to want. The order lets a new port send
-// only after its rules are in effect, and takes the rules of a removed port away only after it can no longer send.
-func (f *Firewall) apply(ctx context.Context, ns netns.NsHandle, want *state, r *Result) error {
+// verify reads the kernel's state and makes it equal to vpc. It fills m.
+func (f *Firewall) verify(ctx context.Context, ns netns.NsHandle, m *memory, vpc *cloud.HostVPC, r *Result) error {
+	m.vpc = copyVPC(vpc)
+	want, err := render(&m.vpc, &f.options)
+	if err != nil {
+		return err
+	}
+	m.state = want
+	have, err := f.read(ctx, ns)
+	if err != nil {
+		return err
+	}
 	if err := setSysctls(want.looseTCP, r); err != nil {
 		return err
 	}
-	members, err := openMembers(ctx, ns)
+	if err := f.write(ctx, ns, have, want, r); err != nil {
+		return err
+	}
+	return revoke(ctx, ns, want.policy, r)
+}
+
+// kernelState is what the kernel has in a namespace, except for sysctls and connections.
+type kernelState struct {
+	sets   map[string]*kernelSet // by name
+	tables [2]kernelTable        // of iptables: IPv4, IPv6
+	bridge *kernelBridge
+}
+
+// read returns the kernel's state in the calling thread's namespace, which is ns.
+func (f *Firewall) read(ctx context.Context, ns netns.NsHandle) (*kernelState, error) {
+	sets, err := readSets(ctx, ns)
+	if err != nil {
+		return nil, err
+	}
+	k := &kernelState{sets: sets}
+	for i := range f.families {
+		if k.tables[i], err = f.readTable(ctx, &f.families[i]); err != nil {
+			return nil, err
+		}
+	}
+	k.bridge, err = listBridge(ctx)
+	return k, err
+}
+
+// write changes the state of the namespace, which must be the calling thread's, from have to want. The order lets a new
+// port send only after its rules are in effect, and takes the rules of a removed port away only after it can no longer
+// send.
+func (f *Firewall) write(ctx context.Context, ns netns.NsHandle, have *kernelState, want *state, r *Result) error {
+	members, err := openMembers(ctx, ns, have.sets)
 	if err != nil {
 		return err
 	}
@@ -173,15 +254,12 @@ func (f *Firewall) apply(ctx context.Context, ns netns.NsHandle, want *state, r 
 		return err
 	}
 	for i := range f.families {
-		if err := f.applyTable(ctx, &f.families[i], want.tables[i], r); err != nil {
+		if err := f.families[i].apply(ctx, have.tables[i], want.tables[i], r); err != nil {
 			return err
 		}
 	}
-	if err := f.applyBridge(ctx, want.bridge, r); err != nil {
+	if err := f.applyBridge(ctx, have.bridge, want.bridge, r); err != nil {
 		return err
 	}
-	if err := members.shrink(ctx, want.sets, r); err != nil {
-		return err
-	}
-	return revoke(ctx, ns, want.policy, r)
+	return members.shrink(ctx, want.sets, r)
 }

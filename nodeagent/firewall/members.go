@@ -37,31 +37,40 @@ type members struct {
 type kernelSet struct {
 	usable    bool // of the right type
 	ipv6      bool
-	addresses map[netip.Addr]bool
+	addresses []netip.Addr // sorted
 }
 
-// openMembers reads the package's sets of the namespace.
-func openMembers(ctx context.Context, ns netns.NsHandle) (*members, error) {
+// readSets returns the package's sets of the namespace by name.
+func readSets(ctx context.Context, ns netns.NsHandle) (map[string]*kernelSet, error) {
+	m, err := openMembers(ctx, ns, map[string]*kernelSet{})
+	if err != nil {
+		return nil, err
+	}
+	defer m.close()
+	if err := m.read(); err != nil {
+		return nil, fmt.Errorf("list the sets of addresses: %w", err)
+	}
+	return m.have, nil
+}
+
+// openMembers returns the members of a namespace that has the sets in have.
+func openMembers(ctx context.Context, ns netns.NsHandle, have map[string]*kernelSet) (*members, error) {
 	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_NETFILTER)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink: %w", err)
 	}
-	m := &members{handle: handle, have: map[string]*kernelSet{}}
-	if err := m.read(ctx); err != nil {
-		m.close()
-		return nil, fmt.Errorf("list the sets of addresses: %w", err)
+	if deadline, ok := ctx.Deadline(); ok {
+		if err := handle.SetSocketTimeout(max(time.Until(deadline), time.Millisecond)); err != nil {
+			handle.Close()
+			return nil, fmt.Errorf("open netlink: %w", err)
+		}
 	}
-	return m, nil
+	return &members{handle: handle, have: have}, nil
 }
 
 func (m *members) close() { m.handle.Close() }
 
-func (m *members) read(ctx context.Context) error {
-	if deadline, ok := ctx.Deadline(); ok {
-		if err := m.handle.SetSocketTimeout(max(time.Until(deadline), time.Millisecond)); err != nil {
-			return err
-		}
-	}
+func (m *members) read() error {
 	list, err := m.list()
 	if err != nil {
 		return err
@@ -74,14 +83,17 @@ func (m *members) read(ctx context.Context) error {
 		set := m.have[part.SetName]
 		if set == nil {
 			usable := part.TypeName == setType && part.Timeout == nil && part.MaxElements == maxElements
-			set = &kernelSet{usable, part.Family == unix.AF_INET6, map[netip.Addr]bool{}}
+			set = &kernelSet{usable: usable, ipv6: part.Family == unix.AF_INET6}
 			m.have[part.SetName] = set
 		}
 		for _, entry := range part.Entries {
 			if a, ok := netip.AddrFromSlice(entry.IP); ok {
-				set.addresses[a] = true
+				set.addresses = append(set.addresses, a)
 			}
 		}
+	}
+	for _, set := range m.have {
+		slices.SortFunc(set.addresses, netip.Addr.Compare)
 	}
 	return nil
 }
@@ -132,17 +144,7 @@ func (m *members) shrink(ctx context.Context, want []addressSet, r *Result) erro
 		if have == nil {
 			continue
 		}
-		keep := map[netip.Addr]bool{}
-		for _, a := range set.addresses {
-			keep[a] = true
-		}
-		var extra []netip.Addr
-		for a := range have.addresses {
-			if !keep[a] {
-				extra = append(extra, a)
-			}
-		}
-		slices.SortFunc(extra, netip.Addr.Compare)
+		extra := missing(have.addresses, set.addresses)
 		var err error
 		if len(extra) > maxExtra {
 			err = m.replace(ctx, set, r)
@@ -228,11 +230,14 @@ func (m *members) change(ctx context.Context, name string, addresses []netip.Add
 	return nil
 }
 
-// missing returns the addresses of want that are not in have.
-func missing(want []netip.Addr, have map[netip.Addr]bool) []netip.Addr {
+// missing returns the addresses of the sorted list want that are not in the sorted list have.
+func missing(want, have []netip.Addr) []netip.Addr {
 	var list []netip.Addr
 	for _, a := range want {
-		if !have[a] {
+		for len(have) > 0 && have[0].Less(a) {
+			have = have[1:]
+		}
+		if len(have) == 0 || have[0] != a {
 			list = append(list, a)
 		}
 	}

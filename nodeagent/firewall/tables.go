@@ -5,35 +5,18 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/coreos/go-iptables/iptables"
 )
 
 // lockSeconds limits the time that iptables waits for the lock that it shares with other callers on the host.
 const lockSeconds = 5
 
-// family has the programs of iptables for one IP version.
-type family struct {
-	program string // such as iptables-nft
-	hooks   *iptables.IPTables
-}
-
-func newFamily(program string, protocol iptables.Protocol) (family, error) {
-	path, err := exec.LookPath(program)
-	if err != nil {
-		return family{}, err
-	}
-	hooks, err := iptables.New(iptables.IPFamily(protocol), iptables.Path(path), iptables.Timeout(lockSeconds))
-	if err != nil {
-		return family{}, fmt.Errorf("use %s: %w", program, err)
-	}
-	return family{path, hooks}, nil
-}
+// family is one IP version with its program of iptables, such as iptables-nft. The names of the programs that save and
+// restore tables begin with the same path.
+type family struct{ program string }
 
 // kernelTable is the table "filter" of one family as the kernel has it.
 type kernelTable struct {
@@ -45,84 +28,69 @@ type kernelTable struct {
 // the rules are missing.
 var hooks = []struct{ builtin, target string }{{"FORWARD", forwardChain}, {"INPUT", inputChain}}
 
-// applyTable makes the chains of one family equal to want. It writes the changed chains in one call, which the kernel
-// applies as a whole, and then repairs the hooks if necessary.
-func (f *Firewall) applyTable(ctx context.Context, fam *family, want table, r *Result) error {
+// readTable returns the table "filter" of one family.
+func (f *Firewall) readTable(ctx context.Context, fam *family) (kernelTable, error) {
 	out, err := run(ctx, "", fam.program+"-save", "-t", "filter")
 	if err != nil {
-		return err
+		return kernelTable{}, err
 	}
 	have, err := f.names.parseTable(out)
 	if err != nil {
-		return fmt.Errorf("read the rules of %s: %w", fam.program, err)
+		return kernelTable{}, fmt.Errorf("read the rules of %s: %w", fam.program, err)
 	}
-	if text := restoreText(have, want); text != "" {
-		if _, err := run(ctx, text, fam.program+"-restore", "--noflush", "-w", strconv.Itoa(lockSeconds)); err != nil {
-			return err
-		}
-		r.Writes++
-		r.Restores++
-	}
+	return have, nil
+}
+
+// kernel returns the table as the kernel has it after apply.
+func (t *table) kernel() kernelTable {
+	k := kernelTable{chains: make(map[string][]string, len(t.chains)+len(hooks)), policies: map[string]string{}}
 	for _, hook := range hooks {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if err := fam.repairHook(have, hook.builtin, "-j "+hook.target, hook.target, r); err != nil {
-			return fmt.Errorf("call %s from %s: %w", hook.target, hook.builtin, err)
-		}
+		k.chains[hook.builtin], k.policies[hook.builtin] = []string{"-j " + hook.target}, "DROP"
 	}
+	for _, c := range t.chains {
+		k.chains[c.name] = c.rules
+	}
+	return k
+}
+
+// apply makes the chains of the family equal to want, and repairs the hooks. It writes all changes in one call, which
+// the kernel applies as a whole.
+func (fam *family) apply(ctx context.Context, have kernelTable, want table, r *Result) error {
+	var in restoreInput
+	in.addChains(have, want)
+	in.addHooks(have)
+	if in.empty() {
+		return nil
+	}
+	if _, err := run(ctx, in.text(), fam.program+"-restore", "--noflush", "-w", strconv.Itoa(lockSeconds)); err != nil {
+		return err
+	}
+	r.Writes++
+	r.Restores++
 	return nil
 }
 
-// repairHook makes the jump to target the first rule of a built-in chain, and DROP its policy. It does not change the
-// other rules of the chain.
-func (fam *family) repairHook(have kernelTable, builtin, rule, target string, r *Result) error {
-	rules := have.chains[builtin]
-	if len(rules) == 0 || rules[0] != rule {
-		for range count(rules, rule) {
-			if err := fam.hooks.Delete("filter", builtin, "-j", target); err != nil {
-				return err
-			}
-			r.Writes++
-		}
-		if err := fam.hooks.Insert("filter", builtin, 1, "-j", target); err != nil {
-			return err
-		}
-		r.Writes++
-	}
-	if have.policies[builtin] != "DROP" {
-		if err := fam.hooks.ChangePolicy("filter", builtin, "DROP"); err != nil {
-			return err
-		}
-		r.Writes++
-	}
-	return nil
+// restoreInput is the input of iptables-restore for the table "filter", in the order in which it takes effect.
+type restoreInput struct{ declare, add, hook, remove strings.Builder }
+
+func (in *restoreInput) empty() bool { return in.declare.Len() == 0 && in.hook.Len() == 0 }
+
+func (in *restoreInput) text() string {
+	return "*filter\n" + in.declare.String() + in.add.String() + in.hook.String() + in.remove.String() + "COMMIT\n"
 }
 
-func count(list []string, s string) int {
-	n := 0
-	for _, other := range list {
-		if other == s {
-			n++
-		}
-	}
-	return n
-}
-
-// restoreText returns the input for iptables-restore that changes the package's chains from have to want. It is empty
-// if they are equal.
-func restoreText(have kernelTable, want table) string {
-	var declare, add, remove strings.Builder
-	wanted := map[string]bool{}
+// addChains adds the changes of the package's chains from have to want.
+func (in *restoreInput) addChains(have kernelTable, want table) {
+	wanted := make(map[string]bool, len(want.chains))
 	for _, c := range want.chains {
 		wanted[c.name] = true
 		rules, exists := have.chains[c.name]
 		if exists && slices.Equal(rules, c.rules) {
 			continue
 		}
-		fmt.Fprintf(&declare, ":%s - [0:0]\n", c.name)
+		fmt.Fprintf(&in.declare, ":%s - [0:0]\n", c.name)
 		for _, rule := range c.rules {
-			fmt.Fprintf(&add, "-A %s %s\n", c.name, rule)
+			fmt.Fprintf(&in.add, "-A %s %s\n", c.name, rule)
 		}
 	}
 	var obsolete []string
@@ -133,13 +101,29 @@ func restoreText(have kernelTable, want table) string {
 	}
 	slices.Sort(obsolete)
 	for _, name := range obsolete {
-		fmt.Fprintf(&declare, ":%s - [0:0]\n", name) // empties the chain, so that it refers to no other obsolete chain
-		fmt.Fprintf(&remove, "-X %s\n", name)
+		fmt.Fprintf(&in.declare, ":%s - [0:0]\n", name) // empties the chain, so that it refers to no other obsolete chain
+		fmt.Fprintf(&in.remove, "-X %s\n", name)
 	}
-	if declare.Len() == 0 {
-		return ""
+}
+
+// addHooks adds the changes that make the jump to the package's chain the first rule of each built-in chain, and DROP
+// its policy. The other rules of the built-in chains stay.
+func (in *restoreInput) addHooks(have kernelTable) {
+	for _, hook := range hooks {
+		rules, jump := have.chains[hook.builtin], "-j "+hook.target
+		if have.policies[hook.builtin] != "DROP" {
+			fmt.Fprintf(&in.declare, ":%s DROP [0:0]\n", hook.builtin) // --noflush keeps the rules of built-in chains
+		}
+		if len(rules) > 0 && rules[0] == jump {
+			continue
+		}
+		for _, rule := range rules {
+			if rule == jump {
+				fmt.Fprintf(&in.hook, "-D %s %s\n", hook.builtin, jump)
+			}
+		}
+		fmt.Fprintf(&in.hook, "-I %s 1 %s\n", hook.builtin, jump)
 	}
-	return "*filter\n" + declare.String() + add.String() + remove.String() + "COMMIT\n"
 }
 
 // protocolNames maps names of protocols that iptables-save prints to their numbers.

@@ -38,7 +38,9 @@ func Text(vpc cloud.HostVPC, o Options) (string, error) {
 		}
 	}
 	for i, name := range []string{"iptables", "ip6tables"} {
-		fmt.Fprintf(&b, "\n# %s\n%s", name, restoreText(kernelTable{}, want.tables[i]))
+		var in restoreInput
+		in.addChains(kernelTable{}, want.tables[i])
+		fmt.Fprintf(&b, "\n# %s\n%s", name, in.text())
 		for _, hook := range hooks {
 			fmt.Fprintf(&b, "%s -I %s 1 -j %s\n", name, hook.builtin, hook.target)
 			fmt.Fprintf(&b, "%s -P %s DROP\n", name, hook.builtin)

@@ -96,6 +96,7 @@ const (
 	UnlimitedGuesses  = "unlimited-guesses"   // wrong passwords are not counted: controlplane/accounts/identity/password
 	NoWriteBudget     = "no-write-budget"     // a tenant's write rate is not limited: controlplane/records/budget
 	LooseConntrack    = "loose-conntrack"     // the segment of a revoked TCP connection begins a new one: nodeagent/firewall
+	TrustAfterError   = "trust-after-error"   // the packet filter that a failed call left is not read back: nodeagent/firewall
 	KeepRevoked       = "keep-revoked"        // connections that the rules no longer permit continue: nodeagent/firewall
 	LooseForever      = "loose-forever"       // TCP connections may begin in the middle long after a migration: nodeagent/netdev
 	UnfilteredPort    = "unfiltered-port"     // the device of a port is up before its packet filter is installed: nodeagent/netdev
