@@ -307,6 +307,12 @@ func (brokenFilter) Set(context.Context, netns.NsHandle, cloud.HostVPC) (firewal
 	return firewall.Result{}, errors.New("no packet filter")
 }
 
+func (f brokenFilter) Update(ctx context.Context, ns netns.NsHandle, vpc cloud.HostVPC) (firewall.Result, error) {
+	return f.Set(ctx, ns, vpc)
+}
+
+func (brokenFilter) Forget(cloud.VPCID) {}
+
 // activatesUnfiltered reports whether a port is set up although its packet filter cannot be installed.
 func activatesUnfiltered(t *testing.T) bool {
 	l := newLab(t, 1)

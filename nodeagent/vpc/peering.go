@@ -140,7 +140,8 @@ func (n *Networks) connected(ids []cloud.VPCID) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, id := range ids {
-		if n.workers[id] != nil && !n.closed {
+		if w := n.workers[id]; w != nil && !n.closed {
+			w.suspect = true
 			n.wake(id, n.progress.last)
 		}
 	}

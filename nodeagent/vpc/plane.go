@@ -36,9 +36,10 @@ type plane interface {
 	path(id cloud.VPCID) string
 	// list returns the VPCs that have something on the host.
 	list() ([]cloud.VPCID, error)
-	// apply makes the host's state of a VPC equal to w and returns the changes of the kernel's state. It can be repeated
-	// after an error.
-	apply(ctx context.Context, w *wanted) (writes []string, err error)
+	// apply makes the host's state of a VPC equal to w and returns the changes of the kernel's state. With verify, it
+	// compares all of the kernel's state with w. Without verify, it may assume that the kernel has what the last call
+	// left. It can be repeated, with verify, after an error.
+	apply(ctx context.Context, w *wanted, verify bool) (writes []string, err error)
 	// serve starts and updates the servers of a VPC, whose namespace exists, and changes nothing else.
 	serve(ctx context.Context, w *wanted) error
 	// remove deletes everything of a VPC.
@@ -65,6 +66,8 @@ type plane interface {
 // packetFilter is the part of firewall.Firewall that kernelPlane uses.
 type packetFilter interface {
 	Set(ctx context.Context, ns netns.NsHandle, vpc cloud.HostVPC) (firewall.Result, error)
+	Update(ctx context.Context, ns netns.NsHandle, vpc cloud.HostVPC) (firewall.Result, error)
+	Forget(id cloud.VPCID)
 	Counters(ctx context.Context, ns netns.NsHandle) (firewall.Counters, error)
 }
 
@@ -127,7 +130,7 @@ func removable(ids []cloud.VPCID) []cloud.VPCID {
 }
 
 // apply sets the ports up last, when their packet filter and servers are in force.
-func (k *kernelPlane) apply(ctx context.Context, w *wanted) (writes []string, err error) {
+func (k *kernelPlane) apply(ctx context.Context, w *wanted, verify bool) (writes []string, err error) {
 	prepared, err := k.host.Prepare(ctx, w.HostVPC)
 	writes = describe(prepared.Changes)
 	if err != nil {
@@ -143,7 +146,11 @@ func (k *kernelPlane) apply(ctx context.Context, w *wanted) (writes []string, er
 		return writes, fmt.Errorf("open the namespace of VPC %s: %w", w.ID, err)
 	}
 	defer ns.Close()
-	filtered, err := k.filter.Set(ctx, ns, w.HostVPC)
+	set := k.filter.Update
+	if verify {
+		set = k.filter.Set
+	}
+	filtered, err := set(ctx, ns, w.HostVPC)
 	// Connections that no rule permits can also appear without a change by hand, so deleting them is no write.
 	if n := filtered.Writes - filtered.Revoked; n > 0 {
 		writes = append(writes, fmt.Sprintf("%d changes of the packet filter", n))
@@ -239,6 +246,7 @@ func (k *kernelPlane) remove(ctx context.Context, id cloud.VPCID) error {
 	k.mu.Lock()
 	delete(k.servers, id)
 	k.mu.Unlock()
+	k.filter.Forget(id)
 	if err := errors.Join(k.peerings.Remove(ctx, id), k.outside.remove(ctx, id)); err != nil {
 		return err
 	}

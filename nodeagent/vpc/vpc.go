@@ -23,8 +23,9 @@
 //     while a VPC is being applied are applied together afterwards. At most Options.Parallel VPCs are applied at a
 //     time.
 //   - A VPC that failed is tried again with growing pauses. Meanwhile its last state stays in force.
-//   - Every VPC is applied again every 30 s. If that writes anything, somebody changed the kernel's state by hand: the
-//     writes are logged and counted.
+//   - Every VPC is compared with the kernel's state every 30 s, however many updates arrive, at first, and after a
+//     failure. If that writes anything without an update, somebody changed the kernel's state by hand: the writes are
+//     logged and counted. Between these times, the application of an update reads as little as possible.
 //   - A wrong record is left out or keeps its last valid content, and the VPC is reported as failed. The other records
 //     of the VPC are applied: a wrong port must not stop the revocation of a rule. A snapshot does not end the last
 //     valid content of a wrong record. A VPC whose own record never was valid in this process is not changed at all:

@@ -26,6 +26,7 @@ type fakePlane struct {
 	calls    []string
 	fail     map[cloud.VPCID]error
 	hold     map[cloud.VPCID]chan struct{} // apply waits until the channel is closed
+	verified map[cloud.VPCID][]bool        // the argument verify of each call of apply
 
 	counted      uint64 // calls of counters
 	failCounters error
@@ -43,9 +44,10 @@ func (p *fakePlane) list() ([]cloud.VPCID, error) {
 	return ids, nil
 }
 
-func (p *fakePlane) apply(_ context.Context, w *wanted) ([]string, error) {
+func (p *fakePlane) apply(_ context.Context, w *wanted, verify bool) ([]string, error) {
 	p.mu.Lock()
 	hold := p.hold[w.ID]
+	p.verified[w.ID] = append(p.verified[w.ID], verify)
 	p.calls = append(p.calls, "apply "+string(w.ID))
 	p.mu.Unlock()
 	if hold != nil {
@@ -117,6 +119,7 @@ type fixture struct {
 func newFixture(t *testing.T, existing ...cloud.VPCID) *fixture {
 	f := &fixture{T: t, plane: &fakePlane{
 		existing: map[cloud.VPCID]string{}, fail: map[cloud.VPCID]error{}, hold: map[cloud.VPCID]chan struct{}{},
+		verified: map[cloud.VPCID][]bool{},
 	}}
 	for _, id := range existing {
 		f.plane.existing[id] = "of an earlier process"

@@ -33,12 +33,14 @@ type worker struct {
 	reports []cloud.BackendHealth
 	err     error         // of the last attempt, or the problems of the state that it applied
 	applied bool          // the last attempt succeeded, perhaps with problems
+	suspect bool          // the next attempt must read the kernel's state, because something else has changed it
 	took    time.Duration // of the last attempt that succeeded
 	// counters are the counters of the packet filter that measure has read last. It is nil before the first time.
 	counters *firewall.Counters
 
-	// measured is the time at which measure last read the counters. Only the worker uses it.
-	measured time.Time
+	// Only the worker uses the fields below: the time at which measure last read the counters, and the time at which
+	// the last attempt that verified the kernel's state began.
+	measured, verified time.Time
 }
 
 // place is a port on this host with its subnet.
@@ -68,7 +70,7 @@ func (n *Networks) wake(id cloud.VPCID, seq uint64) {
 }
 
 // run applies the VPC whenever it is woken, after a failure, and every Options.resync, until the VPC was removed or
-// Close is called.
+// Close is called. Wakes do not delay the resync.
 func (n *Networks) run(w *worker) {
 	pauses := retries.Start()
 	timer := time.NewTimer(n.o.resync)
@@ -91,7 +93,7 @@ func (n *Networks) run(w *worker) {
 		default:
 			pauses.Reset()
 			n.measure(w)
-			timer.Reset(n.o.resync)
+			timer.Reset(time.Until(w.verified.Add(n.o.resync)))
 		}
 	}
 }
@@ -107,6 +109,8 @@ func (n *Networks) attempt(w *worker, resync bool) (removed bool, err error) {
 	w.busy <- struct{}{}
 	defer func() { <-w.busy }()
 
+	started := time.Now()
+	verify := n.mustVerify(w, resync, started)
 	n.mu.RLock()
 	want, exists := n.tables.hostVPC(w.id, n.o.VTEP)
 	want.Withhold = n.contact.withdrawn
@@ -118,11 +122,10 @@ func (n *Networks) attempt(w *worker, resync bool) (removed bool, err error) {
 		reflect.DeepEqual(w.inForce.Services, want.Services) // the health of backends may have changed
 	n.mu.RUnlock()
 
-	started := time.Now()
 	var writes []string
 	switch {
 	case exists:
-		writes, err = n.plane.apply(n.ctx, &want)
+		writes, err = n.plane.apply(n.ctx, &want, verify)
 	case unusable != nil:
 		err = unusable
 	default:
@@ -136,10 +139,23 @@ func (n *Networks) attempt(w *worker, resync bool) (removed bool, err error) {
 	if exists && err == nil {
 		n.checker.Set(n.plane.path(w.id), targets(&want))
 	}
+	if verify {
+		w.verified = started
+	}
 	r := result{
 		want: want, exists: exists, reports: reports, err: err, writes: writes, repair: settled, took: time.Since(started),
 	}
 	return n.finish(w, seq, &r), err
+}
+
+// mustVerify reports whether an attempt must read the kernel's state: at a resync, even if wakes kept the worker from it,
+// at first, after a failure, and if something else has changed the state.
+func (n *Networks) mustVerify(w *worker, resync bool, now time.Time) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	verify := resync || w.suspect || !w.applied || now.Sub(w.verified) >= n.o.resync
+	w.suspect = false
+	return verify
 }
 
 // result is the outcome of an attempt.
