@@ -76,7 +76,7 @@ func (m *memory) kernel() *kernelState {
 // m is invalid.
 func (f *Firewall) change(ctx context.Context, ns netns.NsHandle, m *memory, vpc *cloud.HostVPC, r *Result) error {
 	if equalRules(&m.vpc, vpc) {
-		if edits, ok := memberEdits(m.vpc.Members, vpc.Members); ok {
+		if edits, ok := m.memberEdits(vpc.Members); ok {
 			return m.editMembers(ctx, ns, edits, r)
 		}
 	}
@@ -110,9 +110,10 @@ type memberEdit struct {
 	added, removed []netip.Addr // what the change adds to and removes from the group
 }
 
-// memberEdits returns the differences of the groups' members. It returns false if the groups differ or if a group has
-// more than maxEdits differences.
-func memberEdits(have, want []cloud.GroupMembers) ([]memberEdit, bool) {
+// memberEdits returns the differences of want to the groups' members in m. It returns false if the groups differ or if
+// a group has more than maxEdits differences.
+func (m *memory) memberEdits(want []cloud.GroupMembers) ([]memberEdit, bool) {
+	have := m.vpc.Members
 	if len(have) != len(want) {
 		return nil, false
 	}
@@ -122,7 +123,7 @@ func memberEdits(have, want []cloud.GroupMembers) ([]memberEdit, bool) {
 		if have[i].ID != want[i].ID || i > 0 && want[i].ID <= want[i-1].ID {
 			return nil, false
 		}
-		e := compareMembers(have[i].Addresses, want[i].Addresses)
+		e := compareMembers(have[i].Addresses, want[i].Addresses, m.state.policy.rules.members[want[i].ID])
 		if len(e.replacement) > maxEdits || e.end-e.first > maxEdits {
 			return nil, false
 		}
@@ -135,8 +136,8 @@ func memberEdits(have, want []cloud.GroupMembers) ([]memberEdit, bool) {
 }
 
 // compareMembers returns the shortest replacement of a part of have that results in want. The lists may contain an
-// address more than once.
-func compareMembers(have, want []netip.Addr) memberEdit {
+// address more than once. members are the addresses in have.
+func compareMembers(have, want []netip.Addr, members map[netip.Addr]bool) memberEdit {
 	first := 0
 	for first < len(have) && first < len(want) && have[first] == want[first] {
 		first++
@@ -150,7 +151,7 @@ func compareMembers(have, want []netip.Addr) memberEdit {
 		return e
 	}
 	for _, a := range e.replacement {
-		if !slices.Contains(have, a) {
+		if !members[a] {
 			e.added = append(e.added, a)
 		}
 	}
