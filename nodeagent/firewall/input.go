@@ -78,17 +78,12 @@ func equalPorts(a, b *cloud.HostVPC) bool {
 			return false
 		}
 		for j := range x.Ports {
-			if !equalPort(&x.Ports[j], &y.Ports[j]) {
+			if !x.Ports[j].Equal(&y.Ports[j]) {
 				return false
 			}
 		}
 	}
 	return true
-}
-
-func equalPort(a, b *cloud.HostPort) bool {
-	return a.ID == b.ID && a.Device == b.Device && a.MAC == b.MAC && a.IP == b.IP && a.IP6 == b.IP6 &&
-		a.Secured == b.Secured && slices.Equal(a.Groups, b.Groups) && slices.Equal(a.Pairs, b.Pairs)
 }
 
 func equalRemote(a, b cloud.RemotePort) bool { return a.MAC == b.MAC && a.IP == b.IP && a.IP6 == b.IP6 }

@@ -265,7 +265,6 @@ func TestMayForbid(t *testing.T) {
 var ignored = []string{
 	"HostVPC.MTU", "HostVPC.NAT", "HostVPC.Gateways", "HostVPC.Floating", "HostVPC.Services",
 	"HostSubnet.VNI", "HostSubnet.DHCP", "HostSubnet.DNS", "HostSubnet.Routes",
-	"HostPort.HostName", "HostPort.Mbps", "HostPort.Hairpin",
 	"RemotePort.HostName", "RemotePort.Pairs", "RemotePort.VTEP",
 	"HostVPC.Members", // memberEdits compares them
 }

@@ -36,10 +36,10 @@ type plane interface {
 	path(id cloud.VPCID) string
 	// list returns the VPCs that have something on the host.
 	list() ([]cloud.VPCID, error)
-	// apply makes the host's state of a VPC equal to w and returns the changes of the kernel's state. With verify, it
-	// compares all of the kernel's state with w. Without verify, it may assume that the kernel has what the last call
-	// left. It can be repeated, with verify, after an error.
-	apply(ctx context.Context, w *wanted, verify bool) (writes []string, err error)
+	// apply makes the host's state of a VPC equal to w and returns the changes of the kernel's state. If last is nil, it
+	// compares all of the kernel's state with w. Otherwise last is the state in force, and apply may assume that the
+	// kernel has it. apply can be repeated, without last, after an error.
+	apply(ctx context.Context, w, last *wanted) (writes []string, err error)
 	// serve starts and updates the servers of a VPC, whose namespace exists, and changes nothing else.
 	serve(ctx context.Context, w *wanted) error
 	// remove deletes everything of a VPC.
@@ -129,12 +129,16 @@ func removable(ids []cloud.VPCID) []cloud.VPCID {
 	return slices.DeleteFunc(ids, func(id cloud.VPCID) bool { return cloud.CheckUUID("id", string(id)) != nil })
 }
 
-// apply sets the ports up last, when their packet filter and servers are in force.
-func (k *kernelPlane) apply(ctx context.Context, w *wanted, verify bool) (writes []string, err error) {
-	prepared, err := k.host.Prepare(ctx, w.HostVPC)
-	writes = describe(prepared.Changes)
-	if err != nil {
-		return writes, err
+// apply sets the ports up last, when their packet filter and servers are in force. It leaves out the steps that depend
+// only on what w and last have in common.
+func (k *kernelPlane) apply(ctx context.Context, w, last *wanted) (writes []string, err error) {
+	d := differenceOf(last, w)
+	if d.rest || d.remotes {
+		prepared, err := k.host.Prepare(ctx, w.HostVPC)
+		writes = describe(prepared.Changes)
+		if err != nil {
+			return writes, err
+		}
 	}
 	if mutant.On(mutant.ActivateEarly) {
 		if _, err := k.host.Activate(ctx, w.HostVPC); err != nil {
@@ -147,7 +151,7 @@ func (k *kernelPlane) apply(ctx context.Context, w *wanted, verify bool) (writes
 	}
 	defer ns.Close()
 	set := k.filter.Update
-	if verify {
+	if last == nil {
 		set = k.filter.Set
 	}
 	filtered, err := set(ctx, ns, w.HostVPC)
@@ -158,11 +162,27 @@ func (k *kernelPlane) apply(ctx context.Context, w *wanted, verify bool) (writes
 	if err != nil {
 		return writes, err
 	}
-	peered, err := k.peerings.Set(ctx, &w.HostVPC)
-	writes = append(writes, peered.Changes...)
-	k.connected(peered.Connected)
-	if err != nil {
+	connected, err := k.connect(ctx, ns, w, d)
+	writes = append(writes, connected...)
+	if err != nil || !d.rest && !d.remotes {
 		return writes, err
+	}
+	activated, err := k.host.Activate(ctx, w.HostVPC)
+	return append(writes, describe(activated.Changes)...), err
+}
+
+// connect connects a VPC, whose packet filter is in force, with its peers and external networks, and starts and updates
+// its servers and service IPs.
+func (k *kernelPlane) connect(
+	ctx context.Context, ns netns.NsHandle, w *wanted, d difference,
+) (writes []string, err error) {
+	if d.rest {
+		peered, err := k.peerings.Set(ctx, &w.HostVPC)
+		writes = append(writes, peered.Changes...)
+		k.connected(peered.Connected)
+		if err != nil {
+			return writes, err
+		}
 	}
 	external := edgeState(&w.HostVPC, k.host.Path(w.ID), k.outside.connected)
 	external.Withhold = w.Withhold
@@ -171,16 +191,16 @@ func (k *kernelPlane) apply(ctx context.Context, w *wanted, verify bool) (writes
 	if err != nil {
 		return writes, err
 	}
-	if err := k.serve(ctx, w); err != nil {
-		return writes, err
+	if d != (difference{}) {
+		if err := k.serve(ctx, w); err != nil {
+			return writes, err
+		}
 	}
-	balanced, err := balancer.Set(ctx, ns, &w.HostVPC)
-	writes = append(writes, balanced.Changes...)
-	if err != nil {
-		return writes, err
+	if d.rest || d.services {
+		balanced, err := balancer.Set(ctx, ns, &w.HostVPC)
+		return append(writes, balanced.Changes...), err
 	}
-	activated, err := k.host.Activate(ctx, w.HostVPC)
-	return append(writes, describe(activated.Changes)...), err
+	return writes, nil
 }
 
 func describe(changes []netdev.Change) []string {

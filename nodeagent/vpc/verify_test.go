@@ -2,6 +2,7 @@ package vpc
 
 import (
 	"errors"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -11,7 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// verifications returns the argument verify of each call of apply for a VPC, without repetitions.
+// verifications returns for each call of apply for a VPC whether the call had to read the kernel's state, without
+// repetitions.
 func (f *fixture) verifications(id cloud.VPCID) (all []bool) {
 	f.plane.set(func() { all = slices.Compact(slices.Clone(f.plane.verified[id])) })
 	return all
@@ -54,4 +56,37 @@ func TestUpdatesDoNotDelayTheResync(t *testing.T) {
 		f.update(1, revision, false, "vpc a")
 		return len(f.verifications("a")) >= 5
 	}, wait, time.Millisecond)
+}
+
+// TestDifference lists which parts of the host's state depend on which records.
+func TestDifference(t *testing.T) {
+	const records = "vpc a\nsubnet s1 vpc=a net=1\ngroup g any->\n" +
+		"port p5 vpc=a subnet=s1 at=10.0.1.5 node=n1 groups=g\nport p6 vpc=a subnet=s1 at=10.0.1.6 node=n2 groups=g\n" +
+		"service web vpc=a at=10.0.1.50 ports=80:8080 to=p5"
+	var all tables
+	u := parseUpdate(t, records)
+	u.Snapshot = true
+	all.apply(&u)
+	for _, c := range []struct {
+		change string
+		want   difference
+	}{
+		{"group g any-> tcp/80<-g", difference{}},
+		{"protected 192.0.2.1", difference{}},
+		{"port p7 vpc=a subnet=s1 at=10.0.1.7 node=n2 groups=g", difference{remotes: true}},
+		{"port p6 vpc=a subnet=s1 at=10.0.1.6 node=n2 groups=g name=web", difference{remotes: true}},
+		{"service web vpc=a at=10.0.1.50 ports=80:8081 to=p5", difference{services: true}},
+		{"port p5 vpc=a subnet=s1 at=10.0.1.5 node=n1 groups=g name=web", difference{rest: true}},
+		{"port p8 vpc=a subnet=s1 at=10.0.1.8 node=n1 groups=g", difference{rest: true}},
+		{"subnet s2 vpc=a net=2", difference{remotes: true, rest: true}},
+	} {
+		last, ok := all.hostVPC("a", netip.Addr{})
+		require.True(t, ok)
+		change := parseUpdate(t, c.change)
+		all.apply(&change)
+		w, _ := all.hostVPC("a", netip.Addr{})
+		require.Equal(t, c.want, differenceOf(&last, &w), c.change)
+		require.Equal(t, difference{}, differenceOf(&w, &w))
+		require.Equal(t, difference{true, true, true}, differenceOf(nil, &w))
+	}
 }

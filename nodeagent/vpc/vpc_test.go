@@ -26,7 +26,7 @@ type fakePlane struct {
 	calls    []string
 	fail     map[cloud.VPCID]error
 	hold     map[cloud.VPCID]chan struct{} // apply waits until the channel is closed
-	verified map[cloud.VPCID][]bool        // the argument verify of each call of apply
+	verified map[cloud.VPCID][]bool        // whether each call of apply had to read the kernel's state
 
 	counted      uint64 // calls of counters
 	failCounters error
@@ -44,10 +44,10 @@ func (p *fakePlane) list() ([]cloud.VPCID, error) {
 	return ids, nil
 }
 
-func (p *fakePlane) apply(_ context.Context, w *wanted, verify bool) ([]string, error) {
+func (p *fakePlane) apply(_ context.Context, w, last *wanted) ([]string, error) {
 	p.mu.Lock()
 	hold := p.hold[w.ID]
-	p.verified[w.ID] = append(p.verified[w.ID], verify)
+	p.verified[w.ID] = append(p.verified[w.ID], last == nil)
 	p.calls = append(p.calls, "apply "+string(w.ID))
 	p.mu.Unlock()
 	if hold != nil {

@@ -110,7 +110,7 @@ func (n *Networks) attempt(w *worker, resync bool) (removed bool, err error) {
 	defer func() { <-w.busy }()
 
 	started := time.Now()
-	verify := n.mustVerify(w, resync, started)
+	last := n.trusted(w, resync, started)
 	n.mu.RLock()
 	want, exists := n.tables.hostVPC(w.id, n.o.VTEP)
 	want.Withhold = n.contact.withdrawn
@@ -125,7 +125,7 @@ func (n *Networks) attempt(w *worker, resync bool) (removed bool, err error) {
 	var writes []string
 	switch {
 	case exists:
-		writes, err = n.plane.apply(n.ctx, &want, verify)
+		writes, err = n.plane.apply(n.ctx, &want, last)
 	case unusable != nil:
 		err = unusable
 	default:
@@ -139,7 +139,7 @@ func (n *Networks) attempt(w *worker, resync bool) (removed bool, err error) {
 	if exists && err == nil {
 		n.checker.Set(n.plane.path(w.id), targets(&want))
 	}
-	if verify {
+	if last == nil {
 		w.verified = started
 	}
 	r := result{
@@ -148,14 +148,18 @@ func (n *Networks) attempt(w *worker, resync bool) (removed bool, err error) {
 	return n.finish(w, seq, &r), err
 }
 
-// mustVerify reports whether an attempt must read the kernel's state: at a resync, even if wakes kept the worker from it,
-// at first, after a failure, and if something else has changed the state.
-func (n *Networks) mustVerify(w *worker, resync bool, now time.Time) bool {
+// trusted returns the state in force if the kernel has it as far as the worker knows. It returns nil if the kernel's
+// state must be read: at a resync, even if wakes kept the worker from it, at first, after a failure, and if something
+// else has changed the state.
+func (n *Networks) trusted(w *worker, resync bool, now time.Time) *wanted {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	verify := resync || w.suspect || !w.applied || now.Sub(w.verified) >= n.o.resync
 	w.suspect = false
-	return verify
+	if verify {
+		return nil
+	}
+	return w.inForce
 }
 
 // result is the outcome of an attempt.
