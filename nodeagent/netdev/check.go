@@ -64,12 +64,19 @@ func checkSubnet(s *cloud.HostSubnet, u *underlay, seen uses) error {
 	}
 	for i := range s.Remotes {
 		r := &s.Remotes[i]
-		if r.VTEP.Is4() != u.vtep.Is4() || r.VTEP.Is6() != u.vtep.Is6() || r.VTEP == u.vtep {
-			return fmt.Errorf("remote port %s: VTEP %s cannot be reached from VTEP %s", r.MAC, r.VTEP, u.vtep)
+		if err := checkRemote(r, u); err != nil {
+			return err
 		}
 		if err := addStation(remote, "remote port "+r.MAC.String(), r.MAC, r.IP, r.IP6); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+func checkRemote(r *cloud.RemotePort, u *underlay) error {
+	if r.VTEP.Is4() != u.vtep.Is4() || r.VTEP.Is6() != u.vtep.Is6() || r.VTEP == u.vtep {
+		return fmt.Errorf("remote port %s: VTEP %s cannot be reached from VTEP %s", r.MAC, r.VTEP, u.vtep)
 	}
 	return nil
 }

@@ -2,9 +2,9 @@
 // VXLAN device for each subnet, the gateways' addresses, and the forwarding tables for ports on other hosts.
 //
 // A [Host] is the entry point. [Host.Prepare] takes the wanted state of a VPC, compares it with the kernel, and writes
-// only the differences. [Host.OpenTap] and [Host.AttachVeth] make the device of a port. [Host.Activate] sets the
-// ports' devices up; the caller installs the packet filter between Prepare and Activate, so that no port ever sends
-// unfiltered.
+// only the differences. [Host.UpdateRemotes] writes a change of the ports on other hosts without reading the kernel's
+// state. [Host.OpenTap] and [Host.AttachVeth] make the device of a port. [Host.Activate] sets the ports' devices up;
+// the caller installs the packet filter between Prepare and Activate, so that no port ever sends unfiltered.
 //
 // # Namespace of a VPC
 //

@@ -133,12 +133,10 @@ func removable(ids []cloud.VPCID) []cloud.VPCID {
 // only on what w and last have in common.
 func (k *kernelPlane) apply(ctx context.Context, w, last *wanted) (writes []string, err error) {
 	d := differenceOf(last, w)
-	if d.rest || d.remotes {
-		prepared, err := k.host.Prepare(ctx, w.HostVPC)
-		writes = describe(prepared.Changes)
-		if err != nil {
-			return writes, err
-		}
+	prepared, err := k.prepare(ctx, w, last, d)
+	writes = describe(prepared.Changes)
+	if err != nil {
+		return writes, err
 	}
 	if mutant.On(mutant.ActivateEarly) {
 		if _, err := k.host.Activate(ctx, w.HostVPC); err != nil {
@@ -164,11 +162,22 @@ func (k *kernelPlane) apply(ctx context.Context, w, last *wanted) (writes []stri
 	}
 	connected, err := k.connect(ctx, ns, w, d)
 	writes = append(writes, connected...)
-	if err != nil || !d.rest && !d.remotes {
+	if err != nil || !d.rest {
 		return writes, err
 	}
 	activated, err := k.host.Activate(ctx, w.HostVPC)
 	return append(writes, describe(activated.Changes)...), err
+}
+
+// prepare makes and changes the devices of a VPC and its entries for ports on other hosts.
+func (k *kernelPlane) prepare(ctx context.Context, w, last *wanted, d difference) (netdev.Result, error) {
+	switch {
+	case d.rest:
+		return k.host.Prepare(ctx, w.HostVPC)
+	case d.remotes:
+		return k.host.UpdateRemotes(ctx, w.HostVPC, last.HostVPC)
+	}
+	return netdev.Result{}, nil
 }
 
 // connect connects a VPC, whose packet filter is in force, with its peers and external networks, and starts and updates
