@@ -196,6 +196,7 @@ var others = map[string][]string{
 var inTests = map[string][]string{
 	"nodeagent/edge":          {"nodeagent/balancer", "nodeagent/firewall", "nodeagent/netdev", "nodeagent/nettest"}, // the rules apply to floating IPs
 	"nodeagent/peering":       {"nodeagent/firewall", "nodeagent/nettest"},                                           // the rules apply to packets of peerings
+	"nodeagent/firewall":      {"nodeagent/nettest"},
 	"cli":                     {"controlplane/money/credit/ledger", "controlplane/money/credit/ledger/ledgertest"},
 	"controlplane/config":     {"docs/docstest"},
 	"controlplane/kv/restapi": {"controlplane/kv/users"},

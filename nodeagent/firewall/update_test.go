@@ -4,9 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -14,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/trivet-cloud/trivet/nodeagent/nettest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -62,34 +60,10 @@ func TestUpdateFromEveryState(t *testing.T) {
 	}
 }
 
-// countedPrograms replaces the programs of the package by scripts that record their calls, for Firewalls that are made
-// afterwards. The function that it returns returns the names of the programs that were run since its last call.
-func countedPrograms(t *testing.T) (take func() []string) {
-	t.Helper()
-	dir := t.TempDir()
-	log := filepath.Join(dir, "log")
-	for _, name := range []string{"nft", "iptables-nft", "iptables-nft-save", "iptables-nft-restore", "ip6tables-nft",
-		"ip6tables-nft-save", "ip6tables-nft-restore"} {
-		path, err := exec.LookPath(name)
-		require.NoError(t, err)
-		script := fmt.Sprintf("#!/bin/sh\necho %s >> %s\nexec %s \"$@\"\n", name, log, path)
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(script), 0o700))
-	}
-	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
-	return func() []string {
-		lines, err := os.ReadFile(log)
-		if !os.IsNotExist(err) {
-			require.NoError(t, err)
-			require.NoError(t, os.Remove(log))
-		}
-		return strings.Fields(string(lines))
-	}
-}
-
 // TestUpdateRunsFewPrograms counts the programs that one change runs and the writes that it makes, in a small VPC and
 // in a large one.
 func TestUpdateRunsFewPrograms(t *testing.T) {
-	take := countedPrograms(t)
+	take := nettest.CountPrograms(t)
 	f, err := New(testOptions)
 	require.NoError(t, err)
 	for _, size := range []struct{ ports, members int }{{100, 10}, {1000, 10_000}} {

@@ -1,6 +1,7 @@
 // Package nettest makes network namespaces for tests and observes them. [Namespaces] makes them and removes them at the
 // end of the test. [Streams] finds packets that are lost, [Recorder] finds packets that must not arrive, and [Writes]
-// finds changes of the kernel's network state.
+// finds changes of the kernel's network state. [CountPrograms] counts the programs that the tested code runs to change
+// this state.
 //
 // # Decisions
 //
