@@ -19,12 +19,21 @@ import (
 // TestChangesLoseNothing changes rules, members and ports while an exchange of datagrams goes on that all of the states
 // permit. Each datagram is sent after the answer to the previous one, so a single loss ends the exchange.
 func TestChangesLoseNothing(t *testing.T) {
-	l := newLab(t)
+	for name, apply := range map[string]func(*lab, *testing.T) Result{"Set": (*lab).set, "Update": (*lab).update} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t)
+			testChanges(t, l, func() { apply(l, t) })
+		})
+	}
+}
+
+func testChanges(t *testing.T, l *lab, apply func()) {
 	client, server := l.add(t, 0, 5, "a"), l.add(t, 1, 6, "a")
 	l.group("a", allowAll(cloud.Ingress, cloud.Egress)...)
 	client.configure(t, l)
 	server.configure(t, l)
-	l.set(t)
+	apply()
 	there, back := listenUDP(t, client, 4000, false), listenUDP(t, server, 5000, false)
 	go func() { // answers
 		buffer := make([]byte, 100)
@@ -50,7 +59,7 @@ func TestChangesLoseNothing(t *testing.T) {
 			Ports: cloud.PortRange{First: uint16(i), Last: uint16(i + 1)}}
 		l.group("a", append(l.rules("a"), rule)...)
 		l.members("b", extra)
-		l.set(t)
+		apply()
 		extra = extra.Next()
 		l.change(server, func(p *cloud.HostPort) {
 			p.Groups = []cloud.SecurityGroupID{"a", cloud.SecurityGroupID(fmt.Sprint(i))}
@@ -59,7 +68,7 @@ func TestChangesLoseNothing(t *testing.T) {
 			ID: cloud.PortID(fmt.Sprint(i)), Device: fmt.Sprint("x", i), MAC: cloud.MAC{2, 1, 0, 0, 0, byte(i)},
 			IP: extra, Secured: true,
 		})
-		l.set(t)
+		apply()
 		progress()
 	}
 	close(stop)

@@ -163,7 +163,8 @@ func compareMembers(have, want []netip.Addr, members map[netip.Addr]bool) member
 	return e
 }
 
-// editMembers changes the members of groups in the kernel and in m. No chain and no other set depends on them.
+// editMembers changes the members of groups in the kernel and in m. No chain and no other set depends on them. All
+// additions precede the removals: an address that moves from one group to another is always in one of them.
 func (m *memory) editMembers(ctx context.Context, ns netns.NsHandle, edits []memberEdit, r *Result) error {
 	if len(edits) == 0 {
 		return nil
@@ -173,20 +174,20 @@ func (m *memory) editMembers(ctx context.Context, ns netns.NsHandle, edits []mem
 		return err
 	}
 	defer k.close()
-	gone := map[netip.Addr]bool{}
 	for _, e := range edits {
-		group := &m.vpc.Members[e.group]
-		if err := m.editSets(ctx, k, group.ID, e, r); err != nil {
+		if err := m.editSets(ctx, k, e.group, e.added, true, r); err != nil {
 			return err
 		}
-		members := m.state.policy.rules.members[group.ID]
-		for _, a := range e.added {
-			members[a] = true
+	}
+	gone := map[netip.Addr]bool{}
+	for _, e := range edits {
+		if err := m.editSets(ctx, k, e.group, e.removed, false, r); err != nil {
+			return err
 		}
 		for _, a := range e.removed {
-			delete(members, a)
 			gone[a] = true
 		}
+		group := &m.vpc.Members[e.group]
 		group.Addresses = slices.Replace(group.Addresses, e.first, e.end, e.replacement...)
 	}
 	if len(gone) == 0 {
@@ -195,37 +196,52 @@ func (m *memory) editMembers(ctx context.Context, ns netns.NsHandle, edits []mem
 	return revokeOf(ctx, ns, m.state.policy, gone, r)
 }
 
-// editSets changes the sets of a group. A group to which no rule of an IP version refers has no set of this version.
+// editSets adds addresses to a group, which has an index in HostVPC.Members, or removes them. A group to which no rule
+// of an IP version refers has no set of this version.
 func (m *memory) editSets(
-	ctx context.Context, k *members, group cloud.SecurityGroupID, e memberEdit, r *Result,
+	ctx context.Context, k *members, group int, addresses []netip.Addr, add bool, r *Result,
 ) error {
+	id := m.vpc.Members[group].ID
 	for _, ipv6 := range []bool{false, true} {
-		name := groupSet(group, ipv6)
+		name := groupSet(id, ipv6)
 		i, exists := slices.BinarySearchFunc(m.state.sets, name, func(s addressSet, name string) int {
 			return cmp.Compare(s.name, name)
 		})
 		if !exists {
 			continue
 		}
-		set := &m.state.sets[i]
-		added, removed := ofFamily(e.added, ipv6), ofFamily(e.removed, ipv6)
-		if err := k.change(ctx, name, added, k.handle.IpsetAdd, r); err != nil {
-			return fmt.Errorf("add to the set %s: %w", name, err)
+		operation := k.handle.IpsetDel
+		if add {
+			operation = k.handle.IpsetAdd
 		}
-		if err := k.change(ctx, name, removed, k.handle.IpsetDel, r); err != nil {
-			return fmt.Errorf("remove from the set %s: %w", name, err)
+		list := ofFamily(addresses, ipv6)
+		if err := k.change(ctx, name, list, operation, r); err != nil {
+			return fmt.Errorf("change the set %s: %w", name, err)
 		}
-		for _, a := range added {
-			at, _ := slices.BinarySearchFunc(set.addresses, a, netip.Addr.Compare)
-			set.addresses = slices.Insert(set.addresses, at, a)
-		}
-		for _, a := range removed {
-			if at, found := slices.BinarySearchFunc(set.addresses, a, netip.Addr.Compare); found {
-				set.addresses = slices.Delete(set.addresses, at, at+1)
-			}
+		m.state.sets[i].edit(list, add)
+	}
+	members := m.state.policy.rules.members[id]
+	for _, a := range addresses {
+		if add {
+			members[a] = true
+		} else {
+			delete(members, a)
 		}
 	}
 	return nil
+}
+
+// edit adds addresses to the set or removes them.
+func (s *addressSet) edit(addresses []netip.Addr, add bool) {
+	for _, a := range addresses {
+		at, found := slices.BinarySearchFunc(s.addresses, a, netip.Addr.Compare)
+		switch {
+		case add && !found:
+			s.addresses = slices.Insert(s.addresses, at, a)
+		case !add && found:
+			s.addresses = slices.Delete(s.addresses, at, at+1)
+		}
+	}
 }
 
 // ofFamily returns the addresses of one IP version, sorted and without duplicates.

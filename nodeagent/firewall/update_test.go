@@ -48,6 +48,10 @@ func TestUpdateFromEveryState(t *testing.T) {
 		m := &l.vpc.Members[random.IntN(len(l.vpc.Members))]
 		m.Addresses = append(m.Addresses, parseAddr("10.0.0.200"), parseAddr("fd00::200"), parseAddr("10.0.0.200"))
 		check(fmt.Sprintf("VPC %d with another member", i))
+		other := &l.vpc.Members[random.IntN(len(l.vpc.Members))]
+		other.Addresses = append(other.Addresses, m.Addresses[0])
+		m.Addresses = slices.Delete(m.Addresses, 0, 1)
+		check(fmt.Sprintf("VPC %d with a member in another group", i))
 		m.Addresses = slices.Delete(m.Addresses, 0, 2)
 		check(fmt.Sprintf("VPC %d with a member less", i))
 		s := &l.vpc.Subnets[0]
@@ -134,7 +138,7 @@ func TestUpdateReadsBackAfterAnError(t *testing.T) {
 	require.Equal(t, Result{}, l.update(t), "without a change, nothing is read and nothing can fail")
 	l.members("b", parseAddr("10.0.0.6"), parseAddr("10.0.0.7"))
 	r, err := l.firewall.Update(t.Context(), l.ns, l.vpc)
-	require.ErrorContains(t, err, "add to the set")
+	require.ErrorContains(t, err, "change the set")
 	require.Equal(t, Result{}, r)
 	_, err = l.firewall.Update(t.Context(), l.ns, l.vpc)
 	require.NoError(t, err, "the state was not read after an error")
