@@ -26,6 +26,9 @@ const (
 	ctaProtoICMPv6Code = 9
 )
 
+// connectionCount is the file with the number of tracked connections of the reader's network namespace.
+const connectionCount = "/proc/sys/net/netfilter/nf_conntrack_count"
+
 const conntrackMessage = 1 << 8 // NFNL_SUBSYS_CTNETLINK
 
 // revoke deletes the tracked connections of the namespace that p does not permit. The rules must be in effect, because
@@ -34,12 +37,20 @@ func revoke(ctx context.Context, ns netns.NsHandle, p *policy, r *Result) error 
 	return revokeOf(ctx, ns, p, nil, r)
 }
 
-// revokeOf is like revoke for the connections from and to one of the addresses. Nil means all addresses.
+// revokeOf is like revoke for the connections from and to one of the addresses. Nil means all addresses. If ns, which
+// must be the calling thread's namespace, has no connections, revokeOf lists none: the kernel would search the
+// connections of all namespaces, which takes about 2 ms for each IP version on a host without connections.
 func revokeOf(ctx context.Context, ns netns.NsHandle, p *policy, only map[netip.Addr]bool, r *Result) error {
 	if mutant.On(mutant.KeepRevoked) {
 		return nil
 	}
-	var err error
+	count, err := readNumber(connectionCount)
+	if err != nil {
+		return fmt.Errorf("count connections: %w", err)
+	}
+	if count == 0 {
+		return nil
+	}
 	if p.local, err = localAddresses(ns); err != nil {
 		return fmt.Errorf("list addresses: %w", err)
 	}

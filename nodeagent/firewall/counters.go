@@ -53,7 +53,7 @@ func (f *Firewall) Counters(ctx context.Context, ns netns.NsHandle) (Counters, e
 // readConntrack reads the counters of connection tracking in the calling thread's network namespace.
 func (c *Counters) readConntrack() error {
 	var err error
-	if c.Connections, err = readNumber("/proc/sys/net/netfilter/nf_conntrack_count"); err != nil {
+	if c.Connections, err = readNumber(connectionCount); err != nil {
 		return err
 	}
 	if c.ConnectionLimit, err = readNumber("/proc/sys/net/netfilter/nf_conntrack_max"); err != nil {

@@ -103,7 +103,7 @@ func mayForbid(a, b *cloud.HostVPC) bool {
 	}
 	for i := range a.Groups {
 		x, y := &a.Groups[i], &b.Groups[i]
-		if x.ID != y.ID || !containsRules(y.Rules, x.Rules) {
+		if x.ID != y.ID || !slices.EqualFunc(x.Rules, y.Rules, equalRule) && !containsRules(y.Rules, x.Rules) {
 			return true
 		}
 	}
