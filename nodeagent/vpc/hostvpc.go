@@ -99,15 +99,19 @@ func (t *tables) hostVPC(id cloud.VPCID, vtep netip.Addr) (wanted, bool) {
 	return w, true
 }
 
-// stations are the addresses that are in use. The ports on this host and those on others are separate, as in package
-// netdev, which refuses a VPC in which an address is used twice.
-type stations map[station]bool
+// stations are the addresses that are in use, by subnet. The ports on this host and those on others are separate, as in
+// package netdev, which refuses a VPC in which an address is used twice.
+type stations map[stationsOf]addresses
 
-type station struct {
+type stationsOf struct {
 	subnet cloud.SubnetID
 	local  bool
-	mac    cloud.MAC // or addr
-	addr   netip.Addr
+}
+
+// addresses are the addresses of ports.
+type addresses struct {
+	macs map[cloud.MAC]bool
+	ips  map[netip.Addr]bool
 }
 
 // add adds the addresses of a port. It returns false, and adds nothing, if one is in use or cannot be that of a port.
@@ -115,15 +119,18 @@ func (s stations) add(p *cloud.PortOnHost, local bool) bool {
 	if p.MAC == cloud.GatewayMAC || p.MAC == (cloud.MAC{}) || p.MAC[0]&1 != 0 {
 		return false
 	}
-	keys := []station{{p.Subnet, local, p.MAC, netip.Addr{}}, {p.Subnet, local, cloud.MAC{}, p.IP}}
-	if p.IP6.IsValid() {
-		keys = append(keys, station{p.Subnet, local, cloud.MAC{}, p.IP6})
+	of := stationsOf{p.Subnet, local}
+	used, ok := s[of]
+	if !ok {
+		used = addresses{map[cloud.MAC]bool{}, map[netip.Addr]bool{}}
+		s[of] = used
 	}
-	if slices.ContainsFunc(keys, func(key station) bool { return s[key] }) {
+	if used.macs[p.MAC] || used.ips[p.IP] || p.IP6.IsValid() && used.ips[p.IP6] {
 		return false
 	}
-	for _, key := range keys {
-		s[key] = true
+	used.macs[p.MAC], used.ips[p.IP] = true, true
+	if p.IP6.IsValid() {
+		used.ips[p.IP6] = true
 	}
 	return true
 }
@@ -175,7 +182,7 @@ func sortedPairs(pairs []cloud.AddressPair) []cloud.AddressPair {
 // addGroups adds the groups in used, and the members of the groups that their rules refer to. Members are the ports of
 // the VPCs in all.
 func (w *wanted) addGroups(t *tables, all []*vpcTable, used map[cloud.SecurityGroupID]bool) {
-	remote := map[cloud.SecurityGroupID]map[netip.Addr]bool{}
+	remote := map[cloud.SecurityGroupID][]netip.Addr{}
 	for _, key := range slices.Sorted(maps.Keys(used)) {
 		group := cloud.HostGroup{ID: key}
 		if g := t.groups[key]; g != nil {
@@ -185,7 +192,7 @@ func (w *wanted) addGroups(t *tables, all []*vpcTable, used map[cloud.SecurityGr
 		}
 		for i := range group.Rules {
 			if id := group.Rules[i].Group; id != "" {
-				remote[id] = map[netip.Addr]bool{}
+				remote[id] = nil
 			}
 		}
 		w.Groups = append(w.Groups, group)
@@ -196,28 +203,28 @@ func (w *wanted) addGroups(t *tables, all []*vpcTable, used map[cloud.SecurityGr
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(remote)) {
-		w.Members = append(w.Members, cloud.GroupMembers{
-			ID: key, Addresses: slices.SortedFunc(maps.Keys(remote[key]), netip.Addr.Compare),
-		})
+		slices.SortFunc(remote[key], netip.Addr.Compare)
+		w.Members = append(w.Members, cloud.GroupMembers{ID: key, Addresses: slices.Compact(remote[key])})
 	}
 }
 
 // addMember adds the addresses of a port to the members of its groups, except for groups that are not in remote.
-func addMember(remote map[cloud.SecurityGroupID]map[netip.Addr]bool, p *cloud.PortOnHost) {
+func addMember(remote map[cloud.SecurityGroupID][]netip.Addr, p *cloud.PortOnHost) {
 	for _, id := range p.Groups {
-		members := remote[id]
-		if members == nil {
+		members, wanted := remote[id]
+		if !wanted {
 			continue
 		}
-		members[p.IP] = true
+		members = append(members, p.IP)
 		if p.IP6.IsValid() {
-			members[p.IP6] = true
+			members = append(members, p.IP6)
 		}
 		for _, pair := range p.Pairs {
 			if pair.CIDR.IsSingleIP() {
-				members[pair.CIDR.Addr()] = true
+				members = append(members, pair.CIDR.Addr())
 			}
 		}
+		remote[id] = members
 	}
 }
 
