@@ -67,17 +67,27 @@ const drop = `counter name "spoof" drop`
 
 // bridgeChains returns the chains of the bridge table. They do not depend on the ports, which are in the sets.
 //
+// Each frame with an IP packet from an own address, or from an address pair of a single address, is decided by one
+// lookup (from_own4 and from_own6). The other rules decide about the remaining frames. Bridged frames pass the hooks
+// prerouting and forward, and frames of the namespace itself the hook output, so no hook postrouting is necessary.
+//
 // Version 1.0.6 of nft has no name for the target address of neighbour discovery messages. The rules therefore use the
 // raw expression @th,64,128: 128 bits, 64 bits after the start of the ICMPv6 header (RFC 4861, part 4.4).
 func bridgeChains(trusted []string) []bridgeChain {
-	var prerouting, postrouting []string
+	var prerouting, toTrusted []string
 	for _, device := range slices.Sorted(slices.Values(trusted)) {
 		prerouting = append(prerouting, fmt.Sprintf("iifname %q accept", device))
-		postrouting = append(postrouting, fmt.Sprintf("oifname %q accept", device))
+		toTrusted = append(toTrusted, fmt.Sprintf("oifname %q accept", device))
 	}
-	postrouting = append(postrouting, "oifname @open accept", "oifname @secured accept",
-		`counter name "unassigned" drop`)
-	prerouting = append(prerouting, "iifname @open accept")
+	// A device that is in neither set is not a port.
+	leave := append(slices.Clone(toTrusted), "oifname @open accept", `counter name "unassigned" drop`)
+	forward := append([]string{fmt.Sprintf("oifname @secured meta mark set meta mark or %#x accept", toPort)}, leave...)
+	output := append([]string{"oifname @secured accept"}, leave...)
+	// Without "ether type", nft would compare the type behind a VLAN tag.
+	prerouting = append(prerouting,
+		"ether type ip iifname . ether saddr . ip saddr @source4 goto from_own4",
+		"ether type ip6 iifname . ether saddr . ip6 saddr @source6 goto from_own6",
+		"iifname @open accept")
 	if mutant.On(mutant.PassForged) {
 		prerouting = append(prerouting, "iifname @secured goto pass")
 	}
@@ -88,8 +98,20 @@ func bridgeChains(trusted []string) []bridgeChain {
 		"ether type ip goto from_ip4",
 		"ether type ip6 goto from_ip6",
 		drop)
+	// A fragment whose next header is an extension header could hide the type of an ICMPv6 message from the other rules
+	// (RFC 7112).
+	fragment := "frag nexthdr { 0, 43, 60 } " + drop
+	forged6 := "icmpv6 type { nd-router-advert, nd-redirect } " + drop
+	server4, server6 := "udp sport 67 "+drop, "udp sport 547 "+drop // of DHCP
+	pass := fmt.Sprintf("meta mark set %#x accept", fromPort)
 	return []bridgeChain{
-		{name: "pass", rules: []string{fmt.Sprintf("meta mark set meta mark or %#x accept", fromPort)}},
+		{name: "pass", rules: []string{pass}},
+		{name: "from_own4", rules: []string{server4, pass}},
+		{name: "from_own6", rules: []string{
+			"ip6 nexthdr tcp " + pass, fragment, forged6, server6,
+			"icmpv6 type nd-neighbor-advert jump advertised",
+			pass,
+		}},
 		{name: "from_arp", rules: []string{
 			// The lookups below read fixed offsets, which these four conditions make valid.
 			"arp htype != 1 " + drop, "arp ptype != ip " + drop, "arp hlen != 6 " + drop, "arp plen != 4 " + drop,
@@ -107,22 +129,18 @@ func bridgeChains(trusted []string) []bridgeChain {
 		{name: "from_ip4", rules: []string{
 			"ip saddr 0.0.0.0 ip daddr 255.255.255.255 udp sport 68 udp dport 67 goto pass",
 			"ip saddr 0.0.0.0 " + drop,
-			"udp sport 67 " + drop, // DHCP servers
+			server4,
 			"ip saddr @gateway4 " + drop,
-			"iifname . ether saddr . ip saddr @source4 goto pass",
 			"iifname . ether saddr . ip saddr @source4_nets goto pass",
 			drop,
 		}},
 		{name: "from_ip6", rules: []string{
-			// A fragment whose next header is an extension header could hide the type of an ICMPv6 message from the
-			// rules below (RFC 7112).
-			"frag nexthdr { 0, 43, 60 } " + drop,
-			"icmpv6 type { nd-router-advert, nd-redirect } " + drop,
-			"udp sport 547 " + drop, // DHCPv6 servers
+			fragment,
+			forged6,
+			server6,
 			"ip6 saddr @gateway6 " + drop,
 			"icmpv6 type nd-neighbor-advert jump advertised",
 			"ip6 saddr :: goto from_unspecified",
-			"iifname . ether saddr . ip6 saddr @source6 goto pass",
 			"iifname . ether saddr . ip6 saddr @source6_nets goto pass",
 			drop,
 		}},
@@ -140,10 +158,8 @@ func bridgeChains(trusted []string) []bridgeChain {
 			drop,
 		}},
 		{name: "prerouting", hook: "prerouting", priority: "-300", policy: "drop", rules: prerouting},
-		{name: "forward", hook: "forward", priority: "-200", policy: "accept", rules: []string{
-			fmt.Sprintf("oifname @secured meta mark set meta mark or %#x", toPort),
-		}},
-		{name: "postrouting", hook: "postrouting", priority: "-300", policy: "drop", rules: postrouting},
+		{name: "forward", hook: "forward", priority: "-200", policy: "drop", rules: forward},
+		{name: "output", hook: "output", priority: "-300", policy: "drop", rules: output},
 	}
 }
 
@@ -164,6 +180,9 @@ func renderBridge(vpc *cloud.HostVPC, trusted []string) (*bridgeTable, error) {
 		subnet := &vpc.Subnets[i]
 		b.gateway(subnet.Gateway)
 		b.gateway(subnet.Gateway6())
+	}
+	for i := range vpc.Subnets {
+		subnet := &vpc.Subnets[i]
 		for j := range subnet.Ports {
 			port := &subnet.Ports[j]
 			if !validDevice.MatchString(port.Device) || strings.HasSuffix(port.Device, "*") {
@@ -238,18 +257,26 @@ func (b elementSets) port(port *cloud.HostPort) {
 	}
 }
 
-// source adds the elements that let a device use the addresses of p with a MAC address.
+// source adds the elements that let a device use the addresses of p with a MAC address. The gateways' elements must
+// have been added before.
 func (b elementSets) source(device, mac string, p netip.Prefix) {
 	suffix, text := "", p.Addr().String()
 	if !p.IsSingleIP() {
 		suffix, text = "_nets", p.String()
 	}
+	// The rules for the sets of single addresses do not check these addresses again.
+	reserved := p.IsSingleIP() && (p.Addr().IsUnspecified() || b["gateway4"][text] || b["gateway6"][text]) &&
+		!mutant.On(mutant.PassReserved)
 	if p.Addr().Is4() {
 		b.add("sender"+suffix, device, mac, mac, text)
-		b.add("source4"+suffix, device, mac, text)
+		if !reserved {
+			b.add("source4"+suffix, device, mac, text)
+		}
 		return
 	}
-	b.add("source6"+suffix, device, mac, text)
+	if !reserved {
+		b.add("source6"+suffix, device, mac, text)
+	}
 	if suffix != "" {
 		text = integer(p.Addr()) + "-" + integer(cloud.Last(p))
 	} else {

@@ -1,6 +1,7 @@
 package firewall
 
 import (
+	"net/netip"
 	"testing"
 	"time"
 
@@ -19,6 +20,11 @@ func TestSpoofMatrix(t *testing.T) {
 	a, b := l.add(t, 0, 5, "open"), l.add(t, 0, 6, "open")
 	l.change(a, func(p *cloud.HostPort) {
 		p.Pairs = frametest.Pairs()
+		gateways := []netip.Addr{l.vpc.Subnets[0].Gateway, l.vpc.Subnets[0].Gateway6(), metadata4}
+		for _, address := range append(gateways, frametest.Any4, frametest.Any6) {
+			pair := cloud.AddressPair{CIDR: netip.PrefixFrom(address, address.BitLen()), MAC: frametest.Virtual}
+			p.Pairs = append(p.Pairs, pair)
+		}
 	})
 	l.set(t)
 	f := &frametest.Forger{

@@ -103,6 +103,7 @@ const (
 	AcceptBeforeRules = "accept-before-rules" // packets are forwarded before the rules of security groups: nodeagent/firewall
 	ForwardDenied     = "forward-denied"      // packets are forwarded to addresses of the underlay: nodeagent/firewall
 	PassForged        = "pass-forged"         // frames with forged addresses pass: nodeagent/firewall
+	PassReserved      = "pass-reserved"       // an address pair may be the address of a gateway: nodeagent/firewall
 	EnterMainThread   = "enter-main-thread"   // the agent's main thread enters the namespaces of VPCs: nodeagent/nsthread
 )
 
