@@ -34,6 +34,16 @@ type addressSet struct {
 // prints them, without "-A" and the name of the chain.
 type table struct {
 	chains []chain // sorted by name
+	lists  listSet // to which the chains refer
+	open   string  // see tableRenderer
+}
+
+func newTable(chains map[string][]string, lists listSet, open string) table {
+	t := table{lists: lists, open: open}
+	for _, name := range slices.Sorted(maps.Keys(chains)) {
+		t.chains = append(t.chains, chain{name, chains[name]})
+	}
+	return t
 }
 
 type chain struct {
@@ -54,6 +64,8 @@ const (
 	closedChain   = prefix + "closed"  // drops and counts packets to the namespace itself
 	egressPrefix  = prefix + "e-"      // egress rules of a list of groups
 	ingressPrefix = prefix + "i-"      // ingress rules of a list of groups
+	egressNode    = prefix + "et"      // part of egressChain for a range of lists; see tree
+	ingressNode   = prefix + "it"      // part of ingressChain for a range of lists
 )
 
 // render returns the wanted state of a VPC.
@@ -62,8 +74,10 @@ func render(vpc *cloud.HostVPC, o *Options) (*state, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &policy{subjects: newSubjects(vpc), rules: newRuleBook(vpc), vpc: [2]netip.Prefix{vpc.CIDR, vpc.CIDR6}, deniedAddresses: map[netip.Addr]bool{}}
-	p.denied = o.Denied
+	p := &policy{
+		subjects: newSubjects(vpc), rules: newRuleBook(vpc), vpc: [2]netip.Prefix{vpc.CIDR, vpc.CIDR6},
+		denied: o.Denied, deniedAddresses: map[netip.Addr]bool{},
+	}
 	for _, a := range vpc.Denied {
 		p.deniedAddresses[a] = true
 	}
@@ -90,6 +104,8 @@ type tableRenderer struct {
 	ipv6   bool
 	sets   map[string][]netip.Addr
 	chains map[string][]string
+	lists  listSet
+	open   string // the set of addresses to which address pairs of others do not apply; empty without pairs
 }
 
 // setName returns the name of a set. It consists of the kind of the set, the IP version and an optional suffix.
@@ -127,11 +143,7 @@ func (r *tableRenderer) render() table {
 	r.chains[invalidChain] = []string{"-j DROP"}
 	r.chains[closedChain] = []string{"-j DROP"}
 	r.dispatch()
-	var t table
-	for _, name := range slices.Sorted(maps.Keys(r.chains)) {
-		t.chains = append(t.chains, chain{name, r.chains[name]})
-	}
-	return t
+	return newTable(r.chains, r.lists, r.open)
 }
 
 var (
@@ -226,49 +238,9 @@ func (r *tableRenderer) input() []string {
 	return append(rules, "-j "+closedChain)
 }
 
-// dispatch adds the chains that select the rules of a packet by its addresses, and the chains of these rules.
-func (r *tableRenderer) dispatch() {
-	subjects := r.policy.subjects
-	byList := map[string][]netip.Addr{}
-	lists := map[string]groupList{}
-	for a, list := range subjects.own {
-		if a.Is6() == r.ipv6 {
-			byList[list.hash()] = append(byList[list.hash()], a)
-			lists[list.hash()] = list
-		}
-	}
-	var egress, ingress []string
-	for _, id := range slices.Sorted(maps.Keys(byList)) {
-		set := r.set("list", "-"+id, slices.Values(byList[id]))
-		r.groupChains(lists[id])
-		egress = append(egress, fmt.Sprintf("-m set --match-set %s src -g %s%s", set, egressPrefix, id))
-		ingress = append(ingress, fmt.Sprintf("-m set --match-set %s dst -g %s%s", set, ingressPrefix, id))
-	}
-	first := true
-	for _, pair := range subjects.pairs {
-		if pair.prefix.Addr().Is6() != r.ipv6 {
-			continue
-		}
-		if first { // the own addresses of other ports are not subject to the rules for the pair
-			open := r.set("open", "", maps.Keys(subjects.open))
-			ingress = append(ingress, fmt.Sprintf("%s -m set --match-set %s dst -j RETURN", unmarkedToPort, open))
-			first = false
-		}
-		r.groupChains(pair.groups)
-		source, destination := "", ""
-		if pair.prefix.Bits() > 0 {
-			source, destination = "-s "+pair.prefix.String()+" ", "-d "+pair.prefix.String()+" "
-		}
-		egress = append(egress, source+"-g "+egressPrefix+pair.groups.hash())
-		ingress = append(ingress, destination+"-g "+ingressPrefix+pair.groups.hash())
-	}
-	r.chains[egressChain] = append(egress, "-j "+noRuleChain)
-	r.chains[ingressChain] = append(ingress, markedToPort+" -j "+noRuleChain)
-}
-
 // groupChains adds the egress and the ingress chain of a list of groups.
 func (r *tableRenderer) groupChains(list groupList) {
-	id := list.hash()
+	id := list.id().String()
 	if _, done := r.chains[egressPrefix+id]; done {
 		return
 	}

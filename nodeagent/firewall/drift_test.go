@@ -25,7 +25,7 @@ func TestDriftIsRepaired(t *testing.T) {
 	l.set(t)
 	before := l.dump(t)
 	group := prefix + "group4-" + hash("b")
-	list := newGroupList([]cloud.SecurityGroupID{"a"}).hash()
+	list := newGroupList([]cloud.SecurityGroupID{"a"}).id().String()
 	for _, command := range []string{
 		"nft delete table bridge trivet",
 		"nft flush chain bridge trivet from_ip4",

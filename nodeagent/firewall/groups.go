@@ -3,6 +3,7 @@ package firewall
 import (
 	"cmp"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"net/netip"
 	"slices"
@@ -14,15 +15,16 @@ import (
 // groupList is a sorted list of groups without duplicates.
 type groupList []cloud.SecurityGroupID
 
-// hash returns 16 hexadecimal digits that identify the list, for names of chains and sets.
-func (l groupList) hash() string {
+func (l groupList) id() listID {
 	parts := make([]string, len(l))
 	for i, id := range l {
 		parts[i] = string(id)
 	}
-	return hash(strings.Join(parts, "\n"))
+	sum := sha256.Sum256([]byte(strings.Join(parts, "\n")))
+	return listID(binary.BigEndian.Uint64(sum[:]))
 }
 
+// hash returns 16 hexadecimal digits that identify s, for names of sets and comments of rules.
 func hash(s string) string {
 	sum := sha256.Sum256([]byte(s))
 	return hex.EncodeToString(sum[:8])

@@ -17,7 +17,8 @@ import (
 )
 
 const (
-	setType = "hash:ip"
+	setType     = "hash:ip"
+	listSetType = "hash:net"
 	// swapName is the name of a set while it is filled, before it takes the place of another set.
 	swapName = prefix + "new"
 	// maxElements is the kernel's limit for the elements of one set. A VPC has at most 2^24 IPv4 addresses.
@@ -37,7 +38,8 @@ type members struct {
 type kernelSet struct {
 	usable    bool // of the right type
 	ipv6      bool
-	addresses []netip.Addr // sorted
+	addresses []netip.Addr            // sorted
+	lists     map[netip.Prefix]listID // of a listSet
 }
 
 // readSets returns the package's sets of the namespace by name.
@@ -82,13 +84,16 @@ func (m *members) read() error {
 		}
 		set := m.have[part.SetName]
 		if set == nil {
-			usable := part.TypeName == setType && part.Timeout == nil && part.MaxElements == maxElements
-			set = &kernelSet{usable: usable, ipv6: part.Family == unix.AF_INET6}
+			set = newKernelSet(&part)
 			m.have[part.SetName] = set
 		}
 		for _, entry := range part.Entries {
-			if a, ok := netip.AddrFromSlice(entry.IP); ok {
+			a, ok := netip.AddrFromSlice(entry.IP)
+			switch {
+			case ok && set.lists == nil:
 				set.addresses = append(set.addresses, a)
+			case ok && entry.Packets != nil:
+				set.lists[netip.PrefixFrom(a, int(entry.CIDR))] = listID(*entry.Packets)
 			}
 		}
 	}
@@ -96,6 +101,17 @@ func (m *members) read() error {
 		slices.SortFunc(set.addresses, netip.Addr.Compare)
 	}
 	return nil
+}
+
+func newKernelSet(part *netlink.IPSetResult) *kernelSet {
+	set := &kernelSet{ipv6: part.Family == unix.AF_INET6}
+	set.usable = part.TypeName == setType
+	if isListSet(part.SetName) {
+		set.usable = part.TypeName == listSetType && part.CadtFlags&nl.IPSET_FLAG_WITH_COUNTERS != 0
+		set.lists = map[netip.Prefix]listID{}
+	}
+	set.usable = set.usable && part.Timeout == nil && part.MaxElements == maxElements
+	return set
 }
 
 // list returns all sets of the namespace. The calling goroutine is locked to a thread (package nsthread), and package
@@ -116,12 +132,10 @@ func (m *members) list() (list []netlink.IPSetResult, err error) {
 func (m *members) grow(ctx context.Context, want []addressSet, r *Result) error {
 	for i := range want {
 		set := &want[i]
-		have := m.have[set.name]
-		if have != nil && (!have.usable || have.ipv6 != set.ipv6) {
-			return fmt.Errorf("the set %s has another type or limit than the agent gives it: "+
-				"remove the rules that refer to it and destroy it", set.name)
+		have, err := m.usable(set.name, set.ipv6)
+		if err != nil {
+			return err
 		}
-		var err error
 		if have == nil {
 			err = m.create(ctx, set.name, set, r)
 		} else {
@@ -134,7 +148,17 @@ func (m *members) grow(ctx context.Context, want []addressSet, r *Result) error 
 	return nil
 }
 
-// shrink removes addresses and sets that are not wanted. No rule may refer to the sets any more.
+// usable returns the set that the kernel has, or nil if there is none. It fails if the set has another type.
+func (m *members) usable(name string, ipv6 bool) (*kernelSet, error) {
+	have := m.have[name]
+	if have != nil && (!have.usable || have.ipv6 != ipv6) {
+		return nil, fmt.Errorf("the set %s has another type or limit than the agent gives it: "+
+			"remove the rules that refer to it and destroy it", name)
+	}
+	return have, nil
+}
+
+// shrink removes addresses and sets that are not wanted, but no listSet. No rule may refer to the sets any more.
 func (m *members) shrink(ctx context.Context, want []addressSet, r *Result) error {
 	wanted := map[string]bool{}
 	for i := range want {
@@ -156,7 +180,7 @@ func (m *members) shrink(ctx context.Context, want []addressSet, r *Result) erro
 		}
 	}
 	for name := range m.have {
-		if wanted[name] {
+		if wanted[name] || isListSet(name) {
 			continue
 		}
 		if err := m.destroy(ctx, name); err != nil {

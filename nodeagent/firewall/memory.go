@@ -68,6 +68,9 @@ func (m *memory) kernel() *kernelState {
 	}
 	for i := range m.state.tables {
 		k.tables[i] = m.state.tables[i].kernel()
+		if l := &m.state.tables[i].lists; len(l.lists) > 0 {
+			k.sets[l.name] = &kernelSet{usable: true, ipv6: l.ipv6, lists: l.lists}
+		}
 	}
 	return k
 }

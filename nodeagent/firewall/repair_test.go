@@ -48,7 +48,7 @@ func TestRepairChangesOnlyTheDrift(t *testing.T) {
 	require.Equal(t, "group", s.verdict(t, call{client, server, false, udpTo(1)}))
 	require.Equal(t, "group", s.verdict(t, call{client, server, true, udpTo(1)}))
 	drops := s.drops(t)
-	in := newGroupList([]cloud.SecurityGroupID{"in"}).hash()
+	in := newGroupList([]cloud.SecurityGroupID{"in"}).id().String()
 	for _, c := range []struct{ command, chain string }{
 		{"iptables-nft -A trivet-i-" + in + " -j ACCEPT", "ip trivet-i-" + in},
 		{"iptables-nft -D trivet-i-" + in + " 1", "ip trivet-i-" + in},

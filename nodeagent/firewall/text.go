@@ -37,6 +37,9 @@ func Text(vpc cloud.HostVPC, o Options) (string, error) {
 			fmt.Fprintf(&b, "add %s %s\n", set.name, a)
 		}
 	}
+	for i := range want.tables {
+		want.tables[i].lists.text(&b)
+	}
 	for i, name := range []string{"iptables", "ip6tables"} {
 		var in restoreInput
 		in.addChains(kernelTable{}, want.tables[i])
