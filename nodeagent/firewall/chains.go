@@ -34,12 +34,11 @@ type addressSet struct {
 // prints them, without "-A" and the name of the chain.
 type table struct {
 	chains []chain // sorted by name
-	lists  listSet // to which the chains refer
-	open   string  // see tableRenderer
+	dispatched
 }
 
-func newTable(chains map[string][]string, lists listSet, open string) table {
-	t := table{lists: lists, open: open}
+func newTable(chains map[string][]string, d dispatched) table {
+	t := table{dispatched: d}
 	for _, name := range slices.Sorted(maps.Keys(chains)) {
 		t.chains = append(t.chains, chain{name, chains[name]})
 	}
@@ -104,8 +103,7 @@ type tableRenderer struct {
 	ipv6   bool
 	sets   map[string][]netip.Addr
 	chains map[string][]string
-	lists  listSet
-	open   string // the set of addresses to which address pairs of others do not apply; empty without pairs
+	dispatched
 }
 
 // setName returns the name of a set. It consists of the kind of the set, the IP version and an optional suffix.
@@ -143,7 +141,7 @@ func (r *tableRenderer) render() table {
 	r.chains[invalidChain] = []string{"-j DROP"}
 	r.chains[closedChain] = []string{"-j DROP"}
 	r.dispatch()
-	return newTable(r.chains, r.lists, r.open)
+	return newTable(r.chains, r.dispatched)
 }
 
 var (
@@ -238,15 +236,21 @@ func (r *tableRenderer) input() []string {
 	return append(rules, "-j "+closedChain)
 }
 
-// groupChains adds the egress and the ingress chain of a list of groups.
+// groupChains adds the ingress chain of a list of groups, and the egress chain unless the list permits all egress.
 func (r *tableRenderer) groupChains(list groupList) {
-	id := list.id().String()
-	if _, done := r.chains[egressPrefix+id]; done {
+	id := list.id()
+	if _, done := r.chains[ingressPrefix+id.String()]; done {
 		return
 	}
-	r.chains[egressPrefix+id] = r.groupRules(list, cloud.Egress, "RETURN")
-	r.chains[ingressPrefix+id] = r.groupRules(list, cloud.Ingress, "ACCEPT")
+	r.chains[ingressPrefix+id.String()] = r.groupRules(list, cloud.Ingress, "ACCEPT")
+	egress := r.groupRules(list, cloud.Egress, "RETURN")
+	if r.unlimited[id] = permitAll(egress); !r.unlimited[id] {
+		r.chains[egressPrefix+id.String()] = egress
+	}
 }
+
+// permitAll reports whether the egress rules of a list permit all packets.
+func permitAll(egress []string) bool { return slices.Contains(egress, "-j RETURN") }
 
 // groupRules returns the sorted rules of a list of groups in one direction, and at last the rule that drops the rest.
 func (r *tableRenderer) groupRules(list groupList, direction cloud.Direction, target string) []string {

@@ -26,6 +26,13 @@ type listSet struct {
 	lists map[netip.Prefix]listID
 }
 
+// dispatched has the parameters of the chains that select the rules of a packet.
+type dispatched struct {
+	lists     listSet
+	unlimited map[listID]bool // the lists that permit all egress; they have no chain for it
+	open      string          // the set of addresses to which address pairs of others do not apply; empty without pairs
+}
+
 // listsOf returns the lists of groups of one IP version by prefix.
 func (s *subjects) listsOf(ipv6 bool) map[netip.Prefix]groupList {
 	lists := map[netip.Prefix]groupList{}
@@ -59,6 +66,7 @@ func positiveLength(p netip.Prefix) []netip.Prefix {
 // dispatch adds the chains that select the rules of a packet by its addresses, and the chains of these rules.
 func (r *tableRenderer) dispatch() {
 	r.lists = listSet{setName("lists", r.ipv6, ""), r.ipv6, map[netip.Prefix]listID{}}
+	r.unlimited = map[listID]bool{}
 	for p, list := range r.policy.subjects.listsOf(r.ipv6) {
 		r.lists.lists[p] = list.id()
 		r.groupChains(list)
@@ -74,41 +82,45 @@ func (r *tableRenderer) dispatch() {
 			}
 		})
 	}
-	maps.Copy(r.chains, dispatchChains(&r.lists, r.open, nil))
+	maps.Copy(r.chains, dispatchChains(&r.dispatched, nil))
 }
 
 // dispatchChains returns the chains that select the chain of a list by a packet's source address (egressChain) and by
-// its destination address (ingressChain). They know the lists in set and those in further. The argument open is the
-// name of the set of addresses that no list applies to, or empty.
-func dispatchChains(set *listSet, open string, further []listID) map[string][]string {
-	ids := append(slices.Collect(maps.Values(set.lists)), further...)
+// its destination address (ingressChain). They know the lists of d and those in further.
+func dispatchChains(d *dispatched, further []listID) map[string][]string {
+	ids := append(slices.Collect(maps.Values(d.lists.lists)), further...)
 	slices.Sort(ids)
 	ids = slices.Compact(ids)
 	chains := map[string][]string{}
-	egress := tree{set.name, "src", egressNode, egressPrefix, chains}
+	egress := tree{d.lists.name, "src", egressNode, egressPrefix, d.unlimited, chains}
 	chains[egressChain] = append(egress.root(ids), "-j "+noRuleChain)
-	ingress := tree{set.name, "dst", ingressNode, ingressPrefix, chains}
+	ingress := tree{d.lists.name, "dst", ingressNode, ingressPrefix, nil, chains}
 	var rules []string
-	if open != "" {
-		rules = append(rules, fmt.Sprintf("%s -m set --match-set %s dst -j RETURN", unmarkedToPort, open))
+	if d.open != "" {
+		rules = append(rules, fmt.Sprintf("%s -m set --match-set %s dst -j RETURN", unmarkedToPort, d.open))
 	}
 	chains[ingressChain] = append(append(rules, ingress.root(ids)...), markedToPort+" -j "+noRuleChain)
 	return chains
 }
 
 // tree renders chains that find the list of an address by comparing the packet counter of the address's element with
-// constants. A chain divides its range of IDs into four equal ones, so that the number of comparisons is logarithmic,
-// and so that a new list changes only the chain of the smallest range that contains it. The names of chains contain
-// the range. The kernel limits the depth of calls to 16, which a division into two would reach with some thousand
-// lists.
+// constants. A chain divides its range of IDs into equal ones, so that the number of comparisons is logarithmic, and so
+// that a new list changes only the chain of the smallest range that contains it. The names of chains contain the range.
+// A range whose lists permit all packets is not divided. An unknown list, which only a change by hand could add, is
+// dropped except in such a range.
 type tree struct {
 	set, field string // the set of lists, and src or dst
 	node, list string // prefixes of the names of chains: of this tree, and of those with the rules of a list
+	unlimited  map[listID]bool
 	chains     map[string][]string
 }
 
 // maxLeaf is the number of lists up to which a chain compares with each of them.
 const maxLeaf = 4
+
+// manyLists is the number of lists above which a chain divides its range into four. Division into two takes fewer
+// comparisons, but would exceed the kernel's limit of 16 for the depth of calls with some thousand lists.
+const manyLists = 256
 
 // compare returns a rule for packets to whose address's element the comparison of the packet counter applies.
 func (t *tree) compare(operator string, id listID, target string) string {
@@ -116,20 +128,41 @@ func (t *tree) compare(operator string, id listID, target string) string {
 		t.set, t.field, operator, uint64(id), target)
 }
 
-func (t *tree) equal(id listID) string { return t.compare("eq", id, "-g "+t.list+id.String()) }
+func (t *tree) equal(id listID) string {
+	if t.unlimited[id] {
+		return t.compare("eq", id, "-j RETURN")
+	}
+	return t.compare("eq", id, "-g "+t.list+id.String())
+}
+
+// target returns the action for packets whose address has one of the lists, of which the first depth bits are equal.
+func (t *tree) target(ids []listID, depth int) string {
+	if t.permits(ids) {
+		return "-j RETURN"
+	}
+	return "-g " + t.chain(ids, depth)
+}
+
+// permits reports whether all of the lists are unlimited.
+func (t *tree) permits(ids []listID) bool {
+	return !slices.ContainsFunc(ids, func(id listID) bool { return !t.unlimited[id] })
+}
 
 // root returns the rules that find the list of an address among ids, which are sorted. Packets whose address has no
-// list pass them. Packets whose address has another list than those in ids are dropped.
+// list pass them.
 func (t *tree) root(ids []listID) []string {
 	if len(ids) == 0 {
 		return nil
 	}
 	present := fmt.Sprintf("-m set --match-set %s %s ! --update-counters ", t.set, t.field)
+	if t.permits(ids) {
+		return []string{present + "-j RETURN"}
+	}
 	if len(ids) <= maxLeaf {
 		return append(t.leaf(ids), present+"-j "+noRuleChain)
 	}
 	parts, depth := divide(ids, 0)
-	return append(t.branches(parts, depth), present+"-g "+t.chain(parts[len(parts)-1], depth))
+	return append(t.branches(parts, depth), present+t.target(parts[len(parts)-1], depth))
 }
 
 func (t *tree) leaf(ids []listID) []string {
@@ -137,8 +170,8 @@ func (t *tree) leaf(ids []listID) []string {
 	for _, id := range ids {
 		rules = append(rules, t.equal(id))
 	}
-	if mutant.On(mutant.AnyList) {
-		rules[len(rules)-1] = "-g " + t.list + ids[len(ids)-1].String()
+	if last := len(rules) - 1; mutant.On(mutant.AnyList) && t.unlimited == nil {
+		rules[last] = "-g " + t.list + ids[last].String()
 	}
 	return rules
 }
@@ -152,7 +185,7 @@ func (t *tree) branches(parts [][]listID, depth int) []string {
 			continue
 		}
 		next := parts[i+1][0]
-		rules = append(rules, t.compare("lt", start(next, depth), "-g "+t.chain(part, depth)))
+		rules = append(rules, t.compare("lt", start(next, depth), t.target(part, depth)))
 	}
 	return rules
 }
@@ -167,6 +200,9 @@ func (t *tree) chain(ids []listID, depth int) string {
 
 // rules returns the rules for packets whose address has a list. The kernel evaluates the last part in the same chain.
 func (t *tree) rules(ids []listID, depth int) []string {
+	if t.permits(ids) {
+		return []string{"-j RETURN"}
+	}
 	if len(ids) <= maxLeaf {
 		return append(t.leaf(ids), "-j "+noRuleChain)
 	}
@@ -174,12 +210,15 @@ func (t *tree) rules(ids []listID, depth int) []string {
 	return append(t.branches(parts, depth), t.rules(parts[len(parts)-1], depth)...)
 }
 
-// divide divides sorted IDs, of which there are several, by the two bits after the first depth ones, which are equal
-// in all IDs. It goes on by two bits until there are several parts. It returns the parts that are not empty, and the
-// number of leading bits that are equal within each part.
+// divide divides sorted IDs, of which there are several, by one or two bits after the first depth ones, which are equal
+// in all IDs. It goes on to the next bits until there are several parts. It returns the parts that are not empty, and
+// the number of leading bits that are equal within each part.
 func divide(ids []listID, depth int) ([][]listID, int) {
 	for {
-		depth += 2
+		depth++
+		if len(ids) > manyLists {
+			depth++
+		}
 		var parts [][]listID
 		for rest := ids; len(rest) > 0; {
 			n := slices.IndexFunc(rest, func(id listID) bool { return start(id, depth) != start(rest[0], depth) })
@@ -197,20 +236,25 @@ func divide(ids []listID, depth int) ([][]listID, int) {
 // start returns the first ID with the same depth leading bits as id.
 func start(id listID, depth int) listID { return id >> (64 - depth) << (64 - depth) }
 
-// withLists returns the table that precedes t while the elements of the set still have the lists in have: it also has
-// the chains of those lists that t does not have but that a prefix of t still has. It returns false if there are none.
-// The argument kernel is the table as the kernel has it.
+// withLists returns the table that precedes t while the elements of the set still have the lists in have. It also has
+// the chains of the lists in have that t does not have, if a prefix of t still has the list, so that packets which both
+// lists permit pass, or if the list limits egress, so that no packet passes which it does not permit. It returns false
+// if there are no such lists. The argument kernel is the table as the kernel has it.
 func (t *table) withLists(have map[netip.Prefix]listID, kernel kernelTable) (table, bool) {
 	current := map[listID]bool{}
 	for _, id := range t.lists.lists {
 		current[id] = true
 	}
+	d := t.dispatched
+	d.unlimited = maps.Clone(t.unlimited)
 	further := map[listID]bool{}
-	for p := range t.lists.lists {
-		id, exists := have[p]
-		_, rules := kernel.chains[egressPrefix+id.String()]
-		if exists && rules && !current[id] {
+	for p, id := range have {
+		_, wanted := t.lists.lists[p]
+		_, exists := kernel.chains[ingressPrefix+id.String()]
+		_, limited := kernel.chains[egressPrefix+id.String()]
+		if !current[id] && exists && (wanted || limited) {
 			further[id] = true
+			d.unlimited[id] = !limited
 		}
 	}
 	if len(further) == 0 || mutant.On(mutant.DropOldList) {
@@ -218,17 +262,18 @@ func (t *table) withLists(have map[netip.Prefix]listID, kernel kernelTable) (tab
 	}
 	chains := map[string][]string{}
 	for _, c := range t.chains {
-		chains[c.name] = c.rules
-	}
-	ids := slices.Sorted(maps.Keys(further))
-	maps.DeleteFunc(chains, func(name string, _ []string) bool {
-		return strings.HasPrefix(name, egressNode) || strings.HasPrefix(name, ingressNode)
-	})
-	maps.Copy(chains, dispatchChains(&t.lists, t.open, ids))
-	for _, id := range ids {
-		for _, name := range []string{egressPrefix + id.String(), ingressPrefix + id.String()} {
-			chains[name] = kernel.chains[name]
+		if !strings.HasPrefix(c.name, egressNode) && !strings.HasPrefix(c.name, ingressNode) {
+			chains[c.name] = c.rules
 		}
 	}
-	return newTable(chains, t.lists, t.open), true
+	ids := slices.Sorted(maps.Keys(further))
+	maps.Copy(chains, dispatchChains(&d, ids))
+	for _, id := range ids {
+		for _, name := range []string{egressPrefix + id.String(), ingressPrefix + id.String()} {
+			if rules, exists := kernel.chains[name]; exists {
+				chains[name] = rules
+			}
+		}
+	}
+	return newTable(chains, d), true
 }

@@ -54,12 +54,12 @@ func route(t *testing.T, chains map[string][]string, name string, counter *listI
 	return "", compared, depth
 }
 
-func randomLists(random *rand.Rand, count int) *listSet {
-	set := &listSet{name: "lists", lists: map[netip.Prefix]listID{}}
-	for a := parseAddr("10.0.0.0"); len(set.lists) < count; a = a.Next() {
-		set.lists[netip.PrefixFrom(a, 32)] = listID(random.Uint64())
+func randomLists(random *rand.Rand, count int) *dispatched {
+	lists := map[netip.Prefix]listID{}
+	for a := parseAddr("10.0.0.0"); len(lists) < count; a = a.Next() {
+		lists[netip.PrefixFrom(a, 32)] = listID(random.Uint64())
 	}
-	return set
+	return &dispatched{lists: listSet{name: "lists", lists: lists}, unlimited: map[listID]bool{}}
 }
 
 // TestDispatch evaluates the chains for sets of up to 20,000 lists. Each list is found with few comparisons, and an
@@ -68,16 +68,16 @@ func TestDispatch(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for count, most := range map[int]int{0: 0, 1: 1, 4: 4, 5: 6, 20: 10, 1000: 24, 20_000: 34} {
 		set := randomLists(random, count)
-		chains := dispatchChains(set, "", nil)
+		chains := dispatchChains(set, nil)
 		total := 0
-		for _, id := range set.lists {
+		for _, id := range set.lists.lists {
 			to, compared, depth := route(t, chains, egressChain, &id)
 			require.Equal(t, egressPrefix+id.String(), to)
 			require.LessOrEqual(t, compared, most)
 			require.LessOrEqual(t, depth, 16-5)
 			total += compared
 		}
-		for _, id := range append(slices.Collect(maps.Values(set.lists)), 0, 1<<63, 1<<64-1) {
+		for _, id := range append(slices.Collect(maps.Values(set.lists.lists)), 0, 1<<63, 1<<64-1) {
 			if unknown := id + 1; count > 0 {
 				to, _, _ := route(t, chains, egressChain, &unknown)
 				require.Equal(t, noRuleChain, to)
@@ -94,13 +94,90 @@ func TestDispatch(t *testing.T) {
 	}
 }
 
+// TestUnlimitedLists checks that ranges whose lists permit all egress are not divided, and that limited lists are found
+// among unlimited ones.
+func TestUnlimitedLists(t *testing.T) {
+	set := randomLists(rand.New(rand.NewPCG(7, 8)), 1000)
+	ids := slices.Sorted(maps.Values(set.lists.lists))
+	for _, id := range ids {
+		set.unlimited[id] = true
+	}
+	for _, id := range ids {
+		to, compared, _ := route(t, dispatchChains(set, nil), egressChain, &id)
+		require.Equal(t, "RETURN", to)
+		require.Equal(t, 1, compared)
+	}
+	limited := map[listID]bool{ids[0]: true, ids[500]: true, ids[501]: true, ids[999]: true}
+	for id := range limited {
+		delete(set.unlimited, id)
+	}
+	chains := dispatchChains(set, nil)
+	for _, id := range ids {
+		want := map[bool]string{false: "RETURN", true: egressPrefix + id.String()}[limited[id]]
+		to, _, _ := route(t, chains, egressChain, &id)
+		require.Equal(t, want, to)
+		to, _, _ = route(t, chains, ingressChain, &id)
+		require.Equal(t, ingressPrefix+id.String(), to)
+	}
+}
+
+// TestListsOfTheLastCallStay checks which chains the table has while elements of the set have the lists of the last
+// call: those of a list that an address changes from, and those of a list that limits the egress of an address that
+// leaves.
+func TestListsOfTheLastCallStay(t *testing.T) {
+	changed, removed := netip.MustParsePrefix("10.0.0.5/32"), netip.MustParsePrefix("10.0.0.6/32")
+	const before, open, after listID = 1 << 62, 2 << 62, 3 << 62
+	want := newTable(map[string][]string{}, dispatched{
+		lists:     listSet{name: "lists", lists: map[netip.Prefix]listID{changed: after}},
+		unlimited: map[listID]bool{after: true},
+	})
+	rules := func(id listID, limited bool) map[string][]string {
+		chains := map[string][]string{ingressPrefix + id.String(): {"-j " + noRuleChain}}
+		if limited {
+			chains[egressPrefix+id.String()] = []string{"-j " + noRuleChain}
+		}
+		return chains
+	}
+	for _, c := range []struct {
+		name   string
+		have   map[netip.Prefix]listID
+		kernel map[string][]string
+		old    listID
+		to     string // where egress with the old list goes; empty if no table is necessary
+	}{
+		{"unchanged", map[netip.Prefix]listID{changed: after}, rules(after, false), after, ""},
+		{"a limited list", map[netip.Prefix]listID{changed: before}, rules(before, true), before,
+			egressPrefix + before.String()},
+		{"an unlimited list", map[netip.Prefix]listID{changed: open}, rules(open, false), open, "RETURN"},
+		{"a limited address leaves", map[netip.Prefix]listID{changed: after, removed: before}, rules(before, true), before,
+			egressPrefix + before.String()},
+		{"an unlimited address leaves", map[netip.Prefix]listID{changed: after, removed: open}, rules(open, false), open,
+			""},
+		{"a list by hand", map[netip.Prefix]listID{changed: before}, rules(open, true), before, ""},
+	} {
+		between, necessary := want.withLists(c.have, kernelTable{chains: c.kernel})
+		require.Equal(t, c.to != "", necessary, c.name)
+		if !necessary {
+			continue
+		}
+		chains := between.kernel().chains
+		to, _, _ := route(t, chains, egressChain, &c.old)
+		if to == noRuleChain { // the content of the kernel's chain
+			require.Contains(t, chains, c.to, c.name)
+		} else {
+			require.Equal(t, c.to, to, c.name)
+		}
+		require.Contains(t, chains, ingressPrefix+c.old.String(), c.name)
+	}
+}
+
 // TestNewListChangesFewChains adds a list to many and compares the chains.
 func TestNewListChangesFewChains(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	set := randomLists(random, 1000)
-	before := dispatchChains(set, "", nil)
+	before := dispatchChains(set, nil)
 	for range 100 {
-		after, changed := dispatchChains(set, "", []listID{listID(random.Uint64())}), 0
+		after, changed := dispatchChains(set, []listID{listID(random.Uint64())}), 0
 		for name, rules := range after {
 			if !slices.Equal(before[name], rules) {
 				changed++
@@ -163,7 +240,6 @@ func TestManyLists(t *testing.T) {
 			"packets", fmt.Sprint(uint64(id)))
 		port := uint16(100 + i)
 		require.Equal(t, "group", s.verdict(t, call{client, servers[0], false, udpTo(port)}), "list %s", id)
-		require.Equal(t, "group", s.verdict(t, call{servers[0], client, false, udpTo(port)}), "list %s", id)
 	}
 	require.Equal(t, 1, s.set(t).Writes)
 	require.Equal(t, "arrives", s.verdict(t, call{client, servers[0], false, udpTo(99)}))

@@ -86,18 +86,10 @@ func (m *members) growLists(ctx context.Context, want *listSet, r *Result) error
 	return nil
 }
 
-// shrinkLists removes the elements that are not wanted, and the set if it is to have none. No rule may refer to a set
-// without wanted elements.
+// shrinkLists removes the elements that are not wanted. It leaves a set that is to have none to shrink.
 func (m *members) shrinkLists(ctx context.Context, want *listSet, r *Result) error {
 	have := m.have[want.name]
-	if have == nil {
-		return nil
-	}
-	if len(want.lists) == 0 {
-		if err := m.destroy(ctx, want.name); err != nil {
-			return fmt.Errorf("destroy the set %s: %w", want.name, err)
-		}
-		r.Writes++
+	if have == nil || len(want.lists) == 0 {
 		return nil
 	}
 	for _, p := range slices.SortedFunc(maps.Keys(have.lists), comparePrefixes) {

@@ -158,11 +158,16 @@ func (m *members) usable(name string, ipv6 bool) (*kernelSet, error) {
 	return have, nil
 }
 
-// shrink removes addresses and sets that are not wanted, but no listSet. No rule may refer to the sets any more.
-func (m *members) shrink(ctx context.Context, want []addressSet, r *Result) error {
+// shrink removes addresses and sets that are not wanted. No rule may refer to the sets any more.
+func (m *members) shrink(ctx context.Context, want *state, r *Result) error {
 	wanted := map[string]bool{}
-	for i := range want {
-		set := &want[i]
+	for i := range want.tables {
+		if lists := &want.tables[i].lists; len(lists.lists) > 0 {
+			wanted[lists.name] = true
+		}
+	}
+	for i := range want.sets {
+		set := &want.sets[i]
 		wanted[set.name] = true
 		have := m.have[set.name]
 		if have == nil {
@@ -180,7 +185,7 @@ func (m *members) shrink(ctx context.Context, want []addressSet, r *Result) erro
 		}
 	}
 	for name := range m.have {
-		if wanted[name] || isListSet(name) {
+		if wanted[name] {
 			continue
 		}
 		if err := m.destroy(ctx, name); err != nil {
