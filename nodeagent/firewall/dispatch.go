@@ -104,10 +104,10 @@ func dispatchChains(d *dispatched, further []listID) map[string][]string {
 }
 
 // tree renders chains that find the list of an address by comparing the packet counter of the address's element with
-// constants. A chain divides its range of IDs into equal ones, so that the number of comparisons is logarithmic, and so
-// that a new list changes only the chain of the smallest range that contains it. The names of chains contain the range.
-// A range whose lists permit all packets is not divided. An unknown list, which only a change by hand could add, is
-// dropped except in such a range.
+// constants. A chain divides its range of IDs into equal ones, so that the number of comparisons is logarithmic, and
+// so that a new list changes only the chain of the smallest range that contains it. The names of chains contain the
+// range. A range whose lists permit all packets is not divided. An unknown list, which only a change by hand could
+// add, is dropped except in such a range.
 type tree struct {
 	set, field string // the set of lists, and src or dst
 	node, list string // prefixes of the names of chains: of this tree, and of those with the rules of a list
@@ -210,9 +210,9 @@ func (t *tree) rules(ids []listID, depth int) []string {
 	return append(t.branches(parts, depth), t.rules(parts[len(parts)-1], depth)...)
 }
 
-// divide divides sorted IDs, of which there are several, by one or two bits after the first depth ones, which are equal
-// in all IDs. It goes on to the next bits until there are several parts. It returns the parts that are not empty, and
-// the number of leading bits that are equal within each part.
+// divide divides sorted IDs, of which there are several, by one or two bits after the first depth ones, which are
+// equal in all IDs. It goes on to the next bits until there are several parts. It returns the parts that are not
+// empty, and the number of leading bits that are equal within each part.
 func divide(ids []listID, depth int) ([][]listID, int) {
 	for {
 		depth++
@@ -237,9 +237,9 @@ func divide(ids []listID, depth int) ([][]listID, int) {
 func start(id listID, depth int) listID { return id >> (64 - depth) << (64 - depth) }
 
 // withLists returns the table that precedes t while the elements of the set still have the lists in have. It also has
-// the chains of the lists in have that t does not have, if a prefix of t still has the list, so that packets which both
-// lists permit pass, or if the list limits egress, so that no packet passes which it does not permit. It returns false
-// if there are no such lists. The argument kernel is the table as the kernel has it.
+// the chains of the lists in have that t does not have, if a prefix of t still has the list, so that packets which
+// both lists permit pass, or if the list limits egress, so that no packet passes which it does not permit. It returns
+// false if there are no such lists. The argument kernel is the table as the kernel has it.
 func (t *table) withLists(have map[netip.Prefix]listID, kernel kernelTable) (table, bool) {
 	current := map[listID]bool{}
 	for _, id := range t.lists.lists {

@@ -94,8 +94,8 @@ func TestDispatch(t *testing.T) {
 	}
 }
 
-// TestUnlimitedLists checks that ranges whose lists permit all egress are not divided, and that limited lists are found
-// among unlimited ones.
+// TestUnlimitedLists checks that ranges whose lists permit all egress are not divided, and that limited lists are
+// found among unlimited ones.
 func TestUnlimitedLists(t *testing.T) {
 	set := randomLists(rand.New(rand.NewPCG(7, 8)), 1000)
 	ids := slices.Sorted(maps.Values(set.lists.lists))
