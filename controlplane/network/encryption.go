@@ -137,15 +137,19 @@ func (x *index) peersOf(node cloud.NodeID) *peerList {
 	return p
 }
 
-// takePeers returns the host's peers if they or their keys differ from those that the host has received. The caller
-// holds Feed.mu.
+// takePeers returns the host's peers if they or their keys differ from those that the host has received. It returns nil
+// while the index has another network of the host than this stream: the keys would be those of a former instance. The
+// caller holds Feed.mu.
 func (s *feedSession) takePeers(x *index) *peerList {
-	if s.peersVersion == x.peersVersion {
+	if !s.host.Encrypt || s.peersVersion == x.peersVersion {
+		return nil
+	}
+	now := x.peersOf(s.node)
+	if now == nil || now.own.instance != s.host.Instance || now.own.vtep != s.host.VTEP {
 		return nil
 	}
 	s.peersVersion = x.peersVersion
-	now := x.peersOf(s.node)
-	if now == nil || s.peers.equal(now) {
+	if s.peers.equal(now) {
 		return nil
 	}
 	s.peers = now

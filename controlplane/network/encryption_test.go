@@ -2,6 +2,7 @@ package network
 
 import (
 	"bytes"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -130,6 +131,22 @@ func TestEncryptionOfOneAddress(t *testing.T) {
 	s.settle()
 	require.Equal(t, []string{"192.0.2.2"}, s.peers("h1"))
 	require.Equal(t, before, s.agents["h1"].encryption.String(), "the keys are those of the former host with the address")
+}
+
+// TestEncryptionWaitsForIndex checks that a stream gets no keys as long as the index has a former instance of the host.
+func TestEncryptionWaitsForIndex(t *testing.T) {
+	x := newIndex()
+	former := cloud.HostNetwork{VTEP: netip.MustParseAddr("192.0.2.1"), Encrypt: true, Instance: "boot-1", Number: 1}
+	now := former
+	now.Instance = "boot-2"
+	x.setHost("h1", &former)
+	s := &feedSession{node: "h1", host: now}
+	require.Nil(t, s.takePeers(x))
+	x.setHost("h1", &now)
+	require.NotNil(t, s.takePeers(x))
+	require.Nil(t, s.takePeers(x), "nothing has changed")
+	off := &feedSession{node: "h1"}
+	require.Nil(t, off.takePeers(x), "the host no longer encrypts")
 }
 
 // TestEncryptionSurvivesLeaderChange checks that a new leader sends the same keys.

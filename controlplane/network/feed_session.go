@@ -28,6 +28,8 @@ const maxUnsent = 20_000
 type feedSession struct {
 	node cloud.NodeID
 	term uint64
+	// host is the network of the host as it was reported on this stream.
+	host cloud.HostNetwork
 	// cancel ends the session with a cause.
 	cancel context.CancelCauseFunc
 	// wake receives a value when there may be something to send.
@@ -99,7 +101,7 @@ func (f *Feed) Sync(
 		return err
 	}
 	s := &feedSession{
-		node: node, term: term, cancel: cancel, wake: make(chan struct{}, 1), unsent: map[recordKey]struct{}{}, confirm: true,
+		node: node, term: term, host: host, cancel: cancel, wake: make(chan struct{}, 1), unsent: map[recordKey]struct{}{}, confirm: true,
 		lost: map[cloud.VPCID]struct{}{}, vpcs: map[cloud.VPCID]cloud.ProjectID{},
 	}
 	if err := f.open(ctx, s); err != nil {
