@@ -90,8 +90,13 @@ func (e *explanation) floatingDestination() (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		if f.Status != cloud.NetworkActive {
-			return e.add(false, "destination", string(f.ID), "", "%s leads to %s, but is not active: %s.",
+		switch f.Status {
+		case cloud.NetworkActive:
+		case cloud.NetworkError:
+			return e.add(false, "destination", string(f.ID), "", "%s leads to %s, but has failed: %s.",
+				name, text, f.StatusReason), nil
+		default:
+			return e.add(false, "destination", string(f.ID), "", "%s leads to %s, but is not ready: it %s.",
 				name, text, f.StatusReason), nil
 		}
 		return e.add(true, "destination", string(f.ID), "", "%s leads to %s. Its security groups are not evaluated.",
