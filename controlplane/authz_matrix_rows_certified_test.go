@@ -27,6 +27,7 @@ var certifiedRows = []row{
 	{name: peerService + "Call", body: `{}`, allowed: "PERMISSION_DENIED", exceptions: unknownMember},
 	{name: peerService + "Open", body: `{}`, allowed: "PERMISSION_DENIED", exceptions: unknownMember},
 	{name: peerService + "ReadImage", body: `{"sha256":"$sum"}`, allowed: "PERMISSION_DENIED", exceptions: unknownMember},
+	{name: peerService + "StoreImagePart", body: `{"sha256":"$sum"}`, allowed: "PERMISSION_DENIED", exceptions: unknownMember},
 }
 
 var unknownMember = []exception{{why: "the certificate is good, but a lone member knows no other"}}

@@ -39,9 +39,9 @@ var computeRows = []row{
 
 	{name: images + "CreateImage", body: `{"org_id":"$org"}`, allowed: "INVALID_ARGUMENT"},
 	{name: images + "BeginImageUpload", body: `{"org_id":"$org"}`, allowed: "INVALID_ARGUMENT"},
-	{name: images + "UploadImagePart", body: `{"org_id":"$org"}`, allowed: "INVALID_ARGUMENT"},
-	{name: images + "CompleteImageUpload", body: `{"org_id":"$org"}`, allowed: "INVALID_ARGUMENT"},
-	{name: images + "AbortImageUpload", body: `{"org_id":"$org"}`, allowed: "INVALID_ARGUMENT"},
+	{name: images + "UploadImagePart", body: `{"org_id":"$org","image_id":"$image","upload_session_id":"x","part_number":1,"body":"eA=="}`, allowed: "NOT_FOUND"},
+	{name: images + "CompleteImageUpload", body: `{"org_id":"$org","image_id":"$image","upload_session_id":"x"}`, allowed: "NOT_FOUND"},
+	{name: images + "AbortImageUpload", body: `{"org_id":"$org","image_id":"$image","upload_session_id":"x"}`, allowed: "NOT_FOUND"},
 	{name: images + "GetImage", body: `{"org_id":"$org","image_id":"$image"}`, allowed: "OK", otherTenant: "NOT_FOUND"},
 	{name: images + "ListImages", body: `{"org_id":"$org"}`, allowed: "OK"},
 	{name: images + "UpdateImage", body: `{"org_id":"$org","image_id":"$image","metadata":{"a":"b"}}`, allowed: "OK", otherTenant: "NOT_FOUND"},

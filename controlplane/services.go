@@ -180,7 +180,7 @@ func (m *member) newNetwork(context.Context) error {
 // and billing depend on each other.
 func (m *member) newCompute(context.Context) error {
 	m.images = image.New(image.Options{
-		Store: m.records, Commands: m.commands, Files: m.files, Self: m.config.NodeID, Members: m.memberships.Count, Peers: m.mesh,
+		Store: m.records, Commands: m.commands, Files: m.files, Self: m.config.NodeID, Members: m.memberships.IDs, Peers: m.mesh,
 		ImportDirs: importDirs(m.config), Log: m.log,
 	})
 	m.nodes = node.New(node.Options{

@@ -1,6 +1,7 @@
 package cloud
 
 import (
+	"regexp"
 	"slices"
 	"strings"
 
@@ -54,6 +55,23 @@ const SharedWith = "trivet/shared-with"
 // ImageReason is the metadata key whose value is the reason why an image is in the status ERROR.
 const ImageReason = "trivet/error"
 
+// SourceSHA256 is the metadata key whose value is the expected SHA-256 of an image's bytes, as 64 hexadecimal digits. An
+// image with other bytes becomes ERROR.
+const SourceSHA256 = "trivet/source-sha256"
+
+// ImageUpload describes the upload session of an image whose content a client sends in parts.
+type ImageUpload struct {
+	// ID is the session's ID.
+	ID string
+	// ExpiresAt is the time at which the session ends unless it was completed.
+	ExpiresAt Time
+	// CompletedAt is the time at which the client completed the session; 0 before. Importer then joins the parts.
+	CompletedAt Time `cbor:",omitempty"`
+	// Parts is the number of parts, and Size their total size in bytes. Both are set when the session is completed.
+	Parts uint32 `cbor:",omitempty"`
+	Size  uint64 `cbor:",omitempty"`
+}
+
 // Image is the record of a disk, kernel or initrd image. Its content is a file on each member in Holders. The name of
 // the file is the image's SHA-256.
 type Image struct {
@@ -81,9 +99,11 @@ type Image struct {
 	Metadata     map[string]string
 	// Holders are the IDs of the members that store the content and have verified its checksum.
 	Holders []uint64
-	// Importer is the ID of the member that downloads Source while the image is PENDING.
+	// Importer is the ID of the member that copies Source, or joins the parts of Upload, while the image is PENDING.
 	Importer uint64
 	Source   string
+	// Upload is the upload session of an image that is uploaded in parts; nil for an imported image.
+	Upload *ImageUpload `cbor:",omitempty"`
 	// Users is the number of VMs whose spec names this image. An image in use cannot be deleted.
 	Users int
 }
@@ -99,6 +119,11 @@ func (i *Image) VisibleTo(org OrgID) bool {
 		}
 	}
 	return i.Org == org
+}
+
+// Uploading reports whether the image has an upload session that takes parts.
+func (i *Image) Uploading() bool {
+	return i.Status == ImagePending && i.Upload != nil && i.Upload.CompletedAt == 0
 }
 
 // Checksum returns the image's SHA-256 in the form of the wire contract, "sha256:<hex>". It returns "" if the SHA-256
@@ -135,5 +160,10 @@ func (i *Image) Check() error {
 	if uint64(i.MinMemoryMiB) > MaxMemoryMiB {
 		return fault.Invalid("min_memory_mib", "must be at most %d", MaxMemoryMiB)
 	}
+	if sum, ok := i.Metadata[SourceSHA256]; ok && sum != "" && !hexSHA256.MatchString(sum) {
+		return fault.Invalid("metadata", "%s must be 64 hexadecimal digits", SourceSHA256)
+	}
 	return CheckPairs("metadata", i.Metadata)
 }
+
+var hexSHA256 = regexp.MustCompile(`^[0-9a-fA-F]{64}$`)

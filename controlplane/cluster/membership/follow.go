@@ -70,8 +70,14 @@ func (s *Service) known() (k known, revision int64, err error) {
 	return k, revision, err
 }
 
-// Count returns the number of members whose process has joined, according to the local records.
-func (s *Service) Count() int { return len(s.joined()) }
+// IDs returns the IDs of the members whose process has joined, according to the local records.
+func (s *Service) IDs() []uint64 {
+	var ids []uint64
+	for _, m := range s.joined() {
+		ids = append(ids, m.ID)
+	}
+	return ids
+}
 
 // Listeners returns a function that returns host:port for each joined member, by member ID. The host is that of the
 // member's raft address, and the port is the given one, which must be the same on all members.

@@ -166,6 +166,33 @@ func (p *part) copy(ctx context.Context, r io.Reader, limit int64) error {
 	}
 }
 
+// StorePart stores the bytes of r, a part of an image upload, as a file, and syncs it to disk. It returns
+// InvalidArgument if r has more than maxPartBytes or another SHA-256 than sum.
+func (f *Files) StorePart(ctx context.Context, sum string, r io.Reader) error {
+	if _, err := f.path(sum); err != nil {
+		return err
+	}
+	p, err := f.begin(maxPartBytes)
+	if errors.Is(err, errNoSpace) {
+		return fault.New(fault.ResourceExhausted, "the member has not enough disk space for the part")
+	}
+	if err != nil {
+		return err
+	}
+	defer p.discard()
+	switch err := p.copy(ctx, r, maxPartBytes); {
+	case errors.Is(err, errTooLong):
+		return fault.Invalid("body", "a part has at most %d bytes", maxPartBytes)
+	case err != nil:
+		return err
+	case p.checksum() != sum:
+		return fault.Invalid("sha256", "is not the SHA-256 of the part")
+	}
+	// commit also renames the file if this member already has the part. That renews its modification time, so that
+	// sweep does not remove it before the record of the part is written.
+	return p.commit()
+}
+
 // reset removes the bytes written so far, so that the part is empty.
 func (p *part) reset() error {
 	if err := p.file.Truncate(0); err != nil {
@@ -177,6 +204,12 @@ func (p *part) reset() error {
 	p.sum.Reset()
 	p.size = 0
 	return nil
+}
+
+// checksum returns the SHA-256 of b as 64 hexadecimal digits.
+func checksum(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
 }
 
 func (p *part) checksum() string { return hex.EncodeToString(p.sum.Sum(nil)) }

@@ -2,6 +2,7 @@ package image
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -102,7 +103,7 @@ func (s *Service) rewrite(ctx context.Context, id cloud.ImageID, change func(*cl
 
 func (s *Service) addHolder(i *cloud.Image, member uint64) {
 	i.Holders = append(slices.Clone(i.Holders), member)
-	if i.Status == cloud.ImageUploading && (len(i.Holders) > s.opts.Members()/2 || mutant.On(mutant.AvailableEarly)) {
+	if i.Status == cloud.ImageUploading && (len(i.Holders) > len(s.opts.Members())/2 || mutant.On(mutant.AvailableEarly)) {
 		i.Status = cloud.ImageAvailable
 	}
 }
@@ -110,16 +111,17 @@ func (s *Service) addHolder(i *cloud.Image, member uint64) {
 // SettleEvery is the interval at which package leader calls Settle on the leader.
 const SettleEvery = 30 * time.Second
 
-// Settle sets images to ERROR whose import took too long: those that have been PENDING for more than importTime since
-// their creation, and those that have been UPLOADING for more than importTime since their last change. It runs only on
-// the leader.
+// Settle ends what took too long. It sets images to ERROR that have been PENDING for more than importTime since their
+// creation, or since their upload was completed, and those that have been UPLOADING for more than importTime since
+// their last change. It ends expired upload sessions, lets another member join the parts of an upload if its importer
+// does not, and deletes the records of parts that are no longer needed. It runs only on the leader.
 func (s *Service) Settle(ctx context.Context) error {
 	now := s.opts.Store.Now()
 	var late []cloud.ImageID
 	err := s.opts.Store.Local(func(v *store.View) error {
 		all, _, err := Images.List(v, 0)
 		for _, r := range all {
-			if timeoutReason(r.Value, now) != "" {
+			if s.settle(r.Value, now) {
 				late = append(late, r.Value.ID)
 			}
 		}
@@ -129,23 +131,40 @@ func (s *Service) Settle(ctx context.Context) error {
 		return err
 	}
 	for _, id := range late {
-		if err := s.rewrite(ctx, id, func(i *cloud.Image) bool {
-			why := timeoutReason(i, now)
-			if why != "" {
-				setFailed(i, why)
-			}
-			return why != ""
-		}); err != nil {
+		if err := s.rewrite(ctx, id, func(i *cloud.Image) bool { return s.settle(i, now) }); err != nil {
 			return err
 		}
 	}
-	return nil
+	return s.deleteOldParts(ctx)
 }
 
-// timeoutReason returns a text for the owner of the image if the import took too long (see Settle), and "" otherwise.
+// settle changes an image as Settle describes. It returns false if the image needs no change.
+func (s *Service) settle(i *cloud.Image, now cloud.Time) bool {
+	if why := timeoutReason(i, now); why != "" {
+		setFailed(i, why)
+		return true
+	}
+	if i.Status == cloud.ImagePending && i.Upload != nil && i.Upload.CompletedAt != 0 && i.Importer != s.opts.Self &&
+		now-i.Upload.CompletedAt > takeOverTime.Milliseconds() {
+		i.Importer = s.opts.Self
+		return true
+	}
+	return false
+}
+
+// timeoutReason returns a text for the owner of the image if its import or upload took too long (see Settle), and ""
+// otherwise.
 func timeoutReason(i *cloud.Image, now cloud.Time) string {
+	began := i.CreatedAt
+	if i.Upload != nil {
+		began = i.Upload.CompletedAt
+	}
 	switch {
-	case i.Status == cloud.ImagePending && now-i.CreatedAt > importTime.Milliseconds():
+	case i.Uploading():
+		if now >= i.Upload.ExpiresAt && !mutant.On(mutant.KeepExpiredUpload) {
+			return fmt.Sprintf("the upload was not completed within %d hours", int(uploadTime.Hours()))
+		}
+	case i.Status == cloud.ImagePending && now-began > importTime.Milliseconds():
 		return "member " + itoa(i.Importer) + " did not finish the import"
 	case i.Status == cloud.ImageUploading && now-i.UpdatedAt > importTime.Milliseconds():
 		return "member " + itoa(i.Importer) + " imported it, but a majority of the members did not get its bytes"

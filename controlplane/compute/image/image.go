@@ -9,6 +9,12 @@
 // pure Go code; an import with another declared format fails. The importer reads no file of its host except the named
 // one, and only below the configured import directories.
 //
+// A client can also send the bytes in parts. A part is acknowledged when a majority of the members has synced it to disk
+// (spreadPart) and its record is written. Parts are files like images, named by their SHA-256, and are deleted when no
+// record names them. Every member can take parts and complete the upload, because the session is a field of the image's
+// record. The member that completes it becomes the importer, and the parts its source. The leader replaces an importer
+// that does not finish.
+//
 // Run does all copying. If a stop or a crash interrupts copying, the next Run starts it again from the records.
 //
 // Decisions of this version: sources are file:// only (http(s) is FAILED_PRECONDITION until it can be enabled). VMDK
@@ -16,15 +22,14 @@
 // it was not copied half an hour after the call, or if no majority has it half an hour after its record last changed;
 // its bytes are then deleted. A member whose copy is gone reports that and pulls the image again; when the last copy is
 // gone, the image becomes ERROR. Only system:admin may change a PUBLIC image. Only the image's own org sees the list of
-// orgs that it is shared with.
+// orgs that it is shared with. Files are only removed on a member that can read the newest records: the records of a
+// member that was cut off may lack a part that was acknowledged with its help.
 package image
 
 import (
 	"context"
 	"log/slog"
 	"strings"
-
-	"github.com/google/uuid"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
@@ -54,8 +59,8 @@ type Options struct {
 	Files    *Files
 	// Self is this member's ID.
 	Self uint64
-	// Members returns the current number of members of the cluster.
-	Members func() int
+	// Members returns the IDs of the current members of the cluster, including this one.
+	Members func() []uint64
 	// Peers reads image bytes from other members.
 	Peers Peers
 	// ImportDirs are the directories from which file:// sources may be imported.
@@ -69,17 +74,19 @@ type Service struct {
 	// wake has a value when Run must check the records.
 	wake chan struct{}
 	jobs *backgroundJobs
-	// imports and pulls are semaphores that limit concurrent imports and pulls.
-	imports, pulls chan struct{}
+	// imports, pulls and partCalls are semaphores that limit concurrent imports, pulls and calls of UploadPart.
+	imports, pulls, partCalls chan struct{}
 }
 
 // New creates the service and registers the commands that other members forward to the leader.
 func New(opts Options) *Service {
 	s := &Service{
 		opts: opts, wake: make(chan struct{}, 1), imports: make(chan struct{}, maxImports), pulls: make(chan struct{}, maxPulls),
+		partCalls: make(chan struct{}, maxPartCalls),
 	}
 	s.jobs = newBackgroundJobs(s.wakeUp, func(name string, err error) { opts.Log.Warn("image work failed", "work", name, "err", err) })
-	leader.Register(opts.Commands, s, createCommand, finishImportCommand, addHolderCommand, removeHolderCommand, updateCommand, deleteCommand)
+	leader.Register(opts.Commands, s, createCommand, finishImportCommand, addHolderCommand, removeHolderCommand, updateCommand, deleteCommand,
+		beginUploadCommand, recordPartCommand, completeUploadCommand, abortUploadCommand)
 	return s
 }
 
@@ -150,60 +157,6 @@ func (s *Service) List(ctx context.Context, org cloud.OrgID, public bool, size i
 	return store.Page(ctx, s.opts.Store, Images, store.PageRequest{Size: size, Token: token, Query: query}, keep)
 }
 
-// Created is the result of Create. Replayed means that an earlier call with the same idempotency key created the image.
-type Created struct {
-	Image    cloud.Image
-	Replayed bool
-}
-
-type createRequest struct {
-	Image cloud.Image
-	Body  [32]byte
-	// Missing is true if the source cannot be opened. The leader then creates no image: it returns the response of an
-	// earlier call with the same idempotency key, or NotFound if there is none.
-	Missing bool
-}
-
-// Create creates the record of an image, starts to import the bytes on this member, and returns the image as PENDING. A
-// call repeated under its idempotency key gets the same response, even if the source no longer exists. body is the hash
-// of the request.
-func (s *Service) Create(ctx context.Context, i cloud.Image, body [32]byte) (Created, error) {
-	if err := i.Check(); err != nil {
-		return Created{}, err
-	}
-	if err := checkMetadata(i.Metadata); err != nil {
-		return Created{}, err
-	}
-	if err := checkVisibility(ctx, &i); err != nil {
-		return Created{}, err
-	}
-	if i.Format == cloud.FormatVMDK || i.Format == cloud.FormatVHD {
-		return Created{}, fault.New(fault.FailedPrecondition, "format: VMDK and VHD are not served yet; convert with qemu-img convert -O qcow2")
-	}
-	source, err := s.open(ctx, i.Org, i.Source)
-	missing := fault.Is(err, fault.NotFound) && auth.CallerOf(ctx).IdempotencyKey != ""
-	if err != nil && !missing {
-		return Created{}, err
-	}
-	i.Importer, i.Status, i.CreatedBy = s.opts.Self, cloud.ImagePending, auth.CallerOf(ctx).Name()
-	if i.Project = auth.CallerOf(ctx).ProjectIn(i.Org); i.Project == "" && !auth.CallerOf(ctx).IsCloudAdmin() {
-		return Created{}, fault.New(fault.PermissionDenied, "an image counts in the quota of a project: name the project in the metadata trivet-project, or request a token with its project_id").
-			WithReason(auth.TenantRequired)
-	}
-	if i.Visibility == cloud.VisibilityUnspecified {
-		i.Visibility = cloud.Private
-	}
-	out, err := createCommand.Call(ctx, s.opts.Commands, createRequest{i, body, missing})
-	switch {
-	case source == nil:
-	case err != nil || out.Replayed:
-		source.Close()
-	default:
-		s.beginImport(out.Image, source)
-	}
-	return out, err
-}
-
 // CheckNoImages returns FailedPrecondition if the project t.Project still has images. If t.Project is empty, it checks
 // all images of the org t.Org instead. A project or org with images cannot be deleted.
 func CheckNoImages(r store.Reader, t cloud.Tenant) error {
@@ -217,79 +170,6 @@ func CheckNoImages(r store.Reader, t cloud.Tenant) error {
 		}
 	}
 	return nil
-}
-
-// chargeQuota counts a new image in the quotas of its project and its org. It returns ResourceExhausted if the image
-// would exceed one of them.
-func chargeQuota(tx *store.Tx, i *cloud.Image) error {
-	if i.Project == "" {
-		return nil
-	}
-	return tenant.Take(tx, cloud.Tenant{Org: i.Org, Project: i.Project}, tenant.Pictures, tenant.Amount{Images: 1}, tenant.Amount{}, func(p cloud.ProjectID) (sum tenant.Amount, err error) {
-		all, _, err := Images.List(tx, 0)
-		for _, r := range all {
-			if r.Value.Project == p {
-				sum.Images++
-			}
-		}
-		return sum, err
-	})
-}
-
-// checkVisibility returns PermissionDenied if the image is PUBLIC and the caller is not a system:admin. It returns
-// InvalidArgument if the image is SHARED and its metadata does not list valid org IDs to share it with.
-func checkVisibility(ctx context.Context, i *cloud.Image) error {
-	if i.Visibility == cloud.Public && !auth.CallerOf(ctx).IsCloudAdmin() {
-		return fault.New(fault.PermissionDenied, "only %s may publish an image, or change a public one", cloud.SystemAdmin)
-	}
-	if i.Visibility != cloud.Shared {
-		return nil
-	}
-	orgs := i.Metadata[cloud.SharedWith]
-	if orgs == "" {
-		return fault.Invalid("metadata", "a SHARED image names the orgs in %s", cloud.SharedWith)
-	}
-	for _, org := range strings.Split(orgs, ",") {
-		if cloud.CheckCallerID("", org) != nil {
-			return fault.Invalid("metadata", "%s must be org IDs separated by commas: %q is not an org ID", cloud.SharedWith, org)
-		}
-	}
-	return nil
-}
-
-// checkMetadata returns an error if m has a key that only the control plane may set.
-func checkMetadata(m map[string]string) error {
-	if _, ok := m[cloud.ImageReason]; ok {
-		return fault.Invalid("metadata", "%s is set by the control plane only", cloud.ImageReason)
-	}
-	return nil
-}
-
-var createCommand = leader.NewCommand("image.create", leader.Keyed, (*Service).createOnLeader)
-
-// createOnLeader implements Create on the leader: it writes the image's record. The member that received the call
-// imports the bytes.
-func (s *Service) createOnLeader(ctx context.Context, q createRequest) (out Created, err error) {
-	id, err := uuid.NewV7()
-	if err != nil {
-		return out, err
-	}
-	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
-		out.Image, out.Replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), store.InOrg(q.Image.Org), "CreateImage", q.Body, func() (cloud.Image, error) {
-			if q.Missing {
-				return cloud.Image{}, errNoSource()
-			}
-			i := q.Image
-			i.ID, i.CreatedAt, i.UpdatedAt = cloud.ImageID(id.String()), tx.Now(), tx.Now()
-			if err := chargeQuota(tx, &i); err != nil {
-				return cloud.Image{}, err
-			}
-			Images.Put(tx, &i, string(i.ID))
-			return i, nil
-		})
-		return err
-	})
-	return out, err
 }
 
 type updateRequest struct {
@@ -390,15 +270,20 @@ func (s *Service) deleteOnLeader(ctx context.Context, q deleteRequest) (struct{}
 			if len(used) > 0 {
 				return struct{}{}, fault.New(fault.FailedPrecondition, "image %s is used by %s", q.ID, describeUsers(used, more, q.Org))
 			}
-			Images.Delete(tx, string(q.ID))
-			if i.Project != "" {
-				return struct{}{}, tenant.Give(tx, cloud.Tenant{Org: i.Org, Project: i.Project}, tenant.Pictures, tenant.Amount{Images: 1})
-			}
-			return struct{}{}, nil
+			return struct{}{}, remove(tx, i)
 		})
 		return err
 	})
 	return struct{}{}, err
+}
+
+// remove deletes the record of an image and frees its quota.
+func remove(tx *store.Tx, i *cloud.Image) error {
+	Images.Delete(tx, string(i.ID))
+	if i.Project == "" {
+		return nil
+	}
+	return tenant.Give(tx, cloud.Tenant{Org: i.Org, Project: i.Project}, tenant.Pictures, tenant.Amount{Images: 1})
 }
 
 // describeUsers returns, for an error message, the names of those VMs in the list used that belong to org. If the list

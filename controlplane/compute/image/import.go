@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/url"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -33,9 +34,16 @@ func (s *Service) beginImport(i cloud.Image, from *source) {
 	}
 }
 
-// restartImport starts the import of a PENDING image again, from the source URL in its record.
+// restartImport starts the import of a PENDING image, from its source URL or from the parts of its completed upload.
 func (s *Service) restartImport(i *cloud.Image) {
 	s.jobs.start("import "+string(i.ID), s.imports, func(ctx context.Context) error {
+		if i.Upload != nil {
+			from, err := s.openParts(ctx, i)
+			if err != nil {
+				return err
+			}
+			return s.importFrom(ctx, *i, from)
+		}
 		// The caller was authorized when the import was requested. Check only that the file is still in an import
 		// directory. The argument true skips the check that org may use the directory.
 		if u, err := url.Parse(i.Source); err == nil {
@@ -48,7 +56,8 @@ func (s *Service) restartImport(i *cloud.Image) {
 }
 
 // importFrom copies and examines the source of an image, and stores the result in the image's record. If ctx ends, the
-// image stays PENDING and the next Run starts the import again.
+// image stays PENDING and the next Run starts the import again. If parts of an upload cannot be read now, the image
+// stays PENDING too, and the import starts again after a pause.
 func (s *Service) importFrom(ctx context.Context, i cloud.Image, from *source) error {
 	defer from.Close()
 	limited, cancel := context.WithTimeout(ctx, importTime)
@@ -56,6 +65,9 @@ func (s *Service) importFrom(ctx context.Context, i cloud.Image, from *source) e
 	done, err := s.copySource(limited, &i, from)
 	if ctx.Err() != nil {
 		return ctx.Err()
+	}
+	if i.Upload != nil && errors.Is(err, errSource) {
+		return fmt.Errorf("join the parts of image %s: %w", i.ID, err)
 	}
 	if err != nil {
 		var bad *userError
@@ -109,6 +121,9 @@ func (s *Service) copySource(ctx context.Context, i *cloud.Image, from *source) 
 		return done, &userError{"the source changed while it was read"}
 	}
 	done.SHA256, done.Size = p.checksum(), uint64(p.size)
+	if want := i.Metadata[cloud.SourceSHA256]; want != "" && !strings.EqualFold(want, done.SHA256) {
+		return done, &userError{fmt.Sprintf("its SHA-256 is %s, but %s is %s", done.SHA256, cloud.SourceSHA256, want)}
+	}
 	if done.Format, done.Virtual, err = examine(contextReaderAt{ctx, p.file}, p.size, i.Format); err != nil {
 		return done, err
 	}

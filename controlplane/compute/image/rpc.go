@@ -12,7 +12,6 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/convert"
-	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
 // Register registers ImageService for API callers.
@@ -106,62 +105,4 @@ func (r *server) DeleteImage(ctx context.Context, in *vmv1.DeleteImageRequest) (
 		return nil, err
 	}
 	return &emptypb.Empty{}, nil
-}
-
-func (r *server) BeginImageUpload(ctx context.Context, in *vmv1.BeginImageUploadRequest) (*vmv1.BeginImageUploadResponse, error) {
-	if _, err := admit(ctx, "BeginImageUpload", in.GetOrgId()); err != nil {
-		return nil, err
-	}
-	i := convert.ImageFrom(&vmv1.CreateImageRequest{
-		Name: in.GetName(), Visibility: in.GetVisibility(), Format: in.GetFormat(), OsType: in.GetOsType(), OsVersion: in.GetOsVersion(),
-		Architecture: in.GetArchitecture(), MinDiskGib: in.GetMinDiskGib(), MinMemoryMib: in.GetMinMemoryMib(), Metadata: in.GetMetadata(),
-	})
-	if err := i.Check(); err != nil {
-		return nil, err
-	}
-	return nil, rpc.Unimplemented("BeginImageUpload")
-}
-
-// checkUploadIDs checks the image ID and the upload session ID of an upload call.
-func checkUploadIDs(image, id string) error {
-	if err := cloud.CheckUUID("image_id", image); err != nil {
-		return err
-	}
-	if id == "" {
-		return fault.Invalid("upload_session_id", "is required")
-	}
-	return nil
-}
-
-func (r *server) UploadImagePart(ctx context.Context, in *vmv1.UploadImagePartRequest) (*vmv1.UploadImagePartResponse, error) {
-	if _, err := admit(ctx, "UploadImagePart", in.GetOrgId()); err != nil {
-		return nil, err
-	}
-	if err := checkUploadIDs(in.GetImageId(), in.GetUploadSessionId()); err != nil {
-		return nil, err
-	}
-	if n := in.GetPartNumber(); n < 1 || n > 10_000 {
-		return nil, fault.Invalid("part_number", "must be 1 to 10000, got %d", n)
-	}
-	return nil, rpc.Unimplemented("UploadImagePart")
-}
-
-func (r *server) CompleteImageUpload(ctx context.Context, in *vmv1.CompleteImageUploadRequest) (*vmv1.Image, error) {
-	if _, err := admit(ctx, "CompleteImageUpload", in.GetOrgId()); err != nil {
-		return nil, err
-	}
-	if err := checkUploadIDs(in.GetImageId(), in.GetUploadSessionId()); err != nil {
-		return nil, err
-	}
-	return nil, rpc.Unimplemented("CompleteImageUpload")
-}
-
-func (r *server) AbortImageUpload(ctx context.Context, in *vmv1.AbortImageUploadRequest) (*emptypb.Empty, error) {
-	if _, err := admit(ctx, "AbortImageUpload", in.GetOrgId()); err != nil {
-		return nil, err
-	}
-	if err := checkUploadIDs(in.GetImageId(), in.GetUploadSessionId()); err != nil {
-		return nil, err
-	}
-	return nil, rpc.Unimplemented("AbortImageUpload")
 }

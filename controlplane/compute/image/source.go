@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -26,9 +27,9 @@ type ImportDir struct {
 	Orgs []cloud.OrgID `yaml:"orgs"`
 }
 
-// source is a file that is open for import, with its size in bytes when it was opened.
+// source is what an image is made from, such as an open file, with its size in bytes when it was opened.
 type source struct {
-	*os.File
+	io.ReadCloser
 	size int64
 }
 
@@ -43,7 +44,7 @@ func errNoSource() error {
 // caller. open returns errNoSource if the caller may not import the file.
 func (s *Service) open(ctx context.Context, org cloud.OrgID, text string) (*source, error) {
 	if text == "" {
-		return nil, fault.Invalid("source_url", "is required: uploads in parts are not supported yet")
+		return nil, fault.Invalid("source_url", "is required: use BeginImageUpload to send the bytes")
 	}
 	if len(text) > 4096 {
 		return nil, fault.Invalid("source_url", "at most 4096 bytes")

@@ -49,7 +49,7 @@ func TestSource(t *testing.T) {
 	write(filepath.Join(chdirTo, "relative/disk"))
 
 	s := New(Options{
-		Store: storetest.Memory(t, nil), Commands: leadertest.Single(), Self: 1, Members: func() int { return 1 }, Log: slog.New(slog.DiscardHandler),
+		Store: storetest.Memory(t, nil), Commands: leadertest.Single(), Self: 1, Members: func() []uint64 { return []uint64{1} }, Log: slog.New(slog.DiscardHandler),
 		ImportDirs: []ImportDir{
 			{Path: own}, {Path: "relative", Orgs: []cloud.OrgID{"acme"}}, {Path: acmeDir + "/", Orgs: []cloud.OrgID{"acme", "friend"}},
 			{Path: otherDir, Orgs: []cloud.OrgID{"other"}}, {Path: acmeDir + "/missing", Orgs: []cloud.OrgID{"acme"}},

@@ -13,10 +13,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Peers reads image bytes from other members. The returned reader must return an error if it receives nothing for some
-// time, because the other member may hang.
+// Peers reads and stores image files of other members.
 type Peers interface {
+	// ReadImage reads a file from an offset on. The returned reader must return an error if it receives nothing for
+	// some time, because the other member may hang.
 	ReadImage(ctx context.Context, member uint64, sha256 string, offset uint64) (io.ReadCloser, error)
+	// StorePart stores a part of an image upload, and returns when the other member has synced it to its disk.
+	StorePart(ctx context.Context, member uint64, sha256 string, part []byte) error
 }
 
 const (
@@ -26,6 +29,10 @@ const (
 	// sweepAge is the minimum age of a file without a record that sweep removes. A younger file may belong to an import
 	// that has written the file, but not yet its checksum to the record.
 	sweepAge = 10 * time.Minute
+	// sweepInterval is the interval at which Run removes files without a record.
+	sweepInterval = time.Minute
+	// sweepTime is the maximum time for reading the records before files are removed.
+	sweepTime = 10 * time.Second
 	// maxPulls is the maximum number of concurrent pulls on a member.
 	maxPulls = 2
 )
@@ -43,9 +50,16 @@ func (s *Service) Run(ctx context.Context) {
 	defer func() { <-watching }()
 	tick := time.NewTicker(reconcileInterval)
 	defer tick.Stop()
+	var swept time.Time
 	for ctx.Err() == nil {
 		if err := s.reconcile(); err != nil {
 			s.opts.Log.Warn("images", "err", err)
+		}
+		if now := time.Now(); now.Sub(swept) >= sweepInterval {
+			swept = now
+			if err := s.sweep(ctx); err != nil && ctx.Err() == nil {
+				s.opts.Log.Warn("remove old image files", "err", err)
+			}
 		}
 		select {
 		case <-s.wake:
@@ -82,8 +96,7 @@ func (s *Service) watchImages(ctx context.Context) {
 	}
 }
 
-// reconcile compares this member's files with the image records. It starts the missing imports and pulls, and removes
-// old files that no record needs.
+// reconcile compares this member's files with the image records, and starts the missing imports and pulls.
 func (s *Service) reconcile() error {
 	var all []store.Record[cloud.Image]
 	if err := s.opts.Store.Local(func(v *store.View) (err error) {
@@ -92,20 +105,52 @@ func (s *Service) reconcile() error {
 	}); err != nil {
 		return err
 	}
-	wanted := map[string]bool{}
 	var errs []error
 	for _, r := range all {
 		i := r.Value
 		switch {
+		case i.Uploading():
 		case i.Status == cloud.ImagePending && i.Importer == s.opts.Self:
 			s.restartImport(i)
 		case i.SHA256 != "":
-			wanted[i.SHA256] = true
 			errs = append(errs, s.startPull(i))
 		}
 	}
-	errs = append(errs, s.opts.Files.sweep(wanted, time.Now(), sweepAge))
 	return errors.Join(errs...)
+}
+
+// sweep removes old files that belong to no image and to no part of an upload. It removes nothing if it cannot read the
+// newest records: the older records of a member that is cut off may lack a part that was acknowledged.
+func (s *Service) sweep(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, sweepTime)
+	defer cancel()
+	wanted := map[string]bool{}
+	if err := s.opts.Store.View(ctx, func(v *store.View) error {
+		all, _, err := Images.List(v, 0)
+		if err != nil {
+			return err
+		}
+		for _, r := range all {
+			i := r.Value
+			if i.SHA256 != "" {
+				wanted[i.SHA256] = true
+			}
+			if i.Status != cloud.ImagePending || i.Upload == nil {
+				continue
+			}
+			list, _, err := parts.List(v, 0, i.Upload.ID)
+			if err != nil {
+				return err
+			}
+			for _, p := range list {
+				wanted[p.Value.SHA256] = true
+			}
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	return s.opts.Files.sweep(wanted, time.Now(), sweepAge)
 }
 
 // startPull starts to copy an image from other members in the background. It does nothing if this member has the file

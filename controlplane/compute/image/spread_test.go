@@ -129,6 +129,7 @@ func serveTooMuch(b []byte, at uint64) (io.Reader, error) {
 }
 
 type fakeHolders struct {
+	Peers     // nil: only ReadImage is called
 	content   []byte
 	holders   map[uint64]fakeHolder
 	requested []string

@@ -1,10 +1,12 @@
 package image
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"io"
 	"log/slog"
 	"os"
@@ -37,12 +39,14 @@ type world struct {
 	// readers receives the ID of each member that begins to read an image from another one.
 	readers chan uint64
 	size    int
+	// broken holds the members that others cannot reach.
+	broken map[uint64]bool
 }
 
 func newWorld(t *testing.T, members int) *world {
 	w := &world{
 		t: t, now: time.Now(), imports: t.TempDir(), dirs: map[uint64]string{}, files: map[uint64]*Files{},
-		gates: map[uint64]chan struct{}{}, readers: make(chan uint64, 1000), size: members,
+		gates: map[uint64]chan struct{}{}, readers: make(chan uint64, 1000), size: members, broken: map[uint64]bool{},
 	}
 	w.records = storetest.Memory(t, func() time.Time { w.mu.Lock(); defer w.mu.Unlock(); return w.now })
 	_, err := w.records.Update(t.Context(), func(tx *store.Tx) error {
@@ -69,9 +73,28 @@ func (w *world) member(id uint64) *Service {
 	// Every member leads, because all of them share one store.
 	commands := leader.NewCommands(id, leadertest.NewLeadership(id), nil)
 	return New(Options{
-		Store: w.records, Commands: commands, Files: files, Self: id, Members: func() int { return w.size },
+		Store: w.records, Commands: commands, Files: files, Self: id, Members: w.members,
 		Peers: &reader{w, id}, ImportDirs: []ImportDir{{Path: w.imports, Orgs: []cloud.OrgID{"acme"}}}, Log: slog.New(slog.DiscardHandler),
 	})
+}
+
+func (w *world) isBroken(member uint64) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.broken[member]
+}
+func (w *world) setBroken(member uint64, broken bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.broken[member] = broken
+}
+
+func (w *world) members() []uint64 {
+	var ids []uint64
+	for id := range uint64(w.size) {
+		ids = append(ids, id+1)
+	}
+	return ids
 }
 
 // reader implements Peers: it reads from the files of the other member. If the reading member has a gate, it first
@@ -85,6 +108,9 @@ func (r *reader) ReadImage(ctx context.Context, member uint64, sum string, offse
 	r.w.mu.Lock()
 	gate, files := r.w.gates[r.self], r.w.files[member]
 	r.w.mu.Unlock()
+	if files == nil || r.w.isBroken(member) {
+		return nil, errors.New("the member cannot be reached")
+	}
 	r.w.readers <- r.self
 	if gate != nil {
 		select {
@@ -99,6 +125,17 @@ func (r *reader) ReadImage(ctx context.Context, member uint64, sum string, offse
 	}
 	_, err = f.Seek(int64(offset), io.SeekStart)
 	return f, err
+}
+
+// StorePart stores a part on the other member. It fails if that member is in w.broken.
+func (r *reader) StorePart(ctx context.Context, member uint64, sum string, part []byte) error {
+	r.w.mu.Lock()
+	files, broken := r.w.files[member], r.w.broken[member]
+	r.w.mu.Unlock()
+	if files == nil || broken {
+		return errors.New("the member cannot be reached")
+	}
+	return files.StorePart(ctx, sum, bytes.NewReader(part))
 }
 
 // run runs a member's Run until the end of the test or a call of stop.

@@ -321,7 +321,7 @@ func TestUsedImagesAreRecorded(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
 	id := w.image(1, 1<<30)
-	images := image.New(image.Options{Store: w.store, Commands: leadertest.Single(), Members: func() int { return 1 }, Self: 1})
+	images := image.New(image.Options{Store: w.store, Commands: leadertest.Single(), Members: func() []uint64 { return []uint64{1} }, Self: 1})
 	vm := w.create("web", func(q *CreateRequest) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: 1}} })
 	err := images.Delete(w.as(acme, ""), acme.Org, id, [32]byte{})
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)

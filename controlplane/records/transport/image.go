@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	peerv1 "github.com/trivet-cloud/trivet/protos/peer/v1"
@@ -71,5 +72,35 @@ func (r *imageReader) fill() error {
 // Close ends the transfer.
 func (r *imageReader) Close() error {
 	r.cancel(nil)
+	return nil
+}
+
+// partTime is the maximum time for storing a part of an image upload on another member.
+const partTime = 30 * time.Second
+
+// StorePart stores a part of an image upload on another member. It returns when that member has synced the part to its
+// disk.
+func (m *Transport) StorePart(ctx context.Context, member uint64, sha256 string, part []byte) error {
+	client, err := m.reach(ctx, member)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, partTime)
+	defer cancel()
+	s, err := client.StoreImagePart(ctx)
+	if err != nil {
+		return fmt.Errorf("store a part on member %d: %w", member, err)
+	}
+	request := &peerv1.StoreImagePartRequest{Sha256: sha256}
+	for piece := range slices.Chunk(part, chunk) {
+		request.Data = piece
+		if err := s.Send(request); err != nil {
+			break // CloseAndRecv returns the reason
+		}
+		request = &peerv1.StoreImagePartRequest{}
+	}
+	if _, err := s.CloseAndRecv(); err != nil {
+		return fmt.Errorf("store a part on member %d: %w", member, err)
+	}
 	return nil
 }

@@ -2,6 +2,7 @@ package transport
 
 import (
 	"context"
+	"errors"
 	"io"
 
 	peerv1 "github.com/trivet-cloud/trivet/protos/peer/v1"
@@ -69,6 +70,43 @@ func (s *service) ReadImage(r *peerv1.ReadImageRequest, stream peerv1.PeerServic
 	}
 	defer f.Close()
 	return Chunks(f, r.GetOffset(), func(b []byte) error { return stream.Send(&peerv1.ReadImageResponse{Data: b}) })
+}
+
+func (s *service) StoreImagePart(stream peerv1.PeerService_StoreImagePartServer) error {
+	if _, err := s.m.sender(stream.Context()); err != nil {
+		return err
+	}
+	first, err := stream.Recv()
+	if errors.Is(err, io.EOF) {
+		return fault.Invalid("sha256", "is required")
+	}
+	if err != nil {
+		return err
+	}
+	r := &partReader{rest: first.GetData(), recv: stream.Recv}
+	if err := s.m.images.StorePart(stream.Context(), first.GetSha256(), r); err != nil {
+		return err
+	}
+	return stream.SendAndClose(&peerv1.StoreImagePartResponse{})
+}
+
+// partReader reads the data of a stream that stores a part of an image upload.
+type partReader struct {
+	rest []byte
+	recv func() (*peerv1.StoreImagePartRequest, error)
+}
+
+func (r *partReader) Read(p []byte) (int, error) {
+	for len(r.rest) == 0 {
+		piece, err := r.recv()
+		if err != nil {
+			return 0, err // io.EOF after the last message
+		}
+		r.rest = piece.GetData()
+	}
+	n := copy(p, r.rest)
+	r.rest = r.rest[n:]
+	return n, nil
 }
 
 // chunk is the size of a piece of an image or a snapshot, in bytes.

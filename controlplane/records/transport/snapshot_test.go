@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -58,6 +59,11 @@ func calls(ctx context.Context, c peerv1.PeerServiceClient) map[string]error {
 		_, err = image.Recv()
 	}
 	out["ReadImage"] = err
+	part, err := c.StoreImagePart(ctx)
+	if err == nil {
+		_, err = part.CloseAndRecv()
+	}
+	out["StoreImagePart"] = err
 	return out
 }
 
@@ -94,6 +100,7 @@ func TestWrongCertificatesAreRefused(t *testing.T) {
 	got := calls(ctx, w.dial(1, w.as("2")))
 	require.NoError(t, got["Call"])
 	require.Equal(t, codes.NotFound, status.Code(got["ReadImage"]))
+	require.Equal(t, codes.InvalidArgument, status.Code(got["StoreImagePart"]))
 }
 
 // TestServerWithAnotherCertificate checks that connecting to a member fails if the server at its address presents
@@ -265,7 +272,10 @@ func TestImages(t *testing.T) {
 // broken implements Images with files whose first Read succeeds and whose later ones fail.
 type broken struct{ reads int }
 
-func (broken) Open(string) (io.ReadSeekCloser, error)   { return &broken{}, nil }
+func (broken) Open(string) (io.ReadSeekCloser, error) { return &broken{}, nil }
+func (broken) StorePart(_ context.Context, _ string, r io.Reader) error {
+	return errors.New("input/output error")
+}
 func (*broken) Seek(offset int64, _ int) (int64, error) { return offset, nil }
 func (*broken) Close() error                            { return nil }
 func (b *broken) Read(p []byte) (int, error) {
@@ -273,6 +283,24 @@ func (b *broken) Read(p []byte) (int, error) {
 		return 0, errors.New("input/output error")
 	}
 	return copy(p, "some"), nil
+}
+
+// TestStorePart checks that StorePart stores all bytes of a part on another member, and reports that member's errors.
+func TestStorePart(t *testing.T) {
+	w := newTestCluster(t, 2)
+	images := filepath.Join(w.servers[1].dir, "images")
+	require.NoError(t, os.MkdirAll(images, 0o700))
+	m := w.servers[2].mesh
+	for i, part := range [][]byte{large, large[:1], large[:chunk], large[:chunk+1]} {
+		name := strconv.Itoa(i)
+		require.NoError(t, m.StorePart(limited(t), 1, name, part))
+		got, err := os.ReadFile(filepath.Join(images, name))
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(part, got), name)
+	}
+	w.servers[1].mesh.images = broken{}
+	require.Equal(t, codes.Internal, status.Code(errors.Unwrap(m.StorePart(limited(t), 1, "sum", large))))
+	require.ErrorContains(t, m.StorePart(limited(t), 9, "sum", large), "member 9")
 }
 
 // TestImageStalls checks that reading an image fails if the member stops sending.

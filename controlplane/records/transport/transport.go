@@ -66,10 +66,13 @@ type Options struct {
 	Removed func()
 }
 
-// Images opens the image files that this member stores.
+// Images opens and stores image files on this member.
 type Images interface {
 	// Open opens the verified copy of the image with this SHA-256. It returns a NotFound fault if this member has none.
 	Open(sha256 string) (io.ReadSeekCloser, error)
+	// StorePart reads r to its end, verifies the SHA-256 and stores the bytes as a file. It returns when the file is
+	// synced to disk. It fails if r has more bytes than a part of an image upload may have.
+	StorePart(ctx context.Context, sha256 string, r io.Reader) error
 }
 
 // Transport holds the connections of one member to all others.

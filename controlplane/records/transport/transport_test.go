@@ -258,6 +258,14 @@ func (d files) Open(sum string) (io.ReadSeekCloser, error) {
 	return f, err
 }
 
+func (d files) StorePart(_ context.Context, sum string, r io.Reader) error {
+	part, err := io.ReadAll(r)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(string(d), filepath.Base(sum)), part, 0o600)
+}
+
 func (s *testServer) snapshots() []string {
 	entries, err := os.ReadDir(s.runner.SnapshotDir())
 	require.NoError(s.t, err)

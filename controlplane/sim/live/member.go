@@ -143,7 +143,7 @@ func (p *process) serve(log *slog.Logger) (err error) {
 		return err
 	}
 	p.images = image.New(image.Options{
-		Store: p.records, Commands: p.commands, Files: p.files, Self: s.id, Members: func() int { return len(memberIDs) }, Peers: p.mesh,
+		Store: p.records, Commands: p.commands, Files: p.files, Self: s.id, Members: func() []uint64 { return memberIDs }, Peers: p.mesh,
 		ImportDirs: []image.ImportDir{{Path: f.imports}}, Log: log,
 	})
 	addresses := map[uint64]string{}

@@ -192,3 +192,20 @@ func (m *mesh) ReadImage(ctx context.Context, member uint64, sha256 string, offs
 	}
 	return io.NopCloser(bytes.NewReader(b)), nil
 }
+
+// StorePart implements image.Peers. It stores a part of an image upload on another member.
+func (m *mesh) StorePart(ctx context.Context, member uint64, sha256 string, part []byte) error {
+	f, from := m.p.s.f, m.p.s.name
+	to := f.slot(member)
+	if err := f.net.pass(ctx, from, to.name); err != nil {
+		return err
+	}
+	p := to.current()
+	if p == nil || p.gone() {
+		return errNoRoute
+	}
+	if err := p.files.StorePart(ctx, sha256, bytes.NewReader(part)); err != nil {
+		return convertError(err)
+	}
+	return f.net.pass(ctx, to.name, from)
+}

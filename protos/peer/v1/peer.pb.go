@@ -507,6 +507,96 @@ func (x *ReadImageResponse) GetData() []byte {
 	return nil
 }
 
+type StoreImagePartRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the whole part, 64 hexadecimal digits, in the first message.
+	Sha256 string `protobuf:"bytes,1,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	// At most 256 KiB.
+	Data          []byte `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StoreImagePartRequest) Reset() {
+	*x = StoreImagePartRequest{}
+	mi := &file_peer_v1_peer_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StoreImagePartRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StoreImagePartRequest) ProtoMessage() {}
+
+func (x *StoreImagePartRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_peer_v1_peer_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StoreImagePartRequest.ProtoReflect.Descriptor instead.
+func (*StoreImagePartRequest) Descriptor() ([]byte, []int) {
+	return file_peer_v1_peer_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *StoreImagePartRequest) GetSha256() string {
+	if x != nil {
+		return x.Sha256
+	}
+	return ""
+}
+
+func (x *StoreImagePartRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type StoreImagePartResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StoreImagePartResponse) Reset() {
+	*x = StoreImagePartResponse{}
+	mi := &file_peer_v1_peer_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StoreImagePartResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StoreImagePartResponse) ProtoMessage() {}
+
+func (x *StoreImagePartResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_peer_v1_peer_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StoreImagePartResponse.ProtoReflect.Descriptor instead.
+func (*StoreImagePartResponse) Descriptor() ([]byte, []int) {
+	return file_peer_v1_peer_proto_rawDescGZIP(), []int{9}
+}
+
 var File_peer_v1_peer_proto protoreflect.FileDescriptor
 
 const file_peer_v1_peer_proto_rawDesc = "" +
@@ -544,12 +634,17 @@ const file_peer_v1_peer_proto_rawDesc = "" +
 	"\x06sha256\x18\x01 \x01(\tR\x06sha256\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\"'\n" +
 	"\x11ReadImageResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\x84\x02\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"C\n" +
+	"\x15StoreImagePartRequest\x12\x16\n" +
+	"\x06sha256\x18\x01 \x01(\tR\x06sha256\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\"\x18\n" +
+	"\x16StoreImagePartResponse2\xd9\x02\n" +
 	"\vPeerService\x12C\n" +
 	"\fSendSnapshot\x12\x16.peer.v1.SnapshotChunk\x1a\x19.peer.v1.SnapshotReceived(\x01\x123\n" +
 	"\x04Call\x12\x14.peer.v1.CallRequest\x1a\x15.peer.v1.CallResponse\x125\n" +
 	"\x04Open\x12\x14.peer.v1.CallRequest\x1a\x15.peer.v1.OpenResponse0\x01\x12D\n" +
-	"\tReadImage\x12\x19.peer.v1.ReadImageRequest\x1a\x1a.peer.v1.ReadImageResponse0\x01B6Z4github.com/trivet-cloud/trivet/protos/peer/v1;peerv1b\x06proto3"
+	"\tReadImage\x12\x19.peer.v1.ReadImageRequest\x1a\x1a.peer.v1.ReadImageResponse0\x01\x12S\n" +
+	"\x0eStoreImagePart\x12\x1e.peer.v1.StoreImagePartRequest\x1a\x1f.peer.v1.StoreImagePartResponse(\x01B6Z4github.com/trivet-cloud/trivet/protos/peer/v1;peerv1b\x06proto3"
 
 var (
 	file_peer_v1_peer_proto_rawDescOnce sync.Once
@@ -563,28 +658,32 @@ func file_peer_v1_peer_proto_rawDescGZIP() []byte {
 	return file_peer_v1_peer_proto_rawDescData
 }
 
-var file_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_peer_v1_peer_proto_goTypes = []any{
-	(*OpenResponse)(nil),      // 0: peer.v1.OpenResponse
-	(*RaftClosed)(nil),        // 1: peer.v1.RaftClosed
-	(*SnapshotChunk)(nil),     // 2: peer.v1.SnapshotChunk
-	(*SnapshotReceived)(nil),  // 3: peer.v1.SnapshotReceived
-	(*CallRequest)(nil),       // 4: peer.v1.CallRequest
-	(*CallResponse)(nil),      // 5: peer.v1.CallResponse
-	(*ReadImageRequest)(nil),  // 6: peer.v1.ReadImageRequest
-	(*ReadImageResponse)(nil), // 7: peer.v1.ReadImageResponse
+	(*OpenResponse)(nil),           // 0: peer.v1.OpenResponse
+	(*RaftClosed)(nil),             // 1: peer.v1.RaftClosed
+	(*SnapshotChunk)(nil),          // 2: peer.v1.SnapshotChunk
+	(*SnapshotReceived)(nil),       // 3: peer.v1.SnapshotReceived
+	(*CallRequest)(nil),            // 4: peer.v1.CallRequest
+	(*CallResponse)(nil),           // 5: peer.v1.CallResponse
+	(*ReadImageRequest)(nil),       // 6: peer.v1.ReadImageRequest
+	(*ReadImageResponse)(nil),      // 7: peer.v1.ReadImageResponse
+	(*StoreImagePartRequest)(nil),  // 8: peer.v1.StoreImagePartRequest
+	(*StoreImagePartResponse)(nil), // 9: peer.v1.StoreImagePartResponse
 }
 var file_peer_v1_peer_proto_depIdxs = []int32{
 	2, // 0: peer.v1.PeerService.SendSnapshot:input_type -> peer.v1.SnapshotChunk
 	4, // 1: peer.v1.PeerService.Call:input_type -> peer.v1.CallRequest
 	4, // 2: peer.v1.PeerService.Open:input_type -> peer.v1.CallRequest
 	6, // 3: peer.v1.PeerService.ReadImage:input_type -> peer.v1.ReadImageRequest
-	3, // 4: peer.v1.PeerService.SendSnapshot:output_type -> peer.v1.SnapshotReceived
-	5, // 5: peer.v1.PeerService.Call:output_type -> peer.v1.CallResponse
-	0, // 6: peer.v1.PeerService.Open:output_type -> peer.v1.OpenResponse
-	7, // 7: peer.v1.PeerService.ReadImage:output_type -> peer.v1.ReadImageResponse
-	4, // [4:8] is the sub-list for method output_type
-	0, // [0:4] is the sub-list for method input_type
+	8, // 4: peer.v1.PeerService.StoreImagePart:input_type -> peer.v1.StoreImagePartRequest
+	3, // 5: peer.v1.PeerService.SendSnapshot:output_type -> peer.v1.SnapshotReceived
+	5, // 6: peer.v1.PeerService.Call:output_type -> peer.v1.CallResponse
+	0, // 7: peer.v1.PeerService.Open:output_type -> peer.v1.OpenResponse
+	7, // 8: peer.v1.PeerService.ReadImage:output_type -> peer.v1.ReadImageResponse
+	9, // 9: peer.v1.PeerService.StoreImagePart:output_type -> peer.v1.StoreImagePartResponse
+	5, // [5:10] is the sub-list for method output_type
+	0, // [0:5] is the sub-list for method input_type
 	0, // [0:0] is the sub-list for extension type_name
 	0, // [0:0] is the sub-list for extension extendee
 	0, // [0:0] is the sub-list for field type_name
@@ -601,7 +700,7 @@ func file_peer_v1_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_peer_v1_peer_proto_rawDesc), len(file_peer_v1_peer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   8,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -29,10 +29,11 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	PeerService_SendSnapshot_FullMethodName = "/peer.v1.PeerService/SendSnapshot"
-	PeerService_Call_FullMethodName         = "/peer.v1.PeerService/Call"
-	PeerService_Open_FullMethodName         = "/peer.v1.PeerService/Open"
-	PeerService_ReadImage_FullMethodName    = "/peer.v1.PeerService/ReadImage"
+	PeerService_SendSnapshot_FullMethodName   = "/peer.v1.PeerService/SendSnapshot"
+	PeerService_Call_FullMethodName           = "/peer.v1.PeerService/Call"
+	PeerService_Open_FullMethodName           = "/peer.v1.PeerService/Open"
+	PeerService_ReadImage_FullMethodName      = "/peer.v1.PeerService/ReadImage"
+	PeerService_StoreImagePart_FullMethodName = "/peer.v1.PeerService/StoreImagePart"
 )
 
 // PeerServiceClient is the client API for PeerService service.
@@ -61,6 +62,11 @@ type PeerServiceClient interface {
 	// verified copy. INVALID_ARGUMENT: sha256 is not 64 hexadecimal digits, or the offset is negative as an int64. A
 	// repeat with a higher offset continues a broken read. The reader gives up when nothing comes for 15 s.
 	ReadImage(ctx context.Context, in *ReadImageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadImageResponse], error)
+	// StoreImagePart stores a part of an image upload: at most 8 MiB, under the SHA-256 in the first message. It returns
+	// when the part is synced to disk. A repeat stores the same file again. RESOURCE_EXHAUSTED: the receiver's disk is
+	// nearly full. INVALID_ARGUMENT: sha256 is not 64 hexadecimal digits, or not that of the data, or the data are too
+	// long. PERMISSION_DENIED: the sender is not a member.
+	StoreImagePart(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[StoreImagePartRequest, StoreImagePartResponse], error)
 }
 
 type peerServiceClient struct {
@@ -132,6 +138,19 @@ func (c *peerServiceClient) ReadImage(ctx context.Context, in *ReadImageRequest,
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type PeerService_ReadImageClient = grpc.ServerStreamingClient[ReadImageResponse]
 
+func (c *peerServiceClient) StoreImagePart(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[StoreImagePartRequest, StoreImagePartResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &PeerService_ServiceDesc.Streams[3], PeerService_StoreImagePart_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[StoreImagePartRequest, StoreImagePartResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type PeerService_StoreImagePartClient = grpc.ClientStreamingClient[StoreImagePartRequest, StoreImagePartResponse]
+
 // PeerServiceServer is the server API for PeerService service.
 // All implementations must embed UnimplementedPeerServiceServer
 // for forward compatibility.
@@ -158,6 +177,11 @@ type PeerServiceServer interface {
 	// verified copy. INVALID_ARGUMENT: sha256 is not 64 hexadecimal digits, or the offset is negative as an int64. A
 	// repeat with a higher offset continues a broken read. The reader gives up when nothing comes for 15 s.
 	ReadImage(*ReadImageRequest, grpc.ServerStreamingServer[ReadImageResponse]) error
+	// StoreImagePart stores a part of an image upload: at most 8 MiB, under the SHA-256 in the first message. It returns
+	// when the part is synced to disk. A repeat stores the same file again. RESOURCE_EXHAUSTED: the receiver's disk is
+	// nearly full. INVALID_ARGUMENT: sha256 is not 64 hexadecimal digits, or not that of the data, or the data are too
+	// long. PERMISSION_DENIED: the sender is not a member.
+	StoreImagePart(grpc.ClientStreamingServer[StoreImagePartRequest, StoreImagePartResponse]) error
 	mustEmbedUnimplementedPeerServiceServer()
 }
 
@@ -179,6 +203,9 @@ func (UnimplementedPeerServiceServer) Open(*CallRequest, grpc.ServerStreamingSer
 }
 func (UnimplementedPeerServiceServer) ReadImage(*ReadImageRequest, grpc.ServerStreamingServer[ReadImageResponse]) error {
 	return status.Error(codes.Unimplemented, "method ReadImage not implemented")
+}
+func (UnimplementedPeerServiceServer) StoreImagePart(grpc.ClientStreamingServer[StoreImagePartRequest, StoreImagePartResponse]) error {
+	return status.Error(codes.Unimplemented, "method StoreImagePart not implemented")
 }
 func (UnimplementedPeerServiceServer) mustEmbedUnimplementedPeerServiceServer() {}
 func (UnimplementedPeerServiceServer) testEmbeddedByValue()                     {}
@@ -248,6 +275,13 @@ func _PeerService_ReadImage_Handler(srv interface{}, stream grpc.ServerStream) e
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type PeerService_ReadImageServer = grpc.ServerStreamingServer[ReadImageResponse]
 
+func _PeerService_StoreImagePart_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(PeerServiceServer).StoreImagePart(&grpc.GenericServerStream[StoreImagePartRequest, StoreImagePartResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type PeerService_StoreImagePartServer = grpc.ClientStreamingServer[StoreImagePartRequest, StoreImagePartResponse]
+
 // PeerService_ServiceDesc is the grpc.ServiceDesc for PeerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -275,6 +309,11 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "ReadImage",
 			Handler:       _PeerService_ReadImage_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "StoreImagePart",
+			Handler:       _PeerService_StoreImagePart_Handler,
+			ClientStreams: true,
 		},
 	},
 	Metadata: "peer/v1/peer.proto",

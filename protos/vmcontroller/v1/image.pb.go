@@ -254,7 +254,8 @@ type ImageStatus int32
 
 const (
 	ImageStatus_IMAGE_STATUS_UNSPECIFIED ImageStatus = 0
-	// A member copies and examines the source. After 30 minutes the image goes to ERROR.
+	// The caller sends the parts of an upload, or a member copies and examines the source or the parts. If copying takes
+	// more than 30 minutes, the image goes to ERROR.
 	ImageStatus_IMAGE_STATUS_PENDING ImageStatus = 1
 	// The other members copy the bytes. If no majority has them 30 minutes after the last change, the image goes to
 	// ERROR.
@@ -337,7 +338,8 @@ type Image struct {
 	CreatedAt int64 `protobuf:"varint,14,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	// Unix milliseconds.
 	UpdatedAt int64 `protobuf:"varint,15,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
-	// At most 64 pairs; keys of 1 to 128 bytes, values of at most 1024. "trivet/error" is set by the service only.
+	// At most 64 pairs; keys of 1 to 128 bytes, values of at most 1024. "trivet/error" is set by the service only. If
+	// "trivet/source-sha256" (64 hexadecimal digits) is set, an image whose bytes have another SHA-256 goes to ERROR.
 	Metadata      map[string]string `protobuf:"bytes,16,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -732,10 +734,11 @@ func (x *BeginImageUploadRequest) GetMetadata() map[string]string {
 }
 
 type BeginImageUploadResponse struct {
-	state                protoimpl.MessageState `protogen:"open.v1"`
-	Image                *Image                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
-	UploadSessionId      string                 `protobuf:"bytes,2,opt,name=upload_session_id,json=uploadSessionId,proto3" json:"upload_session_id,omitempty"`
-	MinimumPartSizeBytes uint32                 `protobuf:"varint,3,opt,name=minimum_part_size_bytes,json=minimumPartSizeBytes,proto3" json:"minimum_part_size_bytes,omitempty"`
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Image           *Image                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
+	UploadSessionId string                 `protobuf:"bytes,2,opt,name=upload_session_id,json=uploadSessionId,proto3" json:"upload_session_id,omitempty"`
+	// 5 MiB. The last part may be smaller.
+	MinimumPartSizeBytes uint32 `protobuf:"varint,3,opt,name=minimum_part_size_bytes,json=minimumPartSizeBytes,proto3" json:"minimum_part_size_bytes,omitempty"`
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
 }
@@ -798,7 +801,7 @@ type UploadImagePartRequest struct {
 	UploadSessionId string                 `protobuf:"bytes,3,opt,name=upload_session_id,json=uploadSessionId,proto3" json:"upload_session_id,omitempty"`
 	// 1 to 10000.
 	PartNumber uint32 `protobuf:"varint,4,opt,name=part_number,json=partNumber,proto3" json:"part_number,omitempty"`
-	// A message has at most 16 MiB.
+	// 1 byte to 8 MiB; every part but the last has at least minimum_part_size_bytes.
 	Body          []byte `protobuf:"bytes,5,opt,name=body,proto3" json:"body,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -870,9 +873,10 @@ func (x *UploadImagePartRequest) GetBody() []byte {
 }
 
 type UploadImagePartResponse struct {
-	state              protoimpl.MessageState `protogen:"open.v1"`
-	PartNumber         uint32                 `protobuf:"varint,1,opt,name=part_number,json=partNumber,proto3" json:"part_number,omitempty"`
-	CommittedSizeBytes uint64                 `protobuf:"varint,2,opt,name=committed_size_bytes,json=committedSizeBytes,proto3" json:"committed_size_bytes,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	PartNumber uint32                 `protobuf:"varint,1,opt,name=part_number,json=partNumber,proto3" json:"part_number,omitempty"`
+	// The size of the part.
+	CommittedSizeBytes uint64 `protobuf:"varint,2,opt,name=committed_size_bytes,json=committedSizeBytes,proto3" json:"committed_size_bytes,omitempty"`
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }

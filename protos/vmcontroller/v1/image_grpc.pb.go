@@ -58,14 +58,32 @@ type ImageServiceClient interface {
 	// or format VMDK or VHD. PERMISSION_DENIED: PUBLIC by a caller other than system:admin, or no project is named whose
 	// quota the image counts in (TENANT_REQUIRED). RESOURCE_EXHAUSTED: quota (QUOTA_EXCEEDED).
 	CreateImage(ctx context.Context, in *CreateImageRequest, opts ...grpc.CallOption) (*Image, error)
-	// BeginImageUpload is not served by this version: UNIMPLEMENTED, after INVALID_ARGUMENT for the description of the
-	// image.
+	// BeginImageUpload records a PENDING image whose bytes the caller then sends in parts. The session expires 24 hours
+	// later: the image then goes to ERROR, and the parts are deleted. Members may fail meanwhile: each of these four calls
+	// works on any member. A repeat begins another upload; with the same idempotency key it returns the first response.
+	//
+	// PERMISSION_DENIED and FAILED_PRECONDITION: as CreateImage. RESOURCE_EXHAUSTED: quota (QUOTA_EXCEEDED), or 100 open
+	// uploads of the org.
 	BeginImageUpload(ctx context.Context, in *BeginImageUploadRequest, opts ...grpc.CallOption) (*BeginImageUploadResponse, error)
-	// UploadImagePart is not served by this version: UNIMPLEMENTED, after INVALID_ARGUMENT for the IDs or part_number.
+	// UploadImagePart stores a part, in any order. When it returns, a majority of the members has synced the part to
+	// disk. A repeat with the same bytes returns the same response and stores nothing; with other bytes it replaces the
+	// part. It takes no idempotency key.
+	//
+	// NOT_FOUND: no such image of the org, or no such session. FAILED_PRECONDITION: the upload is complete or has
+	// expired. RESOURCE_EXHAUSTED: the disk of the member that received the call is nearly full. UNAVAILABLE: no majority
+	// could store the part; repeat the call.
 	UploadImagePart(ctx context.Context, in *UploadImagePartRequest, opts ...grpc.CallOption) (*UploadImagePartResponse, error)
-	// CompleteImageUpload is not served by this version: UNIMPLEMENTED, after INVALID_ARGUMENT for the IDs.
+	// CompleteImageUpload ends the session: the member that received the call joins the parts in the order of their
+	// numbers and examines the result as CreateImage does. It waits at most 30 s and returns the image as it then is,
+	// AVAILABLE, ERROR (for example if the bytes are no valid image), or still PENDING or UPLOADING. A repeat waits again
+	// and returns the same image; it also replaces a member that has failed while it joined the parts.
+	//
+	// NOT_FOUND: no such image of the org, or no such session. FAILED_PRECONDITION: a part is missing (numbers must be 1,
+	// 2, … without a gap), a part other than the last has less than minimum_part_size_bytes, or the upload has expired.
 	CompleteImageUpload(ctx context.Context, in *CompleteImageUploadRequest, opts ...grpc.CallOption) (*Image, error)
-	// AbortImageUpload is not served by this version: UNIMPLEMENTED, after INVALID_ARGUMENT for the IDs.
+	// AbortImageUpload deletes the image of an upload that is not complete, and frees its quota; the members remove the
+	// parts later, after at least 10 minutes. A repeat is NOT_FOUND, or with the same idempotency key succeeds again.
+	// FAILED_PRECONDITION: the upload is complete.
 	AbortImageUpload(ctx context.Context, in *AbortImageUploadRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
 	// GetImage returns an image that the org may read: its own, one shared with it, or a public one. The read is
 	// linearizable. NOT_FOUND.
@@ -199,14 +217,32 @@ type ImageServiceServer interface {
 	// or format VMDK or VHD. PERMISSION_DENIED: PUBLIC by a caller other than system:admin, or no project is named whose
 	// quota the image counts in (TENANT_REQUIRED). RESOURCE_EXHAUSTED: quota (QUOTA_EXCEEDED).
 	CreateImage(context.Context, *CreateImageRequest) (*Image, error)
-	// BeginImageUpload is not served by this version: UNIMPLEMENTED, after INVALID_ARGUMENT for the description of the
-	// image.
+	// BeginImageUpload records a PENDING image whose bytes the caller then sends in parts. The session expires 24 hours
+	// later: the image then goes to ERROR, and the parts are deleted. Members may fail meanwhile: each of these four calls
+	// works on any member. A repeat begins another upload; with the same idempotency key it returns the first response.
+	//
+	// PERMISSION_DENIED and FAILED_PRECONDITION: as CreateImage. RESOURCE_EXHAUSTED: quota (QUOTA_EXCEEDED), or 100 open
+	// uploads of the org.
 	BeginImageUpload(context.Context, *BeginImageUploadRequest) (*BeginImageUploadResponse, error)
-	// UploadImagePart is not served by this version: UNIMPLEMENTED, after INVALID_ARGUMENT for the IDs or part_number.
+	// UploadImagePart stores a part, in any order. When it returns, a majority of the members has synced the part to
+	// disk. A repeat with the same bytes returns the same response and stores nothing; with other bytes it replaces the
+	// part. It takes no idempotency key.
+	//
+	// NOT_FOUND: no such image of the org, or no such session. FAILED_PRECONDITION: the upload is complete or has
+	// expired. RESOURCE_EXHAUSTED: the disk of the member that received the call is nearly full. UNAVAILABLE: no majority
+	// could store the part; repeat the call.
 	UploadImagePart(context.Context, *UploadImagePartRequest) (*UploadImagePartResponse, error)
-	// CompleteImageUpload is not served by this version: UNIMPLEMENTED, after INVALID_ARGUMENT for the IDs.
+	// CompleteImageUpload ends the session: the member that received the call joins the parts in the order of their
+	// numbers and examines the result as CreateImage does. It waits at most 30 s and returns the image as it then is,
+	// AVAILABLE, ERROR (for example if the bytes are no valid image), or still PENDING or UPLOADING. A repeat waits again
+	// and returns the same image; it also replaces a member that has failed while it joined the parts.
+	//
+	// NOT_FOUND: no such image of the org, or no such session. FAILED_PRECONDITION: a part is missing (numbers must be 1,
+	// 2, … without a gap), a part other than the last has less than minimum_part_size_bytes, or the upload has expired.
 	CompleteImageUpload(context.Context, *CompleteImageUploadRequest) (*Image, error)
-	// AbortImageUpload is not served by this version: UNIMPLEMENTED, after INVALID_ARGUMENT for the IDs.
+	// AbortImageUpload deletes the image of an upload that is not complete, and frees its quota; the members remove the
+	// parts later, after at least 10 minutes. A repeat is NOT_FOUND, or with the same idempotency key succeeds again.
+	// FAILED_PRECONDITION: the upload is complete.
 	AbortImageUpload(context.Context, *AbortImageUploadRequest) (*emptypb.Empty, error)
 	// GetImage returns an image that the org may read: its own, one shared with it, or a public one. The read is
 	// linearizable. NOT_FOUND.
