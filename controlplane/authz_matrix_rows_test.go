@@ -6,6 +6,7 @@ package main
 const (
 	vms       = "/vmcontroller.v1.VmService/"
 	images    = "/vmcontroller.v1.ImageService/"
+	imageData = "/storage.v1.ImageDataService/"
 	volumes   = "/vmcontroller.v1.VolumeService/"
 	nodes     = "/vmcontroller.v1.NodeService/"
 	operators = "/operator.v1.OperatorService/"
@@ -46,6 +47,8 @@ var computeRows = []row{
 	{name: images + "ListImages", body: `{"org_id":"$org"}`, allowed: "OK"},
 	{name: images + "UpdateImage", body: `{"org_id":"$org","image_id":"$image","metadata":{"a":"b"}}`, allowed: "OK", otherTenant: "NOT_FOUND"},
 	{name: images + "DeleteImage", body: `{"org_id":"$org","image_id":"$no-image"}`, allowed: "NOT_FOUND"},
+	{name: imageData + "ListUploadedParts", body: `{"org_id":"$org","image_id":"$image","upload_session_id":"x"}`, allowed: "NOT_FOUND"},
+	{name: imageData + "DownloadImage", body: `{"org_id":"$org","image_id":"$no-image"}`, allowed: "NOT_FOUND"},
 
 	{name: volumes + "CreateVolume", body: webRequest(``), allowed: "INVALID_ARGUMENT"},
 	{name: volumes + "GetVolume", body: webRequest(`,"volume_id":"$uuid"`), allowed: "UNIMPLEMENTED"},

@@ -124,7 +124,7 @@ func (m *member) listServices(context.Context) error {
 		},
 		{ // virtual machines
 			rpc:  m.vms.Register,
-			rest: &restAPI{name: "vm", port: ports.VM, options: tenantREST(fault.VM), routes: m.vms.Routes, metrics: true},
+			rest: &restAPI{name: "vm", port: ports.VM, options: tenantREST(fault.VM), routes: m.vmRoutes, metrics: true},
 			tasks: []leader.Task{
 				{Name: "follow vms", Every: time.Second, Run: m.vms.Follow},
 				{Name: "settle vms", Every: vm.SettleEvery, Run: m.vms.Settle},
@@ -209,6 +209,12 @@ func (m *member) assignGateways(ctx context.Context) error {
 		states = append(states, network.HostState{ID: c.Node.ID, State: c.State, Unresponsive: m.nodes.Unresponsive(c.Node.ID)})
 	}
 	return m.networkFeed.AssignGateways(ctx, states)
+}
+
+// vmRoutes registers the routes of the REST API for VMs and images.
+func (m *member) vmRoutes(s *rest.Server) {
+	m.vms.Routes(s)
+	m.images.Routes(s)
 }
 
 // newBilling creates the service that charges projects for their VMs. It charges nothing unless billing is enabled.

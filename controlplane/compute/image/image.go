@@ -75,14 +75,15 @@ type Service struct {
 	wake chan struct{}
 	jobs *backgroundJobs
 	// imports, pulls and partCalls are semaphores that limit concurrent imports, pulls and calls of UploadPart.
-	imports, pulls, partCalls chan struct{}
+	// partBodies limits the parts that are received by REST.
+	imports, pulls, partCalls, partBodies chan struct{}
 }
 
 // New creates the service and registers the commands that other members forward to the leader.
 func New(opts Options) *Service {
 	s := &Service{
 		opts: opts, wake: make(chan struct{}, 1), imports: make(chan struct{}, maxImports), pulls: make(chan struct{}, maxPulls),
-		partCalls: make(chan struct{}, maxPartCalls),
+		partCalls: make(chan struct{}, maxPartCalls), partBodies: make(chan struct{}, maxPartBodies),
 	}
 	s.jobs = newBackgroundJobs(s.wakeUp, func(name string, err error) { opts.Log.Warn("image work failed", "work", name, "err", err) })
 	leader.Register(opts.Commands, s, createCommand, finishImportCommand, addHolderCommand, removeHolderCommand, updateCommand, deleteCommand,

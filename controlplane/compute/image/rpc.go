@@ -6,6 +6,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	storagev1 "github.com/trivet-cloud/trivet/protos/storage/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
@@ -14,8 +15,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/convert"
 )
 
-// Register registers ImageService for API callers.
+// Register registers ImageService and ImageDataService for API callers.
 func (s *Service) Register(g grpc.ServiceRegistrar) {
+	storagev1.RegisterImageDataServiceServer(g, &dataServer{s: s})
 	vmv1.RegisterImageServiceServer(g, &server{s: s})
 }
 

@@ -55,6 +55,7 @@ var (
 const (
 	vms       = "/vmcontroller.v1.VmService/"
 	images    = "/vmcontroller.v1.ImageService/"
+	imageData = "/storage.v1.ImageDataService/"
 	volumes   = "/vmcontroller.v1.VolumeService/"
 	nodes     = "/vmcontroller.v1.NodeService/"
 	operators = "/operator.v1.OperatorService/"
@@ -94,6 +95,9 @@ var rules = map[Method]Rule{
 	images + "ListImages":          {OfOrg, read},
 	images + "UpdateImage":         {OfOrg, write},
 	images + "DeleteImage":         {OfOrg, write},
+
+	imageData + "ListUploadedParts": {OfOrg, write},
+	imageData + "DownloadImage":     {OfOrg, read},
 
 	volumes + "CreateVolume":           {OfProject, write},
 	volumes + "GetVolume":              {OfProject, read},
@@ -301,7 +305,7 @@ func hasInOrg(c *cloud.Caller, role cloud.Role, org cloud.OrgID) bool {
 func Rules() map[Method]Rule { return maps.Clone(rules) }
 
 // reading lists prefixes of method names. Reads returns true for a method whose name begins with one of them.
-var reading = []string{"Get", "List", "Watch", "Read", "Verify", "WhoAmI", "ClusterStatus", "AuditLedger", "Explain"}
+var reading = []string{"Get", "List", "Watch", "Read", "Verify", "WhoAmI", "ClusterStatus", "AuditLedger", "Explain", "Download"}
 
 // Reads reports whether the method changes nothing, judged by the prefix of its name.
 func (m Method) Reads() bool {

@@ -198,6 +198,10 @@ func (r resolution) resolveAny(asked cloud.Tenant) (cloud.Tenant, error) {
 		return cloud.Tenant{}, fault.New(fault.PermissionDenied,
 			"this endpoint acts for one project, and system:admin is not limited to one: ask for a token with org_id and project_id, or send the header Trivet-Project").
 			WithReason(TenantRequired)
+	case r.edge == REST && r.rule.Scope == OfOrg && asked.Org == "":
+		return cloud.Tenant{}, fault.New(fault.PermissionDenied,
+			"this endpoint acts for one org, and system:admin is not limited to one: name it as org_id, or send the header Trivet-Org").
+			WithReason(TenantRequired)
 	case asked.Org == "" && r.rule.Scope != OfNamedProject:
 		return cloud.Tenant{}, fault.Invalid("org_id", "is required: your role is not limited to one org")
 	case asked.Project == "" && r.rule.Scope != OfOrg:

@@ -21,18 +21,28 @@ func Decode(r *http.Request, v any) ([]byte, error) {
 	if err := jsonType(r); err != nil {
 		return nil, err
 	}
-	raw, err := io.ReadAll(r.Body)
+	raw, err := ReadBody(r)
 	if err != nil {
-		var big *http.MaxBytesError
-		if errors.As(err, &big) {
-			return nil, fault.New(fault.TooLarge, "the body is larger than %d bytes", big.Limit)
-		}
-		if f, ok := fault.From(err); ok {
-			return nil, f // the service has replaced r.Body by a reader that returns faults
-		}
-		return nil, fault.New(fault.InvalidArgument, "the request body is incomplete: the connection ended before its end").Because(err)
+		return nil, err
 	}
 	return raw, parse(raw, v)
+}
+
+// ReadBody returns the body of a request. It returns TooLarge if the body is too long, and InvalidArgument if the
+// connection ended before the body's end.
+func ReadBody(r *http.Request) ([]byte, error) {
+	raw, err := io.ReadAll(r.Body)
+	if err == nil {
+		return raw, nil
+	}
+	var big *http.MaxBytesError
+	if errors.As(err, &big) {
+		return nil, fault.New(fault.TooLarge, "the body is larger than %d bytes", big.Limit)
+	}
+	if f, ok := fault.From(err); ok {
+		return nil, f // the service has replaced r.Body by a reader that returns faults
+	}
+	return nil, fault.New(fault.InvalidArgument, "the request body is incomplete: the connection ended before its end").Because(err)
 }
 
 // parse decodes a JSON object into v. It returns an InvalidArgument fault if raw is not UTF-8 or not JSON.

@@ -8,6 +8,7 @@
 package rest
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -76,6 +77,8 @@ type Server struct {
 	opts   Options
 	router *mux.Router
 	routes []Route
+	// limits holds the maximum body size, in bytes, of the routes that have one of their own, by path.
+	limits map[string]int64
 }
 
 // Route is one HTTP method and path that a server handles.
@@ -95,7 +98,7 @@ func New(opts Options) *Server {
 	if opts.MaxBody == 0 {
 		opts.MaxBody = MaxBody
 	}
-	s := &Server{opts: opts, router: mux.NewRouter().SkipClean(true).UseEncodedPath()}
+	s := &Server{opts: opts, router: mux.NewRouter().SkipClean(true).UseEncodedPath(), limits: map[string]int64{}}
 	s.router.NotFoundHandler = s.handler("unknown", func(_ *Response, r *http.Request) (any, error) {
 		return nil, fault.New(fault.NotFound, "no such path: %s", r.URL.Path)
 	})
@@ -152,6 +155,12 @@ func (s *Server) Handle(method, path string, as auth.Method, h Handler) {
 		}
 		return h(w, r.WithContext(auth.With(auth.WithProjects(r.Context(), s.opts.Verifier), caller, auth.REST)))
 	})
+}
+
+// HandleBody adds a route like Handle whose request body may have up to limit bytes, and need not be JSON.
+func (s *Server) HandleBody(method, path string, as auth.Method, limit int64, h Handler) {
+	s.limits[path] = limit
+	s.Handle(method, path, as, h)
 }
 
 // Remote returns the IP address that a request came from, without the port.
@@ -222,11 +231,12 @@ func RequestID(ctx context.Context) string {
 // handler returns an http.Handler that runs h with a request ID, a limit on the body size, and panic recovery. It sends
 // the result in the JSON envelope, and records the log line and the metrics.
 func (s *Server) handler(route string, h Handler) http.Handler {
+	limit := cmp.Or(s.limits[route], s.opts.MaxBody)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
 		id := uuid.NewString()
 		r = r.WithContext(context.WithValue(r.Context(), requestID{}, id))
-		r.Body = http.MaxBytesReader(w, r.Body, s.opts.MaxBody)
+		r.Body = http.MaxBytesReader(w, r.Body, limit)
 		resp := &Response{Status: http.StatusOK, header: w.Header()}
 		data, err := s.call(h, resp, r)
 		status, began := resp.Status, false

@@ -1,0 +1,276 @@
+package image
+
+import (
+	"crypto/sha256"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/gorilla/mux"
+
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/convert"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Routes registers the image endpoints of the REST API (docs/api.md).
+func (s *Service) Routes(r *rest.Server) {
+	r.Handle(http.MethodGet, "/api/v1/images", service+"ListImages", s.getImages)
+	r.Handle(http.MethodPost, "/api/v1/images", service+"CreateImage", s.postImage)
+	r.Handle(http.MethodPost, "/api/v1/images/uploads", service+"BeginImageUpload", s.postUpload)
+	r.Handle(http.MethodPost, "/api/v1/images/uploads/{session}/complete", service+"CompleteImageUpload", s.completeUpload)
+	r.Handle(http.MethodDelete, "/api/v1/images/uploads/{session}", service+"AbortImageUpload", s.deleteUpload)
+	r.Handle(http.MethodGet, "/api/v1/images/{id}/parts", dataService+"ListUploadedParts", s.getParts)
+	r.HandleBody(http.MethodPut, "/api/v1/images/{id}/parts/{n}", service+"UploadImagePart", maxPartBytes, s.putPart)
+	r.Handle(http.MethodGet, "/api/v1/images/{id}", service+"GetImage", s.getImage)
+	r.Handle(http.MethodPatch, "/api/v1/images/{id}", service+"UpdateImage", s.patchImage)
+	r.Handle(http.MethodDelete, "/api/v1/images/{id}", service+"DeleteImage", s.deleteImage)
+}
+
+// imageResponse is the JSON of an image. Its fields have the names of vmcontroller.v1.Image.
+type imageResponse struct {
+	ID           string            `json:"id"`
+	Name         string            `json:"name"`
+	OrgID        string            `json:"org_id"`
+	Visibility   string            `json:"visibility"`
+	Format       string            `json:"format"`
+	SizeBytes    uint64            `json:"size_bytes"`
+	Checksum     string            `json:"checksum"`
+	OSType       string            `json:"os_type"`
+	OSVersion    string            `json:"os_version"`
+	Architecture string            `json:"architecture"`
+	MinDiskGiB   uint32            `json:"min_disk_gib"`
+	MinMemoryMiB uint32            `json:"min_memory_mib"`
+	Status       string            `json:"status"`
+	CreatedAt    int64             `json:"created_at"`
+	UpdatedAt    int64             `json:"updated_at"`
+	Metadata     map[string]string `json:"metadata"`
+}
+
+// lower returns the name of an enumeration's value in lower case without its prefix, such as "private".
+func lower(name, prefix string) string { return strings.ToLower(strings.TrimPrefix(name, prefix+"_")) }
+
+func toREST(i *cloud.Image, org cloud.OrgID) imageResponse {
+	p := toProto(i, org)
+	out := imageResponse{
+		ID: p.GetId(), Name: p.GetName(), OrgID: p.GetOrgId(), Visibility: lower(p.GetVisibility().String(), "VISIBILITY"),
+		Format: lower(p.GetFormat().String(), "IMAGE_FORMAT"), SizeBytes: p.GetSizeBytes(), Checksum: p.GetChecksum(),
+		OSType: lower(p.GetOsType().String(), "OS_TYPE"), OSVersion: p.GetOsVersion(),
+		Architecture: lower(p.GetArchitecture().String(), "ARCHITECTURE"), MinDiskGiB: p.GetMinDiskGib(), MinMemoryMiB: p.GetMinMemoryMib(),
+		Status: lower(p.GetStatus().String(), "IMAGE_STATUS"), CreatedAt: p.GetCreatedAt(), UpdatedAt: p.GetUpdatedAt(), Metadata: p.GetMetadata(),
+	}
+	if out.Metadata == nil {
+		out.Metadata = map[string]string{}
+	}
+	return out
+}
+
+// describeBody is the JSON body that describes a new image.
+type describeBody struct {
+	Name         *string           `json:"name"`
+	OrgID        string            `json:"org_id"`
+	Visibility   string            `json:"visibility"`
+	Format       string            `json:"format"`
+	OSType       string            `json:"os_type"`
+	OSVersion    string            `json:"os_version"`
+	Architecture string            `json:"architecture"`
+	MinDiskGiB   uint32            `json:"min_disk_gib"`
+	MinMemoryMiB uint32            `json:"min_memory_mib"`
+	Metadata     map[string]string `json:"metadata"`
+	SourceURL    string            `json:"source_url"`
+}
+
+// enumOf returns the number of the enumeration value with the given lower-case name, and 0 for an empty name.
+func enumOf(field, name, prefix string, values map[string]int32) (int32, error) {
+	if name == "" {
+		return 0, nil
+	}
+	n, ok := values[prefix+"_"+strings.ToUpper(name)]
+	if !ok || n == 0 || name != strings.ToLower(name) {
+		return 0, fault.Invalid(field, "unknown value %q", truncate(name))
+	}
+	return n, nil
+}
+
+// image returns the image that the body describes.
+func (b *describeBody) image() (cloud.Image, error) {
+	if b.Name == nil {
+		return cloud.Image{}, fault.Invalid("name", "is required")
+	}
+	in := &vmv1.CreateImageRequest{
+		Name: *b.Name, OsVersion: b.OSVersion, MinDiskGib: b.MinDiskGiB, MinMemoryMib: b.MinMemoryMiB, Metadata: b.Metadata, SourceUrl: b.SourceURL,
+	}
+	for _, e := range []struct {
+		field, name, prefix string
+		values              map[string]int32
+		set                 func(int32)
+	}{
+		{"visibility", b.Visibility, "VISIBILITY", vmv1.Visibility_value, func(n int32) { in.Visibility = vmv1.Visibility(n) }},
+		{"format", b.Format, "IMAGE_FORMAT", vmv1.ImageFormat_value, func(n int32) { in.Format = vmv1.ImageFormat(n) }},
+		{"os_type", b.OSType, "OS_TYPE", vmv1.OsType_value, func(n int32) { in.OsType = vmv1.OsType(n) }},
+		{"architecture", b.Architecture, "ARCHITECTURE", vmv1.Architecture_value, func(n int32) { in.Architecture = vmv1.Architecture(n) }},
+	} {
+		n, err := enumOf(e.field, e.name, e.prefix, e.values)
+		if err != nil {
+			return cloud.Image{}, err
+		}
+		e.set(n)
+	}
+	return convert.ImageFrom(in), nil
+}
+
+// readDescription authorizes a call that creates an image. It returns the image that the call's body describes and the
+// body's hash.
+func readDescription(r *http.Request, method auth.Method) (i cloud.Image, hash [32]byte, err error) {
+	// Authenticate the caller before reading the body. The org is in the body, so authorize the caller afterwards.
+	if _, err := admit(r.Context(), method, ""); err != nil && !auth.Undecided(err) {
+		return i, hash, err
+	}
+	var in describeBody
+	raw, err := rest.Decode(r, &in)
+	if err != nil {
+		return i, hash, err
+	}
+	org, err := admit(r.Context(), method, in.OrgID)
+	if err != nil {
+		return i, hash, err
+	}
+	if i, err = in.image(); err != nil {
+		return i, hash, err
+	}
+	i.Org = org
+	return i, sha256.Sum256(raw), nil
+}
+
+func created(w *rest.Response, replayed bool) {
+	w.Status = http.StatusCreated
+	if replayed {
+		w.Header().Set("Idempotency-Replayed", "true")
+	}
+}
+
+func (s *Service) postImage(w *rest.Response, r *http.Request) (any, error) {
+	i, hash, err := readDescription(r, "CreateImage")
+	if err != nil {
+		return nil, err
+	}
+	out, err := s.Create(r.Context(), i, hash)
+	if err != nil {
+		return nil, err
+	}
+	created(w, out.Replayed)
+	return toREST(&out.Image, i.Org), nil
+}
+
+func (s *Service) getImages(_ *rest.Response, r *http.Request) (any, error) {
+	q := r.URL.Query()
+	org, err := admit(r.Context(), "ListImages", q.Get("org_id"))
+	if err != nil {
+		return nil, err
+	}
+	public, err := boolOf("include_public", q.Get("include_public"))
+	if err != nil {
+		return nil, err
+	}
+	list, next, err := s.List(r.Context(), org, public, cloud.DefaultPage, q.Get("page_token"))
+	if err != nil {
+		return nil, err
+	}
+	out := struct {
+		Images []imageResponse `json:"images"`
+		Next   string          `json:"next_page_token,omitempty"`
+	}{Images: []imageResponse{}, Next: next}
+	for _, i := range list {
+		out.Images = append(out.Images, toREST(i, org))
+	}
+	return out, nil
+}
+
+// boolOf returns the value of a query parameter that is "true", "false" or absent.
+func boolOf(name, value string) (bool, error) {
+	switch value {
+	case "", "false":
+		return false, nil
+	case "true":
+		return true, nil
+	}
+	return false, fault.Invalid(name, "must be true or false")
+}
+
+func idOf(r *http.Request) cloud.ImageID { return cloud.ImageID(mux.Vars(r)["id"]) }
+
+// admitQuery authorizes a call that may name its org in the query.
+func admitQuery(r *http.Request, method auth.Method) (cloud.OrgID, error) {
+	return admit(r.Context(), method, r.URL.Query().Get("org_id"))
+}
+
+func (s *Service) getImage(_ *rest.Response, r *http.Request) (any, error) {
+	org, err := admitQuery(r, "GetImage")
+	if err != nil {
+		return nil, err
+	}
+	i, err := s.Get(r.Context(), org, idOf(r))
+	if err != nil {
+		return nil, err
+	}
+	return toREST(i, org), nil
+}
+
+func (s *Service) patchImage(_ *rest.Response, r *http.Request) (any, error) {
+	if _, err := admit(r.Context(), "UpdateImage", ""); err != nil && !auth.Undecided(err) {
+		return nil, err
+	}
+	var in struct {
+		OrgID      string            `json:"org_id"`
+		Name       string            `json:"name"`
+		Visibility string            `json:"visibility"`
+		Metadata   map[string]string `json:"metadata"`
+	}
+	if _, err := rest.Decode(r, &in); err != nil {
+		return nil, err
+	}
+	org, err := admit(r.Context(), "UpdateImage", in.OrgID)
+	if err != nil {
+		return nil, err
+	}
+	v, err := enumOf("visibility", in.Visibility, "VISIBILITY", vmv1.Visibility_value)
+	if err != nil {
+		return nil, err
+	}
+	i, err := s.Update(r.Context(), org, idOf(r), in.Name, convert.Visibility(vmv1.Visibility(v)), in.Metadata)
+	if err != nil {
+		return nil, err
+	}
+	return toREST(&i, org), nil
+}
+
+// pathHash returns the SHA-256 of the method and the path. For a call without a body, it is stored with the idempotency
+// key as the hash of the request.
+func pathHash(r *http.Request) [32]byte { return sha256.Sum256([]byte(r.Method + " " + r.URL.Path)) }
+
+func (s *Service) deleteImage(_ *rest.Response, r *http.Request) (any, error) {
+	org, err := admitQuery(r, "DeleteImage")
+	if err != nil {
+		return nil, err
+	}
+	if err := s.Delete(r.Context(), org, idOf(r), pathHash(r)); err != nil {
+		return nil, err
+	}
+	return map[string]any{"id": idOf(r), "deleted": true}, nil
+}
+
+// numberOf returns a decimal number from a path or a query; an absent one is 0.
+func numberOf(name, text string) (uint32, error) {
+	if text == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(text, 10, 32)
+	if err != nil {
+		return 0, fault.Invalid(name, "must be a whole number")
+	}
+	return uint32(n), nil
+}

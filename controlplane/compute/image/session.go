@@ -1,0 +1,98 @@
+package image
+
+import (
+	"context"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// UploadRef names an upload session and its image in a call of an org.
+type UploadRef struct {
+	Org     cloud.OrgID
+	Image   cloud.ImageID
+	Session string
+}
+
+func (u UploadRef) check() error {
+	if err := cloud.CheckUUID("image_id", string(u.Image)); err != nil {
+		return err
+	}
+	if u.Session == "" {
+		return fault.Invalid("upload_session_id", "is required")
+	}
+	return nil
+}
+
+// find returns the image of an upload session. It returns NotFound if org has no such image or the image has no such
+// session.
+func (u UploadRef) find(r store.Reader) (*cloud.Image, error) {
+	i, err := Images.Get(r, string(u.Image))
+	if err != nil {
+		return nil, err
+	}
+	if i == nil || i.Org != u.Org {
+		return nil, noImage(u.Image)
+	}
+	if i.Upload == nil || i.Upload.ID != u.Session {
+		return nil, fault.New(fault.NotFound, "image %s has no upload session %s", u.Image, truncate(u.Session))
+	}
+	return i, nil
+}
+
+func truncate(text string) string { return text[:min(len(text), 64)] }
+
+// findOpen is find for sessions that must take parts. It returns FailedPrecondition if the session has ended.
+func (u UploadRef) findOpen(r store.Reader, now cloud.Time) (*cloud.Image, error) {
+	i, err := u.find(r)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case i.Upload.CompletedAt != 0:
+		return nil, fault.New(fault.FailedPrecondition, "the upload of image %s is complete", u.Image)
+	case !i.Uploading(), now >= i.Upload.ExpiresAt:
+		return nil, fault.New(fault.FailedPrecondition, "the upload of image %s has expired: delete the image and begin again", u.Image)
+	}
+	return i, nil
+}
+
+// findUpload returns the reference of the image's upload session, or of the session's image: u names one of both. It
+// returns NotFound if org has no such image or session.
+func (s *Service) findUpload(ctx context.Context, u UploadRef) (UploadRef, error) {
+	if u.Image != "" {
+		if err := cloud.CheckUUID("image_id", string(u.Image)); err != nil {
+			return u, err
+		}
+	}
+	missing := fault.New(fault.NotFound, "no upload session %s", truncate(u.Session))
+	err := s.opts.Store.View(ctx, func(v *store.View) error {
+		if u.Image != "" {
+			i, err := Images.Get(v, string(u.Image))
+			if err != nil {
+				return err
+			}
+			if i == nil || i.Org != u.Org {
+				return noImage(u.Image)
+			}
+			if i.Upload == nil {
+				return fault.New(fault.NotFound, "image %s has no upload session", u.Image)
+			}
+			u.Session = i.Upload.ID
+			return nil
+		}
+		all, _, err := Images.List(v, 0)
+		if err != nil {
+			return err
+		}
+		for _, r := range all {
+			if i := r.Value; i.Org == u.Org && i.Upload != nil && i.Upload.ID == u.Session {
+				u.Image = i.ID
+				return nil
+			}
+		}
+		return missing
+	})
+	return u, err
+}
