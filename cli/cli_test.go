@@ -57,6 +57,7 @@ type stage struct {
 //	snapshot               sets the snapshot that the key-value store sends: KEY=VALUE lines
 //	later by=              advances the ledger's clock by a duration
 //	answer                 adds answers that the user types at the terminal's prompts: a line each
+//	zeros name= size=      writes a file of that many zero bytes to the home directory
 //	file name=             prints a file in the home directory or, with input, writes it
 //	trivet [interrupt=]    runs `trivet` with the input as its arguments and prints its output; interrupts it when the
 //	                       output contains the text of interrupt=
@@ -167,6 +168,14 @@ func (s *stage) step(t *testing.T, d *datadriven.TestData) string {
 		}
 	case "file":
 		return s.file(t, d)
+	case "zeros":
+		var name string
+		var size int
+		d.ScanArgs(t, "name", &name)
+		d.ScanArgs(t, "size", &size)
+		path := filepath.Join(s.home, name)
+		require.NoError(t, os.WriteFile(path, make([]byte, size), 0o600))
+		require.NoError(t, os.Chtimes(path, now, now))
 	case "stdin":
 		s.stdin = strings.NewReplacer("KVPASSWORD", kvPassword, "EMPTY", "", "ISSUED", issuedToken, "UNPROVEN", unprovenToken).Replace(d.Input) + "\n"
 	case "files":

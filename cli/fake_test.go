@@ -26,6 +26,7 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
+	storagev1 "github.com/trivet-cloud/trivet/protos/storage/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
@@ -55,6 +56,7 @@ type fakeCloud struct {
 	byKey   map[string]*vmv1.VirtualMachine
 	vms     []*vmv1.VirtualMachine
 	images  []*vmv1.Image
+	data    fakeImageData
 	nodes   []*vmv1.Node
 	// looks holds the statuses that the next calls of GetImage set and return, one per call.
 	looks []vmv1.ImageStatus
@@ -85,6 +87,7 @@ type fault struct {
 
 func newCloud(t *testing.T, secure credentials.TransportCredentials, members ...string) *fakeCloud {
 	c := &fakeCloud{members: map[string]*bufconn.Listener{}, byKey: map[string]*vmv1.VirtualMachine{}}
+	c.data = fakeImageData{cloud: c, parts: map[string]map[uint32][]byte{}, content: map[string][]byte{}}
 	c.kv = newKeys(c)
 	c.credits = newCredits()
 	c.people = newIdentity(c)
@@ -92,9 +95,10 @@ func newCloud(t *testing.T, secure credentials.TransportCredentials, members ...
 	for _, m := range members {
 		l := bufconn.Listen(1 << 16)
 		c.members[m+":50051"] = l
-		s := grpc.NewServer(grpc.Creds(secure), grpc.UnaryInterceptor(c.unary(m)), grpc.StreamInterceptor(c.stream(m)))
+		s := grpc.NewServer(grpc.Creds(secure), grpc.MaxRecvMsgSize(16<<20), grpc.UnaryInterceptor(c.unary(m)), grpc.StreamInterceptor(c.stream(m)))
 		vmv1.RegisterVmServiceServer(s, c)
 		vmv1.RegisterImageServiceServer(s, c)
+		storagev1.RegisterImageDataServiceServer(s, &c.data)
 		vmv1.RegisterNodeServiceServer(s, c)
 		operatorv1.RegisterOperatorServiceServer(s, c)
 		identityv1.RegisterIdentityServiceServer(s, c.people)

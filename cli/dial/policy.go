@@ -11,6 +11,7 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
+	storagev1 "github.com/trivet-cloud/trivet/protos/storage/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
@@ -42,6 +43,7 @@ var (
 var policies = map[string]policy{
 	vmv1.VmService_CreateVm_FullMethodName:                    create,
 	vmv1.ImageService_CreateImage_FullMethodName:              create,
+	vmv1.ImageService_BeginImageUpload_FullMethodName:         create,
 	operatorv1.OperatorService_CreateNodeToken_FullMethodName: create,
 
 	creditv1.CreditService_CreateWallet_FullMethodName:      create,
@@ -64,6 +66,8 @@ var policies = map[string]policy{
 	vmv1.VmService_StopVm_FullMethodName:                    again,
 	vmv1.ImageService_GetImage_FullMethodName:               again,
 	vmv1.ImageService_ListImages_FullMethodName:             again,
+	vmv1.ImageService_UploadImagePart_FullMethodName:        again,
+	vmv1.ImageService_CompleteImageUpload_FullMethodName:    again,
 	vmv1.NodeService_GetNode_FullMethodName:                 again,
 	vmv1.NodeService_ListNodes_FullMethodName:               again,
 	vmv1.NodeService_CordonNode_FullMethodName:              again,
@@ -143,6 +147,8 @@ var policies = map[string]policy{
 	identityv1.IdentityService_SetQuota_FullMethodName:            again,
 	identityv1.IdentityService_ListKeys_FullMethodName:            again,
 	identityv1.IdentityService_ListAuditRecords_FullMethodName:    again,
+
+	storagev1.ImageDataService_ListUploadedParts_FullMethodName: again,
 
 	etcd.KV_Range_FullMethodName:              again,
 	etcd.Lease_LeaseTimeToLive_FullMethodName: again,

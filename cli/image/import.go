@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/session"
@@ -36,6 +37,7 @@ type importFlags struct {
 	osVersion          string
 	minDisk, minMemory uint32
 	metadata           []string
+	sha256             string
 	noWait             bool
 }
 
@@ -50,24 +52,8 @@ The command waits until a majority of the members stores the image.`,
 		Example: "  trivet image import debian /var/lib/trivet/import/debian-12.qcow2 --public",
 		Args:    session.Exactly("NAME", "FILE"),
 	}
-	p := c.Flags()
-	p.BoolVar(&f.public, "public", false, "share it with every org (requires system:admin)")
-	p.StringSliceVar(&f.sharedWith, "shared-with", nil, "share it with these orgs: ORG,...")
-	p.StringVar(&f.format, "format", "", "raw, qcow2, vmdk or vhd (default: detect)")
-	p.StringVar(&f.os, "os", "", "operating system: linux, windows or bsd")
-	p.StringVar(&f.osVersion, "os-version", "", "version of the operating system, such as 12.5")
-	p.StringVar(&f.arch, "arch", "", "architecture: x86_64 or aarch64")
-	p.Uint32Var(&f.minDisk, "min-disk", 0, "minimum disk size of a VM in GiB")
-	p.Uint32Var(&f.minMemory, "min-memory", 0, "minimum memory of a VM in MiB")
-	p.StringArrayVar(&f.metadata, "metadata", nil, "KEY=VALUE, repeatable")
-	p.BoolVar(&f.noWait, "no-wait", false, "do not wait until the image is AVAILABLE")
-	// Complete file names of this host: the image file must be on a control plane host, which is often this one.
-	c.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-		if len(args) == 1 {
-			return nil, cobra.ShellCompDirectiveDefault
-		}
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
+	f.add(c.Flags())
+	c.ValidArgsFunction = completeFile
 	c.RunE = s.Run(importTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		req, err := f.request(args[0], args[1])
 		if err != nil {
@@ -88,7 +74,42 @@ The command waits until a majority of the members stores the image.`,
 	return c
 }
 
+// add adds the flags that describe a new image.
+func (f *importFlags) add(p *pflag.FlagSet) {
+	p.BoolVar(&f.public, "public", false, "share it with every org (requires system:admin)")
+	p.StringSliceVar(&f.sharedWith, "shared-with", nil, "share it with these orgs: ORG,...")
+	p.StringVar(&f.format, "format", "", "raw, qcow2, vmdk or vhd (default: detect)")
+	p.StringVar(&f.os, "os", "", "operating system: linux, windows or bsd")
+	p.StringVar(&f.osVersion, "os-version", "", "version of the operating system, such as 12.5")
+	p.StringVar(&f.arch, "arch", "", "architecture: x86_64 or aarch64")
+	p.Uint32Var(&f.minDisk, "min-disk", 0, "minimum disk size of a VM in GiB")
+	p.Uint32Var(&f.minMemory, "min-memory", 0, "minimum memory of a VM in MiB")
+	p.StringVar(&f.sha256, "sha256", "", "expected SHA-256 of the bytes: an image with other bytes is refused")
+	p.StringArrayVar(&f.metadata, "metadata", nil, "KEY=VALUE, repeatable")
+	p.BoolVar(&f.noWait, "no-wait", false, "do not wait until the image is AVAILABLE")
+}
+
+// completeFile completes the argument FILE with the names of files of this host. The file of an import must be on a
+// control plane host, which is often this one.
+func completeFile(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) == 1 {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	return nil, cobra.ShellCompDirectiveNoFileComp
+}
+
+// request returns the request that imports an image from a source.
 func (f *importFlags) request(name, source string) (*vmv1.CreateImageRequest, error) {
+	req, err := f.describe(name)
+	if err != nil {
+		return nil, err
+	}
+	req.SourceUrl, err = sourceURL(source)
+	return req, err
+}
+
+// describe returns a request with all fields except the source.
+func (f *importFlags) describe(name string) (*vmv1.CreateImageRequest, error) {
 	if err := cloud.CheckName("NAME", name); err != nil {
 		return nil, session.Usagef("%v", err)
 	}
@@ -105,11 +126,14 @@ func (f *importFlags) request(name, source string) (*vmv1.CreateImageRequest, er
 	if bad != nil {
 		return nil, bad
 	}
-	if req.SourceUrl, err = sourceURL(source); err != nil {
-		return nil, err
-	}
 	if req.Metadata, err = session.Pairs("metadata", f.metadata); err != nil {
 		return nil, err
+	}
+	if f.sha256 != "" {
+		if req.Metadata == nil {
+			req.Metadata = map[string]string{}
+		}
+		req.Metadata[cloud.SourceSHA256] = f.sha256
 	}
 	switch {
 	case f.public && len(f.sharedWith) > 0:
@@ -172,9 +196,8 @@ func (f *importFlags) run(ctx context.Context, s *session.Session, client vmv1.I
 		}
 		return err
 	})
-	if err == nil && image.GetStatus() == vmv1.ImageStatus_IMAGE_STATUS_ERROR {
-		err = fmt.Errorf("image %s could not be imported: %s\n`trivet image delete %s` removes its record",
-			image.GetName(), image.GetMetadata()[cloud.ImageReason], image.GetId())
+	if err == nil {
+		err = failure(image, "imported")
 	}
 	return image, err
 }

@@ -3,6 +3,7 @@ package show
 import (
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"time"
 )
@@ -64,4 +65,17 @@ func (p *Progress) run() {
 			_, _ = fmt.Fprintf(p.w, "\r\x1b[K%s ... %ds", Text(text), time.Since(p.start).Round(time.Second)/time.Second)
 		}
 	}
+}
+
+// barWidth is the number of characters of the bar that Bar draws.
+const barWidth = 24
+
+// Bar returns a progress bar such as "[######            ] 25 % of 100 MiB". If total is 0, the end is unknown, and Bar
+// returns only the number of bytes done.
+func Bar(done, total int64) string {
+	if total <= 0 {
+		return Bytes(uint64(done))
+	}
+	full := int(min(done, total) * barWidth / total)
+	return fmt.Sprintf("[%s%s] %d %% of %s", strings.Repeat("#", full), strings.Repeat(" ", barWidth-full), min(done, total)*100/total, Bytes(uint64(total)))
 }

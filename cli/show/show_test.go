@@ -94,3 +94,10 @@ func TestNoProgressWithoutATerminal(t *testing.T) {
 		p.End()
 	})
 }
+
+func TestBar(t *testing.T) {
+	require.Equal(t, "[                        ] 0 % of 100 B", Bar(0, 100))
+	require.Equal(t, "[############            ] 50 % of 100 B", Bar(50, 100))
+	require.Equal(t, "[########################] 100 % of 100 B", Bar(120, 100))
+	require.Equal(t, "5 B", Bar(5, 0))
+}
