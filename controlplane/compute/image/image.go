@@ -17,6 +17,8 @@
 //
 // Run does all copying. If a stop or a crash interrupts copying, the next Run starts it again from the records.
 //
+// Each member reads and verifies each of its files once a week. It removes a damaged file and pulls it again.
+//
 // Decisions of this version: sources are file:// only (http(s) is FAILED_PRECONDITION until it can be enabled). VMDK
 // and VHD are FAILED_PRECONDITION until conversion exists. An image becomes ERROR, with its importer in the reason, if
 // it was not copied half an hour after the call, or if no majority has it half an hour after its record last changed;
@@ -75,15 +77,15 @@ type Service struct {
 	wake chan struct{}
 	jobs *backgroundJobs
 	// imports, pulls and partCalls are semaphores that limit concurrent imports, pulls and calls of UploadPart.
-	// partBodies limits the parts that are received by REST.
-	imports, pulls, partCalls, partBodies chan struct{}
+	// partBodies limits the parts that are received by REST, and scrubs the files that are verified at a time.
+	imports, pulls, partCalls, partBodies, scrubs chan struct{}
 }
 
 // New creates the service and registers the commands that other members forward to the leader.
 func New(opts Options) *Service {
 	s := &Service{
 		opts: opts, wake: make(chan struct{}, 1), imports: make(chan struct{}, maxImports), pulls: make(chan struct{}, maxPulls),
-		partCalls: make(chan struct{}, maxPartCalls), partBodies: make(chan struct{}, maxPartBodies),
+		partCalls: make(chan struct{}, maxPartCalls), partBodies: make(chan struct{}, maxPartBodies), scrubs: make(chan struct{}, 1),
 	}
 	s.jobs = newBackgroundJobs(s.wakeUp, func(name string, err error) { opts.Log.Warn("image work failed", "work", name, "err", err) })
 	leader.Register(opts.Commands, s, createCommand, finishImportCommand, addHolderCommand, removeHolderCommand, updateCommand, deleteCommand,

@@ -55,6 +55,9 @@ func (s *Service) Run(ctx context.Context) {
 		if err := s.reconcile(); err != nil {
 			s.opts.Log.Warn("images", "err", err)
 		}
+		if err := s.startScrub(); err != nil {
+			s.opts.Log.Warn("verify image files", "err", err)
+		}
 		if now := time.Now(); now.Sub(swept) >= sweepInterval {
 			swept = now
 			if err := s.sweep(ctx); err != nil && ctx.Err() == nil {
