@@ -19,6 +19,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/cluster/membership"
 	"github.com/trivet-cloud/trivet/controlplane/cluster/operator"
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
+	"github.com/trivet-cloud/trivet/controlplane/compute/image/websource"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/compute/vm"
 	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
@@ -179,9 +180,17 @@ func (m *member) newNetwork(context.Context) error {
 // newCompute creates the services for images, hosts and VMs. It also creates those for credit and billing, because VMs
 // and billing depend on each other.
 func (m *member) newCompute(context.Context) error {
+	var web *websource.Client
+	if https := &m.config.Images.HTTPS; !https.Disabled {
+		allow, err := https.Prefixes()
+		if err != nil {
+			return err
+		}
+		web = image.NewWeb(allow)
+	}
 	m.images = image.New(image.Options{
 		Store: m.records, Commands: m.commands, Files: m.files, Self: m.config.NodeID, Members: m.memberships.IDs, Peers: m.mesh,
-		ImportDirs: importDirs(m.config), Log: m.log,
+		ImportDirs: importDirs(m.config), Web: web, Log: m.log,
 	})
 	m.nodes = node.New(node.Options{
 		Store: m.records, Commands: m.commands, Leadership: m.system, Self: m.config.NodeID, Listeners: m.memberships.Listeners(m.config.Ports.Agents),

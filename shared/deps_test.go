@@ -74,6 +74,7 @@ var inside = map[string][]string{
 	"accounts/identity":           {"accounts/audit", "accounts/tenant", "accounts/identity/…"},
 	"accounts/identity/principal": {"accounts/identity/password", "accounts/tenant"},
 
+	"compute/image":         {"compute/image/websource"},
 	"compute/node":          {"compute/schedule"},
 	"compute/node/nodetest": {"compute/node"},
 	"compute/vm":            {"compute/image", "compute/node", "compute/schedule"},

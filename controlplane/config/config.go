@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -92,6 +93,33 @@ type Images struct {
 	// ImportDirs lists the directories from which images may be imported with file:// sources. If it is empty, images
 	// may be imported only from the directory import in DataDir, and only by system:admin.
 	ImportDirs []image.ImportDir `yaml:"import_dirs"`
+	HTTPS      HTTPSImages       `yaml:"https"`
+}
+
+// HTTPSImages configures imports from https:// sources.
+type HTTPSImages struct {
+	// Disabled refuses https:// sources.
+	Disabled bool `yaml:"disabled"`
+	// Allow lists prefixes of private and other special-purpose addresses from which images may be fetched, such as
+	// 10.1.0.0/16. Without it, only public addresses are allowed.
+	Allow []string `yaml:"allow"`
+}
+
+// Prefixes returns the prefixes in Allow.
+func (h *HTTPSImages) Prefixes() (out []netip.Prefix, err error) {
+	for _, text := range h.Allow {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("images.https.allow: %q is not a prefix such as 10.1.0.0/16", text)
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+func (h *HTTPSImages) validate() error {
+	_, err := h.Prefixes()
+	return err
 }
 
 // Default returns the default configuration: a cluster of one member on 127.0.0.1.
@@ -130,7 +158,7 @@ func (c *Config) Validate() error {
 			return errors.New("images.import_dirs: a directory has no path")
 		}
 	}
-	for _, part := range []interface{ validate() error }{c.Ports, &c.KV, &c.Identity, &c.REST, &c.Billing, &c.Limits} {
+	for _, part := range []interface{ validate() error }{c.Ports, &c.Images.HTTPS, &c.KV, &c.Identity, &c.REST, &c.Billing, &c.Limits} {
 		if err := part.validate(); err != nil {
 			return err
 		}

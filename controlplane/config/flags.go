@@ -39,6 +39,8 @@ func (c *Config) BindFlags(f *pflag.FlagSet) {
 	f.StringSliceVar(&c.REST.Open, "rest-open", c.REST.Open, "services that answer without a credential beyond loopback: kv, identity")
 	f.StringSliceVar(&c.REST.Hosts, "rest-host", c.REST.Hosts, "name by which endpoints that ask for no credential may be called; repeatable")
 	f.StringVar(&c.Identity.Issuer, "issuer", c.Identity.Issuer, "URL at which others find the keys that tokens are signed with (default: this member's own)")
+	f.BoolVar(&c.Images.HTTPS.Disabled, "images-https-disabled", c.Images.HTTPS.Disabled, "refuse images from https:// sources")
+	f.StringSliceVar(&c.Images.HTTPS.Allow, "images-https-allow", c.Images.HTTPS.Allow, "private prefix that https:// images may be fetched from; repeatable")
 	f.Var(&importDirs{c}, "import-dir", "directory that images are imported from, as PATH or PATH=ORG,ORG; repeatable")
 }
 

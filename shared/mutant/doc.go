@@ -11,6 +11,8 @@ const (
 	AvailableEarly     = "available-early"      // an image is AVAILABLE before a majority of the members stores its content: controlplane/compute/image
 	AckPartEarly       = "ack-part-early"       // a part of an image upload is acknowledged before a majority of the members stores it: controlplane/compute/image
 	KeepExpiredUpload  = "keep-expired-upload"  // an expired image upload keeps its parts: controlplane/compute/image
+	FetchAnyAddress    = "fetch-any-address"    // an image is fetched from a private address: controlplane/compute/image/websource
+	FetchAnyLength     = "fetch-any-length"     // an image of any length is fetched: controlplane/compute/image/websource
 	FollowImportLinks  = "follow-import-links"  // an import follows symbolic links: controlplane/compute/image
 	ImportAnywhere     = "import-anywhere"      // a file outside of the import directories can be imported: controlplane/compute/image
 	ImportForeignDir   = "import-foreign-dir"   // an org imports from a directory of another org: controlplane/compute/image

@@ -19,8 +19,9 @@
 //
 // Each member reads and verifies each of its files once a week. It removes a damaged file and pulls it again.
 //
-// Decisions of this version: sources are file:// only (http(s) is FAILED_PRECONDITION until it can be enabled). VMDK
-// and VHD are FAILED_PRECONDITION until conversion exists. An image becomes ERROR, with its importer in the reason, if
+// A source is a file:// URL on the importer's host, or an https:// URL, which package websource fetches.
+//
+// Decisions of this version: VMDK and VHD are FAILED_PRECONDITION until conversion exists. An image becomes ERROR, with its importer in the reason, if
 // it was not copied half an hour after the call, or if no majority has it half an hour after its record last changed;
 // its bytes are then deleted. A member whose copy is gone reports that and pulls the image again; when the last copy is
 // gone, the image becomes ERROR. Only system:admin may change a PUBLIC image. Only the image's own org sees the list of
@@ -34,6 +35,7 @@ import (
 	"strings"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
+	"github.com/trivet-cloud/trivet/controlplane/compute/image/websource"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
@@ -54,7 +56,7 @@ var (
 	uses   = store.NewTable[use]("image-use")
 )
 
-// Options configures New. All fields except ImportDirs are required.
+// Options configures New. All fields except ImportDirs and Web are required.
 type Options struct {
 	Store    *store.Store
 	Commands *leader.Commands
@@ -67,7 +69,9 @@ type Options struct {
 	Peers Peers
 	// ImportDirs are the directories from which file:// sources may be imported.
 	ImportDirs []ImportDir
-	Log        *slog.Logger
+	// Web fetches https:// sources; nil if they are not served.
+	Web *websource.Client
+	Log *slog.Logger
 }
 
 // Service implements the image service of one member.
@@ -76,15 +80,15 @@ type Service struct {
 	// wake has a value when Run must check the records.
 	wake chan struct{}
 	jobs *backgroundJobs
-	// imports, pulls and partCalls are semaphores that limit concurrent imports, pulls and calls of UploadPart.
-	// partBodies limits the parts that are received by REST, and scrubs the files that are verified at a time.
-	imports, pulls, partCalls, partBodies, scrubs chan struct{}
+	// imports, fetches, pulls and partCalls are semaphores that limit concurrent imports of files and parts, imports of
+	// https sources, pulls and calls of UploadPart. partBodies limits the parts that are received by REST, and scrubs the files that are verified at a time.
+	imports, fetches, pulls, partCalls, partBodies, scrubs chan struct{}
 }
 
 // New creates the service and registers the commands that other members forward to the leader.
 func New(opts Options) *Service {
 	s := &Service{
-		opts: opts, wake: make(chan struct{}, 1), imports: make(chan struct{}, maxImports), pulls: make(chan struct{}, maxPulls),
+		opts: opts, wake: make(chan struct{}, 1), imports: make(chan struct{}, maxImports), fetches: make(chan struct{}, maxFetches), pulls: make(chan struct{}, maxPulls),
 		partCalls: make(chan struct{}, maxPartCalls), partBodies: make(chan struct{}, maxPartBodies), scrubs: make(chan struct{}, 1),
 	}
 	s.jobs = newBackgroundJobs(s.wakeUp, func(name string, err error) { opts.Log.Warn("image work failed", "work", name, "err", err) })

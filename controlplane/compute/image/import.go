@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/trivet-cloud/trivet/controlplane/compute/image/websource"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
@@ -24,6 +25,9 @@ const (
 	recordTime = time.Minute
 	// maxImports is the maximum number of concurrent imports on a member.
 	maxImports = 4
+	// maxFetches is the maximum number of concurrent imports of https sources on a member. They have slots of their own,
+	// so that slow servers do not delay other imports.
+	maxFetches = 4
 )
 
 // beginImport imports an image from an open source in the background. If all import slots are taken, it closes the
@@ -36,8 +40,15 @@ func (s *Service) beginImport(i cloud.Image, from *source) {
 
 // restartImport starts the import of a PENDING image, from its source URL or from the parts of its completed upload.
 func (s *Service) restartImport(i *cloud.Image) {
-	s.jobs.start("import "+string(i.ID), s.imports, func(ctx context.Context) error {
-		if i.Upload != nil {
+	slots := s.imports
+	if isWeb(i) {
+		slots = s.fetches
+	}
+	s.jobs.start("import "+string(i.ID), slots, func(ctx context.Context) error {
+		switch {
+		case isWeb(i):
+			return s.fetch(ctx, *i)
+		case i.Upload != nil:
 			from, err := s.openParts(ctx, i)
 			if err != nil {
 				return err
@@ -55,6 +66,26 @@ func (s *Service) restartImport(i *cloud.Image) {
 	})
 }
 
+// isWeb reports whether an image is imported from an https source.
+func isWeb(i *cloud.Image) bool { return strings.HasPrefix(i.Source, "https:") }
+
+// fetch imports an image from its https source.
+func (s *Service) fetch(ctx context.Context, i cloud.Image) error {
+	if s.opts.Web == nil {
+		return s.record(ctx, importResult{ID: i.ID, Failure: "this cloud does not fetch images from https sources"})
+	}
+	limited, cancel := context.WithTimeout(ctx, importTime)
+	defer cancel()
+	body, err := s.opts.Web.Open(limited, i.Source)
+	if err == nil {
+		return s.importFrom(ctx, i, &source{body, body.Size()})
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return s.recordFailure(ctx, i.ID, err)
+}
+
 // importFrom copies and examines the source of an image, and stores the result in the image's record. If ctx ends, the
 // image stays PENDING and the next Run starts the import again. If parts of an upload cannot be read now, the image
 // stays PENDING too, and the import starts again after a pause.
@@ -70,15 +101,27 @@ func (s *Service) importFrom(ctx context.Context, i cloud.Image, from *source) e
 		return fmt.Errorf("join the parts of image %s: %w", i.ID, err)
 	}
 	if err != nil {
-		var bad *userError
-		done = importResult{Failure: "the import failed on member " + itoa(s.opts.Self)}
-		if errors.As(err, &bad) {
-			done.Failure = bad.text
-		}
-		s.opts.Log.Warn("image import failed", "image", i.ID, "err", err)
+		return s.recordFailure(ctx, i.ID, err)
 	}
 	done.ID = i.ID
 	return s.record(ctx, done)
+}
+
+// recordFailure logs why an import failed and stores in the image's record as much of it as the owner may see.
+func (s *Service) recordFailure(ctx context.Context, id cloud.ImageID, err error) error {
+	s.opts.Log.Warn("image import failed", "image", id, "err", err)
+	var bad *userError
+	var web *websource.Error
+	why := "the import failed on member " + itoa(s.opts.Self)
+	switch {
+	case errors.As(err, &bad):
+		why = bad.text
+	case errors.As(err, &web):
+		why = "the source cannot be fetched: " + web.Error()
+	case errors.Is(err, context.DeadlineExceeded):
+		why = fmt.Sprintf("the import took longer than %d minutes", int(importTime.Minutes()))
+	}
+	return s.record(ctx, importResult{ID: id, Failure: why})
 }
 
 // record sends the result of an import to the leader, which stores it in the image's record. It waits until this member

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/controlplane/compute/image/websource"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -41,7 +43,8 @@ func errNoSource() error {
 }
 
 // open opens the file to which the URL in text points. The parameter org is the org of the image, and ctx contains the
-// caller. open returns errNoSource if the caller may not import the file.
+// caller. open returns errNoSource if the caller may not import the file. It returns nil without an error for an https
+// URL, because Run connects to the server later.
 func (s *Service) open(ctx context.Context, org cloud.OrgID, text string) (*source, error) {
 	if text == "" {
 		return nil, fault.Invalid("source_url", "is required: use BeginImageUpload to send the bytes")
@@ -55,15 +58,37 @@ func (s *Service) open(ctx context.Context, org cloud.OrgID, text string) (*sour
 	}
 	switch u.Scheme {
 	case "file":
-	case "http", "https":
-		return nil, fault.New(fault.FailedPrecondition, "source_url: http(s) sources are not served yet; put the file beneath an import directory")
+	case "https":
+		return nil, s.checkWeb(u)
+	case "http":
+		return nil, fault.New(fault.FailedPrecondition, "source_url: http is not served, because the bytes could be replaced on the way: use https")
 	default:
-		return nil, fault.Invalid("source_url", "the scheme must be file, got %q", u.Scheme)
+		return nil, fault.Invalid("source_url", "the scheme must be https or file, got %q", u.Scheme)
 	}
 	if u.User != nil || u.Host != "" && u.Host != "localhost" || !filepath.IsAbs(u.Path) || u.RawQuery != "" || u.ForceQuery || u.Fragment != "" {
 		return nil, fault.Invalid("source_url", "must be file:///an/absolute/path")
 	}
 	return s.openFile(org, auth.CallerOf(ctx).IsCloudAdmin(), u.Path)
+}
+
+// maxWebBytes is the maximum length of an https source, in bytes.
+const maxWebBytes = 64 << 30
+
+// NewWeb returns the client for https sources. The parameter allow lists prefixes of private and other special-purpose
+// addresses to which it may connect.
+func NewWeb(allow []netip.Prefix) *websource.Client {
+	return websource.New(websource.Options{Allow: allow, MaxBytes: maxWebBytes})
+}
+
+// checkWeb returns an error if an https source cannot be imported.
+func (s *Service) checkWeb(u *url.URL) error {
+	if s.opts.Web == nil {
+		return fault.New(fault.FailedPrecondition, "source_url: this cloud does not fetch images from https sources")
+	}
+	if err := websource.CheckURL(u); err != nil {
+		return fault.Invalid("source_url", "%v", err)
+	}
+	return nil
 }
 
 // openFile opens the file at path in one of the import directories that org may use. If admin is true, it tries all

@@ -1,0 +1,74 @@
+package image
+
+import (
+	"bytes"
+	"crypto/x509"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/compute/image/websource"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// TestWebSource imports an image from an https source. Sources with other bytes, of another format or on a refused
+// address must end in ERROR with the reason.
+func TestWebSource(t *testing.T) {
+	data := noise(3 << 20)
+	files := http.NewServeMux()
+	serve := func(path string, data []byte) {
+		files.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+			http.ServeContent(w, r, "", time.Unix(1, 0), bytes.NewReader(data))
+		})
+	}
+	serve("/disk.img", data)
+	serve("/evil.vmdk", append([]byte("KDMV"), noise(1000)...))
+	server := httptest.NewTLSServer(files)
+	defer server.Close()
+	roots := x509.NewCertPool()
+	roots.AddCert(server.Certificate())
+	w := newWorld(t, 1)
+	s := w.member(1)
+	web := func(allow ...netip.Prefix) *websource.Client {
+		return websource.New(websource.Options{Allow: allow, MaxBytes: 1 << 30, Roots: roots, Pause: time.Millisecond})
+	}
+	s.opts.Web = web(netip.MustParsePrefix("127.0.0.0/8"))
+	stop := w.run(s)
+	create := func(path string, metadata map[string]string) *cloud.Image {
+		i := described(server.URL + path)
+		i.Metadata = metadata
+		made, err := s.Create(member(t), i, [32]byte{})
+		require.NoError(t, err)
+		require.Equal(t, cloud.ImagePending, made.Image.Status)
+		return w.settled(made.Image.ID)
+	}
+	i := create("/disk.img", map[string]string{cloud.SourceSHA256: sumOf(data)})
+	require.Equal(t, cloud.ImageAvailable, i.Status, i.Metadata)
+	require.Equal(t, sumOf(data), i.SHA256)
+	require.Equal(t, []string{sumOf(data)}, w.kept(1))
+	for _, c := range []struct{ path, sum, says string }{
+		{"/disk.img", sumOf(nil), "its SHA-256 is"},
+		{"/evil.vmdk", "", "vmdk are not served"},
+		{"/none", "", "the source cannot be fetched: the server answered 404"},
+	} {
+		i := create(c.path, map[string]string{cloud.SourceSHA256: c.sum})
+		require.Equal(t, cloud.ImageError, i.Status, c.path)
+		require.Contains(t, i.Metadata[cloud.ImageReason], c.says)
+	}
+	stop()
+	s.opts.Web = web()
+	w.run(s)
+	i = create("/disk.img", nil)
+	require.Equal(t, cloud.ImageError, i.Status)
+	require.Contains(t, i.Metadata[cloud.ImageReason], "must not be fetched from")
+
+	for _, url := range []string{"https:///x", "https://user@example.org/x"} {
+		_, err := s.Create(member(t), described(url), [32]byte{})
+		require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
+	}
+}
