@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -269,6 +270,7 @@ func (s *stage) trivet(t *testing.T, line, until string) string {
 	sh := session.Shell{
 		Args: words(strings.ReplaceAll(line, "$HOME", s.home)), Env: func(k string) string { return s.env[k] }, Stdin: strings.NewReader(s.stdin),
 		Stdout: stdout, Stderr: &errs, Now: func() time.Time { return now }, Dialer: s.cloud.dial,
+		HTTP: &http.Client{Transport: fakePublisher{}},
 	}
 	if len(s.answers) > 0 {
 		sh.Ask = func(_ context.Context, question string, secret bool) (string, error) {

@@ -5,6 +5,9 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"maps"
+	"net/http"
+	"net/http/httptest"
+	"path"
 	"slices"
 
 	"google.golang.org/grpc"
@@ -22,6 +25,19 @@ type fakeImageData struct {
 	// parts holds the parts of open uploads, by image ID and number, and content the bytes of complete images.
 	parts   map[string]map[uint32][]byte
 	content map[string][]byte
+}
+
+// fakePublisher answers requests for a list of checksums, at any host.
+type fakePublisher struct{}
+
+func (fakePublisher) RoundTrip(r *http.Request) (*http.Response, error) {
+	a := httptest.NewRecorder()
+	if path.Base(r.URL.Path) == "SHA256SUMS" {
+		fmt.Fprintf(a, "%x *tiny.qcow2\n", sha256.Sum256(nil))
+	} else {
+		http.NotFound(a, r)
+	}
+	return a.Result(), nil
 }
 
 func (c *fakeCloud) BeginImageUpload(_ context.Context, in *vmv1.BeginImageUploadRequest) (*vmv1.BeginImageUploadResponse, error) {

@@ -165,8 +165,9 @@ var others = map[string][]string{
 	"nodeagent/rbd/rbdtest":        {"protos/rbd/v1"},
 	"nodeagent/firewall/frametest": {"nodeagent/nsthread", "shared/cloud"},
 
-	"cli":                 {"cli/…", "protos/…", "shared/…", "controlplane/kv/snapfile"},
+	"cli":                 {"cli/…", "protos/…", "shared/…", "images", "controlplane/kv/snapfile"},
 	"docs/docstest":       {},
+	"images":              {},
 	"images/guest":        {},
 	"images/guest/guestd": {"images/guest"},
 	"e2e/lab":             {"protos/…", "controlplane/engine/clusterkey", "nodeagent/cgroup", "nodeagent/nsthread"},

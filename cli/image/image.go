@@ -29,7 +29,7 @@ const callTimeout = 30 * time.Second
 // Command returns the command `trivet image`.
 func Command(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "image", Short: "Import, upload, download, list and delete images", Args: cobra.NoArgs, RunE: printHelp}
-	c.AddCommand(importCommand(s), uploadCommand(s), downloadCommand(s), listCommand(s), showCommand(s), deleteCommand(s))
+	c.AddCommand(importCommand(s), uploadCommand(s), downloadCommand(s), catalogCommand(s), listCommand(s), showCommand(s), deleteCommand(s))
 	return c
 }
 

@@ -45,9 +45,10 @@ func importCommand(s *session.Session) *cobra.Command {
 	var f importFlags
 	c := &cobra.Command{
 		Use:   "import NAME FILE|URL",
-		Short: "Create an image from a file on a control plane host",
-		Long: `Create an image from a file. The control plane reads the file, not this command: FILE is a path on the host of the
-member that serves the call (the first --endpoint that can be reached), in one of that member's import directories.
+		Short: "Create an image from a file on a control plane host, or from an https URL",
+		Long: `Create an image from a file or an https:// URL. The control plane reads it, not this command: FILE is a path on the
+host of the member that serves the call (the first --endpoint that can be reached), in one of that member's import
+directories. For a file on this host, use ` + "`trivet image upload`" + `.
 The command waits until a majority of the members stores the image.`,
 		Example: "  trivet image import debian /var/lib/trivet/import/debian-12.qcow2 --public",
 		Args:    session.Exactly("NAME", "FILE"),

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"strings"
 	"time"
 
@@ -43,6 +44,8 @@ type Shell struct {
 	Now      func() time.Time
 	// Dialer makes connections instead of a TCP dialer. Optional.
 	Dialer func(ctx context.Context, endpoint string) (net.Conn, error)
+	// HTTP makes requests to publishers of images instead of http.DefaultClient. Optional.
+	HTTP *http.Client
 }
 
 // Session is one run of the program: it holds the Shell, the values of the global flags and the state of the command.

@@ -59,6 +59,9 @@ const ImageReason = "trivet/error"
 // image with other bytes becomes ERROR.
 const SourceSHA256 = "trivet/source-sha256"
 
+// SourceSHA512 is like SourceSHA256 for the SHA-512, as 128 hexadecimal digits.
+const SourceSHA512 = "trivet/source-sha512"
+
 // ImageUpload describes the upload session of an image whose content a client sends in parts.
 type ImageUpload struct {
 	// ID is the session's ID.
@@ -163,7 +166,13 @@ func (i *Image) Check() error {
 	if sum, ok := i.Metadata[SourceSHA256]; ok && sum != "" && !hexSHA256.MatchString(sum) {
 		return fault.Invalid("metadata", "%s must be 64 hexadecimal digits", SourceSHA256)
 	}
+	if sum, ok := i.Metadata[SourceSHA512]; ok && sum != "" && !hexSHA512.MatchString(sum) {
+		return fault.Invalid("metadata", "%s must be 128 hexadecimal digits", SourceSHA512)
+	}
 	return CheckPairs("metadata", i.Metadata)
 }
 
-var hexSHA256 = regexp.MustCompile(`^[0-9a-fA-F]{64}$`)
+var (
+	hexSHA256 = regexp.MustCompile(`^[0-9a-fA-F]{64}$`)
+	hexSHA512 = regexp.MustCompile(`^[0-9a-fA-F]{128}$`)
+)

@@ -2,6 +2,8 @@ package image
 
 import (
 	"context"
+	"crypto/sha512"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -158,7 +160,12 @@ func (s *Service) copySource(ctx context.Context, i *cloud.Image, from *source) 
 		return done, err
 	}
 	defer p.discard()
-	if err := p.copy(ctx, from, from.size); err != nil && !errors.Is(err, errTooLong) {
+	var bytes io.Reader = from
+	long, wantLong := sha512.New(), i.Metadata[cloud.SourceSHA512]
+	if wantLong != "" {
+		bytes = io.TeeReader(from, long)
+	}
+	if err := p.copy(ctx, bytes, from.size); err != nil && !errors.Is(err, errTooLong) {
 		return done, err
 	} else if err != nil || p.size != from.size {
 		return done, &userError{"the source changed while it was read"}
@@ -166,6 +173,9 @@ func (s *Service) copySource(ctx context.Context, i *cloud.Image, from *source) 
 	done.SHA256, done.Size = p.checksum(), uint64(p.size)
 	if want := i.Metadata[cloud.SourceSHA256]; want != "" && !strings.EqualFold(want, done.SHA256) {
 		return done, &userError{fmt.Sprintf("its SHA-256 is %s, but %s is %s", done.SHA256, cloud.SourceSHA256, want)}
+	}
+	if wantLong != "" && !strings.EqualFold(wantLong, hex.EncodeToString(long.Sum(nil))) {
+		return done, &userError{"its SHA-512 is not the one in " + cloud.SourceSHA512}
 	}
 	if done.Format, done.Virtual, err = examine(contextReaderAt{ctx, p.file}, p.size, i.Format); err != nil {
 		return done, err

@@ -2,10 +2,13 @@ package image
 
 import (
 	"bytes"
+	"crypto/sha512"
 	"crypto/x509"
+	"encoding/hex"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -51,6 +54,11 @@ func TestWebSource(t *testing.T) {
 	require.Equal(t, cloud.ImageAvailable, i.Status, i.Metadata)
 	require.Equal(t, sumOf(data), i.SHA256)
 	require.Equal(t, []string{sumOf(data)}, w.kept(1))
+	long := sha512.Sum512(data)
+	i = create("/disk.img", map[string]string{cloud.SourceSHA512: hex.EncodeToString(long[:])})
+	require.Equal(t, cloud.ImageAvailable, i.Status, i.Metadata)
+	i = create("/disk.img", map[string]string{cloud.SourceSHA512: strings.Repeat("0", 128)})
+	require.Contains(t, i.Metadata[cloud.ImageReason], "its SHA-512 is not")
 	for _, c := range []struct{ path, sum, says string }{
 		{"/disk.img", sumOf(nil), "its SHA-256 is"},
 		{"/evil.vmdk", "", "vmdk are not served"},

@@ -339,7 +339,8 @@ type Image struct {
 	// Unix milliseconds.
 	UpdatedAt int64 `protobuf:"varint,15,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
 	// At most 64 pairs; keys of 1 to 128 bytes, values of at most 1024. "trivet/error" is set by the service only. If
-	// "trivet/source-sha256" (64 hexadecimal digits) is set, an image whose bytes have another SHA-256 goes to ERROR.
+	// "trivet/source-sha256" or "trivet/source-sha512" is set, in hexadecimal digits, an image whose bytes have another
+	// SHA-256 or SHA-512 goes to ERROR.
 	Metadata      map[string]string `protobuf:"bytes,16,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

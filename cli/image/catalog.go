@@ -1,0 +1,235 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	"github.com/trivet-cloud/trivet/images"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+const (
+	// listTime is the maximum time for reading a publisher's list of checksums.
+	listTime = 30 * time.Second
+	// maxList is the maximum size of such a list, in bytes.
+	maxList = 4 << 20
+)
+
+// entry is an image of a publisher in the catalog.
+type entry struct {
+	Name         string `yaml:"name" json:"name"`
+	Architecture string `yaml:"architecture" json:"architecture"`
+	OS           string `yaml:"os" json:"os"`
+	URL          string `yaml:"url" json:"url"`
+	Checksums    string `yaml:"checksums" json:"checksums"`
+}
+
+// parseCatalog parses a catalog. It returns an error if an entry lacks a field, has a URL that is not https, or has the
+// name of another one.
+func parseCatalog(text []byte) ([]entry, error) {
+	var c struct {
+		Images []entry `yaml:"images"`
+	}
+	d := yaml.NewDecoder(bytes.NewReader(text))
+	d.KnownFields(true)
+	if err := d.Decode(&c); err != nil {
+		return nil, fmt.Errorf("parse the catalog: %w", err)
+	}
+	names := map[string]bool{}
+	for _, e := range c.Images {
+		if err := cloud.CheckName("name", e.Name); err != nil {
+			return nil, fmt.Errorf("parse the catalog: %w", err)
+		}
+		if names[e.Name] {
+			return nil, fmt.Errorf("parse the catalog: %s is listed twice", e.Name)
+		}
+		names[e.Name] = true
+		for _, text := range []string{e.URL, e.Checksums} {
+			if u, err := url.Parse(text); err != nil || u.Scheme != "https" || u.Host == "" {
+				return nil, fmt.Errorf("parse the catalog: %s: %q is not an https URL", e.Name, text)
+			}
+		}
+	}
+	return c.Images, nil
+}
+
+func catalogCommand(s *session.Session) *cobra.Command {
+	c := &cobra.Command{
+		Use: "catalog", Short: "List and import images of Linux distributions", Args: cobra.NoArgs, RunE: printHelp,
+	}
+	var file string
+	c.PersistentFlags().StringVar(&file, "catalog", "", "read the catalog from this YAML file (default: the built-in one)")
+	read := func() ([]entry, error) {
+		text := images.Catalog
+		if file != "" {
+			var err error
+			if text, err = os.ReadFile(file); err != nil {
+				return nil, fmt.Errorf("read the catalog: %w", err)
+			}
+		}
+		return parseCatalog(text)
+	}
+	c.AddCommand(catalogListCommand(s, read), catalogImportCommand(s, read))
+	return c
+}
+
+func catalogListCommand(s *session.Session, read func() ([]entry, error)) *cobra.Command {
+	c := &cobra.Command{Use: "list", Short: "List the images that can be imported", Args: session.Exactly()}
+	c.RunE = s.Local(func(context.Context, []string) error {
+		all, err := read()
+		if err != nil {
+			return err
+		}
+		var names []string
+		var rows [][]string
+		for _, e := range all {
+			names = append(names, e.Name)
+			rows = append(rows, []string{e.Name, e.Architecture, e.URL})
+		}
+		return s.PrintValue(all, names, func(w io.Writer) error {
+			return show.Rows(w, []string{"NAME", "ARCHITECTURE", "URL"}, rows)
+		})
+	})
+	return c
+}
+
+func catalogImportCommand(s *session.Session, read func() ([]entry, error)) *cobra.Command {
+	var f importFlags
+	var as string
+	c := &cobra.Command{
+		Use:   "import NAME",
+		Short: "Import an image of the catalog",
+		Long: `Import an image of the catalog. This command reads the publisher's list of checksums, and the control plane fetches the
+image. An image with another checksum is refused.`,
+		Example: "  trivet image catalog import debian-12 --public",
+		Args:    session.Exactly("NAME"),
+	}
+	p := c.Flags()
+	p.StringVar(&as, "as", "", "name of the image (default: the name in the catalog)")
+	p.BoolVar(&f.public, "public", false, "share it with every org (requires system:admin)")
+	p.StringSliceVar(&f.sharedWith, "shared-with", nil, "share it with these orgs: ORG,...")
+	p.BoolVar(&f.noWait, "no-wait", false, "do not wait until the image is AVAILABLE")
+	c.RunE = s.Run(importTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		e, err := findEntry(read, args[0])
+		if err != nil {
+			return err
+		}
+		f.os, f.arch, f.format = e.OS, e.Architecture, "qcow2"
+		if as == "" {
+			as = e.Name
+		}
+		req, err := f.request(as, e.URL)
+		if err != nil {
+			return err
+		}
+		key, sum, err := e.checksum(ctx, s.HTTP)
+		if err != nil {
+			return err
+		}
+		if req.Metadata == nil {
+			req.Metadata = map[string]string{}
+		}
+		req.Metadata[key] = sum
+		req.OrgId, _ = s.Tenant()
+		image, err := f.run(ctx, s, vmv1.NewImageServiceClient(conn), req)
+		if err != nil {
+			return err
+		}
+		return s.Print(image, []string{image.GetName()}, func(w io.Writer) error {
+			return show.Rows(w, header, [][]string{row(s.Now(), image)})
+		})
+	})
+	return c
+}
+
+func findEntry(read func() ([]entry, error), name string) (entry, error) {
+	all, err := read()
+	if err != nil {
+		return entry{}, err
+	}
+	for _, e := range all {
+		if e.Name == name {
+			return e, nil
+		}
+	}
+	return entry{}, session.Usagef("the catalog has no image %q: `trivet image catalog list` shows all", name)
+}
+
+// checksum reads the publisher's list of checksums. It returns the checksum of the image, and the metadata key under
+// which the control plane compares it. client is optional.
+func (e *entry) checksum(ctx context.Context, client *http.Client) (key, sum string, err error) {
+	if client == nil {
+		client = http.DefaultClient
+	}
+	ctx, cancel := context.WithTimeout(ctx, listTime)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, e.Checksums, nil)
+	if err != nil {
+		return "", "", fmt.Errorf("read the checksums of %s: %w", e.Name, err)
+	}
+	resp, err := client.Do(r)
+	if err != nil {
+		return "", "", fmt.Errorf("read the checksums of %s: %w", e.Name, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return "", "", fmt.Errorf("read the checksums of %s: %s answered %s", e.Name, e.Checksums, resp.Status)
+	}
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxList+1))
+	if err != nil {
+		return "", "", fmt.Errorf("read the checksums of %s: %w", e.Name, err)
+	}
+	if len(text) > maxList {
+		return "", "", fmt.Errorf("read the checksums of %s: the list is longer than %s", e.Name, show.Bytes(maxList))
+	}
+	key, sum = findChecksum(string(text), path.Base(e.URL))
+	if sum == "" {
+		return "", "", errors.New("the list " + e.Checksums + " has no checksum of " + path.Base(e.URL))
+	}
+	return key, sum, nil
+}
+
+var (
+	// plainLine is a line of sha256sum or sha512sum: the hash, a space, a space or an asterisk, and the name.
+	plainLine = regexp.MustCompile(`^([0-9a-fA-F]+) [ *](\S+)$`)
+	// bsdLine is a line in the BSD format.
+	bsdLine = regexp.MustCompile(`^(SHA256|SHA512) \((\S+)\) = ([0-9a-fA-F]+)$`)
+)
+
+// findChecksum finds the checksum of a file in a list. It returns "" if the list has none.
+func findChecksum(list, file string) (key, sum string) {
+	for line := range strings.Lines(list) {
+		line = strings.TrimSpace(line)
+		if m := bsdLine.FindStringSubmatch(line); m != nil {
+			line = m[3] + "  " + m[2]
+		}
+		m := plainLine.FindStringSubmatch(line)
+		if m == nil || strings.TrimPrefix(m[2], "./") != file {
+			continue
+		}
+		switch len(m[1]) {
+		case 64:
+			return cloud.SourceSHA256, strings.ToLower(m[1])
+		case 128:
+			return cloud.SourceSHA512, strings.ToLower(m[1])
+		}
+	}
+	return "", ""
+}
