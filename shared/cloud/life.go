@@ -189,7 +189,8 @@ func (vm *VM) pulse(verb string, count func(*Desired)) error {
 // Observe updates the VM's state and status from a host's report, which was received at the time now, and returns
 // whether the record changed. It ignores a report with an older generation than the VM's, because the host had not
 // received the current desired state when it sent the report. NICs that the guest has released, or that could not be
-// attached, are removed from the VM's spec: the caller must release their ports. The caller must check that the VM is
+// attached, are removed from the VM's spec: the caller must release their ports, and likewise detach the volumes of
+// removed disks. The caller must check that the VM is
 // placed on the host.
 func (vm *VM) Observe(o Observation, now Time) bool {
 	if o.Generation < vm.Generation && !mutant.On(mutant.IgnoreGeneration) {
@@ -198,6 +199,7 @@ func (vm *VM) Observe(o Observation, now Time) bool {
 	before, generation, deadline := vm.Status, vm.Generation, vm.Deadline
 	beforeState := vm.State
 	nicsChanged := vm.observeNICs(o)
+	disksChanged := vm.observeDisks(o)
 	for _, ev := range vm.events(o) {
 		if _, ok := next[vm.State][ev]; ok {
 			vm.applyToDesired(ev, now)
@@ -211,7 +213,7 @@ func (vm *VM) Observe(o Observation, now Time) bool {
 	if o.LastError == "" && (vm.State == Error || vm.State == Failed) {
 		vm.Status.LastError = before.LastError
 	}
-	return nicsChanged || vm.State != beforeState || vm.Generation != generation || vm.Deadline != deadline || !before.equal(vm.Status)
+	return nicsChanged || disksChanged || vm.State != beforeState || vm.Generation != generation || vm.Deadline != deadline || !before.equal(vm.Status)
 }
 
 func (s Status) equal(t Status) bool {

@@ -31,16 +31,16 @@ type NIC struct {
 	// MTU is the MTU of the VPC.
 	MTU uint16 `cbor:",omitempty"`
 	// Change is what the host of a running VM has still to do with the NIC.
-	Change NICChange `cbor:",omitempty"`
+	Change DeviceChange `cbor:",omitempty"`
 }
 
-// NICChange is a change of a running guest's hardware that was requested and that the host has not reported yet.
-type NICChange uint8
+// DeviceChange is a change of a running guest's hardware, a NIC or a disk, that was requested and that the host has not reported yet.
+type DeviceChange uint8
 
 const (
-	NICUnchanged NICChange = iota
-	NICAttaching
-	NICDetaching
+	DeviceUnchanged DeviceChange = iota
+	DeviceAttaching
+	DeviceDetaching
 )
 
 // NICRefusal is why a host could not attach a NIC to a guest or detach it.
@@ -57,7 +57,7 @@ type NICObservation struct {
 
 // Visible returns the NIC with only those fields that the API has.
 func (n NIC) Visible() NIC {
-	n.IP6, n.MTU, n.Change = "", 0, NICUnchanged
+	n.IP6, n.MTU, n.Change = "", 0, DeviceUnchanged
 	return n
 }
 
@@ -125,9 +125,9 @@ func (vm *VM) CheckNICChange(verb string) error {
 
 // AttachNIC adds a NIC whose port is claimed. The host of a RUNNING VM then attaches it to the guest.
 func (vm *VM) AttachNIC(n NIC) {
-	n.Change = NICUnchanged
+	n.Change = DeviceUnchanged
 	if vm.State == Running {
-		n.Change = NICAttaching
+		n.Change = DeviceAttaching
 	}
 	vm.Spec.Network = append(slices.Clone(vm.Spec.Network), n)
 	vm.NICRefusal = nil
@@ -137,12 +137,12 @@ func (vm *VM) AttachNIC(n NIC) {
 // DetachNIC removes the NIC at index i from a STOPPED VM. Of a RUNNING VM it only marks the NIC: the NIC is removed when
 // the host has reported that the guest has released the device (see Observe).
 func (vm *VM) DetachNIC(i int) {
-	if vm.State == Running && vm.Spec.Network[i].Change == NICDetaching {
+	if vm.State == Running && vm.Spec.Network[i].Change == DeviceDetaching {
 		return
 	}
 	vm.Spec.Network = slices.Clone(vm.Spec.Network)
 	if vm.State == Running {
-		vm.Spec.Network[i].Change = NICDetaching
+		vm.Spec.Network[i].Change = DeviceDetaching
 	} else {
 		vm.Spec.Network = slices.Delete(vm.Spec.Network, i, i+1)
 	}
@@ -165,18 +165,18 @@ func (vm *VM) observeNICs(o Observation) bool {
 		report := o.nic(n.ID)
 		attached := process && report.Attached
 		switch {
-		case n.Change == NICUnchanged:
+		case n.Change == DeviceUnchanged:
 			rest = append(rest, n)
 			continue
-		case n.Change == NICAttaching && (attached || !process):
-			n.Change = NICUnchanged
+		case n.Change == DeviceAttaching && (attached || !process):
+			n.Change = DeviceUnchanged
 			rest = append(rest, n)
-		case n.Change == NICDetaching && (!attached || mutant.On(mutant.ReleaseAttachedNIC)):
+		case n.Change == DeviceDetaching && (!attached || mutant.On(mutant.ReleaseAttachedNIC)):
 		case report.Error != "":
 			vm.NICRefusal = &NICRefusal{n.ID, report.Error}
 			vm.Generation++
-			if n.Change == NICDetaching {
-				n.Change = NICUnchanged
+			if n.Change == DeviceDetaching {
+				n.Change = DeviceUnchanged
 				rest = append(rest, n)
 			}
 		default: // the host has not finished

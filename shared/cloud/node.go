@@ -1,6 +1,8 @@
 package cloud
 
 import (
+	"fmt"
+	"maps"
 	"strconv"
 	"time"
 )
@@ -56,14 +58,47 @@ type Node struct {
 	// Declared is the state that the agent reports: READY, or NOT_READY if it cannot run guests.
 	Declared NodeState
 	// CPUModels are the CPU models that a VM on this host may have.
-	CPUModels       []string
-	Architecture    Architecture
-	QEMUVersion     string
-	VolumeDrivers   []VolumeDriver
-	StorageClasses  []string
+	CPUModels      []string
+	Architecture   Architecture
+	QEMUVersion    string
+	VolumeDrivers  []VolumeDriver
+	StorageClasses []string
+	// StoragePools are the pools for volumes that the host serves.
+	StoragePools []StoragePool `cbor:",omitempty"`
+	// PoolAllocated is the total size in GiB of the volumes that are bound to the host, by pool.
+	PoolAllocated   map[string]uint64 `cbor:",omitempty"`
 	SharedMigration bool
 	CreatedAt       Time
 	UpdatedAt       Time
+}
+
+// PoolShortage returns a text that says why the host cannot have gib GiB more of volumes in a pool. It returns "" if it
+// can.
+func (n *Node) PoolShortage(pool string, gib uint64) string {
+	for _, p := range n.StoragePools {
+		if p.Name != pool {
+			continue
+		}
+		if free := p.AllocatableGiB - min(p.AllocatableGiB, n.PoolAllocated[pool]); gib > free {
+			return fmt.Sprintf("has %d GiB free in the storage pool %s, %d needed", free, pool, gib)
+		}
+		return ""
+	}
+	return "does not serve the storage pool " + pool
+}
+
+// AllocatePool adds gib GiB, which may be negative, to what volumes take in a pool of the host.
+func (n *Node) AllocatePool(pool string, gib int64) {
+	all := maps.Clone(n.PoolAllocated)
+	if all == nil {
+		all = map[string]uint64{}
+	}
+	if left := int64(all[pool]) + gib; left > 0 {
+		all[pool] = uint64(left)
+	} else {
+		delete(all, pool)
+	}
+	n.PoolAllocated = all
 }
 
 // HeartbeatTimeout is the time, in milliseconds, after which a host without a heartbeat is NOT_READY.

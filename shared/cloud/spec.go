@@ -77,14 +77,18 @@ type Memory struct {
 // Disk is a disk of a VM. Exactly one of the fields Image, Volume and Blank must be set. It determines the disk's
 // initial content.
 type Disk struct {
-	ID        string
-	Image     ImageID `cbor:",omitempty"`
-	Volume    string  `cbor:",omitempty"`
+	ID    string
+	Image ImageID `cbor:",omitempty"`
+	// Volume is the ID of a volume. SizeGiB is then 0, because the volume has a size of its own.
+	Volume    VolumeID `cbor:",omitempty"`
 	Blank     bool
 	SizeGiB   uint64
 	Bus       DiskBus
 	Cache     DiskCache
 	BootIndex uint32
+
+	// Change is what the host of a running VM has still to do with the disk. It is not in the API.
+	Change DeviceChange `cbor:",omitempty"`
 }
 
 // Boot configures direct kernel boot. Kernel and Initrd are IDs of images, never paths on the host. An empty Kernel
@@ -120,17 +124,25 @@ func (s *Spec) Normalize() {
 	}
 	for i := range s.Disks {
 		d := &s.Disks[i]
-		if d.Bus == BusUnspecified {
-			d.Bus = BusVirtio
-		}
-		if d.Cache == CacheUnspecified {
-			d.Cache = CacheWriteback
-		}
+		d.normalize()
 	}
 	for i := range s.Network {
 		if n := &s.Network[i]; n.Model == ModelUnspecified {
 			n.Model = ModelVirtio
 		}
+	}
+}
+
+// normalize sets the unset fields of a disk to their defaults.
+func (d *Disk) normalize() {
+	if d.Bus == BusUnspecified {
+		d.Bus = BusVirtio
+	}
+	if d.Cache == CacheUnspecified {
+		d.Cache = CacheWriteback
+	}
+	if d.Volume != "" {
+		d.SizeGiB = 0
 	}
 }
 
@@ -184,6 +196,7 @@ func (s *Spec) checkDisks() error {
 		return fault.Invalid("spec.disks", "at most %d, got %d", MaxDisks, len(s.Disks))
 	}
 	seen := map[string]bool{}
+	volumes := map[VolumeID]bool{}
 	perBus := map[DiskBus]int{}
 	for i, d := range s.Disks {
 		field := func(name string) string { return "spec.disks[" + d.label(i) + "]." + name }
@@ -207,6 +220,15 @@ func (s *Spec) checkDisks() error {
 			if err := CheckUUID(field("source.image_id"), string(d.Image)); err != nil {
 				return err
 			}
+		}
+		if d.Volume != "" {
+			if err := CheckUUID(field("source.volume_id"), string(d.Volume)); err != nil {
+				return err
+			}
+			if volumes[d.Volume] {
+				return fault.Invalid(field("source.volume_id"), "is used twice")
+			}
+			volumes[d.Volume] = true
 		}
 		if d.Volume == "" && (d.SizeGiB < 1 || d.SizeGiB > MaxDiskGiB) {
 			return fault.Invalid(field("size_gib"), "must be 1 to %d, got %d", MaxDiskGiB, d.SizeGiB)

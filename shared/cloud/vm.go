@@ -29,13 +29,15 @@ type VM struct {
 	Deadline Time
 	// Restarts are the times of the VM's automatic restarts within the last RestartWindow.
 	Restarts []Time
-	// Disks are the disks that the host creates. They are derived from Spec.Disks when the VM is created, and do not
-	// change after that.
+	// Disks are the disks as the host needs them, in boot order. They are derived from Spec.Disks when the VM is created
+	// or its disks change.
 	Disks []ResolvedDisk
 	// Kernel and Initrd are the images of a direct kernel boot, or nil. They do not change after the VM was created.
 	Kernel, Initrd *ImageRef
 	// NICRefusal is the host's last refusal to attach or detach a NIC, or nil if NICs were changed after it.
 	NICRefusal *NICRefusal `cbor:",omitempty"`
+	// DiskRefusal is the host's last refusal to attach or detach a disk, or nil if disks were changed after it.
+	DiskRefusal *DiskRefusal `cbor:",omitempty"`
 }
 
 // Desired is the desired state of a VM. The agent on the VM's host brings the VM into this state.
@@ -52,13 +54,15 @@ type Desired struct {
 	Starts, Reboots, Resets uint64
 }
 
-// ResolvedDisk is a disk of a VM with all values that a host needs to create it. Image is nil for a blank disk.
+// ResolvedDisk is a disk of a VM with all values that a host needs to create it. Image is nil for a blank disk. If the
+// disk is a volume, Volume is its ID, Image is nil and SizeBytes is 0: the record of the volume has these values.
 type ResolvedDisk struct {
 	ID        string
 	SizeBytes uint64
 	Bus       DiskBus
 	Cache     DiskCache
 	Image     *ImageRef
+	Volume    VolumeID `cbor:",omitempty"`
 }
 
 // ImageRef identifies the content of an image by its SHA-256, and contains its size and format.
@@ -159,7 +163,9 @@ type Observation struct {
 	StartedAt  Time
 	Addresses  []string
 	// NICs are the NICs that the running guest has, and those that could not be attached.
-	NICs        []NICObservation
+	NICs []NICObservation
+	// Disks are the volumes that the running guest has, and those that could not be attached.
+	Disks       []DiskObservation
 	Usage       *Usage
 	LastError   string
 	StartsDone  uint64

@@ -18,7 +18,7 @@ func Assigned(vm *cloud.VM) *agentv1.AssignedVm {
 		VmId: string(vm.ID), Name: vm.Name, OrgId: string(vm.Org), ProjectId: string(vm.Project), Generation: vm.Generation,
 		Power: power, StopGraceMs: vm.Desired.GraceMS, Reboots: vm.Desired.Reboots, Resets: vm.Desired.Resets, Starts: vm.Desired.Starts,
 		Vcpus: vm.Spec.CPU.VCPUs, Sockets: sockets, CoresPerSocket: cores, CpuModel: vm.Spec.CPU.Model,
-		MemoryMib: vm.Spec.Memory.SizeMiB, Disks: each(vm.Disks, assignedDisk), Kernel: assignedImage(vm.Kernel),
+		MemoryMib: vm.Spec.Memory.SizeMiB, Disks: assignedDisks(vm), Kernel: assignedImage(vm.Kernel),
 		Initrd: assignedImage(vm.Initrd), Cmdline: vm.Spec.Boot.Cmdline, Nics: assignedNICs(vm.Spec.Network),
 		MetadataTokensOptional: vm.TokensOptional(),
 	}
@@ -27,7 +27,7 @@ func Assigned(vm *cloud.VM) *agentv1.AssignedVm {
 // assignedNICs returns the NICs that the guest should have: all but those that are being detached.
 func assignedNICs(all []cloud.NIC) (out []*agentv1.AssignedNic) {
 	for _, n := range all {
-		if n.Change == cloud.NICDetaching {
+		if n.Change == cloud.DeviceDetaching {
 			continue
 		}
 		out = append(out, &agentv1.AssignedNic{
@@ -35,6 +35,44 @@ func assignedNICs(all []cloud.NIC) (out []*agentv1.AssignedNic) {
 		})
 	}
 	return out
+}
+
+// assignedDisks returns the disks that the guest should have: all but those that are being detached. The volumes are
+// not set.
+func assignedDisks(vm *cloud.VM) (out []*agentv1.AssignedDisk) {
+	for _, d := range vm.Disks {
+		if i := vm.FindDisk(d.ID); i < 0 || vm.Spec.Disks[i].Change != cloud.DeviceDetaching {
+			out = append(out, assignedDisk(d))
+		}
+	}
+	return out
+}
+
+// AssignedVolume returns the desired state of a volume as the message that is sent to the agent on its host.
+func AssignedVolume(v *cloud.Volume) *agentv1.AssignedVolume {
+	limits := v.Limits()
+	return &agentv1.AssignedVolume{
+		VolumeId: string(v.ID), Generation: v.Generation, Pool: v.Pool, SizeBytes: v.SizeBytes(), Format: vmv1.VolumeFormat(v.Format),
+		Image: assignedImage(v.Image), MustExist: v.Present, AttachmentGeneration: v.AttachmentGeneration, VmId: string(v.VM),
+		DiskId: v.Disk, MaxIops: limits.IOPS, MaxBytesPerSecond: limits.BytesPerSecond,
+	}
+}
+
+// VolumeObservation returns an agent's observation of a volume as the message that the agent sends.
+func VolumeObservation(o cloud.VolumeObservation) *agentv1.VolumeObservation {
+	return &agentv1.VolumeObservation{
+		VolumeId: string(o.Volume), Generation: o.Generation, Present: o.Present, SizeBytes: o.SizeBytes,
+		FlushedGeneration: o.FlushedGeneration, Error: o.Error,
+	}
+}
+
+// VolumeObservationFrom converts the protobuf message of an agent to an observation of a volume. It is the inverse of
+// VolumeObservation.
+func VolumeObservationFrom(o *agentv1.VolumeObservation) cloud.VolumeObservation {
+	return cloud.VolumeObservation{
+		Volume: cloud.VolumeID(o.GetVolumeId()), Generation: o.GetGeneration(), Present: o.GetPresent(), SizeBytes: o.GetSizeBytes(),
+		FlushedGeneration: o.GetFlushedGeneration(), Error: o.GetError(),
+	}
 }
 
 func assignedDisk(d cloud.ResolvedDisk) *agentv1.AssignedDisk {
@@ -56,7 +94,16 @@ func Observation(o cloud.Observation) *agentv1.VmObservation {
 		VmId: string(o.VM), Generation: o.Generation, Observed: agentv1.Observed(o.Observed), Exit: agentv1.Exit(o.Exit),
 		Pid: o.PID, StartedAt: o.StartedAt, IpAddresses: copySlice(o.Addresses), Usage: Usage(o.Usage), LastError: o.LastError,
 		RebootsDone: o.RebootsDone, ResetsDone: o.ResetsDone, StartsDone: o.StartsDone, Nics: each(o.NICs, nicObservation),
+		Disks: each(o.Disks, diskObservation),
 	}
+}
+
+func diskObservation(d cloud.DiskObservation) *agentv1.DiskObservation {
+	return &agentv1.DiskObservation{Id: d.ID, Attached: d.Attached, Error: d.Error}
+}
+
+func diskObservationFrom(d *agentv1.DiskObservation) cloud.DiskObservation {
+	return cloud.DiskObservation{ID: d.GetId(), Attached: d.GetAttached(), Error: d.GetError()}
 }
 
 func nicObservation(n cloud.NICObservation) *agentv1.NicObservation {
@@ -74,5 +121,6 @@ func ObservationFrom(o *agentv1.VmObservation) cloud.Observation {
 		Exit: enum[cloud.Exit](o.GetExit()), PID: o.GetPid(), StartedAt: o.GetStartedAt(), Addresses: copySlice(o.GetIpAddresses()),
 		Usage: UsageFrom(o.GetUsage()), LastError: o.GetLastError(), RebootsDone: o.GetRebootsDone(),
 		ResetsDone: o.GetResetsDone(), StartsDone: o.GetStartsDone(), NICs: each(o.GetNics(), nicObservationFrom),
+		Disks: each(o.GetDisks(), diskObservationFrom),
 	}
 }

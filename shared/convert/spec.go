@@ -29,7 +29,7 @@ func Spec(s *cloud.Spec) *vmv1.VmSpec {
 // SpecFrom returns the VM spec in a request's message, or the empty spec if the message is nil.
 func SpecFrom(s *vmv1.VmSpec) cloud.Spec {
 	out := cloud.Spec{
-		Disks: each(s.GetDisks(), diskFrom), Network: each(s.GetNetwork(), NICFrom),
+		Disks: each(s.GetDisks(), DiskFrom), Network: each(s.GetNetwork(), NICFrom),
 		Boot: cloud.Boot{
 			Kernel: cloud.ImageID(s.GetBoot().GetKernel()), Initrd: cloud.ImageID(s.GetBoot().GetInitrd()),
 			Cmdline: s.GetBoot().GetCmdline(),
@@ -60,7 +60,7 @@ func disk(d cloud.Disk) *vmv1.DiskSpec {
 	case d.Image != "":
 		source.Source = &vmv1.DiskSource_ImageId{ImageId: string(d.Image)}
 	case d.Volume != "":
-		source.Source = &vmv1.DiskSource_VolumeId{VolumeId: d.Volume}
+		source.Source = &vmv1.DiskSource_VolumeId{VolumeId: string(d.Volume)}
 	case d.Blank:
 		source.Source = &vmv1.DiskSource_Blank{Blank: true}
 	}
@@ -69,9 +69,10 @@ func disk(d cloud.Disk) *vmv1.DiskSpec {
 	}
 }
 
-func diskFrom(d *vmv1.DiskSpec) cloud.Disk {
+// DiskFrom returns the disk in a request's message, or the empty disk if the message is nil.
+func DiskFrom(d *vmv1.DiskSpec) cloud.Disk {
 	return cloud.Disk{
-		ID: d.GetId(), Image: cloud.ImageID(d.GetSource().GetImageId()), Volume: d.GetSource().GetVolumeId(),
+		ID: d.GetId(), Image: cloud.ImageID(d.GetSource().GetImageId()), Volume: cloud.VolumeID(d.GetSource().GetVolumeId()),
 		Blank: d.GetSource().GetBlank(), SizeGiB: d.GetSizeGib(), Bus: enum[cloud.DiskBus](d.GetBus()),
 		Cache: enum[cloud.DiskCache](d.GetCache()), BootIndex: d.GetBootIndex(),
 	}

@@ -79,6 +79,8 @@ func TestRoundTrips(t *testing.T) {
 	}
 	o := filled(&agentv1.VmObservation{}, 0)
 	require.Empty(t, cmp(o, Observation(ObservationFrom(o))))
+	ov := filled(&agentv1.VolumeObservation{}, 0)
+	require.Empty(t, cmp(ov, VolumeObservation(VolumeObservationFrom(ov))))
 	usage := filled(&vmv1.ResourceUsage{}, 0)
 	require.Empty(t, cmp(usage, Usage(UsageFrom(usage))))
 
@@ -106,6 +108,7 @@ func TestResponsesSetEveryField(t *testing.T) {
 	vm.Spec.Network[0].MTU = 1450
 	image := &cloud.ImageRef{ID: "x", SHA256: "h", SizeBytes: 1, Format: cloud.FormatRaw}
 	vm.Kernel, vm.Initrd = image, image
+	vm.Spec.Disks[0].ID = "d"
 	vm.Disks = []cloud.ResolvedDisk{{ID: "d", SizeBytes: 1, Bus: cloud.BusSATA, Cache: cloud.CacheNone, Image: image}}
 	full := cloud.Usage{CPUPercent: 1, MemoryMiB: 1, DiskReadBytes: 1, DiskWriteBytes: 1, NetworkReceivedBytes: 1, NetworkTransmitBytes: 1}
 	requireFull(t, VM(&vm, &full).ProtoReflect())
@@ -113,12 +116,24 @@ func TestResponsesSetEveryField(t *testing.T) {
 	assigned.Seed = &agentv1.AssignedSeed{HostName: "h", SshKeys: []string{"k"}, UserData: []byte("u"), Nics: []*agentv1.AssignedSeedNic{{ // set by package vm
 		NicId: "n", Dhcp: true, Addresses: []string{"a"}, Gateways: []string{"g"}, DnsServers: []string{"d"}, Domain: "d", Mtu: 1450,
 	}}}
+	assigned.Disks[0].Volume = AssignedVolume(fullVolume()) // set by package vm
+	assigned.Disks[0].Volume.Deleted = true
 	requireFull(t, assigned.ProtoReflect())
 
 	created := ImageFrom(filled(&vmv1.CreateImageRequest{}, 0))
 	require.Equal(t, "s10", created.Source)
 	created.ID, created.SizeBytes, created.SHA256, created.Status, created.CreatedAt, created.UpdatedAt = "i", 1, "h", cloud.ImageAvailable, 1, 2
 	requireFull(t, Image(&created).ProtoReflect())
+}
+
+// fullVolume returns a volume of which no field is empty.
+func fullVolume() *cloud.Volume {
+	return &cloud.Volume{
+		ID: "v", Name: "n", Org: "o", Project: "p", SizeGiB: 1, Driver: cloud.DriverManaged, Class: "c", Format: cloud.VolumeRaw, Pool: "l",
+		ClassLimits: cloud.Limits{IOPS: 1, BytesPerSecond: 1}, Image: &cloud.ImageRef{ID: "x", SHA256: "h", SizeBytes: 1, Format: cloud.FormatRaw},
+		CreatedAt: 1, UpdatedAt: 2, CreatedBy: "u", Metadata: map[string]string{"a": "b"}, Labels: map[string]string{"c": "d"}, Node: "h1",
+		VM: "m", Disk: "d", Generation: 1, AttachmentGeneration: 2, FlushedGeneration: 1, Present: true, LastError: "e",
+	}
 }
 
 func requireFull(t *testing.T, m protoreflect.Message) {
@@ -145,7 +160,7 @@ func requireFull(t *testing.T, m protoreflect.Message) {
 // for example by overflow of uint8.
 func TestUnknownEnumValuesStayUnknown(t *testing.T) {
 	for _, n := range []vmv1.DiskBus{-1, 256, 257, 1 << 30} {
-		require.Greater(t, diskFrom(&vmv1.DiskSpec{Bus: n}).Bus, cloud.BusSATA, "%d", n)
+		require.Greater(t, DiskFrom(&vmv1.DiskSpec{Bus: n}).Bus, cloud.BusSATA, "%d", n)
 	}
 }
 

@@ -113,6 +113,16 @@ const (
 	EnterMainThread   = "enter-main-thread"   // the agent's main thread enters the namespaces of VPCs: nodeagent/nsthread
 )
 
+// Mutants of volumes, each with the package whose tests must fail when the mutant is active.
+const (
+	AttachTwice              = "attach-twice"               // a volume that a VM has is attached to another VM: shared/cloud
+	AttachUnflushed          = "attach-unflushed"           // a volume is attached again before its host has flushed it: shared/cloud
+	AttachElsewhere          = "attach-elsewhere"           // a volume is attached to a VM on another host than the volume's: shared/cloud
+	KeepAttachmentGeneration = "keep-attachment-generation" // an attachment does not increment the attachment generation: shared/cloud
+	FlushUngranted           = "flush-ungranted"            // a host reports an attachment generation as flushed that was not granted yet: shared/cloud
+	ReleaseAttachedDisk      = "release-attached-disk"      // a volume is detached although the guest still has the disk: shared/cloud
+)
+
 // Mutants of the services for guests in a VPC, each with the package whose tests must fail when the mutant is active.
 const (
 	AnyHardwareAddress = "any-hardware-address" // DHCP answers messages with the hardware address of another port: nodeagent/dhcp

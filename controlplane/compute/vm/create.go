@@ -245,7 +245,7 @@ func resolveImages(tx *store.Tx, vm *cloud.VM, current []cloud.ImageID) (map[clo
 		}
 		images[id] = i
 	}
-	for _, d := range sortByBootOrder(vm.Spec.Disks) {
+	for _, d := range cloud.SortByBootOrder(vm.Spec.Disks) {
 		b := cloud.ResolvedDisk{ID: d.ID, SizeBytes: d.SizeGiB << 30, Bus: d.Bus, Cache: d.Cache}
 		if i := images[d.Image]; i != nil {
 			field := "spec.disks[" + d.ID + "].size_gib"

@@ -180,10 +180,10 @@ func (s *Service) AttachNIC(ctx context.Context, t cloud.Tenant, id cloud.VMID, 
 	}
 	return s.awaitVM(ctx, t, response, nicWait, func(_, vm *cloud.VM) (bool, error) {
 		i := vm.FindNIC(n.ID)
-		if i < 0 || vm.Spec.Network[i].Change == cloud.NICDetaching {
+		if i < 0 || vm.Spec.Network[i].Change == cloud.DeviceDetaching {
 			return false, nicError(vm, n.ID, "attach", "it was detached meanwhile")
 		}
-		return vm.Spec.Network[i].Change == cloud.NICUnchanged, nil
+		return vm.Spec.Network[i].Change == cloud.DeviceUnchanged, nil
 	})
 }
 
@@ -210,7 +210,7 @@ func (s *Service) DetachNIC(ctx context.Context, t cloud.Tenant, id cloud.VMID, 
 		switch {
 		case i < 0 || vm.Spec.Network[i].PortID != port: // removed, and perhaps another NIC was attached with its ID
 			return true, nil
-		case vm.Spec.Network[i].Change != cloud.NICDetaching:
+		case vm.Spec.Network[i].Change != cloud.DeviceDetaching:
 			return false, nicError(vm, nic, "detach", "another call changed it meanwhile")
 		}
 		return false, nil

@@ -42,13 +42,13 @@ func TestAttachNICToRunningVM(t *testing.T) {
 		}
 	}
 	out, err := w.whenRequested(vm, func() {
-		require.Equal(t, cloud.NICAttaching, w.report(vm.ID, cloud.ObservedRunning).Spec.Network[0].Change)
+		require.Equal(t, cloud.DeviceAttaching, w.report(vm.ID, cloud.ObservedRunning).Spec.Network[0].Change)
 		require.Len(t, w.assignedNICs(vm), 1)
 		w.report(vm.ID, cloud.ObservedRunning, nicReport(cloud.NICObservation{ID: "a", Attached: true}))
 	}, attach("", "a"))
 	require.NoError(t, err)
 	require.False(t, out.TimedOut)
-	require.Equal(t, cloud.NICUnchanged, out.VM.Spec.Network[0].Change)
+	require.Equal(t, cloud.DeviceUnchanged, out.VM.Spec.Network[0].Change)
 	require.Equal(t, 1, w.records()["net-port"])
 
 	vm = w.get(vm.ID)
@@ -123,7 +123,7 @@ func TestNICChangesEndWithTheProcess(t *testing.T) {
 	vm := w.report(id, cloud.ObservedBuilt)
 	require.Equal(t, cloud.Stopped, vm.State)
 	require.Len(t, vm.Spec.Network, 1)
-	require.Equal(t, []any{"b", cloud.NICUnchanged}, []any{vm.Spec.Network[0].ID, vm.Spec.Network[0].Change})
+	require.Equal(t, []any{"b", cloud.DeviceUnchanged}, []any{vm.Spec.Network[0].ID, vm.Spec.Network[0].Change})
 	require.Equal(t, 1, w.records()["net-port"])
 }
 
@@ -139,11 +139,11 @@ func TestNICWaitTimesOut(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, out.TimedOut)
 		require.Equal(t, nicWait, time.Since(began))
-		require.Equal(t, cloud.NICAttaching, w.get(vm.ID).Spec.Network[0].Change)
+		require.Equal(t, cloud.DeviceAttaching, w.get(vm.ID).Spec.Network[0].Change)
 		out, err = w.vms.DetachNIC(w.as(acme, ""), acme, vm.ID, "a", [32]byte{})
 		require.NoError(t, err)
 		require.True(t, out.TimedOut)
 		require.Equal(t, 2*nicWait, time.Since(began))
-		require.Equal(t, cloud.NICDetaching, w.get(vm.ID).Spec.Network[0].Change)
+		require.Equal(t, cloud.DeviceDetaching, w.get(vm.ID).Spec.Network[0].Change)
 	})
 }

@@ -214,7 +214,7 @@ func (b *diskBody) disk(at string) (d cloud.Disk, err error) {
 			return d, fault.Invalid(at+"source.image_id", "is required")
 		}
 	case "volume":
-		if d.Volume = b.Source.VolumeID; d.Volume == "" {
+		if d.Volume = cloud.VolumeID(b.Source.VolumeID); d.Volume == "" {
 			return d, fault.Invalid(at+"source.volume_id", "is required")
 		}
 	case "blank":

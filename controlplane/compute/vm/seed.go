@@ -97,7 +97,7 @@ func assignedSeed(v store.Reader, vm *cloud.VM) (*agentv1.AssignedSeed, error) {
 		if err != nil {
 			return nil, err
 		}
-		if nic == nil || n.Change == cloud.NICDetaching {
+		if nic == nil || n.Change == cloud.DeviceDetaching {
 			continue
 		}
 		nic.NicId = n.ID

@@ -499,6 +499,14 @@ type WatchResponse struct {
 	LeaseSeconds uint32 `protobuf:"varint,7,opt,name=lease_seconds,json=leaseSeconds,proto3" json:"lease_seconds,omitempty"`
 	// Console logs to send by SendConsole, or to stop sending.
 	ConsoleRequests []*ConsoleRequest `protobuf:"bytes,8,rep,name=console_requests,json=consoleRequests,proto3" json:"console_requests,omitempty"`
+	// Volumes in their new desired state, attached or not. In the snapshot all volumes that are bound to the host. A
+	// volume that is attached to a VM of the host is also in the disk of its AssignedVm. These two copies may arrive in
+	// different messages: the one with the higher AssignedVolume.generation is valid.
+	Volumes []*AssignedVolume `protobuf:"bytes,9,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	// Volumes that are no longer bound to the host, because it has reported that it deleted them. Never in the snapshot.
+	// A volume in a pool of the host that neither the snapshot nor a later message names is unknown to the control plane:
+	// the host keeps its bytes for an operator.
+	ReleasedVolumes []string `protobuf:"bytes,10,rep,name=released_volumes,json=releasedVolumes,proto3" json:"released_volumes,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -585,6 +593,20 @@ func (x *WatchResponse) GetLeaseSeconds() uint32 {
 func (x *WatchResponse) GetConsoleRequests() []*ConsoleRequest {
 	if x != nil {
 		return x.ConsoleRequests
+	}
+	return nil
+}
+
+func (x *WatchResponse) GetVolumes() []*AssignedVolume {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+func (x *WatchResponse) GetReleasedVolumes() []string {
+	if x != nil {
+		return x.ReleasedVolumes
 	}
 	return nil
 }
@@ -1085,8 +1107,11 @@ type AssignedDisk struct {
 	SizeBytes uint64       `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
 	Bus       v1.DiskBus   `protobuf:"varint,3,opt,name=bus,proto3,enum=vmcontroller.v1.DiskBus" json:"bus,omitempty"`
 	Cache     v1.DiskCache `protobuf:"varint,4,opt,name=cache,proto3,enum=vmcontroller.v1.DiskCache" json:"cache,omitempty"`
-	// Absent: a blank disk.
-	Image         *AssignedImage `protobuf:"bytes,5,opt,name=image,proto3" json:"image,omitempty"`
+	// Absent: a blank disk, or a volume.
+	Image *AssignedImage `protobuf:"bytes,5,opt,name=image,proto3" json:"image,omitempty"`
+	// Set if the disk is a volume. The VM does not own the volume: POWER_DESTROYED does not delete it. image and
+	// size_bytes are then not set; those of the volume apply.
+	Volume        *AssignedVolume `protobuf:"bytes,6,opt,name=volume,proto3" json:"volume,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1156,6 +1181,172 @@ func (x *AssignedDisk) GetImage() *AssignedImage {
 	return nil
 }
 
+func (x *AssignedDisk) GetVolume() *AssignedVolume {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
+// AssignedVolume is the desired state of one volume on the host that it is bound to.
+//
+// The attachment generation protects the volume's bytes. It grows by 1 each time when the volume is attached to a VM. A
+// host stores it, synced, before it opens the volume for that VM, and never opens a volume with a lower one, or with one
+// at which the volume was already assigned to it as detached. The control plane attaches a detached volume again only
+// when VolumeObservation.flushed_generation has reached the generation of the last attachment.
+type AssignedVolume struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	VolumeId string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	// Grows with each change of the desired state. Observations repeat it.
+	Generation uint64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	// Name of the host's storage pool that has the volume.
+	Pool string `protobuf:"bytes,3,opt,name=pool,proto3" json:"pool,omitempty"`
+	// The volume was deleted: delete its bytes, and report it as not present. Only volume_id, generation and pool are set
+	// besides.
+	Deleted bool `protobuf:"varint,4,opt,name=deleted,proto3" json:"deleted,omitempty"`
+	// Size as the guest sees it. A volume that is smaller is to be enlarged, also while a guest uses it. A volume is never
+	// made smaller.
+	SizeBytes uint64          `protobuf:"varint,5,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	Format    v1.VolumeFormat `protobuf:"varint,6,opt,name=format,proto3,enum=vmcontroller.v1.VolumeFormat" json:"format,omitempty"`
+	// The content with which the volume is made. Absent: zeros.
+	Image *AssignedImage `protobuf:"bytes,7,opt,name=image,proto3" json:"image,omitempty"`
+	// The host has reported the volume as present before. If it is absent now, the host must not make it again, and
+	// reports an error. False: the host makes the volume if it is absent, at the latest when it is attached.
+	MustExist bool `protobuf:"varint,8,opt,name=must_exist,json=mustExist,proto3" json:"must_exist,omitempty"`
+	// Generation of the last attachment. 0: the volume was never attached.
+	AttachmentGeneration uint64 `protobuf:"varint,9,opt,name=attachment_generation,json=attachmentGeneration,proto3" json:"attachment_generation,omitempty"`
+	// The VM that the volume is attached to, and the ID of its disk there. Empty: the volume is detached. The host then
+	// closes and flushes it, and reports attachment_generation as flushed.
+	VmId   string `protobuf:"bytes,10,opt,name=vm_id,json=vmId,proto3" json:"vm_id,omitempty"`
+	DiskId string `protobuf:"bytes,11,opt,name=disk_id,json=diskId,proto3" json:"disk_id,omitempty"`
+	// Limits on the guest's I/O operations and bytes in each second, of reads and writes together. 0: no limit.
+	MaxIops           uint64 `protobuf:"varint,12,opt,name=max_iops,json=maxIops,proto3" json:"max_iops,omitempty"`
+	MaxBytesPerSecond uint64 `protobuf:"varint,13,opt,name=max_bytes_per_second,json=maxBytesPerSecond,proto3" json:"max_bytes_per_second,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *AssignedVolume) Reset() {
+	*x = AssignedVolume{}
+	mi := &file_agent_v1_agent_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AssignedVolume) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AssignedVolume) ProtoMessage() {}
+
+func (x *AssignedVolume) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AssignedVolume.ProtoReflect.Descriptor instead.
+func (*AssignedVolume) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *AssignedVolume) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
+}
+
+func (x *AssignedVolume) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *AssignedVolume) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *AssignedVolume) GetDeleted() bool {
+	if x != nil {
+		return x.Deleted
+	}
+	return false
+}
+
+func (x *AssignedVolume) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *AssignedVolume) GetFormat() v1.VolumeFormat {
+	if x != nil {
+		return x.Format
+	}
+	return v1.VolumeFormat(0)
+}
+
+func (x *AssignedVolume) GetImage() *AssignedImage {
+	if x != nil {
+		return x.Image
+	}
+	return nil
+}
+
+func (x *AssignedVolume) GetMustExist() bool {
+	if x != nil {
+		return x.MustExist
+	}
+	return false
+}
+
+func (x *AssignedVolume) GetAttachmentGeneration() uint64 {
+	if x != nil {
+		return x.AttachmentGeneration
+	}
+	return 0
+}
+
+func (x *AssignedVolume) GetVmId() string {
+	if x != nil {
+		return x.VmId
+	}
+	return ""
+}
+
+func (x *AssignedVolume) GetDiskId() string {
+	if x != nil {
+		return x.DiskId
+	}
+	return ""
+}
+
+func (x *AssignedVolume) GetMaxIops() uint64 {
+	if x != nil {
+		return x.MaxIops
+	}
+	return 0
+}
+
+func (x *AssignedVolume) GetMaxBytesPerSecond() uint64 {
+	if x != nil {
+		return x.MaxBytesPerSecond
+	}
+	return 0
+}
+
 type AssignedImage struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	ImageId string                 `protobuf:"bytes,1,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
@@ -1170,7 +1361,7 @@ type AssignedImage struct {
 
 func (x *AssignedImage) Reset() {
 	*x = AssignedImage{}
-	mi := &file_agent_v1_agent_proto_msgTypes[10]
+	mi := &file_agent_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1182,7 +1373,7 @@ func (x *AssignedImage) String() string {
 func (*AssignedImage) ProtoMessage() {}
 
 func (x *AssignedImage) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[10]
+	mi := &file_agent_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1195,7 +1386,7 @@ func (x *AssignedImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignedImage.ProtoReflect.Descriptor instead.
 func (*AssignedImage) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *AssignedImage) GetImageId() string {
@@ -1243,7 +1434,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[11]
+	mi := &file_agent_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1255,7 +1446,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[11]
+	mi := &file_agent_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1268,7 +1459,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ConsoleRequest) GetRequestId() string {
@@ -1311,14 +1502,16 @@ type ReportRequest struct {
 	// In the first message of each stream, and when something changes.
 	Facts *NodeFacts `protobuf:"bytes,1,opt,name=facts,proto3" json:"facts,omitempty"`
 	// At most 1,000.
-	Vms           []*VmObservation `protobuf:"bytes,2,rep,name=vms,proto3" json:"vms,omitempty"`
+	Vms []*VmObservation `protobuf:"bytes,2,rep,name=vms,proto3" json:"vms,omitempty"`
+	// At most 1,000. They count like observations of VMs in the limits of Report.
+	Volumes       []*VolumeObservation `protobuf:"bytes,3,rep,name=volumes,proto3" json:"volumes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[12]
+	mi := &file_agent_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1330,7 +1523,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[12]
+	mi := &file_agent_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1343,7 +1536,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ReportRequest) GetFacts() *NodeFacts {
@@ -1360,6 +1553,13 @@ func (x *ReportRequest) GetVms() []*VmObservation {
 	return nil
 }
 
+func (x *ReportRequest) GetVolumes() []*VolumeObservation {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
 type ReportResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1368,7 +1568,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[13]
+	mi := &file_agent_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1380,7 +1580,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[13]
+	mi := &file_agent_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1393,7 +1593,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 // NodeFacts describes the host beyond its heartbeat.
@@ -1406,15 +1606,19 @@ type NodeFacts struct {
 	// At most 128 bytes.
 	QemuVersion string `protobuf:"bytes,3,opt,name=qemu_version,json=qemuVersion,proto3" json:"qemu_version,omitempty"`
 	// Names that CpuSpec.cpu_model may have on this host. At most 512, of 128 bytes each and 16 KiB together.
-	CpuModels     []string        `protobuf:"bytes,4,rep,name=cpu_models,json=cpuModels,proto3" json:"cpu_models,omitempty"`
-	Architecture  v1.Architecture `protobuf:"varint,5,opt,name=architecture,proto3,enum=vmcontroller.v1.Architecture" json:"architecture,omitempty"`
+	CpuModels    []string        `protobuf:"bytes,4,rep,name=cpu_models,json=cpuModels,proto3" json:"cpu_models,omitempty"`
+	Architecture v1.Architecture `protobuf:"varint,5,opt,name=architecture,proto3,enum=vmcontroller.v1.Architecture" json:"architecture,omitempty"`
+	// The storage pools that the host serves, at most 64. The host serves each storage class of the driver MANAGED that
+	// names one of these pools. A pool that cannot be used at the moment (for example because it is not mounted) is not in
+	// the list; its volumes are reported with an error.
+	StoragePools  []*StoragePool `protobuf:"bytes,6,rep,name=storage_pools,json=storagePools,proto3" json:"storage_pools,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeFacts) Reset() {
 	*x = NodeFacts{}
-	mi := &file_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_agent_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1426,7 +1630,7 @@ func (x *NodeFacts) String() string {
 func (*NodeFacts) ProtoMessage() {}
 
 func (x *NodeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_agent_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1439,7 +1643,7 @@ func (x *NodeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFacts.ProtoReflect.Descriptor instead.
 func (*NodeFacts) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *NodeFacts) GetBootId() string {
@@ -1477,6 +1681,68 @@ func (x *NodeFacts) GetArchitecture() v1.Architecture {
 	return v1.Architecture(0)
 }
 
+func (x *NodeFacts) GetStoragePools() []*StoragePool {
+	if x != nil {
+		return x.StoragePools
+	}
+	return nil
+}
+
+// StoragePool is a directory for volumes in the configuration of a host.
+type StoragePool struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1 to 63 characters of a-z, 0-9 and -, beginning with a letter. Unique in the list.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// How much space volumes may take together, with the host's overcommitment of storage: at most 2^32 GiB.
+	AllocatableGib uint64 `protobuf:"varint,2,opt,name=allocatable_gib,json=allocatableGib,proto3" json:"allocatable_gib,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *StoragePool) Reset() {
+	*x = StoragePool{}
+	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StoragePool) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StoragePool) ProtoMessage() {}
+
+func (x *StoragePool) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StoragePool.ProtoReflect.Descriptor instead.
+func (*StoragePool) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *StoragePool) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *StoragePool) GetAllocatableGib() uint64 {
+	if x != nil {
+		return x.AllocatableGib
+	}
+	return 0
+}
+
 // VmObservation is what the host has of one VM.
 type VmObservation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1500,14 +1766,18 @@ type VmObservation struct {
 	StartsDone  uint64 `protobuf:"varint,12,opt,name=starts_done,json=startsDone,proto3" json:"starts_done,omitempty"`
 	// Of a VM with a process: the network interfaces that the guest has, and those of the assignment that it could not
 	// get. Empty without a process.
-	Nics          []*NicObservation `protobuf:"bytes,13,rep,name=nics,proto3" json:"nics,omitempty"`
+	Nics []*NicObservation `protobuf:"bytes,13,rep,name=nics,proto3" json:"nics,omitempty"`
+	// Of a VM with a process: the disks that are volumes and that the guest has, and those of the assignment that it could
+	// not get. Empty without a process. A host reports a VM as having no process only when the VM's volumes are closed and
+	// flushed.
+	Disks         []*DiskObservation `protobuf:"bytes,14,rep,name=disks,proto3" json:"disks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *VmObservation) Reset() {
 	*x = VmObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_agent_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1519,7 +1789,7 @@ func (x *VmObservation) String() string {
 func (*VmObservation) ProtoMessage() {}
 
 func (x *VmObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_agent_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1532,7 +1802,7 @@ func (x *VmObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VmObservation.ProtoReflect.Descriptor instead.
 func (*VmObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *VmObservation) GetVmId() string {
@@ -1626,6 +1896,172 @@ func (x *VmObservation) GetNics() []*NicObservation {
 	return nil
 }
 
+func (x *VmObservation) GetDisks() []*DiskObservation {
+	if x != nil {
+		return x.Disks
+	}
+	return nil
+}
+
+// DiskObservation is one disk of a running guest that is a volume. While a guest runs, the control plane attaches a disk
+// by adding it to AssignedVm.disks, and detaches it by leaving it out. The volume of a detached disk stays attached to
+// the VM until the host has reported the disk as not attached, or not at all.
+type DiskObservation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// AssignedDisk.id.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// The guest has the device, or the volume is open. A disk that is being detached stays attached until the guest has
+	// released the device (QEMU's event DEVICE_DELETED) and the volume is closed and flushed.
+	Attached bool `protobuf:"varint,2,opt,name=attached,proto3" json:"attached,omitempty"`
+	// As NicObservation.error.
+	Error         string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiskObservation) Reset() {
+	*x = DiskObservation{}
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiskObservation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiskObservation) ProtoMessage() {}
+
+func (x *DiskObservation) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiskObservation.ProtoReflect.Descriptor instead.
+func (*DiskObservation) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *DiskObservation) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *DiskObservation) GetAttached() bool {
+	if x != nil {
+		return x.Attached
+	}
+	return false
+}
+
+func (x *DiskObservation) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+// VolumeObservation is what the host has of one volume that is bound to it.
+type VolumeObservation struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	VolumeId string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	// The generation of the assignment that the agent had when it looked: AssignedVolume.generation.
+	Generation uint64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	// The volume's bytes are in the pool, and complete.
+	Present bool `protobuf:"varint,3,opt,name=present,proto3" json:"present,omitempty"`
+	// Size as the guest sees it. 0 if the volume is not present.
+	SizeBytes uint64 `protobuf:"varint,4,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	// The greatest attachment generation at which everything that a guest wrote is flushed, and at which the host does not
+	// have the volume open. The host reports the attachment generation of a volume that it never opened at once. The
+	// control plane ignores a number above the volume's attachment generation.
+	FlushedGeneration uint64 `protobuf:"varint,5,opt,name=flushed_generation,json=flushedGeneration,proto3" json:"flushed_generation,omitempty"`
+	// Why the volume cannot be made, enlarged, opened or deleted. The first 1024 bytes are kept. Empty: no error.
+	Error         string `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeObservation) Reset() {
+	*x = VolumeObservation{}
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeObservation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeObservation) ProtoMessage() {}
+
+func (x *VolumeObservation) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeObservation.ProtoReflect.Descriptor instead.
+func (*VolumeObservation) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *VolumeObservation) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
+}
+
+func (x *VolumeObservation) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *VolumeObservation) GetPresent() bool {
+	if x != nil {
+		return x.Present
+	}
+	return false
+}
+
+func (x *VolumeObservation) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *VolumeObservation) GetFlushedGeneration() uint64 {
+	if x != nil {
+		return x.FlushedGeneration
+	}
+	return 0
+}
+
+func (x *VolumeObservation) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 // NicObservation is one network interface of a running guest. While a guest runs, the control plane attaches a NIC by
 // adding it to AssignedVm.nics, and detaches it by leaving it out. The port of a detached NIC stays bound to the host
 // until the host has reported the NIC as not attached, or not at all.
@@ -1646,7 +2082,7 @@ type NicObservation struct {
 
 func (x *NicObservation) Reset() {
 	*x = NicObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1658,7 +2094,7 @@ func (x *NicObservation) String() string {
 func (*NicObservation) ProtoMessage() {}
 
 func (x *NicObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1671,7 +2107,7 @@ func (x *NicObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NicObservation.ProtoReflect.Descriptor instead.
 func (*NicObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *NicObservation) GetId() string {
@@ -1707,7 +2143,7 @@ type ReadImageRequest struct {
 
 func (x *ReadImageRequest) Reset() {
 	*x = ReadImageRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1719,7 +2155,7 @@ func (x *ReadImageRequest) String() string {
 func (*ReadImageRequest) ProtoMessage() {}
 
 func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1732,7 +2168,7 @@ func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageRequest.ProtoReflect.Descriptor instead.
 func (*ReadImageRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ReadImageRequest) GetSha256() string {
@@ -1759,7 +2195,7 @@ type ReadImageResponse struct {
 
 func (x *ReadImageResponse) Reset() {
 	*x = ReadImageResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1771,7 +2207,7 @@ func (x *ReadImageResponse) String() string {
 func (*ReadImageResponse) ProtoMessage() {}
 
 func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1784,7 +2220,7 @@ func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageResponse.ProtoReflect.Descriptor instead.
 func (*ReadImageResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ReadImageResponse) GetData() []byte {
@@ -1809,7 +2245,7 @@ type SendConsoleRequest struct {
 
 func (x *SendConsoleRequest) Reset() {
 	*x = SendConsoleRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1821,7 +2257,7 @@ func (x *SendConsoleRequest) String() string {
 func (*SendConsoleRequest) ProtoMessage() {}
 
 func (x *SendConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1834,7 +2270,7 @@ func (x *SendConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendConsoleRequest.ProtoReflect.Descriptor instead.
 func (*SendConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SendConsoleRequest) GetRequestId() string {
@@ -1866,7 +2302,7 @@ type SendConsoleResponse struct {
 
 func (x *SendConsoleResponse) Reset() {
 	*x = SendConsoleResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1878,7 +2314,7 @@ func (x *SendConsoleResponse) String() string {
 func (*SendConsoleResponse) ProtoMessage() {}
 
 func (x *SendConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1891,7 +2327,7 @@ func (x *SendConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendConsoleResponse.ProtoReflect.Descriptor instead.
 func (*SendConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 // SyncNetworksRequest describes the host in the first message, and acknowledges a revision in each later one.
@@ -1915,7 +2351,7 @@ type SyncNetworksRequest struct {
 
 func (x *SyncNetworksRequest) Reset() {
 	*x = SyncNetworksRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1927,7 +2363,7 @@ func (x *SyncNetworksRequest) String() string {
 func (*SyncNetworksRequest) ProtoMessage() {}
 
 func (x *SyncNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1940,7 +2376,7 @@ func (x *SyncNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncNetworksRequest.ProtoReflect.Descriptor instead.
 func (*SyncNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SyncNetworksRequest) GetProtocol() uint32 {
@@ -1994,7 +2430,7 @@ type BackendHealth struct {
 
 func (x *BackendHealth) Reset() {
 	*x = BackendHealth{}
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2006,7 +2442,7 @@ func (x *BackendHealth) String() string {
 func (*BackendHealth) ProtoMessage() {}
 
 func (x *BackendHealth) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2019,7 +2455,7 @@ func (x *BackendHealth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendHealth.ProtoReflect.Descriptor instead.
 func (*BackendHealth) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *BackendHealth) GetVpcId() string {
@@ -2081,7 +2517,7 @@ type HostNetwork struct {
 
 func (x *HostNetwork) Reset() {
 	*x = HostNetwork{}
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2093,7 +2529,7 @@ func (x *HostNetwork) String() string {
 func (*HostNetwork) ProtoMessage() {}
 
 func (x *HostNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2106,7 +2542,7 @@ func (x *HostNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostNetwork.ProtoReflect.Descriptor instead.
 func (*HostNetwork) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *HostNetwork) GetVtep() string {
@@ -2163,7 +2599,7 @@ type VpcFailure struct {
 
 func (x *VpcFailure) Reset() {
 	*x = VpcFailure{}
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2175,7 +2611,7 @@ func (x *VpcFailure) String() string {
 func (*VpcFailure) ProtoMessage() {}
 
 func (x *VpcFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2188,7 +2624,7 @@ func (x *VpcFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcFailure.ProtoReflect.Descriptor instead.
 func (*VpcFailure) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *VpcFailure) GetVpcId() string {
@@ -2250,7 +2686,7 @@ type SyncNetworksResponse struct {
 
 func (x *SyncNetworksResponse) Reset() {
 	*x = SyncNetworksResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2262,7 +2698,7 @@ func (x *SyncNetworksResponse) String() string {
 func (*SyncNetworksResponse) ProtoMessage() {}
 
 func (x *SyncNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2275,7 +2711,7 @@ func (x *SyncNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncNetworksResponse.ProtoReflect.Descriptor instead.
 func (*SyncNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SyncNetworksResponse) GetTerm() uint64 {
@@ -2404,7 +2840,7 @@ type HostEncryption struct {
 
 func (x *HostEncryption) Reset() {
 	*x = HostEncryption{}
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2416,7 +2852,7 @@ func (x *HostEncryption) String() string {
 func (*HostEncryption) ProtoMessage() {}
 
 func (x *HostEncryption) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2429,7 +2865,7 @@ func (x *HostEncryption) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostEncryption.ProtoReflect.Descriptor instead.
 func (*HostEncryption) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *HostEncryption) GetPeers() []*EncryptedPeer {
@@ -2462,7 +2898,7 @@ type EncryptedPeer struct {
 
 func (x *EncryptedPeer) Reset() {
 	*x = EncryptedPeer{}
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2474,7 +2910,7 @@ func (x *EncryptedPeer) String() string {
 func (*EncryptedPeer) ProtoMessage() {}
 
 func (x *EncryptedPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2487,7 +2923,7 @@ func (x *EncryptedPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EncryptedPeer.ProtoReflect.Descriptor instead.
 func (*EncryptedPeer) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *EncryptedPeer) GetVtep() string {
@@ -2524,7 +2960,7 @@ type EspState struct {
 
 func (x *EspState) Reset() {
 	*x = EspState{}
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2536,7 +2972,7 @@ func (x *EspState) String() string {
 func (*EspState) ProtoMessage() {}
 
 func (x *EspState) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2549,7 +2985,7 @@ func (x *EspState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EspState.ProtoReflect.Descriptor instead.
 func (*EspState) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *EspState) GetSpi() uint32 {
@@ -2588,7 +3024,7 @@ type HostNatGateway struct {
 
 func (x *HostNatGateway) Reset() {
 	*x = HostNatGateway{}
-	mi := &file_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_agent_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2600,7 +3036,7 @@ func (x *HostNatGateway) String() string {
 func (*HostNatGateway) ProtoMessage() {}
 
 func (x *HostNatGateway) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_agent_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2613,7 +3049,7 @@ func (x *HostNatGateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostNatGateway.ProtoReflect.Descriptor instead.
 func (*HostNatGateway) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *HostNatGateway) GetNatGateway() *v11.NatGateway {
@@ -2663,7 +3099,7 @@ type ProtectedAddresses struct {
 
 func (x *ProtectedAddresses) Reset() {
 	*x = ProtectedAddresses{}
-	mi := &file_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_agent_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2675,7 +3111,7 @@ func (x *ProtectedAddresses) String() string {
 func (*ProtectedAddresses) ProtoMessage() {}
 
 func (x *ProtectedAddresses) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_agent_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2688,7 +3124,7 @@ func (x *ProtectedAddresses) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProtectedAddresses.ProtoReflect.Descriptor instead.
 func (*ProtectedAddresses) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ProtectedAddresses) GetAddresses() []string {
@@ -2709,7 +3145,7 @@ type HostVpc struct {
 
 func (x *HostVpc) Reset() {
 	*x = HostVpc{}
-	mi := &file_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_agent_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2721,7 +3157,7 @@ func (x *HostVpc) String() string {
 func (*HostVpc) ProtoMessage() {}
 
 func (x *HostVpc) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_agent_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2734,7 +3170,7 @@ func (x *HostVpc) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostVpc.ProtoReflect.Descriptor instead.
 func (*HostVpc) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *HostVpc) GetVpc() *v11.Vpc {
@@ -2762,7 +3198,7 @@ type HostSubnet struct {
 
 func (x *HostSubnet) Reset() {
 	*x = HostSubnet{}
-	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_agent_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2774,7 +3210,7 @@ func (x *HostSubnet) String() string {
 func (*HostSubnet) ProtoMessage() {}
 
 func (x *HostSubnet) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_agent_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2787,7 +3223,7 @@ func (x *HostSubnet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostSubnet.ProtoReflect.Descriptor instead.
 func (*HostSubnet) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *HostSubnet) GetSubnet() *v11.Subnet {
@@ -2820,7 +3256,7 @@ type HostPort struct {
 
 func (x *HostPort) Reset() {
 	*x = HostPort{}
-	mi := &file_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_agent_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2832,7 +3268,7 @@ func (x *HostPort) String() string {
 func (*HostPort) ProtoMessage() {}
 
 func (x *HostPort) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_agent_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2845,7 +3281,7 @@ func (x *HostPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostPort.ProtoReflect.Descriptor instead.
 func (*HostPort) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *HostPort) GetPort() *v11.Port {
@@ -2880,7 +3316,7 @@ var File_agent_v1_agent_proto protoreflect.FileDescriptor
 
 const file_agent_v1_agent_proto_rawDesc = "" +
 	"\n" +
-	"\x14agent/v1/agent.proto\x12\bagent.v1\x1a\x18network/v1/network.proto\x1a\x1bvmcontroller/v1/image.proto\x1a\x18vmcontroller/v1/vm.proto\"e\n" +
+	"\x14agent/v1/agent.proto\x12\bagent.v1\x1a\x18network/v1/network.proto\x1a\x1bvmcontroller/v1/image.proto\x1a\x18vmcontroller/v1/vm.proto\x1a\x1cvmcontroller/v1/volume.proto\"e\n" +
 	"\vJoinRequest\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\tR\x05token\x12\x10\n" +
@@ -2898,7 +3334,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x1f\n" +
 	"\vpresent_vms\x18\x02 \x03(\tR\n" +
 	"presentVms\x12#\n" +
-	"\ragent_version\x18\x03 \x01(\tR\fagentVersion\"\xa8\x02\n" +
+	"\ragent_version\x18\x03 \x01(\tR\fagentVersion\"\x87\x03\n" +
 	"\rWatchResponse\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\x12\x1a\n" +
@@ -2907,7 +3343,10 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\freleased_vms\x18\x05 \x03(\tR\vreleasedVms\x12\x16\n" +
 	"\x06images\x18\x06 \x03(\tR\x06images\x12#\n" +
 	"\rlease_seconds\x18\a \x01(\rR\fleaseSeconds\x12C\n" +
-	"\x10console_requests\x18\b \x03(\v2\x18.agent.v1.ConsoleRequestR\x0fconsoleRequests\"\xf1\x05\n" +
+	"\x10console_requests\x18\b \x03(\v2\x18.agent.v1.ConsoleRequestR\x0fconsoleRequests\x122\n" +
+	"\avolumes\x18\t \x03(\v2\x18.agent.v1.AssignedVolumeR\avolumes\x12)\n" +
+	"\x10released_volumes\x18\n" +
+	" \x03(\tR\x0freleasedVolumes\"\xf1\x05\n" +
 	"\n" +
 	"AssignedVm\x12\x13\n" +
 	"\x05vm_id\x18\x01 \x01(\tR\x04vmId\x12\x12\n" +
@@ -2958,14 +3397,34 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\vmac_address\x18\x04 \x01(\tR\n" +
 	"macAddress\x12/\n" +
 	"\x05model\x18\x05 \x01(\x0e2\x19.vmcontroller.v1.NicModelR\x05model\x12\x10\n" +
-	"\x03mtu\x18\x06 \x01(\rR\x03mtu\"\xca\x01\n" +
+	"\x03mtu\x18\x06 \x01(\rR\x03mtu\"\xfc\x01\n" +
 	"\fAssignedDisk\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
 	"\n" +
 	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\x12*\n" +
 	"\x03bus\x18\x03 \x01(\x0e2\x18.vmcontroller.v1.DiskBusR\x03bus\x120\n" +
 	"\x05cache\x18\x04 \x01(\x0e2\x1a.vmcontroller.v1.DiskCacheR\x05cache\x12-\n" +
-	"\x05image\x18\x05 \x01(\v2\x17.agent.v1.AssignedImageR\x05image\"\x97\x01\n" +
+	"\x05image\x18\x05 \x01(\v2\x17.agent.v1.AssignedImageR\x05image\x120\n" +
+	"\x06volume\x18\x06 \x01(\v2\x18.agent.v1.AssignedVolumeR\x06volume\"\xce\x03\n" +
+	"\x0eAssignedVolume\x12\x1b\n" +
+	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\x04R\n" +
+	"generation\x12\x12\n" +
+	"\x04pool\x18\x03 \x01(\tR\x04pool\x12\x18\n" +
+	"\adeleted\x18\x04 \x01(\bR\adeleted\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x05 \x01(\x04R\tsizeBytes\x125\n" +
+	"\x06format\x18\x06 \x01(\x0e2\x1d.vmcontroller.v1.VolumeFormatR\x06format\x12-\n" +
+	"\x05image\x18\a \x01(\v2\x17.agent.v1.AssignedImageR\x05image\x12\x1d\n" +
+	"\n" +
+	"must_exist\x18\b \x01(\bR\tmustExist\x123\n" +
+	"\x15attachment_generation\x18\t \x01(\x04R\x14attachmentGeneration\x12\x13\n" +
+	"\x05vm_id\x18\n" +
+	" \x01(\tR\x04vmId\x12\x17\n" +
+	"\adisk_id\x18\v \x01(\tR\x06diskId\x12\x19\n" +
+	"\bmax_iops\x18\f \x01(\x04R\amaxIops\x12/\n" +
+	"\x14max_bytes_per_second\x18\r \x01(\x04R\x11maxBytesPerSecond\"\x97\x01\n" +
 	"\rAssignedImage\x12\x19\n" +
 	"\bimage_id\x18\x01 \x01(\tR\aimageId\x12\x16\n" +
 	"\x06sha256\x18\x02 \x01(\tR\x06sha256\x12\x1d\n" +
@@ -2979,18 +3438,23 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x06follow\x18\x03 \x01(\bR\x06follow\x12\x1d\n" +
 	"\n" +
 	"tail_bytes\x18\x04 \x01(\x04R\ttailBytes\x12\x16\n" +
-	"\x06cancel\x18\x05 \x01(\bR\x06cancel\"e\n" +
+	"\x06cancel\x18\x05 \x01(\bR\x06cancel\"\x9c\x01\n" +
 	"\rReportRequest\x12)\n" +
 	"\x05facts\x18\x01 \x01(\v2\x13.agent.v1.NodeFactsR\x05facts\x12)\n" +
-	"\x03vms\x18\x02 \x03(\v2\x17.agent.v1.VmObservationR\x03vms\"\x10\n" +
-	"\x0eReportResponse\"\xce\x01\n" +
+	"\x03vms\x18\x02 \x03(\v2\x17.agent.v1.VmObservationR\x03vms\x125\n" +
+	"\avolumes\x18\x03 \x03(\v2\x1b.agent.v1.VolumeObservationR\avolumes\"\x10\n" +
+	"\x0eReportResponse\"\x8a\x02\n" +
 	"\tNodeFacts\x12\x17\n" +
 	"\aboot_id\x18\x01 \x01(\tR\x06bootId\x12#\n" +
 	"\ragent_version\x18\x02 \x01(\tR\fagentVersion\x12!\n" +
 	"\fqemu_version\x18\x03 \x01(\tR\vqemuVersion\x12\x1d\n" +
 	"\n" +
 	"cpu_models\x18\x04 \x03(\tR\tcpuModels\x12A\n" +
-	"\farchitecture\x18\x05 \x01(\x0e2\x1d.vmcontroller.v1.ArchitectureR\farchitecture\"\xd4\x03\n" +
+	"\farchitecture\x18\x05 \x01(\x0e2\x1d.vmcontroller.v1.ArchitectureR\farchitecture\x12:\n" +
+	"\rstorage_pools\x18\x06 \x03(\v2\x15.agent.v1.StoragePoolR\fstoragePools\"J\n" +
+	"\vStoragePool\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12'\n" +
+	"\x0fallocatable_gib\x18\x02 \x01(\x04R\x0eallocatableGib\"\x85\x04\n" +
 	"\rVmObservation\x12\x13\n" +
 	"\x05vm_id\x18\x01 \x01(\tR\x04vmId\x12\x1e\n" +
 	"\n" +
@@ -3011,7 +3475,22 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"resetsDone\x12\x1f\n" +
 	"\vstarts_done\x18\f \x01(\x04R\n" +
 	"startsDone\x12,\n" +
-	"\x04nics\x18\r \x03(\v2\x18.agent.v1.NicObservationR\x04nics\"R\n" +
+	"\x04nics\x18\r \x03(\v2\x18.agent.v1.NicObservationR\x04nics\x12/\n" +
+	"\x05disks\x18\x0e \x03(\v2\x19.agent.v1.DiskObservationR\x05disks\"S\n" +
+	"\x0fDiskObservation\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
+	"\battached\x18\x02 \x01(\bR\battached\x12\x14\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\"\xce\x01\n" +
+	"\x11VolumeObservation\x12\x1b\n" +
+	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\x04R\n" +
+	"generation\x12\x18\n" +
+	"\apresent\x18\x03 \x01(\bR\apresent\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x04 \x01(\x04R\tsizeBytes\x12-\n" +
+	"\x12flushed_generation\x18\x05 \x01(\x04R\x11flushedGeneration\x12\x14\n" +
+	"\x05error\x18\x06 \x01(\tR\x05error\"R\n" +
 	"\x0eNicObservation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\battached\x18\x02 \x01(\bR\battached\x12\x14\n" +
@@ -3147,7 +3626,7 @@ func file_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
+var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_agent_v1_agent_proto_goTypes = []any{
 	(Power)(0),                   // 0: agent.v1.Power
 	(Observed)(0),                // 1: agent.v1.Observed
@@ -3162,109 +3641,121 @@ var file_agent_v1_agent_proto_goTypes = []any{
 	(*AssignedSeedNic)(nil),      // 10: agent.v1.AssignedSeedNic
 	(*AssignedNic)(nil),          // 11: agent.v1.AssignedNic
 	(*AssignedDisk)(nil),         // 12: agent.v1.AssignedDisk
-	(*AssignedImage)(nil),        // 13: agent.v1.AssignedImage
-	(*ConsoleRequest)(nil),       // 14: agent.v1.ConsoleRequest
-	(*ReportRequest)(nil),        // 15: agent.v1.ReportRequest
-	(*ReportResponse)(nil),       // 16: agent.v1.ReportResponse
-	(*NodeFacts)(nil),            // 17: agent.v1.NodeFacts
-	(*VmObservation)(nil),        // 18: agent.v1.VmObservation
-	(*NicObservation)(nil),       // 19: agent.v1.NicObservation
-	(*ReadImageRequest)(nil),     // 20: agent.v1.ReadImageRequest
-	(*ReadImageResponse)(nil),    // 21: agent.v1.ReadImageResponse
-	(*SendConsoleRequest)(nil),   // 22: agent.v1.SendConsoleRequest
-	(*SendConsoleResponse)(nil),  // 23: agent.v1.SendConsoleResponse
-	(*SyncNetworksRequest)(nil),  // 24: agent.v1.SyncNetworksRequest
-	(*BackendHealth)(nil),        // 25: agent.v1.BackendHealth
-	(*HostNetwork)(nil),          // 26: agent.v1.HostNetwork
-	(*VpcFailure)(nil),           // 27: agent.v1.VpcFailure
-	(*SyncNetworksResponse)(nil), // 28: agent.v1.SyncNetworksResponse
-	(*HostEncryption)(nil),       // 29: agent.v1.HostEncryption
-	(*EncryptedPeer)(nil),        // 30: agent.v1.EncryptedPeer
-	(*EspState)(nil),             // 31: agent.v1.EspState
-	(*HostNatGateway)(nil),       // 32: agent.v1.HostNatGateway
-	(*ProtectedAddresses)(nil),   // 33: agent.v1.ProtectedAddresses
-	(*HostVpc)(nil),              // 34: agent.v1.HostVpc
-	(*HostSubnet)(nil),           // 35: agent.v1.HostSubnet
-	(*HostPort)(nil),             // 36: agent.v1.HostPort
-	(v1.NicModel)(0),             // 37: vmcontroller.v1.NicModel
-	(v1.DiskBus)(0),              // 38: vmcontroller.v1.DiskBus
-	(v1.DiskCache)(0),            // 39: vmcontroller.v1.DiskCache
-	(v1.ImageFormat)(0),          // 40: vmcontroller.v1.ImageFormat
-	(v1.Architecture)(0),         // 41: vmcontroller.v1.Architecture
-	(*v1.ResourceUsage)(nil),     // 42: vmcontroller.v1.ResourceUsage
-	(*v11.SecurityGroup)(nil),    // 43: network.v1.SecurityGroup
-	(*v11.RouteTable)(nil),       // 44: network.v1.RouteTable
-	(*v11.NatGateway)(nil),       // 45: network.v1.NatGateway
-	(*v11.FloatingIp)(nil),       // 46: network.v1.FloatingIp
-	(*v11.ServiceIp)(nil),        // 47: network.v1.ServiceIp
-	(*v11.Peering)(nil),          // 48: network.v1.Peering
-	(*v11.Vpc)(nil),              // 49: network.v1.Vpc
-	(*v11.Subnet)(nil),           // 50: network.v1.Subnet
-	(*v11.Port)(nil),             // 51: network.v1.Port
+	(*AssignedVolume)(nil),       // 13: agent.v1.AssignedVolume
+	(*AssignedImage)(nil),        // 14: agent.v1.AssignedImage
+	(*ConsoleRequest)(nil),       // 15: agent.v1.ConsoleRequest
+	(*ReportRequest)(nil),        // 16: agent.v1.ReportRequest
+	(*ReportResponse)(nil),       // 17: agent.v1.ReportResponse
+	(*NodeFacts)(nil),            // 18: agent.v1.NodeFacts
+	(*StoragePool)(nil),          // 19: agent.v1.StoragePool
+	(*VmObservation)(nil),        // 20: agent.v1.VmObservation
+	(*DiskObservation)(nil),      // 21: agent.v1.DiskObservation
+	(*VolumeObservation)(nil),    // 22: agent.v1.VolumeObservation
+	(*NicObservation)(nil),       // 23: agent.v1.NicObservation
+	(*ReadImageRequest)(nil),     // 24: agent.v1.ReadImageRequest
+	(*ReadImageResponse)(nil),    // 25: agent.v1.ReadImageResponse
+	(*SendConsoleRequest)(nil),   // 26: agent.v1.SendConsoleRequest
+	(*SendConsoleResponse)(nil),  // 27: agent.v1.SendConsoleResponse
+	(*SyncNetworksRequest)(nil),  // 28: agent.v1.SyncNetworksRequest
+	(*BackendHealth)(nil),        // 29: agent.v1.BackendHealth
+	(*HostNetwork)(nil),          // 30: agent.v1.HostNetwork
+	(*VpcFailure)(nil),           // 31: agent.v1.VpcFailure
+	(*SyncNetworksResponse)(nil), // 32: agent.v1.SyncNetworksResponse
+	(*HostEncryption)(nil),       // 33: agent.v1.HostEncryption
+	(*EncryptedPeer)(nil),        // 34: agent.v1.EncryptedPeer
+	(*EspState)(nil),             // 35: agent.v1.EspState
+	(*HostNatGateway)(nil),       // 36: agent.v1.HostNatGateway
+	(*ProtectedAddresses)(nil),   // 37: agent.v1.ProtectedAddresses
+	(*HostVpc)(nil),              // 38: agent.v1.HostVpc
+	(*HostSubnet)(nil),           // 39: agent.v1.HostSubnet
+	(*HostPort)(nil),             // 40: agent.v1.HostPort
+	(v1.NicModel)(0),             // 41: vmcontroller.v1.NicModel
+	(v1.DiskBus)(0),              // 42: vmcontroller.v1.DiskBus
+	(v1.DiskCache)(0),            // 43: vmcontroller.v1.DiskCache
+	(v1.VolumeFormat)(0),         // 44: vmcontroller.v1.VolumeFormat
+	(v1.ImageFormat)(0),          // 45: vmcontroller.v1.ImageFormat
+	(v1.Architecture)(0),         // 46: vmcontroller.v1.Architecture
+	(*v1.ResourceUsage)(nil),     // 47: vmcontroller.v1.ResourceUsage
+	(*v11.SecurityGroup)(nil),    // 48: network.v1.SecurityGroup
+	(*v11.RouteTable)(nil),       // 49: network.v1.RouteTable
+	(*v11.NatGateway)(nil),       // 50: network.v1.NatGateway
+	(*v11.FloatingIp)(nil),       // 51: network.v1.FloatingIp
+	(*v11.ServiceIp)(nil),        // 52: network.v1.ServiceIp
+	(*v11.Peering)(nil),          // 53: network.v1.Peering
+	(*v11.Vpc)(nil),              // 54: network.v1.Vpc
+	(*v11.Subnet)(nil),           // 55: network.v1.Subnet
+	(*v11.Port)(nil),             // 56: network.v1.Port
 }
 var file_agent_v1_agent_proto_depIdxs = []int32{
 	8,  // 0: agent.v1.WatchResponse.vms:type_name -> agent.v1.AssignedVm
-	14, // 1: agent.v1.WatchResponse.console_requests:type_name -> agent.v1.ConsoleRequest
-	0,  // 2: agent.v1.AssignedVm.power:type_name -> agent.v1.Power
-	12, // 3: agent.v1.AssignedVm.disks:type_name -> agent.v1.AssignedDisk
-	13, // 4: agent.v1.AssignedVm.kernel:type_name -> agent.v1.AssignedImage
-	13, // 5: agent.v1.AssignedVm.initrd:type_name -> agent.v1.AssignedImage
-	11, // 6: agent.v1.AssignedVm.nics:type_name -> agent.v1.AssignedNic
-	9,  // 7: agent.v1.AssignedVm.seed:type_name -> agent.v1.AssignedSeed
-	10, // 8: agent.v1.AssignedSeed.nics:type_name -> agent.v1.AssignedSeedNic
-	37, // 9: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
-	38, // 10: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
-	39, // 11: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
-	13, // 12: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
-	40, // 13: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
-	17, // 14: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
-	18, // 15: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
-	41, // 16: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
-	1,  // 17: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
-	2,  // 18: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
-	42, // 19: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
-	19, // 20: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
-	26, // 21: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
-	27, // 22: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
-	25, // 23: agent.v1.SyncNetworksRequest.backend_health:type_name -> agent.v1.BackendHealth
-	34, // 24: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
-	35, // 25: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
-	36, // 26: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
-	43, // 27: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
-	44, // 28: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
-	45, // 29: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
-	46, // 30: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
-	47, // 31: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
-	33, // 32: agent.v1.SyncNetworksResponse.protected:type_name -> agent.v1.ProtectedAddresses
-	48, // 33: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
-	32, // 34: agent.v1.SyncNetworksResponse.host_nat_gateways:type_name -> agent.v1.HostNatGateway
-	29, // 35: agent.v1.SyncNetworksResponse.encryption:type_name -> agent.v1.HostEncryption
-	30, // 36: agent.v1.HostEncryption.peers:type_name -> agent.v1.EncryptedPeer
-	31, // 37: agent.v1.EncryptedPeer.send:type_name -> agent.v1.EspState
-	31, // 38: agent.v1.EncryptedPeer.receive:type_name -> agent.v1.EspState
-	45, // 39: agent.v1.HostNatGateway.nat_gateway:type_name -> network.v1.NatGateway
-	49, // 40: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
-	50, // 41: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
-	51, // 42: agent.v1.HostPort.port:type_name -> network.v1.Port
-	3,  // 43: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
-	4,  // 44: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
-	6,  // 45: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
-	15, // 46: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
-	20, // 47: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
-	22, // 48: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
-	24, // 49: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
-	5,  // 50: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
-	5,  // 51: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
-	7,  // 52: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
-	16, // 53: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
-	21, // 54: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
-	23, // 55: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
-	28, // 56: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
-	50, // [50:57] is the sub-list for method output_type
-	43, // [43:50] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	15, // 1: agent.v1.WatchResponse.console_requests:type_name -> agent.v1.ConsoleRequest
+	13, // 2: agent.v1.WatchResponse.volumes:type_name -> agent.v1.AssignedVolume
+	0,  // 3: agent.v1.AssignedVm.power:type_name -> agent.v1.Power
+	12, // 4: agent.v1.AssignedVm.disks:type_name -> agent.v1.AssignedDisk
+	14, // 5: agent.v1.AssignedVm.kernel:type_name -> agent.v1.AssignedImage
+	14, // 6: agent.v1.AssignedVm.initrd:type_name -> agent.v1.AssignedImage
+	11, // 7: agent.v1.AssignedVm.nics:type_name -> agent.v1.AssignedNic
+	9,  // 8: agent.v1.AssignedVm.seed:type_name -> agent.v1.AssignedSeed
+	10, // 9: agent.v1.AssignedSeed.nics:type_name -> agent.v1.AssignedSeedNic
+	41, // 10: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
+	42, // 11: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
+	43, // 12: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
+	14, // 13: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
+	13, // 14: agent.v1.AssignedDisk.volume:type_name -> agent.v1.AssignedVolume
+	44, // 15: agent.v1.AssignedVolume.format:type_name -> vmcontroller.v1.VolumeFormat
+	14, // 16: agent.v1.AssignedVolume.image:type_name -> agent.v1.AssignedImage
+	45, // 17: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
+	18, // 18: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
+	20, // 19: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
+	22, // 20: agent.v1.ReportRequest.volumes:type_name -> agent.v1.VolumeObservation
+	46, // 21: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
+	19, // 22: agent.v1.NodeFacts.storage_pools:type_name -> agent.v1.StoragePool
+	1,  // 23: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
+	2,  // 24: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
+	47, // 25: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
+	23, // 26: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
+	21, // 27: agent.v1.VmObservation.disks:type_name -> agent.v1.DiskObservation
+	30, // 28: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
+	31, // 29: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
+	29, // 30: agent.v1.SyncNetworksRequest.backend_health:type_name -> agent.v1.BackendHealth
+	38, // 31: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
+	39, // 32: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
+	40, // 33: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
+	48, // 34: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
+	49, // 35: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
+	50, // 36: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
+	51, // 37: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
+	52, // 38: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
+	37, // 39: agent.v1.SyncNetworksResponse.protected:type_name -> agent.v1.ProtectedAddresses
+	53, // 40: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
+	36, // 41: agent.v1.SyncNetworksResponse.host_nat_gateways:type_name -> agent.v1.HostNatGateway
+	33, // 42: agent.v1.SyncNetworksResponse.encryption:type_name -> agent.v1.HostEncryption
+	34, // 43: agent.v1.HostEncryption.peers:type_name -> agent.v1.EncryptedPeer
+	35, // 44: agent.v1.EncryptedPeer.send:type_name -> agent.v1.EspState
+	35, // 45: agent.v1.EncryptedPeer.receive:type_name -> agent.v1.EspState
+	50, // 46: agent.v1.HostNatGateway.nat_gateway:type_name -> network.v1.NatGateway
+	54, // 47: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
+	55, // 48: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
+	56, // 49: agent.v1.HostPort.port:type_name -> network.v1.Port
+	3,  // 50: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
+	4,  // 51: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
+	6,  // 52: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
+	16, // 53: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
+	24, // 54: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
+	26, // 55: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
+	28, // 56: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
+	5,  // 57: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
+	5,  // 58: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
+	7,  // 59: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
+	17, // 60: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
+	25, // 61: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
+	27, // 62: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
+	32, // 63: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
+	57, // [57:64] is the sub-list for method output_type
+	50, // [50:57] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_agent_v1_agent_proto_init() }
@@ -3278,7 +3769,7 @@ func file_agent_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_v1_agent_proto_rawDesc), len(file_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   34,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

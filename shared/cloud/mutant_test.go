@@ -1,0 +1,20 @@
+//go:build mutant
+
+package cloud
+
+import (
+	"testing"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
+)
+
+// TestMutants enables each mutant (a deliberate bug) of the rules for volumes, and checks that a test notices it.
+func TestMutants(t *testing.T) {
+	mutanttest.Notices(t, mutant.AttachTwice, TestVolumeHasOneHolder, "a second VM got the volume")
+	mutanttest.Notices(t, mutant.AttachUnflushed, TestVolumeHasOneHolder, "a volume was attached before it was flushed")
+	mutanttest.Notices(t, mutant.AttachElsewhere, TestVolumeHasOneHolder, "a volume was attached on another host than its own")
+	mutanttest.Notices(t, mutant.KeepAttachmentGeneration, TestVolumeHasOneHolder, "the attachment generation must grow by 1")
+	mutanttest.Notices(t, mutant.FlushUngranted, TestVolumeReports, "a generation that was not granted cannot be flushed")
+	mutanttest.Notices(t, mutant.ReleaseAttachedDisk, TestDiskOfRunningVM, "the guest still has the disk")
+}

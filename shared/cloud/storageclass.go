@@ -1,0 +1,59 @@
+package cloud
+
+import (
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// LocalClass is the name of the storage class that exists from the bootstrap of a cluster. It is also the name of the
+// class's storage pool.
+const LocalClass = "local"
+
+// StorageClass is the record of a storage class. A volume names the class that it is made in. Except for Default, a
+// class does not change after it was created.
+type StorageClass struct {
+	Name   string
+	Driver VolumeDriver
+	// Default is true for the class of volumes that are created without a class. At most one class has it.
+	Default bool
+	// Pool is the name of the storage pool of the hosts that has the volumes, for the driver MANAGED.
+	Pool      string
+	Limits    Limits
+	CreatedAt Time
+	UpdatedAt Time
+}
+
+// Check returns an InvalidArgument fault if a field that a caller may set is invalid, and FailedPrecondition for a
+// driver that this version does not support.
+func (c *StorageClass) Check() error {
+	if err := CheckName("name", c.Name); err != nil {
+		return err
+	}
+	switch c.Driver {
+	case DriverManaged:
+	case DriverRBD:
+		f := fault.New(fault.FailedPrecondition, "driver: RBD is not supported yet, only MANAGED")
+		f.Field = "driver"
+		return f
+	default:
+		return fault.Invalid("driver", "must be MANAGED")
+	}
+	if err := CheckName("pool", c.Pool); err != nil {
+		return err
+	}
+	for _, l := range []struct {
+		field string
+		value uint64
+	}{{"max_iops", c.Limits.IOPS}, {"max_bytes_per_second", c.Limits.BytesPerSecond}} {
+		if l.value > MaxLimit {
+			return fault.Invalid(l.field, "must be at most %d, got %d", uint64(MaxLimit), l.value)
+		}
+	}
+	return nil
+}
+
+// StoragePool is a directory for volumes that a host serves.
+type StoragePool struct {
+	Name string
+	// AllocatableGiB is how much space volumes may take together.
+	AllocatableGiB uint64
+}

@@ -1,0 +1,258 @@
+package cloud
+
+import (
+	"strconv"
+
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+type (
+	VolumeID     string
+	VolumeFormat uint8
+	VolumeStatus uint8
+)
+
+const (
+	DriverUnspecified VolumeDriver = iota
+	DriverManaged
+	DriverRBD
+)
+
+const (
+	VolumeFormatUnspecified VolumeFormat = iota
+	VolumeRaw
+	VolumeQCOW2
+)
+
+const (
+	VolumeUnspecified VolumeStatus = iota
+	VolumePending
+	VolumeAvailable
+	VolumeInUse
+	VolumeError
+)
+
+func (s VolumeStatus) String() string {
+	return [...]string{"UNSPECIFIED", "PENDING", "AVAILABLE", "IN_USE", "ERROR"}[min(s, VolumeError)]
+}
+
+// Variant returns the name of the driver in REST and in messages.
+func (d VolumeDriver) Variant() string {
+	return [...]string{"unspecified", "managed", "rbd"}[min(d, DriverRBD)]
+}
+
+// Keys of the metadata of a volume.
+const (
+	// VolumeReason has the last error of the volume's host. Only the control plane sets it.
+	VolumeReason = "trivet/error"
+	// MaxIOPS and MaxBytesPerSecond lower the limits that the volume's storage class sets.
+	MaxIOPS           = "trivet/max-iops"
+	MaxBytesPerSecond = "trivet/max-bytes-per-second"
+)
+
+// Limits are limits on the I/O of a guest on a volume, per second, of reads and writes together. 0 is no limit.
+type Limits struct {
+	IOPS           uint64
+	BytesPerSecond uint64
+}
+
+// Volume is the record of a block volume. A volume exists independently of VMs, and is attached to at most one VM at a
+// time.
+//
+// AttachmentGeneration grows by 1 with each attachment. FlushedGeneration is the last attachment whose data the host has
+// flushed after it closed the volume. A detached volume can be attached again when the two are equal. A host opens no
+// volume with a lower attachment generation than it has stored.
+type Volume struct {
+	ID      VolumeID
+	Name    string
+	Org     OrgID
+	Project ProjectID
+	SizeGiB uint64
+	Driver  VolumeDriver
+	Class   string
+	Format  VolumeFormat
+	// Pool is the storage pool of the class, for the driver MANAGED.
+	Pool string
+	// ClassLimits are the limits of the class when the volume was created. Limits returns those that apply.
+	ClassLimits Limits
+	// Image is the content with which the host makes the volume, or nil for a blank one.
+	Image     *ImageRef `cbor:",omitempty"`
+	CreatedAt Time
+	UpdatedAt Time
+	CreatedBy string
+	Metadata  map[string]string
+	Labels    map[string]string
+
+	// Node is the host that has the volume. It is set when the volume is first attached, and stays.
+	Node NodeID
+	// VM is the VM that has the volume attached, and Disk is the ID of the disk in the VM. Both are empty if the volume
+	// is detached.
+	VM   VMID
+	Disk string
+	// Generation grows by 1 with each change of what the host should do with the volume.
+	Generation           uint64
+	AttachmentGeneration uint64
+	FlushedGeneration    uint64
+	// Present is true when the host has reported that it has made the volume.
+	Present bool
+	// LastError is the error in the last report of the host.
+	LastError string
+}
+
+// VolumeObservation is a host's report about one volume. The fields are those of agent.v1.
+type VolumeObservation struct {
+	Volume            VolumeID
+	Generation        uint64
+	Present           bool
+	SizeBytes         uint64
+	FlushedGeneration uint64
+	Error             string
+}
+
+// Tenant returns the org and project that own the volume.
+func (v *Volume) Tenant() Tenant { return Tenant{v.Org, v.Project} }
+
+// SizeBytes returns the size of the volume in bytes.
+func (v *Volume) SizeBytes() uint64 { return v.SizeGiB << 30 }
+
+// Flushed reports whether the host has closed the volume and flushed everything that the last VM wrote.
+func (v *Volume) Flushed() bool { return v.FlushedGeneration == v.AttachmentGeneration }
+
+// Status returns the status that the API shows. A volume that was detached is IN_USE until it is flushed.
+func (v *Volume) Status() VolumeStatus {
+	switch {
+	case v.VM != "" || !v.Flushed():
+		return VolumeInUse
+	case v.LastError != "":
+		return VolumeError
+	}
+	return VolumeAvailable
+}
+
+// Limits returns the limits that apply: those of the class, or lower ones in the metadata.
+func (v *Volume) Limits() Limits {
+	return Limits{
+		lower(v.ClassLimits.IOPS, v.Metadata[MaxIOPS]), lower(v.ClassLimits.BytesPerSecond, v.Metadata[MaxBytesPerSecond]),
+	}
+}
+
+// lower returns the number in text if it is lower than limit, and limit otherwise. 0 and "" are no limit.
+func lower(limit uint64, text string) uint64 {
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil || n == 0 || limit != 0 && limit < n {
+		return limit
+	}
+	return n
+}
+
+// CheckVolume returns an InvalidArgument fault if a field of the volume that a caller may set is invalid.
+func CheckVolume(v *Volume) error {
+	if err := CheckName("name", v.Name); err != nil {
+		return err
+	}
+	if err := CheckVolumeSize(v.SizeGiB); err != nil {
+		return err
+	}
+	if v.Driver > DriverRBD {
+		return fault.Invalid("driver", "unknown value %d", v.Driver)
+	}
+	if v.Class != "" {
+		if err := CheckName("storage_class", v.Class); err != nil {
+			return err
+		}
+	}
+	return CheckVolumePairs(v.Metadata, v.Labels)
+}
+
+// CheckVolumePairs returns an InvalidArgument fault if these cannot be the metadata and the labels of a volume.
+func CheckVolumePairs(metadata, labels map[string]string) error {
+	if err := CheckPairs("metadata", metadata); err != nil {
+		return err
+	}
+	if _, ok := metadata[VolumeReason]; ok {
+		return fault.Invalid("metadata", "%s is set by the control plane only", VolumeReason)
+	}
+	for _, key := range []string{MaxIOPS, MaxBytesPerSecond} {
+		if text, ok := metadata[key]; ok && text != "" {
+			if n, err := strconv.ParseUint(text, 10, 64); err != nil || n == 0 || n > MaxLimit {
+				return fault.Invalid("metadata", "%s must be a number from 1 to %d", key, uint64(MaxLimit))
+			}
+		}
+	}
+	return CheckPairs("labels", labels)
+}
+
+// MaxLimit is the greatest limit of I/O operations or bytes per second. It is the greatest that QEMU accepts.
+const MaxLimit = 1_000_000_000_000_000
+
+// CheckVolumeSize returns an InvalidArgument fault if a volume cannot have this size.
+func CheckVolumeSize(gib uint64) error {
+	if gib < 1 || gib > MaxDiskGiB {
+		return fault.Invalid("size_gib", "must be 1 to %d, got %d", MaxDiskGiB, gib)
+	}
+	return nil
+}
+
+// Attach attaches the volume to a VM on the host node, as the disk with the given ID, and increments the attachment
+// generation. It returns FailedPrecondition and changes nothing if a VM has the volume, if its last attachment is not
+// flushed, or if another host has it.
+func (v *Volume) Attach(vm VMID, disk string, node NodeID) error {
+	if v.VM != "" && !mutant.On(mutant.AttachTwice) {
+		f := fault.New(fault.FailedPrecondition, "volume %s is attached to VM %s", v.Name, v.VM)
+		return f.WithReason("VOLUME_IN_USE").With("vm", string(v.VM))
+	}
+	if !v.Flushed() && !mutant.On(mutant.AttachUnflushed) {
+		return fault.New(fault.FailedPrecondition, "host %s has not flushed volume %s since it was detached: try again later", v.Node, v.Name).
+			WithReason("VOLUME_NOT_FLUSHED")
+	}
+	if v.Node != "" && v.Node != node && !mutant.On(mutant.AttachElsewhere) {
+		return fault.New(fault.FailedPrecondition, "volume %s is on host %s, and the VM is on host %s", v.Name, v.Node, node).
+			WithReason("VOLUME_ELSEWHERE")
+	}
+	v.VM, v.Disk, v.Node = vm, disk, node
+	if !mutant.On(mutant.KeepAttachmentGeneration) {
+		v.AttachmentGeneration++
+	}
+	v.Generation++
+	return nil
+}
+
+// Detach records that no VM has the volume. The caller must know that the VM cannot use the volume any more: its host
+// has reported that it has no process, or that the guest has released the disk. The volume can be attached again when
+// the host has reported it as flushed.
+func (v *Volume) Detach() {
+	v.VM, v.Disk = "", ""
+	v.Generation++
+}
+
+// Resize sets a greater size. It returns false if the volume has this size already, and InvalidArgument if it is
+// greater.
+func (v *Volume) Resize(gib uint64) (changed bool, err error) {
+	switch {
+	case gib < v.SizeGiB:
+		return false, fault.Invalid("size_gib", "volume %s has %d GiB, and volumes cannot be made smaller", v.Name, v.SizeGiB)
+	case gib == v.SizeGiB:
+		return false, nil
+	}
+	v.SizeGiB = gib
+	v.Generation++
+	return true, nil
+}
+
+// Observe updates the volume from a report of its host, and returns whether the record changed. A report about an older
+// generation is ignored, except for what only grows: that the volume is present, and the flushed generation. The caller
+// must check that the volume is bound to the host.
+func (v *Volume) Observe(o VolumeObservation) bool {
+	before := *v
+	v.Present = v.Present || o.Present
+	flushed := o.FlushedGeneration
+	if !mutant.On(mutant.FlushUngranted) {
+		flushed = min(flushed, v.AttachmentGeneration)
+	}
+	v.FlushedGeneration = max(v.FlushedGeneration, flushed)
+	if o.Generation >= v.Generation {
+		v.LastError = o.Error
+	}
+	return v.Present != before.Present || v.FlushedGeneration != before.FlushedGeneration || v.LastError != before.LastError
+}

@@ -1,0 +1,122 @@
+package cloud
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// TestVolumeHasOneHolder attaches and detaches a volume, and tries every attachment that must be refused.
+func TestVolumeHasOneHolder(t *testing.T) {
+	v := Volume{Name: "data", SizeGiB: 1}
+	require.Equal(t, VolumeAvailable, v.Status())
+	require.NoError(t, v.Attach("a", "disk", "h1"))
+	require.Equal(t, []any{uint64(1), uint64(0), uint64(1)}, []any{v.AttachmentGeneration, v.FlushedGeneration, v.Generation}, "the attachment generation must grow by 1")
+	require.Equal(t, VolumeInUse, v.Status())
+
+	// The VM is stopped, and the host has flushed the volume. The VM still has it.
+	require.True(t, v.Observe(VolumeObservation{Generation: v.Generation, Present: true, FlushedGeneration: 1}))
+	err := v.Attach("b", "disk", "h1")
+	f, ok := fault.From(err)
+	require.True(t, ok, "a second VM got the volume")
+	require.Equal(t, "VOLUME_IN_USE", f.Reason)
+	require.ErrorContains(t, err, "attached to VM a")
+
+	v.Detach()
+	require.Equal(t, VolumeAvailable, v.Status())
+	_, ok = fault.From(v.Attach("b", "disk", "h2"))
+	require.True(t, ok, "a volume was attached on another host than its own")
+	require.NoError(t, v.Attach("b", "disk", "h1"))
+	require.EqualValues(t, 2, v.AttachmentGeneration, "the attachment generation must grow by 1")
+
+	v.Detach()
+	require.Equal(t, VolumeInUse, v.Status(), "the host has not flushed the volume")
+	f, ok = fault.From(v.Attach("c", "disk", "h1"))
+	require.True(t, ok, "a volume was attached before it was flushed")
+	require.Equal(t, "VOLUME_NOT_FLUSHED", f.Reason)
+}
+
+// TestVolumeReports checks what the reports of a host change in the record of a volume.
+func TestVolumeReports(t *testing.T) {
+	v := Volume{Name: "data", SizeGiB: 1}
+	require.NoError(t, v.Attach("a", "disk", "h1"))
+	require.True(t, v.Observe(VolumeObservation{Generation: 1, Error: "no space"}))
+	require.False(t, v.Observe(VolumeObservation{Generation: 1, Error: "no space"}), "an equal report changes nothing")
+	require.Equal(t, "no space", v.LastError)
+	require.False(t, v.Observe(VolumeObservation{Generation: 0}), "a report about an older generation must not remove the error")
+
+	v.Observe(VolumeObservation{Generation: 1, FlushedGeneration: 9, Present: true})
+	require.EqualValues(t, 1, v.FlushedGeneration, "a generation that was not granted cannot be flushed")
+	v.Observe(VolumeObservation{Generation: 1})
+	require.True(t, v.Present, "a volume that was made stays marked as made")
+	require.EqualValues(t, 1, v.FlushedGeneration, "the flushed generation must not decrease")
+
+	v.Detach()
+	v.Observe(VolumeObservation{Generation: v.Generation, Error: "lost"})
+	require.Equal(t, VolumeError, v.Status())
+}
+
+// TestVolumeResize checks that a volume only grows, and that a repeated request changes nothing.
+func TestVolumeResize(t *testing.T) {
+	v := Volume{Name: "data", SizeGiB: 2}
+	_, err := v.Resize(1)
+	require.True(t, fault.Is(err, fault.InvalidArgument))
+	changed, err := v.Resize(2)
+	require.NoError(t, err)
+	require.False(t, changed)
+	changed, err = v.Resize(3)
+	require.NoError(t, err)
+	require.True(t, changed)
+	require.Equal(t, []uint64{3, 1, 3 << 30}, []uint64{v.SizeGiB, v.Generation, v.SizeBytes()})
+}
+
+// TestVolumeLimits checks that metadata can lower the limits of the class, and cannot raise them.
+func TestVolumeLimits(t *testing.T) {
+	for _, c := range []struct {
+		class uint64
+		text  string
+		want  uint64
+	}{{0, "", 0}, {0, "100", 100}, {200, "100", 100}, {100, "200", 100}, {100, "", 100}} {
+		v := Volume{ClassLimits: Limits{c.class, c.class}, Metadata: map[string]string{MaxIOPS: c.text, MaxBytesPerSecond: c.text}}
+		require.Equal(t, Limits{c.want, c.want}, v.Limits(), "%+v", c)
+	}
+	for _, bad := range []string{"0", "-1", "x", "1.5", "1000000000000001"} {
+		require.Error(t, CheckVolumePairs(map[string]string{MaxIOPS: bad}, nil), bad)
+	}
+	require.NoError(t, CheckVolumePairs(map[string]string{MaxIOPS: "1000000000000000"}, nil))
+	require.Error(t, CheckVolumePairs(map[string]string{VolumeReason: "x"}, nil))
+}
+
+// TestCheckVolumeAndClass checks the fields that callers set.
+func TestCheckVolumeAndClass(t *testing.T) {
+	require.NoError(t, CheckVolume(&Volume{Name: "a", SizeGiB: MaxDiskGiB, Class: "fast"}))
+	for field, v := range map[string]Volume{
+		"name": {SizeGiB: 1}, "size_gib": {Name: "a"}, "driver": {Name: "a", SizeGiB: 1, Driver: 9}, "storage_class": {Name: "a", SizeGiB: 1, Class: "A/b"},
+	} {
+		f, _ := fault.From(CheckVolume(&v))
+		require.NotNil(t, f, field)
+		require.Equal(t, field, f.Field)
+	}
+	require.NoError(t, (&StorageClass{Name: "fast", Driver: DriverManaged, Pool: "nvme", Limits: Limits{IOPS: 1}}).Check())
+	for field, c := range map[string]StorageClass{
+		"name": {Driver: DriverManaged, Pool: "p"}, "driver": {Name: "a", Pool: "p", Driver: DriverRBD}, "pool": {Name: "a", Driver: DriverManaged, Pool: "../etc"},
+		"max_iops": {Name: "a", Driver: DriverManaged, Pool: "p", Limits: Limits{IOPS: MaxLimit + 1}},
+	} {
+		f, _ := fault.From(c.Check())
+		require.NotNil(t, f, field)
+		require.Equal(t, field, f.Field)
+	}
+}
+
+// TestPools checks the room for volumes in the storage pools of a host.
+func TestPools(t *testing.T) {
+	n := Node{StoragePools: []StoragePool{{"local", 10}}}
+	require.Empty(t, n.PoolShortage("local", 10))
+	n.AllocatePool("local", 4)
+	require.Equal(t, "has 6 GiB free in the storage pool local, 7 needed", n.PoolShortage("local", 7))
+	require.Equal(t, "does not serve the storage pool nvme", n.PoolShortage("nvme", 1))
+	n.AllocatePool("local", -5)
+	require.Empty(t, n.PoolAllocated)
+}
