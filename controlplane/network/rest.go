@@ -1,18 +1,11 @@
 package network
 
 import (
-	"cmp"
 	"context"
 	"net/http"
-	"strings"
-
-	"github.com/gorilla/mux"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/metadata"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/edge/protorest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 )
 
@@ -87,120 +80,15 @@ func (s *Service) Routes(r *rest.Server) {
 	handle(r, http.MethodGet, "/api/v1/explain", "ExplainPath", api.ExplainPath)
 }
 
-// message is a request or response of the service: a pointer to the generated struct T.
-type message[T any] interface {
-	*T
-	proto.Message
-}
-
 // handle registers a route that is served by an RPC. The parts of the path in braces are fields of the RPC's request.
-func handle[I, O any, PI message[I], PO message[O]](
-	r *rest.Server, method, path string, name auth.Method, call func(context.Context, PI) (PO, error),
-) {
+func handle[I, O any, PI protorest.Message[I], PO protorest.Message[O]](r *rest.Server, method, path string, name auth.Method, call func(context.Context, PI) (PO, error)) {
 	handleBody(r, method, path, name, "", call)
 }
 
 // handleBody is like handle for a route whose body is one field of the RPC's request, in addition to org_id and
 // project_id.
-func handleBody[I, O any, PI message[I], PO message[O]](
-	r *rest.Server, method, path string, name auth.Method, field string, call func(context.Context, PI) (PO, error),
-) {
-	r.Handle(method, path, service+name, func(w *rest.Response, q *http.Request) (any, error) {
-		in := PI(new(I))
-		if err := readRequest(q, name, field, in); err != nil {
-			return nil, err
-		}
-		header := &headers{}
-		out, err := call(grpc.NewContextWithServerTransportStream(q.Context(), header), in)
-		if err != nil {
-			return nil, err
-		}
-		if len(header.md.Get("idempotency-replayed")) > 0 {
-			w.Header().Set("Idempotency-Replayed", "true")
-		}
-		switch {
-		case method == http.MethodDelete && out.ProtoReflect().Descriptor().Fields().Len() == 0:
-			return map[string]any{"id": cmp.Or(mux.Vars(q)["id"], mux.Vars(q)["name"]), "deleted": true}, nil
-		case method == http.MethodPost && name != "AcceptPeering":
-			w.Status = http.StatusCreated
-		}
-		return encodeMessage(out.ProtoReflect()), nil
-	})
-}
-
-// readRequest fills the request of an RPC from the path, and from the body or the query of an HTTP request. If field is
-// not empty, the body is that field of the request.
-func readRequest(q *http.Request, name auth.Method, field string, in proto.Message) error {
-	// Authenticate the caller before reading the body. The tenant may be in the body, so the RPC authorizes the caller.
-	if _, err := auth.Admit(q.Context(), service+name, "", ""); err != nil && !auth.Undecided(err) {
-		return err
-	}
-	m := in.ProtoReflect()
-	if q.Method == http.MethodPost || q.Method == http.MethodPatch {
-		var body map[string]any
-		if _, err := rest.Decode(q, &body); err != nil {
-			return err
-		}
-		if field != "" {
-			body = nest(body, field)
-		}
-		if err := decodeMessage(m, "", body); err != nil {
-			return err
-		}
-	} else {
-		for key, values := range q.URL.Query() {
-			if f := m.Descriptor().Fields().ByName(protoreflect.Name(key)); f != nil && len(values) > 0 {
-				if err := decodeQuery(m, f, values[0]); err != nil {
-					return err
-				}
-			}
-		}
-	}
-	for key, value := range mux.Vars(q) {
-		m.Set(m.Descriptor().Fields().ByName(protoreflect.Name(key)), protoreflect.ValueOfString(value))
-	}
-	return nil
-}
-
-// nest returns a body in which all fields but the tenant are those of the field with the given name.
-func nest(body map[string]any, field string) map[string]any {
-	out, inner := map[string]any{}, map[string]any{}
-	for key, value := range body {
-		if key == "org_id" || key == "project_id" {
-			out[key] = value
-		} else {
-			inner[key] = value
-		}
-	}
-	out[field] = inner
-	return out
-}
-
-// headers collects the response headers that an RPC sets. It implements grpc.ServerTransportStream.
-type headers struct{ md metadata.MD }
-
-func (h *headers) Method() string { return "" }
-
-func (h *headers) SetHeader(md metadata.MD) error {
-	h.md = metadata.Join(h.md, md)
-	return nil
-}
-
-func (h *headers) SendHeader(md metadata.MD) error { return h.SetHeader(md) }
-
-func (h *headers) SetTrailer(metadata.MD) error { return nil }
-
-// enumText returns the name of an enum value in JSON: the generated name in lower case without its prefix, such as
-// active for STATUS_ACTIVE.
-func enumText(e protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {
-	v := e.Values().ByNumber(n)
-	if v == nil {
-		return ""
-	}
-	return strings.ToLower(strings.TrimPrefix(string(v.Name()), enumPrefix(e)))
-}
-
-// enumPrefix returns the prefix of the names of an enum's values, which the name of its first value shows.
-func enumPrefix(e protoreflect.EnumDescriptor) string {
-	return strings.TrimSuffix(string(e.Values().Get(0).Name()), "UNSPECIFIED")
+func handleBody[I, O any, PI protorest.Message[I], PO protorest.Message[O]](r *rest.Server, method, path string, name auth.Method, field string, call func(context.Context, PI) (PO, error)) {
+	protorest.Handle(r, protorest.Route{
+		Method: method, Path: path, RPC: service + name, Body: field, Creates: method == http.MethodPost && name != "AcceptPeering",
+	}, call)
 }

@@ -17,6 +17,7 @@ import (
 
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
 
+	"github.com/trivet-cloud/trivet/controlplane/edge/protorest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -115,12 +116,12 @@ func TestJSONRoundTrip(t *testing.T) {
 	} {
 		in := m.ProtoReflect()
 		fill(in)
-		text, err := json.Marshal(encodeMessage(in))
+		text, err := json.Marshal(protorest.Encode(in))
 		require.NoError(t, err)
 		var body map[string]any
 		require.NoError(t, json.Unmarshal(text, &body))
 		out := in.New()
-		require.NoError(t, decodeMessage(out, "", body), "%s", text)
+		require.NoError(t, protorest.Decode(out, "", body), "%s", text)
 		require.Equal(t, fmt.Sprint(in.Interface()), fmt.Sprint(out.Interface()))
 	}
 }

@@ -1,4 +1,4 @@
-package network
+package protorest
 
 import (
 	"math"
@@ -11,13 +11,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// The JSON of the REST API has the fields of the RPCs' messages with these differences to protobuf's own JSON: names
-// are those of the .proto files, enums are in lower case without prefix, 64-bit integers are numbers, and a message
-// whose only field is a list or a map is that list or map.
-
-// encodeMessage returns a message as it is encoded in JSON. Fields that are not set have their default value, except
+// Encode returns a message as it is encoded in JSON. Fields that are not set have their default value, except
 // optional ones and the token of the next page, which are left out.
-func encodeMessage(m protoreflect.Message) map[string]any {
+func Encode(m protoreflect.Message) map[string]any {
 	out := map[string]any{}
 	fields := m.Descriptor().Fields()
 	for i := range fields.Len() {
@@ -56,7 +52,7 @@ func encodeValue(f protoreflect.FieldDescriptor, v protoreflect.Value) any {
 		if only := collectionField(f.Message()); only != nil {
 			return encodeField(only, v.Message().Get(only))
 		}
-		return encodeMessage(v.Message())
+		return Encode(v.Message())
 	}
 	return v.Interface()
 }
@@ -69,10 +65,10 @@ func collectionField(d protoreflect.MessageDescriptor) protoreflect.FieldDescrip
 	return nil
 }
 
-// decodeMessage sets the fields of a message from decoded JSON. at is the name of the message in its request with a
+// Decode sets the fields of a message from decoded JSON. at is the name of the message in its request with a
 // final dot, or empty. It returns InvalidArgument for a value of another type. Unknown fields are refused, because they
 // are most likely misspelled.
-func decodeMessage(m protoreflect.Message, at string, body map[string]any) error {
+func Decode(m protoreflect.Message, at string, body map[string]any) error {
 	for key, value := range body {
 		f := m.Descriptor().Fields().ByName(protoreflect.Name(key))
 		if f == nil {
@@ -159,7 +155,7 @@ func decodeValue(
 		if !ok {
 			return into, wrongType(at, "an object")
 		}
-		return into, decodeMessage(into.Message(), at+".", body)
+		return into, Decode(into.Message(), at+".", body)
 	}
 	n, ok := value.(float64)
 	if !ok || n != math.Trunc(n) {
@@ -224,4 +220,19 @@ func decodeQuery(m protoreflect.Message, f protoreflect.FieldDescriptor, text st
 
 func wrongType(at, want string) error {
 	return fault.Invalid(at, "must be %s", want).With("constraint", "type")
+}
+
+// enumText returns the name of an enum value in JSON: the generated name in lower case without its prefix, such as
+// active for STATUS_ACTIVE.
+func enumText(e protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {
+	v := e.Values().ByNumber(n)
+	if v == nil {
+		return ""
+	}
+	return strings.ToLower(strings.TrimPrefix(string(v.Name()), enumPrefix(e)))
+}
+
+// enumPrefix returns the prefix of the names of an enum's values, which the name of its first value shows.
+func enumPrefix(e protoreflect.EnumDescriptor) string {
+	return strings.TrimSuffix(string(e.Values().Get(0).Name()), "UNSPECIFIED")
 }

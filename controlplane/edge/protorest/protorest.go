@@ -1,0 +1,135 @@
+// Package protorest serves routes of a REST API by the RPCs of a gRPC service. The main function is Handle.
+//
+// A request is the RPC's request as JSON: the body of POST and PATCH, the query of GET and DELETE, and the variables of
+// the path. The response is the RPC's response. The JSON differs from protobuf's own: names are those of the .proto
+// files, enums are in lower case without prefix, 64-bit integers are numbers, and a message whose only field is a list
+// or a map is that list or map.
+//
+// Decision: the RPC authorizes the call, because the tenant may be in the body. Handle only authenticates the caller
+// before it reads the body. The package must not know records or services.
+package protorest
+
+import (
+	"context"
+	"net/http"
+	"strings"
+
+	"github.com/gorilla/mux"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+)
+
+// Message is a request or response of an RPC: a pointer to the generated struct T.
+type Message[T any] interface {
+	*T
+	proto.Message
+}
+
+// Route is one HTTP method and path that is served by an RPC.
+type Route struct {
+	// Method is the HTTP method. The parts of Path in braces are fields of the RPC's request.
+	Method, Path string
+	// RPC is the full name of the RPC whose rule authorizes the call.
+	RPC auth.Method
+	// Body is the name of the field of the request that the HTTP body is, in addition to org_id and project_id. Empty:
+	// the body is the request.
+	Body string
+	// Creates is true if a success has the status 201 in place of 200.
+	Creates bool
+}
+
+// Handle registers a route that is served by the function call, which implements route.RPC.
+func Handle[I, O any, PI Message[I], PO Message[O]](r *rest.Server, route Route, call func(context.Context, PI) (PO, error)) {
+	r.Handle(route.Method, route.Path, route.RPC, func(w *rest.Response, q *http.Request) (any, error) {
+		in := PI(new(I))
+		if err := route.read(q, in); err != nil {
+			return nil, err
+		}
+		header := &headers{}
+		out, err := call(grpc.NewContextWithServerTransportStream(q.Context(), header), in)
+		if err != nil {
+			return nil, err
+		}
+		if len(header.md.Get("idempotency-replayed")) > 0 {
+			w.Header().Set("Idempotency-Replayed", "true")
+		}
+		if route.Method == http.MethodDelete && out.ProtoReflect().Descriptor().Fields().Len() == 0 {
+			return map[string]any{"id": mux.Vars(q)[lastVariable(route.Path)], "deleted": true}, nil
+		}
+		if route.Creates {
+			w.Status = http.StatusCreated
+		}
+		return Encode(out.ProtoReflect()), nil
+	})
+}
+
+// lastVariable returns the name of the last variable of a path. In the path of a DELETE it identifies what is deleted.
+func lastVariable(path string) string {
+	return strings.TrimSuffix(path[strings.LastIndexByte(path, '{')+1:], "}")
+}
+
+// read fills the request of the RPC from the path, and from the body or the query of an HTTP request.
+func (route *Route) read(q *http.Request, in proto.Message) error {
+	// Authenticate the caller before reading the body. The tenant may be in the body, so the RPC authorizes the caller.
+	if _, err := auth.Admit(q.Context(), route.RPC, "", ""); err != nil && !auth.Undecided(err) {
+		return err
+	}
+	m := in.ProtoReflect()
+	if q.Method == http.MethodPost || q.Method == http.MethodPatch {
+		var body map[string]any
+		if _, err := rest.Decode(q, &body); err != nil {
+			return err
+		}
+		if route.Body != "" {
+			body = nest(body, route.Body)
+		}
+		if err := Decode(m, "", body); err != nil {
+			return err
+		}
+	} else {
+		for key, values := range q.URL.Query() {
+			if f := m.Descriptor().Fields().ByName(protoreflect.Name(key)); f != nil && len(values) > 0 {
+				if err := decodeQuery(m, f, values[0]); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	for key, value := range mux.Vars(q) {
+		m.Set(m.Descriptor().Fields().ByName(protoreflect.Name(key)), protoreflect.ValueOfString(value))
+	}
+	return nil
+}
+
+// nest returns a body in which all fields but the tenant are those of the field with the given name.
+func nest(body map[string]any, field string) map[string]any {
+	out, inner := map[string]any{}, map[string]any{}
+	for key, value := range body {
+		if key == "org_id" || key == "project_id" {
+			out[key] = value
+		} else {
+			inner[key] = value
+		}
+	}
+	out[field] = inner
+	return out
+}
+
+// headers collects the response headers that an RPC sets. It implements grpc.ServerTransportStream.
+type headers struct{ md metadata.MD }
+
+func (h *headers) Method() string { return "" }
+
+func (h *headers) SetHeader(md metadata.MD) error {
+	h.md = metadata.Join(h.md, md)
+	return nil
+}
+
+func (h *headers) SendHeader(md metadata.MD) error { return h.SetHeader(md) }
+
+func (h *headers) SetTrailer(metadata.MD) error { return nil }
