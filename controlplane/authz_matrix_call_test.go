@@ -260,7 +260,7 @@ const missingID = "6f1c6a52-0d0e-4f6b-9c39-3c1d3b6f2a11"
 
 // tenantResources lists the placeholders of resources of which other tenants must not learn whether they exist.
 var tenantResources = []string{
-	"vm", "image", "reservation", "account", "vpc", "subnet", "port", "group", "table", "nat", "floating", "service", "peering",
+	"vm", "image", "reservation", "account", "vpc", "subnet", "port", "group", "table", "nat", "floating", "service", "peering", "volume",
 }
 
 // fillPlaceholders replaces the placeholders in a path or body by IDs, new names or random UUIDs.

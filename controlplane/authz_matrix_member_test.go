@@ -206,6 +206,18 @@ func (h *testMember) createResources() {
 
 	h.createNetworks()
 
+	h.waitFor(func() bool {
+		v, err := vmv1.NewVolumeServiceClient(h.public).CreateVolume(h.adminContext(), &vmv1.CreateVolumeRequest{
+			Name: "data", OrgId: string(web.Org), ProjectId: string(web.Project), SizeGib: 1,
+		})
+		if status.Code(err) == codes.FailedPrecondition {
+			return false // the first storage class does not exist yet
+		}
+		require.NoError(h.t, err)
+		h.resources["volume"] = v.GetId()
+		return true
+	})
+
 	// Only the administrator may import from the default import directory.
 	picture := filepath.Join(h.config.DataDir, layout.ImportDir, "picture.raw")
 	require.NoError(h.t, os.WriteFile(picture, bytes.Repeat([]byte{7}, 4096), 0o600))

@@ -4,12 +4,14 @@ package main
 // this order.
 
 const (
-	vms       = "/vmcontroller.v1.VmService/"
-	images    = "/vmcontroller.v1.ImageService/"
-	imageData = "/storage.v1.ImageDataService/"
-	volumes   = "/vmcontroller.v1.VolumeService/"
-	nodes     = "/vmcontroller.v1.NodeService/"
-	operators = "/operator.v1.OperatorService/"
+	vms            = "/vmcontroller.v1.VmService/"
+	images         = "/vmcontroller.v1.ImageService/"
+	imageData      = "/storage.v1.ImageDataService/"
+	volumes        = "/vmcontroller.v1.VolumeService/"
+	nodes          = "/vmcontroller.v1.NodeService/"
+	storageClasses = "/storage.v1.StorageClassService/"
+	storageVolumes = "/storage.v1.VolumeService/"
+	operators      = "/operator.v1.OperatorService/"
 )
 
 // webRequest returns a request body that names project web, with the further fields in more.
@@ -32,8 +34,8 @@ var computeRows = []row{
 	{name: vms + "MigrateVm", body: webRequest(`,"vm_id":"$vm","destination_node_id":"$uuid"`), allowed: "UNIMPLEMENTED", otherTenant: "NOT_FOUND"},
 	{name: vms + "PrepareVmMigration", body: webRequest(`,"vm_id":"$vm","listen_uri":"tcp:h:1"`), allowed: "UNIMPLEMENTED"},
 	{name: vms + "RecoverVm", body: webRequest(`,"vm_id":"$vm"`), allowed: "UNIMPLEMENTED"},
-	{name: vms + "AttachDisk", body: webRequest(`,"vm_id":"$vm","disk":{"id":"d","size_gib":1,"source":{"blank":true}}`), allowed: "UNIMPLEMENTED", otherTenant: "NOT_FOUND"},
-	{name: vms + "DetachDisk", body: webRequest(`,"vm_id":"$vm","disk_id":"d"`), allowed: "UNIMPLEMENTED", otherTenant: "NOT_FOUND"},
+	{name: vms + "AttachDisk", body: webRequest(`,"vm_id":"$vm","disk":{"id":"d","source":{"volume_id":"$volume"}}`), allowed: "FAILED_PRECONDITION", otherTenant: "NOT_FOUND"},
+	{name: vms + "DetachDisk", body: webRequest(`,"vm_id":"$vm","disk_id":"d"`), allowed: "FAILED_PRECONDITION", otherTenant: "NOT_FOUND"},
 	{name: vms + "AttachNic", body: webRequest(`,"vm_id":"$vm","nic":{"id":"n"}`), allowed: "FAILED_PRECONDITION", otherTenant: "NOT_FOUND"},
 	{name: vms + "DetachNic", body: webRequest(`,"vm_id":"$vm","nic_id":"n"`), allowed: "FAILED_PRECONDITION", otherTenant: "NOT_FOUND"},
 	{name: vms + "WatchVm", body: webRequest(`,"vm_id":"$vm"`), allowed: "OK", otherTenant: "NOT_FOUND"},
@@ -51,11 +53,18 @@ var computeRows = []row{
 	{name: imageData + "DownloadImage", body: `{"org_id":"$org","image_id":"$no-image"}`, allowed: "NOT_FOUND"},
 
 	{name: volumes + "CreateVolume", body: webRequest(``), allowed: "INVALID_ARGUMENT"},
-	{name: volumes + "GetVolume", body: webRequest(`,"volume_id":"$uuid"`), allowed: "UNIMPLEMENTED"},
-	{name: volumes + "ListVolumes", body: webRequest(``), allowed: "UNIMPLEMENTED"},
-	{name: volumes + "DeleteVolume", body: webRequest(`,"volume_id":"$uuid"`), allowed: "UNIMPLEMENTED"},
-	{name: volumes + "ResizeVolume", body: webRequest(`,"volume_id":"$uuid","size_gib":1`), allowed: "UNIMPLEMENTED"},
+	{name: volumes + "GetVolume", body: webRequest(`,"volume_id":"$volume"`), allowed: "OK", otherTenant: "NOT_FOUND"},
+	{name: volumes + "ListVolumes", body: webRequest(``), allowed: "OK"},
+	{name: volumes + "DeleteVolume", body: webRequest(`,"volume_id":"$no-volume"`), allowed: "NOT_FOUND"},
+	{name: volumes + "ResizeVolume", body: webRequest(`,"volume_id":"$volume","size_gib":1`), allowed: "OK", otherTenant: "NOT_FOUND"},
 	{name: volumes + "RegisterExternalVolume", body: webRequest(``), allowed: "INVALID_ARGUMENT"},
+
+	{name: storageClasses + "CreateStorageClass", body: `{}`, allowed: "INVALID_ARGUMENT"},
+	{name: storageClasses + "GetStorageClass", body: `{"name":"local"}`, allowed: "OK"},
+	{name: storageClasses + "ListStorageClasses", body: `{}`, allowed: "OK"},
+	{name: storageClasses + "UpdateStorageClass", body: `{"name":"none"}`, allowed: "NOT_FOUND"},
+	{name: storageClasses + "DeleteStorageClass", body: `{"name":"none"}`, allowed: "NOT_FOUND"},
+	{name: storageVolumes + "UpdateVolume", body: webRequest(`,"volume_id":"$volume"`), allowed: "OK", otherTenant: "NOT_FOUND"},
 
 	{name: nodes + "ListNodes", body: `{}`, allowed: "OK"},
 	{name: nodes + "GetNode", body: `{"node_id":"$node"}`, allowed: "OK"},

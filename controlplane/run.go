@@ -13,7 +13,9 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/cluster/membership"
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/storageclass"
 	"github.com/trivet-cloud/trivet/controlplane/compute/vm"
+	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
 	"github.com/trivet-cloud/trivet/controlplane/config"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clock"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
@@ -75,22 +77,24 @@ type member struct {
 	memberships *membership.Service
 
 	// Fields that the builders of the services set:
-	audits      *audit.Service
-	identities  *identity.Service
-	images      *image.Service
-	nodes       *node.Service
-	vms         *vm.Service
-	credits     *credit.Service
-	bills       *billing.Service
-	networks    *network.Service
-	networkFeed *network.Feed
-	joinTokens  *jointoken.Service
-	kvRaft      *kv.Raft
-	keys        *kv.Service
-	etcd        *etcdrpc.Server // serves etcd's API on the port that all gRPC services share
-	etcdPorts   *etcdrpc.Server // serves etcd's API on the ports for etcd's clients
-	backups     *backupWriter
-	services    []service
+	audits         *audit.Service
+	identities     *identity.Service
+	images         *image.Service
+	nodes          *node.Service
+	vms            *vm.Service
+	volumes        *volume.Service
+	storageClasses *storageclass.Service
+	credits        *credit.Service
+	bills          *billing.Service
+	networks       *network.Service
+	networkFeed    *network.Feed
+	joinTokens     *jointoken.Service
+	kvRaft         *kv.Raft
+	keys           *kv.Service
+	etcd           *etcdrpc.Server // serves etcd's API on the port that all gRPC services share
+	etcdPorts      *etcdrpc.Server // serves etcd's API on the ports for etcd's clients
+	backups        *backupWriter
+	services       []service
 
 	// Fields that servePeers and serveClients set:
 	peers     *listenerSet

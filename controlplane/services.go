@@ -21,6 +21,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
 	"github.com/trivet-cloud/trivet/controlplane/compute/image/websource"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/storageclass"
 	"github.com/trivet-cloud/trivet/controlplane/compute/vm"
 	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
 	"github.com/trivet-cloud/trivet/controlplane/config"
@@ -125,13 +126,19 @@ func (m *member) listServices(context.Context) error {
 		},
 		{ // virtual machines
 			rpc:  m.vms.Register,
-			rest: &restAPI{name: "vm", port: ports.VM, options: tenantREST(fault.VM), routes: m.vmRoutes, metrics: true},
+			rest: &restAPI{name: "vm", port: ports.VM, options: tenantREST(fault.VM), routes: m.computeRoutes, metrics: true},
 			tasks: []leader.Task{
 				{Name: "follow vms", Every: time.Second, Run: m.vms.Follow},
 				{Name: "settle vms", Every: vm.SettleEvery, Run: m.vms.Settle},
 			},
 		},
-		{rpc: volume.Register},
+		{ // volumes and storage classes; their REST API is on the listener for VMs
+			rpc: func(g grpc.ServiceRegistrar) {
+				m.volumes.Register(g)
+				m.storageClasses.Register(g)
+			},
+			tasks: []leader.Task{{Name: "create the first storage class", Every: time.Minute, Run: m.storageClasses.Bootstrap}},
+		},
 		{ // networks
 			rpc:  m.networks.Register,
 			rest: &restAPI{name: "network", port: ports.Network, options: tenantREST(fault.Network), routes: m.networks.Routes},
@@ -160,7 +167,7 @@ func (m *member) newAccounts(context.Context) error {
 	m.audits = audit.New(audit.Options{Store: m.records, Commands: m.commands, Log: m.log.With("service", "audit")})
 	m.identities = identity.New(identity.Options{
 		Store: m.records, Commands: m.commands, Key: m.key, Log: m.log, Audit: m.audits, Issuer: m.config.IssuerURL(), Providers: m.config.Identity.Providers,
-		Holds:  []func(store.Reader, cloud.Tenant) error{vm.CheckNoVMs, image.CheckNoImages, network.CheckNone, credit.Holds(walletProject)},
+		Holds:  []func(store.Reader, cloud.Tenant) error{vm.CheckNoVMs, volume.CheckNoVolumes, image.CheckNoImages, network.CheckNone, credit.Holds(walletProject)},
 		Forget: []func(*store.Tx, cloud.Tenant) error{network.ForgetProject},
 		Vacant: []func(store.Reader, cloud.ProjectID) error{credit.Vacant}, Dev: m.config.Dev, Skew: m.clock.Skew,
 	})
@@ -206,9 +213,20 @@ func (m *member) newCompute(context.Context) error {
 	}
 	m.vms = vm.New(options)
 	m.bills.Attach(m.vms)
+	m.storageClasses = storageclass.New(m.records, m.commands)
+	m.volumes = volume.New(m.records, m.commands)
 	m.nodes.Attach(m.vms, m.files)
+	m.nodes.AttachVolumes(m.volumes)
 	m.nodes.AttachNetworks(m.networkFeed)
 	return nil
+}
+
+// computeRoutes registers the REST APIs of VMs, images, volumes and storage classes, which share a listener.
+func (m *member) computeRoutes(s *rest.Server) {
+	m.vms.Routes(s)
+	m.images.Routes(s)
+	m.volumes.Routes(s)
+	m.storageClasses.Routes(s)
 }
 
 // assignGateways chooses the hosts of NAT gateways according to the state of all hosts.
@@ -218,12 +236,6 @@ func (m *member) assignGateways(ctx context.Context) error {
 		states = append(states, network.HostState{ID: c.Node.ID, State: c.State, Unresponsive: m.nodes.Unresponsive(c.Node.ID)})
 	}
 	return m.networkFeed.AssignGateways(ctx, states)
-}
-
-// vmRoutes registers the routes of the REST API for VMs and images.
-func (m *member) vmRoutes(s *rest.Server) {
-	m.vms.Routes(s)
-	m.images.Routes(s)
 }
 
 // newBilling creates the service that charges projects for their VMs. It charges nothing unless billing is enabled.

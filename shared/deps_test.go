@@ -78,7 +78,8 @@ var inside = map[string][]string{
 	"compute/image":         {"compute/image/websource"},
 	"compute/node":          {"compute/schedule"},
 	"compute/node/nodetest": {"compute/node"},
-	"compute/vm":            {"compute/image", "compute/node", "compute/schedule"},
+	"compute/volume":        {"compute/image", "compute/node", "compute/storageclass"},
+	"compute/vm":            {"compute/image", "compute/node", "compute/schedule", "compute/volume"},
 
 	"money/credit":                   {"money/credit/ledger"},
 	"money/credit/ledger/ledgertest": {"money/credit/ledger"},
@@ -202,6 +203,7 @@ var inTests = map[string][]string{
 	"nodeagent/firewall":      {"nodeagent/nettest"},
 	"cli":                     {"controlplane/money/credit/ledger", "controlplane/money/credit/ledger/ledgertest"},
 	"controlplane/config":     {"docs/docstest"},
+	"controlplane/compute/vm": {"controlplane/compute/storageclass"},
 	"controlplane/kv/restapi": {"controlplane/kv/users"},
 	"controlplane/kv/watch":   {"controlplane/engine/mvcc/command"},
 	"nodeagent":               {"docs/docstest"},

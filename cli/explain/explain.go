@@ -248,6 +248,8 @@ var flags = []struct{ field, flag, hint string }{
 	{"quota.security_groups", "--security-groups", ""},
 	{"quota.floating_ips", "--floating-ips", ""},
 	{"quota.service_ips", "--service-ips", ""},
+	{"quota.volumes", "--volumes", ""},
+	{"quota.volume_gib", "--volume-storage", ""},
 	{"expires_at", "--ttl", ""},
 	{"identity.provider", "--provider", ""},
 	{"identity.subject", "--subject", ""},

@@ -47,15 +47,23 @@ var networkQuota = []quotaResource{
 		limit: func(q *identityv1.Quota) **uint64 { return &q.ServiceIps }, used: (*identityv1.Usage).GetServiceIps},
 }
 
+// volumeQuota lists the limits of the volumes of a project. Those of an org are unlimited by default.
+var volumeQuota = []quotaResource{
+	{name: "volumes", usage: "volumes", byDefault: 1000,
+		limit: func(q *identityv1.Quota) **uint64 { return &q.Volumes }, used: (*identityv1.Usage).GetVolumes},
+	{name: "volume-storage", usage: "volumes in GiB, or with a unit: 2TiB", unit: session.GiB,
+		limit: func(q *identityv1.Quota) **uint64 { return &q.VolumeGib }, used: (*identityv1.Usage).GetVolumeGib},
+}
+
 // projectsResource is the number of projects, which only the quota of an org limits.
 var projectsResource = quotaResource{name: "projects", usage: "projects of an org", byDefault: 100,
 	limit: func(q *identityv1.Quota) **uint64 { return &q.Projects }, used: (*identityv1.Usage).GetProjects}
 
 // projectQuota lists the resources that the quota of a project limits.
-var projectQuota = slices.Concat(computeQuota, networkQuota)
+var projectQuota = slices.Concat(computeQuota, networkQuota, volumeQuota)
 
 // orgQuota lists the resources that the quota of an org limits.
-var orgQuota = slices.Concat([]quotaResource{projectsResource}, computeQuota, withoutDefaults(networkQuota))
+var orgQuota = slices.Concat([]quotaResource{projectsResource}, computeQuota, withoutDefaults(networkQuota), withoutDefaults(volumeQuota))
 
 func withoutDefaults(of []quotaResource) []quotaResource {
 	all := slices.Clone(of)

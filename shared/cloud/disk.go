@@ -50,6 +50,10 @@ func (vm *VM) CheckDiskChange(verb string) error {
 	return nil
 }
 
+// Hotpluggable reports whether disks on the bus can be attached to a running guest. QEMU's IDE and AHCI controllers
+// cannot do that.
+func (b DiskBus) Hotpluggable() bool { return b != BusIDE && b != BusSATA }
+
 // AttachDisk adds a disk whose volume is attached to the VM. The host of a RUNNING VM then attaches it to the guest.
 func (vm *VM) AttachDisk(d Disk) {
 	d.Change = DeviceUnchanged

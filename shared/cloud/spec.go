@@ -124,7 +124,7 @@ func (s *Spec) Normalize() {
 	}
 	for i := range s.Disks {
 		d := &s.Disks[i]
-		d.normalize()
+		d.Normalize()
 	}
 	for i := range s.Network {
 		if n := &s.Network[i]; n.Model == ModelUnspecified {
@@ -133,8 +133,8 @@ func (s *Spec) Normalize() {
 	}
 }
 
-// normalize sets the unset fields of a disk to their defaults.
-func (d *Disk) normalize() {
+// Normalize sets the unset fields of a disk to their defaults.
+func (d *Disk) Normalize() {
 	if d.Bus == BusUnspecified {
 		d.Bus = BusVirtio
 	}
@@ -199,52 +199,61 @@ func (s *Spec) checkDisks() error {
 	volumes := map[VolumeID]bool{}
 	perBus := map[DiskBus]int{}
 	for i, d := range s.Disks {
-		field := func(name string) string { return "spec.disks[" + d.label(i) + "]." + name }
-		if err := CheckDeviceID(field("id"), d.ID); err != nil {
+		at := "spec.disks[" + d.label(i) + "]."
+		if err := d.Check(at); err != nil {
 			return err
 		}
 		if seen[d.ID] {
-			return fault.Invalid(field("id"), "is used twice")
+			return fault.Invalid(at+"id", "is used twice")
 		}
 		seen[d.ID] = true
-		sources := 0
-		for _, given := range []bool{d.Image != "", d.Volume != "", d.Blank} {
-			if given {
-				sources++
-			}
+		if d.Volume != "" && volumes[d.Volume] {
+			return fault.Invalid(at+"source.volume_id", "is used twice")
 		}
-		if sources != 1 {
-			return fault.Invalid(field("source"), "must be exactly one of image_id, volume_id, blank")
-		}
-		if d.Image != "" {
-			if err := CheckUUID(field("source.image_id"), string(d.Image)); err != nil {
-				return err
-			}
-		}
-		if d.Volume != "" {
-			if err := CheckUUID(field("source.volume_id"), string(d.Volume)); err != nil {
-				return err
-			}
-			if volumes[d.Volume] {
-				return fault.Invalid(field("source.volume_id"), "is used twice")
-			}
-			volumes[d.Volume] = true
-		}
-		if d.Volume == "" && (d.SizeGiB < 1 || d.SizeGiB > MaxDiskGiB) {
-			return fault.Invalid(field("size_gib"), "must be 1 to %d, got %d", MaxDiskGiB, d.SizeGiB)
-		}
-		if d.Bus > BusSATA {
-			return fault.Invalid(field("bus"), "unknown value %d", d.Bus)
-		}
-		if d.Cache > CacheWritethrough {
-			return fault.Invalid(field("cache"), "unknown value %d", d.Cache)
-		}
+		volumes[d.Volume] = true
 		perBus[d.Bus]++
 	}
 	for bus, most := range busSlots {
 		if perBus[bus] > most {
 			return fault.Invalid("spec.disks", "at most %d on one %s bus, got %d", most, bus, perBus[bus])
 		}
+	}
+	return nil
+}
+
+// Check returns an InvalidArgument fault if a field of a normalized disk is invalid. at is the name of the disk in the
+// request with a final dot.
+func (d *Disk) Check(at string) error {
+	if err := CheckDeviceID(at+"id", d.ID); err != nil {
+		return err
+	}
+	sources := 0
+	for _, given := range []bool{d.Image != "", d.Volume != "", d.Blank} {
+		if given {
+			sources++
+		}
+	}
+	if sources != 1 {
+		return fault.Invalid(at+"source", "must be exactly one of image_id, volume_id, blank")
+	}
+	if d.Image != "" {
+		if err := CheckUUID(at+"source.image_id", string(d.Image)); err != nil {
+			return err
+		}
+	}
+	if d.Volume != "" {
+		if err := CheckUUID(at+"source.volume_id", string(d.Volume)); err != nil {
+			return err
+		}
+	}
+	if d.Volume == "" && (d.SizeGiB < 1 || d.SizeGiB > MaxDiskGiB) {
+		return fault.Invalid(at+"size_gib", "must be 1 to %d, got %d", MaxDiskGiB, d.SizeGiB)
+	}
+	if d.Bus > BusSATA {
+		return fault.Invalid(at+"bus", "unknown value %d", d.Bus)
+	}
+	if d.Cache > CacheWritethrough {
+		return fault.Invalid(at+"cache", "unknown value %d", d.Cache)
 	}
 	return nil
 }
@@ -296,11 +305,6 @@ func (b *Boot) check() error {
 
 // CheckSupported returns FailedPrecondition if the spec uses a feature that this version does not support yet.
 func (s *Spec) CheckSupported() error {
-	for i, d := range s.Disks {
-		if d.Volume != "" {
-			return unsupported("spec.disks["+d.label(i)+"].source.volume_id", "volumes are")
-		}
-	}
 	switch {
 	case s.Memory.Hugepages:
 		return unsupported("spec.memory.hugepages", "huge pages are")

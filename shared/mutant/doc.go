@@ -120,6 +120,8 @@ const (
 	AttachElsewhere          = "attach-elsewhere"           // a volume is attached to a VM on another host than the volume's: shared/cloud
 	KeepAttachmentGeneration = "keep-attachment-generation" // an attachment does not increment the attachment generation: shared/cloud
 	FlushUngranted           = "flush-ungranted"            // a host reports an attachment generation as flushed that was not granted yet: shared/cloud
+	ReleaseDeletedEarly      = "release-deleted-early"      // the volumes of a deleted VM are detached before its host has destroyed it: controlplane/compute/vm
+	ForgetBytesEarly         = "forget-bytes-early"         // an old report about a volume counts as the deletion of its bytes: controlplane/compute/volume
 	ReleaseAttachedDisk      = "release-attached-disk"      // a volume is detached although the guest still has the disk: shared/cloud
 )
 

@@ -29,6 +29,8 @@ func (q *Quota) limits(kind Kind) bool {
 		return q.Images != nil
 	case Networks:
 		return q.VPCs != nil || q.Subnets != nil || q.Ports != nil || q.SecurityGroups != nil || q.FloatingIPs != nil || q.ServiceIPs != nil
+	case Storage:
+		return q.Volumes != nil || q.VolumeGiB != nil
 	}
 	return true
 }

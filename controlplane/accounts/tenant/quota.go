@@ -22,6 +22,8 @@ type Amount struct {
 	SecurityGroups uint64 `cbor:",omitempty"`
 	FloatingIPs    uint64 `cbor:",omitempty"`
 	ServiceIPs     uint64 `cbor:",omitempty"`
+	Volumes        uint64 `cbor:",omitempty"`
+	VolumeGiB      uint64 `cbor:",omitempty"`
 }
 
 // Quota holds the limit of each quantity in Amount; nil means no limit.
@@ -41,9 +43,13 @@ type Quota struct {
 	SecurityGroups *uint64 `cbor:",omitempty"`
 	FloatingIPs    *uint64 `cbor:",omitempty"`
 	ServiceIPs     *uint64 `cbor:",omitempty"`
+	// Volumes limits the number of volumes; nil means the default limit of a project, and no limit for an org. VolumeGiB
+	// limits their total size.
+	Volumes   *uint64 `cbor:",omitempty"`
+	VolumeGiB *uint64 `cbor:",omitempty"`
 }
 
-// Default limits of a project's network resources. They keep one project from filling the members' memory, and are
+// Default limits of a project's network resources and volumes. They keep one project from filling the members' memory, and are
 // larger than what most projects need.
 const (
 	DefaultVPCs           = 20
@@ -52,6 +58,7 @@ const (
 	DefaultSecurityGroups = 500
 	DefaultFloatingIPs    = 20
 	DefaultServiceIPs     = 200
+	DefaultVolumes        = 1000
 )
 
 // Kind is a group of quantities that one kind of object uses, such as VMs. The usage of a group is stored in one
@@ -65,9 +72,11 @@ const (
 	Pictures Kind = "images"
 	// Networks is the kind of the quantities of network resources.
 	Networks Kind = "networks"
+	// Storage is the kind of the quantities of volumes: Volumes and VolumeGiB.
+	Storage Kind = "volumes"
 )
 
-var kinds = []Kind{Machines, Pictures, Networks}
+var kinds = []Kind{Machines, Pictures, Networks, Storage}
 
 var (
 	quotas = store.NewTable[Quota]("quota")
@@ -95,6 +104,8 @@ var dimensions = []dimension{
 	{"security_groups", func(a *Amount) *uint64 { return &a.SecurityGroups }, func(q *Quota) *uint64 { return q.SecurityGroups }},
 	{"floating_ips", func(a *Amount) *uint64 { return &a.FloatingIPs }, func(q *Quota) *uint64 { return q.FloatingIPs }},
 	{"service_ips", func(a *Amount) *uint64 { return &a.ServiceIPs }, func(q *Quota) *uint64 { return q.ServiceIPs }},
+	{"volumes", func(a *Amount) *uint64 { return &a.Volumes }, func(q *Quota) *uint64 { return q.Volumes }},
+	{"volume_gib", func(a *Amount) *uint64 { return &a.VolumeGiB }, func(q *Quota) *uint64 { return q.VolumeGiB }},
 }
 
 // String returns the quantities that are not 0 as a text such as "2 vcpus, 1 vms".
@@ -209,7 +220,7 @@ func Give(tx *store.Tx, t cloud.Tenant, kind Kind, less Amount) error {
 	return nil
 }
 
-// setProjectDefaults sets the limits of network resources that the quota of a project does not set.
+// setProjectDefaults sets the limits of network resources and volumes that the quota of a project does not set.
 func (q *Quota) setProjectDefaults() {
 	for _, d := range []struct {
 		limit    **uint64
@@ -217,6 +228,7 @@ func (q *Quota) setProjectDefaults() {
 	}{
 		{&q.VPCs, DefaultVPCs}, {&q.Subnets, DefaultSubnets}, {&q.Ports, DefaultPorts}, {&q.SecurityGroups, DefaultSecurityGroups},
 		{&q.FloatingIPs, DefaultFloatingIPs}, {&q.ServiceIPs, DefaultServiceIPs},
+		{&q.Volumes, DefaultVolumes},
 	} {
 		if *d.limit == nil {
 			*d.limit = &d.standard

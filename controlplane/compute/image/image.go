@@ -43,11 +43,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// use is a record in the store which states that a VM uses an image. Its key is image-use/<image>/<vm>. An image with
-// such records cannot be deleted.
+// use is a record in the store which states that a VM or a volume uses an image. Its key is image-use/<image>/<user>,
+// where the user is the ID of the VM or volume. An image with such records cannot be deleted.
 type use struct {
-	// Org is the org of the VM.
+	// Org is the org of the VM or volume.
 	Org cloud.OrgID
+	// Volume is true if the user is a volume.
+	Volume bool `cbor:",omitempty"`
 }
 
 var (
@@ -123,7 +125,17 @@ func Lookup(r store.Reader, org cloud.OrgID, id cloud.ImageID) (*Usable, error) 
 
 // Use records in tx that the VM uses the image. While that record exists, the image cannot be deleted.
 func (u *Usable) Use(tx *store.Tx, vm cloud.VMID) {
-	uses.Put(tx, &use{u.forOrg}, string(u.ID), string(vm))
+	uses.Put(tx, &use{Org: u.forOrg}, string(u.ID), string(vm))
+}
+
+// UseForVolume is Use for a volume that is made from the image.
+func (u *Usable) UseForVolume(tx *store.Tx, volume cloud.VolumeID) {
+	uses.Put(tx, &use{Org: u.forOrg, Volume: true}, string(u.ID), string(volume))
+}
+
+// ReleaseVolume deletes the record that UseForVolume wrote.
+func ReleaseVolume(tx *store.Tx, id cloud.ImageID, volume cloud.VolumeID) {
+	uses.Delete(tx, string(id), string(volume))
 }
 
 // Release deletes the record that Use wrote, so that the VM no longer prevents the deletion of the image.
@@ -250,7 +262,7 @@ type deleteRequest struct {
 	Body [32]byte
 }
 
-// Delete deletes the record of an image that no VM uses. The members delete its bytes later. body is the hash of the
+// Delete deletes the record of an image that no VM and no volume uses. The members delete its bytes later. body is the hash of the
 // request.
 func (s *Service) Delete(ctx context.Context, org cloud.OrgID, id cloud.ImageID, body [32]byte) error {
 	if err := cloud.CheckUUID("image_id", string(id)); err != nil {
@@ -293,19 +305,22 @@ func remove(tx *store.Tx, i *cloud.Image) error {
 	return tenant.Give(tx, cloud.Tenant{Org: i.Org, Project: i.Project}, tenant.Pictures, tenant.Amount{Images: 1})
 }
 
-// describeUsers returns, for an error message, the names of those VMs in the list used that belong to org. If the list
-// has VMs of other orgs, or if the parameter named more is true, it adds "other VMs".
+// describeUsers returns, for an error message, the IDs of those VMs and volumes in the list used that belong to org. If
+// the list has some of other orgs, or if the parameter named more is true, it adds "others".
 func describeUsers(used []store.Record[use], more bool, org cloud.OrgID) string {
 	var out []string
 	for _, u := range used {
-		if u.Value.Org == org {
-			out = append(out, "VM "+u.Path[1])
-		} else {
+		switch {
+		case u.Value.Org != org:
 			more = true
+		case u.Value.Volume:
+			out = append(out, "volume "+u.Path[1])
+		default:
+			out = append(out, "VM "+u.Path[1])
 		}
 	}
 	if more {
-		out = append(out, "other VMs")
+		out = append(out, "others")
 	}
 	return strings.Join(out, ", ")
 }

@@ -66,7 +66,7 @@ func TestUsedImageIsNotDeleted(t *testing.T) {
 	use("other", "vm-other")
 	err = s.Delete(member(t), "acme", id, [32]byte{})
 	require.True(t, fault.Is(err, fault.FailedPrecondition))
-	require.ErrorContains(t, err, "used by VM vm-own, other VMs")
+	require.ErrorContains(t, err, "used by VM vm-own, others")
 	require.NotContains(t, err.Error(), "vm-other", "the VMs of another org must not be named")
 	for _, vm := range []cloud.VMID{"vm-own", "vm-other"} {
 		_, err = w.records.Update(t.Context(), func(tx *store.Tx) error { Release(tx, id, vm); return nil })

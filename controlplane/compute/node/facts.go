@@ -11,19 +11,22 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// hostFacts holds properties of a host that its agent reports once per session: CPU models, QEMU version, architecture.
+// hostFacts holds properties of a host that its agent reports once per session: CPU models, QEMU version, architecture and
+// storage pools.
 type hostFacts struct {
 	models       []string
 	qemu         string
 	architecture cloud.Architecture
+	pools        []cloud.StoragePool
 }
 
 func factsOf(n *cloud.Node) hostFacts {
-	return hostFacts{n.CPUModels, n.QEMUVersion, n.Architecture}
+	return hostFacts{n.CPUModels, n.QEMUVersion, n.Architecture, n.StoragePools}
 }
 
 func (f hostFacts) equal(g hostFacts) bool {
-	return slices.Equal(f.models, g.models) && f.qemu == g.qemu && f.architecture == g.architecture
+	return slices.Equal(f.models, g.models) && f.qemu == g.qemu && f.architecture == g.architecture &&
+		slices.Equal(f.pools, g.pools)
 }
 
 // checkFacts converts the facts that a host reports. It returns InvalidArgument if they are too large to store or have
@@ -48,10 +51,14 @@ func checkFacts(f *agentv1.NodeFacts) (hostFacts, error) {
 	if f.GetArchitecture() < 0 || f.GetArchitecture() > vmv1.Architecture(cloud.AArch64) {
 		return hostFacts{}, fault.Invalid("facts.architecture", "unknown value %d", f.GetArchitecture())
 	}
-	return hostFacts{f.GetCpuModels(), f.GetQemuVersion(), cloud.Architecture(f.GetArchitecture())}, nil
+	pools, err := checkPools(f.GetStoragePools())
+	if err != nil {
+		return hostFacts{}, err
+	}
+	return hostFacts{f.GetCpuModels(), f.GetQemuVersion(), cloud.Architecture(f.GetArchitecture()), pools}, nil
 }
 
-// receiveFacts checks the facts (CPU models, QEMU version, architecture) that a host reports once per session, and
+// receiveFacts checks the facts (CPU models, QEMU version, architecture, storage pools) that a host reports once per session, and
 // writes them to the host's record if they differ. If facts were written less than minUpdateInterval ago, the new facts
 // wait in the host's budget, where later facts replace them. The first heartbeat after that time writes them.
 func (s *Service) receiveFacts(ctx context.Context, id cloud.NodeID, f *agentv1.NodeFacts) error {
@@ -80,6 +87,7 @@ func (s *Service) recordFacts(ctx context.Context, id cloud.NodeID, b *budget) e
 	}
 	_, inTurn, err := s.updateNodeThrottled(ctx, id, &b.lastFacts, func(n *cloud.Node) {
 		n.CPUModels, n.QEMUVersion, n.Architecture = waiting.models, waiting.qemu, waiting.architecture
+		n.StoragePools = waiting.pools
 	})
 	if inTurn && err == nil {
 		s.mu.Lock()

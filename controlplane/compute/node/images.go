@@ -9,8 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// openImage opens the image with the checksum sha256 for a host. It returns errNoImage if no VM of the host uses the
-// image, and also if this member does not have the image. Because the error is the same, a host cannot find out which
+// openImage opens the image with the checksum sha256 for a host. It returns errNoImage if no VM and no volume of the host
+// uses the image, and also if this member does not have the image. Because the error is the same, a host cannot find out which
 // images exist.
 func (s *Service) openImage(ctx context.Context, id cloud.NodeID, sha256 string) (io.ReadSeekCloser, error) {
 	if err := s.throttle(ctx, s.budgetOf(id).images, 1); err != nil {
@@ -20,7 +20,10 @@ func (s *Service) openImage(ctx context.Context, id cloud.NodeID, sha256 string)
 	defer cancel()
 	uses := false
 	err := s.opts.Store.View(limited, func(v *store.View) (err error) {
-		uses, err = s.vms.UsesImage(v, id, sha256)
+		if uses, err = s.vms.UsesImage(v, id, sha256); err != nil || uses {
+			return err
+		}
+		uses, err = s.volumes.VolumesUseImage(v, id, sha256)
 		return err
 	})
 	if err != nil {

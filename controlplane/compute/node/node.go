@@ -10,7 +10,8 @@
 // CORDONED is computed for each request.
 //
 // The desired state of a host is computed from records: placed/<node>/<vm> lists the VMs of a host, and VMController
-// (package vm) returns the desired state of each. There is no second copy of the desired state.
+// (package vm) returns the desired state of each. Likewise bound-volume/<node>/<volume> lists the volumes of a host, and
+// VolumeController (package volume) returns the desired state of each. There is no second copy of the desired state.
 //
 // A host is identified by its public key. It keeps its ID when it joins again, for example after its certificate
 // expired or after the cluster was restored from a backup, so its VMs stay placed on it. If two machines have the same
@@ -91,6 +92,7 @@ type Service struct {
 	images ImageSource
 	// networks is nil in tests that need no networks.
 	networks NetworkController
+	volumes  VolumeController
 
 	mu sync.Mutex
 	// termStart is the Steady time, in Unix milliseconds, at which Follow began in this member's current term as
@@ -126,7 +128,7 @@ func New(opts Options) *Service {
 		opts.Steady = opts.Now
 	}
 	s := &Service{
-		opts: opts, lastHeartbeat: map[cloud.NodeID]cloud.Time{}, nodes: map[cloud.NodeID]cloud.Node{}, sessions: map[cloud.NodeID]*session{},
+		opts: opts, volumes: noVolumes{}, lastHeartbeat: map[cloud.NodeID]cloud.Time{}, nodes: map[cloud.NodeID]cloud.Node{}, sessions: map[cloud.NodeID]*session{},
 		imageReads: map[cloud.NodeID]int{}, budgets: map[cloud.NodeID]*budget{}, pause: sleep, consoles: consoles{open: map[string]*console{}},
 		guard: guard{conns: map[*guardedConn]bool{}},
 	}

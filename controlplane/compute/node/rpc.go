@@ -120,6 +120,8 @@ func (s *Service) shown(ctx context.Context, nodes []*cloud.Node) ([]*vmv1.Node,
 			seen = cloud.Node{ID: n.ID, Name: n.Name, Hypervisors: n.Hypervisors, Labels: maps.Clone(n.Labels)}
 			maps.DeleteFunc(seen.Labels, func(k, _ string) bool { return !strings.HasPrefix(k, "trivet/") })
 			last = 0
+		} else if err := s.addClasses(&seen); err != nil {
+			return nil, err
 		}
 		out[i] = convert.Node(&seen, state, last)
 	}

@@ -183,11 +183,11 @@ func (a *agents) Report(stream agentv1.AgentService_ReportServer) error {
 		if err != nil {
 			return err
 		}
-		if len(r.GetVms()) > maxObservations {
-			return fault.Invalid("vms", "at most %d in a message, got %d: send several messages", maxObservations, len(r.GetVms()))
+		if err := checkReport(r); err != nil {
+			return err
 		}
 		// Apply the host's rate limit before reading the stream's next message.
-		if err := a.s.throttle(stream.Context(), b.observations, messageCost+len(r.GetVms())); err != nil {
+		if err := a.s.throttle(stream.Context(), b.observations, messageCost+len(r.GetVms())+len(r.GetVolumes())); err != nil {
 			return err
 		}
 		if err := a.s.checkLeader(); err != nil {
@@ -216,7 +216,23 @@ func (a *agents) Report(stream agentv1.AgentService_ReportServer) error {
 		if err := a.s.applyReports(stream.Context(), id, reports); err != nil {
 			return err
 		}
+		if err := a.s.applyVolumeReports(stream.Context(), id, r.GetVolumes()); err != nil {
+			return err
+		}
 	}
+}
+
+// checkReport returns InvalidArgument if a message of Report has too many observations.
+func checkReport(r *agentv1.ReportRequest) error {
+	for _, of := range []struct {
+		field string
+		n     int
+	}{{"vms", len(r.GetVms())}, {"volumes", len(r.GetVolumes())}} {
+		if of.n > maxObservations {
+			return fault.Invalid(of.field, "at most %d in a message, got %d: send several messages", maxObservations, of.n)
+		}
+	}
+	return nil
 }
 
 func (a *agents) ReadImage(r *agentv1.ReadImageRequest, stream agentv1.AgentService_ReadImageServer) error {

@@ -26,6 +26,8 @@ type Placed struct {
 	// this Placed record is deleted, and the capacity in Held becomes free on the host again.
 	Gone bool
 	Held cloud.Capacity
+	// Volumes are the volumes that the deleted VM may still have open. They are detached after the host's report.
+	Volumes []cloud.VolumeID `cbor:",omitempty"`
 }
 
 // PlacedVMs is the table of Placed records.
@@ -116,7 +118,7 @@ func (s *Service) closeSession(n *session) {
 // maxLoggedVMs is the maximum number of VM IDs in one log line.
 const maxLoggedVMs = 16
 
-// snapshotChunk is the maximum number of VMs in one message of a snapshot.
+// snapshotChunk is the maximum number of VMs in one message of a snapshot, and likewise of volumes.
 const snapshotChunk = 100
 
 // watch sends an agent the desired state of its host: a snapshot, then every change. present lists the IDs of the VMs
@@ -154,22 +156,15 @@ func (s *Service) termOver() error {
 	return fault.New(fault.Unavailable, "this member has become the leader again in a new term").MayRetry()
 }
 
-// batch is one result of PathWatch.Next for the host's Placed records.
+// batch is one result of PathWatch.Next for the host's Placed or Bound records.
 type batch struct {
 	changes  []store.PathChange
 	revision int64
 	err      error
 }
 
-// serve sends an agent the snapshot of its host's VMs, then the desired state of VMs whose Placed record changes, and
-// the console requests that are queued.
-func (s *Service) serve(ctx context.Context, me *session, present []string, term uint64, work *sync.WaitGroup, send func(*agentv1.WatchResponse) error) error {
-	from, err := s.snapshot(ctx, me.node, present, term, send)
-	if err != nil {
-		return err
-	}
-	w := PlacedVMs.WatchPaths(s.opts.Store, from, string(me.node))
-	defer w.Close()
+// follow sends the results of w.Next to the returned channel until ctx ends or Next returns an error.
+func follow(ctx context.Context, work *sync.WaitGroup, w *store.PathWatch) <-chan batch {
 	batches := make(chan batch)
 	work.Go(func() {
 		for {
@@ -184,6 +179,21 @@ func (s *Service) serve(ctx context.Context, me *session, present []string, term
 			}
 		}
 	})
+	return batches
+}
+
+// serve sends an agent the snapshot of its host's VMs and volumes, then the desired state of VMs whose Placed record
+// changes and of volumes whose Bound record changes, and the console requests that are queued.
+func (s *Service) serve(ctx context.Context, me *session, present []string, term uint64, work *sync.WaitGroup, send func(*agentv1.WatchResponse) error) error {
+	from, err := s.snapshot(ctx, me.node, present, term, send)
+	if err != nil {
+		return err
+	}
+	w := PlacedVMs.WatchPaths(s.opts.Store, from, string(me.node))
+	defer w.Close()
+	volumes := BoundVolumes.WatchPaths(s.opts.Store, from, string(me.node))
+	defer volumes.Close()
+	batches, volumeBatches := follow(ctx, work, w), follow(ctx, work, volumes)
 	revision := from - 1
 	for {
 		message := &agentv1.WatchResponse{Term: term, Complete: true, Revision: revision}
@@ -192,11 +202,24 @@ func (s *Service) serve(ctx context.Context, me *session, present []string, term
 			if b.err != nil {
 				return b.err
 			}
-			revision, message.Revision = b.revision, b.revision
+			revision = max(revision, b.revision)
+			message.Revision = revision
 			if len(b.changes) == 0 {
 				continue
 			}
 			if err := s.delta(me.node, b.changes, message); err != nil {
+				return err
+			}
+		case b := <-volumeBatches:
+			if b.err != nil {
+				return b.err
+			}
+			revision = max(revision, b.revision)
+			message.Revision = revision
+			if len(b.changes) == 0 {
+				continue
+			}
+			if err := s.volumeDelta(me.node, b.changes, message); err != nil {
 				return err
 			}
 		case <-me.wake:
@@ -212,13 +235,17 @@ func (s *Service) serve(ctx context.Context, me *session, present []string, term
 	}
 }
 
-// snapshot sends the desired state of all VMs of the host in chunks. VMs in present that no record places on this host
+// snapshot sends the desired state of all VMs and volumes of the host in chunks. VMs in present that no record places on this host
 // are sent as ORPHANED. The result from is the store revision at which the watch for later changes must start.
 func (s *Service) snapshot(ctx context.Context, node cloud.NodeID, present []string, term uint64, send func(*agentv1.WatchResponse) error) (from int64, err error) {
 	var all []Assignment
+	var volumes []*agentv1.AssignedVolume
 	if err := s.opts.Store.View(ctx, func(v *store.View) (err error) {
 		from = v.Revision() + 1
-		all, err = s.vms.Assigned(v, node)
+		if all, err = s.vms.Assigned(v, node); err != nil {
+			return err
+		}
+		volumes, err = s.volumes.AssignedVolumes(v, node)
 		return err
 	}); err != nil {
 		return 0, err
@@ -238,9 +265,12 @@ func (s *Service) snapshot(ctx context.Context, node cloud.NodeID, present []str
 	if len(unknown) > 0 {
 		s.opts.Log.Warn("a host reports VMs that are not placed on it", "node", node, "count", len(unknown), "vms", unknown[:min(len(unknown), maxLoggedVMs)])
 	}
-	for first := true; first || len(all) > 0; first = false {
-		n := min(len(all), snapshotChunk)
-		message := &agentv1.WatchResponse{Term: term, Revision: from - 1, Complete: n == len(all)}
+	for first := true; first || len(all)+len(volumes) > 0; first = false {
+		n, m := min(len(all), snapshotChunk), min(len(volumes), snapshotChunk)
+		message := &agentv1.WatchResponse{
+			Term: term, Revision: from - 1, Complete: n == len(all) && m == len(volumes), Volumes: volumes[:m],
+		}
+		volumes = volumes[m:]
 		if first {
 			message.LeaseSeconds = LeaseSeconds
 		}
@@ -303,15 +333,20 @@ func (s *Service) checkLeader() error {
 	return nil
 }
 
-// applyReports passes a host's reports to VMController.Observed in batches of 16, so that the size of a transaction
+// reportChunk is the maximum number of reports that are applied in one transaction.
+const reportChunk = 16
+
+// reportTimeout is the maximum time of such a transaction.
+const reportTimeout = 10 * time.Second
+
+// applyReports passes a host's reports to VMController.Observed in batches of reportChunk, so that the size of a transaction
 // does not grow with the number of VMs. If the reports change more than changeRate records per second, it waits between
 // batches.
 func (s *Service) applyReports(ctx context.Context, node cloud.NodeID, all []cloud.Observation) error {
-	const most = 16
 	b := s.budgetOf(node)
 	for len(all) > 0 {
-		n := min(len(all), most)
-		attempt, cancel := context.WithTimeout(ctx, 10*time.Second)
+		n := min(len(all), reportChunk)
+		attempt, cancel := context.WithTimeout(ctx, reportTimeout)
 		changed, err := s.vms.Observed(attempt, node, all[:n])
 		cancel()
 		if err != nil {

@@ -19,6 +19,8 @@ type Candidate struct {
 	// NoNetwork is why the host cannot have the VM's network interfaces. It is empty if the host can have them, or the
 	// VM has none.
 	NoNetwork string
+	// NoVolumes is why the host cannot have the VM's volumes. It is empty if the host can have them, or the VM has none.
+	NoVolumes string
 }
 
 // Request describes what a VM needs of a host.
@@ -67,6 +69,7 @@ var filters = []func(*Candidate, *Request) string{
 		}
 		return ""
 	},
+	func(c *Candidate, _ *Request) string { return c.NoVolumes },
 	func(c *Candidate, r *Request) string {
 		for k, v := range r.Selector {
 			if c.Node.Labels[k] != v {

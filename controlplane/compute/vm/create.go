@@ -13,6 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/compute/schedule"
+	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/network"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
@@ -187,6 +188,10 @@ func (s *Service) createRecords(ctx context.Context, tx *store.Tx, id cloud.VMID
 	if err != nil {
 		return vm, err
 	}
+	volumes, err := volume.PlacementOf(tx, vm.Tenant(), vm.Spec.Volumes())
+	if err != nil {
+		return vm, err
+	}
 	if err := chargeQuota(tx, &vm, amountOf(&vm.Spec), tenant.Amount{}); err != nil {
 		return vm, err
 	}
@@ -194,8 +199,16 @@ func (s *Service) createRecords(ctx context.Context, tx *store.Tx, id cloud.VMID
 	if err != nil {
 		return vm, err
 	}
-	if err := s.place(tx, &vm, images); err != nil {
+	if err := s.place(tx, &vm, images, &volumes); err != nil {
 		return vm, err
+	}
+	for _, d := range vm.Spec.Disks {
+		if d.Volume == "" {
+			continue
+		}
+		if err := volume.Attach(tx, vm.Tenant(), d.Volume, vm.ID, d.ID, vm.Node); err != nil {
+			return vm, err
+		}
 	}
 	for i := range ports {
 		if err := network.BindNIC(tx, &ports[i], vm.Node, vm.Name); err != nil {
@@ -246,7 +259,7 @@ func resolveImages(tx *store.Tx, vm *cloud.VM, current []cloud.ImageID) (map[clo
 		images[id] = i
 	}
 	for _, d := range cloud.SortByBootOrder(vm.Spec.Disks) {
-		b := cloud.ResolvedDisk{ID: d.ID, SizeBytes: d.SizeGiB << 30, Bus: d.Bus, Cache: d.Cache}
+		b := cloud.ResolvedDisk{ID: d.ID, SizeBytes: d.SizeGiB << 30, Bus: d.Bus, Cache: d.Cache, Volume: d.Volume}
 		if i := images[d.Image]; i != nil {
 			field := "spec.disks[" + d.ID + "].size_gib"
 			if b.SizeBytes < i.VirtualSize {
@@ -282,7 +295,7 @@ func lookupImage(tx *store.Tx, org cloud.OrgID, id cloud.ImageID, current bool) 
 // place chooses a host for vm and allocates the VM's capacity on it. It first chooses from the leader's copy of the
 // host records. It then reads the chosen host's record in tx, and chooses again if that host is full, cordoned or
 // deleted.
-func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*image.Usable) error {
+func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*image.Usable, volumes *volume.Placement) error {
 	r := &schedule.Request{VM: vm.ID, Need: vm.Spec.Need(), CPUModel: vm.Spec.CPU.Model}
 	r.Selector, _ = selector(vm.Labels)
 	for _, i := range images {
@@ -306,6 +319,7 @@ func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*im
 		if fleet[i].NoNetwork, err = networkShortage(tx.Unguarded(), fleet[i].Node.ID, vm.Spec.Network); err != nil {
 			return err
 		}
+		fleet[i].NoVolumes = volumes.Shortage(&fleet[i].Node)
 	}
 	for {
 		id, refused, ok := schedule.Place(fleet, r)
@@ -323,7 +337,7 @@ func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*im
 		if err != nil {
 			return err
 		}
-		if n != nil && !n.Cordoned && schedule.Shortage(n, r.Need) == "" {
+		if n != nil && !n.Cordoned && schedule.Shortage(n, r.Need) == "" && volumes.Shortage(n) == "" {
 			n.Allocated = n.Allocated.Plus(r.Need)
 			node.Nodes.Put(tx, n, string(id))
 			vm.Node = id
@@ -337,7 +351,7 @@ func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*im
 				fleet[i].State = cloud.NodeNotReady
 				continue
 			}
-			fleet[i].Node = *n
+			fleet[i].Node, fleet[i].NoVolumes = *n, volumes.Shortage(n)
 			if n.Cordoned {
 				fleet[i].State = cloud.NodeCordoned
 			}

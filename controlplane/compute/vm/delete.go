@@ -13,6 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // powerOffWait is how long a forced Delete waits for the host to report that it has destroyed the VM.
@@ -75,7 +76,7 @@ func (s *Service) deleteOnLeader(ctx context.Context, q deleteRequest) (out dele
 // deleteRecords deletes the VM's records, and sets its Placed record to Gone, so that the host destroys the VM.
 // Capacity that the host may still use stays allocated until the host reports that the VM is absent. That is always the
 // storage. It is also the processors and memory, unless the VM is certainly off. A VM in ERROR is not certainly off:
-// its process may still run, if it did not stop in time.
+// its process may still run, if it did not stop in time. Likewise only a STOPPED VM releases its volumes at once.
 func (s *Service) deleteRecords(tx *store.Tx, vm *cloud.VM, force bool) (deleteResponse, error) {
 	ev := cloud.DeleteRequested
 	if force {
@@ -86,6 +87,7 @@ func (s *Service) deleteRecords(tx *store.Tx, vm *cloud.VM, force bool) (deleteR
 		return deleteResponse{}, fault.New(fault.FailedPrecondition,
 			"the host of VM %s does not answer, so its disks cannot be removed now: wait, or use force", vm.Name)
 	}
+	was := vm.State
 	off := vm.State == cloud.Stopped || vm.State == cloud.Creating || vm.State == cloud.Failed
 	if err := vm.Apply(ev, tx.Now()); err != nil {
 		return deleteResponse{}, err
@@ -112,7 +114,15 @@ func (s *Service) deleteRecords(tx *store.Tx, vm *cloud.VM, force bool) (deleteR
 		return deleteResponse{}, err
 	}
 	if vm.Node == "" {
-		return deleteResponse{}, nil
+		return deleteResponse{}, releaseVolumes(tx, vm.Project, vm.ID, vm.Spec.Volumes())
+	}
+	var attached []cloud.VolumeID
+	if was == cloud.Stopped || mutant.On(mutant.ReleaseDeletedEarly) {
+		if err := releaseVolumes(tx, vm.Project, vm.ID, vm.Spec.Volumes()); err != nil {
+			return deleteResponse{}, err
+		}
+	} else {
+		attached = vm.Spec.Volumes()
 	}
 	need := vm.Spec.Need()
 	reserved := need
@@ -122,7 +132,7 @@ func (s *Service) deleteRecords(tx *store.Tx, vm *cloud.VM, force bool) (deleteR
 			return deleteResponse{}, err
 		}
 	}
-	node.PlacedVMs.Put(tx, &node.Placed{Project: vm.Project, Generation: vm.Generation + 1, Gone: true, Held: reserved}, string(vm.Node), string(vm.ID))
+	node.PlacedVMs.Put(tx, &node.Placed{Project: vm.Project, Generation: vm.Generation + 1, Gone: true, Held: reserved, Volumes: attached}, string(vm.Node), string(vm.ID))
 	return deleteResponse{Node: vm.Node, Away: unresponsive}, nil
 }
 

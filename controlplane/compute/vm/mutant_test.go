@@ -13,6 +13,12 @@ import (
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.ForgetAnswers, TestCreateIsIdempotent, "the project has a VM called web")
 	mutanttest.Notices(t, mutant.ReleaseAttachedNIC, TestDetachNICFromRunningVM, "the port of a NIC that the guest still has")
+	mutanttest.Notices(t, mutant.ReleaseDeletedEarly, TestDeletedVMKeepsVolumes, "the host may still run the guest")
+	mutanttest.Notices(t, mutant.AttachTwice, TestConcurrentAttach, "the others must learn who has the volume")
+	mutanttest.Notices(t, mutant.AttachUnflushed, TestDiskOfStoppedVM, "the host has not flushed the volume")
+	mutanttest.Notices(t, mutant.AttachElsewhere, TestVolumesDecideTheHost, "the host must have the volume")
+	mutanttest.Notices(t, mutant.KeepAttachmentGeneration, TestDiskOfStoppedVM, "the attachment generation must grow")
+	mutanttest.Notices(t, mutant.ReleaseAttachedDisk, TestDiskOfRunningVM, "the guest still has the disk")
 	mutanttest.Notices(t, mutant.StaleQuota, TestConcurrentQuota, "more VMs than the quota allows")
 	mutanttest.Notices(t, mutant.StaleQuota, TestOrgQuotaCoversNewProjects, "more VMs than the quota allows")
 	mutanttest.Notices(t, mutant.AllocateTwice, TestConcurrentCreatesShareNoCapacity, "more VMs than the host has room for")

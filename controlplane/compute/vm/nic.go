@@ -141,10 +141,15 @@ func (s *Service) detachNICOnLeader(ctx context.Context, q nicRequest) (powerRes
 }
 
 // changeNICs runs change on the record of a VM and stores it, at most once per idempotency key of the method.
-func (s *Service) changeNICs(ctx context.Context, q nicRequest, method string, change func(*store.Tx, *cloud.VM) error) (out powerResponse, err error) {
+func (s *Service) changeNICs(ctx context.Context, q nicRequest, method string, change func(*store.Tx, *cloud.VM) error) (powerResponse, error) {
+	return s.changeVM(ctx, q.Tenant, q.VM, method, q.Body, change)
+}
+
+// changeVM runs change on the record of a VM and stores it, at most once per idempotency key of the method.
+func (s *Service) changeVM(ctx context.Context, t cloud.Tenant, id cloud.VMID, method string, body [32]byte, change func(*store.Tx, *cloud.VM) error) (out powerResponse, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
-		out.VM, out.Replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), store.InProject(q.Tenant.Project), method, q.Body, func() (cloud.VM, error) {
-			vm, err := getOwned(tx, q.Tenant, q.VM)
+		out.VM, out.Replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), store.InProject(t.Project), method, body, func() (cloud.VM, error) {
+			vm, err := getOwned(tx, t, id)
 			if err != nil {
 				return cloud.VM{}, err
 			}
@@ -229,8 +234,8 @@ func nicError(vm *cloud.VM, nic, verb, otherwise string) error {
 	return fault.New(fault.FailedPrecondition, "%s NIC %s of VM %s: %s", verb, nic, vm.Name, otherwise)
 }
 
-// isNICRefusal reports whether err is the refusal of a host to change a NIC.
-func isNICRefusal(err error) bool {
+// isDeviceRefusal reports whether err is the refusal of a host to change a NIC or a disk.
+func isDeviceRefusal(err error) bool {
 	f, ok := fault.From(err)
-	return ok && f.Reason == reasonNICRefused
+	return ok && (f.Reason == reasonNICRefused || f.Reason == reasonDiskRefused)
 }

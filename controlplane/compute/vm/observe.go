@@ -64,8 +64,10 @@ func assigned(v *store.View, on cloud.NodeID, id cloud.VMID, p *node.Placed) (*a
 		return nil, err
 	}
 	out := convert.Assigned(vm)
-	out.Seed, err = assignedSeed(v, vm)
-	return out, err
+	if out.Seed, err = assignedSeed(v, vm); err != nil {
+		return nil, err
+	}
+	return out, assignVolumes(v, vm, out)
 }
 
 // UsesImage implements node.VMController. An empty checksum matches no image.
@@ -162,6 +164,9 @@ func (s *Service) applyReport(r store.Reader, tx *store.Tx, on cloud.NodeID, o c
 			return false, true, nil
 		}
 		node.PlacedVMs.Delete(tx, string(on), string(o.VM))
+		if err := releaseVolumes(tx, p.Project, o.VM, p.Volumes); err != nil {
+			return false, true, err
+		}
 		return false, true, releaseCapacity(tx, on, p.Held)
 	}
 	vm, err := VMs.Get(r, string(p.Project), string(o.VM))
@@ -169,12 +174,16 @@ func (s *Service) applyReport(r store.Reader, tx *store.Tx, on cloud.NodeID, o c
 		return false, false, err
 	}
 	truncateReport(&o)
-	generation, nics := vm.Generation, vm.Spec.Network
+	generation, nics, volumes := vm.Generation, vm.Spec.Network, vm.Spec.Volumes()
 	if !vm.Observe(o, now) {
 		return true, false, nil
 	}
 	if tx != nil {
 		if err := releaseRemovedNICs(tx, vm, nics); err != nil {
+			return true, false, err
+		}
+		removed := slices.DeleteFunc(volumes, func(id cloud.VolumeID) bool { return slices.Contains(vm.Spec.Volumes(), id) })
+		if err := releaseVolumes(tx, vm.Project, vm.ID, removed); err != nil {
 			return true, false, err
 		}
 		err = s.save(tx, vm, generation)
@@ -183,13 +192,14 @@ func (s *Service) applyReport(r store.Reader, tx *store.Tx, on cloud.NodeID, o c
 }
 
 // Limits on what a host can write into a record: bytes of an error text, number of addresses, bytes of one address,
-// number of NICs.
+// number of NICs and of disks.
 // Longer texts are cut and remain valid UTF-8.
 const (
 	maxLastError = 1 << 10
 	maxAddresses = 64
 	maxAddress   = 64
 	maxNICs      = 2 * cloud.MaxNICs
+	maxDisks     = 2 * cloud.MaxDisks
 )
 
 func truncateReport(o *cloud.Observation) {
@@ -201,6 +211,10 @@ func truncateReport(o *cloud.Observation) {
 	o.NICs = slices.Clone(o.NICs[:min(len(o.NICs), maxNICs)])
 	for i := range o.NICs {
 		o.NICs[i].Error = truncate(o.NICs[i].Error, maxLastError)
+	}
+	o.Disks = slices.Clone(o.Disks[:min(len(o.Disks), maxDisks)])
+	for i := range o.Disks {
+		o.Disks[i].Error = truncate(o.Disks[i].Error, maxLastError)
 	}
 }
 

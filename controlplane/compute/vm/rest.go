@@ -24,6 +24,8 @@ func (s *Service) Routes(r *rest.Server) {
 	r.Handle(http.MethodPost, "/api/v1/vms/{id}/start", service+"StartVm", s.startVM)
 	r.Handle(http.MethodPost, "/api/v1/vms/{id}/stop", service+"StopVm", s.stopVM)
 	r.Handle(http.MethodPost, "/api/v1/vms/{id}/migrate", service+"MigrateVm", s.migrateVM)
+	r.Handle(http.MethodPost, "/api/v1/vms/{id}/disks", service+"AttachDisk", s.postDisk)
+	r.Handle(http.MethodDelete, "/api/v1/vms/{id}/disks/{disk}", service+"DetachDisk", s.deleteDisk)
 }
 
 // vmResponse is the JSON object VmResponse of the wire contract (docs/api.md).
@@ -284,6 +286,7 @@ func (s *Service) postVM(w *rest.Response, r *http.Request) (any, error) {
 // bodyFieldNames maps prefixes of field names in a VM's spec to the names that these fields have in createBody.
 var bodyFieldNames = []struct{ spec, body string }{
 	{"spec.cpu.vcpus", "vcpus"}, {"spec.memory.size_mib", "memory_mib"}, {"spec.disks", "disks"}, {"spec.network", "network"},
+	{"disk.", ""},
 }
 
 // withBodyField returns a copy of err that names the invalid field as in the request body, not as in the VM's spec.

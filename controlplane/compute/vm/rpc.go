@@ -245,31 +245,3 @@ func (r *server) RecoverVm(ctx context.Context, in *vmv1.RecoverVmRequest) (*vmv
 	}
 	return nil, rpc.Unimplemented("RecoverVm")
 }
-
-// device implements the calls AttachDisk and DetachDisk, which are not supported. It returns an error if the VM does not exist,
-// or if spec, which contains only the device, is invalid. Otherwise it returns Unimplemented.
-func (r *server) device(ctx context.Context, method auth.Method, in interface {
-	request
-	GetVmId() string
-}, spec cloud.Spec) error {
-	t, err := admit(ctx, method, in)
-	if err != nil {
-		return err
-	}
-	if _, err := r.s.Get(ctx, t, cloud.VMID(in.GetVmId())); err != nil {
-		return err
-	}
-	spec.Normalize()
-	if err := spec.Check(); err != nil {
-		return err
-	}
-	return rpc.Unimplemented(string(method))
-}
-
-func (r *server) AttachDisk(ctx context.Context, in *vmv1.AttachDiskRequest) (*vmv1.VirtualMachine, error) {
-	return nil, r.device(ctx, "AttachDisk", in, convert.SpecFrom(&vmv1.VmSpec{Disks: []*vmv1.DiskSpec{in.GetDisk()}}))
-}
-
-func (r *server) DetachDisk(ctx context.Context, in *vmv1.DetachDiskRequest) (*vmv1.VirtualMachine, error) {
-	return nil, r.device(ctx, "DetachDisk", in, cloud.Spec{Disks: []cloud.Disk{{ID: in.GetDiskId(), Blank: true, SizeGiB: 1}}})
-}

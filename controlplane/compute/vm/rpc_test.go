@@ -21,6 +21,7 @@ func TestRPCArguments(t *testing.T) {
 	ctx := w.as(acme, "")
 	id, nowhere := string(vm.ID), string(newID())
 	blank := &vmv1.DiskSource{Source: &vmv1.DiskSource_Blank{Blank: true}}
+	volume := &vmv1.DiskSource{Source: &vmv1.DiskSource_VolumeId{VolumeId: nowhere}}
 	create := func(in *vmv1.CreateVmRequest) error {
 		in.Name = "x"
 		_, err := r.CreateVm(ctx, in)
@@ -54,10 +55,13 @@ func TestRPCArguments(t *testing.T) {
 		{"recover", only(r.RecoverVm(ctx, &vmv1.RecoverVmRequest{VmId: nowhere, Name: "x", Spec: &vmv1.VmSpec{}})), fault.Unimplemented, ""},
 		{"recover without a name", only(r.RecoverVm(ctx, &vmv1.RecoverVmRequest{VmId: nowhere, Spec: &vmv1.VmSpec{}})), fault.InvalidArgument, "name"},
 		{"recover with another hypervisor", only(r.RecoverVm(ctx, &vmv1.RecoverVmRequest{VmId: nowhere, Name: "x", Spec: &vmv1.VmSpec{}, Hypervisor: 2})), fault.InvalidArgument, "hypervisor"},
-		{"attach without a disk", only(r.AttachDisk(ctx, &vmv1.AttachDiskRequest{VmId: id})), fault.InvalidArgument, "spec.disks[0].id"},
-		{"attach a disk", only(r.AttachDisk(ctx, &vmv1.AttachDiskRequest{VmId: id, Disk: &vmv1.DiskSpec{Id: "b", Source: blank, SizeGib: 1}})), fault.Unimplemented, ""},
-		{"attach a disk to an unknown VM", only(r.AttachDisk(ctx, &vmv1.AttachDiskRequest{VmId: nowhere, Disk: &vmv1.DiskSpec{Id: "b", Source: blank, SizeGib: 1}})), fault.NotFound, ""},
-		{"detach without a disk", only(r.DetachDisk(ctx, &vmv1.DetachDiskRequest{VmId: id})), fault.InvalidArgument, "spec.disks[0].id"},
+		{"attach without a disk", only(r.AttachDisk(ctx, &vmv1.AttachDiskRequest{VmId: id})), fault.InvalidArgument, "disk.id"},
+		{"attach a disk that is not a volume", only(r.AttachDisk(ctx, &vmv1.AttachDiskRequest{VmId: id, Disk: &vmv1.DiskSpec{Id: "b", Source: blank, SizeGib: 1}})), fault.InvalidArgument, "disk.source"},
+		{"attach a disk to an unknown VM", only(r.AttachDisk(ctx, &vmv1.AttachDiskRequest{VmId: nowhere, Disk: &vmv1.DiskSpec{Id: "b", Source: volume}})), fault.NotFound, ""},
+		{"detach without a disk", only(r.DetachDisk(ctx, &vmv1.DetachDiskRequest{VmId: id})), fault.InvalidArgument, "disk_id"},
+		{"attach a volume that does not exist", only(r.AttachDisk(ctx, &vmv1.AttachDiskRequest{VmId: id, Disk: &vmv1.DiskSpec{Id: "b", Source: volume}})), fault.NotFound, ""},
+		{"detach a disk that the VM has not", only(r.DetachDisk(ctx, &vmv1.DetachDiskRequest{VmId: id, DiskId: "b"})), fault.NotFound, "disk_id"},
+		{"detach a disk that is not a volume", only(r.DetachDisk(ctx, &vmv1.DetachDiskRequest{VmId: id, DiskId: "a"})), fault.FailedPrecondition, ""},
 		{"attach without a NIC", only(r.AttachNic(ctx, &vmv1.AttachNicRequest{VmId: id})), fault.InvalidArgument, "nic.id"},
 		{"attach a NIC on a host without a network", only(r.AttachNic(ctx, &vmv1.AttachNicRequest{VmId: id, Nic: &vmv1.NetworkSpec{Id: "nic0"}})), fault.FailedPrecondition, ""},
 		{"attach a NIC to an unknown VM", only(r.AttachNic(ctx, &vmv1.AttachNicRequest{VmId: nowhere, Nic: &vmv1.NetworkSpec{Id: "nic0"}})), fault.NotFound, ""},

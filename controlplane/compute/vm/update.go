@@ -95,9 +95,8 @@ func (s *Service) apply(tx *store.Tx, vm *cloud.VM, c *Change) (bool, error) {
 	if len(c.Disks) > 0 || len(c.Network) > 0 {
 		requested := cloud.Spec{Disks: c.Disks, Network: c.Network}
 		requested.Normalize()
-		if len(c.Disks) > 0 && !reflect.DeepEqual(requested.Disks, vm.Spec.Disks) {
-			return false, fault.Invalid("spec.disks",
-				"disks cannot be changed after the VM was created: this version does not serve AttachDisk and DetachDisk")
+		if len(c.Disks) > 0 && !reflect.DeepEqual(requested.Disks, visibleDisks(vm.Spec.Disks)) {
+			return false, fault.Invalid("spec.disks", "disks cannot be changed by UpdateVm: use AttachDisk and DetachDisk")
 		}
 		if len(c.Network) > 0 && !reflect.DeepEqual(requested.Network, visibleNICs(vm.Spec.Network)) {
 			return false, fault.Invalid("spec.network", "NICs cannot be changed by UpdateVm: use AttachNic and DetachNic")

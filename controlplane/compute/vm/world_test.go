@@ -12,6 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node/nodetest"
+	"github.com/trivet-cloud/trivet/controlplane/compute/storageclass"
+	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/network"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
@@ -25,6 +27,8 @@ type world struct {
 	store *store.Store
 	nodes *node.Service
 	vms   *Service
+	// volumes creates the volumes that tests attach to VMs.
+	volumes *volume.Service
 	// networks creates the ports and VPCs that tests give to VMs.
 	networks *network.Service
 }
@@ -39,7 +43,10 @@ func newWorld(t testing.TB) *world {
 	w := &world{World: base, t: t, store: base.Store, nodes: base.Nodes}
 	w.vms = New(Options{Store: w.store, Commands: w.Commands, Nodes: w.nodes, Log: w.Log})
 	w.networks = network.New(network.Options{Store: w.store, Commands: w.Commands, Log: w.Log})
+	w.volumes = volume.New(w.store, w.Commands)
+	require.NoError(t, storageclass.New(w.store, w.Commands).Bootstrap(t.Context()))
 	w.Attach(w.vms)
+	w.nodes.AttachVolumes(w.volumes)
 	w.Go(w.vms.Follow)
 	return w
 }

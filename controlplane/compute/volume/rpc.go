@@ -1,5 +1,3 @@
-// Package volume implements VolumeService, which this version does not support: each call checks the caller's
-// permission and the arguments, and then returns Unimplemented.
 package volume
 
 import (
@@ -8,122 +6,143 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	storagev1 "github.com/trivet-cloud/trivet/protos/storage/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/convert"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Register registers VolumeService for API callers.
-func Register(g grpc.ServiceRegistrar) { vmv1.RegisterVolumeServiceServer(g, server{}) }
+// Register registers both services for volumes, VolumeService of vmcontroller.v1 and of storage.v1, for API callers.
+func (s *Service) Register(g grpc.ServiceRegistrar) {
+	vmv1.RegisterVolumeServiceServer(g, &server{s: s})
+	storagev1.RegisterVolumeServiceServer(g, &storageServer{s: s})
+}
 
 type server struct {
 	vmv1.UnsafeVolumeServiceServer
+	s *Service
 }
 
+const (
+	service        = "/vmcontroller.v1.VolumeService/"
+	storageService = "/storage.v1.VolumeService/"
+)
+
+// request is implemented by every request about volumes.
 type request interface {
 	GetOrgId() string
 	GetProjectId() string
 }
 
-// unsupported authorizes the caller, runs check on the arguments, and then returns Unimplemented.
-func unsupported(ctx context.Context, method auth.Method, in request, check func() error) error {
-	if _, err := auth.Admit(ctx, "/vmcontroller.v1.VolumeService/"+method, in.GetOrgId(), in.GetProjectId()); err != nil {
-		return err
+func admit(ctx context.Context, method auth.Method, in request) (cloud.Tenant, error) {
+	return auth.Admit(ctx, method, in.GetOrgId(), in.GetProjectId())
+}
+
+// respond converts the result of a change to its response.
+func respond(ctx context.Context, out Result, err error) (*vmv1.Volume, error) {
+	if err != nil {
+		return nil, err
 	}
-	if err := check(); err != nil {
-		return err
+	rpc.Replayed(ctx, out.Replayed)
+	return convert.Volume(&out.Volume), nil
+}
+
+func (r *server) CreateVolume(ctx context.Context, in *vmv1.CreateVolumeRequest) (*vmv1.Volume, error) {
+	t, err := admit(ctx, service+"CreateVolume", in)
+	if err != nil {
+		return nil, err
 	}
-	return rpc.Unimplemented(string(method))
+	out, err := r.s.Create(ctx, t, convert.VolumeFrom(in), cloud.ImageID(in.GetImageId()), rpc.BodyHash(in))
+	return respond(ctx, out, err)
 }
 
-// newVolume holds the fields that CreateVolumeRequest and RegisterExternalVolumeRequest have in common.
-type newVolume interface {
-	GetName() string
-	GetSizeGib() uint64
-	GetDriver() vmv1.VolumeDriverKind
-	GetStorageClass() string
-	GetMetadata() map[string]string
-	GetLabels() map[string]string
-}
-
-func checkNew(in newVolume) error {
-	if err := cloud.CheckName("name", in.GetName()); err != nil {
-		return err
+func (r *server) GetVolume(ctx context.Context, in *vmv1.GetVolumeRequest) (*vmv1.Volume, error) {
+	t, err := admit(ctx, service+"GetVolume", in)
+	if err != nil {
+		return nil, err
 	}
-	if err := checkSize(in.GetSizeGib()); err != nil {
-		return err
+	v, err := r.s.Get(ctx, t, cloud.VolumeID(in.GetVolumeId()))
+	if err != nil {
+		return nil, err
 	}
-	if _, known := vmv1.VolumeDriverKind_name[int32(in.GetDriver())]; !known {
-		return fault.Invalid("driver", "unknown value %d", in.GetDriver())
+	return convert.Volume(v), nil
+}
+
+func (r *server) ListVolumes(ctx context.Context, in *vmv1.ListVolumesRequest) (*vmv1.ListVolumesResponse, error) {
+	return r.list(ctx, in, Filter{})
+}
+
+// list implements ListVolumes with a filter, which only the REST API has.
+func (r *server) list(ctx context.Context, in *vmv1.ListVolumesRequest, f Filter) (*vmv1.ListVolumesResponse, error) {
+	t, err := admit(ctx, service+"ListVolumes", in)
+	if err != nil {
+		return nil, err
 	}
-	if len(in.GetStorageClass()) > 63 {
-		return fault.Invalid("storage_class", "at most 63 bytes")
+	all, next, err := r.s.List(ctx, t, in.GetPageSize(), in.GetPageToken(), f)
+	if err != nil {
+		return nil, err
 	}
-	if err := cloud.CheckPairs("metadata", in.GetMetadata()); err != nil {
-		return err
+	out := &vmv1.ListVolumesResponse{NextPageToken: next}
+	for _, v := range all {
+		out.Volumes = append(out.Volumes, convert.Volume(v))
 	}
-	return cloud.CheckPairs("labels", in.GetLabels())
+	return out, nil
 }
 
-func checkSize(gib uint64) error {
-	if gib < 1 || gib > cloud.MaxDiskGiB {
-		return fault.Invalid("size_gib", "must be 1 to %d, got %d", cloud.MaxDiskGiB, gib)
+func (r *server) DeleteVolume(ctx context.Context, in *vmv1.DeleteVolumeRequest) (*emptypb.Empty, error) {
+	t, err := admit(ctx, service+"DeleteVolume", in)
+	if err != nil {
+		return nil, err
 	}
-	return nil
+	out, err := r.s.Delete(ctx, t, cloud.VolumeID(in.GetVolumeId()), rpc.BodyHash(in))
+	if err != nil {
+		return nil, err
+	}
+	rpc.Replayed(ctx, out.Replayed)
+	return &emptypb.Empty{}, nil
 }
 
-func (server) CreateVolume(ctx context.Context, in *vmv1.CreateVolumeRequest) (*vmv1.Volume, error) {
-	return nil, unsupported(ctx, "CreateVolume", in, func() error {
-		if err := checkNew(in); err != nil {
-			return err
-		}
-		if in.GetImageId() == "" {
-			return nil
-		}
-		return cloud.CheckUUID("image_id", in.GetImageId())
-	})
+func (r *server) ResizeVolume(ctx context.Context, in *vmv1.ResizeVolumeRequest) (*vmv1.Volume, error) {
+	t, err := admit(ctx, service+"ResizeVolume", in)
+	if err != nil {
+		return nil, err
+	}
+	out, err := r.s.Resize(ctx, t, cloud.VolumeID(in.GetVolumeId()), in.GetSizeGib(), rpc.BodyHash(in))
+	return respond(ctx, out, err)
 }
 
-func (server) GetVolume(ctx context.Context, in *vmv1.GetVolumeRequest) (*vmv1.Volume, error) {
-	return nil, unsupported(ctx, "GetVolume", in, func() error { return cloud.CheckUUID("volume_id", in.GetVolumeId()) })
+// RegisterExternalVolume is for classes of the driver RBD, which cannot exist in this version.
+func (r *server) RegisterExternalVolume(ctx context.Context, in *vmv1.RegisterExternalVolumeRequest) (*vmv1.Volume, error) {
+	if _, err := admit(ctx, service+"RegisterExternalVolume", in); err != nil {
+		return nil, err
+	}
+	v := cloud.Volume{
+		Name: in.GetName(), SizeGiB: in.GetSizeGib(), Driver: convert.VolumeDriver(in.GetDriver()), Class: in.GetStorageClass(),
+		Metadata: in.GetMetadata(), Labels: in.GetLabels(),
+	}
+	if err := cloud.CheckVolume(&v); err != nil {
+		return nil, err
+	}
+	if in.GetRbd().GetPool() == "" || in.GetRbd().GetImage() == "" {
+		return nil, fault.Invalid("rbd", "names a pool and an image")
+	}
+	return nil, fault.New(fault.FailedPrecondition, "the cloud has no storage class of the driver RBD")
 }
 
-func (server) ListVolumes(ctx context.Context, in *vmv1.ListVolumesRequest) (*vmv1.ListVolumesResponse, error) {
-	return nil, unsupported(ctx, "ListVolumes", in, func() error {
-		if n := in.GetPageSize(); n < 0 || n > cloud.MaxPage {
-			return fault.Invalid("page_size", "must be 0 to %d, got %d", cloud.MaxPage, n)
-		}
-		if in.GetPageToken() != "" {
-			return fault.Invalid("page_token", "is not one that this list gave")
-		}
-		return nil
-	})
+type storageServer struct {
+	storagev1.UnsafeVolumeServiceServer
+	s *Service
 }
 
-func (server) DeleteVolume(ctx context.Context, in *vmv1.DeleteVolumeRequest) (*emptypb.Empty, error) {
-	return nil, unsupported(ctx, "DeleteVolume", in, func() error { return cloud.CheckUUID("volume_id", in.GetVolumeId()) })
-}
-
-func (server) ResizeVolume(ctx context.Context, in *vmv1.ResizeVolumeRequest) (*vmv1.Volume, error) {
-	return nil, unsupported(ctx, "ResizeVolume", in, func() error {
-		if err := cloud.CheckUUID("volume_id", in.GetVolumeId()); err != nil {
-			return err
-		}
-		return checkSize(in.GetSizeGib())
-	})
-}
-
-func (server) RegisterExternalVolume(ctx context.Context, in *vmv1.RegisterExternalVolumeRequest) (*vmv1.Volume, error) {
-	return nil, unsupported(ctx, "RegisterExternalVolume", in, func() error {
-		if err := checkNew(in); err != nil {
-			return err
-		}
-		if in.GetRbd().GetPool() == "" || in.GetRbd().GetImage() == "" {
-			return fault.Invalid("rbd", "names a pool and an image")
-		}
-		return nil
-	})
+func (r *storageServer) UpdateVolume(ctx context.Context, in *storagev1.UpdateVolumeRequest) (*vmv1.Volume, error) {
+	t, err := admit(ctx, storageService+"UpdateVolume", in)
+	if err != nil {
+		return nil, err
+	}
+	out, err := r.s.Update(ctx, t, cloud.VolumeID(in.GetVolumeId()), in.GetName(), in.GetMetadata(), in.GetLabels(), rpc.BodyHash(in))
+	return respond(ctx, out, err)
 }

@@ -53,15 +53,17 @@ var (
 )
 
 const (
-	vms       = "/vmcontroller.v1.VmService/"
-	images    = "/vmcontroller.v1.ImageService/"
-	imageData = "/storage.v1.ImageDataService/"
-	volumes   = "/vmcontroller.v1.VolumeService/"
-	nodes     = "/vmcontroller.v1.NodeService/"
-	operators = "/operator.v1.OperatorService/"
-	identity  = "/identity.v1.IdentityService/"
-	credits   = "/credit.v1.CreditService/"
-	networks  = "/network.v1.NetworkService/"
+	vms            = "/vmcontroller.v1.VmService/"
+	images         = "/vmcontroller.v1.ImageService/"
+	imageData      = "/storage.v1.ImageDataService/"
+	volumes        = "/vmcontroller.v1.VolumeService/"
+	nodes          = "/vmcontroller.v1.NodeService/"
+	storageVolumes = "/storage.v1.VolumeService/"
+	storageClasses = "/storage.v1.StorageClassService/"
+	operators      = "/operator.v1.OperatorService/"
+	identity       = "/identity.v1.IdentityService/"
+	credits        = "/credit.v1.CreditService/"
+	networks       = "/network.v1.NetworkService/"
 )
 
 // rules is the authorization table: the roles that may call each method. Admit refuses a method that is not listed. The
@@ -105,6 +107,14 @@ var rules = map[Method]Rule{
 	volumes + "DeleteVolume":           {OfProject, write},
 	volumes + "ResizeVolume":           {OfProject, write},
 	volumes + "RegisterExternalVolume": {OfProject, nil},
+
+	storageVolumes + "UpdateVolume": {OfProject, write},
+
+	storageClasses + "CreateStorageClass": {Nowhere, nil},
+	storageClasses + "GetStorageClass":    {Nowhere, anyProven},
+	storageClasses + "ListStorageClasses": {Nowhere, anyProven},
+	storageClasses + "UpdateStorageClass": {Nowhere, nil},
+	storageClasses + "DeleteStorageClass": {Nowhere, nil},
 
 	networks + "CreateVpc":               {OfProject, write},
 	networks + "GetVpc":                  {OfProject, read},

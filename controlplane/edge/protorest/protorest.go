@@ -68,6 +68,20 @@ func Handle[I, O any, PI Message[I], PO Message[O]](r *rest.Server, route Route,
 	})
 }
 
+// Read serves a GET request by an RPC, for routes whose handler also reads other parameters of the query. It ignores
+// parameters that are not fields of the RPC's request.
+func Read[I, O any, PI Message[I], PO Message[O]](q *http.Request, call func(context.Context, PI) (PO, error)) (any, error) {
+	in := PI(new(I))
+	if err := readParameters(q, in.ProtoReflect()); err != nil {
+		return nil, err
+	}
+	out, err := call(q.Context(), in)
+	if err != nil {
+		return nil, err
+	}
+	return Encode(out.ProtoReflect()), nil
+}
+
 // lastVariable returns the name of the last variable of a path. In the path of a DELETE it identifies what is deleted.
 func lastVariable(path string) string {
 	return strings.TrimSuffix(path[strings.LastIndexByte(path, '{')+1:], "}")
@@ -91,15 +105,25 @@ func (route *Route) read(q *http.Request, in proto.Message) error {
 		if err := Decode(m, "", body); err != nil {
 			return err
 		}
-	} else {
-		for key, values := range q.URL.Query() {
-			if f := m.Descriptor().Fields().ByName(protoreflect.Name(key)); f != nil && len(values) > 0 {
-				if err := decodeQuery(m, f, values[0]); err != nil {
-					return err
-				}
+		return readVariables(q, m)
+	}
+	return readParameters(q, m)
+}
+
+// readParameters sets the fields of a request that the query and the path have.
+func readParameters(q *http.Request, m protoreflect.Message) error {
+	for key, values := range q.URL.Query() {
+		if f := m.Descriptor().Fields().ByName(protoreflect.Name(key)); f != nil && len(values) > 0 {
+			if err := decodeQuery(m, f, values[0]); err != nil {
+				return err
 			}
 		}
 	}
+	return readVariables(q, m)
+}
+
+// readVariables sets the fields of a request that are variables of the path.
+func readVariables(q *http.Request, m protoreflect.Message) error {
 	for key, value := range mux.Vars(q) {
 		m.Set(m.Descriptor().Fields().ByName(protoreflect.Name(key)), protoreflect.ValueOfString(value))
 	}

@@ -3272,8 +3272,12 @@ type Quota struct {
 	SecurityGroups *uint64 `protobuf:"varint,10,opt,name=security_groups,json=securityGroups,proto3,oneof" json:"security_groups,omitempty"`
 	FloatingIps    *uint64 `protobuf:"varint,11,opt,name=floating_ips,json=floatingIps,proto3,oneof" json:"floating_ips,omitempty"`
 	ServiceIps     *uint64 `protobuf:"varint,12,opt,name=service_ips,json=serviceIps,proto3,oneof" json:"service_ips,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Absent for a project: 1,000 volumes.
+	Volumes *uint64 `protobuf:"varint,13,opt,name=volumes,proto3,oneof" json:"volumes,omitempty"`
+	// Total size of the volumes.
+	VolumeGib     *uint64 `protobuf:"varint,14,opt,name=volume_gib,json=volumeGib,proto3,oneof" json:"volume_gib,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Quota) Reset() {
@@ -3390,6 +3394,20 @@ func (x *Quota) GetServiceIps() uint64 {
 	return 0
 }
 
+func (x *Quota) GetVolumes() uint64 {
+	if x != nil && x.Volumes != nil {
+		return *x.Volumes
+	}
+	return 0
+}
+
+func (x *Quota) GetVolumeGib() uint64 {
+	if x != nil && x.VolumeGib != nil {
+		return *x.VolumeGib
+	}
+	return 0
+}
+
 // Usage is the resources of a project, or of all projects of an org together. A stopped VM counts like a running one,
 // because its host keeps room for it.
 type Usage struct {
@@ -3407,6 +3425,8 @@ type Usage struct {
 	SecurityGroups uint64  `protobuf:"varint,10,opt,name=security_groups,json=securityGroups,proto3" json:"security_groups,omitempty"`
 	FloatingIps    uint64  `protobuf:"varint,11,opt,name=floating_ips,json=floatingIps,proto3" json:"floating_ips,omitempty"`
 	ServiceIps     uint64  `protobuf:"varint,12,opt,name=service_ips,json=serviceIps,proto3" json:"service_ips,omitempty"`
+	Volumes        uint64  `protobuf:"varint,13,opt,name=volumes,proto3" json:"volumes,omitempty"`
+	VolumeGib      uint64  `protobuf:"varint,14,opt,name=volume_gib,json=volumeGib,proto3" json:"volume_gib,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -3521,6 +3541,20 @@ func (x *Usage) GetFloatingIps() uint64 {
 func (x *Usage) GetServiceIps() uint64 {
 	if x != nil {
 		return x.ServiceIps
+	}
+	return 0
+}
+
+func (x *Usage) GetVolumes() uint64 {
+	if x != nil {
+		return x.Volumes
+	}
+	return 0
+}
+
+func (x *Usage) GetVolumeGib() uint64 {
+	if x != nil {
+		return x.VolumeGib
 	}
 	return 0
 }
@@ -4506,7 +4540,7 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"=\n" +
 	"\x14DeleteProjectRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x15\n" +
-	"\x06org_id\x18\x02 \x01(\tR\x05orgId\"\xad\x04\n" +
+	"\x06org_id\x18\x02 \x01(\tR\x05orgId\"\x8b\x05\n" +
 	"\x05Quota\x12\x19\n" +
 	"\x05vcpus\x18\x01 \x01(\x04H\x00R\x05vcpus\x88\x01\x01\x12\"\n" +
 	"\n" +
@@ -4524,7 +4558,10 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\ffloating_ips\x18\v \x01(\x04H\n" +
 	"R\vfloatingIps\x88\x01\x01\x12$\n" +
 	"\vservice_ips\x18\f \x01(\x04H\vR\n" +
-	"serviceIps\x88\x01\x01B\b\n" +
+	"serviceIps\x88\x01\x01\x12\x1d\n" +
+	"\avolumes\x18\r \x01(\x04H\fR\avolumes\x88\x01\x01\x12\"\n" +
+	"\n" +
+	"volume_gib\x18\x0e \x01(\x04H\rR\tvolumeGib\x88\x01\x01B\b\n" +
 	"\x06_vcpusB\r\n" +
 	"\v_memory_mibB\x0e\n" +
 	"\f_storage_gibB\x06\n" +
@@ -4537,7 +4574,10 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\x06_portsB\x12\n" +
 	"\x10_security_groupsB\x0f\n" +
 	"\r_floating_ipsB\x0e\n" +
-	"\f_service_ips\"\xe6\x02\n" +
+	"\f_service_ipsB\n" +
+	"\n" +
+	"\b_volumesB\r\n" +
+	"\v_volume_gib\"\x9f\x03\n" +
 	"\x05Usage\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\x04R\x05vcpus\x12\x1d\n" +
 	"\n" +
@@ -4554,7 +4594,10 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	" \x01(\x04R\x0esecurityGroups\x12!\n" +
 	"\ffloating_ips\x18\v \x01(\x04R\vfloatingIps\x12\x1f\n" +
 	"\vservice_ips\x18\f \x01(\x04R\n" +
-	"serviceIpsB\v\n" +
+	"serviceIps\x12\x18\n" +
+	"\avolumes\x18\r \x01(\x04R\avolumes\x12\x1d\n" +
+	"\n" +
+	"volume_gib\x18\x0e \x01(\x04R\tvolumeGibB\v\n" +
 	"\t_projects\"\x95\x01\n" +
 	"\vQuotaStatus\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +

@@ -466,6 +466,91 @@ func (x *DeleteStorageClassRequest) GetName() string {
 	return ""
 }
 
+type UpdateVolumeRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	OrgId     string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId string                 `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	VolumeId  string                 `protobuf:"bytes,3,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	// Empty: the name stays.
+	Name          string            `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	Metadata      map[string]string `protobuf:"bytes,5,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Labels        map[string]string `protobuf:"bytes,6,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateVolumeRequest) Reset() {
+	*x = UpdateVolumeRequest{}
+	mi := &file_storage_v1_storage_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateVolumeRequest) ProtoMessage() {}
+
+func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_storage_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateVolumeRequest.ProtoReflect.Descriptor instead.
+func (*UpdateVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_storage_v1_storage_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *UpdateVolumeRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *UpdateVolumeRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+func (x *UpdateVolumeRequest) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
+}
+
+func (x *UpdateVolumeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *UpdateVolumeRequest) GetMetadata() map[string]string {
+	if x != nil {
+		return x.Metadata
+	}
+	return nil
+}
+
+func (x *UpdateVolumeRequest) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
 var File_storage_v1_storage_proto protoreflect.FileDescriptor
 
 const file_storage_v1_storage_proto_rawDesc = "" +
@@ -506,13 +591,29 @@ const file_storage_v1_storage_proto_rawDesc = "" +
 	"\n" +
 	"is_default\x18\x02 \x01(\bR\tisDefault\"/\n" +
 	"\x19DeleteStorageClassRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name2\xce\x03\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x84\x03\n" +
+	"\x13UpdateVolumeRequest\x12\x15\n" +
+	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x02 \x01(\tR\tprojectId\x12\x1b\n" +
+	"\tvolume_id\x18\x03 \x01(\tR\bvolumeId\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\x12I\n" +
+	"\bmetadata\x18\x05 \x03(\v2-.storage.v1.UpdateVolumeRequest.MetadataEntryR\bmetadata\x12C\n" +
+	"\x06labels\x18\x06 \x03(\v2+.storage.v1.UpdateVolumeRequest.LabelsEntryR\x06labels\x1a;\n" +
+	"\rMetadataEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x012\xce\x03\n" +
 	"\x13StorageClassService\x12U\n" +
 	"\x12CreateStorageClass\x12%.storage.v1.CreateStorageClassRequest\x1a\x18.storage.v1.StorageClass\x12O\n" +
 	"\x0fGetStorageClass\x12\".storage.v1.GetStorageClassRequest\x1a\x18.storage.v1.StorageClass\x12c\n" +
 	"\x12ListStorageClasses\x12%.storage.v1.ListStorageClassesRequest\x1a&.storage.v1.ListStorageClassesResponse\x12U\n" +
 	"\x12UpdateStorageClass\x12%.storage.v1.UpdateStorageClassRequest\x1a\x18.storage.v1.StorageClass\x12S\n" +
-	"\x12DeleteStorageClass\x12%.storage.v1.DeleteStorageClassRequest\x1a\x16.google.protobuf.EmptyB<Z:github.com/trivet-cloud/trivet/protos/storage/v1;storagev1b\x06proto3"
+	"\x12DeleteStorageClass\x12%.storage.v1.DeleteStorageClassRequest\x1a\x16.google.protobuf.Empty2Y\n" +
+	"\rVolumeService\x12H\n" +
+	"\fUpdateVolume\x12\x1f.storage.v1.UpdateVolumeRequest\x1a\x17.vmcontroller.v1.VolumeB<Z:github.com/trivet-cloud/trivet/protos/storage/v1;storagev1b\x06proto3"
 
 var (
 	file_storage_v1_storage_proto_rawDescOnce sync.Once
@@ -526,7 +627,7 @@ func file_storage_v1_storage_proto_rawDescGZIP() []byte {
 	return file_storage_v1_storage_proto_rawDescData
 }
 
-var file_storage_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_storage_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_storage_v1_storage_proto_goTypes = []any{
 	(*StorageClass)(nil),               // 0: storage.v1.StorageClass
 	(*CreateStorageClassRequest)(nil),  // 1: storage.v1.CreateStorageClassRequest
@@ -535,28 +636,36 @@ var file_storage_v1_storage_proto_goTypes = []any{
 	(*ListStorageClassesResponse)(nil), // 4: storage.v1.ListStorageClassesResponse
 	(*UpdateStorageClassRequest)(nil),  // 5: storage.v1.UpdateStorageClassRequest
 	(*DeleteStorageClassRequest)(nil),  // 6: storage.v1.DeleteStorageClassRequest
-	(v1.VolumeDriverKind)(0),           // 7: vmcontroller.v1.VolumeDriverKind
-	(*emptypb.Empty)(nil),              // 8: google.protobuf.Empty
+	(*UpdateVolumeRequest)(nil),        // 7: storage.v1.UpdateVolumeRequest
+	nil,                                // 8: storage.v1.UpdateVolumeRequest.MetadataEntry
+	nil,                                // 9: storage.v1.UpdateVolumeRequest.LabelsEntry
+	(v1.VolumeDriverKind)(0),           // 10: vmcontroller.v1.VolumeDriverKind
+	(*emptypb.Empty)(nil),              // 11: google.protobuf.Empty
+	(*v1.Volume)(nil),                  // 12: vmcontroller.v1.Volume
 }
 var file_storage_v1_storage_proto_depIdxs = []int32{
-	7, // 0: storage.v1.StorageClass.driver:type_name -> vmcontroller.v1.VolumeDriverKind
-	7, // 1: storage.v1.CreateStorageClassRequest.driver:type_name -> vmcontroller.v1.VolumeDriverKind
-	0, // 2: storage.v1.ListStorageClassesResponse.storage_classes:type_name -> storage.v1.StorageClass
-	1, // 3: storage.v1.StorageClassService.CreateStorageClass:input_type -> storage.v1.CreateStorageClassRequest
-	2, // 4: storage.v1.StorageClassService.GetStorageClass:input_type -> storage.v1.GetStorageClassRequest
-	3, // 5: storage.v1.StorageClassService.ListStorageClasses:input_type -> storage.v1.ListStorageClassesRequest
-	5, // 6: storage.v1.StorageClassService.UpdateStorageClass:input_type -> storage.v1.UpdateStorageClassRequest
-	6, // 7: storage.v1.StorageClassService.DeleteStorageClass:input_type -> storage.v1.DeleteStorageClassRequest
-	0, // 8: storage.v1.StorageClassService.CreateStorageClass:output_type -> storage.v1.StorageClass
-	0, // 9: storage.v1.StorageClassService.GetStorageClass:output_type -> storage.v1.StorageClass
-	4, // 10: storage.v1.StorageClassService.ListStorageClasses:output_type -> storage.v1.ListStorageClassesResponse
-	0, // 11: storage.v1.StorageClassService.UpdateStorageClass:output_type -> storage.v1.StorageClass
-	8, // 12: storage.v1.StorageClassService.DeleteStorageClass:output_type -> google.protobuf.Empty
-	8, // [8:13] is the sub-list for method output_type
-	3, // [3:8] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	10, // 0: storage.v1.StorageClass.driver:type_name -> vmcontroller.v1.VolumeDriverKind
+	10, // 1: storage.v1.CreateStorageClassRequest.driver:type_name -> vmcontroller.v1.VolumeDriverKind
+	0,  // 2: storage.v1.ListStorageClassesResponse.storage_classes:type_name -> storage.v1.StorageClass
+	8,  // 3: storage.v1.UpdateVolumeRequest.metadata:type_name -> storage.v1.UpdateVolumeRequest.MetadataEntry
+	9,  // 4: storage.v1.UpdateVolumeRequest.labels:type_name -> storage.v1.UpdateVolumeRequest.LabelsEntry
+	1,  // 5: storage.v1.StorageClassService.CreateStorageClass:input_type -> storage.v1.CreateStorageClassRequest
+	2,  // 6: storage.v1.StorageClassService.GetStorageClass:input_type -> storage.v1.GetStorageClassRequest
+	3,  // 7: storage.v1.StorageClassService.ListStorageClasses:input_type -> storage.v1.ListStorageClassesRequest
+	5,  // 8: storage.v1.StorageClassService.UpdateStorageClass:input_type -> storage.v1.UpdateStorageClassRequest
+	6,  // 9: storage.v1.StorageClassService.DeleteStorageClass:input_type -> storage.v1.DeleteStorageClassRequest
+	7,  // 10: storage.v1.VolumeService.UpdateVolume:input_type -> storage.v1.UpdateVolumeRequest
+	0,  // 11: storage.v1.StorageClassService.CreateStorageClass:output_type -> storage.v1.StorageClass
+	0,  // 12: storage.v1.StorageClassService.GetStorageClass:output_type -> storage.v1.StorageClass
+	4,  // 13: storage.v1.StorageClassService.ListStorageClasses:output_type -> storage.v1.ListStorageClassesResponse
+	0,  // 14: storage.v1.StorageClassService.UpdateStorageClass:output_type -> storage.v1.StorageClass
+	11, // 15: storage.v1.StorageClassService.DeleteStorageClass:output_type -> google.protobuf.Empty
+	12, // 16: storage.v1.VolumeService.UpdateVolume:output_type -> vmcontroller.v1.Volume
+	11, // [11:17] is the sub-list for method output_type
+	5,  // [5:11] is the sub-list for method input_type
+	5,  // [5:5] is the sub-list for extension type_name
+	5,  // [5:5] is the sub-list for extension extendee
+	0,  // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_storage_v1_storage_proto_init() }
@@ -570,9 +679,9 @@ func file_storage_v1_storage_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_storage_v1_storage_proto_rawDesc), len(file_storage_v1_storage_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   7,
+			NumMessages:   10,
 			NumExtensions: 0,
-			NumServices:   1,
+			NumServices:   2,
 		},
 		GoTypes:           file_storage_v1_storage_proto_goTypes,
 		DependencyIndexes: file_storage_v1_storage_proto_depIdxs,

@@ -14,6 +14,7 @@ package storagev1
 
 import (
 	context "context"
+	v1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	grpc "google.golang.org/grpc"
 	codes "google.golang.org/grpc/codes"
 	status "google.golang.org/grpc/status"
@@ -297,6 +298,122 @@ var StorageClassService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteStorageClass",
 			Handler:    _StorageClassService_DeleteStorageClass_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "storage/v1/storage.proto",
+}
+
+const (
+	VolumeService_UpdateVolume_FullMethodName = "/storage.v1.VolumeService/UpdateVolume"
+)
+
+// VolumeServiceClient is the client API for VolumeService service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// VolumeService has the calls for volumes that the wire contract does not have.
+type VolumeServiceClient interface {
+	// UpdateVolume changes the name, the metadata and the labels of a volume, in any status. metadata and labels are
+	// merged into those of the volume; an empty value removes its key. A repeat changes nothing.
+	//
+	// NOT_FOUND: the project has no such volume. ALREADY_EXISTS: another volume of the project has the name.
+	// INVALID_ARGUMENT: a field is invalid.
+	UpdateVolume(ctx context.Context, in *UpdateVolumeRequest, opts ...grpc.CallOption) (*v1.Volume, error)
+}
+
+type volumeServiceClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewVolumeServiceClient(cc grpc.ClientConnInterface) VolumeServiceClient {
+	return &volumeServiceClient{cc}
+}
+
+func (c *volumeServiceClient) UpdateVolume(ctx context.Context, in *UpdateVolumeRequest, opts ...grpc.CallOption) (*v1.Volume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(v1.Volume)
+	err := c.cc.Invoke(ctx, VolumeService_UpdateVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// VolumeServiceServer is the server API for VolumeService service.
+// All implementations must embed UnimplementedVolumeServiceServer
+// for forward compatibility.
+//
+// VolumeService has the calls for volumes that the wire contract does not have.
+type VolumeServiceServer interface {
+	// UpdateVolume changes the name, the metadata and the labels of a volume, in any status. metadata and labels are
+	// merged into those of the volume; an empty value removes its key. A repeat changes nothing.
+	//
+	// NOT_FOUND: the project has no such volume. ALREADY_EXISTS: another volume of the project has the name.
+	// INVALID_ARGUMENT: a field is invalid.
+	UpdateVolume(context.Context, *UpdateVolumeRequest) (*v1.Volume, error)
+	mustEmbedUnimplementedVolumeServiceServer()
+}
+
+// UnimplementedVolumeServiceServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedVolumeServiceServer struct{}
+
+func (UnimplementedVolumeServiceServer) UpdateVolume(context.Context, *UpdateVolumeRequest) (*v1.Volume, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateVolume not implemented")
+}
+func (UnimplementedVolumeServiceServer) mustEmbedUnimplementedVolumeServiceServer() {}
+func (UnimplementedVolumeServiceServer) testEmbeddedByValue()                       {}
+
+// UnsafeVolumeServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to VolumeServiceServer will
+// result in compilation errors.
+type UnsafeVolumeServiceServer interface {
+	mustEmbedUnimplementedVolumeServiceServer()
+}
+
+func RegisterVolumeServiceServer(s grpc.ServiceRegistrar, srv VolumeServiceServer) {
+	// If the following call panics, it indicates UnimplementedVolumeServiceServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&VolumeService_ServiceDesc, srv)
+}
+
+func _VolumeService_UpdateVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpdateVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumeServiceServer).UpdateVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VolumeService_UpdateVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumeServiceServer).UpdateVolume(ctx, req.(*UpdateVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// VolumeService_ServiceDesc is the grpc.ServiceDesc for VolumeService service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var VolumeService_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "storage.v1.VolumeService",
+	HandlerType: (*VolumeServiceServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "UpdateVolume",
+			Handler:    _VolumeService_UpdateVolume_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

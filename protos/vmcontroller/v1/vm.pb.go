@@ -943,7 +943,7 @@ type DiskSource_ImageId struct {
 }
 
 type DiskSource_VolumeId struct {
-	// Not served by this version: FAILED_PRECONDITION.
+	// A volume of the project that no VM has. The volume has a size of its own: size_gib is ignored, and 0 in responses.
 	VolumeId string `protobuf:"bytes,2,opt,name=volume_id,json=volumeId,proto3,oneof"`
 }
 

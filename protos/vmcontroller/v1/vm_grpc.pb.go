@@ -129,10 +129,25 @@ type VmServiceClient interface {
 	PrepareVmMigration(ctx context.Context, in *PrepareVmMigrationRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
 	// RecoverVm is not served by this version: UNIMPLEMENTED, after INVALID_ARGUMENT for vm_id or spec.
 	RecoverVm(ctx context.Context, in *RecoverVmRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
-	// AttachDisk is not served by this version: UNIMPLEMENTED, after NOT_FOUND for the VM and INVALID_ARGUMENT for the
-	// disk.
+	// AttachDisk attaches a volume as a disk to a STOPPED or RUNNING VM. Of a STOPPED VM the call does not wait. Of a
+	// RUNNING VM it waits up to 35 s until the guest has the device; if that takes longer, the call succeeds and the disk
+	// remains recorded. If the host refuses, the disk is removed again. A repeat is ALREADY_EXISTS, or with the same
+	// idempotency key waits again.
+	//
+	// FAILED_PRECONDITION: the VM is in another state or has too many disks; another VM has the volume (VOLUME_IN_USE with
+	// the VM's ID in the metadata "vm"), its host has not flushed it since it was detached (VOLUME_NOT_FLUSHED), it is on
+	// another host than the VM (VOLUME_ELSEWHERE), the VM's host does not serve its storage pool or has too little room
+	// (NO_POOL_FITS); the VM is RUNNING and the bus is IDE or SATA; or the host could not attach the disk (DISK_REFUSED).
+	// ALREADY_EXISTS: the VM has a disk with this ID. NOT_FOUND: no such VM or volume. INVALID_ARGUMENT: the source is not
+	// a volume, or another field of the disk.
 	AttachDisk(ctx context.Context, in *AttachDiskRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
-	// DetachDisk is not served by this version: UNIMPLEMENTED, after NOT_FOUND for the VM and INVALID_ARGUMENT for
+	// DetachDisk detaches a volume from a STOPPED or RUNNING VM. Of a RUNNING VM it waits up to 35 s until the guest has
+	// released the device; if that takes longer, the call succeeds and the disk remains recorded as being detached. It then
+	// waits up to 10 s until the host has flushed the volume. If the guest keeps the device, the VM keeps the disk. A
+	// repeat is NOT_FOUND, or with the same idempotency key waits again.
+	//
+	// FAILED_PRECONDITION: the VM is in another state, the disk is not a volume, the VM is RUNNING and the bus is IDE or
+	// SATA, or the guest did not release the device (DISK_REFUSED). NOT_FOUND: no such VM or disk. INVALID_ARGUMENT:
 	// disk_id.
 	DetachDisk(ctx context.Context, in *DetachDiskRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
 	// AttachNic adds a NIC to a STOPPED or RUNNING VM, with its port as in CreateVm. Of a STOPPED VM the call does not
@@ -426,10 +441,25 @@ type VmServiceServer interface {
 	PrepareVmMigration(context.Context, *PrepareVmMigrationRequest) (*VirtualMachine, error)
 	// RecoverVm is not served by this version: UNIMPLEMENTED, after INVALID_ARGUMENT for vm_id or spec.
 	RecoverVm(context.Context, *RecoverVmRequest) (*VirtualMachine, error)
-	// AttachDisk is not served by this version: UNIMPLEMENTED, after NOT_FOUND for the VM and INVALID_ARGUMENT for the
-	// disk.
+	// AttachDisk attaches a volume as a disk to a STOPPED or RUNNING VM. Of a STOPPED VM the call does not wait. Of a
+	// RUNNING VM it waits up to 35 s until the guest has the device; if that takes longer, the call succeeds and the disk
+	// remains recorded. If the host refuses, the disk is removed again. A repeat is ALREADY_EXISTS, or with the same
+	// idempotency key waits again.
+	//
+	// FAILED_PRECONDITION: the VM is in another state or has too many disks; another VM has the volume (VOLUME_IN_USE with
+	// the VM's ID in the metadata "vm"), its host has not flushed it since it was detached (VOLUME_NOT_FLUSHED), it is on
+	// another host than the VM (VOLUME_ELSEWHERE), the VM's host does not serve its storage pool or has too little room
+	// (NO_POOL_FITS); the VM is RUNNING and the bus is IDE or SATA; or the host could not attach the disk (DISK_REFUSED).
+	// ALREADY_EXISTS: the VM has a disk with this ID. NOT_FOUND: no such VM or volume. INVALID_ARGUMENT: the source is not
+	// a volume, or another field of the disk.
 	AttachDisk(context.Context, *AttachDiskRequest) (*VirtualMachine, error)
-	// DetachDisk is not served by this version: UNIMPLEMENTED, after NOT_FOUND for the VM and INVALID_ARGUMENT for
+	// DetachDisk detaches a volume from a STOPPED or RUNNING VM. Of a RUNNING VM it waits up to 35 s until the guest has
+	// released the device; if that takes longer, the call succeeds and the disk remains recorded as being detached. It then
+	// waits up to 10 s until the host has flushed the volume. If the guest keeps the device, the VM keeps the disk. A
+	// repeat is NOT_FOUND, or with the same idempotency key waits again.
+	//
+	// FAILED_PRECONDITION: the VM is in another state, the disk is not a volume, the VM is RUNNING and the bus is IDE or
+	// SATA, or the guest did not release the device (DISK_REFUSED). NOT_FOUND: no such VM or disk. INVALID_ARGUMENT:
 	// disk_id.
 	DetachDisk(context.Context, *DetachDiskRequest) (*VirtualMachine, error)
 	// AttachNic adds a NIC to a STOPPED or RUNNING VM, with its port as in CreateVm. Of a STOPPED VM the call does not

@@ -1,9 +1,14 @@
-// vmcontroller.v1: VolumeService will manage block volumes that outlive VMs, on port 50051. This version serves none
-// of its calls.
+// vmcontroller.v1: VolumeService manages block volumes that exist independently of VMs, on port 50051. AttachDisk and
+// DetachDisk of VmService, and CreateVm, attach them to VMs.
+//
+// A volume is a record; the host of its VM makes, enlarges and deletes its bytes. A volume of the driver MANAGED is bound
+// to the host of the first VM that it is attached to, and can be attached to VMs of that host only. One VM at a time has
+// a volume. metadata and labels are as those of VMs; trivet/max-iops and trivet/max-bytes-per-second in the metadata
+// limit the I/O of a guest, and trivet/error has the last error of the host.
 //
 // Each call checks the caller (controlplane/edge/auth/rules.go lists the roles) and then its arguments
-// (INVALID_ARGUMENT), and then returns UNIMPLEMENTED. Nothing is read or changed. docs/api.md describes the errors
-// that every call can return.
+// (INVALID_ARGUMENT). NOT_FOUND: the project has no such volume. docs/api.md describes the errors that every call can
+// return.
 //
 // The messages, field numbers and RPCs are fixed by the wire contract; contract_test.go compares these files with it.
 // Timestamps are Unix milliseconds.
@@ -194,8 +199,11 @@ type Volume struct {
 	SizeGib      uint64                 `protobuf:"varint,5,opt,name=size_gib,json=sizeGib,proto3" json:"size_gib,omitempty"`
 	Driver       VolumeDriverKind       `protobuf:"varint,6,opt,name=driver,proto3,enum=vmcontroller.v1.VolumeDriverKind" json:"driver,omitempty"`
 	StorageClass string                 `protobuf:"bytes,7,opt,name=storage_class,json=storageClass,proto3" json:"storage_class,omitempty"`
-	Format       VolumeFormat           `protobuf:"varint,8,opt,name=format,proto3,enum=vmcontroller.v1.VolumeFormat" json:"format,omitempty"`
-	Status       VolumeStatus           `protobuf:"varint,9,opt,name=status,proto3,enum=vmcontroller.v1.VolumeStatus" json:"status,omitempty"`
+	// RAW, or QCOW2 for a volume that was made from an image.
+	Format VolumeFormat `protobuf:"varint,8,opt,name=format,proto3,enum=vmcontroller.v1.VolumeFormat" json:"format,omitempty"`
+	// AVAILABLE: detached. IN_USE: attached, or detached and not yet flushed by the host. ERROR: detached, and the host
+	// reports the error in the metadata trivet/error. PENDING is not used for MANAGED volumes.
+	Status VolumeStatus `protobuf:"varint,9,opt,name=status,proto3,enum=vmcontroller.v1.VolumeStatus" json:"status,omitempty"`
 	// The ID of a VM; empty while the volume is detached.
 	AttachedToVm string            `protobuf:"bytes,10,opt,name=attached_to_vm,json=attachedToVm,proto3" json:"attached_to_vm,omitempty"`
 	Metadata     map[string]string `protobuf:"bytes,11,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -203,11 +211,15 @@ type Volume struct {
 	// Unix milliseconds.
 	CreatedAt int64 `protobuf:"varint,13,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	// Unix milliseconds.
-	UpdatedAt                       int64          `protobuf:"varint,14,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
-	Backing                         *VolumeBacking `protobuf:"bytes,15,opt,name=backing,proto3" json:"backing,omitempty"`
-	AttachedToNode                  string         `protobuf:"bytes,16,opt,name=attached_to_node,json=attachedToNode,proto3" json:"attached_to_node,omitempty"`
-	AttachmentGeneration            uint64         `protobuf:"varint,17,opt,name=attachment_generation,json=attachmentGeneration,proto3" json:"attachment_generation,omitempty"`
-	LastFlushedAttachmentGeneration uint64         `protobuf:"varint,18,opt,name=last_flushed_attachment_generation,json=lastFlushedAttachmentGeneration,proto3" json:"last_flushed_attachment_generation,omitempty"`
+	UpdatedAt int64          `protobuf:"varint,14,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
+	Backing   *VolumeBacking `protobuf:"bytes,15,opt,name=backing,proto3" json:"backing,omitempty"`
+	// The host that the volume is bound to. It stays when the volume is detached. Empty: it was never attached.
+	AttachedToNode string `protobuf:"bytes,16,opt,name=attached_to_node,json=attachedToNode,proto3" json:"attached_to_node,omitempty"`
+	// Grows by 1 with each attachment.
+	AttachmentGeneration uint64 `protobuf:"varint,17,opt,name=attachment_generation,json=attachmentGeneration,proto3" json:"attachment_generation,omitempty"`
+	// The last attachment whose data the host has flushed. A detached volume can be attached when it equals
+	// attachment_generation.
+	LastFlushedAttachmentGeneration uint64 `protobuf:"varint,18,opt,name=last_flushed_attachment_generation,json=lastFlushedAttachmentGeneration,proto3" json:"last_flushed_attachment_generation,omitempty"`
 	unknownFields                   protoimpl.UnknownFields
 	sizeCache                       protoimpl.SizeCache
 }
@@ -553,7 +565,7 @@ type CreateVolumeRequest struct {
 	ProjectId string                 `protobuf:"bytes,3,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
 	SizeGib   uint64                 `protobuf:"varint,4,opt,name=size_gib,json=sizeGib,proto3" json:"size_gib,omitempty"`
 	Driver    VolumeDriverKind       `protobuf:"varint,5,opt,name=driver,proto3,enum=vmcontroller.v1.VolumeDriverKind" json:"driver,omitempty"`
-	// At most 63 bytes.
+	// Empty: the default class.
 	StorageClass string `protobuf:"bytes,6,opt,name=storage_class,json=storageClass,proto3" json:"storage_class,omitempty"`
 	// The volume begins as a copy of this image; empty for a blank one.
 	ImageId       string            `protobuf:"bytes,7,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`

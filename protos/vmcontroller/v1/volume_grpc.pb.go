@@ -1,9 +1,14 @@
-// vmcontroller.v1: VolumeService will manage block volumes that outlive VMs, on port 50051. This version serves none
-// of its calls.
+// vmcontroller.v1: VolumeService manages block volumes that exist independently of VMs, on port 50051. AttachDisk and
+// DetachDisk of VmService, and CreateVm, attach them to VMs.
+//
+// A volume is a record; the host of its VM makes, enlarges and deletes its bytes. A volume of the driver MANAGED is bound
+// to the host of the first VM that it is attached to, and can be attached to VMs of that host only. One VM at a time has
+// a volume. metadata and labels are as those of VMs; trivet/max-iops and trivet/max-bytes-per-second in the metadata
+// limit the I/O of a guest, and trivet/error has the last error of the host.
 //
 // Each call checks the caller (controlplane/edge/auth/rules.go lists the roles) and then its arguments
-// (INVALID_ARGUMENT), and then returns UNIMPLEMENTED. Nothing is read or changed. docs/api.md describes the errors
-// that every call can return.
+// (INVALID_ARGUMENT). NOT_FOUND: the project has no such volume. docs/api.md describes the errors that every call can
+// return.
 //
 // The messages, field numbers and RPCs are fixed by the wire contract; contract_test.go compares these files with it.
 // Timestamps are Unix milliseconds.
@@ -42,21 +47,31 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// VolumeService is not served by this version.
+// VolumeService does not wait for hosts: changes reach a volume's host after the response.
 type VolumeServiceClient interface {
-	// CreateVolume is not served: UNIMPLEMENTED, after INVALID_ARGUMENT for name, size_gib (1 to 65536), driver,
-	// storage_class, image_id, metadata or labels.
+	// CreateVolume creates the record of a volume, which is AVAILABLE at once. Its host makes the bytes when it is attached
+	// for the first time; with image_id they begin as those of the image, which cannot be deleted while the volume exists.
+	// A repeat under an idempotency key returns the first response.
+	//
+	// ALREADY_EXISTS: the project has a volume of this name. NOT_FOUND: image_id or storage_class. FAILED_PRECONDITION:
+	// the image is not AVAILABLE, or storage_class is empty and no class is the default. RESOURCE_EXHAUSTED: a quota.
+	// INVALID_ARGUMENT: name, size_gib (1 to 65536, and not less than the image needs), driver (if given, that of the
+	// class), storage_class, image_id, metadata or labels.
 	CreateVolume(ctx context.Context, in *CreateVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
-	// GetVolume is not served: UNIMPLEMENTED, after INVALID_ARGUMENT for volume_id (a lower-case UUID).
+	// GetVolume returns a volume. INVALID_ARGUMENT: volume_id is not a lower-case UUID.
 	GetVolume(ctx context.Context, in *GetVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
-	// ListVolumes is not served: UNIMPLEMENTED, after INVALID_ARGUMENT for page_size (0 to 1000) or any page_token.
+	// ListVolumes returns the project's volumes by ID, which is the order of creation. INVALID_ARGUMENT: page_size (0 to
+	// 1000) or page_token.
 	ListVolumes(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*ListVolumesResponse, error)
-	// DeleteVolume is not served: UNIMPLEMENTED, after INVALID_ARGUMENT for volume_id.
+	// DeleteVolume deletes the record of a volume. Its host deletes the bytes when it is connected. FAILED_PRECONDITION:
+	// the volume is attached to a VM. A repeat without an idempotency key returns NOT_FOUND.
 	DeleteVolume(ctx context.Context, in *DeleteVolumeRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
-	// ResizeVolume is not served: UNIMPLEMENTED, after INVALID_ARGUMENT for volume_id or size_gib (1 to 65536).
+	// ResizeVolume enlarges a volume, attached or not. The present size changes nothing, so a repeat does no harm.
+	// INVALID_ARGUMENT: a smaller size. RESOURCE_EXHAUSTED: a quota, or the storage pool of the volume's host has too little
+	// room.
 	ResizeVolume(ctx context.Context, in *ResizeVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
-	// RegisterExternalVolume is not served: UNIMPLEMENTED, after INVALID_ARGUMENT for what CreateVolume checks, or an
-	// rbd without pool and image. Only system:admin may call it.
+	// RegisterExternalVolume returns FAILED_PRECONDITION, because this version has no storage classes of the driver RBD,
+	// after INVALID_ARGUMENT for what CreateVolume checks, or an rbd without pool and image. Only system:admin may call it.
 	RegisterExternalVolume(ctx context.Context, in *RegisterExternalVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
 }
 
@@ -132,21 +147,31 @@ func (c *volumeServiceClient) RegisterExternalVolume(ctx context.Context, in *Re
 // All implementations must embed UnimplementedVolumeServiceServer
 // for forward compatibility.
 //
-// VolumeService is not served by this version.
+// VolumeService does not wait for hosts: changes reach a volume's host after the response.
 type VolumeServiceServer interface {
-	// CreateVolume is not served: UNIMPLEMENTED, after INVALID_ARGUMENT for name, size_gib (1 to 65536), driver,
-	// storage_class, image_id, metadata or labels.
+	// CreateVolume creates the record of a volume, which is AVAILABLE at once. Its host makes the bytes when it is attached
+	// for the first time; with image_id they begin as those of the image, which cannot be deleted while the volume exists.
+	// A repeat under an idempotency key returns the first response.
+	//
+	// ALREADY_EXISTS: the project has a volume of this name. NOT_FOUND: image_id or storage_class. FAILED_PRECONDITION:
+	// the image is not AVAILABLE, or storage_class is empty and no class is the default. RESOURCE_EXHAUSTED: a quota.
+	// INVALID_ARGUMENT: name, size_gib (1 to 65536, and not less than the image needs), driver (if given, that of the
+	// class), storage_class, image_id, metadata or labels.
 	CreateVolume(context.Context, *CreateVolumeRequest) (*Volume, error)
-	// GetVolume is not served: UNIMPLEMENTED, after INVALID_ARGUMENT for volume_id (a lower-case UUID).
+	// GetVolume returns a volume. INVALID_ARGUMENT: volume_id is not a lower-case UUID.
 	GetVolume(context.Context, *GetVolumeRequest) (*Volume, error)
-	// ListVolumes is not served: UNIMPLEMENTED, after INVALID_ARGUMENT for page_size (0 to 1000) or any page_token.
+	// ListVolumes returns the project's volumes by ID, which is the order of creation. INVALID_ARGUMENT: page_size (0 to
+	// 1000) or page_token.
 	ListVolumes(context.Context, *ListVolumesRequest) (*ListVolumesResponse, error)
-	// DeleteVolume is not served: UNIMPLEMENTED, after INVALID_ARGUMENT for volume_id.
+	// DeleteVolume deletes the record of a volume. Its host deletes the bytes when it is connected. FAILED_PRECONDITION:
+	// the volume is attached to a VM. A repeat without an idempotency key returns NOT_FOUND.
 	DeleteVolume(context.Context, *DeleteVolumeRequest) (*emptypb.Empty, error)
-	// ResizeVolume is not served: UNIMPLEMENTED, after INVALID_ARGUMENT for volume_id or size_gib (1 to 65536).
+	// ResizeVolume enlarges a volume, attached or not. The present size changes nothing, so a repeat does no harm.
+	// INVALID_ARGUMENT: a smaller size. RESOURCE_EXHAUSTED: a quota, or the storage pool of the volume's host has too little
+	// room.
 	ResizeVolume(context.Context, *ResizeVolumeRequest) (*Volume, error)
-	// RegisterExternalVolume is not served: UNIMPLEMENTED, after INVALID_ARGUMENT for what CreateVolume checks, or an
-	// rbd without pool and image. Only system:admin may call it.
+	// RegisterExternalVolume returns FAILED_PRECONDITION, because this version has no storage classes of the driver RBD,
+	// after INVALID_ARGUMENT for what CreateVolume checks, or an rbd without pool and image. Only system:admin may call it.
 	RegisterExternalVolume(context.Context, *RegisterExternalVolumeRequest) (*Volume, error)
 	mustEmbedUnimplementedVolumeServiceServer()
 }

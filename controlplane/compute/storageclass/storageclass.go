@@ -1,0 +1,259 @@
+// Package storageclass manages storage classes: the kinds of storage in which volumes are made. The main type is
+// Service.
+//
+// A class of the driver MANAGED names a storage pool: a directory that hosts have in their configuration under this
+// name. A host serves the class if it reports the pool. Only system:admin may change classes.
+//
+// Decisions:
+//   - A class cannot be changed except for the mark of the default class, because its volumes were made with its driver
+//     and pool, and have its limits.
+//   - Bootstrap creates the class cloud.LocalClass once. If an operator deletes the class, it stays deleted.
+//
+// Keys: storage-class/<name>, storage-class-use/<class>/<volume>, storage-class-bootstrap/done.
+package storageclass
+
+import (
+	"context"
+	"slices"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// use is a record which states that a volume is of a class. A class with such records cannot be deleted.
+type use struct{ Project cloud.ProjectID }
+
+// bootstrapped is a record which states that Bootstrap has created the first class.
+type bootstrapped struct{ At cloud.Time }
+
+var (
+	// Classes is the table of storage classes, at storage-class/<name>.
+	Classes    = store.NewTable[cloud.StorageClass]("storage-class")
+	uses       = store.NewTable[use]("storage-class-use")
+	bootstraps = store.NewTable[bootstrapped]("storage-class-bootstrap")
+)
+
+// Service implements the storage classes of one member.
+type Service struct {
+	store    *store.Store
+	commands *leader.Commands
+}
+
+// New creates the service and registers the commands that other members forward to the leader.
+func New(s *store.Store, commands *leader.Commands) *Service {
+	c := &Service{s, commands}
+	leader.Register(commands, c, createCommand, updateCommand, deleteCommand)
+	return c
+}
+
+func noClass(name string) error { return fault.New(fault.NotFound, "no storage class %s", name) }
+
+// Resolve returns the class with this name, or the default class if name is empty. It returns NotFound if there is no
+// class of this name, and FailedPrecondition if name is empty and no class is the default. It returns InvalidArgument if
+// the class has another driver than the given one; an unspecified driver accepts each.
+func Resolve(r store.Reader, name string, driver cloud.VolumeDriver) (c *cloud.StorageClass, err error) {
+	if name == "" {
+		c, err = defaultClass(r)
+		if err == nil && c == nil {
+			return nil, fault.New(fault.FailedPrecondition, "storage_class is required: the cloud has no default storage class")
+		}
+	} else if c, err = Classes.Get(r, name); err == nil && c == nil {
+		return nil, noClass(name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if driver != cloud.DriverUnspecified && driver != c.Driver {
+		return nil, fault.Invalid("driver", "storage class %s has the driver %s, not %s", c.Name, c.Driver.Variant(), driver.Variant())
+	}
+	return c, nil
+}
+
+// defaultClass returns the default class, or nil if there is none.
+func defaultClass(r store.Reader) (*cloud.StorageClass, error) {
+	all, _, err := Classes.List(r, 0)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range all {
+		if c.Value.Default {
+			return c.Value, nil
+		}
+	}
+	return nil, nil
+}
+
+// Use records in tx that the volume is of the class. While that record exists, the class cannot be deleted.
+func Use(tx *store.Tx, class string, project cloud.ProjectID, volume cloud.VolumeID) {
+	uses.Put(tx, &use{project}, class, string(volume))
+}
+
+// Release deletes the record that Use wrote.
+func Release(tx *store.Tx, class string, volume cloud.VolumeID) {
+	uses.Delete(tx, class, string(volume))
+}
+
+// Served returns the names of the classes that a host with these pools serves, sorted by name.
+func Served(r store.Reader, pools []cloud.StoragePool) (names []string, err error) {
+	all, _, err := Classes.List(r, 0)
+	for _, c := range all {
+		if c.Value.Driver == cloud.DriverManaged && slices.ContainsFunc(pools, func(p cloud.StoragePool) bool { return p.Name == c.Value.Pool }) {
+			names = append(names, c.Value.Name)
+		}
+	}
+	return names, err
+}
+
+// Bootstrap creates the class cloud.LocalClass in a new cluster. Package leader runs it on the leader.
+func (s *Service) Bootstrap(ctx context.Context) error {
+	_, err := s.store.Update(ctx, func(tx *store.Tx) error {
+		if done, err := bootstraps.Has(tx, "done"); err != nil || done {
+			return err
+		}
+		bootstraps.Put(tx, &bootstrapped{tx.Now()}, "done")
+		if has, err := Classes.Has(tx, cloud.LocalClass); err != nil || has {
+			return err
+		}
+		c := cloud.StorageClass{
+			Name: cloud.LocalClass, Driver: cloud.DriverManaged, Pool: cloud.LocalClass, Default: true, CreatedAt: tx.Now(), UpdatedAt: tx.Now(),
+		}
+		return put(tx, &c)
+	})
+	return err
+}
+
+// put stores a class. If it is the default class, put removes this mark from the class that had it.
+func put(tx *store.Tx, c *cloud.StorageClass) error {
+	if c.Default {
+		before, err := defaultClass(tx)
+		if err != nil {
+			return err
+		}
+		if before != nil && before.Name != c.Name {
+			before.Default, before.UpdatedAt = false, tx.Now()
+			Classes.Put(tx, before, before.Name)
+		}
+	}
+	Classes.Put(tx, c, c.Name)
+	return nil
+}
+
+// Get returns the class with this name, or NotFound.
+func (s *Service) Get(ctx context.Context, name string) (c *cloud.StorageClass, err error) {
+	if err := cloud.CheckName("name", name); err != nil {
+		return nil, err
+	}
+	err = s.store.View(ctx, func(v *store.View) error {
+		if c, err = Classes.Get(v, name); err == nil && c == nil {
+			err = noClass(name)
+		}
+		return err
+	})
+	return c, err
+}
+
+// List returns a page of the classes, and the token of the next page.
+func (s *Service) List(ctx context.Context, size int32, token string) ([]*cloud.StorageClass, string, error) {
+	all := func(*cloud.StorageClass) bool { return true }
+	return store.Page(ctx, s.store, Classes, store.PageRequest{Size: size, Token: token, Query: "storage-classes"}, all)
+}
+
+// Result is the result of a call that changes a class. Replayed means that an earlier call with the same idempotency
+// key made the change.
+type Result struct {
+	Class    cloud.StorageClass
+	Replayed bool
+}
+
+// change is the request of a command that changes a class.
+type change struct {
+	Class cloud.StorageClass
+	Body  [32]byte
+}
+
+var (
+	createCommand = newCommand("storageclass.create", "CreateStorageClass", create)
+	updateCommand = newCommand("storageclass.update", "UpdateStorageClass", update)
+	deleteCommand = newCommand("storageclass.delete", "DeleteStorageClass", remove)
+)
+
+// newCommand returns a command that executes run in one transaction, at most once for each idempotency key.
+func newCommand(name, method string, run func(*store.Tx, cloud.StorageClass) (cloud.StorageClass, error)) *leader.Command[*Service, change, Result] {
+	return leader.NewCommand(name, leader.Keyed, func(s *Service, ctx context.Context, q change) (out Result, err error) {
+		_, err = s.store.Update(ctx, func(tx *store.Tx) error {
+			caller := auth.CallerOf(ctx)
+			out.Class, out.Replayed, err = store.Idempotent(tx, caller, store.OfPrincipal(caller.Name()), method, q.Body, func() (cloud.StorageClass, error) {
+				return run(tx, q.Class)
+			})
+			return err
+		})
+		return out, err
+	})
+}
+
+// Create creates a class. body is the hash of the request, as in the other methods.
+func (s *Service) Create(ctx context.Context, c cloud.StorageClass, body [32]byte) (Result, error) {
+	if err := c.Check(); err != nil {
+		return Result{}, err
+	}
+	return createCommand.Call(ctx, s.commands, change{c, body})
+}
+
+func create(tx *store.Tx, c cloud.StorageClass) (cloud.StorageClass, error) {
+	if taken, err := Classes.Has(tx, c.Name); err != nil {
+		return c, err
+	} else if taken {
+		return c, fault.New(fault.AlreadyExists, "the cloud has a storage class %s", c.Name)
+	}
+	c.CreatedAt, c.UpdatedAt = tx.Now(), tx.Now()
+	return c, put(tx, &c)
+}
+
+// SetDefault sets or removes the mark of the default class.
+func (s *Service) SetDefault(ctx context.Context, name string, isDefault bool, body [32]byte) (Result, error) {
+	if err := cloud.CheckName("name", name); err != nil {
+		return Result{}, err
+	}
+	return updateCommand.Call(ctx, s.commands, change{cloud.StorageClass{Name: name, Default: isDefault}, body})
+}
+
+func update(tx *store.Tx, q cloud.StorageClass) (cloud.StorageClass, error) {
+	c, err := Classes.Get(tx, q.Name)
+	if err != nil {
+		return q, err
+	}
+	if c == nil {
+		return q, noClass(q.Name)
+	}
+	if c.Default == q.Default {
+		return *c, nil
+	}
+	c.Default, c.UpdatedAt = q.Default, tx.Now()
+	return *c, put(tx, c)
+}
+
+// Delete deletes a class without volumes.
+func (s *Service) Delete(ctx context.Context, name string, body [32]byte) (Result, error) {
+	if err := cloud.CheckName("name", name); err != nil {
+		return Result{}, err
+	}
+	return deleteCommand.Call(ctx, s.commands, change{cloud.StorageClass{Name: name}, body})
+}
+
+func remove(tx *store.Tx, q cloud.StorageClass) (cloud.StorageClass, error) {
+	if has, err := Classes.Has(tx, q.Name); err != nil {
+		return q, err
+	} else if !has {
+		return q, noClass(q.Name)
+	}
+	if used, _, err := uses.List(tx, 1, q.Name); err != nil {
+		return q, err
+	} else if len(used) > 0 {
+		return q, fault.New(fault.FailedPrecondition, "storage class %s has volumes: delete them first", q.Name)
+	}
+	Classes.Delete(tx, q.Name)
+	return q, nil
+}

@@ -1,0 +1,90 @@
+package storageclass
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader/leadertest"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/controlplane/records/store/storetest"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+func newService(t *testing.T) (*Service, *store.Store, context.Context) {
+	records, _ := storetest.Open(t, storetest.NewClock(time.UnixMilli(1_800_000_000_000)).Now)
+	s := New(records, leader.NewCommands(1, leadertest.NewLeadership(1), nil))
+	caller := &cloud.Caller{User: "admin", Proof: cloud.ProofPassword, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}}
+	return s, records, auth.With(t.Context(), caller, auth.RPC)
+}
+
+// TestBootstrap checks the class of a new cluster, and that it stays deleted when an operator has deleted it.
+func TestBootstrap(t *testing.T) {
+	s, _, ctx := newService(t)
+	require.NoError(t, s.Bootstrap(ctx))
+	c, err := s.Get(ctx, "local")
+	require.NoError(t, err)
+	require.Equal(t, []any{cloud.DriverManaged, "local", true}, []any{c.Driver, c.Pool, c.Default})
+	_, err = s.Delete(ctx, "local", [32]byte{})
+	require.NoError(t, err)
+	require.NoError(t, s.Bootstrap(ctx))
+	_, err = s.Get(ctx, "local")
+	require.True(t, fault.Is(err, fault.NotFound))
+}
+
+// TestClasses creates classes, changes the default class and deletes classes.
+func TestClasses(t *testing.T) {
+	s, records, ctx := newService(t)
+	require.NoError(t, s.Bootstrap(ctx))
+	fast := cloud.StorageClass{Name: "fast", Driver: cloud.DriverManaged, Pool: "nvme", Default: true, Limits: cloud.Limits{IOPS: 1000}}
+	_, err := s.Create(ctx, fast, [32]byte{})
+	require.NoError(t, err)
+	_, err = s.Create(ctx, fast, [32]byte{})
+	require.True(t, fault.Is(err, fault.AlreadyExists))
+	_, err = s.Create(ctx, cloud.StorageClass{Name: "ceph", Driver: cloud.DriverRBD, Pool: "p"}, [32]byte{})
+	require.True(t, fault.Is(err, fault.FailedPrecondition))
+
+	defaults := func() (names []string) {
+		all, _, err := s.List(ctx, 0, "")
+		require.NoError(t, err)
+		for _, c := range all {
+			if c.Default {
+				names = append(names, c.Name)
+			}
+		}
+		return names
+	}
+	require.Equal(t, []string{"fast"}, defaults(), "only one class is the default")
+	_, err = s.SetDefault(ctx, "local", true, [32]byte{})
+	require.NoError(t, err)
+	require.Equal(t, []string{"local"}, defaults())
+	_, err = s.SetDefault(ctx, "local", false, [32]byte{})
+	require.NoError(t, err)
+	_, err = s.SetDefault(ctx, "none", true, [32]byte{})
+	require.True(t, fault.Is(err, fault.NotFound))
+
+	in := func(f func(tx *store.Tx)) {
+		_, err := records.Update(ctx, func(tx *store.Tx) error { f(tx); return nil })
+		require.NoError(t, err)
+	}
+	in(func(tx *store.Tx) {
+		_, err := Resolve(tx, "", cloud.DriverUnspecified)
+		require.ErrorContains(t, err, "no default storage class")
+		_, err = Resolve(tx, "fast", cloud.DriverRBD)
+		require.ErrorContains(t, err, "has the driver managed, not rbd")
+		served, err := Served(tx, []cloud.StoragePool{{Name: "nvme"}, {Name: "other"}})
+		require.NoError(t, err)
+		require.Equal(t, []string{"fast"}, served)
+		Use(tx, "fast", "web", "v")
+	})
+	_, err = s.Delete(ctx, "fast", [32]byte{})
+	require.ErrorContains(t, err, "has volumes")
+	in(func(tx *store.Tx) { Release(tx, "fast", "v") })
+	_, err = s.Delete(ctx, "fast", [32]byte{})
+	require.NoError(t, err)
+}

@@ -1,0 +1,100 @@
+package volume
+
+import (
+	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Placement is what volumes require of the host of a VM.
+type Placement struct {
+	// Node is the host that has the volumes, or empty if they are not bound to a host yet.
+	Node cloud.NodeID
+	// Pools is the room in GiB that volumes which are not bound yet need in each pool.
+	Pools map[string]uint64
+}
+
+// Shortage returns a text that says why a VM with the volumes cannot be placed on the host n, or "" if it can.
+func (p *Placement) Shortage(n *cloud.Node) string {
+	if p.Node != "" && p.Node != n.ID {
+		return "does not have the VM's volumes"
+	}
+	for pool, gib := range p.Pools {
+		if why := n.PoolShortage(pool, gib); why != "" {
+			return why
+		}
+	}
+	return ""
+}
+
+// PlacementOf returns what the volumes require of the host of a VM of the tenant t. It returns NotFound if a volume does
+// not exist, and FailedPrecondition if two volumes are on different hosts.
+func PlacementOf(r store.Reader, t cloud.Tenant, ids []cloud.VolumeID) (p Placement, err error) {
+	var first *cloud.Volume
+	for _, id := range ids {
+		v, err := Lookup(r, t, id)
+		switch {
+		case err != nil:
+			return p, err
+		case v.Node == "":
+			if p.Pools == nil {
+				p.Pools = map[string]uint64{}
+			}
+			p.Pools[v.Pool] += v.SizeGiB
+		case first == nil:
+			first, p.Node = v, v.Node
+		case v.Node != p.Node:
+			return p, fault.New(fault.FailedPrecondition, "volumes %s and %s are on different hosts, %s and %s: one VM cannot have both",
+				first.Name, v.Name, first.Node, v.Node).WithReason("VOLUME_ELSEWHERE")
+		}
+	}
+	return p, nil
+}
+
+// Attach attaches a volume of the tenant t to a VM on a host, as the disk with the given ID. The first attachment binds
+// the volume to the host. It returns NotFound if the volume does not exist, and FailedPrecondition if a VM has the
+// volume, it is on another host, its last attachment is not flushed, or the host's pool has no room for it.
+func Attach(tx *store.Tx, t cloud.Tenant, id cloud.VolumeID, vm cloud.VMID, disk string, host cloud.NodeID) error {
+	v, err := Lookup(tx, t, id)
+	if err != nil {
+		return err
+	}
+	generation, bound := v.Generation, v.Node != ""
+	if err := v.Attach(vm, disk, host); err != nil {
+		return err
+	}
+	if !bound {
+		if err := allocate(tx, v, host, v.SizeGiB, fault.FailedPrecondition); err != nil {
+			return err
+		}
+	}
+	save(tx, v, generation)
+	return nil
+}
+
+// Release detaches a volume from a VM. It does nothing if the VM does not have the volume. The caller must know that the
+// VM cannot use the volume any more (see cloud.Volume.Detach).
+func Release(tx *store.Tx, project cloud.ProjectID, id cloud.VolumeID, vm cloud.VMID) error {
+	v, err := Volumes.Get(tx, string(project), string(id))
+	if err != nil || v == nil || v.VM != vm {
+		return err
+	}
+	generation := v.Generation
+	v.Detach()
+	save(tx, v, generation)
+	return nil
+}
+
+// releaseBytes ends the deletion of a volume of which the host has nothing any more: it makes the room in the host's
+// pool free.
+func releaseBytes(tx *store.Tx, host cloud.NodeID, id cloud.VolumeID, b *node.Bound) error {
+	node.BoundVolumes.Delete(tx, string(host), string(id))
+	n, err := node.Nodes.Get(tx, string(host))
+	if err != nil || n == nil {
+		return err
+	}
+	n.AllocatePool(b.Pool, -int64(b.HeldGiB))
+	node.Nodes.Put(tx, n, string(host))
+	return nil
+}

@@ -1,0 +1,204 @@
+package volume
+
+import (
+	"context"
+	"maps"
+
+	"github.com/google/uuid"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
+	"github.com/trivet-cloud/trivet/controlplane/compute/image"
+	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/storageclass"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Create creates the record of a volume. Of v, the name, size, driver, class, metadata and labels are used; imageID is
+// the image that the volume begins as a copy of, or empty. body is the hash of the request, as in the other methods.
+func (s *Service) Create(ctx context.Context, t cloud.Tenant, v cloud.Volume, imageID cloud.ImageID, body [32]byte) (Result, error) {
+	if err := cloud.CheckVolume(&v); err != nil {
+		return Result{}, err
+	}
+	if imageID != "" {
+		if err := cloud.CheckUUID("image_id", string(imageID)); err != nil {
+			return Result{}, err
+		}
+	}
+	id, err := uuid.NewV7()
+	if err != nil {
+		return Result{}, err
+	}
+	v.ID, v.Org, v.Project = cloud.VolumeID(id.String()), t.Org, t.Project
+	return createCommand.Call(ctx, s.commands, change{t, v, imageID, body})
+}
+
+// create implements Create in a transaction of the leader.
+func create(ctx context.Context, tx *store.Tx, q *change) (v cloud.Volume, err error) {
+	v = q.Volume
+	if err := claimName(tx, &v, v.Name); err != nil {
+		return v, err
+	}
+	class, err := storageclass.Resolve(tx, v.Class, v.Driver)
+	if err != nil {
+		return v, err
+	}
+	v.Class, v.Driver, v.Pool, v.ClassLimits, v.Format = class.Name, class.Driver, class.Pool, class.Limits, cloud.VolumeRaw
+	v.CreatedAt, v.CreatedBy, v.Generation = tx.Now(), auth.CallerOf(ctx).Name(), 1
+	if q.Image != "" {
+		if err := useImage(tx, &v, q.Image); err != nil {
+			return v, err
+		}
+		v.Format = cloud.VolumeQCOW2 // an overlay on the image
+	}
+	if err := chargeQuota(tx, q.Tenant, amountOf(v.SizeGiB), tenant.Amount{}); err != nil {
+		return v, err
+	}
+	storageclass.Use(tx, v.Class, v.Project, v.ID)
+	save(tx, &v, v.Generation)
+	return v, nil
+}
+
+// claimName reserves a name of the project for the volume. It returns AlreadyExists if another volume has it.
+func claimName(tx *store.Tx, v *cloud.Volume, name string) error {
+	holder, err := names.Get(tx, string(v.Project), name)
+	if err != nil {
+		return err
+	}
+	if holder != nil && *holder != v.ID {
+		return fault.New(fault.AlreadyExists, "the project has a volume called %s", name)
+	}
+	names.Put(tx, &v.ID, string(v.Project), name)
+	return nil
+}
+
+// Delete deletes the record of a volume that no VM has. The host deletes the bytes later.
+func (s *Service) Delete(ctx context.Context, t cloud.Tenant, id cloud.VolumeID, body [32]byte) (Result, error) {
+	if err := cloud.CheckUUID("volume_id", string(id)); err != nil {
+		return Result{}, err
+	}
+	return deleteCommand.Call(ctx, s.commands, change{Tenant: t, Volume: cloud.Volume{ID: id}, Body: body})
+}
+
+// remove implements Delete in a transaction of the leader.
+func remove(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
+	v, err := Lookup(tx, q.Tenant, q.Volume.ID)
+	if err != nil {
+		return cloud.Volume{}, err
+	}
+	if v.VM != "" {
+		return *v, fault.New(fault.FailedPrecondition, "volume %s is attached to VM %s: detach it first", v.Name, v.VM).
+			WithReason("VOLUME_IN_USE").With("vm", string(v.VM))
+	}
+	Volumes.Delete(tx, string(v.Project), string(v.ID))
+	names.Delete(tx, string(v.Project), v.Name)
+	storageclass.Release(tx, v.Class, v.ID)
+	if v.Image != nil {
+		image.ReleaseVolume(tx, v.Image.ID, v.ID)
+	}
+	if v.Node != "" {
+		node.BoundVolumes.Put(tx, &node.Bound{
+			Project: v.Project, Generation: v.Generation + 1, Pool: v.Pool, Gone: true, HeldGiB: v.SizeGiB,
+		}, string(v.Node), string(v.ID))
+	}
+	return *v, tenant.Give(tx, q.Tenant, tenant.Storage, amountOf(v.SizeGiB))
+}
+
+// Resize sets a greater size of a volume. The host enlarges the volume later, also while a guest uses it.
+func (s *Service) Resize(ctx context.Context, t cloud.Tenant, id cloud.VolumeID, gib uint64, body [32]byte) (Result, error) {
+	if err := cloud.CheckUUID("volume_id", string(id)); err != nil {
+		return Result{}, err
+	}
+	if err := cloud.CheckVolumeSize(gib); err != nil {
+		return Result{}, err
+	}
+	return resizeCommand.Call(ctx, s.commands, change{Tenant: t, Volume: cloud.Volume{ID: id, SizeGiB: gib}, Body: body})
+}
+
+// resize implements Resize in a transaction of the leader.
+func resize(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
+	v, err := Lookup(tx, q.Tenant, q.Volume.ID)
+	if err != nil {
+		return cloud.Volume{}, err
+	}
+	before, generation := v.SizeGiB, v.Generation
+	changed, err := v.Resize(q.Volume.SizeGiB)
+	if err != nil || !changed {
+		return *v, err
+	}
+	if err := chargeQuota(tx, q.Tenant, amountOf(v.SizeGiB), amountOf(before)); err != nil {
+		return *v, err
+	}
+	if v.Node != "" {
+		if err := allocate(tx, v, v.Node, v.SizeGiB-before, fault.ResourceExhausted); err != nil {
+			return *v, err
+		}
+	}
+	save(tx, v, generation)
+	return *v, nil
+}
+
+// allocate takes gib GiB of the volume's pool on a host. If the host has no record or the pool has too little room, it
+// returns a fault of the given kind.
+func allocate(tx *store.Tx, v *cloud.Volume, host cloud.NodeID, gib uint64, kind fault.Kind) error {
+	n, err := node.Nodes.Get(tx, string(host))
+	if err != nil {
+		return err
+	}
+	if n == nil {
+		return fault.New(fault.FailedPrecondition, "the host of volume %s is no longer in the cluster", v.Name)
+	}
+	if why := n.PoolShortage(v.Pool, gib); why != "" {
+		return fault.New(kind, "host %s cannot have volume %s: it %s", n.Name, v.Name, why).WithReason("NO_POOL_FITS")
+	}
+	n.AllocatePool(v.Pool, int64(gib))
+	node.Nodes.Put(tx, n, string(host))
+	return nil
+}
+
+// Update changes the name of a volume, unless name is empty, and merges metadata and labels into those of the volume.
+func (s *Service) Update(ctx context.Context, t cloud.Tenant, id cloud.VolumeID, name string, metadata, labels map[string]string, body [32]byte) (Result, error) {
+	if err := cloud.CheckUUID("volume_id", string(id)); err != nil {
+		return Result{}, err
+	}
+	if name != "" {
+		if err := cloud.CheckName("name", name); err != nil {
+			return Result{}, err
+		}
+	}
+	if err := cloud.CheckVolumePairs(metadata, labels); err != nil {
+		return Result{}, err
+	}
+	return updateCommand.Call(ctx, s.commands, change{
+		Tenant: t, Volume: cloud.Volume{ID: id, Name: name, Metadata: metadata, Labels: labels}, Body: body,
+	})
+}
+
+// update implements Update in a transaction of the leader.
+func update(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
+	v, err := Lookup(tx, q.Tenant, q.Volume.ID)
+	if err != nil {
+		return cloud.Volume{}, err
+	}
+	before := *v
+	if name := q.Volume.Name; name != "" && name != v.Name {
+		if err := claimName(tx, v, name); err != nil {
+			return *v, err
+		}
+		names.Delete(tx, string(v.Project), v.Name)
+		v.Name = name
+	}
+	v.Metadata, v.Labels = cloud.Merge(v.Metadata, q.Volume.Metadata), cloud.Merge(v.Labels, q.Volume.Labels)
+	if err := cloud.CheckVolumePairs(v.Metadata, v.Labels); err != nil {
+		return *v, err
+	}
+	if v.Limits() != before.Limits() {
+		v.Generation++ // the host must receive the change
+	}
+	if v.Name != before.Name || !maps.Equal(v.Metadata, before.Metadata) || !maps.Equal(v.Labels, before.Labels) {
+		save(tx, v, before.Generation)
+	}
+	return *v, nil
+}

@@ -1,0 +1,16 @@
+//go:build mutant
+
+package volume
+
+import (
+	"testing"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
+)
+
+// TestMutants enables each mutant (a deliberate bug) of the rules for the bytes of volumes, and checks that a test
+// notices it.
+func TestMutants(t *testing.T) {
+	mutanttest.Notices(t, mutant.ForgetBytesEarly, TestVolumeOnItsHost, "a report from before the deletion must not end it")
+}

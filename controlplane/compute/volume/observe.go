@@ -1,0 +1,138 @@
+package volume
+
+import (
+	"context"
+	"strings"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/convert"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+var _ node.VolumeController = (*Service)(nil)
+
+// AssignedVolumes implements node.VolumeController.
+func (s *Service) AssignedVolumes(v *store.View, on cloud.NodeID, ids ...cloud.VolumeID) (out []*agentv1.AssignedVolume, err error) {
+	if len(ids) == 0 {
+		all, _, err := node.BoundVolumes.List(v, 0, string(on))
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range all {
+			ids = append(ids, cloud.VolumeID(r.Path[1]))
+		}
+	}
+	for _, id := range ids {
+		b, err := node.BoundVolumes.Get(v, string(on), string(id))
+		if err != nil {
+			return nil, err
+		}
+		if b == nil {
+			continue
+		}
+		if b.Gone {
+			out = append(out, &agentv1.AssignedVolume{VolumeId: string(id), Generation: b.Generation, Pool: b.Pool, Deleted: true})
+			continue
+		}
+		record, err := Volumes.Get(v, string(b.Project), string(id))
+		if err != nil {
+			return nil, err
+		}
+		if record != nil && record.Node == on {
+			out = append(out, convert.AssignedVolume(record))
+		}
+	}
+	return out, nil
+}
+
+// VolumesUseImage implements node.VolumeController. An empty checksum matches no image.
+func (s *Service) VolumesUseImage(v *store.View, on cloud.NodeID, sha256 string) (bool, error) {
+	all, _, err := node.BoundVolumes.List(v, 0, string(on))
+	if err != nil || sha256 == "" {
+		return false, err
+	}
+	for _, r := range all {
+		if r.Value.Gone {
+			continue
+		}
+		record, err := Volumes.Get(v, string(r.Value.Project), r.Path[1])
+		if err != nil {
+			return false, err
+		}
+		if record != nil && record.Image != nil && record.Image.SHA256 == sha256 {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// ObservedVolumes implements node.VolumeController. Most reports change no record. For these it only reads this member's
+// records, without a transaction.
+func (s *Service) ObservedVolumes(ctx context.Context, on cloud.NodeID, reports []cloud.VolumeObservation) (changed int, err error) {
+	var changes []cloud.VolumeObservation
+	err = s.store.Local(func(v *store.View) error {
+		for _, o := range reports {
+			changed, err := applyReport(v, nil, on, o)
+			if err != nil {
+				return err
+			}
+			if changed {
+				changes = append(changes, o)
+			}
+		}
+		return nil
+	})
+	if err != nil || len(changes) == 0 {
+		return 0, err
+	}
+	_, err = s.store.Update(ctx, func(tx *store.Tx) error {
+		for _, o := range changes {
+			if _, err := applyReport(tx, tx, on, o); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return len(changes), err
+}
+
+// maxLastError is the maximum size in bytes of an error text that a host can write into a record.
+const maxLastError = 1 << 10
+
+// applyReport applies a host's report about one volume to the volume's records, and returns whether the report changes
+// one. If tx is nil, it writes nothing. A report about a volume that is not bound to the host is ignored.
+func applyReport(r store.Reader, tx *store.Tx, on cloud.NodeID, o cloud.VolumeObservation) (changed bool, err error) {
+	if cloud.CheckUUID("volume_id", string(o.Volume)) != nil {
+		return false, nil
+	}
+	b, err := node.BoundVolumes.Get(r, string(on), string(o.Volume))
+	if err != nil || b == nil {
+		return false, err
+	}
+	if b.Gone {
+		if o.Present || o.Generation < b.Generation && !mutant.On(mutant.ForgetBytesEarly) {
+			return false, nil
+		}
+		if tx == nil {
+			return true, nil
+		}
+		return true, releaseBytes(tx, on, o.Volume, b)
+	}
+	v, err := Volumes.Get(r, string(b.Project), string(o.Volume))
+	if err != nil || v == nil || v.Node != on {
+		return false, err
+	}
+	o.Error = strings.ToValidUTF8(o.Error[:min(len(o.Error), maxLastError)], "")
+	generation := v.Generation
+	if !v.Observe(o) {
+		return false, nil
+	}
+	if tx != nil {
+		save(tx, v, generation)
+	}
+	return true, nil
+}

@@ -1,0 +1,193 @@
+// Package volume manages block volumes, which exist independently of VMs: their records, the calls that change them,
+// and what hosts report of them. The main type is Service.
+//
+// A volume of the driver MANAGED is a file in a storage pool of one host. Its record says what the volume should be; the
+// host makes, enlarges and deletes the file. CreateVolume only writes the record. The first attachment binds the volume
+// to the host of the VM: it takes room in the host's pool from then on, and can be attached to VMs of this host only.
+//
+// At most one VM has a volume. Attach and Release, which package vm calls in the transactions that change a VM, are the
+// only functions that change the holder. cloud.Volume has the rules, and shared/cloud explains the attachment
+// generation.
+//
+// Decisions:
+//   - A volume is released when its host has reported that the VM has no process, or that the guest has released the
+//     disk. So a VM that is deleted while its host does not respond keeps its volumes until the host has reported the VM
+//     as absent.
+//   - The record of a deleted volume is removed at once. The host deletes the bytes later; their room in the pool is free
+//     after that. A report counts as that only if it is about the generation of the deletion, because an earlier report
+//     may mean that the host has not made the volume yet.
+//   - An image stays in use by a volume that is made from it, because the volume's file may refer to the image's.
+//
+// Keys: volume/<project>/<id>, volume-name/<project>/<name>.
+package volume
+
+import (
+	"context"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
+	"github.com/trivet-cloud/trivet/controlplane/compute/image"
+	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/storageclass"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+var (
+	// Volumes is the table of volume records, at volume/<project>/<id>.
+	Volumes = store.NewTable[cloud.Volume]("volume")
+	names   = store.NewTable[cloud.VolumeID]("volume-name")
+)
+
+// Service implements the volume service of one member.
+type Service struct {
+	store    *store.Store
+	commands *leader.Commands
+}
+
+// New creates the service and registers the commands that other members forward to the leader.
+func New(s *store.Store, commands *leader.Commands) *Service {
+	v := &Service{s, commands}
+	leader.Register(commands, v, createCommand, deleteCommand, resizeCommand, updateCommand)
+	return v
+}
+
+// Lookup returns the volume with this ID. It returns NotFound if the volume does not exist or does not belong to the
+// tenant t.
+func Lookup(r store.Reader, t cloud.Tenant, id cloud.VolumeID) (*cloud.Volume, error) {
+	v, err := Volumes.Get(r, string(t.Project), string(id))
+	if err != nil {
+		return nil, err
+	}
+	if v == nil || v.Org != t.Org {
+		return nil, fault.New(fault.NotFound, "no volume %s", id)
+	}
+	return v, nil
+}
+
+// Get returns the volume with this ID, or NotFound, like Lookup.
+func (s *Service) Get(ctx context.Context, t cloud.Tenant, id cloud.VolumeID) (v *cloud.Volume, err error) {
+	if err := cloud.CheckUUID("volume_id", string(id)); err != nil {
+		return nil, err
+	}
+	err = s.store.View(ctx, func(r *store.View) error {
+		v, err = Lookup(r, t, id)
+		return err
+	})
+	return v, err
+}
+
+// Filter selects volumes of a list. An empty field selects all.
+type Filter struct{ Name, Status, Class, VM string }
+
+func (f Filter) matches(v *cloud.Volume) bool {
+	return (f.Name == "" || f.Name == v.Name) && (f.Status == "" || f.Status == v.Status().String()) &&
+		(f.Class == "" || f.Class == v.Class) && (f.VM == "" || f.VM == string(v.VM))
+}
+
+// List returns a page of the tenant's volumes that match f, and the token of the next page. Volumes are sorted by ID,
+// which is the order of creation.
+func (s *Service) List(ctx context.Context, t cloud.Tenant, size int32, token string, f Filter) ([]*cloud.Volume, string, error) {
+	keep := func(v *cloud.Volume) bool { return v.Org == t.Org && f.matches(v) }
+	query := "volumes\x00" + f.Name + "\x00" + f.Status + "\x00" + f.Class + "\x00" + f.VM
+	return store.Page(ctx, s.store, Volumes, store.PageRequest{Size: size, Token: token, Query: query}, keep, string(t.Project))
+}
+
+// save stores a changed volume. If its generation is not before, save also writes the volume's Bound record, so that the
+// leader sends the volume's host the new desired state.
+func save(tx *store.Tx, v *cloud.Volume, before uint64) {
+	v.UpdatedAt = tx.Now()
+	Volumes.Put(tx, v, string(v.Project), string(v.ID))
+	if v.Generation != before && v.Node != "" {
+		node.BoundVolumes.Put(tx, &node.Bound{Project: v.Project, Generation: v.Generation, Pool: v.Pool}, string(v.Node), string(v.ID))
+	}
+}
+
+// Result is the result of a call that changes a volume. Replayed means that an earlier call with the same idempotency
+// key made the change.
+type Result struct {
+	Volume   cloud.Volume
+	Replayed bool
+}
+
+// change is the request of a command that changes a volume. Which fields of Volume are set depends on the command.
+type change struct {
+	Tenant cloud.Tenant
+	Volume cloud.Volume
+	Image  cloud.ImageID
+	Body   [32]byte
+}
+
+var (
+	createCommand = newCommand("volume.create", "CreateVolume", create)
+	deleteCommand = newCommand("volume.delete", "DeleteVolume", remove)
+	resizeCommand = newCommand("volume.resize", "ResizeVolume", resize)
+	updateCommand = newCommand("volume.update", "UpdateVolume", update)
+)
+
+// newCommand returns a command that executes run in one transaction, at most once for each idempotency key.
+func newCommand(name, method string, run func(context.Context, *store.Tx, *change) (cloud.Volume, error)) *leader.Command[*Service, change, Result] {
+	return leader.NewCommand(name, leader.Keyed, func(s *Service, ctx context.Context, q change) (out Result, err error) {
+		_, err = s.store.Update(ctx, func(tx *store.Tx) error {
+			out.Volume, out.Replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), store.InProject(q.Tenant.Project), method, q.Body, func() (cloud.Volume, error) {
+				return run(ctx, tx, &q)
+			})
+			return err
+		})
+		return out, err
+	})
+}
+
+// chargeQuota counts a new or changed volume in the quotas of its project and its org. The parameter named more is the
+// amount that the volume will use, and the one named less is the amount that it has used so far. It returns
+// ResourceExhausted if a quota would be exceeded.
+func chargeQuota(tx *store.Tx, t cloud.Tenant, more, less tenant.Amount) error {
+	return tenant.Take(tx, t, tenant.Storage, more, less, func(p cloud.ProjectID) (sum tenant.Amount, err error) {
+		all, _, err := Volumes.List(tx, 0, string(p))
+		for _, r := range all {
+			sum = sum.Plus(amountOf(r.Value.SizeGiB))
+		}
+		return sum, err
+	})
+}
+
+// amountOf returns how much of its project's quota a volume of this size uses.
+func amountOf(gib uint64) tenant.Amount { return tenant.Amount{Volumes: 1, VolumeGiB: gib} }
+
+// CheckNoVolumes returns an error if the project t.Project still has volumes, because a project with volumes cannot be
+// deleted.
+func CheckNoVolumes(r store.Reader, t cloud.Tenant) error {
+	if t.Project == "" {
+		return nil
+	}
+	found, _, err := Volumes.List(r, 1, string(t.Project))
+	if err != nil || len(found) == 0 {
+		return err
+	}
+	return fault.New(fault.FailedPrecondition, "project %s has volume %s: delete its volumes first", t.Project, found[0].Value.Name)
+}
+
+// useImage makes the image the content of a new volume. It returns NotFound if the volume's org cannot see the image, and
+// InvalidArgument if the volume is smaller than the image.
+func useImage(tx *store.Tx, v *cloud.Volume, id cloud.ImageID) error {
+	i, err := image.Lookup(tx, v.Org, id)
+	if err != nil {
+		return err
+	}
+	if v.SizeBytes() < i.VirtualSize {
+		return fault.Invalid("size_gib", "the image is %d bytes large, the volume of %d GiB only %d", i.VirtualSize, v.SizeGiB, v.SizeBytes())
+	}
+	if v.SizeGiB < uint64(i.MinDiskGiB) {
+		return fault.Invalid("size_gib", "image %s needs %d GiB, got %d", id, i.MinDiskGiB, v.SizeGiB)
+	}
+	v.Image = i.Built()
+	i.UseForVolume(tx, v.ID)
+	return nil
+}
+
+// ServedClasses implements node.VolumeController.
+func (s *Service) ServedClasses(r store.Reader, pools []cloud.StoragePool) ([]string, error) {
+	return storageclass.Served(r, pools)
+}

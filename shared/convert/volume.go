@@ -1,0 +1,39 @@
+package convert
+
+import (
+	"github.com/trivet-cloud/trivet/shared/cloud"
+
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+)
+
+// VolumeDriver converts a driver from its protobuf enumeration. A number outside 0 to 254 becomes 255, which every
+// check rejects.
+func VolumeDriver(d vmv1.VolumeDriverKind) cloud.VolumeDriver { return enum[cloud.VolumeDriver](d) }
+
+// Volume returns a volume record as the message of the API. The last error of the host is in the metadata, under
+// cloud.VolumeReason.
+func Volume(v *cloud.Volume) *vmv1.Volume {
+	out := &vmv1.Volume{
+		Id: string(v.ID), Name: v.Name, OrgId: string(v.Org), ProjectId: string(v.Project), SizeGib: v.SizeGiB,
+		Driver: vmv1.VolumeDriverKind(v.Driver), StorageClass: v.Class, Format: vmv1.VolumeFormat(v.Format),
+		Status: vmv1.VolumeStatus(v.Status()), AttachedToVm: string(v.VM), Metadata: copyMap(v.Metadata), Labels: copyMap(v.Labels),
+		CreatedAt: v.CreatedAt, UpdatedAt: v.UpdatedAt, AttachedToNode: string(v.Node), AttachmentGeneration: v.AttachmentGeneration,
+		LastFlushedAttachmentGeneration: v.FlushedGeneration,
+		Backing:                         &vmv1.VolumeBacking{Backing: &vmv1.VolumeBacking_Managed{Managed: &vmv1.ManagedVolumeBacking{}}},
+	}
+	if v.LastError != "" {
+		if out.Metadata == nil {
+			out.Metadata = map[string]string{}
+		}
+		out.Metadata[cloud.VolumeReason] = v.LastError
+	}
+	return out
+}
+
+// VolumeFrom returns the volume that a request describes. Its ID and the fields that the control plane sets are empty.
+func VolumeFrom(in *vmv1.CreateVolumeRequest) cloud.Volume {
+	return cloud.Volume{
+		Name: in.GetName(), Org: cloud.OrgID(in.GetOrgId()), Project: cloud.ProjectID(in.GetProjectId()), SizeGiB: in.GetSizeGib(),
+		Driver: VolumeDriver(in.GetDriver()), Class: in.GetStorageClass(), Metadata: copyMap(in.GetMetadata()), Labels: copyMap(in.GetLabels()),
+	}
+}
