@@ -67,6 +67,7 @@ type fakeCloud struct {
 	credits *fakeCredits
 	people  *fakeIdentity
 	net     *fakeNetwork
+	storage *fakeStorage
 }
 
 type watched struct {
@@ -92,6 +93,7 @@ func newCloud(t *testing.T, secure credentials.TransportCredentials, members ...
 	c.credits = newCredits()
 	c.people = newIdentity(c)
 	c.net = &fakeNetwork{cloud: c}
+	c.storage = &fakeStorage{cloud: c}
 	for _, m := range members {
 		l := bufconn.Listen(1 << 16)
 		c.members[m+":50051"] = l
@@ -99,6 +101,8 @@ func newCloud(t *testing.T, secure credentials.TransportCredentials, members ...
 		vmv1.RegisterVmServiceServer(s, c)
 		vmv1.RegisterImageServiceServer(s, c)
 		storagev1.RegisterImageDataServiceServer(s, &c.data)
+		vmv1.RegisterVolumeServiceServer(s, c.storage)
+		storagev1.RegisterStorageClassServiceServer(s, c.storage)
 		vmv1.RegisterNodeServiceServer(s, c)
 		operatorv1.RegisterOperatorServiceServer(s, c)
 		identityv1.RegisterIdentityServiceServer(s, c.people)

@@ -3,7 +3,7 @@
 // It calls the control plane over gRPC, with the rights of the caller's token. This file lists all commands. The
 // packages:
 //
-//   - identity, login, image, vm, network, node, wallet, kv and cluster hold the commands.
+//   - identity, login, image, vm, volume, network, node, wallet, kv and cluster hold the commands.
 //   - session holds what all commands share: global flags, environment, connection, output, exit codes.
 //   - dial (a connection to several endpoints), account (the file of saved logins), explain (error texts), show (tables
 //     and JSON), console (filter for guests' serial output), openid (login with an OpenID provider) and terminal
@@ -30,6 +30,7 @@ import (
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/terminal"
 	"github.com/trivet-cloud/trivet/cli/vm"
+	"github.com/trivet-cloud/trivet/cli/volume"
 	"github.com/trivet-cloud/trivet/cli/wallet"
 )
 
@@ -75,7 +76,7 @@ A VM, image or host is given by its name or ID. Exit code: 0 success, 1 failure,
 	// Errors are ignored: RegisterFlagCompletionFunc fails only if the flag does not exist or already has a completion.
 	_ = root.RegisterFlagCompletionFunc("org", identity.OrgNames(s))
 	_ = root.RegisterFlagCompletionFunc("project", identity.ProjectNames(s))
-	root.AddCommand(image.Command(s), vm.Command(s), network.Command(s), node.Command(s), wallet.Command(s), kv.Command(s), cluster.Command(s))
+	root.AddCommand(image.Command(s), vm.Command(s), volume.Command(s), volume.ClassCommand(s), network.Command(s), node.Command(s), wallet.Command(s), kv.Command(s), cluster.Command(s))
 	return s, root
 }
 

@@ -237,6 +237,8 @@ var flags = []struct{ field, flag, hint string }{
 	{"binding.project_id", "--project", tenant},
 	{"binding", "--role", ""},
 	{"roles", "--role", ""},
+	{"size_gib", "--size", ""},
+	{"storage_class", "--class", ""},
 	{"quota.vcpus", "--vcpus", ""},
 	{"quota.memory_mib", "--memory", ""},
 	{"quota.storage_gib", "--storage", ""},

@@ -1,0 +1,180 @@
+package vm
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	"github.com/trivet-cloud/trivet/cli/volume"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+)
+
+// diskLimit is the deadline of commands that attach and detach disks: the control plane waits up to 45 s.
+const diskLimit = 45*time.Second + waitMargin
+
+// diskCommand returns the command `trivet vm disk`.
+func diskCommand(s *session.Session) *cobra.Command {
+	c := &cobra.Command{
+		Use: "disk", Short: "Attach, detach and list the disks of a VM", Args: cobra.NoArgs,
+		Long: `Attach volumes to a VM as disks, detach them, and list the VM's disks. Disks that were made with the VM stay until it
+is deleted.`,
+		Example: `  trivet vm disk attach web --volume data
+  trivet vm disk list web
+  trivet vm disk detach web disk1`,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(attachDiskCommand(s), detachDiskCommand(s), listDisksCommand(s))
+	return c
+}
+
+func attachDiskCommand(s *session.Session) *cobra.Command {
+	var name, id, bus, cache string
+	var boot uint32
+	c := vmArgCommand(s, "attach VM", "Attach a volume to a VM")
+	c.Long = `Attach a volume as a disk to a VM that is stopped or runs. A VM that runs can get disks on the buses virtio and scsi.`
+	c.Example = "  trivet vm disk attach web --volume data"
+	p := c.Flags()
+	p.StringVar(&name, "volume", "", "volume, by name or ID")
+	p.StringVar(&id, "id", "", "ID of the disk in the VM (default: the first free of disk0, disk1, ...)")
+	p.StringVar(&bus, "bus", "virtio", "virtio, scsi, ide or sata")
+	p.StringVar(&cache, "cache", "writeback", "none, writeback or writethrough")
+	p.Uint32Var(&boot, "boot-index", 0, "lower boots first")
+	session.Require(c, "volume")
+	for flag, f := range map[string]cobra.CompletionFunc{
+		"volume": volume.Names(s),
+		"bus":    cobra.FixedCompletions([]string{"virtio", "scsi", "ide", "sata"}, cobra.ShellCompDirectiveNoFileComp),
+		"cache":  cobra.FixedCompletions([]string{"none", "writeback", "writethrough"}, cobra.ShellCompDirectiveNoFileComp),
+	} {
+		_ = c.RegisterFlagCompletionFunc(flag, f) // its only error is for an unknown flag
+	}
+	c.RunE = s.Run(diskLimit, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		d := &vmv1.DiskSpec{Id: id, Bus: buses[bus], Cache: caches[cache], BootIndex: boot}
+		if d.GetBus() == 0 {
+			return session.Usagef("--bus %q: want virtio, scsi, ide or sata", bus)
+		}
+		if d.GetCache() == 0 {
+			return session.Usagef("--cache %q: want none, writeback or writethrough", cache)
+		}
+		found, err := volume.Find(ctx, s, conn, name)
+		if err != nil {
+			return err
+		}
+		d.Source = &vmv1.DiskSource{Source: &vmv1.DiskSource_VolumeId{VolumeId: found}}
+		return attachDisk(ctx, s, conn, args[0], d)
+	})
+	return c
+}
+
+func attachDisk(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string, d *vmv1.DiskSpec) error {
+	t, err := find(ctx, s, conn, nameOrID)
+	if err != nil {
+		return err
+	}
+	if d.Id == "" {
+		vm, err := t.read(ctx)
+		if err != nil {
+			return err
+		}
+		for n := 0; d.Id == "" || slices.Contains(diskIDs(vm), d.Id); n++ {
+			d.Id = fmt.Sprintf("disk%d", n)
+		}
+	}
+	var vm *vmv1.VirtualMachine
+	if err := s.Wait("attaching "+d.GetId(), func(func(string)) error {
+		vm, err = t.client.AttachDisk(ctx, &vmv1.AttachDiskRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, Disk: d})
+		return err
+	}); err != nil {
+		return err
+	}
+	attached := slices.DeleteFunc(slices.Clone(vm.GetSpec().GetDisks()), func(have *vmv1.DiskSpec) bool { return have.GetId() != d.GetId() })
+	return s.Print(vm, []string{d.GetId()}, func(w io.Writer) error { return show.Rows(w, diskHeader, diskRows(attached)) })
+}
+
+func detachDiskCommand(s *session.Session) *cobra.Command {
+	c := &cobra.Command{
+		Use: "detach VM DISK", Short: "Detach a volume from a VM", Args: session.Exactly("VM", "DISK"),
+		Long: `Detach a volume from a VM. DISK is the ID of the disk in the VM, such as disk1. A guest that runs must release the
+device. The volume stays.`,
+		Example: "  trivet vm disk list web\n  trivet vm disk detach web disk1",
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+			switch len(args) {
+			case 0:
+				return vmArgCommand(s, "", "").ValidArgsFunction(cmd, args, prefix)
+			case 1:
+				return s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
+					vm, _, err := readVM(ctx, s, conn, args[0])
+					return diskIDs(vm), err
+				})(cmd, args, prefix)
+			}
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+	c.RunE = s.Run(diskLimit, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		t, err := find(ctx, s, conn, args[0])
+		if err != nil {
+			return err
+		}
+		if err := s.Wait("detaching "+args[1], func(func(string)) error {
+			_, err := t.client.DetachDisk(ctx, &vmv1.DetachDiskRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, DiskId: args[1]})
+			return err
+		}); err != nil {
+			return err
+		}
+		return s.Done(args[1], "detached")
+	})
+	return c
+}
+
+func listDisksCommand(s *session.Session) *cobra.Command {
+	c := vmArgCommand(s, "list VM", "List the disks of a VM")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		vm, _, err := readVM(ctx, s, conn, args[0])
+		if err != nil {
+			return err
+		}
+		disks := vm.GetSpec().GetDisks()
+		out := struct {
+			Disks []json.RawMessage `json:"disks"`
+		}{Disks: make([]json.RawMessage, len(disks))}
+		for i, d := range disks {
+			if out.Disks[i], err = show.Compact(d); err != nil {
+				return err
+			}
+		}
+		return s.PrintValue(out, diskIDs(vm), func(w io.Writer) error { return show.Rows(w, diskHeader, diskRows(disks)) })
+	})
+	return c
+}
+
+var diskHeader = []string{"ID", "SOURCE", "SIZE", "BUS", "CACHE", "BOOT"}
+
+func diskRows(disks []*vmv1.DiskSpec) (rows [][]string) {
+	for _, d := range disks {
+		source, size := "blank", show.Bytes(d.GetSizeGib()<<30)
+		switch {
+		case d.GetSource().GetVolumeId() != "":
+			source, size = "volume "+d.GetSource().GetVolumeId(), "-"
+		case d.GetSource().GetImageId() != "":
+			source = "image " + d.GetSource().GetImageId()
+		}
+		rows = append(rows, []string{
+			d.GetId(), source, size, show.Enum("DISK_BUS", d.GetBus()), show.Enum("DISK_CACHE", d.GetCache()), fmt.Sprint(d.GetBootIndex()),
+		})
+	}
+	return rows
+}
+
+func diskIDs(vm *vmv1.VirtualMachine) (ids []string) {
+	for _, d := range vm.GetSpec().GetDisks() {
+		ids = append(ids, d.GetId())
+	}
+	return ids
+}

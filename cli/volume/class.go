@@ -1,0 +1,160 @@
+package volume
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	storagev1 "github.com/trivet-cloud/trivet/protos/storage/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// ClassCommand returns the command `trivet storage-class`.
+func ClassCommand(s *session.Session) *cobra.Command {
+	c := &cobra.Command{
+		Use: "storage-class", Short: "Describe the storage in which volumes are made", Args: cobra.NoArgs,
+		Long: `Describe the storage in which volumes are made. A class names a storage pool, which hosts have in their
+configuration. Creating, changing and deleting a class requires the role system:admin.`,
+		Example: `  trivet storage-class create fast --pool nvme --max-iops 20000
+  trivet storage-class list`,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(createClassCommand(s), listClassesCommand(s), showClassCommand(s), defaultClassCommand(s), deleteClassCommand(s))
+	return c
+}
+
+func createClassCommand(s *session.Session) *cobra.Command {
+	req := &storagev1.CreateStorageClassRequest{Driver: vmv1.VolumeDriverKind_VOLUME_DRIVER_KIND_MANAGED}
+	c := &cobra.Command{
+		Use: "create NAME", Short: "Create a storage class of the driver MANAGED", Args: session.Exactly("NAME"),
+		Example: "  trivet storage-class create fast --pool nvme --default",
+	}
+	p := c.Flags()
+	p.StringVar(&req.Pool, "pool", "", "name of the storage pool in the configuration of the hosts")
+	p.BoolVar(&req.IsDefault, "default", false, "make volumes in this class that are created without a class")
+	p.Uint64Var(&req.MaxIops, "max-iops", 0, "limit of each volume on I/O operations a second (default: none)")
+	p.Uint64Var(&req.MaxBytesPerSecond, "max-bytes-per-second", 0, "limit of each volume on bytes a second (default: none)")
+	session.Require(c, "pool")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		if err := cloud.CheckName("NAME", args[0]); err != nil {
+			return session.Usagef("%v", err)
+		}
+		req.Name = args[0]
+		class, err := storagev1.NewStorageClassServiceClient(conn).CreateStorageClass(ctx, req)
+		if err != nil {
+			return err
+		}
+		return printClasses(s, class, class)
+	})
+	return c
+}
+
+func listClassesCommand(s *session.Session) *cobra.Command {
+	c := &cobra.Command{Use: "list", Short: "List the storage classes", Args: session.Exactly()}
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+		classes, err := allClasses(ctx, conn)
+		if err != nil {
+			return err
+		}
+		return printClasses(s, &storagev1.ListStorageClassesResponse{StorageClasses: classes}, classes...)
+	})
+	return c
+}
+
+func showClassCommand(s *session.Session) *cobra.Command {
+	c := classArgCommand(s, "show CLASS", "Show a storage class")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		class, err := storagev1.NewStorageClassServiceClient(conn).GetStorageClass(ctx, &storagev1.GetStorageClassRequest{Name: args[0]})
+		if err != nil {
+			return err
+		}
+		return printClasses(s, class, class)
+	})
+	return c
+}
+
+func defaultClassCommand(s *session.Session) *cobra.Command {
+	c := classArgCommand(s, "set-default CLASS", "Make a storage class the default")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		class, err := storagev1.NewStorageClassServiceClient(conn).UpdateStorageClass(ctx, &storagev1.UpdateStorageClassRequest{
+			Name: args[0], IsDefault: true,
+		})
+		if err != nil {
+			return err
+		}
+		return printClasses(s, class, class)
+	})
+	return c
+}
+
+func deleteClassCommand(s *session.Session) *cobra.Command {
+	c := classArgCommand(s, "delete CLASS", "Delete a storage class without volumes")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		if _, err := storagev1.NewStorageClassServiceClient(conn).DeleteStorageClass(ctx, &storagev1.DeleteStorageClassRequest{
+			Name: args[0],
+		}); err != nil {
+			return err
+		}
+		return s.Done(args[0], "deleted")
+	})
+	return c
+}
+
+// classArgCommand returns a command with the single argument CLASS, and shell completion for it.
+func classArgCommand(s *session.Session, use, short string) *cobra.Command {
+	c := &cobra.Command{Use: use, Short: short, Args: session.Exactly("CLASS")}
+	c.ValidArgsFunction = session.FirstArg(classNames(s))
+	return c
+}
+
+func classNames(s *session.Session) cobra.CompletionFunc {
+	return s.Names(func(ctx context.Context, conn *dial.Conn) (names []string, err error) {
+		classes, err := allClasses(ctx, conn)
+		for _, c := range classes {
+			names = append(names, c.GetName())
+		}
+		return names, err
+	})
+}
+
+func allClasses(ctx context.Context, conn *dial.Conn) ([]*storagev1.StorageClass, error) {
+	classes, _, err := session.Pages(0, func(token string) ([]*storagev1.StorageClass, string, error) {
+		page, err := storagev1.NewStorageClassServiceClient(conn).ListStorageClasses(ctx, &storagev1.ListStorageClassesRequest{
+			PageSize: session.PageSize, PageToken: token,
+		})
+		return page.GetStorageClasses(), page.GetNextPageToken(), err
+	})
+	return classes, err
+}
+
+// printClasses prints classes as a table, or the message m that contains them as JSON.
+func printClasses(s *session.Session, m proto.Message, classes ...*storagev1.StorageClass) error {
+	var names []string
+	var rows [][]string
+	limit := func(n uint64) string {
+		if n == 0 {
+			return "-"
+		}
+		return fmt.Sprint(n)
+	}
+	for _, c := range classes {
+		isDefault := "no"
+		if c.GetIsDefault() {
+			isDefault = "yes"
+		}
+		names = append(names, c.GetName())
+		rows = append(rows, []string{
+			c.GetName(), show.Enum("VOLUME_DRIVER_KIND", c.GetDriver()), c.GetPool(), isDefault, limit(c.GetMaxIops()), limit(c.GetMaxBytesPerSecond()),
+		})
+	}
+	return s.Print(m, names, func(w io.Writer) error {
+		return show.Rows(w, []string{"NAME", "DRIVER", "POOL", "DEFAULT", "MAX IOPS", "MAX BYTES/S"}, rows)
+	})
+}

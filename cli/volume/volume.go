@@ -1,0 +1,265 @@
+// Package volume holds the commands for volumes and storage classes: `trivet volume` and `trivet storage-class`. Package
+// vm uses its function Find for the volumes of VMs. The name of a volume is unique in its project.
+package volume
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/image"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// callTimeout is the deadline of each command unless --timeout is given.
+const callTimeout = 30 * time.Second
+
+// Command returns the command `trivet volume`.
+func Command(s *session.Session) *cobra.Command {
+	c := &cobra.Command{
+		Use: "volume", Short: "Create, resize and delete block volumes", Args: cobra.NoArgs,
+		Long: `Create, resize and delete block volumes. A volume exists independently of VMs, and one VM at a time can have it as a
+disk: see ` + "`trivet vm disk attach`" + `. A volume of a class with the driver MANAGED stays on the host of the first VM that had
+it, and only VMs on that host can have it.`,
+		Example: `  trivet volume create data --size 100
+  trivet vm disk attach web --volume data
+  trivet volume resize data --size 200`,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(createCommand(s), listCommand(s), showCommand(s), resizeCommand(s), deleteCommand(s))
+	return c
+}
+
+func createCommand(s *session.Session) *cobra.Command {
+	var size, class, from string
+	var labels, metadata []string
+	c := &cobra.Command{
+		Use: "create NAME", Short: "Create a volume", Args: session.Exactly("NAME"),
+		Long: "Create a volume, blank or with the content of an image. Its host makes it when it is attached for the first time.",
+		Example: `  trivet volume create data --size 100
+  trivet volume create root --size 20 --image debian-12 --class fast`,
+	}
+	p := c.Flags()
+	p.StringVar(&size, "size", "", "size in GiB, or with a unit: 2TiB")
+	p.StringVar(&class, "class", "", "storage class (default: the default class)")
+	p.StringVar(&from, "image", "", "image that the volume begins as a copy of, by name or ID")
+	p.StringArrayVar(&labels, "label", nil, "KEY=VALUE, repeatable")
+	p.StringArrayVar(&metadata, "metadata", nil, "KEY=VALUE, repeatable")
+	session.Require(c, "size")
+	_ = c.RegisterFlagCompletionFunc("image", image.Names(s)) // its only error is for an unknown flag
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
+		req := &vmv1.CreateVolumeRequest{Name: args[0], StorageClass: class}
+		if err := cloud.CheckName("NAME", args[0]); err != nil {
+			return session.Usagef("%v", err)
+		}
+		if req.SizeGib, err = parseSize(size); err != nil {
+			return err
+		}
+		if req.Labels, err = session.Pairs("label", labels); err != nil {
+			return err
+		}
+		if req.Metadata, err = session.Pairs("metadata", metadata); err != nil {
+			return err
+		}
+		if from != "" {
+			if req.ImageId, err = image.Find(ctx, s, conn, from); err != nil {
+				return err
+			}
+		}
+		req.OrgId, req.ProjectId = s.Tenant()
+		v, err := vmv1.NewVolumeServiceClient(conn).CreateVolume(ctx, req)
+		if err != nil {
+			return err
+		}
+		return printVolumes(s, v, v)
+	})
+	return c
+}
+
+// parseSize parses the value of the flag --size, a number of GiB.
+func parseSize(text string) (uint64, error) {
+	gib, ok := session.Amount(text, session.GiB)
+	if !ok || gib == 0 {
+		return 0, session.Usagef("--size %q: want a number of GiB, or one with a unit: 2TiB", text)
+	}
+	return gib, nil
+}
+
+func listCommand(s *session.Session) *cobra.Command {
+	var limit int
+	c := &cobra.Command{Use: "list", Short: "List the project's volumes", Args: session.Exactly()}
+	c.Flags().IntVar(&limit, "limit", 0, "list at most this many")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+		volumes, more, err := all(ctx, s, conn, limit)
+		if err != nil {
+			return err
+		}
+		err = printVolumes(s, &vmv1.ListVolumesResponse{Volumes: volumes}, volumes...)
+		if more {
+			s.Note("there are more: --limit is %d", limit)
+		}
+		return err
+	})
+	return c
+}
+
+func showCommand(s *session.Session) *cobra.Command {
+	c := argCommand(s, "show VOLUME", "Show a volume")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		id, err := Find(ctx, s, conn, args[0])
+		if err != nil {
+			return err
+		}
+		org, project := s.Tenant()
+		v, err := vmv1.NewVolumeServiceClient(conn).GetVolume(ctx, &vmv1.GetVolumeRequest{OrgId: org, ProjectId: project, VolumeId: id})
+		if err != nil {
+			return err
+		}
+		return s.Print(v, []string{v.GetName()}, func(w io.Writer) error { return show.Fields(w, fields(s.Now(), v)) })
+	})
+	return c
+}
+
+func resizeCommand(s *session.Session) *cobra.Command {
+	var size string
+	c := argCommand(s, "resize VOLUME", "Enlarge a volume")
+	c.Long = `Enlarge a volume, also while a VM uses it. The guest must enlarge its partitions and file systems itself.`
+	c.Example = "  trivet volume resize data --size 200"
+	c.Flags().StringVar(&size, "size", "", "new size in GiB, or with a unit: 2TiB")
+	session.Require(c, "size")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		gib, err := parseSize(size)
+		if err != nil {
+			return err
+		}
+		id, err := Find(ctx, s, conn, args[0])
+		if err != nil {
+			return err
+		}
+		org, project := s.Tenant()
+		v, err := vmv1.NewVolumeServiceClient(conn).ResizeVolume(ctx, &vmv1.ResizeVolumeRequest{
+			OrgId: org, ProjectId: project, VolumeId: id, SizeGib: gib,
+		})
+		if err != nil {
+			return err
+		}
+		return printVolumes(s, v, v)
+	})
+	return c
+}
+
+func deleteCommand(s *session.Session) *cobra.Command {
+	c := argCommand(s, "delete VOLUME", "Delete a volume that no VM has")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		id, err := Find(ctx, s, conn, args[0])
+		if err != nil {
+			return err
+		}
+		org, project := s.Tenant()
+		if _, err := vmv1.NewVolumeServiceClient(conn).DeleteVolume(ctx, &vmv1.DeleteVolumeRequest{
+			OrgId: org, ProjectId: project, VolumeId: id,
+		}); err != nil {
+			return err
+		}
+		return s.Done(args[0], "deleted")
+	})
+	return c
+}
+
+// argCommand returns a command with the single argument VOLUME, a name or an ID, and shell completion for it.
+func argCommand(s *session.Session, use, short string) *cobra.Command {
+	c := &cobra.Command{Use: use, Short: short, Args: session.Exactly("VOLUME")}
+	c.ValidArgsFunction = session.FirstArg(Names(s))
+	return c
+}
+
+// Find returns the ID of the volume with a name or ID. It makes no call for an ID.
+func Find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string) (string, error) {
+	if session.IsID(nameOrID) {
+		return nameOrID, nil
+	}
+	if err := cloud.CheckName("volume", nameOrID); err != nil {
+		return "", session.Usagef("%q is not a valid name or ID of a volume", nameOrID)
+	}
+	volumes, _, err := all(ctx, s, conn, 0)
+	if err != nil {
+		return "", err
+	}
+	var matches []session.Match
+	for _, v := range volumes {
+		if v.GetName() == nameOrID {
+			matches = append(matches, session.Match{ID: v.GetId(), About: fmt.Sprintf("%s in %s/%s", status(v), v.GetOrgId(), v.GetProjectId())})
+		}
+	}
+	return session.One("volume", nameOrID, matches)
+}
+
+// all returns the volumes of the project: at most limit, or all if limit is 0. more is true if there are further ones.
+func all(ctx context.Context, s *session.Session, conn *dial.Conn, limit int) (volumes []*vmv1.Volume, more bool, err error) {
+	org, project := s.Tenant()
+	return session.Pages(limit, func(token string) ([]*vmv1.Volume, string, error) {
+		page, err := vmv1.NewVolumeServiceClient(conn).ListVolumes(ctx, &vmv1.ListVolumesRequest{
+			OrgId: org, ProjectId: project, PageSize: session.PageSize, PageToken: token,
+		})
+		return page.GetVolumes(), page.GetNextPageToken(), err
+	})
+}
+
+// Names returns a shell completion with the names of volumes.
+func Names(s *session.Session) cobra.CompletionFunc {
+	return s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
+		volumes, _, err := all(ctx, s, conn, session.PageSize)
+		return names(volumes), err
+	})
+}
+
+func names(volumes []*vmv1.Volume) (out []string) {
+	for _, v := range volumes {
+		out = append(out, v.GetName())
+	}
+	return out
+}
+
+func status(v *vmv1.Volume) string { return show.Enum("VOLUME_STATUS", v.GetStatus()) }
+
+func size(v *vmv1.Volume) string { return show.Bytes(v.GetSizeGib() << 30) }
+
+// printVolumes prints volumes as a table, or the message m that contains them as JSON.
+func printVolumes(s *session.Session, m proto.Message, volumes ...*vmv1.Volume) error {
+	rows := make([][]string, len(volumes))
+	for i, v := range volumes {
+		rows[i] = []string{v.GetName(), v.GetId(), status(v), size(v), v.GetStorageClass(), v.GetAttachedToVm(), show.Age(s.Now(), v.GetCreatedAt())}
+	}
+	return s.Print(m, names(volumes), func(w io.Writer) error {
+		return show.Rows(w, []string{"NAME", "ID", "STATUS", "SIZE", "CLASS", "VM", "AGE"}, rows)
+	})
+}
+
+func fields(now time.Time, v *vmv1.Volume) [][2]string {
+	f := [][2]string{
+		{"Name", v.GetName()}, {"ID", v.GetId()}, {"Org", v.GetOrgId()}, {"Project", v.GetProjectId()}, {"Status", status(v)},
+		{"Size", size(v)}, {"Class", v.GetStorageClass()}, {"Driver", show.Enum("VOLUME_DRIVER_KIND", v.GetDriver())},
+		{"VM", v.GetAttachedToVm()}, {"Host", v.GetAttachedToNode()},
+		{"Attachments", fmt.Sprintf("%d, of which %d are flushed", v.GetAttachmentGeneration(), v.GetLastFlushedAttachmentGeneration())},
+		{"Created", show.When(v.GetCreatedAt()) + " (" + show.Age(now, v.GetCreatedAt()) + " ago)"},
+	}
+	for _, pairs := range []struct {
+		name string
+		of   map[string]string
+	}{{"Label", v.GetLabels()}, {"Metadata", v.GetMetadata()}} {
+		for _, k := range slices.Sorted(maps.Keys(pairs.of)) {
+			f = append(f, [2]string{pairs.name + " " + k, pairs.of[k]})
+		}
+	}
+	return f
+}
