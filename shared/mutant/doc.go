@@ -115,14 +115,14 @@ const (
 
 // Mutants of volumes, each with the package whose tests must fail when the mutant is active.
 const (
-	AttachTwice              = "attach-twice"               // a volume that a VM has is attached to another VM: shared/cloud
-	AttachUnflushed          = "attach-unflushed"           // a volume is attached again before its host has flushed it: shared/cloud
-	AttachElsewhere          = "attach-elsewhere"           // a volume is attached to a VM on another host than the volume's: shared/cloud
-	KeepAttachmentGeneration = "keep-attachment-generation" // an attachment does not increment the attachment generation: shared/cloud
+	AttachTwice              = "attach-twice"               // a volume that a VM has is attached to another VM: controlplane/compute/vm, controlplane/sim, shared/cloud
+	AttachUnflushed          = "attach-unflushed"           // a volume is attached again before its host has flushed it: controlplane/compute/vm, shared/cloud
+	AttachElsewhere          = "attach-elsewhere"           // a volume is attached to a VM on another host than the volume's: controlplane/compute/vm, shared/cloud
+	KeepAttachmentGeneration = "keep-attachment-generation" // an attachment does not increment the attachment generation: controlplane/compute/vm, controlplane/sim, shared/cloud
 	FlushUngranted           = "flush-ungranted"            // a host reports an attachment generation as flushed that was not granted yet: shared/cloud
-	ReleaseDeletedEarly      = "release-deleted-early"      // the volumes of a deleted VM are detached before its host has destroyed it: controlplane/compute/vm
+	ReleaseDeletedEarly      = "release-deleted-early"      // the volumes of a deleted VM are detached before its host has destroyed it: controlplane/compute/vm, controlplane/sim
 	ForgetBytesEarly         = "forget-bytes-early"         // an old report about a volume counts as the deletion of its bytes: controlplane/compute/volume
-	ReleaseAttachedDisk      = "release-attached-disk"      // a volume is detached although the guest still has the disk: shared/cloud
+	ReleaseAttachedDisk      = "release-attached-disk"      // a volume is detached although the guest still has the disk: controlplane/compute/vm, controlplane/sim, shared/cloud
 )
 
 // Mutants of the services for guests in a VPC, each with the package whose tests must fail when the mutant is active.

@@ -24,6 +24,7 @@ type agent struct {
 	mu       sync.Mutex
 	assigned map[cloud.VMID]*agentv1.AssignedVm // the last complete assignment from a member; nil before the first
 	vms      map[cloud.VMID]*driven
+	volumes  map[cloud.VolumeID]*agentv1.AssignedVolume // the volumes of the last complete assignment from a member
 	ended    bool
 }
 
@@ -225,6 +226,7 @@ func observation(id cloud.VMID, want *agentv1.AssignedVm, g *guest, p plan) clou
 		for _, id := range slices.Sorted(maps.Keys(g.proc.nics)) {
 			o.NICs = append(o.NICs, cloud.NICObservation{ID: id, Attached: true})
 		}
+		o.Disks = g.proc.diskObservations(want)
 		if g.proc.up {
 			o.Usage = &cloud.Usage{MemoryMiB: 1}
 		}

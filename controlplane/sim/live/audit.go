@@ -1,6 +1,7 @@
 package live
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,6 +32,7 @@ type witness struct {
 	ever     map[cloud.VMID]uint64   // the highest generation of each VM ever, including deleted VMs
 	made     map[string][]cloud.VMID // the VMs created under each idempotency key; more than one is a violation
 	networks *networkRecords
+	volumes  *volumeRecords
 	truth    truth
 }
 
@@ -38,7 +40,7 @@ func newAudit(f *fleet) *witness {
 	return &witness{
 		f: f, next: 2, vms: map[cloud.VMID]*cloud.VM{}, nodes: map[cloud.NodeID]*cloud.Node{},
 		placed: map[cloud.NodeID]map[cloud.VMID]*node.Placed{}, names: map[string]cloud.VMID{}, uses: map[string]bool{},
-		ever: map[cloud.VMID]uint64{}, made: map[string][]cloud.VMID{}, networks: newNetworkRecords(f),
+		ever: map[cloud.VMID]uint64{}, made: map[string][]cloud.VMID{}, networks: newNetworkRecords(f), volumes: newVolumeRecords(),
 		truth: truth{runner: map[cloud.VMID]*host{}, started: map[cloud.VMID]map[uint64]bool{}, removed: map[cloud.VMID]bool{}},
 	}
 }
@@ -96,7 +98,7 @@ func (a *witness) commit(p *process, events []watch.Event) {
 	if err := a.networks.endRevision(); err != nil {
 		a.f.fail("revision %d: %v", revision, err)
 	}
-	if err := a.balance(); err != nil {
+	if err := cmp.Or(a.balance(), a.balanceVolumes()); err != nil {
 		a.f.fail("revision %d: %v", revision, err)
 	}
 }
@@ -162,6 +164,8 @@ func (a *witness) change(e watch.Event) error {
 			return fmt.Errorf("the name %s is taken from %s for %s", parts[2], a.names[parts[2]], *id)
 		}
 		a.names[parts[2]] = *id
+	case "volume", "bound-volume":
+		return a.changeVolume(e, parts)
 	case "image-use":
 		if deleted {
 			delete(a.uses, key)
@@ -295,7 +299,7 @@ func (a *witness) unsettled() string {
 			}
 		}
 	}
-	return a.networks.unsettled()
+	return cmp.Or(a.unsettledVolumes(), a.networks.unsettled())
 }
 
 // leftovers is called after all VMs were deleted. It describes something that still remains of a VM, or returns "" if

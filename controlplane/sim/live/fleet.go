@@ -1,8 +1,8 @@
 // Package live is ring (b), one of the two parts of the simulation; see package sim. It runs on the virtual time of
 // testing/synctest. It consists of three members with their services (store, leader, identity, image, node, network,
-// vm) on top of consensus with its real Runner, two to four hosts with simulated agents, and three tenants. The package
-// must not import package nodeagent. Its agents implement the agent protocol and the life cycle of VMs separately, so
-// that a bug of the real agent is not repeated here.
+// vm, volume) on top of consensus with its real Runner, two to four hosts with simulated agents, and three tenants. The
+// package must not import package nodeagent. Its agents implement the agent protocol and the life cycle of VMs
+// separately, so that a bug of the real agent is not repeated here.
 //
 // # What is real and what is simulated
 //
@@ -11,9 +11,9 @@
 // of the program's transport. A simulated network delays these calls and messages, and can be cut. The disk of a member
 // is a file system in memory that simulates crashes; image files are real files. A QEMU process is a data structure
 // with a process ID. It can be launched, run, ignore the power button, power off, crash and be killed. What a host has
-// stored about its VMs survives restarts of the agent and of the host. Its QEMU processes survive restarts of the agent
-// only. Agents keep the records of VPCs that they receive over SyncNetworks, and acknowledge them after a random delay.
-// They build no networks.
+// stored about its VMs and volumes survives restarts of the agent and of the host. Its QEMU processes survive restarts
+// of the agent only. Agents keep the records of VPCs that they receive over SyncNetworks, and acknowledge them after a
+// random delay. They build no networks. A volume is an entry in a host's table, which processes open and close.
 //
 // # Faults
 //
@@ -21,9 +21,9 @@
 // restart. Guests power off and crash. Reports of agents arrive a second time, up to a minute later. All tenants create
 // VMs at the same time. A host stays down until deadlines have passed. Agents acknowledge network records late, replace
 // their SyncNetworks streams before they have acknowledged, and report that VPCs could not be applied. Meanwhile
-// tenants create, start, stop, reboot, reset, delete and list VMs, attach and detach NICs, and create, change and
-// delete VPCs with IPv4 and IPv6, subnets, ports, security groups, floating IPs, NAT gateways and route tables. They
-// repeat each call, under one idempotency key, until they get a response.
+// tenants create, start, stop, reboot, reset, delete and list VMs, attach and detach NICs and volumes, create, enlarge
+// and delete volumes, and create, change and delete VPCs with IPv4 and IPv6, subnets, ports, security groups, floating
+// IPs, NAT gateways and route tables. They repeat each call, under one idempotency key, until they get a response.
 //
 // # Checked guarantees
 //
@@ -34,6 +34,12 @@
 //     generation. A VM whose recorded state is STOPPED has no process.
 //   - On the hosts: a VM has at most one process, and all its processes are on one host. Each start is executed once.
 //     Running VMs do not exceed the host's capacity. No VM that has a record is destroyed.
+//   - Of volumes, after every commit: a volume is attached to one VM, which has it as a disk, or to a deleted VM that
+//     its host has not destroyed yet. It is granted only when it is detached and flushed, each time with the next
+//     attachment generation. Generations never decrease, and a volume never changes its host. A volume that is recorded
+//     as detached is not open on its host. The space that is allocated in a pool is the sum of its volumes.
+//   - On the hosts: two VMs never open a volume at one attachment generation, and no volume is opened at a lower one
+//     than before.
 //   - For tenants: once any member has acknowledged the creation of a VM, every member lists the VM. Once any member
 //     has acknowledged the deletion of a VM, no member lists it.
 //   - In the network records, after every commit: no address is twice in a subnet, no MAC twice in a VPC, and an
@@ -279,11 +285,16 @@ func (f *fleet) rest(ctx context.Context) {
 	for _, t := range f.tenants {
 		t.final()
 		t.finalNetworks()
+		t.finalVolumes()
 		t.deleteAll(ctx)
 	}
 	time.Sleep(time.Second) // until the witness has seen the deletions
 	f.tenants[0].deleteNetworks(ctx)
 	f.settle("the last VM was deleted", func() string { return cmp.Or(f.audit.unsettled(), f.audit.leftovers()) })
+	if !f.failed() {
+		f.tenants[0].deleteVolumes(ctx)
+		f.settle("the last volume was deleted", f.audit.leftVolumes)
+	}
 }
 
 // settle waits until the function unsettled returns "". It reports a violation if that takes more than four minutes, or

@@ -40,6 +40,7 @@ type host struct {
 	mu      sync.Mutex
 	rng     *mathrand.Rand
 	guests  map[cloud.VMID]*guest
+	volumes map[cloud.VolumeID]*storedVolume
 	pids    uint32
 	stored  map[cloud.VMID]*agentv1.AssignedVm // the last complete assignment, on disk; nil before the first
 	term    uint64                             // the highest leader term received
@@ -86,13 +87,18 @@ type proc struct {
 	pressed bool
 	// nics has the NICs of the guest, by ID.
 	nics map[string]bool
+	// volumes has the volumes of the guest, by the ID of the disk. refused has those that could not be attached or
+	// detached at the generation settled of the desired state, with the reason.
+	volumes map[string]cloud.VolumeID
+	refused map[string]string
+	settled uint64
 }
 
 func newHost(f *fleet, n int, rng *mathrand.Rand) (*host, error) {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	return &host{
 		f: f, name: endpoint("h" + itoa(uint64(n))), room: cloud.Capacity{VCPUs: 10, MemoryMiB: 10 << 10, StorageGiB: 80},
-		key: key, rng: rng, guests: map[cloud.VMID]*guest{}, vtep: vtepOf(n), networks: newHostNetworks(),
+		key: key, rng: rng, guests: map[cloud.VMID]*guest{}, volumes: map[cloud.VolumeID]*storedVolume{}, vtep: vtepOf(n), networks: newHostNetworks(),
 	}, err
 }
 
@@ -142,7 +148,7 @@ func (h *host) look(id cloud.VMID) *guest {
 	seen := *g
 	if g.proc != nil {
 		p := *g.proc
-		p.nics = maps.Clone(p.nics)
+		p.nics, p.volumes, p.refused = maps.Clone(p.nics), maps.Clone(p.volumes), maps.Clone(p.refused)
 		seen.proc = &p
 	}
 	return &seen
@@ -206,6 +212,14 @@ func (h *host) launch(want *agentv1.AssignedVm, start uint64, again bool) {
 	}
 	h.f.trace.Add("%s launches %s, start %d, pid %d", h.name, short(id), start, g.proc.pid)
 	h.f.count("launches")
+	g.proc.volumes = map[string]cloud.VolumeID{}
+	for disk, a := range volumesOf(want) {
+		if !h.open(id, a) {
+			h.ended(id, g, cloud.ExitFailed, "a volume belongs to a later attachment")
+			return
+		}
+		g.proc.volumes[disk] = cloud.VolumeID(a.GetVolumeId())
+	}
 	if h.rng.IntN(30) == 0 {
 		h.ended(id, g, cloud.ExitFailed, "QEMU could not start")
 	}
@@ -276,6 +290,7 @@ func (h *host) cut(id cloud.VMID) {
 func (h *host) ended(id cloud.VMID, g *guest, exit cloud.Exit, exitError string) {
 	h.f.trace.Add("%s: pid %d of %s ends: %d %s", h.name, g.proc.pid, short(id), exit, exitError)
 	g.proc, g.exit, g.exitError = nil, exit, exitError
+	h.closeVolumes(id)
 	if h.changed != nil {
 		h.changed(id)
 	} else if exit == cloud.ExitGuest && h.rng.IntN(2) == 0 {

@@ -21,7 +21,9 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity"
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/storageclass"
 	"github.com/trivet-cloud/trivet/controlplane/compute/vm"
+	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
@@ -65,6 +67,7 @@ type process struct {
 	nodes      *node.Service
 	networks   *network.Service
 	vms        *vm.Service
+	volumes    *volume.Service
 	commands   *leader.Commands
 	agents     agentv1.AgentServiceServer
 	heartbeats vmv1.NodeServiceServer
@@ -157,13 +160,17 @@ func (p *process) serve(log *slog.Logger) (err error) {
 	p.networks = network.New(network.Options{Store: p.records, Commands: p.commands, Log: log})
 	feed := network.NewFeed(network.FeedOptions{Store: p.records})
 	p.vms = vm.New(vm.Options{Store: p.records, Commands: p.commands, Nodes: p.nodes, Log: log})
+	classes := storageclass.New(p.records, p.commands)
+	p.volumes = volume.New(p.records, p.commands)
 	p.nodes.Attach(p.vms, p.files)
+	p.nodes.AttachVolumes(p.volumes)
 	p.nodes.AttachNetworks(feed)
 	p.nodes.RegisterAgents(p)
 	tasks := &leader.Tasks{
 		Self: s.id, Leadership: p.system, Ready: p.records.Barrier, Log: log,
 		List: []leader.Task{
 			{Name: "bootstrap", Every: time.Minute, Run: p.identities.Bootstrap},
+			{Name: "create the first storage class", Every: time.Minute, Run: classes.Bootstrap},
 			{Name: "follow nodes", Every: time.Second, Run: p.nodes.Follow},
 			{Name: "follow vms", Every: time.Second, Run: p.vms.Follow},
 			{Name: "settle vms", Every: vm.SettleEvery, Run: p.vms.Settle},

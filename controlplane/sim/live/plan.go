@@ -125,6 +125,8 @@ func (d *driven) running(want *agentv1.AssignedVm, g *guest) plan {
 		return quick(func() { d.host.change(d.id, func(r *record) { r.resetsDone = want.GetResets() }) })
 	case !maps.Equal(nicsOf(want), g.proc.nics):
 		return step(p, func() { d.host.setNICs(d.id, want) }, 10*time.Millisecond, 5*time.Second)
+	case g.proc.volumesDiffer(want):
+		return step(p, func() { d.host.setVolumes(d.id, want) }, 10*time.Millisecond, 5*time.Second)
 	case want.GetReboots() > g.rebootsBegun:
 		d.rebootAt, d.pressedAt = time.Now(), time.Time{}
 		return quick(func() { d.host.change(d.id, func(r *record) { r.rebootsBegun = want.GetReboots() }) })

@@ -147,6 +147,7 @@ func (a *agent) join(p *process) error {
 // accepted the term of the first message, watch calls accepted, once.
 func (a *agent) watch(ctx context.Context, from *memberSlot, responses <-chan *agentv1.WatchResponse, accepted func()) error {
 	var vms map[cloud.VMID]*agentv1.AssignedVm
+	volumes := map[cloud.VolumeID]*agentv1.AssignedVolume{}
 	var released []cloud.VMID
 	whole := false
 	for first := true; ; first = false {
@@ -178,7 +179,15 @@ func (a *agent) watch(ctx context.Context, from *memberSlot, responses <-chan *a
 			delete(vms, cloud.VMID(id))
 			released = append(released, cloud.VMID(id))
 		}
+		volumes = maps.Clone(volumes)
+		for _, v := range m.GetVolumes() {
+			volumes[cloud.VolumeID(v.GetVolumeId())] = v
+		}
+		for _, id := range m.GetReleasedVolumes() {
+			delete(volumes, cloud.VolumeID(id))
+		}
 		if whole = whole || m.GetComplete(); whole {
+			a.takeVolumes(volumes)
 			a.take(vms, released)
 		}
 	}
@@ -210,13 +219,15 @@ func (a *agent) report(ctx context.Context, p *process) error {
 	group.Go(func() error {
 		all := time.NewTicker(reportAllEvery)
 		defer all.Stop()
-		facts := &agentv1.NodeFacts{BootId: "sim", AgentVersion: "sim", QemuVersion: "0", Architecture: vmv1.Architecture_ARCHITECTURE_X86_64}
+		facts := &agentv1.NodeFacts{BootId: "sim", AgentVersion: "sim", QemuVersion: "0", Architecture: vmv1.Architecture_ARCHITECTURE_X86_64,
+			StoragePools: []*agentv1.StoragePool{{Name: cloud.LocalClass, AllocatableGib: poolGiB}}}
 		for everything := true; ; {
 			say := &agentv1.ReportRequest{Facts: facts}
 			facts = nil
 			for _, o := range a.levels.take(everything) {
 				say.Vms = append(say.Vms, convert.Observation(o))
 			}
+			say.Volumes = a.volumeReports()
 			if err := h.f.net.pass(ctx, h.name, p.s.name); err != nil {
 				return err
 			}
@@ -242,7 +253,7 @@ func (a *agent) report(ctx context.Context, p *process) error {
 // delayReports makes some reports arrive at the member a second time, up to a minute later. This simulates reports that
 // an older connection had buffered.
 func (a *agent) delayReports(p *process, say *agentv1.ReportRequest) {
-	if !a.host.chance(a.host.f.late()) || len(say.GetVms()) == 0 {
+	if !a.host.chance(a.host.f.late()) || len(say.GetVms())+len(say.GetVolumes()) == 0 {
 		return
 	}
 	late := a.host.between(500*time.Millisecond, time.Minute)
@@ -256,7 +267,7 @@ func (a *agent) delayReports(p *process, say *agentv1.ReportRequest) {
 		}
 		defer leave()
 		in := make(chan *agentv1.ReportRequest, 1)
-		in <- &agentv1.ReportRequest{Vms: say.GetVms()}
+		in <- &agentv1.ReportRequest{Vms: say.GetVms(), Volumes: say.GetVolumes()}
 		close(in)
 		_ = p.agents.Report(&reportStream{ctx: inside, in: in}) // the connection that a response would need has ended
 	})

@@ -33,6 +33,9 @@ type tenantClient struct {
 	// deletion a member has acknowledged.
 	networks map[resourceKind][]networkResource
 	deleted  []string
+	// volumes and goneVolumes are as have and gone, for volumes.
+	volumes     []ownedVolume
+	goneVolumes []cloud.VolumeID
 }
 
 // owned is a VM whose creation a member has acknowledged to the tenant.
@@ -65,6 +68,9 @@ func (t *tenantClient) life(ctx context.Context) {
 func (t *tenantClient) once(ctx context.Context) {
 	if t.rng.IntN(2) == 0 {
 		t.network(ctx)
+	}
+	if t.rng.IntN(2) == 0 {
+		t.storage(ctx)
 	}
 	n := t.rng.IntN(100)
 	if len(t.have) == 0 || n < 25 && len(t.have) < mostVMs {
@@ -180,6 +186,9 @@ func (t *tenantClient) create(ctx context.Context) {
 	}
 	if t.rng.IntN(3) == 0 {
 		w.Spec.Disks = append(w.Spec.Disks, cloud.Disk{ID: "data", Blank: true, SizeGiB: 5})
+	}
+	if d, ok := t.randomVolume(); ok {
+		w.Spec.Disks = append(w.Spec.Disks, d)
 	}
 	if t.rng.IntN(2) == 0 {
 		w.Metadata = map[string]string{cloud.RestartPolicy: "on-failure"}

@@ -1,0 +1,202 @@
+package live
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// volumeRecords is the witness's copy of the records of volumes, and what the hosts have done with volumes.
+type volumeRecords struct {
+	all   map[cloud.VolumeID]*cloud.Volume
+	bound map[cloud.NodeID]map[cloud.VolumeID]*node.Bound
+	// opened has the last opening of each volume. It is guarded by truth.mu.
+	opened map[cloud.VolumeID]opening
+}
+
+// opening is that a VM's process has opened a volume.
+type opening struct {
+	host       *host
+	vm         cloud.VMID
+	generation uint64
+}
+
+func newVolumeRecords() *volumeRecords {
+	return &volumeRecords{
+		all: map[cloud.VolumeID]*cloud.Volume{}, bound: map[cloud.NodeID]map[cloud.VolumeID]*node.Bound{}, opened: map[cloud.VolumeID]opening{},
+	}
+}
+
+// opened records that a VM's process opens a volume, and reports a violation if a later attachment was opened before,
+// or another VM or host had this one.
+func (a *witness) opened(h *host, id cloud.VolumeID, vm cloud.VMID, generation uint64) {
+	a.truth.mu.Lock()
+	defer a.truth.mu.Unlock()
+	now, last := opening{h, vm, generation}, a.volumes.opened[id]
+	switch {
+	case generation < last.generation:
+		a.f.fail("%s opens volume %s at generation %d after generation %d", h.name, id, generation, last.generation)
+	case generation == last.generation && now != last:
+		a.f.fail("two VMs have opened volume %s at generation %d: %s and %s", id, generation, last.vm, vm)
+	}
+	a.volumes.opened[id] = now
+}
+
+// changeVolume applies one event of the tables volume and bound-volume.
+func (a *witness) changeVolume(e watch.Event, parts []string) error {
+	r, deleted := a.volumes, e.Type == watch.EventDelete
+	if parts[0] == "bound-volume" {
+		on, id := cloud.NodeID(parts[1]), cloud.VolumeID(parts[2])
+		if r.bound[on] == nil {
+			r.bound[on] = map[cloud.VolumeID]*node.Bound{}
+		}
+		if deleted {
+			if was := r.bound[on][id]; was == nil || !was.Gone {
+				return fmt.Errorf("host %s forgets volume %s, which was not deleted", on, id)
+			}
+			delete(r.bound[on], id)
+			return nil
+		}
+		b, err := decode[node.Bound](e.KV.Value)
+		if err == nil {
+			r.bound[on][id] = b
+		}
+		return err
+	}
+	id := cloud.VolumeID(parts[2])
+	before := r.all[id]
+	if deleted {
+		delete(r.all, id)
+		if before != nil && before.VM != "" {
+			return fmt.Errorf("volume %s is deleted while VM %s has it", id, before.VM)
+		}
+		return nil
+	}
+	now, err := decode[cloud.Volume](e.KV.Value)
+	if err != nil {
+		return err
+	}
+	r.all[id] = now
+	if before == nil {
+		return nil
+	}
+	return a.stepVolume(e.KV.ModRevision, before, now)
+}
+
+// stepVolume checks a change of a volume's record.
+func (a *witness) stepVolume(revision int64, before, now *cloud.Volume) error {
+	granted := now.AttachmentGeneration != before.AttachmentGeneration
+	if before.VM != now.VM {
+		a.f.trace.Add("commit %d: volume %s goes from VM %s to %s, generation %d, flushed %d", revision, now.ID, short(before.VM), short(now.VM),
+			now.AttachmentGeneration, now.FlushedGeneration)
+	}
+	switch {
+	case now.AttachmentGeneration < before.AttachmentGeneration || now.FlushedGeneration < before.FlushedGeneration || now.Generation < before.Generation:
+		return fmt.Errorf("volume %s goes back from %+v to %+v", now.ID, before, now)
+	case now.FlushedGeneration > now.AttachmentGeneration:
+		return fmt.Errorf("volume %s is flushed at generation %d, which was never granted", now.ID, now.FlushedGeneration)
+	case before.Node != "" && now.Node != before.Node:
+		return fmt.Errorf("volume %s goes from host %s to %s", now.ID, before.Node, now.Node)
+	case now.SizeGiB < before.SizeGiB:
+		return fmt.Errorf("volume %s shrinks", now.ID)
+	case granted != (now.VM != "" && now.VM != before.VM):
+		return fmt.Errorf("VM %s gets volume %s of generation %d after %d", now.VM, now.ID, now.AttachmentGeneration, before.AttachmentGeneration)
+	case granted && (before.VM != "" || !before.Flushed()):
+		return fmt.Errorf("volume %s is granted to VM %s before VM %s has given it back", now.ID, now.VM, before.VM)
+	}
+	if now.VM == "" && now.Node != "" {
+		if h := a.f.hostOf(now.Node); h != nil {
+			if vm := h.holder(now.ID); vm != "" {
+				return fmt.Errorf("volume %s is recorded as detached, but VM %s has it open on %s", now.ID, vm, h.name)
+			}
+		}
+	}
+	return nil
+}
+
+// balanceVolumes checks that the records of volumes are consistent with those of VMs and hosts.
+func (a *witness) balanceVolumes() error {
+	sums := map[cloud.NodeID]uint64{}
+	for id, v := range a.volumes.all {
+		if v.Node != "" {
+			sums[v.Node] += v.SizeGiB
+			if b := a.volumes.bound[v.Node][id]; b == nil || b.Gone || b.Generation != v.Generation {
+				return fmt.Errorf("volume %s of generation %d is on %s, whose wanted state is %+v", id, v.Generation, v.Node, b)
+			}
+		}
+		if v.VM == "" {
+			continue
+		}
+		vm, p := a.vms[v.VM], a.placed[v.Node][v.VM]
+		switch {
+		case vm != nil:
+			if i := vm.FindDisk(v.Disk); i < 0 || vm.Spec.Disks[i].Volume != id || vm.Node != v.Node {
+				return fmt.Errorf("volume %s is attached to VM %s, which does not have it", id, v.VM)
+			}
+		case p == nil || !p.Gone || !slices.Contains(p.Volumes, id):
+			return fmt.Errorf("volume %s is attached to VM %s, which is no more", id, v.VM)
+		}
+	}
+	for _, vm := range a.vms {
+		for _, id := range vm.Spec.Volumes() {
+			if v := a.volumes.all[id]; v == nil || v.VM != vm.ID {
+				return fmt.Errorf("VM %s has volume %s, whose record is %+v", vm.ID, id, v)
+			}
+		}
+	}
+	for on, all := range a.volumes.bound {
+		for id, b := range all {
+			if b.Gone {
+				sums[on] += b.HeldGiB
+			} else if a.volumes.all[id] == nil {
+				return fmt.Errorf("host %s is to keep volume %s, which has no record", on, id)
+			}
+		}
+	}
+	for id, n := range a.nodes {
+		if got := n.PoolAllocated[cloud.LocalClass]; got != sums[id] || got > poolGiB {
+			return fmt.Errorf("node %s has %d GiB of its pool allocated, its volumes add up to %d", id, got, sums[id])
+		}
+	}
+	return nil
+}
+
+// unsettledVolumes describes a volume whose host has still something to do, or returns "".
+func (a *witness) unsettledVolumes() string {
+	for _, id := range slices.Sorted(maps.Keys(a.volumes.all)) {
+		if v := a.volumes.all[id]; v.VM == "" && !v.Flushed() {
+			return fmt.Sprintf("volume %s is not flushed: %+v", id, v)
+		}
+	}
+	for on, all := range a.volumes.bound {
+		for id, b := range all {
+			if b.Gone {
+				return fmt.Sprintf("%s has not reported volume %s gone", on, id)
+			}
+		}
+	}
+	return ""
+}
+
+// leftVolumes is called after all volumes were deleted. It describes something that still remains of a volume, or
+// returns "".
+func (a *witness) leftVolumes() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for id := range a.volumes.all {
+		return fmt.Sprintf("volume %s is still there", id)
+	}
+	for _, h := range a.f.hosts {
+		h.mu.Lock()
+		left := len(h.volumes)
+		h.mu.Unlock()
+		if left > 0 {
+			return fmt.Sprintf("%s keeps %d volumes", h.name, left)
+		}
+	}
+	return a.unsettledVolumes()
+}
