@@ -141,6 +141,7 @@ var others = map[string][]string{
 	"nodeagent/cgroup":    {"shared/retry"},
 	"nodeagent/console":   {},
 	"nodeagent/disk":      {"shared/qcow2", "shared/mutant", "shared/atomicfile"},
+	"nodeagent/volume":    {"nodeagent/disk", "shared/qcow2", "shared/mutant", "shared/atomicfile"},
 	"nodeagent/qemu":      {"nodeagent/qmp", "nodeagent/cgroup", "nodeagent/console", "shared/qcow2", "shared/mutant", "shared/atomicfile"},
 	"nodeagent/nsthread":  {"shared/mutant"},
 	"nodeagent/netspace":  {"nodeagent/nsthread"},

@@ -94,7 +94,7 @@ func build(ctx context.Context, images *Images, dir string, uid int, d Disk) err
 		if err := images.Ensure(ctx, *d.Image); err != nil {
 			return err
 		}
-		size, err := images.virtualSize(ctx, *d.Image)
+		size, err := images.VirtualSize(ctx, *d.Image)
 		if err != nil {
 			return err
 		}

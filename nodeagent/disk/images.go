@@ -280,9 +280,9 @@ func (s *Images) Open(img Image) (*os.File, error) {
 	return f, nil
 }
 
-// virtualSize returns the size, in bytes, that a guest sees of the disk in a cached image. The error wraps ErrRefused
+// VirtualSize returns the size, in bytes, that a guest sees of the disk in a cached image. The error wraps ErrRefused
 // for an image that QEMU must not open.
-func (s *Images) virtualSize(ctx context.Context, img Image) (uint64, error) {
+func (s *Images) VirtualSize(ctx context.Context, img Image) (uint64, error) {
 	if img.Format == qcow2.Raw {
 		return uint64(img.Size), nil
 	}

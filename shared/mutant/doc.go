@@ -24,6 +24,9 @@ const (
 	GuestOutsideCgroup = "guest-outside-cgroup" // QEMU runs in the control group of the agent: nodeagent/qemu
 	GuestKeepsCaps     = "guest-keeps-caps"     // QEMU keeps its capability bounding set: nodeagent/qemu
 	DetachUnreleased   = "detach-unreleased"    // the port of a NIC is released although the guest has its device: nodeagent/qemu
+	OpenStaleVolume    = "open-stale-volume"    // a volume is opened for an older attachment than it was opened for before: nodeagent/volume
+	OpenVolumeTwice    = "open-volume-twice"    // a volume is opened although a process has it open: nodeagent/volume
+	FlushOpenVolume    = "flush-open-volume"    // a volume counts as flushed although a process has it open: nodeagent/volume
 	ExpireEarly        = "expire-early"         // a new leader ends leases before their TTL has passed: controlplane/kv/lessor, controlplane/kv
 	ExpireDeposed      = "expire-deposed"       // a former leader can still end leases: controlplane/kv
 	SkipWatchEvent     = "skip-watch-event"     // a watcher that reads in parts misses an event: controlplane/engine/mvcc/watch

@@ -1,0 +1,157 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+	"github.com/trivet-cloud/trivet/shared/qcow2"
+)
+
+// Files are the open files of a volume for QEMU.
+type Files struct {
+	Content *os.File     // read and write
+	Format  qcow2.Format // of Content
+	Base    *os.File     // the image, read only; nil without an image
+	// BaseFormat is the format of Base.
+	BaseFormat qcow2.Format
+	// Size is the size in bytes that the guest shall see. QEMU must grow a QCOW2 file to it.
+	Size uint64
+}
+
+// Close closes the files. A process that inherited them keeps its duplicates, and the lock of the volume.
+func (f Files) Close() {
+	for _, one := range []*os.File{f.Content, f.Base} {
+		if one != nil {
+			_ = one.Close()
+		}
+	}
+}
+
+// closeTimeout is how long Open and Release wait for a process to close the volume. A process that has just ended, or a
+// child of the agent before its execve, may have the file open for a moment.
+const closeTimeout = 2 * time.Second
+
+// Open opens a volume for a VM. Before it returns, it records the attachment, synced. The error wraps [ErrStale] if the
+// volume was opened for a later attachment, and [ErrInUse] if a process has the volume open. The caller passes duplicates
+// of the files to QEMU and closes the files.
+func (p *Pool) Open(ctx context.Context, id string, a Attachment) (Files, error) {
+	files, err := p.openVolume(ctx, id, a)
+	if err != nil {
+		return Files{}, fmt.Errorf("open volume %s: %w", id, plainSpace(err))
+	}
+	return files, nil
+}
+
+func (p *Pool) openVolume(ctx context.Context, id string, a Attachment) (files Files, err error) {
+	if err := checkID(id); err != nil {
+		return Files{}, err
+	}
+	r, err := p.read(id)
+	if err != nil {
+		return Files{}, err
+	}
+	if r.Image != nil { // outside of change, because fetching the image may take long
+		if err := p.o.Images.Ensure(ctx, *r.Image); err != nil {
+			return Files{}, err
+		}
+		if files.Base, err = p.o.Images.Open(*r.Image); err != nil {
+			return Files{}, err
+		}
+		files.BaseFormat = r.Image.Format
+	}
+	err = p.change(ctx, func() error {
+		r, err := p.read(id)
+		if err != nil {
+			return err
+		}
+		if r.State != ready {
+			return ErrNotFound
+		}
+		if err := r.admit(a); err != nil {
+			return err
+		}
+		if files.Content, err = p.waitLocked(ctx, r.fileName(id)); err != nil {
+			return missing(err)
+		}
+		files.Format, files.Size = r.format(), r.Size
+		flushed := min(r.Flushed, a.Generation-1)
+		if r.Attachment == a && r.Flushed == flushed {
+			return nil
+		}
+		r.Attachment, r.Flushed = a, flushed
+		return p.write(id, r)
+	})
+	if err != nil {
+		files.Close()
+		return Files{}, err
+	}
+	return files, nil
+}
+
+// waitLocked is like openLocked, but waits up to closeTimeout for the process that has the file open.
+func (p *Pool) waitLocked(ctx context.Context, name string) (*os.File, error) {
+	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
+	defer cancel()
+	for {
+		f, err := p.openLocked(name)
+		if !errors.Is(err, ErrInUse) {
+			return f, err
+		}
+		if sleep(ctx, lockPause) != nil {
+			return nil, err
+		}
+	}
+}
+
+// Release records that the content of a volume is complete and durable up to the generation of a. The error wraps
+// [ErrInUse] if a process still has the volume open, and [ErrStale] if the volume was opened for a later attachment. A
+// volume that does not exist is no error. A second call does nothing.
+func (p *Pool) Release(ctx context.Context, id string, a Attachment) error {
+	if err := p.release(ctx, id, a); err != nil {
+		return fmt.Errorf("release volume %s: %w", id, plainSpace(err))
+	}
+	return nil
+}
+
+func (p *Pool) release(ctx context.Context, id string, a Attachment) error {
+	if err := checkID(id); err != nil {
+		return err
+	}
+	return p.change(ctx, func() error {
+		r, err := p.read(id)
+		switch {
+		case errors.Is(err, ErrNotFound):
+			return nil
+		case err != nil:
+			return err
+		case r.State != ready:
+			return nil
+		}
+		if err := r.admit(a); err != nil {
+			return err
+		}
+		if r.Flushed >= a.Generation {
+			return nil
+		}
+		if !mutant.On(mutant.FlushOpenVolume) {
+			if err := p.sync(ctx, r.fileName(id)); err != nil {
+				return err
+			}
+		}
+		r.Attachment, r.Flushed = a, a.Generation
+		return p.write(id, r)
+	})
+}
+
+// sync writes the content of a file to the disk, after every process has closed the file.
+func (p *Pool) sync(ctx context.Context, name string) error {
+	f, err := p.waitLocked(ctx, name)
+	if err != nil {
+		return missing(err)
+	}
+	return errors.Join(f.Sync(), f.Close())
+}

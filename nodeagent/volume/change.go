@@ -1,0 +1,219 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
+	"github.com/trivet-cloud/trivet/shared/qcow2"
+)
+
+// Create makes a volume, unless the pool has it already. A volume that exists with a larger size is kept, because it
+// may have grown. Create fetches the image if the cache does not have it. The error wraps [ErrRefused] if the volume
+// cannot be made.
+func (p *Pool) Create(ctx context.Context, v Volume) error {
+	if err := p.create(ctx, v); err != nil {
+		return fmt.Errorf("make volume %s: %w", v.ID, plainSpace(err))
+	}
+	return nil
+}
+
+func (p *Pool) create(ctx context.Context, v Volume) error {
+	if err := checkID(v.ID); err != nil {
+		return err
+	}
+	if v.Size == 0 || v.Size%512 != 0 || v.Size > qcow2.MaxVirtualSize {
+		return fmt.Errorf("%w: the volume has %d bytes", ErrRefused, v.Size)
+	}
+	if r, err := p.read(v.ID); err == nil && r.State == ready {
+		return p.checkComplete(v, r) // without a lock and without the image
+	}
+	if v.Image != nil {
+		if err := p.o.Images.Ensure(ctx, *v.Image); err != nil {
+			return err
+		}
+		size, err := p.o.Images.VirtualSize(ctx, *v.Image)
+		if err != nil {
+			return err
+		}
+		if size > v.Size {
+			return fmt.Errorf("%w: the image has %d bytes, which do not fit in %d", ErrRefused, size, v.Size)
+		}
+	}
+	return p.change(ctx, func() error {
+		r, err := p.read(v.ID)
+		switch {
+		case errors.Is(err, ErrNotFound):
+			r = record{State: creating, Size: v.Size, Image: v.Image}
+			if err := p.checkAbsent(r.fileName(v.ID)); err != nil {
+				return err
+			}
+		case err != nil:
+			return err
+		case r.State == ready:
+			return p.checkComplete(v, r)
+		}
+		if err := r.matches(v); err != nil {
+			return err
+		}
+		r.Size = v.Size
+		if err := p.write(v.ID, r); err != nil {
+			return err
+		}
+		if err := atomicfile.Write(p.path(r.fileName(v.ID)), 0o600, func(f *os.File) error { return fill(f, r) }); err != nil {
+			return err
+		}
+		r.State = ready
+		return p.write(v.ID, r)
+	})
+}
+
+// fill writes the content of a new volume to the empty file f.
+func fill(f *os.File, r record) error {
+	if r.format() == qcow2.Raw {
+		return f.Truncate(int64(r.Size))
+	}
+	_, err := qcow2.Create(f, r.Size)
+	return err
+}
+
+// checkComplete returns nil if r, the record of a complete volume, describes v, and the volume's file exists.
+func (p *Pool) checkComplete(v Volume, r record) error {
+	if err := r.matches(v); err != nil {
+		return err
+	}
+	f, err := p.openFile(r.fileName(v.ID), unix.O_RDONLY)
+	if err != nil {
+		return missing(err)
+	}
+	return f.Close()
+}
+
+// missing returns err with an explanation if it means that the file of a complete volume does not exist.
+func missing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: the volume's file is missing from the pool", ErrRefused)
+	}
+	return err
+}
+
+func (p *Pool) checkAbsent(name string) error {
+	if _, err := os.Lstat(p.path(name)); err == nil {
+		return fmt.Errorf("%w: a file without a record has the name of the volume", ErrRefused)
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// Resize grows a volume to size bytes. The error wraps [ErrRefused] if the volume is larger already. If QEMU has the
+// volume open, the guest sees the new size only after QEMU's block_resize. The file of a volume with an image grows only
+// by block_resize.
+func (p *Pool) Resize(ctx context.Context, id string, size uint64) error {
+	if err := p.resize(ctx, id, size); err != nil {
+		return fmt.Errorf("resize volume %s: %w", id, plainSpace(err))
+	}
+	return nil
+}
+
+func (p *Pool) resize(ctx context.Context, id string, size uint64) error {
+	if err := checkID(id); err != nil {
+		return err
+	}
+	if size%512 != 0 || size > qcow2.MaxVirtualSize {
+		return fmt.Errorf("%w: a size of %d bytes", ErrRefused, size)
+	}
+	return p.change(ctx, func() error {
+		r, err := p.read(id)
+		switch {
+		case err != nil:
+			return err
+		case r.State != ready:
+			return ErrNotFound
+		case size < r.Size:
+			return fmt.Errorf("%w: a volume of %d bytes cannot shrink to %d", ErrRefused, r.Size, size)
+		case size == r.Size:
+			return nil
+		}
+		if r.format() == qcow2.Raw {
+			if err := p.grow(r.fileName(id), size); err != nil {
+				return err
+			}
+		}
+		r.Size = size
+		return p.write(id, r)
+	})
+}
+
+// grow extends a raw file to size bytes, and syncs it.
+func (p *Pool) grow(name string, size uint64) error {
+	f, err := p.openFile(name, unix.O_RDWR)
+	if err != nil {
+		return missing(err)
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if st.Size() < int64(size) {
+		if err := f.Truncate(int64(size)); err != nil {
+			return err
+		}
+	}
+	return f.Sync()
+}
+
+// Delete removes a volume and its content. A missing volume is no error. The error wraps [ErrInUse] if a process has the
+// volume open.
+func (p *Pool) Delete(ctx context.Context, id string) error {
+	if err := p.delete(ctx, id); err != nil {
+		return fmt.Errorf("delete volume %s: %w", id, err)
+	}
+	return nil
+}
+
+func (p *Pool) delete(ctx context.Context, id string) error {
+	if err := checkID(id); err != nil {
+		return err
+	}
+	return p.change(ctx, func() error {
+		r, err := p.read(id)
+		if errors.Is(err, ErrNotFound) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		name := r.fileName(id)
+		f, err := p.openLocked(name)
+		switch {
+		case err == nil:
+			defer f.Close() // the lock lasts until the file has lost its name
+		case !errors.Is(err, fs.ErrNotExist):
+			return err
+		}
+		if r.State != deleting && f != nil {
+			r.State = deleting
+			// A full file system may have no room for this record. Without it, an interruption leaves a record whose
+			// file is missing, which the next Delete removes.
+			if err := p.write(id, r); err != nil && !errors.Is(err, unix.ENOSPC) {
+				return err
+			}
+		}
+		for _, remove := range []string{name, id + ".json"} {
+			if err := os.Remove(p.path(remove)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			if err := p.dir.Sync(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}

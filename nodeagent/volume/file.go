@@ -1,0 +1,70 @@
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// openFile opens a file in the pool's directory for which no link was made. With the flag O_CREAT it creates the file if
+// there is none.
+func (p *Pool) openFile(name string, flags uint64) (*os.File, error) {
+	how := unix.OpenHow{
+		Flags: flags | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC | unix.O_NOCTTY,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS |
+			unix.RESOLVE_NO_XDEV,
+	}
+	if flags&unix.O_CREAT != 0 {
+		how.Mode = 0o600
+	}
+	fd, err := unix.Openat2(int(p.dir.Fd()), name, &how)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: name, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), name)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		_ = f.Close()
+		return nil, &os.PathError{Op: "stat", Path: name, Err: err}
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Nlink != 1 || int(st.Uid) != os.Geteuid() {
+		_ = f.Close()
+		return nil, fmt.Errorf("%w: the file %s is not a regular file with one link that belongs to the agent", ErrRefused, name)
+	}
+	return f, nil
+}
+
+// lockedByte is the byte of a file whose lock means that a process has the file open. QEMU locks the bytes from 100 on.
+const lockedByte = 0
+
+// setLock sets the lock of f to F_WRLCK or F_UNLCK. The lock belongs to the open file description, and ends when its
+// last duplicate is closed. The error wraps ErrInUse if another open file description has the lock.
+func setLock(f *os.File, kind int16) error {
+	lock := unix.Flock_t{Type: kind, Whence: 0, Start: lockedByte, Len: 1}
+	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock)
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
+		return ErrInUse
+	}
+	return os.NewSyscallError("fcntl", err)
+}
+
+// openLocked opens the file of a volume for reading and writing, and locks it. The error wraps ErrInUse if a process has
+// the file open.
+func (p *Pool) openLocked(name string) (*os.File, error) {
+	f, err := p.openFile(name, unix.O_RDWR)
+	if err != nil {
+		return nil, err
+	}
+	if mutant.On(mutant.OpenVolumeTwice) {
+		return f, nil
+	}
+	if err := setLock(f, unix.F_WRLCK); err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}

@@ -1,0 +1,100 @@
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/nodeagent/disk"
+)
+
+// Status describes a volume of a pool.
+type Status struct {
+	ID         string
+	Size       uint64 // bytes that the guest sees
+	Allocated  uint64 // bytes that the volume's file occupies
+	Image      *disk.Image
+	Attachment Attachment // the last one that Open accepted
+	Flushed    uint64     // the highest generation whose content is complete
+	// Error says why the volume cannot be used, or is "".
+	Error string
+}
+
+// Listing is the content of a pool.
+type Listing struct {
+	Volumes []Status // sorted by id
+	// Unknown are the names of files that belong to no volume, sorted. The package never changes them.
+	Unknown []string
+}
+
+// List returns the content of the pool. A volume that is being made or deleted is not included. A volume whose record or
+// file cannot be read has an Error.
+func (p *Pool) List() (Listing, error) {
+	entries, err := os.ReadDir(p.path(""))
+	if err != nil {
+		return Listing{}, fmt.Errorf("list storage pool %s: %w", p.o.Name, err)
+	}
+	var out Listing
+	known := map[string]bool{markerName: true, lockName: true, "lost+found": true}
+	for _, e := range entries {
+		id, ok := strings.CutSuffix(e.Name(), ".json")
+		if !ok || !validID.MatchString(id) {
+			continue
+		}
+		known[e.Name()] = true
+		r, err := p.read(id)
+		if errors.Is(err, ErrNotFound) {
+			continue // It has been deleted since the directory was read.
+		}
+		if err != nil {
+			known[id+".raw"], known[id+".qcow2"] = true, true
+			out.Volumes = append(out.Volumes, Status{ID: id, Error: err.Error()})
+			continue
+		}
+		known[r.fileName(id)] = true
+		if r.State == ready {
+			out.Volumes = append(out.Volumes, p.status(id, r))
+		}
+	}
+	for _, e := range entries {
+		if !known[e.Name()] && !strings.HasPrefix(e.Name(), ".") { // such a name is that of a write in progress
+			out.Unknown = append(out.Unknown, e.Name())
+		}
+	}
+	slices.SortFunc(out.Volumes, func(a, b Status) int { return strings.Compare(a.ID, b.ID) })
+	return out, nil
+}
+
+// Status returns the description of one volume. The error wraps [ErrNotFound] if the pool does not have it.
+func (p *Pool) Status(id string) (Status, error) {
+	if err := checkID(id); err != nil {
+		return Status{}, err
+	}
+	r, err := p.read(id)
+	if err == nil && r.State != ready {
+		err = ErrNotFound
+	}
+	if err != nil {
+		return Status{}, fmt.Errorf("read volume %s: %w", id, err)
+	}
+	return p.status(id, r), nil
+}
+
+func (p *Pool) status(id string, r record) Status {
+	s := Status{ID: id, Size: r.Size, Image: r.Image, Attachment: r.Attachment, Flushed: r.Flushed}
+	f, err := p.openFile(r.fileName(id), unix.O_RDONLY)
+	if err != nil {
+		s.Error = missing(err).Error()
+		return s
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err == nil {
+		s.Allocated = uint64(st.Blocks) * 512
+	}
+	return s
+}

@@ -1,0 +1,282 @@
+// Package volume keeps the volumes of a host as files in storage pools, which are directories of the host.
+//
+// A [Pool] makes, grows, deletes and lists volumes, and opens them for QEMU, which receives descriptors and no paths. A
+// volume without an image is a sparse raw file. A volume that was made from an image is a QCOW2 file over the image,
+// like a disk of package disk.
+//
+// The package handles files, sizes, generations and locks. It does not depend on QEMU, the control plane or the life
+// cycle of VMs.
+//
+// # Layout
+//
+//	<pool>/pool.json             the pool's format and random id
+//	<pool>/pool.lock             locked while a program changes the pool
+//	<pool>/<volume id>.json      the volume's size, image, state and attachment
+//	<pool>/<volume id>.raw       0600: the content of a volume without an image
+//	<pool>/<volume id>.qcow2     0600: the content of a volume made from an image
+//
+// # Decisions
+//
+//   - The only part of a file's name that comes from a request is the volume's id, a UUID. Files are opened beneath the
+//     directory that was open at the start, without following links and without leaving its file system. A file with two
+//     hard links is refused.
+//   - A raw file is the fastest format, and grows by truncation. A file over an image needs QCOW2. Only QEMU reads and
+//     changes its tables, in its sandbox: [Pool.Resize] only records the new size of such a volume, and the caller grows
+//     it by QEMU's block_resize before the guest's CPUs run.
+//   - [Pool.Open] records the generation of the attachment, synced, before it returns a descriptor. It refuses a lower
+//     generation, and the generation of another VM. Two hosts that share a pool see the same record.
+//   - Open locks the volume's file with a lock of its open file description (fcntl(2), F_OFD_SETLK). QEMU's descriptor
+//     is a duplicate, so the lock lasts until QEMU has closed the volume or has ended, and does not depend on the agent.
+//     A second Open fails with [ErrInUse], also on another host if the shared file system has such locks.
+//   - [Pool.Release] records that the content of a generation is complete and durable. It takes the same lock first,
+//     which shows that QEMU has closed the file, and then syncs the file.
+//   - The record is written before the file of a new volume, and removed after the file of a deleted one. Its state says
+//     which of the two was interrupted. A record of a complete volume without a file is an error, and no new file is
+//     made in its place.
+//   - Files that belong to no record are reported by [Pool.List] and never removed or changed.
+//   - The host stores the id of each pool. If the directory has another id, or none, OpenPool fails: the file system of
+//     the pool may not be mounted.
+package volume
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"regexp"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/nodeagent/disk"
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
+)
+
+var (
+	// ErrRefused is wrapped by errors that a retry cannot fix.
+	ErrRefused = errors.New("not possible")
+
+	// ErrNotFound means that the pool has no such volume.
+	ErrNotFound = errors.New("the pool has no such volume")
+
+	// ErrStale means that the pool has recorded a higher generation of the volume's attachment, or the same generation
+	// for another VM.
+	ErrStale = errors.New("the volume has been attached elsewhere since")
+
+	// ErrInUse means that a process has the volume's file open.
+	ErrInUse = errors.New("a process has the volume open")
+)
+
+// Names of the files in a pool that belong to no volume.
+const (
+	markerName = "pool.json"
+	lockName   = "pool.lock"
+)
+
+// Options are the settings of a Pool. All but Shared are required.
+type Options struct {
+	Name string
+	// Path is the pool's directory. It must exist, belong to the agent's user, and be writable by no other user.
+	Path string
+	// Shared means that other hosts use the directory too.
+	Shared bool
+	// State is the path of the file in which the host stores the pool's id.
+	State string
+	// Images is the cache of the images that volumes are based on.
+	Images *disk.Images
+}
+
+// Pool is a storage pool. Its methods are safe for concurrent use.
+type Pool struct {
+	o    Options
+	dir  *os.File
+	lock *os.File
+	busy chan struct{} // capacity 1; full while a method changes the pool
+}
+
+// marker is the content of pool.json, and of the file Options.State.
+type marker struct {
+	Version int    `json:"version"`
+	ID      string `json:"id"`
+}
+
+const markerVersion = 1
+
+// OpenPool opens a storage pool and checks its directory. If the directory is empty and the host has not used the pool
+// before, OpenPool makes it a pool.
+func OpenPool(ctx context.Context, o Options) (*Pool, error) {
+	p := &Pool{o: o, busy: make(chan struct{}, 1)}
+	if err := p.open(ctx); err != nil {
+		p.Close()
+		return nil, fmt.Errorf("storage pool %s: %w", o.Name, err)
+	}
+	return p, nil
+}
+
+func (p *Pool) open(ctx context.Context) error {
+	fd, err := unix.Open(p.o.Path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: p.o.Path, Err: err}
+	}
+	p.dir = os.NewFile(uintptr(fd), p.o.Path)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return &fs.PathError{Op: "stat", Path: p.o.Path, Err: err}
+	}
+	switch {
+	case int(st.Uid) != os.Geteuid():
+		return fmt.Errorf("the directory %s belongs to uid %d, not to %d", p.o.Path, st.Uid, os.Geteuid())
+	case st.Mode&0o022 != 0:
+		return fmt.Errorf("other users can write to the directory %s (mode %04o)", p.o.Path, st.Mode&0o7777)
+	}
+	if p.lock, err = p.openFile(lockName, unix.O_RDWR|unix.O_CREAT); err != nil {
+		return err
+	}
+	return p.change(ctx, func() error {
+		if err := atomicfile.RemoveLeftovers(p.path("")); err != nil {
+			return err
+		}
+		return p.checkID()
+	})
+}
+
+// checkID compares the pool's id with the one that the host has stored. Without a stored id, it stores that of the
+// directory, and writes one to the directory if it has no volumes.
+func (p *Pool) checkID() error {
+	stored, err := readMarker(p.o.State)
+	known := err == nil
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	found, err := readMarker(p.path(markerName))
+	switch {
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return err
+	case err == nil && known && found.ID != stored.ID:
+		return fmt.Errorf("the directory %s is another pool (%s) than this host used before (%s)", p.o.Path, found.ID, stored.ID)
+	case err == nil && known:
+		return nil
+	case err == nil:
+		return writeMarker(p.o.State, found)
+	case known:
+		return fmt.Errorf("the directory %s is not the pool that this host used before: is its file system mounted?", p.o.Path)
+	}
+	entries, err := os.ReadDir(p.path(""))
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.Name() != lockName && e.Name() != "lost+found" {
+			return fmt.Errorf("the directory %s is not a pool, and not empty: it contains %s", p.o.Path, e.Name())
+		}
+	}
+	made := marker{Version: markerVersion, ID: uuid.NewString()}
+	if err := writeMarker(p.path(markerName), made); err != nil {
+		return err
+	}
+	return writeMarker(p.o.State, made)
+}
+
+func readMarker(path string) (marker, error) {
+	var m marker
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return m, err
+	}
+	if err := json.Unmarshal(text, &m); err != nil {
+		return m, fmt.Errorf("read %s: %w", path, err)
+	}
+	if m.Version != markerVersion {
+		return m, fmt.Errorf("read %s: version %d is unknown to this agent", path, m.Version)
+	}
+	return m, nil
+}
+
+func writeMarker(path string, m marker) error {
+	text, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	return atomicfile.WriteFile(path, append(text, '\n'), 0o600)
+}
+
+// Close closes the pool. Volumes that QEMU has open stay open.
+func (p *Pool) Close() {
+	for _, f := range []*os.File{p.lock, p.dir} {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}
+
+// Name returns the name of the pool.
+func (p *Pool) Name() string { return p.o.Name }
+
+// Shared reports whether other hosts use the pool too.
+func (p *Pool) Shared() bool { return p.o.Shared }
+
+// Space is the size of a pool's file system in bytes.
+type Space struct{ Total, Free uint64 }
+
+// Space returns the size of the pool's file system.
+func (p *Pool) Space() (Space, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(p.dir.Fd()), &st); err != nil {
+		return Space{}, fmt.Errorf("read size of storage pool %s: %w", p.o.Name, err)
+	}
+	return Space{Total: st.Blocks * uint64(st.Bsize), Free: st.Bavail * uint64(st.Bsize)}, nil
+}
+
+// lockPause is the time between two attempts to lock a file that another program has locked.
+const lockPause = 20 * time.Millisecond
+
+// change calls f while no other method, agent or host changes the pool. It waits for its turn until ctx ends.
+func (p *Pool) change(ctx context.Context, f func() error) error {
+	select {
+	case p.busy <- struct{}{}:
+		defer func() { <-p.busy }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	for {
+		err := setLock(p.lock, unix.F_WRLCK)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, ErrInUse) {
+			return fmt.Errorf("lock %s: %w", lockName, err)
+		}
+		if err := sleep(ctx, lockPause); err != nil {
+			return fmt.Errorf("lock %s: %w", lockName, err)
+		}
+	}
+	return errors.Join(f(), setLock(p.lock, unix.F_UNLCK))
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// path returns a path of a file in the pool's directory that does not depend on the directory's own path.
+func (p *Pool) path(name string) string {
+	return fmt.Sprintf("/proc/self/fd/%d/%s", p.dir.Fd(), name)
+}
+
+var validID = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+
+func checkID(id string) error {
+	if !validID.MatchString(id) {
+		return fmt.Errorf("%w: the id is not a UUID", ErrRefused)
+	}
+	return nil
+}

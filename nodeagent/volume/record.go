@@ -1,0 +1,146 @@
+package volume
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/nodeagent/disk"
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+	"github.com/trivet-cloud/trivet/shared/qcow2"
+)
+
+// Volume describes a volume to make.
+type Volume struct {
+	ID    string      // a UUID
+	Size  uint64      // bytes that the guest sees, a multiple of 512
+	Image *disk.Image // nil for a blank volume
+}
+
+// Attachment is the right of one VM to use a volume. The control plane grants an attachment with a higher generation
+// than all before.
+type Attachment struct {
+	VM         string `json:"vm"`
+	Generation uint64 `json:"generation"` // above 0
+}
+
+// state is the state of a volume's files.
+type state string
+
+const (
+	creating state = "creating" // the file may be missing
+	ready    state = "ready"
+	deleting state = "deleting" // the file may be missing, and is not used any more
+)
+
+// record is the content of a volume's .json file.
+type record struct {
+	Version    int         `json:"version"`
+	State      state       `json:"state"`
+	Size       uint64      `json:"size"`
+	Image      *disk.Image `json:"image,omitempty"`
+	Attachment Attachment  `json:"attachment"` // the last one that Open accepted
+	// Flushed is the highest generation whose content is complete: no process has the volume open for it.
+	Flushed uint64 `json:"flushed"`
+}
+
+const recordVersion = 1
+
+// maxRecord is the largest accepted length of a record, in bytes.
+const maxRecord = 64 << 10
+
+func (r record) fileName(id string) string {
+	if r.Image == nil {
+		return id + ".raw"
+	}
+	return id + ".qcow2"
+}
+
+// format returns the format of the volume's file.
+func (r record) format() qcow2.Format {
+	if r.Image == nil {
+		return qcow2.Raw
+	}
+	return qcow2.QCOW2
+}
+
+// matches returns nil if r describes the volume v, apart from its size, which may have grown since.
+func (r record) matches(v Volume) error {
+	switch {
+	case r.State == deleting:
+		return fmt.Errorf("%w: the volume is being deleted", ErrRefused)
+	case r.Size < v.Size && r.State == creating, r.Size == v.Size:
+	case r.Size < v.Size:
+		return fmt.Errorf("%w: the volume exists with %d bytes, not %d", ErrRefused, r.Size, v.Size)
+	}
+	if (r.Image == nil) != (v.Image == nil) || r.Image != nil && *r.Image != *v.Image {
+		return fmt.Errorf("%w: the volume exists with another image", ErrRefused)
+	}
+	return nil
+}
+
+// admit returns nil if the volume may be opened for a. The error wraps ErrStale if it has been opened for a later
+// attachment.
+func (r record) admit(a Attachment) error {
+	last := r.Attachment
+	switch {
+	case a.Generation == 0 || a.VM == "":
+		return fmt.Errorf("%w: the attachment has no generation or no VM", ErrRefused)
+	case mutant.On(mutant.OpenStaleVolume):
+	case a.Generation < last.Generation:
+		return fmt.Errorf("%w: generation %d is older than %d", ErrStale, a.Generation, last.Generation)
+	case a.Generation == last.Generation && a.VM != last.VM:
+		return fmt.Errorf("%w: generation %d belongs to another VM", ErrStale, a.Generation)
+	}
+	return nil
+}
+
+// read reads the record of a volume. The error wraps ErrNotFound if there is none.
+func (p *Pool) read(id string) (record, error) {
+	f, err := p.openFile(id+".json", unix.O_RDONLY)
+	if errors.Is(err, fs.ErrNotExist) {
+		return record{}, ErrNotFound
+	}
+	if err != nil {
+		return record{}, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxRecord))
+	if err != nil {
+		return record{}, err
+	}
+	var r record
+	if err := json.Unmarshal(text, &r); err != nil {
+		return record{}, fmt.Errorf("read record: %w", err)
+	}
+	if r.Version != recordVersion {
+		return record{}, fmt.Errorf("read record: version %d is unknown to this agent", r.Version)
+	}
+	return r, nil
+}
+
+// write replaces the record of a volume atomically and syncs it.
+func (p *Pool) write(id string, r record) error {
+	r.Version = recordVersion
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	if err := atomicfile.WriteFile(p.path(id+".json"), append(text, '\n'), 0o600); err != nil {
+		return fmt.Errorf("write record: %w", plainSpace(err))
+	}
+	return nil
+}
+
+// plainSpace replaces the error of a full file system by a text for tenants.
+func plainSpace(err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return fmt.Errorf("the storage pool is full: %w", unix.ENOSPC)
+	}
+	return err
+}
