@@ -7,7 +7,6 @@ import (
 	"strconv"
 
 	"github.com/trivet-cloud/trivet/shared/mutant"
-	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
 // Numbers of the descriptors that every QEMU inherits. The descriptors of its disks have the numbers from fdDisks on,
@@ -179,7 +178,8 @@ func (a *args) ports(s Spec) {
 
 func portID(i int) string { return "port" + strconv.Itoa(i) }
 
-// platform adds the devices that every VM has, and the disk controllers that s needs.
+// platform adds the devices that every VM has, and the IDE controller if s needs it. Every VM has a SCSI controller, so
+// that SCSI disks can be attached while it runs.
 func (a *args) platform(s Spec) {
 	onRoot := func(addr int) string { return fmt.Sprintf("0x%x", addr) }
 	if s.VCPUs > maxTCGVCPUs {
@@ -195,34 +195,33 @@ func (a *args) platform(s Spec) {
 		generation = s.ID
 	}
 	a.json("-device", object{"driver": "vmgenid", "id": "generation", "guid": generation})
-	has := func(b Bus) bool { return slices.ContainsFunc(s.Disks, func(d Disk) bool { return d.Bus == b }) }
-	if has(IDE) {
+	if slices.ContainsFunc(s.Disks, func(d Disk) bool { return d.Bus == IDE }) {
 		a.json("-device", object{"driver": "piix3-ide", "id": "pata", "bus": "pcie.0", "addr": onRoot(addrIDE)})
 	}
-	if has(SCSI) {
-		a.json("-device", object{"driver": "virtio-scsi-pci", "id": "scsi", "bus": "pcie.0", "addr": onRoot(addrSCSI)})
-	}
+	a.json("-device", object{"driver": "virtio-scsi-pci", "id": scsiID, "bus": "pcie.0", "addr": onRoot(addrSCSI)})
 }
 
 // disks adds the disks, and returns the number of the first descriptor after theirs.
 func (a *args) disks(s Spec) int {
 	fd := fdDisks
 	for i, d := range s.Disks {
-		var beneath any
-		overlay := fd
+		sets := diskSets{overlay: fd}
 		fd++
 		if d.Base != "" {
-			a.base(d, fd)
-			beneath = d.node() + "-base"
+			sets.base = fd
 			fd++
+			a.fdset(sets.base, d.baseNode())
 		}
-		cache := object{"direct": d.Cache == NoCache, "no-flush": false}
-		a.fdset(overlay, d.node())
-		a.json("-blockdev", object{"driver": "file", "node-name": d.node() + "-file", "filename": fdsetPath(overlay),
-			"cache": cache, "read-only": d.ReadOnly, "auto-read-only": false, "discard": "unmap"})
-		a.json("-blockdev", object{"driver": "qcow2", "node-name": d.node(), "file": d.node() + "-file", "backing": beneath,
-			"cache": cache, "read-only": d.ReadOnly, "auto-read-only": false, "discard": "unmap"})
-		a.json("-device", d.device(i+1))
+		a.fdset(sets.overlay, d.node())
+		if d.limited() {
+			a.json("-object", d.throttleGroup())
+		}
+		for _, node := range d.blockNodes(sets) {
+			a.json("-blockdev", node)
+		}
+		device := d.device()
+		device["bootindex"] = i + 1 // unique, because QEMU refuses two disks with the same index
+		a.json("-device", device)
 	}
 	return fd
 }
@@ -240,40 +239,3 @@ func (a *args) seed(fd int) {
 	a.json("-device", object{"driver": "virtio-blk-pci", "id": "seed", "drive": "seed", "bus": "seedport", "addr": "0x0",
 		"serial": "cidata", "werror": "stop", "rerror": "stop"})
 }
-
-// base adds read-only block nodes for the base image of the disk d. The parameter fd is the image's descriptor.
-func (a *args) base(d Disk, fd int) {
-	a.fdset(fd, d.node()+"-base")
-	a.json("-blockdev", object{"driver": "file", "node-name": d.node() + "-base-file", "filename": fdsetPath(fd),
-		"read-only": true, "auto-read-only": false})
-	node := object{"driver": string(d.Base), "node-name": d.node() + "-base", "file": d.node() + "-base-file", "read-only": true,
-		"auto-read-only": false}
-	if d.Base == qcow2.QCOW2 {
-		node["backing"] = nil // A backing file named in the image is not opened.
-	}
-	a.json("-blockdev", node)
-}
-
-// device returns the -device argument of a disk. The parameter bootIndex must be unique, because QEMU refuses two disks
-// with the same index.
-func (d Disk) device(bootIndex int) object {
-	writeCache := "on"
-	if d.Cache == Writethrough {
-		writeCache = "off"
-	}
-	o := object{"id": deviceID(d.ID), "drive": d.node(), "bootindex": bootIndex, "serial": d.ID[:min(len(d.ID), maxSerial)],
-		"write-cache": writeCache, "werror": "stop", "rerror": "stop"}
-	switch d.Bus {
-	case Virtio:
-		o["driver"], o["bus"], o["addr"] = "virtio-blk-pci", portID(d.Slot), "0x0"
-	case SCSI:
-		o["driver"], o["bus"], o["channel"], o["scsi-id"], o["lun"] = "scsi-hd", "scsi.0", 0, d.Slot, 0
-	case IDE:
-		o["driver"], o["bus"], o["unit"] = "ide-hd", fmt.Sprintf("pata.%d", d.Slot/2), d.Slot%2
-	case SATA:
-		o["driver"], o["bus"], o["unit"] = "ide-hd", fmt.Sprintf("ide.%d", d.Slot), 0
-	}
-	return o
-}
-
-func deviceID(disk string) string { return "disk-" + disk }

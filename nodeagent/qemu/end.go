@@ -136,7 +136,7 @@ func (p *Process) findDiskError(conn *qmp.Conn) error {
 // node.
 func (p *Process) setDiskError(node, text string) {
 	name := node
-	for _, d := range p.record.Spec.Disks {
+	for _, d := range p.Record().Spec.Disks {
 		if d.node() == node {
 			name = d.ID
 		}

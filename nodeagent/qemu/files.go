@@ -22,11 +22,29 @@ type Files struct {
 
 // Layers are the files of one disk.
 type Layers struct {
-	Overlay *os.File // QCOW2; open for reading and writing, or read-only if the disk is read-only
+	// Overlay is the disk's own file, in the format of the Spec, also if there is no base image. It is open for reading
+	// and writing, or read-only if the disk is read-only.
+	Overlay *os.File
 	Base    *os.File // in the format of the Spec; open read-only; nil if there is no base image
 	// Size is the disk's virtual size in bytes, from the assignment. The size in the overlay's header is not used,
 	// because QEMU could change it.
 	Size uint64
+}
+
+// check returns an error if the files are not those of the disk d.
+func (l Layers) check(d Disk) error {
+	if l.Overlay == nil || (l.Base != nil) != (d.Base != "") {
+		return fmt.Errorf("the files of disk %s are not those of the spec", d.ID)
+	}
+	if err := checkOpenMode(l.Overlay, !d.ReadOnly); err != nil {
+		return fmt.Errorf("the overlay of disk %s %w", d.ID, err)
+	}
+	if l.Base != nil {
+		if err := checkOpenMode(l.Base, false); err != nil {
+			return fmt.Errorf("the image beneath disk %s %w", d.ID, err)
+		}
+	}
+	return nil
 }
 
 // inOrder returns the files of all disks in the order of s.Disks, for each disk the overlay before the base image. The
@@ -38,17 +56,11 @@ func (f Files) inOrder(s Spec) ([]*os.File, error) {
 	var out []*os.File
 	for _, d := range s.Disks {
 		l := f.Disks[d.ID]
-		if l.Overlay == nil || (l.Base != nil) != (d.Base != "") {
-			return nil, fmt.Errorf("the files of disk %s are not those of the spec", d.ID)
-		}
-		if err := checkOpenMode(l.Overlay, !d.ReadOnly); err != nil {
-			return nil, fmt.Errorf("the overlay of disk %s %w", d.ID, err)
+		if err := l.check(d); err != nil {
+			return nil, err
 		}
 		out = append(out, l.Overlay)
 		if l.Base != nil {
-			if err := checkOpenMode(l.Base, false); err != nil {
-				return nil, fmt.Errorf("the image beneath disk %s %w", d.ID, err)
-			}
 			out = append(out, l.Base)
 		}
 	}
@@ -72,13 +84,12 @@ const minFileBytes = 2 * console.Longest
 //
 // A QCOW2 file with clusters of 64 KiB has 1/6554 of its virtual size in tables. A sixteenth and 64 MiB leave room for
 // clusters that a crash leaked. A write beyond the limit fails with EFBIG, which stops the guest as a full disk does.
-// The limit belongs to the process: before a disk can grow while its guest runs, an agent with CAP_SYS_RESOURCE must
-// raise the limit by prlimit(2). The limit also applies to files in memory, such as a memfd for guest memory, but this
+// The limit belongs to the process: PlugDisk and ResizeDisk raise it (see raiseFileLimit in filelimit.go). The limit also applies to files in memory, such as a memfd for guest memory, but this
 // QEMU command line creates none.
 func (f Files) fileSizeLimit() uint64 {
 	most := uint64(minFileBytes)
 	for _, l := range f.Disks {
-		most = max(most, l.Size+l.Size/16+64<<20)
+		most = max(most, diskFileLimit(l.Size))
 	}
 	return most
 }

@@ -21,13 +21,16 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Launcher starts QEMU processes on a host, and finds running ones again after a restart of the agent. All fields are
-// required. A Launcher has no state.
+// Launcher starts QEMU processes on a host, and finds running ones again after a restart of the agent. All fields but
+// LargestDisk are required. A Launcher has no state.
 type Launcher struct {
 	Program         string       // absolute path of QEMU, under /usr
 	LauncherCommand []string     // a command that calls LauncherMain, such as /proc/self/exe launch-guest
 	Cgroups         *cgroup.Tree // a VM's group is named by its id
 	CPUModels       []string     // CPU models that the accelerator offers
+	// LargestDisk is the size in bytes of the largest disk that can be attached to a running QEMU. It matters only if the
+	// agent cannot raise the file size limit of a running process: each QEMU then gets a limit for such a disk. Optional.
+	LargestDisk uint64
 }
 
 // tasks returns the maximum number of QEMU's threads: one for each vCPU, and 200 others. QEMU's I/O thread pool has up
@@ -130,7 +133,7 @@ func (l *Launcher) start(ctx context.Context, home *Home, r Record, files Files,
 		return nil, err
 	}
 	pl := plan{Cgroups: l.Cgroups.Entries(home.id), UID: home.uid, Root: home.dir, KVM: r.Spec.Accel == KVM, Tasks: r.Spec.tasks(),
-		FileBytes: files.fileSizeLimit(), Files: map[string]string{}, Argv: r.Argv}
+		FileBytes: l.fileLimit(files), Files: map[string]string{}, Argv: r.Argv}
 	if mutant.On(mutant.GuestAsRoot) {
 		pl.UID = 0
 	}

@@ -13,16 +13,10 @@ import (
 	"github.com/digitalocean/go-qemu/qmp/raw"
 
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
-	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-const (
-	// releaseTimeout is how long UnplugNIC waits for the guest to release a network interface.
-	releaseTimeout = 10 * time.Second
-	// releaseRepeat is the time between two requests to the guest. A guest that is booting ignores the first one. QEMU
-	// refuses a repetition while it considers the last request pending.
-	releaseRepeat = 2 * time.Second
-)
+// nicReleaseTimeout is how long UnplugNIC waits for the guest to release a network interface.
+const nicReleaseTimeout = 10 * time.Second
 
 var (
 	// ErrNotReleased means that the guest did not release a network interface within 10 seconds.
@@ -52,21 +46,6 @@ func (p *Process) NICs(ctx context.Context) ([]AttachedNIC, error) {
 	}
 	slices.SortFunc(out, func(a, b AttachedNIC) int { return cmp.Compare(a.Slot, b.Slot) })
 	return out, nil
-}
-
-// devices queries the ids of QEMU's devices. A device whose removal the guest has not confirmed is included.
-func (p *Process) devices(ctx context.Context) (map[string]bool, error) {
-	properties, err := query(ctx, p, func(m *raw.Monitor) ([]raw.ObjectPropertyInfo, error) {
-		return m.QomList("/machine/peripheral")
-	})
-	if err != nil {
-		return nil, err
-	}
-	ids := map[string]bool{}
-	for _, property := range properties {
-		ids[property.Name] = true
-	}
-	return ids, nil
 }
 
 // PlugNIC attaches a network interface to the running guest, and writes it to the record. QEMU gets a duplicate of tap,
@@ -150,7 +129,11 @@ func (p *Process) unplugNIC(ctx context.Context, id string, release func(NIC) er
 	if at < 0 {
 		return nil
 	}
-	if err := p.deleteDevice(ctx, nics[at]); err != nil {
+	released, err := p.deleteDevice(ctx, nics[at].deviceID(), nicReleaseTimeout)
+	if err == nil && !released {
+		err = ErrNotReleased
+	}
+	if err != nil {
 		return err
 	}
 	if err := p.deleteNetdev(ctx, nics[at]); err != nil {
@@ -160,55 +143,6 @@ func (p *Process) unplugNIC(ctx context.Context, id string, release func(NIC) er
 		return err
 	}
 	return p.writeNICs(slices.Delete(slices.Clone(nics), at, at+1))
-}
-
-// deleteDevice asks the guest to release the interface, and returns when QEMU does not have the device any more.
-func (p *Process) deleteDevice(ctx context.Context, n NIC) error {
-	late, cancel := context.WithTimeout(ctx, releaseTimeout)
-	defer cancel()
-	for {
-		err := p.call(late, p.work, func(ctx context.Context, conn *qmp.Conn) error {
-			mark := conn.Mark()
-			// A refusal is ignored: the device does not exist, or QEMU considers the last request pending.
-			var refusal *qmp.Error
-			if err := conn.Do(ctx, "device_del", object{"id": n.deviceID()}, nil); errors.As(err, &refusal) {
-				if refusal.Class == "DeviceNotFound" {
-					return nil
-				}
-			} else if err != nil {
-				return err
-			}
-			return waitDeleted(ctx, conn, mark, n.deviceID())
-		})
-		if err == nil || mutant.On(mutant.DetachUnreleased) {
-			return nil
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if devices, queryErr := p.devices(ctx); queryErr == nil && !devices[n.deviceID()] {
-			return nil // The event was lost with a connection, or the guest was reset, which releases the device.
-		}
-		switch {
-		case late.Err() != nil:
-			return ErrNotReleased
-		case !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, qmp.ErrDropped):
-			return err
-		}
-	}
-}
-
-// waitDeleted waits for the event that the device was deleted, for at most releaseRepeat.
-func waitDeleted(ctx context.Context, conn *qmp.Conn, from qmp.Mark, device string) error {
-	ctx, cancel := context.WithTimeout(ctx, releaseRepeat)
-	defer cancel()
-	_, err := conn.Wait(ctx, from, func(e qmp.Event) bool {
-		var data struct {
-			Device string `json:"device"`
-		}
-		return e.Name == "DEVICE_DELETED" && e.Decode(&data) == nil && data.Device == device
-	})
-	return err
 }
 
 // deleteNetdev deletes the backend of an interface, if there is one. QEMU closes its descriptor of the tap.

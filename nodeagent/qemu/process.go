@@ -37,7 +37,7 @@ var ErrExited = errors.New("QEMU has ended")
 type Process struct {
 	launcher *Launcher
 	home     *Home
-	record   Record // mu guards record.Spec.NICs; the other fields do not change
+	record   Record // mu guards record.Spec.NICs and record.Spec.Disks; the other fields do not change
 	pidfd    *os.File
 	dir      *os.File // the home's directory, for socketPath
 
@@ -55,7 +55,8 @@ type Process struct {
 	exit      Exit   // how the process ended; Reason is "" while that is unknown
 	lastError string // the disk error that LastError returns
 
-	quitWithin time.Duration // how long quit waits for QEMU's end: quitTimeout, less in tests
+	quitWithin        time.Duration // how long quit waits for QEMU's end: quitTimeout, less in tests
+	diskReleaseWithin time.Duration // how long UnplugDisk waits for the guest: diskReleaseTimeout, less in tests
 }
 
 // newProcess returns a Process for the running process with that pidfd, and starts to wait for its end and to limit its
@@ -66,7 +67,8 @@ func newProcess(l *Launcher, home *Home, r Record, pidfd int) (*Process, error) 
 		return nil, err
 	}
 	p := &Process{launcher: l, home: home, record: r, pidfd: os.NewFile(uintptr(pidfd), "pidfd"),
-		exited: make(chan struct{}), wake: make(chan struct{}, 1), quitWithin: quitTimeout}
+		exited: make(chan struct{}), wake: make(chan struct{}, 1), quitWithin: quitTimeout,
+		diskReleaseWithin: diskReleaseTimeout}
 	var err error
 	if p.dir, err = os.Open(home.dir); err != nil {
 		_ = p.pidfd.Close()
@@ -112,7 +114,8 @@ func (p *Process) waitReady(ctx context.Context) error {
 	}
 }
 
-// Record returns the Record of the start of this process. Its network interfaces are those that the VM has now.
+// Record returns the Record of the start of this process. Its network interfaces and disks are those that the VM has
+// now.
 func (p *Process) Record() Record {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -438,9 +441,10 @@ func (p *Process) Reset(ctx context.Context) error {
 	return p.do(ctx, p.work, (*raw.Monitor).SystemReset)
 }
 
-// DiskStats are the I/O counters of one disk since QEMU was started.
+// DiskStats are the I/O counters of one disk since QEMU was started, or since the disk was attached.
 type DiskStats struct {
 	ID                    string // of the disk
+	Volume                string // as in the Spec
 	ReadBytes, WriteBytes uint64
 	Reads, Writes         uint64
 }
@@ -452,12 +456,12 @@ func (p *Process) DiskStats(ctx context.Context) ([]DiskStats, error) {
 		return nil, err
 	}
 	var out []DiskStats
-	for _, d := range p.record.Spec.Disks {
+	for _, d := range p.Record().Spec.Disks {
 		for _, b := range blocks {
 			if b.NodeName == nil || *b.NodeName != d.node() {
 				continue
 			}
-			out = append(out, DiskStats{ID: d.ID, ReadBytes: uint64(b.Stats.RdBytes), WriteBytes: uint64(b.Stats.WrBytes),
+			out = append(out, DiskStats{ID: d.ID, Volume: d.Volume, ReadBytes: uint64(b.Stats.RdBytes), WriteBytes: uint64(b.Stats.WrBytes),
 				Reads: uint64(b.Stats.RdOperations), Writes: uint64(b.Stats.WrOperations)})
 		}
 	}

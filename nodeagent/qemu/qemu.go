@@ -34,6 +34,12 @@
 //     to start the VM again, and its console log shows why the kernel panicked.
 //   - On a disk error QEMU pauses the guest and does not report the error to it (werror=stop, rerror=stop).
 //     [Process.Resume] repeats the request.
+//   - A disk is attached to a running QEMU like a network interface: its files are passed over the monitor socket, and the
+//     record is changed first when a disk is added and last when one is removed, after QEMU has closed its files. Its
+//     block nodes and its device are the same as those of a disk of the command line. Every VM has a SCSI controller for
+//     such disks.
+//   - The I/O limits of a disk are a throttle group of QEMU, because the limits of control groups apply to block devices
+//     and not to files.
 //   - A disk's PCI address follows from its slot on its bus, and a disk keeps its slot ([Spec.KeepSlots]). So the
 //     second disk keeps its address when the first one is detached.
 //   - A network interface is a tap that the agent opens, without vhost: the host's kernel then has no code for a guest's
@@ -57,8 +63,6 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
-
-	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
 var (
@@ -98,38 +102,6 @@ const (
 	KVM Accel = "kvm"
 	TCG Accel = "tcg"
 )
-
-// Bus is the kind of controller that a disk is attached to.
-type Bus string
-
-const (
-	Virtio Bus = "virtio" // virtio-blk, each disk at its own PCIe root port
-	SCSI   Bus = "scsi"   // virtio-scsi
-	IDE    Bus = "ide"    // a PIIX3 controller, added to the chipset
-	SATA   Bus = "sata"   // the chipset's AHCI
-)
-
-// slots is the maximum number of disks on each bus.
-var slots = map[Bus]int{Virtio: 16, SCSI: 16, IDE: 4, SATA: 6}
-
-// Cache is a disk's cache mode. It determines when a write of the guest is reported as done.
-type Cache string
-
-const (
-	NoCache      Cache = "none"         // written without the host's page cache; the guest's flushes are executed
-	Writeback    Cache = "writeback"    // in the host's page cache; the guest's flushes are executed
-	Writethrough Cache = "writethrough" // each write is flushed before it is reported as done
-)
-
-// Disk is one disk: an overlay, with or without a base image.
-type Disk struct {
-	ID       string       `json:"id"` // its first 20 characters are the disk's serial number
-	Bus      Bus          `json:"bus"`
-	Slot     int          `json:"slot"` // position on its bus, from 0; -1 means that KeepSlots chooses it
-	Cache    Cache        `json:"cache"`
-	Base     qcow2.Format `json:"base"` // format of the base image; "" if there is none
-	ReadOnly bool         `json:"read_only"`
-}
 
 // Limits of a VM. The API of the control plane has the same limits.
 const (
@@ -200,27 +172,6 @@ func (s Spec) Validate() error {
 	}
 	return validateNICs(s.NICs)
 }
-
-func (d Disk) validate() error {
-	switch {
-	case !validDisk.MatchString(d.ID):
-		return invalid("the disk id %q is not one", d.ID)
-	case slots[d.Bus] == 0:
-		return invalid("disk %s: the bus %q is not known", d.ID, d.Bus)
-	case d.Slot < 0 || d.Slot >= slots[d.Bus]:
-		return invalid("disk %s: the bus %s has slots 0 to %d, and not %d", d.ID, d.Bus, slots[d.Bus]-1, d.Slot)
-	case d.Cache != NoCache && d.Cache != Writeback && d.Cache != Writethrough:
-		return invalid("disk %s: the cache mode %q is not known", d.ID, d.Cache)
-	case d.Base != "" && d.Base != qcow2.Raw && d.Base != qcow2.QCOW2:
-		return invalid("disk %s: an image of format %q cannot lie beneath", d.ID, d.Base)
-	case d.ReadOnly && (d.Bus == IDE || d.Bus == SATA):
-		return invalid("disk %s: a hard disk at %s cannot be read-only", d.ID, d.Bus)
-	}
-	return nil
-}
-
-// node returns the name of the disk's top block node: bus and slot, such as virtio0.
-func (d Disk) node() string { return fmt.Sprintf("%s%d", d.Bus, d.Slot) }
 
 // topology returns the numbers of sockets and of cores per socket. If s.Sockets or s.Cores is 0, topology computes it
 // from VCPUs and the other one. If both are 0, there is one socket.

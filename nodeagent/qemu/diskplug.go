@@ -1,0 +1,345 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/trivet-cloud/trivet/nodeagent/qmp"
+)
+
+const (
+	// diskReleaseTimeout is how long UnplugDisk waits for the guest to release a disk.
+	diskReleaseTimeout = 30 * time.Second
+	// nodeBusyTimeout is how long UnplugDisk waits until QEMU has ended the I/O of a device that the guest has released.
+	nodeBusyTimeout = 10 * time.Second
+	nodeBusyPause   = 50 * time.Millisecond
+	// firstHotSet is the lowest number of a descriptor set of a disk that is attached to a running QEMU. Those of the
+	// command line are lower.
+	firstHotSet = 1000
+)
+
+var (
+	// ErrDiskNotReleased means that the guest did not release a disk within 30 seconds.
+	ErrDiskNotReleased = errors.New("the guest did not release the device")
+
+	// ErrNoDiskSlot means that QEMU has no free slot for a further disk. It has one after the next start.
+	ErrNoDiskSlot = errors.New("the VM has no free slot for a further disk before its next start")
+
+	// ErrNotPluggable means that disks of a bus cannot be attached to a running guest, nor detached.
+	ErrNotPluggable = errors.New("disks on the buses IDE and SATA can be attached and detached only while the VM is stopped")
+)
+
+// AttachedDisk is a disk in the record of a running VM.
+type AttachedDisk struct {
+	Disk
+	// Present is false if QEMU does not have the device. QEMU may have its files open: UnplugDisk removes the rest.
+	Present bool
+	// Size is the size in bytes that the guest sees, or 0 if it is not known.
+	Size uint64
+}
+
+// Disks queries which disks QEMU has, and returns them with all others in the record, in the order of the record.
+func (p *Process) Disks(ctx context.Context) ([]AttachedDisk, error) {
+	devices, err := p.devices(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var nodes []struct {
+		Node  string `json:"node-name"`
+		Image struct {
+			Size uint64 `json:"virtual-size"`
+		} `json:"image"`
+	}
+	err = p.call(ctx, p.inspect, func(ctx context.Context, conn *qmp.Conn) error {
+		return conn.Do(ctx, "query-named-block-nodes", object{"flat": true}, &nodes)
+	})
+	if err != nil {
+		return nil, err
+	}
+	sizes := map[string]uint64{}
+	for _, n := range nodes {
+		sizes[n.Node] = n.Image.Size
+	}
+	var out []AttachedDisk
+	for _, d := range p.Record().Spec.Disks {
+		out = append(out, AttachedDisk{Disk: d, Present: devices[d.deviceID()], Size: sizes[d.node()]})
+	}
+	return out, nil
+}
+
+// PlugDisk attaches a disk to the running guest, and writes it to the record. QEMU gets duplicates of the files, which
+// the caller must still close. A slot of -1 means the first free one. PlugDisk returns when the guest's machine has the
+// device. The error wraps [ErrNotPluggable] or [ErrNoDiskSlot] if that is not possible before the next start. If the
+// record contains the disk after an error, QEMU may have its files, and the caller must call UnplugDisk.
+func (p *Process) PlugDisk(ctx context.Context, d Disk, files Layers) error {
+	if err := p.plugDisk(ctx, d, files); err != nil {
+		return fmt.Errorf("attach disk %s: %w", d.ID, err)
+	}
+	return nil
+}
+
+func (p *Process) plugDisk(ctx context.Context, d Disk, files Layers) error {
+	devices, err := p.devices(ctx)
+	if err != nil {
+		return err
+	}
+	if devices[d.deviceID()] {
+		return nil // An earlier call was interrupted before it got the reply.
+	}
+	others := slices.DeleteFunc(slices.Clone(p.Record().Spec.Disks), func(o Disk) bool { return o.ID == d.ID })
+	if err := chooseSlot(&d, others, devices); err != nil {
+		return err
+	}
+	all := append(slices.Clone(others), d)
+	s := p.Record().Spec
+	s.Disks = all
+	if err := s.Validate(); err != nil {
+		return err
+	}
+	if err := files.check(d); err != nil {
+		return err
+	}
+	if err := p.writeDisks(all); err != nil {
+		return err
+	}
+	if err = p.addDisk(ctx, d, files); err == nil {
+		return nil
+	}
+	var refusal *qmp.Error
+	if errors.As(err, &refusal) {
+		if cleanErr := p.deleteNodes(ctx, d); cleanErr != nil {
+			return errors.Join(err, cleanErr)
+		}
+		err = errors.Join(err, p.writeDisks(others))
+	}
+	return err
+}
+
+// chooseSlot sets the slot of d if it is -1, and returns an error if a disk cannot be attached there. The parameter
+// devices contains the ids of QEMU's devices.
+func chooseSlot(d *Disk, others []Disk, devices map[string]bool) error {
+	if d.Bus != Virtio && d.Bus != SCSI {
+		return ErrNotPluggable
+	}
+	if len(others) >= maxDisks {
+		return ErrNoDiskSlot
+	}
+	if d.Slot == -1 {
+		taken := map[int]bool{}
+		for _, o := range others {
+			taken[o.Slot] = taken[o.Slot] || o.Bus == d.Bus
+		}
+		d.Slot = freeSlot(taken, slots[d.Bus])
+	}
+	if d.Slot < 0 || d.Bus == Virtio && !devices[portID(d.Slot)] || d.Bus == SCSI && !devices[scsiID] {
+		return ErrNoDiskSlot
+	}
+	return nil
+}
+
+// addDisk adds the files, block nodes and device of a disk to QEMU.
+func (p *Process) addDisk(ctx context.Context, d Disk, files Layers) error {
+	if err := p.deleteNodes(ctx, d); err != nil { // An earlier call may have left nodes without a device.
+		return err
+	}
+	if err := p.raiseFileLimit(files.Size); err != nil {
+		return err
+	}
+	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+		all, err := queryFDSets(ctx, conn)
+		if err != nil {
+			return err
+		}
+		// A new number, because QEMU may open a descriptor of an old set with the same number.
+		sets := diskSets{overlay: firstHotSet}
+		for _, s := range all {
+			sets.overlay = max(sets.overlay, s.Set+1)
+		}
+		sets.base = sets.overlay + 1
+		if _, err := conn.AddFD(ctx, sets.overlay, d.node(), files.Overlay); err != nil {
+			return err
+		}
+		if files.Base != nil {
+			if _, err := conn.AddFD(ctx, sets.base, d.baseNode(), files.Base); err != nil {
+				return err
+			}
+		}
+		if d.limited() {
+			if err := conn.Do(ctx, "object-add", d.throttleGroup(), nil); err != nil {
+				return err
+			}
+		}
+		for _, node := range d.blockNodes(sets) {
+			if err := conn.Do(ctx, "blockdev-add", node, nil); err != nil {
+				return err
+			}
+		}
+		return conn.Do(ctx, "device_add", d.device(), nil)
+	})
+}
+
+// UnplugDisk removes a disk from the running guest. It asks the guest to release the disk, repeatedly and for at most 30
+// seconds; the error wraps [ErrDiskNotReleased] if the guest does not. After the release, QEMU flushes and closes the
+// files. Then UnplugDisk calls release, and removes the disk from the record if release returns nil. UnplugDisk may be
+// called again after any error.
+func (p *Process) UnplugDisk(ctx context.Context, id string, release func(Disk) error) error {
+	if err := p.unplugDisk(ctx, id, release); err != nil {
+		return fmt.Errorf("detach disk %s: %w", id, err)
+	}
+	return nil
+}
+
+func (p *Process) unplugDisk(ctx context.Context, id string, release func(Disk) error) error {
+	disks := p.Record().Spec.Disks
+	at := slices.IndexFunc(disks, func(d Disk) bool { return d.ID == id })
+	if at < 0 {
+		return nil
+	}
+	if disks[at].Bus != Virtio && disks[at].Bus != SCSI {
+		return ErrNotPluggable
+	}
+	released, err := p.deleteDevice(ctx, disks[at].deviceID(), p.diskReleaseWithin)
+	if err == nil && !released {
+		err = ErrDiskNotReleased
+	}
+	if err != nil {
+		return err
+	}
+	if err := p.deleteNodes(ctx, disks[at]); err != nil {
+		return err
+	}
+	if err := release(disks[at]); err != nil {
+		return err
+	}
+	return p.writeDisks(slices.Delete(slices.Clone(disks), at, at+1))
+}
+
+// deleteNodes deletes the block nodes, throttle group and descriptor sets of a disk without a device, as far as QEMU has
+// them. QEMU writes its caches and closes the files. The deletion of a node repeats until QEMU has ended the node's I/O.
+func (p *Process) deleteNodes(ctx context.Context, d Disk) error {
+	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+		var nodes []struct {
+			Node string `json:"node-name"`
+		}
+		if err := conn.Do(ctx, "query-named-block-nodes", object{"flat": true}, &nodes); err != nil {
+			return err
+		}
+		for _, name := range []string{d.node(), d.formatNode(), d.fileNode(), d.baseNode(), d.baseFile()} {
+			for _, n := range nodes {
+				if n.Node != name {
+					continue
+				}
+				if err := deleteNode(ctx, conn, name); err != nil {
+					return err
+				}
+			}
+		}
+		err := conn.Do(ctx, "object-del", object{"id": d.groupID()}, nil)
+		var refusal *qmp.Error
+		if err != nil && !(errors.As(err, &refusal) && strings.Contains(refusal.Desc, "not found")) {
+			return err
+		}
+		return removeFDSets(ctx, conn, d)
+	})
+}
+
+func deleteNode(ctx context.Context, conn *qmp.Conn, name string) error {
+	late, cancel := context.WithTimeout(ctx, nodeBusyTimeout)
+	defer cancel()
+	for {
+		err := conn.Do(ctx, "blockdev-del", object{"node-name": name}, nil)
+		var refusal *qmp.Error
+		switch {
+		case err == nil:
+			return nil
+		case !errors.As(err, &refusal):
+			return err
+		case strings.Contains(refusal.Desc, "Failed to find"):
+			return nil
+		}
+		if pause(late, nodeBusyPause); late.Err() != nil {
+			return err
+		}
+	}
+}
+
+// fdSet is a descriptor set of QEMU.
+type fdSet struct {
+	Set int `json:"fdset-id"`
+	FDs []struct {
+		Opaque string `json:"opaque"`
+	} `json:"fds"`
+}
+
+func queryFDSets(ctx context.Context, conn *qmp.Conn) (all []fdSet, err error) {
+	err = conn.Do(ctx, "query-fdsets", nil, &all)
+	return all, err
+}
+
+// removeFDSets removes the descriptor sets of a disk. QEMU closes the descriptors of a removed set only while the guest
+// runs. The caller learns by the lock of the file when they are closed.
+func removeFDSets(ctx context.Context, conn *qmp.Conn, d Disk) error {
+	all, err := queryFDSets(ctx, conn)
+	if err != nil {
+		return err
+	}
+	for _, s := range all {
+		for _, fd := range s.FDs {
+			if fd.Opaque != d.node() && fd.Opaque != d.baseNode() {
+				continue
+			}
+			if err := conn.Do(ctx, "remove-fd", object{"fdset-id": s.Set}, nil); err != nil {
+				return err
+			}
+			break
+		}
+	}
+	return nil
+}
+
+// ResizeDisk grows a disk of the VM to size bytes. The guest sees the new size at once. The disk never shrinks.
+func (p *Process) ResizeDisk(ctx context.Context, id string, size uint64) error {
+	if err := p.resizeDisk(ctx, id, size); err != nil {
+		return fmt.Errorf("resize disk %s: %w", id, err)
+	}
+	return nil
+}
+
+func (p *Process) resizeDisk(ctx context.Context, id string, size uint64) error {
+	disks, err := p.Disks(ctx)
+	if err != nil {
+		return err
+	}
+	at := slices.IndexFunc(disks, func(d AttachedDisk) bool { return d.ID == id })
+	switch {
+	case at < 0:
+		return errors.New("the VM has no such disk")
+	case disks[at].Size == size:
+		return nil
+	case disks[at].Size > size:
+		return fmt.Errorf("the disk has %d bytes, and disks cannot be made smaller", disks[at].Size)
+	}
+	if err := p.raiseFileLimit(size); err != nil {
+		return err
+	}
+	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+		return conn.Do(ctx, "block_resize", object{"node-name": disks[at].node(), "size": size}, nil)
+	})
+}
+
+// writeDisks replaces the disks in the record.
+func (p *Process) writeDisks(disks []Disk) error {
+	r := p.Record()
+	r.Spec.Disks = disks
+	if err := p.home.write("record.json", r); err != nil {
+		return fmt.Errorf("write record: %w", err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.record.Spec.Disks = disks
+	return nil
+}
