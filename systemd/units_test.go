@@ -187,8 +187,8 @@ func TestEachCapabilityHasAReason(t *testing.T) {
 	require.NoError(t, err)
 	granted := strings.Fields(settings(t, "trivet-nodeagent.service")["CapabilityBoundingSet"][0])
 	require.Equal(t, []string{
-		"CAP_SYS_ADMIN", "CAP_MKNOD", "CAP_CHOWN", "CAP_SETUID", "CAP_SETGID", "CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_SETPCAP",
-		"CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_NET_BIND_SERVICE",
+		"CAP_SYS_ADMIN", "CAP_MKNOD", "CAP_CHOWN", "CAP_SETUID", "CAP_SETGID", "CAP_DAC_OVERRIDE", "CAP_SYS_RESOURCE",
+		"CAP_KILL", "CAP_SETPCAP", "CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_NET_BIND_SERVICE",
 	}, granted)
 	above, refused, ok := strings.Cut(string(text), "# Capabilities that one might expect")
 	require.True(t, ok)

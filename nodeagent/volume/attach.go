@@ -77,7 +77,7 @@ func (p *Pool) openVolume(ctx context.Context, id string, a Attachment) (files F
 		if files.Content, err = p.waitLocked(ctx, r.fileName(id)); err != nil {
 			return missing(err)
 		}
-		files.Format, files.Size = r.format(), r.Size
+		files.Format, files.Size = r.Format, r.Size
 		flushed := min(r.Flushed, a.Generation-1)
 		if r.Attachment == a && r.Flushed == flushed {
 			return nil
@@ -131,24 +131,59 @@ func (p *Pool) release(ctx context.Context, id string, a Attachment) error {
 		case r.State != ready:
 			return nil
 		}
+		if r.Flushed >= a.Generation && a.Generation >= r.Attachment.Generation {
+			return nil
+		}
 		if err := r.admit(a); err != nil {
 			return err
 		}
-		if r.Flushed >= a.Generation {
-			return nil
-		}
-		if !mutant.On(mutant.FlushOpenVolume) {
-			if err := p.sync(ctx, r.fileName(id)); err != nil {
-				return err
-			}
+		if err := p.sync(ctx, r.fileName(id)); err != nil {
+			return err
 		}
 		r.Attachment, r.Flushed = a, a.Generation
 		return p.write(id, r)
 	})
 }
 
+// Detach ends the attachments up to a generation: no VM may open the volume for them any more. It records that the
+// content is complete and durable, also if the volume was never opened. The errors are those of Release. A second call
+// does nothing.
+func (p *Pool) Detach(ctx context.Context, id string, generation uint64) error {
+	if err := p.detach(ctx, id, generation); err != nil {
+		return fmt.Errorf("detach volume %s: %w", id, plainSpace(err))
+	}
+	return nil
+}
+
+func (p *Pool) detach(ctx context.Context, id string, generation uint64) error {
+	if err := checkID(id); err != nil {
+		return err
+	}
+	return p.change(ctx, func() error {
+		r, err := p.read(id)
+		switch {
+		case errors.Is(err, ErrNotFound):
+			return nil
+		case err != nil:
+			return err
+		case r.State != ready || r.Detached >= generation && r.Flushed >= generation:
+			return nil
+		case generation < r.Attachment.Generation:
+			return fmt.Errorf("%w: generation %d is older than %d", ErrStale, generation, r.Attachment.Generation)
+		}
+		if err := p.sync(ctx, r.fileName(id)); err != nil {
+			return err
+		}
+		r.Detached, r.Flushed = max(r.Detached, generation), max(r.Flushed, generation)
+		return p.write(id, r)
+	})
+}
+
 // sync writes the content of a file to the disk, after every process has closed the file.
 func (p *Pool) sync(ctx context.Context, name string) error {
+	if mutant.On(mutant.FlushOpenVolume) {
+		return nil
+	}
 	f, err := p.waitLocked(ctx, name)
 	if err != nil {
 		return missing(err)

@@ -27,6 +27,9 @@ func (p *Pool) create(ctx context.Context, v Volume) error {
 	if err := checkID(v.ID); err != nil {
 		return err
 	}
+	if v.Format != "" && v.Format != qcow2.Raw && v.Format != qcow2.QCOW2 {
+		return fmt.Errorf("%w: the format %q is not known", ErrRefused, v.Format)
+	}
 	if v.Size == 0 || v.Size%512 != 0 || v.Size > qcow2.MaxVirtualSize {
 		return fmt.Errorf("%w: the volume has %d bytes", ErrRefused, v.Size)
 	}
@@ -49,7 +52,7 @@ func (p *Pool) create(ctx context.Context, v Volume) error {
 		r, err := p.read(v.ID)
 		switch {
 		case errors.Is(err, ErrNotFound):
-			r = record{State: creating, Size: v.Size, Image: v.Image}
+			r = record{State: creating, Size: v.Size, Image: v.Image, Format: v.format()}
 			if err := p.checkAbsent(r.fileName(v.ID)); err != nil {
 				return err
 			}
@@ -75,7 +78,7 @@ func (p *Pool) create(ctx context.Context, v Volume) error {
 
 // fill writes the content of a new volume to the empty file f.
 func fill(f *os.File, r record) error {
-	if r.format() == qcow2.Raw {
+	if r.Format == qcow2.Raw {
 		return f.Truncate(int64(r.Size))
 	}
 	_, err := qcow2.Create(f, r.Size)
@@ -112,8 +115,7 @@ func (p *Pool) checkAbsent(name string) error {
 }
 
 // Resize grows a volume to size bytes. The error wraps [ErrRefused] if the volume is larger already. If QEMU has the
-// volume open, the guest sees the new size only after QEMU's block_resize. The file of a volume with an image grows only
-// by block_resize.
+// volume open, the guest sees the new size only after QEMU's block_resize. A QCOW2 file grows only by block_resize.
 func (p *Pool) Resize(ctx context.Context, id string, size uint64) error {
 	if err := p.resize(ctx, id, size); err != nil {
 		return fmt.Errorf("resize volume %s: %w", id, plainSpace(err))
@@ -140,7 +142,7 @@ func (p *Pool) resize(ctx context.Context, id string, size uint64) error {
 		case size == r.Size:
 			return nil
 		}
-		if r.format() == qcow2.Raw {
+		if r.Format == qcow2.Raw {
 			if err := p.grow(r.fileName(id), size); err != nil {
 				return err
 			}

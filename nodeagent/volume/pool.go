@@ -1,8 +1,8 @@
 // Package volume keeps the volumes of a host as files in storage pools, which are directories of the host.
 //
 // A [Pool] makes, grows, deletes and lists volumes, and opens them for QEMU, which receives descriptors and no paths. A
-// volume without an image is a sparse raw file. A volume that was made from an image is a QCOW2 file over the image,
-// like a disk of package disk.
+// blank volume is normally a sparse raw file. A volume that was made from an image is a QCOW2 file over the image, like
+// a disk of package disk.
 //
 // The package handles files, sizes, generations and locks. It does not depend on QEMU, the control plane or the life
 // cycle of VMs.
@@ -12,8 +12,8 @@
 //	<pool>/pool.json             the pool's format and random id
 //	<pool>/pool.lock             locked while a program changes the pool
 //	<pool>/<volume id>.json      the volume's size, image, state and attachment
-//	<pool>/<volume id>.raw       0600: the content of a volume without an image
-//	<pool>/<volume id>.qcow2     0600: the content of a volume made from an image
+//	<pool>/<volume id>.raw       0600: the content of a blank volume
+//	<pool>/<volume id>.qcow2     0600: the content of a volume made from an image, or of a blank one if requested
 //
 // # Decisions
 //
@@ -29,7 +29,8 @@
 //     is a duplicate, so the lock lasts until QEMU has closed the volume or has ended, and does not depend on the agent.
 //     A second Open fails with [ErrInUse], also on another host if the shared file system has such locks.
 //   - [Pool.Release] records that the content of a generation is complete and durable. It takes the same lock first,
-//     which shows that QEMU has closed the file, and then syncs the file.
+//     which shows that QEMU has closed the file, and then syncs the file. [Pool.Detach] does the same, and also ends the
+//     generation: the volume cannot be opened for it again.
 //   - The record is written before the file of a new volume, and removed after the file of a deleted one. Its state says
 //     which of the two was interrupted. A record of a complete volume without a file is an error, and no new file is
 //     made in its place.

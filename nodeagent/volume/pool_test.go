@@ -192,6 +192,34 @@ func TestOpenVolumeIsLocked(t *testing.T) {
 	require.NoError(t, b.Release(t.Context(), id(9), Attachment{"x", 1}), "a volume that was deleted needs no release")
 }
 
+// TestDetachedVolumeStaysClosed checks that an attachment that was detached cannot open the volume, even if it never did.
+func TestDetachedVolumeStaysClosed(t *testing.T) {
+	h := newHost(t, t.TempDir(), false)
+	h.make(Volume{ID: id(1), Size: mib, Format: qcow2.QCOW2})
+	files, err := h.Open(t.Context(), id(1), Attachment{"x", 2})
+	require.NoError(t, err)
+	require.Equal(t, qcow2.QCOW2, files.Format)
+	require.ErrorIs(t, h.Detach(t.Context(), id(1), 1), ErrStale)
+	require.ErrorIs(t, h.Detach(t.Context(), id(1), 2), ErrInUse)
+	files.Close()
+	for range 2 {
+		require.NoError(t, h.Detach(t.Context(), id(1), 2))
+		require.NoError(t, h.Release(t.Context(), id(1), Attachment{"x", 2}), "it was released by Detach")
+	}
+	for _, generation := range []uint64{5, 7} { // the host never opened the volume for them
+		require.NoError(t, h.Detach(t.Context(), id(1), generation))
+		require.Equal(t, generation, h.list().Volumes[0].Flushed)
+		for _, a := range []Attachment{{"x", 2}, {"y", 4}, {"y", generation}} {
+			_, err = h.Open(t.Context(), id(1), a)
+			require.ErrorIs(t, err, ErrStale)
+		}
+	}
+	files, err = h.Open(t.Context(), id(1), Attachment{"y", 8})
+	require.NoError(t, err)
+	files.Close()
+	require.NoError(t, h.Detach(t.Context(), id(9), 1), "a volume that was deleted needs no detachment")
+}
+
 // TestLinksAreRefused replaces files of a pool by links, which the agent must not follow.
 func TestLinksAreRefused(t *testing.T) {
 	h := newHost(t, t.TempDir(), false)
@@ -239,7 +267,7 @@ func TestInterruptedChanges(t *testing.T) {
 	h := newHost(t, t.TempDir(), false)
 	v := Volume{ID: id(1), Size: mib}
 	for _, content := range []string{"", "partial"} {
-		require.NoError(t, h.write(id(1), record{State: creating, Size: mib}))
+		require.NoError(t, h.write(id(1), record{State: creating, Size: mib, Format: qcow2.Raw}))
 		if content != "" {
 			require.NoError(t, os.WriteFile(filepath.Join(h.dir, id(1)+".raw"), []byte(content), 0o600))
 		}
@@ -255,7 +283,7 @@ func TestInterruptedChanges(t *testing.T) {
 	}
 	for _, lost := range []bool{false, true} {
 		h.make(v)
-		require.NoError(t, h.write(id(1), record{State: deleting, Size: mib}))
+		require.NoError(t, h.write(id(1), record{State: deleting, Size: mib, Format: qcow2.Raw}))
 		if lost {
 			require.NoError(t, os.Remove(filepath.Join(h.dir, id(1)+".raw")))
 		}

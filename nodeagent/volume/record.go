@@ -20,6 +20,8 @@ type Volume struct {
 	ID    string      // a UUID
 	Size  uint64      // bytes that the guest sees, a multiple of 512
 	Image *disk.Image // nil for a blank volume
+	// Format is the format of a blank volume; "" means raw. A volume with an image is always QCOW2.
+	Format qcow2.Format
 }
 
 // Attachment is the right of one VM to use a volume. The control plane grants an attachment with a higher generation
@@ -40,13 +42,16 @@ const (
 
 // record is the content of a volume's .json file.
 type record struct {
-	Version    int         `json:"version"`
-	State      state       `json:"state"`
-	Size       uint64      `json:"size"`
-	Image      *disk.Image `json:"image,omitempty"`
-	Attachment Attachment  `json:"attachment"` // the last one that Open accepted
+	Version    int          `json:"version"`
+	State      state        `json:"state"`
+	Size       uint64       `json:"size"`
+	Image      *disk.Image  `json:"image,omitempty"`
+	Format     qcow2.Format `json:"format"`
+	Attachment Attachment   `json:"attachment"` // the last one that Open accepted
 	// Flushed is the highest generation whose content is complete: no process has the volume open for it.
 	Flushed uint64 `json:"flushed"`
+	// Detached is the highest generation that Detach ended. No attachment up to it may open the volume.
+	Detached uint64 `json:"detached"`
 }
 
 const recordVersion = 1
@@ -54,19 +59,14 @@ const recordVersion = 1
 // maxRecord is the largest accepted length of a record, in bytes.
 const maxRecord = 64 << 10
 
-func (r record) fileName(id string) string {
-	if r.Image == nil {
-		return id + ".raw"
-	}
-	return id + ".qcow2"
-}
+func (r record) fileName(id string) string { return id + "." + string(r.Format) }
 
-// format returns the format of the volume's file.
-func (r record) format() qcow2.Format {
-	if r.Image == nil {
-		return qcow2.Raw
+// format returns the format of the file of a new volume.
+func (v Volume) format() qcow2.Format {
+	if v.Image != nil || v.Format == qcow2.QCOW2 {
+		return qcow2.QCOW2
 	}
-	return qcow2.QCOW2
+	return qcow2.Raw
 }
 
 // matches returns nil if r describes the volume v, apart from its size, which may have grown since.
@@ -78,8 +78,8 @@ func (r record) matches(v Volume) error {
 	case r.Size < v.Size:
 		return fmt.Errorf("%w: the volume exists with %d bytes, not %d", ErrRefused, r.Size, v.Size)
 	}
-	if (r.Image == nil) != (v.Image == nil) || r.Image != nil && *r.Image != *v.Image {
-		return fmt.Errorf("%w: the volume exists with another image", ErrRefused)
+	if r.Format != v.format() || (r.Image == nil) != (v.Image == nil) || r.Image != nil && *r.Image != *v.Image {
+		return fmt.Errorf("%w: the volume exists with another image or format", ErrRefused)
 	}
 	return nil
 }
@@ -94,6 +94,8 @@ func (r record) admit(a Attachment) error {
 	case mutant.On(mutant.OpenStaleVolume):
 	case a.Generation < last.Generation:
 		return fmt.Errorf("%w: generation %d is older than %d", ErrStale, a.Generation, last.Generation)
+	case a.Generation <= r.Detached:
+		return fmt.Errorf("%w: generation %d was detached", ErrStale, a.Generation)
 	case a.Generation == last.Generation && a.VM != last.VM:
 		return fmt.Errorf("%w: generation %d belongs to another VM", ErrStale, a.Generation)
 	}
