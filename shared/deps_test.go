@@ -158,6 +158,7 @@ var others = map[string][]string{
 	"nodeagent/resolver":  {"nodeagent/nsthread", "shared/cloud", "shared/mutant"},
 	"nodeagent/metadata":  {"shared/cloudinit", "nodeagent/nsthread", "shared/cloud", "shared/mutant"},
 	"nodeagent/rbd":       {"protos/rbd/v1"},
+	"nodeagent/storage":   {"nodeagent/volume", "nodeagent/disk", "protos/…", "shared/…"},
 	"nodeagent/reconcile": {"shared/…", "protos/agent/v1"},
 	"nodeagent/machine":   {"nodeagent/…", "protos/…", "shared/…"},
 	"nodeagent/uplink":    {"protos/…", "shared/…"},

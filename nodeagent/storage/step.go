@@ -1,0 +1,171 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/trivet-cloud/trivet/nodeagent/disk"
+	"github.com/trivet-cloud/trivet/nodeagent/volume"
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/qcow2"
+)
+
+var (
+	imageFormats = map[vmv1.ImageFormat]qcow2.Format{
+		vmv1.ImageFormat_IMAGE_FORMAT_RAW: qcow2.Raw, vmv1.ImageFormat_IMAGE_FORMAT_QCOW2: qcow2.QCOW2,
+	}
+	volumeFormats = map[vmv1.VolumeFormat]qcow2.Format{
+		vmv1.VolumeFormat_VOLUME_FORMAT_RAW: qcow2.Raw, vmv1.VolumeFormat_VOLUME_FORMAT_QCOW2: qcow2.QCOW2,
+	}
+)
+
+// describe returns an assigned volume as package volume describes it.
+func describe(want *agentv1.AssignedVolume) volume.Volume {
+	v := volume.Volume{ID: want.GetVolumeId(), Size: want.GetSizeBytes(), Format: volumeFormats[want.GetFormat()]}
+	if i := want.GetImage(); i != nil {
+		v.Image = &disk.Image{SHA256: i.GetSha256(), Size: int64(i.GetSizeBytes()), Format: imageFormats[i.GetFormat()]}
+	}
+	return v
+}
+
+// pool returns an open pool. The error says why the host does not have it.
+func (s *Storage) pool(name string) (*volume.Pool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p := s.pools[name]; p != nil {
+		return p, nil
+	}
+	if err := s.failed[name]; err != nil {
+		return nil, err
+	}
+	return nil, fmt.Errorf("this host has no storage pool %q", name)
+}
+
+// step brings one volume to its desired state as far as possible, and reports it.
+func (s *Storage) step(ctx context.Context, want *agentv1.AssignedVolume, stored bool) error {
+	o := cloud.VolumeObservation{Volume: cloud.VolumeID(want.GetVolumeId()), Generation: want.GetGeneration()}
+	p, err := s.pool(want.GetPool())
+	if err == nil {
+		err = apply(ctx, p, want, stored)
+		if status, statusErr := p.Status(want.GetVolumeId()); statusErr == nil && status.Error == "" {
+			o.Present, o.SizeBytes, o.FlushedGeneration = true, status.Size, status.Flushed
+		}
+	}
+	if ctx.Err() != nil {
+		return err // not a fault of the volume
+	}
+	if err != nil && !errors.Is(err, volume.ErrInUse) {
+		o.Error = brief(err)
+	}
+	s.report(o)
+	return err
+}
+
+// apply makes, grows, detaches or deletes a volume of the pool p.
+func apply(ctx context.Context, p *volume.Pool, want *agentv1.AssignedVolume, stored bool) error {
+	id := want.GetVolumeId()
+	if want.GetDeleted() {
+		if stored {
+			return nil
+		}
+		return p.Delete(ctx, id)
+	}
+	if err := ensure(ctx, p, want); err != nil {
+		return err
+	}
+	if want.GetVmId() == "" {
+		return p.Detach(ctx, id, want.GetAttachmentGeneration())
+	}
+	return nil
+}
+
+// ensure makes a volume if the pool does not have it, and grows it to its size.
+func ensure(ctx context.Context, p *volume.Pool, want *agentv1.AssignedVolume) error {
+	id := want.GetVolumeId()
+	status, err := p.Status(id)
+	switch {
+	case err == nil && status.Error != "":
+		return errors.New(status.Error)
+	case err == nil && status.Size >= want.GetSizeBytes():
+		return nil
+	case err == nil:
+		return p.Resize(ctx, id, want.GetSizeBytes())
+	case !errors.Is(err, volume.ErrNotFound):
+		return err
+	case want.GetMustExist():
+		return fmt.Errorf("volume %s was in the storage pool %s of this host before, and is missing now", id, p.Name())
+	}
+	return p.Create(ctx, describe(want))
+}
+
+var errNotAttached = errors.New("the volume is not attached to the VM any more")
+
+// Open opens a volume for the disk of a VM. It makes the volume if the pool does not have it. The volume must be
+// attached to the VM by want, the desired state in the VM's assignment, or by a newer one. The errors are those of
+// volume.Pool.Open. The caller passes duplicates of the files to QEMU and closes the files.
+func (s *Storage) Open(ctx context.Context, vm cloud.VMID, disk string, want *agentv1.AssignedVolume) (volume.Files, error) {
+	want = s.newest(want)
+	if want.GetDeleted() || want.GetVmId() != string(vm) || want.GetDiskId() != disk {
+		return volume.Files{}, fmt.Errorf("open volume %s: %w", want.GetVolumeId(), errNotAttached)
+	}
+	p, err := s.pool(want.GetPool())
+	if err != nil {
+		return volume.Files{}, err
+	}
+	if err := ensure(ctx, p, want); err != nil {
+		return volume.Files{}, err
+	}
+	return p.Open(ctx, want.GetVolumeId(), volume.Attachment{VM: string(vm), Generation: want.GetAttachmentGeneration()})
+}
+
+// newest returns the newest known desired state of a volume: want, or that in the list of volumes. If want is newer, it
+// replaces the one in the list.
+func (s *Storage) newest(want *agentv1.AssignedVolume) *agentv1.AssignedVolume {
+	id := cloud.VolumeID(want.GetVolumeId())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.volumes[id]
+	if e == nil {
+		return want
+	}
+	if want.GetGeneration() > e.want.GetGeneration() {
+		s.setDesired(id, want, false)
+		s.notify()
+	}
+	return s.volumes[id].want
+}
+
+// Release is called when no process of the VM has the volume open any more. It writes the content to the disk and
+// records that it is complete. The error wraps volume.ErrInUse if a process still has the volume open.
+func (s *Storage) Release(ctx context.Context, pool string, id cloud.VolumeID, vm cloud.VMID, generation uint64) error {
+	p, err := s.pool(pool)
+	if err != nil {
+		return err
+	}
+	err = p.Release(ctx, string(id), volume.Attachment{VM: string(vm), Generation: generation})
+	if err != nil && !errors.Is(err, volume.ErrStale) { // Stale: a later attachment has begun, so this one was flushed.
+		return err
+	}
+	s.touch(id)
+	return nil
+}
+
+var hostPath = regexp.MustCompile(`(^|[\s"'=(])/[^\s"':;,)]*`)
+
+// maxBrief is the largest length of an error text for a tenant, in bytes.
+const maxBrief = 300
+
+// brief returns the text of an error for a tenant: one line, at most maxBrief bytes, without paths of the host.
+func brief(err error) string {
+	text := strings.Join(strings.Fields(err.Error()), " ")
+	text = hostPath.ReplaceAllString(text, "${1}(file)")
+	if len(text) > maxBrief {
+		text = strings.ToValidUTF8(text[:maxBrief], "")
+	}
+	return text
+}

@@ -1,0 +1,319 @@
+// Package storage brings the volumes of this host to the state that the control plane desires, and reports them.
+//
+// A [Storage] has the storage pools of the host. [Storage.Assign] takes the complete desired state of the host's
+// volumes: it makes, grows and deletes them, and ends the attachments of those that are detached. VMs get their volumes
+// from [Storage.Open], and give them back by [Storage.Release]. Package volume handles the files.
+//
+// # Decisions
+//
+//   - The desired state of an attached volume arrives twice: in the list of volumes, and in the disk of its VM. The one
+//     with the higher generation is valid. Open refuses a volume that is not attached to the VM by the valid one.
+//   - Open makes and grows the volume if that has not happened yet, so that a VM need not wait for another goroutine.
+//   - A volume that QEMU still has open is no error: the VM's own report says when a guest does not release it. The
+//     attempt to detach or delete it is repeated.
+//   - An assignment that was stored on disk may be outdated, so it deletes no volume.
+//   - A volume that no assignment names is kept: the control plane may have lost its record. It is logged.
+//   - A pool that cannot be opened, for example because its file system is not mounted, is tried again. Its volumes are
+//     reported with the error, and the host does not report the pool.
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/nodeagent/volume"
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// Options are the dependencies of a Storage. All are required.
+type Options struct {
+	Pools []volume.Options
+	// Report is called with the state of a volume whenever it was checked, changed or not. It must not block.
+	Report func(cloud.VolumeObservation)
+	// Forget is called for a volume that is not reported any more.
+	Forget func(cloud.VolumeID)
+	Log    *slog.Logger
+}
+
+// Storage has the storage pools and volumes of a host. Its methods are safe for concurrent use.
+type Storage struct {
+	o    Options
+	wake chan struct{} // capacity 1
+
+	mu      sync.Mutex // guards the fields below
+	pools   map[string]*volume.Pool
+	failed  map[string]error // why pools could not be opened
+	volumes map[cloud.VolumeID]*entry
+	current bool              // an assignment that was not read from disk has arrived
+	unknown map[string]string // the last logged text about unknown volumes and files, by pool
+}
+
+// entry is a volume with a desired state. Storage.mu guards its fields.
+type entry struct {
+	want    *agentv1.AssignedVolume
+	stored  bool // want was read from disk
+	touched bool // want or the volume has changed since the last step began
+	busy    bool // a step is in progress
+	fails   int  // steps in a row that ended with an error
+	again   time.Time
+	logged  string
+}
+
+const (
+	// steps is the maximum number of volumes that are changed concurrently.
+	steps = 8
+	// stepWithin is the maximum time of a step, which may fetch an image.
+	stepWithin = 10 * time.Minute
+	firstPause = 500 * time.Millisecond
+	lastPause  = 30 * time.Second
+	// inUsePause is the time between two attempts to close a volume that QEMU has open.
+	inUsePause = time.Second
+	// checkEvery is the interval at which volumes are checked that have reached their desired state, and pools that could
+	// not be opened are tried again.
+	checkEvery = time.Minute
+	openWithin = 10 * time.Second
+)
+
+// New opens the pools of the host. Those that cannot be opened are logged, and tried again by Run.
+func New(ctx context.Context, o Options) *Storage {
+	s := &Storage{
+		o: o, wake: make(chan struct{}, 1), pools: map[string]*volume.Pool{}, failed: map[string]error{},
+		volumes: map[cloud.VolumeID]*entry{}, unknown: map[string]string{},
+	}
+	s.openPools(ctx)
+	return s
+}
+
+// openPools opens the pools that are not open yet.
+func (s *Storage) openPools(ctx context.Context) {
+	for _, o := range s.o.Pools {
+		s.mu.Lock()
+		open, last := s.pools[o.Name] != nil, s.failed[o.Name]
+		s.mu.Unlock()
+		if open {
+			continue
+		}
+		bounded, cancel := context.WithTimeout(ctx, openWithin)
+		pool, err := volume.OpenPool(bounded, o)
+		cancel()
+		if err != nil {
+			if last == nil || last.Error() != err.Error() {
+				s.o.Log.Warn("cannot use a storage pool", "err", err)
+			}
+		}
+		s.mu.Lock()
+		if err == nil {
+			s.pools[o.Name] = pool
+			delete(s.failed, o.Name)
+		} else {
+			s.failed[o.Name] = err
+		}
+		s.mu.Unlock()
+	}
+}
+
+// Close closes the pools. It must be called after Run has returned. Volumes that QEMU has open stay open.
+func (s *Storage) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.pools {
+		p.Close()
+	}
+}
+
+// Pools returns the pools that can be used, in the order of their names.
+func (s *Storage) Pools() []*volume.Pool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []*volume.Pool
+	for _, name := range slices.Sorted(maps.Keys(s.pools)) {
+		out = append(out, s.pools[name])
+	}
+	return out
+}
+
+// Assign sets the desired states of all volumes to those of the newest complete assignment. If stored is true, the
+// assignment was read from disk and may be outdated. Assign does not block.
+func (s *Storage) Assign(volumes map[cloud.VolumeID]*agentv1.AssignedVolume, stored bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, want := range volumes {
+		s.setDesired(id, want, stored)
+	}
+	for id := range s.volumes {
+		if volumes[id] == nil {
+			delete(s.volumes, id)
+			s.o.Forget(id)
+		}
+	}
+	s.current = !stored
+	s.notify()
+}
+
+// setDesired sets the desired state of a volume, unless a newer one is known. The caller must hold mu.
+func (s *Storage) setDesired(id cloud.VolumeID, want *agentv1.AssignedVolume, stored bool) {
+	e := s.volumes[id]
+	switch {
+	case e == nil:
+		e = &entry{}
+		s.volumes[id] = e
+	case e.want.GetGeneration() > want.GetGeneration(), e.stored == stored && proto.Equal(e.want, want):
+		return
+	}
+	*e = entry{want: want, stored: stored, touched: true, busy: e.busy}
+}
+
+// touch makes Run check a volume soon.
+func (s *Storage) touch(id cloud.VolumeID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.volumes[id]; e != nil {
+		e.touched = true
+		s.notify()
+	}
+}
+
+func (s *Storage) notify() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run brings the volumes to their desired states until ctx ends. Then it waits for the steps in progress.
+func (s *Storage) Run(ctx context.Context) error {
+	var running sync.WaitGroup
+	defer running.Wait()
+	slots := make(chan struct{}, steps)
+	checked := time.Now()
+	s.logUnknown()
+	for ctx.Err() == nil {
+		next := time.Now().Add(checkEvery)
+		for _, id := range s.due(time.Now(), &next) {
+			select {
+			case slots <- struct{}{}:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			e, want, stored := s.begin(id)
+			if want == nil {
+				<-slots
+				continue
+			}
+			running.Go(func() {
+				defer func() { <-slots }()
+				bounded, cancel := context.WithTimeout(ctx, stepWithin)
+				defer cancel()
+				s.end(ctx, e, want, s.step(bounded, want, stored))
+			})
+		}
+		timer := time.NewTimer(max(time.Until(next), 0))
+		select {
+		case <-s.wake:
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+		if time.Since(checked) >= checkEvery {
+			checked = time.Now()
+			s.openPools(ctx)
+			s.logUnknown()
+		}
+	}
+	return ctx.Err()
+}
+
+// due returns the volumes for which a step is due at the time now. If none is, it lowers next to the time of the next
+// step.
+func (s *Storage) due(now time.Time, next *time.Time) (ids []cloud.VolumeID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, e := range s.volumes {
+		switch {
+		case e.busy: // its end wakes Run
+		case e.touched || !e.again.After(now):
+			ids = append(ids, id)
+		case e.again.Before(*next):
+			*next = e.again
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// begin marks a volume as busy, and returns its desired state. It returns nil if the volume has none any more.
+func (s *Storage) begin(id cloud.VolumeID) (e *entry, want *agentv1.AssignedVolume, stored bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e = s.volumes[id]; e == nil || e.busy {
+		return nil, nil, false
+	}
+	e.busy, e.touched = true, false
+	return e, e.want, e.stored
+}
+
+// end schedules the next step of a volume after one that returned err, and logs a new error.
+func (s *Storage) end(ctx context.Context, e *entry, want *agentv1.AssignedVolume, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e.busy = false
+	s.notify()
+	switch {
+	case err == nil:
+		e.fails, e.logged, e.again = 0, "", time.Now().Add(checkEvery)
+	case errors.Is(err, volume.ErrInUse):
+		e.again = time.Now().Add(inUsePause)
+	default:
+		e.again = time.Now().Add(min(firstPause<<min(e.fails, 10), lastPause))
+		e.fails++
+		if e.logged != err.Error() && ctx.Err() == nil {
+			e.logged = err.Error()
+			s.o.Log.Warn("volume", "volume", want.GetVolumeId(), "pool", want.GetPool(), "err", err)
+		}
+	}
+}
+
+// report reports a volume, unless it has no desired state any more.
+func (s *Storage) report(o cloud.VolumeObservation) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.volumes[o.Volume] != nil {
+		s.o.Report(o)
+	}
+}
+
+// logUnknown logs the files in the pools that belong to no volume, and the volumes that the assignment does not name.
+// Those of other hosts in a shared pool are not logged.
+func (s *Storage) logUnknown() {
+	for _, p := range s.Pools() {
+		list, err := p.List()
+		if err != nil {
+			s.o.Log.Warn("cannot list a storage pool", "err", err)
+			continue
+		}
+		s.mu.Lock()
+		var volumes []string
+		for _, v := range list.Volumes {
+			if s.current && !p.Shared() && s.volumes[cloud.VolumeID(v.ID)] == nil {
+				volumes = append(volumes, v.ID)
+			}
+		}
+		text := fmt.Sprint(volumes, list.Unknown)
+		changed := text != s.unknown[p.Name()]
+		s.unknown[p.Name()] = text
+		s.mu.Unlock()
+		if changed && len(volumes)+len(list.Unknown) > 0 {
+			s.o.Log.Warn("a storage pool has volumes or files that the control plane does not know; they are kept",
+				"pool", p.Name(), "volumes", volumes, "files", list.Unknown)
+		}
+	}
+}
