@@ -143,7 +143,7 @@ func (a *agent) uplinkOptions(self *node) uplink.Options {
 	c := &a.config
 	options := uplink.Options{
 		Dir: a.dir("identity"), Seeds: c.ControlPlane, Token: c.token, Leave: c.LeaveCluster, Name: c.Name,
-		Version: version(), Facts: self.facts(), Heartbeat: self.heartbeat,
+		Version: version(), Facts: self.facts, Heartbeat: self.heartbeat,
 		Present: func() []cloud.VMID { return a.loop.Present() },
 		Assign: func(assigned uplink.Assignment) {
 			a.assigned.Store(&assigned)

@@ -55,7 +55,9 @@ func simulate(ctx context.Context, dir, name string, members []string) error {
 	capacity := &vmv1.NodeCapacity{Vcpus: 100_000, MemoryMib: 1 << 30, StorageGib: 1 << 30}
 	h.link, err = uplink.Open(uplink.Options{
 		Dir: dir, Seeds: members, Token: func() (string, error) { return strings.TrimSpace(token), nil }, Name: name, Version: "bench",
-		Facts: &agentv1.NodeFacts{BootId: name, QemuVersion: "7.2.0", CpuModels: []string{"max"}, Architecture: vmv1.Architecture_ARCHITECTURE_X86_64},
+		Facts: func() *agentv1.NodeFacts {
+			return &agentv1.NodeFacts{BootId: name, QemuVersion: "7.2.0", CpuModels: []string{"max"}, Architecture: vmv1.Architecture_ARCHITECTURE_X86_64}
+		},
 		Heartbeat: func() *vmv1.HeartbeatNodeRequest {
 			return &vmv1.HeartbeatNodeRequest{
 				State: vmv1.NodeState_NODE_STATE_READY, Capacity: capacity, Allocatable: capacity,

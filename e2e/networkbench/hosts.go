@@ -108,8 +108,10 @@ func openHost(start hostsStart, number int, token string) (*simulatedHost, error
 	h.link, err = uplink.Open(uplink.Options{
 		Dir: dir, Seeds: start.Members, Token: func() (string, error) { return strings.TrimSpace(token), nil },
 		Name: name, Version: "bench",
-		Facts: &agentv1.NodeFacts{
-			BootId: name, QemuVersion: "7.2.0", CpuModels: []string{"max"}, Architecture: vmv1.Architecture_ARCHITECTURE_X86_64,
+		Facts: func() *agentv1.NodeFacts {
+			return &agentv1.NodeFacts{
+				BootId: name, QemuVersion: "7.2.0", CpuModels: []string{"max"}, Architecture: vmv1.Architecture_ARCHITECTURE_X86_64,
+			}
 		},
 		Heartbeat: func() *vmv1.HeartbeatNodeRequest {
 			return &vmv1.HeartbeatNodeRequest{

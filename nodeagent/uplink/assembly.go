@@ -42,7 +42,7 @@ func (a *assembly) add(m *agentv1.WatchResponse) (*Assignment, error) {
 	}
 	b := a.building
 	if b == nil {
-		b = &Assignment{VMs: map[cloud.VMID]*agentv1.AssignedVm{}}
+		b = &Assignment{VMs: map[cloud.VMID]*agentv1.AssignedVm{}, Volumes: map[cloud.VolumeID]*agentv1.AssignedVolume{}}
 	}
 	if m.GetRevision() < b.Revision {
 		return nil, errOutOfOrder
@@ -50,6 +50,9 @@ func (a *assembly) add(m *agentv1.WatchResponse) (*Assignment, error) {
 	b.Term, b.Revision = m.GetTerm(), m.GetRevision()
 	for _, vm := range m.GetVms() {
 		b.VMs[cloud.VMID(vm.GetVmId())] = vm
+	}
+	for _, v := range m.GetVolumes() {
+		b.Volumes[cloud.VolumeID(v.GetVolumeId())] = v
 	}
 	for _, id := range m.GetReleasedVms() {
 		b.Released = append(b.Released, cloud.VMID(id))
@@ -71,10 +74,18 @@ func (a *assembly) delta(m *agentv1.WatchResponse) (*Assignment, error) {
 		return nil, errOutOfOrder
 	}
 	a.term = m.GetTerm()
-	if len(m.GetVms()) == 0 && len(m.GetReleasedVms()) == 0 && len(m.GetImages()) == 0 {
+	if len(m.GetVms()) == 0 && len(m.GetReleasedVms()) == 0 && len(m.GetImages()) == 0 &&
+		len(m.GetVolumes()) == 0 && len(m.GetReleasedVolumes()) == 0 {
 		return nil, nil // the message is a console request or a keepalive
 	}
-	n := &Assignment{Term: m.GetTerm(), Revision: m.GetRevision(), VMs: maps.Clone(a.current.VMs), Images: slices.Clone(a.current.Images)}
+	n := &Assignment{Term: m.GetTerm(), Revision: m.GetRevision(), VMs: maps.Clone(a.current.VMs),
+		Volumes: maps.Clone(a.current.Volumes), Images: slices.Clone(a.current.Images)}
+	for _, v := range m.GetVolumes() {
+		n.Volumes[cloud.VolumeID(v.GetVolumeId())] = v
+	}
+	for _, id := range m.GetReleasedVolumes() {
+		delete(n.Volumes, cloud.VolumeID(id))
+	}
 	for _, vm := range m.GetVms() {
 		n.VMs[cloud.VMID(vm.GetVmId())] = vm
 	}

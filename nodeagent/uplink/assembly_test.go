@@ -14,8 +14,8 @@ import (
 )
 
 // TestAssembly runs the scripts in testdata/assembly. `stream` begins a new watch. `message term= rev= vms= released=
-// images= complete` adds a message to the assembly and prints the resulting assignment or error. A VM is written as
-// id:generation.
+// images= volumes= gone= complete` adds a message to the assembly and prints the resulting assignment or error. A VM or
+// volume is written as id:generation; gone are released volumes.
 func TestAssembly(t *testing.T) {
 	datadriven.Walk(t, "testdata/assembly", func(t *testing.T, path string) {
 		var a assembly
@@ -29,10 +29,19 @@ func TestAssembly(t *testing.T) {
 				d.ScanArgs(t, "term", &m.Term)
 				d.ScanArgs(t, "rev", &m.Revision)
 				m.Complete = d.HasArg("complete")
-				var vms, released, images []string
+				var vms, released, images, volumes []string
 				d.MaybeScanArgs(t, "vms", &vms)
 				d.MaybeScanArgs(t, "released", &released)
 				d.MaybeScanArgs(t, "images", &images)
+				d.MaybeScanArgs(t, "volumes", &volumes)
+				d.MaybeScanArgs(t, "gone", &m.ReleasedVolumes)
+				for _, v := range volumes {
+					one := &agentv1.AssignedVolume{}
+					id, generation, _ := strings.Cut(v, ":")
+					one.VolumeId = id
+					fmt.Sscan(generation, &one.Generation)
+					m.Volumes = append(m.Volumes, one)
+				}
 				for _, vm := range vms {
 					one := &agentv1.AssignedVm{}
 					id, generation, _ := strings.Cut(vm, ":")
@@ -96,6 +105,12 @@ func show(a *Assignment) string {
 	out := fmt.Sprintf("term %d revision %d:", a.Term, a.Revision)
 	for _, id := range slices.Sorted(maps.Keys(a.VMs)) {
 		out += fmt.Sprintf(" %s:%d", id, a.VMs[id].GetGeneration())
+	}
+	for i, id := range slices.Sorted(maps.Keys(a.Volumes)) {
+		if i == 0 {
+			out += "  volumes"
+		}
+		out += fmt.Sprintf(" %s:%d", id, a.Volumes[id].GetGeneration())
 	}
 	if len(a.Released) > 0 {
 		out += fmt.Sprintf("  released %v", a.Released)

@@ -131,6 +131,9 @@ func (k *assignmentStore) write() error {
 	for _, id := range slices.Sorted(maps.Keys(a.VMs)) {
 		m.Vms = append(m.Vms, a.VMs[id])
 	}
+	for _, id := range slices.Sorted(maps.Keys(a.Volumes)) {
+		m.Volumes = append(m.Volumes, a.Volumes[id])
+	}
 	return store(k.dir, assignmentFile, m)
 }
 

@@ -316,7 +316,7 @@ type agent struct {
 func open(t *testing.T, dir string, change func(*Options), members ...*member) *agent {
 	a := &agent{assigned: make(chan Assignment, 100), logged: make(chan string, 1000), done: make(chan error, 1)}
 	o := Options{
-		Dir: dir, Name: "host1", Version: "v1", Facts: &agentv1.NodeFacts{BootId: "boot"},
+		Dir: dir, Name: "host1", Version: "v1", Facts: func() *agentv1.NodeFacts { return &agentv1.NodeFacts{BootId: "boot"} },
 		Token: func() (string, error) { return members[0].token(), nil },
 		Heartbeat: func() *vmv1.HeartbeatNodeRequest {
 			return &vmv1.HeartbeatNodeRequest{State: vmv1.NodeState_NODE_STATE_READY}

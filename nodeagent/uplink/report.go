@@ -127,7 +127,7 @@ func (l *observations) nextBatch() []*agentv1.VmObservation {
 }
 
 // report sends Options.Facts and all observations, and then each observation that changes, until ctx or the stream
-// ends.
+// ends. It sends changed facts with the next repetition of all observations.
 func (l *Link) report(ctx context.Context, agent agentv1.AgentServiceClient) error {
 	ctx, cancel := context.WithCancel(ctx)
 	stream, err := agent.Report(ctx)
@@ -152,10 +152,12 @@ func (l *Link) report(ctx context.Context, agent agentv1.AgentServiceClient) err
 		}
 		return err
 	}
-	if err := send(&agentv1.ReportRequest{Facts: l.o.Facts}); err != nil {
+	facts := l.o.Facts()
+	if err := send(&agentv1.ReportRequest{Facts: facts}); err != nil {
 		return err
 	}
 	l.observations.queueAll()
+	l.volumes.queueAll()
 	again := time.NewTicker(reportAllInterval)
 	defer again.Stop()
 	for {
@@ -164,10 +166,22 @@ func (l *Link) report(ctx context.Context, agent agentv1.AgentServiceClient) err
 				return err
 			}
 		}
+		for batch := l.volumes.nextBatch(); batch != nil; batch = l.volumes.nextBatch() {
+			if err := send(&agentv1.ReportRequest{Volumes: batch}); err != nil {
+				return err
+			}
+		}
 		select {
 		case <-l.observations.wake:
 		case <-again.C:
 			l.observations.queueAll()
+			l.volumes.queueAll()
+			if now := l.o.Facts(); !proto.Equal(now, facts) {
+				facts = now
+				if err := send(&agentv1.ReportRequest{Facts: facts}); err != nil {
+					return err
+				}
+			}
 		case <-ended:
 			return reportsEnded(why)
 		case <-ctx.Done():

@@ -34,3 +34,24 @@ func TestManyVMsFitTheMessages(t *testing.T) {
 	}
 	require.Len(t, reported, vms)
 }
+
+// TestVolumesAreReported checks that each change of a volume is reported once, and all volumes again at the beginning of
+// a stream.
+func TestVolumesAreReported(t *testing.T) {
+	wake := make(chan struct{}, 1)
+	l := newVolumeObservations(wake)
+	a, b := cloud.VolumeObservation{Volume: "a", Generation: 1, Present: true}, cloud.VolumeObservation{Volume: "b", Error: strings.Repeat("x", 2000)}
+	l.observe(a)
+	l.observe(b)
+	<-wake
+	batch := l.nextBatch()
+	require.Len(t, batch, 2)
+	require.True(t, batch[0].GetPresent())
+	require.Len(t, batch[1].GetError(), 1024)
+	l.observe(a)
+	require.Empty(t, l.nextBatch(), "the state is the same")
+	require.Empty(t, wake)
+	l.forget("b")
+	l.queueAll()
+	require.Len(t, l.nextBatch(), 1)
+}

@@ -89,8 +89,9 @@ type Options struct {
 	Leave string
 	// Name of the host and Version of the agent, as sent to the control plane. Required.
 	Name, Version string
-	// Facts are the host's properties. The Link sends them as the first message on every stream of reports. Required.
-	Facts *agentv1.NodeFacts
+	// Facts returns the host's properties. The Link sends them in the first message on every stream of reports, and when
+	// they have changed. Required.
+	Facts func() *agentv1.NodeFacts
 	// Heartbeat returns the request with the host's state; the Link fills in node_id, name and agent_version. Called
 	// every 5 s. Required.
 	Heartbeat func() *vmv1.HeartbeatNodeRequest
@@ -110,11 +111,12 @@ type Options struct {
 	Log         *slog.Logger // required
 }
 
-// Assignment is the complete desired state of all VMs of the host. Receivers must not modify it.
+// Assignment is the complete desired state of all VMs and volumes of the host. Receivers must not modify it.
 type Assignment struct {
 	Term     uint64
 	Revision int64
 	VMs      map[cloud.VMID]*agentv1.AssignedVm
+	Volumes  map[cloud.VolumeID]*agentv1.AssignedVolume
 	// Released are VMs that this assignment removed from the host's desired state: the host deletes everything that it
 	// has of them.
 	Released []cloud.VMID
@@ -141,6 +143,7 @@ type Link struct {
 	identity     *identity
 	disk         *assignmentStore
 	observations *observations
+	volumes      *volumeObservations
 	lease        lease
 	consoles     *consoles
 	networkAcks  networkAcks
@@ -175,6 +178,7 @@ func Open(o Options) (*Link, error) {
 		return nil, err
 	}
 	l := &Link{o: o, identity: id, disk: disk, observations: newObservations(), consoles: newConsoles(o)}
+	l.volumes = newVolumeObservations(l.observations.wake)
 	l.networkAcks.wake = make(chan struct{}, 1)
 	l.assembly.term, l.assembly.current, l.stored = disk.term, assignment, assignment
 	l.status.Term = disk.term
@@ -268,6 +272,13 @@ func (l *Link) Usage(figures map[cloud.VMID]cloud.Usage) { l.observations.measur
 // Forget discards the observation of a VM, so that it is not reported any more. It is for a VM that is neither on this
 // host nor in the assignment.
 func (l *Link) Forget(vm cloud.VMID) { l.observations.forget(vm) }
+
+// ObserveVolume queues the current state of a volume, to be sent to the control plane. It does nothing if the state
+// equals the volume's last observation.
+func (l *Link) ObserveVolume(o cloud.VolumeObservation) { l.volumes.observe(o) }
+
+// ForgetVolume discards the observation of a volume, so that it is not reported any more.
+func (l *Link) ForgetVolume(id cloud.VolumeID) { l.volumes.forget(id) }
 
 // Lease returns the end of the host's lease, by the monotonic clock, which does not advance while the host is
 // suspended. The result ok is false if the host has not had a lease yet.
