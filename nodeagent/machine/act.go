@@ -22,14 +22,20 @@ const (
 	// launchGrace is how long a launch in progress may continue after the agent has begun to stop. A launch that is
 	// interrupted counts as failed, so it gets this time to complete.
 	launchGrace = 5 * time.Second
+	// plugWithin is the maximum time to attach a volume to a running guest.
+	plugWithin = 5 * time.Minute
 )
 
 // act executes the action of the plan p. The parameter want is the desired state for which NextAction returned p.
 func (v *VM) act(ctx context.Context, p Plan, want *agentv1.AssignedVm) error {
 	a := p.Action
 	if a != Build && a != Start && a != Relaunch {
+		within := actWithin
+		if a == PlugDisk { // may fetch an image
+			within = plugWithin
+		}
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, actWithin)
+		ctx, cancel = context.WithTimeout(ctx, within)
 		defer cancel()
 	}
 	switch a {
@@ -63,6 +69,9 @@ func (v *VM) act(ctx context.Context, p Plan, want *agentv1.AssignedVm) error {
 		if err := v.closeLastTaps(ctx, nil); err != nil {
 			return err
 		}
+		if err := v.releaseVolumes(ctx, v.unreleased); err != nil {
+			return err
+		}
 		r := v.record
 		r.Live, r.End = false, End{Exit: v.exit, Error: v.trouble}
 		return v.write(r)
@@ -82,6 +91,8 @@ func (v *VM) act(ctx context.Context, p Plan, want *agentv1.AssignedVm) error {
 		return v.write(v.record.withCountersOf(v.set.o.Cluster(), want))
 	case PlugNIC, UnplugNIC:
 		return v.changeNIC(ctx, a, p.NIC, want)
+	case PlugDisk, UnplugDisk, ResizeDisk:
+		return v.changeDisk(ctx, a, p.Disk, want)
 	case Destroy:
 		return v.destroy(ctx)
 	}
@@ -150,12 +161,15 @@ func (v *VM) fetchImages(ctx context.Context, want *agentv1.AssignedVm) error {
 	return nil
 }
 
-// start opens the VM's taps, writes the start to the VM's record, and then launches QEMU. If a tap cannot be opened or
-// the first write fails, the start is tried again later. If the launch fails, the failure is recorded as the exit of
-// this start, and the start is not tried again.
+// start opens the VM's taps and volumes, writes the start to the VM's record, and then launches QEMU. If a tap or volume
+// cannot be opened or the first write fails, the start is tried again later. If the launch fails, the failure is recorded
+// as the exit of this start, and the start is not tried again.
 func (v *VM) start(ctx context.Context, want *agentv1.AssignedVm, r Record) error {
 	wanted := nics(want)
 	if err := v.closeLastTaps(ctx, wanted); err != nil {
+		return err
+	}
+	if err := v.releaseVolumes(ctx, v.unreleased); err != nil { // those of the guest before a reboot
 		return err
 	}
 	taps, err := v.openTaps(ctx, wanted)
@@ -164,13 +178,19 @@ func (v *VM) start(ctx context.Context, want *agentv1.AssignedVm, r Record) erro
 		return err
 	}
 	defer closeFiles(taps) // a process has its own copies
+	volumes, err := v.openVolumes(ctx, want)
+	if err != nil {
+		v.set.counts.launchFailures.Add(1)
+		return errors.Join(err, v.closeTaps(ctx, wanted))
+	}
+	defer volumes.close()
 	r.Live, r.End, r.Mark = true, End{}, r.startMark()
 	if err := v.write(r); err != nil {
 		return errors.Join(err, v.closeTaps(ctx, wanted))
 	}
 	ctx, cancel := launchContext(ctx)
 	defer cancel()
-	process, err := v.launch(ctx, want, taps)
+	process, err := v.launch(ctx, want, taps, volumes)
 	if err == nil {
 		v.set.counts.launches.Add(1)
 		v.attach(process)
@@ -178,6 +198,9 @@ func (v *VM) start(ctx context.Context, want *agentv1.AssignedVm, r Record) erro
 	}
 	v.set.counts.launchFailures.Add(1)
 	closeErr := v.closeTaps(ctx, wanted)
+	volumes.close()
+	// If this fails, the volumes are flushed when they are detached.
+	closeErr = errors.Join(closeErr, v.releaseVolumes(ctx, volumes.disks()))
 	r.Live, r.End = false, End{Exit: cloud.ExitFailed, Error: brief(err)}
 	// v.record is set even if the write below fails. If the write fails and the agent is restarted, it finds a recorded
 	// start without a process.
@@ -205,8 +228,10 @@ func launchContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return longer, func() { stop(); cancel() }
 }
 
-// launch opens the VM's files and launches QEMU with them and the taps.
-func (v *VM) launch(ctx context.Context, want *agentv1.AssignedVm, taps map[string]*os.File) (*qemu.Process, error) {
+// launch opens the VM's files and launches QEMU with them, the taps and the volumes.
+func (v *VM) launch(
+	ctx context.Context, want *agentv1.AssignedVm, taps map[string]*os.File, volumes openVolumes,
+) (*qemu.Process, error) {
 	if err := v.fetchImages(ctx, want); err != nil {
 		return nil, err
 	}
@@ -218,7 +243,12 @@ func (v *VM) launch(ctx context.Context, want *agentv1.AssignedVm, taps map[stri
 			}
 		}
 	}()
+	spec := v.set.spec(want)
+	volumes.addTo(&spec, files.Disks)
 	for _, d := range want.GetDisks() {
+		if d.GetVolume() != nil {
+			continue
+		}
 		chain, err := disk.Open(v.set.o.Images, v.home.Disks(), d.GetId())
 		if err != nil {
 			return nil, err
@@ -238,7 +268,7 @@ func (v *VM) launch(ctx context.Context, want *agentv1.AssignedVm, taps map[stri
 	if files.Seed, err = v.openSeed(want); err != nil {
 		return nil, err
 	}
-	return v.set.o.QEMU.Launch(ctx, v.home, v.set.spec(want), files, want.GetGeneration(), v.record.Mark)
+	return v.set.o.QEMU.Launch(ctx, v.home, spec, files, want.GetGeneration(), v.record.Mark)
 }
 
 // powerOff ends the VM's process. If the VM has only processes of which it has no record, powerOff kills all processes
@@ -288,6 +318,13 @@ func (v *VM) destroy(ctx context.Context) error {
 	}
 	v.home = home
 	if err := v.closeLastTaps(ctx, nil); err != nil {
+		return err
+	}
+	volumes, err := v.lastVolumes()
+	if err == nil {
+		err = v.releaseVolumes(ctx, volumes)
+	}
+	if err != nil {
 		return err
 	}
 	if err := disk.Remove(home.Disks()); err != nil {

@@ -40,6 +40,11 @@
 //   - A network interface that the desired state adds or removes is attached to or detached from the running guest. A
 //     failure is repeated, and reported as final when the guest does not release the interface, or cannot get it for a
 //     while.
+//   - Volumes are opened before a start is recorded, like taps, and are flushed when the exit of the process is recorded.
+//     Until then the VM is reported as stopping: the control plane may attach a volume elsewhere when its VM has no
+//     process. A volume that has grown is grown in QEMU before the guest's CPUs run.
+//   - A guest gets several attempts of a few seconds to release a volume, so that a request to stop the VM does not wait
+//     for it. The failure is reported after 30 seconds, and the guest keeps the volume.
 //   - A VM without desired state is observed and reported, but not changed.
 //   - Error texts are one line for a tenant and contain no paths of the host.
 package machine
@@ -87,7 +92,12 @@ type VM struct {
 
 	nics        []qemu.AttachedNIC // network interfaces of the process
 	lastNIC     string             // id of the one that the last PlugNIC or UnplugNIC was for
-	nicFailures map[string]nicFailure
+	nicFailures map[string]deviceFailure
+
+	volumes      []qemu.AttachedDisk // disks of the process that are volumes
+	unreleased   []qemu.Disk         // volumes of the last process, which has ended, until its exit is recorded
+	lastDisk     string              // id of the one that the last PlugDisk, UnplugDisk or ResizeDisk was for
+	diskFailures map[string]deviceFailure
 
 	refused bool
 	failure string // error text of the last step; "" if it succeeded
@@ -115,8 +125,8 @@ func (v *VM) Next(ctx context.Context, want *agentv1.AssignedVm) (reconcile.Step
 		return step, nil
 	}
 	step.Name = plan.Action.String()
-	if plan.NIC != "" {
-		step.Name += " " + plan.NIC
+	if name := plan.NIC + plan.Disk; name != "" { // at most one of them is set
+		step.Name += " " + name
 	}
 	step.Weight = weights[plan.Action]
 	step.Do = func(ctx context.Context) error {
@@ -156,6 +166,7 @@ func (v *VM) attach(p *qemu.Process) {
 	v.process, v.sample = p, sample{}
 	v.mu.Unlock()
 	v.nics, v.lastNIC, v.nicFailures = nil, "", nil
+	v.volumes, v.lastDisk, v.diskFailures = nil, "", nil
 	if old != nil {
 		old.Close()
 	}
@@ -173,12 +184,21 @@ func (v *VM) observe(ctx context.Context) error {
 		err := v.queryProcess(ctx)
 		if v.process != nil {
 			v.observeNICs(ctx)
+			v.observeDisks(ctx)
 		}
-		return err
+		if v.process != nil || err != nil {
+			return err
+		}
 	}
-	v.guest, v.pid = None, 0
+	v.guest, v.pid, v.unreleased = None, 0, nil
 	if !v.exists {
 		return nil
+	}
+	if v.record.Live {
+		var err error
+		if v.unreleased, err = v.lastVolumes(); err != nil {
+			return err
+		}
 	}
 	procs, err := v.set.o.Cgroups.Procs(string(v.id))
 	if err != nil {
@@ -335,7 +355,8 @@ func (v *VM) updateTimers(want *agentv1.AssignedVm) {
 func (v *VM) observation() Observation {
 	return Observation{
 		Exists: v.exists, Refused: v.refused, Foreign: v.foreign(), Record: v.record, Guest: v.guest, Trouble: v.trouble, Exit: v.exit, Recoverable: v.recoverable,
-		Error: v.failure, NICs: v.nics, LastNIC: v.lastNIC, OffFor: since(v.offSince), PressedFor: since(v.pressedAt), RebootFor: since(v.rebootSince),
+		Error: v.failure, NICs: v.nics, LastNIC: v.lastNIC, Volumes: v.volumes, LastDisk: v.lastDisk,
+		Unreleased: len(v.unreleased) > 0, OffFor: since(v.offSince), PressedFor: since(v.pressedAt), RebootFor: since(v.rebootSince),
 		PausedFor: since(v.pausedSince),
 	}
 }
@@ -360,7 +381,7 @@ func (v *VM) report(want *agentv1.AssignedVm, p Plan) cloud.Observation {
 	o := cloud.Observation{
 		VM: v.id, Generation: want.GetGeneration(), Observed: p.Observed, Exit: p.Exit, PID: uint32(v.pid), LastError: p.Error,
 		StartsDone: v.record.StartsDone, RebootsDone: v.record.RebootsDone, ResetsDone: v.record.ResetsDone,
-		NICs: v.reportNICs(want),
+		NICs: v.reportNICs(want), Disks: v.reportDisks(want),
 	}
 	if v.process != nil {
 		o.StartedAt = v.process.Record().Started.UnixMilli()

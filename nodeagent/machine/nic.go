@@ -30,9 +30,9 @@ type Taps interface {
 const (
 	// tapsWithin is the maximum time to open the taps of a VM, or to close them.
 	tapsWithin = 15 * time.Second
-	// attachPatience is how long attempts to attach a network interface to a running guest may fail before the failure
-	// is reported as final. The network may not know the port yet: the assignment and the state of the VPC come on
-	// different streams.
+	// attachPatience is how long attempts to attach or detach a device of a running guest may fail before the failure is
+	// reported as final. The network may not know a port yet: the assignment and the state of the VPC come on different
+	// streams. The guest may need time to release a disk.
 	attachPatience = 30 * time.Second
 )
 
@@ -88,13 +88,35 @@ func nextNICChange(changes []nicChange, last string) nicChange {
 	return changes[(at+1)%len(changes)]
 }
 
-// nicFailure is the failure to change an interface of a running guest. It applies to one generation of the desired
-// state only: the control plane may request the same change again by a new generation.
-type nicFailure struct {
+// deviceFailure is the failure to change a network interface or a volume of a running guest. It applies to one generation
+// of the desired state only: the control plane may request the same change again by a new generation.
+type deviceFailure struct {
 	generation uint64
 	since      time.Time
 	text       string
 	final      bool // to be reported now; otherwise after attachPatience
+}
+
+// addFailure adds the failure to change the device id to all, and returns all.
+func addFailure(all map[string]deviceFailure, id string, generation uint64, err error, final bool) map[string]deviceFailure {
+	f, ok := all[id]
+	if !ok || f.generation != generation {
+		f = deviceFailure{generation: generation, since: time.Now()}
+	}
+	f.text, f.final = brief(err), final
+	if all == nil {
+		all = map[string]deviceFailure{}
+	}
+	all[id] = f
+	return all
+}
+
+// report returns the text of a failure that is to be reported for a generation of the desired state, or "".
+func (f deviceFailure) report(generation uint64) string {
+	if f.text == "" || f.generation != generation || !f.final && time.Since(f.since) < attachPatience {
+		return ""
+	}
+	return f.text
 }
 
 // changeNIC executes PlugNIC or UnplugNIC for the interface id, and records a failure for reportNICs.
@@ -112,17 +134,9 @@ func (v *VM) changeNIC(ctx context.Context, a Action, id string, want *agentv1.A
 		}
 		return nil
 	}
-	f, ok := v.nicFailures[id]
-	if !ok || f.generation != want.GetGeneration() {
-		f = nicFailure{generation: want.GetGeneration(), since: time.Now()}
-	}
-	f.text = brief(err)
-	f.final = errors.Is(err, qemu.ErrNotReleased) || errors.Is(err, qemu.ErrNoPort) || errors.Is(err, qemu.ErrInvalid) ||
+	final := errors.Is(err, qemu.ErrNotReleased) || errors.Is(err, qemu.ErrNoPort) || errors.Is(err, qemu.ErrInvalid) ||
 		errors.Is(err, errNoNetworks)
-	if v.nicFailures == nil {
-		v.nicFailures = map[string]nicFailure{}
-	}
-	v.nicFailures[id] = f
+	v.nicFailures = addFailure(v.nicFailures, id, want.GetGeneration(), err, final)
 	return err
 }
 
@@ -249,10 +263,8 @@ func (v *VM) reportNICs(want *agentv1.AssignedVm) []cloud.NICObservation {
 	var out []cloud.NICObservation
 	report := func(id string, attached bool) {
 		o := cloud.NICObservation{ID: id, Attached: attached}
-		f, ok := v.nicFailures[id]
-		current := ok && pending[id] != Nothing && f.generation == want.GetGeneration()
-		if current && (f.final || time.Since(f.since) >= attachPatience) {
-			o.Error = f.text
+		if pending[id] != Nothing {
+			o.Error = v.nicFailures[id].report(want.GetGeneration())
 		}
 		out = append(out, o)
 	}

@@ -49,6 +49,12 @@ type Observation struct {
 	// was for.
 	NICs    []qemu.AttachedNIC
 	LastNIC string
+	// Volumes are the disks of the process that are volumes. LastDisk is the id of the disk that the last PlugDisk,
+	// UnplugDisk or ResizeDisk was for.
+	Volumes  []qemu.AttachedDisk
+	LastDisk string
+	// Unreleased means that the last process has ended, and that its volumes are not flushed yet.
+	Unreleased bool
 
 	OffFor     time.Duration // since power off was first seen as desired for this guest
 	PressedFor time.Duration // since the power button was last pressed
@@ -76,13 +82,16 @@ const (
 	AdoptCounters               // set the record's cluster to the host's, and lower the counters
 	PlugNIC                     // attach a network interface to the running guest
 	UnplugNIC                   // detach a network interface from the running guest
+	PlugDisk                    // attach a volume to the running guest
+	UnplugDisk                  // detach a volume from the running guest
+	ResizeDisk                  // grow a volume of the guest
 	Destroy                     // end the VM's processes and remove its files
 )
 
 func (a Action) String() string {
 	return [...]string{"", "build disks", "start", "resume", "press power button", "power off", "record exit",
 		"reset", "begin reboot", "relaunch", "reset to end reboot", "acknowledge start", "resume after disk error", "adopt counters", "attach network interface",
-		"detach network interface", "destroy"}[a]
+		"detach network interface", "attach disk", "detach disk", "resize disk", "destroy"}[a]
 }
 
 // Durations that NextAction uses.
@@ -103,6 +112,7 @@ const (
 type Plan struct {
 	Action   Action
 	NIC      string // id of the network interface that PlugNIC attaches or UnplugNIC detaches
+	Disk     string // id of the disk that PlugDisk attaches, UnplugDisk detaches or ResizeDisk grows
 	Observed cloud.Observed
 	Exit     cloud.Exit
 	Error    string
@@ -158,7 +168,7 @@ func plan(want *agentv1.AssignedVm, o Observation) Plan {
 		case o.Guest != None:
 			return Plan{Action: PowerOff, Observed: cloud.ObservedStopping}
 		case o.Record.Live:
-			return Plan{Action: RecordExit, Observed: cloud.ObservedBuilt}
+			return Plan{Action: RecordExit, Observed: removalState(o)}
 		}
 		return Plan{Observed: cloud.ObservedBuilt, Error: "no record of this VM exists; its disks are kept"}
 	}
@@ -220,16 +230,21 @@ func reportOnly(o Observation) Plan {
 	return Plan{Observed: cloud.ObservedBuilt}
 }
 
-// removalState returns the state to report for a VM that is about to be removed.
+// removalState returns the state to report for a VM that is about to be removed or to be off. A VM counts as stopped
+// only when its volumes are flushed.
 func removalState(o Observation) cloud.Observed {
-	if o.Guest == None {
+	if o.Guest == None && !o.Unreleased {
 		return cloud.ObservedBuilt
 	}
 	return cloud.ObservedStopping
 }
 
-// exitReport returns a plan without an action that reports how the last process ended.
+// exitReport returns a plan without an action that reports how the last process ended. Until the volumes of the process
+// are flushed, the VM is reported as stopping.
 func exitReport(o Observation) Plan {
+	if o.Record.Live && o.Unreleased {
+		return Plan{Observed: cloud.ObservedStopping, Error: o.Trouble}
+	}
 	if o.Record.Live {
 		return Plan{Observed: cloud.ObservedEnded, Exit: o.Exit, Error: o.Trouble}
 	}
@@ -272,7 +287,11 @@ func planOn(want *agentv1.AssignedVm, o Observation) Plan {
 	case OrphanProcess:
 		return Plan{Action: PowerOff, Observed: cloud.ObservedStopping}
 	case Waiting:
-		return Plan{Action: Resume, Observed: cloud.ObservedLaunching}
+		p := Plan{Action: Resume, Observed: cloud.ObservedLaunching}
+		if id := resizeOf(diskChanges(want, o.Volumes)); id != "" { // before the guest reads the size
+			p.Action, p.Disk = ResizeDisk, id
+		}
+		return p
 	case Off:
 		return Plan{Observed: cloud.ObservedRunning, Wait: pollInterval}
 	}
@@ -283,8 +302,8 @@ func planOn(want *agentv1.AssignedVm, o Observation) Plan {
 }
 
 // planRunning returns the plan for a guest that should run and has been started: it executes requested resets and
-// reboots, resumes the guest after a disk error, and attaches and detaches network interfaces. A guest can release an
-// interface only while it runs.
+// reboots, resumes the guest after a disk error, and attaches and detaches network interfaces and volumes. A guest can
+// release a device only while it runs.
 func planRunning(want *agentv1.AssignedVm, o Observation) Plan {
 	r := o.Record
 	p := Plan{Observed: cloud.ObservedRunning, Error: o.Trouble}
@@ -309,6 +328,9 @@ func planRunning(want *agentv1.AssignedVm, o Observation) Plan {
 		if changes := nicChanges(nics(want), o.NICs); len(changes) > 0 {
 			next := nextNICChange(changes, o.LastNIC)
 			p.Action, p.NIC = next.action, next.nic
+		} else if changes := diskChanges(want, o.Volumes); len(changes) > 0 {
+			next := nextDiskChange(changes, o.LastDisk)
+			p.Action, p.Disk = next.action, next.disk
 		}
 	}
 	return p
@@ -332,7 +354,7 @@ func planOff(want *agentv1.AssignedVm, o Observation) Plan {
 	switch o.Guest {
 	case None:
 		if o.Record.Live {
-			return Plan{Action: RecordExit, Observed: cloud.ObservedBuilt}
+			return Plan{Action: RecordExit, Observed: removalState(o)}
 		}
 		return Plan{Observed: cloud.ObservedBuilt}
 	case Off:

@@ -22,8 +22,9 @@ import (
 //   - `host` begins with a new host without a VM.
 //   - `assign POWER starts= reboots= resets= grace=` sets the desired power state, counters and grace period of the VM;
 //     `assign none` removes the desired state. With nics=(a,b:p) the VM has the network interfaces a and b; b has port p.
+//     With volumes=(a,b:2) the VM has the volumes a and b; b has 2 bytes, and a has 1.
 //   - `guest EVENT trouble=` changes the state of the guest: off, dies, paused, unresponsive, runs, waiting, orphan, or
-//     drops NIC.
+//     drops DEVICE.
 //   - `agent` restarts the agent. `fail STEP TEXT` makes the next action whose first word is STEP fail with the error
 //     TEXT.
 //   - `cluster ID` moves the host to another cluster. `wait DURATION` advances the time.
@@ -68,6 +69,15 @@ func assignment(t *testing.T, d *datadriven.TestData) *agentv1.AssignedVm {
 	d.MaybeScanArgs(t, "reboots", &w.Reboots)
 	d.MaybeScanArgs(t, "resets", &w.Resets)
 	for _, arg := range d.CmdArgs {
+		for _, text := range arg.Vals {
+			if arg.Key != "volumes" {
+				break
+			}
+			id, size, _ := strings.Cut(text, ":")
+			v := &agentv1.AssignedVolume{VolumeId: id, SizeBytes: 1}
+			_, _ = fmt.Sscan(size, &v.SizeBytes)
+			w.Disks = append(w.Disks, &agentv1.AssignedDisk{Id: id, Volume: v})
+		}
 		if arg.Key != "nics" {
 			continue
 		}
@@ -114,6 +124,9 @@ func (h *paper) happens(t *testing.T, d *datadriven.TestData) {
 		for i := range h.s.NICs {
 			h.s.NICs[i].Present = h.s.NICs[i].Present && h.s.NICs[i].ID != d.CmdArgs[1].Key
 		}
+		for i := range h.s.Volumes {
+			h.s.Volumes[i].Present = h.s.Volumes[i].Present && h.s.Volumes[i].ID != d.CmdArgs[1].Key
+		}
 	case "unresponsive":
 		h.s.Guest = Unresponsive
 	case "runs":
@@ -129,6 +142,8 @@ func (h *paper) happens(t *testing.T, d *datadriven.TestData) {
 
 func (h *paper) end(exit cloud.Exit) {
 	h.s.Guest, h.s.Exit, h.s.NICs, h.s.LastNIC = None, exit, nil, ""
+	h.s.Unreleased = len(h.s.Volumes) > 0
+	h.s.Volumes, h.s.LastDisk = nil, ""
 	h.s.OffFor, h.s.PressedFor, h.s.RebootFor, h.s.PausedFor = -1, -1, -1, -1
 }
 
@@ -165,9 +180,12 @@ func (h *paper) settle(t *testing.T) string {
 		if p.Action == Nothing {
 			return strings.Join(append(out, h.report(p)), "\n")
 		}
-		out = append(out, fmt.Sprintf("%-40s %s", strings.TrimSpace(p.Action.String()+" "+p.NIC), h.report(p)))
+		out = append(out, fmt.Sprintf("%-40s %s", strings.TrimSpace(p.Action.String()+" "+p.NIC+p.Disk), h.report(p)))
 		if p.NIC != "" {
 			h.s.LastNIC = p.NIC
+		}
+		if p.Disk != "" {
+			h.s.LastDisk = p.Disk
 		}
 		if failure, ok := h.fails[strings.Fields(p.Action.String())[0]]; ok {
 			delete(h.fails, strings.Fields(p.Action.String())[0])
@@ -211,6 +229,7 @@ func (h *paper) do(t *testing.T, a Action) {
 		h.end(cloud.ExitRequested)
 	case RecordExit:
 		r.Live, r.End = false, End{Exit: h.s.Exit, Error: h.s.Trouble}
+		h.s.Unreleased = false
 	case Reset:
 		r.ResetsDone = h.want.GetResets()
 		h.s.Guest = Running
@@ -232,10 +251,21 @@ func (h *paper) do(t *testing.T, a Action) {
 		}
 	case UnplugNIC:
 		h.dropNIC(h.s.LastNIC)
+	case PlugDisk, UnplugDisk, ResizeDisk:
+		h.dropDisk(h.s.LastDisk)
+		for _, d := range h.want.GetDisks() {
+			if d.GetId() == h.s.LastDisk && a != UnplugDisk {
+				h.addVolume(d)
+			}
+		}
 	case Destroy:
 		h.s = newPaper().s
 	}
 	if a == Start || a == Relaunch {
+		h.s.Unreleased, h.s.Volumes = false, nil
+		for _, d := range h.want.GetDisks() {
+			h.addVolume(d)
+		}
 		h.s.NICs = nil
 		for _, n := range nics(h.want) {
 			h.s.NICs = append(h.s.NICs, qemu.AttachedNIC{NIC: n, Present: true})
@@ -245,6 +275,16 @@ func (h *paper) do(t *testing.T, a Action) {
 
 func (h *paper) dropNIC(id string) {
 	h.s.NICs = slices.DeleteFunc(h.s.NICs, func(n qemu.AttachedNIC) bool { return n.ID == id })
+}
+
+func (h *paper) addVolume(d *agentv1.AssignedDisk) {
+	h.s.Volumes = append(h.s.Volumes, qemu.AttachedDisk{
+		Disk: qemu.Disk{ID: d.GetId(), Volume: d.GetVolume().GetVolumeId()}, Present: true, Size: d.GetVolume().GetSizeBytes(),
+	})
+}
+
+func (h *paper) dropDisk(id string) {
+	h.s.Volumes = slices.DeleteFunc(h.s.Volumes, func(d qemu.AttachedDisk) bool { return d.ID == id })
 }
 
 func (h *paper) report(p Plan) string {
@@ -267,8 +307,8 @@ func (h *paper) report(p Plan) string {
 }
 
 // TestRules checks these rules of NextAction for all combinations of desired state and observation: no action without
-// desired state, Destroy only for DESTROYED, no launch while the VM has a process, no start twice, and
-// network interfaces change only while the guest runs. As long as the
+// desired state, Destroy only for DESTROYED, no launch while the VM has a process, no start twice, network interfaces and
+// volumes change only while the guest runs, and a VM counts as stopped only when its volumes are flushed. As long as the
 // record's counters belong to another cluster, no plan may end a guest whose VM or whose last start is missing from the
 // data of the host's cluster.
 func TestRules(t *testing.T) { require.Empty(t, violation()) }
@@ -280,16 +320,18 @@ func violation() string {
 	for power := agentv1.Power_POWER_OFF; power <= agentv1.Power_POWER_ORPHANED; power++ {
 		for _, n := range []uint64{0, 1, 2} {
 			wants = append(wants, &agentv1.AssignedVm{Power: power, Starts: n, Reboots: n, Resets: n, StopGraceMs: n * 10_000,
-				Nics: []*agentv1.AssignedNic{{Id: "new"}}})
+				Nics: []*agentv1.AssignedNic{{Id: "new"}}, Disks: []*agentv1.AssignedDisk{{Id: "new", Volume: &agentv1.AssignedVolume{}}}})
 		}
 	}
 	for _, want := range wants {
 		for guest := None; guest <= OrphanProcess; guest++ {
-			for bits := range 1 << 6 {
+			for bits := range 1 << 7 {
 				for _, since := range []time.Duration{-1, 0, time.Minute} {
 					s := Observation{Exists: bits&1 != 0 || guest != None, Refused: bits&2 != 0, Guest: guest, Recoverable: bits&4 != 0,
 						OffFor: max(since, 0), PressedFor: since, RebootFor: since, PausedFor: since, Foreign: bits&32 != 0}
 					s.NICs = []qemu.AttachedNIC{{NIC: qemu.NIC{ID: "old"}, Present: true}}
+					s.Volumes = []qemu.AttachedDisk{{Disk: qemu.Disk{ID: "old"}, Present: true}}
+					s.Unreleased = bits&64 != 0 && bits&16 != 0
 					s.Record = Record{Built: bits&8 != 0, Live: bits&16 != 0, StartsDone: 1, RebootsBegun: uint64(bits >> 3 & 1)}
 					if broken := rule(want, s, NextAction(want, s)); broken != "" {
 						return fmt.Sprintf("%s: desired %v, observed %+v", broken, want, s)
@@ -314,6 +356,10 @@ func rule(want *agentv1.AssignedVm, s Observation, p Plan) string {
 		return "a guest is launched or resumed without the desired state ON"
 	case (p.Action == PlugNIC || p.Action == UnplugNIC) && (s.Guest != Running || want.GetPower() != agentv1.Power_POWER_ON):
 		return "a network interface changes although the guest should not run, or cannot react"
+	case (p.Action == PlugDisk || p.Action == UnplugDisk) && (s.Guest != Running || want.GetPower() != agentv1.Power_POWER_ON):
+		return "a volume changes although the guest should not run, or cannot react"
+	case s.Unreleased && s.Guest == None && s.Exists && (p.Observed == cloud.ObservedBuilt || p.Observed == cloud.ObservedEnded):
+		return "a VM counts as stopped before its volumes are flushed"
 	case launches && s.Guest != None:
 		return "a launch while the VM has a process"
 	case s.Foreign && s.Guest != None && want.GetPower() == agentv1.Power_POWER_ORPHANED && p.Action != Nothing:

@@ -22,7 +22,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Options are the dependencies of a MachineSet. All but Taps are required.
+// Options are the dependencies of a MachineSet. All but Taps and Volumes are required.
 type Options struct {
 	QEMU    *qemu.Launcher
 	Homes   *qemu.Homes
@@ -38,6 +38,8 @@ type Options struct {
 	MachineType, CPUModel string
 	// Taps is the host's network. If it is nil, VMs with network interfaces cannot be started on this host.
 	Taps Taps
+	// Volumes has the volumes of the host. If it is nil, VMs with volumes cannot be started on this host.
+	Volumes Volumes
 }
 
 // MachineSet is the set of VMs on this host.

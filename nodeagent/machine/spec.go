@@ -43,6 +43,10 @@ func (set *MachineSet) spec(want *agentv1.AssignedVm) qemu.Spec {
 		if d.GetImage() != nil {
 			one.Base = formats[d.GetImage().GetFormat()]
 		}
+		if vol := d.GetVolume(); vol != nil { // openVolumes.addTo adds the formats
+			one.Pool, one.Volume, one.Generation = vol.GetPool(), vol.GetVolumeId(), vol.GetAttachmentGeneration()
+			one.IOPS, one.BytesPerSecond = vol.GetMaxIops(), vol.GetMaxBytesPerSecond()
+		}
 		s.Disks = append(s.Disks, one)
 	}
 	s.NICs, s.Seed = nics(want), want.GetSeed() != nil
@@ -61,10 +65,13 @@ func (set *MachineSet) check(want *agentv1.AssignedVm) error {
 	return err
 }
 
-// disks returns the disks of an assigned VM as package disk describes them.
+// disks returns the disks of an assigned VM that are not volumes, as package disk describes them.
 func disks(want *agentv1.AssignedVm) []disk.Disk {
 	var out []disk.Disk
 	for _, d := range want.GetDisks() {
+		if d.GetVolume() != nil {
+			continue
+		}
 		one := disk.Disk{ID: d.GetId(), Size: d.GetSizeBytes()}
 		if d.GetImage() != nil {
 			img := image(d.GetImage())

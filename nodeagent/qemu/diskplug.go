@@ -13,7 +13,7 @@ import (
 
 const (
 	// diskReleaseTimeout is how long UnplugDisk waits for the guest to release a disk.
-	diskReleaseTimeout = 30 * time.Second
+	diskReleaseTimeout = 5 * time.Second
 	// nodeBusyTimeout is how long UnplugDisk waits until QEMU has ended the I/O of a device that the guest has released.
 	nodeBusyTimeout = 10 * time.Second
 	nodeBusyPause   = 50 * time.Millisecond
@@ -23,7 +23,7 @@ const (
 )
 
 var (
-	// ErrDiskNotReleased means that the guest did not release a disk within 30 seconds.
+	// ErrDiskNotReleased means that the guest did not release a disk within 5 seconds. The next call of UnplugDisk asks it again.
 	ErrDiskNotReleased = errors.New("the guest did not release the device")
 
 	// ErrNoDiskSlot means that QEMU has no free slot for a further disk. It has one after the next start.
@@ -182,7 +182,7 @@ func (p *Process) addDisk(ctx context.Context, d Disk, files Layers) error {
 	})
 }
 
-// UnplugDisk removes a disk from the running guest. It asks the guest to release the disk, repeatedly and for at most 30
+// UnplugDisk removes a disk from the running guest. It asks the guest to release the disk, repeatedly and for at most 5
 // seconds; the error wraps [ErrDiskNotReleased] if the guest does not. After the release, QEMU flushes and closes the
 // files. Then UnplugDisk calls release, and removes the disk from the record if release returns nil. UnplugDisk may be
 // called again after any error.
