@@ -66,6 +66,9 @@ type Config struct {
 	Network     Network `yaml:"network"`
 	// External are the host's connections to external networks, by the networks' names.
 	External map[string]External `yaml:"external"`
+	// StoragePools are the host's directories for volumes. Without any, the host has the pool `local` in its data
+	// directory.
+	StoragePools []StoragePool `yaml:"storage_pools"`
 }
 
 // External is a connection to an external network.
@@ -169,6 +172,10 @@ var configSettings = []setting{
 	}},
 	{"external", "`name=interface:address/length[:gateway],…` of external networks", func(c *Config, s string) (err error) {
 		c.External, err = parseExternal(s)
+		return err
+	}},
+	{"storage-pools", "`name=path[:shared],…` of directories for volumes", func(c *Config, s string) (err error) {
+		c.StoragePools, err = parsePools(s)
 		return err
 	}},
 }
@@ -311,6 +318,9 @@ func (c *Config) Validate() error {
 		}
 	}
 	if err := c.validateNetwork(); err != nil {
+		return err
+	}
+	if err := c.validateStorage(); err != nil {
 		return err
 	}
 	for _, k := range slices.Sorted(maps.Keys(c.Labels)) {

@@ -22,6 +22,7 @@ type node struct {
 	allocatable facts.Resources
 	labels      map[string]string
 	ready       bool
+	pools       func() []*agentv1.StoragePool // set after the pools have been opened, before the first use of node
 }
 
 // describe returns the node of a host with these settings, properties and accelerator.
@@ -47,19 +48,24 @@ var architectures = map[string]vmv1.Architecture{
 func (n *node) facts() *agentv1.NodeFacts {
 	return &agentv1.NodeFacts{
 		BootId: n.host.BootID, AgentVersion: version(), QemuVersion: n.host.QEMU.Version, CpuModels: n.host.QEMU.CPUModels,
-		Architecture: architectures[n.host.Arch],
+		Architecture: architectures[n.host.Arch], StoragePools: n.pools(),
 	}
 }
 
-// heartbeat returns the host's state for a heartbeat, without the node's id. It omits volume drivers and storage
-// classes, because the agent does not support volumes yet.
+// heartbeat returns the host's state for a heartbeat, without the node's id. It omits storage classes: the control plane
+// derives them from the storage pools in the facts.
 func (n *node) heartbeat() *vmv1.HeartbeatNodeRequest {
 	state := vmv1.NodeState_NODE_STATE_NOT_READY
 	if n.ready {
 		state = vmv1.NodeState_NODE_STATE_READY
 	}
+	drivers := []vmv1.VolumeDriverKind{vmv1.VolumeDriverKind_VOLUME_DRIVER_KIND_MANAGED}
+	if len(n.pools()) == 0 {
+		drivers = nil
+	}
 	return &vmv1.HeartbeatNodeRequest{
-		State: state, Capacity: capacity(n.host.Capacity), Allocatable: capacity(n.allocatable), Labels: maps.Clone(n.labels),
+		SupportedVolumeDrivers: drivers,
+		State:                  state, Capacity: capacity(n.host.Capacity), Allocatable: capacity(n.allocatable), Labels: maps.Clone(n.labels),
 		Hypervisors: []vmv1.HypervisorType{vmv1.HypervisorType_HYPERVISOR_TYPE_KVM},
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -26,6 +27,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/metrics"
 	"github.com/trivet-cloud/trivet/nodeagent/qemu"
 	"github.com/trivet-cloud/trivet/nodeagent/reconcile"
+	"github.com/trivet-cloud/trivet/nodeagent/storage"
 	"github.com/trivet-cloud/trivet/nodeagent/uplink"
 	"github.com/trivet-cloud/trivet/nodeagent/vpc"
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
@@ -91,6 +93,11 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 		return err
 	}
 	defer a.images.Close()
+	if err := a.openStorage(ctx); err != nil {
+		return err
+	}
+	defer a.storage.Close()
+	self.pools = a.pools
 	if a.machines, err = a.openMachines(&host, accel); err != nil {
 		return err
 	}
@@ -116,6 +123,7 @@ type agent struct {
 	nets     *networks
 	link     *uplink.Link
 	images   *disk.Images
+	storage  *storage.Storage
 	machines *machine.MachineSet
 	loop     *reconcile.Loop
 	assigned atomic.Pointer[uplink.Assignment] // nil before the first assignment
@@ -147,6 +155,7 @@ func (a *agent) uplinkOptions(self *node) uplink.Options {
 		Present: func() []cloud.VMID { return a.loop.Present() },
 		Assign: func(assigned uplink.Assignment) {
 			a.assigned.Store(&assigned)
+			a.storage.Assign(assigned.Volumes, assigned.Stored) // before the VMs that use the volumes
 			a.loop.Assign(assigned.VMs, assigned.Released, assigned.Stored)
 		},
 		Console: func(ctx context.Context, vm cloud.VMID, tail uint64, follow bool, w io.Writer) error {
@@ -177,11 +186,11 @@ func (a *agent) openMachines(host *facts.Host, accel facts.Accelerator) (*machin
 	return machine.New(machine.Options{
 		QEMU: &qemu.Launcher{
 			Program: host.QEMU.Path, LauncherCommand: []string{"/proc/self/exe", launchGuest}, Cgroups: tree,
-			CPUModels: host.QEMU.CPUModels,
+			CPUModels: host.QEMU.CPUModels, LargestDisk: largestVolume,
 		},
 		Homes: homes, Cgroups: tree, Images: a.images, Records: a.dir("records"), Accel: qemu.Accel(accel.Kind),
 		Cluster: a.link.Cluster, MachineType: host.QEMU.Machine, CPUModel: defaultModel(host.QEMU.CPUModels),
-		Taps: a.nets.taps(),
+		Taps: a.nets.taps(), Volumes: a.storage,
 	})
 }
 
@@ -193,18 +202,19 @@ func (a *agent) work(ctx context.Context) error {
 	if a.nets.encryption != nil {
 		group.Go(func() error { return a.nets.encryption.run(ctx) })
 	}
+	group.Go(func() error { return a.storage.Run(ctx) })
 	group.Go(func() error {
 		return every(ctx, measureEvery, func() { a.link.Usage(a.machines.Measure(ctx)) })
 	})
 	group.Go(func() error {
 		return every(ctx, pruneEvery, func() {
-			if err := prune(a.config.DataDir, a.images, a.machines, a.assigned.Load()); err != nil {
+			if err := prune(a.config.DataDir, a.images, a.usedImages, a.assigned.Load()); err != nil {
 				a.log.Warn("cannot prune images", "err", err)
 			}
 		})
 	})
 	if a.config.MetricsListen != "" {
-		handler := metrics.Handler(sources(a.link, a.machines, a.nets), a.config.metricsHosts(), a.log)
+		handler := metrics.Handler(sources(a.link, a.machines, a.nets, a.storage), a.config.metricsHosts(), a.log)
 		group.Go(func() error { return serve(ctx, a.config.MetricsListen, handler) })
 	}
 	return group.Wait()
@@ -278,9 +288,11 @@ func every(ctx context.Context, pause time.Duration, f func()) error {
 }
 
 // prune removes unused images if more than pruneAbove percent of the file system of dir are used. An image is unused if
-// no disk of this host is based on it and the assignment does not name it. With more free space, all images are kept
+// no disk or volume of this host is based on it and the assignment does not name it. With more free space, all images are kept
 // for later VMs. If assigned is nil, prune removes nothing.
-func prune(dir string, images *disk.Images, machines *machine.MachineSet, assigned *uplink.Assignment) error {
+func prune(
+	dir string, images *disk.Images, used func() (map[string]bool, error), assigned *uplink.Assignment,
+) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(dir, &fs); err != nil {
 		return fmt.Errorf("read size of the file system of %s: %w", dir, err)
@@ -288,7 +300,7 @@ func prune(dir string, images *disk.Images, machines *machine.MachineSet, assign
 	if assigned == nil || fs.Bavail*100 > fs.Blocks*(100-pruneAbove) {
 		return nil
 	}
-	keep, err := machines.UsedImages()
+	keep, err := used()
 	if err != nil {
 		return err
 	}
@@ -302,6 +314,20 @@ func prune(dir string, images *disk.Images, machines *machine.MachineSet, assign
 		keep[vm.GetKernel().GetSha256()], keep[vm.GetInitrd().GetSha256()] = true, true
 	}
 	return images.Prune(func(sum string) bool { return keep[sum] })
+}
+
+// usedImages returns the SHA-256 sums of the images that disks and volumes on this host are based on.
+func (a *agent) usedImages() (map[string]bool, error) {
+	used, err := a.machines.UsedImages()
+	if err != nil {
+		return nil, err
+	}
+	more, err := a.storage.UsedImages()
+	if err != nil {
+		return nil, err
+	}
+	maps.Copy(used, more)
+	return used, nil
 }
 
 // serve serves HTTP at addr until ctx ends.
@@ -323,7 +349,7 @@ func serve(ctx context.Context, addr string, h http.Handler) error {
 }
 
 // sources returns the functions that supply the values of /metrics.
-func sources(link *uplink.Link, machines *machine.MachineSet, nets *networks) metrics.Sources {
+func sources(link *uplink.Link, machines *machine.MachineSet, nets *networks, volumes *storage.Storage) metrics.Sources {
 	return metrics.Sources{
 		Version: version(),
 		Uplink: func() metrics.Uplink {
@@ -343,6 +369,7 @@ func sources(link *uplink.Link, machines *machine.MachineSet, nets *networks) me
 		},
 		Counts:   func() metrics.Counts { return metrics.Counts(machines.Counts()) },
 		Networks: nets.metrics,
+		Storage:  func() metrics.Storage { return storageMetrics(volumes, machines) },
 	}
 }
 

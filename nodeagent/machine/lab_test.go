@@ -25,6 +25,8 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/disk"
 	"github.com/trivet-cloud/trivet/nodeagent/qemu"
 	"github.com/trivet-cloud/trivet/nodeagent/reconcile"
+	"github.com/trivet-cloud/trivet/nodeagent/storage"
+	"github.com/trivet-cloud/trivet/nodeagent/volume"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -58,6 +60,10 @@ type lab struct {
 	fetchErr atomic.Pointer[error]
 	taps     Taps // nil if the host has no network; changed only while no agent runs
 
+	pool        string           // directory of the storage pool "local"; changed only before an agent uses it
+	storage     *storage.Storage // the host's volumes
+	stopStorage func()
+
 	*MachineSet
 	loop   *reconcile.Loop
 	images *disk.Images
@@ -81,6 +87,8 @@ func newLab(t *testing.T) *lab {
 	sector, err := os.ReadFile("../qemu/testdata/guest.bin")
 	require.NoError(t, err)
 	l := &lab{T: t, dir: t.TempDir(), program: program, cluster: "11", image: append(sector, make([]byte, 1<<20-len(sector))...), moved: make(chan struct{}), more: map[string][]byte{}}
+	l.pool = filepath.Join(l.dir, "pool")
+	require.NoError(t, os.Mkdir(l.pool, 0o700))
 	l.tree, err = cgroup.Open(fmt.Sprintf("trivet-test-machine-%d-%d", os.Getpid(), labs.Add(1)))
 	require.NoError(t, err)
 	t.Cleanup(l.clear)
@@ -115,12 +123,13 @@ func (l *lab) start() {
 	require.NoError(l, err)
 	l.images, err = disk.OpenImages(filepath.Join(l.dir, "images"), l.fetch)
 	require.NoError(l, err)
+	l.startStorage()
 	l.MachineSet, err = New(Options{
 		QEMU: &qemu.Launcher{Program: l.program, LauncherCommand: []string{"/proc/self/exe", launcherCommand}, Cgroups: l.tree,
-			CPUModels: []string{"qemu64", "max"}},
+			CPUModels: []string{"qemu64", "max"}, LargestDisk: 1 << 40},
 		Homes: homes, Cgroups: l.tree, Images: l.images, Records: filepath.Join(l.dir, "records"), Accel: qemu.TCG,
 		Cluster: func() string { return l.cluster }, MachineType: "pc-q35-7.2", CPUModel: "qemu64",
-		Taps: l.taps,
+		Taps: l.taps, Volumes: l.storage,
 	})
 	require.NoError(l, err)
 	l.mu.Lock()
@@ -140,7 +149,20 @@ func (l *lab) start() {
 // stop stops the agent. The guests continue to run.
 func (l *lab) stop() {
 	l.loop.Close()
+	l.stopStorage()
 	l.images.Close()
+}
+
+// startStorage opens the storage pool of the host and keeps its volumes as assigned.
+func (l *lab) startStorage() {
+	l.storage = storage.New(l.Context(), storage.Options{
+		Pools:  []volume.Options{{Name: "local", Path: l.pool, State: filepath.Join(l.dir, "local.json"), Images: l.images}},
+		Report: func(cloud.VolumeObservation) {}, Forget: func(cloud.VolumeID) {}, Log: slog.New(slog.NewTextHandler(testLog{l.T}, nil)),
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = l.storage.Run(ctx) }()
+	l.stopStorage = func() { cancel(); <-done; l.storage.Close() }
 }
 
 func (l *lab) fetch(_ context.Context, sum string, offset int64) (io.ReadCloser, error) {

@@ -22,6 +22,7 @@ type sample struct {
 	at    time.Time
 	cpu   time.Duration
 	usage *cloud.Usage
+	disks []qemu.DiskStats // those of the last successful query
 }
 
 // LastReport is the last observation and measurement of a VM.
@@ -38,6 +39,21 @@ func (s *MachineSet) LastReports() []LastReport {
 	for _, v := range s.machines() {
 		v.mu.Lock()
 		out = append(out, LastReport{ID: v.id, Observed: v.seen.Observed, Usage: v.sample.usage, CPU: v.sample.cpu})
+		v.mu.Unlock()
+	}
+	return out
+}
+
+// VolumeStats returns the last measured I/O counters of the volumes of running VMs.
+func (s *MachineSet) VolumeStats() map[cloud.VolumeID]qemu.DiskStats {
+	out := map[cloud.VolumeID]qemu.DiskStats{}
+	for _, v := range s.machines() {
+		v.mu.Lock()
+		for _, d := range v.sample.disks {
+			if d.Volume != "" {
+				out[cloud.VolumeID(d.Volume)] = d
+			}
+		}
 		v.mu.Unlock()
 	}
 	return out
@@ -131,6 +147,9 @@ func (v *VM) measure(
 	if over > 0 && used > 0 {
 		u.CPUPercent = 100 * float64(used) / float64(over)
 	}
-	v.sample = sample{at: now, cpu: usage.CPU, usage: &u}
+	if err != nil {
+		stats = v.sample.disks
+	}
+	v.sample = sample{at: now, cpu: usage.CPU, usage: &u, disks: stats}
 	return u, true
 }

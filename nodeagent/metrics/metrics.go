@@ -5,7 +5,7 @@
 // localhost, or one of the host's own names.
 //
 // Each request for /metrics reads the values from the functions in [Sources]; nothing is cached. Labels hold only ids
-// of VMs and VPCs, no names: an id reveals nothing to a reader who may not see the VM.
+// of VMs, VPCs and volumes, and names that operators chose: an id reveals nothing to a reader who may not see the VM.
 package metrics
 
 import (
@@ -33,6 +33,8 @@ type Sources struct {
 	Counts  func() Counts
 	// Networks returns the VPCs of this host.
 	Networks func() Networks
+	// Storage returns the storage pools and volumes of this host.
+	Storage func() Storage
 }
 
 // Networks has totals of all VPCs since the agent started, and the VPCs.
@@ -201,6 +203,9 @@ func (c collector) Describe(to chan<- *prometheus.Desc) {
 	} {
 		to <- d
 	}
+	for _, d := range storageDescs {
+		to <- d
+	}
 }
 
 // Collect sends the present values of all metrics, as prometheus.Collector requires.
@@ -253,6 +258,7 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 		}
 	}
 	collectNetworks(c.s.Networks(), gauge, counter)
+	collectStorage(c.s.Storage(), gauge, counter)
 }
 
 func collectNetworks(n Networks, gauge, counter func(*prometheus.Desc, float64, ...string)) {

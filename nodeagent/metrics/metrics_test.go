@@ -36,6 +36,12 @@ func serve(t *testing.T) *httptest.Server {
 				{ID: "new", Ports: 1},
 			}}
 		},
+		Storage: func() Storage {
+			return Storage{Pools: []Pool{{"local", 100, 40}}, Volumes: []Volume{
+				{ID: "d", Bytes: 20, Allocated: 4, IO: &VolumeIO{ReadBytes: 1, WrittenBytes: 2, Reads: 3, Writes: 5}},
+				{ID: "e", Failed: true},
+			}}
+		},
 	}, []string{"Rack-1", "rack-1.example"}, slog.New(slog.DiscardHandler)))
 	t.Cleanup(s.Close)
 	return s
@@ -64,11 +70,17 @@ func TestMetrics(t *testing.T) {
 		`trivet_agent_vpc_dropped_packets_total{reason="spoof",vpc="v"} 8`, `trivet_agent_vpc_dropped_packets_total{reason="group",vpc="v"} 9`,
 		`trivet_agent_vpc_connections{vpc="v"} 10`, `trivet_agent_vpc_connection_limit{vpc="v"} 11`,
 		`trivet_agent_vm_network_received_bytes_total{vm="a"} 12`, `trivet_agent_vm_network_sent_bytes_total{vm="a"} 13`,
+		`trivet_agent_pool_bytes{pool="local"} 100`, `trivet_agent_pool_free_bytes{pool="local"} 40`,
+		`trivet_agent_volume_bytes{volume="d"} 20`, `trivet_agent_volume_allocated_bytes{volume="d"} 4`,
+		`trivet_agent_volume_failed{volume="e"} 1`, `trivet_agent_volume_read_bytes_total{volume="d"} 1`,
+		`trivet_agent_volume_written_bytes_total{volume="d"} 2`, `trivet_agent_volume_reads_total{volume="d"} 3`,
+		`trivet_agent_volume_writes_total{volume="d"} 5`,
 		`go_goroutines`, `process_resident_memory_bytes`,
 	} {
 		require.Contains(t, body, line)
 	}
 	require.NotContains(t, body, `vm="b"`)
+	require.NotContains(t, body, `trivet_agent_volume_reads_total{volume="e"}`)
 }
 
 func TestHealth(t *testing.T) {

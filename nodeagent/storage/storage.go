@@ -141,6 +141,30 @@ func (s *Storage) Pools() []*volume.Pool {
 	return out
 }
 
+// UsedImages returns the SHA-256 sums of the images that volumes are based on.
+func (s *Storage) UsedImages() (map[string]bool, error) {
+	used := map[string]bool{}
+	for _, p := range s.Pools() {
+		list, err := p.List()
+		if err != nil {
+			return nil, err
+		}
+		for _, v := range list.Volumes {
+			if v.Image != nil {
+				used[v.Image.SHA256] = true
+			}
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.volumes {
+		if i := e.want.GetImage(); i != nil {
+			used[i.GetSha256()] = true
+		}
+	}
+	return used, nil
+}
+
 // Assign sets the desired states of all volumes to those of the newest complete assignment. If stored is true, the
 // assignment was read from disk and may be outdated. Assign does not block.
 func (s *Storage) Assign(volumes map[cloud.VolumeID]*agentv1.AssignedVolume, stored bool) {

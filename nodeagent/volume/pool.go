@@ -216,6 +216,9 @@ func (p *Pool) Close() {
 // Name returns the name of the pool.
 func (p *Pool) Name() string { return p.o.Name }
 
+// Path returns the pool's directory.
+func (p *Pool) Path() string { return p.o.Path }
+
 // Shared reports whether other hosts use the pool too.
 func (p *Pool) Shared() bool { return p.o.Shared }
 
