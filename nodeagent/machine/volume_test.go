@@ -128,6 +128,13 @@ func (l *lab) reads(id, device, seed string, offset int) {
 	})
 }
 
+// seesSize waits until the guest has a disk of this size in bytes.
+func (l *lab) seesSize(want *agentv1.AssignedVm, device string, size int) {
+	l.Helper()
+	require.Eventually(l, func() bool { return l.sectors(want, device)*512 == size }, within, 100*time.Millisecond,
+		"disk %s of %d bytes", device, size)
+}
+
 // sectors returns the size of a disk as the guest sees it, or 0 if the guest does not answer in time.
 func (l *lab) sectors(want *agentv1.AssignedVm, device string) (n int) {
 	l.Helper()
@@ -178,6 +185,8 @@ func TestGuestWritesToVolumes(t *testing.T) {
 	one = give(give(one, fast, scsi, writeback), slow, virtio, writeback)
 	l.assign(one)
 	l.seesDisks(one, "data", "fast", "slow")
+	l.seesSize(one, "sda", 64*mib)
+	l.seesSize(one, "vdc", 64*mib)
 	l.write(one.VmId, "sda", "fast", 0)
 	l.write(one.VmId, "vdc", "slow", mib)
 	old := grant(blankVolume(4), one, "old")
@@ -201,7 +210,7 @@ func TestGuestWritesToVolumes(t *testing.T) {
 		w.Disks[3].Volume = slow
 	})
 	l.assign(one)
-	require.Eventually(t, func() bool { return l.sectors(one, "vdc") == 96*mib/512 }, within, 100*time.Millisecond, "the guest sees the size")
+	l.seesSize(one, "vdc", 96*mib)
 	l.write(one.VmId, "vdc", "grown", 80*mib)
 
 	// The next agent finds the volumes and changes nothing.
@@ -227,6 +236,7 @@ func TestGuestWritesToVolumes(t *testing.T) {
 	two = give(two, data, virtio, noCache)
 	l.assign(one, two)
 	l.seesDisks(two, "data")
+	l.seesSize(two, "vdb", 64*mib)
 	l.reads(two.VmId, "vdb", "first", 0)
 	l.write(two.VmId, "vdb", "second", 0)
 
@@ -306,4 +316,67 @@ func TestFullPoolHoldsGuest(t *testing.T) {
 		l.says(want.VmId, fmt.Sprintf("WROTE dev=vdb off=0 len=%d seed=full", 4*mib), 1)
 	})
 	l.reads(want.VmId, "vdb", "full", mib)
+}
+
+// TestBootFromVolume boots a VM from a volume that is made from an image, and grows the volume while the VM is off. QEMU
+// has the new size before the guest runs. A volume that another QEMU has open delays the start, and one whose pool is
+// unknown too.
+func TestBootFromVolume(t *testing.T) {
+	l := newLab(t)
+	want := l.vm(1)
+	root := grant(blankVolume(1), want, "root")
+	root.Image = want.Disks[0].Image
+	want.Disks = nil
+	want = give(want, root, virtio, writeback)
+	want = on(want)
+	l.assign(want)
+	l.seesDisks(want, "root")
+	l.says(want.VmId, "GUEST UP", 1)
+	require.NotNil(t, l.status(1).Image)
+	used, err := l.storage.UsedImages()
+	require.NoError(t, err)
+	require.True(t, used[l.sum()], "the image of a volume is in use")
+	want = off(want, 0)
+	l.assign(want)
+	o := l.sees(want, cloud.ObservedBuilt)
+	require.Empty(t, o.Disks)
+	require.Equal(t, uint64(1), l.status(1).Flushed)
+
+	files, err := l.storage.Open(t.Context(), cloud.VMID(want.VmId), "root", root)
+	require.NoError(t, err)
+	root = proto.CloneOf(root)
+	root.Generation, root.SizeBytes = root.Generation+1, 128*mib
+	want = on(want)
+	want.Disks = []*agentv1.AssignedDisk{proto.CloneOf(want.Disks[0])}
+	want.Disks[0].Volume = root
+	l.assign(want)
+	l.until(cloud.VMID(want.VmId), "delayed", func(o cloud.Observation) bool { return strings.Contains(o.LastError, volume.ErrInUse.Error()) })
+	files.Close()
+	l.seesDisks(want, "root")
+	l.says(want.VmId, "GUEST UP", 2)
+	l.MachineSet.mu.Lock()
+	v := l.MachineSet.open[cloud.VMID(want.VmId)]
+	l.MachineSet.mu.Unlock()
+	v.mu.Lock()
+	p := v.process
+	v.mu.Unlock()
+	disks, err := p.Disks(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, uint64(128*mib), disks[0].Size)
+
+	want = off(want, 0)
+	l.assign(want)
+	l.sees(want, cloud.ObservedBuilt)
+	root = proto.CloneOf(root)
+	root.Generation, root.Pool = root.Generation+1, "other"
+	want = on(want)
+	want.Disks = []*agentv1.AssignedDisk{{Id: "root", Bus: virtio, Cache: writeback, Volume: root}}
+	l.assign(want)
+	l.until(cloud.VMID(want.VmId), "delayed", func(o cloud.Observation) bool {
+		return strings.Contains(o.LastError, `this host has no storage pool "other"`)
+	})
+	want = destroyed(want)
+	l.assign(want)
+	l.sees(want, cloud.ObservedAbsent)
+	require.Empty(t, l.status(1).Error, "the volume stays")
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -158,5 +159,40 @@ func TestRefusedDisk(t *testing.T) {
 	require.Len(t, p.Record().Spec.Disks, 1)
 	d.Format = qcow2.Raw
 	require.NoError(t, p.PlugDisk(l.ctx, d, f), "the names are free again")
+	require.NoError(t, p.PowerOff(l.ctx))
+}
+
+// TestInterruptedPlugDisk ends the agent after it has passed the file of a disk to QEMU, and before QEMU has the device.
+// The next agent finds the disk without its device, and removes the rest.
+func TestInterruptedPlugDisk(t *testing.T) {
+	l := newLab(t)
+	p := l.boot()
+	before, sets := l.nodes(p)
+	d, f := l.blank("half", Virtio, 8<<20)
+	d.Slot, d.IOPS = 2, 100
+	require.NoError(t, p.writeDisks(append(slices.Clone(p.Record().Spec.Disks), d)))
+	conn, err := p.work.Conn(l.ctx)
+	require.NoError(t, err)
+	_, err = conn.AddFD(l.ctx, firstHotSet, d.node(), f.Overlay)
+	require.NoError(t, err)
+	require.NoError(t, conn.Do(l.ctx, "object-add", d.throttleGroup(), nil))
+	require.NoError(t, conn.Do(l.ctx, "blockdev-add", d.blockNodes(diskSets{overlay: firstHotSet})[0], nil))
+	p.Close()
+
+	p, err = l.launcher.Adopt(l.ctx, l.home)
+	require.NoError(t, err)
+	t.Cleanup(p.Close)
+	disks, err := p.Disks(l.ctx)
+	require.NoError(t, err)
+	require.Equal(t, d, disks[1].Disk)
+	require.False(t, disks[1].Present)
+	require.Positive(t, openCopies(t, p.Record().PID, f.Overlay))
+	released := false
+	require.NoError(t, p.UnplugDisk(l.ctx, "half", func(Disk) error { released = true; return nil }))
+	require.True(t, released)
+	require.Zero(t, openCopies(t, p.Record().PID, f.Overlay))
+	after, setsAfter := l.nodes(p)
+	require.ElementsMatch(t, before, after)
+	require.Equal(t, sets, setsAfter)
 	require.NoError(t, p.PowerOff(l.ctx))
 }

@@ -17,4 +17,5 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.GuestOutsideCgroup, TestConfinement, `"0" is not greater than or equal to`)
 	mutanttest.Notices(t, mutant.GuestKeepsCaps, TestConfinement, `CapBnd`)
 	mutanttest.Notices(t, mutant.DetachUnreleased, TestPlugNIC, `does not release`)
+	mutanttest.Notices(t, mutant.DetachUnreleased, TestPlugDisk, `did not release`)
 }

@@ -1,0 +1,108 @@
+package machine
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// rounds returns how often TestRoundsLeaveNothing attaches a volume: TRIVET_VOLUME_ROUNDS, or 10.
+func rounds(t *testing.T) int {
+	text := os.Getenv("TRIVET_VOLUME_ROUNDS")
+	if text == "" {
+		return 10
+	}
+	n, err := strconv.Atoi(text)
+	require.NoError(t, err)
+	return n
+}
+
+// rest describes what volumes can leave behind on a host.
+type rest struct {
+	Files                         []string // in the pool
+	AgentFDs, QEMUFDs, Disks, VMs int
+}
+
+func (l *lab) rest(pid uint32, vm cloud.VMID) (r rest) {
+	l.Helper()
+	entries, err := os.ReadDir(l.pool)
+	require.NoError(l, err)
+	for _, e := range entries {
+		r.Files = append(r.Files, e.Name())
+	}
+	count := func(dir string) int {
+		fds, err := os.ReadDir(dir)
+		require.NoError(l, err)
+		return len(fds)
+	}
+	r.AgentFDs, r.QEMUFDs = count("/proc/self/fd"), count(filepath.Join("/proc", strconv.Itoa(int(pid)), "fd"))
+	groups, err := l.tree.List()
+	require.NoError(l, err)
+	r.VMs = len(groups)
+	l.MachineSet.mu.Lock()
+	v := l.MachineSet.open[vm]
+	l.MachineSet.mu.Unlock()
+	v.mu.Lock()
+	p := v.process
+	v.mu.Unlock()
+	disks, err := p.Disks(l.Context())
+	require.NoError(l, err)
+	r.Disks = len(disks)
+	return r
+}
+
+// TestRoundsLeaveNothing makes a volume, attaches it to a running guest, detaches and deletes it, again and again. After
+// that the host has no more files, descriptors, disks and control groups than before. Package qemu tests that no block
+// node remains.
+func TestRoundsLeaveNothing(t *testing.T) {
+	l := newLab(t)
+	want := on(l.linux(1))
+	l.assign(want)
+	l.seesDisks(want)
+	l.boots(want, 1)
+	pid := l.sees(want, cloud.ObservedRunning).PID
+	assign := func(v *agentv1.AssignedVolume) {
+		l.storage.Assign(map[cloud.VolumeID]*agentv1.AssignedVolume{cloud.VolumeID(v.VolumeId): v}, false)
+	}
+	var before rest
+	for n := range rounds(t) + 1 {
+		bus := virtio
+		if n%2 == 1 {
+			bus = scsi
+		}
+		v := grant(blankVolume(n), want, "data")
+		v.MaxIops = uint64(n % 3 * 1000)
+		assign(v)
+		want = give(want, v, bus, noCache)
+		l.assign(want)
+		l.seesDisks(want, "data")
+		want = take(want, "data")
+		l.assign(want)
+		l.seesDisks(want)
+		gone := proto.CloneOf(revoke(v))
+		gone.Deleted = true
+		assign(gone)
+		require.Eventually(t, func() bool {
+			_, err := os.Lstat(filepath.Join(l.pool, volumeID(n)+".json"))
+			return os.IsNotExist(err)
+		}, within, 5*time.Millisecond, "the volume is deleted")
+		if n == 0 { // the first round opens what stays open, such as connections
+			before = l.rest(pid, cloud.VMID(want.VmId))
+		}
+	}
+	var after rest
+	require.Eventually(t, func() bool {
+		after = l.rest(pid, cloud.VMID(want.VmId))
+		return after.AgentFDs <= before.AgentFDs && after.QEMUFDs <= before.QEMUFDs
+	}, within, 5*time.Millisecond, "before %+v", before)
+	require.Equal(t, before.Files, after.Files)
+	require.Equal(t, []int{before.Disks, before.VMs}, []int{after.Disks, after.VMs})
+}
