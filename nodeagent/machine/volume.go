@@ -144,17 +144,15 @@ type diskChange struct {
 // device: QEMU may have its files open. Another cache mode or limit takes effect at the next start.
 func diskChanges(want *agentv1.AssignedVm, have []qemu.AttachedDisk) []diskChange {
 	var out []diskChange
-	find := func(id string) *agentv1.AssignedDisk {
-		at := slices.IndexFunc(want.GetDisks(), func(w *agentv1.AssignedDisk) bool { return w.GetId() == id && w.GetVolume() != nil })
-		if at < 0 {
-			return nil
-		}
-		return want.GetDisks()[at]
-	}
 	for _, h := range have {
-		w := find(h.ID)
+		at, err := findVolume(want, h.ID)
+		if err != nil {
+			out = append(out, diskChange{UnplugDisk, h.ID})
+			continue
+		}
+		w := want.GetDisks()[at]
 		switch {
-		case w == nil || !h.Present || w.GetVolume().GetVolumeId() != h.Volume || buses[w.GetBus()] != h.Bus ||
+		case !h.Present || w.GetVolume().GetVolumeId() != h.Volume || buses[w.GetBus()] != h.Bus ||
 			w.GetVolume().GetAttachmentGeneration() != h.Generation:
 			out = append(out, diskChange{UnplugDisk, h.ID})
 		case h.Size > 0 && h.Size < w.GetVolume().GetSizeBytes():
@@ -162,7 +160,8 @@ func diskChanges(want *agentv1.AssignedVm, have []qemu.AttachedDisk) []diskChang
 		}
 	}
 	for _, w := range want.GetDisks() {
-		if w.GetVolume() != nil && !slices.ContainsFunc(have, func(h qemu.AttachedDisk) bool { return h.ID == w.GetId() }) {
+		attached := slices.ContainsFunc(have, func(h qemu.AttachedDisk) bool { return h.ID == w.GetId() })
+		if w.GetVolume() != nil && !attached {
 			out = append(out, diskChange{PlugDisk, w.GetId()})
 		}
 	}
@@ -199,20 +198,22 @@ func (v *VM) changeDisk(ctx context.Context, a Action, id string, want *agentv1.
 		err = v.resizeDisk(ctx, id, want)
 	}
 	if err == nil {
-		if a != UnplugDisk { // after UnplugDisk the failure of an earlier PlugDisk stays: the two alternate until one succeeds
+		if a != UnplugDisk { // The failure of an earlier PlugDisk stays: the two alternate until one succeeds.
 			delete(v.diskFailures, id)
 		}
 		return nil
 	}
-	final := errors.Is(err, qemu.ErrNoDiskSlot) || errors.Is(err, qemu.ErrNotPluggable) || errors.Is(err, qemu.ErrInvalid) ||
-		errors.Is(err, errNoVolumes) || errors.Is(err, volume.ErrRefused)
+	final := errors.Is(err, qemu.ErrNoDiskSlot) || errors.Is(err, qemu.ErrNotPluggable) ||
+		errors.Is(err, qemu.ErrInvalid) || errors.Is(err, errNoVolumes) || errors.Is(err, volume.ErrRefused)
 	v.diskFailures = addFailure(v.diskFailures, id, want.GetGeneration(), err, final)
 	return err
 }
 
 // findVolume returns the index of a disk of an assigned VM that is a volume.
 func findVolume(want *agentv1.AssignedVm, id string) (int, error) {
-	at := slices.IndexFunc(want.GetDisks(), func(d *agentv1.AssignedDisk) bool { return d.GetId() == id && d.GetVolume() != nil })
+	at := slices.IndexFunc(want.GetDisks(), func(d *agentv1.AssignedDisk) bool {
+		return d.GetId() == id && d.GetVolume() != nil
+	})
 	if at < 0 {
 		return 0, fmt.Errorf("the VM has no volume as disk %s", id)
 	}
