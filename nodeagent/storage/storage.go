@@ -7,7 +7,7 @@
 // # Decisions
 //
 //   - The desired state of an attached volume arrives twice: in the list of volumes, and in the disk of its VM. The one
-//     with the higher generation is valid. Open refuses a volume that is not attached to the VM by the valid one.
+//     with the higher generation is valid ([WithNewest]). Open refuses a volume that is not attached to the VM by it.
 //   - Open makes and grows the volume if that has not happened yet, so that a VM need not wait for another goroutine.
 //   - A volume that QEMU still has open is no error: the VM's own report says when a guest does not release it. The
 //     attempt to detach or delete it is repeated.

@@ -1,0 +1,31 @@
+package storage
+
+import (
+	"google.golang.org/protobuf/proto"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// WithNewest returns the assigned VMs with the newest desired state of their volumes: that in volumes, if it is newer
+// than the one in the disk of the VM. The control plane does not send a VM again when one of its volumes has grown.
+// WithNewest copies what it changes.
+func WithNewest(
+	vms map[cloud.VMID]*agentv1.AssignedVm, volumes map[cloud.VolumeID]*agentv1.AssignedVolume,
+) map[cloud.VMID]*agentv1.AssignedVm {
+	out := make(map[cloud.VMID]*agentv1.AssignedVm, len(vms))
+	for id, vm := range vms {
+		out[id] = vm
+		for i, d := range vm.GetDisks() {
+			newest := volumes[cloud.VolumeID(d.GetVolume().GetVolumeId())]
+			if d.GetVolume() == nil || newest.GetGeneration() <= d.GetVolume().GetGeneration() {
+				continue
+			}
+			if out[id] == vm {
+				out[id] = proto.CloneOf(vm)
+			}
+			out[id].Disks[i].Volume = newest
+		}
+	}
+	return out
+}

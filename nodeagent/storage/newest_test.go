@@ -1,0 +1,29 @@
+package storage
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// TestWithNewest checks that a VM gets the newer state of a volume from either source, and that arguments are not changed.
+func TestWithNewest(t *testing.T) {
+	disks := func(generations ...uint64) *agentv1.AssignedVm {
+		v := &agentv1.AssignedVm{Disks: []*agentv1.AssignedDisk{{Id: "root"}}}
+		for _, g := range generations {
+			v.Disks = append(v.Disks, &agentv1.AssignedDisk{Volume: &agentv1.AssignedVolume{VolumeId: string(vol), Generation: g}})
+		}
+		return v
+	}
+	vms := map[cloud.VMID]*agentv1.AssignedVm{"older": disks(1), "newer": disks(3), "none": disks()}
+	grown := &agentv1.AssignedVolume{VolumeId: string(vol), Generation: 2, SizeBytes: 2 * mib}
+	out := WithNewest(vms, map[cloud.VolumeID]*agentv1.AssignedVolume{vol: grown})
+	require.Equal(t, grown, out["older"].Disks[1].Volume)
+	require.EqualValues(t, 1, vms["older"].Disks[1].Volume.Generation)
+	require.Same(t, vms["newer"], out["newer"])
+	require.Same(t, vms["none"], out["none"])
+	require.Same(t, vms["older"], WithNewest(vms, nil)["older"])
+}
