@@ -69,10 +69,10 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"os/exec"
 	"slices"
 	"time"
 
+	"github.com/coreos/go-iptables/iptables"
 	"github.com/vishvananda/netns"
 
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
@@ -141,10 +141,11 @@ func New(o Options) (*Firewall, error) {
 	}
 	f := &Firewall{options: o, nft: &nftPool{}, names: names}
 	f.memories.of = map[cloud.VPCID]*memory{}
-	for i, program := range []string{"iptables-nft", "ip6tables-nft"} {
-		if f.families[i].program, err = exec.LookPath(program); err != nil {
-			return nil, err
-		}
+	if f.families[0], err = newFamily("iptables-nft", iptables.ProtocolIPv4); err != nil {
+		return nil, err
+	}
+	if f.families[1], err = newFamily("ip6tables-nft", iptables.ProtocolIPv6); err != nil {
+		return nil, err
 	}
 	return f, f.nft.check()
 }

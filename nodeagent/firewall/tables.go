@@ -5,10 +5,13 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/coreos/go-iptables/iptables"
 )
 
 // lockSeconds limits the time that iptables waits for the lock that it shares with other callers on the host.
@@ -16,7 +19,23 @@ const lockSeconds = 5
 
 // family is one IP version with its program of iptables, such as iptables-nft. The names of the programs that save and
 // restore tables begin with the same path.
-type family struct{ program string }
+type family struct {
+	program string
+	list    *iptables.IPTables // for the counters of a few chains
+}
+
+// newFamily returns a family whose program is found in PATH.
+func newFamily(program string, protocol iptables.Protocol) (family, error) {
+	path, err := exec.LookPath(program)
+	if err != nil {
+		return family{}, err
+	}
+	list, err := iptables.New(iptables.IPFamily(protocol), iptables.Path(path), iptables.Timeout(lockSeconds))
+	if err != nil {
+		return family{}, fmt.Errorf("run %s: %w", path, err)
+	}
+	return family{path, list}, nil
+}
 
 // kernelTable is the table "filter" of one family as the kernel has it.
 type kernelTable struct {
