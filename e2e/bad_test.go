@@ -189,8 +189,8 @@ func (w *world) badCalls(ctx context.Context, t *testing.T, images lab.GuestImag
 			}
 		}), codes.InvalidArgument, "disks"},
 		{"another hypervisor", create(func(r *vmv1.CreateVmRequest) { r.Hypervisor = vmv1.HypervisorType_HYPERVISOR_TYPE_MICROVM }), codes.InvalidArgument, "KVM"},
-		{"secure boot", create(func(r *vmv1.CreateVmRequest) { r.Spec.Security = &vmv1.SecuritySpec{SecureBoot: true} }), codes.FailedPrecondition, "not served yet"},
-		{"huge pages", create(func(r *vmv1.CreateVmRequest) { r.Spec.Memory = &vmv1.MemorySpec{SizeMib: 512, Hugepages: true} }), codes.FailedPrecondition, "not served yet"},
+		{"secure boot", create(func(r *vmv1.CreateVmRequest) { r.Spec.Security = &vmv1.SecuritySpec{SecureBoot: true} }), codes.FailedPrecondition, "http is not served"},
+		{"huge pages", create(func(r *vmv1.CreateVmRequest) { r.Spec.Memory = &vmv1.MemorySpec{SizeMib: 512, Hugepages: true} }), codes.FailedPrecondition, "http is not served"},
 		{"65 labels", create(func(r *vmv1.CreateVmRequest) {
 			r.Labels = map[string]string{}
 			for i := range 65 {
@@ -246,7 +246,7 @@ func (w *world) badImages(ctx context.Context, t *testing.T) {
 	require.NoError(t, err, "%s", out)
 	require.NoError(t, os.Chmod(backed, 0o644))
 	vmdk := filepath.Join(dir, "disk.vmdk")
-	out, err = exec.Command("qemu-img", "create", "-q", "-f", "vmdk", vmdk, "1M").CombinedOutput()
+	out, err = exec.Command("qemu-img", "create", "-q", "-f", "vmdk", "-o", "subformat=monolithicFlat", vmdk, "1M").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	require.NoError(t, os.Chmod(vmdk, 0o644))
 	text := write("text.raw", []byte("not an image at all"))
@@ -274,9 +274,9 @@ func (w *world) badImages(ctx context.Context, t *testing.T) {
 		{"a tenant in the administrator's directory", ada, ask("file://"+text, raw), codes.NotFound, "no such file"},
 		{"a tenant who publishes", ada, &vmv1.CreateImageRequest{Name: "bad", Visibility: vmv1.Visibility_VISIBILITY_PUBLIC, SourceUrl: "file:///x"}, codes.PermissionDenied, "publish"},
 		{"gopher", w.admin, ask("gopher://x/y", raw), codes.InvalidArgument, "scheme"},
-		{"an http URL", w.admin, ask("http://169.254.169.254/", raw), codes.FailedPrecondition, "not served yet"},
+		{"an http URL", w.admin, ask("http://169.254.169.254/", raw), codes.FailedPrecondition, "http is not served"},
 		{"no source", w.admin, ask("", raw), codes.InvalidArgument, "source_url"},
-		{"VMDK", w.admin, ask("file://"+vmdk, vmv1.ImageFormat_IMAGE_FORMAT_VMDK), codes.FailedPrecondition, "VMDK"},
+		{"a VMDK that names another file", w.admin, ask("file://"+vmdk, vmv1.ImageFormat_IMAGE_FORMAT_VMDK), codes.OK, "data in other files"},
 		{"a VMDK declared RAW", w.admin, ask("file://"+vmdk, raw), codes.OK, "vmdk"},
 		{"a qcow2 with a backing file", w.admin, ask("file://"+backed, qcow2), codes.OK, "backing file"},
 		{"text declared QCOW2", w.admin, ask("file://"+text, qcow2), codes.OK, "declared QCOW2"},

@@ -28,10 +28,25 @@ type Writer struct {
 	end     uint64 // the offset behind the data written so far
 }
 
+// MaxLength returns the largest length of a file that a Writer makes of a disk of virtualSize bytes, so many of whose
+// clusters have data.
+func MaxLength(virtualSize, clustersWithData uint64) int64 {
+	const (
+		tableSpan = WriterCluster / 8 * WriterCluster // bytes of the disk that an L2 table describes
+		counted   = WriterCluster / 2                 // clusters that a block of reference counts counts
+	)
+	n := clustersWithData
+	n += min(n, virtualSize/tableSpan+1)
+	n += 1 + clusters(virtualSize/tableSpan*8+8) // the header and the L1 table
+	n += n/(counted-1) + 2                       // the reference counts
+	return int64(n * WriterCluster)
+}
+
 // errOrder is returned by Write for data that is not behind the data before.
 var errOrder = errors.New("write qcow2: offsets must rise")
 
-const writerCluster = uint64(1) << CreateClusterBits
+// WriterCluster is the size of the clusters of an image of a Writer, in bytes.
+const WriterCluster = uint64(1) << CreateClusterBits
 
 // NewWriter returns a Writer for an image of virtualSize bytes in w, which must be empty. The virtual size must be
 // possible for Create.
@@ -39,16 +54,16 @@ func NewWriter(w io.WriterAt, virtualSize uint64) (*Writer, error) {
 	if virtualSize == 0 || virtualSize%sector != 0 || virtualSize > MaxVirtualSize {
 		return nil, fmt.Errorf("create qcow2: a virtual size of %d bytes is not possible", virtualSize)
 	}
-	span := writerCluster / 8 * writerCluster
+	span := WriterCluster / 8 * WriterCluster
 	l1 := (virtualSize + span - 1) / span * 8
 	return &Writer{
-		w: w, size: virtualSize, l1: make([]byte, l1), l2: make([]byte, writerCluster), cluster: make([]byte, writerCluster),
+		w: w, size: virtualSize, l1: make([]byte, l1), l2: make([]byte, WriterCluster), cluster: make([]byte, WriterCluster),
 		next: 1 + clusters(l1),
 	}, nil
 }
 
 // clusters returns the number of clusters that so many bytes need.
-func clusters(bytes uint64) uint64 { return (bytes + writerCluster - 1) / writerCluster }
+func clusters(bytes uint64) uint64 { return (bytes + WriterCluster - 1) / WriterCluster }
 
 // Write writes data at an offset of the disk, which is not below the end of the data before.
 func (w *Writer) Write(offset uint64, data []byte) error {
@@ -60,13 +75,13 @@ func (w *Writer) Write(offset uint64, data []byte) error {
 	}
 	w.end = offset + uint64(len(data))
 	for len(data) > 0 {
-		if n := offset / writerCluster; n != w.at {
+		if n := offset / WriterCluster; n != w.at {
 			if err := w.flushCluster(); err != nil {
 				return err
 			}
 			w.at = n
 		}
-		n := copy(w.cluster[offset%writerCluster:], data)
+		n := copy(w.cluster[offset%WriterCluster:], data)
 		data, offset = data[n:], offset+uint64(n)
 	}
 	return nil
@@ -77,7 +92,7 @@ func (w *Writer) flushCluster() error {
 	if isZero(w.cluster) {
 		return nil
 	}
-	if n := w.at / (writerCluster / 8); n != w.range2 {
+	if n := w.at / (WriterCluster / 8); n != w.range2 {
 		if err := w.flushTable(); err != nil {
 			return err
 		}
@@ -88,7 +103,7 @@ func (w *Writer) flushCluster() error {
 		return err
 	}
 	const copied = 1 << 63 // the reference count is exactly 1
-	binary.BigEndian.PutUint64(w.l2[w.at%(writerCluster/8)*8:], at|copied)
+	binary.BigEndian.PutUint64(w.l2[w.at%(WriterCluster/8)*8:], at|copied)
 	w.used2 = true
 	clear(w.cluster)
 	return nil
@@ -112,7 +127,7 @@ func (w *Writer) flushTable() error {
 
 // append writes whole clusters at the end of the file, and returns their offset.
 func (w *Writer) append(data []byte) (at uint64, err error) {
-	at = w.next * writerCluster
+	at = w.next * WriterCluster
 	if _, err := w.w.WriteAt(data, int64(at)); err != nil {
 		return 0, fmt.Errorf("write qcow2: %w", err)
 	}
@@ -129,15 +144,15 @@ func (w *Writer) Close() (int64, error) {
 		return 0, err
 	}
 	// The refcount blocks count themselves and the refcount table, which has one cluster.
-	const counted = writerCluster / 2 // clusters that a block counts, in 16 bits each
+	const counted = WriterCluster / 2 // clusters that a block counts, in 16 bits each
 	blocks := uint64(1)
 	for blocks*counted < w.next+1+blocks {
 		blocks++
 	}
-	if blocks > writerCluster/8 {
+	if blocks > WriterCluster/8 {
 		return 0, errors.New("write qcow2: more than 16 TiB of data are not possible")
 	}
-	counts, table := make([]byte, blocks*writerCluster), make([]byte, writerCluster)
+	counts, table := make([]byte, blocks*WriterCluster), make([]byte, WriterCluster)
 	for i := range w.next + 1 + blocks {
 		binary.BigEndian.PutUint16(counts[i*2:], 1)
 	}
@@ -146,17 +161,17 @@ func (w *Writer) Close() (int64, error) {
 		return 0, err
 	}
 	for i := range blocks {
-		binary.BigEndian.PutUint64(table[i*8:], first+i*writerCluster)
+		binary.BigEndian.PutUint64(table[i*8:], first+i*WriterCluster)
 	}
 	at, err := w.append(table)
 	if err != nil {
 		return 0, err
 	}
-	if _, err := w.w.WriteAt(w.l1, int64(writerCluster)); err != nil {
+	if _, err := w.w.WriteAt(w.l1, int64(WriterCluster)); err != nil {
 		return 0, fmt.Errorf("write qcow2: %w", err)
 	}
 	head, err := encodeHeader(header{
-		Version: 3, ClusterBits: CreateClusterBits, Size: w.size, L1Size: uint32(len(w.l1) / 8), L1Offset: writerCluster,
+		Version: 3, ClusterBits: CreateClusterBits, Size: w.size, L1Size: uint32(len(w.l1) / 8), L1Offset: WriterCluster,
 		RefcountTableOffset: at, RefcountTableClusters: 1,
 	})
 	if err != nil {
@@ -165,7 +180,7 @@ func (w *Writer) Close() (int64, error) {
 	if _, err := w.w.WriteAt(head, 0); err != nil { // last, so that an incomplete file is not a valid image
 		return 0, fmt.Errorf("write qcow2: %w", err)
 	}
-	return int64(w.next * writerCluster), nil
+	return int64(w.next * WriterCluster), nil
 }
 
 // encodeHeader returns the headers of an image of version 3. After them come the compression type (zlib) with padding,

@@ -30,7 +30,7 @@ func TestWriter(t *testing.T) {
 				for i := range data {
 					data[i] = byte(random.Uint32())
 				}
-				written += uint64(len(data)) + 2*writerCluster
+				written += uint64(len(data)) + 2*WriterCluster
 			}
 			require.NoError(t, w.Write(offset, data))
 			_, err := raw.WriteAt(data, int64(offset))
@@ -42,7 +42,8 @@ func TestWriter(t *testing.T) {
 		info, err := f.Stat()
 		require.NoError(t, err)
 		require.Equal(t, length, info.Size())
-		require.LessOrEqual(t, uint64(length), written+20*writerCluster)
+		require.LessOrEqual(t, uint64(length), written+20*WriterCluster)
+		require.LessOrEqual(t, length, MaxLength(size, min(written, size)/WriterCluster+1))
 		got, err := Inspect(f, length)
 		require.NoError(t, err)
 		require.Equal(t, size, got.VirtualSize)
@@ -62,7 +63,7 @@ func TestWriterWithManyRefcounts(t *testing.T) {
 	w, err := NewWriter(sparse{f}, 5<<30)
 	require.NoError(t, err)
 	data := make([]byte, 1<<20)
-	for i := uint64(0); i < len64(data); i += writerCluster {
+	for i := uint64(0); i < len64(data); i += WriterCluster {
 		data[i+7] = 1
 	}
 	for offset := uint64(0); offset < 5<<30; offset += len64(data) {
@@ -71,6 +72,8 @@ func TestWriterWithManyRefcounts(t *testing.T) {
 	length, err := w.Close()
 	require.NoError(t, err)
 	require.Greater(t, length, int64(5<<30))
+	require.LessOrEqual(t, length, MaxLength(5<<30, 5<<30/WriterCluster))
+	require.Less(t, MaxLength(5<<30, 5<<30/WriterCluster), int64(5<<30+1<<22))
 	qemuImg(t, "check", "-f", "qcow2", f.Name())
 }
 
@@ -80,7 +83,7 @@ func len64(b []byte) uint64 { return uint64(len(b)) }
 type sparse struct{ *os.File }
 
 func (s sparse) WriteAt(b []byte, at int64) (int, error) {
-	if len(b) == int(writerCluster) && b[7] == 1 && isZero(b[8:]) && isZero(b[:7]) {
+	if len(b) == int(WriterCluster) && b[7] == 1 && isZero(b[8:]) && isZero(b[:7]) {
 		_, err := s.File.WriteAt(b[:8], at)
 		return len(b), err
 	}

@@ -106,6 +106,19 @@ func Open(r io.ReaderAt, size int64, format qcow2.Format, o Options) (*Disk, err
 // Size returns the size of the disk in bytes: a multiple of 512, above 0 and at most qcow2.MaxVirtualSize.
 func (d *Disk) Size() uint64 { return d.size }
 
+// Units returns how many ranges of unit bytes, which begin at multiples of unit, have bytes that Read passes.
+func (d *Disk) Units(unit uint64) uint64 {
+	count, next := uint64(0), uint64(0) // next is the first range that was not counted
+	for i := range d.blocks {
+		b := &d.blocks[i]
+		first, end := max(b.offset/unit, next), (b.offset+b.length+unit-1)/unit
+		if end > first {
+			count, next = count+end-first, end
+		}
+	}
+	return count
+}
+
 // check returns an error unless the size is possible and the blocks lie in the file and do not overlap there. Callers
 // have checked the order of the blocks' offsets.
 func (d *Disk) check(f *file) error {

@@ -66,9 +66,6 @@ func prepare(ctx context.Context, i *cloud.Image) error {
 	if err := checkVisibility(ctx, i); err != nil {
 		return err
 	}
-	if i.Format == cloud.FormatVMDK || i.Format == cloud.FormatVHD {
-		return fault.New(fault.FailedPrecondition, "format: VMDK and VHD are not served yet; convert with qemu-img convert -O qcow2")
-	}
 	i.Status, i.CreatedBy = cloud.ImagePending, auth.CallerOf(ctx).Name()
 	if i.Visibility == cloud.VisibilityUnspecified {
 		i.Visibility = cloud.Private

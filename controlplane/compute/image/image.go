@@ -21,9 +21,12 @@
 //
 // A source is a file:// URL on the importer's host, or an https:// URL, which package websource fetches.
 //
-// Decisions of this version: VMDK and VHD are FAILED_PRECONDITION until conversion exists. An image becomes ERROR, with its importer in the reason, if
-// it was not copied half an hour after the call, or if no majority has it half an hour after its record last changed;
-// its bytes are then deleted. A member whose copy is gone reports that and pulls the image again; when the last copy is
+// The importer converts images of the formats VMDK, VHD and VHDX to QCOW2, with package vdisk, which reads no other file
+// than the importer's copy. The design asked for qemu-img in a sandbox of an agent. A reader in pure Go needs neither a
+// sandbox nor an agent.
+//
+// Decisions of this version: An image becomes ERROR, with its importer in the reason, if it was not copied half an hour
+// after the call, or if no majority has it half an hour after its record last changed; its bytes are then deleted. A member whose copy is gone reports that and pulls the image again; when the last copy is
 // gone, the image becomes ERROR. Only system:admin may change a PUBLIC image. Only the image's own org sees the list of
 // orgs that it is shared with. Files are only removed on a member that can read the newest records: the records of a
 // member that was cut off may lack a part that was acknowledged with its help.

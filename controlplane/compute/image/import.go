@@ -143,8 +143,9 @@ type userError struct{ text string }
 
 func (r *userError) Error() string { return r.text }
 
-// copySource copies a source into s.opts.Files. It then examines the copy, not the source, because the source may
-// change. The result contains the checksum, the sizes and the format.
+// copySource copies a source into s.opts.Files. It then converts and examines the copy, not the source, because the
+// source may change. The result contains the checksum, the sizes and the format of what is stored; the checksums in the
+// metadata are those of the source.
 func (s *Service) copySource(ctx context.Context, i *cloud.Image, from *source) (done importResult, err error) {
 	if from.size > maxBytes {
 		return done, &userError{fmt.Sprintf("the source is larger than %d bytes", int64(maxBytes))}
@@ -170,17 +171,26 @@ func (s *Service) copySource(ctx context.Context, i *cloud.Image, from *source) 
 	} else if err != nil || p.size != from.size {
 		return done, &userError{"the source changed while it was read"}
 	}
-	done.SHA256, done.Size = p.checksum(), uint64(p.size)
-	if want := i.Metadata[cloud.SourceSHA256]; want != "" && !strings.EqualFold(want, done.SHA256) {
-		return done, &userError{fmt.Sprintf("its SHA-256 is %s, but %s is %s", done.SHA256, cloud.SourceSHA256, want)}
+	if want := i.Metadata[cloud.SourceSHA256]; want != "" && !strings.EqualFold(want, p.checksum()) {
+		return done, &userError{fmt.Sprintf("its SHA-256 is %s, but %s is %s", p.checksum(), cloud.SourceSHA256, want)}
 	}
 	if wantLong != "" && !strings.EqualFold(wantLong, hex.EncodeToString(long.Sum(nil))) {
 		return done, &userError{"its SHA-512 is not the one in " + cloud.SourceSHA512}
 	}
-	if done.Format, done.Virtual, err = examine(contextReaderAt{ctx, p.file}, p.size, i.Format); err != nil {
+	stored, err := s.convert(ctx, p, i.Format)
+	if err != nil {
 		return done, err
 	}
-	return done, p.commit()
+	declared := i.Format
+	if stored != p {
+		defer stored.discard()
+		declared = cloud.FormatQCOW2
+	}
+	if done.Format, done.Virtual, err = examine(contextReaderAt{ctx, stored.file}, stored.size, declared); err != nil {
+		return done, err
+	}
+	done.SHA256, done.Size = stored.checksum(), uint64(stored.size)
+	return done, stored.commit()
 }
 
 // contextReaderAt is an io.ReaderAt whose reads fail after ctx has ended.
@@ -199,17 +209,19 @@ func (u contextReaderAt) ReadAt(b []byte, at int64) (int, error) {
 // examine detects the format of the image f, which is size bytes long, and returns it with the virtual disk size in
 // bytes. It returns a userError if the format differs from the declared one or is not supported.
 func examine(f io.ReaderAt, size int64, declared cloud.ImageFormat) (cloud.ImageFormat, uint64, error) {
-	first := make([]byte, qcow2.DetectLength)
-	n, err := f.ReadAt(first, 0)
-	if err != nil && err != io.EOF {
-		return 0, 0, fmt.Errorf("read image: %w", err)
+	is, err := detect(f)
+	if err != nil {
+		return 0, 0, err
 	}
-	is := qcow2.Detect(first[:n])
 	switch {
 	case declared == cloud.FormatQCOW2 && is != qcow2.QCOW2:
 		return 0, 0, &userError{fmt.Sprintf("it was declared QCOW2, but its bytes are %s", is)}
 	case declared == cloud.FormatRaw && slices.Contains(diskFormats, is):
 		return 0, 0, &userError{fmt.Sprintf("it was declared RAW, but its bytes are %s", is)}
+	case declared == cloud.FormatVMDK:
+		return 0, 0, &userError{fmt.Sprintf("it was declared VMDK, but its bytes are %s", is)}
+	case declared == cloud.FormatVHD:
+		return 0, 0, &userError{fmt.Sprintf("it was declared VHD, but its bytes are %s", is)}
 	case is != qcow2.QCOW2 && slices.Contains(diskFormats, is):
 		return 0, 0, &userError{fmt.Sprintf("images of format %s are not served; convert with qemu-img convert -O qcow2", is)}
 	case is != qcow2.QCOW2:

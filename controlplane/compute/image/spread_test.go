@@ -64,9 +64,15 @@ func TestExamine(t *testing.T) {
 		{"an external data file", blank(t, external), cloud.FormatQCOW2, 0, 0, "another file"},
 		{"an absurd virtual size", blank(t, func(b []byte) { binary.BigEndian.PutUint64(b[24:], 1<<62) }), cloud.FormatQCOW2, 0, 0, "virtual"},
 		{"a qcow2 header that is cut short", blank(t, nil)[:100], cloud.FormatQCOW2, 0, 0, ""},
-		{"vmdk", append([]byte("KDMV"), noise(1000)...), cloud.FormatUnspecified, 0, 0, "vmdk are not served"},
+		{"vmdk", append([]byte("KDMV"), noise(1000)...), cloud.FormatUnspecified, 0, 0, "disk image refused"},
 		{"a vmdk descriptor naming a host's file", []byte("# Disk DescriptorFile\nRW 1 FLAT \"/etc/shadow\" 0\n"), cloud.FormatRaw, 0, 0, "bytes are vmdk"},
-		{"vhdx", append([]byte("vhdxfile"), noise(1000)...), cloud.FormatUnspecified, 0, 0, "vhdx are not served"},
+		{"the same, declared vmdk", []byte("# Disk DescriptorFile\nRW 1 FLAT \"/etc/shadow\" 0\n" + strings.Repeat("\n", 512)), cloud.FormatVMDK, 0, 0, "data in other files"},
+		{"vhdx", append([]byte("vhdxfile"), noise(1000)...), cloud.FormatUnspecified, 0, 0, "disk image refused"},
+		{"declared vmdk, but raw", noise(4096), cloud.FormatVMDK, 0, 0, "declared VMDK, but its bytes are raw"},
+		{"declared vmdk, but qcow2", blank(t, nil), cloud.FormatVMDK, 0, 0, "declared VMDK, but its bytes are qcow2"},
+		{"declared vhd, but qcow2", blank(t, nil), cloud.FormatVHD, 0, 0, "declared VHD, but its bytes are qcow2"},
+		{"declared vhd, but raw", noise(4096), cloud.FormatVHD, 0, 0, "no VHD footer"},
+		{"another format", append([]byte("QED\x00"), noise(1000)...), cloud.FormatUnspecified, 0, 0, "qed are not served"},
 		{"nothing", nil, cloud.FormatRaw, 0, 0, "empty"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -309,7 +309,7 @@ func TestUploadIsExamined(t *testing.T) {
 		says     string
 	}{
 		"backing file":   {attack, nil, "backing"},
-		"VMDK":           {append([]byte("KDMV"), noise(1000)...), nil, "vmdk are not served"},
+		"VMDK":           {append([]byte("KDMV"), noise(1000)...), nil, "disk image refused"},
 		"other checksum": {noise(1000), map[string]string{cloud.SourceSHA256: sumOf(nil)}, "its SHA-256 is"},
 	} {
 		i := described("")

@@ -61,7 +61,7 @@ func TestWebSource(t *testing.T) {
 	require.Contains(t, i.Metadata[cloud.ImageReason], "its SHA-512 is not")
 	for _, c := range []struct{ path, sum, says string }{
 		{"/disk.img", sumOf(nil), "its SHA-256 is"},
-		{"/evil.vmdk", "", "vmdk are not served"},
+		{"/evil.vmdk", "", "disk image refused"},
 		{"/none", "", "the source cannot be fetched: the server answered 404"},
 	} {
 		i := create(c.path, map[string]string{cloud.SourceSHA256: c.sum})

@@ -91,8 +91,9 @@ func (Visibility) EnumDescriptor() ([]byte, []int) {
 	return file_vmcontroller_v1_image_proto_rawDescGZIP(), []int{0}
 }
 
-// ImageFormat: UNSPECIFIED in a request means the format that the bytes have. VMDK and VHD are FAILED_PRECONDITION:
-// convert such images with qemu-img.
+// ImageFormat: UNSPECIFIED in a request means the format that the bytes have. An image of the format VMDK (one file, of
+// the type monolithicSparse or streamOptimized) or VHD (fixed or dynamic; also VHDX) is converted to QCOW2, and then has
+// the format QCOW2. A fixed VHD is RAW unless the request says VHD.
 type ImageFormat int32
 
 const (

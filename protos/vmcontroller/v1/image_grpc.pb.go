@@ -50,13 +50,13 @@ const (
 // ImageService creates images from files, and lists, changes and deletes them.
 type ImageServiceClient interface {
 	// CreateImage opens a file:// source, on the member that received the call, and records a PENDING image; that member
-	// fetches an https:// source afterwards. The call does not wait for the copy: poll GetImage until AVAILABLE or ERROR (bytes that are no valid image, or larger than 1 TiB, end in
-	// ERROR). A repeat creates another image; with the same idempotency key it returns the first response, even if the
-	// source is gone.
+	// fetches an https:// source afterwards. The call does not wait for the copy: poll GetImage until AVAILABLE or ERROR
+	// (bytes that are no valid image, or larger than 1 TiB, end in ERROR). A repeat creates another image; with the same
+	// idempotency key it returns the first response, even if the source is gone.
 	//
-	// NOT_FOUND: no such file in an import directory that the org may use. FAILED_PRECONDITION: an http source, an https
-	// source if the operator has disabled them, or format VMDK or VHD. PERMISSION_DENIED: PUBLIC by a caller other than system:admin, or no project is named whose
-	// quota the image counts in (TENANT_REQUIRED). RESOURCE_EXHAUSTED: quota (QUOTA_EXCEEDED).
+	// NOT_FOUND: no such file in an import directory that the org may use. FAILED_PRECONDITION: an http source, or an https
+	// source if the operator has disabled them. PERMISSION_DENIED: PUBLIC by a caller other than system:admin, or no
+	// project is named whose quota the image counts in (TENANT_REQUIRED). RESOURCE_EXHAUSTED: quota (QUOTA_EXCEEDED).
 	CreateImage(ctx context.Context, in *CreateImageRequest, opts ...grpc.CallOption) (*Image, error)
 	// BeginImageUpload records a PENDING image whose bytes the caller then sends in parts. The session expires 24 hours
 	// later: the image then goes to ERROR, and the parts are deleted. Members may fail meanwhile: each of these four calls
@@ -209,13 +209,13 @@ func (c *imageServiceClient) DeleteImage(ctx context.Context, in *DeleteImageReq
 // ImageService creates images from files, and lists, changes and deletes them.
 type ImageServiceServer interface {
 	// CreateImage opens a file:// source, on the member that received the call, and records a PENDING image; that member
-	// fetches an https:// source afterwards. The call does not wait for the copy: poll GetImage until AVAILABLE or ERROR (bytes that are no valid image, or larger than 1 TiB, end in
-	// ERROR). A repeat creates another image; with the same idempotency key it returns the first response, even if the
-	// source is gone.
+	// fetches an https:// source afterwards. The call does not wait for the copy: poll GetImage until AVAILABLE or ERROR
+	// (bytes that are no valid image, or larger than 1 TiB, end in ERROR). A repeat creates another image; with the same
+	// idempotency key it returns the first response, even if the source is gone.
 	//
-	// NOT_FOUND: no such file in an import directory that the org may use. FAILED_PRECONDITION: an http source, an https
-	// source if the operator has disabled them, or format VMDK or VHD. PERMISSION_DENIED: PUBLIC by a caller other than system:admin, or no project is named whose
-	// quota the image counts in (TENANT_REQUIRED). RESOURCE_EXHAUSTED: quota (QUOTA_EXCEEDED).
+	// NOT_FOUND: no such file in an import directory that the org may use. FAILED_PRECONDITION: an http source, or an https
+	// source if the operator has disabled them. PERMISSION_DENIED: PUBLIC by a caller other than system:admin, or no
+	// project is named whose quota the image counts in (TENANT_REQUIRED). RESOURCE_EXHAUSTED: quota (QUOTA_EXCEEDED).
 	CreateImage(context.Context, *CreateImageRequest) (*Image, error)
 	// BeginImageUpload records a PENDING image whose bytes the caller then sends in parts. The session expires 24 hours
 	// later: the image then goes to ERROR, and the parts are deleted. Members may fail meanwhile: each of these four calls

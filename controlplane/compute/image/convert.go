@@ -1,0 +1,86 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/qcow2"
+	"github.com/trivet-cloud/trivet/shared/vdisk"
+)
+
+// converted lists, for each format that is converted to QCOW2, the formats that its bytes may have. A fixed VHD has
+// only a footer, and is therefore detected as Raw: it is converted only if it was declared VHD.
+var converted = map[cloud.ImageFormat][]qcow2.Format{
+	cloud.FormatUnspecified: {qcow2.VMDK, qcow2.VHD, qcow2.VHDX},
+	cloud.FormatVMDK:        {qcow2.VMDK},
+	cloud.FormatVHD:         {qcow2.VHD, qcow2.VHDX, qcow2.Raw},
+}
+
+// convert converts an image of another hypervisor to QCOW2. It returns a part with the converted image, which the
+// caller discards. It returns p itself, unchanged, if the image needs no conversion: its format is not to be converted,
+// or is one that examine refuses.
+func (s *Service) convert(ctx context.Context, p *part, declared cloud.ImageFormat) (*part, error) {
+	is, err := detect(contextReaderAt{ctx, p.file})
+	if err != nil {
+		return p, err
+	}
+	if !slices.Contains(converted[declared], is) {
+		return p, nil
+	}
+	disk, err := vdisk.Open(contextReaderAt{ctx, p.file}, p.size, is, vdisk.Options{MaxData: maxBytes})
+	if errors.Is(err, vdisk.ErrRefused) {
+		return p, &userError{err.Error()}
+	}
+	if err != nil {
+		return p, fmt.Errorf("convert image: %w", err)
+	}
+	out, err := s.opts.Files.begin(qcow2.MaxLength(disk.Size(), disk.Units(qcow2.WriterCluster)))
+	if errors.Is(err, errNoSpace) {
+		return p, &userError{fmt.Sprintf("member %d has not enough disk space to convert it", s.opts.Self)}
+	}
+	if err != nil {
+		return p, err
+	}
+	if err := out.fill(ctx, disk); err != nil {
+		out.discard()
+		return p, err
+	}
+	return out, nil
+}
+
+// fill writes a disk to the empty part, in format QCOW2.
+func (p *part) fill(ctx context.Context, disk *vdisk.Disk) error {
+	w, err := qcow2.NewWriter(p.file, disk.Size())
+	if err != nil {
+		return fmt.Errorf("convert image: %w", err)
+	}
+	err = disk.Read(w.Write)
+	if errors.Is(err, vdisk.ErrRefused) {
+		return &userError{err.Error()}
+	}
+	if err != nil {
+		return fmt.Errorf("convert image: %w", err)
+	}
+	if p.size, err = w.Close(); err != nil {
+		return fmt.Errorf("convert image: %w", err)
+	}
+	// The header is written last, so the checksum cannot be computed while writing.
+	if _, err := io.Copy(p.sum, io.NewSectionReader(contextReaderAt{ctx, p.file}, 0, p.size)); err != nil {
+		return fmt.Errorf("read converted image: %w", err)
+	}
+	return nil
+}
+
+// detect returns the format that the first bytes of an image have.
+func detect(f io.ReaderAt) (qcow2.Format, error) {
+	first := make([]byte, qcow2.DetectLength)
+	n, err := f.ReadAt(first, 0)
+	if err != nil && err != io.EOF {
+		return "", fmt.Errorf("read image: %w", err)
+	}
+	return qcow2.Detect(first[:n]), nil
+}
