@@ -2,14 +2,12 @@ package firewall
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
 
-	"github.com/coreos/go-iptables/iptables"
 	"github.com/vishvananda/netns"
 
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
@@ -119,33 +117,37 @@ func (f *Firewall) readDrops(ctx context.Context, d *Drops) error {
 		}
 	}
 	for i := range f.families {
-		if err := d.addChains(f.families[i].list); err != nil {
+		save, err := run(ctx, "", f.families[i].program+"-save", "-c", "-t", "filter")
+		if err != nil {
 			return err
 		}
+		d.addChains(save)
 	}
 	return nil
 }
 
-// addChains adds the counters of the chains that drop packets. Only these chains are listed: iptables-save would list
-// all rules of the VPC.
-func (d *Drops) addChains(list *iptables.IPTables) error {
-	for _, c := range []struct {
-		chain string
-		count *uint64
-	}{{noRuleChain, &d.Group}, {invalidChain, &d.Invalid}, {closedChain, &d.Closed}, {deniedChain, &d.Denied}} {
-		rules, err := list.StructuredStats("filter", c.chain)
-		var failed *iptables.Error
-		if errors.As(err, &failed) && failed.IsNotExist() {
-			continue // before the first Set
+// addChains adds the counters of the chains that drop packets, from the output of iptables-save with counters, in which
+// a rule is a line such as "[17:1020] -A trivet-norule -j DROP".
+func (d *Drops) addChains(save string) {
+	for line := range strings.Lines(save) {
+		fields := strings.Fields(line)
+		if len(fields) < 3 || fields[1] != "-A" || !strings.HasSuffix(strings.TrimSpace(line), "-j DROP") {
+			continue
 		}
+		packets, _, _ := strings.Cut(strings.TrimPrefix(fields[0], "["), ":")
+		n, err := strconv.ParseUint(packets, 10, 64)
 		if err != nil {
-			return err
+			continue
 		}
-		for _, r := range rules {
-			if r.Target == "DROP" {
-				*c.count += r.Packets
-			}
+		switch fields[2] {
+		case noRuleChain:
+			d.Group += n
+		case invalidChain:
+			d.Invalid += n
+		case closedChain:
+			d.Closed += n
+		case deniedChain:
+			d.Denied += n
 		}
 	}
-	return nil
 }

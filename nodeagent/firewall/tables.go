@@ -21,7 +21,8 @@ const lockSeconds = 5
 // restore tables begin with the same path.
 type family struct {
 	program string
-	list    *iptables.IPTables // for the counters of a few chains
+	// policies sets the policies of the built-in chains.
+	policies *iptables.IPTables
 }
 
 // newFamily returns a family whose program is found in PATH.
@@ -30,11 +31,11 @@ func newFamily(program string, protocol iptables.Protocol) (family, error) {
 	if err != nil {
 		return family{}, err
 	}
-	list, err := iptables.New(iptables.IPFamily(protocol), iptables.Path(path), iptables.Timeout(lockSeconds))
+	policies, err := iptables.New(iptables.IPFamily(protocol), iptables.Path(path), iptables.Timeout(lockSeconds))
 	if err != nil {
 		return family{}, fmt.Errorf("run %s: %w", path, err)
 	}
-	return family{path, list}, nil
+	return family{path, policies}, nil
 }
 
 // kernelTable is the table "filter" of one family as the kernel has it.
@@ -44,7 +45,7 @@ type kernelTable struct {
 }
 
 // hooks are the built-in chains that call the package's chains. Their policy is DROP, so that nothing is forwarded if
-// the rules are missing.
+// the rules are missing. It is set before any rule is written.
 var hooks = []struct{ builtin, target string }{{"FORWARD", forwardChain}, {"INPUT", inputChain}}
 
 // readTable returns the table "filter" of one family.
@@ -72,9 +73,18 @@ func (t *table) kernel() kernelTable {
 	return k
 }
 
-// apply makes the chains of the family equal to want, and repairs the hooks. It writes all changes in one call, which
-// the kernel applies as a whole.
+// apply makes the chains of the family equal to want, and repairs the policies and the hooks. It writes all changes of
+// rules in one call, which the kernel applies as a whole.
 func (fam *family) apply(ctx context.Context, have kernelTable, want table, r *Result) error {
+	for _, hook := range hooks {
+		if have.policies[hook.builtin] == "DROP" {
+			continue
+		}
+		if err := fam.policies.ChangePolicy("filter", hook.builtin, "DROP"); err != nil {
+			return fmt.Errorf("set the policy of the chain %s: %w", hook.builtin, err)
+		}
+		r.Writes++
+	}
 	var in restoreInput
 	in.addChains(have, want)
 	in.addHooks(have)
@@ -125,14 +135,11 @@ func (in *restoreInput) addChains(have kernelTable, want table) {
 	}
 }
 
-// addHooks adds the changes that make the jump to the package's chain the first rule of each built-in chain, and DROP
-// its policy. The other rules of the built-in chains stay.
+// addHooks adds the changes that make the jump to the package's chain the first rule of each built-in chain. The other
+// rules of the built-in chains stay.
 func (in *restoreInput) addHooks(have kernelTable) {
 	for _, hook := range hooks {
 		rules, jump := have.chains[hook.builtin], "-j "+hook.target
-		if have.policies[hook.builtin] != "DROP" {
-			fmt.Fprintf(&in.declare, ":%s DROP [0:0]\n", hook.builtin) // --noflush keeps the rules of built-in chains
-		}
 		if len(rules) > 0 && rules[0] == jump {
 			continue
 		}

@@ -172,6 +172,7 @@ func TestDiskOfStoppedVM(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, cloud.Disk{ID: "data", Volume: id, Bus: cloud.BusVirtio, Cache: cloud.CacheWriteback}, out.VM.Spec.Disks[1])
 	require.Len(t, w.assignedDisks(a), 2)
+	require.EqualValues(t, 1, w.getVolume(id).AttachmentGeneration, "the attachment generation must grow by 1 with each attachment")
 	_, err = w.attachDisk(a.ID, "data", w.volume("second"))
 	require.True(t, fault.Is(err, fault.AlreadyExists), "%v", err)
 	_, err = w.attachDisk(b.ID, "data", id)
