@@ -74,7 +74,7 @@ func TestBadInput(t *testing.T) {
 		{"disk of 0 GiB", "POST", "/api/v1/vms", disk(`,"size_gib":0`), ada.Token, 400, "INVALID_ARGUMENT", "size_gib"},
 		{"disk of 2^50 GiB", "POST", "/api/v1/vms", disk(`,"size_gib":1125899906842624`), ada.Token, 400, "INVALID_ARGUMENT", "size_gib"},
 		{"disk id that is an option", "POST", "/api/v1/vms", strings.Replace(disk(``), `"root"`, `"a,readonly=on"`, 1), ada.Token, 400, "INVALID_ARGUMENT", "id"},
-		{"a volume", "POST", "/api/v1/vms", `{"name":"x","disks":[{"id":"a","source":{"type":"volume","volume_id":"v"}}]}`, ada.Token, 422, "FAILED_PRECONDITION", "not served yet"},
+		{"a volume", "POST", "/api/v1/vms", `{"name":"x","disks":[{"id":"a","source":{"type":"volume","volume_id":"v"}}]}`, ada.Token, 400, "INVALID_ARGUMENT", "must be a lower-case UUID"},
 		{"a NIC in an unknown subnet", "POST", "/api/v1/vms", `{"name":"x","network":[{"subnet_id":"` + nowhere + `"}]}`, ada.Token, 404, "NOT_FOUND", nowhere},
 		{"bad page token", "GET", "/api/v1/vms?page_token=AAAA", "", ada.Token, 400, "INVALID_ARGUMENT", "page_token"},
 		{"an ID that is not a UUID", "GET", "/api/v1/vms/1", "", ada.Token, 400, "INVALID_ARGUMENT", "id"},
@@ -189,8 +189,8 @@ func (w *world) badCalls(ctx context.Context, t *testing.T, images lab.GuestImag
 			}
 		}), codes.InvalidArgument, "disks"},
 		{"another hypervisor", create(func(r *vmv1.CreateVmRequest) { r.Hypervisor = vmv1.HypervisorType_HYPERVISOR_TYPE_MICROVM }), codes.InvalidArgument, "KVM"},
-		{"secure boot", create(func(r *vmv1.CreateVmRequest) { r.Spec.Security = &vmv1.SecuritySpec{SecureBoot: true} }), codes.FailedPrecondition, "http is not served"},
-		{"huge pages", create(func(r *vmv1.CreateVmRequest) { r.Spec.Memory = &vmv1.MemorySpec{SizeMib: 512, Hugepages: true} }), codes.FailedPrecondition, "http is not served"},
+		{"secure boot", create(func(r *vmv1.CreateVmRequest) { r.Spec.Security = &vmv1.SecuritySpec{SecureBoot: true} }), codes.FailedPrecondition, "not served yet"},
+		{"huge pages", create(func(r *vmv1.CreateVmRequest) { r.Spec.Memory = &vmv1.MemorySpec{SizeMib: 512, Hugepages: true} }), codes.FailedPrecondition, "not served yet"},
 		{"65 labels", create(func(r *vmv1.CreateVmRequest) {
 			r.Labels = map[string]string{}
 			for i := range 65 {
@@ -206,10 +206,11 @@ func (w *world) badCalls(ctx context.Context, t *testing.T, images lab.GuestImag
 		{"bad page token", list(&vmv1.ListVmsRequest{PageToken: "x"}), codes.InvalidArgument, "page_token"},
 		{"page of 1001", list(&vmv1.ListVmsRequest{PageSize: 1001}), codes.InvalidArgument, "page_size"},
 		{"a stop of an hour", stop(3600), codes.InvalidArgument, "timeout_seconds"},
-		{"volumes", func() error {
-			_, err := w.admin.Volumes.CreateVolume(ctx, &vmv1.CreateVolumeRequest{Name: "v", OrgId: "default", ProjectId: "default", SizeGib: 1})
+		{"a volume of a driver that no class has", func() error {
+			_, err := w.admin.Volumes.CreateVolume(ctx, &vmv1.CreateVolumeRequest{Name: "v", OrgId: "default", ProjectId: "default", SizeGib: 1,
+				Driver: vmv1.VolumeDriverKind_VOLUME_DRIVER_KIND_RBD})
 			return err
-		}, codes.Unimplemented, "CreateVolume is not served yet"},
+		}, codes.InvalidArgument, "driver"},
 		{"a volume without a size", func() error {
 			_, err := w.admin.Volumes.CreateVolume(ctx, &vmv1.CreateVolumeRequest{Name: "v", OrgId: "default", ProjectId: "default"})
 			return err

@@ -22,7 +22,7 @@ type node struct {
 	allocatable facts.Resources
 	labels      map[string]string
 	ready       bool
-	pools       func() []*agentv1.StoragePool // set after the pools have been opened, before the first use of node
+	pools       func() []*agentv1.StoragePool // returns none until the pools have been opened
 }
 
 // describe returns the node of a host with these settings, properties and accelerator.
@@ -30,6 +30,7 @@ func describe(c Config, host facts.Host, accel facts.Accelerator) *node {
 	n := &node{
 		host: host, labels: maps.Clone(c.Labels), ready: accel.Kind == facts.KVM || c.AllowTCG,
 		allocatable: facts.Allocatable(host.Capacity, facts.Resources(c.Reserve), facts.Overcommit(c.Overcommit)),
+		pools:       func() []*agentv1.StoragePool { return nil },
 	}
 	if n.labels == nil {
 		n.labels = map[string]string{}

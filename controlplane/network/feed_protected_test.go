@@ -26,7 +26,10 @@ func TestFeedProtectedAddresses(t *testing.T) {
 		a.log = nil
 		return out
 	}
-	require.Equal(t, [][]string{{"192.0.2.1", "198.51.100.1"}}, messages())
+	// The first message can be older than the record of the host.
+	first := messages()
+	require.NotEmpty(t, first)
+	require.Equal(t, []string{"192.0.2.1", "198.51.100.1"}, first[len(first)-1])
 	interval := func(d time.Duration) {
 		w.feed.mu.Lock()
 		defer w.feed.mu.Unlock()

@@ -75,7 +75,7 @@ var attacks = map[string]change{
 	}},
 	"VMDK, truncated":   {"VMDK", "outside", func(b []byte) []byte { return b[:len(b)-70000] }},
 	"VMDK, header only": {"VMDK", "outside", func(b []byte) []byte { return b[:512] }},
-	"VMDK, empty":       {"VMDK", "outside", func([]byte) []byte { return nil }},
+	"VMDK, empty":       {"VMDK", "data in other files", func([]byte) []byte { return nil }},
 
 	"VHD without footer":      {"VHD, dynamic", "no VHD footer", func(b []byte) []byte { return b[:len(b)-512] }},
 	"VHD, damaged footer":     {"VHD, dynamic", "checksum of its footer", put(be, -100, uint32(9))},

@@ -68,10 +68,11 @@ func (d *Disk) openVMDK(f *file) error {
 }
 
 func readVMDKHeader(f *file, at uint64) (*vmdkHeader, error) {
-	b, err := f.read("header", at, sector)
+	b, err := f.read("header", at, min(sector, f.size-min(f.size, at)))
 	if err != nil {
 		return nil, err
 	}
+	b = append(b, make([]byte, sector-len(b))...) // a descriptor alone can be shorter than a header
 	h := &vmdkHeader{}
 	if _, err := binary.Decode(b, binary.LittleEndian, h); err != nil {
 		return nil, err
