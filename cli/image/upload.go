@@ -10,6 +10,7 @@ import (
 	"hash"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -221,8 +222,10 @@ func (u *upload) check(image *vmv1.Image) error {
 	if err := failure(image, "uploaded"); err != nil {
 		return err
 	}
-	if sum := "sha256:" + hex.EncodeToString(u.sum.Sum(nil)); image.GetChecksum() != "" && image.GetChecksum() != sum {
-		return fmt.Errorf("image %s (%s) has the checksum %s, but %s was uploaded: the file changed meanwhile; delete the image and upload it again",
+	sum := hex.EncodeToString(u.sum.Sum(nil))
+	converted := strings.EqualFold(image.GetMetadata()[cloud.SourceSHA256], sum) // then the checksum is another one
+	if image.GetChecksum() != "" && image.GetChecksum() != "sha256:"+sum && !converted {
+		return fmt.Errorf("image %s (%s) has the checksum %s, but sha256:%s was uploaded: the file changed meanwhile; delete the image and upload it again",
 			image.GetName(), image.GetId(), image.GetChecksum(), sum)
 	}
 	return nil

@@ -46,12 +46,13 @@ func TestConvert(t *testing.T) {
 			s := w.member(1)
 			w.run(s)
 			i := described(w.write("image", source))
-			i.Format, i.Metadata = c.declared, map[string]string{cloud.SourceSHA256: sumOf(source)}
+			i.Format = c.declared
 			made, err := s.Create(member(t), i, [32]byte{})
 			require.NoError(t, err)
 			got := w.settled(made.Image.ID)
 			require.Equal(t, cloud.ImageAvailable, got.Status, got.Metadata)
 			require.Equal(t, cloud.FormatQCOW2, got.Format)
+			require.Equal(t, sumOf(source), got.Metadata[cloud.SourceSHA256])
 			require.GreaterOrEqual(t, got.VirtualSize, uint64(len(data)/512*512))
 			require.Equal(t, []string{got.SHA256}, w.kept(1), "the source is not kept")
 			stored, err := s.opts.Files.path(got.SHA256)

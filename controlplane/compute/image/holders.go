@@ -19,6 +19,8 @@ type importResult struct {
 	Size    uint64
 	Virtual uint64
 	Format  cloud.ImageFormat
+	// Source is the SHA-256 of the source if the importer has converted it, else "".
+	Source string
 	// Failure is the reason why the import failed, or "" if it succeeded.
 	Failure string
 }
@@ -36,6 +38,9 @@ func (s *Service) finishImportOnLeader(ctx context.Context, q importResult) (str
 			setFailed(i, q.Failure)
 		default:
 			i.SHA256, i.SizeBytes, i.VirtualSize, i.Format = q.SHA256, q.Size, q.Virtual, q.Format
+			if q.Source != "" {
+				i.Metadata = cloud.Merge(i.Metadata, map[string]string{cloud.SourceSHA256: q.Source})
+			}
 			i.Status = cloud.ImageUploading
 			s.addHolder(i, q.Member)
 		}

@@ -184,7 +184,7 @@ func (s *Service) copySource(ctx context.Context, i *cloud.Image, from *source) 
 	declared := i.Format
 	if stored != p {
 		defer stored.discard()
-		declared = cloud.FormatQCOW2
+		declared, done.Source = cloud.FormatQCOW2, p.checksum()
 	}
 	if done.Format, done.Virtual, err = examine(contextReaderAt{ctx, stored.file}, stored.size, declared); err != nil {
 		return done, err

@@ -341,7 +341,8 @@ type Image struct {
 	UpdatedAt int64 `protobuf:"varint,15,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
 	// At most 64 pairs; keys of 1 to 128 bytes, values of at most 1024. "trivet/error" is set by the service only. If
 	// "trivet/source-sha256" or "trivet/source-sha512" is set, in hexadecimal digits, an image whose bytes have another
-	// SHA-256 or SHA-512 goes to ERROR.
+	// SHA-256 or SHA-512 goes to ERROR. The service sets "trivet/source-sha256" if it has converted the image: checksum is
+	// then that of the converted image.
 	Metadata      map[string]string `protobuf:"bytes,16,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
