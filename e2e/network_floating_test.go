@@ -20,10 +20,11 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// floatingService gives a service IP a floating IP, and then backends on other hosts than the floating IP. It checks
-// that clients outside reach all backends, and only the healthy ones after one of the backends was killed. It checks
-// this again after the agent of the host with the floating IP was killed, and after another host with the floating IP
-// was cut off from the control plane, which must then no longer answer for the address. The guests are on three hosts.
+// floatingService attaches a floating IP to a service IP, and then gives the service IP backends on hosts other than
+// the host with the floating IP. It checks that clients outside reach all backends, and only the healthy ones after one
+// of the backends was killed. It checks this again after the agent of the host with the floating IP was killed, and
+// after another host with the floating IP was cut off from the control plane, which must then no longer answer for the
+// address. The guests are on three hosts.
 func (c *networkCloud) floatingService(subnet string, guests ...*machine) {
 	t := c.t
 	c.ensureInternet()

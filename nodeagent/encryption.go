@@ -29,9 +29,9 @@ type packetEncryption interface {
 	Close()
 }
 
-// encryption sets the keys of this host as the control plane sends them. It holds back the acknowledgment of an update
-// until the host can receive packets with the keys of the update, because the control plane begins the next rotation
-// when it has the acknowledgments.
+// encryption sets the keys that the control plane sends to this host. It delays the acknowledgment of an update until
+// the host can receive packets with the keys of the update, because the control plane begins the next rotation when it
+// has the acknowledgments of all hosts.
 type encryption struct {
 	kernel packetEncryption
 	ack    func(cloud.NetworkAck)
@@ -40,11 +40,11 @@ type encryption struct {
 	wake   chan struct{} // capacity 1
 
 	mu sync.Mutex // guards the fields below
-	// peers are those of the newest update with keys, nil before the first one.
+	// peers are the peers of the newest update with keys. It is nil before the first such update.
 	peers []cloud.EncryptedPeer
 	// number counts the changes of peers, and applied is the number of the last change that the kernel has.
 	number, applied uint64
-	// stream and revision are those of the newest update that has changed peers.
+	// stream and revision identify the newest update that has changed peers.
 	stream   uint64
 	revision int64
 	// held is the newest acknowledgment that waits for the keys.
@@ -67,8 +67,9 @@ func stopEncryption(ctx context.Context, log *slog.Logger) {
 }
 
 // openEncryption adds the encryption to the host's description, and returns what the host lacks for it. It makes the
-// kernel drop VXLAN packets that are not encrypted, also if the host lacks something: it can have VPCs from before the
-// setting was changed. States that an earlier process of the agent has made stay in force until the first snapshot.
+// kernel drop VXLAN packets that are not encrypted, even if the host lacks a feature, because the host can have VPCs
+// from before the setting was changed. States that an earlier process of the agent has made stay in force until the
+// first update with keys.
 func (n *networks) openEncryption(ctx context.Context, vtep netip.Addr, log *slog.Logger) (missing []string) {
 	missing = n.describeEncryption(ctx)
 	kernel, err := ipsec.New(ipsec.Options{VTEP: vtep})
@@ -99,8 +100,8 @@ func (n *networks) describeEncryption(ctx context.Context) []string {
 	return missing
 }
 
-// apply begins to set the keys of an update. It does not block. An update without keys changes nothing, also a snapshot:
-// the leader may not know yet that the host encrypts, and then sends the keys in the next update.
+// apply begins to set the keys of an update. It does not block. An update without keys changes nothing, even if it is a
+// snapshot: a leader that does not know yet that the host encrypts sends the keys in a later update.
 func (e *encryption) apply(u cloud.NetworkUpdate) {
 	if u.Encryption == nil {
 		return
@@ -115,7 +116,7 @@ func (e *encryption) apply(u cloud.NetworkUpdate) {
 	}
 }
 
-// acknowledge passes an acknowledgment on, as soon as the keys of the acknowledged updates are set.
+// acknowledge passes an acknowledgment on to the control plane as soon as the keys of the acknowledged updates are set.
 func (e *encryption) acknowledge(a cloud.NetworkAck) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -123,7 +124,7 @@ func (e *encryption) acknowledge(a cloud.NetworkAck) {
 	e.release()
 }
 
-// release passes the held acknowledgment on if its keys are set. The caller holds mu.
+// release passes the delayed acknowledgment on if the keys of its updates are set. The caller holds mu.
 func (e *encryption) release() {
 	if e.held == nil || e.applied != e.number && e.held.Stream == e.stream && e.held.Revision >= e.revision {
 		return
@@ -164,7 +165,8 @@ func (e *encryption) run(ctx context.Context) error {
 	}
 }
 
-// set makes the kernel's state that of the newest update. It does nothing before the first keys.
+// set makes the kernel's policies and states those of the newest update with keys. It does nothing before the first
+// such update.
 func (e *encryption) set(ctx context.Context) error {
 	e.mu.Lock()
 	peers, number, repair := e.peers, e.number, e.applied == e.number
@@ -191,5 +193,5 @@ func (e *encryption) set(ctx context.Context) error {
 	return nil
 }
 
-// close leaves the kernel's state as it is.
+// close releases the netlink sockets. The kernel's policies and states stay in force.
 func (e *encryption) close() { e.kernel.Close() }

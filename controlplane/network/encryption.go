@@ -25,10 +25,10 @@ import (
 // acknowledged the present one.
 
 const (
-	// RotateEvery is the time between two checks whether the keys must be rotated.
+	// RotateEvery is the interval between two calls of RotateKeys.
 	RotateEvery = time.Minute
-	// keyLifetime is the time after which the keys are rotated, and maxKeyLifetime that after which they are rotated
-	// even if hosts are not connected.
+	// keyLifetime is the age at which the keys are rotated if all hosts that encrypt are connected. At the age
+	// maxKeyLifetime they are rotated even if some of these hosts are not connected.
 	keyLifetime    = 24 * time.Hour
 	maxKeyLifetime = 7 * keyLifetime
 	// firstEpoch is the epoch before the first rotation.
@@ -36,16 +36,16 @@ const (
 	keyEpochPath = "system"
 )
 
-// keyEpoch is the number of the keys with which hosts send.
+// keyEpoch is a generation of keys. Epoch is its number, and Since is when the leader began it.
 type keyEpoch struct {
 	Epoch uint64
 	Since cloud.Time
 }
 
-// keyEpochs has the present epoch, at net-key-epoch/system. There is none until a host encrypts.
+// keyEpochs has the present epoch, at net-key-epoch/system. The record does not exist before the first host encrypts.
 var keyEpochs = store.NewTable[keyEpoch]("net-key-epoch")
 
-// encryptedHost is a host that encrypts, as its keys depend on it.
+// encryptedHost has the properties of a host that encrypts. The keys of the host are derived from them.
 type encryptedHost struct {
 	node     cloud.NodeID
 	vtep     netip.Addr
@@ -73,7 +73,8 @@ func (x *index) encryptedHost(node cloud.NodeID) (h encryptedHost, encrypts bool
 	return encryptedHost{node: node, vtep: n.VTEP, instance: n.Instance, number: n.Number}, true
 }
 
-// countEncrypting records that the network of a host changes from one to another; nil is no network.
+// countEncrypting updates x.encrypting and x.peersVersion when the network record of a host changes. nil means that the
+// host has no record.
 func (x *index) countEncrypting(from, to *cloud.HostNetwork) {
 	if from != nil && from.Encrypt {
 		x.encrypting--
@@ -85,7 +86,8 @@ func (x *index) countEncrypting(from, to *cloud.HostNetwork) {
 	}
 }
 
-// setEpoch stores the present epoch; nil is the first one. revision is that of the change.
+// setEpoch records the present epoch in the index. nil means the first epoch. revision is the store revision of the
+// change.
 func (x *index) setEpoch(e *keyEpoch, revision int64) {
 	x.epoch, x.epochRevision = firstEpoch, revision
 	if e != nil {
@@ -94,7 +96,7 @@ func (x *index) setEpoch(e *keyEpoch, revision int64) {
 	x.peersVersion++
 }
 
-// peersChange adds the hosts that need a VPC to out, because the set of these hosts has changed.
+// peersChange appends the hosts that need a VPC to out. It is called when the set of these hosts has changed.
 func (x *index) peersChange(out []hostChange, vpc cloud.VPCID) []hostChange {
 	if x.encrypting == 0 {
 		return out
@@ -108,10 +110,10 @@ func (x *index) peersChange(out []hostChange, vpc cloud.VPCID) []hostChange {
 	return out
 }
 
-// peersOf returns the hosts with which a host exchanges encrypted packets: those that need a VPC that the host needs,
-// and encrypt. Of several hosts that report the same address, it returns only the one with the lowest number, which is
-// usually the oldest: another host must not get packets for this one encrypted with its own keys. It returns nil if the
-// host does not encrypt.
+// peersOf returns the hosts with which a host exchanges encrypted packets: the hosts that encrypt and need a VPC that
+// the host needs. If several hosts report the same address, peersOf returns only the one with the lowest number, which
+// is usually the oldest. So a host that reports the address of another host cannot cause packets for the other host to
+// be encrypted with its own keys. peersOf returns nil if the host does not encrypt.
 func (x *index) peersOf(node cloud.NodeID) *peerList {
 	own, encrypts := x.encryptedHost(node)
 	if !encrypts {
@@ -138,8 +140,8 @@ func (x *index) peersOf(node cloud.NodeID) *peerList {
 }
 
 // takePeers returns the host's peers if they or their keys differ from those that the host has received. It returns nil
-// while the index has another network of the host than this stream: the keys would be those of a former instance. The
-// caller holds Feed.mu.
+// while the network of the host in the index differs from the one that the host reported on this stream, because the
+// keys would then be those of a former instance of the host. The caller holds Feed.mu.
 func (s *feedSession) takePeers(x *index) *peerList {
 	if !s.host.Encrypt || s.peersVersion == x.peersVersion {
 		return nil
@@ -156,7 +158,7 @@ func (s *feedSession) takePeers(x *index) *peerList {
 	return now
 }
 
-// message returns the keys of all peers.
+// message returns the message with the keys of all peers. The keys are derived from secret.
 func (p *peerList) message(secret []byte) *agentv1.HostEncryption {
 	m := &agentv1.HostEncryption{Epoch: p.epoch}
 	for _, peer := range p.peers {
@@ -169,8 +171,8 @@ func (p *peerList) message(secret []byte) *agentv1.HostEncryption {
 	return m
 }
 
-// espState returns the state of packets from one host to another. Its SPI has the number of the sender, so states for
-// packets of different senders differ at the receiver, and the lower bits of the epoch.
+// espState returns the ESP state for packets from one host to another. Its SPI consists of the number of the sender and
+// the lower 8 bits of the epoch. So a receiver's states for different senders have different SPIs.
 func espState(secret []byte, epoch uint64, from, to encryptedHost) *agentv1.EspState {
 	info := fmt.Sprintf("%d %q %q %q %q", epoch, from.node, from.instance, to.node, to.instance)
 	key, err := hkdf.Key(sha256.New, secret, nil, info, len(cloud.ESPKey{}))
@@ -180,9 +182,10 @@ func espState(secret []byte, epoch uint64, from, to encryptedHost) *agentv1.EspS
 	return &agentv1.EspState{Spi: from.number<<8 | uint32(epoch&0xff), Key: key}
 }
 
-// RotateKeys begins the next epoch if the present one is older than 24 hours, and all hosts that encrypt are connected
-// and have acknowledged it. After seven days, hosts that are not connected no longer prevent the rotation: such a host
-// can exchange packets with the others for one more epoch. The leader calls RotateKeys every RotateEvery.
+// RotateKeys begins the next epoch if the present epoch is older than 24 hours, and all hosts that encrypt are
+// connected and have acknowledged the present epoch. After seven days, RotateKeys no longer waits for hosts that are
+// not connected. A host that misses one rotation can still exchange packets with the others. The leader calls
+// RotateKeys every RotateEvery.
 func (f *Feed) RotateKeys(ctx context.Context) error {
 	epoch, lifetime := f.rotatable()
 	if lifetime == 0 {

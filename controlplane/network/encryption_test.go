@@ -120,7 +120,8 @@ func TestEncryptionKeys(t *testing.T) {
 	require.Nil(t, s.agents["h2"].encryption)
 }
 
-// TestEncryptionOfOneAddress checks that a host that reports the address of another one does not replace its keys.
+// TestEncryptionOfOneAddress checks that a host that reports the address of another host does not replace the keys of
+// that host.
 func TestEncryptionOfOneAddress(t *testing.T) {
 	s := newEncryptionScript(t)
 	before := s.agents["h1"].encryption.String()
@@ -133,7 +134,8 @@ func TestEncryptionOfOneAddress(t *testing.T) {
 	require.Equal(t, before, s.agents["h1"].encryption.String(), "the keys are those of the former host with the address")
 }
 
-// TestEncryptionWaitsForIndex checks that a stream gets no keys as long as the index has a former instance of the host.
+// TestEncryptionWaitsForIndex checks that a stream gets no keys while the index still has a former instance of the
+// host.
 func TestEncryptionWaitsForIndex(t *testing.T) {
 	x := newIndex()
 	former := cloud.HostNetwork{VTEP: netip.MustParseAddr("192.0.2.1"), Encrypt: true, Instance: "boot-1", Number: 1}

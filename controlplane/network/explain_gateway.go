@@ -56,8 +56,8 @@ func translation(n *cloud.NATGateway) string {
 	return fmt.Sprintf("Host %s sends the packet with the host's own address in external network %s", n.Node, n.External)
 }
 
-// leaveByFloating adds the step for an IPv4 packet that leaves with the address of a floating IP. format has the place of
-// the floating IP's label.
+// leaveByFloating adds the step for an IPv4 packet that leaves with the address of a floating IP. format has one %s,
+// for the floating IP's label.
 func (e *explanation) leaveByFloating(decides, rule string, id cloud.FloatingIPID, format string) (bool, error) {
 	if passes, err := e.leave(decides, rule, kindFloating, string(id), format); err != nil || !passes {
 		return passes, err
@@ -65,9 +65,9 @@ func (e *explanation) leaveByFloating(decides, rule string, id cloud.FloatingIPI
 	return e.floatingDestination()
 }
 
-// floatingDestination adds the step for a packet that has left its VPC for a floating IP of the project. It adds no step
-// if no floating IP of the project has the destination address. The security groups of the floating IP's port are not
-// evaluated: the packet has another source address by then.
+// floatingDestination adds the step for a packet that has left its VPC for a floating IP of the project. It adds no
+// step if no floating IP of the project has the destination address. The security groups of the floating IP's port are
+// not evaluated: the packet has another source address by then.
 func (e *explanation) floatingDestination() (bool, error) {
 	all, _, err := floatingIPs.List(e.r, 0, string(e.t.Project))
 	if err != nil {

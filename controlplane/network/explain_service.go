@@ -4,10 +4,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// service evaluates the path of a packet to the service IP e.serviceIP. The source's host translates the destination before it
-// applies the security groups, so their rules must permit the address and port of a backend. If the path to one of the
-// healthy backends drops the packet, service adds the steps of that path. Otherwise it adds those of the path to the
-// first healthy backend.
+// service evaluates the path of a packet to the service IP e.serviceIP. The source's host translates the destination
+// before it applies the security groups, so their rules must permit the address and port of a backend. If the path to
+// one of the healthy backends drops the packet, service adds the steps of that path. Otherwise it adds the steps of the
+// path to the first healthy backend.
 func (e *explanation) service() error {
 	if passes, err := e.route(); err != nil || !passes {
 		return err

@@ -43,7 +43,7 @@ type Feed struct {
 	metrics feedMetrics
 	// reads counts the records that the feed has read.
 	reads atomic.Int64
-	// protectedInterval is protectedInterval, except in tests.
+	// protectedInterval is the constant protectedInterval, unless a test sets another value.
 	protectedInterval time.Duration
 
 	mu sync.Mutex

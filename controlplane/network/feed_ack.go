@@ -103,7 +103,7 @@ func (f *Feed) acknowledged(s *feedSession, r *agentv1.SyncNetworksRequest) (out
 }
 
 // setStatus changes the status of ports, NAT gateways and floating IPs in one transaction, and returns how many it has
-// changed. It leaves out those whose binding is no longer the acknowledged one.
+// changed. It skips a record whose binding has changed since the host received the acknowledged revision.
 func (f *Feed) setStatus(ctx context.Context, node cloud.NodeID, all []bindingStatus) (changed int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()

@@ -21,13 +21,13 @@ type delta struct {
 	keys     []recordKey
 	// underlay has the underlay addresses of all hosts. It is nil if the protected addresses are not to be sent.
 	underlay []netip.Addr
-	// peers are the hosts with which the host exchanges encrypted packets. It is nil if the keys are not to be sent.
+	// peers are the hosts with which the host exchanges encrypted packets. It is nil if no keys are to be sent.
 	peers *peerList
 }
 
-// take returns what the session has to send. ok is false if there is nothing. The snapshot is a delta of a session
-// whose host has received no VPC. wait is the time after which take must be called again for a change that is not in
-// the delta yet, or 0 if there is none.
+// take returns the changes that the session has to send. ok is false if there are none. The delta of a session whose
+// host has received no VPC is the snapshot. wait is the time after which take must be called again for a change that is
+// not in the delta yet, or 0 if there is none.
 func (f *Feed) take(s *feedSession) (d delta, wait time.Duration, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

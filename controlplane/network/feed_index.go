@@ -49,8 +49,8 @@ type entry struct {
 	vpc cloud.VPCID
 	// peer is the other VPC of a peering, "" for other records.
 	peer cloud.VPCID
-	// node is the host of a port, of a NAT gateway that is on one host or of a floating IP, "" for other records and
-	// without a host.
+	// node is the host of a port, of a NAT gateway that is on one host or of a floating IP. It is "" for other records,
+	// and for records without a host.
 	node cloud.NodeID
 	// external is the external network of the floating IP of a port, "" for other records.
 	external string
@@ -98,8 +98,8 @@ type binding struct {
 	withdrawn bool
 }
 
-// bindingOf returns the binding of a port, a NAT gateway or a floating IP, without its VPC. It returns nil for another
-// record or one without a host.
+// bindingOf returns the binding of a port, a NAT gateway or a floating IP. It does not set the VPC of the binding. It
+// returns nil for other records, and for records without a host.
 func bindingOf(record any) *binding {
 	if p := placementOf(record); p != nil {
 		return p.binding()
@@ -203,8 +203,8 @@ func (x *index) set(key recordKey, record any, revision int64) (out []hostChange
 }
 
 // setPending records whether a port, a NAT gateway or a floating IP waits for an acknowledgment. former is the host
-// whose acknowledgment it may have waited for before. same is true if the message for hosts has not changed. The result
-// has the host that must acknowledge the change, if any.
+// whose acknowledgment the record may have waited for before the change. same is true if the message for hosts has not
+// changed. The result has the host that must acknowledge the change, if any.
 func (x *index) setPending(key recordKey, former cloud.NodeID, b *binding, revision int64, same bool) []hostChange {
 	old, waited := x.pending[former][key]
 	deleteIn(x.pending, former, key)

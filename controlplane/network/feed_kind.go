@@ -144,8 +144,8 @@ func hostGateway(m *networkv1.NatGateway, p *cloud.Placement) *agentv1.HostNatGa
 	return &agentv1.HostNatGateway{NatGateway: m, Vni: p.VNI, BindingGeneration: p.BindingGeneration}
 }
 
-// hostService returns the message for a service IP. The backends of one with a selector are the reports about their
-// health: hosts apply the selector themselves.
+// hostService returns the message for a service IP. For a service IP with a selector, the message has the health
+// reports in place of the backends, because hosts apply the selector themselves.
 func hostService(s *cloud.ServiceIP) proto.Message {
 	if len(s.Selector) > 0 {
 		reported := *s
@@ -157,7 +157,8 @@ func hostService(s *cloud.ServiceIP) proto.Message {
 	return m
 }
 
-// hostFloating returns the message for a floating IP. For that of a service IP, the sender must add the VTEP.
+// hostFloating returns the message for a floating IP. The sender adds the VTEP to the message for the floating IP of a
+// service IP.
 func hostFloating(f *cloud.FloatingIP) proto.Message {
 	if f.ServiceIP == "" {
 		m := floatingToProto(f)

@@ -10,8 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// TestFeedProtectedAddresses counts the messages with protected addresses. Hosts that join soon after another are in one
-// message, and no message has the addresses that the host has got already.
+// TestFeedProtectedAddresses counts the messages with protected addresses. The addresses of hosts that join within a
+// short time are in one message, and no message repeats addresses that the host has already received.
 func TestFeedProtectedAddresses(t *testing.T) {
 	w := newFeedWorld(t)
 	a := w.connect("h0", "192.0.2.1")

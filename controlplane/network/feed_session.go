@@ -17,8 +17,9 @@ import (
 const feedTick = 20 * time.Millisecond
 
 // protectedInterval is the shortest time between two messages of a session with the protected addresses. Each message
-// makes the host apply all its VPCs. When many hosts join or start at once, each host applies its VPCs once for all of
-// them. Until then, guests can reach the new hosts only as far as the hosts' own packet filters permit.
+// makes the host apply all its VPCs. When many hosts join or start at once, one message has all their addresses, and
+// each host applies its VPCs only once. Until then, guests can reach the new hosts only as far as the hosts' own packet
+// filters permit.
 const protectedInterval = time.Second
 
 // maxUnsent is the maximum number of changed records that a session has not sent. A session with more ends.
@@ -55,8 +56,8 @@ type feedSession struct {
 	sentAt time.Time
 	// acked is the revision that the host has acknowledged.
 	acked int64
-	// peers are those whose keys the host has received, nil before the snapshot and for a host that does not encrypt.
-	// They were computed at peersVersion of the index.
+	// peers are the peers whose keys the host has received. It is nil before the snapshot, and for a host that does not
+	// encrypt. It was computed from the index at the version peersVersion.
 	peers        *peerList
 	peersVersion uint64
 

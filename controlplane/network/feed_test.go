@@ -18,8 +18,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// TestFeed runs the scripts in testdata/feed. Each command but "status" shows what the connected hosts receive because
-// of it: a line for each record or deletion. Commands:
+// TestFeed runs the scripts in testdata/feed. The output of each command but "status" is what the connected hosts
+// receive because of the command: a line for each record or deletion. Commands:
 //
 //	vpc name=V [cidr=C] [evil]      creates a VPC with the subnet V-subnet, with evil in another project
 //	port name=P vpc=V               creates a port

@@ -60,7 +60,7 @@ func (f *Feed) recheckHost(key recordKey) {
 	}
 }
 
-// update runs a transaction with a limited duration.
+// update runs a transaction with a time limit.
 func (f *Feed) update(ctx context.Context, run func(*store.Tx) error) error {
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
@@ -68,7 +68,7 @@ func (f *Feed) update(ctx context.Context, run func(*store.Tx) error) error {
 	return err
 }
 
-// choice is the new place of a gateway whose state was from.
+// choice is the new place of a gateway. from is the state of the gateway on which the choice is based.
 type choice struct {
 	key  recordKey
 	from gateway
@@ -133,7 +133,8 @@ func (x *index) poolFor(g gateway, hosts map[cloud.NodeID]gatewayHost, loads map
 	return pool
 }
 
-// hostFor returns a host with its properties for one gateway. A host without a network record was removed.
+// hostFor returns the properties of a host for one gateway. known is false for a host without a network record, which
+// was removed.
 func (x *index) hostFor(g gateway, id cloud.NodeID, hosts map[cloud.NodeID]gatewayHost) (h gatewayHost, known bool) {
 	n := x.networks[id]
 	if n == nil {
@@ -147,7 +148,7 @@ func (x *index) hostFor(g gateway, id cloud.NodeID, hosts map[cloud.NodeID]gatew
 }
 
 // setGateway records a NAT gateway that is on one host, or a floating IP of a service IP in the VPC with an ID. record
-// is nil if it was deleted.
+// is nil if the record was deleted.
 func (x *index) setGateway(key recordKey, record any, vpc cloud.VPCID) {
 	if p := placementOf(record); p != nil {
 		x.gateways[key] = p.gateway(vpc)
@@ -156,8 +157,8 @@ func (x *index) setGateway(key recordKey, record any, vpc cloud.VPCID) {
 	}
 }
 
-// placed are the fields of a record that have its place: those of a NAT gateway on one host, or of a floating IP of a
-// service IP.
+// placed refers to the fields of a record that store its place. The record is a NAT gateway on one host, or a floating
+// IP of a service IP.
 type placed struct {
 	*cloud.Placement
 	external string
@@ -166,8 +167,7 @@ type placed struct {
 	updated  *cloud.Time
 }
 
-// placementOf returns the place of a record, or nil if the record is not on one host at a time by the choice of
-// AssignGateways.
+// placementOf returns the place of a record whose host AssignGateways chooses. It returns nil for other records.
 func placementOf(record any) *placed {
 	switch r := record.(type) {
 	case *cloud.NATGateway:
@@ -186,8 +186,8 @@ func (p *placed) gateway(vpc cloud.VPCID) gateway {
 	return gateway{vpc, p.external, p.Node, p.Former, p.BindingGeneration, *p.status, *p.reason}
 }
 
-// binding returns the binding of the record to its host. While the former host must acknowledge the withdrawal, it
-// returns the binding to this host. It returns nil if the record has neither.
+// binding returns the binding of the record to its host. While the former host must still acknowledge the withdrawal,
+// it returns the binding to the former host. It returns nil if the record has neither a host nor a former host.
 func (p *placed) binding() *binding {
 	b := &binding{node: p.Node, generation: p.BindingGeneration, status: *p.status, reason: *p.reason}
 	if p.Former != "" {
@@ -212,7 +212,7 @@ func beginGateway(n *cloud.NATGateway) {
 	}
 }
 
-// readPlaced reads a record that has a place. put writes it. The result is nil if there is no such record.
+// readPlaced reads a record that has a place. put writes the record. Both results are nil if there is no such record.
 func readPlaced(tx *store.Tx, key recordKey) (record any, put func(), err error) {
 	path := []string{string(key.project), key.id}
 	if key.kind == feedNAT {

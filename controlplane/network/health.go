@@ -117,8 +117,9 @@ func setHealth(
 	return changed, nil
 }
 
-// setSelectedHealth records the health of a port that a service IP selects. It returns 1 if the health has changed.
-// Before it adds a report to cloud.MaxBackends others, it removes those about ports that are no longer selected.
+// setSelectedHealth records the health of a port that a service IP selects. It returns 1 if the health has changed, and
+// otherwise 0. If the service IP already has cloud.MaxBackends reports, setSelectedHealth first removes the reports
+// about ports that are no longer selected.
 func setSelectedHealth(tx *store.Tx, s *cloud.ServiceIP, r cloud.BackendHealth) (changed int, err error) {
 	for i := range s.Reports {
 		if b := &s.Reports[i]; b.Port == r.Port {
@@ -145,9 +146,9 @@ func setSelectedHealth(tx *store.Tx, s *cloud.ServiceIP, r cloud.BackendHealth) 
 	return 1, nil
 }
 
-// mayReport reports whether a host with a port of the VPC of a service IP may report about a backend: if the backend's
-// port is bound to the host, or if no port of the VPC has the backend's address. A service IP with a selector must
-// select the port.
+// mayReport reports whether a host may report the health of a backend of a service IP. The host has a port of the
+// service IP's VPC. It may report if the backend's port is bound to it, or if no port of the VPC has the backend's
+// address. For a service IP with a selector, the selector must also select the port.
 func mayReport(tx *store.Tx, node cloud.NodeID, s *cloud.ServiceIP, r cloud.BackendHealth) (bool, error) {
 	id := &r.Port
 	if r.Port == "" {

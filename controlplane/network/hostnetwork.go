@@ -16,8 +16,8 @@ var hostNetworks = store.NewTable[cloud.HostNetwork]("net-host-network")
 // maxHostNumber is the greatest number of a host: an SPI has 8 bits for the epoch, and 24 for the number.
 const maxHostNumber = 1<<24 - 1
 
-// SetHostNetwork stores what a host offers to VPCs. It writes nothing if the stored value is equal. A host that encrypts
-// keeps its number, or gets the first one that no other host has; n.Number is ignored.
+// SetHostNetwork stores what a host offers to VPCs. It writes nothing if the stored value is equal. A host that
+// encrypts keeps its number, or gets the first number that no other host has. n.Number is ignored.
 func SetHostNetwork(tx *store.Tx, node cloud.NodeID, n cloud.HostNetwork) error {
 	stored, err := hostNetworks.Get(tx, string(node))
 	if err != nil {

@@ -100,8 +100,8 @@ func TestFilteredLists(t *testing.T) {
 	require.Equal(t, vpcIDs[2], named[0].ID)
 }
 
-// TestPageTokensOfOtherIndexes requires that a page token of a list is valid for the same list read from another index,
-// as a member of another version may do, and that it is not valid for a list with another filter.
+// TestPageTokensOfOtherIndexes requires that a page token stays valid when the next page is read from another index, as
+// a member that runs another version may do. The token must not be valid for a list with another filter.
 func TestPageTokensOfOtherIndexes(t *testing.T) {
 	w := newFeedScript(t)
 	w.createVPC("prod")

@@ -17,8 +17,8 @@ type page struct {
 }
 
 // listing is a list of a project's resources of one kind. The functions below return a page of it and the token of the
-// next page. They read different indexes and return the same resources in the same order, and a token of one is valid
-// for the others. So another version of the program may read another index.
+// next page. They read different indexes, but return the same resources in the same order, and a token from one
+// function is valid for the others. So a member that runs another version may read another index.
 type listing[T any] struct {
 	kind  string
 	table store.Table[T]
@@ -66,8 +66,8 @@ func listNamed[T any](ctx context.Context, s *Service, l listing[T]) ([]*T, stri
 	}, string(l.t.Project), l.kind)
 }
 
-// listIn is a list with an optional name and an optional VPC, whose resources index has at <vpc>/<id>. It reads the
-// index with the fewest entries.
+// listIn returns a page of the resources with the name of the page request and of a VPC. Both are optional. index lists
+// the resources of a VPC at <vpc>/<id>. listIn reads the index with the fewest entries.
 func listIn[I, T any](
 	ctx context.Context, s *Service, l listing[T], index store.Table[I], vpc cloud.VPCID,
 ) ([]*T, string, error) {
@@ -81,7 +81,8 @@ func listIn[I, T any](
 	return list(ctx, s, l)
 }
 
-// find returns the record of the project at an ID, or nil if there is none or the list does not have it.
+// find returns the project's record with an ID. It returns nil if there is no such record, or if the list does not
+// select it.
 func (l *listing[T]) find(v *store.View, id string) (*T, error) {
 	record, err := l.table.Get(v, string(l.t.Project), id)
 	if err != nil || record == nil {
@@ -90,7 +91,7 @@ func (l *listing[T]) find(v *store.View, id string) (*T, error) {
 	return l.check(v, record)
 }
 
-// check returns a record, or nil if the list does not have it.
+// check returns the completed record, or nil if the list does not select it.
 func (l *listing[T]) check(v *store.View, record *T) (*T, error) {
 	if l.page.Name != "" && l.name(record) != l.page.Name || !l.keep(record) {
 		return nil, nil
@@ -101,7 +102,7 @@ func (l *listing[T]) check(v *store.View, record *T) (*T, error) {
 	return record, l.complete(v, record)
 }
 
-// request returns the request for the page.
+// request returns the page request for the store.
 func (l *listing[T]) request() store.PageRequest {
 	return store.PageRequest{
 		Size: l.page.Size, Token: l.page.Token, Query: fmt.Sprintf("network\x00%s\x00%s", l.page.Name, l.filter),

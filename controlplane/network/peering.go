@@ -155,8 +155,8 @@ func (s *Service) GetPeering(ctx context.Context, t cloud.Tenant, id cloud.Peeri
 	return get(ctx, s, peerings, kindPeering, "id", t, string(id))
 }
 
-// ListPeerings returns a page of the project's peerings, and the token of the next page. An empty vpc means all. Several
-// peerings can have one name, because a project also lists those that other projects proposed.
+// ListPeerings returns a page of the project's peerings, and the token of the next page. An empty vpc means all.
+// Several peerings can have one name, because a project also lists those that other projects proposed.
 func (s *Service) ListPeerings(
 	ctx context.Context, t cloud.Tenant, p page, vpc cloud.VPCID,
 ) ([]*cloud.Peering, string, error) {
@@ -178,7 +178,7 @@ type PeeringUpdate struct {
 }
 
 // UpdatePeering changes the name and the description of a peering. It returns PermissionDenied to the project to which
-// the peering was proposed, because the name is one of the names of the proposing project.
+// the peering was proposed, because the name of a peering is unique only in the proposing project.
 func (s *Service) UpdatePeering(
 	ctx context.Context, t cloud.Tenant, q PeeringUpdate, body [32]byte,
 ) (Result[cloud.Peering], error) {

@@ -39,8 +39,9 @@ type gatewayHost struct {
 	lost bool
 }
 
-// choosePlace returns the place of a gateway. host returns the properties of a host; it returns known false for one
-// that was removed. best returns the host for a gateway that leaves its host or has none, or "" if no host can have it.
+// choosePlace returns the place of a gateway. The function host returns the properties of a host; known is false for a
+// host that was removed. The function best returns the host for a gateway that leaves its host or has none, or "" if no
+// host can have the gateway.
 //
 //   - A gateway stays on its host while the host is usable. It also stays on a lost host if no other host can have it:
 //     the host's kernel may still forward packets although its agent does not run.
@@ -75,8 +76,8 @@ func withdrawReason(former cloud.NodeID) string {
 	return fmt.Sprintf("waits until host %s, which it was on, has withdrawn it", former)
 }
 
-// hostPool has the hosts that can get another gateway of one external network in VPCs with one MTU. The search for a
-// host does not depend on the number of hosts in the pool, so that many gateways can lose their host at once.
+// hostPool has the hosts that can get another gateway of one external network in VPCs with one MTU. The duration of a
+// search does not depend on the number of hosts in the pool, because many gateways can lose their host at once.
 type hostPool struct {
 	members map[cloud.NodeID]bool
 	byLoad  loadHeap
@@ -93,8 +94,9 @@ func (p *hostPool) add(id cloud.NodeID) {
 	heap.Push(&p.byLoad, loadedHost{id, p.loads[id]})
 }
 
-// best returns the host for a gateway that leaves the host from, or has none if from is "". It prefers the hosts in
-// withVPC, which need the VPC anyway, and then the host with the fewest gateways. It returns "" if there is no host.
+// best returns the host for a gateway that leaves the host with the ID from. from is "" if the gateway has no host. It
+// prefers the hosts in withVPC, which need the VPC anyway, and then the host with the fewest gateways. It returns "" if
+// there is no host.
 func (p *hostPool) best(withVPC map[cloud.NodeID]int, from cloud.NodeID) cloud.NodeID {
 	var best *loadedHost
 	for id := range withVPC {

@@ -127,7 +127,7 @@ func (r *server) UpdatePort(ctx context.Context, in *networkv1.UpdatePortRequest
 		q.Pairs = replacement(pairs)
 	}
 	if in.Labels != nil {
-		// The map is never nil, for the reason that replacement has for lists.
+		// As in replacement, the map is never nil: a nil map would leave the labels unchanged.
 		labels := map[string]string{}
 		maps.Copy(labels, in.GetLabels().GetLabels())
 		q.Labels = &labels

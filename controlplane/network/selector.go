@@ -16,11 +16,11 @@ var (
 	selectorsIn = store.NewTable[struct{}]("service-selector")
 )
 
-// The backends of a service IP with a selector are not part of its record: a port that gets or loses a label changes its
-// own record and the index portLabels, and no service IP. Hosts have the ports of the VPC with their labels, and apply
-// the selector themselves. The record has the health of those ports that a host has reported about.
+// The backends of a service IP with a selector are not part of its record. When a port gets or loses a label, only the
+// port's record and the index portLabels change. Hosts have the ports of the VPC with their labels, and apply the
+// selector themselves. The record of the service IP has the health of the ports that hosts have reported about.
 
-// labelPath returns a label as a part of a path. A path cannot have slashes in its parts.
+// labelPath returns a label as one part of a store path. It escapes slashes, because they separate the parts.
 func labelPath(key, value string) string { return url.QueryEscape(key) + "=" + url.QueryEscape(value) }
 
 // indexLabels adds a port to the index of its labels.
@@ -37,8 +37,8 @@ func forgetLabels(tx *store.Tx, p *cloud.Port) {
 	}
 }
 
-// relabel replaces the labels of a port. It removes the reports about the port's health: a service IP that selects the
-// port again later must check it first.
+// relabel replaces the labels of a port. It removes the reports about the port's health, so that a service IP that
+// selects the port again later uses it only after a new check.
 func relabel(tx *store.Tx, p *cloud.Port, labels map[string]string) error {
 	if err := forgetReports(tx, p); err != nil {
 		return err
@@ -80,8 +80,8 @@ func forgetReports(tx *store.Tx, p *cloud.Port) error {
 // selectPage is the number of index entries that resolveBackends reads at a time.
 const selectPage = 500
 
-// resolveBackends sets the backends and the status of a service IP with a selector. It changes no other service IP. The
-// result must not be stored.
+// resolveBackends sets the backends and the status of a service IP with a selector. It does not change a service IP
+// without a selector. The changed record must not be stored.
 func resolveBackends(r store.Reader, s *cloud.ServiceIP) error {
 	if len(s.Selector) == 0 {
 		return nil

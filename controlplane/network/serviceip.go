@@ -292,7 +292,8 @@ func deleteService(tx *store.Tx, t cloud.Tenant, id cloud.ServiceIPID) (none str
 	return none, returnQuota(tx, t, quantity{ServiceIPs: 1})
 }
 
-// serviceUsers returns the labels of what leads to a service IP, also by way of its port, which may be nil.
+// serviceUsers returns the labels of the resources that refer to a service IP or to its port. port is nil if the
+// service IP has no port.
 func serviceUsers(r store.Reader, s *cloud.ServiceIP, port *cloud.Port) (users []string, err error) {
 	if port != nil {
 		if users, err = portReferrers(r, port); err != nil {

@@ -15,8 +15,8 @@ import (
 // has such an address.
 var serviceAt = store.NewTable[cloud.ServiceIPID]("service-at")
 
-// serviceSpace returns the addresses that service IPs can have in a VPC without a subnet. The first and the last address
-// of the prefix are left out, because some programs take them for the network and broadcast addresses.
+// serviceSpace returns the addresses of a VPC that service IPs without a subnet can have. The first and the last
+// address of the prefix are left out, because some programs take them for the network and broadcast addresses.
 func serviceSpace(v *cloud.VPC) space {
 	out := space{Owner: "services-" + string(v.ID)}
 	if v.ServiceCIDR.IsValid() {
@@ -25,8 +25,8 @@ func serviceSpace(v *cloud.VPC) space {
 	return out
 }
 
-// claimServiceAddress assigns an address of the VPC's ServiceCIDR to a service IP: the given one, or the lowest free one
-// if that is invalid.
+// claimServiceAddress assigns an address of the VPC's ServiceCIDR to a service IP: a, or the lowest free address if a
+// is the zero value.
 func claimServiceAddress(tx *store.Tx, t cloud.Tenant, s *cloud.ServiceIP, a netip.Addr) error {
 	vpc, err := find(tx, vpcs, kindVPC, t, string(s.VPC))
 	if err != nil {
@@ -61,7 +61,8 @@ func claimServiceAddress(tx *store.Tx, t cloud.Tenant, s *cloud.ServiceIP, a net
 	return nil
 }
 
-// releaseServiceAddress lets the address of a service IP without a subnet rest.
+// releaseServiceAddress releases the address of a service IP without a subnet. The address can be assigned again after
+// RestTime.
 func releaseServiceAddress(tx *store.Tx, s *cloud.ServiceIP) error {
 	vpc, err := vpcs.Get(tx, string(s.Project), string(s.VPC))
 	if err != nil || vpc == nil {

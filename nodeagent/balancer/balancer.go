@@ -14,13 +14,14 @@
 //
 // # Floating IPs
 //
-// Each host with the VPC distributes connections to the floating IP of a service IP like those to the service IP
-// itself, so the connections of guests of the VPC do not leave the VPC. One host answers for the floating IP outside
+// Each host with the VPC distributes connections to the floating IP of a service IP like connections to the service IP
+// itself. So the connections of guests of the VPC do not leave the VPC. One host answers for the floating IP outside
 // (package edge). It distributes the connections from outside, and its answers leave with the floating IP as their
 // source. The source of the packets that backends get is the client's address: the rules of the backends' security
-// groups apply to it, as to the clients of a floating IP of a port. So a backend's host would send the answers out by
-// the routes of the backend's subnet. Instead, packets between the two hosts have a VNI of their own. The backend's
-// host recognizes the connection by this VNI, marks it, and sends its answers back with the same VNI (returningChain).
+// groups apply to it, as to the clients of a floating IP of a port. Without further rules, the backend's host would
+// therefore route the answers by the route table of the backend's subnet, which can lead elsewhere. Instead, packets
+// between the two hosts have a VNI of their own. The backend's host recognizes the connection by this VNI, marks it,
+// and sends its answers back with the same VNI (returningChain).
 //
 // The alternative is to translate the source to an address of the host with the floating IP. Backends would then not
 // see their clients, and the rules of security groups would see another source for a backend on that host than for one
@@ -48,8 +49,8 @@
 //   - The tracked connections to backends that were removed are deleted. With nf_conntrack_tcp_loose 0 such a
 //     connection does not begin again: its next segment gets a TCP reset.
 //   - Each of the two nftables tables is replaced as a whole in one transaction if it differs.
-//   - The package keeps no state. Its routes have a routing protocol number of their own. Set adds routes first and
-//     deletes them last, so that the next call finds a route if a call was interrupted.
+//   - The package keeps no state. It recognizes its routes by a routing protocol number that only it uses. Set adds
+//     routes first and deletes them last, so that the next call finds a route if a call was interrupted.
 //
 // The package supports IPv4 only. It does not check the health of backends (package health), and does not know VMs or
 // the control plane.

@@ -96,8 +96,9 @@ func chains(vpc *cloud.HostVPC) []netfilter.Chain {
 // returningChain renders the rules by which packets of connections from outside to the floating IPs of service IPs pass
 // the host with the floating IP in both directions. A connection gets the VNI of the floating IP in its mark where it
 // arrives: on the host with the floating IP from the edge namespace, and on the host of the backend from the transit
-// device. Its packets get the same mark, for which package netdev and package edge have routes. On the backend's host
-// only the answers get it, because the connection's other packets are for the backend.
+// device. The packets of the connection get the same mark, and packages netdev and edge have routing rules for this
+// mark. On the backend's host only the answers get the mark, because the packets in the other direction are for the
+// backend.
 func returningChain(vpc *cloud.HostVPC) netfilter.Chain {
 	c := netfilter.Chain{Name: "returning", Kind: "filter", Hook: "prerouting", Priority: -150, Policy: "accept"}
 	for i := range vpc.Gateways {

@@ -11,7 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 )
 
-// answers has for which addresses that another host can take over this host answers.
+// answers records the movable addresses for which this host answers ARP requests. An address is movable if another host
+// can take it over: those of NAT gateways and of floating IPs of service IPs.
 type answers struct {
 	mu sync.Mutex // guards the fields below; it is held while proxy entries change and are announced
 	// withdrawn is true between calls of Withdraw and Resume.
@@ -45,9 +46,10 @@ func (a *application) answer(n *network, r *Result) error {
 	return a.announce(answered, r)
 }
 
-// Withdraw stops answering for the addresses of NAT gateways and of floating IPs of service IPs, and returns them. It
-// does not wait for a call of Set, and until Resume no Set answers for them. The connections through these addresses
-// stay as they are: their packets arrive until the neighbours have learned another host.
+// Withdraw stops answering ARP requests for the addresses of NAT gateways and of floating IPs of service IPs, and
+// returns these addresses. It does not wait for a running Set. Until Resume, no Set answers for them. Connections
+// through these addresses are not ended: packets still arrive until the neighbours have learned the MAC address of
+// another host.
 func (e *Edge) Withdraw(ctx context.Context) ([]netip.Addr, error) {
 	e.answers.mu.Lock()
 	defer e.answers.mu.Unlock()

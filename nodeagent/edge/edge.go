@@ -39,8 +39,8 @@
 //     bridge port) is refused: configure the bridge instead of its port. The network's switches must accept several
 //     MAC addresses on the host's port.
 //   - Floating IPs are answered by proxy ARP, with one entry each. Set sends a gratuitous ARP when it adds an entry, so
-//     that an address that moved to this host is found at once. [Edge.Withdraw] deletes the entries of addresses that
-//     another host can take over, and does not wait for a call of Set.
+//     that neighbours learn at once that an address has moved to this host. [Edge.Withdraw] deletes the entries of
+//     addresses that another host can take over, and does not wait for a running Set.
 //   - Packets to floating IPs of the same host, also of the same VPC, pass through the edge namespace like those from
 //     outside.
 //   - The edge namespace forwards from a VPC only packets whose source the VPC may use outside. Packets to
@@ -53,8 +53,9 @@
 //   - Routing selects the NAT gateway: the rules translate a packet according to the device through which it leaves the
 //     VPC's namespace. Each gateway that is not the default has a routing table for packets that arrive from other
 //     hosts. Each subnet with a route has a further table if the VPC has such a gateway on this host.
-//   - Connections are compared with the state on each Set, after the rules have changed, and deleted if the state
-//     translates them differently. With nf_conntrack_tcp_loose 0 they do not begin again.
+//   - After the rules have changed, each Set compares the tracked connections with the wanted state, and deletes those
+//     that the wanted state translates differently. With nf_conntrack_tcp_loose 0 a deleted TCP connection does not
+//     begin again.
 //   - The rules of a namespace are one nftables table, which is replaced as a whole in one transaction if it differs.
 //     Address lists are anonymous maps in the rules: the kernel cannot change them, so a hash of each rule in its
 //     comment suffices to recognize a change.

@@ -19,8 +19,9 @@ type Gateway struct {
 	// Transit is the device in the VPC's namespace from which packets of other hosts to the gateway arrive. Required.
 	// The device need not exist.
 	Transit string
-	// Mark is 0 for a NAT gateway. For a floating IP, it is the mark, of up to 24 bits, of packets that leave through the
-	// gateway, which package balancer sets. Connections from outside to the address may then pass.
+	// Mark is 0 for a NAT gateway. For a floating IP, it is the packet mark, of up to 24 bits, that package balancer
+	// sets on packets that must leave through the floating IP. If Mark is not 0, connections from outside to the
+	// address may pass.
 	Mark uint32
 }
 
@@ -125,7 +126,8 @@ func (n *network) addRoutes(c *connection) {
 		n.rule(routingRule{priority: transitPriority, device: c.gateway.Transit, table: table})
 		if c.gateway.Mark != 0 {
 			n.rule(routingRule{priority: servicePriority, mark: int(c.gateway.Mark), mask: markMask, table: table})
-			// Refusals of connections have no mark.
+			// Packets that refuse a connection (TCP reset, ICMP) have no mark. They are selected by their source
+			// address.
 			n.rule(routingRule{priority: servicePriority, source: c.gateway.Address, table: table})
 		}
 	case c.NAT != nil:

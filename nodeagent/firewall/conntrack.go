@@ -37,9 +37,10 @@ func revoke(ctx context.Context, ns netns.NsHandle, p *policy, r *Result) error 
 	return revokeOf(ctx, ns, p, nil, r)
 }
 
-// revokeOf is like revoke for the connections from and to one of the addresses. Nil means all addresses. If ns, which
-// must be the calling thread's namespace, has no connections, revokeOf lists none: the kernel would search the
-// connections of all namespaces, which takes about 2 ms for each IP version on a host without connections.
+// revokeOf is like revoke, but only for connections from or to an address in only. If only is nil, it is for all
+// connections. ns must be the calling thread's namespace. If ns has no connections, revokeOf does not list them,
+// because the kernel would search the connections of all namespaces. The search takes about 2 ms for each IP version on
+// a host without connections.
 func revokeOf(ctx context.Context, ns netns.NsHandle, p *policy, only map[netip.Addr]bool, r *Result) error {
 	if mutant.On(mutant.KeepRevoked) {
 		return nil

@@ -18,8 +18,8 @@ type listID uint64
 func (id listID) String() string { return fmt.Sprintf("%016x", uint64(id)) }
 
 // listSet is an ipset of type hash:net with counters. It assigns prefixes to lists of groups: the packet counter of an
-// element is the listID. The longest prefix that contains an address decides, as in subjects.groupsOf. A set without
-// elements does not exist.
+// element is the listID. The longest prefix that contains an address selects its list, as in subjects.groupsOf. There
+// is no ipset for a listSet without elements.
 type listSet struct {
 	name  string
 	ipv6  bool
@@ -86,7 +86,7 @@ func (r *tableRenderer) dispatch() {
 }
 
 // dispatchChains returns the chains that select the chain of a list by a packet's source address (egressChain) and by
-// its destination address (ingressChain). They know the lists of d and those in further.
+// its destination address (ingressChain). The chains select among the lists of d and those in further.
 func dispatchChains(d *dispatched, further []listID) map[string][]string {
 	ids := append(slices.Collect(maps.Values(d.lists.lists)), further...)
 	slices.Sort(ids)
@@ -104,10 +104,10 @@ func dispatchChains(d *dispatched, further []listID) map[string][]string {
 }
 
 // tree renders chains that find the list of an address by comparing the packet counter of the address's element with
-// constants. A chain divides its range of IDs into equal ones, so that the number of comparisons is logarithmic, and
-// so that a new list changes only the chain of the smallest range that contains it. The names of chains contain the
-// range. A range whose lists permit all packets is not divided. An unknown list, which only a change by hand could
-// add, is dropped except in such a range.
+// constants. A chain divides its range of IDs into ranges of equal size. So the number of comparisons is logarithmic,
+// and a new list changes only the chain of the smallest range that contains its ID. The name of a chain contains its
+// range. A range whose lists permit all packets is not divided. If an element has an unknown list, which only a change
+// by hand can cause, packets of its address are dropped, unless the ID is in such a range.
 type tree struct {
 	set, field string // the set of lists, and src or dst
 	node, list string // prefixes of the names of chains: of this tree, and of those with the rules of a list
@@ -115,14 +115,15 @@ type tree struct {
 	chains     map[string][]string
 }
 
-// maxLeaf is the number of lists up to which a chain compares with each of them.
+// maxLeaf is the greatest number of lists for which a chain has one comparison for each list.
 const maxLeaf = 4
 
 // manyLists is the number of lists above which a chain divides its range into four. Division into two takes fewer
 // comparisons, but would exceed the kernel's limit of 16 for the depth of calls with some thousand lists.
 const manyLists = 256
 
-// compare returns a rule for packets to whose address's element the comparison of the packet counter applies.
+// compare returns a rule that applies target to packets whose address has an element in the set with a matching packet
+// counter. operator (eq, lt or gt) compares the counter with id.
 func (t *tree) compare(operator string, id listID, target string) string {
 	return fmt.Sprintf("-m set --match-set %s %s ! --update-counters --packets-%s %d %s",
 		t.set, t.field, operator, uint64(id), target)
@@ -135,7 +136,8 @@ func (t *tree) equal(id listID) string {
 	return t.compare("eq", id, "-g "+t.list+id.String())
 }
 
-// target returns the action for packets whose address has one of the lists, of which the first depth bits are equal.
+// target returns the action for packets whose address has one of the lists. The first depth bits of the lists' IDs are
+// equal.
 func (t *tree) target(ids []listID, depth int) string {
 	if t.permits(ids) {
 		return "-j RETURN"
@@ -149,7 +151,7 @@ func (t *tree) permits(ids []listID) bool {
 }
 
 // root returns the rules that find the list of an address among ids, which are sorted. Packets whose address has no
-// list pass them.
+// list match none of these rules.
 func (t *tree) root(ids []listID) []string {
 	if len(ids) == 0 {
 		return nil
@@ -190,7 +192,7 @@ func (t *tree) branches(parts [][]listID, depth int) []string {
 	return rules
 }
 
-// chain adds the chain of a range of IDs, which ids are all known ones of, and returns its name. The first depth bits
+// chain adds the chain of a range of IDs and returns its name. ids are all known IDs in the range. The first depth bits
 // of all IDs in the range are equal.
 func (t *tree) chain(ids []listID, depth int) string {
 	name := fmt.Sprintf("%s%d-%x", t.node, depth, uint64(ids[0]>>(64-depth)))
@@ -198,7 +200,8 @@ func (t *tree) chain(ids []listID, depth int) string {
 	return name
 }
 
-// rules returns the rules for packets whose address has a list. The kernel evaluates the last part in the same chain.
+// rules returns the rules for packets whose address has a list. Each part of the range but the last has a chain of its
+// own. The rules of the last part follow in the same chain.
 func (t *tree) rules(ids []listID, depth int) []string {
 	if t.permits(ids) {
 		return []string{"-j RETURN"}
@@ -210,9 +213,9 @@ func (t *tree) rules(ids []listID, depth int) []string {
 	return append(t.branches(parts, depth), t.rules(parts[len(parts)-1], depth)...)
 }
 
-// divide divides sorted IDs, of which there are several, by one or two bits after the first depth ones, which are
-// equal in all IDs. It goes on to the next bits until there are several parts. It returns the parts that are not
-// empty, and the number of leading bits that are equal within each part.
+// divide divides at least two sorted IDs whose first depth bits are equal into parts, by the next bit, or by the next
+// two bits if there are more than manyLists IDs. If all IDs are in one part, it continues with the bits that follow. It
+// returns the parts that are not empty, and the number of leading bits that are equal within each part.
 func divide(ids []listID, depth int) ([][]listID, int) {
 	for {
 		depth++
@@ -236,10 +239,11 @@ func divide(ids []listID, depth int) ([][]listID, int) {
 // start returns the first ID with the same depth leading bits as id.
 func start(id listID, depth int) listID { return id >> (64 - depth) << (64 - depth) }
 
-// withLists returns the table that precedes t while the elements of the set still have the lists in have. It also has
-// the chains of the lists in have that t does not have, if a prefix of t still has the list, so that packets which
-// both lists permit pass, or if the list limits egress, so that no packet passes which it does not permit. It returns
-// false if there are no such lists. The argument kernel is the table as the kernel has it.
+// withLists returns an intermediate table, which is written before t while the elements of the set still have the lists
+// in have. In addition to the chains of t, it has the chains of some lists that only have contains. A list of a prefix
+// that t also has is kept, so that packets that both the old and the new list permit pass. A list that limits egress is
+// kept, so that the packets that the list forbids are dropped. withLists returns false if there are no such lists. The
+// argument kernel is the table as the kernel has it.
 func (t *table) withLists(have map[netip.Prefix]listID, kernel kernelTable) (table, bool) {
 	current := map[listID]bool{}
 	for _, id := range t.lists.lists {

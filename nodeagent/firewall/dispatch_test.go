@@ -94,8 +94,8 @@ func TestDispatch(t *testing.T) {
 	}
 }
 
-// TestUnlimitedLists checks that ranges whose lists permit all egress are not divided, and that limited lists are
-// found among unlimited ones.
+// TestUnlimitedLists checks that ranges whose lists permit all egress are not divided, and that limited lists are found
+// among unlimited ones.
 func TestUnlimitedLists(t *testing.T) {
 	set := randomLists(rand.New(rand.NewPCG(7, 8)), 1000)
 	ids := slices.Sorted(maps.Values(set.lists.lists))
@@ -121,9 +121,9 @@ func TestUnlimitedLists(t *testing.T) {
 	}
 }
 
-// TestListsOfTheLastCallStay checks which chains the table has while elements of the set have the lists of the last
-// call: those of a list that an address changes from, and those of a list that limits the egress of an address that
-// leaves.
+// TestListsOfTheLastCallStay checks which chains the table keeps while elements of the set still have the lists of the
+// last call. It keeps the chains of a list if an address changes from this list to another one, or if the list limits
+// the egress of an address that is removed.
 func TestListsOfTheLastCallStay(t *testing.T) {
 	changed, removed := netip.MustParsePrefix("10.0.0.5/32"), netip.MustParsePrefix("10.0.0.6/32")
 	const before, open, after listID = 1 << 62, 2 << 62, 3 << 62

@@ -1,7 +1,7 @@
 // Package firewall enforces, on one host, which packets the ports of a VPC may send and receive: port security
 // (anti-spoofing) and security groups. [Firewall.Set] takes the whole wanted state of a VPC and the network namespace
 // that holds the VPC's bridges, compares the wanted state with the kernel's, and writes only the differences.
-// [Firewall.Update] does the same without reading the kernel's state, if it remembers what the last call left.
+// [Firewall.Update] does the same without reading the kernel's state, if it remembers the state after the last call.
 //
 // # Parts
 //
@@ -17,17 +17,17 @@
 //
 //   - The kernel has the state. Every Set reads it, so a restart of the agent needs no special case and manual changes
 //     are repaired. Unchanged input causes no write; [Result.Writes] counts the writes.
-//   - What the package remembers is a cache for Update (memory.go): reading the kernel's state takes much longer than
-//     most changes. The memory of a VPC is dropped before each write and kept again only after the call has succeeded.
-//     So a failed call is followed by one that reads the kernel's state. The memory is not used in another namespace,
-//     such as one that was made again under the same name. Callers call Set regularly (package vpc: every 30 s), and
-//     each Set replaces the memory by what it has read and written.
+//   - The package remembers the state after a successful call as a cache for Update (memory.go), because reading the
+//     kernel's state takes much longer than most changes. The memory of a VPC is dropped before each write and kept
+//     again only after the call has succeeded. So a failed call is followed by one that reads the kernel's state. The
+//     memory is not used in another namespace, such as one that was made again under the same name. Callers call Set
+//     regularly (package vpc: every 30 s), and each Set replaces the memory by what it has read and written.
 //   - Frames from and to a bridge port that is neither a port of the VPC nor in [Options.Trusted] are dropped. A
 //     device that is added later therefore passes nothing until the Set that names its port. In a new namespace, call
 //     Set before the first device is up; the VPC may have no ports yet.
-//   - One lookup decides about an IP packet from an own address, before all other rules of the bridge table, and
-//     bridged frames pass two of its chains. This halves the time that a packet spends in the table: 1.39 instead of
-//     1.58 times the CPU time of a plain bridge for an established flow of small packets (Linux 6.18).
+//   - One lookup, before all other rules of the bridge table, decides about an IP packet that a port sends from its own
+//     address. Bridged frames pass two chains of the table. This halves the time that a packet spends in the table:
+//     1.39 instead of 1.58 times the CPU time of a plain bridge for an established flow of small packets (Linux 6.18).
 //   - A port may use the link-local address formed from its MAC address (RFC 4291, appendix A) and no other one.
 //   - Packets are assigned to a port by IP address, because routed packets carry no bridge port in netfilter. The
 //     bridge table marks packets from ports with port security (fromPort), so that packets from other hosts are not
@@ -45,7 +45,7 @@
 //     With 1,000 lists, the first packet takes 1.25 times the CPU time that it takes with one list (Linux 6.18). A set
 //     and a rule for each list took 22 times. A map to the packet mark would be faster, but ipset permits it only in
 //     the table mangle, and a further hook would slow down each packet of an established flow.
-//   - Lists that permit all egress, which is usual, have no chain for it, and a range of such lists is not divided.
+//   - Lists that permit all egress, which is usual, have no egress chain, and a range of such lists is not divided.
 //   - The chains of egress RETURN permitted packets, because the packets must still pass the ingress rules of the
 //     destination. An ACCEPT there would bypass them (OpenNebula issue 3556).
 //   - Connections are deleted after the rules have changed, and net.netfilter.nf_conntrack_tcp_loose is 0. With the
@@ -58,9 +58,9 @@
 //     net.netfilter.nf_conntrack_max to each of them. A flood in one VPC therefore takes no entries from another. The
 //     package sets no lower limit for a VPC: the setting cannot be written in a namespace (Linux 6.18), and connlimit
 //     searches the list of all counted connections for each new one.
-//   - Elements are added before rules change and removed afterwards, so that no moment has fewer permitted packets
-//     than both the old and the new state have. The list of an address changes after the rules of the new list are
-//     there, and before those of the old list are deleted.
+//   - Elements are added before rules change and removed afterwards. So a packet that both the old and the new state
+//     permit is permitted at every moment in between. The list of an address changes after the rules of the new list
+//     are written, and before the rules of the old list are deleted.
 //
 // The package does not make namespaces, bridges or devices, and does not know VMs or the control plane.
 package firewall
@@ -172,10 +172,10 @@ func (f *Firewall) Set(ctx context.Context, ns netns.NsHandle, vpc cloud.HostVPC
 	return f.set(ctx, ns, &vpc, false)
 }
 
-// Update is like Set, but assumes that the kernel has what the last Set or Update of the VPC left, and writes only the
-// differences between that and vpc. It does not find changes that others made, so callers must call Set regularly. If
-// the last call for the VPC failed, if there was none, or if ns is another namespace than then, Update does what Set
-// does.
+// Update is like Set, but assumes that the kernel still has the state after the last Set or Update of the VPC, and
+// writes only the differences between this state and vpc. Update does not find changes that others made, so callers
+// must call Set regularly. Update reads the kernel's state like Set if the last call for the VPC failed, if there was
+// none, or if the last call was for another namespace than ns.
 func (f *Firewall) Update(ctx context.Context, ns netns.NsHandle, vpc cloud.HostVPC) (Result, error) {
 	return f.set(ctx, ns, &vpc, true)
 }
@@ -290,9 +290,9 @@ func (f *Firewall) write(ctx context.Context, ns netns.NsHandle, have *kernelSta
 	return members.shrink(ctx, want, r)
 }
 
-// writeTables changes the chains, and then adds and changes elements of the sets of lists. The chains know the list of
-// each element at any time. If they therefore must keep more lists than want has, writeTables returns the tables that
-// the kernel has now; for other tables it returns nil.
+// writeTables changes the chains, and then adds and changes elements of the sets of lists. At every moment, there are
+// chains for the list of each element. If the chains must therefore keep lists that are not in want, writeTables
+// returns the tables that the kernel has now. For an IP version whose table is that in want, it returns nil.
 func (f *Firewall) writeTables(
 	ctx context.Context, m *members, have *kernelState, want *state, r *Result,
 ) (tables [2]*table, err error) {

@@ -7,8 +7,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// copyVPC returns a copy of the parts of a VPC on which the wanted state depends. The copy has no slice and no pointer
-// of v, because callers may change these later.
+// copyVPC returns a copy of the parts of a VPC on which the wanted state depends. The copy shares no slice and no
+// pointer with v, because callers may change v later.
 func copyVPC(v *cloud.HostVPC) cloud.HostVPC {
 	c := cloud.HostVPC{
 		ID: v.ID, CIDR: v.CIDR, CIDR6: v.CIDR6, LooseTCP: v.LooseTCP,
@@ -49,8 +49,8 @@ func copyVPC(v *cloud.HostVPC) cloud.HostVPC {
 	return c
 }
 
-// hasPairs reports whether a port with port security has address pairs. Only then the wanted state depends on the ports
-// on other hosts.
+// hasPairs reports whether a port with port security has address pairs. The wanted state depends on the ports on other
+// hosts only if one has.
 func hasPairs(v *cloud.HostVPC) bool {
 	return slices.ContainsFunc(v.Subnets, func(s cloud.HostSubnet) bool {
 		return slices.ContainsFunc(s.Ports, func(p cloud.HostPort) bool { return p.Secured && len(p.Pairs) > 0 })
@@ -95,8 +95,8 @@ func equalRule(a, b cloud.Rule) bool {
 	return a == b
 }
 
-// mayForbid reports whether the rules of b may forbid a connection that those of a permit. It returns false if b has
-// only further rules and members.
+// mayForbid reports whether the rules of b may forbid a connection that those of a permit. It returns false if b
+// differs from a only in additional rules and members.
 func mayForbid(a, b *cloud.HostVPC) bool {
 	if !equalPorts(a, b) || len(a.Groups) != len(b.Groups) {
 		return true

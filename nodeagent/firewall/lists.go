@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listSetRevision is the revision of hash:net since which its elements have counters (Linux 3.11).
+// listSetRevision is the first revision of the ipset type hash:net whose elements can have counters (Linux 3.11).
 const listSetRevision = 3
 
 func isListSet(name string) bool {
@@ -86,7 +86,8 @@ func (m *members) growLists(ctx context.Context, want *listSet, r *Result) error
 	return nil
 }
 
-// shrinkLists removes the elements that are not wanted. It leaves a set that is to have none to shrink.
+// shrinkLists removes the elements that are not wanted. If no elements are wanted, shrinkLists does nothing, because
+// shrink removes the whole set.
 func (m *members) shrinkLists(ctx context.Context, want *listSet, r *Result) error {
 	have := m.have[want.name]
 	if have == nil || len(want.lists) == 0 {
@@ -108,8 +109,8 @@ func (m *members) shrinkLists(ctx context.Context, want *listSet, r *Result) err
 	return nil
 }
 
-// assign adds an element with a list to a set, or changes the list of an existing element. Package netlink cannot set
-// counters.
+// assign adds an element with a list to a set, or changes the list of an existing element. It builds the netlink
+// message itself, because package netlink cannot set counters.
 func (m *members) assign(set string, p netip.Prefix, id listID) error {
 	request := nl.NewNetlinkRequest(nl.IPSET_CMD_ADD|unix.NFNL_SUBSYS_IPSET<<8, nl.GetIpsetFlags(nl.IPSET_CMD_ADD))
 	request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_NETLINK, Version: nl.NFNETLINK_V0})

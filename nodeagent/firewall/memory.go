@@ -102,10 +102,11 @@ func (f *Firewall) change(ctx context.Context, ns netns.NsHandle, m *memory, vpc
 	return revoke(ctx, ns, want.policy, r)
 }
 
-// maxEdits is the number of addresses of a group up to which editMembers is used.
+// maxEdits is the greatest number of different addresses of a group for which editMembers is used.
 const maxEdits = 64
 
-// memberEdit is a change of the addresses of a group: those from index first to end are replaced.
+// memberEdit is a change of the addresses of a group. It replaces the addresses from index first up to end, without
+// end.
 type memberEdit struct {
 	group          int // index in HostVPC.Members
 	first, end     int
@@ -139,7 +140,7 @@ func (m *memory) memberEdits(want []cloud.GroupMembers) ([]memberEdit, bool) {
 }
 
 // compareMembers returns the shortest replacement of a part of have that results in want. The lists may contain an
-// address more than once. members are the addresses in have.
+// address more than once. members is the set of the addresses in have.
 func compareMembers(have, want []netip.Addr, members map[netip.Addr]bool) memberEdit {
 	first := 0
 	for first < len(have) && first < len(want) && have[first] == want[first] {

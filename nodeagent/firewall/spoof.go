@@ -67,8 +67,8 @@ const drop = `counter name "spoof" drop`
 
 // bridgeChains returns the chains of the bridge table. They do not depend on the ports, which are in the sets.
 //
-// Each frame with an IP packet from an own address, or from an address pair of a single address, is decided by one
-// lookup (from_own4 and from_own6). The other rules decide about the remaining frames. Bridged frames pass the hooks
+// One lookup (from_own4 and from_own6) decides about a frame with an IP packet from the port's own address, or from an
+// address pair with a single address. The other rules decide about the remaining frames. Bridged frames pass the hooks
 // prerouting and forward, and frames of the namespace itself the hook output, so no hook postrouting is necessary.
 //
 // Version 1.0.6 of nft has no name for the target address of neighbour discovery messages. The rules therefore use the

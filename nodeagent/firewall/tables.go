@@ -45,7 +45,7 @@ type kernelTable struct {
 }
 
 // hooks are the built-in chains that call the package's chains. Their policy is DROP, so that nothing is forwarded if
-// the rules are missing. It is set before any rule is written.
+// the rules are missing. The policy is set before any rule is written.
 var hooks = []struct{ builtin, target string }{{"FORWARD", forwardChain}, {"INPUT", inputChain}}
 
 // readTable returns the table "filter" of one family.

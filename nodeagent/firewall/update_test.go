@@ -115,8 +115,8 @@ func TestUpdateRunsFewPrograms(t *testing.T) {
 	}
 }
 
-// TestUpdateReadsBackAfterAnError changes the kernel's state by hand, so that the next Update fails. The one after it
-// must not rely on what the package remembers, and repairs everything.
+// TestUpdateReadsBackAfterAnError changes the kernel's state by hand, so that the next Update fails. The Update after
+// it must not rely on the remembered state, and repairs everything.
 func TestUpdateReadsBackAfterAnError(t *testing.T) {
 	l := newLab(t)
 	l.add(t, 0, 5, "a")
@@ -160,8 +160,8 @@ func TestUpdateAfterBadInput(t *testing.T) {
 	require.Equal(t, Result{}, l.update(t))
 }
 
-// TestUpdateInANewNamespace makes the namespace of a VPC again. The new one gets all rules, because what the package
-// remembers is about the old one.
+// TestUpdateInANewNamespace makes the namespace of a VPC again. The new namespace gets all rules, because the
+// remembered state is that of the old one.
 func TestUpdateInANewNamespace(t *testing.T) {
 	l := newLab(t)
 	l.add(t, 0, 5, "a")
@@ -202,8 +202,8 @@ func TestUpdateRevokes(t *testing.T) {
 	}
 }
 
-// TestMayForbid lists changes after which connections are compared with the rules, and changes after which they are
-// not.
+// TestMayForbid lists changes after which tracked connections are compared with the rules, and changes after which this
+// is not necessary.
 func TestMayForbid(t *testing.T) {
 	for _, c := range []struct {
 		change  string

@@ -161,7 +161,8 @@ func (f *flow) stop() {
 }
 
 // TestESPDrift deletes each state and each policy of a host in turn, while packets of the state have been sent, and
-// checks that one call repairs it and that packets flow again. States and policies of other programs are left alone.
+// checks that one call restores the deleted state or policy and that packets arrive again. States and policies of other
+// programs are left alone.
 func TestESPDrift(t *testing.T) {
 	forBoth(t, func(t *testing.T, l *lab) {
 		a, b := l.hosts[0], l.hosts[1]

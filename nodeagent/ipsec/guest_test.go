@@ -27,13 +27,15 @@ import (
 // virtual machine, the guest, with the kernel of images/guest and its modules. The guest has no program except this
 // package's test binary, which runs as process 1.
 
-// guestModules are the modules that the tests need, besides those that each of them needs.
+// guestModules are the kernel modules that the tests need. Their own dependencies are loaded too, and are not listed
+// here.
 var guestModules = []string{
 	"veth", "vxlan", "xfrm_user", "esp4", "esp6", "ctr", "ghash_generic", "gcm", "seqiv", "aesni_intel", "sha512_generic",
 	"drbg",
 }
 
-// inGuest is set in the environment of process 1 of the guest. The kernel passes it from its command line.
+// inGuest is an environment variable of process 1 of the guest. The kernel sets it because it is on the kernel's
+// command line.
 const inGuest = "TRIVET_IPSEC_GUEST"
 
 func TestMain(m *testing.M) {

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Instance returns a text that identifies the kernel and the network namespace of the calling thread. Another one means
-// that the states of the former one are gone. So keys that depend on it are not used again with the same sequence
-// numbers. It requires Linux 5.14.
+// Instance returns a text that identifies the running kernel and the network namespace of the calling thread. A restart
+// of the host or a new namespace deletes all states and changes the text. So keys that are derived from the text are
+// never used again with the same sequence numbers. Instance requires Linux 5.14.
 func Instance() (string, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

@@ -1,6 +1,6 @@
 // Package ipsec encrypts the VXLAN packets between this host and other hosts with the kernel's IPsec (XFRM): ESP in
 // transport mode (RFC 4303) with AES-256-GCM (RFC 4106). [IPsec] compares the kernel's policies and states with the
-// wanted ones and writes the differences. The control plane makes the keys.
+// wanted ones and writes the differences. The control plane derives the keys.
 //
 // # How it works
 //
@@ -18,17 +18,18 @@
 //   - States for received packets are added before the state for sent packets, and deleted after it. The peer has the
 //     states of the next epoch for a whole epoch before this host sends with it. So a rotation loses no packet.
 //   - The policies and states of this package have [ReqID]. All others are left alone.
-//   - The kernel has the state. A restarted agent that finds what it wants writes nothing.
-//   - Sequence numbers have 64 bits (ESN), so a state does not wear out between two rotations. The receiver accepts a
-//     packet only once, and within a window of 4096 packets.
-//   - A state that somebody has deleted is made again with its key. Its sequence numbers continue above those that
-//     were used, as far as Set has seen them: the peer drops packets with numbers that it has seen. Set reads the
-//     number of packets at each call, and the new state for sent packets skips 2^30 numbers. If the state was deleted
-//     while the agent did not run, the numbers are unknown, and the peer drops packets until the keys are rotated. The
-//     kernel combines the sequence number with a random number for each new state, so the initialization vectors of
-//     two states with the same key differ.
-//   - The peer's states with a changed key and the same SPI are deleted before the new ones are added. This occurs
-//     only after one of the hosts was started again, when its former states have gone anyway.
+//   - The package stores no policies and states: it reads them from the kernel. A restarted agent that finds the wanted
+//     ones writes nothing.
+//   - Sequence numbers have 64 bits (ESN), so they do not run out between two rotations. The receiver accepts a
+//     sequence number only once, and only within a window of 4096 packets.
+//   - A state that another program has deleted is added again with the same key. The peer drops packets with sequence
+//     numbers that it has already received. So each Set reads the sequence numbers, and the new state for sent packets
+//     begins 2^30 numbers above the last number that Set has read. If the state was deleted while the agent did not
+//     run, the numbers are unknown, and the peer drops packets until the keys are rotated. The kernel combines the
+//     sequence number with a random number for each new state, so the initialization vectors of two states with the
+//     same key differ.
+//   - The peer's states with a changed key and the same SPI are deleted before the new ones are added. Keys change in
+//     this way only after one of the hosts was restarted, and its own states are then gone anyway.
 //
 // The package does not know VPCs, and does not choose or store keys. Keys are not part of errors and descriptions.
 package ipsec
@@ -53,8 +54,8 @@ const (
 const (
 	// requestTimeout limits the wait for the kernel's answer to one request.
 	requestTimeout = 10 * time.Second
-	// skippedNumbers is the distance of the first sequence number of a state that is made again from the last number
-	// that was seen. A receiver accepts distances below 2^32.
+	// skippedNumbers is added to the last known sequence number when a lost state for sent packets is added again. A
+	// receiver accepts distances below 2^32.
 	skippedNumbers = 1 << 30
 )
 
@@ -66,16 +67,16 @@ type Options struct {
 	Namespace string
 }
 
-// IPsec keeps the kernel's policies and states as the control plane wants them. Its methods must not be called
+// IPsec makes the kernel's policies and states those that the control plane wants. Its methods must not be called
 // concurrently.
 type IPsec struct {
 	vtep   netip.Addr
 	kernel *kernel
-	// numbers has the sequence number that each state has reached, as far as it was seen.
+	// numbers has, by key, the last sequence number of each state that Set has read from the kernel.
 	numbers map[cloud.ESPKey]uint64
 }
 
-// New returns an IPsec that has changed nothing yet. The caller closes it.
+// New returns an IPsec. New itself changes nothing in the kernel. The caller calls Close.
 func New(o Options) (*IPsec, error) {
 	if !o.VTEP.IsValid() || o.VTEP.IsUnspecified() || o.VTEP.IsMulticast() || o.VTEP.Zone() != "" {
 		return nil, fmt.Errorf("encrypt VXLAN: %q is not the underlay address of a host", o.VTEP)
@@ -99,7 +100,7 @@ func (i *IPsec) Protect(ctx context.Context) (writes []string, err error) {
 }
 
 // Set makes the kernel's policies and states those of peers, and returns the changes that it made. It can be repeated
-// after an error. For wrong peers Set returns an error and changes nothing.
+// after an error. If peers are invalid, Set returns an error and changes nothing.
 func (i *IPsec) Set(ctx context.Context, peers []cloud.EncryptedPeer) (writes []string, err error) {
 	return i.reconcile(ctx, "encrypt VXLAN", func(have state) (changes, error) {
 		want, err := wantedStates(i.vtep, peers)
@@ -112,7 +113,7 @@ func (i *IPsec) Set(ctx context.Context, peers []cloud.EncryptedPeer) (writes []
 }
 
 // Remove deletes all policies and states of this package in the network namespace at a path, "" for that of the calling
-// thread, and returns the changes that it made. It succeeds with a kernel without IPsec.
+// thread, and returns the changes that it made. It succeeds if the kernel has no IPsec.
 func Remove(ctx context.Context, namespace string) (writes []string, err error) {
 	k, err := openKernel(namespace)
 	if isMissing(err) {

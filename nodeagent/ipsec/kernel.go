@@ -71,7 +71,7 @@ func isMissing(err error) bool {
 	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EAFNOSUPPORT)
 }
 
-// request returns a request with a state's part of the body.
+// request returns a netlink request without a body that uses the socket of k.
 func (k *kernel) request(kind, flags int) *nl.NetlinkRequest {
 	r := nl.NewNetlinkRequest(kind, flags)
 	r.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_XFRM: {Socket: k.socket}}
@@ -168,8 +168,8 @@ const (
 	bitmapWord = 32
 )
 
-// parseState parses a message of the kernel. own is false for a state without ReqID, and for one that the kernel has
-// made itself because a policy needs a state.
+// parseState parses a message of the kernel. own is false for a state without ReqID, and for a state that the kernel
+// has made itself because a policy requires one.
 func parseState(m []byte) (id stateID, s presentState, own bool, err error) {
 	if len(m) < nl.SizeofXfrmUsersaInfo {
 		return id, s, false, errors.New("the kernel has sent a short state of IPsec")
@@ -320,7 +320,7 @@ func (c deleteState) String() string {
 	return fmt.Sprintf("delete the state from %s to %s with SPI %#x", c.source, c.id.destination, c.id.spi)
 }
 
-// direction returns that of the state's packets on the host with the address vtep.
+// direction returns 1 for a state for received packets, and 0 for a state for sent packets. vtep is the host's address.
 func (c deleteState) direction(vtep netip.Addr) int {
 	if c.id.destination == vtep {
 		return 1

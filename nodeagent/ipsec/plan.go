@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// direction is that of the packets to which a policy applies.
+// direction is the direction of the packets to which a policy applies, from the host's view.
 type direction uint8
 
 const (
@@ -29,7 +29,7 @@ func (d direction) String() string {
 // policy is a policy with a template for ESP in transport mode.
 type policy struct {
 	direction direction
-	// vtep is the address of this host: the destination of packets in, and the source of packets out.
+	// vtep is the address of this host: the destination of received packets, and the source of sent packets.
 	vtep netip.Addr
 	// optional is true if packets that are not encrypted pass the policy.
 	optional bool
@@ -55,7 +55,7 @@ type presentState struct {
 	number uint64       // the number of packets
 }
 
-// state has the policies and states with ReqID that the kernel has.
+// state has the kernel's policies and states with ReqID.
 type state struct {
 	policies []presentPolicy
 	states   map[stateID]presentState
@@ -67,7 +67,7 @@ type presentPolicy struct {
 	index int // identifies the policy
 	// selects is true if the policy applies to the packets to which a policy of this package for vtep applies.
 	selects bool
-	// differs is true if the policy has another effect than policy.
+	// differs is true if the kernel's policy has another effect than the embedded policy.
 	differs bool
 }
 
@@ -109,9 +109,9 @@ func wantedStates(vtep netip.Addr, peers []cloud.EncryptedPeer) (map[stateID]wan
 	return want, nil
 }
 
-// planPolicies returns the changes after which the kernel has the policies of a host, and no other policies but those
-// for former addresses of the host. New policies come before the deletion of others, so that packets are never without a
-// policy.
+// planPolicies returns the changes after which the kernel has the policies of a host. Policies for former addresses of
+// the host are kept, and all others are deleted. New policies are added before others are deleted, so that there is a
+// policy for the packets at every moment.
 func planPolicies(vtep netip.Addr, have state) (all changes) {
 	for _, d := range []direction{in, out} {
 		wanted := wantedPolicy(d, vtep)
@@ -138,8 +138,8 @@ func wantedPolicy(d direction, vtep netip.Addr) policy {
 	return policy{direction: d, vtep: vtep, optional: d == in && mutant.On(mutant.AcceptPlainVXLAN)}
 }
 
-// planStates returns the changes after which the kernel has exactly the wanted states. numbers has the sequence numbers
-// that lost states had reached.
+// planStates returns the changes after which the kernel has exactly the wanted states. numbers has, by key, the last
+// known sequence numbers. A state that is added again continues above its number.
 func planStates(
 	vtep netip.Addr, want map[stateID]wantedState, have state, numbers map[cloud.ESPKey]uint64,
 ) changes {

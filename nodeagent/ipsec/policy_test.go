@@ -80,13 +80,13 @@ func TestPoliciesAreRepaired(t *testing.T) {
 	require.Equal(t, []string{"add the policy out for VXLAN of 192.0.2.1"}, protect())
 	require.Empty(t, protect())
 
-	// A policy with the same selector replaces that of the host.
+	// This policy has the same selector as the host's policy, and replaces it.
 	own.Tmpls[0].Optional = 1
 	h.in(func() error { return netlink.XfrmPolicyUpdate(own) })
 	require.Equal(t, []string{"replace the policy out for VXLAN of 192.0.2.1"}, protect())
 	require.Empty(t, protect())
 
-	// The host has got another address. VXLAN devices with the former one must not send without encryption either.
+	// The address of the host changes. VXLAN devices with the former address must not send without encryption either.
 	moved, err := New(Options{VTEP: l.hosts[1].vtep, Namespace: h.path})
 	require.NoError(t, err)
 	defer moved.Close()

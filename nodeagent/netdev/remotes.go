@@ -10,14 +10,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// maxRemoteChanges is the number of different ports of a subnet up to which UpdateRemotes writes single entries.
+// maxRemoteChanges is the greatest number of different ports of a subnet for which UpdateRemotes writes single entries.
 const maxRemoteChanges = 64
 
-// UpdateRemotes is like Prepare for a VPC that differs from last only in the ports on other hosts. The kernel must have
-// what Prepare or UpdateRemotes wrote for last. UpdateRemotes writes the entries of the ports that differ, and reads
-// nothing, so its duration does not depend on the number of ports that are equal. It calls Prepare instead if the
-// difference is large, if the ports are not sorted by MAC address, or if entries of other ports could depend on the
-// difference.
+// UpdateRemotes is like Prepare for a VPC that differs from last only in the ports on other hosts. The kernel must
+// still have the entries that Prepare or UpdateRemotes wrote for last. UpdateRemotes writes the entries of the ports
+// that differ, and reads nothing, so its duration does not depend on the number of ports that are equal. It calls
+// Prepare instead if the difference is large, if the ports are not sorted by MAC address, or if entries of other ports
+// could depend on the difference.
 func (h *Host) UpdateRemotes(ctx context.Context, vpc, last cloud.HostVPC) (Result, error) {
 	if !sameSubnets(vpc.Subnets, last.Subnets) {
 		return h.Prepare(ctx, vpc)
@@ -138,7 +138,8 @@ func sortedByMAC(list []cloud.RemotePort) bool {
 	return true
 }
 
-// isLocal reports whether a port on this host has an address of r: it migrates, or has got the address of r.
+// isLocal reports whether a port on this host has an address of r. This is possible while the port migrates, or after
+// the port has been given the address of r.
 func isLocal(s *cloud.HostSubnet, r *cloud.RemotePort) bool {
 	return slices.ContainsFunc(s.Ports, func(p cloud.HostPort) bool {
 		return p.MAC == r.MAC || sharesAddress(p.IP, p.IP6, r)

@@ -17,7 +17,8 @@ const servicePriority = 32700
 // markMask selects the bits of a packet's mark that have the VNI of a floating IP. Package balancer sets them.
 const markMask = maxVNI
 
-// addServiceTransit renders what a transit device of a floating IP of a service IP has beyond that of a NAT gateway.
+// addServiceTransit renders the routes, rules and entries that only the transit device of a floating IP of a service IP
+// has, and that of a NAT gateway does not have.
 //
 // On the host with the floating IP, it renders routes, neighbours and forwarding entries for the backends on other
 // hosts. On the other hosts, it renders the route for the answers of backends to the host with the floating IP. In both
@@ -53,8 +54,8 @@ func (w *state) addServiceTransit(vpc *cloud.HostVPC, g *cloud.HostGateway, u *u
 }
 
 // transitMACOf returns the MAC address of transit devices of floating IPs on the host with a VTEP. The host with the
-// floating IP sends packets for a backend to the address of the backend's host, so the addresses of hosts differ. They
-// are locally administered addresses with the bytes of an IPv4 VTEP, or a hash of an IPv6 VTEP.
+// floating IP sends packets for a backend to the MAC address of the backend's host, so each host has its own MAC
+// address. It is a locally administered address with the bytes of an IPv4 VTEP, or a hash of an IPv6 VTEP.
 func transitMACOf(vtep netip.Addr) cloud.MAC {
 	mac := cloud.MAC{0x02, 0xfe}
 	if vtep.Is4() {

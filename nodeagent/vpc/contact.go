@@ -9,16 +9,17 @@ import (
 // contactInterval is how often the host compares the time of its last contact with the lease.
 const contactInterval = 250 * time.Millisecond
 
-// contact is the state of the host's right to answer for the addresses of NAT gateways and of floating IPs of service
-// IPs. After cloud.HeartbeatTimeout without a heartbeat, the leader gives these addresses to other hosts without
-// waiting for this host. So this host withdraws them when its lease, which is shorter, has ended.
+// contact records whether the host may answer for the addresses of NAT gateways and of floating IPs of service IPs.
+// After cloud.HeartbeatTimeout without a heartbeat, the leader assigns these addresses to other hosts without waiting
+// for this host. So this host withdraws them when its lease (cloud.AddressLease), which is shorter, has ended.
 //
-// When the host has contact again, its records can still name it as the host of an address that another host has taken
-// over. It answers again only after a snapshot of a stream that began after the lease had ended, for the addresses that
-// the snapshot still assigns to the host.
+// When the host has contact again, its records can still assign to it an address that another host has taken over. The
+// host answers again only after the snapshot of a newer stream, and only for the addresses that this snapshot assigns
+// to it.
 type contact struct {
 	watched bool
-	// withdrawn is true if the lease has ended. stream is then the newest stream of which the host had an update.
+	// withdrawn is true after the lease has ended, until the host may answer again. stream is the stream of the newest
+	// snapshot at the time when the lease ended.
 	withdrawn bool
 	stream    uint64
 	// snapshot is the stream of the newest snapshot.
@@ -68,7 +69,8 @@ func (n *Networks) checkContact(began time.Time) {
 		n.o.Log.Warn("no contact to the control plane: external addresses that other hosts can take over are withdrawn",
 			"since", time.Since(last).Round(time.Millisecond), "addresses", list)
 	case resume:
-		// In this order: a worker that has computed its state before still withholds the addresses.
+		// restore precedes the change of withdrawn: a worker that has computed its wanted state before the change still
+		// sets Withhold, and so keeps the addresses withdrawn.
 		n.plane.restore()
 		n.mu.Lock()
 		defer n.mu.Unlock()

@@ -9,13 +9,13 @@ import (
 
 // Counts are totals of all VPCs since Networks was made.
 type Counts struct {
-	// Applied counts the successful applications of a VPC, and Failures the others.
+	// Applied counts the successful applications of a VPC, and Failures counts the failed ones.
 	Applied, Failures uint64
 	// Repairs counts the applications that undid a change that another program had made.
 	Repairs uint64
 	// Writes counts the changes of the kernel's state.
 	Writes uint64
-	// ApplyTime is the duration of all applications together.
+	// ApplyTime is the sum of the durations of all applications.
 	ApplyTime time.Duration
 }
 

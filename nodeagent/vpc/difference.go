@@ -7,8 +7,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// difference has the parts of the wanted state of a VPC that differ from the state in force. It leaves out what only
-// the packet filter and package edge read: their packages compare these parts themselves.
+// difference has the parts of the wanted state of a VPC that differ from the state in force. It leaves out the parts
+// that only packages firewall and edge read, because these packages compare the parts themselves.
 type difference struct {
 	remotes  bool // ports on other hosts
 	services bool // service IPs
@@ -47,7 +47,7 @@ func equal[T any](a, b []T, same func(x, y *T) bool) bool {
 	return true
 }
 
-// frame returns a VPC without ports, service IPs, and what only the packet filter and package edge read.
+// frame returns a VPC without its ports, its service IPs, and the parts that only packages firewall and edge read.
 func frame(v *cloud.HostVPC) cloud.HostVPC {
 	f := *v
 	f.Groups, f.Members, f.Denied, f.LooseTCP = nil, nil, nil, false

@@ -25,8 +25,9 @@ type outside struct {
 	withheld bool
 }
 
-// withdraw stops answering for the addresses that another host can take over, and returns them. It does so at once, and
-// then waits for a call of edge, so that all later ones leave the addresses withdrawn.
+// withdraw stops answering for the addresses that another host can take over, and returns them. It stops answering at
+// once. Then it waits until a running call of edge.Set has ended, and makes all later calls leave the addresses
+// withdrawn.
 func (o *outside) withdraw(ctx context.Context) ([]netip.Addr, error) {
 	if o.edge == nil {
 		return nil, nil
@@ -46,8 +47,8 @@ func (o *outside) withdraw(ctx context.Context) ([]netip.Addr, error) {
 	return list, nil
 }
 
-// restore ends the effect of withdraw for a VPC with the next call of set without edge.VPC.Withhold. A VPC without such
-// a call keeps its addresses withdrawn, because its state may be older than the loss of contact.
+// restore ends the effect of withdraw for a VPC with the next call of set without edge.VPC.Withhold. Until this call,
+// the addresses of the VPC stay withdrawn, because the VPC's state in o.vpcs may be older than the loss of contact.
 func (o *outside) restore() {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -10,8 +10,8 @@ import (
 )
 
 // addNAT adds or replaces a NAT gateway, or a floating IP of a service IP. It does nothing if the tables have a later
-// binding of the gateway: n is then an earlier binding, to a host that the gateway has left. A floating IP that led to
-// a port before leads there no longer.
+// binding of the gateway, because n is then the binding to a host that the gateway has left. A floating IP that was
+// attached to a port before is removed from the port.
 func (t *tables) addNAT(n *cloud.NATGatewayOnHost, touched map[cloud.VPCID]bool) {
 	if one := t.vpcs[t.owners[string(n.ID)]]; one != nil && n.OnOneHost() && !mutant.On(mutant.AnnounceTwice) {
 		if had := one.nats[n.ID]; had != nil && had.BindingGeneration > n.BindingGeneration {
@@ -23,7 +23,8 @@ func (t *tables) addNAT(n *cloud.NATGatewayOnHost, touched map[cloud.VPCID]bool)
 }
 
 // addGateway adds a NAT gateway that is on one host, or a floating IP of a service IP. It leaves out a gateway that has
-// no host, or whose host has an unknown underlay address. The control plane sends the gateway again when it has both.
+// no host, or whose host has an unknown underlay address. The control plane sends the gateway again when both are
+// known.
 func (w *wanted) addGateway(t *tables, n *cloud.NATGatewayOnHost) {
 	g := cloud.HostGateway{
 		ID: n.ID, ServiceIP: n.ServiceIP, VNI: n.VNI, Default: n.Default,
@@ -59,8 +60,9 @@ func (w *wanted) routeToGateway(r *cloud.HostRoute, n *cloud.NATGatewayOnHost) {
 }
 
 // edgeState returns the state of a VPC for package edge. It leaves out routes to NAT gateways on other hosts, which
-// only package netdev sets, and what needs external networks that the host does not have according to connected. The
-// control plane knows the external networks of each host, and reports such floating IPs as PENDING.
+// only package netdev sets. It also leaves out gateways and floating IPs of external networks that the host does not
+// have according to connected. The control plane knows the external networks of each host, and reports such floating
+// IPs as PENDING.
 func edgeState(v *cloud.HostVPC, namespace string, connected func(external string) bool) edge.VPC {
 	one := edge.VPCOf(v, namespace)
 	if one.NAT != nil && !connected(one.NAT.External) {

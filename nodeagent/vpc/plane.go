@@ -56,7 +56,7 @@ type plane interface {
 	portCounters(ctx context.Context, id cloud.VPCID) (map[cloud.PortID]cloud.PortCounters, error)
 	counters(ctx context.Context, id cloud.VPCID) (firewall.Counters, error)
 	// withdraw stops answering for external addresses that another host can take over, and returns them. After restore,
-	// apply answers for those of its VPC again.
+	// apply answers again for the addresses of its VPC.
 	withdraw(ctx context.Context) ([]netip.Addr, error)
 	restore()
 	// close stops the servers and leaves everything else.
@@ -130,7 +130,7 @@ func removable(ids []cloud.VPCID) []cloud.VPCID {
 }
 
 // apply sets the ports up last, when their packet filter and servers are in force. It leaves out the steps that depend
-// only on what w and last have in common.
+// only on parts that are equal in w and last.
 func (k *kernelPlane) apply(ctx context.Context, w, last *wanted) (writes []string, err error) {
 	d := differenceOf(last, w)
 	prepared, err := k.prepare(ctx, w, last, d)

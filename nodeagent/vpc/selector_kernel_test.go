@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestSelector follows a service IP that has an address of the VPC's service range and selects its backends by a label,
-// with clients on two hosts. Only records of ports change.
+// TestSelector uses a service IP that has an address of the VPC's service range and selects its backends by a label.
+// Clients are on two hosts. During the test, only records of ports change.
 func TestSelector(t *testing.T) {
 	const api = "10.0.200.7:80"
 	l := newLab(t, 2)

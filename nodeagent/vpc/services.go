@@ -77,10 +77,11 @@ func (w *wanted) addServices(node cloud.NodeID, one *vpcTable) {
 // label is a label of a port.
 type label struct{ key, value string }
 
-// labelledPorts has the ports with a label, in the order of their IDs. With it, a selector is compared with few ports.
+// labelledPorts has the ports with each label, in the order of their IDs. It reduces the number of ports with which a
+// selector is compared.
 type labelledPorts map[label][]*cloud.Port
 
-// add adds a port whose ID is greater than those of all ports before.
+// add adds a port under each of its labels. Ports must be added in the order of their IDs.
 func (l labelledPorts) add(p *cloud.Port) {
 	for key, value := range p.Labels {
 		l[label{key, value}] = append(l[label{key, value}], p)

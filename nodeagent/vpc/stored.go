@@ -32,8 +32,8 @@ const (
 // restarted agent serves from the file until the control plane has sent the VPC. The file has no other use.
 //
 // The file is as old as the last update before the agent stopped, so the servers may give names and addresses that have
-// changed since. What decides where packets go is in the kernel and is not read from the file: VPC has only the ID, the
-// MTU, the prefixes, the subnets with their ports, and the names and addresses of the service IPs.
+// changed since. Forwarding state is in the kernel and is not read from the file. Of the VPC, the file has only the ID,
+// the MTU, the prefixes, the subnets with their ports, and the names and addresses of the service IPs.
 type storedVPC struct {
 	VPC    cloud.HostVPC
 	Domain string

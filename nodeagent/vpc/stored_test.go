@@ -120,8 +120,8 @@ func TestWrongStoredVPC(t *testing.T) {
 	require.Equal(t, string(good), string(again))
 }
 
-// TestServedPart requires that the stored part of a VPC has nothing that decides where packets go, which would be out of
-// date after a restart.
+// TestServedPart requires that the stored part of a VPC has no forwarding state, which would be out of date after a
+// restart.
 func TestServedPart(t *testing.T) {
 	v := cloud.HostVPC{
 		ID: "v", MTU: 1450, CIDR: netip.MustParsePrefix("10.0.0.0/16"), LooseTCP: true,

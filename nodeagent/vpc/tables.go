@@ -15,7 +15,7 @@ type tables struct {
 	node   cloud.NodeID
 	vpcs   map[cloud.VPCID]*vpcTable
 	groups map[cloud.SecurityGroupID]*cloud.SecurityGroup
-	// floating are the floating IPs of ports, and floatingAt those of each port.
+	// floating are the floating IPs of ports by their IDs, and floatingAt has the ID of the floating IP of each port.
 	floating   map[cloud.FloatingIPID]*cloud.FloatingIP
 	floatingAt map[cloud.PortID]cloud.FloatingIPID
 	peerings   map[cloud.PeeringID]*cloud.Peering
@@ -209,8 +209,8 @@ func (t *tables) addPort(p *cloud.PortOnHost, touched map[cloud.VPCID]bool) {
 	one.count(p, 1)
 }
 
-// addFloating adds or replaces a floating IP of a port. The port may be unknown yet, and changes its VPC when it
-// arrives.
+// addFloating adds or replaces a floating IP of a port. If the record of the port has not arrived yet, the floating IP
+// is applied together with the port.
 func (t *tables) addFloating(f *cloud.FloatingIP, touched map[cloud.VPCID]bool) {
 	t.remove(string(f.ID), touched) // also if it led to a service IP
 	t.floating[f.ID] = f

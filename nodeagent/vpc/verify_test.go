@@ -45,7 +45,8 @@ func TestUpdatesDoNotReadTheKernel(t *testing.T) {
 	require.Eventually(t, func() bool { return len(f.verifications("a")) == 5 }, wait, time.Millisecond)
 }
 
-// TestUpdatesDoNotDelayTheResync sends updates without pause. The kernel's state is read nevertheless.
+// TestUpdatesDoNotDelayTheResync sends updates without pause, and requires that the kernel's state is read
+// nevertheless.
 func TestUpdatesDoNotDelayTheResync(t *testing.T) {
 	f := newFixture(t)
 	f.update(1, 1, true, "vpc a")

@@ -148,9 +148,9 @@ func (n *Networks) attempt(w *worker, resync bool) (removed bool, err error) {
 	return n.finish(w, seq, &r), err
 }
 
-// trusted returns the state in force if the kernel has it as far as the worker knows. It returns nil if the kernel's
-// state must be read: at a resync, even if wakes kept the worker from it, at first, after a failure, and if something
-// else has changed the state.
+// trusted returns the state in force if the worker may assume that the kernel has it. It returns nil if the kernel's
+// state must be read: at the first attempt, after a failure, if something else has changed the state, and at a resync,
+// even one that frequent wakes have delayed.
 func (n *Networks) trusted(w *worker, resync bool, now time.Time) *wanted {
 	n.mu.Lock()
 	defer n.mu.Unlock()
