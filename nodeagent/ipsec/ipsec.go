@@ -13,8 +13,8 @@
 //
 //   - The policies name no peer. A packet to or from a host without states is dropped, so a missing key never results
 //     in a packet that is not encrypted. For the same reason the policies are installed before the states.
-//   - Policies for a former address of the host stay until Remove, because VXLAN devices can have the address until their
-//     VPCs are applied again. They select nothing else.
+//   - Policies for a former address of the host stay until Remove, because VXLAN devices can have the address until
+//     their VPCs are applied again. They select nothing else.
 //   - States for received packets are added before the state for sent packets, and deleted after it. The peer has the
 //     states of the next epoch for a whole epoch before this host sends with it. So a rotation loses no packet.
 //   - The policies and states of this package have [ReqID]. All others are left alone.

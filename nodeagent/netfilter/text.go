@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Elements returns an anonymous set or map with the given elements, sorted and without duplicates, so that the text does
-// not depend on the order of list. It sorts list.
+// Elements returns an anonymous set or map with the given elements, sorted and without duplicates, so that the text
+// does not depend on the order of list. It sorts list.
 func Elements(list []string) string {
 	slices.Sort(list)
 	return "{ " + strings.Join(slices.Compact(list), ", ") + " }"

@@ -499,13 +499,13 @@ type WatchResponse struct {
 	LeaseSeconds uint32 `protobuf:"varint,7,opt,name=lease_seconds,json=leaseSeconds,proto3" json:"lease_seconds,omitempty"`
 	// Console logs to send by SendConsole, or to stop sending.
 	ConsoleRequests []*ConsoleRequest `protobuf:"bytes,8,rep,name=console_requests,json=consoleRequests,proto3" json:"console_requests,omitempty"`
-	// Volumes in their new desired state, attached or not. In the snapshot all volumes that are bound to the host. A
-	// volume that is attached to a VM of the host is also in the disk of its AssignedVm. These two copies may arrive in
+	// Volumes whose desired state has changed, attached or not. The snapshot has all volumes that are bound to the host.
+	// A volume that is attached to a VM of the host is also in the disk of its AssignedVm. These two copies may arrive in
 	// different messages: the one with the higher AssignedVolume.generation is valid.
 	Volumes []*AssignedVolume `protobuf:"bytes,9,rep,name=volumes,proto3" json:"volumes,omitempty"`
-	// Volumes that are no longer bound to the host, because it has reported that it deleted them. Never in the snapshot.
-	// A volume in a pool of the host that neither the snapshot nor a later message names is unknown to the control plane:
-	// the host keeps its bytes for an operator.
+	// Volumes that are no longer bound to the host, because the host has reported that it deleted them. Empty in the
+	// snapshot. If a pool of the host has a volume that neither the snapshot nor a later message names, the control plane
+	// does not know the volume. The host keeps the bytes of such a volume for an operator.
 	ReleasedVolumes []string `protobuf:"bytes,10,rep,name=released_volumes,json=releasedVolumes,proto3" json:"released_volumes,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -1109,8 +1109,8 @@ type AssignedDisk struct {
 	Cache     v1.DiskCache `protobuf:"varint,4,opt,name=cache,proto3,enum=vmcontroller.v1.DiskCache" json:"cache,omitempty"`
 	// Absent: a blank disk, or a volume.
 	Image *AssignedImage `protobuf:"bytes,5,opt,name=image,proto3" json:"image,omitempty"`
-	// Set if the disk is a volume. The VM does not own the volume: POWER_DESTROYED does not delete it. image and
-	// size_bytes are then not set; those of the volume apply.
+	// Set if the disk is a volume. The VM does not own the volume: POWER_DESTROYED does not delete the volume. image and
+	// size_bytes are then not set, because AssignedVolume has them.
 	Volume        *AssignedVolume `protobuf:"bytes,6,opt,name=volume,proto3" json:"volume,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1190,10 +1190,11 @@ func (x *AssignedDisk) GetVolume() *AssignedVolume {
 
 // AssignedVolume is the desired state of one volume on the host that it is bound to.
 //
-// The attachment generation protects the volume's bytes. It grows by 1 each time when the volume is attached to a VM. A
-// host stores it, synced, before it opens the volume for that VM, and never opens a volume with a lower one, or with one
-// at which the volume was already assigned to it as detached. The control plane attaches a detached volume again only
-// when VolumeObservation.flushed_generation has reached the generation of the last attachment.
+// The attachment generation ensures that a volume has one writer. It grows by 1 each time the volume is attached to a
+// VM. Before a host opens the volume for the VM, the host stores the generation with fsync. A host never opens a volume
+// with a lower generation than the stored one. It also never opens a volume with a generation after it has received an
+// assignment with the same generation in which the volume is detached. The control plane attaches a detached volume
+// again only when VolumeObservation.flushed_generation has reached the generation of the last attachment.
 type AssignedVolume struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	VolumeId string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
@@ -1201,22 +1202,24 @@ type AssignedVolume struct {
 	Generation uint64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
 	// Name of the host's storage pool that has the volume.
 	Pool string `protobuf:"bytes,3,opt,name=pool,proto3" json:"pool,omitempty"`
-	// The volume was deleted: delete its bytes, and report it as not present. Only volume_id, generation and pool are set
-	// besides.
+	// The volume was deleted: the host deletes its bytes, and reports the volume as not present. Of the other fields,
+	// only volume_id, generation and pool are set.
 	Deleted bool `protobuf:"varint,4,opt,name=deleted,proto3" json:"deleted,omitempty"`
-	// Size as the guest sees it. A volume that is smaller is to be enlarged, also while a guest uses it. A volume is never
-	// made smaller.
+	// Size as the guest sees it. The host enlarges a smaller volume, also while a guest uses it. The host never makes a
+	// volume smaller.
 	SizeBytes uint64          `protobuf:"varint,5,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
 	Format    v1.VolumeFormat `protobuf:"varint,6,opt,name=format,proto3,enum=vmcontroller.v1.VolumeFormat" json:"format,omitempty"`
-	// The content with which the volume is made. Absent: zeros.
+	// The initial content of the volume. Absent: zeros.
 	Image *AssignedImage `protobuf:"bytes,7,opt,name=image,proto3" json:"image,omitempty"`
-	// The host has reported the volume as present before. If it is absent now, the host must not make it again, and
-	// reports an error. False: the host makes the volume if it is absent, at the latest when it is attached.
+	// True: the host has reported the volume as present before. If the volume is absent now, the host reports an error
+	// and must not make the volume again. False: the host makes the volume if it is absent, at the latest when the volume
+	// is attached.
 	MustExist bool `protobuf:"varint,8,opt,name=must_exist,json=mustExist,proto3" json:"must_exist,omitempty"`
 	// Generation of the last attachment. 0: the volume was never attached.
 	AttachmentGeneration uint64 `protobuf:"varint,9,opt,name=attachment_generation,json=attachmentGeneration,proto3" json:"attachment_generation,omitempty"`
-	// The VM that the volume is attached to, and the ID of its disk there. Empty: the volume is detached. The host then
-	// closes and flushes it, and reports attachment_generation as flushed.
+	// The VM that the volume is attached to, and the ID of the VM's disk for the volume. Empty: the volume is detached.
+	// The host then closes and flushes the volume, and reports attachment_generation in
+	// VolumeObservation.flushed_generation.
 	VmId   string `protobuf:"bytes,10,opt,name=vm_id,json=vmId,proto3" json:"vm_id,omitempty"`
 	DiskId string `protobuf:"bytes,11,opt,name=disk_id,json=diskId,proto3" json:"disk_id,omitempty"`
 	// Limits on the guest's I/O operations and bytes in each second, of reads and writes together. 0: no limit.
@@ -1503,7 +1506,7 @@ type ReportRequest struct {
 	Facts *NodeFacts `protobuf:"bytes,1,opt,name=facts,proto3" json:"facts,omitempty"`
 	// At most 1,000.
 	Vms []*VmObservation `protobuf:"bytes,2,rep,name=vms,proto3" json:"vms,omitempty"`
-	// At most 1,000. They count like observations of VMs in the limits of Report.
+	// At most 1,000. For the rates that Report limits, observations of volumes and of VMs count together.
 	Volumes       []*VolumeObservation `protobuf:"bytes,3,rep,name=volumes,proto3" json:"volumes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1609,8 +1612,8 @@ type NodeFacts struct {
 	CpuModels    []string        `protobuf:"bytes,4,rep,name=cpu_models,json=cpuModels,proto3" json:"cpu_models,omitempty"`
 	Architecture v1.Architecture `protobuf:"varint,5,opt,name=architecture,proto3,enum=vmcontroller.v1.Architecture" json:"architecture,omitempty"`
 	// The storage pools that the host serves, at most 64. The host serves each storage class of the driver MANAGED that
-	// names one of these pools. A pool that cannot be used at the moment (for example because it is not mounted) is not in
-	// the list; its volumes are reported with an error.
+	// names one of these pools. A pool that cannot be used at the moment, for example because its file system is not
+	// mounted, is not in the list. The host then reports the volumes of the pool with an error.
 	StoragePools  []*StoragePool `protobuf:"bytes,6,rep,name=storage_pools,json=storagePools,proto3" json:"storage_pools,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1767,9 +1770,8 @@ type VmObservation struct {
 	// Of a VM with a process: the network interfaces that the guest has, and those of the assignment that it could not
 	// get. Empty without a process.
 	Nics []*NicObservation `protobuf:"bytes,13,rep,name=nics,proto3" json:"nics,omitempty"`
-	// Of a VM with a process: the disks that are volumes and that the guest has, and those of the assignment that it could
-	// not get. Empty without a process. A host reports a VM as having no process only when the VM's volumes are closed and
-	// flushed.
+	// The disks of the guest that are volumes, and the assigned volumes that the guest could not get. Empty if the VM has
+	// no process. A host reports a VM as having no process only when the VM's volumes are closed and flushed.
 	Disks         []*DiskObservation `protobuf:"bytes,14,rep,name=disks,proto3" json:"disks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1903,9 +1905,9 @@ func (x *VmObservation) GetDisks() []*DiskObservation {
 	return nil
 }
 
-// DiskObservation is one disk of a running guest that is a volume. While a guest runs, the control plane attaches a disk
-// by adding it to AssignedVm.disks, and detaches it by leaving it out. The volume of a detached disk stays attached to
-// the VM until the host has reported the disk as not attached, or not at all.
+// DiskObservation is one disk of a running guest that is a volume. While a guest runs, the control plane attaches a
+// disk by adding it to AssignedVm.disks, and detaches it by leaving it out. The volume of a detached disk stays
+// attached to the VM until the host reports the disk as not attached, or no longer reports the disk.
 type DiskObservation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// AssignedDisk.id.
@@ -1970,18 +1972,18 @@ func (x *DiskObservation) GetError() string {
 	return ""
 }
 
-// VolumeObservation is what the host has of one volume that is bound to it.
+// VolumeObservation is the state of one volume on the host that the volume is bound to.
 type VolumeObservation struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	VolumeId string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
-	// The generation of the assignment that the agent had when it looked: AssignedVolume.generation.
+	// AssignedVolume.generation of the newest assignment that the agent had when it observed the volume.
 	Generation uint64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
-	// The volume's bytes are in the pool, and complete.
+	// True if all of the volume's bytes are in the pool.
 	Present bool `protobuf:"varint,3,opt,name=present,proto3" json:"present,omitempty"`
 	// Size as the guest sees it. 0 if the volume is not present.
 	SizeBytes uint64 `protobuf:"varint,4,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
-	// The greatest attachment generation at which everything that a guest wrote is flushed, and at which the host does not
-	// have the volume open. The host reports the attachment generation of a volume that it never opened at once. The
+	// The greatest attachment generation for which the host has closed the volume and flushed everything that the guest
+	// wrote. For a generation with which the host never opened the volume, the host reports the generation at once. The
 	// control plane ignores a number above the volume's attachment generation.
 	FlushedGeneration uint64 `protobuf:"varint,5,opt,name=flushed_generation,json=flushedGeneration,proto3" json:"flushed_generation,omitempty"`
 	// Why the volume cannot be made, enlarged, opened or deleted. The first 1024 bytes are kept. Empty: no error.
@@ -2505,11 +2507,12 @@ type HostNetwork struct {
 	// Why the host cannot have network interfaces of VMs, for example a kernel feature that is missing: at most 64 texts,
 	// each of at most 256 bytes. Empty: the host can have them.
 	Missing []string `protobuf:"bytes,4,rep,name=missing,proto3" json:"missing,omitempty"`
-	// The host encrypts VXLAN packets, and drops those that are not encrypted. So it exchanges packets only with other
-	// hosts that encrypt them. VPCs then need 37 bytes more of the underlay's MTU.
+	// The host encrypts VXLAN packets, and drops VXLAN packets that are not encrypted. So it exchanges such packets only
+	// with other hosts that encrypt. Each VPC then needs 37 bytes more of the underlay's MTU.
 	Encrypt bool `protobuf:"varint,5,opt,name=encrypt,proto3" json:"encrypt,omitempty"`
-	// Identifies the kernel in which the states of the encryption are, at most 64 bytes: another one after a restart of
-	// the host. The keys of the host depend on it, so that no key is used again with the same sequence numbers.
+	// Identifies the running kernel and network namespace that have the ESP states, at most 64 bytes. It changes when the
+	// host restarts. The keys of the host are derived from it, so that no key is used again with the same sequence
+	// numbers.
 	Instance      string `protobuf:"bytes,6,opt,name=instance,proto3" json:"instance,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2678,7 +2681,8 @@ type SyncNetworksResponse struct {
 	Peerings []*v11.Peering `protobuf:"bytes,14,rep,name=peerings,proto3" json:"peerings,omitempty"`
 	// NAT gateways that are on one host at a time, and floating IPs of service IPs.
 	HostNatGateways []*HostNatGateway `protobuf:"bytes,16,rep,name=host_nat_gateways,json=hostNatGateways,proto3" json:"host_nat_gateways,omitempty"`
-	// Set in the snapshot for a host that encrypts, and after the peers or their keys have changed.
+	// Set for a host that encrypts: in the snapshot, or in a later message if the leader does not know yet that the host
+	// encrypts, and after the peers or their keys have changed.
 	Encryption    *HostEncryption `protobuf:"bytes,17,opt,name=encryption,proto3" json:"encryption,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2826,13 +2830,14 @@ func (x *SyncNetworksResponse) GetEncryption() *HostEncryption {
 	return nil
 }
 
-// HostEncryption has the keys with which a host exchanges VXLAN packets with other hosts. It replaces the former one.
-// The host acknowledges the revision of the message only when it can receive packets with all keys.
+// HostEncryption has the keys with which a host exchanges VXLAN packets with other hosts. Each message replaces the
+// former one as a whole. The host acknowledges the revision of the message only when it can receive packets with all
+// keys.
 type HostEncryption struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The hosts that need a VPC that this host needs, and encrypt packets.
 	Peers []*EncryptedPeer `protobuf:"bytes,1,rep,name=peers,proto3" json:"peers,omitempty"`
-	// The number of the keys with which packets are sent. It grows with each rotation.
+	// The number of the generation of keys with which the host sends. It grows by 1 with each rotation.
 	Epoch         uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2889,8 +2894,8 @@ type EncryptedPeer struct {
 	Vtep string `protobuf:"bytes,1,opt,name=vtep,proto3" json:"vtep,omitempty"`
 	// The state for packets to the other host, with the key of the present epoch.
 	Send *EspState `protobuf:"bytes,2,opt,name=send,proto3" json:"send,omitempty"`
-	// The states for packets from the other host, with the keys of the former, the present and the next epoch. Two hosts
-	// of which one has not got the latest rotation can therefore receive from each other.
+	// The states for packets from the other host, with the keys of the former, the present and the next epoch. So two
+	// hosts can exchange packets while only one of them has received the latest rotation.
 	Receive       []*EspState `protobuf:"bytes,3,rep,name=receive,proto3" json:"receive,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3002,8 +3007,8 @@ func (x *EspState) GetKey() []byte {
 	return nil
 }
 
-// HostNatGateway is a NAT gateway that is on one host at a time, as the hosts that have its VPC need it. With
-// service_ip_id it is the floating IP of a service IP, which is on one host in the same way.
+// HostNatGateway is a NAT gateway that is on one host at a time, with the fields that hosts with its VPC need. If
+// service_ip_id is set, the message is for the floating IP of a service IP, which is also on one host at a time.
 type HostNatGateway struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// node_id is the gateway's host. It is empty while the gateway has no host. Of a floating IP, only id, name, org_id,

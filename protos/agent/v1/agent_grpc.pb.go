@@ -75,9 +75,9 @@ type AgentServiceClient interface {
 	// message has been recorded.
 	//
 	// FAILED_PRECONDITION (NOT_LEADER) as in Watch. RESOURCE_EXHAUSTED: a message above 1 MiB, or a fifth open stream of
-	// the host. INVALID_ARGUMENT: more than 1,000 observations in a message, or facts. A member reads 2,000 observations
-	// a second (after a burst of 10,000), of which 200 may change records (after 2,000); it records facts at most every
-	// 30 s.
+	// the host. INVALID_ARGUMENT: more than 1,000 observations of VMs or of volumes in a message, or invalid facts. A
+	// member reads 2,000 observations a second (after a burst of 10,000), of which 200 may change records (after 2,000);
+	// it records facts at most every 30 s.
 	Report(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ReportRequest, ReportResponse], error)
 	// ReadImage sends the bytes of an image, as stored, from an offset to the end. A repeat with a higher offset
 	// continues a broken read, also on another member. NOT_FOUND: this member has no verified copy, or no VM that is
@@ -245,9 +245,9 @@ type AgentServiceServer interface {
 	// message has been recorded.
 	//
 	// FAILED_PRECONDITION (NOT_LEADER) as in Watch. RESOURCE_EXHAUSTED: a message above 1 MiB, or a fifth open stream of
-	// the host. INVALID_ARGUMENT: more than 1,000 observations in a message, or facts. A member reads 2,000 observations
-	// a second (after a burst of 10,000), of which 200 may change records (after 2,000); it records facts at most every
-	// 30 s.
+	// the host. INVALID_ARGUMENT: more than 1,000 observations of VMs or of volumes in a message, or invalid facts. A
+	// member reads 2,000 observations a second (after a burst of 10,000), of which 200 may change records (after 2,000);
+	// it records facts at most every 30 s.
 	Report(grpc.ClientStreamingServer[ReportRequest, ReportResponse]) error
 	// ReadImage sends the bytes of an image, as stored, from an offset to the end. A repeat with a higher offset
 	// continues a broken read, also on another member. NOT_FOUND: this member has no verified copy, or no VM that is

@@ -773,7 +773,7 @@ type Port struct {
 	StatusReason  string `protobuf:"bytes,19,opt,name=status_reason,json=statusReason,proto3" json:"status_reason,omitempty"`
 	CreatedAt     int64  `protobuf:"varint,20,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	UpdatedAt     int64  `protobuf:"varint,21,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
-	// At most 16, of at most 1024 bytes together. Service IPs select ports by them.
+	// At most 16 labels, with at most 1,024 bytes together. Service IPs select ports by labels.
 	Labels        map[string]string `protobuf:"bytes,22,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1567,14 +1567,15 @@ type FloatingIp struct {
 	// The address of the port or service IP; empty without one.
 	FixedAddress string `protobuf:"bytes,9,opt,name=fixed_address,json=fixedAddress,proto3" json:"fixed_address,omitempty"`
 	Description  string `protobuf:"bytes,10,opt,name=description,proto3" json:"description,omitempty"`
-	// ACTIVE: the host in node_id has acknowledged that it has the address. PENDING: it has not yet, or there is no host
-	// that can have the address; status_reason says which. ERROR: the host could not apply the VPC. DOWN: not attached.
+	// ACTIVE: the host in node_id has acknowledged that it has the address. PENDING: the host has not acknowledged the
+	// address yet, or no host can have the address; status_reason says which. ERROR: the host could not apply the VPC.
+	// DOWN: not attached.
 	Status       Status `protobuf:"varint,11,opt,name=status,proto3,enum=network.v1.Status" json:"status,omitempty"`
 	StatusReason string `protobuf:"bytes,12,opt,name=status_reason,json=statusReason,proto3" json:"status_reason,omitempty"`
 	CreatedAt    int64  `protobuf:"varint,13,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	UpdatedAt    int64  `protobuf:"varint,14,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
-	// The host that has the address: that of the port, or a connected host with the external network, which the leader
-	// chooses for a service IP. Empty without a host.
+	// The host that has the address. For a port, it is the host of the port. For a service IP, it is a connected host
+	// with the external network, which the leader chooses. Empty: no host has the address.
 	NodeId        string `protobuf:"bytes,15,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1970,7 +1971,8 @@ type ServiceIp struct {
 	Address  string `protobuf:"bytes,7,opt,name=address,proto3" json:"address,omitempty"`
 	// 1 to 32.
 	Ports []*ServicePort `protobuf:"bytes,8,rep,name=ports,proto3" json:"ports,omitempty"`
-	// At most 250. With a selector: the ports that it selects now, the first 250 in the order of their IDs.
+	// At most 250. With a selector: the ports that the selector selects at the time of the call, the first 250 in the
+	// order of their IDs.
 	Backends     []*Backend   `protobuf:"bytes,9,rep,name=backends,proto3" json:"backends,omitempty"`
 	HealthCheck  *HealthCheck `protobuf:"bytes,10,opt,name=health_check,json=healthCheck,proto3" json:"health_check,omitempty"`
 	Affinity     Affinity     `protobuf:"varint,11,opt,name=affinity,proto3,enum=network.v1.Affinity" json:"affinity,omitempty"`

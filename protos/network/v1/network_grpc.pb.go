@@ -116,9 +116,9 @@ type NetworkServiceClient interface {
 	// DeleteVpc deletes a VPC without subnets, service IPs and ACTIVE peerings, and with it its NAT gateways and route
 	// tables, and the proposals of peerings with it that were not accepted.
 	DeleteVpc(ctx context.Context, in *DeleteVpcRequest, opts ...grpc.CallOption) (*DeleteVpcResponse, error)
-	// CreateSubnet creates a subnet within the VPC's prefix. INVALID_ARGUMENT: it overlaps another subnet of the VPC (the
-	// message names it) or the service_cidr_block, or the gateway is outside of it, its network address or its broadcast
-	// address.
+	// CreateSubnet creates a subnet within the VPC's prefix. INVALID_ARGUMENT: the subnet overlaps another subnet of the
+	// VPC (the error text names the other subnet) or the VPC's service_cidr_block, or the gateway is outside of the
+	// subnet, or is its network or broadcast address.
 	CreateSubnet(ctx context.Context, in *CreateSubnetRequest, opts ...grpc.CallOption) (*Subnet, error)
 	// GetSubnet returns a subnet with the number of free addresses. The read is linearizable.
 	GetSubnet(ctx context.Context, in *GetSubnetRequest, opts ...grpc.CallOption) (*Subnet, error)
@@ -138,8 +138,8 @@ type NetworkServiceClient interface {
 	GetPort(ctx context.Context, in *GetPortRequest, opts ...grpc.CallOption) (*Port, error)
 	// ListPorts returns a page of ports in the order of their IDs, as of the time of the first page.
 	ListPorts(ctx context.Context, in *ListPortsRequest, opts ...grpc.CallOption) (*ListPortsResponse, error)
-	// UpdatePort changes name, description, security groups, allowed address pairs, port security, bandwidth and labels. A
-	// service IP whose selector no longer selects the port treats it like a backend that was removed.
+	// UpdatePort changes name, description, security groups, allowed address pairs, port security, bandwidth and labels.
+	// A service IP whose selector no longer selects the port treats it like a backend that was removed.
 	UpdatePort(ctx context.Context, in *UpdatePortRequest, opts ...grpc.CallOption) (*Port, error)
 	// DeletePort deletes a port that no VM and no service IP uses.
 	DeletePort(ctx context.Context, in *DeletePortRequest, opts ...grpc.CallOption) (*DeletePortResponse, error)
@@ -184,9 +184,10 @@ type NetworkServiceClient interface {
 	GetNatGateway(ctx context.Context, in *GetNatGatewayRequest, opts ...grpc.CallOption) (*NatGateway, error)
 	// ListNatGateways returns a page of NAT gateways in the order of their IDs, as of the time of the first page.
 	ListNatGateways(ctx context.Context, in *ListNatGatewaysRequest, opts ...grpc.CallOption) (*ListNatGatewaysResponse, error)
-	// UpdateNatGateway changes name, description and is_default. ALREADY_EXISTS: another gateway of the VPC is the default
-	// and is_default is true. Clearing is_default ends the connections of the VPC through its default route. So does
-	// setting it, if the gateway has no address of its own, for connections through the gateway's former host.
+	// UpdateNatGateway changes name, description and is_default. ALREADY_EXISTS: another gateway of the VPC is the
+	// default and is_default is true. Clearing is_default ends the connections of the VPC through its default route.
+	// Setting is_default for a gateway without an address of its own ends the connections through the gateway's former
+	// host.
 	UpdateNatGateway(ctx context.Context, in *UpdateNatGatewayRequest, opts ...grpc.CallOption) (*NatGateway, error)
 	// DeleteNatGateway deletes a NAT gateway that no route refers to. Its connections end within a second.
 	DeleteNatGateway(ctx context.Context, in *DeleteNatGatewayRequest, opts ...grpc.CallOption) (*DeleteNatGatewayResponse, error)
@@ -204,12 +205,13 @@ type NetworkServiceClient interface {
 	// DeleteFloatingIp detaches the address and returns it to its pool.
 	DeleteFloatingIp(ctx context.Context, in *DeleteFloatingIpRequest, opts ...grpc.CallOption) (*DeleteFloatingIpResponse, error)
 	// CreateServiceIp creates a virtual address in a VPC that distributes connections over backends. With a health check,
-	// a backend gets connections after its first successful check. The backends are those of the request, or with a
-	// selector the ports of the VPC that have its labels: a port becomes a backend when it gets the labels, and is removed
-	// when it loses one or is deleted. Ports of service IPs are not selected. INVALID_ARGUMENT: a backend is not in the VPC
-	// or in a peered VPC, its address is an IPv6 address, the request has both backends and a selector, or it has no
-	// subnet_id and the VPC has no service_cidr_block. RESOURCE_EXHAUSTED (SUBNET_FULL, SERVICE_RANGE_FULL): no address is
-	// free. ALREADY_EXISTS (ADDRESS_IN_USE): the requested address is taken, or was released less than 60 s ago.
+	// a backend gets connections after its first successful check. The backends are those of the request. With a
+	// selector, they are the ports of the VPC that have all labels of the selector: a port becomes a backend when it gets
+	// the labels, and is removed when it loses one of them or is deleted. Ports of service IPs are not selected.
+	// INVALID_ARGUMENT: a backend is not in the VPC or in a peered VPC, its address is an IPv6 address, the request has
+	// both backends and a selector, or it has no subnet_id and the VPC has no service_cidr_block. RESOURCE_EXHAUSTED
+	// (SUBNET_FULL, SERVICE_RANGE_FULL): no address is free. ALREADY_EXISTS (ADDRESS_IN_USE): the requested address is
+	// taken, or was released less than 60 s ago.
 	CreateServiceIp(ctx context.Context, in *CreateServiceIpRequest, opts ...grpc.CallOption) (*ServiceIp, error)
 	// GetServiceIp returns a service IP with the health of its backends. The read is linearizable, but health may be as
 	// old as the interval of the health check. The status is ACTIVE if a backend is healthy. It is PENDING if no backend
@@ -220,8 +222,9 @@ type NetworkServiceClient interface {
 	// UpdateServiceIp replaces ports, backends, selector, health check and affinity as a whole. Connections to backends
 	// that were removed end within a second; others continue.
 	UpdateServiceIp(ctx context.Context, in *UpdateServiceIpRequest, opts ...grpc.CallOption) (*ServiceIp, error)
-	// DeleteServiceIp deletes a service IP and its port, if it has an address of a subnet. FAILED_PRECONDITION (IN_USE): one of them has a floating IP, or is
-	// the target of a route or a backend of another service IP.
+	// DeleteServiceIp deletes a service IP. If the address is one of a subnet, DeleteServiceIp also deletes the port that
+	// holds the address. FAILED_PRECONDITION (IN_USE): the service IP or its port has a floating IP, or is the target of
+	// a route or a backend of another service IP.
 	DeleteServiceIp(ctx context.Context, in *DeleteServiceIpRequest, opts ...grpc.CallOption) (*DeleteServiceIpResponse, error)
 	// CreatePeering proposes to connect two VPCs. It is ACTIVE at once if both belong to one project, and otherwise after
 	// AcceptPeering by the other project. Packets pass when route tables of both VPCs have routes to the peering, and
@@ -832,9 +835,9 @@ type NetworkServiceServer interface {
 	// DeleteVpc deletes a VPC without subnets, service IPs and ACTIVE peerings, and with it its NAT gateways and route
 	// tables, and the proposals of peerings with it that were not accepted.
 	DeleteVpc(context.Context, *DeleteVpcRequest) (*DeleteVpcResponse, error)
-	// CreateSubnet creates a subnet within the VPC's prefix. INVALID_ARGUMENT: it overlaps another subnet of the VPC (the
-	// message names it) or the service_cidr_block, or the gateway is outside of it, its network address or its broadcast
-	// address.
+	// CreateSubnet creates a subnet within the VPC's prefix. INVALID_ARGUMENT: the subnet overlaps another subnet of the
+	// VPC (the error text names the other subnet) or the VPC's service_cidr_block, or the gateway is outside of the
+	// subnet, or is its network or broadcast address.
 	CreateSubnet(context.Context, *CreateSubnetRequest) (*Subnet, error)
 	// GetSubnet returns a subnet with the number of free addresses. The read is linearizable.
 	GetSubnet(context.Context, *GetSubnetRequest) (*Subnet, error)
@@ -854,8 +857,8 @@ type NetworkServiceServer interface {
 	GetPort(context.Context, *GetPortRequest) (*Port, error)
 	// ListPorts returns a page of ports in the order of their IDs, as of the time of the first page.
 	ListPorts(context.Context, *ListPortsRequest) (*ListPortsResponse, error)
-	// UpdatePort changes name, description, security groups, allowed address pairs, port security, bandwidth and labels. A
-	// service IP whose selector no longer selects the port treats it like a backend that was removed.
+	// UpdatePort changes name, description, security groups, allowed address pairs, port security, bandwidth and labels.
+	// A service IP whose selector no longer selects the port treats it like a backend that was removed.
 	UpdatePort(context.Context, *UpdatePortRequest) (*Port, error)
 	// DeletePort deletes a port that no VM and no service IP uses.
 	DeletePort(context.Context, *DeletePortRequest) (*DeletePortResponse, error)
@@ -900,9 +903,10 @@ type NetworkServiceServer interface {
 	GetNatGateway(context.Context, *GetNatGatewayRequest) (*NatGateway, error)
 	// ListNatGateways returns a page of NAT gateways in the order of their IDs, as of the time of the first page.
 	ListNatGateways(context.Context, *ListNatGatewaysRequest) (*ListNatGatewaysResponse, error)
-	// UpdateNatGateway changes name, description and is_default. ALREADY_EXISTS: another gateway of the VPC is the default
-	// and is_default is true. Clearing is_default ends the connections of the VPC through its default route. So does
-	// setting it, if the gateway has no address of its own, for connections through the gateway's former host.
+	// UpdateNatGateway changes name, description and is_default. ALREADY_EXISTS: another gateway of the VPC is the
+	// default and is_default is true. Clearing is_default ends the connections of the VPC through its default route.
+	// Setting is_default for a gateway without an address of its own ends the connections through the gateway's former
+	// host.
 	UpdateNatGateway(context.Context, *UpdateNatGatewayRequest) (*NatGateway, error)
 	// DeleteNatGateway deletes a NAT gateway that no route refers to. Its connections end within a second.
 	DeleteNatGateway(context.Context, *DeleteNatGatewayRequest) (*DeleteNatGatewayResponse, error)
@@ -920,12 +924,13 @@ type NetworkServiceServer interface {
 	// DeleteFloatingIp detaches the address and returns it to its pool.
 	DeleteFloatingIp(context.Context, *DeleteFloatingIpRequest) (*DeleteFloatingIpResponse, error)
 	// CreateServiceIp creates a virtual address in a VPC that distributes connections over backends. With a health check,
-	// a backend gets connections after its first successful check. The backends are those of the request, or with a
-	// selector the ports of the VPC that have its labels: a port becomes a backend when it gets the labels, and is removed
-	// when it loses one or is deleted. Ports of service IPs are not selected. INVALID_ARGUMENT: a backend is not in the VPC
-	// or in a peered VPC, its address is an IPv6 address, the request has both backends and a selector, or it has no
-	// subnet_id and the VPC has no service_cidr_block. RESOURCE_EXHAUSTED (SUBNET_FULL, SERVICE_RANGE_FULL): no address is
-	// free. ALREADY_EXISTS (ADDRESS_IN_USE): the requested address is taken, or was released less than 60 s ago.
+	// a backend gets connections after its first successful check. The backends are those of the request. With a
+	// selector, they are the ports of the VPC that have all labels of the selector: a port becomes a backend when it gets
+	// the labels, and is removed when it loses one of them or is deleted. Ports of service IPs are not selected.
+	// INVALID_ARGUMENT: a backend is not in the VPC or in a peered VPC, its address is an IPv6 address, the request has
+	// both backends and a selector, or it has no subnet_id and the VPC has no service_cidr_block. RESOURCE_EXHAUSTED
+	// (SUBNET_FULL, SERVICE_RANGE_FULL): no address is free. ALREADY_EXISTS (ADDRESS_IN_USE): the requested address is
+	// taken, or was released less than 60 s ago.
 	CreateServiceIp(context.Context, *CreateServiceIpRequest) (*ServiceIp, error)
 	// GetServiceIp returns a service IP with the health of its backends. The read is linearizable, but health may be as
 	// old as the interval of the health check. The status is ACTIVE if a backend is healthy. It is PENDING if no backend
@@ -936,8 +941,9 @@ type NetworkServiceServer interface {
 	// UpdateServiceIp replaces ports, backends, selector, health check and affinity as a whole. Connections to backends
 	// that were removed end within a second; others continue.
 	UpdateServiceIp(context.Context, *UpdateServiceIpRequest) (*ServiceIp, error)
-	// DeleteServiceIp deletes a service IP and its port, if it has an address of a subnet. FAILED_PRECONDITION (IN_USE): one of them has a floating IP, or is
-	// the target of a route or a backend of another service IP.
+	// DeleteServiceIp deletes a service IP. If the address is one of a subnet, DeleteServiceIp also deletes the port that
+	// holds the address. FAILED_PRECONDITION (IN_USE): the service IP or its port has a floating IP, or is the target of
+	// a route or a backend of another service IP.
 	DeleteServiceIp(context.Context, *DeleteServiceIpRequest) (*DeleteServiceIpResponse, error)
 	// CreatePeering proposes to connect two VPCs. It is ACTIVE at once if both belong to one project, and otherwise after
 	// AcceptPeering by the other project. Packets pass when route tables of both VPCs have routes to the peering, and
