@@ -1,12 +1,14 @@
-// rbd.v1: RbdService is what the agent of a host calls on its helper process trivet-rbd, over a socket pair that the
-// agent makes when it starts the helper. No other process can call it. The helper is the only program of Trivet that
-// links librbd: the agent stays a static program, and a call of librbd that never returns costs a process only.
+// rbd.v1: RbdService is served by trivet-rbd, a helper process of a host's agent. The agent calls the helper over a
+// socket pair that it makes when it starts the helper, so no other process can call RbdService. The helper is the only
+// program of Trivet that links librbd. The agent therefore remains a static binary, and can kill the helper if a call
+// of librbd never returns.
 //
-// One helper serves one Ceph cluster. Each call but Connect returns FAILED_PRECONDITION before Connect has succeeded.
-// The codes are: INVALID_ARGUMENT for a bad name or size, NOT_FOUND for an unknown pool, image or snapshot,
-// PERMISSION_DENIED if the Ceph user may not do it, RESOURCE_EXHAUSTED if the pool is full or over its quota,
-// UNAVAILABLE if the cluster does not answer within 10 seconds, INTERNAL for other errors of librbd. The comments of
-// the calls list the other codes. A repeated call with the same arguments succeeds, unless its comment says otherwise.
+// One helper serves one Ceph cluster. Until Connect has succeeded, all other calls return FAILED_PRECONDITION. All
+// calls can return these codes: INVALID_ARGUMENT for a bad name or size, NOT_FOUND for an unknown pool, image or
+// snapshot, PERMISSION_DENIED if the Ceph user lacks the permission, RESOURCE_EXHAUSTED if the pool is full or over its
+// quota, UNAVAILABLE if the cluster does not answer within 10 seconds, INTERNAL for other errors of librbd. The
+// comments of the calls list the other codes. A repeated call with the same arguments succeeds, unless its comment says
+// otherwise.
 //
 // Names of pools, images and snapshots have 1 to 96 characters of A-Z, a-z, 0-9, ".", "_" and "-", and do not begin
 // with ".". Sizes and offsets are bytes.
@@ -490,7 +492,8 @@ func (x *ExportImageRequest) GetFromSnapshot() string {
 type GetImageRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  *ImageName             `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Usage asks for used_bytes, which needs time for an image without the features object-map and fast-diff.
+	// If usage is true, the response has used_bytes. For an image without the features object-map and fast-diff this
+	// takes long.
 	Usage         bool `protobuf:"varint,2,opt,name=usage,proto3" json:"usage,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -543,7 +546,7 @@ func (x *GetImageRequest) GetUsage() bool {
 type Image struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Size  uint64                 `protobuf:"varint,1,opt,name=size,proto3" json:"size,omitempty"`
-	// The bytes that the image itself holds; those that it shares with its parent are not counted.
+	// The number of bytes that the image itself stores. Bytes that it shares with its parent are not counted.
 	UsedBytes uint64 `protobuf:"varint,2,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
 	// The snapshot that the image is a clone of; absent for other images.
 	Parent    *SnapshotName `protobuf:"bytes,3,opt,name=parent,proto3" json:"parent,omitempty"`

@@ -1,12 +1,14 @@
-// rbd.v1: RbdService is what the agent of a host calls on its helper process trivet-rbd, over a socket pair that the
-// agent makes when it starts the helper. No other process can call it. The helper is the only program of Trivet that
-// links librbd: the agent stays a static program, and a call of librbd that never returns costs a process only.
+// rbd.v1: RbdService is served by trivet-rbd, a helper process of a host's agent. The agent calls the helper over a
+// socket pair that it makes when it starts the helper, so no other process can call RbdService. The helper is the only
+// program of Trivet that links librbd. The agent therefore remains a static binary, and can kill the helper if a call
+// of librbd never returns.
 //
-// One helper serves one Ceph cluster. Each call but Connect returns FAILED_PRECONDITION before Connect has succeeded.
-// The codes are: INVALID_ARGUMENT for a bad name or size, NOT_FOUND for an unknown pool, image or snapshot,
-// PERMISSION_DENIED if the Ceph user may not do it, RESOURCE_EXHAUSTED if the pool is full or over its quota,
-// UNAVAILABLE if the cluster does not answer within 10 seconds, INTERNAL for other errors of librbd. The comments of
-// the calls list the other codes. A repeated call with the same arguments succeeds, unless its comment says otherwise.
+// One helper serves one Ceph cluster. Until Connect has succeeded, all other calls return FAILED_PRECONDITION. All
+// calls can return these codes: INVALID_ARGUMENT for a bad name or size, NOT_FOUND for an unknown pool, image or
+// snapshot, PERMISSION_DENIED if the Ceph user lacks the permission, RESOURCE_EXHAUSTED if the pool is full or over its
+// quota, UNAVAILABLE if the cluster does not answer within 10 seconds, INTERNAL for other errors of librbd. The
+// comments of the calls list the other codes. A repeated call with the same arguments succeeds, unless its comment says
+// otherwise.
 //
 // Names of pools, images and snapshots have 1 to 96 characters of A-Z, a-z, 0-9, ".", "_" and "-", and do not begin
 // with ".". Sizes and offsets are bytes.
@@ -62,36 +64,39 @@ type RbdServiceClient interface {
 	// CloneImage creates an image as a copy-on-write clone of a protected snapshot. ALREADY_EXISTS: an image of that name
 	// is no clone of the snapshot. FAILED_PRECONDITION: the snapshot is not protected.
 	CloneImage(ctx context.Context, in *CloneImageRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
-	// ImportImage creates an image from the bytes that the messages of the stream carry. The image gets its name when
-	// all bytes are written: a stream that breaks leaves no image of that name. What it wrote is deleted by the next
-	// ImportImage of the same name. ALREADY_EXISTS: there is an image of that name.
+	// ImportImage creates an image from the bytes that the messages of the stream carry. The bytes are written to a
+	// temporary image, which is renamed when all bytes are written. If the stream breaks, no image of that name exists,
+	// and the next ImportImage of the same name deletes the temporary image. ALREADY_EXISTS: an image of that name
+	// exists.
 	ImportImage(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportImageRequest, emptypb.Empty], error)
 	// ExportImage sends the bytes of a snapshot, in the order of their offsets. With from_snapshot it sends only the
-	// extents that changed between the two snapshots. An extent that is not sent has not changed, or is zero in an export
-	// without from_snapshot.
+	// extents that changed between the two snapshots. With from_snapshot, ranges that are not sent have not changed.
+	// Without it, they are zero.
 	ExportImage(ctx context.Context, in *ExportImageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Extent], error)
 	// GetImage returns the properties of an image, its snapshots, and the clients that have it open.
 	GetImage(ctx context.Context, in *GetImageRequest, opts ...grpc.CallOption) (*Image, error)
 	// ListImages returns the names of all images of a pool.
 	ListImages(ctx context.Context, in *ListImagesRequest, opts ...grpc.CallOption) (*ListImagesResponse, error)
-	// ResizeImage grows an image to a size. An image of that size is left as it is. FAILED_PRECONDITION: the image is
-	// larger. QEMU sees the new size after block_resize only.
+	// ResizeImage grows an image to a size. It changes nothing if the image has that size. FAILED_PRECONDITION: the image
+	// is larger. A QEMU that has the image open uses the new size only after its command block_resize.
 	ResizeImage(ctx context.Context, in *ResizeImageRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
-	// FlattenImage copies what a clone shares with its parent, after which the image has no parent. It takes as long as
-	// copying the image. An image without a parent is left as it is.
+	// FlattenImage copies to a clone the data that it shares with its parent. Afterwards the image has no parent. The
+	// call takes as long as copying the image. It changes nothing if the image has no parent.
 	FlattenImage(ctx context.Context, in *FlattenImageRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
-	// RemoveImage deletes an image. It succeeds if there is none. FAILED_PRECONDITION: the image has snapshots, or a
-	// client has it open.
+	// RemoveImage deletes an image. It succeeds if the image does not exist. FAILED_PRECONDITION: the image has
+	// snapshots, or a client has it open.
 	RemoveImage(ctx context.Context, in *RemoveImageRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
-	// CreateSnapshot creates a snapshot of what the image holds now, and protects it if asked. A snapshot of that name is
-	// left as it is, except that it is protected if asked.
+	// CreateSnapshot creates a snapshot of the present content of an image. If protect is set, it also protects the
+	// snapshot. If the image has a snapshot of that name, the call creates none, and only protects the existing one if
+	// protect is set.
 	CreateSnapshot(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
-	// RemoveSnapshot ends the protection of a snapshot and deletes it. It succeeds if there is none. FAILED_PRECONDITION:
-	// the snapshot has clones.
+	// RemoveSnapshot ends the protection of a snapshot and deletes it. It succeeds if the snapshot does not exist.
+	// FAILED_PRECONDITION: the snapshot has clones.
 	RemoveSnapshot(ctx context.Context, in *RemoveSnapshotRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
-	// BlockClients makes the cluster refuse all requests of some clients for a time (Ceph's blocklist). No write of these
-	// clients takes effect after a request of a client that connects when BlockClients has returned. INVALID_ARGUMENT:
-	// seconds, or an address is not in the form that GetImage returns.
+	// BlockClients makes the cluster refuse all requests of some clients for a time (Ceph's blocklist). After
+	// BlockClients has returned, a client that connects anew can rely on this: once the cluster has executed one of its
+	// requests, no earlier write of the blocked clients takes effect any more. INVALID_ARGUMENT: seconds is out of range,
+	// or an address is not in the form that GetImage returns.
 	BlockClients(ctx context.Context, in *BlockClientsRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
 }
 
@@ -259,36 +264,39 @@ type RbdServiceServer interface {
 	// CloneImage creates an image as a copy-on-write clone of a protected snapshot. ALREADY_EXISTS: an image of that name
 	// is no clone of the snapshot. FAILED_PRECONDITION: the snapshot is not protected.
 	CloneImage(context.Context, *CloneImageRequest) (*emptypb.Empty, error)
-	// ImportImage creates an image from the bytes that the messages of the stream carry. The image gets its name when
-	// all bytes are written: a stream that breaks leaves no image of that name. What it wrote is deleted by the next
-	// ImportImage of the same name. ALREADY_EXISTS: there is an image of that name.
+	// ImportImage creates an image from the bytes that the messages of the stream carry. The bytes are written to a
+	// temporary image, which is renamed when all bytes are written. If the stream breaks, no image of that name exists,
+	// and the next ImportImage of the same name deletes the temporary image. ALREADY_EXISTS: an image of that name
+	// exists.
 	ImportImage(grpc.ClientStreamingServer[ImportImageRequest, emptypb.Empty]) error
 	// ExportImage sends the bytes of a snapshot, in the order of their offsets. With from_snapshot it sends only the
-	// extents that changed between the two snapshots. An extent that is not sent has not changed, or is zero in an export
-	// without from_snapshot.
+	// extents that changed between the two snapshots. With from_snapshot, ranges that are not sent have not changed.
+	// Without it, they are zero.
 	ExportImage(*ExportImageRequest, grpc.ServerStreamingServer[Extent]) error
 	// GetImage returns the properties of an image, its snapshots, and the clients that have it open.
 	GetImage(context.Context, *GetImageRequest) (*Image, error)
 	// ListImages returns the names of all images of a pool.
 	ListImages(context.Context, *ListImagesRequest) (*ListImagesResponse, error)
-	// ResizeImage grows an image to a size. An image of that size is left as it is. FAILED_PRECONDITION: the image is
-	// larger. QEMU sees the new size after block_resize only.
+	// ResizeImage grows an image to a size. It changes nothing if the image has that size. FAILED_PRECONDITION: the image
+	// is larger. A QEMU that has the image open uses the new size only after its command block_resize.
 	ResizeImage(context.Context, *ResizeImageRequest) (*emptypb.Empty, error)
-	// FlattenImage copies what a clone shares with its parent, after which the image has no parent. It takes as long as
-	// copying the image. An image without a parent is left as it is.
+	// FlattenImage copies to a clone the data that it shares with its parent. Afterwards the image has no parent. The
+	// call takes as long as copying the image. It changes nothing if the image has no parent.
 	FlattenImage(context.Context, *FlattenImageRequest) (*emptypb.Empty, error)
-	// RemoveImage deletes an image. It succeeds if there is none. FAILED_PRECONDITION: the image has snapshots, or a
-	// client has it open.
+	// RemoveImage deletes an image. It succeeds if the image does not exist. FAILED_PRECONDITION: the image has
+	// snapshots, or a client has it open.
 	RemoveImage(context.Context, *RemoveImageRequest) (*emptypb.Empty, error)
-	// CreateSnapshot creates a snapshot of what the image holds now, and protects it if asked. A snapshot of that name is
-	// left as it is, except that it is protected if asked.
+	// CreateSnapshot creates a snapshot of the present content of an image. If protect is set, it also protects the
+	// snapshot. If the image has a snapshot of that name, the call creates none, and only protects the existing one if
+	// protect is set.
 	CreateSnapshot(context.Context, *CreateSnapshotRequest) (*emptypb.Empty, error)
-	// RemoveSnapshot ends the protection of a snapshot and deletes it. It succeeds if there is none. FAILED_PRECONDITION:
-	// the snapshot has clones.
+	// RemoveSnapshot ends the protection of a snapshot and deletes it. It succeeds if the snapshot does not exist.
+	// FAILED_PRECONDITION: the snapshot has clones.
 	RemoveSnapshot(context.Context, *RemoveSnapshotRequest) (*emptypb.Empty, error)
-	// BlockClients makes the cluster refuse all requests of some clients for a time (Ceph's blocklist). No write of these
-	// clients takes effect after a request of a client that connects when BlockClients has returned. INVALID_ARGUMENT:
-	// seconds, or an address is not in the form that GetImage returns.
+	// BlockClients makes the cluster refuse all requests of some clients for a time (Ceph's blocklist). After
+	// BlockClients has returned, a client that connects anew can rely on this: once the cluster has executed one of its
+	// requests, no earlier write of the blocked clients takes effect any more. INVALID_ARGUMENT: seconds is out of range,
+	// or an address is not in the form that GetImage returns.
 	BlockClients(context.Context, *BlockClientsRequest) (*emptypb.Empty, error)
 	mustEmbedUnimplementedRbdServiceServer()
 }

@@ -1,5 +1,5 @@
-// storage.v1: ImageDataService reads the bytes of images, and lists the parts of an upload, on port 50051. Images
-// themselves are in vmcontroller.v1 ImageService.
+// storage.v1: ImageDataService reads the bytes of images, and lists the parts of an upload, on port 50051.
+// vmcontroller.v1 ImageService manages the images themselves.
 //
 // org_id may be empty, as in ImageService. controlplane/edge/auth/rules.go lists the roles that may call each RPC.
 // docs/api.md describes the errors that every call can return.
@@ -108,7 +108,7 @@ func (x *ListUploadedPartsRequest) GetPageSize() int32 {
 type ListUploadedPartsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Parts []*UploadedPart        `protobuf:"bytes,1,rep,name=parts,proto3" json:"parts,omitempty"`
-	// More parts follow the last of these.
+	// True if the upload has further parts after the last one in this response.
 	More          bool `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -162,7 +162,7 @@ type UploadedPart struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	PartNumber uint32                 `protobuf:"varint,1,opt,name=part_number,json=partNumber,proto3" json:"part_number,omitempty"`
 	SizeBytes  uint64                 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
-	// Of the part, 64 hexadecimal digits.
+	// The SHA-256 of the part, as 64 hexadecimal digits.
 	Sha256        string `protobuf:"bytes,3,opt,name=sha256,proto3" json:"sha256,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

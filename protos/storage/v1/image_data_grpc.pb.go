@@ -1,5 +1,5 @@
-// storage.v1: ImageDataService reads the bytes of images, and lists the parts of an upload, on port 50051. Images
-// themselves are in vmcontroller.v1 ImageService.
+// storage.v1: ImageDataService reads the bytes of images, and lists the parts of an upload, on port 50051.
+// vmcontroller.v1 ImageService manages the images themselves.
 //
 // org_id may be empty, as in ImageService. controlplane/edge/auth/rules.go lists the roles that may call each RPC.
 // docs/api.md describes the errors that every call can return.
@@ -33,19 +33,20 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// ImageDataService is ours: the wire contract has no such calls.
+// ImageDataService is an addition of Trivet: the wire contract does not have these calls.
 type ImageDataServiceClient interface {
 	// ListUploadedParts returns the parts of an open upload that a majority of the members stores, in the order of their
-	// numbers. A client that was interrupted sends only the other parts. The read is linearizable.
+	// numbers. A client that was interrupted need not send these parts again. The read is linearizable.
 	//
-	// NOT_FOUND: no such image of the org, or no such session. FAILED_PRECONDITION: the upload is complete or has expired.
-	// INVALID_ARGUMENT: page_size is below 0 or above 1000.
+	// NOT_FOUND: no such image of the org, or no such session. FAILED_PRECONDITION: the upload is complete or has
+	// expired. INVALID_ARGUMENT: page_size is below 0 or above 1000.
 	ListUploadedParts(ctx context.Context, in *ListUploadedPartsRequest, opts ...grpc.CallOption) (*ListUploadedPartsResponse, error)
 	// DownloadImage sends the bytes of an AVAILABLE image, as stored, from an offset to the end. A client that was
-	// interrupted continues with a higher offset. Clients compare the whole with the image's checksum.
+	// interrupted can continue at the offset that it has reached. The client must verify the checksum of all bytes
+	// itself.
 	//
-	// NOT_FOUND: no image that the org may read. FAILED_PRECONDITION: the image is not AVAILABLE. OUT_OF_RANGE: the offset
-	// is greater than the size. UNAVAILABLE: no member that has the image can be reached now.
+	// NOT_FOUND: no image that the org may read. FAILED_PRECONDITION: the image is not AVAILABLE. OUT_OF_RANGE: the
+	// offset is greater than the size. UNAVAILABLE: no member that has the image can be reached now.
 	DownloadImage(ctx context.Context, in *DownloadImageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DownloadImageResponse], error)
 }
 
@@ -90,19 +91,20 @@ type ImageDataService_DownloadImageClient = grpc.ServerStreamingClient[DownloadI
 // All implementations must embed UnimplementedImageDataServiceServer
 // for forward compatibility.
 //
-// ImageDataService is ours: the wire contract has no such calls.
+// ImageDataService is an addition of Trivet: the wire contract does not have these calls.
 type ImageDataServiceServer interface {
 	// ListUploadedParts returns the parts of an open upload that a majority of the members stores, in the order of their
-	// numbers. A client that was interrupted sends only the other parts. The read is linearizable.
+	// numbers. A client that was interrupted need not send these parts again. The read is linearizable.
 	//
-	// NOT_FOUND: no such image of the org, or no such session. FAILED_PRECONDITION: the upload is complete or has expired.
-	// INVALID_ARGUMENT: page_size is below 0 or above 1000.
+	// NOT_FOUND: no such image of the org, or no such session. FAILED_PRECONDITION: the upload is complete or has
+	// expired. INVALID_ARGUMENT: page_size is below 0 or above 1000.
 	ListUploadedParts(context.Context, *ListUploadedPartsRequest) (*ListUploadedPartsResponse, error)
 	// DownloadImage sends the bytes of an AVAILABLE image, as stored, from an offset to the end. A client that was
-	// interrupted continues with a higher offset. Clients compare the whole with the image's checksum.
+	// interrupted can continue at the offset that it has reached. The client must verify the checksum of all bytes
+	// itself.
 	//
-	// NOT_FOUND: no image that the org may read. FAILED_PRECONDITION: the image is not AVAILABLE. OUT_OF_RANGE: the offset
-	// is greater than the size. UNAVAILABLE: no member that has the image can be reached now.
+	// NOT_FOUND: no image that the org may read. FAILED_PRECONDITION: the image is not AVAILABLE. OUT_OF_RANGE: the
+	// offset is greater than the size. UNAVAILABLE: no member that has the image can be reached now.
 	DownloadImage(*DownloadImageRequest, grpc.ServerStreamingServer[DownloadImageResponse]) error
 	mustEmbedUnimplementedImageDataServiceServer()
 }

@@ -1,5 +1,6 @@
-// storage.v1: StorageClassService manages the storage classes in which volumes are made, on port 50051. Volumes
-// themselves are in vmcontroller.v1 VolumeService.
+// storage.v1: StorageClassService manages storage classes, the kinds of storage for volumes, on port 50051.
+// VolumeService of this package adds UpdateVolume to vmcontroller.v1 VolumeService, which has all other calls for
+// volumes.
 //
 // Every authenticated caller may read classes; only system:admin may change them. docs/api.md describes the errors that
 // every call can return. Times are Unix milliseconds.
@@ -29,17 +30,17 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// StorageClass is a kind of storage for volumes. From the bootstrap of the cluster there is one class: local, with the
-// driver MANAGED and the pool local, which is the default.
+// StorageClass is a kind of storage for volumes. The bootstrap of the cluster creates one class: local, with the driver
+// MANAGED and the pool local. This class is the default.
 type StorageClass struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 to 63 characters of a-z, 0-9 and -, beginning with a letter.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// MANAGED: files in a storage pool of the hosts.
 	Driver v1.VolumeDriverKind `protobuf:"varint,2,opt,name=driver,proto3,enum=vmcontroller.v1.VolumeDriverKind" json:"driver,omitempty"`
-	// Volumes that are created without a class are made in this one. At most one class is the default.
+	// Volumes that are created without a class get this class. At most one class is the default.
 	IsDefault bool `protobuf:"varint,3,opt,name=is_default,json=isDefault,proto3" json:"is_default,omitempty"`
-	// Of the driver MANAGED: name of the storage pool in the configuration of the hosts.
+	// For the driver MANAGED: the name of the storage pool in the configuration of the hosts.
 	Pool string `protobuf:"bytes,4,opt,name=pool,proto3" json:"pool,omitempty"`
 	// Limits of each volume on I/O operations and bytes per second, of reads and writes together. 0: no limit. The
 	// metadata trivet/max-iops and trivet/max-bytes-per-second of a volume may lower them.

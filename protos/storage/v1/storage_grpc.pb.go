@@ -1,5 +1,6 @@
-// storage.v1: StorageClassService manages the storage classes in which volumes are made, on port 50051. Volumes
-// themselves are in vmcontroller.v1 VolumeService.
+// storage.v1: StorageClassService manages storage classes, the kinds of storage for volumes, on port 50051.
+// VolumeService of this package adds UpdateVolume to vmcontroller.v1 VolumeService, which has all other calls for
+// volumes.
 //
 // Every authenticated caller may read classes; only system:admin may change them. docs/api.md describes the errors that
 // every call can return. Times are Unix milliseconds.
@@ -38,21 +39,22 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// StorageClassService is ours: the wire contract has no calls for storage classes.
+// StorageClassService is an addition of Trivet: the wire contract has no calls for storage classes.
 type StorageClassServiceClient interface {
-	// CreateStorageClass creates a class. The same idempotency key returns the first response.
+	// CreateStorageClass creates a class. A repeat with the same idempotency key returns the first response.
 	//
 	// ALREADY_EXISTS: a class has this name. FAILED_PRECONDITION: the driver is not supported. INVALID_ARGUMENT: a field
 	// is invalid.
 	CreateStorageClass(ctx context.Context, in *CreateStorageClassRequest, opts ...grpc.CallOption) (*StorageClass, error)
-	// GetStorageClass returns a class. NOT_FOUND: there is none of this name.
+	// GetStorageClass returns a class. NOT_FOUND: there is no class of this name.
 	GetStorageClass(ctx context.Context, in *GetStorageClassRequest, opts ...grpc.CallOption) (*StorageClass, error)
-	// ListStorageClasses returns the classes by name. INVALID_ARGUMENT: page_size or page_token.
+	// ListStorageClasses returns the classes in the order of their names. INVALID_ARGUMENT: page_size or page_token is
+	// invalid.
 	ListStorageClasses(ctx context.Context, in *ListStorageClassesRequest, opts ...grpc.CallOption) (*ListStorageClassesResponse, error)
-	// UpdateStorageClass sets or removes the mark of the default class. The class that was the default before loses it. A
-	// repeat changes nothing. NOT_FOUND: there is no class of this name.
+	// UpdateStorageClass sets or removes the mark of the default class. The class that was the default before loses the
+	// mark. A repeat changes nothing. NOT_FOUND: there is no class of this name.
 	UpdateStorageClass(ctx context.Context, in *UpdateStorageClassRequest, opts ...grpc.CallOption) (*StorageClass, error)
-	// DeleteStorageClass deletes a class without volumes. NOT_FOUND: there is none of this name. FAILED_PRECONDITION:
+	// DeleteStorageClass deletes a class without volumes. NOT_FOUND: there is no class of this name. FAILED_PRECONDITION:
 	// volumes of the class exist.
 	DeleteStorageClass(ctx context.Context, in *DeleteStorageClassRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
 }
@@ -119,21 +121,22 @@ func (c *storageClassServiceClient) DeleteStorageClass(ctx context.Context, in *
 // All implementations must embed UnimplementedStorageClassServiceServer
 // for forward compatibility.
 //
-// StorageClassService is ours: the wire contract has no calls for storage classes.
+// StorageClassService is an addition of Trivet: the wire contract has no calls for storage classes.
 type StorageClassServiceServer interface {
-	// CreateStorageClass creates a class. The same idempotency key returns the first response.
+	// CreateStorageClass creates a class. A repeat with the same idempotency key returns the first response.
 	//
 	// ALREADY_EXISTS: a class has this name. FAILED_PRECONDITION: the driver is not supported. INVALID_ARGUMENT: a field
 	// is invalid.
 	CreateStorageClass(context.Context, *CreateStorageClassRequest) (*StorageClass, error)
-	// GetStorageClass returns a class. NOT_FOUND: there is none of this name.
+	// GetStorageClass returns a class. NOT_FOUND: there is no class of this name.
 	GetStorageClass(context.Context, *GetStorageClassRequest) (*StorageClass, error)
-	// ListStorageClasses returns the classes by name. INVALID_ARGUMENT: page_size or page_token.
+	// ListStorageClasses returns the classes in the order of their names. INVALID_ARGUMENT: page_size or page_token is
+	// invalid.
 	ListStorageClasses(context.Context, *ListStorageClassesRequest) (*ListStorageClassesResponse, error)
-	// UpdateStorageClass sets or removes the mark of the default class. The class that was the default before loses it. A
-	// repeat changes nothing. NOT_FOUND: there is no class of this name.
+	// UpdateStorageClass sets or removes the mark of the default class. The class that was the default before loses the
+	// mark. A repeat changes nothing. NOT_FOUND: there is no class of this name.
 	UpdateStorageClass(context.Context, *UpdateStorageClassRequest) (*StorageClass, error)
-	// DeleteStorageClass deletes a class without volumes. NOT_FOUND: there is none of this name. FAILED_PRECONDITION:
+	// DeleteStorageClass deletes a class without volumes. NOT_FOUND: there is no class of this name. FAILED_PRECONDITION:
 	// volumes of the class exist.
 	DeleteStorageClass(context.Context, *DeleteStorageClassRequest) (*emptypb.Empty, error)
 	mustEmbedUnimplementedStorageClassServiceServer()

@@ -91,9 +91,10 @@ func (Visibility) EnumDescriptor() ([]byte, []int) {
 	return file_vmcontroller_v1_image_proto_rawDescGZIP(), []int{0}
 }
 
-// ImageFormat: UNSPECIFIED in a request means the format that the bytes have. An image of the format VMDK (one file, of
-// the type monolithicSparse or streamOptimized) or VHD (fixed or dynamic; also VHDX) is converted to QCOW2, and then has
-// the format QCOW2. A fixed VHD is RAW unless the request says VHD.
+// ImageFormat is the format of an image. UNSPECIFIED in a request means that the format is detected from the bytes. An
+// image of the format VMDK (one file, of the type monolithicSparse or streamOptimized) or VHD (fixed or dynamic; also
+// VHDX) is converted to QCOW2, and then has the format QCOW2. A fixed VHD is treated as RAW unless the request says
+// VHD, because only its footer distinguishes it from a raw image.
 type ImageFormat int32
 
 const (
@@ -255,8 +256,8 @@ type ImageStatus int32
 
 const (
 	ImageStatus_IMAGE_STATUS_UNSPECIFIED ImageStatus = 0
-	// The caller sends the parts of an upload, or a member copies and examines the source or the parts. If copying takes
-	// more than 30 minutes, the image goes to ERROR.
+	// Either the caller still sends the parts of an upload, or a member copies and examines the source or the parts. If
+	// copying takes more than 30 minutes, the image goes to ERROR.
 	ImageStatus_IMAGE_STATUS_PENDING ImageStatus = 1
 	// The other members copy the bytes. If no majority has them 30 minutes after the last change, the image goes to
 	// ERROR.
@@ -340,9 +341,9 @@ type Image struct {
 	// Unix milliseconds.
 	UpdatedAt int64 `protobuf:"varint,15,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
 	// At most 64 pairs; keys of 1 to 128 bytes, values of at most 1024. "trivet/error" is set by the service only. If
-	// "trivet/source-sha256" or "trivet/source-sha512" is set, in hexadecimal digits, an image whose bytes have another
-	// SHA-256 or SHA-512 goes to ERROR. The service sets "trivet/source-sha256" if it has converted the image: checksum is
-	// then that of the converted image.
+	// "trivet/source-sha256" or "trivet/source-sha512" is set, in hexadecimal digits, and the bytes of the source have
+	// another SHA-256 or SHA-512, the image goes to ERROR. The service sets "trivet/source-sha256" if it has converted the
+	// image: checksum is then that of the converted image.
 	Metadata      map[string]string `protobuf:"bytes,16,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

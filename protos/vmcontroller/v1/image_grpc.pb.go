@@ -54,13 +54,14 @@ type ImageServiceClient interface {
 	// (bytes that are no valid image, or larger than 1 TiB, end in ERROR). A repeat creates another image; with the same
 	// idempotency key it returns the first response, even if the source is gone.
 	//
-	// NOT_FOUND: no such file in an import directory that the org may use. FAILED_PRECONDITION: an http source, or an https
-	// source if the operator has disabled them. PERMISSION_DENIED: PUBLIC by a caller other than system:admin, or no
-	// project is named whose quota the image counts in (TENANT_REQUIRED). RESOURCE_EXHAUSTED: quota (QUOTA_EXCEEDED).
+	// NOT_FOUND: no such file in an import directory that the org may use. FAILED_PRECONDITION: an http source, or an
+	// https source if the operator has disabled them. PERMISSION_DENIED: PUBLIC by a caller other than system:admin, or
+	// no project is named whose quota the image counts in (TENANT_REQUIRED). RESOURCE_EXHAUSTED: quota (QUOTA_EXCEEDED).
 	CreateImage(ctx context.Context, in *CreateImageRequest, opts ...grpc.CallOption) (*Image, error)
 	// BeginImageUpload records a PENDING image whose bytes the caller then sends in parts. The session expires 24 hours
-	// later: the image then goes to ERROR, and the parts are deleted. Members may fail meanwhile: each of these four calls
-	// works on any member. A repeat begins another upload; with the same idempotency key it returns the first response.
+	// later: the image then goes to ERROR, and the parts are deleted. Each of the four upload calls works on any member,
+	// so members may fail during the upload. A repeat begins another upload; with the same idempotency key it returns the
+	// first response.
 	//
 	// PERMISSION_DENIED and FAILED_PRECONDITION: as CreateImage. RESOURCE_EXHAUSTED: quota (QUOTA_EXCEEDED), or 100 open
 	// uploads of the org.
@@ -74,9 +75,10 @@ type ImageServiceClient interface {
 	// could store the part; repeat the call.
 	UploadImagePart(ctx context.Context, in *UploadImagePartRequest, opts ...grpc.CallOption) (*UploadImagePartResponse, error)
 	// CompleteImageUpload ends the session: the member that received the call joins the parts in the order of their
-	// numbers and examines the result as CreateImage does. It waits at most 30 s and returns the image as it then is,
-	// AVAILABLE, ERROR (for example if the bytes are no valid image), or still PENDING or UPLOADING. A repeat waits again
-	// and returns the same image; it also replaces a member that has failed while it joined the parts.
+	// numbers and examines the result as CreateImage does. The call waits at most 30 s and returns the image with its
+	// current status: AVAILABLE, ERROR (for example if the bytes are no valid image), or still PENDING or UPLOADING. A
+	// repeat waits again and returns the same image. If the member that joined the parts has failed, the member that
+	// receives the repeat joins them.
 	//
 	// NOT_FOUND: no such image of the org, or no such session. FAILED_PRECONDITION: a part is missing (numbers must be 1,
 	// 2, … without a gap), a part other than the last has less than minimum_part_size_bytes, or the upload has expired.
@@ -213,13 +215,14 @@ type ImageServiceServer interface {
 	// (bytes that are no valid image, or larger than 1 TiB, end in ERROR). A repeat creates another image; with the same
 	// idempotency key it returns the first response, even if the source is gone.
 	//
-	// NOT_FOUND: no such file in an import directory that the org may use. FAILED_PRECONDITION: an http source, or an https
-	// source if the operator has disabled them. PERMISSION_DENIED: PUBLIC by a caller other than system:admin, or no
-	// project is named whose quota the image counts in (TENANT_REQUIRED). RESOURCE_EXHAUSTED: quota (QUOTA_EXCEEDED).
+	// NOT_FOUND: no such file in an import directory that the org may use. FAILED_PRECONDITION: an http source, or an
+	// https source if the operator has disabled them. PERMISSION_DENIED: PUBLIC by a caller other than system:admin, or
+	// no project is named whose quota the image counts in (TENANT_REQUIRED). RESOURCE_EXHAUSTED: quota (QUOTA_EXCEEDED).
 	CreateImage(context.Context, *CreateImageRequest) (*Image, error)
 	// BeginImageUpload records a PENDING image whose bytes the caller then sends in parts. The session expires 24 hours
-	// later: the image then goes to ERROR, and the parts are deleted. Members may fail meanwhile: each of these four calls
-	// works on any member. A repeat begins another upload; with the same idempotency key it returns the first response.
+	// later: the image then goes to ERROR, and the parts are deleted. Each of the four upload calls works on any member,
+	// so members may fail during the upload. A repeat begins another upload; with the same idempotency key it returns the
+	// first response.
 	//
 	// PERMISSION_DENIED and FAILED_PRECONDITION: as CreateImage. RESOURCE_EXHAUSTED: quota (QUOTA_EXCEEDED), or 100 open
 	// uploads of the org.
@@ -233,9 +236,10 @@ type ImageServiceServer interface {
 	// could store the part; repeat the call.
 	UploadImagePart(context.Context, *UploadImagePartRequest) (*UploadImagePartResponse, error)
 	// CompleteImageUpload ends the session: the member that received the call joins the parts in the order of their
-	// numbers and examines the result as CreateImage does. It waits at most 30 s and returns the image as it then is,
-	// AVAILABLE, ERROR (for example if the bytes are no valid image), or still PENDING or UPLOADING. A repeat waits again
-	// and returns the same image; it also replaces a member that has failed while it joined the parts.
+	// numbers and examines the result as CreateImage does. The call waits at most 30 s and returns the image with its
+	// current status: AVAILABLE, ERROR (for example if the bytes are no valid image), or still PENDING or UPLOADING. A
+	// repeat waits again and returns the same image. If the member that joined the parts has failed, the member that
+	// receives the repeat joins them.
 	//
 	// NOT_FOUND: no such image of the org, or no such session. FAILED_PRECONDITION: a part is missing (numbers must be 1,
 	// 2, … without a gap), a part other than the last has less than minimum_part_size_bytes, or the upload has expired.

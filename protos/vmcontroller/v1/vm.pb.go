@@ -943,7 +943,8 @@ type DiskSource_ImageId struct {
 }
 
 type DiskSource_VolumeId struct {
-	// A volume of the project that no VM has. The volume has a size of its own: size_gib is ignored, and 0 in responses.
+	// A volume of the project that no VM has. size_gib is ignored in requests and 0 in responses, because the volume
+	// has a size of its own.
 	VolumeId string `protobuf:"bytes,2,opt,name=volume_id,json=volumeId,proto3,oneof"`
 }
 

@@ -129,22 +129,23 @@ type VmServiceClient interface {
 	PrepareVmMigration(ctx context.Context, in *PrepareVmMigrationRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
 	// RecoverVm is not served by this version: UNIMPLEMENTED, after INVALID_ARGUMENT for vm_id or spec.
 	RecoverVm(ctx context.Context, in *RecoverVmRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
-	// AttachDisk attaches a volume as a disk to a STOPPED or RUNNING VM. Of a STOPPED VM the call does not wait. Of a
+	// AttachDisk attaches a volume as a disk to a STOPPED or RUNNING VM. For a STOPPED VM the call does not wait. For a
 	// RUNNING VM it waits up to 35 s until the guest has the device; if that takes longer, the call succeeds and the disk
-	// remains recorded. If the host refuses, the disk is removed again. A repeat is ALREADY_EXISTS, or with the same
-	// idempotency key waits again.
+	// remains recorded. If the host refuses, the disk is removed again. A repeat returns ALREADY_EXISTS; with the same
+	// idempotency key it waits again.
 	//
-	// FAILED_PRECONDITION: the VM is in another state or has too many disks; another VM has the volume (VOLUME_IN_USE with
-	// the VM's ID in the metadata "vm"), its host has not flushed it since it was detached (VOLUME_NOT_FLUSHED), it is on
-	// another host than the VM (VOLUME_ELSEWHERE), the VM's host does not serve its storage pool or has too little room
-	// (NO_POOL_FITS); the VM is RUNNING and the bus is IDE or SATA; or the host could not attach the disk (DISK_REFUSED).
-	// ALREADY_EXISTS: the VM has a disk with this ID. NOT_FOUND: no such VM or volume. INVALID_ARGUMENT: the source is not
-	// a volume, or another field of the disk.
+	// FAILED_PRECONDITION: the VM is in another state or has too many disks; another VM has the volume (VOLUME_IN_USE
+	// with the VM's ID in the metadata "vm"), the volume's host has not flushed the volume since it was detached
+	// (VOLUME_NOT_FLUSHED), the volume is on another host than the VM (VOLUME_ELSEWHERE), the VM's host does not serve
+	// the volume's storage pool or has too little room in it (NO_POOL_FITS); the VM is RUNNING and the bus is IDE or
+	// SATA; or the host could not attach the disk (DISK_REFUSED). ALREADY_EXISTS: the VM has a disk with this ID.
+	// NOT_FOUND: no such VM or volume. INVALID_ARGUMENT: the source is not a volume, or another field of the disk is
+	// invalid.
 	AttachDisk(ctx context.Context, in *AttachDiskRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
-	// DetachDisk detaches a volume from a STOPPED or RUNNING VM. Of a RUNNING VM it waits up to 35 s until the guest has
-	// released the device; if that takes longer, the call succeeds and the disk remains recorded as being detached. It then
-	// waits up to 10 s until the host has flushed the volume. If the guest keeps the device, the VM keeps the disk. A
-	// repeat is NOT_FOUND, or with the same idempotency key waits again.
+	// DetachDisk detaches a volume from a STOPPED or RUNNING VM. For a RUNNING VM it waits up to 35 s until the guest has
+	// released the device; if that takes longer, the call succeeds and the disk remains recorded as being detached. After
+	// the release the call waits up to 10 s until the host has flushed the volume. If the guest keeps the device, the VM
+	// keeps the disk. A repeat returns NOT_FOUND; with the same idempotency key it waits again.
 	//
 	// FAILED_PRECONDITION: the VM is in another state, the disk is not a volume, the VM is RUNNING and the bus is IDE or
 	// SATA, or the guest did not release the device (DISK_REFUSED). NOT_FOUND: no such VM or disk. INVALID_ARGUMENT:
@@ -441,22 +442,23 @@ type VmServiceServer interface {
 	PrepareVmMigration(context.Context, *PrepareVmMigrationRequest) (*VirtualMachine, error)
 	// RecoverVm is not served by this version: UNIMPLEMENTED, after INVALID_ARGUMENT for vm_id or spec.
 	RecoverVm(context.Context, *RecoverVmRequest) (*VirtualMachine, error)
-	// AttachDisk attaches a volume as a disk to a STOPPED or RUNNING VM. Of a STOPPED VM the call does not wait. Of a
+	// AttachDisk attaches a volume as a disk to a STOPPED or RUNNING VM. For a STOPPED VM the call does not wait. For a
 	// RUNNING VM it waits up to 35 s until the guest has the device; if that takes longer, the call succeeds and the disk
-	// remains recorded. If the host refuses, the disk is removed again. A repeat is ALREADY_EXISTS, or with the same
-	// idempotency key waits again.
+	// remains recorded. If the host refuses, the disk is removed again. A repeat returns ALREADY_EXISTS; with the same
+	// idempotency key it waits again.
 	//
-	// FAILED_PRECONDITION: the VM is in another state or has too many disks; another VM has the volume (VOLUME_IN_USE with
-	// the VM's ID in the metadata "vm"), its host has not flushed it since it was detached (VOLUME_NOT_FLUSHED), it is on
-	// another host than the VM (VOLUME_ELSEWHERE), the VM's host does not serve its storage pool or has too little room
-	// (NO_POOL_FITS); the VM is RUNNING and the bus is IDE or SATA; or the host could not attach the disk (DISK_REFUSED).
-	// ALREADY_EXISTS: the VM has a disk with this ID. NOT_FOUND: no such VM or volume. INVALID_ARGUMENT: the source is not
-	// a volume, or another field of the disk.
+	// FAILED_PRECONDITION: the VM is in another state or has too many disks; another VM has the volume (VOLUME_IN_USE
+	// with the VM's ID in the metadata "vm"), the volume's host has not flushed the volume since it was detached
+	// (VOLUME_NOT_FLUSHED), the volume is on another host than the VM (VOLUME_ELSEWHERE), the VM's host does not serve
+	// the volume's storage pool or has too little room in it (NO_POOL_FITS); the VM is RUNNING and the bus is IDE or
+	// SATA; or the host could not attach the disk (DISK_REFUSED). ALREADY_EXISTS: the VM has a disk with this ID.
+	// NOT_FOUND: no such VM or volume. INVALID_ARGUMENT: the source is not a volume, or another field of the disk is
+	// invalid.
 	AttachDisk(context.Context, *AttachDiskRequest) (*VirtualMachine, error)
-	// DetachDisk detaches a volume from a STOPPED or RUNNING VM. Of a RUNNING VM it waits up to 35 s until the guest has
-	// released the device; if that takes longer, the call succeeds and the disk remains recorded as being detached. It then
-	// waits up to 10 s until the host has flushed the volume. If the guest keeps the device, the VM keeps the disk. A
-	// repeat is NOT_FOUND, or with the same idempotency key waits again.
+	// DetachDisk detaches a volume from a STOPPED or RUNNING VM. For a RUNNING VM it waits up to 35 s until the guest has
+	// released the device; if that takes longer, the call succeeds and the disk remains recorded as being detached. After
+	// the release the call waits up to 10 s until the host has flushed the volume. If the guest keeps the device, the VM
+	// keeps the disk. A repeat returns NOT_FOUND; with the same idempotency key it waits again.
 	//
 	// FAILED_PRECONDITION: the VM is in another state, the disk is not a volume, the VM is RUNNING and the bus is IDE or
 	// SATA, or the guest did not release the device (DISK_REFUSED). NOT_FOUND: no such VM or disk. INVALID_ARGUMENT:

@@ -1,10 +1,11 @@
-// vmcontroller.v1: VolumeService manages block volumes that exist independently of VMs, on port 50051. AttachDisk and
-// DetachDisk of VmService, and CreateVm, attach them to VMs.
+// vmcontroller.v1: VolumeService manages block volumes that exist independently of VMs, on port 50051. The calls
+// CreateVm, AttachDisk and DetachDisk of VmService attach volumes to VMs and detach them.
 //
-// A volume is a record; the host of its VM makes, enlarges and deletes its bytes. A volume of the driver MANAGED is bound
-// to the host of the first VM that it is attached to, and can be attached to VMs of that host only. One VM at a time has
-// a volume. metadata and labels are as those of VMs; trivet/max-iops and trivet/max-bytes-per-second in the metadata
-// limit the I/O of a guest, and trivet/error has the last error of the host.
+// The control plane stores a record of each volume. The host of the volume makes, enlarges and deletes the bytes. A
+// volume of the driver MANAGED is bound to the host of the first VM that it is attached to, and can be attached to VMs
+// of that host only. A volume is attached to at most one VM at a time. metadata and labels have the same limits as
+// those of VMs. In the metadata, trivet/max-iops and trivet/max-bytes-per-second limit the I/O of the guest, and
+// trivet/error is the last error that the host has reported.
 //
 // Each call checks the caller (controlplane/edge/auth/rules.go lists the roles) and then its arguments
 // (INVALID_ARGUMENT). NOT_FOUND: the project has no such volume. docs/api.md describes the errors that every call can
@@ -213,12 +214,13 @@ type Volume struct {
 	// Unix milliseconds.
 	UpdatedAt int64          `protobuf:"varint,14,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
 	Backing   *VolumeBacking `protobuf:"bytes,15,opt,name=backing,proto3" json:"backing,omitempty"`
-	// The host that the volume is bound to. It stays when the volume is detached. Empty: it was never attached.
+	// The host that the volume is bound to. The volume stays bound when it is detached. Empty: the volume was never
+	// attached.
 	AttachedToNode string `protobuf:"bytes,16,opt,name=attached_to_node,json=attachedToNode,proto3" json:"attached_to_node,omitempty"`
 	// Grows by 1 with each attachment.
 	AttachmentGeneration uint64 `protobuf:"varint,17,opt,name=attachment_generation,json=attachmentGeneration,proto3" json:"attachment_generation,omitempty"`
-	// The last attachment whose data the host has flushed. A detached volume can be attached when it equals
-	// attachment_generation.
+	// The generation of the last attachment whose data the host has flushed. A detached volume can be attached again when
+	// this field equals attachment_generation.
 	LastFlushedAttachmentGeneration uint64 `protobuf:"varint,18,opt,name=last_flushed_attachment_generation,json=lastFlushedAttachmentGeneration,proto3" json:"last_flushed_attachment_generation,omitempty"`
 	unknownFields                   protoimpl.UnknownFields
 	sizeCache                       protoimpl.SizeCache
@@ -567,7 +569,7 @@ type CreateVolumeRequest struct {
 	Driver    VolumeDriverKind       `protobuf:"varint,5,opt,name=driver,proto3,enum=vmcontroller.v1.VolumeDriverKind" json:"driver,omitempty"`
 	// Empty: the default class.
 	StorageClass string `protobuf:"bytes,6,opt,name=storage_class,json=storageClass,proto3" json:"storage_class,omitempty"`
-	// The volume begins as a copy of this image; empty for a blank one.
+	// The volume begins as a copy of this image. Empty: the volume is blank.
 	ImageId       string            `protobuf:"bytes,7,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
 	Metadata      map[string]string `protobuf:"bytes,8,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Labels        map[string]string `protobuf:"bytes,9,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`

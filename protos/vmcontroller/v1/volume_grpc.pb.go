@@ -1,10 +1,11 @@
-// vmcontroller.v1: VolumeService manages block volumes that exist independently of VMs, on port 50051. AttachDisk and
-// DetachDisk of VmService, and CreateVm, attach them to VMs.
+// vmcontroller.v1: VolumeService manages block volumes that exist independently of VMs, on port 50051. The calls
+// CreateVm, AttachDisk and DetachDisk of VmService attach volumes to VMs and detach them.
 //
-// A volume is a record; the host of its VM makes, enlarges and deletes its bytes. A volume of the driver MANAGED is bound
-// to the host of the first VM that it is attached to, and can be attached to VMs of that host only. One VM at a time has
-// a volume. metadata and labels are as those of VMs; trivet/max-iops and trivet/max-bytes-per-second in the metadata
-// limit the I/O of a guest, and trivet/error has the last error of the host.
+// The control plane stores a record of each volume. The host of the volume makes, enlarges and deletes the bytes. A
+// volume of the driver MANAGED is bound to the host of the first VM that it is attached to, and can be attached to VMs
+// of that host only. A volume is attached to at most one VM at a time. metadata and labels have the same limits as
+// those of VMs. In the metadata, trivet/max-iops and trivet/max-bytes-per-second limit the I/O of the guest, and
+// trivet/error is the last error that the host has reported.
 //
 // Each call checks the caller (controlplane/edge/auth/rules.go lists the roles) and then its arguments
 // (INVALID_ARGUMENT). NOT_FOUND: the project has no such volume. docs/api.md describes the errors that every call can
@@ -49,29 +50,32 @@ const (
 //
 // VolumeService does not wait for hosts: changes reach a volume's host after the response.
 type VolumeServiceClient interface {
-	// CreateVolume creates the record of a volume, which is AVAILABLE at once. Its host makes the bytes when it is attached
-	// for the first time; with image_id they begin as those of the image, which cannot be deleted while the volume exists.
-	// A repeat under an idempotency key returns the first response.
+	// CreateVolume creates the record of a volume, which is AVAILABLE at once. A host makes the bytes when the volume is
+	// attached for the first time. With image_id the volume begins with the bytes of the image, and the image cannot be
+	// deleted while the volume exists. A repeat with the same idempotency key returns the first response.
 	//
-	// ALREADY_EXISTS: the project has a volume of this name. NOT_FOUND: image_id or storage_class. FAILED_PRECONDITION:
-	// the image is not AVAILABLE, or storage_class is empty and no class is the default. RESOURCE_EXHAUSTED: a quota.
-	// INVALID_ARGUMENT: name, size_gib (1 to 65536, and not less than the image needs), driver (if given, that of the
-	// class), storage_class, image_id, metadata or labels.
+	// ALREADY_EXISTS: the project has a volume of this name. NOT_FOUND: there is no image image_id or no class
+	// storage_class. FAILED_PRECONDITION: the image is not AVAILABLE, or storage_class is empty and no class is the
+	// default. RESOURCE_EXHAUSTED: a quota. INVALID_ARGUMENT: one of these fields is invalid: name, size_gib (1 to 65536,
+	// and not less than the image needs), driver (if given, it must be that of the class), storage_class, image_id,
+	// metadata, labels.
 	CreateVolume(ctx context.Context, in *CreateVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
 	// GetVolume returns a volume. INVALID_ARGUMENT: volume_id is not a lower-case UUID.
 	GetVolume(ctx context.Context, in *GetVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
-	// ListVolumes returns the project's volumes by ID, which is the order of creation. INVALID_ARGUMENT: page_size (0 to
-	// 1000) or page_token.
+	// ListVolumes returns the project's volumes in the order of their IDs, which is the order of creation.
+	// INVALID_ARGUMENT: page_size (0 to 1000) or page_token is invalid.
 	ListVolumes(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*ListVolumesResponse, error)
-	// DeleteVolume deletes the record of a volume. Its host deletes the bytes when it is connected. FAILED_PRECONDITION:
-	// the volume is attached to a VM. A repeat without an idempotency key returns NOT_FOUND.
+	// DeleteVolume deletes the record of a volume. The volume's host deletes the bytes as soon as it is connected to the
+	// control plane. FAILED_PRECONDITION: the volume is attached to a VM. A repeat without an idempotency key returns
+	// NOT_FOUND.
 	DeleteVolume(ctx context.Context, in *DeleteVolumeRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
-	// ResizeVolume enlarges a volume, attached or not. The present size changes nothing, so a repeat does no harm.
-	// INVALID_ARGUMENT: a smaller size. RESOURCE_EXHAUSTED: a quota, or the storage pool of the volume's host has too little
-	// room.
+	// ResizeVolume enlarges a volume, attached or not. A resize to the present size changes nothing, so a repeat has no
+	// effect. INVALID_ARGUMENT: a smaller size. RESOURCE_EXHAUSTED: a quota, or the storage pool of the volume's host has
+	// too little room.
 	ResizeVolume(ctx context.Context, in *ResizeVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
-	// RegisterExternalVolume returns FAILED_PRECONDITION, because this version has no storage classes of the driver RBD,
-	// after INVALID_ARGUMENT for what CreateVolume checks, or an rbd without pool and image. Only system:admin may call it.
+	// RegisterExternalVolume always fails in this version, which has no storage classes of the driver RBD. It returns
+	// INVALID_ARGUMENT if CreateVolume would refuse the fields or if rbd lacks pool or image, and FAILED_PRECONDITION
+	// otherwise. Only system:admin may call it.
 	RegisterExternalVolume(ctx context.Context, in *RegisterExternalVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
 }
 
@@ -149,29 +153,32 @@ func (c *volumeServiceClient) RegisterExternalVolume(ctx context.Context, in *Re
 //
 // VolumeService does not wait for hosts: changes reach a volume's host after the response.
 type VolumeServiceServer interface {
-	// CreateVolume creates the record of a volume, which is AVAILABLE at once. Its host makes the bytes when it is attached
-	// for the first time; with image_id they begin as those of the image, which cannot be deleted while the volume exists.
-	// A repeat under an idempotency key returns the first response.
+	// CreateVolume creates the record of a volume, which is AVAILABLE at once. A host makes the bytes when the volume is
+	// attached for the first time. With image_id the volume begins with the bytes of the image, and the image cannot be
+	// deleted while the volume exists. A repeat with the same idempotency key returns the first response.
 	//
-	// ALREADY_EXISTS: the project has a volume of this name. NOT_FOUND: image_id or storage_class. FAILED_PRECONDITION:
-	// the image is not AVAILABLE, or storage_class is empty and no class is the default. RESOURCE_EXHAUSTED: a quota.
-	// INVALID_ARGUMENT: name, size_gib (1 to 65536, and not less than the image needs), driver (if given, that of the
-	// class), storage_class, image_id, metadata or labels.
+	// ALREADY_EXISTS: the project has a volume of this name. NOT_FOUND: there is no image image_id or no class
+	// storage_class. FAILED_PRECONDITION: the image is not AVAILABLE, or storage_class is empty and no class is the
+	// default. RESOURCE_EXHAUSTED: a quota. INVALID_ARGUMENT: one of these fields is invalid: name, size_gib (1 to 65536,
+	// and not less than the image needs), driver (if given, it must be that of the class), storage_class, image_id,
+	// metadata, labels.
 	CreateVolume(context.Context, *CreateVolumeRequest) (*Volume, error)
 	// GetVolume returns a volume. INVALID_ARGUMENT: volume_id is not a lower-case UUID.
 	GetVolume(context.Context, *GetVolumeRequest) (*Volume, error)
-	// ListVolumes returns the project's volumes by ID, which is the order of creation. INVALID_ARGUMENT: page_size (0 to
-	// 1000) or page_token.
+	// ListVolumes returns the project's volumes in the order of their IDs, which is the order of creation.
+	// INVALID_ARGUMENT: page_size (0 to 1000) or page_token is invalid.
 	ListVolumes(context.Context, *ListVolumesRequest) (*ListVolumesResponse, error)
-	// DeleteVolume deletes the record of a volume. Its host deletes the bytes when it is connected. FAILED_PRECONDITION:
-	// the volume is attached to a VM. A repeat without an idempotency key returns NOT_FOUND.
+	// DeleteVolume deletes the record of a volume. The volume's host deletes the bytes as soon as it is connected to the
+	// control plane. FAILED_PRECONDITION: the volume is attached to a VM. A repeat without an idempotency key returns
+	// NOT_FOUND.
 	DeleteVolume(context.Context, *DeleteVolumeRequest) (*emptypb.Empty, error)
-	// ResizeVolume enlarges a volume, attached or not. The present size changes nothing, so a repeat does no harm.
-	// INVALID_ARGUMENT: a smaller size. RESOURCE_EXHAUSTED: a quota, or the storage pool of the volume's host has too little
-	// room.
+	// ResizeVolume enlarges a volume, attached or not. A resize to the present size changes nothing, so a repeat has no
+	// effect. INVALID_ARGUMENT: a smaller size. RESOURCE_EXHAUSTED: a quota, or the storage pool of the volume's host has
+	// too little room.
 	ResizeVolume(context.Context, *ResizeVolumeRequest) (*Volume, error)
-	// RegisterExternalVolume returns FAILED_PRECONDITION, because this version has no storage classes of the driver RBD,
-	// after INVALID_ARGUMENT for what CreateVolume checks, or an rbd without pool and image. Only system:admin may call it.
+	// RegisterExternalVolume always fails in this version, which has no storage classes of the driver RBD. It returns
+	// INVALID_ARGUMENT if CreateVolume would refuse the fields or if rbd lacks pool or image, and FAILED_PRECONDITION
+	// otherwise. Only system:admin may call it.
 	RegisterExternalVolume(context.Context, *RegisterExternalVolumeRequest) (*Volume, error)
 	mustEmbedUnimplementedVolumeServiceServer()
 }
