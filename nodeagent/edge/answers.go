@@ -2,7 +2,9 @@ package edge
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/netip"
 	"slices"
@@ -55,8 +57,15 @@ func (e *Edge) Withdraw(ctx context.Context) ([]netip.Addr, error) {
 	defer e.answers.mu.Unlock()
 	e.answers.withdrawn = true
 	list := slices.SortedFunc(maps.Keys(e.answers.movable), netip.Addr.Compare)
-	if mounted, err := nsthread.Exists(e.path()); len(list) == 0 || err != nil || !mounted {
+	if len(list) == 0 {
 		return nil, nil
+	}
+	mounted, err := nsthread.Exists(e.path())
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !mounted {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("withdraw external addresses: %w", err)
 	}
 	var r Result
 	s, err := openSpace(ctx, e.path(), &r)

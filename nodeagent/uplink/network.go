@@ -90,12 +90,14 @@ func (l *Link) syncNetworks(ctx context.Context, agent agentv1.AgentServiceClien
 // networkStream runs one stream. The error is never nil.
 func (l *Link) networkStream(ctx context.Context, agent agentv1.AgentServiceClient) error {
 	ctx, cancel := context.WithCancel(ctx)
+	began := time.Now()
 	stream, err := agent.SyncNetworks(ctx)
 	if err != nil {
 		cancel()
 		return err
 	}
 	l.networks.begin(l.Node(), l.disk.highestTerm())
+	l.networks.began = began
 	first := &agentv1.SyncNetworksRequest{Protocol: Protocol, Host: l.o.HostNetwork}
 	if err := stream.Send(first); err != nil && !errors.Is(err, io.EOF) {
 		cancel()

@@ -2,6 +2,7 @@ package uplink
 
 import (
 	"fmt"
+	"time"
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -14,6 +15,7 @@ import (
 type networkAssembly struct {
 	node   cloud.NodeID
 	stream uint64
+	began  time.Time // when the stream was opened; set after begin
 	// term is the highest term of all messages, also of earlier streams.
 	term     uint64
 	revision int64                // of the last message of this stream
@@ -39,7 +41,7 @@ func (a *networkAssembly) add(m *agentv1.SyncNetworksResponse) (*cloud.NetworkUp
 	}
 	a.term, a.revision = m.GetTerm(), m.GetRevision()
 	if a.building == nil {
-		a.building = &cloud.NetworkUpdate{Node: a.node, Stream: a.stream, Snapshot: !a.complete}
+		a.building = &cloud.NetworkUpdate{Node: a.node, Stream: a.stream, Began: a.began, Snapshot: !a.complete}
 	}
 	if err := convert.AddNetworkUpdate(a.building, m); err != nil {
 		return nil, fmt.Errorf("the member sent a record without a valid ID, an invalid protected address, or an invalid key: %w", err)

@@ -14,16 +14,16 @@ const contactInterval = 250 * time.Millisecond
 // for this host. So this host withdraws them when its lease (cloud.AddressLease), which is shorter, has ended.
 //
 // When the host has contact again, its records can still assign to it an address that another host has taken over. The
-// host answers again only after the snapshot of a newer stream, and only for the addresses that this snapshot assigns
-// to it.
+// host answers again only after the snapshot of a connection that was opened after the lease had ended, and only for
+// the addresses that this snapshot assigns to it. A snapshot of an older connection can arrive late.
 type contact struct {
 	watched bool
-	// withdrawn is true after the lease has ended, until the host may answer again. stream is the stream of the newest
-	// snapshot at the time when the lease ended.
+	// withdrawn is true after the lease has ended, until the host may answer again. ended is when the host noticed the
+	// end of the lease.
 	withdrawn bool
-	stream    uint64
-	// snapshot is the stream of the newest snapshot.
-	snapshot uint64
+	ended     time.Time
+	// snapshot is when the connection of the newest snapshot was opened.
+	snapshot time.Time
 }
 
 // watchContact withdraws and restores addresses as the contact to the control plane requires, until Close.
@@ -50,10 +50,10 @@ func (n *Networks) checkContact(began time.Time) {
 	leased := time.Since(last) < n.o.lease
 	n.mu.Lock()
 	c := &n.contact
-	resume := leased && c.withdrawn && c.snapshot > c.stream
+	resume := leased && c.withdrawn && c.snapshot.After(c.ended)
 	lose := !leased && !c.withdrawn && !mutant.On(mutant.KeepCutOffAddress)
 	if lose {
-		c.stream = c.snapshot
+		c.ended = time.Now()
 	}
 	n.mu.Unlock()
 	switch {

@@ -153,6 +153,7 @@ func TestCutOffHostWithdraws(t *testing.T) {
 	require.NotEmpty(t, first)
 
 	t.Log("the host is cut off, and another host takes over")
+	before := time.Now()
 	contact.set(false)
 	probe.awaitOwners(0, 15*time.Second, gateway, service)
 	two.change(2, on("n2", 2))
@@ -166,6 +167,10 @@ func TestCutOffHostWithdraws(t *testing.T) {
 	one.change(3, "floating h port=p address=203.0.113.11 fixed=10.0.1.5") // of the former stream
 	for range 5 {
 		require.Equal(t, []string{second}, probe.owners(gateway))
+	}
+	one.snapshotOf(before, 4, rest+on("n1", 1)) // of a connection that was opened before the lease ended
+	for range 5 {
+		require.Equal(t, []string{second}, probe.owners(gateway), "the snapshot was read before the address moved")
 	}
 	one.snapshot(4, rest+on("n2", 2))
 	for range 5 {

@@ -49,6 +49,7 @@ type labHost struct {
 	vtep   netip.Addr
 	device *netdev.Host
 	stream uint64
+	began  time.Time // when the stream was opened
 	log    *logged
 	dir    string // Options.Dir
 	edge   *edge.Edge
@@ -189,8 +190,12 @@ func (h *labHost) stop() {
 }
 
 // snapshot applies a snapshot with the records of lines, as in TestHostVPC, and waits until it is acknowledged.
-func (h *labHost) snapshot(revision int64, lines string) {
+func (h *labHost) snapshot(revision int64, lines string) { h.snapshotOf(time.Now(), revision, lines) }
+
+// snapshotOf is like snapshot for a stream that was opened at a time.
+func (h *labHost) snapshotOf(began time.Time, revision int64, lines string) {
 	h.stream++
+	h.began = began
 	h.apply(revision, lines, true)
 }
 
@@ -201,7 +206,7 @@ func (h *labHost) apply(revision int64, lines string, snapshot bool) {
 	t := h.lab.T
 	t.Helper()
 	u := parseUpdate(t, strings.TrimSpace(lines))
-	u.Node, u.Stream, u.Revision, u.Snapshot = h.node, h.stream, revision, snapshot
+	u.Node, u.Stream, u.Began, u.Revision, u.Snapshot = h.node, h.stream, h.began, revision, snapshot
 	h.Apply(u)
 	require.Eventually(t, func() bool {
 		a := h.lastAck()

@@ -198,7 +198,7 @@ func (n *Networks) Apply(u cloud.NetworkUpdate) {
 	touched := n.tables.apply(&u)
 	seq := n.progress.add(u.Stream, u.Revision)
 	if u.Snapshot {
-		n.contact.snapshot = u.Stream
+		n.contact.snapshot = u.Began
 		if n.o.Contact != nil && !n.contact.watched {
 			n.contact.watched = true
 			n.done.Go(func() { n.watchContact(time.Now()) })

@@ -1,6 +1,9 @@
 package cloud
 
-import "net/netip"
+import (
+	"net/netip"
+	"time"
+)
 
 // NetworkUpdate is a change of the VPCs that a host has, or their whole state. The control plane sends it to the host's
 // agent.
@@ -9,6 +12,8 @@ type NetworkUpdate struct {
 	Node NodeID
 	// Stream is the number of the connection on which the update arrived. It grows with each connection.
 	Stream uint64
+	// Began is when the agent opened that connection. The control plane has read the records of a snapshot since then.
+	Began time.Time
 	// Revision is the revision that the host has after it has applied the update.
 	Revision int64
 	// Snapshot is true if the update has all records, so that all others are to be removed.
