@@ -30,8 +30,9 @@ import (
 const uploadSize = 120 << 20
 
 // TestImageUpload uploads an image of 120 MiB with the program trivet. The leader is killed during the upload, and then
-// trivet is interrupted. When it runs again, it must send each part exactly once that was not acknowledged, and no other.
-// The image must have the checksum of the file, a VM must boot from it, and a download must give the same bytes.
+// trivet is interrupted. When trivet runs again, it must send each part that was not acknowledged exactly once, and no
+// other part. The image must have the checksum of the file, a VM must boot from it, and a download must give the same
+// bytes.
 func TestImageUpload(t *testing.T) {
 	w := newWorld(t)
 	w.startAgent()

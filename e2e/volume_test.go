@@ -24,7 +24,7 @@ import (
 // command writes a line to the serial port of a guest, and waits until its console log contains the answer.
 func (w *world) command(ctx context.Context, vm, line, answer string) {
 	w.t.Helper()
-	dir, err := os.Open(filepath.Join(w.agent.DataDir(), "vms", vm)) // the socket's own path is too long for an address
+	dir, err := os.Open(filepath.Join(w.agent.DataDir(), "vms", vm)) // the path of the socket is too long for sockaddr_un
 	require.NoError(w.t, err)
 	defer dir.Close()
 	c, err := net.Dial("unix", fmt.Sprintf("/proc/self/fd/%d/console.sock", dir.Fd()))
@@ -50,7 +50,8 @@ func (w *world) command(ctx context.Context, vm, line, answer string) {
 	}))
 }
 
-// written returns what the guest's disk commands report about the first MiB of a disk with the pattern of seed.
+// written returns the text that the guest's disk commands print about the first MiB of a disk, to which they wrote the
+// pattern of seed.
 func written(seed string) string {
 	buf := make([]byte, 1<<20)
 	pattern.Pattern(buf, seed, 0)

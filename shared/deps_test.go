@@ -208,7 +208,7 @@ var inTests = map[string][]string{
 	"controlplane/compute/vm": {"controlplane/compute/storageclass"},
 	"controlplane/kv/restapi": {"controlplane/kv/users"},
 	"controlplane/kv/watch":   {"controlplane/engine/mvcc/command"},
-	"nodeagent/machine":       {"images/guest"}, // the data that a guest writes to its volumes
+	"nodeagent/machine":       {"images/guest"}, // its package computes the data that a guest writes to its volumes
 	"nodeagent":               {"docs/docstest"},
 	"e2e":                     {"cli/openid/openidtest", "controlplane/money/credit/ledger", "nodeagent/cgroup", "nodeagent/firewall/frametest", "nodeagent/ipsec"},
 	"e2e/history":             {"shared/fault"},

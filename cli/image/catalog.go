@@ -28,11 +28,11 @@ import (
 const (
 	// listTime is the maximum time for reading a publisher's list of checksums.
 	listTime = 30 * time.Second
-	// maxList is the maximum size of such a list, in bytes.
+	// maxList is the maximum size of a publisher's list of checksums, in bytes.
 	maxList = 4 << 20
 )
 
-// entry is an image of a publisher in the catalog.
+// entry is one image in the catalog, as its publisher distributes it.
 type entry struct {
 	Name         string `yaml:"name" json:"name"`
 	Architecture string `yaml:"architecture" json:"architecture"`
@@ -41,8 +41,8 @@ type entry struct {
 	Checksums    string `yaml:"checksums" json:"checksums"`
 }
 
-// parseCatalog parses a catalog. It returns an error if an entry lacks a field, has a URL that is not https, or has the
-// name of another one.
+// parseCatalog parses a catalog. It returns an error if an entry lacks a field or has a URL that is not https, or if
+// two entries have the same name.
 func parseCatalog(text []byte) ([]entry, error) {
 	var c struct {
 		Images []entry `yaml:"images"`
@@ -172,8 +172,8 @@ func findEntry(read func() ([]entry, error), name string) (entry, error) {
 	return entry{}, session.Usagef("the catalog has no image %q: `trivet image catalog list` shows all", name)
 }
 
-// checksum reads the publisher's list of checksums. It returns the checksum of the image, and the metadata key under
-// which the control plane compares it. client is optional.
+// checksum reads the publisher's list of checksums. It returns the checksum of the entry's image, and the image
+// metadata key that makes the control plane verify this checksum. If client is nil, checksum uses http.DefaultClient.
 func (e *entry) checksum(ctx context.Context, client *http.Client) (key, sum string, err error) {
 	if client == nil {
 		client = http.DefaultClient
@@ -207,13 +207,15 @@ func (e *entry) checksum(ctx context.Context, client *http.Client) (key, sum str
 }
 
 var (
-	// plainLine is a line of sha256sum or sha512sum: the hash, a space, a space or an asterisk, and the name.
+	// plainLine matches a line in the output format of sha256sum and sha512sum: hash, space, space or asterisk, file
+	// name.
 	plainLine = regexp.MustCompile(`^([0-9a-fA-F]+) [ *](\S+)$`)
-	// bsdLine is a line in the BSD format.
+	// bsdLine matches a line in the BSD format: SHA256 (FILE) = HASH.
 	bsdLine = regexp.MustCompile(`^(SHA256|SHA512) \((\S+)\) = ([0-9a-fA-F]+)$`)
 )
 
-// findChecksum finds the checksum of a file in a list. It returns "" if the list has none.
+// findChecksum returns the checksum of a file in a publisher's list, and the metadata key for its algorithm. It returns
+// "" if the list has no checksum of the file.
 func findChecksum(list, file string) (key, sum string) {
 	for line := range strings.Lines(list) {
 		line = strings.TrimSpace(line)

@@ -19,8 +19,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// publisher is a server with the layout of the publishers in the catalog, and a client for which it serves all hosts.
-// Each image has its URL as content. The lists have the format that each publisher uses.
+// publisher starts a server that takes the place of all publishers in the catalog, and returns a client that connects
+// to this server whatever host a URL names. The content of each image is its URL. Each list of checksums has the format
+// that its publisher uses.
 func publisher(t *testing.T, all []entry) *http.Client {
 	lists := map[string]string{}
 	for _, e := range all {
@@ -57,8 +58,8 @@ func publisher(t *testing.T, all []entry) *http.Client {
 	return client
 }
 
-// TestCatalog checks that the built-in catalog is valid, and that the checksum of each image is found in a list with its
-// publisher's format.
+// TestCatalog checks that the built-in catalog is valid, and that findChecksum finds the checksum of each image in a
+// list of its publisher's format.
 func TestCatalog(t *testing.T) {
 	all, err := parseCatalog(images.Catalog)
 	require.NoError(t, err)

@@ -85,7 +85,8 @@ func (d *download) run(ctx context.Context, path string) error {
 
 var errOtherBytes = errors.New("the downloaded bytes do not have the checksum of the image: they were removed; download it again")
 
-// fill writes the image's bytes that are missing in the file, and compares the checksum of the whole.
+// fill downloads the bytes of the image that the file does not have yet, appends them, and verifies the checksum of the
+// whole file.
 func (d *download) fill(ctx context.Context, file *os.File, say func(string)) error {
 	sum := sha256.New()
 	size, err := io.Copy(sum, io.LimitReader(file, int64(d.image.GetSizeBytes())+1))

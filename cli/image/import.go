@@ -90,8 +90,8 @@ func (f *importFlags) add(p *pflag.FlagSet) {
 	p.BoolVar(&f.noWait, "no-wait", false, "do not wait until the image is AVAILABLE")
 }
 
-// completeFile completes the argument FILE with the names of files of this host. The file of an import must be on a
-// control plane host, which is often this one.
+// completeFile completes the argument FILE with the names of files of this host. An import reads a file of a control
+// plane host, and the command often runs on that host.
 func completeFile(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) == 1 {
 		return nil, cobra.ShellCompDirectiveDefault

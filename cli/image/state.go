@@ -17,8 +17,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
 )
 
-// savedUpload is the state of an upload that a later run of the command continues. It is stored as JSON in the directory
-// uploads beside the file of saved logins, under a hash of the org, the name of the image and the path of the file.
+// savedUpload is the state of an upload that a later run of the command continues. It is stored as JSON in the
+// directory uploads beside the file of saved logins, under a hash of the org, the name of the image and the path of the
+// file.
 type savedUpload struct {
 	Image   string    `json:"image_id"`
 	Session string    `json:"upload_session_id"`
@@ -27,7 +28,8 @@ type savedUpload struct {
 	Changed time.Time `json:"modified_at"`
 }
 
-// resume continues the saved upload of a file, or begins a new one if there is none that can be continued.
+// resume continues the saved upload of a file. It begins a new upload if none is saved or the saved one cannot be
+// continued.
 func (u *upload) resume(ctx context.Context, path string, info fs.FileInfo) error {
 	absolute, err := filepath.Abs(path)
 	if err != nil {
@@ -70,7 +72,7 @@ func (u *upload) resume(ctx context.Context, path string, info fs.FileInfo) erro
 	return atomicfile.WriteFile(u.path, text, 0o600)
 }
 
-// loadUpload reads a saved upload. It returns nil if there is none.
+// loadUpload reads a saved upload. It returns nil if no upload is saved at the path.
 func loadUpload(path string) (*savedUpload, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {

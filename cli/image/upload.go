@@ -27,13 +27,13 @@ import (
 )
 
 const (
-	// partSize is the size of the parts of an upload, in bytes: the largest that the control plane takes.
+	// partSize is the size of the parts of an upload, in bytes. It is the largest size that the control plane accepts.
 	partSize = 8 << 20
 	// maxParts is the maximum number of parts of an upload.
 	maxParts = 10_000
 	// partTime is the maximum time of one attempt to send a part.
 	partTime = time.Minute
-	// outageTime is how long an upload or download is retried while no member can serve it.
+	// outageTime is how long a call of an upload or download is repeated while no control plane member can serve it.
 	outageTime = 2 * time.Minute
 	// abortTime is the maximum time for ending an upload that cannot be continued.
 	abortTime = 5 * time.Second
@@ -196,7 +196,8 @@ func (u *upload) sendPart(ctx context.Context, n uint32, body []byte) error {
 	})
 }
 
-// complete completes the session. It returns the image when it is AVAILABLE or ERROR, or at once with --no-wait.
+// complete completes the session. It returns the image when the image is AVAILABLE or ERROR. With --no-wait it returns
+// the image at once.
 func (u *upload) complete(ctx context.Context, say func(string)) (image *vmv1.Image, err error) {
 	for {
 		err := persist(ctx, u.conn, func(ctx context.Context) (err error) {
@@ -217,7 +218,7 @@ func (u *upload) complete(ctx context.Context, say func(string)) (image *vmv1.Im
 	}
 }
 
-// check returns an error unless the image that the control plane stores has the bytes that were read.
+// check returns an error unless the stored image has the checksum of the bytes that this run read.
 func (u *upload) check(image *vmv1.Image) error {
 	if err := failure(image, "uploaded"); err != nil {
 		return err
@@ -231,7 +232,8 @@ func (u *upload) check(image *vmv1.Image) error {
 	return nil
 }
 
-// failure returns an error if the image is in the status ERROR. done is the participle of what was to be done.
+// failure returns an error if the image is in the status ERROR. done completes the error text "could not be", for
+// example with "imported".
 func failure(image *vmv1.Image, done string) error {
 	if image.GetStatus() != vmv1.ImageStatus_IMAGE_STATUS_ERROR {
 		return nil
@@ -240,8 +242,8 @@ func failure(image *vmv1.Image, done string) error {
 		image.GetName(), done, image.GetMetadata()[cloud.ImageReason], image.GetId())
 }
 
-// explain tells the user how to continue an upload that was interrupted. An upload of standard input cannot be continued,
-// so explain ends it.
+// explain tells the user how to continue an upload that was interrupted. An upload of standard input cannot be
+// continued, so explain ends it.
 func (u *upload) explain() {
 	if u.path != "" {
 		u.s.Note("the upload of %s is not complete: run the same command again to continue it", u.req.GetName())
@@ -256,8 +258,8 @@ func (u *upload) explain() {
 	}
 }
 
-// listStored reads which parts the control plane stores, or that the session is complete. It returns false if the upload
-// cannot be continued, because the session has expired or the image was deleted.
+// listStored reads which parts the control plane stores, or that the session is complete. It returns false if the
+// upload cannot be continued, because the session has expired or the image was deleted.
 func (u *upload) listStored(ctx context.Context) (open bool, err error) {
 	data := storagev1.NewImageDataServiceClient(u.conn)
 	u.stored = map[uint32]string{}

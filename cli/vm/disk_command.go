@@ -17,7 +17,8 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// diskLimit is the deadline of commands that attach and detach disks: the control plane waits up to 45 s.
+// diskLimit is the deadline of the commands that attach and detach disks. The control plane waits up to 45 s before it
+// answers such a call.
 const diskLimit = 45*time.Second + waitMargin
 
 // diskCommand returns the command `trivet vm disk`.

@@ -1,5 +1,6 @@
-// Package volume holds the commands for volumes and storage classes: `trivet volume` and `trivet storage-class`. Package
-// vm uses its function Find for the volumes of VMs. The name of a volume is unique in its project.
+// Package volume holds the commands for volumes and storage classes: `trivet volume` and `trivet storage-class`.
+// Package cli/vm calls Find to resolve the volume names in its arguments. The name of a volume is unique in its
+// project.
 package volume
 
 import (
@@ -204,7 +205,8 @@ func Find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID str
 	return session.One("volume", nameOrID, matches)
 }
 
-// all returns the volumes of the project: at most limit, or all if limit is 0. more is true if there are further ones.
+// all returns the volumes of the project: at most limit, or all if limit is 0. more is true if the project has further
+// volumes.
 func all(ctx context.Context, s *session.Session, conn *dial.Conn, limit int) (volumes []*vmv1.Volume, more bool, err error) {
 	org, project := s.Tenant()
 	return session.Pages(limit, func(token string) ([]*vmv1.Volume, string, error) {

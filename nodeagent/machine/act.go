@@ -161,15 +161,15 @@ func (v *VM) fetchImages(ctx context.Context, want *agentv1.AssignedVm) error {
 	return nil
 }
 
-// start opens the VM's taps and volumes, writes the start to the VM's record, and then launches QEMU. If a tap or volume
-// cannot be opened or the first write fails, the start is tried again later. If the launch fails, the failure is recorded
-// as the exit of this start, and the start is not tried again.
+// start opens the VM's taps and volumes, writes the start to the VM's record, and then launches QEMU. If a tap or
+// volume cannot be opened or the first write fails, the start is tried again later. If the launch fails, the failure is
+// recorded as the exit of this start, and the start is not tried again.
 func (v *VM) start(ctx context.Context, want *agentv1.AssignedVm, r Record) error {
 	wanted := nics(want)
 	if err := v.closeLastTaps(ctx, wanted); err != nil {
 		return err
 	}
-	if err := v.releaseVolumes(ctx, v.unreleased); err != nil { // those of the guest before a reboot
+	if err := v.releaseVolumes(ctx, v.unreleased); err != nil { // the volumes that the process had open before a reboot
 		return err
 	}
 	taps, err := v.openTaps(ctx, wanted)
@@ -199,7 +199,7 @@ func (v *VM) start(ctx context.Context, want *agentv1.AssignedVm, r Record) erro
 	v.set.counts.launchFailures.Add(1)
 	closeErr := v.closeTaps(ctx, wanted)
 	volumes.close()
-	// If this fails, the volumes are flushed when they are detached.
+	// If the release fails, the volumes are flushed when they are detached.
 	closeErr = errors.Join(closeErr, v.releaseVolumes(ctx, volumes.disks()))
 	r.Live, r.End = false, End{Exit: cloud.ExitFailed, Error: brief(err)}
 	// v.record is set even if the write below fails. If the write fails and the agent is restarted, it finds a recorded

@@ -40,11 +40,12 @@
 //   - A network interface that the desired state adds or removes is attached to or detached from the running guest. A
 //     failure is repeated, and reported as final when the guest does not release the interface, or cannot get it for a
 //     while.
-//   - Volumes are opened before a start is recorded, like taps, and are flushed when the exit of the process is recorded.
-//     Until then the VM is reported as stopping: the control plane may attach a volume elsewhere when its VM has no
-//     process. A volume that has grown is grown in QEMU before the guest's CPUs run.
-//   - A guest gets several attempts of a few seconds to release a volume, so that a request to stop the VM does not wait
-//     for it. The failure is reported after 30 seconds, and the guest keeps the volume.
+//   - Volumes are opened before a start is recorded, like taps, and are flushed when the exit of the process is
+//     recorded. Until the volumes are flushed, the VM is reported as stopping, because the control plane may attach
+//     them to other VMs as soon as the VM is reported to have no process. If a volume has grown, QEMU gets the new size
+//     before the guest's CPUs run.
+//   - The guest is asked several times to release a volume, each time for a few seconds only, so that a request to stop
+//     the VM need not wait long. After 30 seconds the failure is reported, and the guest keeps the volume.
 //   - A VM without desired state is observed and reported, but not changed.
 //   - Error texts are one line for a tenant and contain no paths of the host.
 package machine
@@ -94,7 +95,7 @@ type VM struct {
 
 	volumes      []qemu.AttachedDisk // disks of the process that are volumes
 	unreleased   []qemu.Disk         // volumes of the last process, which has ended, until its exit is recorded
-	lastDisk     string              // id of the one that the last PlugDisk, UnplugDisk or ResizeDisk was for
+	lastDisk     string              // id of the disk of the last PlugDisk, UnplugDisk or ResizeDisk
 	diskFailures map[string]deviceFailure
 
 	refused bool

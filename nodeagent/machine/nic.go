@@ -30,9 +30,9 @@ type Taps interface {
 const (
 	// tapsWithin is the maximum time to open the taps of a VM, or to close them.
 	tapsWithin = 15 * time.Second
-	// attachPatience is how long attempts to attach or detach a device of a running guest may fail before the failure is
-	// reported as final. The network may not know a port yet: the assignment and the state of the VPC come on different
-	// streams. The guest may need time to release a disk.
+	// attachPatience is how long attempts to attach or detach a device of a running guest may fail before the failure
+	// is reported as final. The network may not know a port yet: the assignment and the state of the VPC come on
+	// different streams. The guest may need time to release a disk.
 	attachPatience = 30 * time.Second
 )
 
@@ -88,8 +88,8 @@ func nextNICChange(changes []nicChange, last string) nicChange {
 	return changes[(at+1)%len(changes)]
 }
 
-// deviceFailure is the failure to change a network interface or a volume of a running guest. It applies to one generation
-// of the desired state only: the control plane may request the same change again by a new generation.
+// deviceFailure is the failure to change a network interface or a volume of a running guest. It applies to one
+// generation of the desired state only: the control plane may request the same change again by a new generation.
 type deviceFailure struct {
 	generation uint64
 	since      time.Time
@@ -97,7 +97,7 @@ type deviceFailure struct {
 	final      bool // to be reported now; otherwise after attachPatience
 }
 
-// addFailure adds the failure to change the device id to all, and returns all.
+// addFailure adds to the map all the failure to attach, detach or resize the device with this id. It returns the map.
 func addFailure(all map[string]deviceFailure, id string, generation uint64, err error, final bool) map[string]deviceFailure {
 	f, ok := all[id]
 	if !ok || f.generation != generation {
@@ -111,7 +111,8 @@ func addFailure(all map[string]deviceFailure, id string, generation uint64, err 
 	return all
 }
 
-// report returns the text of a failure that is to be reported for a generation of the desired state, or "".
+// report returns the text of the failure if it must be reported for this generation of the desired state, and ""
+// otherwise.
 func (f deviceFailure) report(generation uint64) string {
 	if f.text == "" || f.generation != generation || !f.final && time.Since(f.since) < attachPatience {
 		return ""

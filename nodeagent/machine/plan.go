@@ -49,8 +49,8 @@ type Observation struct {
 	// was for.
 	NICs    []qemu.AttachedNIC
 	LastNIC string
-	// Volumes are the disks of the process that are volumes. LastDisk is the id of the disk that the last PlugDisk,
-	// UnplugDisk or ResizeDisk was for.
+	// Volumes are the disks of the process that are volumes. LastDisk is the id of the disk of the last PlugDisk,
+	// UnplugDisk or ResizeDisk.
 	Volumes  []qemu.AttachedDisk
 	LastDisk string
 	// Unreleased means that the last process has ended, and that its volumes are not flushed yet.
@@ -288,7 +288,7 @@ func planOn(want *agentv1.AssignedVm, o Observation) Plan {
 		return Plan{Action: PowerOff, Observed: cloud.ObservedStopping}
 	case Waiting:
 		p := Plan{Action: Resume, Observed: cloud.ObservedLaunching}
-		if id := resizeOf(diskChanges(want, o.Volumes)); id != "" { // before the guest reads the size
+		if id := resizeOf(diskChanges(want, o.Volumes)); id != "" { // QEMU must have the size before the guest reads it
 			p.Action, p.Disk = ResizeDisk, id
 		}
 		return p

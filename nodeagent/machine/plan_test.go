@@ -307,10 +307,10 @@ func (h *paper) report(p Plan) string {
 }
 
 // TestRules checks these rules of NextAction for all combinations of desired state and observation: no action without
-// desired state, Destroy only for DESTROYED, no launch while the VM has a process, no start twice, network interfaces and
-// volumes change only while the guest runs, and a VM counts as stopped only when its volumes are flushed. As long as the
-// record's counters belong to another cluster, no plan may end a guest whose VM or whose last start is missing from the
-// data of the host's cluster.
+// desired state, Destroy only for DESTROYED, no launch while the VM has a process, no start twice, network interfaces
+// and volumes change only while the guest runs, and a VM counts as stopped only when its volumes are flushed. As long
+// as the record's counters belong to another cluster, no plan may end a guest whose VM or whose last start is missing
+// from the data of the host's cluster.
 func TestRules(t *testing.T) { require.Empty(t, violation()) }
 
 // violation calls NextAction with every combination of desired state and observation. It returns a description of the

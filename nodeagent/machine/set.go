@@ -38,7 +38,7 @@ type Options struct {
 	MachineType, CPUModel string
 	// Taps is the host's network. If it is nil, VMs with network interfaces cannot be started on this host.
 	Taps Taps
-	// Volumes has the volumes of the host. If it is nil, VMs with volumes cannot be started on this host.
+	// Volumes opens the volumes of the host. If it is nil, VMs with volumes cannot be started on this host.
 	Volumes Volumes
 }
 

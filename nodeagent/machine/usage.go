@@ -22,7 +22,7 @@ type sample struct {
 	at    time.Time
 	cpu   time.Duration
 	usage *cloud.Usage
-	disks []qemu.DiskStats // those of the last successful query
+	disks []qemu.DiskStats // the counters from the last successful query
 }
 
 // LastReport is the last observation and measurement of a VM.

@@ -16,10 +16,11 @@ import (
 
 // Volumes opens the volumes of the host for VMs. Package storage implements it.
 type Volumes interface {
-	// Open opens a volume for the disk of a VM, if it is attached to the VM.
+	// Open opens a volume for the disk of a VM. It returns an error if the volume is not attached to the VM as this
+	// disk.
 	Open(ctx context.Context, vm cloud.VMID, disk string, want *agentv1.AssignedVolume) (volume.Files, error)
-	// Release is called when no process has the volume open for the VM any more. When it returns nil, everything that the
-	// guest wrote is durable. It may be called again.
+	// Release is called when no process has the volume open for the VM any more. When it returns nil, everything that
+	// the guest wrote is durable. A repeated call is allowed.
 	Release(ctx context.Context, pool string, id cloud.VolumeID, vm cloud.VMID, generation uint64) error
 }
 
@@ -36,7 +37,7 @@ type openVolume struct {
 	files volume.Files
 }
 
-// close closes the files. A process has its own copies.
+// close closes the files. A QEMU process that received them has its own duplicates.
 func (o openVolumes) close() {
 	for _, one := range o {
 		one.files.Close()
@@ -63,7 +64,7 @@ func (o openVolume) layers() qemu.Layers {
 	return qemu.Layers{Overlay: o.files.Content, Base: o.files.Base, Size: o.files.Size}
 }
 
-// openVolumes opens all volumes of an assigned VM. If one cannot be opened, it closes the others.
+// openVolumes opens all volumes of an assigned VM. If one of them cannot be opened, it closes and releases the others.
 func (v *VM) openVolumes(ctx context.Context, want *agentv1.AssignedVm) (openVolumes, error) {
 	out := openVolumes{}
 	for i, d := range want.GetDisks() {
@@ -115,8 +116,8 @@ func (v *VM) releaseVolumes(ctx context.Context, disks []qemu.Disk) error {
 	return errors.Join(errs...)
 }
 
-// lastVolumes returns the volumes in the record of the VM's last start. They include every volume that the process may
-// have had open.
+// lastVolumes returns the volumes in the record of the VM's last start. The record includes every volume that the
+// process may have had open.
 func (v *VM) lastVolumes() (out []qemu.Disk, err error) {
 	if v.home == nil {
 		return nil, nil
@@ -139,9 +140,10 @@ type diskChange struct {
 	disk   string // id of the disk
 }
 
-// diskChanges returns the changes that make the volumes have of a process those of the desired state want. A disk with
-// another volume, attachment or bus is removed, and attached in a later plan. So is a disk in the record without a
-// device: QEMU may have its files open. Another cache mode or limit takes effect at the next start.
+// diskChanges returns the changes that make the volumes have of a process those of the desired state want. If a disk
+// differs in its volume, attachment generation or bus, it is removed, and a later plan attaches it again. A disk that
+// is in the record but has no device in QEMU is also removed first, because QEMU may have its files open. Another cache
+// mode or limit causes no change: it takes effect at the next start.
 func diskChanges(want *agentv1.AssignedVm, have []qemu.AttachedDisk) []diskChange {
 	var out []diskChange
 	for _, h := range have {
@@ -168,14 +170,14 @@ func diskChanges(want *agentv1.AssignedVm, have []qemu.AttachedDisk) []diskChang
 	return out
 }
 
-// nextDiskChange returns the change after that of the disk last, whose change failed, so that a disk that cannot be
-// changed does not block the others. The parameter changes must not be empty.
+// nextDiskChange returns the change that follows the one of the disk last. A disk whose change fails repeatedly
+// therefore does not block the others. The parameter changes must not be empty.
 func nextDiskChange(changes []diskChange, last string) diskChange {
 	at := slices.IndexFunc(changes, func(c diskChange) bool { return c.disk == last })
 	return changes[(at+1)%len(changes)]
 }
 
-// resizeOf returns the id of the first disk that is to grow, or "".
+// resizeOf returns the id of the first disk that must be resized, or "".
 func resizeOf(changes []diskChange) string {
 	for _, c := range changes {
 		if c.action == ResizeDisk {
@@ -198,7 +200,7 @@ func (v *VM) changeDisk(ctx context.Context, a Action, id string, want *agentv1.
 		err = v.resizeDisk(ctx, id, want)
 	}
 	if err == nil {
-		if a != UnplugDisk { // The failure of an earlier PlugDisk stays: the two alternate until one succeeds.
+		if a != UnplugDisk { // Keep the failure of a PlugDisk: both actions alternate until one succeeds.
 			delete(v.diskFailures, id)
 		}
 		return nil
@@ -268,8 +270,8 @@ func (v *VM) observeDisks(ctx context.Context) {
 	}
 }
 
-// reportDisks returns the report of the VM's volumes: those of its process, and those of the desired state want that
-// could not be attached. A volume to be removed counts as attached until it is flushed.
+// reportDisks returns the report of the VM's volumes: the volumes of its process, and the volumes of the desired state
+// want that are not attached yet. A volume to be removed counts as attached until it is flushed.
 func (v *VM) reportDisks(want *agentv1.AssignedVm) []cloud.DiskObservation {
 	var out []cloud.DiskObservation
 	if v.process == nil {

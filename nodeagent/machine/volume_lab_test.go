@@ -33,7 +33,7 @@ func blankVolume(n int) *agentv1.AssignedVolume {
 	return &agentv1.AssignedVolume{VolumeId: volumeID(n), Generation: 1, Pool: "local", SizeBytes: 64 * mib}
 }
 
-// grant returns a copy of a volume that is attached to a VM as the disk id, as the control plane attaches it.
+// grant returns the desired state that the control plane sends after it has attached the volume to a VM as the disk id.
 func grant(v *agentv1.AssignedVolume, vm *agentv1.AssignedVm, id string) *agentv1.AssignedVolume {
 	v = proto.CloneOf(v)
 	v.Generation++
@@ -56,7 +56,7 @@ func give(want *agentv1.AssignedVm, v *agentv1.AssignedVolume, bus vmv1.DiskBus,
 	})
 }
 
-// take returns a copy of the assignment want without the disk id.
+// take returns a copy of the assignment want without the disk with this id.
 func take(want *agentv1.AssignedVm, id string) *agentv1.AssignedVm {
 	return with(want, func(w *agentv1.AssignedVm) {
 		w.Disks = slices.DeleteFunc(slices.Clone(w.Disks), func(d *agentv1.AssignedDisk) bool { return d.GetId() == id })
@@ -85,7 +85,8 @@ func (l *lab) seesDisks(want *agentv1.AssignedVm, ids ...string) {
 	})
 }
 
-// boots waits until the guest has booted as often as the parameter times. On a busy host a boot takes a minute.
+// boots waits until the guest has booted as many times as the parameter times says. On a busy host a boot takes a
+// minute.
 func (l *lab) boots(want *agentv1.AssignedVm, times int) {
 	l.Helper()
 	require.Eventually(l, func() bool {
@@ -101,7 +102,7 @@ func (l *lab) command(id, command string, wait func()) {
 	l.Helper()
 	c := dialConsole(l.T, filepath.Join(l.dir, "vms", id))
 	done := make(chan struct{})
-	go func() { defer close(done); _, _ = io.Copy(io.Discard, c) }() // a client must read
+	go func() { defer close(done); _, _ = io.Copy(io.Discard, c) }() // the client must read the guest's output
 	defer func() { _ = c.Close(); <-done }()
 	_, err := io.WriteString(c, command+"\n")
 	require.NoError(l, err)
@@ -117,7 +118,8 @@ func (l *lab) write(id, device, seed string, offset int) {
 	})
 }
 
-// reads checks that the guest reads a pattern that was written to the disk. The guest must not have read the same before.
+// reads checks that the guest reads a pattern that was written to the disk. The guest must not have read this pattern
+// before in the test.
 func (l *lab) reads(id, device, seed string, offset int) {
 	l.Helper()
 	l.command(id, fmt.Sprintf("sum %s %d", device, offset), func() {

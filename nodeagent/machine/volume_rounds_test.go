@@ -25,7 +25,7 @@ func rounds(t *testing.T) int {
 	return n
 }
 
-// rest describes what volumes can leave behind on a host.
+// rest lists the resources of a host that volumes can leave behind.
 type rest struct {
 	Files                         []string // in the pool
 	AgentFDs, QEMUFDs, Disks, VMs int
@@ -59,9 +59,9 @@ func (l *lab) rest(pid uint32, vm cloud.VMID) (r rest) {
 	return r
 }
 
-// TestRoundsLeaveNothing makes a volume, attaches it to a running guest, detaches and deletes it, again and again. After
-// that the host has no more files, descriptors, disks and control groups than before. Package qemu tests that no block
-// node remains.
+// TestRoundsLeaveNothing repeatedly makes a volume, attaches it to a running guest, detaches it and deletes it.
+// Afterwards the host must have no more files, descriptors, disks and control groups than before. Package qemu tests
+// that no block node remains.
 func TestRoundsLeaveNothing(t *testing.T) {
 	l := newLab(t)
 	want := on(l.linux(1))
@@ -94,7 +94,7 @@ func TestRoundsLeaveNothing(t *testing.T) {
 			_, err := os.Lstat(filepath.Join(l.pool, volumeID(n)+".json"))
 			return os.IsNotExist(err)
 		}, within, 5*time.Millisecond, "the volume is deleted")
-		if n == 0 { // the first round opens what stays open, such as connections
+		if n == 0 { // the first round opens connections and other descriptors that stay open
 			before = l.rest(pid, cloud.VMID(want.VmId))
 		}
 	}

@@ -20,15 +20,15 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// volumeStory has the VMs and volumes of TestGuestWritesToVolumes.
+// volumeStory has the VMs and volumes of TestGuestWritesToVolumes. Its methods are the steps of the test.
 type volumeStory struct {
 	*lab
 	one, two         *agentv1.AssignedVm
 	data, slow, fast *agentv1.AssignedVolume
 }
 
-// TestGuestWritesToVolumes starts a guest with a volume, attaches two more while it runs, and reads what it wrote after a
-// detachment, at another VM, after a growth, under the next agent, and after QEMU was killed.
+// TestGuestWritesToVolumes starts a guest with a volume, attaches two more while it runs, and reads back what the guest
+// wrote: after a detachment, in another VM, after a growth, after a restart of the agent, and after QEMU was killed.
 func TestGuestWritesToVolumes(t *testing.T) {
 	s := &volumeStory{lab: newLab(t)}
 	s.one, s.two = s.linux(1), s.linux(2)
@@ -93,7 +93,7 @@ func (s *volumeStory) grow() {
 	s.write(s.one.VmId, "vdc", "grown", 80*mib)
 }
 
-// restartAgent checks that the next agent finds the volumes and changes nothing.
+// restartAgent restarts the agent, and checks that the new agent finds the volumes and changes nothing.
 func (s *volumeStory) restartAgent() {
 	before := s.changes()
 	s.stop()
@@ -104,8 +104,8 @@ func (s *volumeStory) restartAgent() {
 	s.reads(s.one.VmId, "vdb", "first", 0)
 }
 
-// moveVolume moves a volume from one running guest to another. A forged assignment of the older attachment does not get
-// the volume.
+// moveVolume moves a volume from one running guest to another. A forged assignment with the older attachment generation
+// must not open the volume.
 func (s *volumeStory) moveVolume() {
 	s.one = take(s.one, "data")
 	s.assign(s.one)
@@ -134,7 +134,8 @@ func (s *volumeStory) moveVolume() {
 	s.seesDisks(s.one, "fast", "slow")
 }
 
-// killQEMU kills a QEMU with a volume. What the guest had flushed is there when it starts again.
+// killQEMU kills a QEMU process with a volume. When the VM starts again, the guest must read everything that it had
+// flushed.
 func (s *volumeStory) killQEMU() {
 	o := s.sees(s.two, cloud.ObservedRunning)
 	require.NoError(s, syscall.Kill(int(o.PID), syscall.SIGKILL))
@@ -147,12 +148,13 @@ func (s *volumeStory) killQEMU() {
 	s.reads(s.two.VmId, "vdb", "second", 0)
 }
 
-// TestFullPoolHoldsGuest fills the file system of a pool while a guest writes. The guest is held and the reason is
-// reported. The guest goes on without a request when there is room again, and has lost nothing.
+// TestFullPoolHoldsGuest fills the file system of a pool while a guest writes. QEMU must pause the guest, and the agent
+// must report the reason. When the file system has room again, the guest must continue without a request and without
+// lost data.
 func TestFullPoolHoldsGuest(t *testing.T) {
 	l := newLab(t)
 	l.stop()
-	require.NoError(t, os.Remove(filepath.Join(l.dir, "local.json"))) // of the directory beneath the mount
+	require.NoError(t, os.Remove(filepath.Join(l.dir, "local.json"))) // the id of the pool that the mount hides
 	require.NoError(t, unix.Mount("trivet-test-machine", l.pool, "tmpfs", 0, "size=8m,mode=700"))
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(l.pool, unix.MNT_DETACH)) })
 	l.start()
@@ -169,7 +171,7 @@ func TestFullPoolHoldsGuest(t *testing.T) {
 		require.Equal(t, cloud.ObservedRunning, o.Observed)
 		require.Equal(t, "disk data: write error: No space left on device; the guest is stopped", o.LastError)
 		require.NoError(t, os.Remove(filler))
-		require.Eventually(t, func() bool { // longer than resumeAfter
+		require.Eventually(t, func() bool { // the timeout is longer than resumeAfter
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			return l.seen[cloud.VMID(want.VmId)].LastError == ""
@@ -179,9 +181,9 @@ func TestFullPoolHoldsGuest(t *testing.T) {
 	l.reads(want.VmId, "vdb", "full", mib)
 }
 
-// TestBootFromVolume boots a VM from a volume that is made from an image, and grows the volume while the VM is off. QEMU
-// has the new size before the guest runs. A volume that another QEMU has open delays the start, and one whose pool is
-// unknown too.
+// TestBootFromVolume boots a VM from a volume that is made from an image, and grows the volume while the VM is off.
+// QEMU must have the new size before the guest runs. The start must wait while another QEMU has the volume open, and
+// while the host does not have the volume's pool.
 func TestBootFromVolume(t *testing.T) {
 	l := newLab(t)
 	want := l.vm(1)

@@ -41,8 +41,8 @@ type Disk struct {
 	// IOPS and BytesPerSecond limit reads and writes together; 0 means no limit.
 	IOPS           uint64 `json:"iops,omitempty"`
 	BytesPerSecond uint64 `json:"bytes_per_second,omitempty"`
-	// Pool, Volume and Generation are the caller's names of the file, and of the right to use it. QEMU does not get
-	// them. They are stored so that a later agent can release the volume.
+	// Pool and Volume are the caller's names of the file, and Generation is the generation of the volume's attachment.
+	// QEMU does not receive these fields. They are stored so that a later agent can release the volume.
 	Pool       string `json:"pool,omitempty"`
 	Volume     string `json:"volume,omitempty"`
 	Generation uint64 `json:"volume_generation,omitempty"`
@@ -78,7 +78,7 @@ func (d Disk) validate() error {
 // Names of a disk's block nodes, throttle group and device in QEMU.
 func (d Disk) node() string       { return fmt.Sprintf("%s%d", d.Bus, d.Slot) } // the top node, such as virtio0
 func (d Disk) fileNode() string   { return d.node() + "-file" }
-func (d Disk) formatNode() string { return d.node() + "-format" } // only of a disk with limits
+func (d Disk) formatNode() string { return d.node() + "-format" } // exists only for a disk with limits
 func (d Disk) baseNode() string   { return d.node() + "-base" }
 func (d Disk) baseFile() string   { return d.node() + "-base-file" }
 func (d Disk) groupID() string    { return d.node() + "-limits" }
@@ -106,7 +106,7 @@ func (d Disk) throttleGroup() object {
 // diskSets are the numbers of the descriptor sets of a disk's files. base is valid only if the disk has a base image.
 type diskSets struct{ overlay, base int }
 
-// blockNodes returns the block nodes of a disk. A node follows those that it refers to.
+// blockNodes returns the block nodes of a disk. Each node comes after the nodes that it refers to.
 func (d Disk) blockNodes(sets diskSets) []object {
 	var nodes []object
 	var beneath any
@@ -145,7 +145,7 @@ func (d Disk) blockNodes(sets diskSets) []object {
 	return nodes
 }
 
-// device returns the -device argument of a disk, which is also that of device_add.
+// device returns the -device argument of a disk. It is also the argument of the QMP command device_add.
 func (d Disk) device() object {
 	writeCache := "on"
 	if d.Cache == Writethrough {

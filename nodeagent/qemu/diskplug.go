@@ -14,19 +14,22 @@ import (
 const (
 	// diskReleaseTimeout is how long UnplugDisk waits for the guest to release a disk.
 	diskReleaseTimeout = 5 * time.Second
-	// nodeBusyTimeout is how long UnplugDisk waits until QEMU has ended the I/O of a device that the guest has released.
+	// nodeBusyTimeout is how long UnplugDisk waits until QEMU has ended the I/O of a device that the guest has
+	// released.
 	nodeBusyTimeout = 10 * time.Second
 	nodeBusyPause   = 50 * time.Millisecond
-	// firstHotSet is the lowest number of a descriptor set of a disk that is attached to a running QEMU. Those of the
-	// command line are lower.
+	// firstHotSet is the lowest number of a descriptor set of a disk that is attached to a running QEMU. The numbers of
+	// the descriptor sets on QEMU's command line are lower.
 	firstHotSet = 1000
 )
 
 var (
-	// ErrDiskNotReleased means that the guest did not release a disk within 5 seconds. The next call of UnplugDisk asks it again.
+	// ErrDiskNotReleased means that the guest did not release a disk within 5 seconds. The next call of UnplugDisk asks
+	// the guest again.
 	ErrDiskNotReleased = errors.New("the guest did not release the device")
 
-	// ErrNoDiskSlot means that QEMU has no free slot for a further disk. It has one after the next start.
+	// ErrNoDiskSlot means that the running QEMU has no free slot for a further disk. After the next start of the VM,
+	// QEMU has free slots again.
 	ErrNoDiskSlot = errors.New("the VM has no free slot for a further disk before its next start")
 
 	// ErrNotPluggable means that disks of a bus cannot be attached to a running guest, nor detached.
@@ -36,13 +39,15 @@ var (
 // AttachedDisk is a disk in the record of a running VM.
 type AttachedDisk struct {
 	Disk
-	// Present is false if QEMU does not have the device. QEMU may have its files open: UnplugDisk removes the rest.
+	// Present is false if QEMU does not have the device. QEMU may then still have the disk's block nodes and open
+	// files, which UnplugDisk removes.
 	Present bool
 	// Size is the size in bytes that the guest sees, or 0 if it is not known.
 	Size uint64
 }
 
-// Disks queries which disks QEMU has, and returns them with all others in the record, in the order of the record.
+// Disks returns all disks in the record, in the order of the record. It queries QEMU for which of them QEMU has a
+// device, and for their sizes.
 func (p *Process) Disks(ctx context.Context) ([]AttachedDisk, error) {
 	devices, err := p.devices(ctx)
 	if err != nil {
@@ -72,9 +77,10 @@ func (p *Process) Disks(ctx context.Context) ([]AttachedDisk, error) {
 }
 
 // PlugDisk attaches a disk to the running guest, and writes it to the record. QEMU gets duplicates of the files, which
-// the caller must still close. A slot of -1 means the first free one. PlugDisk returns when the guest's machine has the
-// device. The error wraps [ErrNotPluggable] or [ErrNoDiskSlot] if that is not possible before the next start. If the
-// record contains the disk after an error, QEMU may have its files, and the caller must call UnplugDisk.
+// the caller must still close. If the slot of d is -1, PlugDisk chooses the first free slot. PlugDisk returns when the
+// guest's machine has the device. The error wraps [ErrNotPluggable] or [ErrNoDiskSlot] if the disk cannot be attached
+// before the next start. If the record contains the disk after an error, QEMU may have its files, and the caller must
+// call UnplugDisk.
 func (p *Process) PlugDisk(ctx context.Context, d Disk, files Layers) error {
 	if err := p.plugDisk(ctx, d, files); err != nil {
 		return fmt.Errorf("attach disk %s: %w", d.ID, err)
@@ -154,7 +160,7 @@ func (p *Process) addDisk(ctx context.Context, d Disk, files Layers) error {
 		if err != nil {
 			return err
 		}
-		// A new number, because QEMU may open a descriptor of an old set with the same number.
+		// The set gets a new number, because with a used number QEMU might open a descriptor of the old set.
 		sets := diskSets{overlay: firstHotSet}
 		for _, s := range all {
 			sets.overlay = max(sets.overlay, s.Set+1)
@@ -218,8 +224,9 @@ func (p *Process) unplugDisk(ctx context.Context, id string, release func(Disk) 
 	return p.writeDisks(slices.Delete(slices.Clone(disks), at, at+1))
 }
 
-// deleteNodes deletes the block nodes, throttle group and descriptor sets of a disk without a device, as far as QEMU has
-// them. QEMU writes its caches and closes the files. The deletion of a node repeats until QEMU has ended the node's I/O.
+// deleteNodes deletes the block nodes, throttle group and descriptor sets that QEMU has of a disk without a device.
+// QEMU then writes its caches and closes the files. deleteNodes repeats the deletion of a node until QEMU has ended the
+// node's I/O.
 func (p *Process) deleteNodes(ctx context.Context, d Disk) error {
 	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
 		var nodes []struct {
@@ -281,7 +288,7 @@ func queryFDSets(ctx context.Context, conn *qmp.Conn) (all []fdSet, err error) {
 }
 
 // removeFDSets removes the descriptor sets of a disk. QEMU closes the descriptors of a removed set only while the guest
-// runs. The caller learns by the lock of the file when they are closed.
+// runs. The caller can lock the file as soon as the descriptors are closed.
 func removeFDSets(ctx context.Context, conn *qmp.Conn, d Disk) error {
 	all, err := queryFDSets(ctx, conn)
 	if err != nil {

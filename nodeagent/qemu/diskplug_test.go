@@ -73,12 +73,12 @@ func (l *lab) remove(p *Process, id string, release func(Disk) error) {
 	require.NoError(l, err)
 }
 
-// TestPlugDisk attaches disks to a running guest until no slot is free, and grows one. It then removes one: the guest
-// does not release the disk, because it has no operating system, until it is reset. After that QEMU has closed the file
-// and the slot is free.
+// TestPlugDisk attaches disks to a running guest until no slot is free, and grows one. It then removes one disk. The
+// guest has no operating system, so it releases the disk only when it is reset. After that QEMU has closed the file and
+// the slot is free.
 func TestPlugDisk(t *testing.T) {
 	l := newLab(t)
-	l.launcher.LargestDisk = 1 << 40 // for an agent that cannot raise limits
+	l.launcher.LargestDisk = 1 << 40 // QEMU gets a limit that suffices if the agent cannot raise limits
 	p := l.boot()
 	p.diskReleaseWithin = time.Second
 	pid := p.Record().PID
@@ -87,7 +87,7 @@ func TestPlugDisk(t *testing.T) {
 	for i := range sparePorts {
 		var d Disk
 		d, files[i] = l.blank(fmt.Sprintf("d%d", i), Virtio, 8<<20)
-		d.IOPS = uint64(i) * 1000 // the first has no limit
+		d.IOPS = uint64(i) * 1000 // the disk with i = 0 has no limit
 		require.NoError(t, p.PlugDisk(l.ctx, d, files[i]))
 		require.NoError(t, p.PlugDisk(l.ctx, d, files[i]), "a repeated call does nothing")
 		require.Positive(t, openCopies(t, pid, files[i].Overlay))
@@ -162,8 +162,8 @@ func TestRefusedDisk(t *testing.T) {
 	require.NoError(t, p.PowerOff(l.ctx))
 }
 
-// TestInterruptedPlugDisk ends the agent after it has passed the file of a disk to QEMU, and before QEMU has the device.
-// The next agent finds the disk without its device, and removes the rest.
+// TestInterruptedPlugDisk ends the agent after it has passed the file of a disk to QEMU, and before QEMU has the
+// device. The next agent finds the disk without its device, and removes the rest.
 func TestInterruptedPlugDisk(t *testing.T) {
 	l := newLab(t)
 	p := l.boot()

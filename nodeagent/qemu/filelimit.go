@@ -10,11 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// diskFileLimit returns the largest length of the file of a disk with that virtual size, in bytes.
+// diskFileLimit returns the largest length, in bytes, of the file of a disk with the given virtual size.
 func diskFileLimit(size uint64) uint64 { return size + size/16 + 64<<20 }
 
-// fileLimit returns the file size limit with which QEMU is started, in bytes. An agent that cannot raise the limit later
-// leaves room for the largest disk. A compromised QEMU can then fill the file systems of its disks.
+// fileLimit returns the file size limit with which QEMU is started, in bytes. If the agent cannot raise the limit of a
+// running QEMU, the limit leaves room for the largest disk. A compromised QEMU can then fill the file systems of its
+// disks.
 func (l *Launcher) fileLimit(files Files) uint64 {
 	limit := files.fileSizeLimit()
 	if l.LargestDisk > 0 && !canRaiseLimits() {

@@ -22,8 +22,8 @@ type Files struct {
 
 // Layers are the files of one disk.
 type Layers struct {
-	// Overlay is the disk's own file, in the format of the Spec, also if there is no base image. It is open for reading
-	// and writing, or read-only if the disk is read-only.
+	// Overlay is the disk's own file, in the format of the Spec. A disk without a base image has it too. It is open for
+	// reading and writing, or read-only if the disk is read-only.
 	Overlay *os.File
 	Base    *os.File // in the format of the Spec; open read-only; nil if there is no base image
 	// Size is the disk's virtual size in bytes, from the assignment. The size in the overlay's header is not used,
@@ -84,8 +84,8 @@ const minFileBytes = 2 * console.Longest
 //
 // A QCOW2 file with clusters of 64 KiB has 1/6554 of its virtual size in tables. A sixteenth and 64 MiB leave room for
 // clusters that a crash leaked. A write beyond the limit fails with EFBIG, which stops the guest as a full disk does.
-// The limit belongs to the process: PlugDisk and ResizeDisk raise it (see raiseFileLimit in filelimit.go). The limit also applies to files in memory, such as a memfd for guest memory, but this
-// QEMU command line creates none.
+// The limit belongs to the process: PlugDisk and ResizeDisk raise it (see raiseFileLimit in filelimit.go). The limit
+// also applies to files in memory, such as a memfd for guest memory, but the command line of this package creates none.
 func (f Files) fileSizeLimit() uint64 {
 	most := uint64(minFileBytes)
 	for _, l := range f.Disks {

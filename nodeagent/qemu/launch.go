@@ -28,8 +28,9 @@ type Launcher struct {
 	LauncherCommand []string     // a command that calls LauncherMain, such as /proc/self/exe launch-guest
 	Cgroups         *cgroup.Tree // a VM's group is named by its id
 	CPUModels       []string     // CPU models that the accelerator offers
-	// LargestDisk is the size in bytes of the largest disk that can be attached to a running QEMU. It matters only if the
-	// agent cannot raise the file size limit of a running process: each QEMU then gets a limit for such a disk. Optional.
+	// LargestDisk is the size in bytes of the largest disk that can be attached to a running QEMU. It is used only if
+	// the agent cannot raise the file size limit of a running process: each QEMU is then started with a limit for a
+	// disk of this size. Optional.
 	LargestDisk uint64
 }
 

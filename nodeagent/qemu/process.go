@@ -114,8 +114,8 @@ func (p *Process) waitReady(ctx context.Context) error {
 	}
 }
 
-// Record returns the Record of the start of this process. Its network interfaces and disks are those that the VM has
-// now.
+// Record returns the Record of the start of this process. The network interfaces and disks in the Record are the
+// current ones of the VM.
 func (p *Process) Record() Record {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -444,7 +444,7 @@ func (p *Process) Reset(ctx context.Context) error {
 // DiskStats are the I/O counters of one disk since QEMU was started, or since the disk was attached.
 type DiskStats struct {
 	ID                    string // of the disk
-	Volume                string // as in the Spec
+	Volume                string // the same value as in the Spec
 	ReadBytes, WriteBytes uint64
 	Reads, Writes         uint64
 }

@@ -34,12 +34,12 @@
 //     to start the VM again, and its console log shows why the kernel panicked.
 //   - On a disk error QEMU pauses the guest and does not report the error to it (werror=stop, rerror=stop).
 //     [Process.Resume] repeats the request.
-//   - A disk is attached to a running QEMU like a network interface: its files are passed over the monitor socket, and the
-//     record is changed first when a disk is added and last when one is removed, after QEMU has closed its files. Its
-//     block nodes and its device are the same as those of a disk of the command line. Every VM has a SCSI controller for
-//     such disks.
-//   - The I/O limits of a disk are a throttle group of QEMU, because the limits of control groups apply to block devices
-//     and not to files.
+//   - A disk is attached to a running QEMU like a network interface: its files are passed over the monitor socket. The
+//     record is written before QEMU gets a disk, and again after QEMU has closed the files of a removed disk. The disk
+//     gets the same block nodes and device as a disk on the command line. Every VM has a SCSI controller, so that SCSI
+//     disks can be attached.
+//   - The I/O limits of a disk are a throttle group of QEMU, because the limits of control groups apply to block
+//     devices and not to files.
 //   - A disk's PCI address follows from its slot on its bus, and a disk keeps its slot ([Spec.KeepSlots]). So the
 //     second disk keeps its address when the first one is detached.
 //   - A network interface is a tap that the agent opens, without vhost: the host's kernel then has no code for a guest's

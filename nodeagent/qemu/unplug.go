@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// releaseRepeat is the time between two requests to the guest to release a device. A guest that is booting ignores the
-// first one. QEMU refuses a repetition while it considers the last request pending.
+// releaseRepeat is the time between two requests to the guest to release a device. A guest that is booting ignores
+// requests. QEMU refuses a repeated request while it considers the last one pending.
 const releaseRepeat = 2 * time.Second
 
 // devices queries the ids of QEMU's devices. A device whose removal the guest has not confirmed is included.
@@ -30,8 +30,8 @@ func (p *Process) devices(ctx context.Context) (map[string]bool, error) {
 	return ids, nil
 }
 
-// deleteDevice asks the guest to release a device, repeatedly and for at most the duration patience. It returns true when
-// QEMU does not have the device any more, and false if the guest has not released it.
+// deleteDevice asks the guest to release a device, repeatedly and for at most the duration patience. It returns true
+// when QEMU does not have the device any more, and false if the guest has not released it.
 func (p *Process) deleteDevice(ctx context.Context, device string, patience time.Duration) (released bool, err error) {
 	late, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -17,7 +17,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// maxLine limits a line of the helper's standard error. The rest of a longer line is discarded.
+// maxLine is the maximum length, in bytes, of a line of the helper's standard error. The rest of a longer line is
+// discarded.
 const maxLine = 1024
 
 // helper is a process of trivet-rbd and the gRPC connection to it.
@@ -40,7 +41,7 @@ func start(o Options) (*helper, error) {
 		return nil, errorAndClose(err, ours)
 	}
 	cmd := exec.Command(o.Program)
-	cmd.Env = []string{} // neither CEPH_CONF nor CEPH_ARGS
+	cmd.Env = []string{} // so that librbd reads neither CEPH_CONF nor CEPH_ARGS
 	cmd.ExtraFiles = []*os.File{theirs}
 	cmd.Stderr = write
 	if o.UID != 0 || o.GID != 0 {
@@ -91,7 +92,7 @@ func socketPair() (ours net.Conn, theirs *os.File, err error) {
 	return ours, theirs, nil
 }
 
-// watchedConn sets broken when it cannot be read any more.
+// watchedConn is a connection that sets broken when a read fails.
 type watchedConn struct {
 	net.Conn
 	broken *atomic.Bool
@@ -105,11 +106,12 @@ func (c *watchedConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// dial returns a gRPC connection over conn. It never connects again: a helper whose socket broke is replaced.
+// dial returns a gRPC connection over conn. The gRPC connection never reconnects, because a helper with a broken socket
+// is replaced.
 func dial(conn net.Conn) (*grpc.ClientConn, error) {
 	var used atomic.Bool
 	return grpc.NewClient("passthrough:trivet-rbd",
-		grpc.WithTransportCredentials(insecure.NewCredentials()), // a socket pair, which no other process has
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // a socket pair: no other process has access
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
 			if used.Swap(true) {
 				return nil, fmt.Errorf("trivet-rbd has ended")

@@ -13,11 +13,12 @@ import (
 // extentSize is the number of bytes that Import sends in a message. It is the size of an RBD object.
 const extentSize = 4 << 20
 
-// Import creates an image of a size from the bytes of r, which may be fewer. Blocks of zeros are not sent, and take no
-// space in the cluster. The context needs a deadline. Errors of the cluster are those of ImportImage.
+// Import creates an image with the given size and the bytes of r. If r has fewer bytes, the rest of the image is zero.
+// Blocks of zeros are not sent and take no space in the cluster. The context needs a deadline. Errors of the cluster
+// are those of ImportImage.
 func Import(ctx context.Context, client rbdv1.RbdServiceClient, name *rbdv1.ImageName, size uint64, r io.Reader) error {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // ends the stream if the bytes cannot be read
+	defer cancel() // ends the stream if reading r fails
 	stream, err := client.ImportImage(ctx)
 	if err != nil {
 		return err

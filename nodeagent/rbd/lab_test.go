@@ -15,7 +15,7 @@ import (
 	rbdv1 "github.com/trivet-cloud/trivet/protos/rbd/v1"
 )
 
-// nobody is the user and the group that helpers of the tests run as.
+// nobody is the user and group ID of the helpers in the tests.
 const nobody = 65534
 
 // lab is a Ceph cluster and a client of it.

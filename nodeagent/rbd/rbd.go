@@ -1,16 +1,17 @@
 // Package rbd gives the agent access to the RBD images of a Ceph cluster. A [Cluster] runs the helper program
-// trivet-rbd, which links librbd, and is a gRPC connection to it: pass it to rbdv1.NewRbdServiceClient.
+// trivet-rbd, which links librbd. The Cluster is also a gRPC connection to the helper: pass the Cluster to
+// rbdv1.NewRbdServiceClient.
 //
 // # Decisions
 //
 //   - librbd runs in a process of its own. A call of librbd can crash or can wait without end, and cannot be cancelled.
 //     A call that passes its deadline makes the Cluster kill the helper. The next call starts another one. Other calls
 //     of the killed helper fail with UNAVAILABLE, and may be repeated.
-//   - Each call has a deadline: that of its context, or [Options.Timeout]. Streams have the deadline of their context
-//     only, because an import takes as long as its bytes.
+//   - Each call has a deadline: that of its context, or [Options.Timeout]. The deadline of a stream is always that of
+//     its context, because the duration of an import depends on its size.
 //   - The agent and the helper share a socket pair, so that no other process can reach the helper. The helper exits
-//     when the agent does. The key of the Ceph user crosses that socket only: no file, argument or environment variable
-//     contains it.
+//     when the agent does. The key of the Ceph user is sent over this socket only. No file, argument or environment
+//     variable contains the key.
 //   - The helper runs as an unprivileged user and needs no capability.
 //   - QEMU opens images by its own librbd. No data of a running VM passes the helper.
 //
@@ -34,11 +35,12 @@ import (
 type Options struct {
 	// Program is the path of trivet-rbd. Required.
 	Program string
-	// UID and GID are the user and the group that the helper runs as. 0 is the agent's own.
+	// UID and GID are the user and the group that the helper runs as. 0 means those of the agent.
 	UID, GID uint32
 	// Timeout limits a call whose context has no deadline. The default is 30 s.
 	Timeout time.Duration
-	// Log gets what the helper writes to its standard error, and why it was killed. Required.
+	// Log receives the lines that the helper writes to its standard error, and the reason when the agent kills the
+	// helper. Required.
 	Log *slog.Logger
 }
 
@@ -48,11 +50,11 @@ type Cluster struct {
 	connect *rbdv1.ConnectRequest
 
 	// starting has a value while a call starts a helper, which can take as long as the cluster needs to answer. Other
-	// calls wait for it, each until its own deadline.
+	// calls wait until the helper has started, each until its own deadline.
 	starting chan struct{}
 
 	mu     sync.Mutex
-	helper *helper // nil before the first call, and after a helper ended
+	helper *helper // nil before the first call, and after a helper has ended
 	closed bool
 }
 
@@ -68,7 +70,7 @@ func New(o Options, connect *rbdv1.ConnectRequest) *Cluster {
 
 var errClosed = status.Error(codes.FailedPrecondition, "the connection to the Ceph cluster is closed")
 
-// Close ends the helper and waits for its end. Calls that run fail, and later calls fail with FAILED_PRECONDITION.
+// Close ends the helper and waits for its end. Calls in progress fail, and later calls fail with FAILED_PRECONDITION.
 func (c *Cluster) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -113,7 +115,7 @@ func (c *Cluster) withDeadline(ctx context.Context) (context.Context, context.Ca
 	return context.WithTimeout(ctx, c.options.Timeout)
 }
 
-// running returns the helper that runs, or starts and connects one.
+// running returns the running helper. If no helper runs, it starts and connects one.
 func (c *Cluster) running(ctx context.Context) (*helper, error) {
 	select {
 	case c.starting <- struct{}{}:
@@ -153,13 +155,14 @@ func (c *Cluster) current() (*helper, error) {
 		return nil, errClosed
 	}
 	if c.helper != nil && c.helper.ended() {
-		c.helper.end() // returns its resources
+		c.helper.end() // releases the resources of the ended helper
 		c.helper = nil
 	}
 	return c.helper, nil
 }
 
-// check ends the helper if a call passed its deadline. The cause can be a call of librbd that does not return.
+// check ends the helper if a gRPC call has passed its deadline, because the cause can be a librbd call that never
+// returns.
 func (c *Cluster) check(h *helper, method string, err error) {
 	if status.Code(err) != codes.DeadlineExceeded {
 		return

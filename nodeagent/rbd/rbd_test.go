@@ -25,8 +25,8 @@ import (
 
 const mib = 1 << 20
 
-// TestCluster requires that images, snapshots and clones of a real Ceph cluster can be managed, and what happens when a
-// process or the cluster fails.
+// TestCluster manages images, snapshots and clones in a real Ceph cluster. It also checks the results of calls when the
+// helper, the agent or the cluster fails.
 func TestCluster(t *testing.T) {
 	l := newLab(t)
 	l.in("images", testImages)
@@ -343,7 +343,7 @@ func testOtherClusters(l *lab) {
 	requireCode(l.T, codes.Unavailable, "start trivet-rbd", err)
 }
 
-// testEnd requires that no helper remains, neither when the cluster is closed nor when the agent ends.
+// testEnd requires that the helper ends when the Cluster is closed, and also when the agent process ends.
 func testEnd(l *lab) {
 	l.images()
 	pid := l.helper()

@@ -7,9 +7,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// WithNewest returns the assigned VMs with the newest desired state of their volumes: that in volumes, if it is newer
-// than the one in the disk of the VM. The control plane does not send a VM again when one of its volumes has grown.
-// WithNewest copies what it changes.
+// WithNewest returns the assigned VMs with the newest desired state of their volumes. For each volume it takes the
+// desired state in the parameter volumes if its generation is higher than that in the disk of the VM. This is needed
+// because the control plane does not send a VM again when one of its volumes has grown. WithNewest does not modify its
+// arguments: it copies each VM that it changes.
 func WithNewest(
 	vms map[cloud.VMID]*agentv1.AssignedVm, volumes map[cloud.VolumeID]*agentv1.AssignedVolume,
 ) map[cloud.VMID]*agentv1.AssignedVm {

@@ -9,7 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// TestWithNewest checks that a VM gets the newer state of a volume from either source, and that arguments are not changed.
+// TestWithNewest checks that a VM gets the newer desired state of a volume, either from the list of volumes or from its
+// own disk, and that WithNewest does not modify its arguments.
 func TestWithNewest(t *testing.T) {
 	disks := func(generations ...uint64) *agentv1.AssignedVm {
 		v := &agentv1.AssignedVm{Disks: []*agentv1.AssignedDisk{{Id: "root"}}}

@@ -24,7 +24,7 @@ var (
 	}
 )
 
-// describe returns an assigned volume as package volume describes it.
+// describe converts an assigned volume to a volume.Volume.
 func describe(want *agentv1.AssignedVolume) volume.Volume {
 	v := volume.Volume{ID: want.GetVolumeId(), Size: want.GetSizeBytes(), Format: volumeFormats[want.GetFormat()]}
 	if i := want.GetImage(); i != nil {
@@ -33,7 +33,7 @@ func describe(want *agentv1.AssignedVolume) volume.Volume {
 	return v
 }
 
-// pool returns an open pool. The error says why the host does not have it.
+// pool returns the open pool with this name. If no such pool is open, the error says why.
 func (s *Storage) pool(name string) (*volume.Pool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -46,7 +46,7 @@ func (s *Storage) pool(name string) (*volume.Pool, error) {
 	return nil, fmt.Errorf("this host has no storage pool %q", name)
 }
 
-// step brings one volume to its desired state as far as possible, and reports it.
+// step tries to bring one volume to its desired state, and reports the resulting state.
 func (s *Storage) step(ctx context.Context, want *agentv1.AssignedVolume, stored bool) error {
 	o := cloud.VolumeObservation{Volume: cloud.VolumeID(want.GetVolumeId()), Generation: want.GetGeneration()}
 	p, err := s.pool(want.GetPool())
@@ -57,7 +57,7 @@ func (s *Storage) step(ctx context.Context, want *agentv1.AssignedVolume, stored
 		}
 	}
 	if ctx.Err() != nil {
-		return err // not a fault of the volume
+		return err // an error that the end of ctx has caused is not reported
 	}
 	if err != nil && !errors.Is(err, volume.ErrInUse) {
 		o.Error = brief(err)
@@ -105,9 +105,10 @@ func ensure(ctx context.Context, p *volume.Pool, want *agentv1.AssignedVolume) e
 
 var errNotAttached = errors.New("the volume is not attached to the VM any more")
 
-// Open opens a volume for the disk of a VM. It makes the volume if the pool does not have it. The volume must be
-// attached to the VM by want, the desired state in the VM's assignment, or by a newer one. The errors are those of
-// volume.Pool.Open. The caller passes duplicates of the files to QEMU and closes the files.
+// Open opens a volume for the disk of a VM. It makes the volume if the pool does not have it. The parameter want is the
+// desired state of the volume in the VM's assignment. The newest known desired state, want or a newer one, must attach
+// the volume to the VM. The errors are those of volume.Pool.Open. The caller passes duplicates of the files to QEMU and
+// closes the files.
 func (s *Storage) Open(ctx context.Context, vm cloud.VMID, disk string, want *agentv1.AssignedVolume) (volume.Files, error) {
 	want = s.newest(want)
 	if want.GetDeleted() || want.GetVmId() != string(vm) || want.GetDiskId() != disk {
@@ -123,8 +124,8 @@ func (s *Storage) Open(ctx context.Context, vm cloud.VMID, disk string, want *ag
 	return p.Open(ctx, want.GetVolumeId(), volume.Attachment{VM: string(vm), Generation: want.GetAttachmentGeneration()})
 }
 
-// newest returns the newest known desired state of a volume: want, or that in the list of volumes. If want is newer, it
-// replaces the one in the list.
+// newest returns the newest known desired state of a volume: want or the desired state in s.volumes. If want is newer,
+// it replaces the desired state in s.volumes.
 func (s *Storage) newest(want *agentv1.AssignedVolume) *agentv1.AssignedVolume {
 	id := cloud.VolumeID(want.GetVolumeId())
 	s.mu.Lock()
@@ -140,15 +141,15 @@ func (s *Storage) newest(want *agentv1.AssignedVolume) *agentv1.AssignedVolume {
 	return s.volumes[id].want
 }
 
-// Release is called when no process of the VM has the volume open any more. It writes the content to the disk and
-// records that it is complete. The error wraps volume.ErrInUse if a process still has the volume open.
+// Release is called when no process of the VM has the volume open any more. Release syncs the content to the disk and
+// records that the content is complete. The error wraps volume.ErrInUse if a process still has the volume open.
 func (s *Storage) Release(ctx context.Context, pool string, id cloud.VolumeID, vm cloud.VMID, generation uint64) error {
 	p, err := s.pool(pool)
 	if err != nil {
 		return err
 	}
 	err = p.Release(ctx, string(id), volume.Attachment{VM: string(vm), Generation: generation})
-	if err != nil && !errors.Is(err, volume.ErrStale) { // Stale: a later attachment has begun, so this one was flushed.
+	if err != nil && !errors.Is(err, volume.ErrStale) { // ErrStale: a later attachment has begun, so this one was flushed.
 		return err
 	}
 	s.touch(id)

@@ -1,20 +1,22 @@
 // Package storage brings the volumes of this host to the state that the control plane desires, and reports them.
 //
-// A [Storage] has the storage pools of the host. [Storage.Assign] takes the complete desired state of the host's
-// volumes: it makes, grows and deletes them, and ends the attachments of those that are detached. VMs get their volumes
-// from [Storage.Open], and give them back by [Storage.Release]. Package volume handles the files.
+// A [Storage] manages the storage pools of the host. [Storage.Assign] takes the complete desired state of the host's
+// volumes. [Storage.Run] then makes, grows and deletes volumes, and ends the attachments of detached ones. VMs get
+// their volumes from [Storage.Open], and return them with [Storage.Release]. Package volume handles the files.
 //
 // # Decisions
 //
-//   - The desired state of an attached volume arrives twice: in the list of volumes, and in the disk of its VM. The one
-//     with the higher generation is valid ([WithNewest]). Open refuses a volume that is not attached to the VM by it.
-//   - Open makes and grows the volume if that has not happened yet, so that a VM need not wait for another goroutine.
-//   - A volume that QEMU still has open is no error: the VM's own report says when a guest does not release it. The
-//     attempt to detach or delete it is repeated.
+//   - The desired state of an attached volume arrives twice: in the list of volumes, and in the disk of its VM. The
+//     desired state with the higher generation is valid (see [WithNewest]). Open refuses a volume unless this valid
+//     desired state attaches it to the VM.
+//   - Open makes and grows the volume if Run has not done so yet. A VM therefore does not wait for another goroutine.
+//   - If QEMU still has a volume open, its detachment or deletion is repeated later. This is not reported as an error
+//     of the volume, because the report of the VM says when a guest does not release a disk.
 //   - An assignment that was stored on disk may be outdated, so it deletes no volume.
-//   - A volume that no assignment names is kept: the control plane may have lost its record. It is logged.
-//   - A pool that cannot be opened, for example because its file system is not mounted, is tried again. Its volumes are
-//     reported with the error, and the host does not report the pool.
+//   - A volume that is in no assignment is kept and logged, because the control plane may have lost the volume's
+//     record.
+//   - A pool that cannot be opened, for example because its file system is not mounted, is opened again later. Until
+//     then its volumes are reported with the error, and the host does not report the pool.
 package storage
 
 import (
@@ -37,7 +39,8 @@ import (
 // Options are the dependencies of a Storage. All are required.
 type Options struct {
 	Pools []volume.Options
-	// Report is called with the state of a volume whenever it was checked, changed or not. It must not block.
+	// Report is called with the state of a volume after each check, even if the state has not changed. It must not
+	// block.
 	Report func(cloud.VolumeObservation)
 	// Forget is called for a volume that is not reported any more.
 	Forget func(cloud.VolumeID)
@@ -77,13 +80,13 @@ const (
 	lastPause  = 30 * time.Second
 	// inUsePause is the time between two attempts to close a volume that QEMU has open.
 	inUsePause = time.Second
-	// checkEvery is the interval at which volumes are checked that have reached their desired state, and pools that could
-	// not be opened are tried again.
+	// checkEvery is the interval at which Run checks volumes that have reached their desired state, and tries again to
+	// open pools that could not be opened.
 	checkEvery = time.Minute
 	openWithin = 10 * time.Second
 )
 
-// New opens the pools of the host. Those that cannot be opened are logged, and tried again by Run.
+// New opens the pools of the host. It logs the pools that cannot be opened, and Run tries to open them again.
 func New(ctx context.Context, o Options) *Storage {
 	s := &Storage{
 		o: o, wake: make(chan struct{}, 1), pools: map[string]*volume.Pool{}, failed: map[string]error{},
@@ -183,7 +186,7 @@ func (s *Storage) Assign(volumes map[cloud.VolumeID]*agentv1.AssignedVolume, sto
 	s.notify()
 }
 
-// setDesired sets the desired state of a volume, unless a newer one is known. The caller must hold mu.
+// setDesired sets the desired state of a volume, unless a newer desired state is known. The caller must hold mu.
 func (s *Storage) setDesired(id cloud.VolumeID, want *agentv1.AssignedVolume, stored bool) {
 	e := s.volumes[id]
 	switch {
@@ -256,14 +259,14 @@ func (s *Storage) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// due returns the volumes for which a step is due at the time now. If none is, it lowers next to the time of the next
-// step.
+// due returns the volumes for which a step is due at the time now. If a step is due only later, due lowers *next to the
+// time of that step.
 func (s *Storage) due(now time.Time, next *time.Time) (ids []cloud.VolumeID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for id, e := range s.volumes {
 		switch {
-		case e.busy: // its end wakes Run
+		case e.busy: // the end of the step wakes Run
 		case e.touched || !e.again.After(now):
 			ids = append(ids, id)
 		case e.again.Before(*next):
@@ -274,7 +277,8 @@ func (s *Storage) due(now time.Time, next *time.Time) (ids []cloud.VolumeID) {
 	return ids
 }
 
-// begin marks a volume as busy, and returns its desired state. It returns nil if the volume has none any more.
+// begin marks a volume as busy, and returns its desired state. It returns nil if the volume has no desired state any
+// more, or a step of the volume is in progress.
 func (s *Storage) begin(id cloud.VolumeID) (e *entry, want *agentv1.AssignedVolume, stored bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -285,7 +289,8 @@ func (s *Storage) begin(id cloud.VolumeID) (e *entry, want *agentv1.AssignedVolu
 	return e, e.want, e.stored
 }
 
-// end schedules the next step of a volume after one that returned err, and logs a new error.
+// end schedules the next step of a volume whose last step returned err. It logs err if this differs from the last
+// logged error of the volume.
 func (s *Storage) end(ctx context.Context, e *entry, want *agentv1.AssignedVolume, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -316,7 +321,7 @@ func (s *Storage) report(o cloud.VolumeObservation) {
 }
 
 // logUnknown logs the files in the pools that belong to no volume, and the volumes that the assignment does not name.
-// Those of other hosts in a shared pool are not logged.
+// In a shared pool it logs no volumes, because other hosts may have them.
 func (s *Storage) logUnknown() {
 	for _, p := range s.Pools() {
 		list, err := p.List()

@@ -163,8 +163,8 @@ func TestLifeOfVolume(t *testing.T) {
 	require.Empty(t, h.seen)
 }
 
-// TestVolumeThatWasNeverOpened checks that the host reports an attachment as flushed that no VM used, and that a VM
-// cannot use it afterwards.
+// TestVolumeThatWasNeverOpened detaches a volume that no VM has opened. The host must report the attachment as flushed,
+// and must not open the volume for this attachment afterwards.
 func TestVolumeThatWasNeverOpened(t *testing.T) {
 	h := newHost(t)
 	attached := attach(detached())
@@ -175,7 +175,7 @@ func TestVolumeThatWasNeverOpened(t *testing.T) {
 	_, err := h.Open(t.Context(), vm, "data", attached)
 	require.ErrorIs(t, err, errNotAttached)
 
-	h.stop() // an agent that gets the old assignment after a restart has only the record of the pool
+	h.stop() // only the record in the pool shows that the assignment is outdated
 	h.mu.Lock()
 	h.Storage.volumes = map[cloud.VolumeID]*entry{}
 	h.mu.Unlock()
@@ -184,7 +184,7 @@ func TestVolumeThatWasNeverOpened(t *testing.T) {
 }
 
 // TestNewerAttachmentIsValid opens a volume with the assignment of a VM that is newer than the list of volumes. The
-// volume is made at once. Another VM or disk does not get it.
+// volume must be made at once. Opening it for another VM or disk must fail.
 func TestNewerAttachmentIsValid(t *testing.T) {
 	h := newHost(t)
 	v := attach(detached())
@@ -203,8 +203,8 @@ func TestNewerAttachmentIsValid(t *testing.T) {
 	require.ErrorIs(t, err, volume.ErrInUse)
 }
 
-// TestPoolIsMissing checks the reports of volumes whose pool or image the host does not have, and that a pool is used
-// when it can be opened.
+// TestPoolIsMissing checks the reports of volumes whose pool or image the host does not have. It also checks that the
+// host uses a pool as soon as the pool can be opened.
 func TestPoolIsMissing(t *testing.T) {
 	h := newHost(t)
 	unknown := next(detached(), func(v *agentv1.AssignedVolume) { v.Pool = "none" })

@@ -18,12 +18,13 @@ const (
 	heartbeatTimeout  = 3 * time.Second
 )
 
-// lease holds the end of the host's lease. Until that time the control plane lets this host run its VMs. When the lease
-// ends, the VMs run on. The lease of addresses that another host can take over is shorter: see cloud.AddressLease.
+// lease holds the end of the host's lease. Until that time the control plane lets this host run its VMs. The VMs
+// continue to run when the lease ends. The lease of addresses that another host can take over is shorter: see
+// cloud.AddressLease.
 type lease struct {
 	mu    sync.Mutex // guards the fields below
 	until time.Time
-	// sent is when the last acknowledged heartbeat was sent.
+	// sent is the time at which the last acknowledged heartbeat was sent.
 	sent time.Time
 }
 
@@ -60,13 +61,13 @@ var sessionEndingCodes = map[codes.Code]bool{
 	codes.Canceled: true, codes.Unknown: true,
 }
 
-// errUnacknowledged ends a session whose heartbeats a member refuses: the networks of the host must begin with a
-// snapshot again, because other hosts may have taken addresses over.
+// errUnacknowledged ends a session whose heartbeats the member refuses. The next session begins with a new snapshot of
+// the host's networks, because other hosts may have taken over addresses of this host.
 var errUnacknowledged = errors.New("the member has acknowledged no heartbeat for " + cloud.AddressLease.String())
 
 // sendHeartbeats sends a heartbeat every heartbeatInterval. It returns when ctx ends, when a heartbeat fails with a
-// code in sessionEndingCodes, or when none has succeeded for cloud.AddressLease. A heartbeat that succeeds renews the
-// lease; lasts is the duration of a lease.
+// code in sessionEndingCodes, or when no heartbeat has succeeded for cloud.AddressLease. A heartbeat that succeeds
+// renews the lease; lasts is the duration of a lease.
 func (l *Link) sendHeartbeats(ctx context.Context, node vmv1.NodeServiceClient, lasts time.Duration) error {
 	var lastText string
 	acknowledged := time.Now()

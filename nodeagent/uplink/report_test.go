@@ -35,8 +35,8 @@ func TestManyVMsFitTheMessages(t *testing.T) {
 	require.Len(t, reported, vms)
 }
 
-// TestVolumesAreReported checks that each change of a volume is reported once, and all volumes again at the beginning of
-// a stream.
+// TestVolumesAreReported checks that each change of a volume is reported once, and all volumes again at the beginning
+// of a stream.
 func TestVolumesAreReported(t *testing.T) {
 	wake := make(chan struct{}, 1)
 	l := newVolumeObservations(wake)

@@ -74,7 +74,7 @@ func (refusingHeartbeats) HeartbeatNode(context.Context, *vmv1.HeartbeatNodeRequ
 }
 
 // TestRefusedHeartbeatsEndTheSession checks that a session ends after cloud.AddressLease without an acknowledged
-// heartbeat, and that Contact returns the time at which the last acknowledged one was sent.
+// heartbeat, and that Contact returns the time at which the last acknowledged heartbeat was sent.
 func TestRefusedHeartbeatsEndTheSession(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	a := open(t, t.TempDir(), nil, m)

@@ -89,8 +89,8 @@ type Options struct {
 	Leave string
 	// Name of the host and Version of the agent, as sent to the control plane. Required.
 	Name, Version string
-	// Facts returns the host's properties. The Link sends them in the first message on every stream of reports, and when
-	// they have changed. Required.
+	// Facts returns the host's properties. The Link sends them in the first message on every stream of reports, and
+	// when they have changed. Required.
 	Facts func() *agentv1.NodeFacts
 	// Heartbeat returns the request with the host's state; the Link fills in node_id, name and agent_version. Called
 	// every 5 s. Required.
@@ -277,15 +277,15 @@ func (l *Link) Forget(vm cloud.VMID) { l.observations.forget(vm) }
 // equals the volume's last observation.
 func (l *Link) ObserveVolume(o cloud.VolumeObservation) { l.volumes.observe(o) }
 
-// ForgetVolume discards the observation of a volume, so that it is not reported any more.
+// ForgetVolume discards the observation of a volume, so that the volume is not reported any more.
 func (l *Link) ForgetVolume(id cloud.VolumeID) { l.volumes.forget(id) }
 
 // Lease returns the end of the host's lease, by the monotonic clock, which does not advance while the host is
 // suspended. The result ok is false if the host has not had a lease yet.
 func (l *Link) Lease() (until time.Time, ok bool) { return l.lease.get() }
 
-// Contact returns the time at which the last heartbeat that a member has acknowledged was sent. It returns false before
-// the first one.
+// Contact returns the time at which the agent sent the last heartbeat that a member has acknowledged. It returns false
+// if no heartbeat was acknowledged yet.
 func (l *Link) Contact() (sent time.Time, ok bool) { return l.lease.contact() }
 
 // Status returns the present state of the link.

@@ -11,14 +11,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/convert"
 )
 
-// volumeErrorBytes is the maximum number of bytes of an error text about a volume that are sent. A member stores only 1
-// KiB of them.
+// volumeErrorBytes is the length to which an error text about a volume is cut before it is sent, in bytes. A member
+// stores at most 1 KiB of the text.
 const volumeErrorBytes = 1 << 10
 
-// volumeObservations holds the newest observation of each volume, and the set of volumes whose observation must still be
-// sent.
+// volumeObservations holds the newest observation of each volume, and the set of volumes whose observation must still
+// be sent.
 type volumeObservations struct {
-	wake chan struct{} // that of observations
+	wake chan struct{} // shared with the VM observations, whose sender also sends these
 
 	mu      sync.Mutex // guards the fields below
 	current map[cloud.VolumeID]cloud.VolumeObservation

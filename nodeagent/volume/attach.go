@@ -18,11 +18,12 @@ type Files struct {
 	Base    *os.File     // the image, read only; nil without an image
 	// BaseFormat is the format of Base.
 	BaseFormat qcow2.Format
-	// Size is the size in bytes that the guest shall see. QEMU must grow a QCOW2 file to it.
+	// Size is the size in bytes that the guest must see. QEMU must grow a QCOW2 file to this size.
 	Size uint64
 }
 
-// Close closes the files. A process that inherited them keeps its duplicates, and the lock of the volume.
+// Close closes the files. A process that inherited the files keeps its duplicates, which also keep the lock of the
+// volume.
 func (f Files) Close() {
 	for _, one := range []*os.File{f.Content, f.Base} {
 		if one != nil {
@@ -31,13 +32,13 @@ func (f Files) Close() {
 	}
 }
 
-// closeTimeout is how long Open and Release wait for a process to close the volume. A process that has just ended, or a
-// child of the agent before its execve, may have the file open for a moment.
+// closeTimeout is how long Open and Release wait for a process to close the volume. A process that is just ending, or a
+// child of the agent between fork and execve, may have the file open for a moment.
 const closeTimeout = 2 * time.Second
 
-// Open opens a volume for a VM. Before it returns, it records the attachment, synced. The error wraps [ErrStale] if the
-// volume was opened for a later attachment, and [ErrInUse] if a process has the volume open. The caller passes duplicates
-// of the files to QEMU and closes the files.
+// Open opens a volume for a VM. Before Open returns, it writes the attachment to the record and syncs the record. The
+// error wraps [ErrStale] if the volume was opened for a later attachment, and [ErrInUse] if a process has the volume
+// open. The caller passes duplicates of the files to QEMU and closes the files.
 func (p *Pool) Open(ctx context.Context, id string, a Attachment) (Files, error) {
 	files, err := p.openVolume(ctx, id, a)
 	if err != nil {
@@ -54,7 +55,7 @@ func (p *Pool) openVolume(ctx context.Context, id string, a Attachment) (files F
 	if err != nil {
 		return Files{}, err
 	}
-	if r.Image != nil { // outside of change, because fetching the image may take long
+	if r.Image != nil { // not within change, because fetching the image may take long
 		if err := p.o.Images.Ensure(ctx, *r.Image); err != nil {
 			return Files{}, err
 		}

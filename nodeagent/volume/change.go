@@ -13,9 +13,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// Create makes a volume, unless the pool has it already. A volume that exists with a larger size is kept, because it
-// may have grown. Create fetches the image if the cache does not have it. The error wraps [ErrRefused] if the volume
-// cannot be made.
+// Create makes a volume, unless the pool has it already. If the existing volume is larger than v, Create returns nil,
+// because the volume may have grown. Create fetches the image if the cache does not have it. The error wraps
+// [ErrRefused] if the volume cannot be made.
 func (p *Pool) Create(ctx context.Context, v Volume) error {
 	if err := p.create(ctx, v); err != nil {
 		return fmt.Errorf("make volume %s: %w", v.ID, plainSpace(err))
@@ -34,7 +34,7 @@ func (p *Pool) create(ctx context.Context, v Volume) error {
 		return fmt.Errorf("%w: the volume has %d bytes", ErrRefused, v.Size)
 	}
 	if r, err := p.read(v.ID); err == nil && r.State == ready {
-		return p.checkComplete(v, r) // without a lock and without the image
+		return p.checkComplete(v, r) // a complete volume needs neither the lock nor the image
 	}
 	if v.Image != nil {
 		if err := p.o.Images.Ensure(ctx, *v.Image); err != nil {
@@ -97,7 +97,8 @@ func (p *Pool) checkComplete(v Volume, r record) error {
 	return f.Close()
 }
 
-// missing returns err with an explanation if it means that the file of a complete volume does not exist.
+// missing returns err. If err means that the file of a complete volume does not exist, the returned error says so and
+// wraps ErrRefused.
 func missing(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: the volume's file is missing from the pool", ErrRefused)
@@ -171,8 +172,8 @@ func (p *Pool) grow(name string, size uint64) error {
 	return f.Sync()
 }
 
-// Delete removes a volume and its content. A missing volume is no error. The error wraps [ErrInUse] if a process has the
-// volume open.
+// Delete removes a volume and its content. A missing volume is no error. The error wraps [ErrInUse] if a process has
+// the volume open.
 func (p *Pool) Delete(ctx context.Context, id string) error {
 	if err := p.delete(ctx, id); err != nil {
 		return fmt.Errorf("delete volume %s: %w", id, err)
@@ -202,8 +203,8 @@ func (p *Pool) delete(ctx context.Context, id string) error {
 		}
 		if r.State != deleting && f != nil {
 			r.State = deleting
-			// A full file system may have no room for this record. Without it, an interruption leaves a record whose
-			// file is missing, which the next Delete removes.
+			// A full file system may have no room for this record. If the record cannot be written, an interruption
+			// leaves a record whose file is missing. The next Delete then removes this record.
 			if err := p.write(id, r); err != nil && !errors.Is(err, unix.ENOSPC) {
 				return err
 			}

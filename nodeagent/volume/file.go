@@ -10,8 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// openFile opens a file in the pool's directory for which no link was made. With the flag O_CREAT it creates the file if
-// there is none.
+// openFile opens a regular file in the pool's directory. It refuses symbolic links and files with several hard links.
+// With the flag O_CREAT it creates the file if the file does not exist.
 func (p *Pool) openFile(name string, flags uint64) (*os.File, error) {
 	how := unix.OpenHow{
 		Flags: flags | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC | unix.O_NOCTTY,
@@ -38,7 +38,8 @@ func (p *Pool) openFile(name string, flags uint64) (*os.File, error) {
 	return f, nil
 }
 
-// lockedByte is the byte of a file whose lock means that a process has the file open. QEMU locks the bytes from 100 on.
+// lockedByte is the offset of the byte of a volume's file that is locked while a process has the file open. QEMU itself
+// locks only bytes from offset 100 on.
 const lockedByte = 0
 
 // setLock sets the lock of f to F_WRLCK or F_UNLCK. The lock belongs to the open file description, and ends when its
@@ -52,8 +53,8 @@ func setLock(f *os.File, kind int16) error {
 	return os.NewSyscallError("fcntl", err)
 }
 
-// openLocked opens the file of a volume for reading and writing, and locks it. The error wraps ErrInUse if a process has
-// the file open.
+// openLocked opens the file of a volume for reading and writing, and locks it. The error wraps ErrInUse if a process
+// has the file open.
 func (p *Pool) openLocked(name string) (*os.File, error) {
 	f, err := p.openFile(name, unix.O_RDWR)
 	if err != nil {

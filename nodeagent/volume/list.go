@@ -18,7 +18,7 @@ type Status struct {
 	Size       uint64 // bytes that the guest sees
 	Allocated  uint64 // bytes that the volume's file occupies
 	Image      *disk.Image
-	Attachment Attachment // the last one that Open accepted
+	Attachment Attachment // the last attachment that Open accepted
 	Flushed    uint64     // the highest generation whose content is complete
 	// Error says why the volume cannot be used, or is "".
 	Error string
@@ -31,8 +31,8 @@ type Listing struct {
 	Unknown []string
 }
 
-// List returns the content of the pool. A volume that is being made or deleted is not included. A volume whose record or
-// file cannot be read has an Error.
+// List returns the content of the pool. A volume that is being made or deleted is not included. If the record or file
+// of a volume cannot be read, Error of its Status is set.
 func (p *Pool) List() (Listing, error) {
 	entries, err := os.ReadDir(p.path(""))
 	if err != nil {
@@ -48,7 +48,7 @@ func (p *Pool) List() (Listing, error) {
 		known[e.Name()] = true
 		r, err := p.read(id)
 		if errors.Is(err, ErrNotFound) {
-			continue // It has been deleted since the directory was read.
+			continue // The volume was deleted after the directory was read.
 		}
 		if err != nil {
 			known[id+".raw"], known[id+".qcow2"] = true, true
@@ -61,7 +61,7 @@ func (p *Pool) List() (Listing, error) {
 		}
 	}
 	for _, e := range entries {
-		if !known[e.Name()] && !strings.HasPrefix(e.Name(), ".") { // such a name is that of a write in progress
+		if !known[e.Name()] && !strings.HasPrefix(e.Name(), ".") { // a dot means a write in progress
 			out.Unknown = append(out.Unknown, e.Name())
 		}
 	}

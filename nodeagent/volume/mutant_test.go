@@ -9,8 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// TestMutants checks that the tests notice a volume that is opened for an older attachment or twice, and one that counts
-// as flushed while it is open.
+// TestMutants enables each mutant (a deliberate bug) of the rules for opening and flushing volumes, and checks that a
+// test notices it.
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.OpenStaleVolume, TestOlderAttachmentIsRefused)
 	mutanttest.Notices(t, mutant.OpenVolumeTwice, TestOpenVolumeIsLocked)

@@ -1,8 +1,8 @@
 // Package volume keeps the volumes of a host as files in storage pools, which are directories of the host.
 //
 // A [Pool] makes, grows, deletes and lists volumes, and opens them for QEMU, which receives descriptors and no paths. A
-// blank volume is normally a sparse raw file. A volume that was made from an image is a QCOW2 file over the image, like
-// a disk of package disk.
+// blank volume is normally a sparse raw file. A volume that was made from an image is a QCOW2 overlay whose backing
+// file is the image, like the disks of package disk.
 //
 // The package handles files, sizes, generations and locks. It does not depend on QEMU, the control plane or the life
 // cycle of VMs.
@@ -18,25 +18,26 @@
 // # Decisions
 //
 //   - The only part of a file's name that comes from a request is the volume's id, a UUID. Files are opened beneath the
-//     directory that was open at the start, without following links and without leaving its file system. A file with two
-//     hard links is refused.
-//   - A raw file is the fastest format, and grows by truncation. A file over an image needs QCOW2. Only QEMU reads and
-//     changes its tables, in its sandbox: [Pool.Resize] only records the new size of such a volume, and the caller grows
-//     it by QEMU's block_resize before the guest's CPUs run.
-//   - [Pool.Open] records the generation of the attachment, synced, before it returns a descriptor. It refuses a lower
-//     generation, and the generation of another VM. Two hosts that share a pool see the same record.
+//     directory that was open at the start, without following links and without leaving its file system. A file with
+//     two hard links is refused.
+//   - A raw file is the fastest format, and grows by truncation. An overlay of an image must be QCOW2. Only QEMU, in
+//     its sandbox, reads and changes the tables of a QCOW2 file: [Pool.Resize] only records the new size of such a
+//     volume, and the caller grows the file with QEMU's block_resize before the guest's CPUs run.
+//   - [Pool.Open] writes the generation of the attachment to the record and syncs the record before it returns a
+//     descriptor. Open refuses a lower generation than the recorded one, and the same generation for another VM. Two
+//     hosts that share a pool see the same record.
 //   - Open locks the volume's file with a lock of its open file description (fcntl(2), F_OFD_SETLK). QEMU's descriptor
-//     is a duplicate, so the lock lasts until QEMU has closed the volume or has ended, and does not depend on the agent.
-//     A second Open fails with [ErrInUse], also on another host if the shared file system has such locks.
-//   - [Pool.Release] records that the content of a generation is complete and durable. It takes the same lock first,
-//     which shows that QEMU has closed the file, and then syncs the file. [Pool.Detach] does the same, and also ends the
-//     generation: the volume cannot be opened for it again.
-//   - The record is written before the file of a new volume, and removed after the file of a deleted one. Its state says
-//     which of the two was interrupted. A record of a complete volume without a file is an error, and no new file is
-//     made in its place.
+//     is a duplicate, so the lock lasts until QEMU has closed the volume or has ended, even if the agent ends before. A
+//     second Open fails with [ErrInUse], also on another host if the shared file system has such locks.
+//   - [Pool.Release] records that the content of a generation is complete and durable. Release first takes the same
+//     lock, which is possible only after QEMU has closed the file, and then syncs the file. [Pool.Detach] does the
+//     same, and also ends the generation: the volume cannot be opened at this generation again.
+//   - The record is written before the file of a new volume, and removed after the file of a deleted one. The state in
+//     the record shows whether a creation or a deletion was interrupted. If the record says that the volume is complete
+//     and the file is missing, the methods return an error and make no new file.
 //   - Files that belong to no record are reported by [Pool.List] and never removed or changed.
-//   - The host stores the id of each pool. If the directory has another id, or none, OpenPool fails: the file system of
-//     the pool may not be mounted.
+//   - The host stores the id of each pool. OpenPool fails if the directory contains another id or none, because the
+//     file system of the pool may not be mounted.
 package volume
 
 import (
@@ -144,8 +145,8 @@ func (p *Pool) open(ctx context.Context) error {
 	})
 }
 
-// checkID compares the pool's id with the one that the host has stored. Without a stored id, it stores that of the
-// directory, and writes one to the directory if it has no volumes.
+// checkID compares the id in the pool's directory with the id that the host has stored. If the host has stored no id,
+// checkID stores the id of the directory. If the directory is empty, checkID first writes a new id to it.
 func (p *Pool) checkID() error {
 	stored, err := readMarker(p.o.State)
 	known := err == nil
@@ -271,7 +272,8 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// path returns a path of a file in the pool's directory that does not depend on the directory's own path.
+// path returns a path of a file in the open directory of the pool (in /proc/self/fd). The path stays valid if the
+// directory is moved or hidden by a mount.
 func (p *Pool) path(name string) string {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", p.dir.Fd(), name)
 }

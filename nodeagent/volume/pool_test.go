@@ -52,7 +52,7 @@ func newHost(t *testing.T, dir string, shared bool) *host {
 	return h
 }
 
-// again closes the pool and opens it as the next agent of the host does.
+// again closes the pool and opens it again, as an agent does after a restart.
 func (h *host) again() error {
 	h.Helper()
 	h.Close()
@@ -114,7 +114,7 @@ func TestPoolHasVolumes(t *testing.T) {
 		require.NoError(t, h.Resize(t.Context(), id(1), 128*mib))
 		require.NoError(t, h.Resize(t.Context(), id(2), 128*mib))
 	}
-	h.make(blank) // the assignment of an older agent may have the old size
+	h.make(blank) // an outdated assignment may have the old size
 	require.ErrorIs(t, h.Resize(t.Context(), id(1), 64*mib), ErrRefused)
 	require.ErrorIs(t, h.Resize(t.Context(), id(3), 64*mib), ErrNotFound)
 	files, err := h.Open(t.Context(), id(1), Attachment{"vm", 1})
@@ -137,8 +137,9 @@ func TestPoolHasVolumes(t *testing.T) {
 	require.Empty(t, h.names())
 }
 
-// TestOlderAttachmentIsRefused checks that a volume that was opened for an attachment cannot be opened for an older one,
-// nor for another VM with the same generation, also by another host of a shared pool and by the next agent.
+// TestOlderAttachmentIsRefused checks that a volume that was opened for an attachment cannot be opened for an older
+// one, nor for another VM with the same generation, neither by another host of a shared pool nor after a restart of the
+// agent.
 func TestOlderAttachmentIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	a, b := newHost(t, dir, true), newHost(t, dir, true)
@@ -161,8 +162,8 @@ func TestOlderAttachmentIsRefused(t *testing.T) {
 	require.ErrorIs(t, open(a, Attachment{"x", 5}), ErrStale)
 }
 
-// TestOpenVolumeIsLocked checks that a volume is opened once, also in a pool of two hosts, and that it counts as flushed
-// only after the last process has closed it. The duplicate of the descriptor is what QEMU has.
+// TestOpenVolumeIsLocked checks that a volume is opened once, also in a pool of two hosts, and that it counts as
+// flushed only after the last process has closed it. The test duplicates the descriptor in place of QEMU.
 func TestOpenVolumeIsLocked(t *testing.T) {
 	dir := t.TempDir()
 	a, b := newHost(t, dir, true), newHost(t, dir, true)
@@ -192,7 +193,8 @@ func TestOpenVolumeIsLocked(t *testing.T) {
 	require.NoError(t, b.Release(t.Context(), id(9), Attachment{"x", 1}), "a volume that was deleted needs no release")
 }
 
-// TestDetachedVolumeStaysClosed checks that an attachment that was detached cannot open the volume, even if it never did.
+// TestDetachedVolumeStaysClosed checks that a volume cannot be opened for a detached attachment, even if it was never
+// opened for this attachment before.
 func TestDetachedVolumeStaysClosed(t *testing.T) {
 	h := newHost(t, t.TempDir(), false)
 	h.make(Volume{ID: id(1), Size: mib, Format: qcow2.QCOW2})
@@ -261,8 +263,9 @@ func TestUnknownFilesAreKept(t *testing.T) {
 	require.Equal(t, "keep", string(data))
 }
 
-// TestInterruptedChanges leaves the files of a pool as a crash at each step of Create and Delete does. The next agent
-// finishes both. It does not replace the lost file of a complete volume.
+// TestInterruptedChanges puts the files of a pool into the states that a crash at each step of Create and Delete
+// leaves. After a restart the agent must finish the creation or deletion. It must not make a new file in place of the
+// lost file of a complete volume.
 func TestInterruptedChanges(t *testing.T) {
 	h := newHost(t, t.TempDir(), false)
 	v := Volume{ID: id(1), Size: mib}
@@ -300,8 +303,8 @@ func TestInterruptedChanges(t *testing.T) {
 	require.Contains(t, h.list().Volumes[0].Error, "missing from the pool")
 }
 
-// TestForeignDirectoryIsNoPool checks the directories that OpenPool refuses. That of a pool whose file system is not
-// mounted is empty.
+// TestForeignDirectoryIsNoPool checks which directories OpenPool refuses. One of them is the empty directory of a pool
+// whose file system is not mounted.
 func TestForeignDirectoryIsNoPool(t *testing.T) {
 	h := newHost(t, t.TempDir(), false)
 	path := h.o.Path
@@ -325,8 +328,8 @@ func TestForeignDirectoryIsNoPool(t *testing.T) {
 	require.NoError(t, h.again(), "a host that has not used the pool before may join it")
 }
 
-// TestFullPool checks that a volume that does not fit leaves no file that is taken for a volume, and can be made when
-// there is room again.
+// TestFullPool creates a volume in a pool that is too full. The failed creation must leave no file that is listed as a
+// volume. The creation must succeed when the pool has room again.
 func TestFullPool(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")

@@ -24,8 +24,8 @@ type Volume struct {
 	Format qcow2.Format
 }
 
-// Attachment is the right of one VM to use a volume. The control plane grants an attachment with a higher generation
-// than all before.
+// Attachment is the right of one VM to use a volume. The control plane gives each attachment a higher generation than
+// all earlier attachments of the volume.
 type Attachment struct {
 	VM         string `json:"vm"`
 	Generation uint64 `json:"generation"` // above 0
@@ -37,7 +37,7 @@ type state string
 const (
 	creating state = "creating" // the file may be missing
 	ready    state = "ready"
-	deleting state = "deleting" // the file may be missing, and is not used any more
+	deleting state = "deleting" // the file may be missing, and must not be used
 )
 
 // record is the content of a volume's .json file.
@@ -48,9 +48,10 @@ type record struct {
 	Image      *disk.Image  `json:"image,omitempty"`
 	Format     qcow2.Format `json:"format"`
 	Attachment Attachment   `json:"attachment"` // the last one that Open accepted
-	// Flushed is the highest generation whose content is complete: no process has the volume open for it.
+	// Flushed is the highest generation whose content is complete: no process has the volume open at this generation.
 	Flushed uint64 `json:"flushed"`
-	// Detached is the highest generation that Detach ended. No attachment up to it may open the volume.
+	// Detached is the highest generation that Detach ended. The volume cannot be opened at this generation or a lower
+	// one.
 	Detached uint64 `json:"detached"`
 }
 
@@ -84,8 +85,8 @@ func (r record) matches(v Volume) error {
 	return nil
 }
 
-// admit returns nil if the volume may be opened for a. The error wraps ErrStale if it has been opened for a later
-// attachment.
+// admit returns nil if the volume may be opened for the attachment a. The error wraps ErrStale if the volume was opened
+// for a later attachment, or if a was detached or belongs to another VM.
 func (r record) admit(a Attachment) error {
 	last := r.Attachment
 	switch {
@@ -139,7 +140,7 @@ func (p *Pool) write(id string, r record) error {
 	return nil
 }
 
-// plainSpace replaces the error of a full file system by a text for tenants.
+// plainSpace replaces the error of a full file system by an error whose text tenants understand.
 func plainSpace(err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return fmt.Errorf("the storage pool is full: %w", unix.ENOSPC)

@@ -8,7 +8,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// DiskRefusal is why a host could not attach a disk to a guest or detach it.
+// DiskRefusal names a disk that a host could not attach to a guest or detach from it, with the reason.
 type DiskRefusal struct{ Disk, Error string }
 
 // DiskObservation is a host's report about one disk of a running guest that is a volume.
@@ -20,7 +20,7 @@ type DiskObservation struct {
 	Error string
 }
 
-// Visible returns the disk with only those fields that the API has.
+// Visible returns the disk without the fields that the API does not show.
 func (d Disk) Visible() Disk {
 	d.Change = DeviceUnchanged
 	return d
@@ -41,8 +41,8 @@ func (vm *VM) FindDisk(id string) int {
 	return slices.IndexFunc(vm.Spec.Disks, func(d Disk) bool { return d.ID == id })
 }
 
-// CheckDiskChange returns FailedPrecondition unless disks of the VM can be attached or detached now: the VM is STOPPED,
-// so that it certainly has no process, or RUNNING, so that its host can ask the guest.
+// CheckDiskChange returns FailedPrecondition unless the VM is STOPPED or RUNNING. A STOPPED VM has no process, and the
+// host of a RUNNING VM can ask the guest to accept or release a disk.
 func (vm *VM) CheckDiskChange(verb string) error {
 	if vm.State != Stopped && vm.State != Running {
 		return fault.New(fault.FailedPrecondition, "cannot %s a disk of VM %s: it is %s", verb, vm.Name, vm.State)
@@ -50,8 +50,8 @@ func (vm *VM) CheckDiskChange(verb string) error {
 	return nil
 }
 
-// Hotpluggable reports whether disks on the bus can be attached to a running guest. QEMU's IDE and AHCI controllers
-// cannot do that.
+// Hotpluggable reports whether disks on the bus can be attached to a running guest. QEMU's IDE and AHCI controllers do
+// not support hotplug.
 func (b DiskBus) Hotpluggable() bool { return b != BusIDE && b != BusSATA }
 
 // AttachDisk adds a disk whose volume is attached to the VM. The host of a RUNNING VM then attaches it to the guest.
@@ -65,8 +65,8 @@ func (vm *VM) AttachDisk(d Disk) {
 	vm.Generation++
 }
 
-// DetachDisk removes the disk at index i from a STOPPED VM. Of a RUNNING VM it only marks the disk: the disk is removed
-// when the host has reported that the guest has released it (see Observe).
+// DetachDisk removes the disk at index i from a STOPPED VM. For a RUNNING VM it only marks the disk, and Observe
+// removes the disk when the host has reported that the guest has released it.
 func (vm *VM) DetachDisk(i int) {
 	if vm.State == Running && vm.Spec.Disks[i].Change == DeviceDetaching {
 		return
@@ -96,17 +96,17 @@ func (vm *VM) setDisks(disks []Disk) {
 	}
 }
 
-// SortByBootOrder returns a copy of disks, sorted by boot_index and then by position. The host uses the order of the
-// disks in place of boot_index, because boot_index is 0 for each disk by default and QEMU refuses two disks with the
-// same bootindex.
+// SortByBootOrder returns a copy of disks, sorted by boot_index and then by position. The host derives QEMU's bootindex
+// from this order and not from boot_index, because boot_index is 0 for each disk by default, and QEMU refuses two disks
+// with the same bootindex.
 func SortByBootOrder(disks []Disk) []Disk {
 	out := slices.Clone(disks)
 	slices.SortStableFunc(out, func(a, b Disk) int { return cmp.Compare(a.BootIndex, b.BootIndex) })
 	return out
 }
 
-// observeDisks ends the changes of disks that a host's report shows as done or refused, and returns whether it changed
-// anything. A disk that could not be attached is removed; one that could not be detached stays.
+// observeDisks completes the attachments and detachments that a host's report shows as done or refused. It removes a
+// disk that could not be attached, and keeps a disk that could not be detached. It returns whether it changed the VM.
 func (vm *VM) observeDisks(o Observation) bool {
 	var process bool
 	switch o.Observed {

@@ -51,8 +51,8 @@ func TestDiskOfRunningVM(t *testing.T) {
 	require.Empty(t, vm.Disks)
 }
 
-// TestDiskThatTheHostRefuses checks that a disk that could not be attached is removed, and that an old report does
-// nothing.
+// TestDiskThatTheHostRefuses checks that a disk that the host could not attach is removed from the VM, and that a
+// report with an older generation changes nothing.
 func TestDiskThatTheHostRefuses(t *testing.T) {
 	vm := VM{State: Running, Desired: Desired{On: true}, Generation: 1}
 	vm.AttachDisk(volumeDisk("data"))
@@ -64,7 +64,7 @@ func TestDiskThatTheHostRefuses(t *testing.T) {
 	require.Equal(t, "no free slot", vm.DiskRefusal.Error)
 }
 
-// TestDiskOfVMThatEnds checks that a change of a disk ends when the VM's process has ended.
+// TestDiskOfVMThatEnds checks that a pending attachment or detachment takes effect when the VM's process has ended.
 func TestDiskOfVMThatEnds(t *testing.T) {
 	vm := VM{State: Running, Desired: Desired{On: true}, Generation: 1}
 	vm.AttachDisk(volumeDisk("a"))

@@ -11,8 +11,8 @@ import (
 // value (16). See RFC 4106.
 const ESPOverhead = 8 + 8 + 3 + 2 + 16
 
-// ESPKey is the key of one direction between two hosts: 32 bytes for AES-256 and 4 bytes of salt (RFC 4106). It is not
-// readable in logs, errors and JSON.
+// ESPKey is the key of one direction between two hosts: 32 bytes for AES-256 and 4 bytes of salt (RFC 4106). Its
+// methods hide the key in logs, errors and JSON.
 type ESPKey [36]byte
 
 const hiddenKey = "[key]"
@@ -28,7 +28,7 @@ func (ESPKey) MarshalText() ([]byte, error) { return []byte(hiddenKey), nil }
 
 // ESPState is a security association of ESP (RFC 4303): the state of one direction between two hosts.
 type ESPState struct {
-	// SPI is the security parameters index, which tells the receiver of a packet which state it belongs to. It is
+	// SPI is the security parameters index, by which the receiver of a packet finds the state for the packet. It is
 	// unique among the states of one receiver, and at least 256.
 	SPI uint32
 	Key ESPKey

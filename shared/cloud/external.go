@@ -90,8 +90,8 @@ type NATGateway struct {
 	UpdatedAt    Time
 }
 
-// Placement is the host of a NAT gateway that is OnOneHost, or of a floating IP that leads to a service IP. Of a
-// floating IP that leads to a port, it has only Node, the port's host, and BindingGeneration.
+// Placement is the host of a NAT gateway that is OnOneHost, or of a floating IP. If the floating IP leads to a port,
+// only Node (the port's host) and BindingGeneration are set.
 type Placement struct {
 	// VNI is the VXLAN network identifier of packets between the host and the other hosts of the VPC. It is 0 until the
 	// resource has its first host.
@@ -99,8 +99,8 @@ type Placement struct {
 	// Node is the host that the resource is on, or "". BindingGeneration grows each time Node changes.
 	Node              NodeID
 	BindingGeneration uint64
-	// Former is the host that the resource was on, if this host has not yet acknowledged that it no longer has the
-	// resource, or "". The resource gets no other host until the acknowledgment.
+	// Former is the host that the resource was on, until this host has acknowledged that it no longer has the resource.
+	// Otherwise Former is "". The resource gets no other host until the acknowledgment.
 	Former NodeID
 }
 

@@ -18,9 +18,11 @@ type HostNetwork struct {
 	// Missing lists what the host lacks for network interfaces of VMs, for example a kernel feature. The host can have
 	// network interfaces of VMs only if the list is empty.
 	Missing []string
-	// Encrypt is true if the host encrypts VXLAN packets, and drops those that are not encrypted.
+	// Encrypt is true if the host encrypts the VXLAN packets that it sends, and drops received VXLAN packets that are
+	// not encrypted.
 	Encrypt bool
-	// Instance identifies the kernel in which the states of the encryption are. It changes when the host is restarted.
+	// Instance identifies the running kernel, which loses the states of the encryption when the host is restarted.
+	// Instance then changes.
 	Instance string
 	// Number distinguishes the host from all other hosts with encryption. The control plane assigns it, from 1 to
 	// 2^24−1. It is 0 if the host has never encrypted.

@@ -55,8 +55,8 @@ const SharedWith = "trivet/shared-with"
 // ImageReason is the metadata key whose value is the reason why an image is in the status ERROR.
 const ImageReason = "trivet/error"
 
-// SourceSHA256 is the metadata key whose value is the expected SHA-256 of an image's bytes, as 64 hexadecimal digits. An
-// image with other bytes becomes ERROR.
+// SourceSHA256 is the metadata key whose value is the expected SHA-256 of an image's bytes, as 64 hexadecimal digits.
+// If the bytes have another checksum, the image becomes ERROR.
 const SourceSHA256 = "trivet/source-sha256"
 
 // SourceSHA512 is like SourceSHA256 for the SHA-512, as 128 hexadecimal digits.
@@ -66,7 +66,7 @@ const SourceSHA512 = "trivet/source-sha512"
 type ImageUpload struct {
 	// ID is the session's ID.
 	ID string
-	// ExpiresAt is the time at which the session ends unless it was completed.
+	// ExpiresAt is the time at which the session expires unless it was completed before.
 	ExpiresAt Time
 	// CompletedAt is the time at which the client completed the session; 0 before. Importer then joins the parts.
 	CompletedAt Time `cbor:",omitempty"`

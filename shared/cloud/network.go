@@ -56,8 +56,8 @@ type VPC struct {
 	CIDR        netip.Prefix
 	// CIDR6 is invalid for a VPC without IPv6.
 	CIDR6 netip.Prefix
-	// ServiceCIDR is a part of CIDR that no subnet overlaps. It has the addresses of the service IPs without a subnet. It
-	// is invalid for a VPC in which each service IP needs a subnet.
+	// ServiceCIDR is a part of CIDR that no subnet overlaps. It has the addresses of the service IPs without a subnet.
+	// It is invalid for a VPC in which each service IP needs a subnet.
 	ServiceCIDR netip.Prefix
 	MTU         uint16
 	// Default marks the VPC of NICs that name neither VPC nor subnet.

@@ -31,7 +31,8 @@ type NetworkUpdate struct {
 	// Protected are the addresses of the cloud's hosts and of the members of its control plane. Nil means that they have
 	// not changed.
 	Protected []netip.Addr
-	// Encryption are the hosts with which the host exchanges encrypted VXLAN packets. Nil means that they have not changed.
+	// Encryption are the hosts with which the host exchanges encrypted VXLAN packets. Nil means that they have not
+	// changed.
 	Encryption []EncryptedPeer
 	// Peerings are the ACTIVE peerings of which the host has both VPCs.
 	Peerings []Peering

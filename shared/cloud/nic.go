@@ -34,7 +34,8 @@ type NIC struct {
 	Change DeviceChange `cbor:",omitempty"`
 }
 
-// DeviceChange is a change of a running guest's hardware, a NIC or a disk, that was requested and that the host has not reported yet.
+// DeviceChange is a pending change of a running guest's NIC or disk: it was requested, and the host has not reported
+// its result yet.
 type DeviceChange uint8
 
 const (

@@ -72,8 +72,8 @@ type Node struct {
 	UpdatedAt       Time
 }
 
-// PoolShortage returns a text that says why the host cannot have gib GiB more of volumes in a pool. It returns "" if it
-// can.
+// PoolShortage returns a text that says why volumes of another gib GiB do not fit in a pool of the host. It returns ""
+// if they fit.
 func (n *Node) PoolShortage(pool string, gib uint64) string {
 	for _, p := range n.StoragePools {
 		if p.Name != pool {
@@ -87,7 +87,7 @@ func (n *Node) PoolShortage(pool string, gib uint64) string {
 	return "does not serve the storage pool " + pool
 }
 
-// AllocatePool adds gib GiB, which may be negative, to what volumes take in a pool of the host.
+// AllocatePool adds gib GiB, which may be negative, to the allocated space of a pool of the host.
 func (n *Node) AllocatePool(pool string, gib int64) {
 	all := maps.Clone(n.PoolAllocated)
 	if all == nil {
@@ -105,9 +105,9 @@ func (n *Node) AllocatePool(pool string, gib int64) {
 const HeartbeatTimeout = 15_000
 
 // AddressLease is how long a host answers for addresses that another host can take over, counted from the time at which
-// it sent the last heartbeat that a member has acknowledged. It is the address of a NAT gateway that is on one host, or
-// the floating IP of a service IP. The leader gives such an address to another host only HeartbeatTimeout after the
-// last heartbeat has arrived, so the host has three seconds to withdraw the address.
+// it sent the last heartbeat that a member has acknowledged. Such addresses are those of NAT gateways that are on one
+// host, and the floating IPs of service IPs. The leader gives such an address to another host only HeartbeatTimeout
+// after the last heartbeat has arrived, so the host has three seconds to withdraw the address.
 const AddressLease = (HeartbeatTimeout - 3_000) * time.Millisecond
 
 // State returns the node's state at the time now. lastSeen is the time of the node's last heartbeat, or 0 if there was

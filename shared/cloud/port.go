@@ -27,7 +27,7 @@ type Port struct {
 	Secured bool
 	// Mbps limits the bandwidth in each direction, in Mbit/s; 0 means no limit.
 	Mbps uint32
-	// Labels are what the selectors of service IPs are compared with.
+	// Labels are compared with the selectors of service IPs.
 	Labels map[string]string `cbor:",omitempty"`
 	Device PortDevice
 	// Owned is true if the port was created for its device and is deleted with it.

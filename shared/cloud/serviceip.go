@@ -13,18 +13,18 @@ type ServiceIP struct {
 	Project     ProjectID
 	Description string
 	VPC         VPCID
-	// Subnet is the subnet of the address, and Port the port that holds it. Both are empty if the address is one of the
-	// VPC's ServiceCIDR.
+	// Subnet is the subnet of the address, and Port the port that holds it. Both are empty if the address belongs to
+	// the VPC's ServiceCIDR.
 	Subnet   SubnetID
 	Port     PortID
 	Address  netip.Addr
 	Ports    []ServicePort
 	Backends []Backend
 	// Selector has the labels of the ports that are the backends. It is empty if the service IP has a list of backends.
-	// Backends of a stored service IP with a selector is empty: SelectBackends returns them.
+	// In the record of a service IP with a selector, Backends is empty: SelectBackends computes the backends.
 	Selector map[string]string `cbor:",omitempty"`
-	// Reports has the health of ports that Selector selects, as hosts have reported it. It may have ports that are no
-	// longer selected.
+	// Reports has the health that hosts have reported of ports that Selector selects. Reports may still contain ports
+	// that are no longer selected.
 	Reports      []Backend `cbor:",omitempty"`
 	Health       *HealthCheck
 	Affinity     Affinity
@@ -129,8 +129,8 @@ func (s *ServiceIP) checkBackends() error {
 	return nil
 }
 
-// Selects reports whether a port of the service IP's VPC is a backend by its labels. It returns false without a selector,
-// and for the ports of service IPs.
+// Selects reports whether the labels of a port make it a backend. The port must belong to the service IP's VPC. It
+// returns false without a selector, and for the ports of service IPs.
 func (s *ServiceIP) Selects(p *Port) bool {
 	if len(s.Selector) == 0 || p.VPC != s.VPC || p.Device.Kind == DeviceServiceIP {
 		return false
@@ -144,7 +144,8 @@ func (s *ServiceIP) Selects(p *Port) bool {
 }
 
 // SelectBackends returns the backends of a service IP with a selector: the selected ports among those given, with the
-// health in Reports. The ports must be in the order of their IDs. Only the first MaxBackends selected ports are returned.
+// health in Reports. The ports must be in the order of their IDs. Only the first MaxBackends selected ports are
+// returned.
 func (s *ServiceIP) SelectBackends(ports []*Port) (out []Backend) {
 	reports := map[PortID]Backend{}
 	for _, r := range s.Reports {

@@ -87,7 +87,7 @@ type Disk struct {
 	Cache     DiskCache
 	BootIndex uint32
 
-	// Change is what the host of a running VM has still to do with the disk. It is not in the API.
+	// Change is the pending attachment or detachment of the disk. The API does not show this field.
 	Change DeviceChange `cbor:",omitempty"`
 }
 
@@ -221,8 +221,8 @@ func (s *Spec) checkDisks() error {
 	return nil
 }
 
-// Check returns an InvalidArgument fault if a field of a normalized disk is invalid. at is the name of the disk in the
-// request with a final dot.
+// Check returns an InvalidArgument fault if a field of a normalized disk is invalid. The parameter at is the path of
+// the disk in the request, with a final dot.
 func (d *Disk) Check(at string) error {
 	if err := CheckDeviceID(at+"id", d.ID); err != nil {
 		return err

@@ -8,14 +8,15 @@ import (
 // class's storage pool.
 const LocalClass = "local"
 
-// StorageClass is the record of a storage class. A volume names the class that it is made in. Except for Default, a
-// class does not change after it was created.
+// StorageClass is the record of a storage class. Each volume belongs to one class. After the creation of a class, only
+// the field Default changes.
 type StorageClass struct {
 	Name   string
 	Driver VolumeDriver
-	// Default is true for the class of volumes that are created without a class. At most one class has it.
+	// Default is true for the class that volumes get if their creation names no class. It is true for at most one
+	// class.
 	Default bool
-	// Pool is the name of the storage pool of the hosts that has the volumes, for the driver MANAGED.
+	// Pool is the name of the storage pool in which hosts store the volumes. It is set for the driver MANAGED.
 	Pool      string
 	Limits    Limits
 	CreatedAt Time
@@ -51,9 +52,9 @@ func (c *StorageClass) Check() error {
 	return nil
 }
 
-// StoragePool is a directory for volumes that a host serves.
+// StoragePool is a directory of a host in which the host stores volumes.
 type StoragePool struct {
 	Name string
-	// AllocatableGiB is how much space volumes may take together.
+	// AllocatableGiB is the maximum total size of the volumes in the pool.
 	AllocatableGiB uint64
 }

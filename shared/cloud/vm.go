@@ -29,8 +29,8 @@ type VM struct {
 	Deadline Time
 	// Restarts are the times of the VM's automatic restarts within the last RestartWindow.
 	Restarts []Time
-	// Disks are the disks as the host needs them, in boot order. They are derived from Spec.Disks when the VM is created
-	// or its disks change.
+	// Disks are the disks as the host needs them, in boot order. They are derived from Spec.Disks when the VM is
+	// created or its disks change.
 	Disks []ResolvedDisk
 	// Kernel and Initrd are the images of a direct kernel boot, or nil. They do not change after the VM was created.
 	Kernel, Initrd *ImageRef
@@ -55,7 +55,8 @@ type Desired struct {
 }
 
 // ResolvedDisk is a disk of a VM with all values that a host needs to create it. Image is nil for a blank disk. If the
-// disk is a volume, Volume is its ID, Image is nil and SizeBytes is 0: the record of the volume has these values.
+// disk is a volume, Volume is the volume's ID, Image is nil and SizeBytes is 0, because the record of the volume
+// contains image and size.
 type ResolvedDisk struct {
 	ID        string
 	SizeBytes uint64

@@ -44,14 +44,16 @@ func (d VolumeDriver) Variant() string {
 
 // Keys of the metadata of a volume.
 const (
-	// VolumeReason has the last error of the volume's host. Only the control plane sets it.
+	// VolumeReason is the key of the last error that the volume's host has reported. Only the control plane sets its
+	// value.
 	VolumeReason = "trivet/error"
 	// MaxIOPS and MaxBytesPerSecond lower the limits that the volume's storage class sets.
 	MaxIOPS           = "trivet/max-iops"
 	MaxBytesPerSecond = "trivet/max-bytes-per-second"
 )
 
-// Limits are limits on the I/O of a guest on a volume, per second, of reads and writes together. 0 is no limit.
+// Limits are the maximum I/O operations and bytes per second of a volume. Reads and writes count together. 0 means no
+// limit.
 type Limits struct {
 	IOPS           uint64
 	BytesPerSecond uint64
@@ -60,9 +62,10 @@ type Limits struct {
 // Volume is the record of a block volume. A volume exists independently of VMs, and is attached to at most one VM at a
 // time.
 //
-// AttachmentGeneration grows by 1 with each attachment. FlushedGeneration is the last attachment whose data the host has
-// flushed after it closed the volume. A detached volume can be attached again when the two are equal. A host opens no
-// volume with a lower attachment generation than it has stored.
+// AttachmentGeneration grows by 1 with each attachment. FlushedGeneration is the generation of the last attachment
+// whose data the host has flushed after closing the volume. A detached volume can be attached again when the two
+// generations are equal. A host stores the generation of the last attachment that it has opened, and does not open the
+// volume for an attachment with a lower generation.
 type Volume struct {
 	ID      VolumeID
 	Name    string
@@ -74,7 +77,8 @@ type Volume struct {
 	Format  VolumeFormat
 	// Pool is the storage pool of the class, for the driver MANAGED.
 	Pool string
-	// ClassLimits are the limits of the class when the volume was created. Limits returns those that apply.
+	// ClassLimits are the limits of the class when the volume was created. The method Limits returns the limits that
+	// apply.
 	ClassLimits Limits
 	// Image is the content with which the host makes the volume, or nil for a blank one.
 	Image     *ImageRef `cbor:",omitempty"`
@@ -84,23 +88,24 @@ type Volume struct {
 	Metadata  map[string]string
 	Labels    map[string]string
 
-	// Node is the host that has the volume. It is set when the volume is first attached, and stays.
+	// Node is the host to which the volume is bound. It is set by the first attachment and never changes afterwards.
 	Node NodeID
 	// VM is the VM that has the volume attached, and Disk is the ID of the disk in the VM. Both are empty if the volume
 	// is detached.
 	VM   VMID
 	Disk string
-	// Generation grows by 1 with each change of what the host should do with the volume.
+	// Generation grows by 1 with each change of the desired state that the host receives.
 	Generation           uint64
 	AttachmentGeneration uint64
 	FlushedGeneration    uint64
-	// Present is true when the host has reported that it has made the volume.
+	// Present is true after the host has reported that it has made the volume.
 	Present bool
 	// LastError is the error in the last report of the host.
 	LastError string
 }
 
-// VolumeObservation is a host's report about one volume. The fields are those of agent.v1.
+// VolumeObservation is a host's report about one volume. Its fields are those of the message VolumeObservation in
+// agent.v1.
 type VolumeObservation struct {
 	Volume            VolumeID
 	Generation        uint64
@@ -130,14 +135,15 @@ func (v *Volume) Status() VolumeStatus {
 	return VolumeAvailable
 }
 
-// Limits returns the limits that apply: those of the class, or lower ones in the metadata.
+// Limits returns the limits that apply to the volume: the lower one of the class's limit and the limit in the metadata,
+// for operations and bytes each.
 func (v *Volume) Limits() Limits {
 	return Limits{
 		lower(v.ClassLimits.IOPS, v.Metadata[MaxIOPS]), lower(v.ClassLimits.BytesPerSecond, v.Metadata[MaxBytesPerSecond]),
 	}
 }
 
-// lower returns the number in text if it is lower than limit, and limit otherwise. 0 and "" are no limit.
+// lower returns the number in text if that number is lower than limit, and limit otherwise. 0 and "" mean no limit.
 func lower(limit uint64, text string) uint64 {
 	n, err := strconv.ParseUint(text, 10, 64)
 	if err != nil || n == 0 || limit != 0 && limit < n {
@@ -183,7 +189,7 @@ func CheckVolumePairs(metadata, labels map[string]string) error {
 	return CheckPairs("labels", labels)
 }
 
-// MaxLimit is the greatest limit of I/O operations or bytes per second. It is the greatest that QEMU accepts.
+// MaxLimit is the greatest allowed limit of I/O operations or bytes per second. QEMU accepts no greater one.
 const MaxLimit = 1_000_000_000_000_000
 
 // CheckVolumeSize returns an InvalidArgument fault if a volume cannot have this size.
@@ -218,16 +224,16 @@ func (v *Volume) Attach(vm VMID, disk string, node NodeID) error {
 	return nil
 }
 
-// Detach records that no VM has the volume. The caller must know that the VM cannot use the volume any more: its host
-// has reported that it has no process, or that the guest has released the disk. The volume can be attached again when
-// the host has reported it as flushed.
+// Detach records that no VM has the volume. The caller must make sure that the VM can no longer use the volume: the
+// host must have reported that the VM has no process, or that the guest has released the disk. The volume can be
+// attached again when the host has reported it as flushed.
 func (v *Volume) Detach() {
 	v.VM, v.Disk = "", ""
 	v.Generation++
 }
 
-// Resize sets a greater size. It returns false if the volume has this size already, and InvalidArgument if it is
-// greater.
+// Resize sets a greater size. Resize returns false if the volume has this size already, and InvalidArgument if the
+// volume is larger.
 func (v *Volume) Resize(gib uint64) (changed bool, err error) {
 	switch {
 	case gib < v.SizeGiB:
@@ -240,9 +246,9 @@ func (v *Volume) Resize(gib uint64) (changed bool, err error) {
 	return true, nil
 }
 
-// Observe updates the volume from a report of its host, and returns whether the record changed. A report about an older
-// generation is ignored, except for what only grows: that the volume is present, and the flushed generation. The caller
-// must check that the volume is bound to the host.
+// Observe updates the volume from a report of its host, and returns whether the record changed. From a report about an
+// older generation, Observe takes only Present and FlushedGeneration, which never go back. The caller must check that
+// the volume is bound to the host.
 func (v *Volume) Observe(o VolumeObservation) bool {
 	before := *v
 	v.Present = v.Present || o.Present

@@ -38,7 +38,7 @@ func TestVolumeHasOneHolder(t *testing.T) {
 	require.Equal(t, "VOLUME_NOT_FLUSHED", f.Reason)
 }
 
-// TestVolumeReports checks what the reports of a host change in the record of a volume.
+// TestVolumeReports checks which fields of a volume's record the reports of a host change.
 func TestVolumeReports(t *testing.T) {
 	v := Volume{Name: "data", SizeGiB: 1}
 	require.NoError(t, v.Attach("a", "disk", "h1"))
@@ -110,7 +110,7 @@ func TestCheckVolumeAndClass(t *testing.T) {
 	}
 }
 
-// TestPools checks the room for volumes in the storage pools of a host.
+// TestPools checks the computation of the free space in the storage pools of a host.
 func TestPools(t *testing.T) {
 	n := Node{StoragePools: []StoragePool{{"local", 10}}}
 	require.Empty(t, n.PoolShortage("local", 10))

@@ -37,8 +37,8 @@ func assignedNICs(all []cloud.NIC) (out []*agentv1.AssignedNic) {
 	return out
 }
 
-// assignedDisks returns the disks that the guest should have: all but those that are being detached. The volumes are
-// not set.
+// assignedDisks returns the disks that the guest should have: all except those that are being detached. It does not set
+// the field volume of disks that are volumes.
 func assignedDisks(vm *cloud.VM) (out []*agentv1.AssignedDisk) {
 	for _, d := range vm.Disks {
 		if i := vm.FindDisk(d.ID); i < 0 || vm.Spec.Disks[i].Change != cloud.DeviceDetaching {

@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// TestEncryptionFrom checks the conversion of keys, and that errors about wrong ones do not contain them.
+// TestEncryptionFrom checks the conversion of keys, and that errors about invalid keys do not contain the keys.
 func TestEncryptionFrom(t *testing.T) {
 	key := bytes.Repeat([]byte("K"), len(cloud.ESPKey{}))
 	state := &agentv1.EspState{Spi: 300, Key: key}

@@ -26,8 +26,8 @@ func NATGatewayFrom(in *networkv1.NatGateway) (n cloud.NATGateway, err error) {
 	return n, err
 }
 
-// natGatewayOnHost returns the NAT gateway on one host, or the floating IP, in a message of the control plane. It
-// returns an InvalidArgument fault if a host cannot use it.
+// natGatewayOnHost returns the NAT gateway or the floating IP that a message of the control plane describes. It returns
+// an InvalidArgument fault if a host cannot use it.
 func natGatewayOnHost(in *agentv1.HostNatGateway) (out cloud.NATGatewayOnHost, err error) {
 	if out.NATGateway, err = NATGatewayFrom(in.GetNatGateway()); err != nil {
 		return out, err

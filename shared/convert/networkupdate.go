@@ -18,8 +18,8 @@ var validDNSName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]
 
 // AddNetworkUpdate adds the records of a message to u. A record that a host cannot use is added to u.Invalid instead,
 // so that one wrong record does not keep the others from the host. AddNetworkUpdate returns an error only for a record
-// without a valid ID, which cannot be attributed to anything, for a wrong protected address, and for wrong keys. It does
-// not read the message's term, revision and complete.
+// without a valid ID, because such a record cannot be attributed to a resource, for an invalid protected address, and
+// for invalid keys. It does not read the message's term, revision and complete.
 func AddNetworkUpdate(u *cloud.NetworkUpdate, m *agentv1.SyncNetworksResponse) error {
 	var wrong []error
 	invalid := func(id, vpc string, err error) {

@@ -69,7 +69,7 @@ func disk(d cloud.Disk) *vmv1.DiskSpec {
 	}
 }
 
-// DiskFrom returns the disk in a request's message, or the empty disk if the message is nil.
+// DiskFrom converts the message of a disk in a request. It returns the empty disk if the message is nil.
 func DiskFrom(d *vmv1.DiskSpec) cloud.Disk {
 	return cloud.Disk{
 		ID: d.GetId(), Image: cloud.ImageID(d.GetSource().GetImageId()), Volume: cloud.VolumeID(d.GetSource().GetVolumeId()),

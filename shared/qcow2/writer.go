@@ -8,28 +8,28 @@ import (
 	"io"
 )
 
-// A Writer writes an image with data, whose offsets must rise. The image is like those of [Create]: version 3, clusters
-// of 64 KiB, no backing file. Clusters of zeros are left out.
+// A Writer writes a QCOW2 image with data. The offsets of successive writes must rise. Like the images of [Create], the
+// image has version 3, clusters of 64 KiB and no backing file. Clusters of zeros take no space in the file.
 //
 // The Writer keeps one cluster, one L2 table and the L1 table in memory: at most 1.2 MiB.
 type Writer struct {
 	w    io.WriterAt
-	size uint64 // of the disk
+	size uint64 // of the virtual disk, in bytes
 
 	l1 []byte
 	l2 []byte // the table of the range that is being written
-	// range2 is the index in l1 of l2, and used2 whether l2 has an entry.
+	// range2 is the index of l2 in l1. used2 is true if l2 has an entry.
 	range2 uint64
 	used2  bool
 
 	cluster []byte // the data of the cluster that is being written
 	at      uint64 // the number of that cluster on the disk
 	next    uint64 // the number of the next free cluster in the file
-	end     uint64 // the offset behind the data written so far
+	end     uint64 // the end, on the disk, of the data written so far
 }
 
-// MaxLength returns the largest length of a file that a Writer makes of a disk of virtualSize bytes, so many of whose
-// clusters have data.
+// MaxLength returns the largest length of the file of a Writer, in bytes, for a disk with virtualSize bytes and
+// clustersWithData clusters that are not zero.
 func MaxLength(virtualSize, clustersWithData uint64) int64 {
 	const (
 		tableSpan = WriterCluster / 8 * WriterCluster // bytes of the disk that an L2 table describes
@@ -42,14 +42,14 @@ func MaxLength(virtualSize, clustersWithData uint64) int64 {
 	return int64(n * WriterCluster)
 }
 
-// errOrder is returned by Write for data that is not behind the data before.
+// errOrder is the error of Write if the offset is below the end of the previous data.
 var errOrder = errors.New("write qcow2: offsets must rise")
 
 // WriterCluster is the size of the clusters of an image of a Writer, in bytes.
 const WriterCluster = uint64(1) << CreateClusterBits
 
-// NewWriter returns a Writer for an image of virtualSize bytes in w, which must be empty. The virtual size must be
-// possible for Create.
+// NewWriter returns a Writer for an image of virtualSize bytes in w, which must be empty. The virtual size must be one
+// that Create accepts.
 func NewWriter(w io.WriterAt, virtualSize uint64) (*Writer, error) {
 	if virtualSize == 0 || virtualSize%sector != 0 || virtualSize > MaxVirtualSize {
 		return nil, fmt.Errorf("create qcow2: a virtual size of %d bytes is not possible", virtualSize)
@@ -62,10 +62,10 @@ func NewWriter(w io.WriterAt, virtualSize uint64) (*Writer, error) {
 	}, nil
 }
 
-// clusters returns the number of clusters that so many bytes need.
+// clusters returns the number of clusters that hold this number of bytes.
 func clusters(bytes uint64) uint64 { return (bytes + WriterCluster - 1) / WriterCluster }
 
-// Write writes data at an offset of the disk, which is not below the end of the data before.
+// Write writes data at an offset of the disk. The offset must not be below the end of the data of the previous Write.
 func (w *Writer) Write(offset uint64, data []byte) error {
 	if offset < w.end {
 		return errOrder
@@ -87,7 +87,7 @@ func (w *Writer) Write(offset uint64, data []byte) error {
 	return nil
 }
 
-// flushCluster writes the current cluster unless it is zero.
+// flushCluster writes the current cluster unless all its bytes are zero.
 func (w *Writer) flushCluster() error {
 	if isZero(w.cluster) {
 		return nil
@@ -109,7 +109,7 @@ func (w *Writer) flushCluster() error {
 	return nil
 }
 
-// flushTable writes the current L2 table unless it is empty.
+// flushTable writes the current L2 table unless the table has no entry.
 func (w *Writer) flushTable() error {
 	if !w.used2 {
 		return nil
@@ -135,7 +135,8 @@ func (w *Writer) append(data []byte) (at uint64, err error) {
 	return at, nil
 }
 
-// Close writes the tables and the header. It returns the length of the file. An image without Close is not valid.
+// Close writes the tables and the header, and returns the length of the file. Before Close the file is not a valid
+// image.
 func (w *Writer) Close() (int64, error) {
 	if err := w.flushCluster(); err != nil {
 		return 0, err
@@ -183,8 +184,8 @@ func (w *Writer) Close() (int64, error) {
 	return int64(w.next * WriterCluster), nil
 }
 
-// encodeHeader returns the headers of an image of version 3. After them come the compression type (zlib) with padding,
-// eight bytes in total, and the end marker of the header extensions.
+// encodeHeader returns the header of an image of version 3, followed by the compression type (zlib) with padding to
+// eight bytes, and the end marker of the header extensions.
 func encodeHeader(h header) ([]byte, error) {
 	copy(h.Magic[:], Magic)
 	h3 := header3{RefcountOrder: 4, HeaderLength: header3Length + 8}

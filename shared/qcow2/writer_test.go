@@ -54,8 +54,8 @@ func TestWriter(t *testing.T) {
 	}
 }
 
-// TestWriterWithManyRefcounts requires that QEMU accepts an image with several refcount blocks. Its data is sparse in
-// the file system.
+// TestWriterWithManyRefcounts requires that QEMU accepts an image with several refcount blocks. The test writes only a
+// part of the data, so that the file is sparse in the file system.
 func TestWriterWithManyRefcounts(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "disk.qcow2"))
 	require.NoError(t, err)

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// change is a change of an image's bytes that makes it one that must be refused.
+// change modifies the bytes of a valid image so that the image must be refused.
 type change struct {
 	kind string
 	want string
@@ -46,7 +46,7 @@ func withVHDChecksums(edit func([]byte) []byte) func([]byte) []byte {
 
 var le, be = binary.LittleEndian, binary.BigEndian
 
-// attacks are images that must be refused, with a part of the reason.
+// attacks lists changes of images that must be refused, each with a part of the expected reason.
 var attacks = map[string]change{
 	"VMDK of another version":          {"VMDK", "version 9", put(le, 4, uint32(9))},
 	"VMDK of 2^63 bytes":               {"VMDK", "virtual size", put(le, 12, uint64(1)<<54)},

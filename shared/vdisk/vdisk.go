@@ -1,7 +1,7 @@
 // Package vdisk reads disk images in the formats of other hypervisors, in pure Go, to convert them to QCOW2. It treats
 // every image as untrusted. [Open] checks the tables of an image, and [Disk.Read] passes its data to a function.
 //
-// The formats are those that the virtual disk formats VMDK and VHD of the API include:
+// The API has the image formats VMDK and VHD. This package supports these variants of them:
 //
 //   - VMDK (VMware's "Virtual Disk Format 5.0"): one file of the types monolithicSparse and streamOptimized.
 //   - VHD (Microsoft's "Virtual Hard Disk Image Format Specification"): fixed and dynamic disks.
@@ -9,14 +9,14 @@
 //
 // Decisions:
 //
-//   - An image is never opened by a program that knows names of other files. Rejected are images that need another file
-//     (a VMDK descriptor without data, several extents, a parent), and images that were not closed (a VHDX with a log).
-//   - No two blocks of an image may share bytes of the file: otherwise a small file would become a disk of any size.
-//     Compressed data can grow by a factor of 1,000; [Options.MaxData] limits it.
-//   - A block that no table names reads as zeros. Rejected is an image with a table or a block outside the file.
+//   - An image cannot make the package read another file. Images that need another file (a VMDK descriptor without
+//     data, several extents, a parent) are refused, and so are images that were not closed (a VHDX with a log).
+//   - No two blocks of an image may share bytes of the file, because otherwise a small file could expand to a disk of
+//     any size. Compressed data can grow by a factor of 1,000; [Options.MaxData] limits it.
+//   - A block that is in no table reads as zeros. An image with a table or a block outside the file is refused.
 //   - The checksums of headers are verified where QEMU verifies them. Data has no checksums in these formats.
 //
-// The package opens no files and runs no program. Callers translate its errors into responses to tenants.
+// The package opens no files and runs no program. Callers convert the package's errors to responses for tenants.
 package vdisk
 
 import (
@@ -38,7 +38,8 @@ const (
 	// maxTables is the largest number of bytes of all tables of an image together.
 	maxTables = 1 << 30
 
-	// maxBlocks is the largest number of blocks with data. With the usual grains of 64 KiB they have 128 GiB.
+	// maxBlocks is the largest number of blocks with data. With the usual grains (the blocks of a VMDK) of 64 KiB, this
+	// is 128 GiB of data.
 	maxBlocks = 1 << 21
 
 	// maxPiece is the largest number of bytes that Read passes to its function.
@@ -81,8 +82,8 @@ type Disk struct {
 }
 
 // Open checks the image in r, which has size bytes and was detected to have format. The format is VMDK, VHD or VHDX; a
-// fixed VHD, which has a footer only, is detected as Raw by package qcow2. To limit the time, pass a reader that returns
-// an error after a deadline.
+// fixed VHD, which has a footer only, is detected as Raw by package qcow2. To limit the time, pass a reader that
+// returns an error after a deadline.
 func Open(r io.ReaderAt, size int64, format qcow2.Format, o Options) (*Disk, error) {
 	d := &Disk{r: r, options: o}
 	file := &file{r, uint64(size)}
@@ -106,7 +107,8 @@ func Open(r io.ReaderAt, size int64, format qcow2.Format, o Options) (*Disk, err
 // Size returns the size of the disk in bytes: a multiple of 512, above 0 and at most qcow2.MaxVirtualSize.
 func (d *Disk) Size() uint64 { return d.size }
 
-// Units returns how many ranges of unit bytes, which begin at multiples of unit, have bytes that Read passes.
+// Units divides the disk into ranges of unit bytes, and returns the number of ranges of which Read passes at least one
+// byte.
 func (d *Disk) Units(unit uint64) uint64 {
 	count, next := uint64(0), uint64(0) // next is the first range that was not counted
 	for i := range d.blocks {
@@ -152,8 +154,9 @@ func (d *Disk) check(f *file) error {
 	return nil
 }
 
-// Read calls write with the data of the disk, in the order of the offsets, in pieces of at most 1 MiB. Bytes that it
-// does not pass are zero. The data is valid until write returns. An error of write ends Read, which returns it.
+// Read calls write with the data of the disk, in the order of the offsets, in pieces of at most 1 MiB. Bytes that Read
+// does not pass are zero. The data is valid until write returns. If write returns an error, Read ends and returns this
+// error.
 func (d *Disk) Read(write func(offset uint64, data []byte) error) error {
 	buffer := make([]byte, maxPiece)
 	for i := range d.blocks {
@@ -226,8 +229,8 @@ type file struct {
 	size uint64
 }
 
-// read returns length bytes at an offset. It refuses an image in which they are outside the file, or are more than
-// maxTable. what names them in the error.
+// read returns length bytes at an offset. It refuses the image if these bytes are outside the file, or are more than
+// maxTable. The parameter what names the bytes in the error.
 func (f *file) read(what string, at, length uint64) ([]byte, error) {
 	if at > f.size || length > f.size-at {
 		return nil, refuse("the %s lies outside the file", what)

@@ -130,7 +130,7 @@ func TestVMDKFooter(t *testing.T) {
 	require.ErrorContains(t, err, "its footer has no grain directory")
 }
 
-// readAll returns the bytes of a disk.
+// readAll returns all bytes of a disk.
 func readAll(t *testing.T, d *Disk) []byte {
 	got := make([]byte, d.Size())
 	require.NoError(t, d.Read(func(offset uint64, data []byte) error {
@@ -164,7 +164,8 @@ func makeImage(t testing.TB, kind string, data []byte, more ...string) string {
 	return path
 }
 
-// TestRefusesUnsupportedImagesOfQEMU requires that images with other files or of other types are refused.
+// TestRefusesUnsupportedImagesOfQEMU requires that images of qemu-img that need other files, or have unsupported types,
+// are refused.
 func TestRefusesUnsupportedImagesOfQEMU(t *testing.T) {
 	dir := t.TempDir()
 	raw, base := filepath.Join(dir, "raw"), filepath.Join(dir, "base.vmdk")
@@ -199,7 +200,7 @@ func TestLimits(t *testing.T) {
 		_, err = Open(bytes.NewReader(data), int64(len(data)), images[name].format, Options{MaxData: 4 << 20})
 		require.ErrorContains(t, err, "more than 4194304 bytes of data", name)
 
-		// Errors of the file are no refusals.
+		// Errors of reading the file do not wrap ErrRefused.
 		broken := errors.New("the disk is broken")
 		for n := range 6 {
 			d, err := Open(&breaking{bytes.NewReader(data), n, broken}, int64(len(data)), images[name].format, Options{MaxData: 1 << 30})
@@ -218,7 +219,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// breaking fails after some reads.
+// breaking is a reader that fails after some reads.
 type breaking struct {
 	io.ReaderAt
 	left int

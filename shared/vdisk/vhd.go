@@ -70,7 +70,8 @@ func (d *Disk) openVHD(f *file) error {
 	return refuse("type %d of VHD is not supported", footer.Type)
 }
 
-// openDynamicVHD appends a block for each block in the table of a dynamic VHD, whose header is at an offset.
+// openDynamicVHD reads the header of a dynamic VHD, which is at an offset, and appends to d.blocks each block in the
+// VHD's table.
 func (d *Disk) openDynamicVHD(f *file, at uint64) error {
 	b, err := f.read("header", at, vhdHeaderSize)
 	if err != nil {

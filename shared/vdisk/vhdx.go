@@ -69,7 +69,7 @@ func (d *Disk) openVHDX(f *file) error {
 	return d.readVHDXBlocks(f, p, bat[0], bat[1])
 }
 
-// checkVHDXLog returns an error if the image has a log, which a program that was not ended in order leaves.
+// checkVHDXLog returns an error if the image has a log. A program that was not ended properly leaves a log.
 func checkVHDXLog(f *file) error {
 	valid, sequence, hasLog := false, uint64(0), false
 	for _, at := range vhdxHeads {
@@ -142,14 +142,14 @@ func readVHDXMetadata(f *file, at, length uint64) (p vhdxParameters, err error) 
 	return p, nil
 }
 
-// readVHDXBlocks appends a block for each block in the block allocation table, which is at an offset.
+// readVHDXBlocks appends to d.blocks each block in the block allocation table, which is at an offset.
 func (d *Disk) readVHDXBlocks(f *file, p vhdxParameters, at, length uint64) error {
-	// After the entries of so many blocks comes one for a bitmap, which only a disk with a parent uses.
+	// After each ratio entries of blocks comes one entry of a bitmap, which only a disk with a parent uses.
 	ratio := p.logicalSector << 23 / p.block
 	count := (p.size + p.block - 1) / p.block
 	entries := count + count/ratio
 	if count > 0 && count%ratio == 0 {
-		entries-- // the bitmap of the last blocks is behind them
+		entries-- // the bitmap entry after the last blocks is not needed
 	}
 	if entries > length/8 {
 		return refuse("its table has %d entries, but the disk %d blocks", length/8, count)

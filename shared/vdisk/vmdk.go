@@ -83,7 +83,7 @@ func readVMDKHeader(f *file, at uint64) (*vmdkHeader, error) {
 	return h, nil
 }
 
-// check returns an error unless the values are ones that VMware's and QEMU's programs write.
+// check returns an error unless the header's values are among those that VMware's and QEMU's programs write.
 func (h *vmdkHeader) check() error {
 	grain := h.GrainSize
 	switch {
@@ -109,7 +109,7 @@ var (
 	extentLine = regexp.MustCompile(`(?m)^\s*(RW|RDONLY|NOACCESS)\s+\d+\s+(\w+)`)
 )
 
-// checkDescriptor returns an error unless a descriptor describes a disk that is wholly in the file.
+// checkDescriptor returns an error unless the descriptor describes a disk that needs no other file.
 func checkDescriptor(text string) error {
 	kind := createType.FindStringSubmatch(text)
 	if kind == nil || kind[1] != "monolithicSparse" && kind[1] != "streamOptimized" {
@@ -126,7 +126,7 @@ func checkDescriptor(text string) error {
 	return nil
 }
 
-// readGrainTables appends a block for each grain that is in the file.
+// readGrainTables appends to d.blocks a block for each grain with data in the file.
 func (d *Disk) readGrainTables(f *file, h *vmdkHeader) error {
 	grain := sectors(h.GrainSize)
 	perTable := grain * uint64(h.GrainsPerTable)
@@ -199,7 +199,7 @@ func (d *Disk) readCompressed(b *block, write func(uint64, []byte) error) error 
 	return refuse("the block at offset %d cannot be decompressed: %v", b.offset, err)
 }
 
-// sectors returns the number of bytes of n sectors, or the largest number if they are too many.
+// sectors returns the number of bytes of n sectors, or the largest uint64 if that number overflows.
 func sectors(n uint64) uint64 {
 	if n > (1<<64-1)/sector {
 		return 1<<64 - 1

@@ -21,8 +21,8 @@ var converted = map[cloud.ImageFormat][]qcow2.Format{
 }
 
 // convert converts an image of another hypervisor to QCOW2. It returns a part with the converted image, which the
-// caller discards. It returns p itself, unchanged, if the image needs no conversion: its format is not to be converted,
-// or is one that examine refuses.
+// caller discards. It returns p itself, unchanged, in two cases: the format needs no conversion, or it is a format that
+// examine refuses.
 func (s *Service) convert(ctx context.Context, p *part, declared cloud.ImageFormat) (*part, error) {
 	is, err := detect(contextReaderAt{ctx, p.file})
 	if err != nil {
@@ -75,7 +75,7 @@ func (p *part) fill(ctx context.Context, disk *vdisk.Disk) error {
 	return nil
 }
 
-// detect returns the format that the first bytes of an image have.
+// detect returns the format that the first bytes of an image indicate.
 func detect(f io.ReaderAt) (qcow2.Format, error) {
 	first := make([]byte, qcow2.DetectLength)
 	n, err := f.ReadAt(first, 0)

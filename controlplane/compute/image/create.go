@@ -29,8 +29,8 @@ type createRequest struct {
 }
 
 // Create creates the record of an image, starts to import the bytes on this member, and returns the image as PENDING. A
-// call repeated under its idempotency key gets the same response, even if the source no longer exists. body is the hash
-// of the request.
+// repeated call with the same idempotency key gets the same response, even if the source no longer exists. body is the
+// hash of the request.
 func (s *Service) Create(ctx context.Context, i cloud.Image, body [32]byte) (Created, error) {
 	if err := prepare(ctx, &i); err != nil {
 		return Created{}, err

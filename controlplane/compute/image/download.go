@@ -14,9 +14,10 @@ import (
 // downloadChunk is the maximum size of a piece of a download, in bytes.
 const downloadChunk = 256 << 10
 
-// Download calls send with the bytes of an image from an offset on, in pieces of at most downloadChunk. It reads this
-// member's file, or that of another holder. If a holder fails, it goes on with the next one at the same offset. Only
-// images that org may use can be downloaded.
+// Download calls send with the bytes of an image from an offset to the end, in pieces of at most downloadChunk. It
+// reads the image file of this member or, if this member has none, that of another member. If a read fails, Download
+// continues at the same offset with the next member that has the image. It returns NotFound unless org may use the
+// image.
 func (s *Service) Download(ctx context.Context, org cloud.OrgID, id cloud.ImageID, offset uint64, send func([]byte) error) error {
 	if err := cloud.CheckUUID("image_id", string(id)); err != nil {
 		return err
@@ -47,7 +48,8 @@ func (s *Service) Download(ctx context.Context, org cloud.OrgID, id cloud.ImageI
 	return fault.New(fault.Unavailable, "no member that has the image can be reached").Because(errors.Join(errs...)).MayRetry()
 }
 
-// sendError is an error of the receiver of a download.
+// sendError wraps an error that the send function of Download returned: the client cannot be reached, so another
+// member's file would not help.
 type sendError struct{ error }
 
 func (e *sendError) Unwrap() error { return e.error }

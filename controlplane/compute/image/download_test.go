@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// TestDownload downloads an image from a member that has it and from one that does not, from several offsets and from a
-// holder that fails halfway.
+// TestDownload downloads an image through a member that has the image and through one that does not, from several
+// offsets. It also checks a download from a member that fails halfway.
 func TestDownload(t *testing.T) {
 	w := newWorld(t, 3)
 	one, two, third := w.member(1), w.member(2), w.member(3)

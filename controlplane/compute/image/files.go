@@ -188,8 +188,8 @@ func (f *Files) StorePart(ctx context.Context, sum string, r io.Reader) error {
 	case p.checksum() != sum:
 		return fault.Invalid("sha256", "is not the SHA-256 of the part")
 	}
-	// commit also renames the file if this member already has the part. That renews its modification time, so that
-	// sweep does not remove it before the record of the part is written.
+	// commit renames the new file even if this member already has a file with the part. The renaming gives the part's
+	// file a new modification time, so that sweep does not remove the file before the record of the part is written.
 	return p.commit()
 }
 

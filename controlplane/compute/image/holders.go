@@ -116,10 +116,11 @@ func (s *Service) addHolder(i *cloud.Image, member uint64) {
 // SettleEvery is the interval at which package leader calls Settle on the leader.
 const SettleEvery = 30 * time.Second
 
-// Settle ends what took too long. It sets images to ERROR that have been PENDING for more than importTime since their
-// creation, or since their upload was completed, and those that have been UPLOADING for more than importTime since
-// their last change. It ends expired upload sessions, lets another member join the parts of an upload if its importer
-// does not, and deletes the records of parts that are no longer needed. It runs only on the leader.
+// Settle applies the time limits of imports and uploads. It sets images to ERROR that have been PENDING for more than
+// importTime since their creation, or since their upload was completed, and those that have been UPLOADING for more
+// than importTime since their last change. It ends expired upload sessions and deletes the records of parts that are no
+// longer needed. If the importer of a completed upload has not joined the parts within takeOverTime, the leader becomes
+// the importer. It runs only on the leader.
 func (s *Service) Settle(ctx context.Context) error {
 	now := s.opts.Store.Now()
 	var late []cloud.ImageID

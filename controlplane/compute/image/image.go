@@ -9,27 +9,31 @@
 // pure Go code; an import with another declared format fails. The importer reads no file of its host except the named
 // one, and only below the configured import directories.
 //
-// A client can also send the bytes in parts. A part is acknowledged when a majority of the members has synced it to disk
-// (spreadPart) and its record is written. Parts are files like images, named by their SHA-256, and are deleted when no
-// record names them. Every member can take parts and complete the upload, because the session is a field of the image's
-// record. The member that completes it becomes the importer, and the parts its source. The leader replaces an importer
-// that does not finish.
+// A client can also send the bytes in parts. A part is acknowledged when a majority of the members has synced it to
+// disk (spreadPart) and its record is written. Parts are files like images, named by their SHA-256, and are deleted
+// when no record names them. Every member can take parts and complete the upload, because the session is a field of the
+// image's record. The member that completes the upload becomes the importer, and the joined parts are the source. If
+// the importer does not finish in time, the leader becomes the importer.
 //
-// Run does all copying. If a stop or a crash interrupts copying, the next Run starts it again from the records.
+// Run does all copying. If a stop or a crash interrupts copying, the next Run reads the records and starts the copying
+// again.
 //
-// Each member reads and verifies each of its files once a week. It removes a damaged file and pulls it again.
+// Each member reads and verifies each of its files once a week. It removes a damaged file and pulls the image again
+// from another member.
 //
 // A source is a file:// URL on the importer's host, or an https:// URL, which package websource fetches.
 //
-// The importer converts images of the formats VMDK, VHD and VHDX to QCOW2, with package vdisk, which reads no other file
-// than the importer's copy. The design asked for qemu-img in a sandbox of an agent. A reader in pure Go needs neither a
-// sandbox nor an agent.
+// The importer converts images of the formats VMDK, VHD and VHDX to QCOW2 with package vdisk. Package vdisk is pure Go
+// and reads no other file than the importer's copy. Therefore the conversion runs in the member, and not as qemu-img in
+// a sandbox of an agent, as the design had planned.
 //
-// Decisions of this version: An image becomes ERROR, with its importer in the reason, if it was not copied half an hour
-// after the call, or if no majority has it half an hour after its record last changed; its bytes are then deleted. A member whose copy is gone reports that and pulls the image again; when the last copy is
-// gone, the image becomes ERROR. Only system:admin may change a PUBLIC image. Only the image's own org sees the list of
-// orgs that it is shared with. Files are only removed on a member that can read the newest records: the records of a
-// member that was cut off may lack a part that was acknowledged with its help.
+// Decisions of this version: An image becomes ERROR if the importer has not copied it within half an hour after the
+// call, or if no majority of the members has it half an hour after its record last changed. The reason then names the
+// importer, and the bytes are deleted. A member that has lost its copy records the loss and pulls the image again. When
+// the last copy is lost, the image becomes ERROR. Only system:admin may change a PUBLIC image. Only the image's own org
+// sees the list of orgs that it is shared with. A member removes files only when it can read the newest records. The
+// older records of a member that was cut off may lack a part that this member has stored and the cluster has
+// acknowledged.
 package image
 
 import (
@@ -74,7 +78,7 @@ type Options struct {
 	Peers Peers
 	// ImportDirs are the directories from which file:// sources may be imported.
 	ImportDirs []ImportDir
-	// Web fetches https:// sources; nil if they are not served.
+	// Web fetches https:// sources. If it is nil, such sources are refused.
 	Web *websource.Client
 	Log *slog.Logger
 }
@@ -86,7 +90,8 @@ type Service struct {
 	wake chan struct{}
 	jobs *backgroundJobs
 	// imports, fetches, pulls and partCalls are semaphores that limit concurrent imports of files and parts, imports of
-	// https sources, pulls and calls of UploadPart. partBodies limits the parts that are received by REST, and scrubs the files that are verified at a time.
+	// https sources, pulls and calls of UploadPart. The semaphore partBodies limits the parts that REST handlers
+	// receive concurrently, and scrubs the files that are verified concurrently.
 	imports, fetches, pulls, partCalls, partBodies, scrubs chan struct{}
 }
 
@@ -131,7 +136,7 @@ func (u *Usable) Use(tx *store.Tx, vm cloud.VMID) {
 	uses.Put(tx, &use{Org: u.forOrg}, string(u.ID), string(vm))
 }
 
-// UseForVolume is Use for a volume that is made from the image.
+// UseForVolume is like Use, for a volume that is made from the image.
 func (u *Usable) UseForVolume(tx *store.Tx, volume cloud.VolumeID) {
 	uses.Put(tx, &use{Org: u.forOrg, Volume: true}, string(u.ID), string(volume))
 }
@@ -265,8 +270,8 @@ type deleteRequest struct {
 	Body [32]byte
 }
 
-// Delete deletes the record of an image that no VM and no volume uses. The members delete its bytes later. body is the hash of the
-// request.
+// Delete deletes the record of an image. It returns FailedPrecondition if a VM or a volume uses the image. The members
+// delete its bytes later. body is the hash of the request.
 func (s *Service) Delete(ctx context.Context, org cloud.OrgID, id cloud.ImageID, body [32]byte) error {
 	if err := cloud.CheckUUID("image_id", string(id)); err != nil {
 		return err
@@ -309,7 +314,7 @@ func remove(tx *store.Tx, i *cloud.Image) error {
 }
 
 // describeUsers returns, for an error message, the IDs of those VMs and volumes in the list used that belong to org. If
-// the list has some of other orgs, or if the parameter named more is true, it adds "others".
+// the list contains VMs or volumes of other orgs, or if the parameter named more is true, it adds "others".
 func describeUsers(used []store.Record[use], more bool, org cloud.OrgID) string {
 	var out []string
 	for _, u := range used {

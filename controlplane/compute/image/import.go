@@ -27,8 +27,8 @@ const (
 	recordTime = time.Minute
 	// maxImports is the maximum number of concurrent imports on a member.
 	maxImports = 4
-	// maxFetches is the maximum number of concurrent imports of https sources on a member. They have slots of their own,
-	// so that slow servers do not delay other imports.
+	// maxFetches is the maximum number of concurrent imports of https sources on a member. Imports of https sources
+	// have a semaphore of their own, so that slow servers do not delay other imports.
 	maxFetches = 4
 )
 
@@ -89,8 +89,8 @@ func (s *Service) fetch(ctx context.Context, i cloud.Image) error {
 }
 
 // importFrom copies and examines the source of an image, and stores the result in the image's record. If ctx ends, the
-// image stays PENDING and the next Run starts the import again. If parts of an upload cannot be read now, the image
-// stays PENDING too, and the import starts again after a pause.
+// image stays PENDING and the next Run starts the import again. If a part of an upload cannot be read, the image also
+// stays PENDING, and the import starts again after a pause.
 func (s *Service) importFrom(ctx context.Context, i cloud.Image, from *source) error {
 	defer from.Close()
 	limited, cancel := context.WithTimeout(ctx, importTime)
@@ -109,7 +109,8 @@ func (s *Service) importFrom(ctx context.Context, i cloud.Image, from *source) e
 	return s.record(ctx, done)
 }
 
-// recordFailure logs why an import failed and stores in the image's record as much of it as the owner may see.
+// recordFailure logs the error of an import and sets the image to ERROR. The reason in the record contains only details
+// that the owner of the image may see.
 func (s *Service) recordFailure(ctx context.Context, id cloud.ImageID, err error) error {
 	s.opts.Log.Warn("image import failed", "image", id, "err", err)
 	var bad *userError
@@ -144,8 +145,8 @@ type userError struct{ text string }
 func (r *userError) Error() string { return r.text }
 
 // copySource copies a source into s.opts.Files. It then converts and examines the copy, not the source, because the
-// source may change. The result contains the checksum, the sizes and the format of what is stored; the checksums in the
-// metadata are those of the source.
+// source may change. The result contains the checksum, the sizes and the format of the stored file. The checksums in
+// the metadata are those of the source, which differs from the stored file if the image was converted.
 func (s *Service) copySource(ctx context.Context, i *cloud.Image, from *source) (done importResult, err error) {
 	if from.size > maxBytes {
 		return done, &userError{fmt.Sprintf("the source is larger than %d bytes", int64(maxBytes))}

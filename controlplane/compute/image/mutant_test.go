@@ -10,8 +10,8 @@ import (
 )
 
 // TestMutants enables each mutant (a deliberate bug) of the rules of images, and checks that a test notices it. The
-// rules are that checksums are verified, that AVAILABLE and the acknowledgement of a part need a majority of copies, that
-// expired uploads free their space, and that only permitted files are imported.
+// rules are that checksums are verified, that AVAILABLE and the acknowledgement of a part need a majority of copies,
+// that expired uploads free their space, and that only permitted files are imported.
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.SkipImageDigest, TestPull, `TestPull/one_is_corrupt`)
 	mutanttest.Notices(t, mutant.AvailableEarly, TestMajority, `Not equal`)

@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// slowPart is the time after which spreadPart also tries another member, because one does not answer.
+// slowPart is how long spreadPart waits for the answer of a member before it also sends the part to another member.
 const slowPart = 5 * time.Second
 
 // spreadPart stores a part on this member and on as many others as are needed for a majority. It returns the IDs of the
@@ -37,7 +37,7 @@ func (s *Service) spreadPart(ctx context.Context, sum string, body []byte) ([]ui
 		member uint64
 		err    error
 	}
-	results := make(chan result, len(others)) // buffered: the goroutines end even if their results are not needed
+	results := make(chan result, len(others)) // buffered, so that all goroutines end
 	running := 0
 	start := func() {
 		if len(others) == 0 {
@@ -167,8 +167,8 @@ func readVerified(r io.ReadCloser, p *Part) ([]byte, error) {
 // maxOldParts is the maximum number of records of parts that deleteOldParts deletes in one transaction.
 const maxOldParts = 1000
 
-// deleteOldParts deletes the records of parts whose image is no longer PENDING or does not exist. The session of such
-// parts takes no parts any more, so no new ones appear.
+// deleteOldParts deletes the records of parts whose image is no longer PENDING or does not exist. The upload session of
+// such an image accepts no parts, so no new records appear meanwhile.
 func (s *Service) deleteOldParts(ctx context.Context) error {
 	needed := map[string]bool{}
 	var old [][]string

@@ -126,7 +126,8 @@ func (b *describeBody) image() (cloud.Image, error) {
 // readDescription authorizes a call that creates an image. It returns the image that the call's body describes and the
 // body's hash.
 func readDescription(r *http.Request, method auth.Method) (i cloud.Image, hash [32]byte, err error) {
-	// Authenticate the caller before reading the body. The org is in the body, so authorize the caller afterwards.
+	// The caller is authenticated before the body is read. The authorization follows afterwards, because the org is in
+	// the body.
 	if _, err := admit(r.Context(), method, ""); err != nil && !auth.Undecided(err) {
 		return i, hash, err
 	}
@@ -248,8 +249,8 @@ func (s *Service) patchImage(_ *rest.Response, r *http.Request) (any, error) {
 	return toREST(&i, org), nil
 }
 
-// pathHash returns the SHA-256 of the method and the path. For a call without a body, it is stored with the idempotency
-// key as the hash of the request.
+// pathHash returns the SHA-256 of the method and the path. It is the hash of the request, stored with the idempotency
+// key, of a call without a body.
 func pathHash(r *http.Request) [32]byte { return sha256.Sum256([]byte(r.Method + " " + r.URL.Path)) }
 
 func (s *Service) deleteImage(_ *rest.Response, r *http.Request) (any, error) {
@@ -263,7 +264,7 @@ func (s *Service) deleteImage(_ *rest.Response, r *http.Request) (any, error) {
 	return map[string]any{"id": idOf(r), "deleted": true}, nil
 }
 
-// numberOf returns a decimal number from a path or a query; an absent one is 0.
+// numberOf returns a decimal number from a path or a query. It returns 0 for an empty text.
 func numberOf(name, text string) (uint32, error) {
 	if text == "" {
 		return 0, nil

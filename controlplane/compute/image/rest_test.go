@@ -23,7 +23,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// callers verifies tokens for the scripts: the token is the key of its caller in the map.
+// callers verifies the tokens in the scripts. Its keys are the tokens, and its values the callers.
 type callers map[string]*cloud.Caller
 
 func (c callers) Verify(_ context.Context, token string) (*cloud.Caller, error) {
@@ -72,8 +72,9 @@ var (
 
 // TestREST runs scripts against the REST API of images in docs/api.md.
 //
-// `get|post|put|patch|delete PATH [as=TOKEN] [key=IDEMPOTENCY-KEY] [bytes=N]` makes a call with the lines below it, or N
-// zero bytes, as the body, and prints the response. In PATH, ~ stands for =. `settled NAME` waits until an image is AVAILABLE or ERROR.
+// `get|post|put|patch|delete PATH [as=TOKEN] [key=IDEMPOTENCY-KEY] [bytes=N]` makes a call with the lines below it, or
+// N zero bytes, as the body, and prints the response. In PATH, ~ stands for =. `settled NAME` waits until an image is
+// AVAILABLE or ERROR.
 //
 // <name> stands for the ID of the image with that name in paths and printed responses, and <name-session> for that of
 // its upload session. Times are printed as 0, and the import directory as /import.

@@ -10,8 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// maxPartBodies is the maximum number of parts that a member receives by REST at a time. Further ones are refused, so
-// that their bodies do not fill the memory.
+// maxPartBodies is the maximum number of parts that a member receives by REST at a time. Further parts are refused,
+// because each body is held in memory.
 const maxPartBodies = 16
 
 func (s *Service) postUpload(w *rest.Response, r *http.Request) (any, error) {

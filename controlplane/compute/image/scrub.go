@@ -22,7 +22,7 @@ const (
 	scrubRate = 64 << 20
 )
 
-// startScrub starts to verify the file that was verified longest ago, if that is longer ago than scrubInterval.
+// startScrub starts to verify the file with the oldest verification, if this verification is older than scrubInterval.
 func (s *Service) startScrub() error {
 	sum, err := s.opts.Files.due(time.Now().Add(-scrubInterval))
 	if sum == "" || err != nil {
@@ -38,8 +38,8 @@ func (s *Service) startScrub() error {
 	return nil
 }
 
-// due returns the SHA-256 of the file that was verified longest ago, or "" if all were verified after the given time.
-// The modification time of a file is the time at which it was stored or verified.
+// due returns the SHA-256 of the file with the oldest verification, or "" if all files were verified after the given
+// time. The modification time of a file is the time at which the file was stored or last verified.
 func (f *Files) due(before time.Time) (sum string, err error) {
 	entries, err := os.ReadDir(f.dir)
 	if err != nil {
@@ -92,7 +92,7 @@ func (f *Files) scrub(ctx context.Context, sum string) (damaged bool, err error)
 	return true, f.removeSame(file, path)
 }
 
-// removeSame removes the file at path if it is still the open file, and not one that replaced it meanwhile.
+// removeSame removes the file at path if it is still the file that is open, and not one that has replaced that file.
 func (f *Files) removeSame(open *os.File, path string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -113,7 +113,7 @@ func (f *Files) removeSame(open *os.File, path string) error {
 // verify reads a file from the disk, not from the page cache, at scrubRate at most. It reports whether the content has
 // the SHA-256 sum.
 func verify(ctx context.Context, file *os.File, sum string) (bool, error) {
-	// If the kernel does not drop its cached pages, the file is verified from memory, which is no error.
+	// If the kernel keeps its cached pages, verify reads the file from memory. This is not treated as an error.
 	_ = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED)
 	if _, err := file.Seek(0, io.SeekStart); err != nil {
 		return false, fmt.Errorf("verify image: %w", err)

@@ -43,7 +43,8 @@ func (u UploadRef) find(r store.Reader) (*cloud.Image, error) {
 
 func truncate(text string) string { return text[:min(len(text), 64)] }
 
-// findOpen is find for sessions that must take parts. It returns FailedPrecondition if the session has ended.
+// findOpen is like find, for calls that need a session that still accepts parts. It returns FailedPrecondition if the
+// session has ended.
 func (u UploadRef) findOpen(r store.Reader, now cloud.Time) (*cloud.Image, error) {
 	i, err := u.find(r)
 	if err != nil {
@@ -58,8 +59,8 @@ func (u UploadRef) findOpen(r store.Reader, now cloud.Time) (*cloud.Image, error
 	return i, nil
 }
 
-// findUpload returns the reference of the image's upload session, or of the session's image: u names one of both. It
-// returns NotFound if org has no such image or session.
+// findUpload returns the complete reference of an upload session. Either the image or the session in u is set, and
+// findUpload finds the other one. It returns NotFound if org has no such image or session.
 func (s *Service) findUpload(ctx context.Context, u UploadRef) (UploadRef, error) {
 	if u.Image != "" {
 		if err := cloud.CheckUUID("image_id", string(u.Image)); err != nil {

@@ -15,8 +15,8 @@ import (
 
 // Peers reads and stores image files of other members.
 type Peers interface {
-	// ReadImage reads a file from an offset on. The returned reader must return an error if it receives nothing for
-	// some time, because the other member may hang.
+	// ReadImage reads a file from an offset to the end. The returned reader must return an error if it receives nothing
+	// for some time, because the other member may hang.
 	ReadImage(ctx context.Context, member uint64, sha256 string, offset uint64) (io.ReadCloser, error)
 	// StorePart stores a part of an image upload, and returns when the other member has synced it to its disk.
 	StorePart(ctx context.Context, member uint64, sha256 string, part []byte) error
@@ -123,7 +123,7 @@ func (s *Service) reconcile() error {
 }
 
 // sweep removes old files that belong to no image and to no part of an upload. It removes nothing if it cannot read the
-// newest records: the older records of a member that is cut off may lack a part that was acknowledged.
+// newest records: the older records of a member that is cut off may lack a part that the cluster has acknowledged.
 func (s *Service) sweep(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, sweepTime)
 	defer cancel()

@@ -27,7 +27,7 @@ const (
 	// uploadTime is the time after which an upload session expires.
 	uploadTime = 24 * time.Hour
 	// takeOverTime is the time since the completion of an upload after which the leader joins the parts itself, because
-	// the member that should do so may have failed.
+	// the importer may have failed.
 	takeOverTime = importTime / 2
 	// maxUploads is the maximum number of open upload sessions of an org.
 	maxUploads = 100
@@ -55,8 +55,8 @@ type beginUploadRequest struct {
 	Body  [32]byte
 }
 
-// BeginUpload creates the record of an image, as PENDING, with an upload session in its field Upload. A call repeated
-// under its idempotency key gets the same response. body is the hash of the request.
+// BeginUpload creates the record of an image, as PENDING, with an upload session in its field Upload. A repeated call
+// with the same idempotency key gets the same response. body is the hash of the request.
 func (s *Service) BeginUpload(ctx context.Context, i cloud.Image, body [32]byte) (Created, error) {
 	if err := prepare(ctx, &i); err != nil {
 		return Created{}, err
@@ -99,7 +99,8 @@ func (s *Service) beginUploadOnLeader(ctx context.Context, q beginUploadRequest)
 }
 
 // checkUploads returns ResourceExhausted if an org has maxUploads open upload sessions. Concurrent calls may exceed the
-// limit slightly: the reads are unguarded, so that uploads do not conflict with all other changes of images.
+// limit slightly: the transaction reads the images unguarded (later writes to them do not make it conflict), so that
+// uploads do not conflict with all other changes of images.
 func checkUploads(tx *store.Tx, org cloud.OrgID) error {
 	all, _, err := Images.List(tx.Unguarded(), 0)
 	if err != nil {
@@ -185,8 +186,8 @@ type NumberedPart struct {
 	Part
 }
 
-// Parts returns up to limit stored parts of an open upload whose numbers are greater than after, and whether there are
-// more. A client that was interrupted need not send these parts again.
+// Parts returns up to limit stored parts of an open upload whose numbers are greater than after, and whether the upload
+// has further parts. A client that was interrupted need not send these parts again.
 func (s *Service) Parts(ctx context.Context, u UploadRef, after uint32, limit int) (list []NumberedPart, more bool, err error) {
 	if err := u.check(); err != nil {
 		return nil, false, err
@@ -224,10 +225,10 @@ type completeRequest struct {
 	Member uint64
 }
 
-// CompleteUpload ends an upload session. This member then joins the parts and examines the result, as it would an
-// imported file, and the others copy it. CompleteUpload waits for that up to completeWait and returns the image in the
-// state that it then has. A repeat waits again. If the repeat reaches another member, which happens when the first one
-// has failed, that member joins the parts.
+// CompleteUpload ends an upload session. This member then joins the parts and examines the result like an imported
+// file, and the other members copy the image. CompleteUpload waits up to completeWait for the image to become AVAILABLE
+// or ERROR, and returns the image in its current state. A repeated call waits again. If another member receives the
+// repeated call, for example because the first member has failed, that other member joins the parts.
 func (s *Service) CompleteUpload(ctx context.Context, u UploadRef) (*cloud.Image, error) {
 	if err := u.check(); err != nil {
 		return nil, err

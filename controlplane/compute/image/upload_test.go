@@ -31,7 +31,7 @@ func begin(t *testing.T, s *Service, i cloud.Image) UploadRef {
 // cut cuts data into parts of the given size.
 func cut(data []byte, size int) [][]byte { return slices.Collect(slices.Chunk(data, size)) }
 
-// age makes the files of a member that exist now older than sweepAge.
+// age makes all files that a member has now older than sweepAge.
 func (w *world) age(member uint64) {
 	for _, name := range w.kept(member) {
 		old := time.Now().Add(-2 * sweepAge)
@@ -101,7 +101,7 @@ func requireNoParts(t *testing.T, w *world) {
 }
 
 // TestPartNeedsMajority checks that a part is acknowledged only when a majority of the members has it, so that the
-// upload can be completed without the member that received it.
+// upload can be completed when the member that received the part has failed.
 func TestPartNeedsMajority(t *testing.T) {
 	w := newWorld(t, 3)
 	first, second := w.member(1), w.member(2)
@@ -130,7 +130,7 @@ func TestPartNeedsMajority(t *testing.T) {
 	require.Equal(t, sumOf(data), done.SHA256)
 }
 
-// TestDamagedPart checks that a part whose file is damaged on one member is read from another one.
+// TestDamagedPart checks that a part is read from another member if this member's file of the part is damaged.
 func TestDamagedPart(t *testing.T) {
 	w := newWorld(t, 2)
 	one, two := w.member(1), w.member(2)
@@ -164,7 +164,7 @@ func TestImporterOfUploadFails(t *testing.T) {
 		data := noise(2000)
 		_, err := failed.UploadPart(member(t), u, 1, data)
 		require.NoError(t, err)
-		// Member 1 records that the session is complete, and fails: its Run does not run.
+		// Member 1 records that the session is complete, and then fails: the test does not start Run of member 1.
 		_, err = completeUploadCommand.Call(member(t), failed.opts.Commands, completeRequest{u, 1})
 		require.NoError(t, err)
 		return u, sumOf(data)
@@ -207,7 +207,7 @@ func TestUploadExpires(t *testing.T) {
 	require.Equal(t, "the upload was not completed within 24 hours", i.Metadata[cloud.ImageReason])
 }
 
-// TestAbort checks that an aborted upload frees its quota and its parts, and that DeleteImage does so too.
+// TestAbort checks that AbortUpload frees the quota of an upload and deletes its parts, and that Delete does the same.
 func TestAbort(t *testing.T) {
 	w := newWorld(t, 1)
 	s := w.member(1)

@@ -39,7 +39,7 @@ type world struct {
 	// readers receives the ID of each member that begins to read an image from another one.
 	readers chan uint64
 	size    int
-	// broken holds the members that others cannot reach.
+	// broken lists the members that other members cannot reach.
 	broken map[uint64]bool
 }
 
@@ -127,7 +127,7 @@ func (r *reader) ReadImage(ctx context.Context, member uint64, sum string, offse
 	return f, err
 }
 
-// StorePart stores a part on the other member. It fails if that member is in w.broken.
+// StorePart stores a part on another member. It fails if w.broken lists this other member.
 func (r *reader) StorePart(ctx context.Context, member uint64, sum string, part []byte) error {
 	r.w.mu.Lock()
 	files, broken := r.w.files[member], r.w.broken[member]

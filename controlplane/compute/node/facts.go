@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// hostFacts holds properties of a host that its agent reports once per session: CPU models, QEMU version, architecture and
-// storage pools.
+// hostFacts holds properties of a host that its agent reports once per session: CPU models, QEMU version, architecture
+// and storage pools.
 type hostFacts struct {
 	models       []string
 	qemu         string
@@ -58,9 +58,10 @@ func checkFacts(f *agentv1.NodeFacts) (hostFacts, error) {
 	return hostFacts{f.GetCpuModels(), f.GetQemuVersion(), cloud.Architecture(f.GetArchitecture()), pools}, nil
 }
 
-// receiveFacts checks the facts (CPU models, QEMU version, architecture, storage pools) that a host reports once per session, and
-// writes them to the host's record if they differ. If facts were written less than minUpdateInterval ago, the new facts
-// wait in the host's budget, where later facts replace them. The first heartbeat after that time writes them.
+// receiveFacts checks the facts (CPU models, QEMU version, architecture, storage pools) that a host reports once per
+// session, and writes them to the host's record if they differ. If facts were written less than minUpdateInterval ago,
+// the new facts wait in the host's budget, where later facts replace them. The first heartbeat after that time writes
+// them.
 func (s *Service) receiveFacts(ctx context.Context, id cloud.NodeID, f *agentv1.NodeFacts) error {
 	stated, err := checkFacts(f)
 	if err != nil {

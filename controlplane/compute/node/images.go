@@ -9,9 +9,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// openImage opens the image with the checksum sha256 for a host. It returns errNoImage if no VM and no volume of the host
-// uses the image, and also if this member does not have the image. Because the error is the same, a host cannot find out which
-// images exist.
+// openImage opens the image with the checksum sha256 for a host. It returns errNoImage if no VM and no volume of the
+// host uses the image, and also if this member does not have the image. Because the error is the same, a host cannot
+// find out which images exist.
 func (s *Service) openImage(ctx context.Context, id cloud.NodeID, sha256 string) (io.ReadSeekCloser, error) {
 	if err := s.throttle(ctx, s.budgetOf(id).images, 1); err != nil {
 		return nil, err

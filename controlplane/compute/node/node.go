@@ -10,8 +10,9 @@
 // CORDONED is computed for each request.
 //
 // The desired state of a host is computed from records: placed/<node>/<vm> lists the VMs of a host, and VMController
-// (package vm) returns the desired state of each. Likewise bound-volume/<node>/<volume> lists the volumes of a host, and
-// VolumeController (package volume) returns the desired state of each. There is no second copy of the desired state.
+// (package vm) returns the desired state of each. Likewise bound-volume/<node>/<volume> lists the volumes of a host,
+// and VolumeController (package volume) returns the desired state of each of these volumes. There is no second copy of
+// the desired state.
 //
 // A host is identified by its public key. It keeps its ID when it joins again, for example after its certificate
 // expired or after the cluster was restored from a backup, so its VMs stay placed on it. If two machines have the same

@@ -26,7 +26,8 @@ type Placed struct {
 	// this Placed record is deleted, and the capacity in Held becomes free on the host again.
 	Gone bool
 	Held cloud.Capacity
-	// Volumes are the volumes that the deleted VM may still have open. They are detached after the host's report.
+	// Volumes are the volumes that the deleted VM may still have open. They are detached when the host has reported
+	// that the VM is destroyed.
 	Volumes []cloud.VolumeID `cbor:",omitempty"`
 }
 
@@ -235,8 +236,9 @@ func (s *Service) serve(ctx context.Context, me *session, present []string, term
 	}
 }
 
-// snapshot sends the desired state of all VMs and volumes of the host in chunks. VMs in present that no record places on this host
-// are sent as ORPHANED. The result from is the store revision at which the watch for later changes must start.
+// snapshot sends the desired state of all VMs and volumes of the host in chunks. VMs in present that no record places
+// on this host are sent as ORPHANED. The result from is the store revision at which the watch for later changes must
+// start.
 func (s *Service) snapshot(ctx context.Context, node cloud.NodeID, present []string, term uint64, send func(*agentv1.WatchResponse) error) (from int64, err error) {
 	var all []Assignment
 	var volumes []*agentv1.AssignedVolume
@@ -336,12 +338,12 @@ func (s *Service) checkLeader() error {
 // reportChunk is the maximum number of reports that are applied in one transaction.
 const reportChunk = 16
 
-// reportTimeout is the maximum time of such a transaction.
+// reportTimeout is the maximum time of one transaction that applies reports.
 const reportTimeout = 10 * time.Second
 
-// applyReports passes a host's reports to VMController.Observed in batches of reportChunk, so that the size of a transaction
-// does not grow with the number of VMs. If the reports change more than changeRate records per second, it waits between
-// batches.
+// applyReports passes a host's reports to VMController.Observed in batches of reportChunk, so that the size of a
+// transaction does not grow with the number of VMs. If the reports change more than changeRate records per second, it
+// waits between batches.
 func (s *Service) applyReports(ctx context.Context, node cloud.NodeID, all []cloud.Observation) error {
 	b := s.budgetOf(node)
 	for len(all) > 0 {

@@ -13,15 +13,15 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Bound is a record in the store which states that a host has, or had, a volume. Its key is bound-volume/<node>/<volume>.
-// Every transaction that changes the desired state of a volume also writes its Bound record, so a host's session needs
-// to watch only the prefix bound-volume/<node>/.
+// Bound is a record in the store which states that a host has, or had, a volume. Its key is
+// bound-volume/<node>/<volume>. Every transaction that changes the desired state of a volume also writes its Bound
+// record, so a host's session needs to watch only the prefix bound-volume/<node>/.
 type Bound struct {
 	Project    cloud.ProjectID
 	Generation uint64
 	Pool       string
-	// Gone is true if the volume's record was deleted. The host then deletes the volume's bytes and reports that. After
-	// the report, this record is deleted, and HeldGiB of the pool become free on the host again.
+	// Gone is true if the volume's record was deleted. The host then deletes the volume's bytes and reports the
+	// deletion. After the report, this Bound record is deleted, and HeldGiB of the host's pool become free again.
 	Gone    bool
 	HeldGiB uint64
 }
@@ -32,10 +32,11 @@ var BoundVolumes = store.NewTable[Bound]("bound-volume")
 // VolumeController computes the desired state of volumes and stores what hosts report of them. Package volume
 // implements it.
 type VolumeController interface {
-	// AssignedVolumes returns the desired state of volumes that are bound to a host: of those in volumes, or of all if
-	// volumes is empty.
+	// AssignedVolumes returns the desired state of the listed volumes that are bound to a host. If the list volumes is
+	// empty, it returns the desired state of all volumes that are bound to the host.
 	AssignedVolumes(v *store.View, node cloud.NodeID, volumes ...cloud.VolumeID) ([]*agentv1.AssignedVolume, error)
-	// ObservedVolumes stores what a host reports of its volumes. changed is the number of reports that changed a record.
+	// ObservedVolumes stores what a host reports of its volumes. changed is the number of reports that changed a
+	// record.
 	ObservedVolumes(ctx context.Context, node cloud.NodeID, reports []cloud.VolumeObservation) (changed int, err error)
 	// VolumesUseImage reports whether a volume that is bound to a host is made from the image with this checksum.
 	VolumesUseImage(v *store.View, node cloud.NodeID, sha256 string) (bool, error)
@@ -58,8 +59,8 @@ func (noVolumes) VolumesUseImage(*store.View, cloud.NodeID, string) (bool, error
 
 func (noVolumes) ServedClasses(store.Reader, []cloud.StoragePool) ([]string, error) { return nil, nil }
 
-// AttachVolumes sets the source of the state of volumes. Call it before the service receives calls. Without it, hosts
-// have no volumes.
+// AttachVolumes sets the VolumeController. Call AttachVolumes before the service receives calls. Without this call,
+// hosts are sent no volumes.
 func (s *Service) AttachVolumes(v VolumeController) { s.volumes = v }
 
 // volumeDelta adds the current desired state of the changed volumes to message, as delta does for VMs.
@@ -108,8 +109,8 @@ func (s *Service) applyVolumeReports(ctx context.Context, node cloud.NodeID, all
 	return nil
 }
 
-// Limits on the storage pools that a host reports: their number, and the size of one in GiB. The second is more than any
-// host has, and small enough that sums do not overflow.
+// Limits on the storage pools that a host reports: their number, and the size of one in GiB. The maximum size is more
+// than any host has, and small enough that sums of sizes do not overflow.
 const (
 	maxPools   = 64
 	maxPoolGiB = 1 << 32
@@ -136,7 +137,8 @@ func checkPools(all []*agentv1.StoragePool) (pools []cloud.StoragePool, err erro
 	return pools, nil
 }
 
-// addClasses sets the storage classes and the volume drivers of a host to those that its pools serve, if it has pools.
+// addClasses sets the storage classes and the volume drivers of a host to those that its pools serve. It changes
+// nothing if the host has no pools.
 func (s *Service) addClasses(n *cloud.Node) error {
 	if len(n.StoragePools) == 0 {
 		return nil

@@ -65,8 +65,8 @@ func (w *world) bind(on cloud.NodeID, id string, b *Bound) {
 	})
 }
 
-// TestWatchVolumes checks that a session sends the volumes of its host: all in the snapshot, in chunks, and then those
-// that change.
+// TestWatchVolumes checks that a session sends the volumes of its host: first all of them in the chunks of the
+// snapshot, then each volume that changes.
 func TestWatchVolumes(t *testing.T) {
 	w := newWorld(t)
 	w.members[1].AttachVolumes(&fakeVolumes{})
@@ -106,8 +106,8 @@ func TestWatchVolumes(t *testing.T) {
 	require.Equal(t, []string{testVolume(1)}, m.GetReleasedVolumes())
 }
 
-// TestReportVolumes checks that a host's reports about volumes and its storage pools are taken, and that those beyond
-// the limits are refused.
+// TestReportVolumes checks that a host's reports about its volumes and storage pools are stored, and that reports
+// beyond the limits are refused.
 func TestReportVolumes(t *testing.T) {
 	w := newWorld(t)
 	volumes := &fakeVolumes{}

@@ -19,7 +19,8 @@ type Candidate struct {
 	// NoNetwork is why the host cannot have the VM's network interfaces. It is empty if the host can have them, or the
 	// VM has none.
 	NoNetwork string
-	// NoVolumes is why the host cannot have the VM's volumes. It is empty if the host can have them, or the VM has none.
+	// NoVolumes says why the host cannot have the VM's volumes. It is empty if the host can have them or the VM has no
+	// volumes.
 	NoVolumes string
 }
 

@@ -27,7 +27,7 @@ type server struct {
 
 const service = "/storage.v1.StorageClassService/"
 
-// admit authorizes a call. Classes belong to no tenant.
+// admit authorizes a call without an org and a project, because storage classes belong to no tenant.
 func admit(ctx context.Context, method auth.Method) error {
 	_, err := auth.Admit(ctx, service+method, "", "")
 	return err

@@ -2,11 +2,11 @@
 // Service.
 //
 // A class of the driver MANAGED names a storage pool: a directory that hosts have in their configuration under this
-// name. A host serves the class if it reports the pool. Only system:admin may change classes.
+// name. A host serves the class if the host reports a pool of this name. Only system:admin may change classes.
 //
 // Decisions:
-//   - A class cannot be changed except for the mark of the default class, because its volumes were made with its driver
-//     and pool, and have its limits.
+//   - Only the mark of the default class can be changed after the creation. The other fields are fixed, because the
+//     existing volumes of a class were made with its driver, pool and limits.
 //   - Bootstrap creates the class cloud.LocalClass once. If an operator deletes the class, it stays deleted.
 //
 // Keys: storage-class/<name>, storage-class-use/<class>/<volume>, storage-class-bootstrap/done.
@@ -23,10 +23,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// use is a record which states that a volume is of a class. A class with such records cannot be deleted.
+// use is a record in the store which states that a volume belongs to a class. A class with such records cannot be
+// deleted.
 type use struct{ Project cloud.ProjectID }
 
-// bootstrapped is a record which states that Bootstrap has created the first class.
+// bootstrapped is a record in the store which states that Bootstrap has created the class cloud.LocalClass.
 type bootstrapped struct{ At cloud.Time }
 
 var (
@@ -52,8 +53,8 @@ func New(s *store.Store, commands *leader.Commands) *Service {
 func noClass(name string) error { return fault.New(fault.NotFound, "no storage class %s", name) }
 
 // Resolve returns the class with this name, or the default class if name is empty. It returns NotFound if there is no
-// class of this name, and FailedPrecondition if name is empty and no class is the default. It returns InvalidArgument if
-// the class has another driver than the given one; an unspecified driver accepts each.
+// class of this name, and FailedPrecondition if name is empty and no class is the default. It returns InvalidArgument
+// if the class has another driver than the parameter driver. An unspecified driver matches every class.
 func Resolve(r store.Reader, name string, driver cloud.VolumeDriver) (c *cloud.StorageClass, err error) {
 	if name == "" {
 		c, err = defaultClass(r)
@@ -86,7 +87,7 @@ func defaultClass(r store.Reader) (*cloud.StorageClass, error) {
 	return nil, nil
 }
 
-// Use records in tx that the volume is of the class. While that record exists, the class cannot be deleted.
+// Use records in tx that the volume belongs to the class. While this record exists, the class cannot be deleted.
 func Use(tx *store.Tx, class string, project cloud.ProjectID, volume cloud.VolumeID) {
 	uses.Put(tx, &use{project}, class, string(volume))
 }
@@ -125,7 +126,8 @@ func (s *Service) Bootstrap(ctx context.Context) error {
 	return err
 }
 
-// put stores a class. If it is the default class, put removes this mark from the class that had it.
+// put stores a class. If c is the default class, put also removes the mark of the default class from the class that had
+// the mark.
 func put(tx *store.Tx, c *cloud.StorageClass) error {
 	if c.Default {
 		before, err := defaultClass(tx)
@@ -235,7 +237,7 @@ func update(tx *store.Tx, q cloud.StorageClass) (cloud.StorageClass, error) {
 	return *c, put(tx, c)
 }
 
-// Delete deletes a class without volumes.
+// Delete deletes a class. It returns FailedPrecondition if the class has volumes.
 func (s *Service) Delete(ctx context.Context, name string, body [32]byte) (Result, error) {
 	if err := cloud.CheckName("name", name); err != nil {
 		return Result{}, err

@@ -23,7 +23,8 @@ func newService(t *testing.T) (*Service, *store.Store, context.Context) {
 	return s, records, auth.With(t.Context(), caller, auth.RPC)
 }
 
-// TestBootstrap checks the class of a new cluster, and that it stays deleted when an operator has deleted it.
+// TestBootstrap checks the storage class of a new cluster, and that Bootstrap does not create it again after an
+// operator has deleted it.
 func TestBootstrap(t *testing.T) {
 	s, _, ctx := newService(t)
 	require.NoError(t, s.Bootstrap(ctx))

@@ -76,7 +76,7 @@ func (s *Service) deleteOnLeader(ctx context.Context, q deleteRequest) (out dele
 // deleteRecords deletes the VM's records, and sets its Placed record to Gone, so that the host destroys the VM.
 // Capacity that the host may still use stays allocated until the host reports that the VM is absent. That is always the
 // storage. It is also the processors and memory, unless the VM is certainly off. A VM in ERROR is not certainly off:
-// its process may still run, if it did not stop in time. Likewise only a STOPPED VM releases its volumes at once.
+// its process may still run, if it did not stop in time. Likewise, volumes are detached at once only from a STOPPED VM.
 func (s *Service) deleteRecords(tx *store.Tx, vm *cloud.VM, force bool) (deleteResponse, error) {
 	ev := cloud.DeleteRequested
 	if force {

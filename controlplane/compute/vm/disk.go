@@ -14,14 +14,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// diskWait is how long AttachDisk and DetachDisk wait for the guest of a running VM. It is longer than the time after
-// which a host gives up, which is 30 s.
+// diskWait is how long AttachDisk and DetachDisk wait for the guest of a running VM. It is longer than the 30 s after
+// which a host reports a failed attachment or detachment as final.
 const diskWait = 35 * time.Second
 
 // flushWait is how long DetachDisk waits until the host has flushed the volume.
 const flushWait = 10 * time.Second
 
-// visibleDisks returns the disks with only those fields that the API has.
+// visibleDisks returns the disks without the fields that the API does not show.
 func visibleDisks(disks []cloud.Disk) []cloud.Disk {
 	out := make([]cloud.Disk, len(disks))
 	for i, d := range disks {
@@ -30,7 +30,7 @@ func visibleDisks(disks []cloud.Disk) []cloud.Disk {
 	return out
 }
 
-// assignVolumes sets the desired state of the volumes among the disks of a VM's desired state.
+// assignVolumes sets the field volume of each disk in out, the desired state of a VM, that is a volume.
 func assignVolumes(v *store.View, vm *cloud.VM, out *agentv1.AssignedVm) error {
 	for _, d := range vm.Disks {
 		if d.Volume == "" {
@@ -49,7 +49,7 @@ func assignVolumes(v *store.View, vm *cloud.VM, out *agentv1.AssignedVm) error {
 	return nil
 }
 
-// releaseVolumes detaches volumes from a VM that cannot use them any more.
+// releaseVolumes detaches volumes from a VM. The VM must no longer be able to use them (see volume.Release).
 func releaseVolumes(tx *store.Tx, project cloud.ProjectID, vm cloud.VMID, volumes []cloud.VolumeID) error {
 	for _, id := range volumes {
 		if err := volume.Release(tx, project, id, vm); err != nil {
@@ -131,7 +131,8 @@ func (s *Service) changeDisks(ctx context.Context, q diskRequest, method string,
 }
 
 // AttachDisk attaches a volume as a disk to a VM that is STOPPED or RUNNING. For a RUNNING VM it waits up to diskWait
-// until the guest has the disk. If the host refuses, it returns FailedPrecondition, and the disk is removed again.
+// until the guest has the disk. If the host refuses, AttachDisk returns FailedPrecondition, and the disk is removed
+// from the VM again.
 func (s *Service) AttachDisk(ctx context.Context, t cloud.Tenant, id cloud.VMID, d cloud.Disk, body [32]byte) (PowerResult, error) {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return PowerResult{}, err
@@ -158,8 +159,8 @@ func (s *Service) AttachDisk(ctx context.Context, t cloud.Tenant, id cloud.VMID,
 
 // DetachDisk detaches a disk that is a volume from a VM that is STOPPED or RUNNING. For a RUNNING VM it waits up to
 // diskWait until the guest has released the device. If the guest keeps it, DetachDisk returns FailedPrecondition, and
-// the VM keeps the disk. After that it waits up to flushWait until the host has flushed the volume, so that it can be
-// attached again at once; if the host takes longer, that is no error.
+// the VM keeps the disk. After the release DetachDisk waits up to flushWait until the host has flushed the volume, so
+// that the caller can attach the volume again at once. It is no error if the host takes longer.
 func (s *Service) DetachDisk(ctx context.Context, t cloud.Tenant, id cloud.VMID, disk string, body [32]byte) (PowerResult, error) {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return PowerResult{}, err
@@ -168,7 +169,7 @@ func (s *Service) DetachDisk(ctx context.Context, t cloud.Tenant, id cloud.VMID,
 		return PowerResult{}, err
 	}
 	before, err := s.Get(ctx, t, id)
-	if err != nil && !fault.Is(err, fault.NotFound) { // of a repeated call, the VM may be deleted
+	if err != nil && !fault.Is(err, fault.NotFound) { // when a call is repeated, the VM may be deleted already
 		return PowerResult{}, err
 	}
 	response, err := detachDiskCommand.Call(ctx, s.opts.Commands, diskRequest{t, id, cloud.Disk{ID: disk}, body})
@@ -182,7 +183,7 @@ func (s *Service) DetachDisk(ctx context.Context, t cloud.Tenant, id cloud.VMID,
 	out, err := s.awaitVM(ctx, t, response, diskWait, func(_, vm *cloud.VM) (bool, error) {
 		i := vm.FindDisk(disk)
 		switch {
-		case i < 0 || vm.Spec.Disks[i].Volume != detached: // removed, and perhaps another disk was attached with its ID
+		case i < 0 || vm.Spec.Disks[i].Volume != detached: // removed, or replaced by a disk with this ID
 			return true, nil
 		case vm.Spec.Disks[i].Change != cloud.DeviceDetaching:
 			return false, diskError(vm, disk, "detach", "another call changed it meanwhile")
@@ -195,7 +196,7 @@ func (s *Service) DetachDisk(ctx context.Context, t cloud.Tenant, id cloud.VMID,
 	return out, err
 }
 
-// awaitFlush waits up to flushWait until a detached volume is flushed, or a VM has it again.
+// awaitFlush waits up to flushWait until a detached volume is flushed or attached again.
 func (s *Service) awaitFlush(ctx context.Context, t cloud.Tenant, id cloud.VolumeID) {
 	ctx, cancel := context.WithTimeout(ctx, flushWait)
 	defer cancel()
@@ -207,8 +208,8 @@ func (s *Service) awaitFlush(ctx context.Context, t cloud.Tenant, id cloud.Volum
 // reasonDiskRefused is the reason in the error of AttachDisk and DetachDisk if the host could not change the disk.
 const reasonDiskRefused = "DISK_REFUSED"
 
-// diskError returns the error for a disk that was not changed as requested: the refusal of the host, or otherwise the
-// error with the text in otherwise.
+// diskError returns the error for a disk that was not attached or detached as requested. The error contains the reason
+// that the host reported or, if the host reported none, the text of the parameter otherwise.
 func diskError(vm *cloud.VM, disk, verb, otherwise string) error {
 	if r := vm.DiskRefusal; r != nil && r.Disk == disk {
 		return fault.New(fault.FailedPrecondition, "%s disk %s of VM %s: %s", verb, disk, vm.Name, r.Error).WithReason(reasonDiskRefused)

@@ -68,7 +68,7 @@ func (w *world) detachNow(id cloud.VMID, disk string) error {
 	return err
 }
 
-// assignedDisks returns the disks that the VM's host is to give to the guest.
+// assignedDisks returns the disks in the desired state that the VM's host receives.
 func (w *world) assignedDisks(vm *cloud.VM) (out []*agentv1.AssignedDisk) {
 	w.t.Helper()
 	require.NoError(w.t, w.store.Local(func(v *store.View) error {
@@ -81,8 +81,8 @@ func (w *world) assignedDisks(vm *cloud.VM) (out []*agentv1.AssignedDisk) {
 	return out
 }
 
-// TestCreateWithVolume creates a VM with a volume: the volume is bound to the VM's host and attached to the VM, and a
-// second VM cannot have it.
+// TestCreateWithVolume creates a VM with a volume. The volume must be bound to the VM's host and attached to the VM,
+// and the creation of a second VM with this volume must fail.
 func TestCreateWithVolume(t *testing.T) {
 	w := newWorld(t)
 	plain := w.AddHost("h1", plenty())
@@ -195,8 +195,8 @@ func TestDiskOfStoppedVM(t *testing.T) {
 	require.Empty(t, w.getVolume(id).VM, "a deleted VM detaches its volumes")
 }
 
-// TestDiskOfRunningVM attaches a volume to a running VM and detaches it. Each call waits for the report of the host. A
-// refusal of the host takes the change back.
+// TestDiskOfRunningVM attaches a volume to a running VM and detaches it. Each call waits for the report of the host. If
+// the host refuses a change, the change must be undone.
 func TestDiskOfRunningVM(t *testing.T) {
 	w := newWorld(t)
 	w.poolHost("h1", 10)
@@ -253,7 +253,7 @@ func TestDiskOfRunningVM(t *testing.T) {
 }
 
 // TestDeletedVMKeepsVolumes deletes a running VM by force. Its volume must stay attached until the host has reported
-// that nothing is left of the VM.
+// that the VM is destroyed.
 func TestDeletedVMKeepsVolumes(t *testing.T) {
 	w := newWorld(t)
 	w.poolHost("h1", 10)
@@ -262,7 +262,7 @@ func TestDeletedVMKeepsVolumes(t *testing.T) {
 	w.report(vm.ID, cloud.ObservedBuilt)
 	w.power(vm.ID, start, 0)
 	vm = w.report(vm.ID, cloud.ObservedRunning, func(o *cloud.Observation) { o.Disks = []cloud.DiskObservation{{ID: "v0", Attached: true}} })
-	w.flush(id) // as after an earlier stop
+	w.flush(id) // reports the same as after an earlier stop of the VM
 	_, err := w.vms.deleteOnLeader(w.as(acme, ""), deleteRequest{Tenant: acme, VM: vm.ID, Force: true})
 	require.NoError(t, err)
 	require.Equal(t, vm.ID, w.getVolume(id).VM, "the host may still run the guest")
@@ -277,7 +277,8 @@ func TestDeletedVMKeepsVolumes(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// TestConcurrentAttach attaches one volume to 100 VMs at the same time. One must get it; the others must learn which.
+// TestConcurrentAttach attaches one volume to 100 VMs at the same time. One call must succeed. The error of each other
+// call must name the VM that has the volume.
 func TestConcurrentAttach(t *testing.T) {
 	const n = 100
 	w := newWorld(t)

@@ -20,8 +20,8 @@
 //     from its network when it has received the change. Their addresses are assigned again after network.RestTime; a
 //     host that is disconnected for longer may still run the guest, but no other host sends packets to it, because
 //     other hosts know ports only from their records.
-//   - A volume is attached in the transaction that creates the VM or attaches the disk, and is detached when the VM
-//     certainly cannot use it any more (package volume).
+//   - A volume is attached in the transaction that creates the VM or attaches the disk, and is detached when the VM can
+//     no longer use it (see package volume).
 //   - The capacity of a deleted VM stays allocated until its host reports the VM absent. Processors and memory are
 //     freed at once only if the VM is certainly off.
 //

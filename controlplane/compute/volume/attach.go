@@ -7,15 +7,16 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Placement is what volumes require of the host of a VM.
+// Placement is the requirements of a VM's volumes on the host of the VM.
 type Placement struct {
 	// Node is the host that has the volumes, or empty if they are not bound to a host yet.
 	Node cloud.NodeID
-	// Pools is the room in GiB that volumes which are not bound yet need in each pool.
+	// Pools is the size in GiB, by pool, of those volumes that are not bound to a host yet.
 	Pools map[string]uint64
 }
 
-// Shortage returns a text that says why a VM with the volumes cannot be placed on the host n, or "" if it can.
+// Shortage returns a text that says why a VM with these volumes cannot be placed on the host n. It returns "" if the VM
+// can be placed there.
 func (p *Placement) Shortage(n *cloud.Node) string {
 	if p.Node != "" && p.Node != n.ID {
 		return "does not have the VM's volumes"
@@ -28,8 +29,8 @@ func (p *Placement) Shortage(n *cloud.Node) string {
 	return ""
 }
 
-// PlacementOf returns what the volumes require of the host of a VM of the tenant t. It returns NotFound if a volume does
-// not exist, and FailedPrecondition if two volumes are on different hosts.
+// PlacementOf returns the requirements of the listed volumes of the tenant t on the host of a VM. It returns NotFound
+// if a volume does not exist, and FailedPrecondition if two volumes are on different hosts.
 func PlacementOf(r store.Reader, t cloud.Tenant, ids []cloud.VolumeID) (p Placement, err error) {
 	var first *cloud.Volume
 	for _, id := range ids {
@@ -54,7 +55,8 @@ func PlacementOf(r store.Reader, t cloud.Tenant, ids []cloud.VolumeID) (p Placem
 
 // Attach attaches a volume of the tenant t to a VM on a host, as the disk with the given ID. The first attachment binds
 // the volume to the host. It returns NotFound if the volume does not exist, and FailedPrecondition if a VM has the
-// volume, it is on another host, its last attachment is not flushed, or the host's pool has no room for it.
+// volume, the volume is bound to another host, its last attachment is not flushed, or the host's pool has too little
+// room.
 func Attach(tx *store.Tx, t cloud.Tenant, id cloud.VolumeID, vm cloud.VMID, disk string, host cloud.NodeID) error {
 	v, err := Lookup(tx, t, id)
 	if err != nil {
@@ -73,8 +75,8 @@ func Attach(tx *store.Tx, t cloud.Tenant, id cloud.VolumeID, vm cloud.VMID, disk
 	return nil
 }
 
-// Release detaches a volume from a VM. It does nothing if the VM does not have the volume. The caller must know that the
-// VM cannot use the volume any more (see cloud.Volume.Detach).
+// Release detaches a volume from a VM. It does nothing if the VM does not have the volume. The caller must know that
+// the VM cannot use the volume any more (see cloud.Volume.Detach).
 func Release(tx *store.Tx, project cloud.ProjectID, id cloud.VolumeID, vm cloud.VMID) error {
 	v, err := Volumes.Get(tx, string(project), string(id))
 	if err != nil || v == nil || v.VM != vm {
@@ -86,8 +88,8 @@ func Release(tx *store.Tx, project cloud.ProjectID, id cloud.VolumeID, vm cloud.
 	return nil
 }
 
-// releaseBytes ends the deletion of a volume of which the host has nothing any more: it makes the room in the host's
-// pool free.
+// releaseBytes completes the deletion of a volume whose bytes the host has deleted. It deletes the Bound record and
+// returns the volume's room to the host's pool.
 func releaseBytes(tx *store.Tx, host cloud.NodeID, id cloud.VolumeID, b *node.Bound) error {
 	node.BoundVolumes.Delete(tx, string(host), string(id))
 	n, err := node.Nodes.Get(tx, string(host))

@@ -16,8 +16,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Create creates the record of a volume. Of v, the name, size, driver, class, metadata and labels are used; imageID is
-// the image that the volume begins as a copy of, or empty. body is the hash of the request, as in the other methods.
+// Create creates the record of a volume. Create uses the name, size, driver, class, metadata and labels of v. imageID
+// is the image with whose content the volume begins, or empty for a blank volume. body is the hash of the request, as
+// in the other methods.
 func (s *Service) Create(ctx context.Context, t cloud.Tenant, v cloud.Volume, imageID cloud.ImageID, body [32]byte) (Result, error) {
 	if err := cloud.CheckVolume(&v); err != nil {
 		return Result{}, err
@@ -61,7 +62,8 @@ func create(ctx context.Context, tx *store.Tx, q *change) (v cloud.Volume, err e
 	return v, nil
 }
 
-// claimName reserves a name of the project for the volume. It returns AlreadyExists if another volume has it.
+// claimName reserves the volume's name in its project. It returns AlreadyExists if another volume of the project has
+// this name.
 func claimName(tx *store.Tx, v *cloud.Volume, name string) error {
 	holder, err := names.Get(tx, string(v.Project), name)
 	if err != nil {
@@ -74,7 +76,8 @@ func claimName(tx *store.Tx, v *cloud.Volume, name string) error {
 	return nil
 }
 
-// Delete deletes the record of a volume that no VM has. The host deletes the bytes later.
+// Delete deletes the record of a volume. It returns FailedPrecondition if a VM has the volume. The host deletes the
+// bytes later.
 func (s *Service) Delete(ctx context.Context, t cloud.Tenant, id cloud.VolumeID, body [32]byte) (Result, error) {
 	if err := cloud.CheckUUID("volume_id", string(id)); err != nil {
 		return Result{}, err
@@ -106,7 +109,7 @@ func remove(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
 	return *v, tenant.Give(tx, q.Tenant, tenant.Storage, amountOf(v.SizeGiB))
 }
 
-// Resize sets a greater size of a volume. The host enlarges the volume later, also while a guest uses it.
+// Resize increases the size in the record of a volume. The host enlarges the volume later, also while a guest uses it.
 func (s *Service) Resize(ctx context.Context, t cloud.Tenant, id cloud.VolumeID, gib uint64, body [32]byte) (Result, error) {
 	if err := cloud.CheckUUID("volume_id", string(id)); err != nil {
 		return Result{}, err

@@ -70,8 +70,8 @@ func (s *Service) VolumesUseImage(v *store.View, on cloud.NodeID, sha256 string)
 	return false, nil
 }
 
-// ObservedVolumes implements node.VolumeController. Most reports change no record. For these it only reads this member's
-// records, without a transaction.
+// ObservedVolumes implements node.VolumeController. Most reports change no record. ObservedVolumes compares the reports
+// with this member's records first, and begins a transaction only for those that change one.
 func (s *Service) ObservedVolumes(ctx context.Context, on cloud.NodeID, reports []cloud.VolumeObservation) (changed int, err error) {
 	var changes []cloud.VolumeObservation
 	err = s.store.Local(func(v *store.View) error {
@@ -104,7 +104,7 @@ func (s *Service) ObservedVolumes(ctx context.Context, on cloud.NodeID, reports 
 const maxLastError = 1 << 10
 
 // applyReport applies a host's report about one volume to the volume's records, and returns whether the report changes
-// one. If tx is nil, it writes nothing. A report about a volume that is not bound to the host is ignored.
+// a record. If tx is nil, applyReport writes nothing. It ignores a report about a volume that is not bound to the host.
 func applyReport(r store.Reader, tx *store.Tx, on cloud.NodeID, o cloud.VolumeObservation) (changed bool, err error) {
 	if cloud.CheckUUID("volume_id", string(o.Volume)) != nil {
 		return false, nil

@@ -115,7 +115,8 @@ func (r *server) ResizeVolume(ctx context.Context, in *vmv1.ResizeVolumeRequest)
 	return respond(ctx, out, err)
 }
 
-// RegisterExternalVolume is for classes of the driver RBD, which cannot exist in this version.
+// RegisterExternalVolume returns FailedPrecondition: it needs a storage class of the driver RBD, and this version has
+// none.
 func (r *server) RegisterExternalVolume(ctx context.Context, in *vmv1.RegisterExternalVolumeRequest) (*vmv1.Volume, error) {
 	if _, err := admit(ctx, service+"RegisterExternalVolume", in); err != nil {
 		return nil, err

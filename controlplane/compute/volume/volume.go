@@ -1,22 +1,24 @@
 // Package volume manages block volumes, which exist independently of VMs: their records, the calls that change them,
 // and what hosts report of them. The main type is Service.
 //
-// A volume of the driver MANAGED is a file in a storage pool of one host. Its record says what the volume should be; the
-// host makes, enlarges and deletes the file. CreateVolume only writes the record. The first attachment binds the volume
-// to the host of the VM: it takes room in the host's pool from then on, and can be attached to VMs of this host only.
+// A volume of the driver MANAGED is a file in a storage pool of one host. Its record says what the volume should be;
+// the host makes, enlarges and deletes the file. CreateVolume only writes the record. The first attachment binds the
+// volume to the host of the VM. From then on the volume takes room in the host's pool, and can be attached to VMs of
+// this host only.
 //
-// At most one VM has a volume. Attach and Release, which package vm calls in the transactions that change a VM, are the
-// only functions that change the holder. cloud.Volume has the rules, and shared/cloud explains the attachment
-// generation.
+// A volume is attached to at most one VM at a time. Only Attach and Release change this VM. Package vm calls them in
+// the transactions that change a VM. The methods of cloud.Volume check the rules, and the comment of cloud.Volume
+// explains the attachment generation.
 //
 // Decisions:
-//   - A volume is released when its host has reported that the VM has no process, or that the guest has released the
-//     disk. So a VM that is deleted while its host does not respond keeps its volumes until the host has reported the VM
-//     as absent.
-//   - The record of a deleted volume is removed at once. The host deletes the bytes later; their room in the pool is free
-//     after that. A report counts as that only if it is about the generation of the deletion, because an earlier report
-//     may mean that the host has not made the volume yet.
-//   - An image stays in use by a volume that is made from it, because the volume's file may refer to the image's.
+//   - A volume is detached when its host has reported that the VM has no process, or that the guest has released the
+//     disk. If a VM is deleted while its host does not respond, its volumes therefore stay attached until the host has
+//     reported that the VM is destroyed.
+//   - The record of a deleted volume is removed at once. The host deletes the bytes later, and their room in the pool
+//     becomes free when the host has reported that the volume is absent. Such a report counts only if its generation is
+//     that of the deletion: an earlier report may mean that the host has not made the volume yet.
+//   - A volume that was made from an image keeps the image in use until the volume is deleted, because the volume's
+//     file may refer to the image's file.
 //
 // Keys: volume/<project>/<id>, volume-name/<project>/<name>.
 package volume
@@ -95,8 +97,9 @@ func (s *Service) List(ctx context.Context, t cloud.Tenant, size int32, token st
 	return store.Page(ctx, s.store, Volumes, store.PageRequest{Size: size, Token: token, Query: query}, keep, string(t.Project))
 }
 
-// save stores a changed volume. If its generation is not before, save also writes the volume's Bound record, so that the
-// leader sends the volume's host the new desired state.
+// save stores a changed volume. The parameter before is the volume's generation before the change. If the generation
+// has changed, save also writes the volume's Bound record, so that the leader sends the new desired state to the
+// volume's host.
 func save(tx *store.Tx, v *cloud.Volume, before uint64) {
 	v.UpdatedAt = tx.Now()
 	Volumes.Put(tx, v, string(v.Project), string(v.ID))
@@ -153,7 +156,7 @@ func chargeQuota(tx *store.Tx, t cloud.Tenant, more, less tenant.Amount) error {
 	})
 }
 
-// amountOf returns how much of its project's quota a volume of this size uses.
+// amountOf returns the part of its project's quota that a volume of this size uses.
 func amountOf(gib uint64) tenant.Amount { return tenant.Amount{Volumes: 1, VolumeGiB: gib} }
 
 // CheckNoVolumes returns an error if the project t.Project still has volumes, because a project with volumes cannot be
@@ -169,8 +172,9 @@ func CheckNoVolumes(r store.Reader, t cloud.Tenant) error {
 	return fault.New(fault.FailedPrecondition, "project %s has volume %s: delete its volumes first", t.Project, found[0].Value.Name)
 }
 
-// useImage makes the image the content of a new volume. It returns NotFound if the volume's org cannot see the image, and
-// InvalidArgument if the volume is smaller than the image.
+// useImage sets the image with whose content a new volume begins, and records that the volume uses the image. It
+// returns NotFound if the volume's org cannot see the image, and InvalidArgument if the volume is smaller than the
+// image.
 func useImage(tx *store.Tx, v *cloud.Volume, id cloud.ImageID) error {
 	i, err := image.Lookup(tx, v.Org, id)
 	if err != nil {

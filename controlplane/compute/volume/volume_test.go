@@ -100,7 +100,8 @@ func TestVolumeQuota(t *testing.T) {
 	w.create("c", 4)
 }
 
-// TestVolumeOnItsHost follows a volume: bound at the first attachment, enlarged, detached, and deleted with its bytes.
+// TestVolumeOnItsHost attaches a volume, which binds it to the host, then enlarges, detaches and deletes it. It checks
+// the volume's records and the desired state that the host receives.
 func TestVolumeOnItsHost(t *testing.T) {
 	w := newWorld(t)
 	host := w.host("h1", 10)
@@ -152,7 +153,7 @@ func TestVolumeOnItsHost(t *testing.T) {
 	require.Empty(t, w.Node(host).PoolAllocated)
 }
 
-// TestPlacementOfVolumes checks what several volumes require of one host.
+// TestPlacementOfVolumes checks the requirements of several volumes on the host of a VM.
 func TestPlacementOfVolumes(t *testing.T) {
 	w := newWorld(t)
 	h1, h2 := w.host("h1", 10), w.host("h2", 10)
@@ -177,7 +178,8 @@ func TestPlacementOfVolumes(t *testing.T) {
 	require.Empty(t, w.get(c.ID).Node)
 }
 
-// TestVolumeFromImage checks that a volume keeps its image from being deleted, and that its host may read the image.
+// TestVolumeFromImage checks that an image cannot be deleted while a volume uses it, and that the volume's host may
+// read the image.
 func TestVolumeFromImage(t *testing.T) {
 	w := newWorld(t)
 	host, id := w.host("h1", 10), w.image(7, 1<<30)

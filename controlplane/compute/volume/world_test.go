@@ -27,7 +27,7 @@ const (
 	vmB = cloud.VMID("0190a000-0000-7000-8000-00000000000b")
 )
 
-// world is a nodetest.World, a member that leads with simulated hosts, and the volume service on it.
+// world is a nodetest.World (one member, the leader, with simulated hosts) with the volume service.
 type world struct {
 	*nodetest.World
 	t       testing.TB
@@ -51,8 +51,8 @@ func (w *world) host(name string, gib uint64) cloud.NodeID {
 	})
 }
 
-// as returns the context of a call by a project member of the tenant t, with the idempotency key key if it is not
-// empty.
+// as returns the context of a call by a project member of the tenant t. If key is not empty, it is the call's
+// idempotency key.
 func (w *world) as(t cloud.Tenant, key string) context.Context {
 	c := &cloud.Caller{
 		User: "ada", Proof: cloud.ProofPassword, IdempotencyKey: key,

@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Encode returns a message as it is encoded in JSON. Fields that are not set have their default value, except
-// optional ones and the token of the next page, which are left out.
+// Encode returns a message as it is encoded in JSON. Fields that are not set have their default value in JSON. Only
+// optional fields and the token of the next page are left out if they are not set.
 func Encode(m protoreflect.Message) map[string]any {
 	out := map[string]any{}
 	fields := m.Descriptor().Fields()
@@ -57,7 +57,8 @@ func encodeValue(f protoreflect.FieldDescriptor, v protoreflect.Value) any {
 	return v.Interface()
 }
 
-// collectionField returns the only field of a message type if that is a list or a map, and nil otherwise.
+// collectionField returns the field of a message type with a single field that is a list or a map. It returns nil for
+// other message types.
 func collectionField(d protoreflect.MessageDescriptor) protoreflect.FieldDescriptor {
 	if d.Fields().Len() == 1 && (d.Fields().Get(0).IsList() || d.Fields().Get(0).IsMap()) {
 		return d.Fields().Get(0)
@@ -65,9 +66,9 @@ func collectionField(d protoreflect.MessageDescriptor) protoreflect.FieldDescrip
 	return nil
 }
 
-// Decode sets the fields of a message from decoded JSON. at is the name of the message in its request with a
-// final dot, or empty. It returns InvalidArgument for a value of another type. Unknown fields are refused, because they
-// are most likely misspelled.
+// Decode sets the fields of a message from decoded JSON. The parameter at is the path of the message in its request
+// with a final dot, or empty for the request itself. Decode returns InvalidArgument for a value whose type is not the
+// field's. Unknown fields are refused, because they are most likely misspelled.
 func Decode(m protoreflect.Message, at string, body map[string]any) error {
 	for key, value := range body {
 		f := m.Descriptor().Fields().ByName(protoreflect.Name(key))
@@ -126,7 +127,8 @@ func decodeMap(m protoreflect.Map, f protoreflect.FieldDescriptor, at string, va
 	return nil
 }
 
-// decodeValue converts decoded JSON to a value of the field f. into is a new value of that field, for messages.
+// decodeValue converts decoded JSON to a value of the field f. The parameter into is a new value of this field, which
+// decodeValue fills if the field is a message.
 func decodeValue(
 	into protoreflect.Value, f protoreflect.FieldDescriptor, at string, value any,
 ) (protoreflect.Value, error) {
@@ -232,7 +234,7 @@ func enumText(e protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {
 	return strings.ToLower(strings.TrimPrefix(string(v.Name()), enumPrefix(e)))
 }
 
-// enumPrefix returns the prefix of the names of an enum's values, which the name of its first value shows.
+// enumPrefix returns the common prefix of the names of an enum's values, derived from the name of the first value.
 func enumPrefix(e protoreflect.EnumDescriptor) string {
 	return strings.TrimSuffix(string(e.Values().Get(0).Name()), "UNSPECIFIED")
 }

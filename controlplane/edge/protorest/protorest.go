@@ -34,10 +34,10 @@ type Message[T any] interface {
 type Route struct {
 	// Method is the HTTP method. The parts of Path in braces are fields of the RPC's request.
 	Method, Path string
-	// RPC is the full name of the RPC whose rule authorizes the call.
+	// RPC is the full name of the RPC. Its rule in the authorization table applies to the call.
 	RPC auth.Method
-	// Body is the name of the field of the request that the HTTP body is, in addition to org_id and project_id. Empty:
-	// the body is the request.
+	// Body is the name of a field of the RPC's request. The HTTP body has the fields of the message in this field, and
+	// also org_id and project_id. If Body is empty, the HTTP body is the whole request.
 	Body string
 	// Creates is true if a success has the status 201 in place of 200.
 	Creates bool
@@ -82,14 +82,16 @@ func Read[I, O any, PI Message[I], PO Message[O]](q *http.Request, call func(con
 	return Encode(out.ProtoReflect()), nil
 }
 
-// lastVariable returns the name of the last variable of a path. In the path of a DELETE it identifies what is deleted.
+// lastVariable returns the name of the last variable of a path. In the path of a DELETE, this variable is the ID of the
+// deleted resource.
 func lastVariable(path string) string {
 	return strings.TrimSuffix(path[strings.LastIndexByte(path, '{')+1:], "}")
 }
 
 // read fills the request of the RPC from the path, and from the body or the query of an HTTP request.
 func (route *Route) read(q *http.Request, in proto.Message) error {
-	// Authenticate the caller before reading the body. The tenant may be in the body, so the RPC authorizes the caller.
+	// The caller is authenticated before the body is read. The RPC authorizes the caller afterwards, because the tenant
+	// may be in the body.
 	if _, err := auth.Admit(q.Context(), route.RPC, "", ""); err != nil && !auth.Undecided(err) {
 		return err
 	}
@@ -110,7 +112,7 @@ func (route *Route) read(q *http.Request, in proto.Message) error {
 	return readParameters(q, m)
 }
 
-// readParameters sets the fields of a request that the query and the path have.
+// readParameters sets those fields of a request that are parameters of the query or variables of the path.
 func readParameters(q *http.Request, m protoreflect.Message) error {
 	for key, values := range q.URL.Query() {
 		if f := m.Descriptor().Fields().ByName(protoreflect.Name(key)); f != nil && len(values) > 0 {
@@ -130,7 +132,7 @@ func readVariables(q *http.Request, m protoreflect.Message) error {
 	return nil
 }
 
-// nest returns a body in which all fields but the tenant are those of the field with the given name.
+// nest returns a body in which all fields except org_id and project_id are moved into the field with the given name.
 func nest(body map[string]any, field string) map[string]any {
 	out, inner := map[string]any{}, map[string]any{}
 	for key, value := range body {

@@ -24,7 +24,7 @@ type agent struct {
 	mu       sync.Mutex
 	assigned map[cloud.VMID]*agentv1.AssignedVm // the last complete assignment from a member; nil before the first
 	vms      map[cloud.VMID]*driven
-	volumes  map[cloud.VolumeID]*agentv1.AssignedVolume // the volumes of the last complete assignment from a member
+	volumes  map[cloud.VolumeID]*agentv1.AssignedVolume // the volumes in the last complete assignment from a member
 	ended    bool
 }
 

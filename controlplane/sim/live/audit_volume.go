@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// volumeRecords is the witness's copy of the records of volumes, and what the hosts have done with volumes.
+// volumeRecords is the witness's copy of the volume records, with the last opening of each volume on a host.
 type volumeRecords struct {
 	all   map[cloud.VolumeID]*cloud.Volume
 	bound map[cloud.NodeID]map[cloud.VolumeID]*node.Bound
@@ -18,7 +18,7 @@ type volumeRecords struct {
 	opened map[cloud.VolumeID]opening
 }
 
-// opening is that a VM's process has opened a volume.
+// opening records which VM's process opened a volume, on which host and at which attachment generation.
 type opening struct {
 	host       *host
 	vm         cloud.VMID
@@ -31,8 +31,8 @@ func newVolumeRecords() *volumeRecords {
 	}
 }
 
-// opened records that a VM's process opens a volume, and reports a violation if a later attachment was opened before,
-// or another VM or host had this one.
+// opened records that a VM's process opens a volume. It reports a violation if the volume was opened before at a higher
+// attachment generation, or at the same generation by another VM or on another host.
 func (a *witness) opened(h *host, id cloud.VolumeID, vm cloud.VMID, generation uint64) {
 	a.truth.mu.Lock()
 	defer a.truth.mu.Unlock()
@@ -118,7 +118,7 @@ func (a *witness) stepVolume(revision int64, before, now *cloud.Volume) error {
 	return nil
 }
 
-// balanceVolumes checks that the records of volumes are consistent with those of VMs and hosts.
+// balanceVolumes checks that the records of volumes, VMs and hosts are consistent.
 func (a *witness) balanceVolumes() error {
 	sums := map[cloud.NodeID]uint64{}
 	for id, v := range a.volumes.all {
@@ -165,7 +165,8 @@ func (a *witness) balanceVolumes() error {
 	return nil
 }
 
-// unsettledVolumes describes a volume whose host has still something to do, or returns "".
+// unsettledVolumes describes a volume whose host has not reached the desired state yet. It returns "" if there is no
+// such volume.
 func (a *witness) unsettledVolumes() string {
 	for _, id := range slices.Sorted(maps.Keys(a.volumes.all)) {
 		if v := a.volumes.all[id]; v.VM == "" && !v.Flushed() {
@@ -182,8 +183,8 @@ func (a *witness) unsettledVolumes() string {
 	return ""
 }
 
-// leftVolumes is called after all volumes were deleted. It describes something that still remains of a volume, or
-// returns "".
+// leftVolumes is called after all volumes were deleted. It describes a record or an entry on a host that remains of a
+// volume, or returns "".
 func (a *witness) leftVolumes() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()

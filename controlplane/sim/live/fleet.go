@@ -13,7 +13,8 @@
 // with a process ID. It can be launched, run, ignore the power button, power off, crash and be killed. What a host has
 // stored about its VMs and volumes survives restarts of the agent and of the host. Its QEMU processes survive restarts
 // of the agent only. Agents keep the records of VPCs that they receive over SyncNetworks, and acknowledge them after a
-// random delay. They build no networks. A volume is an entry in a host's table, which processes open and close.
+// random delay. They build no networks. A volume is an entry in a table of its host, which simulated QEMU processes
+// open and close.
 //
 // # Faults
 //
@@ -34,12 +35,13 @@
 //     generation. A VM whose recorded state is STOPPED has no process.
 //   - On the hosts: a VM has at most one process, and all its processes are on one host. Each start is executed once.
 //     Running VMs do not exceed the host's capacity. No VM that has a record is destroyed.
-//   - Of volumes, after every commit: a volume is attached to one VM, which has it as a disk, or to a deleted VM that
-//     its host has not destroyed yet. It is granted only when it is detached and flushed, each time with the next
-//     attachment generation. Generations never decrease, and a volume never changes its host. A volume that is recorded
-//     as detached is not open on its host. The space that is allocated in a pool is the sum of its volumes.
-//   - On the hosts: two VMs never open a volume at one attachment generation, and no volume is opened at a lower one
-//     than before.
+//   - After every commit, for volumes: an attached volume belongs to one VM, which has the volume as a disk, or which
+//     is deleted and not yet destroyed by its host. A volume is attached only when it is detached and flushed, each
+//     time with the next attachment generation. Generations never decrease, and a volume never changes its host. A
+//     volume that is recorded as detached is not open on its host. The allocated space of a pool is the sum of the
+//     sizes of its volumes.
+//   - On the hosts: two VMs never open a volume at the same attachment generation, and no volume is opened at a lower
+//     generation than before.
 //   - For tenants: once any member has acknowledged the creation of a VM, every member lists the VM. Once any member
 //     has acknowledged the deletion of a VM, no member lists it.
 //   - In the network records, after every commit: no address is twice in a subnet, no MAC twice in a VPC, and an

@@ -87,8 +87,8 @@ type proc struct {
 	pressed bool
 	// nics has the NICs of the guest, by ID.
 	nics map[string]bool
-	// volumes has the volumes of the guest, by the ID of the disk. refused has those that could not be attached or
-	// detached at the generation settled of the desired state, with the reason.
+	// volumes has the volumes of the guest, by disk ID. refused has the reasons for volumes that could not be attached
+	// or detached, also by disk ID. They apply to the generation settled of the desired state.
 	volumes map[string]cloud.VolumeID
 	refused map[string]string
 	settled uint64

@@ -10,11 +10,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/convert"
 )
 
-// storedVolume is what a host has stored on disk about a volume, and which VM's process has the volume open.
+// storedVolume is a host's stored record of a volume, with the VM whose process has the volume open.
 type storedVolume struct {
 	present bool
 	// generation is the highest attachment generation that the host has received. closed is true if the volume was
-	// assigned as detached at this generation, so that it may not be opened at it any more.
+	// assigned as detached at this generation. The host then no longer opens the volume at this generation.
 	generation uint64
 	closed     bool
 	open       cloud.VMID
@@ -34,8 +34,8 @@ func volumesOf(want *agentv1.AssignedVm) map[string]*agentv1.AssignedVolume {
 	return out
 }
 
-// accept stores what an assignment says about a volume, and makes the volume if it is to exist. It returns the stored
-// state. The caller must hold h.mu.
+// accept stores the desired state of a volume from an assignment, and makes the volume if the host does not have it. It
+// returns the stored state. It must not be called for a deleted volume. The caller must hold h.mu.
 func (h *host) accept(a *agentv1.AssignedVolume) *storedVolume {
 	id := cloud.VolumeID(a.GetVolumeId())
 	v := h.volumes[id]
@@ -79,8 +79,9 @@ func (h *host) closeVolumes(vm cloud.VMID) {
 	}
 }
 
-// setVolumes attaches volumes to a running guest and detaches them, so that it has those of its desired state. One
-// attachment or detachment in eight is refused, at random, until the desired state changes.
+// setVolumes attaches volumes to a running guest and detaches others, until the guest has the volumes of its desired
+// state. It refuses a random eighth of the attachments and detachments. A refusal lasts until the desired state
+// changes.
 func (h *host) setVolumes(id cloud.VMID, want *agentv1.AssignedVm) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -115,7 +116,8 @@ func (h *host) setVolumes(id cloud.VMID, want *agentv1.AssignedVm) {
 	}
 }
 
-// volumesDiffer reports whether setVolumes must be called for the desired state.
+// volumesDiffer reports whether the volumes of the guest differ from its desired state, so that setVolumes must be
+// called.
 func (p *proc) volumesDiffer(want *agentv1.AssignedVm) bool {
 	if p.settled == want.GetGeneration() {
 		return false
@@ -142,7 +144,7 @@ func (p *proc) diskObservations(want *agentv1.AssignedVm) (out []cloud.DiskObser
 	return out
 }
 
-// applyVolumes makes and deletes volumes as assigned, and returns the reports about all of them.
+// applyVolumes makes and deletes volumes as assigned, and returns the reports about all assigned volumes.
 func (h *host) applyVolumes(assigned map[cloud.VolumeID]*agentv1.AssignedVolume) (out []*agentv1.VolumeObservation) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

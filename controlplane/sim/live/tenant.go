@@ -33,7 +33,7 @@ type tenantClient struct {
 	// deletion a member has acknowledged.
 	networks map[resourceKind][]networkResource
 	deleted  []string
-	// volumes and goneVolumes are as have and gone, for volumes.
+	// volumes and goneVolumes are the volumes that correspond to the VMs in have and gone.
 	volumes     []ownedVolume
 	goneVolumes []cloud.VolumeID
 }

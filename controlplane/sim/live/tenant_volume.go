@@ -11,7 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// ownedVolume is a volume whose creation a member has acknowledged to the tenant. leaving is as in owned.
+// ownedVolume is a volume whose creation a member has acknowledged to the tenant. leaving has the same meaning as in
+// the type owned.
 type ownedVolume struct {
 	id      cloud.VolumeID
 	sizeGiB uint64
@@ -41,7 +42,7 @@ func (t *tenantClient) storage(ctx context.Context) {
 	}
 }
 
-// allowVolume reports a violation if a call about volumes failed for another reason than those that are expected.
+// allowVolume reports a violation if a call about volumes failed with another fault than the expected ones.
 func (t *tenantClient) allowVolume(what string, err error, kinds ...fault.Kind) {
 	if err != nil && !slices.ContainsFunc(kinds, func(k fault.Kind) bool { return fault.Is(err, k) }) {
 		t.f.fail("%s was refused: %v", what, err)
@@ -92,7 +93,7 @@ func (t *tenantClient) resizeVolume(ctx context.Context, v *ownedVolume) {
 	if ok {
 		t.allowVolume("resizing volume "+string(v.id), err, fault.ResourceExhausted, fault.FailedPrecondition, fault.InvalidArgument)
 	}
-	// After a call without a response, the volume may have the greater size.
+	// If the call got no response, the volume may have been enlarged all the same.
 	if err == nil || !ok {
 		v.sizeGiB++
 	}
@@ -143,7 +144,8 @@ func (t *tenantClient) randomVolume() (cloud.Disk, bool) {
 	return cloud.Disk{ID: "v0", Volume: v.id}, !v.leaving
 }
 
-// finalVolumes checks the witness's copy of the records, as final does for VMs.
+// finalVolumes checks that the witness's copy of the records has each volume whose creation was acknowledged, and none
+// whose deletion was acknowledged.
 func (t *tenantClient) finalVolumes() {
 	a := t.f.audit
 	a.mu.Lock()

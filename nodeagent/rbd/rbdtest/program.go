@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Program builds trivet-rbd and returns its path. Every user may run it. It skips the test if the header files of
-// librbd are not installed.
+// Program builds trivet-rbd and returns the path of the binary, which every user may execute. Program skips the test if
+// the header files of librbd are not installed.
 func Program(t testing.TB) string {
 	t.Helper()
 	if _, err := os.Stat("/usr/include/rbd/librbd.h"); err != nil {

@@ -22,10 +22,10 @@ import (
 	rbdv1 "github.com/trivet-cloud/trivet/protos/rbd/v1"
 )
 
-// Pool is the name of the pool that a cluster has.
+// Pool is the name of the only pool of each cluster.
 const Pool = "rbd"
 
-// User is the name of the Ceph user that a cluster has for hosts. Its permissions are Ceph's profile rbd.
+// User is the name of the Ceph user of hosts. Its permissions are those of Ceph's profile rbd.
 const User = "trivet"
 
 // Ceph is a running cluster.
@@ -91,7 +91,7 @@ func (c *Ceph) Command(program string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// Pause stops the OSD, so that no request for data is answered, until Continue.
+// Pause stops the OSD process (SIGSTOP), so that the cluster answers no request for data until Continue is called.
 func (c *Ceph) Pause() { require.NoError(c.t, c.osd.Process.Signal(syscall.SIGSTOP)) }
 
 // Continue ends Pause.
@@ -183,7 +183,7 @@ func (c *Ceph) startOSD() {
 	c.osd = c.start("ceph-osd", "-f", "-i", "0")
 }
 
-// start starts a daemon, which the end of the test ends. The kernel ends it if the test process is killed.
+// start starts a daemon and ends it at the end of the test. If the test process is killed, the kernel kills the daemon.
 func (c *Ceph) start(program string, args ...string) *exec.Cmd {
 	c.t.Helper()
 	cmd := exec.Command(program, args...)

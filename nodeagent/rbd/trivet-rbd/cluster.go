@@ -22,8 +22,8 @@ import (
 	rbdv1 "github.com/trivet-cloud/trivet/protos/rbd/v1"
 )
 
-// cephTimeout limits, in seconds, each request to the cluster. Without it, requests wait for as long as the cluster is
-// away.
+// cephTimeout limits, in seconds, each request to the cluster. Without this limit, requests wait for as long as the
+// cluster cannot be reached.
 const cephTimeout = "10"
 
 // server implements RbdService.
@@ -53,7 +53,8 @@ func (s *server) Connect(_ context.Context, in *rbdv1.ConnectRequest) (*emptypb.
 	return &emptypb.Empty{}, nil
 }
 
-// connect returns a connection to the cluster, which has the wanted fsid.
+// connect returns a connection to the cluster. It returns FAILED_PRECONDITION if the cluster has another fsid than the
+// requested one.
 func connect(in *rbdv1.ConnectRequest) (*rados.Conn, error) {
 	if len(in.GetMonitors()) == 0 || in.GetFsid() == "" || in.GetUser() == "" {
 		return nil, status.Error(codes.InvalidArgument, "fsid, monitors and user are required")

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// byErrno has the gRPC code for each errno of librbd and librados that has one other than Internal.
+// byErrno maps an errno of librbd or librados to its gRPC code. The code for all other errnos is Internal.
 var byErrno = map[unix.Errno]codes.Code{
 	unix.ENOENT:    codes.NotFound,
 	unix.EEXIST:    codes.AlreadyExists,
@@ -29,8 +29,8 @@ var byErrno = map[unix.Errno]codes.Code{
 	unix.ESHUTDOWN: codes.Unavailable, // the cluster blocks this helper
 }
 
-// wrap returns the gRPC status for an error of librbd or librados, or of this program, which has a status already. The
-// text begins with what the program tried to do.
+// wrap returns the gRPC status for an error of librbd or librados. An error of this program has a gRPC status already
+// and keeps it. The text of the result begins with act, the action that failed.
 func wrap(act string, err error) error {
 	if err == nil {
 		return nil

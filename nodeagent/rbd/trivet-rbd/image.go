@@ -15,7 +15,8 @@ import (
 	rbdv1 "github.com/trivet-cloud/trivet/protos/rbd/v1"
 )
 
-// features of new images: clones, one writer at a time, and the maps that make usage and differences cheap.
+// features are the RBD features of new images: clones, one writer at a time, and the maps with which usage and
+// differences are cheap to compute.
 const features = rbd.FeatureLayering | rbd.FeatureExclusiveLock | rbd.FeatureObjectMap | rbd.FeatureFastDiff
 
 // newImageOptions returns the options for new images. The caller destroys them.
@@ -223,7 +224,7 @@ func (s *server) RemoveImage(_ context.Context, in *rbdv1.RemoveImageRequest) (*
 	})
 }
 
-// remove deletes an image of a pool, if there is one.
+// remove deletes an image of a pool. It succeeds if the image does not exist.
 func remove(io *rados.IOContext, name string) error {
 	err := rbd.RemoveImage(io, name)
 	if isErrno(err, unix.ENOENT) {

@@ -5,12 +5,13 @@
 //
 // Decisions:
 //
-//   - The program is the only one that is built with cgo, with the build tags ceph and pacific. The agent stays static.
+//   - This is the only program of Trivet that is built with cgo. Its build tags are ceph and pacific. The agent remains
+//     a static binary.
 //   - The socket carries gRPC. It has one connection, whose other end only the agent has.
 //   - Calls of librbd cannot be cancelled. The agent kills the process if a call passes its deadline, and starts
 //     another one. Every change is therefore one call of librbd that is repeatable, or ends with a rename.
-//   - The program reads no file: the address, the user and the key of the cluster come with Connect, and are kept in
-//     memory only.
+//   - The program reads no file. It receives the address, the user and the key of the cluster in Connect, and keeps
+//     them in memory only.
 package main
 
 import (
@@ -25,7 +26,7 @@ import (
 	rbdv1 "github.com/trivet-cloud/trivet/protos/rbd/v1"
 )
 
-// maxCalls is the number of calls that run at once. Each can take a thread of the process for as long as librbd takes.
+// maxCalls is the number of calls that run at once. Each call can block a thread of the process until librbd returns.
 const maxCalls = 16
 
 func main() {

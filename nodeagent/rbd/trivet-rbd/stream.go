@@ -33,7 +33,7 @@ func (s *server) ImportImage(in grpc.ClientStreamingServer[rbdv1.ImportImageRequ
 	if err := checkNames(name, name+partial); err != nil {
 		return err
 	}
-	// The call of an agent that gave up can still run.
+	// An earlier call, whose agent has given up, can still be running.
 	done, err := s.beginImport(in.Context(), first.GetImage().GetName())
 	if err != nil {
 		return err
@@ -155,7 +155,7 @@ type extent struct {
 	exists         bool
 }
 
-// changes returns the extents that changed since a snapshot, or those that exist at all if from is empty.
+// changes returns the extents that changed since the snapshot from, or all extents that exist if from is empty.
 func changes(image *rbd.Image, from string) ([]extent, error) {
 	size, err := image.GetSize()
 	if err != nil {

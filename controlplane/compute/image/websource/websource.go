@@ -3,11 +3,11 @@
 // Tenants must not reach the operator's own network through a member. These rules prevent that:
 //
 //   - Only https is used, also after a redirect. Proxies of the environment are not used.
-//   - A connection is only made to a global unicast address that no special-purpose registry lists (IANA, RFC 6890), or
-//     to one that the operator allows. The address is checked when the socket is connected, after the name was resolved,
-//     so a name that resolves to another address the second time cannot pass (DNS rebinding).
-//   - The server must say the length of the body, and it must not compress the body. Endless bodies and compressed ones
-//     that expand without limit are therefore refused.
+//   - The client connects only to global unicast addresses that no special-purpose registry lists (IANA, RFC 6890), and
+//     to addresses that the operator allows. The address is checked when the socket is connected, after the name was
+//     resolved. A name that resolves to another address the second time (DNS rebinding) is therefore refused too.
+//   - A response must have a Content-Length and an uncompressed body. Endless bodies, and compressed bodies that expand
+//     without limit, are therefore refused.
 //   - Errors contain neither addresses nor bytes of a response.
 //
 // A download that breaks is continued with a Range request. If the file has changed meanwhile, it fails.
@@ -57,7 +57,7 @@ type Options struct {
 	// Stall is how long a server may send nothing before the download is continued on another connection; 0 means 30
 	// seconds.
 	Stall time.Duration
-	// Pause is the time before the first of several attempts in a row; each further one waits twice as long. 0 means one
+	// Pause is the time between the first two attempts of a series. Each further pause is twice as long. 0 means one
 	// second.
 	Pause time.Duration
 }
@@ -114,7 +114,8 @@ func CheckURL(u *url.URL) error {
 	return nil
 }
 
-// checkAddress is the ControlContext of the dialer. It is called with the address to which the socket will be connected.
+// checkAddress is the ControlContext of the dialer. It is called with the address to which the socket will be
+// connected.
 func (c *Client) checkAddress(_ context.Context, _, address string, _ syscall.RawConn) error {
 	at, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -126,7 +127,7 @@ func (c *Client) checkAddress(_ context.Context, _, address string, _ syscall.Ra
 	return nil
 }
 
-// permits reports whether connections to an address are allowed.
+// permits reports whether the client may connect to an address.
 func (c *Client) permits(a netip.Addr) bool {
 	a = a.Unmap().WithZone("")
 	for _, p := range c.opts.Allow {
@@ -145,8 +146,8 @@ func (c *Client) permits(a netip.Addr) bool {
 	return true
 }
 
-// special lists the special-purpose prefixes that IsGlobalUnicast and IsPrivate do not cover. Those that embed IPv4
-// addresses (NAT64, 6to4, Teredo) are included, because the embedded address may be a private one.
+// special lists the special-purpose prefixes that IsGlobalUnicast and IsPrivate do not cover. The prefixes for
+// addresses that embed an IPv4 address (NAT64, 6to4, Teredo) are included, because the embedded address may be private.
 var special = prefixes(
 	"0.0.0.0/8", "100.64.0.0/10", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "240.0.0.0/4",
 	"::/96", "64:ff9b::/96", "64:ff9b:1::/48", "100::/64", "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20", "5f00::/16", "fec0::/10",
@@ -186,7 +187,7 @@ type Body struct {
 	tag        string
 	resp       *http.Response
 	cancel     context.CancelFunc
-	// barren counts the attempts since the last byte.
+	// barren is the number of attempts since the last byte was received.
 	barren int
 }
 
@@ -232,7 +233,8 @@ func (b *Body) Read(p []byte) (int, error) {
 	}
 }
 
-// connect requests the rest of the body. It tries again after failures that may pass, with pauses.
+// connect requests the rest of the body. After a temporary failure it pauses and tries again, at most maxAttempts times
+// in a row.
 func (b *Body) connect() error {
 	for {
 		b.barren++
@@ -256,7 +258,7 @@ func (b *Body) connect() error {
 	}
 }
 
-// request makes one request. An *Error is permanent; any other error may pass.
+// request makes one request. An *Error is permanent, and any other error is temporary.
 func (b *Body) request() error {
 	ctx, cancel := context.WithCancel(b.ctx)
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, b.url, nil)
@@ -286,7 +288,7 @@ func (b *Body) request() error {
 	return nil
 }
 
-// certificateError returns an *Error if err is about the server's certificate, which does not become valid by itself.
+// certificateError returns an *Error if err is about the server's certificate, because such an error is permanent.
 func certificateError(err error) error {
 	var bad *tls.CertificateVerificationError
 	if errors.As(err, &bad) {

@@ -76,8 +76,8 @@ func TestAddresses(t *testing.T) {
 	require.False(t, c.permits(netip.MustParseAddr("192.168.1.1")))
 }
 
-// TestRefusedAddress checks the rule with a server on loopback, by address, by name and after a redirect. The server must
-// get no request.
+// TestRefusedAddress checks that a client refuses a server on loopback, which is named by its address, by a host name
+// and in a redirect. The server must receive no request.
 func TestRefusedAddress(t *testing.T) {
 	var requests atomic.Int32
 	url, opts := serve(t, func(http.ResponseWriter, *http.Request) { requests.Add(1) })
@@ -102,7 +102,7 @@ func TestRefusedAddress(t *testing.T) {
 	require.Zero(t, requests.Load())
 }
 
-// TestRefusals checks the responses that are refused.
+// TestRefusals checks which responses a client refuses.
 func TestRefusals(t *testing.T) {
 	for name, c := range map[string]struct {
 		answer http.HandlerFunc
@@ -199,7 +199,7 @@ func TestResume(t *testing.T) {
 	require.ErrorContains(t, err, "cannot continue")
 }
 
-// TestStall checks that a server that stops sending is asked again.
+// TestStall checks that the client continues a download on another connection when the server stops sending.
 func TestStall(t *testing.T) {
 	data := random(1000)
 	var calls atomic.Int32
