@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"slices"
 
 	"github.com/ceph/go-ceph/rados"
 	"github.com/ceph/go-ceph/rbd"
@@ -189,6 +190,8 @@ func (s *server) ListImages(_ context.Context, in *rbdv1.ListImagesRequest) (*rb
 	return out, s.withPool(in.GetPool(), func(io *rados.IOContext) error {
 		var err error
 		out.Images, err = rbd.GetImageNames(io)
+		slices.Sort(out.Images)
+		out.Images = slices.Compact(out.Images) // librbd also lists images in the trash whose deletion was interrupted
 		return wrap("list the images of pool "+in.GetPool(), err)
 	})
 }
@@ -224,11 +227,17 @@ func (s *server) RemoveImage(_ context.Context, in *rbdv1.RemoveImageRequest) (*
 	})
 }
 
-// remove deletes an image of a pool. It succeeds if the image does not exist.
+// remove deletes an image of a pool, if there is one. librbd moves an image to the trash before it deletes the image. If
+// that was interrupted, an image in the trash and a new image can have the same name. So remove calls librbd until no
+// image of that name is left.
 func remove(io *rados.IOContext, name string) error {
-	err := rbd.RemoveImage(io, name)
-	if isErrno(err, unix.ENOENT) {
-		return nil
+	for {
+		err := rbd.RemoveImage(io, name)
+		if isErrno(err, unix.ENOENT) {
+			return nil
+		}
+		if err != nil {
+			return wrap("delete image "+name, err)
+		}
 	}
-	return wrap("delete image "+name, err)
 }
