@@ -199,7 +199,10 @@ func testInterruptedImport(l *lab) {
 	}()
 	_, err = w.Write(bytes.Repeat([]byte{7}, 5*mib))
 	require.NoError(l, err)
-	require.Eventually(l, func() bool { return len(l.images()) > 0 }, time.Minute, 10*time.Millisecond)
+	require.Eventually(l, func() bool { // the image of the import before has another size
+		image, err := l.client.GetImage(l.Context(), &rbdv1.GetImageRequest{Name: name("y.partial"), Usage: true})
+		return err == nil && image.GetSize() == 16*mib && image.GetUsedBytes() > 0
+	}, time.Minute, 10*time.Millisecond)
 	l.kill()
 	_, _ = w.Write(bytes.Repeat([]byte{7}, 5*mib))
 	_ = w.Close()
