@@ -1,6 +1,7 @@
 package firewall
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -18,8 +19,9 @@ type listID uint64
 func (id listID) String() string { return fmt.Sprintf("%016x", uint64(id)) }
 
 // listSet is an ipset of type hash:net with counters. It assigns prefixes to lists of groups: the packet counter of an
-// element is the listID. The longest prefix that contains an address selects its list, as in subjects.groupsOf. There
-// is no ipset for a listSet without elements.
+// element is the listID. Prefixes that contain a common address have the same list, so that an address has one list.
+// (If the counter of the longest prefix does not match, the kernel tries the shorter ones.) There is no ipset for a
+// listSet without elements.
 type listSet struct {
 	name  string
 	ipv6  bool
@@ -33,7 +35,8 @@ type dispatched struct {
 	open      string          // the set of addresses to which address pairs of others do not apply; empty without pairs
 }
 
-// listsOf returns the lists of groups of one IP version by prefix.
+// listsOf returns the lists of groups of one IP version by prefix. Prefixes that contain a common address have the same
+// list.
 func (s *subjects) listsOf(ipv6 bool) map[netip.Prefix]groupList {
 	lists := map[netip.Prefix]groupList{}
 	for _, pair := range s.pairs { // the longest prefix first
@@ -51,7 +54,54 @@ func (s *subjects) listsOf(ipv6 bool) map[netip.Prefix]groupList {
 			lists[netip.PrefixFrom(a, a.BitLen())] = list
 		}
 	}
-	return lists
+	if mutant.On(mutant.OverlappingLists) {
+		return lists
+	}
+	return separate(lists)
+}
+
+// separate returns a map in which prefixes with different lists contain no common address. Each address has the list of
+// its longest prefix in the argument. A prefix is divided as far as necessary into halves around those within it that
+// have other lists.
+func separate(lists map[netip.Prefix]groupList) map[netip.Prefix]groupList {
+	sorted := slices.SortedFunc(maps.Keys(lists), func(a, b netip.Prefix) int { // containing prefixes first
+		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+	})
+	out := map[netip.Prefix]groupList{}
+	for i, p := range sorted {
+		n := slices.IndexFunc(sorted[i+1:], func(q netip.Prefix) bool { return !p.Contains(q.Addr()) })
+		if n < 0 {
+			n = len(sorted) - i - 1
+		}
+		var inside []netip.Prefix // with other lists
+		for _, q := range sorted[i+1 : i+1+n] {
+			if !slices.Equal(lists[q], lists[p]) {
+				inside = append(inside, q)
+			}
+		}
+		addParts(out, p, inside, lists[p])
+	}
+	return out
+}
+
+// addParts adds the largest prefixes within p that contain no address of the prefixes in except, which are within p and
+// sorted by address.
+func addParts(out map[netip.Prefix]groupList, p netip.Prefix, except []netip.Prefix, list groupList) {
+	if len(except) == 0 {
+		out[p] = list
+		return
+	}
+	if except[0] == p {
+		return
+	}
+	low := netip.PrefixFrom(p.Addr(), p.Bits()+1)
+	high := netip.PrefixFrom(cloud.Last(p), p.Bits()+1).Masked()
+	n := slices.IndexFunc(except, func(q netip.Prefix) bool { return high.Contains(q.Addr()) })
+	if n < 0 {
+		n = len(except)
+	}
+	addParts(out, low, except[:n], list)
+	addParts(out, high, except[n:], list)
 }
 
 // positiveLength returns prefixes that contain the same addresses as p and have a length above 0, because ipsets

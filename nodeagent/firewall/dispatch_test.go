@@ -94,6 +94,47 @@ func TestDispatch(t *testing.T) {
 	}
 }
 
+// TestSeparate compares the map with the longest prefix of the argument for addresses at the borders of prefixes, and
+// checks that no address has two lists.
+func TestSeparate(t *testing.T) {
+	random := rand.New(rand.NewPCG(5, 6))
+	for range 2000 {
+		lists := map[netip.Prefix]groupList{}
+		for range 1 + random.IntN(8) {
+			a := netip.AddrFrom4([4]byte{10, 0, byte(random.IntN(4)), byte(random.IntN(256))})
+			lists[netip.PrefixFrom(a, 1+random.IntN(32)).Masked()] = newGroupList([]cloud.SecurityGroupID{
+				cloud.SecurityGroupID(fmt.Sprint(random.IntN(3))),
+			})
+		}
+		got := separate(lists)
+		addresses := map[netip.Addr]bool{parseAddr("0.0.0.0"): true, parseAddr("255.255.255.255"): true}
+		for p := range lists {
+			for _, a := range []netip.Addr{p.Addr(), p.Addr().Prev(), cloud.Last(p), cloud.Last(p).Next()} {
+				addresses[a] = a.IsValid()
+			}
+		}
+		for a := range addresses {
+			longest, want := -1, groupList(nil)
+			found := map[string]bool{}
+			for p, list := range lists {
+				if p.Contains(a) && p.Bits() > longest {
+					longest, want = p.Bits(), list
+				}
+			}
+			for p, list := range got {
+				if p.Contains(a) {
+					found[fmt.Sprint(list)] = true
+				}
+			}
+			if longest < 0 {
+				require.Empty(t, found, "%v in %v", a, lists)
+				continue
+			}
+			require.Equal(t, map[string]bool{fmt.Sprint(want): true}, found, "%v in %v", a, lists)
+		}
+	}
+}
+
 // TestUnlimitedLists checks that ranges whose lists permit all egress are not divided, and that limited lists are found
 // among unlimited ones.
 func TestUnlimitedLists(t *testing.T) {

@@ -299,6 +299,44 @@ func TestPairGroups(t *testing.T) {
 	require.Equal(t, "arrives", s.verdict(t, call{router, client, false, as("10.0.7.7")}))
 }
 
+// TestRulesWithinPairs checks that a pair's groups do not apply to the own addresses of other ports and to the addresses
+// of smaller pairs, which the pair contains. The order in which the chains compare lists depends on the names of the
+// groups, so the test has many of them.
+func TestRulesWithinPairs(t *testing.T) {
+	s := newCallStage(t)
+	s.group("open", allowAll(cloud.Ingress, cloud.Egress)...)
+	s.group("out", allowAll(cloud.Egress)...)
+	router, client := s.add(t, 0, 2, "open"), s.add(t, 0, 3, "open")
+	s.change(router, func(p *cloud.HostPort) {
+		p.Pairs = []cloud.AddressPair{{CIDR: parsePrefix("0.0.0.0/0")}, {CIDR: parsePrefix("::/0")}}
+	})
+	var closed []*endpoint
+	for i := range 6 {
+		in, none := cloud.SecurityGroupID(fmt.Sprintf("in-%d", i)), cloud.SecurityGroupID(fmt.Sprintf("none-%d", i))
+		s.group(in, cloud.Rule{Direction: cloud.Ingress, Protocol: cloud.ProtocolUDP, Ports: cloud.PortRange{First: 53, Last: 53}})
+		s.group(none)
+		closed = append(closed, s.add(t, 0, 10+i, in, "out"), s.add(t, 1, 10+i, none))
+	}
+	// The last of these ports has a pair within that of the router.
+	inner := closed[len(closed)-1]
+	s.change(inner, func(p *cloud.HostPort) { p.Pairs = []cloud.AddressPair{{CIDR: parsePrefix("192.0.2.0/24")}} })
+	s.set(t)
+	for _, e := range closed {
+		for _, ipv6 := range []bool{false, true} {
+			require.Equal(t, "group", s.verdict(t, call{client, e, ipv6, udpTo(80)}), "%s, IPv6: %v", e.port.ID, ipv6)
+		}
+	}
+	require.Equal(t, "group", s.verdict(t, call{inner, client, false, udpTo(80)}))
+	as := func(source string) func(netip.Addr, netip.Addr, string) []byte {
+		return func(_, destination netip.Addr, tag string) []byte {
+			return udp(at(parseAddr(source), 1), at(destination, 2), tag)
+		}
+	}
+	require.Equal(t, "group", s.verdict(t, call{inner, client, false, as("192.0.2.7")}))
+	require.Equal(t, "arrives", s.verdict(t, call{router, client, false, as("192.0.3.7")}))
+	require.Equal(t, Result{}, s.set(t), "a repeat changes nothing")
+}
+
 // TestNoBypass checks that a port receives no packets with destinations that its rules are not consulted for.
 func TestNoBypass(t *testing.T) {
 	s := newCallStage(t)

@@ -15,6 +15,7 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.PassForged, TestSpoofMatrix, `expected: "spoof"`)
 	mutanttest.Notices(t, mutant.TrustAfterError, TestUpdateReadsBackAfterAnError, "was not read after an error")
 	mutanttest.Notices(t, mutant.AnyList, TestManyLists, `expected: "group"`)
+	mutanttest.Notices(t, mutant.OverlappingLists, TestRulesWithinPairs, `expected: "group"`)
 	mutanttest.Notices(t, mutant.DropOldList, TestChangedListLosesNoFlow, "its first datagram or the answer was lost")
 	mutanttest.Notices(t, mutant.PassReserved, TestSpoofMatrix, `expected: "spoof"`)
 	mutanttest.Notices(t, mutant.ForwardDenied, TestDeniedPrefixes, "to a denied prefix")

@@ -252,7 +252,7 @@ func testRevokeTCP(t *testing.T, ipv6 bool) {
 		require.NotZero(t, r.Revoked, name)
 		dropped := func() uint64 { d := l.drops(t); return d.Group + d.Invalid }
 		first := dropped()
-		settle(t, wires)
+		settle(t, wires, "%s: segments arrive after the permission was revoked", name)
 		arrived := segments(wires)
 		// Three more drops are the repeated segments of both ends.
 		repeated := func() bool { return dropped() >= first+3 || segments(wires) != arrived }
@@ -282,8 +282,9 @@ func segments(wires []*wire) int {
 	return n
 }
 
-// settle waits until the recorders have handled all frames that arrived before the call.
-func settle(t *testing.T, wires []*wire) {
+// settle waits until the recorders have handled all frames that arrived before the call. It fails with the message if
+// frames continue to arrive.
+func settle(t *testing.T, wires []*wire, message ...any) {
 	t.Helper()
 	for _, w := range wires {
 		last := -1
@@ -291,7 +292,7 @@ func settle(t *testing.T, wires []*wire) {
 			before := last
 			last = frames(w)
 			return before == last
-		}, patience, 100*time.Millisecond)
+		}, patience, 100*time.Millisecond, message...)
 	}
 }
 

@@ -110,6 +110,7 @@ const (
 	AcceptBeforeRules = "accept-before-rules" // packets are forwarded before the rules of security groups: nodeagent/firewall
 	ForwardDenied     = "forward-denied"      // packets are forwarded to addresses of the underlay: nodeagent/firewall
 	PassForged        = "pass-forged"         // frames with forged addresses pass: nodeagent/firewall
+	OverlappingLists  = "overlapping-lists"   // the rules of an address pair apply to addresses of other ports: nodeagent/firewall
 	AnyList           = "any-list"            // the rules of one port apply to another one: nodeagent/firewall
 	DropOldList       = "drop-old-list"       // rules are deleted while ports still have them: nodeagent/firewall
 	PassReserved      = "pass-reserved"       // an address pair may be the address of a gateway: nodeagent/firewall
