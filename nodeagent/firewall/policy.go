@@ -49,9 +49,12 @@ func (p *policy) permits(f *flow) bool {
 	if p.isDenied(f.destination) {
 		return false
 	}
-	_, own := s.own[f.source]
-	list, limited := s.groupsOf(f.source)
-	if limited && (own || f.fromPort) && !p.permit(list, cloud.Egress, f, f.destination) {
+	list, limited := s.own[f.source]
+	if !limited && f.fromPort {
+		// A pair may contain the address of a port to which no rules apply. The sender is the port with the pair.
+		list, limited = s.pairGroupsOf(f.source)
+	}
+	if limited && !p.permit(list, cloud.Egress, f, f.destination) {
 		return false
 	}
 	list, limited = s.groupsOf(f.destination)
@@ -65,7 +68,7 @@ func (p *policy) isDenied(a netip.Addr) bool {
 		!slices.ContainsFunc(p.vpc[:], contains) && !slices.ContainsFunc(p.peers, contains)
 }
 
-// groupsOf returns the groups whose rules apply to the packets of an address. It returns false if no rules apply.
+// groupsOf returns the groups whose rules apply to packets to an address. It returns false if no rules apply.
 func (s *subjects) groupsOf(a netip.Addr) (groupList, bool) {
 	if list, ok := s.own[a]; ok {
 		return list, true
@@ -73,6 +76,11 @@ func (s *subjects) groupsOf(a netip.Addr) (groupList, bool) {
 	if s.open[a] {
 		return nil, false
 	}
+	return s.pairGroupsOf(a)
+}
+
+// pairGroupsOf returns the groups of the longest pair that contains an address. It returns false if there is none.
+func (s *subjects) pairGroupsOf(a netip.Addr) (groupList, bool) {
 	for _, pair := range s.pairs {
 		if pair.prefix.Contains(a) {
 			return pair.groups, true
