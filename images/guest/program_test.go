@@ -3,6 +3,8 @@ package guest
 import (
 	"encoding/hex"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -20,6 +22,29 @@ func (m *machine) run(script string) (out []string, status string) {
 		}
 	}
 	return out, status
+}
+
+// TestDiskLoad runs diskload on a disk. Each of its modes makes all operations, and writes reach the disk.
+func TestDiskLoad(t *testing.T) {
+	t.Parallel()
+	img := build(t)
+	file := filepath.Join(t.TempDir(), "disk.raw")
+	require.NoError(t, os.WriteFile(file, make([]byte, 1<<20), 0o600))
+	m := start(t, append(img.direct(), "-drive", "file="+file+",format=raw,if=none,id=disk",
+		"-device", "virtio-blk-pci,drive=disk")...)
+	m.ready()
+	for _, mode := range []string{"randread", "read", "randwrite", "write"} {
+		out, status := m.run("/init diskload vda " + mode + " 4096 300 1048576")
+		require.Equal(t, "0", status, out)
+		require.Regexp(t, `^ops=300 bytes=1228800 us=[1-9][0-9]*$`, out[0])
+	}
+	content, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.NotContains(t, string(content), string(make([]byte, 4096)), "a block was not written")
+	_, status := m.run("/init diskload vda read 4096 1 2097152")
+	require.Equal(t, "1", status, "the disk is smaller")
+	_, status = m.run("/init diskload vda erase 4096 1 4096")
+	require.Equal(t, "2", status)
 }
 
 // TestGuestPrograms runs the programs of guestd in a guest that has one interface on QEMU's user network, with an

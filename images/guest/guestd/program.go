@@ -15,11 +15,12 @@ type program struct {
 	do    func(args []string, in io.Reader, out io.Writer) error
 }
 
-// programs has the tools by name. Tests of networks need them, and busybox lacks them.
+// programs has the tools by name. Tests of networks and benchmarks of disks need them, and busybox lacks them.
 var programs = map[string]program{
-	"capture": {"capture IFACE|any SECONDS TEXT", captureCommand},
-	"dfping":  {"dfping ADDRESS BYTES [SECONDS]", dfpingCommand},
-	"send":    {"send IFACE [COPIES] <FRAMES", sendCommand},
+	"capture":  {"capture IFACE|any SECONDS TEXT", captureCommand},
+	"dfping":   {"dfping ADDRESS BYTES [SECONDS]", dfpingCommand},
+	"diskload": {"diskload DEV read|write|randread|randwrite BLOCK COUNT SPAN", diskLoadCommand},
+	"send":     {"send IFACE [COPIES] <FRAMES", sendCommand},
 }
 
 // errUsage means that the arguments of a program are wrong.
