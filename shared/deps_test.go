@@ -183,6 +183,8 @@ var others = map[string][]string{
 	"e2e/bench/report":    {"e2e/usage"},
 	"e2e/kvbench/load":    {"e2e/…"},
 	"e2e/kvbench/subject": {"e2e/…", "controlplane/engine/clusterkey"},
+	"e2e/bench/table":     {"e2e/kvbench/verdict"},
+	"e2e/bench/onehost":   {"e2e/lab", "protos/…"},
 	"e2e/usage":           {"e2e/bench/figure"},
 	"e2e/kvbench/verdict": {"e2e/…"},
 	"e2e/kvbench":         {"e2e/…", "protos/…", "shared/…"},

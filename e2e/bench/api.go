@@ -23,6 +23,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
+	"github.com/trivet-cloud/trivet/e2e/bench/onehost"
 	"github.com/trivet-cloud/trivet/e2e/bench/openloop"
 	"github.com/trivet-cloud/trivet/e2e/bench/report"
 	"github.com/trivet-cloud/trivet/e2e/lab"
@@ -71,8 +72,8 @@ func api(ctx context.Context, b *bench) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, c.close()) }()
-	images, err := lab.ImportGuest(ctx, c.trio, c.admin, b.guest)
+	defer func() { err = errors.Join(err, c.Close()) }()
+	images, err := lab.ImportGuest(ctx, c.Trio, c.Admin, b.guest)
 	if err != nil {
 		return err
 	}
@@ -94,16 +95,16 @@ func (r *recorded) fill(ctx context.Context, b *bench) error {
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: fillers}}
 	for i := range projects {
 		p := &project{name: fmt.Sprintf("p%d", i), vms: make([]string, b.vms/projects)}
-		rest, err := r.c.tenant(ctx, 1, p.name)
+		rest, err := r.c.Tenant(ctx, 1, p.name)
 		if err != nil {
 			return err
 		}
 		for m := range p.rest {
-			p.rest[m] = &lab.REST{Host: r.c.trio.Members[m+1], Token: rest.Token, HTTP: client}
+			p.rest[m] = &lab.REST{Host: r.c.Trio.Members[m+1], Token: rest.Token, HTTP: client}
 		}
 		r.projects = append(r.projects, p)
 	}
-	began, cpu, hosts := time.Now(), cpuOf(r.c.members()...), cpuOf(r.fleet.pids()...)
+	began, cpu, hosts := time.Now(), cpuOf(r.c.Members()...), cpuOf(r.fleet.pids()...)
 	group, bounded := errgroup.WithContext(ctx)
 	group.SetLimit(fillers)
 	for i := range b.vms / projects * projects {
@@ -132,7 +133,7 @@ func (r *recorded) fill(ctx context.Context, b *bench) error {
 	b.row(figure.Row{
 		What: fmt.Sprintf("record %d VMs through the API, %d callers", b.vms, fillers), Ours: fmt.Sprintf("%.0f /s", n/took),
 		Note: fmt.Sprintf("all reported BUILT after %.0f s; CPU per VM, its reports included: members %.2f ms, %d simulated hosts %.2f ms",
-			all, (cpuOf(r.c.members()...)-cpu)/n*1000, b.hosts, (cpuOf(r.fleet.pids()...)-hosts)/n*1000),
+			all, (cpuOf(r.c.Members()...)-cpu)/n*1000, b.hosts, (cpuOf(r.fleet.pids()...)-hosts)/n*1000),
 	})
 	return nil
 }
@@ -143,7 +144,7 @@ func (r *recorded) awaitBuilt(ctx context.Context, p *project) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	return lab.Until(ctx, "all VMs are built", func(ctx context.Context) error {
-		page, err := r.c.admin.VMs.ListVms(ctx, &vmv1.ListVmsRequest{OrgId: org, ProjectId: p.name, PageSize: 1, Filter: "state = CREATING"})
+		page, err := r.c.Admin.VMs.ListVms(ctx, &vmv1.ListVmsRequest{OrgId: onehost.Org, ProjectId: p.name, PageSize: 1, Filter: "state = CREATING"})
 		if err == nil && len(page.GetVms()) > 0 {
 			err = errors.New("one is CREATING")
 		}
@@ -248,11 +249,11 @@ func (r *recorded) run(ctx context.Context, length time.Duration, into *openloop
 	if err != nil {
 		return err
 	}
-	members, own, hosts, all, began := cpuOf(r.c.members()...), ownCPU(), cpuOf(r.fleet.pids()...), busyCPU(), time.Now()
-	got, err := openloop.Run(ctx, openloop.Options{Targets: r.c.addresses(":8084"), Conns: conns, Rate: rate, Calls: calls})
+	members, own, hosts, all, began := cpuOf(r.c.Members()...), ownCPU(), cpuOf(r.fleet.pids()...), busyCPU(), time.Now()
+	got, err := openloop.Run(ctx, openloop.Options{Targets: r.c.Addresses(":8084"), Conns: conns, Rate: rate, Calls: calls})
 	used.wall += time.Since(began).Seconds()
 	used.all += busyCPU() - all
-	used.members += cpuOf(r.c.members()...) - members
+	used.members += cpuOf(r.c.Members()...) - members
 	used.generator += ownCPU() - own
 	used.hosts += cpuOf(r.fleet.pids()...) - hosts
 	for _, kind := range slices.Sorted(maps.Keys(got.Latencies)) {
@@ -316,7 +317,7 @@ func (r *recorded) hang(ctx context.Context, f func() error) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	_, err = r.c.admin.AwaitNode(ctx, "sim-00")
+	_, err = r.c.Admin.AwaitNode(ctx, "sim-00")
 	return err
 }
 
@@ -347,7 +348,7 @@ func (r *recorded) rows(b *bench, when string, got *openloop.Result, used cpuUse
 // and returns a stop that does nothing.
 func (r *recorded) perf(ctx context.Context, b *bench) (stop func()) {
 	var pids []string
-	for _, pid := range r.c.members() {
+	for _, pid := range r.c.Members() {
 		pids = append(pids, fmt.Sprint(pid))
 	}
 	cmd := exec.CommandContext(ctx, "perf", "record", "-F", "199", "-g", "-o", b.profiles, "-p", strings.Join(pids, ","))

@@ -17,11 +17,15 @@ import (
 
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
 	"github.com/trivet-cloud/trivet/e2e/bench/libvirt"
+	"github.com/trivet-cloud/trivet/e2e/bench/onehost"
 	"github.com/trivet-cloud/trivet/e2e/bench/report"
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
 const (
+	// burstWithin is the timeout for a step with twenty VMs at once, such as their creation and boot. It suffices on a
+	// busy host.
+	burstWithin = 4 * time.Minute
 	// many is the number of VMs that are created concurrently in a round; burstRounds is the number of rounds.
 	many, burstRounds = 20, 3
 	// settle is the pause between the boot of the guests and the measurement of the agent while they idle. idleFor is
@@ -36,15 +40,15 @@ func burst(ctx context.Context, b *bench) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, c.close()) }()
-	if err := c.startAgent(ctx); err != nil {
+	defer func() { err = errors.Join(err, c.Close()) }()
+	if err := c.StartAgent(ctx); err != nil {
 		return err
 	}
-	images, err := lab.ImportGuest(ctx, c.trio, c.admin, b.guest)
+	images, err := lab.ImportGuest(ctx, c.Trio, c.Admin, b.guest)
 	if err != nil {
 		return err
 	}
-	rest, err := c.tenant(ctx, 2, "default")
+	rest, err := c.Tenant(ctx, 2, "default")
 	if err != nil {
 		return err
 	}
@@ -58,7 +62,7 @@ func burst(ctx context.Context, b *bench) (err error) {
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
 	peer := &crowd{l: l, dir: dir, base: filepath.Join(b.guest, "disk.qcow2")}
-	empty, _, err := memory(c.dir.Running(c.agent.Name))
+	empty, _, err := memory(c.Dir.Running(c.Agent.Name))
 	if err != nil {
 		return err
 	}
@@ -68,7 +72,7 @@ func burst(ctx context.Context, b *bench) (err error) {
 		if err != nil {
 			return err
 		}
-		r, err := c.record(ids[0])
+		r, err := c.Record(ids[0])
 		if err != nil {
 			return err
 		}
@@ -143,12 +147,12 @@ func (c *trivet) crowd(ctx context.Context, rest *lab.REST, image string, n int,
 			if err := rest.Call(ctx, "POST", "/api/v1/vms/"+vm.ID+"/start", nil, nil); err != nil {
 				return err
 			}
-			if err := c.awaitState(ctx, vm.ID, vmv1.VmState_VM_STATE_RUNNING); err != nil {
+			if err := c.AwaitState(ctx, vm.ID, vmv1.VmState_VM_STATE_RUNNING); err != nil {
 				return err
 			}
 			moments.running[i] = time.Now()
 			var err error
-			moments.banner[i], err = awaitBanner(ctx, c.serial(vm.ID), 0)
+			moments.banner[i], err = onehost.AwaitBanner(ctx, c.Serial(vm.ID), 0)
 			return err
 		})
 	}
@@ -173,11 +177,11 @@ func (c *trivet) remove(ctx context.Context, ids []string) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, id := range ids {
 		group.Go(func() error {
-			if _, err := c.admin.VMs.DeleteVm(ctx, &vmv1.DeleteVmRequest{OrgId: org, ProjectId: "default", VmId: id, Force: true}); err != nil {
+			if _, err := c.Admin.VMs.DeleteVm(ctx, &vmv1.DeleteVmRequest{OrgId: onehost.Org, ProjectId: "default", VmId: id, Force: true}); err != nil {
 				return err
 			}
 			return lab.Until(ctx, "the host keeps nothing of "+id, func(context.Context) error {
-				if _, err := os.Stat(c.vmDir(id)); err == nil {
+				if _, err := os.Stat(c.VMDir(id)); err == nil {
 					return errors.New("its directory is there")
 				}
 				return nil
@@ -190,11 +194,11 @@ func (c *trivet) remove(ctx context.Context, ids []string) error {
 // idle measures the agent's memory and CPU for idleFor while its guests idle, and adds rows with the results. empty is
 // the agent's resident memory in MB before it had guests.
 func (c *trivet) idle(ctx context.Context, b *bench, guests int, empty float64) error {
-	pid := c.dir.Running(c.agent.Name)
+	pid := c.Dir.Running(c.Agent.Name)
 	if err := sleep(ctx, settle); err != nil {
 		return err
 	}
-	agent, trio, began := cpuOf(pid), cpuOf(c.members()...), time.Now()
+	agent, trio, began := cpuOf(pid), cpuOf(c.Members()...), time.Now()
 	var resident []float64
 	for time.Since(began) < idleFor {
 		all, _, err := memory(pid)
@@ -207,7 +211,7 @@ func (c *trivet) idle(ctx context.Context, b *bench, guests int, empty float64) 
 		}
 	}
 	took := time.Since(began).Seconds()
-	agentCPU, trioCPU := (cpuOf(pid)-agent)/took*100, (cpuOf(c.members()...)-trio)/took*100
+	agentCPU, trioCPU := (cpuOf(pid)-agent)/took*100, (cpuOf(c.Members()...)-trio)/took*100
 	_, anonymous, err := memory(pid)
 	if err != nil {
 		return err
@@ -273,7 +277,7 @@ func (p *crowd) round(ctx context.Context, took *round) error {
 				return err
 			}
 			moments.running[i] = time.Now()
-			moments.banner[i], err = awaitBanner(bounded, d.Serial, 0)
+			moments.banner[i], err = onehost.AwaitBanner(bounded, d.Serial, 0)
 			return err
 		})
 	}

@@ -119,7 +119,7 @@ type fleet struct {
 // startFleet starts n simulated hosts and waits until all are READY. Their files are on a tmpfs, so that they do not
 // share the members' disk: real hosts would each write to their own.
 func startFleet(ctx context.Context, c *trivet, n int) (f *fleet, err error) {
-	f = &fleet{dir: c.dir.Path("hosts")}
+	f = &fleet{dir: c.Dir.Path("hosts")}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, f.close())
@@ -139,7 +139,7 @@ func startFleet(ctx context.Context, c *trivet, n int) (f *fleet, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	for i := range n {
-		if _, err := c.admin.AwaitNode(ctx, fmt.Sprintf("sim-%02d", i)); err != nil {
+		if _, err := c.Admin.AwaitNode(ctx, fmt.Sprintf("sim-%02d", i)); err != nil {
 			return f, err
 		}
 	}
@@ -147,7 +147,7 @@ func startFleet(ctx context.Context, c *trivet, n int) (f *fleet, err error) {
 }
 
 func (f *fleet) start(ctx context.Context, c *trivet, name string) error {
-	token, err := c.admin.NodeToken(ctx)
+	token, err := c.Admin.NodeToken(ctx)
 	if err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func (f *fleet) start(ctx context.Context, c *trivet, name string) error {
 		return err
 	}
 	f.logs = append(f.logs, log)
-	cmd := exec.Command("/proc/self/exe", hostCommand, "-dir", dir, "-name", name, "-members", strings.Join(c.addresses(":7443"), ","))
+	cmd := exec.Command("/proc/self/exe", hostCommand, "-dir", dir, "-name", name, "-members", strings.Join(c.Addresses(":7443"), ","))
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	in, err := cmd.StdinPipe()

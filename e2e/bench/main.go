@@ -34,6 +34,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
 	"github.com/trivet-cloud/trivet/e2e/bench/libvirt"
+	"github.com/trivet-cloud/trivet/e2e/bench/onehost"
 	"github.com/trivet-cloud/trivet/e2e/bench/report"
 	"github.com/trivet-cloud/trivet/e2e/lab"
 	"github.com/trivet-cloud/trivet/e2e/usage"
@@ -158,4 +159,14 @@ func (b *bench) main(work, out string, wanted []string) (err error) {
 		rows = figure.WithoutTargets(rows)
 	}
 	return b.Write(out, facts+"\n\n"+figure.Markdown(rows)+b.Remark(unusable), unusable, "parts")
+}
+
+// trivet is a running cloud, with the measurements of this program as methods.
+type trivet struct{ *onehost.Cloud }
+
+// newCloud starts three members, with their files in the directory name beneath the run's directory, and waits until
+// they are ready.
+func newCloud(ctx context.Context, b *bench, name string) (*trivet, error) {
+	c, err := onehost.Start(ctx, filepath.Join(b.dir, name), b.bin)
+	return &trivet{c}, err
 }

@@ -2,39 +2,21 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"syscall"
 	"time"
 
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
 	"github.com/trivet-cloud/trivet/e2e/bench/libvirt"
+	"github.com/trivet-cloud/trivet/e2e/bench/onehost"
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
-
-// cmdline returns the kernel command line of the small guest, from its file manifest.json.
-func (b *bench) cmdline() (string, error) {
-	text, err := os.ReadFile(filepath.Join(b.guest, "manifest.json"))
-	if err != nil {
-		return "", err
-	}
-	var m struct{ Cmdline string }
-	if err := json.Unmarshal(text, &m); err != nil {
-		return "", fmt.Errorf("read the guest's manifest: %w", err)
-	}
-	if m.Cmdline == "" {
-		return "", errors.New("the guest's manifest has no command line")
-	}
-	return m.Cmdline, nil
-}
 
 // memoryMiB is the memory of each guest of this benchmark.
 const memoryMiB = 192
@@ -46,15 +28,15 @@ func start(ctx context.Context, b *bench) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, c.close()) }()
-	if err := c.startAgent(ctx); err != nil {
+	defer func() { err = errors.Join(err, c.Close()) }()
+	if err := c.StartAgent(ctx); err != nil {
 		return err
 	}
-	images, err := lab.ImportGuest(ctx, c.trio, c.admin, b.guest)
+	images, err := lab.ImportGuest(ctx, c.Trio, c.Admin, b.guest)
 	if err != nil {
 		return err
 	}
-	cmdline, err := b.cmdline()
+	cmdline, err := onehost.Cmdline(b.guest)
 	if err != nil {
 		return err
 	}
@@ -67,7 +49,7 @@ func start(ctx context.Context, b *bench) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
-	rest, err := c.tenant(ctx, 1, "default")
+	rest, err := c.Tenant(ctx, 1, "default")
 	if err != nil {
 		return err
 	}
@@ -102,53 +84,40 @@ type starter struct {
 
 	vm     string
 	rest   *lab.REST
-	argv   []string
+	byHand onehost.ByHand
 	direct bool
 	domain libvirt.Domain
 	xml    string
-}
-
-// record holds the fields that the benchmark reads of record.json, the file in which an agent describes the last start
-// of a VM.
-type record struct {
-	Spec struct{ Machine string }
-	Argv []string
-	PID  int
-}
-
-func (c *trivet) record(id string) (r record, err error) {
-	text, err := os.ReadFile(filepath.Join(c.vmDir(id), "record.json"))
-	if err != nil {
-		return r, err
-	}
-	return r, json.Unmarshal(text, &r)
 }
 
 // prepare creates the VM, copies its disk for the two other ways of starting it before the guest writes to that disk,
 // and reads the arguments with which the agent starts QEMU.
 func (s *starter) prepare(ctx context.Context, spec *vmv1.VmSpec) error {
 	s.direct = spec.GetBoot() != nil
-	vm, err := s.c.admin.VMs.CreateVm(ctx, &vmv1.CreateVmRequest{Name: fmt.Sprintf("start-%t", s.direct), OrgId: org, ProjectId: "default", Spec: spec})
+	vm, err := s.c.Admin.VMs.CreateVm(ctx, &vmv1.CreateVmRequest{Name: fmt.Sprintf("start-%t", s.direct), OrgId: onehost.Org, ProjectId: "default", Spec: spec})
 	if err != nil {
 		return err
 	}
 	s.vm = vm.GetId()
-	if err := s.c.awaitState(ctx, s.vm, vmv1.VmState_VM_STATE_STOPPED); err != nil {
+	if err := s.c.AwaitState(ctx, s.vm, vmv1.VmState_VM_STATE_STOPPED); err != nil {
 		return err
 	}
 	for _, name := range []string{"hand", "libvirt"} {
-		if err := exec.CommandContext(ctx, "cp", "--sparse=always", filepath.Join(s.c.vmDir(s.vm), "disks", "root.qcow2"), s.disk(name)).Run(); err != nil {
+		if err := exec.CommandContext(ctx, "cp", "--sparse=always", filepath.Join(s.c.VMDir(s.vm), "disks", "root.qcow2"), s.disk(name)).Run(); err != nil {
 			return fmt.Errorf("copy disk: %w", err)
 		}
 	}
 	if _, err := s.ours(ctx); err != nil {
 		return err
 	}
-	r, err := s.c.record(s.vm)
+	r, err := s.c.Record(s.vm)
 	if err != nil {
 		return err
 	}
-	s.argv = s.byHand(r.Argv, spec.GetBoot().GetCmdline())
+	s.byHand = onehost.ByHand{
+		Argv: onehost.Arguments(r.Argv, s.guest, spec.GetBoot().GetCmdline()), Dir: s.dir,
+		Disks: []onehost.DiskFile{{Path: s.disk("hand")}, {Path: s.file("disk.qcow2"), ReadOnly: true}},
+	}
 	s.domain = libvirt.Domain{
 		Name: fmt.Sprintf("trivet-bench-%t", s.direct), UUID: s.vm, Machine: r.Spec.Machine, CPUMaximum: true, VCPUs: 1, MemoryMiB: memoryMiB,
 		Disk: s.disk("libvirt"), Base: s.file("disk.qcow2"), Serial: filepath.Join(s.dir, "libvirt.serial"), Ports: 5, TBSizeMiB: 256,
@@ -166,25 +135,6 @@ func (s *starter) disk(name string) string {
 
 func (s *starter) file(name string) string { return filepath.Join(s.guest, name) }
 
-// byHand returns the agent's QEMU arguments for use outside of the agent's sandbox: with the host's paths of kernel and
-// initrd, and without -S and -preconfig, so that QEMU starts the guest without waiting for a monitor command. It adds
-// the kernel command line, which the agent passes by QMP, as an argument.
-func (s *starter) byHand(argv []string, cmdline string) []string {
-	out := slices.DeleteFunc(slices.Clone(argv), func(a string) bool { return a == "-S" || a == "-preconfig" })
-	if cmdline != "" {
-		out = append(out, "-append", cmdline)
-	}
-	for i, a := range out {
-		switch a {
-		case "/boot/kernel":
-			out[i] = s.file("vmlinuz")
-		case "/boot/initrd":
-			out[i] = s.file("initrd.lz4")
-		}
-	}
-	return out
-}
-
 // took holds the measurements of one start: the time from the request to its response (0 for QEMU started by hand), the
 // time from the request to the guest's banner, and the CPU time that QEMU had used when the banner was seen.
 type took struct{ answer, banner, cpu time.Duration }
@@ -194,10 +144,10 @@ func cpuTime(pid int) time.Duration { return time.Duration(cpuOf(pid) * float64(
 
 // ours starts the VM through the API, measures the start, and forces the VM off after its banner was read.
 func (s *starter) ours(ctx context.Context) (took, error) {
-	ctx, cancel := context.WithTimeout(ctx, bootWithin)
+	ctx, cancel := context.WithTimeout(ctx, onehost.BootWithin)
 	defer cancel()
-	log := s.c.serial(s.vm)
-	offset := size(log)
+	log := s.c.Serial(s.vm)
+	offset := onehost.Size(log)
 	answered := make(chan error, 1)
 	var answer time.Time
 	began := time.Now()
@@ -206,83 +156,38 @@ func (s *starter) ours(ctx context.Context) (took, error) {
 		answer = time.Now()
 		answered <- err
 	}()
-	at, err := awaitBanner(ctx, log, offset)
+	at, err := onehost.AwaitBanner(ctx, log, offset)
 	if err = errors.Join(err, <-answered); err != nil {
 		return took{}, err
 	}
-	r, err := s.c.record(s.vm)
+	r, err := s.c.Record(s.vm)
 	if err != nil {
 		return took{}, err
 	}
 	t := took{answer.Sub(began), at.Sub(began), cpuTime(r.PID)}
-	_, err = s.c.admin.VMs.StopVm(ctx, &vmv1.StopVmRequest{OrgId: org, ProjectId: "default", VmId: s.vm, Force: true})
+	_, err = s.c.Admin.VMs.StopVm(ctx, &vmv1.StopVmRequest{OrgId: onehost.Org, ProjectId: "default", VmId: s.vm, Force: true})
 	return t, err
 }
 
-// hand starts QEMU directly, with the arguments that byHand returned and the same file descriptors as the agent. It
-// measures the start and kills QEMU.
+// hand starts QEMU directly, with the agent's arguments and descriptors. It measures the start and kills QEMU.
 func (s *starter) hand(ctx context.Context) (t took, err error) {
-	ctx, cancel := context.WithTimeout(ctx, bootWithin)
+	ctx, cancel := context.WithTimeout(ctx, onehost.BootWithin)
 	defer cancel()
-	log := filepath.Join(s.dir, "hand.serial")
-	var files []*os.File
-	defer func() {
-		for _, f := range files {
-			f.Close()
-		}
-	}()
-	for _, name := range []string{"work", "inspect", "console"} {
-		f, err := listen(filepath.Join(s.dir, name))
-		if err != nil {
-			return t, err
-		}
-		files = append(files, f)
-	}
-	for _, f := range []struct {
-		path  string
-		flags int
-	}{{log, os.O_CREATE | os.O_TRUNC | os.O_WRONLY | os.O_APPEND}, {s.disk("hand"), os.O_RDWR}, {s.file("disk.qcow2"), os.O_RDONLY}} {
-		opened, err := os.OpenFile(f.path, f.flags, 0o600)
-		if err != nil {
-			return t, err
-		}
-		files = append(files, opened)
-	}
-	cmd := exec.CommandContext(ctx, s.argv[0], s.argv[1:]...)
-	cmd.ExtraFiles = files
-	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	began := time.Now()
-	if err := cmd.Start(); err != nil {
+	cmd, err := s.byHand.Start(ctx)
+	if err != nil {
 		return t, err
 	}
-	at, err := awaitBanner(ctx, log, 0)
+	at, err := onehost.AwaitBanner(ctx, s.byHand.Log(), 0)
 	t.cpu = cpuTime(cmd.Process.Pid)
 	end(cmd)
 	t.banner = at.Sub(began)
 	return t, err
 }
 
-func listen(path string) (*os.File, error) {
-	_ = os.Remove(path) // the previous round left a socket there
-	// A unix socket address holds at most 108 bytes, and path may be longer: bind through /proc/self/fd instead.
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return nil, err
-	}
-	defer dir.Close()
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path))})
-	if err != nil {
-		return nil, err
-	}
-	defer l.Close()
-	l.SetUnlinkOnClose(false)
-	return l.File()
-}
-
 // virsh starts the guest with `virsh create`, measures the start, and destroys the domain.
 func (s *starter) virsh(ctx context.Context) (t took, err error) {
-	ctx, cancel := context.WithTimeout(ctx, bootWithin)
+	ctx, cancel := context.WithTimeout(ctx, onehost.BootWithin)
 	defer cancel()
 	if err := os.Remove(s.domain.Serial); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return t, err
@@ -292,7 +197,7 @@ func (s *starter) virsh(ctx context.Context) (t took, err error) {
 		return t, err
 	}
 	t.answer = time.Since(began)
-	at, err := awaitBanner(ctx, s.domain.Serial, 0)
+	at, err := onehost.AwaitBanner(ctx, s.domain.Serial, 0)
 	t.banner, t.cpu = at.Sub(began), cpuTime(s.libvirt.PID(s.domain.Name))
 	return t, errors.Join(err, s.libvirt.Destroy(context.WithoutCancel(ctx), s.domain.Name))
 }
@@ -332,7 +237,7 @@ func (s *starter) measure(ctx context.Context, b *bench, name string, rounds int
 // that ratio; 0 means no target.
 func (b *bench) compare(what string, ours, peer []time.Duration, atMost float64) {
 	b.row(figure.Row{
-		What: what, Ours: ms(median(ours)), Peer: ms(median(peer)), Value: median(ours).Seconds() / median(peer).Seconds(),
+		What: what, Ours: ms(figure.Median(ours)), Peer: ms(figure.Median(peer)), Value: figure.Median(ours).Seconds() / figure.Median(peer).Seconds(),
 		AtMost: atMost, Unit: "×",
 		Note: fmt.Sprintf("%d rounds; fastest %s and %s, slowest %s and %s", len(ours), ms(slices.Min(ours)), ms(slices.Min(peer)),
 			ms(slices.Max(ours)), ms(slices.Max(peer))),
@@ -340,16 +245,3 @@ func (b *bench) compare(what string, ours, peer []time.Duration, atMost float64)
 }
 
 func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000) }
-
-// awaitState waits until a VM of the project default is in the given state, for at most bootWithin.
-func (c *trivet) awaitState(ctx context.Context, id string, state vmv1.VmState) error {
-	ctx, cancel := context.WithTimeout(ctx, bootWithin)
-	defer cancel()
-	return lab.Until(ctx, fmt.Sprintf("VM %s is %s", id, state), func(ctx context.Context) error {
-		vm, err := c.admin.VMs.GetVm(ctx, &vmv1.GetVmRequest{OrgId: org, ProjectId: "default", VmId: id})
-		if err == nil && vm.GetState() != state {
-			err = fmt.Errorf("it is %s: %s", vm.GetState(), vm.GetStatus().GetLastError())
-		}
-		return err
-	})
-}

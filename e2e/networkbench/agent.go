@@ -128,7 +128,7 @@ func measureAgent(ctx context.Context, b *bench) error {
 	if err := watchAgent(ctx, b, b.size.agentPorts, false, b.size.watched); err != nil {
 		return err
 	}
-	b.results.note("agent memory", "without the rest of the agent: VMs, the connection to the control plane")
+	b.results.Note("agent memory", "without the rest of the agent: VMs, the connection to the control plane")
 	return watchAgent(ctx, b, 10, true, b.size.watched/2)
 }
 
@@ -151,7 +151,7 @@ func watchAgent(ctx context.Context, b *bench, ports int, isPeer bool, watched t
 	if err := c.ask(ctx, "state", &first); err != nil {
 		return err
 	}
-	b.results.add("agent start", isPeer, first.Started.Seconds())
+	b.results.Add("agent start", isPeer, first.Started.Seconds())
 	report.Say("agent: %d ports after %s", ports, first.Started)
 	w := &agentWatch{child: c}
 	if err := w.untilResync(ctx); err != nil {
@@ -162,7 +162,7 @@ func watchAgent(ctx context.Context, b *bench, ports int, isPeer bool, watched t
 		return err
 	}
 	idle := 100 * w.sample.Since(begin).CPU.Seconds() / idleFor.Seconds()
-	b.results.add("agent idle", isPeer, idle)
+	b.results.Add("agent idle", isPeer, idle)
 	begin = w.sample
 	resyncs := 0
 	for began := time.Now(); time.Since(began) < watched; resyncs++ {
@@ -171,9 +171,9 @@ func watchAgent(ctx context.Context, b *bench, ports int, isPeer bool, watched t
 		}
 	}
 	resync := milliseconds(w.sample.Since(begin).CPU) / float64(resyncs)
-	b.results.add("agent resync", isPeer, resync)
-	b.results.add("agent memory", isPeer, float64(w.memory.Resident)/1e6)
-	b.results.add("agent anonymous", isPeer, float64(w.memory.Anonymous)/1e6)
+	b.results.Add("agent resync", isPeer, resync)
+	b.results.Add("agent memory", isPeer, float64(w.memory.Resident)/1e6)
+	b.results.Add("agent anonymous", isPeer, float64(w.memory.Anonymous)/1e6)
 	if err := c.ask(ctx, "state", &state); err != nil {
 		return err
 	}

@@ -44,10 +44,10 @@ func measureAttach(ctx context.Context, b *bench) (err error) {
 			took = append(took, milliseconds(time.Since(began)))
 			names = append(names, name)
 		}
-		b.results.add("attach p50", isPeer, figure.Median(took))
-		b.results.add("attach p99", isPeer, figure.Quantile(took, 0.99))
+		b.results.Add("attach p50", isPeer, figure.Median(took))
+		b.results.Add("attach p99", isPeer, figure.Quantile(took, 0.99))
 		if !isPeer {
-			b.results.ours("attach spread", figure.Quantile(took, 0.99)/figure.Median(took))
+			b.results.Ours("attach spread", figure.Quantile(took, 0.99)/figure.Median(took))
 		}
 		report.Say("attach, peer %v: p50 %.1f ms, p99 %.1f ms", isPeer, figure.Median(took), figure.Quantile(took, 0.99))
 		// When a namespace is deleted, the kernel deletes the veth pair in it.
@@ -56,8 +56,8 @@ func measureAttach(ctx context.Context, b *bench) (err error) {
 		}
 		return errors.Join(err, awaitNoPorts(ctx, h.name+"-attach", plain.name))
 	}
-	b.results.note("attach p50", fmt.Sprintf("%d ports in a round, to a VPC with as many ports", b.size.attached))
-	return b.inTurn(ctx,
+	b.results.Note("attach p50", fmt.Sprintf("%d ports in a round, to a VPC with as many ports", b.size.attached))
+	return b.InTurn(ctx, b.rounds,
 		func(int) error { return turn(ours, false) },
 		func(int) error { return turn(byHand, true) },
 	)

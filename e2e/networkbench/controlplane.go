@@ -285,13 +285,13 @@ func (c *cluster) fillLarge(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.results.ours("fill", float64(c.size.vpcPorts)/took.Seconds())
-	c.results.note("fill", "until all hosts have the last one")
-	c.results.ours("cpu", milliseconds(after.Since(before).CPU)/float64(c.size.vpcPorts))
-	c.results.ours("memory", float64(filled.Resident)/1e6)
-	c.results.peer("memory", float64(memory.Resident)/1e6)
-	c.results.ours("anonymous", float64(filled.Anonymous)/1e6)
-	c.results.peer("anonymous", float64(memory.Anonymous)/1e6)
+	c.results.Ours("fill", float64(c.size.vpcPorts)/took.Seconds())
+	c.results.Note("fill", "until all hosts have the last one")
+	c.results.Ours("cpu", milliseconds(after.Since(before).CPU)/float64(c.size.vpcPorts))
+	c.results.Ours("memory", float64(filled.Resident)/1e6)
+	c.results.Peer("memory", float64(memory.Resident)/1e6)
+	c.results.Ours("anonymous", float64(filled.Anonymous)/1e6)
+	c.results.Peer("anonymous", float64(memory.Anonymous)/1e6)
 	report.Say("%d ports after %s", c.size.vpcPorts, took)
 	return nil
 }
@@ -321,12 +321,12 @@ func (c *cluster) measureCreates(ctx context.Context) error {
 			return err
 		}
 		p50, p99 := figure.Median(all.Latencies()), figure.Quantile(all.Latencies(), 0.99)
-		c.results.add("create p50", isPeer, milliseconds(p50))
-		c.results.add("create p99", isPeer, milliseconds(p99))
+		c.results.Add("create p50", isPeer, milliseconds(p50))
+		c.results.Add("create p99", isPeer, milliseconds(p99))
 		report.Say("create, small %v: %d, p50 %s, p99 %s", isPeer, len(all), p50, p99)
 		return c.remove(ctx, created)
 	}
-	return c.inTurn(ctx,
+	return c.InTurn(ctx, c.rounds,
 		func(int) error { return turn(c.large, false) },
 		func(int) error { return turn(c.small, true) },
 	)

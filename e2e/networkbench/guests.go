@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +14,7 @@ import (
 	"time"
 
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
+	"github.com/trivet-cloud/trivet/e2e/bench/onehost"
 	"github.com/trivet-cloud/trivet/e2e/bench/report"
 	"github.com/trivet-cloud/trivet/images/guest"
 	"github.com/trivet-cloud/trivet/nodeagent/dhcp"
@@ -37,12 +37,8 @@ type machine struct {
 
 // bootGuest starts a guest with one virtio network interface.
 func bootGuest(b *bench, p plug, mac cloud.MAC) (*machine, error) {
-	text, err := os.ReadFile(filepath.Join(b.guest, "manifest.json"))
+	cmdline, err := onehost.Cmdline(b.guest)
 	if err != nil {
-		return nil, fmt.Errorf("the small guest: %w (make guest)", err)
-	}
-	var manifest struct{ Cmdline string }
-	if err := json.Unmarshal(text, &manifest); err != nil {
 		return nil, err
 	}
 	args := []string{
@@ -50,7 +46,7 @@ func bootGuest(b *bench, p plug, mac cloud.MAC) (*machine, error) {
 		"-machine", "q35", "-accel", "tcg", "-cpu", "max", "-m", "192", "-smp", "1", "-display", "none", "-no-reboot",
 		"-chardev", "stdio,id=serial,signal=off", "-serial", "chardev:serial",
 		"-kernel", filepath.Join(b.guest, "vmlinuz"), "-initrd", filepath.Join(b.guest, "initrd.lz4"),
-		"-append", manifest.Cmdline,
+		"-append", cmdline,
 		"-netdev", p.backend + ",id=net0,vhost=off", "-device", "virtio-net-pci,netdev=net0,mac=" + mac.String(),
 	}
 	m := &machine{cmd: exec.Command("nsenter", args...), lines: make(chan string, 1024)}
@@ -170,19 +166,16 @@ func measureGuests(ctx context.Context, b *bench) (err error) {
 		if err != nil {
 			return err
 		}
-		b.results.add("guests", isPeer, rate)
+		b.results.Add("guests", isPeer, rate)
 		return nil
 	}
-	rounds := b.rounds
-	b.rounds = min(rounds, guestRounds)
-	defer func() { b.rounds = rounds }()
-	b.results.note("guests", fmt.Sprintf("%d MB from dd through nc; the emulation of the guests takes most of the CPU", b.size.megabytes))
-	err = b.inTurn(ctx,
+	b.results.Note("guests", fmt.Sprintf("%d MB from dd through nc; the emulation of the guests takes most of the CPU", b.size.megabytes))
+	err = b.InTurn(ctx, min(b.rounds, guestRounds),
 		func(int) error { return turn(ourGuests{h, vpc}, false) },
 		func(int) error { return turn(plainGuests{plain}, true) },
 	)
-	f := b.results.of("guests")
-	report.Say("guests: %.0f Mbit/s, peer %.0f Mbit/s", figure.Median(f.ours), figure.Median(f.peer))
+	f := b.results.Of("guests")
+	report.Say("guests: %.0f Mbit/s, peer %.0f Mbit/s", figure.Median(f.Ours), figure.Median(f.Peer))
 	return err
 }
 

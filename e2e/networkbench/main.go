@@ -28,6 +28,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-cloud/trivet/e2e/bench/report"
+	"github.com/trivet-cloud/trivet/e2e/bench/table"
 	"github.com/trivet-cloud/trivet/e2e/lab"
 	"github.com/trivet-cloud/trivet/e2e/usage"
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
@@ -46,7 +47,7 @@ type bench struct {
 	rounds int
 
 	size    size
-	results results
+	results table.Figures
 }
 
 // size is the amount of work of a run.
@@ -110,7 +111,7 @@ func main() {
 	if len(os.Args) > 1 && children[os.Args[1]] != nil {
 		os.Exit(runChild(os.Args[1], os.Args[2:]))
 	}
-	b := bench{results: results{}}
+	b := bench{results: table.Figures{}}
 	var work, out, run string
 	var patience time.Duration
 	flag.StringVar(&b.bin, "bin", "bin", "`directory` of our programs")
@@ -201,44 +202,15 @@ func (b *bench) main(work, out string) (err error) {
 	return b.report(facts, out)
 }
 
-// run runs all parts. If a part fails, run adds the error to b.Failures and continues with the next part. It returns an
-// error only if ctx ends.
+// run runs the selected parts. It returns an error only if ctx ends.
 func (b *bench) run(ctx context.Context) error {
 	for _, part := range parts {
 		if !slices.Contains(b.parts, part.name) {
 			continue
 		}
-		report.Say("%s; load %s", part.name, usage.Load())
-		limited, cancel := context.WithTimeout(ctx, partWithin)
-		began := time.Now()
-		err := part.run(limited, b)
-		cancel()
-		if ctx.Err() != nil {
-			return errors.Join(ctx.Err(), err)
-		}
+		err := b.RunPart(ctx, part.name, partWithin, func(ctx context.Context) error { return part.run(ctx, b) })
 		if err != nil {
-			b.Failures = append(b.Failures, fmt.Sprintf("%s: %v", part.name, err))
-			report.Say("failed: %v", err)
-		}
-		report.Say("%s took %.0f s", part.name, time.Since(began).Seconds())
-	}
-	return nil
-}
-
-// inTurn calls the functions one after the other in each round, in the reverse order in every other round. Before each
-// round it waits until the machine is idle.
-func (b *bench) inTurn(ctx context.Context, measure ...func(round int) error) error {
-	for round := range b.rounds {
-		if err := b.Calm.Await(ctx); err != nil {
 			return err
-		}
-		for i := range measure {
-			if round%2 == 1 {
-				i = len(measure) - 1 - i
-			}
-			if err := errors.Join(ctx.Err(), measure[i](round)); err != nil {
-				return fmt.Errorf("round %d: %w", round+1, err)
-			}
 		}
 	}
 	return nil

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -9,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/e2e/bench/report"
+	"github.com/trivet-cloud/trivet/e2e/bench/table"
 	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
@@ -16,26 +16,26 @@ func small(t *testing.T) *bench {
 	t.Helper()
 	calm, err := usage.NewCalm(0)
 	require.NoError(t, err)
-	return &bench{parts: partNames(), rounds: 3, results: results{}, size: sizes[true], Run: report.Run{Calm: calm}}
+	return &bench{parts: partNames(), rounds: 3, results: table.Figures{}, size: sizes[true], Run: report.Run{Calm: calm}}
 }
 
 func TestLinesAreUniqueAndOfAPart(t *testing.T) {
 	seen := map[string]bool{}
 	for _, table := range tables {
-		for _, l := range table.lines {
-			require.True(t, slices.Contains(partNames(), l.part), l.part)
-			require.False(t, seen[l.id], "%s is listed twice", l.id)
-			seen[l.id] = true
+		for _, l := range table.Lines {
+			require.True(t, slices.Contains(partNames(), l.Part), l.Part)
+			require.False(t, seen[l.ID], "%s is listed twice", l.ID)
+			seen[l.ID] = true
 		}
 	}
 }
 
 func TestRowsIncludeUnmeasuredTargets(t *testing.T) {
 	b := small(t)
-	b.results.ours("tcp cpu", 0.55)
-	b.results.peer("tcp cpu", 0.5)
-	b.results.ours("tcp rate", 10)
-	b.results.note("tcp rate", "a note")
+	b.results.Ours("tcp cpu", 0.55)
+	b.results.Peer("tcp cpu", 0.5)
+	b.results.Ours("tcp rate", 10)
+	b.results.Note("tcp rate", "a note")
 	text := b.text("")
 	require.Contains(t, text, "| CPU per GB of TCP, one host, all filters, against a plain bridge | 0.55 s | 0.50 s | 1.10 × | ≤ 1.1 × | aim met |  |")
 	require.Contains(t, text, "against a plain bridge: throughput | 10.0 Gbit/s |  |  |  |  | a note |")
@@ -47,18 +47,6 @@ func TestRowsIncludeUnmeasuredTargets(t *testing.T) {
 	text = b.text("other processes used 90 % of a core during the run")
 	require.NotRegexp(t, "met|missed|not measured", text)
 	require.Contains(t, text, "**No verdict: other processes used 90 % of a core during the run. The figures must not be used.**")
-}
-
-func TestOrderChangesFromRoundToRound(t *testing.T) {
-	b, order := small(t), ""
-	require.NoError(t, b.inTurn(t.Context(),
-		func(int) error { order += "a"; return nil },
-		func(int) error { order += "b"; return nil },
-	))
-	require.Equal(t, "abbaab", order)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	require.ErrorIs(t, b.inTurn(ctx, func(int) error { return nil }), context.Canceled)
 }
 
 func TestParseCounters(t *testing.T) {

@@ -280,8 +280,8 @@ func measurePackets(ctx context.Context, b *bench) (err error) {
 		if err := comparePackets(ctx, b, c.id, count, ours, peer); err != nil {
 			return fmt.Errorf("%s: %w", c.id, err)
 		}
-		f := b.results.of(c.id)
-		report.Say("%s: %.0f ns, peer %.0f ns", c.id, figure.Median(f.ours), figure.Median(f.peer))
+		f := b.results.Of(c.id)
+		report.Say("%s: %.0f ns, peer %.0f ns", c.id, figure.Median(f.Ours), figure.Median(f.Peer))
 	}
 	return nil
 }
@@ -298,7 +298,7 @@ func comparePackets(ctx context.Context, b *bench, id string, count int, open ..
 		defer f.close()
 		flows = append(flows, f)
 	}
-	return b.inTurn(ctx, func(int) error {
+	return b.InTurn(ctx, b.rounds, func(int) error {
 		best := make([]float64, len(flows))
 		for range b.size.batches {
 			for i, f := range flows {
@@ -311,8 +311,8 @@ func comparePackets(ctx context.Context, b *bench, id string, count int, open ..
 				}
 			}
 		}
-		b.results.ours(id, best[0])
-		b.results.peer(id, best[1])
+		b.results.Ours(id, best[0])
+		b.results.Peer(id, best[1])
 		return nil
 	})
 }

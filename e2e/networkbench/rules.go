@@ -60,13 +60,13 @@ func (f *filtered) update(ctx context.Context) (time.Duration, error) {
 // measureRules measures how long it takes to apply a packet filter with many rules, and to apply small changes.
 func measureRules(ctx context.Context, b *bench) (err error) {
 	defer func() { err = errors.Join(err, removeNamespaces()) }()
-	if err := b.inTurn(ctx,
+	if err := b.InTurn(ctx, b.rounds,
 		func(int) error { return applyAtOnce(ctx, b) },
 		func(int) error { return applyOneByOne(ctx, b) },
 	); err != nil {
 		return fmt.Errorf("apply rules: %w", err)
 	}
-	b.results.note("apply", fmt.Sprintf(
+	b.results.Note("apply", fmt.Sprintf(
 		"iptables: the mean of %d calls each with 0, 25, 50 and 75 %% of the rules in the table, times %d",
 		b.size.samples, b.size.rules))
 	if err := measureChanges(ctx, b, "rule", ownGroups, changeRule); err != nil {
@@ -84,8 +84,8 @@ func measureRules(ctx context.Context, b *bench) (err error) {
 	if err := measureChanges(ctx, b, "member", members, addMember); err != nil {
 		return fmt.Errorf("add a member: %w", err)
 	}
-	for _, v := range b.results.of("member").ours {
-		b.results.ours("member time", v)
+	for _, v := range b.results.Of("member").Ours {
+		b.results.Ours("member time", v)
 	}
 	return nil
 }
@@ -112,7 +112,7 @@ func applyAtOnce(ctx context.Context, b *bench) error {
 	if err = errors.Join(err, f.close()); err != nil {
 		return err
 	}
-	b.results.ours("apply", took.Seconds())
+	b.results.Ours("apply", took.Seconds())
 	report.Say("%d rules at once: %s", b.size.rules, took)
 	return nil
 }
@@ -155,7 +155,7 @@ func applyOneByOne(ctx context.Context, b *bench) error {
 		}
 	}
 	mean := total / time.Duration(calls)
-	b.results.peer("apply", (mean * time.Duration(b.size.rules)).Seconds())
+	b.results.Peer("apply", (mean * time.Duration(b.size.rules)).Seconds())
 	report.Say("iptables for one rule: %s", mean)
 	return netns.DeleteNamed(name)
 }
@@ -227,8 +227,8 @@ func measureChanges(
 			}
 			unchanged = append(unchanged, milliseconds(took))
 		}
-		b.results.add(id, isPeer, figure.Median(changed))
-		b.results.add(id+" none", isPeer, figure.Median(unchanged))
+		b.results.Add(id, isPeer, figure.Median(changed))
+		b.results.Add(id+" none", isPeer, figure.Median(unchanged))
 		return nil
 	}
 	large, err := build("large", b.size.ports)
@@ -246,14 +246,14 @@ func measureChanges(
 			return err
 		}
 	}
-	if err := b.inTurn(ctx,
+	if err := b.InTurn(ctx, b.rounds,
 		func(int) error { return turn(large, false) },
 		func(int) error { return turn(small, true) },
 	); err != nil {
 		return err
 	}
-	f := b.results.of(id)
-	report.Say("%s: %.2f ms, smaller VPC %.2f ms", id, figure.Median(f.ours), figure.Median(f.peer))
+	f := b.results.Of(id)
+	report.Say("%s: %.2f ms, smaller VPC %.2f ms", id, figure.Median(f.Ours), figure.Median(f.Peer))
 	return nil
 }
 

@@ -21,7 +21,7 @@ import (
 func measureStreams(ctx context.Context, b *bench) (err error) {
 	if _, err := exec.LookPath("iperf3"); err != nil {
 		report.Say("iperf3 is not installed: no streams")
-		b.results.note("tcp cpu", "iperf3 is not installed")
+		b.results.Note("tcp cpu", "iperf3 is not installed")
 		return nil
 	}
 	t, err := newTestbed(ctx, b)
@@ -42,18 +42,18 @@ func measureStreams(ctx context.Context, b *bench) (err error) {
 			if err != nil {
 				return err
 			}
-			b.results.add(c.id+" cpu", isPeer, cpu)
-			b.results.add(c.id+" rate", isPeer, rate)
+			b.results.Add(c.id+" cpu", isPeer, cpu)
+			b.results.Add(c.id+" rate", isPeer, rate)
 			return nil
 		}
-		if err := b.inTurn(ctx,
+		if err := b.InTurn(ctx, b.rounds,
 			func(int) error { return turn(c.ours, false) },
 			func(int) error { return turn(c.peer, true) },
 		); err != nil {
 			return fmt.Errorf("%s: %w", c.id, err)
 		}
-		f := b.results.of(c.id + " cpu")
-		report.Say("%s: %.3f s of CPU per GB, peer %.3f", c.id, figure.Median(f.ours), figure.Median(f.peer))
+		f := b.results.Of(c.id + " cpu")
+		report.Say("%s: %.3f s of CPU per GB, peer %.3f", c.id, figure.Median(f.Ours), figure.Median(f.Peer))
 	}
 	return nil
 }

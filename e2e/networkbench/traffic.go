@@ -121,14 +121,14 @@ func (c *cluster) countMessages(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.results.ours("messages hosts", small.messages)
-	c.results.peer("messages hosts", few.messages)
-	c.results.ours("bytes hosts", small.bytes)
-	c.results.peer("bytes hosts", few.bytes)
-	c.results.ours("messages ports", large.messages)
-	c.results.peer("messages ports", small.messages)
-	c.results.ours("bytes ports", large.bytes)
-	c.results.peer("bytes ports", small.bytes)
+	c.results.Ours("messages hosts", small.messages)
+	c.results.Peer("messages hosts", few.messages)
+	c.results.Ours("bytes hosts", small.bytes)
+	c.results.Peer("bytes hosts", few.bytes)
+	c.results.Ours("messages ports", large.messages)
+	c.results.Peer("messages ports", small.messages)
+	c.results.Ours("bytes ports", large.bytes)
+	c.results.Peer("bytes ports", small.bytes)
 	report.Say("for one port: %.1f messages of 5 hosts, %.1f of all, %.1f with many ports; %.0f, %.0f, %.0f bytes",
 		few.messages, small.messages, large.messages, few.bytes, small.bytes, large.bytes)
 	return commands(ctx, "iptables-nft -F OUTPUT")

@@ -1,8 +1,10 @@
-// Package report prints the progress and the results of the benchmark programs bench, kvbench, creditbench and
-// networkbench. The main type is Run. It decides whether the figures of a run may be used.
+// Package report prints the progress and the results of the benchmark programs bench, kvbench, creditbench,
+// networkbench and storagebench. The main type is Run. It decides whether the figures of a run may be used.
 package report
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -24,6 +26,44 @@ type Run struct {
 	Quick bool
 	// Failures are the errors of the parts of the run that failed.
 	Failures []string
+}
+
+// RunPart runs a part of the run with a timeout. If the part fails, RunPart adds the error to r.Failures and returns
+// nil, so that the next part can run. RunPart returns an error only if ctx ends.
+func (r *Run) RunPart(ctx context.Context, name string, timeout time.Duration, part func(context.Context) error) error {
+	Say("%s; load %s", name, usage.Load())
+	limited, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	began := time.Now()
+	err := part(limited)
+	if ctx.Err() != nil {
+		return errors.Join(ctx.Err(), err)
+	}
+	if err != nil {
+		r.Failures = append(r.Failures, fmt.Sprintf("%s: %v", name, err))
+		Say("failed: %v", err)
+	}
+	Say("%s took %.0f s", name, time.Since(began).Seconds())
+	return nil
+}
+
+// InTurn calls the functions one after the other in each round, in the reverse order in every other round. Before each
+// round it waits until the machine is idle.
+func (r *Run) InTurn(ctx context.Context, rounds int, measure ...func(round int) error) error {
+	for round := range rounds {
+		if err := r.Calm.Await(ctx); err != nil {
+			return err
+		}
+		for i := range measure {
+			if round%2 == 1 {
+				i = len(measure) - 1 - i
+			}
+			if err := errors.Join(ctx.Err(), measure[i](round)); err != nil {
+				return fmt.Errorf("round %d: %w", round+1, err)
+			}
+		}
+	}
+	return nil
 }
 
 // Unusable returns the reason why the figures of the run must not be used, or "" if there is none.
