@@ -11,7 +11,7 @@ RUN_PACKAGES := qemu-system-x86 iproute2 iptables nftables $(shell cat images/gu
 CEPH_PACKAGES := ceph-mon ceph-osd ceph-common librbd-dev librados-dev qemu-block-extra
 TEST_PACKAGES := $(RUN_PACKAGES) $(CEPH_PACKAGES) protobuf-compiler libprotobuf-dev ipset e2fsprogs util-linux systemd curl openssl cloud-init conntrack
 
-.PHONY: up down wipe build guest gen check test sim soak compat robustness bench bench-kv bench-credit bench-network run-packages test-packages
+.PHONY: up down wipe build guest gen check test sim soak compat robustness bench bench-kv bench-credit bench-network bench-storage run-packages test-packages
 
 up: run-packages build guest
 	@bin/up $(UP_FLAGS) $(DIR) bin $(GUEST)
@@ -101,3 +101,7 @@ bench-credit: run-packages build
 # bench-network compares the networks of hosts with plain Linux, and measures the control plane with 10,000 ports.
 bench-network: run-packages build guest
 	.ci/bench-network
+
+# bench-storage compares volumes and images with QEMU, QMP, qemu-img and cp by hand.
+bench-storage: run-packages build guest
+	.ci/bench-storage

@@ -181,10 +181,10 @@ var others = map[string][]string{
 	"e2e/bench/libvirt":   {},
 	"e2e/bench/openloop":  {},
 	"e2e/bench/report":    {"e2e/usage"},
-	"e2e/kvbench/load":    {"e2e/…"},
-	"e2e/kvbench/subject": {"e2e/…", "controlplane/engine/clusterkey"},
 	"e2e/bench/table":     {"e2e/kvbench/verdict"},
 	"e2e/bench/onehost":   {"e2e/lab", "protos/…"},
+	"e2e/kvbench/load":    {"e2e/…"},
+	"e2e/kvbench/subject": {"e2e/…", "controlplane/engine/clusterkey"},
 	"e2e/usage":           {"e2e/bench/figure"},
 	"e2e/kvbench/verdict": {"e2e/…"},
 	"e2e/kvbench":         {"e2e/…", "protos/…", "shared/…"},
@@ -193,6 +193,7 @@ var others = map[string][]string{
 		"controlplane/edge/rpc/rpctest", "controlplane/engine/mvcc", "controlplane/records/store", "controlplane/accounts/identity/keyring"}, // to search the files of a member for secrets
 
 	"e2e/networkbench":         {"e2e/…", "nodeagent/…", "images/guest", "protos/…", "shared/…"},
+	"e2e/storagebench":         {"e2e/…", "nodeagent/qmp", "images/guest", "protos/…"},
 	"e2e/creditbench":          {"e2e/…"},
 	"e2e/creditbench/books":    {},
 	"e2e/creditbench/members":  {"e2e/…", "protos/…"},

@@ -1,0 +1,34 @@
+package main
+
+import (
+	"github.com/trivet-cloud/trivet/e2e/bench/table"
+	"github.com/trivet-cloud/trivet/e2e/kvbench/verdict"
+)
+
+// none is the target of a line without a target.
+var none = verdict.Target{}
+
+// ioBar is the design's bound for I/O inside a guest, as a ratio to the same QEMU started by hand.
+const ioBar = 1.05
+
+// tables holds all lines. Rates have no target, because they depend on other load on the machine more than CPU time
+// does.
+var tables = []table.Table{{Peer: "by hand", Lines: []table.Line{
+	table.NewLine("io", "randread rate", "4 KiB random reads inside a guest, MANAGED volume, against the same QEMU by hand", "/s", none),
+	table.NewLine("io", "randread cpu", "… QEMU's CPU per read", "µs", table.AtMost(ioBar)),
+	table.NewLine("io", "randwrite rate", "4 KiB random writes inside a guest, each flushed, MANAGED volume, against the same QEMU by hand", "/s", none),
+	table.NewLine("io", "randwrite cpu", "… QEMU's CPU per write", "µs", table.AtMost(ioBar)),
+	table.NewLine("io", "read rate", "sequential reads of 256 KiB inside a guest, MANAGED volume, against the same QEMU by hand", "MB/s", none),
+	table.NewLine("io", "read cpu", "… QEMU's CPU per read", "µs", table.AtMost(ioBar)),
+	table.NewLine("io", "write rate", "sequential writes of 256 KiB inside a guest, MANAGED volume, against the same QEMU by hand", "MB/s", none),
+	table.NewLine("io", "write cpu", "… QEMU's CPU per write", "µs", table.AtMost(ioBar)),
+	table.NewLine("clone", "clone attached", "volume from an image, attached to a running guest, against `qemu-img create -b` and QMP", "ms", none),
+	table.NewLine("clone", "clone read", "… until the guest has read the first bytes", "ms", none),
+	table.NewLine("attach", "attach", "20 volumes attached at once to 5 running guests, the first time, against QMP", "ms", none),
+	table.NewLine("attach", "attach again", "20 volumes attached at once to 5 running guests, again, against QMP", "ms", none),
+	table.NewLine("resize", "resize", "volume of a running guest grown by 1 GiB, until the guest sees the size, against QMP", "ms", none),
+	table.NewLine("import", "import", "VMDK image of 256 MiB imported, against `qemu-img convert` and fsync", "s", none),
+	table.NewLine("import", "import cpu", "… CPU, of the three members", "s", none),
+	table.NewLine("upload", "upload", "256 MiB uploaded with `trivet image upload`, against cp, fsync and sha256sum", "MB/s", none),
+	table.NewLine("upload", "upload cpu", "… CPU, of `trivet` and the three members", "s", none),
+}}}
