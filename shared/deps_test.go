@@ -63,9 +63,10 @@ var inside = map[string][]string{
 	"engine/mvcc/watch":         {"engine/mvcc/command"},
 	"engine/datadir":            {"engine/clusterkey", "engine/layout"},
 
-	"edge/rest":      {"edge/auth", "edge/loopback"},
-	"edge/protorest": {"edge/auth", "edge/rest"},
-	"edge/rpc":       {"edge/auth", "edge/delay"},
+	"edge/rest":          {"edge/auth", "edge/loopback"},
+	"edge/rest/resttest": {"edge/rest"},
+	"edge/protorest":     {"edge/auth", "edge/rest"},
+	"edge/rpc":           {"edge/auth", "edge/delay"},
 
 	"records/leader/leadertest": {"records/leader"},
 	"records/store":             {"records/leader"},

@@ -2,16 +2,13 @@ package network
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"net/http/httptest"
 	"strings"
 	"testing"
 
 	"github.com/cockroachdb/datadriven"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
@@ -19,36 +16,18 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/protorest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest/resttest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// callers verifies tokens for the scripts: the token is the key of its caller in the map.
-type callers map[string]*cloud.Caller
-
-func (c callers) Verify(_ context.Context, token string) (*cloud.Caller, error) {
-	if caller, ok := c[token]; ok {
-		clone := *caller
-		return &clone, nil
-	}
-	return nil, fault.New(fault.Unauthenticated, "the token is not valid")
-}
-
-func member(user cloud.UserID, t cloud.Tenant, role cloud.Role) *cloud.Caller {
-	return &cloud.Caller{
-		User: user, Proof: cloud.ProofPassword, Bindings: []cloud.Binding{{Role: role, Org: t.Org, Project: t.Project}},
-	}
-}
-
 func (w *world) rest() *rest.Server {
-	r := rest.New(rest.Options{
-		Service: fault.Network, Name: "network", Log: slog.New(slog.DiscardHandler),
-		Metrics: rest.NewMetrics(prometheus.NewRegistry()),
-		Verifier: callers{
-			"ada": member("ada", acme, cloud.ProjectMember), "eve": member("eve", evil, cloud.ProjectAdmin),
-			"vic":   member("vic", acme, cloud.ProjectViewer),
-			"admin": {User: "admin", Proof: cloud.ProofHostKey, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}},
-		},
+	caller := func(user cloud.UserID, t cloud.Tenant, role cloud.Role) *cloud.Caller {
+		return resttest.Bound(user, cloud.Tenant{}, resttest.Role(role, t))
+	}
+	r := resttest.NewServer(fault.Network, "network", resttest.Callers{
+		"ada": caller("ada", acme, cloud.ProjectMember), "eve": caller("eve", evil, cloud.ProjectAdmin),
+		"vic": caller("vic", acme, cloud.ProjectViewer), "admin": resttest.Admin(),
 	})
 	w.networks.Routes(r)
 	return r

@@ -2,10 +2,8 @@ package image
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"net/http/httptest"
 	"regexp"
 	"strconv"
@@ -13,33 +11,15 @@ import (
 	"testing"
 
 	"github.com/cockroachdb/datadriven"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest/resttest"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
-
-// callers verifies the tokens in the scripts. Its keys are the tokens, and its values the callers.
-type callers map[string]*cloud.Caller
-
-func (c callers) Verify(_ context.Context, token string) (*cloud.Caller, error) {
-	if who, ok := c[token]; ok {
-		clone := *who
-		return &clone, nil
-	}
-	return nil, fault.New(fault.Unauthenticated, "the token is not valid")
-}
-
-func holder(user cloud.UserID, org cloud.OrgID, role cloud.Role) *cloud.Caller {
-	t := cloud.Tenant{Org: org, Project: cloud.ProjectID(org + "-p")}
-	return &cloud.Caller{
-		User: user, Proof: cloud.ProofPassword, Scope: t, Bindings: []cloud.Binding{{Role: role, Org: t.Org, Project: t.Project}},
-	}
-}
 
 func (w *world) rest(s *Service) *rest.Server {
 	_, err := w.records.Update(w.t.Context(), func(tx *store.Tx) error {
@@ -54,12 +34,13 @@ func (w *world) rest(s *Service) *rest.Server {
 		return nil
 	})
 	require.NoError(w.t, err)
-	r := rest.New(rest.Options{
-		Service: fault.VM, Name: "vm", Log: slog.New(slog.DiscardHandler), Metrics: rest.NewMetrics(prometheus.NewRegistry()),
-		Verifier: callers{
-			"ada": holder("ada", "acme", cloud.ProjectMember), "vic": holder("vic", "acme", cloud.ProjectViewer),
-			"eve": holder("eve", "evil", cloud.ProjectMember),
-		},
+	caller := func(user cloud.UserID, org cloud.OrgID, role cloud.Role) *cloud.Caller {
+		t := cloud.Tenant{Org: org, Project: cloud.ProjectID(org + "-p")}
+		return resttest.Bound(user, t, resttest.Role(role, t))
+	}
+	r := resttest.NewServer(fault.VM, "vm", resttest.Callers{
+		"ada": caller("ada", "acme", cloud.ProjectMember), "vic": caller("vic", "acme", cloud.ProjectViewer),
+		"eve": caller("eve", "evil", cloud.ProjectMember),
 	})
 	s.Routes(r)
 	return r

@@ -2,10 +2,8 @@ package vm
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"net/http/httptest"
 	"regexp"
 	"strings"
@@ -14,39 +12,24 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 	"github.com/google/uuid"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest/resttest"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// callers verifies tokens for the scripts: the token is the key of its caller in the map.
-type callers map[string]*cloud.Caller
-
-func (c callers) Verify(_ context.Context, token string) (*cloud.Caller, error) {
-	if who, ok := c[token]; ok {
-		clone := *who
-		return &clone, nil
-	}
-	return nil, fault.New(fault.Unauthenticated, "the token is not valid")
-}
-
-func bound1(user cloud.UserID, t cloud.Tenant, role cloud.Role) *cloud.Caller {
-	return &cloud.Caller{User: user, Proof: cloud.ProofPassword, Bindings: []cloud.Binding{{Role: role, Org: t.Org, Project: t.Project}}}
-}
-
 func (w *world) rest() *rest.Server {
-	r := rest.New(rest.Options{
-		Service: fault.VM, Name: "vm", Log: slog.New(slog.DiscardHandler), Metrics: rest.NewMetrics(prometheus.NewRegistry()),
-		Verifier: callers{
-			"ada": bound1("ada", acme, cloud.ProjectMember), "eve": bound1("eve", other, cloud.ProjectAdmin),
-			"vic":      bound1("vic", acme, cloud.ProjectViewer),
-			"unproven": {User: "ada", Proof: cloud.ProofNone, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}},
-			"admin":    {User: "admin", Proof: cloud.ProofHostKey, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}},
-		},
+	caller := func(user cloud.UserID, t cloud.Tenant, role cloud.Role) *cloud.Caller {
+		return resttest.Bound(user, cloud.Tenant{}, resttest.Role(role, t))
+	}
+	r := resttest.NewServer(fault.VM, "vm", resttest.Callers{
+		"ada": caller("ada", acme, cloud.ProjectMember), "eve": caller("eve", other, cloud.ProjectAdmin),
+		"vic":      caller("vic", acme, cloud.ProjectViewer),
+		"unproven": {User: "ada", Proof: cloud.ProofNone, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}},
+		"admin":    resttest.Admin(),
 	})
 	w.vms.Routes(r)
 	return r

@@ -2,10 +2,8 @@ package credit
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"net/http/httptest"
 	"regexp"
 	"strings"
@@ -14,60 +12,41 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 	"github.com/google/uuid"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest/resttest"
 	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// callers verifies tokens for the scripts: the token is the key of its caller in the map. The token lost gives
-// Unavailable.
-type callers map[string]*cloud.Caller
-
-func (c callers) Verify(_ context.Context, token string) (*cloud.Caller, error) {
-	if token == "lost" {
-		return nil, fault.New(fault.Unavailable, "no leader").MayRetry()
-	}
-	if who, ok := c[token]; ok {
-		clone := *who
-		return &clone, nil
-	}
-	return nil, fault.New(fault.Unauthenticated, "the token is not valid")
-}
-
-func bound(user cloud.UserID, scope cloud.Tenant, bindings ...cloud.Binding) *cloud.Caller {
-	return &cloud.Caller{User: user, Proof: cloud.ProofPassword, Scope: scope, Bindings: bindings}
-}
-
-func role(r cloud.Role, t cloud.Tenant) cloud.Binding {
-	return cloud.Binding{Role: r, Org: t.Org, Project: t.Project}
-}
-
 // people returns the callers of the scripts: ada is a member and vic a viewer of project web; eve belongs to another
 // org; bill is a billing administrator, and so is bob with a token for web only; admin is a system administrator
 // without a project, and admin-web one with a token for web; two is a member of two projects; none has no role;
 // unproven is an administrator without proof of identity.
-func people() callers {
+func people() resttest.Callers {
 	billing, admin := cloud.Binding{Role: cloud.BillingAdmin}, cloud.Binding{Role: cloud.SystemAdmin}
-	unproven := bound("ada", cloud.Tenant{}, admin)
+	unproven := resttest.Bound("ada", cloud.Tenant{}, admin)
 	unproven.Proof = cloud.ProofNone
-	return callers{
-		"ada": bound("ada", cloud.Tenant{}, role(cloud.ProjectMember, tenant)), "vic": bound("vic", cloud.Tenant{}, role(cloud.ProjectViewer, tenant)),
-		"eve": bound("eve", cloud.Tenant{}, role(cloud.ProjectAdmin, other)), "bill": bound("bill", cloud.Tenant{}, billing),
-		"bob": bound("bob", tenant, billing), "admin": bound("admin", cloud.Tenant{}, admin), "admin-web": bound("admin", tenant, admin),
-		"two":      bound("two", cloud.Tenant{}, role(cloud.ProjectMember, tenant), role(cloud.ProjectMember, other)),
-		"none":     bound("none", cloud.Tenant{}),
-		"unproven": unproven,
+	unscoped := cloud.Tenant{}
+	member, foreign := resttest.Role(cloud.ProjectMember, tenant), resttest.Role(cloud.ProjectMember, other)
+	return resttest.Callers{
+		"ada":       resttest.Bound("ada", unscoped, member),
+		"vic":       resttest.Bound("vic", unscoped, resttest.Role(cloud.ProjectViewer, tenant)),
+		"eve":       resttest.Bound("eve", unscoped, resttest.Role(cloud.ProjectAdmin, other)),
+		"bill":      resttest.Bound("bill", unscoped, billing),
+		"bob":       resttest.Bound("bob", tenant, billing),
+		"admin":     resttest.Bound("admin", unscoped, admin),
+		"admin-web": resttest.Bound("admin", tenant, admin),
+		"two":       resttest.Bound("two", unscoped, member, foreign),
+		"none":      resttest.Bound("none", unscoped),
+		"unproven":  unproven,
 	}
 }
 
 func (w *world) rest() *rest.Server {
-	r := rest.New(rest.Options{
-		Service: fault.Credit, Name: "credit", Log: slog.New(slog.DiscardHandler), Metrics: rest.NewMetrics(prometheus.NewRegistry()), Verifier: people(),
-	})
+	r := resttest.NewServer(fault.Credit, "credit", people())
 	w.credits.Routes(r)
 	return r
 }
