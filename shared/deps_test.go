@@ -207,6 +207,7 @@ var inTests = map[string][]string{
 	"nodeagent/edge":          {"nodeagent/balancer", "nodeagent/firewall", "nodeagent/netdev", "nodeagent/nettest"}, // the rules apply to floating IPs
 	"nodeagent/peering":       {"nodeagent/firewall", "nodeagent/nettest"},                                           // the rules apply to packets of peerings
 	"nodeagent/firewall":      {"nodeagent/nettest"},
+	"nodeagent/netdev":        {"nodeagent/nettest"},
 	"cli":                     {"controlplane/money/credit/ledger", "controlplane/money/credit/ledger/ledgertest"},
 	"controlplane/config":     {"docs/docstest"},
 	"controlplane/compute/vm": {"controlplane/compute/storageclass"},

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/nodeagent/nettest"
 )
 
 // serve runs a TCP server until the test ends. It tells each client the client's address, then returns what it reads.
@@ -25,25 +27,15 @@ func (l *lab) serveLines(name, address string, lines ...string) {
 		listener, err = net.Listen("tcp4", address)
 		return err
 	}))
-	t.Cleanup(func() { listener.Close() })
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			t.Cleanup(func() { conn.Close() })
-			go func() {
-				host, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
-				for _, line := range append([]string{host}, lines...) {
-					fmt.Fprintln(conn, line)
-				}
-				for lines := bufio.NewScanner(conn); lines.Scan(); {
-					fmt.Fprintln(conn, lines.Text())
-				}
-			}()
+	nettest.Accept(t, listener, func(conn net.Conn) {
+		host, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
+		for _, line := range append([]string{host}, lines...) {
+			fmt.Fprintln(conn, line)
 		}
-	}()
+		for lines := bufio.NewScanner(conn); lines.Scan(); {
+			fmt.Fprintln(conn, lines.Text())
+		}
+	})
 }
 
 // client is a connection to a server of the lab.

@@ -12,25 +12,20 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/trivet-cloud/trivet/nodeagent/nettest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
+// serveText answers TCP connections to port 80 in the namespace of the thread with a text.
 func serveText(t *testing.T, text string) error {
 	listener, err := net.Listen("tcp", ":80")
 	if err != nil {
 		return err
 	}
-	t.Cleanup(func() { listener.Close() })
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			fmt.Fprint(conn, text)
-			conn.Close()
-		}
-	}()
+	nettest.Accept(t, listener, func(conn net.Conn) {
+		fmt.Fprint(conn, text)
+		conn.Close()
+	})
 	return nil
 }
 

@@ -2,6 +2,7 @@ package peering
 
 import (
 	"errors"
+	"io"
 	"net"
 	"os"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"golang.org/x/net/icmp"
 	"golang.org/x/net/ipv4"
 
+	"github.com/trivet-cloud/trivet/nodeagent/nettest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -27,28 +29,8 @@ func (l *lab) serve(name string) {
 		socket, err = net.ListenUDP("udp4", &net.UDPAddr{Port: 7000})
 		return err
 	}))
-	t.Cleanup(func() { listener.Close(); socket.Close() })
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			t.Cleanup(func() { conn.Close() })
-			go func() {
-				buffer := make([]byte, 1<<16)
-				for {
-					n, err := conn.Read(buffer)
-					if err != nil {
-						return
-					}
-					if _, err := conn.Write(buffer[:n]); err != nil {
-						return
-					}
-				}
-			}()
-		}
-	}()
+	t.Cleanup(func() { socket.Close() })
+	nettest.Accept(t, listener, func(conn net.Conn) { _, _ = io.Copy(conn, conn) }) // until the client closes it
 	go func() {
 		buffer := make([]byte, 1<<16)
 		for {

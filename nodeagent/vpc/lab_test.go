@@ -23,6 +23,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/edge"
 	"github.com/trivet-cloud/trivet/nodeagent/firewall"
 	"github.com/trivet-cloud/trivet/nodeagent/netdev"
+	"github.com/trivet-cloud/trivet/nodeagent/nettest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -299,16 +300,7 @@ func (l *lab) listen(in string, port int) {
 		if err != nil {
 			return err
 		}
-		l.Cleanup(func() { listener.Close() })
-		go func() {
-			for {
-				conn, err := listener.Accept()
-				if err != nil {
-					return
-				}
-				go func() { io.Copy(conn, conn); conn.Close() }()
-			}
-		}()
+		nettest.Accept(l, listener, func(conn net.Conn) { io.Copy(conn, conn); conn.Close() })
 		return nil
 	}))
 }

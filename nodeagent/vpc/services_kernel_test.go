@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/nodeagent/nettest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -33,19 +34,11 @@ func (l *lab) greet(in, name string, port int) (stop func()) {
 		packets, err = net.ListenPacket("udp4", fmt.Sprintf(":%d", port))
 		return err
 	}))
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer conn.Close()
-				fmt.Fprintln(conn, name, netip.MustParseAddrPort(conn.RemoteAddr().String()).Addr())
-				io.Copy(conn, conn)
-			}()
-		}
-	}()
+	nettest.Accept(l, listener, func(conn net.Conn) {
+		defer conn.Close()
+		fmt.Fprintln(conn, name, netip.MustParseAddrPort(conn.RemoteAddr().String()).Addr())
+		io.Copy(conn, conn)
+	})
 	go func() {
 		buffer := make([]byte, 100)
 		for {
