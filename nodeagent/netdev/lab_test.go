@@ -243,13 +243,15 @@ func (l *lab) requirePing(from, to string) {
 	require.NoError(l.t, last)
 }
 
+// allProtocols is ETH_P_ALL in network byte order, as packet(7) expects it.
+const allProtocols = unix.ETH_P_ALL << 8
+
 // sniff counts the frames that cross the underlay until the test ends.
 func (l *lab) sniff() *sniffer {
 	l.t.Helper()
 	fd := -1
 	require.NoError(l.t, l.in("u", func() error {
-		all := int(htons(unix.ETH_P_ALL))
-		s, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, all)
+		s, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, allProtocols)
 		if err != nil {
 			return err
 		}
@@ -258,7 +260,7 @@ func (l *lab) sniff() *sniffer {
 		if err != nil {
 			return err
 		}
-		return unix.Bind(s, &unix.SockaddrLinklayer{Protocol: htons(unix.ETH_P_ALL), Ifindex: device.Index})
+		return unix.Bind(s, &unix.SockaddrLinklayer{Protocol: allProtocols, Ifindex: device.Index})
 	}))
 	file := os.NewFile(uintptr(fd), "sniffer")
 	s := &sniffer{done: make(chan struct{})}
@@ -269,8 +271,6 @@ func (l *lab) sniff() *sniffer {
 	})
 	return s
 }
-
-func htons(n uint16) uint16 { return n>>8 | n<<8 }
 
 // sniffer counts the frames within VXLAN packets on host 1's link to the underlay.
 type sniffer struct {

@@ -14,6 +14,9 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 )
 
+// allProtocols is ETH_P_ALL in network byte order, as packet(7) expects it.
+const allProtocols = unix.ETH_P_ALL << 8
+
 // Wire sends and receives raw frames on a device.
 type Wire struct {
 	fd    int
@@ -28,7 +31,7 @@ func OpenWire(t *testing.T, ns netns.NsHandle, device string) *Wire {
 	t.Helper()
 	w := &Wire{}
 	require.NoError(t, nsthread.In(ns, func() (err error) {
-		if w.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(htons(unix.ETH_P_ALL))); err != nil {
+		if w.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, allProtocols); err != nil {
 			return err
 		}
 		request, err := unix.NewIfreq(device)
@@ -46,7 +49,7 @@ func OpenWire(t *testing.T, ns netns.NsHandle, device string) *Wire {
 		if err := unix.SetsockoptTimeval(w.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tick); err != nil {
 			return err
 		}
-		return unix.Bind(w.fd, &unix.SockaddrLinklayer{Protocol: htons(unix.ETH_P_ALL), Ifindex: w.index})
+		return unix.Bind(w.fd, &unix.SockaddrLinklayer{Protocol: allProtocols, Ifindex: w.index})
 	}))
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -115,5 +118,3 @@ func (w *Wire) Send(t *testing.T, frame []byte) {
 	t.Helper()
 	require.NoError(t, unix.Sendto(w.fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: w.index, Halen: 6}))
 }
-
-func htons(n uint16) uint16 { return n<<8 | n>>8 }
