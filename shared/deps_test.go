@@ -208,6 +208,7 @@ var inTests = map[string][]string{
 	"nodeagent/peering":       {"nodeagent/firewall", "nodeagent/nettest"},                                           // the rules apply to packets of peerings
 	"nodeagent/firewall":      {"nodeagent/nettest"},
 	"nodeagent/netdev":        {"nodeagent/nettest"},
+	"nodeagent/ipsec":         {"nodeagent/nettest"},
 	"cli":                     {"controlplane/money/credit/ledger", "controlplane/money/credit/ledger/ledgertest"},
 	"controlplane/config":     {"docs/docstest"},
 	"controlplane/compute/vm": {"controlplane/compute/storageclass"},

@@ -6,9 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,7 +14,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
+	"github.com/trivet-cloud/trivet/nodeagent/nettest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -35,35 +32,27 @@ type lab struct {
 
 type labHost struct {
 	t     testing.TB
-	name  string
+	in    func(f func() error) // calls f on a thread in the host's namespace
 	path  string
 	vtep  netip.Addr
 	inner string
 	ipsec *IPsec
 }
 
-var labs atomic.Int32
-
 // newLab makes the hosts with an underlay of IPv4 or IPv6. It uses no programs, because the small guest has none.
 func newLab(t testing.TB, v6 bool) *lab {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Fatal("this test makes network namespaces and needs root")
-	}
-	l := &lab{t: t}
-	number := labs.Add(1)
+	l, namespaces := &lab{t: t}, nettest.NewNamespaces(t, "is")
 	for i := range l.hosts {
+		name := fmt.Sprintf("h%d", i+1)
+		namespaces.Add(name)
 		h := &labHost{
-			t: t, name: fmt.Sprintf("is%d-%d-h%d", os.Getpid(), number, i+1),
+			t: t, path: namespaces.Path(name), in: func(f func() error) { t.Helper(); require.NoError(t, namespaces.In(name, f)) },
 			vtep: parseAddr(fmt.Sprintf("192.0.2.%d", i+1)), inner: fmt.Sprintf("10.99.0.%d", i+1),
 		}
 		if v6 {
 			h.vtep = parseAddr(fmt.Sprintf("fd99::%d", i+1))
 		}
-		h.path = filepath.Join(nsthread.Dir, h.name)
-		_, err := nsthread.Create(h.name)
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = netns.DeleteNamed(h.name) })
 		l.hosts[i] = h
 	}
 	l.connect()
@@ -126,12 +115,6 @@ func (h *labHost) addVXLAN(peer netip.Addr) {
 		}
 		return errors.Join(netlink.AddrAdd(vx, a), netlink.LinkSetUp(vx))
 	})
-}
-
-// in calls f on a thread in the host's namespace.
-func (h *labHost) in(f func() error) {
-	h.t.Helper()
-	require.NoError(h.t, nsthread.InNamed(h.name, f))
 }
 
 // set sets the peers of the host and returns the writes.
