@@ -21,6 +21,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/testenv"
 )
 
 // asAgent is the environment variable that makes the test program run as the agent.
@@ -52,11 +53,9 @@ func newRig(t *testing.T) *rig { return newRigIn(t, "") }
 // newRigIn returns a rig whose agent is in the network namespace with a name, or in the namespace of the test if the
 // name is empty.
 func newRigIn(t *testing.T, namespace string) *rig {
-	if os.Getuid() != 0 {
-		skip(t, "needs root")
-	}
+	testenv.NeedRoot(t)
 	if _, err := exec.LookPath("qemu-system-x86_64"); err != nil {
-		skip(t, err.Error())
+		testenv.Skip(t, err.Error())
 	}
 	sector, err := os.ReadFile("qemu/testdata/guest.bin")
 	require.NoError(t, err)
@@ -95,14 +94,6 @@ func (r *rig) in(f func() error) error {
 		return f()
 	}
 	return nsthread.InNamed(r.namespace, f)
-}
-
-func skip(t *testing.T, why string) {
-	t.Helper()
-	if os.Getenv("CI") == "true" {
-		t.Fatal(why)
-	}
-	t.Skip(why)
 }
 
 func freeAddr(t *testing.T) string {

@@ -26,6 +26,7 @@ import (
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/testenv"
 )
 
 // hostNetworks are the records of networks that a controlPlane sends to its agent. The mutex of the control plane
@@ -134,9 +135,7 @@ type restartRig struct {
 }
 
 func newRestartRig(t *testing.T, ports int) *restartRig {
-	if os.Getuid() != 0 {
-		skip(t, "needs root")
-	}
+	testenv.NeedRoot(t)
 	prefix := fmt.Sprintf("tagent%d-", os.Getpid())
 	t.Cleanup(func() {
 		paths, _ := filepath.Glob(filepath.Join(nsthread.Dir, prefix+"*"))

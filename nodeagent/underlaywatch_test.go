@@ -14,15 +14,14 @@ import (
 	"github.com/vishvananda/netns"
 
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
+	"github.com/trivet-cloud/trivet/shared/testenv"
 )
 
 // TestUnderlayWatch changes the addresses of a host, which is a network namespace with the bridge under0. The watch
 // must end the agent when the underlay appears and when its address or MTU changes. The watch must not end the agent
 // while the address is missing, or because of a further address.
 func TestUnderlayWatch(t *testing.T) {
-	if os.Getuid() != 0 {
-		skip(t, "needs root")
-	}
+	testenv.NeedRoot(t)
 	name := fmt.Sprintf("una%d", os.Getpid())
 	_, err := nsthread.Create(name)
 	require.NoError(t, err)

@@ -126,6 +126,7 @@ var others = map[string][]string{
 	"shared/cloudinit":         {},
 	"shared/cloud":             {"shared/fault", "shared/mutant"},
 	"shared/settings":          {},
+	"shared/testenv":           {},
 	"shared/convert":           {"shared/cloud", "shared/fault", "protos/…"},
 
 	"controlplane": {"controlplane/…", "shared/…"},
@@ -249,13 +250,14 @@ func allowed(pkg string) (imports []string, listed bool) {
 }
 
 // allowedInTests reports whether the test files of pkg may import the package imported: pkg itself, all that pkg may
-// import, the fixtures of these, an entry in inTests, and the messages (protos). A fixture is a package with a name
-// that ends in test, in the directory of the package that it is for.
+// import, the fixtures of these, an entry in inTests, the messages (protos), and shared/testenv. A fixture is a package
+// with a name that ends in test, in the directory of the package that it is for.
 func allowedInTests(pkg string, imports []string, imported string) bool {
 	parent, name := path.Split(imported)
 	parent = strings.TrimSuffix(parent, "/")
 	fixture := strings.HasSuffix(name, "test") && (parent == pkg || coversAny(imports, parent))
-	return imported == pkg || fixture || coversAny(imports, imported) || coversAny(inTests[pkg], imported) || covers("protos/…", imported)
+	return imported == pkg || fixture || coversAny(imports, imported) || coversAny(inTests[pkg], imported) ||
+		covers("protos/…", imported) || imported == "shared/testenv"
 }
 
 func TestImports(t *testing.T) {

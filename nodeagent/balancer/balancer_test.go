@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netns"
 
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
+	"github.com/trivet-cloud/trivet/shared/testenv"
 )
 
 // space is a network namespace of a test.
@@ -21,11 +22,9 @@ type space struct {
 }
 
 func newSpace(t *testing.T) *space {
-	if os.Getuid() != 0 {
-		skip(t, "this test makes network namespaces and needs root")
-	}
+	testenv.NeedRoot(t)
 	if missing := MissingFeatures(t.Context()); len(missing) > 0 {
-		skip(t, "this host lacks "+strings.Join(missing, "; "))
+		testenv.Skip(t, "this host lacks "+strings.Join(missing, "; "))
 	}
 	s := &space{T: t, name: fmt.Sprintf("tbal%d", os.Getpid())}
 	_, err := nsthread.Create(s.name)
@@ -36,15 +35,6 @@ func newSpace(t *testing.T) *space {
 	t.Cleanup(func() { s.ns.Close() })
 	s.run("ip link set lo up")
 	return s
-}
-
-// skip skips the test, except in continuous integration, where it fails.
-func skip(t *testing.T, why string) {
-	t.Helper()
-	if os.Getenv("CI") == "true" {
-		t.Fatal(why)
-	}
-	t.Skip(why)
 }
 
 // run runs a command in the namespace and returns its output.

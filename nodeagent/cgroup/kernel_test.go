@@ -11,14 +11,14 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/shared/testenv"
 )
 
 // kernelTree opens a tree for this test in the host's real cgroup file systems, and removes it at the end of the test.
 func kernelTree(t *testing.T) *Tree {
 	t.Helper()
-	if os.Getuid() != 0 {
-		skip(t, "needs root")
-	}
+	testenv.NeedRoot(t)
 	tree, err := Open(fmt.Sprintf("trivet-test-cgroup-%d", os.Getpid()))
 	require.NoError(t, err)
 	t.Cleanup(func() {
@@ -33,14 +33,6 @@ func kernelTree(t *testing.T) *Tree {
 		require.NoError(t, tree.Close())
 	})
 	return tree
-}
-
-func skip(t *testing.T, why string) {
-	t.Helper()
-	if os.Getenv("CI") == "true" {
-		t.Fatal(why)
-	}
-	t.Skip(why)
 }
 
 // run starts a shell that enters the group and then runs script. It returns when the shell is in the group. The shell
@@ -115,16 +107,14 @@ func TestKernelKillGivesUp(t *testing.T) {
 // TestKernelKillVersion2 checks Kill and Remove with the kernel's version 2 interface, also on a host where it is
 // mounted without controllers, because they need none.
 func TestKernelKillVersion2(t *testing.T) {
-	if os.Getuid() != 0 {
-		skip(t, "needs root")
-	}
+	testenv.NeedRoot(t)
 	f, err := os.Open("/proc/self/mountinfo")
 	require.NoError(t, err)
 	defer f.Close()
 	m, err := findMounts(f)
 	require.NoError(t, err)
 	if m.unified == "" {
-		skip(t, "no cgroup2 mount")
+		testenv.Skip(t, "no cgroup2 mount")
 	}
 	dir := filepath.Join(m.unified, fmt.Sprintf("trivet-test-kill-%d", os.Getpid()))
 	tree := &Tree{version: 2, dirs: map[string]string{cpu: dir}, sys: system{mkdir: func(dir string) error { return os.Mkdir(dir, 0o755) }, rmdir: syscall.Rmdir}}

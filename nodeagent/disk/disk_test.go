@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/shared/qcow2"
+	"github.com/trivet-cloud/trivet/shared/testenv"
 )
 
 const (
@@ -196,12 +197,7 @@ func TestBuildRefuses(t *testing.T) {
 // TestQEMUReadsTheChain checks that qemu-img reads from an overlay over its image: the content of the image, then
 // zeros.
 func TestQEMUReadsTheChain(t *testing.T) {
-	if _, err := exec.LookPath("qemu-img"); err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
-	}
+	testenv.Program(t, "qemu-img")
 	s := newSource()
 	img := s.add(bytes.Repeat([]byte("0123456789abcdef"), 4096), qcow2.Raw)
 	images := openImages(t, t.TempDir(), s)

@@ -28,6 +28,7 @@ import (
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/testenv"
 )
 
 // bridged is a network with a bridge that has the address 10.7.0.1 and answers DHCP. Every tap is attached to it.
@@ -152,7 +153,7 @@ func (l *lab) linux(n int) *agentv1.AssignedVm {
 	out, err := exec.CommandContext(l.Context(), "../../images/guest/build", dir).CombinedOutput()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.ExitCode() == 69 {
-		skip(l.T, string(out))
+		testenv.Skip(l, string(out))
 	}
 	require.NoError(l, err, "%s", out)
 	text, err := os.ReadFile(filepath.Join(dir, "manifest.json"))

@@ -30,6 +30,7 @@ import (
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/testenv"
 )
 
 const launcherCommand = "launch-guest"
@@ -77,12 +78,10 @@ var labs atomic.Int64
 
 func newLab(t *testing.T) *lab {
 	t.Helper()
-	if os.Getuid() != 0 {
-		skip(t, "needs root")
-	}
+	testenv.NeedRoot(t)
 	program, err := exec.LookPath("qemu-system-x86_64")
 	if err != nil {
-		skip(t, err.Error())
+		testenv.Skip(t, err.Error())
 	}
 	sector, err := os.ReadFile("../qemu/testdata/guest.bin")
 	require.NoError(t, err)
@@ -95,14 +94,6 @@ func newLab(t *testing.T) *lab {
 	l.start()
 	t.Cleanup(l.stop)
 	return l
-}
-
-func skip(t *testing.T, why string) {
-	t.Helper()
-	if os.Getenv("CI") == "true" {
-		t.Fatal(why)
-	}
-	t.Skip(why)
 }
 
 func (l *lab) clear() {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/testenv"
 )
 
 // testNetwork is a VPC's network namespace with a bridge, which has the subnet's gateway addresses, as on a host.
@@ -172,19 +173,6 @@ func fetch(t *testing.T, c *http.Client, method string, address netip.Addr, path
 	return response.StatusCode, string(body)
 }
 
-// program returns the path of an installed program, and skips the test if there is none.
-func program(t *testing.T, name string) string {
-	t.Helper()
-	path, err := exec.LookPath(name)
-	if err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
-	}
-	return path
-}
-
 // TestGuestsGetTheirOwnData: the guests of two VPCs with the same addresses each get their own data, over IPv4 and
 // IPv6.
 func TestGuestsGetTheirOwnData(t *testing.T) {
@@ -332,7 +320,7 @@ func parsePacket(frame []byte) (p packet, ok bool) {
 // TestCloudInitReadsBothTrees runs cloud-init's own data sources in guests, Ec2 with a token and NoCloud, and compares
 // what they found with testdata/guest. The argument number is the last part of the guest's address.
 func TestCloudInitReadsBothTrees(t *testing.T) {
-	program(t, "cloud-init")
+	testenv.Program(t, "cloud-init")
 	s := newTestServer(t, Limits{})
 	a := newTestNetwork(t, "a")
 	require.NoError(t, s.Set(t.Context(), VPC{"vpc-a", a.name, true}))
@@ -341,7 +329,7 @@ func TestCloudInitReadsBothTrees(t *testing.T) {
 		var number int
 		d.ScanArgs(t, "number", &number)
 		guest := a.addGuest(t, number)
-		cmd := exec.CommandContext(t.Context(), program(t, "nsenter"), "--net=/run/netns/"+guest, "/usr/bin/python3",
+		cmd := exec.CommandContext(t.Context(), testenv.Program(t, "nsenter"), "--net=/run/netns/"+guest, "/usr/bin/python3",
 			"testdata/guest.py", t.TempDir(), "http://169.254.169.254")
 		var log strings.Builder
 		cmd.Stderr = &log

@@ -25,6 +25,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/netdev"
 	"github.com/trivet-cloud/trivet/nodeagent/nettest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/testenv"
 )
 
 // wait is the longest time that a test waits for something. It elapses only if the test fails.
@@ -96,13 +97,11 @@ func newLab(t *testing.T, hosts int) *lab {
 // newEmptyLab makes a lab without hosts.
 func newEmptyLab(t *testing.T) *lab {
 	t.Helper()
-	if os.Getuid() != 0 {
-		skip(t, "this test makes network namespaces and needs root")
-	}
+	testenv.NeedRoot(t)
 	missing, err := netdev.MissingFeatures(t.Context())
 	require.NoError(t, err)
 	if missing = append(missing, firewall.MissingFeatures(t.Context())...); len(missing) > 0 {
-		skip(t, "this host lacks "+strings.Join(missing, "; "))
+		testenv.Skip(t, "this host lacks "+strings.Join(missing, "; "))
 	}
 	l := &lab{T: t, prefix: fmt.Sprintf("tvpc%d-%d-", os.Getpid(), labs.Add(1)), resync: 500 * time.Millisecond}
 	t.Cleanup(l.remove)
@@ -133,14 +132,6 @@ func (l *lab) addHost(n int, options ...func(*labHost)) *labHost {
 	h.start()
 	l.hosts = append(l.hosts, h)
 	return h
-}
-
-func skip(t *testing.T, why string) {
-	t.Helper()
-	if os.Getenv("CI") == "true" {
-		t.Fatal(why)
-	}
-	t.Skip(why)
 }
 
 // start makes a new Networks, as a new process of the agent does.

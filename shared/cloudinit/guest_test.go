@@ -9,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/trivet-cloud/trivet/shared/testenv"
 )
 
 // systemPython is the interpreter for which Debian installs cloud-init's modules.
@@ -35,7 +37,7 @@ nics:
 
 // TestCloudInitReadsSeed copies the files from seeds, and reads them with cloud-init's data source NoCloud.
 func TestCloudInitReadsSeed(t *testing.T) {
-	program(t, "cloud-init")
+	testenv.Program(t, "cloud-init")
 	type found struct {
 		ID         string         `json:"id"`
 		HostName   string         `json:"host_name"`
@@ -66,7 +68,7 @@ func TestCloudInitReadsSeed(t *testing.T) {
 // TestCloudInitConvertsNetworkConfig converts network-config with cloud-init for three groups of distributions, which
 // write the configuration in different ways, and checks values in the results.
 func TestCloudInitConvertsNetworkConfig(t *testing.T) {
-	program(t, "cloud-init")
+	testenv.Program(t, "cloud-init")
 	files, err := Render(parseInstance(t, twoNICs))
 	require.NoError(t, err)
 	config := filepath.Join(t.TempDir(), "network-config")
@@ -119,7 +121,7 @@ func TestCloudInitAgreesWithCheckUserData(t *testing.T) {
 	} {
 		path := filepath.Join(t.TempDir(), "user-data")
 		require.NoError(t, os.WriteFile(path, []byte(data), 0o600))
-		out, err := exec.CommandContext(t.Context(), program(t, "cloud-init"), "schema", "--config-file", path).CombinedOutput()
+		out, err := exec.CommandContext(t.Context(), testenv.Program(t, "cloud-init"), "schema", "--config-file", path).CombinedOutput()
 		require.Equal(t, valid, err == nil, "%q: %s", data, out)
 		require.Equal(t, valid, CheckUserData([]byte(data)) == nil, "%q", data)
 	}

@@ -11,30 +11,14 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/shared/testenv"
 )
-
-func skip(t *testing.T, why string) {
-	t.Helper()
-	if os.Getenv("CI") == "true" {
-		t.Fatal(why)
-	}
-	t.Skip(why)
-}
-
-// program returns the path of an installed program, and skips the test if there is none.
-func program(t *testing.T, name string) string {
-	t.Helper()
-	path, err := exec.LookPath(name)
-	if err != nil {
-		skip(t, err.Error())
-	}
-	return path
-}
 
 // output runs a program, which must succeed, and returns its standard output.
 func output(t *testing.T, name string, arguments ...string) string {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), program(t, name), arguments...)
+	cmd := exec.CommandContext(t.Context(), testenv.Program(t, name), arguments...)
 	var errors bytes.Buffer
 	cmd.Stderr = &errors
 	out, err := cmd.Output()
@@ -95,7 +79,7 @@ func TestSeedIsReadByOtherPrograms(t *testing.T) {
 // library reserves in every file system, and for this reason ends with status 1.
 func requireNoDamage(t *testing.T, path string) {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), program(t, "fsck.vfat"), "-n", path).CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), testenv.Program(t, "fsck.vfat"), "-n", path).CombinedOutput()
 	var ended *exec.ExitError
 	require.ErrorAs(t, err, &ended, "%s", out)
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")

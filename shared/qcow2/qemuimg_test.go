@@ -8,18 +8,14 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/shared/testenv"
 )
 
 // qemuImg runs qemu-img with args and returns its output. Without qemu-img it skips the test, or fails it in CI.
 func qemuImg(t *testing.T, args ...string) []byte {
 	t.Helper()
-	if _, err := exec.LookPath("qemu-img"); err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("qemu-img is not installed")
-		}
-		t.Skip("qemu-img is not installed")
-	}
-	cmd := exec.Command("qemu-img", args...)
+	cmd := exec.Command(testenv.Program(t, "qemu-img"), args...)
 	out, err := cmd.Output()
 	require.NoError(t, err, "qemu-img %v", args)
 	return out
