@@ -108,37 +108,26 @@ func SortByBootOrder(disks []Disk) []Disk {
 // observeDisks completes the attachments and detachments that a host's report shows as done or refused. It removes a
 // disk that could not be attached, and keeps a disk that could not be detached. It returns whether it changed the VM.
 func (vm *VM) observeDisks(o Observation) bool {
-	var process bool
-	switch o.Observed {
-	case ObservedUnspecified:
+	process, known := o.hasProcess()
+	if !known {
 		return false
-	case ObservedLaunching, ObservedRunning, ObservedStopping:
-		process = true
 	}
 	changed, rest := false, make([]Disk, 0, len(vm.Spec.Disks))
 	for _, d := range vm.Spec.Disks {
 		report := o.disk(d.ID)
-		attached := process && report.Attached
-		switch {
-		case d.Change == DeviceUnchanged:
-			rest = append(rest, d)
-			continue
-		case d.Change == DeviceAttaching && (attached || !process):
-			d.Change = DeviceUnchanged
-			rest = append(rest, d)
-		case d.Change == DeviceDetaching && (!attached || mutant.On(mutant.ReleaseAttachedDisk)):
-		case report.Error != "":
+		attached := process && report.Attached && !(d.Change == DeviceDetaching && mutant.On(mutant.ReleaseAttachedDisk))
+		result := d.Change.result(process, attached, report.Error)
+		if result.refused {
 			vm.DiskRefusal = &DiskRefusal{d.ID, report.Error}
 			vm.Generation++
-			if d.Change == DeviceDetaching {
-				d.Change = DeviceUnchanged
-				rest = append(rest, d)
-			}
-		default: // the host has not finished
-			rest = append(rest, d)
-			continue
 		}
-		changed = true
+		if result.ended {
+			d.Change = DeviceUnchanged
+			changed = true
+		}
+		if result.stays {
+			rest = append(rest, d)
+		}
 	}
 	if changed {
 		vm.setDisks(rest)

@@ -34,16 +34,6 @@ type NIC struct {
 	Change DeviceChange `cbor:",omitempty"`
 }
 
-// DeviceChange is a pending change of a running guest's NIC or disk: it was requested, and the host has not reported
-// its result yet.
-type DeviceChange uint8
-
-const (
-	DeviceUnchanged DeviceChange = iota
-	DeviceAttaching
-	DeviceDetaching
-)
-
 // NICRefusal is why a host could not attach a NIC to a guest or detach it.
 type NICRefusal struct{ NIC, Error string }
 
@@ -154,37 +144,26 @@ func (vm *VM) DetachNIC(i int) {
 // observeNICs ends the changes of NICs that a host's report shows as done or refused, and returns whether it changed
 // anything. A NIC that could not be attached is removed; one that could not be detached stays.
 func (vm *VM) observeNICs(o Observation) bool {
-	var process bool
-	switch o.Observed {
-	case ObservedUnspecified:
+	process, known := o.hasProcess()
+	if !known {
 		return false
-	case ObservedLaunching, ObservedRunning, ObservedStopping:
-		process = true
 	}
 	changed, rest := false, make([]NIC, 0, len(vm.Spec.Network))
 	for _, n := range vm.Spec.Network {
 		report := o.nic(n.ID)
-		attached := process && report.Attached
-		switch {
-		case n.Change == DeviceUnchanged:
-			rest = append(rest, n)
-			continue
-		case n.Change == DeviceAttaching && (attached || !process):
-			n.Change = DeviceUnchanged
-			rest = append(rest, n)
-		case n.Change == DeviceDetaching && (!attached || mutant.On(mutant.ReleaseAttachedNIC)):
-		case report.Error != "":
+		attached := process && report.Attached && !(n.Change == DeviceDetaching && mutant.On(mutant.ReleaseAttachedNIC))
+		result := n.Change.result(process, attached, report.Error)
+		if result.refused {
 			vm.NICRefusal = &NICRefusal{n.ID, report.Error}
 			vm.Generation++
-			if n.Change == DeviceDetaching {
-				n.Change = DeviceUnchanged
-				rest = append(rest, n)
-			}
-		default: // the host has not finished
-			rest = append(rest, n)
-			continue
 		}
-		changed = true
+		if result.ended {
+			n.Change = DeviceUnchanged
+			changed = true
+		}
+		if result.stays {
+			rest = append(rest, n)
+		}
 	}
 	if changed {
 		vm.Spec.Network = rest
