@@ -152,9 +152,7 @@ image. An image with another checksum is refused.`,
 		if err != nil {
 			return err
 		}
-		return s.Print(image, []string{image.GetName()}, func(w io.Writer) error {
-			return show.Rows(w, header, [][]string{row(s.Now(), image)})
-		})
+		return printImage(s, image)
 	})
 	return c
 }

@@ -164,6 +164,13 @@ func row(now time.Time, i *vmv1.Image) []string {
 	}
 }
 
+// printImage prints one image as a row of the list.
+func printImage(s *session.Session, i *vmv1.Image) error {
+	return s.Print(i, []string{i.GetName()}, func(w io.Writer) error {
+		return show.Rows(w, header, [][]string{row(s.Now(), i)})
+	})
+}
+
 func fields(now time.Time, i *vmv1.Image) [][2]string {
 	atLeast := func(n uint64, unit string) string {
 		if n == 0 {

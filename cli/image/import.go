@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/url"
 	"path/filepath"
 	"slices"
@@ -68,9 +67,7 @@ The command waits until a majority of the members stores the image.`,
 		if err != nil {
 			return err
 		}
-		return s.Print(image, []string{image.GetName()}, func(w io.Writer) error {
-			return show.Rows(w, header, [][]string{row(s.Now(), image)})
-		})
+		return printImage(s, image)
 	})
 	return c
 }

@@ -63,9 +63,7 @@ missing. The command waits until a majority of the members stores the image, and
 		if err != nil {
 			return err
 		}
-		return s.Print(image, []string{image.GetName()}, func(w io.Writer) error {
-			return show.Rows(w, header, [][]string{row(s.Now(), image)})
-		})
+		return printImage(s, image)
 	})
 	return c
 }
