@@ -104,32 +104,12 @@ func detachDiskCommand(s *session.Session) *cobra.Command {
 		Use: "detach VM DISK", Short: "Detach a volume from a VM", Args: session.Exactly("VM", "DISK"),
 		Long: `Detach a volume from a VM. DISK is the ID of the disk in the VM, such as disk1. A guest that runs must release the
 device. The volume stays.`,
-		Example: "  trivet vm disk list web\n  trivet vm disk detach web disk1",
-		ValidArgsFunction: func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
-			switch len(args) {
-			case 0:
-				return vmArgCommand(s, "", "").ValidArgsFunction(cmd, args, prefix)
-			case 1:
-				return s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
-					vm, _, err := readVM(ctx, s, conn, args[0])
-					return diskIDs(vm), err
-				})(cmd, args, prefix)
-			}
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		},
+		Example:           "  trivet vm disk list web\n  trivet vm disk detach web disk1",
+		ValidArgsFunction: completeDevice(s, diskIDs),
 	}
-	c.RunE = s.Run(diskLimit, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		t, err := find(ctx, s, conn, args[0])
-		if err != nil {
-			return err
-		}
-		if err := s.Wait("detaching "+args[1], func(func(string)) error {
-			_, err := t.client.DetachDisk(ctx, &vmv1.DetachDiskRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, DiskId: args[1]})
-			return err
-		}); err != nil {
-			return err
-		}
-		return s.Done(args[1], "detached")
+	c.RunE = runDetach(s, diskLimit, func(ctx context.Context, t *target, id string) error {
+		_, err := t.client.DetachDisk(ctx, &vmv1.DetachDiskRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, DiskId: id})
+		return err
 	})
 	return c
 }

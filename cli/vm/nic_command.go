@@ -103,32 +103,12 @@ func detachNICCommand(s *session.Session) *cobra.Command {
 		Use: "detach VM NIC", Short: "Remove a network interface from a VM", Args: session.Exactly("VM", "NIC"),
 		Long: `Remove a network interface from a VM. NIC is its ID in the VM, such as nic0. A port that was made for the NIC is
 deleted; one that was given with --port stays. A guest that runs must release the device.`,
-		Example: "  trivet vm nic list web\n  trivet vm nic detach web nic1",
-		ValidArgsFunction: func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
-			switch len(args) {
-			case 0:
-				return vmArgCommand(s, "", "").ValidArgsFunction(cmd, args, prefix)
-			case 1:
-				return s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
-					vm, _, err := readVM(ctx, s, conn, args[0])
-					return nicIDs(vm), err
-				})(cmd, args, prefix)
-			}
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		},
+		Example:           "  trivet vm nic list web\n  trivet vm nic detach web nic1",
+		ValidArgsFunction: completeDevice(s, nicIDs),
 	}
-	c.RunE = s.Run(startLimit, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		t, err := find(ctx, s, conn, args[0])
-		if err != nil {
-			return err
-		}
-		if err := s.Wait("detaching "+args[1], func(func(string)) error {
-			_, err := t.client.DetachNic(ctx, &vmv1.DetachNicRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, NicId: args[1]})
-			return err
-		}); err != nil {
-			return err
-		}
-		return s.Done(args[1], "detached")
+	c.RunE = runDetach(s, startLimit, func(ctx context.Context, t *target, id string) error {
+		_, err := t.client.DetachNic(ctx, &vmv1.DetachNicRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, NicId: id})
+		return err
 	})
 	return c
 }

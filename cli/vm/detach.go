@@ -1,0 +1,45 @@
+package vm
+
+import (
+	"context"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+)
+
+// completeDevice completes the arguments VM and DEVICE of a command. ids returns the IDs of a VM's disks or NICs.
+func completeDevice(s *session.Session, ids func(*vmv1.VirtualMachine) []string) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+		switch len(args) {
+		case 0:
+			return vmArgCommand(s, "", "").ValidArgsFunction(cmd, args, prefix)
+		case 1:
+			return s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
+				vm, _, err := readVM(ctx, s, conn, args[0])
+				return ids(vm), err
+			})(cmd, args, prefix)
+		}
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// runDetach returns the function of a command with the arguments VM and DEVICE that detaches the device. limit is the
+// deadline unless --timeout is given.
+func runDetach(
+	s *session.Session, limit time.Duration, detach func(ctx context.Context, t *target, id string) error,
+) func(*cobra.Command, []string) error {
+	return s.Run(limit, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		t, err := find(ctx, s, conn, args[0])
+		if err != nil {
+			return err
+		}
+		if err := s.Wait("detaching "+args[1], func(func(string)) error { return detach(ctx, t, args[1]) }); err != nil {
+			return err
+		}
+		return s.Done(args[1], "detached")
+	})
+}
