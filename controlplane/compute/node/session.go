@@ -198,37 +198,28 @@ func (s *Service) serve(ctx context.Context, me *session, present []string, term
 	revision := from - 1
 	for {
 		message := &agentv1.WatchResponse{Term: term, Complete: true, Revision: revision}
+		var b batch
+		delta := s.delta
 		select {
-		case b := <-batches:
-			if b.err != nil {
-				return b.err
-			}
-			revision = max(revision, b.revision)
-			message.Revision = revision
-			if len(b.changes) == 0 {
-				continue
-			}
-			if err := s.delta(me.node, b.changes, message); err != nil {
-				return err
-			}
-		case b := <-volumeBatches:
-			if b.err != nil {
-				return b.err
-			}
-			revision = max(revision, b.revision)
-			message.Revision = revision
-			if len(b.changes) == 0 {
-				continue
-			}
-			if err := s.volumeDelta(me.node, b.changes, message); err != nil {
-				return err
-			}
+		case b = <-batches:
+		case b = <-volumeBatches:
+			delta = s.volumeDelta
 		case <-me.wake:
-			if message.ConsoleRequests = me.takeRequests(); len(message.ConsoleRequests) == 0 {
-				continue
-			}
+			message.ConsoleRequests = me.takeRequests()
 		case <-ctx.Done():
 			return ctx.Err()
+		}
+		if b.err != nil {
+			return b.err
+		}
+		revision = max(revision, b.revision)
+		message.Revision = revision
+		if len(b.changes) > 0 {
+			if err := delta(me.node, b.changes, message); err != nil {
+				return err
+			}
+		} else if len(message.ConsoleRequests) == 0 {
+			continue
 		}
 		if err := send(message); err != nil {
 			return err
