@@ -98,7 +98,7 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 	}
 	defer a.storage.Close()
 	self.pools = a.pools
-	if a.machines, err = a.openMachines(&host, accel); err != nil {
+	if a.machines, err = a.openMachines(ctx, &host, accel); err != nil {
 		return err
 	}
 	a.loop = reconcile.New(reconcile.Options{
@@ -124,6 +124,8 @@ type agent struct {
 	link     *uplink.Link
 	images   *disk.Images
 	storage  *storage.Storage
+	qemu     *qemu.Launcher
+	homes    *qemu.Homes
 	machines *machine.MachineSet
 	loop     *reconcile.Loop
 	assigned atomic.Pointer[uplink.Assignment] // nil before the first assignment
@@ -171,7 +173,7 @@ func (a *agent) uplinkOptions(self *node) uplink.Options {
 }
 
 // openMachines opens the VMs of this host.
-func (a *agent) openMachines(host *facts.Host, accel facts.Accelerator) (*machine.MachineSet, error) {
+func (a *agent) openMachines(ctx context.Context, host *facts.Host, accel facts.Accelerator) (*machine.MachineSet, error) {
 	tree, err := cgroup.Open(a.config.Cgroup)
 	if err != nil {
 		return nil, err
@@ -180,16 +182,18 @@ func (a *agent) openMachines(host *facts.Host, accel facts.Accelerator) (*machin
 	if err != nil {
 		return nil, err
 	}
-	homes, err := qemu.OpenHomes(a.dir("vms"), first, last)
-	if err != nil {
+	if a.homes, err = qemu.OpenHomes(a.dir("vms"), first, last); err != nil {
 		return nil, err
 	}
+	a.qemu = &qemu.Launcher{
+		Program: host.QEMU.Path, LauncherCommand: []string{"/proc/self/exe", launchGuest}, Cgroups: tree,
+		CPUModels: host.QEMU.CPUModels, LargestDisk: largestVolume,
+	}
+	if err := a.qemu.RemoveFormats(ctx, a.homes); err != nil {
+		a.log.Warn("cannot remove what an interrupted creation of an encrypted volume left", "err", err)
+	}
 	return machine.New(machine.Options{
-		QEMU: &qemu.Launcher{
-			Program: host.QEMU.Path, LauncherCommand: []string{"/proc/self/exe", launchGuest}, Cgroups: tree,
-			CPUModels: host.QEMU.CPUModels, LargestDisk: largestVolume,
-		},
-		Homes: homes, Cgroups: tree, Images: a.images, Records: a.dir("records"), Accel: qemu.Accel(accel.Kind),
+		QEMU: a.qemu, Homes: a.homes, Cgroups: tree, Images: a.images, Records: a.dir("records"), Accel: qemu.Accel(accel.Kind),
 		Cluster: a.link.Cluster, MachineType: host.QEMU.Machine, CPUModel: defaultModel(host.QEMU.CPUModels),
 		Taps: a.nets.taps(), Volumes: a.storage,
 	})

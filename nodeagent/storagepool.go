@@ -91,10 +91,16 @@ func (a *agent) openStorage(ctx context.Context) error {
 	for _, p := range pools {
 		o.Pools = append(o.Pools, volume.Options{
 			Name: p.Name, Path: p.Path, Shared: p.Shared, State: filepath.Join(a.dir("pools"), p.Name+".json"), Images: a.images,
+			Format: a.formatVolume,
 		})
 	}
 	a.storage = storage.New(ctx, o)
 	return nil
+}
+
+// formatVolume implements volume.Options.Format.
+func (a *agent) formatVolume(ctx context.Context, id string, size uint64, key []byte) (*os.File, error) {
+	return a.qemu.Format(ctx, a.homes, id, size, key)
 }
 
 // largestVolume is the size in bytes of the largest volume that may be attached to a running guest.
@@ -114,7 +120,7 @@ func (a *agent) pools() (out []*agentv1.StoragePool) {
 			reserve.StorageGiB = a.config.Reserve.StorageGiB
 		}
 		free := facts.Allocatable(total, reserve, facts.Overcommit(a.config.Overcommit))
-		out = append(out, &agentv1.StoragePool{Name: p.Name(), AllocatableGib: min(free.StorageGiB, 1<<32)})
+		out = append(out, &agentv1.StoragePool{Name: p.Name(), AllocatableGib: min(free.StorageGiB, 1<<32), Encryption: true})
 	}
 	return out
 }

@@ -114,10 +114,13 @@ func (l *lab) start() {
 	require.NoError(l, err)
 	l.images, err = disk.OpenImages(filepath.Join(l.dir, "images"), l.fetch)
 	require.NoError(l, err)
-	l.startStorage()
+	launcher := &qemu.Launcher{Program: l.program, LauncherCommand: []string{"/proc/self/exe", launcherCommand}, Cgroups: l.tree,
+		CPUModels: []string{"qemu64", "max"}, LargestDisk: 1 << 40}
+	l.startStorage(func(ctx context.Context, id string, size uint64, key []byte) (*os.File, error) {
+		return launcher.Format(ctx, homes, id, size, key)
+	})
 	l.MachineSet, err = New(Options{
-		QEMU: &qemu.Launcher{Program: l.program, LauncherCommand: []string{"/proc/self/exe", launcherCommand}, Cgroups: l.tree,
-			CPUModels: []string{"qemu64", "max"}, LargestDisk: 1 << 40},
+		QEMU:  launcher,
 		Homes: homes, Cgroups: l.tree, Images: l.images, Records: filepath.Join(l.dir, "records"), Accel: qemu.TCG,
 		Cluster: func() string { return l.cluster }, MachineType: "pc-q35-7.2", CPUModel: "qemu64",
 		Taps: l.taps, Volumes: l.storage,
@@ -145,9 +148,11 @@ func (l *lab) stop() {
 }
 
 // startStorage opens the storage pool of the host and keeps its volumes as assigned.
-func (l *lab) startStorage() {
+func (l *lab) startStorage(format func(context.Context, string, uint64, []byte) (*os.File, error)) {
 	l.storage = storage.New(l.Context(), storage.Options{
-		Pools:  []volume.Options{{Name: "local", Path: l.pool, State: filepath.Join(l.dir, "local.json"), Images: l.images}},
+		Pools: []volume.Options{{
+			Name: "local", Path: l.pool, State: filepath.Join(l.dir, "local.json"), Images: l.images, Format: format,
+		}},
 		Report: func(cloud.VolumeObservation) {}, Forget: func(cloud.VolumeID) {}, Log: slog.New(slog.NewTextHandler(testLog{l.T}, nil)),
 	})
 	ctx, cancel := context.WithCancel(context.Background())

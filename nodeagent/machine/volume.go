@@ -61,7 +61,7 @@ func (o openVolumes) addTo(s *qemu.Spec, files map[string]qemu.Layers) {
 }
 
 func (o openVolume) layers() qemu.Layers {
-	return qemu.Layers{Overlay: o.files.Content, Base: o.files.Base, Size: o.files.Size}
+	return qemu.Layers{Overlay: o.files.Content, Base: o.files.Base, Size: o.files.Size, Key: o.files.Key}
 }
 
 // openVolumes opens all volumes of an assigned VM. If one of them cannot be opened, it closes and releases the others.
@@ -92,7 +92,7 @@ func (v *VM) openVolume(ctx context.Context, want *agentv1.AssignedVm, i int) (o
 		return openVolume{}, fmt.Errorf("disk %s: %w", d.GetId(), err)
 	}
 	out := openVolume{disk: v.set.spec(want).Disks[i], files: files}
-	out.disk.Format, out.disk.Base = files.Format, files.BaseFormat
+	out.disk.Format, out.disk.Base, out.disk.Encrypted = files.Format, files.BaseFormat, files.Encrypted
 	return out, nil
 }
 
@@ -206,7 +206,8 @@ func (v *VM) changeDisk(ctx context.Context, a Action, id string, want *agentv1.
 		return nil
 	}
 	final := errors.Is(err, qemu.ErrNoDiskSlot) || errors.Is(err, qemu.ErrNotPluggable) ||
-		errors.Is(err, qemu.ErrInvalid) || errors.Is(err, errNoVolumes) || errors.Is(err, volume.ErrRefused)
+		errors.Is(err, qemu.ErrInvalid) || errors.Is(err, qemu.ErrWrongKey) || errors.Is(err, errNoVolumes) ||
+		errors.Is(err, volume.ErrRefused)
 	v.diskFailures = addFailure(v.diskFailures, id, want.GetGeneration(), err, final)
 	return err
 }

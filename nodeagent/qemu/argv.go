@@ -56,7 +56,7 @@ func (o object) String() string {
 //
 // The only strings of a tenant in it are the ids of disks and network interfaces, and MAC addresses. [Spec.Validate]
 // limits them to [a-z0-9:-]. The kernel's command line is not an argument, because every user of the host can read
-// arguments: see [Process.configure].
+// arguments: see [Process.configure]. Nor are the keys of encrypted disks.
 func Argv(program string, s Spec) ([]string, error) {
 	if err := s.Validate(); err != nil {
 		return nil, err
@@ -95,9 +95,9 @@ func Argv(program string, s Spec) ([]string, error) {
 		if s.Initrd {
 			a.add("-initrd", initrdPath)
 		}
-		if s.Cmdline != "" {
-			a.add(preconfig)
-		}
+	}
+	if s.Cmdline != "" || s.encrypted() {
+		a.add(preconfig)
 	}
 	return a, nil
 }
@@ -201,29 +201,29 @@ func (a *args) platform(s Spec) {
 	a.json("-device", object{"driver": "virtio-scsi-pci", "id": scsiID, "bus": "pcie.0", "addr": onRoot(addrSCSI)})
 }
 
-// disks adds the disks, and returns the number of the first descriptor after theirs.
+// disks adds the disks, and returns the number of the first descriptor after theirs. It does not add the block nodes of
+// encrypted disks, because their keys must not be arguments: see [Process.configure].
 func (a *args) disks(s Spec) int {
-	fd := fdDisks
+	all, next := s.diskSets()
 	for i, d := range s.Disks {
-		sets := diskSets{overlay: fd}
-		fd++
+		sets := all[i]
 		if d.Base != "" {
-			sets.base = fd
-			fd++
 			a.fdset(sets.base, d.baseNode())
 		}
 		a.fdset(sets.overlay, d.node())
-		if d.limited() {
-			a.json("-object", d.throttleGroup())
-		}
-		for _, node := range d.blockNodes(sets) {
-			a.json("-blockdev", node)
+		if !d.Encrypted {
+			if d.limited() {
+				a.json("-object", d.throttleGroup())
+			}
+			for _, node := range d.blockNodes(sets) {
+				a.json("-blockdev", node)
+			}
 		}
 		device := d.device()
 		device["bootindex"] = i + 1 // unique, because QEMU refuses two disks with the same index
 		a.json("-device", device)
 	}
-	return fd
+	return next
 }
 
 // seed adds the seed, whose descriptor is fd: a read-only virtio disk of its own root port, from which the firmware does

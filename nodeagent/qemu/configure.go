@@ -13,12 +13,13 @@ import (
 // preconfig is the option with which QEMU waits for QMP commands (see configure) before it creates the machine.
 const preconfig = "-preconfig"
 
-// configure passes the kernel's command line to a QEMU that waits in preconfig, and then makes QEMU create the machine.
-// It does nothing if QEMU has created the machine already. The command line comes from the tenant and may hold secrets;
+// configure passes the kernel's command line and the keys of encrypted disks to a QEMU that waits in preconfig, and then
+// makes QEMU create the machine. It does nothing if QEMU has created the machine already. The command line comes from the tenant and may hold secrets;
 // as an argument (-append) every user of the host could read it in /proc. QEMU's own configuration files (-readconfig)
 // take no values above 1 KiB, nor quotation marks.
 //
-// configure also does nothing for a VM without a kernel command line. Its QEMU is started without preconfig.
+// configure also does nothing for a VM with neither. Its QEMU is started without preconfig. If the agent that started
+// QEMU has ended before it passed the keys, configure ends QEMU, and records that the start was interrupted.
 func (p *Process) configure(ctx context.Context) error {
 	if p.configured.Load() || !slices.Contains(p.record.Argv, preconfig) {
 		return nil
@@ -28,14 +29,23 @@ func (p *Process) configure(ctx context.Context) error {
 		return err
 	}
 	if status.State == "prelaunch" {
-		setCmdline := func(m *raw.Monitor) error { return m.QomSet("/machine", "append", p.record.Spec.Cmdline) }
-		if err := p.do(ctx, p.work, setCmdline); err != nil {
+		if cmdline := p.record.Spec.Cmdline; cmdline != "" {
+			setCmdline := func(m *raw.Monitor) error { return m.QomSet("/machine", "append", cmdline) }
+			if err := p.do(ctx, p.work, setCmdline); err != nil {
+				return err
+			}
+		}
+		err := p.unlockDisks(ctx)
+		if errors.Is(err, errKeysLost) {
+			p.recordExitAndQuit(exitLaunchLost)
+		}
+		if err != nil {
 			return err
 		}
 		// An error that QEMU returns is ignored. QEMU refuses this command if it has created the machine already. If
 		// QEMU refuses it for another reason, QEMU also refuses the command cont later, and that error is returned.
 		var refusal *qmp.Error
-		err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+		err = p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
 			return conn.Do(ctx, "x-exit-preconfig", nil, nil)
 		})
 		if err != nil && !errors.As(err, &refusal) {

@@ -38,6 +38,9 @@ type Disk struct {
 	ReadOnly bool         `json:"read_only"`
 	// Format is the format of the disk's own file; "" means QCOW2. A raw file has no base image.
 	Format qcow2.Format `json:"format,omitempty"`
+	// Encrypted means that the disk's own file, in QCOW2 format, has LUKS encryption. Layers.Key is the key. The base
+	// image is not encrypted.
+	Encrypted bool `json:"encrypted,omitempty"`
 	// IOPS and BytesPerSecond limit reads and writes together; 0 means no limit.
 	IOPS           uint64 `json:"iops,omitempty"`
 	BytesPerSecond uint64 `json:"bytes_per_second,omitempty"`
@@ -67,6 +70,8 @@ func (d Disk) validate() error {
 		return invalid("disk %s: the format %q is not known", d.ID, d.Format)
 	case d.Format == qcow2.Raw && d.Base != "":
 		return invalid("disk %s: a raw file has no image beneath", d.ID)
+	case d.Format == qcow2.Raw && d.Encrypted:
+		return invalid("disk %s: a raw file cannot be encrypted", d.ID)
 	case d.IOPS > maxLimit || d.BytesPerSecond > maxLimit:
 		return invalid("disk %s: a limit is above %d", d.ID, uint64(maxLimit))
 	case d.ReadOnly && (d.Bus == IDE || d.Bus == SATA):
@@ -82,6 +87,7 @@ func (d Disk) formatNode() string { return d.node() + "-format" } // exists only
 func (d Disk) baseNode() string   { return d.node() + "-base" }
 func (d Disk) baseFile() string   { return d.node() + "-base-file" }
 func (d Disk) groupID() string    { return d.node() + "-limits" }
+func (d Disk) secretID() string   { return d.node() + "-key" } // exists only while the nodes are added
 func (d Disk) deviceID() string   { return deviceID(d.ID) }
 
 func deviceID(disk string) string { return "disk-" + disk }
@@ -105,6 +111,22 @@ func (d Disk) throttleGroup() object {
 
 // diskSets are the numbers of the descriptor sets of a disk's files. base is valid only if the disk has a base image.
 type diskSets struct{ overlay, base int }
+
+// diskSets returns the descriptor sets of the disks on QEMU's command line, in the order of s.Disks, and the number of
+// the first descriptor after theirs.
+func (s Spec) diskSets() (sets []diskSets, next int) {
+	next = fdDisks
+	for _, d := range s.Disks {
+		one := diskSets{overlay: next}
+		next++
+		if d.Base != "" {
+			one.base = next
+			next++
+		}
+		sets = append(sets, one)
+	}
+	return sets, next
+}
 
 // blockNodes returns the block nodes of a disk. Each node comes after the nodes that it refers to.
 func (d Disk) blockNodes(sets diskSets) []object {
@@ -135,6 +157,9 @@ func (d Disk) blockNodes(sets diskSets) []object {
 		format["driver"] = string(qcow2.Raw)
 	} else {
 		format["backing"] = beneath
+	}
+	if d.Encrypted {
+		format["encrypt"] = object{"format": "luks", "key-secret": d.secretID()}
 	}
 	nodes = append(nodes,
 		writable(object{"driver": "file", "node-name": d.fileNode(), "filename": fdsetPath(sets.overlay)}), writable(format))

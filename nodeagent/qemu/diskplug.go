@@ -174,15 +174,8 @@ func (p *Process) addDisk(ctx context.Context, d Disk, files Layers) error {
 				return err
 			}
 		}
-		if d.limited() {
-			if err := conn.Do(ctx, "object-add", d.throttleGroup(), nil); err != nil {
-				return err
-			}
-		}
-		for _, node := range d.blockNodes(sets) {
-			if err := conn.Do(ctx, "blockdev-add", node, nil); err != nil {
-				return err
-			}
+		if err := addNodes(ctx, conn, d, sets, files.Key); err != nil {
+			return err
 		}
 		return conn.Do(ctx, "device_add", d.device(), nil)
 	})
@@ -245,13 +238,23 @@ func (p *Process) deleteNodes(ctx context.Context, d Disk) error {
 				}
 			}
 		}
-		err := conn.Do(ctx, "object-del", object{"id": d.groupID()}, nil)
-		var refusal *qmp.Error
-		if err != nil && !(errors.As(err, &refusal) && strings.Contains(refusal.Desc, "not found")) {
-			return err
+		for _, id := range []string{d.groupID(), d.secretID()} {
+			if err := deleteObject(ctx, conn, id); err != nil {
+				return err
+			}
 		}
 		return removeFDSets(ctx, conn, d)
 	})
+}
+
+// deleteObject removes an object from QEMU. An object that does not exist is no error.
+func deleteObject(ctx context.Context, conn *qmp.Conn, id string) error {
+	err := conn.Do(ctx, "object-del", object{"id": id}, nil)
+	var refusal *qmp.Error
+	if errors.As(err, &refusal) && strings.Contains(refusal.Desc, "not found") {
+		return nil
+	}
+	return err
 }
 
 func deleteNode(ctx context.Context, conn *qmp.Conn, name string) error {

@@ -29,12 +29,27 @@ type Layers struct {
 	// Size is the disk's virtual size in bytes, from the assignment. The size in the overlay's header is not used,
 	// because QEMU could change it.
 	Size uint64
+	Key  Key // of an encrypted disk; empty for other disks
+}
+
+// keys returns the keys of the encrypted disks, by disk id.
+func (f Files) keys() map[string]Key {
+	keys := map[string]Key{}
+	for id, l := range f.Disks {
+		if len(l.Key) > 0 {
+			keys[id] = l.Key
+		}
+	}
+	return keys
 }
 
 // check returns an error if the files are not those of the disk d.
 func (l Layers) check(d Disk) error {
 	if l.Overlay == nil || (l.Base != nil) != (d.Base != "") {
 		return fmt.Errorf("the files of disk %s are not those of the spec", d.ID)
+	}
+	if d.Encrypted && len(l.Key) == 0 {
+		return fmt.Errorf("disk %s: %w", d.ID, errNoKey)
 	}
 	if err := checkOpenMode(l.Overlay, !d.ReadOnly); err != nil {
 		return fmt.Errorf("the overlay of disk %s %w", d.ID, err)

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -48,17 +49,27 @@ func OpenHomes(dir string, first, last int) (*Homes, error) {
 
 // List returns the sorted ids of the VMs that have a home directory.
 func (h *Homes) List() ([]string, error) {
+	all, err := h.names()
+	return slices.DeleteFunc(all, func(name string) bool { return !validUUID.MatchString(name) }), err
+}
+
+// path returns the path of a home directory.
+func (h *Homes) path(name string) string { return filepath.Join(h.dir, name) }
+
+// names returns the sorted names of all home directories: those of VMs, and those of formatting processes, which have
+// the prefix formatPrefix.
+func (h *Homes) names() ([]string, error) {
 	entries, err := os.ReadDir(h.dir)
 	if err != nil {
 		return nil, fmt.Errorf("list VM directories: %w", err)
 	}
-	var ids []string
+	var names []string
 	for _, e := range entries {
-		if e.IsDir() && validUUID.MatchString(e.Name()) {
-			ids = append(ids, e.Name())
+		if e.IsDir() && validUUID.MatchString(strings.TrimPrefix(e.Name(), formatPrefix)) {
+			names = append(names, e.Name())
 		}
 	}
-	return ids, nil
+	return names, nil
 }
 
 // Open opens the home directory of a VM. The error wraps fs.ErrNotExist if the directory does not exist or its creation
@@ -67,7 +78,11 @@ func (h *Homes) Open(id string) (*Home, error) {
 	if !validUUID.MatchString(id) {
 		return nil, fmt.Errorf("open VM directory: %w", invalid("the id %q is not a UUID", id))
 	}
-	home := &Home{id: id, dir: filepath.Join(h.dir, id)}
+	return h.open(id)
+}
+
+func (h *Homes) open(name string) (*Home, error) {
+	home := &Home{id: name, dir: filepath.Join(h.dir, name)}
 	text, err := os.ReadFile(home.path("uid"))
 	if err != nil {
 		return nil, fmt.Errorf("open VM directory: %w", err)
@@ -80,9 +95,17 @@ func (h *Homes) Open(id string) (*Home, error) {
 
 // Claim opens the home directory of a VM. If there is none, Claim creates one and assigns an unused uid to the VM.
 func (h *Homes) Claim(id string) (*Home, error) {
+	if !validUUID.MatchString(id) {
+		return nil, fmt.Errorf("open VM directory: %w", invalid("the id %q is not a UUID", id))
+	}
+	return h.claim(id)
+}
+
+// claim is Claim for the directory of a VM or of a formatting process.
+func (h *Homes) claim(id string) (*Home, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	home, err := h.Open(id)
+	home, err := h.open(id)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return home, err
 	}
@@ -107,12 +130,12 @@ func (h *Homes) Claim(id string) (*Home, error) {
 // is rarely reused soon.
 func (h *Homes) freeUID(id string) (int, error) {
 	used := map[int]bool{}
-	ids, err := h.List()
+	names, err := h.names()
 	if err != nil {
 		return 0, err
 	}
-	for _, other := range ids {
-		home, err := h.Open(other)
+	for _, other := range names {
+		home, err := h.open(other)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // An agent ended after it created the directory and before it wrote the uid.
 		}

@@ -38,6 +38,11 @@ type Launcher struct {
 // to 64.
 func (s Spec) tasks() int { return s.VCPUs + 200 }
 
+// limits returns the limits of the VM's control group.
+func (s Spec) limits() cgroup.Limits {
+	return cgroup.Limits{CPUs: s.VCPUs, Memory: s.MemoryMiB<<20 + s.Overhead(), Tasks: s.tasks()}
+}
+
 // launchTimeout is the maximum time from the fork of the launcher to its execve of QEMU.
 const launchTimeout = 20 * time.Second
 
@@ -95,8 +100,7 @@ func (l *Launcher) launch(ctx context.Context, home *Home, s Spec, files Files, 
 	if err := home.begin(r); err != nil {
 		return nil, fmt.Errorf("write record: %w", err)
 	}
-	limits := cgroup.Limits{CPUs: s.VCPUs, Memory: s.MemoryMiB<<20 + s.Overhead(), Tasks: s.tasks()}
-	if err = l.Cgroups.Create(home.id, limits); err == nil {
+	if err = l.Cgroups.Create(home.id, s.limits()); err == nil {
 		var p *Process
 		if p, err = l.start(ctx, home, r, files, pass); err == nil {
 			return p, nil
@@ -160,7 +164,10 @@ func (l *Launcher) start(ctx context.Context, home *Home, r Record, files Files,
 	if err != nil {
 		return nil, err
 	}
-	if err := p.waitReady(ctx); err != nil {
+	p.keys = files.keys()
+	err = p.waitReady(ctx)
+	p.keys = nil
+	if err != nil {
 		_ = p.Kill(context.WithoutCancel(ctx))
 		p.Close()
 		return nil, err

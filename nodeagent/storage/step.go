@@ -12,6 +12,7 @@ import (
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
@@ -26,7 +27,10 @@ var (
 
 // describe converts an assigned volume to a volume.Volume.
 func describe(want *agentv1.AssignedVolume) volume.Volume {
-	v := volume.Volume{ID: want.GetVolumeId(), Size: want.GetSizeBytes(), Format: volumeFormats[want.GetFormat()]}
+	v := volume.Volume{
+		ID: want.GetVolumeId(), Size: want.GetSizeBytes(), Format: volumeFormats[want.GetFormat()],
+		Encrypted: want.GetEncrypted(), Key: want.GetEncryptionKey(),
+	}
 	if i := want.GetImage(); i != nil {
 		v.Image = &disk.Image{SHA256: i.GetSha256(), Size: int64(i.GetSizeBytes()), Format: imageFormats[i.GetFormat()]}
 	}
@@ -91,6 +95,10 @@ func ensure(ctx context.Context, p *volume.Pool, want *agentv1.AssignedVolume) e
 	switch {
 	case err == nil && status.Error != "":
 		return errors.New(status.Error)
+	case err == nil && status.Encrypted != want.GetEncrypted() && !mutant.On(mutant.OpenPlainVolume):
+		// A person with access to the pool may have replaced the file, to read what the guest writes from now on.
+		return fmt.Errorf("%w: only one of the required volume %s and the volume in the storage pool %s is encrypted",
+			volume.ErrRefused, id, p.Name())
 	case err == nil && status.Size >= want.GetSizeBytes():
 		return nil
 	case err == nil:
@@ -107,8 +115,8 @@ var errNotAttached = errors.New("the volume is not attached to the VM any more")
 
 // Open opens a volume for the disk of a VM. It makes the volume if the pool does not have it. The parameter want is the
 // desired state of the volume in the VM's assignment. The newest known desired state, want or a newer one, must attach
-// the volume to the VM. The errors are those of volume.Pool.Open. The caller passes duplicates of the files to QEMU and
-// closes the files.
+// the volume to the VM. The errors are those of volume.Pool.Open, and volume.ErrNoKey for an encrypted volume whose key
+// has not arrived. The caller passes duplicates of the files to QEMU and closes the files.
 func (s *Storage) Open(ctx context.Context, vm cloud.VMID, disk string, want *agentv1.AssignedVolume) (volume.Files, error) {
 	want = s.newest(want)
 	if want.GetDeleted() || want.GetVmId() != string(vm) || want.GetDiskId() != disk {
@@ -118,10 +126,16 @@ func (s *Storage) Open(ctx context.Context, vm cloud.VMID, disk string, want *ag
 	if err != nil {
 		return volume.Files{}, err
 	}
+	if want.GetEncrypted() && len(want.GetEncryptionKey()) == 0 {
+		return volume.Files{}, fmt.Errorf("open volume %s: %w", want.GetVolumeId(), volume.ErrNoKey)
+	}
 	if err := ensure(ctx, p, want); err != nil {
 		return volume.Files{}, err
 	}
-	return p.Open(ctx, want.GetVolumeId(), volume.Attachment{VM: string(vm), Generation: want.GetAttachmentGeneration()})
+	a := volume.Attachment{VM: string(vm), Generation: want.GetAttachmentGeneration()}
+	files, err := p.Open(ctx, want.GetVolumeId(), a)
+	files.Key = want.GetEncryptionKey()
+	return files, err
 }
 
 // newest returns the newest known desired state of a volume: want or the desired state in s.volumes. If want is newer,

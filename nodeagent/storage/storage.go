@@ -12,6 +12,9 @@
 //   - Open makes and grows the volume if Run has not done so yet. A VM therefore does not wait for another goroutine.
 //   - If QEMU still has a volume open, its detachment or deletion is repeated later. This is not reported as an error
 //     of the volume, because the report of the VM says when a guest does not release a disk.
+//   - The key of an encrypted volume arrives in the list of volumes only, and is kept in memory only. After a restart
+//     of the agent, an encrypted volume can be opened when the control plane has sent its key again. A guest that has
+//     the volume open keeps running.
 //   - An assignment that was stored on disk may be outdated, so it deletes no volume.
 //   - A volume that is in no assignment is kept and logged, because the control plane may have lost the volume's
 //     record.

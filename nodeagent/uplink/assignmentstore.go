@@ -19,6 +19,7 @@ import (
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // writeInterval is the minimum interval between two writes of the assignment. Writing each delta would delay every VM
@@ -117,7 +118,7 @@ func (k *assignmentStore) run(ctx context.Context) {
 	}
 }
 
-// write writes the newest assignment to disk. It does nothing if that assignment is on disk already. If the write
+// write writes the newest assignment to disk, without the keys of encrypted volumes. It does nothing if that assignment is on disk already. If the write
 // fails, the assignment is not written again; only one from a later call of put is.
 func (k *assignmentStore) write() error {
 	k.mu.Lock()
@@ -129,12 +130,38 @@ func (k *assignmentStore) write() error {
 	}
 	m := &agentv1.WatchResponse{Term: a.Term, Revision: a.Revision, Complete: true, Images: a.Images}
 	for _, id := range slices.Sorted(maps.Keys(a.VMs)) {
-		m.Vms = append(m.Vms, a.VMs[id])
+		m.Vms = append(m.Vms, withoutDiskKeys(a.VMs[id]))
 	}
 	for _, id := range slices.Sorted(maps.Keys(a.Volumes)) {
-		m.Volumes = append(m.Volumes, a.Volumes[id])
+		m.Volumes = append(m.Volumes, withoutKey(a.Volumes[id]))
 	}
 	return store(k.dir, assignmentFile, m)
+}
+
+// withoutKey returns a volume without the key of its encryption. It does not modify its argument. Keys are never written
+// to disk: a person who gets the host's disks must not get the content of its encrypted volumes.
+func withoutKey(v *agentv1.AssignedVolume) *agentv1.AssignedVolume {
+	if len(v.GetEncryptionKey()) == 0 || mutant.On(mutant.StoreVolumeKey) {
+		return v
+	}
+	v = proto.CloneOf(v)
+	v.EncryptionKey = nil
+	return v
+}
+
+// withoutDiskKeys is withoutKey for the volumes of a VM. Members of this version send keys only in the list of volumes.
+func withoutDiskKeys(vm *agentv1.AssignedVm) *agentv1.AssignedVm {
+	hasKey := func(d *agentv1.AssignedDisk) bool { return len(d.GetVolume().GetEncryptionKey()) > 0 }
+	if !slices.ContainsFunc(vm.GetDisks(), hasKey) {
+		return vm
+	}
+	vm = proto.CloneOf(vm)
+	for _, d := range vm.GetDisks() {
+		if hasKey(d) {
+			d.Volume = withoutKey(d.GetVolume())
+		}
+	}
+	return vm
 }
 
 // clear discards the term and the assignment, which belonged to another node identity.

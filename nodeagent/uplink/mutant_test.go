@@ -8,9 +8,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/shared/mutant"
+	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// TestMutants checks that violation detects each mutant of this package.
+// TestMutants checks that violation or a test detects each mutant of this package.
 func TestMutants(t *testing.T) {
 	require.Empty(t, violation())
 	for _, name := range []string{mutant.FollowLowerTerm, mutant.DeliverIncomplete} {
@@ -18,4 +19,5 @@ func TestMutants(t *testing.T) {
 		require.NotEmpty(t, violation(), name)
 	}
 	mutant.Set("")
+	mutanttest.Notices(t, mutant.StoreVolumeKey, TestVolumeKeysAreNotStored)
 }

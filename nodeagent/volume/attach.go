@@ -20,6 +20,10 @@ type Files struct {
 	BaseFormat qcow2.Format
 	// Size is the size in bytes that the guest must see. QEMU must grow a QCOW2 file to this size.
 	Size uint64
+	// Encrypted means that Content has LUKS encryption. Key is the passphrase. Open does not set Key, because the pool
+	// does not have it.
+	Encrypted bool
+	Key       []byte
 }
 
 // Close closes the files. A process that inherited the files keeps its duplicates, which also keep the lock of the
@@ -78,7 +82,7 @@ func (p *Pool) openVolume(ctx context.Context, id string, a Attachment) (files F
 		if files.Content, err = p.waitLocked(ctx, r.fileName(id)); err != nil {
 			return missing(err)
 		}
-		files.Format, files.Size = r.Format, r.Size
+		files.Format, files.Size, files.Encrypted = r.Format, r.Size, r.Encrypted
 		flushed := min(r.Flushed, a.Generation-1)
 		if r.Attachment == a && r.Flushed == flushed {
 			return nil

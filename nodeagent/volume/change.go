@@ -48,11 +48,19 @@ func (p *Pool) create(ctx context.Context, v Volume) error {
 			return fmt.Errorf("%w: the image has %d bytes, which do not fit in %d", ErrRefused, size, v.Size)
 		}
 	}
+	if v.Encrypted {
+		return p.createEncrypted(ctx, v)
+	}
+	return p.makeFile(ctx, v, fill)
+}
+
+// makeFile writes the record and the file of a new volume. The function content writes the content of the empty file.
+func (p *Pool) makeFile(ctx context.Context, v Volume, content func(*os.File, record) error) error {
 	return p.change(ctx, func() error {
 		r, err := p.read(v.ID)
 		switch {
 		case errors.Is(err, ErrNotFound):
-			r = record{State: creating, Size: v.Size, Image: v.Image, Format: v.format()}
+			r = record{State: creating, Size: v.Size, Image: v.Image, Format: v.format(), Encrypted: v.Encrypted}
 			if err := p.checkAbsent(r.fileName(v.ID)); err != nil {
 				return err
 			}
@@ -68,7 +76,7 @@ func (p *Pool) create(ctx context.Context, v Volume) error {
 		if err := p.write(v.ID, r); err != nil {
 			return err
 		}
-		if err := atomicfile.Write(p.path(r.fileName(v.ID)), 0o600, func(f *os.File) error { return fill(f, r) }); err != nil {
+		if err := atomicfile.Write(p.path(r.fileName(v.ID)), 0o600, func(f *os.File) error { return content(f, r) }); err != nil {
 			return err
 		}
 		r.State = ready

@@ -18,6 +18,7 @@ type Status struct {
 	Size       uint64 // bytes that the guest sees
 	Allocated  uint64 // bytes that the volume's file occupies
 	Image      *disk.Image
+	Encrypted  bool
 	Attachment Attachment // the last attachment that Open accepted
 	Flushed    uint64     // the highest generation whose content is complete
 	// Error says why the volume cannot be used, or is "".
@@ -85,7 +86,7 @@ func (p *Pool) Status(id string) (Status, error) {
 }
 
 func (p *Pool) status(id string, r record) Status {
-	s := Status{ID: id, Size: r.Size, Image: r.Image, Attachment: r.Attachment, Flushed: r.Flushed}
+	s := Status{ID: id, Size: r.Size, Image: r.Image, Encrypted: r.Encrypted, Attachment: r.Attachment, Flushed: r.Flushed}
 	f, err := p.openFile(r.fileName(id), unix.O_RDONLY)
 	if err != nil {
 		s.Error = missing(err).Error()

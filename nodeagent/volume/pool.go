@@ -13,7 +13,7 @@
 //	<pool>/pool.lock             locked while a program changes the pool
 //	<pool>/<volume id>.json      the volume's size, image, state and attachment
 //	<pool>/<volume id>.raw       0600: the content of a blank volume
-//	<pool>/<volume id>.qcow2     0600: the content of a volume made from an image, or of a blank one if requested
+//	<pool>/<volume id>.qcow2     0600: the content of a volume made from an image, or of a blank or encrypted one
 //
 // # Decisions
 //
@@ -23,6 +23,9 @@
 //   - A raw file is the fastest format, and grows by truncation. An overlay of an image must be QCOW2. Only QEMU, in
 //     its sandbox, reads and changes the tables of a QCOW2 file: [Pool.Resize] only records the new size of such a
 //     volume, and the caller grows the file with QEMU's block_resize before the guest's CPUs run.
+//   - An encrypted volume is a QCOW2 file with LUKS encryption. QEMU writes its header ([Options.Format]), because this
+//     package has no cryptography. The record says that the volume is encrypted; the pool never has its key. Of a volume
+//     made from an image, only the overlay is encrypted: the image's file belongs to many volumes.
 //   - [Pool.Open] writes the generation of the attachment to the record and syncs the record before it returns a
 //     descriptor. Open refuses a lower generation than the recorded one, and the same generation for another VM. Two
 //     hosts that share a pool see the same record.
@@ -70,6 +73,9 @@ var (
 
 	// ErrInUse means that a process has the volume's file open.
 	ErrInUse = errors.New("a process has the volume open")
+
+	// ErrNoKey means that the volume is encrypted and the caller has no key for it.
+	ErrNoKey = errors.New("the volume is encrypted, and the control plane has not sent its key yet")
 )
 
 // Names of the files in a pool that belong to no volume.
@@ -78,7 +84,7 @@ const (
 	lockName   = "pool.lock"
 )
 
-// Options are the settings of a Pool. All but Shared are required.
+// Options are the settings of a Pool. All but Shared and Format are required.
 type Options struct {
 	Name string
 	// Path is the pool's directory. It must exist, belong to the agent's user, and be writable by no other user.
@@ -89,6 +95,10 @@ type Options struct {
 	State string
 	// Images is the cache of the images that volumes are based on.
 	Images *disk.Images
+	// Format returns a new file with the content of an empty encrypted volume: an empty QCOW2 image of size bytes with
+	// LUKS encryption, for which key is the passphrase. The parameter id is the id of the volume. The caller closes the
+	// file. If Format is nil, the pool cannot make encrypted volumes.
+	Format func(ctx context.Context, id string, size uint64, key []byte) (*os.File, error)
 }
 
 // Pool is a storage pool. Its methods are safe for concurrent use.
@@ -97,6 +107,9 @@ type Pool struct {
 	dir  *os.File
 	lock *os.File
 	busy chan struct{} // capacity 1; full while a method changes the pool
+	// formatting has capacity 1, and is full while Options.Format runs: Format takes processor time, and is not needed
+	// twice for one volume.
+	formatting chan struct{}
 }
 
 // marker is the content of pool.json, and of the file Options.State.
@@ -110,7 +123,7 @@ const markerVersion = 1
 // OpenPool opens a storage pool and checks its directory. If the directory is empty and the host has not used the pool
 // before, OpenPool makes it a pool.
 func OpenPool(ctx context.Context, o Options) (*Pool, error) {
-	p := &Pool{o: o, busy: make(chan struct{}, 1)}
+	p := &Pool{o: o, busy: make(chan struct{}, 1), formatting: make(chan struct{}, 1)}
 	if err := p.open(ctx); err != nil {
 		p.Close()
 		return nil, fmt.Errorf("storage pool %s: %w", o.Name, err)

@@ -20,8 +20,12 @@ type Volume struct {
 	ID    string      // a UUID
 	Size  uint64      // bytes that the guest sees, a multiple of 512
 	Image *disk.Image // nil for a blank volume
-	// Format is the format of a blank volume; "" means raw. A volume with an image is always QCOW2.
+	// Format is the format of a blank volume; "" means raw. A volume with an image, or an encrypted one, is always QCOW2.
 	Format qcow2.Format
+	// Encrypted means that the volume's file has LUKS encryption. Key is the passphrase. It is needed only to make the
+	// volume, and is not stored.
+	Encrypted bool
+	Key       []byte
 }
 
 // Attachment is the right of one VM to use a volume. The control plane gives each attachment a higher generation than
@@ -47,6 +51,7 @@ type record struct {
 	Size       uint64       `json:"size"`
 	Image      *disk.Image  `json:"image,omitempty"`
 	Format     qcow2.Format `json:"format"`
+	Encrypted  bool         `json:"encrypted,omitempty"`
 	Attachment Attachment   `json:"attachment"` // the last one that Open accepted
 	// Flushed is the highest generation whose content is complete: no process has the volume open at this generation.
 	Flushed uint64 `json:"flushed"`
@@ -64,7 +69,7 @@ func (r record) fileName(id string) string { return id + "." + string(r.Format) 
 
 // format returns the format of the file of a new volume.
 func (v Volume) format() qcow2.Format {
-	if v.Image != nil || v.Format == qcow2.QCOW2 {
+	if v.Image != nil || v.Format == qcow2.QCOW2 || v.Encrypted {
 		return qcow2.QCOW2
 	}
 	return qcow2.Raw
@@ -81,6 +86,9 @@ func (r record) matches(v Volume) error {
 	}
 	if r.Format != v.format() || (r.Image == nil) != (v.Image == nil) || r.Image != nil && *r.Image != *v.Image {
 		return fmt.Errorf("%w: the volume exists with another image or format", ErrRefused)
+	}
+	if r.Encrypted != v.Encrypted {
+		return fmt.Errorf("%w: the volume exists, and only one of the existing and the required volume is encrypted", ErrRefused)
 	}
 	return nil
 }

@@ -87,6 +87,17 @@ func (n *Node) PoolShortage(pool string, gib uint64) string {
 	return "does not serve the storage pool " + pool
 }
 
+// LacksEncryption returns a text that says why the host cannot have encrypted volumes in a pool. It returns "" if the
+// host can.
+func (n *Node) LacksEncryption(pool string) string {
+	for _, p := range n.StoragePools {
+		if p.Name == pool && !p.Encryption {
+			return "cannot encrypt volumes in the storage pool " + pool + ": its agent is too old"
+		}
+	}
+	return ""
+}
+
 // AllocatePool adds gib GiB, which may be negative, to the allocated space of a pool of the host.
 func (n *Node) AllocatePool(pool string, gib int64) {
 	all := maps.Clone(n.PoolAllocated)

@@ -17,8 +17,10 @@ type StorageClass struct {
 	// class.
 	Default bool
 	// Pool is the name of the storage pool in which hosts store the volumes. It is set for the driver MANAGED.
-	Pool      string
-	Limits    Limits
+	Pool   string
+	Limits Limits
+	// Encrypted is true if the volumes of the class are encrypted. It is possible only for the driver MANAGED.
+	Encrypted bool `cbor:",omitempty"`
 	CreatedAt Time
 	UpdatedAt Time
 }
@@ -37,6 +39,9 @@ func (c *StorageClass) Check() error {
 		return f
 	default:
 		return fault.Invalid("driver", "must be MANAGED")
+	}
+	if c.Encrypted && c.Driver != DriverManaged {
+		return fault.Invalid("encrypted", "must be false for this driver: only volumes of the driver MANAGED can be encrypted")
 	}
 	if err := CheckName("pool", c.Pool); err != nil {
 		return err
@@ -57,4 +62,6 @@ type StoragePool struct {
 	Name string
 	// AllocatableGiB is the maximum total size of the volumes in the pool.
 	AllocatableGiB uint64
+	// Encryption is true if the host can make and open encrypted volumes in the pool.
+	Encryption bool `cbor:",omitempty"`
 }

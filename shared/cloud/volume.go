@@ -80,6 +80,8 @@ type Volume struct {
 	// ClassLimits are the limits of the class when the volume was created. The method Limits returns the limits that
 	// apply.
 	ClassLimits Limits
+	// Encrypted is true if the class of the volume is encrypted. The volume's key is in a record of its own.
+	Encrypted bool `cbor:",omitempty"`
 	// Image is the content with which the host makes the volume, or nil for a blank one.
 	Image     *ImageRef `cbor:",omitempty"`
 	CreatedAt Time

@@ -112,7 +112,7 @@ func TestCheckVolumeAndClass(t *testing.T) {
 
 // TestPools checks the computation of the free space in the storage pools of a host.
 func TestPools(t *testing.T) {
-	n := Node{StoragePools: []StoragePool{{"local", 10}}}
+	n := Node{StoragePools: []StoragePool{{Name: "local", AllocatableGiB: 10}}}
 	require.Empty(t, n.PoolShortage("local", 10))
 	n.AllocatePool("local", 4)
 	require.Equal(t, "has 6 GiB free in the storage pool local, 7 needed", n.PoolShortage("local", 7))

@@ -48,13 +48,14 @@ func assignedDisks(vm *cloud.VM) (out []*agentv1.AssignedDisk) {
 	return out
 }
 
-// AssignedVolume returns the desired state of a volume as the message that is sent to the agent on its host.
+// AssignedVolume returns the desired state of a volume as the message that is sent to the agent on its host. The key of
+// an encrypted volume is not set: package volume of the control plane adds it where the host needs it.
 func AssignedVolume(v *cloud.Volume) *agentv1.AssignedVolume {
 	limits := v.Limits()
 	return &agentv1.AssignedVolume{
 		VolumeId: string(v.ID), Generation: v.Generation, Pool: v.Pool, SizeBytes: v.SizeBytes(), Format: vmv1.VolumeFormat(v.Format),
 		Image: assignedImage(v.Image), MustExist: v.Present, AttachmentGeneration: v.AttachmentGeneration, VmId: string(v.VM),
-		DiskId: v.Disk, MaxIops: limits.IOPS, MaxBytesPerSecond: limits.BytesPerSecond,
+		DiskId: v.Disk, MaxIops: limits.IOPS, MaxBytesPerSecond: limits.BytesPerSecond, Encrypted: v.Encrypted,
 	}
 }
 

@@ -117,7 +117,7 @@ func TestResponsesSetEveryField(t *testing.T) {
 		NicId: "n", Dhcp: true, Addresses: []string{"a"}, Gateways: []string{"g"}, DnsServers: []string{"d"}, Domain: "d", Mtu: 1450,
 	}}}
 	assigned.Disks[0].Volume = AssignedVolume(fullVolume()) // set by package vm
-	assigned.Disks[0].Volume.Deleted = true
+	assigned.Disks[0].Volume.Deleted, assigned.Disks[0].Volume.EncryptionKey = true, []byte("k")
 	requireFull(t, assigned.ProtoReflect())
 
 	created := ImageFrom(filled(&vmv1.CreateImageRequest{}, 0))
@@ -133,6 +133,7 @@ func fullVolume() *cloud.Volume {
 		ClassLimits: cloud.Limits{IOPS: 1, BytesPerSecond: 1}, Image: &cloud.ImageRef{ID: "x", SHA256: "h", SizeBytes: 1, Format: cloud.FormatRaw},
 		CreatedAt: 1, UpdatedAt: 2, CreatedBy: "u", Metadata: map[string]string{"a": "b"}, Labels: map[string]string{"c": "d"}, Node: "h1",
 		VM: "m", Disk: "d", Generation: 1, AttachmentGeneration: 2, FlushedGeneration: 1, Present: true, LastError: "e",
+		Encrypted: true,
 	}
 }
 

@@ -26,6 +26,10 @@ const (
 	DetachUnreleased   = "detach-unreleased"    // the port of a NIC is released although the guest has its device: nodeagent/qemu
 	OpenStaleVolume    = "open-stale-volume"    // a volume is opened for an older attachment than it was opened for before: nodeagent/volume
 	OpenVolumeTwice    = "open-volume-twice"    // a volume is opened although a process has it open: nodeagent/volume
+	OpenPlainVolume    = "open-plain-volume"    // a file that is not encrypted is opened as an encrypted volume: nodeagent/storage
+	StoreVolumeKey     = "store-volume-key"     // the agent writes the keys of encrypted volumes to its disk: nodeagent/uplink
+	SendKeyToAll       = "send-key-to-all"      // the host of a detached volume gets the volume's key: controlplane/compute/volume
+	KeepVolumeKey      = "keep-volume-key"      // the key of a deleted volume stays in the records: controlplane/compute/volume
 	FlushOpenVolume    = "flush-open-volume"    // a volume counts as flushed although a process has it open: nodeagent/volume
 	ExpireEarly        = "expire-early"         // a new leader ends leases before their TTL has passed: controlplane/kv/lessor, controlplane/kv
 	ExpireDeposed      = "expire-deposed"       // a former leader can still end leases: controlplane/kv

@@ -1225,8 +1225,15 @@ type AssignedVolume struct {
 	// Limits on the guest's I/O operations and bytes in each second, of reads and writes together. 0: no limit.
 	MaxIops           uint64 `protobuf:"varint,12,opt,name=max_iops,json=maxIops,proto3" json:"max_iops,omitempty"`
 	MaxBytesPerSecond uint64 `protobuf:"varint,13,opt,name=max_bytes_per_second,json=maxBytesPerSecond,proto3" json:"max_bytes_per_second,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// True: the host makes the volume with LUKS encryption, and refuses to open a volume that is not encrypted. format is
+	// then QCOW2. The file of the image is not encrypted.
+	Encrypted bool `protobuf:"varint,20,opt,name=encrypted,proto3" json:"encrypted,omitempty"`
+	// The LUKS passphrase of an encrypted volume, in printable ASCII. It is set while the volume is attached, and until
+	// the host has reported the volume as present, and never in AssignedDisk.volume. The host keeps it in memory only.
+	// While it is absent, the host does not open the volume; a guest that has the volume open keeps it.
+	EncryptionKey []byte `protobuf:"bytes,21,opt,name=encryption_key,json=encryptionKey,proto3" json:"encryption_key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AssignedVolume) Reset() {
@@ -1348,6 +1355,20 @@ func (x *AssignedVolume) GetMaxBytesPerSecond() uint64 {
 		return x.MaxBytesPerSecond
 	}
 	return 0
+}
+
+func (x *AssignedVolume) GetEncrypted() bool {
+	if x != nil {
+		return x.Encrypted
+	}
+	return false
+}
+
+func (x *AssignedVolume) GetEncryptionKey() []byte {
+	if x != nil {
+		return x.EncryptionKey
+	}
+	return nil
 }
 
 type AssignedImage struct {
@@ -1698,8 +1719,11 @@ type StoragePool struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// How much space volumes may take together, with the host's overcommitment of storage: at most 2^32 GiB.
 	AllocatableGib uint64 `protobuf:"varint,2,opt,name=allocatable_gib,json=allocatableGib,proto3" json:"allocatable_gib,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The host can make and open encrypted volumes in the pool. Agents of earlier versions, which would make volumes
+	// without encryption instead, do not set this field.
+	Encryption    bool `protobuf:"varint,20,opt,name=encryption,proto3" json:"encryption,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StoragePool) Reset() {
@@ -1744,6 +1768,13 @@ func (x *StoragePool) GetAllocatableGib() uint64 {
 		return x.AllocatableGib
 	}
 	return 0
+}
+
+func (x *StoragePool) GetEncryption() bool {
+	if x != nil {
+		return x.Encryption
+	}
+	return false
 }
 
 // VmObservation is what the host has of one VM.
@@ -3410,7 +3441,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x03bus\x18\x03 \x01(\x0e2\x18.vmcontroller.v1.DiskBusR\x03bus\x120\n" +
 	"\x05cache\x18\x04 \x01(\x0e2\x1a.vmcontroller.v1.DiskCacheR\x05cache\x12-\n" +
 	"\x05image\x18\x05 \x01(\v2\x17.agent.v1.AssignedImageR\x05image\x120\n" +
-	"\x06volume\x18\x06 \x01(\v2\x18.agent.v1.AssignedVolumeR\x06volume\"\xce\x03\n" +
+	"\x06volume\x18\x06 \x01(\v2\x18.agent.v1.AssignedVolumeR\x06volume\"\x93\x04\n" +
 	"\x0eAssignedVolume\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1e\n" +
 	"\n" +
@@ -3429,7 +3460,9 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	" \x01(\tR\x04vmId\x12\x17\n" +
 	"\adisk_id\x18\v \x01(\tR\x06diskId\x12\x19\n" +
 	"\bmax_iops\x18\f \x01(\x04R\amaxIops\x12/\n" +
-	"\x14max_bytes_per_second\x18\r \x01(\x04R\x11maxBytesPerSecond\"\x97\x01\n" +
+	"\x14max_bytes_per_second\x18\r \x01(\x04R\x11maxBytesPerSecond\x12\x1c\n" +
+	"\tencrypted\x18\x14 \x01(\bR\tencrypted\x12%\n" +
+	"\x0eencryption_key\x18\x15 \x01(\fR\rencryptionKey\"\x97\x01\n" +
 	"\rAssignedImage\x12\x19\n" +
 	"\bimage_id\x18\x01 \x01(\tR\aimageId\x12\x16\n" +
 	"\x06sha256\x18\x02 \x01(\tR\x06sha256\x12\x1d\n" +
@@ -3456,10 +3489,13 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"cpu_models\x18\x04 \x03(\tR\tcpuModels\x12A\n" +
 	"\farchitecture\x18\x05 \x01(\x0e2\x1d.vmcontroller.v1.ArchitectureR\farchitecture\x12:\n" +
-	"\rstorage_pools\x18\x06 \x03(\v2\x15.agent.v1.StoragePoolR\fstoragePools\"J\n" +
+	"\rstorage_pools\x18\x06 \x03(\v2\x15.agent.v1.StoragePoolR\fstoragePools\"j\n" +
 	"\vStoragePool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12'\n" +
-	"\x0fallocatable_gib\x18\x02 \x01(\x04R\x0eallocatableGib\"\x85\x04\n" +
+	"\x0fallocatable_gib\x18\x02 \x01(\x04R\x0eallocatableGib\x12\x1e\n" +
+	"\n" +
+	"encryption\x18\x14 \x01(\bR\n" +
+	"encryption\"\x85\x04\n" +
 	"\rVmObservation\x12\x13\n" +
 	"\x05vm_id\x18\x01 \x01(\tR\x04vmId\x12\x1e\n" +
 	"\n" +

@@ -1,0 +1,112 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/trivet-cloud/trivet/nodeagent/qmp"
+)
+
+// Key is the LUKS passphrase of an encrypted disk: printable ASCII, because QEMU accepts only text. QEMU gets it over
+// its monitor socket. The package stores a key nowhere, and no error contains it.
+type Key []byte
+
+// String returns a text without the key, so that a key is not logged by mistake. GoString, for the verb %#v, does the
+// same.
+func (k Key) String() string { return "(key)" }
+
+// GoString returns the same text as String.
+func (k Key) GoString() string { return k.String() }
+
+var (
+	// ErrWrongKey means that the key of an encrypted disk does not decrypt the disk's file. Another attempt with this
+	// key fails the same way.
+	ErrWrongKey = errors.New("the key does not decrypt the disk's file: the file or the key belongs to another volume")
+
+	errNoKey = errors.New("the disk is encrypted, and its key is not known")
+
+	// errKeysLost means that the agent that started QEMU ended before QEMU had the keys of the VM's encrypted disks.
+	errKeysLost = errors.New("the agent that started QEMU ended before it passed the keys of the disks")
+)
+
+// encrypted reports whether a disk of the VM is encrypted.
+func (s Spec) encrypted() bool {
+	return slices.ContainsFunc(s.Disks, func(d Disk) bool { return d.Encrypted })
+}
+
+// addNodes adds the block nodes of a disk to QEMU, and its throttle group if it has limits. The key is used only if the
+// disk is encrypted. The error wraps [ErrWrongKey] if the key is not that of the file.
+//
+// QEMU needs the key only while it opens the file: it reads the key with which the content is encrypted from the file's
+// LUKS header. addNodes therefore removes the key from QEMU before it returns.
+func addNodes(ctx context.Context, conn *qmp.Conn, d Disk, sets diskSets, key Key) (err error) {
+	if d.limited() {
+		if err := conn.Do(ctx, "object-add", d.throttleGroup(), nil); err != nil {
+			return err
+		}
+	}
+	if d.Encrypted {
+		if err := addSecret(ctx, conn, d.secretID(), key); err != nil {
+			return err
+		}
+		defer func() {
+			if removeErr := deleteObject(ctx, conn, d.secretID()); err == nil {
+				err = removeErr
+			}
+		}()
+	}
+	for _, node := range d.blockNodes(sets) {
+		if err := conn.Do(ctx, "blockdev-add", node, nil); err != nil {
+			var refusal *qmp.Error
+			if d.Encrypted && errors.As(err, &refusal) && strings.Contains(refusal.Desc, "Invalid password") {
+				return fmt.Errorf("%w: %w", ErrWrongKey, err)
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// addSecret adds an object with a key to QEMU. QEMU does not show the key in any answer.
+func addSecret(ctx context.Context, conn *qmp.Conn, id string, key Key) error {
+	if len(key) == 0 {
+		return errNoKey
+	}
+	return conn.Do(ctx, "object-add", object{"qom-type": "secret", "id": id, "data": string(key)}, nil)
+}
+
+// unlockDisks adds the block nodes of the VM's encrypted disks to a QEMU that has not created the machine yet. Nodes
+// that an earlier call has added stay as they are. If this agent did not start QEMU, it has no keys, and unlockDisks
+// returns errKeysLost unless QEMU has all nodes.
+func (p *Process) unlockDisks(ctx context.Context) error {
+	spec := p.Record().Spec
+	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+		var nodes []struct {
+			Node string `json:"node-name"`
+		}
+		if err := conn.Do(ctx, "query-named-block-nodes", object{"flat": true}, &nodes); err != nil {
+			return err
+		}
+		have := map[string]bool{}
+		for _, n := range nodes {
+			have[n.Node] = true
+		}
+		all, _ := spec.diskSets()
+		for i, d := range spec.Disks {
+			if !d.Encrypted || have[d.node()] {
+				continue
+			}
+			key, ok := p.keys[d.ID]
+			if !ok {
+				return errKeysLost
+			}
+			if err := addNodes(ctx, conn, d, all[i], key); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
