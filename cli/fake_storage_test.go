@@ -155,6 +155,7 @@ func (f *fakeStorage) CreateStorageClass(_ context.Context, in *storagev1.Create
 	defer f.cloud.mu.Unlock()
 	c := &storagev1.StorageClass{
 		Name: in.GetName(), Driver: in.GetDriver(), Pool: in.GetPool(), MaxIops: in.GetMaxIops(), MaxBytesPerSecond: in.GetMaxBytesPerSecond(),
+		Encrypted: in.GetEncrypted(),
 	}
 	f.classes = append(f.classes, c)
 	if in.GetIsDefault() {

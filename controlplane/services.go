@@ -214,7 +214,8 @@ func (m *member) newCompute(context.Context) error {
 	m.vms = vm.New(options)
 	m.bills.Attach(m.vms)
 	m.storageClasses = storageclass.New(m.records, m.commands)
-	m.volumes = volume.New(m.records, m.commands)
+	volumes := volume.Options{Store: m.records, Commands: m.commands, Key: m.key, Log: m.log.With("service", "volume")}
+	m.volumes = volume.New(volumes)
 	m.nodes.Attach(m.vms, m.files)
 	m.nodes.AttachVolumes(m.volumes)
 	m.nodes.AttachNetworks(m.networkFeed)

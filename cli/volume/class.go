@@ -34,13 +34,15 @@ func createClassCommand(s *session.Session) *cobra.Command {
 	req := &storagev1.CreateStorageClassRequest{Driver: vmv1.VolumeDriverKind_VOLUME_DRIVER_KIND_MANAGED}
 	c := &cobra.Command{
 		Use: "create NAME", Short: "Create a storage class of the driver MANAGED", Args: session.Exactly("NAME"),
-		Example: "  trivet storage-class create fast --pool nvme --default",
+		Example: `  trivet storage-class create fast --pool nvme --default
+  trivet storage-class create secret --pool nvme --encrypted`,
 	}
 	p := c.Flags()
 	p.StringVar(&req.Pool, "pool", "", "name of the storage pool in the configuration of the hosts")
 	p.BoolVar(&req.IsDefault, "default", false, "make volumes in this class that are created without a class")
 	p.Uint64Var(&req.MaxIops, "max-iops", 0, "limit of each volume on I/O operations a second (default: none)")
 	p.Uint64Var(&req.MaxBytesPerSecond, "max-bytes-per-second", 0, "limit of each volume on bytes a second (default: none)")
+	p.BoolVar(&req.Encrypted, "encrypted", false, "encrypt each volume with a key of its own")
 	session.Require(c, "pool")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if err := cloud.CheckName("NAME", args[0]); err != nil {
@@ -144,17 +146,15 @@ func printClasses(s *session.Session, m proto.Message, classes ...*storagev1.Sto
 		}
 		return fmt.Sprint(n)
 	}
+	yesNo := map[bool]string{true: "yes", false: "no"}
 	for _, c := range classes {
-		isDefault := "no"
-		if c.GetIsDefault() {
-			isDefault = "yes"
-		}
 		names = append(names, c.GetName())
 		rows = append(rows, []string{
-			c.GetName(), show.Enum("VOLUME_DRIVER_KIND", c.GetDriver()), c.GetPool(), isDefault, limit(c.GetMaxIops()), limit(c.GetMaxBytesPerSecond()),
+			c.GetName(), show.Enum("VOLUME_DRIVER_KIND", c.GetDriver()), c.GetPool(), yesNo[c.GetIsDefault()],
+			yesNo[c.GetEncrypted()], limit(c.GetMaxIops()), limit(c.GetMaxBytesPerSecond()),
 		})
 	}
 	return s.Print(m, names, func(w io.Writer) error {
-		return show.Rows(w, []string{"NAME", "DRIVER", "POOL", "DEFAULT", "MAX IOPS", "MAX BYTES/S"}, rows)
+		return show.Rows(w, []string{"NAME", "DRIVER", "POOL", "DEFAULT", "ENCRYPTED", "MAX IOPS", "MAX BYTES/S"}, rows)
 	})
 }

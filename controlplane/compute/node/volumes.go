@@ -132,7 +132,7 @@ func checkPools(all []*agentv1.StoragePool) (pools []cloud.StoragePool, err erro
 		if p.GetAllocatableGib() > maxPoolGiB {
 			return nil, fault.Invalid(at+"allocatable_gib", "at most %d", uint64(maxPoolGiB))
 		}
-		pools = append(pools, cloud.StoragePool{Name: p.GetName(), AllocatableGiB: p.GetAllocatableGib()})
+		pools = append(pools, cloud.StoragePool{Name: p.GetName(), AllocatableGiB: p.GetAllocatableGib(), Encryption: p.GetEncryption()})
 	}
 	return pools, nil
 }

@@ -37,6 +37,7 @@ func toProto(c *cloud.StorageClass) *storagev1.StorageClass {
 	return &storagev1.StorageClass{
 		Name: c.Name, Driver: vmv1.VolumeDriverKind(c.Driver), IsDefault: c.Default, Pool: c.Pool, MaxIops: c.Limits.IOPS,
 		MaxBytesPerSecond: c.Limits.BytesPerSecond, CreatedAt: c.CreatedAt, UpdatedAt: c.UpdatedAt,
+		Encrypted: c.Encrypted,
 	}
 }
 
@@ -55,7 +56,8 @@ func (r *server) CreateStorageClass(ctx context.Context, in *storagev1.CreateSto
 	}
 	out, err := r.s.Create(ctx, cloud.StorageClass{
 		Name: in.GetName(), Driver: convert.VolumeDriver(in.GetDriver()), Default: in.GetIsDefault(), Pool: in.GetPool(),
-		Limits: cloud.Limits{IOPS: in.GetMaxIops(), BytesPerSecond: in.GetMaxBytesPerSecond()},
+		Limits:    cloud.Limits{IOPS: in.GetMaxIops(), BytesPerSecond: in.GetMaxBytesPerSecond()},
+		Encrypted: in.GetEncrypted(),
 	}, rpc.BodyHash(in))
 	return respond(ctx, out, err)
 }

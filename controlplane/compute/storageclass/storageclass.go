@@ -2,7 +2,8 @@
 // Service.
 //
 // A class of the driver MANAGED names a storage pool: a directory that hosts have in their configuration under this
-// name. A host serves the class if the host reports a pool of this name. Only system:admin may change classes.
+// name. A host serves the class if the host reports a pool of this name, and for an encrypted class if the host can
+// also encrypt volumes in the pool. Only system:admin may change classes.
 //
 // Decisions:
 //   - Only the mark of the default class can be changed after the creation. The other fields are fixed, because the
@@ -101,7 +102,8 @@ func Release(tx *store.Tx, class string, volume cloud.VolumeID) {
 func Served(r store.Reader, pools []cloud.StoragePool) (names []string, err error) {
 	all, _, err := Classes.List(r, 0)
 	for _, c := range all {
-		if c.Value.Driver == cloud.DriverManaged && slices.ContainsFunc(pools, func(p cloud.StoragePool) bool { return p.Name == c.Value.Pool }) {
+		serves := func(p cloud.StoragePool) bool { return p.Name == c.Value.Pool && (p.Encryption || !c.Value.Encrypted) }
+		if c.Value.Driver == cloud.DriverManaged && slices.ContainsFunc(pools, serves) {
 			names = append(names, c.Value.Name)
 		}
 	}

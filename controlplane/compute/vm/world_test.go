@@ -15,6 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/compute/storageclass"
 	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/network"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -43,7 +44,7 @@ func newWorld(t testing.TB) *world {
 	w := &world{World: base, t: t, store: base.Store, nodes: base.Nodes}
 	w.vms = New(Options{Store: w.store, Commands: w.Commands, Nodes: w.nodes, Log: w.Log})
 	w.networks = network.New(network.Options{Store: w.store, Commands: w.Commands, Log: w.Log})
-	w.volumes = volume.New(w.store, w.Commands)
+	w.volumes = volume.New(volume.Options{Store: w.store, Commands: w.Commands, Key: clusterkey.Generate(), Log: w.Log})
 	require.NoError(t, storageclass.New(w.store, w.Commands).Bootstrap(t.Context()))
 	w.Attach(w.vms)
 	w.nodes.AttachVolumes(w.volumes)

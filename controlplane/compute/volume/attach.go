@@ -13,6 +13,8 @@ type Placement struct {
 	Node cloud.NodeID
 	// Pools is the size in GiB, by pool, of those volumes that are not bound to a host yet.
 	Pools map[string]uint64
+	// Encrypted are the pools of those encrypted volumes that are not bound to a host yet.
+	Encrypted []string
 }
 
 // Shortage returns a text that says why a VM with these volumes cannot be placed on the host n. It returns "" if the VM
@@ -20,6 +22,11 @@ type Placement struct {
 func (p *Placement) Shortage(n *cloud.Node) string {
 	if p.Node != "" && p.Node != n.ID {
 		return "does not have the VM's volumes"
+	}
+	for _, pool := range p.Encrypted {
+		if why := n.LacksEncryption(pool); why != "" {
+			return why
+		}
 	}
 	for pool, gib := range p.Pools {
 		if why := n.PoolShortage(pool, gib); why != "" {
@@ -43,6 +50,9 @@ func PlacementOf(r store.Reader, t cloud.Tenant, ids []cloud.VolumeID) (p Placem
 				p.Pools = map[string]uint64{}
 			}
 			p.Pools[v.Pool] += v.SizeGiB
+			if v.Encrypted {
+				p.Encrypted = append(p.Encrypted, v.Pool)
+			}
 		case first == nil:
 			first, p.Node = v, v.Node
 		case v.Node != p.Node:

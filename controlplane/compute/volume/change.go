@@ -14,6 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // Create creates the record of a volume. Create uses the name, size, driver, class, metadata and labels of v. imageID
@@ -33,7 +34,7 @@ func (s *Service) Create(ctx context.Context, t cloud.Tenant, v cloud.Volume, im
 		return Result{}, err
 	}
 	v.ID, v.Org, v.Project = cloud.VolumeID(id.String()), t.Org, t.Project
-	return createCommand.Call(ctx, s.commands, change{t, v, imageID, body})
+	return createCommand.Call(ctx, s.commands, change{Tenant: t, Volume: v, Image: imageID, Key: s.keys.make(v.ID), Body: body})
 }
 
 // create implements Create in a transaction of the leader.
@@ -53,6 +54,10 @@ func create(ctx context.Context, tx *store.Tx, q *change) (v cloud.Volume, err e
 			return v, err
 		}
 		v.Format = cloud.VolumeQCOW2 // an overlay on the image
+	}
+	if class.Encrypted {
+		v.Encrypted, v.Format = true, cloud.VolumeQCOW2
+		keys.Put(tx, &q.Key, string(v.Project), string(v.ID))
 	}
 	if err := chargeQuota(tx, q.Tenant, amountOf(v.SizeGiB), tenant.Amount{}); err != nil {
 		return v, err
@@ -97,6 +102,9 @@ func remove(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
 	}
 	Volumes.Delete(tx, string(v.Project), string(v.ID))
 	names.Delete(tx, string(v.Project), v.Name)
+	if v.Encrypted && !mutant.On(mutant.KeepVolumeKey) {
+		keys.Delete(tx, string(v.Project), string(v.ID))
+	}
 	storageclass.Release(tx, v.Class, v.ID)
 	if v.Image != nil {
 		image.ReleaseVolume(tx, v.Image.ID, v.ID)
@@ -153,7 +161,11 @@ func allocate(tx *store.Tx, v *cloud.Volume, host cloud.NodeID, gib uint64, kind
 	if n == nil {
 		return fault.New(fault.FailedPrecondition, "the host of volume %s is no longer in the cluster", v.Name)
 	}
-	if why := n.PoolShortage(v.Pool, gib); why != "" {
+	why := n.PoolShortage(v.Pool, gib)
+	if why == "" && v.Encrypted {
+		why = n.LacksEncryption(v.Pool)
+	}
+	if why != "" {
 		return fault.New(kind, "host %s cannot have volume %s: it %s", n.Name, v.Name, why).WithReason("NO_POOL_FITS")
 	}
 	n.AllocatePool(v.Pool, int64(gib))

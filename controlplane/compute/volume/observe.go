@@ -43,7 +43,12 @@ func (s *Service) AssignedVolumes(v *store.View, on cloud.NodeID, ids ...cloud.V
 			return nil, err
 		}
 		if record != nil && record.Node == on {
-			out = append(out, convert.AssignedVolume(record))
+			assigned := convert.AssignedVolume(record)
+			if assigned.EncryptionKey, err = s.keys.keyFor(v, record); err != nil {
+				// The host keeps the volume closed, and receives everything else.
+				s.log.Error("cannot read the key of an encrypted volume", "volume", id, "err", err)
+			}
+			out = append(out, assigned)
 		}
 	}
 	return out, nil

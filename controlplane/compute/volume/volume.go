@@ -11,26 +11,37 @@
 // explains the attachment generation.
 //
 // Decisions:
+//
 //   - A volume is detached when its host has reported that the VM has no process, or that the guest has released the
 //     disk. If a VM is deleted while its host does not respond, its volumes therefore stay attached until the host has
 //     reported that the VM is destroyed.
+//
 //   - The record of a deleted volume is removed at once. The host deletes the bytes later, and their room in the pool
 //     becomes free when the host has reported that the volume is absent. Such a report counts only if its generation is
 //     that of the deletion: an earlier report may mean that the host has not made the volume yet.
+//
 //   - A volume that was made from an image keeps the image in use until the volume is deleted, because the volume's
 //     file may refer to the image's file.
 //
-// Keys: volume/<project>/<id>, volume-name/<project>/<name>.
+//   - A volume of an encrypted class gets a random key when it is created. The key is sealed with the cluster key, in a
+//     record of its own, so that no list, response, stored answer or watch of volumes contains it. AssignedVolumes sends
+//     the key only to the host that needs it. The record is deleted with the volume; a backup of the control plane that
+//     was made before still contains the sealed key, and for 15 minutes (see the compaction of the records) so does
+//     the history of the members.
+//
+// Keys: volume/<project>/<id>, volume-name/<project>/<name>, volume-key/<project>/<id>.
 package volume
 
 import (
 	"context"
+	"log/slog"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/compute/storageclass"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -47,12 +58,23 @@ var (
 type Service struct {
 	store    *store.Store
 	commands *leader.Commands
+	keys     sealer
+	log      *slog.Logger
+}
+
+// Options configures New. All fields are required.
+type Options struct {
+	Store    *store.Store
+	Commands *leader.Commands
+	// Key seals the keys of encrypted volumes.
+	Key *clusterkey.Key
+	Log *slog.Logger
 }
 
 // New creates the service and registers the commands that other members forward to the leader.
-func New(s *store.Store, commands *leader.Commands) *Service {
-	v := &Service{s, commands}
-	leader.Register(commands, v, createCommand, deleteCommand, resizeCommand, updateCommand)
+func New(o Options) *Service {
+	v := &Service{store: o.Store, commands: o.Commands, keys: sealer{o.Key}, log: o.Log}
+	leader.Register(o.Commands, v, createCommand, deleteCommand, resizeCommand, updateCommand)
 	return v
 }
 
@@ -120,7 +142,9 @@ type change struct {
 	Tenant cloud.Tenant
 	Volume cloud.Volume
 	Image  cloud.ImageID
-	Body   [32]byte
+	// Key is a new key for the volume. It is stored only if the class of the volume is encrypted.
+	Key  sealedKey
+	Body [32]byte
 }
 
 var (
@@ -130,8 +154,11 @@ var (
 	updateCommand = newCommand("volume.update", "UpdateVolume", update)
 )
 
-// newCommand returns a command that executes run in one transaction, at most once for each idempotency key.
-func newCommand(name, method string, run func(context.Context, *store.Tx, *change) (cloud.Volume, error)) *leader.Command[*Service, change, Result] {
+// newCommand returns a command that executes run in one transaction, at most once for each idempotency
+// key.
+func newCommand(
+	name, method string, run func(context.Context, *store.Tx, *change) (cloud.Volume, error),
+) *leader.Command[*Service, change, Result] {
 	return leader.NewCommand(name, leader.Keyed, func(s *Service, ctx context.Context, q change) (out Result, err error) {
 		_, err = s.store.Update(ctx, func(tx *store.Tx) error {
 			out.Volume, out.Replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), store.InProject(q.Tenant.Project), method, q.Body, func() (cloud.Volume, error) {

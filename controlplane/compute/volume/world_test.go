@@ -13,6 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/compute/node/nodetest"
 	"github.com/trivet-cloud/trivet/controlplane/compute/storageclass"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -37,7 +38,7 @@ type world struct {
 
 func newWorld(t testing.TB) *world {
 	base := nodetest.New(t, nil, acme, other)
-	w := &world{World: base, t: t, volumes: New(base.Store, base.Commands), classes: storageclass.New(base.Store, base.Commands)}
+	w := &world{World: base, t: t, volumes: New(Options{Store: base.Store, Commands: base.Commands, Key: clusterkey.Generate(), Log: base.Log}), classes: storageclass.New(base.Store, base.Commands)}
 	require.NoError(t, w.classes.Bootstrap(t.Context()))
 	w.Nodes.AttachVolumes(w.volumes)
 	w.Go(w.Nodes.Follow)
@@ -47,7 +48,7 @@ func newWorld(t testing.TB) *world {
 // host adds a host with a storage pool local of the given size.
 func (w *world) host(name string, gib uint64) cloud.NodeID {
 	return w.AddHost(name, cloud.Capacity{VCPUs: 8, MemoryMiB: 8192, StorageGiB: 100}, func(n *cloud.Node) {
-		n.StoragePools = []cloud.StoragePool{{Name: "local", AllocatableGiB: gib}}
+		n.StoragePools = []cloud.StoragePool{{Name: "local", AllocatableGiB: gib, Encryption: true}}
 	})
 }
 

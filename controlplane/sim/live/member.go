@@ -161,7 +161,7 @@ func (p *process) serve(log *slog.Logger) (err error) {
 	feed := network.NewFeed(network.FeedOptions{Store: p.records})
 	p.vms = vm.New(vm.Options{Store: p.records, Commands: p.commands, Nodes: p.nodes, Log: log})
 	classes := storageclass.New(p.records, p.commands)
-	p.volumes = volume.New(p.records, p.commands)
+	p.volumes = volume.New(volume.Options{Store: p.records, Commands: p.commands, Key: f.key, Log: log})
 	p.nodes.Attach(p.vms, p.files)
 	p.nodes.AttachVolumes(p.volumes)
 	p.nodes.AttachNetworks(feed)

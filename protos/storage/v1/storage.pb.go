@@ -48,8 +48,11 @@ type StorageClass struct {
 	MaxBytesPerSecond uint64 `protobuf:"varint,6,opt,name=max_bytes_per_second,json=maxBytesPerSecond,proto3" json:"max_bytes_per_second,omitempty"`
 	CreatedAt         int64  `protobuf:"varint,7,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	UpdatedAt         int64  `protobuf:"varint,8,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Volumes of the class are encrypted with LUKS, each with a key of its own (docs/security.md). Only for the driver
+	// MANAGED.
+	Encrypted     bool `protobuf:"varint,20,opt,name=encrypted,proto3" json:"encrypted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StorageClass) Reset() {
@@ -138,6 +141,13 @@ func (x *StorageClass) GetUpdatedAt() int64 {
 	return 0
 }
 
+func (x *StorageClass) GetEncrypted() bool {
+	if x != nil {
+		return x.Encrypted
+	}
+	return false
+}
+
 type CreateStorageClassRequest struct {
 	state             protoimpl.MessageState `protogen:"open.v1"`
 	Name              string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -146,6 +156,7 @@ type CreateStorageClassRequest struct {
 	Pool              string                 `protobuf:"bytes,4,opt,name=pool,proto3" json:"pool,omitempty"`
 	MaxIops           uint64                 `protobuf:"varint,5,opt,name=max_iops,json=maxIops,proto3" json:"max_iops,omitempty"`
 	MaxBytesPerSecond uint64                 `protobuf:"varint,6,opt,name=max_bytes_per_second,json=maxBytesPerSecond,proto3" json:"max_bytes_per_second,omitempty"`
+	Encrypted         bool                   `protobuf:"varint,20,opt,name=encrypted,proto3" json:"encrypted,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -220,6 +231,13 @@ func (x *CreateStorageClassRequest) GetMaxBytesPerSecond() uint64 {
 		return x.MaxBytesPerSecond
 	}
 	return 0
+}
+
+func (x *CreateStorageClassRequest) GetEncrypted() bool {
+	if x != nil {
+		return x.Encrypted
+	}
+	return false
 }
 
 type GetStorageClassRequest struct {
@@ -557,7 +575,7 @@ var File_storage_v1_storage_proto protoreflect.FileDescriptor
 const file_storage_v1_storage_proto_rawDesc = "" +
 	"\n" +
 	"\x18storage/v1/storage.proto\x12\n" +
-	"storage.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1cvmcontroller/v1/volume.proto\"\x9a\x02\n" +
+	"storage.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1cvmcontroller/v1/volume.proto\"\xb8\x02\n" +
 	"\fStorageClass\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x129\n" +
 	"\x06driver\x18\x02 \x01(\x0e2!.vmcontroller.v1.VolumeDriverKindR\x06driver\x12\x1d\n" +
@@ -569,7 +587,8 @@ const file_storage_v1_storage_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\a \x01(\x03R\tcreatedAt\x12\x1d\n" +
 	"\n" +
-	"updated_at\x18\b \x01(\x03R\tupdatedAt\"\xe9\x01\n" +
+	"updated_at\x18\b \x01(\x03R\tupdatedAt\x12\x1c\n" +
+	"\tencrypted\x18\x14 \x01(\bR\tencrypted\"\x87\x02\n" +
 	"\x19CreateStorageClassRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x129\n" +
 	"\x06driver\x18\x02 \x01(\x0e2!.vmcontroller.v1.VolumeDriverKindR\x06driver\x12\x1d\n" +
@@ -577,7 +596,8 @@ const file_storage_v1_storage_proto_rawDesc = "" +
 	"is_default\x18\x03 \x01(\bR\tisDefault\x12\x12\n" +
 	"\x04pool\x18\x04 \x01(\tR\x04pool\x12\x19\n" +
 	"\bmax_iops\x18\x05 \x01(\x04R\amaxIops\x12/\n" +
-	"\x14max_bytes_per_second\x18\x06 \x01(\x04R\x11maxBytesPerSecond\",\n" +
+	"\x14max_bytes_per_second\x18\x06 \x01(\x04R\x11maxBytesPerSecond\x12\x1c\n" +
+	"\tencrypted\x18\x14 \x01(\bR\tencrypted\",\n" +
 	"\x16GetStorageClassRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"W\n" +
 	"\x19ListStorageClassesRequest\x12\x1b\n" +

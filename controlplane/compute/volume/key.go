@@ -1,0 +1,53 @@
+package volume
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// sealedKey is the record of the key of an encrypted volume.
+type sealedKey struct {
+	// Sealed is the key, encrypted with the cluster key.
+	Sealed []byte
+}
+
+// keys is the table of the keys of encrypted volumes, at volume-key/<project>/<id>.
+var keys = store.NewTable[sealedKey]("volume-key")
+
+// keyBytes is the size of a volume's key, before its encoding.
+const keyBytes = 32
+
+// sealer makes and opens the keys of volumes.
+type sealer struct{ cluster *clusterkey.Key }
+
+// sealedName is the name under which the key of a volume is sealed. A sealed key cannot be used for another volume.
+func sealedName(id cloud.VolumeID) string { return "volume/" + string(id) }
+
+// make returns a new random key for a volume: 64 hexadecimal digits, because QEMU takes only text.
+func (s sealer) make(id cloud.VolumeID) sealedKey {
+	var key [keyBytes]byte
+	rand.Read(key[:])
+	return sealedKey{s.cluster.Seal(sealedName(id), []byte(hex.EncodeToString(key[:])))}
+}
+
+// keyFor returns the key of a volume if the host of the volume needs the key, and nil otherwise. The host needs the key
+// to open the volume, and to make the volume before its first attachment has ended.
+func (s sealer) keyFor(r store.Reader, v *cloud.Volume) ([]byte, error) {
+	if !v.Encrypted || v.VM == "" && v.Present && !mutant.On(mutant.SendKeyToAll) {
+		return nil, nil
+	}
+	k, err := keys.Get(r, string(v.Project), string(v.ID))
+	if err != nil {
+		return nil, err
+	}
+	if k == nil {
+		return nil, fmt.Errorf("volume %s has no key", v.ID)
+	}
+	return s.cluster.Open(sealedName(v.ID), k.Sealed)
+}
