@@ -108,7 +108,7 @@ func (m *member) listServices(context.Context) error {
 			rest:  &restAPI{name: "credit", port: ports.Credit, options: tenantREST(fault.Credit), routes: m.credits.Routes},
 			tasks: []leader.Task{{Name: "expire reservations", Every: credit.SweepEvery, Run: m.credits.Sweep}},
 		},
-		{ // charging of projects for their VMs
+		{ // charging of projects for their VMs and volumes
 			tasks: []leader.Task{{Name: "bill", Every: m.bills.Every(), Run: m.bills.Run}},
 		},
 		{ // disk images
@@ -215,6 +215,9 @@ func (m *member) newCompute(context.Context) error {
 	m.bills.Attach(m.vms)
 	m.storageClasses = storageclass.New(m.records, m.commands)
 	volumes := volume.Options{Store: m.records, Commands: m.commands, Key: m.key, Log: m.log.With("service", "volume")}
+	if m.config.Billing.Enabled {
+		volumes.Billing = m.bills
+	}
 	m.volumes = volume.New(volumes)
 	m.nodes.Attach(m.vms, m.files)
 	m.nodes.AttachVolumes(m.volumes)
@@ -239,7 +242,7 @@ func (m *member) assignGateways(ctx context.Context) error {
 	return m.networkFeed.AssignGateways(ctx, states)
 }
 
-// newBilling creates the service that charges projects for their VMs. It charges nothing unless billing is enabled.
+// newBilling creates the service that charges projects for their VMs and volumes. It charges nothing unless billing is enabled.
 func newBilling(b config.Billing, records *store.Store, credits *credit.Service, log *slog.Logger) *billing.Service {
 	log = log.With("service", "billing")
 	if b.Enabled && b.TestHour != 0 {

@@ -9,10 +9,10 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/money/billing"
 )
 
-// Billing configures what VMs cost. Use the same values on all members; those of the leader apply.
+// Billing configures what VMs and volumes cost. Use the same values on all members; those of the leader apply.
 type Billing struct {
-	// Enabled makes projects pay for their VMs from their credit, by the hour. Creating a VM then reserves credit. VMs
-	// that already exist when billing is enabled are charged from then on.
+	// Enabled makes projects pay for their VMs and volumes from their credit, by the hour. Creating one then reserves
+	// credit. VMs and volumes that already exist when billing is enabled are charged from then on.
 	Enabled bool           `yaml:"enabled"`
 	Prices  billing.Prices `yaml:"prices"`
 	// OnEmpty is the policy for running VMs whose next hour the project cannot pay. With the policy keep, the default,
@@ -43,6 +43,7 @@ func (b *Billing) flags(f *pflag.FlagSet) {
 	f.Int64Var(&b.Prices.VCPUHour, "billing-vcpu-hour", b.Prices.VCPUHour, "credit for an hour of a vCPU of a running VM")
 	f.Int64Var(&b.Prices.MemoryGiBHour, "billing-memory-gib-hour", b.Prices.MemoryGiBHour, "credit for an hour of a GiB of a running VM's memory")
 	f.Int64Var(&b.Prices.DiskGiBHour, "billing-disk-gib-hour", b.Prices.DiskGiBHour, "credit for an hour of a GiB of a VM's disks, running or not")
+	f.Int64Var(&b.Prices.VolumeGiBHour, "billing-volume-gib-hour", b.Prices.VolumeGiBHour, "credit for an hour of a GiB of a volume, attached or not")
 	f.StringVar((*string)(&b.OnEmpty), "billing-on-empty", string(b.OnEmpty), "what happens to running VMs that are not paid for: keep (also when empty) or stop")
 	f.DurationVar(&b.TestHour, "billing-test-hour", b.TestHour, "how long an hour is, for tests only")
 	_ = f.MarkHidden("billing-test-hour")

@@ -59,21 +59,27 @@ type Service struct {
 	store    *store.Store
 	commands *leader.Commands
 	keys     sealer
+	billing  Billing
 	log      *slog.Logger
 }
 
-// Options configures New. All fields are required.
+// Options configures New. All fields except Billing are required.
 type Options struct {
 	Store    *store.Store
 	Commands *leader.Commands
 	// Key seals the keys of encrypted volumes.
 	Key *clusterkey.Key
 	Log *slog.Logger
+	// Billing is called for changes of volumes. It is nil if volumes are free of charge.
+	Billing Billing
 }
 
 // New creates the service and registers the commands that other members forward to the leader.
 func New(o Options) *Service {
-	v := &Service{store: o.Store, commands: o.Commands, keys: sealer{o.Key}, log: o.Log}
+	if o.Billing == nil {
+		o.Billing = noBilling{}
+	}
+	v := &Service{store: o.Store, commands: o.Commands, keys: sealer{o.Key}, billing: o.Billing, log: o.Log}
 	leader.Register(o.Commands, v, createCommand, deleteCommand, resizeCommand, updateCommand)
 	return v
 }
@@ -148,21 +154,26 @@ type change struct {
 }
 
 var (
-	createCommand = newCommand("volume.create", "CreateVolume", create)
-	deleteCommand = newCommand("volume.delete", "DeleteVolume", remove)
-	resizeCommand = newCommand("volume.resize", "ResizeVolume", resize)
-	updateCommand = newCommand("volume.update", "UpdateVolume", update)
+	createCommand = newCommand("volume.create", "CreateVolume", create, Billing.AdmitVolume)
+	deleteCommand = newCommand("volume.delete", "DeleteVolume", remove, Billing.VolumeRemoved)
+	resizeCommand = newCommand("volume.resize", "ResizeVolume", resize, Billing.VolumeChanged)
+	updateCommand = newCommand("volume.update", "UpdateVolume", update, Billing.VolumeChanged)
 )
 
-// newCommand returns a command that executes run in one transaction, at most once for each idempotency
+// newCommand returns a command that executes run and then bill in one transaction, at most once for each idempotency
 // key.
 func newCommand(
 	name, method string, run func(context.Context, *store.Tx, *change) (cloud.Volume, error),
+	bill func(Billing, *store.Tx, *cloud.Volume) error,
 ) *leader.Command[*Service, change, Result] {
 	return leader.NewCommand(name, leader.Keyed, func(s *Service, ctx context.Context, q change) (out Result, err error) {
 		_, err = s.store.Update(ctx, func(tx *store.Tx) error {
 			out.Volume, out.Replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), store.InProject(q.Tenant.Project), method, q.Body, func() (cloud.Volume, error) {
-				return run(ctx, tx, &q)
+				v, err := run(ctx, tx, &q)
+				if err != nil {
+					return v, err
+				}
+				return v, bill(s.billing, tx, &v)
 			})
 			return err
 		})

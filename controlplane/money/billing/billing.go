@@ -1,4 +1,4 @@
-// Package billing charges projects for their VMs by the hour. It defines the prices, counts the hours, charges the
+// Package billing charges projects for their VMs and volumes by the hour. It defines the prices, counts the hours, charges the
 // wallets, and applies the policy for projects that cannot pay.
 //
 // The hours of each VM are counted separately: the first begins when the VM is created, the next an hour later. An hour
@@ -15,6 +15,12 @@
 //     configuration when an hour is billed: new prices apply from each VM's next hour or change.
 //   - Time is the store's clock, which never goes back. If the clock jumps ahead, the skipped hours are billed, as
 //     after an outage.
+//
+// A volume pays for its size, at one price for all storage classes, from its creation to its deletion, whether it is
+// attached or not: the size counts in the host's pool and in the quota all the time. Its hours are counted like those of
+// a VM. Creating a volume reserves the price of its first hour, and the bill for this hour is made at once. A project
+// with unpaid bills cannot create volumes. Volumes are never deleted or detached because they are not paid; with the
+// policy Stop, no VM of the project can be started meanwhile.
 //
 // Counting and paying are separate. A Meter records the time up to which a VM's hours are counted. It is updated in the
 // transaction that writes the Bill: the transaction of the VM's change (package vm calls vm.Billing), or one of Run. A
@@ -121,8 +127,9 @@ type Service struct {
 	// payFrom, vmFrom and meterFrom are the paths of records at which the next Run continues: payFrom for charging
 	// projects, vmFrom for comparing VMs, and meterFrom for comparing meters. Each Run processes only a part of the
 	// records.
-	payFrom, vmFrom, meterFrom []string
-	debtors                    debtors
+	// volumeFrom is the one for comparing volumes.
+	payFrom, vmFrom, meterFrom, volumeFrom []string
+	debtors                                debtors
 }
 
 // New returns a Service. Call Attach before the service is used.

@@ -23,24 +23,34 @@ const by = "system:billing"
 // that costs nothing it does neither.
 func (s *Service) Admit(tx *store.Tx, vm *cloud.VM) error {
 	m := &Meter{Org: vm.Org, Project: vm.Project, VM: vm.ID, Name: vm.Name, Until: tx.Now()}
-	price := s.terms.Prices.Hour(FullUse(vm))
-	if price > 0 {
-		if !mutant.On(mutant.AdmitDebtor) {
-			if err := s.checkSolvent(tx, vm, price); err != nil {
-				return err
-			}
-		}
-		m.Reservation = idOf(vm.ID, "reservation")
-		o := credit.Request{Tenant: vm.Tenant(), Command: ledger.Command{
-			Op: ledger.DoReserve, By: by, IDs: [2]string{idOf(vm.ID, "reservation/hold")}, Amount: price,
-			Description: fmt.Sprintf("VM %s, its first hour", vm.Name), Reservation: m.Reservation, ResourceType: "vm",
-			TTL: (cloud.CreatingTime + s.terms.Hour + 999) / 1000,
-		}}
-		if _, err := s.opts.Credits.Within(tx, o); err != nil {
-			return errTooLittleCredit(vm, price, err)
-		}
+	if err := s.reserve(tx, m, s.terms.Prices.Hour(FullUse(vm)), "vm"); err != nil {
+		return err
 	}
 	return s.put(tx, m, m)
+}
+
+// reserve charges the unpaid bills of the project of a new meter, and reserves the price of the first hour. It returns
+// an error if bills stay unpaid or the reservation fails. For a price of 0 it does nothing. The parameter resource is
+// the type of the resource in the reservation.
+func (s *Service) reserve(tx *store.Tx, m *Meter, price int64, resource string) error {
+	if price == 0 {
+		return nil
+	}
+	if !mutant.On(mutant.AdmitDebtor) {
+		if err := s.checkSolvent(tx, m.object(), price); err != nil {
+			return err
+		}
+	}
+	m.Reservation = idOf(m.VM, "reservation")
+	o := credit.Request{Tenant: cloud.Tenant{Org: m.Org, Project: m.Project}, Command: ledger.Command{
+		Op: ledger.DoReserve, By: by, IDs: [2]string{idOf(m.VM, "reservation/hold")}, Amount: price,
+		Description: fmt.Sprintf("%s, its first hour", m.object()), Reservation: m.Reservation, ResourceType: resource,
+		TTL: (cloud.CreatingTime + s.terms.Hour + 999) / 1000,
+	}}
+	if _, err := s.opts.Credits.Within(tx, o); err != nil {
+		return errTooLittleCredit(m.object(), price, err)
+	}
+	return nil
 }
 
 // Start implements vm.Billing. With the policy Keep, or for a VM that costs nothing, it returns nil. With the policy
@@ -68,7 +78,7 @@ func (s *Service) Start(tx *store.Tx, vm *cloud.VM) error {
 			need -= held
 		}
 	}
-	if err := s.checkSolvent(tx, vm, price); err != nil {
+	if err := s.checkSolvent(tx, objectOf(vm), price); err != nil {
 		return err
 	}
 	wallet, err := s.opts.Credits.WalletAt(tx, vm.Tenant())
@@ -76,15 +86,31 @@ func (s *Service) Start(tx *store.Tx, vm *cloud.VM) error {
 		err = checkSpendable(wallet, need)
 	}
 	if err != nil {
-		return errTooLittleCredit(vm, price, err)
+		return errTooLittleCredit(objectOf(vm), price, err)
 	}
 	return nil
 }
 
-// checkSolvent charges the unpaid bills of the project of vm, and returns an error if some stay unpaid. The price of an
-// hour of vm is used only in the text of the error.
-func (s *Service) checkSolvent(tx *store.Tx, vm *cloud.VM, price int64) error {
-	_, unpaid, refusal, err := s.settle(tx, vm.Project)
+// object names a VM or a volume, and its project, in messages.
+type object struct {
+	volume  bool
+	name    string
+	project cloud.ProjectID
+}
+
+func objectOf(vm *cloud.VM) object { return object{false, vm.Name, vm.Project} }
+
+func (o object) String() string {
+	if o.volume {
+		return "volume " + o.name
+	}
+	return "VM " + o.name
+}
+
+// checkSolvent charges the unpaid bills of the project of o, and returns an error if some stay unpaid. The price of an
+// hour of o is used only in the text of the error.
+func (s *Service) checkSolvent(tx *store.Tx, o object, price int64) error {
+	_, unpaid, refusal, err := s.settle(tx, o.project)
 	switch {
 	case err != nil:
 		return err
@@ -92,7 +118,7 @@ func (s *Service) checkSolvent(tx *store.Tx, vm *cloud.VM, price int64) error {
 		return nil
 	case refusal == nil:
 		// The wallet refused nothing. settle ended because it has reached its limits for one transaction.
-		return fault.New(fault.ResourceExhausted, "hours of before are being charged to project %s: ask again", vm.Project).
+		return fault.New(fault.ResourceExhausted, "hours of before are being charged to project %s: ask again", o.project).
 			WithReason("CREDIT_OWED").With("price", price).MayRetry()
 	}
 	var sum int64
@@ -105,8 +131,8 @@ func (s *Service) checkSolvent(tx *store.Tx, vm *cloud.VM, price int64) error {
 	if len(unpaid) == maxBills {
 		more = " or more"
 	}
-	f := errTooLittleCredit(vm, price, refusal)
-	f.Message += fmt.Sprintf("; project %s owes %d%s for hours of before", vm.Project, sum, more)
+	f := errTooLittleCredit(o, price, refusal)
+	f.Message += fmt.Sprintf("; project %s owes %d%s for hours of before", o.project, sum, more)
 	return f.With("owed", sum)
 }
 
@@ -127,17 +153,17 @@ func checkSpendable(w *ledger.Wallet, amount int64) error {
 
 var reasons = map[ledger.WalletStatus]string{ledger.Suspended: "WALLET_SUSPENDED", ledger.Closed: "WALLET_CLOSED"}
 
-// errTooLittleCredit returns the error for a VM that the project cannot pay for. The error contains the price of an
-// hour of the VM. The reason and the available amount are taken from cause, the error of the wallet.
-func errTooLittleCredit(vm *cloud.VM, price int64, cause error) *fault.Fault {
+// errTooLittleCredit returns the error for a VM or volume that the project cannot pay for. The error contains the price
+// of an hour. The reason and the available amount are taken from cause, the error of the wallet.
+func errTooLittleCredit(o object, price int64, cause error) *fault.Fault {
 	f, ok := fault.From(cause)
 	if !ok {
-		return fault.New(fault.Internal, "VM %s cannot be paid for", vm.Name).Because(cause)
+		return fault.New(fault.Internal, "%s cannot be paid for", o).Because(cause)
 	}
-	out := fault.New(fault.ResourceExhausted, "an hour of VM %s costs %d: %s", vm.Name, price, f.Message).Because(cause).
+	out := fault.New(fault.ResourceExhausted, "an hour of %s costs %d: %s", o, price, f.Message).Because(cause).
 		WithReason(f.Reason).With("price", price)
 	if fault.Is(cause, fault.NotFound) {
-		out.Message, out.Reason = fmt.Sprintf("an hour of VM %s costs %d: project %s has no wallet", vm.Name, price, vm.Project), "NO_WALLET"
+		out.Message, out.Reason = fmt.Sprintf("an hour of %s costs %d: project %s has no wallet", o, price, o.project), "NO_WALLET"
 		out = out.With("available", int64(0))
 	}
 	if available, ok := f.Details["available"]; ok {
@@ -193,7 +219,7 @@ func (s *Service) release(tx *store.Tx, m *Meter, why string) error {
 	}
 	_, err := s.opts.Credits.Within(tx, credit.Request{Tenant: cloud.Tenant{Org: m.Org, Project: m.Project}, Command: ledger.Command{
 		Op: ledger.DoRelease, By: by, IDs: [2]string{idOf(m.VM, "reservation/release")}, Reservation: m.Reservation,
-		Description: fmt.Sprintf("VM %s %s", m.Name, why),
+		Description: fmt.Sprintf("%s %s", m.object(), why),
 	}})
 	m.Reservation = ""
 	return ignoreRefusals(err)

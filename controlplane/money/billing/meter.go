@@ -18,13 +18,15 @@ type Terms struct {
 	Hour int64
 }
 
-// Meter is the record that counts the hours of one VM. It is updated in the transaction that stores the resulting
+// Meter is the record that counts the hours of one VM or volume. It is updated in the transaction that stores the resulting
 // bills, so that each hour is billed once, even if several transactions try to bill it at the same time.
 type Meter struct {
 	Org     cloud.OrgID
 	Project cloud.ProjectID
-	VM      cloud.VMID
-	Name    string
+	// VM is the ID of the VM. For the meter of a volume, Volume is true and VM is the ID of the volume.
+	VM     cloud.VMID
+	Volume bool `cbor:",omitempty"`
+	Name   string
 	// Use holds the resources for which the VM is charged at present.
 	Use Use
 	// Until is the end of the last counted hour. The next hour to count begins then.
@@ -46,12 +48,14 @@ type Place struct {
 	Number uint64
 }
 
-// Bill is the record of what is owed for consecutive hours of one VM at one price.
+// Bill is the record of what is owed for consecutive hours of one VM or volume at one price.
 type Bill struct {
 	Org     cloud.OrgID
 	Project cloud.ProjectID
-	VM      cloud.VMID
-	Name    string
+	// VM and Volume are those of the Meter.
+	VM     cloud.VMID
+	Volume bool `cbor:",omitempty"`
+	Name   string
 	// Number is the sequence number of the bill among the bills of its VM.
 	Number uint64
 	// From is when the first unpaid hour began, and Step the length of each hour in milliseconds. Hours is the number
@@ -89,8 +93,11 @@ func (m *Meter) Pass(now cloud.Time, t Terms) *Bill {
 }
 
 // isDeferred reports whether the VM's first bill has not been made yet and the VM is off. The first bill is made when
-// the VM runs for the first time, or at the end of the hour.
-func (m *Meter) isDeferred() bool { return m.Reservation != "" && m.Use.VCPUs == 0 }
+// the VM runs for the first time, or at the end of the hour. The first bill of a volume is made at its creation.
+func (m *Meter) isDeferred() bool { return m.Reservation != "" && m.Use.VCPUs == 0 && !m.Volume }
+
+// object returns the VM or volume of the meter, for messages.
+func (m *Meter) object() object { return object{m.Volume, m.Name, m.Project} }
 
 // Change counts the hours up to now like Pass, and then stores u as the resources that the VM uses from now on. An hour
 // costs as much as the most expensive use in it, so if the price rises, Change also bills the difference for the
@@ -120,7 +127,7 @@ func (m *Meter) bill(from cloud.Time, hours, price int64, more bool, t Terms) *B
 	}
 	m.Bills++
 	b := &Bill{
-		Org: m.Org, Project: m.Project, VM: m.VM, Name: m.Name, Number: m.Bills, From: from, Step: t.Hour, Hours: hours, Price: price,
+		Org: m.Org, Project: m.Project, VM: m.VM, Volume: m.Volume, Name: m.Name, Number: m.Bills, From: from, Step: t.Hour, Hours: hours, Price: price,
 		Use: m.Use, More: more, Reservation: m.Reservation,
 	}
 	m.Reservation = ""
@@ -161,7 +168,7 @@ func (b *Bill) Says() string {
 	if b.More {
 		which = "rest of the hour"
 	}
-	return fmt.Sprintf("VM %s, %s from %s: %s", b.Name, which, time.UnixMilli(b.From).UTC().Format(time.RFC3339), b.Use)
+	return fmt.Sprintf("%s, %s from %s: %s", object{b.Volume, b.Name, b.Project}, which, time.UnixMilli(b.From).UTC().Format(time.RFC3339), b.Use)
 }
 
 // ID returns a UUID for an object that belongs to the first hour of the bill. The parameter named what says which

@@ -123,7 +123,7 @@ func (s *Service) pay(ctx context.Context, p cloud.ProjectID) (again bool, err e
 		return false, err
 	}
 	if refusal != nil && s.debtors.isNew(p, cmp.Or(refusal.Reason, refusal.Message)) {
-		s.opts.Log.Warn("a project cannot pay for its VMs", "project", p, "wallet", refusal.Message, "on_empty", cmp.Or(s.opts.Rules.OnEmpty, Keep))
+		s.opts.Log.Warn("a project cannot pay for its VMs and volumes", "project", p, "wallet", refusal.Message, "on_empty", cmp.Or(s.opts.Rules.OnEmpty, Keep))
 	}
 	if refusal != nil && s.opts.Rules.OnEmpty == Stop {
 		return false, s.haltAll(ctx, p)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/trivet-cloud/trivet/controlplane/compute/vm"
+	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -37,7 +38,7 @@ func (s *Service) Every() time.Duration {
 func (s *Service) Run(ctx context.Context) error {
 	failed := s.count(ctx)
 	if s.opts.Rules.Enabled && ctx.Err() == nil {
-		failed = errors.Join(failed, s.collect(ctx), s.compare(ctx))
+		failed = errors.Join(failed, s.collect(ctx), s.compare(ctx), s.compareVolumes(ctx))
 	}
 	return failed
 }
@@ -153,11 +154,12 @@ func (s *Service) collect(ctx context.Context) error {
 	return failed
 }
 
-// compare compares the next page of VMs and the next page of meters, the records that count the VMs' hours. It repairs
-// each mismatch: a VM without a meter, a meter without a VM, or a meter that has other resources than its VM uses.
+// compare compares the next page of VMs and the next page of meters, the records that count the hours. It repairs each
+// mismatch: a VM without a meter, a meter without a VM or volume, or a meter that has other resources than its VM uses.
 func (s *Service) compare(ctx context.Context) error {
 	var odd []cloud.VMID
 	var of []cloud.ProjectID
+	var lost []*Meter // meters of volumes that do not exist
 	err := s.opts.Store.Local(func(v *store.View) error {
 		vms, more, err := page(v, vm.VMs, comparePage, s.vmFrom)
 		if err != nil {
@@ -179,6 +181,16 @@ func (s *Service) compare(ctx context.Context) error {
 		}
 		s.meterFrom = nextPosition(all, more)
 		for _, r := range all {
+			if r.Value.Volume {
+				has, err := volume.Volumes.Has(v, r.Path...)
+				if err != nil {
+					return err
+				}
+				if !has {
+					lost = append(lost, r.Value)
+				}
+				continue
+			}
 			has, err := vm.VMs.Has(v, r.Path...)
 			if err != nil {
 				return err
@@ -194,6 +206,12 @@ func (s *Service) compare(ctx context.Context) error {
 			break
 		}
 		_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error { return s.repair(tx, of[i], id) })
+	}
+	for _, m := range lost {
+		if err != nil {
+			break
+		}
+		_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error { return s.repairVolume(tx, m.Project, m.VM) })
 	}
 	if err != nil {
 		return fmt.Errorf("compare VMs and meters: %w", err)
