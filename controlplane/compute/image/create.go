@@ -104,8 +104,8 @@ func chargeQuota(tx *store.Tx, i *cloud.Image) error {
 // checkVisibility returns PermissionDenied if the image is PUBLIC and the caller is not a system:admin. It returns
 // InvalidArgument if the image is SHARED and its metadata does not list valid org IDs to share it with.
 func checkVisibility(ctx context.Context, i *cloud.Image) error {
-	if i.Visibility == cloud.Public && !auth.CallerOf(ctx).IsCloudAdmin() {
-		return fault.New(fault.PermissionDenied, "only %s may publish an image, or change a public one", cloud.SystemAdmin)
+	if err := checkPublisher(ctx, i.Visibility); err != nil {
+		return err
 	}
 	if i.Visibility != cloud.Shared {
 		return nil
@@ -118,6 +118,14 @@ func checkVisibility(ctx context.Context, i *cloud.Image) error {
 		if cloud.CheckCallerID("", org) != nil {
 			return fault.Invalid("metadata", "%s must be org IDs separated by commas: %q is not an org ID", cloud.SharedWith, org)
 		}
+	}
+	return nil
+}
+
+// checkPublisher returns PermissionDenied if the visibility v is PUBLIC and the caller is not a system:admin.
+func checkPublisher(ctx context.Context, v cloud.Visibility) error {
+	if v == cloud.Public && !auth.CallerOf(ctx).IsCloudAdmin() {
+		return fault.New(fault.PermissionDenied, "only %s may publish an image, or change a public one", cloud.SystemAdmin)
 	}
 	return nil
 }

@@ -228,6 +228,10 @@ func (s *Service) updateOnLeader(ctx context.Context, q updateRequest) (out clou
 		if err != nil {
 			return err
 		}
+		// The image's present visibility is checked too: otherwise the image's org could make a PUBLIC image PRIVATE.
+		if err := checkPublisher(ctx, i.Visibility); err != nil {
+			return err
+		}
 		if q.Name != "" {
 			i.Name = q.Name
 		}

@@ -136,3 +136,29 @@ func TestVisibilityInLists(t *testing.T) {
 		require.True(t, fault.Is(err, fault.InvalidArgument), id)
 	}
 }
+
+// TestChangePublicImage checks that a member of the image's own org can change nothing of a PUBLIC image, not even its
+// visibility, and that a system:admin can.
+func TestChangePublicImage(t *testing.T) {
+	w := newWorld(t, 1)
+	s := w.member(1)
+	i := described(w.write("disk.raw", noise(1000)))
+	i.Visibility = cloud.Public
+	made, err := s.Create(admin(t), i, [32]byte{})
+	require.NoError(t, err)
+	for _, c := range []struct {
+		v        cloud.Visibility
+		metadata map[string]string
+	}{{0, nil}, {cloud.Public, nil}, {cloud.Private, nil}, {cloud.Shared, map[string]string{cloud.SharedWith: "friend"}}} {
+		_, err := s.Update(member(t), "acme", made.Image.ID, "other", c.v, c.metadata)
+		require.True(t, fault.Is(err, fault.PermissionDenied), "visibility %d: %v", c.v, err)
+	}
+	now, err := s.Get(t.Context(), "acme", made.Image.ID)
+	require.NoError(t, err)
+	require.Equal(t, made.Image, *now)
+	private, err := s.Update(admin(t), "acme", made.Image.ID, "", cloud.Private, nil)
+	require.NoError(t, err)
+	require.Equal(t, cloud.Private, private.Visibility)
+	_, err = s.Update(member(t), "acme", made.Image.ID, "mine", 0, nil)
+	require.NoError(t, err)
+}
