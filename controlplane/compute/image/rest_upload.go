@@ -121,12 +121,13 @@ func (s *Service) completeUpload(_ *rest.Response, r *http.Request) (any, error)
 }
 
 func (s *Service) deleteUpload(_ *rest.Response, r *http.Request) (any, error) {
-	u, err := s.admitSession(r, "AbortImageUpload")
+	org, err := admitQuery(r, "AbortImageUpload")
 	if err != nil {
 		return nil, err
 	}
-	if err := s.AbortUpload(r.Context(), u, pathHash(r)); err != nil {
+	image, err := s.AbortUpload(r.Context(), UploadRef{Org: org, Session: mux.Vars(r)["session"]}, pathHash(r))
+	if err != nil {
 		return nil, err
 	}
-	return map[string]any{"id": u.Image, "deleted": true}, nil
+	return map[string]any{"id": image, "deleted": true}, nil
 }

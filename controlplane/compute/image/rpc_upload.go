@@ -71,7 +71,11 @@ func (r *server) AbortImageUpload(ctx context.Context, in *vmv1.AbortImageUpload
 	if err != nil {
 		return nil, err
 	}
-	if err := r.s.AbortUpload(ctx, refOf(org, in), rpc.BodyHash(in)); err != nil {
+	u := refOf(org, in)
+	if err := u.check(); err != nil {
+		return nil, err
+	}
+	if _, err := r.s.AbortUpload(ctx, u, rpc.BodyHash(in)); err != nil {
 		return nil, err
 	}
 	return &emptypb.Empty{}, nil

@@ -67,33 +67,37 @@ func (s *Service) findUpload(ctx context.Context, u UploadRef) (UploadRef, error
 			return u, err
 		}
 	}
-	missing := fault.New(fault.NotFound, "no upload session %s", truncate(u.Session))
-	err := s.opts.Store.View(ctx, func(v *store.View) error {
-		if u.Image != "" {
-			i, err := Images.Get(v, string(u.Image))
-			if err != nil {
-				return err
-			}
-			if i == nil || i.Org != u.Org {
-				return noImage(u.Image)
-			}
-			if i.Upload == nil {
-				return fault.New(fault.NotFound, "image %s has no upload session", u.Image)
-			}
-			u.Session = i.Upload.ID
-			return nil
+	err := s.opts.Store.View(ctx, func(v *store.View) (err error) {
+		if u.Image == "" {
+			u.Image, err = u.findImage(v)
+			return err
 		}
-		all, _, err := Images.List(v, 0)
+		i, err := Images.Get(v, string(u.Image))
 		if err != nil {
 			return err
 		}
-		for _, r := range all {
-			if i := r.Value; i.Org == u.Org && i.Upload != nil && i.Upload.ID == u.Session {
-				u.Image = i.ID
-				return nil
-			}
+		if i == nil || i.Org != u.Org {
+			return noImage(u.Image)
 		}
-		return missing
+		if i.Upload == nil {
+			return fault.New(fault.NotFound, "image %s has no upload session", u.Image)
+		}
+		u.Session = i.Upload.ID
+		return nil
 	})
 	return u, err
+}
+
+// findImage returns the ID of the image that has the upload session, or NotFound if no image of the org has it.
+func (u UploadRef) findImage(r store.Reader) (cloud.ImageID, error) {
+	all, _, err := Images.List(r, 0)
+	if err != nil {
+		return "", err
+	}
+	for _, r := range all {
+		if i := r.Value; i.Org == u.Org && i.Upload != nil && i.Upload.ID == u.Session {
+			return i.ID, nil
+		}
+	}
+	return "", fault.New(fault.NotFound, "no upload session %s", truncate(u.Session))
 }

@@ -311,32 +311,45 @@ type abortRequest struct {
 	Body   [32]byte
 }
 
-// AbortUpload ends an upload session and deletes its image. The members delete the parts later. body is the hash of the
-// request.
-func (s *Service) AbortUpload(ctx context.Context, u UploadRef, body [32]byte) error {
-	if err := u.check(); err != nil {
-		return err
+// aborted is the result of AbortUpload: the ID of the image that was deleted. It is empty in the stored responses of
+// earlier versions.
+type aborted struct{ Image cloud.ImageID }
+
+// AbortUpload ends an upload session and deletes its image. The members delete the parts later. u.Image may be empty.
+// body is the hash of the request.
+func (s *Service) AbortUpload(ctx context.Context, u UploadRef, body [32]byte) (cloud.ImageID, error) {
+	if u.Image != "" {
+		if err := u.check(); err != nil {
+			return "", err
+		}
 	}
-	_, err := abortUploadCommand.Call(ctx, s.opts.Commands, abortRequest{u, body})
-	return err
+	out, err := abortUploadCommand.Call(ctx, s.opts.Commands, abortRequest{u, body})
+	return out.Image, err
 }
 
 var abortUploadCommand = leader.NewCommand("image.abort", leader.Keyed, (*Service).abortUploadOnLeader)
 
-// abortUploadOnLeader implements AbortUpload on the leader.
-func (s *Service) abortUploadOnLeader(ctx context.Context, q abortRequest) (struct{}, error) {
-	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
-		_, _, err := store.Idempotent(tx, auth.CallerOf(ctx), store.InOrg(q.Upload.Org), "AbortImageUpload", q.Body, func() (struct{}, error) {
-			i, err := q.Upload.find(tx)
+// abortUploadOnLeader implements AbortUpload on the leader. The image is found inside of store.Idempotent, because a
+// repeated call must get the first response although the image no longer exists.
+func (s *Service) abortUploadOnLeader(ctx context.Context, q abortRequest) (out aborted, err error) {
+	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
+		out, _, err = store.Idempotent(tx, auth.CallerOf(ctx), store.InOrg(q.Upload.Org), "AbortImageUpload", q.Body, func() (aborted, error) {
+			u := q.Upload
+			if u.Image == "" {
+				if u.Image, err = u.findImage(tx.Unguarded()); err != nil {
+					return aborted{}, err
+				}
+			}
+			i, err := u.find(tx)
 			if err != nil {
-				return struct{}{}, err
+				return aborted{}, err
 			}
 			if i.Upload.CompletedAt != 0 {
-				return struct{}{}, fault.New(fault.FailedPrecondition, "the upload is complete: delete image %s instead", i.ID)
+				return aborted{}, fault.New(fault.FailedPrecondition, "the upload is complete: delete image %s instead", i.ID)
 			}
-			return struct{}{}, remove(tx, i)
+			return aborted{i.ID}, remove(tx, i)
 		})
 		return err
 	})
-	return struct{}{}, err
+	return out, err
 }

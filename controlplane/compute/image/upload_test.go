@@ -28,6 +28,12 @@ func begin(t *testing.T, s *Service, i cloud.Image) UploadRef {
 	return UploadRef{Org: "acme", Image: made.Image.ID, Session: made.Image.Upload.ID}
 }
 
+// abort ends an upload at a member.
+func abort(t *testing.T, s *Service, u UploadRef) error {
+	_, err := s.AbortUpload(member(t), u, [32]byte{})
+	return err
+}
+
 // cut cuts data into parts of the given size.
 func cut(data []byte, size int) [][]byte { return slices.Collect(slices.Chunk(data, size)) }
 
@@ -217,7 +223,7 @@ func TestAbort(t *testing.T) {
 	})
 	require.NoError(t, err)
 	for _, end := range []func(UploadRef) error{
-		func(u UploadRef) error { return s.AbortUpload(member(t), u, [32]byte{}) },
+		func(u UploadRef) error { return abort(t, s, u) },
 		func(u UploadRef) error { return s.Delete(member(t), "acme", u.Image, [32]byte{}) },
 	} {
 		u := begin(t, s, described(""))
@@ -271,7 +277,7 @@ func TestUploadRefusals(t *testing.T) {
 		{"another org", part(foreign, 1, small), fault.NotFound, "no image"},
 		{"no session", part(UploadRef{"acme", u.Image, ""}, 1, small), fault.InvalidArgument, "upload_session_id"},
 		{"an ID that is none", part(UploadRef{"acme", "x", "y"}, 1, small), fault.InvalidArgument, "image_id"},
-		{"abort by another org", s.AbortUpload(member(t), foreign, [32]byte{}), fault.NotFound, "no image"},
+		{"abort by another org", abort(t, s, foreign), fault.NotFound, "no image"},
 	} {
 		require.True(t, fault.Is(c.err, c.kind), "%s: %v", c.name, c.err)
 		require.ErrorContains(t, c.err, c.says, c.name)
@@ -288,7 +294,7 @@ func TestUploadRefusals(t *testing.T) {
 	require.NoError(t, part(u, 2, make([]byte, MinPartBytes)), "replaces the part")
 	w.run(s)
 	require.NoError(t, complete())
-	require.ErrorContains(t, s.AbortUpload(member(t), u, [32]byte{}), "delete image")
+	require.ErrorContains(t, abort(t, s, u), "delete image")
 }
 
 // TestUploadIsExamined checks that an uploaded image is examined as an imported one is: a QCOW2 image with a backing
@@ -353,6 +359,6 @@ func TestOpenUploadsAreLimited(t *testing.T) {
 	}
 	_, err := s.BeginUpload(member(t), described(""), [32]byte{})
 	require.ErrorContains(t, err, "complete or abort")
-	require.NoError(t, s.AbortUpload(member(t), last, [32]byte{}))
+	require.NoError(t, abort(t, s, last))
 	begin(t, s, described(""))
 }
