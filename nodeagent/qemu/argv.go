@@ -16,6 +16,7 @@ const (
 	fdInspect            // listening socket of the monitor for queries and events
 	fdConsole            // listening socket of the serial port
 	fdLog                // log of the serial port, open for appending
+	fdAgent              // listening socket of the port for the guest's agent
 	fdDisks              // overlay and base of each disk, in the order of Spec.Disks; then the seed; then the tap of each NIC
 )
 
@@ -34,6 +35,7 @@ const (
 	addrSeed    = 0x08 // root port of the seed
 	addrIDE     = 0x09
 	addrSCSI    = 0x0a
+	addrSerial  = 0x0b
 )
 
 // sparePorts is the number of free PCIe root ports that a VM has, for disks that are attached later.
@@ -179,7 +181,7 @@ func (a *args) ports(s Spec) {
 func portID(i int) string { return "port" + strconv.Itoa(i) }
 
 // platform adds the devices that every VM has, and the IDE controller if s needs it. Every VM has a SCSI controller, so
-// that SCSI disks can be attached while it runs.
+// that SCSI disks can be attached while it runs, and a virtio-serial port for QEMU's agent in the guest.
 func (a *args) platform(s Spec) {
 	onRoot := func(addr int) string { return fmt.Sprintf("0x%x", addr) }
 	if s.VCPUs > maxTCGVCPUs {
@@ -199,6 +201,10 @@ func (a *args) platform(s Spec) {
 		a.json("-device", object{"driver": "piix3-ide", "id": "pata", "bus": "pcie.0", "addr": onRoot(addrIDE)})
 	}
 	a.json("-device", object{"driver": "virtio-scsi-pci", "id": scsiID, "bus": "pcie.0", "addr": onRoot(addrSCSI)})
+	a.add("-chardev", fmt.Sprintf("socket,id=agent,fd=%d,server=on,wait=off", fdAgent))
+	a.json("-device", object{"driver": "virtio-serial-pci", "id": "ports", "bus": "pcie.0", "addr": onRoot(addrSerial), "max_ports": 2})
+	a.json("-device", object{"driver": "virtserialport", "id": "agent", "bus": "ports.0", "nr": 1, "chardev": "agent",
+		"name": "org.qemu.guest_agent.0"})
 }
 
 // disks adds the disks, and returns the number of the first descriptor after theirs. It does not add the block nodes of

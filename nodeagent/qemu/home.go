@@ -214,6 +214,7 @@ const (
 	workSocket    = "work.sock"
 	inspectSocket = "inspect.sock"
 	consoleSocket = "console.sock"
+	agentSocket   = "agent.sock"
 )
 
 // Record describes the last start of a VM. It is written before the launcher process is forked. It is written again,
@@ -304,7 +305,7 @@ func (h *Home) begin(r Record) error {
 	if err := atomicfile.RemoveLeftovers(h.dir); err != nil {
 		return err
 	}
-	for _, name := range []string{"exit.json", "asked", workSocket, inspectSocket, consoleSocket} {
+	for _, name := range []string{"exit.json", "asked", frozenName, workSocket, inspectSocket, consoleSocket, agentSocket} {
 		if err := os.Remove(h.path(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}

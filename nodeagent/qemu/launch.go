@@ -175,8 +175,8 @@ func (l *Launcher) start(ctx context.Context, home *Home, r Record, files Files,
 	return p, nil
 }
 
-// open creates the files that every QEMU gets, in the order of their descriptors: three listening sockets and the
-// console log.
+// open creates the files that every QEMU gets, in the order of their descriptors: three listening sockets, the console
+// log, and the listening socket of the guest's agent.
 func (h *Home) open() ([]*os.File, error) {
 	dir, err := os.Open(h.dir)
 	if err != nil {
@@ -195,7 +195,12 @@ func (h *Home) open() ([]*os.File, error) {
 	if err != nil {
 		return out, err
 	}
-	return append(out, log), nil
+	out = append(out, log)
+	agent, err := listen(dir, agentSocket)
+	if err != nil {
+		return out, fmt.Errorf("listen at %s: %w", agentSocket, err)
+	}
+	return append(out, agent), nil
 }
 
 // socketPath returns a path of the socket with that name in the directory dir. The path is short enough for a unix

@@ -18,4 +18,6 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.GuestKeepsCaps, TestConfinement, `CapBnd`)
 	mutanttest.Notices(t, mutant.DetachUnreleased, TestPlugNIC, `does not release`)
 	mutanttest.Notices(t, mutant.DetachUnreleased, TestPlugDisk, `did not release`)
+	mutanttest.Notices(t, mutant.CopyDisksInTurn, TestCopyOfOneInstant, `not of one instant`)
+	mutanttest.Notices(t, mutant.KeepFrozen, TestCopyOfOneInstant, `the guest is thawed`)
 }

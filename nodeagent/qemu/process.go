@@ -52,6 +52,8 @@ type Process struct {
 	exited     chan struct{}
 	wake       chan struct{} // capacity 1; see Wake
 
+	copies sync.Mutex // held while disks are copied; see CopyDisks
+
 	mu        sync.Mutex
 	exit      Exit   // how the process ended; Reason is "" while that is unknown
 	lastError string // the disk error that LastError returns

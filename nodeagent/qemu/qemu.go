@@ -50,6 +50,13 @@
 //   - The network interfaces that a VM has are those that QEMU lists, not those in the record: an agent may end between a
 //     change of the machine and that of the record. The record is changed first when an interface is added, and last when
 //     one is removed, so that it contains the port of each open tap.
+//   - Disks are copied while the guest runs ([Process.CopyDisks]) by a job of QEMU for each disk (blockdev-backup), which one
+//     transaction begins, so that all copies have the content of one instant. The copy is a file of its own: the disk gets
+//     no further layer, which would slow down reads and would have to be merged later.
+//   - Copies end with the agent that began them. The next agent cancels the jobs and thaws the guest, because it may have
+//     another view of which copies are wanted.
+//   - The guest's file systems are frozen during the beginning of a copy if QEMU's agent runs in the guest and answers in
+//     time. A file in the VM's home exists while the guest may be frozen, so that each agent finds out that it must thaw.
 //   - Cache mode NONE opens the overlay with O_DIRECT, but not the base image, which is read-only and shared by many
 //     VMs.
 //   - The kernel's command line is passed by QMP before QEMU creates the machine (-preconfig, x-exit-preconfig),

@@ -129,6 +129,10 @@ const (
 	KeepAttachmentGeneration = "keep-attachment-generation" // an attachment does not increment the attachment generation: controlplane/compute/vm, controlplane/sim, shared/cloud
 	FlushUngranted           = "flush-ungranted"            // a host reports an attachment generation as flushed that was not granted yet: shared/cloud
 	ReleaseDeletedEarly      = "release-deleted-early"      // the volumes of a deleted VM are detached before its host has destroyed it: controlplane/compute/vm, controlplane/sim
+	ForgetSnapshotEarly      = "forget-snapshot-early"      // an old report about a snapshot counts as the deletion of its bytes: controlplane/compute/snapshot
+	ReplaceSnapshot          = "replace-snapshot"           // a copy of a later instant replaces a snapshot: controlplane/compute/snapshot
+	CopyDisksInTurn          = "copy-disks-in-turn"         // the copies of several disks begin one after the other: nodeagent/qemu
+	KeepFrozen               = "keep-frozen"                // the file systems of a guest stay frozen after a snapshot: nodeagent/qemu
 	ForgetBytesEarly         = "forget-bytes-early"         // an old report about a volume counts as the deletion of its bytes: controlplane/compute/volume
 	ReleaseAttachedDisk      = "release-attached-disk"      // a volume is detached although the guest still has the disk: controlplane/compute/vm, controlplane/sim, shared/cloud
 )

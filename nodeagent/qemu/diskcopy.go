@@ -1,0 +1,296 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/trivet-cloud/trivet/nodeagent/qmp"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+const (
+	// jobPause is the time between two queries for the state of copies.
+	jobPause = 200 * time.Millisecond
+	// cancelWithin is the maximum time to end the copies of a failed or cancelled CopyDisks.
+	cancelWithin = time.Minute
+	// copyPrefix begins the names of the jobs, block nodes and descriptors of copies.
+	copyPrefix = "copy-"
+)
+
+// ErrCopying means that another CopyDisks of the process is in progress.
+var ErrCopying = errors.New("other disks of the VM are being copied")
+
+// CopyTarget is a disk to copy, and the file that receives the copy.
+type CopyTarget struct {
+	Disk string   // id of the disk
+	File *os.File // an empty QCOW2 image of the disk's size, open for reading and writing
+	Size uint64   // the disk's size in bytes
+}
+
+// CopyResult describes a complete copy.
+type CopyResult struct {
+	// Taken is the instant whose content the copies have.
+	Taken time.Time
+	// Frozen is true if the guest's agent had frozen the guest's file systems at this instant.
+	Frozen bool
+}
+
+// CopyDisks copies disks of the running guest as they are at one instant, soon after the call. The guest continues to
+// run: before it overwrites a part of a disk that is not copied yet, QEMU copies that part. Of a disk with a base image,
+// the copy contains only the differences from the image. If the guest's agent answers, it freezes the guest's file systems
+// until the instant.
+//
+// CopyDisks returns when all copies are complete, or after the first error. QEMU has then closed the files, which the
+// caller must sync. The error wraps [ErrCopying] if other disks of the process are being copied. If a copy fails while the
+// guest writes, QEMU may pause the guest. CopyDisks then resumes the guest.
+func (p *Process) CopyDisks(ctx context.Context, targets []CopyTarget) (CopyResult, error) {
+	if !p.copies.TryLock() {
+		return CopyResult{}, ErrCopying
+	}
+	defer p.copies.Unlock()
+	out, err := p.copyDisks(ctx, targets)
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelWithin)
+	defer cancel()
+	if cleanErr := p.endCopies(late); cleanErr != nil && err == nil {
+		err = cleanErr
+	}
+	if err != nil {
+		p.resumeAfterCopy(late)
+		return CopyResult{}, fmt.Errorf("copy disks: %w", err)
+	}
+	return out, nil
+}
+
+func (p *Process) copyDisks(ctx context.Context, targets []CopyTarget) (out CopyResult, err error) {
+	if err := p.endCopies(ctx); err != nil { // copies that an earlier agent has left
+		return out, err
+	}
+	actions, err := p.prepareCopies(ctx, targets)
+	if err != nil {
+		return out, err
+	}
+	if out.Frozen, err = p.freeze(ctx); err != nil {
+		return out, err
+	}
+	begin := func(actions []object) error {
+		return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+			return conn.Do(ctx, "transaction", object{"actions": actions, "properties": object{"completion-mode": "grouped"}}, nil)
+		})
+	}
+	if mutant.On(mutant.CopyDisksInTurn) {
+		for i := range actions {
+			err = errors.Join(err, begin(actions[i:i+1]))
+			pause(ctx, time.Second)
+		}
+	} else {
+		err = begin(actions)
+	}
+	out.Taken = time.Now()
+	if thawErr := p.thaw(ctx); err == nil {
+		err = thawErr
+	}
+	if err != nil {
+		return out, err
+	}
+	return out, p.waitCopies(ctx, len(actions))
+}
+
+// prepareCopies passes the files to QEMU, and returns the actions of a transaction that begins the copies.
+func (p *Process) prepareCopies(ctx context.Context, targets []CopyTarget) (actions []object, err error) {
+	disks := p.Record().Spec.Disks
+	for _, t := range targets {
+		at := slices.IndexFunc(disks, func(d Disk) bool { return d.ID == t.Disk })
+		if at < 0 {
+			return nil, fmt.Errorf("the VM has no disk %s", t.Disk)
+		}
+		if err := p.raiseFileLimit(t.Size); err != nil {
+			return nil, err
+		}
+		err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+			return addCopyNodes(ctx, conn, disks[at], t.File)
+		})
+		if err != nil {
+			return nil, fmt.Errorf("disk %s: %w", t.Disk, err)
+		}
+		actions = append(actions, disks[at].backupAction())
+	}
+	return actions, nil
+}
+
+// copyNode is the name of the block node, the job and the descriptor of a copy of the disk.
+func (d Disk) copyNode() string { return copyPrefix + d.node() }
+
+// addCopyNodes adds the block nodes of a copy of the disk d to QEMU.
+func addCopyNodes(ctx context.Context, conn *qmp.Conn, d Disk, f *os.File) error {
+	all, err := queryFDSets(ctx, conn)
+	if err != nil {
+		return err
+	}
+	set := firstHotSet
+	for _, s := range all {
+		set = max(set, s.Set+1)
+	}
+	if _, err := conn.AddFD(ctx, set, d.copyNode(), f); err != nil {
+		return err
+	}
+	file := object{"driver": "file", "node-name": d.copyNode() + "-file", "filename": fdsetPath(set), "discard": "unmap"}
+	if err := conn.Do(ctx, "blockdev-add", file, nil); err != nil {
+		return err
+	}
+	// With the base image beneath the copy, QEMU writes the zeros that hide data of the image.
+	format := object{"driver": "qcow2", "node-name": d.copyNode(), "file": d.copyNode() + "-file", "backing": nil,
+		"discard": "unmap", "detect-zeroes": "unmap"}
+	if d.Base != "" {
+		format["backing"] = d.baseNode()
+	}
+	return conn.Do(ctx, "blockdev-add", format, nil)
+}
+
+// backupAction returns the action of a transaction that begins to copy the disk. The copy reads beneath the throttle node
+// of a disk with limits, so that it does not use up the guest's share.
+func (d Disk) backupAction() object {
+	source, sync := d.node(), "full"
+	if d.limited() {
+		source = d.formatNode()
+	}
+	if d.Base != "" {
+		sync = "top"
+	}
+	return object{"type": "blockdev-backup", "data": object{"job-id": d.copyNode(), "device": source, "target": d.copyNode(),
+		"sync": sync, "auto-dismiss": false, "on-source-error": "report", "on-target-error": "report"}}
+}
+
+// job is a background job of QEMU.
+type job struct {
+	ID     string `json:"id"`
+	Status string `json:"status"`
+	Error  string `json:"error"`
+}
+
+// copyJobs returns the jobs of copies.
+func (p *Process) copyJobs(ctx context.Context) (jobs []job, err error) {
+	err = p.call(ctx, p.inspect, func(ctx context.Context, conn *qmp.Conn) error {
+		return conn.Do(ctx, "query-jobs", nil, &jobs)
+	})
+	return slices.DeleteFunc(jobs, func(j job) bool { return !strings.HasPrefix(j.ID, copyPrefix) }), err
+}
+
+// waitCopies waits until all jobs of copies have ended, and returns the error of the first one that failed. The parameter
+// count is the number of the jobs.
+func (p *Process) waitCopies(ctx context.Context, count int) error {
+	for {
+		jobs, err := p.copyJobs(ctx)
+		if err != nil {
+			return err
+		}
+		if len(jobs) != count {
+			return errors.New("QEMU has lost a copy")
+		}
+		var failed error
+		ended := true
+		for _, j := range jobs {
+			ended = ended && j.Status == "concluded"
+			// The other jobs of the group fail with "Operation canceled" after the first failure.
+			if j.Error != "" && (failed == nil || strings.Contains(failed.Error(), "ancel")) {
+				failed = errors.New(j.Error)
+			}
+		}
+		if ended || failed != nil {
+			return failed
+		}
+		if pause(ctx, jobPause); ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+}
+
+// endCopies thaws the guest, cancels all copies, and removes their block nodes and descriptors. It does nothing if there
+// are none.
+func (p *Process) endCopies(ctx context.Context) error {
+	if err := p.thaw(ctx); err != nil {
+		return err
+	}
+	for {
+		jobs, err := p.copyJobs(ctx)
+		if err != nil {
+			return err
+		}
+		if len(jobs) == 0 {
+			break
+		}
+		for _, j := range jobs {
+			command := "job-cancel"
+			if j.Status == "concluded" {
+				command = "job-dismiss"
+			}
+			err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+				return conn.Do(ctx, command, object{"id": j.ID}, nil)
+			})
+			var refusal *qmp.Error // the job is ending, or is cancelled already
+			if err != nil && !errors.As(err, &refusal) {
+				return err
+			}
+		}
+		if pause(ctx, jobPause/10); ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+	return p.call(ctx, p.work, deleteCopyNodes)
+}
+
+// deleteCopyNodes removes the block nodes and descriptors of copies from QEMU.
+func deleteCopyNodes(ctx context.Context, conn *qmp.Conn) error {
+	var nodes []struct {
+		Node string `json:"node-name"`
+	}
+	if err := conn.Do(ctx, "query-named-block-nodes", object{"flat": true}, &nodes); err != nil {
+		return err
+	}
+	for _, files := range []bool{false, true} { // a format node before its file node
+		for _, n := range nodes {
+			if strings.HasPrefix(n.Node, copyPrefix) && strings.HasSuffix(n.Node, "-file") == files {
+				if err := deleteNode(ctx, conn, n.Node); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	all, err := queryFDSets(ctx, conn)
+	if err != nil {
+		return err
+	}
+	for _, s := range all {
+		if len(s.FDs) > 0 && strings.HasPrefix(s.FDs[0].Opaque, copyPrefix) {
+			if err := conn.Do(ctx, "remove-fd", object{"fdset-id": s.Set}, nil); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// resumeAfterCopy resumes a guest that QEMU has paused because it could not copy what the guest was about to overwrite.
+func (p *Process) resumeAfterCopy(ctx context.Context) {
+	if s, err := p.Status(ctx); err == nil && s.State == "io-error" {
+		_ = p.Resume(ctx) // After an error, the guest is resumed later like after any disk error.
+	}
+}
+
+// endEarlierCopies ends the copies that an earlier agent has begun, and thaws the guest. It tries again until that
+// succeeds or p is closed.
+func (p *Process) endEarlierCopies() {
+	for p.life.Err() == nil {
+		p.copies.Lock()
+		err := p.endCopies(p.life)
+		p.copies.Unlock()
+		if err == nil {
+			return
+		}
+		pause(p.life, retryPause)
+	}
+}

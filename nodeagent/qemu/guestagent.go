@@ -1,0 +1,167 @@
+package qemu
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"net"
+	"os"
+	"time"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+const (
+	// guestSyncWithin is how long a guest's agent has to answer the first message. A guest without an agent never answers.
+	guestSyncWithin = 2 * time.Second
+	// freezeWithin is how long a guest has to freeze its file systems, for which it writes its caches to the disks.
+	freezeWithin = 10 * time.Second
+	// thawWithin is how long thaw tries to thaw a guest.
+	thawWithin  = time.Minute
+	thawAttempt = 5 * time.Second
+	// maxAgentReply is the maximum size of a reply of a guest's agent, in bytes. The guest may send anything.
+	maxAgentReply = 64 << 10
+)
+
+// frozenName is the name of the file in the VM's home that exists while the guest may be frozen.
+const frozenName = "frozen.json"
+
+// freeze makes the guest's agent freeze the file systems of the guest. It returns false if the guest has no agent or the
+// agent fails; the guest is then not frozen. It returns an error if the guest may be frozen and cannot be thawed. Before
+// the guest may be frozen, freeze writes a file to the VM's home, so that a later agent thaws the guest.
+func (p *Process) freeze(ctx context.Context) (bool, error) {
+	g, err := p.dialGuest(ctx)
+	if err != nil {
+		return false, nil // no agent answers, which is normal
+	}
+	defer g.Close()
+	if err := p.home.write(frozenName, struct{}{}); err != nil {
+		return false, fmt.Errorf("write that the guest may be frozen: %w", err)
+	}
+	var count int
+	if err := g.call(ctx, freezeWithin, "guest-fsfreeze-freeze", &count); err == nil && count > 0 {
+		return true, nil
+	}
+	_ = g.Close() // the port has one client at a time
+	return false, p.thaw(ctx)
+}
+
+// thaw makes the guest's agent thaw the file systems of the guest, if they may be frozen. It tries for thawWithin, also
+// after ctx has ended. The error means that the guest may still be frozen; a later thaw tries again.
+func (p *Process) thaw(ctx context.Context) error {
+	if _, err := os.Lstat(p.home.path(frozenName)); errors.Is(err, fs.ErrNotExist) || mutant.On(mutant.KeepFrozen) {
+		return nil
+	}
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), thawWithin)
+	defer cancel()
+	defer context.AfterFunc(p.life, cancel)()
+	for {
+		err := p.thawOnce(late)
+		if err == nil {
+			return os.Remove(p.home.path(frozenName))
+		}
+		if pause(late, retryPause); late.Err() != nil {
+			return fmt.Errorf("thaw the guest's file systems: %w", err)
+		}
+	}
+}
+
+func (p *Process) thawOnce(ctx context.Context) error {
+	g, err := p.dialGuest(ctx)
+	if err != nil {
+		return err
+	}
+	defer g.Close()
+	return g.call(ctx, thawAttempt, "guest-fsfreeze-thaw", nil)
+}
+
+// guestConn is a connection to the agent in the guest (qemu-ga), over the virtio-serial port org.qemu.guest_agent.0.
+type guestConn struct {
+	net.Conn
+	replies *bufio.Reader
+}
+
+// dialGuest connects to the guest's agent and synchronizes with it: replies to earlier clients are skipped.
+func (p *Process) dialGuest(ctx context.Context) (*guestConn, error) {
+	var d net.Dialer
+	bounded, cancel := context.WithTimeout(ctx, guestSyncWithin)
+	defer cancel()
+	c, err := d.DialContext(bounded, "unix", socketPath(p.dir, agentSocket))
+	if err != nil {
+		return nil, err
+	}
+	g := &guestConn{Conn: c, replies: bufio.NewReader(io.LimitReader(c, maxAgentReply))}
+	if err := g.synchronize(bounded); err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	return g, nil
+}
+
+// synchronize sends guest-sync-delimited (QEMU's qga/qapi-schema.json). The byte 0xFF makes the agent drop a partial
+// command of an earlier client, and marks the beginning of the reply.
+func (g *guestConn) synchronize(ctx context.Context) error {
+	id := rand.Int64N(1 << 50)
+	deadline, _ := ctx.Deadline()
+	if err := g.SetDeadline(deadline); err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintf(g, "\xff{\"execute\":\"guest-sync-delimited\",\"arguments\":{\"id\":%d}}\n", id); err != nil {
+		return err
+	}
+	for {
+		if _, err := g.replies.ReadBytes(0xff); err != nil {
+			return err
+		}
+		var got int64
+		if err := g.readReply(&got); err == nil && got == id {
+			return nil
+		}
+	}
+}
+
+// call runs a command of the guest's agent, and decodes its result into out unless out is nil.
+func (g *guestConn) call(ctx context.Context, within time.Duration, command string, out any) error {
+	deadline := time.Now().Add(within)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	if err := g.SetDeadline(deadline); err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintf(g, "{\"execute\":%q}\n", command); err != nil {
+		return err
+	}
+	if err := g.readReply(out); err != nil {
+		return fmt.Errorf("%s: %w", command, err)
+	}
+	return nil
+}
+
+func (g *guestConn) readReply(out any) error {
+	line, err := g.replies.ReadBytes('\n')
+	if err != nil {
+		return err
+	}
+	var reply struct {
+		Return json.RawMessage `json:"return"`
+		Error  *struct {
+			Desc string `json:"desc"`
+		} `json:"error"`
+	}
+	if err := json.Unmarshal(line, &reply); err != nil {
+		return err
+	}
+	if reply.Error != nil {
+		return errors.New(reply.Error.Desc)
+	}
+	if out == nil {
+		return nil
+	}
+	return json.Unmarshal(reply.Return, out)
+}
