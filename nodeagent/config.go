@@ -55,6 +55,9 @@ type Config struct {
 	// LogFormat is json or text; empty means json under systemd and text elsewhere.
 	LogFormat string            `yaml:"log_format"`
 	Labels    map[string]string `yaml:"labels"`
+	// ImageCacheBytes limits the size of the images that the host keeps. 0 means a fifth of the file system of DataDir.
+	// Images that disks or volumes of the host are based on are kept even if they exceed the limit.
+	ImageCacheBytes uint64 `yaml:"image_cache_bytes"`
 	// QEMU is the name or path of the program that runs guests.
 	QEMU string `yaml:"qemu"`
 	// Underlay is the IP address to which other hosts send the packets of VPCs, or the interface that has the address.
@@ -158,6 +161,7 @@ var configSettings = []setting{
 	}},
 	{"log-format", "json or text", text(func(c *Config) *string { return &c.LogFormat })},
 	{"labels", "`key=value,…` that placement may ask for", pairs(func(c *Config) *map[string]string { return &c.Labels })},
+	{"image-cache-bytes", "`bytes` of images that the host keeps; 0: a fifth of the file system", number(func(c *Config) *uint64 { return &c.ImageCacheBytes })},
 	{"qemu", "`program` that runs guests", text(func(c *Config) *string { return &c.QEMU })},
 	{"underlay", "`address` or interface for traffic between hosts", text(func(c *Config) *string { return &c.Underlay })},
 	{"underlay-mtu", "`bytes`; default: that of the interface", func(c *Config, s string) error {

@@ -7,7 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -45,9 +44,8 @@ const (
 	// and package disk fetches four images at a time.
 	launches, builds = 8, 16
 	measureEvery     = 10 * time.Second
-	pruneEvery       = 10 * time.Minute
-	// pruneAbove is the usage of the data directory's file system, in percent, above which unused images are removed.
-	pruneAbove = 85
+	// trimEvery is the interval at which unused images are removed. They are also removed before each fetch.
+	trimEvery = 10 * time.Minute
 )
 
 // run runs the agent until ctx ends.
@@ -93,6 +91,7 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 		return err
 	}
 	defer a.images.Close()
+	a.images.SetLimit(disk.Limit{Bytes: a.imageCacheLimit, Used: a.usedImages})
 	if err := a.openStorage(ctx); err != nil {
 		return err
 	}
@@ -212,14 +211,14 @@ func (a *agent) work(ctx context.Context) error {
 		return every(ctx, measureEvery, func() { a.link.Usage(a.machines.Measure(ctx)) })
 	})
 	group.Go(func() error {
-		return every(ctx, pruneEvery, func() {
-			if err := prune(a.config.DataDir, a.images, a.usedImages, a.assigned.Load()); err != nil {
-				a.log.Warn("cannot prune images", "err", err)
+		return every(ctx, trimEvery, func() {
+			if err := a.images.Trim(); err != nil {
+				a.log.Warn("cannot remove unused images", "err", err)
 			}
 		})
 	})
 	if a.config.MetricsListen != "" {
-		handler := metrics.Handler(sources(a.link, a.machines, a.nets, a.storage), a.config.metricsHosts(), a.log)
+		handler := metrics.Handler(a.sources(), a.config.metricsHosts(), a.log)
 		group.Go(func() error { return serve(ctx, a.config.MetricsListen, handler) })
 	}
 	return group.Wait()
@@ -292,49 +291,6 @@ func every(ctx context.Context, pause time.Duration, f func()) error {
 	}
 }
 
-// prune removes unused images if more than pruneAbove percent of the file system of dir are used. An image is unused if
-// no disk or volume of this host is based on it and the assignment does not name it. With more free space, all images are kept
-// for later VMs. If assigned is nil, prune removes nothing.
-func prune(
-	dir string, images *disk.Images, used func() (map[string]bool, error), assigned *uplink.Assignment,
-) error {
-	var fs unix.Statfs_t
-	if err := unix.Statfs(dir, &fs); err != nil {
-		return fmt.Errorf("read size of the file system of %s: %w", dir, err)
-	}
-	if assigned == nil || fs.Bavail*100 > fs.Blocks*(100-pruneAbove) {
-		return nil
-	}
-	keep, err := used()
-	if err != nil {
-		return err
-	}
-	for _, sum := range assigned.Images {
-		keep[sum] = true
-	}
-	for _, vm := range assigned.VMs {
-		for _, d := range vm.GetDisks() {
-			keep[d.GetImage().GetSha256()] = true
-		}
-		keep[vm.GetKernel().GetSha256()], keep[vm.GetInitrd().GetSha256()] = true, true
-	}
-	return images.Prune(func(sum string) bool { return keep[sum] })
-}
-
-// usedImages returns the SHA-256 sums of the images that disks and volumes on this host are based on.
-func (a *agent) usedImages() (map[string]bool, error) {
-	used, err := a.machines.UsedImages()
-	if err != nil {
-		return nil, err
-	}
-	more, err := a.storage.UsedImages()
-	if err != nil {
-		return nil, err
-	}
-	maps.Copy(used, more)
-	return used, nil
-}
-
 // serve serves HTTP at addr until ctx ends.
 func serve(ctx context.Context, addr string, h http.Handler) error {
 	listener, err := net.Listen("tcp", addr)
@@ -354,7 +310,8 @@ func serve(ctx context.Context, addr string, h http.Handler) error {
 }
 
 // sources returns the functions that supply the values of /metrics.
-func sources(link *uplink.Link, machines *machine.MachineSet, nets *networks, volumes *storage.Storage) metrics.Sources {
+func (a *agent) sources() metrics.Sources {
+	link, machines := a.link, a.machines
 	return metrics.Sources{
 		Version: version(),
 		Uplink: func() metrics.Uplink {
@@ -373,8 +330,9 @@ func sources(link *uplink.Link, machines *machine.MachineSet, nets *networks, vo
 			return out
 		},
 		Counts:   func() metrics.Counts { return metrics.Counts(machines.Counts()) },
-		Networks: nets.metrics,
-		Storage:  func() metrics.Storage { return storageMetrics(volumes, machines) },
+		Networks: a.nets.metrics,
+		Storage:  func() metrics.Storage { return storageMetrics(a.storage, machines) },
+		Images:   func() metrics.Images { return imageMetrics(a.images) },
 	}
 }
 

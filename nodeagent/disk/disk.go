@@ -9,7 +9,7 @@
 //
 // # Layout
 //
-//	<images>/<sha256>            0444: complete and verified
+//	<images>/<sha256>            0444: complete and verified; modified at its last use
 //	<images>/<sha256>.part       0600: a partial fetch
 //	<disks>/<disk id>.qcow2      0600, owned by the VM's uid
 //	<disks>/<disk id>.json       the disk's original size and its image
@@ -24,6 +24,8 @@
 //     a VM. A complete file is synced before it is renamed, so a crash leaves a complete file or a .part.
 //   - A QCOW2 image is validated again before QEMU opens it, although the control plane validated it: the host does not
 //     rely on that check.
+//   - The cache has a limit in bytes. The unused image whose last use is oldest is removed first, also before a fetch.
+//     The caller says which images are used. An image that is used while the cache looks for unused ones is kept.
 //   - Building an existing disk does nothing. If the existing disk differs (other size, other image), Build returns an
 //     error and leaves it as it is: this package never overwrites or shrinks a disk.
 package disk

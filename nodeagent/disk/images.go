@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"strings"
 	"sync"
 	"syscall"
 
@@ -61,10 +60,17 @@ type Images struct {
 	slots  chan struct{} // capacity maxFetches
 
 	running sync.WaitGroup
+	limit   *Limit // nil: none
 
-	mu      sync.Mutex
+	trimming sync.Mutex // held while files are removed to keep the limit
+
+	mu      sync.Mutex         // guards the fields below
 	flights map[string]*flight // by SHA-256
+	uses    map[string]use     // by SHA-256
+	stats   Stats              // the counters and Limit
 }
+
+const partSuffix = ".part"
 
 // flight is one fetch of an image in progress. All callers that wait for the image share it.
 type flight struct {
@@ -80,7 +86,10 @@ func OpenImages(dir string, fetch Fetch) (*Images, error) {
 		return nil, fmt.Errorf("open images: %w", err)
 	}
 	life, end := context.WithCancel(context.Background())
-	return &Images{dir: dir, fetch: fetch, ctx: life, cancel: end, slots: make(chan struct{}, maxFetches), flights: map[string]*flight{}}, nil
+	return &Images{
+		dir: dir, fetch: fetch, ctx: life, cancel: end, slots: make(chan struct{}, maxFetches),
+		flights: map[string]*flight{}, uses: map[string]use{},
+	}, nil
 }
 
 // Close cancels all fetches and waits for their goroutines. Partial content is kept and used by the next fetch.
@@ -97,7 +106,7 @@ func (s *Images) Ensure(ctx context.Context, img Image) error {
 		return err
 	}
 	for {
-		if err := s.checkCached(img); !errors.Is(err, fs.ErrNotExist) {
+		if err := s.useCached(img); !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		f, err := s.join(img)
@@ -118,6 +127,17 @@ func (s *Images) Ensure(ctx context.Context, img Image) error {
 			return fmt.Errorf("fetch image %s: %w", img.SHA256, err)
 		}
 	}
+}
+
+// useCached is like checkCached, and marks the image as used if it is in the cache.
+func (s *Images) useCached(img Image) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err := s.checkCached(img)
+	if err == nil {
+		s.markUsed(img.SHA256)
+	}
+	return err
 }
 
 // checkCached returns nil if the image is in the cache, an error that wraps fs.ErrNotExist if it is not, and another
@@ -153,6 +173,12 @@ func (s *Images) join(img Image) (*flight, error) {
 			f.err = s.download(ctx, img)
 			s.mu.Lock()
 			delete(s.flights, img.SHA256)
+			s.stats.Fetches++
+			if f.err != nil {
+				s.stats.FetchFailures++
+			} else {
+				s.markUsed(img.SHA256)
+			}
 			s.mu.Unlock()
 			close(f.done)
 		})
@@ -179,7 +205,9 @@ func (s *Images) download(ctx context.Context, img Image) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	part := s.path(img.SHA256) + ".part"
+	// An error does not prevent the fetch: the agent calls Trim again later, and logs its errors.
+	_ = s.makeRoom(img.Size)
+	part := s.path(img.SHA256) + partSuffix
 	f, err := os.OpenFile(part, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
@@ -241,6 +269,9 @@ func (s *Images) copy(ctx context.Context, f *os.File, sum hash.Hash, img Image,
 		return err
 	}
 	n, err := io.Copy(io.MultiWriter(f, sum), io.LimitReader(reader{ctx, r}, img.Size-at))
+	s.mu.Lock()
+	s.stats.FetchedBytes += uint64(n)
+	s.mu.Unlock()
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
@@ -270,7 +301,7 @@ func (s *Images) Open(img Image) (*os.File, error) {
 	if err := img.validate(); err != nil {
 		return nil, err
 	}
-	if err := s.checkCached(img); err != nil {
+	if err := s.useCached(img); err != nil {
 		return nil, fmt.Errorf("open image: %w", err)
 	}
 	f, err := os.OpenFile(s.path(img.SHA256), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
@@ -324,28 +355,6 @@ func (s *Images) List() ([]string, error) {
 		}
 	}
 	return sums, nil
-}
-
-// Prune removes images for which keep returns false, and partial content that no fetch is using. An image that QEMU has
-// open loses only its name and stays usable. keep must also return true for the images of VMs that are off, because no
-// process has them open.
-func (s *Images) Prune(keep func(sha256 string) bool) error {
-	entries, err := os.ReadDir(s.dir)
-	if err != nil {
-		return fmt.Errorf("prune images: %w", err)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, e := range entries {
-		sum := strings.TrimSuffix(e.Name(), ".part")
-		if !validSum.MatchString(sum) || s.flights[sum] != nil || keep(sum) {
-			continue
-		}
-		if err := os.Remove(filepath.Join(s.dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("prune images: %w", err)
-		}
-	}
-	return nil
 }
 
 func (s *Images) path(sum string) string { return filepath.Join(s.dir, sum) }

@@ -251,26 +251,3 @@ func TestCloseEndsFetches(t *testing.T) {
 	require.ErrorIs(t, <-gone, context.Canceled)
 	require.ErrorIs(t, images.Ensure(t.Context(), img), context.Canceled)
 }
-
-func TestPrune(t *testing.T) {
-	s, dir := newSource(), t.TempDir()
-	a, b := s.add([]byte("a"), qcow2.Raw), s.add([]byte("bb"), qcow2.Raw)
-	images := openImages(t, dir, s)
-	require.NoError(t, images.Ensure(t.Context(), a))
-	require.NoError(t, images.Ensure(t.Context(), b))
-	for _, name := range []string{"0" + a.SHA256[1:] + ".part", "keep.me"} {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
-	}
-	open, err := images.Open(b)
-	require.NoError(t, err)
-	defer open.Close()
-	require.NoError(t, images.Prune(func(sum string) bool { return sum == a.SHA256 }))
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Len(t, entries, 2)
-	require.NoError(t, images.checkCached(a))
-	require.FileExists(t, filepath.Join(dir, "keep.me"))
-	data, err := io.ReadAll(open)
-	require.NoError(t, err)
-	require.Equal(t, "bb", string(data), "a removed image must stay readable through an open file")
-}

@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,6 +36,8 @@ type Sources struct {
 	Networks func() Networks
 	// Storage returns the storage pools and volumes of this host.
 	Storage func() Storage
+	// Images returns the image cache of this host.
+	Images func() Images
 }
 
 // Networks has totals of all VPCs since the agent started, and the VPCs.
@@ -203,7 +206,7 @@ func (c collector) Describe(to chan<- *prometheus.Desc) {
 	} {
 		to <- d
 	}
-	for _, d := range storageDescs {
+	for _, d := range slices.Concat(storageDescs, imageDescs) {
 		to <- d
 	}
 }
@@ -259,6 +262,7 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 	}
 	collectNetworks(c.s.Networks(), gauge, counter)
 	collectStorage(c.s.Storage(), gauge, counter)
+	collectImages(c.s.Images(), gauge, counter)
 }
 
 func collectNetworks(n Networks, gauge, counter func(*prometheus.Desc, float64, ...string)) {

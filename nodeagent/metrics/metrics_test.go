@@ -42,6 +42,9 @@ func serve(t *testing.T) *httptest.Server {
 				{ID: "e", Failed: true},
 			}}
 		},
+		Images: func() Images {
+			return Images{Images: 2, Bytes: 300, Limit: 400, Fetches: 5, FetchFailures: 1, FetchedBytes: 600, Evictions: 7}
+		},
 	}, []string{"Rack-1", "rack-1.example"}, slog.New(slog.DiscardHandler)))
 	t.Cleanup(s.Close)
 	return s
@@ -75,6 +78,9 @@ func TestMetrics(t *testing.T) {
 		`trivet_agent_volume_failed{volume="e"} 1`, `trivet_agent_volume_read_bytes_total{volume="d"} 1`,
 		`trivet_agent_volume_written_bytes_total{volume="d"} 2`, `trivet_agent_volume_reads_total{volume="d"} 3`,
 		`trivet_agent_volume_writes_total{volume="d"} 5`,
+		`trivet_agent_image_cache_images 2`, `trivet_agent_image_cache_bytes 300`, `trivet_agent_image_cache_limit_bytes 400`,
+		`trivet_agent_image_fetches_total{result="ok"} 4`, `trivet_agent_image_fetches_total{result="failed"} 1`,
+		`trivet_agent_image_fetched_bytes_total 600`, `trivet_agent_image_cache_evictions_total 7`,
 		`go_goroutines`, `process_resident_memory_bytes`,
 	} {
 		require.Contains(t, body, line)

@@ -8,6 +8,7 @@ package mutant
 // Mutants of images, hosts, keys and disks, each with the package whose tests must fail when the mutant is active.
 const (
 	SkipImageDigest    = "skip-image-digest"    // the SHA-256 of received image bytes is not checked: controlplane/compute/image, nodeagent/disk
+	EvictUsedImage     = "evict-used-image"     // the image cache of a host removes images that disks are based on: nodeagent/disk
 	AvailableEarly     = "available-early"      // an image is AVAILABLE before a majority of the members stores its content: controlplane/compute/image
 	AckPartEarly       = "ack-part-early"       // a part of an image upload is acknowledged before a majority of the members stores it: controlplane/compute/image
 	KeepExpiredUpload  = "keep-expired-upload"  // an expired image upload keeps its parts: controlplane/compute/image
