@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -90,7 +91,7 @@ func (f *fakeStorage) DeleteVolume(_ context.Context, in *vmv1.DeleteVolumeReque
 	return &emptypb.Empty{}, nil
 }
 
-// AttachDisk attaches a volume to a VM in any state.
+// AttachDisk attaches an existing or new volume to a VM in any state.
 func (c *fakeCloud) AttachDisk(_ context.Context, in *vmv1.AttachDiskRequest) (*vmv1.VirtualMachine, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -98,6 +99,14 @@ func (c *fakeCloud) AttachDisk(_ context.Context, in *vmv1.AttachDiskRequest) (*
 	vm, err := c.vm(in.GetVmId())
 	if err != nil {
 		return nil, err
+	}
+	if in.GetDisk().GetSource().GetVolumeId() == "" {
+		v := &vmv1.Volume{
+			Id: fmt.Sprintf("00000000-0000-7000-8000-0000000000%02x", 0xa0+len(c.storage.volumes)), Name: vm.GetName() + "-" + in.GetDisk().GetId(), OrgId: in.GetOrgId(),
+			ProjectId: in.GetProjectId(), SizeGib: in.GetDisk().GetSizeGib(), Status: vmv1.VolumeStatus_VOLUME_STATUS_PENDING,
+		}
+		c.storage.volumes = append(c.storage.volumes, v)
+		in.Disk.Source, in.Disk.SizeGib = &vmv1.DiskSource{Source: &vmv1.DiskSource_VolumeId{VolumeId: v.GetId()}}, 0
 	}
 	v, err := c.storage.volume(in.GetDisk().GetSource().GetVolumeId())
 	if err != nil {

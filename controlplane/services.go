@@ -207,18 +207,18 @@ func (m *member) newCompute(context.Context) error {
 		Store: m.records, Commands: m.commands, Log: m.log.With("service", "credit"), Project: walletProject, Metrics: m.metrics.registry,
 	})
 	m.bills = newBilling(m.config.Billing, m.records, m.credits, m.log)
-	options := vm.Options{Store: m.records, Commands: m.commands, Nodes: m.nodes, Log: m.log}
-	if m.config.Billing.Enabled {
-		options.Billing = m.bills
-	}
-	m.vms = vm.New(options)
-	m.bills.Attach(m.vms)
 	m.storageClasses = storageclass.New(m.records, m.commands)
 	volumes := volume.Options{Store: m.records, Commands: m.commands, Key: m.key, Log: m.log.With("service", "volume")}
 	if m.config.Billing.Enabled {
 		volumes.Billing = m.bills
 	}
 	m.volumes = volume.New(volumes)
+	options := vm.Options{Store: m.records, Commands: m.commands, Nodes: m.nodes, Volumes: m.volumes, Log: m.log}
+	if m.config.Billing.Enabled {
+		options.Billing = m.bills
+	}
+	m.vms = vm.New(options)
+	m.bills.Attach(m.vms)
 	m.nodes.Attach(m.vms, m.files)
 	m.nodes.AttachVolumes(m.volumes)
 	m.nodes.AttachNetworks(m.networkFeed)

@@ -59,7 +59,7 @@ func written(seed string) string {
 }
 
 // TestVolumes attaches a volume to a running VM, grows it, moves it to another VM and deletes it, through the API. The
-// agent is killed while the volume is attached.
+// agent is killed while the volume is attached. The second VM also gets a blank disk while it runs.
 func TestVolumes(t *testing.T) {
 	w, images, _ := cloud(t)
 	ctx := w.context(5 * time.Minute)
@@ -109,14 +109,22 @@ func TestVolumes(t *testing.T) {
 	}))
 	require.NoError(t, lab.Until(ctx, "the volume is attached", func(context.Context) error { return attach(vms[1]) }))
 	w.command(ctx, vms[1], "sum vdb", "SUM dev=vdb off=0 len=1048576 "+written("second"))
+	blank, err := w.admin.VMs.AttachDisk(ctx, &vmv1.AttachDiskRequest{OrgId: org, ProjectId: org, VmId: vms[1], Disk: &vmv1.DiskSpec{
+		Id: "scratch", Source: &vmv1.DiskSource{Source: &vmv1.DiskSource_Blank{Blank: true}}, SizeGib: 1,
+	}})
+	require.NoError(t, err)
+	w.command(ctx, vms[1], "write vdc third", written("third"))
+	scratch := blank.GetSpec().GetDisks()[2].GetSource().GetVolumeId()
 
 	_, err = w.admin.VMs.DeleteVm(ctx, &vmv1.DeleteVmRequest{OrgId: org, ProjectId: org, VmId: vms[1], Force: true})
 	require.NoError(t, err)
-	require.NoError(t, lab.Until(ctx, "the volume is deleted", func(ctx context.Context) error {
-		_, err := w.admin.Volumes.DeleteVolume(ctx, &vmv1.DeleteVolumeRequest{OrgId: org, ProjectId: org, VolumeId: volume.GetId()})
-		return err
-	}))
-	require.NoError(t, lab.Until(ctx, "the file of the volume is deleted", func(context.Context) error {
+	for _, id := range []string{volume.GetId(), scratch} {
+		require.NoError(t, lab.Until(ctx, "the volume is deleted", func(ctx context.Context) error {
+			_, err := w.admin.Volumes.DeleteVolume(ctx, &vmv1.DeleteVolumeRequest{OrgId: org, ProjectId: org, VolumeId: id})
+			return err
+		}))
+	}
+	require.NoError(t, lab.Until(ctx, "the files of the volumes are deleted", func(context.Context) error {
 		left, err := filepath.Glob(filepath.Join(w.agent.DataDir(), "volumes", "*-*"))
 		if err == nil && len(left) > 0 {
 			err = fmt.Errorf("%v are left", left)

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/image"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 	"github.com/trivet-cloud/trivet/cli/volume"
@@ -25,8 +26,8 @@ const diskLimit = 45*time.Second + waitMargin
 func diskCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "disk", Short: "Attach, detach and list the disks of a VM", Args: cobra.NoArgs,
-		Long: `Attach volumes to a VM as disks, detach them, and list the VM's disks. Disks that were made with the VM stay until it
-is deleted.`,
+		Long: `Attach existing or new volumes to a VM as disks, detach them, and list the VM's disks. Disks that were made with the
+VM stay until it is deleted.`,
 		Example: `  trivet vm disk attach web --volume data
   trivet vm disk list web
   trivet vm disk detach web disk1`,
@@ -37,20 +38,29 @@ is deleted.`,
 }
 
 func attachDiskCommand(s *session.Session) *cobra.Command {
-	var name, id, bus, cache string
+	var name, from, size, id, bus, cache string
 	var boot uint32
-	c := vmArgCommand(s, "attach VM", "Attach a volume to a VM")
-	c.Long = `Attach a volume as a disk to a VM that is stopped or runs. A VM that runs can get disks on the buses virtio and scsi.`
-	c.Example = "  trivet vm disk attach web --volume data"
+	c := vmArgCommand(s, "attach VM", "Attach a disk to a VM")
+	c.Long = `Attach a disk to a VM that is stopped or runs: an existing volume, or a new one. A new volume is blank or begins with
+the content of an image. It gets the default storage class and a name made of those of the VM and the disk, and stays
+when the disk is detached or the VM is deleted. A VM that runs can get disks on the buses virtio and scsi.`
+	c.Example = `  trivet vm disk attach web --volume data
+  trivet vm disk attach web --size 20
+  trivet vm disk attach web --image debian --size 20`
 	p := c.Flags()
-	p.StringVar(&name, "volume", "", "volume, by name or ID")
+	p.StringVar(&name, "volume", "", "existing volume, by name or ID")
+	p.StringVar(&size, "size", "", "size of a new volume in GiB, or with a unit: 2TiB")
+	p.StringVar(&from, "image", "", "image for a new volume, by name or ID (default: a blank volume)")
 	p.StringVar(&id, "id", "", "ID of the disk in the VM (default: the first free of disk0, disk1, ...)")
 	p.StringVar(&bus, "bus", "virtio", "virtio, scsi, ide or sata")
 	p.StringVar(&cache, "cache", "writeback", "none, writeback or writethrough")
 	p.Uint32Var(&boot, "boot-index", 0, "lower boots first")
-	session.Require(c, "volume")
+	c.MarkFlagsOneRequired("volume", "size")
+	c.MarkFlagsMutuallyExclusive("volume", "size")
+	c.MarkFlagsMutuallyExclusive("volume", "image")
 	for flag, f := range map[string]cobra.CompletionFunc{
 		"volume": volume.Names(s),
+		"image":  image.Names(s),
 		"bus":    cobra.FixedCompletions([]string{"virtio", "scsi", "ide", "sata"}, cobra.ShellCompDirectiveNoFileComp),
 		"cache":  cobra.FixedCompletions([]string{"none", "writeback", "writethrough"}, cobra.ShellCompDirectiveNoFileComp),
 	} {
@@ -64,14 +74,31 @@ func attachDiskCommand(s *session.Session) *cobra.Command {
 		if d.GetCache() == 0 {
 			return session.Usagef("--cache %q: want none, writeback or writethrough", cache)
 		}
-		found, err := volume.Find(ctx, s, conn, name)
-		if err != nil {
+		var err error
+		if d.Source, err = diskSource(ctx, s, conn, name, from); err != nil {
 			return err
 		}
-		d.Source = &vmv1.DiskSource{Source: &vmv1.DiskSource_VolumeId{VolumeId: found}}
+		if name == "" {
+			if d.SizeGib, err = volume.ParseSize(size); err != nil {
+				return err
+			}
+		}
 		return attachDisk(ctx, s, conn, args[0], d)
 	})
 	return c
+}
+
+// diskSource returns the source of a disk: a volume or an image, each by name or ID, or a blank one if both are empty.
+func diskSource(ctx context.Context, s *session.Session, conn *dial.Conn, name, from string) (*vmv1.DiskSource, error) {
+	switch {
+	case name != "":
+		id, err := volume.Find(ctx, s, conn, name)
+		return &vmv1.DiskSource{Source: &vmv1.DiskSource_VolumeId{VolumeId: id}}, err
+	case from != "":
+		id, err := image.Find(ctx, s, conn, from)
+		return &vmv1.DiskSource{Source: &vmv1.DiskSource_ImageId{ImageId: id}}, err
+	}
+	return &vmv1.DiskSource{Source: &vmv1.DiskSource_Blank{Blank: true}}, nil
 }
 
 func attachDisk(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string, d *vmv1.DiskSpec) error {

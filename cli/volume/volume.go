@@ -63,7 +63,7 @@ func createCommand(s *session.Session) *cobra.Command {
 		if err := cloud.CheckName("NAME", args[0]); err != nil {
 			return session.Usagef("%v", err)
 		}
-		if req.SizeGib, err = parseSize(size); err != nil {
+		if req.SizeGib, err = ParseSize(size); err != nil {
 			return err
 		}
 		if req.Labels, err = session.Pairs("label", labels); err != nil {
@@ -87,8 +87,8 @@ func createCommand(s *session.Session) *cobra.Command {
 	return c
 }
 
-// parseSize parses the value of the flag --size, a number of GiB.
-func parseSize(text string) (uint64, error) {
+// ParseSize parses the value of the flag --size, a number of GiB.
+func ParseSize(text string) (uint64, error) {
 	gib, ok := session.Amount(text, session.GiB)
 	if !ok || gib == 0 {
 		return 0, session.Usagef("--size %q: want a number of GiB, or one with a unit: 2TiB", text)
@@ -139,7 +139,7 @@ func resizeCommand(s *session.Session) *cobra.Command {
 	c.Flags().StringVar(&size, "size", "", "new size in GiB, or with a unit: 2TiB")
 	session.Require(c, "size")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		gib, err := parseSize(size)
+		gib, err := ParseSize(size)
 		if err != nil {
 			return err
 		}

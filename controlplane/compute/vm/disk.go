@@ -64,7 +64,9 @@ type diskRequest struct {
 	Tenant cloud.Tenant
 	VM     cloud.VMID
 	Disk   cloud.Disk
-	Body   [32]byte
+	// Draft is the volume for a disk to attach that is blank or has an image.
+	Draft *volume.Draft
+	Body  [32]byte
 }
 
 var (
@@ -87,10 +89,18 @@ func (s *Service) attachDiskOnLeader(ctx context.Context, q diskRequest) (powerR
 			return fault.New(fault.FailedPrecondition, "a disk on the bus %s cannot be attached to a running VM: stop VM %s, or use virtio or scsi",
 				q.Disk.Bus, vm.Name)
 		}
-		if err := volume.Attach(tx, vm.Tenant(), q.Disk.Volume, vm.ID, q.Disk.ID, vm.Node); err != nil {
+		d := q.Disk
+		if q.Draft != nil {
+			created, err := s.opts.Volumes.CreateIn(ctx, tx, q.Draft, vm.Name+"-"+d.ID)
+			if err != nil {
+				return err
+			}
+			d.Volume, d.Image, d.Blank, d.SizeGiB = created.ID, "", false, 0
+		}
+		if err := volume.Attach(tx, vm.Tenant(), d.Volume, vm.ID, d.ID, vm.Node); err != nil {
 			return err
 		}
-		vm.AttachDisk(q.Disk)
+		vm.AttachDisk(d)
 		if err := vm.Spec.Check(); err != nil {
 			return fault.New(fault.FailedPrecondition, "VM %s can have no more disks: %v", vm.Name, err)
 		}
@@ -130,7 +140,9 @@ func (s *Service) changeDisks(ctx context.Context, q diskRequest, method string,
 	return s.changeVM(ctx, q.Tenant, q.VM, method, q.Body, change)
 }
 
-// AttachDisk attaches a volume as a disk to a VM that is STOPPED or RUNNING. For a RUNNING VM it waits up to diskWait
+// AttachDisk attaches a disk to a VM that is STOPPED or RUNNING: an existing volume, or a new volume of the default
+// class, which is blank or begins with the content of an image. A new volume is not deleted with the VM or when it is
+// detached. For a RUNNING VM it waits up to diskWait
 // until the guest has the disk. If the host refuses, AttachDisk returns FailedPrecondition, and the disk is removed
 // from the VM again.
 func (s *Service) AttachDisk(ctx context.Context, t cloud.Tenant, id cloud.VMID, d cloud.Disk, body [32]byte) (PowerResult, error) {
@@ -138,13 +150,18 @@ func (s *Service) AttachDisk(ctx context.Context, t cloud.Tenant, id cloud.VMID,
 		return PowerResult{}, err
 	}
 	d.Normalize()
-	if d.Volume == "" && (d.Blank || d.Image != "") {
-		return PowerResult{}, fault.Invalid("disk.source", "must be a volume: create one with CreateVolume, from an image if needed")
-	}
 	if err := d.Check("disk."); err != nil {
 		return PowerResult{}, err
 	}
-	response, err := attachDiskCommand.Call(ctx, s.opts.Commands, diskRequest{t, id, d, body})
+	q := diskRequest{Tenant: t, VM: id, Disk: d, Body: body}
+	if d.Volume == "" {
+		draft, err := s.opts.Volumes.Draft(t, cloud.Volume{SizeGiB: d.SizeGiB}, d.Image)
+		if err != nil {
+			return PowerResult{}, err
+		}
+		q.Draft = &draft
+	}
+	response, err := attachDiskCommand.Call(ctx, s.opts.Commands, q)
 	if err != nil {
 		return PowerResult{}, err
 	}
@@ -172,7 +189,7 @@ func (s *Service) DetachDisk(ctx context.Context, t cloud.Tenant, id cloud.VMID,
 	if err != nil && !fault.Is(err, fault.NotFound) { // when a call is repeated, the VM may be deleted already
 		return PowerResult{}, err
 	}
-	response, err := detachDiskCommand.Call(ctx, s.opts.Commands, diskRequest{t, id, cloud.Disk{ID: disk}, body})
+	response, err := detachDiskCommand.Call(ctx, s.opts.Commands, diskRequest{Tenant: t, VM: id, Disk: cloud.Disk{ID: disk}, Body: body})
 	if err != nil {
 		return PowerResult{}, err
 	}

@@ -11,6 +11,7 @@ import (
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -193,6 +194,52 @@ func TestDiskOfStoppedVM(t *testing.T) {
 	_, err = w.vms.Delete(w.as(acme, ""), acme, b.ID, false, [32]byte{})
 	require.NoError(t, err)
 	require.Empty(t, w.getVolume(id).VM, "a deleted VM detaches its volumes")
+}
+
+// TestAttachNewDisk attaches a blank disk and a disk with the content of an image to a stopped VM. Each is a new volume,
+// which a failed call does not leave behind, and which stays when the disk is detached.
+func TestAttachNewDisk(t *testing.T) {
+	w := newWorld(t)
+	w.poolHost("h1", 3)
+	vm := w.createInState(cloud.Stopped, "web")
+	blank := cloud.Disk{ID: "scratch", Blank: true, SizeGiB: 1}
+	out, err := w.vms.AttachDisk(w.as(acme, "once"), acme, vm.ID, blank, [32]byte{1})
+	require.NoError(t, err)
+	require.Equal(t, cloud.Disk{ID: "scratch", Volume: out.VM.Spec.Disks[1].Volume, Bus: cloud.BusVirtio, Cache: cloud.CacheWriteback}, out.VM.Spec.Disks[1])
+	v := w.getVolume(out.VM.Spec.Disks[1].Volume)
+	require.Equal(t, []any{"web-scratch", uint64(1), vm.ID, uint64(1)}, []any{v.Name, v.SizeGiB, v.VM, v.AttachmentGeneration})
+	again, err := w.vms.AttachDisk(w.as(acme, "once"), acme, vm.ID, blank, [32]byte{1})
+	require.NoError(t, err)
+	require.Equal(t, v.ID, again.VM.Spec.Disks[1].Volume, "a repeat makes no second volume")
+
+	base := w.image(1, 1<<30)
+	out, err = w.vms.AttachDisk(w.as(acme, ""), acme, vm.ID, cloud.Disk{ID: "data", Image: base, SizeGiB: 1}, [32]byte{})
+	require.NoError(t, err)
+	require.Equal(t, base, w.getVolume(out.VM.Spec.Disks[2].Volume).Image.ID)
+
+	count := func() int {
+		all, _, err := w.volumes.List(t.Context(), acme, 0, "", volume.Filter{})
+		require.NoError(t, err)
+		return len(all)
+	}
+	for name, d := range map[string]cloud.Disk{
+		"more than the host's pool has": {ID: "more", Blank: true, SizeGiB: 2},
+		"an existing ID":                {ID: "data", Blank: true, SizeGiB: 1},
+		"no size":                       {ID: "more", Blank: true},
+		"an unknown image":              {ID: "more", Image: "01980000-0000-7000-8000-000000000000", SizeGiB: 1},
+		"two sources":                   {ID: "more", Image: base, Blank: true, SizeGiB: 1},
+	} {
+		_, err := w.vms.AttachDisk(w.as(acme, ""), acme, vm.ID, d, [32]byte{})
+		require.Error(t, err, name)
+		require.Equal(t, 2, count(), name)
+	}
+	require.NoError(t, w.detachNow(vm.ID, "scratch"))
+	require.Empty(t, w.getVolume(v.ID).VM, "the volume stays")
+	w.volume("web-third")
+	out, err = w.vms.AttachDisk(w.as(acme, ""), acme, vm.ID, cloud.Disk{ID: "third", Blank: true, SizeGiB: 1}, [32]byte{})
+	require.NoError(t, err)
+	third := w.getVolume(out.VM.Spec.Disks[2].Volume)
+	require.Equal(t, "disk-"+string(third.ID), third.Name, "another volume has the name")
 }
 
 // TestDiskOfRunningVM attaches a volume to a running VM and detaches it. Each call waits for the report of the host. If

@@ -35,6 +35,7 @@ import (
 	"time"
 
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -61,7 +62,9 @@ type Options struct {
 	Store    *store.Store
 	Commands *leader.Commands
 	Nodes    *node.Service
-	Log      *slog.Logger
+	// Volumes creates the volumes for disks that are attached with an image or blank.
+	Volumes *volume.Service
+	Log     *slog.Logger
 	// Billing is called for changes of VMs. It is nil if VMs are free of charge.
 	Billing Billing
 }

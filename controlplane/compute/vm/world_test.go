@@ -42,9 +42,9 @@ var (
 func newWorld(t testing.TB) *world {
 	base := nodetest.New(t, nil, acme, other)
 	w := &world{World: base, t: t, store: base.Store, nodes: base.Nodes}
-	w.vms = New(Options{Store: w.store, Commands: w.Commands, Nodes: w.nodes, Log: w.Log})
-	w.networks = network.New(network.Options{Store: w.store, Commands: w.Commands, Log: w.Log})
 	w.volumes = volume.New(volume.Options{Store: w.store, Commands: w.Commands, Key: clusterkey.Generate(), Log: w.Log})
+	w.vms = New(Options{Store: w.store, Commands: w.Commands, Nodes: w.nodes, Volumes: w.volumes, Log: w.Log})
+	w.networks = network.New(network.Options{Store: w.store, Commands: w.Commands, Log: w.Log})
 	require.NoError(t, storageclass.New(w.store, w.Commands).Bootstrap(t.Context()))
 	w.Attach(w.vms)
 	w.nodes.AttachVolumes(w.volumes)

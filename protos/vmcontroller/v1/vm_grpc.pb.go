@@ -129,18 +129,22 @@ type VmServiceClient interface {
 	PrepareVmMigration(ctx context.Context, in *PrepareVmMigrationRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
 	// RecoverVm is not served by this version: UNIMPLEMENTED, after INVALID_ARGUMENT for vm_id or spec.
 	RecoverVm(ctx context.Context, in *RecoverVmRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
-	// AttachDisk attaches a volume as a disk to a STOPPED or RUNNING VM. For a STOPPED VM the call does not wait. For a
-	// RUNNING VM it waits up to 35 s until the guest has the device; if that takes longer, the call succeeds and the disk
-	// remains recorded. If the host refuses, the disk is removed again. A repeat returns ALREADY_EXISTS; with the same
-	// idempotency key it waits again.
+	// AttachDisk attaches a disk to a STOPPED or RUNNING VM: an existing volume, or a new volume, which is blank or begins
+	// with the content of an image. A new volume has the default storage class and the name <VM>-<disk>, or disk-<volume
+	// ID> if another volume has that name. In the returned VM, the source of the disk is the volume. The volume stays when
+	// the disk is detached or the VM is deleted, and if the host refuses the disk.
+	//
+	// For a STOPPED VM the call does not wait. For a RUNNING VM it waits up to 35 s until the guest has the device; if
+	// that takes longer, the call succeeds and the disk remains recorded. If the host refuses, the disk is removed again.
+	// A repeat returns ALREADY_EXISTS; with the same idempotency key it waits again.
 	//
 	// FAILED_PRECONDITION: the VM is in another state or has too many disks; another VM has the volume (VOLUME_IN_USE
 	// with the VM's ID in the metadata "vm"), the volume's host has not flushed the volume since it was detached
 	// (VOLUME_NOT_FLUSHED), the volume is on another host than the VM (VOLUME_ELSEWHERE), the VM's host does not serve
 	// the volume's storage pool or has too little room in it (NO_POOL_FITS); the VM is RUNNING and the bus is IDE or
 	// SATA; or the host could not attach the disk (DISK_REFUSED). ALREADY_EXISTS: the VM has a disk with this ID.
-	// NOT_FOUND: no such VM or volume. INVALID_ARGUMENT: the source is not a volume, or another field of the disk is
-	// invalid.
+	// NOT_FOUND: no such VM, volume or image. INVALID_ARGUMENT: a field of the disk is invalid. For a new volume also the
+	// errors of CreateVolume.
 	AttachDisk(ctx context.Context, in *AttachDiskRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
 	// DetachDisk detaches a volume from a STOPPED or RUNNING VM. For a RUNNING VM it waits up to 35 s until the guest has
 	// released the device; if that takes longer, the call succeeds and the disk remains recorded as being detached. After
@@ -442,18 +446,22 @@ type VmServiceServer interface {
 	PrepareVmMigration(context.Context, *PrepareVmMigrationRequest) (*VirtualMachine, error)
 	// RecoverVm is not served by this version: UNIMPLEMENTED, after INVALID_ARGUMENT for vm_id or spec.
 	RecoverVm(context.Context, *RecoverVmRequest) (*VirtualMachine, error)
-	// AttachDisk attaches a volume as a disk to a STOPPED or RUNNING VM. For a STOPPED VM the call does not wait. For a
-	// RUNNING VM it waits up to 35 s until the guest has the device; if that takes longer, the call succeeds and the disk
-	// remains recorded. If the host refuses, the disk is removed again. A repeat returns ALREADY_EXISTS; with the same
-	// idempotency key it waits again.
+	// AttachDisk attaches a disk to a STOPPED or RUNNING VM: an existing volume, or a new volume, which is blank or begins
+	// with the content of an image. A new volume has the default storage class and the name <VM>-<disk>, or disk-<volume
+	// ID> if another volume has that name. In the returned VM, the source of the disk is the volume. The volume stays when
+	// the disk is detached or the VM is deleted, and if the host refuses the disk.
+	//
+	// For a STOPPED VM the call does not wait. For a RUNNING VM it waits up to 35 s until the guest has the device; if
+	// that takes longer, the call succeeds and the disk remains recorded. If the host refuses, the disk is removed again.
+	// A repeat returns ALREADY_EXISTS; with the same idempotency key it waits again.
 	//
 	// FAILED_PRECONDITION: the VM is in another state or has too many disks; another VM has the volume (VOLUME_IN_USE
 	// with the VM's ID in the metadata "vm"), the volume's host has not flushed the volume since it was detached
 	// (VOLUME_NOT_FLUSHED), the volume is on another host than the VM (VOLUME_ELSEWHERE), the VM's host does not serve
 	// the volume's storage pool or has too little room in it (NO_POOL_FITS); the VM is RUNNING and the bus is IDE or
 	// SATA; or the host could not attach the disk (DISK_REFUSED). ALREADY_EXISTS: the VM has a disk with this ID.
-	// NOT_FOUND: no such VM or volume. INVALID_ARGUMENT: the source is not a volume, or another field of the disk is
-	// invalid.
+	// NOT_FOUND: no such VM, volume or image. INVALID_ARGUMENT: a field of the disk is invalid. For a new volume also the
+	// errors of CreateVolume.
 	AttachDisk(context.Context, *AttachDiskRequest) (*VirtualMachine, error)
 	// DetachDisk detaches a volume from a STOPPED or RUNNING VM. For a RUNNING VM it waits up to 35 s until the guest has
 	// released the device; if that takes longer, the call succeeds and the disk remains recorded as being detached. After

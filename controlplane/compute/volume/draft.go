@@ -1,0 +1,55 @@
+package volume
+
+import (
+	"context"
+
+	"github.com/google/uuid"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// Draft is a volume that a transaction of another package creates with CreateIn. It has an ID and a key already, so that
+// a transaction that is executed again creates the same volume.
+type Draft struct {
+	Volume cloud.Volume
+	Image  cloud.ImageID
+	Key    sealedKey
+}
+
+// Draft returns the draft of a volume with the size, driver, class, metadata and labels of v. imageID is the image with
+// whose content the volume begins, or empty for a blank volume.
+func (s *Service) Draft(t cloud.Tenant, v cloud.Volume, imageID cloud.ImageID) (Draft, error) {
+	id, err := uuid.NewV7()
+	if err != nil {
+		return Draft{}, err
+	}
+	v.ID, v.Name, v.Org, v.Project = cloud.VolumeID(id.String()), "disk-"+id.String(), t.Org, t.Project
+	if err := cloud.CheckVolume(&v); err != nil {
+		return Draft{}, err
+	}
+	if imageID != "" {
+		if err := cloud.CheckUUID("image_id", string(imageID)); err != nil {
+			return Draft{}, err
+		}
+	}
+	return Draft{v, imageID, s.keys.make(v.ID)}, nil
+}
+
+// CreateIn creates the volume of a draft, with the given name if it is a valid name that no other volume of the project
+// has, and otherwise with the name disk-<ID>. It returns the errors of CreateVolume.
+func (s *Service) CreateIn(ctx context.Context, tx *store.Tx, d *Draft, name string) (cloud.Volume, error) {
+	q := change{Tenant: d.Volume.Tenant(), Volume: d.Volume, Image: d.Image, Key: d.Key}
+	holder, err := names.Get(tx, string(d.Volume.Project), name)
+	if err != nil {
+		return cloud.Volume{}, err
+	}
+	if holder == nil && cloud.CheckName("name", name) == nil {
+		q.Volume.Name = name
+	}
+	v, err := create(ctx, tx, &q)
+	if err != nil {
+		return v, err
+	}
+	return v, s.billing.AdmitVolume(tx, &v)
+}
