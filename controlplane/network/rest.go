@@ -37,8 +37,9 @@ func (s *Service) Routes(r *rest.Server) {
 	handle(r, http.MethodGet, groups+"/{id}", "GetSecurityGroup", api.GetSecurityGroup)
 	handle(r, http.MethodPatch, groups+"/{id}", "UpdateSecurityGroup", api.UpdateSecurityGroup)
 	handle(r, http.MethodDelete, groups+"/{id}", "DeleteSecurityGroup", api.DeleteSecurityGroup)
-	handleBody(r, http.MethodPost, groups+"/{security_group_id}/rules", "AddSecurityGroupRule", "rule", api.AddSecurityGroupRule)
-	handle(r, http.MethodDelete, groups+"/{security_group_id}/rules/{rule_id}", "RemoveSecurityGroupRule", api.RemoveSecurityGroupRule)
+	const rules = groups + "/{security_group_id}/rules"
+	handleBody(r, http.MethodPost, rules, "AddSecurityGroupRule", "rule", api.AddSecurityGroupRule)
+	handle(r, http.MethodDelete, rules+"/{rule_id}", "RemoveSecurityGroupRule", api.RemoveSecurityGroupRule)
 
 	handle(r, http.MethodGet, "/api/v1/route-tables", "ListRouteTables", api.ListRouteTables)
 	handle(r, http.MethodPost, "/api/v1/route-tables", "CreateRouteTable", api.CreateRouteTable)
@@ -81,14 +82,19 @@ func (s *Service) Routes(r *rest.Server) {
 }
 
 // handle registers a route that is served by an RPC. The parts of the path in braces are fields of the RPC's request.
-func handle[I, O any, PI protorest.Message[I], PO protorest.Message[O]](r *rest.Server, method, path string, name auth.Method, call func(context.Context, PI) (PO, error)) {
+func handle[I, O any, PI protorest.Message[I], PO protorest.Message[O]](
+	r *rest.Server, method, path string, name auth.Method, call func(context.Context, PI) (PO, error),
+) {
 	handleBody(r, method, path, name, "", call)
 }
 
 // handleBody is like handle for a route whose body is one field of the RPC's request, in addition to org_id and
 // project_id.
-func handleBody[I, O any, PI protorest.Message[I], PO protorest.Message[O]](r *rest.Server, method, path string, name auth.Method, field string, call func(context.Context, PI) (PO, error)) {
+func handleBody[I, O any, PI protorest.Message[I], PO protorest.Message[O]](
+	r *rest.Server, method, path string, name auth.Method, field string, call func(context.Context, PI) (PO, error),
+) {
 	protorest.Handle(r, protorest.Route{
-		Method: method, Path: path, RPC: service + name, Body: field, Creates: method == http.MethodPost && name != "AcceptPeering",
+		Method: method, Path: path, RPC: service + name, Body: field,
+		Creates: method == http.MethodPost && name != "AcceptPeering",
 	}, call)
 }

@@ -11,8 +11,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// TestRPCArguments makes gRPC calls with invalid arguments: unknown enumeration values, values beyond limits, and
-// arguments of calls that are not implemented. Each error must name the field. No call may change the VM.
+// TestRPCArguments makes gRPC calls with invalid arguments: unknown enumeration values, values beyond limits,
+// and arguments of calls that this version does not serve (migrate, recover). Each error must name the field. No call
+// may change the VM.
 func TestRPCArguments(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
