@@ -40,7 +40,7 @@ func obstacle(n *cloud.NATGateway) string {
 	case n.Status == cloud.NetworkError:
 		return fmt.Sprintf("which has failed on host %s: %s", n.Node, n.StatusReason)
 	case n.Status != cloud.NetworkActive:
-		return "which is not ready: it " + n.StatusReason
+		return "which is not ready: " + n.StatusReason
 	}
 	return ""
 }
@@ -96,7 +96,7 @@ func (e *explanation) floatingDestination() (bool, error) {
 			return e.add(false, "destination", string(f.ID), "", "%s leads to %s, but has failed: %s.",
 				name, text, f.StatusReason), nil
 		default:
-			return e.add(false, "destination", string(f.ID), "", "%s leads to %s, but is not ready: it %s.",
+			return e.add(false, "destination", string(f.ID), "", "%s leads to %s, but is not ready: %s.",
 				name, text, f.StatusReason), nil
 		}
 		return e.add(true, "destination", string(f.ID), "", "%s leads to %s. Its security groups are not evaluated.",

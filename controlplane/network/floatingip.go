@@ -2,7 +2,6 @@ package network
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
@@ -126,7 +125,7 @@ func attachFloating(tx *store.Tx, t cloud.Tenant, f *cloud.FloatingIP, port clou
 
 // awaitHost makes a floating IP of a port wait for the port's host, which is "" if the port has none.
 func awaitHost(r store.Reader, f *cloud.FloatingIP, node cloud.NodeID) error {
-	f.Node, f.Status, f.StatusReason = node, cloud.NetworkPending, "waits until its port is on a host"
+	f.Node, f.Status, f.StatusReason = node, cloud.NetworkPending, "its port is on no host yet"
 	f.BindingGeneration++
 	if node == "" {
 		return nil
@@ -135,7 +134,7 @@ func awaitHost(r store.Reader, f *cloud.FloatingIP, node cloud.NodeID) error {
 	if err != nil {
 		return err
 	}
-	f.StatusReason = fmt.Sprintf("waits until host %s has the address", node)
+	f.StatusReason = unconfirmedReason(node)
 	if lacks {
 		f.StatusReason = lacksExternal(node, f.External)
 	}

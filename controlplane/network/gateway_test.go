@@ -27,7 +27,7 @@ func TestChoosePlace(t *testing.T) {
 	lost := host(gatewayHost{usable: true, lost: true})
 	unusable, unready := host(gatewayHost{ready: true}), host(gatewayHost{usable: true})
 	type hosts = map[cloud.NodeID]testHost
-	none := "waits for a host: no host with the external network internet is connected"
+	none := "no host with the external network internet is connected"
 	for _, test := range []struct {
 		name  string
 		g     gateway
@@ -71,10 +71,10 @@ func TestChoosePlace(t *testing.T) {
 			}, func() cloud.NodeID { return pool.best(vpcs, test.g.node) })
 			switch {
 			case got.former != "":
-				require.Contains(t, got.reason, "has withdrawn it")
+				require.Contains(t, got.reason, "has withdrawn the address")
 				got.reason = ""
 			case got.node != "" && got.node != test.g.node:
-				require.Contains(t, got.reason, "waits until host")
+				require.Contains(t, got.reason, "has not confirmed yet")
 				got.reason = ""
 			}
 			require.Equal(t, test.want, got)

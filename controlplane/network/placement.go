@@ -65,15 +65,21 @@ func choosePlace(
 	to := best()
 	switch {
 	case to != "":
-		return place{node: to, reason: fmt.Sprintf("waits until host %s has the address", to)}
+		return place{node: to, reason: unconfirmedReason(to)}
 	case g.node != "" && known && own.lost:
 		return place{node: g.node, reason: g.reason}
 	}
-	return place{reason: fmt.Sprintf("waits for a host: no host with the external network %s is connected", g.external)}
+	return place{reason: fmt.Sprintf("no host with the external network %s is connected", g.external)}
 }
 
+// unconfirmedReason is the status reason of a gateway or floating IP that was sent to a host.
+func unconfirmedReason(node cloud.NodeID) string {
+	return fmt.Sprintf("host %s has not confirmed yet that it has the address", node)
+}
+
+// withdrawReason is the status reason of a gateway or floating IP that its former host must give up first.
 func withdrawReason(former cloud.NodeID) string {
-	return fmt.Sprintf("waits until host %s, which it was on, has withdrawn it", former)
+	return fmt.Sprintf("its former host %s has not confirmed yet that it has withdrawn the address", former)
 }
 
 // hostPool has the hosts that can get another gateway of one external network in VPCs with one MTU. The duration of a

@@ -95,7 +95,7 @@ func createServicePort(tx *store.Tx, t cloud.Tenant, s *cloud.ServiceIP, q Servi
 		if _, err := find(tx, vpcs, kindVPC, t, string(s.VPC)); err != nil {
 			return err
 		}
-		return fault.Invalid("subnet_id", "belongs to another VPC than vpc_id").With("constraint", "same_vpc")
+		return fault.Invalid("subnet_id", "is a subnet of another VPC than vpc_id names; leave out vpc_id or choose a subnet of it").With("constraint", "same_vpc")
 	}
 	setDevice(tx, &port, cloud.PortDevice{Kind: cloud.DeviceServiceIP, ID: string(s.ID)})
 	s.VPC, s.Subnet, s.Port, s.Address = port.VPC, port.Subnet, port.ID, port.IP

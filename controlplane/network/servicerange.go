@@ -33,13 +33,14 @@ func claimServiceAddress(tx *store.Tx, t cloud.Tenant, s *cloud.ServiceIP, a net
 		return err
 	}
 	if !vpc.ServiceCIDR.IsValid() {
-		return fault.Invalid("subnet_id", "is required: %s has no service_cidr_block", vpcLabel(vpc)).
+		return fault.Invalid("subnet_id", "is required, because %s has no service_cidr_block", vpcLabel(vpc)).
 			With("constraint", "required")
 	}
 	addresses := serviceSpace(vpc)
 	if a.IsValid() {
 		if a.Less(addresses.First) || addresses.Last.Less(a) {
-			return fault.Invalid("address", "must be %s to %s, the addresses of service IPs in %s, or in the subnet that subnet_id names, got %s",
+			return fault.Invalid("address",
+				"must be from %s to %s, the service range of %s, got %s; for an address of a subnet, set subnet_id",
 				addresses.First, addresses.Last, vpcLabel(vpc), a).With("constraint", "within_service_range")
 		}
 		err = addresses.assign(tx, a)
