@@ -167,7 +167,7 @@ func (c *Conn) once(ctx context.Context, method string, p policy, args, reply an
 		return err
 	}
 	c.Next()
-	return &Unavailable{Endpoint: m.endpoint, Doubtful: p != again, Err: err}
+	return &Unavailable{Endpoint: m.endpoint, Doubtful: p != repeatable, Err: err}
 }
 
 // NewStream opens a stream to the first endpoint that can be reached, starting with the current one. It does not retry.
