@@ -24,7 +24,7 @@ type application struct {
 	host      *netlink.Handle
 	edge      *space
 	connected []*connection
-	answers   *answers
+	movable   *movableAddresses
 }
 
 // apply makes the kernel's state equal to the wanted one. The rules of the edge namespace precede its devices, and an

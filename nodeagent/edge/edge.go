@@ -170,7 +170,7 @@ type Edge struct {
 	host      *netlink.Handle
 	mu        chan struct{} // has one element while no call is in progress
 	close     sync.Once
-	answers   answers
+	movable   movableAddresses
 }
 
 var validPrefix = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
@@ -298,7 +298,7 @@ func (e *Edge) set(ctx context.Context, s State, r *Result) error {
 		connected = append(connected, list...)
 	}
 	a := &application{
-		options: &e.options, externals: e.externals, host: e.host, edge: edge, connected: connected, answers: &e.answers,
+		options: &e.options, externals: e.externals, host: e.host, edge: edge, connected: connected, movable: &e.movable,
 	}
 	return errors.Join(append(invalid, a.apply(r))...)
 }

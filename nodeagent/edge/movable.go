@@ -13,31 +13,31 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/nsthread"
 )
 
-// answers records the movable addresses for which this host answers ARP requests. An address is movable if another host
-// can take it over: those of NAT gateways and of floating IPs of service IPs.
-type answers struct {
+// movableAddresses records the movable addresses for which this host answers ARP requests. An address is movable if
+// another host can take it over: those of NAT gateways and of floating IPs of service IPs.
+type movableAddresses struct {
 	mu sync.Mutex // guards the fields below; it is held while proxy entries change and are announced
 	// withdrawn is true between calls of Withdraw and Resume.
 	withdrawn bool
-	// movable has the addresses for which proxy entries may exist.
-	movable map[netip.Addr]bool
+	// answered has the addresses for which proxy entries may exist.
+	answered map[netip.Addr]bool
 }
 
 // answer makes the proxy entries of the edge namespace, and announces new ones.
 func (a *application) answer(n *network, r *Result) error {
-	a.answers.mu.Lock()
-	defer a.answers.mu.Unlock()
+	a.movable.mu.Lock()
+	defer a.movable.mu.Unlock()
 	have, want := n.empty(), n.empty()
 	if err := have.readProxies(); err != nil {
 		return err
 	}
-	a.answers.movable = map[netip.Addr]bool{}
+	a.movable.answered = map[netip.Addr]bool{}
 	for _, o := range routes(a.externals, a.connected) {
 		if o.movable {
-			if a.answers.withdrawn || o.vpc.Withhold {
+			if a.movable.withdrawn || o.vpc.Withhold {
 				continue
 			}
-			a.answers.movable[o.address] = true
+			a.movable.answered[o.address] = true
 		}
 		want.proxy(o.external.device, o.address)
 	}
@@ -53,10 +53,10 @@ func (a *application) answer(n *network, r *Result) error {
 // through these addresses are not ended: packets still arrive until the neighbours have learned the MAC address of
 // another host.
 func (e *Edge) Withdraw(ctx context.Context) ([]netip.Addr, error) {
-	e.answers.mu.Lock()
-	defer e.answers.mu.Unlock()
-	e.answers.withdrawn = true
-	list := slices.SortedFunc(maps.Keys(e.answers.movable), netip.Addr.Compare)
+	e.movable.mu.Lock()
+	defer e.movable.mu.Unlock()
+	e.movable.withdrawn = true
+	list := slices.SortedFunc(maps.Keys(e.movable.answered), netip.Addr.Compare)
 	if len(list) == 0 {
 		return nil, nil
 	}
@@ -90,14 +90,14 @@ func (e *Edge) Withdraw(ctx context.Context) ([]netip.Addr, error) {
 	if _, err := s.reconcile(obsolete.items, nil); err != nil {
 		return nil, fmt.Errorf("withdraw external addresses: %w", err)
 	}
-	e.answers.movable = nil
+	e.movable.answered = nil
 	return list, nil
 }
 
 // Resume ends the effect of Withdraw. The next Set answers for the addresses again, except for those of VPCs with
 // VPC.Withhold.
 func (e *Edge) Resume() {
-	e.answers.mu.Lock()
-	defer e.answers.mu.Unlock()
-	e.answers.withdrawn = false
+	e.movable.mu.Lock()
+	defer e.movable.mu.Unlock()
+	e.movable.withdrawn = false
 }
