@@ -22,7 +22,8 @@ func differenceOf(last, w *wanted) difference {
 	}
 	d := difference{
 		services: !reflect.DeepEqual(last.Services, w.Services),
-		rest:     last.Domain != w.Domain || last.Withhold != w.Withhold || !reflect.DeepEqual(frame(&last.HostVPC), frame(&w.HostVPC)),
+		rest: last.Domain != w.Domain || last.Withhold != w.Withhold ||
+			!reflect.DeepEqual(withoutLists(&last.HostVPC), withoutLists(&w.HostVPC)),
 	}
 	if len(last.Subnets) != len(w.Subnets) {
 		return difference{true, d.services, true}
@@ -47,8 +48,9 @@ func equal[T any](a, b []T, same func(x, y *T) bool) bool {
 	return true
 }
 
-// frame returns a VPC without its ports, its service IPs, and the parts that only packages firewall and edge read.
-func frame(v *cloud.HostVPC) cloud.HostVPC {
+// withoutLists returns a VPC without its ports, its service IPs, and the parts that only packages firewall and edge
+// read.
+func withoutLists(v *cloud.HostVPC) cloud.HostVPC {
 	f := *v
 	f.Groups, f.Members, f.Denied, f.LooseTCP = nil, nil, nil, false
 	f.NAT, f.Floating, f.Services = nil, nil, nil
