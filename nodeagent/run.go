@@ -155,7 +155,7 @@ func (a *agent) uplinkOptions(self *node) uplink.Options {
 		Version: version(), Facts: self.facts, Heartbeat: self.heartbeat,
 		Present: func() []cloud.VMID { return a.loop.Present() },
 		Assign: func(assigned uplink.Assignment) {
-			assigned.VMs = storage.WithNewest(assigned.VMs, assigned.Volumes)
+			assigned.VMs = storage.WithNewestVolumes(assigned.VMs, assigned.Volumes)
 			a.assigned.Store(&assigned)
 			a.storage.Assign(assigned.Volumes, assigned.Stored) // before the VMs that use the volumes
 			a.loop.Assign(assigned.VMs, assigned.Released, assigned.Stored)

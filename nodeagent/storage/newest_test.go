@@ -9,9 +9,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// TestWithNewest checks that a VM gets the newer desired state of a volume, either from the list of volumes or from its
-// own disk, and that WithNewest does not modify its arguments.
-func TestWithNewest(t *testing.T) {
+// TestWithNewestVolumes checks that a VM gets the newer desired state of a volume, either from the list of volumes or
+// from its own disk, and that WithNewestVolumes does not modify its arguments.
+func TestWithNewestVolumes(t *testing.T) {
 	disks := func(generations ...uint64) *agentv1.AssignedVm {
 		v := &agentv1.AssignedVm{Disks: []*agentv1.AssignedDisk{{Id: "root"}}}
 		for _, g := range generations {
@@ -21,10 +21,10 @@ func TestWithNewest(t *testing.T) {
 	}
 	vms := map[cloud.VMID]*agentv1.AssignedVm{"older": disks(1), "newer": disks(3), "none": disks()}
 	grown := &agentv1.AssignedVolume{VolumeId: string(vol), Generation: 2, SizeBytes: 2 * mib}
-	out := WithNewest(vms, map[cloud.VolumeID]*agentv1.AssignedVolume{vol: grown})
+	out := WithNewestVolumes(vms, map[cloud.VolumeID]*agentv1.AssignedVolume{vol: grown})
 	require.Equal(t, grown, out["older"].Disks[1].Volume)
 	require.EqualValues(t, 1, vms["older"].Disks[1].Volume.Generation)
 	require.Same(t, vms["newer"], out["newer"])
 	require.Same(t, vms["none"], out["none"])
-	require.Same(t, vms["older"], WithNewest(vms, nil)["older"])
+	require.Same(t, vms["older"], WithNewestVolumes(vms, nil)["older"])
 }

@@ -7,8 +7,8 @@
 // # Decisions
 //
 //   - The desired state of an attached volume arrives twice: in the list of volumes, and in the disk of its VM. The
-//     desired state with the higher generation is valid (see [WithNewest]). Open refuses a volume unless this valid
-//     desired state attaches it to the VM.
+//     desired state with the higher generation is valid (see [WithNewestVolumes]). Open refuses a volume unless this
+//     valid desired state attaches it to the VM.
 //   - Open makes and grows the volume if Run has not done so yet. A VM therefore does not wait for another goroutine.
 //   - If QEMU still has a volume open, its detachment or deletion is repeated later. This is not reported as an error
 //     of the volume, because the report of the VM says when a guest does not release a disk.
