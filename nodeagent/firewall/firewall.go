@@ -232,7 +232,8 @@ func (f *Firewall) verify(ctx context.Context, ns netns.NsHandle, m *memory, vpc
 	return revoke(ctx, ns, want.policy, r)
 }
 
-// kernelState is what the kernel has in a namespace, except for sysctls and connections.
+// kernelState holds the sets, tables and bridge chains that the kernel has in a namespace. It does not include sysctls
+// and connections.
 type kernelState struct {
 	sets   map[string]*kernelSet // by name
 	tables [2]kernelTable        // of iptables: IPv4, IPv6

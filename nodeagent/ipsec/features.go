@@ -43,7 +43,8 @@ func MissingFeatures(ctx context.Context) (missing []string, err error) {
 	return missing, nil
 }
 
-// features are what a host needs for encryption over both versions of IP.
+// features lists the kernel features that encryption over IPv4 and IPv6 needs: their names, the kernel options that
+// provide them, and changes that fail without them.
 var features = []struct {
 	name, option string
 	change       func() change

@@ -29,7 +29,8 @@ type ImportDir struct {
 	Orgs []cloud.OrgID `yaml:"orgs"`
 }
 
-// source is what an image is made from, such as an open file, with its size in bytes when it was opened.
+// source is an open file, or another stream, from which an image is made. size is its length in bytes at the time when
+// it was opened.
 type source struct {
 	io.ReadCloser
 	size int64

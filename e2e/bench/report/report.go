@@ -18,7 +18,8 @@ func Say(format string, args ...any) {
 	fmt.Printf("%s  %s\n", time.Now().Format("15:04:05"), fmt.Sprintf(format, args...))
 }
 
-// Run is what the result of a run depends on besides its figures.
+// Run holds the conditions of a run: whether the machine was idle, whether the run did all of its work, and which parts
+// failed.
 type Run struct {
 	// Calm has waited for the machine to be idle.
 	Calm *usage.Calm
