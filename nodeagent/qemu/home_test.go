@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -22,6 +23,31 @@ func openHomes(t *testing.T, first, last int) *Homes {
 	h, err := OpenHomes(filepath.Join(t.TempDir(), "vms"), first, last)
 	require.NoError(t, err)
 	return h
+}
+
+// TestUIDOfAProcessIsNotReused removes the directory of a VM while a process still runs under the VM's uid. No other VM
+// gets the uid until the process has ended.
+func TestUIDOfAProcessIsNotReused(t *testing.T) {
+	if os.Getuid() != 0 {
+		skip(t, "needs root")
+	}
+	const only = 715_517
+	h := openHomes(t, only, only)
+	home, err := h.Claim(uuid(1))
+	require.NoError(t, err)
+	process := exec.Command("sleep", "600")
+	process.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: only, Gid: only}, Pdeathsig: syscall.SIGKILL}
+	require.NoError(t, process.Start())
+	end := sync.OnceFunc(func() { _ = process.Process.Kill(); _ = process.Wait() })
+	t.Cleanup(end)
+	require.NoError(t, home.Remove())
+	_, err = h.Claim(uuid(2))
+	require.Error(t, err, "a process still runs under this uid")
+	require.ErrorContains(t, err, "all uids from 715517 to 715517 are taken")
+	end()
+	next, err := h.Claim(uuid(2))
+	require.NoError(t, err)
+	require.Equal(t, only, next.UID())
 }
 
 func TestHomes(t *testing.T) {

@@ -19,3 +19,8 @@ func TestMutantsOfTokens(t *testing.T) {
 	mutanttest.Notices(t, mutant.IgnoreSkew, TestWrongClockIsReported, "a member with a wrong clock")
 	mutanttest.Notices(t, mutant.UnauditedChange, TestAudit, "ada CreateProject OK")
 }
+
+// TestMutantsOfREST checks that TestREST notices when users and projects can be listed and made from other hosts.
+func TestMutantsOfREST(t *testing.T) {
+	mutanttest.Notices(t, mutant.LoopbackForAll, TestREST, "from=192.0.2.1:7")
+}

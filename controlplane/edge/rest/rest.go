@@ -30,6 +30,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/loopback"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // MaxBody is the default limit of the size of a request body, in bytes.
@@ -175,6 +176,9 @@ func Remote(r *http.Request) string {
 // FromLoopback reports whether both addresses of the request's connection are loopback addresses, as package loopback
 // requires for callers with more rights.
 func FromLoopback(r *http.Request) bool {
+	if mutant.On(mutant.LoopbackForAll) {
+		return true
+	}
 	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	remote, err := netip.ParseAddrPort(r.RemoteAddr)
 	return err == nil && loopback.Both(local, net.TCPAddrFromAddrPort(remote))

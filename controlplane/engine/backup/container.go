@@ -11,6 +11,8 @@ import (
 	"io"
 
 	"filippo.io/age"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // ageMagic is the text with which every age file begins.
@@ -113,6 +115,8 @@ func (a ageReader) describe(err error) error {
 	switch {
 	case err == nil || err == io.EOF:
 		return err
+	case errors.Is(err, io.ErrUnexpectedEOF) && mutant.On(mutant.AcceptTruncated):
+		return io.EOF
 	case a.source.err != nil:
 		return fmt.Errorf("read the archive: %w", a.source.err)
 	}

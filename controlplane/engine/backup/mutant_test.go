@@ -1,0 +1,15 @@
+//go:build mutant
+
+package backup
+
+import (
+	"testing"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
+)
+
+// TestMutants checks that TestDamagedArchiveIsRefused notices when the end of an archive may be missing.
+func TestMutants(t *testing.T) {
+	mutanttest.Notices(t, mutant.AcceptTruncated, TestDamagedArchiveIsRefused, "the archive is cut short")
+}
