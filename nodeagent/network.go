@@ -125,11 +125,6 @@ func (n *networks) open(ctx context.Context, u underlay, c *Config, log *slog.Lo
 			return errors.New("external networks: " + strings.Join(missing, ", "))
 		}
 		options := edge.Options{Prefix: n.prefix, External: map[string]edge.External{}}
-		for _, p := range denied {
-			if p.Addr().Is4() {
-				options.Denied = append(options.Denied, p)
-			}
-		}
 		for name, e := range c.External {
 			if options.External[name], err = e.connection(); err != nil {
 				return err

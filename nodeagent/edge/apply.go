@@ -94,7 +94,7 @@ func (a *application) setDevices(links map[string]netlink.Link, r *Result) (fail
 // setVPC makes the rules and routes in the namespace of a VPC, from all its connections.
 func (a *application) setVPC(list []*connection) error {
 	inside := list[0].inside
-	if err := inside.setTable(vpcChains(a.externals, list, a.options.Denied)); err != nil {
+	if err := inside.setTable(vpcChains(a.externals, list)); err != nil {
 		return err
 	}
 	for _, c := range list {

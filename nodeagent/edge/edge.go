@@ -43,9 +43,9 @@
 //     addresses that another host can take over, and does not wait for a running Set.
 //   - Packets to floating IPs of the same host, also of the same VPC, pass through the edge namespace like those from
 //     outside.
-//   - The edge namespace forwards from a VPC only packets whose source the VPC may use outside. Packets to
-//     Options.Denied are dropped in the VPC's namespace, unless they belong to a connection that began outside. The
-//     edge namespace itself answers only pings from outside to the host's address.
+//   - The edge namespace forwards from a VPC only packets whose source the VPC may use outside. It does not know the
+//     addresses of hosts and members: package firewall drops packets to them in the VPC's namespace. The edge namespace
+//     itself answers only pings from outside to the host's address.
 //   - The VPC's namespace has a routing table with the default route to the edge namespace. A rule selects this table
 //     after the tables of subnets (package netdev), so the route table of a subnet precedes it. Without a default NAT
 //     gateway on this host, the rule applies only to ports with floating IPs, because the default NAT gateway may be on
@@ -77,7 +77,6 @@ import (
 	"fmt"
 	"net/netip"
 	"regexp"
-	"slices"
 	"sync"
 	"time"
 
@@ -98,9 +97,6 @@ type Options struct {
 	Namespace string
 	// External are the external networks that the host is connected to, by name.
 	External map[string]External
-	// Denied are IPv4 prefixes that guests cannot open connections to: addresses of the underlay, of hosts and of the
-	// control plane.
-	Denied []netip.Prefix
 	// Timeout limits the time that one call takes. The default is 60 s.
 	Timeout time.Duration
 }
@@ -185,13 +181,6 @@ func New(o Options) (*Edge, error) {
 	}
 	if !validPrefix.MatchString(o.Prefix) {
 		return nil, fmt.Errorf("open edge: prefix %q is not the start of a file name", o.Prefix)
-	}
-	o.Denied = slices.Clone(o.Denied)
-	for i, p := range o.Denied {
-		if !p.IsValid() || !p.Addr().Is4() || p.Bits() == 0 {
-			return nil, fmt.Errorf("open edge: denied prefix %s: want an IPv4 prefix with a length above 0", p)
-		}
-		o.Denied[i] = p.Masked()
 	}
 	externals, err := checkExternals(o.External)
 	if err != nil {

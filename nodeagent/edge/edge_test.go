@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"net/netip"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -46,8 +47,6 @@ func TestNAT(t *testing.T) {
 func TestRouteTables(t *testing.T) {
 	l := newLab(t, 1)
 	h := l.hosts[0]
-	h.options.Denied = nil
-	h.restart()
 	a := h.addVPC("a", 10)
 	a.NAT = &cloud.HostNAT{External: internet}
 	a.Subnets[0].Routes = []cloud.HostRoute{
@@ -152,14 +151,16 @@ func TestRemovedFloatingIP(t *testing.T) {
 	require.Empty(t, h.apply().Changes)
 }
 
-// TestDenied requires that guests cannot open connections to denied prefixes, the host and the edge, but that addresses
-// in denied prefixes can use floating IPs.
+// TestDenied requires that guests cannot open connections to denied addresses, the host and the edge, but that denied
+// addresses can use floating IPs.
 func TestDenied(t *testing.T) {
 	l := newLab(t, 1)
 	h := l.hosts[0]
 	a := h.addVPC("a", 10, 11)
 	a.NAT = &cloud.HostNAT{External: internet}
 	a.Floating = []cloud.HostFloating{floating("203.0.113.110", "10.0.1.10")}
+	a.Denied = []netip.Addr{parseAddr("198.51.100.2")}
+	h.applyVPC(a)
 	h.apply()
 	l.IP(h.name, "address add 203.0.113.90/24 dev eth1")
 	l.serve(h.name, ":7000")

@@ -82,7 +82,7 @@ var features = []struct {
 			err = s.setTable(edgeChains(all, []*connection{c}))
 		}
 		if err == nil {
-			err = s.setTable(vpcChains(all, []*connection{c}, []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}))
+			err = s.setTable(vpcChains(all, []*connection{c}))
 		}
 		return err
 	}},

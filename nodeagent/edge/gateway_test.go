@@ -22,8 +22,6 @@ func (l *lab) joinUnderlay() {
 		l.IP("u", "link set %s master underlay up", h.name)
 		l.IP(h.name, "address add 192.0.2.%d/24 dev eth0", i+1)
 		l.IP(h.name, "link set eth0 up")
-		h.options.Denied = nil
-		h.restart()
 	}
 }
 
@@ -179,8 +177,6 @@ func TestGateways(t *testing.T) {
 func TestGatewaysAreRepaired(t *testing.T) {
 	l := newLab(t, 1)
 	h := l.hosts[0]
-	h.options.Denied = nil
-	h.restart()
 	a := h.addVPC("a", 10)
 	a.Gateways = []cloud.HostGateway{{ID: "extra", VNI: 203, HostNAT: cloud.HostNAT{External: internet, Address: parseAddr("203.0.113.60")}}}
 	a.Subnets[0].Routes = []cloud.HostRoute{{Destination: parsePrefix("198.51.100.0/24"), Target: cloud.RouteNAT, Gateway: "extra"}}

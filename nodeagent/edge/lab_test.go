@@ -79,7 +79,7 @@ func newLab(t *testing.T, hosts int) *lab {
 		h.firewall, err = firewall.New(firewall.Options{Trusted: []string{"vx*"}})
 		require.NoError(t, err)
 		h.options = Options{
-			Prefix: prefix, Namespace: l.Path(h.name), Denied: []netip.Prefix{parsePrefix("198.51.100.2/32")},
+			Prefix: prefix, Namespace: l.Path(h.name),
 			External: map[string]External{internet: {
 				Interface: "eth1", Address: parsePrefix(fmt.Sprintf("203.0.113.%d/24", i+2)), Gateway: parseAddr("203.0.113.1"),
 			}},

@@ -304,7 +304,6 @@ func TestOptionsAreChecked(t *testing.T) {
 		"interface is required":            change(func(x *External) { x.Interface = "" }),
 		"address must be the host's IPv4":  change(func(x *External) { x.Address = netip.Prefix{} }),
 		"is no other address":              change(func(x *External) { x.Gateway = parseAddr("192.0.2.1") }),
-		"want an IPv4 prefix":              {Denied: []netip.Prefix{parsePrefix("::/0")}},
 		"not the start of a file name":     {Prefix: "a/b"},
 		"open namespace /run/netns/absent": {Namespace: "/run/netns/absent"},
 	} {

@@ -7,7 +7,6 @@ import (
 
 	"github.com/trivet-cloud/trivet/nodeagent/netfilter"
 	"github.com/trivet-cloud/trivet/shared/cloud"
-	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 const (
@@ -135,7 +134,7 @@ func edgeChains(all []external, connected []*connection) []netfilter.Chain {
 }
 
 // vpcChains renders the rules of the namespace of a VPC, from all its connections.
-func vpcChains(all []external, list []*connection, denied []netip.Prefix) []netfilter.Chain {
+func vpcChains(all []external, list []*connection) []netfilter.Chain {
 	destination := netfilter.Chain{Name: "destination", Kind: "nat", Hook: "prerouting", Priority: -100, Policy: "accept"}
 	source := netfilter.Chain{Name: "source", Kind: "nat", Hook: "postrouting", Priority: 100, Policy: "accept"}
 	for _, c := range list {
@@ -159,29 +158,9 @@ func vpcChains(all []external, list []*connection, denied []netip.Prefix) []netf
 		fmt.Sprintf("oifname %q ct state invalid drop", vpcDevices),
 		fmt.Sprintf("iifname %q ct direction original ct status & dnat == 0 drop", vpcDevices),
 	}}
-	if len(denied) > 0 && !mutant.On(mutant.EdgeDenied) {
-		var prefixes []string
-		for _, p := range reduce(denied) {
-			prefixes = append(prefixes, p.String())
-		}
-		forward.Rules = append(forward.Rules,
-			fmt.Sprintf("oifname %q ct direction original ip daddr %s drop", vpcDevices, netfilter.Elements(prefixes)))
-	}
 	for _, direction := range []string{"iifname", "oifname"} {
 		forward.Rules = append(forward.Rules,
 			fmt.Sprintf("%s %q ct mark set ct mark | %#x", direction, vpcDevices, connectionMark))
 	}
 	return []netfilter.Chain{destination, forward, source}
-}
-
-// reduce returns the prefixes without those that another one contains: the intervals of a set must not overlap.
-func reduce(prefixes []netip.Prefix) []netip.Prefix {
-	var kept []netip.Prefix
-	sorted := slices.SortedFunc(slices.Values(prefixes), func(a, b netip.Prefix) int { return a.Bits() - b.Bits() })
-	for _, p := range sorted {
-		if !slices.ContainsFunc(kept, func(k netip.Prefix) bool { return k.Contains(p.Addr()) }) {
-			kept = append(kept, p)
-		}
-	}
-	return kept
 }

@@ -116,7 +116,7 @@ const (
 	LooseForever      = "loose-forever"       // TCP connections may begin in the middle long after a migration: nodeagent/netdev
 	UnfilteredPort    = "unfiltered-port"     // the device of a port is up before its packet filter is installed: nodeagent/netdev
 	AcceptBeforeRules = "accept-before-rules" // packets are forwarded before the rules of security groups: nodeagent/firewall
-	ForwardDenied     = "forward-denied"      // packets are forwarded to addresses of the underlay: nodeagent/firewall
+	ForwardDenied     = "forward-denied"      // packets are forwarded to addresses of the underlay: nodeagent/firewall, nodeagent/edge
 	PassForged        = "pass-forged"         // frames with forged addresses pass: nodeagent/firewall
 	OverlappingLists  = "overlapping-lists"   // the rules of an address pair apply to addresses of other ports: nodeagent/firewall
 	AnyList           = "any-list"            // the rules of one port apply to another one: nodeagent/firewall
@@ -157,7 +157,6 @@ const (
 	AnnounceTwice      = "announce-twice"       // a port's earlier binding replaces the later one, so that two hosts announce the port: nodeagent/vpc
 	ActivateEarly      = "activate-early"       // ports are set up before their packet filter is installed: nodeagent/vpc
 	ReachHosts         = "reach-hosts"          // guests reach hosts and members by NAT: nodeagent/vpc
-	EdgeDenied         = "edge-denied"          // guests open connections to denied prefixes outside: nodeagent/edge
 	GatewayTwice       = "gateway-twice"        // a NAT gateway gets another host before its former host has withdrawn it: controlplane/network
 	LoseReturn         = "lose-return"          // answers of backends to clients outside do not go back to the host with the floating IP: nodeagent/edge
 	KeepCutOffAddress  = "keep-cut-off-address" // a host without contact to the control plane keeps answering for addresses that others take over: nodeagent/vpc
