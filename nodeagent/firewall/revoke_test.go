@@ -143,28 +143,34 @@ func TestRevokeUDP(t *testing.T) {
 		for _, subnet := range []int{0, 1} {
 			t.Run(fmt.Sprintf("ipv6=%t routed=%t", ipv6, subnet == 1), func(t *testing.T) {
 				t.Parallel()
-				l := newLab(t)
-				client, server := l.add(t, 0, 5), l.add(t, subnet, 6)
-				client.configure(t, l)
-				server.configure(t, l)
-				there, back := listenUDP(t, client, 4000, ipv6), listenUDP(t, server, 5000, ipv6)
-				requests := startStream(t, there, back)
-				for name, c := range revocations(l, client, server) {
-					c.grant()
-					l.set(t)
-					requests.flowing(t)
-					replies := startStream(t, back, there)
-					replies.flowing(t)
-					c.revoke()
-					r := l.set(t)
-					requests.stopped(t)
-					replies.stopped(t)
-					require.NotZero(t, r.Revoked, name)
-					require.Zero(t, l.set(t).Writes, name)
-					replies.end()
-				}
+				testRevokeUDP(t, subnet, ipv6, (*lab).set)
 			})
 		}
+	}
+}
+
+// testRevokeUDP grants and revokes with the method apply of the lab. The server is in the subnet with this index, and
+// the client in the first one.
+func testRevokeUDP(t *testing.T, subnet int, ipv6 bool, apply func(*lab, *testing.T) Result) {
+	l := newLab(t)
+	client, server := l.add(t, 0, 5), l.add(t, subnet, 6)
+	client.configure(t, l)
+	server.configure(t, l)
+	there, back := listenUDP(t, client, 4000, ipv6), listenUDP(t, server, 5000, ipv6)
+	requests := startStream(t, there, back)
+	for name, c := range revocations(l, client, server) {
+		c.grant()
+		apply(l, t)
+		requests.flowing(t)
+		replies := startStream(t, back, there)
+		replies.flowing(t)
+		c.revoke()
+		r := apply(l, t)
+		requests.stopped(t)
+		replies.stopped(t)
+		require.NotZero(t, r.Revoked, name)
+		require.Zero(t, l.set(t).Writes, name)
+		replies.end()
 	}
 }
 

@@ -182,22 +182,7 @@ func TestUpdateRevokes(t *testing.T) {
 	for _, ipv6 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("ipv6=%t", ipv6), func(t *testing.T) {
 			t.Parallel()
-			l := newLab(t)
-			client, server := l.add(t, 0, 5), l.add(t, 0, 6)
-			client.configure(t, l)
-			server.configure(t, l)
-			there, back := listenUDP(t, client, 4000, ipv6), listenUDP(t, server, 5000, ipv6)
-			requests := startStream(t, there, back)
-			for name, c := range revocations(l, client, server) {
-				c.grant()
-				l.update(t)
-				requests.flowing(t)
-				c.revoke()
-				r := l.update(t)
-				requests.stopped(t)
-				require.NotZero(t, r.Revoked, name)
-				require.Zero(t, l.set(t).Writes, name)
-			}
+			testRevokeUDP(t, 0, ipv6, (*lab).update)
 		})
 	}
 }
