@@ -3,9 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"strings"
 	"time"
 
@@ -19,23 +16,12 @@ import (
 // outside checks NAT from two hosts, and a floating IP of b.
 func (c *networkCloud) outside(vpc string, b, d *machine) {
 	t, ctx := c.t, c.context(2*time.Minute)
-	_, err := c.admin.Networks().CreateExternalNetwork(ctx, &networkv1.CreateExternalNetworkRequest{
-		Name: "internet", CidrBlock: lab.ExternalCIDR, GatewayIp: lab.ExternalRouter,
-		Pools: []*networkv1.AddressRange{{First: "203.0.113.100", Last: "203.0.113.110"}},
-	})
-	require.NoError(t, err)
-	page, err := lab.ListenIn(c.external.Net(), lab.ExternalRouter+":80")
-	require.NoError(t, err)
-	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		host, _, _ := net.SplitHostPort(r.RemoteAddr)
-		fmt.Fprintln(w, host)
-	})}
-	go server.Serve(page)
-	defer server.Close()
+	c.ensureInternet()
+	defer c.serveAddresses(80)()
 	ask := `printf 'GET / HTTP/1.0\r\n\r\n' | timeout 3 nc ` + lab.ExternalRouter + ` 80 2>/dev/null | tail -n 1`
 	require.Empty(t, b.run(ask), "without a NAT gateway, the internet must not be reachable")
 
-	_, err = c.networks.CreateNatGateway(ctx, &networkv1.CreateNatGatewayRequest{VpcId: vpc, ExternalNetwork: "internet", IsDefault: true})
+	_, err := c.networks.CreateNatGateway(ctx, &networkv1.CreateNatGatewayRequest{VpcId: vpc, ExternalNetwork: "internet", IsDefault: true})
 	require.NoError(t, err)
 	for m, want := range map[*machine]string{b: "203.0.113.12", d: "203.0.113.13"} {
 		m.eventually("NAT works", `test "$(`+ask+`)" = `+want)
@@ -44,19 +30,7 @@ func (c *networkCloud) outside(vpc string, b, d *machine) {
 	f, err := c.networks.CreateFloatingIp(ctx, &networkv1.CreateFloatingIpRequest{ExternalNetwork: "internet", PortId: b.port()})
 	require.NoError(t, err)
 	b.eventually("the guest uses its floating IP", `test "$(`+ask+`)" = `+f.GetAddress())
-	fetch := func(ctx context.Context) (string, error) {
-		conn, err := lab.DialIn(ctx, c.external.Net(), f.GetAddress()+":80")
-		if err != nil {
-			return "", err
-		}
-		defer conn.Close()
-		conn.SetDeadline(time.Now().Add(5 * time.Second))
-		if _, err := conn.Write([]byte("GET / HTTP/1.0\r\n\r\n")); err != nil {
-			return "", err
-		}
-		text, err := io.ReadAll(conn)
-		return string(text), err
-	}
+	fetch := func(ctx context.Context) (string, error) { return c.fetchOutside(ctx, f.GetAddress()+":80") }
 	short, cancel := context.WithTimeout(ctx, 2*time.Second)
 	_, err = fetch(short)
 	cancel()

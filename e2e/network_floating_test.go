@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -166,17 +165,8 @@ func (c *networkCloud) awaitOutside(address string, backends ...string) {
 	fetch := func(ctx context.Context) (string, error) {
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 		defer cancel()
-		conn, err := lab.DialIn(ctx, c.external.Net(), address+":8080")
-		if err != nil {
-			return "", err
-		}
-		defer conn.Close()
-		conn.SetDeadline(time.Now().Add(5 * time.Second))
-		if _, err := conn.Write([]byte("GET / HTTP/1.0\r\n\r\n")); err != nil {
-			return "", err
-		}
-		text, err := io.ReadAll(conn)
-		lines := strings.Fields(string(text))
+		text, err := c.fetchOutside(ctx, address+":8080")
+		lines := strings.Fields(text)
 		if err != nil || len(lines) == 0 {
 			return "", fmt.Errorf("got %q: %w", text, err)
 		}

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"os/exec"
 	"slices"
 	"strings"
@@ -25,14 +23,7 @@ import (
 // gateway's host was killed and the gateway has moved. subnet is the ID of d's subnet.
 func (c *networkCloud) gateways(vpc, subnet string, b, d *machine) {
 	t, ctx := c.t, c.context(4*time.Minute)
-	page, err := lab.ListenIn(c.external.Net(), lab.ExternalRouter+":81")
-	require.NoError(t, err)
-	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		host, _, _ := net.SplitHostPort(r.RemoteAddr)
-		fmt.Fprintln(w, host)
-	})}
-	go server.Serve(page)
-	defer server.Close()
+	defer c.serveAddresses(81)()
 	seen := func(m *machine, address string) {
 		t.Helper()
 		m.eventually("the guest is seen as "+address,
