@@ -162,10 +162,7 @@ func (a *application) setEdge(r *Result) error {
 		return err
 	}
 	added, err := a.edge.reconcile(have.items, want.items)
-	if err != nil {
-		return err
-	}
-	return errors.Join(a.announce(added, r), a.answer(have, r))
+	return errors.Join(err, a.announce(added, r), a.answer(have, r))
 }
 
 // disconnect removes what the package has in the namespace of a VPC, and the VPC's connections to the outside. It reads

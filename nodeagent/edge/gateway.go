@@ -134,7 +134,7 @@ func (n *network) addRoutes(c *connection) {
 		n.rule(routingRule{priority: vpcPriority, table: table})
 	default:
 		for _, f := range c.Floating {
-			n.rule(routingRule{priority: vpcPriority, source: f.Fixed, table: table})
+			n.rule(routingRule{priority: floatingPriority, source: f.Fixed, table: table})
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -25,6 +26,10 @@ const (
 	// this package and the rules of package netdev for subnets. It precedes the rule of package netdev for a default
 	// NAT gateway on another host.
 	vpcPriority = 34000
+	// floatingPriority is the priority of the rules that replace it in a VPC without a default NAT gateway, one for
+	// each port with a floating IP. It must be another one: the kernel refuses to add a rule without a source beside
+	// one that differs only by its source, and deletes either of them.
+	floatingPriority = 33900
 	// vpcTable is the routing table of vpcDevice in VPCs' namespaces. Package netdev uses those from 100,000,001 to
 	// 116,777,215.
 	vpcTable = 90_000_000
@@ -37,29 +42,45 @@ type items map[string]item
 type item struct{ add, remove func() error }
 
 // reconcile adds the items that are in want only, then removes those that are in have only. It returns the keys of
-// added items.
-func (s *space) reconcile(have, want items) ([]string, error) {
-	var added []string
+// added items, also after an error. An error of one item does not prevent the others. An item that the kernel takes for
+// an existing one is added after the removals: for the kernel, a rule without a source is equal to one with a source.
+func (s *space) reconcile(have, want items) (added []string, failed error) {
+	add := func(key string) error {
+		err := want[key].add()
+		if err == nil {
+			added = append(added, key)
+			s.changed("ip %s", strings.Replace(key, " ", " add ", 1))
+		}
+		return err
+	}
+	var postponed []string
 	for _, key := range slices.Sorted(maps.Keys(want)) {
 		if _, exists := have[key]; exists {
 			continue
 		}
-		if err := want[key].add(); err != nil {
-			return added, fmt.Errorf("add %s: %w", key, err)
+		switch err := add(key); {
+		case errors.Is(err, unix.EEXIST):
+			postponed = append(postponed, key)
+		case err != nil:
+			failed = errors.Join(failed, fmt.Errorf("add %s: %w", key, err))
 		}
-		added = append(added, key)
-		s.changed("ip %s", strings.Replace(key, " ", " add ", 1))
 	}
 	for _, key := range slices.Sorted(maps.Keys(have)) {
 		if _, wanted := want[key]; wanted {
 			continue
 		}
 		if err := have[key].remove(); err != nil && !netspace.Absent(err) {
-			return added, fmt.Errorf("delete %s: %w", key, err)
+			failed = errors.Join(failed, fmt.Errorf("delete %s: %w", key, err))
+			continue
 		}
 		s.changed("ip %s", strings.Replace(key, " ", " delete ", 1))
 	}
-	return added, nil
+	for _, key := range postponed {
+		if err := add(key); err != nil {
+			failed = errors.Join(failed, fmt.Errorf("add %s: %w", key, err))
+		}
+	}
+	return added, failed
 }
 
 // network adds items of one namespace to a set. Items of devices that do not exist are left out: the error of the

@@ -42,10 +42,7 @@ func (a *application) answer(n *network, r *Result) error {
 		want.proxy(o.external.device, o.address)
 	}
 	answered, err := a.edge.reconcile(have.items, want.items)
-	if err != nil {
-		return err
-	}
-	return a.announce(answered, r)
+	return errors.Join(err, a.announce(answered, r))
 }
 
 // Withdraw stops answering ARP requests for the addresses of NAT gateways and of floating IPs of service IPs, and

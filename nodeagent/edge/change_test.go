@@ -1,0 +1,29 @@
+package edge
+
+import (
+	"testing"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// vpcA returns the state of a host with one VPC.
+func (s *randomStage) vpcA(change func(*VPC)) State {
+	v := VPC{ID: "a", Namespace: s.Path("a"), CIDR: parsePrefix("10.0.0.0/16")}
+	change(&v)
+	return State{VPCs: []VPC{v}}
+}
+
+// TestGatewayBesideFloatingIP requires that a VPC with a floating IP can get a default NAT gateway and lose it again.
+func TestGatewayBesideFloatingIP(t *testing.T) {
+	s := newRandomStage(t, 1)
+	without := s.vpcA(func(v *VPC) {
+		v.Floating = []cloud.HostFloating{floating("203.0.113.110", "10.0.1.10"), floating("203.0.113.111", "10.0.1.11")}
+	})
+	with := s.vpcA(func(v *VPC) {
+		v.NAT, v.Floating = &cloud.HostNAT{External: internet}, without.VPCs[0].Floating
+	})
+	for i, want := range []State{without, with, without} {
+		s.apply(want)
+		s.requireModel(i, want)
+	}
+}
