@@ -255,6 +255,8 @@ var edgeSettings = []netspace.Setting{
 	{Path: "net/ipv4/conf/default/send_redirects", Value: "0"},
 	{Path: "net/ipv4/conf/all/accept_redirects", Value: "0"},
 	{Path: "net/ipv4/conf/default/accept_redirects", Value: "0"},
+	// Deleting the host's former address in an external network does not delete its new one.
+	{Path: "net/ipv4/conf/all/promote_secondaries", Value: "1"},
 	{Path: "net/ipv4/conf/all/accept_source_route", Value: "0"},
 	{Path: "net/ipv4/conf/default/accept_source_route", Value: "0"},
 	{Path: "net/ipv4/conf/all/arp_ignore", Value: "1"},   // the addresses of veth pairs are not answered outside

@@ -27,3 +27,18 @@ func TestGatewayBesideFloatingIP(t *testing.T) {
 		s.requireModel(i, want)
 	}
 }
+
+// TestHostAddressChanges requires that the host's address in an external network can be changed to another address of
+// the network.
+func TestHostAddressChanges(t *testing.T) {
+	s := newRandomStage(t, 1)
+	want := s.vpcA(func(v *VPC) { v.NAT = &cloud.HostNAT{External: internet} })
+	s.apply(want)
+	s.requireModel(0, want)
+	x := s.options.External[internet]
+	x.Address = parsePrefix("203.0.113.5/24")
+	s.options.External[internet] = x
+	s.restart()
+	s.apply(want)
+	s.requireModel(1, want)
+}
