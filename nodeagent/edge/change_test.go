@@ -42,3 +42,23 @@ func TestHostAddressChanges(t *testing.T) {
 	s.apply(want)
 	s.requireModel(1, want)
 }
+
+// TestRerouted requires that a guest that keeps sending UDP packets from one port gets answers again after the route
+// of its subnet has changed to another gateway.
+func TestRerouted(t *testing.T) {
+	s := newRandomStage(t, 1)
+	for i, gateway := range []cloud.NATGatewayID{"g", "h", "", "g"} {
+		want := s.vpcA(func(v *VPC) {
+			v.NAT = &cloud.HostNAT{External: "office"}
+			for _, g := range []string{"g 203.0.113.110 vt1", "h 203.0.113.111 vt2"} {
+				v.Gateways = append(v.Gateways, Gateway{
+					ID: cloud.NATGatewayID(g[:1]), HostNAT: cloud.HostNAT{External: internet, Address: parseAddr(g[2:15])},
+					Transit: g[16:],
+				})
+			}
+			v.Subnets = []SubnetRoutes{{VNI: 1, Bridge: "br1", Routes: []Route{{parsePrefix("198.51.100.0/24"), gateway}}}}
+		})
+		s.apply(want)
+		s.requireModel(i, want)
+	}
+}

@@ -35,7 +35,7 @@ func (a *application) revoke(r *Result) error {
 }
 
 // obsoleteIn selects the tracked connections in a VPC's namespace that pass the edge and whose translated addresses are
-// those of no connection in list. The reply of a tracked connection has the translated addresses.
+// those of no connection in list, or not those of the device by which the connection's packets now leave. The reply of a tracked connection has the translated addresses.
 func obsoleteIn(all []external, list []*connection) netfilter.Selection {
 	fixed, floating, sources := map[netip.Addr]netip.Addr{}, map[netip.Addr]netip.Addr{}, map[netip.Addr]bool{}
 	services := map[netip.Addr]bool{} // package balancer deletes connections to floating IPs of service IPs
@@ -53,6 +53,9 @@ func obsoleteIn(all []external, list []*connection) netfilter.Selection {
 	return func(f *netlink.ConntrackFlow) bool {
 		if f.Mark&connectionMark == 0 {
 			return false
+		}
+		if f.Mark&reroutedMark != 0 {
+			return true
 		}
 		if services[netfilter.Address(f.Forward.DstIP)] {
 			return false

@@ -56,6 +56,9 @@
 //   - After the rules have changed, each Set compares the tracked connections with the wanted state, and deletes those
 //     that the wanted state translates differently. With nf_conntrack_tcp_loose 0 a deleted TCP connection does not
 //     begin again.
+//   - The kernel does not translate a tracked connection again when its route changes. Packets that would leave with the
+//     source address of another gateway are dropped, and the next Set deletes their connection. Otherwise a guest that
+//     keeps sending UDP packets from one port would keep the wrong translation for ever.
 //   - The rules of a namespace are one nftables table, which is replaced as a whole in one transaction if it differs.
 //     Address lists are anonymous maps in the rules: the kernel cannot change them, so a hash of each rule in its
 //     comment suffices to recognize a change.
@@ -66,7 +69,7 @@
 // share its limit, net.netfilter.nf_conntrack_max. Such a connection ends when the gateway moves to another host, and
 // when the VM moves to a host where it has another outside address. Connections through floating IPs continue if the
 // VPC's namespace accepts them (netdev.Migrations). When a route changes to another NAT gateway of the VPC, the
-// connections that use the route end.
+// TCP connections that use the route end. Its UDP flows continue with the new source address after the next Set.
 //
 // The package does not make VPCs' namespaces, and does not know VMs or the control plane.
 package edge

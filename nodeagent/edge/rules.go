@@ -17,6 +17,9 @@ const (
 	// connectionMark is the bit of the mark of connections through the edge in the namespace of a VPC. Package firewall
 	// uses bits 24 and 25, and package balancer uses bit 27.
 	connectionMark = 1 << 26
+	// reroutedMark is the bit of the mark of connections whose packets now leave by another device than when the
+	// connection began, so that the source address is the wrong one. revoke deletes these connections.
+	reroutedMark = 1 << 28
 )
 
 // connection is the wanted state of a veth pair between a VPC and the edge namespace. The pair is for the VPC's default
@@ -153,6 +156,7 @@ func vpcChains(all []external, list []*connection) []netfilter.Chain {
 	}
 	// Before the rules of package firewall, whose priority is 0.
 	forward := netfilter.Chain{Name: "forward", Kind: "filter", Hook: "forward", Priority: -10, Policy: "accept", Rules: []string{
+		rerouted(all, list),
 		fmt.Sprintf("iifname %q oifname %[1]q drop", vpcDevices),
 		fmt.Sprintf("iifname %q ct state invalid drop", vpcDevices),
 		fmt.Sprintf("oifname %q ct state invalid drop", vpcDevices),
@@ -163,4 +167,23 @@ func vpcChains(all []external, list []*connection) []netfilter.Chain {
 			fmt.Sprintf("%s %q ct mark set ct mark | %#x", direction, vpcDevices, connectionMark))
 	}
 	return []netfilter.Chain{destination, forward, source}
+}
+
+// rerouted renders the rule for connections from guests that were translated for another device than the one by which
+// the packet leaves. The kernel keeps the translation of a connection while packets arrive, also when the route changes.
+func rerouted(all []external, list []*connection) string {
+	rule := fmt.Sprintf("ct direction original ct status & (snat | dnat) == snat ct mark & %#x != 0 ", connectionMark)
+	var sources []string
+	for _, c := range list {
+		for _, f := range c.Floating {
+			sources = append(sources, fmt.Sprintf("%q . %s", c.inner(), f.Address))
+		}
+		if a := c.source(all); a.IsValid() {
+			sources = append(sources, fmt.Sprintf("%q . %s", c.inner(), a))
+		}
+	}
+	if len(sources) > 0 {
+		rule += fmt.Sprintf("oifname . ct reply ip daddr != %s ", netfilter.Elements(sources))
+	}
+	return rule + fmt.Sprintf("ct mark set ct mark | %#x drop", reroutedMark)
 }
