@@ -46,7 +46,7 @@ func (a *application) apply(r *Result) error {
 	failed := a.setDevices(links, r)
 	for _, list := range byVPC(a.connected) {
 		if err := a.setVPC(list); err != nil {
-			failed = append(failed, fmt.Errorf("VPC %s: %w", list[0].ID, err))
+			failed = append(failed, &VPCError{list[0].ID, err})
 		}
 	}
 	return errors.Join(append(failed, a.setEdge(r), a.revoke(r))...)
@@ -85,7 +85,7 @@ func (a *application) setDevices(links map[string]netlink.Link, r *Result) (fail
 	}
 	for _, c := range a.connected {
 		if err := a.setLink(c, links); err != nil {
-			failed = append(failed, fmt.Errorf("VPC %s: %w", c.ID, err))
+			failed = append(failed, &VPCError{c.ID, err})
 		}
 	}
 	return failed

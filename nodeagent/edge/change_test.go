@@ -1,7 +1,11 @@
 package edge
 
 import (
+	"errors"
+	"fmt"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -60,5 +64,60 @@ func TestRerouted(t *testing.T) {
 		})
 		s.apply(want)
 		s.requireModel(i, want)
+	}
+}
+
+// TestAddressOfTwoVPCs requires that a floating IP that two VPCs of a state have, because it moves from one to the
+// other, leads to the first of them, and that the connections of both VPCs continue.
+func TestAddressOfTwoVPCs(t *testing.T) {
+	s := newRandomStage(t, 1)
+	address := floating("203.0.113.110", "10.0.1.10")
+	state := func(a, b bool) State {
+		var out State
+		for id, has := range map[cloud.VPCID]bool{"a": a, "b": b} {
+			v := VPC{ID: id, Namespace: s.Path(string(id)), CIDR: parsePrefix("10.0.0.0/16"), NAT: &cloud.HostNAT{External: internet}}
+			if has {
+				v.Floating = []cloud.HostFloating{address}
+			}
+			out.VPCs = append(out.VPCs, v)
+		}
+		return out
+	}
+	s.apply(state(true, false))
+	s.requireModel(0, state(true, false))
+	r, err := s.edge.Set(t.Context(), state(true, true))
+	require.Empty(t, r)
+	own, general := ErrorsOf(err, "b")
+	require.ErrorContains(t, own, "VPC b: 203.0.113.110 belongs to a already")
+	require.NoError(t, general)
+	own, _ = ErrorsOf(err, "a")
+	require.NoError(t, own)
+	s.requireModel(1, state(true, false))
+	s.apply(state(false, true))
+	s.requireModel(2, state(false, true))
+}
+
+// TestErrorsOf requires that each VPC gets its own errors and the general ones only.
+func TestErrorsOf(t *testing.T) {
+	one, other := &VPCError{"a", errors.New("one")}, &VPCError{"b", errors.New("other")}
+	network := errors.New("network")
+	text := func(err error) string {
+		if err == nil {
+			return ""
+		}
+		return err.Error()
+	}
+	for _, test := range []struct {
+		err          error
+		own, general string
+	}{
+		{nil, "", ""},
+		{one, "VPC a: one", ""},
+		{other, "", ""},
+		{network, "", "network"},
+		{fmt.Errorf("set: %w", errors.Join(network, errors.Join(other, fmt.Errorf("again: %w", one)))), "VPC a: one", "network"},
+	} {
+		own, general := ErrorsOf(test.err, "a")
+		require.Equal(t, []string{test.own, test.general}, []string{text(own), text(general)})
 	}
 }

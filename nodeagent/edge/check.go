@@ -72,7 +72,9 @@ func externalOf(all []external, name string) *external {
 	return &all[i]
 }
 
-// check returns the valid VPCs sorted by ID, and an error for each of the others.
+// check returns the valid VPCs sorted by ID, and an error for each invalid one. It leaves gateways and floating IPs that
+// are invalid or whose address another VPC has out of a VPC, and returns an error for each: an address that moves from
+// one VPC to another must not disconnect them.
 func (e *Edge) check(s State) ([]VPC, []error) {
 	var valid []VPC
 	var invalid []error
@@ -84,7 +86,7 @@ func (e *Edge) check(s State) ([]VPC, []error) {
 	namespaces := map[string]cloud.VPCID{}
 	all := slices.SortedFunc(slices.Values(s.VPCs), func(a, b VPC) int { return cmp.Compare(a.ID, b.ID) })
 	for i, v := range all {
-		err := e.checkVPC(&v, users)
+		err := v.check()
 		switch {
 		case i > 0 && all[i-1].ID == v.ID:
 			err = errors.New("the VPC occurs twice")
@@ -92,8 +94,11 @@ func (e *Edge) check(s State) ([]VPC, []error) {
 			err = fmt.Errorf("VPC %s has the same namespace", namespaces[v.Namespace])
 		}
 		if err != nil {
-			invalid = append(invalid, fmt.Errorf("VPC %s: %w", v.ID, err))
+			invalid = append(invalid, &VPCError{v.ID, err})
 			continue
+		}
+		for _, err := range e.leaveOutInvalid(&v, users) {
+			invalid = append(invalid, &VPCError{v.ID, err})
 		}
 		namespaces[v.Namespace] = v.ID
 		valid = append(valid, v)
@@ -101,16 +106,18 @@ func (e *Edge) check(s State) ([]VPC, []error) {
 	return valid, invalid
 }
 
-// checkVPC returns an error if the VPC's state contradicts itself or users, and otherwise adds its addresses to users.
-func (e *Edge) checkVPC(v *VPC, users map[netip.Addr]cloud.VPCID) error {
+// check returns an error if the VPC cannot be connected at all.
+func (v *VPC) check() error {
 	const most = maxAlias - len(aliasPrefix) - len(aliasDevice) - maxDevice
 	if v.Namespace == "" || len(v.Namespace) > most {
 		return fmt.Errorf("the path of the namespace must have 1 to %d bytes", most)
 	}
-	if err := v.checkGateways(); err != nil {
-		return err
-	}
-	own := map[netip.Addr]bool{}
+	return v.checkGateways()
+}
+
+// leaveOutInvalid removes the gateways and floating IPs from v that contradict the options, each other or users, and
+// returns an error for each. It adds the addresses of the others to users.
+func (e *Edge) leaveOutInvalid(v *VPC, users map[netip.Addr]cloud.VPCID) (invalid []error) {
 	use := func(network string, a netip.Addr) error {
 		x := externalOf(e.externals, network)
 		switch {
@@ -118,33 +125,40 @@ func (e *Edge) checkVPC(v *VPC, users map[netip.Addr]cloud.VPCID) error {
 			return fmt.Errorf("the host is not connected to the external network %s: see external in its configuration", network)
 		case !a.Is4() || !x.Address.Contains(a):
 			return fmt.Errorf("%s is not an address of the external network %s", a, network)
-		case users[a] != "" || own[a]:
-			return fmt.Errorf("%s belongs to %s already", a, cmp.Or(users[a], v.ID))
+		case users[a] != "":
+			return fmt.Errorf("%s belongs to %s already", a, users[a])
 		}
-		own[a] = true
+		users[a] = v.ID
 		return nil
 	}
-	for _, n := range v.translations() {
-		if externalOf(e.externals, n.External) == nil || n.Address.IsValid() {
-			if err := use(n.External, n.Address); err != nil {
-				return err
-			}
+	translates := func(n *cloud.HostNAT) bool {
+		if externalOf(e.externals, n.External) != nil && !n.Address.IsValid() {
+			return true
 		}
+		err := use(n.External, n.Address)
+		if err != nil {
+			invalid = append(invalid, err)
+		}
+		return err == nil
 	}
+	if v.NAT != nil && !translates(v.NAT) {
+		v.NAT = nil
+	}
+	v.Gateways = slices.DeleteFunc(slices.Clone(v.Gateways), func(g Gateway) bool { return !translates(&g.HostNAT) })
 	fixed := map[netip.Addr]bool{}
-	for _, f := range v.Floating {
-		if err := use(f.External, f.Address); err != nil {
-			return err
+	v.Floating = slices.DeleteFunc(slices.Clone(v.Floating), func(f cloud.HostFloating) bool {
+		err := use(f.External, f.Address)
+		if err == nil && (!f.Fixed.Is4() || fixed[f.Fixed]) {
+			err = fmt.Errorf("floating IP %s: %s is not an IPv4 address with one floating IP", f.Address, f.Fixed)
 		}
-		if !f.Fixed.Is4() || fixed[f.Fixed] {
-			return fmt.Errorf("floating IP %s: %s is not an IPv4 address with one floating IP", f.Address, f.Fixed)
+		if err != nil {
+			invalid = append(invalid, err)
+			return true
 		}
 		fixed[f.Fixed] = true
-	}
-	for a := range own {
-		users[a] = v.ID
-	}
-	return nil
+		return false
+	})
+	return invalid
 }
 
 // translations returns the translations of all NAT gateways of the VPC.

@@ -2,7 +2,6 @@ package edge
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
@@ -25,7 +24,7 @@ func (a *application) revoke(r *Result) error {
 	}
 	for _, list := range byVPC(a.connected) {
 		if err := list[0].inside.deleteConnections(obsoleteIn(a.externals, list), r); err != nil {
-			failed = errors.Join(failed, fmt.Errorf("VPC %s: %w", list[0].ID, err))
+			failed = errors.Join(failed, &VPCError{list[0].ID, err})
 		}
 	}
 	return errors.Join(failed, a.edge.deleteConnections(func(f *netlink.ConntrackFlow) bool {

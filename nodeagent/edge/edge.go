@@ -216,9 +216,10 @@ func (e *Edge) Connected(external string) bool { return externalOf(e.externals, 
 // Close releases the handles of the Edge. It leaves all devices and rules as they are.
 func (e *Edge) Close() { e.close.Do(e.host.Close) }
 
-// Set makes the kernel's state equal to s. VPCs that are not in s are disconnected. A VPC whose wanted state is invalid
-// or whose namespace does not exist is disconnected too, and Set returns an error for it after it has applied the
-// others. When Set returns nil, no connection is tracked that s translates differently. After an error, part of the
+// Set makes the kernel's state equal to s. VPCs that are not in s are disconnected. A VPC whose namespace does not exist
+// or whose wanted state is invalid as a whole is disconnected too. Of other VPCs, only the gateways and floating IPs are
+// left out that are invalid or whose address a VPC with a lower ID has. Set returns a [VPCError] for each of these after
+// it has applied the rest. When Set returns nil, no connection is tracked that s translates differently. After an error, part of the
 // changes may be in effect; the next Set completes them.
 func (e *Edge) Set(ctx context.Context, s State) (Result, error) {
 	var r Result
@@ -277,13 +278,13 @@ func (e *Edge) set(ctx context.Context, s State, r *Result) error {
 	for _, v := range vpcs {
 		inside, err := open(v.Namespace)
 		if err != nil {
-			invalid = append(invalid, fmt.Errorf("VPC %s: %w", v.ID, err))
+			invalid = append(invalid, &VPCError{v.ID, err})
 			continue
 		}
 		list := connect(v, inside)
 		if len(list) == 0 {
 			if err := inside.disconnect(r); err != nil {
-				invalid = append(invalid, fmt.Errorf("VPC %s: %w", v.ID, err))
+				invalid = append(invalid, &VPCError{v.ID, err})
 			}
 			continue
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"regexp"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -25,7 +26,7 @@ type Gateway struct {
 	Mark uint32
 }
 
-// SubnetRoutes are the routes of a subnet to NAT gateways. They have no effect in a VPC without VPC.Gateways.
+// SubnetRoutes are the routes of a subnet to NAT gateways. They have no effect if all lead to the VPC's default gateway.
 type SubnetRoutes struct {
 	VNI uint32
 	// Bridge is the device from which the packets of the subnet's guests arrive in the VPC's namespace.
@@ -34,6 +35,7 @@ type SubnetRoutes struct {
 }
 
 // Route is a route to a NAT gateway. Gateway is empty for the default gateway of the VPC, on this host or another one.
+// Packets to a gateway that is not in VPC.Gateways are dropped.
 type Route struct {
 	Destination netip.Prefix
 	Gateway     cloud.NATGatewayID
@@ -140,24 +142,35 @@ func (n *network) addRoutes(c *connection) {
 }
 
 // addSubnetRoutes adds the routes of subnets to the gateways in list, which has the connections of one VPC. A route to
-// another gateway becomes a throw route: the kernel then continues with the next rule.
+// the default gateway becomes a throw route: the kernel then continues with the next rule. A route to a gateway without
+// a device becomes an unreachable route, because the packets would get the address of another gateway otherwise.
 func (n *network) addSubnetRoutes(list []*connection) {
+	if len(list) == 0 {
+		return
+	}
 	gateways := map[cloud.NATGatewayID]*connection{}
 	for _, c := range list {
 		if c.gateway != nil {
 			gateways[c.gateway.ID] = c
 		}
 	}
-	if len(gateways) == 0 {
-		return
-	}
 	for _, s := range list[0].Subnets {
+		if !slices.ContainsFunc(s.Routes, func(r Route) bool { return r.Gateway != "" }) {
+			continue
+		}
 		table := subnetTables + int(s.VNI)
 		for _, r := range s.Routes {
-			if c := gateways[r.Gateway]; c != nil {
-				n.route(c.inner(), netlink.Route{Table: table, Dst: ipNet(r.Destination), Gw: c.near.AsSlice(), Type: unix.RTN_UNICAST})
-			} else {
-				n.route("", netlink.Route{Table: table, Dst: ipNet(r.Destination), Type: unix.RTN_THROW})
+			c := gateways[r.Gateway]
+			one := netlink.Route{Table: table, Dst: ipNet(r.Destination), Type: unix.RTN_UNREACHABLE}
+			switch {
+			case r.Gateway == "":
+				one.Type = unix.RTN_THROW
+				n.route("", one)
+			case c == nil || n.indexes[c.inner()] == 0:
+				n.route("", one)
+			default:
+				one.Type, one.Gw = unix.RTN_UNICAST, c.near.AsSlice()
+				n.route(c.inner(), one)
 			}
 		}
 		n.rule(routingRule{priority: subnetPriority, device: s.Bridge, table: table})

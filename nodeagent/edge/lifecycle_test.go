@@ -272,7 +272,7 @@ func TestInvalidVPC(t *testing.T) {
 	for message, v := range map[string]VPC{
 		"open network namespace": {ID: "d", Namespace: "/run/netns/absent", NAT: &cloud.HostNAT{External: internet}},
 		"the host is not connected to the external network office": {
-			ID: "d", Namespace: s.VPCs[0].Namespace, NAT: &cloud.HostNAT{External: "office"}},
+			ID: "d", Namespace: "/x", NAT: &cloud.HostNAT{External: "office"}},
 		"203.0.113.120 belongs to b already": {
 			ID: "d", Namespace: "/x", Floating: []cloud.HostFloating{floating("203.0.113.120", "10.0.1.10")}},
 		"203.0.113.1 belongs to the gateway": {

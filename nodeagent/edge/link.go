@@ -218,13 +218,13 @@ func (s *space) deleteObsolete(links map[string]netlink.Link, wanted map[string]
 			continue
 		}
 		if err := s.deleteLink(l); err != nil {
-			return nil, err
+			return paths, err
 		}
 		path, _, _ := strings.Cut(strings.TrimPrefix(l.Attrs().Alias, aliasPrefix), aliasDevice)
 		if mounted, err := nsthread.Exists(path); err == nil && mounted && linkName.MatchString(name) {
 			paths = append(paths, path)
 		} else if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, err
+			return paths, err
 		}
 	}
 	return paths, nil

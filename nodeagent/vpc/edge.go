@@ -2,6 +2,7 @@ package vpc
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"net/netip"
 	"reflect"
@@ -20,9 +21,15 @@ type outside struct {
 
 	mu   sync.Mutex // guards the fields below, and is held during a call of edge
 	vpcs map[cloud.VPCID]edge.VPC
-	last time.Time // of the last call that compared all VPCs with the kernel's state
+	// failed has the VPCs for which the last call of edge returned an error. They need not be in vpcs.
+	failed map[cloud.VPCID]bool
+	last   time.Time // of the last call that compared all VPCs with the kernel's state
 	// withheld is true while the host must not answer for addresses that another host can take over.
 	withheld bool
+}
+
+func newOutside(e *edge.Edge) outside {
+	return outside{edge: e, vpcs: map[cloud.VPCID]edge.VPC{}, failed: map[cloud.VPCID]bool{}}
 }
 
 // withdraw stops answering for the addresses that another host can take over, and returns them. It stops answering at
@@ -59,7 +66,9 @@ func (o *outside) restore() {
 func (o *outside) connected(external string) bool { return o.edge != nil && o.edge.Connected(external) }
 
 // set changes the wanted state of a VPC and returns the changes of the kernel's state. It does nothing if the VPC wants
-// what it wanted before, and all VPCs were compared with the kernel's state within the last resyncInterval.
+// what it wanted before, the last call succeeded, and all VPCs were compared with the kernel's state within the last
+// resyncInterval. Errors of other VPCs are not returned: the workers of those VPCs try again. A VPC without connections
+// outside, now and before, does not need the external networks, so set returns no errors of these for it.
 func (o *outside) set(ctx context.Context, vpc edge.VPC) ([]string, error) {
 	if o.edge == nil {
 		return nil, nil
@@ -67,29 +76,35 @@ func (o *outside) set(ctx context.Context, vpc edge.VPC) ([]string, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	vpc.Withhold = vpc.Withhold || o.withheld
-	if had, ok := o.vpcs[vpc.ID]; ok && reflect.DeepEqual(had, vpc) && time.Since(o.last) < resyncInterval {
+	had, ok := o.vpcs[vpc.ID]
+	if ok && !o.failed[vpc.ID] && reflect.DeepEqual(had, vpc) && time.Since(o.last) < resyncInterval {
 		return nil, nil
 	}
 	o.vpcs[vpc.ID] = vpc
-	return o.apply(ctx)
+	return o.apply(ctx, vpc.ID, o.failed[vpc.ID] || connects(&vpc) || connects(&had))
 }
 
-// remove disconnects a VPC, whose namespace still exists.
+// connects reports whether a VPC has a connection outside.
+func connects(v *edge.VPC) bool { return v.NAT != nil || len(v.Gateways) > 0 || len(v.Floating) > 0 }
+
+// remove disconnects a VPC, whose namespace still exists. After an error, it must be called again.
 func (o *outside) remove(ctx context.Context, id cloud.VPCID) error {
 	if o.edge == nil {
 		return nil
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if _, ok := o.vpcs[id]; !ok {
+	if _, ok := o.vpcs[id]; !ok && !o.failed[id] {
 		return nil
 	}
 	delete(o.vpcs, id)
-	_, err := o.apply(ctx)
+	_, err := o.apply(ctx, id, true)
 	return err
 }
 
-func (o *outside) apply(ctx context.Context) ([]string, error) {
+// apply applies the wanted states of all VPCs for one of them. It returns the errors of this VPC and, if needsNetworks
+// is true, the errors that concern no single VPC.
+func (o *outside) apply(ctx context.Context, id cloud.VPCID, needsNetworks bool) ([]string, error) {
 	state := edge.State{}
 	for _, id := range slices.Sorted(maps.Keys(o.vpcs)) {
 		state.VPCs = append(state.VPCs, o.vpcs[id])
@@ -98,5 +113,13 @@ func (o *outside) apply(ctx context.Context) ([]string, error) {
 	if err == nil {
 		o.last = time.Now()
 	}
-	return result.Changes, err
+	own, general := edge.ErrorsOf(err, id)
+	if needsNetworks {
+		own = errors.Join(own, general)
+	}
+	delete(o.failed, id)
+	if own != nil {
+		o.failed[id] = true
+	}
+	return result.Changes, own
 }

@@ -17,7 +17,6 @@ import (
 
 	"github.com/trivet-cloud/trivet/nodeagent/balancer"
 	"github.com/trivet-cloud/trivet/nodeagent/dhcp"
-	"github.com/trivet-cloud/trivet/nodeagent/edge"
 	"github.com/trivet-cloud/trivet/nodeagent/firewall"
 	"github.com/trivet-cloud/trivet/nodeagent/metadata"
 	"github.com/trivet-cloud/trivet/nodeagent/netdev"
@@ -111,7 +110,7 @@ func newKernelPlane(o Options, n *Networks) (*kernelPlane, error) {
 	}
 	return &kernelPlane{
 		host: o.Host, filter: o.Firewall, forwarder: resolver.NewForwarder(o.Upstreams), metadata: m, log: o.Log,
-		servers: map[cloud.VPCID]*servers{}, outside: outside{edge: o.Edge, vpcs: map[cloud.VPCID]edge.VPC{}},
+		servers: map[cloud.VPCID]*servers{}, outside: newOutside(o.Edge),
 		peerings: links, connected: n.connected,
 	}, nil
 }
