@@ -19,9 +19,9 @@ const contactInterval = 250 * time.Millisecond
 type contact struct {
 	watched bool
 	// withdrawn is true after the lease has ended, until the host may answer again. ended is when the host noticed the
-	// end of the lease.
-	withdrawn bool
-	ended     time.Time
+	// end of the lease. losing is true between this time and the success of the withdrawal.
+	losing, withdrawn bool
+	ended             time.Time
 	// snapshot is when the connection of the newest snapshot was opened.
 	snapshot time.Time
 }
@@ -51,9 +51,11 @@ func (n *Networks) checkContact(began time.Time) {
 	n.mu.Lock()
 	c := &n.contact
 	resume := leased && c.withdrawn && c.snapshot.After(c.ended)
-	lose := !leased && !c.withdrawn && !mutant.On(mutant.KeepCutOffAddress)
-	if lose {
-		c.ended = time.Now()
+	// A withdrawal that failed may be in effect for some addresses. It is completed, even if there is contact again,
+	// because only a complete one can be ended.
+	lose := c.losing || !leased && !c.withdrawn && !mutant.On(mutant.KeepCutOffAddress)
+	if lose && !c.losing {
+		c.losing, c.ended = true, time.Now()
 	}
 	n.mu.Unlock()
 	switch {
@@ -64,7 +66,7 @@ func (n *Networks) checkContact(began time.Time) {
 			return // the next tick tries again
 		}
 		n.mu.Lock()
-		c.withdrawn = true
+		c.losing, c.withdrawn = false, true
 		n.mu.Unlock()
 		n.o.Log.Warn("no contact to the control plane: external addresses that other hosts can take over are withdrawn",
 			"since", time.Since(last).Round(time.Millisecond), "addresses", list)

@@ -30,6 +30,7 @@ type fakePlane struct {
 
 	counted      uint64 // calls of counters
 	failCounters error
+	failWithdraw error
 }
 
 func (p *fakePlane) path(id cloud.VPCID) string { return string(id) }
@@ -96,9 +97,14 @@ func (p *fakePlane) counters(context.Context, cloud.VPCID) (firewall.Counters, e
 	p.counted++
 	return firewall.Counters{Connections: p.counted}, p.failCounters
 }
-func (*fakePlane) withdraw(context.Context) ([]netip.Addr, error) { return nil, nil }
-func (*fakePlane) restore()                                       {}
-func (*fakePlane) close()                                         {}
+func (p *fakePlane) withdraw(context.Context) ([]netip.Addr, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.calls = append(p.calls, "withdraw")
+	return nil, p.failWithdraw
+}
+func (p *fakePlane) restore() { p.set(func() { p.calls = append(p.calls, "restore") }) }
+func (*fakePlane) close()     {}
 
 func (p *fakePlane) set(f func()) {
 	p.mu.Lock()
