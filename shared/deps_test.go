@@ -213,6 +213,7 @@ var inTests = map[string][]string{
 	"cli":                     {"controlplane/money/credit/ledger", "controlplane/money/credit/ledger/ledgertest"},
 	"controlplane/config":     {"docs/docstest"},
 	"controlplane/compute/vm": {"controlplane/compute/storageclass"},
+	"controlplane/network":    {"nodeagent/firewall"}, // which decides about the packets that ExplainPath explains
 	"controlplane/kv/restapi": {"controlplane/kv/users"},
 	"controlplane/kv/watch":   {"controlplane/engine/mvcc/command"},
 	"nodeagent/machine":       {"images/guest"}, // its package computes the data that a guest writes to its volumes

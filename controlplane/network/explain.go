@@ -20,7 +20,8 @@ type Packet struct {
 	ToVM     cloud.VMID
 	To       netip.Addr
 	// Protocol is the number of an IP protocol, and Port the destination port of TCP, UDP and SCTP. A packet to ToPort
-	// or ToVM is sent to the IPv4 address of the port, except that ICMPv6 is sent to its IPv6 address.
+	// or ToVM is sent to the IPv4 address of the port, except that ICMPv6 is sent to its IPv6 address. A packet of ICMP
+	// or ICMPv6 is an echo request (ping).
 	Protocol uint8
 	Port     uint16
 }
@@ -257,12 +258,22 @@ func (e *explanation) matches(r *cloud.Rule, remote netip.Addr, remotePort *clou
 		return false
 	case r.Ports != cloud.PortRange{} && (e.packet.Port < r.Ports.First || e.packet.Port > r.Ports.Last):
 		return false
+	case r.ICMP != nil && (r.ICMP.Type != e.echoRequest() || !r.ICMP.AnyCode && r.ICMP.Code != 0):
+		return false
 	case r.CIDR.IsValid() && !r.CIDR.Contains(remote):
 		return false
 	case r.Group != "":
 		return remotePort != nil && hasGroup(remotePort, r.Group)
 	}
 	return true
+}
+
+// echoRequest returns the type of the ICMP message that the packet has if its protocol is ICMP or ICMPv6. Its code is 0.
+func (e *explanation) echoRequest() uint8 {
+	if e.packet.Protocol == cloud.ProtocolICMPv6 {
+		return 128 // RFC 4443, section 4.1
+	}
+	return 8 // RFC 792
 }
 
 // route evaluates how the packet leaves the source's subnet. It sets e.to if the packet goes to a peered VPC.

@@ -7922,7 +7922,7 @@ type ExplainPathRequest struct {
 	ToPortId  string `protobuf:"bytes,5,opt,name=to_port_id,json=toPortId,proto3" json:"to_port_id,omitempty"`
 	ToVmId    string `protobuf:"bytes,6,opt,name=to_vm_id,json=toVmId,proto3" json:"to_vm_id,omitempty"`
 	ToAddress string `protobuf:"bytes,7,opt,name=to_address,json=toAddress,proto3" json:"to_address,omitempty"`
-	// As in SecurityGroupRule; empty: tcp.
+	// As in SecurityGroupRule; empty: tcp. A packet of icmp or icmpv6 is an echo request (ping).
 	Protocol string `protobuf:"bytes,8,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	// The destination port of tcp, udp and sctp.
 	Port          uint32 `protobuf:"varint,9,opt,name=port,proto3" json:"port,omitempty"`
