@@ -66,14 +66,17 @@ sim:
 	TRIVET_SIM_SECONDS=$(SECONDS) go test ./controlplane/sim -run RingB -v -timeout 0
 
 # soak compares ten million commands with the model of the credit ledger, and a hundred thousand through the store. It
-# applies a packet filter for a thousand ports, compares the verdicts on six thousand packets with the policy, starts a
-# thousand ports under traffic, revokes a thousand permissions, repairs changes by hand among a thousand ports, and
-# kills and upgrades the agent of a thousand ports. It attaches two hundred volumes to a guest and detaches them. Then
-# clients make twenty thousand calls while members are killed, cut off and given wrong clocks, also with mutants.
+# applies a packet filter for a thousand ports, compares the verdicts on six thousand packets with the policy, and
+# applies a hundred random states of external networks and of peerings. It starts a thousand ports under traffic, revokes
+# a thousand permissions, repairs changes by hand among a thousand ports, and kills and upgrades the agent of a thousand
+# ports. It attaches two hundred volumes to a guest and detaches them. Then clients make twenty thousand calls while
+# members are killed, cut off and given wrong clocks, also with mutants.
 soak:
 	TRIVET_LEDGER_COMMANDS=10000000 TRIVET_LEDGER_SEEDS=1000 go test ./controlplane/money/credit/ledger -run Model -v -timeout 0
 	TRIVET_CREDIT_COMMANDS=100000 go test ./controlplane/money/credit -run RecordsMatchTheModel -v -timeout 0
 	TRIVET_FIREWALL_PORTS=1000 TRIVET_FIREWALL_VPCS=200 go test ./nodeagent/firewall -run 'ManyPorts|ChainsDecide' -v
+	TRIVET_EDGE_STATES=100 go test ./nodeagent/edge -run RandomStates -v -timeout 0
+	TRIVET_PEERING_STATES=100 go test ./nodeagent/peering -run RandomPeerings -v -timeout 0
 	TRIVET_VPC_PORTS=1000 go test ./nodeagent/vpc -run 'PortsStartFiltered|Revocations|DriftAmongPorts' -v -timeout 0
 	TRIVET_VPC_PORTS=1000 go test ./nodeagent -run RestartWithPorts -v -timeout 0
 	TRIVET_VOLUME_ROUNDS=200 go test ./nodeagent/machine -run RoundsLeaveNothing -v -timeout 0
