@@ -210,7 +210,8 @@ func updatePeering(tx *store.Tx, t cloud.Tenant, q PeeringUpdate) (cloud.Peering
 	return *p, nil
 }
 
-// DeletePeering ends a peering or refuses a proposal. Routes to the peering are removed with it.
+// DeletePeering ends a peering or refuses a proposal. It also removes the routes to the peering, and the backends of
+// service IPs that are addresses of the other VPC.
 func (s *Service) DeletePeering(
 	ctx context.Context, t cloud.Tenant, id cloud.PeeringID, body [32]byte,
 ) (Result[struct{}], error) {
@@ -235,6 +236,12 @@ func deletePeering(tx *store.Tx, t cloud.Tenant, id cloud.PeeringID) (none struc
 		peerings.Delete(tx, string(project), string(id))
 	}
 	for _, v := range []cloud.VPCID{p.VPC, p.PeerVPC} {
+		// A proposal permits no backends. Its VPCs can have the prefixes of other peers, whose backends remain.
+		if p.Status == cloud.NetworkActive {
+			if err := removePeerBackends(tx, p, v); err != nil {
+				return none, err
+			}
+		}
 		peeringsOf.Delete(tx, string(v), string(id))
 	}
 	peeringBetween.Delete(tx, between(p.VPC, p.PeerVPC)...)

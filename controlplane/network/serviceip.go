@@ -3,6 +3,7 @@ package network
 import (
 	"context"
 	"net/netip"
+	"slices"
 
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -163,6 +164,42 @@ func checkBackendAddress(r store.Reader, t cloud.Tenant, id cloud.VPCID, a netip
 	}
 	return fault.Invalid("backends.address", "must be in %s or in a VPC that is peered with it, got %s", label(kindVPC, vpc.Name, string(id)), a).
 		With("constraint", "within_vpc")
+}
+
+// removePeerBackends removes the backends that are addresses of the other VPC of a peering from the service IPs of one
+// of its VPCs. Without the peering, checkBackendAddress permits these addresses no longer: connections to them would
+// leave the VPC, or would reach another VPC with which the VPC is peered later.
+func removePeerBackends(tx *store.Tx, p *cloud.Peering, id cloud.VPCID) error {
+	project := p.Project
+	if id != p.VPC {
+		project = p.PeerProject
+	}
+	other, err := otherVPC(tx, p, id)
+	if err != nil || other == nil {
+		return err
+	}
+	all, _, err := servicesIn.List(tx, 0, string(id))
+	if err != nil {
+		return err
+	}
+	for _, u := range all {
+		s, err := serviceIPs.Get(tx, string(project), u.Path[1])
+		if err != nil {
+			return err
+		}
+		if s == nil {
+			continue
+		}
+		inPeer := func(b cloud.Backend) bool { return b.Port == "" && other.Contains(b.Address) }
+		if !slices.ContainsFunc(s.Backends, inPeer) {
+			continue
+		}
+		s.Backends = slices.DeleteFunc(s.Backends, inPeer)
+		setServiceStatus(s)
+		s.UpdatedAt = tx.Now()
+		serviceIPs.Put(tx, s, string(project), string(s.ID))
+	}
+	return nil
 }
 
 // GetServiceIP returns a service IP of the project, or NotFound.
