@@ -80,3 +80,62 @@ func TestWebSource(t *testing.T) {
 		require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
 	}
 }
+
+// TestSlowServers imports images from a server that sends nothing. They must not delay the import of another org, and
+// the deletion of such an image must end its import.
+func TestSlowServers(t *testing.T) {
+	data := noise(1000)
+	began, ended := make(chan string, 10), make(chan string, 10)
+	files := http.NewServeMux()
+	files.HandleFunc("/disk.img", func(w http.ResponseWriter, r *http.Request) {
+		http.ServeContent(w, r, "", time.Unix(1, 0), bytes.NewReader(data))
+	})
+	files.HandleFunc("/slow/", func(w http.ResponseWriter, r *http.Request) {
+		began <- r.URL.Path
+		w.Header().Set("Content-Length", "1000")
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+		ended <- r.URL.Path
+	})
+	server := httptest.NewTLSServer(files)
+	defer server.Close()
+	roots := x509.NewCertPool()
+	roots.AddCert(server.Certificate())
+	w := newWorld(t, 1)
+	s := w.member(1)
+	s.opts.Web = websource.New(websource.Options{
+		Allow: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, MaxBytes: 1 << 30, Roots: roots, Stall: time.Hour,
+	})
+	stop := w.run(s)
+	defer stop() // before the server is closed, which waits for the requests
+	slow := map[string]cloud.ImageID{}
+	for n := range maxFetches + 1 {
+		path := "/slow/" + string(rune('a'+n))
+		made, err := s.Create(member(t), described(server.URL+path), [32]byte{})
+		require.NoError(t, err)
+		slow[path] = made.Image.ID
+	}
+	running := []string{receive(t, began), receive(t, began)}
+	other := described(server.URL + "/disk.img")
+	other.Org = "other"
+	made, err := s.Create(admin(t), other, [32]byte{})
+	require.NoError(t, err)
+	require.Equal(t, cloud.ImageAvailable, w.settled(made.Image.ID).Status)
+	require.Empty(t, began, "an org has more imports than maxFetchesOf")
+
+	require.NoError(t, s.Delete(member(t), "acme", slow[running[0]], [32]byte{}))
+	require.Equal(t, running[0], receive(t, ended))
+	require.NotContains(t, running, receive(t, began))
+}
+
+// receive returns the next value of a channel.
+func receive(t *testing.T, from chan string) string {
+	t.Helper()
+	select {
+	case value := <-from:
+		return value
+	case <-time.After(30 * time.Second):
+		require.Fail(t, "nothing was received within 30 seconds")
+		return ""
+	}
+}
