@@ -27,12 +27,14 @@ type importResult struct {
 
 var finishImportCommand = leader.NewCommand("image.imported", leader.Repeatable, (*Service).finishImportOnLeader)
 
-// finishImportOnLeader stores the result of an import in the image's record. It ignores results from members other than
-// the importer, and for images that are no longer PENDING.
+// finishImportOnLeader stores the result of an import in the image's record. It ignores results for images that are no
+// longer PENDING, and results from members other than the importer. The first success of an upload is stored whichever
+// member it comes from: the parts of a completed upload do not change, and a call of CompleteUpload to another member
+// makes that member the importer while the former one may have finished almost.
 func (s *Service) finishImportOnLeader(ctx context.Context, q importResult) (struct{}, error) {
 	return struct{}{}, s.rewrite(ctx, q.ID, func(i *cloud.Image) bool {
 		switch {
-		case i.Status != cloud.ImagePending || i.Importer != q.Member:
+		case i.Status != cloud.ImagePending, i.Importer != q.Member && (i.Upload == nil || q.Failure != ""):
 			return false
 		case q.Failure != "":
 			setFailed(i, q.Failure)
@@ -41,7 +43,7 @@ func (s *Service) finishImportOnLeader(ctx context.Context, q importResult) (str
 			if q.Source != "" {
 				i.Metadata = cloud.Merge(i.Metadata, map[string]string{cloud.SourceSHA256: q.Source})
 			}
-			i.Status = cloud.ImageUploading
+			i.Status, i.Importer = cloud.ImageUploading, q.Member
 			s.addHolder(i, q.Member)
 		}
 		return true

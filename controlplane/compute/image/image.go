@@ -13,7 +13,8 @@
 // disk (spreadPart) and its record is written. Parts are files like images, named by their SHA-256, and are deleted
 // when no record names them. Every member can take parts and complete the upload, because the session is a field of the
 // image's record. The member that completes the upload becomes the importer, and the joined parts are the source. If
-// the importer does not finish in time, the leader becomes the importer.
+// the importer does not finish in time, the leader becomes the importer. The parts remain until the image is AVAILABLE.
+// If no member that has the joined image can be reached before, the other members join the parts themselves.
 //
 // Run does all copying. If a stop or a crash interrupts copying, the next Run reads the records and starts the copying
 // again.

@@ -96,6 +96,37 @@ func (s *Service) openParts(ctx context.Context, i *cloud.Image) (*source, error
 	return &source{&partsReader{ctx: ctx, s: s, left: list}, int64(i.Upload.Size)}, nil
 }
 
+// needsParts reports whether the parts of an image's upload are needed: until a majority of the members has the image,
+// because the only member that has it may fail.
+func needsParts(i *cloud.Image) bool {
+	return i.Upload != nil && (i.Status == cloud.ImagePending || i.Status == cloud.ImageUploading)
+}
+
+// joinAgain makes this member's file of an image from the parts of its upload, in the same way as the importer did. It
+// returns an error if the result is not the same.
+func (s *Service) joinAgain(ctx context.Context, i *cloud.Image) error {
+	declared := []cloud.ImageFormat{cloud.FormatUnspecified}
+	if i.Format == cloud.FormatQCOW2 {
+		declared = append(declared, cloud.FormatVHD) // a fixed VHD is converted only if it was declared VHD
+	}
+	for _, format := range declared {
+		from, err := s.openParts(ctx, i)
+		if err != nil {
+			return fmt.Errorf("join the parts again: %w", err)
+		}
+		again := *i
+		again.Format = format
+		done, err := s.copySource(ctx, &again, from)
+		if err != nil {
+			return fmt.Errorf("join the parts again: %w", err)
+		}
+		if done.SHA256 == i.SHA256 {
+			return nil
+		}
+	}
+	return fmt.Errorf("join the parts again: %w", errWrongBytes)
+}
+
 // partsReader reads the parts of an upload one after another. Each part is verified before its first byte is returned.
 type partsReader struct {
 	ctx  context.Context
@@ -167,8 +198,8 @@ func readVerified(r io.ReadCloser, p *Part) ([]byte, error) {
 // maxOldParts is the maximum number of records of parts that deleteOldParts deletes in one transaction.
 const maxOldParts = 1000
 
-// deleteOldParts deletes the records of parts whose image is no longer PENDING or does not exist. The upload session of
-// such an image accepts no parts, so no new records appear meanwhile.
+// deleteOldParts deletes the records of parts that needsParts does not report as needed, and those whose image does not
+// exist. The upload session of such an image accepts no parts, so no new records appear meanwhile.
 func (s *Service) deleteOldParts(ctx context.Context) error {
 	needed := map[string]bool{}
 	var old [][]string
@@ -178,7 +209,7 @@ func (s *Service) deleteOldParts(ctx context.Context) error {
 			return err
 		}
 		for _, r := range all {
-			if r.Value.Upload != nil && r.Value.Status == cloud.ImagePending {
+			if needsParts(r.Value) {
 				needed[r.Value.Upload.ID] = true
 			}
 		}

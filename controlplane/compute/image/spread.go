@@ -138,7 +138,7 @@ func (s *Service) sweep(ctx context.Context) error {
 			if i.SHA256 != "" {
 				wanted[i.SHA256] = true
 			}
-			if i.Status != cloud.ImagePending || i.Upload == nil {
+			if !needsParts(i) {
 				continue
 			}
 			list, _, err := parts.List(v, 0, i.Upload.ID)
@@ -175,7 +175,8 @@ func (s *Service) startPull(i *cloud.Image) error {
 }
 
 // pullAndRecord copies an image from other members if this member does not have it, and adds this member to the holders
-// in the image's record. If the record already lists this member although the file is missing, it first removes this
+// in the image's record. If no holder of an uploaded image can be reached before a majority of the members has the
+// image, pullAndRecord joins the parts of the upload again, which a majority of the members has. If the record already lists this member although the file is missing, it first removes this
 // member from the holders.
 func (s *Service) pullAndRecord(ctx context.Context, i *cloud.Image) error {
 	has, err := s.opts.Files.has(i.SHA256)
@@ -191,7 +192,12 @@ func (s *Service) pullAndRecord(ctx context.Context, i *cloud.Image) error {
 			}
 		}
 		if err := s.pull(ctx, i); err != nil {
-			return err
+			if ctx.Err() != nil || !needsParts(i) {
+				return err
+			}
+			if joined := s.joinAgain(ctx, i); joined != nil {
+				return errors.Join(err, joined)
+			}
 		}
 	}
 	if _, err = addHolderCommand.Call(ctx, s.opts.Commands, ask); err != nil {
