@@ -94,8 +94,11 @@ type Service struct {
 	// https sources, pulls and calls of UploadPart. The semaphore partBodies limits the parts that REST handlers
 	// receive concurrently, and scrubs the files that are verified concurrently.
 	imports, fetches, pulls, partCalls, partBodies, scrubs chan struct{}
-	// fetchesOf limits the concurrent imports of https sources of each org.
-	fetchesOf *orgLimit
+	// openPartCalls is a semaphore that limits the calls of UploadPart, including those that wait for partCalls.
+	openPartCalls chan struct{}
+	// fetchesOf, openPartsOf and partBodiesOf limit the imports of https sources, the calls of UploadPart and the parts
+	// that REST handlers receive, of each org.
+	fetchesOf, openPartsOf, partBodiesOf *orgLimit
 }
 
 // New creates the service and registers the commands that other members forward to the leader.
@@ -103,7 +106,8 @@ func New(opts Options) *Service {
 	s := &Service{
 		opts: opts, wake: make(chan struct{}, 1), imports: make(chan struct{}, maxImports), fetches: make(chan struct{}, maxFetches), pulls: make(chan struct{}, maxPulls),
 		partCalls: make(chan struct{}, maxPartCalls), partBodies: make(chan struct{}, maxPartBodies), scrubs: make(chan struct{}, 1),
-		fetchesOf: newOrgLimit(maxFetchesOf),
+		fetchesOf: newOrgLimit(maxFetchesOf), openPartCalls: make(chan struct{}, maxOpenParts),
+		openPartsOf: newOrgLimit(maxOpenPartsOf), partBodiesOf: newOrgLimit(maxPartBodiesOf),
 	}
 	s.jobs = newBackgroundJobs(s.wakeUp, func(name string, err error) { opts.Log.Warn("image work failed", "work", name, "err", err) })
 	leader.Register(opts.Commands, s, createCommand, finishImportCommand, addHolderCommand, removeHolderCommand, updateCommand, deleteCommand,

@@ -10,9 +10,12 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// maxPartBodies is the maximum number of parts that a member receives by REST at a time. Further parts are refused,
-// because each body is held in memory.
-const maxPartBodies = 16
+// maxPartBodies is the maximum number of parts that a member receives by REST at a time, and maxPartBodiesOf that of
+// one org. Further parts are refused, because each body is held in memory.
+const (
+	maxPartBodies   = 16
+	maxPartBodiesOf = maxPartBodies / 2
+)
 
 func (s *Service) postUpload(w *rest.Response, r *http.Request) (any, error) {
 	i, hash, err := readDescription(r, "BeginImageUpload")
@@ -91,6 +94,11 @@ func (s *Service) putPart(_ *rest.Response, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	if !s.partBodiesOf.take(u.Org) {
+		return nil, fault.New(fault.Throttled, "this member receives %d parts of org %s already", maxPartBodiesOf, u.Org).
+			MayRetry()
+	}
+	defer s.partBodiesOf.give(u.Org)
 	select {
 	case s.partBodies <- struct{}{}:
 		defer func() { <-s.partBodies }()

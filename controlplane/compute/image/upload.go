@@ -35,6 +35,10 @@ const (
 	completeWait = 30 * time.Second
 	// maxPartCalls is the maximum number of parts that a member stores at a time. Further calls wait.
 	maxPartCalls = 8
+	// maxOpenParts is the maximum number of concurrent calls of UploadPart on a member, including those that wait, and
+	// maxOpenPartsOf that of one org. Further calls are refused, because each has a part of up to 8 MiB in memory.
+	maxOpenParts   = 32
+	maxOpenPartsOf = maxOpenParts / 2
 )
 
 // Part describes a part of an upload.
@@ -120,7 +124,7 @@ func checkUploads(tx *store.Tx, org cloud.OrgID) error {
 
 // UploadPart stores part n of an upload and returns its size in bytes. When it returns, a majority of the members has
 // synced the part to disk. A part with other bytes replaces an earlier part n; a part with the same bytes is not stored
-// again.
+// again. UploadPart returns Unavailable if too many calls are running.
 func (s *Service) UploadPart(ctx context.Context, u UploadRef, n uint32, body []byte) (uint64, error) {
 	if err := u.check(); err != nil {
 		return 0, err
@@ -131,6 +135,11 @@ func (s *Service) UploadPart(ctx context.Context, u UploadRef, n uint32, body []
 	if len(body) == 0 || len(body) > maxPartBytes {
 		return 0, fault.Invalid("body", "a part has 1 to %d bytes, got %d", maxPartBytes, len(body))
 	}
+	leave, err := s.enterUpload(u.Org)
+	if err != nil {
+		return 0, err
+	}
+	defer leave()
 	part := Part{SHA256: checksum(body), Size: uint64(len(body))}
 	var stored *Part
 	if err := s.opts.Store.View(ctx, func(v *store.View) (err error) {
@@ -150,7 +159,6 @@ func (s *Service) UploadPart(ctx context.Context, u UploadRef, n uint32, body []
 		return 0, ctx.Err()
 	}
 	defer func() { <-s.partCalls }()
-	var err error
 	if part.Holders, err = s.spreadPart(ctx, part.SHA256, body); err != nil {
 		return 0, err
 	}
@@ -158,6 +166,22 @@ func (s *Service) UploadPart(ctx context.Context, u UploadRef, n uint32, body []
 		return 0, err
 	}
 	return part.Size, nil
+}
+
+// enterUpload counts a call of UploadPart of an org until the caller calls leave. It returns Unavailable if the member
+// or the org has as many calls as permitted.
+func (s *Service) enterUpload(org cloud.OrgID) (leave func(), err error) {
+	if !s.openPartsOf.take(org) {
+		return nil, fault.New(fault.Unavailable, "this member receives %d parts of org %s already", maxOpenPartsOf, org).
+			MayRetry()
+	}
+	select {
+	case s.openPartCalls <- struct{}{}:
+		return func() { <-s.openPartCalls; s.openPartsOf.give(org) }, nil
+	default:
+		s.openPartsOf.give(org)
+		return nil, fault.New(fault.Unavailable, "this member receives %d parts already", maxOpenParts).MayRetry()
+	}
 }
 
 type recordPartRequest struct {

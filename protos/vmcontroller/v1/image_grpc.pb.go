@@ -72,7 +72,7 @@ type ImageServiceClient interface {
 	//
 	// NOT_FOUND: no such image of the org, or no such session. FAILED_PRECONDITION: the upload is complete or has
 	// expired. RESOURCE_EXHAUSTED: the disk of the member that received the call is nearly full. UNAVAILABLE: no majority
-	// could store the part; repeat the call.
+	// could store the part, or the member receives 16 parts of the org or 32 in all already; repeat the call.
 	UploadImagePart(ctx context.Context, in *UploadImagePartRequest, opts ...grpc.CallOption) (*UploadImagePartResponse, error)
 	// CompleteImageUpload ends the session: the member that received the call joins the parts in the order of their
 	// numbers and examines the result as CreateImage does. The call waits at most 30 s and returns the image with its
@@ -233,7 +233,7 @@ type ImageServiceServer interface {
 	//
 	// NOT_FOUND: no such image of the org, or no such session. FAILED_PRECONDITION: the upload is complete or has
 	// expired. RESOURCE_EXHAUSTED: the disk of the member that received the call is nearly full. UNAVAILABLE: no majority
-	// could store the part; repeat the call.
+	// could store the part, or the member receives 16 parts of the org or 32 in all already; repeat the call.
 	UploadImagePart(context.Context, *UploadImagePartRequest) (*UploadImagePartResponse, error)
 	// CompleteImageUpload ends the session: the member that received the call joins the parts in the order of their
 	// numbers and examines the result as CreateImage does. The call waits at most 30 s and returns the image with its
