@@ -10,7 +10,8 @@
 //     without limit, are therefore refused.
 //   - Errors contain neither addresses nor bytes of a response.
 //
-// A download that breaks is continued with a Range request. If the file has changed meanwhile, it fails.
+// A download that breaks is continued with a Range request. If the file has changed meanwhile, it fails. It also fails
+// if the server does not name the version of the file, because the bytes of two versions could be mixed otherwise.
 //
 // The package must not know images, records or members.
 package websource
@@ -182,7 +183,8 @@ type Body struct {
 	c   *Client
 	ctx context.Context
 	url string
-	// size is the length of the body, in bytes; -1 before the first response. tag identifies the version of the file.
+	// size is the length of the body, in bytes; -1 before the first response. tag identifies the version of the file; it
+	// is empty if the server does not name the version.
 	size, done int64
 	tag        string
 	resp       *http.Response
@@ -269,10 +271,12 @@ func (b *Body) request() error {
 	r.Header.Set("Accept-Encoding", "identity")
 	r.Header.Set("User-Agent", "trivet")
 	if b.done > 0 {
-		r.Header.Set("Range", fmt.Sprintf("bytes=%d-", b.done))
-		if b.tag != "" {
-			r.Header.Set("If-Range", b.tag)
+		if b.tag == "" {
+			cancel()
+			return refuse("the connection broke, and the server names no version of the file (ETag, Last-Modified) with which to continue")
 		}
+		r.Header.Set("Range", fmt.Sprintf("bytes=%d-", b.done))
+		r.Header.Set("If-Range", b.tag)
 	}
 	resp, err := b.c.http.Do(r)
 	if err != nil {
@@ -323,12 +327,17 @@ func (b *Body) accept(resp *http.Response) error {
 	case b.size >= 0 && resp.ContentLength != b.size:
 		return refuse("the file changed while it was downloaded")
 	}
-	b.size = resp.ContentLength
-	b.tag = resp.Header.Get("ETag")
-	if b.tag == "" || strings.HasPrefix(b.tag, "W/") { // RFC 9110, section 13.1.5: If-Range needs a strong validator
-		b.tag = resp.Header.Get("Last-Modified")
-	}
+	b.size, b.tag = resp.ContentLength, tagOf(resp)
 	return nil
+}
+
+// tagOf returns the version of the file that a response names, or "" if it names none.
+func tagOf(resp *http.Response) string {
+	tag := resp.Header.Get("ETag")
+	if tag == "" || strings.HasPrefix(tag, "W/") { // RFC 9110, section 13.1.5: If-Range needs a strong validator
+		return resp.Header.Get("Last-Modified")
+	}
+	return tag
 }
 
 // acceptRest checks the header of a response with the rest of the body.
@@ -337,7 +346,9 @@ func (b *Body) acceptRest(resp *http.Response) error {
 	if _, err := fmt.Sscanf(resp.Header.Get("Content-Range"), "bytes %d-%d/%d", &first, &last, &size); err != nil {
 		return refuse("the server cannot continue a download")
 	}
-	if first != b.done || last != b.size-1 || size != b.size {
+	// Some servers ignore If-Range, so the version is compared here too.
+	tag := tagOf(resp)
+	if first != b.done || last != b.size-1 || size != b.size || tag != "" && tag != b.tag {
 		return refuse("the file changed while it was downloaded")
 	}
 	return nil

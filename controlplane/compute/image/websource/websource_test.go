@@ -192,6 +192,7 @@ func TestResume(t *testing.T) {
 	// A server that does not know ranges cannot continue.
 	url, opts = serve(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Length", fmt.Sprint(len(data)))
+		w.Header().Set("ETag", `"v1"`)
 		c := &cut{w, 1000}
 		c.Write(data)
 	})
@@ -239,4 +240,30 @@ func TestEndsWithContext(t *testing.T) {
 	time.AfterFunc(10*time.Millisecond, cancel)
 	_, err = io.ReadAll(b)
 	require.ErrorIs(t, err, context.Canceled)
+}
+
+// TestResumeWithoutVersion breaks the connection to servers that would continue a download with the bytes of another
+// version of the file: one that ignores If-Range, and one that names no version.
+func TestResumeWithoutVersion(t *testing.T) {
+	versions := [][]byte{random(1 << 20), random(1 << 20)}
+	for _, c := range []struct{ tag, says string }{{"ETag", "changed"}, {"Last-Modified", "changed"}, {"", "names no version"}} {
+		var calls atomic.Int32
+		url, opts := serve(t, func(w http.ResponseWriter, r *http.Request) {
+			n := calls.Add(1)
+			r.Header.Del("If-Range")
+			data := versions[min(n, 2)-1]
+			switch c.tag {
+			case "ETag":
+				w.Header().Set("ETag", fmt.Sprintf(`"v%d"`, n))
+			case "Last-Modified":
+				w.Header().Set("Last-Modified", time.Unix(int64(n), 0).UTC().Format(http.TimeFormat))
+			}
+			if n == 1 {
+				w = &cut{w, len(data) / 10}
+			}
+			http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(data))
+		})
+		_, err := read(t, New(opts), url)
+		require.ErrorContains(t, err, c.says, c.tag)
+	}
 }
