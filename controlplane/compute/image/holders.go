@@ -108,9 +108,17 @@ func (s *Service) rewrite(ctx context.Context, id cloud.ImageID, change func(*cl
 	return err
 }
 
+// addHolder adds a member to the holders of an image. The image becomes AVAILABLE if a majority of the present members
+// has it. Former members that are still listed as holders do not count.
 func (s *Service) addHolder(i *cloud.Image, member uint64) {
 	i.Holders = append(slices.Clone(i.Holders), member)
-	if i.Status == cloud.ImageUploading && (len(i.Holders) > len(s.opts.Members())/2 || mutant.On(mutant.AvailableEarly)) {
+	members, count := s.opts.Members(), 0
+	for _, m := range members {
+		if slices.Contains(i.Holders, m) {
+			count++
+		}
+	}
+	if i.Status == cloud.ImageUploading && (count > len(members)/2 || mutant.On(mutant.AvailableEarly)) {
 		i.Status = cloud.ImageAvailable
 	}
 }

@@ -117,3 +117,17 @@ func TestLostCopyIsPulledAgain(t *testing.T) {
 	require.Equal(t, cloud.ImageError, now.Status)
 	require.Contains(t, now.Metadata[cloud.ImageReason], "lost on member 2")
 }
+
+// TestFormerHolder replaces the member that imported an image. The image must become AVAILABLE only when a majority of
+// the present members has it.
+func TestFormerHolder(t *testing.T) {
+	w := newWorld(t, 3)
+	s := w.member(2)
+	s.opts.Members = func() []uint64 { return []uint64{2, 3, 4} }
+	i := &cloud.Image{Status: cloud.ImageUploading, Holders: []uint64{1}}
+	s.addHolder(i, 2)
+	require.Equal(t, cloud.ImageUploading, i.Status)
+	s.addHolder(i, 4)
+	require.Equal(t, cloud.ImageAvailable, i.Status)
+	require.Equal(t, []uint64{1, 2, 4}, i.Holders)
+}
