@@ -1,12 +1,14 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 var (
@@ -232,16 +234,31 @@ func updateFloating(tx *store.Tx, t cloud.Tenant, q FloatingUpdate) (cloud.Float
 	if err := describe(tx, t.Project, kindFloating, string(f.ID), &f.Name, &f.Description, q.Name, q.Description); err != nil {
 		return cloud.FloatingIP{}, err
 	}
-	if q.Port != nil || q.ServiceIP != nil {
-		port, service := q.target()
-		detachFloating(tx, f)
-		if err := attachFloating(tx, t, f, port, service); err != nil {
+	if port, service := q.target(); (q.Port != nil || q.ServiceIP != nil) && (port != f.Port || service != f.ServiceIP) {
+		if err := retarget(tx, t, f, port, service); err != nil {
 			return cloud.FloatingIP{}, err
 		}
 	}
 	f.UpdatedAt = tx.Now()
 	floatingIPs.Put(tx, f, string(t.Project), string(f.ID))
 	return *f, nil
+}
+
+// retarget changes the target of a floating IP. If the former and the new target are service IPs, the host of the
+// floating IP must acknowledge that it no longer has the address before the floating IP gets a host.
+func retarget(tx *store.Tx, t cloud.Tenant, f *cloud.FloatingIP, port cloud.PortID, service cloud.ServiceIPID) error {
+	var former cloud.NodeID
+	if placementOf(f) != nil {
+		former = cmp.Or(f.Former, f.Node)
+	}
+	detachFloating(tx, f)
+	if err := attachFloating(tx, t, f, port, service); err != nil {
+		return err
+	}
+	if service != "" && former != "" && !mutant.On(mutant.GatewayTwice) {
+		f.Former, f.StatusReason = former, withdrawReason(former)
+	}
+	return nil
 }
 
 // DeleteFloatingIP detaches a floating IP and returns its address to the pool.
