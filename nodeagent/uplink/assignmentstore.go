@@ -35,6 +35,7 @@ type assignmentStore struct {
 	log  *slog.Logger
 	wake chan struct{} // capacity 1
 
+	writing   sync.Mutex // locked while the assignment is written or removed; locked before mu
 	mu        sync.Mutex // guards the fields below
 	term      uint64
 	unwritten *Assignment // the newest assignment, if it is not yet on disk
@@ -118,9 +119,11 @@ func (k *assignmentStore) run(ctx context.Context) {
 	}
 }
 
-// write writes the newest assignment to disk, without the keys of encrypted volumes. It does nothing if that assignment is on disk already. If the write
-// fails, the assignment is not written again; only one from a later call of put is.
+// write writes the newest assignment to disk, without the keys of encrypted volumes. It does nothing if that assignment
+// is on disk already. If the write fails, the assignment is not written again; only one from a later call of put is.
 func (k *assignmentStore) write() error {
+	k.writing.Lock()
+	defer k.writing.Unlock()
 	k.mu.Lock()
 	a := k.unwritten
 	k.unwritten = nil
@@ -164,8 +167,11 @@ func withoutDiskKeys(vm *agentv1.AssignedVm) *agentv1.AssignedVm {
 	return vm
 }
 
-// clear discards the term and the assignment, which belonged to another node identity.
+// clear discards the term and the assignment, which belonged to another node identity. It waits for a write that has
+// begun, because that write would otherwise store the assignment again.
 func (k *assignmentStore) clear() error {
+	k.writing.Lock()
+	defer k.writing.Unlock()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.term, k.unwritten = 0, nil
