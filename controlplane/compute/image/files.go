@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -91,6 +92,29 @@ func (f *Files) has(sum string) (bool, error) {
 		return false, nil
 	}
 	return false, fmt.Errorf("find image: %w", err)
+}
+
+// keep is like has. If this member has the image, keep also prevents sweep from removing the file during the next
+// sweepAge: a sweep that has read the records before the image was in them would remove it.
+func (f *Files) keep(sum string) (bool, error) {
+	path, err := f.path(sum)
+	if err != nil {
+		return false, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err == nil {
+		// The modification time is that of the last verification, so only the access time changes.
+		err = os.Chtimes(path, time.Now(), info.ModTime())
+	}
+	if err != nil {
+		return false, fmt.Errorf("keep image: %w", err)
+	}
+	return true, nil
 }
 
 // part is an image file that is being written. commit completes it, and discard removes it.
@@ -255,7 +279,7 @@ func (p *part) discard() {
 	}
 }
 
-// sweep removes the image files that were last modified more than age ago and whose SHA-256 is not in wanted.
+// sweep removes the image files that were last modified or read more than age ago and whose SHA-256 is not in wanted.
 func (f *Files) sweep(wanted map[string]bool, now time.Time, age time.Duration) error {
 	entries, err := os.ReadDir(f.dir)
 	if err != nil {
@@ -272,16 +296,22 @@ func (f *Files) sweep(wanted map[string]bool, now time.Time, age time.Duration) 
 	return nil
 }
 
-// removeIfOld removes the file e if it was last modified at least age ago.
+// removeIfOld removes the file e if it was last modified or read at least age ago.
 func (f *Files) removeIfOld(e fs.DirEntry, now time.Time, age time.Duration) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	info, err := e.Info()
-	if err != nil || now.Sub(info.ModTime()) < age {
+	if err != nil || now.Sub(info.ModTime()) < age || now.Sub(readTime(info)) < age {
 		return nil // the file was removed meanwhile, or is too young
 	}
 	if err := os.Remove(filepath.Join(f.dir, e.Name())); err != nil {
 		return fmt.Errorf("remove image: %w", err)
 	}
 	return nil
+}
+
+// readTime returns the time at which a file was last read, or set by keep.
+func readTime(info fs.FileInfo) time.Time {
+	at := info.Sys().(*syscall.Stat_t).Atim
+	return time.Unix(at.Unix())
 }

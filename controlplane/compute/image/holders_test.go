@@ -131,3 +131,24 @@ func TestFormerHolder(t *testing.T) {
 	require.Equal(t, cloud.ImageAvailable, i.Status)
 	require.Equal(t, []uint64{1, 2, 4}, i.Holders)
 }
+
+// TestSweepKeepsHeldFile adds a member that still has the file of a deleted image to the holders of a new image with
+// the same bytes. A sweep that has read the records before must not remove the file.
+func TestSweepKeepsHeldFile(t *testing.T) {
+	w := newWorld(t, 2)
+	one, two := w.member(1), w.member(2)
+	data := noise(1000)
+	require.NoError(t, two.opts.Files.StorePart(t.Context(), sumOf(data), bytes.NewReader(data)))
+	w.age(2)
+	stop := w.run(one)
+	made, err := one.Create(member(t), described(w.write("disk.raw", data)), [32]byte{})
+	require.NoError(t, err)
+	i := w.until(made.Image.ID, "imported", func(i *cloud.Image) bool { return i.Status == cloud.ImageUploading })
+	stop()
+	require.NoError(t, two.pullAndRecord(t.Context(), i))
+	none := map[string]bool{}
+	require.NoError(t, two.opts.Files.sweep(none, time.Now(), sweepAge))
+	require.Len(t, w.kept(2), 1)
+	require.NoError(t, two.opts.Files.sweep(none, time.Now().Add(2*sweepAge), sweepAge))
+	require.Empty(t, w.kept(2))
+}

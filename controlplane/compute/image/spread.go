@@ -179,7 +179,7 @@ func (s *Service) startPull(i *cloud.Image) error {
 // image, pullAndRecord joins the parts of the upload again, which a majority of the members has. If the record already lists this member although the file is missing, it first removes this
 // member from the holders.
 func (s *Service) pullAndRecord(ctx context.Context, i *cloud.Image) error {
-	has, err := s.opts.Files.has(i.SHA256)
+	has, err := s.opts.Files.keep(i.SHA256)
 	if err != nil {
 		return err
 	}
