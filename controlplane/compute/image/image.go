@@ -96,9 +96,9 @@ type Service struct {
 	imports, fetches, pulls, partCalls, partBodies, scrubs chan struct{}
 	// openPartCalls is a semaphore that limits the calls of UploadPart, including those that wait for partCalls.
 	openPartCalls chan struct{}
-	// fetchesOf, openPartsOf and partBodiesOf limit the imports of https sources, the calls of UploadPart and the parts
-	// that REST handlers receive, of each org.
-	fetchesOf, openPartsOf, partBodiesOf *orgLimit
+	// importsOf, fetchesOf, openPartsOf and partBodiesOf limit, for each org, the imports of files and parts, the imports
+	// of https sources, the calls of UploadPart and the parts that REST handlers receive.
+	importsOf, fetchesOf, openPartsOf, partBodiesOf *orgLimit
 }
 
 // New creates the service and registers the commands that other members forward to the leader.
@@ -106,7 +106,7 @@ func New(opts Options) *Service {
 	s := &Service{
 		opts: opts, wake: make(chan struct{}, 1), imports: make(chan struct{}, maxImports), fetches: make(chan struct{}, maxFetches), pulls: make(chan struct{}, maxPulls),
 		partCalls: make(chan struct{}, maxPartCalls), partBodies: make(chan struct{}, maxPartBodies), scrubs: make(chan struct{}, 1),
-		fetchesOf: newOrgLimit(maxFetchesOf), openPartCalls: make(chan struct{}, maxOpenParts),
+		importsOf: newOrgLimit(maxImportsOf), fetchesOf: newOrgLimit(maxFetchesOf), openPartCalls: make(chan struct{}, maxOpenParts),
 		openPartsOf: newOrgLimit(maxOpenPartsOf), partBodiesOf: newOrgLimit(maxPartBodiesOf),
 	}
 	s.jobs = newBackgroundJobs(s.wakeUp, func(name string, err error) { opts.Log.Warn("image work failed", "work", name, "err", err) })

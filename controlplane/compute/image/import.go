@@ -31,61 +31,71 @@ const (
 	// maxFetches is the maximum number of concurrent imports of https sources on a member. Imports of https sources
 	// have a semaphore of their own, so that slow servers do not delay other imports.
 	maxFetches = 4
-	// maxFetchesOf is the maximum number of concurrent imports of https sources of one org on a member, so that an org
-	// whose servers are slow does not delay the imports of other orgs.
+	// maxImportsOf and maxFetchesOf are the maximum numbers for one org. So an org with images whose conversion takes
+	// long, or with slow servers, does not delay the imports of other orgs.
+	maxImportsOf = maxImports / 2
 	maxFetchesOf = maxFetches / 2
 )
 
 // beginImport imports an image from an open source in the background. If all import slots are taken, it closes the
 // source, and Run starts the import later because the image is PENDING.
 func (s *Service) beginImport(i cloud.Image, from *source) {
-	if !s.startImport(&i, s.imports, func(ctx context.Context) error { return s.importFrom(ctx, i, from) }) {
+	if !s.startImport(&i, func(ctx context.Context) error { return s.importFrom(ctx, i, from) }) {
 		from.Close()
 	}
 }
 
-// startImport starts a job that imports an image, like backgroundJobs.start. The context of the job ends when the image
-// is no longer PENDING, for example because it was deleted.
-func (s *Service) startImport(i *cloud.Image, slots chan struct{}, run func(context.Context) error) bool {
-	return s.jobs.start("import "+string(i.ID), slots, func(ctx context.Context) error {
-		ctx, cancel := context.WithCancel(ctx)
-		ended := false // the image is no longer PENDING
-		watched := make(chan struct{})
-		go func() {
-			defer close(watched)
-			notPending := func(i *cloud.Image) (bool, error) { return i == nil || i.Status != cloud.ImagePending, nil }
-			_, err := store.Await(ctx, s.opts.Store, Images, notPending, string(i.ID))
-			ended = err == nil
-			if ended {
-				cancel()
-			}
-		}()
-		err := run(ctx)
-		cancel()
-		<-watched
-		if ended {
-			return nil
-		}
-		return err
+// startImport starts a job that imports an image, like backgroundJobs.start. It returns false also if the org of the
+// image has as many imports as permitted. The context of the job ends when the image is no longer PENDING, for example
+// because it was deleted.
+func (s *Service) startImport(i *cloud.Image, run func(context.Context) error) bool {
+	slots, limit := s.imports, s.importsOf
+	if isWeb(i) {
+		slots, limit = s.fetches, s.fetchesOf
+	}
+	if !limit.take(i.Org) {
+		return false
+	}
+	started := s.jobs.start("import "+string(i.ID), slots, func(ctx context.Context) error {
+		defer limit.give(i.Org)
+		return s.whilePending(ctx, i.ID, run)
 	})
+	if !started {
+		limit.give(i.Org)
+	}
+	return started
+}
+
+// whilePending calls run with a context that ends when the image is no longer PENDING. It then returns nil, and
+// otherwise the error of run.
+func (s *Service) whilePending(ctx context.Context, id cloud.ImageID, run func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := false // the image is no longer PENDING
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		notPending := func(i *cloud.Image) (bool, error) { return i == nil || i.Status != cloud.ImagePending, nil }
+		_, err := store.Await(ctx, s.opts.Store, Images, notPending, string(id))
+		if ended = err == nil; ended {
+			cancel()
+		}
+	}()
+	err := run(ctx)
+	cancel()
+	<-watched
+	if ended {
+		return nil
+	}
+	return err
 }
 
 // restartImport starts the import of a PENDING image, from its source URL or from the parts of its completed upload.
 func (s *Service) restartImport(i *cloud.Image) {
-	if isWeb(i) {
-		if !s.fetchesOf.take(i.Org) {
-			return
-		}
-		if !s.startImport(i, s.fetches, func(ctx context.Context) error {
-			defer s.fetchesOf.give(i.Org)
+	s.startImport(i, func(ctx context.Context) error {
+		switch {
+		case isWeb(i):
 			return s.fetch(ctx, *i)
-		}) {
-			s.fetchesOf.give(i.Org)
-		}
-		return
-	}
-	s.startImport(i, s.imports, func(ctx context.Context) error {
-		if i.Upload != nil {
+		case i.Upload != nil:
 			from, err := s.openParts(ctx, i)
 			if err != nil {
 				return err

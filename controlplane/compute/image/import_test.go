@@ -90,3 +90,29 @@ func TestUnfinishedImportsTimeOut(t *testing.T) {
 	require.Equal(t, cloud.ImageError, get(pending).Status)
 	require.Empty(t, get(uploading).Holders)
 }
+
+// TestImportsOfOneOrg checks that an org with as many imports as permitted does not delay the import of another org,
+// and that its next import begins when one of the others has ended.
+func TestImportsOfOneOrg(t *testing.T) {
+	w := newWorld(t, 1)
+	s := w.member(1)
+	w.run(s)
+	for range maxImportsOf {
+		require.True(t, s.importsOf.take("acme"))
+	}
+	url := w.write("disk.raw", noise(1000))
+	own, err := s.Create(member(t), described(url), [32]byte{})
+	require.NoError(t, err)
+	i := described(url)
+	i.Org = "other"
+	other, err := s.Create(admin(t), i, [32]byte{})
+	require.NoError(t, err)
+	require.Equal(t, cloud.ImageAvailable, w.settled(other.Image.ID).Status)
+	now, err := s.Get(t.Context(), "acme", own.Image.ID)
+	require.NoError(t, err)
+	require.Equal(t, cloud.ImagePending, now.Status)
+
+	s.importsOf.give("acme")
+	s.wakeUp()
+	require.Equal(t, cloud.ImageAvailable, w.settled(own.Image.ID).Status)
+}
