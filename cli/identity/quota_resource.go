@@ -29,6 +29,8 @@ var computeQuota = []quotaResource{
 		func(q *identityv1.Quota) **uint64 { return &q.StorageGib }, (*identityv1.Usage).GetStorageGib},
 	{"vms", "VMs", 0, 0, func(q *identityv1.Quota) **uint64 { return &q.Vms }, (*identityv1.Usage).GetVms},
 	{"images", "images", 0, 0, func(q *identityv1.Quota) **uint64 { return &q.Images }, (*identityv1.Usage).GetImages},
+	{"image-storage", "stored images in MiB, or with a unit: 40GiB", 0, session.MiB,
+		func(q *identityv1.Quota) **uint64 { return &q.ImageMib }, (*identityv1.Usage).GetImageMib},
 }
 
 // networkQuota lists the limits of network resources of a project. Those of an org are unlimited by default.

@@ -100,6 +100,8 @@ type Image struct {
 	UpdatedAt    Time
 	CreatedBy    string
 	Metadata     map[string]string
+	// CountedMiB is the part of the project's quota that the image's bytes use, in MiB.
+	CountedMiB uint64 `cbor:",omitempty"`
 	// Holders are the IDs of the members that store the content and have verified its checksum.
 	Holders []uint64
 	// Importer is the ID of the member that copies Source, or joins the parts of Upload, while the image is PENDING.

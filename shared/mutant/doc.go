@@ -94,7 +94,7 @@ const (
 	IgnoreRevocation  = "ignore-revocation"   // a revoked token is accepted: controlplane
 	ViewerWrites      = "viewer-writes"       // project:viewer has the rights of project:member: controlplane
 	ForgetAnswers     = "forget-answers"      // the response for an idempotency key is not stored: controlplane/compute/vm
-	StaleQuota        = "stale-quota"         // a quota is checked against usage that may have changed: controlplane/compute/vm
+	StaleQuota        = "stale-quota"         // a quota is checked against usage that may have changed: controlplane/compute/vm, controlplane/compute/volume
 	AllocateTwice     = "allocate-twice"      // a VM is placed without regard to concurrent placements on the same host: controlplane/compute/vm
 	UnauditedChange   = "unaudited-change"    // a change is stored without an audit record: controlplane/accounts/identity
 	RepeatUnkeyed     = "repeat-unkeyed"      // a command without an idempotency key is sent again to the next leader: controlplane/records/leader

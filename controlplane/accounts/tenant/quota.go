@@ -24,6 +24,8 @@ type Amount struct {
 	ServiceIPs     uint64 `cbor:",omitempty"`
 	Volumes        uint64 `cbor:",omitempty"`
 	VolumeGiB      uint64 `cbor:",omitempty"`
+	// ImageMiB is the total size of the stored bytes of images.
+	ImageMiB uint64 `cbor:",omitempty"`
 }
 
 // Quota holds the limit of each quantity in Amount; nil means no limit.
@@ -47,6 +49,8 @@ type Quota struct {
 	// limits their total size.
 	Volumes   *uint64 `cbor:",omitempty"`
 	VolumeGiB *uint64 `cbor:",omitempty"`
+	// ImageMiB limits the total size of the stored bytes of images.
+	ImageMiB *uint64 `cbor:",omitempty"`
 }
 
 // Default limits of a project's network resources and volumes. They keep one project from filling the members' memory, and are
@@ -68,7 +72,7 @@ type Kind string
 const (
 	// Machines is the kind of the quantities that VMs use: VCPUs, MemoryMiB, StorageGiB and VMs.
 	Machines Kind = "machines"
-	// Pictures is the kind of the quota on the number of a project's VM images.
+	// Pictures is the kind of the quantities of images: Images and ImageMiB.
 	Pictures Kind = "images"
 	// Networks is the kind of the quantities of network resources.
 	Networks Kind = "networks"
@@ -106,6 +110,7 @@ var dimensions = []dimension{
 	{"service_ips", func(a *Amount) *uint64 { return &a.ServiceIPs }, func(q *Quota) *uint64 { return q.ServiceIPs }},
 	{"volumes", func(a *Amount) *uint64 { return &a.Volumes }, func(q *Quota) *uint64 { return q.Volumes }},
 	{"volume_gib", func(a *Amount) *uint64 { return &a.VolumeGiB }, func(q *Quota) *uint64 { return q.VolumeGiB }},
+	{"image_mib", func(a *Amount) *uint64 { return &a.ImageMiB }, func(q *Quota) *uint64 { return q.ImageMiB }},
 }
 
 // String returns the quantities that are not 0 as a text such as "2 vcpus, 1 vms".

@@ -6,7 +6,6 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
@@ -82,23 +81,6 @@ func setProject(ctx context.Context, i *cloud.Image) error {
 			WithReason(auth.TenantRequired)
 	}
 	return nil
-}
-
-// chargeQuota counts a new image in the quotas of its project and its org. It returns ResourceExhausted if the image
-// would exceed one of them.
-func chargeQuota(tx *store.Tx, i *cloud.Image) error {
-	if i.Project == "" {
-		return nil
-	}
-	return tenant.Take(tx, cloud.Tenant{Org: i.Org, Project: i.Project}, tenant.Pictures, tenant.Amount{Images: 1}, tenant.Amount{}, func(p cloud.ProjectID) (sum tenant.Amount, err error) {
-		all, _, err := Images.List(tx, 0)
-		for _, r := range all {
-			if r.Value.Project == p {
-				sum.Images++
-			}
-		}
-		return sum, err
-	})
 }
 
 // checkVisibility returns PermissionDenied if the image is PUBLIC and the caller is not a system:admin. It returns

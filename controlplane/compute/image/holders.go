@@ -93,12 +93,15 @@ func (s *Service) removeHolderOnLeader(ctx context.Context, q holderRequest) (st
 	})
 }
 
-// rewrite calls change with the record of the image with this ID, and stores the record if change returns true. It does
-// nothing if there is no record.
+// rewrite calls change with the record of the image with this ID, and stores the record if change returns true. It also
+// counts the bytes of the changed image in the quotas. It does nothing if there is no record.
 func (s *Service) rewrite(ctx context.Context, id cloud.ImageID, change func(*cloud.Image) bool) error {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		i, err := Images.Get(tx, string(id))
 		if err != nil || i == nil || !change(i) {
+			return err
+		}
+		if err := countStored(tx, i); err != nil {
 			return err
 		}
 		i.UpdatedAt = tx.Now()

@@ -322,7 +322,7 @@ func remove(tx *store.Tx, i *cloud.Image) error {
 	if i.Project == "" {
 		return nil
 	}
-	return tenant.Give(tx, cloud.Tenant{Org: i.Org, Project: i.Project}, tenant.Pictures, tenant.Amount{Images: 1})
+	return tenant.Give(tx, cloud.Tenant{Org: i.Org, Project: i.Project}, tenant.Pictures, amountOf(i))
 }
 
 // describeUsers returns, for an error message, the IDs of those VMs and volumes in the list used that belong to org. If

@@ -192,12 +192,26 @@ type recordPartRequest struct {
 
 var recordPartCommand = leader.NewCommand("image.part", leader.Repeatable, (*Service).recordPartOnLeader)
 
-// recordPartOnLeader writes the record of a part that a majority of the members has stored.
+// recordPartOnLeader writes the record of a part that a majority of the members has stored, and counts its bytes in the
+// quotas. It returns ResourceExhausted if they would exceed one of them. The members then delete the bytes.
 func (s *Service) recordPartOnLeader(ctx context.Context, q recordPartRequest) (struct{}, error) {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
-		if _, err := q.Upload.findOpen(tx, tx.Now()); err != nil {
+		i, err := q.Upload.findOpen(tx, tx.Now())
+		if err != nil {
 			return err
 		}
+		before, err := parts.Get(tx, q.Upload.Session, partKey(q.Number))
+		if err != nil {
+			return err
+		}
+		mib := i.CountedMiB + mibOf(q.Part.Size)
+		if before != nil {
+			mib -= min(mib, mibOf(before.Size))
+		}
+		if err := countBytes(tx, i, mib); err != nil {
+			return err
+		}
+		Images.Put(tx, i, string(i.ID))
 		parts.Put(tx, &q.Part, q.Upload.Session, partKey(q.Number))
 		return nil
 	})

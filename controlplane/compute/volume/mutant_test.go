@@ -12,6 +12,7 @@ import (
 // TestMutants enables each mutant (a deliberate bug) of the rules for the bytes of volumes, and checks that a test
 // notices it.
 func TestMutants(t *testing.T) {
+	mutanttest.Notices(t, mutant.StaleQuota, TestConcurrentVolumeQuota, "exceed the quota")
 	mutanttest.Notices(t, mutant.SendKeyToAll, TestVolumeKey, "must not get its key")
 	mutanttest.Notices(t, mutant.KeepVolumeKey, TestKeyIsDeletedWithVolume, "must be deleted")
 	mutanttest.Notices(t, mutant.ForgetBytesEarly, TestVolumeOnItsHost, "a report from before the deletion must not end it")

@@ -1,7 +1,10 @@
 package volume
 
 import (
+	"fmt"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -98,6 +101,43 @@ func TestVolumeQuota(t *testing.T) {
 	_, err = w.volumes.Delete(w.as(acme, ""), acme, a.ID, [32]byte{})
 	require.NoError(t, err)
 	w.create("c", 4)
+}
+
+// TestConcurrentVolumeQuota makes 100 creates at the same time with a quota for 7 volumes and 12 GiB. Volumes of 2 GiB
+// must use the quota of 12 GiB exactly.
+func TestConcurrentVolumeQuota(t *testing.T) {
+	w := newWorld(t)
+	number, size := uint64(7), uint64(12)
+	w.Update(func(tx *store.Tx) error {
+		return tenant.SetQuota(tx, acme.Project, tenant.Quota{Volumes: &number, VolumeGiB: &size})
+	})
+	w.Quorum.Lose = func(after bool) bool { // delay commits, so that concurrent transactions conflict
+		if !after {
+			time.Sleep(2 * time.Millisecond)
+		}
+		return false
+	}
+	errs := make([]error, 100)
+	var wg sync.WaitGroup
+	for i := range errs {
+		wg.Go(func() {
+			v := cloud.Volume{Name: fmt.Sprintf("v%d", i), SizeGiB: 2}
+			_, errs[i] = w.volumes.Create(w.as(acme, ""), acme, v, "", [32]byte{})
+		})
+	}
+	wg.Wait()
+	made := 0
+	for _, err := range errs {
+		if err == nil {
+			made++
+			continue
+		}
+		require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
+	}
+	require.Equal(t, 6, made, "volumes exceed the quota, or do not use it")
+	all, _, err := w.volumes.List(t.Context(), acme, 0, "", Filter{})
+	require.NoError(t, err)
+	require.Len(t, all, made)
 }
 
 // TestVolumeOnItsHost attaches a volume, which binds it to the host, then enlarges, detaches and deletes it. It checks

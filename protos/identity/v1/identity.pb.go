@@ -3275,7 +3275,11 @@ type Quota struct {
 	// Absent for a project: 1,000 volumes.
 	Volumes *uint64 `protobuf:"varint,13,opt,name=volumes,proto3,oneof" json:"volumes,omitempty"`
 	// Total size of the volumes.
-	VolumeGib     *uint64 `protobuf:"varint,14,opt,name=volume_gib,json=volumeGib,proto3,oneof" json:"volume_gib,omitempty"`
+	VolumeGib *uint64 `protobuf:"varint,14,opt,name=volume_gib,json=volumeGib,proto3,oneof" json:"volume_gib,omitempty"`
+	// Total size of the stored bytes of images, of each image rounded up to whole MiB. An upload counts from its first
+	// part, an import when its size is known: an image that exceeds the quota then becomes ERROR. Images that were stored
+	// before this limit existed do not count.
+	ImageMib      *uint64 `protobuf:"varint,15,opt,name=image_mib,json=imageMib,proto3,oneof" json:"image_mib,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3408,6 +3412,13 @@ func (x *Quota) GetVolumeGib() uint64 {
 	return 0
 }
 
+func (x *Quota) GetImageMib() uint64 {
+	if x != nil && x.ImageMib != nil {
+		return *x.ImageMib
+	}
+	return 0
+}
+
 // Usage is the resources of a project, or of all projects of an org together. A stopped VM counts like a running one,
 // because its host keeps room for it.
 type Usage struct {
@@ -3427,6 +3438,7 @@ type Usage struct {
 	ServiceIps     uint64  `protobuf:"varint,12,opt,name=service_ips,json=serviceIps,proto3" json:"service_ips,omitempty"`
 	Volumes        uint64  `protobuf:"varint,13,opt,name=volumes,proto3" json:"volumes,omitempty"`
 	VolumeGib      uint64  `protobuf:"varint,14,opt,name=volume_gib,json=volumeGib,proto3" json:"volume_gib,omitempty"`
+	ImageMib       uint64  `protobuf:"varint,15,opt,name=image_mib,json=imageMib,proto3" json:"image_mib,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -3555,6 +3567,13 @@ func (x *Usage) GetVolumes() uint64 {
 func (x *Usage) GetVolumeGib() uint64 {
 	if x != nil {
 		return x.VolumeGib
+	}
+	return 0
+}
+
+func (x *Usage) GetImageMib() uint64 {
+	if x != nil {
+		return x.ImageMib
 	}
 	return 0
 }
@@ -4540,7 +4559,7 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"=\n" +
 	"\x14DeleteProjectRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x15\n" +
-	"\x06org_id\x18\x02 \x01(\tR\x05orgId\"\x8b\x05\n" +
+	"\x06org_id\x18\x02 \x01(\tR\x05orgId\"\xbb\x05\n" +
 	"\x05Quota\x12\x19\n" +
 	"\x05vcpus\x18\x01 \x01(\x04H\x00R\x05vcpus\x88\x01\x01\x12\"\n" +
 	"\n" +
@@ -4561,7 +4580,8 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"serviceIps\x88\x01\x01\x12\x1d\n" +
 	"\avolumes\x18\r \x01(\x04H\fR\avolumes\x88\x01\x01\x12\"\n" +
 	"\n" +
-	"volume_gib\x18\x0e \x01(\x04H\rR\tvolumeGib\x88\x01\x01B\b\n" +
+	"volume_gib\x18\x0e \x01(\x04H\rR\tvolumeGib\x88\x01\x01\x12 \n" +
+	"\timage_mib\x18\x0f \x01(\x04H\x0eR\bimageMib\x88\x01\x01B\b\n" +
 	"\x06_vcpusB\r\n" +
 	"\v_memory_mibB\x0e\n" +
 	"\f_storage_gibB\x06\n" +
@@ -4577,7 +4597,9 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\f_service_ipsB\n" +
 	"\n" +
 	"\b_volumesB\r\n" +
-	"\v_volume_gib\"\x9f\x03\n" +
+	"\v_volume_gibB\f\n" +
+	"\n" +
+	"_image_mib\"\xbc\x03\n" +
 	"\x05Usage\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\x04R\x05vcpus\x12\x1d\n" +
 	"\n" +
@@ -4597,7 +4619,8 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"serviceIps\x12\x18\n" +
 	"\avolumes\x18\r \x01(\x04R\avolumes\x12\x1d\n" +
 	"\n" +
-	"volume_gib\x18\x0e \x01(\x04R\tvolumeGibB\v\n" +
+	"volume_gib\x18\x0e \x01(\x04R\tvolumeGib\x12\x1b\n" +
+	"\timage_mib\x18\x0f \x01(\x04R\bimageMibB\v\n" +
 	"\t_projects\"\x95\x01\n" +
 	"\vQuotaStatus\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
