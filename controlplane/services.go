@@ -219,6 +219,7 @@ func (m *member) newCompute(context.Context) error {
 	}
 	m.vms = vm.New(options)
 	m.bills.Attach(m.vms)
+	m.metrics.registry.MustRegister(volume.NewCollector(m.records))
 	m.nodes.Attach(m.vms, m.files)
 	m.nodes.AttachVolumes(m.volumes)
 	m.nodes.AttachNetworks(m.networkFeed)

@@ -1,0 +1,93 @@
+package volume
+
+import (
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/trivet-cloud/trivet/controlplane/compute/storageclass"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+var (
+	countDesc = prometheus.NewDesc("trivet_volumes", "Volumes in this member's records, by storage class and status.",
+		[]string{"storage_class", "status"}, nil)
+	bytesDesc = prometheus.NewDesc("trivet_volume_bytes",
+		"Total size of the volumes in this member's records, by storage class and status. The files of volumes may be smaller.",
+		[]string{"storage_class", "status"}, nil)
+)
+
+// countEvery is the minimum interval at which a Collector reads all volumes.
+const countEvery = 30 * time.Second
+
+// Collector exports the number and the size of the volumes of each storage class, by status. Every member exports its
+// own records, which are those of all members after the member has applied the log.
+type Collector struct {
+	store *store.Store
+
+	mu      sync.Mutex // guards the fields below
+	counted time.Time  // when values were read; zero before the first time
+	values  map[series]total
+}
+
+// series is the labels of a value.
+type series struct {
+	class  string
+	status cloud.VolumeStatus
+}
+
+type total struct{ volumes, bytes uint64 }
+
+var _ prometheus.Collector = (*Collector)(nil)
+
+// NewCollector returns a Collector of the volumes in s.
+func NewCollector(s *store.Store) *Collector { return &Collector{store: s} }
+
+// Describe implements prometheus.Collector.
+func (c *Collector) Describe(out chan<- *prometheus.Desc) {
+	out <- countDesc
+	out <- bytesDesc
+}
+
+// Collect implements prometheus.Collector. If the records cannot be read, it exports nothing.
+func (c *Collector) Collect(out chan<- prometheus.Metric) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.counted.IsZero() || time.Since(c.counted) >= countEvery {
+		values, err := count(c.store)
+		if err != nil {
+			return
+		}
+		c.counted, c.values = time.Now(), values
+	}
+	for s, n := range c.values {
+		out <- prometheus.MustNewConstMetric(countDesc, prometheus.GaugeValue, float64(n.volumes), s.class, s.status.String())
+		out <- prometheus.MustNewConstMetric(bytesDesc, prometheus.GaugeValue, float64(n.bytes), s.class, s.status.String())
+	}
+}
+
+// count returns the number and the size of all volumes. It includes the statuses of each class that no volume has.
+func count(s *store.Store) (map[series]total, error) {
+	values := map[series]total{}
+	err := s.Local(func(v *store.View) error {
+		classes, _, err := storageclass.Classes.List(v, 0)
+		if err != nil {
+			return err
+		}
+		for _, class := range classes {
+			for _, status := range []cloud.VolumeStatus{cloud.VolumeAvailable, cloud.VolumeInUse, cloud.VolumeError} {
+				values[series{class.Value.Name, status}] = total{}
+			}
+		}
+		all, _, err := Volumes.List(v, 0)
+		for _, r := range all {
+			at := series{r.Value.Class, r.Value.Status()}
+			n := values[at]
+			values[at] = total{n.volumes + 1, n.bytes + r.Value.SizeBytes()}
+		}
+		return err
+	})
+	return values, err
+}
