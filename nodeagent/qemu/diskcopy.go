@@ -30,7 +30,13 @@ type CopyTarget struct {
 	Disk string   // id of the disk
 	File *os.File // an empty QCOW2 image of the disk's size, open for reading and writing
 	Size uint64   // the disk's size in bytes
+	// Key is the key of File if File is an encrypted image (see [Launcher.Format]). It is required if the disk is
+	// encrypted, because QEMU copies the decrypted content.
+	Key Key
 }
+
+// errPlainCopy is the error of CopyDisks for a copy that would have the content of an encrypted disk in plain text.
+var errPlainCopy = errors.New("the disk is encrypted, and the file for its copy is not")
 
 // CopyResult describes a complete copy.
 type CopyResult struct {
@@ -112,7 +118,7 @@ func (p *Process) prepareCopies(ctx context.Context, targets []CopyTarget) (acti
 			return nil, err
 		}
 		err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
-			return addCopyNodes(ctx, conn, disks[at], t.File)
+			return addCopyNodes(ctx, conn, disks[at], t)
 		})
 		if err != nil {
 			return nil, fmt.Errorf("disk %s: %w", t.Disk, err)
@@ -126,7 +132,10 @@ func (p *Process) prepareCopies(ctx context.Context, targets []CopyTarget) (acti
 func (d Disk) copyNode() string { return copyPrefix + d.node() }
 
 // addCopyNodes adds the block nodes of a copy of the disk d to QEMU.
-func addCopyNodes(ctx context.Context, conn *qmp.Conn, d Disk, f *os.File) error {
+func addCopyNodes(ctx context.Context, conn *qmp.Conn, d Disk, t CopyTarget) (err error) {
+	if d.Encrypted && len(t.Key) == 0 && !mutant.On(mutant.CopyDecrypted) {
+		return errPlainCopy
+	}
 	all, err := queryFDSets(ctx, conn)
 	if err != nil {
 		return err
@@ -135,7 +144,7 @@ func addCopyNodes(ctx context.Context, conn *qmp.Conn, d Disk, f *os.File) error
 	for _, s := range all {
 		set = max(set, s.Set+1)
 	}
-	if _, err := conn.AddFD(ctx, set, d.copyNode(), f); err != nil {
+	if _, err := conn.AddFD(ctx, set, d.copyNode(), t.File); err != nil {
 		return err
 	}
 	file := object{"driver": "file", "node-name": d.copyNode() + "-file", "filename": fdsetPath(set), "discard": "unmap"}
@@ -147,6 +156,14 @@ func addCopyNodes(ctx context.Context, conn *qmp.Conn, d Disk, f *os.File) error
 		"discard": "unmap", "detect-zeroes": "unmap"}
 	if d.Base != "" {
 		format["backing"] = d.baseNode()
+	}
+	if len(t.Key) > 0 {
+		secret := d.copyNode() + "-key"
+		if err := addSecret(ctx, conn, secret, t.Key); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, deleteObject(ctx, conn, secret)) }() // QEMU needs it only to open the file
+		format["encrypt"] = object{"format": "luks", "key-secret": secret}
 	}
 	return conn.Do(ctx, "blockdev-add", format, nil)
 }

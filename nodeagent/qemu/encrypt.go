@@ -75,6 +75,9 @@ func addSecret(ctx context.Context, conn *qmp.Conn, id string, key Key) error {
 	if len(key) == 0 {
 		return errNoKey
 	}
+	if err := deleteObject(ctx, conn, id); err != nil { // an agent that has ended may have left it
+		return err
+	}
 	return conn.Do(ctx, "object-add", object{"qom-type": "secret", "id": id, "data": string(key)}, nil)
 }
 

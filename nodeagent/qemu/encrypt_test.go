@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -106,6 +107,42 @@ func TestEncryptedDisks(t *testing.T) {
 	}
 	l.requireNoKey(p)
 	l.remove(p, "late", func(Disk) error { return nil })
+}
+
+// TestCopyOfEncryptedDisk copies an encrypted disk of a running VM. The copy must be encrypted too: the content must not
+// be in its file, and a copy to a file without encryption must be refused.
+func TestCopyOfEncryptedDisk(t *testing.T) {
+	l := newLab(t)
+	s, files := l.bootable()
+	d, layers := l.encrypted("data")
+	s.Disks, files.Disks["data"] = append(s.Disks, d), layers
+	p := l.launch(s, files)
+	require.NoError(t, p.Resume(l.ctx))
+	l.deviceIO(p, "data", "write -P 7 1M 1M")
+	before, sets := l.nodes(p)
+	dir := t.TempDir()
+	_, err := p.CopyDisks(l.ctx, []CopyTarget{l.copyTarget(dir, "data", encryptedSize)})
+	require.ErrorIs(t, err, errPlainCopy, "the content of an encrypted disk was copied in plain text")
+	target := l.copyTarget(dir, "data", encryptedSize)
+	_, err = target.File.WriteAt(header, 0)
+	require.NoError(t, err)
+	require.NoError(t, target.File.Truncate(int64(len(header))))
+	target.Key = rightKey
+	_, err = p.CopyDisks(l.ctx, []CopyTarget{target})
+	require.NoError(t, err)
+	after, setsAfter := l.nodes(p)
+	require.Equal(t, []any{before, sets}, []any{after, setsAfter})
+	content, err := os.ReadFile(target.File.Name())
+	require.NoError(t, err)
+	require.NotContains(t, string(content), strings.Repeat("\x07", 512))
+	out, err := exec.Command("qemu-img", "convert", "--object", "secret,id=key,data="+string(rightKey), "--image-opts",
+		"driver=qcow2,file.filename="+target.File.Name()+",encrypt.format=luks,encrypt.key-secret=key", "-O", "raw",
+		filepath.Join(dir, "flat")).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	data, err := os.ReadFile(filepath.Join(dir, "flat"))
+	require.NoError(t, err)
+	require.Equal(t, strings.Repeat("\x07", 1<<20), string(data[1<<20:2<<20]))
+	require.Equal(t, byte(0), data[2<<20])
 }
 
 // TestWrongKey starts a VM with the key of another volume. The start must fail with an error that says so.

@@ -164,9 +164,7 @@ func (p *Process) runJob(ctx context.Context, command string, arguments object) 
 		return conn.Do(ctx, command, arguments, nil)
 	})
 	for err == nil {
-		var jobs []struct {
-			ID, Status, Error string
-		}
+		var jobs []job
 		// QEMU's main loop executes the job, and so answers late.
 		err = p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
 			return conn.Do(ctx, "query-jobs", nil, &jobs)

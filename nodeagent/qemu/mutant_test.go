@@ -19,6 +19,7 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.ReuseLiveUID, TestUIDOfAProcessIsNotReused, `a process still runs under this uid`)
 	mutanttest.Notices(t, mutant.DetachUnreleased, TestPlugNIC, `does not release`)
 	mutanttest.Notices(t, mutant.DetachUnreleased, TestPlugDisk, `did not release`)
+	mutanttest.Notices(t, mutant.CopyDecrypted, TestCopyOfEncryptedDisk, `copied in plain text`)
 	mutanttest.Notices(t, mutant.CopyDisksInTurn, TestCopyOfOneInstant, `not of one instant`)
 	mutanttest.Notices(t, mutant.KeepFrozen, TestCopyOfOneInstant, `the guest is thawed`)
 }

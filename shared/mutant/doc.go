@@ -31,6 +31,7 @@ const (
 	OpenStaleVolume    = "open-stale-volume"    // a volume is opened for an older attachment than it was opened for before: nodeagent/volume
 	OpenVolumeTwice    = "open-volume-twice"    // a volume is opened although a process has it open: nodeagent/volume
 	OpenPlainVolume    = "open-plain-volume"    // a file that is not encrypted is opened as an encrypted volume: nodeagent/storage
+	CopyDecrypted      = "copy-decrypted"       // the content of an encrypted disk is copied to a file that is not encrypted: nodeagent/qemu
 	StoreVolumeKey     = "store-volume-key"     // the agent writes the keys of encrypted volumes to its disk: nodeagent/uplink
 	SendKeyToAll       = "send-key-to-all"      // the host of a detached volume gets the volume's key: controlplane/compute/volume
 	KeepVolumeKey      = "keep-volume-key"      // the key of a deleted volume stays in the records: controlplane/compute/volume
