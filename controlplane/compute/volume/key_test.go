@@ -1,6 +1,9 @@
 package volume
 
 import (
+	"bytes"
+	"encoding/hex"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -65,9 +68,17 @@ func TestVolumeKey(t *testing.T) {
 	require.Equal(t, key, w.assigned(host)[0].EncryptionKey)
 }
 
-// TestKeyIsDeletedWithVolume checks that the key of a volume is sealed, and that its record is deleted with the volume.
+// TestKeyIsDeletedWithVolume checks that the key of a volume is sealed, also in everything that members write to their
+// disks, and that its record is deleted with the volume.
 func TestKeyIsDeletedWithVolume(t *testing.T) {
 	w := newEncryptedWorld(t)
+	var mu sync.Mutex
+	var log []byte
+	w.Quorum.Proposed = func(data []byte) {
+		mu.Lock()
+		defer mu.Unlock()
+		log = append(log, data...)
+	}
 	plain := w.create("plain", 1)
 	require.False(t, plain.Encrypted)
 	require.Empty(t, w.storedKeys())
@@ -79,6 +90,17 @@ func TestKeyIsDeletedWithVolume(t *testing.T) {
 	require.Error(t, err, "only the cluster key opens the key")
 	_, err = w.volumes.keys.cluster.Open(sealedName("another"), stored[0].Value.Sealed)
 	require.Error(t, err, "the key is bound to its volume")
+	host := w.host("h1", 10)
+	require.NoError(t, w.attach(v.ID, vmA, host))
+	key := w.assigned(host)[0].EncryptionKey
+	w.release(v.ID, vmA)
+	w.report(host, cloud.VolumeObservation{Volume: v.ID, Generation: w.get(v.ID).Generation, Present: true, FlushedGeneration: 1})
+	raw, err := hex.DecodeString(string(key))
+	require.NoError(t, err)
+	mu.Lock()
+	require.True(t, bytes.Contains(log, stored[0].Value.Sealed), "the test must see what members write")
+	require.False(t, bytes.Contains(log, key) || bytes.Contains(log, raw), "the raft log has the key in plain text")
+	mu.Unlock()
 	_, err = w.volumes.Delete(w.as(acme, ""), acme, v.ID, [32]byte{})
 	require.NoError(t, err)
 	require.Empty(t, w.storedKeys(), "the key of a deleted volume must be deleted")

@@ -48,6 +48,9 @@ type Quorum struct {
 	// = true afterwards. If it returns true, the proposal fails with ErrLost at that point. Do not change Lose while a
 	// proposal is running.
 	Lose func(after bool) bool
+	// Proposed, if not nil, is called with the data of each proposal, which is what members write to their raft logs.
+	// Do not change it while a proposal is running, and do not keep the data.
+	Proposed func(data []byte)
 	// Committed counts the proposals that were applied without a conflict. Proofs counts the successful calls of
 	// ReadIndex.
 	Committed, Proofs atomic.Int64
@@ -71,6 +74,9 @@ func (q *Quorum) Propose(ctx context.Context, id [16]byte, data []byte) (command
 	}
 	if q.Lose != nil && q.Lose(false) {
 		return command.Result{}, ErrLost
+	}
+	if q.Proposed != nil {
+		q.Proposed(data)
 	}
 	result, err := q.Direct.Propose(ctx, id, data)
 	if err == nil && !result.Conflict {
