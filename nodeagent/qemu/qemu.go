@@ -61,6 +61,13 @@
 //     VMs.
 //   - The kernel's command line is passed by QMP before QEMU creates the machine (-preconfig, x-exit-preconfig),
 //     because every user of the host can read the arguments of a process.
+//   - The key of an encrypted disk is passed by QMP too, also before QEMU creates the machine. The block nodes of the disk
+//     are therefore added by QMP, and only its device and its descriptors are arguments. QEMU has the key only while it
+//     opens the file. If the agent ends before it has passed the keys, the next agent ends this QEMU, because the keys
+//     are stored nowhere.
+//   - The header of an encrypted disk is made by a QEMU without a machine ([Launcher.Format]), and not by the VM's QEMU:
+//     making it takes about 2 seconds, during which QEMU's main loop does not run. The result is a file in memory, which
+//     the caller copies.
 //   - 256 and more vCPUs need interrupt remapping, which TCG lacks, so they need KVM.
 //   - /dev/kvm is a device node of the VM, owned by its uid, because QEMU 7.2 cannot use a descriptor for it.
 package qemu

@@ -31,12 +31,12 @@
 //	closefd                qemu         Do        together with getfd
 //	qom-list, netdev_del   qemu         go-qemu
 //	getfd                  qemu         own       [Conn.SendFD]: go-qemu cannot pass a file descriptor
-//	add-fd                 no one yet   own       [Conn.AddFD]
+//	object-add, blockdev-add, blockdev-create, query-jobs, …
+//	                       qemu         Do        go-qemu's types lack LUKS, throttle groups and jobs of new kinds
+//	add-fd                 qemu         own       [Conn.AddFD]
 //
 // Events are read by [Conn.Subscribe] and decoded by the caller. go-qemu decodes every event to a map of float64 and
 // cannot report that events were dropped.
-//
-// AddFD has no caller yet. Attaching disks and migration need it.
 //
 // # How the owner of a VM uses it
 //
