@@ -54,7 +54,14 @@ func (f *fakeStorage) CreateVolume(_ context.Context, in *vmv1.CreateVolumeReque
 func (f *fakeStorage) GetVolume(_ context.Context, in *vmv1.GetVolumeRequest) (*vmv1.Volume, error) {
 	f.cloud.mu.Lock()
 	defer f.cloud.mu.Unlock()
-	return f.volume(in.GetVolumeId())
+	v, err := f.volume(in.GetVolumeId())
+	switch v.GetMetadata()["trivet/flatten"] {
+	case "0":
+		v.Metadata["trivet/flatten"] = "50"
+	case "50":
+		delete(v.Metadata, "trivet/flatten")
+	}
+	return v, err
 }
 
 func (f *fakeStorage) ListVolumes(context.Context, *vmv1.ListVolumesRequest) (*vmv1.ListVolumesResponse, error) {
@@ -74,6 +81,24 @@ func (f *fakeStorage) ResizeVolume(_ context.Context, in *vmv1.ResizeVolumeReque
 		return nil, err
 	}
 	v.SizeGib = in.GetSizeGib()
+	return v, nil
+}
+
+// fakeFlatten serves VolumeService of storage.v1, whose embedded type has the name of that of vmcontroller.v1.
+type fakeFlatten struct {
+	storagev1.UnimplementedVolumeServiceServer
+	*fakeStorage
+}
+
+// FlattenVolume begins to flatten a volume. Each later GetVolume finishes another half.
+func (f fakeFlatten) FlattenVolume(_ context.Context, in *storagev1.FlattenVolumeRequest) (*vmv1.Volume, error) {
+	f.cloud.mu.Lock()
+	defer f.cloud.mu.Unlock()
+	v, err := f.volume(in.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	v.Metadata = map[string]string{"trivet/flatten": "0"}
 	return v, nil
 }
 

@@ -103,6 +103,7 @@ func newCloud(t *testing.T, secure credentials.TransportCredentials, members ...
 		storagev1.RegisterImageDataServiceServer(s, &c.data)
 		vmv1.RegisterVolumeServiceServer(s, c.storage)
 		storagev1.RegisterStorageClassServiceServer(s, c.storage)
+		storagev1.RegisterVolumeServiceServer(s, fakeFlatten{fakeStorage: c.storage})
 		vmv1.RegisterNodeServiceServer(s, c)
 		operatorv1.RegisterOperatorServiceServer(s, c)
 		identityv1.RegisterIdentityServiceServer(s, c.people)

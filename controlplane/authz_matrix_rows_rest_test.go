@@ -30,6 +30,7 @@ var restRows = []row{
 	{name: "vm GET /api/v1/volumes/{volume_id}", path: "/api/v1/volumes/$volume?org_id=$org&project_id=$project", allowed: "200", otherTenant: "404 NOT_FOUND"},
 	{name: "vm PATCH /api/v1/volumes/{volume_id}", path: "/api/v1/volumes/$volume", body: webRequest(``), allowed: "200", otherTenant: "404 NOT_FOUND"},
 	{name: "vm DELETE /api/v1/volumes/{volume_id}", path: "/api/v1/volumes/$no-volume?org_id=$org&project_id=$project", allowed: "404 NOT_FOUND"},
+	{name: "vm POST /api/v1/volumes/{volume_id}/flatten", path: "/api/v1/volumes/$volume/flatten", body: webRequest(``), allowed: "200", otherTenant: "404 NOT_FOUND"},
 	{name: "vm POST /api/v1/volumes/{volume_id}/resize", path: "/api/v1/volumes/$volume/resize", body: webRequest(`,"size_gib":1`), allowed: "200", otherTenant: "404 NOT_FOUND"},
 	{name: "vm GET /api/v1/storage-classes", path: "/api/v1/storage-classes", allowed: "200"},
 	{name: "vm POST /api/v1/storage-classes", path: "/api/v1/storage-classes", body: `{}`, allowed: "400 INVALID_ARGUMENT"},

@@ -65,6 +65,7 @@ var computeRows = []row{
 	{name: storageClasses + "UpdateStorageClass", body: `{"name":"none"}`, allowed: "NOT_FOUND"},
 	{name: storageClasses + "DeleteStorageClass", body: `{"name":"none"}`, allowed: "NOT_FOUND"},
 	{name: storageVolumes + "UpdateVolume", body: webRequest(`,"volume_id":"$volume"`), allowed: "OK", otherTenant: "NOT_FOUND"},
+	{name: storageVolumes + "FlattenVolume", body: webRequest(`,"volume_id":"$volume"`), allowed: "OK", otherTenant: "NOT_FOUND"},
 
 	{name: nodes + "ListNodes", body: `{}`, allowed: "OK"},
 	{name: nodes + "GetNode", body: `{"node_id":"$node"}`, allowed: "OK"},

@@ -91,7 +91,7 @@ func (v *VM) act(ctx context.Context, p Plan, want *agentv1.AssignedVm) error {
 		return v.write(v.record.withCountersOf(v.set.o.Cluster(), want))
 	case PlugNIC, UnplugNIC:
 		return v.changeNIC(ctx, a, p.NIC, want)
-	case PlugDisk, UnplugDisk, ResizeDisk:
+	case PlugDisk, UnplugDisk, ResizeDisk, FlattenDisk:
 		return v.changeDisk(ctx, a, p.Disk, want)
 	case Destroy:
 		return v.destroy(ctx)

@@ -46,6 +46,9 @@
 //     before the guest's CPUs run.
 //   - The guest is asked several times to release a volume, each time for a few seconds only, so that a request to stop
 //     the VM need not wait long. After 30 seconds the failure is reported, and the guest keeps the volume.
+//   - While a guest uses a volume, its QEMU copies the volume's image. A copy that makes no progress for some minutes is
+//     cancelled and begins again where it was. The copy in the volume is used without the image only after QEMU has
+//     reported the end of the job, so QEMU and the agent may be killed at any time.
 //   - A VM without desired state is observed and reported, but not changed.
 //   - Error texts are one line for a tenant and contain no paths of the host.
 package machine
@@ -95,7 +98,8 @@ type VM struct {
 
 	volumes      []qemu.AttachedDisk // disks of the process that are volumes
 	unreleased   []qemu.Disk         // volumes of the last process, which has ended, until its exit is recorded
-	lastDisk     string              // id of the disk of the last PlugDisk, UnplugDisk or ResizeDisk
+	lastDisk     string              // id of the disk of the last PlugDisk, UnplugDisk, ResizeDisk or FlattenDisk
+	copying      map[string]copying  // volumes whose image QEMU copies, by disk id
 	diskFailures map[string]deviceFailure
 
 	refused bool
@@ -165,7 +169,7 @@ func (v *VM) attach(p *qemu.Process) {
 	v.process, v.sample = p, sample{}
 	v.mu.Unlock()
 	v.nics, v.lastNIC, v.nicFailures = nil, "", nil
-	v.volumes, v.lastDisk, v.diskFailures = nil, "", nil
+	v.volumes, v.lastDisk, v.diskFailures, v.copying = nil, "", nil, nil
 	if old != nil {
 		old.Close()
 	}

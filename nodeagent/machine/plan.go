@@ -50,7 +50,7 @@ type Observation struct {
 	NICs    []qemu.AttachedNIC
 	LastNIC string
 	// Volumes are the disks of the process that are volumes. LastDisk is the id of the disk of the last PlugDisk,
-	// UnplugDisk or ResizeDisk.
+	// UnplugDisk, ResizeDisk or FlattenDisk.
 	Volumes  []qemu.AttachedDisk
 	LastDisk string
 	// Unreleased means that the last process has ended, and that its volumes are not flushed yet.
@@ -85,13 +85,14 @@ const (
 	PlugDisk                    // attach a volume to the running guest
 	UnplugDisk                  // detach a volume from the running guest
 	ResizeDisk                  // grow a volume of the guest
+	FlattenDisk                 // take the next step to make a volume of the guest independent of its image
 	Destroy                     // end the VM's processes and remove its files
 )
 
 func (a Action) String() string {
 	return [...]string{"", "build disks", "start", "resume", "press power button", "power off", "record exit",
 		"reset", "begin reboot", "relaunch", "reset to end reboot", "acknowledge start", "resume after disk error", "adopt counters", "attach network interface",
-		"detach network interface", "attach disk", "detach disk", "resize disk", "destroy"}[a]
+		"detach network interface", "attach disk", "detach disk", "resize disk", "flatten disk", "destroy"}[a]
 }
 
 // Durations that NextAction uses.
@@ -106,13 +107,15 @@ const (
 	// pollInterval is the time until the next observation of a VM when NextAction waits for a change that causes no
 	// event.
 	pollInterval = 5 * time.Second
+	// flattenInterval is the time between two queries of how much of a volume's image QEMU has copied.
+	flattenInterval = time.Second
 )
 
 // Plan is the next action for a VM, and the state to report to the control plane.
 type Plan struct {
 	Action   Action
 	NIC      string // id of the network interface that PlugNIC attaches or UnplugNIC detaches
-	Disk     string // id of the disk that PlugDisk attaches, UnplugDisk detaches or ResizeDisk grows
+	Disk     string // id of the disk that PlugDisk attaches, UnplugDisk detaches, ResizeDisk grows or FlattenDisk changes
 	Observed cloud.Observed
 	Exit     cloud.Exit
 	Error    string
@@ -331,6 +334,8 @@ func planRunning(want *agentv1.AssignedVm, o Observation) Plan {
 		} else if changes := diskChanges(want, o.Volumes); len(changes) > 0 {
 			next := nextDiskChange(changes, o.LastDisk)
 			p.Action, p.Disk = next.action, next.disk
+		} else if flattening(o.Volumes) {
+			p.Wait = flattenInterval
 		}
 	}
 	return p

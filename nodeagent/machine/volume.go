@@ -22,6 +22,11 @@ type Volumes interface {
 	// Release is called when no process has the volume open for the VM any more. When it returns nil, everything that
 	// the guest wrote is durable. A repeated call is allowed.
 	Release(ctx context.Context, pool string, id cloud.VolumeID, vm cloud.VMID, generation uint64) error
+	// Flattened is called when QEMU has copied all of the volume's image into the volume, which it has open for the VM.
+	Flattened(ctx context.Context, pool string, id cloud.VolumeID, vm cloud.VMID, generation uint64) error
+	// FlattenProgress is called with the part of the image that is copied, in percent, and with the error of the last
+	// step if it has failed. It must not block.
+	FlattenProgress(id cloud.VolumeID, percent uint32, err error)
 }
 
 // releaseWithin is the maximum time to flush the volumes of a VM.
@@ -136,7 +141,7 @@ func (v *VM) lastVolumes() (out []qemu.Disk, err error) {
 
 // diskChange is a change of the volumes of a guest.
 type diskChange struct {
-	action Action // PlugDisk, UnplugDisk or ResizeDisk
+	action Action // PlugDisk, UnplugDisk, ResizeDisk or FlattenDisk
 	disk   string // id of the disk
 }
 
@@ -159,6 +164,8 @@ func diskChanges(want *agentv1.AssignedVm, have []qemu.AttachedDisk) []diskChang
 			out = append(out, diskChange{UnplugDisk, h.ID})
 		case h.Size > 0 && h.Size < w.GetVolume().GetSizeBytes():
 			out = append(out, diskChange{ResizeDisk, h.ID})
+		case needsFlatten(w.GetVolume(), h):
+			out = append(out, diskChange{FlattenDisk, h.ID})
 		}
 	}
 	for _, w := range want.GetDisks() {
@@ -187,7 +194,7 @@ func resizeOf(changes []diskChange) string {
 	return ""
 }
 
-// changeDisk executes PlugDisk, UnplugDisk or ResizeDisk for a disk, and records a failure for reportDisks.
+// changeDisk executes PlugDisk, UnplugDisk, ResizeDisk or FlattenDisk for a disk, and records a failure for reportDisks.
 func (v *VM) changeDisk(ctx context.Context, a Action, id string, want *agentv1.AssignedVm) error {
 	v.lastDisk = id
 	var err error
@@ -198,6 +205,8 @@ func (v *VM) changeDisk(ctx context.Context, a Action, id string, want *agentv1.
 		err = v.process.UnplugDisk(ctx, id, func(d qemu.Disk) error { return v.releaseVolumes(ctx, []qemu.Disk{d}) })
 	case ResizeDisk:
 		err = v.resizeDisk(ctx, id, want)
+	case FlattenDisk:
+		return v.flattenDisk(ctx, id)
 	}
 	if err == nil {
 		if a != UnplugDisk { // Keep the failure of a PlugDisk: both actions alternate until one succeeds.
@@ -266,6 +275,7 @@ func (v *VM) observeDisks(ctx context.Context) {
 	switch {
 	case err == nil:
 		v.volumes = slices.DeleteFunc(disks, func(d qemu.AttachedDisk) bool { return d.Volume == "" })
+		v.observeFlattening(time.Now())
 	case v.guest == Running:
 		v.guest, v.trouble = Unresponsive, "QEMU does not answer"
 	}
@@ -283,7 +293,9 @@ func (v *VM) reportDisks(want *agentv1.AssignedVm) []cloud.DiskObservation {
 	}
 	pending := map[string]Action{}
 	for _, c := range diskChanges(want, v.volumes) {
-		pending[c.disk] = c.action
+		if c.action != FlattenDisk { // reported with the volume
+			pending[c.disk] = c.action
+		}
 	}
 	report := func(id string, attached bool) {
 		o := cloud.DiskObservation{ID: id, Attached: attached}

@@ -43,7 +43,8 @@ type AttachedDisk struct {
 	// files, which UnplugDisk removes.
 	Present bool
 	// Size is the size in bytes that the guest sees, or 0 if it is not known.
-	Size uint64
+	Size       uint64
+	Flattening Flattening
 }
 
 // Disks returns all disks in the record, in the order of the record. It queries QEMU for which of them QEMU has a
@@ -58,20 +59,37 @@ func (p *Process) Disks(ctx context.Context) ([]AttachedDisk, error) {
 		Image struct {
 			Size uint64 `json:"virtual-size"`
 		} `json:"image"`
+		Depth *int `json:"backing_file_depth"`
 	}
+	disks := p.Record().Spec.Disks
+	var jobs []streamJob
 	err = p.call(ctx, p.inspect, func(ctx context.Context, conn *qmp.Conn) error {
-		return conn.Do(ctx, "query-named-block-nodes", object{"flat": true}, &nodes)
+		// With flat, QEMU reports the depth 0 for every node.
+		flat := !slices.ContainsFunc(disks, func(d Disk) bool { return d.Base != "" })
+		if !flat {
+			// The jobs are queried first: a job that ends in between then counts as running.
+			if jobs, err = queryJobs(ctx, conn); err != nil {
+				return err
+			}
+		}
+		return conn.Do(ctx, "query-named-block-nodes", object{"flat": flat}, &nodes)
 	})
 	if err != nil {
 		return nil, err
 	}
-	sizes := map[string]uint64{}
+	sizes, depths := map[string]uint64{}, map[string]*int{}
 	for _, n := range nodes {
-		sizes[n.Node] = n.Image.Size
+		sizes[n.Node], depths[n.Node] = n.Image.Size, n.Depth
 	}
 	var out []AttachedDisk
-	for _, d := range p.Record().Spec.Disks {
-		out = append(out, AttachedDisk{Disk: d, Present: devices[d.deviceID()], Size: sizes[d.node()]})
+	for _, d := range disks {
+		depth := 1 // without a node nothing was copied
+		if known := depths[d.overlayNode()]; known != nil {
+			depth = *known
+		}
+		out = append(out, AttachedDisk{
+			Disk: d, Present: devices[d.deviceID()], Size: sizes[d.node()], Flattening: flatteningOf(d, jobs, depth),
+		})
 	}
 	return out, nil
 }
@@ -222,6 +240,11 @@ func (p *Process) unplugDisk(ctx context.Context, id string, release func(Disk) 
 // node's I/O.
 func (p *Process) deleteNodes(ctx context.Context, d Disk) error {
 	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+		if d.Base != "" {
+			if err := cancelJob(ctx, conn, d.flattenJob()); err != nil {
+				return err
+			}
+		}
 		var nodes []struct {
 			Node string `json:"node-name"`
 		}
@@ -243,7 +266,7 @@ func (p *Process) deleteNodes(ctx context.Context, d Disk) error {
 				return err
 			}
 		}
-		return removeFDSets(ctx, conn, d)
+		return removeFDSets(ctx, conn, d.node(), d.baseNode())
 	})
 }
 
@@ -290,16 +313,16 @@ func queryFDSets(ctx context.Context, conn *qmp.Conn) (all []fdSet, err error) {
 	return all, err
 }
 
-// removeFDSets removes the descriptor sets of a disk. QEMU closes the descriptors of a removed set only while the guest
+// removeFDSets removes the descriptor sets with one of the given names. QEMU closes the descriptors of a removed set only while the guest
 // runs. The caller can lock the file as soon as the descriptors are closed.
-func removeFDSets(ctx context.Context, conn *qmp.Conn, d Disk) error {
+func removeFDSets(ctx context.Context, conn *qmp.Conn, names ...string) error {
 	all, err := queryFDSets(ctx, conn)
 	if err != nil {
 		return err
 	}
 	for _, s := range all {
 		for _, fd := range s.FDs {
-			if fd.Opaque != d.node() && fd.Opaque != d.baseNode() {
+			if !slices.Contains(names, fd.Opaque) {
 				continue
 			}
 			if err := conn.Do(ctx, "remove-fd", object{"fdset-id": s.Set}, nil); err != nil {
@@ -335,6 +358,11 @@ func (p *Process) resizeDisk(ctx context.Context, id string, size uint64) error 
 	}
 	if err := p.raiseFileLimit(size); err != nil {
 		return err
+	}
+	if disks[at].Flattening.Running { // QEMU resizes no disk whose image it copies; the copying continues afterwards
+		if err := p.CancelFlatten(ctx, id); err != nil {
+			return err
+		}
 	}
 	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
 		return conn.Do(ctx, "block_resize", object{"node-name": disks[at].node(), "size": size}, nil)

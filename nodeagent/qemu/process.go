@@ -57,6 +57,8 @@ type Process struct {
 	mu        sync.Mutex
 	exit      Exit   // how the process ended; Reason is "" while that is unknown
 	lastError string // the disk error that LastError returns
+	// flattenErrors are the errors of failed jobs of FlattenDisk, by job id.
+	flattenErrors map[string]string
 
 	quitWithin        time.Duration // how long quit waits for QEMU's end: quitTimeout, less in tests
 	diskReleaseWithin time.Duration // how long UnplugDisk waits for the guest: diskReleaseTimeout, less in tests
@@ -340,6 +342,8 @@ func (p *Process) readEvents(conn *qmp.Conn) error {
 		switch e.Name {
 		case "SHUTDOWN", "STOP", "GUEST_PANICKED":
 			again = true
+		case "BLOCK_JOB_COMPLETED":
+			p.recordFlattenError(e)
 		case "BLOCK_IO_ERROR":
 			p.recordDiskError(e)
 		}

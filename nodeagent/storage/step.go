@@ -23,6 +23,7 @@ var (
 	volumeFormats = map[vmv1.VolumeFormat]qcow2.Format{
 		vmv1.VolumeFormat_VOLUME_FORMAT_RAW: qcow2.Raw, vmv1.VolumeFormat_VOLUME_FORMAT_QCOW2: qcow2.QCOW2,
 	}
+	cloudFormats = map[qcow2.Format]cloud.VolumeFormat{qcow2.Raw: cloud.VolumeRaw, qcow2.QCOW2: cloud.VolumeQCOW2}
 )
 
 // describe converts an assigned volume to a volume.Volume.
@@ -52,22 +53,40 @@ func (s *Storage) pool(name string) (*volume.Pool, error) {
 
 // step tries to bring one volume to its desired state, and reports the resulting state.
 func (s *Storage) step(ctx context.Context, want *agentv1.AssignedVolume, stored bool) error {
-	o := cloud.VolumeObservation{Volume: cloud.VolumeID(want.GetVolumeId()), Generation: want.GetGeneration()}
+	bounded, cancel := context.WithTimeout(ctx, stepWithin)
+	defer cancel()
 	p, err := s.pool(want.GetPool())
 	if err == nil {
-		err = apply(ctx, p, want, stored)
+		err = apply(bounded, p, want, stored)
+	}
+	if bounded.Err() != nil {
+		return err // an error that the end of the context has caused is not reported
+	}
+	s.observe(p, want, err)
+	if err != nil || !want.GetFlatten() || want.GetDeleted() {
+		return err
+	}
+	if err = s.flatten(ctx, p, want); ctx.Err() == nil && !errors.Is(err, volume.ErrInUse) {
+		s.observe(p, want, err)
+	}
+	return err
+}
+
+// observe reports the state of a volume, and the error of the last change. p is nil if the pool cannot be used.
+func (s *Storage) observe(p *volume.Pool, want *agentv1.AssignedVolume, err error) {
+	o := cloud.VolumeObservation{Volume: cloud.VolumeID(want.GetVolumeId()), Generation: want.GetGeneration()}
+	if p != nil {
 		if status, statusErr := p.Status(want.GetVolumeId()); statusErr == nil && status.Error == "" {
 			o.Present, o.SizeBytes, o.FlushedGeneration = true, status.Size, status.Flushed
+			if status.Flattened {
+				o.Flattened, o.Format = true, cloudFormats[status.Format]
+			}
 		}
-	}
-	if ctx.Err() != nil {
-		return err // an error that the end of ctx has caused is not reported
 	}
 	if err != nil && !errors.Is(err, volume.ErrInUse) {
 		o.Error = brief(err)
 	}
 	s.report(o)
-	return err
 }
 
 // apply makes, grows, detaches or deletes a volume of the pool p.
@@ -129,6 +148,7 @@ func (s *Storage) Open(ctx context.Context, vm cloud.VMID, disk string, want *ag
 	if want.GetEncrypted() && len(want.GetEncryptionKey()) == 0 {
 		return volume.Files{}, fmt.Errorf("open volume %s: %w", want.GetVolumeId(), volume.ErrNoKey)
 	}
+	defer s.stopFlattening(cloud.VolumeID(want.GetVolumeId()))()
 	if err := ensure(ctx, p, want); err != nil {
 		return volume.Files{}, err
 	}

@@ -18,6 +18,8 @@
 //   - An assignment that was stored on disk may be outdated, so it deletes no volume.
 //   - A volume that is in no assignment is kept and logged, because the control plane may have lost the volume's
 //     record.
+//   - The agent flattens a volume that no VM has open. It stops when a VM opens the volume, whose QEMU then continues, so
+//     a VM never waits for the end. Progress is reported in steps.
 //   - A pool that cannot be opened, for example because its file system is not mounted, is opened again later. Until
 //     then its volumes are reported with the error, and the host does not report the pool.
 package storage
@@ -61,6 +63,8 @@ type Storage struct {
 	volumes map[cloud.VolumeID]*entry
 	current bool              // an assignment that was not read from disk has arrived
 	unknown map[string]string // the last logged text about unknown volumes and files, by pool
+
+	flattens chan struct{} // semaphore of the volumes that the agent flattens
 }
 
 // entry is a volume with a desired state. Storage.mu guards its fields.
@@ -72,12 +76,18 @@ type entry struct {
 	fails   int  // steps in a row that ended with an error
 	again   time.Time
 	logged  string
+
+	last          *cloud.VolumeObservation // the last report
+	opening       int                      // calls of Open in progress
+	cancelFlatten context.CancelFunc       // set while the agent flattens the volume
+	percent       uint32                   // finished part of the flattening
+	flattenError  string                   // of the flattening by QEMU
 }
 
 const (
 	// steps is the maximum number of volumes that are changed concurrently.
 	steps = 8
-	// stepWithin is the maximum time of a step, which may fetch an image.
+	// stepWithin is the maximum time of a step, which may fetch an image, without the time to flatten a volume.
 	stepWithin = 10 * time.Minute
 	firstPause = 500 * time.Millisecond
 	lastPause  = 30 * time.Second
@@ -93,7 +103,7 @@ const (
 func New(ctx context.Context, o Options) *Storage {
 	s := &Storage{
 		o: o, wake: make(chan struct{}, 1), pools: map[string]*volume.Pool{}, failed: map[string]error{},
-		volumes: map[cloud.VolumeID]*entry{}, unknown: map[string]string{},
+		volumes: map[cloud.VolumeID]*entry{}, unknown: map[string]string{}, flattens: make(chan struct{}, flattens),
 	}
 	s.openPools(ctx)
 	return s
@@ -181,6 +191,7 @@ func (s *Storage) Assign(volumes map[cloud.VolumeID]*agentv1.AssignedVolume, sto
 	}
 	for id := range s.volumes {
 		if volumes[id] == nil {
+			s.volumes[id].endFlatten()
 			delete(s.volumes, id)
 			s.o.Forget(id)
 		}
@@ -199,7 +210,9 @@ func (s *Storage) setDesired(id cloud.VolumeID, want *agentv1.AssignedVolume, st
 	case e.want.GetGeneration() > want.GetGeneration(), e.stored == stored && proto.Equal(e.want, want):
 		return
 	}
-	*e = entry{want: want, stored: stored, touched: true, busy: e.busy}
+	e.endFlatten()
+	// The other fields belong to the old desired state.
+	*e = entry{want: want, stored: stored, touched: true, busy: e.busy, opening: e.opening, percent: e.percent, cancelFlatten: e.cancelFlatten}
 }
 
 // touch makes Run check a volume soon.
@@ -241,9 +254,7 @@ func (s *Storage) Run(ctx context.Context) error {
 			}
 			running.Go(func() {
 				defer func() { <-slots }()
-				bounded, cancel := context.WithTimeout(ctx, stepWithin)
-				defer cancel()
-				s.end(ctx, e, want, s.step(bounded, want, stored))
+				s.end(ctx, e, want, s.step(ctx, want, stored))
 			})
 		}
 		timer := time.NewTimer(max(time.Until(next), 0))
@@ -318,7 +329,15 @@ func (s *Storage) end(ctx context.Context, e *entry, want *agentv1.AssignedVolum
 func (s *Storage) report(o cloud.VolumeObservation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.volumes[o.Volume] != nil {
+	if e := s.volumes[o.Volume]; e != nil {
+		o.FlattenPercent = e.percent
+		if o.Error == "" {
+			o.Error = e.flattenError
+		}
+		if o.Flattened {
+			o.FlattenPercent, e.percent, e.flattenError = 100, 100, ""
+		}
+		e.last = &o
 		s.o.Report(o)
 	}
 }

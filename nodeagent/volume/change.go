@@ -217,7 +217,8 @@ func (p *Pool) delete(ctx context.Context, id string) error {
 				return err
 			}
 		}
-		for _, remove := range []string{name, id + ".json"} {
+		// An interrupted Flatten may have left a second file.
+		for _, remove := range []string{id + "." + string(qcow2.QCOW2), rawName(id), id + ".json"} {
 			if err := os.Remove(p.path(remove)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return err
 			}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-cloud/trivet/nodeagent/disk"
+	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
 // Status describes a volume of a pool.
@@ -21,6 +22,8 @@ type Status struct {
 	Encrypted  bool
 	Attachment Attachment // the last attachment that Open accepted
 	Flushed    uint64     // the highest generation whose content is complete
+	Flattened  bool       // made from an image, and independent of it now
+	Format     qcow2.Format
 	// Error says why the volume cannot be used, or is "".
 	Error string
 }
@@ -57,6 +60,7 @@ func (p *Pool) List() (Listing, error) {
 			continue
 		}
 		known[r.fileName(id)] = true
+		known[rawName(id)] = true // also the unfinished file of Flatten
 		if r.State == ready {
 			out.Volumes = append(out.Volumes, p.status(id, r))
 		}
@@ -86,7 +90,8 @@ func (p *Pool) Status(id string) (Status, error) {
 }
 
 func (p *Pool) status(id string, r record) Status {
-	s := Status{ID: id, Size: r.Size, Image: r.Image, Encrypted: r.Encrypted, Attachment: r.Attachment, Flushed: r.Flushed}
+	s := Status{ID: id, Size: r.Size, Image: r.Image, Encrypted: r.Encrypted, Attachment: r.Attachment, Flushed: r.Flushed,
+		Flattened: r.Flattened, Format: r.Format}
 	f, err := p.openFile(r.fileName(id), unix.O_RDONLY)
 	if err != nil {
 		s.Error = missing(err).Error()

@@ -9,10 +9,12 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// TestMutants enables each mutant (a deliberate bug) of the rules for opening and flushing volumes, and checks that a
+// TestMutants enables each mutant (a deliberate bug) of the rules for opening, flushing and flattening volumes, and checks that a
 // test notices it.
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.OpenStaleVolume, TestOlderAttachmentIsRefused)
 	mutanttest.Notices(t, mutant.OpenVolumeTwice, TestOpenVolumeIsLocked)
 	mutanttest.Notices(t, mutant.FlushOpenVolume, TestOpenVolumeIsLocked)
+	mutanttest.Notices(t, mutant.FlattenOverlayOnly, TestFlatten)
+	mutanttest.Notices(t, mutant.RecordIncomplete, TestRecordFlattened)
 }

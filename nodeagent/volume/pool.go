@@ -12,7 +12,7 @@
 //	<pool>/pool.json             the pool's format and random id
 //	<pool>/pool.lock             locked while a program changes the pool
 //	<pool>/<volume id>.json      the volume's size, image, state and attachment
-//	<pool>/<volume id>.raw       0600: the content of a blank volume
+//	<pool>/<volume id>.raw       0600: the content of a blank volume, or of one that Flatten has made independent
 //	<pool>/<volume id>.qcow2     0600: the content of a volume made from an image, or of a blank or encrypted one
 //
 // # Decisions
@@ -38,6 +38,11 @@
 //   - The record is written before the file of a new volume, and removed after the file of a deleted one. The state in
 //     the record shows whether a creation or a deletion was interrupted. If the record says that the volume is complete
 //     and the file is missing, the methods return an error and make no new file.
+//   - [Pool.Flatten] copies an overlay and its image to a raw file. The record then names the raw file, and only
+//     afterwards the overlay is removed, so a crash leaves one complete volume. Flatten is the only code of the agent
+//     that reads the tables of an overlay. They are read by Go code that checks each entry, because a guest that has
+//     taken over its QEMU may have written them. While a guest uses the volume, its QEMU copies the image into the
+//     overlay, and [Pool.RecordFlattened] records that.
 //   - Files that belong to no record are reported by [Pool.List] and never removed or changed.
 //   - The host stores the id of each pool. OpenPool fails if the directory contains another id or none, because the
 //     file system of the pool may not be mounted.

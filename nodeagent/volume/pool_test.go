@@ -28,6 +28,8 @@ type host struct {
 	*Pool
 	dir   string
 	image disk.Image // the only image that the host can fetch: 1 MiB
+	// content are the bytes of the file of image.
+	content []byte
 }
 
 func id(n int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012d", n) }
@@ -37,13 +39,14 @@ var imageContent = bytes.Repeat([]byte("i"), mib)
 func newHost(t *testing.T, dir string, shared bool) *host {
 	t.Helper()
 	state := t.TempDir()
+	h := &host{T: t, dir: dir, content: imageContent}
 	images, err := disk.OpenImages(filepath.Join(state, "images"), func(_ context.Context, _ string, offset int64) (io.ReadCloser, error) {
-		return io.NopCloser(bytes.NewReader(imageContent[offset:])), nil
+		return io.NopCloser(bytes.NewReader(h.content[offset:])), nil
 	})
 	require.NoError(t, err)
 	t.Cleanup(images.Close)
 	sum := sha256.Sum256(imageContent)
-	h := &host{T: t, dir: dir, image: disk.Image{SHA256: hex.EncodeToString(sum[:]), Size: mib, Format: qcow2.Raw}}
+	h.image = disk.Image{SHA256: hex.EncodeToString(sum[:]), Size: mib, Format: qcow2.Raw}
 	h.Pool, err = OpenPool(t.Context(), Options{
 		Name: "local", Path: dir, Shared: shared, State: filepath.Join(state, "pool.json"), Images: images,
 	})

@@ -58,6 +58,8 @@ type record struct {
 	// Detached is the highest generation that Detach ended. The volume cannot be opened at this generation or a lower
 	// one.
 	Detached uint64 `json:"detached"`
+	// Flattened means that the volume was made from an image and holds all of its content itself now. Image is then nil.
+	Flattened bool `json:"flattened,omitempty"`
 }
 
 const recordVersion = 1
@@ -83,6 +85,9 @@ func (r record) matches(v Volume) error {
 	case r.Size < v.Size && r.State == creating, r.Size == v.Size:
 	case r.Size < v.Size:
 		return fmt.Errorf("%w: the volume exists with %d bytes, not %d", ErrRefused, r.Size, v.Size)
+	}
+	if r.Flattened {
+		return nil // the volume's image and format are not those with which it was made any more
 	}
 	if r.Format != v.format() || (r.Image == nil) != (v.Image == nil) || r.Image != nil && *r.Image != *v.Image {
 		return fmt.Errorf("%w: the volume exists with another image or format", ErrRefused)

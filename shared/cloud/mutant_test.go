@@ -16,5 +16,6 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.AttachElsewhere, TestVolumeHasOneHolder, "a volume was attached on another host than its own")
 	mutanttest.Notices(t, mutant.KeepAttachmentGeneration, TestVolumeHasOneHolder, "the attachment generation must grow by 1")
 	mutanttest.Notices(t, mutant.FlushUngranted, TestVolumeReports, "a generation that was not granted cannot be flushed")
+	mutanttest.Notices(t, mutant.FlattenEarly, TestVolumeFlatten, "the host has not reported the volume as flattened")
 	mutanttest.Notices(t, mutant.ReleaseAttachedDisk, TestDiskOfRunningVM, "the guest still has the disk")
 }

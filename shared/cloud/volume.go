@@ -47,6 +47,9 @@ const (
 	// VolumeReason is the key of the last error that the volume's host has reported. Only the control plane sets its
 	// value.
 	VolumeReason = "trivet/error"
+	// VolumeFlatten is the key of the finished part, in percent, of the flattening of a volume. Only the control plane
+	// sets its value, and only until the volume is flattened.
+	VolumeFlatten = "trivet/flatten"
 	// MaxIOPS and MaxBytesPerSecond lower the limits that the volume's storage class sets.
 	MaxIOPS           = "trivet/max-iops"
 	MaxBytesPerSecond = "trivet/max-bytes-per-second"
@@ -82,7 +85,8 @@ type Volume struct {
 	ClassLimits Limits
 	// Encrypted is true if the class of the volume is encrypted. The volume's key is in a record of its own.
 	Encrypted bool `cbor:",omitempty"`
-	// Image is the content with which the host makes the volume, or nil for a blank one.
+	// Image is the content with which the host makes the volume. It is nil for a blank volume, and for one that no
+	// longer needs its image because it was flattened.
 	Image     *ImageRef `cbor:",omitempty"`
 	CreatedAt Time
 	UpdatedAt Time
@@ -104,7 +108,15 @@ type Volume struct {
 	Present bool
 	// LastError is the error in the last report of the host.
 	LastError string
+	// Flatten is true from the request to flatten the volume until the host has reported the volume as flattened.
+	// FlattenPercent is the part that the host has finished, in steps of flattenStep.
+	Flatten        bool   `cbor:",omitempty"`
+	FlattenPercent uint32 `cbor:",omitempty"`
 }
+
+// flattenStep is the difference, in percent, between two recorded values of Volume.FlattenPercent. It limits the number
+// of log entries that the flattening of a volume causes.
+const flattenStep = 10
 
 // VolumeObservation is a host's report about one volume. Its fields are those of the message VolumeObservation in
 // agent.v1.
@@ -115,6 +127,9 @@ type VolumeObservation struct {
 	SizeBytes         uint64
 	FlushedGeneration uint64
 	Error             string
+	Flattened         bool
+	FlattenPercent    uint32
+	Format            VolumeFormat
 }
 
 // Tenant returns the org and project that own the volume.
@@ -178,8 +193,10 @@ func CheckVolumePairs(metadata, labels map[string]string) error {
 	if err := CheckPairs("metadata", metadata); err != nil {
 		return err
 	}
-	if _, ok := metadata[VolumeReason]; ok {
-		return fault.Invalid("metadata", "%s is set by the control plane only", VolumeReason)
+	for _, key := range []string{VolumeReason, VolumeFlatten} {
+		if _, ok := metadata[key]; ok {
+			return fault.Invalid("metadata", "%s is set by the control plane only", key)
+		}
 	}
 	for _, key := range []string{MaxIOPS, MaxBytesPerSecond} {
 		if text, ok := metadata[key]; ok && text != "" {
@@ -234,6 +251,35 @@ func (v *Volume) Detach() {
 	v.Generation++
 }
 
+// RequestFlatten requests that the host makes the volume independent of its image. It returns false if the volume has no
+// image or the request was made before.
+func (v *Volume) RequestFlatten() (changed bool) {
+	if v.Image == nil || v.Flatten {
+		return false
+	}
+	v.Flatten, v.FlattenPercent = true, 0
+	v.Generation++
+	return true
+}
+
+// observeFlatten updates the volume from what a report says about its flattening. The host has the volume's content
+// without the image only if it reports this for the present desired state or a later one.
+func (v *Volume) observeFlatten(o VolumeObservation) {
+	switch {
+	case !v.Flatten || o.Generation < v.Generation && !mutant.On(mutant.FlattenEarly):
+	case o.Present && (o.Flattened || mutant.On(mutant.FlattenEarly)):
+		v.Image, v.Flatten, v.FlattenPercent = nil, false, 0
+		if o.Format == VolumeRaw || o.Format == VolumeQCOW2 {
+			v.Format = o.Format
+		}
+		v.Generation++
+	case v.Flatten:
+		if step := min(o.FlattenPercent, 100) / flattenStep * flattenStep; step > v.FlattenPercent {
+			v.FlattenPercent = step
+		}
+	}
+}
+
 // Resize sets a greater size. Resize returns false if the volume has this size already, and InvalidArgument if the
 // volume is larger.
 func (v *Volume) Resize(gib uint64) (changed bool, err error) {
@@ -262,5 +308,6 @@ func (v *Volume) Observe(o VolumeObservation) bool {
 	if o.Generation >= v.Generation {
 		v.LastError = o.Error
 	}
-	return v.Present != before.Present || v.FlushedGeneration != before.FlushedGeneration || v.LastError != before.LastError
+	v.observeFlatten(o)
+	return v.Flatten != before.Flatten || v.FlattenPercent != before.FlattenPercent || v.Present != before.Present || v.FlushedGeneration != before.FlushedGeneration || v.LastError != before.LastError
 }

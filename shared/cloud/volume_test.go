@@ -58,6 +58,34 @@ func TestVolumeReports(t *testing.T) {
 	require.Equal(t, VolumeError, v.Status())
 }
 
+// TestVolumeFlatten flattens a volume. The volume must keep its image until its host has reported it as flattened, and
+// the progress must be recorded in few steps that do not go back.
+func TestVolumeFlatten(t *testing.T) {
+	blank := Volume{Name: "data", SizeGiB: 1}
+	require.False(t, blank.RequestFlatten(), "a blank volume needs no image")
+	v := Volume{Name: "root", SizeGiB: 1, Format: VolumeQCOW2, Image: &ImageRef{ID: "i"}}
+	require.NoError(t, v.Attach("a", "disk", "h1"))
+	require.False(t, v.Observe(VolumeObservation{Generation: 1, Flattened: true}), "nobody has asked for it")
+	require.True(t, v.RequestFlatten())
+	require.False(t, v.RequestFlatten(), "a repeat changes nothing")
+	require.EqualValues(t, 2, v.Generation)
+	v.Observe(VolumeObservation{Generation: 1, Present: true, Flattened: true})
+	require.NotNil(t, v.Image, "the host has not reported the volume as flattened")
+	v.Observe(VolumeObservation{Generation: 2, Present: true})
+	require.NotNil(t, v.Image, "the host has not reported the volume as flattened")
+	for _, c := range []struct {
+		percent, want uint32
+		changed       bool
+	}{{9, 0, false}, {19, 10, true}, {15, 10, false}, {5, 10, false}, {4000, 100, true}} {
+		require.Equal(t, c.changed, v.Observe(VolumeObservation{Generation: 2, Present: true, FlattenPercent: c.percent}))
+		require.Equal(t, c.want, v.FlattenPercent)
+	}
+	require.True(t, v.Observe(VolumeObservation{Generation: 2, Present: true, Flattened: true, Format: VolumeRaw}))
+	require.Equal(t, []any{(*ImageRef)(nil), false, uint32(0), VolumeRaw, uint64(3)}, []any{v.Image, v.Flatten, v.FlattenPercent, v.Format, v.Generation})
+	require.False(t, v.RequestFlatten())
+	require.Error(t, CheckVolumePairs(map[string]string{VolumeFlatten: "1"}, nil))
+}
+
 // TestVolumeResize checks that a volume only grows, and that a repeated request changes nothing.
 func TestVolumeResize(t *testing.T) {
 	v := Volume{Name: "data", SizeGiB: 2}

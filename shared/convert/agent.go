@@ -56,6 +56,7 @@ func AssignedVolume(v *cloud.Volume) *agentv1.AssignedVolume {
 		VolumeId: string(v.ID), Generation: v.Generation, Pool: v.Pool, SizeBytes: v.SizeBytes(), Format: vmv1.VolumeFormat(v.Format),
 		Image: assignedImage(v.Image), MustExist: v.Present, AttachmentGeneration: v.AttachmentGeneration, VmId: string(v.VM),
 		DiskId: v.Disk, MaxIops: limits.IOPS, MaxBytesPerSecond: limits.BytesPerSecond, Encrypted: v.Encrypted,
+		Flatten: v.Flatten,
 	}
 }
 
@@ -64,6 +65,7 @@ func VolumeObservation(o cloud.VolumeObservation) *agentv1.VolumeObservation {
 	return &agentv1.VolumeObservation{
 		VolumeId: string(o.Volume), Generation: o.Generation, Present: o.Present, SizeBytes: o.SizeBytes,
 		FlushedGeneration: o.FlushedGeneration, Error: o.Error,
+		Flattened: o.Flattened, FlattenPercent: o.FlattenPercent, Format: vmv1.VolumeFormat(o.Format),
 	}
 }
 
@@ -73,6 +75,7 @@ func VolumeObservationFrom(o *agentv1.VolumeObservation) cloud.VolumeObservation
 	return cloud.VolumeObservation{
 		Volume: cloud.VolumeID(o.GetVolumeId()), Generation: o.GetGeneration(), Present: o.GetPresent(), SizeBytes: o.GetSizeBytes(),
 		FlushedGeneration: o.GetFlushedGeneration(), Error: o.GetError(),
+		Flattened: o.GetFlattened(), FlattenPercent: o.GetFlattenPercent(), Format: enum[cloud.VolumeFormat](o.GetFormat()),
 	}
 }
 

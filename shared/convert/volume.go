@@ -1,6 +1,8 @@
 package convert
 
 import (
+	"strconv"
+
 	"github.com/trivet-cloud/trivet/shared/cloud"
 
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
@@ -11,7 +13,7 @@ import (
 func VolumeDriver(d vmv1.VolumeDriverKind) cloud.VolumeDriver { return enum[cloud.VolumeDriver](d) }
 
 // Volume returns a volume record as the message of the API. The last error of the host is in the metadata, under
-// cloud.VolumeReason.
+// cloud.VolumeReason, and the progress of flattening under cloud.VolumeFlatten.
 func Volume(v *cloud.Volume) *vmv1.Volume {
 	out := &vmv1.Volume{
 		Id: string(v.ID), Name: v.Name, OrgId: string(v.Org), ProjectId: string(v.Project), SizeGib: v.SizeGiB,
@@ -21,11 +23,14 @@ func Volume(v *cloud.Volume) *vmv1.Volume {
 		LastFlushedAttachmentGeneration: v.FlushedGeneration,
 		Backing:                         &vmv1.VolumeBacking{Backing: &vmv1.VolumeBacking_Managed{Managed: &vmv1.ManagedVolumeBacking{}}},
 	}
+	if out.Metadata == nil && (v.LastError != "" || v.Flatten) {
+		out.Metadata = map[string]string{}
+	}
 	if v.LastError != "" {
-		if out.Metadata == nil {
-			out.Metadata = map[string]string{}
-		}
 		out.Metadata[cloud.VolumeReason] = v.LastError
+	}
+	if v.Flatten {
+		out.Metadata[cloud.VolumeFlatten] = strconv.FormatUint(uint64(v.FlattenPercent), 10)
 	}
 	return out
 }

@@ -134,6 +134,7 @@ func fullVolume() *cloud.Volume {
 		CreatedAt: 1, UpdatedAt: 2, CreatedBy: "u", Metadata: map[string]string{"a": "b"}, Labels: map[string]string{"c": "d"}, Node: "h1",
 		VM: "m", Disk: "d", Generation: 1, AttachmentGeneration: 2, FlushedGeneration: 1, Present: true, LastError: "e",
 		Encrypted: true,
+		Flatten:   true, FlattenPercent: 10,
 	}
 }
 

@@ -35,6 +35,9 @@ const (
 	StoreVolumeKey     = "store-volume-key"     // the agent writes the keys of encrypted volumes to its disk: nodeagent/uplink
 	SendKeyToAll       = "send-key-to-all"      // the host of a detached volume gets the volume's key: controlplane/compute/volume
 	KeepVolumeKey      = "keep-volume-key"      // the key of a deleted volume stays in the records: controlplane/compute/volume
+	FlattenEarly       = "flatten-early"        // a volume counts as independent of its image before its host has reported that: shared/cloud
+	FlattenOverlayOnly = "flatten-overlay-only" // flattening copies only the overlay, and not the image: nodeagent/volume
+	RecordIncomplete   = "record-incomplete"    // a volume counts as flattened although its file lacks a part of the image: nodeagent/volume
 	FlushOpenVolume    = "flush-open-volume"    // a volume counts as flushed although a process has it open: nodeagent/volume
 	ExpireEarly        = "expire-early"         // a new leader ends leases before their TTL has passed: controlplane/kv/lessor, controlplane/kv
 	ExpireDeposed      = "expire-deposed"       // a former leader can still end leases: controlplane/kv

@@ -137,7 +137,7 @@ func Inspect(r io.ReaderAt, size int64) (Info, error) {
 	if _, err := r.ReadAt(first, 0); err != nil && !(errors.Is(err, io.EOF) && int64(len(first)) == size) {
 		return Info{}, fmt.Errorf("read header: %w", err)
 	}
-	img, err := parse(first, uint64(size))
+	img, err := parse(first, uint64(size), false)
 	if err != nil {
 		return Info{}, err
 	}
@@ -159,8 +159,8 @@ type image struct {
 }
 
 // parse validates the header of an image. first is the beginning of the file. It must contain the complete first
-// cluster, or the complete file if the file is shorter than a cluster.
-func parse(first []byte, fileSize uint64) (*image, error) {
+// cluster, or the complete file if the file is shorter than a cluster. If encrypted is true, LUKS encryption is accepted.
+func parse(first []byte, fileSize uint64, encrypted bool) (*image, error) {
 	var h header
 	if err := binary.Read(bytes.NewReader(first), binary.BigEndian, &h); err != nil {
 		return nil, refuse("the header is cut short")
@@ -177,7 +177,7 @@ func parse(first []byte, fileSize uint64) (*image, error) {
 	if (h.BackingOffset != 0 || h.BackingSize != 0) && !mutant.On(mutant.AcceptBackingFile) {
 		return nil, refuse("it has a backing file; flatten it with `qemu-img convert -O qcow2`")
 	}
-	if h.Crypt != 0 && !mutant.On(mutant.AcceptEncrypted) {
+	if h.Crypt != 0 && !encrypted && !mutant.On(mutant.AcceptEncrypted) {
 		return nil, refuse("it is encrypted")
 	}
 	if h.Snapshots != 0 {
@@ -193,7 +193,7 @@ func parse(first []byte, fileSize uint64) (*image, error) {
 			return nil, err
 		}
 	}
-	if err := extensions(first, length, img.cluster); err != nil {
+	if err := extensions(first, length, img.cluster, encrypted); err != nil {
 		return nil, err
 	}
 	if err := img.geometry(h); err != nil {
@@ -247,7 +247,7 @@ func (img *image) parse3(first []byte) (uint64, error) {
 }
 
 // extensions validates the header extensions, which must end inside the first cluster.
-func extensions(first []byte, at, cluster uint64) error {
+func extensions(first []byte, at, cluster uint64, encrypted bool) error {
 	end := min(cluster, uint64(len(first)))
 	for n := 0; ; n++ {
 		if n == maxExtensions {
@@ -263,7 +263,7 @@ func extensions(first []byte, at, cluster uint64) error {
 		case extEnd:
 			return nil
 		case extLUKS:
-			if !mutant.On(mutant.AcceptEncrypted) {
+			if !encrypted && !mutant.On(mutant.AcceptEncrypted) {
 				return refuse("it is encrypted")
 			}
 		case extDataFile:

@@ -30,6 +30,8 @@ type Reader struct {
 	img *image
 	r   io.ReaderAt
 	l1  []byte
+	// tablesOnly means that the data must not be read, because it may be encrypted.
+	tablesOnly bool
 
 	l2   []byte
 	l2At uint64 // offset of l2 in the file; 0: none is loaded
@@ -41,16 +43,22 @@ type Reader struct {
 
 // NewReader returns a Reader of the image in r, which is size bytes long. An error that wraps [ErrRefused] means that
 // the image is not supported or damaged.
-func NewReader(r io.ReaderAt, size int64) (*Reader, error) {
+func NewReader(r io.ReaderAt, size int64) (*Reader, error) { return newReader(r, size, false) }
+
+// NewTableReader is like NewReader, but the image may be encrypted. Lookup and NextMapped can be used then. The data of an
+// encrypted image cannot be read.
+func NewTableReader(r io.ReaderAt, size int64) (*Reader, error) { return newReader(r, size, true) }
+
+func newReader(r io.ReaderAt, size int64, encrypted bool) (*Reader, error) {
 	first := make([]byte, min(max(size, 0), 1<<MaxClusterBits))
 	if _, err := r.ReadAt(first, 0); err != nil && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("read header: %w", err)
 	}
-	img, err := parse(first, uint64(max(size, 0)))
+	img, err := parse(first, uint64(max(size, 0)), encrypted)
 	if err != nil {
 		return nil, err
 	}
-	d := &Reader{img: img, r: r, l1: make([]byte, img.l1Used*8), l2: make([]byte, img.cluster)}
+	d := &Reader{img: img, r: r, tablesOnly: encrypted, l1: make([]byte, img.l1Used*8), l2: make([]byte, img.cluster)}
 	if _, err := r.ReadAt(d.l1, int64(img.l1Offset)); err != nil {
 		return nil, fmt.Errorf("read L1 table: %w", err)
 	}
@@ -81,51 +89,17 @@ func (d *Reader) NextMapped(n uint64) uint64 {
 // ReadCluster reads the cluster with the number n into b, which must have the length of a cluster. It changes b only if
 // it returns [Data]. If the image has extended L2 entries, the unallocated parts of a cluster with data read as zeros.
 func (d *Reader) ReadCluster(n uint64, b []byte) (Content, error) {
-	perTable := d.img.l2Span / d.img.cluster
-	if n/perTable >= d.img.l1Used {
-		return Unallocated, nil
+	if d.tablesOnly {
+		return 0, errors.New("qcow2: only the tables of this image can be read")
 	}
-	entry := binary.BigEndian.Uint64(d.l1[n/perTable*8:])
-	if entry&l1Reserved != 0 {
-		return 0, refuse("L1 entry %d has reserved bits set", n/perTable)
+	entry, parts, content, err := d.lookup(n)
+	if err != nil || content != Data {
+		return content, err
 	}
-	if entry&offsetMask == 0 {
-		return Unallocated, nil
-	}
-	if err := d.loadL2(entry & offsetMask); err != nil {
-		return 0, err
-	}
-	at := n % perTable * d.img.entrySize()
-	entry = binary.BigEndian.Uint64(d.l2[at:])
-	where := func() string { return fmt.Sprintf("the L2 entry of cluster %d", n) }
 	if entry&flagCompressed != 0 {
-		if err := d.img.compressed(entry, where); err != nil {
-			return 0, err
-		}
 		return Data, d.readCompressed(entry, b)
 	}
-	if entry&l2Reserved != 0 {
-		return 0, refuse("%s has reserved bits set", where())
-	}
-	var parts uint64 // the bitmap of an extended entry
-	if d.img.info.ExtendedL2 {
-		parts = binary.BigEndian.Uint64(d.l2[at+8:])
-	}
-	data := entry & offsetMask
-	switch {
-	case d.img.info.ExtendedL2 && uint32(parts) == 0:
-		if parts != 0 {
-			return Zeros, nil
-		}
-		return Unallocated, nil
-	case entry&flagZero != 0:
-		return Zeros, nil
-	case data == 0:
-		return Unallocated, nil
-	case data%d.img.cluster != 0 || data >= d.img.fileSize:
-		return 0, refuse("%s leads to %#x, which is not a cluster of the file", where(), data)
-	}
-	if err := readFull(d.r, b, int64(data)); err != nil {
+	if err := readFull(d.r, b, int64(entry&offsetMask)); err != nil {
 		return 0, err
 	}
 	if d.img.info.ExtendedL2 {
@@ -137,6 +111,53 @@ func (d *Reader) ReadCluster(n uint64, b []byte) (Content, error) {
 		}
 	}
 	return Data, nil
+}
+
+// Lookup returns what the image has of the cluster with the number n, without reading the data.
+func (d *Reader) Lookup(n uint64) (Content, error) {
+	_, _, content, err := d.lookup(n)
+	return content, err
+}
+
+// lookup returns the checked L2 entry of a cluster, the bitmap of an extended entry, and what the image has of the
+// cluster.
+func (d *Reader) lookup(n uint64) (entry, parts uint64, content Content, err error) {
+	perTable := d.img.l2Span / d.img.cluster
+	if n/perTable >= d.img.l1Used {
+		return 0, 0, Unallocated, nil
+	}
+	entry = binary.BigEndian.Uint64(d.l1[n/perTable*8:])
+	if entry&l1Reserved != 0 {
+		return 0, 0, 0, refuse("L1 entry %d has reserved bits set", n/perTable)
+	}
+	if entry&offsetMask == 0 {
+		return 0, 0, Unallocated, nil
+	}
+	if err := d.loadL2(entry & offsetMask); err != nil {
+		return 0, 0, 0, err
+	}
+	at := n % perTable * d.img.entrySize()
+	entry = binary.BigEndian.Uint64(d.l2[at:])
+	where := func() string { return fmt.Sprintf("the L2 entry of cluster %d", n) }
+	if entry&flagCompressed != 0 {
+		return entry, 0, Data, d.img.compressed(entry, where)
+	}
+	if entry&l2Reserved != 0 {
+		return 0, 0, 0, refuse("%s has reserved bits set", where())
+	}
+	if d.img.info.ExtendedL2 {
+		parts = binary.BigEndian.Uint64(d.l2[at+8:])
+	}
+	data := entry & offsetMask
+	switch {
+	case d.img.info.ExtendedL2 && uint32(parts) == 0 && parts != 0, !d.img.info.ExtendedL2 && entry&flagZero != 0:
+		return entry, parts, Zeros, nil
+	case d.img.info.ExtendedL2 && parts == 0, data == 0:
+		return entry, parts, Unallocated, nil
+	case data%d.img.cluster != 0 || data >= d.img.fileSize:
+		return 0, 0, 0, refuse("%s leads to %#x, which is not a cluster of the file", where(), data)
+	}
+	return entry, parts, Data, nil
 }
 
 // loadL2 reads the L2 table at an offset of the file, unless it is loaded already.

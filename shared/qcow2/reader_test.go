@@ -123,6 +123,17 @@ func TestReaderRefuses(t *testing.T) {
 			require.ErrorIs(t, err, ErrRefused)
 		})
 	}
+	encrypted := bytes.Clone(good)
+	encrypted[35] = 2 // LUKS
+	_, err = NewReader(bytes.NewReader(encrypted), length)
+	require.ErrorIs(t, err, ErrRefused)
+	tables, err := NewTableReader(bytes.NewReader(encrypted), length)
+	require.NoError(t, err)
+	content, err := tables.Lookup(0)
+	require.NoError(t, err)
+	require.Equal(t, Data, content)
+	_, err = tables.ReadAt(make([]byte, 10), 0)
+	require.ErrorContains(t, err, "only the tables")
 	_, err = NewReader(bytes.NewReader(good[:100]), 100)
 	require.ErrorIs(t, err, ErrRefused)
 	d, err := NewReader(failingFrom{bytes.NewReader(good), int64(l2)}, length)

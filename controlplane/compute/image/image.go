@@ -157,6 +157,12 @@ func ReleaseVolume(tx *store.Tx, id cloud.ImageID, volume cloud.VolumeID) {
 // Release deletes the record that Use wrote, so that the VM no longer prevents the deletion of the image.
 func Release(tx *store.Tx, id cloud.ImageID, vm cloud.VMID) { uses.Delete(tx, string(id), string(vm)) }
 
+// IsUsed reports whether a VM or a volume uses the image.
+func IsUsed(r store.Reader, id cloud.ImageID) (bool, error) {
+	used, _, err := uses.List(r, 1, string(id))
+	return len(used) > 0, err
+}
+
 // Built returns the fields of the image that a host needs to build a disk from it.
 func (u *Usable) Built() *cloud.ImageRef {
 	return &cloud.ImageRef{ID: u.ID, SHA256: u.SHA256, SizeBytes: u.SizeBytes, Format: u.Format}

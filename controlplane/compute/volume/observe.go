@@ -133,7 +133,7 @@ func applyReport(r store.Reader, tx *store.Tx, on cloud.NodeID, o cloud.VolumeOb
 	}
 	o.Error = strings.ToValidUTF8(o.Error[:min(len(o.Error), maxLastError)], "")
 	generation := v.Generation
-	if !v.Observe(o) {
+	if !observe(tx, v, o) {
 		return false, nil
 	}
 	if tx != nil {

@@ -21,6 +21,7 @@ func (s *Service) Routes(r *rest.Server) {
 	protorest.Handle(r, protorest.Route{Method: http.MethodPatch, Path: one, RPC: storageService + "UpdateVolume"}, storage.UpdateVolume)
 	protorest.Handle(r, protorest.Route{Method: http.MethodDelete, Path: one, RPC: service + "DeleteVolume"}, api.DeleteVolume)
 	protorest.Handle(r, protorest.Route{Method: http.MethodPost, Path: one + "/resize", RPC: service + "ResizeVolume"}, api.ResizeVolume)
+	protorest.Handle(r, protorest.Route{Method: http.MethodPost, Path: one + "/flatten", RPC: storageService + "FlattenVolume"}, storage.FlattenVolume)
 }
 
 // getVolumes lists volumes. In addition to the fields of ListVolumes, the query may have a filter.

@@ -128,6 +128,10 @@ func (r *server) RegisterExternalVolume(ctx context.Context, in *vmv1.RegisterEx
 	if err := cloud.CheckVolume(&v); err != nil {
 		return nil, err
 	}
+	if v.Driver == cloud.DriverManaged {
+		return nil, fault.New(fault.FailedPrecondition, "a volume of the driver managed cannot be registered: its files are made by its host; "+
+			"import the file as an image, and create a volume with image_id").WithReason("DRIVER_NOT_EXTERNAL")
+	}
 	if in.GetRbd().GetPool() == "" || in.GetRbd().GetImage() == "" {
 		return nil, fault.Invalid("rbd", "names a pool and an image")
 	}
@@ -145,5 +149,14 @@ func (r *storageServer) UpdateVolume(ctx context.Context, in *storagev1.UpdateVo
 		return nil, err
 	}
 	out, err := r.s.Update(ctx, t, cloud.VolumeID(in.GetVolumeId()), in.GetName(), in.GetMetadata(), in.GetLabels(), rpc.BodyHash(in))
+	return respond(ctx, out, err)
+}
+
+func (r *storageServer) FlattenVolume(ctx context.Context, in *storagev1.FlattenVolumeRequest) (*vmv1.Volume, error) {
+	t, err := admit(ctx, storageService+"FlattenVolume", in)
+	if err != nil {
+		return nil, err
+	}
+	out, err := r.s.Flatten(ctx, t, cloud.VolumeID(in.GetVolumeId()), rpc.BodyHash(in))
 	return respond(ctx, out, err)
 }

@@ -20,8 +20,9 @@
 //     becomes free when the host has reported that the volume is absent. Such a report counts only if its generation is
 //     that of the deletion: an earlier report may mean that the host has not made the volume yet.
 //
-//   - A volume that was made from an image keeps the image in use until the volume is deleted, because the volume's
-//     file may refer to the image's file.
+//   - A volume that was made from an image keeps the image in use until the volume is deleted or flattened, because the
+//     volume's file may refer to the image's file. The image is released in the transaction that applies the host's
+//     report of a flattened volume, and only if the report is of the newest generation.
 //
 //   - A volume of an encrypted class gets a random key when it is created. The key is sealed with the cluster key, in a
 //     record of its own, so that no list, response, stored answer or watch of volumes contains it. AssignedVolumes sends
@@ -80,7 +81,7 @@ func New(o Options) *Service {
 		o.Billing = noBilling{}
 	}
 	v := &Service{store: o.Store, commands: o.Commands, keys: sealer{o.Key}, billing: o.Billing, log: o.Log}
-	leader.Register(o.Commands, v, createCommand, deleteCommand, resizeCommand, updateCommand)
+	leader.Register(o.Commands, v, createCommand, deleteCommand, resizeCommand, updateCommand, flattenCommand)
 	return v
 }
 

@@ -108,7 +108,8 @@ var rules = map[Method]Rule{
 	volumes + "ResizeVolume":           {OfProject, write},
 	volumes + "RegisterExternalVolume": {OfProject, nil},
 
-	storageVolumes + "UpdateVolume": {OfProject, write},
+	storageVolumes + "UpdateVolume":  {OfProject, write},
+	storageVolumes + "FlattenVolume": {OfProject, write},
 
 	storageClasses + "CreateStorageClass": {Nowhere, nil},
 	storageClasses + "GetStorageClass":    {Nowhere, anyProven},

@@ -1232,6 +1232,9 @@ type AssignedVolume struct {
 	// the host has reported the volume as present, and never in AssignedDisk.volume. The host keeps it in memory only.
 	// While it is absent, the host does not open the volume; a guest that has the volume open keeps it.
 	EncryptionKey []byte `protobuf:"bytes,21,opt,name=encryption_key,json=encryptionKey,proto3" json:"encryption_key,omitempty"`
+	// True: the host copies what the volume still reads from its image into the volume, also while a guest uses it, and
+	// then reports the volume as flattened.
+	Flatten       bool `protobuf:"varint,40,opt,name=flatten,proto3" json:"flatten,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1369,6 +1372,13 @@ func (x *AssignedVolume) GetEncryptionKey() []byte {
 		return x.EncryptionKey
 	}
 	return nil
+}
+
+func (x *AssignedVolume) GetFlatten() bool {
+	if x != nil {
+		return x.Flatten
+	}
+	return false
 }
 
 type AssignedImage struct {
@@ -2017,8 +2027,16 @@ type VolumeObservation struct {
 	// wrote. For a generation with which the host never opened the volume, the host reports the generation at once. The
 	// control plane ignores a number above the volume's attachment generation.
 	FlushedGeneration uint64 `protobuf:"varint,5,opt,name=flushed_generation,json=flushedGeneration,proto3" json:"flushed_generation,omitempty"`
-	// Why the volume cannot be made, enlarged, opened or deleted. The first 1024 bytes are kept. Empty: no error.
-	Error         string `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
+	// Why the volume cannot be made, enlarged, opened, flattened or deleted. The first 1024 bytes are kept. Empty: no
+	// error.
+	Error string `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
+	// True if the volume was made from an image, and its file holds all of its content now: the image is not needed any
+	// more.
+	Flattened bool `protobuf:"varint,40,opt,name=flattened,proto3" json:"flattened,omitempty"`
+	// How much of the flattening in progress is done: 0 to 100.
+	FlattenPercent uint32 `protobuf:"varint,41,opt,name=flatten_percent,json=flattenPercent,proto3" json:"flatten_percent,omitempty"`
+	// Format of the volume's file, which changes if the volume is flattened while it is not open. Set with flattened.
+	Format        v1.VolumeFormat `protobuf:"varint,42,opt,name=format,proto3,enum=vmcontroller.v1.VolumeFormat" json:"format,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2093,6 +2111,27 @@ func (x *VolumeObservation) GetError() string {
 		return x.Error
 	}
 	return ""
+}
+
+func (x *VolumeObservation) GetFlattened() bool {
+	if x != nil {
+		return x.Flattened
+	}
+	return false
+}
+
+func (x *VolumeObservation) GetFlattenPercent() uint32 {
+	if x != nil {
+		return x.FlattenPercent
+	}
+	return 0
+}
+
+func (x *VolumeObservation) GetFormat() v1.VolumeFormat {
+	if x != nil {
+		return x.Format
+	}
+	return v1.VolumeFormat(0)
 }
 
 // NicObservation is one network interface of a running guest. While a guest runs, the control plane attaches a NIC by
@@ -3441,7 +3480,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x03bus\x18\x03 \x01(\x0e2\x18.vmcontroller.v1.DiskBusR\x03bus\x120\n" +
 	"\x05cache\x18\x04 \x01(\x0e2\x1a.vmcontroller.v1.DiskCacheR\x05cache\x12-\n" +
 	"\x05image\x18\x05 \x01(\v2\x17.agent.v1.AssignedImageR\x05image\x120\n" +
-	"\x06volume\x18\x06 \x01(\v2\x18.agent.v1.AssignedVolumeR\x06volume\"\x93\x04\n" +
+	"\x06volume\x18\x06 \x01(\v2\x18.agent.v1.AssignedVolumeR\x06volume\"\xad\x04\n" +
 	"\x0eAssignedVolume\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1e\n" +
 	"\n" +
@@ -3462,7 +3501,8 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\bmax_iops\x18\f \x01(\x04R\amaxIops\x12/\n" +
 	"\x14max_bytes_per_second\x18\r \x01(\x04R\x11maxBytesPerSecond\x12\x1c\n" +
 	"\tencrypted\x18\x14 \x01(\bR\tencrypted\x12%\n" +
-	"\x0eencryption_key\x18\x15 \x01(\fR\rencryptionKey\"\x97\x01\n" +
+	"\x0eencryption_key\x18\x15 \x01(\fR\rencryptionKey\x12\x18\n" +
+	"\aflatten\x18( \x01(\bR\aflatten\"\x97\x01\n" +
 	"\rAssignedImage\x12\x19\n" +
 	"\bimage_id\x18\x01 \x01(\tR\aimageId\x12\x16\n" +
 	"\x06sha256\x18\x02 \x01(\tR\x06sha256\x12\x1d\n" +
@@ -3521,7 +3561,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x0fDiskObservation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\battached\x18\x02 \x01(\bR\battached\x12\x14\n" +
-	"\x05error\x18\x03 \x01(\tR\x05error\"\xce\x01\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\"\xcc\x02\n" +
 	"\x11VolumeObservation\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1e\n" +
 	"\n" +
@@ -3531,7 +3571,10 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"size_bytes\x18\x04 \x01(\x04R\tsizeBytes\x12-\n" +
 	"\x12flushed_generation\x18\x05 \x01(\x04R\x11flushedGeneration\x12\x14\n" +
-	"\x05error\x18\x06 \x01(\tR\x05error\"R\n" +
+	"\x05error\x18\x06 \x01(\tR\x05error\x12\x1c\n" +
+	"\tflattened\x18( \x01(\bR\tflattened\x12'\n" +
+	"\x0fflatten_percent\x18) \x01(\rR\x0eflattenPercent\x125\n" +
+	"\x06format\x18* \x01(\x0e2\x1d.vmcontroller.v1.VolumeFormatR\x06format\"R\n" +
 	"\x0eNicObservation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\battached\x18\x02 \x01(\bR\battached\x12\x14\n" +
@@ -3756,47 +3799,48 @@ var file_agent_v1_agent_proto_depIdxs = []int32{
 	47, // 25: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
 	23, // 26: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
 	21, // 27: agent.v1.VmObservation.disks:type_name -> agent.v1.DiskObservation
-	30, // 28: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
-	31, // 29: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
-	29, // 30: agent.v1.SyncNetworksRequest.backend_health:type_name -> agent.v1.BackendHealth
-	38, // 31: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
-	39, // 32: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
-	40, // 33: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
-	48, // 34: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
-	49, // 35: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
-	50, // 36: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
-	51, // 37: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
-	52, // 38: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
-	37, // 39: agent.v1.SyncNetworksResponse.protected:type_name -> agent.v1.ProtectedAddresses
-	53, // 40: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
-	36, // 41: agent.v1.SyncNetworksResponse.host_nat_gateways:type_name -> agent.v1.HostNatGateway
-	33, // 42: agent.v1.SyncNetworksResponse.encryption:type_name -> agent.v1.HostEncryption
-	34, // 43: agent.v1.HostEncryption.peers:type_name -> agent.v1.EncryptedPeer
-	35, // 44: agent.v1.EncryptedPeer.send:type_name -> agent.v1.EspState
-	35, // 45: agent.v1.EncryptedPeer.receive:type_name -> agent.v1.EspState
-	50, // 46: agent.v1.HostNatGateway.nat_gateway:type_name -> network.v1.NatGateway
-	54, // 47: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
-	55, // 48: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
-	56, // 49: agent.v1.HostPort.port:type_name -> network.v1.Port
-	3,  // 50: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
-	4,  // 51: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
-	6,  // 52: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
-	16, // 53: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
-	24, // 54: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
-	26, // 55: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
-	28, // 56: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
-	5,  // 57: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
-	5,  // 58: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
-	7,  // 59: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
-	17, // 60: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
-	25, // 61: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
-	27, // 62: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
-	32, // 63: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
-	57, // [57:64] is the sub-list for method output_type
-	50, // [50:57] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	44, // 28: agent.v1.VolumeObservation.format:type_name -> vmcontroller.v1.VolumeFormat
+	30, // 29: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
+	31, // 30: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
+	29, // 31: agent.v1.SyncNetworksRequest.backend_health:type_name -> agent.v1.BackendHealth
+	38, // 32: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
+	39, // 33: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
+	40, // 34: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
+	48, // 35: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
+	49, // 36: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
+	50, // 37: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
+	51, // 38: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
+	52, // 39: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
+	37, // 40: agent.v1.SyncNetworksResponse.protected:type_name -> agent.v1.ProtectedAddresses
+	53, // 41: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
+	36, // 42: agent.v1.SyncNetworksResponse.host_nat_gateways:type_name -> agent.v1.HostNatGateway
+	33, // 43: agent.v1.SyncNetworksResponse.encryption:type_name -> agent.v1.HostEncryption
+	34, // 44: agent.v1.HostEncryption.peers:type_name -> agent.v1.EncryptedPeer
+	35, // 45: agent.v1.EncryptedPeer.send:type_name -> agent.v1.EspState
+	35, // 46: agent.v1.EncryptedPeer.receive:type_name -> agent.v1.EspState
+	50, // 47: agent.v1.HostNatGateway.nat_gateway:type_name -> network.v1.NatGateway
+	54, // 48: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
+	55, // 49: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
+	56, // 50: agent.v1.HostPort.port:type_name -> network.v1.Port
+	3,  // 51: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
+	4,  // 52: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
+	6,  // 53: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
+	16, // 54: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
+	24, // 55: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
+	26, // 56: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
+	28, // 57: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
+	5,  // 58: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
+	5,  // 59: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
+	7,  // 60: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
+	17, // 61: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
+	25, // 62: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
+	27, // 63: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
+	32, // 64: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
+	58, // [58:65] is the sub-list for method output_type
+	51, // [51:58] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_agent_v1_agent_proto_init() }

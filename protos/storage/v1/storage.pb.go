@@ -1,5 +1,5 @@
 // storage.v1: StorageClassService manages storage classes, the kinds of storage for volumes, on port 50051.
-// VolumeService of this package adds UpdateVolume to vmcontroller.v1 VolumeService, which has all other calls for
+// VolumeService of this package adds UpdateVolume and FlattenVolume to vmcontroller.v1 VolumeService, which has all other calls for
 // volumes.
 //
 // Every authenticated caller may read classes; only system:admin may change them. docs/api.md describes the errors that
@@ -485,6 +485,66 @@ func (x *DeleteStorageClassRequest) GetName() string {
 	return ""
 }
 
+type FlattenVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	OrgId         string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId     string                 `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	VolumeId      string                 `protobuf:"bytes,3,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FlattenVolumeRequest) Reset() {
+	*x = FlattenVolumeRequest{}
+	mi := &file_storage_v1_storage_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FlattenVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FlattenVolumeRequest) ProtoMessage() {}
+
+func (x *FlattenVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_storage_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FlattenVolumeRequest.ProtoReflect.Descriptor instead.
+func (*FlattenVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_storage_v1_storage_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *FlattenVolumeRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *FlattenVolumeRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+func (x *FlattenVolumeRequest) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
+}
+
 type UpdateVolumeRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	OrgId     string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
@@ -500,7 +560,7 @@ type UpdateVolumeRequest struct {
 
 func (x *UpdateVolumeRequest) Reset() {
 	*x = UpdateVolumeRequest{}
-	mi := &file_storage_v1_storage_proto_msgTypes[7]
+	mi := &file_storage_v1_storage_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -512,7 +572,7 @@ func (x *UpdateVolumeRequest) String() string {
 func (*UpdateVolumeRequest) ProtoMessage() {}
 
 func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_storage_proto_msgTypes[7]
+	mi := &file_storage_v1_storage_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -525,7 +585,7 @@ func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_storage_v1_storage_proto_rawDescGZIP(), []int{7}
+	return file_storage_v1_storage_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *UpdateVolumeRequest) GetOrgId() string {
@@ -612,7 +672,12 @@ const file_storage_v1_storage_proto_rawDesc = "" +
 	"\n" +
 	"is_default\x18\x02 \x01(\bR\tisDefault\"/\n" +
 	"\x19DeleteStorageClassRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"\x84\x03\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"i\n" +
+	"\x14FlattenVolumeRequest\x12\x15\n" +
+	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x02 \x01(\tR\tprojectId\x12\x1b\n" +
+	"\tvolume_id\x18\x03 \x01(\tR\bvolumeId\"\x84\x03\n" +
 	"\x13UpdateVolumeRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
@@ -632,9 +697,10 @@ const file_storage_v1_storage_proto_rawDesc = "" +
 	"\x0fGetStorageClass\x12\".storage.v1.GetStorageClassRequest\x1a\x18.storage.v1.StorageClass\x12c\n" +
 	"\x12ListStorageClasses\x12%.storage.v1.ListStorageClassesRequest\x1a&.storage.v1.ListStorageClassesResponse\x12U\n" +
 	"\x12UpdateStorageClass\x12%.storage.v1.UpdateStorageClassRequest\x1a\x18.storage.v1.StorageClass\x12S\n" +
-	"\x12DeleteStorageClass\x12%.storage.v1.DeleteStorageClassRequest\x1a\x16.google.protobuf.Empty2Y\n" +
+	"\x12DeleteStorageClass\x12%.storage.v1.DeleteStorageClassRequest\x1a\x16.google.protobuf.Empty2\xa5\x01\n" +
 	"\rVolumeService\x12H\n" +
-	"\fUpdateVolume\x12\x1f.storage.v1.UpdateVolumeRequest\x1a\x17.vmcontroller.v1.VolumeB<Z:github.com/trivet-cloud/trivet/protos/storage/v1;storagev1b\x06proto3"
+	"\fUpdateVolume\x12\x1f.storage.v1.UpdateVolumeRequest\x1a\x17.vmcontroller.v1.Volume\x12J\n" +
+	"\rFlattenVolume\x12 .storage.v1.FlattenVolumeRequest\x1a\x17.vmcontroller.v1.VolumeB<Z:github.com/trivet-cloud/trivet/protos/storage/v1;storagev1b\x06proto3"
 
 var (
 	file_storage_v1_storage_proto_rawDescOnce sync.Once
@@ -648,7 +714,7 @@ func file_storage_v1_storage_proto_rawDescGZIP() []byte {
 	return file_storage_v1_storage_proto_rawDescData
 }
 
-var file_storage_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_storage_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_storage_v1_storage_proto_goTypes = []any{
 	(*StorageClass)(nil),               // 0: storage.v1.StorageClass
 	(*CreateStorageClassRequest)(nil),  // 1: storage.v1.CreateStorageClassRequest
@@ -657,33 +723,36 @@ var file_storage_v1_storage_proto_goTypes = []any{
 	(*ListStorageClassesResponse)(nil), // 4: storage.v1.ListStorageClassesResponse
 	(*UpdateStorageClassRequest)(nil),  // 5: storage.v1.UpdateStorageClassRequest
 	(*DeleteStorageClassRequest)(nil),  // 6: storage.v1.DeleteStorageClassRequest
-	(*UpdateVolumeRequest)(nil),        // 7: storage.v1.UpdateVolumeRequest
-	nil,                                // 8: storage.v1.UpdateVolumeRequest.MetadataEntry
-	nil,                                // 9: storage.v1.UpdateVolumeRequest.LabelsEntry
-	(v1.VolumeDriverKind)(0),           // 10: vmcontroller.v1.VolumeDriverKind
-	(*emptypb.Empty)(nil),              // 11: google.protobuf.Empty
-	(*v1.Volume)(nil),                  // 12: vmcontroller.v1.Volume
+	(*FlattenVolumeRequest)(nil),       // 7: storage.v1.FlattenVolumeRequest
+	(*UpdateVolumeRequest)(nil),        // 8: storage.v1.UpdateVolumeRequest
+	nil,                                // 9: storage.v1.UpdateVolumeRequest.MetadataEntry
+	nil,                                // 10: storage.v1.UpdateVolumeRequest.LabelsEntry
+	(v1.VolumeDriverKind)(0),           // 11: vmcontroller.v1.VolumeDriverKind
+	(*emptypb.Empty)(nil),              // 12: google.protobuf.Empty
+	(*v1.Volume)(nil),                  // 13: vmcontroller.v1.Volume
 }
 var file_storage_v1_storage_proto_depIdxs = []int32{
-	10, // 0: storage.v1.StorageClass.driver:type_name -> vmcontroller.v1.VolumeDriverKind
-	10, // 1: storage.v1.CreateStorageClassRequest.driver:type_name -> vmcontroller.v1.VolumeDriverKind
+	11, // 0: storage.v1.StorageClass.driver:type_name -> vmcontroller.v1.VolumeDriverKind
+	11, // 1: storage.v1.CreateStorageClassRequest.driver:type_name -> vmcontroller.v1.VolumeDriverKind
 	0,  // 2: storage.v1.ListStorageClassesResponse.storage_classes:type_name -> storage.v1.StorageClass
-	8,  // 3: storage.v1.UpdateVolumeRequest.metadata:type_name -> storage.v1.UpdateVolumeRequest.MetadataEntry
-	9,  // 4: storage.v1.UpdateVolumeRequest.labels:type_name -> storage.v1.UpdateVolumeRequest.LabelsEntry
+	9,  // 3: storage.v1.UpdateVolumeRequest.metadata:type_name -> storage.v1.UpdateVolumeRequest.MetadataEntry
+	10, // 4: storage.v1.UpdateVolumeRequest.labels:type_name -> storage.v1.UpdateVolumeRequest.LabelsEntry
 	1,  // 5: storage.v1.StorageClassService.CreateStorageClass:input_type -> storage.v1.CreateStorageClassRequest
 	2,  // 6: storage.v1.StorageClassService.GetStorageClass:input_type -> storage.v1.GetStorageClassRequest
 	3,  // 7: storage.v1.StorageClassService.ListStorageClasses:input_type -> storage.v1.ListStorageClassesRequest
 	5,  // 8: storage.v1.StorageClassService.UpdateStorageClass:input_type -> storage.v1.UpdateStorageClassRequest
 	6,  // 9: storage.v1.StorageClassService.DeleteStorageClass:input_type -> storage.v1.DeleteStorageClassRequest
-	7,  // 10: storage.v1.VolumeService.UpdateVolume:input_type -> storage.v1.UpdateVolumeRequest
-	0,  // 11: storage.v1.StorageClassService.CreateStorageClass:output_type -> storage.v1.StorageClass
-	0,  // 12: storage.v1.StorageClassService.GetStorageClass:output_type -> storage.v1.StorageClass
-	4,  // 13: storage.v1.StorageClassService.ListStorageClasses:output_type -> storage.v1.ListStorageClassesResponse
-	0,  // 14: storage.v1.StorageClassService.UpdateStorageClass:output_type -> storage.v1.StorageClass
-	11, // 15: storage.v1.StorageClassService.DeleteStorageClass:output_type -> google.protobuf.Empty
-	12, // 16: storage.v1.VolumeService.UpdateVolume:output_type -> vmcontroller.v1.Volume
-	11, // [11:17] is the sub-list for method output_type
-	5,  // [5:11] is the sub-list for method input_type
+	8,  // 10: storage.v1.VolumeService.UpdateVolume:input_type -> storage.v1.UpdateVolumeRequest
+	7,  // 11: storage.v1.VolumeService.FlattenVolume:input_type -> storage.v1.FlattenVolumeRequest
+	0,  // 12: storage.v1.StorageClassService.CreateStorageClass:output_type -> storage.v1.StorageClass
+	0,  // 13: storage.v1.StorageClassService.GetStorageClass:output_type -> storage.v1.StorageClass
+	4,  // 14: storage.v1.StorageClassService.ListStorageClasses:output_type -> storage.v1.ListStorageClassesResponse
+	0,  // 15: storage.v1.StorageClassService.UpdateStorageClass:output_type -> storage.v1.StorageClass
+	12, // 16: storage.v1.StorageClassService.DeleteStorageClass:output_type -> google.protobuf.Empty
+	13, // 17: storage.v1.VolumeService.UpdateVolume:output_type -> vmcontroller.v1.Volume
+	13, // 18: storage.v1.VolumeService.FlattenVolume:output_type -> vmcontroller.v1.Volume
+	12, // [12:19] is the sub-list for method output_type
+	5,  // [5:12] is the sub-list for method input_type
 	5,  // [5:5] is the sub-list for extension type_name
 	5,  // [5:5] is the sub-list for extension extendee
 	0,  // [0:5] is the sub-list for field type_name
@@ -700,7 +769,7 @@ func file_storage_v1_storage_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_storage_v1_storage_proto_rawDesc), len(file_storage_v1_storage_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   10,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -1,5 +1,5 @@
 // storage.v1: StorageClassService manages storage classes, the kinds of storage for volumes, on port 50051.
-// VolumeService of this package adds UpdateVolume to vmcontroller.v1 VolumeService, which has all other calls for
+// VolumeService of this package adds UpdateVolume and FlattenVolume to vmcontroller.v1 VolumeService, which has all other calls for
 // volumes.
 //
 // Every authenticated caller may read classes; only system:admin may change them. docs/api.md describes the errors that
@@ -308,7 +308,8 @@ var StorageClassService_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
-	VolumeService_UpdateVolume_FullMethodName = "/storage.v1.VolumeService/UpdateVolume"
+	VolumeService_UpdateVolume_FullMethodName  = "/storage.v1.VolumeService/UpdateVolume"
+	VolumeService_FlattenVolume_FullMethodName = "/storage.v1.VolumeService/FlattenVolume"
 )
 
 // VolumeServiceClient is the client API for VolumeService service.
@@ -323,6 +324,15 @@ type VolumeServiceClient interface {
 	// NOT_FOUND: the project has no such volume. ALREADY_EXISTS: another volume of the project has the name.
 	// INVALID_ARGUMENT: a field is invalid.
 	UpdateVolume(ctx context.Context, in *UpdateVolumeRequest, opts ...grpc.CallOption) (*v1.Volume, error)
+	// FlattenVolume makes a volume independent of the image that it was made from, so that the image can be deleted. The
+	// volume's host copies the content of the image into the volume, also while a guest uses the volume; the volume then
+	// takes up to its full size in the storage pool. A volume that was never attached is flattened after its first
+	// attachment. FlattenVolume does not wait for the host. Until the host has finished, the metadata trivet/flatten of the volume is the finished part in percent, and the image is still in use.
+	// The host repeats a failed attempt; the metadata trivet/error has the reason of the failure. A volume without an
+	// image, or one that is being flattened, is returned unchanged, so a repeat has no effect.
+	//
+	// NOT_FOUND: the project has no such volume. FAILED_PRECONDITION: the driver of the volume is not MANAGED.
+	FlattenVolume(ctx context.Context, in *FlattenVolumeRequest, opts ...grpc.CallOption) (*v1.Volume, error)
 }
 
 type volumeServiceClient struct {
@@ -343,6 +353,16 @@ func (c *volumeServiceClient) UpdateVolume(ctx context.Context, in *UpdateVolume
 	return out, nil
 }
 
+func (c *volumeServiceClient) FlattenVolume(ctx context.Context, in *FlattenVolumeRequest, opts ...grpc.CallOption) (*v1.Volume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(v1.Volume)
+	err := c.cc.Invoke(ctx, VolumeService_FlattenVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // VolumeServiceServer is the server API for VolumeService service.
 // All implementations must embed UnimplementedVolumeServiceServer
 // for forward compatibility.
@@ -355,6 +375,15 @@ type VolumeServiceServer interface {
 	// NOT_FOUND: the project has no such volume. ALREADY_EXISTS: another volume of the project has the name.
 	// INVALID_ARGUMENT: a field is invalid.
 	UpdateVolume(context.Context, *UpdateVolumeRequest) (*v1.Volume, error)
+	// FlattenVolume makes a volume independent of the image that it was made from, so that the image can be deleted. The
+	// volume's host copies the content of the image into the volume, also while a guest uses the volume; the volume then
+	// takes up to its full size in the storage pool. A volume that was never attached is flattened after its first
+	// attachment. FlattenVolume does not wait for the host. Until the host has finished, the metadata trivet/flatten of the volume is the finished part in percent, and the image is still in use.
+	// The host repeats a failed attempt; the metadata trivet/error has the reason of the failure. A volume without an
+	// image, or one that is being flattened, is returned unchanged, so a repeat has no effect.
+	//
+	// NOT_FOUND: the project has no such volume. FAILED_PRECONDITION: the driver of the volume is not MANAGED.
+	FlattenVolume(context.Context, *FlattenVolumeRequest) (*v1.Volume, error)
 	mustEmbedUnimplementedVolumeServiceServer()
 }
 
@@ -367,6 +396,9 @@ type UnimplementedVolumeServiceServer struct{}
 
 func (UnimplementedVolumeServiceServer) UpdateVolume(context.Context, *UpdateVolumeRequest) (*v1.Volume, error) {
 	return nil, status.Error(codes.Unimplemented, "method UpdateVolume not implemented")
+}
+func (UnimplementedVolumeServiceServer) FlattenVolume(context.Context, *FlattenVolumeRequest) (*v1.Volume, error) {
+	return nil, status.Error(codes.Unimplemented, "method FlattenVolume not implemented")
 }
 func (UnimplementedVolumeServiceServer) mustEmbedUnimplementedVolumeServiceServer() {}
 func (UnimplementedVolumeServiceServer) testEmbeddedByValue()                       {}
@@ -407,6 +439,24 @@ func _VolumeService_UpdateVolume_Handler(srv interface{}, ctx context.Context, d
 	return interceptor(ctx, in, info, handler)
 }
 
+func _VolumeService_FlattenVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FlattenVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumeServiceServer).FlattenVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VolumeService_FlattenVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumeServiceServer).FlattenVolume(ctx, req.(*FlattenVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // VolumeService_ServiceDesc is the grpc.ServiceDesc for VolumeService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -417,6 +467,10 @@ var VolumeService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "UpdateVolume",
 			Handler:    _VolumeService_UpdateVolume_Handler,
+		},
+		{
+			MethodName: "FlattenVolume",
+			Handler:    _VolumeService_FlattenVolume_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

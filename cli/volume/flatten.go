@@ -1,0 +1,81 @@
+package volume
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	storagev1 "github.com/trivet-cloud/trivet/protos/storage/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+const (
+	// flattenTimeout is the deadline of `trivet volume flatten --wait`, unless --timeout is given.
+	flattenTimeout = 12 * time.Hour
+	// flattenPoll is the time between two reads of the volume.
+	flattenPoll = time.Second
+)
+
+func flattenCommand(s *session.Session) *cobra.Command {
+	var wait bool
+	c := argCommand(s, "flatten VOLUME", "Make a volume independent of its image")
+	c.Long = `Make a volume independent of the image that it was made from, so that the image can be deleted. The volume's host
+copies the content of the image into the volume, also while a VM uses it. A volume that was never attached is flattened
+after its first attachment.`
+	c.Example = "  trivet volume flatten root --wait\n  trivet image delete debian"
+	c.Flags().BoolVar(&wait, "wait", false, "wait until the volume is independent, and show the progress")
+	c.RunE = s.Run(flattenTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		call, cancel := context.WithTimeout(ctx, callTimeout)
+		defer cancel()
+		id, err := Find(call, s, conn, args[0])
+		if err != nil {
+			return err
+		}
+		org, project := s.Tenant()
+		v, err := storagev1.NewVolumeServiceClient(conn).FlattenVolume(call, &storagev1.FlattenVolumeRequest{
+			OrgId: org, ProjectId: project, VolumeId: id,
+		})
+		if err == nil && wait {
+			v, err = awaitFlattened(ctx, s, conn, v)
+		}
+		if err != nil {
+			return err
+		}
+		return printVolumes(s, v, v)
+	})
+	return c
+}
+
+// awaitFlattened waits until a volume is flattened, and returns it as it is then.
+func awaitFlattened(ctx context.Context, s *session.Session, conn *dial.Conn, v *vmv1.Volume) (*vmv1.Volume, error) {
+	client := vmv1.NewVolumeServiceClient(conn)
+	err := s.Wait("flattening "+v.GetName(), func(say func(string)) error {
+		for {
+			percent, busy := v.GetMetadata()[cloud.VolumeFlatten]
+			if !busy {
+				return nil
+			}
+			text := fmt.Sprintf("flattening %s: %s %%", v.GetName(), percent)
+			switch why := v.GetMetadata()[cloud.VolumeReason]; {
+			case why != "":
+				text += ", " + why
+			case v.GetAttachedToNode() == "":
+				text += ", begins when the volume is attached"
+			}
+			say(text)
+			if err := dial.Sleep(ctx, flattenPoll); err != nil {
+				return fmt.Errorf("volume %s is not flattened yet: the host continues, and `trivet volume show` shows the progress: %w", v.GetName(), err)
+			}
+			var err error
+			if v, err = client.GetVolume(ctx, &vmv1.GetVolumeRequest{OrgId: v.GetOrgId(), ProjectId: v.GetProjectId(), VolumeId: v.GetId()}); err != nil {
+				return err
+			}
+		}
+	})
+	return v, err
+}

@@ -1,0 +1,50 @@
+package volume
+
+import (
+	"context"
+
+	"github.com/trivet-cloud/trivet/controlplane/compute/image"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+var flattenCommand = newCommand("volume.flatten", "FlattenVolume", flatten, Billing.VolumeChanged)
+
+// Flatten requests that a volume becomes independent of its image. The host does that later, also while a guest uses
+// the volume. A volume that was never attached has no host yet: it is flattened after its first attachment.
+func (s *Service) Flatten(ctx context.Context, t cloud.Tenant, id cloud.VolumeID, body [32]byte) (Result, error) {
+	if err := cloud.CheckUUID("volume_id", string(id)); err != nil {
+		return Result{}, err
+	}
+	return flattenCommand.Call(ctx, s.commands, change{Tenant: t, Volume: cloud.Volume{ID: id}, Body: body})
+}
+
+// flatten implements Flatten in a transaction of the leader.
+func flatten(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
+	v, err := Lookup(tx, q.Tenant, q.Volume.ID)
+	if err != nil {
+		return cloud.Volume{}, err
+	}
+	if v.Driver != cloud.DriverManaged {
+		return *v, fault.New(fault.FailedPrecondition, "volume %s has the driver %s, and only volumes of the driver managed can be flattened",
+			v.Name, v.Driver.Variant())
+	}
+	generation := v.Generation
+	if v.RequestFlatten() {
+		save(tx, v, generation)
+	}
+	return *v, nil
+}
+
+// observe applies a report of the host to the volume. If the volume is flattened now, observe releases its image.
+func observe(tx *store.Tx, v *cloud.Volume, o cloud.VolumeObservation) (changed bool) {
+	from := v.Image
+	if !v.Observe(o) {
+		return false
+	}
+	if tx != nil && from != nil && v.Image == nil {
+		image.ReleaseVolume(tx, from.ID, v.ID)
+	}
+	return true
+}

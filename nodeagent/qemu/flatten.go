@@ -1,0 +1,210 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/trivet-cloud/trivet/nodeagent/qmp"
+)
+
+// Flattening is the state of copying the base image of a disk into the disk's own file.
+type Flattening struct {
+	// Running means that QEMU copies. Offset is the position in the disk, in bytes, and Percent the finished part.
+	Running bool
+	Offset  uint64
+	Percent uint32
+	// Copied means that QEMU has finished and does not read the base image any more. The record has it until FlattenDisk
+	// is called.
+	Copied bool
+	// Stalled is set by the caller of Disks: the copying makes no progress. FlattenDisk then cancels it.
+	Stalled bool
+}
+
+// streamJob is a job of QEMU that copies a base image (block-stream). QEMU removes it when it has ended.
+type streamJob struct {
+	ID      string `json:"id"`
+	Current uint64 `json:"current-progress"`
+	Total   uint64 `json:"total-progress"`
+}
+
+func queryJobs(ctx context.Context, conn *qmp.Conn) (all []streamJob, err error) {
+	err = conn.Do(ctx, "query-jobs", nil, &all)
+	return all, err
+}
+
+// flatteningOf returns the state of flattening a disk. The parameter depth is the number of images beneath the disk's
+// file that QEMU reads.
+func flatteningOf(d Disk, jobs []streamJob, depth int) (f Flattening) {
+	if d.Base == "" {
+		return f
+	}
+	at := slices.IndexFunc(jobs, func(j streamJob) bool { return j.ID == d.flattenJob() })
+	if at >= 0 {
+		f.Running, f.Offset = true, jobs[at].Current
+		if jobs[at].Total > 0 {
+			f.Percent = uint32(float64(jobs[at].Current) / float64(jobs[at].Total) * 100)
+		}
+		return f
+	}
+	f.Copied = depth == 0
+	return f
+}
+
+// flattenJob is the id of QEMU's job that copies the base image of a disk.
+func (d Disk) flattenJob() string { return d.node() + "-flatten" }
+
+// overlayNode is the node of the disk's own file, which is beneath the node with the limits if there is one.
+func (d Disk) overlayNode() string {
+	if d.limited() {
+		return d.formatNode()
+	}
+	return d.node()
+}
+
+// FlattenDisk takes the next step to make a disk of the running guest independent of its base image. If QEMU is not
+// copying the base image, FlattenDisk makes it begin, and returns. If QEMU has copied all of it, FlattenDisk calls
+// record, makes QEMU close the base image, and removes it from the record. If the copying has failed or is stalled,
+// FlattenDisk ends it and returns an error. Otherwise FlattenDisk does nothing.
+//
+// QEMU's job (block-stream) copies while the guest reads and writes. If QEMU ends before the job, the disk's file has a
+// part of the copy. That is no harm, because QEMU opens the file with the base image until record was called.
+//
+// QEMU removes the job at its end (auto-dismiss), because QEMU 7.2 crashes in query-named-block-nodes while a completed
+// block-stream job exists. Whether the copy is complete is therefore decided by the number of images beneath the disk.
+func (p *Process) FlattenDisk(ctx context.Context, id string, record func(Disk) error) error {
+	if err := p.flattenDisk(ctx, id, record); err != nil {
+		return fmt.Errorf("flatten disk %s: %w", id, err)
+	}
+	return nil
+}
+
+func (p *Process) flattenDisk(ctx context.Context, id string, record func(Disk) error) error {
+	disks, err := p.Disks(ctx)
+	if err != nil {
+		return err
+	}
+	at := slices.IndexFunc(disks, func(d AttachedDisk) bool { return d.ID == id })
+	if at < 0 || disks[at].Base == "" {
+		return nil
+	}
+	d := disks[at]
+	if d.Flattening.Running {
+		return nil
+	}
+	if !d.Flattening.Copied {
+		if failure := p.takeFlattenError(d.flattenJob()); failure != "" {
+			return errors.New("QEMU could not copy the image: " + failure)
+		}
+		return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+			return conn.Do(ctx, "block-stream", object{"job-id": d.flattenJob(), "device": d.overlayNode()}, nil)
+		})
+	}
+	if err := p.flush(ctx, d.overlayNode()); err != nil {
+		return err
+	}
+	if err := record(d.Disk); err != nil {
+		return err
+	}
+	if err := p.deleteBase(ctx, d.Disk); err != nil {
+		return err
+	}
+	all := slices.Clone(p.Record().Spec.Disks)
+	at = slices.IndexFunc(all, func(o Disk) bool { return o.ID == id })
+	all[at].Base = ""
+	return p.writeDisks(all)
+}
+
+// recordFlattenError decodes a BLOCK_JOB_COMPLETED event. If the job has failed, recordFlattenError stores its error for
+// the next FlattenDisk. If the agent misses the event, FlattenDisk starts the job again, which then fails again.
+func (p *Process) recordFlattenError(e qmp.Event) {
+	var data struct {
+		Job   string `json:"device"`
+		Error string `json:"error"`
+	}
+	if err := e.Decode(&data); err != nil || data.Error == "" {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.flattenErrors == nil {
+		p.flattenErrors = map[string]string{}
+	}
+	p.flattenErrors[data.Job] = printable(data.Error, 200)
+}
+
+// takeFlattenError returns and removes the error of a job, or "".
+func (p *Process) takeFlattenError(job string) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	failure := p.flattenErrors[job]
+	delete(p.flattenErrors, job)
+	return failure
+}
+
+// flush makes QEMU write its caches of a node to the disk. QMP has no command for this. QEMU does not report an error of
+// the flush, so record must check that the file is complete.
+func (p *Process) flush(ctx context.Context, node string) error {
+	var text string
+	err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+		return conn.Do(ctx, "human-monitor-command", object{"command-line": "qemu-io " + node + " flush"}, &text)
+	})
+	if err == nil && strings.TrimSpace(text) != "" {
+		err = errors.New("QEMU could not write its caches: " + printable(text, 200))
+	}
+	return err
+}
+
+// deleteBase makes QEMU close the base image of a disk, which no node uses any more.
+func (p *Process) deleteBase(ctx context.Context, d Disk) error {
+	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+		for _, name := range []string{d.baseNode(), d.baseFile()} {
+			if err := deleteNode(ctx, conn, name); err != nil {
+				return err
+			}
+		}
+		return removeFDSets(ctx, conn, d.baseNode())
+	})
+}
+
+// cancelPause is the time between two checks whether a cancelled job has ended.
+const cancelPause = 20 * time.Millisecond
+
+// CancelFlatten ends the copying of a disk's base image, if QEMU is copying, and waits until it has ended. The part that
+// was copied stays, and the next FlattenDisk continues behind it.
+func (p *Process) CancelFlatten(ctx context.Context, id string) error {
+	disks := p.Record().Spec.Disks
+	at := slices.IndexFunc(disks, func(d Disk) bool { return d.ID == id })
+	if at < 0 || disks[at].Base == "" {
+		return nil
+	}
+	err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error { return cancelJob(ctx, conn, disks[at].flattenJob()) })
+	if err != nil {
+		return fmt.Errorf("end flattening of disk %s: %w", id, err)
+	}
+	return nil
+}
+
+// cancelJob cancels a job, and waits until it has ended.
+func cancelJob(ctx context.Context, conn *qmp.Conn, id string) error {
+	for cancelled := false; ; {
+		jobs, err := queryJobs(ctx, conn)
+		if err != nil || !slices.ContainsFunc(jobs, func(j streamJob) bool { return j.ID == id }) {
+			return err
+		}
+		if !cancelled {
+			cancelled = true
+			var refusal *qmp.Error
+			// QEMU refuses while the job is just ending.
+			if err := conn.Do(ctx, "job-cancel", object{"id": id}, nil); err != nil && !errors.As(err, &refusal) {
+				return err
+			}
+		}
+		if pause(ctx, cancelPause); ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+}
