@@ -15,6 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/cli/image"
 	"github.com/trivet-cloud/trivet/cli/network"
 	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/volume"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -23,7 +24,8 @@ type createFlags struct {
 	image                   string
 	vcpus                   uint32
 	memory                  string
-	disks, networks         []string
+	disks, volumes          []string
+	networks                []string
 	labels, metadata        []string
 	sshKeys                 []string
 	userData                string
@@ -41,7 +43,12 @@ the VM gets one disk of 10 GiB, or more if the image requires it.
 
 A --disk is
   ` + diskForm + `,
-with the size in GiB.
+with the size in GiB. It is deleted with the VM. With a class, it is a new volume of this storage class, called like the
+VM and the ID of the disk; it stays when the VM is deleted.
+
+A --volume is an existing volume:
+  ` + volumeForm + `.
+With boot, the VM boots from it: it comes before all other disks with the same boot index.
 
 A --network is a network interface (NIC):
   ` + nicForm + `
@@ -54,6 +61,8 @@ host without networks.`,
 		Example: `  trivet vm create web --image debian --vcpus 2 --memory 2048 --disk 20 --disk 100,cache=none --label env=prod --start
   trivet vm create shell --image debian --ssh-key ~/.ssh/id_ed25519.pub --user-data setup.sh --start
   trivet vm create db --image debian --network back,ip=10.0.2.10,group=db --network default
+  trivet vm create pet --volume root,boot --volume data --start
+  trivet vm create store --image debian --disk 20 --disk size=500,class=fast
   trivet vm create tiny --kernel guest-kernel --initrd guest-initrd --cmdline "console=ttyS0" --memory 192`,
 		Args: session.Exactly("NAME"),
 	}
@@ -62,6 +71,7 @@ host without networks.`,
 	p.Uint32Var(&f.vcpus, "vcpus", 1, "virtual CPUs")
 	p.StringVar(&f.memory, "memory", fmt.Sprint(cloud.DefaultMemory), "memory in MiB, or with a unit: 2G")
 	p.StringArrayVar(&f.disks, "disk", nil, "disk, repeatable: see above")
+	p.StringArrayVar(&f.volumes, "volume", nil, "existing volume, repeatable: see above")
 	p.StringArrayVar(&f.networks, "network", nil, "network interface, repeatable: see above")
 	p.StringArrayVar(&f.labels, "label", nil, "KEY=VALUE, repeatable")
 	p.StringArrayVar(&f.metadata, "metadata", nil, "KEY=VALUE, repeatable")
@@ -74,8 +84,9 @@ host without networks.`,
 	for _, flag := range []string{"image", "kernel", "initrd"} {
 		_ = c.RegisterFlagCompletionFunc(flag, image.Names(s)) // its only error is for an unknown flag
 	}
+	_ = c.RegisterFlagCompletionFunc("volume", volume.Names(s))   // its only error is for an unknown flag
 	_ = c.RegisterFlagCompletionFunc("network", networkValues(s)) // its only error is for an unknown flag
-	c.RunE = s.Run(callTimeout+startLimit, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c.RunE = s.Run(callTimeout+startLimit, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
 		nics, err := parseNICs(f.networks)
 		if err != nil {
 			return err
@@ -85,7 +96,13 @@ host without networks.`,
 			return err
 		}
 		req.OrgId, req.ProjectId = s.Tenant()
-		if err := f.findImages(ctx, s, conn, req, disks); err != nil {
+		made, created := &newVolumes{s: s}, false
+		defer func() {
+			if !created {
+				made.deleteAll(ctx)
+			}
+		}()
+		if err := f.findImages(ctx, s, conn, req, disks, made); err != nil {
 			return err
 		}
 		resolver := network.NewResolver(ctx, s, conn)
@@ -107,6 +124,7 @@ host without networks.`,
 			}
 			return err
 		}
+		created = true
 		if f.start {
 			t := &target{client: client, org: req.GetOrgId(), project: req.GetProjectId(), id: vm.GetId()}
 			started, err := start.run(ctx, s, t, req.GetName())
@@ -170,9 +188,25 @@ func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error
 		return nil, nil, session.Usagef("the first disk has two images: %s and %s", f.image, disks[0].image)
 	case f.image != "":
 		disks[0].image = f.image
-	case len(disks) == 0 && f.kernel == "":
-		return nil, nil, session.Usagef("the VM has nothing to boot: give --image, --disk or --kernel")
+	case len(disks) == 0 && len(f.volumes) == 0 && f.kernel == "":
+		return nil, nil, session.Usagef("the VM has nothing to boot: give --image, --disk, --volume or --kernel")
 	}
+	for _, text := range f.volumes {
+		d, err := parseVolume(len(disks), text)
+		if err != nil {
+			return nil, nil, err
+		}
+		disks = append(disks, d)
+	}
+	slices.SortStableFunc(disks, func(a, b disk) int {
+		switch {
+		case a.first == b.first:
+			return 0
+		case a.first:
+			return -1
+		}
+		return 1
+	})
 	if f.kernel == "" && (f.initrd != "" || f.cmdline != "") {
 		return nil, nil, session.Usagef("--initrd and --cmdline need a --kernel")
 	}
@@ -204,9 +238,9 @@ func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error
 	}, disks, nil
 }
 
-// findImages looks up the images that the flags name, and adds the disks and the boot images to the request with the
-// IDs of these images.
-func (f *createFlags) findImages(ctx context.Context, s *session.Session, conn *dial.Conn, req *vmv1.CreateVmRequest, disks []disk) error {
+// findImages looks up the images and volumes that the flags name, creates the volumes of disks with a storage class, and
+// adds the disks and the boot images to the request.
+func (f *createFlags) findImages(ctx context.Context, s *session.Session, conn *dial.Conn, req *vmv1.CreateVmRequest, disks []disk, made *newVolumes) error {
 	found := map[string]string{}
 	find := func(nameOrID string) (string, error) {
 		if id, ok := found[nameOrID]; ok || nameOrID == "" {
@@ -221,14 +255,18 @@ func (f *createFlags) findImages(ctx context.Context, s *session.Session, conn *
 		if err != nil {
 			return err
 		}
-		if len(f.disks) == 0 {
+		if len(f.disks) == 0 && d.volume == "" {
 			i, err := vmv1.NewImageServiceClient(conn).GetImage(ctx, &vmv1.GetImageRequest{OrgId: req.GetOrgId(), ImageId: id})
 			if err != nil {
 				return err
 			}
 			d.sizeGiB = max(cloud.DefaultDiskGiB, uint64(i.GetMinDiskGib()))
 		}
-		req.Spec.Disks = append(req.Spec.Disks, d.spec(id))
+		volumeID, err := made.volumeOf(ctx, conn, req.GetName(), d, id)
+		if err != nil {
+			return err
+		}
+		req.Spec.Disks = append(req.Spec.Disks, d.spec(id, volumeID))
 	}
 	if f.kernel == "" {
 		return nil

@@ -9,13 +9,17 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// disk is a parsed value of the flag --disk. image is the name or ID of its image; empty for a blank disk.
+// disk is a parsed value of the flag --disk or --volume. image is the name or ID of its image; empty for a blank disk.
+// volume is the name or ID of a volume; empty if the disk is made with the VM. With a class, the disk is a new volume of
+// this storage class. A disk with the mark first is in front of all others in the VM, and so boots before those with the
+// same boot index.
 type disk struct {
-	id, image string
-	sizeGiB   uint64
-	bus       vmv1.DiskBus
-	cache     vmv1.DiskCache
-	boot      uint32
+	id, image, volume, class string
+	sizeGiB                  uint64
+	bus                      vmv1.DiskBus
+	cache                    vmv1.DiskCache
+	boot                     uint32
+	first                    bool
 }
 
 var (
@@ -29,34 +33,77 @@ var (
 	}
 )
 
-const diskForm = "SIZE[,image=NAME|ID][,bus=virtio|scsi|ide|sata][,cache=none|writeback|writethrough][,id=ID][,boot-index=N]"
+const (
+	diskForm = "SIZE[,image=NAME|ID][,class=CLASS][,bus=virtio|scsi|ide|sata][,cache=none|writeback|writethrough][,id=ID][,boot-index=N]"
+	// volumeForm is the form of --volume.
+	volumeForm = "NAME|ID[,boot][,bus=virtio|scsi|ide|sata][,cache=none|writeback|writethrough][,id=ID][,boot-index=N]"
+)
 
 // parseDisk parses text, the value of the n-th flag --disk, counted from 0. The disk's ID is "disk" followed by n,
 // unless text contains an ID.
 func parseDisk(n int, text string) (disk, error) {
-	bad := func(what string) (disk, error) {
-		return disk{}, session.Usagef("--disk %q: %s: want %s", text, what, diskForm)
-	}
-	size, options, more := strings.Cut(text, ",")
+	size, options, more := strings.Cut(strings.TrimPrefix(text, "size="), ",")
 	d := disk{id: "disk" + strconv.Itoa(n)}
 	var ok bool
 	if d.sizeGiB, ok = session.Amount(size, session.GiB); !ok {
-		return bad("the size is not a number of GiB")
+		return disk{}, session.Usagef("--disk %q: the size is not a number of GiB: want %s", text, diskForm)
 	}
-	var seen []string
-	for option := range strings.SplitSeq(options, ",") {
-		if !more {
-			break
-		}
-		key, value, _ := strings.Cut(option, "=")
-		if slices.Contains(seen, key) {
-			return bad(key + " is given twice")
-		}
-		seen = append(seen, key)
-		ok := value != ""
+	if !more {
+		return d, nil
+	}
+	problem := d.parseOptions(options, func(key, value string) (known, ok bool) {
 		switch key {
 		case "image":
 			d.image = value
+		case "class":
+			d.class = value
+		default:
+			return false, false
+		}
+		return true, value != ""
+	})
+	if problem != "" {
+		return disk{}, session.Usagef("--disk %q: %s: want %s", text, problem, diskForm)
+	}
+	return d, nil
+}
+
+// parseVolume parses text, a value of the flag --volume. The disk's ID is "disk" followed by n, unless text contains an
+// ID.
+func parseVolume(n int, text string) (disk, error) {
+	name, options, more := strings.Cut(text, ",")
+	d := disk{id: "disk" + strconv.Itoa(n), volume: name}
+	problem := ""
+	switch {
+	case name == "":
+		problem = "the name of the volume is empty"
+	case more:
+		problem = d.parseOptions(options, func(key, value string) (known, ok bool) {
+			if key != "boot" {
+				return false, false
+			}
+			d.first = true
+			return true, value == ""
+		})
+	}
+	if problem != "" {
+		return disk{}, session.Usagef("--volume %q: %s: want %s", text, problem, volumeForm)
+	}
+	return d, nil
+}
+
+// parseOptions sets the fields of the disk that the comma-separated options name. An option that parseOptions does not
+// know is passed to other. parseOptions returns a description of the first problem, or "".
+func (d *disk) parseOptions(options string, other func(key, value string) (known, ok bool)) (problem string) {
+	var seen []string
+	for option := range strings.SplitSeq(options, ",") {
+		key, value, _ := strings.Cut(option, "=")
+		if slices.Contains(seen, key) {
+			return key + " is given twice"
+		}
+		seen = append(seen, key)
+		known, ok := true, value != ""
+		switch key {
 		case "id":
 			d.id = value
 		case "bus":
@@ -67,19 +114,27 @@ func parseDisk(n int, text string) (disk, error) {
 			n, err := strconv.ParseUint(value, 10, 32)
 			d.boot, ok = uint32(n), err == nil
 		default:
-			return bad(strconv.Quote(option) + " is unknown")
+			known, ok = other(key, value)
+		}
+		if !known {
+			return strconv.Quote(option) + " is unknown"
 		}
 		if !ok {
-			return bad(strconv.Quote(option) + " has an invalid value")
+			return strconv.Quote(option) + " has an invalid value"
 		}
 	}
-	return d, nil
+	return ""
 }
 
-// spec returns the disk as a field of a request. imageID is the ID of its image; empty for a blank disk.
-func (d *disk) spec(imageID string) *vmv1.DiskSpec {
+// spec returns the disk as a field of a request. imageID is the ID of its image, and volumeID that of its volume; both
+// are empty for a blank disk.
+func (d *disk) spec(imageID, volumeID string) *vmv1.DiskSpec {
 	source := &vmv1.DiskSource{Source: &vmv1.DiskSource_Blank{Blank: true}}
-	if imageID != "" {
+	switch {
+	case volumeID != "":
+		source.Source = &vmv1.DiskSource_VolumeId{VolumeId: volumeID}
+		return &vmv1.DiskSpec{Id: d.id, Source: source, Bus: d.bus, Cache: d.cache, BootIndex: d.boot}
+	case imageID != "":
 		source.Source = &vmv1.DiskSource_ImageId{ImageId: imageID}
 	}
 	return &vmv1.DiskSpec{Id: d.id, Source: source, SizeGib: d.sizeGiB, Bus: d.bus, Cache: d.cache, BootIndex: d.boot}
