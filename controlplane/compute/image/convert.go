@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"time"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/qcow2"
@@ -20,6 +21,19 @@ var converted = map[cloud.ImageFormat][]qcow2.Format{
 	cloud.FormatVHD:         {qcow2.VHD, qcow2.VHDX, qcow2.Raw},
 }
 
+// Limits of conversions. A conversion is the only work of the image service that takes much processor time for each byte
+// of its source, and needs memory for the tables of the source: at most about 500 MiB (see package vdisk).
+const (
+	// maxConversions is the maximum number of concurrent conversions on a member. An image that waits for another one
+	// still has importTime for its whole import.
+	maxConversions = 1
+	// convertTime is the maximum duration of a conversion.
+	convertTime = 10 * time.Minute
+	// maxConverted is the maximum number of bytes of data in a converted image. A source with compressed data can be a
+	// thousandth of this.
+	maxConverted = 256 << 30
+)
+
 // convert converts an image of another hypervisor to QCOW2. It returns a part with the converted image, which the
 // caller discards. It returns p itself, unchanged, in two cases: the format needs no conversion, or it is a format that
 // examine refuses.
@@ -31,7 +45,24 @@ func (s *Service) convert(ctx context.Context, p *part, declared cloud.ImageForm
 	if !slices.Contains(converted[declared], is) {
 		return p, nil
 	}
-	disk, err := vdisk.Open(contextReaderAt{ctx, p.file}, p.size, is, vdisk.Options{MaxData: maxBytes})
+	select {
+	case s.conversions <- struct{}{}:
+		defer func() { <-s.conversions }()
+	case <-ctx.Done():
+		return p, ctx.Err()
+	}
+	limited, cancel := context.WithTimeout(ctx, s.convertTime)
+	defer cancel()
+	out, err := s.runConversion(limited, p, is)
+	if err != nil && ctx.Err() == nil && errors.Is(limited.Err(), context.DeadlineExceeded) {
+		return p, &userError{fmt.Sprintf("its conversion to QCOW2 took longer than %v; convert it with qemu-img convert -O qcow2", s.convertTime)}
+	}
+	return out, err
+}
+
+// runConversion converts the image p, whose bytes have the given format. The conversion ends when ctx ends.
+func (s *Service) runConversion(ctx context.Context, p *part, is qcow2.Format) (*part, error) {
+	disk, err := vdisk.Open(contextReaderAt{ctx, p.file}, p.size, is, vdisk.Options{MaxData: maxConverted})
 	if errors.Is(err, vdisk.ErrRefused) {
 		return p, &userError{err.Error()}
 	}

@@ -26,7 +26,8 @@
 //
 // The importer converts images of the formats VMDK, VHD and VHDX to QCOW2 with package vdisk. Package vdisk is pure Go
 // and reads no other file than the importer's copy. Therefore the conversion runs in the member, and not as qemu-img in
-// a sandbox of an agent, as the design had planned.
+// a sandbox of an agent, as the design had planned. A member converts one image at a time, and limits its time, its
+// memory and its output. An import ends when its image is deleted.
 //
 // Decisions of this version: An image becomes ERROR if the importer has not copied it within half an hour after the
 // call, or if no majority of the members has it half an hour after its record last changed. The reason then names the
@@ -41,6 +42,7 @@ import (
 	"context"
 	"log/slog"
 	"strings"
+	"time"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
 	"github.com/trivet-cloud/trivet/controlplane/compute/image/websource"
@@ -93,7 +95,10 @@ type Service struct {
 	// imports, fetches, pulls and partCalls are semaphores that limit concurrent imports of files and parts, imports of
 	// https sources, pulls and calls of UploadPart. The semaphore partBodies limits the parts that REST handlers
 	// receive concurrently, and scrubs the files that are verified concurrently.
-	imports, fetches, pulls, partCalls, partBodies, scrubs chan struct{}
+	// conversions limits concurrent conversions to QCOW2.
+	imports, fetches, pulls, partCalls, partBodies, scrubs, conversions chan struct{}
+	// convertTime is the constant of this name, except in tests.
+	convertTime time.Duration
 	// openPartCalls is a semaphore that limits the calls of UploadPart, including those that wait for partCalls.
 	openPartCalls chan struct{}
 	// importsOf, fetchesOf, openPartsOf and partBodiesOf limit, for each org, the imports of files and parts, the imports
@@ -108,6 +113,7 @@ func New(opts Options) *Service {
 		partCalls: make(chan struct{}, maxPartCalls), partBodies: make(chan struct{}, maxPartBodies), scrubs: make(chan struct{}, 1),
 		importsOf: newOrgLimit(maxImportsOf), fetchesOf: newOrgLimit(maxFetchesOf), openPartCalls: make(chan struct{}, maxOpenParts),
 		openPartsOf: newOrgLimit(maxOpenPartsOf), partBodiesOf: newOrgLimit(maxPartBodiesOf),
+		conversions: make(chan struct{}, maxConversions), convertTime: convertTime,
 	}
 	s.jobs = newBackgroundJobs(s.wakeUp, func(name string, err error) { opts.Log.Warn("image work failed", "work", name, "err", err) })
 	leader.Register(opts.Commands, s, createCommand, finishImportCommand, addHolderCommand, removeHolderCommand, updateCommand, deleteCommand,
