@@ -227,12 +227,20 @@ func (s *server) RemoveImage(_ context.Context, in *rbdv1.RemoveImageRequest) (*
 	})
 }
 
+// maxSameName is the maximum number of images with the same name that one call of remove deletes.
+const maxSameName = 100
+
 // remove deletes an image of a pool, if there is one. librbd moves an image to the trash before it deletes the image. If
-// that was interrupted, an image in the trash and a new image can have the same name. So remove calls librbd until no
-// image of that name is left.
+// that was interrupted, an image in the trash and a new image can have the same name, so remove deletes all of them.
 func remove(io *rados.IOContext, name string) error {
-	for {
-		err := rbd.RemoveImage(io, name)
+	return removeAll(name, func() error { return rbd.RemoveImage(io, name) })
+}
+
+// removeAll calls removeOne, which deletes one image, until there is none, but at most maxSameName times. If images are
+// left then, it returns an Aborted error, and the caller may repeat the call.
+func removeAll(name string, removeOne func() error) error {
+	for range maxSameName {
+		err := removeOne()
 		if isErrno(err, unix.ENOENT) {
 			return nil
 		}
@@ -240,4 +248,5 @@ func remove(io *rados.IOContext, name string) error {
 			return wrap("delete image "+name, err)
 		}
 	}
+	return status.Errorf(codes.Aborted, "delete image %s: after %d deletions an image still has this name", name, maxSameName)
 }

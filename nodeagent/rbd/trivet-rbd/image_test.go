@@ -1,0 +1,47 @@
+//go:build ceph
+
+package main
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// librbdError is an error as go-ceph returns it.
+type librbdError unix.Errno
+
+func (e librbdError) Error() string  { return fmt.Sprint("librbd: ", unix.Errno(e)) }
+func (e librbdError) ErrorCode() int { return -int(e) }
+
+// TestRemoveAll deletes several images of one name, as interrupted deletions leave them. It must end with the first
+// error, and after maxSameName deletions.
+func TestRemoveAll(t *testing.T) {
+	for name, c := range map[string]struct {
+		images int   // that can be deleted
+		then   error // the error of the next deletion
+		want   codes.Code
+		calls  int
+	}{
+		"no image":                      {0, librbdError(unix.ENOENT), codes.OK, 1},
+		"one image":                     {1, librbdError(unix.ENOENT), codes.OK, 2},
+		"two images in the trash":       {3, librbdError(unix.ENOENT), codes.OK, 4},
+		"one with clones":               {1, librbdError(unix.EBUSY), codes.FailedPrecondition, 2},
+		"one that always exists again":  {1 << 30, nil, codes.Aborted, maxSameName},
+		"a cluster that does not reply": {0, librbdError(unix.ETIMEDOUT), codes.Unavailable, 1},
+	} {
+		calls := 0
+		err := removeAll("image", func() error {
+			if calls++; calls > c.images {
+				return c.then
+			}
+			return nil
+		})
+		require.Equal(t, c.want, status.Code(err), "%s: %v", name, err)
+		require.Equal(t, c.calls, calls, name)
+	}
+}
