@@ -32,6 +32,7 @@ func TestCluster(t *testing.T) {
 	l.in("images", testImages)
 	l.in("bad input", testBadInput)
 	l.in("clones", testClones)
+	l.in("records", testRecords)
 	l.in("import and export", testImportAndExport)
 	l.in("interrupted import", testInterruptedImport)
 	l.in("blocked client", testBlockedClient)
@@ -97,6 +98,35 @@ func testBadInput(l *lab) {
 	_, err = l.client.BlockClients(l.Context(), &rbdv1.BlockClientsRequest{})
 	requireCode(l.T, codes.InvalidArgument, "seconds", err)
 	require.Empty(l, l.images())
+}
+
+// testRecords replaces the record of an image that does not exist, also with a second call that has read an old record.
+func testRecords(l *lab) {
+	get := func() string {
+		out, err := l.client.GetRecord(l.Context(), &rbdv1.GetRecordRequest{Name: name("r")})
+		require.NoError(l, err)
+		return string(out.GetData())
+	}
+	set := func(before, after string) error {
+		request := &rbdv1.SetRecordRequest{Name: name("r"), Before: []byte(before), After: []byte(after)}
+		_, err := l.client.SetRecord(l.Context(), request)
+		return err
+	}
+	require.Empty(l, get())
+	requireCode(l.T, codes.InvalidArgument, "required", set("", ""))
+	requireCode(l.T, codes.InvalidArgument, "at most", set("", strings.Repeat("x", 64<<10+1)))
+	requireCode(l.T, codes.Aborted, "has changed", set("other\n", "first\n"))
+	require.NoError(l, set("", "first\n"))
+	require.NoError(l, set("", "first\n"), "a repeated call")
+	requireCode(l.T, codes.Aborted, "has changed", set("", "second\n"))
+	requireCode(l.T, codes.Aborted, "has changed", set("firstly\n", "second\n"))
+	require.Equal(l, "first\n", get())
+	require.NoError(l, set("first\n", "the second\n"))
+	requireCode(l.T, codes.Aborted, "has changed", set("first\n", "third\n"))
+	require.Equal(l, "the second\n", get())
+	require.NoError(l, set("the second\n", ""))
+	require.NoError(l, set("the second\n", ""), "a repeated call")
+	require.Empty(l, get())
 }
 
 func testClones(l *lab) {

@@ -32,6 +32,7 @@ const User = "trivet"
 type Ceph struct {
 	FSID    string
 	Monitor string // in the form of mon_host
+	Address string // of the monitor: an IP address and the port of protocol version 2
 	Key     string // of User
 	// Conf is the path of a ceph.conf for the administrator.
 	Conf string
@@ -56,7 +57,7 @@ func Start(t testing.TB) *Ceph {
 	pid := os.Getpid()
 	ip := fmt.Sprintf("127.%d.%d.%d", 200+pid%50, pid/50%250+1, pid/12500%250+1)
 	c := &Ceph{
-		FSID: uuid.NewString(), Monitor: fmt.Sprintf("[v2:%s:3300,v1:%[1]s:6789]", ip), Conf: filepath.Join(dir, "ceph.conf"),
+		FSID: uuid.NewString(), Monitor: fmt.Sprintf("[v2:%s:3300,v1:%[1]s:6789]", ip), Address: ip + ":3300", Conf: filepath.Join(dir, "ceph.conf"),
 		t: t, dir: dir,
 	}
 	c.write(ip)
@@ -77,11 +78,17 @@ func (c *Ceph) Connect() *rbdv1.ConnectRequest {
 // Run runs a program of Ceph as the cluster's administrator, and returns its standard output.
 func (c *Ceph) Run(program string, args ...string) string {
 	c.t.Helper()
+	return strings.TrimSpace(string(c.Output(program, args...)))
+}
+
+// Output is like Run, but returns all bytes, also space at the beginning and the end.
+func (c *Ceph) Output(program string, args ...string) []byte {
+	c.t.Helper()
 	cmd := c.Command(program, args...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	require.NoError(c.t, cmd.Run(), "%s %s: %s", program, strings.Join(args, " "), &stderr)
-	return strings.TrimSpace(stdout.String())
+	return stdout.Bytes()
 }
 
 // Command returns a command that runs a program as the cluster's administrator.
@@ -91,7 +98,20 @@ func (c *Ceph) Command(program string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// Pause stops the OSD process (SIGSTOP), so that the cluster answers no request for data until Continue is called.
+// Stop ends all daemons of the cluster. Their data stays, and Restart starts them again.
+func (c *Ceph) Stop() {
+	c.end(c.osd)
+	c.end(c.mon)
+}
+
+// Restart starts the daemons again after Stop.
+func (c *Ceph) Restart() {
+	c.mon = c.start("ceph-mon", "-f", "-i", "a")
+	c.osd = c.start("ceph-osd", "-f", "-i", "0")
+}
+
+// Pause stops the OSD process (SIGSTOP), so that the cluster answers no request for data until Continue is called. The
+// pause must be shorter than 16 s: after a longer one, an OSD without peers never gets its read lease back.
 func (c *Ceph) Pause() { require.NoError(c.t, c.osd.Process.Signal(syscall.SIGSTOP)) }
 
 // Continue ends Pause.

@@ -1016,6 +1016,157 @@ func (x *RemoveSnapshotRequest) GetName() *SnapshotName {
 	return nil
 }
 
+type GetRecordRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          *ImageName             `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetRecordRequest) Reset() {
+	*x = GetRecordRequest{}
+	mi := &file_rbd_v1_rbd_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetRecordRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetRecordRequest) ProtoMessage() {}
+
+func (x *GetRecordRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rbd_v1_rbd_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetRecordRequest.ProtoReflect.Descriptor instead.
+func (*GetRecordRequest) Descriptor() ([]byte, []int) {
+	return file_rbd_v1_rbd_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *GetRecordRequest) GetName() *ImageName {
+	if x != nil {
+		return x.Name
+	}
+	return nil
+}
+
+type Record struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 64 KiB.
+	Data          []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Record) Reset() {
+	*x = Record{}
+	mi := &file_rbd_v1_rbd_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Record) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Record) ProtoMessage() {}
+
+func (x *Record) ProtoReflect() protoreflect.Message {
+	mi := &file_rbd_v1_rbd_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Record.ProtoReflect.Descriptor instead.
+func (*Record) Descriptor() ([]byte, []int) {
+	return file_rbd_v1_rbd_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Record) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type SetRecordRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  *ImageName             `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The record that the image must have. Empty: none. No record may be the beginning of another one.
+	Before []byte `protobuf:"bytes,2,opt,name=before,proto3" json:"before,omitempty"`
+	// The new record. Empty: none.
+	After         []byte `protobuf:"bytes,3,opt,name=after,proto3" json:"after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetRecordRequest) Reset() {
+	*x = SetRecordRequest{}
+	mi := &file_rbd_v1_rbd_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetRecordRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetRecordRequest) ProtoMessage() {}
+
+func (x *SetRecordRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rbd_v1_rbd_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetRecordRequest.ProtoReflect.Descriptor instead.
+func (*SetRecordRequest) Descriptor() ([]byte, []int) {
+	return file_rbd_v1_rbd_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *SetRecordRequest) GetName() *ImageName {
+	if x != nil {
+		return x.Name
+	}
+	return nil
+}
+
+func (x *SetRecordRequest) GetBefore() []byte {
+	if x != nil {
+		return x.Before
+	}
+	return nil
+}
+
+func (x *SetRecordRequest) GetAfter() []byte {
+	if x != nil {
+		return x.After
+	}
+	return nil
+}
+
 type BlockClientsRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Clients []string               `protobuf:"bytes,1,rep,name=clients,proto3" json:"clients,omitempty"`
@@ -1027,7 +1178,7 @@ type BlockClientsRequest struct {
 
 func (x *BlockClientsRequest) Reset() {
 	*x = BlockClientsRequest{}
-	mi := &file_rbd_v1_rbd_proto_msgTypes[18]
+	mi := &file_rbd_v1_rbd_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1039,7 +1190,7 @@ func (x *BlockClientsRequest) String() string {
 func (*BlockClientsRequest) ProtoMessage() {}
 
 func (x *BlockClientsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rbd_v1_rbd_proto_msgTypes[18]
+	mi := &file_rbd_v1_rbd_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1052,7 +1203,7 @@ func (x *BlockClientsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockClientsRequest.ProtoReflect.Descriptor instead.
 func (*BlockClientsRequest) Descriptor() ([]byte, []int) {
-	return file_rbd_v1_rbd_proto_rawDescGZIP(), []int{18}
+	return file_rbd_v1_rbd_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *BlockClientsRequest) GetClients() []string {
@@ -1131,10 +1282,18 @@ const file_rbd_v1_rbd_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\v2\x14.rbd.v1.SnapshotNameR\x04name\x12\x18\n" +
 	"\aprotect\x18\x02 \x01(\bR\aprotect\"A\n" +
 	"\x15RemoveSnapshotRequest\x12(\n" +
-	"\x04name\x18\x01 \x01(\v2\x14.rbd.v1.SnapshotNameR\x04name\"I\n" +
+	"\x04name\x18\x01 \x01(\v2\x14.rbd.v1.SnapshotNameR\x04name\"9\n" +
+	"\x10GetRecordRequest\x12%\n" +
+	"\x04name\x18\x01 \x01(\v2\x11.rbd.v1.ImageNameR\x04name\"\x1c\n" +
+	"\x06Record\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"g\n" +
+	"\x10SetRecordRequest\x12%\n" +
+	"\x04name\x18\x01 \x01(\v2\x11.rbd.v1.ImageNameR\x04name\x12\x16\n" +
+	"\x06before\x18\x02 \x01(\fR\x06before\x12\x14\n" +
+	"\x05after\x18\x03 \x01(\fR\x05after\"I\n" +
 	"\x13BlockClientsRequest\x12\x18\n" +
 	"\aclients\x18\x01 \x03(\tR\aclients\x12\x18\n" +
-	"\aseconds\x18\x02 \x01(\rR\aseconds2\xe8\x06\n" +
+	"\aseconds\x18\x02 \x01(\rR\aseconds2\xde\a\n" +
 	"\n" +
 	"RbdService\x129\n" +
 	"\aConnect\x12\x16.rbd.v1.ConnectRequest\x1a\x16.google.protobuf.Empty\x12A\n" +
@@ -1150,7 +1309,9 @@ const file_rbd_v1_rbd_proto_rawDesc = "" +
 	"\fFlattenImage\x12\x1b.rbd.v1.FlattenImageRequest\x1a\x16.google.protobuf.Empty\x12A\n" +
 	"\vRemoveImage\x12\x1a.rbd.v1.RemoveImageRequest\x1a\x16.google.protobuf.Empty\x12G\n" +
 	"\x0eCreateSnapshot\x12\x1d.rbd.v1.CreateSnapshotRequest\x1a\x16.google.protobuf.Empty\x12G\n" +
-	"\x0eRemoveSnapshot\x12\x1d.rbd.v1.RemoveSnapshotRequest\x1a\x16.google.protobuf.Empty\x12C\n" +
+	"\x0eRemoveSnapshot\x12\x1d.rbd.v1.RemoveSnapshotRequest\x1a\x16.google.protobuf.Empty\x125\n" +
+	"\tGetRecord\x12\x18.rbd.v1.GetRecordRequest\x1a\x0e.rbd.v1.Record\x12=\n" +
+	"\tSetRecord\x12\x18.rbd.v1.SetRecordRequest\x1a\x16.google.protobuf.Empty\x12C\n" +
 	"\fBlockClients\x12\x1b.rbd.v1.BlockClientsRequest\x1a\x16.google.protobuf.EmptyB4Z2github.com/trivet-cloud/trivet/protos/rbd/v1;rbdv1b\x06proto3"
 
 var (
@@ -1165,7 +1326,7 @@ func file_rbd_v1_rbd_proto_rawDescGZIP() []byte {
 	return file_rbd_v1_rbd_proto_rawDescData
 }
 
-var file_rbd_v1_rbd_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_rbd_v1_rbd_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_rbd_v1_rbd_proto_goTypes = []any{
 	(*ConnectRequest)(nil),        // 0: rbd.v1.ConnectRequest
 	(*ImageName)(nil),             // 1: rbd.v1.ImageName
@@ -1185,8 +1346,11 @@ var file_rbd_v1_rbd_proto_goTypes = []any{
 	(*RemoveImageRequest)(nil),    // 15: rbd.v1.RemoveImageRequest
 	(*CreateSnapshotRequest)(nil), // 16: rbd.v1.CreateSnapshotRequest
 	(*RemoveSnapshotRequest)(nil), // 17: rbd.v1.RemoveSnapshotRequest
-	(*BlockClientsRequest)(nil),   // 18: rbd.v1.BlockClientsRequest
-	(*emptypb.Empty)(nil),         // 19: google.protobuf.Empty
+	(*GetRecordRequest)(nil),      // 18: rbd.v1.GetRecordRequest
+	(*Record)(nil),                // 19: rbd.v1.Record
+	(*SetRecordRequest)(nil),      // 20: rbd.v1.SetRecordRequest
+	(*BlockClientsRequest)(nil),   // 21: rbd.v1.BlockClientsRequest
+	(*emptypb.Empty)(nil),         // 22: google.protobuf.Empty
 }
 var file_rbd_v1_rbd_proto_depIdxs = []int32{
 	1,  // 0: rbd.v1.SnapshotName.image:type_name -> rbd.v1.ImageName
@@ -1204,37 +1368,43 @@ var file_rbd_v1_rbd_proto_depIdxs = []int32{
 	1,  // 12: rbd.v1.RemoveImageRequest.name:type_name -> rbd.v1.ImageName
 	2,  // 13: rbd.v1.CreateSnapshotRequest.name:type_name -> rbd.v1.SnapshotName
 	2,  // 14: rbd.v1.RemoveSnapshotRequest.name:type_name -> rbd.v1.SnapshotName
-	0,  // 15: rbd.v1.RbdService.Connect:input_type -> rbd.v1.ConnectRequest
-	3,  // 16: rbd.v1.RbdService.CreateImage:input_type -> rbd.v1.CreateImageRequest
-	4,  // 17: rbd.v1.RbdService.CloneImage:input_type -> rbd.v1.CloneImageRequest
-	5,  // 18: rbd.v1.RbdService.ImportImage:input_type -> rbd.v1.ImportImageRequest
-	7,  // 19: rbd.v1.RbdService.ExportImage:input_type -> rbd.v1.ExportImageRequest
-	8,  // 20: rbd.v1.RbdService.GetImage:input_type -> rbd.v1.GetImageRequest
-	11, // 21: rbd.v1.RbdService.ListImages:input_type -> rbd.v1.ListImagesRequest
-	13, // 22: rbd.v1.RbdService.ResizeImage:input_type -> rbd.v1.ResizeImageRequest
-	14, // 23: rbd.v1.RbdService.FlattenImage:input_type -> rbd.v1.FlattenImageRequest
-	15, // 24: rbd.v1.RbdService.RemoveImage:input_type -> rbd.v1.RemoveImageRequest
-	16, // 25: rbd.v1.RbdService.CreateSnapshot:input_type -> rbd.v1.CreateSnapshotRequest
-	17, // 26: rbd.v1.RbdService.RemoveSnapshot:input_type -> rbd.v1.RemoveSnapshotRequest
-	18, // 27: rbd.v1.RbdService.BlockClients:input_type -> rbd.v1.BlockClientsRequest
-	19, // 28: rbd.v1.RbdService.Connect:output_type -> google.protobuf.Empty
-	19, // 29: rbd.v1.RbdService.CreateImage:output_type -> google.protobuf.Empty
-	19, // 30: rbd.v1.RbdService.CloneImage:output_type -> google.protobuf.Empty
-	19, // 31: rbd.v1.RbdService.ImportImage:output_type -> google.protobuf.Empty
-	6,  // 32: rbd.v1.RbdService.ExportImage:output_type -> rbd.v1.Extent
-	9,  // 33: rbd.v1.RbdService.GetImage:output_type -> rbd.v1.Image
-	12, // 34: rbd.v1.RbdService.ListImages:output_type -> rbd.v1.ListImagesResponse
-	19, // 35: rbd.v1.RbdService.ResizeImage:output_type -> google.protobuf.Empty
-	19, // 36: rbd.v1.RbdService.FlattenImage:output_type -> google.protobuf.Empty
-	19, // 37: rbd.v1.RbdService.RemoveImage:output_type -> google.protobuf.Empty
-	19, // 38: rbd.v1.RbdService.CreateSnapshot:output_type -> google.protobuf.Empty
-	19, // 39: rbd.v1.RbdService.RemoveSnapshot:output_type -> google.protobuf.Empty
-	19, // 40: rbd.v1.RbdService.BlockClients:output_type -> google.protobuf.Empty
-	28, // [28:41] is the sub-list for method output_type
-	15, // [15:28] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	1,  // 15: rbd.v1.GetRecordRequest.name:type_name -> rbd.v1.ImageName
+	1,  // 16: rbd.v1.SetRecordRequest.name:type_name -> rbd.v1.ImageName
+	0,  // 17: rbd.v1.RbdService.Connect:input_type -> rbd.v1.ConnectRequest
+	3,  // 18: rbd.v1.RbdService.CreateImage:input_type -> rbd.v1.CreateImageRequest
+	4,  // 19: rbd.v1.RbdService.CloneImage:input_type -> rbd.v1.CloneImageRequest
+	5,  // 20: rbd.v1.RbdService.ImportImage:input_type -> rbd.v1.ImportImageRequest
+	7,  // 21: rbd.v1.RbdService.ExportImage:input_type -> rbd.v1.ExportImageRequest
+	8,  // 22: rbd.v1.RbdService.GetImage:input_type -> rbd.v1.GetImageRequest
+	11, // 23: rbd.v1.RbdService.ListImages:input_type -> rbd.v1.ListImagesRequest
+	13, // 24: rbd.v1.RbdService.ResizeImage:input_type -> rbd.v1.ResizeImageRequest
+	14, // 25: rbd.v1.RbdService.FlattenImage:input_type -> rbd.v1.FlattenImageRequest
+	15, // 26: rbd.v1.RbdService.RemoveImage:input_type -> rbd.v1.RemoveImageRequest
+	16, // 27: rbd.v1.RbdService.CreateSnapshot:input_type -> rbd.v1.CreateSnapshotRequest
+	17, // 28: rbd.v1.RbdService.RemoveSnapshot:input_type -> rbd.v1.RemoveSnapshotRequest
+	18, // 29: rbd.v1.RbdService.GetRecord:input_type -> rbd.v1.GetRecordRequest
+	20, // 30: rbd.v1.RbdService.SetRecord:input_type -> rbd.v1.SetRecordRequest
+	21, // 31: rbd.v1.RbdService.BlockClients:input_type -> rbd.v1.BlockClientsRequest
+	22, // 32: rbd.v1.RbdService.Connect:output_type -> google.protobuf.Empty
+	22, // 33: rbd.v1.RbdService.CreateImage:output_type -> google.protobuf.Empty
+	22, // 34: rbd.v1.RbdService.CloneImage:output_type -> google.protobuf.Empty
+	22, // 35: rbd.v1.RbdService.ImportImage:output_type -> google.protobuf.Empty
+	6,  // 36: rbd.v1.RbdService.ExportImage:output_type -> rbd.v1.Extent
+	9,  // 37: rbd.v1.RbdService.GetImage:output_type -> rbd.v1.Image
+	12, // 38: rbd.v1.RbdService.ListImages:output_type -> rbd.v1.ListImagesResponse
+	22, // 39: rbd.v1.RbdService.ResizeImage:output_type -> google.protobuf.Empty
+	22, // 40: rbd.v1.RbdService.FlattenImage:output_type -> google.protobuf.Empty
+	22, // 41: rbd.v1.RbdService.RemoveImage:output_type -> google.protobuf.Empty
+	22, // 42: rbd.v1.RbdService.CreateSnapshot:output_type -> google.protobuf.Empty
+	22, // 43: rbd.v1.RbdService.RemoveSnapshot:output_type -> google.protobuf.Empty
+	19, // 44: rbd.v1.RbdService.GetRecord:output_type -> rbd.v1.Record
+	22, // 45: rbd.v1.RbdService.SetRecord:output_type -> google.protobuf.Empty
+	22, // 46: rbd.v1.RbdService.BlockClients:output_type -> google.protobuf.Empty
+	32, // [32:47] is the sub-list for method output_type
+	17, // [17:32] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_rbd_v1_rbd_proto_init() }
@@ -1248,7 +1418,7 @@ func file_rbd_v1_rbd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rbd_v1_rbd_proto_rawDesc), len(file_rbd_v1_rbd_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -47,6 +47,8 @@ const (
 	RbdService_RemoveImage_FullMethodName    = "/rbd.v1.RbdService/RemoveImage"
 	RbdService_CreateSnapshot_FullMethodName = "/rbd.v1.RbdService/CreateSnapshot"
 	RbdService_RemoveSnapshot_FullMethodName = "/rbd.v1.RbdService/RemoveSnapshot"
+	RbdService_GetRecord_FullMethodName      = "/rbd.v1.RbdService/GetRecord"
+	RbdService_SetRecord_FullMethodName      = "/rbd.v1.RbdService/SetRecord"
 	RbdService_BlockClients_FullMethodName   = "/rbd.v1.RbdService/BlockClients"
 )
 
@@ -93,6 +95,13 @@ type RbdServiceClient interface {
 	// RemoveSnapshot ends the protection of a snapshot and deletes it. It succeeds if the snapshot does not exist.
 	// FAILED_PRECONDITION: the snapshot has clones.
 	RemoveSnapshot(ctx context.Context, in *RemoveSnapshotRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
+	// GetRecord returns the record of an image: bytes that the agents of all hosts share, in an object beside the image.
+	// The record can exist without the image. The response is empty if there is no record.
+	GetRecord(ctx context.Context, in *GetRecordRequest, opts ...grpc.CallOption) (*Record, error)
+	// SetRecord replaces the record of an image in one atomic step, unless the record has changed since it was read. The
+	// record is durable when the call returns. ABORTED: the record is neither the expected one nor
+	// the new one. INVALID_ARGUMENT: both are empty or longer than 64 KiB.
+	SetRecord(ctx context.Context, in *SetRecordRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
 	// BlockClients makes the cluster refuse all requests of some clients for a time (Ceph's blocklist). After
 	// BlockClients has returned, a client that connects anew can rely on this: once the cluster has executed one of its
 	// requests, no earlier write of the blocked clients takes effect any more. INVALID_ARGUMENT: seconds is out of range,
@@ -240,6 +249,26 @@ func (c *rbdServiceClient) RemoveSnapshot(ctx context.Context, in *RemoveSnapsho
 	return out, nil
 }
 
+func (c *rbdServiceClient) GetRecord(ctx context.Context, in *GetRecordRequest, opts ...grpc.CallOption) (*Record, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Record)
+	err := c.cc.Invoke(ctx, RbdService_GetRecord_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *rbdServiceClient) SetRecord(ctx context.Context, in *SetRecordRequest, opts ...grpc.CallOption) (*emptypb.Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(emptypb.Empty)
+	err := c.cc.Invoke(ctx, RbdService_SetRecord_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *rbdServiceClient) BlockClients(ctx context.Context, in *BlockClientsRequest, opts ...grpc.CallOption) (*emptypb.Empty, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(emptypb.Empty)
@@ -293,6 +322,13 @@ type RbdServiceServer interface {
 	// RemoveSnapshot ends the protection of a snapshot and deletes it. It succeeds if the snapshot does not exist.
 	// FAILED_PRECONDITION: the snapshot has clones.
 	RemoveSnapshot(context.Context, *RemoveSnapshotRequest) (*emptypb.Empty, error)
+	// GetRecord returns the record of an image: bytes that the agents of all hosts share, in an object beside the image.
+	// The record can exist without the image. The response is empty if there is no record.
+	GetRecord(context.Context, *GetRecordRequest) (*Record, error)
+	// SetRecord replaces the record of an image in one atomic step, unless the record has changed since it was read. The
+	// record is durable when the call returns. ABORTED: the record is neither the expected one nor
+	// the new one. INVALID_ARGUMENT: both are empty or longer than 64 KiB.
+	SetRecord(context.Context, *SetRecordRequest) (*emptypb.Empty, error)
 	// BlockClients makes the cluster refuse all requests of some clients for a time (Ceph's blocklist). After
 	// BlockClients has returned, a client that connects anew can rely on this: once the cluster has executed one of its
 	// requests, no earlier write of the blocked clients takes effect any more. INVALID_ARGUMENT: seconds is out of range,
@@ -343,6 +379,12 @@ func (UnimplementedRbdServiceServer) CreateSnapshot(context.Context, *CreateSnap
 }
 func (UnimplementedRbdServiceServer) RemoveSnapshot(context.Context, *RemoveSnapshotRequest) (*emptypb.Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method RemoveSnapshot not implemented")
+}
+func (UnimplementedRbdServiceServer) GetRecord(context.Context, *GetRecordRequest) (*Record, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetRecord not implemented")
+}
+func (UnimplementedRbdServiceServer) SetRecord(context.Context, *SetRecordRequest) (*emptypb.Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetRecord not implemented")
 }
 func (UnimplementedRbdServiceServer) BlockClients(context.Context, *BlockClientsRequest) (*emptypb.Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method BlockClients not implemented")
@@ -566,6 +608,42 @@ func _RbdService_RemoveSnapshot_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _RbdService_GetRecord_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetRecordRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RbdServiceServer).GetRecord(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: RbdService_GetRecord_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RbdServiceServer).GetRecord(ctx, req.(*GetRecordRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _RbdService_SetRecord_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetRecordRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RbdServiceServer).SetRecord(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: RbdService_SetRecord_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RbdServiceServer).SetRecord(ctx, req.(*SetRecordRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _RbdService_BlockClients_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(BlockClientsRequest)
 	if err := dec(in); err != nil {
@@ -630,6 +708,14 @@ var RbdService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RemoveSnapshot",
 			Handler:    _RbdService_RemoveSnapshot_Handler,
+		},
+		{
+			MethodName: "GetRecord",
+			Handler:    _RbdService_GetRecord_Handler,
+		},
+		{
+			MethodName: "SetRecord",
+			Handler:    _RbdService_SetRecord_Handler,
 		},
 		{
 			MethodName: "BlockClients",
