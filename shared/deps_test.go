@@ -143,7 +143,7 @@ var others = map[string][]string{
 	"nodeagent/cgroup":    {"shared/retry"},
 	"nodeagent/console":   {},
 	"nodeagent/disk":      {"shared/qcow2", "shared/mutant", "shared/atomicfile"},
-	"nodeagent/volume":    {"nodeagent/disk", "shared/qcow2", "shared/mutant", "shared/atomicfile"},
+	"nodeagent/volume":    {"nodeagent/disk", "nodeagent/rbd", "protos/rbd/v1", "shared/qcow2", "shared/mutant", "shared/atomicfile"},
 	"nodeagent/qemu":      {"nodeagent/qmp", "nodeagent/cgroup", "nodeagent/console", "shared/qcow2", "shared/mutant", "shared/atomicfile"},
 	"nodeagent/nsthread":  {"shared/mutant"},
 	"nodeagent/netspace":  {"nodeagent/nsthread"},
@@ -160,7 +160,7 @@ var others = map[string][]string{
 	"nodeagent/resolver":  {"nodeagent/nsthread", "shared/cloud", "shared/mutant"},
 	"nodeagent/metadata":  {"shared/cloudinit", "nodeagent/nsthread", "shared/cloud", "shared/mutant"},
 	"nodeagent/rbd":       {"protos/rbd/v1"},
-	"nodeagent/storage":   {"nodeagent/volume", "nodeagent/disk", "protos/…", "shared/…"},
+	"nodeagent/storage":   {"nodeagent/volume", "nodeagent/disk", "nodeagent/rbd", "protos/…", "shared/…"},
 	"nodeagent/reconcile": {"shared/…", "protos/agent/v1"},
 	"nodeagent/machine":   {"nodeagent/…", "protos/…", "shared/…"},
 	"nodeagent/uplink":    {"protos/…", "shared/…"},
@@ -218,7 +218,7 @@ var inTests = map[string][]string{
 	"controlplane/kv/watch":   {"controlplane/engine/mvcc/command"},
 	"nodeagent/machine":       {"images/guest"}, // its package computes the data that a guest writes to its volumes
 	"nodeagent":               {"docs/docstest"},
-	"e2e":                     {"cli/openid/openidtest", "controlplane/money/credit/ledger", "nodeagent/cgroup", "nodeagent/firewall/frametest", "nodeagent/ipsec"},
+	"e2e":                     {"cli/openid/openidtest", "controlplane/money/credit/ledger", "nodeagent/cgroup", "nodeagent/firewall/frametest", "nodeagent/ipsec", "nodeagent/rbd/rbdtest"},
 	"e2e/history":             {"shared/fault"},
 }
 

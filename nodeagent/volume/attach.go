@@ -11,8 +11,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// Files are the open files of a volume for QEMU.
+// Files are the open files of a volume for QEMU, or its RBD image.
 type Files struct {
+	// RBD is the image that QEMU opens, for a volume of an RBDPool. Such a volume has no files.
+	RBD     *RBDImage
 	Content *os.File     // read and write
 	Format  qcow2.Format // of Content
 	Base    *os.File     // the image, read only; nil without an image

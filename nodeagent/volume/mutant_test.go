@@ -17,4 +17,9 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.FlushOpenVolume, TestOpenVolumeIsLocked)
 	mutanttest.Notices(t, mutant.FlattenOverlayOnly, TestFlatten)
 	mutanttest.Notices(t, mutant.RecordIncomplete, TestRecordFlattened)
+	for _, name := range []string{
+		mutant.OpenStaleVolume, mutant.OpenVolumeTwice, mutant.FlushOpenVolume, mutant.OpenUnflushedImage, mutant.OpenBeforeRecord,
+	} {
+		mutanttest.Notices(t, name, TestRBDAttachments)
+	}
 }

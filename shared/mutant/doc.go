@@ -38,6 +38,8 @@ const (
 	FlattenEarly       = "flatten-early"        // a volume counts as independent of its image before its host has reported that: shared/cloud
 	FlattenOverlayOnly = "flatten-overlay-only" // flattening copies only the overlay, and not the image: nodeagent/volume
 	RecordIncomplete   = "record-incomplete"    // a volume counts as flattened although its file lacks a part of the image: nodeagent/volume
+	OpenUnflushedImage = "open-unflushed-image" // an RBD image is opened although its last attachment is not flushed: nodeagent/volume
+	OpenBeforeRecord   = "open-before-record"   // an RBD image is opened before its attachment is recorded in the cluster: nodeagent/volume
 	FlushOpenVolume    = "flush-open-volume"    // a volume counts as flushed although a process has it open: nodeagent/volume
 	ExpireEarly        = "expire-early"         // a new leader ends leases before their TTL has passed: controlplane/kv/lessor, controlplane/kv
 	ExpireDeposed      = "expire-deposed"       // a former leader can still end leases: controlplane/kv

@@ -1,0 +1,153 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	rbdv1 "github.com/trivet-cloud/trivet/protos/rbd/v1"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// blockSeconds is how long the Ceph cluster refuses a client that did not close the image, in seconds. No request of an
+// ended process arrives later.
+const blockSeconds = 3600
+
+// Open returns the image of a volume, which QEMU then opens for a VM. Before Open returns, it writes the attachment to
+// the record in the cluster. The error wraps [ErrStale] if the volume was opened for a later attachment, and [ErrInUse]
+// if a client has the image open, or the content of the last attachment is not complete.
+func (p *RBDPool) Open(ctx context.Context, id string, a Attachment) (Files, error) {
+	var files Files
+	err := p.change(ctx, func() (err error) {
+		files, err = p.open(ctx, id, a)
+		return err
+	})
+	if err != nil {
+		return Files{}, fmt.Errorf("open volume %s: %w", id, err)
+	}
+	return files, nil
+}
+
+func (p *RBDPool) open(ctx context.Context, id string, a Attachment) (Files, error) {
+	r, text, err := p.read(ctx, id)
+	if err != nil {
+		return Files{}, err
+	}
+	if r.State != ready {
+		return Files{}, ErrNotFound
+	}
+	if err := r.admit(a); err != nil {
+		return Files{}, err
+	}
+	last := r.Attachment.Generation
+	if a.Generation > last && r.Flushed < last && !mutant.On(mutant.OpenUnflushedImage) {
+		return Files{}, fmt.Errorf("%w: the content of attachment %d is not complete yet", ErrInUse, last)
+	}
+	if !mutant.On(mutant.OpenVolumeTwice) {
+		if _, err := p.closed(ctx, id); err != nil {
+			return Files{}, err
+		}
+	}
+	r.Attachment, r.Flushed = a, min(r.Flushed, a.Generation-1)
+	if !mutant.On(mutant.OpenBeforeRecord) {
+		if _, err := p.write(ctx, id, text, r); err != nil {
+			return Files{}, err
+		}
+	}
+	return Files{Size: r.Size, RBD: &RBDImage{
+		Monitors: p.o.Monitors, Pool: p.o.Pool, Image: volumeImage(id), User: p.o.User, Key: p.o.Key,
+	}}, nil
+}
+
+// closed waits until no client has the image of a volume open, for at most closeTimeout. If clients remain, it returns
+// them and an error that wraps ErrInUse.
+func (p *RBDPool) closed(ctx context.Context, id string) (clients []string, err error) {
+	waiting, cancel := context.WithTimeout(ctx, closeTimeout)
+	defer cancel()
+	for {
+		i, err := p.image(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		clients := i.GetClients()
+		if len(clients) == 0 {
+			return nil, nil
+		}
+		if sleep(waiting, 10*lockPause) != nil {
+			return clients, fmt.Errorf("%w (%s)", ErrInUse, strings.Join(clients, ", "))
+		}
+	}
+}
+
+// Release records that the content of a volume is complete up to the generation of a. The process that had the volume
+// open must have ended or have closed the image. The Ceph cluster still lists a process that was killed: Release makes
+// the cluster refuse all requests of such a client, so that none of its writes takes effect later. The error wraps
+// [ErrStale] if the volume was opened for a later attachment. A volume that does not exist is no error. A second call
+// does nothing.
+func (p *RBDPool) Release(ctx context.Context, id string, a Attachment) error {
+	if err := p.change(ctx, func() error { return p.release(ctx, id, a) }); err != nil {
+		return fmt.Errorf("release volume %s: %w", id, err)
+	}
+	return nil
+}
+
+func (p *RBDPool) release(ctx context.Context, id string, a Attachment) error {
+	r, text, err := p.read(ctx, id)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	case r.State != ready || r.Flushed >= a.Generation && a.Generation >= r.Attachment.Generation:
+		return nil
+	}
+	if err := r.admit(a); err != nil {
+		return err
+	}
+	if !mutant.On(mutant.FlushOpenVolume) {
+		clients, err := p.closed(ctx, id)
+		if errors.Is(err, ErrInUse) {
+			request := &rbdv1.BlockClientsRequest{Clients: clients, Seconds: blockSeconds}
+			_, err = p.o.Client.BlockClients(ctx, request)
+		}
+		if err != nil {
+			return rbdError(err)
+		}
+	}
+	r.Attachment, r.Flushed = a, a.Generation
+	_, err = p.write(ctx, id, text, r)
+	return err
+}
+
+// Detach ends the attachments up to a generation: no VM may open the volume for them any more. It records that the
+// content is complete. The error wraps [ErrInUse] if a client has the image open, and [ErrStale] if the volume was
+// opened for a later attachment. A second call does nothing.
+func (p *RBDPool) Detach(ctx context.Context, id string, generation uint64) error {
+	if err := p.change(ctx, func() error { return p.detach(ctx, id, generation) }); err != nil {
+		return fmt.Errorf("detach volume %s: %w", id, err)
+	}
+	return nil
+}
+
+func (p *RBDPool) detach(ctx context.Context, id string, generation uint64) error {
+	r, text, err := p.read(ctx, id)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	case r.State != ready || r.Detached >= generation && r.Flushed >= generation:
+		return nil
+	case generation < r.Attachment.Generation:
+		return fmt.Errorf("%w: generation %d is older than %d", ErrStale, generation, r.Attachment.Generation)
+	}
+	if r.Flushed < r.Attachment.Generation && !mutant.On(mutant.FlushOpenVolume) {
+		if _, err := p.closed(ctx, id); err != nil {
+			return err
+		}
+	}
+	r.Detached, r.Flushed = max(r.Detached, generation), max(r.Flushed, generation)
+	_, err = p.write(ctx, id, text, r)
+	return err
+}

@@ -1,0 +1,156 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+
+	rbdv1 "github.com/trivet-cloud/trivet/protos/rbd/v1"
+	"github.com/trivet-cloud/trivet/shared/qcow2"
+)
+
+// Create makes a volume, unless the pool has it already. If the existing volume is larger than v, Create returns nil,
+// because the volume may have grown. Several hosts may call Create for the same volume. The error wraps [ErrRefused] if
+// the volume cannot be made.
+func (p *RBDPool) Create(ctx context.Context, v Volume) error {
+	if err := p.change(ctx, func() error { return p.create(ctx, v) }); err != nil {
+		return fmt.Errorf("make volume %s: %w", v.ID, err)
+	}
+	return nil
+}
+
+func (p *RBDPool) create(ctx context.Context, v Volume) error {
+	if v.Size == 0 || v.Size%512 != 0 || v.Size > qcow2.MaxVirtualSize {
+		return fmt.Errorf("%w: the volume has %d bytes", ErrRefused, v.Size)
+	}
+	r, text, err := p.read(ctx, v.ID)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		r = record{State: creating, Size: v.Size, Image: v.Image, Format: v.format()}
+		if err := p.checkAbsent(ctx, v.ID); err != nil {
+			return err
+		}
+	case err != nil:
+		return err
+	case r.State == ready:
+		if err := r.matches(v); err != nil {
+			return err
+		}
+		_, err := p.image(ctx, v.ID)
+		return err
+	}
+	if err := r.matches(v); err != nil {
+		return err
+	}
+	if v.Image != nil {
+		if err := p.ensureBase(ctx, *v.Image, v.Size); err != nil {
+			return err
+		}
+	}
+	if text, err = p.write(ctx, v.ID, text, r); err != nil {
+		return err
+	}
+	if err := p.makeImage(ctx, v); err != nil {
+		return err
+	}
+	r.State = ready
+	_, err = p.write(ctx, v.ID, text, r)
+	return err
+}
+
+// checkAbsent returns an error if the pool has an image with the name of a volume that has no record.
+func (p *RBDPool) checkAbsent(ctx context.Context, id string) error {
+	_, err := p.o.Client.GetImage(ctx, &rbdv1.GetImageRequest{Name: p.name(volumeImage(id))})
+	switch {
+	case err == nil:
+		return fmt.Errorf("%w: the Ceph pool has an image with the name of the volume, and no record of it", ErrRefused)
+	case isCode(err, codes.NotFound):
+		return nil // A missing pool is reported by the next call.
+	}
+	return rbdError(err)
+}
+
+// makeImage makes the RBD image of a volume: a clone of the base image, or an empty image.
+func (p *RBDPool) makeImage(ctx context.Context, v Volume) error {
+	name := p.name(volumeImage(v.ID))
+	if v.Image == nil {
+		_, err := p.o.Client.CreateImage(ctx, &rbdv1.CreateImageRequest{Name: name, Size: v.Size})
+		return rbdError(err)
+	}
+	if _, err := p.o.Client.CloneImage(ctx, &rbdv1.CloneImageRequest{Parent: p.base(*v.Image), Name: name}); err != nil {
+		return rbdError(err)
+	}
+	_, err := p.o.Client.ResizeImage(ctx, &rbdv1.ResizeImageRequest{Name: name, Size: v.Size})
+	return rbdError(err)
+}
+
+// Resize grows a volume to size bytes. The error wraps [ErrRefused] if the volume is larger already. If QEMU has the
+// volume open, the guest sees the new size only after QEMU's block_resize.
+func (p *RBDPool) Resize(ctx context.Context, id string, size uint64) error {
+	if err := p.change(ctx, func() error { return p.resize(ctx, id, size) }); err != nil {
+		return fmt.Errorf("resize volume %s: %w", id, err)
+	}
+	return nil
+}
+
+func (p *RBDPool) resize(ctx context.Context, id string, size uint64) error {
+	if size%512 != 0 || size > qcow2.MaxVirtualSize {
+		return fmt.Errorf("%w: a size of %d bytes", ErrRefused, size)
+	}
+	r, text, err := p.read(ctx, id)
+	switch {
+	case err != nil:
+		return err
+	case r.State != ready:
+		return ErrNotFound
+	case r.Size > size:
+		return fmt.Errorf("%w: the volume has %d bytes and cannot shrink", ErrRefused, r.Size)
+	}
+	have, err := p.image(ctx, id)
+	if err != nil {
+		return err
+	}
+	if have.GetSize() < size { // QEMU may have grown the image already
+		request := &rbdv1.ResizeImageRequest{Name: p.name(volumeImage(id)), Size: size}
+		if _, err := p.o.Client.ResizeImage(ctx, request); err != nil {
+			return rbdError(err)
+		}
+	}
+	r.Size = size
+	_, err = p.write(ctx, id, text, r)
+	return err
+}
+
+// Delete removes a volume and its content. A missing volume is no error. Several hosts may call Delete for the same
+// volume. The error wraps [ErrInUse] if a client has the volume's image open.
+func (p *RBDPool) Delete(ctx context.Context, id string) error {
+	if err := p.change(ctx, func() error { return p.delete(ctx, id) }); err != nil {
+		return fmt.Errorf("delete volume %s: %w", id, err)
+	}
+	return nil
+}
+
+func (p *RBDPool) delete(ctx context.Context, id string) error {
+	r, text, err := p.read(ctx, id)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	case r.State == ready:
+		if _, err := p.closed(ctx, id); err != nil && !errors.Is(err, ErrRefused) { // ErrRefused: the image is missing
+			return err
+		}
+	}
+	r.State = deleting
+	if text, err = p.write(ctx, id, text, r); err != nil {
+		return err
+	}
+	if _, err := p.o.Client.RemoveImage(ctx, &rbdv1.RemoveImageRequest{Name: p.name(volumeImage(id))}); err != nil {
+		return rbdError(err)
+	}
+	_, err = p.o.Client.SetRecord(ctx, &rbdv1.SetRecordRequest{Name: p.name(volumeImage(id)), Before: text})
+	return rbdError(err)
+}

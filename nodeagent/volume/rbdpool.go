@@ -1,0 +1,162 @@
+package volume
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-cloud/trivet/nodeagent/disk"
+	rbdv1 "github.com/trivet-cloud/trivet/protos/rbd/v1"
+)
+
+// RBDOptions are the settings of an RBDPool. All are required.
+type RBDOptions struct {
+	// Client calls the helper that is connected to the Ceph cluster.
+	Client rbdv1.RbdServiceClient
+	// Monitors are addresses of the cluster's monitors, each an IP address and a port.
+	Monitors []string
+	// Pool is the name of the pool in the cluster.
+	Pool string
+	// User is the name of the Ceph user, and Key is its key in base64. QEMU opens images as this user.
+	User, Key string
+	// Images is the cache of the images that volumes are made from.
+	Images *disk.Images
+}
+
+// RBDPool is a pool of a Ceph cluster whose RBD images are volumes. All hosts use it together. Its methods are safe for
+// concurrent use.
+type RBDPool struct{ o RBDOptions }
+
+// NewRBDPool returns an RBDPool. It makes no call.
+func NewRBDPool(o RBDOptions) *RBDPool { return &RBDPool{o} }
+
+// RBDImage is an RBD image that QEMU opens by librbd.
+type RBDImage struct {
+	Monitors []string // each an IP address and a port
+	Pool     string
+	Image    string
+	User     string
+	Key      string // in base64
+}
+
+func (p *RBDPool) name(image string) *rbdv1.ImageName {
+	return &rbdv1.ImageName{Pool: p.o.Pool, Image: image}
+}
+
+// volumeImage returns the name of the RBD image of a volume.
+func volumeImage(id string) string { return "volume-" + id }
+
+// errChanged means that another host has changed the record of a volume at the same time. It is temporary.
+var errChanged = errors.New("another host changes the volume at the moment")
+
+// rbdError returns an error of RbdService without the decoration of gRPC. The error wraps ErrRefused if a retry cannot
+// fix it, and errChanged if SetRecord found another record.
+func rbdError(err error) error {
+	s, ok := status.FromError(err)
+	if err == nil || !ok {
+		return err
+	}
+	switch s.Code() {
+	case codes.Aborted:
+		return errChanged
+	case codes.InvalidArgument, codes.AlreadyExists:
+		return fmt.Errorf("%w: %s", ErrRefused, s.Message())
+	case codes.DeadlineExceeded, codes.Unavailable:
+		return fmt.Errorf("the Ceph cluster does not answer: %s", s.Message())
+	case codes.ResourceExhausted:
+		return fmt.Errorf("the Ceph pool is full: %s", s.Message())
+	case codes.PermissionDenied:
+		return fmt.Errorf("the Ceph cluster refuses the user or its key: %s", s.Message())
+	}
+	return errors.New(s.Message())
+}
+
+// isCode reports whether err is a gRPC error with this code.
+func isCode(err error, code codes.Code) bool { return err != nil && status.Code(err) == code }
+
+// read reads the record of a volume. The parameter text of the result is the stored form of the record, which write
+// needs. The error wraps ErrNotFound if there is no record.
+func (p *RBDPool) read(ctx context.Context, id string) (r record, text []byte, err error) {
+	if err := checkID(id); err != nil {
+		return r, nil, err
+	}
+	out, err := p.o.Client.GetRecord(ctx, &rbdv1.GetRecordRequest{Name: p.name(volumeImage(id))})
+	if err != nil {
+		return r, nil, rbdError(err)
+	}
+	if text = out.GetData(); len(text) == 0 {
+		return r, nil, ErrNotFound
+	}
+	if err := json.Unmarshal(text, &r); err != nil {
+		return r, nil, fmt.Errorf("read record: %w", err)
+	}
+	if r.Version != recordVersion {
+		return r, nil, fmt.Errorf("read record: version %d is unknown to this agent", r.Version)
+	}
+	return r, text, nil
+}
+
+// write replaces the record whose stored form is before, or makes the record if before is nil. It returns the stored
+// form of the new record. The error wraps errChanged if the record has another stored form than before.
+func (p *RBDPool) write(ctx context.Context, id string, before []byte, r record) ([]byte, error) {
+	r.Version = recordVersion
+	text, err := json.Marshal(r)
+	if err != nil {
+		return nil, err
+	}
+	text = append(text, '\n') // so that no record is the beginning of another one
+	if bytes.Equal(before, text) {
+		return text, nil
+	}
+	_, err = p.o.Client.SetRecord(ctx, &rbdv1.SetRecordRequest{Name: p.name(volumeImage(id)), Before: before, After: text})
+	return text, rbdError(err)
+}
+
+// change calls f again, a few times, while f returns errChanged.
+func (p *RBDPool) change(ctx context.Context, f func() error) error {
+	const attempts = 5
+	var err error
+	for range attempts {
+		if err = f(); !errors.Is(err, errChanged) {
+			return err
+		}
+		if sleep(ctx, lockPause) != nil {
+			break
+		}
+	}
+	return err
+}
+
+// image returns the properties of the RBD image of a volume. If the image does not exist, the error wraps ErrRefused.
+func (p *RBDPool) image(ctx context.Context, id string) (*rbdv1.Image, error) {
+	out, err := p.o.Client.GetImage(ctx, &rbdv1.GetImageRequest{Name: p.name(volumeImage(id))})
+	if isCode(err, codes.NotFound) && !strings.Contains(err.Error(), "open pool") {
+		return nil, fmt.Errorf("%w: the volume's image is missing from the Ceph pool %s", ErrRefused, p.o.Pool)
+	}
+	return out, rbdError(err)
+}
+
+// Status returns the description of one volume. The error wraps [ErrNotFound] if the pool does not have it.
+func (p *RBDPool) Status(ctx context.Context, id string) (Status, error) {
+	r, _, err := p.read(ctx, id)
+	if err == nil && r.State != ready {
+		err = ErrNotFound
+	}
+	if err != nil {
+		return Status{}, fmt.Errorf("read volume %s: %w", id, err)
+	}
+	s := Status{ID: id, Size: r.Size, Image: r.Image, Attachment: r.Attachment, Flushed: r.Flushed}
+	switch _, err := p.image(ctx, id); {
+	case errors.Is(err, ErrRefused):
+		s.Error = err.Error()
+	case err != nil:
+		return Status{}, fmt.Errorf("read volume %s: %w", id, err)
+	}
+	return s, nil
+}
