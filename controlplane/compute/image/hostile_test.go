@@ -144,7 +144,8 @@ func (w *world) imageSources(s *Service) map[string]imageSource {
 				require.NoError(t, err)
 			}
 			if len(data) == 0 {
-				require.NoError(t, s.AbortUpload(member(t), u, [32]byte{}), "an upload without parts cannot be completed")
+				_, err := s.AbortUpload(member(t), u, [32]byte{})
+				require.NoError(t, err, "an upload without parts cannot be completed")
 				return &cloud.Image{Status: cloud.ImageError, Metadata: map[string]string{cloud.ImageReason: "aborted"}}
 			}
 			done, err := s.CompleteUpload(member(t), u)
