@@ -82,8 +82,8 @@ func (s *site) pair(ctx context.Context, number int) (*pair, error) {
 	return s.pairs[number], nil
 }
 
-func (s *site) boot(ctx context.Context, number int) (p *pair, err error) {
-	p = &pair{ours: &machine{}, hand: &machine{}}
+func (s *site) boot(ctx context.Context, number int) (_ *pair, err error) {
+	p := &pair{ours: &machine{}, hand: &machine{}}
 	defer func() {
 		if err != nil {
 			p.ours.close()
@@ -108,19 +108,19 @@ func (s *site) boot(ctx context.Context, number int) (p *pair, err error) {
 		return nil, err
 	}
 	if p.ours, err = openMachine(ctx, s.cloud, vm.GetId()); err != nil {
-		return p, err
+		return nil, err
 	}
 	record, err := s.cloud.Record(vm.GetId())
 	if err != nil {
-		return p, err
+		return nil, err
 	}
 	dir := filepath.Join(s.dir, "hand-"+strconv.Itoa(number))
 	if err := os.Mkdir(dir, 0o700); err != nil {
-		return p, err
+		return nil, err
 	}
 	disk := filepath.Join(dir, "data.raw")
 	if err := makeRaw(disk, 1<<30); err != nil {
-		return p, err
+		return nil, err
 	}
 	p.hand, err = startByHand(ctx, &onehost.ByHand{
 		Argv: onehost.Arguments(record.Argv, s.guest, s.cmdline), Dir: dir, Disks: []onehost.DiskFile{{Path: disk}},

@@ -9,7 +9,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -103,47 +105,97 @@ type DiskFile struct {
 func (h *ByHand) Log() string { return filepath.Join(h.Dir, "serial") }
 
 // QMP returns the path of the socket of the monitor.
-func (h *ByHand) QMP() string { return filepath.Join(h.Dir, "work") }
+func (h *ByHand) QMP() string { return filepath.Join(h.Dir, "qmp-work") }
 
 // Console returns the path of the socket of the serial port.
 func (h *ByHand) Console() string { return filepath.Join(h.Dir, "console") }
 
 // Start starts QEMU with an empty log. QEMU is killed when ctx ends. The caller must wait for it.
 func (h *ByHand) Start(ctx context.Context) (_ *exec.Cmd, err error) {
-	var files []*os.File
-	defer func() {
-		for _, f := range files {
-			f.Close()
-		}
-	}()
-	for _, path := range []string{h.QMP(), filepath.Join(h.Dir, "inspect"), h.Console()} {
-		f, err := listen(path)
-		if err != nil {
-			return nil, err
-		}
-		files = append(files, f)
-	}
-	log, err := os.OpenFile(h.Log(), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o600)
+	d, err := parseDescriptors(h.Argv)
 	if err != nil {
 		return nil, err
 	}
-	files = append(files, log)
-	for _, d := range h.Disks {
-		mode := os.O_RDWR
-		if d.ReadOnly {
-			mode = os.O_RDONLY
+	if len(d.disks) != len(h.Disks) {
+		return nil, fmt.Errorf("QEMU expects %d files of disks, and there are %d", len(d.disks), len(h.Disks))
+	}
+	files := make([]*os.File, 1+len(d.sockets)+len(d.disks)) // cmd.ExtraFiles begins at descriptor 3
+	defer func() {
+		for _, f := range files {
+			if f != nil {
+				f.Close()
+			}
 		}
-		f, err := os.OpenFile(d.Path, mode, 0)
-		if err != nil {
+	}()
+	open := func(fd int, open func() (*os.File, error)) error {
+		if fd < 3 || fd-3 >= len(files) || files[fd-3] != nil {
+			return fmt.Errorf("the descriptors in QEMU's arguments are not 3 to %d", len(files)+2)
+		}
+		files[fd-3], err = open()
+		return err
+	}
+	for fd, name := range d.sockets {
+		if err := open(fd, func() (*os.File, error) { return listen(filepath.Join(h.Dir, name)) }); err != nil {
 			return nil, err
 		}
-		files = append(files, f)
+	}
+	if err := open(d.log, func() (*os.File, error) {
+		return os.OpenFile(h.Log(), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o600)
+	}); err != nil {
+		return nil, err
+	}
+	for i, fd := range d.disks {
+		mode := os.O_RDWR
+		if h.Disks[i].ReadOnly {
+			mode = os.O_RDONLY
+		}
+		if err := open(fd, func() (*os.File, error) { return os.OpenFile(h.Disks[i].Path, mode, 0) }); err != nil {
+			return nil, err
+		}
 	}
 	cmd := exec.CommandContext(ctx, h.Argv[0], h.Argv[1:]...)
 	cmd.ExtraFiles = files
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return cmd, cmd.Start()
+}
+
+// descriptors holds the numbers of the descriptors that QEMU's arguments refer to.
+type descriptors struct {
+	sockets map[int]string // listening sockets, by number, with the IDs of their character devices
+	log     int            // of the serial port
+	disks   []int          // ascending
+}
+
+var (
+	socketPattern = regexp.MustCompile(`^socket,id=([a-z-]+),fd=([0-9]+),`)
+	filePattern   = regexp.MustCompile(`^fd=([0-9]+),set=[0-9]+,opaque=(.+)$`)
+)
+
+// parseDescriptors reads the numbers from the options -chardev and -add-fd of the agent's QEMU arguments.
+func parseDescriptors(argv []string) (d descriptors, err error) {
+	d.sockets = map[int]string{}
+	for _, arg := range argv {
+		if m := socketPattern.FindStringSubmatch(arg); m != nil {
+			fd, _ := strconv.Atoi(m[2])
+			d.sockets[fd] = m[1]
+		}
+		m := filePattern.FindStringSubmatch(arg)
+		if m == nil {
+			continue
+		}
+		fd, _ := strconv.Atoi(m[1])
+		if m[2] == "console" {
+			d.log = fd
+		} else {
+			d.disks = append(d.disks, fd)
+		}
+	}
+	slices.Sort(d.disks)
+	if len(d.sockets) == 0 || d.log == 0 {
+		return d, errors.New("QEMU's arguments have no descriptors of sockets or of the serial log")
+	}
+	return d, nil
 }
 
 func listen(path string) (*os.File, error) {
