@@ -11,6 +11,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/edge/protorest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/convert"
@@ -31,42 +32,9 @@ func (s *Service) Routes(r *rest.Server) {
 	r.Handle(http.MethodDelete, "/api/v1/images/{id}", service+"DeleteImage", s.deleteImage)
 }
 
-// imageResponse is the JSON of an image. Its fields have the names of vmcontroller.v1.Image.
-type imageResponse struct {
-	ID           string            `json:"id"`
-	Name         string            `json:"name"`
-	OrgID        string            `json:"org_id"`
-	Visibility   string            `json:"visibility"`
-	Format       string            `json:"format"`
-	SizeBytes    uint64            `json:"size_bytes"`
-	Checksum     string            `json:"checksum"`
-	OSType       string            `json:"os_type"`
-	OSVersion    string            `json:"os_version"`
-	Architecture string            `json:"architecture"`
-	MinDiskGiB   uint32            `json:"min_disk_gib"`
-	MinMemoryMiB uint32            `json:"min_memory_mib"`
-	Status       string            `json:"status"`
-	CreatedAt    int64             `json:"created_at"`
-	UpdatedAt    int64             `json:"updated_at"`
-	Metadata     map[string]string `json:"metadata"`
-}
-
-// lower returns the name of an enumeration's value in lower case without its prefix, such as "private".
-func lower(name, prefix string) string { return strings.ToLower(strings.TrimPrefix(name, prefix+"_")) }
-
-func toREST(i *cloud.Image, org cloud.OrgID) imageResponse {
-	p := toProto(i, org)
-	out := imageResponse{
-		ID: p.GetId(), Name: p.GetName(), OrgID: p.GetOrgId(), Visibility: lower(p.GetVisibility().String(), "VISIBILITY"),
-		Format: lower(p.GetFormat().String(), "IMAGE_FORMAT"), SizeBytes: p.GetSizeBytes(), Checksum: p.GetChecksum(),
-		OSType: lower(p.GetOsType().String(), "OS_TYPE"), OSVersion: p.GetOsVersion(),
-		Architecture: lower(p.GetArchitecture().String(), "ARCHITECTURE"), MinDiskGiB: p.GetMinDiskGib(), MinMemoryMiB: p.GetMinMemoryMib(),
-		Status: lower(p.GetStatus().String(), "IMAGE_STATUS"), CreatedAt: p.GetCreatedAt(), UpdatedAt: p.GetUpdatedAt(), Metadata: p.GetMetadata(),
-	}
-	if out.Metadata == nil {
-		out.Metadata = map[string]string{}
-	}
-	return out
+// toREST returns an image as JSON, in the form that package protorest gives to vmcontroller.v1.Image.
+func toREST(i *cloud.Image, org cloud.OrgID) map[string]any {
+	return protorest.Encode(toProto(i, org).ProtoReflect())
 }
 
 // describeBody is the JSON body that describes a new image.
@@ -182,9 +150,9 @@ func (s *Service) getImages(_ *rest.Response, r *http.Request) (any, error) {
 		return nil, err
 	}
 	out := struct {
-		Images []imageResponse `json:"images"`
-		Next   string          `json:"next_page_token,omitempty"`
-	}{Images: []imageResponse{}, Next: next}
+		Images []map[string]any `json:"images"`
+		Next   string           `json:"next_page_token,omitempty"`
+	}{Images: []map[string]any{}, Next: next}
 	for _, i := range list {
 		out.Images = append(out.Images, toREST(i, org))
 	}

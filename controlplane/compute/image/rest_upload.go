@@ -31,9 +31,9 @@ func (s *Service) postUpload(w *rest.Response, r *http.Request) (any, error) {
 	}
 	created(w, out.Replayed)
 	return struct {
-		Image   imageResponse `json:"image"`
-		Session string        `json:"upload_session_id"`
-		MinPart uint32        `json:"minimum_part_size_bytes"`
+		Image   map[string]any `json:"image"`
+		Session string         `json:"upload_session_id"`
+		MinPart uint32         `json:"minimum_part_size_bytes"`
 	}{toREST(&out.Image, i.Org), out.Image.Upload.ID, MinPartBytes}, nil
 }
 
