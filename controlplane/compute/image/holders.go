@@ -98,10 +98,14 @@ func (s *Service) removeHolderOnLeader(ctx context.Context, q holderRequest) (st
 func (s *Service) rewrite(ctx context.Context, id cloud.ImageID, change func(*cloud.Image) bool) error {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		i, err := Images.Get(tx, string(id))
-		if err != nil || i == nil || !change(i) {
+		if err != nil || i == nil {
 			return err
 		}
-		if err := countStored(tx, i); err != nil {
+		before := i.Status
+		if !change(i) {
+			return nil
+		}
+		if err := countStored(tx, i, before); err != nil {
 			return err
 		}
 		i.UpdatedAt = tx.Now()

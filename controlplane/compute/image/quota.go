@@ -48,18 +48,18 @@ func countBytes(tx *store.Tx, i *cloud.Image, mib uint64) error {
 // mibOf converts a number of bytes to MiB, rounded up.
 func mibOf(bytes uint64) uint64 { return (bytes + 1<<20 - 1) >> 20 }
 
-// countStored counts the bytes that the members store of an image, after a change of its status: those of the complete
-// image, or none if it is in the status ERROR. While an upload is open, recordPartOnLeader counts the parts. An image
-// that exceeds a quota becomes ERROR with this reason.
-func countStored(tx *store.Tx, i *cloud.Image) error {
-	if i.Status == cloud.ImagePending {
+// countStored counts the bytes that the members store of an image, after a change of its status. The parameter before is
+// the status before the change. An image whose size has become known counts this size, and an image in the status ERROR
+// counts nothing. A new image that exceeds a quota becomes ERROR with this reason; an image that was stored before never
+// does, whatever the quota is. While an upload is open, recordPartOnLeader counts the parts.
+func countStored(tx *store.Tx, i *cloud.Image, before cloud.ImageStatus) error {
+	switch {
+	case i.Status == cloud.ImageError:
+		return countBytes(tx, i, 0)
+	case before != cloud.ImagePending || i.Status == cloud.ImagePending:
 		return nil
 	}
-	var mib uint64
-	if i.Status != cloud.ImageError {
-		mib = mibOf(i.SizeBytes)
-	}
-	err := countBytes(tx, i, mib)
+	err := countBytes(tx, i, mibOf(i.SizeBytes))
 	if f, ok := fault.From(err); ok && fault.Is(err, fault.ResourceExhausted) {
 		setFailed(i, f.Message)
 		return countBytes(tx, i, 0)

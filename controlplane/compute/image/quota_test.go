@@ -95,6 +95,13 @@ func TestImportedBytesCount(t *testing.T) {
 	require.EqualValues(t, 2, w.usedMiB())
 	require.Equal(t, cloud.ImageAvailable, create("small.raw", 1<<20).Status)
 	require.EqualValues(t, 3, w.usedMiB())
+	w.setByteQuota(0)
+	for _, counted := range []uint64{0, first.CountedMiB} { // 0: as if an earlier version had stored the image
+		require.NoError(t, s.rewrite(t.Context(), first.ID, func(i *cloud.Image) bool { i.CountedMiB = counted; return true }))
+		now := w.settled(first.ID)
+		require.Equal(t, cloud.ImageAvailable, now.Status, "a quota must not delete images that are stored already")
+		require.Equal(t, counted, now.CountedMiB)
+	}
 	require.NoError(t, s.Delete(member(t), "acme", large.ID, [32]byte{}))
 	require.NoError(t, s.Delete(member(t), "acme", first.ID, [32]byte{}))
 	require.EqualValues(t, 1, w.usedMiB())
