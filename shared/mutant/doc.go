@@ -11,6 +11,7 @@ const (
 	EvictUsedImage     = "evict-used-image"     // the image cache of a host removes images that disks are based on: nodeagent/disk
 	AvailableEarly     = "available-early"      // an image is AVAILABLE before a majority of the members stores its content: controlplane/compute/image
 	AckPartEarly       = "ack-part-early"       // a part of an image upload is acknowledged before a majority of the members stores it: controlplane/compute/image
+	DropPartsEarly     = "drop-parts-early"     // the parts of an upload are deleted before a majority of the members stores the image: controlplane/compute/image
 	KeepExpiredUpload  = "keep-expired-upload"  // an expired image upload keeps its parts: controlplane/compute/image
 	FetchAnyAddress    = "fetch-any-address"    // an image is fetched from a private address: controlplane/compute/image/websource
 	FetchAnyLength     = "fetch-any-length"     // an image of any length is fetched: controlplane/compute/image/websource

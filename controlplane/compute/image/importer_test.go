@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -89,6 +90,11 @@ func TestImporterFailsBeforeMajority(t *testing.T) {
 			stop()
 			w.setBroken(1, true)
 			require.NoError(t, others[0].Settle(t.Context()))
+			require.NoError(t, w.records.Local(func(v *store.View) error {
+				left, _, err := parts.List(v, 0)
+				require.Len(t, left, 2, "an acknowledged part was deleted")
+				return err
+			}))
 			for n, s := range others {
 				w.age(uint64(n + 2))
 				require.NoError(t, s.sweep(t.Context()))

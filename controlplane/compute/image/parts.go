@@ -99,7 +99,8 @@ func (s *Service) openParts(ctx context.Context, i *cloud.Image) (*source, error
 // needsParts reports whether the parts of an image's upload are needed: until a majority of the members has the image,
 // because the only member that has it may fail.
 func needsParts(i *cloud.Image) bool {
-	return i.Upload != nil && (i.Status == cloud.ImagePending || i.Status == cloud.ImageUploading)
+	return i.Upload != nil &&
+		(i.Status == cloud.ImagePending || i.Status == cloud.ImageUploading && !mutant.On(mutant.DropPartsEarly))
 }
 
 // joinAgain makes this member's file of an image from the parts of its upload, in the same way as the importer did. It
