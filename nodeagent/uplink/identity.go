@@ -69,17 +69,26 @@ func (id *identity) credential() *credential {
 	return id.current
 }
 
-// accept verifies a credential from the control plane and stores it. If pin is not empty, it must be the fingerprint of
-// the credential's authority.
-func (id *identity) accept(c *agentv1.Credential, pin string) error {
+// verify returns the credential that the control plane has issued, or an error if it is not valid. If pin is not empty,
+// it must be the fingerprint of the credential's authority.
+func (id *identity) verify(c *agentv1.Credential, pin string) (*credential, error) {
 	if pin != "" {
 		if _, err := mtls.ParsePinned(c.GetAuthority(), pin); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	accepted, err := id.parse(c)
+	verified, err := id.parse(c)
 	if err != nil {
-		return fmt.Errorf("the control plane issued an invalid certificate: %w", err)
+		return nil, fmt.Errorf("the control plane issued an invalid certificate: %w", err)
+	}
+	return verified, nil
+}
+
+// accept verifies a credential from the control plane, like verify, and stores it.
+func (id *identity) accept(c *agentv1.Credential, pin string) error {
+	accepted, err := id.verify(c, pin)
+	if err != nil {
+		return err
 	}
 	if err := store(id.dir, credentialFile, c); err != nil {
 		return err

@@ -106,6 +106,10 @@ func (l *Link) joinAt(ctx context.Context, addr string) error {
 	if err != nil {
 		return fmt.Errorf("join: %w", err)
 	}
+	// An invalid credential changes nothing: the host keeps its identity and its assignment.
+	if _, err := l.identity.verify(answer, pin); err != nil {
+		return fmt.Errorf("join: %w", err)
+	}
 	l.deliverMu.Lock()
 	defer l.deliverMu.Unlock()
 	if previous := l.identity.credential(); previous == nil || !previous.matchesPin(pin) || string(previous.node) != answer.GetNodeId() {

@@ -131,3 +131,19 @@ func TestExpiredStays(t *testing.T) {
 	next(t, m.watches)
 	require.Empty(t, a.assigned)
 }
+
+// TestInvalidCredential lets a host that must leave its cluster join a member that issues an invalid credential. The
+// host must keep its identity, its term and its assignment.
+func TestInvalidCredential(t *testing.T) {
+	lost, restored := of(t, "1234", 1), of(t, "5678", 2)
+	dir := joined(t, lost)
+	lost.server.Stop()
+	restored.forged = true
+	a := open(t, dir, func(o *Options) { o.Leave = "1234" }, restored).run(t)
+	a.says(t, "not joined yet", "invalid certificate")
+	a.stop()
+	require.Equal(t, "1234", a.Cluster())
+	require.Empty(t, a.assigned, "the assignment of the present node was ended")
+	require.FileExists(t, filepath.Join(dir, assignmentFile))
+	require.FileExists(t, filepath.Join(dir, termFile))
+}

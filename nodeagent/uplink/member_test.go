@@ -59,6 +59,7 @@ type member struct {
 	leader       string     // address of the leader that watches are redirected to; "" if this member leads
 	excluded     string     // reason with which watches are refused until the next Join; "" means accepted
 	secret       string     // secret part of the only valid token
+	forged       bool       // Join returns a credential with the ID of another node than the certificate
 	joinErr      error      // returned once by Join after it has issued a certificate, as if the response was lost
 	beatErr      error
 	life         time.Duration // lifetime of certificates; 24 h unless the test sets it
@@ -176,6 +177,9 @@ func (m *member) Join(_ context.Context, r *agentv1.JoinRequest) (*agentv1.Crede
 		return nil, err
 	}
 	m.excluded = ""
+	if m.forged {
+		c.NodeId = "another"
+	}
 	return c, err
 }
 
