@@ -234,7 +234,8 @@ func updateFloating(tx *store.Tx, t cloud.Tenant, q FloatingUpdate) (cloud.Float
 	if err := describe(tx, t.Project, kindFloating, string(f.ID), &f.Name, &f.Description, q.Name, q.Description); err != nil {
 		return cloud.FloatingIP{}, err
 	}
-	if port, service := q.target(); (q.Port != nil || q.ServiceIP != nil) && (port != f.Port || service != f.ServiceIP) {
+	port, service := q.target()
+	if (q.Port != nil || q.ServiceIP != nil) && (port != f.Port || service != f.ServiceIP) {
 		if err := retarget(tx, t, f, port, service); err != nil {
 			return cloud.FloatingIP{}, err
 		}

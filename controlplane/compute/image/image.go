@@ -101,8 +101,8 @@ type Service struct {
 	convertTime time.Duration
 	// openPartCalls is a semaphore that limits the calls of UploadPart, including those that wait for partCalls.
 	openPartCalls chan struct{}
-	// importsOf, fetchesOf, openPartsOf and partBodiesOf limit, for each org, the imports of files and parts, the imports
-	// of https sources, the calls of UploadPart and the parts that REST handlers receive.
+	// importsOf, fetchesOf, openPartsOf and partBodiesOf limit, for each org, the imports of files and parts, the
+	// imports of https sources, the calls of UploadPart and the parts that REST handlers receive.
 	importsOf, fetchesOf, openPartsOf, partBodiesOf *orgLimit
 }
 
@@ -111,9 +111,10 @@ func New(opts Options) *Service {
 	s := &Service{
 		opts: opts, wake: make(chan struct{}, 1), imports: make(chan struct{}, maxImports), fetches: make(chan struct{}, maxFetches), pulls: make(chan struct{}, maxPulls),
 		partCalls: make(chan struct{}, maxPartCalls), partBodies: make(chan struct{}, maxPartBodies), scrubs: make(chan struct{}, 1),
-		importsOf: newOrgLimit(maxImportsOf), fetchesOf: newOrgLimit(maxFetchesOf), openPartCalls: make(chan struct{}, maxOpenParts),
-		openPartsOf: newOrgLimit(maxOpenPartsOf), partBodiesOf: newOrgLimit(maxPartBodiesOf),
-		conversions: make(chan struct{}, maxConversions), convertTime: convertTime,
+		openPartCalls: make(chan struct{}, maxOpenParts), importsOf: newOrgLimit(maxImportsOf),
+		fetchesOf: newOrgLimit(maxFetchesOf), openPartsOf: newOrgLimit(maxOpenPartsOf),
+		partBodiesOf: newOrgLimit(maxPartBodiesOf), conversions: make(chan struct{}, maxConversions),
+		convertTime: convertTime,
 	}
 	s.jobs = newBackgroundJobs(s.wakeUp, func(name string, err error) { opts.Log.Warn("image work failed", "work", name, "err", err) })
 	leader.Register(opts.Commands, s, createCommand, finishImportCommand, addHolderCommand, removeHolderCommand, updateCommand, deleteCommand,

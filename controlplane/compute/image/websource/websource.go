@@ -273,7 +273,8 @@ func (b *Body) request() error {
 	if b.done > 0 {
 		if b.tag == "" {
 			cancel()
-			return refuse("the connection broke, and the server names no version of the file (ETag, Last-Modified) with which to continue")
+			return refuse("the connection broke, and the server names no version of the file (ETag, Last-Modified) with " +
+				"which to continue")
 		}
 		r.Header.Set("Range", fmt.Sprintf("bytes=%d-", b.done))
 		r.Header.Set("If-Range", b.tag)
