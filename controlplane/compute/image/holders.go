@@ -30,7 +30,7 @@ var finishImportCommand = leader.NewCommand("image.imported", leader.Repeatable,
 // finishImportOnLeader stores the result of an import in the image's record. It ignores results for images that are no
 // longer PENDING, and results from members other than the importer. The first success of an upload is stored whichever
 // member it comes from: the parts of a completed upload do not change, and a call of CompleteUpload to another member
-// makes that member the importer while the former one may have finished almost.
+// makes that member the importer when the former one may have almost finished.
 func (s *Service) finishImportOnLeader(ctx context.Context, q importResult) (struct{}, error) {
 	return struct{}{}, s.rewrite(ctx, q.ID, func(i *cloud.Image) bool {
 		switch {
