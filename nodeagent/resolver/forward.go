@@ -39,6 +39,9 @@ func NewForwarder(upstreams func() []netip.AddrPort) *Forwarder {
 	return &Forwarder{upstreams: upstreams, slots: make(chan struct{}, hostForwarded)}
 }
 
+// free returns the number of queries that could be forwarded in addition to those that wait now.
+func (f *Forwarder) free() int { return cap(f.slots) - len(f.slots) }
+
 // exchange returns the answer of the first upstream that gives one. An upstream that does not answer in time is asked
 // twice, as UDP loses packets. The answer's code is NOERROR or NXDOMAIN.
 func (f *Forwarder) exchange(ctx context.Context, query *dns.Msg) (*dns.Msg, error) {

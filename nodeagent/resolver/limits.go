@@ -14,8 +14,8 @@ import (
 const (
 	clientRate        = 1000 // queries per second, also the burst
 	clientForwarded   = 64   // forwarded queries without an answer
-	vpcForwarded      = 512
-	clientConnections = 16 // TCP connections
+	vpcForwarded      = 512  // or half of the slots of the Forwarder that no VPC uses, if this is less
+	clientConnections = 16   // TCP connections
 	vpcConnections    = 256
 
 	// knownClients is the number of client addresses whose usage is remembered. A host has fewer ports in one VPC.
@@ -63,12 +63,14 @@ func (l *limits) admit(client netip.Addr) bool {
 	return l.of(client).rate.Allow()
 }
 
-// forward begins a forwarded query. If the limits permit it, the caller must call end after it.
-func (l *limits) forward(client netip.Addr) (end func(), ok bool) {
+// forward begins a forwarded query. If the limits permit it, the caller must call end after it. free is the number of
+// queries that the host can forward in addition to those that wait. VPCs that forward as much as they can leave a part
+// of this number for others, however many they are.
+func (l *limits) forward(client netip.Addr, free int) (end func(), ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	u := l.of(client)
-	return l.take(&u.forwarded, clientForwarded, &l.forwarded, vpcForwarded)
+	return l.take(&u.forwarded, clientForwarded, &l.forwarded, min(vpcForwarded, max(free/2, 1)))
 }
 
 // connect begins a TCP connection. If the limits permit it, the caller must call end after it.

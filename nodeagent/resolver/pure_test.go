@@ -213,23 +213,47 @@ func TestCache(t *testing.T) {
 	require.Nil(t, stored.get(key), "larger than the limit")
 }
 
+// TestManyVPCsLeaveSlots requires that VPCs whose queries are all unanswered do not keep another VPC from forwarding.
+func TestManyVPCsLeaveSlots(t *testing.T) {
+	f := NewForwarder(nil)
+	fill := func() (taken int) {
+		l := newLimits()
+		for n := range byte(20) {
+			for range clientForwarded {
+				if _, ok := l.forward(netip.AddrFrom4([4]byte{10, 0, 1, n}), f.free()); !ok {
+					return taken
+				}
+				require.NotZero(t, f.free())
+				f.slots <- struct{}{}
+				taken++
+			}
+		}
+		return taken
+	}
+	require.Equal(t, vpcForwarded, fill(), "a VPC alone")
+	for range 4 {
+		fill()
+	}
+	require.GreaterOrEqual(t, fill(), clientForwarded)
+}
+
 func TestLimits(t *testing.T) {
 	l := newLimits()
 	one, two := address("10.0.0.1"), address("10.0.0.2")
 	var ends []func()
 	for range clientForwarded {
-		end, ok := l.forward(one)
+		end, ok := l.forward(one, hostForwarded)
 		require.True(t, ok)
 		ends = append(ends, end)
 	}
-	_, ok := l.forward(one)
+	_, ok := l.forward(one, hostForwarded)
 	require.False(t, ok, "the client's limit")
-	_, ok = l.forward(two)
+	_, ok = l.forward(two, hostForwarded)
 	require.True(t, ok, "another client")
 	_, ok = l.connect(one)
 	require.True(t, ok, "another limit")
 	ends[0]()
-	_, ok = l.forward(one)
+	_, ok = l.forward(one, hostForwarded)
 	require.True(t, ok, "after one ended")
 
 	for n := range byte(100) {

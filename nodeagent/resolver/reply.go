@@ -57,7 +57,7 @@ func (s *Server) forward(client netip.Addr, q dns.Question, dnssecOK, noChecks b
 	if answer := s.cache.get(key); answer != nil {
 		return answer, answer.Rcode
 	}
-	end, ok := s.limits.forward(client)
+	end, ok := s.limits.forward(client, s.forwarder.free())
 	if !ok {
 		return nil, dns.RcodeRefused
 	}
