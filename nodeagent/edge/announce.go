@@ -13,57 +13,75 @@ import (
 )
 
 // announce sends gratuitous ARP for the external addresses among the keys of added items, as an ARP request and a reply
-// (RFC 5227, part 3): some systems accept only one of them.
-func (a *application) announce(added []string, r *Result) error {
+// (RFC 5227, part 3): some systems accept only one of them. It also does so for the items of want whose announcement has
+// failed before, or was not possible because the interface had no carrier.
+func (a *application) announce(added []string, want *network, r *Result) error {
 	var failed error
+	for key := range want.items {
+		if a.unannounced[key] && !slices.Contains(added, key) {
+			added = append(added, key)
+		}
+	}
 	for i := range a.externals {
 		x := &a.externals[i]
 		var list []netip.Addr
+		var keys []string
 		for _, key := range added {
 			fields := strings.Fields(key)
 			switch {
 			case !strings.HasSuffix(key+" ", " dev "+x.device+" ") && !strings.Contains(key, " dev "+x.device+" "):
 			case fields[0] == "address":
-				list = append(list, netip.MustParsePrefix(fields[1]).Addr())
+				list, keys = append(list, netip.MustParsePrefix(fields[1]).Addr()), append(keys, key)
 			case fields[0] == "neighbour":
-				list = append(list, netip.MustParseAddr(fields[2]))
+				list, keys = append(list, netip.MustParseAddr(fields[2])), append(keys, key)
 			}
 		}
 		if len(list) == 0 {
 			continue
 		}
-		if err := a.edge.sendARP(x.device, list); err != nil {
+		sent, err := a.edge.sendARP(x.device, list)
+		for _, key := range keys {
+			delete(a.unannounced, key)
+			if !sent {
+				a.unannounced[key] = true
+			}
+		}
+		if err != nil {
 			failed = errors.Join(failed, fmt.Errorf("announce addresses on external network %s: %w", x.name, err))
 			continue
 		}
-		r.Announced = append(r.Announced, list...)
+		if sent {
+			r.Announced = append(r.Announced, list...)
+		}
 	}
 	slices.SortFunc(r.Announced, netip.Addr.Compare)
 	return failed
 }
 
-// sendARP sends gratuitous ARP for addresses from a device.
-func (s *space) sendARP(device string, list []netip.Addr) error {
-	return s.In(func() error {
-		link, err := net.InterfaceByName(device)
-		if err != nil {
-			return err
-		}
+// sendARP sends gratuitous ARP for addresses from a device. It returns false if the device has no carrier, for example
+// because the host's interface is down: the kernel would drop the frames.
+func (s *space) sendARP(device string, list []netip.Addr) (sent bool, err error) {
+	link, err := s.LinkByName(device)
+	if err != nil || link.Attrs().RawFlags&unix.IFF_LOWER_UP == 0 {
+		return false, err
+	}
+	err = s.In(func() error {
 		socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0) // protocol 0 receives nothing
 		if err != nil {
 			return err
 		}
 		defer unix.Close(socket)
-		to := &unix.SockaddrLinklayer{Ifindex: link.Index}
+		to := &unix.SockaddrLinklayer{Ifindex: link.Attrs().Index}
 		for _, address := range list {
 			for _, operation := range []uint16{1, 2} { // request, reply
-				if err := unix.Sendto(socket, frameARP(link.HardwareAddr, address, operation), 0, to); err != nil {
+				if err := unix.Sendto(socket, frameARP(link.Attrs().HardwareAddr, address, operation), 0, to); err != nil {
 					return err
 				}
 			}
 		}
 		return nil
 	})
+	return err == nil, err
 }
 
 // frameARP returns an Ethernet frame with a gratuitous ARP packet (RFC 826).

@@ -25,6 +25,8 @@ type application struct {
 	edge      *space
 	connected []*connection
 	movable   *movableAddresses
+	// unannounced is that of the Edge.
+	unannounced map[string]bool
 }
 
 // apply makes the kernel's state equal to the wanted one. The rules of the edge namespace precede its devices, and an
@@ -162,7 +164,7 @@ func (a *application) setEdge(r *Result) error {
 		return err
 	}
 	added, err := a.edge.reconcile(have.items, want.items)
-	return errors.Join(err, a.announce(added, r), a.answer(have, r))
+	return errors.Join(err, a.announce(added, want, r), a.answer(have, r))
 }
 
 // disconnect removes what the package has in the namespace of a VPC, and the VPC's connections to the outside. It reads

@@ -3,7 +3,9 @@ package edge
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -95,6 +97,28 @@ func TestAddressOfTwoVPCs(t *testing.T) {
 	s.requireModel(1, state(true, false))
 	s.apply(state(false, true))
 	s.requireModel(2, state(false, true))
+}
+
+// TestAnnouncementIsRepeated requires that the address of a floating IP that was added while the interface was down is
+// announced when the interface is up.
+func TestAnnouncementIsRepeated(t *testing.T) {
+	s := newRandomStage(t, 1)
+	s.apply(s.vpcA(func(*VPC) {}))
+	s.IP("host", "link set eth1 down")
+	want := s.vpcA(func(v *VPC) { v.Floating = []cloud.HostFloating{floating("203.0.113.110", "10.0.1.10")} })
+	r, err := s.edge.Set(t.Context(), want)
+	require.NoError(t, err)
+	require.Empty(t, r.Announced)
+	s.IP("host", "link set eth1 up")
+	require.Eventually(t, func() bool {
+		r, err = s.edge.Set(t.Context(), want)
+		require.NoError(t, err)
+		return len(r.Announced) > 0
+	}, patience, 20*time.Millisecond)
+	require.Equal(t, []netip.Addr{parseAddr("203.0.113.110")}, r.Announced)
+	require.Empty(t, r.Changes)
+	s.apply(want)
+	s.requireModel(0, want)
 }
 
 // TestErrorsOf requires that each VPC gets its own errors and the general ones only.

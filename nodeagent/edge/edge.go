@@ -170,6 +170,8 @@ type Edge struct {
 	mu        chan struct{} // has one element while no call is in progress
 	close     sync.Once
 	movable   movableAddresses
+	// unannounced has the keys of items whose announcement had no effect. Only the call that holds mu uses it.
+	unannounced map[string]bool
 }
 
 var validPrefix = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
@@ -189,7 +191,7 @@ func New(o Options) (*Edge, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open edge: %w", err)
 	}
-	e := &Edge{options: o, externals: externals, mu: make(chan struct{}, 1)}
+	e := &Edge{options: o, externals: externals, mu: make(chan struct{}, 1), unannounced: map[string]bool{}}
 	e.mu <- struct{}{}
 	err = nsthread.Do(func() error {
 		ns := netns.None()
@@ -292,6 +294,7 @@ func (e *Edge) set(ctx context.Context, s State, r *Result) error {
 	}
 	a := &application{
 		options: &e.options, externals: e.externals, host: e.host, edge: edge, connected: connected, movable: &e.movable,
+		unannounced: e.unannounced,
 	}
 	return errors.Join(append(invalid, a.apply(r))...)
 }

@@ -31,18 +31,25 @@ func (a *application) answer(n *network, r *Result) error {
 	if err := have.readProxies(); err != nil {
 		return err
 	}
-	a.movable.answered = map[netip.Addr]bool{}
+	answered := map[netip.Addr]bool{}
 	for _, o := range routes(a.externals, a.connected) {
 		if o.movable {
 			if a.movable.withdrawn || o.vpc.Withhold {
 				continue
 			}
-			a.movable.answered[o.address] = true
+			answered[o.address] = true
 		}
 		want.proxy(o.external.device, o.address)
 	}
-	answered, err := a.edge.reconcile(have.items, want.items)
-	return errors.Join(err, a.announce(answered, r))
+	if a.movable.answered == nil {
+		a.movable.answered = map[netip.Addr]bool{}
+	}
+	maps.Copy(a.movable.answered, answered)
+	added, err := a.edge.reconcile(have.items, want.items)
+	if err == nil {
+		a.movable.answered = answered // after an error, obsolete entries may exist
+	}
+	return errors.Join(err, a.announce(added, want, r))
 }
 
 // Withdraw stops answering ARP requests for the addresses of NAT gateways and of floating IPs of service IPs, and
