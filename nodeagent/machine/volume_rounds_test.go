@@ -14,11 +14,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// rounds returns how often TestRoundsLeaveNothing attaches a volume: TRIVET_VOLUME_ROUNDS, or 10.
+// rounds returns how often TestRoundsLeaveNothing attaches a volume: TRIVET_VOLUME_ROUNDS, or 20.
 func rounds(t *testing.T) int {
 	text := os.Getenv("TRIVET_VOLUME_ROUNDS")
 	if text == "" {
-		return 10
+		return 20
 	}
 	n, err := strconv.Atoi(text)
 	require.NoError(t, err)
@@ -57,6 +57,63 @@ func (l *lab) rest(pid uint32, vm cloud.VMID) (r rest) {
 	require.NoError(l, err)
 	r.Disks = len(disks)
 	return r
+}
+
+// TestManyAttachments attaches 20 volumes to two running guests at once, and then detaches all of them at once. The
+// guests must be able to use them, and the host must not keep anything of them open.
+func TestManyAttachments(t *testing.T) {
+	const each = 10
+	l := newLab(t)
+	vms := []*agentv1.AssignedVm{on(l.linux(1)), on(l.linux(2))}
+	l.assign(vms...)
+	var before []rest
+	for _, want := range vms {
+		l.boots(want, 1)
+		before = append(before, l.rest(l.sees(want, cloud.ObservedRunning).PID, cloud.VMID(want.VmId)))
+	}
+	all := map[cloud.VolumeID]*agentv1.AssignedVolume{}
+	var ids []string
+	for n := range each {
+		ids = append(ids, "data"+strconv.Itoa(n))
+	}
+	for i := range vms {
+		for n, id := range ids {
+			bus := scsi
+			if n%5 == 0 {
+				bus = virtio
+			}
+			v := grant(blankVolume(i*each+n), vms[i], id)
+			all[cloud.VolumeID(v.VolumeId)] = v
+			vms[i] = give(vms[i], v, bus, noCache)
+		}
+	}
+	l.storage.Assign(all, false)
+	l.assign(vms...)
+	for i, want := range vms {
+		l.seesDisks(want, ids...)
+		for _, device := range []string{"vdb", "vdc", "sda", "sdh"} {
+			l.write(want.VmId, device, "many"+device+strconv.Itoa(i), 0)
+		}
+	}
+	for i := range vms {
+		for _, id := range ids {
+			vms[i] = take(vms[i], id)
+		}
+	}
+	l.assign(vms...)
+	for _, want := range vms {
+		l.seesDisks(want)
+	}
+	for n := range len(vms) * each {
+		require.Equal(t, uint64(1), l.status(n).Flushed)
+	}
+	for i, want := range vms {
+		pid := l.sees(want, cloud.ObservedRunning).PID
+		require.Eventually(t, func() bool {
+			after := l.rest(pid, cloud.VMID(want.VmId))
+			return after.QEMUFDs <= before[i].QEMUFDs && after.Disks == before[i].Disks
+		}, within, 5*time.Millisecond, "before %+v", before[i])
+	}
 }
 
 // TestRoundsLeaveNothing repeatedly makes a volume, attaches it to a running guest, detaches it and deletes it.
