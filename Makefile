@@ -80,6 +80,7 @@ soak:
 	TRIVET_VPC_PORTS=1000 go test ./nodeagent/vpc -run 'PortsStartFiltered|Revocations|DriftAmongPorts' -v -timeout 0
 	TRIVET_VPC_PORTS=1000 go test ./nodeagent -run RestartWithPorts -v -timeout 0
 	TRIVET_VOLUME_ROUNDS=200 go test ./nodeagent/machine -run RoundsLeaveNothing -v -timeout 0
+	TRIVET_UPLOAD_MIB=2048 go test ./e2e -run 'ImageUpload$$' -v -count=1 -timeout 0
 	TRIVET_HISTORY_OPS=20000 go test -tags long ./e2e -run 'CreditHistory|HistoryNoticesMutants' -v -count=1 -timeout 0
 
 # compat runs the whole of etcd's own suite against the key-value store, of which test runs the quick part.

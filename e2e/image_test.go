@@ -26,17 +26,26 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// uploadSize is the size of the uploaded image in bytes: 15 parts.
-const uploadSize = 120 << 20
+// uploadSize returns the size of the uploaded image in bytes: TRIVET_UPLOAD_MIB, or 120 MiB, which are 15 parts.
+func uploadSize(t *testing.T) int64 {
+	text := os.Getenv("TRIVET_UPLOAD_MIB")
+	if text == "" {
+		return 120 << 20
+	}
+	n, err := strconv.ParseInt(text, 10, 32)
+	require.NoError(t, err)
+	return n << 20
+}
 
-// TestImageUpload uploads an image of 120 MiB with the program trivet. The leader is killed during the upload, and then
-// trivet is interrupted. When trivet runs again, it must send each part that was not acknowledged exactly once, and no
-// other part. The image must have the checksum of the file, a VM must boot from it, and a download must give the same
-// bytes.
+// TestImageUpload uploads an image with the program trivet. The leader is killed twice during the upload, and then trivet
+// is interrupted. When trivet runs again, it must send each part that was not acknowledged exactly once, and no other
+// part. The image must have the checksum of the file, a VM must boot from it, and a download must give the same bytes.
 func TestImageUpload(t *testing.T) {
+	size := uploadSize(t)
+	parts := int(size >> 23)
 	w := newWorld(t)
 	w.startAgent()
-	ctx := w.context(5 * time.Minute)
+	ctx := w.context(5*time.Minute + time.Duration(size>>20)*time.Second/4)
 	w.tenant("ada", "default", "default", "project:member")
 	home := t.TempDir()
 	password := filepath.Join(home, "password")
@@ -48,7 +57,7 @@ func TestImageUpload(t *testing.T) {
 		return out
 	}
 	must("login", "--user", "ada", "--password-file", password, "--endpoint", "127.0.0.1,127.0.0.2,127.0.0.3")
-	file, sum := bootable(t)
+	file, sum := bootable(t, size)
 
 	upload := exec.CommandContext(ctx, w.trio.Bin.CLI, "image", "upload", "big", file)
 	upload.Env = []string{"HOME=" + home, "XDG_CONFIG_HOME=" + home}
@@ -56,33 +65,41 @@ func TestImageUpload(t *testing.T) {
 	upload.Stdout, upload.Stderr = &output, &output
 	require.NoError(t, upload.Start())
 	watched := w.uploadOf(ctx, "big")
-	leader := w.leader(1)
 	watched.await(ctx, 2)
-	require.NoError(t, w.dir.Kill(w.trio.Name(leader)))
-	survivor := leader%3 + 1
-	watched.g = w.dial(survivor, w.tenantToken)
-	stored := len(watched.parts(ctx))
-	watched.await(ctx, stored+2)
+	for survivor := 1; t.Context().Err() == nil; {
+		leader := w.leader(survivor)
+		require.NoError(t, w.dir.Kill(w.trio.Name(leader)))
+		first := survivor == 1
+		survivor = leader%3 + 1
+		watched.g = w.dial(survivor, w.tenantToken)
+		watched.await(ctx, len(watched.parts(ctx))+2)
+		require.NoError(t, upload.Process.Signal(syscall.SIGSTOP)) // so that parts are left for the next leader
+		require.NoError(t, w.trio.Start(leader))
+		w.ready()
+		require.NoError(t, upload.Process.Signal(syscall.SIGCONT))
+		if !first {
+			break
+		}
+	}
+	watched.await(ctx, len(watched.parts(ctx))+1)
 	require.NoError(t, upload.Process.Signal(syscall.SIGINT))
 	require.Error(t, upload.Wait(), "the upload ended before it was interrupted: %s", output.String())
 	require.Contains(t, output.String(), "run the same command again")
 
 	acknowledged := len(watched.parts(ctx))
-	require.Less(t, acknowledged, uploadSize>>23)
-	t.Logf("%d of %d parts were stored when the upload was interrupted", acknowledged, uploadSize>>23)
-	require.NoError(t, w.trio.Start(leader))
-	w.ready()
+	require.Less(t, acknowledged, parts)
+	t.Logf("%d of %d parts were stored when the upload was interrupted", acknowledged, parts)
 	before := w.partCalls(ctx)
 	out, errs, code := w.trivet(ctx, home, "image", "upload", "big", file, "-o", "json")
 	require.Zero(t, code, "%s%s", out, errs)
 	require.Contains(t, errs, fmt.Sprintf("parts already stored: %d", acknowledged))
-	require.Equal(t, uploadSize>>23-acknowledged, w.partCalls(ctx)-before, "parts that were sent by the second run")
+	require.Equal(t, parts-acknowledged, w.partCalls(ctx)-before, "parts that were sent by the second run")
 	var image struct{ ID, Checksum, Status string }
 	require.NoError(t, json.Unmarshal([]byte(out), &image))
 	require.Equal(t, "IMAGE_STATUS_AVAILABLE", image.Status)
 	require.Equal(t, "sha256:"+sum, image.Checksum)
 
-	must("vm", "create", "web", "--image", "big", "--memory", "192", "--disk", "1", "--network", "none", "--start")
+	must("vm", "create", "web", "--image", "big", "--memory", "192", "--disk", strconv.FormatInt(size>>30+1, 10), "--network", "none", "--start")
 	require.NoError(t, lab.Until(ctx, "the guest has booted", func(context.Context) error {
 		if !strings.Contains(must("vm", "log", "web"), banner) {
 			return os.ErrNotExist
@@ -98,8 +115,8 @@ func TestImageUpload(t *testing.T) {
 	must("image", "delete", "big")
 }
 
-// bootable returns a file of uploadSize bytes with a bootable disk, and its SHA-256.
-func bootable(t *testing.T) (file, sum string) {
+// bootable returns a file of size bytes with a bootable disk, and its SHA-256.
+func bootable(t *testing.T, size int64) (file, sum string) {
 	t.Helper()
 	file = filepath.Join(t.TempDir(), "disk.raw")
 	out, err := exec.Command("qemu-img", "convert", "-O", "raw", filepath.Join(guest(t), "disk.qcow2"), file).CombinedOutput()
@@ -109,7 +126,7 @@ func bootable(t *testing.T) (file, sum string) {
 	defer f.Close()
 	info, err := f.Stat()
 	require.NoError(t, err)
-	_, err = io.CopyN(f, rand.Reader, uploadSize-info.Size()) // so that the parts differ
+	_, err = io.CopyN(f, rand.Reader, size-info.Size()) // so that the parts differ
 	require.NoError(t, err)
 	return file, sumOf(t, file)
 }
