@@ -71,6 +71,10 @@
 // VPC's namespace accepts them (netdev.Migrations). When a route changes to another NAT gateway of the VPC, the
 // TCP connections that use the route end. Its UDP flows continue with the new source address after the next Set.
 //
+// The edge namespace resolves neighbours in the external networks by ARP. The kernel limits the number of such entries
+// of all namespaces together (net.ipv4.neigh.default.gc_thresh3, 1024 by default). A guest that sends to many unused
+// addresses of an external network with more addresses than this limit can therefore use up the entries of the host.
+//
 // The package does not make VPCs' namespaces, and does not know VMs or the control plane.
 package edge
 
