@@ -48,7 +48,10 @@ func (p *Pool) create(ctx context.Context, v Volume) error {
 			return fmt.Errorf("%w: the image has %d bytes, which do not fit in %d", ErrRefused, size, v.Size)
 		}
 	}
-	if v.Encrypted {
+	switch {
+	case v.Source != nil:
+		return p.createFrom(ctx, v)
+	case v.Encrypted:
 		return p.createEncrypted(ctx, v)
 	}
 	return p.makeFile(ctx, v, fill)
@@ -57,28 +60,87 @@ func (p *Pool) create(ctx context.Context, v Volume) error {
 // makeFile writes the record and the file of a new volume. The function content writes the content of the empty file.
 func (p *Pool) makeFile(ctx context.Context, v Volume, content func(*os.File, record) error) error {
 	return p.change(ctx, func() error {
-		r, err := p.read(v.ID)
-		switch {
-		case errors.Is(err, ErrNotFound):
-			r = record{State: creating, Size: v.Size, Image: v.Image, Format: v.format(), Encrypted: v.Encrypted}
-			if err := p.checkAbsent(r.fileName(v.ID)); err != nil {
-				return err
-			}
-		case err != nil:
-			return err
-		case r.State == ready:
-			return p.checkComplete(v, r)
-		}
-		if err := r.matches(v); err != nil {
-			return err
-		}
-		r.Size = v.Size
-		if err := p.write(v.ID, r); err != nil {
+		r, err := p.beginFile(v)
+		if err != nil || r.State == ready {
 			return err
 		}
 		if err := atomicfile.Write(p.path(r.fileName(v.ID)), 0o600, func(f *os.File) error { return content(f, r) }); err != nil {
 			return err
 		}
+		r.State = ready
+		return p.write(v.ID, r)
+	})
+}
+
+// beginFile writes the record of a volume whose file is about to be made, and returns the record. If the volume is complete
+// already, beginFile checks it and returns its record.
+func (p *Pool) beginFile(v Volume) (record, error) {
+	r, err := p.read(v.ID)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		r = record{State: creating, Size: v.Size, Image: v.Image, Format: v.format(), Encrypted: v.Encrypted}
+		if err := p.checkAbsent(r.fileName(v.ID)); err != nil {
+			return r, err
+		}
+	case err != nil:
+		return r, err
+	case r.State == ready:
+		return r, p.checkComplete(v, r)
+	}
+	if err := r.matches(v); err != nil {
+		return r, err
+	}
+	r.Size = v.Size
+	return r, p.write(v.ID, r)
+}
+
+// errBeingMade means that another call copies the content of a new volume.
+var errBeingMade = errors.New("the volume is being made from its snapshot")
+
+// createFrom makes a volume with the content of a snapshot. The copy may take long, so it is made while other methods can
+// change the pool.
+func (p *Pool) createFrom(ctx context.Context, v Volume) error {
+	if v.Encrypted {
+		return fmt.Errorf("%w: an encrypted volume cannot be made from a snapshot", ErrRefused)
+	}
+	if _, busy := p.making.LoadOrStore(v.ID, true); busy {
+		return errBeingMade
+	}
+	defer p.making.Delete(v.ID)
+	var r record
+	err := p.change(ctx, func() (err error) {
+		r, err = p.beginFile(v)
+		return err
+	})
+	if err != nil || r.State == ready {
+		return err
+	}
+	s, err := p.Snapshot(*v.Source)
+	if err != nil {
+		return err
+	}
+	if s.State != Complete || s.Format != r.Format || s.Size > r.Size || (s.Image == nil) != (r.Image == nil) ||
+		s.Image != nil && *s.Image != *r.Image {
+		return fmt.Errorf("%w: snapshot %s is not one of %d bytes in the format %s", ErrRefused, v.Source.ID, r.Size, r.Format)
+	}
+	from, err := p.openFile(v.Source.file(s.Format), unix.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	err = atomicfile.Write(p.path(r.fileName(v.ID)), 0o600, func(to *os.File) error {
+		if err := copyFile(ctx, to, from); err != nil {
+			return err
+		}
+		if r.Format == qcow2.Raw {
+			return to.Truncate(int64(r.Size))
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return p.change(ctx, func() error {
 		r.State = ready
 		return p.write(v.ID, r)
 	})
@@ -180,7 +242,7 @@ func (p *Pool) grow(name string, size uint64) error {
 	return f.Sync()
 }
 
-// Delete removes a volume and its content. A missing volume is no error. The error wraps [ErrInUse] if a process has
+// Delete removes a volume, its content and its snapshots. A missing volume is no error. The error wraps [ErrInUse] if a process has
 // the volume open.
 func (p *Pool) Delete(ctx context.Context, id string) error {
 	if err := p.delete(ctx, id); err != nil {
@@ -216,6 +278,9 @@ func (p *Pool) delete(ctx context.Context, id string) error {
 			if err := p.write(id, r); err != nil && !errors.Is(err, unix.ENOSPC) {
 				return err
 			}
+		}
+		if err := p.deleteSnapshots(id); err != nil {
+			return err
 		}
 		// An interrupted Flatten may have left a second file.
 		for _, remove := range []string{id + "." + string(qcow2.QCOW2), rawName(id), id + ".json"} {

@@ -66,6 +66,9 @@ func (p *Pool) List() (Listing, error) {
 		}
 	}
 	for _, e := range entries {
+		if _, ok := parseSnapshotFile(e.Name()); ok {
+			continue
+		}
 		if !known[e.Name()] && !strings.HasPrefix(e.Name(), ".") { // a dot means a write in progress
 			out.Unknown = append(out.Unknown, e.Name())
 		}

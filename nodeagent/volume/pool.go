@@ -14,6 +14,8 @@
 //	<pool>/<volume id>.json      the volume's size, image, state and attachment
 //	<pool>/<volume id>.raw       0600: the content of a blank volume, or of one that Flatten has made independent
 //	<pool>/<volume id>.qcow2     0600: the content of a volume made from an image, or of a blank or encrypted one
+//	<pool>/<volume id>.<snapshot id>.snapshot.json            the state and instant of a snapshot
+//	<pool>/<volume id>.<snapshot id>.snapshot.raw or .qcow2   0600: the content of the snapshot
 //
 // # Decisions
 //
@@ -43,6 +45,15 @@
 //     that reads the tables of an overlay. They are read by Go code that checks each entry, because a guest that has
 //     taken over its QEMU may have written them. While a guest uses the volume, its QEMU copies the image into the
 //     overlay, and [Pool.RecordFlattened] records that.
+//   - A snapshot is a file that does not depend on the volume's file. Of a volume that no process has open,
+//     [SnapshotCopy.Copy] makes a reflink copy, or a sparse copy where the file system has no reflinks. The volume is
+//     locked meanwhile. Of a volume that QEMU has open, QEMU fills the file, always in the format QCOW2: QEMU 7.2 would
+//     allocate the holes of a raw file.
+//   - The record of a snapshot is written before its file. A snapshot in the state Copying without a [SnapshotCopy] was
+//     interrupted. It must not be repeated, because its content would be that of a later instant: see FailSnapshot.
+//   - The room for a copy that QEMU makes is reserved before (fallocate(2)), because QEMU fails writes of the guest that it
+//     cannot copy first.
+//   - A volume that is made from a snapshot gets a copy of the snapshot's file, and does not depend on the snapshot.
 //   - Files that belong to no record are reported by [Pool.List] and never removed or changed.
 //   - The host stores the id of each pool. OpenPool fails if the directory contains another id or none, because the
 //     file system of the pool may not be mounted.
@@ -56,6 +67,7 @@ import (
 	"io/fs"
 	"os"
 	"regexp"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -115,6 +127,8 @@ type Pool struct {
 	// formatting has capacity 1, and is full while Options.Format runs: Format takes processor time, and is not needed
 	// twice for one volume.
 	formatting chan struct{}
+	// making has the ids of the volumes whose content is being copied from a snapshot.
+	making sync.Map
 }
 
 // marker is the content of pool.json, and of the file Options.State.

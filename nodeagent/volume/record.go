@@ -26,6 +26,8 @@ type Volume struct {
 	// volume, and is not stored.
 	Encrypted bool
 	Key       []byte
+	// Source is the snapshot with whose content the volume begins, or nil. It must have the volume's image and format.
+	Source *SnapshotRef
 }
 
 // Attachment is the right of one VM to use a volume. The control plane gives each attachment a higher generation than

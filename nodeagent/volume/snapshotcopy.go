@@ -1,0 +1,243 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/shared/qcow2"
+)
+
+// SnapshotCopy is a copy of a volume in progress. The caller must end the copy with Finish, Fail or Abandon. A program
+// that ends before leaves the state Copying in the record.
+type SnapshotCopy struct {
+	pool   *Pool
+	ref    SnapshotRef
+	record Snapshot
+	// source is the volume's file, locked, if no process has the volume open. It is nil if QEMU has it open: QEMU must then
+	// copy the volume to Target.
+	source *os.File
+	target *os.File
+}
+
+// Attached reports whether a process has the volume open, so that QEMU must make the copy.
+func (c *SnapshotCopy) Attached() bool { return c.source == nil }
+
+// Target returns the file that QEMU must fill, an empty QCOW2 image. If the volume has an image, the copy contains only
+// the differences from the image.
+func (c *SnapshotCopy) Target() *os.File { return c.target }
+
+// Size returns the size of the volume in bytes, as the guest sees it.
+func (c *SnapshotCopy) Size() uint64 { return c.record.Size }
+
+// BeginSnapshot records that a snapshot of a volume is being made, and makes the file for the copy. If no process has the
+// volume open, the volume stays locked until the end of the copy, so that its content does not change: an Open of the
+// volume then fails with [ErrInUse]. Otherwise BeginSnapshot reserves room in the pool for the copy. The error wraps
+// [ErrRefused] if the snapshot has a record.
+func (p *Pool) BeginSnapshot(ctx context.Context, ref SnapshotRef) (*SnapshotCopy, error) {
+	c := &SnapshotCopy{pool: p, ref: ref}
+	if err := p.change(ctx, c.begin); err != nil {
+		c.close()
+		return nil, fmt.Errorf("snapshot volume %s: %w", ref.Volume, plainSpace(err))
+	}
+	return c, nil
+}
+
+func (c *SnapshotCopy) begin() error {
+	p := c.pool
+	if _, err := p.readSnapshot(c.ref); err == nil {
+		return fmt.Errorf("%w: the snapshot exists", ErrRefused)
+	} else if !errors.Is(err, ErrNoSnapshot) {
+		return err
+	}
+	r, err := p.read(c.ref.Volume)
+	switch {
+	case err != nil:
+		return err
+	case r.State != ready:
+		return ErrNotFound
+	case r.Encrypted:
+		return fmt.Errorf("%w: encrypted volumes cannot have snapshots", ErrRefused)
+	}
+	if c.source, err = p.openLocked(r.fileName(c.ref.Volume)); errors.Is(err, ErrInUse) {
+		c.source = nil
+	} else if err != nil {
+		return missing(err)
+	}
+	c.record = Snapshot{State: Copying, Size: r.Size, Format: r.Format, Image: r.Image}
+	if c.Attached() {
+		c.record.Format = qcow2.QCOW2
+	}
+	if err := p.removeCopy(c.ref); err != nil { // an abandoned copy may have left a file
+		return err
+	}
+	if err := p.writeSnapshot(c.ref, c.record); err != nil {
+		return err
+	}
+	if c.target, err = p.openFile(c.ref.file(c.record.Format), unix.O_RDWR|unix.O_CREAT|unix.O_EXCL); err == nil && c.Attached() {
+		err = c.reserve(r.fileName(c.ref.Volume))
+	}
+	if err != nil {
+		return errors.Join(err, p.deleteSnapshot(c.ref))
+	}
+	return nil
+}
+
+// reserveSlack is the room that is reserved for what the guest writes before QEMU begins the copy, and for the tables of
+// the copy, in bytes.
+const reserveSlack = 4 << 20
+
+// reserve makes Target an empty QCOW2 image, and allocates as many bytes beyond its end as the volume's file occupies.
+// Without this room, a copy that fills the pool would make writes of the guest fail.
+func (c *SnapshotCopy) reserve(name string) error {
+	length, err := qcow2.Create(c.target, c.record.Size)
+	if err != nil {
+		return err
+	}
+	f, err := c.pool.openFile(name, unix.O_RDONLY)
+	if err != nil {
+		return missing(err)
+	}
+	defer f.Close()
+	occupied, err := occupiedBytes(f)
+	if err != nil {
+		return err
+	}
+	want := int64(occupied + c.record.Size/8192 + reserveSlack)
+	err = unix.Fallocate(int(c.target.Fd()), unix.FALLOC_FL_KEEP_SIZE, length, want)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return nil // for example NFS before version 4.2
+	}
+	return os.NewSyscallError("fallocate", err)
+}
+
+func occupiedBytes(f *os.File) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return 0, os.NewSyscallError("fstat", err)
+	}
+	return uint64(st.Blocks) * 512, nil
+}
+
+// Copy copies the volume that no process has open. It returns an error of ctx soon after ctx has ended.
+func (c *SnapshotCopy) Copy(ctx context.Context) error {
+	if c.Attached() {
+		return errors.New("a process has the volume open")
+	}
+	if err := copyFile(ctx, c.target, c.source); err != nil {
+		return fmt.Errorf("copy volume %s: %w", c.ref.Volume, plainSpace(err))
+	}
+	return nil
+}
+
+// copyChunk is the number of bytes that are copied between two checks of the context.
+const copyChunk = 8 << 20
+
+// copyFile makes the empty file to a copy of from. It shares the blocks of both files if the file system can do that, and
+// otherwise copies the parts of the file that are not holes.
+func copyFile(ctx context.Context, to, from *os.File) error {
+	if unix.IoctlFileClone(int(to.Fd()), int(from.Fd())) == nil {
+		return nil
+	}
+	st, err := from.Stat()
+	if err != nil {
+		return err
+	}
+	if err := to.Truncate(st.Size()); err != nil {
+		return err
+	}
+	for at := int64(0); at < st.Size(); {
+		begin, err := unix.Seek(int(from.Fd()), at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return nil
+		}
+		if err != nil {
+			return os.NewSyscallError("lseek", err)
+		}
+		end, err := unix.Seek(int(from.Fd()), begin, unix.SEEK_HOLE)
+		if err != nil {
+			return os.NewSyscallError("lseek", err)
+		}
+		for at = begin; at < end; {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			n := min(end-at, copyChunk)
+			if _, err := io.Copy(io.NewOffsetWriter(to, at), io.NewSectionReader(from, at, n)); err != nil {
+				return err
+			}
+			at += n
+		}
+	}
+	return nil
+}
+
+// Finish records that the copy is complete and has the content of the instant taken.
+func (c *SnapshotCopy) Finish(ctx context.Context, taken time.Time, consistency string) error {
+	defer c.close()
+	err := c.pool.change(ctx, func() error {
+		st, err := c.target.Stat()
+		if err != nil {
+			return err
+		}
+		if err := c.target.Truncate(st.Size()); err != nil { // frees what was allocated beyond the end
+			return err
+		}
+		if err := c.target.Sync(); err != nil {
+			return err
+		}
+		done := c.record
+		if done.Stored, err = occupiedBytes(c.target); err != nil {
+			return err
+		}
+		done.State, done.TakenAt, done.Consistency = Complete, taken.UnixMilli(), consistency
+		return c.pool.writeSnapshot(c.ref, done)
+	})
+	if err != nil {
+		return fmt.Errorf("finish snapshot %s: %w", c.ref.ID, plainSpace(err))
+	}
+	return nil
+}
+
+// Fail removes the copy and records the reason.
+func (c *SnapshotCopy) Fail(ctx context.Context, reason string) error {
+	c.close()
+	return c.pool.FailSnapshot(ctx, c.ref, reason)
+}
+
+// Abandon removes the copy and its record, so that the copy can be begun again.
+func (c *SnapshotCopy) Abandon(ctx context.Context) error {
+	c.close()
+	return c.pool.DeleteSnapshot(ctx, c.ref)
+}
+
+// close closes the files, which unlocks the volume.
+func (c *SnapshotCopy) close() {
+	for _, f := range []*os.File{c.source, c.target} {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}
+
+// CopyTarget is a volume that QEMU must copy, and the file that receives the copy (see [SnapshotCopy.Target]).
+type CopyTarget struct {
+	Volume string
+	File   *os.File
+	Size   uint64 // of the volume in bytes
+}
+
+// Copied describes a copy that QEMU has made.
+type Copied struct {
+	Taken  time.Time // the instant whose content the copies have
+	Frozen bool      // the guest's file systems were frozen at this instant
+}
+
+// ErrNotNow means that a volume cannot be copied at the moment: no running QEMU has it as a disk, or that QEMU copies other
+// disks.
+var ErrNotNow = errors.New("the volume cannot be copied at the moment")
