@@ -61,13 +61,14 @@ type fakeCloud struct {
 	// looks holds the statuses that the next calls of GetImage set and return, one per call.
 	looks []vmv1.ImageStatus
 	// watches holds what each stream of WatchVm in turn sends: events, waits, or a status code that ends the stream.
-	watches [][]watched
-	console [][]byte
-	kv      *fakeKeys
-	credits *fakeCredits
-	people  *fakeIdentity
-	net     *fakeNetwork
-	storage *fakeStorage
+	watches   [][]watched
+	console   [][]byte
+	kv        *fakeKeys
+	credits   *fakeCredits
+	people    *fakeIdentity
+	net       *fakeNetwork
+	storage   *fakeStorage
+	snapshots fakeSnapshots
 }
 
 type watched struct {
@@ -94,6 +95,7 @@ func newCloud(t *testing.T, secure credentials.TransportCredentials, members ...
 	c.people = newIdentity(c)
 	c.net = &fakeNetwork{cloud: c}
 	c.storage = &fakeStorage{cloud: c}
+	c.snapshots.cloud = c
 	for _, m := range members {
 		l := bufconn.Listen(1 << 16)
 		c.members[m+":50051"] = l
@@ -104,6 +106,7 @@ func newCloud(t *testing.T, secure credentials.TransportCredentials, members ...
 		vmv1.RegisterVolumeServiceServer(s, c.storage)
 		storagev1.RegisterStorageClassServiceServer(s, c.storage)
 		storagev1.RegisterVolumeServiceServer(s, fakeFlatten{fakeStorage: c.storage})
+		storagev1.RegisterSnapshotServiceServer(s, &c.snapshots)
 		vmv1.RegisterNodeServiceServer(s, c)
 		operatorv1.RegisterOperatorServiceServer(s, c)
 		identityv1.RegisterIdentityServiceServer(s, c.people)

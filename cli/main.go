@@ -76,7 +76,7 @@ A VM, image or host is given by its name or ID. Exit code: 0 success, 1 failure,
 	// Errors are ignored: RegisterFlagCompletionFunc fails only if the flag does not exist or already has a completion.
 	_ = root.RegisterFlagCompletionFunc("org", identity.OrgNames(s))
 	_ = root.RegisterFlagCompletionFunc("project", identity.ProjectNames(s))
-	root.AddCommand(image.Command(s), vm.Command(s), volume.Command(s), volume.ClassCommand(s), network.Command(s), node.Command(s), wallet.Command(s), kv.Command(s), cluster.Command(s))
+	root.AddCommand(image.Command(s), vm.Command(s), volume.Command(s), volume.SnapshotCommand(s), volume.ClassCommand(s), network.Command(s), node.Command(s), wallet.Command(s), kv.Command(s), cluster.Command(s))
 	return s, root
 }
 

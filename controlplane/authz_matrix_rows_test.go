@@ -11,6 +11,7 @@ const (
 	nodes          = "/vmcontroller.v1.NodeService/"
 	storageClasses = "/storage.v1.StorageClassService/"
 	storageVolumes = "/storage.v1.VolumeService/"
+	snapshots      = "/storage.v1.SnapshotService/"
 	operators      = "/operator.v1.OperatorService/"
 )
 
@@ -64,6 +65,12 @@ var computeRows = []row{
 	{name: storageClasses + "ListStorageClasses", body: `{}`, allowed: "OK"},
 	{name: storageClasses + "UpdateStorageClass", body: `{"name":"none"}`, allowed: "NOT_FOUND"},
 	{name: storageClasses + "DeleteStorageClass", body: `{"name":"none"}`, allowed: "NOT_FOUND"},
+	{name: snapshots + "CreateSnapshot", body: webRequest(`,"volume_id":"$volume","name":"s"`), allowed: "FAILED_PRECONDITION", otherTenant: "NOT_FOUND"},
+	{name: snapshots + "CreateVmSnapshots", body: webRequest(`,"vm_id":"$no-vm","name":"s"`), allowed: "NOT_FOUND"},
+	{name: snapshots + "GetSnapshot", body: webRequest(`,"snapshot_id":"$no-volume"`), allowed: "NOT_FOUND"},
+	{name: snapshots + "ListSnapshots", body: webRequest(``), allowed: "OK"},
+	{name: snapshots + "DeleteSnapshot", body: webRequest(`,"snapshot_id":"$no-volume"`), allowed: "NOT_FOUND"},
+	{name: snapshots + "CreateVolumeFromSnapshot", body: webRequest(`,"snapshot_id":"$no-volume","name":"v"`), allowed: "NOT_FOUND"},
 	{name: storageVolumes + "UpdateVolume", body: webRequest(`,"volume_id":"$volume"`), allowed: "OK", otherTenant: "NOT_FOUND"},
 	{name: storageVolumes + "FlattenVolume", body: webRequest(`,"volume_id":"$volume"`), allowed: "OK", otherTenant: "NOT_FOUND"},
 

@@ -13,6 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/cluster/membership"
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/snapshot"
 	"github.com/trivet-cloud/trivet/controlplane/compute/storageclass"
 	"github.com/trivet-cloud/trivet/controlplane/compute/vm"
 	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
@@ -83,6 +84,7 @@ type member struct {
 	nodes          *node.Service
 	vms            *vm.Service
 	volumes        *volume.Service
+	snapshots      *snapshot.Service
 	storageClasses *storageclass.Service
 	credits        *credit.Service
 	bills          *billing.Service

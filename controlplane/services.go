@@ -21,6 +21,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
 	"github.com/trivet-cloud/trivet/controlplane/compute/image/websource"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/snapshot"
 	"github.com/trivet-cloud/trivet/controlplane/compute/storageclass"
 	"github.com/trivet-cloud/trivet/controlplane/compute/vm"
 	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
@@ -132,10 +133,11 @@ func (m *member) listServices(context.Context) error {
 				{Name: "settle vms", Every: vm.SettleEvery, Run: m.vms.Settle},
 			},
 		},
-		{ // volumes and storage classes; their REST API is on the listener for VMs
+		{ // volumes, snapshots and storage classes; their REST API is on the listener for VMs
 			rpc: func(g grpc.ServiceRegistrar) {
 				m.volumes.Register(g)
 				m.storageClasses.Register(g)
+				m.snapshots.Register(g)
 			},
 			tasks: []leader.Task{{Name: "create the first storage class", Every: time.Minute, Run: m.storageClasses.Bootstrap}},
 		},
@@ -220,17 +222,19 @@ func (m *member) newCompute(context.Context) error {
 	m.vms = vm.New(options)
 	m.bills.Attach(m.vms)
 	m.metrics.registry.MustRegister(volume.NewCollector(m.records))
+	m.snapshots = snapshot.New(m.records, m.commands, m.volumes)
 	m.nodes.Attach(m.vms, m.files)
 	m.nodes.AttachVolumes(m.volumes)
 	m.nodes.AttachNetworks(m.networkFeed)
 	return nil
 }
 
-// computeRoutes registers the REST APIs of VMs, images, volumes and storage classes, which share a listener.
+// computeRoutes registers the REST APIs of VMs, images, volumes, snapshots and storage classes, which share a listener.
 func (m *member) computeRoutes(s *rest.Server) {
 	m.vms.Routes(s)
 	m.images.Routes(s)
 	m.volumes.Routes(s)
+	m.snapshots.Routes(s)
 	m.storageClasses.Routes(s)
 }
 

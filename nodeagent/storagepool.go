@@ -87,7 +87,12 @@ func (a *agent) openStorage(ctx context.Context) error {
 	if err := os.MkdirAll(a.dir("pools"), 0o700); err != nil {
 		return fmt.Errorf("open storage pools: %w", err)
 	}
-	o := storage.Options{Report: a.link.ObserveVolume, Forget: a.link.ForgetVolume, Log: a.log}
+	o := storage.Options{
+		Report: a.link.ObserveVolume, Forget: a.link.ForgetVolume, Log: a.log,
+		Copy: func(ctx context.Context, vm cloud.VMID, targets []volume.CopyTarget) (volume.Copied, error) {
+			return a.machines.CopyVolumes(ctx, vm, targets)
+		},
+	}
 	for _, p := range pools {
 		o.Pools = append(o.Pools, volume.Options{
 			Name: p.Name, Path: p.Path, Shared: p.Shared, State: filepath.Join(a.dir("pools"), p.Name+".json"), Images: a.images,
@@ -134,6 +139,7 @@ func (a *agent) onDataDir(p *volume.Pool) bool {
 // storageMetrics returns the storage pools and volumes of the host for /metrics.
 func storageMetrics(s *storage.Storage, machines *machine.MachineSet) metrics.Storage {
 	var out metrics.Storage
+	out.Snapshots, out.FailedSnapshots = s.SnapshotCounts()
 	io := machines.VolumeStats()
 	for _, p := range s.Pools() {
 		if space, err := p.Space(); err == nil {

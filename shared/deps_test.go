@@ -79,6 +79,7 @@ var inside = map[string][]string{
 	"compute/image":         {"compute/image/websource"},
 	"compute/node":          {"compute/schedule"},
 	"compute/node/nodetest": {"compute/node"},
+	"compute/snapshot":      {"compute/volume"},
 	"compute/volume":        {"compute/image", "compute/node", "compute/storageclass"},
 	"compute/vm":            {"compute/image", "compute/node", "compute/schedule", "compute/volume"},
 
@@ -220,6 +221,9 @@ var inTests = map[string][]string{
 	"nodeagent":               {"docs/docstest"},
 	"e2e":                     {"cli/openid/openidtest", "controlplane/money/credit/ledger", "nodeagent/cgroup", "nodeagent/firewall/frametest", "nodeagent/ipsec", "nodeagent/rbd/rbdtest"},
 	"e2e/history":             {"shared/fault"},
+
+	// Packages of tests with hosts.
+	"controlplane/compute/snapshot": {"controlplane/compute/node", "controlplane/compute/node/nodetest", "controlplane/compute/storageclass"},
 }
 
 // allowed returns the packages of the module that a package may import, and whether the package is in the tables.

@@ -43,12 +43,15 @@ var (
 // policies lists the methods that are safe to retry: methods that read, methods that set a desired state and, with an
 // idempotency key, methods that create something or move credit. Methods that are not listed are sent once.
 var policies = map[string]policy{
-	vmv1.VmService_CreateVm_FullMethodName:                          create,
-	vmv1.ImageService_CreateImage_FullMethodName:                    create,
-	vmv1.VolumeService_CreateVolume_FullMethodName:                  create,
-	storagev1.StorageClassService_CreateStorageClass_FullMethodName: create,
-	operatorv1.OperatorService_CreateNodeToken_FullMethodName:       create,
-	vmv1.ImageService_BeginImageUpload_FullMethodName:               create,
+	vmv1.VmService_CreateVm_FullMethodName:                            create,
+	vmv1.ImageService_CreateImage_FullMethodName:                      create,
+	vmv1.VolumeService_CreateVolume_FullMethodName:                    create,
+	storagev1.StorageClassService_CreateStorageClass_FullMethodName:   create,
+	storagev1.SnapshotService_CreateSnapshot_FullMethodName:           create,
+	storagev1.SnapshotService_CreateVmSnapshots_FullMethodName:        create,
+	storagev1.SnapshotService_CreateVolumeFromSnapshot_FullMethodName: create,
+	operatorv1.OperatorService_CreateNodeToken_FullMethodName:         create,
+	vmv1.ImageService_BeginImageUpload_FullMethodName:                 create,
 
 	creditv1.CreditService_CreateWallet_FullMethodName:      create,
 	creditv1.CreditService_TopUpWallet_FullMethodName:       create,
@@ -73,6 +76,8 @@ var policies = map[string]policy{
 	vmv1.VolumeService_GetVolume_FullMethodName:                     repeatable,
 	vmv1.VolumeService_ListVolumes_FullMethodName:                   repeatable,
 	vmv1.VolumeService_ResizeVolume_FullMethodName:                  repeatable,
+	storagev1.SnapshotService_GetSnapshot_FullMethodName:            repeatable,
+	storagev1.SnapshotService_ListSnapshots_FullMethodName:          repeatable,
 	storagev1.StorageClassService_GetStorageClass_FullMethodName:    repeatable,
 	storagev1.StorageClassService_ListStorageClasses_FullMethodName: repeatable,
 	storagev1.StorageClassService_UpdateStorageClass_FullMethodName: repeatable,

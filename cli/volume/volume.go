@@ -1,4 +1,5 @@
-// Package volume holds the commands for volumes and storage classes: `trivet volume` and `trivet storage-class`.
+// Package volume holds the commands for volumes, their snapshots and storage classes: `trivet volume`, `trivet snapshot` and
+// `trivet storage-class`.
 // Package cli/vm calls Find to resolve the volume names in its arguments. The name of a volume is unique in its
 // project.
 package volume
@@ -18,6 +19,7 @@ import (
 	"github.com/trivet-cloud/trivet/cli/image"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
+	storagev1 "github.com/trivet-cloud/trivet/protos/storage/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -42,29 +44,37 @@ it, and only VMs on that host can have it.`,
 }
 
 func createCommand(s *session.Session) *cobra.Command {
-	var size, class, from string
+	var size, class, from, snapshot string
 	var labels, metadata []string
 	c := &cobra.Command{
 		Use: "create NAME", Short: "Create a volume", Args: session.Exactly("NAME"),
-		Long: "Create a volume, blank or with the content of an image. Its host makes it when it is attached for the first time.",
+		Long: `Create a volume: blank, or with the content of an image or a snapshot. Its host makes a volume from a snapshot at once,
+in the storage class of the snapshot's volume, and others when they are attached for the first time.`,
 		Example: `  trivet volume create data --size 100
+  trivet volume create data-2 --snapshot before-upgrade
   trivet volume create root --size 20 --image debian-12 --class fast`,
 	}
 	p := c.Flags()
-	p.StringVar(&size, "size", "", "size in GiB, or with a unit: 2TiB")
+	p.StringVar(&size, "size", "", "size in GiB, or with a unit: 2TiB (default with --snapshot: that of the snapshot)")
 	p.StringVar(&class, "class", "", "storage class (default: the default class)")
 	p.StringVar(&from, "image", "", "image that the volume begins as a copy of, by name or ID")
 	p.StringArrayVar(&labels, "label", nil, "KEY=VALUE, repeatable")
 	p.StringArrayVar(&metadata, "metadata", nil, "KEY=VALUE, repeatable")
-	session.Require(c, "size")
-	_ = c.RegisterFlagCompletionFunc("image", image.Names(s)) // its only error is for an unknown flag
+	p.StringVar(&snapshot, "snapshot", "", "snapshot that the volume begins as a copy of, by name or ID")
+	c.MarkFlagsOneRequired("size", "snapshot")
+	c.MarkFlagsMutuallyExclusive("snapshot", "image")
+	c.MarkFlagsMutuallyExclusive("snapshot", "class")
+	_ = c.RegisterFlagCompletionFunc("snapshot", snapshotNames(s)) // its only error is for an unknown flag
+	_ = c.RegisterFlagCompletionFunc("image", image.Names(s))      // its only error is for an unknown flag
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
 		req := &vmv1.CreateVolumeRequest{Name: args[0], StorageClass: class}
 		if err := cloud.CheckName("NAME", args[0]); err != nil {
 			return session.Usagef("%v", err)
 		}
-		if req.SizeGib, err = ParseSize(size); err != nil {
-			return err
+		if size != "" {
+			if req.SizeGib, err = ParseSize(size); err != nil {
+				return err
+			}
 		}
 		if req.Labels, err = session.Pairs("label", labels); err != nil {
 			return err
@@ -78,13 +88,32 @@ func createCommand(s *session.Session) *cobra.Command {
 			}
 		}
 		req.OrgId, req.ProjectId = s.Tenant()
-		v, err := vmv1.NewVolumeServiceClient(conn).CreateVolume(ctx, req)
+		var v *vmv1.Volume
+		if snapshot != "" {
+			v, err = createFromSnapshot(ctx, s, conn, req, snapshot)
+		} else {
+			v, err = vmv1.NewVolumeServiceClient(conn).CreateVolume(ctx, req)
+		}
 		if err != nil {
 			return err
 		}
 		return printVolumes(s, v, v)
 	})
 	return c
+}
+
+// createFromSnapshot creates the volume that req describes with the content of a snapshot, given by name or ID.
+func createFromSnapshot(
+	ctx context.Context, s *session.Session, conn *dial.Conn, req *vmv1.CreateVolumeRequest, nameOrID string,
+) (*vmv1.Volume, error) {
+	id, err := findSnapshot(ctx, s, conn, nameOrID)
+	if err != nil {
+		return nil, err
+	}
+	return storagev1.NewSnapshotServiceClient(conn).CreateVolumeFromSnapshot(ctx, &storagev1.CreateVolumeFromSnapshotRequest{
+		OrgId: req.GetOrgId(), ProjectId: req.GetProjectId(), SnapshotId: id, Name: req.GetName(), SizeGib: req.GetSizeGib(),
+		Metadata: req.GetMetadata(), Labels: req.GetLabels(),
+	})
 }
 
 // ParseSize parses the value of the flag --size, a number of GiB.

@@ -154,6 +154,9 @@ func (l *lab) startStorage(format func(context.Context, string, uint64, []byte) 
 			Name: "local", Path: l.pool, State: filepath.Join(l.dir, "local.json"), Images: l.images, Format: format,
 		}},
 		Report: func(cloud.VolumeObservation) {}, Forget: func(cloud.VolumeID) {}, Log: slog.New(slog.NewTextHandler(testLog{l.T}, nil)),
+		Copy: func(ctx context.Context, vm cloud.VMID, targets []volume.CopyTarget) (volume.Copied, error) {
+			return l.CopyVolumes(ctx, vm, targets)
+		},
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})

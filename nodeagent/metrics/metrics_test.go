@@ -40,7 +40,7 @@ func serve(t *testing.T) *httptest.Server {
 			return Storage{Pools: []Pool{{"local", 100, 40}}, Volumes: []Volume{
 				{ID: "d", Bytes: 20, Allocated: 4, IO: &VolumeIO{ReadBytes: 1, WrittenBytes: 2, Reads: 3, Writes: 5}},
 				{ID: "e", Failed: true},
-			}}
+			}, Snapshots: 6, FailedSnapshots: 1}
 		},
 		Images: func() Images {
 			return Images{Images: 2, Bytes: 300, Limit: 400, Fetches: 5, FetchFailures: 1, FetchedBytes: 600, Evictions: 7}
@@ -81,6 +81,7 @@ func TestMetrics(t *testing.T) {
 		`trivet_agent_image_cache_images 2`, `trivet_agent_image_cache_bytes 300`, `trivet_agent_image_cache_limit_bytes 400`,
 		`trivet_agent_image_fetches_total{result="ok"} 4`, `trivet_agent_image_fetches_total{result="failed"} 1`,
 		`trivet_agent_image_fetched_bytes_total 600`, `trivet_agent_image_cache_evictions_total 7`,
+		`trivet_agent_snapshots_total{result="made"} 6`, `trivet_agent_snapshots_total{result="failed"} 1`,
 		`go_goroutines`, `process_resident_memory_bytes`,
 	} {
 		require.Contains(t, body, line)

@@ -10,6 +10,8 @@ import (
 type Storage struct {
 	Pools   []Pool
 	Volumes []Volume
+	// Snapshots and FailedSnapshots are the numbers of snapshots that were made, and that failed, since the agent started.
+	Snapshots, FailedSnapshots uint64
 }
 
 // Pool is a storage pool. Its name comes from the operator's configuration.
@@ -41,13 +43,17 @@ var (
 	volumeWritten   = desc("volume_written_bytes_total", "Bytes that the guest wrote to the volume.", "volume")
 	volumeReads     = desc("volume_reads_total", "Reads of the guest from the volume.", "volume")
 	volumeWrites    = desc("volume_writes_total", "Writes of the guest to the volume.", "volume")
+	snapshots       = desc("snapshots_total", "Snapshots of volumes since the agent started.", "result")
 )
 
 var storageDescs = []*prometheus.Desc{
 	poolBytes, poolFree, volumeBytes, volumeAllocated, volumeFailed, volumeRead, volumeWritten, volumeReads, volumeWrites,
+	snapshots,
 }
 
 func collectStorage(s Storage, gauge, counter func(*prometheus.Desc, float64, ...string)) {
+	counter(snapshots, float64(s.Snapshots), "made")
+	counter(snapshots, float64(s.FailedSnapshots), "failed")
 	for _, p := range s.Pools {
 		gauge(poolBytes, float64(p.Bytes), p.Name)
 		gauge(poolFree, float64(p.Free), p.Name)

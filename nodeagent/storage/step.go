@@ -35,6 +35,9 @@ func describe(want *agentv1.AssignedVolume) volume.Volume {
 	if i := want.GetImage(); i != nil {
 		v.Image = &disk.Image{SHA256: i.GetSha256(), Size: int64(i.GetSizeBytes()), Format: imageFormats[i.GetFormat()]}
 	}
+	if from := want.GetSource(); from != nil {
+		v.Source = &volume.SnapshotRef{Volume: from.GetVolumeId(), ID: from.GetSnapshotId()}
+	}
 	return v
 }
 
@@ -51,33 +54,39 @@ func (s *Storage) pool(name string) (*volume.Pool, error) {
 	return nil, fmt.Errorf("this host has no storage pool %q", name)
 }
 
-// step tries to bring one volume to its desired state, and reports the resulting state.
+// step tries to bring one volume and its snapshots to their desired state, and reports the resulting state. Copies for
+// snapshots that step begins run on until ctx ends.
 func (s *Storage) step(ctx context.Context, want *agentv1.AssignedVolume, stored bool) error {
 	bounded, cancel := context.WithTimeout(ctx, stepWithin)
 	defer cancel()
 	p, err := s.pool(want.GetPool())
 	if err == nil {
-		err = apply(bounded, p, want, stored)
+		err = s.apply(bounded, p, want, stored)
+	}
+	snapshots, snapshotErr := s.stepSnapshots(bounded, ctx, p, want, stored)
+	if err == nil {
+		err = snapshotErr
 	}
 	if bounded.Err() != nil {
 		return err // an error that the end of the context has caused is not reported
 	}
-	s.observe(p, want, err)
+	s.observe(p, want, snapshots, err)
 	if err != nil || !want.GetFlatten() || want.GetDeleted() {
 		return err
 	}
 	if err = s.flatten(ctx, p, want); ctx.Err() == nil && !errors.Is(err, volume.ErrInUse) {
-		s.observe(p, want, err)
+		s.observe(p, want, snapshots, err)
 	}
 	return err
 }
 
-// observe reports the state of a volume, and the error of the last change. p is nil if the pool cannot be used.
-func (s *Storage) observe(p *volume.Pool, want *agentv1.AssignedVolume, err error) {
+// observe reports the state of a volume and its snapshots, and the error of the last change. p is nil if the pool cannot be
+// used.
+func (s *Storage) observe(p *volume.Pool, want *agentv1.AssignedVolume, snapshots []cloud.SnapshotObservation, err error) {
 	o := cloud.VolumeObservation{Volume: cloud.VolumeID(want.GetVolumeId()), Generation: want.GetGeneration()}
 	if p != nil {
 		if status, statusErr := p.Status(want.GetVolumeId()); statusErr == nil && status.Error == "" {
-			o.Present, o.SizeBytes, o.FlushedGeneration = true, status.Size, status.Flushed
+			o.Present, o.SizeBytes, o.FlushedGeneration, o.Snapshots = true, status.Size, status.Flushed, snapshots
 			if status.Flattened {
 				o.Flattened, o.Format = true, cloudFormats[status.Format]
 			}
@@ -90,11 +99,14 @@ func (s *Storage) observe(p *volume.Pool, want *agentv1.AssignedVolume, err erro
 }
 
 // apply makes, grows, detaches or deletes a volume of the pool p.
-func apply(ctx context.Context, p *volume.Pool, want *agentv1.AssignedVolume, stored bool) error {
+func (s *Storage) apply(ctx context.Context, p *volume.Pool, want *agentv1.AssignedVolume, stored bool) error {
 	id := want.GetVolumeId()
 	if want.GetDeleted() {
 		if stored {
 			return nil
+		}
+		if s.endCopies(id) {
+			return fmt.Errorf("delete volume %s: %w", id, volume.ErrInUse)
 		}
 		return p.Delete(ctx, id)
 	}

@@ -20,6 +20,9 @@
 //     record.
 //   - The agent flattens a volume that no VM has open. It stops when a VM opens the volume, whose QEMU then continues, so
 //     a VM never waits for the end. Progress is reported in steps.
+//   - A snapshot is made by a goroutine of its own, because a copy may take long. The goroutine of a group begins all copies
+//     of the group at one instant. A copy that cannot be begun at the moment, for example because the VM is just being
+//     started, is tried again until the deadline in the assignment. A copy that was begun is never repeated.
 //   - A pool that cannot be opened, for example because its file system is not mounted, is opened again later. Until
 //     then its volumes are reported with the error, and the host does not report the pool.
 package storage
@@ -32,6 +35,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -41,7 +45,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Options are the dependencies of a Storage. All are required.
+// Options are the dependencies of a Storage. All but Copy are required.
 type Options struct {
 	Pools []volume.Options
 	// Report is called with the state of a volume after each check, even if the state has not changed. It must not
@@ -49,7 +53,10 @@ type Options struct {
 	Report func(cloud.VolumeObservation)
 	// Forget is called for a volume that is not reported any more.
 	Forget func(cloud.VolumeID)
-	Log    *slog.Logger
+	// Copy copies volumes of a running VM as they are at one instant. The error wraps volume.ErrNotNow if nothing was
+	// begun. If Copy is nil, volumes that a VM has open have no snapshots.
+	Copy func(ctx context.Context, vm cloud.VMID, targets []volume.CopyTarget) (volume.Copied, error)
+	Log  *slog.Logger
 }
 
 // Storage has the storage pools and volumes of a host. Its methods are safe for concurrent use.
@@ -57,12 +64,16 @@ type Storage struct {
 	o    Options
 	wake chan struct{} // capacity 1
 
+	copiers        sync.WaitGroup // the goroutines of copies
+	made, failures atomic.Uint64  // snapshots
+
 	mu      sync.Mutex // guards the fields below
 	pools   map[string]*volume.Pool
 	failed  map[string]error // why pools could not be opened
 	volumes map[cloud.VolumeID]*entry
-	current bool              // an assignment that was not read from disk has arrived
-	unknown map[string]string // the last logged text about unknown volumes and files, by pool
+	current bool                 // an assignment that was not read from disk has arrived
+	copies  map[string]*copyTask // the copies in progress, by group or snapshot
+	unknown map[string]string    // the last logged text about unknown volumes and files, by pool
 
 	flattens chan struct{} // semaphore of the volumes that the agent flattens
 }
@@ -103,7 +114,8 @@ const (
 func New(ctx context.Context, o Options) *Storage {
 	s := &Storage{
 		o: o, wake: make(chan struct{}, 1), pools: map[string]*volume.Pool{}, failed: map[string]error{},
-		volumes: map[cloud.VolumeID]*entry{}, unknown: map[string]string{}, flattens: make(chan struct{}, flattens),
+		volumes: map[cloud.VolumeID]*entry{}, copies: map[string]*copyTask{}, unknown: map[string]string{},
+		flattens: make(chan struct{}, flattens),
 	}
 	s.openPools(ctx)
 	return s
@@ -235,6 +247,7 @@ func (s *Storage) notify() {
 // Run brings the volumes to their desired states until ctx ends. Then it waits for the steps in progress.
 func (s *Storage) Run(ctx context.Context) error {
 	var running sync.WaitGroup
+	defer s.copiers.Wait()
 	defer running.Wait()
 	slots := make(chan struct{}, steps)
 	checked := time.Now()

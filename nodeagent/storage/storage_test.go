@@ -95,7 +95,7 @@ func (h *host) sees(want cloud.VolumeObservation) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		have = h.seen[want.Volume]
-		return have == want
+		return have.Equal(want)
 	}, within, time.Millisecond, "the volume is reported as %+v", want)
 }
 

@@ -15,6 +15,9 @@ import (
 // stores at most 1 KiB of the text.
 const volumeErrorBytes = 1 << 10
 
+// maxBatchSnapshots is the maximum number of snapshots in one message, so that the message stays below its maximum size.
+const maxBatchSnapshots = 1000
+
 // volumeObservations holds the newest observation of each volume, and the set of volumes whose observation must still
 // be sent.
 type volumeObservations struct {
@@ -34,7 +37,7 @@ func newVolumeObservations(wake chan struct{}) *volumeObservations {
 func (l *volumeObservations) observe(o cloud.VolumeObservation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if had, ok := l.current[o.Volume]; ok && had == o {
+	if had, ok := l.current[o.Volume]; ok && had.Equal(o) {
 		return
 	}
 	l.current[o.Volume] = o
@@ -72,8 +75,12 @@ func (l *volumeObservations) nextBatch() []*agentv1.VolumeObservation {
 	defer l.mu.Unlock()
 	ids := slices.Sorted(maps.Keys(l.pending))
 	var out []*agentv1.VolumeObservation
+	snapshots := 0
 	for _, id := range ids[:min(len(ids), reportBatch)] {
 		o := l.current[id]
+		if snapshots += len(o.Snapshots); len(out) > 0 && snapshots > maxBatchSnapshots {
+			break
+		}
 		o.Error = strings.ToValidUTF8(o.Error[:min(len(o.Error), volumeErrorBytes)], "")
 		out = append(out, convert.VolumeObservation(o))
 		delete(l.pending, id)

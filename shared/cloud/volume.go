@@ -87,7 +87,9 @@ type Volume struct {
 	Encrypted bool `cbor:",omitempty"`
 	// Image is the content with which the host makes the volume. It is nil for a blank volume, and for one that no
 	// longer needs its image because it was flattened.
-	Image     *ImageRef `cbor:",omitempty"`
+	Image *ImageRef `cbor:",omitempty"`
+	// Source is the snapshot with whose content the host makes the volume, or nil.
+	Source    *SnapshotRef `cbor:",omitempty"`
 	CreatedAt Time
 	UpdatedAt Time
 	CreatedBy string
@@ -130,6 +132,7 @@ type VolumeObservation struct {
 	Flattened         bool
 	FlattenPercent    uint32
 	Format            VolumeFormat
+	Snapshots         []SnapshotObservation
 }
 
 // Tenant returns the org and project that own the volume.
@@ -141,13 +144,16 @@ func (v *Volume) SizeBytes() uint64 { return v.SizeGiB << 30 }
 // Flushed reports whether the host has closed the volume and flushed everything that the last VM wrote.
 func (v *Volume) Flushed() bool { return v.FlushedGeneration == v.AttachmentGeneration }
 
-// Status returns the status that the API shows. A volume that was detached is IN_USE until it is flushed.
+// Status returns the status that the API shows. A volume that was detached is IN_USE until it is flushed. A volume that
+// is made from a snapshot is PENDING until its host has copied the snapshot.
 func (v *Volume) Status() VolumeStatus {
 	switch {
 	case v.VM != "" || !v.Flushed():
 		return VolumeInUse
 	case v.LastError != "":
 		return VolumeError
+	case v.Source != nil && !v.Present:
+		return VolumePending
 	}
 	return VolumeAvailable
 }

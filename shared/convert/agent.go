@@ -52,7 +52,12 @@ func assignedDisks(vm *cloud.VM) (out []*agentv1.AssignedDisk) {
 // an encrypted volume is not set: package volume of the control plane adds it where the host needs it.
 func AssignedVolume(v *cloud.Volume) *agentv1.AssignedVolume {
 	limits := v.Limits()
+	var source *agentv1.SnapshotSource
+	if v.Source != nil {
+		source = &agentv1.SnapshotSource{VolumeId: string(v.Source.Volume), SnapshotId: string(v.Source.Snapshot)}
+	}
 	return &agentv1.AssignedVolume{
+		Source:   source,
 		VolumeId: string(v.ID), Generation: v.Generation, Pool: v.Pool, SizeBytes: v.SizeBytes(), Format: vmv1.VolumeFormat(v.Format),
 		Image: assignedImage(v.Image), MustExist: v.Present, AttachmentGeneration: v.AttachmentGeneration, VmId: string(v.VM),
 		DiskId: v.Disk, MaxIops: limits.IOPS, MaxBytesPerSecond: limits.BytesPerSecond, Encrypted: v.Encrypted,
@@ -66,6 +71,7 @@ func VolumeObservation(o cloud.VolumeObservation) *agentv1.VolumeObservation {
 		VolumeId: string(o.Volume), Generation: o.Generation, Present: o.Present, SizeBytes: o.SizeBytes,
 		FlushedGeneration: o.FlushedGeneration, Error: o.Error,
 		Flattened: o.Flattened, FlattenPercent: o.FlattenPercent, Format: vmv1.VolumeFormat(o.Format),
+		Snapshots: each(o.Snapshots, snapshotObservation),
 	}
 }
 
@@ -76,6 +82,7 @@ func VolumeObservationFrom(o *agentv1.VolumeObservation) cloud.VolumeObservation
 		Volume: cloud.VolumeID(o.GetVolumeId()), Generation: o.GetGeneration(), Present: o.GetPresent(), SizeBytes: o.GetSizeBytes(),
 		FlushedGeneration: o.GetFlushedGeneration(), Error: o.GetError(),
 		Flattened: o.GetFlattened(), FlattenPercent: o.GetFlattenPercent(), Format: enum[cloud.VolumeFormat](o.GetFormat()),
+		Snapshots: each(o.GetSnapshots(), snapshotObservationFrom),
 	}
 }
 

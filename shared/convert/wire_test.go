@@ -118,6 +118,7 @@ func TestResponsesSetEveryField(t *testing.T) {
 	}}}
 	assigned.Disks[0].Volume = AssignedVolume(fullVolume()) // set by package vm
 	assigned.Disks[0].Volume.Deleted, assigned.Disks[0].Volume.EncryptionKey = true, []byte("k")
+	assigned.Disks[0].Volume.Snapshots = []*agentv1.AssignedSnapshot{filled(&agentv1.AssignedSnapshot{}, 0)} // set by package volume
 	requireFull(t, assigned.ProtoReflect())
 
 	created := ImageFrom(filled(&vmv1.CreateImageRequest{}, 0))
@@ -132,10 +133,27 @@ func fullVolume() *cloud.Volume {
 		ID: "v", Name: "n", Org: "o", Project: "p", SizeGiB: 1, Driver: cloud.DriverManaged, Class: "c", Format: cloud.VolumeRaw, Pool: "l",
 		ClassLimits: cloud.Limits{IOPS: 1, BytesPerSecond: 1}, Image: &cloud.ImageRef{ID: "x", SHA256: "h", SizeBytes: 1, Format: cloud.FormatRaw},
 		CreatedAt: 1, UpdatedAt: 2, CreatedBy: "u", Metadata: map[string]string{"a": "b"}, Labels: map[string]string{"c": "d"}, Node: "h1",
-		VM: "m", Disk: "d", Generation: 1, AttachmentGeneration: 2, FlushedGeneration: 1, Present: true, LastError: "e",
 		Encrypted: true,
 		Flatten:   true, FlattenPercent: 10,
+		Source: &cloud.SnapshotRef{Volume: "w", Snapshot: "s"}, VM: "m", Disk: "d", Generation: 1, AttachmentGeneration: 2, FlushedGeneration: 1, Present: true, LastError: "e",
 	}
+}
+
+// TestSnapshots checks that the message of a snapshot record with all fields set has no empty field.
+func TestSnapshots(t *testing.T) {
+	s := cloud.Snapshot{
+		ID: "s", Name: "n", Org: "o", Project: "p", Volume: "v", Group: "g", GroupVolumes: []cloud.VolumeID{"v"}, SizeGiB: 1,
+		Labels: map[string]string{"a": "b"}, CreatedAt: 1, Scheduled: true, Deadline: 2, Status: cloud.SnapshotError, Reason: "r",
+		Consistency: cloud.ConsistencyCrash, TakenAt: 3, StoredBytes: 4,
+	}
+	requireFull(t, Snapshot(&s).ProtoReflect())
+	sent := AssignedSnapshot(&s)
+	require.Equal(t, []string{"s", "g", "v"}, append([]string{sent.SnapshotId, sent.GroupId}, sent.GroupVolumes...))
+	require.True(t, sent.MustExist)
+	s.Deleted = true
+	require.Empty(t, cmp(&agentv1.AssignedSnapshot{SnapshotId: "s", Deleted: true}, AssignedSnapshot(&s)))
+	unknown := snapshotObservationFrom(&agentv1.SnapshotObservation{State: 900, Consistency: 7, Format: 9})
+	require.Equal(t, cloud.SnapshotObservation{State: 255}, unknown)
 }
 
 func requireFull(t *testing.T, m protoreflect.Message) {

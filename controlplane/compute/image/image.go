@@ -156,6 +156,17 @@ func (u *Usable) UseForVolume(tx *store.Tx, volume cloud.VolumeID) {
 	uses.Put(tx, &use{Org: u.forOrg, Volume: true}, string(u.ID), string(volume))
 }
 
+// ShareWithVolume records in tx that a second volume uses the image that a volume uses, also if the image is not visible
+// to their org any more.
+func ShareWithVolume(tx *store.Tx, id cloud.ImageID, from, to cloud.VolumeID) error {
+	u, err := uses.Get(tx, string(id), string(from))
+	if err != nil || u == nil {
+		return err
+	}
+	uses.Put(tx, u, string(id), string(to))
+	return nil
+}
+
 // ReleaseVolume deletes the record that UseForVolume wrote.
 func ReleaseVolume(tx *store.Tx, id cloud.ImageID, volume cloud.VolumeID) {
 	uses.Delete(tx, string(id), string(volume))

@@ -81,8 +81,8 @@ func claimName(tx *store.Tx, v *cloud.Volume, name string) error {
 	return nil
 }
 
-// Delete deletes the record of a volume. It returns FailedPrecondition if a VM has the volume. The host deletes the
-// bytes later.
+// Delete deletes the record of a volume. It returns FailedPrecondition if a VM has the volume, or the volume has
+// snapshots. The host deletes the bytes later.
 func (s *Service) Delete(ctx context.Context, t cloud.Tenant, id cloud.VolumeID, body [32]byte) (Result, error) {
 	if err := cloud.CheckUUID("volume_id", string(id)); err != nil {
 		return Result{}, err
@@ -100,6 +100,10 @@ func remove(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
 		return *v, fault.New(fault.FailedPrecondition, "volume %s is attached to VM %s: detach it first", v.Name, v.VM).
 			WithReason("VOLUME_IN_USE").With("vm", string(v.VM))
 	}
+	held, err := forgetSnapshots(tx, v)
+	if err != nil {
+		return *v, err
+	}
 	Volumes.Delete(tx, string(v.Project), string(v.ID))
 	names.Delete(tx, string(v.Project), v.Name)
 	if v.Encrypted && !mutant.On(mutant.KeepVolumeKey) {
@@ -111,7 +115,7 @@ func remove(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
 	}
 	if v.Node != "" {
 		node.BoundVolumes.Put(tx, &node.Bound{
-			Project: v.Project, Generation: v.Generation + 1, Pool: v.Pool, Gone: true, HeldGiB: v.SizeGiB,
+			Project: v.Project, Generation: v.Generation + 1, Pool: v.Pool, Gone: true, HeldGiB: v.SizeGiB + held,
 		}, string(v.Node), string(v.ID))
 	}
 	return *v, tenant.Give(tx, q.Tenant, tenant.Storage, amountOf(v.SizeGiB))
@@ -137,6 +141,9 @@ func resize(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
 	before, generation := v.SizeGiB, v.Generation
 	changed, err := v.Resize(q.Volume.SizeGiB)
 	if err != nil || !changed {
+		return *v, err
+	}
+	if err := checkNoPendingSnapshot(tx, v); err != nil {
 		return *v, err
 	}
 	if err := chargeQuota(tx, q.Tenant, amountOf(v.SizeGiB), amountOf(before)); err != nil {

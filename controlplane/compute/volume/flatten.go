@@ -30,6 +30,13 @@ func flatten(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
 		return *v, fault.New(fault.FailedPrecondition, "volume %s has the driver %s, and only volumes of the driver managed can be flattened",
 			v.Name, v.Driver.Variant())
 	}
+	// A snapshot contains only the differences from the image, which the volume keeps in use.
+	if snapshots, err := snapshotsOf(tx, v); err != nil {
+		return *v, err
+	} else if len(snapshots) > 0 && v.Image != nil {
+		return *v, fault.New(fault.FailedPrecondition, "volume %s has %d snapshots, which need its image: delete them first", v.Name, len(snapshots)).
+			WithReason("VOLUME_HAS_SNAPSHOTS")
+	}
 	generation := v.Generation
 	if v.RequestFlatten() {
 		save(tx, v, generation)

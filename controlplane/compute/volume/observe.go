@@ -48,6 +48,13 @@ func (s *Service) AssignedVolumes(v *store.View, on cloud.NodeID, ids ...cloud.V
 				// The host keeps the volume closed, and receives everything else.
 				s.log.Error("cannot read the key of an encrypted volume", "volume", id, "err", err)
 			}
+			snapshots, err := snapshotsOf(v, record)
+			if err != nil {
+				return nil, err
+			}
+			for _, s := range snapshots {
+				assigned.Snapshots = append(assigned.Snapshots, convert.AssignedSnapshot(s))
+			}
 			out = append(out, assigned)
 		}
 	}
@@ -133,11 +140,15 @@ func applyReport(r store.Reader, tx *store.Tx, on cloud.NodeID, o cloud.VolumeOb
 	}
 	o.Error = strings.ToValidUTF8(o.Error[:min(len(o.Error), maxLastError)], "")
 	generation := v.Generation
-	if !observe(tx, v, o) {
-		return false, nil
-	}
-	if tx != nil {
+	if changed = observe(tx, v, o); changed && tx != nil {
 		save(tx, v, generation)
 	}
-	return true, nil
+	for _, one := range o.Snapshots {
+		also, err := applySnapshotReport(r, tx, v, o.Generation, one)
+		if err != nil {
+			return false, err
+		}
+		changed = changed || also
+	}
+	return changed, nil
 }

@@ -30,7 +30,16 @@
 //     was made before still contains the sealed key, and for 15 minutes (see the compaction of the records) so does
 //     the history of the members.
 //
-// Keys: volume/<project>/<id>, volume-name/<project>/<name>, volume-key/<project>/<id>.
+//   - A snapshot is a copy of a volume, which takes the room of the volume again in the host's pool and in the quotas. The
+//     host gets the desired snapshots with the volume, and reports them with the volume. Package snapshot has the calls.
+//
+//   - A volume that has snapshots cannot be deleted, so each snapshot has a volume whose host knows it. The record of a
+//     deleted snapshot is kept, hidden from callers, until the host has reported that it has deleted the bytes.
+//
+//   - The size of a volume cannot be changed while a snapshot of it is PENDING, so that the copy has the recorded size.
+//
+// Keys: volume/<project>/<id>, volume-name/<project>/<name>, snapshot/<project>/<id>, snapshot-name/<project>/<name>,
+// volume-snapshot/<volume>/<snapshot>, volume-key/<project>/<id>.
 package volume
 
 import (
@@ -190,6 +199,15 @@ func chargeQuota(tx *store.Tx, t cloud.Tenant, more, less tenant.Amount) error {
 		all, _, err := Volumes.List(tx, 0, string(p))
 		for _, r := range all {
 			sum = sum.Plus(amountOf(r.Value.SizeGiB))
+		}
+		if err != nil {
+			return sum, err
+		}
+		snapshots, _, err := Snapshots.List(tx, 0, string(p))
+		for _, r := range snapshots {
+			if !r.Value.Deleted {
+				sum = sum.Plus(snapshotAmount(r.Value))
+			}
 		}
 		return sum, err
 	})

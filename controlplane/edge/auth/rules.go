@@ -60,6 +60,7 @@ const (
 	nodes          = "/vmcontroller.v1.NodeService/"
 	storageVolumes = "/storage.v1.VolumeService/"
 	storageClasses = "/storage.v1.StorageClassService/"
+	snapshots      = "/storage.v1.SnapshotService/"
 	operators      = "/operator.v1.OperatorService/"
 	identity       = "/identity.v1.IdentityService/"
 	credits        = "/credit.v1.CreditService/"
@@ -110,6 +111,13 @@ var rules = map[Method]Rule{
 
 	storageVolumes + "UpdateVolume":  {OfProject, write},
 	storageVolumes + "FlattenVolume": {OfProject, write},
+
+	snapshots + "CreateSnapshot":           {OfProject, write},
+	snapshots + "CreateVmSnapshots":        {OfProject, write},
+	snapshots + "GetSnapshot":              {OfProject, read},
+	snapshots + "ListSnapshots":            {OfProject, read},
+	snapshots + "DeleteSnapshot":           {OfProject, write},
+	snapshots + "CreateVolumeFromSnapshot": {OfProject, write},
 
 	storageClasses + "CreateStorageClass": {Nowhere, nil},
 	storageClasses + "GetStorageClass":    {Nowhere, anyProven},

@@ -19,7 +19,8 @@
 package agentv1
 
 import (
-	v11 "github.com/trivet-cloud/trivet/protos/network/v1"
+	v12 "github.com/trivet-cloud/trivet/protos/network/v1"
+	v11 "github.com/trivet-cloud/trivet/protos/storage/v1"
 	v1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
@@ -226,6 +227,65 @@ func (x Exit) Number() protoreflect.EnumNumber {
 // Deprecated: Use Exit.Descriptor instead.
 func (Exit) EnumDescriptor() ([]byte, []int) {
 	return file_agent_v1_agent_proto_rawDescGZIP(), []int{2}
+}
+
+// SnapshotState is the state of a snapshot on the host.
+type SnapshotState int32
+
+const (
+	SnapshotState_SNAPSHOT_STATE_UNSPECIFIED SnapshotState = 0
+	// The host has nothing of the snapshot.
+	SnapshotState_SNAPSHOT_STATE_ABSENT SnapshotState = 1
+	// The copy is in progress, or its bytes are not deleted yet.
+	SnapshotState_SNAPSHOT_STATE_COPYING  SnapshotState = 2
+	SnapshotState_SNAPSHOT_STATE_COMPLETE SnapshotState = 3
+	// The host has no copy and will not make one; error says why.
+	SnapshotState_SNAPSHOT_STATE_FAILED SnapshotState = 4
+)
+
+// Enum value maps for SnapshotState.
+var (
+	SnapshotState_name = map[int32]string{
+		0: "SNAPSHOT_STATE_UNSPECIFIED",
+		1: "SNAPSHOT_STATE_ABSENT",
+		2: "SNAPSHOT_STATE_COPYING",
+		3: "SNAPSHOT_STATE_COMPLETE",
+		4: "SNAPSHOT_STATE_FAILED",
+	}
+	SnapshotState_value = map[string]int32{
+		"SNAPSHOT_STATE_UNSPECIFIED": 0,
+		"SNAPSHOT_STATE_ABSENT":      1,
+		"SNAPSHOT_STATE_COPYING":     2,
+		"SNAPSHOT_STATE_COMPLETE":    3,
+		"SNAPSHOT_STATE_FAILED":      4,
+	}
+)
+
+func (x SnapshotState) Enum() *SnapshotState {
+	p := new(SnapshotState)
+	*p = x
+	return p
+}
+
+func (x SnapshotState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (SnapshotState) Descriptor() protoreflect.EnumDescriptor {
+	return file_agent_v1_agent_proto_enumTypes[3].Descriptor()
+}
+
+func (SnapshotState) Type() protoreflect.EnumType {
+	return &file_agent_v1_agent_proto_enumTypes[3]
+}
+
+func (x SnapshotState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use SnapshotState.Descriptor instead.
+func (SnapshotState) EnumDescriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
 type JoinRequest struct {
@@ -1234,7 +1294,12 @@ type AssignedVolume struct {
 	EncryptionKey []byte `protobuf:"bytes,21,opt,name=encryption_key,json=encryptionKey,proto3" json:"encryption_key,omitempty"`
 	// True: the host copies what the volume still reads from its image into the volume, also while a guest uses it, and
 	// then reports the volume as flattened.
-	Flatten       bool `protobuf:"varint,40,opt,name=flatten,proto3" json:"flatten,omitempty"`
+	Flatten bool `protobuf:"varint,40,opt,name=flatten,proto3" json:"flatten,omitempty"`
+	// The snapshots of the volume, at most 32. A snapshot that is not in the list was deleted, and the host has reported
+	// it as SNAPSHOT_STATE_ABSENT.
+	Snapshots []*AssignedSnapshot `protobuf:"bytes,30,rep,name=snapshots,proto3" json:"snapshots,omitempty"`
+	// The initial content is that of this snapshot, on top of the image if one is set. Absent: that of the image alone.
+	Source        *SnapshotSource `protobuf:"bytes,31,opt,name=source,proto3" json:"source,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1381,6 +1446,164 @@ func (x *AssignedVolume) GetFlatten() bool {
 	return false
 }
 
+func (x *AssignedVolume) GetSnapshots() []*AssignedSnapshot {
+	if x != nil {
+		return x.Snapshots
+	}
+	return nil
+}
+
+func (x *AssignedVolume) GetSource() *SnapshotSource {
+	if x != nil {
+		return x.Source
+	}
+	return nil
+}
+
+// SnapshotSource names a snapshot in the same storage pool.
+type SnapshotSource struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	VolumeId      string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	SnapshotId    string                 `protobuf:"bytes,2,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotSource) Reset() {
+	*x = SnapshotSource{}
+	mi := &file_agent_v1_agent_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotSource) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotSource) ProtoMessage() {}
+
+func (x *SnapshotSource) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotSource.ProtoReflect.Descriptor instead.
+func (*SnapshotSource) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *SnapshotSource) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
+}
+
+func (x *SnapshotSource) GetSnapshotId() string {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return ""
+}
+
+// AssignedSnapshot is the desired state of one snapshot of a volume.
+type AssignedSnapshot struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	SnapshotId string                 `protobuf:"bytes,1,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	// The snapshot was deleted: the host ends a copy in progress, deletes the bytes, and reports SNAPSHOT_STATE_ABSENT. Of the
+	// other fields, only snapshot_id is set.
+	Deleted bool `protobuf:"varint,2,opt,name=deleted,proto3" json:"deleted,omitempty"`
+	// True: the host has reported the snapshot as SNAPSHOT_STATE_COMPLETE or SNAPSHOT_STATE_FAILED. The host must not make it again.
+	MustExist bool `protobuf:"varint,3,opt,name=must_exist,json=mustExist,proto3" json:"must_exist,omitempty"`
+	// The host must not begin the copy after this time, in Unix milliseconds. It then reports SNAPSHOT_STATE_FAILED.
+	Deadline int64 `protobuf:"varint,4,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	// Snapshots with the same group have the content of one instant. group_volumes are the volumes that have a snapshot of
+	// the group. Empty: the snapshot is of this volume alone.
+	GroupId       string   `protobuf:"bytes,5,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
+	GroupVolumes  []string `protobuf:"bytes,6,rep,name=group_volumes,json=groupVolumes,proto3" json:"group_volumes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AssignedSnapshot) Reset() {
+	*x = AssignedSnapshot{}
+	mi := &file_agent_v1_agent_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AssignedSnapshot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AssignedSnapshot) ProtoMessage() {}
+
+func (x *AssignedSnapshot) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AssignedSnapshot.ProtoReflect.Descriptor instead.
+func (*AssignedSnapshot) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *AssignedSnapshot) GetSnapshotId() string {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return ""
+}
+
+func (x *AssignedSnapshot) GetDeleted() bool {
+	if x != nil {
+		return x.Deleted
+	}
+	return false
+}
+
+func (x *AssignedSnapshot) GetMustExist() bool {
+	if x != nil {
+		return x.MustExist
+	}
+	return false
+}
+
+func (x *AssignedSnapshot) GetDeadline() int64 {
+	if x != nil {
+		return x.Deadline
+	}
+	return 0
+}
+
+func (x *AssignedSnapshot) GetGroupId() string {
+	if x != nil {
+		return x.GroupId
+	}
+	return ""
+}
+
+func (x *AssignedSnapshot) GetGroupVolumes() []string {
+	if x != nil {
+		return x.GroupVolumes
+	}
+	return nil
+}
+
 type AssignedImage struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	ImageId string                 `protobuf:"bytes,1,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
@@ -1395,7 +1618,7 @@ type AssignedImage struct {
 
 func (x *AssignedImage) Reset() {
 	*x = AssignedImage{}
-	mi := &file_agent_v1_agent_proto_msgTypes[11]
+	mi := &file_agent_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1407,7 +1630,7 @@ func (x *AssignedImage) String() string {
 func (*AssignedImage) ProtoMessage() {}
 
 func (x *AssignedImage) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[11]
+	mi := &file_agent_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1420,7 +1643,7 @@ func (x *AssignedImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignedImage.ProtoReflect.Descriptor instead.
 func (*AssignedImage) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *AssignedImage) GetImageId() string {
@@ -1468,7 +1691,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[12]
+	mi := &file_agent_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1480,7 +1703,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[12]
+	mi := &file_agent_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1493,7 +1716,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ConsoleRequest) GetRequestId() string {
@@ -1545,7 +1768,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[13]
+	mi := &file_agent_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1557,7 +1780,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[13]
+	mi := &file_agent_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1570,7 +1793,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ReportRequest) GetFacts() *NodeFacts {
@@ -1602,7 +1825,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_agent_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1614,7 +1837,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_agent_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1627,7 +1850,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 // NodeFacts describes the host beyond its heartbeat.
@@ -1652,7 +1875,7 @@ type NodeFacts struct {
 
 func (x *NodeFacts) Reset() {
 	*x = NodeFacts{}
-	mi := &file_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_agent_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1664,7 +1887,7 @@ func (x *NodeFacts) String() string {
 func (*NodeFacts) ProtoMessage() {}
 
 func (x *NodeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_agent_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1677,7 +1900,7 @@ func (x *NodeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFacts.ProtoReflect.Descriptor instead.
 func (*NodeFacts) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *NodeFacts) GetBootId() string {
@@ -1738,7 +1961,7 @@ type StoragePool struct {
 
 func (x *StoragePool) Reset() {
 	*x = StoragePool{}
-	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1750,7 +1973,7 @@ func (x *StoragePool) String() string {
 func (*StoragePool) ProtoMessage() {}
 
 func (x *StoragePool) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1763,7 +1986,7 @@ func (x *StoragePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePool.ProtoReflect.Descriptor instead.
 func (*StoragePool) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *StoragePool) GetName() string {
@@ -1820,7 +2043,7 @@ type VmObservation struct {
 
 func (x *VmObservation) Reset() {
 	*x = VmObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1832,7 +2055,7 @@ func (x *VmObservation) String() string {
 func (*VmObservation) ProtoMessage() {}
 
 func (x *VmObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1845,7 +2068,7 @@ func (x *VmObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VmObservation.ProtoReflect.Descriptor instead.
 func (*VmObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *VmObservation) GetVmId() string {
@@ -1964,7 +2187,7 @@ type DiskObservation struct {
 
 func (x *DiskObservation) Reset() {
 	*x = DiskObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1976,7 +2199,7 @@ func (x *DiskObservation) String() string {
 func (*DiskObservation) ProtoMessage() {}
 
 func (x *DiskObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1989,7 +2212,7 @@ func (x *DiskObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskObservation.ProtoReflect.Descriptor instead.
 func (*DiskObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DiskObservation) GetId() string {
@@ -2036,14 +2259,16 @@ type VolumeObservation struct {
 	// How much of the flattening in progress is done: 0 to 100.
 	FlattenPercent uint32 `protobuf:"varint,41,opt,name=flatten_percent,json=flattenPercent,proto3" json:"flatten_percent,omitempty"`
 	// Format of the volume's file, which changes if the volume is flattened while it is not open. Set with flattened.
-	Format        v1.VolumeFormat `protobuf:"varint,42,opt,name=format,proto3,enum=vmcontroller.v1.VolumeFormat" json:"format,omitempty"`
+	Format v1.VolumeFormat `protobuf:"varint,42,opt,name=format,proto3,enum=vmcontroller.v1.VolumeFormat" json:"format,omitempty"`
+	// The snapshots in AssignedVolume.snapshots. Empty if the storage pool cannot be read.
+	Snapshots     []*SnapshotObservation `protobuf:"bytes,30,rep,name=snapshots,proto3" json:"snapshots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *VolumeObservation) Reset() {
 	*x = VolumeObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2055,7 +2280,7 @@ func (x *VolumeObservation) String() string {
 func (*VolumeObservation) ProtoMessage() {}
 
 func (x *VolumeObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2068,7 +2293,7 @@ func (x *VolumeObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeObservation.ProtoReflect.Descriptor instead.
 func (*VolumeObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *VolumeObservation) GetVolumeId() string {
@@ -2134,6 +2359,108 @@ func (x *VolumeObservation) GetFormat() v1.VolumeFormat {
 	return v1.VolumeFormat(0)
 }
 
+func (x *VolumeObservation) GetSnapshots() []*SnapshotObservation {
+	if x != nil {
+		return x.Snapshots
+	}
+	return nil
+}
+
+// SnapshotObservation is the state of one snapshot on the host.
+type SnapshotObservation struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	SnapshotId string                 `protobuf:"bytes,1,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	State      SnapshotState          `protobuf:"varint,2,opt,name=state,proto3,enum=agent.v1.SnapshotState" json:"state,omitempty"`
+	// The first 300 bytes are kept.
+	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	// The fields below are set with SNAPSHOT_STATE_COMPLETE. taken_at is the instant of the content, in Unix milliseconds.
+	TakenAt       int64                   `protobuf:"varint,4,opt,name=taken_at,json=takenAt,proto3" json:"taken_at,omitempty"`
+	Consistency   v11.SnapshotConsistency `protobuf:"varint,5,opt,name=consistency,proto3,enum=storage.v1.SnapshotConsistency" json:"consistency,omitempty"`
+	Format        v1.VolumeFormat         `protobuf:"varint,6,opt,name=format,proto3,enum=vmcontroller.v1.VolumeFormat" json:"format,omitempty"`
+	StoredBytes   uint64                  `protobuf:"varint,7,opt,name=stored_bytes,json=storedBytes,proto3" json:"stored_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotObservation) Reset() {
+	*x = SnapshotObservation{}
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotObservation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotObservation) ProtoMessage() {}
+
+func (x *SnapshotObservation) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotObservation.ProtoReflect.Descriptor instead.
+func (*SnapshotObservation) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *SnapshotObservation) GetSnapshotId() string {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return ""
+}
+
+func (x *SnapshotObservation) GetState() SnapshotState {
+	if x != nil {
+		return x.State
+	}
+	return SnapshotState_SNAPSHOT_STATE_UNSPECIFIED
+}
+
+func (x *SnapshotObservation) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *SnapshotObservation) GetTakenAt() int64 {
+	if x != nil {
+		return x.TakenAt
+	}
+	return 0
+}
+
+func (x *SnapshotObservation) GetConsistency() v11.SnapshotConsistency {
+	if x != nil {
+		return x.Consistency
+	}
+	return v11.SnapshotConsistency(0)
+}
+
+func (x *SnapshotObservation) GetFormat() v1.VolumeFormat {
+	if x != nil {
+		return x.Format
+	}
+	return v1.VolumeFormat(0)
+}
+
+func (x *SnapshotObservation) GetStoredBytes() uint64 {
+	if x != nil {
+		return x.StoredBytes
+	}
+	return 0
+}
+
 // NicObservation is one network interface of a running guest. While a guest runs, the control plane attaches a NIC by
 // adding it to AssignedVm.nics, and detaches it by leaving it out. The port of a detached NIC stays bound to the host
 // until the host has reported the NIC as not attached, or not at all.
@@ -2154,7 +2481,7 @@ type NicObservation struct {
 
 func (x *NicObservation) Reset() {
 	*x = NicObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2166,7 +2493,7 @@ func (x *NicObservation) String() string {
 func (*NicObservation) ProtoMessage() {}
 
 func (x *NicObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2179,7 +2506,7 @@ func (x *NicObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NicObservation.ProtoReflect.Descriptor instead.
 func (*NicObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *NicObservation) GetId() string {
@@ -2215,7 +2542,7 @@ type ReadImageRequest struct {
 
 func (x *ReadImageRequest) Reset() {
 	*x = ReadImageRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2227,7 +2554,7 @@ func (x *ReadImageRequest) String() string {
 func (*ReadImageRequest) ProtoMessage() {}
 
 func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2240,7 +2567,7 @@ func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageRequest.ProtoReflect.Descriptor instead.
 func (*ReadImageRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ReadImageRequest) GetSha256() string {
@@ -2267,7 +2594,7 @@ type ReadImageResponse struct {
 
 func (x *ReadImageResponse) Reset() {
 	*x = ReadImageResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2279,7 +2606,7 @@ func (x *ReadImageResponse) String() string {
 func (*ReadImageResponse) ProtoMessage() {}
 
 func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2292,7 +2619,7 @@ func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageResponse.ProtoReflect.Descriptor instead.
 func (*ReadImageResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReadImageResponse) GetData() []byte {
@@ -2317,7 +2644,7 @@ type SendConsoleRequest struct {
 
 func (x *SendConsoleRequest) Reset() {
 	*x = SendConsoleRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2329,7 +2656,7 @@ func (x *SendConsoleRequest) String() string {
 func (*SendConsoleRequest) ProtoMessage() {}
 
 func (x *SendConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2342,7 +2669,7 @@ func (x *SendConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendConsoleRequest.ProtoReflect.Descriptor instead.
 func (*SendConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SendConsoleRequest) GetRequestId() string {
@@ -2374,7 +2701,7 @@ type SendConsoleResponse struct {
 
 func (x *SendConsoleResponse) Reset() {
 	*x = SendConsoleResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2386,7 +2713,7 @@ func (x *SendConsoleResponse) String() string {
 func (*SendConsoleResponse) ProtoMessage() {}
 
 func (x *SendConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2399,7 +2726,7 @@ func (x *SendConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendConsoleResponse.ProtoReflect.Descriptor instead.
 func (*SendConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 // SyncNetworksRequest describes the host in the first message, and acknowledges a revision in each later one.
@@ -2423,7 +2750,7 @@ type SyncNetworksRequest struct {
 
 func (x *SyncNetworksRequest) Reset() {
 	*x = SyncNetworksRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2435,7 +2762,7 @@ func (x *SyncNetworksRequest) String() string {
 func (*SyncNetworksRequest) ProtoMessage() {}
 
 func (x *SyncNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2448,7 +2775,7 @@ func (x *SyncNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncNetworksRequest.ProtoReflect.Descriptor instead.
 func (*SyncNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SyncNetworksRequest) GetProtocol() uint32 {
@@ -2502,7 +2829,7 @@ type BackendHealth struct {
 
 func (x *BackendHealth) Reset() {
 	*x = BackendHealth{}
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2514,7 +2841,7 @@ func (x *BackendHealth) String() string {
 func (*BackendHealth) ProtoMessage() {}
 
 func (x *BackendHealth) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2527,7 +2854,7 @@ func (x *BackendHealth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendHealth.ProtoReflect.Descriptor instead.
 func (*BackendHealth) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *BackendHealth) GetVpcId() string {
@@ -2590,7 +2917,7 @@ type HostNetwork struct {
 
 func (x *HostNetwork) Reset() {
 	*x = HostNetwork{}
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2602,7 +2929,7 @@ func (x *HostNetwork) String() string {
 func (*HostNetwork) ProtoMessage() {}
 
 func (x *HostNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2615,7 +2942,7 @@ func (x *HostNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostNetwork.ProtoReflect.Descriptor instead.
 func (*HostNetwork) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *HostNetwork) GetVtep() string {
@@ -2672,7 +2999,7 @@ type VpcFailure struct {
 
 func (x *VpcFailure) Reset() {
 	*x = VpcFailure{}
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2684,7 +3011,7 @@ func (x *VpcFailure) String() string {
 func (*VpcFailure) ProtoMessage() {}
 
 func (x *VpcFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2697,7 +3024,7 @@ func (x *VpcFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcFailure.ProtoReflect.Descriptor instead.
 func (*VpcFailure) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *VpcFailure) GetVpcId() string {
@@ -2732,13 +3059,13 @@ type SyncNetworksResponse struct {
 	Vpcs           []*HostVpc           `protobuf:"bytes,4,rep,name=vpcs,proto3" json:"vpcs,omitempty"`
 	Subnets        []*HostSubnet        `protobuf:"bytes,5,rep,name=subnets,proto3" json:"subnets,omitempty"`
 	Ports          []*HostPort          `protobuf:"bytes,6,rep,name=ports,proto3" json:"ports,omitempty"`
-	SecurityGroups []*v11.SecurityGroup `protobuf:"bytes,7,rep,name=security_groups,json=securityGroups,proto3" json:"security_groups,omitempty"`
-	RouteTables    []*v11.RouteTable    `protobuf:"bytes,8,rep,name=route_tables,json=routeTables,proto3" json:"route_tables,omitempty"`
+	SecurityGroups []*v12.SecurityGroup `protobuf:"bytes,7,rep,name=security_groups,json=securityGroups,proto3" json:"security_groups,omitempty"`
+	RouteTables    []*v12.RouteTable    `protobuf:"bytes,8,rep,name=route_tables,json=routeTables,proto3" json:"route_tables,omitempty"`
 	// NAT gateways with which each host translates the connections of its own ports.
-	NatGateways []*v11.NatGateway `protobuf:"bytes,9,rep,name=nat_gateways,json=natGateways,proto3" json:"nat_gateways,omitempty"`
+	NatGateways []*v12.NatGateway `protobuf:"bytes,9,rep,name=nat_gateways,json=natGateways,proto3" json:"nat_gateways,omitempty"`
 	// Floating IPs of ports.
-	FloatingIps []*v11.FloatingIp `protobuf:"bytes,10,rep,name=floating_ips,json=floatingIps,proto3" json:"floating_ips,omitempty"`
-	ServiceIps  []*v11.ServiceIp  `protobuf:"bytes,11,rep,name=service_ips,json=serviceIps,proto3" json:"service_ips,omitempty"`
+	FloatingIps []*v12.FloatingIp `protobuf:"bytes,10,rep,name=floating_ips,json=floatingIps,proto3" json:"floating_ips,omitempty"`
+	ServiceIps  []*v12.ServiceIp  `protobuf:"bytes,11,rep,name=service_ips,json=serviceIps,proto3" json:"service_ips,omitempty"`
 	// IDs of records of any kind that were deleted. An ID that the host does not have is ignored. The ID of a VPC means
 	// that the host needs it no longer: everything that belongs to it is to be removed, and with the last VPC of a
 	// project the project's security groups. A floating IP belongs to the VPC of its port or service IP, and a peering to
@@ -2748,7 +3075,7 @@ type SyncNetworksResponse struct {
 	// Set in the snapshot and after the list has changed.
 	Protected *ProtectedAddresses `protobuf:"bytes,13,opt,name=protected,proto3" json:"protected,omitempty"`
 	// The ACTIVE peerings of which the host has both VPCs.
-	Peerings []*v11.Peering `protobuf:"bytes,14,rep,name=peerings,proto3" json:"peerings,omitempty"`
+	Peerings []*v12.Peering `protobuf:"bytes,14,rep,name=peerings,proto3" json:"peerings,omitempty"`
 	// NAT gateways that are on one host at a time, and floating IPs of service IPs.
 	HostNatGateways []*HostNatGateway `protobuf:"bytes,16,rep,name=host_nat_gateways,json=hostNatGateways,proto3" json:"host_nat_gateways,omitempty"`
 	// Set for a host that encrypts: in the snapshot, or in a later message if the leader does not know yet that the host
@@ -2760,7 +3087,7 @@ type SyncNetworksResponse struct {
 
 func (x *SyncNetworksResponse) Reset() {
 	*x = SyncNetworksResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_agent_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2772,7 +3099,7 @@ func (x *SyncNetworksResponse) String() string {
 func (*SyncNetworksResponse) ProtoMessage() {}
 
 func (x *SyncNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_agent_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2785,7 +3112,7 @@ func (x *SyncNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncNetworksResponse.ProtoReflect.Descriptor instead.
 func (*SyncNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SyncNetworksResponse) GetTerm() uint64 {
@@ -2830,35 +3157,35 @@ func (x *SyncNetworksResponse) GetPorts() []*HostPort {
 	return nil
 }
 
-func (x *SyncNetworksResponse) GetSecurityGroups() []*v11.SecurityGroup {
+func (x *SyncNetworksResponse) GetSecurityGroups() []*v12.SecurityGroup {
 	if x != nil {
 		return x.SecurityGroups
 	}
 	return nil
 }
 
-func (x *SyncNetworksResponse) GetRouteTables() []*v11.RouteTable {
+func (x *SyncNetworksResponse) GetRouteTables() []*v12.RouteTable {
 	if x != nil {
 		return x.RouteTables
 	}
 	return nil
 }
 
-func (x *SyncNetworksResponse) GetNatGateways() []*v11.NatGateway {
+func (x *SyncNetworksResponse) GetNatGateways() []*v12.NatGateway {
 	if x != nil {
 		return x.NatGateways
 	}
 	return nil
 }
 
-func (x *SyncNetworksResponse) GetFloatingIps() []*v11.FloatingIp {
+func (x *SyncNetworksResponse) GetFloatingIps() []*v12.FloatingIp {
 	if x != nil {
 		return x.FloatingIps
 	}
 	return nil
 }
 
-func (x *SyncNetworksResponse) GetServiceIps() []*v11.ServiceIp {
+func (x *SyncNetworksResponse) GetServiceIps() []*v12.ServiceIp {
 	if x != nil {
 		return x.ServiceIps
 	}
@@ -2879,7 +3206,7 @@ func (x *SyncNetworksResponse) GetProtected() *ProtectedAddresses {
 	return nil
 }
 
-func (x *SyncNetworksResponse) GetPeerings() []*v11.Peering {
+func (x *SyncNetworksResponse) GetPeerings() []*v12.Peering {
 	if x != nil {
 		return x.Peerings
 	}
@@ -2915,7 +3242,7 @@ type HostEncryption struct {
 
 func (x *HostEncryption) Reset() {
 	*x = HostEncryption{}
-	mi := &file_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_agent_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2927,7 +3254,7 @@ func (x *HostEncryption) String() string {
 func (*HostEncryption) ProtoMessage() {}
 
 func (x *HostEncryption) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_agent_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2940,7 +3267,7 @@ func (x *HostEncryption) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostEncryption.ProtoReflect.Descriptor instead.
 func (*HostEncryption) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *HostEncryption) GetPeers() []*EncryptedPeer {
@@ -2973,7 +3300,7 @@ type EncryptedPeer struct {
 
 func (x *EncryptedPeer) Reset() {
 	*x = EncryptedPeer{}
-	mi := &file_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_agent_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2985,7 +3312,7 @@ func (x *EncryptedPeer) String() string {
 func (*EncryptedPeer) ProtoMessage() {}
 
 func (x *EncryptedPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_agent_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2998,7 +3325,7 @@ func (x *EncryptedPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EncryptedPeer.ProtoReflect.Descriptor instead.
 func (*EncryptedPeer) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *EncryptedPeer) GetVtep() string {
@@ -3035,7 +3362,7 @@ type EspState struct {
 
 func (x *EspState) Reset() {
 	*x = EspState{}
-	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_agent_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3047,7 +3374,7 @@ func (x *EspState) String() string {
 func (*EspState) ProtoMessage() {}
 
 func (x *EspState) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_agent_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3060,7 +3387,7 @@ func (x *EspState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EspState.ProtoReflect.Descriptor instead.
 func (*EspState) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *EspState) GetSpi() uint32 {
@@ -3083,7 +3410,7 @@ type HostNatGateway struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// node_id is the gateway's host. It is empty while the gateway has no host. Of a floating IP, only id, name, org_id,
 	// project_id, vpc_id, external_network, address and node_id are set.
-	NatGateway *v11.NatGateway `protobuf:"bytes,1,opt,name=nat_gateway,json=natGateway,proto3" json:"nat_gateway,omitempty"`
+	NatGateway *v12.NatGateway `protobuf:"bytes,1,opt,name=nat_gateway,json=natGateway,proto3" json:"nat_gateway,omitempty"`
 	// The underlay address of the gateway's host. Empty if the gateway has no host or the host is not known yet.
 	Vtep string `protobuf:"bytes,2,opt,name=vtep,proto3" json:"vtep,omitempty"`
 	// The VXLAN network identifier of packets from other hosts to the gateway. 0 until the gateway has its first host.
@@ -3099,7 +3426,7 @@ type HostNatGateway struct {
 
 func (x *HostNatGateway) Reset() {
 	*x = HostNatGateway{}
-	mi := &file_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_agent_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3111,7 +3438,7 @@ func (x *HostNatGateway) String() string {
 func (*HostNatGateway) ProtoMessage() {}
 
 func (x *HostNatGateway) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_agent_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3124,10 +3451,10 @@ func (x *HostNatGateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostNatGateway.ProtoReflect.Descriptor instead.
 func (*HostNatGateway) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
-func (x *HostNatGateway) GetNatGateway() *v11.NatGateway {
+func (x *HostNatGateway) GetNatGateway() *v12.NatGateway {
 	if x != nil {
 		return x.NatGateway
 	}
@@ -3174,7 +3501,7 @@ type ProtectedAddresses struct {
 
 func (x *ProtectedAddresses) Reset() {
 	*x = ProtectedAddresses{}
-	mi := &file_agent_v1_agent_proto_msgTypes[34]
+	mi := &file_agent_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3186,7 +3513,7 @@ func (x *ProtectedAddresses) String() string {
 func (*ProtectedAddresses) ProtoMessage() {}
 
 func (x *ProtectedAddresses) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[34]
+	mi := &file_agent_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3199,7 +3526,7 @@ func (x *ProtectedAddresses) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProtectedAddresses.ProtoReflect.Descriptor instead.
 func (*ProtectedAddresses) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ProtectedAddresses) GetAddresses() []string {
@@ -3211,7 +3538,7 @@ func (x *ProtectedAddresses) GetAddresses() []string {
 
 type HostVpc struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	Vpc   *v11.Vpc               `protobuf:"bytes,1,opt,name=vpc,proto3" json:"vpc,omitempty"`
+	Vpc   *v12.Vpc               `protobuf:"bytes,1,opt,name=vpc,proto3" json:"vpc,omitempty"`
 	// The domain of host names in the VPC, such as web.internal.
 	Domain        string `protobuf:"bytes,2,opt,name=domain,proto3" json:"domain,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -3220,7 +3547,7 @@ type HostVpc struct {
 
 func (x *HostVpc) Reset() {
 	*x = HostVpc{}
-	mi := &file_agent_v1_agent_proto_msgTypes[35]
+	mi := &file_agent_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3232,7 +3559,7 @@ func (x *HostVpc) String() string {
 func (*HostVpc) ProtoMessage() {}
 
 func (x *HostVpc) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[35]
+	mi := &file_agent_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3245,10 +3572,10 @@ func (x *HostVpc) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostVpc.ProtoReflect.Descriptor instead.
 func (*HostVpc) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
-func (x *HostVpc) GetVpc() *v11.Vpc {
+func (x *HostVpc) GetVpc() *v12.Vpc {
 	if x != nil {
 		return x.Vpc
 	}
@@ -3264,7 +3591,7 @@ func (x *HostVpc) GetDomain() string {
 
 type HostSubnet struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
-	Subnet *v11.Subnet            `protobuf:"bytes,1,opt,name=subnet,proto3" json:"subnet,omitempty"`
+	Subnet *v12.Subnet            `protobuf:"bytes,1,opt,name=subnet,proto3" json:"subnet,omitempty"`
 	// VXLAN network identifier.
 	Vni           uint32 `protobuf:"varint,2,opt,name=vni,proto3" json:"vni,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -3273,7 +3600,7 @@ type HostSubnet struct {
 
 func (x *HostSubnet) Reset() {
 	*x = HostSubnet{}
-	mi := &file_agent_v1_agent_proto_msgTypes[36]
+	mi := &file_agent_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3285,7 +3612,7 @@ func (x *HostSubnet) String() string {
 func (*HostSubnet) ProtoMessage() {}
 
 func (x *HostSubnet) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[36]
+	mi := &file_agent_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3298,10 +3625,10 @@ func (x *HostSubnet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostSubnet.ProtoReflect.Descriptor instead.
 func (*HostSubnet) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
-func (x *HostSubnet) GetSubnet() *v11.Subnet {
+func (x *HostSubnet) GetSubnet() *v12.Subnet {
 	if x != nil {
 		return x.Subnet
 	}
@@ -3318,7 +3645,7 @@ func (x *HostSubnet) GetVni() uint32 {
 type HostPort struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// With node_id set to the host of the port's device; the port is on this host if that is its own ID.
-	Port *v11.Port `protobuf:"bytes,1,opt,name=port,proto3" json:"port,omitempty"`
+	Port *v12.Port `protobuf:"bytes,1,opt,name=port,proto3" json:"port,omitempty"`
 	// The underlay address of the port's host. Empty if the port has no host or the host is not known yet.
 	Vtep string `protobuf:"bytes,2,opt,name=vtep,proto3" json:"vtep,omitempty"`
 	// Name of the port's device in DNS, without a domain. May be empty.
@@ -3331,7 +3658,7 @@ type HostPort struct {
 
 func (x *HostPort) Reset() {
 	*x = HostPort{}
-	mi := &file_agent_v1_agent_proto_msgTypes[37]
+	mi := &file_agent_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3343,7 +3670,7 @@ func (x *HostPort) String() string {
 func (*HostPort) ProtoMessage() {}
 
 func (x *HostPort) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[37]
+	mi := &file_agent_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3356,10 +3683,10 @@ func (x *HostPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostPort.ProtoReflect.Descriptor instead.
 func (*HostPort) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
-func (x *HostPort) GetPort() *v11.Port {
+func (x *HostPort) GetPort() *v12.Port {
 	if x != nil {
 		return x.Port
 	}
@@ -3391,7 +3718,7 @@ var File_agent_v1_agent_proto protoreflect.FileDescriptor
 
 const file_agent_v1_agent_proto_rawDesc = "" +
 	"\n" +
-	"\x14agent/v1/agent.proto\x12\bagent.v1\x1a\x18network/v1/network.proto\x1a\x1bvmcontroller/v1/image.proto\x1a\x18vmcontroller/v1/vm.proto\x1a\x1cvmcontroller/v1/volume.proto\"e\n" +
+	"\x14agent/v1/agent.proto\x12\bagent.v1\x1a\x18network/v1/network.proto\x1a\x19storage/v1/snapshot.proto\x1a\x1bvmcontroller/v1/image.proto\x1a\x18vmcontroller/v1/vm.proto\x1a\x1cvmcontroller/v1/volume.proto\"e\n" +
 	"\vJoinRequest\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\tR\x05token\x12\x10\n" +
@@ -3480,7 +3807,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x03bus\x18\x03 \x01(\x0e2\x18.vmcontroller.v1.DiskBusR\x03bus\x120\n" +
 	"\x05cache\x18\x04 \x01(\x0e2\x1a.vmcontroller.v1.DiskCacheR\x05cache\x12-\n" +
 	"\x05image\x18\x05 \x01(\v2\x17.agent.v1.AssignedImageR\x05image\x120\n" +
-	"\x06volume\x18\x06 \x01(\v2\x18.agent.v1.AssignedVolumeR\x06volume\"\xad\x04\n" +
+	"\x06volume\x18\x06 \x01(\v2\x18.agent.v1.AssignedVolumeR\x06volume\"\x99\x05\n" +
 	"\x0eAssignedVolume\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1e\n" +
 	"\n" +
@@ -3502,7 +3829,22 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x14max_bytes_per_second\x18\r \x01(\x04R\x11maxBytesPerSecond\x12\x1c\n" +
 	"\tencrypted\x18\x14 \x01(\bR\tencrypted\x12%\n" +
 	"\x0eencryption_key\x18\x15 \x01(\fR\rencryptionKey\x12\x18\n" +
-	"\aflatten\x18( \x01(\bR\aflatten\"\x97\x01\n" +
+	"\aflatten\x18( \x01(\bR\aflatten\x128\n" +
+	"\tsnapshots\x18\x1e \x03(\v2\x1a.agent.v1.AssignedSnapshotR\tsnapshots\x120\n" +
+	"\x06source\x18\x1f \x01(\v2\x18.agent.v1.SnapshotSourceR\x06source\"N\n" +
+	"\x0eSnapshotSource\x12\x1b\n" +
+	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1f\n" +
+	"\vsnapshot_id\x18\x02 \x01(\tR\n" +
+	"snapshotId\"\xc8\x01\n" +
+	"\x10AssignedSnapshot\x12\x1f\n" +
+	"\vsnapshot_id\x18\x01 \x01(\tR\n" +
+	"snapshotId\x12\x18\n" +
+	"\adeleted\x18\x02 \x01(\bR\adeleted\x12\x1d\n" +
+	"\n" +
+	"must_exist\x18\x03 \x01(\bR\tmustExist\x12\x1a\n" +
+	"\bdeadline\x18\x04 \x01(\x03R\bdeadline\x12\x19\n" +
+	"\bgroup_id\x18\x05 \x01(\tR\agroupId\x12#\n" +
+	"\rgroup_volumes\x18\x06 \x03(\tR\fgroupVolumes\"\x97\x01\n" +
 	"\rAssignedImage\x12\x19\n" +
 	"\bimage_id\x18\x01 \x01(\tR\aimageId\x12\x16\n" +
 	"\x06sha256\x18\x02 \x01(\tR\x06sha256\x12\x1d\n" +
@@ -3561,7 +3903,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x0fDiskObservation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\battached\x18\x02 \x01(\bR\battached\x12\x14\n" +
-	"\x05error\x18\x03 \x01(\tR\x05error\"\xcc\x02\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\"\x89\x03\n" +
 	"\x11VolumeObservation\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1e\n" +
 	"\n" +
@@ -3574,7 +3916,17 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x05error\x18\x06 \x01(\tR\x05error\x12\x1c\n" +
 	"\tflattened\x18( \x01(\bR\tflattened\x12'\n" +
 	"\x0fflatten_percent\x18) \x01(\rR\x0eflattenPercent\x125\n" +
-	"\x06format\x18* \x01(\x0e2\x1d.vmcontroller.v1.VolumeFormatR\x06format\"R\n" +
+	"\x06format\x18* \x01(\x0e2\x1d.vmcontroller.v1.VolumeFormatR\x06format\x12;\n" +
+	"\tsnapshots\x18\x1e \x03(\v2\x1d.agent.v1.SnapshotObservationR\tsnapshots\"\xb3\x02\n" +
+	"\x13SnapshotObservation\x12\x1f\n" +
+	"\vsnapshot_id\x18\x01 \x01(\tR\n" +
+	"snapshotId\x12-\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x17.agent.v1.SnapshotStateR\x05state\x12\x14\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\x12\x19\n" +
+	"\btaken_at\x18\x04 \x01(\x03R\atakenAt\x12A\n" +
+	"\vconsistency\x18\x05 \x01(\x0e2\x1f.storage.v1.SnapshotConsistencyR\vconsistency\x125\n" +
+	"\x06format\x18\x06 \x01(\x0e2\x1d.vmcontroller.v1.VolumeFormatR\x06format\x12!\n" +
+	"\fstored_bytes\x18\a \x01(\x04R\vstoredBytes\"R\n" +
 	"\x0eNicObservation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\battached\x18\x02 \x01(\bR\battached\x12\x14\n" +
@@ -3687,7 +4039,13 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"EXIT_GUEST\x10\x01\x12\x0e\n" +
 	"\n" +
 	"EXIT_ASKED\x10\x02\x12\x0f\n" +
-	"\vEXIT_FAILED\x10\x032\xde\x03\n" +
+	"\vEXIT_FAILED\x10\x03*\x9e\x01\n" +
+	"\rSnapshotState\x12\x1e\n" +
+	"\x1aSNAPSHOT_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15SNAPSHOT_STATE_ABSENT\x10\x01\x12\x1a\n" +
+	"\x16SNAPSHOT_STATE_COPYING\x10\x02\x12\x1b\n" +
+	"\x17SNAPSHOT_STATE_COMPLETE\x10\x03\x12\x19\n" +
+	"\x15SNAPSHOT_STATE_FAILED\x10\x042\xde\x03\n" +
 	"\fAgentService\x123\n" +
 	"\x04Join\x12\x15.agent.v1.JoinRequest\x1a\x14.agent.v1.Credential\x125\n" +
 	"\x05Renew\x12\x16.agent.v1.RenewRequest\x1a\x14.agent.v1.Credential\x12:\n" +
@@ -3709,138 +4067,149 @@ func file_agent_v1_agent_proto_rawDescGZIP() []byte {
 	return file_agent_v1_agent_proto_rawDescData
 }
 
-var file_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_agent_v1_agent_proto_goTypes = []any{
 	(Power)(0),                   // 0: agent.v1.Power
 	(Observed)(0),                // 1: agent.v1.Observed
 	(Exit)(0),                    // 2: agent.v1.Exit
-	(*JoinRequest)(nil),          // 3: agent.v1.JoinRequest
-	(*RenewRequest)(nil),         // 4: agent.v1.RenewRequest
-	(*Credential)(nil),           // 5: agent.v1.Credential
-	(*WatchRequest)(nil),         // 6: agent.v1.WatchRequest
-	(*WatchResponse)(nil),        // 7: agent.v1.WatchResponse
-	(*AssignedVm)(nil),           // 8: agent.v1.AssignedVm
-	(*AssignedSeed)(nil),         // 9: agent.v1.AssignedSeed
-	(*AssignedSeedNic)(nil),      // 10: agent.v1.AssignedSeedNic
-	(*AssignedNic)(nil),          // 11: agent.v1.AssignedNic
-	(*AssignedDisk)(nil),         // 12: agent.v1.AssignedDisk
-	(*AssignedVolume)(nil),       // 13: agent.v1.AssignedVolume
-	(*AssignedImage)(nil),        // 14: agent.v1.AssignedImage
-	(*ConsoleRequest)(nil),       // 15: agent.v1.ConsoleRequest
-	(*ReportRequest)(nil),        // 16: agent.v1.ReportRequest
-	(*ReportResponse)(nil),       // 17: agent.v1.ReportResponse
-	(*NodeFacts)(nil),            // 18: agent.v1.NodeFacts
-	(*StoragePool)(nil),          // 19: agent.v1.StoragePool
-	(*VmObservation)(nil),        // 20: agent.v1.VmObservation
-	(*DiskObservation)(nil),      // 21: agent.v1.DiskObservation
-	(*VolumeObservation)(nil),    // 22: agent.v1.VolumeObservation
-	(*NicObservation)(nil),       // 23: agent.v1.NicObservation
-	(*ReadImageRequest)(nil),     // 24: agent.v1.ReadImageRequest
-	(*ReadImageResponse)(nil),    // 25: agent.v1.ReadImageResponse
-	(*SendConsoleRequest)(nil),   // 26: agent.v1.SendConsoleRequest
-	(*SendConsoleResponse)(nil),  // 27: agent.v1.SendConsoleResponse
-	(*SyncNetworksRequest)(nil),  // 28: agent.v1.SyncNetworksRequest
-	(*BackendHealth)(nil),        // 29: agent.v1.BackendHealth
-	(*HostNetwork)(nil),          // 30: agent.v1.HostNetwork
-	(*VpcFailure)(nil),           // 31: agent.v1.VpcFailure
-	(*SyncNetworksResponse)(nil), // 32: agent.v1.SyncNetworksResponse
-	(*HostEncryption)(nil),       // 33: agent.v1.HostEncryption
-	(*EncryptedPeer)(nil),        // 34: agent.v1.EncryptedPeer
-	(*EspState)(nil),             // 35: agent.v1.EspState
-	(*HostNatGateway)(nil),       // 36: agent.v1.HostNatGateway
-	(*ProtectedAddresses)(nil),   // 37: agent.v1.ProtectedAddresses
-	(*HostVpc)(nil),              // 38: agent.v1.HostVpc
-	(*HostSubnet)(nil),           // 39: agent.v1.HostSubnet
-	(*HostPort)(nil),             // 40: agent.v1.HostPort
-	(v1.NicModel)(0),             // 41: vmcontroller.v1.NicModel
-	(v1.DiskBus)(0),              // 42: vmcontroller.v1.DiskBus
-	(v1.DiskCache)(0),            // 43: vmcontroller.v1.DiskCache
-	(v1.VolumeFormat)(0),         // 44: vmcontroller.v1.VolumeFormat
-	(v1.ImageFormat)(0),          // 45: vmcontroller.v1.ImageFormat
-	(v1.Architecture)(0),         // 46: vmcontroller.v1.Architecture
-	(*v1.ResourceUsage)(nil),     // 47: vmcontroller.v1.ResourceUsage
-	(*v11.SecurityGroup)(nil),    // 48: network.v1.SecurityGroup
-	(*v11.RouteTable)(nil),       // 49: network.v1.RouteTable
-	(*v11.NatGateway)(nil),       // 50: network.v1.NatGateway
-	(*v11.FloatingIp)(nil),       // 51: network.v1.FloatingIp
-	(*v11.ServiceIp)(nil),        // 52: network.v1.ServiceIp
-	(*v11.Peering)(nil),          // 53: network.v1.Peering
-	(*v11.Vpc)(nil),              // 54: network.v1.Vpc
-	(*v11.Subnet)(nil),           // 55: network.v1.Subnet
-	(*v11.Port)(nil),             // 56: network.v1.Port
+	(SnapshotState)(0),           // 3: agent.v1.SnapshotState
+	(*JoinRequest)(nil),          // 4: agent.v1.JoinRequest
+	(*RenewRequest)(nil),         // 5: agent.v1.RenewRequest
+	(*Credential)(nil),           // 6: agent.v1.Credential
+	(*WatchRequest)(nil),         // 7: agent.v1.WatchRequest
+	(*WatchResponse)(nil),        // 8: agent.v1.WatchResponse
+	(*AssignedVm)(nil),           // 9: agent.v1.AssignedVm
+	(*AssignedSeed)(nil),         // 10: agent.v1.AssignedSeed
+	(*AssignedSeedNic)(nil),      // 11: agent.v1.AssignedSeedNic
+	(*AssignedNic)(nil),          // 12: agent.v1.AssignedNic
+	(*AssignedDisk)(nil),         // 13: agent.v1.AssignedDisk
+	(*AssignedVolume)(nil),       // 14: agent.v1.AssignedVolume
+	(*SnapshotSource)(nil),       // 15: agent.v1.SnapshotSource
+	(*AssignedSnapshot)(nil),     // 16: agent.v1.AssignedSnapshot
+	(*AssignedImage)(nil),        // 17: agent.v1.AssignedImage
+	(*ConsoleRequest)(nil),       // 18: agent.v1.ConsoleRequest
+	(*ReportRequest)(nil),        // 19: agent.v1.ReportRequest
+	(*ReportResponse)(nil),       // 20: agent.v1.ReportResponse
+	(*NodeFacts)(nil),            // 21: agent.v1.NodeFacts
+	(*StoragePool)(nil),          // 22: agent.v1.StoragePool
+	(*VmObservation)(nil),        // 23: agent.v1.VmObservation
+	(*DiskObservation)(nil),      // 24: agent.v1.DiskObservation
+	(*VolumeObservation)(nil),    // 25: agent.v1.VolumeObservation
+	(*SnapshotObservation)(nil),  // 26: agent.v1.SnapshotObservation
+	(*NicObservation)(nil),       // 27: agent.v1.NicObservation
+	(*ReadImageRequest)(nil),     // 28: agent.v1.ReadImageRequest
+	(*ReadImageResponse)(nil),    // 29: agent.v1.ReadImageResponse
+	(*SendConsoleRequest)(nil),   // 30: agent.v1.SendConsoleRequest
+	(*SendConsoleResponse)(nil),  // 31: agent.v1.SendConsoleResponse
+	(*SyncNetworksRequest)(nil),  // 32: agent.v1.SyncNetworksRequest
+	(*BackendHealth)(nil),        // 33: agent.v1.BackendHealth
+	(*HostNetwork)(nil),          // 34: agent.v1.HostNetwork
+	(*VpcFailure)(nil),           // 35: agent.v1.VpcFailure
+	(*SyncNetworksResponse)(nil), // 36: agent.v1.SyncNetworksResponse
+	(*HostEncryption)(nil),       // 37: agent.v1.HostEncryption
+	(*EncryptedPeer)(nil),        // 38: agent.v1.EncryptedPeer
+	(*EspState)(nil),             // 39: agent.v1.EspState
+	(*HostNatGateway)(nil),       // 40: agent.v1.HostNatGateway
+	(*ProtectedAddresses)(nil),   // 41: agent.v1.ProtectedAddresses
+	(*HostVpc)(nil),              // 42: agent.v1.HostVpc
+	(*HostSubnet)(nil),           // 43: agent.v1.HostSubnet
+	(*HostPort)(nil),             // 44: agent.v1.HostPort
+	(v1.NicModel)(0),             // 45: vmcontroller.v1.NicModel
+	(v1.DiskBus)(0),              // 46: vmcontroller.v1.DiskBus
+	(v1.DiskCache)(0),            // 47: vmcontroller.v1.DiskCache
+	(v1.VolumeFormat)(0),         // 48: vmcontroller.v1.VolumeFormat
+	(v1.ImageFormat)(0),          // 49: vmcontroller.v1.ImageFormat
+	(v1.Architecture)(0),         // 50: vmcontroller.v1.Architecture
+	(*v1.ResourceUsage)(nil),     // 51: vmcontroller.v1.ResourceUsage
+	(v11.SnapshotConsistency)(0), // 52: storage.v1.SnapshotConsistency
+	(*v12.SecurityGroup)(nil),    // 53: network.v1.SecurityGroup
+	(*v12.RouteTable)(nil),       // 54: network.v1.RouteTable
+	(*v12.NatGateway)(nil),       // 55: network.v1.NatGateway
+	(*v12.FloatingIp)(nil),       // 56: network.v1.FloatingIp
+	(*v12.ServiceIp)(nil),        // 57: network.v1.ServiceIp
+	(*v12.Peering)(nil),          // 58: network.v1.Peering
+	(*v12.Vpc)(nil),              // 59: network.v1.Vpc
+	(*v12.Subnet)(nil),           // 60: network.v1.Subnet
+	(*v12.Port)(nil),             // 61: network.v1.Port
 }
 var file_agent_v1_agent_proto_depIdxs = []int32{
-	8,  // 0: agent.v1.WatchResponse.vms:type_name -> agent.v1.AssignedVm
-	15, // 1: agent.v1.WatchResponse.console_requests:type_name -> agent.v1.ConsoleRequest
-	13, // 2: agent.v1.WatchResponse.volumes:type_name -> agent.v1.AssignedVolume
+	9,  // 0: agent.v1.WatchResponse.vms:type_name -> agent.v1.AssignedVm
+	18, // 1: agent.v1.WatchResponse.console_requests:type_name -> agent.v1.ConsoleRequest
+	14, // 2: agent.v1.WatchResponse.volumes:type_name -> agent.v1.AssignedVolume
 	0,  // 3: agent.v1.AssignedVm.power:type_name -> agent.v1.Power
-	12, // 4: agent.v1.AssignedVm.disks:type_name -> agent.v1.AssignedDisk
-	14, // 5: agent.v1.AssignedVm.kernel:type_name -> agent.v1.AssignedImage
-	14, // 6: agent.v1.AssignedVm.initrd:type_name -> agent.v1.AssignedImage
-	11, // 7: agent.v1.AssignedVm.nics:type_name -> agent.v1.AssignedNic
-	9,  // 8: agent.v1.AssignedVm.seed:type_name -> agent.v1.AssignedSeed
-	10, // 9: agent.v1.AssignedSeed.nics:type_name -> agent.v1.AssignedSeedNic
-	41, // 10: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
-	42, // 11: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
-	43, // 12: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
-	14, // 13: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
-	13, // 14: agent.v1.AssignedDisk.volume:type_name -> agent.v1.AssignedVolume
-	44, // 15: agent.v1.AssignedVolume.format:type_name -> vmcontroller.v1.VolumeFormat
-	14, // 16: agent.v1.AssignedVolume.image:type_name -> agent.v1.AssignedImage
-	45, // 17: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
-	18, // 18: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
-	20, // 19: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
-	22, // 20: agent.v1.ReportRequest.volumes:type_name -> agent.v1.VolumeObservation
-	46, // 21: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
-	19, // 22: agent.v1.NodeFacts.storage_pools:type_name -> agent.v1.StoragePool
-	1,  // 23: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
-	2,  // 24: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
-	47, // 25: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
-	23, // 26: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
-	21, // 27: agent.v1.VmObservation.disks:type_name -> agent.v1.DiskObservation
-	44, // 28: agent.v1.VolumeObservation.format:type_name -> vmcontroller.v1.VolumeFormat
-	30, // 29: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
-	31, // 30: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
-	29, // 31: agent.v1.SyncNetworksRequest.backend_health:type_name -> agent.v1.BackendHealth
-	38, // 32: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
-	39, // 33: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
-	40, // 34: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
-	48, // 35: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
-	49, // 36: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
-	50, // 37: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
-	51, // 38: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
-	52, // 39: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
-	37, // 40: agent.v1.SyncNetworksResponse.protected:type_name -> agent.v1.ProtectedAddresses
-	53, // 41: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
-	36, // 42: agent.v1.SyncNetworksResponse.host_nat_gateways:type_name -> agent.v1.HostNatGateway
-	33, // 43: agent.v1.SyncNetworksResponse.encryption:type_name -> agent.v1.HostEncryption
-	34, // 44: agent.v1.HostEncryption.peers:type_name -> agent.v1.EncryptedPeer
-	35, // 45: agent.v1.EncryptedPeer.send:type_name -> agent.v1.EspState
-	35, // 46: agent.v1.EncryptedPeer.receive:type_name -> agent.v1.EspState
-	50, // 47: agent.v1.HostNatGateway.nat_gateway:type_name -> network.v1.NatGateway
-	54, // 48: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
-	55, // 49: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
-	56, // 50: agent.v1.HostPort.port:type_name -> network.v1.Port
-	3,  // 51: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
-	4,  // 52: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
-	6,  // 53: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
-	16, // 54: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
-	24, // 55: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
-	26, // 56: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
-	28, // 57: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
-	5,  // 58: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
-	5,  // 59: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
-	7,  // 60: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
-	17, // 61: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
-	25, // 62: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
-	27, // 63: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
-	32, // 64: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
-	58, // [58:65] is the sub-list for method output_type
-	51, // [51:58] is the sub-list for method input_type
-	51, // [51:51] is the sub-list for extension type_name
-	51, // [51:51] is the sub-list for extension extendee
-	0,  // [0:51] is the sub-list for field type_name
+	13, // 4: agent.v1.AssignedVm.disks:type_name -> agent.v1.AssignedDisk
+	17, // 5: agent.v1.AssignedVm.kernel:type_name -> agent.v1.AssignedImage
+	17, // 6: agent.v1.AssignedVm.initrd:type_name -> agent.v1.AssignedImage
+	12, // 7: agent.v1.AssignedVm.nics:type_name -> agent.v1.AssignedNic
+	10, // 8: agent.v1.AssignedVm.seed:type_name -> agent.v1.AssignedSeed
+	11, // 9: agent.v1.AssignedSeed.nics:type_name -> agent.v1.AssignedSeedNic
+	45, // 10: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
+	46, // 11: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
+	47, // 12: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
+	17, // 13: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
+	14, // 14: agent.v1.AssignedDisk.volume:type_name -> agent.v1.AssignedVolume
+	48, // 15: agent.v1.AssignedVolume.format:type_name -> vmcontroller.v1.VolumeFormat
+	17, // 16: agent.v1.AssignedVolume.image:type_name -> agent.v1.AssignedImage
+	16, // 17: agent.v1.AssignedVolume.snapshots:type_name -> agent.v1.AssignedSnapshot
+	15, // 18: agent.v1.AssignedVolume.source:type_name -> agent.v1.SnapshotSource
+	49, // 19: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
+	21, // 20: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
+	23, // 21: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
+	25, // 22: agent.v1.ReportRequest.volumes:type_name -> agent.v1.VolumeObservation
+	50, // 23: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
+	22, // 24: agent.v1.NodeFacts.storage_pools:type_name -> agent.v1.StoragePool
+	1,  // 25: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
+	2,  // 26: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
+	51, // 27: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
+	27, // 28: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
+	24, // 29: agent.v1.VmObservation.disks:type_name -> agent.v1.DiskObservation
+	48, // 30: agent.v1.VolumeObservation.format:type_name -> vmcontroller.v1.VolumeFormat
+	26, // 31: agent.v1.VolumeObservation.snapshots:type_name -> agent.v1.SnapshotObservation
+	3,  // 32: agent.v1.SnapshotObservation.state:type_name -> agent.v1.SnapshotState
+	52, // 33: agent.v1.SnapshotObservation.consistency:type_name -> storage.v1.SnapshotConsistency
+	48, // 34: agent.v1.SnapshotObservation.format:type_name -> vmcontroller.v1.VolumeFormat
+	34, // 35: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
+	35, // 36: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
+	33, // 37: agent.v1.SyncNetworksRequest.backend_health:type_name -> agent.v1.BackendHealth
+	42, // 38: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
+	43, // 39: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
+	44, // 40: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
+	53, // 41: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
+	54, // 42: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
+	55, // 43: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
+	56, // 44: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
+	57, // 45: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
+	41, // 46: agent.v1.SyncNetworksResponse.protected:type_name -> agent.v1.ProtectedAddresses
+	58, // 47: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
+	40, // 48: agent.v1.SyncNetworksResponse.host_nat_gateways:type_name -> agent.v1.HostNatGateway
+	37, // 49: agent.v1.SyncNetworksResponse.encryption:type_name -> agent.v1.HostEncryption
+	38, // 50: agent.v1.HostEncryption.peers:type_name -> agent.v1.EncryptedPeer
+	39, // 51: agent.v1.EncryptedPeer.send:type_name -> agent.v1.EspState
+	39, // 52: agent.v1.EncryptedPeer.receive:type_name -> agent.v1.EspState
+	55, // 53: agent.v1.HostNatGateway.nat_gateway:type_name -> network.v1.NatGateway
+	59, // 54: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
+	60, // 55: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
+	61, // 56: agent.v1.HostPort.port:type_name -> network.v1.Port
+	4,  // 57: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
+	5,  // 58: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
+	7,  // 59: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
+	19, // 60: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
+	28, // 61: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
+	30, // 62: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
+	32, // 63: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
+	6,  // 64: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
+	6,  // 65: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
+	8,  // 66: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
+	20, // 67: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
+	29, // 68: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
+	31, // 69: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
+	36, // 70: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
+	64, // [64:71] is the sub-list for method output_type
+	57, // [57:64] is the sub-list for method input_type
+	57, // [57:57] is the sub-list for extension type_name
+	57, // [57:57] is the sub-list for extension extendee
+	0,  // [0:57] is the sub-list for field type_name
 }
 
 func init() { file_agent_v1_agent_proto_init() }
@@ -3853,8 +4222,8 @@ func file_agent_v1_agent_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_v1_agent_proto_rawDesc), len(file_agent_v1_agent_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   38,
+			NumEnums:      4,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -331,7 +331,8 @@ type VolumeServiceClient interface {
 	// The host repeats a failed attempt; the metadata trivet/error has the reason of the failure. A volume without an
 	// image, or one that is being flattened, is returned unchanged, so a repeat has no effect.
 	//
-	// NOT_FOUND: the project has no such volume. FAILED_PRECONDITION: the driver of the volume is not MANAGED.
+	// NOT_FOUND: the project has no such volume. FAILED_PRECONDITION: the driver of the volume is not MANAGED,
+	// or the volume has snapshots, which need the image.
 	FlattenVolume(ctx context.Context, in *FlattenVolumeRequest, opts ...grpc.CallOption) (*v1.Volume, error)
 }
 
@@ -382,7 +383,8 @@ type VolumeServiceServer interface {
 	// The host repeats a failed attempt; the metadata trivet/error has the reason of the failure. A volume without an
 	// image, or one that is being flattened, is returned unchanged, so a repeat has no effect.
 	//
-	// NOT_FOUND: the project has no such volume. FAILED_PRECONDITION: the driver of the volume is not MANAGED.
+	// NOT_FOUND: the project has no such volume. FAILED_PRECONDITION: the driver of the volume is not MANAGED,
+	// or the volume has snapshots, which need the image.
 	FlattenVolume(context.Context, *FlattenVolumeRequest) (*v1.Volume, error)
 	mustEmbedUnimplementedVolumeServiceServer()
 }

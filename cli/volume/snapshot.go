@@ -1,0 +1,240 @@
+package volume
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	"github.com/trivet-cloud/trivet/cli/vm/lookup"
+	storagev1 "github.com/trivet-cloud/trivet/protos/storage/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// SnapshotCommand returns the command `trivet snapshot`.
+func SnapshotCommand(s *session.Session) *cobra.Command {
+	c := &cobra.Command{
+		Use: "snapshot", Short: "Copy volumes as they are at one instant", Args: cobra.NoArgs,
+		Long: `Copy volumes as they are at one instant, also while VMs use them. A snapshot is in the storage pool of its volume and
+takes the room of the volume again. To use a snapshot, make a volume from it: see ` + "`trivet volume create --snapshot`" + `. A volume
+with snapshots cannot be deleted.`,
+		Example: `  trivet snapshot create before-upgrade --volume data
+  trivet snapshot create before-upgrade --vm web
+  trivet volume create data-2 --snapshot before-upgrade`,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(createSnapshotCommand(s), listSnapshotsCommand(s), showSnapshotCommand(s), deleteSnapshotCommand(s))
+	return c
+}
+
+func createSnapshotCommand(s *session.Session) *cobra.Command {
+	var of, vm string
+	var labels []string
+	c := &cobra.Command{
+		Use: "create NAME", Short: "Create a snapshot of a volume, or of all volumes of a VM", Args: session.Exactly("NAME"),
+		Long: `Create a snapshot of a volume, or with --vm a snapshot of each volume that a VM has, all of the same instant. The name of
+each of these is NAME, a hyphen and the ID of the VM's disk. The command does not wait until the copy is complete.`,
+		Example: `  trivet snapshot create before-upgrade --volume data
+  trivet snapshot create before-upgrade --vm web`,
+	}
+	p := c.Flags()
+	p.StringVar(&of, "volume", "", "volume, by name or ID")
+	p.StringVar(&vm, "vm", "", "VM, by name or ID")
+	p.StringArrayVar(&labels, "label", nil, "KEY=VALUE, repeatable")
+	c.MarkFlagsOneRequired("volume", "vm")
+	c.MarkFlagsMutuallyExclusive("volume", "vm")
+	_ = c.RegisterFlagCompletionFunc("volume", Names(s)) // its only error is for an unknown flag
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		if err := cloud.CheckName("NAME", args[0]); err != nil {
+			return session.Usagef("%v", err)
+		}
+		pairs, err := session.Pairs("label", labels)
+		if err != nil {
+			return err
+		}
+		org, project := s.Tenant()
+		client := storagev1.NewSnapshotServiceClient(conn)
+		if vm != "" {
+			id, err := lookup.Find(ctx, s, conn, vm)
+			if err != nil {
+				return err
+			}
+			out, err := client.CreateVmSnapshots(ctx, &storagev1.CreateVmSnapshotsRequest{
+				OrgId: org, ProjectId: project, VmId: id, Name: args[0], Labels: pairs,
+			})
+			if err != nil {
+				return err
+			}
+			return printSnapshots(s, out, out.GetSnapshots()...)
+		}
+		id, err := Find(ctx, s, conn, of)
+		if err != nil {
+			return err
+		}
+		out, err := client.CreateSnapshot(ctx, &storagev1.CreateSnapshotRequest{
+			OrgId: org, ProjectId: project, VolumeId: id, Name: args[0], Labels: pairs,
+		})
+		if err != nil {
+			return err
+		}
+		return printSnapshots(s, out, out)
+	})
+	return c
+}
+
+func listSnapshotsCommand(s *session.Session) *cobra.Command {
+	var of string
+	var limit int
+	c := &cobra.Command{Use: "list", Short: "List the project's snapshots", Args: session.Exactly()}
+	c.Flags().StringVar(&of, "volume", "", "list only the snapshots of this volume, by name or ID")
+	c.Flags().IntVar(&limit, "limit", 0, "list at most this many")
+	_ = c.RegisterFlagCompletionFunc("volume", Names(s)) // its only error is for an unknown flag
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) (err error) {
+		id := ""
+		if of != "" {
+			if id, err = Find(ctx, s, conn, of); err != nil {
+				return err
+			}
+		}
+		snapshots, more, err := allSnapshots(ctx, s, conn, id, limit)
+		if err != nil {
+			return err
+		}
+		err = printSnapshots(s, &storagev1.ListSnapshotsResponse{Snapshots: snapshots}, snapshots...)
+		if more {
+			s.Note("there are more: --limit is %d", limit)
+		}
+		return err
+	})
+	return c
+}
+
+func showSnapshotCommand(s *session.Session) *cobra.Command {
+	c := snapshotArgCommand(s, "show SNAPSHOT", "Show a snapshot")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		id, err := findSnapshot(ctx, s, conn, args[0])
+		if err != nil {
+			return err
+		}
+		org, project := s.Tenant()
+		one, err := storagev1.NewSnapshotServiceClient(conn).GetSnapshot(ctx, &storagev1.GetSnapshotRequest{
+			OrgId: org, ProjectId: project, SnapshotId: id,
+		})
+		if err != nil {
+			return err
+		}
+		return s.Print(one, []string{one.GetName()}, func(w io.Writer) error { return show.Fields(w, snapshotFields(s.Now(), one)) })
+	})
+	return c
+}
+
+func deleteSnapshotCommand(s *session.Session) *cobra.Command {
+	c := snapshotArgCommand(s, "delete SNAPSHOT", "Delete a snapshot")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		id, err := findSnapshot(ctx, s, conn, args[0])
+		if err != nil {
+			return err
+		}
+		org, project := s.Tenant()
+		if _, err := storagev1.NewSnapshotServiceClient(conn).DeleteSnapshot(ctx, &storagev1.DeleteSnapshotRequest{
+			OrgId: org, ProjectId: project, SnapshotId: id,
+		}); err != nil {
+			return err
+		}
+		return s.Done(args[0], "deleted")
+	})
+	return c
+}
+
+// snapshotArgCommand returns a command with the single argument SNAPSHOT, a name or an ID, and shell completion for it.
+func snapshotArgCommand(s *session.Session, use, short string) *cobra.Command {
+	c := &cobra.Command{Use: use, Short: short, Args: session.Exactly("SNAPSHOT")}
+	c.ValidArgsFunction = session.FirstArg(snapshotNames(s))
+	return c
+}
+
+// findSnapshot returns the ID of the snapshot with a name or ID. It makes no call for an ID.
+func findSnapshot(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string) (string, error) {
+	if session.IsID(nameOrID) {
+		return nameOrID, nil
+	}
+	if err := cloud.CheckName("snapshot", nameOrID); err != nil {
+		return "", session.Usagef("%q is not a valid name or ID of a snapshot", nameOrID)
+	}
+	snapshots, _, err := allSnapshots(ctx, s, conn, "", 0)
+	if err != nil {
+		return "", err
+	}
+	var matches []session.Match
+	for _, one := range snapshots {
+		if one.GetName() == nameOrID {
+			matches = append(matches, session.Match{ID: one.GetId(), About: fmt.Sprintf("%s of volume %s", snapshotStatus(one), one.GetVolumeId())})
+		}
+	}
+	return session.One("snapshot", nameOrID, matches)
+}
+
+// allSnapshots returns the snapshots of the project, or of one volume: at most limit, or all if limit is 0. more is true if
+// there are further snapshots.
+func allSnapshots(ctx context.Context, s *session.Session, conn *dial.Conn, volume string, limit int) (snapshots []*storagev1.Snapshot, more bool, err error) {
+	org, project := s.Tenant()
+	return session.Pages(limit, func(token string) ([]*storagev1.Snapshot, string, error) {
+		page, err := storagev1.NewSnapshotServiceClient(conn).ListSnapshots(ctx, &storagev1.ListSnapshotsRequest{
+			OrgId: org, ProjectId: project, VolumeId: volume, PageSize: session.PageSize, PageToken: token,
+		})
+		return page.GetSnapshots(), page.GetNextPageToken(), err
+	})
+}
+
+func snapshotNames(s *session.Session) cobra.CompletionFunc {
+	return s.Names(func(ctx context.Context, conn *dial.Conn) (names []string, err error) {
+		snapshots, _, err := allSnapshots(ctx, s, conn, "", session.PageSize)
+		for _, one := range snapshots {
+			names = append(names, one.GetName())
+		}
+		return names, err
+	})
+}
+
+func snapshotStatus(one *storagev1.Snapshot) string {
+	return show.Enum("SNAPSHOT_STATUS", one.GetStatus())
+}
+
+// printSnapshots prints snapshots as a table, or the message m that contains them as JSON.
+func printSnapshots(s *session.Session, m proto.Message, snapshots ...*storagev1.Snapshot) error {
+	var names []string
+	var rows [][]string
+	for _, one := range snapshots {
+		names = append(names, one.GetName())
+		rows = append(rows, []string{
+			one.GetName(), one.GetId(), snapshotStatus(one), show.Bytes(one.GetSizeGib() << 30), one.GetVolumeId(), show.Age(s.Now(), one.GetCreatedAt()),
+		})
+	}
+	return s.Print(m, names, func(w io.Writer) error {
+		return show.Rows(w, []string{"NAME", "ID", "STATUS", "SIZE", "VOLUME", "AGE"}, rows)
+	})
+}
+
+func snapshotFields(now time.Time, one *storagev1.Snapshot) [][2]string {
+	f := [][2]string{
+		{"Name", one.GetName()}, {"ID", one.GetId()}, {"Org", one.GetOrgId()}, {"Project", one.GetProjectId()}, {"Status", snapshotStatus(one)},
+		{"Reason", one.GetStatusReason()}, {"Volume", one.GetVolumeId()}, {"Group", one.GetGroupId()}, {"Size", show.Bytes(one.GetSizeGib() << 30)},
+	}
+	if one.GetTakenAt() > 0 {
+		f = append(f, [][2]string{
+			{"Stored", show.Bytes(one.GetStoredBytes())}, {"Consistency", show.Enum("SNAPSHOT_CONSISTENCY", one.GetConsistency())},
+			{"Taken", show.When(one.GetTakenAt())},
+		}...)
+	}
+	f = append(f, [2]string{"Created", show.When(one.GetCreatedAt()) + " (" + show.Age(now, one.GetCreatedAt()) + " ago)"})
+	if one.GetScheduled() {
+		f = append(f, [2]string{"Scheduled", "yes"})
+	}
+	return f
+}

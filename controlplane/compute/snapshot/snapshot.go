@@ -1,0 +1,237 @@
+// Package snapshot has the calls for snapshots of volumes: it creates, lists and deletes them, makes volumes from them,
+// and creates them by schedule. The main type is Service.
+//
+// A snapshot is a copy of a volume at one instant, in the storage pool of the volume. The calls write only records.
+// Package volume has these records, sends them to the volume's host as part of the volume's desired state, and applies
+// the host's reports. The host copies the volume and deletes the copy.
+//
+// Decisions:
+//   - A snapshot is a file that does not depend on the volume's file: a reflink copy or a sparse copy of a volume that no
+//     guest has open, and otherwise a copy that QEMU makes while the guest runs. So reads of the volume stay as fast as
+//     before, a deletion removes a file, and damage to the volume does not damage its snapshots. The price is room in the
+//     pool, which each snapshot takes in full, and the time of the copy.
+//   - A snapshot that the host could not begin within 10 minutes, or that was interrupted, becomes ERROR. It is not made
+//     again, because its content would be that of a later instant.
+//   - The copy of a volume that was made from an image contains only the differences from the image. The volume, and each
+//     volume that was made from its snapshots, keeps the image in use.
+//   - The snapshots of the volumes of a VM are records of their own with a common group. Each can be deleted and used alone.
+//
+// The package must not know agents or hosts.
+package snapshot
+
+import (
+	"context"
+
+	"github.com/google/uuid"
+
+	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Service implements the snapshot service of one member.
+type Service struct {
+	store    *store.Store
+	commands *leader.Commands
+	volumes  *volume.Service
+}
+
+// New creates the service and registers the commands that other members forward to the leader.
+func New(s *store.Store, commands *leader.Commands, volumes *volume.Service) *Service {
+	c := &Service{s, commands, volumes}
+	leader.Register(commands, c, createCommand, createOfVMCommand, deleteCommand, createVolumeCommand)
+	return c
+}
+
+// Result is the result of a call that changes snapshots. Replayed means that an earlier call with the same idempotency
+// key made the change.
+type Result struct {
+	Snapshots []cloud.Snapshot
+	Volume    cloud.Volume // of CreateVolume
+	Replayed  bool
+}
+
+// change is the request of a command. Which fields are set depends on the command.
+type change struct {
+	Tenant   cloud.Tenant
+	Snapshot cloud.Snapshot
+	VM       cloud.VMID
+	Volume   cloud.Volume
+	Body     [32]byte
+}
+
+var (
+	createCommand       = newCommand("snapshot.create", "CreateSnapshot", (*Service).createOnLeader)
+	createOfVMCommand   = newCommand("snapshot.create-of-vm", "CreateVmSnapshots", (*Service).createOfVMOnLeader)
+	deleteCommand       = newCommand("snapshot.delete", "DeleteSnapshot", (*Service).removeOnLeader)
+	createVolumeCommand = newCommand("snapshot.create-volume", "CreateVolumeFromSnapshot", (*Service).createVolumeOnLeader)
+)
+
+// newCommand returns a command that executes run in one transaction, at most once for each idempotency key.
+func newCommand(name, method string, run func(*Service, context.Context, *store.Tx, *change) (Result, error)) *leader.Command[*Service, change, Result] {
+	return leader.NewCommand(name, leader.Keyed, func(s *Service, ctx context.Context, q change) (out Result, err error) {
+		_, err = s.store.Update(ctx, func(tx *store.Tx) error {
+			var replayed bool
+			out, replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), store.InProject(q.Tenant.Project), method, q.Body, func() (Result, error) {
+				return run(s, ctx, tx, &q)
+			})
+			out.Replayed = replayed
+			return err
+		})
+		return out, err
+	})
+}
+
+// Create creates a snapshot of a volume. It uses the name, volume and labels of snap. body is the hash of the request, as
+// in the other methods.
+func (s *Service) Create(ctx context.Context, t cloud.Tenant, snap cloud.Snapshot, body [32]byte) (Result, error) {
+	if err := cloud.CheckSnapshot(snap.Name, snap.Labels); err != nil {
+		return Result{}, err
+	}
+	if err := cloud.CheckUUID("volume_id", string(snap.Volume)); err != nil {
+		return Result{}, err
+	}
+	return createCommand.Call(ctx, s.commands, change{Tenant: t, Snapshot: snap, Body: body})
+}
+
+func newID() (cloud.SnapshotID, error) {
+	id, err := uuid.NewV7()
+	return cloud.SnapshotID(id.String()), err
+}
+
+// createOnLeader implements Create in a transaction of the leader.
+func (*Service) createOnLeader(ctx context.Context, tx *store.Tx, q *change) (Result, error) {
+	one := q.Snapshot
+	var err error
+	if one.ID, err = newID(); err != nil {
+		return Result{}, err
+	}
+	one.CreatedBy = auth.CallerOf(ctx).Name()
+	if err := volume.AddSnapshot(tx, q.Tenant, &one); err != nil {
+		return Result{}, err
+	}
+	return Result{Snapshots: []cloud.Snapshot{one}}, nil
+}
+
+// CreateOfVM creates a snapshot of each volume that is attached to a VM, all of the same instant. It uses the name and
+// labels of snap.
+func (s *Service) CreateOfVM(ctx context.Context, t cloud.Tenant, vm cloud.VMID, snap cloud.Snapshot, body [32]byte) (Result, error) {
+	if err := cloud.CheckSnapshot(snap.Name, snap.Labels); err != nil {
+		return Result{}, err
+	}
+	if err := cloud.CheckUUID("vm_id", string(vm)); err != nil {
+		return Result{}, err
+	}
+	return createOfVMCommand.Call(ctx, s.commands, change{Tenant: t, VM: vm, Snapshot: snap, Body: body})
+}
+
+// createOfVMOnLeader implements CreateOfVM in a transaction of the leader.
+func (*Service) createOfVMOnLeader(ctx context.Context, tx *store.Tx, q *change) (out Result, err error) {
+	volumes, err := volume.VolumesOf(tx, q.Tenant, q.VM)
+	if err != nil {
+		return out, err
+	}
+	if len(volumes) == 0 {
+		return out, fault.New(fault.NotFound, "no volume of the project is attached to a VM %s", q.VM)
+	}
+	group, err := newID()
+	if err != nil {
+		return out, err
+	}
+	var ids []cloud.VolumeID
+	for _, v := range volumes {
+		ids = append(ids, v.ID)
+	}
+	for _, v := range volumes {
+		one := q.Snapshot
+		one.Name, one.Volume, one.Group, one.GroupVolumes = q.Snapshot.Name+"-"+v.Disk, v.ID, string(group), ids
+		one.CreatedBy = auth.CallerOf(ctx).Name()
+		if err := cloud.CheckName("name", one.Name); err != nil {
+			return out, err
+		}
+		if one.ID, err = newID(); err != nil {
+			return out, err
+		}
+		if err := volume.AddSnapshot(tx, q.Tenant, &one); err != nil {
+			return out, err
+		}
+		out.Snapshots = append(out.Snapshots, one)
+	}
+	return out, nil
+}
+
+// Delete deletes a snapshot. The host deletes the bytes later.
+func (s *Service) Delete(ctx context.Context, t cloud.Tenant, id cloud.SnapshotID, body [32]byte) (Result, error) {
+	if err := cloud.CheckUUID("snapshot_id", string(id)); err != nil {
+		return Result{}, err
+	}
+	return deleteCommand.Call(ctx, s.commands, change{Tenant: t, Snapshot: cloud.Snapshot{ID: id}, Body: body})
+}
+
+// removeOnLeader implements Delete in a transaction of the leader.
+func (*Service) removeOnLeader(_ context.Context, tx *store.Tx, q *change) (Result, error) {
+	gone, err := volume.DropSnapshot(tx, q.Tenant, q.Snapshot.ID)
+	if err != nil {
+		return Result{}, err
+	}
+	return Result{Snapshots: []cloud.Snapshot{*gone}}, nil
+}
+
+// CreateVolume creates a volume with the content of a snapshot. It uses the name, size, metadata and labels of v. A size
+// of 0 means the size of the snapshot.
+func (s *Service) CreateVolume(ctx context.Context, t cloud.Tenant, id cloud.SnapshotID, v cloud.Volume, body [32]byte) (Result, error) {
+	if err := cloud.CheckUUID("snapshot_id", string(id)); err != nil {
+		return Result{}, err
+	}
+	checked := v
+	checked.SizeGiB = max(v.SizeGiB, 1)
+	if err := cloud.CheckVolume(&checked); err != nil {
+		return Result{}, err
+	}
+	return createVolumeCommand.Call(ctx, s.commands, change{Tenant: t, Snapshot: cloud.Snapshot{ID: id}, Volume: v, Body: body})
+}
+
+// createVolumeOnLeader implements CreateVolume in a transaction of the leader.
+func (s *Service) createVolumeOnLeader(ctx context.Context, tx *store.Tx, q *change) (Result, error) {
+	id, err := uuid.NewV7()
+	if err != nil {
+		return Result{}, err
+	}
+	v := q.Volume
+	v.ID, v.CreatedBy = cloud.VolumeID(id.String()), auth.CallerOf(ctx).Name()
+	err = s.volumes.CreateFrom(tx, q.Tenant, &v, q.Snapshot.ID)
+	return Result{Volume: v}, err
+}
+
+// Get returns the snapshot with this ID, or NotFound.
+func (s *Service) Get(ctx context.Context, t cloud.Tenant, id cloud.SnapshotID) (out *cloud.Snapshot, err error) {
+	if err := cloud.CheckUUID("snapshot_id", string(id)); err != nil {
+		return nil, err
+	}
+	err = s.store.View(ctx, func(r *store.View) error {
+		out, err = volume.LookupSnapshot(r, t, id)
+		return err
+	})
+	return out, err
+}
+
+// Filter selects snapshots of a list. An empty field selects all.
+type Filter struct {
+	Volume       cloud.VolumeID
+	Name, Status string
+}
+
+func (f Filter) matches(s *cloud.Snapshot) bool {
+	return (f.Volume == "" || f.Volume == s.Volume) && (f.Name == "" || f.Name == s.Name) && (f.Status == "" || f.Status == s.Status.String())
+}
+
+// List returns a page of the tenant's snapshots that match f, and the token of the next page. Snapshots are sorted by ID,
+// which is the order of creation.
+func (s *Service) List(ctx context.Context, t cloud.Tenant, size int32, token string, f Filter) ([]*cloud.Snapshot, string, error) {
+	keep := func(one *cloud.Snapshot) bool { return one.Org == t.Org && !one.Deleted && f.matches(one) }
+	query := "snapshots\x00" + string(f.Volume) + "\x00" + f.Name + "\x00" + f.Status
+	return store.Page(ctx, s.store, volume.Snapshots, store.PageRequest{Size: size, Token: token, Query: query}, keep, string(t.Project))
+}

@@ -1,0 +1,274 @@
+package volume
+
+import (
+	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
+	"github.com/trivet-cloud/trivet/controlplane/compute/image"
+	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/storageclass"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+var (
+	// Snapshots is the table of snapshot records, at snapshot/<project>/<id>. It also has the records of deleted snapshots
+	// whose bytes the host has not deleted yet.
+	Snapshots       = store.NewTable[cloud.Snapshot]("snapshot")
+	snapshotNames   = store.NewTable[cloud.SnapshotID]("snapshot-name")
+	volumeSnapshots = store.NewTable[cloud.SnapshotID]("volume-snapshot")
+)
+
+// LookupSnapshot returns the snapshot with this ID. It returns NotFound if the snapshot does not exist, was deleted, or
+// does not belong to the tenant t.
+func LookupSnapshot(r store.Reader, t cloud.Tenant, id cloud.SnapshotID) (*cloud.Snapshot, error) {
+	s, err := Snapshots.Get(r, string(t.Project), string(id))
+	if err != nil {
+		return nil, err
+	}
+	if s == nil || s.Org != t.Org || s.Deleted {
+		return nil, fault.New(fault.NotFound, "no snapshot %s", id)
+	}
+	return s, nil
+}
+
+// snapshotsOf returns the records of all snapshots of a volume, including deleted ones.
+func snapshotsOf(r store.Reader, v *cloud.Volume) (out []*cloud.Snapshot, err error) {
+	all, _, err := volumeSnapshots.List(r, 0, string(v.ID))
+	if err != nil {
+		return nil, err
+	}
+	for _, one := range all {
+		s, err := Snapshots.Get(r, string(v.Project), string(*one.Value))
+		if err != nil {
+			return nil, err
+		}
+		if s != nil {
+			out = append(out, s)
+		}
+	}
+	return out, nil
+}
+
+// VolumesOf returns the volumes of the tenant t that are attached to a VM.
+func VolumesOf(r store.Reader, t cloud.Tenant, vm cloud.VMID) (out []*cloud.Volume, err error) {
+	all, _, err := Volumes.List(r, 0, string(t.Project))
+	for _, one := range all {
+		if one.Value.VM == vm && one.Value.Org == t.Org {
+			out = append(out, one.Value)
+		}
+	}
+	return out, err
+}
+
+// AddSnapshot stores the record of a new snapshot of a volume of the tenant t, and makes the volume's host copy the
+// volume. It uses the ID, name, volume, group and labels of s, and sets the other fields. The errors are those of
+// CreateSnapshot in storage.v1.
+func AddSnapshot(tx *store.Tx, t cloud.Tenant, s *cloud.Snapshot) error {
+	v, err := Lookup(tx, t, s.Volume)
+	if err != nil {
+		return err
+	}
+	switch {
+	case v.Driver != cloud.DriverManaged:
+		return fault.New(fault.FailedPrecondition, "volume %s has the driver %s: only volumes of the driver managed can have snapshots",
+			v.Name, v.Driver.Variant())
+	case v.Encrypted:
+		return fault.New(fault.FailedPrecondition, "volume %s is encrypted: encrypted volumes cannot have snapshots", v.Name)
+	case v.Flatten:
+		return fault.New(fault.FailedPrecondition, "volume %s is being made independent of its image: try again later", v.Name)
+	case v.Node == "":
+		return fault.New(fault.FailedPrecondition, "volume %s was never attached to a VM, so there is nothing to copy", v.Name)
+	}
+	if err := checkNoPendingSnapshot(tx, v); err != nil {
+		return err
+	}
+	existing, err := snapshotsOf(tx, v)
+	if err != nil {
+		return err
+	}
+	if len(existing) >= cloud.MaxSnapshots {
+		return fault.New(fault.ResourceExhausted, "volume %s has %d snapshots, which is the maximum", v.Name, len(existing))
+	}
+	taken, err := snapshotNames.Has(tx, string(t.Project), s.Name)
+	if err != nil {
+		return err
+	}
+	if taken {
+		return fault.New(fault.AlreadyExists, "the project has a snapshot called %s", s.Name)
+	}
+	s.Org, s.Project, s.SizeGiB, s.Pool, s.Node = t.Org, t.Project, v.SizeGiB, v.Pool, v.Node
+	s.Status, s.CreatedAt, s.Deadline = cloud.SnapshotPending, tx.Now(), tx.Now()+cloud.SnapshotPatience
+	if err := chargeQuota(tx, t, snapshotAmount(s), tenant.Amount{}); err != nil {
+		return err
+	}
+	if err := allocate(tx, v, v.Node, s.SizeGiB, fault.ResourceExhausted); err != nil {
+		return err
+	}
+	snapshotNames.Put(tx, &s.ID, string(t.Project), s.Name)
+	volumeSnapshots.Put(tx, &s.ID, string(v.ID), string(s.ID))
+	Snapshots.Put(tx, s, string(t.Project), string(s.ID))
+	touch(tx, v)
+	return nil
+}
+
+// touch makes the volume's host receive the volume's desired state again.
+func touch(tx *store.Tx, v *cloud.Volume) {
+	before := v.Generation
+	v.Generation++
+	save(tx, v, before)
+}
+
+// checkNoPendingSnapshot returns FailedPrecondition if the host has not completed a snapshot of the volume.
+func checkNoPendingSnapshot(r store.Reader, v *cloud.Volume) error {
+	all, err := snapshotsOf(r, v)
+	if err != nil {
+		return err
+	}
+	for _, s := range all {
+		if s.Status == cloud.SnapshotPending && !s.Deleted {
+			return fault.New(fault.FailedPrecondition, "snapshot %s of volume %s is PENDING: try again when it is AVAILABLE", s.Name, v.Name).
+				WithReason("SNAPSHOT_PENDING")
+		}
+	}
+	return nil
+}
+
+// snapshotAmount returns the part of its project's quota that a snapshot uses.
+func snapshotAmount(s *cloud.Snapshot) tenant.Amount { return tenant.Amount{VolumeGiB: s.SizeGiB} }
+
+// DropSnapshot deletes a snapshot of the tenant t, and makes the host delete its bytes. The errors are those of
+// DeleteSnapshot in storage.v1.
+func DropSnapshot(tx *store.Tx, t cloud.Tenant, id cloud.SnapshotID) (*cloud.Snapshot, error) {
+	s, err := LookupSnapshot(tx, t, id)
+	if err != nil {
+		return nil, err
+	}
+	v, err := Lookup(tx, t, s.Volume)
+	if err != nil {
+		return nil, err
+	}
+	all, _, err := Volumes.List(tx, 0, string(t.Project))
+	if err != nil {
+		return nil, err
+	}
+	for _, other := range all {
+		if source := other.Value.Source; source != nil && source.Snapshot == id && !other.Value.Present {
+			return nil, fault.New(fault.FailedPrecondition, "volume %s is being made from snapshot %s: try again later", other.Value.Name, s.Name)
+		}
+	}
+	touch(tx, v)
+	s.Deleted, s.DeletedGeneration = true, v.Generation
+	snapshotNames.Delete(tx, string(t.Project), s.Name)
+	Snapshots.Put(tx, s, string(t.Project), string(s.ID))
+	return s, tenant.Give(tx, t, tenant.Storage, snapshotAmount(s))
+}
+
+// forgetSnapshots deletes the records of the deleted snapshots of a volume that is deleted too, and returns the room that
+// they still take in the host's pool. It returns FailedPrecondition if the volume has other snapshots.
+func forgetSnapshots(tx *store.Tx, v *cloud.Volume) (heldGiB uint64, err error) {
+	all, err := snapshotsOf(tx, v)
+	if err != nil {
+		return 0, err
+	}
+	kept := 0
+	for _, s := range all {
+		if !s.Deleted {
+			kept++
+		}
+		heldGiB += s.SizeGiB
+	}
+	if kept > 0 {
+		return 0, fault.New(fault.FailedPrecondition, "volume %s has %d snapshots: delete them first", v.Name, kept).
+			WithReason("VOLUME_HAS_SNAPSHOTS")
+	}
+	for _, s := range all {
+		deleteSnapshotRecord(tx, s)
+	}
+	return heldGiB, nil
+}
+
+func deleteSnapshotRecord(tx *store.Tx, s *cloud.Snapshot) {
+	Snapshots.Delete(tx, string(s.Project), string(s.ID))
+	volumeSnapshots.Delete(tx, string(s.Volume), string(s.ID))
+}
+
+// applySnapshotReport applies a host's report about one snapshot of the volume v to the snapshot's record, like
+// applyReport. The parameter generation is that of the report about v.
+func applySnapshotReport(r store.Reader, tx *store.Tx, v *cloud.Volume, generation uint64, o cloud.SnapshotObservation) (changed bool, err error) {
+	if cloud.CheckUUID("snapshot_id", string(o.Snapshot)) != nil {
+		return false, nil
+	}
+	s, err := Snapshots.Get(r, string(v.Project), string(o.Snapshot))
+	if err != nil || s == nil || s.Volume != v.ID {
+		return false, err
+	}
+	if !s.Deleted {
+		if changed = s.Observe(o); changed && tx != nil {
+			Snapshots.Put(tx, s, string(s.Project), string(s.ID))
+		}
+		return changed, nil
+	}
+	if o.State != cloud.SnapshotAbsent || generation < s.DeletedGeneration && !mutant.On(mutant.ForgetSnapshotEarly) {
+		return false, nil
+	}
+	if tx == nil {
+		return true, nil
+	}
+	deleteSnapshotRecord(tx, s)
+	n, err := node.Nodes.Get(tx, string(s.Node))
+	if err != nil || n == nil {
+		return true, err
+	}
+	n.AllocatePool(s.Pool, -int64(s.SizeGiB))
+	node.Nodes.Put(tx, n, string(s.Node))
+	return true, nil
+}
+
+// CreateFrom stores the record of a new volume v of the tenant t with the content of a snapshot, and makes the host of the
+// snapshot copy it. It uses the ID, name, size, metadata, labels and creator of v, and sets the other fields. A size of 0
+// becomes the size of the snapshot. The errors are those of CreateVolumeFromSnapshot in storage.v1.
+func (s *Service) CreateFrom(tx *store.Tx, t cloud.Tenant, v *cloud.Volume, id cloud.SnapshotID) error {
+	if err := createFrom(tx, t, v, id); err != nil {
+		return err
+	}
+	return s.billing.AdmitVolume(tx, v)
+}
+
+func createFrom(tx *store.Tx, t cloud.Tenant, v *cloud.Volume, id cloud.SnapshotID) error {
+	s, err := LookupSnapshot(tx, t, id)
+	if err != nil {
+		return err
+	}
+	if v.SizeGiB == 0 {
+		v.SizeGiB = s.SizeGiB
+	}
+	if err := s.CheckSource(v.SizeGiB); err != nil {
+		return err
+	}
+	from, err := Lookup(tx, t, s.Volume)
+	if err != nil {
+		return err
+	}
+	v.Org, v.Project, v.Source = t.Org, t.Project, &cloud.SnapshotRef{Volume: s.Volume, Snapshot: s.ID}
+	if err := claimName(tx, v, v.Name); err != nil {
+		return err
+	}
+	v.Class, v.Driver, v.Pool, v.ClassLimits, v.Format = from.Class, from.Driver, from.Pool, from.ClassLimits, s.Format
+	v.CreatedAt, v.Generation, v.Node = tx.Now(), 1, s.Node
+	if from.Image != nil { // the copy contains only the differences from the image
+		if err := image.ShareWithVolume(tx, from.Image.ID, from.ID, v.ID); err != nil {
+			return err
+		}
+		v.Image = from.Image
+	}
+	if err := chargeQuota(tx, t, amountOf(v.SizeGiB), tenant.Amount{}); err != nil {
+		return err
+	}
+	if err := allocate(tx, v, v.Node, v.SizeGiB, fault.ResourceExhausted); err != nil {
+		return err
+	}
+	storageclass.Use(tx, v.Class, v.Project, v.ID)
+	save(tx, v, 0)
+	return nil
+}

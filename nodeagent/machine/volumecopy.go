@@ -1,0 +1,50 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/trivet-cloud/trivet/nodeagent/qemu"
+	"github.com/trivet-cloud/trivet/nodeagent/volume"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// CopyVolumes copies volumes of a running VM as they are at one instant, while the guest continues to run. It returns when
+// the copies are complete. The error wraps [volume.ErrNotNow] if nothing was begun: the VM has no process, the process does
+// not have one of the volumes as a disk, or other volumes of the VM are being copied.
+func (s *MachineSet) CopyVolumes(ctx context.Context, vm cloud.VMID, targets []volume.CopyTarget) (volume.Copied, error) {
+	s.mu.Lock()
+	v := s.open[vm]
+	s.mu.Unlock()
+	if v == nil {
+		return volume.Copied{}, volume.ErrNotNow
+	}
+	v.mu.Lock()
+	process := v.process
+	v.mu.Unlock()
+	if process == nil {
+		return volume.Copied{}, volume.ErrNotNow
+	}
+	disks, err := process.Disks(ctx)
+	if err != nil {
+		return volume.Copied{}, errors.Join(volume.ErrNotNow, err)
+	}
+	var all []qemu.CopyTarget
+	for _, t := range targets {
+		at := slices.IndexFunc(disks, func(d qemu.AttachedDisk) bool { return d.Volume == t.Volume && d.Present })
+		if at < 0 {
+			return volume.Copied{}, fmt.Errorf("%w: the guest does not have volume %s", volume.ErrNotNow, t.Volume)
+		}
+		if disks[at].Size != t.Size {
+			return volume.Copied{}, fmt.Errorf("%w: the guest does not have the new size of volume %s yet", volume.ErrNotNow, t.Volume)
+		}
+		all = append(all, qemu.CopyTarget{Disk: disks[at].ID, File: t.File, Size: t.Size})
+	}
+	out, err := process.CopyDisks(ctx, all)
+	if errors.Is(err, qemu.ErrCopying) {
+		err = fmt.Errorf("%w: %w", volume.ErrNotNow, err)
+	}
+	return volume.Copied{Taken: out.Taken, Frozen: out.Frozen}, err
+}

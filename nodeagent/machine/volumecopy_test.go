@@ -1,0 +1,129 @@
+package machine
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/nodeagent/volume"
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// countScript makes the guest write a growing number to vdb and then to vdc, each time durably, and so on.
+const countScript = `run (i=100000; while true; do i=$((i+1)); for d in vdb vdc; do echo $i | ` +
+	`dd of=/dev/$d bs=512 conv=sync,fsync,notrunc; done; done) </dev/null >/dev/null 2>&1 &`
+
+// counterOf returns the number that countScript has written to a disk, from the file of the disk's volume or of a copy.
+func counterOf(t *testing.T, file string) int {
+	t.Helper()
+	out := filepath.Join(t.TempDir(), "flat")
+	text, err := exec.Command("qemu-img", "convert", "-U", "-O", "raw", file, out).CombinedOutput()
+	require.NoError(t, err, "%s", text)
+	data, err := os.ReadFile(out)
+	require.NoError(t, err)
+	line, _, _ := bytes.Cut(data[:512], []byte("\n"))
+	n, err := strconv.Atoi(string(line))
+	require.NoError(t, err, "%q", line)
+	return n
+}
+
+// TestSnapshotWhileGuestWrites makes snapshots of two volumes of a guest that writes a counter to them in turn. The copies
+// have counters that differ by at most one, and the guest continues. A volume that is made from a snapshot has its content.
+func TestSnapshotWhileGuestWrites(t *testing.T) {
+	l := newLab(t)
+	want := l.linux(1)
+	a, b := grant(blankVolume(1), want, "a"), grant(blankVolume(2), want, "b")
+	b.MaxIops = 2000
+	want = on(give(give(want, a, virtio, noCache), b, virtio, writeback))
+	l.assignVolumes(a, b)
+	l.assign(want)
+	l.seesDisks(want, "a", "b")
+	l.boots(want, 1)
+	l.command(want.VmId, countScript, func() { l.says(want.VmId, "RAN rc=0", 1) })
+	file := func(v *agentv1.AssignedVolume) string { return filepath.Join(l.pool, v.GetVolumeId()+".raw") }
+	waitCounter := func(above int) int {
+		n := 0
+		require.Eventually(t, func() bool {
+			head, err := os.ReadFile(file(b))
+			line, _, _ := bytes.Cut(head, []byte("\n"))
+			n, _ = strconv.Atoi(string(line))
+			return err == nil && n > above
+		}, within, 50*time.Millisecond, "the guest counts beyond %d", above)
+		return n
+	}
+	waitCounter(100005)
+	for round := range 3 {
+		a, b = l.snapshotGroup(a, b, 10+round)
+		refs := []volume.SnapshotRef{{Volume: a.VolumeId, ID: volumeID(100 + round)}, {Volume: b.VolumeId, ID: volumeID(200 + round)}}
+		var counters []int
+		for _, ref := range refs {
+			s := l.seesSnapshot(ref, volume.Complete)
+			require.Equal(t, "crash", s.Consistency)
+			counters = append(counters, counterOf(t, filepath.Join(l.pool, ref.Volume+"."+ref.ID+".snapshot.qcow2")))
+		}
+		require.LessOrEqual(t, counters[0]-counters[1], 1, "%v", counters)
+		require.GreaterOrEqual(t, counters[0]-counters[1], 0, "%v", counters)
+		waitCounter(counters[1] + 3)
+	}
+	restored := &agentv1.AssignedVolume{
+		VolumeId: volumeID(3), Generation: 1, Pool: "local", SizeBytes: 96 * mib, Format: 2,
+		Source: &agentv1.SnapshotSource{VolumeId: a.VolumeId, SnapshotId: volumeID(100)},
+	}
+	l.assignVolumes(a, b, restored)
+	require.Eventually(t, func() bool {
+		_, err := l.storage.Pools()[0].Status(volumeID(3))
+		return err == nil
+	}, within, 10*time.Millisecond)
+	require.Equal(t, counterOf(t, filepath.Join(l.pool, a.VolumeId+"."+volumeID(100)+".snapshot.qcow2")),
+		counterOf(t, filepath.Join(l.pool, volumeID(3)+".qcow2")))
+}
+
+// assignVolumes sets the desired states of all volumes.
+func (l *lab) assignVolumes(all ...*agentv1.AssignedVolume) {
+	volumes := map[cloud.VolumeID]*agentv1.AssignedVolume{}
+	for _, v := range all {
+		volumes[cloud.VolumeID(v.GetVolumeId())] = v
+	}
+	l.storage.Assign(volumes, false)
+}
+
+// snapshotGroup adds a snapshot of one instant to the desired states of two volumes. The snapshots have the ids
+// volumeID(90 + n) and volumeID(190 + n).
+func (l *lab) snapshotGroup(a, b *agentv1.AssignedVolume, n int) (nextA, nextB *agentv1.AssignedVolume) {
+	add := func(v *agentv1.AssignedVolume, id int) *agentv1.AssignedVolume {
+		v = proto.CloneOf(v)
+		v.Generation++
+		v.Snapshots = append(v.Snapshots, &agentv1.AssignedSnapshot{
+			SnapshotId: volumeID(id), Deadline: time.Now().Add(time.Hour).UnixMilli(), GroupId: fmt.Sprint("group", n),
+			GroupVolumes: []string{a.GetVolumeId(), b.GetVolumeId()},
+		})
+		return v
+	}
+	a, b = add(a, 90+n), add(b, 190+n)
+	l.assignVolumes(a, b)
+	return a, b
+}
+
+// seesSnapshot waits until a snapshot has this state on the host, and returns it.
+func (l *lab) seesSnapshot(ref volume.SnapshotRef, state volume.SnapshotState) (s volume.Snapshot) {
+	l.Helper()
+	require.Eventually(l, func() bool {
+		var err error
+		s, err = l.storage.Pools()[0].Snapshot(ref)
+		if !errors.Is(err, volume.ErrNoSnapshot) {
+			require.NoError(l, err)
+		}
+		return s.State == state
+	}, within, 10*time.Millisecond, "snapshot %s is %s, last %+v", ref.ID, state, &s)
+	return s
+}

@@ -1,0 +1,330 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/trivet-cloud/trivet/nodeagent/volume"
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/qcow2"
+)
+
+const (
+	// copyWithin is the maximum time of the copy of a volume.
+	copyWithin = 12 * time.Hour
+	// recordWithin is the maximum time to record the end of a copy, also while the agent stops.
+	recordWithin = 10 * time.Second
+	// laterPause is the time until a copy is tried again that could not be begun.
+	laterPause = time.Second
+)
+
+// Words for the consistency of a snapshot in its record.
+const (
+	crashConsistent = "crash"
+	fileSystem      = "file-system"
+	detachedVolume  = "detached"
+)
+
+var (
+	consistencies = map[string]cloud.SnapshotConsistency{
+		crashConsistent: cloud.ConsistencyCrash, fileSystem: cloud.ConsistencyFileSystem, detachedVolume: cloud.ConsistencyDetached,
+	}
+	recordFormats = map[qcow2.Format]cloud.VolumeFormat{qcow2.Raw: cloud.VolumeRaw, qcow2.QCOW2: cloud.VolumeQCOW2}
+)
+
+// copyTask is the goroutine that copies the volumes of a group of snapshots, or the volume of a single one.
+type copyTask struct {
+	cancel  context.CancelFunc
+	members []copyMember
+}
+
+// copyMember is one snapshot of a copyTask. want is the desired state of its volume when the task began.
+type copyMember struct {
+	want *agentv1.AssignedVolume
+	ref  volume.SnapshotRef
+}
+
+// stepSnapshots tries to bring the snapshots of a volume to their desired states, and returns the resulting states. Copies
+// run on until life ends. It returns nil if the volume cannot be used; p is nil if its pool cannot be used.
+func (s *Storage) stepSnapshots(ctx, life context.Context, p *volume.Pool, want *agentv1.AssignedVolume, stored bool) (out []cloud.SnapshotObservation, err error) {
+	if p == nil || want.GetDeleted() || len(want.GetSnapshots()) == 0 {
+		return nil, nil
+	}
+	if status, err := p.Status(want.GetVolumeId()); err != nil || status.Error != "" {
+		return nil, nil // the report of the volume has the error
+	}
+	for _, w := range want.GetSnapshots() {
+		o, stepErr := s.stepSnapshot(ctx, life, p, want, w, stored)
+		o.Snapshot = cloud.SnapshotID(w.GetSnapshotId())
+		out = append(out, o)
+		err = errors.Join(err, stepErr)
+	}
+	return out, err
+}
+
+// stepSnapshot is stepSnapshots for one snapshot. An assignment that was read from disk makes and deletes no snapshots.
+func (s *Storage) stepSnapshot(
+	ctx, life context.Context, p *volume.Pool, want *agentv1.AssignedVolume, w *agentv1.AssignedSnapshot, stored bool,
+) (cloud.SnapshotObservation, error) {
+	ref := volume.SnapshotRef{Volume: want.GetVolumeId(), ID: w.GetSnapshotId()}
+	busy := cloud.SnapshotObservation{State: cloud.SnapshotCopying}
+	if s.copying(ref, w.GetDeleted() && !stored) {
+		return busy, nil
+	}
+	have, err := p.Snapshot(ref)
+	if w.GetDeleted() {
+		if stored {
+			return busy, nil
+		}
+		if err := p.DeleteSnapshot(ctx, ref); err != nil {
+			return busy, err
+		}
+		return cloud.SnapshotObservation{State: cloud.SnapshotAbsent}, nil
+	}
+	fail := func(reason string) (cloud.SnapshotObservation, error) {
+		if err := p.FailSnapshot(ctx, ref, reason); err != nil {
+			return busy, err
+		}
+		return failedSnapshot(reason), nil
+	}
+	switch {
+	case errors.Is(err, volume.ErrNoSnapshot) && w.GetMustExist():
+		return failedSnapshot(fmt.Sprintf("the snapshot was in the storage pool %s of this host before, and is missing now", p.Name())), nil
+	case errors.Is(err, volume.ErrNoSnapshot) && stored:
+		return busy, nil
+	case errors.Is(err, volume.ErrNoSnapshot) && time.Now().UnixMilli() > w.GetDeadline():
+		return fail("the host could not begin the copy in time")
+	case errors.Is(err, volume.ErrNoSnapshot):
+		s.beginCopy(life, want, w)
+		return busy, nil
+	case errors.Is(err, volume.ErrRefused):
+		return failedSnapshot(brief(err)), nil
+	case err != nil:
+		return busy, err
+	case have.State == volume.Copying:
+		return fail("the agent of the host ended during the copy")
+	case have.State == volume.Failed:
+		return failedSnapshot(have.Error), nil
+	}
+	return s.completeSnapshot(have, want, w), nil
+}
+
+func failedSnapshot(reason string) cloud.SnapshotObservation {
+	return cloud.SnapshotObservation{State: cloud.SnapshotFailed, Error: reason}
+}
+
+// completeSnapshot returns the report of a complete snapshot. A snapshot of a group is reported as complete for the first
+// time only if the other copies of the group did not fail.
+func (s *Storage) completeSnapshot(have volume.Snapshot, want *agentv1.AssignedVolume, w *agentv1.AssignedSnapshot) cloud.SnapshotObservation {
+	if !w.GetMustExist() {
+		s.mu.Lock()
+		others, _ := s.groupMembers(want, w)
+		s.mu.Unlock()
+		for _, m := range others {
+			p, err := s.pool(m.want.GetPool())
+			if err != nil {
+				continue
+			}
+			if other, err := p.Snapshot(m.ref); err == nil && other.State != volume.Complete {
+				return failedSnapshot("the copy of another volume of the VM failed")
+			}
+		}
+	}
+	return cloud.SnapshotObservation{
+		State: cloud.SnapshotComplete, TakenAt: have.TakenAt, Consistency: consistencies[have.Consistency],
+		Format: recordFormats[have.Format], StoredBytes: have.Stored,
+	}
+}
+
+// copying reports whether a task copies the volume for this snapshot. If end is set, it cancels that task.
+func (s *Storage) copying(ref volume.SnapshotRef, end bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range s.copies {
+		if slices.ContainsFunc(t.members, func(m copyMember) bool { return m.ref == ref }) {
+			if end {
+				t.cancel()
+			}
+			return true
+		}
+	}
+	return false
+}
+
+// endCopies cancels all tasks that copy a volume, and reports whether there are any.
+func (s *Storage) endCopies(id string) (found bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range s.copies {
+		if slices.ContainsFunc(t.members, func(m copyMember) bool { return m.ref.Volume == id }) {
+			t.cancel()
+			found = true
+		}
+	}
+	return found
+}
+
+// groupMembers returns the snapshots that must have the same instant as the snapshot w of the volume want, including w. It
+// returns false if the host does not have the desired states of all of them. The caller must hold mu.
+func (s *Storage) groupMembers(want *agentv1.AssignedVolume, w *agentv1.AssignedSnapshot) (out []copyMember, complete bool) {
+	if w.GetGroupId() == "" {
+		return []copyMember{{want, volume.SnapshotRef{Volume: want.GetVolumeId(), ID: w.GetSnapshotId()}}}, true
+	}
+	for _, id := range w.GetGroupVolumes() {
+		e := s.volumes[cloud.VolumeID(id)]
+		if e == nil || e.stored {
+			return out, false
+		}
+		all := e.want.GetSnapshots()
+		at := slices.IndexFunc(all, func(o *agentv1.AssignedSnapshot) bool { return o.GetGroupId() == w.GetGroupId() })
+		if at < 0 {
+			return out, false
+		}
+		out = append(out, copyMember{e.want, volume.SnapshotRef{Volume: id, ID: all[at].GetSnapshotId()}})
+	}
+	return out, true
+}
+
+// beginCopy starts the task that makes the snapshot w, together with the others of its group. It does nothing if the
+// desired states of the others are not known yet.
+func (s *Storage) beginCopy(life context.Context, want *agentv1.AssignedVolume, w *agentv1.AssignedSnapshot) {
+	key := w.GetGroupId() + w.GetSnapshotId()
+	if w.GetGroupId() != "" {
+		key = w.GetGroupId()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	members, complete := s.groupMembers(want, w)
+	if !complete || s.copies[key] != nil || life.Err() != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(life, copyWithin)
+	t := &copyTask{cancel: cancel, members: members}
+	s.copies[key] = t
+	s.copiers.Go(func() {
+		defer cancel()
+		if err := s.runCopy(ctx, t); err != nil {
+			s.o.Log.Warn("snapshot", "snapshot", key, "err", err)
+		}
+		s.mu.Lock()
+		delete(s.copies, key)
+		for _, m := range members {
+			if e := s.volumes[cloud.VolumeID(m.ref.Volume)]; e != nil {
+				e.touched = true
+			}
+		}
+		s.notify()
+		s.mu.Unlock()
+	})
+}
+
+// runCopy makes the snapshots of a task, and records the result of each. The error is only for the log.
+func (s *Storage) runCopy(ctx context.Context, t *copyTask) error {
+	copies, err := s.copyVolumes(ctx, t)
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordWithin)
+	defer cancel()
+	if errors.Is(err, volume.ErrNotNow) || errors.Is(err, volume.ErrInUse) {
+		for _, c := range copies {
+			err = errors.Join(err, c.Abandon(late))
+		}
+		timer := time.NewTimer(laterPause)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		return nil // tried again until the deadline of the snapshot
+	}
+	if err == nil {
+		s.made.Add(uint64(len(copies)))
+		return nil
+	}
+	s.failures.Add(uint64(len(t.members)))
+	reason := copyError(ctx, err)
+	for _, c := range copies {
+		err = errors.Join(err, c.Fail(late, reason))
+	}
+	for _, m := range t.members { // those that were not begun
+		p, poolErr := s.pool(m.want.GetPool())
+		if poolErr == nil {
+			poolErr = p.FailSnapshot(late, m.ref, reason)
+		}
+		err = errors.Join(err, poolErr)
+	}
+	return err
+}
+
+// copyError returns the reason of a failed copy for a tenant.
+func copyError(ctx context.Context, err error) string {
+	switch {
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return fmt.Sprintf("the copy took longer than %s", copyWithin)
+	case ctx.Err() != nil:
+		return "the copy was cancelled, because the agent stopped or a snapshot of the group was deleted"
+	case strings.Contains(err.Error(), "No space left on device"):
+		return "the storage pool is full"
+	}
+	return brief(err)
+}
+
+// copyVolumes copies the volumes of a task as they are at one instant. After an error, it returns the copies that it has
+// begun.
+func (s *Storage) copyVolumes(ctx context.Context, t *copyTask) (copies []*volume.SnapshotCopy, err error) {
+	var attached []volume.CopyTarget
+	vm := ""
+	for _, m := range t.members {
+		p, err := s.pool(m.want.GetPool())
+		if err != nil {
+			return copies, err
+		}
+		c, err := p.BeginSnapshot(ctx, m.ref)
+		if err != nil {
+			return copies, err
+		}
+		copies = append(copies, c)
+		if !c.Attached() {
+			continue
+		}
+		if vm != "" && vm != m.want.GetVmId() || m.want.GetVmId() == "" || s.o.Copy == nil {
+			return copies, fmt.Errorf("%w: volume %s", volume.ErrNotNow, m.ref.Volume)
+		}
+		vm = m.want.GetVmId()
+		attached = append(attached, volume.CopyTarget{Volume: m.ref.Volume, File: c.Target(), Size: c.Size()})
+	}
+	taken, consistency := time.Now(), crashConsistent // the volumes that no process has open are locked from here on
+	if len(attached) > 0 {
+		result, err := s.o.Copy(ctx, cloud.VMID(vm), attached)
+		if err != nil {
+			return copies, err
+		}
+		if taken = result.Taken; result.Frozen {
+			consistency = fileSystem
+		}
+	}
+	for _, c := range copies {
+		if c.Attached() {
+			continue
+		}
+		if err := c.Copy(ctx); err != nil {
+			return copies, err
+		}
+	}
+	for _, c := range copies {
+		of := consistency
+		if !c.Attached() {
+			of = detachedVolume
+		}
+		if err := c.Finish(ctx, taken, of); err != nil {
+			return copies, err
+		}
+	}
+	return copies, nil
+}
+
+// SnapshotCounts returns how many snapshots the agent has made since its start, and how many failed.
+func (s *Storage) SnapshotCounts() (made, failed uint64) { return s.made.Load(), s.failures.Load() }

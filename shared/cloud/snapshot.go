@@ -1,0 +1,153 @@
+package cloud
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+type (
+	SnapshotID          string
+	SnapshotStatus      uint8
+	SnapshotConsistency uint8
+	// SnapshotState is the state of a snapshot on its host: SnapshotState in agent.v1.
+	SnapshotState uint8
+)
+
+const (
+	SnapshotUnspecified SnapshotStatus = iota
+	SnapshotPending
+	SnapshotAvailable
+	SnapshotError
+)
+
+const (
+	ConsistencyUnspecified SnapshotConsistency = iota
+	ConsistencyCrash
+	ConsistencyFileSystem
+	ConsistencyDetached
+)
+
+const (
+	SnapshotStateUnspecified SnapshotState = iota
+	SnapshotAbsent
+	SnapshotCopying
+	SnapshotComplete
+	SnapshotFailed
+)
+
+func (s SnapshotStatus) String() string {
+	return [...]string{"UNSPECIFIED", "PENDING", "AVAILABLE", "ERROR"}[min(s, SnapshotError)]
+}
+
+const (
+	// MaxSnapshots is the maximum number of snapshots of a volume, including those whose bytes the host has not deleted
+	// yet.
+	MaxSnapshots = 32
+	// SnapshotPatience is the time in milliseconds within which the host must begin to copy a volume for a snapshot. A
+	// copy that begins later would not have the content that the caller wanted.
+	SnapshotPatience = 10 * 60 * 1000
+)
+
+// Snapshot is the record of a copy of a volume at one instant. The copy is a file in the storage pool of the volume.
+type Snapshot struct {
+	ID      SnapshotID
+	Name    string
+	Org     OrgID
+	Project ProjectID
+	Volume  VolumeID
+	// Group is the same in all snapshots of a VM that have the same instant, and GroupVolumes are the volumes that have
+	// a snapshot of the group. Both are empty for a snapshot of one volume.
+	Group        string     `cbor:",omitempty"`
+	GroupVolumes []VolumeID `cbor:",omitempty"`
+	// SizeGiB, Pool and Node are those of the volume when the snapshot was created.
+	SizeGiB   uint64
+	Pool      string
+	Node      NodeID
+	Labels    map[string]string
+	CreatedAt Time
+	CreatedBy string
+	// Scheduled is true if the schedule of the volume created the snapshot.
+	Scheduled bool `cbor:",omitempty"`
+	// Deadline is the time until which the host may begin the copy.
+	Deadline Time
+
+	Status      SnapshotStatus
+	Reason      string // why the status is ERROR
+	Consistency SnapshotConsistency
+	TakenAt     Time
+	Format      VolumeFormat
+	StoredBytes uint64
+
+	// Deleted is true from the deletion by a caller until the host has reported that it has deleted the bytes. The host
+	// reports this for the volume's generation DeletedGeneration or a later one.
+	Deleted           bool   `cbor:",omitempty"`
+	DeletedGeneration uint64 `cbor:",omitempty"`
+}
+
+// SnapshotRef names the snapshot with whose content a volume begins.
+type SnapshotRef struct {
+	Volume   VolumeID
+	Snapshot SnapshotID
+}
+
+// SnapshotObservation is a host's report about one snapshot. Its fields are those of the message SnapshotObservation in
+// agent.v1.
+type SnapshotObservation struct {
+	Snapshot    SnapshotID
+	State       SnapshotState
+	Error       string
+	TakenAt     Time
+	Consistency SnapshotConsistency
+	Format      VolumeFormat
+	StoredBytes uint64
+}
+
+// CheckSnapshot returns an InvalidArgument fault if these cannot be the name and the labels of a snapshot.
+func CheckSnapshot(name string, labels map[string]string) error {
+	if err := CheckName("name", name); err != nil {
+		return err
+	}
+	return CheckPairs("labels", labels)
+}
+
+// maxSnapshotReason is the maximum size in bytes of a reason that a host can write into the record of a snapshot.
+const maxSnapshotReason = 300
+
+// Observe updates the snapshot from a report of its host, and returns whether the record changed. If the host reports a
+// copy of another instant than before, the snapshot becomes ERROR: its content is not the one that callers have seen.
+func (s *Snapshot) Observe(o SnapshotObservation) bool {
+	before := *s
+	switch {
+	case o.State == SnapshotFailed:
+		s.Status, s.Reason = SnapshotError, strings.ToValidUTF8(o.Error[:min(len(o.Error), maxSnapshotReason)], "")
+	case o.State != SnapshotComplete || s.Status == SnapshotError && s.TakenAt == 0:
+		return false
+	case s.TakenAt != 0 && s.TakenAt != o.TakenAt && !mutant.On(mutant.ReplaceSnapshot):
+		s.Status, s.Reason = SnapshotError, "the host has lost the copy, and has another one of a later instant"
+	default:
+		s.Status, s.Reason, s.Consistency, s.TakenAt = SnapshotAvailable, "", o.Consistency, o.TakenAt
+		s.Format, s.StoredBytes = o.Format, o.StoredBytes
+	}
+	return s.Status != before.Status || s.Reason != before.Reason || s.StoredBytes != before.StoredBytes
+}
+
+// Equal reports whether two observations of a volume are the same.
+func (o VolumeObservation) Equal(p VolumeObservation) bool {
+	return o.Volume == p.Volume && o.Generation == p.Generation && o.Present == p.Present && o.SizeBytes == p.SizeBytes &&
+		o.FlushedGeneration == p.FlushedGeneration && o.Error == p.Error && o.Flattened == p.Flattened &&
+		o.FlattenPercent == p.FlattenPercent && o.Format == p.Format && slices.Equal(o.Snapshots, p.Snapshots)
+}
+
+// CheckSource returns nil if a volume of gib GiB can be made from the snapshot.
+func (s *Snapshot) CheckSource(gib uint64) error {
+	if s.Status != SnapshotAvailable {
+		return fault.New(fault.FailedPrecondition, "snapshot %s is %s, not AVAILABLE", s.Name, s.Status)
+	}
+	if gib < s.SizeGiB {
+		return fault.Invalid("size_gib", "the snapshot has %d GiB, the volume only %d", s.SizeGiB, gib)
+	}
+	return nil
+}
