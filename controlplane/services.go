@@ -139,7 +139,10 @@ func (m *member) listServices(context.Context) error {
 				m.storageClasses.Register(g)
 				m.snapshots.Register(g)
 			},
-			tasks: []leader.Task{{Name: "create the first storage class", Every: time.Minute, Run: m.storageClasses.Bootstrap}},
+			tasks: []leader.Task{
+				{Name: "create the first storage class", Every: time.Minute, Run: m.storageClasses.Bootstrap},
+				{Name: "create scheduled snapshots", Every: snapshot.ScheduleEvery, Run: m.snapshots.RunSchedules},
+			},
 		},
 		{ // networks
 			rpc:  m.networks.Register,

@@ -53,6 +53,10 @@ const (
 	// MaxIOPS and MaxBytesPerSecond lower the limits that the volume's storage class sets.
 	MaxIOPS           = "trivet/max-iops"
 	MaxBytesPerSecond = "trivet/max-bytes-per-second"
+	// SnapshotEvery is the key of the interval at which the volume gets a snapshot, such as 24h. SnapshotKeep is the key
+	// of the number of these snapshots that are kept.
+	SnapshotEvery = "trivet/snapshot-every"
+	SnapshotKeep  = "trivet/snapshot-keep"
 )
 
 // Limits are the maximum I/O operations and bytes per second of a volume. Reads and writes count together. 0 means no
@@ -210,6 +214,9 @@ func CheckVolumePairs(metadata, labels map[string]string) error {
 				return fault.Invalid("metadata", "%s must be a number from 1 to %d", key, uint64(MaxLimit))
 			}
 		}
+	}
+	if err := checkSchedule(metadata); err != nil {
+		return err
 	}
 	return CheckPairs("labels", labels)
 }

@@ -15,6 +15,10 @@
 //   - The copy of a volume that was made from an image contains only the differences from the image. The volume, and each
 //     volume that was made from its snapshots, keeps the image in use.
 //   - The snapshots of the volumes of a VM are records of their own with a common group. Each can be deleted and used alone.
+//   - The schedule of a volume is in its metadata: trivet/snapshot-every is an interval from 15m on, and trivet/snapshot-keep
+//     a number. Intervals begin at multiples of their length since 1970, in UTC. Each gets at most one snapshot, whose name
+//     has the beginning of the interval and the end of the volume's ID. Only snapshots of the schedule that are AVAILABLE
+//     count as kept, so that failures do not displace them, and only snapshots of the schedule are deleted.
 //
 // The package must not know agents or hosts.
 package snapshot

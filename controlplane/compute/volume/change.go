@@ -63,6 +63,9 @@ func create(ctx context.Context, tx *store.Tx, q *change) (v cloud.Volume, err e
 		return v, err
 	}
 	storageclass.Use(tx, v.Class, v.Project, v.ID)
+	if v.Metadata[cloud.SnapshotEvery] != "" {
+		indexSchedule(tx, &v)
+	}
 	save(tx, &v, v.Generation)
 	return v, nil
 }
@@ -106,6 +109,7 @@ func remove(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
 	}
 	Volumes.Delete(tx, string(v.Project), string(v.ID))
 	names.Delete(tx, string(v.Project), v.Name)
+	Scheduled.Delete(tx, string(v.Project), string(v.ID))
 	if v.Encrypted && !mutant.On(mutant.KeepVolumeKey) {
 		keys.Delete(tx, string(v.Project), string(v.ID))
 	}
@@ -215,6 +219,9 @@ func update(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
 	v.Metadata, v.Labels = cloud.Merge(v.Metadata, q.Volume.Metadata), cloud.Merge(v.Labels, q.Volume.Labels)
 	if err := cloud.CheckVolumePairs(v.Metadata, v.Labels); err != nil {
 		return *v, err
+	}
+	if v.Metadata[cloud.SnapshotEvery] != before.Metadata[cloud.SnapshotEvery] {
+		indexSchedule(tx, v)
 	}
 	if v.Limits() != before.Limits() {
 		v.Generation++ // the host must receive the change

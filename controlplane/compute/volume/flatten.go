@@ -31,7 +31,7 @@ func flatten(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
 			v.Name, v.Driver.Variant())
 	}
 	// A snapshot contains only the differences from the image, which the volume keeps in use.
-	if snapshots, err := snapshotsOf(tx, v); err != nil {
+	if snapshots, err := SnapshotsOf(tx, v); err != nil {
 		return *v, err
 	} else if len(snapshots) > 0 && v.Image != nil {
 		return *v, fault.New(fault.FailedPrecondition, "volume %s has %d snapshots, which need its image: delete them first", v.Name, len(snapshots)).

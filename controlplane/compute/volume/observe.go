@@ -48,7 +48,7 @@ func (s *Service) AssignedVolumes(v *store.View, on cloud.NodeID, ids ...cloud.V
 				// The host keeps the volume closed, and receives everything else.
 				s.log.Error("cannot read the key of an encrypted volume", "volume", id, "err", err)
 			}
-			snapshots, err := snapshotsOf(v, record)
+			snapshots, err := SnapshotsOf(v, record)
 			if err != nil {
 				return nil, err
 			}

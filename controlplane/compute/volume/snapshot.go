@@ -17,7 +17,18 @@ var (
 	Snapshots       = store.NewTable[cloud.Snapshot]("snapshot")
 	snapshotNames   = store.NewTable[cloud.SnapshotID]("snapshot-name")
 	volumeSnapshots = store.NewTable[cloud.SnapshotID]("volume-snapshot")
+	// Scheduled is the table of the volumes whose metadata has a schedule of snapshots, at snapshot-schedule/<project>/<id>.
+	Scheduled = store.NewTable[cloud.VolumeID]("snapshot-schedule")
 )
+
+// indexSchedule stores in the table Scheduled whether the volume has a schedule.
+func indexSchedule(tx *store.Tx, v *cloud.Volume) {
+	if _, ok := v.Schedule(); ok {
+		Scheduled.Put(tx, &v.ID, string(v.Project), string(v.ID))
+	} else {
+		Scheduled.Delete(tx, string(v.Project), string(v.ID))
+	}
+}
 
 // LookupSnapshot returns the snapshot with this ID. It returns NotFound if the snapshot does not exist, was deleted, or
 // does not belong to the tenant t.
@@ -33,7 +44,7 @@ func LookupSnapshot(r store.Reader, t cloud.Tenant, id cloud.SnapshotID) (*cloud
 }
 
 // snapshotsOf returns the records of all snapshots of a volume, including deleted ones.
-func snapshotsOf(r store.Reader, v *cloud.Volume) (out []*cloud.Snapshot, err error) {
+func SnapshotsOf(r store.Reader, v *cloud.Volume) (out []*cloud.Snapshot, err error) {
 	all, _, err := volumeSnapshots.List(r, 0, string(v.ID))
 	if err != nil {
 		return nil, err
@@ -62,7 +73,8 @@ func VolumesOf(r store.Reader, t cloud.Tenant, vm cloud.VMID) (out []*cloud.Volu
 }
 
 // AddSnapshot stores the record of a new snapshot of a volume of the tenant t, and makes the volume's host copy the
-// volume. It uses the ID, name, volume, group and labels of s, and sets the other fields. The errors are those of
+// volume. It uses the ID, name, volume, group, labels, creator and
+// the field Scheduled of s, and sets the other fields. The errors are those of
 // CreateSnapshot in storage.v1.
 func AddSnapshot(tx *store.Tx, t cloud.Tenant, s *cloud.Snapshot) error {
 	v, err := Lookup(tx, t, s.Volume)
@@ -83,7 +95,7 @@ func AddSnapshot(tx *store.Tx, t cloud.Tenant, s *cloud.Snapshot) error {
 	if err := checkNoPendingSnapshot(tx, v); err != nil {
 		return err
 	}
-	existing, err := snapshotsOf(tx, v)
+	existing, err := SnapshotsOf(tx, v)
 	if err != nil {
 		return err
 	}
@@ -121,7 +133,7 @@ func touch(tx *store.Tx, v *cloud.Volume) {
 
 // checkNoPendingSnapshot returns FailedPrecondition if the host has not completed a snapshot of the volume.
 func checkNoPendingSnapshot(r store.Reader, v *cloud.Volume) error {
-	all, err := snapshotsOf(r, v)
+	all, err := SnapshotsOf(r, v)
 	if err != nil {
 		return err
 	}
@@ -167,7 +179,7 @@ func DropSnapshot(tx *store.Tx, t cloud.Tenant, id cloud.SnapshotID) (*cloud.Sna
 // forgetSnapshots deletes the records of the deleted snapshots of a volume that is deleted too, and returns the room that
 // they still take in the host's pool. It returns FailedPrecondition if the volume has other snapshots.
 func forgetSnapshots(tx *store.Tx, v *cloud.Volume) (heldGiB uint64, err error) {
-	all, err := snapshotsOf(tx, v)
+	all, err := SnapshotsOf(tx, v)
 	if err != nil {
 		return 0, err
 	}
@@ -269,6 +281,7 @@ func createFrom(tx *store.Tx, t cloud.Tenant, v *cloud.Volume, id cloud.Snapshot
 		return err
 	}
 	storageclass.Use(tx, v.Class, v.Project, v.ID)
+	indexSchedule(tx, v)
 	save(tx, v, 0)
 	return nil
 }

@@ -39,7 +39,7 @@
 //   - The size of a volume cannot be changed while a snapshot of it is PENDING, so that the copy has the recorded size.
 //
 // Keys: volume/<project>/<id>, volume-name/<project>/<name>, snapshot/<project>/<id>, snapshot-name/<project>/<name>,
-// volume-snapshot/<volume>/<snapshot>, volume-key/<project>/<id>.
+// volume-snapshot/<volume>/<snapshot>, snapshot-schedule/<project>/<volume>, volume-key/<project>/<id>.
 package volume
 
 import (

@@ -1,0 +1,126 @@
+package snapshot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// ScheduleEvery is the time between two calls of RunSchedules.
+const ScheduleEvery = time.Minute
+
+// schedulerName is the creator of the snapshots of a schedule.
+const schedulerName = "schedule"
+
+// RunSchedules creates the snapshots that are due by the schedules of volumes, and deletes those that the schedules no
+// longer keep. Package leader runs it on the leader. It begins a transaction only for a volume that needs one.
+func (s *Service) RunSchedules(ctx context.Context) error {
+	steps := []func(store.Reader, *store.Tx, *cloud.Volume, cloud.Time) (bool, error){prune, createScheduled}
+	var err error
+	for _, step := range steps {
+		err = errors.Join(err, s.forScheduled(ctx, step))
+	}
+	return err
+}
+
+// forScheduled calls step for each volume with a schedule: first without a transaction, and if step then returns true, in
+// a transaction of its own.
+func (s *Service) forScheduled(ctx context.Context, step func(store.Reader, *store.Tx, *cloud.Volume, cloud.Time) (bool, error)) error {
+	var needed []*cloud.Volume
+	err := s.store.Local(func(r *store.View) error {
+		all, _, err := volume.Scheduled.List(r, 0)
+		if err != nil {
+			return err
+		}
+		for _, one := range all {
+			v, err := volume.Volumes.Get(r, one.Path...)
+			if err != nil {
+				return err
+			}
+			if v == nil || v.Node == "" {
+				continue
+			}
+			if do, err := step(r, nil, v, s.store.Now()); err != nil {
+				return err
+			} else if do {
+				needed = append(needed, v)
+			}
+		}
+		return nil
+	})
+	for _, v := range needed {
+		_, updateErr := s.store.Update(ctx, func(tx *store.Tx) error {
+			current, err := volume.Lookup(tx, v.Tenant(), v.ID)
+			if err == nil {
+				_, err = step(tx, tx, current, tx.Now())
+			}
+			return err
+		})
+		// The volume may have been deleted. A refusal, for example because another snapshot is PENDING, is tried again by
+		// the next call.
+		if updateErr != nil && !fault.Is(updateErr, fault.NotFound) && !fault.Is(updateErr, fault.FailedPrecondition) {
+			err = errors.Join(err, fmt.Errorf("volume %s of project %s: %w", v.ID, v.Project, updateErr))
+		}
+	}
+	return err
+}
+
+// prune deletes the snapshots that the schedule of the volume v no longer keeps, and reports whether there are any. If tx
+// is nil, it deletes nothing.
+func prune(r store.Reader, tx *store.Tx, v *cloud.Volume, _ cloud.Time) (bool, error) {
+	schedule, ok := v.Schedule()
+	if !ok {
+		return false, nil
+	}
+	all, err := volume.SnapshotsOf(r, v)
+	if err != nil {
+		return false, err
+	}
+	surplus := schedule.Surplus(all)
+	if tx == nil {
+		return len(surplus) > 0, nil
+	}
+	for _, old := range surplus {
+		// A refusal means that a volume is being made from the snapshot.
+		if _, err := volume.DropSnapshot(tx, v.Tenant(), old.ID); err != nil && !fault.Is(err, fault.FailedPrecondition) {
+			return true, err
+		}
+	}
+	return len(surplus) > 0, nil
+}
+
+// createScheduled creates the snapshot of the volume v that is due, and reports whether one is due. If tx is nil, it
+// creates nothing.
+func createScheduled(r store.Reader, tx *store.Tx, v *cloud.Volume, now cloud.Time) (bool, error) {
+	schedule, ok := v.Schedule()
+	if !ok {
+		return false, nil
+	}
+	all, err := volume.SnapshotsOf(r, v)
+	if err != nil {
+		return false, err
+	}
+	begin, due := schedule.Due(all, now)
+	if !due || tx == nil {
+		return due, nil
+	}
+	id, err := newID()
+	if err != nil {
+		return true, err
+	}
+	return true, volume.AddSnapshot(tx, v.Tenant(), &cloud.Snapshot{
+		ID: id, Name: scheduledName(v.ID, begin), Volume: v.ID, CreatedBy: schedulerName, Scheduled: true,
+	})
+}
+
+// scheduledName returns the name of the snapshot for the interval that begins at the given time. The last digits of the
+// volume's ID, which are random, make it unique in the project.
+func scheduledName(id cloud.VolumeID, begin cloud.Time) string {
+	return "scheduled-" + time.UnixMilli(begin).UTC().Format("20060102-1504") + "-" + string(id[len(id)-12:])
+}
