@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/nodeagent/volume"
@@ -22,6 +23,12 @@ import (
 // countScript makes the guest write a growing number to vdb and then to vdc, each time durably, and so on.
 const countScript = `run (i=100000; while true; do i=$((i+1)); for d in vdb vdc; do echo $i | ` +
 	`dd of=/dev/$d bs=512 conv=sync,fsync,notrunc; done; done) </dev/null >/dev/null 2>&1 &`
+
+// agentScript makes the guest answer at its virtio-serial port like QEMU's agent, and write the commands to /agent.log.
+const agentScript = `run (while true; do exec 3<>$(ls /dev/vport*p1); while read -r l <&3; do case "$l" in ` +
+	`*sync-delimited*) id=${l##*\"id\":}; printf '\377{"return": %s}\n' ${id%%\}*} >&3;; ` +
+	`*fsfreeze*) echo "$l" >>/agent.log; echo '{"return": 1}' >&3;; esac; done; exec 3>&-; sleep 0.1; done) ` +
+	`</dev/null >/dev/null 2>&1 &`
 
 // counterOf returns the number that countScript has written to a disk, from the file of the disk's volume or of a copy.
 func counterOf(t *testing.T, file string) int {
@@ -38,7 +45,8 @@ func counterOf(t *testing.T, file string) int {
 }
 
 // TestSnapshotWhileGuestWrites makes snapshots of two volumes of a guest that writes a counter to them in turn. The copies
-// have counters that differ by at most one, and the guest continues. A volume that is made from a snapshot has its content.
+// have counters that differ by at most one, and the guest continues. Then an agent runs in the guest, which is asked to
+// freeze its file systems and to thaw them. A volume that is made from a snapshot has its content.
 func TestSnapshotWhileGuestWrites(t *testing.T) {
 	l := newLab(t)
 	want := l.linux(1)
@@ -75,6 +83,13 @@ func TestSnapshotWhileGuestWrites(t *testing.T) {
 		require.GreaterOrEqual(t, counters[0]-counters[1], 0, "%v", counters)
 		waitCounter(counters[1] + 3)
 	}
+	l.command(want.VmId, agentScript, func() { l.says(want.VmId, "RAN rc=0", 2) })
+	a, b = l.snapshotGroup(a, b, 20)
+	require.Equal(t, "file-system", l.seesSnapshot(volume.SnapshotRef{Volume: b.VolumeId, ID: volumeID(210)}, volume.Complete).Consistency)
+	l.command(want.VmId, "run cat /agent.log", func() {
+		l.says(want.VmId, `OUT {"execute":"guest-fsfreeze-freeze"}`, 1)
+		l.says(want.VmId, `OUT {"execute":"guest-fsfreeze-thaw"}`, 1)
+	})
 	restored := &agentv1.AssignedVolume{
 		VolumeId: volumeID(3), Generation: 1, Pool: "local", SizeBytes: 96 * mib, Format: 2,
 		Source: &agentv1.SnapshotSource{VolumeId: a.VolumeId, SnapshotId: volumeID(100)},
@@ -86,6 +101,49 @@ func TestSnapshotWhileGuestWrites(t *testing.T) {
 	}, within, 10*time.Millisecond)
 	require.Equal(t, counterOf(t, filepath.Join(l.pool, a.VolumeId+"."+volumeID(100)+".snapshot.qcow2")),
 		counterOf(t, filepath.Join(l.pool, volumeID(3)+".qcow2")))
+}
+
+// TestSnapshotEndsWithQEMU kills QEMU while it copies a volume. The snapshot fails, its file is removed, and the volume can
+// be opened by the next QEMU.
+func TestSnapshotEndsWithQEMU(t *testing.T) {
+	l := newLab(t)
+	want := l.blank(1)
+	v := blankVolume(1)
+	v.SizeBytes = 1 << 30
+	v = grant(v, want, "a")
+	l.assignVolumes(v)
+	file := filepath.Join(l.pool, v.VolumeId+".raw")
+	require.Eventually(t, func() bool { _, err := os.Stat(file); return err == nil }, within, 10*time.Millisecond)
+	f, err := os.OpenFile(file, os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer f.Close()
+	chunk := bytes.Repeat([]byte("x"), 8*mib)
+	for at := int64(0); at < 512*mib; at += int64(len(chunk)) {
+		_, err := f.WriteAt(chunk, at)
+		require.NoError(t, err)
+	}
+	want = on(give(want, v, virtio, noCache))
+	l.assign(want)
+	l.seesDisks(want, "a")
+	ref := volume.SnapshotRef{Volume: v.VolumeId, ID: volumeID(101)}
+	v = proto.CloneOf(v)
+	v.Generation++
+	v.Snapshots = []*agentv1.AssignedSnapshot{{SnapshotId: ref.ID, Deadline: time.Now().Add(time.Hour).UnixMilli()}}
+	l.assignVolumes(v)
+	copied := filepath.Join(l.pool, ref.Volume+"."+ref.ID+".snapshot.qcow2")
+	require.Eventually(t, func() bool {
+		st, err := os.Stat(copied)
+		return err == nil && st.Size() > 16*mib
+	}, within, time.Millisecond, "the copy is in progress")
+	procs, err := l.tree.Procs(want.VmId)
+	require.NoError(t, err)
+	require.NoError(t, unix.Kill(procs[0], unix.SIGKILL))
+	require.NotEmpty(t, l.seesSnapshot(ref, volume.Failed).Error)
+	require.NoFileExists(t, copied)
+	l.sees(want, cloud.ObservedEnded)
+	want = on(want)
+	l.assign(want)
+	l.seesDisks(want, "a")
 }
 
 // assignVolumes sets the desired states of all volumes.

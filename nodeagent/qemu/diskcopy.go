@@ -260,6 +260,23 @@ func (p *Process) endCopies(ctx context.Context) error {
 	return p.call(ctx, p.work, deleteCopyNodes)
 }
 
+// cancelCopy cancels the copy of a disk, if there is one, because QEMU cannot close the disk before the copy has ended.
+// CopyDisks then returns an error.
+func (p *Process) cancelCopy(ctx context.Context, d Disk) error {
+	jobs, err := p.copyJobs(ctx)
+	if err != nil || !slices.ContainsFunc(jobs, func(j job) bool { return j.ID == d.copyNode() && j.Status != "concluded" }) {
+		return err
+	}
+	err = p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+		return conn.Do(ctx, "job-cancel", object{"id": d.copyNode()}, nil)
+	})
+	var refusal *qmp.Error // the copy has just ended
+	if errors.As(err, &refusal) {
+		return nil
+	}
+	return err
+}
+
 // deleteCopyNodes removes the block nodes and descriptors of copies from QEMU.
 func deleteCopyNodes(ctx context.Context, conn *qmp.Conn) error {
 	var nodes []struct {

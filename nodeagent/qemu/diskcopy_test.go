@@ -174,6 +174,25 @@ func TestCopyIsCancelled(t *testing.T) {
 	require.ErrorContains(t, err, "the VM has no disk none")
 }
 
+// TestDiskIsRemovedDuringCopy removes a disk while it is copied. The copy ends with an error, and the disk is closed.
+func TestDiskIsRemovedDuringCopy(t *testing.T) {
+	l := newCopyLab(t)
+	l.deviceIO(l.p, "d0", "write -P 7 0 8M")
+	target := l.copyTarget(t.TempDir(), "d0", diskBytes)
+	actions, err := l.p.prepareCopies(l.ctx, []CopyTarget{target})
+	require.NoError(t, err)
+	actions[0]["data"].(object)["speed"] = 64 << 10 // bytes a second, so that the copy is in progress for two minutes
+	conn, err := l.p.work.Conn(l.ctx)
+	require.NoError(t, err)
+	require.NoError(t, conn.Do(l.ctx, "transaction", object{"actions": actions}, nil))
+	released := false
+	l.remove(l.p, "d0", func(Disk) error { released = true; return nil })
+	require.True(t, released)
+	require.ErrorContains(t, l.p.waitCopies(l.ctx, 1), "canceled")
+	require.NoError(t, l.p.endCopies(l.ctx))
+	require.Zero(t, openCopies(t, l.p.Record().PID, target.File))
+}
+
 // TestInterruptedCopy ends the agent after it has begun a copy and frozen the guest. The next agent ends the copy and thaws
 // the guest.
 func TestInterruptedCopy(t *testing.T) {

@@ -200,9 +200,9 @@ func (p *Process) addDisk(ctx context.Context, d Disk, files Layers) error {
 }
 
 // UnplugDisk removes a disk from the running guest. It asks the guest to release the disk, repeatedly and for at most 5
-// seconds; the error wraps [ErrDiskNotReleased] if the guest does not. After the release, QEMU flushes and closes the
-// files. Then UnplugDisk calls release, and removes the disk from the record if release returns nil. UnplugDisk may be
-// called again after any error.
+// seconds; the error wraps [ErrDiskNotReleased] if the guest does not. After the release, QEMU ends a copy of the disk
+// (see CopyDisks), and flushes and closes the files. Then UnplugDisk calls release, and removes the disk from the record
+// if release returns nil. UnplugDisk may be called again after any error.
 func (p *Process) UnplugDisk(ctx context.Context, id string, release func(Disk) error) error {
 	if err := p.unplugDisk(ctx, id, release); err != nil {
 		return fmt.Errorf("detach disk %s: %w", id, err)
@@ -224,6 +224,9 @@ func (p *Process) unplugDisk(ctx context.Context, id string, release func(Disk) 
 		err = ErrDiskNotReleased
 	}
 	if err != nil {
+		return err
+	}
+	if err := p.cancelCopy(ctx, disks[at]); err != nil {
 		return err
 	}
 	if err := p.deleteNodes(ctx, disks[at]); err != nil {

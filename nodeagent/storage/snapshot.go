@@ -268,6 +268,8 @@ func copyError(ctx context.Context, err error) string {
 		return "the copy was cancelled, because the agent stopped or a snapshot of the group was deleted"
 	case strings.Contains(err.Error(), "No space left on device"):
 		return "the storage pool is full"
+	case strings.Contains(err.Error(), "Operation canceled"):
+		return "a volume was detached during the copy"
 	}
 	return brief(err)
 }
