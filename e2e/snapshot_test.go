@@ -52,8 +52,8 @@ func (s *snapshotStory) boot(name, root, data string) string {
 }
 
 // TestSnapshots boots a VM from a volume, makes snapshots of its two volumes while it runs, and boots another VM from
-// volumes that are made from the snapshots: it reads what the first guest wrote before, and not what it wrote afterwards.
-// Then it deletes the VMs, volumes and snapshots, and no file is left.
+// volumes that are made from the snapshots: it reads what the first guest wrote before, and not what it wrote
+// afterwards. Then it deletes the VMs, volumes and snapshots, and no file is left.
 func TestSnapshots(t *testing.T) {
 	w, images, _ := cloud(t)
 	s := &snapshotStory{w, w.context(8 * time.Minute), storagev1.NewSnapshotServiceClient(w.admin.Conn())}

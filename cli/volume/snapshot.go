@@ -180,8 +180,8 @@ func findSnapshot(ctx context.Context, s *session.Session, conn *dial.Conn, name
 	return session.One("snapshot", nameOrID, matches)
 }
 
-// allSnapshots returns the snapshots of the project, or of one volume: at most limit, or all if limit is 0. more is true if
-// there are further snapshots.
+// allSnapshots returns the snapshots of the project, or of one volume: at most limit, or all if limit is 0. more is
+// true if there are further snapshots.
 func allSnapshots(ctx context.Context, s *session.Session, conn *dial.Conn, volume string, limit int) (snapshots []*storagev1.Snapshot, more bool, err error) {
 	org, project := s.Tenant()
 	return session.Pages(limit, func(token string) ([]*storagev1.Snapshot, string, error) {

@@ -11,9 +11,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// CopyVolumes copies volumes of a running VM as they are at one instant, while the guest continues to run. It returns when
-// the copies are complete. The error wraps [volume.ErrNotNow] if nothing was begun: the VM has no process, the process does
-// not have one of the volumes as a disk, or other volumes of the VM are being copied.
+// CopyVolumes copies volumes of a running VM as they are at one instant, while the guest continues to run. It returns
+// when the copies are complete. The error wraps [volume.ErrNotNow] if nothing was begun: the VM has no process, the
+// process does not have one of the volumes as a disk, or other volumes of the VM are being copied.
 func (s *MachineSet) CopyVolumes(ctx context.Context, vm cloud.VMID, targets []volume.CopyTarget) (volume.Copied, error) {
 	s.mu.Lock()
 	v := s.open[vm]

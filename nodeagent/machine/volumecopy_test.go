@@ -44,9 +44,9 @@ func counterOf(t *testing.T, file string) int {
 	return n
 }
 
-// TestSnapshotWhileGuestWrites makes snapshots of two volumes of a guest that writes a counter to them in turn. The copies
-// have counters that differ by at most one, and the guest continues. Then an agent runs in the guest, which is asked to
-// freeze its file systems and to thaw them. A volume that is made from a snapshot has its content.
+// TestSnapshotWhileGuestWrites makes snapshots of two volumes of a guest that writes a counter to them in turn. The
+// copies have counters that differ by at most one, and the guest continues. Then an agent runs in the guest, which is
+// asked to freeze its file systems and to thaw them. A volume that is made from a snapshot has its content.
 func TestSnapshotWhileGuestWrites(t *testing.T) {
 	l := newLab(t)
 	want := l.linux(1)
@@ -103,8 +103,8 @@ func TestSnapshotWhileGuestWrites(t *testing.T) {
 		counterOf(t, filepath.Join(l.pool, volumeID(3)+".qcow2")))
 }
 
-// TestSnapshotEndsWithQEMU kills QEMU while it copies a volume. The snapshot fails, its file is removed, and the volume can
-// be opened by the next QEMU.
+// TestSnapshotEndsWithQEMU kills QEMU while it copies a volume. The snapshot fails, its file is removed, and the volume
+// can be opened by the next QEMU.
 func TestSnapshotEndsWithQEMU(t *testing.T) {
 	l := newLab(t)
 	want := l.blank(1)

@@ -47,13 +47,13 @@ type CopyResult struct {
 }
 
 // CopyDisks copies disks of the running guest as they are at one instant, soon after the call. The guest continues to
-// run: before it overwrites a part of a disk that is not copied yet, QEMU copies that part. Of a disk with a base image,
-// the copy contains only the differences from the image. If the guest's agent answers, it freezes the guest's file systems
-// until the instant.
+// run: before it overwrites a part of a disk that is not copied yet, QEMU copies that part. Of a disk with a base
+// image, the copy contains only the differences from the image. If the guest's agent answers, it freezes the guest's
+// file systems until the instant.
 //
 // CopyDisks returns when all copies are complete, or after the first error. QEMU has then closed the files, which the
-// caller must sync. The error wraps [ErrCopying] if other disks of the process are being copied. If a copy fails while the
-// guest writes, QEMU may pause the guest. CopyDisks then resumes the guest.
+// caller must sync. The error wraps [ErrCopying] if other disks of the process are being copied. If a copy fails while
+// the guest writes, QEMU may pause the guest. CopyDisks then resumes the guest.
 func (p *Process) CopyDisks(ctx context.Context, targets []CopyTarget) (CopyResult, error) {
 	if !p.copies.TryLock() {
 		return CopyResult{}, ErrCopying
@@ -168,8 +168,8 @@ func addCopyNodes(ctx context.Context, conn *qmp.Conn, d Disk, t CopyTarget) (er
 	return conn.Do(ctx, "blockdev-add", format, nil)
 }
 
-// backupAction returns the action of a transaction that begins to copy the disk. The copy reads beneath the throttle node
-// of a disk with limits, so that it does not use up the guest's share.
+// backupAction returns the action of a transaction that begins to copy the disk. The copy reads beneath the throttle
+// node of a disk with limits, so that it does not use up the guest's share.
 func (d Disk) backupAction() object {
 	source, sync := d.node(), "full"
 	if d.limited() {
@@ -197,8 +197,8 @@ func (p *Process) copyJobs(ctx context.Context) (jobs []job, err error) {
 	return slices.DeleteFunc(jobs, func(j job) bool { return !strings.HasPrefix(j.ID, copyPrefix) }), err
 }
 
-// waitCopies waits until all jobs of copies have ended, and returns the error of the first one that failed. The parameter
-// count is the number of the jobs.
+// waitCopies waits until all jobs of copies have ended, and returns the error of the first one that failed. The
+// parameter count is the number of the jobs.
 func (p *Process) waitCopies(ctx context.Context, count int) error {
 	for {
 		jobs, err := p.copyJobs(ctx)
@@ -226,8 +226,8 @@ func (p *Process) waitCopies(ctx context.Context, count int) error {
 	}
 }
 
-// endCopies thaws the guest, cancels all copies, and removes their block nodes and descriptors. It does nothing if there
-// are none.
+// endCopies thaws the guest, cancels all copies, and removes their block nodes and descriptors. It does nothing if
+// there are none.
 func (p *Process) endCopies(ctx context.Context) error {
 	if err := p.thaw(ctx); err != nil {
 		return err

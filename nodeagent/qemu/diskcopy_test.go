@@ -89,8 +89,9 @@ func newCopyLab(t *testing.T) *copyLab {
 	return l
 }
 
-// TestCopyOfOneInstant copies two disks to which the guest writes a counter in turn. At each instant the counters differ by
-// at most one, so those in the copies must too. The file systems of the guest are frozen only while the copies begin.
+// TestCopyOfOneInstant copies two disks to which the guest writes a counter in turn. At each instant the counters
+// differ by at most one, so those in the copies must too. The file systems of the guest are frozen only while the
+// copies begin.
 func TestCopyOfOneInstant(t *testing.T) {
 	l := newCopyLab(t)
 	agent := l.fakeAgent()
@@ -133,8 +134,8 @@ func TestCopyOfOneInstant(t *testing.T) {
 	require.True(t, slices.Equal(whole, flat(t, "driver=qcow2,file.filename="+targets[2].File.Name()+base)))
 }
 
-// TestCopyWithoutRoom copies a disk to a file system that is too small. The guest continues to run, also if it writes during
-// the copy, and QEMU keeps nothing of the copy.
+// TestCopyWithoutRoom copies a disk to a file system that is too small. The guest continues to run, also if it writes
+// during the copy, and QEMU keeps nothing of the copy.
 func TestCopyWithoutRoom(t *testing.T) {
 	l := newCopyLab(t)
 	dir := t.TempDir()
@@ -155,8 +156,8 @@ func TestCopyWithoutRoom(t *testing.T) {
 	require.NoError(t, err, "a later copy succeeds")
 }
 
-// TestCopyIsCancelled checks that a copy whose context has ended leaves nothing in QEMU, and the errors for a second copy
-// at the same time and for an unknown disk.
+// TestCopyIsCancelled checks that a copy whose context has ended leaves nothing in QEMU, and the errors for a second
+// copy at the same time and for an unknown disk.
 func TestCopyIsCancelled(t *testing.T) {
 	l := newCopyLab(t)
 	before, _ := l.nodes(l.p)
@@ -193,8 +194,8 @@ func TestDiskIsRemovedDuringCopy(t *testing.T) {
 	require.Zero(t, openCopies(t, l.p.Record().PID, target.File))
 }
 
-// TestInterruptedCopy ends the agent after it has begun a copy and frozen the guest. The next agent ends the copy and thaws
-// the guest.
+// TestInterruptedCopy ends the agent after it has begun a copy and frozen the guest. The next agent ends the copy and
+// thaws the guest.
 func TestInterruptedCopy(t *testing.T) {
 	l := newCopyLab(t)
 	agent := l.fakeAgent()

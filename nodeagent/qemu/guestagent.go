@@ -31,9 +31,9 @@ const (
 // frozenName is the name of the file in the VM's home that exists while the guest may be frozen.
 const frozenName = "frozen.json"
 
-// freeze makes the guest's agent freeze the file systems of the guest. It returns false if the guest has no agent or the
-// agent fails; the guest is then not frozen. It returns an error if the guest may be frozen and cannot be thawed. Before
-// the guest may be frozen, freeze writes a file to the VM's home, so that a later agent thaws the guest.
+// freeze makes the guest's agent freeze the file systems of the guest. It returns false if the guest has no agent or
+// the agent fails; the guest is then not frozen. It returns an error if the guest may be frozen and cannot be thawed.
+// Before the guest may be frozen, freeze writes a file to the VM's home, so that a later agent thaws the guest.
 func (p *Process) freeze(ctx context.Context) (bool, error) {
 	g, err := p.dialGuest(ctx)
 	if err != nil {

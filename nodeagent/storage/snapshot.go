@@ -49,8 +49,8 @@ type copyMember struct {
 	ref  volume.SnapshotRef
 }
 
-// stepSnapshots tries to bring the snapshots of a volume to their desired states, and returns the resulting states. Copies
-// run on until life ends. It returns nil if the volume cannot be used; p is nil if its pool cannot be used.
+// stepSnapshots tries to bring the snapshots of a volume to their desired states, and returns the resulting states.
+// Copies run on until life ends. It returns nil if the volume cannot be used; p is nil if its pool cannot be used.
 func (s *Storage) stepSnapshots(ctx, life context.Context, p *volume.Pool, want *agentv1.AssignedVolume, stored bool) (out []cloud.SnapshotObservation, err error) {
 	if p == nil || want.GetDeleted() || len(want.GetSnapshots()) == 0 {
 		return nil, nil
@@ -118,8 +118,8 @@ func failedSnapshot(reason string) cloud.SnapshotObservation {
 	return cloud.SnapshotObservation{State: cloud.SnapshotFailed, Error: reason}
 }
 
-// completeSnapshot returns the report of a complete snapshot. A snapshot of a group is reported as complete for the first
-// time only if the other copies of the group did not fail.
+// completeSnapshot returns the report of a complete snapshot. A snapshot of a group is reported as complete for the
+// first time only if the other copies of the group did not fail.
 func (s *Storage) completeSnapshot(have volume.Snapshot, want *agentv1.AssignedVolume, w *agentv1.AssignedSnapshot) cloud.SnapshotObservation {
 	if !w.GetMustExist() {
 		s.mu.Lock()
@@ -169,8 +169,8 @@ func (s *Storage) endCopies(id string) (found bool) {
 	return found
 }
 
-// groupMembers returns the snapshots that must have the same instant as the snapshot w of the volume want, including w. It
-// returns false if the host does not have the desired states of all of them. The caller must hold mu.
+// groupMembers returns the snapshots that must have the same instant as the snapshot w of the volume want, including w.
+// It returns false if the host does not have the desired states of all of them. The caller must hold mu.
 func (s *Storage) groupMembers(want *agentv1.AssignedVolume, w *agentv1.AssignedSnapshot) (out []copyMember, complete bool) {
 	if w.GetGroupId() == "" {
 		return []copyMember{{want, volume.SnapshotRef{Volume: want.GetVolumeId(), ID: w.GetSnapshotId()}}}, true
@@ -274,8 +274,8 @@ func copyError(ctx context.Context, err error) string {
 	return brief(err)
 }
 
-// copyVolumes copies the volumes of a task as they are at one instant. After an error, it returns the copies that it has
-// begun.
+// copyVolumes copies the volumes of a task as they are at one instant. After an error, it returns the copies that it
+// has begun.
 func (s *Storage) copyVolumes(ctx context.Context, t *copyTask) (copies []*volume.SnapshotCopy, err error) {
 	var attached []volume.CopyTarget
 	vm := ""

@@ -55,8 +55,8 @@ func (h *host) snapshotFiles() int {
 	return len(files)
 }
 
-// TestSnapshotOfDetachedVolume makes a snapshot, a volume from it, and deletes both. An assignment that was read from disk
-// must make and delete no snapshot.
+// TestSnapshotOfDetachedVolume makes a snapshot, a volume from it, and deletes both. An assignment that was read from
+// disk must make and delete no snapshot.
 func TestSnapshotOfDetachedVolume(t *testing.T) {
 	h := newHost(t)
 	v := withSnapshots(detached(), wanted(1))
@@ -138,8 +138,8 @@ func (h *host) open(want *agentv1.AssignedVolume) *agentv1.AssignedVolume {
 	return want
 }
 
-// TestSnapshotOfAttachedVolume makes snapshots of a volume that QEMU has open. A copy that QEMU cannot begin is tried again,
-// one that fails is not.
+// TestSnapshotOfAttachedVolume makes snapshots of a volume that QEMU has open. A copy that QEMU cannot begin is tried
+// again, one that fails is not.
 func TestSnapshotOfAttachedVolume(t *testing.T) {
 	h := newHost(t)
 	q := &fakeQEMU{}
@@ -164,8 +164,8 @@ func TestSnapshotOfAttachedVolume(t *testing.T) {
 	require.Equal(t, uint64(1), failed)
 }
 
-// TestSnapshotsOfOneInstant makes snapshots of two volumes by one call of QEMU, and of a group of which one volume is not
-// open. If one copy of a group fails, all fail.
+// TestSnapshotsOfOneInstant makes snapshots of two volumes by one call of QEMU, and of a group of which one volume is
+// not open. If one copy of a group fails, all fail.
 func TestSnapshotsOfOneInstant(t *testing.T) {
 	h := newHost(t)
 	q := &fakeQEMU{}
@@ -195,8 +195,8 @@ func TestSnapshotsOfOneInstant(t *testing.T) {
 	require.Equal(t, "broken", h.seesSnapshot(vol2, 4, cloud.SnapshotFailed).Error)
 }
 
-// TestSnapshotEndsEarly deletes a snapshot and stops the agent while QEMU copies. The deleted one is removed, and the other
-// one fails and is not repeated by the next agent.
+// TestSnapshotEndsEarly deletes a snapshot and stops the agent while QEMU copies. The deleted one is removed, and the
+// other one fails and is not repeated by the next agent.
 func TestSnapshotEndsEarly(t *testing.T) {
 	h := newHost(t)
 	q := &fakeQEMU{block: make(chan struct{})}

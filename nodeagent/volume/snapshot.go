@@ -118,8 +118,8 @@ func (p *Pool) writeSnapshot(ref SnapshotRef, s Snapshot) error {
 	return nil
 }
 
-// FailSnapshot records that there is no copy for a snapshot and will be none, and removes an incomplete copy. It must not
-// be called while a [SnapshotCopy] of the snapshot is open. A complete snapshot is not changed.
+// FailSnapshot records that there is no copy for a snapshot and will be none, and removes an incomplete copy. It must
+// not be called while a [SnapshotCopy] of the snapshot is open. A complete snapshot is not changed.
 func (p *Pool) FailSnapshot(ctx context.Context, ref SnapshotRef, reason string) error {
 	err := p.change(ctx, func() error {
 		s, err := p.readSnapshot(ref)
@@ -156,8 +156,8 @@ func (p *Pool) removeCopy(ref SnapshotRef) error {
 	return p.dir.Sync()
 }
 
-// DeleteSnapshot removes a snapshot and its content. It must not be called while a [SnapshotCopy] of the snapshot is open.
-// A missing snapshot is no error.
+// DeleteSnapshot removes a snapshot and its content. It must not be called while a [SnapshotCopy] of the snapshot is
+// open. A missing snapshot is no error.
 func (p *Pool) DeleteSnapshot(ctx context.Context, ref SnapshotRef) error {
 	err := ref.check()
 	if err == nil {

@@ -40,8 +40,8 @@ func (h *host) snapshot(r SnapshotRef, taken time.Time) {
 	require.NoError(h, c.Finish(h.Context(), taken, "detached"))
 }
 
-// TestSnapshotOfDetachedVolume makes a snapshot, changes the volume, makes another volume from the snapshot, and deletes
-// the first volume with its snapshot.
+// TestSnapshotOfDetachedVolume makes a snapshot, changes the volume, makes another volume from the snapshot, and
+// deletes the first volume with its snapshot.
 func TestSnapshotOfDetachedVolume(t *testing.T) {
 	h := newHost(t, t.TempDir(), false)
 	h.testSnapshots()
@@ -135,8 +135,8 @@ func (h *host) testSnapshots() {
 	require.NoError(t, h.Delete(t.Context(), id(2)))
 }
 
-// TestInterruptedSnapshot ends a program during a copy, of a volume that nobody has open and of one that QEMU has open. The
-// copy is neither complete nor repeated.
+// TestInterruptedSnapshot ends a program during a copy, of a volume that nobody has open and of one that QEMU has open.
+// The copy is neither complete nor repeated.
 func TestInterruptedSnapshot(t *testing.T) {
 	h := newHost(t, t.TempDir(), false)
 	h.make(Volume{ID: id(1), Size: mib})
@@ -186,8 +186,8 @@ func TestInterruptedSnapshot(t *testing.T) {
 	require.ErrorIs(t, err, ErrNoSnapshot)
 }
 
-// TestSnapshotInFullPool makes snapshots in a pool without room for them. They fail and leave nothing, and what QEMU will
-// copy is reserved before.
+// TestSnapshotInFullPool makes snapshots in a pool without room for them. They fail and leave nothing, and what QEMU
+// will copy is reserved before.
 func TestSnapshotInFullPool(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")

@@ -19,8 +19,8 @@ type SnapshotCopy struct {
 	pool   *Pool
 	ref    SnapshotRef
 	record Snapshot
-	// source is the volume's file, locked, if no process has the volume open. It is nil if QEMU has it open: QEMU must then
-	// copy the volume to Target.
+	// source is the volume's file, locked, if no process has the volume open. It is nil if QEMU has it open: QEMU must
+	// then copy the volume to Target.
 	source *os.File
 	target *os.File
 }
@@ -35,10 +35,10 @@ func (c *SnapshotCopy) Target() *os.File { return c.target }
 // Size returns the size of the volume in bytes, as the guest sees it.
 func (c *SnapshotCopy) Size() uint64 { return c.record.Size }
 
-// BeginSnapshot records that a snapshot of a volume is being made, and makes the file for the copy. If no process has the
-// volume open, the volume stays locked until the end of the copy, so that its content does not change: an Open of the
-// volume then fails with [ErrInUse]. Otherwise BeginSnapshot reserves room in the pool for the copy. The error wraps
-// [ErrRefused] if the snapshot has a record.
+// BeginSnapshot records that a snapshot of a volume is being made, and makes the file for the copy. If no process has
+// the volume open, the volume stays locked until the end of the copy, so that its content does not change: an Open of
+// the volume then fails with [ErrInUse]. Otherwise BeginSnapshot reserves room in the pool for the copy. The error
+// wraps [ErrRefused] if the snapshot has a record.
 func (p *Pool) BeginSnapshot(ctx context.Context, ref SnapshotRef) (*SnapshotCopy, error) {
 	c := &SnapshotCopy{pool: p, ref: ref}
 	if err := p.change(ctx, c.begin); err != nil {
@@ -88,8 +88,8 @@ func (c *SnapshotCopy) begin() error {
 	return nil
 }
 
-// reserveSlack is the room that is reserved for what the guest writes before QEMU begins the copy, and for the tables of
-// the copy, in bytes.
+// reserveSlack is the room that is reserved for what the guest writes before QEMU begins the copy, and for the tables
+// of the copy, in bytes.
 const reserveSlack = 4 << 20
 
 // reserve makes Target an empty QCOW2 image, and allocates as many bytes beyond its end as the volume's file occupies.
@@ -138,8 +138,8 @@ func (c *SnapshotCopy) Copy(ctx context.Context) error {
 // copyChunk is the number of bytes that are copied between two checks of the context.
 const copyChunk = 8 << 20
 
-// copyFile makes the empty file to a copy of from. It shares the blocks of both files if the file system can do that, and
-// otherwise copies the parts of the file that are not holes.
+// copyFile makes the empty file to a copy of from. It shares the blocks of both files if the file system can do that,
+// and otherwise copies the parts of the file that are not holes.
 func copyFile(ctx context.Context, to, from *os.File) error {
 	if unix.IoctlFileClone(int(to.Fd()), int(from.Fd())) == nil {
 		return nil
@@ -238,6 +238,6 @@ type Copied struct {
 	Frozen bool      // the guest's file systems were frozen at this instant
 }
 
-// ErrNotNow means that a volume cannot be copied at the moment: no running QEMU has it as a disk, or that QEMU copies other
-// disks.
+// ErrNotNow means that a volume cannot be copied at the moment: no running QEMU has it as a disk, or that QEMU copies
+// other disks.
 var ErrNotNow = errors.New("the volume cannot be copied at the moment")

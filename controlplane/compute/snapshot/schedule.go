@@ -29,8 +29,8 @@ func (s *Service) RunSchedules(ctx context.Context) error {
 	return err
 }
 
-// forScheduled calls step for each volume with a schedule: first without a transaction, and if step then returns true, in
-// a transaction of its own.
+// forScheduled calls step for each volume with a schedule: first without a transaction, and if step then returns true,
+// in a transaction of its own.
 func (s *Service) forScheduled(ctx context.Context, step func(store.Reader, *store.Tx, *cloud.Volume, cloud.Time) (bool, error)) error {
 	var needed []*cloud.Volume
 	err := s.store.Local(func(r *store.View) error {
@@ -71,8 +71,8 @@ func (s *Service) forScheduled(ctx context.Context, step func(store.Reader, *sto
 	return err
 }
 
-// prune deletes the snapshots that the schedule of the volume v no longer keeps, and reports whether there are any. If tx
-// is nil, it deletes nothing.
+// prune deletes the snapshots that the schedule of the volume v no longer keeps, and reports whether there are any. If
+// tx is nil, it deletes nothing.
 func prune(r store.Reader, tx *store.Tx, v *cloud.Volume, _ cloud.Time) (bool, error) {
 	schedule, ok := v.Schedule()
 	if !ok {

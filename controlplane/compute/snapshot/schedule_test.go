@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// TestSchedule lets a volume with a schedule get snapshots over several hours. Snapshots of the schedule are deleted when
-// newer ones are AVAILABLE; one that a caller has made is kept.
+// TestSchedule lets a volume with a schedule get snapshots over several hours. Snapshots of the schedule are deleted
+// when newer ones are AVAILABLE; one that a caller has made is kept.
 func TestSchedule(t *testing.T) {
 	w := newWorld(t)
 	data := w.volume("data", 1)

@@ -89,8 +89,8 @@ func newCommand(name, method string, run func(*Service, context.Context, *store.
 	})
 }
 
-// Create creates a snapshot of a volume. It uses the name, volume and labels of snap. body is the hash of the request, as
-// in the other methods.
+// Create creates a snapshot of a volume. It uses the name, volume and labels of snap. body is the hash of the request,
+// as in the other methods.
 func (s *Service) Create(ctx context.Context, t cloud.Tenant, snap cloud.Snapshot, body [32]byte) (Result, error) {
 	if err := cloud.CheckSnapshot(snap.Name, snap.Labels); err != nil {
 		return Result{}, err
@@ -184,8 +184,8 @@ func (*Service) removeOnLeader(_ context.Context, tx *store.Tx, q *change) (Resu
 	return Result{Snapshots: []cloud.Snapshot{*gone}}, nil
 }
 
-// CreateVolume creates a volume with the content of a snapshot. It uses the name, size, metadata and labels of v. A size
-// of 0 means the size of the snapshot.
+// CreateVolume creates a volume with the content of a snapshot. It uses the name, size, metadata and labels of v. A
+// size of 0 means the size of the snapshot.
 func (s *Service) CreateVolume(ctx context.Context, t cloud.Tenant, id cloud.SnapshotID, v cloud.Volume, body [32]byte) (Result, error) {
 	if err := cloud.CheckUUID("snapshot_id", string(id)); err != nil {
 		return Result{}, err
@@ -232,8 +232,8 @@ func (f Filter) matches(s *cloud.Snapshot) bool {
 	return (f.Volume == "" || f.Volume == s.Volume) && (f.Name == "" || f.Name == s.Name) && (f.Status == "" || f.Status == s.Status.String())
 }
 
-// List returns a page of the tenant's snapshots that match f, and the token of the next page. Snapshots are sorted by ID,
-// which is the order of creation.
+// List returns a page of the tenant's snapshots that match f, and the token of the next page. Snapshots are sorted by
+// ID, which is the order of creation.
 func (s *Service) List(ctx context.Context, t cloud.Tenant, size int32, token string, f Filter) ([]*cloud.Snapshot, string, error) {
 	keep := func(one *cloud.Snapshot) bool { return one.Org == t.Org && !one.Deleted && f.matches(one) }
 	query := "snapshots\x00" + string(f.Volume) + "\x00" + f.Name + "\x00" + f.Status

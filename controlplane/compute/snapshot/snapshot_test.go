@@ -162,7 +162,8 @@ func TestSnapshotLife(t *testing.T) {
 	w.deleteSnapshot(s)
 }
 
-// restore makes a volume from an AVAILABLE snapshot of 6 GiB. Until the host has made it, the snapshot cannot be deleted.
+// restore makes a volume from an AVAILABLE snapshot of 6 GiB. Until the host has made it, the snapshot cannot be
+// deleted.
 func (w *world) restore(s cloud.Snapshot) {
 	_, err := w.snapshots.CreateVolume(w.as(acme, ""), acme, s.ID, cloud.Volume{Name: "small", SizeGiB: 5}, [32]byte{})
 	require.True(w.t, fault.Is(err, fault.InvalidArgument), "%v", err)

@@ -17,7 +17,8 @@ var (
 	Snapshots       = store.NewTable[cloud.Snapshot]("snapshot")
 	snapshotNames   = store.NewTable[cloud.SnapshotID]("snapshot-name")
 	volumeSnapshots = store.NewTable[cloud.SnapshotID]("volume-snapshot")
-	// Scheduled is the table of the volumes whose metadata has a schedule of snapshots, at snapshot-schedule/<project>/<id>.
+	// Scheduled is the table of the volumes whose metadata has a schedule of snapshots, at
+	// snapshot-schedule/<project>/<id>.
 	Scheduled = store.NewTable[cloud.VolumeID]("snapshot-schedule")
 )
 
@@ -176,8 +177,8 @@ func DropSnapshot(tx *store.Tx, t cloud.Tenant, id cloud.SnapshotID) (*cloud.Sna
 	return s, tenant.Give(tx, t, tenant.Storage, snapshotAmount(s))
 }
 
-// forgetSnapshots deletes the records of the deleted snapshots of a volume that is deleted too, and returns the room that
-// they still take in the host's pool. It returns FailedPrecondition if the volume has other snapshots.
+// forgetSnapshots deletes the records of the deleted snapshots of a volume that is deleted too, and returns the room
+// that they still take in the host's pool. It returns FailedPrecondition if the volume has other snapshots.
 func forgetSnapshots(tx *store.Tx, v *cloud.Volume) (heldGiB uint64, err error) {
 	all, err := SnapshotsOf(tx, v)
 	if err != nil {
@@ -237,9 +238,9 @@ func applySnapshotReport(r store.Reader, tx *store.Tx, v *cloud.Volume, generati
 	return true, nil
 }
 
-// CreateFrom stores the record of a new volume v of the tenant t with the content of a snapshot, and makes the host of the
-// snapshot copy it. It uses the ID, name, size, metadata, labels and creator of v, and sets the other fields. A size of 0
-// becomes the size of the snapshot. The errors are those of CreateVolumeFromSnapshot in storage.v1.
+// CreateFrom stores the record of a new volume v of the tenant t with the content of a snapshot, and makes the host of
+// the snapshot copy it. It uses the ID, name, size, metadata, labels and creator of v, and sets the other fields. A
+// size of 0 becomes the size of the snapshot. The errors are those of CreateVolumeFromSnapshot in storage.v1.
 func (s *Service) CreateFrom(tx *store.Tx, t cloud.Tenant, v *cloud.Volume, id cloud.SnapshotID) error {
 	if err := createFrom(tx, t, v, id); err != nil {
 		return err
