@@ -55,8 +55,7 @@ type Config struct {
 	// LogFormat is json or text; empty means json under systemd and text elsewhere.
 	LogFormat string            `yaml:"log_format"`
 	Labels    map[string]string `yaml:"labels"`
-	// ImageCacheBytes limits the size of the images that the host keeps. 0 means a fifth of the file system of DataDir.
-	// Images that disks or volumes of the host are based on are kept even if they exceed the limit.
+	// ImageCacheBytes limits the images that the host keeps and does not need. 0: a fifth of the file system of DataDir.
 	ImageCacheBytes uint64 `yaml:"image_cache_bytes"`
 	// QEMU is the name or path of the program that runs guests.
 	QEMU string `yaml:"qemu"`

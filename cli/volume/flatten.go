@@ -69,10 +69,12 @@ func awaitFlattened(ctx context.Context, s *session.Session, conn *dial.Conn, v 
 			}
 			say(text)
 			if err := dial.Sleep(ctx, flattenPoll); err != nil {
-				return fmt.Errorf("volume %s is not flattened yet: the host continues, and `trivet volume show` shows the progress: %w", v.GetName(), err)
+				return fmt.Errorf("volume %s is not flattened yet: the host continues, and `trivet volume show` shows "+
+					"the progress: %w", v.GetName(), err)
 			}
 			var err error
-			if v, err = client.GetVolume(ctx, &vmv1.GetVolumeRequest{OrgId: v.GetOrgId(), ProjectId: v.GetProjectId(), VolumeId: v.GetId()}); err != nil {
+			req := &vmv1.GetVolumeRequest{OrgId: v.GetOrgId(), ProjectId: v.GetProjectId(), VolumeId: v.GetId()}
+			if v, err = client.GetVolume(ctx, req); err != nil {
 				return err
 			}
 		}

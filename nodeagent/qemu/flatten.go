@@ -181,7 +181,9 @@ func (p *Process) CancelFlatten(ctx context.Context, id string) error {
 	if at < 0 || disks[at].Base == "" {
 		return nil
 	}
-	err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error { return cancelJob(ctx, conn, disks[at].flattenJob()) })
+	err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+		return cancelJob(ctx, conn, disks[at].flattenJob())
+	})
 	if err != nil {
 		return fmt.Errorf("end flattening of disk %s: %w", id, err)
 	}

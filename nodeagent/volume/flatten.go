@@ -20,8 +20,8 @@ import (
 // the image to a new raw file, which then replaces the overlay. Flatten calls progress with the finished part in
 // percent. It locks the volume like Open, so that Open fails with [ErrInUse] until Flatten has ended; end ctx to open
 // the volume. The error wraps [ErrInUse] if a process has the volume open, and also if the content of the last
-// attachment was not released. It wraps [ErrRefused] if the overlay cannot be read or the volume is encrypted. An interrupted call has no effect,
-// and the next call begins again. A volume without an image is no error.
+// attachment was not released. It wraps [ErrRefused] if the overlay cannot be read or the volume is encrypted. An
+// interrupted call has no effect, and the next call begins again. A volume without an image is no error.
 func (p *Pool) Flatten(ctx context.Context, id string, progress func(percent uint32)) error {
 	if err := p.flatten(ctx, id, progress); err != nil {
 		return fmt.Errorf("flatten volume %s: %w", id, plainSpace(err))

@@ -55,7 +55,8 @@ func (s *Service) convert(ctx context.Context, p *part, declared cloud.ImageForm
 	defer cancel()
 	out, err := s.runConversion(limited, p, is)
 	if err != nil && ctx.Err() == nil && errors.Is(limited.Err(), context.DeadlineExceeded) {
-		return p, &userError{fmt.Sprintf("its conversion to QCOW2 took longer than %v; convert it with qemu-img convert -O qcow2", s.convertTime)}
+		const text = "its conversion to QCOW2 took longer than %v; convert it with qemu-img convert -O qcow2"
+		return p, &userError{fmt.Sprintf(text, s.convertTime)}
 	}
 	return out, err
 }

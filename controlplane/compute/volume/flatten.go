@@ -27,8 +27,8 @@ func flatten(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
 		return cloud.Volume{}, err
 	}
 	if v.Driver != cloud.DriverManaged {
-		return *v, fault.New(fault.FailedPrecondition, "volume %s has the driver %s, and only volumes of the driver managed can be flattened",
-			v.Name, v.Driver.Variant())
+		return *v, fault.New(fault.FailedPrecondition,
+			"volume %s has the driver %s, and only volumes of the driver managed can be flattened", v.Name, v.Driver.Variant())
 	}
 	// A snapshot contains only the differences from the image, which the volume keeps in use.
 	if snapshots, err := SnapshotsOf(tx, v); err != nil {
