@@ -27,6 +27,7 @@ var tables = []table.Table{{Peer: "by hand", Lines: []table.Line{
 	table.NewLine("attach", "attach", "20 volumes attached at once to 5 running guests, the first time, against QMP", "ms", none),
 	table.NewLine("attach", "attach again", "20 volumes attached at once to 5 running guests, again, against QMP", "ms", none),
 	table.NewLine("resize", "resize", "volume of a running guest grown by 1 GiB, until the guest sees the size, against QMP", "ms", none),
+	table.NewLine("snapshot", "snapshot", "snapshot of a volume of 1 GiB in use, until the copy is complete, against `blockdev-backup` and fsync", "ms", none),
 	table.NewLine("import", "import", "VMDK image of 256 MiB imported, against `qemu-img convert` and fsync", "s", none),
 	table.NewLine("import", "import cpu", "… CPU, of the three members", "s", none),
 	table.NewLine("upload", "upload", "256 MiB uploaded with `trivet image upload`, against cp, fsync and sha256sum", "MB/s", none),

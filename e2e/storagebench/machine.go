@@ -25,7 +25,8 @@ type machine struct {
 	console net.Conn
 	lines   chan string // what the guest prints; closed when the console has ended
 
-	vm string // the ID of Trivet's VM; "" for a guest that was started by hand
+	// Only of a guest of Trivet: the IDs of the VM and of the volume that is its first disk.
+	vm, volume string
 
 	// Only of a guest that was started by hand.
 	cmd *exec.Cmd

@@ -12,7 +12,8 @@
 //   - resize: a volume grows while a guest uses it, compared with truncate and QMP.
 //   - import: a VMDK image becomes an image of the cloud, compared with `qemu-img convert`.
 //   - upload: `trivet image upload`, compared with cp and sha256sum.
-//   - snapshot, rbd: not available, which is an error.
+//   - snapshot: a copy of a volume in use, compared with QMP.
+//   - rbd: not available, which is an error.
 //
 // Trivet and its peer are measured one after the other, never at the same time, and the order changes from round to
 // round. Everything runs as root in network and mount namespaces of its own, so it works beside a running cloud and

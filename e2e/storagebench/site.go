@@ -110,6 +110,7 @@ func (s *site) boot(ctx context.Context, number int) (_ *pair, err error) {
 	if p.ours, err = openMachine(ctx, s.cloud, vm.GetId()); err != nil {
 		return nil, err
 	}
+	p.ours.volume = volume
 	record, err := s.cloud.Record(vm.GetId())
 	if err != nil {
 		return nil, err
