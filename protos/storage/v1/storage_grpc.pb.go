@@ -327,9 +327,10 @@ type VolumeServiceClient interface {
 	// FlattenVolume makes a volume independent of the image that it was made from, so that the image can be deleted. The
 	// volume's host copies the content of the image into the volume, also while a guest uses the volume; the volume then
 	// takes up to its full size in the storage pool. A volume that was never attached is flattened after its first
-	// attachment. FlattenVolume does not wait for the host. Until the host has finished, the metadata trivet/flatten of the volume is the finished part in percent, and the image is still in use.
-	// The host repeats a failed attempt; the metadata trivet/error has the reason of the failure. A volume without an
-	// image, or one that is being flattened, is returned unchanged, so a repeat has no effect.
+	// attachment, and an encrypted one only while a VM runs with it. FlattenVolume does not wait for the host. Until the
+	// host has finished, the metadata trivet/flatten of the volume is the finished part in percent, and the image is still
+	// in use. The host repeats a failed attempt; the metadata trivet/error has the reason of the failure. A volume without
+	// an image, or one that is being flattened, is returned unchanged, so a repeat has no effect.
 	//
 	// NOT_FOUND: the project has no such volume. FAILED_PRECONDITION: the driver of the volume is not MANAGED,
 	// or the volume has snapshots, which need the image.
@@ -379,9 +380,10 @@ type VolumeServiceServer interface {
 	// FlattenVolume makes a volume independent of the image that it was made from, so that the image can be deleted. The
 	// volume's host copies the content of the image into the volume, also while a guest uses the volume; the volume then
 	// takes up to its full size in the storage pool. A volume that was never attached is flattened after its first
-	// attachment. FlattenVolume does not wait for the host. Until the host has finished, the metadata trivet/flatten of the volume is the finished part in percent, and the image is still in use.
-	// The host repeats a failed attempt; the metadata trivet/error has the reason of the failure. A volume without an
-	// image, or one that is being flattened, is returned unchanged, so a repeat has no effect.
+	// attachment, and an encrypted one only while a VM runs with it. FlattenVolume does not wait for the host. Until the
+	// host has finished, the metadata trivet/flatten of the volume is the finished part in percent, and the image is still
+	// in use. The host repeats a failed attempt; the metadata trivet/error has the reason of the failure. A volume without
+	// an image, or one that is being flattened, is returned unchanged, so a repeat has no effect.
 	//
 	// NOT_FOUND: the project has no such volume. FAILED_PRECONDITION: the driver of the volume is not MANAGED,
 	// or the volume has snapshots, which need the image.
