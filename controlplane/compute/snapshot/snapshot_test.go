@@ -306,3 +306,30 @@ func TestRefusedSnapshots(t *testing.T) {
 	_, err = w.create(tiny, "last")
 	require.ErrorContains(t, err, "has 32 snapshots, which is the maximum")
 }
+
+// TestSnapshotNeedsImage checks that a volume with snapshots, which contain only the differences from its image, is not
+// made independent of the image, and that a volume gets no snapshot while it is made independent.
+func TestSnapshotNeedsImage(t *testing.T) {
+	w := newWorld(t)
+	root := w.volume("root", 1)
+	w.Update(func(tx *store.Tx) error {
+		v, err := volume.Lookup(tx, acme, root)
+		v.Image = &cloud.ImageRef{ID: "00000000-0000-7000-8000-000000000001", SHA256: "sum", SizeBytes: 1, Format: cloud.FormatRaw}
+		volume.Volumes.Put(tx, v, string(v.Project), string(v.ID))
+		return err
+	})
+	s, err := w.create(root, "a")
+	require.NoError(t, err)
+	require.Equal(t, 1, w.report(s, complete))
+	_, err = w.volumes.Flatten(w.as(acme, ""), acme, root, [32]byte{})
+	require.ErrorContains(t, err, "has 1 snapshots, which need its image")
+	_, err = w.snapshots.Delete(w.as(acme, ""), acme, s.ID, [32]byte{})
+	require.NoError(t, err)
+	_, err = w.volumes.Flatten(w.as(acme, ""), acme, root, [32]byte{})
+	require.Error(t, err, "the host has not deleted the snapshot yet")
+	require.Equal(t, 1, w.report(s, cloud.SnapshotObservation{State: cloud.SnapshotAbsent}))
+	_, err = w.volumes.Flatten(w.as(acme, ""), acme, root, [32]byte{})
+	require.NoError(t, err)
+	_, err = w.create(root, "b")
+	require.ErrorContains(t, err, "is being made independent of its image")
+}
