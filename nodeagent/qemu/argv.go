@@ -58,7 +58,7 @@ func (o object) String() string {
 //
 // The only strings of a tenant in it are the ids of disks and network interfaces, and MAC addresses. [Spec.Validate]
 // limits them to [a-z0-9:-]. The kernel's command line is not an argument, because every user of the host can read
-// arguments: see [Process.configure]. Nor are the keys of encrypted disks.
+// arguments: see [Process.configure]. Nor are the keys of encrypted disks and of RBD images.
 func Argv(program string, s Spec) ([]string, error) {
 	if err := s.Validate(); err != nil {
 		return nil, err
@@ -98,7 +98,7 @@ func Argv(program string, s Spec) ([]string, error) {
 			a.add("-initrd", initrdPath)
 		}
 	}
-	if s.Cmdline != "" || s.encrypted() {
+	if s.Cmdline != "" || s.hasKeys() {
 		a.add(preconfig)
 	}
 	return a, nil
@@ -208,7 +208,7 @@ func (a *args) platform(s Spec) {
 }
 
 // disks adds the disks, and returns the number of the first descriptor after theirs. It does not add the block nodes of
-// encrypted disks, because their keys must not be arguments: see [Process.configure].
+// encrypted disks and RBD images, because their keys must not be arguments: see [Process.configure].
 func (a *args) disks(s Spec) int {
 	all, next := s.diskSets()
 	for i, d := range s.Disks {
@@ -216,8 +216,10 @@ func (a *args) disks(s Spec) int {
 		if d.Base != "" {
 			a.fdset(sets.base, d.baseNode())
 		}
-		a.fdset(sets.overlay, d.node())
-		if !d.Encrypted {
+		if d.RBD == nil {
+			a.fdset(sets.overlay, d.node())
+		}
+		if !d.hasKey() {
 			if d.limited() {
 				a.json("-object", d.throttleGroup())
 			}

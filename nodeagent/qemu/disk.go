@@ -28,7 +28,7 @@ const (
 	Writethrough Cache = "writethrough" // each write is flushed before it is reported as done
 )
 
-// Disk is one disk: a file, with or without a base image.
+// Disk is one disk: a file, with or without a base image, or an RBD image.
 type Disk struct {
 	ID       string       `json:"id"` // its first 20 characters are the disk's serial number
 	Bus      Bus          `json:"bus"`
@@ -41,6 +41,11 @@ type Disk struct {
 	// Encrypted means that the disk's own file, in QCOW2 format, has LUKS encryption. Layers.Key is the key. The base
 	// image is not encrypted.
 	Encrypted bool `json:"encrypted,omitempty"`
+	// RBD is the RBD image of a disk without files. Layers.Key is the key of the Ceph user in base64.
+	RBD *RBDImage `json:"rbd,omitempty"`
+	// Size is the size in bytes that QEMU last got for the disk. It is 0 if the disk has not got a size since QEMU was
+	// started.
+	Size uint64 `json:"size,omitempty"`
 	// IOPS and BytesPerSecond limit reads and writes together; 0 means no limit.
 	IOPS           uint64 `json:"iops,omitempty"`
 	BytesPerSecond uint64 `json:"bytes_per_second,omitempty"`
@@ -76,6 +81,9 @@ func (d Disk) validate() error {
 		return invalid("disk %s: a limit is above %d", d.ID, uint64(maxLimit))
 	case d.ReadOnly && (d.Bus == IDE || d.Bus == SATA):
 		return invalid("disk %s: a hard disk at %s cannot be read-only", d.ID, d.Bus)
+	}
+	if d.RBD != nil {
+		return d.validateRBD()
 	}
 	return nil
 }
@@ -117,6 +125,10 @@ type diskSets struct{ overlay, base int }
 func (s Spec) diskSets() (sets []diskSets, next int) {
 	next = fdDisks
 	for _, d := range s.Disks {
+		if d.RBD != nil {
+			sets = append(sets, diskSets{})
+			continue
+		}
 		one := diskSets{overlay: next}
 		next++
 		if d.Base != "" {
@@ -153,7 +165,7 @@ func (d Disk) blockNodes(sets diskSets) []object {
 		top = d.formatNode()
 	}
 	format := object{"driver": string(qcow2.QCOW2), "node-name": top, "file": d.fileNode()}
-	if d.Format == qcow2.Raw {
+	if d.Format == qcow2.Raw || d.RBD != nil {
 		format["driver"] = string(qcow2.Raw)
 	} else {
 		format["backing"] = beneath
@@ -161,8 +173,11 @@ func (d Disk) blockNodes(sets diskSets) []object {
 	if d.Encrypted {
 		format["encrypt"] = object{"format": "luks", "key-secret": d.secretID()}
 	}
-	nodes = append(nodes,
-		writable(object{"driver": "file", "node-name": d.fileNode(), "filename": fdsetPath(sets.overlay)}), writable(format))
+	file := object{"driver": "file", "node-name": d.fileNode(), "filename": fdsetPath(sets.overlay)}
+	if d.RBD != nil {
+		file = d.rbdNode()
+	}
+	nodes = append(nodes, writable(file), writable(format))
 	if d.limited() {
 		nodes = append(nodes, writable(object{"driver": "throttle", "node-name": d.node(), "file": top,
 			"throttle-group": d.groupID()}))

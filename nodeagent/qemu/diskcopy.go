@@ -159,7 +159,7 @@ func addCopyNodes(ctx context.Context, conn *qmp.Conn, d Disk, t CopyTarget) (er
 	}
 	if len(t.Key) > 0 {
 		secret := d.copyNode() + "-key"
-		if err := addSecret(ctx, conn, secret, t.Key); err != nil {
+		if err := addSecret(ctx, conn, secret, "raw", t.Key); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, deleteObject(ctx, conn, secret)) }() // QEMU needs it only to open the file

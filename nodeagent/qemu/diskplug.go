@@ -49,10 +49,22 @@ type AttachedDisk struct {
 
 // Disks returns all disks in the record, in the order of the record. It queries QEMU for which of them QEMU has a
 // device, and for their sizes.
+//
+// If a disk has an RBD image, Disks takes the sizes from the record. QEMU 7.2 reads from each image to answer the query,
+// and hangs while the Ceph cluster does not answer. For a disk without a recorded size Disks returns the size 1, so that
+// the caller calls ResizeDisk, which records the size.
 func (p *Process) Disks(ctx context.Context) ([]AttachedDisk, error) {
 	devices, err := p.devices(ctx)
 	if err != nil {
 		return nil, err
+	}
+	disks := p.Record().Spec.Disks
+	if hasRBD(disks) {
+		var out []AttachedDisk
+		for _, d := range disks {
+			out = append(out, AttachedDisk{Disk: d, Present: devices[d.deviceID()], Size: max(d.Size, 1)})
+		}
+		return out, nil
 	}
 	var nodes []struct {
 		Node  string `json:"node-name"`
@@ -61,7 +73,6 @@ func (p *Process) Disks(ctx context.Context) ([]AttachedDisk, error) {
 		} `json:"image"`
 		Depth *int `json:"backing_file_depth"`
 	}
-	disks := p.Record().Spec.Disks
 	var jobs []streamJob
 	err = p.call(ctx, p.inspect, func(ctx context.Context, conn *qmp.Conn) error {
 		// With flat, QEMU reports the depth 0 for every node.
@@ -127,6 +138,9 @@ func (p *Process) plugDisk(ctx context.Context, d Disk, files Layers) error {
 	if err := files.check(d); err != nil {
 		return err
 	}
+	if d.RBD != nil && !p.Record().HostNetwork {
+		return ErrNoNetwork
+	}
 	if err := p.writeDisks(all); err != nil {
 		return err
 	}
@@ -169,6 +183,14 @@ func chooseSlot(d *Disk, others []Disk, devices map[string]bool) error {
 func (p *Process) addDisk(ctx context.Context, d Disk, files Layers) error {
 	if err := p.deleteNodes(ctx, d); err != nil { // An earlier call may have left nodes without a device.
 		return err
+	}
+	if d.RBD != nil {
+		return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+			if err := addNodes(ctx, conn, d, diskSets{}, files.Key); err != nil {
+				return err
+			}
+			return conn.Do(ctx, "device_add", d.device(), nil)
+		})
 	}
 	if err := p.raiseFileLimit(files.Size); err != nil {
 		return err
@@ -248,10 +270,11 @@ func (p *Process) deleteNodes(ctx context.Context, d Disk) error {
 				return err
 			}
 		}
+		// This query lists all nodes, and unlike query-named-block-nodes it reads from none (see Disks).
 		var nodes []struct {
 			Node string `json:"node-name"`
 		}
-		if err := conn.Do(ctx, "query-named-block-nodes", object{"flat": true}, &nodes); err != nil {
+		if err := conn.Do(ctx, "query-blockstats", object{"query-nodes": true}, &nodes); err != nil {
 			return err
 		}
 		for _, name := range []string{d.node(), d.formatNode(), d.fileNode(), d.baseNode(), d.baseFile()} {
@@ -359,17 +382,25 @@ func (p *Process) resizeDisk(ctx context.Context, id string, size uint64) error 
 	case disks[at].Size > size:
 		return fmt.Errorf("the disk has %d bytes, and disks cannot be made smaller", disks[at].Size)
 	}
-	if err := p.raiseFileLimit(size); err != nil {
-		return err
+	if disks[at].RBD == nil {
+		if err := p.raiseFileLimit(size); err != nil {
+			return err
+		}
 	}
 	if disks[at].Flattening.Running { // QEMU resizes no disk whose image it copies; the copying continues afterwards
 		if err := p.CancelFlatten(ctx, id); err != nil {
 			return err
 		}
 	}
-	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+	err = p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
 		return conn.Do(ctx, "block_resize", object{"node-name": disks[at].node(), "size": size}, nil)
 	})
+	if err != nil {
+		return err
+	}
+	sized := slices.Clone(p.Record().Spec.Disks)
+	sized[at].Size = size
+	return p.writeDisks(sized)
 }
 
 // writeDisks replaces the disks in the record.

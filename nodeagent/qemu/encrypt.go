@@ -10,8 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 )
 
-// Key is the LUKS passphrase of an encrypted disk: printable ASCII, because QEMU accepts only text. QEMU gets it over
-// its monitor socket. The package stores a key nowhere, and no error contains it.
+// Key is the LUKS passphrase of an encrypted disk: printable ASCII, because QEMU accepts only text. Or it is the key of
+// the Ceph user of an RBD image, in base64. QEMU gets it over its monitor socket. The package stores a key nowhere, and no error contains it.
 type Key []byte
 
 // String returns a text without the key, so that a key is not logged by mistake. GoString, for the verb %#v, does the
@@ -32,24 +32,30 @@ var (
 	errKeysLost = errors.New("the agent that started QEMU ended before it passed the keys of the disks")
 )
 
-// encrypted reports whether a disk of the VM is encrypted.
-func (s Spec) encrypted() bool {
-	return slices.ContainsFunc(s.Disks, func(d Disk) bool { return d.Encrypted })
-}
+// hasKey reports whether QEMU needs a key to open the disk: it is encrypted or an RBD image.
+func (d Disk) hasKey() bool { return d.Encrypted || d.RBD != nil }
+
+// hasKeys reports whether QEMU needs a key for a disk of the VM.
+func (s Spec) hasKeys() bool { return slices.ContainsFunc(s.Disks, Disk.hasKey) }
 
 // addNodes adds the block nodes of a disk to QEMU, and its throttle group if it has limits. The key is used only if the
-// disk is encrypted. The error wraps [ErrWrongKey] if the key is not that of the file.
+// disk is encrypted or an RBD image. The error wraps [ErrWrongKey] if the key is not that of the file.
 //
-// QEMU needs the key only while it opens the file: it reads the key with which the content is encrypted from the file's
-// LUKS header. addNodes therefore removes the key from QEMU before it returns.
+// QEMU needs the key only while it opens the file or the image: it reads the key with which the content is encrypted
+// from the file's LUKS header, and passes that of a Ceph user to librados. addNodes therefore removes the key from QEMU
+// before it returns.
 func addNodes(ctx context.Context, conn *qmp.Conn, d Disk, sets diskSets, key Key) (err error) {
 	if d.limited() {
 		if err := conn.Do(ctx, "object-add", d.throttleGroup(), nil); err != nil {
 			return err
 		}
 	}
-	if d.Encrypted {
-		if err := addSecret(ctx, conn, d.secretID(), key); err != nil {
+	if d.hasKey() {
+		format := "raw"
+		if d.RBD != nil {
+			format = "base64"
+		}
+		if err := addSecret(ctx, conn, d.secretID(), format, key); err != nil {
 			return err
 		}
 		defer func() {
@@ -70,27 +76,28 @@ func addNodes(ctx context.Context, conn *qmp.Conn, d Disk, sets diskSets, key Ke
 	return nil
 }
 
-// addSecret adds an object with a key to QEMU. QEMU does not show the key in any answer.
-func addSecret(ctx context.Context, conn *qmp.Conn, id string, key Key) error {
+// addSecret adds an object with a key to QEMU. QEMU does not show the key in any answer. If format is base64, QEMU decodes
+// the key.
+func addSecret(ctx context.Context, conn *qmp.Conn, id, format string, key Key) error {
 	if len(key) == 0 {
 		return errNoKey
 	}
 	if err := deleteObject(ctx, conn, id); err != nil { // an agent that has ended may have left it
 		return err
 	}
-	return conn.Do(ctx, "object-add", object{"qom-type": "secret", "id": id, "data": string(key)}, nil)
+	return conn.Do(ctx, "object-add", object{"qom-type": "secret", "id": id, "format": format, "data": string(key)}, nil)
 }
 
-// unlockDisks adds the block nodes of the VM's encrypted disks to a QEMU that has not created the machine yet. Nodes
-// that an earlier call has added stay as they are. If this agent did not start QEMU, it has no keys, and unlockDisks
-// returns errKeysLost unless QEMU has all nodes.
+// unlockDisks adds the block nodes of the VM's encrypted disks and RBD images to a QEMU that has not created the machine
+// yet. Nodes that an earlier call has added stay as they are. If this agent did not start QEMU, it has no keys, and
+// unlockDisks returns errKeysLost unless QEMU has all nodes.
 func (p *Process) unlockDisks(ctx context.Context) error {
 	spec := p.Record().Spec
 	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
 		var nodes []struct {
 			Node string `json:"node-name"`
 		}
-		if err := conn.Do(ctx, "query-named-block-nodes", object{"flat": true}, &nodes); err != nil {
+		if err := conn.Do(ctx, "query-blockstats", object{"query-nodes": true}, &nodes); err != nil {
 			return err
 		}
 		have := map[string]bool{}
@@ -99,7 +106,7 @@ func (p *Process) unlockDisks(ctx context.Context) error {
 		}
 		all, _ := spec.diskSets()
 		for i, d := range spec.Disks {
-			if !d.Encrypted || have[d.node()] {
+			if !d.hasKey() || have[d.node()] {
 				continue
 			}
 			key, ok := p.keys[d.ID]

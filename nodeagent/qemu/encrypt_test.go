@@ -183,7 +183,7 @@ func TestKeysLost(t *testing.T) {
 	r.BootID, err = bootID()
 	require.NoError(t, err)
 	require.NoError(t, l.home.begin(r))
-	require.NoError(t, l.launcher.Cgroups.Create(vmID, s.limits()))
+	require.NoError(t, l.launcher.Cgroups.Create(vmID, s.limits(false)))
 	pass := []*os.File{files.Disks["root"].Overlay, files.Disks["root"].Base, layers.Overlay}
 	_, err = l.launcher.start(l.ctx, l.home, r, files, pass)
 	require.Error(t, err)
@@ -219,7 +219,7 @@ func TestFormat(t *testing.T) {
 	ids, err := l.homes.List()
 	require.NoError(t, err)
 	require.Equal(t, []string{vmID}, ids, "a formatting process is no VM")
-	require.NoError(t, l.launcher.Cgroups.Create(left.id, spec().limits()))
+	require.NoError(t, l.launcher.Cgroups.Create(left.id, spec().limits(false)))
 	require.NoError(t, l.launcher.RemoveFormats(l.ctx, l.homes))
 	names, err = l.homes.names()
 	require.NoError(t, err)

@@ -20,7 +20,7 @@ type Files struct {
 	Taps map[string]*os.File
 }
 
-// Layers are the files of one disk.
+// Layers are the files of one disk. A disk with an RBD image has none.
 type Layers struct {
 	// Overlay is the disk's own file, in the format of the Spec. A disk without a base image has it too. It is open for
 	// reading and writing, or read-only if the disk is read-only.
@@ -29,10 +29,10 @@ type Layers struct {
 	// Size is the disk's virtual size in bytes, from the assignment. The size in the overlay's header is not used,
 	// because QEMU could change it.
 	Size uint64
-	Key  Key // of an encrypted disk; empty for other disks
+	Key  Key // of an encrypted disk or an RBD image; empty for other disks
 }
 
-// keys returns the keys of the encrypted disks, by disk id.
+// keys returns the keys of the encrypted disks and RBD images, by disk id.
 func (f Files) keys() map[string]Key {
 	keys := map[string]Key{}
 	for id, l := range f.Disks {
@@ -45,6 +45,12 @@ func (f Files) keys() map[string]Key {
 
 // check returns an error if the files are not those of the disk d.
 func (l Layers) check(d Disk) error {
+	if d.RBD != nil {
+		if l.Overlay != nil || l.Base != nil || !validRBDKey.Match(l.Key) {
+			return fmt.Errorf("disk %s has files, or no key of its Ceph user", d.ID)
+		}
+		return nil
+	}
 	if l.Overlay == nil || (l.Base != nil) != (d.Base != "") {
 		return fmt.Errorf("the files of disk %s are not those of the spec", d.ID)
 	}
@@ -73,6 +79,9 @@ func (f Files) inOrder(s Spec) ([]*os.File, error) {
 		l := f.Disks[d.ID]
 		if err := l.check(d); err != nil {
 			return nil, err
+		}
+		if d.RBD != nil {
+			continue
 		}
 		out = append(out, l.Overlay)
 		if l.Base != nil {

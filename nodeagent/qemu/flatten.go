@@ -65,6 +65,10 @@ func (d Disk) overlayNode() string {
 	return d.node()
 }
 
+// errFlattenBesideRBD is the error of FlattenDisk for a VM with an RBD image, whose QEMU is not queried for the progress
+// (see Disks).
+var errFlattenBesideRBD = errors.New("the image is not copied while the VM has an RBD volume: detach that volume, or stop the VM")
+
 // FlattenDisk takes the next step to make a disk of the running guest independent of its base image. If QEMU is not
 // copying the base image, FlattenDisk makes it begin, and returns. If QEMU has copied all of it, FlattenDisk calls
 // record, makes QEMU close the base image, and removes it from the record. If the copying has failed or is stalled,
@@ -92,6 +96,9 @@ func (p *Process) flattenDisk(ctx context.Context, id string, record func(Disk) 
 		return nil
 	}
 	d := disks[at]
+	if hasRBD(p.Record().Spec.Disks) {
+		return errFlattenBesideRBD
+	}
 	if d.Flattening.Running {
 		return nil
 	}

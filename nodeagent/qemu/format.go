@@ -80,7 +80,7 @@ func (l *Launcher) formatFile(ctx context.Context, home *Home, f *os.File, size 
 	if err := home.begin(r); err != nil {
 		return fmt.Errorf("write record: %w", err)
 	}
-	if err := l.Cgroups.Create(home.id, cgroup.Limits{CPUs: 1, Memory: 1 << 30, Tasks: r.Spec.tasks()}); err != nil {
+	if err := l.Cgroups.Create(home.id, cgroup.Limits{CPUs: 1, Memory: 1 << 30, Tasks: r.Spec.tasks(false)}); err != nil {
 		return err
 	}
 	p, err := l.start(ctx, home, r, Files{Disks: map[string]Layers{"": {Size: formatBytes}}}, []*os.File{f})
@@ -137,7 +137,7 @@ func formatArgv(program string) []string {
 func (p *Process) makeEncrypted(ctx context.Context, size uint64, key Key) error {
 	const secret, file = "key", "file"
 	err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
-		if err := addSecret(ctx, conn, secret, key); err != nil {
+		if err := addSecret(ctx, conn, secret, "raw", key); err != nil {
 			return err
 		}
 		return conn.Do(ctx, "blockdev-add", object{"driver": "file", "node-name": file, "filename": fdsetPath(fdDisks)}, nil)

@@ -227,7 +227,9 @@ type Record struct {
 	Owner      string   `json:"owner"`      // any text of the caller of Launch, at most 1 KiB
 	Spec       Spec     `json:"spec"`       // with the slots that KeepSlots chose
 	Argv       []string `json:"argv"`
-	BootID     string   `json:"boot_id"` // of the host
+	// HostNetwork means that the process runs in the network namespace of the agent (see Launcher.RBD).
+	HostNetwork bool   `json:"host_network,omitempty"`
+	BootID      string `json:"boot_id"` // of the host
 	// The fields below are set after the process was forked.
 	PID       int       `json:"pid"`
 	StartTime uint64    `json:"start_time"` // clock ticks since the host's boot, as in /proc/PID/stat; detects a reused pid

@@ -102,10 +102,10 @@ func TestAdoptUnconfigured(t *testing.T) {
 	require.NoError(t, err)
 	r := Record{Spec: s, Argv: argv, BootID: boot}
 	require.NoError(t, l.home.begin(r))
-	require.NoError(t, l.launcher.Cgroups.Create(vmID, cgroup.Limits{CPUs: 1, Memory: s.MemoryMiB<<20 + s.Overhead(), Tasks: s.tasks()}))
+	require.NoError(t, l.launcher.Cgroups.Create(vmID, cgroup.Limits{CPUs: 1, Memory: s.MemoryMiB<<20 + s.Overhead(), Tasks: s.tasks(false)}))
 	own, err := l.home.open()
 	require.NoError(t, err)
-	pl := plan{Cgroups: l.launcher.Cgroups.Entries(vmID), UID: l.home.uid, Root: l.home.dir, Tasks: s.tasks(), FileBytes: files.fileSizeLimit(),
+	pl := plan{Cgroups: l.launcher.Cgroups.Entries(vmID), UID: l.home.uid, Root: l.home.dir, Tasks: s.tasks(false), FileBytes: files.fileSizeLimit(),
 		Files: map[string]string{kernelPath: files.Kernel.Name(), initrdPath: files.Initrd.Name()}, Argv: argv}
 	pl.RootFS, err = findRootFS(l.launcher.Program)
 	require.NoError(t, err)

@@ -32,15 +32,33 @@ type Launcher struct {
 	// the agent cannot raise the file size limit of a running process: each QEMU is then started with a limit for a
 	// disk of this size. Optional.
 	LargestDisk uint64
+	// RBD means that disks may have RBD images. Each QEMU is then started in the network namespace of the agent, so
+	// that librbd reaches Ceph clusters, and may have the threads and the memory that librbd needs. The caller must
+	// limit what QEMU can reach. Optional.
+	RBD bool
 }
 
 // tasks returns the maximum number of QEMU's threads: one for each vCPU, and 200 others. QEMU's I/O thread pool has up
-// to 64.
-func (s Spec) tasks() int { return s.VCPUs + 200 }
+// to 64. If rbd is true, librbd may have 40 more for each disk.
+func (s Spec) tasks(rbd bool) int {
+	n := s.VCPUs + 200
+	if rbd {
+		n += 40 * maxDisks
+	}
+	return n
+}
 
-// limits returns the limits of the VM's control group.
-func (s Spec) limits() cgroup.Limits {
-	return cgroup.Limits{CPUs: s.VCPUs, Memory: s.MemoryMiB<<20 + s.Overhead(), Tasks: s.tasks()}
+// rbdMemory is how much memory, in bytes, librbd may need for each disk in addition to Spec.Overhead. It has a cache of
+// 32 MiB for each image.
+const rbdMemory = 80 << 20
+
+// limits returns the limits of the VM's control group. They are higher if rbd is true, because QEMU may use librbd.
+func (s Spec) limits(rbd bool) cgroup.Limits {
+	limits := cgroup.Limits{CPUs: s.VCPUs, Memory: s.MemoryMiB<<20 + s.Overhead(), Tasks: s.tasks(rbd)}
+	if rbd {
+		limits.Memory += maxDisks * rbdMemory
+	}
+	return limits
 }
 
 // launchTimeout is the maximum time from the fork of the launcher to its execve of QEMU.
@@ -94,13 +112,17 @@ func (l *Launcher) launch(ctx context.Context, home *Home, s Spec, files Files, 
 	if err != nil {
 		return nil, err
 	}
+	if hasRBD(r.Spec.Disks) && !l.RBD {
+		return nil, invalid("this host does not serve RBD")
+	}
+	r.HostNetwork = l.RBD
 	if r.BootID, err = bootID(); err != nil {
 		return nil, err
 	}
 	if err := home.begin(r); err != nil {
 		return nil, fmt.Errorf("write record: %w", err)
 	}
-	if err = l.Cgroups.Create(home.id, s.limits()); err == nil {
+	if err = l.Cgroups.Create(home.id, s.limits(l.RBD)); err == nil {
 		var p *Process
 		if p, err = l.start(ctx, home, r, files, pass); err == nil {
 			return p, nil
@@ -137,7 +159,7 @@ func (l *Launcher) start(ctx context.Context, home *Home, r Record, files Files,
 	if err != nil {
 		return nil, err
 	}
-	pl := plan{Cgroups: l.Cgroups.Entries(home.id), UID: home.uid, Root: home.dir, KVM: r.Spec.Accel == KVM, Tasks: r.Spec.tasks(),
+	pl := plan{Cgroups: l.Cgroups.Entries(home.id), UID: home.uid, Root: home.dir, KVM: r.Spec.Accel == KVM, Tasks: r.Spec.tasks(l.RBD),
 		FileBytes: l.fileLimit(files), Files: map[string]string{}, Argv: r.Argv}
 	if mutant.On(mutant.GuestAsRoot) {
 		pl.UID = 0
@@ -155,6 +177,9 @@ func (l *Launcher) start(ctx context.Context, home *Home, r Record, files Files,
 		if pl.Files[to], err = os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd())); err != nil {
 			return nil, err
 		}
+	}
+	if l.RBD {
+		pl.Texts = map[string]string{cephConfPath: cephConf}
 	}
 	pidfd, err := l.startLauncher(ctx, home, &r, pl, append(own, pass...))
 	if err != nil {
@@ -291,13 +316,17 @@ func (l *Launcher) fork(home *Home, in int, pass []*os.File) (pidfd, pid int, er
 		return 0, 0, err
 	}
 	defer stderr.Close()
+	flags := uintptr(unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS)
+	if !l.RBD {
+		flags |= unix.CLONE_NEWNET
+	}
 	proc, err := os.StartProcess(l.LauncherCommand[0], append(slices.Clone(l.LauncherCommand), strconv.Itoa(in), strconv.Itoa(in+1)), &os.ProcAttr{
 		Dir:   "/",
 		Env:   append(mutant.Environ(), "GOMAXPROCS=1"), // for the launcher; QEMU's environment is empty
 		Files: append([]*os.File{null, stderr, stderr}, pass...),
 		Sys: &syscall.SysProcAttr{
 			Setsid:     true,
-			Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
+			Cloneflags: flags,
 			PidFD:      &pidfd,
 		},
 	})

@@ -28,6 +28,7 @@ type plan struct {
 	Tasks     int               // limit of processes and threads of the uid
 	FileBytes uint64            // limit of a file's size, in bytes
 	Files     map[string]string // read-only files: QEMU's path to the host's path
+	Texts     map[string]string // read-only files: QEMU's path to the content
 	KeepFDs   int               // descriptors below this number are passed to QEMU
 	Argv      []string
 }
@@ -163,6 +164,15 @@ func (p *plan) mountRoot() error {
 	for to, from := range p.Files {
 		if err := bind(from, filepath.Join(p.Root, to), false, false); err != nil {
 			return fmt.Errorf("show %s: %w", to, err)
+		}
+	}
+	for to, text := range p.Texts {
+		path := filepath.Join(p.Root, to)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return fmt.Errorf("make %s: %w", to, err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o444); err != nil {
+			return fmt.Errorf("make %s: %w", to, err)
 		}
 	}
 	// pivot_root(2) mounts the new root over the old one, which is then unmounted.

@@ -42,7 +42,7 @@ type Process struct {
 	dir      *os.File // the home's directory, for socketPath
 
 	work, inspect *qmp.Socket
-	keys          map[string]Key // of the encrypted disks, by disk id; only until configure has passed them to QEMU
+	keys          map[string]Key // of the encrypted disks and RBD images, by disk id; only until configure has passed them to QEMU
 
 	life       context.Context // ends with Close, or when the process ends
 	end        context.CancelFunc

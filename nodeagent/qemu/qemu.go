@@ -44,7 +44,10 @@
 //     second disk keeps its address when the first one is detached.
 //   - A network interface is a tap that the agent opens, without vhost: the host's kernel then has no code for a guest's
 //     packets except that of the tap. The tap's device stays in the namespace of its network. QEMU has only its
-//     descriptor, and its own network namespace stays empty.
+//     descriptor, and its own network namespace stays empty. On a host with RBD (see [Launcher.RBD]), QEMU has the
+//     network namespace of the agent instead.
+//   - librbd in QEMU opens RBD images. QEMU connects in its main thread and answers nothing meanwhile, so the connection
+//     has a timeout of 8 seconds.
 //   - A tap is passed to a running QEMU over its monitor socket (SCM_RIGHTS, [qmp.Conn.SendFD]). The launcher is not
 //     needed, because the monitor's client runs in the agent, which has the tap open.
 //   - The network interfaces that a VM has are those that QEMU lists, not those in the record: an agent may end between a
