@@ -71,6 +71,8 @@ type Config struct {
 	// StoragePools are the host's directories for volumes. Without any, the host has the pool `local` in its data
 	// directory.
 	StoragePools []StoragePool `yaml:"storage_pools"`
+	// RBDHelper is the path of the program trivet-rbd. Empty means that the host serves no RBD volumes.
+	RBDHelper string `yaml:"rbd_helper"`
 }
 
 // External is a connection to an external network.
@@ -181,6 +183,7 @@ var configSettings = []setting{
 		c.StoragePools, err = parsePools(s)
 		return err
 	}},
+	{"rbd-helper", "`path` of trivet-rbd, for RBD volumes", text(func(c *Config) *string { return &c.RBDHelper })},
 }
 
 func pairs(field func(*Config) *map[string]string) func(*Config, string) error {
@@ -323,7 +326,7 @@ func (c *Config) Validate() error {
 	if err := c.validateNetwork(); err != nil {
 		return err
 	}
-	if err := c.validateStorage(); err != nil {
+	if err := errors.Join(c.validateStorage(), c.validateRBD()); err != nil {
 		return err
 	}
 	for _, k := range slices.Sorted(maps.Keys(c.Labels)) {

@@ -23,6 +23,7 @@ type node struct {
 	labels      map[string]string
 	ready       bool
 	pools       func() []*agentv1.StoragePool // returns none until the pools have been opened
+	rbdProblem  string                        // why the host serves no RBD volumes, or ""
 }
 
 // describe returns the node of a host with these settings, properties and accelerator.
@@ -50,6 +51,7 @@ func (n *node) facts() *agentv1.NodeFacts {
 	return &agentv1.NodeFacts{
 		BootId: n.host.BootID, AgentVersion: version(), QemuVersion: n.host.QEMU.Version, CpuModels: n.host.QEMU.CPUModels,
 		Architecture: architectures[n.host.Arch], StoragePools: n.pools(),
+		Rbd: n.rbdProblem == "", RbdProblem: n.rbdProblem,
 	}
 }
 
@@ -63,6 +65,9 @@ func (n *node) heartbeat() *vmv1.HeartbeatNodeRequest {
 	drivers := []vmv1.VolumeDriverKind{vmv1.VolumeDriverKind_VOLUME_DRIVER_KIND_MANAGED}
 	if len(n.pools()) == 0 {
 		drivers = nil
+	}
+	if n.rbdProblem == "" {
+		drivers = append(drivers, vmv1.VolumeDriverKind_VOLUME_DRIVER_KIND_RBD)
 	}
 	return &vmv1.HeartbeatNodeRequest{
 		SupportedVolumeDrivers: drivers,

@@ -74,6 +74,9 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 	}
 
 	a := &agent{config: c, log: log}
+	rbdErr := a.checkRBD(ctx, &host)
+	a.servesRBD, self.rbdProblem = rbdErr == nil, rbdProblem(rbdErr)
+	log.Info("RBD volumes", "served", a.servesRBD, "why not", self.rbdProblem)
 	a.nets = openNetworks(ctx, &a.config, networkCalls{
 		ack:     func(ack cloud.NetworkAck) { a.link.AcknowledgeNetworks(ack) },
 		report:  func(all []cloud.BackendHealth) { a.link.ReportBackends(all) },
@@ -128,6 +131,8 @@ type agent struct {
 	machines *machine.MachineSet
 	loop     *reconcile.Loop
 	assigned atomic.Pointer[uplink.Assignment] // nil before the first assignment
+
+	servesRBD bool // guests of the host can use RBD images
 }
 
 // dir returns the path of a directory in the data directory.
@@ -187,6 +192,7 @@ func (a *agent) openMachines(ctx context.Context, host *facts.Host, accel facts.
 	a.qemu = &qemu.Launcher{
 		Program: host.QEMU.Path, LauncherCommand: []string{"/proc/self/exe", launchGuest}, Cgroups: tree,
 		CPUModels: host.QEMU.CPUModels, LargestDisk: largestVolume,
+		RBD: a.servesRBD,
 	}
 	if err := a.qemu.RemoveFormats(ctx, a.homes); err != nil {
 		a.log.Warn("cannot remove what an interrupted creation of an encrypted volume left", "err", err)

@@ -88,7 +88,7 @@ func (a *agent) openStorage(ctx context.Context) error {
 		return fmt.Errorf("open storage pools: %w", err)
 	}
 	o := storage.Options{
-		Report: a.link.ObserveVolume, Forget: a.link.ForgetVolume, Log: a.log,
+		Images: a.images, Report: a.link.ObserveVolume, Forget: a.link.ForgetVolume, Log: a.log,
 		Copy: func(ctx context.Context, vm cloud.VMID, targets []volume.CopyTarget) (volume.Copied, error) {
 			return a.machines.CopyVolumes(ctx, vm, targets)
 		},
@@ -98,6 +98,9 @@ func (a *agent) openStorage(ctx context.Context) error {
 			Name: p.Name, Path: p.Path, Shared: p.Shared, State: filepath.Join(a.dir("pools"), p.Name+".json"), Images: a.images,
 			Format: a.formatVolume,
 		})
+	}
+	if a.servesRBD {
+		o.RBD = a.rbdOptions()
 	}
 	a.storage = storage.New(ctx, o)
 	return nil

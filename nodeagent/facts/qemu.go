@@ -3,6 +3,7 @@ package facts
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -38,6 +39,8 @@ type QEMU struct {
 
 	// CPUModels are the sorted names of the CPU models of which the accelerator supports every feature.
 	CPUModels []string
+	// RBD is true if QEMU has the block driver rbd, which may be a module that is not installed.
+	RBD bool
 }
 
 func queryQEMU(ctx context.Context, name string, accel Kind) (QEMU, error) {
@@ -141,7 +144,23 @@ func (q *QEMU) inspect(ctx context.Context, accel Kind) (err error) {
 		return err
 	}
 	q.CPUModels = supportedModels(models)
+	if q.RBD, err = hasRBD(ctx, c); err != nil {
+		return err
+	}
 	return monitor.Quit()
+}
+
+// hasRBD reports whether QEMU has the block driver rbd. It asks for a block node whose key does not exist, which the
+// driver refuses before it connects to a cluster. QEMU's schema does not help: it also lists drivers whose module is not
+// installed.
+func hasRBD(ctx context.Context, c *qmp.Conn) (bool, error) {
+	node := map[string]any{"driver": "rbd", "node-name": "probe", "pool": "probe", "image": "probe", "user": "probe", "key-secret": "missing"}
+	err := c.Do(ctx, "blockdev-add", node, nil)
+	var refusal *qmp.Error
+	if !errors.As(err, &refusal) {
+		return false, err
+	}
+	return strings.Contains(refusal.Desc, "No secret with id"), nil
 }
 
 // resolve returns the versioned machine type that alias names. The agent stores the versioned type of each VM, because

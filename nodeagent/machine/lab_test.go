@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -24,6 +25,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
 	"github.com/trivet-cloud/trivet/nodeagent/disk"
 	"github.com/trivet-cloud/trivet/nodeagent/qemu"
+	"github.com/trivet-cloud/trivet/nodeagent/rbd"
 	"github.com/trivet-cloud/trivet/nodeagent/reconcile"
 	"github.com/trivet-cloud/trivet/nodeagent/storage"
 	"github.com/trivet-cloud/trivet/nodeagent/volume"
@@ -64,6 +66,10 @@ type lab struct {
 	pool        string           // directory of the storage pool "local"; changed only before an agent uses it
 	storage     *storage.Storage // the host's volumes
 	stopStorage func()
+	rbdHelper   string // path of trivet-rbd, or "" if the host serves no RBD; changed only while no agent runs
+
+	volumeMu sync.Mutex
+	volumes  map[cloud.VolumeID]cloud.VolumeObservation // the last reports
 
 	*MachineSet
 	loop   *reconcile.Loop
@@ -85,7 +91,8 @@ func newLab(t *testing.T) *lab {
 	}
 	sector, err := os.ReadFile("../qemu/testdata/guest.bin")
 	require.NoError(t, err)
-	l := &lab{T: t, dir: t.TempDir(), program: program, cluster: "11", image: append(sector, make([]byte, 1<<20-len(sector))...), moved: make(chan struct{}), more: map[string][]byte{}}
+	l := &lab{T: t, dir: t.TempDir(), program: program, cluster: "11", image: append(sector, make([]byte, 1<<20-len(sector))...), moved: make(chan struct{}), more: map[string][]byte{},
+		volumes: map[cloud.VolumeID]cloud.VolumeObservation{}}
 	l.pool = filepath.Join(l.dir, "pool")
 	require.NoError(t, os.Mkdir(l.pool, 0o700))
 	l.tree, err = cgroup.Open(fmt.Sprintf("trivet-test-machine-%d-%d", os.Getpid(), labs.Add(1)))
@@ -115,7 +122,7 @@ func (l *lab) start() {
 	l.images, err = disk.OpenImages(filepath.Join(l.dir, "images"), l.fetch)
 	require.NoError(l, err)
 	launcher := &qemu.Launcher{Program: l.program, LauncherCommand: []string{"/proc/self/exe", launcherCommand}, Cgroups: l.tree,
-		CPUModels: []string{"qemu64", "max"}, LargestDisk: 1 << 40}
+		CPUModels: []string{"qemu64", "max"}, LargestDisk: 1 << 40, RBD: l.rbdHelper != ""}
 	l.startStorage(func(ctx context.Context, id string, size uint64, key []byte) (*os.File, error) {
 		return launcher.Format(ctx, homes, id, size, key)
 	})
@@ -153,7 +160,9 @@ func (l *lab) startStorage(format func(context.Context, string, uint64, []byte) 
 		Pools: []volume.Options{{
 			Name: "local", Path: l.pool, State: filepath.Join(l.dir, "local.json"), Images: l.images, Format: format,
 		}},
-		Report: func(cloud.VolumeObservation) {}, Forget: func(cloud.VolumeID) {}, Log: slog.New(slog.NewTextHandler(testLog{l.T}, nil)),
+		RBD:    rbd.Options{Program: l.rbdHelper, UID: 65534, GID: 65534, Log: slog.New(slog.NewTextHandler(testLog{l.T}, nil))},
+		Images: l.images,
+		Report: l.reportVolume, Forget: func(cloud.VolumeID) {}, Log: slog.New(slog.NewTextHandler(testLog{l.T}, nil)),
 		Copy: func(ctx context.Context, vm cloud.VMID, targets []volume.CopyTarget) (volume.Copied, error) {
 			return l.CopyVolumes(ctx, vm, targets)
 		},
@@ -162,6 +171,12 @@ func (l *lab) startStorage(format func(context.Context, string, uint64, []byte) 
 	done := make(chan struct{})
 	go func() { defer close(done); _ = l.storage.Run(ctx) }()
 	l.stopStorage = func() { cancel(); <-done; l.storage.Close() }
+}
+
+func (l *lab) reportVolume(o cloud.VolumeObservation) {
+	l.volumeMu.Lock()
+	defer l.volumeMu.Unlock()
+	l.volumes[o.Volume] = o
 }
 
 func (l *lab) fetch(_ context.Context, sum string, offset int64) (io.ReadCloser, error) {
@@ -299,7 +314,13 @@ func dialConsole(t *testing.T, dir string) net.Conn {
 	d, err := os.Open(dir)
 	require.NoError(t, err)
 	defer d.Close()
-	c, err := net.Dial("unix", fmt.Sprintf("/proc/self/fd/%d/console.sock", d.Fd()))
+	var c net.Conn
+	for end := time.Now().Add(within); ; time.Sleep(20 * time.Millisecond) {
+		c, err = net.Dial("unix", fmt.Sprintf("/proc/self/fd/%d/console.sock", d.Fd()))
+		if !errors.Is(err, syscall.EAGAIN) || time.Now().After(end) { // EAGAIN: QEMU is busy and has not accepted the last client
+			break
+		}
+	}
 	require.NoError(t, err)
 	return c
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/volume"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
 // Volumes opens the volumes of the host for VMs. Package storage implements it.
@@ -66,7 +67,11 @@ func (o openVolumes) addTo(s *qemu.Spec, files map[string]qemu.Layers) {
 }
 
 func (o openVolume) layers() qemu.Layers {
-	return qemu.Layers{Overlay: o.files.Content, Base: o.files.Base, Size: o.files.Size, Key: o.files.Key}
+	layers := qemu.Layers{Overlay: o.files.Content, Base: o.files.Base, Size: o.files.Size, Key: o.files.Key}
+	if o.files.RBD != nil {
+		layers.Key = qemu.Key(o.files.RBD.Key)
+	}
+	return layers
 }
 
 // openVolumes opens all volumes of an assigned VM. If one of them cannot be opened, it closes and releases the others.
@@ -98,6 +103,12 @@ func (v *VM) openVolume(ctx context.Context, want *agentv1.AssignedVm, i int) (o
 	}
 	out := openVolume{disk: v.set.spec(want).Disks[i], files: files}
 	out.disk.Format, out.disk.Base, out.disk.Encrypted = files.Format, files.BaseFormat, files.Encrypted
+	if i := files.RBD; i != nil {
+		out.disk.RBD = &qemu.RBDImage{Monitors: i.Monitors, Pool: i.Pool, Image: i.Image, User: i.User}
+	}
+	if files.Format != qcow2.QCOW2 { // A QCOW2 file gets its size only by ResizeDisk.
+		out.disk.Size = files.Size
+	}
 	return out, nil
 }
 
@@ -215,8 +226,8 @@ func (v *VM) changeDisk(ctx context.Context, a Action, id string, want *agentv1.
 		return nil
 	}
 	final := errors.Is(err, qemu.ErrNoDiskSlot) || errors.Is(err, qemu.ErrNotPluggable) ||
-		errors.Is(err, qemu.ErrInvalid) || errors.Is(err, qemu.ErrWrongKey) || errors.Is(err, errNoVolumes) ||
-		errors.Is(err, volume.ErrRefused)
+		errors.Is(err, qemu.ErrInvalid) || errors.Is(err, qemu.ErrWrongKey) || errors.Is(err, qemu.ErrNoNetwork) ||
+		errors.Is(err, errNoVolumes) || errors.Is(err, volume.ErrRefused)
 	v.diskFailures = addFailure(v.diskFailures, id, want.GetGeneration(), err, final)
 	return err
 }

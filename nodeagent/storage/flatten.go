@@ -25,7 +25,7 @@ var errLater = fmt.Errorf("flatten the volume later: %w", volume.ErrInUse)
 
 // flatten makes a volume independent of its image if no VM has it open. A VM that opens the volume, and a change of the
 // desired state, cancel this. QEMU then continues it, or the agent begins again later.
-func (s *Storage) flatten(ctx context.Context, p *volume.Pool, want *agentv1.AssignedVolume) error {
+func (s *Storage) flatten(ctx context.Context, p pool, want *agentv1.AssignedVolume) error {
 	select {
 	case s.flattens <- struct{}{}:
 		defer func() { <-s.flattens }()

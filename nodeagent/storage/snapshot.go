@@ -50,11 +50,19 @@ type copyMember struct {
 }
 
 // stepSnapshots tries to bring the snapshots of a volume to their desired states, and returns the resulting states.
-// Copies run on until life ends. It returns nil if the volume cannot be used; p is nil if its pool cannot be used.
-func (s *Storage) stepSnapshots(ctx, life context.Context, p *volume.Pool, want *agentv1.AssignedVolume, stored bool) (out []cloud.SnapshotObservation, err error) {
-	if p == nil || want.GetDeleted() || len(want.GetSnapshots()) == 0 {
+// Copies run on until life ends. It returns nil if the volume cannot be used or is an RBD image. The place is nil if the
+// pool cannot be used.
+func (s *Storage) stepSnapshots(
+	ctx, life context.Context, place pool, want *agentv1.AssignedVolume, stored bool,
+) (out []cloud.SnapshotObservation, err error) {
+	if want.GetDeleted() || len(want.GetSnapshots()) == 0 {
 		return nil, nil
 	}
+	file, ok := place.(filePool) // the control plane requests no snapshots of RBD images
+	if !ok {
+		return nil, nil
+	}
+	p := file.Pool
 	if status, err := p.Status(want.GetVolumeId()); err != nil || status.Error != "" {
 		return nil, nil // the report of the volume has the error
 	}

@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strings"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/trivet-cloud/trivet/nodeagent/disk"
 	"github.com/trivet-cloud/trivet/nodeagent/volume"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
@@ -54,12 +56,47 @@ func (s *Storage) pool(name string) (*volume.Pool, error) {
 	return nil, fmt.Errorf("this host has no storage pool %q", name)
 }
 
+// pool is what Storage needs of a place for volumes. A directory (filePool) and a pool of a Ceph cluster
+// (volume.RBDPool) implement it.
+type pool interface {
+	Create(ctx context.Context, v volume.Volume) error
+	Resize(ctx context.Context, id string, size uint64) error
+	Delete(ctx context.Context, id string) error
+	Status(ctx context.Context, id string) (volume.Status, error)
+	Open(ctx context.Context, id string, a volume.Attachment) (volume.Files, error)
+	Release(ctx context.Context, id string, a volume.Attachment) error
+	Detach(ctx context.Context, id string, generation uint64) error
+	Flatten(ctx context.Context, id string, progress func(percent uint32)) error
+}
+
+// filePool is a volume.Pool, whose Status needs no context.
+type filePool struct{ *volume.Pool }
+
+func (p filePool) Status(_ context.Context, id string) (volume.Status, error) {
+	return p.Pool.Status(id)
+}
+
+// poolOf returns the place that has an assigned volume.
+func (s *Storage) poolOf(want *agentv1.AssignedVolume) (pool, error) {
+	if want.GetRbd() != nil {
+		return s.ceph.pool(want.GetRbd())
+	}
+	if want.GetPool() == "" { // the desired state of a VM's disk arrived before the list of volumes
+		return nil, errNoKey
+	}
+	p, err := s.pool(want.GetPool())
+	if err != nil {
+		return nil, err
+	}
+	return filePool{p}, nil
+}
+
 // step tries to bring one volume and its snapshots to their desired state, and reports the resulting state. Copies for
 // snapshots that step begins run on until ctx ends.
 func (s *Storage) step(ctx context.Context, want *agentv1.AssignedVolume, stored bool) error {
 	bounded, cancel := context.WithTimeout(ctx, stepWithin)
 	defer cancel()
-	p, err := s.pool(want.GetPool())
+	p, err := s.poolOf(want)
 	if err == nil {
 		err = s.apply(bounded, p, want, stored)
 	}
@@ -70,36 +107,44 @@ func (s *Storage) step(ctx context.Context, want *agentv1.AssignedVolume, stored
 	if bounded.Err() != nil {
 		return err // an error that the end of the context has caused is not reported
 	}
-	s.observe(p, want, snapshots, err)
+	s.observe(bounded, p, want, snapshots, err)
 	if err != nil || !want.GetFlatten() || want.GetDeleted() {
 		return err
 	}
 	if err = s.flatten(ctx, p, want); ctx.Err() == nil && !errors.Is(err, volume.ErrInUse) {
-		s.observe(p, want, snapshots, err)
+		s.observe(ctx, p, want, snapshots, err)
 	}
 	return err
 }
 
 // observe reports the state of a volume and its snapshots, and the error of the last change. p is nil if the pool cannot be
 // used.
-func (s *Storage) observe(p *volume.Pool, want *agentv1.AssignedVolume, snapshots []cloud.SnapshotObservation, err error) {
+func (s *Storage) observe(
+	ctx context.Context, p pool, want *agentv1.AssignedVolume, snapshots []cloud.SnapshotObservation, err error,
+) {
 	o := cloud.VolumeObservation{Volume: cloud.VolumeID(want.GetVolumeId()), Generation: want.GetGeneration()}
 	if p != nil {
-		if status, statusErr := p.Status(want.GetVolumeId()); statusErr == nil && status.Error == "" {
+		if status, statusErr := p.Status(ctx, want.GetVolumeId()); statusErr == nil && status.Error == "" {
 			o.Present, o.SizeBytes, o.FlushedGeneration, o.Snapshots = true, status.Size, status.Flushed, snapshots
 			if status.Flattened {
 				o.Flattened, o.Format = true, cloudFormats[status.Format]
 			}
 		}
 	}
-	if err != nil && !errors.Is(err, volume.ErrInUse) {
+	if err != nil && !isTemporary(err) {
 		o.Error = brief(err)
 	}
 	s.report(o)
 }
 
+// isTemporary reports whether err is normal for a while: a guest still has the volume open, or another host imports the
+// volume's image.
+func isTemporary(err error) bool {
+	return errors.Is(err, volume.ErrInUse) || errors.Is(err, volume.ErrImporting)
+}
+
 // apply makes, grows, detaches or deletes a volume of the pool p.
-func (s *Storage) apply(ctx context.Context, p *volume.Pool, want *agentv1.AssignedVolume, stored bool) error {
+func (s *Storage) apply(ctx context.Context, p pool, want *agentv1.AssignedVolume, stored bool) error {
 	id := want.GetVolumeId()
 	if want.GetDeleted() {
 		if stored {
@@ -120,16 +165,15 @@ func (s *Storage) apply(ctx context.Context, p *volume.Pool, want *agentv1.Assig
 }
 
 // ensure makes a volume if the pool does not have it, and grows it to its size.
-func ensure(ctx context.Context, p *volume.Pool, want *agentv1.AssignedVolume) error {
+func ensure(ctx context.Context, p pool, want *agentv1.AssignedVolume) error {
 	id := want.GetVolumeId()
-	status, err := p.Status(id)
+	status, err := p.Status(ctx, id)
 	switch {
 	case err == nil && status.Error != "":
 		return errors.New(status.Error)
 	case err == nil && status.Encrypted != want.GetEncrypted() && !mutant.On(mutant.OpenPlainVolume):
 		// A person with access to the pool may have replaced the file, to read what the guest writes from now on.
-		return fmt.Errorf("%w: only one of the required volume %s and the volume in the storage pool %s is encrypted",
-			volume.ErrRefused, id, p.Name())
+		return fmt.Errorf("%w: only one of the required volume %s and the volume in %s is encrypted", volume.ErrRefused, id, place(want))
 	case err == nil && status.Size >= want.GetSizeBytes():
 		return nil
 	case err == nil:
@@ -137,7 +181,7 @@ func ensure(ctx context.Context, p *volume.Pool, want *agentv1.AssignedVolume) e
 	case !errors.Is(err, volume.ErrNotFound):
 		return err
 	case want.GetMustExist():
-		return fmt.Errorf("volume %s was in the storage pool %s of this host before, and is missing now", id, p.Name())
+		return fmt.Errorf("volume %s was in %s before, and is missing now", id, place(want))
 	}
 	return p.Create(ctx, describe(want))
 }
@@ -153,7 +197,7 @@ func (s *Storage) Open(ctx context.Context, vm cloud.VMID, disk string, want *ag
 	if want.GetDeleted() || want.GetVmId() != string(vm) || want.GetDiskId() != disk {
 		return volume.Files{}, fmt.Errorf("open volume %s: %w", want.GetVolumeId(), errNotAttached)
 	}
-	p, err := s.pool(want.GetPool())
+	p, err := s.poolOf(want)
 	if err != nil {
 		return volume.Files{}, err
 	}
@@ -170,8 +214,16 @@ func (s *Storage) Open(ctx context.Context, vm cloud.VMID, disk string, want *ag
 	return files, err
 }
 
+// place returns a text that names the place of an assigned volume.
+func place(want *agentv1.AssignedVolume) string {
+	if r := want.GetRbd(); r != nil {
+		return "the Ceph pool " + r.GetPool()
+	}
+	return "the storage pool " + want.GetPool() + " of this host"
+}
+
 // newest returns the newest known desired state of a volume: want or the desired state in s.volumes. If want is newer,
-// it replaces the desired state in s.volumes.
+// it replaces the desired state in s.volumes. The Ceph pool, with its key, is only in the list of volumes, so it is kept.
 func (s *Storage) newest(want *agentv1.AssignedVolume) *agentv1.AssignedVolume {
 	id := cloud.VolumeID(want.GetVolumeId())
 	s.mu.Lock()
@@ -181,6 +233,10 @@ func (s *Storage) newest(want *agentv1.AssignedVolume) *agentv1.AssignedVolume {
 		return want
 	}
 	if want.GetGeneration() > e.want.GetGeneration() {
+		if at := e.want.GetRbd(); at != nil && want.GetRbd() == nil {
+			want = proto.CloneOf(want)
+			want.Rbd = at
+		}
 		s.setDesired(id, want, false)
 		s.notify()
 	}
@@ -188,9 +244,17 @@ func (s *Storage) newest(want *agentv1.AssignedVolume) *agentv1.AssignedVolume {
 }
 
 // Release is called when no process of the VM has the volume open any more. Release syncs the content to the disk and
-// records that the content is complete. The error wraps volume.ErrInUse if a process still has the volume open.
+// records that the content is complete. The error wraps volume.ErrInUse if a process still has the volume open. The
+// parameter pool is the name of a storage pool of the host, or "" for an RBD image, whose Ceph pool is in the desired
+// state of the volume.
 func (s *Storage) Release(ctx context.Context, pool string, id cloud.VolumeID, vm cloud.VMID, generation uint64) error {
-	p, err := s.pool(pool)
+	want := &agentv1.AssignedVolume{Pool: pool}
+	if pool == "" {
+		if want = s.desired(id); want == nil {
+			return fmt.Errorf("release volume %s: %w", id, errNoKey)
+		}
+	}
+	p, err := s.poolOf(want)
 	if err != nil {
 		return err
 	}

@@ -23,13 +23,15 @@
 //   - A snapshot is made by a goroutine of its own, because a copy may take long. The goroutine of a group begins all copies
 //     of the group at one instant. A copy that cannot be begun at the moment, for example because the VM is just being
 //     started, is tried again until the deadline in the assignment. A copy that was begun is never repeated.
+//   - RBD images are made, grown and deleted by the helper trivet-rbd, of which one runs for each Ceph cluster and user
+//     with assigned volumes. The key of the user is part of the desired state. An assignment that was stored on disk has
+//     no keys, so its RBD images are not touched.
 //   - A pool that cannot be opened, for example because its file system is not mounted, is opened again later. Until
 //     then its volumes are reported with the error, and the host does not report the pool.
 package storage
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -40,14 +42,20 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/trivet-cloud/trivet/nodeagent/disk"
+	"github.com/trivet-cloud/trivet/nodeagent/rbd"
 	"github.com/trivet-cloud/trivet/nodeagent/volume"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Options are the dependencies of a Storage. All but Copy are required.
+// Options are the dependencies of a Storage. All but Copy and RBD are required.
 type Options struct {
 	Pools []volume.Options
+	// RBD starts the helper for Ceph clusters. If RBD.Program is empty, the host has no RBD images.
+	RBD rbd.Options
+	// Images is the cache of the images that RBD images are made from.
+	Images *disk.Images
 	// Report is called with the state of a volume after each check, even if the state has not changed. It must not
 	// block.
 	Report func(cloud.VolumeObservation)
@@ -69,6 +77,7 @@ type Storage struct {
 
 	mu      sync.Mutex // guards the fields below
 	pools   map[string]*volume.Pool
+	ceph    *ceph
 	failed  map[string]error // why pools could not be opened
 	volumes map[cloud.VolumeID]*entry
 	current bool                 // an assignment that was not read from disk has arrived
@@ -102,7 +111,7 @@ const (
 	stepWithin = 10 * time.Minute
 	firstPause = 500 * time.Millisecond
 	lastPause  = 30 * time.Second
-	// inUsePause is the time between two attempts to close a volume that QEMU has open.
+	// inUsePause is the time between two attempts after an error that is normal for a while (see isTemporary).
 	inUsePause = time.Second
 	// checkEvery is the interval at which Run checks volumes that have reached their desired state, and tries again to
 	// open pools that could not be opened.
@@ -113,7 +122,7 @@ const (
 // New opens the pools of the host. It logs the pools that cannot be opened, and Run tries to open them again.
 func New(ctx context.Context, o Options) *Storage {
 	s := &Storage{
-		o: o, wake: make(chan struct{}, 1), pools: map[string]*volume.Pool{}, failed: map[string]error{},
+		o: o, wake: make(chan struct{}, 1), pools: map[string]*volume.Pool{}, failed: map[string]error{}, ceph: newCeph(o.RBD, o.Images, o.Log),
 		volumes: map[cloud.VolumeID]*entry{}, copies: map[string]*copyTask{}, unknown: map[string]string{},
 		flattens: make(chan struct{}, flattens),
 	}
@@ -156,6 +165,7 @@ func (s *Storage) Close() {
 	for _, p := range s.pools {
 		p.Close()
 	}
+	s.ceph.close()
 }
 
 // Pools returns the pools that can be used, in the order of their names.
@@ -193,6 +203,16 @@ func (s *Storage) UsedImages() (map[string]bool, error) {
 	return used, nil
 }
 
+// desired returns the desired state of a volume, or nil if it has none.
+func (s *Storage) desired(id cloud.VolumeID) *agentv1.AssignedVolume {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.volumes[id]; e != nil {
+		return e.want
+	}
+	return nil
+}
+
 // Assign sets the desired states of all volumes to those of the newest complete assignment. If stored is true, the
 // assignment was read from disk and may be outdated. Assign does not block.
 func (s *Storage) Assign(volumes map[cloud.VolumeID]*agentv1.AssignedVolume, stored bool) {
@@ -209,6 +229,7 @@ func (s *Storage) Assign(volumes map[cloud.VolumeID]*agentv1.AssignedVolume, sto
 		}
 	}
 	s.current = !stored
+	s.ceph.keep(volumes)
 	s.notify()
 }
 
@@ -326,7 +347,7 @@ func (s *Storage) end(ctx context.Context, e *entry, want *agentv1.AssignedVolum
 	switch {
 	case err == nil:
 		e.fails, e.logged, e.again = 0, "", time.Now().Add(checkEvery)
-	case errors.Is(err, volume.ErrInUse):
+	case isTemporary(err):
 		e.again = time.Now().Add(inUsePause)
 	default:
 		e.again = time.Now().Add(min(firstPause<<min(e.fails, 10), lastPause))

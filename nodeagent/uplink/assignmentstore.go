@@ -119,8 +119,8 @@ func (k *assignmentStore) run(ctx context.Context) {
 	}
 }
 
-// write writes the newest assignment to disk, without the keys of encrypted volumes. It does nothing if that assignment
-// is on disk already. If the write fails, the assignment is not written again; only one from a later call of put is.
+// write writes the newest assignment to disk, without the keys of volumes. It does nothing if that assignment is on disk
+// already. If the write fails, the assignment is not written again; only one from a later call of put is.
 func (k *assignmentStore) write() error {
 	k.writing.Lock()
 	defer k.writing.Unlock()
@@ -141,26 +141,34 @@ func (k *assignmentStore) write() error {
 	return store(k.dir, assignmentFile, m)
 }
 
-// withoutKey returns a volume without the key of its encryption. It does not modify its argument. Keys are never written
-// to disk: a person who gets the host's disks must not get the content of its encrypted volumes.
+// hasKey reports whether a volume has the key of its encryption or that of its Ceph user.
+func hasKey(v *agentv1.AssignedVolume) bool {
+	return len(v.GetEncryptionKey()) > 0 || v.GetRbd().GetKey() != ""
+}
+
+// withoutKey returns a volume without the key of its encryption and without that of its Ceph user. It does not modify its
+// argument. Keys are never written to disk: a person who gets the host's disks must not get the content of its encrypted
+// volumes, nor access to a Ceph cluster.
 func withoutKey(v *agentv1.AssignedVolume) *agentv1.AssignedVolume {
-	if len(v.GetEncryptionKey()) == 0 || mutant.On(mutant.StoreVolumeKey) {
+	if !hasKey(v) || mutant.On(mutant.StoreVolumeKey) {
 		return v
 	}
 	v = proto.CloneOf(v)
 	v.EncryptionKey = nil
+	if v.Rbd != nil {
+		v.Rbd.Key = ""
+	}
 	return v
 }
 
 // withoutDiskKeys is withoutKey for the volumes of a VM. Members of this version send keys only in the list of volumes.
 func withoutDiskKeys(vm *agentv1.AssignedVm) *agentv1.AssignedVm {
-	hasKey := func(d *agentv1.AssignedDisk) bool { return len(d.GetVolume().GetEncryptionKey()) > 0 }
-	if !slices.ContainsFunc(vm.GetDisks(), hasKey) {
+	if !slices.ContainsFunc(vm.GetDisks(), func(d *agentv1.AssignedDisk) bool { return hasKey(d.GetVolume()) }) {
 		return vm
 	}
 	vm = proto.CloneOf(vm)
 	for _, d := range vm.GetDisks() {
-		if hasKey(d) {
+		if hasKey(d.GetVolume()) {
 			d.Volume = withoutKey(d.GetVolume())
 		}
 	}

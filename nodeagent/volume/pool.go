@@ -1,5 +1,10 @@
 // Package volume keeps the volumes of a host as files in storage pools, which are directories of the host.
 //
+// An [RBDPool] keeps volumes as RBD images in a pool of a Ceph cluster instead, which all hosts share. Its record of a
+// volume is an object in the cluster, which hosts replace atomically. The rules for generations are the same. In place
+// of a lock, an RBDPool refuses to open an image that a client has open, and a new generation while the last one is not
+// flushed.
+//
 // A [Pool] makes, grows, deletes and lists volumes, and opens them for QEMU, which receives descriptors and no paths. A
 // blank volume is normally a sparse raw file. A volume that was made from an image is a QCOW2 overlay whose backing
 // file is the image, like the disks of package disk.

@@ -96,8 +96,8 @@ const (
 	leaseRenew = 10 * time.Second
 )
 
-// errImporting means that another import of the same image is in progress. It is temporary.
-var errImporting = errors.New("another import of the image is in progress")
+// ErrImporting means that another host, or another call, imports the same image into the Ceph pool. It is temporary.
+var ErrImporting = errors.New("another import of the image is in progress")
 
 // withLease calls f while this import has the lease of a base image. If the lease is lost, the context of f ends.
 func (p *RBDPool) withLease(ctx context.Context, image *rbdv1.ImageName, f func(context.Context) error) error {
@@ -107,7 +107,7 @@ func (p *RBDPool) withLease(ctx context.Context, image *rbdv1.ImageName, f func(
 	}
 	var other lease
 	if json.Unmarshal(out.GetData(), &other) == nil && time.Now().Before(other.Until) {
-		return errImporting
+		return ErrImporting
 	}
 	record, holder := out.GetData(), uuid.NewString()
 	renew := func(ctx context.Context) error {

@@ -25,6 +25,9 @@ func (p *RBDPool) create(ctx context.Context, v Volume) error {
 	if v.Size == 0 || v.Size%512 != 0 || v.Size > qcow2.MaxVirtualSize {
 		return fmt.Errorf("%w: the volume has %d bytes", ErrRefused, v.Size)
 	}
+	if v.Source != nil || v.Encrypted {
+		return fmt.Errorf("%w: an RBD volume is not made from a snapshot, nor encrypted", ErrRefused)
+	}
 	r, text, err := p.read(ctx, v.ID)
 	switch {
 	case errors.Is(err, ErrNotFound):
@@ -121,6 +124,41 @@ func (p *RBDPool) resize(ctx context.Context, id string, size uint64) error {
 	r.Size = size
 	_, err = p.write(ctx, id, text, r)
 	return err
+}
+
+// Flatten copies into a volume what it shares with its image, so that it does not need the image any more. A VM may use
+// the volume meanwhile. Flatten does not call progress, because the Ceph cluster does not report any. A volume without an
+// image is no error.
+func (p *RBDPool) Flatten(ctx context.Context, id string, _ func(percent uint32)) error {
+	if err := p.flatten(ctx, id); err != nil {
+		return fmt.Errorf("flatten volume %s: %w", id, err)
+	}
+	return nil
+}
+
+func (p *RBDPool) flatten(ctx context.Context, id string) error {
+	r, _, err := p.read(ctx, id)
+	switch {
+	case err != nil:
+		return err
+	case r.State != ready:
+		return ErrNotFound
+	case r.Image == nil:
+		return nil
+	}
+	request := &rbdv1.FlattenImageRequest{Name: p.name(volumeImage(id))}
+	if _, err := p.o.Client.FlattenImage(ctx, request); err != nil {
+		return rbdError(err)
+	}
+	return p.change(ctx, func() error { // the record may have changed since
+		r, text, err := p.read(ctx, id)
+		if err != nil {
+			return err
+		}
+		r.Image, r.Flattened = nil, true
+		_, err = p.write(ctx, id, text, r)
+		return err
+	})
 }
 
 // Delete removes a volume and its content. A missing volume is no error. Several hosts may call Delete for the same

@@ -13,6 +13,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/nodeagent/disk"
 	rbdv1 "github.com/trivet-cloud/trivet/protos/rbd/v1"
+	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
 // RBDOptions are the settings of an RBDPool. All are required.
@@ -151,7 +152,8 @@ func (p *RBDPool) Status(ctx context.Context, id string) (Status, error) {
 	if err != nil {
 		return Status{}, fmt.Errorf("read volume %s: %w", id, err)
 	}
-	s := Status{ID: id, Size: r.Size, Image: r.Image, Attachment: r.Attachment, Flushed: r.Flushed}
+	s := Status{ID: id, Size: r.Size, Image: r.Image, Attachment: r.Attachment, Flushed: r.Flushed,
+		Flattened: r.Flattened, Format: qcow2.Raw}
 	switch _, err := p.image(ctx, id); {
 	case errors.Is(err, ErrRefused):
 		s.Error = err.Error()

@@ -118,7 +118,8 @@ func TestResponsesSetEveryField(t *testing.T) {
 	}}}
 	assigned.Disks[0].Volume = AssignedVolume(fullVolume()) // set by package vm
 	assigned.Disks[0].Volume.Deleted, assigned.Disks[0].Volume.EncryptionKey = true, []byte("k")
-	assigned.Disks[0].Volume.Snapshots = []*agentv1.AssignedSnapshot{filled(&agentv1.AssignedSnapshot{}, 0)} // set by package volume
+	assigned.Disks[0].Volume.Snapshots = []*agentv1.AssignedSnapshot{filled(&agentv1.AssignedSnapshot{}, 0)}            // set by package volume
+	assigned.Disks[0].Volume.Rbd = &agentv1.RbdPool{Fsid: "x", Monitors: []string{"x"}, Pool: "x", User: "x", Key: "x"} // set by package volume
 	requireFull(t, assigned.ProtoReflect())
 
 	created := ImageFrom(filled(&vmv1.CreateImageRequest{}, 0))

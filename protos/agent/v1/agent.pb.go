@@ -1260,10 +1260,10 @@ type AssignedVolume struct {
 	VolumeId string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
 	// Grows with each change of the desired state. Observations repeat it.
 	Generation uint64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
-	// Name of the host's storage pool that has the volume.
+	// Name of the host's storage pool that has the volume. Empty if rbd is set.
 	Pool string `protobuf:"bytes,3,opt,name=pool,proto3" json:"pool,omitempty"`
 	// The volume was deleted: the host deletes its bytes, and reports the volume as not present. Of the other fields,
-	// only volume_id, generation and pool are set.
+	// only volume_id, generation, pool and rbd are set.
 	Deleted bool `protobuf:"varint,4,opt,name=deleted,proto3" json:"deleted,omitempty"`
 	// Size as the guest sees it. The host enlarges a smaller volume, also while a guest uses it. The host never makes a
 	// volume smaller.
@@ -1295,6 +1295,10 @@ type AssignedVolume struct {
 	// True: the host copies what the volume still reads from its image into the volume, also while a guest uses it, and
 	// then reports the volume as flattened.
 	Flatten bool `protobuf:"varint,40,opt,name=flatten,proto3" json:"flatten,omitempty"`
+	// Set if the volume is an RBD image of a Ceph cluster, and never in AssignedDisk.volume. The host stores the
+	// generation of the attachment in the cluster, where all hosts read it. Another host may get the volume when it is
+	// detached and flushed.
+	Rbd *RbdPool `protobuf:"bytes,50,opt,name=rbd,proto3" json:"rbd,omitempty"`
 	// The snapshots of the volume, at most 32. A snapshot that is not in the list was deleted, and the host has reported
 	// it as SNAPSHOT_STATE_ABSENT.
 	Snapshots []*AssignedSnapshot `protobuf:"bytes,30,rep,name=snapshots,proto3" json:"snapshots,omitempty"`
@@ -1444,6 +1448,13 @@ func (x *AssignedVolume) GetFlatten() bool {
 		return x.Flatten
 	}
 	return false
+}
+
+func (x *AssignedVolume) GetRbd() *RbdPool {
+	if x != nil {
+		return x.Rbd
+	}
+	return nil
 }
 
 func (x *AssignedVolume) GetSnapshots() []*AssignedSnapshot {
@@ -1604,6 +1615,88 @@ func (x *AssignedSnapshot) GetGroupVolumes() []string {
 	return nil
 }
 
+// RbdPool is the pool of a Ceph cluster that has the RBD images of a storage class.
+type RbdPool struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// ID of the cluster, a UUID.
+	Fsid string `protobuf:"bytes,1,opt,name=fsid,proto3" json:"fsid,omitempty"`
+	// Addresses of monitors: an IP address and a port, such as 192.0.2.1:3300.
+	Monitors []string `protobuf:"bytes,2,rep,name=monitors,proto3" json:"monitors,omitempty"`
+	Pool     string   `protobuf:"bytes,3,opt,name=pool,proto3" json:"pool,omitempty"`
+	// Name of the Ceph user, without "client.".
+	User string `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`
+	// Key of the user, in base64. The agent keeps the key in memory: it writes the key to no file, argument, environment
+	// variable or log.
+	Key           string `protobuf:"bytes,5,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RbdPool) Reset() {
+	*x = RbdPool{}
+	mi := &file_agent_v1_agent_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RbdPool) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RbdPool) ProtoMessage() {}
+
+func (x *RbdPool) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RbdPool.ProtoReflect.Descriptor instead.
+func (*RbdPool) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *RbdPool) GetFsid() string {
+	if x != nil {
+		return x.Fsid
+	}
+	return ""
+}
+
+func (x *RbdPool) GetMonitors() []string {
+	if x != nil {
+		return x.Monitors
+	}
+	return nil
+}
+
+func (x *RbdPool) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *RbdPool) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *RbdPool) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
 type AssignedImage struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	ImageId string                 `protobuf:"bytes,1,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
@@ -1618,7 +1711,7 @@ type AssignedImage struct {
 
 func (x *AssignedImage) Reset() {
 	*x = AssignedImage{}
-	mi := &file_agent_v1_agent_proto_msgTypes[13]
+	mi := &file_agent_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1630,7 +1723,7 @@ func (x *AssignedImage) String() string {
 func (*AssignedImage) ProtoMessage() {}
 
 func (x *AssignedImage) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[13]
+	mi := &file_agent_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1643,7 +1736,7 @@ func (x *AssignedImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignedImage.ProtoReflect.Descriptor instead.
 func (*AssignedImage) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *AssignedImage) GetImageId() string {
@@ -1691,7 +1784,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_agent_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1703,7 +1796,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_agent_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1716,7 +1809,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ConsoleRequest) GetRequestId() string {
@@ -1768,7 +1861,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_agent_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1780,7 +1873,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_agent_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1793,7 +1886,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ReportRequest) GetFacts() *NodeFacts {
@@ -1825,7 +1918,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_agent_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1837,7 +1930,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_agent_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1850,7 +1943,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 // NodeFacts describes the host beyond its heartbeat.
@@ -1868,14 +1961,19 @@ type NodeFacts struct {
 	// The storage pools that the host serves, at most 64. The host serves each storage class of the driver MANAGED that
 	// names one of these pools. A pool that cannot be used at the moment, for example because its file system is not
 	// mounted, is not in the list. The host then reports the volumes of the pool with an error.
-	StoragePools  []*StoragePool `protobuf:"bytes,6,rep,name=storage_pools,json=storagePools,proto3" json:"storage_pools,omitempty"`
+	StoragePools []*StoragePool `protobuf:"bytes,6,rep,name=storage_pools,json=storagePools,proto3" json:"storage_pools,omitempty"`
+	// True if guests of the host can use RBD images: the helper trivet-rbd starts, and QEMU has the block driver rbd. The
+	// host then serves each storage class of the driver RBD.
+	Rbd bool `protobuf:"varint,30,opt,name=rbd,proto3" json:"rbd,omitempty"`
+	// Why rbd is false: one line of at most 200 bytes. Empty if rbd is true.
+	RbdProblem    string `protobuf:"bytes,31,opt,name=rbd_problem,json=rbdProblem,proto3" json:"rbd_problem,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeFacts) Reset() {
 	*x = NodeFacts{}
-	mi := &file_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1887,7 +1985,7 @@ func (x *NodeFacts) String() string {
 func (*NodeFacts) ProtoMessage() {}
 
 func (x *NodeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1900,7 +1998,7 @@ func (x *NodeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFacts.ProtoReflect.Descriptor instead.
 func (*NodeFacts) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *NodeFacts) GetBootId() string {
@@ -1945,6 +2043,20 @@ func (x *NodeFacts) GetStoragePools() []*StoragePool {
 	return nil
 }
 
+func (x *NodeFacts) GetRbd() bool {
+	if x != nil {
+		return x.Rbd
+	}
+	return false
+}
+
+func (x *NodeFacts) GetRbdProblem() string {
+	if x != nil {
+		return x.RbdProblem
+	}
+	return ""
+}
+
 // StoragePool is a directory for volumes in the configuration of a host.
 type StoragePool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1961,7 +2073,7 @@ type StoragePool struct {
 
 func (x *StoragePool) Reset() {
 	*x = StoragePool{}
-	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1973,7 +2085,7 @@ func (x *StoragePool) String() string {
 func (*StoragePool) ProtoMessage() {}
 
 func (x *StoragePool) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1986,7 +2098,7 @@ func (x *StoragePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePool.ProtoReflect.Descriptor instead.
 func (*StoragePool) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *StoragePool) GetName() string {
@@ -2043,7 +2155,7 @@ type VmObservation struct {
 
 func (x *VmObservation) Reset() {
 	*x = VmObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2055,7 +2167,7 @@ func (x *VmObservation) String() string {
 func (*VmObservation) ProtoMessage() {}
 
 func (x *VmObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2068,7 +2180,7 @@ func (x *VmObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VmObservation.ProtoReflect.Descriptor instead.
 func (*VmObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *VmObservation) GetVmId() string {
@@ -2187,7 +2299,7 @@ type DiskObservation struct {
 
 func (x *DiskObservation) Reset() {
 	*x = DiskObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2199,7 +2311,7 @@ func (x *DiskObservation) String() string {
 func (*DiskObservation) ProtoMessage() {}
 
 func (x *DiskObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2212,7 +2324,7 @@ func (x *DiskObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskObservation.ProtoReflect.Descriptor instead.
 func (*DiskObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DiskObservation) GetId() string {
@@ -2268,7 +2380,7 @@ type VolumeObservation struct {
 
 func (x *VolumeObservation) Reset() {
 	*x = VolumeObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2280,7 +2392,7 @@ func (x *VolumeObservation) String() string {
 func (*VolumeObservation) ProtoMessage() {}
 
 func (x *VolumeObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2293,7 +2405,7 @@ func (x *VolumeObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeObservation.ProtoReflect.Descriptor instead.
 func (*VolumeObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *VolumeObservation) GetVolumeId() string {
@@ -2384,7 +2496,7 @@ type SnapshotObservation struct {
 
 func (x *SnapshotObservation) Reset() {
 	*x = SnapshotObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2396,7 +2508,7 @@ func (x *SnapshotObservation) String() string {
 func (*SnapshotObservation) ProtoMessage() {}
 
 func (x *SnapshotObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2409,7 +2521,7 @@ func (x *SnapshotObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotObservation.ProtoReflect.Descriptor instead.
 func (*SnapshotObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SnapshotObservation) GetSnapshotId() string {
@@ -2481,7 +2593,7 @@ type NicObservation struct {
 
 func (x *NicObservation) Reset() {
 	*x = NicObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2493,7 +2605,7 @@ func (x *NicObservation) String() string {
 func (*NicObservation) ProtoMessage() {}
 
 func (x *NicObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2506,7 +2618,7 @@ func (x *NicObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NicObservation.ProtoReflect.Descriptor instead.
 func (*NicObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *NicObservation) GetId() string {
@@ -2542,7 +2654,7 @@ type ReadImageRequest struct {
 
 func (x *ReadImageRequest) Reset() {
 	*x = ReadImageRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2554,7 +2666,7 @@ func (x *ReadImageRequest) String() string {
 func (*ReadImageRequest) ProtoMessage() {}
 
 func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2567,7 +2679,7 @@ func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageRequest.ProtoReflect.Descriptor instead.
 func (*ReadImageRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReadImageRequest) GetSha256() string {
@@ -2594,7 +2706,7 @@ type ReadImageResponse struct {
 
 func (x *ReadImageResponse) Reset() {
 	*x = ReadImageResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2606,7 +2718,7 @@ func (x *ReadImageResponse) String() string {
 func (*ReadImageResponse) ProtoMessage() {}
 
 func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2619,7 +2731,7 @@ func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageResponse.ProtoReflect.Descriptor instead.
 func (*ReadImageResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ReadImageResponse) GetData() []byte {
@@ -2644,7 +2756,7 @@ type SendConsoleRequest struct {
 
 func (x *SendConsoleRequest) Reset() {
 	*x = SendConsoleRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2656,7 +2768,7 @@ func (x *SendConsoleRequest) String() string {
 func (*SendConsoleRequest) ProtoMessage() {}
 
 func (x *SendConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2669,7 +2781,7 @@ func (x *SendConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendConsoleRequest.ProtoReflect.Descriptor instead.
 func (*SendConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SendConsoleRequest) GetRequestId() string {
@@ -2701,7 +2813,7 @@ type SendConsoleResponse struct {
 
 func (x *SendConsoleResponse) Reset() {
 	*x = SendConsoleResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2713,7 +2825,7 @@ func (x *SendConsoleResponse) String() string {
 func (*SendConsoleResponse) ProtoMessage() {}
 
 func (x *SendConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2726,7 +2838,7 @@ func (x *SendConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendConsoleResponse.ProtoReflect.Descriptor instead.
 func (*SendConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 // SyncNetworksRequest describes the host in the first message, and acknowledges a revision in each later one.
@@ -2750,7 +2862,7 @@ type SyncNetworksRequest struct {
 
 func (x *SyncNetworksRequest) Reset() {
 	*x = SyncNetworksRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2762,7 +2874,7 @@ func (x *SyncNetworksRequest) String() string {
 func (*SyncNetworksRequest) ProtoMessage() {}
 
 func (x *SyncNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2775,7 +2887,7 @@ func (x *SyncNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncNetworksRequest.ProtoReflect.Descriptor instead.
 func (*SyncNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SyncNetworksRequest) GetProtocol() uint32 {
@@ -2829,7 +2941,7 @@ type BackendHealth struct {
 
 func (x *BackendHealth) Reset() {
 	*x = BackendHealth{}
-	mi := &file_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_agent_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2841,7 +2953,7 @@ func (x *BackendHealth) String() string {
 func (*BackendHealth) ProtoMessage() {}
 
 func (x *BackendHealth) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_agent_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2854,7 +2966,7 @@ func (x *BackendHealth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendHealth.ProtoReflect.Descriptor instead.
 func (*BackendHealth) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *BackendHealth) GetVpcId() string {
@@ -2917,7 +3029,7 @@ type HostNetwork struct {
 
 func (x *HostNetwork) Reset() {
 	*x = HostNetwork{}
-	mi := &file_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_agent_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2929,7 +3041,7 @@ func (x *HostNetwork) String() string {
 func (*HostNetwork) ProtoMessage() {}
 
 func (x *HostNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_agent_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2942,7 +3054,7 @@ func (x *HostNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostNetwork.ProtoReflect.Descriptor instead.
 func (*HostNetwork) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *HostNetwork) GetVtep() string {
@@ -2999,7 +3111,7 @@ type VpcFailure struct {
 
 func (x *VpcFailure) Reset() {
 	*x = VpcFailure{}
-	mi := &file_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_agent_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3011,7 +3123,7 @@ func (x *VpcFailure) String() string {
 func (*VpcFailure) ProtoMessage() {}
 
 func (x *VpcFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_agent_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3024,7 +3136,7 @@ func (x *VpcFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcFailure.ProtoReflect.Descriptor instead.
 func (*VpcFailure) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *VpcFailure) GetVpcId() string {
@@ -3087,7 +3199,7 @@ type SyncNetworksResponse struct {
 
 func (x *SyncNetworksResponse) Reset() {
 	*x = SyncNetworksResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_agent_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3099,7 +3211,7 @@ func (x *SyncNetworksResponse) String() string {
 func (*SyncNetworksResponse) ProtoMessage() {}
 
 func (x *SyncNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_agent_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3112,7 +3224,7 @@ func (x *SyncNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncNetworksResponse.ProtoReflect.Descriptor instead.
 func (*SyncNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SyncNetworksResponse) GetTerm() uint64 {
@@ -3242,7 +3354,7 @@ type HostEncryption struct {
 
 func (x *HostEncryption) Reset() {
 	*x = HostEncryption{}
-	mi := &file_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_agent_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3254,7 +3366,7 @@ func (x *HostEncryption) String() string {
 func (*HostEncryption) ProtoMessage() {}
 
 func (x *HostEncryption) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_agent_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3267,7 +3379,7 @@ func (x *HostEncryption) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostEncryption.ProtoReflect.Descriptor instead.
 func (*HostEncryption) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *HostEncryption) GetPeers() []*EncryptedPeer {
@@ -3300,7 +3412,7 @@ type EncryptedPeer struct {
 
 func (x *EncryptedPeer) Reset() {
 	*x = EncryptedPeer{}
-	mi := &file_agent_v1_agent_proto_msgTypes[34]
+	mi := &file_agent_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3312,7 +3424,7 @@ func (x *EncryptedPeer) String() string {
 func (*EncryptedPeer) ProtoMessage() {}
 
 func (x *EncryptedPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[34]
+	mi := &file_agent_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3325,7 +3437,7 @@ func (x *EncryptedPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EncryptedPeer.ProtoReflect.Descriptor instead.
 func (*EncryptedPeer) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *EncryptedPeer) GetVtep() string {
@@ -3362,7 +3474,7 @@ type EspState struct {
 
 func (x *EspState) Reset() {
 	*x = EspState{}
-	mi := &file_agent_v1_agent_proto_msgTypes[35]
+	mi := &file_agent_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3374,7 +3486,7 @@ func (x *EspState) String() string {
 func (*EspState) ProtoMessage() {}
 
 func (x *EspState) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[35]
+	mi := &file_agent_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3387,7 +3499,7 @@ func (x *EspState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EspState.ProtoReflect.Descriptor instead.
 func (*EspState) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *EspState) GetSpi() uint32 {
@@ -3426,7 +3538,7 @@ type HostNatGateway struct {
 
 func (x *HostNatGateway) Reset() {
 	*x = HostNatGateway{}
-	mi := &file_agent_v1_agent_proto_msgTypes[36]
+	mi := &file_agent_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3438,7 +3550,7 @@ func (x *HostNatGateway) String() string {
 func (*HostNatGateway) ProtoMessage() {}
 
 func (x *HostNatGateway) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[36]
+	mi := &file_agent_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3451,7 +3563,7 @@ func (x *HostNatGateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostNatGateway.ProtoReflect.Descriptor instead.
 func (*HostNatGateway) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *HostNatGateway) GetNatGateway() *v12.NatGateway {
@@ -3501,7 +3613,7 @@ type ProtectedAddresses struct {
 
 func (x *ProtectedAddresses) Reset() {
 	*x = ProtectedAddresses{}
-	mi := &file_agent_v1_agent_proto_msgTypes[37]
+	mi := &file_agent_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3513,7 +3625,7 @@ func (x *ProtectedAddresses) String() string {
 func (*ProtectedAddresses) ProtoMessage() {}
 
 func (x *ProtectedAddresses) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[37]
+	mi := &file_agent_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3526,7 +3638,7 @@ func (x *ProtectedAddresses) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProtectedAddresses.ProtoReflect.Descriptor instead.
 func (*ProtectedAddresses) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ProtectedAddresses) GetAddresses() []string {
@@ -3547,7 +3659,7 @@ type HostVpc struct {
 
 func (x *HostVpc) Reset() {
 	*x = HostVpc{}
-	mi := &file_agent_v1_agent_proto_msgTypes[38]
+	mi := &file_agent_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3559,7 +3671,7 @@ func (x *HostVpc) String() string {
 func (*HostVpc) ProtoMessage() {}
 
 func (x *HostVpc) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[38]
+	mi := &file_agent_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3572,7 +3684,7 @@ func (x *HostVpc) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostVpc.ProtoReflect.Descriptor instead.
 func (*HostVpc) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *HostVpc) GetVpc() *v12.Vpc {
@@ -3600,7 +3712,7 @@ type HostSubnet struct {
 
 func (x *HostSubnet) Reset() {
 	*x = HostSubnet{}
-	mi := &file_agent_v1_agent_proto_msgTypes[39]
+	mi := &file_agent_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3612,7 +3724,7 @@ func (x *HostSubnet) String() string {
 func (*HostSubnet) ProtoMessage() {}
 
 func (x *HostSubnet) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[39]
+	mi := &file_agent_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3625,7 +3737,7 @@ func (x *HostSubnet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostSubnet.ProtoReflect.Descriptor instead.
 func (*HostSubnet) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *HostSubnet) GetSubnet() *v12.Subnet {
@@ -3658,7 +3770,7 @@ type HostPort struct {
 
 func (x *HostPort) Reset() {
 	*x = HostPort{}
-	mi := &file_agent_v1_agent_proto_msgTypes[40]
+	mi := &file_agent_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3670,7 +3782,7 @@ func (x *HostPort) String() string {
 func (*HostPort) ProtoMessage() {}
 
 func (x *HostPort) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[40]
+	mi := &file_agent_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3683,7 +3795,7 @@ func (x *HostPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostPort.ProtoReflect.Descriptor instead.
 func (*HostPort) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *HostPort) GetPort() *v12.Port {
@@ -3807,7 +3919,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x03bus\x18\x03 \x01(\x0e2\x18.vmcontroller.v1.DiskBusR\x03bus\x120\n" +
 	"\x05cache\x18\x04 \x01(\x0e2\x1a.vmcontroller.v1.DiskCacheR\x05cache\x12-\n" +
 	"\x05image\x18\x05 \x01(\v2\x17.agent.v1.AssignedImageR\x05image\x120\n" +
-	"\x06volume\x18\x06 \x01(\v2\x18.agent.v1.AssignedVolumeR\x06volume\"\x99\x05\n" +
+	"\x06volume\x18\x06 \x01(\v2\x18.agent.v1.AssignedVolumeR\x06volume\"\xbe\x05\n" +
 	"\x0eAssignedVolume\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1e\n" +
 	"\n" +
@@ -3829,7 +3941,8 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x14max_bytes_per_second\x18\r \x01(\x04R\x11maxBytesPerSecond\x12\x1c\n" +
 	"\tencrypted\x18\x14 \x01(\bR\tencrypted\x12%\n" +
 	"\x0eencryption_key\x18\x15 \x01(\fR\rencryptionKey\x12\x18\n" +
-	"\aflatten\x18( \x01(\bR\aflatten\x128\n" +
+	"\aflatten\x18( \x01(\bR\aflatten\x12#\n" +
+	"\x03rbd\x182 \x01(\v2\x11.agent.v1.RbdPoolR\x03rbd\x128\n" +
 	"\tsnapshots\x18\x1e \x03(\v2\x1a.agent.v1.AssignedSnapshotR\tsnapshots\x120\n" +
 	"\x06source\x18\x1f \x01(\v2\x18.agent.v1.SnapshotSourceR\x06source\"N\n" +
 	"\x0eSnapshotSource\x12\x1b\n" +
@@ -3844,7 +3957,13 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"must_exist\x18\x03 \x01(\bR\tmustExist\x12\x1a\n" +
 	"\bdeadline\x18\x04 \x01(\x03R\bdeadline\x12\x19\n" +
 	"\bgroup_id\x18\x05 \x01(\tR\agroupId\x12#\n" +
-	"\rgroup_volumes\x18\x06 \x03(\tR\fgroupVolumes\"\x97\x01\n" +
+	"\rgroup_volumes\x18\x06 \x03(\tR\fgroupVolumes\"s\n" +
+	"\aRbdPool\x12\x12\n" +
+	"\x04fsid\x18\x01 \x01(\tR\x04fsid\x12\x1a\n" +
+	"\bmonitors\x18\x02 \x03(\tR\bmonitors\x12\x12\n" +
+	"\x04pool\x18\x03 \x01(\tR\x04pool\x12\x12\n" +
+	"\x04user\x18\x04 \x01(\tR\x04user\x12\x10\n" +
+	"\x03key\x18\x05 \x01(\tR\x03key\"\x97\x01\n" +
 	"\rAssignedImage\x12\x19\n" +
 	"\bimage_id\x18\x01 \x01(\tR\aimageId\x12\x16\n" +
 	"\x06sha256\x18\x02 \x01(\tR\x06sha256\x12\x1d\n" +
@@ -3863,7 +3982,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x05facts\x18\x01 \x01(\v2\x13.agent.v1.NodeFactsR\x05facts\x12)\n" +
 	"\x03vms\x18\x02 \x03(\v2\x17.agent.v1.VmObservationR\x03vms\x125\n" +
 	"\avolumes\x18\x03 \x03(\v2\x1b.agent.v1.VolumeObservationR\avolumes\"\x10\n" +
-	"\x0eReportResponse\"\x8a\x02\n" +
+	"\x0eReportResponse\"\xbd\x02\n" +
 	"\tNodeFacts\x12\x17\n" +
 	"\aboot_id\x18\x01 \x01(\tR\x06bootId\x12#\n" +
 	"\ragent_version\x18\x02 \x01(\tR\fagentVersion\x12!\n" +
@@ -3871,7 +3990,10 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"cpu_models\x18\x04 \x03(\tR\tcpuModels\x12A\n" +
 	"\farchitecture\x18\x05 \x01(\x0e2\x1d.vmcontroller.v1.ArchitectureR\farchitecture\x12:\n" +
-	"\rstorage_pools\x18\x06 \x03(\v2\x15.agent.v1.StoragePoolR\fstoragePools\"j\n" +
+	"\rstorage_pools\x18\x06 \x03(\v2\x15.agent.v1.StoragePoolR\fstoragePools\x12\x10\n" +
+	"\x03rbd\x18\x1e \x01(\bR\x03rbd\x12\x1f\n" +
+	"\vrbd_problem\x18\x1f \x01(\tR\n" +
+	"rbdProblem\"j\n" +
 	"\vStoragePool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12'\n" +
 	"\x0fallocatable_gib\x18\x02 \x01(\x04R\x0eallocatableGib\x12\x1e\n" +
@@ -4068,7 +4190,7 @@ func file_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_agent_v1_agent_proto_goTypes = []any{
 	(Power)(0),                   // 0: agent.v1.Power
 	(Observed)(0),                // 1: agent.v1.Observed
@@ -4087,129 +4209,131 @@ var file_agent_v1_agent_proto_goTypes = []any{
 	(*AssignedVolume)(nil),       // 14: agent.v1.AssignedVolume
 	(*SnapshotSource)(nil),       // 15: agent.v1.SnapshotSource
 	(*AssignedSnapshot)(nil),     // 16: agent.v1.AssignedSnapshot
-	(*AssignedImage)(nil),        // 17: agent.v1.AssignedImage
-	(*ConsoleRequest)(nil),       // 18: agent.v1.ConsoleRequest
-	(*ReportRequest)(nil),        // 19: agent.v1.ReportRequest
-	(*ReportResponse)(nil),       // 20: agent.v1.ReportResponse
-	(*NodeFacts)(nil),            // 21: agent.v1.NodeFacts
-	(*StoragePool)(nil),          // 22: agent.v1.StoragePool
-	(*VmObservation)(nil),        // 23: agent.v1.VmObservation
-	(*DiskObservation)(nil),      // 24: agent.v1.DiskObservation
-	(*VolumeObservation)(nil),    // 25: agent.v1.VolumeObservation
-	(*SnapshotObservation)(nil),  // 26: agent.v1.SnapshotObservation
-	(*NicObservation)(nil),       // 27: agent.v1.NicObservation
-	(*ReadImageRequest)(nil),     // 28: agent.v1.ReadImageRequest
-	(*ReadImageResponse)(nil),    // 29: agent.v1.ReadImageResponse
-	(*SendConsoleRequest)(nil),   // 30: agent.v1.SendConsoleRequest
-	(*SendConsoleResponse)(nil),  // 31: agent.v1.SendConsoleResponse
-	(*SyncNetworksRequest)(nil),  // 32: agent.v1.SyncNetworksRequest
-	(*BackendHealth)(nil),        // 33: agent.v1.BackendHealth
-	(*HostNetwork)(nil),          // 34: agent.v1.HostNetwork
-	(*VpcFailure)(nil),           // 35: agent.v1.VpcFailure
-	(*SyncNetworksResponse)(nil), // 36: agent.v1.SyncNetworksResponse
-	(*HostEncryption)(nil),       // 37: agent.v1.HostEncryption
-	(*EncryptedPeer)(nil),        // 38: agent.v1.EncryptedPeer
-	(*EspState)(nil),             // 39: agent.v1.EspState
-	(*HostNatGateway)(nil),       // 40: agent.v1.HostNatGateway
-	(*ProtectedAddresses)(nil),   // 41: agent.v1.ProtectedAddresses
-	(*HostVpc)(nil),              // 42: agent.v1.HostVpc
-	(*HostSubnet)(nil),           // 43: agent.v1.HostSubnet
-	(*HostPort)(nil),             // 44: agent.v1.HostPort
-	(v1.NicModel)(0),             // 45: vmcontroller.v1.NicModel
-	(v1.DiskBus)(0),              // 46: vmcontroller.v1.DiskBus
-	(v1.DiskCache)(0),            // 47: vmcontroller.v1.DiskCache
-	(v1.VolumeFormat)(0),         // 48: vmcontroller.v1.VolumeFormat
-	(v1.ImageFormat)(0),          // 49: vmcontroller.v1.ImageFormat
-	(v1.Architecture)(0),         // 50: vmcontroller.v1.Architecture
-	(*v1.ResourceUsage)(nil),     // 51: vmcontroller.v1.ResourceUsage
-	(v11.SnapshotConsistency)(0), // 52: storage.v1.SnapshotConsistency
-	(*v12.SecurityGroup)(nil),    // 53: network.v1.SecurityGroup
-	(*v12.RouteTable)(nil),       // 54: network.v1.RouteTable
-	(*v12.NatGateway)(nil),       // 55: network.v1.NatGateway
-	(*v12.FloatingIp)(nil),       // 56: network.v1.FloatingIp
-	(*v12.ServiceIp)(nil),        // 57: network.v1.ServiceIp
-	(*v12.Peering)(nil),          // 58: network.v1.Peering
-	(*v12.Vpc)(nil),              // 59: network.v1.Vpc
-	(*v12.Subnet)(nil),           // 60: network.v1.Subnet
-	(*v12.Port)(nil),             // 61: network.v1.Port
+	(*RbdPool)(nil),              // 17: agent.v1.RbdPool
+	(*AssignedImage)(nil),        // 18: agent.v1.AssignedImage
+	(*ConsoleRequest)(nil),       // 19: agent.v1.ConsoleRequest
+	(*ReportRequest)(nil),        // 20: agent.v1.ReportRequest
+	(*ReportResponse)(nil),       // 21: agent.v1.ReportResponse
+	(*NodeFacts)(nil),            // 22: agent.v1.NodeFacts
+	(*StoragePool)(nil),          // 23: agent.v1.StoragePool
+	(*VmObservation)(nil),        // 24: agent.v1.VmObservation
+	(*DiskObservation)(nil),      // 25: agent.v1.DiskObservation
+	(*VolumeObservation)(nil),    // 26: agent.v1.VolumeObservation
+	(*SnapshotObservation)(nil),  // 27: agent.v1.SnapshotObservation
+	(*NicObservation)(nil),       // 28: agent.v1.NicObservation
+	(*ReadImageRequest)(nil),     // 29: agent.v1.ReadImageRequest
+	(*ReadImageResponse)(nil),    // 30: agent.v1.ReadImageResponse
+	(*SendConsoleRequest)(nil),   // 31: agent.v1.SendConsoleRequest
+	(*SendConsoleResponse)(nil),  // 32: agent.v1.SendConsoleResponse
+	(*SyncNetworksRequest)(nil),  // 33: agent.v1.SyncNetworksRequest
+	(*BackendHealth)(nil),        // 34: agent.v1.BackendHealth
+	(*HostNetwork)(nil),          // 35: agent.v1.HostNetwork
+	(*VpcFailure)(nil),           // 36: agent.v1.VpcFailure
+	(*SyncNetworksResponse)(nil), // 37: agent.v1.SyncNetworksResponse
+	(*HostEncryption)(nil),       // 38: agent.v1.HostEncryption
+	(*EncryptedPeer)(nil),        // 39: agent.v1.EncryptedPeer
+	(*EspState)(nil),             // 40: agent.v1.EspState
+	(*HostNatGateway)(nil),       // 41: agent.v1.HostNatGateway
+	(*ProtectedAddresses)(nil),   // 42: agent.v1.ProtectedAddresses
+	(*HostVpc)(nil),              // 43: agent.v1.HostVpc
+	(*HostSubnet)(nil),           // 44: agent.v1.HostSubnet
+	(*HostPort)(nil),             // 45: agent.v1.HostPort
+	(v1.NicModel)(0),             // 46: vmcontroller.v1.NicModel
+	(v1.DiskBus)(0),              // 47: vmcontroller.v1.DiskBus
+	(v1.DiskCache)(0),            // 48: vmcontroller.v1.DiskCache
+	(v1.VolumeFormat)(0),         // 49: vmcontroller.v1.VolumeFormat
+	(v1.ImageFormat)(0),          // 50: vmcontroller.v1.ImageFormat
+	(v1.Architecture)(0),         // 51: vmcontroller.v1.Architecture
+	(*v1.ResourceUsage)(nil),     // 52: vmcontroller.v1.ResourceUsage
+	(v11.SnapshotConsistency)(0), // 53: storage.v1.SnapshotConsistency
+	(*v12.SecurityGroup)(nil),    // 54: network.v1.SecurityGroup
+	(*v12.RouteTable)(nil),       // 55: network.v1.RouteTable
+	(*v12.NatGateway)(nil),       // 56: network.v1.NatGateway
+	(*v12.FloatingIp)(nil),       // 57: network.v1.FloatingIp
+	(*v12.ServiceIp)(nil),        // 58: network.v1.ServiceIp
+	(*v12.Peering)(nil),          // 59: network.v1.Peering
+	(*v12.Vpc)(nil),              // 60: network.v1.Vpc
+	(*v12.Subnet)(nil),           // 61: network.v1.Subnet
+	(*v12.Port)(nil),             // 62: network.v1.Port
 }
 var file_agent_v1_agent_proto_depIdxs = []int32{
 	9,  // 0: agent.v1.WatchResponse.vms:type_name -> agent.v1.AssignedVm
-	18, // 1: agent.v1.WatchResponse.console_requests:type_name -> agent.v1.ConsoleRequest
+	19, // 1: agent.v1.WatchResponse.console_requests:type_name -> agent.v1.ConsoleRequest
 	14, // 2: agent.v1.WatchResponse.volumes:type_name -> agent.v1.AssignedVolume
 	0,  // 3: agent.v1.AssignedVm.power:type_name -> agent.v1.Power
 	13, // 4: agent.v1.AssignedVm.disks:type_name -> agent.v1.AssignedDisk
-	17, // 5: agent.v1.AssignedVm.kernel:type_name -> agent.v1.AssignedImage
-	17, // 6: agent.v1.AssignedVm.initrd:type_name -> agent.v1.AssignedImage
+	18, // 5: agent.v1.AssignedVm.kernel:type_name -> agent.v1.AssignedImage
+	18, // 6: agent.v1.AssignedVm.initrd:type_name -> agent.v1.AssignedImage
 	12, // 7: agent.v1.AssignedVm.nics:type_name -> agent.v1.AssignedNic
 	10, // 8: agent.v1.AssignedVm.seed:type_name -> agent.v1.AssignedSeed
 	11, // 9: agent.v1.AssignedSeed.nics:type_name -> agent.v1.AssignedSeedNic
-	45, // 10: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
-	46, // 11: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
-	47, // 12: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
-	17, // 13: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
+	46, // 10: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
+	47, // 11: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
+	48, // 12: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
+	18, // 13: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
 	14, // 14: agent.v1.AssignedDisk.volume:type_name -> agent.v1.AssignedVolume
-	48, // 15: agent.v1.AssignedVolume.format:type_name -> vmcontroller.v1.VolumeFormat
-	17, // 16: agent.v1.AssignedVolume.image:type_name -> agent.v1.AssignedImage
-	16, // 17: agent.v1.AssignedVolume.snapshots:type_name -> agent.v1.AssignedSnapshot
-	15, // 18: agent.v1.AssignedVolume.source:type_name -> agent.v1.SnapshotSource
-	49, // 19: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
-	21, // 20: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
-	23, // 21: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
-	25, // 22: agent.v1.ReportRequest.volumes:type_name -> agent.v1.VolumeObservation
-	50, // 23: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
-	22, // 24: agent.v1.NodeFacts.storage_pools:type_name -> agent.v1.StoragePool
-	1,  // 25: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
-	2,  // 26: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
-	51, // 27: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
-	27, // 28: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
-	24, // 29: agent.v1.VmObservation.disks:type_name -> agent.v1.DiskObservation
-	48, // 30: agent.v1.VolumeObservation.format:type_name -> vmcontroller.v1.VolumeFormat
-	26, // 31: agent.v1.VolumeObservation.snapshots:type_name -> agent.v1.SnapshotObservation
-	3,  // 32: agent.v1.SnapshotObservation.state:type_name -> agent.v1.SnapshotState
-	52, // 33: agent.v1.SnapshotObservation.consistency:type_name -> storage.v1.SnapshotConsistency
-	48, // 34: agent.v1.SnapshotObservation.format:type_name -> vmcontroller.v1.VolumeFormat
-	34, // 35: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
-	35, // 36: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
-	33, // 37: agent.v1.SyncNetworksRequest.backend_health:type_name -> agent.v1.BackendHealth
-	42, // 38: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
-	43, // 39: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
-	44, // 40: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
-	53, // 41: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
-	54, // 42: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
-	55, // 43: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
-	56, // 44: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
-	57, // 45: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
-	41, // 46: agent.v1.SyncNetworksResponse.protected:type_name -> agent.v1.ProtectedAddresses
-	58, // 47: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
-	40, // 48: agent.v1.SyncNetworksResponse.host_nat_gateways:type_name -> agent.v1.HostNatGateway
-	37, // 49: agent.v1.SyncNetworksResponse.encryption:type_name -> agent.v1.HostEncryption
-	38, // 50: agent.v1.HostEncryption.peers:type_name -> agent.v1.EncryptedPeer
-	39, // 51: agent.v1.EncryptedPeer.send:type_name -> agent.v1.EspState
-	39, // 52: agent.v1.EncryptedPeer.receive:type_name -> agent.v1.EspState
-	55, // 53: agent.v1.HostNatGateway.nat_gateway:type_name -> network.v1.NatGateway
-	59, // 54: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
-	60, // 55: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
-	61, // 56: agent.v1.HostPort.port:type_name -> network.v1.Port
-	4,  // 57: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
-	5,  // 58: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
-	7,  // 59: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
-	19, // 60: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
-	28, // 61: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
-	30, // 62: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
-	32, // 63: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
-	6,  // 64: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
-	6,  // 65: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
-	8,  // 66: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
-	20, // 67: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
-	29, // 68: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
-	31, // 69: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
-	36, // 70: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
-	64, // [64:71] is the sub-list for method output_type
-	57, // [57:64] is the sub-list for method input_type
-	57, // [57:57] is the sub-list for extension type_name
-	57, // [57:57] is the sub-list for extension extendee
-	0,  // [0:57] is the sub-list for field type_name
+	49, // 15: agent.v1.AssignedVolume.format:type_name -> vmcontroller.v1.VolumeFormat
+	18, // 16: agent.v1.AssignedVolume.image:type_name -> agent.v1.AssignedImage
+	17, // 17: agent.v1.AssignedVolume.rbd:type_name -> agent.v1.RbdPool
+	16, // 18: agent.v1.AssignedVolume.snapshots:type_name -> agent.v1.AssignedSnapshot
+	15, // 19: agent.v1.AssignedVolume.source:type_name -> agent.v1.SnapshotSource
+	50, // 20: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
+	22, // 21: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
+	24, // 22: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
+	26, // 23: agent.v1.ReportRequest.volumes:type_name -> agent.v1.VolumeObservation
+	51, // 24: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
+	23, // 25: agent.v1.NodeFacts.storage_pools:type_name -> agent.v1.StoragePool
+	1,  // 26: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
+	2,  // 27: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
+	52, // 28: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
+	28, // 29: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
+	25, // 30: agent.v1.VmObservation.disks:type_name -> agent.v1.DiskObservation
+	49, // 31: agent.v1.VolumeObservation.format:type_name -> vmcontroller.v1.VolumeFormat
+	27, // 32: agent.v1.VolumeObservation.snapshots:type_name -> agent.v1.SnapshotObservation
+	3,  // 33: agent.v1.SnapshotObservation.state:type_name -> agent.v1.SnapshotState
+	53, // 34: agent.v1.SnapshotObservation.consistency:type_name -> storage.v1.SnapshotConsistency
+	49, // 35: agent.v1.SnapshotObservation.format:type_name -> vmcontroller.v1.VolumeFormat
+	35, // 36: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
+	36, // 37: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
+	34, // 38: agent.v1.SyncNetworksRequest.backend_health:type_name -> agent.v1.BackendHealth
+	43, // 39: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
+	44, // 40: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
+	45, // 41: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
+	54, // 42: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
+	55, // 43: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
+	56, // 44: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
+	57, // 45: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
+	58, // 46: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
+	42, // 47: agent.v1.SyncNetworksResponse.protected:type_name -> agent.v1.ProtectedAddresses
+	59, // 48: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
+	41, // 49: agent.v1.SyncNetworksResponse.host_nat_gateways:type_name -> agent.v1.HostNatGateway
+	38, // 50: agent.v1.SyncNetworksResponse.encryption:type_name -> agent.v1.HostEncryption
+	39, // 51: agent.v1.HostEncryption.peers:type_name -> agent.v1.EncryptedPeer
+	40, // 52: agent.v1.EncryptedPeer.send:type_name -> agent.v1.EspState
+	40, // 53: agent.v1.EncryptedPeer.receive:type_name -> agent.v1.EspState
+	56, // 54: agent.v1.HostNatGateway.nat_gateway:type_name -> network.v1.NatGateway
+	60, // 55: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
+	61, // 56: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
+	62, // 57: agent.v1.HostPort.port:type_name -> network.v1.Port
+	4,  // 58: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
+	5,  // 59: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
+	7,  // 60: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
+	20, // 61: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
+	29, // 62: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
+	31, // 63: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
+	33, // 64: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
+	6,  // 65: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
+	6,  // 66: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
+	8,  // 67: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
+	21, // 68: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
+	30, // 69: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
+	32, // 70: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
+	37, // 71: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
+	65, // [65:72] is the sub-list for method output_type
+	58, // [58:65] is the sub-list for method input_type
+	58, // [58:58] is the sub-list for extension type_name
+	58, // [58:58] is the sub-list for extension extendee
+	0,  // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_agent_v1_agent_proto_init() }
@@ -4223,7 +4347,7 @@ func file_agent_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_v1_agent_proto_rawDesc), len(file_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   41,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,0 +1,93 @@
+package storage
+
+import (
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+
+	"github.com/trivet-cloud/trivet/nodeagent/disk"
+	"github.com/trivet-cloud/trivet/nodeagent/rbd"
+	"github.com/trivet-cloud/trivet/nodeagent/volume"
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	rbdv1 "github.com/trivet-cloud/trivet/protos/rbd/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+var (
+	errNoRBD = errors.New("this host does not serve RBD volumes")
+	errNoKey = errors.New("the key of the Ceph cluster has not arrived from the control plane yet")
+)
+
+// ceph has the connections to the Ceph clusters of assigned volumes, one for each cluster, user and key.
+type ceph struct {
+	options rbd.Options
+	images  *disk.Images
+	log     *slog.Logger
+
+	closing  sync.WaitGroup
+	mu       sync.Mutex
+	clusters map[string]*rbd.Cluster // by the result of clusterKey
+}
+
+func newCeph(o rbd.Options, images *disk.Images, log *slog.Logger) *ceph {
+	return &ceph{options: o, images: images, log: log, clusters: map[string]*rbd.Cluster{}}
+}
+
+// clusterKey returns a text that two pools have in common if they can share a connection.
+func clusterKey(at *agentv1.RbdPool) string {
+	return strings.Join([]string{at.GetFsid(), at.GetUser(), at.GetKey(), strings.Join(at.GetMonitors(), ",")}, "\x00")
+}
+
+// pool returns a pool of a Ceph cluster. It makes no call: the helper of the cluster starts with the first call.
+func (c *ceph) pool(at *agentv1.RbdPool) (pool, error) {
+	switch {
+	case c.options.Program == "":
+		return nil, errNoRBD
+	case at.GetKey() == "":
+		return nil, errNoKey
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	key := clusterKey(at)
+	cluster := c.clusters[key]
+	if cluster == nil {
+		cluster = rbd.New(c.options, &rbdv1.ConnectRequest{
+			Fsid: at.GetFsid(), Monitors: at.GetMonitors(), User: at.GetUser(), Key: at.GetKey(),
+		})
+		c.clusters[key] = cluster
+	}
+	return volume.NewRBDPool(volume.RBDOptions{
+		Client: rbdv1.NewRbdServiceClient(cluster), Monitors: at.GetMonitors(), Pool: at.GetPool(), User: at.GetUser(),
+		Key: at.GetKey(), Images: c.images,
+	}), nil
+}
+
+// keep closes the connections that no volume of the assignment needs. Calls in progress on them fail, and are repeated
+// if the volume is assigned again.
+func (c *ceph) keep(volumes map[cloud.VolumeID]*agentv1.AssignedVolume) {
+	needed := map[string]bool{}
+	for _, v := range volumes {
+		if v.GetRbd() != nil {
+			needed[clusterKey(v.GetRbd())] = true
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for key, cluster := range c.clusters {
+		if !needed[key] {
+			c.closing.Go(cluster.Close) // Close waits for the end of the helper, and the caller must not wait.
+			delete(c.clusters, key)
+		}
+	}
+}
+
+// close closes all connections.
+func (c *ceph) close() {
+	defer c.closing.Wait()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, cluster := range c.clusters {
+		cluster.Close()
+	}
+}
