@@ -23,13 +23,19 @@ down:
 wipe: down
 	rm -rf $(DIR)
 
-# Static programs; each is written only when it changed, so that `up` restarts only what was rebuilt.
+# Static programs; each is written only when it changed, so that `up` restarts only what was rebuilt. trivet-rbd links
+# librbd and is built only where its header files are installed.
 build:
 	@mkdir -p bin
 	CGO_ENABLED=0 go build -trimpath -o bin/trivet-controlplane ./controlplane
 	CGO_ENABLED=0 go build -trimpath -o bin/trivet-nodeagent ./nodeagent
 	CGO_ENABLED=0 go build -trimpath -o bin/trivet ./cli
 	CGO_ENABLED=0 go build -trimpath -o bin/up ./e2e/up
+	@if [ -e /usr/include/rbd/librbd.h ]; then \
+		CGO_ENABLED=1 go build -trimpath -tags ceph,pacific -o bin/trivet-rbd ./nodeagent/rbd/trivet-rbd; \
+	else \
+		echo "bin/trivet-rbd is not built, because librbd-dev is not installed: hosts serve no RBD volumes"; \
+	fi
 
 guest: run-packages
 	@images/guest/build $(GUEST)

@@ -189,7 +189,10 @@ func (f *fakeStorage) CreateStorageClass(_ context.Context, in *storagev1.Create
 	defer f.cloud.mu.Unlock()
 	c := &storagev1.StorageClass{
 		Name: in.GetName(), Driver: in.GetDriver(), Pool: in.GetPool(), MaxIops: in.GetMaxIops(), MaxBytesPerSecond: in.GetMaxBytesPerSecond(),
-		Encrypted: in.GetEncrypted(),
+		Encrypted: in.GetEncrypted(), Rbd: in.GetRbd(),
+	}
+	if c.Rbd != nil {
+		f.cloud.calls = append(f.cloud.calls, "  "+oneLine(c.Rbd))
 	}
 	f.classes = append(f.classes, c)
 	if in.GetIsDefault() {

@@ -141,6 +141,7 @@ func (m *member) listServices(context.Context) error {
 			},
 			tasks: []leader.Task{
 				{Name: "create the first storage class", Every: time.Minute, Run: m.storageClasses.Bootstrap},
+				{Name: "place RBD volumes", Every: volume.PlaceEvery, Run: m.placeRBD},
 				{Name: "create scheduled snapshots", Every: snapshot.ScheduleEvery, Run: m.snapshots.RunSchedules},
 			},
 		},
@@ -212,7 +213,7 @@ func (m *member) newCompute(context.Context) error {
 		Store: m.records, Commands: m.commands, Log: m.log.With("service", "credit"), Project: walletProject, Metrics: m.metrics.registry,
 	})
 	m.bills = newBilling(m.config.Billing, m.records, m.credits, m.log)
-	m.storageClasses = storageclass.New(m.records, m.commands)
+	m.storageClasses = storageclass.New(m.records, m.commands, m.key)
 	volumes := volume.Options{Store: m.records, Commands: m.commands, Key: m.key, Log: m.log.With("service", "volume")}
 	if m.config.Billing.Enabled {
 		volumes.Billing = m.bills
@@ -250,7 +251,17 @@ func (m *member) assignGateways(ctx context.Context) error {
 	return m.networkFeed.AssignGateways(ctx, states)
 }
 
-// newBilling creates the service that charges projects for their VMs and volumes. It charges nothing unless billing is enabled.
+// placeRBD chooses the hosts of RBD volumes according to the state of all hosts.
+func (m *member) placeRBD(ctx context.Context) error {
+	var fleet []volume.HostState
+	for _, c := range m.nodes.Fleet() {
+		fleet = append(fleet, volume.HostState{Node: c.Node, Ready: c.State == cloud.NodeReady})
+	}
+	return m.volumes.PlaceRBD(ctx, fleet)
+}
+
+// newBilling creates the service that charges projects for their VMs and volumes. It charges nothing unless billing is
+// enabled.
 func newBilling(b config.Billing, records *store.Store, credits *credit.Service, log *slog.Logger) *billing.Service {
 	log = log.With("service", "billing")
 	if b.Enabled && b.TestHour != 0 {

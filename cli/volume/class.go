@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
@@ -20,9 +22,11 @@ import (
 func ClassCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "storage-class", Short: "Describe the storage in which volumes are made", Args: cobra.NoArgs,
-		Long: `Describe the storage in which volumes are made. A class names a storage pool, which hosts have in their
-configuration. Creating, changing and deleting a class requires the role system:admin.`,
+		Long: `Describe the storage in which volumes are made. A class of the driver MANAGED names a storage pool, which hosts
+have in their configuration. A class of the driver RBD names a pool of a Ceph cluster. Creating, changing and deleting a
+class requires the role system:admin.`,
 		Example: `  trivet storage-class create fast --pool nvme --max-iops 20000
+  trivet storage-class create ceph --driver rbd --fsid 2f1c… --monitors 192.0.2.1,192.0.2.2 --pool vms --user trivet --key-file key
   trivet storage-class list`,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -31,14 +35,22 @@ configuration. Creating, changing and deleting a class requires the role system:
 }
 
 func createClassCommand(s *session.Session) *cobra.Command {
-	req := &storagev1.CreateStorageClassRequest{Driver: vmv1.VolumeDriverKind_VOLUME_DRIVER_KIND_MANAGED}
+	req, ceph := &storagev1.CreateStorageClassRequest{}, &storagev1.RbdPool{}
+	var driver, keyFile string
 	c := &cobra.Command{
-		Use: "create NAME", Short: "Create a storage class of the driver MANAGED", Args: session.Exactly("NAME"),
+		Use: "create NAME", Short: "Create a storage class", Args: session.Exactly("NAME"),
 		Example: `  trivet storage-class create fast --pool nvme --default
-  trivet storage-class create secret --pool nvme --encrypted`,
+  trivet storage-class create secret --pool nvme --encrypted
+  ceph auth get-key client.trivet | trivet storage-class create ceph --driver rbd --fsid $(ceph fsid) \
+      --monitors 192.0.2.1,192.0.2.2 --pool vms --user trivet --key-file -`,
 	}
 	p := c.Flags()
-	p.StringVar(&req.Pool, "pool", "", "name of the storage pool in the configuration of the hosts")
+	p.StringVar(&driver, "driver", "managed", "managed or rbd")
+	p.StringVar(&req.Pool, "pool", "", "name of the storage pool in the configuration of the hosts, or of the Ceph pool")
+	p.StringVar(&ceph.Fsid, "fsid", "", "rbd: ID of the Ceph cluster")
+	p.StringSliceVar(&ceph.Monitors, "monitors", nil, "rbd: IP addresses of the monitors, each with or without a port")
+	p.StringVar(&ceph.User, "user", "", "rbd: name of the Ceph user, without client.")
+	p.StringVar(&keyFile, "key-file", "", "rbd: file with the key of the user, or - for standard input")
 	p.BoolVar(&req.IsDefault, "default", false, "make volumes in this class that are created without a class")
 	p.Uint64Var(&req.MaxIops, "max-iops", 0, "limit of each volume on I/O operations a second (default: none)")
 	p.Uint64Var(&req.MaxBytesPerSecond, "max-bytes-per-second", 0, "limit of each volume on bytes a second (default: none)")
@@ -49,6 +61,19 @@ func createClassCommand(s *session.Session) *cobra.Command {
 			return session.Usagef("%v", err)
 		}
 		req.Name = args[0]
+		switch driver {
+		case "managed":
+			req.Driver = vmv1.VolumeDriverKind_VOLUME_DRIVER_KIND_MANAGED
+		case "rbd":
+			key, err := readKey(s.Stdin, keyFile)
+			if err != nil {
+				return err
+			}
+			ceph.Pool, ceph.Key = req.Pool, key
+			req.Driver, req.Pool, req.Rbd = vmv1.VolumeDriverKind_VOLUME_DRIVER_KIND_RBD, "", ceph
+		default:
+			return session.Usagef("--driver: %q is neither managed nor rbd", driver)
+		}
 		class, err := storagev1.NewStorageClassServiceClient(conn).CreateStorageClass(ctx, req)
 		if err != nil {
 			return err
@@ -56,6 +81,26 @@ func createClassCommand(s *session.Session) *cobra.Command {
 		return printClasses(s, class, class)
 	})
 	return c
+}
+
+// readKey reads the key of a Ceph user from a file, or from in if the path is "-".
+func readKey(in io.Reader, path string) (string, error) {
+	if path == "" {
+		return "", session.Usagef("--key-file is required for the driver rbd")
+	}
+	if path != "-" {
+		f, err := os.Open(path)
+		if err != nil {
+			return "", fmt.Errorf("read the key: %w", err)
+		}
+		defer f.Close()
+		in = f
+	}
+	text, err := io.ReadAll(io.LimitReader(in, 4<<10))
+	if err != nil {
+		return "", fmt.Errorf("read the key: %w", err)
+	}
+	return strings.TrimSpace(string(text)), nil
 }
 
 func listClassesCommand(s *session.Session) *cobra.Command {
@@ -148,9 +193,13 @@ func printClasses(s *session.Session, m proto.Message, classes ...*storagev1.Sto
 	}
 	yesNo := map[bool]string{true: "yes", false: "no"}
 	for _, c := range classes {
+		pool := c.GetPool()
+		if c.GetRbd() != nil {
+			pool = c.GetRbd().GetPool()
+		}
 		names = append(names, c.GetName())
 		rows = append(rows, []string{
-			c.GetName(), show.Enum("VOLUME_DRIVER_KIND", c.GetDriver()), c.GetPool(), yesNo[c.GetIsDefault()],
+			c.GetName(), show.Enum("VOLUME_DRIVER_KIND", c.GetDriver()), pool, yesNo[c.GetIsDefault()],
 			yesNo[c.GetEncrypted()], limit(c.GetMaxIops()), limit(c.GetMaxBytesPerSecond()),
 		})
 	}

@@ -14,6 +14,8 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.AttachTwice, TestVolumeHasOneHolder, "a second VM got the volume")
 	mutanttest.Notices(t, mutant.AttachUnflushed, TestVolumeHasOneHolder, "a volume was attached before it was flushed")
 	mutanttest.Notices(t, mutant.AttachElsewhere, TestVolumeHasOneHolder, "a volume was attached on another host than its own")
+	mutanttest.Notices(t, mutant.MoveUnflushed, TestRBDVolumeMoves, "a volume moved although a VM has it")
+	mutanttest.Notices(t, mutant.AttachUnflushed, TestRBDVolumeMoves, "a volume was attached before it was flushed")
 	mutanttest.Notices(t, mutant.KeepAttachmentGeneration, TestVolumeHasOneHolder, "the attachment generation must grow by 1")
 	mutanttest.Notices(t, mutant.FlushUngranted, TestVolumeReports, "a generation that was not granted cannot be flushed")
 	mutanttest.Notices(t, mutant.FlattenEarly, TestVolumeFlatten, "the host has not reported the volume as flattened")

@@ -66,7 +66,10 @@ type Node struct {
 	// StoragePools are the pools for volumes that the host serves.
 	StoragePools []StoragePool `cbor:",omitempty"`
 	// PoolAllocated is the total size in GiB of the volumes that are bound to the host, by pool.
-	PoolAllocated   map[string]uint64 `cbor:",omitempty"`
+	PoolAllocated map[string]uint64 `cbor:",omitempty"`
+	// RBD is true if guests of the host can use RBD images. RBDProblem says why it is false.
+	RBD             bool   `cbor:",omitempty"`
+	RBDProblem      string `cbor:",omitempty"`
 	SharedMigration bool
 	CreatedAt       Time
 	UpdatedAt       Time
@@ -96,6 +99,17 @@ func (n *Node) LacksEncryption(pool string) string {
 		}
 	}
 	return ""
+}
+
+// RBDShortage returns a text that says why the host cannot have RBD volumes, or "" if it can.
+func (n *Node) RBDShortage() string {
+	switch {
+	case n.RBD:
+		return ""
+	case n.RBDProblem == "":
+		return "does not serve RBD volumes"
+	}
+	return "does not serve RBD volumes: " + n.RBDProblem
 }
 
 // AllocatePool adds gib GiB, which may be negative, to the allocated space of a pool of the host.

@@ -1,6 +1,10 @@
 package cloud
 
 import (
+	"encoding/base64"
+	"net/netip"
+	"regexp"
+
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -17,7 +21,9 @@ type StorageClass struct {
 	// class.
 	Default bool
 	// Pool is the name of the storage pool in which hosts store the volumes. It is set for the driver MANAGED.
-	Pool   string
+	Pool string
+	// RBD is the Ceph pool in which hosts store the volumes. It is set for the driver RBD.
+	RBD    *RBDPool `cbor:",omitempty"`
 	Limits Limits
 	// Encrypted is true if the volumes of the class are encrypted. It is possible only for the driver MANAGED.
 	Encrypted bool `cbor:",omitempty"`
@@ -25,26 +31,31 @@ type StorageClass struct {
 	UpdatedAt Time
 }
 
-// Check returns an InvalidArgument fault if a field that a caller may set is invalid, and FailedPrecondition for a
-// driver that this version does not support.
+// Check returns an InvalidArgument fault if a field that a caller may set is invalid.
 func (c *StorageClass) Check() error {
 	if err := CheckName("name", c.Name); err != nil {
 		return err
 	}
 	switch c.Driver {
 	case DriverManaged:
+		if c.RBD != nil {
+			return fault.Invalid("rbd", "must not be set for the driver MANAGED")
+		}
+		if err := CheckName("pool", c.Pool); err != nil {
+			return err
+		}
 	case DriverRBD:
-		f := fault.New(fault.FailedPrecondition, "driver: RBD is not supported yet, only MANAGED")
-		f.Field = "driver"
-		return f
+		if c.Pool != "" {
+			return fault.Invalid("pool", "must not be set for the driver RBD: rbd.pool names the Ceph pool")
+		}
+		if err := c.RBD.check(); err != nil {
+			return err
+		}
 	default:
-		return fault.Invalid("driver", "must be MANAGED")
+		return fault.Invalid("driver", "must be MANAGED or RBD")
 	}
 	if c.Encrypted && c.Driver != DriverManaged {
 		return fault.Invalid("encrypted", "must be false for this driver: only volumes of the driver MANAGED can be encrypted")
-	}
-	if err := CheckName("pool", c.Pool); err != nil {
-		return err
 	}
 	for _, l := range []struct {
 		field string
@@ -53,6 +64,61 @@ func (c *StorageClass) Check() error {
 		if l.value > MaxLimit {
 			return fault.Invalid(l.field, "must be at most %d, got %d", uint64(MaxLimit), l.value)
 		}
+	}
+	return nil
+}
+
+// RBDPool is a pool of a Ceph cluster, and the Ceph user as which hosts use it.
+type RBDPool struct {
+	FSID     string   // id of the cluster, a UUID
+	Monitors []string // each an IP address and a port
+	Pool     string
+	User     string // without "client."
+	// SealedKey is the key of the user, encrypted with the cluster key.
+	SealedKey []byte
+}
+
+const (
+	// maxMonitors is the maximum number of monitors of a Ceph cluster.
+	maxMonitors = 16
+	// monitorPort is the port of a monitor that is given without one: that of Ceph's protocol version 2.
+	monitorPort = 3300
+)
+
+var cephName = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9._-]{0,95}$`)
+
+// check returns an InvalidArgument fault if a field is invalid. It adds monitorPort to monitors without a port.
+func (p *RBDPool) check() error {
+	if p == nil {
+		return fault.Invalid("rbd", "is required for the driver RBD")
+	}
+	if err := CheckUUID("rbd.fsid", p.FSID); err != nil {
+		return err
+	}
+	if len(p.Monitors) == 0 || len(p.Monitors) > maxMonitors {
+		return fault.Invalid("rbd.monitors", "1 to %d addresses, got %d", maxMonitors, len(p.Monitors))
+	}
+	for i, text := range p.Monitors {
+		if addr, err := netip.ParseAddr(text); err == nil {
+			p.Monitors[i] = netip.AddrPortFrom(addr, monitorPort).String()
+		} else if at, err := netip.ParseAddrPort(text); err != nil || at.Port() == 0 {
+			return fault.Invalid("rbd.monitors", "%.100q is not an IP address with or without a port, such as 192.0.2.1 or 192.0.2.1:3300", text)
+		}
+	}
+	for field, name := range map[string]string{"rbd.pool": p.Pool, "rbd.user": p.User} {
+		if !cephName.MatchString(name) {
+			return fault.Invalid(field, "want 1 to 96 of A-Z a-z 0-9 . _ - and no . at the beginning")
+		}
+	}
+	return nil
+}
+
+// CheckCephKey returns an InvalidArgument fault if text cannot be the key of a Ceph user. The fault does not contain the
+// key.
+func CheckCephKey(text string) error {
+	raw, err := base64.StdEncoding.DecodeString(text)
+	if err != nil || len(raw) < 16 || len(raw) > 256 {
+		return fault.Invalid("rbd.key", "is not the key of a Ceph user, as `ceph auth get-key` prints it")
 	}
 	return nil
 }

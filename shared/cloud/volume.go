@@ -100,7 +100,9 @@ type Volume struct {
 	Metadata  map[string]string
 	Labels    map[string]string
 
-	// Node is the host to which the volume is bound. It is set by the first attachment and never changes afterwards.
+	// Node is the host to which the volume is bound. For the driver MANAGED it is set by the first attachment and never
+	// changes afterwards. A volume of the driver RBD gets a host when it is created, and can move to another one while
+	// it is detached and flushed.
 	Node NodeID
 	// VM is the VM that has the volume attached, and Disk is the ID of the disk in the VM. Both are empty if the volume
 	// is detached.
@@ -149,14 +151,15 @@ func (v *Volume) SizeBytes() uint64 { return v.SizeGiB << 30 }
 func (v *Volume) Flushed() bool { return v.FlushedGeneration == v.AttachmentGeneration }
 
 // Status returns the status that the API shows. A volume that was detached is IN_USE until it is flushed. A volume that
-// is made from a snapshot is PENDING until its host has copied the snapshot.
+// is made from a snapshot is PENDING until its host has copied the snapshot, and one of the driver RBD until a host has
+// made it.
 func (v *Volume) Status() VolumeStatus {
 	switch {
 	case v.VM != "" || !v.Flushed():
 		return VolumeInUse
 	case v.LastError != "":
 		return VolumeError
-	case v.Source != nil && !v.Present:
+	case (v.Source != nil || v.Driver == DriverRBD) && !v.Present:
 		return VolumePending
 	}
 	return VolumeAvailable
@@ -234,7 +237,7 @@ func CheckVolumeSize(gib uint64) error {
 
 // Attach attaches the volume to a VM on the host node, as the disk with the given ID, and increments the attachment
 // generation. It returns FailedPrecondition and changes nothing if a VM has the volume, if its last attachment is not
-// flushed, or if another host has it.
+// flushed, or if another host has it. A volume of the driver RBD moves to the host node.
 func (v *Volume) Attach(vm VMID, disk string, node NodeID) error {
 	if v.VM != "" && !mutant.On(mutant.AttachTwice) {
 		f := fault.New(fault.FailedPrecondition, "volume %s is attached to VM %s", v.Name, v.VM)
@@ -244,7 +247,7 @@ func (v *Volume) Attach(vm VMID, disk string, node NodeID) error {
 		return fault.New(fault.FailedPrecondition, "host %s has not flushed volume %s since it was detached: try again later", v.Node, v.Name).
 			WithReason("VOLUME_NOT_FLUSHED")
 	}
-	if v.Node != "" && v.Node != node && !mutant.On(mutant.AttachElsewhere) {
+	if v.Driver != DriverRBD && v.Node != "" && v.Node != node && !mutant.On(mutant.AttachElsewhere) {
 		return fault.New(fault.FailedPrecondition, "volume %s is on host %s, and the VM is on host %s", v.Name, v.Node, node).
 			WithReason("VOLUME_ELSEWHERE")
 	}
@@ -254,6 +257,18 @@ func (v *Volume) Attach(vm VMID, disk string, node NodeID) error {
 	}
 	v.Generation++
 	return nil
+}
+
+// Move binds a volume of the driver RBD to another host, which then makes and grows it. It returns false and changes
+// nothing if a VM has the volume or its last attachment is not flushed, because then its host may still have the volume
+// open.
+func (v *Volume) Move(node NodeID) bool {
+	if v.Driver != DriverRBD || v.Node == node || (v.VM != "" || !v.Flushed()) && !mutant.On(mutant.MoveUnflushed) {
+		return false
+	}
+	v.Node = node
+	v.Generation++
+	return true
 }
 
 // Detach records that no VM has the volume. The caller must make sure that the VM can no longer use the volume: the

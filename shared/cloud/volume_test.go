@@ -38,6 +38,29 @@ func TestVolumeHasOneHolder(t *testing.T) {
 	require.Equal(t, "VOLUME_NOT_FLUSHED", f.Reason)
 }
 
+// TestRBDVolumeMoves checks when a volume of the driver RBD can get another host.
+func TestRBDVolumeMoves(t *testing.T) {
+	v := Volume{Name: "data", SizeGiB: 1, Driver: DriverRBD}
+	require.Equal(t, VolumePending, v.Status())
+	require.True(t, v.Move("h1"), "a new volume gets a host")
+	require.False(t, v.Move("h1"))
+	v.Observe(VolumeObservation{Generation: 1, Present: true})
+	require.Equal(t, VolumeAvailable, v.Status())
+	require.NoError(t, v.Attach("a", "disk", "h2"), "it can be attached on every host")
+	require.Equal(t, NodeID("h2"), v.Node)
+	require.False(t, v.Move("h3"), "a volume moved although a VM has it")
+	v.Detach()
+	require.False(t, v.Move("h3"), "a volume moved before it was flushed")
+	_, refused := fault.From(v.Attach("b", "disk", "h3"))
+	require.True(t, refused, "a volume was attached before it was flushed")
+	v.Observe(VolumeObservation{Generation: v.Generation, Present: true, FlushedGeneration: 1})
+	require.True(t, v.Move("h3"))
+	require.NoError(t, v.Attach("b", "disk", "h1"))
+	require.EqualValues(t, 2, v.AttachmentGeneration)
+	managed := Volume{Name: "data", SizeGiB: 1, Driver: DriverManaged}
+	require.False(t, managed.Move("h1"), "a volume of the driver MANAGED does not move")
+}
+
 // TestVolumeReports checks which fields of a volume's record the reports of a host change.
 func TestVolumeReports(t *testing.T) {
 	v := Volume{Name: "data", SizeGiB: 1}
@@ -129,7 +152,7 @@ func TestCheckVolumeAndClass(t *testing.T) {
 	}
 	require.NoError(t, (&StorageClass{Name: "fast", Driver: DriverManaged, Pool: "nvme", Limits: Limits{IOPS: 1}}).Check())
 	for field, c := range map[string]StorageClass{
-		"name": {Driver: DriverManaged, Pool: "p"}, "driver": {Name: "a", Pool: "p", Driver: DriverRBD}, "pool": {Name: "a", Driver: DriverManaged, Pool: "../etc"},
+		"name": {Driver: DriverManaged, Pool: "p"}, "driver": {Name: "a", Pool: "p", Driver: 9}, "rbd": {Name: "a", Driver: DriverRBD}, "pool": {Name: "a", Driver: DriverManaged, Pool: "../etc"},
 		"max_iops": {Name: "a", Driver: DriverManaged, Pool: "p", Limits: Limits{IOPS: MaxLimit + 1}},
 	} {
 		f, _ := fault.From(c.Check())

@@ -3,6 +3,8 @@ package node
 import (
 	"context"
 	"slices"
+	"strings"
+	"unicode"
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
@@ -11,6 +13,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
+// maxRBDProblem is the maximum length, in bytes, of the reason why a host does not serve RBD.
+const maxRBDProblem = 200
+
 // hostFacts holds properties of a host that its agent reports once per session: CPU models, QEMU version, architecture
 // and storage pools.
 type hostFacts struct {
@@ -18,15 +23,17 @@ type hostFacts struct {
 	qemu         string
 	architecture cloud.Architecture
 	pools        []cloud.StoragePool
+	rbd          bool
+	rbdProblem   string
 }
 
 func factsOf(n *cloud.Node) hostFacts {
-	return hostFacts{n.CPUModels, n.QEMUVersion, n.Architecture, n.StoragePools}
+	return hostFacts{n.CPUModels, n.QEMUVersion, n.Architecture, n.StoragePools, n.RBD, n.RBDProblem}
 }
 
 func (f hostFacts) equal(g hostFacts) bool {
 	return slices.Equal(f.models, g.models) && f.qemu == g.qemu && f.architecture == g.architecture &&
-		slices.Equal(f.pools, g.pools)
+		slices.Equal(f.pools, g.pools) && f.rbd == g.rbd && f.rbdProblem == g.rbdProblem
 }
 
 // checkFacts converts the facts that a host reports. It returns InvalidArgument if they are too large to store or have
@@ -55,7 +62,12 @@ func checkFacts(f *agentv1.NodeFacts) (hostFacts, error) {
 	if err != nil {
 		return hostFacts{}, err
 	}
-	return hostFacts{f.GetCpuModels(), f.GetQemuVersion(), cloud.Architecture(f.GetArchitecture()), pools}, nil
+	if problem := f.GetRbdProblem(); len(problem) > maxRBDProblem || strings.ContainsFunc(problem, unicode.IsControl) {
+		return hostFacts{}, fault.Invalid("facts.rbd_problem", "one line of at most %d bytes", maxRBDProblem)
+	}
+	return hostFacts{
+		f.GetCpuModels(), f.GetQemuVersion(), cloud.Architecture(f.GetArchitecture()), pools, f.GetRbd(), f.GetRbdProblem(),
+	}, nil
 }
 
 // receiveFacts checks the facts (CPU models, QEMU version, architecture, storage pools) that a host reports once per
@@ -88,7 +100,7 @@ func (s *Service) recordFacts(ctx context.Context, id cloud.NodeID, b *budget) e
 	}
 	_, inTurn, err := s.updateNodeThrottled(ctx, id, &b.lastFacts, func(n *cloud.Node) {
 		n.CPUModels, n.QEMUVersion, n.Architecture = waiting.models, waiting.qemu, waiting.architecture
-		n.StoragePools = waiting.pools
+		n.StoragePools, n.RBD, n.RBDProblem = waiting.pools, waiting.rbd, waiting.rbdProblem
 	})
 	if inTurn && err == nil {
 		s.mu.Lock()

@@ -20,6 +20,8 @@ type Bound struct {
 	Project    cloud.ProjectID
 	Generation uint64
 	Pool       string
+	// Class is the storage class of a volume of the driver RBD, and empty for other volumes.
+	Class string `cbor:",omitempty"`
 	// Gone is true if the volume's record was deleted. The host then deletes the volume's bytes and reports the
 	// deletion. After the report, this Bound record is deleted, and HeldGiB of the host's pool become free again.
 	Gone    bool
@@ -40,8 +42,8 @@ type VolumeController interface {
 	ObservedVolumes(ctx context.Context, node cloud.NodeID, reports []cloud.VolumeObservation) (changed int, err error)
 	// VolumesUseImage reports whether a volume that is bound to a host is made from the image with this checksum.
 	VolumesUseImage(v *store.View, node cloud.NodeID, sha256 string) (bool, error)
-	// ServedClasses returns the names of the storage classes that a host with these pools serves.
-	ServedClasses(v store.Reader, pools []cloud.StoragePool) ([]string, error)
+	// ServedClasses returns the names of the storage classes that a host serves.
+	ServedClasses(v store.Reader, n *cloud.Node) ([]string, error)
 }
 
 // noVolumes implements VolumeController for tests without volumes.
@@ -57,7 +59,7 @@ func (noVolumes) ObservedVolumes(context.Context, cloud.NodeID, []cloud.VolumeOb
 
 func (noVolumes) VolumesUseImage(*store.View, cloud.NodeID, string) (bool, error) { return false, nil }
 
-func (noVolumes) ServedClasses(store.Reader, []cloud.StoragePool) ([]string, error) { return nil, nil }
+func (noVolumes) ServedClasses(store.Reader, *cloud.Node) ([]string, error) { return nil, nil }
 
 // AttachVolumes sets the VolumeController. Call AttachVolumes before the service receives calls. Without this call,
 // hosts are sent no volumes.
@@ -137,15 +139,21 @@ func checkPools(all []*agentv1.StoragePool) (pools []cloud.StoragePool, err erro
 	return pools, nil
 }
 
-// addClasses sets the storage classes and the volume drivers of a host to those that its pools serve. It changes
-// nothing if the host has no pools.
+// addClasses sets the storage classes and the volume drivers of a host to those that it serves according to its facts.
+// It changes nothing if the host has no pools and no RBD.
 func (s *Service) addClasses(n *cloud.Node) error {
-	if len(n.StoragePools) == 0 {
+	if len(n.StoragePools) == 0 && !n.RBD {
 		return nil
 	}
-	n.VolumeDrivers = []cloud.VolumeDriver{cloud.DriverManaged}
+	n.VolumeDrivers = nil
+	if len(n.StoragePools) > 0 {
+		n.VolumeDrivers = append(n.VolumeDrivers, cloud.DriverManaged)
+	}
+	if n.RBD {
+		n.VolumeDrivers = append(n.VolumeDrivers, cloud.DriverRBD)
+	}
 	return s.opts.Store.Local(func(v *store.View) (err error) {
-		n.StorageClasses, err = s.volumes.ServedClasses(v, n.StoragePools)
+		n.StorageClasses, err = s.volumes.ServedClasses(v, n)
 		return err
 	})
 }

@@ -44,8 +44,8 @@ func (f *fakeVolumes) VolumesUseImage(_ *store.View, _ cloud.NodeID, sum string)
 	return sum == "sum", nil
 }
 
-func (f *fakeVolumes) ServedClasses(_ store.Reader, pools []cloud.StoragePool) (names []string, err error) {
-	for _, p := range pools {
+func (f *fakeVolumes) ServedClasses(_ store.Reader, n *cloud.Node) (names []string, err error) {
+	for _, p := range n.StoragePools {
 		names = append(names, "class-"+p.Name)
 	}
 	return names, nil

@@ -41,7 +41,7 @@ func newWorld(t testing.TB) *world {
 		Store: base.Store, Commands: base.Commands, Key: clusterkey.Generate(), Log: base.Log,
 	})}
 	w.snapshots = New(base.Store, base.Commands, w.volumes)
-	require.NoError(t, storageclass.New(base.Store, base.Commands).Bootstrap(t.Context()))
+	require.NoError(t, storageclass.New(base.Store, base.Commands, clusterkey.Generate()).Bootstrap(t.Context()))
 	w.Nodes.AttachVolumes(w.volumes)
 	w.Go(w.Nodes.Follow)
 	w.host = w.AddHost("h1", cloud.Capacity{VCPUs: 8, MemoryMiB: 8192, StorageGiB: 100}, func(n *cloud.Node) {

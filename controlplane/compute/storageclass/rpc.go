@@ -2,6 +2,7 @@ package storageclass
 
 import (
 	"context"
+	"slices"
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -33,12 +34,17 @@ func admit(ctx context.Context, method auth.Method) error {
 	return err
 }
 
+// toProto returns a class without the key of its Ceph user.
 func toProto(c *cloud.StorageClass) *storagev1.StorageClass {
-	return &storagev1.StorageClass{
+	out := &storagev1.StorageClass{
 		Name: c.Name, Driver: vmv1.VolumeDriverKind(c.Driver), IsDefault: c.Default, Pool: c.Pool, MaxIops: c.Limits.IOPS,
 		MaxBytesPerSecond: c.Limits.BytesPerSecond, CreatedAt: c.CreatedAt, UpdatedAt: c.UpdatedAt,
 		Encrypted: c.Encrypted,
 	}
+	if p := c.RBD; p != nil {
+		out.Rbd = &storagev1.RbdPool{Fsid: p.FSID, Monitors: p.Monitors, Pool: p.Pool, User: p.User}
+	}
+	return out
 }
 
 // respond converts the result of a change to its response.
@@ -54,11 +60,15 @@ func (r *server) CreateStorageClass(ctx context.Context, in *storagev1.CreateSto
 	if err := admit(ctx, "CreateStorageClass"); err != nil {
 		return nil, err
 	}
-	out, err := r.s.Create(ctx, cloud.StorageClass{
+	c := cloud.StorageClass{
 		Name: in.GetName(), Driver: convert.VolumeDriver(in.GetDriver()), Default: in.GetIsDefault(), Pool: in.GetPool(),
 		Limits:    cloud.Limits{IOPS: in.GetMaxIops(), BytesPerSecond: in.GetMaxBytesPerSecond()},
 		Encrypted: in.GetEncrypted(),
-	}, rpc.BodyHash(in))
+	}
+	if p := in.GetRbd(); p != nil {
+		c.RBD = &cloud.RBDPool{FSID: p.GetFsid(), Monitors: slices.Clone(p.GetMonitors()), Pool: p.GetPool(), User: p.GetUser()}
+	}
+	out, err := r.s.Create(ctx, c, in.GetRbd().GetKey(), rpc.BodyHash(in))
 	return respond(ctx, out, err)
 }
 

@@ -3,11 +3,14 @@
 //
 // A class of the driver MANAGED names a storage pool: a directory that hosts have in their configuration under this
 // name. A host serves the class if the host reports a pool of this name, and for an encrypted class if the host can
-// also encrypt volumes in the pool. Only system:admin may change classes.
+// also encrypt volumes in the pool. A class of the driver RBD names a pool of a Ceph cluster. Every host that reports
+// that its guests can use RBD images serves it. Only system:admin may change classes.
 //
 // Decisions:
 //   - Only the mark of the default class can be changed after the creation. The other fields are fixed, because the
 //     existing volumes of a class were made with its driver, pool and limits.
+//   - The key of a Ceph user is sealed with the cluster key before it leaves the member that received it. Only RBDPool
+//     opens it, for the desired state of hosts.
 //   - Bootstrap creates the class cloud.LocalClass once. If an operator deletes the class, it stays deleted.
 //
 // Keys: storage-class/<name>, storage-class-use/<class>/<volume>, storage-class-bootstrap/done.
@@ -17,7 +20,10 @@ import (
 	"context"
 	"slices"
 
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -42,11 +48,13 @@ var (
 type Service struct {
 	store    *store.Store
 	commands *leader.Commands
+	key      *clusterkey.Key
 }
 
-// New creates the service and registers the commands that other members forward to the leader.
-func New(s *store.Store, commands *leader.Commands) *Service {
-	c := &Service{s, commands}
+// New creates the service and registers the commands that other members forward to the leader. The key seals the keys of
+// Ceph users.
+func New(s *store.Store, commands *leader.Commands, key *clusterkey.Key) *Service {
+	c := &Service{s, commands, key}
 	leader.Register(commands, c, createCommand, updateCommand, deleteCommand)
 	return c
 }
@@ -98,16 +106,40 @@ func Release(tx *store.Tx, class string, volume cloud.VolumeID) {
 	uses.Delete(tx, class, string(volume))
 }
 
-// Served returns the names of the classes that a host with these pools serves, sorted by name.
-func Served(r store.Reader, pools []cloud.StoragePool) (names []string, err error) {
+// Served returns the names of the classes that a host serves, sorted by name.
+func Served(r store.Reader, n *cloud.Node) (names []string, err error) {
 	all, _, err := Classes.List(r, 0)
 	for _, c := range all {
-		serves := func(p cloud.StoragePool) bool { return p.Name == c.Value.Pool && (p.Encryption || !c.Value.Encrypted) }
-		if c.Value.Driver == cloud.DriverManaged && slices.ContainsFunc(pools, serves) {
+		serves := n.RBD
+		if c.Value.Driver == cloud.DriverManaged {
+			serves = slices.ContainsFunc(n.StoragePools, func(p cloud.StoragePool) bool {
+				return p.Name == c.Value.Pool && (p.Encryption || !c.Value.Encrypted)
+			})
+		}
+		if serves {
 			names = append(names, c.Value.Name)
 		}
 	}
 	return names, err
+}
+
+// sealName returns the name under which the key of a class's Ceph user is sealed.
+func sealName(class string) string { return "storage-class/" + class }
+
+// RBDPool returns the Ceph pool of a class with the key of its user, for hosts that have volumes of the class. It
+// returns nil if the class does not exist or has another driver.
+func RBDPool(r store.Reader, key *clusterkey.Key, class string) (*agentv1.RbdPool, error) {
+	c, err := Classes.Get(r, class)
+	if err != nil || c == nil || c.RBD == nil {
+		return nil, err
+	}
+	plain, err := key.Open(sealName(class), c.RBD.SealedKey)
+	if err != nil {
+		return nil, err
+	}
+	return &agentv1.RbdPool{
+		Fsid: c.RBD.FSID, Monitors: c.RBD.Monitors, Pool: c.RBD.Pool, User: c.RBD.User, Key: string(plain),
+	}, nil
 }
 
 // Bootstrap creates the class cloud.LocalClass in a new cluster. Package leader runs it on the leader.
@@ -198,10 +230,17 @@ func newCommand(name, method string, run func(*store.Tx, cloud.StorageClass) (cl
 	})
 }
 
-// Create creates a class. body is the hash of the request, as in the other methods.
-func (s *Service) Create(ctx context.Context, c cloud.StorageClass, body [32]byte) (Result, error) {
+// Create creates a class. The parameter key is the key of the Ceph user for the driver RBD, and empty otherwise. body is
+// the hash of the request, as in the other methods.
+func (s *Service) Create(ctx context.Context, c cloud.StorageClass, key string, body [32]byte) (Result, error) {
 	if err := c.Check(); err != nil {
 		return Result{}, err
+	}
+	if c.RBD != nil {
+		if err := cloud.CheckCephKey(key); err != nil {
+			return Result{}, err
+		}
+		c.RBD.SealedKey = s.key.Seal(sealName(c.Name), []byte(key))
 	}
 	return createCommand.Call(ctx, s.commands, change{c, body})
 }

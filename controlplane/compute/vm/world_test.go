@@ -42,10 +42,11 @@ var (
 func newWorld(t testing.TB) *world {
 	base := nodetest.New(t, nil, acme, other)
 	w := &world{World: base, t: t, store: base.Store, nodes: base.Nodes}
-	w.volumes = volume.New(volume.Options{Store: w.store, Commands: w.Commands, Key: clusterkey.Generate(), Log: w.Log})
+	key := clusterkey.Generate()
+	w.volumes = volume.New(volume.Options{Store: w.store, Commands: w.Commands, Key: key, Log: w.Log})
 	w.vms = New(Options{Store: w.store, Commands: w.Commands, Nodes: w.nodes, Volumes: w.volumes, Log: w.Log})
 	w.networks = network.New(network.Options{Store: w.store, Commands: w.Commands, Log: w.Log})
-	require.NoError(t, storageclass.New(w.store, w.Commands).Bootstrap(t.Context()))
+	require.NoError(t, storageclass.New(w.store, w.Commands, key).Bootstrap(t.Context()))
 	w.Attach(w.vms)
 	w.nodes.AttachVolumes(w.volumes)
 	w.Go(w.vms.Follow)

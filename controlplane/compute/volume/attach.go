@@ -2,6 +2,7 @@ package volume
 
 import (
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/storageclass"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -15,6 +16,8 @@ type Placement struct {
 	Pools map[string]uint64
 	// Encrypted are the pools of those encrypted volumes that are not bound to a host yet.
 	Encrypted []string
+	// RBD is true if a volume is an RBD image, which is not bound to a host.
+	RBD bool
 }
 
 // Shortage returns a text that says why a VM with these volumes cannot be placed on the host n. It returns "" if the VM
@@ -22,6 +25,11 @@ type Placement struct {
 func (p *Placement) Shortage(n *cloud.Node) string {
 	if p.Node != "" && p.Node != n.ID {
 		return "does not have the VM's volumes"
+	}
+	if p.RBD {
+		if why := n.RBDShortage(); why != "" {
+			return why
+		}
 	}
 	for _, pool := range p.Encrypted {
 		if why := n.LacksEncryption(pool); why != "" {
@@ -45,6 +53,8 @@ func PlacementOf(r store.Reader, t cloud.Tenant, ids []cloud.VolumeID) (p Placem
 		switch {
 		case err != nil:
 			return p, err
+		case v.Driver == cloud.DriverRBD:
+			p.RBD = true
 		case v.Node == "":
 			if p.Pools == nil {
 				p.Pools = map[string]uint64{}
@@ -64,7 +74,7 @@ func PlacementOf(r store.Reader, t cloud.Tenant, ids []cloud.VolumeID) (p Placem
 }
 
 // Attach attaches a volume of the tenant t to a VM on a host, as the disk with the given ID. The first attachment binds
-// the volume to the host. It returns NotFound if the volume does not exist, and FailedPrecondition if a VM has the
+// the volume to the host. A volume of the driver RBD moves to the host. It returns NotFound if the volume does not exist, and FailedPrecondition if a VM has the
 // volume, the volume is bound to another host, its last attachment is not flushed, or the host's pool has too little
 // room.
 func Attach(tx *store.Tx, t cloud.Tenant, id cloud.VolumeID, vm cloud.VMID, disk string, host cloud.NodeID) error {
@@ -72,16 +82,39 @@ func Attach(tx *store.Tx, t cloud.Tenant, id cloud.VolumeID, vm cloud.VMID, disk
 	if err != nil {
 		return err
 	}
-	generation, bound := v.Generation, v.Node != ""
+	generation, bound := v.Generation, v.Node
 	if err := v.Attach(vm, disk, host); err != nil {
 		return err
 	}
-	if !bound {
+	switch {
+	case v.Driver == cloud.DriverRBD:
+		if err := checkServesRBD(tx, v, host); err != nil {
+			return err
+		}
+		if bound != host {
+			unbind(tx, bound, v.ID)
+		}
+	case bound == "":
 		if err := allocate(tx, v, host, v.SizeGiB, fault.FailedPrecondition); err != nil {
 			return err
 		}
 	}
 	save(tx, v, generation)
+	return nil
+}
+
+// checkServesRBD returns FailedPrecondition if a host does not serve RBD volumes.
+func checkServesRBD(r store.Reader, v *cloud.Volume, host cloud.NodeID) error {
+	n, err := node.Nodes.Get(r, string(host))
+	if err != nil {
+		return err
+	}
+	if n == nil {
+		return fault.New(fault.FailedPrecondition, "the host of the VM is no longer in the cluster")
+	}
+	if why := n.RBDShortage(); why != "" {
+		return fault.New(fault.FailedPrecondition, "host %s cannot have volume %s: it %s", n.Name, v.Name, why).WithReason("NO_RBD")
+	}
 	return nil
 }
 
@@ -99,9 +132,13 @@ func Release(tx *store.Tx, project cloud.ProjectID, id cloud.VolumeID, vm cloud.
 }
 
 // releaseBytes completes the deletion of a volume whose bytes the host has deleted. It deletes the Bound record and
-// returns the volume's room to the host's pool.
+// returns the volume's room to the host's pool. If the volume was an RBD image, its class can then be deleted.
 func releaseBytes(tx *store.Tx, host cloud.NodeID, id cloud.VolumeID, b *node.Bound) error {
 	node.BoundVolumes.Delete(tx, string(host), string(id))
+	if b.Class != "" {
+		storageclass.Release(tx, b.Class, id)
+		return nil
+	}
 	n, err := node.Nodes.Get(tx, string(host))
 	if err != nil || n == nil {
 		return err

@@ -53,7 +53,9 @@ func create(ctx context.Context, tx *store.Tx, q *change) (v cloud.Volume, err e
 		if err := useImage(tx, &v, q.Image); err != nil {
 			return v, err
 		}
-		v.Format = cloud.VolumeQCOW2 // an overlay on the image
+		if v.Driver == cloud.DriverManaged {
+			v.Format = cloud.VolumeQCOW2 // an overlay on the image
+		}
 	}
 	if class.Encrypted {
 		v.Encrypted, v.Format = true, cloud.VolumeQCOW2
@@ -113,13 +115,16 @@ func remove(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
 	if v.Encrypted && !mutant.On(mutant.KeepVolumeKey) {
 		keys.Delete(tx, string(v.Project), string(v.ID))
 	}
-	storageclass.Release(tx, v.Class, v.ID)
+	if v.Driver != cloud.DriverRBD || v.Node == "" { // The host that deletes an RBD image needs the class.
+		storageclass.Release(tx, v.Class, v.ID)
+	}
 	if v.Image != nil {
 		image.ReleaseVolume(tx, v.Image.ID, v.ID)
 	}
 	if v.Node != "" {
 		node.BoundVolumes.Put(tx, &node.Bound{
-			Project: v.Project, Generation: v.Generation + 1, Pool: v.Pool, Gone: true, HeldGiB: v.SizeGiB + held,
+			Project: v.Project, Generation: v.Generation + 1, Pool: v.Pool, Class: rbdClass(v), Gone: true,
+			HeldGiB: v.SizeGiB + held,
 		}, string(v.Node), string(v.ID))
 	}
 	return *v, tenant.Give(tx, q.Tenant, tenant.Storage, amountOf(v.SizeGiB))
@@ -153,7 +158,7 @@ func resize(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
 	if err := chargeQuota(tx, q.Tenant, amountOf(v.SizeGiB), amountOf(before)); err != nil {
 		return *v, err
 	}
-	if v.Node != "" {
+	if v.Node != "" && v.Driver != cloud.DriverRBD {
 		if err := allocate(tx, v, v.Node, v.SizeGiB-before, fault.ResourceExhausted); err != nil {
 			return *v, err
 		}

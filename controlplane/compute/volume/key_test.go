@@ -18,7 +18,7 @@ func newEncryptedWorld(t testing.TB) *world {
 	w := newWorld(t)
 	_, err := w.classes.Create(w.as(acme, ""), cloud.StorageClass{
 		Name: "secret", Driver: cloud.DriverManaged, Pool: "local", Encrypted: true,
-	}, [32]byte{})
+	}, "", [32]byte{})
 	require.NoError(t, err)
 	return w
 }
@@ -120,7 +120,7 @@ func TestHostWithoutEncryption(t *testing.T) {
 		require.NoError(t, err)
 		require.Contains(t, p.Shortage(w.Node(old)), "cannot encrypt")
 		for encrypts, want := range map[bool][]string{false: {"local"}, true: {"local", "secret"}} {
-			served, err := w.volumes.ServedClasses(r, []cloud.StoragePool{{Name: "local", Encryption: encrypts}})
+			served, err := w.volumes.ServedClasses(r, &cloud.Node{StoragePools: []cloud.StoragePool{{Name: "local", Encryption: encrypts}}})
 			require.NoError(t, err)
 			require.Equal(t, want, served)
 		}

@@ -15,5 +15,6 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.StaleQuota, TestConcurrentVolumeQuota, "exceed the quota")
 	mutanttest.Notices(t, mutant.SendKeyToAll, TestVolumeKey, "must not get its key")
 	mutanttest.Notices(t, mutant.KeepVolumeKey, TestKeyIsDeletedWithVolume, "must be deleted")
+	mutanttest.Notices(t, mutant.MoveUnflushed, TestRBDVolumeFollowsHosts, "keeps its host")
 	mutanttest.Notices(t, mutant.ForgetBytesEarly, TestVolumeOnItsHost, "a report from before the deletion must not end it")
 }

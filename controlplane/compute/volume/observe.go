@@ -7,6 +7,7 @@ import (
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/storageclass"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/convert"
@@ -35,7 +36,11 @@ func (s *Service) AssignedVolumes(v *store.View, on cloud.NodeID, ids ...cloud.V
 			continue
 		}
 		if b.Gone {
-			out = append(out, &agentv1.AssignedVolume{VolumeId: string(id), Generation: b.Generation, Pool: b.Pool, Deleted: true})
+			gone := &agentv1.AssignedVolume{VolumeId: string(id), Generation: b.Generation, Pool: b.Pool, Deleted: true}
+			if gone.Rbd, err = s.rbdPool(v, b.Class); err != nil {
+				return nil, err
+			}
+			out = append(out, gone)
 			continue
 		}
 		record, err := Volumes.Get(v, string(b.Project), string(id))
@@ -44,6 +49,9 @@ func (s *Service) AssignedVolumes(v *store.View, on cloud.NodeID, ids ...cloud.V
 		}
 		if record != nil && record.Node == on {
 			assigned := convert.AssignedVolume(record)
+			if assigned.Rbd, err = s.rbdPool(v, b.Class); err != nil {
+				return nil, err
+			}
 			if assigned.EncryptionKey, err = s.keys.keyFor(v, record); err != nil {
 				// The host keeps the volume closed, and receives everything else.
 				s.log.Error("cannot read the key of an encrypted volume", "volume", id, "err", err)
@@ -59,6 +67,14 @@ func (s *Service) AssignedVolumes(v *store.View, on cloud.NodeID, ids ...cloud.V
 		}
 	}
 	return out, nil
+}
+
+// rbdPool returns the Ceph pool of a storage class, with the key of its user. It returns nil if class is empty.
+func (s *Service) rbdPool(r store.Reader, class string) (*agentv1.RbdPool, error) {
+	if class == "" {
+		return nil, nil
+	}
+	return storageclass.RBDPool(r, s.keys.cluster, class)
 }
 
 // VolumesUseImage implements node.VolumeController. An empty checksum matches no image.

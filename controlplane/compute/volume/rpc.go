@@ -115,8 +115,7 @@ func (r *server) ResizeVolume(ctx context.Context, in *vmv1.ResizeVolumeRequest)
 	return respond(ctx, out, err)
 }
 
-// RegisterExternalVolume returns FailedPrecondition: it needs a storage class of the driver RBD, and this version has
-// none.
+// RegisterExternalVolume returns FailedPrecondition: this version has no registration of existing RBD images.
 func (r *server) RegisterExternalVolume(ctx context.Context, in *vmv1.RegisterExternalVolumeRequest) (*vmv1.Volume, error) {
 	if _, err := admit(ctx, service+"RegisterExternalVolume", in); err != nil {
 		return nil, err
@@ -135,7 +134,7 @@ func (r *server) RegisterExternalVolume(ctx context.Context, in *vmv1.RegisterEx
 	if in.GetRbd().GetPool() == "" || in.GetRbd().GetImage() == "" {
 		return nil, fault.Invalid("rbd", "names a pool and an image")
 	}
-	return nil, fault.New(fault.FailedPrecondition, "the cloud has no storage class of the driver RBD")
+	return nil, fault.New(fault.FailedPrecondition, "existing RBD images cannot be registered yet")
 }
 
 type storageServer struct {

@@ -6,6 +6,10 @@
 // volume to the host of the VM. From then on the volume takes room in the host's pool, and can be attached to VMs of
 // this host only.
 //
+// A volume of the driver RBD is an RBD image of a Ceph cluster, which every host that serves RBD can use. The leader binds
+// a new volume to such a host at once, and the host makes the image. While the volume is detached and flushed, it can
+// move: to the host of the VM that it is attached to, or to another host if its own one is not READY (PlaceRBD).
+//
 // A volume is attached to at most one VM at a time. Only Attach and Release change this VM. Package vm calls them in
 // the transactions that change a VM. The methods of cloud.Volume check the rules, and the comment of cloud.Volume
 // explains the attachment generation.
@@ -19,6 +23,10 @@
 //   - The record of a deleted volume is removed at once. The host deletes the bytes later, and their room in the pool
 //     becomes free when the host has reported that the volume is absent. Such a report counts only if its generation is
 //     that of the deletion: an earlier report may mean that the host has not made the volume yet.
+//
+//   - The desired state of an RBD volume contains the key of its Ceph user. Only AssignedVolumes adds the key, and only
+//     for the host that the volume is bound to. The storage class is in use until the image is deleted, because the host
+//     needs the key for that.
 //
 //   - A volume that was made from an image keeps the image in use until the volume is deleted or flattened, because the
 //     volume's file may refer to the image's file. The image is released in the transaction that applies the host's
@@ -77,7 +85,7 @@ type Service struct {
 type Options struct {
 	Store    *store.Store
 	Commands *leader.Commands
-	// Key seals the keys of encrypted volumes.
+	// Key seals the keys of encrypted volumes, and opens those of Ceph users.
 	Key *clusterkey.Key
 	Log *slog.Logger
 	// Billing is called for changes of volumes. It is nil if volumes are free of charge.
@@ -142,7 +150,9 @@ func save(tx *store.Tx, v *cloud.Volume, before uint64) {
 	v.UpdatedAt = tx.Now()
 	Volumes.Put(tx, v, string(v.Project), string(v.ID))
 	if v.Generation != before && v.Node != "" {
-		node.BoundVolumes.Put(tx, &node.Bound{Project: v.Project, Generation: v.Generation, Pool: v.Pool}, string(v.Node), string(v.ID))
+		node.BoundVolumes.Put(tx, &node.Bound{
+			Project: v.Project, Generation: v.Generation, Pool: v.Pool, Class: rbdClass(v),
+		}, string(v.Node), string(v.ID))
 	}
 }
 
@@ -249,6 +259,14 @@ func useImage(tx *store.Tx, v *cloud.Volume, id cloud.ImageID) error {
 }
 
 // ServedClasses implements node.VolumeController.
-func (s *Service) ServedClasses(r store.Reader, pools []cloud.StoragePool) ([]string, error) {
-	return storageclass.Served(r, pools)
+func (s *Service) ServedClasses(r store.Reader, n *cloud.Node) ([]string, error) {
+	return storageclass.Served(r, n)
+}
+
+// rbdClass returns the storage class of a volume of the driver RBD, and "" for other volumes.
+func rbdClass(v *cloud.Volume) string {
+	if v.Driver != cloud.DriverRBD {
+		return ""
+	}
+	return v.Class
 }

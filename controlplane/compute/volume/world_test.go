@@ -38,7 +38,11 @@ type world struct {
 
 func newWorld(t testing.TB) *world {
 	base := nodetest.New(t, nil, acme, other)
-	w := &world{World: base, t: t, volumes: New(Options{Store: base.Store, Commands: base.Commands, Key: clusterkey.Generate(), Log: base.Log}), classes: storageclass.New(base.Store, base.Commands)}
+	key := clusterkey.Generate()
+	w := &world{
+		World: base, t: t, volumes: New(Options{Store: base.Store, Commands: base.Commands, Key: key, Log: base.Log}),
+		classes: storageclass.New(base.Store, base.Commands, key),
+	}
 	require.NoError(t, w.classes.Bootstrap(t.Context()))
 	w.Nodes.AttachVolumes(w.volumes)
 	w.Go(w.Nodes.Follow)

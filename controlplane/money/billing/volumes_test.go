@@ -36,7 +36,7 @@ func newVolumeWorld(t testing.TB, rules Rules) *volumeWorld {
 		o.Billing = w.bills
 	}
 	w.volumes = volume.New(o)
-	require.NoError(t, storageclass.New(w.store, w.Commands).Bootstrap(t.Context()))
+	require.NoError(t, storageclass.New(w.store, w.Commands, o.Key).Bootstrap(t.Context()))
 	return w
 }
 

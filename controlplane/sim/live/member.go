@@ -161,7 +161,7 @@ func (p *process) serve(log *slog.Logger) (err error) {
 	feed := network.NewFeed(network.FeedOptions{Store: p.records})
 	p.volumes = volume.New(volume.Options{Store: p.records, Commands: p.commands, Key: f.key, Log: log})
 	p.vms = vm.New(vm.Options{Store: p.records, Commands: p.commands, Nodes: p.nodes, Volumes: p.volumes, Log: log})
-	classes := storageclass.New(p.records, p.commands)
+	classes := storageclass.New(p.records, p.commands, f.key)
 	p.nodes.Attach(p.vms, p.files)
 	p.nodes.AttachVolumes(p.volumes)
 	p.nodes.AttachNetworks(feed)

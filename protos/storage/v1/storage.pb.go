@@ -36,7 +36,7 @@ type StorageClass struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 to 63 characters of a-z, 0-9 and -, beginning with a letter.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// MANAGED: files in a storage pool of the hosts.
+	// MANAGED: files in a storage pool of the hosts. RBD: RBD images of a Ceph cluster.
 	Driver v1.VolumeDriverKind `protobuf:"varint,2,opt,name=driver,proto3,enum=vmcontroller.v1.VolumeDriverKind" json:"driver,omitempty"`
 	// Volumes that are created without a class get this class. At most one class is the default.
 	IsDefault bool `protobuf:"varint,3,opt,name=is_default,json=isDefault,proto3" json:"is_default,omitempty"`
@@ -50,7 +50,9 @@ type StorageClass struct {
 	UpdatedAt         int64  `protobuf:"varint,8,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
 	// Volumes of the class are encrypted with LUKS, each with a key of its own (docs/security.md). Only for the driver
 	// MANAGED.
-	Encrypted     bool `protobuf:"varint,20,opt,name=encrypted,proto3" json:"encrypted,omitempty"`
+	Encrypted bool `protobuf:"varint,20,opt,name=encrypted,proto3" json:"encrypted,omitempty"`
+	// For the driver RBD. The key is never returned.
+	Rbd           *RbdPool `protobuf:"bytes,30,opt,name=rbd,proto3" json:"rbd,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -148,6 +150,97 @@ func (x *StorageClass) GetEncrypted() bool {
 	return false
 }
 
+func (x *StorageClass) GetRbd() *RbdPool {
+	if x != nil {
+		return x.Rbd
+	}
+	return nil
+}
+
+// RbdPool is a pool of a Ceph cluster, and the Ceph user as which hosts use the pool.
+type RbdPool struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// ID of the cluster, a UUID, as `ceph fsid` prints it.
+	Fsid string `protobuf:"bytes,1,opt,name=fsid,proto3" json:"fsid,omitempty"`
+	// 1 to 16 monitors, each an IP address with or without a port. Without a port: 3300.
+	Monitors []string `protobuf:"bytes,2,rep,name=monitors,proto3" json:"monitors,omitempty"`
+	// 1 to 96 characters of A-Z, a-z, 0-9, ".", "_" and "-".
+	Pool string `protobuf:"bytes,3,opt,name=pool,proto3" json:"pool,omitempty"`
+	// Name of the user, without "client.". Its capabilities must be `mon 'profile rbd' osd 'profile rbd pool=<pool>'`.
+	User string `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`
+	// Key of the user, as `ceph auth get-key` prints it. Only CreateStorageClass takes it, and no call returns it. The
+	// control plane stores the key encrypted with the cluster key, and sends it only to hosts that have volumes of the
+	// class.
+	Key           string `protobuf:"bytes,5,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RbdPool) Reset() {
+	*x = RbdPool{}
+	mi := &file_storage_v1_storage_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RbdPool) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RbdPool) ProtoMessage() {}
+
+func (x *RbdPool) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_storage_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RbdPool.ProtoReflect.Descriptor instead.
+func (*RbdPool) Descriptor() ([]byte, []int) {
+	return file_storage_v1_storage_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *RbdPool) GetFsid() string {
+	if x != nil {
+		return x.Fsid
+	}
+	return ""
+}
+
+func (x *RbdPool) GetMonitors() []string {
+	if x != nil {
+		return x.Monitors
+	}
+	return nil
+}
+
+func (x *RbdPool) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *RbdPool) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *RbdPool) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
 type CreateStorageClassRequest struct {
 	state             protoimpl.MessageState `protogen:"open.v1"`
 	Name              string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -157,13 +250,15 @@ type CreateStorageClassRequest struct {
 	MaxIops           uint64                 `protobuf:"varint,5,opt,name=max_iops,json=maxIops,proto3" json:"max_iops,omitempty"`
 	MaxBytesPerSecond uint64                 `protobuf:"varint,6,opt,name=max_bytes_per_second,json=maxBytesPerSecond,proto3" json:"max_bytes_per_second,omitempty"`
 	Encrypted         bool                   `protobuf:"varint,20,opt,name=encrypted,proto3" json:"encrypted,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Required for the driver RBD.
+	Rbd           *RbdPool `protobuf:"bytes,30,opt,name=rbd,proto3" json:"rbd,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateStorageClassRequest) Reset() {
 	*x = CreateStorageClassRequest{}
-	mi := &file_storage_v1_storage_proto_msgTypes[1]
+	mi := &file_storage_v1_storage_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -175,7 +270,7 @@ func (x *CreateStorageClassRequest) String() string {
 func (*CreateStorageClassRequest) ProtoMessage() {}
 
 func (x *CreateStorageClassRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_storage_proto_msgTypes[1]
+	mi := &file_storage_v1_storage_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -188,7 +283,7 @@ func (x *CreateStorageClassRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateStorageClassRequest.ProtoReflect.Descriptor instead.
 func (*CreateStorageClassRequest) Descriptor() ([]byte, []int) {
-	return file_storage_v1_storage_proto_rawDescGZIP(), []int{1}
+	return file_storage_v1_storage_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *CreateStorageClassRequest) GetName() string {
@@ -240,6 +335,13 @@ func (x *CreateStorageClassRequest) GetEncrypted() bool {
 	return false
 }
 
+func (x *CreateStorageClassRequest) GetRbd() *RbdPool {
+	if x != nil {
+		return x.Rbd
+	}
+	return nil
+}
+
 type GetStorageClassRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -249,7 +351,7 @@ type GetStorageClassRequest struct {
 
 func (x *GetStorageClassRequest) Reset() {
 	*x = GetStorageClassRequest{}
-	mi := &file_storage_v1_storage_proto_msgTypes[2]
+	mi := &file_storage_v1_storage_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -261,7 +363,7 @@ func (x *GetStorageClassRequest) String() string {
 func (*GetStorageClassRequest) ProtoMessage() {}
 
 func (x *GetStorageClassRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_storage_proto_msgTypes[2]
+	mi := &file_storage_v1_storage_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -274,7 +376,7 @@ func (x *GetStorageClassRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStorageClassRequest.ProtoReflect.Descriptor instead.
 func (*GetStorageClassRequest) Descriptor() ([]byte, []int) {
-	return file_storage_v1_storage_proto_rawDescGZIP(), []int{2}
+	return file_storage_v1_storage_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *GetStorageClassRequest) GetName() string {
@@ -295,7 +397,7 @@ type ListStorageClassesRequest struct {
 
 func (x *ListStorageClassesRequest) Reset() {
 	*x = ListStorageClassesRequest{}
-	mi := &file_storage_v1_storage_proto_msgTypes[3]
+	mi := &file_storage_v1_storage_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -307,7 +409,7 @@ func (x *ListStorageClassesRequest) String() string {
 func (*ListStorageClassesRequest) ProtoMessage() {}
 
 func (x *ListStorageClassesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_storage_proto_msgTypes[3]
+	mi := &file_storage_v1_storage_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -320,7 +422,7 @@ func (x *ListStorageClassesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStorageClassesRequest.ProtoReflect.Descriptor instead.
 func (*ListStorageClassesRequest) Descriptor() ([]byte, []int) {
-	return file_storage_v1_storage_proto_rawDescGZIP(), []int{3}
+	return file_storage_v1_storage_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ListStorageClassesRequest) GetPageSize() int32 {
@@ -347,7 +449,7 @@ type ListStorageClassesResponse struct {
 
 func (x *ListStorageClassesResponse) Reset() {
 	*x = ListStorageClassesResponse{}
-	mi := &file_storage_v1_storage_proto_msgTypes[4]
+	mi := &file_storage_v1_storage_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -359,7 +461,7 @@ func (x *ListStorageClassesResponse) String() string {
 func (*ListStorageClassesResponse) ProtoMessage() {}
 
 func (x *ListStorageClassesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_storage_proto_msgTypes[4]
+	mi := &file_storage_v1_storage_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -372,7 +474,7 @@ func (x *ListStorageClassesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStorageClassesResponse.ProtoReflect.Descriptor instead.
 func (*ListStorageClassesResponse) Descriptor() ([]byte, []int) {
-	return file_storage_v1_storage_proto_rawDescGZIP(), []int{4}
+	return file_storage_v1_storage_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ListStorageClassesResponse) GetStorageClasses() []*StorageClass {
@@ -399,7 +501,7 @@ type UpdateStorageClassRequest struct {
 
 func (x *UpdateStorageClassRequest) Reset() {
 	*x = UpdateStorageClassRequest{}
-	mi := &file_storage_v1_storage_proto_msgTypes[5]
+	mi := &file_storage_v1_storage_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -411,7 +513,7 @@ func (x *UpdateStorageClassRequest) String() string {
 func (*UpdateStorageClassRequest) ProtoMessage() {}
 
 func (x *UpdateStorageClassRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_storage_proto_msgTypes[5]
+	mi := &file_storage_v1_storage_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -424,7 +526,7 @@ func (x *UpdateStorageClassRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateStorageClassRequest.ProtoReflect.Descriptor instead.
 func (*UpdateStorageClassRequest) Descriptor() ([]byte, []int) {
-	return file_storage_v1_storage_proto_rawDescGZIP(), []int{5}
+	return file_storage_v1_storage_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *UpdateStorageClassRequest) GetName() string {
@@ -450,7 +552,7 @@ type DeleteStorageClassRequest struct {
 
 func (x *DeleteStorageClassRequest) Reset() {
 	*x = DeleteStorageClassRequest{}
-	mi := &file_storage_v1_storage_proto_msgTypes[6]
+	mi := &file_storage_v1_storage_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -462,7 +564,7 @@ func (x *DeleteStorageClassRequest) String() string {
 func (*DeleteStorageClassRequest) ProtoMessage() {}
 
 func (x *DeleteStorageClassRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_storage_proto_msgTypes[6]
+	mi := &file_storage_v1_storage_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -475,7 +577,7 @@ func (x *DeleteStorageClassRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteStorageClassRequest.ProtoReflect.Descriptor instead.
 func (*DeleteStorageClassRequest) Descriptor() ([]byte, []int) {
-	return file_storage_v1_storage_proto_rawDescGZIP(), []int{6}
+	return file_storage_v1_storage_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *DeleteStorageClassRequest) GetName() string {
@@ -496,7 +598,7 @@ type FlattenVolumeRequest struct {
 
 func (x *FlattenVolumeRequest) Reset() {
 	*x = FlattenVolumeRequest{}
-	mi := &file_storage_v1_storage_proto_msgTypes[7]
+	mi := &file_storage_v1_storage_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -508,7 +610,7 @@ func (x *FlattenVolumeRequest) String() string {
 func (*FlattenVolumeRequest) ProtoMessage() {}
 
 func (x *FlattenVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_storage_proto_msgTypes[7]
+	mi := &file_storage_v1_storage_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -521,7 +623,7 @@ func (x *FlattenVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlattenVolumeRequest.ProtoReflect.Descriptor instead.
 func (*FlattenVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_storage_v1_storage_proto_rawDescGZIP(), []int{7}
+	return file_storage_v1_storage_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *FlattenVolumeRequest) GetOrgId() string {
@@ -560,7 +662,7 @@ type UpdateVolumeRequest struct {
 
 func (x *UpdateVolumeRequest) Reset() {
 	*x = UpdateVolumeRequest{}
-	mi := &file_storage_v1_storage_proto_msgTypes[8]
+	mi := &file_storage_v1_storage_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -572,7 +674,7 @@ func (x *UpdateVolumeRequest) String() string {
 func (*UpdateVolumeRequest) ProtoMessage() {}
 
 func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_storage_proto_msgTypes[8]
+	mi := &file_storage_v1_storage_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -585,7 +687,7 @@ func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_storage_v1_storage_proto_rawDescGZIP(), []int{8}
+	return file_storage_v1_storage_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *UpdateVolumeRequest) GetOrgId() string {
@@ -635,7 +737,7 @@ var File_storage_v1_storage_proto protoreflect.FileDescriptor
 const file_storage_v1_storage_proto_rawDesc = "" +
 	"\n" +
 	"\x18storage/v1/storage.proto\x12\n" +
-	"storage.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1cvmcontroller/v1/volume.proto\"\xb8\x02\n" +
+	"storage.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1cvmcontroller/v1/volume.proto\"\xdf\x02\n" +
 	"\fStorageClass\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x129\n" +
 	"\x06driver\x18\x02 \x01(\x0e2!.vmcontroller.v1.VolumeDriverKindR\x06driver\x12\x1d\n" +
@@ -648,7 +750,14 @@ const file_storage_v1_storage_proto_rawDesc = "" +
 	"created_at\x18\a \x01(\x03R\tcreatedAt\x12\x1d\n" +
 	"\n" +
 	"updated_at\x18\b \x01(\x03R\tupdatedAt\x12\x1c\n" +
-	"\tencrypted\x18\x14 \x01(\bR\tencrypted\"\x87\x02\n" +
+	"\tencrypted\x18\x14 \x01(\bR\tencrypted\x12%\n" +
+	"\x03rbd\x18\x1e \x01(\v2\x13.storage.v1.RbdPoolR\x03rbd\"s\n" +
+	"\aRbdPool\x12\x12\n" +
+	"\x04fsid\x18\x01 \x01(\tR\x04fsid\x12\x1a\n" +
+	"\bmonitors\x18\x02 \x03(\tR\bmonitors\x12\x12\n" +
+	"\x04pool\x18\x03 \x01(\tR\x04pool\x12\x12\n" +
+	"\x04user\x18\x04 \x01(\tR\x04user\x12\x10\n" +
+	"\x03key\x18\x05 \x01(\tR\x03key\"\xae\x02\n" +
 	"\x19CreateStorageClassRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x129\n" +
 	"\x06driver\x18\x02 \x01(\x0e2!.vmcontroller.v1.VolumeDriverKindR\x06driver\x12\x1d\n" +
@@ -657,7 +766,8 @@ const file_storage_v1_storage_proto_rawDesc = "" +
 	"\x04pool\x18\x04 \x01(\tR\x04pool\x12\x19\n" +
 	"\bmax_iops\x18\x05 \x01(\x04R\amaxIops\x12/\n" +
 	"\x14max_bytes_per_second\x18\x06 \x01(\x04R\x11maxBytesPerSecond\x12\x1c\n" +
-	"\tencrypted\x18\x14 \x01(\bR\tencrypted\",\n" +
+	"\tencrypted\x18\x14 \x01(\bR\tencrypted\x12%\n" +
+	"\x03rbd\x18\x1e \x01(\v2\x13.storage.v1.RbdPoolR\x03rbd\",\n" +
 	"\x16GetStorageClassRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"W\n" +
 	"\x19ListStorageClassesRequest\x12\x1b\n" +
@@ -714,48 +824,51 @@ func file_storage_v1_storage_proto_rawDescGZIP() []byte {
 	return file_storage_v1_storage_proto_rawDescData
 }
 
-var file_storage_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_storage_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_storage_v1_storage_proto_goTypes = []any{
 	(*StorageClass)(nil),               // 0: storage.v1.StorageClass
-	(*CreateStorageClassRequest)(nil),  // 1: storage.v1.CreateStorageClassRequest
-	(*GetStorageClassRequest)(nil),     // 2: storage.v1.GetStorageClassRequest
-	(*ListStorageClassesRequest)(nil),  // 3: storage.v1.ListStorageClassesRequest
-	(*ListStorageClassesResponse)(nil), // 4: storage.v1.ListStorageClassesResponse
-	(*UpdateStorageClassRequest)(nil),  // 5: storage.v1.UpdateStorageClassRequest
-	(*DeleteStorageClassRequest)(nil),  // 6: storage.v1.DeleteStorageClassRequest
-	(*FlattenVolumeRequest)(nil),       // 7: storage.v1.FlattenVolumeRequest
-	(*UpdateVolumeRequest)(nil),        // 8: storage.v1.UpdateVolumeRequest
-	nil,                                // 9: storage.v1.UpdateVolumeRequest.MetadataEntry
-	nil,                                // 10: storage.v1.UpdateVolumeRequest.LabelsEntry
-	(v1.VolumeDriverKind)(0),           // 11: vmcontroller.v1.VolumeDriverKind
-	(*emptypb.Empty)(nil),              // 12: google.protobuf.Empty
-	(*v1.Volume)(nil),                  // 13: vmcontroller.v1.Volume
+	(*RbdPool)(nil),                    // 1: storage.v1.RbdPool
+	(*CreateStorageClassRequest)(nil),  // 2: storage.v1.CreateStorageClassRequest
+	(*GetStorageClassRequest)(nil),     // 3: storage.v1.GetStorageClassRequest
+	(*ListStorageClassesRequest)(nil),  // 4: storage.v1.ListStorageClassesRequest
+	(*ListStorageClassesResponse)(nil), // 5: storage.v1.ListStorageClassesResponse
+	(*UpdateStorageClassRequest)(nil),  // 6: storage.v1.UpdateStorageClassRequest
+	(*DeleteStorageClassRequest)(nil),  // 7: storage.v1.DeleteStorageClassRequest
+	(*FlattenVolumeRequest)(nil),       // 8: storage.v1.FlattenVolumeRequest
+	(*UpdateVolumeRequest)(nil),        // 9: storage.v1.UpdateVolumeRequest
+	nil,                                // 10: storage.v1.UpdateVolumeRequest.MetadataEntry
+	nil,                                // 11: storage.v1.UpdateVolumeRequest.LabelsEntry
+	(v1.VolumeDriverKind)(0),           // 12: vmcontroller.v1.VolumeDriverKind
+	(*emptypb.Empty)(nil),              // 13: google.protobuf.Empty
+	(*v1.Volume)(nil),                  // 14: vmcontroller.v1.Volume
 }
 var file_storage_v1_storage_proto_depIdxs = []int32{
-	11, // 0: storage.v1.StorageClass.driver:type_name -> vmcontroller.v1.VolumeDriverKind
-	11, // 1: storage.v1.CreateStorageClassRequest.driver:type_name -> vmcontroller.v1.VolumeDriverKind
-	0,  // 2: storage.v1.ListStorageClassesResponse.storage_classes:type_name -> storage.v1.StorageClass
-	9,  // 3: storage.v1.UpdateVolumeRequest.metadata:type_name -> storage.v1.UpdateVolumeRequest.MetadataEntry
-	10, // 4: storage.v1.UpdateVolumeRequest.labels:type_name -> storage.v1.UpdateVolumeRequest.LabelsEntry
-	1,  // 5: storage.v1.StorageClassService.CreateStorageClass:input_type -> storage.v1.CreateStorageClassRequest
-	2,  // 6: storage.v1.StorageClassService.GetStorageClass:input_type -> storage.v1.GetStorageClassRequest
-	3,  // 7: storage.v1.StorageClassService.ListStorageClasses:input_type -> storage.v1.ListStorageClassesRequest
-	5,  // 8: storage.v1.StorageClassService.UpdateStorageClass:input_type -> storage.v1.UpdateStorageClassRequest
-	6,  // 9: storage.v1.StorageClassService.DeleteStorageClass:input_type -> storage.v1.DeleteStorageClassRequest
-	8,  // 10: storage.v1.VolumeService.UpdateVolume:input_type -> storage.v1.UpdateVolumeRequest
-	7,  // 11: storage.v1.VolumeService.FlattenVolume:input_type -> storage.v1.FlattenVolumeRequest
-	0,  // 12: storage.v1.StorageClassService.CreateStorageClass:output_type -> storage.v1.StorageClass
-	0,  // 13: storage.v1.StorageClassService.GetStorageClass:output_type -> storage.v1.StorageClass
-	4,  // 14: storage.v1.StorageClassService.ListStorageClasses:output_type -> storage.v1.ListStorageClassesResponse
-	0,  // 15: storage.v1.StorageClassService.UpdateStorageClass:output_type -> storage.v1.StorageClass
-	12, // 16: storage.v1.StorageClassService.DeleteStorageClass:output_type -> google.protobuf.Empty
-	13, // 17: storage.v1.VolumeService.UpdateVolume:output_type -> vmcontroller.v1.Volume
-	13, // 18: storage.v1.VolumeService.FlattenVolume:output_type -> vmcontroller.v1.Volume
-	12, // [12:19] is the sub-list for method output_type
-	5,  // [5:12] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	12, // 0: storage.v1.StorageClass.driver:type_name -> vmcontroller.v1.VolumeDriverKind
+	1,  // 1: storage.v1.StorageClass.rbd:type_name -> storage.v1.RbdPool
+	12, // 2: storage.v1.CreateStorageClassRequest.driver:type_name -> vmcontroller.v1.VolumeDriverKind
+	1,  // 3: storage.v1.CreateStorageClassRequest.rbd:type_name -> storage.v1.RbdPool
+	0,  // 4: storage.v1.ListStorageClassesResponse.storage_classes:type_name -> storage.v1.StorageClass
+	10, // 5: storage.v1.UpdateVolumeRequest.metadata:type_name -> storage.v1.UpdateVolumeRequest.MetadataEntry
+	11, // 6: storage.v1.UpdateVolumeRequest.labels:type_name -> storage.v1.UpdateVolumeRequest.LabelsEntry
+	2,  // 7: storage.v1.StorageClassService.CreateStorageClass:input_type -> storage.v1.CreateStorageClassRequest
+	3,  // 8: storage.v1.StorageClassService.GetStorageClass:input_type -> storage.v1.GetStorageClassRequest
+	4,  // 9: storage.v1.StorageClassService.ListStorageClasses:input_type -> storage.v1.ListStorageClassesRequest
+	6,  // 10: storage.v1.StorageClassService.UpdateStorageClass:input_type -> storage.v1.UpdateStorageClassRequest
+	7,  // 11: storage.v1.StorageClassService.DeleteStorageClass:input_type -> storage.v1.DeleteStorageClassRequest
+	9,  // 12: storage.v1.VolumeService.UpdateVolume:input_type -> storage.v1.UpdateVolumeRequest
+	8,  // 13: storage.v1.VolumeService.FlattenVolume:input_type -> storage.v1.FlattenVolumeRequest
+	0,  // 14: storage.v1.StorageClassService.CreateStorageClass:output_type -> storage.v1.StorageClass
+	0,  // 15: storage.v1.StorageClassService.GetStorageClass:output_type -> storage.v1.StorageClass
+	5,  // 16: storage.v1.StorageClassService.ListStorageClasses:output_type -> storage.v1.ListStorageClassesResponse
+	0,  // 17: storage.v1.StorageClassService.UpdateStorageClass:output_type -> storage.v1.StorageClass
+	13, // 18: storage.v1.StorageClassService.DeleteStorageClass:output_type -> google.protobuf.Empty
+	14, // 19: storage.v1.VolumeService.UpdateVolume:output_type -> vmcontroller.v1.Volume
+	14, // 20: storage.v1.VolumeService.FlattenVolume:output_type -> vmcontroller.v1.Volume
+	14, // [14:21] is the sub-list for method output_type
+	7,  // [7:14] is the sub-list for method input_type
+	7,  // [7:7] is the sub-list for extension type_name
+	7,  // [7:7] is the sub-list for extension extendee
+	0,  // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_storage_v1_storage_proto_init() }
@@ -769,7 +882,7 @@ func file_storage_v1_storage_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_storage_v1_storage_proto_rawDesc), len(file_storage_v1_storage_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

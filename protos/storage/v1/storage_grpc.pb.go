@@ -43,8 +43,8 @@ const (
 type StorageClassServiceClient interface {
 	// CreateStorageClass creates a class. A repeat with the same idempotency key returns the first response.
 	//
-	// ALREADY_EXISTS: a class has this name. FAILED_PRECONDITION: the driver is not supported. INVALID_ARGUMENT: a field
-	// is invalid.
+	// ALREADY_EXISTS: a class has this name. INVALID_ARGUMENT: a field is invalid. The call does not contact a Ceph
+	// cluster: a wrong address or key appears as the error of the first volume.
 	CreateStorageClass(ctx context.Context, in *CreateStorageClassRequest, opts ...grpc.CallOption) (*StorageClass, error)
 	// GetStorageClass returns a class. NOT_FOUND: there is no class of this name.
 	GetStorageClass(ctx context.Context, in *GetStorageClassRequest, opts ...grpc.CallOption) (*StorageClass, error)
@@ -125,8 +125,8 @@ func (c *storageClassServiceClient) DeleteStorageClass(ctx context.Context, in *
 type StorageClassServiceServer interface {
 	// CreateStorageClass creates a class. A repeat with the same idempotency key returns the first response.
 	//
-	// ALREADY_EXISTS: a class has this name. FAILED_PRECONDITION: the driver is not supported. INVALID_ARGUMENT: a field
-	// is invalid.
+	// ALREADY_EXISTS: a class has this name. INVALID_ARGUMENT: a field is invalid. The call does not contact a Ceph
+	// cluster: a wrong address or key appears as the error of the first volume.
 	CreateStorageClass(context.Context, *CreateStorageClassRequest) (*StorageClass, error)
 	// GetStorageClass returns a class. NOT_FOUND: there is no class of this name.
 	GetStorageClass(context.Context, *GetStorageClassRequest) (*StorageClass, error)

@@ -1,0 +1,133 @@
+package volume
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+const cephKey = "AQDq3rNlAAAAABAAv7k8q5Yq1mYc2o0J7l5h3g=="
+
+// rbdHost adds a host. Its guests can use RBD images if problem is empty.
+func (w *world) rbdHost(name, problem string) cloud.NodeID {
+	return w.AddHost(name, cloud.Capacity{VCPUs: 8, MemoryMiB: 8192, StorageGiB: 100}, func(n *cloud.Node) {
+		n.RBD, n.RBDProblem = problem == "", problem
+	})
+}
+
+// rbdClass creates the class ceph of the driver RBD.
+func (w *world) rbdClass() {
+	w.t.Helper()
+	admin := &cloud.Caller{User: "admin", Proof: cloud.ProofPassword, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}}
+	_, err := w.classes.Create(auth.With(w.t.Context(), admin, auth.RPC), cloud.StorageClass{
+		Name: "ceph", Driver: cloud.DriverRBD, RBD: &cloud.RBDPool{
+			FSID: "0190a000-0000-4000-8000-000000000001", Monitors: []string{"192.0.2.1"}, Pool: "vms", User: "trivet",
+		},
+	}, cephKey, [32]byte{})
+	require.NoError(w.t, err)
+}
+
+// place runs PlaceRBD. Only the hosts in ready are READY.
+func (w *world) place(ready ...cloud.NodeID) {
+	w.t.Helper()
+	var fleet []HostState
+	for _, id := range ready {
+		fleet = append(fleet, HostState{Node: *w.Node(id), Ready: true})
+	}
+	require.NoError(w.t, w.volumes.PlaceRBD(w.t.Context(), fleet))
+}
+
+// only requires that exactly one of hosts is sent volumes, and returns this host and its volumes.
+func (w *world) only(hosts ...cloud.NodeID) (on cloud.NodeID, all []*agentv1.AssignedVolume) {
+	w.t.Helper()
+	for _, h := range hosts {
+		if found := w.assigned(h); len(found) > 0 {
+			require.Empty(w.t, on, "two hosts have the volume")
+			on, all = h, found
+		}
+	}
+	require.NotEmpty(w.t, on, "no host has the volume")
+	return on, all
+}
+
+// TestRBDVolumeFollowsHosts creates a volume of the driver RBD, and lets one host after the other be lost: before it has
+// made the image, while the volume is detached, and before it has deleted the image. Another host must take over, and
+// only the host of the volume may get the key. While a VM has the volume, it keeps its host.
+func TestRBDVolumeFollowsHosts(t *testing.T) {
+	w := newWorld(t)
+	w.rbdClass()
+	a, b, c := w.rbdHost("a", ""), w.rbdHost("b", ""), w.rbdHost("c", "trivet-rbd is missing")
+	out, err := w.volumes.Create(w.as(acme, ""), acme, cloud.Volume{Name: "data", SizeGiB: 3, Class: "ceph"}, w.image(1, 1<<20), [32]byte{})
+	require.NoError(t, err)
+	v := &out.Volume
+	require.Equal(t, []any{cloud.DriverRBD, cloud.VolumeRaw, cloud.VolumePending, ""}, []any{v.Driver, v.Format, v.Status(), v.Pool})
+	w.place(c)
+	require.Empty(t, w.get(v.ID).Node, "a host that does not serve RBD gets no volume")
+	w.place(a, b, c)
+	first, assigned := w.only(a, b, c)
+	require.Equal(t, []any{cephKey, "vms", false}, []any{assigned[0].GetRbd().GetKey(), assigned[0].GetRbd().GetPool(), assigned[0].GetMustExist()})
+	second := map[cloud.NodeID]cloud.NodeID{a: b, b: a}[first]
+	w.place(a, b, c)
+	require.Equal(t, first, w.get(v.ID).Node, "a volume on a READY host stays there")
+
+	w.place(second, c)
+	on, _ := w.only(a, b, c)
+	require.Equal(t, second, on, "the first host was lost before it has made the image")
+	require.Zero(t, w.report(first, cloud.VolumeObservation{Volume: v.ID, Generation: 9, Error: "late"}), "its report does not count any more")
+	w.report(second, cloud.VolumeObservation{Volume: v.ID, Generation: w.get(v.ID).Generation, Present: true})
+	require.Equal(t, cloud.VolumeAvailable, w.get(v.ID).Status())
+
+	err = w.attach(v.ID, vmA, c)
+	require.True(t, fault.Is(err, fault.FailedPrecondition))
+	require.ErrorContains(t, err, "trivet-rbd is missing")
+	require.NoError(t, w.attach(v.ID, vmA, first))
+	on, assigned = w.only(a, b, c)
+	require.Equal(t, first, on, "the volume follows its VM")
+	require.EqualValues(t, 1, assigned[0].GetAttachmentGeneration())
+	w.place(second)
+	require.Equal(t, first, w.get(v.ID).Node, "an attached volume keeps its host")
+	w.release(v.ID, vmA)
+	w.place(second)
+	require.Equal(t, first, w.get(v.ID).Node, "a volume that is not flushed keeps its host")
+	require.ErrorContains(t, w.attach(v.ID, vmB, second), "has not flushed")
+	w.report(first, cloud.VolumeObservation{Volume: v.ID, Generation: w.get(v.ID).Generation, Present: true, FlushedGeneration: 1})
+	w.place(second)
+	require.Equal(t, second, w.get(v.ID).Node)
+
+	_, err = w.volumes.Delete(w.as(acme, ""), acme, v.ID, [32]byte{})
+	require.NoError(t, err)
+	w.place(first)
+	on, assigned = w.only(a, b, c)
+	require.Equal(t, first, on, "the second host was lost before it has deleted the image")
+	require.Equal(t, []any{true, cephKey}, []any{assigned[0].GetDeleted(), assigned[0].GetRbd().GetKey()})
+	admin := &cloud.Caller{User: "admin", Proof: cloud.ProofPassword, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}}
+	_, err = w.classes.Delete(auth.With(t.Context(), admin, auth.RPC), "ceph", [32]byte{})
+	require.ErrorContains(t, err, "has volumes", "the host needs the key until it has deleted the image")
+	require.Equal(t, 1, w.report(first, cloud.VolumeObservation{Volume: v.ID, Generation: assigned[0].GetGeneration()}))
+	_, err = w.classes.Delete(auth.With(t.Context(), admin, auth.RPC), "ceph", [32]byte{})
+	require.NoError(t, err)
+}
+
+// TestRBDPlacement checks which hosts can have a VM with an RBD volume.
+func TestRBDPlacement(t *testing.T) {
+	w := newWorld(t)
+	w.rbdClass()
+	good, bad, old := w.rbdHost("good", ""), w.rbdHost("bad", "QEMU has no block driver rbd"), w.host("old", 10)
+	out, err := w.volumes.Create(w.as(acme, ""), acme, cloud.Volume{Name: "data", SizeGiB: 500, Class: "ceph"}, "", [32]byte{})
+	require.NoError(t, err)
+	require.NoError(t, w.Store.Local(func(v *store.View) error {
+		p, err := PlacementOf(v, acme, []cloud.VolumeID{out.Volume.ID})
+		require.NoError(t, err)
+		require.Empty(t, p.Shortage(w.Node(good)))
+		require.Equal(t, "does not serve RBD volumes: QEMU has no block driver rbd", p.Shortage(w.Node(bad)))
+		require.Equal(t, "does not serve RBD volumes", p.Shortage(w.Node(old)))
+		return nil
+	}))
+}
