@@ -40,6 +40,8 @@ type Agent struct {
 	Labels map[string]string
 	// External holds the setting `external`.
 	External map[string]any
+	// RBDHelper, unless "", is the path of trivet-rbd.
+	RBDHelper string
 }
 
 // DataDir returns the agent's data directory, which holds its certificate and its VMs' disks.
@@ -76,6 +78,9 @@ func (a *Agent) Start(token string) error {
 	}
 	if a.External != nil {
 		settings["external"] = a.External
+	}
+	if a.RBDHelper != "" {
+		settings["rbd_helper"] = a.RBDHelper
 	}
 	config, err := yaml.Marshal(settings)
 	if err != nil {
