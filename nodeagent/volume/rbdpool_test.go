@@ -217,6 +217,14 @@ func TestRBDVolumesOfImages(t *testing.T) {
 		require.Len(t, content, 8*mib)
 		require.True(t, bytes.Equal(raw, content[:len(raw)]), "volume %d", n)
 	}
+	for range 2 {
+		require.NoError(t, a.Flatten(ctx, id(1), nil))
+	}
+	flat, err := b.Status(ctx, id(1))
+	require.NoError(t, err)
+	require.Equal(t, []any{true, (*disk.Image)(nil), ""}, []any{flat.Flattened, flat.Image, flat.Error})
+	require.NotContains(t, l.ceph.Run("rbd", "info", rbdtest.Pool+"/"+volumeImage(id(1))), "parent:")
+	require.True(t, bytes.Equal(raw, l.content(id(1))[:len(raw)]))
 	image := imageOf(raw)
 	require.ErrorIs(t, a.Create(ctx, Volume{ID: id(20), Size: 4 * mib, Image: &image}), ErrRefused, "the image does not fit")
 	l.ceph.Run("rbd", "create", "--size", "1M", rbdtest.Pool+"/"+volumeImage(id(21)))
