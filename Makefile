@@ -113,5 +113,5 @@ bench-network: run-packages build guest
 	.ci/bench-network
 
 # bench-storage compares volumes and images with QEMU, QMP, qemu-img and cp by hand.
-bench-storage: run-packages build guest
+bench-storage: test-packages build guest
 	.ci/bench-storage

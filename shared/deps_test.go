@@ -196,7 +196,7 @@ var others = map[string][]string{
 		"controlplane/edge/rpc/rpctest", "controlplane/engine/mvcc", "controlplane/records/store", "controlplane/accounts/identity/keyring"}, // to search the files of a member for secrets
 
 	"e2e/networkbench":         {"e2e/…", "nodeagent/…", "images/guest", "protos/…", "shared/…"},
-	"e2e/storagebench":         {"e2e/…", "nodeagent/qmp", "images/guest", "protos/…"},
+	"e2e/storagebench":         {"e2e/…", "nodeagent/qmp", "nodeagent/rbd/rbdtest", "images/guest", "protos/…"},
 	"e2e/creditbench":          {"e2e/…"},
 	"e2e/creditbench/books":    {},
 	"e2e/creditbench/members":  {"e2e/…", "protos/…"},

@@ -1,6 +1,9 @@
 package main
 
 import (
+	"fmt"
+	"slices"
+
 	"github.com/trivet-cloud/trivet/e2e/bench/table"
 	"github.com/trivet-cloud/trivet/e2e/kvbench/verdict"
 )
@@ -13,15 +16,27 @@ const ioBar = 1.05
 
 // tables holds all lines. Rates have no target, because they depend on other load on the machine more than CPU time
 // does.
-var tables = []table.Table{{Peer: "by hand", Lines: []table.Line{
-	table.NewLine("io", "randread rate", "4 KiB random reads inside a guest, MANAGED volume, against the same QEMU by hand", "/s", none),
-	table.NewLine("io", "randread cpu", "… QEMU's CPU per read", "µs", table.AtMost(ioBar)),
-	table.NewLine("io", "randwrite rate", "4 KiB random writes inside a guest, each flushed, MANAGED volume, against the same QEMU by hand", "/s", none),
-	table.NewLine("io", "randwrite cpu", "… QEMU's CPU per write", "µs", table.AtMost(ioBar)),
-	table.NewLine("io", "read rate", "sequential reads of 256 KiB inside a guest, MANAGED volume, against the same QEMU by hand", "MB/s", none),
-	table.NewLine("io", "read cpu", "… QEMU's CPU per read", "µs", table.AtMost(ioBar)),
-	table.NewLine("io", "write rate", "sequential writes of 256 KiB inside a guest, MANAGED volume, against the same QEMU by hand", "MB/s", none),
-	table.NewLine("io", "write cpu", "… QEMU's CPU per write", "µs", table.AtMost(ioBar)),
+var tables = []table.Table{{Peer: "by hand", Lines: slices.Concat(
+	ioLines("io", "", "MANAGED volume", "the same QEMU by hand"), volumeLines, ioLines("rbd", "rbd ", "RBD volume", "librbd in a QEMU by hand"),
+)}}
+
+// ioLines returns the lines about I/O inside a guest. prefix begins their IDs.
+func ioLines(part, prefix, volume, peer string) (lines []table.Line) {
+	for _, l := range []struct{ mode, what, operation, unit string }{
+		{"randread", "4 KiB random reads inside a guest", "read", "/s"},
+		{"randwrite", "4 KiB random writes inside a guest, each flushed", "write", "/s"},
+		{"read", "sequential reads of 256 KiB inside a guest", "read", "MB/s"},
+		{"write", "sequential writes of 256 KiB inside a guest", "write", "MB/s"},
+	} {
+		lines = append(lines,
+			table.NewLine(part, prefix+l.mode+" rate", fmt.Sprintf("%s, %s, against %s", l.what, volume, peer), l.unit, none),
+			table.NewLine(part, prefix+l.mode+" cpu", "… QEMU's CPU per "+l.operation, "µs", table.AtMost(ioBar)))
+	}
+	return lines
+}
+
+// volumeLines are the lines about changes of volumes and images.
+var volumeLines = []table.Line{
 	table.NewLine("clone", "clone attached", "volume from an image, attached to a running guest, against `qemu-img create -b` and QMP", "ms", none),
 	table.NewLine("clone", "clone read", "… until the guest has read the first bytes", "ms", none),
 	table.NewLine("attach", "attach", "20 volumes attached at once to 5 running guests, the first time, against QMP", "ms", none),
@@ -32,4 +47,6 @@ var tables = []table.Table{{Peer: "by hand", Lines: []table.Line{
 	table.NewLine("import", "import cpu", "… CPU, of the three members", "s", none),
 	table.NewLine("upload", "upload", "256 MiB uploaded with `trivet image upload`, against cp, fsync and sha256sum", "MB/s", none),
 	table.NewLine("upload", "upload cpu", "… CPU, of `trivet` and the three members", "s", none),
-}}}
+	table.NewLine("rbd", "rbd clone attached", "RBD volume from an image, attached to a running guest, against `rbd clone` and QMP", "ms", none),
+	table.NewLine("rbd", "rbd clone read", "… until the guest has read the first bytes", "ms", none),
+}

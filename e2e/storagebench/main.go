@@ -13,7 +13,8 @@
 //   - import: a VMDK image becomes an image of the cloud, compared with `qemu-img convert`.
 //   - upload: `trivet image upload`, compared with cp and sha256sum.
 //   - snapshot: a copy of a volume in use, compared with QMP.
-//   - rbd: not available, which is an error.
+//   - rbd: the same as io and clone with a volume in a Ceph cluster of one monitor and one OSD, compared with librbd in
+//     QEMU and with rbd(8).
 //
 // Trivet and its peer are measured one after the other, never at the same time, and the order changes from round to
 // round. Everything runs as root in network and mount namespaces of its own, so it works beside a running cloud and
@@ -51,6 +52,8 @@ type bench struct {
 	report.Run
 	bin   lab.Binaries
 	guest string // directory of the small guest
+	// rbdHelper is the path of the program trivet-rbd.
+	rbdHelper string
 	// dir holds all files of this run and is removed at its end.
 	dir    string
 	parts  []string
@@ -104,6 +107,7 @@ func main() {
 	var patience time.Duration
 	flag.StringVar(&bin, "bin", "bin", "`directory` of our programs")
 	flag.StringVar(&b.guest, "guest", ".build/guest", "`directory` of the small guest")
+	flag.StringVar(&b.rbdHelper, "rbd-helper", ".build/trivet-rbd", "`file` of the program trivet-rbd, for the part rbd")
 	flag.StringVar(&work, "work", ".build", "`directory` on the disk to measure on")
 	flag.StringVar(&out, "out", ".build/bench-storage.md", "`file` for the table")
 	flag.StringVar(&run, "run", strings.Join(partNames(), ","), "`parts` to run")
@@ -155,7 +159,7 @@ func (b *bench) main(bin, work, out string) (err error) {
 	if err := lab.Loopback(); err != nil {
 		return err
 	}
-	for _, path := range []*string{&bin, &work, &out, &b.guest} {
+	for _, path := range []*string{&bin, &work, &out, &b.guest, &b.rbdHelper} {
 		if *path, err = filepath.Abs(*path); err != nil {
 			return err
 		}

@@ -16,6 +16,13 @@ type backing struct {
 	base string // the path of a QCOW2 image; "" for a raw file
 }
 
+// disk is a disk that a QEMU started by hand can get.
+type disk interface {
+	// nodes returns the block nodes of the disk in slot. Each node comes after the nodes that it refers to. The last one
+	// is the top node, and has the name node(slot).
+	nodes(slot int) []object
+}
+
 // nodes returns the block nodes of the disk in slot, with the options that the agent uses for a volume with cache none.
 // Each node comes after the nodes that it refers to.
 func (b backing) nodes(slot int) (nodes []object) {
@@ -34,7 +41,7 @@ func (b backing) nodes(slot int) (nodes []object) {
 func node(slot int) string { return fmt.Sprintf("hand%d", slot) }
 
 // plug attaches a disk to a QEMU that was started by hand. slot is from 1 to hotPlugs; the disk of the start has slot 0.
-func (m *machine) plug(ctx context.Context, slot int, b backing) error {
+func (m *machine) plug(ctx context.Context, slot int, b disk) error {
 	for _, n := range b.nodes(slot) {
 		if err := m.qmp.Do(ctx, "blockdev-add", n, nil); err != nil {
 			return err
@@ -47,7 +54,7 @@ func (m *machine) plug(ctx context.Context, slot int, b backing) error {
 }
 
 // unplug detaches a disk that plug attached.
-func (m *machine) unplug(ctx context.Context, slot int, b backing) error {
+func (m *machine) unplug(ctx context.Context, slot int, b disk) error {
 	device := node(slot) + "-device"
 	mark := m.qmp.Mark()
 	if err := m.qmp.Do(ctx, "device_del", object{"id": device}, nil); err != nil {

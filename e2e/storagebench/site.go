@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
@@ -50,6 +51,9 @@ func newSite(ctx context.Context, b *bench) (_ *site, err error) {
 	}
 	if s.cloud, err = onehost.Start(ctx, filepath.Join(b.dir, "cloud"), b.bin); err != nil {
 		return nil, err
+	}
+	if slices.Contains(b.parts, "rbd") {
+		s.cloud.RBDHelper = b.rbdHelper
 	}
 	if err := s.cloud.StartAgent(ctx); err != nil {
 		return nil, err

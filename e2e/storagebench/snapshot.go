@@ -23,7 +23,7 @@ func measureSnapshot(ctx context.Context, s *site) error {
 	}
 	// Both disks get the same content, so that both copies have as many bytes.
 	for _, m := range []*machine{p.ours, p.hand} {
-		if _, err := m.load(ctx, s.loadOf("write")...); err != nil {
+		if _, err := m.load(ctx, s.loadOf("vda", "write")...); err != nil {
 			return fmt.Errorf("fill: %w", err)
 		}
 	}

@@ -35,20 +35,26 @@ func measureClone(ctx context.Context, s *site) error {
 	if _, err := s.cloneOurs(ctx, p.ours); err != nil {
 		return err
 	}
-	turn := func(isPeer bool, clone func() (cloned, error)) error {
-		took, err := clone()
-		if err != nil {
-			return err
+	return s.measureClones(ctx, "clone",
+		func(int) (cloned, error) { return s.cloneOurs(ctx, p.ours) },
+		func(round int) (cloned, error) { return s.cloneByHand(ctx, p.hand, round) },
+	)
+}
+
+// measureClones measures two ways of cloning in turn. prefix begins the IDs of the lines.
+func (s *site) measureClones(ctx context.Context, prefix string, ours, byHand func(round int) (cloned, error)) error {
+	turn := func(isPeer bool, clone func(int) (cloned, error)) func(int) error {
+		return func(round int) error {
+			took, err := clone(round)
+			if err != nil {
+				return err
+			}
+			s.results.Add(prefix+" attached", isPeer, milliseconds(took.attached))
+			s.results.Add(prefix+" read", isPeer, milliseconds(took.read))
+			return nil
 		}
-		s.results.Add("clone attached", isPeer, milliseconds(took.attached))
-		s.results.Add("clone read", isPeer, milliseconds(took.read))
-		return nil
 	}
-	return s.InTurn(ctx, s.fewer(), func(int) error {
-		return turn(false, func() (cloned, error) { return s.cloneOurs(ctx, p.ours) })
-	}, func(round int) error {
-		return turn(true, func() (cloned, error) { return s.cloneByHand(ctx, p.hand, round) })
-	})
+	return s.InTurn(ctx, s.fewer(), turn(false, ours), turn(true, byHand))
 }
 
 func (s *site) cloneOurs(ctx context.Context, m *machine) (took cloned, err error) {

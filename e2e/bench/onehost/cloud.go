@@ -37,6 +37,8 @@ type Cloud struct {
 	Dir   lab.Dir
 	Trio  *lab.Trio
 	Agent *lab.Agent
+	// RBDHelper, unless "", is the path of trivet-rbd, for an agent that StartAgent starts later.
+	RBDHelper string
 	// Admin calls member 1 with the administrator's token.
 	Admin *lab.GRPC
 }
@@ -102,6 +104,7 @@ func (c *Cloud) StartAgent(ctx context.Context) error {
 	c.Agent = &lab.Agent{
 		Dir: c.Dir, Bin: c.Trio.Bin, Name: "host-1", Members: c.Addresses(""),
 		Cgroup: "trivet-bench", UIDRange: "650000-659999", Metrics: "127.0.0.1:7444",
+		RBDHelper: c.RBDHelper,
 	}
 	if err := c.Agent.Start(token); err != nil {
 		return err
