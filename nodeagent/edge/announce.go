@@ -12,9 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// announce sends gratuitous ARP for the external addresses among the keys of added items, as an ARP request and a reply
-// (RFC 5227, part 3): some systems accept only one of them. It also does so for the items of want whose announcement has
-// failed before, or was not possible because the interface had no carrier.
+// announce sends gratuitous ARP for the external addresses among the keys of added items. Each address is announced by
+// an ARP request and an ARP reply (RFC 5227, section 3), because some systems accept only one of the two. announce also
+// sends gratuitous ARP for those items of want whose last announcement failed, or was skipped because the interface had
+// no carrier.
 func (a *application) announce(added []string, want *network, r *Result) error {
 	var failed error
 	for key := range want.items {
@@ -58,8 +59,8 @@ func (a *application) announce(added []string, want *network, r *Result) error {
 	return failed
 }
 
-// sendARP sends gratuitous ARP for addresses from a device. It returns false if the device has no carrier, for example
-// because the host's interface is down: the kernel would drop the frames.
+// sendARP sends gratuitous ARP for addresses from a device. It sends nothing and returns false if the device has no
+// carrier, for example because the host's interface is down: the kernel would drop the frames.
 func (s *space) sendARP(device string, list []netip.Addr) (sent bool, err error) {
 	link, err := s.LinkByName(device)
 	if err != nil || link.Attrs().RawFlags&unix.IFF_LOWER_UP == 0 {

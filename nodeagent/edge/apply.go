@@ -25,7 +25,7 @@ type application struct {
 	edge      *space
 	connected []*connection
 	movable   *movableAddresses
-	// unannounced is that of the Edge.
+	// unannounced is Edge.unannounced.
 	unannounced map[string]bool
 }
 
@@ -257,7 +257,8 @@ var edgeSettings = []netspace.Setting{
 	{Path: "net/ipv4/conf/default/send_redirects", Value: "0"},
 	{Path: "net/ipv4/conf/all/accept_redirects", Value: "0"},
 	{Path: "net/ipv4/conf/default/accept_redirects", Value: "0"},
-	// Deleting the host's former address in an external network does not delete its new one.
+	// With promote_secondaries, the kernel keeps the host's new address in an external network when the former address,
+	// which is the primary one, is deleted.
 	{Path: "net/ipv4/conf/all/promote_secondaries", Value: "1"},
 	{Path: "net/ipv4/conf/all/accept_source_route", Value: "0"},
 	{Path: "net/ipv4/conf/default/accept_source_route", Value: "0"},

@@ -72,9 +72,9 @@ func externalOf(all []external, name string) *external {
 	return &all[i]
 }
 
-// check returns the valid VPCs sorted by ID, and an error for each invalid one. It leaves gateways and floating IPs that
-// are invalid or whose address another VPC has out of a VPC, and returns an error for each: an address that moves from
-// one VPC to another must not disconnect them.
+// check returns the valid VPCs sorted by ID, and an error for each invalid one. check removes gateways and floating IPs
+// from a VPC if they are invalid or if another VPC has their address, and returns an error for each. The VPC stays
+// valid, because an address that moves from one VPC to another must not disconnect either VPC.
 func (e *Edge) check(s State) ([]VPC, []error) {
 	var valid []VPC
 	var invalid []error
@@ -115,8 +115,9 @@ func (v *VPC) check() error {
 	return v.checkGateways()
 }
 
-// leaveOutInvalid removes the gateways and floating IPs from v that contradict the options, each other or users, and
-// returns an error for each. It adds the addresses of the others to users.
+// leaveOutInvalid removes gateways and floating IPs from v if they contradict the options or each other, or if users
+// contains their address. It returns an error for each. It adds the addresses of the remaining gateways and floating
+// IPs to users.
 func (e *Edge) leaveOutInvalid(v *VPC, users map[netip.Addr]cloud.VPCID) (invalid []error) {
 	use := func(network string, a netip.Addr) error {
 		x := externalOf(e.externals, network)

@@ -33,8 +33,9 @@ func (a *application) revoke(r *Result) error {
 	}, r))
 }
 
-// obsoleteIn selects the tracked connections in a VPC's namespace that pass the edge and whose translated addresses are
-// those of no connection in list, or not those of the device by which the connection's packets now leave. The reply of a tracked connection has the translated addresses.
+// obsoleteIn selects tracked connections in a VPC's namespace that pass the edge. It selects a tracked connection if no
+// connection in list has its translated addresses, or if its packets now leave through a device with another
+// translation. The reply tuple of a tracked connection contains the translated addresses.
 func obsoleteIn(all []external, list []*connection) netfilter.Selection {
 	fixed, floating, sources := map[netip.Addr]netip.Addr{}, map[netip.Addr]netip.Addr{}, map[netip.Addr]bool{}
 	services := map[netip.Addr]bool{} // package balancer deletes connections to floating IPs of service IPs

@@ -43,9 +43,9 @@
 //     addresses that another host can take over, and does not wait for a running Set.
 //   - Packets to floating IPs of the same host, also of the same VPC, pass through the edge namespace like those from
 //     outside.
-//   - The edge namespace forwards from a VPC only packets whose source the VPC may use outside. It does not know the
-//     addresses of hosts and members: package firewall drops packets to them in the VPC's namespace. The edge namespace
-//     itself answers only pings from outside to the host's address.
+//   - The edge namespace forwards from a VPC only packets whose source the VPC may use outside. It has no rules for the
+//     addresses of hosts and control plane members: package firewall drops packets to these addresses in the VPC's
+//     namespace. The edge namespace itself answers only pings from outside to the host's address.
 //   - The VPC's namespace has a routing table with the default route to the edge namespace. A rule selects this table
 //     after the tables of subnets (package netdev), so the route table of a subnet precedes it. Without a default NAT
 //     gateway on this host, the rule applies only to ports with floating IPs, because the default NAT gateway may be on
@@ -56,9 +56,10 @@
 //   - After the rules have changed, each Set compares the tracked connections with the wanted state, and deletes those
 //     that the wanted state translates differently. With nf_conntrack_tcp_loose 0 a deleted TCP connection does not
 //     begin again.
-//   - The kernel does not translate a tracked connection again when its route changes. Packets that would leave with the
-//     source address of another gateway are dropped, and the next Set deletes their connection. Otherwise a guest that
-//     keeps sending UDP packets from one port would keep the wrong translation for ever.
+//   - The kernel does not translate a tracked connection again when its route changes. Packets that would leave with
+//     the source address of another gateway are dropped. The next Set deletes the tracked connection of such packets.
+//     Without this deletion, a guest that keeps sending UDP packets from one port would keep the wrong translation for
+//     ever.
 //   - The rules of a namespace are one nftables table, which is replaced as a whole in one transaction if it differs.
 //     Address lists are anonymous maps in the rules: the kernel cannot change them, so a hash of each rule in its
 //     comment suffices to recognize a change.
@@ -68,12 +69,14 @@
 // The package supports IPv4 only. Connections through NAT gateways are tracked in the edge namespace, and all VPCs
 // share its limit, net.netfilter.nf_conntrack_max. Such a connection ends when the gateway moves to another host, and
 // when the VM moves to a host where it has another outside address. Connections through floating IPs continue if the
-// VPC's namespace accepts them (netdev.Migrations). When a route changes to another NAT gateway of the VPC, the
-// TCP connections that use the route end. Its UDP flows continue with the new source address after the next Set.
+// VPC's namespace accepts them (netdev.Migrations). When a route changes to another NAT gateway of the VPC, the TCP
+// connections that use the route end. UDP flows that use the route continue with the new source address after the next
+// Set.
 //
-// The edge namespace resolves neighbours in the external networks by ARP. The kernel limits the number of such entries
-// of all namespaces together (net.ipv4.neigh.default.gc_thresh3, 1024 by default). A guest that sends to many unused
-// addresses of an external network with more addresses than this limit can therefore use up the entries of the host.
+// The edge namespace resolves neighbours in the external networks by ARP. The kernel limits the total number of
+// neighbour entries in all namespaces (net.ipv4.neigh.default.gc_thresh3, 1024 by default). If an external network has
+// more addresses than this limit, a guest that sends to many unused addresses can use up the neighbour entries of the
+// host.
 //
 // The package does not make VPCs' namespaces, and does not know VMs or the control plane.
 package edge
@@ -174,7 +177,8 @@ type Edge struct {
 	mu        chan struct{} // has one element while no call is in progress
 	close     sync.Once
 	movable   movableAddresses
-	// unannounced has the keys of items whose announcement had no effect. Only the call that holds mu uses it.
+	// unannounced has the keys of items whose addresses could not be announced by gratuitous ARP. Only the call that
+	// holds mu may use the map.
 	unannounced map[string]bool
 }
 
@@ -222,11 +226,12 @@ func (e *Edge) Connected(external string) bool { return externalOf(e.externals, 
 // Close releases the handles of the Edge. It leaves all devices and rules as they are.
 func (e *Edge) Close() { e.close.Do(e.host.Close) }
 
-// Set makes the kernel's state equal to s. VPCs that are not in s are disconnected. A VPC whose namespace does not exist
-// or whose wanted state is invalid as a whole is disconnected too. Of other VPCs, only the gateways and floating IPs are
-// left out that are invalid or whose address a VPC with a lower ID has. Set returns a [VPCError] for each of these after
-// it has applied the rest. When Set returns nil, no connection is tracked that s translates differently. After an error, part of the
-// changes may be in effect; the next Set completes them.
+// Set makes the kernel's state equal to s. VPCs that are not in s are disconnected. A VPC whose namespace does not
+// exist or whose wanted state is invalid as a whole is disconnected too. Every other VPC is connected without those
+// gateways and floating IPs that are invalid or whose address belongs to a VPC with a lower ID. Set applies the rest,
+// and then returns a [VPCError] for each VPC, gateway and floating IP that it left out. When Set returns nil, the
+// kernel tracks no connection whose translation differs from s. After an error, part of the changes may be in effect;
+// the next Set completes them.
 func (e *Edge) Set(ctx context.Context, s State) (Result, error) {
 	var r Result
 	err := e.exclusive(ctx, func(ctx context.Context) error { return e.set(ctx, s, &r) })

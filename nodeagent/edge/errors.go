@@ -16,8 +16,8 @@ type VPCError struct {
 func (e *VPCError) Error() string { return fmt.Sprintf("VPC %s: %v", e.VPC, e.Err) }
 func (e *VPCError) Unwrap() error { return e.Err }
 
-// ErrorsOf splits an error of Set into the errors of one VPC and those that concern no single VPC. It leaves out the
-// errors of other VPCs.
+// ErrorsOf splits an error of Set. The result own joins the errors of the VPC id, and general joins the errors that
+// concern no single VPC. Errors of other VPCs are dropped.
 func ErrorsOf(err error, id cloud.VPCID) (own, general error) {
 	switch e := err.(type) {
 	case nil:

@@ -26,7 +26,8 @@ type Gateway struct {
 	Mark uint32
 }
 
-// SubnetRoutes are the routes of a subnet to NAT gateways. They have no effect if all lead to the VPC's default gateway.
+// SubnetRoutes are the routes of a subnet to NAT gateways. SubnetRoutes have no effect if all Routes lead to the VPC's
+// default gateway.
 type SubnetRoutes struct {
 	VNI uint32
 	// Bridge is the device from which the packets of the subnet's guests arrive in the VPC's namespace.
@@ -143,7 +144,8 @@ func (n *network) addRoutes(c *connection) {
 
 // addSubnetRoutes adds the routes of subnets to the gateways in list, which has the connections of one VPC. A route to
 // the default gateway becomes a throw route: the kernel then continues with the next rule. A route to a gateway without
-// a device becomes an unreachable route, because the packets would get the address of another gateway otherwise.
+// a device becomes an unreachable route: without this route, the packets would leave with the source address of another
+// gateway.
 func (n *network) addSubnetRoutes(list []*connection) {
 	if len(list) == 0 {
 		return

@@ -26,9 +26,10 @@ const (
 	// this package and the rules of package netdev for subnets. It precedes the rule of package netdev for a default
 	// NAT gateway on another host.
 	vpcPriority = 34000
-	// floatingPriority is the priority of the rules that replace it in a VPC without a default NAT gateway, one for
-	// each port with a floating IP. It must be another one: the kernel refuses to add a rule without a source beside
-	// one that differs only by its source, and deletes either of them.
+	// floatingPriority is the priority of the rules that replace the rule with vpcPriority in a VPC without a default
+	// NAT gateway. There is one such rule for each port with a floating IP, and it selects packets by their source. The
+	// two priorities must differ: the kernel treats a rule without a source as equal to a rule that differs only by its
+	// source. It refuses to add the second one, and may delete the wrong one.
 	floatingPriority = 33900
 	// vpcTable is the routing table of vpcDevice in VPCs' namespaces. Package netdev uses those from 100,000,001 to
 	// 116,777,215.
@@ -42,8 +43,9 @@ type items map[string]item
 type item struct{ add, remove func() error }
 
 // reconcile adds the items that are in want only, then removes those that are in have only. It returns the keys of
-// added items, also after an error. An error of one item does not prevent the others. An item that the kernel takes for
-// an existing one is added after the removals: for the kernel, a rule without a source is equal to one with a source.
+// added items, also after an error. An error of one item does not prevent the others. If the kernel refuses to add an
+// item because it exists (EEXIST), reconcile adds the item after the removals: the kernel treats a rule without a
+// source as equal to one that differs only by its source.
 func (s *space) reconcile(have, want items) (added []string, failed error) {
 	add := func(key string) error {
 		err := want[key].add()

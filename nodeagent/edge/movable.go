@@ -14,7 +14,7 @@ import (
 )
 
 // movableAddresses records the movable addresses for which this host answers ARP requests. An address is movable if
-// another host can take it over: those of NAT gateways and of floating IPs of service IPs.
+// another host can take it over. The addresses of NAT gateways, and the floating IPs of service IPs, are movable.
 type movableAddresses struct {
 	mu sync.Mutex // guards the fields below; it is held while proxy entries change and are announced
 	// withdrawn is true between calls of Withdraw and Resume.
@@ -47,7 +47,7 @@ func (a *application) answer(n *network, r *Result) error {
 	maps.Copy(a.movable.answered, answered)
 	added, err := a.edge.reconcile(have.items, want.items)
 	if err == nil {
-		a.movable.answered = answered // after an error, obsolete entries may exist
+		a.movable.answered = answered // After an error, obsolete entries may still exist.
 	}
 	return errors.Join(err, a.announce(added, want, r))
 }

@@ -17,8 +17,9 @@ const (
 	// connectionMark is the bit of the mark of connections through the edge in the namespace of a VPC. Package firewall
 	// uses bits 24 and 25, and package balancer uses bit 27.
 	connectionMark = 1 << 26
-	// reroutedMark is the bit of the mark of connections whose packets now leave by another device than when the
-	// connection began, so that the source address is the wrong one. revoke deletes these connections.
+	// reroutedMark is the bit of the connection mark (ct mark) that marks rerouted connections: their packets now leave
+	// through another device than when the connection began, so the translated source address is wrong. revoke deletes
+	// these connections.
 	reroutedMark = 1 << 28
 )
 
@@ -169,8 +170,9 @@ func vpcChains(all []external, list []*connection) []netfilter.Chain {
 	return []netfilter.Chain{destination, forward, source}
 }
 
-// rerouted renders the rule for connections from guests that were translated for another device than the one by which
-// the packet leaves. The kernel keeps the translation of a connection while packets arrive, also when the route changes.
+// rerouted renders the rule that drops a guest's packet, and marks its connection with reroutedMark, if the
+// connection's source address was translated for another device than the one through which the packet leaves. Such
+// connections exist because the kernel does not change the translation of a tracked connection when the route changes.
 func rerouted(all []external, list []*connection) string {
 	rule := fmt.Sprintf("ct direction original ct status & (snat | dnat) == snat ct mark & %#x != 0 ", connectionMark)
 	var sources []string

@@ -19,9 +19,9 @@ type listID uint64
 func (id listID) String() string { return fmt.Sprintf("%016x", uint64(id)) }
 
 // listSet is an ipset of type hash:net with counters. It assigns prefixes to lists of groups: the packet counter of an
-// element is the listID. Prefixes that contain a common address have the same list, so that an address has one list.
-// (If the counter of the longest prefix does not match, the kernel tries the shorter ones.) There is no ipset for a
-// listSet without elements.
+// element is the listID. Overlapping prefixes have the same list, so that each address has exactly one list: if the
+// counter of the longest matching prefix is not the one that a rule asks for, the kernel also tries the shorter
+// prefixes. There is no ipset for a listSet without elements.
 type listSet struct {
 	name  string
 	ipv6  bool
@@ -35,8 +35,7 @@ type dispatched struct {
 	open      string          // the set of addresses to which address pairs of others do not apply; empty without pairs
 }
 
-// listsOf returns the lists of groups of one IP version by prefix. Prefixes that contain a common address have the same
-// list.
+// listsOf returns the lists of groups of one IP version by prefix. Overlapping prefixes have the same list.
 func (s *subjects) listsOf(ipv6 bool) map[netip.Prefix]groupList {
 	lists := map[netip.Prefix]groupList{}
 	for _, pair := range s.pairs { // the longest prefix first
@@ -60,9 +59,9 @@ func (s *subjects) listsOf(ipv6 bool) map[netip.Prefix]groupList {
 	return separate(lists)
 }
 
-// separate returns a map in which prefixes with different lists contain no common address. Each address has the list of
-// its longest prefix in the argument. A prefix is divided as far as necessary into halves around those within it that
-// have other lists.
+// separate returns an equivalent map in which prefixes with different lists do not overlap. Each address keeps the list
+// of the longest prefix in the argument that contains the address. A prefix that contains prefixes with other lists is
+// divided into halves, repeatedly, until no part overlaps such a prefix.
 func separate(lists map[netip.Prefix]groupList) map[netip.Prefix]groupList {
 	sorted := slices.SortedFunc(maps.Keys(lists), func(a, b netip.Prefix) int { // containing prefixes first
 		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
@@ -73,7 +72,7 @@ func separate(lists map[netip.Prefix]groupList) map[netip.Prefix]groupList {
 		if n < 0 {
 			n = len(sorted) - i - 1
 		}
-		var inside []netip.Prefix // with other lists
+		var inside []netip.Prefix // prefixes within p that have other lists
 		for _, q := range sorted[i+1 : i+1+n] {
 			if !slices.Equal(lists[q], lists[p]) {
 				inside = append(inside, q)
@@ -84,8 +83,8 @@ func separate(lists map[netip.Prefix]groupList) map[netip.Prefix]groupList {
 	return out
 }
 
-// addParts adds the largest prefixes within p that contain no address of the prefixes in except, which are within p and
-// sorted by address.
+// addParts adds the largest prefixes within p that do not overlap the prefixes in except, each with the given list. The
+// prefixes in except must be within p and sorted by address.
 func addParts(out map[netip.Prefix]groupList, p netip.Prefix, except []netip.Prefix, list groupList) {
 	if len(except) == 0 {
 		out[p] = list

@@ -15,8 +15,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// memory is a cache of the kernel's state in the namespace of a VPC, filled by a call that succeeded. It is valid as long
-// as no other program changes the kernel's state.
+// memory is a cache of the kernel's state in the namespace of a VPC. A call that succeeds fills the cache. The cache is
+// valid as long as no other program changes the kernel's state.
 type memory struct {
 	cookie uint64        // of the namespace
 	vpc    cloud.HostVPC // the input of the call; no caller has its slices

@@ -16,8 +16,8 @@ type FirstPacket struct {
 	FromPort bool
 }
 
-// Permits reports whether the packet filter of a VPC passes p. It does no I/O. Tests compare what other packages say
-// about a VPC with it.
+// Permits reports whether the packet filter of a VPC passes p. Permits does no I/O. Tests of other packages use Permits
+// as the reference for the rules of a VPC.
 func Permits(vpc *cloud.HostVPC, p FirstPacket) (bool, error) {
 	s, err := render(vpc, &Options{})
 	if err != nil {

@@ -51,7 +51,8 @@ func (p *policy) permits(f *flow) bool {
 	}
 	list, limited := s.own[f.source]
 	if !limited && f.fromPort {
-		// A pair may contain the address of a port to which no rules apply. The sender is the port with the pair.
+		// The source may be in an address pair of the sending port. An address pair may also contain the address of
+		// another port, even of one to which no rules apply. The sender is still the port that has the pair.
 		list, limited = s.pairGroupsOf(f.source)
 	}
 	if limited && !p.permit(list, cloud.Egress, f, f.destination) {
@@ -79,7 +80,8 @@ func (s *subjects) groupsOf(a netip.Addr) (groupList, bool) {
 	return s.pairGroupsOf(a)
 }
 
-// pairGroupsOf returns the groups of the longest pair that contains an address. It returns false if there is none.
+// pairGroupsOf returns the groups of the address pair with the longest prefix that contains a. It returns false if no
+// address pair contains a.
 func (s *subjects) pairGroupsOf(a netip.Addr) (groupList, bool) {
 	for _, pair := range s.pairs {
 		if pair.prefix.Contains(a) {

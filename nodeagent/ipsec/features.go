@@ -43,8 +43,8 @@ func MissingFeatures(ctx context.Context) (missing []string, err error) {
 	return missing, nil
 }
 
-// features lists the kernel features that encryption over IPv4 and IPv6 needs: their names, the kernel options that
-// provide them, and changes that fail without them.
+// features lists the kernel features that encryption over IPv4 and IPv6 needs. Each entry has the feature's name, the
+// kernel options that provide it, and a change of the kernel's state that fails without it.
 var features = []struct {
 	name, option string
 	change       func() change

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// Accept calls handle in a goroutine of its own for each connection that the listener accepts. At the end of the test it
-// closes the listener and all connections, so handle need not close them.
+// Accept calls handle for each connection that the listener accepts, each call in its own goroutine. At the end of the
+// test, Accept closes the listener and all connections, so handle need not close its connection.
 func Accept(t testing.TB, listener net.Listener, handle func(net.Conn)) {
 	t.Helper()
 	t.Cleanup(func() { listener.Close() })

@@ -40,7 +40,8 @@ func NewNamespaces(t testing.TB, short string) *Namespaces {
 // Path returns the path of the namespace with a name without the prefix.
 func (n *Namespaces) Path(name string) string { return filepath.Join(nsthread.Dir, n.Prefix+name) }
 
-// Add makes a namespace and sets its loopback device up. It runs no program, because the small guest has none.
+// Add makes a namespace and sets its loopback device up. It runs no program, because some tests run in the VM of
+// images/guest, which has no iproute2.
 func (n *Namespaces) Add(name string) {
 	n.Helper()
 	_, err := nsthread.Create(n.Prefix + name)

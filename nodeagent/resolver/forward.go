@@ -39,7 +39,7 @@ func NewForwarder(upstreams func() []netip.AddrPort) *Forwarder {
 	return &Forwarder{upstreams: upstreams, slots: make(chan struct{}, hostForwarded)}
 }
 
-// free returns the number of queries that could be forwarded in addition to those that wait now.
+// free returns the number of further queries that can be forwarded now, in addition to those that wait for an answer.
 func (f *Forwarder) free() int { return cap(f.slots) - len(f.slots) }
 
 // exchange returns the answer of the first upstream that gives one. An upstream that does not answer in time is asked

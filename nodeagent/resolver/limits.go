@@ -14,7 +14,7 @@ import (
 const (
 	clientRate        = 1000 // queries per second, also the burst
 	clientForwarded   = 64   // forwarded queries without an answer
-	vpcForwarded      = 512  // or half of the slots of the Forwarder that no VPC uses, if this is less
+	vpcForwarded      = 512  // at most; see forward
 	clientConnections = 16   // TCP connections
 	vpcConnections    = 256
 
@@ -63,9 +63,10 @@ func (l *limits) admit(client netip.Addr) bool {
 	return l.of(client).rate.Allow()
 }
 
-// forward begins a forwarded query. If the limits permit it, the caller must call end after it. free is the number of
-// queries that the host can forward in addition to those that wait. VPCs that forward as much as they can leave a part
-// of this number for others, however many they are.
+// forward begins a forwarded query. If the limits permit it, the caller must call end after it. The parameter free is
+// the number of further queries that the host can forward now (Forwarder.free). A VPC may have at most vpcForwarded
+// forwarded queries, and at most half as many as are free. So any number of VPCs at their limits leaves some queries
+// for other VPCs.
 func (l *limits) forward(client netip.Addr, free int) (end func(), ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -119,8 +119,9 @@ func (k *assignmentStore) run(ctx context.Context) {
 	}
 }
 
-// write writes the newest assignment to disk, without the keys of volumes. It does nothing if that assignment is on disk
-// already. If the write fails, the assignment is not written again; only one from a later call of put is.
+// write writes the newest assignment to disk, without the keys of volumes. It does nothing if the newest assignment is
+// on disk already. If the write fails, write does not try this assignment again. The next call of put provides a new
+// assignment to write.
 func (k *assignmentStore) write() error {
 	k.writing.Lock()
 	defer k.writing.Unlock()
@@ -141,14 +142,14 @@ func (k *assignmentStore) write() error {
 	return store(k.dir, assignmentFile, m)
 }
 
-// hasKey reports whether a volume has the key of its encryption or that of its Ceph user.
+// hasKey reports whether v contains an encryption key or the key of a Ceph user.
 func hasKey(v *agentv1.AssignedVolume) bool {
 	return len(v.GetEncryptionKey()) > 0 || v.GetRbd().GetKey() != ""
 }
 
-// withoutKey returns a volume without the key of its encryption and without that of its Ceph user. It does not modify its
-// argument. Keys are never written to disk: a person who gets the host's disks must not get the content of its encrypted
-// volumes, nor access to a Ceph cluster.
+// withoutKey returns v without its encryption key and without the key of its Ceph user. It does not modify its
+// argument. Keys are never written to disk: a person who steals the host's disks must not be able to read encrypted
+// volumes or to connect to a Ceph cluster.
 func withoutKey(v *agentv1.AssignedVolume) *agentv1.AssignedVolume {
 	if !hasKey(v) || mutant.On(mutant.StoreVolumeKey) {
 		return v
@@ -161,7 +162,8 @@ func withoutKey(v *agentv1.AssignedVolume) *agentv1.AssignedVolume {
 	return v
 }
 
-// withoutDiskKeys is withoutKey for the volumes of a VM. Members of this version send keys only in the list of volumes.
+// withoutDiskKeys applies withoutKey to the volumes in the disks of a VM. Members of this version send no keys there,
+// but members of another version may.
 func withoutDiskKeys(vm *agentv1.AssignedVm) *agentv1.AssignedVm {
 	if !slices.ContainsFunc(vm.GetDisks(), func(d *agentv1.AssignedDisk) bool { return hasKey(d.GetVolume()) }) {
 		return vm
@@ -175,8 +177,8 @@ func withoutDiskKeys(vm *agentv1.AssignedVm) *agentv1.AssignedVm {
 	return vm
 }
 
-// clear discards the term and the assignment, which belonged to another node identity. It waits for a write that has
-// begun, because that write would otherwise store the assignment again.
+// clear discards the term and the assignment, which belonged to another node identity. clear waits for a running write,
+// because a write that ends after clear would store the old assignment again.
 func (k *assignmentStore) clear() error {
 	k.writing.Lock()
 	defer k.writing.Unlock()

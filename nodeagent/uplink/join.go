@@ -106,7 +106,8 @@ func (l *Link) joinAt(ctx context.Context, addr string) error {
 	if err != nil {
 		return fmt.Errorf("join: %w", err)
 	}
-	// An invalid credential changes nothing: the host keeps its identity and its assignment.
+	// The credential is verified before anything is changed: after an invalid credential, the host keeps its identity
+	// and its assignment.
 	if _, err := l.identity.verify(answer, pin); err != nil {
 		return fmt.Errorf("join: %w", err)
 	}

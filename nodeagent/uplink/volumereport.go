@@ -15,7 +15,8 @@ import (
 // stores at most 1 KiB of the text.
 const volumeErrorBytes = 1 << 10
 
-// maxBatchSnapshots is the maximum number of snapshots in one message, so that the message stays below its maximum size.
+// maxBatchSnapshots is the maximum number of snapshots in one message. It keeps the message below the maximum message
+// size.
 const maxBatchSnapshots = 1000
 
 // volumeObservations holds the newest observation of each volume, and the set of volumes whose observation must still

@@ -19,7 +19,7 @@ const contactInterval = 250 * time.Millisecond
 type contact struct {
 	watched bool
 	// withdrawn is true after the lease has ended, until the host may answer again. ended is when the host noticed the
-	// end of the lease. losing is true between this time and the success of the withdrawal.
+	// end of the lease. losing is true from this time until the addresses have been withdrawn without an error.
 	losing, withdrawn bool
 	ended             time.Time
 	// snapshot is when the connection of the newest snapshot was opened.
@@ -51,8 +51,8 @@ func (n *Networks) checkContact(began time.Time) {
 	n.mu.Lock()
 	c := &n.contact
 	resume := leased && c.withdrawn && c.snapshot.After(c.ended)
-	// A withdrawal that failed may be in effect for some addresses. It is completed, even if there is contact again,
-	// because only a complete one can be ended.
+	// A failed withdrawal may be in effect for some addresses. The host repeats the withdrawal until it succeeds, even
+	// if there is contact again: until then, package edge answers for no address that another host can take over.
 	lose := c.losing || !leased && !c.withdrawn && !mutant.On(mutant.KeepCutOffAddress)
 	if lose && !c.losing {
 		c.losing, c.ended = true, time.Now()

@@ -48,8 +48,8 @@ func equal[T any](a, b []T, same func(x, y *T) bool) bool {
 	return true
 }
 
-// withoutLists returns a VPC without its ports, its service IPs, and the parts that only packages firewall and edge
-// read.
+// withoutLists returns a copy of v without its ports, its service IPs, and the fields that only packages firewall and
+// edge read.
 func withoutLists(v *cloud.HostVPC) cloud.HostVPC {
 	f := *v
 	f.Groups, f.Members, f.Denied, f.LooseTCP = nil, nil, nil, false

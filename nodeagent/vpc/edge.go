@@ -21,7 +21,8 @@ type outside struct {
 
 	mu   sync.Mutex // guards the fields below, and is held during a call of edge
 	vpcs map[cloud.VPCID]edge.VPC
-	// failed has the VPCs for which the last call of edge returned an error. They need not be in vpcs.
+	// failed has the VPCs for which the last call of edge.Set returned an error. A removed VPC may be in failed and not
+	// in vpcs.
 	failed map[cloud.VPCID]bool
 	last   time.Time // of the last call that compared all VPCs with the kernel's state
 	// withheld is true while the host must not answer for addresses that another host can take over.
@@ -67,8 +68,9 @@ func (o *outside) connected(external string) bool { return o.edge != nil && o.ed
 
 // set changes the wanted state of a VPC and returns the changes of the kernel's state. It does nothing if the VPC wants
 // what it wanted before, the last call succeeded, and all VPCs were compared with the kernel's state within the last
-// resyncInterval. Errors of other VPCs are not returned: the workers of those VPCs try again. A VPC without connections
-// outside, now and before, does not need the external networks, so set returns no errors of these for it.
+// resyncInterval. set does not return errors of other VPCs: the workers of those VPCs try again. If the VPC has no
+// connection outside and had none before, set does not return errors of the external networks either, because the VPC
+// does not need them.
 func (o *outside) set(ctx context.Context, vpc edge.VPC) ([]string, error) {
 	if o.edge == nil {
 		return nil, nil
@@ -87,7 +89,7 @@ func (o *outside) set(ctx context.Context, vpc edge.VPC) ([]string, error) {
 // connects reports whether a VPC has a connection outside.
 func connects(v *edge.VPC) bool { return v.NAT != nil || len(v.Gateways) > 0 || len(v.Floating) > 0 }
 
-// remove disconnects a VPC, whose namespace still exists. After an error, it must be called again.
+// remove disconnects a VPC. The VPC's namespace must still exist. After an error, remove must be called again.
 func (o *outside) remove(ctx context.Context, id cloud.VPCID) error {
 	if o.edge == nil {
 		return nil
@@ -102,8 +104,8 @@ func (o *outside) remove(ctx context.Context, id cloud.VPCID) error {
 	return err
 }
 
-// apply applies the wanted states of all VPCs for one of them. It returns the errors of this VPC and, if needsNetworks
-// is true, the errors that concern no single VPC.
+// apply applies the wanted states of all VPCs, and returns the errors of the VPC id. If needsNetworks is true, it also
+// returns the errors that concern no single VPC.
 func (o *outside) apply(ctx context.Context, id cloud.VPCID, needsNetworks bool) ([]string, error) {
 	state := edge.State{}
 	for _, id := range slices.Sorted(maps.Keys(o.vpcs)) {
