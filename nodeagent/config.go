@@ -55,7 +55,8 @@ type Config struct {
 	// LogFormat is json or text; empty means json under systemd and text elsewhere.
 	LogFormat string            `yaml:"log_format"`
 	Labels    map[string]string `yaml:"labels"`
-	// ImageCacheBytes limits the images that the host keeps and does not need. 0: a fifth of the file system of DataDir.
+	// ImageCacheBytes is the maximum size of the image cache in bytes. Images that a disk, a volume or an assigned VM
+	// needs are kept even above the maximum. 0 means a fifth of the file system of DataDir.
 	ImageCacheBytes uint64 `yaml:"image_cache_bytes"`
 	// QEMU is the name or path of the program that runs guests.
 	QEMU string `yaml:"qemu"`

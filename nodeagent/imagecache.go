@@ -15,11 +15,13 @@ const (
 	// defaultCacheShare is the part of the data directory's file system that the image cache may occupy by default, in
 	// percent.
 	defaultCacheShare = 20
-	// keepFree is the part of this file system, in percent, below whose free space unused images are removed.
+	// keepFree is the minimum free space of this file system, in percent. Below this minimum, unused images are removed
+	// even if the cache is within its limit.
 	keepFree = 15
 )
 
-// imageCacheLimit returns the number of bytes that the image cache may occupy. The parameter size is its present size.
+// imageCacheLimit returns the maximum number of bytes that the image cache may occupy. The parameter size is the number
+// of bytes that the cache occupies now.
 func (a *agent) imageCacheLimit(size int64) (int64, error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(a.config.DataDir, &fs); err != nil {
@@ -29,9 +31,10 @@ func (a *agent) imageCacheLimit(size int64) (int64, error) {
 	return cacheLimit(a.config.ImageCacheBytes, size, total, free), nil
 }
 
-// cacheLimit returns the limit of an image cache of size bytes on a file system of total bytes, of which free are free.
-// configured is the limit in the configuration; 0 means the default share of the file system. The cache must shrink if
-// the file system is almost full.
+// cacheLimit returns the limit, in bytes, of an image cache that occupies size bytes. The file system has total bytes,
+// of which free bytes are free. The parameter configured is the limit in the configuration; 0 means the default share
+// of the file system. If less than keepFree percent of the file system is free, the limit is at most size minus the
+// missing bytes.
 func cacheLimit(configured uint64, size, total, free int64) int64 {
 	limit := total / 100 * defaultCacheShare
 	if configured > 0 {
@@ -48,8 +51,8 @@ const maxImageCache = 1 << 60
 
 var errNoAssignment = errors.New("the images in use are not known before the first assignment")
 
-// usedImages returns the SHA-256 sums of the images that must stay in the cache: those that disks and volumes on this
-// host are based on, and those in the newest assignment.
+// usedImages returns the SHA-256 sums of the images that must stay in the cache: the base images of the disks and
+// volumes on this host, and the images in the newest assignment.
 func (a *agent) usedImages() (map[string]bool, error) {
 	assigned := a.assigned.Load()
 	if assigned == nil {

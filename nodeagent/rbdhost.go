@@ -31,8 +31,8 @@ func (a *agent) rbdOptions() rbd.Options {
 	return rbd.Options{Program: a.config.RBDHelper, UID: rbdUser, GID: rbdUser, Log: a.log}
 }
 
-// checkRBD returns nil if guests of this host can use RBD images. Otherwise the error says what is missing. It installs
-// the packet filter for QEMU.
+// checkRBD returns nil if guests of this host can use RBD images. Otherwise the error says what is missing. If nothing
+// is missing, checkRBD installs the packet filter for QEMU (see limitGuests).
 func (a *agent) checkRBD(ctx context.Context, host *facts.Host) error {
 	if a.config.RBDHelper == "" {
 		return fmt.Errorf("the setting rbd_helper is empty")
@@ -45,7 +45,7 @@ func (a *agent) checkRBD(ctx context.Context, host *facts.Host) error {
 	cluster := rbd.New(a.rbdOptions(), &rbdv1.ConnectRequest{})
 	defer cluster.Close()
 	_, err := rbdv1.NewRbdServiceClient(cluster).ListImages(ctx, &rbdv1.ListImagesRequest{})
-	if status.Code(err) != codes.InvalidArgument { // A running helper refuses to connect without an address.
+	if status.Code(err) != codes.InvalidArgument { // A running helper refuses a ConnectRequest without monitors.
 		return fmt.Errorf("%s does not start: %s", filepath.Base(a.config.RBDHelper), status.Convert(err).Message())
 	}
 	first, last, err := a.config.uids()
@@ -58,7 +58,8 @@ func (a *agent) checkRBD(ctx context.Context, host *facts.Host) error {
 	return nil
 }
 
-// rbdProblem returns the reason why the host does not serve RBD as it is reported to the control plane, or "".
+// rbdProblem returns the text of an error of checkRBD for the report to the control plane, or "" if err is nil. The
+// text is one line of at most maxRBDProblem bytes.
 func rbdProblem(err error) string {
 	if err == nil {
 		return ""
@@ -67,10 +68,10 @@ func rbdProblem(err error) string {
 	return strings.ToValidUTF8(text[:min(len(text), maxRBDProblem)], "")
 }
 
-// limitGuests installs a packet filter for the QEMU processes of this host, whose uids are first to last. On a host with
-// RBD they run in the network namespace of the agent. They may only open TCP connections to the ports of Ceph's monitors
-// and OSDs, which are 6800 to 7568. The ports 7443 and 7444 of Trivet in this range are excepted. All other packets that
-// they send are dropped, also answers to connections from outside.
+// limitGuests installs a packet filter for the QEMU processes of this host, whose uids are first to last. On a host
+// with RBD, QEMU runs in the network namespace of the agent. QEMU may only open TCP connections to the ports of Ceph's
+// monitors (3300 and 6789) and OSDs (6800 to 7568). Trivet's ports 7443 and 7444, which are in this range, are
+// excepted. All other packets of QEMU are dropped, including replies to connections that other programs open to QEMU.
 func limitGuests(ctx context.Context, prefix string, first, last int) error {
 	ns, err := netns.Get()
 	if err != nil {

@@ -24,8 +24,9 @@
 //     a VM. A complete file is synced before it is renamed, so a crash leaves a complete file or a .part.
 //   - A QCOW2 image is validated again before QEMU opens it, although the control plane validated it: the host does not
 //     rely on that check.
-//   - The cache has a limit in bytes. The unused image whose last use is oldest is removed first, also before a fetch.
-//     The caller says which images are used. An image that is used while the cache looks for unused ones is kept.
+//   - The cache has a limit in bytes ([Images.SetLimit]). Above the limit, [Images.Trim] and each fetch remove unused
+//     images, least recently used first. The caller lists the used images ([Limit]). An image that Ensure uses after
+//     Trim began is kept, because the caller's list may not contain the image yet.
 //   - Building an existing disk does nothing. If the existing disk differs (other size, other image), Build returns an
 //     error and leaves it as it is: this package never overwrites or shrinks a disk.
 package disk

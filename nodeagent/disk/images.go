@@ -60,14 +60,14 @@ type Images struct {
 	slots  chan struct{} // capacity maxFetches
 
 	running sync.WaitGroup
-	limit   *Limit // nil: none
+	limit   *Limit // nil if the cache has no limit
 
-	trimming sync.Mutex // held while files are removed to keep the limit
+	trimming sync.Mutex // held by makeRoom while it removes files
 
 	mu      sync.Mutex         // guards the fields below
 	flights map[string]*flight // by SHA-256
-	uses    map[string]use     // by SHA-256
-	stats   Stats              // the counters and Limit
+	uses    map[string]use     // times of the last uses, by SHA-256
+	stats   Stats              // only the counters and Limit are used; see the method Stats
 }
 
 const partSuffix = ".part"
@@ -129,7 +129,7 @@ func (s *Images) Ensure(ctx context.Context, img Image) error {
 	}
 }
 
-// useCached is like checkCached, and marks the image as used if it is in the cache.
+// useCached calls checkCached, and marks the image as used if checkCached returns nil.
 func (s *Images) useCached(img Image) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -205,7 +205,7 @@ func (s *Images) download(ctx context.Context, img Image) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	// An error does not prevent the fetch: the agent calls Trim again later, and logs its errors.
+	// If makeRoom fails, the image is fetched anyway. The agent calls Trim regularly and logs the errors of Trim.
 	_ = s.makeRoom(img.Size)
 	part := s.path(img.SHA256) + partSuffix
 	f, err := os.OpenFile(part, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)

@@ -17,26 +17,28 @@ import (
 
 // Limit bounds the size of the cache. Both functions are required, and must be safe for concurrent use.
 type Limit struct {
-	// Bytes returns the number of bytes that the files of the cache may occupy. The parameter size is the number of
-	// bytes that they occupy now.
+	// Bytes returns the maximum number of bytes that the files of the cache may occupy. The parameter size is the
+	// number of bytes that the files occupy now.
 	Bytes func(size int64) (int64, error)
-	// Used returns the SHA-256 of each image that must be kept: the base images of disks and volumes, also of those that
-	// no process has open, and the images in the newest assignment.
+	// Used returns the SHA-256 of each image that must be kept: the images in the newest assignment, and the base
+	// images of all disks and volumes, even if no process has the disk or volume open.
 	Used func() (map[string]bool, error)
 }
 
 // Stats describes the cache, and counts events since the agent started.
 type Stats struct {
-	Images int   // complete images
-	Bytes  int64 // size of all files, also of partial content
-	Limit  int64 // as returned by Limit.Bytes at the last check; 0 before the first one
-	// Fetches and FetchFailures count the fetches of images that ended, and FetchedBytes their bytes.
+	Images int   // number of complete images
+	Bytes  int64 // size of all files, including partial content
+	Limit  int64 // the last result of Limit.Bytes; 0 before the first check
+	// Fetches counts the fetches of images that have ended, and FetchFailures those of them that failed. FetchedBytes
+	// is the number of bytes received by all fetches.
 	Fetches, FetchFailures, FetchedBytes uint64
 	// Evictions counts the images that Trim removed.
 	Evictions uint64
 }
 
-// SetLimit sets the limit of the cache. Without one the cache is not limited. SetLimit must be called before Ensure.
+// SetLimit sets the limit of the cache. If SetLimit is not called, the cache has no limit. SetLimit must be called
+// before Ensure.
 func (s *Images) SetLimit(l Limit) { s.limit = &l }
 
 // cachedFile is a file of the cache: an image, or the partial content of one.
@@ -46,8 +48,8 @@ type cachedFile struct {
 	used      time.Time
 }
 
-// files returns the files of the cache. The last use of an image is also the modification time of its file, so that it
-// survives a restart of the agent.
+// files returns the files of the cache. The modification time of an image's file stores the time of the image's last
+// use, so that the agent knows this time after a restart.
 func (s *Images) files() (all []cachedFile, err error) {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil {
@@ -78,9 +80,10 @@ func (s *Images) files() (all []cachedFile, err error) {
 	return all, nil
 }
 
-// Trim removes unused files until the cache is not larger than its limit. The file whose last use is oldest is removed
-// first. Partial content that no fetch is using counts as unused. If the used images alone exceed the limit, the cache
-// stays larger. An image that a process has open although it is unused loses only its name.
+// Trim removes unused files until the cache is not larger than its limit. The least recently used file is removed
+// first. Partial content counts as unused if no fetch is writing it. If the used images alone exceed the limit, the
+// cache stays above the limit. If a process has an unused image open, the kernel frees the image's space only when the
+// process closes the file.
 func (s *Images) Trim() error {
 	if err := s.makeRoom(0); err != nil {
 		return fmt.Errorf("trim the image cache: %w", err)
@@ -88,7 +91,7 @@ func (s *Images) Trim() error {
 	return nil
 }
 
-// makeRoom removes unused files until the cache would not be larger than its limit after size more bytes.
+// makeRoom removes unused files until size more bytes fit into the cache within its limit.
 func (s *Images) makeRoom(size int64) error {
 	if s.limit == nil {
 		return nil
@@ -114,7 +117,7 @@ func (s *Images) makeRoom(size int64) error {
 	if excess <= 0 {
 		return nil
 	}
-	// Images that are used from now on are kept, because they may be missing in the result of Used.
+	// The result of Used may lack an image that is first used after this call began. evict keeps such an image.
 	began := time.Now()
 	used, err := s.limit.Used()
 	if err != nil {
@@ -162,13 +165,13 @@ const touchEvery = time.Minute
 // use is the time of the last use of an image, and the time of the last use that was written to its file.
 type use struct{ last, written time.Time }
 
-// markUsed records that an image is used now. The caller must hold mu, and must have checked that the image is in the
-// cache since it locked mu.
+// markUsed records that an image is used now. The caller must hold mu. After locking mu, the caller must have checked
+// that the image is in the cache.
 func (s *Images) markUsed(sum string) {
 	u := use{time.Now(), s.uses[sum].written}
 	if u.last.Sub(u.written) >= touchEvery {
 		u.written = u.last
-		// The time on disk only decides the order of removals, so a failure changes nothing else.
+		// An error is ignored: the time in the file affects only the order in which Trim removes images.
 		_ = os.Chtimes(s.path(sum), u.last, u.last)
 	}
 	s.uses[sum] = u

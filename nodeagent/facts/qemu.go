@@ -150,9 +150,9 @@ func (q *QEMU) inspect(ctx context.Context, accel Kind) (err error) {
 	return monitor.Quit()
 }
 
-// hasRBD reports whether QEMU has the block driver rbd. It asks for a block node whose key does not exist, which the
-// driver refuses before it connects to a cluster. QEMU's schema does not help: it also lists drivers whose module is not
-// installed.
+// hasRBD reports whether QEMU has the block driver rbd. It tries to add a block node whose key does not exist. The
+// driver refuses such a node before it connects to a cluster. QEMU's QMP schema cannot be used for this check, because
+// it also lists drivers whose module is not installed.
 func hasRBD(ctx context.Context, c *qmp.Conn) (bool, error) {
 	node := map[string]any{"driver": "rbd", "node-name": "probe", "pool": "probe", "image": "probe", "user": "probe", "key-secret": "missing"}
 	err := c.Do(ctx, "blockdev-add", node, nil)

@@ -11,22 +11,22 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// copyStall is the time without progress after which the copying of a volume's image is cancelled.
+// copyStall is how long QEMU may copy a volume's image without progress. After this time the copy job is cancelled.
 const copyStall = 5 * time.Minute
 
-// copying is the last progress of the copying of a volume's image.
+// copying is the last observed position of QEMU's job that copies a volume's image into the volume.
 type copying struct {
 	offset uint64
 	since  time.Time // the time at which offset was first seen
 }
 
-// needsFlatten reports whether FlattenDisk has something to do for a volume: to begin the copying of the image, to
-// cancel it because it is stalled, or to complete it. A completed copy is recorded even if the volume need not be
-// flattened any more.
+// needsFlatten reports whether the action FlattenDisk is needed for a volume: to start QEMU's copy of the image, to
+// cancel the copy because it is stalled, or to record that the copy is complete. A complete copy is recorded even if
+// the desired state no longer asks to flatten the volume.
 func needsFlatten(want *agentv1.AssignedVolume, have qemu.AttachedDisk) bool {
 	f := have.Flattening
 	switch {
-	case have.Base == "" || have.Size == 0: // QEMU was not queried
+	case have.Base == "" || have.Size == 0: // Size is 0 if QEMU was not queried.
 		return false
 	case f.Running:
 		return f.Stalled
@@ -34,12 +34,13 @@ func needsFlatten(want *agentv1.AssignedVolume, have qemu.AttachedDisk) bool {
 	return f.Copied || want.GetFlatten()
 }
 
-// flattening reports whether QEMU copies the image of one of the volumes.
+// flattening reports whether QEMU is copying the image of any of the volumes.
 func flattening(volumes []qemu.AttachedDisk) bool {
 	return slices.ContainsFunc(volumes, func(d qemu.AttachedDisk) bool { return d.Flattening.Running })
 }
 
-// observeFlattening reports the progress of the volumes whose images QEMU copies, and marks those that are stalled.
+// observeFlattening calls FlattenProgress for each volume whose image QEMU is copying. It sets Flattening.Stalled of
+// the volumes whose copy has made no progress for copyStall.
 func (v *VM) observeFlattening(now time.Time) {
 	progress := map[string]copying{}
 	for i, d := range v.volumes {
@@ -60,7 +61,7 @@ func (v *VM) observeFlattening(now time.Time) {
 
 var errStalled = errors.New("the copying of the image made no progress for some minutes; it begins again")
 
-// flattenDisk executes FlattenDisk.
+// flattenDisk executes the action FlattenDisk for the disk id.
 func (v *VM) flattenDisk(ctx context.Context, id string) error {
 	at := slices.IndexFunc(v.volumes, func(d qemu.AttachedDisk) bool { return d.ID == id })
 	if at < 0 || v.set.o.Volumes == nil {

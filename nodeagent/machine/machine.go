@@ -46,9 +46,10 @@
 //     before the guest's CPUs run.
 //   - The guest is asked several times to release a volume, each time for a few seconds only, so that a request to stop
 //     the VM need not wait long. After 30 seconds the failure is reported, and the guest keeps the volume.
-//   - While a guest uses a volume, its QEMU copies the volume's image. A copy that makes no progress for some minutes is
-//     cancelled and begins again where it was. The copy in the volume is used without the image only after QEMU has
-//     reported the end of the job, so QEMU and the agent may be killed at any time.
+//   - To flatten a volume that a guest uses, the guest's QEMU copies the volume's image into the volume. A copy that
+//     makes no progress for copyStall is cancelled, and continues later from the same position. Package volume records
+//     the volume as independent of its image only after QEMU has ended the copy and package volume has checked the
+//     volume's file. QEMU and the agent may therefore be killed at any time.
 //   - A VM without desired state is observed and reported, but not changed.
 //   - Error texts are one line for a tenant and contain no paths of the host.
 package machine

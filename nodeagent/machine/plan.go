@@ -85,7 +85,7 @@ const (
 	PlugDisk                    // attach a volume to the running guest
 	UnplugDisk                  // detach a volume from the running guest
 	ResizeDisk                  // grow a volume of the guest
-	FlattenDisk                 // take the next step to make a volume of the guest independent of its image
+	FlattenDisk                 // start, cancel or complete QEMU's copy of a volume's image into the volume
 	Destroy                     // end the VM's processes and remove its files
 )
 
@@ -107,7 +107,7 @@ const (
 	// pollInterval is the time until the next observation of a VM when NextAction waits for a change that causes no
 	// event.
 	pollInterval = 5 * time.Second
-	// flattenInterval is the time between two queries of how much of a volume's image QEMU has copied.
+	// flattenInterval is the time between two observations of a VM while QEMU copies a volume's image.
 	flattenInterval = time.Second
 )
 
@@ -115,7 +115,7 @@ const (
 type Plan struct {
 	Action   Action
 	NIC      string // id of the network interface that PlugNIC attaches or UnplugNIC detaches
-	Disk     string // id of the disk that PlugDisk attaches, UnplugDisk detaches, ResizeDisk grows or FlattenDisk changes
+	Disk     string // id of the disk of PlugDisk, UnplugDisk, ResizeDisk or FlattenDisk
 	Observed cloud.Observed
 	Exit     cloud.Exit
 	Error    string

@@ -23,10 +23,11 @@ type Volumes interface {
 	// Release is called when no process has the volume open for the VM any more. When it returns nil, everything that
 	// the guest wrote is durable. A repeated call is allowed.
 	Release(ctx context.Context, pool string, id cloud.VolumeID, vm cloud.VMID, generation uint64) error
-	// Flattened is called when QEMU has copied all of the volume's image into the volume, which it has open for the VM.
+	// Flattened is called when QEMU has copied all of the volume's image into the volume. QEMU still has the volume
+	// open for the VM. When Flattened returns nil, the volume is recorded as independent of its image.
 	Flattened(ctx context.Context, pool string, id cloud.VolumeID, vm cloud.VMID, generation uint64) error
-	// FlattenProgress is called with the part of the image that is copied, in percent, and with the error of the last
-	// step if it has failed. It must not block.
+	// FlattenProgress is called while QEMU copies a volume's image. The parameter percent is the copied part of the
+	// image. The parameter err is the error of the last attempt, or nil. FlattenProgress must not block.
 	FlattenProgress(id cloud.VolumeID, percent uint32, err error)
 }
 
@@ -106,7 +107,7 @@ func (v *VM) openVolume(ctx context.Context, want *agentv1.AssignedVm, i int) (o
 	if i := files.RBD; i != nil {
 		out.disk.RBD = &qemu.RBDImage{Monitors: i.Monitors, Pool: i.Pool, Image: i.Image, User: i.User}
 	}
-	if files.Format != qcow2.QCOW2 { // A QCOW2 file gets its size only by ResizeDisk.
+	if files.Format != qcow2.QCOW2 { // A QCOW2 file is grown only by ResizeDisk.
 		out.disk.Size = files.Size
 	}
 	return out, nil
@@ -205,7 +206,8 @@ func resizeOf(changes []diskChange) string {
 	return ""
 }
 
-// changeDisk executes PlugDisk, UnplugDisk, ResizeDisk or FlattenDisk for a disk, and records a failure for reportDisks.
+// changeDisk executes PlugDisk, UnplugDisk, ResizeDisk or FlattenDisk for a disk, and records a failure for
+// reportDisks.
 func (v *VM) changeDisk(ctx context.Context, a Action, id string, want *agentv1.AssignedVm) error {
 	v.lastDisk = id
 	var err error
@@ -304,7 +306,7 @@ func (v *VM) reportDisks(want *agentv1.AssignedVm) []cloud.DiskObservation {
 	}
 	pending := map[string]Action{}
 	for _, c := range diskChanges(want, v.volumes) {
-		if c.action != FlattenDisk { // reported with the volume
+		if c.action != FlattenDisk { // FlattenProgress reports flattening.
 			pending[c.disk] = c.action
 		}
 	}

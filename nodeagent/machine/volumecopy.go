@@ -12,8 +12,9 @@ import (
 )
 
 // CopyVolumes copies volumes of a running VM as they are at one instant, while the guest continues to run. It returns
-// when the copies are complete. The error wraps [volume.ErrNotNow] if nothing was begun: the VM has no process, the
-// process does not have one of the volumes as a disk, or other volumes of the VM are being copied.
+// when the copies are complete. The error wraps [volume.ErrNotNow] if no copy was begun. This is so if the VM has no
+// process, if QEMU cannot be queried, if QEMU does not have one of the volumes as a disk of the same size, or if other
+// volumes of the VM are being copied.
 func (s *MachineSet) CopyVolumes(ctx context.Context, vm cloud.VMID, targets []volume.CopyTarget) (volume.Copied, error) {
 	s.mu.Lock()
 	v := s.open[vm]

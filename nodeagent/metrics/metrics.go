@@ -36,7 +36,7 @@ type Sources struct {
 	Networks func() Networks
 	// Storage returns the storage pools and volumes of this host.
 	Storage func() Storage
-	// Images returns the image cache of this host.
+	// Images returns the size, the limit and the counters of this host's image cache.
 	Images func() Images
 }
 

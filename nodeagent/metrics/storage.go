@@ -10,7 +10,8 @@ import (
 type Storage struct {
 	Pools   []Pool
 	Volumes []Volume
-	// Snapshots and FailedSnapshots are the numbers of snapshots that were made, and that failed, since the agent started.
+	// Snapshots is the number of snapshots that were made since the agent started, and FailedSnapshots the number that
+	// failed.
 	Snapshots, FailedSnapshots uint64
 }
 

@@ -16,7 +16,7 @@ const (
 	fdInspect            // listening socket of the monitor for queries and events
 	fdConsole            // listening socket of the serial port
 	fdLog                // log of the serial port, open for appending
-	fdAgent              // listening socket of the port for the guest's agent
+	fdAgent              // listening socket of the virtio-serial port for the guest agent (qemu-ga)
 	fdDisks              // overlay and base of each disk, in the order of Spec.Disks; then the seed; then the tap of each NIC
 )
 
@@ -58,7 +58,8 @@ func (o object) String() string {
 //
 // The only strings of a tenant in it are the ids of disks and network interfaces, and MAC addresses. [Spec.Validate]
 // limits them to [a-z0-9:-]. The kernel's command line is not an argument, because every user of the host can read
-// arguments: see [Process.configure]. Nor are the keys of encrypted disks and of RBD images.
+// arguments: see [Process.configure]. The keys of encrypted disks and of RBD images are not arguments either, for the
+// same reason.
 func Argv(program string, s Spec) ([]string, error) {
 	if err := s.Validate(); err != nil {
 		return nil, err

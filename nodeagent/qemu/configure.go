@@ -15,11 +15,13 @@ const preconfig = "-preconfig"
 
 // configure passes the kernel's command line, and the keys of encrypted disks and RBD images, to a QEMU that waits in
 // preconfig, and then makes QEMU create the machine. It does nothing if QEMU has created the machine already. The
-// command line comes from the tenant and may hold secrets; as an argument (-append) every user of the host could read it
-// in /proc. QEMU's own configuration files (-readconfig) take no values above 1 KiB, nor quotation marks.
+// kernel's command line comes from the tenant and may hold secrets. If the command line were an argument (-append),
+// every user of the host could read it in /proc. QEMU's own configuration files (-readconfig) take no values above 1
+// KiB, nor quotation marks.
 //
-// configure also does nothing for a VM with none of these. Its QEMU is started without preconfig. If the agent that
-// started QEMU has ended before it passed the keys, configure ends QEMU, and records that the start was interrupted.
+// configure also does nothing for a VM that has neither a kernel command line nor disks with keys: the QEMU of such a
+// VM is started without preconfig. If the agent that started QEMU ended before it passed the keys, configure ends QEMU,
+// and records that the start was interrupted.
 func (p *Process) configure(ctx context.Context) error {
 	if p.configured.Load() || !slices.Contains(p.record.Argv, preconfig) {
 		return nil

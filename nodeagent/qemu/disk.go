@@ -43,8 +43,8 @@ type Disk struct {
 	Encrypted bool `json:"encrypted,omitempty"`
 	// RBD is the RBD image of a disk without files. Layers.Key is the key of the Ceph user in base64.
 	RBD *RBDImage `json:"rbd,omitempty"`
-	// Size is the size in bytes that QEMU last got for the disk. It is 0 if the disk has not got a size since QEMU was
-	// started.
+	// Size is the size in bytes to which ResizeDisk last grew the disk. Size is 0 if ResizeDisk has not grown the disk
+	// since QEMU was started.
 	Size uint64 `json:"size,omitempty"`
 	// IOPS and BytesPerSecond limit reads and writes together; 0 means no limit.
 	IOPS           uint64 `json:"iops,omitempty"`
@@ -95,7 +95,7 @@ func (d Disk) formatNode() string { return d.node() + "-format" } // exists only
 func (d Disk) baseNode() string   { return d.node() + "-base" }
 func (d Disk) baseFile() string   { return d.node() + "-base-file" }
 func (d Disk) groupID() string    { return d.node() + "-limits" }
-func (d Disk) secretID() string   { return d.node() + "-key" } // exists only while the nodes are added
+func (d Disk) secretID() string   { return d.node() + "-key" } // in QEMU only while the nodes are added
 func (d Disk) deviceID() string   { return deviceID(d.ID) }
 
 func deviceID(disk string) string { return "disk-" + disk }

@@ -35,25 +35,26 @@ type CopyTarget struct {
 	Key Key
 }
 
-// errPlainCopy is the error of CopyDisks for a copy that would have the content of an encrypted disk in plain text.
+// errPlainCopy is the error of CopyDisks if a disk is encrypted and the file for its copy is not. QEMU would write the
+// decrypted content to that file.
 var errPlainCopy = errors.New("the disk is encrypted, and the file for its copy is not")
 
 // CopyResult describes a complete copy.
 type CopyResult struct {
-	// Taken is the instant whose content the copies have.
+	// Taken is the instant of the content: each copy has the content that its disk had at Taken.
 	Taken time.Time
-	// Frozen is true if the guest's agent had frozen the guest's file systems at this instant.
+	// Frozen is true if the guest agent (qemu-ga) had frozen the guest's file systems at Taken.
 	Frozen bool
 }
 
 // CopyDisks copies disks of the running guest as they are at one instant, soon after the call. The guest continues to
-// run: before it overwrites a part of a disk that is not copied yet, QEMU copies that part. Of a disk with a base
-// image, the copy contains only the differences from the image. If the guest's agent answers, it freezes the guest's
-// file systems until the instant.
+// run: before QEMU lets the guest overwrite a part of a disk that is not copied yet, QEMU copies the old content of
+// that part. The copy of a disk with a base image contains only the differences from the base image. If the guest agent
+// (qemu-ga) answers, it freezes the guest's file systems until QEMU has begun the copies.
 //
-// CopyDisks returns when all copies are complete, or after the first error. QEMU has then closed the files, which the
-// caller must sync. The error wraps [ErrCopying] if other disks of the process are being copied. If a copy fails while
-// the guest writes, QEMU may pause the guest. CopyDisks then resumes the guest.
+// CopyDisks returns when all copies are complete, or after the first error. By then QEMU has closed the files, and the
+// caller must sync them. The error wraps [ErrCopying] if other disks of the process are being copied. If a copy fails
+// while the guest writes, QEMU may pause the guest. CopyDisks then resumes the guest.
 func (p *Process) CopyDisks(ctx context.Context, targets []CopyTarget) (CopyResult, error) {
 	if !p.copies.TryLock() {
 		return CopyResult{}, ErrCopying
@@ -73,7 +74,7 @@ func (p *Process) CopyDisks(ctx context.Context, targets []CopyTarget) (CopyResu
 }
 
 func (p *Process) copyDisks(ctx context.Context, targets []CopyTarget) (out CopyResult, err error) {
-	if err := p.endCopies(ctx); err != nil { // copies that an earlier agent has left
+	if err := p.endCopies(ctx); err != nil { // copies that an earlier agent began
 		return out, err
 	}
 	actions, err := p.prepareCopies(ctx, targets)
@@ -106,7 +107,7 @@ func (p *Process) copyDisks(ctx context.Context, targets []CopyTarget) (out Copy
 	return out, p.waitCopies(ctx, len(actions))
 }
 
-// prepareCopies passes the files to QEMU, and returns the actions of a transaction that begins the copies.
+// prepareCopies passes the files of targets to QEMU, and returns the actions for a transaction that begins the copies.
 func (p *Process) prepareCopies(ctx context.Context, targets []CopyTarget) (actions []object, err error) {
 	disks := p.Record().Spec.Disks
 	for _, t := range targets {
@@ -128,7 +129,7 @@ func (p *Process) prepareCopies(ctx context.Context, targets []CopyTarget) (acti
 	return actions, nil
 }
 
-// copyNode is the name of the block node, the job and the descriptor of a copy of the disk.
+// copyNode returns the name for a copy of the disk. The copy's block node, job and descriptor set all have this name.
 func (d Disk) copyNode() string { return copyPrefix + d.node() }
 
 // addCopyNodes adds the block nodes of a copy of the disk d to QEMU.
@@ -151,7 +152,8 @@ func addCopyNodes(ctx context.Context, conn *qmp.Conn, d Disk, t CopyTarget) (er
 	if err := conn.Do(ctx, "blockdev-add", file, nil); err != nil {
 		return err
 	}
-	// With the base image beneath the copy, QEMU writes the zeros that hide data of the image.
+	// The base image is the backing node of the copy. Where the disk has zeros and the base image has data, QEMU
+	// therefore writes zeros to the copy.
 	format := object{"driver": "qcow2", "node-name": d.copyNode(), "file": d.copyNode() + "-file", "backing": nil,
 		"discard": "unmap", "detect-zeroes": "unmap"}
 	if d.Base != "" {
@@ -162,14 +164,15 @@ func addCopyNodes(ctx context.Context, conn *qmp.Conn, d Disk, t CopyTarget) (er
 		if err := addSecret(ctx, conn, secret, "raw", t.Key); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, deleteObject(ctx, conn, secret)) }() // QEMU needs it only to open the file
+		// QEMU needs the secret only while it opens the file.
+		defer func() { err = errors.Join(err, deleteObject(ctx, conn, secret)) }()
 		format["encrypt"] = object{"format": "luks", "key-secret": secret}
 	}
 	return conn.Do(ctx, "blockdev-add", format, nil)
 }
 
-// backupAction returns the action of a transaction that begins to copy the disk. The copy reads beneath the throttle
-// node of a disk with limits, so that it does not use up the guest's share.
+// backupAction returns the action of a transaction that begins to copy the disk. If the disk has I/O limits, the copy
+// reads from the node beneath the throttle node, so that the copy does not count against the guest's limits.
 func (d Disk) backupAction() object {
 	source, sync := d.node(), "full"
 	if d.limited() {
@@ -189,7 +192,7 @@ type job struct {
 	Error  string `json:"error"`
 }
 
-// copyJobs returns the jobs of copies.
+// copyJobs returns QEMU's jobs that copy disks for CopyDisks.
 func (p *Process) copyJobs(ctx context.Context) (jobs []job, err error) {
 	err = p.call(ctx, p.inspect, func(ctx context.Context, conn *qmp.Conn) error {
 		return conn.Do(ctx, "query-jobs", nil, &jobs)
@@ -197,8 +200,8 @@ func (p *Process) copyJobs(ctx context.Context) (jobs []job, err error) {
 	return slices.DeleteFunc(jobs, func(j job) bool { return !strings.HasPrefix(j.ID, copyPrefix) }), err
 }
 
-// waitCopies waits until all jobs of copies have ended, and returns the error of the first one that failed. The
-// parameter count is the number of the jobs.
+// waitCopies waits until all jobs of copyJobs have ended, and returns nil if none failed. If a job fails, waitCopies
+// returns the error of this job at once. The parameter count is the expected number of jobs.
 func (p *Process) waitCopies(ctx context.Context, count int) error {
 	for {
 		jobs, err := p.copyJobs(ctx)
@@ -212,7 +215,7 @@ func (p *Process) waitCopies(ctx context.Context, count int) error {
 		ended := true
 		for _, j := range jobs {
 			ended = ended && j.Status == "concluded"
-			// The other jobs of the group fail with "Operation canceled" after the first failure.
+			// After the first failure of a job, QEMU ends the other jobs of the transaction with "Operation canceled".
 			if j.Error != "" && (failed == nil || strings.Contains(failed.Error(), "ancel")) {
 				failed = errors.New(j.Error)
 			}
@@ -226,8 +229,8 @@ func (p *Process) waitCopies(ctx context.Context, count int) error {
 	}
 }
 
-// endCopies thaws the guest, cancels all copies, and removes their block nodes and descriptors. It does nothing if
-// there are none.
+// endCopies thaws the guest, cancels all jobs of CopyDisks, and removes their block nodes and descriptors from QEMU. If
+// the guest is not frozen and there are no copies, endCopies changes nothing.
 func (p *Process) endCopies(ctx context.Context) error {
 	if err := p.thaw(ctx); err != nil {
 		return err
@@ -248,7 +251,7 @@ func (p *Process) endCopies(ctx context.Context) error {
 			err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
 				return conn.Do(ctx, command, object{"id": j.ID}, nil)
 			})
-			var refusal *qmp.Error // the job is ending, or is cancelled already
+			var refusal *qmp.Error // QEMU refuses if the job is ending or is cancelled already.
 			if err != nil && !errors.As(err, &refusal) {
 				return err
 			}
@@ -260,8 +263,8 @@ func (p *Process) endCopies(ctx context.Context) error {
 	return p.call(ctx, p.work, deleteCopyNodes)
 }
 
-// cancelCopy cancels the copy of a disk, if there is one, because QEMU cannot close the disk before the copy has ended.
-// CopyDisks then returns an error.
+// cancelCopy cancels the copy job of a disk, if there is one: QEMU cannot close the disk while the job runs. The
+// CopyDisks call that began the job returns an error.
 func (p *Process) cancelCopy(ctx context.Context, d Disk) error {
 	jobs, err := p.copyJobs(ctx)
 	if err != nil || !slices.ContainsFunc(jobs, func(j job) bool { return j.ID == d.copyNode() && j.Status != "concluded" }) {
@@ -270,14 +273,14 @@ func (p *Process) cancelCopy(ctx context.Context, d Disk) error {
 	err = p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
 		return conn.Do(ctx, "job-cancel", object{"id": d.copyNode()}, nil)
 	})
-	var refusal *qmp.Error // the copy has just ended
+	var refusal *qmp.Error // QEMU refuses if the copy has just ended.
 	if errors.As(err, &refusal) {
 		return nil
 	}
 	return err
 }
 
-// deleteCopyNodes removes the block nodes and descriptors of copies from QEMU.
+// deleteCopyNodes removes the block nodes and the descriptor sets of all copies from QEMU.
 func deleteCopyNodes(ctx context.Context, conn *qmp.Conn) error {
 	var nodes []struct {
 		Node string `json:"node-name"`
@@ -285,7 +288,7 @@ func deleteCopyNodes(ctx context.Context, conn *qmp.Conn) error {
 	if err := conn.Do(ctx, "query-named-block-nodes", object{"flat": true}, &nodes); err != nil {
 		return err
 	}
-	for _, files := range []bool{false, true} { // a format node before its file node
+	for _, files := range []bool{false, true} { // QEMU deletes a file node only after its format node.
 		for _, n := range nodes {
 			if strings.HasPrefix(n.Node, copyPrefix) && strings.HasSuffix(n.Node, "-file") == files {
 				if err := deleteNode(ctx, conn, n.Node); err != nil {
@@ -308,15 +311,16 @@ func deleteCopyNodes(ctx context.Context, conn *qmp.Conn) error {
 	return nil
 }
 
-// resumeAfterCopy resumes a guest that QEMU has paused because it could not copy what the guest was about to overwrite.
+// resumeAfterCopy resumes the guest if QEMU has paused it. QEMU pauses the guest if it cannot copy a part of a disk
+// before the guest overwrites this part.
 func (p *Process) resumeAfterCopy(ctx context.Context) {
 	if s, err := p.Status(ctx); err == nil && s.State == "io-error" {
-		_ = p.Resume(ctx) // After an error, the guest is resumed later like after any disk error.
+		_ = p.Resume(ctx) // If Resume fails, package machine resumes the guest later.
 	}
 }
 
-// endEarlierCopies ends the copies that an earlier agent has begun, and thaws the guest. It tries again until that
-// succeeds or p is closed.
+// endEarlierCopies ends the copies that an earlier agent began, and thaws the guest. It repeats failed attempts until
+// one succeeds, QEMU ends, or p is closed.
 func (p *Process) endEarlierCopies() {
 	for p.life.Err() == nil {
 		p.copies.Lock()

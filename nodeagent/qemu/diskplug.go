@@ -50,9 +50,10 @@ type AttachedDisk struct {
 // Disks returns all disks in the record, in the order of the record. It queries QEMU for which of them QEMU has a
 // device, and for their sizes.
 //
-// If a disk has an RBD image, Disks takes the sizes from the record. QEMU 7.2 reads from each image to answer the query,
-// and hangs while the Ceph cluster does not answer. For a disk without a recorded size Disks returns the size 1, so that
-// the caller calls ResizeDisk, which records the size.
+// If the VM has a disk with an RBD image, Disks takes the sizes of all disks from the record, because QEMU 7.2 reads
+// from each image to answer the query for sizes, and hangs while the Ceph cluster does not answer. If the record has no
+// size of a disk, Disks returns the size 1: the caller then calls ResizeDisk, which records the size. Disks does not
+// set Flattening for such a VM.
 func (p *Process) Disks(ctx context.Context) ([]AttachedDisk, error) {
 	devices, err := p.devices(ctx)
 	if err != nil {
@@ -75,10 +76,10 @@ func (p *Process) Disks(ctx context.Context) ([]AttachedDisk, error) {
 	}
 	var jobs []streamJob
 	err = p.call(ctx, p.inspect, func(ctx context.Context, conn *qmp.Conn) error {
-		// With flat, QEMU reports the depth 0 for every node.
+		// If the argument flat is true, QEMU reports the depth 0 for every node.
 		flat := !slices.ContainsFunc(disks, func(d Disk) bool { return d.Base != "" })
 		if !flat {
-			// The jobs are queried first: a job that ends in between then counts as running.
+			// The jobs are queried before the nodes, so that a job that ends between the two queries counts as running.
 			if jobs, err = queryJobs(ctx, conn); err != nil {
 				return err
 			}
@@ -94,7 +95,7 @@ func (p *Process) Disks(ctx context.Context) ([]AttachedDisk, error) {
 	}
 	var out []AttachedDisk
 	for _, d := range disks {
-		depth := 1 // without a node nothing was copied
+		depth := 1 // If QEMU has no overlay node, nothing was copied.
 		if known := depths[d.overlayNode()]; known != nil {
 			depth = *known
 		}
@@ -221,10 +222,11 @@ func (p *Process) addDisk(ctx context.Context, d Disk, files Layers) error {
 	})
 }
 
-// UnplugDisk removes a disk from the running guest. It asks the guest to release the disk, repeatedly and for at most 5
-// seconds; the error wraps [ErrDiskNotReleased] if the guest does not. After the release, QEMU ends a copy of the disk
-// (see CopyDisks), and flushes and closes the files. Then UnplugDisk calls release, and removes the disk from the record
-// if release returns nil. UnplugDisk may be called again after any error.
+// UnplugDisk removes a disk from the running guest. It asks the guest repeatedly, for at most 5 seconds, to release the
+// disk. The error wraps [ErrDiskNotReleased] if the guest does not release it. After the release, UnplugDisk cancels a
+// copy (CopyDisks) or a flattening (FlattenDisk) of the disk, and makes QEMU flush and close the files. Then UnplugDisk
+// calls release. If release returns nil, UnplugDisk removes the disk from the record. UnplugDisk may be called again
+// after any error.
 func (p *Process) UnplugDisk(ctx context.Context, id string, release func(Disk) error) error {
 	if err := p.unplugDisk(ctx, id, release); err != nil {
 		return fmt.Errorf("detach disk %s: %w", id, err)
@@ -270,7 +272,8 @@ func (p *Process) deleteNodes(ctx context.Context, d Disk) error {
 				return err
 			}
 		}
-		// This query lists all nodes, and unlike query-named-block-nodes it reads from none (see Disks).
+		// query-blockstats lists all nodes. Unlike query-named-block-nodes, it does not read from the images (see
+		// Disks).
 		var nodes []struct {
 			Node string `json:"node-name"`
 		}
@@ -339,8 +342,8 @@ func queryFDSets(ctx context.Context, conn *qmp.Conn) (all []fdSet, err error) {
 	return all, err
 }
 
-// removeFDSets removes the descriptor sets with one of the given names. QEMU closes the descriptors of a removed set only while the guest
-// runs. The caller can lock the file as soon as the descriptors are closed.
+// removeFDSets removes the descriptor sets whose descriptors have one of the given names. QEMU closes the descriptors
+// of a removed set only while the guest runs. The agent can lock the file as soon as QEMU has closed the descriptors.
 func removeFDSets(ctx context.Context, conn *qmp.Conn, names ...string) error {
 	all, err := queryFDSets(ctx, conn)
 	if err != nil {
@@ -387,7 +390,7 @@ func (p *Process) resizeDisk(ctx context.Context, id string, size uint64) error 
 			return err
 		}
 	}
-	if disks[at].Flattening.Running { // QEMU resizes no disk whose image it copies; the copying continues afterwards
+	if disks[at].Flattening.Running { // QEMU cannot resize a disk during block-stream. A later FlattenDisk continues.
 		if err := p.CancelFlatten(ctx, id); err != nil {
 			return err
 		}

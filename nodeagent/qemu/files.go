@@ -20,7 +20,7 @@ type Files struct {
 	Taps map[string]*os.File
 }
 
-// Layers are the files of one disk. A disk with an RBD image has none.
+// Layers are the files of one disk, and its key. A disk with an RBD image has a key and no files.
 type Layers struct {
 	// Overlay is the disk's own file, in the format of the Spec. A disk without a base image has it too. It is open for
 	// reading and writing, or read-only if the disk is read-only.
@@ -29,7 +29,7 @@ type Layers struct {
 	// Size is the disk's virtual size in bytes, from the assignment. The size in the overlay's header is not used,
 	// because QEMU could change it.
 	Size uint64
-	Key  Key // of an encrypted disk or an RBD image; empty for other disks
+	Key  Key // key of an encrypted disk or of an RBD image; empty for other disks
 }
 
 // keys returns the keys of the encrypted disks and RBD images, by disk id.

@@ -13,18 +13,20 @@ import (
 
 // Flattening is the state of copying the base image of a disk into the disk's own file.
 type Flattening struct {
-	// Running means that QEMU copies. Offset is the position in the disk, in bytes, and Percent the finished part.
+	// Running means that QEMU is copying the base image. Offset is the position of the copy in the disk, in bytes, and
+	// Percent is the copied part.
 	Running bool
 	Offset  uint64
 	Percent uint32
-	// Copied means that QEMU has finished and does not read the base image any more. The record has it until FlattenDisk
-	// is called.
+	// Copied means that QEMU has copied the whole base image and no longer reads it. The record still names the base
+	// image until FlattenDisk is called.
 	Copied bool
-	// Stalled is set by the caller of Disks: the copying makes no progress. FlattenDisk then cancels it.
+	// Stalled means that the copy makes no progress. This package does not set or read Stalled: the caller of Disks may
+	// set it, and should then call CancelFlatten.
 	Stalled bool
 }
 
-// streamJob is a job of QEMU that copies a base image (block-stream). QEMU removes it when it has ended.
+// streamJob is a QEMU job that copies a base image (block-stream). QEMU removes the job when the job ends.
 type streamJob struct {
 	ID      string `json:"id"`
 	Current uint64 `json:"current-progress"`
@@ -36,8 +38,8 @@ func queryJobs(ctx context.Context, conn *qmp.Conn) (all []streamJob, err error)
 	return all, err
 }
 
-// flatteningOf returns the state of flattening a disk. The parameter depth is the number of images beneath the disk's
-// file that QEMU reads.
+// flatteningOf returns the state of flattening a disk. The parameter depth is the number of backing images of the
+// disk's file in QEMU.
 func flatteningOf(d Disk, jobs []streamJob, depth int) (f Flattening) {
 	if d.Base == "" {
 		return f
@@ -54,10 +56,11 @@ func flatteningOf(d Disk, jobs []streamJob, depth int) (f Flattening) {
 	return f
 }
 
-// flattenJob is the id of QEMU's job that copies the base image of a disk.
+// flattenJob returns the id of QEMU's job that copies the base image of the disk.
 func (d Disk) flattenJob() string { return d.node() + "-flatten" }
 
-// overlayNode is the node of the disk's own file, which is beneath the node with the limits if there is one.
+// overlayNode returns the name of the block node of the disk's own file. If the disk has I/O limits, the throttle node
+// is above this node.
 func (d Disk) overlayNode() string {
 	if d.limited() {
 		return d.formatNode()
@@ -65,20 +68,23 @@ func (d Disk) overlayNode() string {
 	return d.node()
 }
 
-// errFlattenBesideRBD is the error of FlattenDisk for a VM with an RBD image, whose QEMU is not queried for the progress
-// (see Disks).
+// errFlattenBesideRBD is the error of FlattenDisk for a VM that also has a disk with an RBD image: the progress of the
+// copy is unknown, because Disks does not query the QEMU of such a VM.
 var errFlattenBesideRBD = errors.New("the image is not copied while the VM has an RBD volume: detach that volume, or stop the VM")
 
-// FlattenDisk takes the next step to make a disk of the running guest independent of its base image. If QEMU is not
-// copying the base image, FlattenDisk makes it begin, and returns. If QEMU has copied all of it, FlattenDisk calls
-// record, makes QEMU close the base image, and removes it from the record. If the copying has failed or is stalled,
-// FlattenDisk ends it and returns an error. Otherwise FlattenDisk does nothing.
+// FlattenDisk takes the next step to make a disk of the running guest independent of its base image. If QEMU has not
+// begun to copy the base image, FlattenDisk starts the copy and returns. If QEMU has copied the whole base image,
+// FlattenDisk calls record. If record returns nil, FlattenDisk makes QEMU close the base image, and removes the base
+// image from the record. If the last copy failed, FlattenDisk returns the error of the copy once, and the next call
+// starts the copy again. While QEMU is copying, FlattenDisk does nothing.
 //
-// QEMU's job (block-stream) copies while the guest reads and writes. If QEMU ends before the job, the disk's file has a
-// part of the copy. That is no harm, because QEMU opens the file with the base image until record was called.
+// QEMU's job (block-stream) copies while the guest reads and writes. If QEMU ends before the job, the disk's file
+// contains a part of the base image. No data is lost, because QEMU is started with the base image until record has
+// returned nil.
 //
 // QEMU removes the job at its end (auto-dismiss), because QEMU 7.2 crashes in query-named-block-nodes while a completed
-// block-stream job exists. Whether the copy is complete is therefore decided by the number of images beneath the disk.
+// block-stream job exists. FlattenDisk therefore does not use the job's state: the copy is complete when the disk's
+// file has no backing image in QEMU.
 func (p *Process) FlattenDisk(ctx context.Context, id string, record func(Disk) error) error {
 	if err := p.flattenDisk(ctx, id, record); err != nil {
 		return fmt.Errorf("flatten disk %s: %w", id, err)
@@ -125,8 +131,9 @@ func (p *Process) flattenDisk(ctx context.Context, id string, record func(Disk) 
 	return p.writeDisks(all)
 }
 
-// recordFlattenError decodes a BLOCK_JOB_COMPLETED event. If the job has failed, recordFlattenError stores its error for
-// the next FlattenDisk. If the agent misses the event, FlattenDisk starts the job again, which then fails again.
+// recordFlattenError decodes a BLOCK_JOB_COMPLETED event. If the job has failed, recordFlattenError stores its error
+// for the next FlattenDisk. If the agent misses the event, FlattenDisk starts the job again, and the error occurs again
+// if its cause persists.
 func (p *Process) recordFlattenError(e qmp.Event) {
 	var data struct {
 		Job   string `json:"device"`
@@ -143,7 +150,7 @@ func (p *Process) recordFlattenError(e qmp.Event) {
 	p.flattenErrors[data.Job] = printable(data.Error, 200)
 }
 
-// takeFlattenError returns and removes the error of a job, or "".
+// takeFlattenError removes and returns the stored error of a job. It returns "" if there is none.
 func (p *Process) takeFlattenError(job string) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -152,8 +159,9 @@ func (p *Process) takeFlattenError(job string) string {
 	return failure
 }
 
-// flush makes QEMU write its caches of a node to the disk. QMP has no command for this. QEMU does not report an error of
-// the flush, so record must check that the file is complete.
+// flush makes QEMU write its caches of a node to the disk. QMP has no command for this, so flush uses a command of the
+// human monitor. QEMU does not report every error of the flush, so the parameter record of FlattenDisk must check that
+// the file is complete.
 func (p *Process) flush(ctx context.Context, node string) error {
 	var text string
 	err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
@@ -165,7 +173,7 @@ func (p *Process) flush(ctx context.Context, node string) error {
 	return err
 }
 
-// deleteBase makes QEMU close the base image of a disk, which no node uses any more.
+// deleteBase makes QEMU close the base image of a disk. No other node may use the base image any more.
 func (p *Process) deleteBase(ctx context.Context, d Disk) error {
 	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
 		for _, name := range []string{d.baseNode(), d.baseFile()} {
@@ -180,8 +188,8 @@ func (p *Process) deleteBase(ctx context.Context, d Disk) error {
 // cancelPause is the time between two checks whether a cancelled job has ended.
 const cancelPause = 20 * time.Millisecond
 
-// CancelFlatten ends the copying of a disk's base image, if QEMU is copying, and waits until it has ended. The part that
-// was copied stays, and the next FlattenDisk continues behind it.
+// CancelFlatten cancels QEMU's copy of a disk's base image, if there is one, and waits until the copy has ended. The
+// copied part stays in the disk's file, and the next FlattenDisk copies only the rest.
 func (p *Process) CancelFlatten(ctx context.Context, id string) error {
 	disks := p.Record().Spec.Disks
 	at := slices.IndexFunc(disks, func(d Disk) bool { return d.ID == id })
@@ -207,7 +215,7 @@ func cancelJob(ctx context.Context, conn *qmp.Conn, id string) error {
 		if !cancelled {
 			cancelled = true
 			var refusal *qmp.Error
-			// QEMU refuses while the job is just ending.
+			// QEMU refuses to cancel a job that is about to end.
 			if err := conn.Do(ctx, "job-cancel", object{"id": id}, nil); err != nil && !errors.As(err, &refusal) {
 				return err
 			}

@@ -15,15 +15,16 @@ import (
 )
 
 const (
-	// formatPrefix is the prefix of the names of a formatting process's directory and control group. The volume's id
-	// follows.
+	// formatPrefix begins the name of the home directory and of the control group of a formatting process: a QEMU
+	// without a VM that Format starts. The rest of the name is the volume's id.
 	formatPrefix = "format-"
 	// formatTimeout is the maximum time of Format. QEMU needs about 2 seconds of processor time.
 	formatTimeout = 2 * time.Minute
 	// formatAttempts is the maximum number of attempts to make the file (see errNoCPUTime).
 	formatAttempts = 20
 	formatPause    = 50 * time.Millisecond
-	// formatBytes is the largest length of the file: 2 MiB of LUKS header, and the first tables of the largest volume.
+	// formatBytes is the maximum length of the file in bytes. The file contains 2 MiB of LUKS header and the first
+	// QCOW2 tables, whose length grows with the volume's size.
 	formatBytes = 64 << 20
 	// iterationMillis is the time in milliseconds for which QEMU hashes the passphrase. Many iterations protect
 	// passphrases that people choose. A random passphrase of 256 bits needs no such protection, so this is short.
@@ -31,14 +32,14 @@ const (
 )
 
 // errNoCPUTime is the text of QEMU's error when the processor time of its hash benchmark was too short for the kernel
-// to measure. That happens at random, most often with kernels that count processor time in ticks. Another attempt
+// to measure. This error occurs at random, most often with kernels that count processor time in ticks. Another attempt
 // normally succeeds.
 const errNoCPUTime = "Unable to get accurate CPU usage"
 
 // Format returns a file in memory with the content of an empty QCOW2 image of size bytes that has LUKS encryption with
-// the given key. The parameter id is the id of the volume. A QEMU without a VM makes the content. It is confined like
-// the QEMU of a VM, with a uid and a control group of its own, and ends before Format returns. The key is not stored.
-// The caller closes the file.
+// the given key. The parameter id is the id of the volume. Format starts a QEMU without a VM to make the content. This
+// QEMU is confined like the QEMU of a VM, with a uid and a control group of its own, and ends before Format returns.
+// The key is not stored. The caller closes the file.
 func (l *Launcher) Format(ctx context.Context, homes *Homes, id string, size uint64, key Key) (*os.File, error) {
 	f, err := l.format(ctx, homes, formatPrefix+id, size, key)
 	if err != nil {
@@ -69,7 +70,7 @@ func (l *Launcher) format(ctx context.Context, homes *Homes, name string, size u
 
 // formatFile makes the content of the empty file f with a new QEMU.
 func (l *Launcher) formatFile(ctx context.Context, home *Home, f *os.File, size uint64, key Key) error {
-	if err := l.Cgroups.Kill(ctx, home.id); err != nil { // the process of an earlier agent
+	if err := l.Cgroups.Kill(ctx, home.id); err != nil { // An earlier agent may have left a process.
 		return err
 	}
 	boot, err := bootID()
@@ -165,7 +166,7 @@ func (p *Process) runJob(ctx context.Context, command string, arguments object) 
 	})
 	for err == nil {
 		var jobs []job
-		// QEMU's main loop executes the job, and so answers late.
+		// The job blocks QEMU's main loop, so the query may time out while the job runs.
 		err = p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
 			return conn.Do(ctx, "query-jobs", nil, &jobs)
 		})

@@ -17,27 +17,32 @@ import (
 )
 
 const (
-	// guestSyncWithin is how long a guest's agent has to answer the first message. A guest without an agent never answers.
+	// guestSyncWithin is the maximum time in which the guest agent (qemu-ga) must answer the first message. A guest
+	// without qemu-ga never answers.
 	guestSyncWithin = 2 * time.Second
-	// freezeWithin is how long a guest has to freeze its file systems, for which it writes its caches to the disks.
+	// freezeWithin is the maximum time in which the guest must freeze its file systems. To freeze them, the guest first
+	// writes its caches to the disks.
 	freezeWithin = 10 * time.Second
 	// thawWithin is how long thaw tries to thaw a guest.
 	thawWithin  = time.Minute
 	thawAttempt = 5 * time.Second
-	// maxAgentReply is the maximum size of a reply of a guest's agent, in bytes. The guest may send anything.
+	// maxAgentReply is the maximum number of bytes read on one connection to the guest agent. The limit protects the
+	// host's agent from a malicious guest.
 	maxAgentReply = 64 << 10
 )
 
 // frozenName is the name of the file in the VM's home that exists while the guest may be frozen.
 const frozenName = "frozen.json"
 
-// freeze makes the guest's agent freeze the file systems of the guest. It returns false if the guest has no agent or
-// the agent fails; the guest is then not frozen. It returns an error if the guest may be frozen and cannot be thawed.
-// Before the guest may be frozen, freeze writes a file to the VM's home, so that a later agent thaws the guest.
+// freeze makes the guest agent (qemu-ga) freeze the file systems of the guest, and returns true if they are frozen. It
+// returns false and no error if qemu-ga does not answer or cannot freeze the file systems; the guest is then not
+// frozen. Before the request to qemu-ga, freeze writes a file to the VM's home, so that the host's agent thaws the
+// guest after a restart. The error means that this file cannot be written, or that the guest may be frozen and cannot
+// be thawed.
 func (p *Process) freeze(ctx context.Context) (bool, error) {
 	g, err := p.dialGuest(ctx)
 	if err != nil {
-		return false, nil // no agent answers, which is normal
+		return false, nil // Many guests have no qemu-ga.
 	}
 	defer g.Close()
 	if err := p.home.write(frozenName, struct{}{}); err != nil {
@@ -47,12 +52,12 @@ func (p *Process) freeze(ctx context.Context) (bool, error) {
 	if err := g.call(ctx, freezeWithin, "guest-fsfreeze-freeze", &count); err == nil && count > 0 {
 		return true, nil
 	}
-	_ = g.Close() // the port has one client at a time
+	_ = g.Close() // thaw opens a new connection, and the port serves one client at a time.
 	return false, p.thaw(ctx)
 }
 
-// thaw makes the guest's agent thaw the file systems of the guest, if they may be frozen. It tries for thawWithin, also
-// after ctx has ended. The error means that the guest may still be frozen; a later thaw tries again.
+// thaw makes the guest agent (qemu-ga) thaw the file systems of the guest, if they may be frozen. It tries for
+// thawWithin, even if ctx ends earlier. The error means that the guest may still be frozen; a later thaw tries again.
 func (p *Process) thaw(ctx context.Context) error {
 	if _, err := os.Lstat(p.home.path(frozenName)); errors.Is(err, fs.ErrNotExist) || mutant.On(mutant.KeepFrozen) {
 		return nil
@@ -86,7 +91,7 @@ type guestConn struct {
 	replies *bufio.Reader
 }
 
-// dialGuest connects to the guest's agent and synchronizes with it: replies to earlier clients are skipped.
+// dialGuest connects to the guest agent (qemu-ga). It skips replies to earlier clients (see synchronize).
 func (p *Process) dialGuest(ctx context.Context) (*guestConn, error) {
 	var d net.Dialer
 	bounded, cancel := context.WithTimeout(ctx, guestSyncWithin)
@@ -125,7 +130,7 @@ func (g *guestConn) synchronize(ctx context.Context) error {
 	}
 }
 
-// call runs a command of the guest's agent, and decodes its result into out unless out is nil.
+// call runs a command of the guest agent, and decodes the result into out unless out is nil.
 func (g *guestConn) call(ctx context.Context, within time.Duration, command string, out any) error {
 	deadline := time.Now().Add(within)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {

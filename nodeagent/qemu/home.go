@@ -102,7 +102,8 @@ func (h *Homes) Claim(id string) (*Home, error) {
 	return h.claim(id)
 }
 
-// claim is Claim for the directory of a VM or of a formatting process.
+// claim does the same as Claim. The parameter id may also name the directory of a formatting process (see
+// formatPrefix).
 func (h *Homes) claim(id string) (*Home, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -34,12 +34,12 @@ type Launcher struct {
 	LargestDisk uint64
 	// RBD means that disks may have RBD images. Each QEMU is then started in the network namespace of the agent, so
 	// that librbd reaches Ceph clusters, and may have the threads and the memory that librbd needs. The caller must
-	// limit what QEMU can reach. Optional.
+	// install a packet filter that limits the addresses and ports that QEMU can reach. Optional.
 	RBD bool
 }
 
 // tasks returns the maximum number of QEMU's threads: one for each vCPU, and 200 others. QEMU's I/O thread pool has up
-// to 64. If rbd is true, librbd may have 40 more for each disk.
+// to 64. If rbd is true, librbd may have 40 more for each of the maxDisks disks that a VM can have.
 func (s Spec) tasks(rbd bool) int {
 	n := s.VCPUs + 200
 	if rbd {
@@ -48,8 +48,8 @@ func (s Spec) tasks(rbd bool) int {
 	return n
 }
 
-// rbdMemory is how much memory, in bytes, librbd may need for each disk in addition to Spec.Overhead. It has a cache of
-// 32 MiB for each image.
+// rbdMemory is the memory in bytes that librbd may need for each disk, in addition to Spec.Overhead. It includes
+// librbd's cache of 32 MiB for each image.
 const rbdMemory = 80 << 20
 
 // limits returns the limits of the VM's control group. They are higher if rbd is true, because QEMU may use librbd.

@@ -42,7 +42,7 @@ type Process struct {
 	dir      *os.File // the home's directory, for socketPath
 
 	work, inspect *qmp.Socket
-	keys          map[string]Key // of the encrypted disks and RBD images, by disk id; only until configure has passed them to QEMU
+	keys          map[string]Key // by disk id, until configure has passed them to QEMU
 
 	life       context.Context // ends with Close, or when the process ends
 	end        context.CancelFunc
@@ -57,7 +57,7 @@ type Process struct {
 	mu        sync.Mutex
 	exit      Exit   // how the process ended; Reason is "" while that is unknown
 	lastError string // the disk error that LastError returns
-	// flattenErrors are the errors of failed jobs of FlattenDisk, by job id.
+	// flattenErrors has the errors of failed jobs of FlattenDisk, by job id, until FlattenDisk returns them.
 	flattenErrors map[string]string
 
 	quitWithin        time.Duration // how long quit waits for QEMU's end: quitTimeout, less in tests

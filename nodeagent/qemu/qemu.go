@@ -21,8 +21,9 @@
 // no_new_privs and an empty capability bounding set, under its own seccomp filter with everything denied, in a control
 // group with limits, and in its own mount, network, IPC and UTS namespaces. It sees its program, the host's libraries
 // and firmware (read-only; see rootFS), four device nodes, and its kernel and initrd if it boots one; no /proc, no /sys
-// and no network. Disks, taps, sockets and logs are passed as open descriptors, and no file can grow beyond
-// [Files.fileSizeLimit]; the agent limits the logs further. QEMU has its own session and outlives its parent process.
+// and, except on a host with RBD, no network. Disks, taps, sockets and logs are passed as open descriptors, and no file
+// can grow beyond [Files.fileSizeLimit]; the agent limits the logs further. QEMU has its own session and outlives its
+// parent process.
 //
 // # Decisions
 //
@@ -46,31 +47,33 @@
 //     packets except that of the tap. The tap's device stays in the namespace of its network. QEMU has only its
 //     descriptor, and its own network namespace stays empty. On a host with RBD (see [Launcher.RBD]), QEMU has the
 //     network namespace of the agent instead.
-//   - librbd in QEMU opens RBD images. QEMU connects in its main thread and answers nothing meanwhile, so the connection
-//     has a timeout of 8 seconds.
+//   - QEMU opens RBD images with librbd. QEMU connects to the Ceph cluster in its main thread, and executes no QMP
+//     command until it is connected, so the connection has a timeout of 8 seconds.
 //   - A tap is passed to a running QEMU over its monitor socket (SCM_RIGHTS, [qmp.Conn.SendFD]). The launcher is not
 //     needed, because the monitor's client runs in the agent, which has the tap open.
 //   - The network interfaces that a VM has are those that QEMU lists, not those in the record: an agent may end between a
 //     change of the machine and that of the record. The record is changed first when an interface is added, and last when
 //     one is removed, so that it contains the port of each open tap.
-//   - Disks are copied while the guest runs ([Process.CopyDisks]) by a job of QEMU for each disk (blockdev-backup), which one
-//     transaction begins, so that all copies have the content of one instant. The copy is a file of its own: the disk gets
-//     no further layer, which would slow down reads and would have to be merged later.
-//   - Copies end with the agent that began them. The next agent cancels the jobs and thaws the guest, because it may have
-//     another view of which copies are wanted.
-//   - The guest's file systems are frozen during the beginning of a copy if QEMU's agent runs in the guest and answers in
-//     time. A file in the VM's home exists while the guest may be frozen, so that each agent finds out that it must thaw.
+//   - [Process.CopyDisks] copies disks while the guest runs. QEMU has a job for each disk (blockdev-backup). One
+//     transaction begins all jobs, so that all copies have the content of the same instant. The copy is a separate
+//     file. The disk gets no further overlay, because an overlay would slow down reads and would have to be merged
+//     later.
+//   - After a restart, the agent cancels the copies that were begun before the restart, and thaws the guest, because no
+//     caller of CopyDisks waits for these copies any more.
+//   - While a copy begins, the guest's file systems are frozen if the guest agent (qemu-ga) answers in time. A file in
+//     the VM's home exists while the guest may be frozen, so that an agent that has restarted knows that it must thaw
+//     the guest.
 //   - Cache mode NONE opens the overlay with O_DIRECT, but not the base image, which is read-only and shared by many
 //     VMs.
 //   - The kernel's command line is passed by QMP before QEMU creates the machine (-preconfig, x-exit-preconfig),
 //     because every user of the host can read the arguments of a process.
-//   - The key of an encrypted disk is passed by QMP too, also before QEMU creates the machine. The block nodes of the disk
-//     are therefore added by QMP, and only its device and its descriptors are arguments. QEMU has the key only while it
-//     opens the file. If the agent ends before it has passed the keys, the next agent ends this QEMU, because the keys
-//     are stored nowhere.
-//   - The header of an encrypted disk is made by a QEMU without a machine ([Launcher.Format]), and not by the VM's QEMU:
-//     making it takes about 2 seconds, during which QEMU's main loop does not run. The result is a file in memory, which
-//     the caller copies.
+//   - The keys of encrypted disks and RBD images are passed by QMP too, before QEMU creates the machine. The block
+//     nodes of these disks are therefore added by QMP, and only their devices and descriptors are arguments. The secret
+//     object with the key exists in QEMU only while QEMU opens the file. If the agent ends before it has passed the
+//     keys, it ends this QEMU after its restart, because the keys are not stored on disk.
+//   - The LUKS header of an encrypted disk is made by a QEMU without a machine ([Launcher.Format]), and not by the VM's
+//     QEMU: making the header takes about 2 seconds, during which QEMU's main loop does not run. The result is a file
+//     in memory, which the caller copies.
 //   - 256 and more vCPUs need interrupt remapping, which TCG lacks, so they need KVM.
 //   - /dev/kvm is a device node of the VM, owned by its uid, because QEMU 7.2 cannot use a descriptor for it.
 package qemu

@@ -8,8 +8,8 @@ import (
 	"strconv"
 )
 
-// RBDImage names an RBD image of a Ceph cluster, which QEMU opens by librbd. The key of the Ceph user is in
-// [Layers.Key] and not here, because the Spec is stored on disk.
+// RBDImage names an RBD image of a Ceph cluster. QEMU opens the image with librbd. RBDImage does not contain the key of
+// the Ceph user (see [Layers.Key]), because the Spec with the RBDImage is stored on disk.
 type RBDImage struct {
 	Monitors []string `json:"monitors"` // each an IP address and a port
 	Pool     string   `json:"pool"`
@@ -22,8 +22,8 @@ var (
 	validRBDKey  = regexp.MustCompile(`^[A-Za-z0-9+/]{1,512}={0,2}$`)
 )
 
-// ErrNoNetwork means that a running QEMU cannot reach Ceph clusters, because it was started with a network namespace of
-// its own. After the next start of the VM it can.
+// ErrNoNetwork means that a running QEMU cannot reach Ceph clusters, because it was started in a network namespace of
+// its own. After the next start of the VM, QEMU can reach them.
 var ErrNoNetwork = errors.New("the VM cannot use RBD volumes before its next start: it was started when this host did not serve RBD")
 
 // validateRBD returns an error that wraps ErrInvalid if d is not a valid disk with an RBD image.
@@ -65,8 +65,9 @@ func hasRBD(disks []Disk) bool {
 // cephConfPath is the path of librados' configuration in QEMU's own mount namespace.
 const cephConfPath = "/etc/ceph/ceph.conf"
 
-// cephConf is librados' configuration for QEMU. A connection that takes longer than client_mount_timeout, in seconds,
-// fails: QEMU answers nothing while it connects. Requests of guests have no timeout: they wait until the cluster answers.
+// cephConf is librados' configuration for QEMU. An attempt to connect fails after client_mount_timeout (in seconds).
+// This time is short, because QEMU executes no QMP command while it connects. I/O requests of guests have no timeout:
+// they wait until the cluster answers.
 const cephConf = `[global]
 client_mount_timeout = 8
 rados_mon_op_timeout = 8

@@ -19,7 +19,8 @@ var (
 	errNoKey = errors.New("the key of the Ceph cluster has not arrived from the control plane yet")
 )
 
-// ceph has the connections to the Ceph clusters of assigned volumes, one for each cluster, user and key.
+// ceph has the connections to the Ceph clusters of assigned volumes. There is one connection for each combination of
+// cluster, monitors, user and key. Each connection has its own helper process trivet-rbd.
 type ceph struct {
 	options rbd.Options
 	images  *disk.Images
@@ -27,19 +28,20 @@ type ceph struct {
 
 	closing  sync.WaitGroup
 	mu       sync.Mutex
-	clusters map[string]*rbd.Cluster // by the result of clusterKey
+	clusters map[string]*rbd.Cluster // by clusterKey
 }
 
 func newCeph(o rbd.Options, images *disk.Images, log *slog.Logger) *ceph {
 	return &ceph{options: o, images: images, log: log, clusters: map[string]*rbd.Cluster{}}
 }
 
-// clusterKey returns a text that two pools have in common if they can share a connection.
+// clusterKey returns the key of a pool's connection in ceph.clusters. Pools with the same key share a connection.
 func clusterKey(at *agentv1.RbdPool) string {
 	return strings.Join([]string{at.GetFsid(), at.GetUser(), at.GetKey(), strings.Join(at.GetMonitors(), ",")}, "\x00")
 }
 
-// pool returns a pool of a Ceph cluster. It makes no call: the helper of the cluster starts with the first call.
+// pool returns a pool of a Ceph cluster. It does not connect to the cluster: the first call to the pool starts the
+// helper trivet-rbd.
 func (c *ceph) pool(at *agentv1.RbdPool) (pool, error) {
 	switch {
 	case c.options.Program == "":
@@ -63,8 +65,8 @@ func (c *ceph) pool(at *agentv1.RbdPool) (pool, error) {
 	}), nil
 }
 
-// keep closes the connections that no volume of the assignment needs. Calls in progress on them fail, and are repeated
-// if the volume is assigned again.
+// keep closes the connections that no volume in volumes needs. A running call on a closed connection fails. If its
+// volume is assigned again, Storage repeats the call on a new connection.
 func (c *ceph) keep(volumes map[cloud.VolumeID]*agentv1.AssignedVolume) {
 	needed := map[string]bool{}
 	for _, v := range volumes {

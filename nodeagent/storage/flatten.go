@@ -11,20 +11,22 @@ import (
 )
 
 const (
-	// flattens is the maximum number of volumes that the agent flattens concurrently. It does not limit those that QEMU
-	// flattens.
+	// flattens is the maximum number of volumes that Storage flattens concurrently. It does not limit the number of
+	// volumes that QEMU processes flatten for running VMs.
 	flattens = 2
-	// flattenWithin and flattenPerGiB give the maximum time in which the agent flattens a volume.
+	// The maximum time to flatten a volume is flattenWithin plus flattenPerGiB for each GiB of the volume's size.
 	flattenWithin = 10 * time.Minute
 	flattenPerGiB = 30 * time.Second
 )
 
-// errLater means that a volume cannot be flattened now: its VM has it open or is about to open it, another change of the
-// volume is waiting, or enough other volumes are being flattened.
+// errLater means that a volume cannot be flattened now: its VM is about to open it, the volume's desired state has
+// changed, or the maximum number of volumes is being flattened.
 var errLater = fmt.Errorf("flatten the volume later: %w", volume.ErrInUse)
 
-// flatten makes a volume independent of its image if no VM has it open. A VM that opens the volume, and a change of the
-// desired state, cancel this. QEMU then continues it, or the agent begins again later.
+// flatten makes a volume independent of its image. If a VM has a volume in a directory open, flatten returns an error
+// that wraps volume.ErrInUse, and the VM's QEMU flattens the volume. flatten is cancelled if a VM opens the volume or
+// the desired state changes, and then returns errLater. Storage calls flatten again later if the volume is still not
+// flattened.
 func (s *Storage) flatten(ctx context.Context, p pool, want *agentv1.AssignedVolume) error {
 	select {
 	case s.flattens <- struct{}{}:
@@ -46,8 +48,9 @@ func (s *Storage) flatten(ctx context.Context, p pool, want *agentv1.AssignedVol
 	return err
 }
 
-// setFlattening sets the function that cancels the flattening of a volume, or nil. It returns false and changes nothing
-// if the desired state has changed or a VM is opening the volume.
+// setFlattening stores cancel as the function that cancels the flattening of a volume; nil means that no call of
+// flatten is running. If cancel is not nil, and the desired state is not want any more or a VM is opening the volume,
+// setFlattening returns false and changes nothing.
 func (s *Storage) setFlattening(id cloud.VolumeID, want *agentv1.AssignedVolume, cancel context.CancelFunc) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -59,8 +62,8 @@ func (s *Storage) setFlattening(id cloud.VolumeID, want *agentv1.AssignedVolume,
 	return true
 }
 
-// stopFlattening cancels the flattening of a volume by the agent, and prevents another one until the returned function
-// is called.
+// stopFlattening cancels a running call of flatten for a volume. No further call of flatten can begin until the caller
+// calls the returned function.
 func (s *Storage) stopFlattening(id cloud.VolumeID) (allow func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,14 +80,15 @@ func (s *Storage) stopFlattening(id cloud.VolumeID) (allow func()) {
 	}
 }
 
-// endFlatten cancels the flattening of the volume by the agent. The caller must hold Storage.mu.
+// endFlatten cancels a running call of Storage.flatten for the volume. The caller must hold Storage.mu.
 func (e *entry) endFlatten() {
 	if e.cancelFlatten != nil {
 		e.cancelFlatten()
 	}
 }
 
-// Flattened is called when QEMU has copied all of the volume's image into the volume, which it has open for the VM.
+// Flattened is called when QEMU has copied all of the volume's image into the volume. QEMU still has the volume open
+// for the VM. Flattened records that the volume does not need the image any more.
 func (s *Storage) Flattened(ctx context.Context, pool string, id cloud.VolumeID, vm cloud.VMID, generation uint64) error {
 	p, err := s.pool(pool)
 	if err != nil {
@@ -97,8 +101,9 @@ func (s *Storage) Flattened(ctx context.Context, pool string, id cloud.VolumeID,
 	return nil
 }
 
-// FlattenProgress stores how much of a volume is flattened, in percent, and why the last attempt has failed, for the next
-// report of the volume. If the volume is not being flattened by the agent itself, it makes Run report the volume soon.
+// FlattenProgress stores the flattened part of a volume in percent, and the error of the last attempt or nil. If either
+// has changed enough to be reported (see reportStep), FlattenProgress reports the volume at once while a step for the
+// volume is running, and otherwise makes Run report it soon.
 func (s *Storage) FlattenProgress(id cloud.VolumeID, percent uint32, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -124,5 +129,5 @@ func (s *Storage) FlattenProgress(id cloud.VolumeID, percent uint32, err error) 
 	s.notify()
 }
 
-// reportStep is the difference, in percent, between two reports of the progress of a volume.
+// reportStep is the step, in percent, in which the progress of flattening a volume is reported.
 const reportStep = 5

@@ -8,9 +8,9 @@ import (
 )
 
 // WithNewestVolumes returns the assigned VMs with the newest desired state of their volumes. For each volume it takes
-// the desired state in the parameter volumes if its generation is higher than that in the disk of the VM. This is needed
-// because the control plane does not send a VM again when one of its volumes has grown. WithNewestVolumes does not
-// modify its arguments: it copies each VM that it changes.
+// the desired state in the parameter volumes if the generation there is higher than in the disk of the VM. The two can
+// differ because the control plane does not send a VM again when one of its volumes has grown. WithNewestVolumes does
+// not modify its arguments: it copies each VM that it changes.
 func WithNewestVolumes(
 	vms map[cloud.VMID]*agentv1.AssignedVm, volumes map[cloud.VolumeID]*agentv1.AssignedVolume,
 ) map[cloud.VMID]*agentv1.AssignedVm {

@@ -17,13 +17,15 @@ import (
 const (
 	// copyWithin is the maximum time of the copy of a volume.
 	copyWithin = 12 * time.Hour
-	// recordWithin is the maximum time to record the end of a copy, also while the agent stops.
+	// recordWithin is the maximum time to record that a copy has failed, or to remove a copy that could not be begun.
+	// This is done even while the agent stops.
 	recordWithin = 10 * time.Second
-	// laterPause is the time until a copy is tried again that could not be begun.
+	// laterPause is the time between two attempts to begin a copy.
 	laterPause = time.Second
 )
 
-// Words for the consistency of a snapshot in its record.
+// Values of Snapshot.Consistency in the record of a snapshot. Package volume stores the value, and does not interpret
+// it.
 const (
 	crashConsistent = "crash"
 	fileSystem      = "file-system"
@@ -37,7 +39,8 @@ var (
 	recordFormats = map[qcow2.Format]cloud.VolumeFormat{qcow2.Raw: cloud.VolumeRaw, qcow2.QCOW2: cloud.VolumeQCOW2}
 )
 
-// copyTask is the goroutine that copies the volumes of a group of snapshots, or the volume of a single one.
+// copyTask describes a goroutine that makes snapshots: either one snapshot without a group, or all snapshots of a
+// group. The snapshots of a group are of different volumes and have the content of the same instant.
 type copyTask struct {
 	cancel  context.CancelFunc
 	members []copyMember
@@ -50,21 +53,21 @@ type copyMember struct {
 }
 
 // stepSnapshots tries to bring the snapshots of a volume to their desired states, and returns the resulting states.
-// Copies run on until life ends. It returns nil if the volume cannot be used or is an RBD image. The place is nil if the
-// pool cannot be used.
+// Copies that stepSnapshots begins continue after its return, until life ends. stepSnapshots returns nil if the volume
+// cannot be used or is an RBD image. The parameter place is nil if the pool cannot be used.
 func (s *Storage) stepSnapshots(
 	ctx, life context.Context, place pool, want *agentv1.AssignedVolume, stored bool,
 ) (out []cloud.SnapshotObservation, err error) {
 	if want.GetDeleted() || len(want.GetSnapshots()) == 0 {
 		return nil, nil
 	}
-	file, ok := place.(filePool) // the control plane requests no snapshots of RBD images
+	file, ok := place.(filePool) // The control plane requests no snapshots of RBD images.
 	if !ok {
 		return nil, nil
 	}
 	p := file.Pool
 	if status, err := p.Status(want.GetVolumeId()); err != nil || status.Error != "" {
-		return nil, nil // the report of the volume has the error
+		return nil, nil // The report of the volume contains the error.
 	}
 	for _, w := range want.GetSnapshots() {
 		o, stepErr := s.stepSnapshot(ctx, life, p, want, w, stored)
@@ -75,7 +78,8 @@ func (s *Storage) stepSnapshots(
 	return out, err
 }
 
-// stepSnapshot is stepSnapshots for one snapshot. An assignment that was read from disk makes and deletes no snapshots.
+// stepSnapshot tries to bring the snapshot w to its desired state, and returns the resulting state. If the assignment
+// was read from disk (stored), stepSnapshot neither makes nor deletes the snapshot.
 func (s *Storage) stepSnapshot(
 	ctx, life context.Context, p *volume.Pool, want *agentv1.AssignedVolume, w *agentv1.AssignedSnapshot, stored bool,
 ) (cloud.SnapshotObservation, error) {
@@ -126,8 +130,8 @@ func failedSnapshot(reason string) cloud.SnapshotObservation {
 	return cloud.SnapshotObservation{State: cloud.SnapshotFailed, Error: reason}
 }
 
-// completeSnapshot returns the report of a complete snapshot. A snapshot of a group is reported as complete for the
-// first time only if the other copies of the group did not fail.
+// completeSnapshot returns the report of a complete snapshot. If another copy of the snapshot's group failed, the
+// snapshot is reported as failed, unless the control plane already knows it as complete (MustExist).
 func (s *Storage) completeSnapshot(have volume.Snapshot, want *agentv1.AssignedVolume, w *agentv1.AssignedSnapshot) cloud.SnapshotObservation {
 	if !w.GetMustExist() {
 		s.mu.Lock()
@@ -149,7 +153,7 @@ func (s *Storage) completeSnapshot(have volume.Snapshot, want *agentv1.AssignedV
 	}
 }
 
-// copying reports whether a task copies the volume for this snapshot. If end is set, it cancels that task.
+// copying reports whether a copyTask is making the snapshot. If end is true, copying cancels that copyTask.
 func (s *Storage) copying(ref volume.SnapshotRef, end bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -164,7 +168,7 @@ func (s *Storage) copying(ref volume.SnapshotRef, end bool) bool {
 	return false
 }
 
-// endCopies cancels all tasks that copy a volume, and reports whether there are any.
+// endCopies cancels every copyTask that copies a volume, and reports whether there is one.
 func (s *Storage) endCopies(id string) (found bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -177,8 +181,9 @@ func (s *Storage) endCopies(id string) (found bool) {
 	return found
 }
 
-// groupMembers returns the snapshots that must have the same instant as the snapshot w of the volume want, including w.
-// It returns false if the host does not have the desired states of all of them. The caller must hold mu.
+// groupMembers returns the snapshots of the group of w, including w, which is a snapshot of the volume want. All of
+// them must have the content of the same instant. If the host does not yet have the desired state of each of them,
+// groupMembers returns false. The caller must hold mu.
 func (s *Storage) groupMembers(want *agentv1.AssignedVolume, w *agentv1.AssignedSnapshot) (out []copyMember, complete bool) {
 	if w.GetGroupId() == "" {
 		return []copyMember{{want, volume.SnapshotRef{Volume: want.GetVolumeId(), ID: w.GetSnapshotId()}}}, true
@@ -198,8 +203,8 @@ func (s *Storage) groupMembers(want *agentv1.AssignedVolume, w *agentv1.Assigned
 	return out, true
 }
 
-// beginCopy starts the task that makes the snapshot w, together with the others of its group. It does nothing if the
-// desired states of the others are not known yet.
+// beginCopy starts a copyTask that makes the snapshot w and the other snapshots of its group. It does nothing if the
+// host does not yet have the desired state of each of them.
 func (s *Storage) beginCopy(life context.Context, want *agentv1.AssignedVolume, w *agentv1.AssignedSnapshot) {
 	key := w.GetGroupId() + w.GetSnapshotId()
 	if w.GetGroupId() != "" {
@@ -231,7 +236,8 @@ func (s *Storage) beginCopy(life context.Context, want *agentv1.AssignedVolume, 
 	})
 }
 
-// runCopy makes the snapshots of a task, and records the result of each. The error is only for the log.
+// runCopy makes the snapshots of a copyTask, and records the result of each. If the copies cannot be begun now, runCopy
+// records nothing and returns nil after laterPause. The caller logs the error and must not act on it.
 func (s *Storage) runCopy(ctx context.Context, t *copyTask) error {
 	copies, err := s.copyVolumes(ctx, t)
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordWithin)
@@ -246,7 +252,7 @@ func (s *Storage) runCopy(ctx context.Context, t *copyTask) error {
 		case <-timer.C:
 		case <-ctx.Done():
 		}
-		return nil // tried again until the deadline of the snapshot
+		return nil // Storage tries again until the deadline of the snapshot.
 	}
 	if err == nil {
 		s.made.Add(uint64(len(copies)))
@@ -257,7 +263,7 @@ func (s *Storage) runCopy(ctx context.Context, t *copyTask) error {
 	for _, c := range copies {
 		err = errors.Join(err, c.Fail(late, reason))
 	}
-	for _, m := range t.members { // those that were not begun
+	for _, m := range t.members { // This changes only snapshots whose copies were not begun.
 		p, poolErr := s.pool(m.want.GetPool())
 		if poolErr == nil {
 			poolErr = p.FailSnapshot(late, m.ref, reason)
@@ -267,7 +273,7 @@ func (s *Storage) runCopy(ctx context.Context, t *copyTask) error {
 	return err
 }
 
-// copyError returns the reason of a failed copy for a tenant.
+// copyError returns the text that tells a tenant why a copy failed.
 func copyError(ctx context.Context, err error) string {
 	switch {
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
@@ -282,8 +288,8 @@ func copyError(ctx context.Context, err error) string {
 	return brief(err)
 }
 
-// copyVolumes copies the volumes of a task as they are at one instant. After an error, it returns the copies that it
-// has begun.
+// copyVolumes copies the volumes of a copyTask. All copies have the content of the same instant. After an error,
+// copyVolumes returns the copies that it began, and the caller must end them.
 func (s *Storage) copyVolumes(ctx context.Context, t *copyTask) (copies []*volume.SnapshotCopy, err error) {
 	var attached []volume.CopyTarget
 	vm := ""
@@ -306,7 +312,7 @@ func (s *Storage) copyVolumes(ctx context.Context, t *copyTask) (copies []*volum
 		vm = m.want.GetVmId()
 		attached = append(attached, volume.CopyTarget{Volume: m.ref.Volume, File: c.Target(), Size: c.Size()})
 	}
-	taken, consistency := time.Now(), crashConsistent // the volumes that no process has open are locked from here on
+	taken, consistency := time.Now(), crashConsistent // BeginSnapshot has locked the volumes that no process has open.
 	if len(attached) > 0 {
 		result, err := s.o.Copy(ctx, cloud.VMID(vm), attached)
 		if err != nil {
@@ -336,5 +342,5 @@ func (s *Storage) copyVolumes(ctx context.Context, t *copyTask) (copies []*volum
 	return copies, nil
 }
 
-// SnapshotCounts returns how many snapshots the agent has made since its start, and how many failed.
+// SnapshotCounts returns the number of snapshots that were made since the agent started, and the number that failed.
 func (s *Storage) SnapshotCounts() (made, failed uint64) { return s.made.Load(), s.failures.Load() }

@@ -56,8 +56,8 @@ func (s *Storage) pool(name string) (*volume.Pool, error) {
 	return nil, fmt.Errorf("this host has no storage pool %q", name)
 }
 
-// pool is what Storage needs of a place for volumes. A directory (filePool) and a pool of a Ceph cluster
-// (volume.RBDPool) implement it.
+// pool has the methods of a storage pool that Storage calls. filePool implements it for a directory of the host, and
+// volume.RBDPool for a pool of a Ceph cluster.
 type pool interface {
 	Create(ctx context.Context, v volume.Volume) error
 	Resize(ctx context.Context, id string, size uint64) error
@@ -69,19 +69,19 @@ type pool interface {
 	Flatten(ctx context.Context, id string, progress func(percent uint32)) error
 }
 
-// filePool is a volume.Pool, whose Status needs no context.
+// filePool adapts volume.Pool to the interface pool. It only adds the context parameter of Status.
 type filePool struct{ *volume.Pool }
 
 func (p filePool) Status(_ context.Context, id string) (volume.Status, error) {
 	return p.Pool.Status(id)
 }
 
-// poolOf returns the place that has an assigned volume.
+// poolOf returns the pool in which an assigned volume is stored.
 func (s *Storage) poolOf(want *agentv1.AssignedVolume) (pool, error) {
 	if want.GetRbd() != nil {
 		return s.ceph.pool(want.GetRbd())
 	}
-	if want.GetPool() == "" { // the desired state of a VM's disk arrived before the list of volumes
+	if want.GetPool() == "" { // want is from a VM's disk, and the list of volumes has not arrived yet.
 		return nil, errNoKey
 	}
 	p, err := s.pool(want.GetPool())
@@ -91,8 +91,8 @@ func (s *Storage) poolOf(want *agentv1.AssignedVolume) (pool, error) {
 	return filePool{p}, nil
 }
 
-// step tries to bring one volume and its snapshots to their desired state, and reports the resulting state. Copies for
-// snapshots that step begins run on until ctx ends.
+// step tries to bring one volume and its snapshots to their desired state, and reports the resulting state. Snapshot
+// copies that step begins continue after its return, until ctx ends.
 func (s *Storage) step(ctx context.Context, want *agentv1.AssignedVolume, stored bool) error {
 	bounded, cancel := context.WithTimeout(ctx, stepWithin)
 	defer cancel()
@@ -105,7 +105,7 @@ func (s *Storage) step(ctx context.Context, want *agentv1.AssignedVolume, stored
 		err = snapshotErr
 	}
 	if bounded.Err() != nil {
-		return err // an error that the end of the context has caused is not reported
+		return err // An error may be caused by the end of the context, so it is not reported.
 	}
 	s.observe(bounded, p, want, snapshots, err)
 	if err != nil || !want.GetFlatten() || want.GetDeleted() {
@@ -117,8 +117,8 @@ func (s *Storage) step(ctx context.Context, want *agentv1.AssignedVolume, stored
 	return err
 }
 
-// observe reports the state of a volume and its snapshots, and the error of the last change. p is nil if the pool cannot be
-// used.
+// observe reports the state of a volume and its snapshots, and the error of the last change. The parameter p is nil if
+// the pool cannot be used.
 func (s *Storage) observe(
 	ctx context.Context, p pool, want *agentv1.AssignedVolume, snapshots []cloud.SnapshotObservation, err error,
 ) {
@@ -137,8 +137,8 @@ func (s *Storage) observe(
 	s.report(o)
 }
 
-// isTemporary reports whether err is normal for a while: a guest still has the volume open, or another host imports the
-// volume's image.
+// isTemporary reports whether err is expected to disappear without help: a guest still has the volume open, or another
+// host is importing the volume's image. Such errors are not reported.
 func isTemporary(err error) bool {
 	return errors.Is(err, volume.ErrInUse) || errors.Is(err, volume.ErrImporting)
 }
@@ -172,7 +172,8 @@ func ensure(ctx context.Context, p pool, want *agentv1.AssignedVolume) error {
 	case err == nil && status.Error != "":
 		return errors.New(status.Error)
 	case err == nil && status.Encrypted != want.GetEncrypted() && !mutant.On(mutant.OpenPlainVolume):
-		// A person with access to the pool may have replaced the file, to read what the guest writes from now on.
+		// A person with access to the pool may have replaced an encrypted file by a plain one, to read later writes of
+		// the guest.
 		return fmt.Errorf("%w: only one of the required volume %s and the volume in %s is encrypted", volume.ErrRefused, id, place(want))
 	case err == nil && status.Size >= want.GetSizeBytes():
 		return nil
@@ -190,8 +191,9 @@ var errNotAttached = errors.New("the volume is not attached to the VM any more")
 
 // Open opens a volume for the disk of a VM. It makes the volume if the pool does not have it. The parameter want is the
 // desired state of the volume in the VM's assignment. The newest known desired state, want or a newer one, must attach
-// the volume to the VM. The errors are those of volume.Pool.Open, and volume.ErrNoKey for an encrypted volume whose key
-// has not arrived. The caller passes duplicates of the files to QEMU and closes the files.
+// the volume to the VM. The errors are the errors of volume.Pool.Open and volume.RBDPool.Open, and volume.ErrNoKey for
+// an encrypted volume whose key has not arrived from the control plane. The caller passes duplicates of the files to
+// QEMU and closes the files.
 func (s *Storage) Open(ctx context.Context, vm cloud.VMID, disk string, want *agentv1.AssignedVolume) (volume.Files, error) {
 	want = s.newest(want)
 	if want.GetDeleted() || want.GetVmId() != string(vm) || want.GetDiskId() != disk {
@@ -214,7 +216,7 @@ func (s *Storage) Open(ctx context.Context, vm cloud.VMID, disk string, want *ag
 	return files, err
 }
 
-// place returns a text that names the place of an assigned volume.
+// place returns the name of an assigned volume's pool for an error text.
 func place(want *agentv1.AssignedVolume) string {
 	if r := want.GetRbd(); r != nil {
 		return "the Ceph pool " + r.GetPool()
@@ -223,7 +225,8 @@ func place(want *agentv1.AssignedVolume) string {
 }
 
 // newest returns the newest known desired state of a volume: want or the desired state in s.volumes. If want is newer,
-// it replaces the desired state in s.volumes. The Ceph pool, with its key, is only in the list of volumes, so it is kept.
+// it replaces the desired state in s.volumes. If want lacks the Ceph pool and its key, newest copies both from
+// s.volumes, because the control plane sends them only in the list of volumes.
 func (s *Storage) newest(want *agentv1.AssignedVolume) *agentv1.AssignedVolume {
 	id := cloud.VolumeID(want.GetVolumeId())
 	s.mu.Lock()

@@ -12,20 +12,23 @@
 //   - Open makes and grows the volume if Run has not done so yet. A VM therefore does not wait for another goroutine.
 //   - If QEMU still has a volume open, its detachment or deletion is repeated later. This is not reported as an error
 //     of the volume, because the report of the VM says when a guest does not release a disk.
-//   - The key of an encrypted volume arrives in the list of volumes only, and is kept in memory only. After a restart
-//     of the agent, an encrypted volume can be opened when the control plane has sent its key again. A guest that has
-//     the volume open keeps running.
+//   - The control plane sends the key of an encrypted volume only in the list of volumes, and the agent stores the key
+//     only in memory. After a restart of the agent, an encrypted volume cannot be opened until the control plane has
+//     sent the key again. A guest that has the volume open keeps running.
 //   - An assignment that was stored on disk may be outdated, so it deletes no volume.
 //   - A volume that is in no assignment is kept and logged, because the control plane may have lost the volume's
 //     record.
-//   - The agent flattens a volume that no VM has open. It stops when a VM opens the volume, whose QEMU then continues, so
-//     a VM never waits for the end. Progress is reported in steps.
-//   - A snapshot is made by a goroutine of its own, because a copy may take long. The goroutine of a group begins all copies
-//     of the group at one instant. A copy that cannot be begun at the moment, for example because the VM is just being
-//     started, is tried again until the deadline in the assignment. A copy that was begun is never repeated.
-//   - RBD images are made, grown and deleted by the helper trivet-rbd, of which one runs for each Ceph cluster and user
-//     with assigned volumes. The key of the user is part of the desired state. An assignment that was stored on disk has
-//     no keys, so its RBD images are not touched.
+//   - Storage flattens a volume that no VM has open. When a VM opens the volume, Storage stops and the VM's QEMU
+//     flattens the volume, so a VM never waits until a volume is flattened. The Ceph cluster flattens an RBD image,
+//     also while a VM has it open. Progress is reported in steps of 5 percent.
+//   - Snapshots are made in separate goroutines, because a copy may take hours. Snapshots of several volumes that must
+//     have the content of the same instant form a group, and one goroutine makes all of them. If a copy cannot be
+//     begun, for example because the VM is just being started, the attempt is repeated until the deadline in the
+//     assignment. A copy that has begun and failed is never repeated.
+//   - The helper process trivet-rbd makes, grows, flattens and deletes RBD images. One helper runs for each combination
+//     of Ceph cluster, monitors, user and key in the assigned volumes. The key of the Ceph user is part of the desired
+//     state. An assignment that was stored on disk has no keys, so Storage does not change RBD images until the control
+//     plane has sent the assignment.
 //   - A pool that cannot be opened, for example because its file system is not mounted, is opened again later. Until
 //     then its volumes are reported with the error, and the host does not report the pool.
 package storage
@@ -52,17 +55,17 @@ import (
 // Options are the dependencies of a Storage. All but Copy and RBD are required.
 type Options struct {
 	Pools []volume.Options
-	// RBD starts the helper for Ceph clusters. If RBD.Program is empty, the host has no RBD images.
+	// RBD has the settings of the helper process trivet-rbd. If RBD.Program is empty, the host serves no RBD volumes.
 	RBD rbd.Options
-	// Images is the cache of the images that RBD images are made from.
+	// Images is the cache of the images from which RBD volumes are made.
 	Images *disk.Images
 	// Report is called with the state of a volume after each check, even if the state has not changed. It must not
 	// block.
 	Report func(cloud.VolumeObservation)
 	// Forget is called for a volume that is not reported any more.
 	Forget func(cloud.VolumeID)
-	// Copy copies volumes of a running VM as they are at one instant. The error wraps volume.ErrNotNow if nothing was
-	// begun. If Copy is nil, volumes that a VM has open have no snapshots.
+	// Copy copies volumes of a running VM. All copies have the content of the same instant. The error wraps
+	// volume.ErrNotNow if no copy was begun. If Copy is nil, no snapshots can be made of volumes that a VM has open.
 	Copy func(ctx context.Context, vm cloud.VMID, targets []volume.CopyTarget) (volume.Copied, error)
 	Log  *slog.Logger
 }
@@ -73,7 +76,7 @@ type Storage struct {
 	wake chan struct{} // capacity 1
 
 	copiers        sync.WaitGroup // the goroutines of copies
-	made, failures atomic.Uint64  // snapshots
+	made, failures atomic.Uint64  // numbers of made and failed snapshots
 
 	mu      sync.Mutex // guards the fields below
 	pools   map[string]*volume.Pool
@@ -81,10 +84,10 @@ type Storage struct {
 	failed  map[string]error // why pools could not be opened
 	volumes map[cloud.VolumeID]*entry
 	current bool                 // an assignment that was not read from disk has arrived
-	copies  map[string]*copyTask // the copies in progress, by group or snapshot
+	copies  map[string]*copyTask // the copies in progress, by group ID, or snapshot ID without a group
 	unknown map[string]string    // the last logged text about unknown volumes and files, by pool
 
-	flattens chan struct{} // semaphore of the volumes that the agent flattens
+	flattens chan struct{} // semaphore; limits concurrent calls of flatten
 }
 
 // entry is a volume with a desired state. Storage.mu guards its fields.
@@ -100,18 +103,19 @@ type entry struct {
 	last          *cloud.VolumeObservation // the last report
 	opening       int                      // calls of Open in progress
 	cancelFlatten context.CancelFunc       // set while the agent flattens the volume
-	percent       uint32                   // finished part of the flattening
-	flattenError  string                   // of the flattening by QEMU
+	percent       uint32                   // flattened part of the volume
+	flattenError  string                   // last error of QEMU's attempt to flatten the volume, or ""
 }
 
 const (
 	// steps is the maximum number of volumes that are changed concurrently.
 	steps = 8
-	// stepWithin is the maximum time of a step, which may fetch an image, without the time to flatten a volume.
+	// stepWithin is the maximum time of a step for one volume. A step may fetch an image. Flattening has its own limit
+	// (flattenWithin).
 	stepWithin = 10 * time.Minute
 	firstPause = 500 * time.Millisecond
 	lastPause  = 30 * time.Second
-	// inUsePause is the time between two attempts after an error that is normal for a while (see isTemporary).
+	// inUsePause is the time between two attempts after a temporary error (see isTemporary).
 	inUsePause = time.Second
 	// checkEvery is the interval at which Run checks volumes that have reached their desired state, and tries again to
 	// open pools that could not be opened.
@@ -244,7 +248,7 @@ func (s *Storage) setDesired(id cloud.VolumeID, want *agentv1.AssignedVolume, st
 		return
 	}
 	e.endFlatten()
-	// The other fields belong to the old desired state.
+	// The remaining fields are reset, because their values belong to the old desired state.
 	*e = entry{want: want, stored: stored, touched: true, busy: e.busy, opening: e.opening, percent: e.percent, cancelFlatten: e.cancelFlatten}
 }
 

@@ -13,17 +13,18 @@ import (
 
 // Files are the open files of a volume for QEMU, or its RBD image.
 type Files struct {
-	// RBD is the image that QEMU opens, for a volume of an RBDPool. Such a volume has no files.
+	// RBD is the RBD image that QEMU opens. RBD is set for a volume of an RBDPool, which has no files, and nil for
+	// other volumes.
 	RBD     *RBDImage
-	Content *os.File     // read and write
+	Content *os.File     // the volume's own file, open for reading and writing
 	Format  qcow2.Format // of Content
-	Base    *os.File     // the image, read only; nil without an image
+	Base    *os.File     // the image, open for reading; nil without an image
 	// BaseFormat is the format of Base.
 	BaseFormat qcow2.Format
 	// Size is the size in bytes that the guest must see. QEMU must grow a QCOW2 file to this size.
 	Size uint64
-	// Encrypted means that Content has LUKS encryption. Key is the passphrase. Open does not set Key, because the pool
-	// does not have it.
+	// Encrypted means that Content has LUKS encryption. Key is the passphrase. The caller of Open sets Key, because the
+	// pool does not store keys.
 	Encrypted bool
 	Key       []byte
 }

@@ -72,8 +72,8 @@ func (p *Pool) makeFile(ctx context.Context, v Volume, content func(*os.File, re
 	})
 }
 
-// beginFile writes the record of a volume whose file is about to be made, and returns the record. If the volume is complete
-// already, beginFile checks it and returns its record.
+// beginFile writes the record of a new volume before the volume's file is made, and returns the record. If the volume
+// is complete already, beginFile checks the volume and returns the existing record.
 func (p *Pool) beginFile(v Volume) (record, error) {
 	r, err := p.read(v.ID)
 	switch {
@@ -94,11 +94,11 @@ func (p *Pool) beginFile(v Volume) (record, error) {
 	return r, p.write(v.ID, r)
 }
 
-// errBeingMade means that another call copies the content of a new volume.
+// errBeingMade means that another call of createFrom is copying the snapshot into the same new volume.
 var errBeingMade = errors.New("the volume is being made from its snapshot")
 
-// createFrom makes a volume with the content of a snapshot. The copy may take long, so it is made while other methods can
-// change the pool.
+// createFrom makes a volume with the content of a snapshot. The copy may take long, so createFrom does not lock the
+// pool while it copies.
 func (p *Pool) createFrom(ctx context.Context, v Volume) error {
 	if v.Encrypted {
 		return fmt.Errorf("%w: an encrypted volume cannot be made from a snapshot", ErrRefused)
@@ -242,8 +242,8 @@ func (p *Pool) grow(name string, size uint64) error {
 	return f.Sync()
 }
 
-// Delete removes a volume, its content and its snapshots. A missing volume is no error. The error wraps [ErrInUse] if a process has
-// the volume open.
+// Delete removes a volume, its content and its snapshots. A missing volume is no error. The error wraps [ErrInUse] if a
+// process has the volume open.
 func (p *Pool) Delete(ctx context.Context, id string) error {
 	if err := p.delete(ctx, id); err != nil {
 		return fmt.Errorf("delete volume %s: %w", id, err)
@@ -282,7 +282,7 @@ func (p *Pool) delete(ctx context.Context, id string) error {
 		if err := p.deleteSnapshots(id); err != nil {
 			return err
 		}
-		// An interrupted Flatten may have left a second file.
+		// After an interrupted Flatten, a volume may have two files, so both names are removed.
 		for _, remove := range []string{id + "." + string(qcow2.QCOW2), rawName(id), id + ".json"} {
 			if err := os.Remove(p.path(remove)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return err

@@ -11,8 +11,8 @@ import (
 // tables of a QCOW2 image.
 const maxHeader = 64 << 20
 
-// createEncrypted makes an encrypted volume. Options.Format runs before the pool is locked, so that other volumes can
-// be changed meanwhile.
+// createEncrypted makes an encrypted volume. It calls Options.Format before it locks the pool, so that other volumes
+// can be changed while Format runs.
 func (p *Pool) createEncrypted(ctx context.Context, v Volume) error {
 	switch {
 	case p.o.Format == nil:
@@ -26,7 +26,8 @@ func (p *Pool) createEncrypted(ctx context.Context, v Volume) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if r, err := p.read(v.ID); err == nil && r.State == ready { // another call has made it meanwhile
+	// Another call may have made the volume while this one waited.
+	if r, err := p.read(v.ID); err == nil && r.State == ready {
 		return p.checkComplete(v, r)
 	}
 	content, err := p.o.Format(ctx, v.ID, v.Size, v.Key)

@@ -18,10 +18,10 @@ import (
 
 // Flatten makes a volume that no process has open independent of its image: it copies the content of the overlay and of
 // the image to a new raw file, which then replaces the overlay. Flatten calls progress with the finished part in
-// percent. It locks the volume like Open, so that Open fails with [ErrInUse] until Flatten has ended; end ctx to open
-// the volume. The error wraps [ErrInUse] if a process has the volume open, and also if the content of the last
-// attachment was not released. It wraps [ErrRefused] if the overlay cannot be read or the volume is encrypted. An
-// interrupted call has no effect, and the next call begins again. A volume without an image is no error.
+// percent. Flatten locks the volume like Open does, so Open fails with [ErrInUse] until Flatten has returned. To open
+// the volume earlier, cancel ctx. The error wraps [ErrInUse] if a process has the volume open, or if Release was not
+// called for the last attachment. The error wraps [ErrRefused] if the overlay cannot be read or the volume is
+// encrypted. An interrupted call has no effect, and the next call begins again. A volume without an image is no error.
 func (p *Pool) Flatten(ctx context.Context, id string, progress func(percent uint32)) error {
 	if err := p.flatten(ctx, id, progress); err != nil {
 		return fmt.Errorf("flatten volume %s: %w", id, plainSpace(err))
@@ -34,7 +34,7 @@ func (p *Pool) flatten(ctx context.Context, id string, progress func(uint32)) er
 	if err != nil || from == nil {
 		return err
 	}
-	defer from.Close() // the lock lasts until the new file has replaced this one
+	defer from.Close() // The lock must last until the new file has replaced the overlay.
 	if err := p.o.Images.Ensure(ctx, *r.Image); err != nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func (p *Pool) flatten(ctx context.Context, id string, progress func(uint32)) er
 	}
 	defer to.Close()
 	if err := source.copyTo(ctx, to, r.Size, progress); err != nil {
-		// The next call writes the file again, so a failure to remove it now does no harm.
+		// If the removal fails, the file may stay: the next call truncates the file and writes it again.
 		return errors.Join(err, os.Remove(p.path(rawName(id))))
 	}
 	return p.endFlatten(ctx, id, to)
@@ -64,8 +64,8 @@ var errEncrypted = fmt.Errorf("%w now: an encrypted volume is flattened while a 
 
 func rawName(id string) string { return id + ".raw" }
 
-// beginFlatten returns the record of a volume, and its locked file. The file is nil if the volume has no image. In this
-// case beginFlatten removes an overlay that an interrupted Flatten has left.
+// beginFlatten returns the record of a volume, and the volume's locked file. If the volume has no image, the file is
+// nil, and beginFlatten removes a file of the volume that an interrupted Flatten left.
 func (p *Pool) beginFlatten(ctx context.Context, id string) (r record, from *os.File, err error) {
 	if err := checkID(id); err != nil {
 		return r, nil, err
@@ -79,7 +79,7 @@ func (p *Pool) beginFlatten(ctx context.Context, id string) (r record, from *os.
 			return ErrNotFound
 		case r.Image == nil && r.Flattened && r.Format == qcow2.Raw:
 			return p.removeFile(id + "." + string(qcow2.QCOW2))
-		case r.Image == nil && r.Flattened: // flattened by QEMU; an interrupted Flatten may have left its file
+		case r.Image == nil && r.Flattened: // QEMU flattened it. An interrupted Flatten may have left a file.
 			return p.removeFile(rawName(id))
 		case r.Image == nil:
 			return nil
@@ -107,8 +107,8 @@ func (p *Pool) removeFile(name string) error {
 	return errors.Join(err, p.dir.Sync())
 }
 
-// endFlatten makes the raw file to, which has the complete content, the file of the volume. The write of the record is
-// the step that decides: before it the overlay is valid, and after it the raw file.
+// endFlatten makes the raw file to the file of the volume, and removes the overlay. The raw file must have the complete
+// content. Until the new record is written, the overlay is the volume's file; afterwards, the raw file is.
 func (p *Pool) endFlatten(ctx context.Context, id string, to *os.File) error {
 	return p.change(ctx, func() error {
 		r, err := p.read(id)
@@ -118,7 +118,7 @@ func (p *Pool) endFlatten(ctx context.Context, id string, to *os.File) error {
 		if r.State != ready || r.Image == nil {
 			return ErrNotFound
 		}
-		if err := to.Truncate(int64(r.Size)); err != nil { // the volume may have grown since
+		if err := to.Truncate(int64(r.Size)); err != nil { // The volume may have grown since beginFlatten.
 			return err
 		}
 		if err := errors.Join(to.Sync(), p.dir.Sync()); err != nil {
@@ -134,8 +134,8 @@ func (p *Pool) endFlatten(ctx context.Context, id string, to *os.File) error {
 }
 
 // RecordFlattened records that QEMU has copied the whole content of the image into the volume, which a VM has open for
-// the attachment a, and has flushed its caches. RecordFlattened syncs the file, and reads its tables to check that no
-// data of the image is missing: if the record were wrong, data would be lost. The error wraps [ErrStale] if the volume
+// the attachment a, and has flushed its caches. RecordFlattened syncs the volume's file, and checks in the file's
+// tables that no data of the image is missing: a wrong record would lose data. The error wraps [ErrStale] if the volume
 // was opened for a later attachment. A second call does nothing.
 func (p *Pool) RecordFlattened(ctx context.Context, id string, a Attachment) error {
 	if err := p.recordFlattened(ctx, id, a); err != nil {
@@ -174,14 +174,15 @@ func (p *Pool) recordFlattened(ctx context.Context, id string, a Attachment) err
 		if err := p.write(id, r); err != nil {
 			return err
 		}
-		return p.removeFile(rawName(id)) // of an interrupted Flatten
+		return p.removeFile(rawName(id)) // An interrupted Flatten may have left this file.
 	})
 }
 
 var errIncomplete = errors.New("the file of the volume lacks a part of the image")
 
 // checkCopied syncs the overlay of a volume, and returns errIncomplete if the overlay lacks a cluster of the image that
-// is not zero. A process may have the overlay open. It then only adds clusters to the overlay.
+// is not zero. A QEMU may have the overlay open and write to it, because QEMU only adds clusters to the overlay and
+// removes none.
 func (p *Pool) checkCopied(ctx context.Context, id string, r record) error {
 	overlay, err := p.openFile(r.fileName(id), unix.O_RDWR)
 	if err != nil {
@@ -224,15 +225,15 @@ func (p *Pool) checkCopied(ctx context.Context, id string, r record) error {
 	return nil
 }
 
-// source is the content of a volume that was made from an image: an overlay, and the image beneath.
+// source reads the content of a volume that was made from an image: an overlay, and the image as its backing file.
 type source struct {
 	overlay  *qcow2.Reader
 	base     io.ReaderAt
 	baseSize uint64
 }
 
-// openSource reads the headers of the overlay and the image. The overlay was written by QEMU. Its tables are untrusted,
-// because a guest may have taken over its QEMU. The function newReader opens the overlay.
+// openSource reads the headers of the overlay and the image. The overlay's tables are untrusted: QEMU wrote them, and a
+// guest may have taken over its QEMU. The function newReader opens the overlay.
 func openSource(
 	overlay, base *os.File, img disk.Image, newReader func(io.ReaderAt, int64) (*qcow2.Reader, error),
 ) (s source, err error) {
@@ -265,7 +266,7 @@ func refused(err error) error {
 	return err
 }
 
-// copyTo writes the content to the empty file to, which becomes size bytes long. Clusters of zeros take no space.
+// copyTo writes the content to the empty file to, and makes the file size bytes long. Clusters of zeros become holes.
 func (s source) copyTo(ctx context.Context, to *os.File, size uint64, progress func(uint32)) error {
 	if err := to.Truncate(int64(size)); err != nil {
 		return err
@@ -299,8 +300,8 @@ func (s source) copyTo(ctx context.Context, to *os.File, size uint64, progress f
 	return nil
 }
 
-// read reads the cluster at an offset into buffer, of which piece is the part within the volume. It returns false if the
-// cluster is zero.
+// read reads the cluster at an offset into buffer. The parameter piece is the part of buffer that is within the volume.
+// read returns false, and may leave buffer unchanged, if the cluster has only zeros.
 func (s source) read(at uint64, buffer, piece []byte) (bool, error) {
 	content, err := s.overlay.ReadCluster(at/s.overlay.ClusterSize(), buffer)
 	switch {

@@ -22,7 +22,7 @@ type Status struct {
 	Encrypted  bool
 	Attachment Attachment // the last attachment that Open accepted
 	Flushed    uint64     // the highest generation whose content is complete
-	Flattened  bool       // made from an image, and independent of it now
+	Flattened  bool       // made from an image, and made independent of the image since
 	Format     qcow2.Format
 	// Error says why the volume cannot be used, or is "".
 	Error string
@@ -60,7 +60,7 @@ func (p *Pool) List() (Listing, error) {
 			continue
 		}
 		known[r.fileName(id)] = true
-		known[rawName(id)] = true // also the unfinished file of Flatten
+		known[rawName(id)] = true // The file may be the unfinished file of Flatten.
 		if r.State == ready {
 			out.Volumes = append(out.Volumes, p.status(id, r))
 		}

@@ -1,9 +1,9 @@
 // Package volume keeps the volumes of a host as files in storage pools, which are directories of the host.
 //
-// An [RBDPool] keeps volumes as RBD images in a pool of a Ceph cluster instead, which all hosts share. Its record of a
-// volume is an object in the cluster, which hosts replace atomically. The rules for generations are the same. In place
-// of a lock, an RBDPool refuses to open an image that a client has open, and a new generation while the last one is not
-// flushed.
+// An [RBDPool] keeps volumes as RBD images in a pool of a Ceph cluster instead, which all hosts share. An RBDPool
+// stores the record of a volume as an object in the cluster, and replaces the object atomically. The rules for
+// generations are the same as for a Pool. An RBDPool has no locks. Instead, it does not open an image that a client of
+// the cluster has open, nor a new generation before the content of the last generation is recorded as complete.
 //
 // A [Pool] makes, grows, deletes and lists volumes, and opens them for QEMU, which receives descriptors and no paths. A
 // blank volume is normally a sparse raw file. A volume that was made from an image is a QCOW2 overlay whose backing
@@ -28,11 +28,12 @@
 //     directory that was open at the start, without following links and without leaving its file system. A file with
 //     two hard links is refused.
 //   - A raw file is the fastest format, and grows by truncation. An overlay of an image must be QCOW2. Only QEMU, in
-//     its sandbox, reads and changes the tables of a QCOW2 file: [Pool.Resize] only records the new size of such a
+//     its sandbox, changes the tables of a volume's QCOW2 file: [Pool.Resize] only records the new size of such a
 //     volume, and the caller grows the file with QEMU's block_resize before the guest's CPUs run.
 //   - An encrypted volume is a QCOW2 file with LUKS encryption. QEMU writes its header ([Options.Format]), because this
-//     package has no cryptography. The record says that the volume is encrypted; the pool never has its key. Of a volume
-//     made from an image, only the overlay is encrypted: the image's file belongs to many volumes.
+//     package has no cryptography. The record says that the volume is encrypted; the pool never has its key. If an
+//     encrypted volume was made from an image, only the overlay is encrypted, because many volumes share the image's
+//     file.
 //   - [Pool.Open] writes the generation of the attachment to the record and syncs the record before it returns a
 //     descriptor. Open refuses a lower generation than the recorded one, and the same generation for another VM. Two
 //     hosts that share a pool see the same record.
@@ -45,19 +46,20 @@
 //   - The record is written before the file of a new volume, and removed after the file of a deleted one. The state in
 //     the record shows whether a creation or a deletion was interrupted. If the record says that the volume is complete
 //     and the file is missing, the methods return an error and make no new file.
-//   - [Pool.Flatten] copies an overlay and its image to a raw file. The record then names the raw file, and only
-//     afterwards the overlay is removed, so a crash leaves one complete volume. Flatten is the only code of the agent
-//     that reads the tables of an overlay. They are read by Go code that checks each entry, because a guest that has
-//     taken over its QEMU may have written them. While a guest uses the volume, its QEMU copies the image into the
-//     overlay, and [Pool.RecordFlattened] records that.
-//   - A snapshot is a file that does not depend on the volume's file. Of a volume that no process has open,
-//     [SnapshotCopy.Copy] makes a reflink copy, or a sparse copy where the file system has no reflinks. The volume is
-//     locked meanwhile. Of a volume that QEMU has open, QEMU fills the file, always in the format QCOW2: QEMU 7.2 would
-//     allocate the holes of a raw file.
-//   - The record of a snapshot is written before its file. A snapshot in the state Copying without a [SnapshotCopy] was
-//     interrupted. It must not be repeated, because its content would be that of a later instant: see FailSnapshot.
-//   - The room for a copy that QEMU makes is reserved before (fallocate(2)), because QEMU fails writes of the guest that it
-//     cannot copy first.
+//   - [Pool.Flatten] copies an overlay and its image to a raw file. Flatten then writes a record that names the raw
+//     file, and removes the overlay last, so the volume is complete after a crash. While a guest uses the volume, the
+//     guest's QEMU copies the image into the overlay instead, and [Pool.RecordFlattened] records the result. Flatten
+//     and RecordFlattened are the only code of the agent that reads the tables of an overlay. Package qcow2 checks each
+//     entry of the tables, because a guest that has taken over its QEMU may have written them.
+//   - A snapshot is a file that does not depend on the volume's file. If no process has the volume open,
+//     [SnapshotCopy.Copy] makes a reflink copy, or a sparse copy where the file system has no reflinks, and locks the
+//     volume while it copies. If QEMU has the volume open, QEMU writes the snapshot's file. This file always has the
+//     format QCOW2, because QEMU 7.2 would allocate the holes of a raw file.
+//   - The record of a snapshot is written before its file. If a record has the state Copying and there is no
+//     [SnapshotCopy], the copy was interrupted. The caller must then call [Pool.FailSnapshot], and must not repeat the
+//     copy, because the content of the volume has changed since.
+//   - Before QEMU begins a copy, the pool reserves space for the copy (fallocate(2)). QEMU must copy each part of the
+//     volume before the guest overwrites the part, so in a full pool the guest's writes would fail.
 //   - A volume that is made from a snapshot gets a copy of the snapshot's file, and does not depend on the snapshot.
 //   - Files that belong to no record are reported by [Pool.List] and never removed or changed.
 //   - The host stores the id of each pool. OpenPool fails if the directory contains another id or none, because the
@@ -96,7 +98,7 @@ var (
 	// ErrInUse means that a process has the volume's file open.
 	ErrInUse = errors.New("a process has the volume open")
 
-	// ErrNoKey means that the volume is encrypted and the caller has no key for it.
+	// ErrNoKey means that the volume is encrypted and the caller did not pass its key.
 	ErrNoKey = errors.New("the volume is encrypted, and the control plane has not sent its key yet")
 )
 
@@ -129,8 +131,8 @@ type Pool struct {
 	dir  *os.File
 	lock *os.File
 	busy chan struct{} // capacity 1; full while a method changes the pool
-	// formatting has capacity 1, and is full while Options.Format runs: Format takes processor time, and is not needed
-	// twice for one volume.
+	// formatting has capacity 1, and is full while Options.Format runs. It limits the processor time that Format takes,
+	// and prevents that two calls of Create format the same volume.
 	formatting chan struct{}
 	// making has the ids of the volumes whose content is being copied from a snapshot.
 	making sync.Map

@@ -10,8 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// blockSeconds is how long the Ceph cluster refuses a client that did not close the image, in seconds. No request of an
-// ended process arrives later.
+// blockSeconds is the time in seconds for which the Ceph cluster refuses all requests of a client that did not close
+// the image. After this time, no request of an ended process can still arrive.
 const blockSeconds = 3600
 
 // Open returns the image of a volume, which QEMU then opens for a VM. Before Open returns, it writes the attachment to
@@ -60,8 +60,8 @@ func (p *RBDPool) open(ctx context.Context, id string, a Attachment) (Files, err
 	}}, nil
 }
 
-// closed waits until no client has the image of a volume open, for at most closeTimeout. If clients remain, it returns
-// them and an error that wraps ErrInUse.
+// closed waits for at most closeTimeout until no client has the image of a volume open. If clients still have the image
+// open, closed returns their addresses and an error that wraps ErrInUse.
 func (p *RBDPool) closed(ctx context.Context, id string) (clients []string, err error) {
 	waiting, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()
@@ -81,10 +81,10 @@ func (p *RBDPool) closed(ctx context.Context, id string) (clients []string, err 
 }
 
 // Release records that the content of a volume is complete up to the generation of a. The process that had the volume
-// open must have ended or have closed the image. The Ceph cluster still lists a process that was killed: Release makes
-// the cluster refuse all requests of such a client, so that none of its writes takes effect later. The error wraps
-// [ErrStale] if the volume was opened for a later attachment. A volume that does not exist is no error. A second call
-// does nothing.
+// open must have ended or have closed the image. For a while, the Ceph cluster still lists a killed process as a client
+// of the image. Release makes the cluster refuse all requests of such a client, so that none of its writes takes effect
+// later. The error wraps [ErrStale] if the volume was opened for a later attachment. A volume that does not exist is no
+// error. A second call does nothing.
 func (p *RBDPool) Release(ctx context.Context, id string, a Attachment) error {
 	if err := p.change(ctx, func() error { return p.release(ctx, id, a) }); err != nil {
 		return fmt.Errorf("release volume %s: %w", id, err)
@@ -120,9 +120,9 @@ func (p *RBDPool) release(ctx context.Context, id string, a Attachment) error {
 	return err
 }
 
-// Detach ends the attachments up to a generation: no VM may open the volume for them any more. It records that the
-// content is complete. The error wraps [ErrInUse] if a client has the image open, and [ErrStale] if the volume was
-// opened for a later attachment. A second call does nothing.
+// Detach ends all attachments up to the given generation: the volume cannot be opened again at such a generation.
+// Detach also records that the content is complete up to this generation. The error wraps [ErrInUse] if a client has
+// the image open, and [ErrStale] if the volume was opened for a later attachment. A second call does nothing.
 func (p *RBDPool) Detach(ctx context.Context, id string, generation uint64) error {
 	if err := p.change(ctx, func() error { return p.detach(ctx, id, generation) }); err != nil {
 		return fmt.Errorf("detach volume %s: %w", id, err)

@@ -17,13 +17,15 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// baseSnapshot is the name of the protected snapshot of a base image. It exists only after the base image is complete.
+// baseSnapshot is the name of the protected snapshot of each base image, from which volumes are cloned. The snapshot is
+// made after the base image is complete.
 const baseSnapshot = "base"
 
 // importWithin is the maximum time to import a base image.
 const importWithin = 8 * time.Minute
 
-// base returns the name of the snapshot that volumes of an image are cloned from.
+// base returns the name of the RBD snapshot from which volumes with the image i are cloned. The snapshot's RBD image is
+// called a base image.
 func (p *RBDPool) base(i disk.Image) *rbdv1.SnapshotName {
 	return &rbdv1.SnapshotName{Image: p.name("image-" + i.SHA256), Snapshot: baseSnapshot}
 }
@@ -55,8 +57,8 @@ func (p *RBDPool) ensureBase(ctx context.Context, i disk.Image, size uint64) err
 	return rbdError(err)
 }
 
-// importBase copies the content of an image to a new RBD image. The RBD image exists only when it is complete. It is no
-// error if another host has made the RBD image meanwhile.
+// importBase copies the content of an image to a new RBD image. The RBD image gets its name only when the content is
+// complete. If another host has made the RBD image in the meantime, importBase returns nil.
 func (p *RBDPool) importBase(ctx context.Context, i disk.Image, name *rbdv1.ImageName) error {
 	ctx, cancel := context.WithTimeout(ctx, importWithin)
 	defer cancel()
@@ -84,8 +86,8 @@ func (p *RBDPool) importBase(ctx context.Context, i disk.Image, name *rbdv1.Imag
 	return rbdError(err)
 }
 
-// lease is the record of a base image while a host imports the image. Two imports at once would delete each other's
-// temporary image.
+// lease is the content of a base image's record while a host imports the image. The lease prevents a second concurrent
+// import, because two concurrent imports would delete each other's temporary image.
 type lease struct {
 	Holder string    `json:"holder"` // a random id of the import
 	Until  time.Time `json:"until"`  // by the clock of the holder's host
@@ -96,10 +98,12 @@ const (
 	leaseRenew = 10 * time.Second
 )
 
-// ErrImporting means that another host, or another call, imports the same image into the Ceph pool. It is temporary.
+// ErrImporting means that another host, or another call, is importing the same image into the Ceph pool. The caller
+// should try again later.
 var ErrImporting = errors.New("another import of the image is in progress")
 
-// withLease calls f while this import has the lease of a base image. If the lease is lost, the context of f ends.
+// withLease acquires the lease of a base image, calls f, and removes the lease. It renews the lease while f runs, and
+// cancels the context of f if a renewal fails. It returns ErrImporting if another import has the lease.
 func (p *RBDPool) withLease(ctx context.Context, image *rbdv1.ImageName, f func(context.Context) error) error {
 	out, err := p.o.Client.GetRecord(ctx, &rbdv1.GetRecordRequest{Name: image})
 	if err != nil {
@@ -138,7 +142,7 @@ func (p *RBDPool) withLease(ctx context.Context, image *rbdv1.ImageName, f func(
 	err = f(inner)
 	cancel(nil)
 	<-done
-	// If the lease cannot be removed, it ends after leaseTime.
+	// An error is ignored: a lease that is not removed expires after leaseTime.
 	_, _ = p.o.Client.SetRecord(context.WithoutCancel(ctx), &rbdv1.SetRecordRequest{Name: image, Before: record})
 	return err
 }

@@ -63,14 +63,15 @@ func (p *RBDPool) create(ctx context.Context, v Volume) error {
 	return err
 }
 
-// checkAbsent returns an error if the pool has an image with the name of a volume that has no record.
+// checkAbsent returns an error if the pool has an RBD image with the name of the volume id. The caller has found no
+// record of the volume.
 func (p *RBDPool) checkAbsent(ctx context.Context, id string) error {
 	_, err := p.o.Client.GetImage(ctx, &rbdv1.GetImageRequest{Name: p.name(volumeImage(id))})
 	switch {
 	case err == nil:
 		return fmt.Errorf("%w: the Ceph pool has an image with the name of the volume, and no record of it", ErrRefused)
 	case isCode(err, codes.NotFound):
-		return nil // A missing pool is reported by the next call.
+		return nil // The code is the same if the Ceph pool is missing; the next call reports that.
 	}
 	return rbdError(err)
 }
@@ -126,9 +127,9 @@ func (p *RBDPool) resize(ctx context.Context, id string, size uint64) error {
 	return err
 }
 
-// Flatten copies into a volume what it shares with its image, so that it does not need the image any more. A VM may use
-// the volume meanwhile. Flatten does not call progress, because the Ceph cluster does not report any. A volume without an
-// image is no error.
+// Flatten makes a volume independent of its image: the Ceph cluster copies the content that the volume shares with the
+// base image into the volume. A VM may use the volume while Flatten runs. Flatten ignores the parameter progress,
+// because the Ceph cluster does not report progress. A volume without an image is no error.
 func (p *RBDPool) Flatten(ctx context.Context, id string, _ func(percent uint32)) error {
 	if err := p.flatten(ctx, id); err != nil {
 		return fmt.Errorf("flatten volume %s: %w", id, err)
@@ -150,7 +151,7 @@ func (p *RBDPool) flatten(ctx context.Context, id string) error {
 	if _, err := p.o.Client.FlattenImage(ctx, request); err != nil {
 		return rbdError(err)
 	}
-	return p.change(ctx, func() error { // the record may have changed since
+	return p.change(ctx, func() error { // The record may have changed while the image was flattened.
 		r, text, err := p.read(ctx, id)
 		if err != nil {
 			return err
@@ -178,7 +179,8 @@ func (p *RBDPool) delete(ctx context.Context, id string) error {
 	case err != nil:
 		return err
 	case r.State == ready:
-		if _, err := p.closed(ctx, id); err != nil && !errors.Is(err, ErrRefused) { // ErrRefused: the image is missing
+		// ErrRefused means that the image is missing.
+		if _, err := p.closed(ctx, id); err != nil && !errors.Is(err, ErrRefused) {
 			return err
 		}
 	}

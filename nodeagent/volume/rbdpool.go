@@ -30,14 +30,14 @@ type RBDOptions struct {
 	Images *disk.Images
 }
 
-// RBDPool is a pool of a Ceph cluster whose RBD images are volumes. All hosts use it together. Its methods are safe for
-// concurrent use.
+// RBDPool stores volumes as RBD images in a pool of a Ceph cluster. Several hosts use the same pool. The methods of
+// RBDPool are safe for concurrent use, on one host and on several.
 type RBDPool struct{ o RBDOptions }
 
-// NewRBDPool returns an RBDPool. It makes no call.
+// NewRBDPool returns an RBDPool. It does not call the helper.
 func NewRBDPool(o RBDOptions) *RBDPool { return &RBDPool{o} }
 
-// RBDImage is an RBD image that QEMU opens by librbd.
+// RBDImage names an RBD image, and contains the monitors, the user and the key with which QEMU opens it (librbd).
 type RBDImage struct {
 	Monitors []string // each an IP address and a port
 	Pool     string
@@ -53,11 +53,13 @@ func (p *RBDPool) name(image string) *rbdv1.ImageName {
 // volumeImage returns the name of the RBD image of a volume.
 func volumeImage(id string) string { return "volume-" + id }
 
-// errChanged means that another host has changed the record of a volume at the same time. It is temporary.
+// errChanged means that another host changed the record of a volume between the read and the write of this host. A
+// retry that reads the record again can succeed (see change).
 var errChanged = errors.New("another host changes the volume at the moment")
 
-// rbdError returns an error of RbdService without the decoration of gRPC. The error wraps ErrRefused if a retry cannot
-// fix it, and errChanged if SetRecord found another record.
+// rbdError translates a gRPC error of RbdService. The result wraps ErrRefused if a retry cannot fix the error, and
+// errChanged if the code is Aborted, for example because SetRecord found another record. The text of the result does
+// not contain the gRPC code. rbdError returns other errors unchanged.
 func rbdError(err error) error {
 	s, ok := status.FromError(err)
 	if err == nil || !ok {
@@ -81,8 +83,8 @@ func rbdError(err error) error {
 // isCode reports whether err is a gRPC error with this code.
 func isCode(err error, code codes.Code) bool { return err != nil && status.Code(err) == code }
 
-// read reads the record of a volume. The parameter text of the result is the stored form of the record, which write
-// needs. The error wraps ErrNotFound if there is no record.
+// read reads the record of a volume. The result text is the stored form of the record, which the caller passes to
+// write. The error wraps ErrNotFound if there is no record.
 func (p *RBDPool) read(ctx context.Context, id string) (r record, text []byte, err error) {
 	if err := checkID(id); err != nil {
 		return r, nil, err
@@ -104,14 +106,16 @@ func (p *RBDPool) read(ctx context.Context, id string) (r record, text []byte, e
 }
 
 // write replaces the record whose stored form is before, or makes the record if before is nil. It returns the stored
-// form of the new record. The error wraps errChanged if the record has another stored form than before.
+// form of the new record. The error wraps errChanged if the stored form of the current record is not before.
 func (p *RBDPool) write(ctx context.Context, id string, before []byte, r record) ([]byte, error) {
 	r.Version = recordVersion
 	text, err := json.Marshal(r)
 	if err != nil {
 		return nil, err
 	}
-	text = append(text, '\n') // so that no record is the beginning of another one
+	// SetRecord compares only the beginning of the stored record. The newline ensures that no record begins with
+	// another record.
+	text = append(text, '\n')
 	if bytes.Equal(before, text) {
 		return text, nil
 	}
@@ -119,7 +123,8 @@ func (p *RBDPool) write(ctx context.Context, id string, before []byte, r record)
 	return text, rbdError(err)
 }
 
-// change calls f again, a few times, while f returns errChanged.
+// change calls f, and repeats the call while f returns errChanged, at most 5 times in all. f must read the record again
+// in each call.
 func (p *RBDPool) change(ctx context.Context, f func() error) error {
 	const attempts = 5
 	var err error

@@ -20,13 +20,15 @@ type Volume struct {
 	ID    string      // a UUID
 	Size  uint64      // bytes that the guest sees, a multiple of 512
 	Image *disk.Image // nil for a blank volume
-	// Format is the format of a blank volume; "" means raw. A volume with an image, or an encrypted one, is always QCOW2.
+	// Format is the format of a blank volume; "" means raw. A volume that is encrypted or made from an image is always
+	// QCOW2.
 	Format qcow2.Format
-	// Encrypted means that the volume's file has LUKS encryption. Key is the passphrase. It is needed only to make the
+	// Encrypted means that the volume's file has LUKS encryption. Key is the passphrase. Key is needed only to make the
 	// volume, and is not stored.
 	Encrypted bool
 	Key       []byte
-	// Source is the snapshot with whose content the volume begins, or nil. It must have the volume's image and format.
+	// Source is the snapshot whose content the new volume gets, or nil. The snapshot must have the volume's image and
+	// format, and must not be larger than the volume.
 	Source *SnapshotRef
 }
 
@@ -60,7 +62,8 @@ type record struct {
 	// Detached is the highest generation that Detach ended. The volume cannot be opened at this generation or a lower
 	// one.
 	Detached uint64 `json:"detached"`
-	// Flattened means that the volume was made from an image and holds all of its content itself now. Image is then nil.
+	// Flattened means that the volume was made from an image and has been made independent of the image since. Image is
+	// then nil.
 	Flattened bool `json:"flattened,omitempty"`
 }
 
@@ -89,7 +92,7 @@ func (r record) matches(v Volume) error {
 		return fmt.Errorf("%w: the volume exists with %d bytes, not %d", ErrRefused, r.Size, v.Size)
 	}
 	if r.Flattened {
-		return nil // the volume's image and format are not those with which it was made any more
+		return nil // The volume's image and format have changed since the volume was made.
 	}
 	if r.Format != v.format() || (r.Image == nil) != (v.Image == nil) || r.Image != nil && *r.Image != *v.Image {
 		return fmt.Errorf("%w: the volume exists with another image or format", ErrRefused)

@@ -19,20 +19,20 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// ErrNoSnapshot means that the pool has nothing of a snapshot.
+// ErrNoSnapshot means that the pool has no record of a snapshot.
 var ErrNoSnapshot = errors.New("the pool has no such snapshot")
 
-// SnapshotState is the state of a snapshot's files.
+// SnapshotState is the state of a snapshot's file.
 type SnapshotState string
 
 const (
 	// Copying means that the copy is in progress, or was interrupted. The file may be missing.
 	Copying  SnapshotState = "copying"
 	Complete SnapshotState = "complete"
-	Failed   SnapshotState = "failed" // there is no file
+	Failed   SnapshotState = "failed" // The snapshot has no file.
 )
 
-// SnapshotRef names a snapshot of a volume. Both are UUIDs.
+// SnapshotRef names a snapshot of a volume. Volume and ID are UUIDs.
 type SnapshotRef struct{ Volume, ID string }
 
 // Snapshot is the content of a snapshot's .json file.
@@ -40,12 +40,14 @@ type Snapshot struct {
 	Version int           `json:"version"`
 	State   SnapshotState `json:"state"`
 	Error   string        `json:"error,omitempty"` // why the state is Failed
-	// Size is the size in bytes that a guest sees, Format that of the file, and Image the image beneath it, or nil.
+	// Size is the size in bytes that a guest sees. Format is the format of the snapshot's file. Image is the backing
+	// image of the file, or nil.
 	Size   uint64       `json:"size"`
 	Format qcow2.Format `json:"format"`
 	Image  *disk.Image  `json:"image,omitempty"`
-	// TakenAt is the instant of the content, in Unix milliseconds. Consistency is a word of the caller. Both are empty
-	// until the state is Complete.
+	// TakenAt is the instant of the content, in Unix milliseconds. Consistency is the argument of
+	// [SnapshotCopy.Finish]; this package does not interpret it. TakenAt is 0 and Consistency is "" until the state is
+	// Complete.
 	TakenAt     int64  `json:"taken_at,omitempty"`
 	Consistency string `json:"consistency,omitempty"`
 	// Stored is the number of bytes that the file occupied when it was complete.
@@ -118,8 +120,8 @@ func (p *Pool) writeSnapshot(ref SnapshotRef, s Snapshot) error {
 	return nil
 }
 
-// FailSnapshot records that there is no copy for a snapshot and will be none, and removes an incomplete copy. It must
-// not be called while a [SnapshotCopy] of the snapshot is open. A complete snapshot is not changed.
+// FailSnapshot records that a snapshot has failed, with the reason, and removes an incomplete copy. It must not be
+// called while a [SnapshotCopy] of the snapshot is open. A complete snapshot is not changed.
 func (p *Pool) FailSnapshot(ctx context.Context, ref SnapshotRef, reason string) error {
 	err := p.change(ctx, func() error {
 		s, err := p.readSnapshot(ref)
@@ -137,7 +139,8 @@ func (p *Pool) FailSnapshot(ctx context.Context, ref SnapshotRef, reason string)
 	return nil
 }
 
-// failSnapshot removes the copy first, because a full pool may have no room for the record.
+// failSnapshot removes the copy of a snapshot, and then writes the state Failed to the record. The copy is removed
+// first, because a full pool may have no space for the new record.
 func (p *Pool) failSnapshot(ref SnapshotRef, s Snapshot, reason string) error {
 	if err := p.removeCopy(ref); err != nil {
 		return err
@@ -169,7 +172,8 @@ func (p *Pool) DeleteSnapshot(ctx context.Context, ref SnapshotRef) error {
 	return nil
 }
 
-// deleteSnapshot removes the record last, so that an interrupted deletion is found again.
+// deleteSnapshot removes the files of a snapshot. It removes the record last: after an interruption, the record still
+// exists, and the next call of DeleteSnapshot removes the rest.
 func (p *Pool) deleteSnapshot(ref SnapshotRef) error {
 	if _, err := os.Lstat(p.path(ref.record())); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -200,7 +204,7 @@ func (p *Pool) deleteSnapshots(volume string) error {
 	return nil
 }
 
-// snapshots returns the snapshots of which the pool has a record.
+// snapshots returns all snapshots that have a record in the pool.
 func (p *Pool) snapshots() (out []SnapshotRef, err error) {
 	entries, err := os.ReadDir(p.path(""))
 	if err != nil {
@@ -214,7 +218,8 @@ func (p *Pool) snapshots() (out []SnapshotRef, err error) {
 	return out, nil
 }
 
-// parseSnapshotFile returns the snapshot that a file belongs to.
+// parseSnapshotFile returns the snapshot to which a file belongs. It returns false if name is not the name of a
+// snapshot's file.
 func parseSnapshotFile(name string) (SnapshotRef, bool) {
 	found := snapshotFile.FindStringSubmatch(name)
 	if found == nil || slices.ContainsFunc(found[1:3], func(id string) bool { return !validID.MatchString(id) }) {

@@ -13,14 +13,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// SnapshotCopy is a copy of a volume in progress. The caller must end the copy with Finish, Fail or Abandon. A program
-// that ends before leaves the state Copying in the record.
+// SnapshotCopy is a copy of a volume in progress. The caller must end the copy with Finish, Fail or Abandon. If the
+// program ends earlier, the record of the snapshot keeps the state Copying.
 type SnapshotCopy struct {
 	pool   *Pool
 	ref    SnapshotRef
 	record Snapshot
-	// source is the volume's file, locked, if no process has the volume open. It is nil if QEMU has it open: QEMU must
-	// then copy the volume to Target.
+	// source is the volume's locked file if no process has the volume open. source is nil if QEMU has the volume open:
+	// QEMU must then copy the volume to Target.
 	source *os.File
 	target *os.File
 }
@@ -36,9 +36,9 @@ func (c *SnapshotCopy) Target() *os.File { return c.target }
 func (c *SnapshotCopy) Size() uint64 { return c.record.Size }
 
 // BeginSnapshot records that a snapshot of a volume is being made, and makes the file for the copy. If no process has
-// the volume open, the volume stays locked until the end of the copy, so that its content does not change: an Open of
-// the volume then fails with [ErrInUse]. Otherwise BeginSnapshot reserves room in the pool for the copy. The error
-// wraps [ErrRefused] if the snapshot has a record.
+// the volume open, BeginSnapshot locks the volume until the copy ends, so that the content does not change: Open of the
+// volume fails with [ErrInUse] until then. If QEMU has the volume open, BeginSnapshot reserves space in the pool for
+// the copy. The error wraps [ErrRefused] if the snapshot has a record already, or if the volume is encrypted.
 func (p *Pool) BeginSnapshot(ctx context.Context, ref SnapshotRef) (*SnapshotCopy, error) {
 	c := &SnapshotCopy{pool: p, ref: ref}
 	if err := p.change(ctx, c.begin); err != nil {
@@ -73,7 +73,7 @@ func (c *SnapshotCopy) begin() error {
 	if c.Attached() {
 		c.record.Format = qcow2.QCOW2
 	}
-	if err := p.removeCopy(c.ref); err != nil { // an abandoned copy may have left a file
+	if err := p.removeCopy(c.ref); err != nil { // An abandoned copy may have left a file.
 		return err
 	}
 	if err := p.writeSnapshot(c.ref, c.record); err != nil {
@@ -88,12 +88,13 @@ func (c *SnapshotCopy) begin() error {
 	return nil
 }
 
-// reserveSlack is the room that is reserved for what the guest writes before QEMU begins the copy, and for the tables
-// of the copy, in bytes.
+// reserveSlack is the additional space in bytes that reserve allocates for the copy's QCOW2 tables, and for clusters
+// that the guest writes before QEMU begins the copy.
 const reserveSlack = 4 << 20
 
-// reserve makes Target an empty QCOW2 image, and allocates as many bytes beyond its end as the volume's file occupies.
-// Without this room, a copy that fills the pool would make writes of the guest fail.
+// reserve makes Target an empty QCOW2 image. Beyond the end of this image, it allocates as many bytes as the volume's
+// file occupies, and some more for tables (see reserveSlack). Without this space, a copy that fills the pool would make
+// writes of the guest fail. The parameter name is the name of the volume's file.
 func (c *SnapshotCopy) reserve(name string) error {
 	length, err := qcow2.Create(c.target, c.record.Size)
 	if err != nil {
@@ -111,7 +112,7 @@ func (c *SnapshotCopy) reserve(name string) error {
 	want := int64(occupied + c.record.Size/8192 + reserveSlack)
 	err = unix.Fallocate(int(c.target.Fd()), unix.FALLOC_FL_KEEP_SIZE, length, want)
 	if errors.Is(err, unix.EOPNOTSUPP) {
-		return nil // for example NFS before version 4.2
+		return nil // Some file systems cannot reserve space, for example NFS before version 4.2.
 	}
 	return os.NewSyscallError("fallocate", err)
 }
@@ -124,7 +125,8 @@ func occupiedBytes(f *os.File) (uint64, error) {
 	return uint64(st.Blocks) * 512, nil
 }
 
-// Copy copies the volume that no process has open. It returns an error of ctx soon after ctx has ended.
+// Copy copies a volume that no process has open. It must not be called if Attached returns true. When ctx ends, Copy
+// stops soon and returns the error of ctx.
 func (c *SnapshotCopy) Copy(ctx context.Context) error {
 	if c.Attached() {
 		return errors.New("a process has the volume open")
@@ -138,8 +140,8 @@ func (c *SnapshotCopy) Copy(ctx context.Context) error {
 // copyChunk is the number of bytes that are copied between two checks of the context.
 const copyChunk = 8 << 20
 
-// copyFile makes the empty file to a copy of from. It shares the blocks of both files if the file system can do that,
-// and otherwise copies the parts of the file that are not holes.
+// copyFile copies the file from to the empty file to. It makes a reflink copy if the file system has reflinks.
+// Otherwise it copies the parts of from that are not holes.
 func copyFile(ctx context.Context, to, from *os.File) error {
 	if unix.IoctlFileClone(int(to.Fd()), int(from.Fd())) == nil {
 		return nil
@@ -177,7 +179,8 @@ func copyFile(ctx context.Context, to, from *os.File) error {
 	return nil
 }
 
-// Finish records that the copy is complete and has the content of the instant taken.
+// Finish syncs the copy and records the snapshot as Complete. The parameter taken is the instant of the copy's content.
+// The parameter consistency is stored as Snapshot.Consistency.
 func (c *SnapshotCopy) Finish(ctx context.Context, taken time.Time, consistency string) error {
 	defer c.close()
 	err := c.pool.change(ctx, func() error {
@@ -185,7 +188,8 @@ func (c *SnapshotCopy) Finish(ctx context.Context, taken time.Time, consistency 
 		if err != nil {
 			return err
 		}
-		if err := c.target.Truncate(st.Size()); err != nil { // frees what was allocated beyond the end
+		// Truncate frees the space that reserve allocated beyond the end.
+		if err := c.target.Truncate(st.Size()); err != nil {
 			return err
 		}
 		if err := c.target.Sync(); err != nil {
@@ -204,7 +208,7 @@ func (c *SnapshotCopy) Finish(ctx context.Context, taken time.Time, consistency 
 	return nil
 }
 
-// Fail removes the copy and records the reason.
+// Fail removes the copy, and records the snapshot as Failed with the reason.
 func (c *SnapshotCopy) Fail(ctx context.Context, reason string) error {
 	c.close()
 	return c.pool.FailSnapshot(ctx, c.ref, reason)
@@ -229,15 +233,15 @@ func (c *SnapshotCopy) close() {
 type CopyTarget struct {
 	Volume string
 	File   *os.File
-	Size   uint64 // of the volume in bytes
+	Size   uint64 // size of the volume in bytes
 }
 
 // Copied describes a copy that QEMU has made.
 type Copied struct {
-	Taken  time.Time // the instant whose content the copies have
-	Frozen bool      // the guest's file systems were frozen at this instant
+	Taken  time.Time // the instant of the content of all copies
+	Frozen bool      // whether the guest's file systems were frozen at this instant
 }
 
-// ErrNotNow means that a volume cannot be copied at the moment: no running QEMU has it as a disk, or that QEMU copies
-// other disks.
+// ErrNotNow means that a volume cannot be copied at the moment: no running QEMU has the volume as a disk, or the QEMU
+// that has it is copying other disks. The caller may try again later.
 var ErrNotNow = errors.New("the volume cannot be copied at the moment")

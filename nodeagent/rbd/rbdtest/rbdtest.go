@@ -81,7 +81,7 @@ func (c *Ceph) Run(program string, args ...string) string {
 	return strings.TrimSpace(string(c.Output(program, args...)))
 }
 
-// Output is like Run, but returns all bytes, also space at the beginning and the end.
+// Output runs a program like Run, and returns its standard output without trimming white space.
 func (c *Ceph) Output(program string, args ...string) []byte {
 	c.t.Helper()
 	cmd := c.Command(program, args...)

@@ -236,8 +236,9 @@ func remove(io *rados.IOContext, name string) error {
 	return removeAll(name, func() error { return rbd.RemoveImage(io, name) })
 }
 
-// removeAll calls removeOne, which deletes one image, until there is none, but at most maxSameName times. If images are
-// left then, it returns an Aborted error, and the caller may repeat the call.
+// removeAll calls removeOne, which deletes one image, until no image with the name is left, but at most maxSameName
+// times. If the last call also deleted an image, removeAll returns an Aborted error, and the caller may repeat the
+// call.
 func removeAll(name string, removeOne func() error) error {
 	for range maxSameName {
 		err := removeOne()

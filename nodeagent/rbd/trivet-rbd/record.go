@@ -63,7 +63,7 @@ func (s *server) SetRecord(_ context.Context, in *rbdv1.SetRecordRequest) (*empt
 		switch {
 		case readErr != nil:
 			return readErr
-		case bytes.Equal(now, in.GetAfter()): // by an earlier call
+		case bytes.Equal(now, in.GetAfter()): // An earlier call has written the record.
 			return nil
 		case !bytes.Equal(now, in.GetBefore()):
 			return status.Errorf(codes.Aborted, "the record of image %s has changed", name)
@@ -72,8 +72,9 @@ func (s *server) SetRecord(_ context.Context, in *rbdv1.SetRecordRequest) (*empt
 	})
 }
 
-// replaceRecord replaces the record before by the record after in one operation, which the cluster refuses if the
-// object does not begin with before. An empty record means that there is no object.
+// replaceRecord replaces the record before by the record after in one atomic operation. The cluster refuses the
+// operation if the object does not begin with before. An empty before means that the object must not exist; an empty
+// after deletes the object.
 func replaceRecord(io *rados.IOContext, image string, before, after []byte) error {
 	op := rados.CreateWriteOp()
 	defer op.Release()
