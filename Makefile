@@ -72,11 +72,12 @@ sim:
 	TRIVET_SIM_SECONDS=$(SECONDS) go test ./controlplane/sim -run RingB -v -timeout 0
 
 # soak compares ten million commands with the model of the credit ledger, and a hundred thousand through the store. It
-# applies a packet filter for a thousand ports, compares the verdicts on six thousand packets with the policy, and
-# applies a hundred random states of external networks and of peerings. It starts a thousand ports under traffic, revokes
-# a thousand permissions, repairs changes by hand among a thousand ports, and kills and upgrades the agent of a thousand
-# ports. It attaches two hundred volumes to a guest and detaches them. Then clients make twenty thousand calls while
-# members are killed, cut off and given wrong clocks, also with mutants.
+# applies a packet filter for a thousand ports, compares the verdicts of the packet filters of two hundred random VPCs
+# with the policy, and applies a hundred random states of external networks and of peerings. It starts a thousand ports
+# under traffic, revokes a thousand permissions, repairs changes by hand among a thousand ports, and kills and upgrades
+# the agent of a thousand ports. It attaches a volume to a guest and detaches it two hundred times, and uploads an image
+# of 2 GiB. Then clients make twenty thousand calls while members are killed, cut off and given wrong clocks, also with
+# mutants.
 soak:
 	TRIVET_LEDGER_COMMANDS=10000000 TRIVET_LEDGER_SEEDS=1000 go test ./controlplane/money/credit/ledger -run Model -v -timeout 0
 	TRIVET_CREDIT_COMMANDS=100000 go test ./controlplane/money/credit -run RecordsMatchTheModel -v -timeout 0
@@ -112,6 +113,6 @@ bench-credit: run-packages build
 bench-network: run-packages build guest
 	.ci/bench-network
 
-# bench-storage compares volumes and images with QEMU, QMP, qemu-img and cp by hand.
+# bench-storage compares volumes and images with QEMU, QMP, qemu-img, cp and rbd(8) by hand.
 bench-storage: test-packages build guest
 	.ci/bench-storage

@@ -84,13 +84,14 @@ func (f *fakeStorage) ResizeVolume(_ context.Context, in *vmv1.ResizeVolumeReque
 	return v, nil
 }
 
-// fakeFlatten serves VolumeService of storage.v1, whose embedded type has the name of that of vmcontroller.v1.
+// fakeFlatten serves VolumeService of storage.v1. It is a type of its own, because a struct cannot embed the types
+// UnimplementedVolumeServiceServer of both storage.v1 and vmcontroller.v1.
 type fakeFlatten struct {
 	storagev1.UnimplementedVolumeServiceServer
 	*fakeStorage
 }
 
-// FlattenVolume begins to flatten a volume. Each later GetVolume finishes another half.
+// FlattenVolume begins to flatten a volume. Each later GetVolume adds 50 percent to the finished part.
 func (f fakeFlatten) FlattenVolume(_ context.Context, in *storagev1.FlattenVolumeRequest) (*vmv1.Volume, error) {
 	f.cloud.mu.Lock()
 	defer f.cloud.mu.Unlock()

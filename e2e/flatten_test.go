@@ -21,9 +21,9 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// TestImageIsReleased creates 20 VMs of an image at once, and a VM that boots from a volume that was made from the image.
-// The host must fetch the image once. The image can be deleted when the VMs are deleted and the volume is flattened,
-// which happens while its VM runs. The VM must then boot without the image.
+// TestImageIsReleased creates 20 VMs of an image at once, and a VM that boots from a volume that was made from the
+// image. The host must fetch the image once. The volume is flattened while its VM runs. When it is flattened and the 20
+// VMs are deleted, the image can be deleted. The VM must then boot without the image.
 func TestImageIsReleased(t *testing.T) {
 	w, images, _ := cloud(t)
 	ctx := w.context(9 * time.Minute)

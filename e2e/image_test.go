@@ -37,9 +37,10 @@ func uploadSize(t *testing.T) int64 {
 	return n << 20
 }
 
-// TestImageUpload uploads an image with the program trivet. The leader is killed twice during the upload, and then trivet
-// is interrupted. When trivet runs again, it must send each part that was not acknowledged exactly once, and no other
-// part. The image must have the checksum of the file, a VM must boot from it, and a download must give the same bytes.
+// TestImageUpload uploads an image with the program trivet. The leader is killed twice during the upload, and then
+// trivet is interrupted. When the same command runs again, it must send each part that was not acknowledged exactly
+// once, and no other part. The image must have the checksum of the file, a VM must boot from it, and a download must
+// give the same bytes.
 func TestImageUpload(t *testing.T) {
 	size := uploadSize(t)
 	parts := int(size >> 23)

@@ -51,9 +51,9 @@ func (s *snapshotStory) boot(name, root, data string) string {
 	return vm.GetId()
 }
 
-// TestSnapshots boots a VM from a volume, makes snapshots of its two volumes while it runs, and boots another VM from
-// volumes that are made from the snapshots: it reads what the first guest wrote before, and not what it wrote
-// afterwards. Then it deletes the VMs, volumes and snapshots, and no file is left.
+// TestSnapshots boots a VM from a volume, and makes snapshots of the VM's two volumes while it runs. A second VM boots
+// from volumes that are made from the snapshots. Its guest must read what the first guest wrote before the snapshots,
+// and not what it wrote afterwards. When the VMs, volumes and snapshots are deleted, no file may be left.
 func TestSnapshots(t *testing.T) {
 	w, images, _ := cloud(t)
 	s := &snapshotStory{w, w.context(8 * time.Minute), storagev1.NewSnapshotServiceClient(w.admin.Conn())}

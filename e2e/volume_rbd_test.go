@@ -138,9 +138,9 @@ func (c *rbdCloud) on(host int) *world {
 	return c.world
 }
 
-// TestVolumesRBD makes volumes in a real Ceph cluster, blank and from an image, through the API. A volume is attached to
-// a running VM, grows, moves to a VM on another host, and survives the end of the host that had it. The key of the Ceph
-// user must be in no file of members and hosts.
+// TestVolumesRBD makes volumes in a real Ceph cluster, blank and from an image, through the API. A volume is attached
+// to a running VM, grows, and moves to a VM on the second host. When the second host is killed, the first host must
+// delete the volume's image. The key of the Ceph user must be in no file of members and hosts.
 func TestVolumesRBD(t *testing.T) {
 	c := newRBDCloud(t)
 	ctx := c.context(8 * time.Minute)

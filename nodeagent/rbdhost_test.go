@@ -66,7 +66,7 @@ func TestGuestPacketFilter(t *testing.T) {
 	require.True(t, connects(last+1, 8081), "another user")
 }
 
-// TestRBDProblem checks why a host does not serve RBD, and the setting.
+// TestRBDProblem checks the reasons why a host does not serve RBD, and the validation of the setting rbd_helper.
 func TestRBDProblem(t *testing.T) {
 	a := &agent{config: Default()}
 	require.ErrorContains(t, a.checkRBD(t.Context(), &facts.Host{}), "rbd_helper is empty")

@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// TestExplainAgreesWithTheFilter explains packets between ports with random groups. The packet filter of a host with all
-// ports must decide about each packet as ExplainPath says.
+// TestExplainAgreesWithTheFilter calls ExplainPath for packets between ports with random groups. The packet filter of a
+// host with all ports must pass a packet if ExplainPath says that it would pass, and drop it otherwise.
 func TestExplainAgreesWithTheFilter(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 0))
 	verdicts := map[bool]int{}
@@ -82,7 +82,8 @@ func newRandomProject(t *testing.T, r *rand.Rand) *randomProject {
 		w.subnets = append(w.subnets, s.Value.Subnet)
 	}
 	for range 6 {
-		// A group without rules gets some, so each group begins with one that permits nothing.
+		// CreateSecurityGroup adds rules to a group that is created without rules. So each group is created with one
+		// rule, which matches no packet of the test.
 		nothing := cloud.Rule{Direction: cloud.Ingress, Protocol: 254, CIDR: netip.MustParsePrefix("192.0.2.1/32")}
 		g, err := w.networks.CreateSecurityGroup(ctx, acme, GroupRequest{Rules: []cloud.Rule{nothing}}, [32]byte{})
 		require.NoError(t, err)

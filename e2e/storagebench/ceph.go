@@ -49,7 +49,7 @@ func (f *fixture) run(do func()) (err error) {
 	return f.failure
 }
 
-// close ends what was started.
+// close runs the cleanups in reverse order, which stop the Ceph cluster.
 func (f *fixture) close() error {
 	f.ctx = context.WithoutCancel(f.ctx)
 	for _, do := range slices.Backward(f.cleanups) {

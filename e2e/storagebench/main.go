@@ -13,8 +13,8 @@
 //   - import: a VMDK image becomes an image of the cloud, compared with `qemu-img convert`.
 //   - upload: `trivet image upload`, compared with cp and sha256sum.
 //   - snapshot: a copy of a volume in use, compared with QMP.
-//   - rbd: the same as io and clone with a volume in a Ceph cluster of one monitor and one OSD, compared with librbd in
-//     QEMU and with rbd(8).
+//   - rbd: the measurements of io and clone, with a volume in a Ceph cluster of one monitor and one OSD, compared with
+//     librbd in QEMU and with rbd(8).
 //
 // Trivet and its peer are measured one after the other, never at the same time, and the order changes from round to
 // round. Everything runs as root in network and mount namespaces of its own, so it works beside a running cloud and
@@ -67,7 +67,7 @@ type bench struct {
 type size struct {
 	randoms   int // random reads of a round; a fifth as many writes, each with a flush
 	span      int // MiB of the volume that I/O uses
-	passes    int // sequential passes over these in a round
+	passes    int // sequential passes over the span in a round
 	attached  int // volumes that are attached at once, a multiple of guests
 	imageMiB  int // of the images that are imported and uploaded
 	maxRounds int // of the parts other than io

@@ -18,8 +18,8 @@ type backing struct {
 
 // disk is a disk that a QEMU started by hand can get.
 type disk interface {
-	// nodes returns the block nodes of the disk in slot. Each node comes after the nodes that it refers to. The last one
-	// is the top node, and has the name node(slot).
+	// nodes returns the block nodes of the disk in slot. Each node comes after the nodes that it refers to. The last
+	// one is the top node, and has the name node(slot).
 	nodes(slot int) []object
 }
 
@@ -40,7 +40,8 @@ func (b backing) nodes(slot int) (nodes []object) {
 
 func node(slot int) string { return fmt.Sprintf("hand%d", slot) }
 
-// plug attaches a disk to a QEMU that was started by hand. slot is from 1 to hotPlugs; the disk of the start has slot 0.
+// plug attaches a disk to a QEMU that was started by hand. slot is from 1 to hotPlugs. The disk with which QEMU was
+// started has slot 0.
 func (m *machine) plug(ctx context.Context, slot int, b disk) error {
 	for _, n := range b.nodes(slot) {
 		if err := m.qmp.Do(ctx, "blockdev-add", n, nil); err != nil {

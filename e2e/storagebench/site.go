@@ -31,7 +31,7 @@ type site struct {
 	images  lab.GuestImages
 	cmdline string
 	pairs   []*pair
-	volumes int // that were created, for their names
+	volumes int // number of volumes that were created, which gives each a unique name
 }
 
 // pair is a guest of Trivet, and a guest whose QEMU was started by hand with the arguments of the first one. Both have

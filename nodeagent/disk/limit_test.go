@@ -15,7 +15,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// cacheOf returns a cache with a limit in bytes. The images in used are in use.
+// cacheOf returns a cache with a limit in bytes. The keys of used are the SHA-256 checksums of the images that are in
+// use.
 func cacheOf(t *testing.T, dir string, s *source, bytes int64, used map[string]bool) *Images {
 	images := openImages(t, dir, s)
 	images.SetLimit(Limit{
@@ -25,7 +26,7 @@ func cacheOf(t *testing.T, dir string, s *source, bytes int64, used map[string]b
 	return images
 }
 
-// notUsedSince makes the last use of an image appear to be at the given time before now, as after a restart of the agent.
+// notUsedSince sets the time of an image's last use, as a new agent finds it, to ago before now.
 func notUsedSince(t *testing.T, dir string, img Image, ago time.Duration) {
 	at := time.Now().Add(-ago)
 	require.NoError(t, os.Chtimes(filepath.Join(dir, img.SHA256), at, at))
@@ -89,7 +90,8 @@ func TestTrim(t *testing.T) {
 	require.Equal(t, Stats{Images: 2, Bytes: 2 * blockSize, Limit: blockSize, Evictions: 1}, stats)
 }
 
-// TestFetchMakesRoom checks that a fetch removes an unused image first, and that an error of Used removes nothing.
+// TestFetchMakesRoom checks that a fetch removes an unused image first, and that nothing is removed if Limit.Used
+// returns an error.
 func TestFetchMakesRoom(t *testing.T) {
 	s, dir := newSource(), t.TempDir()
 	a, b, c := s.fill('a'), s.fill('b'), s.fill('c')
@@ -118,8 +120,8 @@ func TestFetchMakesRoom(t *testing.T) {
 	require.Len(t, list, 3)
 }
 
-// TestUseDuringTrim uses an image while Trim determines which images are in use. The image must stay, because its user
-// may be missing among them.
+// TestUseDuringTrim uses an image while Trim determines which images are in use. The image must stay, although
+// Trim may not have found this use.
 func TestUseDuringTrim(t *testing.T) {
 	s := newSource()
 	a, b := s.fill('a'), s.fill('b')

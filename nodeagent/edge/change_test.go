@@ -69,8 +69,9 @@ func TestRerouted(t *testing.T) {
 	}
 }
 
-// TestAddressOfTwoVPCs requires that a floating IP that two VPCs of a state have, because it moves from one to the
-// other, leads to the first of them, and that the connections of both VPCs continue.
+// TestAddressOfTwoVPCs applies a state in which two VPCs have the same floating IP, as while the floating IP moves from
+// one to the other. Packets to the floating IP must reach the first of the VPCs, and the other connections of both VPCs
+// must continue.
 func TestAddressOfTwoVPCs(t *testing.T) {
 	s := newRandomStage(t, 1)
 	address := floating("203.0.113.110", "10.0.1.10")
@@ -121,7 +122,8 @@ func TestAnnouncementIsRepeated(t *testing.T) {
 	s.requireModel(0, want)
 }
 
-// TestErrorsOf requires that each VPC gets its own errors and the general ones only.
+// TestErrorsOf requires that ErrorsOf returns, for a VPC, the errors that concern this VPC and those that concern no
+// single VPC.
 func TestErrorsOf(t *testing.T) {
 	one, other := &VPCError{"a", errors.New("one")}, &VPCError{"b", errors.New("other")}
 	network := errors.New("network")

@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// apply applies a state until Set succeeds: the devices of a deleted namespace exist for a short time after it.
-// Applying the state again must change nothing.
+// apply calls Set until Set succeeds, because the devices of a deleted namespace exist for a short time after the
+// namespace. Applying the state again must change nothing.
 func (s *randomStage) apply(want State) {
 	s.t.Helper()
 	var err error
@@ -167,7 +167,7 @@ func addressIn(network string) string {
 	return "203.0.113.1"
 }
 
-// lastError formats the value that an error variable has when it is formatted.
+// lastError is a fmt.Stringer. Its text is that of the error variable at the time of formatting.
 type lastError struct{ err *error }
 
 func (e lastError) String() string { return fmt.Sprint(*e.err) }

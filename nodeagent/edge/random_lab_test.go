@@ -147,7 +147,7 @@ func (s *randomStage) answer(name string, at netip.AddrPort) {
 	}()
 }
 
-// probe is a UDP socket that sends to one server of answer.
+// probe is a UDP socket that sends to one server that answer has started.
 type probe struct {
 	conn net.Conn
 	sent int
@@ -193,7 +193,7 @@ func (p *probe) ask(within time.Duration) (source, server string) {
 }
 
 // dump returns the kernel's state in the namespaces of the VPCs and, unless Remove has deleted it, in the edge
-// namespace, without what changes by itself.
+// namespace. Values that change without a call, such as timers, are left out.
 func (s *randomStage) dump() string {
 	s.t.Helper()
 	var b strings.Builder

@@ -28,8 +28,8 @@ func randomStates(t *testing.T) int {
 
 // TestRandomStates applies random states to a host, with failures, restarts and changes by hand between them. After
 // each state, the packets between guests and the outside must be translated as the model says, flows that began under
-// an earlier state must pass if new ones do, and the host must answer for the addresses of the state only. The kernel's
-// state must be the one that a new host would have.
+// an earlier state must pass if new ones do, and the host must answer ARP requests for the addresses of the state only.
+// The kernel's state must be the one that a new host would have.
 func TestRandomStates(t *testing.T) {
 	seed := uint64(1)
 	if text := os.Getenv("TRIVET_EDGE_SEED"); text != "" {

@@ -94,8 +94,8 @@ func TestDispatch(t *testing.T) {
 	}
 }
 
-// TestSeparate compares the map with the longest prefix of the argument for addresses at the borders of prefixes, and
-// checks that no address has two lists.
+// TestSeparate looks up addresses at the borders of prefixes in the result of separate. An address must have the list
+// of the longest prefix of the argument that contains it, and not two lists.
 func TestSeparate(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	for range 2000 {

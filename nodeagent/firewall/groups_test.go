@@ -299,9 +299,9 @@ func TestPairGroups(t *testing.T) {
 	require.Equal(t, "arrives", s.verdict(t, call{router, client, false, as("10.0.7.7")}))
 }
 
-// TestRulesWithinPairs checks that a pair's groups do not apply to the own addresses of other ports and to the addresses
-// of smaller pairs, which the pair contains. The order in which the chains compare lists depends on the names of the
-// groups, so the test has many of them.
+// TestRulesWithinPairs has address pairs whose prefixes contain own addresses of other ports and prefixes of smaller
+// pairs. The groups of such a pair must not apply to these addresses. The order in which the chains compare lists
+// depends on the names of the groups, so the test has many of them.
 func TestRulesWithinPairs(t *testing.T) {
 	s := newCallStage(t)
 	s.group("open", allowAll(cloud.Ingress, cloud.Egress)...)

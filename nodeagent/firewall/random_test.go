@@ -34,7 +34,7 @@ func TestChainsDecideAsThePolicy(t *testing.T) {
 	for i := range 6 {
 		ends = append(ends, s.add(t, i/4, 10+i))
 	}
-	// A port on another host, whose address pairs may contain.
+	// A port on another host. Address pairs of the other endpoints may contain its address.
 	remote := cloud.RemotePort{MAC: cloud.MAC{2, 0, 0, 0, 9, 9}, IP: parseAddr("10.0.0.99"), IP6: parseAddr("fd00::99")}
 	s.vpc.Subnets[0].Remotes = []cloud.RemotePort{remote}
 	verdicts := map[bool]int{}
@@ -119,7 +119,7 @@ func randomUDPRule(r *rand.Rand, ids []cloud.SecurityGroupID) cloud.Rule {
 }
 
 // randomCall returns a UDP packet between two endpoints and its flow. The source is an address that the sender may use.
-// In the same subnet, the destination can be one of a pair of the receiver.
+// In the same subnet, the destination can be an address of one of the receiver's address pairs.
 func randomCall(r *rand.Rand, ends []*endpoint) (call, flow) {
 	from, to := pick(r, ends...), pick(r, ends...)
 	for from == to {
@@ -143,7 +143,8 @@ func randomCall(r *rand.Rand, ends []*endpoint) (call, flow) {
 	}
 }
 
-// randomAddress returns the own address of an endpoint, or one of the other addresses that a pair of it contains.
+// randomAddress returns the own address of an endpoint, or another address that one of the endpoint's address pairs
+// contains.
 func randomAddress(r *rand.Rand, e *endpoint, ipv6 bool, others ...string) netip.Addr {
 	own := e.port.IP
 	if ipv6 {

@@ -149,8 +149,8 @@ func TestRevokeUDP(t *testing.T) {
 	}
 }
 
-// testRevokeUDP grants and revokes with the method apply of the lab. The server is in the subnet with this index, and
-// the client in the first one.
+// testRevokeUDP grants and revokes a permission by calls of apply. The server is in the subnet with the index subnet,
+// and the client in the first subnet.
 func testRevokeUDP(t *testing.T, subnet int, ipv6 bool, apply func(*lab, *testing.T) Result) {
 	l := newLab(t)
 	client, server := l.add(t, 0, 5), l.add(t, subnet, 6)

@@ -21,8 +21,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// imageVolume returns the desired state of a volume over an image of size bytes, which has the guest's pattern of a seed
-// at its beginning and at its last MiB.
+// imageVolume returns the desired state of a volume that is made from an image of size bytes. The image has the guest's
+// pattern of a seed at its beginning and in its last MiB.
 func (l *lab) imageVolume(n, size int, seed string) *agentv1.AssignedVolume {
 	data := bytes.Repeat([]byte{0x5a}, size)
 	guest.Pattern(data[:mib], seed, 0)
@@ -35,7 +35,8 @@ func (l *lab) imageVolume(n, size int, seed string) *agentv1.AssignedVolume {
 	return v
 }
 
-// flatten assigns the volume of the first disk but one of a VM with the request to flatten it.
+// flatten adds the request to flatten the volume v to the desired states of the volume and of its VM, and assigns both
+// to the host. It returns the new desired states.
 func (l *lab) flatten(want *agentv1.AssignedVm, v *agentv1.AssignedVolume) (*agentv1.AssignedVm, *agentv1.AssignedVolume) {
 	v = proto.CloneOf(v)
 	v.Generation, v.Flatten, v.MustExist = v.Generation+1, true, true
@@ -53,8 +54,9 @@ func (l *lab) flatten(want *agentv1.AssignedVm, v *agentv1.AssignedVolume) (*age
 	return want, v
 }
 
-// TestFlattenInUse flattens a volume that a guest uses. The agent is restarted and QEMU is killed before the end. In the
-// end the guest must read the content of the image and what it wrote before and meanwhile, without the image.
+// TestFlattenInUse flattens a volume that a guest uses. Before the volume is flattened, the agent is restarted and QEMU
+// is killed. Afterwards the host no longer needs the image, and the guest must read the content of the image and
+// everything that it has written.
 func TestFlattenInUse(t *testing.T) {
 	l := newLab(t)
 	want := l.linux(1)
@@ -66,7 +68,7 @@ func TestFlattenInUse(t *testing.T) {
 	l.write(want.VmId, "vdb", "first", 4*mib)
 
 	want, v = l.flatten(want, v)
-	l.stop() // at any point of the copying
+	l.stop() // at an arbitrary point of the copying
 	l.start()
 	l.storage.Assign(map[cloud.VolumeID]*agentv1.AssignedVolume{cloud.VolumeID(v.VolumeId): v}, false)
 	l.assign(want)

@@ -317,7 +317,8 @@ func dialConsole(t *testing.T, dir string) net.Conn {
 	var c net.Conn
 	for end := time.Now().Add(within); ; time.Sleep(20 * time.Millisecond) {
 		c, err = net.Dial("unix", fmt.Sprintf("/proc/self/fd/%d/console.sock", d.Fd()))
-		if !errors.Is(err, syscall.EAGAIN) || time.Now().After(end) { // EAGAIN: QEMU is busy and has not accepted the last client
+		// EAGAIN: QEMU is busy and has not accepted the last client.
+		if !errors.Is(err, syscall.EAGAIN) || time.Now().After(end) {
 			break
 		}
 	}

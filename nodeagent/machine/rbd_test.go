@@ -31,9 +31,9 @@ type rbdStory struct {
 	data, more *agentv1.AssignedVolume
 }
 
-// TestGuestsUseRBD runs guests with RBD images of a real Ceph cluster on two hosts. The first guest starts with a volume
-// and gets another one while it runs. One volume grows. The cluster is away for a while, and the guest's write waits.
-// Then the volume moves to a guest on the second host, whose QEMU is killed.
+// TestGuestsUseRBD runs guests with RBD images of a real Ceph cluster on two hosts. The first guest starts with a
+// volume and gets another one while it runs. One volume grows. The cluster is stopped for 30 seconds, and the guest's
+// write waits. Then the volume moves to a guest on the second host, and the QEMU process of this guest is killed.
 func TestGuestsUseRBD(t *testing.T) {
 	s := &rbdStory{lab: newLab(t), ceph: rbdtest.Start(t)}
 	s.other = newLab(t)
@@ -69,7 +69,8 @@ func (s *rbdStory) blank(n int) *agentv1.AssignedVolume {
 	return v
 }
 
-// give is like give, but as the control plane does it leaves the Ceph pool out of the VM's disk.
+// give is like the function give, but the volume in the VM's disk has no Ceph pool: the control plane sends the pool
+// only in the list of volumes.
 func (s *rbdStory) give(want *agentv1.AssignedVm, v *agentv1.AssignedVolume, bus vmv1.DiskBus, cache vmv1.DiskCache) *agentv1.AssignedVm {
 	v = proto.CloneOf(v)
 	v.Rbd = nil
@@ -150,8 +151,8 @@ func (s *rbdStory) restartAgent() {
 	s.reads(s.one.VmId, "vdb", "first", 0)
 }
 
-// stopCeph stops the cluster for 30 seconds while the guest writes. The write waits. Meanwhile the agent makes and
-// attaches a volume that is not in the cluster to another VM.
+// stopCeph stops the cluster for 30 seconds while the guest writes. The write waits. Meanwhile the agent makes a volume
+// in a storage pool, and attaches it to another VM.
 func (s *rbdStory) stopCeph() {
 	s.ceph.Stop()
 	s.command(s.one.VmId, "write vdb waits 33554432", func() {

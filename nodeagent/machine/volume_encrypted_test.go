@@ -35,7 +35,7 @@ func withKey(v *agentv1.AssignedVolume, key string) *agentv1.AssignedVolume {
 	return v
 }
 
-// replace returns a copy of the assignment want in which the disk of the volume v has v.
+// replace returns a copy of the assignment want in which v is the desired state of the volume of its disk.
 func replace(want *agentv1.AssignedVm, v *agentv1.AssignedVolume) *agentv1.AssignedVm {
 	return with(want, func(w *agentv1.AssignedVm) {
 		w.Disks = slices.Clone(w.Disks)
@@ -115,7 +115,7 @@ func TestEncryptedVolume(t *testing.T) {
 	want = replace(want, keyless)
 	l.assign(want)
 	l.seesDisks(want, "plain", "secret")
-	l.write(want.VmId, "vdc", "away", 80*mib) // QEMU does not need the key
+	l.write(want.VmId, "vdc", "away", 80*mib) // QEMU does not need the key any more
 	want = off(want, 0)
 	l.assign(want)
 	l.sees(want, cloud.ObservedBuilt)

@@ -20,7 +20,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// countScript makes the guest write a growing number to vdb and then to vdc, each time durably, and so on.
+// countScript makes the guest increment a number again and again, and write each value first to vdb and then to vdc,
+// with a flush after each write.
 const countScript = `run (i=100000; while true; do i=$((i+1)); for d in vdb vdc; do echo $i | ` +
 	`dd of=/dev/$d bs=512 conv=sync,fsync,notrunc; done; done) </dev/null >/dev/null 2>&1 &`
 
@@ -45,8 +46,9 @@ func counterOf(t *testing.T, file string) int {
 }
 
 // TestSnapshotWhileGuestWrites makes snapshots of two volumes of a guest that writes a counter to them in turn. The
-// copies have counters that differ by at most one, and the guest continues. Then an agent runs in the guest, which is
-// asked to freeze its file systems and to thaw them. A volume that is made from a snapshot has its content.
+// copies have counters that differ by at most one, and the guest continues. Then a script in the guest answers as
+// QEMU's guest agent, and must be asked to freeze and to thaw the file systems. A volume that is made from a snapshot
+// must have the content of the snapshot.
 func TestSnapshotWhileGuestWrites(t *testing.T) {
 	l := newLab(t)
 	want := l.linux(1)

@@ -175,8 +175,8 @@ func (s *randomStage) apply(ctx context.Context, v *cloud.HostVPC) (Result, erro
 	return r, err
 }
 
-// converge applies the VPCs in random order, and those again for which a call has made new devices. After that, applying
-// them must change nothing.
+// converge applies the VPCs in random order, and then once more the VPCs for which another call has made new devices.
+// After that, applying the VPCs must change nothing.
 func (s *randomStage) converge() {
 	s.t.Helper()
 	s.random.Shuffle(len(s.vpcs), func(i, j int) { s.vpcs[i], s.vpcs[j] = s.vpcs[j], s.vpcs[i] })

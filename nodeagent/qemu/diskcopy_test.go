@@ -39,7 +39,8 @@ func (l *lab) copyTarget(dir, disk string, size uint64) CopyTarget {
 	return CopyTarget{Disk: disk, File: f, Size: size}
 }
 
-// flat returns the content of an image with the given options of qemu-img.
+// flat returns the bytes that a guest would read from an image. options are the image options of qemu-img
+// (--image-opts).
 func flat(t *testing.T, options string) []byte {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "flat")
@@ -175,7 +176,7 @@ func TestCopyIsCancelled(t *testing.T) {
 	require.ErrorContains(t, err, "the VM has no disk none")
 }
 
-// TestDiskIsRemovedDuringCopy removes a disk while it is copied. The copy ends with an error, and the disk is closed.
+// TestDiskIsRemovedDuringCopy removes a disk while it is copied. The copy ends with an error, and QEMU closes the disk.
 func TestDiskIsRemovedDuringCopy(t *testing.T) {
 	l := newCopyLab(t)
 	l.deviceIO(l.p, "d0", "write -P 7 0 8M")

@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// keys of encrypted disks in tests.
+// Keys of encrypted disks in the tests.
 var (
 	rightKey = Key(strings.Repeat("5eC1e7aa", 8))
 	wrongKey = Key(strings.Repeat("00ffee00", 8))
@@ -109,8 +109,8 @@ func TestEncryptedDisks(t *testing.T) {
 	l.remove(p, "late", func(Disk) error { return nil })
 }
 
-// TestCopyOfEncryptedDisk copies an encrypted disk of a running VM. The copy must be encrypted too: the content must not
-// be in its file, and a copy to a file without encryption must be refused.
+// TestCopyOfEncryptedDisk copies an encrypted disk of a running VM. The copy must be encrypted too: its file must not
+// contain the content in plain text. A copy to a file without encryption must be refused.
 func TestCopyOfEncryptedDisk(t *testing.T) {
 	l := newLab(t)
 	s, files := l.bootable()
@@ -145,7 +145,8 @@ func TestCopyOfEncryptedDisk(t *testing.T) {
 	require.Equal(t, byte(0), data[2<<20])
 }
 
-// TestWrongKey starts a VM with the key of another volume. The start must fail with an error that says so.
+// TestWrongKey starts a VM with the key of another volume, and without a key. The start must fail with ErrWrongKey or
+// errNoKey, and no error may contain the key.
 func TestWrongKey(t *testing.T) {
 	l := newLab(t)
 	s, files := l.bootable()
@@ -167,7 +168,7 @@ func TestWrongKey(t *testing.T) {
 }
 
 // TestKeysLost starts a QEMU that gets no keys, as if the agent had ended before it passed them. The start must be
-// recorded as interrupted, and not be repeated for ever.
+// recorded as interrupted, and must not be repeated without end.
 func TestKeysLost(t *testing.T) {
 	l := newLab(t)
 	s, files := l.bootable()

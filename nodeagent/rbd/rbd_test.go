@@ -100,7 +100,8 @@ func testBadInput(l *lab) {
 	require.Empty(l, l.images())
 }
 
-// testRecords replaces the record of an image that does not exist, also with a second call that has read an old record.
+// testRecords creates, replaces and deletes the record of an image. The image itself need not exist. A call that names
+// another record than the present one as the record before must fail.
 func testRecords(l *lab) {
 	get := func() string {
 		out, err := l.client.GetRecord(l.Context(), &rbdv1.GetRecordRequest{Name: name("r")})

@@ -64,8 +64,8 @@ func TestFlattenDetached(t *testing.T) {
 	files.Close()
 }
 
-// TestOpenEndsFlattening opens a volume for a VM while the agent flattens it. The VM must not wait for the end. When the
-// VM has closed the volume, the agent must begin again.
+// TestOpenEndsFlattening opens a volume for a VM while the agent flattens the volume. The VM must not wait until the
+// volume is flattened. When the VM has closed the volume, the agent must begin to flatten it again.
 func TestOpenEndsFlattening(t *testing.T) {
 	h := newHost(t)
 	v := attach(h.fromImage())

@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// TestMutants enables a mutant (a deliberate bug) of the rules for encrypted volumes, and checks that a test notices it.
+// TestMutants enables a mutant (a deliberate bug) of the rules for encrypted volumes, and checks that a test fails.
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.OpenPlainVolume, TestPlainFileIsNotOpenedAsEncrypted)
 }

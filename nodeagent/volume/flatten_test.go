@@ -36,7 +36,8 @@ func (h *host) qemuIO(id string, commands ...string) {
 	require.NotContains(h, string(out), "failed")
 }
 
-// guestView are the bytes of a volume of 4 MiB after the commands of changes: the image has 1 MiB.
+// guestView returns the bytes that a guest reads from a volume of 4 MiB that was made from the image imageContent, of 1
+// MiB, after the commands in changes.
 func guestView() []byte {
 	b := make([]byte, 4*mib)
 	copy(b, imageContent)

@@ -9,8 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// TestMutants enables each mutant (a deliberate bug) of the rules for opening, flushing and flattening volumes, and checks that a
-// test notices it.
+// TestMutants enables each mutant (a deliberate bug) of the rules for opening, flushing and flattening volumes, and
+// checks that a test notices it.
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.OpenStaleVolume, TestOlderAttachmentIsRefused)
 	mutanttest.Notices(t, mutant.OpenVolumeTwice, TestOpenVolumeIsLocked)

@@ -28,7 +28,7 @@ type host struct {
 	*Pool
 	dir   string
 	image disk.Image // the only image that the host can fetch: 1 MiB
-	// content are the bytes of the file of image.
+	// content has the bytes of the file of image.
 	content []byte
 }
 

@@ -70,7 +70,7 @@ func imageOf(content []byte) disk.Image {
 	return disk.Image{SHA256: hex.EncodeToString(sum[:]), Size: int64(len(content)), Format: qcow2.Detect(content)}
 }
 
-// writer is a process of QEMU that has an RBD image open.
+// writer is a process of qemu-io that has an RBD image open.
 type writer struct {
 	*rbdLab
 	cmd   *exec.Cmd
@@ -182,7 +182,7 @@ func TestRBDAttachments(t *testing.T) {
 }
 
 // TestRBDVolumesOfImages makes volumes from a raw and a QCOW2 image, on two hosts at once. Each image is imported once.
-// Then calls fail: for images without a record, in a missing pool, with a wrong key, and while the cluster is away.
+// Then calls fail: for images without a record, in a missing pool, with a wrong key, and while the cluster is stopped.
 func TestRBDVolumesOfImages(t *testing.T) {
 	l := newRBDLab(t)
 	ctx := t.Context()

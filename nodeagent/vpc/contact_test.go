@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestFailedWithdrawalEnds requires that a withdrawal of addresses that has failed is completed after the contact to the
-// control plane has returned, and ends with the next snapshot. Otherwise package edge would not answer for the
+// TestFailedWithdrawalEnds lets a withdrawal of addresses fail. The withdrawal must be completed after the host has
+// reached the control plane again, and must end with the next snapshot. Otherwise package edge would not answer for the
 // addresses again.
 func TestFailedWithdrawalEnds(t *testing.T) {
 	f := newFixture(t)

@@ -66,7 +66,7 @@ func TestReader(t *testing.T) {
 	}
 }
 
-// TestReaderOfOverlay checks what a Reader says of clusters that are not in the image.
+// TestReaderOfOverlay checks what a Reader returns for clusters that are not in the image.
 func TestReaderOfOverlay(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "overlay"))
 	require.NoError(t, err)
@@ -85,8 +85,8 @@ func TestReaderOfOverlay(t *testing.T) {
 	require.Equal(t, Unallocated, content)
 }
 
-// TestReaderRefuses changes the tables of an image after NewReader has accepted the header. The read must fail, and must
-// not read outside the file.
+// TestReaderRefuses changes the tables of an image after NewReader has accepted the header. The read must fail, and
+// must not read outside the file.
 func TestReaderRefuses(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "image"))
 	require.NoError(t, err)

@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// outcome is a test that records how Skip ends it.
+// outcome is a testing.TB that records how Skip ends the test.
 type outcome struct {
 	testing.TB
 	skipped, failed string

@@ -20,7 +20,8 @@ func TestMutantsOfTokens(t *testing.T) {
 	mutanttest.Notices(t, mutant.UnauditedChange, TestAudit, "ada CreateProject OK")
 }
 
-// TestMutantsOfREST checks that TestREST notices when users and projects can be listed and made from other hosts.
+// TestMutantsOfREST checks that TestREST notices when callers on other hosts can list and create users and projects
+// without a credential.
 func TestMutantsOfREST(t *testing.T) {
 	mutanttest.Notices(t, mutant.LoopbackForAll, TestREST, "from=192.0.2.1:7")
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// bomb returns a streamOptimized VMDK with grains of 64 KiB, all full of the same byte. It is accepted by package vdisk,
-// and its data is about 100 times as large as the file.
+// bomb returns a streamOptimized VMDK with grains of 64 KiB, all full of the same byte. Package vdisk accepts the
+// image. Its data is about 100 times as large as the file.
 func bomb(t *testing.T, grains int) []byte {
 	t.Helper()
 	const sector, perTable, grain = 512, 512, 128 // the last two in sectors or entries
@@ -56,7 +56,7 @@ func bomb(t *testing.T, grains int) []byte {
 }
 
 // TestConversionIsLimited imports an image whose conversion takes longer than allowed. The image must become ERROR with
-// the reason, and leave no file. The same image must be converted without the limit.
+// the reason, and leave no file. Without the limit, the same image must be converted.
 func TestConversionIsLimited(t *testing.T) {
 	w := newWorld(t, 1)
 	s := w.member(1)
@@ -80,13 +80,13 @@ func TestConversionIsLimited(t *testing.T) {
 	require.Greater(t, i.SizeBytes, uint64(100*len(data)/2))
 }
 
-// TestConversionEndsWithImage deletes images whose conversion waits for another one. The imports must end, and their
-// files must be removed.
+// TestConversionEndsWithImage deletes images whose conversions wait until another conversion ends. The imports must
+// end, and their files must be removed.
 func TestConversionEndsWithImage(t *testing.T) {
 	w := newWorld(t, 1)
 	s := w.member(1)
 	for range maxConversions {
-		s.conversions <- struct{}{} // as conversions that never end
+		s.conversions <- struct{}{} // in place of conversions that never end
 	}
 	w.run(s)
 	data := bomb(t, 100)
@@ -102,7 +102,7 @@ func TestConversionEndsWithImage(t *testing.T) {
 		require.NoError(t, s.Delete(member(t), "acme", id, [32]byte{}))
 		require.Eventually(t, copies(1-n), 30*time.Second, time.Millisecond, "the import of a deleted image ends")
 	}
-	// Other imports go on.
+	// An import without a conversion does not wait.
 	made, err := s.Create(member(t), described(w.write("raw", noise(1000))), [32]byte{})
 	require.NoError(t, err)
 	require.Equal(t, cloud.ImageAvailable, w.settled(made.Image.ID).Status)

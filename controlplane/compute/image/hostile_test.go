@@ -23,8 +23,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// hostileImages returns images that name the file secret, or that are damaged, by a description. None of them may be
-// accepted in any format.
+// hostileImages returns damaged images, and images that refer to the file secret. The keys of the map describe the
+// images. No image may be accepted in any format.
 func hostileImages(t *testing.T, secret string) map[string][]byte {
 	be, le := binary.BigEndian, binary.LittleEndian
 	name := func(b []byte, at int) { copy(b[at:], secret) }
@@ -97,10 +97,10 @@ func qemuImage(t *testing.T, format string) []byte {
 	return data
 }
 
-// imageSource is a way to bring an image into a member. It returns the settled image.
+// imageSource imports an image into a member, and returns its record when it is AVAILABLE or ERROR.
 type imageSource func(t *testing.T, name string, data []byte, declared cloud.ImageFormat) *cloud.Image
 
-// imageSources returns all ways to bring an image into a member.
+// imageSources returns an imageSource for each kind of import, by the name of the kind.
 func (w *world) imageSources(s *Service) map[string]imageSource {
 	var mu sync.Mutex
 	served := map[string][]byte{}

@@ -19,8 +19,9 @@ func complete(t *testing.T, s *Service, u UploadRef, importer uint64) cloud.Imag
 	return i
 }
 
-// TestFormerImporter completes an upload at one member and then at another one, as a client does that got no response.
-// The image that the first member has joined must be stored, and a failure of the first member must not be.
+// TestFormerImporter completes an upload at one member and then at another one, like a client that got no response. The
+// record of the image must have the file that the first member has joined. A failure that the first member reports must
+// not change the record.
 func TestFormerImporter(t *testing.T) {
 	w := newWorld(t, 3)
 	first, second := w.member(1), w.member(2)

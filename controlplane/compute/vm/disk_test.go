@@ -196,8 +196,8 @@ func TestDiskOfStoppedVM(t *testing.T) {
 	require.Empty(t, w.getVolume(id).VM, "a deleted VM detaches its volumes")
 }
 
-// TestAttachNewDisk attaches a blank disk and a disk with the content of an image to a stopped VM. Each is a new volume,
-// which a failed call does not leave behind, and which stays when the disk is detached.
+// TestAttachNewDisk attaches a blank disk and a disk with the content of an image to a stopped VM. Each disk is a new
+// volume. A failed call leaves no volume behind, and the volume stays when the disk is detached.
 func TestAttachNewDisk(t *testing.T) {
 	w := newWorld(t)
 	w.poolHost("h1", 3)

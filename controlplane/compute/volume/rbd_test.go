@@ -57,9 +57,9 @@ func (w *world) only(hosts ...cloud.NodeID) (on cloud.NodeID, all []*agentv1.Ass
 	return on, all
 }
 
-// TestRBDVolumeFollowsHosts creates a volume of the driver RBD, and lets one host after the other be lost: before it has
-// made the image, while the volume is detached, and before it has deleted the image. Another host must take over, and
-// only the host of the volume may get the key. While a VM has the volume, it keeps its host.
+// TestRBDVolumeFollowsHosts creates a volume of the driver RBD. The volume's host is lost three times: before it has
+// made the image, while the volume is detached, and before it has deleted the image. Each time another host must get
+// the volume. Only the host of the volume may get the key. While the volume is attached to a VM, it keeps its host.
 func TestRBDVolumeFollowsHosts(t *testing.T) {
 	w := newWorld(t)
 	w.rbdClass()

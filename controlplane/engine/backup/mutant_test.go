@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// TestMutants checks that TestDamagedArchiveIsRefused notices when the end of an archive may be missing.
+// TestMutants checks that TestDamagedArchiveIsRefused notices when Extract accepts an archive whose end is missing.
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.AcceptTruncated, TestDamagedArchiveIsRefused, "the archive is cut short")
 }

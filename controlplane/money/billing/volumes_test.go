@@ -64,8 +64,8 @@ func (w *volumeWorld) remove(id cloud.VolumeID) {
 	require.NoError(w.t, err)
 }
 
-// TestVolumeHours checks that a volume pays from its creation to its deletion: each hour that has begun once, for the
-// largest size in the hour.
+// TestVolumeHours checks that a volume is charged from its creation to its deletion: once for each hour that has begun,
+// for the largest size in the hour.
 func TestVolumeHours(t *testing.T) {
 	w := newVolumeWorld(t, volumeRules(Keep))
 	w.fund(10_000)
@@ -98,8 +98,8 @@ func TestVolumeHours(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// TestVolumesWithoutCredit checks that a project that cannot pay gets no volumes, that its volumes continue to owe, and
-// that with the policy Stop it cannot start VMs until the hours of its volumes are paid.
+// TestVolumesWithoutCredit checks that a project that cannot pay cannot create volumes, that the hours of its volumes
+// are still counted, and that with the policy Stop it cannot start VMs until these hours are paid.
 func TestVolumesWithoutCredit(t *testing.T) {
 	w := newVolumeWorld(t, volumeRules(Stop))
 	_, err := w.tryVolume("none", 1)

@@ -31,7 +31,8 @@ type diskLoad struct {
 //
 // us is the elapsed time in microseconds. The modes read and write go through the first SPAN bytes in order, and begin
 // again at their end; write flushes the device once at the end. The modes randread and randwrite choose the blocks at
-// random, always the same ones; randwrite flushes the device after each block. Writes destroy the content of the device.
+// random, always the same ones; randwrite flushes the device after each block. Writes destroy the content of the
+// device.
 func diskLoadCommand(args []string, _ io.Reader, out io.Writer) error {
 	l, err := parseDiskLoad(args)
 	if err != nil {
