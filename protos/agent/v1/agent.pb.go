@@ -236,10 +236,10 @@ const (
 	SnapshotState_SNAPSHOT_STATE_UNSPECIFIED SnapshotState = 0
 	// The host has nothing of the snapshot.
 	SnapshotState_SNAPSHOT_STATE_ABSENT SnapshotState = 1
-	// The copy is in progress, or its bytes are not deleted yet.
+	// The copy is in progress, or the bytes of a deleted snapshot still exist.
 	SnapshotState_SNAPSHOT_STATE_COPYING  SnapshotState = 2
 	SnapshotState_SNAPSHOT_STATE_COMPLETE SnapshotState = 3
-	// The host has no copy and will not make one; error says why.
+	// The host has no copy and will not make one. SnapshotObservation.error has the reason.
 	SnapshotState_SNAPSHOT_STATE_FAILED SnapshotState = 4
 )
 
@@ -1285,24 +1285,26 @@ type AssignedVolume struct {
 	// Limits on the guest's I/O operations and bytes in each second, of reads and writes together. 0: no limit.
 	MaxIops           uint64 `protobuf:"varint,12,opt,name=max_iops,json=maxIops,proto3" json:"max_iops,omitempty"`
 	MaxBytesPerSecond uint64 `protobuf:"varint,13,opt,name=max_bytes_per_second,json=maxBytesPerSecond,proto3" json:"max_bytes_per_second,omitempty"`
-	// True: the host makes the volume with LUKS encryption, and refuses to open a volume that is not encrypted. format is
-	// then QCOW2. The file of the image is not encrypted.
+	// True: the host makes the volume with LUKS encryption, and refuses to open the volume if its file is not encrypted.
+	// The format is then QCOW2. The file of the image that the volume is based on is not encrypted.
 	Encrypted bool `protobuf:"varint,20,opt,name=encrypted,proto3" json:"encrypted,omitempty"`
-	// The LUKS passphrase of an encrypted volume, in printable ASCII. It is set while the volume is attached, and until
-	// the host has reported the volume as present, and never in AssignedDisk.volume. The host keeps it in memory only.
-	// While it is absent, the host does not open the volume; a guest that has the volume open keeps it.
+	// The LUKS passphrase of an encrypted volume, in printable ASCII. The control plane sets the passphrase while the
+	// volume is attached, and until the host has reported the volume as present. The passphrase is never set in
+	// AssignedDisk.volume. The host keeps the passphrase in memory only. Without the passphrase the host does not open
+	// the volume, but a guest that already has the volume open continues to use the volume.
 	EncryptionKey []byte `protobuf:"bytes,21,opt,name=encryption_key,json=encryptionKey,proto3" json:"encryption_key,omitempty"`
-	// True: the host copies what the volume still reads from its image into the volume, also while a guest uses it, and
-	// then reports the volume as flattened.
+	// True: the host copies the data that the volume still reads from its image into the volume, even while a guest uses
+	// the volume. The host then reports the volume as flattened.
 	Flatten bool `protobuf:"varint,40,opt,name=flatten,proto3" json:"flatten,omitempty"`
-	// Set if the volume is an RBD image of a Ceph cluster, and never in AssignedDisk.volume. The host stores the
-	// generation of the attachment in the cluster, where all hosts read it. Another host may get the volume when it is
-	// detached and flushed.
+	// The Ceph pool of the volume. Set if the volume is an RBD image, but never in AssignedDisk.volume. The host stores
+	// the generation of the attachment in the Ceph cluster, where every host can read the generation. The control plane
+	// can assign the volume to another host when the volume is detached and flushed.
 	Rbd *RbdPool `protobuf:"bytes,50,opt,name=rbd,proto3" json:"rbd,omitempty"`
-	// The snapshots of the volume, at most 32. A snapshot that is not in the list was deleted, and the host has reported
-	// it as SNAPSHOT_STATE_ABSENT.
+	// The snapshots of the volume, at most 32. A deleted snapshot stays in the list until the host has reported it as
+	// SNAPSHOT_STATE_ABSENT.
 	Snapshots []*AssignedSnapshot `protobuf:"bytes,30,rep,name=snapshots,proto3" json:"snapshots,omitempty"`
-	// The initial content is that of this snapshot, on top of the image if one is set. Absent: that of the image alone.
+	// The snapshot that the host copies to make the volume. If image is also set, the snapshot contains only the
+	// differences from the image. Absent: the volume begins with the content of the image, or with zeros.
 	Source        *SnapshotSource `protobuf:"bytes,31,opt,name=source,proto3" json:"source,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1528,15 +1530,17 @@ func (x *SnapshotSource) GetSnapshotId() string {
 type AssignedSnapshot struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	SnapshotId string                 `protobuf:"bytes,1,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
-	// The snapshot was deleted: the host ends a copy in progress, deletes the bytes, and reports SNAPSHOT_STATE_ABSENT. Of the
-	// other fields, only snapshot_id is set.
+	// The snapshot was deleted: the host ends a copy in progress, deletes the bytes, and reports SNAPSHOT_STATE_ABSENT.
+	// Of the other fields, only snapshot_id is set.
 	Deleted bool `protobuf:"varint,2,opt,name=deleted,proto3" json:"deleted,omitempty"`
-	// True: the host has reported the snapshot as SNAPSHOT_STATE_COMPLETE or SNAPSHOT_STATE_FAILED. The host must not make it again.
+	// True: the host has reported the snapshot as SNAPSHOT_STATE_COMPLETE or SNAPSHOT_STATE_FAILED before, and must not
+	// make the snapshot again.
 	MustExist bool `protobuf:"varint,3,opt,name=must_exist,json=mustExist,proto3" json:"must_exist,omitempty"`
-	// The host must not begin the copy after this time, in Unix milliseconds. It then reports SNAPSHOT_STATE_FAILED.
+	// The latest time at which the host may begin the copy, in Unix milliseconds. If the host has not begun the copy by
+	// then, it reports SNAPSHOT_STATE_FAILED.
 	Deadline int64 `protobuf:"varint,4,opt,name=deadline,proto3" json:"deadline,omitempty"`
-	// Snapshots with the same group have the content of one instant. group_volumes are the volumes that have a snapshot of
-	// the group. Empty: the snapshot is of this volume alone.
+	// Snapshots with the same group_id have the content of the same instant. group_volumes has the IDs of the volumes
+	// that have a snapshot of the group. Both are empty if the snapshot is of this volume alone.
 	GroupId       string   `protobuf:"bytes,5,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
 	GroupVolumes  []string `protobuf:"bytes,6,rep,name=group_volumes,json=groupVolumes,proto3" json:"group_volumes,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1615,7 +1619,7 @@ func (x *AssignedSnapshot) GetGroupVolumes() []string {
 	return nil
 }
 
-// RbdPool is the pool of a Ceph cluster that has the RBD images of a storage class.
+// RbdPool is the Ceph pool that contains the RBD images of a storage class.
 type RbdPool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// ID of the cluster, a UUID.
@@ -1625,8 +1629,8 @@ type RbdPool struct {
 	Pool     string   `protobuf:"bytes,3,opt,name=pool,proto3" json:"pool,omitempty"`
 	// Name of the Ceph user, without "client.".
 	User string `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`
-	// Key of the user, in base64. The agent keeps the key in memory: it writes the key to no file, argument, environment
-	// variable or log.
+	// Key of the user, in base64. The agent keeps the key in memory only. The agent writes the key to no file, process
+	// argument, environment variable or log.
 	Key           string `protobuf:"bytes,5,opt,name=key,proto3" json:"key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1962,8 +1966,8 @@ type NodeFacts struct {
 	// names one of these pools. A pool that cannot be used at the moment, for example because its file system is not
 	// mounted, is not in the list. The host then reports the volumes of the pool with an error.
 	StoragePools []*StoragePool `protobuf:"bytes,6,rep,name=storage_pools,json=storagePools,proto3" json:"storage_pools,omitempty"`
-	// True if guests of the host can use RBD images: the helper trivet-rbd starts, and QEMU has the block driver rbd. The
-	// host then serves each storage class of the driver RBD.
+	// True if guests of the host can use RBD images: the helper process trivet-rbd can be started, and QEMU has the block
+	// driver rbd. The host then serves each storage class of the driver RBD.
 	Rbd bool `protobuf:"varint,30,opt,name=rbd,proto3" json:"rbd,omitempty"`
 	// Why rbd is false: one line of at most 200 bytes. Empty if rbd is true.
 	RbdProblem    string `protobuf:"bytes,31,opt,name=rbd_problem,json=rbdProblem,proto3" json:"rbd_problem,omitempty"`
@@ -2064,8 +2068,8 @@ type StoragePool struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// How much space volumes may take together, with the host's overcommitment of storage: at most 2^32 GiB.
 	AllocatableGib uint64 `protobuf:"varint,2,opt,name=allocatable_gib,json=allocatableGib,proto3" json:"allocatable_gib,omitempty"`
-	// The host can make and open encrypted volumes in the pool. Agents of earlier versions, which would make volumes
-	// without encryption instead, do not set this field.
+	// True if the host can make and open encrypted volumes in the pool. Agents of earlier versions do not set this field.
+	// They would make encrypted volumes without encryption.
 	Encryption    bool `protobuf:"varint,20,opt,name=encryption,proto3" json:"encryption,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2365,12 +2369,13 @@ type VolumeObservation struct {
 	// Why the volume cannot be made, enlarged, opened, flattened or deleted. The first 1024 bytes are kept. Empty: no
 	// error.
 	Error string `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
-	// True if the volume was made from an image, and its file holds all of its content now: the image is not needed any
-	// more.
+	// True if the volume was made from an image and the volume's file now has the complete content. The volume then no
+	// longer needs the image.
 	Flattened bool `protobuf:"varint,40,opt,name=flattened,proto3" json:"flattened,omitempty"`
-	// How much of the flattening in progress is done: 0 to 100.
+	// The finished part of a flattening that is in progress, in percent: 0 to 100.
 	FlattenPercent uint32 `protobuf:"varint,41,opt,name=flatten_percent,json=flattenPercent,proto3" json:"flatten_percent,omitempty"`
-	// Format of the volume's file, which changes if the volume is flattened while it is not open. Set with flattened.
+	// Format of the volume's file. The format changes if the host flattens the volume while the volume is not open. The
+	// field is set only if flattened is true.
 	Format v1.VolumeFormat `protobuf:"varint,42,opt,name=format,proto3,enum=vmcontroller.v1.VolumeFormat" json:"format,omitempty"`
 	// The snapshots in AssignedVolume.snapshots. Empty if the storage pool cannot be read.
 	Snapshots     []*SnapshotObservation `protobuf:"bytes,30,rep,name=snapshots,proto3" json:"snapshots,omitempty"`
@@ -2483,9 +2488,10 @@ type SnapshotObservation struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	SnapshotId string                 `protobuf:"bytes,1,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
 	State      SnapshotState          `protobuf:"varint,2,opt,name=state,proto3,enum=agent.v1.SnapshotState" json:"state,omitempty"`
-	// The first 300 bytes are kept.
+	// Why state is SNAPSHOT_STATE_FAILED. The control plane keeps the first 300 bytes.
 	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
-	// The fields below are set with SNAPSHOT_STATE_COMPLETE. taken_at is the instant of the content, in Unix milliseconds.
+	// This field and the fields below are set only if state is SNAPSHOT_STATE_COMPLETE. taken_at is the time at which the
+	// volume had the content of the snapshot, in Unix milliseconds.
 	TakenAt       int64                   `protobuf:"varint,4,opt,name=taken_at,json=takenAt,proto3" json:"taken_at,omitempty"`
 	Consistency   v11.SnapshotConsistency `protobuf:"varint,5,opt,name=consistency,proto3,enum=storage.v1.SnapshotConsistency" json:"consistency,omitempty"`
 	Format        v1.VolumeFormat         `protobuf:"varint,6,opt,name=format,proto3,enum=vmcontroller.v1.VolumeFormat" json:"format,omitempty"`

@@ -3274,11 +3274,12 @@ type Quota struct {
 	ServiceIps     *uint64 `protobuf:"varint,12,opt,name=service_ips,json=serviceIps,proto3,oneof" json:"service_ips,omitempty"`
 	// Absent for a project: 1,000 volumes.
 	Volumes *uint64 `protobuf:"varint,13,opt,name=volumes,proto3,oneof" json:"volumes,omitempty"`
-	// Total size of the volumes.
+	// Total size of the volumes and of their snapshots. A snapshot counts with the size of its volume.
 	VolumeGib *uint64 `protobuf:"varint,14,opt,name=volume_gib,json=volumeGib,proto3,oneof" json:"volume_gib,omitempty"`
-	// Total size of the stored bytes of images, of each image rounded up to whole MiB. An upload counts from its first
-	// part, an import when its size is known: an image that exceeds the quota then becomes ERROR. Images that were stored
-	// before this limit existed do not count.
+	// Total size of the stored bytes of images. The size of each image is rounded up to whole MiB. The parts of an upload
+	// count when they are stored, and a part that would exceed the quota is refused. An image counts with its final size
+	// when this size is known, and becomes ERROR if the size exceeds the quota. Images that were stored before this limit
+	// existed do not count.
 	ImageMib      *uint64 `protobuf:"varint,15,opt,name=image_mib,json=imageMib,proto3,oneof" json:"image_mib,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

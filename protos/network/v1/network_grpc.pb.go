@@ -243,9 +243,9 @@ type NetworkServiceClient interface {
 	// UpdatePeering changes name and description, which both projects see. PERMISSION_DENIED: the project is the one to
 	// which the peering was proposed.
 	UpdatePeering(ctx context.Context, in *UpdatePeeringRequest, opts ...grpc.CallOption) (*Peering, error)
-	// DeletePeering ends a peering or refuses a proposal; each of the two projects may. Routes with the peering as
-	// target are removed with it, and so are backends of service IPs with an address of the other VPC. Its connections
-	// end within a second.
+	// DeletePeering ends a peering or refuses a proposal. Each of the two projects may call it. The call also removes the
+	// routes with the peering as target, and those backends of service IPs that are addresses of the other VPC.
+	// Connections over the peering end within a second.
 	DeletePeering(ctx context.Context, in *DeletePeeringRequest, opts ...grpc.CallOption) (*DeletePeeringResponse, error)
 	// CreateExternalNetwork describes a network outside of the cloud that hosts are attached to. system:admin.
 	// INVALID_ARGUMENT: a pool outside of the prefix, overlapping pools, or the gateway in a pool.
@@ -963,9 +963,9 @@ type NetworkServiceServer interface {
 	// UpdatePeering changes name and description, which both projects see. PERMISSION_DENIED: the project is the one to
 	// which the peering was proposed.
 	UpdatePeering(context.Context, *UpdatePeeringRequest) (*Peering, error)
-	// DeletePeering ends a peering or refuses a proposal; each of the two projects may. Routes with the peering as
-	// target are removed with it, and so are backends of service IPs with an address of the other VPC. Its connections
-	// end within a second.
+	// DeletePeering ends a peering or refuses a proposal. Each of the two projects may call it. The call also removes the
+	// routes with the peering as target, and those backends of service IPs that are addresses of the other VPC.
+	// Connections over the peering end within a second.
 	DeletePeering(context.Context, *DeletePeeringRequest) (*DeletePeeringResponse, error)
 	// CreateExternalNetwork describes a network outside of the cloud that hosts are attached to. system:admin.
 	// INVALID_ARGUMENT: a pool outside of the prefix, overlapping pools, or the gateway in a pool.

@@ -1108,9 +1108,10 @@ func (x *Record) GetData() []byte {
 type SetRecordRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  *ImageName             `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// The record that the image must have. Empty: none. No record may be the beginning of another one.
+	// The record that the image must have at present. Empty: the image must have no record. SetRecord compares only the
+	// first bytes of the present record with before. Therefore no record may be a prefix of another record.
 	Before []byte `protobuf:"bytes,2,opt,name=before,proto3" json:"before,omitempty"`
-	// The new record. Empty: none.
+	// The new record. Empty: the record is deleted.
 	After         []byte `protobuf:"bytes,3,opt,name=after,proto3" json:"after,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

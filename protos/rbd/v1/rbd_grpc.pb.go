@@ -95,12 +95,13 @@ type RbdServiceClient interface {
 	// RemoveSnapshot ends the protection of a snapshot and deletes it. It succeeds if the snapshot does not exist.
 	// FAILED_PRECONDITION: the snapshot has clones.
 	RemoveSnapshot(ctx context.Context, in *RemoveSnapshotRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
-	// GetRecord returns the record of an image: bytes that the agents of all hosts share, in an object beside the image.
-	// The record can exist without the image. The response is empty if there is no record.
+	// GetRecord returns the record of an image. A record is a sequence of bytes that the agents of all hosts share. It is
+	// stored in a RADOS object in the pool of the image, and can exist without the image. The response is empty if there
+	// is no record.
 	GetRecord(ctx context.Context, in *GetRecordRequest, opts ...grpc.CallOption) (*Record, error)
-	// SetRecord replaces the record of an image in one atomic step, unless the record has changed since it was read. The
-	// record is durable when the call returns. ABORTED: the record is neither the expected one nor
-	// the new one. INVALID_ARGUMENT: both are empty or longer than 64 KiB.
+	// SetRecord replaces the record of an image with after, in one atomic step, if the present record is before. The new
+	// record is durable when the call returns. ABORTED: the present record is neither before nor after. INVALID_ARGUMENT:
+	// before and after are both empty, or one of them is longer than 64 KiB.
 	SetRecord(ctx context.Context, in *SetRecordRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
 	// BlockClients makes the cluster refuse all requests of some clients for a time (Ceph's blocklist). After
 	// BlockClients has returned, a client that connects anew can rely on this: once the cluster has executed one of its
@@ -322,12 +323,13 @@ type RbdServiceServer interface {
 	// RemoveSnapshot ends the protection of a snapshot and deletes it. It succeeds if the snapshot does not exist.
 	// FAILED_PRECONDITION: the snapshot has clones.
 	RemoveSnapshot(context.Context, *RemoveSnapshotRequest) (*emptypb.Empty, error)
-	// GetRecord returns the record of an image: bytes that the agents of all hosts share, in an object beside the image.
-	// The record can exist without the image. The response is empty if there is no record.
+	// GetRecord returns the record of an image. A record is a sequence of bytes that the agents of all hosts share. It is
+	// stored in a RADOS object in the pool of the image, and can exist without the image. The response is empty if there
+	// is no record.
 	GetRecord(context.Context, *GetRecordRequest) (*Record, error)
-	// SetRecord replaces the record of an image in one atomic step, unless the record has changed since it was read. The
-	// record is durable when the call returns. ABORTED: the record is neither the expected one nor
-	// the new one. INVALID_ARGUMENT: both are empty or longer than 64 KiB.
+	// SetRecord replaces the record of an image with after, in one atomic step, if the present record is before. The new
+	// record is durable when the call returns. ABORTED: the present record is neither before nor after. INVALID_ARGUMENT:
+	// before and after are both empty, or one of them is longer than 64 KiB.
 	SetRecord(context.Context, *SetRecordRequest) (*emptypb.Empty, error)
 	// BlockClients makes the cluster refuse all requests of some clients for a time (Ceph's blocklist). After
 	// BlockClients has returned, a client that connects anew can rely on this: once the cluster has executed one of its

@@ -1,6 +1,6 @@
 // storage.v1: StorageClassService manages storage classes, the kinds of storage for volumes, on port 50051.
-// VolumeService of this package adds UpdateVolume and FlattenVolume to vmcontroller.v1 VolumeService, which has all other calls for
-// volumes.
+// VolumeService of this package adds UpdateVolume and FlattenVolume to vmcontroller.v1 VolumeService, which has all
+// other calls for volumes.
 //
 // Every authenticated caller may read classes; only system:admin may change them. docs/api.md describes the errors that
 // every call can return. Times are Unix milliseconds.
@@ -36,7 +36,7 @@ type StorageClass struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 to 63 characters of a-z, 0-9 and -, beginning with a letter.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// MANAGED: files in a storage pool of the hosts. RBD: RBD images of a Ceph cluster.
+	// MANAGED: volumes are files in a storage pool of the hosts. RBD: volumes are RBD images of a Ceph cluster.
 	Driver v1.VolumeDriverKind `protobuf:"varint,2,opt,name=driver,proto3,enum=vmcontroller.v1.VolumeDriverKind" json:"driver,omitempty"`
 	// Volumes that are created without a class get this class. At most one class is the default.
 	IsDefault bool `protobuf:"varint,3,opt,name=is_default,json=isDefault,proto3" json:"is_default,omitempty"`
@@ -48,10 +48,10 @@ type StorageClass struct {
 	MaxBytesPerSecond uint64 `protobuf:"varint,6,opt,name=max_bytes_per_second,json=maxBytesPerSecond,proto3" json:"max_bytes_per_second,omitempty"`
 	CreatedAt         int64  `protobuf:"varint,7,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	UpdatedAt         int64  `protobuf:"varint,8,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
-	// Volumes of the class are encrypted with LUKS, each with a key of its own (docs/security.md). Only for the driver
-	// MANAGED.
+	// True: each volume of the class is encrypted with LUKS, with its own key (docs/security.md). Only the driver MANAGED
+	// supports encryption.
 	Encrypted bool `protobuf:"varint,20,opt,name=encrypted,proto3" json:"encrypted,omitempty"`
-	// For the driver RBD. The key is never returned.
+	// The Ceph pool of the class. Set only for the driver RBD. Responses do not contain the key.
 	Rbd           *RbdPool `protobuf:"bytes,30,opt,name=rbd,proto3" json:"rbd,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -157,20 +157,20 @@ func (x *StorageClass) GetRbd() *RbdPool {
 	return nil
 }
 
-// RbdPool is a pool of a Ceph cluster, and the Ceph user as which hosts use the pool.
+// RbdPool names a pool of a Ceph cluster, and the Ceph user with which hosts connect to the cluster.
 type RbdPool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// ID of the cluster, a UUID, as `ceph fsid` prints it.
 	Fsid string `protobuf:"bytes,1,opt,name=fsid,proto3" json:"fsid,omitempty"`
-	// 1 to 16 monitors, each an IP address with or without a port. Without a port: 3300.
+	// 1 to 16 monitors, each an IP address with or without a port. The default port is 3300.
 	Monitors []string `protobuf:"bytes,2,rep,name=monitors,proto3" json:"monitors,omitempty"`
 	// 1 to 96 characters of A-Z, a-z, 0-9, ".", "_" and "-".
 	Pool string `protobuf:"bytes,3,opt,name=pool,proto3" json:"pool,omitempty"`
 	// Name of the user, without "client.". Its capabilities must be `mon 'profile rbd' osd 'profile rbd pool=<pool>'`.
 	User string `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`
-	// Key of the user, as `ceph auth get-key` prints it. Only CreateStorageClass takes it, and no call returns it. The
-	// control plane stores the key encrypted with the cluster key, and sends it only to hosts that have volumes of the
-	// class.
+	// Key of the user, as `ceph auth get-key` prints it. CreateStorageClass is the only call that accepts the key, and no
+	// call returns the key. The control plane encrypts the key with the cluster key before storing it, and sends it only
+	// to hosts that have volumes of the class.
 	Key           string `protobuf:"bytes,5,opt,name=key,proto3" json:"key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -1,6 +1,6 @@
 // storage.v1: StorageClassService manages storage classes, the kinds of storage for volumes, on port 50051.
-// VolumeService of this package adds UpdateVolume and FlattenVolume to vmcontroller.v1 VolumeService, which has all other calls for
-// volumes.
+// VolumeService of this package adds UpdateVolume and FlattenVolume to vmcontroller.v1 VolumeService, which has all
+// other calls for volumes.
 //
 // Every authenticated caller may read classes; only system:admin may change them. docs/api.md describes the errors that
 // every call can return. Times are Unix milliseconds.
@@ -43,8 +43,9 @@ const (
 type StorageClassServiceClient interface {
 	// CreateStorageClass creates a class. A repeat with the same idempotency key returns the first response.
 	//
-	// ALREADY_EXISTS: a class has this name. INVALID_ARGUMENT: a field is invalid. The call does not contact a Ceph
-	// cluster: a wrong address or key appears as the error of the first volume.
+	// ALREADY_EXISTS: a class has this name. INVALID_ARGUMENT: a field is invalid. The call does not contact the Ceph
+	// cluster. If an address or the key is wrong, volumes of the class become ERROR, with the reason in the metadata
+	// trivet/error.
 	CreateStorageClass(ctx context.Context, in *CreateStorageClassRequest, opts ...grpc.CallOption) (*StorageClass, error)
 	// GetStorageClass returns a class. NOT_FOUND: there is no class of this name.
 	GetStorageClass(ctx context.Context, in *GetStorageClassRequest, opts ...grpc.CallOption) (*StorageClass, error)
@@ -125,8 +126,9 @@ func (c *storageClassServiceClient) DeleteStorageClass(ctx context.Context, in *
 type StorageClassServiceServer interface {
 	// CreateStorageClass creates a class. A repeat with the same idempotency key returns the first response.
 	//
-	// ALREADY_EXISTS: a class has this name. INVALID_ARGUMENT: a field is invalid. The call does not contact a Ceph
-	// cluster: a wrong address or key appears as the error of the first volume.
+	// ALREADY_EXISTS: a class has this name. INVALID_ARGUMENT: a field is invalid. The call does not contact the Ceph
+	// cluster. If an address or the key is wrong, volumes of the class become ERROR, with the reason in the metadata
+	// trivet/error.
 	CreateStorageClass(context.Context, *CreateStorageClassRequest) (*StorageClass, error)
 	// GetStorageClass returns a class. NOT_FOUND: there is no class of this name.
 	GetStorageClass(context.Context, *GetStorageClassRequest) (*StorageClass, error)
@@ -325,15 +327,17 @@ type VolumeServiceClient interface {
 	// INVALID_ARGUMENT: a field is invalid.
 	UpdateVolume(ctx context.Context, in *UpdateVolumeRequest, opts ...grpc.CallOption) (*v1.Volume, error)
 	// FlattenVolume makes a volume independent of the image that it was made from, so that the image can be deleted. The
-	// volume's host copies the content of the image into the volume, also while a guest uses the volume; the volume then
-	// takes up to its full size in the storage pool. A volume that was never attached is flattened after its first
-	// attachment, and an encrypted one only while a VM runs with it. FlattenVolume does not wait for the host. Until the
-	// host has finished, the metadata trivet/flatten of the volume is the finished part in percent, and the image is still
-	// in use. The host repeats a failed attempt; the metadata trivet/error has the reason of the failure. A volume without
-	// an image, or one that is being flattened, is returned unchanged, so a repeat has no effect.
+	// volume's host copies the content of the image into the volume, even while a guest uses the volume. A flattened
+	// volume takes up to its full size in the storage pool. A volume that was never attached is flattened after its first
+	// attachment. An encrypted volume is flattened only while a VM runs with it.
 	//
-	// NOT_FOUND: the project has no such volume. FAILED_PRECONDITION: the driver of the volume is not MANAGED,
-	// or the volume has snapshots, which need the image.
+	// FlattenVolume does not wait for the host. Until the host has finished, the volume's metadata trivet/flatten is the
+	// finished part in percent, and the image cannot be deleted. The host repeats a failed attempt, and the metadata
+	// trivet/error has the reason for the failure. If the volume has no image or is already being flattened, the call
+	// returns the volume unchanged, so a repeat has no effect.
+	//
+	// NOT_FOUND: the project has no such volume. FAILED_PRECONDITION: the driver of the volume is not MANAGED, or the
+	// volume has snapshots, which contain only the differences from the image.
 	FlattenVolume(ctx context.Context, in *FlattenVolumeRequest, opts ...grpc.CallOption) (*v1.Volume, error)
 }
 
@@ -378,15 +382,17 @@ type VolumeServiceServer interface {
 	// INVALID_ARGUMENT: a field is invalid.
 	UpdateVolume(context.Context, *UpdateVolumeRequest) (*v1.Volume, error)
 	// FlattenVolume makes a volume independent of the image that it was made from, so that the image can be deleted. The
-	// volume's host copies the content of the image into the volume, also while a guest uses the volume; the volume then
-	// takes up to its full size in the storage pool. A volume that was never attached is flattened after its first
-	// attachment, and an encrypted one only while a VM runs with it. FlattenVolume does not wait for the host. Until the
-	// host has finished, the metadata trivet/flatten of the volume is the finished part in percent, and the image is still
-	// in use. The host repeats a failed attempt; the metadata trivet/error has the reason of the failure. A volume without
-	// an image, or one that is being flattened, is returned unchanged, so a repeat has no effect.
+	// volume's host copies the content of the image into the volume, even while a guest uses the volume. A flattened
+	// volume takes up to its full size in the storage pool. A volume that was never attached is flattened after its first
+	// attachment. An encrypted volume is flattened only while a VM runs with it.
 	//
-	// NOT_FOUND: the project has no such volume. FAILED_PRECONDITION: the driver of the volume is not MANAGED,
-	// or the volume has snapshots, which need the image.
+	// FlattenVolume does not wait for the host. Until the host has finished, the volume's metadata trivet/flatten is the
+	// finished part in percent, and the image cannot be deleted. The host repeats a failed attempt, and the metadata
+	// trivet/error has the reason for the failure. If the volume has no image or is already being flattened, the call
+	// returns the volume unchanged, so a repeat has no effect.
+	//
+	// NOT_FOUND: the project has no such volume. FAILED_PRECONDITION: the driver of the volume is not MANAGED, or the
+	// volume has snapshots, which contain only the differences from the image.
 	FlattenVolume(context.Context, *FlattenVolumeRequest) (*v1.Volume, error)
 	mustEmbedUnimplementedVolumeServiceServer()
 }

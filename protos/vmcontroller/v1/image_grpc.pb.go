@@ -71,8 +71,9 @@ type ImageServiceClient interface {
 	// part. It takes no idempotency key.
 	//
 	// NOT_FOUND: no such image of the org, or no such session. FAILED_PRECONDITION: the upload is complete or has
-	// expired. RESOURCE_EXHAUSTED: the disk of the member that received the call is nearly full. UNAVAILABLE: no majority
-	// could store the part, or the member receives 16 parts of the org or 32 in all already; repeat the call.
+	// expired. RESOURCE_EXHAUSTED: the disk of the member that received the call is nearly full, or the part would exceed
+	// a quota (QUOTA_EXCEEDED). UNAVAILABLE: no majority could store the part, or the member is already receiving 16
+	// parts of the org or 32 parts in all; repeat the call.
 	UploadImagePart(ctx context.Context, in *UploadImagePartRequest, opts ...grpc.CallOption) (*UploadImagePartResponse, error)
 	// CompleteImageUpload ends the session: the member that received the call joins the parts in the order of their
 	// numbers and examines the result as CreateImage does. The call waits at most 30 s and returns the image with its
@@ -232,8 +233,9 @@ type ImageServiceServer interface {
 	// part. It takes no idempotency key.
 	//
 	// NOT_FOUND: no such image of the org, or no such session. FAILED_PRECONDITION: the upload is complete or has
-	// expired. RESOURCE_EXHAUSTED: the disk of the member that received the call is nearly full. UNAVAILABLE: no majority
-	// could store the part, or the member receives 16 parts of the org or 32 in all already; repeat the call.
+	// expired. RESOURCE_EXHAUSTED: the disk of the member that received the call is nearly full, or the part would exceed
+	// a quota (QUOTA_EXCEEDED). UNAVAILABLE: no majority could store the part, or the member is already receiving 16
+	// parts of the org or 32 parts in all; repeat the call.
 	UploadImagePart(context.Context, *UploadImagePartRequest) (*UploadImagePartResponse, error)
 	// CompleteImageUpload ends the session: the member that received the call joins the parts in the order of their
 	// numbers and examines the result as CreateImage does. The call waits at most 30 s and returns the image with its

@@ -129,10 +129,11 @@ type VmServiceClient interface {
 	PrepareVmMigration(ctx context.Context, in *PrepareVmMigrationRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
 	// RecoverVm is not served by this version: UNIMPLEMENTED, after INVALID_ARGUMENT for vm_id or spec.
 	RecoverVm(ctx context.Context, in *RecoverVmRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
-	// AttachDisk attaches a disk to a STOPPED or RUNNING VM: an existing volume, or a new volume, which is blank or begins
-	// with the content of an image. A new volume has the default storage class and the name <VM>-<disk>, or disk-<volume
-	// ID> if another volume has that name. In the returned VM, the source of the disk is the volume. The volume stays when
-	// the disk is detached or the VM is deleted, and if the host refuses the disk.
+	// AttachDisk attaches a disk to a STOPPED or RUNNING VM. The disk is an existing volume or a new volume. A new volume
+	// is blank or begins with the content of an image. It has the default storage class and the name <VM>-<disk>. If
+	// another volume has this name, or the name is invalid, the new volume is called disk-<volume ID>. In the returned
+	// VM, the source of the disk is the volume. The new volume is not deleted when the disk is detached, when the VM is
+	// deleted, or when the host refuses the disk.
 	//
 	// For a STOPPED VM the call does not wait. For a RUNNING VM it waits up to 35 s until the guest has the device; if
 	// that takes longer, the call succeeds and the disk remains recorded. If the host refuses, the disk is removed again.
@@ -141,10 +142,10 @@ type VmServiceClient interface {
 	// FAILED_PRECONDITION: the VM is in another state or has too many disks; another VM has the volume (VOLUME_IN_USE
 	// with the VM's ID in the metadata "vm"), the volume's host has not flushed the volume since it was detached
 	// (VOLUME_NOT_FLUSHED), the volume is on another host than the VM (VOLUME_ELSEWHERE), the VM's host does not serve
-	// the volume's storage pool or has too little room in it (NO_POOL_FITS); the VM is RUNNING and the bus is IDE or
-	// SATA; or the host could not attach the disk (DISK_REFUSED). ALREADY_EXISTS: the VM has a disk with this ID.
-	// NOT_FOUND: no such VM, volume or image. INVALID_ARGUMENT: a field of the disk is invalid. For a new volume also the
-	// errors of CreateVolume.
+	// the volume's storage pool or has too little room in it (NO_POOL_FITS), the VM's host does not serve RBD volumes
+	// (NO_RBD); the VM is RUNNING and the bus is IDE or SATA; or the host could not attach the disk (DISK_REFUSED).
+	// ALREADY_EXISTS: the VM has a disk with this ID. NOT_FOUND: no such VM, volume or image. INVALID_ARGUMENT: a field
+	// of the disk is invalid. If the disk is a new volume, the call can also return the errors of CreateVolume.
 	AttachDisk(ctx context.Context, in *AttachDiskRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
 	// DetachDisk detaches a volume from a STOPPED or RUNNING VM. For a RUNNING VM it waits up to 35 s until the guest has
 	// released the device; if that takes longer, the call succeeds and the disk remains recorded as being detached. After
@@ -446,10 +447,11 @@ type VmServiceServer interface {
 	PrepareVmMigration(context.Context, *PrepareVmMigrationRequest) (*VirtualMachine, error)
 	// RecoverVm is not served by this version: UNIMPLEMENTED, after INVALID_ARGUMENT for vm_id or spec.
 	RecoverVm(context.Context, *RecoverVmRequest) (*VirtualMachine, error)
-	// AttachDisk attaches a disk to a STOPPED or RUNNING VM: an existing volume, or a new volume, which is blank or begins
-	// with the content of an image. A new volume has the default storage class and the name <VM>-<disk>, or disk-<volume
-	// ID> if another volume has that name. In the returned VM, the source of the disk is the volume. The volume stays when
-	// the disk is detached or the VM is deleted, and if the host refuses the disk.
+	// AttachDisk attaches a disk to a STOPPED or RUNNING VM. The disk is an existing volume or a new volume. A new volume
+	// is blank or begins with the content of an image. It has the default storage class and the name <VM>-<disk>. If
+	// another volume has this name, or the name is invalid, the new volume is called disk-<volume ID>. In the returned
+	// VM, the source of the disk is the volume. The new volume is not deleted when the disk is detached, when the VM is
+	// deleted, or when the host refuses the disk.
 	//
 	// For a STOPPED VM the call does not wait. For a RUNNING VM it waits up to 35 s until the guest has the device; if
 	// that takes longer, the call succeeds and the disk remains recorded. If the host refuses, the disk is removed again.
@@ -458,10 +460,10 @@ type VmServiceServer interface {
 	// FAILED_PRECONDITION: the VM is in another state or has too many disks; another VM has the volume (VOLUME_IN_USE
 	// with the VM's ID in the metadata "vm"), the volume's host has not flushed the volume since it was detached
 	// (VOLUME_NOT_FLUSHED), the volume is on another host than the VM (VOLUME_ELSEWHERE), the VM's host does not serve
-	// the volume's storage pool or has too little room in it (NO_POOL_FITS); the VM is RUNNING and the bus is IDE or
-	// SATA; or the host could not attach the disk (DISK_REFUSED). ALREADY_EXISTS: the VM has a disk with this ID.
-	// NOT_FOUND: no such VM, volume or image. INVALID_ARGUMENT: a field of the disk is invalid. For a new volume also the
-	// errors of CreateVolume.
+	// the volume's storage pool or has too little room in it (NO_POOL_FITS), the VM's host does not serve RBD volumes
+	// (NO_RBD); the VM is RUNNING and the bus is IDE or SATA; or the host could not attach the disk (DISK_REFUSED).
+	// ALREADY_EXISTS: the VM has a disk with this ID. NOT_FOUND: no such VM, volume or image. INVALID_ARGUMENT: a field
+	// of the disk is invalid. If the disk is a new volume, the call can also return the errors of CreateVolume.
 	AttachDisk(context.Context, *AttachDiskRequest) (*VirtualMachine, error)
 	// DetachDisk detaches a volume from a STOPPED or RUNNING VM. For a RUNNING VM it waits up to 35 s until the guest has
 	// released the device; if that takes longer, the call succeeds and the disk remains recorded as being detached. After

@@ -50,15 +50,17 @@ const (
 //
 // VolumeService does not wait for hosts: changes reach a volume's host after the response.
 type VolumeServiceClient interface {
-	// CreateVolume creates the record of a volume, which is AVAILABLE at once. A host makes the bytes when the volume is
-	// attached for the first time. With image_id the volume begins with the bytes of the image, and the image cannot be
-	// deleted while the volume exists. A repeat with the same idempotency key returns the first response.
+	// CreateVolume creates the record of a volume. A volume of the driver MANAGED is AVAILABLE at once, and its host
+	// makes the bytes when the volume is attached for the first time. A volume of the driver RBD is PENDING until a host
+	// has made the RBD image. With image_id the volume begins with the bytes of the image, and the image cannot be
+	// deleted until the volume is deleted or flattened. A repeat with the same idempotency key returns the first
+	// response.
 	//
 	// ALREADY_EXISTS: the project has a volume of this name. NOT_FOUND: there is no image image_id or no class
 	// storage_class. FAILED_PRECONDITION: the image is not AVAILABLE, or storage_class is empty and no class is the
-	// default. RESOURCE_EXHAUSTED: a quota. INVALID_ARGUMENT: one of these fields is invalid: name, size_gib (1 to 65536,
-	// and not less than the image needs), driver (if given, it must be that of the class), storage_class, image_id,
-	// metadata, labels.
+	// default. RESOURCE_EXHAUSTED: a quota is exceeded, or the project's wallet has too little credit. INVALID_ARGUMENT:
+	// one of these fields is invalid: name, size_gib (1 to 65536, and not less than the image needs), driver (if given,
+	// it must be that of the class), storage_class, image_id, metadata, labels.
 	CreateVolume(ctx context.Context, in *CreateVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
 	// GetVolume returns a volume. INVALID_ARGUMENT: volume_id is not a lower-case UUID.
 	GetVolume(ctx context.Context, in *GetVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
@@ -66,16 +68,16 @@ type VolumeServiceClient interface {
 	// INVALID_ARGUMENT: page_size (0 to 1000) or page_token is invalid.
 	ListVolumes(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*ListVolumesResponse, error)
 	// DeleteVolume deletes the record of a volume. The volume's host deletes the bytes as soon as it is connected to the
-	// control plane. FAILED_PRECONDITION: the volume is attached to a VM. A repeat without an idempotency key returns
-	// NOT_FOUND.
+	// control plane. FAILED_PRECONDITION: the volume is attached to a VM, or has snapshots. A repeat without an
+	// idempotency key returns NOT_FOUND.
 	DeleteVolume(ctx context.Context, in *DeleteVolumeRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
 	// ResizeVolume enlarges a volume, attached or not. A resize to the present size changes nothing, so a repeat has no
-	// effect. INVALID_ARGUMENT: a smaller size. RESOURCE_EXHAUSTED: a quota, or the storage pool of the volume's host has
-	// too little room.
+	// effect. INVALID_ARGUMENT: a smaller size. FAILED_PRECONDITION: a snapshot of the volume is PENDING.
+	// RESOURCE_EXHAUSTED: a quota, or the storage pool of the volume's host has too little room.
 	ResizeVolume(ctx context.Context, in *ResizeVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
-	// RegisterExternalVolume always fails in this version, which has no storage classes of the driver RBD. It returns
-	// INVALID_ARGUMENT if CreateVolume would refuse the fields or if rbd lacks pool or image, and FAILED_PRECONDITION
-	// otherwise. Only system:admin may call it.
+	// RegisterExternalVolume always fails, because this version cannot register existing RBD images as volumes. It
+	// returns INVALID_ARGUMENT if CreateVolume would refuse the fields or if rbd lacks pool or image, and
+	// FAILED_PRECONDITION otherwise. Only system:admin may call it.
 	RegisterExternalVolume(ctx context.Context, in *RegisterExternalVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
 }
 
@@ -153,15 +155,17 @@ func (c *volumeServiceClient) RegisterExternalVolume(ctx context.Context, in *Re
 //
 // VolumeService does not wait for hosts: changes reach a volume's host after the response.
 type VolumeServiceServer interface {
-	// CreateVolume creates the record of a volume, which is AVAILABLE at once. A host makes the bytes when the volume is
-	// attached for the first time. With image_id the volume begins with the bytes of the image, and the image cannot be
-	// deleted while the volume exists. A repeat with the same idempotency key returns the first response.
+	// CreateVolume creates the record of a volume. A volume of the driver MANAGED is AVAILABLE at once, and its host
+	// makes the bytes when the volume is attached for the first time. A volume of the driver RBD is PENDING until a host
+	// has made the RBD image. With image_id the volume begins with the bytes of the image, and the image cannot be
+	// deleted until the volume is deleted or flattened. A repeat with the same idempotency key returns the first
+	// response.
 	//
 	// ALREADY_EXISTS: the project has a volume of this name. NOT_FOUND: there is no image image_id or no class
 	// storage_class. FAILED_PRECONDITION: the image is not AVAILABLE, or storage_class is empty and no class is the
-	// default. RESOURCE_EXHAUSTED: a quota. INVALID_ARGUMENT: one of these fields is invalid: name, size_gib (1 to 65536,
-	// and not less than the image needs), driver (if given, it must be that of the class), storage_class, image_id,
-	// metadata, labels.
+	// default. RESOURCE_EXHAUSTED: a quota is exceeded, or the project's wallet has too little credit. INVALID_ARGUMENT:
+	// one of these fields is invalid: name, size_gib (1 to 65536, and not less than the image needs), driver (if given,
+	// it must be that of the class), storage_class, image_id, metadata, labels.
 	CreateVolume(context.Context, *CreateVolumeRequest) (*Volume, error)
 	// GetVolume returns a volume. INVALID_ARGUMENT: volume_id is not a lower-case UUID.
 	GetVolume(context.Context, *GetVolumeRequest) (*Volume, error)
@@ -169,16 +173,16 @@ type VolumeServiceServer interface {
 	// INVALID_ARGUMENT: page_size (0 to 1000) or page_token is invalid.
 	ListVolumes(context.Context, *ListVolumesRequest) (*ListVolumesResponse, error)
 	// DeleteVolume deletes the record of a volume. The volume's host deletes the bytes as soon as it is connected to the
-	// control plane. FAILED_PRECONDITION: the volume is attached to a VM. A repeat without an idempotency key returns
-	// NOT_FOUND.
+	// control plane. FAILED_PRECONDITION: the volume is attached to a VM, or has snapshots. A repeat without an
+	// idempotency key returns NOT_FOUND.
 	DeleteVolume(context.Context, *DeleteVolumeRequest) (*emptypb.Empty, error)
 	// ResizeVolume enlarges a volume, attached or not. A resize to the present size changes nothing, so a repeat has no
-	// effect. INVALID_ARGUMENT: a smaller size. RESOURCE_EXHAUSTED: a quota, or the storage pool of the volume's host has
-	// too little room.
+	// effect. INVALID_ARGUMENT: a smaller size. FAILED_PRECONDITION: a snapshot of the volume is PENDING.
+	// RESOURCE_EXHAUSTED: a quota, or the storage pool of the volume's host has too little room.
 	ResizeVolume(context.Context, *ResizeVolumeRequest) (*Volume, error)
-	// RegisterExternalVolume always fails in this version, which has no storage classes of the driver RBD. It returns
-	// INVALID_ARGUMENT if CreateVolume would refuse the fields or if rbd lacks pool or image, and FAILED_PRECONDITION
-	// otherwise. Only system:admin may call it.
+	// RegisterExternalVolume always fails, because this version cannot register existing RBD images as volumes. It
+	// returns INVALID_ARGUMENT if CreateVolume would refuse the fields or if rbd lacks pool or image, and
+	// FAILED_PRECONDITION otherwise. Only system:admin may call it.
 	RegisterExternalVolume(context.Context, *RegisterExternalVolumeRequest) (*Volume, error)
 	mustEmbedUnimplementedVolumeServiceServer()
 }
