@@ -251,7 +251,7 @@ func (m *member) assignGateways(ctx context.Context) error {
 	return m.networkFeed.AssignGateways(ctx, states)
 }
 
-// placeRBD chooses the hosts of RBD volumes according to the state of all hosts.
+// placeRBD calls volume.Service.PlaceRBD with the records and states of all hosts.
 func (m *member) placeRBD(ctx context.Context) error {
 	var fleet []volume.HostState
 	for _, c := range m.nodes.Fleet() {

@@ -34,9 +34,10 @@ type policy struct {
 }
 
 var (
-	// create is the policy of methods that are sent again with the same idempotency key.
+	// create is the policy of methods that are retried with the same idempotency key.
 	create = policy{create: true}
-	// repeatable is the policy of methods that have the same effect when they are sent again.
+	// repeatable is the policy of methods that are retried without an idempotency key, because a repeat has no further
+	// effect.
 	repeatable = policy{patience: Patience}
 )
 

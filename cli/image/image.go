@@ -164,7 +164,7 @@ func row(now time.Time, i *vmv1.Image) []string {
 	}
 }
 
-// printImage prints one image as a row of the list.
+// printImage prints one image in the form of `trivet image list`.
 func printImage(s *session.Session, i *vmv1.Image) error {
 	return s.Print(i, []string{i.GetName()}, func(w io.Writer) error {
 		return show.Rows(w, header, [][]string{row(s.Now(), i)})

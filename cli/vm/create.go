@@ -43,12 +43,12 @@ the VM gets one disk of 10 GiB, or more if the image requires it.
 
 A --disk is
   ` + diskForm + `,
-with the size in GiB. It is deleted with the VM. With a class, it is a new volume of this storage class, called like the
-VM and the ID of the disk; it stays when the VM is deleted.
+with the size in GiB. The disk is deleted with the VM. With a class, the disk is a new volume of this storage class. The
+volume gets the name VM-DISK, made of the name of the VM and the ID of the disk, and is not deleted with the VM.
 
 A --volume is an existing volume:
   ` + volumeForm + `.
-With boot, the VM boots from it: it comes before all other disks with the same boot index.
+With boot, the VM boots from this volume before all other disks with the same boot index.
 
 A --network is a network interface (NIC):
   ` + nicForm + `
@@ -238,8 +238,8 @@ func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error
 	}, disks, nil
 }
 
-// findImages looks up the images and volumes that the flags name, creates the volumes of disks with a storage class, and
-// adds the disks and the boot images to the request.
+// findImages looks up the images and volumes that the flags name. It creates a volume for each disk with a storage
+// class, and records these volumes in made. It adds the disks and the boot images to the request.
 func (f *createFlags) findImages(ctx context.Context, s *session.Session, conn *dial.Conn, req *vmv1.CreateVmRequest, disks []disk, made *newVolumes) error {
 	found := map[string]string{}
 	find := func(nameOrID string) (string, error) {

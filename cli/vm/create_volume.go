@@ -17,8 +17,8 @@ type newVolumes struct {
 	made   []*vmv1.Volume
 }
 
-// volumeOf returns the ID of the volume of a disk, or "" if the disk is no volume. For a disk with a storage class,
-// volumeOf creates the volume, which gets the name of the VM and the ID of the disk.
+// volumeOf returns the ID of the volume of a disk, or "" if the disk is not a volume. For a disk with a storage class,
+// volumeOf creates the volume, with the name <VM>-<disk ID>.
 func (n *newVolumes) volumeOf(ctx context.Context, conn *dial.Conn, vm string, d disk, imageID string) (string, error) {
 	if d.volume != "" {
 		return volume.Find(ctx, n.s, conn, d.volume)
@@ -40,7 +40,8 @@ func (n *newVolumes) volumeOf(ctx context.Context, conn *dial.Conn, vm string, d
 // deleteTimeout is the maximum time to delete the volumes of a VM that was not created.
 const deleteTimeout = 10 * time.Second
 
-// deleteAll deletes the created volumes, because the VM was not created. It continues if ctx has ended.
+// deleteAll deletes the created volumes. It is called when the VM could not be created. It runs for up to
+// deleteTimeout, even if ctx has ended.
 func (n *newVolumes) deleteAll(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deleteTimeout)
 	defer cancel()

@@ -11,7 +11,8 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// completeDevice completes the arguments VM and DEVICE of a command. ids returns the IDs of a VM's disks or NICs.
+// completeDevice returns the shell completion for a command with the arguments VM and DEVICE. ids returns the IDs of a
+// VM's disks or NICs.
 func completeDevice(s *session.Session, ids func(*vmv1.VirtualMachine) []string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 		switch len(args) {
@@ -27,8 +28,8 @@ func completeDevice(s *session.Session, ids func(*vmv1.VirtualMachine) []string)
 	}
 }
 
-// runDetach returns the function of a command with the arguments VM and DEVICE that detaches the device. limit is the
-// deadline unless --timeout is given.
+// runDetach returns the RunE function of a command with the arguments VM and DEVICE. The function calls detach with the
+// VM and the ID of the device. limit is the deadline unless --timeout is given.
 func runDetach(
 	s *session.Session, limit time.Duration, detach func(ctx context.Context, t *target, id string) error,
 ) func(*cobra.Command, []string) error {

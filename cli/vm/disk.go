@@ -9,10 +9,12 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// disk is a parsed value of the flag --disk or --volume. image is the name or ID of its image; empty for a blank disk.
-// volume is the name or ID of a volume; empty if the disk is made with the VM. With a class, the disk is a new volume of
-// this storage class. A disk with the mark first is in front of all others in the VM, and so boots before those with the
-// same boot index.
+// disk is a parsed value of the flag --disk or --volume.
+//
+// image is the name or ID of the image with which the disk begins; empty for a blank disk. volume is the name or ID of
+// an existing volume; empty for a new disk. If class is not empty, the disk is a new volume of this storage class.
+// Disks with first come before the others in the list of the VM's disks. Therefore they boot before other disks with
+// the same boot index.
 type disk struct {
 	id, image, volume, class string
 	sizeGiB                  uint64
@@ -35,7 +37,7 @@ var (
 
 const (
 	diskForm = "SIZE[,image=NAME|ID][,class=CLASS][,bus=virtio|scsi|ide|sata][,cache=none|writeback|writethrough][,id=ID][,boot-index=N]"
-	// volumeForm is the form of --volume.
+	// volumeForm is the syntax of the flag --volume.
 	volumeForm = "NAME|ID[,boot][,bus=virtio|scsi|ide|sata][,cache=none|writeback|writethrough][,id=ID][,boot-index=N]"
 )
 
@@ -68,8 +70,8 @@ func parseDisk(n int, text string) (disk, error) {
 	return d, nil
 }
 
-// parseVolume parses text, a value of the flag --volume. The disk's ID is "disk" followed by n, unless text contains an
-// ID.
+// parseVolume parses text, a value of the flag --volume. n is the number of disks before this one. The disk's ID is
+// "disk" followed by n, unless text contains an ID.
 func parseVolume(n int, text string) (disk, error) {
 	name, options, more := strings.Cut(text, ",")
 	d := disk{id: "disk" + strconv.Itoa(n), volume: name}
@@ -92,8 +94,9 @@ func parseVolume(n int, text string) (disk, error) {
 	return d, nil
 }
 
-// parseOptions sets the fields of the disk that the comma-separated options name. An option that parseOptions does not
-// know is passed to other. parseOptions returns a description of the first problem, or "".
+// parseOptions sets the fields of the disk that the comma-separated options name. It calls other for an option that is
+// not common to --disk and --volume. other returns whether it knows the option, and whether the value is valid.
+// parseOptions returns a description of the first problem, or "".
 func (d *disk) parseOptions(options string, other func(key, value string) (known, ok bool)) (problem string) {
 	var seen []string
 	for option := range strings.SplitSeq(options, ",") {
@@ -126,8 +129,8 @@ func (d *disk) parseOptions(options string, other func(key, value string) (known
 	return ""
 }
 
-// spec returns the disk as a field of a request. imageID is the ID of its image, and volumeID that of its volume; both
-// are empty for a blank disk.
+// spec returns the disk as a field of a request. imageID is the ID of the disk's image, and volumeID is the ID of its
+// volume. Both are empty for a blank disk.
 func (d *disk) spec(imageID, volumeID string) *vmv1.DiskSpec {
 	source := &vmv1.DiskSource{Source: &vmv1.DiskSource_Blank{Blank: true}}
 	switch {

@@ -26,8 +26,8 @@ const diskLimit = 45*time.Second + waitMargin
 func diskCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "disk", Short: "Attach, detach and list the disks of a VM", Args: cobra.NoArgs,
-		Long: `Attach existing or new volumes to a VM as disks, detach them, and list the VM's disks. Disks that were made with the
-VM stay until it is deleted.`,
+		Long: `Attach existing or new volumes to a VM as disks, detach them, and list the VM's disks. Disks that were made
+with the VM cannot be detached. They are deleted with the VM.`,
 		Example: `  trivet vm disk attach web --volume data
   trivet vm disk list web
   trivet vm disk detach web disk1`,
@@ -41,9 +41,10 @@ func attachDiskCommand(s *session.Session) *cobra.Command {
 	var name, from, size, id, bus, cache string
 	var boot uint32
 	c := vmArgCommand(s, "attach VM", "Attach a disk to a VM")
-	c.Long = `Attach a disk to a VM that is stopped or runs: an existing volume, or a new one. A new volume is blank or begins with
-the content of an image. It gets the default storage class and a name made of those of the VM and the disk, and stays
-when the disk is detached or the VM is deleted. A VM that runs can get disks on the buses virtio and scsi.`
+	c.Long = `Attach a disk to a VM that is stopped or running. The disk is an existing volume or a new volume. A new
+volume is blank or begins with the content of an image. It gets the default storage class and the name VM-DISK, made of
+the name of the VM and the ID of the disk. The volume is not deleted when the disk is detached or the VM is deleted. A
+running VM can get disks on the buses virtio and scsi.`
 	c.Example = `  trivet vm disk attach web --volume data
   trivet vm disk attach web --size 20
   trivet vm disk attach web --image debian --size 20`
@@ -88,7 +89,8 @@ when the disk is detached or the VM is deleted. A VM that runs can get disks on 
 	return c
 }
 
-// diskSource returns the source of a disk: a volume or an image, each by name or ID, or a blank one if both are empty.
+// diskSource returns the source of a disk. name is the name or ID of a volume, and from is the name or ID of an image.
+// If both are empty, the source is blank.
 func diskSource(ctx context.Context, s *session.Session, conn *dial.Conn, name, from string) (*vmv1.DiskSource, error) {
 	switch {
 	case name != "":

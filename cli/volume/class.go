@@ -22,9 +22,9 @@ import (
 func ClassCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "storage-class", Short: "Describe the storage in which volumes are made", Args: cobra.NoArgs,
-		Long: `Describe the storage in which volumes are made. A class of the driver MANAGED names a storage pool, which hosts
-have in their configuration. A class of the driver RBD names a pool of a Ceph cluster. Creating, changing and deleting a
-class requires the role system:admin.`,
+		Long: `A storage class describes where and how volumes are stored. A class of the driver MANAGED names a storage pool
+in the configuration of the hosts. A class of the driver RBD names a pool of a Ceph cluster. Creating, changing and
+deleting a class requires the role system:admin.`,
 		Example: `  trivet storage-class create fast --pool nvme --max-iops 20000
   trivet storage-class create ceph --driver rbd --fsid 2f1c… --monitors 192.0.2.1,192.0.2.2 --pool vms --user trivet --key-file key
   trivet storage-class list`,
@@ -49,12 +49,12 @@ func createClassCommand(s *session.Session) *cobra.Command {
 	p.StringVar(&req.Pool, "pool", "", "name of the storage pool in the configuration of the hosts, or of the Ceph pool")
 	p.StringVar(&ceph.Fsid, "fsid", "", "rbd: ID of the Ceph cluster")
 	p.StringSliceVar(&ceph.Monitors, "monitors", nil, "rbd: IP addresses of the monitors, each with or without a port")
-	p.StringVar(&ceph.User, "user", "", "rbd: name of the Ceph user, without client.")
+	p.StringVar(&ceph.User, "user", "", "rbd: name of the Ceph user, without the prefix \"client.\"")
 	p.StringVar(&keyFile, "key-file", "", "rbd: file with the key of the user, or - for standard input")
-	p.BoolVar(&req.IsDefault, "default", false, "make volumes in this class that are created without a class")
+	p.BoolVar(&req.IsDefault, "default", false, "use this class for volumes that are created without a class")
 	p.Uint64Var(&req.MaxIops, "max-iops", 0, "limit of each volume on I/O operations a second (default: none)")
 	p.Uint64Var(&req.MaxBytesPerSecond, "max-bytes-per-second", 0, "limit of each volume on bytes a second (default: none)")
-	p.BoolVar(&req.Encrypted, "encrypted", false, "encrypt each volume with a key of its own")
+	p.BoolVar(&req.Encrypted, "encrypted", false, "encrypt each volume with its own key")
 	session.Require(c, "pool")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if err := cloud.CheckName("NAME", args[0]); err != nil {

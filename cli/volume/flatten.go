@@ -17,16 +17,16 @@ import (
 const (
 	// flattenTimeout is the deadline of `trivet volume flatten --wait`, unless --timeout is given.
 	flattenTimeout = 12 * time.Hour
-	// flattenPoll is the time between two reads of the volume.
+	// flattenPoll is the interval at which awaitFlattened reads the volume.
 	flattenPoll = time.Second
 )
 
 func flattenCommand(s *session.Session) *cobra.Command {
 	var wait bool
 	c := argCommand(s, "flatten VOLUME", "Make a volume independent of its image")
-	c.Long = `Make a volume independent of the image that it was made from, so that the image can be deleted. The volume's host
-copies the content of the image into the volume, also while a VM uses it. A volume that was never attached is flattened
-after its first attachment.`
+	c.Long = `Make a volume independent of the image that it was made from, so that the image can be deleted. The
+volume's host copies the content of the image into the volume, even while a VM uses the volume. A volume that was never
+attached is flattened after its first attachment. An encrypted volume is flattened only while a VM runs with it.`
 	c.Example = "  trivet volume flatten root --wait\n  trivet image delete debian"
 	c.Flags().BoolVar(&wait, "wait", false, "wait until the volume is independent, and show the progress")
 	c.RunE = s.Run(flattenTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
@@ -51,7 +51,8 @@ after its first attachment.`
 	return c
 }
 
-// awaitFlattened waits until a volume is flattened, and returns it as it is then.
+// awaitFlattened waits until a volume is flattened, and returns the flattened volume. It shows the progress while it
+// waits.
 func awaitFlattened(ctx context.Context, s *session.Session, conn *dial.Conn, v *vmv1.Volume) (*vmv1.Volume, error) {
 	client := vmv1.NewVolumeServiceClient(conn)
 	err := s.Wait("flattening "+v.GetName(), func(say func(string)) error {

@@ -21,9 +21,9 @@ import (
 func SnapshotCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "snapshot", Short: "Copy volumes as they are at one instant", Args: cobra.NoArgs,
-		Long: `Copy volumes as they are at one instant, also while VMs use them. A snapshot is in the storage pool of its volume and
-takes the room of the volume again. To use a snapshot, make a volume from it: see ` + "`trivet volume create --snapshot`" + `. A volume
-with snapshots cannot be deleted.`,
+		Long: `A snapshot is a copy of a volume at one instant. A VM can use the volume while the copy is made. A snapshot is
+stored in the storage pool of its volume, and counts there with the full size of the volume. To use a snapshot, create a
+volume from it: see ` + "`trivet volume create --snapshot`" + `. A volume with snapshots cannot be deleted.`,
 		Example: `  trivet snapshot create before-upgrade --volume data
   trivet snapshot create before-upgrade --vm web
   trivet volume create data-2 --snapshot before-upgrade`,
@@ -38,8 +38,9 @@ func createSnapshotCommand(s *session.Session) *cobra.Command {
 	var labels []string
 	c := &cobra.Command{
 		Use: "create NAME", Short: "Create a snapshot of a volume, or of all volumes of a VM", Args: session.Exactly("NAME"),
-		Long: `Create a snapshot of a volume, or with --vm a snapshot of each volume that a VM has, all of the same instant. The name of
-each of these is NAME, a hyphen and the ID of the VM's disk. The command does not wait until the copy is complete.`,
+		Long: `Create a snapshot of a volume. With --vm, create a snapshot of each volume that is attached to the VM. These
+snapshots have the content of the same instant. The name of each of them is NAME, a hyphen and the ID of the VM's disk.
+The command does not wait until the copy is complete.`,
 		Example: `  trivet snapshot create before-upgrade --volume data
   trivet snapshot create before-upgrade --vm web`,
 	}
@@ -159,7 +160,8 @@ func snapshotArgCommand(s *session.Session, use, short string) *cobra.Command {
 	return c
 }
 
-// findSnapshot returns the ID of the snapshot with a name or ID. It makes no call for an ID.
+// findSnapshot returns the ID of the snapshot with a name or ID. If nameOrID is an ID, findSnapshot returns it without
+// checking that the snapshot exists.
 func findSnapshot(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string) (string, error) {
 	if session.IsID(nameOrID) {
 		return nameOrID, nil
@@ -180,8 +182,8 @@ func findSnapshot(ctx context.Context, s *session.Session, conn *dial.Conn, name
 	return session.One("snapshot", nameOrID, matches)
 }
 
-// allSnapshots returns the snapshots of the project, or of one volume: at most limit, or all if limit is 0. more is
-// true if there are further snapshots.
+// allSnapshots returns up to limit snapshots of the project, or of one volume if volume is not empty. A limit of 0
+// means all. more is true if there are further snapshots.
 func allSnapshots(ctx context.Context, s *session.Session, conn *dial.Conn, volume string, limit int) (snapshots []*storagev1.Snapshot, more bool, err error) {
 	org, project := s.Tenant()
 	return session.Pages(limit, func(token string) ([]*storagev1.Snapshot, string, error) {
@@ -206,7 +208,7 @@ func snapshotStatus(one *storagev1.Snapshot) string {
 	return show.Enum("SNAPSHOT_STATUS", one.GetStatus())
 }
 
-// printSnapshots prints snapshots as a table, or the message m that contains them as JSON.
+// printSnapshots prints snapshots as a table. For JSON output, it prints the message m, which contains the snapshots.
 func printSnapshots(s *session.Session, m proto.Message, snapshots ...*storagev1.Snapshot) error {
 	var names []string
 	var rows [][]string

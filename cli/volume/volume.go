@@ -1,7 +1,6 @@
-// Package volume holds the commands for volumes, their snapshots and storage classes: `trivet volume`, `trivet snapshot` and
-// `trivet storage-class`.
-// Package cli/vm calls Find to resolve the volume names in its arguments. The name of a volume is unique in its
-// project.
+// Package volume holds the commands for volumes, their snapshots and storage classes: `trivet volume`, `trivet
+// snapshot` and `trivet storage-class`. Package cli/vm calls Find to resolve the volume names in its arguments. The
+// name of a volume is unique in its project.
 package volume
 
 import (
@@ -48,19 +47,20 @@ func createCommand(s *session.Session) *cobra.Command {
 	var labels, metadata []string
 	c := &cobra.Command{
 		Use: "create NAME", Short: "Create a volume", Args: session.Exactly("NAME"),
-		Long: `Create a volume: blank, or with the content of an image or a snapshot. Its host makes a volume from a snapshot at once,
-in the storage class of the snapshot's volume, and others when they are attached for the first time.`,
+		Long: `Create a volume that is blank or begins with the content of an image or a snapshot. A volume from a snapshot
+gets the storage class of the snapshot's volume. A volume of the driver MANAGED that is not made from a snapshot is made
+on its host when it is attached for the first time. Other volumes are made at once.`,
 		Example: `  trivet volume create data --size 100
   trivet volume create data-2 --snapshot before-upgrade
   trivet volume create root --size 20 --image debian-12 --class fast`,
 	}
 	p := c.Flags()
-	p.StringVar(&size, "size", "", "size in GiB, or with a unit: 2TiB (default with --snapshot: that of the snapshot)")
+	p.StringVar(&size, "size", "", "size in GiB, or with a unit: 2TiB (default with --snapshot: the size of the snapshot)")
 	p.StringVar(&class, "class", "", "storage class (default: the default class)")
-	p.StringVar(&from, "image", "", "image that the volume begins as a copy of, by name or ID")
+	p.StringVar(&from, "image", "", "image with whose content the volume begins, by name or ID")
 	p.StringArrayVar(&labels, "label", nil, "KEY=VALUE, repeatable")
 	p.StringArrayVar(&metadata, "metadata", nil, "KEY=VALUE, repeatable")
-	p.StringVar(&snapshot, "snapshot", "", "snapshot that the volume begins as a copy of, by name or ID")
+	p.StringVar(&snapshot, "snapshot", "", "snapshot with whose content the volume begins, by name or ID")
 	c.MarkFlagsOneRequired("size", "snapshot")
 	c.MarkFlagsMutuallyExclusive("snapshot", "image")
 	c.MarkFlagsMutuallyExclusive("snapshot", "class")
@@ -102,7 +102,7 @@ in the storage class of the snapshot's volume, and others when they are attached
 	return c
 }
 
-// createFromSnapshot creates the volume that req describes with the content of a snapshot, given by name or ID.
+// createFromSnapshot creates the volume that req describes, with the content of the snapshot with a name or ID.
 func createFromSnapshot(
 	ctx context.Context, s *session.Session, conn *dial.Conn, req *vmv1.CreateVolumeRequest, nameOrID string,
 ) (*vmv1.Volume, error) {

@@ -20,8 +20,8 @@ type Packet struct {
 	ToVM     cloud.VMID
 	To       netip.Addr
 	// Protocol is the number of an IP protocol, and Port the destination port of TCP, UDP and SCTP. A packet to ToPort
-	// or ToVM is sent to the IPv4 address of the port, except that ICMPv6 is sent to its IPv6 address. A packet of ICMP
-	// or ICMPv6 is an echo request (ping).
+	// or ToVM is sent to the IPv4 address of the port, except that ICMPv6 is sent to its IPv6 address. An ICMP or
+	// ICMPv6 packet is an echo request (ping).
 	Protocol uint8
 	Port     uint16
 }
@@ -268,7 +268,8 @@ func (e *explanation) matches(r *cloud.Rule, remote netip.Addr, remotePort *clou
 	return true
 }
 
-// echoRequest returns the type of the ICMP message that the packet has if its protocol is ICMP or ICMPv6. Its code is 0.
+// echoRequest returns the ICMP type of an echo request in the packet's protocol, ICMP or ICMPv6. The ICMP code of an
+// echo request is 0.
 func (e *explanation) echoRequest() uint8 {
 	if e.packet.Protocol == cloud.ProtocolICMPv6 {
 		return 128 // RFC 4443, section 4.1

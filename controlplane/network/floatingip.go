@@ -245,8 +245,9 @@ func updateFloating(tx *store.Tx, t cloud.Tenant, q FloatingUpdate) (cloud.Float
 	return *f, nil
 }
 
-// retarget changes the target of a floating IP. If the former and the new target are service IPs, the host of the
-// floating IP must acknowledge that it no longer has the address before the floating IP gets a host.
+// retarget changes the target of a floating IP. A floating IP of a service IP has a host that the leader chooses. If
+// the former and the new target are service IPs, the former host must therefore acknowledge that it no longer has the
+// address before the floating IP gets another host.
 func retarget(tx *store.Tx, t cloud.Tenant, f *cloud.FloatingIP, port cloud.PortID, service cloud.ServiceIPID) error {
 	var former cloud.NodeID
 	if placementOf(f) != nil {

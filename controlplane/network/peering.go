@@ -236,7 +236,8 @@ func deletePeering(tx *store.Tx, t cloud.Tenant, id cloud.PeeringID) (none struc
 		peerings.Delete(tx, string(project), string(id))
 	}
 	for _, v := range []cloud.VPCID{p.VPC, p.PeerVPC} {
-		// A proposal permits no backends. Its VPCs can have the prefixes of other peers, whose backends remain.
+		// A peering that is only proposed permits no backends, so there are none to remove. Its VPCs can have the same
+		// prefixes as VPCs with an active peering. The backends in these VPCs must remain.
 		if p.Status == cloud.NetworkActive {
 			if err := removePeerBackends(tx, p, v); err != nil {
 				return none, err

@@ -72,12 +72,14 @@ func choosePlace(
 	return place{reason: fmt.Sprintf("no host with the external network %s is connected", g.external)}
 }
 
-// unconfirmedReason is the status reason of a gateway or floating IP that was sent to a host.
+// unconfirmedReason returns the status reason of a gateway or floating IP that was assigned to a host, until the host
+// has confirmed that it has the address.
 func unconfirmedReason(node cloud.NodeID) string {
 	return fmt.Sprintf("host %s has not confirmed yet that it has the address", node)
 }
 
-// withdrawReason is the status reason of a gateway or floating IP that its former host must give up first.
+// withdrawReason returns the status reason of a gateway or floating IP that gets no other host until its former host
+// has confirmed that it no longer has the address.
 func withdrawReason(former cloud.NodeID) string {
 	return fmt.Sprintf("its former host %s has not confirmed yet that it has withdrawn the address", former)
 }

@@ -166,9 +166,10 @@ func checkBackendAddress(r store.Reader, t cloud.Tenant, id cloud.VPCID, a netip
 		With("constraint", "within_vpc")
 }
 
-// removePeerBackends removes the backends that are addresses of the other VPC of a peering from the service IPs of one
-// of its VPCs. Without the peering, checkBackendAddress permits these addresses no longer: connections to them would
-// leave the VPC, or would reach another VPC with which the VPC is peered later.
+// removePeerBackends is called when a peering ends. It removes backends from the service IPs of the VPC with this ID:
+// those that are addresses of the other VPC of the peering. Without the peering, checkBackendAddress no longer permits
+// these addresses. Connections to them would leave the VPC, or would reach another VPC with the same prefix if the VPC
+// is peered with it later.
 func removePeerBackends(tx *store.Tx, p *cloud.Peering, id cloud.VPCID) error {
 	project := p.Project
 	if id != p.VPC {

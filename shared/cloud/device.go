@@ -13,8 +13,8 @@ const (
 // deviceResult is the result of a pending change of a NIC or a disk.
 type deviceResult struct {
 	ended   bool // the change is done or refused
-	stays   bool // the VM still has the device
-	refused bool
+	stays   bool // the VM's record keeps the device
+	refused bool // the host could not make the change
 }
 
 // result returns the result of the change c after a host's report. process is true if the guest has a process, and
@@ -33,7 +33,7 @@ func (c DeviceChange) result(process, attached bool, refusal string) deviceResul
 	return deviceResult{stays: true} // the host has not finished
 }
 
-// hasProcess reports whether the guest has a process. known is false if the report does not say so.
+// hasProcess reports whether the guest has a QEMU process. known is false if the report has no state of the guest.
 func (o *Observation) hasProcess() (process, known bool) {
 	switch o.Observed {
 	case ObservedUnspecified:

@@ -100,7 +100,7 @@ type Image struct {
 	UpdatedAt    Time
 	CreatedBy    string
 	Metadata     map[string]string
-	// CountedMiB is the part of the project's quota that the image's bytes use, in MiB.
+	// CountedMiB is the size with which the image counts in the project's quota of image bytes, in MiB.
 	CountedMiB uint64 `cbor:",omitempty"`
 	// Holders are the IDs of the members that store the content and have verified its checksum.
 	Holders []uint64

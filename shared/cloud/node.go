@@ -67,7 +67,7 @@ type Node struct {
 	StoragePools []StoragePool `cbor:",omitempty"`
 	// PoolAllocated is the total size in GiB of the volumes that are bound to the host, by pool.
 	PoolAllocated map[string]uint64 `cbor:",omitempty"`
-	// RBD is true if guests of the host can use RBD images. RBDProblem says why it is false.
+	// RBD is true if guests of the host can use RBD images. RBDProblem is the reason if RBD is false.
 	RBD             bool   `cbor:",omitempty"`
 	RBDProblem      string `cbor:",omitempty"`
 	SharedMigration bool
@@ -90,8 +90,8 @@ func (n *Node) PoolShortage(pool string, gib uint64) string {
 	return "does not serve the storage pool " + pool
 }
 
-// LacksEncryption returns a text that says why the host cannot have encrypted volumes in a pool. It returns "" if the
-// host can.
+// LacksEncryption returns the reason why the host cannot encrypt volumes in a pool, or "" if it can. The text is the
+// predicate of a sentence whose subject is the host. LacksEncryption also returns "" if the host has no such pool.
 func (n *Node) LacksEncryption(pool string) string {
 	for _, p := range n.StoragePools {
 		if p.Name == pool && !p.Encryption {
@@ -101,7 +101,8 @@ func (n *Node) LacksEncryption(pool string) string {
 	return ""
 }
 
-// RBDShortage returns a text that says why the host cannot have RBD volumes, or "" if it can.
+// RBDShortage returns the reason why the host cannot use RBD volumes, or "" if it can. The text is the predicate of a
+// sentence whose subject is the host.
 func (n *Node) RBDShortage() string {
 	switch {
 	case n.RBD:

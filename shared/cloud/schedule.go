@@ -8,21 +8,22 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Limits of the schedule of a volume's snapshots.
+// Limits of a SnapshotSchedule.
 const (
 	minSnapshotEvery    = 15 * time.Minute
 	maxSnapshotEvery    = 366 * 24 * time.Hour
-	maxSnapshotKeep     = 24 // below MaxSnapshots, so that other snapshots are possible
+	maxSnapshotKeep     = 24 // below MaxSnapshots, so that callers can also create snapshots
 	defaultSnapshotKeep = 7
 )
 
-// SnapshotSchedule is the schedule of a volume's snapshots.
+// SnapshotSchedule makes the control plane create a snapshot of a volume in each interval of length Every, and keep the
+// newest Keep of these snapshots.
 type SnapshotSchedule struct {
 	Every time.Duration
 	Keep  int
 }
 
-// Schedule returns the schedule in the metadata of the volume. It returns false if there is none.
+// Schedule returns the snapshot schedule in the metadata of the volume. It returns false if the metadata has none.
 func (v *Volume) Schedule() (SnapshotSchedule, bool) {
 	every, err := time.ParseDuration(v.Metadata[SnapshotEvery])
 	if err != nil || every < minSnapshotEvery || every > maxSnapshotEvery {
@@ -50,16 +51,18 @@ func checkSchedule(metadata map[string]string) error {
 	return nil
 }
 
-// Due returns the beginning of the interval that contains now, and whether a snapshot of the schedule is missing there.
-// Intervals begin at multiples of Every since 1970. The parameter all has all snapshots of the volume. A snapshot that
-// failed is not repeated within its interval, and intervals that have passed without a snapshot are not made up for.
+// Due returns the beginning of the interval that contains now, and true if the schedule has not created a snapshot in
+// this interval yet. Intervals begin at multiples of Every since 1970-01-01 in UTC. The parameter all has all snapshots
+// of the volume. If a snapshot fails, the schedule creates no other one in the same interval. The schedule creates no
+// snapshots for past intervals.
 func (s SnapshotSchedule) Due(all []*Snapshot, now Time) (begin Time, due bool) {
 	begin = now - now%s.Every.Milliseconds()
 	return begin, !slices.ContainsFunc(all, func(one *Snapshot) bool { return one.Scheduled && one.CreatedAt >= begin })
 }
 
-// Surplus returns the snapshots of the schedule that are to be deleted. The newest Keep snapshots that are AVAILABLE
-// are kept, and as many that failed since. Snapshots that the schedule did not make are never returned.
+// Surplus returns the snapshots that the schedule must delete. The schedule keeps the newest Keep AVAILABLE snapshots.
+// It also keeps the newest Keep failed snapshots, except those that are older than the newest Keep AVAILABLE snapshots.
+// Surplus never returns PENDING snapshots, or snapshots that were not created by the schedule.
 func (s SnapshotSchedule) Surplus(all []*Snapshot) (out []*Snapshot) {
 	newest := slices.SortedFunc(slices.Values(all), func(a, b *Snapshot) int { return int(b.CreatedAt - a.CreatedAt) })
 	available, failed := 0, 0

@@ -12,7 +12,7 @@ type (
 	SnapshotID          string
 	SnapshotStatus      uint8
 	SnapshotConsistency uint8
-	// SnapshotState is the state of a snapshot on its host: SnapshotState in agent.v1.
+	// SnapshotState is the state of a snapshot on its host, with the values of SnapshotState in agent.v1.
 	SnapshotState uint8
 )
 
@@ -46,8 +46,8 @@ const (
 	// MaxSnapshots is the maximum number of snapshots of a volume, including those whose bytes the host has not deleted
 	// yet.
 	MaxSnapshots = 32
-	// SnapshotPatience is the time in milliseconds within which the host must begin to copy a volume for a snapshot. A
-	// copy that begins later would not have the content that the caller wanted.
+	// SnapshotPatience is the time in milliseconds, after the creation of a snapshot, within which the host must begin
+	// to copy the volume. A copy that begins later would not have the content that the caller wanted.
 	SnapshotPatience = 10 * 60 * 1000
 )
 
@@ -58,11 +58,11 @@ type Snapshot struct {
 	Org     OrgID
 	Project ProjectID
 	Volume  VolumeID
-	// Group is the same in all snapshots of a VM that have the same instant, and GroupVolumes are the volumes that have
-	// a snapshot of the group. Both are empty for a snapshot of one volume.
+	// Group is an ID that all snapshots of one call of CreateVmSnapshots share. GroupVolumes are the volumes that have
+	// a snapshot of the group. Both are empty for a snapshot that was created alone.
 	Group        string     `cbor:",omitempty"`
 	GroupVolumes []VolumeID `cbor:",omitempty"`
-	// SizeGiB, Pool and Node are those of the volume when the snapshot was created.
+	// SizeGiB, Pool and Node are the values that the volume had when the snapshot was created.
 	SizeGiB   uint64
 	Pool      string
 	Node      NodeID
@@ -71,7 +71,7 @@ type Snapshot struct {
 	CreatedBy string
 	// Scheduled is true if the schedule of the volume created the snapshot.
 	Scheduled bool `cbor:",omitempty"`
-	// Deadline is the time until which the host may begin the copy.
+	// Deadline is the latest time at which the host may begin the copy.
 	Deadline Time
 
 	Status      SnapshotStatus
@@ -81,13 +81,14 @@ type Snapshot struct {
 	Format      VolumeFormat
 	StoredBytes uint64
 
-	// Deleted is true from the deletion by a caller until the host has reported that it has deleted the bytes. The host
-	// reports this for the volume's generation DeletedGeneration or a later one.
+	// Deleted is true if the snapshot was deleted, but the host has not reported yet that it has deleted the bytes.
+	// Only a report for the volume's generation DeletedGeneration, or a later one, counts: in an earlier report, an
+	// absent snapshot can be one that the host has not begun to copy.
 	Deleted           bool   `cbor:",omitempty"`
 	DeletedGeneration uint64 `cbor:",omitempty"`
 }
 
-// SnapshotRef names the snapshot with whose content a volume begins.
+// SnapshotRef names the snapshot whose content a new volume gets.
 type SnapshotRef struct {
 	Volume   VolumeID
 	Snapshot SnapshotID
@@ -105,7 +106,7 @@ type SnapshotObservation struct {
 	StoredBytes uint64
 }
 
-// CheckSnapshot returns an InvalidArgument fault if these cannot be the name and the labels of a snapshot.
+// CheckSnapshot returns an InvalidArgument fault if name is not a valid name of a snapshot, or labels are not valid.
 func CheckSnapshot(name string, labels map[string]string) error {
 	if err := CheckName("name", name); err != nil {
 		return err
@@ -113,11 +114,11 @@ func CheckSnapshot(name string, labels map[string]string) error {
 	return CheckPairs("labels", labels)
 }
 
-// maxSnapshotReason is the maximum size in bytes of a reason that a host can write into the record of a snapshot.
+// maxSnapshotReason is the maximum length in bytes of Snapshot.Reason. Observe truncates a longer reason of a host.
 const maxSnapshotReason = 300
 
 // Observe updates the snapshot from a report of its host, and returns whether the record changed. If the host reports a
-// copy of another instant than before, the snapshot becomes ERROR: its content is not the one that callers have seen.
+// copy with another TakenAt than in an earlier report, the snapshot becomes ERROR, because its content has changed.
 func (s *Snapshot) Observe(o SnapshotObservation) bool {
 	before := *s
 	switch {
@@ -141,7 +142,8 @@ func (o VolumeObservation) Equal(p VolumeObservation) bool {
 		o.FlattenPercent == p.FlattenPercent && o.Format == p.Format && slices.Equal(o.Snapshots, p.Snapshots)
 }
 
-// CheckSource returns nil if a volume of gib GiB can be made from the snapshot.
+// CheckSource returns an error if no volume of gib GiB can be made from the snapshot: FailedPrecondition if the
+// snapshot is not AVAILABLE, and InvalidArgument if gib is less than the size of the snapshot.
 func (s *Snapshot) CheckSource(gib uint64) error {
 	if s.Status != SnapshotAvailable {
 		return fault.New(fault.FailedPrecondition, "snapshot %s is %s, not AVAILABLE", s.Name, s.Status)

@@ -25,7 +25,7 @@ type StorageClass struct {
 	// RBD is the Ceph pool in which hosts store the volumes. It is set for the driver RBD.
 	RBD    *RBDPool `cbor:",omitempty"`
 	Limits Limits
-	// Encrypted is true if the volumes of the class are encrypted. It is possible only for the driver MANAGED.
+	// Encrypted is true if the volumes of the class are encrypted. Only the driver MANAGED supports encryption.
 	Encrypted bool `cbor:",omitempty"`
 	CreatedAt Time
 	UpdatedAt Time
@@ -68,9 +68,9 @@ func (c *StorageClass) Check() error {
 	return nil
 }
 
-// RBDPool is a pool of a Ceph cluster, and the Ceph user as which hosts use it.
+// RBDPool names a pool of a Ceph cluster, and the Ceph user with which hosts connect to the cluster.
 type RBDPool struct {
-	FSID     string   // id of the cluster, a UUID
+	FSID     string   // ID of the cluster, a UUID
 	Monitors []string // each an IP address and a port
 	Pool     string
 	User     string // without "client."
@@ -81,13 +81,14 @@ type RBDPool struct {
 const (
 	// maxMonitors is the maximum number of monitors of a Ceph cluster.
 	maxMonitors = 16
-	// monitorPort is the port of a monitor that is given without one: that of Ceph's protocol version 2.
+	// monitorPort is the default port of a monitor: the port of version 2 of Ceph's protocol.
 	monitorPort = 3300
 )
 
 var cephName = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9._-]{0,95}$`)
 
-// check returns an InvalidArgument fault if a field is invalid. It adds monitorPort to monitors without a port.
+// check returns an InvalidArgument fault if a field is invalid or p is nil. It adds monitorPort to the addresses of
+// monitors that have no port.
 func (p *RBDPool) check() error {
 	if p == nil {
 		return fault.Invalid("rbd", "is required for the driver RBD")
@@ -113,8 +114,8 @@ func (p *RBDPool) check() error {
 	return nil
 }
 
-// CheckCephKey returns an InvalidArgument fault if text cannot be the key of a Ceph user. The fault does not contain the
-// key.
+// CheckCephKey returns an InvalidArgument fault if text cannot be the key of a Ceph user. The text of the fault does
+// not contain the key.
 func CheckCephKey(text string) error {
 	raw, err := base64.StdEncoding.DecodeString(text)
 	if err != nil || len(raw) < 16 || len(raw) > 256 {

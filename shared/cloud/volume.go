@@ -47,14 +47,14 @@ const (
 	// VolumeReason is the key of the last error that the volume's host has reported. Only the control plane sets its
 	// value.
 	VolumeReason = "trivet/error"
-	// VolumeFlatten is the key of the finished part, in percent, of the flattening of a volume. Only the control plane
-	// sets its value, and only until the volume is flattened.
+	// VolumeFlatten is the metadata key for the progress of flattening the volume, in percent. Only the control plane
+	// sets its value. A volume that is not being flattened does not have the key.
 	VolumeFlatten = "trivet/flatten"
 	// MaxIOPS and MaxBytesPerSecond lower the limits that the volume's storage class sets.
 	MaxIOPS           = "trivet/max-iops"
 	MaxBytesPerSecond = "trivet/max-bytes-per-second"
-	// SnapshotEvery is the key of the interval at which the volume gets a snapshot, such as 24h. SnapshotKeep is the key
-	// of the number of these snapshots that are kept.
+	// SnapshotEvery and SnapshotKeep are the metadata keys for the volume's SnapshotSchedule: the interval between two
+	// snapshots, such as 24h, and the number of snapshots to keep.
 	SnapshotEvery = "trivet/snapshot-every"
 	SnapshotKeep  = "trivet/snapshot-keep"
 )
@@ -87,12 +87,11 @@ type Volume struct {
 	// ClassLimits are the limits of the class when the volume was created. The method Limits returns the limits that
 	// apply.
 	ClassLimits Limits
-	// Encrypted is true if the class of the volume is encrypted. The volume's key is in a record of its own.
+	// Encrypted is true if the class of the volume is encrypted. The volume's key is in a separate record.
 	Encrypted bool `cbor:",omitempty"`
-	// Image is the content with which the host makes the volume. It is nil for a blank volume, and for one that no
-	// longer needs its image because it was flattened.
+	// Image is the image from which the host makes the volume. It is nil for a blank volume and for a flattened volume.
 	Image *ImageRef `cbor:",omitempty"`
-	// Source is the snapshot with whose content the host makes the volume, or nil.
+	// Source is the snapshot from which the host makes the volume, or nil.
 	Source    *SnapshotRef `cbor:",omitempty"`
 	CreatedAt Time
 	UpdatedAt Time
@@ -100,9 +99,9 @@ type Volume struct {
 	Metadata  map[string]string
 	Labels    map[string]string
 
-	// Node is the host to which the volume is bound. For the driver MANAGED it is set by the first attachment and never
-	// changes afterwards. A volume of the driver RBD gets a host when it is created, and can move to another one while
-	// it is detached and flushed.
+	// Node is the host to which the volume is bound. For the driver MANAGED, the first attachment sets Node, and Node
+	// never changes afterwards. For the driver RBD, the leader sets Node soon after the creation of the volume, and
+	// Node can change while the volume is detached and flushed.
 	Node NodeID
 	// VM is the VM that has the volume attached, and Disk is the ID of the disk in the VM. Both are empty if the volume
 	// is detached.
@@ -117,13 +116,13 @@ type Volume struct {
 	// LastError is the error in the last report of the host.
 	LastError string
 	// Flatten is true from the request to flatten the volume until the host has reported the volume as flattened.
-	// FlattenPercent is the part that the host has finished, in steps of flattenStep.
+	// FlattenPercent is the finished part of the flattening in percent, rounded down to a multiple of flattenStep.
 	Flatten        bool   `cbor:",omitempty"`
 	FlattenPercent uint32 `cbor:",omitempty"`
 }
 
-// flattenStep is the difference, in percent, between two recorded values of Volume.FlattenPercent. It limits the number
-// of log entries that the flattening of a volume causes.
+// flattenStep is the smallest difference, in percent, between two recorded values of Volume.FlattenPercent. It limits
+// the number of raft log entries that are written while a volume is flattened.
 const flattenStep = 10
 
 // VolumeObservation is a host's report about one volume. Its fields are those of the message VolumeObservation in
@@ -151,8 +150,8 @@ func (v *Volume) SizeBytes() uint64 { return v.SizeGiB << 30 }
 func (v *Volume) Flushed() bool { return v.FlushedGeneration == v.AttachmentGeneration }
 
 // Status returns the status that the API shows. A volume that was detached is IN_USE until it is flushed. A volume that
-// is made from a snapshot is PENDING until its host has copied the snapshot, and one of the driver RBD until a host has
-// made it.
+// is made from a snapshot is PENDING until its host has copied the snapshot. A volume of the driver RBD is PENDING
+// until a host has made the RBD image.
 func (v *Volume) Status() VolumeStatus {
 	switch {
 	case v.VM != "" || !v.Flushed():
@@ -237,7 +236,8 @@ func CheckVolumeSize(gib uint64) error {
 
 // Attach attaches the volume to a VM on the host node, as the disk with the given ID, and increments the attachment
 // generation. It returns FailedPrecondition and changes nothing if a VM has the volume, if its last attachment is not
-// flushed, or if another host has it. A volume of the driver RBD moves to the host node.
+// flushed, or if the volume is bound to another host. The last condition does not apply to a volume of the driver RBD,
+// which Attach binds to the host node.
 func (v *Volume) Attach(vm VMID, disk string, node NodeID) error {
 	if v.VM != "" && !mutant.On(mutant.AttachTwice) {
 		f := fault.New(fault.FailedPrecondition, "volume %s is attached to VM %s", v.Name, v.VM)
@@ -259,9 +259,10 @@ func (v *Volume) Attach(vm VMID, disk string, node NodeID) error {
 	return nil
 }
 
-// Move binds a volume of the driver RBD to another host, which then makes and grows it. It returns false and changes
-// nothing if a VM has the volume or its last attachment is not flushed, because then its host may still have the volume
-// open.
+// Move binds a volume of the driver RBD to another host, which then makes or enlarges the RBD image if needed. If a VM
+// has the volume or its last attachment is not flushed, its present host may still have the volume open. Move then
+// returns false and changes nothing. It also returns false if the volume has another driver or is already bound to the
+// host.
 func (v *Volume) Move(node NodeID) bool {
 	if v.Driver != DriverRBD || v.Node == node || (v.VM != "" || !v.Flushed()) && !mutant.On(mutant.MoveUnflushed) {
 		return false
@@ -279,8 +280,8 @@ func (v *Volume) Detach() {
 	v.Generation++
 }
 
-// RequestFlatten requests that the host makes the volume independent of its image. It returns false if the volume has no
-// image or the request was made before.
+// RequestFlatten records that the host must make the volume independent of its image. It returns false and changes
+// nothing if the volume has no image or is already being flattened.
 func (v *Volume) RequestFlatten() (changed bool) {
 	if v.Image == nil || v.Flatten {
 		return false
@@ -290,8 +291,8 @@ func (v *Volume) RequestFlatten() (changed bool) {
 	return true
 }
 
-// observeFlatten updates the volume from what a report says about its flattening. The host has the volume's content
-// without the image only if it reports this for the present desired state or a later one.
+// observeFlatten updates the fields about flattening from a report of the host. It ignores reports about a generation
+// that is older than that of the desired state.
 func (v *Volume) observeFlatten(o VolumeObservation) {
 	switch {
 	case !v.Flatten || o.Generation < v.Generation && !mutant.On(mutant.FlattenEarly):

@@ -48,8 +48,8 @@ func assignedDisks(vm *cloud.VM) (out []*agentv1.AssignedDisk) {
 	return out
 }
 
-// AssignedVolume returns the desired state of a volume as the message that is sent to the agent on its host. The key of
-// an encrypted volume is not set: package volume of the control plane adds it where the host needs it.
+// AssignedVolume returns the desired state of a volume as the message that is sent to the agent on its host. It does
+// not set the key of an encrypted volume, the RBD pool or the snapshots. Package controlplane/compute/volume sets them.
 func AssignedVolume(v *cloud.Volume) *agentv1.AssignedVolume {
 	limits := v.Limits()
 	var source *agentv1.SnapshotSource

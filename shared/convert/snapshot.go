@@ -39,7 +39,7 @@ func snapshotObservation(o cloud.SnapshotObservation) *agentv1.SnapshotObservati
 	}
 }
 
-// snapshotObservationFrom is the inverse of snapshotObservation. A value that no enumeration has becomes unspecified.
+// snapshotObservationFrom is the inverse of snapshotObservation. Unknown values of enumerations become Unspecified.
 func snapshotObservationFrom(o *agentv1.SnapshotObservation) cloud.SnapshotObservation {
 	out := cloud.SnapshotObservation{
 		Snapshot: cloud.SnapshotID(o.GetSnapshotId()), State: enum[cloud.SnapshotState](o.GetState()), Error: o.GetError(), TakenAt: o.GetTakenAt(),

@@ -13,7 +13,7 @@ import (
 func VolumeDriver(d vmv1.VolumeDriverKind) cloud.VolumeDriver { return enum[cloud.VolumeDriver](d) }
 
 // Volume returns a volume record as the message of the API. The last error of the host is in the metadata, under
-// cloud.VolumeReason, and the progress of flattening under cloud.VolumeFlatten.
+// cloud.VolumeReason. While the volume is flattened, the metadata also has the progress under cloud.VolumeFlatten.
 func Volume(v *cloud.Volume) *vmv1.Volume {
 	out := &vmv1.Volume{
 		Id: string(v.ID), Name: v.Name, OrgId: string(v.Org), ProjectId: string(v.Project), SizeGib: v.SizeGiB,

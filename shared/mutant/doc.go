@@ -36,8 +36,8 @@ const (
 	StoreVolumeKey     = "store-volume-key"     // the agent writes the keys of encrypted volumes to its disk: nodeagent/uplink
 	SendKeyToAll       = "send-key-to-all"      // the host of a detached volume gets the volume's key: controlplane/compute/volume
 	KeepVolumeKey      = "keep-volume-key"      // the key of a deleted volume stays in the records: controlplane/compute/volume
-	FlattenEarly       = "flatten-early"        // a volume counts as independent of its image before its host has reported that: shared/cloud
-	FlattenOverlayOnly = "flatten-overlay-only" // flattening copies only the overlay, and not the image: nodeagent/volume
+	FlattenEarly       = "flatten-early"        // a volume counts as independent of its image before its host has reported it as flattened: shared/cloud
+	FlattenOverlayOnly = "flatten-overlay-only" // flattening copies the data of the overlay but not of the image: nodeagent/volume
 	RecordIncomplete   = "record-incomplete"    // a volume counts as flattened although its file lacks a part of the image: nodeagent/volume
 	OpenUnflushedImage = "open-unflushed-image" // an RBD image is opened although its last attachment is not flushed: nodeagent/volume
 	OpenBeforeRecord   = "open-before-record"   // an RBD image is opened before its attachment is recorded in the cluster: nodeagent/volume
@@ -125,7 +125,7 @@ const (
 	AcceptBeforeRules = "accept-before-rules" // packets are forwarded before the rules of security groups: nodeagent/firewall
 	ForwardDenied     = "forward-denied"      // packets are forwarded to addresses of the underlay: nodeagent/firewall, nodeagent/edge
 	PassForged        = "pass-forged"         // frames with forged addresses pass: nodeagent/firewall
-	OverlappingLists  = "overlapping-lists"   // the rules of an address pair apply to addresses of other ports: nodeagent/firewall
+	OverlappingLists  = "overlapping-lists"   // the rules for an allowed address pair also apply to addresses of other ports within its prefix: nodeagent/firewall
 	AnyList           = "any-list"            // the rules of one port apply to another one: nodeagent/firewall
 	DropOldList       = "drop-old-list"       // rules are deleted while ports still have them: nodeagent/firewall
 	PassReserved      = "pass-reserved"       // an address pair may be the address of a gateway: nodeagent/firewall
@@ -137,11 +137,11 @@ const (
 	AttachTwice              = "attach-twice"               // a volume that a VM has is attached to another VM: controlplane/compute/vm, controlplane/sim, shared/cloud
 	AttachUnflushed          = "attach-unflushed"           // a volume is attached again before its host has flushed it: controlplane/compute/vm, shared/cloud
 	AttachElsewhere          = "attach-elsewhere"           // a volume is attached to a VM on another host than the volume's: controlplane/compute/vm, shared/cloud
-	MoveUnflushed            = "move-unflushed"             // an RBD volume moves to another host before its host has flushed it: shared/cloud, controlplane/compute/volume
+	MoveUnflushed            = "move-unflushed"             // an RBD volume moves to another host before its former host has flushed it: shared/cloud, controlplane/compute/volume
 	KeepAttachmentGeneration = "keep-attachment-generation" // an attachment does not increment the attachment generation: controlplane/compute/vm, controlplane/sim, shared/cloud
 	FlushUngranted           = "flush-ungranted"            // a host reports an attachment generation as flushed that was not granted yet: shared/cloud
 	ReleaseDeletedEarly      = "release-deleted-early"      // the volumes of a deleted VM are detached before its host has destroyed it: controlplane/compute/vm, controlplane/sim
-	ForgetSnapshotEarly      = "forget-snapshot-early"      // an old report about a snapshot counts as the deletion of its bytes: controlplane/compute/snapshot
+	ForgetSnapshotEarly      = "forget-snapshot-early"      // a report from before the deletion of a snapshot counts as the deletion of its bytes: controlplane/compute/snapshot
 	ReplaceSnapshot          = "replace-snapshot"           // a copy of a later instant replaces a snapshot: controlplane/compute/snapshot
 	CopyDisksInTurn          = "copy-disks-in-turn"         // the copies of several disks begin one after the other: nodeagent/qemu
 	KeepFrozen               = "keep-frozen"                // the file systems of a guest stay frozen after a snapshot: nodeagent/qemu

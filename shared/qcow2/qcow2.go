@@ -159,7 +159,8 @@ type image struct {
 }
 
 // parse validates the header of an image. first is the beginning of the file. It must contain the complete first
-// cluster, or the complete file if the file is shorter than a cluster. If encrypted is true, LUKS encryption is accepted.
+// cluster, or the complete file if the file is shorter than a cluster. If encrypted is true, parse accepts an image
+// with LUKS encryption.
 func parse(first []byte, fileSize uint64, encrypted bool) (*image, error) {
 	var h header
 	if err := binary.Read(bytes.NewReader(first), binary.BigEndian, &h); err != nil {

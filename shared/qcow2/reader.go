@@ -11,18 +11,18 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Content says what an image has of a cluster of its disk.
+// Content is the kind of content that an image stores for a cluster of its disk.
 type Content uint8
 
 const (
-	Unallocated Content = iota // nothing: the cluster is that of the backing file, or zeros without one
+	Unallocated Content = iota // nothing is stored: the cluster has the content of the backing file, or zeros without one
 	Zeros
 	Data
 )
 
-// A Reader reads the data of an image. It accepts the images that [Inspect] accepts, but checks the entries of an L2
-// table only when it reads them: an entry that points outside the file is an error of the read. It never reads a
-// backing file. To read an overlay, the caller reads the clusters that are [Unallocated] from the backing file.
+// A Reader reads the data of an image. It accepts the same images as [Inspect], but checks an entry of an L2 table only
+// when it reads the entry. Reading a cluster whose entry points outside the file returns an error. A Reader never opens
+// a backing file. To read an overlay, the caller must read the clusters that are [Unallocated] from the backing file.
 //
 // A Reader keeps the L1 table (at most 32 MiB), one L2 table and two clusters in memory. Its methods must not be called
 // concurrently.
@@ -30,7 +30,8 @@ type Reader struct {
 	img *image
 	r   io.ReaderAt
 	l1  []byte
-	// tablesOnly means that the data must not be read, because it may be encrypted.
+	// tablesOnly is true for a Reader of NewTableReader: ReadCluster returns an error, because the data may be
+	// encrypted.
 	tablesOnly bool
 
 	l2   []byte
@@ -45,8 +46,8 @@ type Reader struct {
 // the image is not supported or damaged.
 func NewReader(r io.ReaderAt, size int64) (*Reader, error) { return newReader(r, size, false) }
 
-// NewTableReader is like NewReader, but the image may be encrypted. Lookup and NextMapped can be used then. The data of an
-// encrypted image cannot be read.
+// NewTableReader is like NewReader, but also accepts an encrypted image. The Reader reads only the tables of the image,
+// with Lookup and NextMapped. ReadCluster and ReadAt return an error.
 func NewTableReader(r io.ReaderAt, size int64) (*Reader, error) { return newReader(r, size, true) }
 
 func newReader(r io.ReaderAt, size int64, encrypted bool) (*Reader, error) {
@@ -74,8 +75,9 @@ func (d *Reader) ClusterSize() uint64 { return d.img.cluster }
 // Info returns the properties of the image. Allocated is 0, because a Reader does not count the clusters.
 func (d *Reader) Info() Info { return d.img.info }
 
-// NextMapped returns the number of the first cluster, from cluster n on, that may be other than [Unallocated]. It
-// returns the number of clusters of the disk if there is none. It reads no L2 table.
+// NextMapped returns the number of the first cluster, from cluster n on, that an L2 table describes. All clusters from
+// n up to this cluster are [Unallocated]. If there is no such cluster, NextMapped returns the number of clusters of the
+// disk. NextMapped reads no L2 table, so the returned cluster can be [Unallocated] too.
 func (d *Reader) NextMapped(n uint64) uint64 {
 	perTable := d.img.l2Span / d.img.cluster
 	for i := n / perTable; i < d.img.l1Used; i++ {
@@ -86,8 +88,9 @@ func (d *Reader) NextMapped(n uint64) uint64 {
 	return (d.Size() + d.img.cluster - 1) / d.img.cluster
 }
 
-// ReadCluster reads the cluster with the number n into b, which must have the length of a cluster. It changes b only if
-// it returns [Data]. If the image has extended L2 entries, the unallocated parts of a cluster with data read as zeros.
+// ReadCluster reads cluster n into b, which must have the length of a cluster. It does not change b if it returns
+// [Unallocated] or [Zeros] without an error. If the image has extended L2 entries, the unallocated subclusters of a
+// cluster with data are zeros in b.
 func (d *Reader) ReadCluster(n uint64, b []byte) (Content, error) {
 	if d.tablesOnly {
 		return 0, errors.New("qcow2: only the tables of this image can be read")
@@ -113,14 +116,14 @@ func (d *Reader) ReadCluster(n uint64, b []byte) (Content, error) {
 	return Data, nil
 }
 
-// Lookup returns what the image has of the cluster with the number n, without reading the data.
+// Lookup returns the kind of content of cluster n, without reading the data.
 func (d *Reader) Lookup(n uint64) (Content, error) {
 	_, _, content, err := d.lookup(n)
 	return content, err
 }
 
-// lookup returns the checked L2 entry of a cluster, the bitmap of an extended entry, and what the image has of the
-// cluster.
+// lookup returns the L2 entry of a cluster after checking it, the subcluster bitmap of an extended L2 entry, and the
+// kind of content of the cluster.
 func (d *Reader) lookup(n uint64) (entry, parts uint64, content Content, err error) {
 	perTable := d.img.l2Span / d.img.cluster
 	if n/perTable >= d.img.l1Used {
@@ -176,7 +179,8 @@ func (d *Reader) loadL2(at uint64) error {
 	return nil
 }
 
-// readFull fills b from an offset. Bytes behind the end of the file, in its last cluster, are zero.
+// readFull fills b with the bytes at an offset of the file. The part of b that lies after the end of the file is set to
+// zeros, because the last cluster of a file can be incomplete.
 func readFull(r io.ReaderAt, b []byte, at int64) error {
 	n, err := r.ReadAt(b, at)
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -191,7 +195,7 @@ func (d *Reader) readCompressed(entry uint64, b []byte) error {
 	if entry != d.packed {
 		shift := 62 - (d.img.info.ClusterBits - 8)
 		at := entry & (1<<shift - 1)
-		// The data ends anywhere in its last sector.
+		// The entry gives only the number of sectors. The compressed data can end at any byte of the last sector.
 		data := make([]byte, (entry&(flagCompressed-1)>>shift+1)*sector-at%sector)
 		if err := readFull(d.r, data, int64(at)); err != nil {
 			return err
@@ -225,8 +229,8 @@ func decompress(out, data []byte, method Compression) error {
 	return errors.Join(err, z.Close())
 }
 
-// ReadAt reads the disk without a backing file: clusters that are not in the image are zeros. It implements io.ReaderAt,
-// except that calls must not be concurrent.
+// ReadAt reads the disk as if the image had no backing file: clusters that are [Unallocated] are zeros. It implements
+// io.ReaderAt, except that calls must not be concurrent.
 func (d *Reader) ReadAt(b []byte, offset int64) (n int, err error) {
 	if offset < 0 {
 		return 0, errors.New("qcow2: negative offset")

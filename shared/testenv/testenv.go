@@ -1,5 +1,5 @@
-// Package testenv skips tests for which the machine lacks something, such as root or an installed program. With CI=true
-// in the environment these tests fail instead, so that a run in continuous integration cannot leave them out.
+// Package testenv skips tests whose requirements the machine does not meet, such as root or an installed program. If
+// the environment has CI=true, these tests fail instead, so that continuous integration never skips them.
 package testenv
 
 import (
@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Skip skips the test, or fails it if CI=true. why says what the machine lacks.
+// Skip skips the test, or fails it if CI=true. why is the missing requirement.
 func Skip(t testing.TB, why string) {
 	t.Helper()
 	if os.Getenv("CI") == "true" {
@@ -17,7 +17,7 @@ func Skip(t testing.TB, why string) {
 	t.Skip(why)
 }
 
-// NeedRoot skips the test unless it runs as root.
+// NeedRoot skips the test like Skip unless it runs as root.
 func NeedRoot(t testing.TB) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -25,7 +25,7 @@ func NeedRoot(t testing.TB) {
 	}
 }
 
-// Program returns the path of an installed program. It skips the test if there is none.
+// Program returns the path of an installed program. If PATH has no such program, it skips the test like Skip.
 func Program(t testing.TB, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)

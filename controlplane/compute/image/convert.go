@@ -21,16 +21,16 @@ var converted = map[cloud.ImageFormat][]qcow2.Format{
 	cloud.FormatVHD:         {qcow2.VHD, qcow2.VHDX, qcow2.Raw},
 }
 
-// Limits of conversions. A conversion is the only work of the image service that takes much processor time for each byte
-// of its source, and needs memory for the tables of the source: at most about 500 MiB (see package vdisk).
+// Limits of conversions. No other work of the image service takes as much processor time for each byte of its source. A
+// conversion also keeps the tables of the source in memory: at most about 500 MiB (see package vdisk).
 const (
-	// maxConversions is the maximum number of concurrent conversions on a member. An image that waits for another one
-	// still has importTime for its whole import.
+	// maxConversions is the maximum number of concurrent conversions on a member. Further conversions wait. The waiting
+	// time is part of importTime, the time limit of an import.
 	maxConversions = 1
 	// convertTime is the maximum duration of a conversion.
 	convertTime = 10 * time.Minute
-	// maxConverted is the maximum number of bytes of data in a converted image. A source with compressed data can be a
-	// thousandth of this.
+	// maxConverted is the maximum number of bytes of data in a converted image. A source with compressed data can be
+	// about 1000 times smaller than the converted image.
 	maxConverted = 256 << 30
 )
 
@@ -61,7 +61,7 @@ func (s *Service) convert(ctx context.Context, p *part, declared cloud.ImageForm
 	return out, err
 }
 
-// runConversion converts the image p, whose bytes have the given format. The conversion ends when ctx ends.
+// runConversion converts the image p, whose bytes have the format is, to QCOW2. It returns an error when ctx ends.
 func (s *Service) runConversion(ctx context.Context, p *part, is qcow2.Format) (*part, error) {
 	disk, err := vdisk.Open(contextReaderAt{ctx, p.file}, p.size, is, vdisk.Options{MaxData: maxConverted})
 	if errors.Is(err, vdisk.ErrRefused) {

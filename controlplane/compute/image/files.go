@@ -94,8 +94,9 @@ func (f *Files) has(sum string) (bool, error) {
 	return false, fmt.Errorf("find image: %w", err)
 }
 
-// keep is like has. If this member has the image, keep also prevents sweep from removing the file during the next
-// sweepAge: a sweep that has read the records before the image was in them would remove it.
+// keep is like has. If this member has the image, keep also sets the access time of its file, so that sweep does not
+// remove the file within the next sweepAge. Without keep, a concurrent sweep could remove the file if it has read the
+// records before the image's record was written.
 func (f *Files) keep(sum string) (bool, error) {
 	path, err := f.path(sum)
 	if err != nil {
@@ -108,7 +109,8 @@ func (f *Files) keep(sum string) (bool, error) {
 		return false, nil
 	}
 	if err == nil {
-		// The modification time is that of the last verification, so only the access time changes.
+		// The modification time of the file is the time of its last verification. Therefore only the access time
+		// changes.
 		err = os.Chtimes(path, time.Now(), info.ModTime())
 	}
 	if err != nil {
@@ -279,7 +281,8 @@ func (p *part) discard() {
 	}
 }
 
-// sweep removes the image files that were last modified or read more than age ago and whose SHA-256 is not in wanted.
+// sweep removes the image files whose SHA-256 is not in wanted, and that were neither modified nor read within age
+// before now.
 func (f *Files) sweep(wanted map[string]bool, now time.Time, age time.Duration) error {
 	entries, err := os.ReadDir(f.dir)
 	if err != nil {
@@ -296,7 +299,7 @@ func (f *Files) sweep(wanted map[string]bool, now time.Time, age time.Duration) 
 	return nil
 }
 
-// removeIfOld removes the file e if it was last modified or read at least age ago.
+// removeIfOld removes the file e if it was neither modified nor read within age before now.
 func (f *Files) removeIfOld(e fs.DirEntry, now time.Time, age time.Duration) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -310,7 +313,7 @@ func (f *Files) removeIfOld(e fs.DirEntry, now time.Time, age time.Duration) err
 	return nil
 }
 
-// readTime returns the time at which a file was last read, or set by keep.
+// readTime returns the access time of a file: the time of the last read or of the last call of keep.
 func readTime(info fs.FileInfo) time.Time {
 	at := info.Sys().(*syscall.Stat_t).Atim
 	return time.Unix(at.Unix())

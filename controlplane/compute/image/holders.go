@@ -28,9 +28,12 @@ type importResult struct {
 var finishImportCommand = leader.NewCommand("image.imported", leader.Repeatable, (*Service).finishImportOnLeader)
 
 // finishImportOnLeader stores the result of an import in the image's record. It ignores results for images that are no
-// longer PENDING, and results from members other than the importer. The first success of an upload is stored whichever
-// member it comes from: the parts of a completed upload do not change, and a call of CompleteUpload to another member
-// makes that member the importer when the former one may have almost finished.
+// longer PENDING, and results from members other than the importer.
+//
+// The successful import of an upload is an exception: its first result is stored even if another member than the
+// importer has sent it. Such results occur when CompleteUpload is called again on another member, which then becomes
+// the importer while the former importer still copies. All results are the same, because the parts of a completed
+// upload do not change.
 func (s *Service) finishImportOnLeader(ctx context.Context, q importResult) (struct{}, error) {
 	return struct{}{}, s.rewrite(ctx, q.ID, func(i *cloud.Image) bool {
 		switch {
@@ -93,8 +96,8 @@ func (s *Service) removeHolderOnLeader(ctx context.Context, q holderRequest) (st
 	})
 }
 
-// rewrite calls change with the record of the image with this ID, and stores the record if change returns true. It also
-// counts the bytes of the changed image in the quotas. It does nothing if there is no record.
+// rewrite calls change with the record of the image with this ID. If change returns true, rewrite stores the record and
+// updates the usage of the quotas to the image's new size. It does nothing if there is no record.
 func (s *Service) rewrite(ctx context.Context, id cloud.ImageID, change func(*cloud.Image) bool) error {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		i, err := Images.Get(tx, string(id))
@@ -115,8 +118,8 @@ func (s *Service) rewrite(ctx context.Context, id cloud.ImageID, change func(*cl
 	return err
 }
 
-// addHolder adds a member to the holders of an image. The image becomes AVAILABLE if a majority of the present members
-// has it. Former members that are still listed as holders do not count.
+// addHolder adds a member to the holders of an image. An UPLOADING image becomes AVAILABLE if a majority of the present
+// members holds it. Holders that are no longer members do not count.
 func (s *Service) addHolder(i *cloud.Image, member uint64) {
 	i.Holders = append(slices.Clone(i.Holders), member)
 	members, count := s.opts.Members(), 0

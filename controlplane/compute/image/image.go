@@ -13,8 +13,8 @@
 // disk (spreadPart) and its record is written. Parts are files like images, named by their SHA-256, and are deleted
 // when no record names them. Every member can take parts and complete the upload, because the session is a field of the
 // image's record. The member that completes the upload becomes the importer, and the joined parts are the source. If
-// the importer does not finish in time, the leader becomes the importer. The parts remain until the image is AVAILABLE.
-// If no member that has the joined image can be reached before, the other members join the parts themselves.
+// the importer does not finish in time, the leader becomes the importer. The parts are kept until the image is
+// AVAILABLE. If no holder of the joined image can be reached before that, the other members join the parts themselves.
 //
 // Run does all copying. If a stop or a crash interrupts copying, the next Run reads the records and starts the copying
 // again.
@@ -26,8 +26,8 @@
 //
 // The importer converts images of the formats VMDK, VHD and VHDX to QCOW2 with package vdisk. Package vdisk is pure Go
 // and reads no other file than the importer's copy. Therefore the conversion runs in the member, and not as qemu-img in
-// a sandbox of an agent, as the design had planned. A member converts one image at a time, and limits its time, its
-// memory and its output. An import ends when its image is deleted.
+// a sandbox of an agent, as the design had planned. A member converts one image at a time, and limits the duration, the
+// memory and the output of a conversion. If the image is deleted, its import is cancelled.
 //
 // Decisions of this version: An image becomes ERROR if the importer has not copied it within half an hour after the
 // call, or if no majority of the members has it half an hour after its record last changed. The reason then names the
@@ -94,15 +94,16 @@ type Service struct {
 	jobs *backgroundJobs
 	// imports, fetches, pulls and partCalls are semaphores that limit concurrent imports of files and parts, imports of
 	// https sources, pulls and calls of UploadPart. The semaphore partBodies limits the parts that REST handlers
-	// receive concurrently, and scrubs the files that are verified concurrently.
-	// conversions limits concurrent conversions to QCOW2.
+	// receive concurrently, scrubs the files that are verified concurrently, and conversions the concurrent conversions
+	// to QCOW2.
 	imports, fetches, pulls, partCalls, partBodies, scrubs, conversions chan struct{}
-	// convertTime is the constant of this name, except in tests.
+	// convertTime is the maximum duration of a conversion. Only tests set another value than the constant convertTime.
 	convertTime time.Duration
 	// openPartCalls is a semaphore that limits the calls of UploadPart, including those that wait for partCalls.
 	openPartCalls chan struct{}
-	// importsOf, fetchesOf, openPartsOf and partBodiesOf limit, for each org, the imports of files and parts, the
-	// imports of https sources, the calls of UploadPart and the parts that REST handlers receive.
+	// importsOf, fetchesOf, openPartsOf and partBodiesOf are limits for each org. importsOf limits the imports of files
+	// and parts, fetchesOf the imports of https sources, openPartsOf the calls of UploadPart, and partBodiesOf the
+	// parts that REST handlers receive.
 	importsOf, fetchesOf, openPartsOf, partBodiesOf *orgLimit
 }
 
@@ -156,8 +157,8 @@ func (u *Usable) UseForVolume(tx *store.Tx, volume cloud.VolumeID) {
 	uses.Put(tx, &use{Org: u.forOrg, Volume: true}, string(u.ID), string(volume))
 }
 
-// ShareWithVolume records in tx that a second volume uses the image that a volume uses, also if the image is not visible
-// to their org any more.
+// ShareWithVolume records in tx that the volume to uses the same image as the volume from. It does not check whether
+// the image is still visible to the org of the volumes. It does nothing if the volume from does not use the image.
 func ShareWithVolume(tx *store.Tx, id cloud.ImageID, from, to cloud.VolumeID) error {
 	u, err := uses.Get(tx, string(id), string(from))
 	if err != nil || u == nil {
@@ -175,7 +176,7 @@ func ReleaseVolume(tx *store.Tx, id cloud.ImageID, volume cloud.VolumeID) {
 // Release deletes the record that Use wrote, so that the VM no longer prevents the deletion of the image.
 func Release(tx *store.Tx, id cloud.ImageID, vm cloud.VMID) { uses.Delete(tx, string(id), string(vm)) }
 
-// IsUsed reports whether a VM or a volume uses the image.
+// IsUsed reports whether there is a record of a VM or a volume that uses the image.
 func IsUsed(r store.Reader, id cloud.ImageID) (bool, error) {
 	used, _, err := uses.List(r, 1, string(id))
 	return len(used) > 0, err
@@ -260,7 +261,7 @@ func (s *Service) updateOnLeader(ctx context.Context, q updateRequest) (out clou
 		if err != nil {
 			return err
 		}
-		// The image's present visibility is checked too: otherwise the image's org could make a PUBLIC image PRIVATE.
+		// The visibility before the change is checked too. Otherwise the image's org could make a PUBLIC image PRIVATE.
 		if err := checkPublisher(ctx, i.Visibility); err != nil {
 			return err
 		}

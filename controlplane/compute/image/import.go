@@ -31,8 +31,8 @@ const (
 	// maxFetches is the maximum number of concurrent imports of https sources on a member. Imports of https sources
 	// have a semaphore of their own, so that slow servers do not delay other imports.
 	maxFetches = 4
-	// maxImportsOf and maxFetchesOf are the maximum numbers for one org. So an org with images whose conversion takes
-	// long, or with slow servers, does not delay the imports of other orgs.
+	// maxImportsOf and maxFetchesOf are the parts of maxImports and maxFetches that one org can use. Slow conversions
+	// or slow servers of one org therefore do not block the imports of other orgs.
 	maxImportsOf = maxImports / 2
 	maxFetchesOf = maxFetches / 2
 )
@@ -45,9 +45,9 @@ func (s *Service) beginImport(i cloud.Image, from *source) {
 	}
 }
 
-// startImport starts a job that imports an image, like backgroundJobs.start. It returns false also if the org of the
-// image has as many imports as permitted. The context of the job ends when the image is no longer PENDING, for example
-// because it was deleted.
+// startImport starts a job that imports an image, and returns whether the job was started. It starts no job in the
+// cases in which backgroundJobs.start starts none, and if the org of the image has the maximum number of imports. The
+// context of the job ends when the image is no longer PENDING, for example because it was deleted.
 func (s *Service) startImport(i *cloud.Image, run func(context.Context) error) bool {
 	slots, limit := s.imports, s.importsOf
 	if isWeb(i) {
@@ -66,8 +66,8 @@ func (s *Service) startImport(i *cloud.Image, run func(context.Context) error) b
 	return started
 }
 
-// whilePending calls run with a context that ends when the image is no longer PENDING. It then returns nil, and
-// otherwise the error of run.
+// whilePending calls run with a context that ends when the image is no longer PENDING. If the image is no longer
+// PENDING when run returns, whilePending returns nil. Otherwise it returns the error of run.
 func (s *Service) whilePending(ctx context.Context, id cloud.ImageID, run func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := false // the image is no longer PENDING

@@ -6,7 +6,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// orgLimit limits how many places each org takes at a time.
+// orgLimit is a set of semaphores, one for each org. Each of them has max places.
 type orgLimit struct {
 	max int
 
@@ -16,7 +16,8 @@ type orgLimit struct {
 
 func newOrgLimit(max int) *orgLimit { return &orgLimit{max: max, taken: map[cloud.OrgID]int{}} }
 
-// take takes a place for an org. It returns false if the org has max places. After the work, the caller calls give.
+// take takes a place for an org without waiting. It returns false if the org already has max places. A caller that got
+// a place must return it with give.
 func (l *orgLimit) take(org cloud.OrgID) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -27,7 +28,7 @@ func (l *orgLimit) take(org cloud.OrgID) bool {
 	return true
 }
 
-// give returns a place of an org.
+// give returns a place that take has taken for an org.
 func (l *orgLimit) give(org cloud.OrgID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

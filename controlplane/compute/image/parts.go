@@ -96,19 +96,20 @@ func (s *Service) openParts(ctx context.Context, i *cloud.Image) (*source, error
 	return &source{&partsReader{ctx: ctx, s: s, left: list}, int64(i.Upload.Size)}, nil
 }
 
-// needsParts reports whether the parts of an image's upload are needed: until a majority of the members has the image,
-// because the only member that has it may fail.
+// needsParts reports whether the parts of an image's upload must be kept. They must be kept until a majority of the
+// members has the joined image, because a single member with the image can fail.
 func needsParts(i *cloud.Image) bool {
 	return i.Upload != nil &&
 		(i.Status == cloud.ImagePending || i.Status == cloud.ImageUploading && !mutant.On(mutant.DropPartsEarly))
 }
 
-// joinAgain makes this member's file of an image from the parts of its upload, in the same way as the importer did. It
-// returns an error if the result is not the same.
+// joinAgain joins the parts of an upload to this member's file of the image, in the same way as the importer did. It
+// returns an error if the SHA-256 of the result is not the image's. The image's record does not have the format that
+// the caller declared, so joinAgain tries the possible formats in turn.
 func (s *Service) joinAgain(ctx context.Context, i *cloud.Image) error {
 	declared := []cloud.ImageFormat{cloud.FormatUnspecified}
 	if i.Format == cloud.FormatQCOW2 {
-		declared = append(declared, cloud.FormatVHD) // a fixed VHD is converted only if it was declared VHD
+		declared = append(declared, cloud.FormatVHD) // a fixed VHD is converted only if the declared format is VHD
 	}
 	for _, format := range declared {
 		from, err := s.openParts(ctx, i)
@@ -199,8 +200,8 @@ func readVerified(r io.ReadCloser, p *Part) ([]byte, error) {
 // maxOldParts is the maximum number of records of parts that deleteOldParts deletes in one transaction.
 const maxOldParts = 1000
 
-// deleteOldParts deletes the records of parts that needsParts does not report as needed, and those whose image does not
-// exist. The upload session of such an image accepts no parts, so no new records appear meanwhile.
+// deleteOldParts deletes the records of parts whose image does not exist or no longer needs its parts (see needsParts).
+// The upload session of such an image accepts no parts, so no new records are written meanwhile.
 func (s *Service) deleteOldParts(ctx context.Context) error {
 	needed := map[string]bool{}
 	var old [][]string

@@ -7,16 +7,17 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// amountOf returns the part of its project's quota that an image uses.
+// amountOf returns the amount with which an image counts in the quotas of its project and org.
 func amountOf(i *cloud.Image) tenant.Amount { return tenant.Amount{Images: 1, ImageMiB: i.CountedMiB} }
 
 // chargeQuota counts a new image in the quotas of its project and its org. It returns ResourceExhausted if the image
-// would exceed one of them. The image has no bytes yet: countBytes counts them when they are stored.
+// would exceed one of them. A new image has no bytes yet. countBytes counts its bytes when they are stored.
 func chargeQuota(tx *store.Tx, i *cloud.Image) error {
 	return takeQuota(tx, i, amountOf(i), tenant.Amount{})
 }
 
-// takeQuota adds the parameter more to the usage of the image's project and subtracts the parameter less.
+// takeQuota adds more to the usage of the image's project and subtracts less from it. It returns ResourceExhausted if
+// the usage would exceed a quota. It does nothing for an image without a project.
 func takeQuota(tx *store.Tx, i *cloud.Image, more, less tenant.Amount) error {
 	if i.Project == "" {
 		return nil
@@ -32,8 +33,8 @@ func takeQuota(tx *store.Tx, i *cloud.Image, more, less tenant.Amount) error {
 	})
 }
 
-// countBytes sets the amount of bytes, in MiB, that the image counts in the quotas. The caller stores the image. It
-// returns ResourceExhausted and changes nothing if the image would exceed a quota.
+// countBytes changes the size with which the image counts in the quotas to mib MiB. The caller must store the image.
+// countBytes returns ResourceExhausted and changes nothing if the usage would exceed a quota.
 func countBytes(tx *store.Tx, i *cloud.Image, mib uint64) error {
 	if mib == i.CountedMiB || i.Project == "" {
 		return nil
@@ -48,10 +49,14 @@ func countBytes(tx *store.Tx, i *cloud.Image, mib uint64) error {
 // mibOf converts a number of bytes to MiB, rounded up.
 func mibOf(bytes uint64) uint64 { return (bytes + 1<<20 - 1) >> 20 }
 
-// countStored counts the bytes that the members store of an image, after a change of its status. The parameter before is
-// the status before the change. An image whose size has become known counts this size, and an image in the status ERROR
-// counts nothing. A new image that exceeds a quota becomes ERROR with this reason; an image that was stored before never
-// does, whatever the quota is. While an upload is open, recordPartOnLeader counts the parts.
+// countStored updates the size with which an image counts in the quotas, after a change of the image's status. before
+// is the status before the change.
+//
+//   - An image that becomes ERROR counts with size 0.
+//   - An image that is no longer PENDING counts with its final size from then on. If this size exceeds a quota, the
+//     image becomes ERROR, with the error of the quota as the reason.
+//   - In all other cases the counted size stays the same. So a lower quota never affects images that are already
+//     stored. While an upload is open, recordPartOnLeader counts its parts.
 func countStored(tx *store.Tx, i *cloud.Image, before cloud.ImageStatus) error {
 	switch {
 	case i.Status == cloud.ImageError:

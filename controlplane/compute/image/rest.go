@@ -32,7 +32,7 @@ func (s *Service) Routes(r *rest.Server) {
 	r.Handle(http.MethodDelete, "/api/v1/images/{id}", service+"DeleteImage", s.deleteImage)
 }
 
-// toREST returns an image as JSON, in the form that package protorest gives to vmcontroller.v1.Image.
+// toREST returns an image as a JSON object: the encoding of vmcontroller.v1.Image by package protorest.
 func toREST(i *cloud.Image, org cloud.OrgID) map[string]any {
 	return protorest.Encode(toProto(i, org).ProtoReflect())
 }

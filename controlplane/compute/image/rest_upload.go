@@ -10,8 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// maxPartBodies is the maximum number of parts that a member receives by REST at a time, and maxPartBodiesOf that of
-// one org. Further parts are refused, because each body is held in memory.
+// maxPartBodies is the maximum number of parts that a member receives by REST at a time, and maxPartBodiesOf is the
+// maximum for one org. Further parts are refused, because each body is held in memory.
 const (
 	maxPartBodies   = 16
 	maxPartBodiesOf = maxPartBodies / 2

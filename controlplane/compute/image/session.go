@@ -88,7 +88,7 @@ func (s *Service) findUpload(ctx context.Context, u UploadRef) (UploadRef, error
 	return u, err
 }
 
-// findImage returns the ID of the image that has the upload session, or NotFound if no image of the org has it.
+// findImage returns the ID of the image with the upload session. It returns NotFound if the org has no such image.
 func (u UploadRef) findImage(r store.Reader) (cloud.ImageID, error) {
 	all, _, err := Images.List(r, 0)
 	if err != nil {

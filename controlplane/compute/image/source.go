@@ -29,8 +29,8 @@ type ImportDir struct {
 	Orgs []cloud.OrgID `yaml:"orgs"`
 }
 
-// source is an open file, or another stream, from which an image is made. size is its length in bytes at the time when
-// it was opened.
+// source is an open file, or another stream, from which an image is made. size is the length of the stream in bytes at
+// the time when it was opened.
 type source struct {
 	io.ReadCloser
 	size int64

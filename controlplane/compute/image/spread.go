@@ -175,9 +175,9 @@ func (s *Service) startPull(i *cloud.Image) error {
 }
 
 // pullAndRecord copies an image from other members if this member does not have it, and adds this member to the holders
-// in the image's record. If no holder of an uploaded image can be reached before a majority of the members has the
-// image, pullAndRecord joins the parts of the upload again, which a majority of the members has. If the record already
-// lists this member although the file is missing, pullAndRecord first removes this member from the holders.
+// in the image's record. If the pull fails and the parts of the image's upload still exist, pullAndRecord makes the
+// image from these parts, which a majority of the members has. If the record already lists this member although the
+// file is missing, pullAndRecord first removes this member from the holders.
 func (s *Service) pullAndRecord(ctx context.Context, i *cloud.Image) error {
 	has, err := s.opts.Files.keep(i.SHA256)
 	if err != nil {

@@ -35,8 +35,9 @@ const (
 	completeWait = 30 * time.Second
 	// maxPartCalls is the maximum number of parts that a member stores at a time. Further calls wait.
 	maxPartCalls = 8
-	// maxOpenParts is the maximum number of concurrent calls of UploadPart on a member, including those that wait, and
-	// maxOpenPartsOf that of one org. Further calls are refused, because each has a part of up to 8 MiB in memory.
+	// maxOpenParts is the maximum number of concurrent calls of UploadPart on a member, including calls that wait, and
+	// maxOpenPartsOf is the maximum for one org. Further calls are refused, because each call has a part of up to 8 MiB
+	// in memory.
 	maxOpenParts   = 32
 	maxOpenPartsOf = maxOpenParts / 2
 )
@@ -124,7 +125,7 @@ func checkUploads(tx *store.Tx, org cloud.OrgID) error {
 
 // UploadPart stores part n of an upload and returns its size in bytes. When it returns, a majority of the members has
 // synced the part to disk. A part with other bytes replaces an earlier part n; a part with the same bytes is not stored
-// again. UploadPart returns Unavailable if too many calls are running.
+// again. UploadPart returns Unavailable if the member already has the maximum number of calls, in all or of the org.
 func (s *Service) UploadPart(ctx context.Context, u UploadRef, n uint32, body []byte) (uint64, error) {
 	if err := u.check(); err != nil {
 		return 0, err
@@ -169,7 +170,7 @@ func (s *Service) UploadPart(ctx context.Context, u UploadRef, n uint32, body []
 }
 
 // enterUpload counts a call of UploadPart of an org until the caller calls leave. It returns Unavailable if the member
-// or the org has as many calls as permitted.
+// already has maxOpenParts calls, or maxOpenPartsOf calls of the org.
 func (s *Service) enterUpload(org cloud.OrgID) (leave func(), err error) {
 	if !s.openPartsOf.take(org) {
 		return nil, fault.New(fault.Unavailable, "this member receives %d parts of org %s already", maxOpenPartsOf, org).
@@ -192,8 +193,9 @@ type recordPartRequest struct {
 
 var recordPartCommand = leader.NewCommand("image.part", leader.Repeatable, (*Service).recordPartOnLeader)
 
-// recordPartOnLeader writes the record of a part that a majority of the members has stored, and counts its bytes in the
-// quotas. It returns ResourceExhausted if they would exceed one of them. The members then delete the bytes.
+// recordPartOnLeader writes the record of a part that a majority of the members has stored, and counts the part's bytes
+// in the quotas. If the usage would exceed a quota, it writes no record and returns ResourceExhausted. The members
+// later delete the bytes of a part without a record.
 func (s *Service) recordPartOnLeader(ctx context.Context, q recordPartRequest) (struct{}, error) {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		i, err := q.Upload.findOpen(tx, tx.Now())
@@ -349,12 +351,12 @@ type abortRequest struct {
 	Body   [32]byte
 }
 
-// aborted is the result of AbortUpload: the ID of the image that was deleted. It is empty in the stored responses of
-// earlier versions.
+// aborted is the result of abortUploadCommand. Image is the ID of the deleted image. It is empty in idempotency
+// responses that an earlier version stored.
 type aborted struct{ Image cloud.ImageID }
 
-// AbortUpload ends an upload session and deletes its image. The members delete the parts later. u.Image may be empty.
-// body is the hash of the request.
+// AbortUpload ends an upload session, deletes its image and returns the image's ID. The members delete the parts later.
+// If u.Image is empty, the image is the one with the session u.Session. body is the hash of the request.
 func (s *Service) AbortUpload(ctx context.Context, u UploadRef, body [32]byte) (cloud.ImageID, error) {
 	if u.Image != "" {
 		if err := u.check(); err != nil {
@@ -367,7 +369,7 @@ func (s *Service) AbortUpload(ctx context.Context, u UploadRef, body [32]byte) (
 
 var abortUploadCommand = leader.NewCommand("image.abort", leader.Keyed, (*Service).abortUploadOnLeader)
 
-// abortUploadOnLeader implements AbortUpload on the leader. The image is found inside of store.Idempotent, because a
+// abortUploadOnLeader implements AbortUpload on the leader. It looks up the image within store.Idempotent, because a
 // repeated call must get the first response although the image no longer exists.
 func (s *Service) abortUploadOnLeader(ctx context.Context, q abortRequest) (out aborted, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {

@@ -16,8 +16,8 @@ import (
 // maxRBDProblem is the maximum length, in bytes, of the reason why a host does not serve RBD.
 const maxRBDProblem = 200
 
-// hostFacts holds properties of a host that its agent reports once per session: CPU models, QEMU version, architecture
-// and storage pools.
+// hostFacts holds properties of a host that its agent reports once per session: CPU models, QEMU version, architecture,
+// storage pools, and whether the host serves RBD.
 type hostFacts struct {
 	models       []string
 	qemu         string

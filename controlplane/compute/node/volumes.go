@@ -24,6 +24,7 @@ type Bound struct {
 	Class string `cbor:",omitempty"`
 	// Gone is true if the volume's record was deleted. The host then deletes the volume's bytes and reports the
 	// deletion. After the report, this Bound record is deleted, and HeldGiB of the host's pool become free again.
+	// HeldGiB has no effect for a volume of the driver RBD.
 	Gone    bool
 	HeldGiB uint64
 }
@@ -139,8 +140,8 @@ func checkPools(all []*agentv1.StoragePool) (pools []cloud.StoragePool, err erro
 	return pools, nil
 }
 
-// addClasses sets the storage classes and the volume drivers of a host to those that it serves according to its facts.
-// It changes nothing if the host has no pools and no RBD.
+// addClasses sets the fields StorageClasses and VolumeDrivers of a host, according to its storage pools and to whether
+// it serves RBD. It changes nothing if the host has no pools and does not serve RBD.
 func (s *Service) addClasses(n *cloud.Node) error {
 	if len(n.StoragePools) == 0 && !n.RBD {
 		return nil

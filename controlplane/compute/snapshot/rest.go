@@ -32,7 +32,8 @@ func (s *Service) Routes(r *rest.Server) {
 	protorest.Handle(r, protorest.Route{Method: http.MethodPost, Path: ofVM, RPC: service + "CreateVmSnapshots", Creates: true}, api.CreateVmSnapshots)
 }
 
-// getSnapshots lists snapshots. In addition to the fields of ListSnapshots, the query may have a filter.
+// getSnapshots implements ListSnapshots. The query can have the fields of ListSnapshotsRequest, and also the fields
+// name and status of a Filter.
 func (r *server) getSnapshots(_ *rest.Response, q *http.Request) (any, error) {
 	query := q.URL.Query()
 	filter := Filter{Name: query.Get("name"), Status: strings.ToUpper(query.Get("status"))}

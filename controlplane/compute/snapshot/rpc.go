@@ -27,7 +27,7 @@ type server struct {
 
 const service = "/storage.v1.SnapshotService/"
 
-// request is implemented by every request about snapshots.
+// request is implemented by every request of SnapshotService.
 type request interface {
 	GetOrgId() string
 	GetProjectId() string
@@ -85,7 +85,7 @@ func (r *server) ListSnapshots(ctx context.Context, in *storagev1.ListSnapshotsR
 	return r.list(ctx, in, Filter{})
 }
 
-// list implements ListSnapshots with a filter, which only the REST API has.
+// list implements ListSnapshots. The filter f is empty for gRPC calls, because only the REST API has filters.
 func (r *server) list(ctx context.Context, in *storagev1.ListSnapshotsRequest, f Filter) (*storagev1.ListSnapshotsResponse, error) {
 	t, err := admit(ctx, "ListSnapshots", in)
 	if err != nil {

@@ -15,11 +15,12 @@ import (
 // ScheduleEvery is the time between two calls of RunSchedules.
 const ScheduleEvery = time.Minute
 
-// schedulerName is the creator of the snapshots of a schedule.
+// schedulerName is the value of Snapshot.CreatedBy in the snapshots that a schedule creates.
 const schedulerName = "schedule"
 
-// RunSchedules creates the snapshots that are due by the schedules of volumes, and deletes those that the schedules no
-// longer keep. Package leader runs it on the leader. It begins a transaction only for a volume that needs one.
+// RunSchedules creates the snapshots that are due according to the schedules of volumes, and deletes the snapshots that
+// the schedules no longer keep. Package leader runs it on the leader. RunSchedules begins a transaction only for a
+// volume whose snapshots must change.
 func (s *Service) RunSchedules(ctx context.Context) error {
 	steps := []func(store.Reader, *store.Tx, *cloud.Volume, cloud.Time) (bool, error){prune, createScheduled}
 	var err error
@@ -29,8 +30,9 @@ func (s *Service) RunSchedules(ctx context.Context) error {
 	return err
 }
 
-// forScheduled calls step for each volume with a schedule: first without a transaction, and if step then returns true,
-// in a transaction of its own.
+// forScheduled calls step for each volume with a schedule and a host. The first call has no transaction, and step only
+// reports whether there is something to do. If step returns true, forScheduled calls it again, in a separate
+// transaction for each volume.
 func (s *Service) forScheduled(ctx context.Context, step func(store.Reader, *store.Tx, *cloud.Volume, cloud.Time) (bool, error)) error {
 	var needed []*cloud.Volume
 	err := s.store.Local(func(r *store.View) error {
@@ -62,8 +64,8 @@ func (s *Service) forScheduled(ctx context.Context, step func(store.Reader, *sto
 			}
 			return err
 		})
-		// The volume may have been deleted. A refusal, for example because another snapshot is PENDING, is tried again by
-		// the next call.
+		// NotFound means that the volume was deleted. After FailedPrecondition, for example because another snapshot is
+		// PENDING, the next call of RunSchedules tries again.
 		if updateErr != nil && !fault.Is(updateErr, fault.NotFound) && !fault.Is(updateErr, fault.FailedPrecondition) {
 			err = errors.Join(err, fmt.Errorf("volume %s of project %s: %w", v.ID, v.Project, updateErr))
 		}
@@ -71,8 +73,8 @@ func (s *Service) forScheduled(ctx context.Context, step func(store.Reader, *sto
 	return err
 }
 
-// prune deletes the snapshots that the schedule of the volume v no longer keeps, and reports whether there are any. If
-// tx is nil, it deletes nothing.
+// prune deletes the snapshots that the schedule of the volume v no longer keeps, and reports whether there are such
+// snapshots. If tx is nil, it deletes nothing.
 func prune(r store.Reader, tx *store.Tx, v *cloud.Volume, _ cloud.Time) (bool, error) {
 	schedule, ok := v.Schedule()
 	if !ok {
@@ -87,7 +89,7 @@ func prune(r store.Reader, tx *store.Tx, v *cloud.Volume, _ cloud.Time) (bool, e
 		return len(surplus) > 0, nil
 	}
 	for _, old := range surplus {
-		// A refusal means that a volume is being made from the snapshot.
+		// FailedPrecondition means that a volume is being made from the snapshot.
 		if _, err := volume.DropSnapshot(tx, v.Tenant(), old.ID); err != nil && !fault.Is(err, fault.FailedPrecondition) {
 			return true, err
 		}
@@ -95,8 +97,8 @@ func prune(r store.Reader, tx *store.Tx, v *cloud.Volume, _ cloud.Time) (bool, e
 	return len(surplus) > 0, nil
 }
 
-// createScheduled creates the snapshot of the volume v that is due, and reports whether one is due. If tx is nil, it
-// creates nothing.
+// createScheduled creates a snapshot of the volume v if one is due according to its schedule, and reports whether one
+// is due. If tx is nil, it creates nothing.
 func createScheduled(r store.Reader, tx *store.Tx, v *cloud.Volume, now cloud.Time) (bool, error) {
 	schedule, ok := v.Schedule()
 	if !ok {
@@ -119,8 +121,8 @@ func createScheduled(r store.Reader, tx *store.Tx, v *cloud.Volume, now cloud.Ti
 	})
 }
 
-// scheduledName returns the name of the snapshot for the interval that begins at the given time. The last digits of the
-// volume's ID, which are random, make it unique in the project.
+// scheduledName returns the name of the snapshot for the interval that begins at the given time. The name ends with the
+// last 12 digits of the volume's ID. They are random, so the name is unique in the project.
 func scheduledName(id cloud.VolumeID, begin cloud.Time) string {
 	return "scheduled-" + time.UnixMilli(begin).UTC().Format("20060102-1504") + "-" + string(id[len(id)-12:])
 }

@@ -1,24 +1,28 @@
-// Package snapshot has the calls for snapshots of volumes: it creates, lists and deletes them, makes volumes from them,
-// and creates them by schedule. The main type is Service.
+// Package snapshot implements the calls for snapshots of volumes. It creates, lists and deletes snapshots, creates
+// volumes from snapshots, and creates snapshots by schedule. The main type is Service.
 //
-// A snapshot is a copy of a volume at one instant, in the storage pool of the volume. The calls write only records.
-// Package volume has these records, sends them to the volume's host as part of the volume's desired state, and applies
-// the host's reports. The host copies the volume and deletes the copy.
+// A snapshot is a copy of a volume at one instant, in the storage pool of the volume. The calls of this package only
+// write records. Package volume defines these records, sends them to the volume's host as part of the volume's desired
+// state, and applies the host's reports. The host makes and deletes the copies.
 //
 // Decisions:
-//   - A snapshot is a file that does not depend on the volume's file: a reflink copy or a sparse copy of a volume that no
-//     guest has open, and otherwise a copy that QEMU makes while the guest runs. So reads of the volume stay as fast as
-//     before, a deletion removes a file, and damage to the volume does not damage its snapshots. The price is room in the
-//     pool, which each snapshot takes in full, and the time of the copy.
-//   - A snapshot that the host could not begin within 10 minutes, or that was interrupted, becomes ERROR. It is not made
-//     again, because its content would be that of a later instant.
-//   - The copy of a volume that was made from an image contains only the differences from the image. The volume, and each
-//     volume that was made from its snapshots, keeps the image in use.
-//   - The snapshots of the volumes of a VM are records of their own with a common group. Each can be deleted and used alone.
-//   - The schedule of a volume is in its metadata: trivet/snapshot-every is an interval from 15m on, and trivet/snapshot-keep
-//     a number. Intervals begin at multiples of their length since 1970, in UTC. Each gets at most one snapshot, whose name
-//     has the beginning of the interval and the end of the volume's ID. Only snapshots of the schedule that are AVAILABLE
-//     count as kept, so that failures do not displace them, and only snapshots of the schedule are deleted.
+//   - A snapshot is a file that does not depend on the volume's file. If no guest has the volume open, the file is a
+//     reflink copy or a sparse copy of the volume's file. Otherwise QEMU makes the copy while the guest runs. Snapshots
+//     therefore do not slow down reads of the volume, a snapshot is deleted by removing a file, and damage to the
+//     volume does not damage its snapshots. The disadvantages are the duration of the copy, and the space in the
+//     storage pool: each snapshot counts with the full size of the volume.
+//   - A snapshot becomes ERROR if the host could not begin the copy within 10 minutes, or if the copy was interrupted.
+//     The host does not repeat the copy, because a second copy would have the content of a later instant.
+//   - If a volume was made from an image, its snapshots contain only the differences from the image. The image cannot
+//     be deleted while the volume, or a volume that was made from its snapshots, needs the image.
+//   - The snapshots of the volumes of one VM are separate records with the same group ID. Each of them can be used and
+//     deleted separately.
+//   - The schedule of a volume is in the volume's metadata. The value of trivet/snapshot-every is the length of an
+//     interval, at least 15m. The value of trivet/snapshot-keep is the number of snapshots to keep. Intervals begin at
+//     multiples of their length since 1970, in UTC. The schedule creates at most one snapshot in each interval. The
+//     snapshot's name contains the beginning of the interval and the end of the volume's ID.
+//   - Only AVAILABLE snapshots of the schedule count for trivet/snapshot-keep, so that failed snapshots do not replace
+//     good ones. The schedule deletes no other snapshots than its own.
 //
 // The package must not know agents or hosts.
 package snapshot
@@ -58,7 +62,7 @@ type Result struct {
 	Replayed  bool
 }
 
-// change is the request of a command. Which fields are set depends on the command.
+// change is the request of a command. Tenant and Body are always set. The other fields depend on the command.
 type change struct {
 	Tenant   cloud.Tenant
 	Snapshot cloud.Snapshot
@@ -167,7 +171,7 @@ func (*Service) createOfVMOnLeader(ctx context.Context, tx *store.Tx, q *change)
 	return out, nil
 }
 
-// Delete deletes a snapshot. The host deletes the bytes later.
+// Delete deletes the record of a snapshot. The host deletes the bytes later.
 func (s *Service) Delete(ctx context.Context, t cloud.Tenant, id cloud.SnapshotID, body [32]byte) (Result, error) {
 	if err := cloud.CheckUUID("snapshot_id", string(id)); err != nil {
 		return Result{}, err

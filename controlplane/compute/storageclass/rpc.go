@@ -34,7 +34,7 @@ func admit(ctx context.Context, method auth.Method) error {
 	return err
 }
 
-// toProto returns a class without the key of its Ceph user.
+// toProto returns a class as the message of the API. The message does not contain the key of the Ceph user.
 func toProto(c *cloud.StorageClass) *storagev1.StorageClass {
 	out := &storagev1.StorageClass{
 		Name: c.Name, Driver: vmv1.VolumeDriverKind(c.Driver), IsDefault: c.Default, Pool: c.Pool, MaxIops: c.Limits.IOPS,

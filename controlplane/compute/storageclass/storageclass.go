@@ -2,15 +2,15 @@
 // Service.
 //
 // A class of the driver MANAGED names a storage pool: a directory that hosts have in their configuration under this
-// name. A host serves the class if the host reports a pool of this name, and for an encrypted class if the host can
-// also encrypt volumes in the pool. A class of the driver RBD names a pool of a Ceph cluster. Every host that reports
-// that its guests can use RBD images serves it. Only system:admin may change classes.
+// name. A host serves the class if the host reports a pool of this name. To serve an encrypted class, the host must
+// also report that it can encrypt volumes in the pool. A class of the driver RBD names a pool of a Ceph cluster. A host
+// serves the class if the host reports that its guests can use RBD images. Only system:admin may change classes.
 //
 // Decisions:
 //   - Only the mark of the default class can be changed after the creation. The other fields are fixed, because the
 //     existing volumes of a class were made with its driver, pool and limits.
-//   - The key of a Ceph user is sealed with the cluster key before it leaves the member that received it. Only RBDPool
-//     opens it, for the desired state of hosts.
+//   - The member that receives the key of a Ceph user encrypts the key with the cluster key before it sends or stores
+//     the key. Only RBDPool decrypts the key, for the desired state of hosts.
 //   - Bootstrap creates the class cloud.LocalClass once. If an operator deletes the class, it stays deleted.
 //
 // Keys: storage-class/<name>, storage-class-use/<class>/<volume>, storage-class-bootstrap/done.
@@ -51,7 +51,7 @@ type Service struct {
 	key      *clusterkey.Key
 }
 
-// New creates the service and registers the commands that other members forward to the leader. The key seals the keys of
+// New creates the service and registers the commands that other members forward to the leader. key encrypts the keys of
 // Ceph users.
 func New(s *store.Store, commands *leader.Commands, key *clusterkey.Key) *Service {
 	c := &Service{s, commands, key}
@@ -123,11 +123,12 @@ func Served(r store.Reader, n *cloud.Node) (names []string, err error) {
 	return names, err
 }
 
-// sealName returns the name under which the key of a class's Ceph user is sealed.
+// sealName returns the name for which clusterkey seals the key of a class's Ceph user. A key that was sealed for one
+// class cannot be opened for another class.
 func sealName(class string) string { return "storage-class/" + class }
 
-// RBDPool returns the Ceph pool of a class with the key of its user, for hosts that have volumes of the class. It
-// returns nil if the class does not exist or has another driver.
+// RBDPool returns the Ceph pool of a class, including the key of the Ceph user in plain text. Send the result only to
+// hosts that have volumes of the class. RBDPool returns nil if the class does not exist or has another driver.
 func RBDPool(r store.Reader, key *clusterkey.Key, class string) (*agentv1.RbdPool, error) {
 	c, err := Classes.Get(r, class)
 	if err != nil || c == nil || c.RBD == nil {
@@ -230,7 +231,7 @@ func newCommand(name, method string, run func(*store.Tx, cloud.StorageClass) (cl
 	})
 }
 
-// Create creates a class. The parameter key is the key of the Ceph user for the driver RBD, and empty otherwise. body is
+// Create creates a class. For the driver RBD, key is the key of the Ceph user. For other drivers, key is empty. body is
 // the hash of the request, as in the other methods.
 func (s *Service) Create(ctx context.Context, c cloud.StorageClass, key string, body [32]byte) (Result, error) {
 	if err := c.Check(); err != nil {

@@ -64,7 +64,8 @@ type diskRequest struct {
 	Tenant cloud.Tenant
 	VM     cloud.VMID
 	Disk   cloud.Disk
-	// Draft is the volume for a disk to attach that is blank or has an image.
+	// Draft is the new volume to create if the disk to attach is blank or has an image. It is nil for an existing
+	// volume.
 	Draft *volume.Draft
 	Body  [32]byte
 }
@@ -140,11 +141,10 @@ func (s *Service) changeDisks(ctx context.Context, q diskRequest, method string,
 	return s.changeVM(ctx, q.Tenant, q.VM, method, q.Body, change)
 }
 
-// AttachDisk attaches a disk to a VM that is STOPPED or RUNNING: an existing volume, or a new volume of the default
-// class, which is blank or begins with the content of an image. A new volume is not deleted with the VM or when it is
-// detached. For a RUNNING VM it waits up to diskWait
-// until the guest has the disk. If the host refuses, AttachDisk returns FailedPrecondition, and the disk is removed
-// from the VM again.
+// AttachDisk attaches a disk to a VM that is STOPPED or RUNNING. The disk is an existing volume, or a new volume of the
+// default class, which is blank or begins with the content of an image. A new volume is not deleted when it is detached
+// or when the VM is deleted. For a RUNNING VM, AttachDisk waits up to diskWait until the guest has the disk. If the
+// host refuses, AttachDisk returns FailedPrecondition, and the disk is removed from the VM again.
 func (s *Service) AttachDisk(ctx context.Context, t cloud.Tenant, id cloud.VMID, d cloud.Disk, body [32]byte) (PowerResult, error) {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return PowerResult{}, err

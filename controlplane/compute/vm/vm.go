@@ -62,7 +62,7 @@ type Options struct {
 	Store    *store.Store
 	Commands *leader.Commands
 	Nodes    *node.Service
-	// Volumes creates the volumes for disks that are attached with an image or blank.
+	// Volumes creates a volume when a disk is attached that is blank or has an image.
 	Volumes *volume.Service
 	Log     *slog.Logger
 	// Billing is called for changes of VMs. It is nil if VMs are free of charge.

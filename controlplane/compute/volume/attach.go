@@ -14,9 +14,9 @@ type Placement struct {
 	Node cloud.NodeID
 	// Pools is the size in GiB, by pool, of those volumes that are not bound to a host yet.
 	Pools map[string]uint64
-	// Encrypted are the pools of those encrypted volumes that are not bound to a host yet.
+	// Encrypted has the pools of the encrypted volumes that are not bound to a host yet.
 	Encrypted []string
-	// RBD is true if a volume is an RBD image, which is not bound to a host.
+	// RBD is true if one of the volumes has the driver RBD. The VM can then be on any host that serves RBD volumes.
 	RBD bool
 }
 
@@ -73,10 +73,13 @@ func PlacementOf(r store.Reader, t cloud.Tenant, ids []cloud.VolumeID) (p Placem
 	return p, nil
 }
 
-// Attach attaches a volume of the tenant t to a VM on a host, as the disk with the given ID. The first attachment binds
-// the volume to the host. A volume of the driver RBD moves to the host. It returns NotFound if the volume does not exist, and FailedPrecondition if a VM has the
-// volume, the volume is bound to another host, its last attachment is not flushed, or the host's pool has too little
-// room.
+// Attach attaches a volume of the tenant t to a VM on a host, as the disk with the given ID. The first attachment of a
+// volume of the driver MANAGED binds the volume to the host. Each attachment of a volume of the driver RBD moves the
+// volume to the host.
+//
+// Attach returns NotFound if the volume does not exist. It returns FailedPrecondition if a VM has the volume or the
+// last attachment is not flushed. For the driver MANAGED it also returns FailedPrecondition if the volume is bound to
+// another host or the host's pool has too little space, and for the driver RBD if the host does not serve RBD volumes.
 func Attach(tx *store.Tx, t cloud.Tenant, id cloud.VolumeID, vm cloud.VMID, disk string, host cloud.NodeID) error {
 	v, err := Lookup(tx, t, id)
 	if err != nil {
@@ -103,7 +106,7 @@ func Attach(tx *store.Tx, t cloud.Tenant, id cloud.VolumeID, vm cloud.VMID, disk
 	return nil
 }
 
-// checkServesRBD returns FailedPrecondition if a host does not serve RBD volumes.
+// checkServesRBD returns FailedPrecondition if a host does not serve RBD volumes. The volume v is named in the error.
 func checkServesRBD(r store.Reader, v *cloud.Volume, host cloud.NodeID) error {
 	n, err := node.Nodes.Get(r, string(host))
 	if err != nil {
@@ -132,7 +135,8 @@ func Release(tx *store.Tx, project cloud.ProjectID, id cloud.VolumeID, vm cloud.
 }
 
 // releaseBytes completes the deletion of a volume whose bytes the host has deleted. It deletes the Bound record and
-// returns the volume's room to the host's pool. If the volume was an RBD image, its class can then be deleted.
+// returns the volume's space to the host's pool. For a volume of the driver RBD, it instead ends the use of the storage
+// class, which can then be deleted.
 func releaseBytes(tx *store.Tx, host cloud.NodeID, id cloud.VolumeID, b *node.Bound) error {
 	node.BoundVolumes.Delete(tx, string(host), string(id))
 	if b.Class != "" {

@@ -11,8 +11,8 @@ import (
 type Billing interface {
 	// AdmitVolume is called when v is created, after all other checks. If it returns an error, v is not created.
 	AdmitVolume(tx *store.Tx, v *cloud.Volume) error
-	// VolumeChanged is called when a call has changed v. It returns an error only if billing records cannot be read or
-	// written, never to refuse the change.
+	// VolumeChanged is called when an API call has resized, updated or flattened v. It returns an error only if billing
+	// records cannot be read or written, never to refuse the change.
 	VolumeChanged(tx *store.Tx, v *cloud.Volume) error
 	// VolumeRemoved is called when v is deleted. It returns an error only if billing records cannot be read or written,
 	// never to refuse the deletion.

@@ -115,7 +115,7 @@ func remove(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
 	if v.Encrypted && !mutant.On(mutant.KeepVolumeKey) {
 		keys.Delete(tx, string(v.Project), string(v.ID))
 	}
-	if v.Driver != cloud.DriverRBD || v.Node == "" { // The host that deletes an RBD image needs the class.
+	if v.Driver != cloud.DriverRBD || v.Node == "" { // the host needs the class until it has deleted the RBD image
 		storageclass.Release(tx, v.Class, v.ID)
 	}
 	if v.Image != nil {

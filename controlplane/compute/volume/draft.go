@@ -9,16 +9,17 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Draft is a volume that a transaction of another package creates with CreateIn. It has an ID and a key already, so that
-// a transaction that is executed again creates the same volume.
+// Draft describes a volume that a transaction of another package creates with CreateIn. The volume's ID and key are
+// chosen before the transaction, so that a transaction that is executed again creates the same volume.
 type Draft struct {
 	Volume cloud.Volume
 	Image  cloud.ImageID
 	Key    sealedKey
 }
 
-// Draft returns the draft of a volume with the size, driver, class, metadata and labels of v. imageID is the image with
-// whose content the volume begins, or empty for a blank volume.
+// Draft returns the draft of a volume with the size, driver, class, metadata and labels of v. imageID is the ID of the
+// image with whose content the volume begins, or empty for a blank volume. Draft returns InvalidArgument if a field is
+// invalid.
 func (s *Service) Draft(t cloud.Tenant, v cloud.Volume, imageID cloud.ImageID) (Draft, error) {
 	id, err := uuid.NewV7()
 	if err != nil {
@@ -36,8 +37,9 @@ func (s *Service) Draft(t cloud.Tenant, v cloud.Volume, imageID cloud.ImageID) (
 	return Draft{v, imageID, s.keys.make(v.ID)}, nil
 }
 
-// CreateIn creates the volume of a draft, with the given name if it is a valid name that no other volume of the project
-// has, and otherwise with the name disk-<ID>. It returns the errors of CreateVolume.
+// CreateIn creates the volume of a draft in the transaction tx. The volume gets the given name if the name is valid and
+// no other volume of the project has it. Otherwise the name of the volume is disk-<ID>. CreateIn returns the same
+// errors as the RPC CreateVolume.
 func (s *Service) CreateIn(ctx context.Context, tx *store.Tx, d *Draft, name string) (cloud.Volume, error) {
 	q := change{Tenant: d.Volume.Tenant(), Volume: d.Volume, Image: d.Image, Key: d.Key}
 	holder, err := names.Get(tx, string(d.Volume.Project), name)

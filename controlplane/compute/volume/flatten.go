@@ -11,8 +11,9 @@ import (
 
 var flattenCommand = newCommand("volume.flatten", "FlattenVolume", flatten, Billing.VolumeChanged)
 
-// Flatten requests that a volume becomes independent of its image. The host does that later, also while a guest uses
-// the volume. A volume that was never attached has no host yet: it is flattened after its first attachment.
+// Flatten records that the host must make a volume independent of its image, and does not wait for the host. The host
+// can flatten the volume while a guest uses the volume. A volume that was never attached has no host yet, and is
+// flattened after its first attachment.
 func (s *Service) Flatten(ctx context.Context, t cloud.Tenant, id cloud.VolumeID, body [32]byte) (Result, error) {
 	if err := cloud.CheckUUID("volume_id", string(id)); err != nil {
 		return Result{}, err
@@ -30,7 +31,8 @@ func flatten(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
 		return *v, fault.New(fault.FailedPrecondition,
 			"volume %s has the driver %s, and only volumes of the driver managed can be flattened", v.Name, v.Driver.Variant())
 	}
-	// A snapshot contains only the differences from the image, which the volume keeps in use.
+	// A snapshot contains only the differences from the image. A flattened volume would no longer keep the image in
+	// use.
 	if snapshots, err := SnapshotsOf(tx, v); err != nil {
 		return *v, err
 	} else if len(snapshots) > 0 && v.Image != nil {
@@ -44,7 +46,8 @@ func flatten(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
 	return *v, nil
 }
 
-// observe applies a report of the host to the volume. If the volume is flattened now, observe releases its image.
+// observe applies a report of the host to the volume v, and returns whether v changed. If the host has flattened the
+// volume, observe also deletes the record that the volume uses the image. If tx is nil, observe writes nothing.
 func observe(tx *store.Tx, v *cloud.Volume, o cloud.VolumeObservation) (changed bool) {
 	from := v.Image
 	if !v.Observe(o) {

@@ -26,18 +26,21 @@ const keyBytes = 32
 // sealer makes and opens the keys of volumes.
 type sealer struct{ cluster *clusterkey.Key }
 
-// sealedName is the name under which the key of a volume is sealed. A sealed key cannot be used for another volume.
+// sealedName returns the name for which clusterkey seals the key of a volume. A key that was sealed for one volume
+// cannot be opened for another volume.
 func sealedName(id cloud.VolumeID) string { return "volume/" + string(id) }
 
-// make returns a new random key for a volume: 64 hexadecimal digits, because QEMU takes only text.
+// make returns a new random key for a volume, sealed with the cluster key. The key is the text of 64 hexadecimal
+// digits, because QEMU accepts only text.
 func (s sealer) make(id cloud.VolumeID) sealedKey {
 	var key [keyBytes]byte
 	rand.Read(key[:])
 	return sealedKey{s.cluster.Seal(sealedName(id), []byte(hex.EncodeToString(key[:])))}
 }
 
-// keyFor returns the key of a volume if the host of the volume needs the key, and nil otherwise. The host needs the key
-// to open the volume, and to make the volume before its first attachment has ended.
+// keyFor returns the key of a volume if the volume's host needs the key, and nil otherwise. The host needs the key
+// while the volume is attached, to open the volume. The host also needs the key until it has reported the volume as
+// present, to make the volume.
 func (s sealer) keyFor(r store.Reader, v *cloud.Volume) ([]byte, error) {
 	if !v.Encrypted || v.VM == "" && v.Present && !mutant.On(mutant.SendKeyToAll) {
 		return nil, nil

@@ -22,17 +22,17 @@ var (
 // countEvery is the minimum interval at which a Collector reads all volumes.
 const countEvery = 30 * time.Second
 
-// Collector exports the number and the size of the volumes of each storage class, by status. Every member exports its
-// own records, which are those of all members after the member has applied the log.
+// Collector exports the number and the total size of the volumes, by storage class and status. Each member exports the
+// values in its own copy of the records. The copy of a member that is behind in the raft log is outdated.
 type Collector struct {
 	store *store.Store
 
 	mu      sync.Mutex // guards the fields below
-	counted time.Time  // when values were read; zero before the first time
+	counted time.Time  // time at which values were read; zero before the first read
 	values  map[series]total
 }
 
-// series is the labels of a value.
+// series has the values of the labels of one time series.
 type series struct {
 	class  string
 	status cloud.VolumeStatus
@@ -68,7 +68,8 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// count returns the number and the size of all volumes. It includes the statuses of each class that no volume has.
+// count returns the number and the total size of the volumes, by class and status. For each class, the result has the
+// statuses AVAILABLE, IN_USE and ERROR even if no volume has them.
 func count(s *store.Store) (map[series]total, error) {
 	values := map[series]total{}
 	err := s.Local(func(v *store.View) error {

@@ -16,7 +16,7 @@ const PlaceEvery = time.Second
 // maxPlaced is the maximum number of volumes that PlaceRBD places in one transaction.
 const maxPlaced = 100
 
-// HostState is a host, and whether new work can be given to it.
+// HostState is the record of a host and its state. Ready is true if the state of the host is READY.
 type HostState struct {
 	Node  cloud.Node
 	Ready bool
@@ -25,7 +25,7 @@ type HostState struct {
 // rbdHosts are the hosts that can make and delete RBD images.
 type rbdHosts []cloud.NodeID
 
-// of returns the host that is to have a volume. It distributes the volumes among the hosts.
+// of returns the host for the volume with this ID. It chooses by a hash of the ID, which distributes volumes evenly.
 func (h rbdHosts) of(id cloud.VolumeID) cloud.NodeID {
 	sum := fnv.New32a()
 	sum.Write([]byte(id))
@@ -41,8 +41,8 @@ func (h rbdHosts) has(id cloud.NodeID) bool {
 	return false
 }
 
-// move is a volume that PlaceRBD binds to another host. If the record of the volume was deleted, Gone is set, and From
-// is the host that was to delete the bytes.
+// move is a change of the host of one volume by PlaceRBD. From is the former host, or empty if the volume has none yet.
+// If Gone is true, the record of the volume was deleted, and From is the host that should have deleted the RBD image.
 type move struct {
 	Project cloud.ProjectID
 	ID      cloud.VolumeID
@@ -50,11 +50,12 @@ type move struct {
 	Gone    bool
 }
 
-// PlaceRBD binds volumes of the driver RBD to hosts: new ones, and detached ones whose host is not READY or does not
-// serve RBD any more. The new host then makes, grows or deletes the image. The images are in the Ceph cluster, and both
-// hosts may do this at the same time. A volume that a VM has, or that is not flushed, keeps its host.
+// PlaceRBD binds volumes of the driver RBD to hosts that are READY and serve RBD. It binds new volumes, and moves those
+// detached volumes whose host is not READY or no longer serves RBD. Deleted volumes whose RBD image still exists are
+// moved too. The new host then makes, enlarges or deletes the RBD image. The former host may be doing the same at the
+// same time, without harm. A volume that is attached to a VM, or is not flushed, keeps its host.
 //
-// Package leader runs PlaceRBD on the leader.
+// Package leader runs PlaceRBD on the leader. fleet has all hosts.
 func (s *Service) PlaceRBD(ctx context.Context, fleet []HostState) error {
 	var hosts rbdHosts
 	for _, h := range fleet {
@@ -83,7 +84,8 @@ func (s *Service) PlaceRBD(ctx context.Context, fleet []HostState) error {
 	return err
 }
 
-// misplaced returns up to maxPlaced volumes of the driver RBD that are not bound to one of hosts and may move.
+// misplaced returns moves for up to maxPlaced volumes of the driver RBD that are not bound to one of hosts and can
+// move.
 func misplaced(r store.Reader, hosts rbdHosts) (moves []move, err error) {
 	all, _, err := Volumes.List(r, 0)
 	if err != nil {
@@ -107,7 +109,8 @@ func misplaced(r store.Reader, hosts rbdHosts) (moves []move, err error) {
 	return moves[:min(len(moves), maxPlaced)], nil
 }
 
-// apply binds the volume to the host to, unless the volume has changed since misplaced has read it.
+// apply binds the volume of m to the host to. It does nothing if the volume is no longer bound to m.From or can no
+// longer move.
 func (m move) apply(tx *store.Tx, to cloud.NodeID) error {
 	if m.Gone {
 		b, err := node.BoundVolumes.Get(tx, string(m.From), string(m.ID))
@@ -130,8 +133,8 @@ func (m move) apply(tx *store.Tx, to cloud.NodeID) error {
 	return nil
 }
 
-// unbind deletes the Bound record of a volume that moves to another host. The former host forgets the volume. The
-// parameter from is empty if the volume had no host.
+// unbind deletes the Bound record of a volume that moves to another host. The host from is then told to forget the
+// volume. unbind does nothing if from is empty, because the volume had no host.
 func unbind(tx *store.Tx, from cloud.NodeID, id cloud.VolumeID) {
 	if from != "" {
 		node.BoundVolumes.Delete(tx, string(from), string(id))

@@ -53,7 +53,8 @@ func (s *Service) AssignedVolumes(v *store.View, on cloud.NodeID, ids ...cloud.V
 				return nil, err
 			}
 			if assigned.EncryptionKey, err = s.keys.keyFor(v, record); err != nil {
-				// The host keeps the volume closed, and receives everything else.
+				// Without the key the host does not open the volume. The host still receives the rest of the desired
+				// state.
 				s.log.Error("cannot read the key of an encrypted volume", "volume", id, "err", err)
 			}
 			snapshots, err := SnapshotsOf(v, record)
@@ -69,7 +70,8 @@ func (s *Service) AssignedVolumes(v *store.View, on cloud.NodeID, ids ...cloud.V
 	return out, nil
 }
 
-// rbdPool returns the Ceph pool of a storage class, with the key of its user. It returns nil if class is empty.
+// rbdPool returns the Ceph pool of a storage class, including the key of the Ceph user in plain text. It returns nil if
+// class is empty.
 func (s *Service) rbdPool(r store.Reader, class string) (*agentv1.RbdPool, error) {
 	if class == "" {
 		return nil, nil

@@ -115,7 +115,8 @@ func (r *server) ResizeVolume(ctx context.Context, in *vmv1.ResizeVolumeRequest)
 	return respond(ctx, out, err)
 }
 
-// RegisterExternalVolume returns FailedPrecondition: this version has no registration of existing RBD images.
+// RegisterExternalVolume checks its fields and then returns FailedPrecondition, because this version cannot register
+// existing RBD images.
 func (r *server) RegisterExternalVolume(ctx context.Context, in *vmv1.RegisterExternalVolumeRequest) (*vmv1.Volume, error) {
 	if _, err := admit(ctx, service+"RegisterExternalVolume", in); err != nil {
 		return nil, err

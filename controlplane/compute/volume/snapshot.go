@@ -12,8 +12,8 @@ import (
 )
 
 var (
-	// Snapshots is the table of snapshot records, at snapshot/<project>/<id>. It also has the records of deleted snapshots
-	// whose bytes the host has not deleted yet.
+	// Snapshots is the table of snapshot records, at snapshot/<project>/<id>. It also contains deleted snapshots whose
+	// bytes the host has not deleted yet.
 	Snapshots       = store.NewTable[cloud.Snapshot]("snapshot")
 	snapshotNames   = store.NewTable[cloud.SnapshotID]("snapshot-name")
 	volumeSnapshots = store.NewTable[cloud.SnapshotID]("volume-snapshot")
@@ -22,7 +22,7 @@ var (
 	Scheduled = store.NewTable[cloud.VolumeID]("snapshot-schedule")
 )
 
-// indexSchedule stores in the table Scheduled whether the volume has a schedule.
+// indexSchedule adds the volume to the table Scheduled if its metadata has a schedule, and otherwise removes it.
 func indexSchedule(tx *store.Tx, v *cloud.Volume) {
 	if _, ok := v.Schedule(); ok {
 		Scheduled.Put(tx, &v.ID, string(v.Project), string(v.ID))
@@ -44,7 +44,8 @@ func LookupSnapshot(r store.Reader, t cloud.Tenant, id cloud.SnapshotID) (*cloud
 	return s, nil
 }
 
-// snapshotsOf returns the records of all snapshots of a volume, including deleted ones.
+// SnapshotsOf returns the records of all snapshots of a volume, including deleted snapshots whose bytes the host has
+// not deleted yet.
 func SnapshotsOf(r store.Reader, v *cloud.Volume) (out []*cloud.Snapshot, err error) {
 	all, _, err := volumeSnapshots.List(r, 0, string(v.ID))
 	if err != nil {
@@ -73,10 +74,9 @@ func VolumesOf(r store.Reader, t cloud.Tenant, vm cloud.VMID) (out []*cloud.Volu
 	return out, err
 }
 
-// AddSnapshot stores the record of a new snapshot of a volume of the tenant t, and makes the volume's host copy the
-// volume. It uses the ID, name, volume, group, labels, creator and
-// the field Scheduled of s, and sets the other fields. The errors are those of
-// CreateSnapshot in storage.v1.
+// AddSnapshot stores the record of a new snapshot of a volume of the tenant t, so that the volume's host copies the
+// volume. The caller sets the ID, name, volume, group, labels, creator and Scheduled of s. AddSnapshot sets the other
+// fields. It returns the same errors as CreateSnapshot of storage.v1.
 func AddSnapshot(tx *store.Tx, t cloud.Tenant, s *cloud.Snapshot) error {
 	v, err := Lookup(tx, t, s.Volume)
 	if err != nil {
@@ -125,14 +125,14 @@ func AddSnapshot(tx *store.Tx, t cloud.Tenant, s *cloud.Snapshot) error {
 	return nil
 }
 
-// touch makes the volume's host receive the volume's desired state again.
+// touch increments the generation of the volume, so that the volume's desired state is sent to its host again.
 func touch(tx *store.Tx, v *cloud.Volume) {
 	before := v.Generation
 	v.Generation++
 	save(tx, v, before)
 }
 
-// checkNoPendingSnapshot returns FailedPrecondition if the host has not completed a snapshot of the volume.
+// checkNoPendingSnapshot returns FailedPrecondition if a snapshot of the volume is PENDING.
 func checkNoPendingSnapshot(r store.Reader, v *cloud.Volume) error {
 	all, err := SnapshotsOf(r, v)
 	if err != nil {
@@ -147,11 +147,11 @@ func checkNoPendingSnapshot(r store.Reader, v *cloud.Volume) error {
 	return nil
 }
 
-// snapshotAmount returns the part of its project's quota that a snapshot uses.
+// snapshotAmount returns the amount with which a snapshot counts in the quotas of its project and org.
 func snapshotAmount(s *cloud.Snapshot) tenant.Amount { return tenant.Amount{VolumeGiB: s.SizeGiB} }
 
-// DropSnapshot deletes a snapshot of the tenant t, and makes the host delete its bytes. The errors are those of
-// DeleteSnapshot in storage.v1.
+// DropSnapshot marks a snapshot of the tenant t as deleted, so that the host deletes the bytes. The record is removed
+// when the host has reported the deletion. DropSnapshot returns the same errors as DeleteSnapshot of storage.v1.
 func DropSnapshot(tx *store.Tx, t cloud.Tenant, id cloud.SnapshotID) (*cloud.Snapshot, error) {
 	s, err := LookupSnapshot(tx, t, id)
 	if err != nil {
@@ -177,8 +177,9 @@ func DropSnapshot(tx *store.Tx, t cloud.Tenant, id cloud.SnapshotID) (*cloud.Sna
 	return s, tenant.Give(tx, t, tenant.Storage, snapshotAmount(s))
 }
 
-// forgetSnapshots deletes the records of the deleted snapshots of a volume that is deleted too, and returns the room
-// that they still take in the host's pool. It returns FailedPrecondition if the volume has other snapshots.
+// forgetSnapshots is called when the volume v is deleted. It returns FailedPrecondition if v has snapshots that are not
+// deleted. Otherwise it removes the records of the deleted snapshots of v, and returns the space in GiB that they still
+// take in the host's pool.
 func forgetSnapshots(tx *store.Tx, v *cloud.Volume) (heldGiB uint64, err error) {
 	all, err := SnapshotsOf(tx, v)
 	if err != nil {
@@ -206,8 +207,9 @@ func deleteSnapshotRecord(tx *store.Tx, s *cloud.Snapshot) {
 	volumeSnapshots.Delete(tx, string(s.Volume), string(s.ID))
 }
 
-// applySnapshotReport applies a host's report about one snapshot of the volume v to the snapshot's record, like
-// applyReport. The parameter generation is that of the report about v.
+// applySnapshotReport applies a host's report about one snapshot of the volume v to the snapshot's record, and returns
+// whether the report changes records. If tx is nil, it writes nothing. generation is the generation of v to which the
+// report refers.
 func applySnapshotReport(r store.Reader, tx *store.Tx, v *cloud.Volume, generation uint64, o cloud.SnapshotObservation) (changed bool, err error) {
 	if cloud.CheckUUID("snapshot_id", string(o.Snapshot)) != nil {
 		return false, nil
@@ -238,9 +240,10 @@ func applySnapshotReport(r store.Reader, tx *store.Tx, v *cloud.Volume, generati
 	return true, nil
 }
 
-// CreateFrom stores the record of a new volume v of the tenant t with the content of a snapshot, and makes the host of
-// the snapshot copy it. It uses the ID, name, size, metadata, labels and creator of v, and sets the other fields. A
-// size of 0 becomes the size of the snapshot. The errors are those of CreateVolumeFromSnapshot in storage.v1.
+// CreateFrom stores the record of a new volume v of the tenant t with the content of a snapshot, so that the host of
+// the snapshot copies the snapshot. The caller sets the ID, name, size, metadata, labels and creator of v. CreateFrom
+// sets the other fields. A size of 0 becomes the size of the snapshot. CreateFrom returns the same errors as
+// CreateVolumeFromSnapshot of storage.v1.
 func (s *Service) CreateFrom(tx *store.Tx, t cloud.Tenant, v *cloud.Volume, id cloud.SnapshotID) error {
 	if err := createFrom(tx, t, v, id); err != nil {
 		return err

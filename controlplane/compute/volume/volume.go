@@ -6,9 +6,11 @@
 // volume to the host of the VM. From then on the volume takes room in the host's pool, and can be attached to VMs of
 // this host only.
 //
-// A volume of the driver RBD is an RBD image of a Ceph cluster, which every host that serves RBD can use. The leader binds
-// a new volume to such a host at once, and the host makes the image. While the volume is detached and flushed, it can
-// move: to the host of the VM that it is attached to, or to another host if its own one is not READY (PlaceRBD).
+// A volume of the driver RBD is an RBD image of a Ceph cluster. Every host that serves RBD can use the volume. Within
+// about a second after the creation of the volume, the leader binds the volume to such a host (PlaceRBD), and the host
+// makes the RBD image. The host of a volume can change only while the volume is detached and flushed: Attach moves the
+// volume to the host of the VM, and PlaceRBD moves the volume to another host if its present host is not READY or no
+// longer serves RBD.
 //
 // A volume is attached to at most one VM at a time. Only Attach and Release change this VM. Package vm calls them in
 // the transactions that change a VM. The methods of cloud.Volume check the rules, and the comment of cloud.Volume
@@ -24,27 +26,31 @@
 //     becomes free when the host has reported that the volume is absent. Such a report counts only if its generation is
 //     that of the deletion: an earlier report may mean that the host has not made the volume yet.
 //
-//   - The desired state of an RBD volume contains the key of its Ceph user. Only AssignedVolumes adds the key, and only
-//     for the host that the volume is bound to. The storage class is in use until the image is deleted, because the host
-//     needs the key for that.
+//   - The desired state of an RBD volume contains the key of the Ceph user. Only AssignedVolumes adds the key, and only
+//     for the host that the volume is bound to. The storage class cannot be deleted until the RBD image is deleted,
+//     because the host needs the key to delete the RBD image.
 //
-//   - A volume that was made from an image keeps the image in use until the volume is deleted or flattened, because the
-//     volume's file may refer to the image's file. The image is released in the transaction that applies the host's
-//     report of a flattened volume, and only if the report is of the newest generation.
+//   - An image cannot be deleted until all volumes that were made from it are deleted or flattened, because the file of
+//     a volume may refer to the image's file. The transaction that applies the host's report of a flattened volume also
+//     deletes the record that the volume uses the image. Only a report about the newest generation of the volume
+//     counts.
 //
-//   - A volume of an encrypted class gets a random key when it is created. The key is sealed with the cluster key, in a
-//     record of its own, so that no list, response, stored answer or watch of volumes contains it. AssignedVolumes sends
-//     the key only to the host that needs it. The record is deleted with the volume; a backup of the control plane that
-//     was made before still contains the sealed key, and for 15 minutes (see the compaction of the records) so does
-//     the history of the members.
+//   - A volume of an encrypted class gets a random key when it is created. The key is encrypted with the cluster key
+//     and stored in a separate record. Therefore no volume record, list, response, stored idempotency response or watch
+//     of volumes contains the key. AssignedVolumes sends the key only to the host that needs the key. The record with
+//     the key is deleted with the volume. Earlier backups of the control plane still contain the encrypted key. The
+//     history of the records on the members contains it until the compaction, for up to about 15 minutes.
 //
-//   - A snapshot is a copy of a volume, which takes the room of the volume again in the host's pool and in the quotas. The
-//     host gets the desired snapshots with the volume, and reports them with the volume. Package snapshot has the calls.
+//   - A snapshot is a copy of a volume. It counts with the size of the volume in the host's pool and in the quotas. The
+//     desired state of a volume contains its snapshots, and the host's report about a volume contains the state of its
+//     snapshots. Package snapshot implements the calls of the API.
 //
-//   - A volume that has snapshots cannot be deleted, so each snapshot has a volume whose host knows it. The record of a
-//     deleted snapshot is kept, hidden from callers, until the host has reported that it has deleted the bytes.
+//   - A volume that has snapshots cannot be deleted, because snapshots reach the host only as a part of the volume's
+//     desired state. The record of a deleted snapshot is kept until the host has reported that it has deleted the
+//     bytes. API callers do not see such a record.
 //
-//   - The size of a volume cannot be changed while a snapshot of it is PENDING, so that the copy has the recorded size.
+//   - A volume cannot be resized while one of its snapshots is PENDING, so that the copy has the size in the snapshot's
+//     record.
 //
 // Keys: volume/<project>/<id>, volume-name/<project>/<name>, snapshot/<project>/<id>, snapshot-name/<project>/<name>,
 // volume-snapshot/<volume>/<snapshot>, snapshot-schedule/<project>/<volume>, volume-key/<project>/<id>.
@@ -85,7 +91,7 @@ type Service struct {
 type Options struct {
 	Store    *store.Store
 	Commands *leader.Commands
-	// Key seals the keys of encrypted volumes, and opens those of Ceph users.
+	// Key encrypts and decrypts the keys of encrypted volumes, and decrypts the keys of Ceph users.
 	Key *clusterkey.Key
 	Log *slog.Logger
 	// Billing is called for changes of volumes. It is nil if volumes are free of charge.
@@ -168,7 +174,7 @@ type change struct {
 	Tenant cloud.Tenant
 	Volume cloud.Volume
 	Image  cloud.ImageID
-	// Key is a new key for the volume. It is stored only if the class of the volume is encrypted.
+	// Key is a key for a new volume. It is stored only if the class of the volume is encrypted.
 	Key  sealedKey
 	Body [32]byte
 }

@@ -1,5 +1,5 @@
-// Package billing charges projects for their VMs and volumes by the hour. It defines the prices, counts the hours, charges the
-// wallets, and applies the policy for projects that cannot pay.
+// Package billing charges projects for their VMs and volumes by the hour. It defines the prices, counts the hours,
+// charges the wallets, and applies the policy for projects that cannot pay.
 //
 // The hours of each VM are counted separately: the first begins when the VM is created, the next an hour later. An hour
 // is billed when it begins, for the resources that the VM uses at that time. Its final price is that of the most
@@ -16,11 +16,12 @@
 //   - Time is the store's clock, which never goes back. If the clock jumps ahead, the skipped hours are billed, as
 //     after an outage.
 //
-// A volume pays for its size, at one price for all storage classes, from its creation to its deletion, whether it is
-// attached or not: the size counts in the host's pool and in the quota all the time. Its hours are counted like those of
-// a VM. Creating a volume reserves the price of its first hour, and the bill for this hour is made at once. A project
-// with unpaid bills cannot create volumes. Volumes are never deleted or detached because they are not paid; with the
-// policy Stop, no VM of the project can be started meanwhile.
+// A project pays for the size of each of its volumes from the creation to the deletion of the volume. The price is the
+// same for all storage classes, and for attached and detached volumes, because a detached volume also takes storage
+// space and counts in the quota. The hours of a volume are counted like those of a VM. The transaction that creates a
+// volume reserves the price of the first hour and makes the bill for this hour. A project with unpaid bills cannot
+// create volumes. Unpaid volumes are never deleted or detached. With the policy Stop, no VM of the project can be
+// started until the project has paid all bills.
 //
 // Counting and paying are separate. A Meter records the time up to which a VM's hours are counted. It is updated in the
 // transaction that writes the Bill: the transaction of the VM's change (package vm calls vm.Billing), or one of Run. A
@@ -124,10 +125,9 @@ type Service struct {
 	opts     Options
 	terms    Terms
 	machines Machines
-	// payFrom, vmFrom and meterFrom are the paths of records at which the next Run continues: payFrom for charging
-	// projects, vmFrom for comparing VMs, and meterFrom for comparing meters. Each Run processes only a part of the
-	// records.
-	// volumeFrom is the one for comparing volumes.
+	// payFrom, vmFrom, meterFrom and volumeFrom are the paths of records at which the next Run continues: payFrom for
+	// charging projects, vmFrom for comparing VMs, meterFrom for comparing meters, and volumeFrom for comparing
+	// volumes. Each Run processes only a part of the records.
 	payFrom, vmFrom, meterFrom, volumeFrom []string
 	debtors                                debtors
 }

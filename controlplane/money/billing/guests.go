@@ -29,9 +29,9 @@ func (s *Service) Admit(tx *store.Tx, vm *cloud.VM) error {
 	return s.put(tx, m, m)
 }
 
-// reserve charges the unpaid bills of the project of a new meter, and reserves the price of the first hour. It returns
-// an error if bills stay unpaid or the reservation fails. For a price of 0 it does nothing. The parameter resource is
-// the type of the resource in the reservation.
+// reserve charges the unpaid bills of the project of the new meter m. It then reserves price, the price of the first
+// hour, and sets m.Reservation. It returns an error if bills stay unpaid or the reservation fails. It does nothing if
+// price is 0. resource is the resource type of the reservation: "vm" or "volume".
 func (s *Service) reserve(tx *store.Tx, m *Meter, price int64, resource string) error {
 	if price == 0 {
 		return nil
@@ -91,7 +91,7 @@ func (s *Service) Start(tx *store.Tx, vm *cloud.VM) error {
 	return nil
 }
 
-// object names a VM or a volume, and its project, in messages.
+// object identifies a VM or a volume, and its project, in messages to users.
 type object struct {
 	volume  bool
 	name    string
@@ -107,8 +107,8 @@ func (o object) String() string {
 	return "VM " + o.name
 }
 
-// checkSolvent charges the unpaid bills of the project of o, and returns an error if some stay unpaid. The price of an
-// hour of o is used only in the text of the error.
+// checkSolvent charges the unpaid bills of the project of o, and returns an error if some of them stay unpaid. price is
+// the price of an hour of o, and is used only in the error.
 func (s *Service) checkSolvent(tx *store.Tx, o object, price int64) error {
 	_, unpaid, refusal, err := s.settle(tx, o.project)
 	switch {
@@ -153,8 +153,8 @@ func checkSpendable(w *ledger.Wallet, amount int64) error {
 
 var reasons = map[ledger.WalletStatus]string{ledger.Suspended: "WALLET_SUSPENDED", ledger.Closed: "WALLET_CLOSED"}
 
-// errTooLittleCredit returns the error for a VM or volume that the project cannot pay for. The error contains the price
-// of an hour. The reason and the available amount are taken from cause, the error of the wallet.
+// errTooLittleCredit returns the error for a VM or volume that the project cannot pay for. The error contains price,
+// the price of an hour. The reason and the available amount are taken from cause, the error of the wallet.
 func errTooLittleCredit(o object, price int64, cause error) *fault.Fault {
 	f, ok := fault.From(cause)
 	if !ok {

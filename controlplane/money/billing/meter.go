@@ -18,12 +18,12 @@ type Terms struct {
 	Hour int64
 }
 
-// Meter is the record that counts the hours of one VM or volume. It is updated in the transaction that stores the resulting
-// bills, so that each hour is billed once, even if several transactions try to bill it at the same time.
+// Meter is the record that counts the hours of one VM or volume. It is updated in the transaction that stores the
+// resulting bills. So each hour is billed once, even if several transactions try to bill it at the same time.
 type Meter struct {
 	Org     cloud.OrgID
 	Project cloud.ProjectID
-	// VM is the ID of the VM. For the meter of a volume, Volume is true and VM is the ID of the volume.
+	// VM is the ID of the VM, or the ID of the volume if Volume is true.
 	VM     cloud.VMID
 	Volume bool `cbor:",omitempty"`
 	Name   string
@@ -52,7 +52,7 @@ type Place struct {
 type Bill struct {
 	Org     cloud.OrgID
 	Project cloud.ProjectID
-	// VM and Volume are those of the Meter.
+	// VM and Volume have the same values as in the Meter.
 	VM     cloud.VMID
 	Volume bool `cbor:",omitempty"`
 	Name   string
@@ -92,11 +92,12 @@ func (m *Meter) Pass(now cloud.Time, t Terms) *Bill {
 	return m.bill(from, billed, price, false, t)
 }
 
-// isDeferred reports whether the VM's first bill has not been made yet and the VM is off. The first bill is made when
-// the VM runs for the first time, or at the end of the hour. The first bill of a volume is made at its creation.
+// isDeferred reports whether the first bill of a VM has not been made yet and the VM is off. The first bill is made
+// when the VM runs for the first time, or at the end of the hour. isDeferred returns false for a volume, whose first
+// bill is made at its creation.
 func (m *Meter) isDeferred() bool { return m.Reservation != "" && m.Use.VCPUs == 0 && !m.Volume }
 
-// object returns the VM or volume of the meter, for messages.
+// object returns the VM or volume of the meter for messages to users.
 func (m *Meter) object() object { return object{m.Volume, m.Name, m.Project} }
 
 // Change counts the hours up to now like Pass, and then stores u as the resources that the VM uses from now on. An hour

@@ -40,7 +40,7 @@ type Use struct {
 	VCPUs     uint32
 	MemoryMiB uint64
 	DiskGiB   uint64
-	VolumeGiB uint64 `cbor:",omitempty"` // of a volume, whose other fields are 0
+	VolumeGiB uint64 `cbor:",omitempty"` // the size of a volume; the other fields are then 0
 }
 
 func (u Use) String() string {
@@ -93,5 +93,6 @@ func FullUse(vm *cloud.VM) Use {
 	return Use{VCPUs: need.VCPUs, MemoryMiB: need.MemoryMiB, DiskGiB: need.StorageGiB}
 }
 
-// VolumeUse returns the resources for which a volume is charged: its size, whatever its state and its class are.
+// VolumeUse returns the resources for which a volume is charged: its size. The status and the class of the volume do
+// not matter.
 func VolumeUse(v *cloud.Volume) Use { return Use{VolumeGiB: v.SizeGiB} }

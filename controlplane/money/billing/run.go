@@ -154,8 +154,9 @@ func (s *Service) collect(ctx context.Context) error {
 	return failed
 }
 
-// compare compares the next page of VMs and the next page of meters, the records that count the hours. It repairs each
-// mismatch: a VM without a meter, a meter without a VM or volume, or a meter that has other resources than its VM uses.
+// compare compares the next page of VMs with their meters, and the next page of meters with their VMs and volumes.
+// Meters are the records that count the hours. compare repairs each mismatch: a VM without a meter, a meter without a
+// VM or volume, or a meter that has other resources than its VM uses.
 func (s *Service) compare(ctx context.Context) error {
 	var odd []cloud.VMID
 	var of []cloud.ProjectID

@@ -11,8 +11,8 @@ import (
 
 var _ volume.Billing = (*Service)(nil)
 
-// AdmitVolume implements volume.Billing. It first charges the project's unpaid bills, and then reserves the price of
-// the volume's first hour, like Admit. It also makes the bill for this hour, because a volume costs from its creation.
+// AdmitVolume implements volume.Billing. Like Admit, it first charges the project's unpaid bills, and then reserves the
+// price of the first hour. It also makes the bill for this hour, because volumes are charged from their creation on.
 func (s *Service) AdmitVolume(tx *store.Tx, v *cloud.Volume) error {
 	m := newVolumeMeter(v, tx.Now())
 	if err := s.reserve(tx, m, s.terms.Prices.Hour(VolumeUse(v)), "volume"); err != nil {
@@ -26,8 +26,8 @@ func newVolumeMeter(v *cloud.Volume, now cloud.Time) *Meter {
 	return &Meter{Org: v.Org, Project: v.Project, VM: cloud.VMID(v.ID), Volume: true, Name: v.Name, Until: now}
 }
 
-// VolumeChanged implements volume.Billing. It counts the volume's hours up to now with the size before the change, and
-// stores the size from now on.
+// VolumeChanged implements volume.Billing. It counts the volume's hours up to now with the size in the meter, and then
+// stores the volume's present size in the meter.
 func (s *Service) VolumeChanged(tx *store.Tx, v *cloud.Volume) error {
 	m, err := meters.Get(tx, string(v.Project), string(v.ID))
 	if err != nil || m == nil || m.Use == VolumeUse(v) {
@@ -37,8 +37,8 @@ func (s *Service) VolumeChanged(tx *store.Tx, v *cloud.Volume) error {
 	return s.put(tx, &was, m, m.Change(tx.Now(), VolumeUse(v), s.terms)...)
 }
 
-// VolumeRemoved implements volume.Billing. It counts the volume's hours up to now and deletes the volume's meter. Unpaid
-// bills remain.
+// VolumeRemoved implements volume.Billing. It counts the volume's hours up to now and deletes the volume's meter. It
+// does not delete unpaid bills.
 func (s *Service) VolumeRemoved(tx *store.Tx, v *cloud.Volume) error {
 	m, err := meters.Get(tx, string(v.Project), string(v.ID))
 	if err != nil || m == nil {
@@ -52,8 +52,8 @@ func (s *Service) VolumeRemoved(tx *store.Tx, v *cloud.Volume) error {
 	return nil
 }
 
-// compareVolumes compares the next page of volumes with their meters, and repairs each mismatch. Method compare finds
-// the meters of volumes that do not exist.
+// compareVolumes compares the next page of volumes with their meters, and repairs each mismatch. It does not find
+// meters whose volume does not exist. Method compare finds them.
 func (s *Service) compareVolumes(ctx context.Context) error {
 	var odd []*cloud.Volume
 	err := s.opts.Store.Local(func(v *store.View) error {
@@ -87,7 +87,8 @@ func (s *Service) compareVolumes(ctx context.Context) error {
 	return nil
 }
 
-// repairVolume is repair for the meter of the volume with this ID.
+// repairVolume creates, updates or deletes the meter of the volume with this ID, so that the meter matches the volume's
+// record. The time in which the volume had no meter is not billed.
 func (s *Service) repairVolume(tx *store.Tx, p cloud.ProjectID, id cloud.VMID) error {
 	m, err := meters.Get(tx, string(p), string(id))
 	if err != nil {

@@ -10,8 +10,9 @@
 //     without limit, are therefore refused.
 //   - Errors contain neither addresses nor bytes of a response.
 //
-// A download that breaks is continued with a Range request. If the file has changed meanwhile, it fails. It also fails
-// if the server does not name the version of the file, because the bytes of two versions could be mixed otherwise.
+// If the connection breaks during a download, the package continues the download with a Range request. The download
+// fails if the file has changed meanwhile. It also fails if the server sends neither a strong ETag nor Last-Modified,
+// because the bytes of two versions of the file could then be mixed.
 //
 // The package must not know images, records or members.
 package websource
@@ -183,8 +184,8 @@ type Body struct {
 	c   *Client
 	ctx context.Context
 	url string
-	// size is the length of the body, in bytes; -1 before the first response. tag identifies the version of the file; it
-	// is empty if the server does not name the version.
+	// size is the length of the body in bytes, or -1 before the first response. done is the number of bytes that were
+	// read. tag is the strong ETag or the Last-Modified of the first response, or empty if the server sent neither.
 	size, done int64
 	tag        string
 	resp       *http.Response
@@ -332,7 +333,8 @@ func (b *Body) accept(resp *http.Response) error {
 	return nil
 }
 
-// tagOf returns the version of the file that a response names, or "" if it names none.
+// tagOf returns the validator of the file's version in a response: the strong ETag, or else Last-Modified. It returns
+// "" if the response has neither.
 func tagOf(resp *http.Response) string {
 	tag := resp.Header.Get("ETag")
 	if tag == "" || strings.HasPrefix(tag, "W/") { // RFC 9110, section 13.1.5: If-Range needs a strong validator
@@ -347,7 +349,7 @@ func (b *Body) acceptRest(resp *http.Response) error {
 	if _, err := fmt.Sscanf(resp.Header.Get("Content-Range"), "bytes %d-%d/%d", &first, &last, &size); err != nil {
 		return refuse("the server cannot continue a download")
 	}
-	// Some servers ignore If-Range, so the version is compared here too.
+	// The validator is compared here too, because some servers ignore If-Range.
 	tag := tagOf(resp)
 	if first != b.done || last != b.size-1 || size != b.size || tag != "" && tag != b.tag {
 		return refuse("the file changed while it was downloaded")

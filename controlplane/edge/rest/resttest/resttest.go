@@ -1,4 +1,5 @@
-// Package resttest contains what the tests of REST APIs share: callers with tokens, and a server for them.
+// Package resttest contains the common parts of the tests of REST APIs. Callers is a token verifier with fixed callers,
+// and NewServer returns a REST server that uses it.
 package resttest
 
 import (
@@ -12,13 +13,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Lost is a token that cannot be verified, because the members have no leader. Verify returns Unavailable for it.
+// Lost is a token for which Callers.Verify returns Unavailable, as a member without a leader does.
 const Lost = "lost"
 
-// Callers verifies the tokens of tests. Its keys are the tokens, and its values the callers.
+// Callers is the token verifier of tests. Its keys are tokens, and its values are the callers with these tokens.
 type Callers map[string]*cloud.Caller
 
-// Verify returns a copy of the caller with the token, or Unauthenticated if there is none.
+// Verify returns a copy of the caller with the token, or Unauthenticated if no caller has the token.
 func (c Callers) Verify(_ context.Context, token string) (*cloud.Caller, error) {
 	if token == Lost {
 		return nil, fault.New(fault.Unavailable, "no leader").MayRetry()
@@ -30,8 +31,8 @@ func (c Callers) Verify(_ context.Context, token string) (*cloud.Caller, error) 
 	return nil, fault.New(fault.Unauthenticated, "the token is not valid")
 }
 
-// Bound returns a caller with these bindings, who has logged in with a password. The token is limited to scope unless
-// scope is the zero value.
+// Bound returns a user with these role bindings, who has logged in with a password. The user's token is limited to
+// scope. If scope is the zero value, the token is not limited.
 func Bound(user cloud.UserID, scope cloud.Tenant, bindings ...cloud.Binding) *cloud.Caller {
 	return &cloud.Caller{User: user, Proof: cloud.ProofPassword, Scope: scope, Bindings: bindings}
 }
@@ -41,7 +42,7 @@ func Role(r cloud.Role, t cloud.Tenant) cloud.Binding {
 	return cloud.Binding{Role: r, Org: t.Org, Project: t.Project}
 }
 
-// Admin returns a system administrator without a project.
+// Admin returns a caller with the role system:admin and no other binding.
 func Admin() *cloud.Caller {
 	return &cloud.Caller{User: "admin", Proof: cloud.ProofHostKey, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}}
 }

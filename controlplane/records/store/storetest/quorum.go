@@ -48,8 +48,8 @@ type Quorum struct {
 	// = true afterwards. If it returns true, the proposal fails with ErrLost at that point. Do not change Lose while a
 	// proposal is running.
 	Lose func(after bool) bool
-	// Proposed, if not nil, is called with the data of each proposal, which is what members write to their raft logs.
-	// Do not change it while a proposal is running, and do not keep the data.
+	// Proposed is nil, or a function that is called with the data of each proposal: the bytes that members would write
+	// to their raft logs. The function must not keep the data. Do not set Proposed while a proposal is running.
 	Proposed func(data []byte)
 	// Committed counts the proposals that were applied without a conflict. Proofs counts the successful calls of
 	// ReadIndex.
