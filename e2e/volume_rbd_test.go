@@ -147,7 +147,7 @@ func TestVolumesRBD(t *testing.T) {
 	c.createClass(ctx)
 	data, clone := c.createVolume(ctx, "data", ""), c.createVolume(ctx, "clone", c.images.Disk)
 	_, err := c.createVM(ctx, "nowhere", 3, data)
-	require.Contains(t, fmt.Sprint(status.Convert(err).Details()...), "does not serve RBD volumes: the setting rbd_helper is empty")
+	require.Contains(t, fmt.Sprint(status.Convert(err).Details()...), "does not serve RBD volumes: rbd_helper is empty: set it to the path of trivet-rbd")
 	one, err := c.createVM(ctx, "one", 1, clone)
 	require.NoError(t, err)
 	attach := func(vm string) error {

@@ -49,7 +49,7 @@ func cacheLimit(configured uint64, size, total, free int64) int64 {
 // maxImageCache is the largest configurable limit of the image cache, in bytes.
 const maxImageCache = 1 << 60
 
-var errNoAssignment = errors.New("the images in use are not known before the first assignment")
+var errNoAssignment = errors.New("the control plane has not sent an assignment yet")
 
 // usedImages returns the SHA-256 sums of the images that must stay in the cache: the base images of the disks and
 // volumes on this host, and the images in the newest assignment.

@@ -35,7 +35,7 @@ func (a *agent) rbdOptions() rbd.Options {
 // is missing, checkRBD installs the packet filter for QEMU (see limitGuests).
 func (a *agent) checkRBD(ctx context.Context, host *facts.Host) error {
 	if a.config.RBDHelper == "" {
-		return fmt.Errorf("the setting rbd_helper is empty")
+		return fmt.Errorf("rbd_helper is empty: set it to the path of trivet-rbd")
 	}
 	if !host.QEMU.RBD {
 		return fmt.Errorf("QEMU has no block driver rbd: install qemu-block-extra")

@@ -48,7 +48,7 @@ func (n *newVolumes) deleteAll(ctx context.Context) {
 	for _, v := range n.made {
 		req := &vmv1.DeleteVolumeRequest{OrgId: v.GetOrgId(), ProjectId: v.GetProjectId(), VolumeId: v.GetId()}
 		if _, err := n.client.DeleteVolume(ctx, req); err != nil {
-			n.s.Note("volume %s was created for the VM and is not deleted: %v", v.GetName(), err)
+			n.s.Note("volume %s, created for the VM, could not be deleted: %v", v.GetName(), err)
 		}
 	}
 }

@@ -66,7 +66,7 @@ func awaitFlattened(ctx context.Context, s *session.Session, conn *dial.Conn, v 
 			case why != "":
 				text += ", " + why
 			case v.GetAttachedToNode() == "":
-				text += ", begins when the volume is attached"
+				text += ", starts when the volume is attached"
 			}
 			say(text)
 			if err := dial.Sleep(ctx, flattenPoll); err != nil {

@@ -127,7 +127,7 @@ func attachFloating(tx *store.Tx, t cloud.Tenant, f *cloud.FloatingIP, port clou
 
 // awaitHost makes a floating IP of a port wait for the port's host, which is "" if the port has none.
 func awaitHost(r store.Reader, f *cloud.FloatingIP, node cloud.NodeID) error {
-	f.Node, f.Status, f.StatusReason = node, cloud.NetworkPending, "its port is on no host yet"
+	f.Node, f.Status, f.StatusReason = node, cloud.NetworkPending, "its port has no host yet"
 	f.BindingGeneration++
 	if node == "" {
 		return nil

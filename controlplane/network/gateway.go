@@ -201,7 +201,7 @@ func (p *placed) binding() *binding {
 
 // begin sets the status of a record that has no host yet.
 func (p *placed) begin() {
-	p.Node, p.Former, *p.status, *p.reason = "", "", cloud.NetworkPending, "no host was chosen yet"
+	p.Node, p.Former, *p.status, *p.reason = "", "", cloud.NetworkPending, "no host is assigned yet"
 }
 
 // beginGateway sets the status of a NAT gateway that was created or whose OnOneHost has changed.
@@ -273,7 +273,7 @@ func setPlacedStatus(tx *store.Tx, node cloud.NodeID, a bindingStatus) (bool, er
 	}
 	switch {
 	case a.withdrawn && p.Former == node:
-		p.Former, *p.reason = "", "no host was chosen yet"
+		p.Former, *p.reason = "", "no host is assigned yet"
 	case !a.withdrawn && p.Node == node && p.Former == "" && (*p.status != a.status || *p.reason != a.reason) &&
 		(*p.status == cloud.NetworkPending || *p.status == cloud.NetworkError):
 		*p.status, *p.reason = a.status, a.reason

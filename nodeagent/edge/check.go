@@ -150,7 +150,7 @@ func (e *Edge) leaveOutInvalid(v *VPC, users map[netip.Addr]cloud.VPCID) (invali
 	v.Floating = slices.DeleteFunc(slices.Clone(v.Floating), func(f cloud.HostFloating) bool {
 		err := use(f.External, f.Address)
 		if err == nil && (!f.Fixed.Is4() || fixed[f.Fixed]) {
-			err = fmt.Errorf("floating IP %s: %s is not an IPv4 address with one floating IP", f.Address, f.Fixed)
+			err = fmt.Errorf("floating IP %s: %s is not an IPv4 address, or has another floating IP already", f.Address, f.Fixed)
 		}
 		if err != nil {
 			invalid = append(invalid, err)

@@ -59,7 +59,7 @@ func (v *VM) observeFlattening(now time.Time) {
 	v.copying = progress
 }
 
-var errStalled = errors.New("the copying of the image made no progress for some minutes; it begins again")
+var errStalled = errors.New("copying the image made no progress for some minutes; the copy is started again")
 
 // flattenDisk executes the action FlattenDisk for the disk id.
 func (v *VM) flattenDisk(ctx context.Context, id string) error {

@@ -39,7 +39,7 @@ func (s *MachineSet) CopyVolumes(ctx context.Context, vm cloud.VMID, targets []v
 			return volume.Copied{}, fmt.Errorf("%w: the guest does not have volume %s", volume.ErrNotNow, t.Volume)
 		}
 		if disks[at].Size != t.Size {
-			return volume.Copied{}, fmt.Errorf("%w: the guest does not have the new size of volume %s yet", volume.ErrNotNow, t.Volume)
+			return volume.Copied{}, fmt.Errorf("%w: QEMU has another size of volume %s", volume.ErrNotNow, t.Volume)
 		}
 		all = append(all, qemu.CopyTarget{Disk: disks[at].ID, File: t.File, Size: t.Size})
 	}

@@ -209,7 +209,7 @@ func (p *Process) waitCopies(ctx context.Context, count int) error {
 			return err
 		}
 		if len(jobs) != count {
-			return errors.New("QEMU has lost a copy")
+			return errors.New("QEMU no longer has the job of a disk copy")
 		}
 		var failed error
 		ended := true

@@ -42,7 +42,7 @@ func (d Disk) validateRBD() error {
 		}
 	}
 	if d.Base != "" || d.Encrypted {
-		return invalid("disk %s: an RBD image has no file beneath and no LUKS encryption", d.ID)
+		return invalid("disk %s: an RBD image cannot have a base image or LUKS encryption", d.ID)
 	}
 	return nil
 }

@@ -121,7 +121,7 @@ func (p *Pool) createFrom(ctx context.Context, v Volume) error {
 	}
 	if s.State != Complete || s.Format != r.Format || s.Size > r.Size || (s.Image == nil) != (r.Image == nil) ||
 		s.Image != nil && *s.Image != *r.Image {
-		return fmt.Errorf("%w: snapshot %s is not one of %d bytes in the format %s", ErrRefused, v.Source.ID, r.Size, r.Format)
+		return fmt.Errorf("%w: snapshot %s is incomplete, larger than %d bytes, or has another image or format than %s", ErrRefused, v.Source.ID, r.Size, r.Format)
 	}
 	from, err := p.openFile(v.Source.file(s.Format), unix.O_RDONLY)
 	if err != nil {

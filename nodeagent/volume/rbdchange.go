@@ -26,7 +26,7 @@ func (p *RBDPool) create(ctx context.Context, v Volume) error {
 		return fmt.Errorf("%w: the volume has %d bytes", ErrRefused, v.Size)
 	}
 	if v.Source != nil || v.Encrypted {
-		return fmt.Errorf("%w: an RBD volume is not made from a snapshot, nor encrypted", ErrRefused)
+		return fmt.Errorf("%w: an RBD volume cannot be encrypted or made from a snapshot", ErrRefused)
 	}
 	r, text, err := p.read(ctx, v.ID)
 	switch {

@@ -55,7 +55,7 @@ func volumeImage(id string) string { return "volume-" + id }
 
 // errChanged means that another host changed the record of a volume between the read and the write of this host. A
 // retry that reads the record again can succeed (see change).
-var errChanged = errors.New("another host changes the volume at the moment")
+var errChanged = errors.New("another host changed the record of the volume: try again")
 
 // rbdError translates a gRPC error of RbdService. The result wraps ErrRefused if a retry cannot fix the error, and
 // errChanged if the code is Aborted, for example because SetRecord found another record. The text of the result does

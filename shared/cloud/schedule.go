@@ -40,7 +40,7 @@ func (v *Volume) Schedule() (SnapshotSchedule, bool) {
 func checkSchedule(metadata map[string]string) error {
 	if text := metadata[SnapshotEvery]; text != "" {
 		if d, err := time.ParseDuration(text); err != nil || d < minSnapshotEvery || d > maxSnapshotEvery {
-			return fault.Invalid("metadata", "%s must be a time from 15m to 8784h, such as 24h", SnapshotEvery)
+			return fault.Invalid("metadata", "%s must be a duration from 15m to 8784h, such as 24h", SnapshotEvery)
 		}
 	}
 	if text := metadata[SnapshotKeep]; text != "" {

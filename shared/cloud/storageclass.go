@@ -108,7 +108,7 @@ func (p *RBDPool) check() error {
 	}
 	for field, name := range map[string]string{"rbd.pool": p.Pool, "rbd.user": p.User} {
 		if !cephName.MatchString(name) {
-			return fault.Invalid(field, "want 1 to 96 of A-Z a-z 0-9 . _ - and no . at the beginning")
+			return fault.Invalid(field, "must be 1 to 96 characters of A-Z a-z 0-9 . _ - and not begin with .")
 		}
 	}
 	return nil

@@ -32,7 +32,7 @@ func TestTooManyParts(t *testing.T) {
 	require.Eventually(t, func() bool { return len(s.openPartCalls) == maxOpenPartsOf }, 30*time.Second, time.Millisecond)
 	_, err := s.UploadPart(ctx, u, maxOpenPartsOf+1, noise(1000))
 	require.True(t, fault.Is(err, fault.Unavailable), "%v", err)
-	require.ErrorContains(t, err, "parts of org acme already")
+	require.ErrorContains(t, err, "parts of org acme: try again later")
 
 	for n := range maxOpenParts - maxOpenPartsOf {
 		_, err := s.enterUpload(cloud.OrgID("other" + string(rune('a'+n))))
@@ -86,5 +86,5 @@ func TestTooManyPartBodies(t *testing.T) {
 	require.Eventually(t, func() bool { return len(s.partBodies) == maxPartBodiesOf }, 30*time.Second, time.Millisecond)
 	refused := put(strings.NewReader("abc"))
 	require.Equal(t, http.StatusTooManyRequests, refused.Code, refused.Body)
-	require.Contains(t, refused.Body.String(), "8 parts of org acme already")
+	require.Contains(t, refused.Body.String(), "8 parts of org acme: try again later")
 }

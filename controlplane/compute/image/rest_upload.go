@@ -95,7 +95,7 @@ func (s *Service) putPart(_ *rest.Response, r *http.Request) (any, error) {
 		return nil, err
 	}
 	if !s.partBodiesOf.take(u.Org) {
-		return nil, fault.New(fault.Throttled, "this member receives %d parts of org %s already", maxPartBodiesOf, u.Org).
+		return nil, fault.New(fault.Throttled, "this member is already receiving %d parts of org %s: try again later", maxPartBodiesOf, u.Org).
 			MayRetry()
 	}
 	defer s.partBodiesOf.give(u.Org)

@@ -173,7 +173,7 @@ func (s *Service) UploadPart(ctx context.Context, u UploadRef, n uint32, body []
 // already has maxOpenParts calls, or maxOpenPartsOf calls of the org.
 func (s *Service) enterUpload(org cloud.OrgID) (leave func(), err error) {
 	if !s.openPartsOf.take(org) {
-		return nil, fault.New(fault.Unavailable, "this member receives %d parts of org %s already", maxOpenPartsOf, org).
+		return nil, fault.New(fault.Unavailable, "this member is already receiving %d parts of org %s: try again later", maxOpenPartsOf, org).
 			MayRetry()
 	}
 	select {

@@ -129,11 +129,11 @@ func (r *server) RegisterExternalVolume(ctx context.Context, in *vmv1.RegisterEx
 		return nil, err
 	}
 	if v.Driver == cloud.DriverManaged {
-		return nil, fault.New(fault.FailedPrecondition, "a volume of the driver managed cannot be registered: its files are made by its host; "+
+		return nil, fault.New(fault.FailedPrecondition, "a volume of the driver MANAGED cannot be registered, because its host creates its file; "+
 			"import the file as an image, and create a volume with image_id").WithReason("DRIVER_NOT_EXTERNAL")
 	}
 	if in.GetRbd().GetPool() == "" || in.GetRbd().GetImage() == "" {
-		return nil, fault.Invalid("rbd", "names a pool and an image")
+		return nil, fault.Invalid("rbd", "must name a pool and an image")
 	}
 	return nil, fault.New(fault.FailedPrecondition, "existing RBD images cannot be registered yet")
 }

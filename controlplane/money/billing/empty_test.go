@@ -37,7 +37,7 @@ func TestPolicyKeep(t *testing.T) {
 	f, _ := fault.From(err)
 	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
 	require.Equal(t, map[string]any{"price": int64(running), "available": int64(0), "owed": int64(7 * running)}, f.Details)
-	require.Contains(t, f.Message, "project web owes 189 for hours of before")
+	require.Contains(t, f.Message, "project web owes 189 for earlier hours")
 
 	w.topUp(3*running + 1)
 	w.bill()

@@ -118,7 +118,7 @@ func (s *Service) checkSolvent(tx *store.Tx, o object, price int64) error {
 		return nil
 	case refusal == nil:
 		// The wallet refused nothing. settle ended because it has reached its limits for one transaction.
-		return fault.New(fault.ResourceExhausted, "hours of before are being charged to project %s: ask again", o.project).
+		return fault.New(fault.ResourceExhausted, "unpaid hours are being charged to project %s: try again", o.project).
 			WithReason("CREDIT_OWED").With("price", price).MayRetry()
 	}
 	var sum int64
@@ -132,7 +132,7 @@ func (s *Service) checkSolvent(tx *store.Tx, o object, price int64) error {
 		more = " or more"
 	}
 	f := errTooLittleCredit(o, price, refusal)
-	f.Message += fmt.Sprintf("; project %s owes %d%s for hours of before", o.project, sum, more)
+	f.Message += fmt.Sprintf("; project %s owes %d%s for earlier hours", o.project, sum, more)
 	return f.With("owed", sum)
 }
 

@@ -125,7 +125,7 @@ func TestVolumesWithoutCredit(t *testing.T) {
 	} {
 		err := call()
 		require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
-		require.ErrorContains(t, err, fmt.Sprintf("project web owes %d for hours of before", sum))
+		require.ErrorContains(t, err, fmt.Sprintf("project web owes %d for earlier hours", sum))
 	}
 	_, err = w.volumes.Get(t.Context(), acme, id)
 	require.NoError(t, err, "a volume that is not paid must not be deleted")

@@ -77,7 +77,7 @@ func checkNames(names ...string) error {
 	for _, name := range names {
 		if !validName.MatchString(name) {
 			return status.Errorf(codes.InvalidArgument,
-				"name %.100q: want 1 to 96 of A-Z a-z 0-9 . _ - and no . at the beginning", name)
+				"name %.100q: must be 1 to 96 characters of A-Z a-z 0-9 . _ - and not begin with .", name)
 		}
 	}
 	return nil
