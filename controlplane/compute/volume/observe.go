@@ -130,6 +130,18 @@ func (s *Service) ObservedVolumes(ctx context.Context, on cloud.NodeID, reports 
 	return len(changes), err
 }
 
+// isDeleted reports whether a host has deleted the bytes of a volume whose record was deleted. A host that cannot look
+// into the pool, for example because it does not reach the Ceph cluster, reports an error, and the volume as absent.
+func isDeleted(b *node.Bound, o cloud.VolumeObservation) bool {
+	switch {
+	case o.Present:
+		return false
+	case o.Error != "" && !mutant.On(mutant.ForgetUnseenBytes):
+		return false
+	}
+	return o.Generation >= b.Generation || mutant.On(mutant.ForgetBytesEarly)
+}
+
 // maxLastError is the maximum size in bytes of an error text that a host can write into a record.
 const maxLastError = 1 << 10
 
@@ -144,7 +156,7 @@ func applyReport(r store.Reader, tx *store.Tx, on cloud.NodeID, o cloud.VolumeOb
 		return false, err
 	}
 	if b.Gone {
-		if o.Present || o.Generation < b.Generation && !mutant.On(mutant.ForgetBytesEarly) {
+		if !isDeleted(b, o) {
 			return false, nil
 		}
 		if tx == nil {

@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"context"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -25,13 +26,24 @@ func (w *world) rbdHost(name, problem string) cloud.NodeID {
 // rbdClass creates the class ceph of the driver RBD.
 func (w *world) rbdClass() {
 	w.t.Helper()
-	admin := &cloud.Caller{User: "admin", Proof: cloud.ProofPassword, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}}
-	_, err := w.classes.Create(auth.With(w.t.Context(), admin, auth.RPC), cloud.StorageClass{
+	_, err := w.classes.Create(w.asAdmin(), cloud.StorageClass{
 		Name: "ceph", Driver: cloud.DriverRBD, RBD: &cloud.RBDPool{
 			FSID: "0190a000-0000-4000-8000-000000000001", Monitors: []string{"192.0.2.1"}, Pool: "vms", User: "trivet",
 		},
 	}, cephKey, [32]byte{})
 	require.NoError(w.t, err)
+}
+
+// deleteClass deletes the class ceph.
+func (w *world) deleteClass() error {
+	_, err := w.classes.Delete(w.asAdmin(), "ceph", [32]byte{})
+	return err
+}
+
+// asAdmin returns the context of a call by an administrator of the cloud.
+func (w *world) asAdmin() context.Context {
+	admin := &cloud.Caller{User: "admin", Proof: cloud.ProofPassword, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}}
+	return auth.With(w.t.Context(), admin, auth.RPC)
 }
 
 // place runs PlaceRBD. Only the hosts in ready are READY.
@@ -107,12 +119,9 @@ func TestRBDVolumeFollowsHosts(t *testing.T) {
 	on, assigned = w.only(a, b, c)
 	require.Equal(t, first, on, "the second host was lost before it has deleted the image")
 	require.Equal(t, []any{true, cephKey}, []any{assigned[0].GetDeleted(), assigned[0].GetRbd().GetKey()})
-	admin := &cloud.Caller{User: "admin", Proof: cloud.ProofPassword, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}}
-	_, err = w.classes.Delete(auth.With(t.Context(), admin, auth.RPC), "ceph", [32]byte{})
-	require.ErrorContains(t, err, "has volumes", "the host needs the key until it has deleted the image")
+	require.ErrorContains(t, w.deleteClass(), "has volumes", "the host needs the key until it has deleted the image")
 	require.Equal(t, 1, w.report(first, cloud.VolumeObservation{Volume: v.ID, Generation: assigned[0].GetGeneration()}))
-	_, err = w.classes.Delete(auth.With(t.Context(), admin, auth.RPC), "ceph", [32]byte{})
-	require.NoError(t, err)
+	require.NoError(t, w.deleteClass())
 }
 
 // TestRBDPlacement checks which hosts can have a VM with an RBD volume.

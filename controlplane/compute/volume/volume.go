@@ -24,7 +24,8 @@
 //
 //   - The record of a deleted volume is removed at once. The host deletes the bytes later, and their room in the pool
 //     becomes free when the host has reported that the volume is absent. Such a report counts only if its generation is
-//     that of the deletion: an earlier report may mean that the host has not made the volume yet.
+//     that of the deletion: an earlier report may mean that the host has not made the volume yet. A report with an error
+//     does not count either: the host may have failed to look into the pool.
 //
 //   - The desired state of an RBD volume contains the key of the Ceph user. Only AssignedVolumes adds the key, and only
 //     for the host that the volume is bound to. The storage class cannot be deleted until the RBD image is deleted,

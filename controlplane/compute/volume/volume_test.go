@@ -193,6 +193,40 @@ func TestVolumeOnItsHost(t *testing.T) {
 	require.Empty(t, w.Node(host).PoolAllocated)
 }
 
+// TestFailedDeletion deletes a MANAGED volume and an RBD volume while their host cannot look into the pools. The report of
+// such a host has an error, and the volume as absent. The room in the pool, the Bound record and the class of the RBD
+// volume must be kept until the host has deleted the bytes.
+func TestFailedDeletion(t *testing.T) {
+	w := newWorld(t)
+	w.rbdClass()
+	host := w.AddHost("h1", cloud.Capacity{VCPUs: 8, MemoryMiB: 8192, StorageGiB: 100}, func(n *cloud.Node) {
+		n.StoragePools, n.RBD = []cloud.StoragePool{{Name: "local", AllocatableGiB: 10}}, true
+	})
+	file := w.create("file", 6)
+	require.NoError(t, w.attach(file.ID, vmA, host))
+	w.release(file.ID, vmA)
+	image, err := w.volumes.Create(w.as(acme, ""), acme, cloud.Volume{Name: "image", SizeGiB: 3, Class: "ceph"}, "", [32]byte{})
+	require.NoError(t, err)
+	w.place(host)
+	for _, id := range []cloud.VolumeID{file.ID, image.Volume.ID} {
+		_, err := w.volumes.Delete(w.as(acme, ""), acme, id, [32]byte{})
+		require.NoError(t, err)
+	}
+	report := func(why string) {
+		for _, sent := range w.assigned(host) {
+			w.report(host, cloud.VolumeObservation{Volume: cloud.VolumeID(sent.VolumeId), Generation: sent.Generation, Error: why})
+		}
+	}
+	report("the pool cannot be opened")
+	require.Len(t, w.assigned(host), 2, "the host has not deleted the bytes")
+	require.Equal(t, map[string]uint64{"local": 6}, w.Node(host).PoolAllocated)
+	require.ErrorContains(t, w.deleteClass(), "has volumes")
+	report("")
+	require.Empty(t, w.assigned(host))
+	require.Empty(t, w.Node(host).PoolAllocated)
+	require.NoError(t, w.deleteClass())
+}
+
 // TestPlacementOfVolumes checks the requirements of several volumes on the host of a VM.
 func TestPlacementOfVolumes(t *testing.T) {
 	w := newWorld(t)

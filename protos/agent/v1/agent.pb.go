@@ -2358,7 +2358,7 @@ type VolumeObservation struct {
 	VolumeId string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
 	// AssignedVolume.generation of the newest assignment that the agent had when it observed the volume.
 	Generation uint64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
-	// True if all of the volume's bytes are in the pool.
+	// True if all of the volume's bytes are in the pool. False with an error also if the host cannot look into the pool.
 	Present bool `protobuf:"varint,3,opt,name=present,proto3" json:"present,omitempty"`
 	// Size as the guest sees it. 0 if the volume is not present.
 	SizeBytes uint64 `protobuf:"varint,4,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
