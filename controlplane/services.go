@@ -255,7 +255,10 @@ func (m *member) assignGateways(ctx context.Context) error {
 func (m *member) placeRBD(ctx context.Context) error {
 	var fleet []volume.HostState
 	for _, c := range m.nodes.Fleet() {
-		fleet = append(fleet, volume.HostState{Node: c.Node, Ready: c.State == cloud.NodeReady})
+		fleet = append(fleet, volume.HostState{
+			Node: c.Node, Ready: c.State == cloud.NodeReady,
+			Awaited: c.State == cloud.NodeNotReady && c.Node.Declared != cloud.NodeNotReady && !m.nodes.Unresponsive(c.Node.ID),
+		})
 	}
 	return m.volumes.PlaceRBD(ctx, fleet)
 }

@@ -3,6 +3,7 @@ package volume
 import (
 	"context"
 	"hash/fnv"
+	"slices"
 	"time"
 
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
@@ -20,6 +21,8 @@ const maxPlaced = 100
 type HostState struct {
 	Node  cloud.Node
 	Ready bool
+	// Awaited is true if the host may be READY, but has sent no heartbeat to the present leader yet.
+	Awaited bool
 }
 
 // rbdHosts are the hosts that can make and delete RBD images.
@@ -30,15 +33,6 @@ func (h rbdHosts) of(id cloud.VolumeID) cloud.NodeID {
 	sum := fnv.New32a()
 	sum.Write([]byte(id))
 	return h[int(sum.Sum32())%len(h)]
-}
-
-func (h rbdHosts) has(id cloud.NodeID) bool {
-	for _, one := range h {
-		if one == id {
-			return true
-		}
-	}
-	return false
 }
 
 // move is a change of the host of one volume by PlaceRBD. From is the former host, or empty if the volume has none yet.
@@ -53,14 +47,18 @@ type move struct {
 // PlaceRBD binds volumes of the driver RBD to hosts that are READY and serve RBD. It binds new volumes, and moves those
 // detached volumes whose host is not READY or no longer serves RBD. Deleted volumes whose RBD image still exists are
 // moved too. The new host then makes, enlarges or deletes the RBD image. The former host may be doing the same at the
-// same time, without harm. A volume that is attached to a VM, or is not flushed, keeps its host.
+// same time, without harm. A volume that is attached to a VM, or is not flushed, keeps its host. So does a volume on an
+// awaited host: otherwise each change of the leader would move all volumes to the first host that sends a heartbeat.
 //
 // Package leader runs PlaceRBD on the leader. fleet has all hosts.
 func (s *Service) PlaceRBD(ctx context.Context, fleet []HostState) error {
-	var hosts rbdHosts
+	var hosts, keep rbdHosts
 	for _, h := range fleet {
 		if h.Ready && h.Node.RBD {
 			hosts = append(hosts, h.Node.ID)
+		}
+		if (h.Ready || h.Awaited) && h.Node.RBD {
+			keep = append(keep, h.Node.ID)
 		}
 	}
 	if len(hosts) == 0 {
@@ -68,7 +66,7 @@ func (s *Service) PlaceRBD(ctx context.Context, fleet []HostState) error {
 	}
 	var moves []move
 	if err := s.store.Local(func(v *store.View) (err error) {
-		moves, err = misplaced(v, hosts)
+		moves, err = misplaced(v, keep)
 		return err
 	}); err != nil || len(moves) == 0 {
 		return err
@@ -84,16 +82,16 @@ func (s *Service) PlaceRBD(ctx context.Context, fleet []HostState) error {
 	return err
 }
 
-// misplaced returns moves for up to maxPlaced volumes of the driver RBD that are not bound to one of hosts and can
-// move.
-func misplaced(r store.Reader, hosts rbdHosts) (moves []move, err error) {
+// misplaced returns moves for up to maxPlaced volumes of the driver RBD that are not bound to one of the hosts in keep
+// and can move.
+func misplaced(r store.Reader, keep rbdHosts) (moves []move, err error) {
 	all, _, err := Volumes.List(r, 0)
 	if err != nil {
 		return nil, err
 	}
 	for _, one := range all {
 		v := *one.Value
-		if !hosts.has(v.Node) && v.Move(hosts[0]) {
+		if !slices.Contains(keep, v.Node) && v.Move(keep[0]) {
 			moves = append(moves, move{Project: v.Project, ID: v.ID, From: one.Value.Node})
 		}
 	}
@@ -102,7 +100,7 @@ func misplaced(r store.Reader, hosts rbdHosts) (moves []move, err error) {
 		return nil, err
 	}
 	for _, b := range bound {
-		if on := cloud.NodeID(b.Path[0]); b.Value.Gone && b.Value.Class != "" && !hosts.has(on) {
+		if on := cloud.NodeID(b.Path[0]); b.Value.Gone && b.Value.Class != "" && !slices.Contains(keep, on) {
 			moves = append(moves, move{Project: b.Value.Project, ID: cloud.VolumeID(b.Path[1]), From: on, Gone: true})
 		}
 	}

@@ -124,6 +124,33 @@ func TestRBDVolumeFollowsHosts(t *testing.T) {
 	require.NoError(t, w.deleteClass())
 }
 
+// TestRBDVolumesAfterLeaderChange lets a new leader place volumes of the driver RBD when only one host has sent it a
+// heartbeat. Volumes of hosts that may be READY must stay where they are, and new volumes must be placed.
+func TestRBDVolumesAfterLeaderChange(t *testing.T) {
+	w := newWorld(t)
+	w.rbdClass()
+	a, b, c := w.rbdHost("a", ""), w.rbdHost("b", ""), w.rbdHost("c", "")
+	create := func(name string) cloud.VolumeID {
+		out, err := w.volumes.Create(w.as(acme, ""), acme, cloud.Volume{Name: name, SizeGiB: 1, Class: "ceph"}, "", [32]byte{})
+		require.NoError(t, err)
+		return out.Volume.ID
+	}
+	data, gone, fresh := create("data"), create("gone"), cloud.VolumeID("")
+	w.place(a)
+	_, err := w.volumes.Delete(w.as(acme, ""), acme, gone, [32]byte{})
+	require.NoError(t, err)
+	fresh = create("fresh")
+	fleet := []HostState{{Node: *w.Node(a), Awaited: true}, {Node: *w.Node(b), Ready: true}, {Node: *w.Node(c)}}
+	require.NoError(t, w.volumes.PlaceRBD(t.Context(), fleet))
+	require.Equal(t, a, w.get(data).Node, "the volume moved although its host may be READY")
+	require.Len(t, w.assigned(a), 2)
+	require.Equal(t, b, w.get(fresh).Node)
+	fleet[0].Awaited = false
+	require.NoError(t, w.volumes.PlaceRBD(t.Context(), fleet))
+	require.Equal(t, b, w.get(data).Node)
+	require.Empty(t, w.assigned(a))
+}
+
 // TestRBDPlacement checks which hosts can have a VM with an RBD volume.
 func TestRBDPlacement(t *testing.T) {
 	w := newWorld(t)
