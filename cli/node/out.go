@@ -24,10 +24,14 @@ as a new host.
 
 The command fails while VMs are placed on the host: move or delete them first. With --force they stay placed on it:
 the host's record is kept and cordoned, its VMs keep running, and they are not started on another host, because they
-may still run. With a new token the host joins again as the same host. "trivet node ban" prevents that.`,
+may still run. With a new token the host joins again as the same host. "trivet node ban" prevents that.
+
+The command also fails while volumes are stored on the host, because they cannot be moved. With --force, if no VMs are
+placed on the host, its record is deleted all the same. The content of these volumes is lost, and they can only be
+deleted. Volumes in a Ceph cluster move to other hosts, except those that a deleted VM may still have open on the host.`,
 		Args: session.Exactly("NODE"), ValidArgsFunction: session.FirstArg(names(s)),
 	}
-	c.Flags().BoolVar(&r.Force, "force", false, "evict it even if VMs are placed on it; they stay placed on it")
+	c.Flags().BoolVar(&r.Force, "force", false, "evict it even if VMs are placed on it, which stay placed on it, or volumes are stored on it, which are lost")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
 		if r.NodeId, err = find(ctx, conn, args[0]); err != nil {
 			return err

@@ -280,6 +280,24 @@ func (v *Volume) Detach() {
 	v.Generation++
 }
 
+// LoseHost records that the volume's host was removed from the cluster, and returns whether the volume changed. name is
+// the name of the host. LoseHost detaches the volume. A volume of the driver RBD that a VM had gets an attachment
+// generation that no host reports as flushed, because the removed host may still have the volume open: no other VM can
+// have the volume then, but it can be deleted. A volume of the driver RBD that is detached and flushed does not change.
+func (v *Volume) LoseHost(name string) bool {
+	if v.Driver == DriverRBD && v.VM == "" && v.Flushed() {
+		return false
+	}
+	v.LastError = "the host " + name + ", which had the volume, was removed from the cluster"
+	if v.VM != "" {
+		v.Detach()
+		if v.Driver == DriverRBD && !mutant.On(mutant.FlushLostHost) {
+			v.AttachmentGeneration++
+		}
+	}
+	return true
+}
+
 // RequestFlatten records that the host must make the volume independent of its image. It returns false and changes
 // nothing if the volume has no image or is already being flattened.
 func (v *Volume) RequestFlatten() (changed bool) {

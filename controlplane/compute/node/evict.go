@@ -92,6 +92,10 @@ type evictRequest struct {
 // authorized. If the host has no VMs, Evict deletes the host's record, its keys, the join tokens that it used, and the
 // placements of deleted VMs that it has not cleaned up. If the host joins again, it gets a new ID.
 //
+// If the host has no VMs but volumes in its storage pools, Evict fails with ReasonHasVolumes unless force is true. With
+// force, it deletes the host's record. The content of these volumes is then out of reach: see
+// VolumeController.RemoveHost.
+//
 // If the host has VMs, Evict fails with ReasonHasVMs unless force is true. With force, Evict keeps the host's record
 // and cordons the host. Its VMs may still run there, so they must not start elsewhere. With the same key and a new
 // token, the host can join again under the same ID.
@@ -104,6 +108,10 @@ func (s *Service) Evict(ctx context.Context, id cloud.NodeID, force bool) (vms i
 
 // ReasonHasVMs is the reason in the error of Evict if the host has VMs and force is false.
 const ReasonHasVMs = "NODE_HAS_VMS"
+
+// ReasonHasVolumes is the reason in the error of Evict if the host has no VMs, but has volumes in its storage pools, and
+// force is false.
+const ReasonHasVolumes = "NODE_HAS_VOLUMES"
 
 var evictCommand = leader.NewCommand("node.evict", leader.Once, (*Service).evictOnLeader)
 
@@ -142,22 +150,55 @@ func (s *Service) evictOnLeader(ctx context.Context, q evictRequest) (vms int, e
 			evictions.Put(tx, &eviction{At: tx.Now()}, string(q.Node))
 			return nil
 		}
-		for _, r := range placed {
-			PlacedVMs.Delete(tx, r.Path...)
+		if !q.Force {
+			if err := checkNoVolumes(tx, n); err != nil {
+				return err
+			}
 		}
-		keys, err := keysOf(tx, q.Node)
-		if err != nil {
-			return err
-		}
-		for _, key := range keys {
-			hostKeys.Delete(tx, key)
-		}
-		evictions.Delete(tx, string(q.Node))
-		network.DeleteHostNetwork(tx, q.Node)
-		Nodes.Delete(tx, string(q.Node))
-		return nil
+		return s.removeHost(tx, q.Node, placed)
 	})
 	return vms, err
+}
+
+// checkNoVolumes returns an error with ReasonHasVolumes if the host has volumes in its storage pools. RBD volumes do not
+// count: other hosts can use them. Neither do deleted volumes.
+func checkNoVolumes(r store.Reader, n *cloud.Node) error {
+	bound, _, err := BoundVolumes.List(r, 0, string(n.ID))
+	if err != nil {
+		return err
+	}
+	volumes := 0
+	for _, b := range bound {
+		if !b.Value.Gone && b.Value.Class == "" {
+			volumes++
+		}
+	}
+	if volumes == 0 {
+		return nil
+	}
+	return fault.New(fault.FailedPrecondition, "%d volumes are stored on node %s (%s), and cannot be moved: delete them first, "+
+		"or use force: their content is then lost", volumes, n.ID, n.Name).WithReason(ReasonHasVolumes).With("volumes", volumes)
+}
+
+// removeHost deletes a host's record, its keys, and the placements of deleted VMs.
+func (s *Service) removeHost(tx *store.Tx, id cloud.NodeID, placed []store.Record[Placed]) error {
+	if err := s.volumes.RemoveHost(tx, id); err != nil {
+		return err
+	}
+	for _, r := range placed {
+		PlacedVMs.Delete(tx, r.Path...)
+	}
+	keys, err := keysOf(tx, id)
+	if err != nil {
+		return err
+	}
+	for _, key := range keys {
+		hostKeys.Delete(tx, key)
+	}
+	evictions.Delete(tx, string(id))
+	network.DeleteHostNetwork(tx, id)
+	Nodes.Delete(tx, string(id))
+	return nil
 }
 
 // deleteUsedTokens removes the join tokens that a host has used. Otherwise the evicted host could join again with them.

@@ -45,6 +45,10 @@ type VolumeController interface {
 	VolumesUseImage(v *store.View, node cloud.NodeID, sha256 string) (bool, error)
 	// ServedClasses returns the names of the storage classes that a host serves.
 	ServedClasses(v store.Reader, n *cloud.Node) ([]string, error)
+	// RemoveHost is called in the transaction that deletes the record of a host without VMs. It detaches the volumes of
+	// VMs that were deleted and that the host did not report as destroyed, and deletes the Bound records of deleted
+	// volumes whose bytes only this host could delete.
+	RemoveHost(tx *store.Tx, node cloud.NodeID) error
 }
 
 // noVolumes implements VolumeController for tests without volumes.
@@ -61,6 +65,8 @@ func (noVolumes) ObservedVolumes(context.Context, cloud.NodeID, []cloud.VolumeOb
 func (noVolumes) VolumesUseImage(*store.View, cloud.NodeID, string) (bool, error) { return false, nil }
 
 func (noVolumes) ServedClasses(store.Reader, *cloud.Node) ([]string, error) { return nil, nil }
+
+func (noVolumes) RemoveHost(*store.Tx, cloud.NodeID) error { return nil }
 
 // AttachVolumes sets the VolumeController. Call AttachVolumes before the service receives calls. Without this call,
 // hosts are sent no volumes.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
 // fakeVolumes is a VolumeController whose volumes have only the fields of their Bound records.
@@ -50,6 +51,8 @@ func (f *fakeVolumes) ServedClasses(_ store.Reader, n *cloud.Node) (names []stri
 	}
 	return names, nil
 }
+
+func (f *fakeVolumes) RemoveHost(*store.Tx, cloud.NodeID) error { return nil }
 
 func testVolume(n int) string { return fmt.Sprintf("00000000-0000-7000-c000-%012d", n) }
 
@@ -104,6 +107,35 @@ func TestWatchVolumes(t *testing.T) {
 	m = s.next()
 	require.Empty(t, m.GetVolumes())
 	require.Equal(t, []string{testVolume(1)}, m.GetReleasedVolumes())
+}
+
+// TestEvictWithVolumes checks that a host with volumes in its storage pools can be evicted only with force. Deleted
+// volumes and RBD volumes must not prevent the eviction.
+func TestEvictWithVolumes(t *testing.T) {
+	w := newWorld(t)
+	w.follow(1)
+	ctx := limited(t)
+	h, err := w.join(ctx, newKey(t), "rack-1")
+	require.NoError(t, err)
+	w.bind(h.id, testVolume(1), &Bound{Generation: 1, Pool: "local"})
+	w.bind(h.id, testVolume(2), &Bound{Generation: 1, Pool: "local", Gone: true})
+	w.bind(h.id, testVolume(3), &Bound{Generation: 1, Class: "ceph"})
+	_, err = w.members[1].Evict(ctx, h.id, false)
+	f, ok := fault.From(err)
+	require.True(t, ok, "the content of a volume is lost without a warning")
+	require.Equal(t, []any{fault.FailedPrecondition, ReasonHasVolumes}, []any{f.Kind, f.Reason})
+	require.Contains(t, f.Message, "1 volumes")
+	require.NotNil(t, w.node(h.id))
+	_, err = w.members[1].Evict(ctx, h.id, true)
+	require.NoError(t, err)
+	require.Nil(t, w.node(h.id))
+
+	h, err = w.join(ctx, newKey(t), "rack-2")
+	require.NoError(t, err)
+	w.bind(h.id, testVolume(2), &Bound{Generation: 1, Pool: "local", Gone: true})
+	w.bind(h.id, testVolume(3), &Bound{Generation: 1, Class: "ceph"})
+	_, err = w.members[1].Evict(ctx, h.id, false)
+	require.NoError(t, err)
 }
 
 // TestReportVolumes checks that a host's reports about its volumes and storage pools are stored, and that reports

@@ -122,10 +122,9 @@ func remove(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
 		image.ReleaseVolume(tx, v.Image.ID, v.ID)
 	}
 	if v.Node != "" {
-		node.BoundVolumes.Put(tx, &node.Bound{
-			Project: v.Project, Generation: v.Generation + 1, Pool: v.Pool, Class: rbdClass(v), Gone: true,
-			HeldGiB: v.SizeGiB + held,
-		}, string(v.Node), string(v.ID))
+		if err := requestDeletion(tx, v, v.SizeGiB+held); err != nil {
+			return *v, err
+		}
 	}
 	return *v, tenant.Give(tx, q.Tenant, tenant.Storage, amountOf(v.SizeGiB))
 }

@@ -17,5 +17,6 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.KeepVolumeKey, TestKeyIsDeletedWithVolume, "must be deleted")
 	mutanttest.Notices(t, mutant.MoveUnflushed, TestRBDVolumeFollowsHosts, "keeps its host")
 	mutanttest.Notices(t, mutant.ForgetBytesEarly, TestVolumeOnItsHost, "a report from before the deletion must not end it")
+	mutanttest.Notices(t, mutant.FlushLostHost, TestHostRemovedWithVolumes, "two hosts may write")
 	mutanttest.Notices(t, mutant.ForgetUnseenBytes, TestFailedDeletion, "the host has not deleted the bytes")
 }

@@ -27,6 +27,10 @@
 //     that of the deletion: an earlier report may mean that the host has not made the volume yet. A report with an error
 //     does not count either: the host may have failed to look into the pool.
 //
+//   - If a host is removed from the cluster (node.Service.Evict), the volumes of deleted VMs that the host did not report
+//     as destroyed are detached, so that they can be deleted. An RBD volume among them can never be attached again,
+//     because the host may still have it open. A volume in a pool of the host has the status ERROR or IN_USE.
+//
 //   - The desired state of an RBD volume contains the key of the Ceph user. Only AssignedVolumes adds the key, and only
 //     for the host that the volume is bound to. The storage class cannot be deleted until the RBD image is deleted,
 //     because the host needs the key to delete the RBD image.

@@ -1152,7 +1152,8 @@ type EvictNodeRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	// Also while VMs are placed on the host. They stay placed there and start nowhere else; the record stays, cordoned;
-	// with its key and a new token the host is the same one again.
+	// with its key and a new token the host is the same one again. If no VMs are placed on the host, the record is removed
+	// also while volumes are stored on the host: they are detached, and their content is lost.
 	Force         bool `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
