@@ -142,6 +142,18 @@ func (o VolumeObservation) Equal(p VolumeObservation) bool {
 		o.FlattenPercent == p.FlattenPercent && o.Format == p.Format && slices.Equal(o.Snapshots, p.Snapshots)
 }
 
+// CheckSnapshots returns FailedPrecondition if no volume of this kind can have snapshots.
+func (v *Volume) CheckSnapshots() error {
+	switch {
+	case v.Driver != DriverManaged:
+		return fault.New(fault.FailedPrecondition, "volume %s has the driver %s: only volumes of the driver managed can have snapshots",
+			v.Name, v.Driver.Variant())
+	case v.Encrypted:
+		return fault.New(fault.FailedPrecondition, "volume %s is encrypted: encrypted volumes cannot have snapshots", v.Name)
+	}
+	return nil
+}
+
 // CheckSource returns an error if no volume of gib GiB can be made from the snapshot: FailedPrecondition if the
 // snapshot is not AVAILABLE, and InvalidArgument if gib is less than the size of the snapshot.
 func (s *Snapshot) CheckSource(gib uint64) error {

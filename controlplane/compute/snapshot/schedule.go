@@ -45,7 +45,7 @@ func (s *Service) forScheduled(ctx context.Context, step func(store.Reader, *sto
 			if err != nil {
 				return err
 			}
-			if v == nil || v.Node == "" {
+			if v == nil || v.Node == "" || v.CheckSnapshots() != nil {
 				continue
 			}
 			if do, err := step(r, nil, v, s.store.Now()); err != nil {

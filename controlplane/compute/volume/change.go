@@ -66,7 +66,9 @@ func create(ctx context.Context, tx *store.Tx, q *change) (v cloud.Volume, err e
 	}
 	storageclass.Use(tx, v.Class, v.Project, v.ID)
 	if v.Metadata[cloud.SnapshotEvery] != "" {
-		indexSchedule(tx, &v)
+		if err := indexSchedule(tx, &v); err != nil {
+			return v, err
+		}
 	}
 	save(tx, &v, v.Generation)
 	return v, nil
@@ -225,7 +227,9 @@ func update(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
 		return *v, err
 	}
 	if v.Metadata[cloud.SnapshotEvery] != before.Metadata[cloud.SnapshotEvery] {
-		indexSchedule(tx, v)
+		if err := indexSchedule(tx, v); err != nil {
+			return *v, err
+		}
 	}
 	if v.Limits() != before.Limits() {
 		v.Generation++ // the host must receive the change

@@ -151,6 +151,29 @@ func TestRBDVolumesAfterLeaderChange(t *testing.T) {
 	require.Empty(t, w.assigned(a))
 }
 
+// TestScheduleWithoutSnapshots checks that volumes that cannot have snapshots cannot get a schedule of snapshots.
+func TestScheduleWithoutSnapshots(t *testing.T) {
+	w := newWorld(t)
+	w.rbdClass()
+	_, err := w.classes.Create(w.asAdmin(), cloud.StorageClass{
+		Name: "secret", Driver: cloud.DriverManaged, Pool: "local", Encrypted: true,
+	}, "", [32]byte{})
+	require.NoError(t, err)
+	schedule := map[string]string{cloud.SnapshotEvery: "24h"}
+	for class, why := range map[string]string{"ceph": "has the driver rbd", "secret": "is encrypted"} {
+		v := cloud.Volume{Name: "data-" + class, SizeGiB: 1, Class: class, Metadata: schedule}
+		_, err := w.volumes.Create(w.as(acme, ""), acme, v, "", [32]byte{})
+		require.True(t, fault.Is(err, fault.FailedPrecondition), "the schedule would never create a snapshot: %v", err)
+		require.ErrorContains(t, err, why)
+		v.Metadata = nil
+		out, err := w.volumes.Create(w.as(acme, ""), acme, v, "", [32]byte{})
+		require.NoError(t, err)
+		_, err = w.volumes.Update(w.as(acme, ""), acme, out.Volume.ID, "", schedule, nil, [32]byte{})
+		require.ErrorContains(t, err, why)
+		require.Empty(t, w.get(out.Volume.ID).Metadata)
+	}
+}
+
 // TestRBDPlacement checks which hosts can have a VM with an RBD volume.
 func TestRBDPlacement(t *testing.T) {
 	w := newWorld(t)

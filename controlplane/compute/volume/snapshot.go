@@ -22,13 +22,18 @@ var (
 	Scheduled = store.NewTable[cloud.VolumeID]("snapshot-schedule")
 )
 
-// indexSchedule adds the volume to the table Scheduled if its metadata has a schedule, and otherwise removes it.
-func indexSchedule(tx *store.Tx, v *cloud.Volume) {
-	if _, ok := v.Schedule(); ok {
-		Scheduled.Put(tx, &v.ID, string(v.Project), string(v.ID))
-	} else {
+// indexSchedule adds the volume to the table Scheduled if its metadata has a schedule, and otherwise removes it. It
+// returns FailedPrecondition if the volume has a schedule but cannot have snapshots.
+func indexSchedule(tx *store.Tx, v *cloud.Volume) error {
+	if _, ok := v.Schedule(); !ok {
 		Scheduled.Delete(tx, string(v.Project), string(v.ID))
+		return nil
 	}
+	if err := v.CheckSnapshots(); err != nil {
+		return err
+	}
+	Scheduled.Put(tx, &v.ID, string(v.Project), string(v.ID))
+	return nil
 }
 
 // LookupSnapshot returns the snapshot with this ID. It returns NotFound if the snapshot does not exist, was deleted, or
@@ -83,11 +88,8 @@ func AddSnapshot(tx *store.Tx, t cloud.Tenant, s *cloud.Snapshot) error {
 		return err
 	}
 	switch {
-	case v.Driver != cloud.DriverManaged:
-		return fault.New(fault.FailedPrecondition, "volume %s has the driver %s: only volumes of the driver managed can have snapshots",
-			v.Name, v.Driver.Variant())
-	case v.Encrypted:
-		return fault.New(fault.FailedPrecondition, "volume %s is encrypted: encrypted volumes cannot have snapshots", v.Name)
+	case v.CheckSnapshots() != nil:
+		return v.CheckSnapshots()
 	case v.Flatten:
 		return fault.New(fault.FailedPrecondition, "volume %s is being made independent of its image: try again later", v.Name)
 	case v.Node == "":
@@ -285,7 +287,6 @@ func createFrom(tx *store.Tx, t cloud.Tenant, v *cloud.Volume, id cloud.Snapshot
 		return err
 	}
 	storageclass.Use(tx, v.Class, v.Project, v.ID)
-	indexSchedule(tx, v)
 	save(tx, v, 0)
-	return nil
+	return indexSchedule(tx, v)
 }

@@ -324,7 +324,8 @@ type VolumeServiceClient interface {
 	// merged into those of the volume; an empty value removes its key. A repeat changes nothing.
 	//
 	// NOT_FOUND: the project has no such volume. ALREADY_EXISTS: another volume of the project has the name.
-	// INVALID_ARGUMENT: a field is invalid.
+	// INVALID_ARGUMENT: a field is invalid. FAILED_PRECONDITION: metadata has a schedule of snapshots, and the volume
+	// cannot have snapshots.
 	UpdateVolume(ctx context.Context, in *UpdateVolumeRequest, opts ...grpc.CallOption) (*v1.Volume, error)
 	// FlattenVolume makes a volume independent of the image that it was made from, so that the image can be deleted. The
 	// volume's host copies the content of the image into the volume, even while a guest uses the volume. A flattened
@@ -379,7 +380,8 @@ type VolumeServiceServer interface {
 	// merged into those of the volume; an empty value removes its key. A repeat changes nothing.
 	//
 	// NOT_FOUND: the project has no such volume. ALREADY_EXISTS: another volume of the project has the name.
-	// INVALID_ARGUMENT: a field is invalid.
+	// INVALID_ARGUMENT: a field is invalid. FAILED_PRECONDITION: metadata has a schedule of snapshots, and the volume
+	// cannot have snapshots.
 	UpdateVolume(context.Context, *UpdateVolumeRequest) (*v1.Volume, error)
 	// FlattenVolume makes a volume independent of the image that it was made from, so that the image can be deleted. The
 	// volume's host copies the content of the image into the volume, even while a guest uses the volume. A flattened
