@@ -128,19 +128,17 @@ func Served(r store.Reader, n *cloud.Node) (names []string, err error) {
 func sealName(class string) string { return "storage-class/" + class }
 
 // RBDPool returns the Ceph pool of a class, including the key of the Ceph user in plain text. Send the result only to
-// hosts that have volumes of the class. RBDPool returns nil if the class does not exist or has another driver.
+// hosts that have volumes of the class. RBDPool returns nil if the class does not exist or has another driver. If the
+// key cannot be opened with the cluster key, RBDPool returns an error and the pool without the key.
 func RBDPool(r store.Reader, key *clusterkey.Key, class string) (*agentv1.RbdPool, error) {
 	c, err := Classes.Get(r, class)
 	if err != nil || c == nil || c.RBD == nil {
 		return nil, err
 	}
+	pool := &agentv1.RbdPool{Fsid: c.RBD.FSID, Monitors: c.RBD.Monitors, Pool: c.RBD.Pool, User: c.RBD.User}
 	plain, err := key.Open(sealName(class), c.RBD.SealedKey)
-	if err != nil {
-		return nil, err
-	}
-	return &agentv1.RbdPool{
-		Fsid: c.RBD.FSID, Monitors: c.RBD.Monitors, Pool: c.RBD.Pool, User: c.RBD.User, Key: string(plain),
-	}, nil
+	pool.Key = string(plain)
+	return pool, err
 }
 
 // Bootstrap creates the class cloud.LocalClass in a new cluster. Package leader runs it on the leader.

@@ -71,12 +71,18 @@ func (s *Service) AssignedVolumes(v *store.View, on cloud.NodeID, ids ...cloud.V
 }
 
 // rbdPool returns the Ceph pool of a storage class, including the key of the Ceph user in plain text. It returns nil if
-// class is empty.
+// class is empty. If the key cannot be opened, rbdPool logs that and returns the pool without the key: the host keeps
+// the volumes of the class closed, and receives everything else.
 func (s *Service) rbdPool(r store.Reader, class string) (*agentv1.RbdPool, error) {
 	if class == "" {
 		return nil, nil
 	}
-	return storageclass.RBDPool(r, s.keys.cluster, class)
+	pool, err := storageclass.RBDPool(r, s.keys.cluster, class)
+	if pool != nil && err != nil {
+		s.log.Error("cannot read the key of the Ceph user of a storage class", "class", class, "err", err)
+		err = nil
+	}
+	return pool, err
 }
 
 // VolumesUseImage implements node.VolumeController. An empty checksum matches no image.

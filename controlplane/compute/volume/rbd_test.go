@@ -8,6 +8,7 @@ import (
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 
+	"github.com/trivet-cloud/trivet/controlplane/compute/storageclass"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -171,6 +172,34 @@ func TestScheduleWithoutSnapshots(t *testing.T) {
 		_, err = w.volumes.Update(w.as(acme, ""), acme, out.Volume.ID, "", schedule, nil, [32]byte{})
 		require.ErrorContains(t, err, why)
 		require.Empty(t, w.get(out.Volume.ID).Metadata)
+	}
+}
+
+// TestUnreadableCephKey stores a class whose key the member cannot open, as after a mistake with cluster keys. The host
+// must get the other volumes, and the RBD volume with its pool but without the key.
+func TestUnreadableCephKey(t *testing.T) {
+	w := newWorld(t)
+	w.rbdClass()
+	host := w.AddHost("h1", cloud.Capacity{VCPUs: 8, MemoryMiB: 8192, StorageGiB: 100}, func(n *cloud.Node) {
+		n.StoragePools, n.RBD = []cloud.StoragePool{{Name: "local", AllocatableGiB: 10}}, true
+	})
+	_, err := w.volumes.Create(w.as(acme, ""), acme, cloud.Volume{Name: "image", SizeGiB: 1, Class: "ceph"}, "", [32]byte{})
+	require.NoError(t, err)
+	w.place(host)
+	require.NoError(t, w.attach(w.create("file", 1).ID, vmA, host))
+	w.Update(func(tx *store.Tx) error {
+		c, err := storageclass.Classes.Get(tx, "ceph")
+		require.NoError(t, err)
+		c.RBD.SealedKey[0] ^= 1
+		storageclass.Classes.Put(tx, c, "ceph")
+		return nil
+	})
+	sent := w.assigned(host)
+	require.Len(t, sent, 2)
+	for _, one := range sent {
+		if one.GetPool() == "" {
+			require.Equal(t, []any{"vms", ""}, []any{one.GetRbd().GetPool(), one.GetRbd().GetKey()})
+		}
 	}
 }
 
