@@ -119,6 +119,8 @@ type Volume struct {
 	// FlattenPercent is the finished part of the flattening in percent, rounded down to a multiple of flattenStep.
 	Flatten        bool   `cbor:",omitempty"`
 	FlattenPercent uint32 `cbor:",omitempty"`
+	// ScheduledAt is when the schedule of the volume last created a snapshot.
+	ScheduledAt Time `cbor:",omitempty"`
 }
 
 // flattenStep is the smallest difference, in percent, between two recorded values of Volume.FlattenPercent. It limits

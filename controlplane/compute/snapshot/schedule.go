@@ -109,6 +109,7 @@ func createScheduled(r store.Reader, tx *store.Tx, v *cloud.Volume, now cloud.Ti
 		return false, err
 	}
 	begin, due := schedule.Due(all, now)
+	due = due && v.ScheduledAt < begin // a snapshot that a caller has deleted is not created again
 	if !due || tx == nil {
 		return due, nil
 	}

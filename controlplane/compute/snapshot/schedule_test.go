@@ -53,6 +53,16 @@ func TestSchedule(t *testing.T) {
 	require.Len(t, all, 3, "two snapshots of the schedule are kept, and the one that a caller has made")
 	require.Equal(t, own.ID, all[0].ID)
 
+	run()
+	all = list()
+	newest := *all[len(all)-1]
+	require.Equal(t, 1, w.report(newest, complete))
+	_, err = w.snapshots.Delete(w.as(acme, ""), acme, newest.ID, [32]byte{})
+	require.NoError(t, err)
+	require.Equal(t, 1, w.report(newest, cloud.SnapshotObservation{State: cloud.SnapshotAbsent}))
+	run()
+	require.Len(t, list(), len(all)-1, "a snapshot that was deleted is created again in the same interval")
+
 	_, err = w.volumes.Update(w.as(acme, ""), acme, data, "", map[string]string{cloud.SnapshotEvery: ""}, nil, [32]byte{})
 	require.NoError(t, err)
 	_, err = w.volumes.Delete(w.as(acme, ""), acme, fresh.Volume.ID, [32]byte{})

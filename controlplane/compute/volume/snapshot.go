@@ -123,6 +123,9 @@ func AddSnapshot(tx *store.Tx, t cloud.Tenant, s *cloud.Snapshot) error {
 	snapshotNames.Put(tx, &s.ID, string(t.Project), s.Name)
 	volumeSnapshots.Put(tx, &s.ID, string(v.ID), string(s.ID))
 	Snapshots.Put(tx, s, string(t.Project), string(s.ID))
+	if s.Scheduled {
+		v.ScheduledAt = tx.Now()
+	}
 	touch(tx, v)
 	return nil
 }
