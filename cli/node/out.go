@@ -31,7 +31,7 @@ placed on the host, its record is deleted all the same. The content of these vol
 deleted. Volumes in a Ceph cluster move to other hosts, except those that a deleted VM may still have open on the host.`,
 		Args: session.Exactly("NODE"), ValidArgsFunction: session.FirstArg(names(s)),
 	}
-	c.Flags().BoolVar(&r.Force, "force", false, "evict it even if VMs are placed on it, which stay placed on it, or volumes are stored on it, which are lost")
+	c.Flags().BoolVar(&r.Force, "force", false, "evict it even if it has VMs, which stay placed on it, or volumes, which are lost")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
 		if r.NodeId, err = find(ctx, conn, args[0]); err != nil {
 			return err

@@ -148,6 +148,10 @@ func (v *Volume) Tenant() Tenant { return Tenant{v.Org, v.Project} }
 // SizeBytes returns the size of the volume in bytes.
 func (v *Volume) SizeBytes() uint64 { return v.SizeGiB << 30 }
 
+// RBDImage returns the name of the RBD image of a volume of the driver RBD. Package volume of the agent makes the image
+// under this name.
+func (v *Volume) RBDImage() string { return "volume-" + string(v.ID) }
+
 // Flushed reports whether the host has closed the volume and flushed everything that the last VM wrote.
 func (v *Volume) Flushed() bool { return v.FlushedGeneration == v.AttachmentGeneration }
 

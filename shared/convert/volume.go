@@ -21,7 +21,7 @@ func Volume(v *cloud.Volume) *vmv1.Volume {
 		Status: vmv1.VolumeStatus(v.Status()), AttachedToVm: string(v.VM), Metadata: copyMap(v.Metadata), Labels: copyMap(v.Labels),
 		CreatedAt: v.CreatedAt, UpdatedAt: v.UpdatedAt, AttachedToNode: string(v.Node), AttachmentGeneration: v.AttachmentGeneration,
 		LastFlushedAttachmentGeneration: v.FlushedGeneration,
-		Backing:                         &vmv1.VolumeBacking{Backing: &vmv1.VolumeBacking_Managed{Managed: &vmv1.ManagedVolumeBacking{}}},
+		Backing:                         volumeBacking(v),
 	}
 	if out.Metadata == nil && (v.LastError != "" || v.Flatten) {
 		out.Metadata = map[string]string{}
@@ -33,6 +33,15 @@ func Volume(v *cloud.Volume) *vmv1.Volume {
 		out.Metadata[cloud.VolumeFlatten] = strconv.FormatUint(uint64(v.FlattenPercent), 10)
 	}
 	return out
+}
+
+// volumeBacking returns where the bytes of a volume are. The cluster and the pool of an RBD image are not in the record of
+// the volume, but in its storage class.
+func volumeBacking(v *cloud.Volume) *vmv1.VolumeBacking {
+	if v.Driver == cloud.DriverRBD {
+		return &vmv1.VolumeBacking{Backing: &vmv1.VolumeBacking_Rbd{Rbd: &vmv1.RbdBacking{Image: v.RBDImage()}}}
+	}
+	return &vmv1.VolumeBacking{Backing: &vmv1.VolumeBacking_Managed{Managed: &vmv1.ManagedVolumeBacking{}}}
 }
 
 // VolumeFrom returns the volume that a request describes. Its ID and the fields that the control plane sets are empty.

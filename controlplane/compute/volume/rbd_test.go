@@ -12,6 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/convert"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -81,6 +82,7 @@ func TestRBDVolumeFollowsHosts(t *testing.T) {
 	require.NoError(t, err)
 	v := &out.Volume
 	require.Equal(t, []any{cloud.DriverRBD, cloud.VolumeRaw, cloud.VolumePending, ""}, []any{v.Driver, v.Format, v.Status(), v.Pool})
+	require.Equal(t, "volume-"+string(v.ID), convert.Volume(v).GetBacking().GetRbd().GetImage())
 	w.place(c)
 	require.Empty(t, w.get(v.ID).Node, "a host that does not serve RBD gets no volume")
 	w.place(a, b, c)

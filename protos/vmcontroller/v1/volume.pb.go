@@ -214,8 +214,9 @@ type Volume struct {
 	// Unix milliseconds.
 	UpdatedAt int64          `protobuf:"varint,14,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
 	Backing   *VolumeBacking `protobuf:"bytes,15,opt,name=backing,proto3" json:"backing,omitempty"`
-	// The host that the volume is bound to. The volume stays bound when it is detached. Empty: the volume was never
-	// attached.
+	// The host that the volume is bound to. A volume of the driver MANAGED is bound by its first attachment, and stays
+	// bound when it is detached. One of the driver RBD is bound soon after its creation, and can move to another host
+	// while it is detached and flushed. Empty: the volume has no host yet.
 	AttachedToNode string `protobuf:"bytes,16,opt,name=attached_to_node,json=attachedToNode,proto3" json:"attached_to_node,omitempty"`
 	// Grows by 1 with each attachment.
 	AttachmentGeneration uint64 `protobuf:"varint,17,opt,name=attachment_generation,json=attachmentGeneration,proto3" json:"attachment_generation,omitempty"`
@@ -500,6 +501,7 @@ func (*ManagedVolumeBacking) Descriptor() ([]byte, []int) {
 	return file_vmcontroller_v1_volume_proto_rawDescGZIP(), []int{2}
 }
 
+// RbdBacking is an RBD image. In responses cluster_id and pool are empty: the storage class of the volume has them.
 type RbdBacking struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`

@@ -57,10 +57,11 @@ type VolumeServiceClient interface {
 	// response.
 	//
 	// ALREADY_EXISTS: the project has a volume of this name. NOT_FOUND: there is no image image_id or no class
-	// storage_class. FAILED_PRECONDITION: the image is not AVAILABLE, or storage_class is empty and no class is the
-	// default. RESOURCE_EXHAUSTED: a quota is exceeded, or the project's wallet has too little credit. INVALID_ARGUMENT:
-	// one of these fields is invalid: name, size_gib (1 to 65536, and not less than the image needs), driver (if given,
-	// it must be that of the class), storage_class, image_id, metadata, labels.
+	// storage_class. FAILED_PRECONDITION: the image is not AVAILABLE, storage_class is empty and no class is the default,
+	// or metadata has a schedule of snapshots, which volumes of the class cannot have. RESOURCE_EXHAUSTED: a quota is
+	// exceeded, or the project's wallet has too little credit. INVALID_ARGUMENT: one of these fields is invalid: name,
+	// size_gib (1 to 65536, and not less than the image needs), driver (if given, it must be that of the class),
+	// storage_class, image_id, metadata, labels.
 	CreateVolume(ctx context.Context, in *CreateVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
 	// GetVolume returns a volume. INVALID_ARGUMENT: volume_id is not a lower-case UUID.
 	GetVolume(ctx context.Context, in *GetVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
@@ -162,10 +163,11 @@ type VolumeServiceServer interface {
 	// response.
 	//
 	// ALREADY_EXISTS: the project has a volume of this name. NOT_FOUND: there is no image image_id or no class
-	// storage_class. FAILED_PRECONDITION: the image is not AVAILABLE, or storage_class is empty and no class is the
-	// default. RESOURCE_EXHAUSTED: a quota is exceeded, or the project's wallet has too little credit. INVALID_ARGUMENT:
-	// one of these fields is invalid: name, size_gib (1 to 65536, and not less than the image needs), driver (if given,
-	// it must be that of the class), storage_class, image_id, metadata, labels.
+	// storage_class. FAILED_PRECONDITION: the image is not AVAILABLE, storage_class is empty and no class is the default,
+	// or metadata has a schedule of snapshots, which volumes of the class cannot have. RESOURCE_EXHAUSTED: a quota is
+	// exceeded, or the project's wallet has too little credit. INVALID_ARGUMENT: one of these fields is invalid: name,
+	// size_gib (1 to 65536, and not less than the image needs), driver (if given, it must be that of the class),
+	// storage_class, image_id, metadata, labels.
 	CreateVolume(context.Context, *CreateVolumeRequest) (*Volume, error)
 	// GetVolume returns a volume. INVALID_ARGUMENT: volume_id is not a lower-case UUID.
 	GetVolume(context.Context, *GetVolumeRequest) (*Volume, error)
