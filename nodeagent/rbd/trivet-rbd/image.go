@@ -131,7 +131,11 @@ func (s *server) GetImage(_ context.Context, in *rbdv1.GetImageRequest) (*rbdv1.
 			return wrap("open image "+in.GetName().GetImage(), err)
 		}
 		defer image.Close()
-		return wrap("read image "+in.GetName().GetImage(), read(image, in.GetUsage(), out))
+		own, err := s.cluster()
+		if err != nil {
+			return err
+		}
+		return wrap("read image "+in.GetName().GetImage(), read(image, in.GetUsage(), own.GetInstanceID(), out))
 	})
 	if err != nil {
 		return nil, err
@@ -139,8 +143,8 @@ func (s *server) GetImage(_ context.Context, in *rbdv1.GetImageRequest) (*rbdv1.
 	return out, nil
 }
 
-// read fills out with the properties of an image.
-func read(image *rbd.Image, usage bool, out *rbdv1.Image) error {
+// read fills out with the properties of an image. The parameter own is the id of this helper's client.
+func read(image *rbd.Image, usage bool, own uint64, out *rbdv1.Image) error {
 	var err error
 	if out.Size, err = image.GetSize(); err != nil {
 		return err
@@ -169,7 +173,9 @@ func read(image *rbd.Image, usage bool, out *rbdv1.Image) error {
 		return err
 	}
 	for _, w := range watchers {
-		out.Clients = append(out.Clients, w.Addr)
+		if uint64(w.Id) != own { // another call of this helper changes the image, for example FlattenImage
+			out.Clients = append(out.Clients, w.Addr)
+		}
 	}
 	if !usage {
 		return nil
