@@ -28,15 +28,19 @@ func needsFlatten(want *agentv1.AssignedVolume, have qemu.AttachedDisk) bool {
 	switch {
 	case have.Base == "" || have.Size == 0: // Size is 0 if QEMU was not queried.
 		return false
+	case f.Waiting:
+		return false
 	case f.Running:
 		return f.Stalled
 	}
 	return f.Copied || want.GetFlatten()
 }
 
-// flattening reports whether QEMU is copying the image of any of the volumes.
+// flattening reports whether QEMU is copying the image of any of the volumes, or a snapshot delays such a copy.
 func flattening(volumes []qemu.AttachedDisk) bool {
-	return slices.ContainsFunc(volumes, func(d qemu.AttachedDisk) bool { return d.Flattening.Running })
+	return slices.ContainsFunc(volumes, func(d qemu.AttachedDisk) bool {
+		return d.Flattening.Running || d.Flattening.Waiting
+	})
 }
 
 // observeFlattening calls FlattenProgress for each volume whose image QEMU is copying. It sets Flattening.Stalled of
@@ -77,6 +81,9 @@ func (v *VM) flattenDisk(ctx context.Context, id string) error {
 		err = v.process.FlattenDisk(ctx, id, func(d qemu.Disk) error {
 			return v.set.o.Volumes.Flattened(ctx, d.Pool, cloud.VolumeID(d.Volume), v.id, d.Generation)
 		})
+	}
+	if errors.Is(err, qemu.ErrCopying) {
+		return nil // a snapshot has just begun; the next observation reports that
 	}
 	if err != nil {
 		v.set.o.Volumes.FlattenProgress(cloud.VolumeID(d.Volume), d.Flattening.Percent, err)

@@ -133,6 +133,7 @@ func TestStalledFlattening(t *testing.T) {
 		{"copying", wanted, func(d *qemu.AttachedDisk) { d.Flattening.Running = true }, false},
 		{"stalled", wanted, func(d *qemu.AttachedDisk) { d.Flattening.Running, d.Flattening.Stalled = true, true }, true},
 		{"copied", wanted, func(d *qemu.AttachedDisk) { d.Flattening.Copied = true }, true},
+		{"during a snapshot", wanted, func(d *qemu.AttachedDisk) { d.Flattening.Waiting = true }, false},
 		{"copied, without a request", &agentv1.AssignedVolume{}, func(d *qemu.AttachedDisk) { d.Flattening.Copied = true }, true},
 	} {
 		d := base

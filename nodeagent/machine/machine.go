@@ -49,7 +49,8 @@
 //   - To flatten a volume that a guest uses, the guest's QEMU copies the volume's image into the volume. A copy that
 //     makes no progress for copyStall is cancelled, and continues later from the same position. Package volume records
 //     the volume as independent of its image only after QEMU has ended the copy and package volume has checked the
-//     volume's file. QEMU and the agent may therefore be killed at any time.
+//     volume's file. QEMU and the agent may therefore be killed at any time. A snapshot interrupts the copy,
+//     which continues when the snapshot is complete.
 //   - A VM without desired state is observed and reported, but not changed.
 //   - Error texts are one line for a tenant and contain no paths of the host.
 package machine

@@ -57,7 +57,7 @@ func (l *Launcher) adopt(ctx context.Context, home *Home, r Record) (*Process, e
 		return nil, err
 	}
 	p.tasks.Go(p.followEvents)
-	p.tasks.Go(p.endEarlierCopies)
+	p.leaveCopies() // an earlier agent may have begun some
 	exit, known, err := home.Exit()
 	if err != nil {
 		p.Close()

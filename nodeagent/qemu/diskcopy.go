@@ -22,8 +22,14 @@ const (
 	copyPrefix = "copy-"
 )
 
-// ErrCopying means that another CopyDisks of the process is in progress.
-var ErrCopying = errors.New("other disks of the VM are being copied")
+var (
+	// ErrCopying means that another CopyDisks of the process is in progress, or the end of one, or a step of FlattenDisk.
+	ErrCopying = errors.New("other disks of the VM are being copied")
+
+	// ErrDisksChanged means that a disk was attached, detached or flattened after the caller had made the files for the
+	// copies. Nothing was begun.
+	ErrDisksChanged = errors.New("the disks of the VM have changed")
+)
 
 // CopyTarget is a disk to copy, and the file that receives the copy.
 type CopyTarget struct {
@@ -33,6 +39,9 @@ type CopyTarget struct {
 	// Key is the key of File if File is an encrypted image (see [Launcher.Format]). It is required if the disk is
 	// encrypted, because QEMU copies the decrypted content.
 	Key Key
+	// Base means that File receives only the differences from the disk's base image. It must be true if the disk has a
+	// base image, and false otherwise.
+	Base bool
 }
 
 // errPlainCopy is the error of CopyDisks if a disk is encrypted and the file for its copy is not. QEMU would write the
@@ -51,20 +60,26 @@ type CopyResult struct {
 // run: before QEMU lets the guest overwrite a part of a disk that is not copied yet, QEMU copies the old content of
 // that part. The copy of a disk with a base image contains only the differences from the base image. If the guest agent
 // (qemu-ga) answers, it freezes the guest's file systems until QEMU has begun the copies.
+// CopyDisks first ends the copying of the disks' base images, which FlattenDisk continues afterwards.
 //
 // CopyDisks returns when all copies are complete, or after the first error. By then QEMU has closed the files, and the
-// caller must sync them. The error wraps [ErrCopying] if other disks of the process are being copied. If a copy fails
-// while the guest writes, QEMU may pause the guest. CopyDisks then resumes the guest.
+// caller must sync them. The error wraps [ErrCopying] or [ErrDisksChanged] if no copy was begun. If a copy fails while
+// the guest writes, QEMU may pause the guest. CopyDisks then resumes the guest.
 func (p *Process) CopyDisks(ctx context.Context, targets []CopyTarget) (CopyResult, error) {
 	if !p.copies.TryLock() {
 		return CopyResult{}, ErrCopying
 	}
 	defer p.copies.Unlock()
+	p.copying.Store(true)
+	defer p.copying.Store(false)
 	out, err := p.copyDisks(ctx, targets)
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelWithin)
 	defer cancel()
-	if cleanErr := p.endCopies(late); cleanErr != nil && err == nil {
-		err = cleanErr
+	if cleanErr := p.endCopies(late); cleanErr != nil {
+		p.leaveCopies()
+		if err == nil {
+			err = cleanErr
+		}
 	}
 	if err != nil {
 		p.resumeAfterCopy(late)
@@ -77,28 +92,28 @@ func (p *Process) copyDisks(ctx context.Context, targets []CopyTarget) (out Copy
 	if err := p.endCopies(ctx); err != nil { // copies that an earlier agent began
 		return out, err
 	}
-	actions, err := p.prepareCopies(ctx, targets)
+	for _, t := range targets { // QEMU begins no copy of a disk whose base image it copies
+		if err := p.CancelFlatten(ctx, t.Disk); err != nil {
+			return out, err
+		}
+	}
+	disks, actions, err := p.prepareCopies(ctx, targets)
 	if err != nil {
 		return out, err
 	}
 	if out.Frozen, err = p.freeze(ctx); err != nil {
 		return out, err
 	}
-	begin := func(actions []object) error {
-		return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
-			return conn.Do(ctx, "transaction", object{"actions": actions, "properties": object{"completion-mode": "grouped"}}, nil)
-		})
-	}
 	if mutant.On(mutant.CopyDisksInTurn) {
 		for i := range actions {
-			err = errors.Join(err, begin(actions[i:i+1]))
+			err = errors.Join(err, p.beginCopies(ctx, disks[i:i+1], actions[i:i+1]))
 			pause(ctx, time.Second)
 		}
 	} else {
-		err = begin(actions)
+		err = p.beginCopies(ctx, disks, actions)
 	}
 	out.Taken = time.Now()
-	if thawErr := p.thaw(ctx); err == nil {
+	if thawErr := p.thaw(ctx, p.thawWithin); err == nil {
 		err = thawErr
 	}
 	if err != nil {
@@ -107,26 +122,52 @@ func (p *Process) copyDisks(ctx context.Context, targets []CopyTarget) (out Copy
 	return out, p.waitCopies(ctx, len(actions))
 }
 
-// prepareCopies passes the files of targets to QEMU, and returns the actions for a transaction that begins the copies.
-func (p *Process) prepareCopies(ctx context.Context, targets []CopyTarget) (actions []object, err error) {
-	disks := p.Record().Spec.Disks
+// beginCopies makes QEMU begin the copies of disks, at one instant. Since prepareCopies the guest had time to freeze
+// its file systems. If a disk was detached meanwhile, another disk can have its name in QEMU, so beginCopies checks
+// that the record still has the disks.
+func (p *Process) beginCopies(ctx context.Context, disks []Disk, actions []object) error {
+	p.layout.Lock() // PlugDisk writes the record before it adds a disk to QEMU
+	defer p.layout.Unlock()
+	for _, d := range disks {
+		if !slices.ContainsFunc(p.Record().Spec.Disks, d.sameFile) {
+			return fmt.Errorf("disk %s: %w", d.ID, ErrDisksChanged)
+		}
+	}
+	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+		properties := object{"completion-mode": "grouped"}
+		return conn.Do(ctx, "transaction", object{"actions": actions, "properties": properties}, nil)
+	})
+}
+
+// sameFile reports whether o has the same files as d and the same names in QEMU.
+func (d Disk) sameFile(o Disk) bool {
+	return d.ID == o.ID && d.node() == o.node() && d.Volume == o.Volume && d.Generation == o.Generation && d.Base == o.Base
+}
+
+// prepareCopies passes the files of targets to QEMU. It returns the disks, and the actions for a transaction that begins
+// the copies.
+func (p *Process) prepareCopies(ctx context.Context, targets []CopyTarget) (disks []Disk, actions []object, err error) {
+	all := p.Record().Spec.Disks
 	for _, t := range targets {
-		at := slices.IndexFunc(disks, func(d Disk) bool { return d.ID == t.Disk })
+		at := slices.IndexFunc(all, func(d Disk) bool { return d.ID == t.Disk })
 		if at < 0 {
-			return nil, fmt.Errorf("the VM has no disk %s", t.Disk)
+			return nil, nil, fmt.Errorf("%w: the VM has no disk %s", ErrDisksChanged, t.Disk)
+		}
+		if t.Base != (all[at].Base != "") {
+			return nil, nil, fmt.Errorf("%w: disk %s was just made independent of its base image", ErrDisksChanged, t.Disk)
 		}
 		if err := p.raiseFileLimit(t.Size); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
-			return addCopyNodes(ctx, conn, disks[at], t)
+			return addCopyNodes(ctx, conn, all[at], t)
 		})
 		if err != nil {
-			return nil, fmt.Errorf("disk %s: %w", t.Disk, err)
+			return nil, nil, fmt.Errorf("disk %s: %w", t.Disk, err)
 		}
-		actions = append(actions, disks[at].backupAction())
+		disks, actions = append(disks, all[at]), append(actions, all[at].backupAction())
 	}
-	return actions, nil
+	return disks, actions, nil
 }
 
 // copyNode returns the name for a copy of the disk. The copy's block node, job and descriptor set all have this name.
@@ -226,109 +267,5 @@ func (p *Process) waitCopies(ctx context.Context, count int) error {
 		if pause(ctx, jobPause); ctx.Err() != nil {
 			return ctx.Err()
 		}
-	}
-}
-
-// endCopies thaws the guest, cancels all jobs of CopyDisks, and removes their block nodes and descriptors from QEMU. If
-// the guest is not frozen and there are no copies, endCopies changes nothing.
-func (p *Process) endCopies(ctx context.Context) error {
-	if err := p.thaw(ctx); err != nil {
-		return err
-	}
-	for {
-		jobs, err := p.copyJobs(ctx)
-		if err != nil {
-			return err
-		}
-		if len(jobs) == 0 {
-			break
-		}
-		for _, j := range jobs {
-			command := "job-cancel"
-			if j.Status == "concluded" {
-				command = "job-dismiss"
-			}
-			err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
-				return conn.Do(ctx, command, object{"id": j.ID}, nil)
-			})
-			var refusal *qmp.Error // QEMU refuses if the job is ending or is cancelled already.
-			if err != nil && !errors.As(err, &refusal) {
-				return err
-			}
-		}
-		if pause(ctx, jobPause/10); ctx.Err() != nil {
-			return ctx.Err()
-		}
-	}
-	return p.call(ctx, p.work, deleteCopyNodes)
-}
-
-// cancelCopy cancels the copy job of a disk, if there is one: QEMU cannot close the disk while the job runs. The
-// CopyDisks call that began the job returns an error.
-func (p *Process) cancelCopy(ctx context.Context, d Disk) error {
-	jobs, err := p.copyJobs(ctx)
-	if err != nil || !slices.ContainsFunc(jobs, func(j job) bool { return j.ID == d.copyNode() && j.Status != "concluded" }) {
-		return err
-	}
-	err = p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
-		return conn.Do(ctx, "job-cancel", object{"id": d.copyNode()}, nil)
-	})
-	var refusal *qmp.Error // QEMU refuses if the copy has just ended.
-	if errors.As(err, &refusal) {
-		return nil
-	}
-	return err
-}
-
-// deleteCopyNodes removes the block nodes and the descriptor sets of all copies from QEMU.
-func deleteCopyNodes(ctx context.Context, conn *qmp.Conn) error {
-	var nodes []struct {
-		Node string `json:"node-name"`
-	}
-	if err := conn.Do(ctx, "query-named-block-nodes", object{"flat": true}, &nodes); err != nil {
-		return err
-	}
-	for _, files := range []bool{false, true} { // QEMU deletes a file node only after its format node.
-		for _, n := range nodes {
-			if strings.HasPrefix(n.Node, copyPrefix) && strings.HasSuffix(n.Node, "-file") == files {
-				if err := deleteNode(ctx, conn, n.Node); err != nil {
-					return err
-				}
-			}
-		}
-	}
-	all, err := queryFDSets(ctx, conn)
-	if err != nil {
-		return err
-	}
-	for _, s := range all {
-		if len(s.FDs) > 0 && strings.HasPrefix(s.FDs[0].Opaque, copyPrefix) {
-			if err := conn.Do(ctx, "remove-fd", object{"fdset-id": s.Set}, nil); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// resumeAfterCopy resumes the guest if QEMU has paused it. QEMU pauses the guest if it cannot copy a part of a disk
-// before the guest overwrites this part.
-func (p *Process) resumeAfterCopy(ctx context.Context) {
-	if s, err := p.Status(ctx); err == nil && s.State == "io-error" {
-		_ = p.Resume(ctx) // If Resume fails, package machine resumes the guest later.
-	}
-}
-
-// endEarlierCopies ends the copies that an earlier agent began, and thaws the guest. It repeats failed attempts until
-// one succeeds, QEMU ends, or p is closed.
-func (p *Process) endEarlierCopies() {
-	for p.life.Err() == nil {
-		p.copies.Lock()
-		err := p.endCopies(p.life)
-		p.copies.Unlock()
-		if err == nil {
-			return
-		}
-		pause(p.life, retryPause)
 	}
 }

@@ -36,7 +36,7 @@ func (l *lab) copyTarget(dir, disk string, size uint64) CopyTarget {
 	l.Cleanup(func() { _ = f.Close() })
 	_, err = qcow2.Create(f, size)
 	require.NoError(l, err)
-	return CopyTarget{Disk: disk, File: f, Size: size}
+	return CopyTarget{Disk: disk, File: f, Size: size, Base: disk == "root"}
 }
 
 // flat returns the bytes that a guest would read from an image. options are the image options of qemu-img
@@ -181,7 +181,7 @@ func TestDiskIsRemovedDuringCopy(t *testing.T) {
 	l := newCopyLab(t)
 	l.deviceIO(l.p, "d0", "write -P 7 0 8M")
 	target := l.copyTarget(t.TempDir(), "d0", diskBytes)
-	actions, err := l.p.prepareCopies(l.ctx, []CopyTarget{target})
+	_, actions, err := l.p.prepareCopies(l.ctx, []CopyTarget{target})
 	require.NoError(t, err)
 	actions[0]["data"].(object)["speed"] = 64 << 10 // bytes a second, so that the copy is in progress for two minutes
 	conn, err := l.p.work.Conn(l.ctx)
@@ -203,7 +203,7 @@ func TestInterruptedCopy(t *testing.T) {
 	l.deviceIO(l.p, "d0", "write -P 7 0 8M")
 	before, sets := l.nodes(l.p)
 	target := l.copyTarget(t.TempDir(), "d0", diskBytes)
-	actions, err := l.p.prepareCopies(l.ctx, []CopyTarget{target})
+	_, actions, err := l.p.prepareCopies(l.ctx, []CopyTarget{target})
 	require.NoError(t, err)
 	frozen, err := l.p.freeze(l.ctx)
 	require.NoError(t, err)

@@ -99,9 +99,9 @@ func (p *Process) Disks(ctx context.Context) ([]AttachedDisk, error) {
 		if known := depths[d.overlayNode()]; known != nil {
 			depth = *known
 		}
-		out = append(out, AttachedDisk{
-			Disk: d, Present: devices[d.deviceID()], Size: sizes[d.node()], Flattening: flatteningOf(d, jobs, depth),
-		})
+		f := flatteningOf(d, jobs, depth)
+		f.Waiting = d.Base != "" && p.copying.Load()
+		out = append(out, AttachedDisk{Disk: d, Present: devices[d.deviceID()], Size: sizes[d.node()], Flattening: f})
 	}
 	return out, nil
 }
@@ -272,22 +272,16 @@ func (p *Process) deleteNodes(ctx context.Context, d Disk) error {
 				return err
 			}
 		}
-		// query-blockstats lists all nodes. Unlike query-named-block-nodes, it does not read from the images (see
-		// Disks).
-		var nodes []struct {
-			Node string `json:"node-name"`
-		}
-		if err := conn.Do(ctx, "query-blockstats", object{"query-nodes": true}, &nodes); err != nil {
+		nodes, err := queryNodes(ctx, conn)
+		if err != nil {
 			return err
 		}
 		for _, name := range []string{d.node(), d.formatNode(), d.fileNode(), d.baseNode(), d.baseFile()} {
-			for _, n := range nodes {
-				if n.Node != name {
-					continue
-				}
-				if err := deleteNode(ctx, conn, name); err != nil {
-					return err
-				}
+			if !slices.Contains(nodes, name) {
+				continue
+			}
+			if err := deleteNode(ctx, conn, name); err != nil {
+				return err
 			}
 		}
 		for _, id := range []string{d.groupID(), d.secretID()} {
@@ -297,6 +291,19 @@ func (p *Process) deleteNodes(ctx context.Context, d Disk) error {
 		}
 		return removeFDSets(ctx, conn, d.node(), d.baseNode())
 	})
+}
+
+// queryNodes returns the names of all block nodes. Unlike query-named-block-nodes and query-block, this query reads
+// from no image, so QEMU answers it while a Ceph cluster is away (see Disks).
+func queryNodes(ctx context.Context, conn *qmp.Conn) (names []string, err error) {
+	var nodes []struct {
+		Node string `json:"node-name"`
+	}
+	err = conn.Do(ctx, "query-blockstats", object{"query-nodes": true}, &nodes)
+	for _, n := range nodes {
+		names = append(names, n.Node)
+	}
+	return names, err
 }
 
 // deleteObject removes an object from QEMU. An object that does not exist is no error.
@@ -363,51 +370,10 @@ func removeFDSets(ctx context.Context, conn *qmp.Conn, names ...string) error {
 	return nil
 }
 
-// ResizeDisk grows a disk of the VM to size bytes. The guest sees the new size at once. The disk never shrinks.
-func (p *Process) ResizeDisk(ctx context.Context, id string, size uint64) error {
-	if err := p.resizeDisk(ctx, id, size); err != nil {
-		return fmt.Errorf("resize disk %s: %w", id, err)
-	}
-	return nil
-}
-
-func (p *Process) resizeDisk(ctx context.Context, id string, size uint64) error {
-	disks, err := p.Disks(ctx)
-	if err != nil {
-		return err
-	}
-	at := slices.IndexFunc(disks, func(d AttachedDisk) bool { return d.ID == id })
-	switch {
-	case at < 0:
-		return errors.New("the VM has no such disk")
-	case disks[at].Size == size:
-		return nil
-	case disks[at].Size > size:
-		return fmt.Errorf("the disk has %d bytes, and disks cannot be made smaller", disks[at].Size)
-	}
-	if disks[at].RBD == nil {
-		if err := p.raiseFileLimit(size); err != nil {
-			return err
-		}
-	}
-	if disks[at].Flattening.Running { // QEMU cannot resize a disk during block-stream. A later FlattenDisk continues.
-		if err := p.CancelFlatten(ctx, id); err != nil {
-			return err
-		}
-	}
-	err = p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
-		return conn.Do(ctx, "block_resize", object{"node-name": disks[at].node(), "size": size}, nil)
-	})
-	if err != nil {
-		return err
-	}
-	sized := slices.Clone(p.Record().Spec.Disks)
-	sized[at].Size = size
-	return p.writeDisks(sized)
-}
-
 // writeDisks replaces the disks in the record.
 func (p *Process) writeDisks(disks []Disk) error {
+	p.layout.Lock()
+	defer p.layout.Unlock()
 	r := p.Record()
 	r.Spec.Disks = disks
 	if err := p.home.write("record.json", r); err != nil {

@@ -95,19 +95,13 @@ func addSecret(ctx context.Context, conn *qmp.Conn, id, format string, key Key) 
 func (p *Process) unlockDisks(ctx context.Context) error {
 	spec := p.Record().Spec
 	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
-		var nodes []struct {
-			Node string `json:"node-name"`
-		}
-		if err := conn.Do(ctx, "query-blockstats", object{"query-nodes": true}, &nodes); err != nil {
+		have, err := queryNodes(ctx, conn)
+		if err != nil {
 			return err
-		}
-		have := map[string]bool{}
-		for _, n := range nodes {
-			have[n.Node] = true
 		}
 		all, _ := spec.diskSets()
 		for i, d := range spec.Disks {
-			if !d.hasKey() || have[d.node()] {
+			if !d.hasKey() || slices.Contains(have, d.node()) {
 				continue
 			}
 			key, ok := p.keys[d.ID]

@@ -107,9 +107,17 @@ func (p *Process) recordDiskError(e qmp.Event) {
 }
 
 // findDiskError sets the result of LastError from the states of the disks, in case the event of the error was missed.
-// It does not use go-qemu's QueryBlock: see package qmp.
+// It does not use go-qemu's QueryBlock: see package qmp. With an RBD image, QEMU is not queried, because QEMU reads
+// from the image to answer (see Disks). LastError then has a text without the disk and the cause.
 func (p *Process) findDiskError(conn *qmp.Conn) error {
 	if p.LastError() != "" {
+		return nil
+	}
+	if hasRBD(p.Record().Spec.Disks) {
+		p.mu.Lock()
+		p.lastError = "a disk had an error; the guest is stopped"
+		p.mu.Unlock()
+		p.notify()
 		return nil
 	}
 	var blocks []struct {

@@ -21,6 +21,9 @@ type Flattening struct {
 	// Copied means that QEMU has copied the whole base image and no longer reads it. The record still names the base
 	// image until FlattenDisk is called.
 	Copied bool
+	// Waiting means that QEMU copies disks of the VM (see CopyDisks), or that the end of such a copy is not complete.
+	// FlattenDisk does not begin or complete anything meanwhile.
+	Waiting bool
 	// Stalled means that the copy makes no progress. This package does not set or read Stalled: the caller of Disks may
 	// set it, and should then call CancelFlatten.
 	Stalled bool
@@ -76,7 +79,8 @@ var errFlattenBesideRBD = errors.New("the image is not copied while the VM has a
 // begun to copy the base image, FlattenDisk starts the copy and returns. If QEMU has copied the whole base image,
 // FlattenDisk calls record. If record returns nil, FlattenDisk makes QEMU close the base image, and removes the base
 // image from the record. If the last copy failed, FlattenDisk returns the error of the copy once, and the next call
-// starts the copy again. While QEMU is copying, FlattenDisk does nothing.
+// starts the copy again. While QEMU is copying, FlattenDisk does nothing. The error wraps [ErrCopying]
+// if CopyDisks is in progress.
 //
 // QEMU's job (block-stream) copies while the guest reads and writes. If QEMU ends before the job, the disk's file
 // contains a part of the base image. No data is lost, because QEMU is started with the base image until record has
@@ -93,6 +97,10 @@ func (p *Process) FlattenDisk(ctx context.Context, id string, record func(Disk) 
 }
 
 func (p *Process) flattenDisk(ctx context.Context, id string, record func(Disk) error) error {
+	if !p.copies.TryLock() {
+		return ErrCopying
+	}
+	defer p.copies.Unlock()
 	disks, err := p.Disks(ctx)
 	if err != nil {
 		return err

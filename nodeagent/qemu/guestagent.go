@@ -23,8 +23,8 @@ const (
 	// freezeWithin is the maximum time in which the guest must freeze its file systems. To freeze them, the guest first
 	// writes its caches to the disks.
 	freezeWithin = 10 * time.Second
-	// thawWithin is how long thaw tries to thaw a guest.
-	thawWithin  = time.Minute
+	// thawTimeout is how long CopyDisks tries to thaw a guest. endEarlierCopies continues afterwards.
+	thawTimeout = time.Minute
 	thawAttempt = 5 * time.Second
 	// maxAgentReply is the maximum number of bytes read on one connection to the guest agent. The limit protects the
 	// host's agent from a malicious guest.
@@ -53,16 +53,16 @@ func (p *Process) freeze(ctx context.Context) (bool, error) {
 		return true, nil
 	}
 	_ = g.Close() // thaw opens a new connection, and the port serves one client at a time.
-	return false, p.thaw(ctx)
+	return false, p.thaw(ctx, p.thawWithin)
 }
 
-// thaw makes the guest agent (qemu-ga) thaw the file systems of the guest, if they may be frozen. It tries for
-// thawWithin, even if ctx ends earlier. The error means that the guest may still be frozen; a later thaw tries again.
-func (p *Process) thaw(ctx context.Context) error {
+// thaw makes the guest agent (qemu-ga) thaw the file systems of the guest, if they may be frozen. It tries for the
+// time within, even if ctx ends earlier. The error means that the guest may still be frozen; a later thaw tries again.
+func (p *Process) thaw(ctx context.Context, within time.Duration) error {
 	if _, err := os.Lstat(p.home.path(frozenName)); errors.Is(err, fs.ErrNotExist) || mutant.On(mutant.KeepFrozen) {
 		return nil
 	}
-	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), thawWithin)
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
 	defer cancel()
 	defer context.AfterFunc(p.life, cancel)()
 	for {

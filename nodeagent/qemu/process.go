@@ -52,7 +52,10 @@ type Process struct {
 	exited     chan struct{}
 	wake       chan struct{} // capacity 1; see Wake
 
-	copies sync.Mutex // held while disks are copied; see CopyDisks
+	copies     sync.Mutex    // held while disks are copied or a step of FlattenDisk is in progress
+	copying    atomic.Bool   // CopyDisks or endEarlierCopies is in progress
+	copiesLeft chan struct{} // capacity 1; has a value if a copy may have left something in QEMU or a frozen guest
+	layout     sync.Mutex    // held while the disks in the record change, and while QEMU begins copies
 
 	mu        sync.Mutex
 	exit      Exit   // how the process ended; Reason is "" while that is unknown
@@ -61,6 +64,7 @@ type Process struct {
 	flattenErrors map[string]string
 
 	quitWithin        time.Duration // how long quit waits for QEMU's end: quitTimeout, less in tests
+	thawWithin        time.Duration // how long CopyDisks tries to thaw the guest: thawTimeout, less in tests
 	diskReleaseWithin time.Duration // how long UnplugDisk waits for the guest: diskReleaseTimeout, less in tests
 }
 
@@ -73,7 +77,7 @@ func newProcess(l *Launcher, home *Home, r Record, pidfd int) (*Process, error) 
 	}
 	p := &Process{launcher: l, home: home, record: r, pidfd: os.NewFile(uintptr(pidfd), "pidfd"),
 		exited: make(chan struct{}), wake: make(chan struct{}, 1), quitWithin: quitTimeout,
-		diskReleaseWithin: diskReleaseTimeout}
+		diskReleaseWithin: diskReleaseTimeout, thawWithin: thawTimeout, copiesLeft: make(chan struct{}, 1)}
 	var err error
 	if p.dir, err = os.Open(home.dir); err != nil {
 		_ = p.pidfd.Close()
@@ -84,6 +88,7 @@ func newProcess(l *Launcher, home *Home, r Record, pidfd int) (*Process, error) 
 	p.inspect = qmp.NewSocket(socketPath(p.dir, inspectSocket))
 	p.tasks.Go(p.waitExit)
 	p.tasks.Go(p.trimLogs)
+	p.tasks.Go(p.endEarlierCopies)
 	return p, nil
 }
 

@@ -310,7 +310,9 @@ func (s *Storage) copyVolumes(ctx context.Context, t *copyTask) (copies []*volum
 			return copies, fmt.Errorf("%w: volume %s", volume.ErrNotNow, m.ref.Volume)
 		}
 		vm = m.want.GetVmId()
-		attached = append(attached, volume.CopyTarget{Volume: m.ref.Volume, File: c.Target(), Size: c.Size()})
+		attached = append(attached, volume.CopyTarget{
+			Volume: m.ref.Volume, File: c.Target(), Size: c.Size(), Image: c.HasImage(),
+		})
 	}
 	taken, consistency := time.Now(), crashConsistent // BeginSnapshot has locked the volumes that no process has open.
 	if len(attached) > 0 {

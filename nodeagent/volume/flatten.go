@@ -56,6 +56,9 @@ func (p *Pool) flatten(ctx context.Context, id string, progress func(uint32)) er
 		// If the removal fails, the file may stay: the next call truncates the file and writes it again.
 		return errors.Join(err, os.Remove(p.path(rawName(id))))
 	}
+	if err := to.Sync(); err != nil { // endFlatten has little left to sync, while the volumes of other VMs wait
+		return err
+	}
 	return p.endFlatten(ctx, id, to)
 }
 

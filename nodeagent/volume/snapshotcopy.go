@@ -32,6 +32,9 @@ func (c *SnapshotCopy) Attached() bool { return c.source == nil }
 // the differences from the image.
 func (c *SnapshotCopy) Target() *os.File { return c.target }
 
+// HasImage reports whether the copy contains only the differences from an image.
+func (c *SnapshotCopy) HasImage() bool { return c.record.Image != nil }
+
 // Size returns the size of the volume in bytes, as the guest sees it.
 func (c *SnapshotCopy) Size() uint64 { return c.record.Size }
 
@@ -183,29 +186,32 @@ func copyFile(ctx context.Context, to, from *os.File) error {
 // The parameter consistency is stored as Snapshot.Consistency.
 func (c *SnapshotCopy) Finish(ctx context.Context, taken time.Time, consistency string) error {
 	defer c.close()
-	err := c.pool.change(ctx, func() error {
-		st, err := c.target.Stat()
-		if err != nil {
-			return err
-		}
-		// Truncate frees the space that reserve allocated beyond the end.
-		if err := c.target.Truncate(st.Size()); err != nil {
-			return err
-		}
-		if err := c.target.Sync(); err != nil {
-			return err
-		}
-		done := c.record
-		if done.Stored, err = occupiedBytes(c.target); err != nil {
-			return err
-		}
-		done.State, done.TakenAt, done.Consistency = Complete, taken.UnixMilli(), consistency
-		return c.pool.writeSnapshot(c.ref, done)
-	})
+	err := c.syncTarget() // not within change, because it may take long and the volumes of other VMs would wait
+	if err == nil {
+		err = c.pool.change(ctx, func() error { return c.recordComplete(taken, consistency) })
+	}
 	if err != nil {
 		return fmt.Errorf("finish snapshot %s: %w", c.ref.ID, plainSpace(err))
 	}
 	return nil
+}
+
+func (c *SnapshotCopy) recordComplete(taken time.Time, consistency string) (err error) {
+	done := c.record
+	if done.Stored, err = occupiedBytes(c.target); err != nil {
+		return err
+	}
+	done.State, done.TakenAt, done.Consistency = Complete, taken.UnixMilli(), consistency
+	return c.pool.writeSnapshot(c.ref, done)
+}
+
+// syncTarget frees what was allocated beyond the end of the copy, and syncs the copy.
+func (c *SnapshotCopy) syncTarget() error {
+	st, err := c.target.Stat()
+	if err != nil {
+		return err
+	}
+	return errors.Join(c.target.Truncate(st.Size()), c.target.Sync())
 }
 
 // Fail removes the copy, and records the snapshot as Failed with the reason.
@@ -234,6 +240,7 @@ type CopyTarget struct {
 	Volume string
 	File   *os.File
 	Size   uint64 // size of the volume in bytes
+	Image  bool   // whether the volume has an image, and File receives only the differences from the image
 }
 
 // Copied describes a copy that QEMU has made.
