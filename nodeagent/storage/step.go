@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -94,7 +96,7 @@ func (s *Storage) poolOf(want *agentv1.AssignedVolume) (pool, error) {
 // step tries to bring one volume and its snapshots to their desired state, and reports the resulting state. Snapshot
 // copies that step begins continue after its return, until ctx ends.
 func (s *Storage) step(ctx context.Context, want *agentv1.AssignedVolume, stored bool) error {
-	bounded, cancel := context.WithTimeout(ctx, stepWithin)
+	bounded, cancel := context.WithTimeout(ctx, timeOfStep(want))
 	defer cancel()
 	p, err := s.poolOf(want)
 	if err == nil {
@@ -111,10 +113,23 @@ func (s *Storage) step(ctx context.Context, want *agentv1.AssignedVolume, stored
 	if err != nil || !want.GetFlatten() || want.GetDeleted() {
 		return err
 	}
+	pending := func(o cloud.SnapshotObservation) bool { return o.State == cloud.SnapshotCopying }
+	if slices.ContainsFunc(snapshots, pending) {
+		return errLater // The copy needs the lock of the volume, which flattening may hold for hours.
+	}
 	if err = s.flatten(ctx, p, want); ctx.Err() == nil && !errors.Is(err, volume.ErrInUse) {
 		s.observe(ctx, p, want, snapshots, err)
 	}
 	return err
+}
+
+// timeOfStep returns the maximum time of a step. The copy of a snapshot that a volume is made from cannot be continued
+// after an interruption, so its time depends on its size.
+func timeOfStep(want *agentv1.AssignedVolume) time.Duration {
+	if want.GetSource() == nil {
+		return stepWithin
+	}
+	return stepWithin + time.Duration(want.GetSizeBytes()>>30)*copyPerGiB
 }
 
 // observe reports the state of a volume and its snapshots, and the error of the last change. The parameter p is nil if
@@ -155,6 +170,16 @@ func (s *Storage) apply(ctx context.Context, p pool, want *agentv1.AssignedVolum
 		}
 		return p.Delete(ctx, id)
 	}
+	if want.GetSource() != nil {
+		if _, err := p.Status(ctx, id); errors.Is(err, volume.ErrNotFound) {
+			select {
+			case s.restores <- struct{}{}:
+				defer func() { <-s.restores }()
+			default:
+				return errRestoreLater
+			}
+		}
+	}
 	if err := ensure(ctx, p, want); err != nil {
 		return err
 	}
@@ -163,6 +188,9 @@ func (s *Storage) apply(ctx context.Context, p pool, want *agentv1.AssignedVolum
 	}
 	return nil
 }
+
+// errRestoreLater means that enough other volumes are being made from snapshots. It is temporary.
+var errRestoreLater = fmt.Errorf("make the volume from its snapshot later: %w", volume.ErrInUse)
 
 // ensure makes a volume if the pool does not have it, and grows it to its size.
 func ensure(ctx context.Context, p pool, want *agentv1.AssignedVolume) error {
@@ -187,13 +215,17 @@ func ensure(ctx context.Context, p pool, want *agentv1.AssignedVolume) error {
 	return p.Create(ctx, describe(want))
 }
 
+// errBeingMade is the error of Open for a volume whose content Run copies from a snapshot. Open does not make the
+// copy, because it may take longer than a VM's start.
+var errBeingMade = errors.New("the volume is being made from its snapshot")
+
 var errNotAttached = errors.New("the volume is not attached to the VM any more")
 
 // Open opens a volume for the disk of a VM. It makes the volume if the pool does not have it. The parameter want is the
 // desired state of the volume in the VM's assignment. The newest known desired state, want or a newer one, must attach
 // the volume to the VM. The errors are the errors of volume.Pool.Open and volume.RBDPool.Open, and volume.ErrNoKey for
 // an encrypted volume whose key has not arrived from the control plane. The caller passes duplicates of the files to
-// QEMU and closes the files.
+// QEMU and closes the files. Only Run makes a volume that has the content of a snapshot.
 func (s *Storage) Open(ctx context.Context, vm cloud.VMID, disk string, want *agentv1.AssignedVolume) (volume.Files, error) {
 	want = s.newest(want)
 	if want.GetDeleted() || want.GetVmId() != string(vm) || want.GetDiskId() != disk {
@@ -205,6 +237,13 @@ func (s *Storage) Open(ctx context.Context, vm cloud.VMID, disk string, want *ag
 	}
 	if want.GetEncrypted() && len(want.GetEncryptionKey()) == 0 {
 		return volume.Files{}, fmt.Errorf("open volume %s: %w", want.GetVolumeId(), volume.ErrNoKey)
+	}
+	if want.GetSource() != nil {
+		_, err := p.Status(ctx, want.GetVolumeId())
+		if errors.Is(err, volume.ErrNotFound) {
+			s.touch(cloud.VolumeID(want.GetVolumeId()))
+			return volume.Files{}, fmt.Errorf("open volume %s: %w", want.GetVolumeId(), errBeingMade)
+		}
 	}
 	defer s.stopFlattening(cloud.VolumeID(want.GetVolumeId()))()
 	if err := ensure(ctx, p, want); err != nil {

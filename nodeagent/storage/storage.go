@@ -10,6 +10,8 @@
 //     desired state with the higher generation is valid (see [WithNewestVolumes]). Open refuses a volume unless this
 //     valid desired state attaches it to the VM.
 //   - Open makes and grows the volume if Run has not done so yet. A VM therefore does not wait for another goroutine.
+//     Only a volume with the content of a snapshot is always made by Run, because a start of the VM has less time
+//     than the copy.
 //   - If QEMU still has a volume open, its detachment or deletion is repeated later. This is not reported as an error
 //     of the volume, because the report of the VM says when a guest does not release a disk.
 //   - The control plane sends the key of an encrypted volume only in the list of volumes, and the agent stores the key
@@ -24,7 +26,8 @@
 //   - Snapshots are made in separate goroutines, because a copy may take hours. Snapshots of several volumes that must
 //     have the content of the same instant form a group, and one goroutine makes all of them. If a copy cannot be
 //     begun, for example because the VM is just being started, the attempt is repeated until the deadline in the
-//     assignment. A copy that has begun and failed is never repeated.
+//     assignment. A copy that has begun and failed is never repeated. Storage does not flatten a volume with a
+//     pending snapshot, because flattening locks the volume.
 //   - The helper process trivet-rbd makes, grows, flattens and deletes RBD images. One helper runs for each combination
 //     of Ceph cluster, monitors, user and key in the assigned volumes. The key of the Ceph user is part of the desired
 //     state. An assignment that was stored on disk has no keys, so Storage does not change RBD images until the control
@@ -35,7 +38,6 @@ package storage
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -88,6 +90,7 @@ type Storage struct {
 	unknown map[string]string    // the last logged text about unknown volumes and files, by pool
 
 	flattens chan struct{} // semaphore; limits concurrent calls of flatten
+	restores chan struct{} // semaphore; limits the volumes that are being made from snapshots
 }
 
 // entry is a volume with a desired state. Storage.mu guards its fields.
@@ -111,8 +114,12 @@ const (
 	// steps is the maximum number of volumes that are changed concurrently.
 	steps = 8
 	// stepWithin is the maximum time of a step for one volume. A step may fetch an image. Flattening has its own limit
-	// (flattenWithin).
+	// (flattenWithin). copyPerGiB is added for each GiB of a volume that is made from a snapshot.
 	stepWithin = 10 * time.Minute
+	copyPerGiB = 30 * time.Second
+	// restores is the maximum number of volumes that are made from snapshots concurrently. It is lower than steps, so
+	// that the copies do not delay the changes of other volumes.
+	restores   = 2
 	firstPause = 500 * time.Millisecond
 	lastPause  = 30 * time.Second
 	// inUsePause is the time between two attempts after a temporary error (see isTemporary).
@@ -128,7 +135,7 @@ func New(ctx context.Context, o Options) *Storage {
 	s := &Storage{
 		o: o, wake: make(chan struct{}, 1), pools: map[string]*volume.Pool{}, failed: map[string]error{}, ceph: newCeph(o.RBD, o.Images, o.Log),
 		volumes: map[cloud.VolumeID]*entry{}, copies: map[string]*copyTask{}, unknown: map[string]string{},
-		flattens: make(chan struct{}, flattens),
+		flattens: make(chan struct{}, flattens), restores: make(chan struct{}, restores),
 	}
 	s.openPools(ctx)
 	return s
@@ -377,32 +384,5 @@ func (s *Storage) report(o cloud.VolumeObservation) {
 		}
 		e.last = &o
 		s.o.Report(o)
-	}
-}
-
-// logUnknown logs the files in the pools that belong to no volume, and the volumes that the assignment does not name.
-// In a shared pool it logs no volumes, because other hosts may have them.
-func (s *Storage) logUnknown() {
-	for _, p := range s.Pools() {
-		list, err := p.List()
-		if err != nil {
-			s.o.Log.Warn("cannot list a storage pool", "err", err)
-			continue
-		}
-		s.mu.Lock()
-		var volumes []string
-		for _, v := range list.Volumes {
-			if s.current && !p.Shared() && s.volumes[cloud.VolumeID(v.ID)] == nil {
-				volumes = append(volumes, v.ID)
-			}
-		}
-		text := fmt.Sprint(volumes, list.Unknown)
-		changed := text != s.unknown[p.Name()]
-		s.unknown[p.Name()] = text
-		s.mu.Unlock()
-		if changed && len(volumes)+len(list.Unknown) > 0 {
-			s.o.Log.Warn("a storage pool has volumes or files that the control plane does not know; they are kept",
-				"pool", p.Name(), "volumes", volumes, "files", list.Unknown)
-		}
 	}
 }
