@@ -52,6 +52,11 @@ func (v *VM) act(ctx context.Context, p Plan, want *agentv1.AssignedVm) error {
 		r.RebootsDone = r.RebootsBegun
 		return v.start(ctx, want, r)
 	case Resume, ResumeAfterDiskError:
+		if a == Resume {
+			if err := v.confirmVolumes(ctx); err != nil {
+				return err
+			}
+		}
 		if err := v.process.Resume(ctx); err != nil {
 			return err
 		}
@@ -186,7 +191,8 @@ func (v *VM) start(ctx context.Context, want *agentv1.AssignedVm, r Record) erro
 	defer volumes.close()
 	r.Live, r.End, r.Mark = true, End{}, r.startMark()
 	if err := v.write(r); err != nil {
-		return errors.Join(err, v.closeTaps(ctx, wanted))
+		volumes.close()
+		return errors.Join(err, v.closeTaps(ctx, wanted), v.releaseVolumes(ctx, volumes.disks()))
 	}
 	ctx, cancel := launchContext(ctx)
 	defer cancel()

@@ -46,6 +46,8 @@
 //     before the guest's CPUs run.
 //   - The guest is asked several times to release a volume, each time for a few seconds only, so that a request to stop
 //     the VM need not wait long. After 30 seconds the failure is reported, and the guest keeps the volume.
+//   - After a new QEMU has opened an RBD image, and before the guest can write to it, the attachment is checked again,
+//     because it may have ended while QEMU opened the image. If it has ended, QEMU is killed, or the disk is removed.
 //   - To flatten a volume that a guest uses, the guest's QEMU copies the volume's image into the volume. A copy that
 //     makes no progress for copyStall is cancelled, and continues later from the same position. Package volume records
 //     the volume as independent of its image only after QEMU has ended the copy and package volume has checked the

@@ -23,6 +23,9 @@ type Volumes interface {
 	// Release is called when no process has the volume open for the VM any more. When it returns nil, everything that
 	// the guest wrote is durable. A repeated call is allowed.
 	Release(ctx context.Context, pool string, id cloud.VolumeID, vm cloud.VMID, generation uint64) error
+	// Confirm is called after a process has opened the RBD image of a volume, and before the guest can write to it. The
+	// error wraps volume.ErrStale if the attachment has ended meanwhile. The guest must then not get the image.
+	Confirm(ctx context.Context, id cloud.VolumeID, vm cloud.VMID, generation uint64) error
 	// Flattened is called when QEMU has copied all of the volume's image into the volume. QEMU still has the volume
 	// open for the VM. When Flattened returns nil, the volume is recorded as independent of its image.
 	Flattened(ctx context.Context, pool string, id cloud.VolumeID, vm cloud.VMID, generation uint64) error
@@ -111,6 +114,27 @@ func (v *VM) openVolume(ctx context.Context, want *agentv1.AssignedVm, i int) (o
 		out.disk.Size = files.Size
 	}
 	return out, nil
+}
+
+// confirmVolumes checks that the attachments of the VM's RBD images, which a new process has opened, have not ended
+// meanwhile. If one has ended, another VM may use the image, so confirmVolumes kills the process.
+func (v *VM) confirmVolumes(ctx context.Context) error {
+	for _, d := range v.process.Record().Spec.Disks {
+		if d.RBD == nil {
+			continue
+		}
+		err := errNoVolumes
+		if v.set.o.Volumes != nil {
+			err = v.set.o.Volumes.Confirm(ctx, cloud.VolumeID(d.Volume), v.id, d.Generation)
+		}
+		if errors.Is(err, volume.ErrStale) {
+			err = errors.Join(err, v.process.Kill(ctx))
+		}
+		if err != nil {
+			return fmt.Errorf("disk %s: %w", d.ID, err)
+		}
+	}
+	return nil
 }
 
 // releaseVolumes flushes volumes that no process has open any more.
@@ -254,7 +278,13 @@ func (v *VM) plugDisk(ctx context.Context, id string, want *agentv1.AssignedVm) 
 	if err != nil {
 		return err
 	}
-	err = v.process.PlugDisk(ctx, one.disk, one.layers())
+	layers := one.layers()
+	if d := one.disk; d.RBD != nil {
+		layers.Confirm = func(ctx context.Context) error {
+			return v.set.o.Volumes.Confirm(ctx, cloud.VolumeID(d.Volume), v.id, d.Generation)
+		}
+	}
+	err = v.process.PlugDisk(ctx, one.disk, layers)
 	one.files.Close()
 	recorded := slices.ContainsFunc(v.process.Record().Spec.Disks, func(d qemu.Disk) bool { return d.ID == id })
 	if err != nil && !recorded { // QEMU does not have the volume, and UnplugDisk would not find the disk.

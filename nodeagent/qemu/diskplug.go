@@ -185,12 +185,24 @@ func (p *Process) addDisk(ctx context.Context, d Disk, files Layers) error {
 	if err := p.deleteNodes(ctx, d); err != nil { // An earlier call may have left nodes without a device.
 		return err
 	}
+	if err := p.openDisk(ctx, d, files); err != nil {
+		return err
+	}
+	if files.Confirm != nil {
+		if err := files.Confirm(ctx); err != nil {
+			return err
+		}
+	}
+	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+		return conn.Do(ctx, "device_add", d.device(), nil)
+	})
+}
+
+// openDisk adds the files and block nodes of a disk to QEMU, which then has the disk open.
+func (p *Process) openDisk(ctx context.Context, d Disk, files Layers) error {
 	if d.RBD != nil {
 		return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
-			if err := addNodes(ctx, conn, d, diskSets{}, files.Key); err != nil {
-				return err
-			}
-			return conn.Do(ctx, "device_add", d.device(), nil)
+			return addNodes(ctx, conn, d, diskSets{}, files.Key)
 		})
 	}
 	if err := p.raiseFileLimit(files.Size); err != nil {
@@ -215,10 +227,7 @@ func (p *Process) addDisk(ctx context.Context, d Disk, files Layers) error {
 				return err
 			}
 		}
-		if err := addNodes(ctx, conn, d, sets, files.Key); err != nil {
-			return err
-		}
-		return conn.Do(ctx, "device_add", d.device(), nil)
+		return addNodes(ctx, conn, d, sets, files.Key)
 	})
 }
 

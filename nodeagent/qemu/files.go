@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -30,6 +31,9 @@ type Layers struct {
 	// because QEMU could change it.
 	Size uint64
 	Key  Key // key of an encrypted disk or of an RBD image; empty for other disks
+	// Confirm is called by PlugDisk after QEMU has opened the disk, and before the guest gets it. If Confirm returns an
+	// error, the guest does not get the disk. Launch does not call it: the caller can check before Resume. It may be nil.
+	Confirm func(context.Context) error
 }
 
 // keys returns the keys of the encrypted disks and RBD images, by disk id.

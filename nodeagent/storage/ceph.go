@@ -42,7 +42,7 @@ func clusterKey(at *agentv1.RbdPool) string {
 
 // pool returns a pool of a Ceph cluster. It does not connect to the cluster: the first call to the pool starts the
 // helper trivet-rbd.
-func (c *ceph) pool(at *agentv1.RbdPool) (pool, error) {
+func (c *ceph) pool(at *agentv1.RbdPool) (*volume.RBDPool, error) {
 	switch {
 	case c.options.Program == "":
 		return nil, errNoRBD

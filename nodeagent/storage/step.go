@@ -81,7 +81,11 @@ func (p filePool) Status(_ context.Context, id string) (volume.Status, error) {
 // poolOf returns the pool in which an assigned volume is stored.
 func (s *Storage) poolOf(want *agentv1.AssignedVolume) (pool, error) {
 	if want.GetRbd() != nil {
-		return s.ceph.pool(want.GetRbd())
+		p, err := s.ceph.pool(want.GetRbd())
+		if err != nil {
+			return nil, err
+		}
+		return p, nil
 	}
 	if want.GetPool() == "" { // want is from a VM's disk, and the list of volumes has not arrived yet.
 		return nil, errNoKey
@@ -184,6 +188,9 @@ func (s *Storage) apply(ctx context.Context, p pool, want *agentv1.AssignedVolum
 		return err
 	}
 	if want.GetVmId() == "" {
+		if s.isUnconfirmed(cloud.VolumeID(id)) {
+			return fmt.Errorf("detach volume %s: %w: a VM is opening it", id, volume.ErrInUse)
+		}
 		return p.Detach(ctx, id, want.GetAttachmentGeneration())
 	}
 	return nil
@@ -252,7 +259,27 @@ func (s *Storage) Open(ctx context.Context, vm cloud.VMID, disk string, want *ag
 	a := volume.Attachment{VM: string(vm), Generation: want.GetAttachmentGeneration()}
 	files, err := p.Open(ctx, want.GetVolumeId(), a)
 	files.Key = want.GetEncryptionKey()
+	if err == nil && files.RBD != nil {
+		s.setUnconfirmed(cloud.VolumeID(want.GetVolumeId()), true)
+	}
 	return files, err
+}
+
+// setUnconfirmed stores whether a process is about to open the RBD image of a volume. Until the process has opened the
+// image, the Ceph cluster does not see a client, and the volume must not be detached.
+func (s *Storage) setUnconfirmed(id cloud.VolumeID, unconfirmed bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.volumes[id]; e != nil {
+		e.unconfirmed = unconfirmed
+	}
+}
+
+func (s *Storage) isUnconfirmed(id cloud.VolumeID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.volumes[id]
+	return e != nil && e.unconfirmed
 }
 
 // place returns the name of an assigned volume's pool for an error text.
@@ -290,6 +317,7 @@ func (s *Storage) newest(want *agentv1.AssignedVolume) *agentv1.AssignedVolume {
 // parameter pool is the name of a storage pool of the host, or "" for an RBD image, whose Ceph pool is in the desired
 // state of the volume.
 func (s *Storage) Release(ctx context.Context, pool string, id cloud.VolumeID, vm cloud.VMID, generation uint64) error {
+	s.setUnconfirmed(id, false)
 	want := &agentv1.AssignedVolume{Pool: pool}
 	if pool == "" {
 		if want = s.desired(id); want == nil {
@@ -305,6 +333,24 @@ func (s *Storage) Release(ctx context.Context, pool string, id cloud.VolumeID, v
 		return err
 	}
 	s.touch(id)
+	return nil
+}
+
+// Confirm checks that an attachment, for which a process of the VM has just opened the RBD image of a volume, has not
+// ended. The error wraps volume.ErrStale if it has. The lock of a volume in a file makes this check unnecessary.
+func (s *Storage) Confirm(ctx context.Context, id cloud.VolumeID, vm cloud.VMID, generation uint64) error {
+	want := s.desired(id)
+	if want.GetRbd() == nil {
+		return fmt.Errorf("confirm the attachment of volume %s: %w", id, errNoKey)
+	}
+	p, err := s.ceph.pool(want.GetRbd())
+	if err != nil {
+		return err
+	}
+	if err := p.Confirm(ctx, string(id), volume.Attachment{VM: string(vm), Generation: generation}); err != nil {
+		return err
+	}
+	s.setUnconfirmed(id, false)
 	return nil
 }
 

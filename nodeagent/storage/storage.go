@@ -32,6 +32,9 @@
 //     of Ceph cluster, monitors, user and key in the assigned volumes. The key of the Ceph user is part of the desired
 //     state. An assignment that was stored on disk has no keys, so Storage does not change RBD images until the control
 //     plane has sent the assignment.
+//   - An RBD image has no lock between Open and the moment at which QEMU has opened the image. The host does not
+//     detach the volume in this time, and the VM checks the attachment afterwards ([Storage.Confirm]), because
+//     another host or the next agent may have ended it.
 //   - A pool that cannot be opened, for example because its file system is not mounted, is opened again later. Until
 //     then its volumes are reported with the error, and the host does not report the pool.
 package storage
@@ -105,6 +108,7 @@ type entry struct {
 
 	last          *cloud.VolumeObservation // the last report
 	opening       int                      // calls of Open in progress
+	unconfirmed   bool                     // Open has returned the RBD image, and Confirm or Release was not called since
 	cancelFlatten context.CancelFunc       // set while the agent flattens the volume
 	percent       uint32                   // flattened part of the volume
 	flattenError  string                   // last error of QEMU's attempt to flatten the volume, or ""
@@ -256,7 +260,8 @@ func (s *Storage) setDesired(id cloud.VolumeID, want *agentv1.AssignedVolume, st
 	}
 	e.endFlatten()
 	// The remaining fields are reset, because their values belong to the old desired state.
-	*e = entry{want: want, stored: stored, touched: true, busy: e.busy, opening: e.opening, percent: e.percent, cancelFlatten: e.cancelFlatten}
+	*e = entry{want: want, stored: stored, touched: true, busy: e.busy, opening: e.opening,
+		unconfirmed: e.unconfirmed, percent: e.percent, cancelFlatten: e.cancelFlatten}
 }
 
 // touch makes Run check a volume soon.

@@ -68,3 +68,21 @@ func TestVolumeFromSnapshotIsMadeByRun(t *testing.T) {
 	require.Greater(t, timeOfStep(restored), 8*time.Hour)
 	require.Equal(t, stepWithin, timeOfStep(detached()))
 }
+
+// TestVolumeIsNotDetachedWhileItIsOpened requires a volume to be detached after Open has returned its RBD image.
+// Until the VM has opened the image, or has given up, the host must not report the attachment as flushed.
+func TestVolumeIsNotDetachedWhileItIsOpened(t *testing.T) {
+	h := newHost(t)
+	v := attach(detached())
+	h.assign(v)
+	h.sees(cloud.VolumeObservation{Volume: vol, Generation: 2, Present: true, SizeBytes: mib})
+	h.stop() // the test makes the steps itself
+	h.setUnconfirmed(vol, true)
+	v = detach(v)
+	h.assign(v)
+	require.ErrorIs(t, h.step(t.Context(), v, false), volume.ErrInUse)
+	h.sees(cloud.VolumeObservation{Volume: vol, Generation: 3, Present: true, SizeBytes: mib})
+	require.NoError(t, h.Release(t.Context(), "local", vol, vm, 1))
+	require.NoError(t, h.step(t.Context(), v, false))
+	h.sees(cloud.VolumeObservation{Volume: vol, Generation: 3, Present: true, SizeBytes: mib, FlushedGeneration: 1})
+}

@@ -17,6 +17,7 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.FlushOpenVolume, TestOpenVolumeIsLocked)
 	mutanttest.Notices(t, mutant.FlattenOverlayOnly, TestFlatten)
 	mutanttest.Notices(t, mutant.RecordIncomplete, TestRecordFlattened)
+	mutanttest.Notices(t, mutant.SkipConfirm, TestAttachmentEndsWhileQEMUOpens)
 	for _, name := range []string{
 		mutant.OpenStaleVolume, mutant.OpenVolumeTwice, mutant.FlushOpenVolume, mutant.OpenUnflushedImage, mutant.OpenBeforeRecord,
 	} {

@@ -60,6 +60,29 @@ func (p *RBDPool) open(ctx context.Context, id string, a Attachment) (Files, err
 	}}, nil
 }
 
+// Confirm checks that the attachment a, for which a process has just opened the image of a volume, has not ended. The
+// error wraps [ErrStale] if it has: then another VM may have opened the volume, and the process must not write to the
+// image.
+//
+// An RBD image has no lock that is held from Open on. Detach, on this host or another one, cannot see that a process
+// is about to open the image, and ends the attachment. After the process has opened the image, each later Open fails
+// with ErrInUse, so one check after the process has opened the image is sufficient.
+func (p *RBDPool) Confirm(ctx context.Context, id string, a Attachment) error {
+	r, _, err := p.read(ctx, id)
+	switch {
+	case errors.Is(err, ErrNotFound) || err == nil && r.State != ready:
+		err = fmt.Errorf("%w: it does not exist any more", ErrStale)
+	case err == nil && !mutant.On(mutant.SkipConfirm):
+		if err = r.admit(a); err == nil && (r.Attachment != a || r.Flushed >= a.Generation) {
+			err = fmt.Errorf("%w: generation %d has ended", ErrStale, a.Generation)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("confirm the attachment of volume %s: %w", id, err)
+	}
+	return nil
+}
+
 // closed waits for at most closeTimeout until no client has the image of a volume open. If clients still have the image
 // open, closed returns their addresses and an error that wraps ErrInUse.
 func (p *RBDPool) closed(ctx context.Context, id string) (clients []string, err error) {
