@@ -81,13 +81,13 @@ func testImages(l *lab) {
 func testBadInput(l *lab) {
 	for _, bad := range []string{"", ".a", "a/b", "a@b", "a b", "ä", strings.Repeat("a", 97)} {
 		_, err := l.client.CreateImage(l.Context(), &rbdv1.CreateImageRequest{Name: name(bad), Size: mib})
-		requireCode(l.T, codes.InvalidArgument, "want 1 to 96", err)
+		requireCode(l.T, codes.InvalidArgument, "must be 1 to 96", err)
 		_, err = l.client.RemoveImage(l.Context(), &rbdv1.RemoveImageRequest{Name: name(bad)})
-		requireCode(l.T, codes.InvalidArgument, "want 1 to 96", err)
+		requireCode(l.T, codes.InvalidArgument, "must be 1 to 96", err)
 		_, err = l.client.CreateSnapshot(l.Context(), &rbdv1.CreateSnapshotRequest{Name: snapshot("a", bad)})
-		requireCode(l.T, codes.InvalidArgument, "want 1 to 96", err)
+		requireCode(l.T, codes.InvalidArgument, "must be 1 to 96", err)
 		_, err = l.client.ListImages(l.Context(), &rbdv1.ListImagesRequest{Pool: bad})
-		requireCode(l.T, codes.InvalidArgument, "want 1 to 96", err)
+		requireCode(l.T, codes.InvalidArgument, "must be 1 to 96", err)
 	}
 	_, err := l.client.ListImages(l.Context(), &rbdv1.ListImagesRequest{Pool: "other"})
 	requireCode(l.T, codes.NotFound, "open pool other", err)
