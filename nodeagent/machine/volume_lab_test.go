@@ -119,13 +119,19 @@ func (l *lab) write(id, device, seed string, offset int) {
 }
 
 // reads checks that the guest reads a pattern that was written to the disk. The guest must not have read this pattern
-// before in the test.
+// before in the test. The command is repeated, because the guest may not have an attached disk yet.
 func (l *lab) reads(id, device, seed string, offset int) {
 	l.Helper()
-	l.command(id, fmt.Sprintf("sum %s %d", device, offset), func() {
-		l.Helper()
-		l.says(id, fmt.Sprintf("SUM dev=%s off=%d len=%d sha256=%s", device, offset, mib, sumOf(seed, offset)), 1)
-	})
+	answer := fmt.Sprintf("SUM dev=%s off=%d len=%d sha256=%s", device, offset, mib, sumOf(seed, offset))
+	require.Eventually(l, func() (found bool) {
+		l.command(id, fmt.Sprintf("sum %s %d", device, offset), func() {
+			for end := time.Now().Add(5 * time.Second); time.Now().Before(end) && !found; time.Sleep(20 * time.Millisecond) {
+				var out bytes.Buffer
+				found = l.Console(l.Context(), cloud.VMID(id), 0, false, &out) == nil && bytes.Contains(out.Bytes(), []byte(answer))
+			}
+		})
+		return found
+	}, within, 100*time.Millisecond, "the guest says %q", answer)
 }
 
 // seesSize waits until the guest has a disk of this size in bytes.
