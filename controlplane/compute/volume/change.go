@@ -21,20 +21,15 @@ import (
 // is the image with whose content the volume begins, or empty for a blank volume. body is the hash of the request, as
 // in the other methods.
 func (s *Service) Create(ctx context.Context, t cloud.Tenant, v cloud.Volume, imageID cloud.ImageID, body [32]byte) (Result, error) {
-	if err := cloud.CheckVolume(&v); err != nil {
-		return Result{}, err
-	}
-	if imageID != "" {
-		if err := cloud.CheckUUID("image_id", string(imageID)); err != nil {
-			return Result{}, err
-		}
-	}
 	id, err := uuid.NewV7()
 	if err != nil {
 		return Result{}, err
 	}
-	v.ID, v.Org, v.Project = cloud.VolumeID(id.String()), t.Org, t.Project
-	return createCommand.Call(ctx, s.commands, change{Tenant: t, Volume: v, Image: imageID, Key: s.keys.make(v.ID), Body: body})
+	d, err := s.draft(id, t, v, imageID)
+	if err != nil {
+		return Result{}, err
+	}
+	return createCommand.Call(ctx, s.commands, change{Tenant: t, Volume: d.Volume, Image: d.Image, Key: d.Key, Body: body})
 }
 
 // create implements Create in a transaction of the leader.

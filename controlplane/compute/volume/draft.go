@@ -25,7 +25,12 @@ func (s *Service) Draft(t cloud.Tenant, v cloud.Volume, imageID cloud.ImageID) (
 	if err != nil {
 		return Draft{}, err
 	}
-	v.ID, v.Name, v.Org, v.Project = cloud.VolumeID(id.String()), "disk-"+id.String(), t.Org, t.Project
+	v.Name = "disk-" + id.String()
+	return s.draft(id, t, v, imageID)
+}
+
+// draft returns the draft of a volume with the given ID, like Draft, and with the name of v.
+func (s *Service) draft(id uuid.UUID, t cloud.Tenant, v cloud.Volume, imageID cloud.ImageID) (Draft, error) {
 	if err := cloud.CheckVolume(&v); err != nil {
 		return Draft{}, err
 	}
@@ -34,6 +39,7 @@ func (s *Service) Draft(t cloud.Tenant, v cloud.Volume, imageID cloud.ImageID) (
 			return Draft{}, err
 		}
 	}
+	v.ID, v.Org, v.Project = cloud.VolumeID(id.String()), t.Org, t.Project
 	return Draft{v, imageID, s.keys.make(v.ID)}, nil
 }
 
