@@ -141,7 +141,7 @@ func (m *member) listServices(context.Context) error {
 			},
 			tasks: []leader.Task{
 				{Name: "create the first storage class", Every: time.Minute, Run: m.storageClasses.Bootstrap},
-				{Name: "place RBD volumes", Every: volume.PlaceEvery, Run: m.placeRBD},
+				{Name: "place volumes", Every: volume.PlaceEvery, Run: m.placeVolumes},
 				{Name: "create scheduled snapshots", Every: snapshot.ScheduleEvery, Run: m.snapshots.RunSchedules},
 			},
 		},
@@ -251,8 +251,8 @@ func (m *member) assignGateways(ctx context.Context) error {
 	return m.networkFeed.AssignGateways(ctx, states)
 }
 
-// placeRBD calls volume.Service.PlaceRBD with the records and states of all hosts.
-func (m *member) placeRBD(ctx context.Context) error {
+// placeVolumes calls volume.Service.Place with the records and states of all hosts.
+func (m *member) placeVolumes(ctx context.Context) error {
 	var fleet []volume.HostState
 	for _, c := range m.nodes.Fleet() {
 		fleet = append(fleet, volume.HostState{
@@ -260,7 +260,7 @@ func (m *member) placeRBD(ctx context.Context) error {
 			Awaited: c.State == cloud.NodeNotReady && c.Node.Declared != cloud.NodeNotReady && !m.nodes.Unresponsive(c.Node.ID),
 		})
 	}
-	return m.volumes.PlaceRBD(ctx, fleet)
+	return m.volumes.Place(ctx, fleet)
 }
 
 // newBilling creates the service that charges projects for their VMs and volumes. It charges nothing unless billing is

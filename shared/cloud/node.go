@@ -65,7 +65,8 @@ type Node struct {
 	StorageClasses []string
 	// StoragePools are the pools for volumes that the host serves.
 	StoragePools []StoragePool `cbor:",omitempty"`
-	// PoolAllocated is the total size in GiB of the volumes that are bound to the host, by pool.
+	// PoolAllocated is the total size in GiB of the volumes that are bound to the host, by pool. It does not include
+	// volumes of shared pools (see volume.SharedPool).
 	PoolAllocated map[string]uint64 `cbor:",omitempty"`
 	// RBD is true if guests of the host can use RBD images. RBDProblem is the reason if RBD is false.
 	RBD             bool   `cbor:",omitempty"`
@@ -76,27 +77,24 @@ type Node struct {
 }
 
 // PoolShortage returns a text that says why volumes of another gib GiB do not fit in a pool of the host. It returns ""
-// if they fit.
-func (n *Node) PoolShortage(pool string, gib uint64) string {
-	for _, p := range n.StoragePools {
-		if p.Name != pool {
-			continue
-		}
-		if free := p.AllocatableGiB - min(p.AllocatableGiB, n.PoolAllocated[pool]); gib > free {
-			return fmt.Sprintf("has %d GiB free in the storage pool %s, %d needed", free, pool, gib)
-		}
-		return ""
+// if they fit. allocated is the size in GiB that is allocated in the pool: for a shared pool by all hosts together, and
+// otherwise PoolAllocated.
+func (n *Node) PoolShortage(pool string, gib, allocated uint64) string {
+	p := n.storagePool(pool)
+	if p == nil {
+		return "does not serve the storage pool " + pool
 	}
-	return "does not serve the storage pool " + pool
+	if free := p.AllocatableGiB - min(p.AllocatableGiB, allocated); gib > free {
+		return fmt.Sprintf("has %d GiB free in the storage pool %s, %d needed", free, pool, gib)
+	}
+	return ""
 }
 
 // LacksEncryption returns the reason why the host cannot encrypt volumes in a pool, or "" if it can. The text is the
 // predicate of a sentence whose subject is the host. LacksEncryption also returns "" if the host has no such pool.
 func (n *Node) LacksEncryption(pool string) string {
-	for _, p := range n.StoragePools {
-		if p.Name == pool && !p.Encryption {
-			return "cannot encrypt volumes in the storage pool " + pool + ": its agent is too old"
-		}
+	if p := n.storagePool(pool); p != nil && !p.Encryption {
+		return "cannot encrypt volumes in the storage pool " + pool + ": its agent is too old"
 	}
 	return ""
 }

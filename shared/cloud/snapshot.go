@@ -62,9 +62,11 @@ type Snapshot struct {
 	// a snapshot of the group. Both are empty for a snapshot that was created alone.
 	Group        string     `cbor:",omitempty"`
 	GroupVolumes []VolumeID `cbor:",omitempty"`
-	// SizeGiB, Pool and Node are the values that the volume had when the snapshot was created.
+	// SizeGiB, Pool, PoolID and Node are the values that the volume had when the snapshot was created. In a shared pool,
+	// the volume can be bound to another host since.
 	SizeGiB   uint64
 	Pool      string
+	PoolID    string `cbor:",omitempty"`
 	Node      NodeID
 	Labels    map[string]string
 	CreatedAt Time

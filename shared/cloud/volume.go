@@ -1,6 +1,7 @@
 package cloud
 
 import (
+	"fmt"
 	"strconv"
 
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -84,6 +85,9 @@ type Volume struct {
 	Format  VolumeFormat
 	// Pool is the storage pool of the class, for the driver MANAGED.
 	Pool string
+	// PoolID is the ID of the storage pool if hosts share the pool. It is set when the volume is bound to a host for the
+	// first time. It is empty before, and for volumes that only one host can use.
+	PoolID string `cbor:",omitempty"`
 	// ClassLimits are the limits of the class when the volume was created. The method Limits returns the limits that
 	// apply.
 	ClassLimits Limits
@@ -99,10 +103,13 @@ type Volume struct {
 	Metadata  map[string]string
 	Labels    map[string]string
 
-	// Node is the host to which the volume is bound. For the driver MANAGED, the first attachment sets Node, and Node
-	// never changes afterwards. For the driver RBD, the leader sets Node soon after the creation of the volume, and
-	// Node can change while the volume is detached and flushed.
+	// Node is the host to which the volume is bound. For the driver MANAGED, the first attachment sets Node. For the
+	// driver RBD, the leader sets Node soon after the creation of the volume. Node changes afterwards only if the volume
+	// is Movable, and only while the volume is detached and flushed, or if HostRemoved is true.
 	Node NodeID
+	// HostRemoved is true if the host Node was removed from the cluster before it reported the volume as flushed. It is
+	// set only for volumes in shared pools, until the volume is bound to another host.
+	HostRemoved bool `cbor:",omitempty"`
 	// VM is the VM that has the volume attached, and Disk is the ID of the disk in the VM. Both are empty if the volume
 	// is detached.
 	VM   VMID
@@ -242,18 +249,17 @@ func CheckVolumeSize(gib uint64) error {
 
 // Attach attaches the volume to a VM on the host node, as the disk with the given ID, and increments the attachment
 // generation. It returns FailedPrecondition and changes nothing if a VM has the volume, if its last attachment is not
-// flushed, or if the volume is bound to another host. The last condition does not apply to a volume of the driver RBD,
-// which Attach binds to the host node.
+// flushed, or if the volume is bound to another host. The last condition does not apply to a Movable volume, which
+// Attach binds to the host node.
 func (v *Volume) Attach(vm VMID, disk string, node NodeID) error {
 	if v.VM != "" && !mutant.On(mutant.AttachTwice) {
 		f := fault.New(fault.FailedPrecondition, "volume %s is attached to VM %s", v.Name, v.VM)
 		return f.WithReason("VOLUME_IN_USE").With("vm", string(v.VM))
 	}
 	if !v.Flushed() && !mutant.On(mutant.AttachUnflushed) {
-		return fault.New(fault.FailedPrecondition, "host %s has not flushed volume %s since it was detached: try again later", v.Node, v.Name).
-			WithReason("VOLUME_NOT_FLUSHED")
+		return v.errNotFlushed()
 	}
-	if v.Driver != DriverRBD && v.Node != "" && v.Node != node && !mutant.On(mutant.AttachElsewhere) {
+	if !v.Movable() && v.Node != "" && v.Node != node && !mutant.On(mutant.AttachElsewhere) {
 		return fault.New(fault.FailedPrecondition, "volume %s is on host %s, and the VM is on host %s", v.Name, v.Node, node).
 			WithReason("VOLUME_ELSEWHERE")
 	}
@@ -265,15 +271,29 @@ func (v *Volume) Attach(vm VMID, disk string, node NodeID) error {
 	return nil
 }
 
-// Move binds a volume of the driver RBD to another host, which then makes or enlarges the RBD image if needed. If a VM
-// has the volume or its last attachment is not flushed, its present host may still have the volume open. Move then
-// returns false and changes nothing. It also returns false if the volume has another driver or is already bound to the
-// host.
+// errNotFlushed returns the error of Attach for a volume whose last attachment is not flushed.
+func (v *Volume) errNotFlushed() error {
+	text := fmt.Sprintf("host %s has not flushed volume %s since it was detached: try again later", v.Node, v.Name)
+	switch {
+	case v.HostRemoved:
+		text = fmt.Sprintf("host %s was removed from the cluster before it flushed volume %s, and no other host of the storage pool %s is READY: try again later",
+			v.Node, v.Name, v.Pool)
+	case v.PoolID != "":
+		text += ". If the host is lost, an operator must evict it"
+	}
+	return fault.New(fault.FailedPrecondition, "%s", text).WithReason("VOLUME_NOT_FLUSHED")
+}
+
+// Move binds a Movable volume to another host, which then makes or enlarges the file or RBD image if needed. If a VM has
+// the volume or its last attachment is not flushed, its present host may still have the volume open. Move then returns
+// false and changes nothing, unless HostRemoved is true: the new host ends the last attachment as soon as no process of
+// the former host holds the lock of the file. Move also returns false if the volume is not Movable or is already bound
+// to the host.
 func (v *Volume) Move(node NodeID) bool {
-	if v.Driver != DriverRBD || v.Node == node || (v.VM != "" || !v.Flushed()) && !mutant.On(mutant.MoveUnflushed) {
+	if !v.Movable() || v.Node == node || (v.VM != "" || !v.Flushed()) && !v.HostRemoved && !mutant.On(mutant.MoveUnflushed) {
 		return false
 	}
-	v.Node = node
+	v.Node, v.HostRemoved = node, false
 	v.Generation++
 	return true
 }
@@ -289,9 +309,10 @@ func (v *Volume) Detach() {
 // LoseHost records that the volume's host was removed from the cluster, and returns whether the volume changed. name is
 // the name of the host. LoseHost detaches the volume. A volume of the driver RBD that a VM had gets an attachment
 // generation that no host reports as flushed, because the removed host may still have the volume open: no other VM can
-// have the volume then, but it can be deleted. A volume of the driver RBD that is detached and flushed does not change.
+// have the volume then, but it can be deleted. A volume in a shared pool that is not flushed gets HostRemoved, so that
+// another host ends its last attachment. A Movable volume that is detached and flushed does not change.
 func (v *Volume) LoseHost(name string) bool {
-	if v.Driver == DriverRBD && v.VM == "" && v.Flushed() {
+	if v.Movable() && v.VM == "" && v.Flushed() {
 		return false
 	}
 	v.LastError = "the host " + name + ", which had the volume, was removed from the cluster"
@@ -301,6 +322,7 @@ func (v *Volume) LoseHost(name string) bool {
 			v.AttachmentGeneration++
 		}
 	}
+	v.HostRemoved = v.PoolID != "" && !v.Flushed()
 	return true
 }
 

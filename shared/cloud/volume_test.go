@@ -38,6 +38,16 @@ func TestVolumeHasOneHolder(t *testing.T) {
 	require.Equal(t, "VOLUME_NOT_FLUSHED", f.Reason)
 }
 
+// TestSharedPoolOfHost checks which hosts can have a volume of a shared pool.
+func TestSharedPoolOfHost(t *testing.T) {
+	n := Node{StoragePools: []StoragePool{{Name: "local", ID: "b"}, {Name: "nfs", ID: "a", Shared: true}}}
+	require.Equal(t, []string{"a", "", ""}, []string{n.SharedPoolID("nfs"), n.SharedPoolID("local"), n.SharedPoolID("other")})
+	require.Empty(t, n.LacksSharedPool("nfs", "a"))
+	require.Contains(t, n.LacksSharedPool("nfs", "c"), `another directory as the storage pool nfs: the pool ID there is "a", and that of the volume is "c"`)
+	require.Contains(t, n.LacksSharedPool("local", "b"), "does not have `shared: true`")
+	require.Contains(t, n.LacksSharedPool("other", "a"), "does not serve")
+}
+
 // TestRBDVolumeMoves checks when a volume of the driver RBD can get another host.
 func TestRBDVolumeMoves(t *testing.T) {
 	v := Volume{Name: "data", SizeGiB: 1, Driver: DriverRBD}
@@ -164,10 +174,10 @@ func TestCheckVolumeAndClass(t *testing.T) {
 // TestPools checks the computation of the free space in the storage pools of a host.
 func TestPools(t *testing.T) {
 	n := Node{StoragePools: []StoragePool{{Name: "local", AllocatableGiB: 10}}}
-	require.Empty(t, n.PoolShortage("local", 10))
+	require.Empty(t, n.PoolShortage("local", 10, 0))
 	n.AllocatePool("local", 4)
-	require.Equal(t, "has 6 GiB free in the storage pool local, 7 needed", n.PoolShortage("local", 7))
-	require.Equal(t, "does not serve the storage pool nvme", n.PoolShortage("nvme", 1))
+	require.Equal(t, "has 6 GiB free in the storage pool local, 7 needed", n.PoolShortage("local", 7, n.PoolAllocated["local"]))
+	require.Equal(t, "does not serve the storage pool nvme", n.PoolShortage("nvme", 1, 0))
 	n.AllocatePool("local", -5)
 	require.Empty(t, n.PoolAllocated)
 }

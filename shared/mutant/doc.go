@@ -138,7 +138,10 @@ const (
 	AttachTwice              = "attach-twice"               // a volume that a VM has is attached to another VM: controlplane/compute/vm, controlplane/sim, shared/cloud
 	AttachUnflushed          = "attach-unflushed"           // a volume is attached again before its host has flushed it: controlplane/compute/vm, shared/cloud
 	AttachElsewhere          = "attach-elsewhere"           // a volume is attached to a VM on another host than the volume's: controlplane/compute/vm, shared/cloud
-	MoveUnflushed            = "move-unflushed"             // an RBD volume moves to another host before its former host has flushed it: shared/cloud, controlplane/compute/volume
+	MoveUnflushed            = "move-unflushed"             // a volume moves to another host before its former host has flushed it: shared/cloud, controlplane/compute/volume
+	AnyPoolID                = "any-pool-id"                // a volume of a shared pool moves to a host whose pool of the same name is another directory: controlplane/compute/volume
+	CountSharedPoolTwice     = "count-shared-pool-twice"    // each host counts the volumes of a shared pool on its own: controlplane/compute/volume
+	MoveDuringSnapshot       = "move-during-snapshot"       // a volume of a shared pool moves while its host copies it for a snapshot: controlplane/compute/volume
 	KeepAttachmentGeneration = "keep-attachment-generation" // an attachment does not increment the attachment generation: controlplane/compute/vm, controlplane/sim, shared/cloud
 	FlushUngranted           = "flush-ungranted"            // a host reports an attachment generation as flushed that was not granted yet: shared/cloud
 	ReleaseDeletedEarly      = "release-deleted-early"      // the volumes of a deleted VM are detached before its host has destroyed it: controlplane/compute/vm, controlplane/sim

@@ -92,9 +92,9 @@ type evictRequest struct {
 // authorized. If the host has no VMs, Evict deletes the host's record, its keys, the join tokens that it used, and the
 // placements of deleted VMs that it has not cleaned up. If the host joins again, it gets a new ID.
 //
-// If the host has no VMs but volumes in its storage pools, Evict fails with ReasonHasVolumes unless force is true. With
-// force, it deletes the host's record. The content of these volumes is then out of reach: see
-// VolumeController.RemoveHost.
+// If the host has no VMs but volumes in storage pools that only this host uses, Evict fails with ReasonHasVolumes unless
+// force is true. With force, it deletes the host's record. The content of these volumes is then out of reach: see
+// VolumeController.RemoveHost. Volumes in shared pools become usable on the other hosts of the pool.
 //
 // If the host has VMs, Evict fails with ReasonHasVMs unless force is true. With force, Evict keeps the host's record
 // and cordons the host. Its VMs may still run there, so they must not start elsewhere. With the same key and a new
@@ -160,8 +160,8 @@ func (s *Service) evictOnLeader(ctx context.Context, q evictRequest) (vms int, e
 	return vms, err
 }
 
-// checkNoVolumes returns an error with ReasonHasVolumes if the host has volumes in its storage pools. RBD volumes do not
-// count: other hosts can use them. Neither do deleted volumes.
+// checkNoVolumes returns an error with ReasonHasVolumes if the host has volumes in its storage pools. RBD volumes and
+// volumes in shared pools do not count: other hosts can use them. Neither do deleted volumes.
 func checkNoVolumes(r store.Reader, n *cloud.Node) error {
 	bound, _, err := BoundVolumes.List(r, 0, string(n.ID))
 	if err != nil {
@@ -169,7 +169,7 @@ func checkNoVolumes(r store.Reader, n *cloud.Node) error {
 	}
 	volumes := 0
 	for _, b := range bound {
-		if !b.Value.Gone && b.Value.Class == "" {
+		if !b.Value.Gone && b.Value.Class == "" && b.Value.PoolID == "" {
 			volumes++
 		}
 	}

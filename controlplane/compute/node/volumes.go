@@ -20,10 +20,12 @@ type Bound struct {
 	Project    cloud.ProjectID
 	Generation uint64
 	Pool       string
+	// PoolID is the ID of the pool if hosts share the pool, and empty otherwise.
+	PoolID string `cbor:",omitempty"`
 	// Class is the storage class of a volume of the driver RBD, and empty for other volumes.
 	Class string `cbor:",omitempty"`
 	// Gone is true if the volume's record was deleted. The host then deletes the volume's bytes and reports the
-	// deletion. After the report, this Bound record is deleted, and HeldGiB of the host's pool become free again.
+	// deletion. After the report, this Bound record is deleted, and HeldGiB of the pool become free again.
 	// HeldGiB has no effect for a volume of the driver RBD.
 	Gone    bool
 	HeldGiB uint64
@@ -47,7 +49,7 @@ type VolumeController interface {
 	ServedClasses(v store.Reader, n *cloud.Node) ([]string, error)
 	// RemoveHost is called in the transaction that deletes the record of a host without VMs. It detaches the volumes of
 	// VMs that were deleted and that the host did not report as destroyed, and deletes the Bound records of deleted
-	// volumes whose bytes only this host could delete.
+	// volumes whose bytes only this host could delete. Volumes that other hosts can use are moved later.
 	RemoveHost(tx *store.Tx, node cloud.NodeID) error
 }
 
@@ -141,7 +143,15 @@ func checkPools(all []*agentv1.StoragePool) (pools []cloud.StoragePool, err erro
 		if p.GetAllocatableGib() > maxPoolGiB {
 			return nil, fault.Invalid(at+"allocatable_gib", "at most %d", uint64(maxPoolGiB))
 		}
-		pools = append(pools, cloud.StoragePool{Name: p.GetName(), AllocatableGiB: p.GetAllocatableGib(), Encryption: p.GetEncryption()})
+		if id := p.GetPoolId(); id != "" {
+			if err := cloud.CheckUUID(at+"pool_id", id); err != nil {
+				return nil, err
+			}
+		}
+		pools = append(pools, cloud.StoragePool{
+			Name: p.GetName(), AllocatableGiB: p.GetAllocatableGib(), Encryption: p.GetEncryption(),
+			ID: p.GetPoolId(), Shared: p.GetShared() && p.GetPoolId() != "",
+		})
 	}
 	return pools, nil
 }

@@ -1,16 +1,19 @@
 package volume
 
 import (
+	"slices"
+
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/compute/storageclass"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // Placement is the requirements of a VM's volumes on the host of the VM.
 type Placement struct {
-	// Node is the host that has the volumes, or empty if they are not bound to a host yet.
+	// Node is the host that has the volumes, or empty if none of them is bound to one host.
 	Node cloud.NodeID
 	// Pools is the size in GiB, by pool, of those volumes that are not bound to a host yet.
 	Pools map[string]uint64
@@ -18,6 +21,10 @@ type Placement struct {
 	Encrypted []string
 	// RBD is true if one of the volumes has the driver RBD. The VM can then be on any host that serves RBD volumes.
 	RBD bool
+	// shared are the shared pools of the volumes that can move between the hosts of their pool.
+	shared []space
+	// allocated is the allocated room in GiB of each shared pool, by ID. It is read if Pools is not empty.
+	allocated map[string]uint64
 }
 
 // Shortage returns a text that says why a VM with these volumes cannot be placed on the host n. It returns "" if the VM
@@ -36,8 +43,17 @@ func (p *Placement) Shortage(n *cloud.Node) string {
 			return why
 		}
 	}
+	for _, s := range p.shared {
+		if why := n.LacksSharedPool(s.Name, s.ID); why != "" {
+			return why
+		}
+	}
 	for pool, gib := range p.Pools {
-		if why := n.PoolShortage(pool, gib); why != "" {
+		used := n.PoolAllocated[pool]
+		if at := (space{pool, n.SharedPoolID(pool)}); at.shared() {
+			used = p.allocated[at.ID]
+		}
+		if why := n.PoolShortage(pool, gib, used); why != "" {
 			return why
 		}
 	}
@@ -50,11 +66,17 @@ func PlacementOf(r store.Reader, t cloud.Tenant, ids []cloud.VolumeID) (p Placem
 	var first *cloud.Volume
 	for _, id := range ids {
 		v, err := Lookup(r, t, id)
+		if err != nil {
+			return p, err
+		}
+		stays, err := staysOnHost(r, v)
 		switch {
 		case err != nil:
 			return p, err
 		case v.Driver == cloud.DriverRBD:
 			p.RBD = true
+		case v.PoolID != "" && !stays:
+			p.shared = append(p.shared, space{v.Pool, v.PoolID})
 		case v.Node == "":
 			if p.Pools == nil {
 				p.Pools = map[string]uint64{}
@@ -70,16 +92,40 @@ func PlacementOf(r store.Reader, t cloud.Tenant, ids []cloud.VolumeID) (p Placem
 				first.Name, v.Name, first.Node, v.Node).WithReason("VOLUME_ELSEWHERE")
 		}
 	}
+	if len(p.Pools) > 0 {
+		all, _, err := sharedPools.List(r, 0)
+		if err != nil {
+			return p, err
+		}
+		for _, one := range all {
+			if p.allocated == nil {
+				p.allocated = map[string]uint64{}
+			}
+			p.allocated[one.Path[0]] = one.Value.AllocatedGiB
+		}
+	}
 	return p, nil
 }
 
+// staysOnHost reports whether a volume in a shared pool can be attached on its present host only, because it has a
+// PENDING snapshot. It returns false for other volumes.
+func staysOnHost(r store.Reader, v *cloud.Volume) (bool, error) {
+	if v.PoolID == "" || mutant.On(mutant.MoveDuringSnapshot) {
+		return false, nil
+	}
+	all, err := SnapshotsOf(r, v)
+	return slices.ContainsFunc(all, isPending), err
+}
+
 // Attach attaches a volume of the tenant t to a VM on a host, as the disk with the given ID. The first attachment of a
-// volume of the driver MANAGED binds the volume to the host. Each attachment of a volume of the driver RBD moves the
-// volume to the host.
+// volume of the driver MANAGED binds the volume to the host. Each attachment of a Movable volume moves the volume to the
+// host.
 //
 // Attach returns NotFound if the volume does not exist. It returns FailedPrecondition if a VM has the volume or the
-// last attachment is not flushed. For the driver MANAGED it also returns FailedPrecondition if the volume is bound to
-// another host or the host's pool has too little space, and for the driver RBD if the host does not serve RBD volumes.
+// last attachment is not flushed. For the driver MANAGED it also returns FailedPrecondition if the host's pool has too
+// little space, if the volume is in a shared pool that the host does not share, or if the volume is bound to another
+// host and is either not in a shared pool or has a PENDING snapshot. For the driver RBD it returns FailedPrecondition if
+// the host does not serve RBD volumes.
 func Attach(tx *store.Tx, t cloud.Tenant, id cloud.VolumeID, vm cloud.VMID, disk string, host cloud.NodeID) error {
 	v, err := Lookup(tx, t, id)
 	if err != nil {
@@ -89,15 +135,23 @@ func Attach(tx *store.Tx, t cloud.Tenant, id cloud.VolumeID, vm cloud.VMID, disk
 	if err := v.Attach(vm, disk, host); err != nil {
 		return err
 	}
+	n, err := node.Nodes.Get(tx, string(host))
+	if err != nil {
+		return err
+	}
+	if n == nil {
+		return fault.New(fault.FailedPrecondition, "the host of the VM is no longer in the cluster")
+	}
 	switch {
-	case v.Driver == cloud.DriverRBD:
-		if err := checkServesRBD(tx, v, host); err != nil {
+	case v.Movable():
+		if err := checkMove(tx, v, bound, n); err != nil {
 			return err
 		}
 		if bound != host {
 			unbind(tx, bound, v.ID)
 		}
 	case bound == "":
+		v.PoolID = n.SharedPoolID(v.Pool)
 		if err := allocate(tx, v, host, v.SizeGiB, fault.FailedPrecondition); err != nil {
 			return err
 		}
@@ -106,19 +160,22 @@ func Attach(tx *store.Tx, t cloud.Tenant, id cloud.VolumeID, vm cloud.VMID, disk
 	return nil
 }
 
-// checkServesRBD returns FailedPrecondition if a host does not serve RBD volumes. The volume v is named in the error.
-func checkServesRBD(r store.Reader, v *cloud.Volume, host cloud.NodeID) error {
-	n, err := node.Nodes.Get(r, string(host))
-	if err != nil {
-		return err
+// checkMove returns FailedPrecondition if the Movable volume v, which is bound to the host from, cannot be attached on
+// the host n.
+func checkMove(r store.Reader, v *cloud.Volume, from cloud.NodeID, n *cloud.Node) error {
+	if v.Driver == cloud.DriverRBD {
+		if why := n.RBDShortage(); why != "" {
+			return fault.New(fault.FailedPrecondition, "host %s cannot have volume %s: it %s", n.Name, v.Name, why).WithReason("NO_RBD")
+		}
+		return nil
 	}
-	if n == nil {
-		return fault.New(fault.FailedPrecondition, "the host of the VM is no longer in the cluster")
+	if why := n.LacksSharedPool(v.Pool, v.PoolID); why != "" {
+		return fault.New(fault.FailedPrecondition, "host %s cannot have volume %s: it %s", n.Name, v.Name, why).WithReason("VOLUME_ELSEWHERE")
 	}
-	if why := n.RBDShortage(); why != "" {
-		return fault.New(fault.FailedPrecondition, "host %s cannot have volume %s: it %s", n.Name, v.Name, why).WithReason("NO_RBD")
+	if from == n.ID || mutant.On(mutant.MoveDuringSnapshot) {
+		return nil
 	}
-	return nil
+	return checkNoPendingSnapshot(r, v)
 }
 
 // Release detaches a volume from a VM. It does nothing if the VM does not have the volume. The caller must know that
@@ -143,11 +200,5 @@ func releaseBytes(tx *store.Tx, host cloud.NodeID, id cloud.VolumeID, b *node.Bo
 		storageclass.Release(tx, b.Class, id)
 		return nil
 	}
-	n, err := node.Nodes.Get(tx, string(host))
-	if err != nil || n == nil {
-		return err
-	}
-	n.AllocatePool(b.Pool, -int64(b.HeldGiB))
-	node.Nodes.Put(tx, n, string(host))
-	return nil
+	return space{b.Pool, b.PoolID}.add(tx, host, -int64(b.HeldGiB))
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
-	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/compute/storageclass"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
@@ -161,28 +160,6 @@ func resize(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
 	}
 	save(tx, v, generation)
 	return *v, nil
-}
-
-// allocate takes gib GiB of the volume's pool on a host. If the host has no record or the pool has too little room, it
-// returns a fault of the given kind.
-func allocate(tx *store.Tx, v *cloud.Volume, host cloud.NodeID, gib uint64, kind fault.Kind) error {
-	n, err := node.Nodes.Get(tx, string(host))
-	if err != nil {
-		return err
-	}
-	if n == nil {
-		return fault.New(fault.FailedPrecondition, "the host of volume %s is no longer in the cluster", v.Name)
-	}
-	why := n.PoolShortage(v.Pool, gib)
-	if why == "" && v.Encrypted {
-		why = n.LacksEncryption(v.Pool)
-	}
-	if why != "" {
-		return fault.New(kind, "host %s cannot have volume %s: it %s", n.Name, v.Name, why).WithReason("NO_POOL_FITS")
-	}
-	n.AllocatePool(v.Pool, int64(gib))
-	node.Nodes.Put(tx, n, string(host))
-	return nil
 }
 
 // Update changes the name of a volume, unless name is empty, and merges metadata and labels into those of the volume.

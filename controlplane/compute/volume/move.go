@@ -11,10 +11,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// PlaceEvery is the interval at which PlaceRBD runs.
+// PlaceEvery is the interval at which Place runs.
 const PlaceEvery = time.Second
 
-// maxPlaced is the maximum number of volumes that PlaceRBD places in one transaction.
+// maxPlaced is the maximum number of volumes that Place binds in one transaction.
 const maxPlaced = 100
 
 // HostState is the record of a host and its state. Ready is true if the state of the host is READY.
@@ -25,55 +25,87 @@ type HostState struct {
 	Awaited bool
 }
 
-// rbdHosts are the hosts that can make and delete RBD images.
-type rbdHosts []cloud.NodeID
+// candidates are the hosts that can have volumes of one kind of storage: a shared pool, or the driver RBD.
+type candidates struct {
+	ready []cloud.NodeID // the hosts to which volumes can be moved
+	keep  []cloud.NodeID // the hosts that keep their volumes
+}
 
-// of returns the host for the volume with this ID. It chooses by a hash of the ID, which distributes volumes evenly.
-func (h rbdHosts) of(id cloud.VolumeID) cloud.NodeID {
+// choose returns the host for the volume with this ID. It chooses by a hash of the ID, which distributes volumes evenly.
+func (c *candidates) choose(id cloud.VolumeID) cloud.NodeID {
 	sum := fnv.New32a()
 	sum.Write([]byte(id))
-	return h[int(sum.Sum32())%len(h)]
+	return c.ready[int(sum.Sum32())%len(c.ready)]
 }
 
-// move is a change of the host of one volume by PlaceRBD. From is the former host, or empty if the volume has none yet.
-// If Gone is true, the record of the volume was deleted, and From is the host that should have deleted the RBD image.
+// fleet has all hosts, and the candidates for each kind of storage. The key space{} is that of the driver RBD.
+type fleet struct {
+	hosts []HostState
+	cache map[space]*candidates
+}
+
+// candidates returns the candidates for volumes of a shared pool, or for volumes of the driver RBD if at is space{}.
+func (f *fleet) candidates(at space) *candidates {
+	if c := f.cache[at]; c != nil {
+		return c
+	}
+	c := &candidates{}
+	for _, h := range f.hosts {
+		serves := h.Node.RBD
+		if at.ID != "" {
+			serves = h.Node.LacksSharedPool(at.Name, at.ID) == ""
+		}
+		if serves && h.Ready {
+			c.ready = append(c.ready, h.Node.ID)
+		}
+		if serves && (h.Ready || h.Awaited) {
+			c.keep = append(c.keep, h.Node.ID)
+		}
+	}
+	f.cache[at] = c
+	return c
+}
+
+// move is a change of the host of one volume by Place. From is the former host, or empty if the volume has none yet. If
+// Gone is true, the record of the volume was deleted, and From is the host that should have deleted the bytes.
 type move struct {
-	Project cloud.ProjectID
-	ID      cloud.VolumeID
-	From    cloud.NodeID
-	Gone    bool
+	Project  cloud.ProjectID
+	ID       cloud.VolumeID
+	From, To cloud.NodeID
+	Gone     bool
 }
 
-// PlaceRBD binds volumes of the driver RBD to hosts that are READY and serve RBD. It binds new volumes, and moves those
-// detached volumes whose host is not READY or no longer serves RBD. Deleted volumes whose RBD image still exists are
-// moved too. The new host then makes, enlarges or deletes the RBD image. The former host may be doing the same at the
-// same time, without harm. A volume that is attached to a VM, or is not flushed, keeps its host. So does a volume on an
-// awaited host: otherwise each change of the leader would move all volumes to the first host that sends a heartbeat.
+// Place binds volumes that several hosts can use to hosts that are READY. It binds new volumes of the driver RBD, and
+// moves those detached volumes of the driver RBD and of shared pools whose host is not READY or no longer serves their
+// storage. Deleted volumes whose bytes still exist are moved too. The new host then makes, enlarges or deletes the file
+// or RBD image. The former host may be doing the same at the same time, without harm. A volume that is attached to a VM,
+// or is not flushed, keeps its host until the host is removed from the cluster. So does a volume on an awaited host:
+// otherwise each change of the leader would move all volumes to the first host that sends a heartbeat.
 //
-// Package leader runs PlaceRBD on the leader. fleet has all hosts.
-func (s *Service) PlaceRBD(ctx context.Context, fleet []HostState) error {
-	var hosts, keep rbdHosts
-	for _, h := range fleet {
-		if h.Ready && h.Node.RBD {
-			hosts = append(hosts, h.Node.ID)
-		}
-		if (h.Ready || h.Awaited) && h.Node.RBD {
-			keep = append(keep, h.Node.ID)
-		}
-	}
-	if len(hosts) == 0 {
-		return nil
-	}
+// Place also adopts volumes that were bound to a host before the host reported their pool as shared.
+//
+// Package leader runs Place on the leader. hosts has all hosts.
+func (s *Service) Place(ctx context.Context, hosts []HostState) error {
 	var moves []move
-	if err := s.store.Local(func(v *store.View) (err error) {
-		moves, err = misplaced(v, keep)
+	var adopted []adoption
+	err := s.store.Local(func(v *store.View) (err error) {
+		if moves, err = misplaced(v, &fleet{hosts, map[space]*candidates{}}); err != nil {
+			return err
+		}
+		adopted, err = adoptions(v, hosts)
 		return err
-	}); err != nil || len(moves) == 0 {
+	})
+	if err != nil || len(moves)+len(adopted) == 0 {
 		return err
 	}
-	_, err := s.store.Update(ctx, func(tx *store.Tx) error {
+	_, err = s.store.Update(ctx, func(tx *store.Tx) error {
 		for _, m := range moves {
-			if err := m.apply(tx, hosts.of(m.ID)); err != nil {
+			if err := m.apply(tx); err != nil {
+				return err
+			}
+		}
+		for _, a := range adopted {
+			if err := a.apply(tx); err != nil {
 				return err
 			}
 		}
@@ -82,17 +114,23 @@ func (s *Service) PlaceRBD(ctx context.Context, fleet []HostState) error {
 	return err
 }
 
-// misplaced returns moves for up to maxPlaced volumes of the driver RBD that are not bound to one of the hosts in keep
-// and can move.
-func misplaced(r store.Reader, keep rbdHosts) (moves []move, err error) {
+// misplaced returns moves for up to maxPlaced volumes that are not bound to one of their candidates and can move.
+func misplaced(r store.Reader, f *fleet) (moves []move, err error) {
+	add := func(at space, m move) {
+		c := f.candidates(at)
+		if len(c.ready) > 0 && !slices.Contains(c.keep, m.From) {
+			m.To = c.choose(m.ID)
+			moves = append(moves, m)
+		}
+	}
 	all, _, err := Volumes.List(r, 0)
 	if err != nil {
 		return nil, err
 	}
 	for _, one := range all {
 		v := *one.Value
-		if !slices.Contains(keep, v.Node) && v.Move(keep[0]) {
-			moves = append(moves, move{Project: v.Project, ID: v.ID, From: one.Value.Node})
+		if v.Move("any other host") {
+			add(space{v.Pool, v.PoolID}, move{Project: v.Project, ID: v.ID, From: one.Value.Node})
 		}
 	}
 	bound, _, err := node.BoundVolumes.List(r, 0)
@@ -100,23 +138,24 @@ func misplaced(r store.Reader, keep rbdHosts) (moves []move, err error) {
 		return nil, err
 	}
 	for _, b := range bound {
-		if on := cloud.NodeID(b.Path[0]); b.Value.Gone && b.Value.Class != "" && !slices.Contains(keep, on) {
-			moves = append(moves, move{Project: b.Value.Project, ID: cloud.VolumeID(b.Path[1]), From: on, Gone: true})
+		if b.Value.Gone && (b.Value.Class != "" || b.Value.PoolID != "") {
+			m := move{Project: b.Value.Project, ID: cloud.VolumeID(b.Path[1]), From: cloud.NodeID(b.Path[0]), Gone: true}
+			add(space{b.Value.Pool, b.Value.PoolID}, m)
 		}
 	}
 	return moves[:min(len(moves), maxPlaced)], nil
 }
 
-// apply binds the volume of m to the host to. It does nothing if the volume is no longer bound to m.From or can no
+// apply binds the volume of m to the host m.To. It does nothing if the volume is no longer bound to m.From or can no
 // longer move.
-func (m move) apply(tx *store.Tx, to cloud.NodeID) error {
+func (m move) apply(tx *store.Tx) error {
 	if m.Gone {
 		b, err := node.BoundVolumes.Get(tx, string(m.From), string(m.ID))
 		if err != nil || b == nil {
 			return err
 		}
 		node.BoundVolumes.Delete(tx, string(m.From), string(m.ID))
-		node.BoundVolumes.Put(tx, b, string(to), string(m.ID))
+		node.BoundVolumes.Put(tx, b, string(m.To), string(m.ID))
 		return nil
 	}
 	v, err := Volumes.Get(tx, string(m.Project), string(m.ID))
@@ -124,7 +163,7 @@ func (m move) apply(tx *store.Tx, to cloud.NodeID) error {
 		return err
 	}
 	generation := v.Generation
-	if v.Move(to) {
+	if v.Move(m.To) {
 		unbind(tx, m.From, v.ID)
 		save(tx, v, generation)
 	}

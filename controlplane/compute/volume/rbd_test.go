@@ -48,14 +48,14 @@ func (w *world) asAdmin() context.Context {
 	return auth.With(w.t.Context(), admin, auth.RPC)
 }
 
-// place runs PlaceRBD. Only the hosts in ready are READY.
+// place runs Place. Only the hosts in ready are READY.
 func (w *world) place(ready ...cloud.NodeID) {
 	w.t.Helper()
 	var fleet []HostState
 	for _, id := range ready {
 		fleet = append(fleet, HostState{Node: *w.Node(id), Ready: true})
 	}
-	require.NoError(w.t, w.volumes.PlaceRBD(w.t.Context(), fleet))
+	require.NoError(w.t, w.volumes.Place(w.t.Context(), fleet))
 }
 
 // only requires that exactly one of hosts is sent volumes, and returns this host and its volumes.
@@ -144,12 +144,12 @@ func TestRBDVolumesAfterLeaderChange(t *testing.T) {
 	require.NoError(t, err)
 	fresh = create("fresh")
 	fleet := []HostState{{Node: *w.Node(a), Awaited: true}, {Node: *w.Node(b), Ready: true}, {Node: *w.Node(c)}}
-	require.NoError(t, w.volumes.PlaceRBD(t.Context(), fleet))
+	require.NoError(t, w.volumes.Place(t.Context(), fleet))
 	require.Equal(t, a, w.get(data).Node, "the volume moved although its host may be READY")
 	require.Len(t, w.assigned(a), 2)
 	require.Equal(t, b, w.get(fresh).Node)
 	fleet[0].Awaited = false
-	require.NoError(t, w.volumes.PlaceRBD(t.Context(), fleet))
+	require.NoError(t, w.volumes.Place(t.Context(), fleet))
 	require.Equal(t, b, w.get(data).Node)
 	require.Empty(t, w.assigned(a))
 }

@@ -8,7 +8,8 @@ import (
 
 // RemoveHost implements node.VolumeController. The host's record must still exist, and no VM with a record may be placed
 // on the host. Volumes that the host has attached are therefore those of deleted VMs. Each volume that only the host
-// could use stays bound to it, as a record that can only be deleted. PlaceRBD moves the other RBD volumes.
+// could use stays bound to it, as a record that can only be deleted. Place moves volumes in shared pools, and those RBD
+// volumes that the host cannot have open.
 func (s *Service) RemoveHost(tx *store.Tx, host cloud.NodeID) error {
 	n, err := node.Nodes.Get(tx, string(host))
 	if err != nil || n == nil {
@@ -20,7 +21,7 @@ func (s *Service) RemoveHost(tx *store.Tx, host cloud.NodeID) error {
 	}
 	for _, b := range bound {
 		if b.Value.Gone {
-			if b.Value.Class == "" {
+			if b.Value.Class == "" && b.Value.PoolID == "" {
 				node.BoundVolumes.Delete(tx, b.Path...)
 			}
 			continue
@@ -44,7 +45,7 @@ func (s *Service) RemoveHost(tx *store.Tx, host cloud.NodeID) error {
 // volume and its snapshots take in the host's pool. If the volume is in a pool of a host that was removed from the
 // cluster, nobody can delete the bytes, and requestDeletion deletes the Bound record.
 func requestDeletion(tx *store.Tx, v *cloud.Volume, held uint64) error {
-	if v.Driver != cloud.DriverRBD {
+	if !v.Movable() {
 		if has, err := node.Nodes.Has(tx, string(v.Node)); err != nil {
 			return err
 		} else if !has {
@@ -53,7 +54,7 @@ func requestDeletion(tx *store.Tx, v *cloud.Volume, held uint64) error {
 		}
 	}
 	node.BoundVolumes.Put(tx, &node.Bound{
-		Project: v.Project, Generation: v.Generation + 1, Pool: v.Pool, Class: rbdClass(v), Gone: true, HeldGiB: held,
+		Project: v.Project, Generation: v.Generation + 1, Pool: v.Pool, PoolID: v.PoolID, Class: rbdClass(v), Gone: true, HeldGiB: held,
 	}, string(v.Node), string(v.ID))
 	return nil
 }

@@ -3,7 +3,6 @@ package volume
 import (
 	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
-	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/compute/storageclass"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -112,7 +111,7 @@ func AddSnapshot(tx *store.Tx, t cloud.Tenant, s *cloud.Snapshot) error {
 	if taken {
 		return fault.New(fault.AlreadyExists, "the project has a snapshot called %s", s.Name)
 	}
-	s.Org, s.Project, s.SizeGiB, s.Pool, s.Node = t.Org, t.Project, v.SizeGiB, v.Pool, v.Node
+	s.Org, s.Project, s.SizeGiB, s.Pool, s.PoolID, s.Node = t.Org, t.Project, v.SizeGiB, v.Pool, v.PoolID, v.Node
 	s.Status, s.CreatedAt, s.Deadline = cloud.SnapshotPending, tx.Now(), tx.Now()+cloud.SnapshotPatience
 	if err := chargeQuota(tx, t, snapshotAmount(s), tenant.Amount{}); err != nil {
 		return err
@@ -144,13 +143,15 @@ func checkNoPendingSnapshot(r store.Reader, v *cloud.Volume) error {
 		return err
 	}
 	for _, s := range all {
-		if s.Status == cloud.SnapshotPending && !s.Deleted {
+		if isPending(s) {
 			return fault.New(fault.FailedPrecondition, "snapshot %s of volume %s is PENDING: try again when it is AVAILABLE", s.Name, v.Name).
 				WithReason("SNAPSHOT_PENDING")
 		}
 	}
 	return nil
 }
+
+func isPending(s *cloud.Snapshot) bool { return s.Status == cloud.SnapshotPending && !s.Deleted }
 
 // snapshotAmount returns the amount with which a snapshot counts in the quotas of its project and org.
 func snapshotAmount(s *cloud.Snapshot) tenant.Amount { return tenant.Amount{VolumeGiB: s.SizeGiB} }
@@ -236,13 +237,7 @@ func applySnapshotReport(r store.Reader, tx *store.Tx, v *cloud.Volume, generati
 		return true, nil
 	}
 	deleteSnapshotRecord(tx, s)
-	n, err := node.Nodes.Get(tx, string(s.Node))
-	if err != nil || n == nil {
-		return true, err
-	}
-	n.AllocatePool(s.Pool, -int64(s.SizeGiB))
-	node.Nodes.Put(tx, n, string(s.Node))
-	return true, nil
+	return true, space{s.Pool, s.PoolID}.add(tx, s.Node, -int64(s.SizeGiB))
 }
 
 // CreateFrom stores the record of a new volume v of the tenant t with the content of a snapshot, so that the host of
@@ -276,7 +271,10 @@ func createFrom(tx *store.Tx, t cloud.Tenant, v *cloud.Volume, id cloud.Snapshot
 		return err
 	}
 	v.Class, v.Driver, v.Pool, v.ClassLimits, v.Format = from.Class, from.Driver, from.Pool, from.ClassLimits, s.Format
-	v.CreatedAt, v.Generation, v.Node = tx.Now(), 1, s.Node
+	v.CreatedAt, v.Generation, v.Node, v.PoolID = tx.Now(), 1, s.Node, from.PoolID
+	if from.PoolID != "" {
+		v.Node = from.Node // another host than when the snapshot was created, if the volume has moved since
+	}
 	if from.Image != nil { // the copy contains only the differences from the image
 		if err := image.ShareWithVolume(tx, from.Image.ID, from.ID, v.ID); err != nil {
 			return err

@@ -3,14 +3,17 @@
 //
 // A volume of the driver MANAGED is a file in a storage pool of one host. Its record says what the volume should be;
 // the host makes, enlarges and deletes the file. CreateVolume only writes the record. The first attachment binds the
-// volume to the host of the VM. From then on the volume takes room in the host's pool, and can be attached to VMs of
-// this host only.
+// volume to the host of the VM. From then on the volume takes room in the host's pool. It can be attached to VMs of
+// this host only, unless hosts share the pool.
 //
 // A volume of the driver RBD is an RBD image of a Ceph cluster. Every host that serves RBD can use the volume. Within
-// about a second after the creation of the volume, the leader binds the volume to such a host (PlaceRBD), and the host
-// makes the RBD image. The host of a volume can change only while the volume is detached and flushed: Attach moves the
-// volume to the host of the VM, and PlaceRBD moves the volume to another host if its present host is not READY or no
-// longer serves RBD.
+// about a second after the creation of the volume, the leader binds the volume to such a host (Place), and the host
+// makes the RBD image.
+//
+// Volumes of the driver RBD and volumes in shared pools can be used on several hosts, one at a time (the method Movable
+// of cloud.Volume). The host of such a volume can change only while the volume is detached and flushed: Attach moves the
+// volume to the host of the VM, and Place moves the volume to another host if its present host is not READY or no longer
+// serves the storage of the volume.
 //
 // A volume is attached to at most one VM at a time. Only Attach and Release change this VM. Package vm calls them in
 // the transactions that change a VM. The methods of cloud.Volume check the rules, and the comment of cloud.Volume
@@ -29,7 +32,17 @@
 //
 //   - If a host is removed from the cluster (node.Service.Evict), the volumes of deleted VMs that the host did not report
 //     as destroyed are detached, so that they can be deleted. An RBD volume among them can never be attached again,
-//     because the host may still have it open. A volume in a pool of the host has the status ERROR or IN_USE.
+//     because the host may still have it open. A volume in a pool of the host has the status ERROR or IN_USE. A volume
+//     in a shared pool is moved to another host, which takes the lock of the file. The lock is free only when no process
+//     of the removed host has the file open. Then the volume can be attached again.
+//
+//   - Hosts that report a pool as shared also report the ID that is stored in the directory. A volume moves only between
+//     hosts that report the same name and ID, because two hosts can have different directories of one name. The room
+//     of a shared pool is counted in one record (SharedPool) for all hosts, with the limit of the host on which the
+//     volume is bound.
+//
+//   - A volume in a shared pool with a PENDING snapshot is attached only on its present host, because this host may be
+//     copying the file. If the host is lost, another host records the snapshot as failed.
 //
 //   - The desired state of an RBD volume contains the key of the Ceph user. Only AssignedVolumes adds the key, and only
 //     for the host that the volume is bound to. The storage class cannot be deleted until the RBD image is deleted,
@@ -58,7 +71,8 @@
 //     record.
 //
 // Keys: volume/<project>/<id>, volume-name/<project>/<name>, snapshot/<project>/<id>, snapshot-name/<project>/<name>,
-// volume-snapshot/<volume>/<snapshot>, snapshot-schedule/<project>/<volume>, volume-key/<project>/<id>.
+// volume-snapshot/<volume>/<snapshot>, snapshot-schedule/<project>/<volume>, volume-key/<project>/<id>,
+// shared-pool/<pool ID>.
 package volume
 
 import (
@@ -162,7 +176,7 @@ func save(tx *store.Tx, v *cloud.Volume, before uint64) {
 	Volumes.Put(tx, v, string(v.Project), string(v.ID))
 	if v.Generation != before && v.Node != "" {
 		node.BoundVolumes.Put(tx, &node.Bound{
-			Project: v.Project, Generation: v.Generation, Pool: v.Pool, Class: rbdClass(v),
+			Project: v.Project, Generation: v.Generation, Pool: v.Pool, PoolID: v.PoolID, Class: rbdClass(v),
 		}, string(v.Node), string(v.ID))
 	}
 }

@@ -1260,7 +1260,8 @@ type AssignedVolume struct {
 	VolumeId string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
 	// Grows with each change of the desired state. Observations repeat it.
 	Generation uint64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
-	// Name of the host's storage pool that has the volume. Empty if rbd is set.
+	// Name of the host's storage pool that has the volume. Empty if rbd is set. If hosts share the pool, the record of the
+	// generation is in the pool, where each of these hosts can read the generation.
 	Pool string `protobuf:"bytes,3,opt,name=pool,proto3" json:"pool,omitempty"`
 	// The volume was deleted: the host deletes its bytes, and reports the volume as not present. Of the other fields,
 	// only volume_id, generation, pool and rbd are set.
@@ -2070,7 +2071,14 @@ type StoragePool struct {
 	AllocatableGib uint64 `protobuf:"varint,2,opt,name=allocatable_gib,json=allocatableGib,proto3" json:"allocatable_gib,omitempty"`
 	// True if the host can make and open encrypted volumes in the pool. Agents of earlier versions do not set this field.
 	// They would make encrypted volumes without encryption.
-	Encryption    bool `protobuf:"varint,20,opt,name=encryption,proto3" json:"encryption,omitempty"`
+	Encryption bool `protobuf:"varint,20,opt,name=encryption,proto3" json:"encryption,omitempty"`
+	// A UUID that is stored in the directory. Hosts that report the same id have the same directory. Hosts may have
+	// different directories under the same name. Agents of earlier versions do not set this field.
+	PoolId string `protobuf:"bytes,90,opt,name=pool_id,json=poolId,proto3" json:"pool_id,omitempty"`
+	// True if several hosts have the directory, and the agent has checked that the file system supports this. A detached
+	// and flushed volume of the pool can be assigned to each host that reports the same name and pool_id with shared =
+	// true. Ignored if pool_id is empty.
+	Shared        bool `protobuf:"varint,91,opt,name=shared,proto3" json:"shared,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2122,6 +2130,20 @@ func (x *StoragePool) GetAllocatableGib() uint64 {
 func (x *StoragePool) GetEncryption() bool {
 	if x != nil {
 		return x.Encryption
+	}
+	return false
+}
+
+func (x *StoragePool) GetPoolId() string {
+	if x != nil {
+		return x.PoolId
+	}
+	return ""
+}
+
+func (x *StoragePool) GetShared() bool {
+	if x != nil {
+		return x.Shared
 	}
 	return false
 }
@@ -3999,13 +4021,15 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\rstorage_pools\x18\x06 \x03(\v2\x15.agent.v1.StoragePoolR\fstoragePools\x12\x10\n" +
 	"\x03rbd\x18\x1e \x01(\bR\x03rbd\x12\x1f\n" +
 	"\vrbd_problem\x18\x1f \x01(\tR\n" +
-	"rbdProblem\"j\n" +
+	"rbdProblem\"\x9b\x01\n" +
 	"\vStoragePool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12'\n" +
 	"\x0fallocatable_gib\x18\x02 \x01(\x04R\x0eallocatableGib\x12\x1e\n" +
 	"\n" +
 	"encryption\x18\x14 \x01(\bR\n" +
-	"encryption\"\x85\x04\n" +
+	"encryption\x12\x17\n" +
+	"\apool_id\x18Z \x01(\tR\x06poolId\x12\x16\n" +
+	"\x06shared\x18[ \x01(\bR\x06shared\"\x85\x04\n" +
 	"\rVmObservation\x12\x13\n" +
 	"\x05vm_id\x18\x01 \x01(\tR\x04vmId\x12\x1e\n" +
 	"\n" +
