@@ -119,6 +119,9 @@ func (s *Storage) stepSnapshot(
 	case err != nil:
 		return busy, err
 	case have.State == volume.Copying:
+		if p.Shared() {
+			return fail("the copy was interrupted: the agent of the host ended, or the volume has got another host")
+		}
 		return fail("the agent of the host ended during the copy")
 	case have.State == volume.Failed:
 		return failedSnapshot(have.Error), nil

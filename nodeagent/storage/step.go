@@ -156,10 +156,11 @@ func (s *Storage) observe(
 	s.report(o)
 }
 
-// isTemporary reports whether err is expected to disappear without help: a guest still has the volume open, or another
-// host is importing the volume's image. Such errors are not reported.
+// isTemporary reports whether err is expected to disappear without help: a guest of this host still has the volume open,
+// or another host is importing the volume's image. Such errors are not reported. If another host of a shared pool has
+// the volume open, this is reported, because no other report says so.
 func isTemporary(err error) bool {
-	return errors.Is(err, volume.ErrInUse) || errors.Is(err, volume.ErrImporting)
+	return errors.Is(err, volume.ErrInUse) && !errors.Is(err, volume.ErrElsewhere) || errors.Is(err, volume.ErrImporting)
 }
 
 // apply makes, grows, detaches or deletes a volume of the pool p.

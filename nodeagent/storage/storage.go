@@ -35,6 +35,9 @@
 //   - An RBD image has no lock between Open and the moment at which QEMU has opened the image. The host does not
 //     detach the volume in this time, and the VM checks the attachment afterwards ([Storage.Confirm]), because
 //     another host or the next agent may have ended it.
+//   - Hosts that share a pool have different volumes assigned. If another host has a volume open that is assigned to this
+//     host as detached, because the control plane has given up the other host, the error is reported and the detachment
+//     is tried again.
 //   - A pool that cannot be opened, for example because its file system is not mounted, is opened again later. Until
 //     then its volumes are reported with the error, and the host does not report the pool.
 package storage
@@ -217,6 +220,9 @@ func (s *Storage) UsedImages() (map[string]bool, error) {
 	}
 	return used, nil
 }
+
+// Has reports whether the control plane has assigned a volume to this host.
+func (s *Storage) Has(id cloud.VolumeID) bool { return s.desired(id) != nil }
 
 // desired returns the desired state of a volume, or nil if it has none.
 func (s *Storage) desired(id cloud.VolumeID) *agentv1.AssignedVolume {

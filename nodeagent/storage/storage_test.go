@@ -28,7 +28,8 @@ const (
 	vol    = cloud.VolumeID("00000000-0000-4000-8000-000000000001")
 )
 
-// host is a host with a storage pool "local" and one "late", whose directory does not exist at first.
+// host is a host with a storage pool "local", and with the pools "late" and "shared", whose directories do not exist at
+// first.
 type host struct {
 	*testing.T
 	*Storage
@@ -49,8 +50,10 @@ func newHost(t *testing.T) *host {
 	t.Cleanup(images.Close)
 	require.NoError(t, os.Mkdir(filepath.Join(h.dir, "local"), 0o700))
 	var pools []volume.Options
-	for _, name := range []string{"local", "late"} {
-		pools = append(pools, volume.Options{Name: name, Path: filepath.Join(h.dir, name), State: filepath.Join(h.dir, name+".json"), Images: images})
+	for _, name := range []string{"local", "late", "shared"} {
+		pools = append(pools, volume.Options{
+			Name: name, Host: "host-1", Shared: name == "shared", Path: filepath.Join(h.dir, name), State: filepath.Join(h.dir, name+".json"), Images: images,
+		})
 	}
 	h.Storage = New(t.Context(), Options{
 		Pools: pools, Log: slog.New(slog.DiscardHandler),

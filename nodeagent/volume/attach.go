@@ -83,14 +83,18 @@ func (p *Pool) openVolume(ctx context.Context, id string, a Attachment) (files F
 			return err
 		}
 		if files.Content, err = p.waitLocked(ctx, r.fileName(id)); err != nil {
-			return missing(err)
+			return p.elsewhere(missing(err), r)
 		}
 		files.Format, files.Size, files.Encrypted = r.Format, r.Size, r.Encrypted
 		flushed := min(r.Flushed, a.Generation-1)
-		if r.Attachment == a && r.Flushed == flushed {
+		host := ""
+		if p.o.Shared {
+			host = p.o.Host
+		}
+		if r.Attachment == a && r.Flushed == flushed && r.Host == host {
 			return nil
 		}
-		r.Attachment, r.Flushed = a, flushed
+		r.Attachment, r.Flushed, r.Host = a, flushed, host
 		return p.write(id, r)
 	})
 	if err != nil {
@@ -146,7 +150,7 @@ func (p *Pool) release(ctx context.Context, id string, a Attachment) error {
 			return err
 		}
 		if err := p.sync(ctx, r.fileName(id)); err != nil {
-			return err
+			return p.elsewhere(err, r)
 		}
 		r.Attachment, r.Flushed = a, a.Generation
 		return p.write(id, r)
@@ -180,7 +184,7 @@ func (p *Pool) detach(ctx context.Context, id string, generation uint64) error {
 			return fmt.Errorf("%w: generation %d is older than %d", ErrStale, generation, r.Attachment.Generation)
 		}
 		if err := p.sync(ctx, r.fileName(id)); err != nil {
-			return err
+			return p.elsewhere(err, r)
 		}
 		r.Detached, r.Flushed = max(r.Detached, generation), max(r.Flushed, generation)
 		return p.write(id, r)

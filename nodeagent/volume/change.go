@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/trivet-cloud/trivet/shared/atomicfile"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
@@ -64,11 +64,18 @@ func (p *Pool) makeFile(ctx context.Context, v Volume, content func(*os.File, re
 		if err != nil || r.State == ready {
 			return err
 		}
-		if err := atomicfile.Write(p.path(r.fileName(v.ID)), 0o600, func(f *os.File) error { return content(f, r) }); err != nil {
+		f, err := p.newFile(r.fileName(v.ID))
+		if err != nil {
 			return err
 		}
-		r.State = ready
-		return p.write(v.ID, r)
+		defer f.Close()
+		if err = content(f, r); err == nil {
+			err = p.endFile(f, v.ID)
+		}
+		if err != nil {
+			return errors.Join(err, p.removeOwn(f, r.fileName(v.ID)))
+		}
+		return nil
 	})
 }
 
@@ -80,6 +87,9 @@ func (p *Pool) beginFile(v Volume) (record, error) {
 	case errors.Is(err, ErrNotFound):
 		r = record{State: creating, Size: v.Size, Image: v.Image, Format: v.format(), Encrypted: v.Encrypted}
 		if err := p.checkAbsent(r.fileName(v.ID)); err != nil {
+			return r, err
+		}
+		if err := p.claimRecord(v.ID); err != nil {
 			return r, err
 		}
 	case err != nil:
@@ -94,56 +104,87 @@ func (p *Pool) beginFile(v Volume) (record, error) {
 	return r, p.write(v.ID, r)
 }
 
-// errBeingMade means that another call of createFrom is copying the snapshot into the same new volume.
-var errBeingMade = errors.New("the volume is being made from its snapshot")
+// endFile syncs the complete file f of a new volume, and then writes the record that the volume is complete. It returns
+// errReplaced if another host has made or deleted the volume since beginFile.
+func (p *Pool) endFile(f *os.File, id string) error {
+	r, err := p.read(id)
+	if errors.Is(err, ErrNotFound) || err == nil && r.State != creating && !mutant.On(mutant.ReuseUnfinished) {
+		return errReplaced
+	}
+	if err != nil {
+		return err
+	}
+	if err := p.checkName(f, r.fileName(id)); err != nil {
+		return err
+	}
+	if r.Format == qcow2.Raw {
+		if err := f.Truncate(int64(r.Size)); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(f.Sync(), p.dir.Sync()); err != nil {
+		return err
+	}
+	r.State = ready
+	return p.write(id, r)
+}
 
 // createFrom makes a volume with the content of a snapshot. The copy may take long, so createFrom does not lock the
-// pool while it copies.
+// pool while it copies. It locks the volume's file, so no other call and no other host makes the volume meanwhile.
 func (p *Pool) createFrom(ctx context.Context, v Volume) error {
 	if v.Encrypted {
 		return fmt.Errorf("%w: an encrypted volume cannot be made from a snapshot", ErrRefused)
 	}
-	if _, busy := p.making.LoadOrStore(v.ID, true); busy {
-		return errBeingMade
-	}
-	defer p.making.Delete(v.ID)
 	var r record
+	var to *os.File
 	err := p.change(ctx, func() (err error) {
-		r, err = p.beginFile(v)
+		if r, err = p.beginFile(v); err == nil && r.State != ready {
+			to, err = p.newFile(r.fileName(v.ID))
+		}
 		return err
 	})
 	if err != nil || r.State == ready {
 		return err
 	}
-	s, err := p.Snapshot(*v.Source)
+	defer to.Close()
+	if err = p.copySnapshot(ctx, *v.Source, to, r); err == nil {
+		err = to.Sync() // endFile has little left to sync, while the volumes of other VMs wait
+	}
+	if err == nil {
+		err = p.change(ctx, func() error { return p.endFile(to, v.ID) })
+	}
+	if err != nil {
+		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		return errors.Join(err, p.change(late, func() error { return p.removeUnfinished(to, v.ID, r) }))
+	}
+	return nil
+}
+
+// removeUnfinished removes the file f of a new volume, unless the volume is complete or f was replaced.
+func (p *Pool) removeUnfinished(f *os.File, id string, begun record) error {
+	if r, err := p.read(id); err != nil || r.State != creating {
+		return nil
+	}
+	return p.removeOwn(f, begun.fileName(id))
+}
+
+// copySnapshot copies the file of a snapshot to the empty file of a new volume, whose record is r.
+func (p *Pool) copySnapshot(ctx context.Context, ref SnapshotRef, to *os.File, r record) error {
+	s, err := p.Snapshot(ref)
 	if err != nil {
 		return err
 	}
 	if s.State != Complete || s.Format != r.Format || s.Size > r.Size || (s.Image == nil) != (r.Image == nil) ||
 		s.Image != nil && *s.Image != *r.Image {
-		return fmt.Errorf("%w: snapshot %s is incomplete, larger than %d bytes, or has another image or format than %s", ErrRefused, v.Source.ID, r.Size, r.Format)
+		return fmt.Errorf("%w: snapshot %s is incomplete, larger than %d bytes, or has another image or format than %s", ErrRefused, ref.ID, r.Size, r.Format)
 	}
-	from, err := p.openFile(v.Source.file(s.Format), unix.O_RDONLY)
+	from, err := p.openFile(ref.file(s.Format), unix.O_RDONLY)
 	if err != nil {
 		return err
 	}
 	defer from.Close()
-	err = atomicfile.Write(p.path(r.fileName(v.ID)), 0o600, func(to *os.File) error {
-		if err := copyFile(ctx, to, from); err != nil {
-			return err
-		}
-		if r.Format == qcow2.Raw {
-			return to.Truncate(int64(r.Size))
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	return p.change(ctx, func() error {
-		r.State = ready
-		return p.write(v.ID, r)
-	})
+	return copyFile(ctx, to, from)
 }
 
 // fill writes the content of a new volume to the empty file f.
@@ -251,6 +292,18 @@ func (p *Pool) Delete(ctx context.Context, id string) error {
 	return nil
 }
 
+// removeEmptyRecord removes a record that claimRecord made, if the creation of the volume did not continue.
+func (p *Pool) removeEmptyRecord(id string) error {
+	st, err := os.Lstat(p.path(id + ".json"))
+	if errors.Is(err, fs.ErrNotExist) || err == nil && st.Size() > 0 {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return p.removeFile(id + ".json")
+}
+
 func (p *Pool) delete(ctx context.Context, id string) error {
 	if err := checkID(id); err != nil {
 		return err
@@ -258,13 +311,14 @@ func (p *Pool) delete(ctx context.Context, id string) error {
 	return p.change(ctx, func() error {
 		r, err := p.read(id)
 		if errors.Is(err, ErrNotFound) {
-			return nil
+			return p.removeEmptyRecord(id)
 		}
 		if err != nil {
 			return err
 		}
 		name := r.fileName(id)
 		f, err := p.openLocked(name)
+		err = p.elsewhere(err, r)
 		switch {
 		case err == nil:
 			defer f.Close() // the lock lasts until the file has lost its name

@@ -47,19 +47,35 @@ func (p *Pool) flatten(ctx context.Context, id string, progress func(uint32)) er
 	if err != nil {
 		return err
 	}
-	to, err := p.openFile(rawName(id), unix.O_RDWR|unix.O_CREAT|unix.O_TRUNC)
-	if err != nil {
+	var to *os.File
+	if err := p.change(ctx, func() (err error) { to, err = p.newFile(rawName(id)); return err }); err != nil {
 		return err
 	}
 	defer to.Close()
-	if err := source.copyTo(ctx, to, r.Size, progress); err != nil {
-		// If the removal fails, the file may stay: the next call truncates the file and writes it again.
-		return errors.Join(err, os.Remove(p.path(rawName(id))))
+	err = source.copyTo(ctx, to, r.Size, progress)
+	if err == nil {
+		err = to.Sync() // endFlatten has little left to sync, while the volumes of other VMs wait
 	}
-	if err := to.Sync(); err != nil { // endFlatten has little left to sync, while the volumes of other VMs wait
-		return err
+	if err == nil {
+		err = p.change(ctx, func() error { return p.endFlatten(id, r, to) })
 	}
-	return p.endFlatten(ctx, id, to)
+	if err != nil {
+		// Open waits for the lock of the overlay while it has locked the pool. If the removal fails, the file may stay:
+		// the next call makes a new one.
+		_ = from.Close()
+		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		return errors.Join(err, p.change(late, func() error { return p.removeRaw(id, to) }))
+	}
+	return nil
+}
+
+// removeRaw removes the unfinished raw file f of a volume, unless the record names the raw file or f was replaced.
+func (p *Pool) removeRaw(id string, f *os.File) error {
+	if r, err := p.read(id); err != nil || r.fileName(id) == rawName(id) {
+		return nil
+	}
+	return p.removeOwn(f, rawName(id))
 }
 
 // errEncrypted is the error of Flatten for an encrypted volume, because only QEMU encrypts and decrypts data.
@@ -92,7 +108,7 @@ func (p *Pool) beginFlatten(ctx context.Context, id string) (r record, from *os.
 			return fmt.Errorf("%w, or had it open and has not released it", ErrInUse)
 		}
 		from, err = p.openLocked(r.fileName(id))
-		return missing(err)
+		return p.elsewhere(missing(err), r)
 	})
 	if err != nil && from != nil {
 		_ = from.Close()
@@ -111,29 +127,36 @@ func (p *Pool) removeFile(name string) error {
 }
 
 // endFlatten makes the raw file to the file of the volume, and removes the overlay. The raw file must have the complete
-// content. Until the new record is written, the overlay is the volume's file; afterwards, the raw file is.
-func (p *Pool) endFlatten(ctx context.Context, id string, to *os.File) error {
-	return p.change(ctx, func() error {
-		r, err := p.read(id)
-		if err != nil {
-			return err
-		}
-		if r.State != ready || r.Image == nil {
-			return ErrNotFound
-		}
-		if err := to.Truncate(int64(r.Size)); err != nil { // The volume may have grown since beginFlatten.
-			return err
-		}
-		if err := errors.Join(to.Sync(), p.dir.Sync()); err != nil {
-			return err
-		}
-		old := r.fileName(id)
-		r.Image, r.Format, r.Flattened = nil, qcow2.Raw, true
-		if err := p.write(id, r); err != nil {
-			return err
-		}
-		return p.removeFile(old)
-	})
+// content. Until the new record is written, the overlay is the volume's file; afterwards, the raw file is. The parameter
+// begun is the record at the beginning of the copy. If a VM has opened the volume since, because this host has lost its
+// locks, endFlatten returns errReplaced. The caller must have locked the pool.
+func (p *Pool) endFlatten(id string, begun record, to *os.File) error {
+	r, err := p.read(id)
+	if err != nil {
+		return err
+	}
+	if r.State != ready || r.Image == nil {
+		return ErrNotFound
+	}
+	used := r.Attachment != begun.Attachment || r.Flushed != begun.Flushed || r.Detached != begun.Detached
+	if used && !mutant.On(mutant.FlattenUsedVolume) {
+		return errReplaced
+	}
+	if err := p.checkName(to, rawName(id)); err != nil {
+		return err
+	}
+	if err := to.Truncate(int64(r.Size)); err != nil { // The volume may have grown since beginFlatten.
+		return err
+	}
+	if err := errors.Join(to.Sync(), p.dir.Sync()); err != nil {
+		return err
+	}
+	old := r.fileName(id)
+	r.Image, r.Format, r.Flattened = nil, qcow2.Raw, true
+	if err := p.write(id, r); err != nil {
+		return err
+	}
+	return p.removeFile(old)
 }
 
 // RecordFlattened records that QEMU has copied the whole content of the image into the volume, which a VM has open for

@@ -18,6 +18,12 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.FlattenOverlayOnly, TestFlatten)
 	mutanttest.Notices(t, mutant.RecordIncomplete, TestRecordFlattened)
 	mutanttest.Notices(t, mutant.SkipConfirm, TestAttachmentEndsWhileQEMUOpens)
+	mutanttest.Notices(t, mutant.OpenStaleVolume, TestHostIsLost)
+	mutanttest.Notices(t, mutant.OpenVolumeTwice, TestHostIsLost, "two hosts may write the volume")
+	mutanttest.Notices(t, mutant.ReuseUnfinished, TestLateWriterChangesNothing, "the volume of the other host was replaced")
+	mutanttest.Notices(t, mutant.FlattenUsedVolume, TestFlattenAfterLostLock, "the copy replaced the overlay")
+	mutanttest.Notices(t, mutant.FinishFailed, TestSnapshotOfLostHost, "a failed snapshot became complete")
+	mutanttest.Notices(t, mutant.WriteWithoutLock, TestRecordAfterLostLock)
 	for _, name := range []string{
 		mutant.OpenStaleVolume, mutant.OpenVolumeTwice, mutant.FlushOpenVolume, mutant.OpenUnflushedImage, mutant.OpenBeforeRecord,
 	} {

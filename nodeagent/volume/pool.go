@@ -39,7 +39,13 @@
 //     hosts that share a pool see the same record.
 //   - Open locks the volume's file with a lock of its open file description (fcntl(2), F_OFD_SETLK). QEMU's descriptor
 //     is a duplicate, so the lock lasts until QEMU has closed the volume or has ended, even if the agent ends before. A
-//     second Open fails with [ErrInUse], also on another host if the shared file system has such locks.
+//     second Open fails with [ErrInUse], or with [ErrElsewhere] if another host of a shared pool opened the volume.
+//   - Hosts that share a pool change it one at a time: each change locks pool.lock. The file system must have such
+//     locks between hosts. If it ends the locks of a host that does not reach it, it must also refuse the later writes
+//     of this host through the descriptors that had the locks. OpenPool checks what can be checked on one host. A host
+//     that was cut off may be in the middle of a change. It therefore writes to pool.lock before it replaces a record,
+//     and writes files of new content only as new inodes. Before it makes such a file the file of a volume, it reads
+//     the record again.
 //   - [Pool.Release] records that the content of a generation is complete and durable. Release first takes the same
 //     lock, which is possible only after QEMU has closed the file, and then syncs the file. [Pool.Detach] does the
 //     same, and also ends the generation: the volume cannot be opened at this generation again.
@@ -74,7 +80,6 @@ import (
 	"io/fs"
 	"os"
 	"regexp"
-	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -108,9 +113,12 @@ const (
 	lockName   = "pool.lock"
 )
 
-// Options are the settings of a Pool. All but Shared and Format are required.
+// Options are the settings of a Pool. All but Host, Shared and Format are required.
 type Options struct {
 	Name string
+	// Host is the name of this host. It is written to the records of a shared pool, so that errors on other hosts can
+	// name it. Host is required if Shared is true.
+	Host string
 	// Path is the pool's directory. It must exist, belong to the agent's user, and be writable by no other user.
 	Path string
 	// Shared means that other hosts use the directory too.
@@ -134,8 +142,7 @@ type Pool struct {
 	// formatting has capacity 1, and is full while Options.Format runs. It limits the processor time that Format takes,
 	// and prevents that two calls of Create format the same volume.
 	formatting chan struct{}
-	// making has the ids of the volumes whose content is being copied from a snapshot.
-	making sync.Map
+	id         string // from pool.json
 }
 
 // marker is the content of pool.json, and of the file Options.State.
@@ -177,10 +184,14 @@ func (p *Pool) open(ctx context.Context) error {
 		return err
 	}
 	return p.change(ctx, func() error {
+		// Temporary files are written only while the pool is locked, so no other host is writing one now.
 		if err := atomicfile.RemoveLeftovers(p.path("")); err != nil {
 			return err
 		}
-		return p.checkID()
+		if err := p.checkID(); err != nil || !p.o.Shared {
+			return err
+		}
+		return p.checkShared()
 	})
 }
 
@@ -193,6 +204,7 @@ func (p *Pool) checkID() error {
 		return err
 	}
 	found, err := readMarker(p.path(markerName))
+	p.id = found.ID
 	switch {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return err
@@ -218,6 +230,7 @@ func (p *Pool) checkID() error {
 	if err := writeMarker(p.path(markerName), made); err != nil {
 		return err
 	}
+	p.id = made.ID
 	return writeMarker(p.o.State, made)
 }
 
@@ -255,6 +268,9 @@ func (p *Pool) Close() {
 
 // Name returns the name of the pool.
 func (p *Pool) Name() string { return p.o.Name }
+
+// ID returns the id of the pool, a UUID. Hosts that share a directory read the same id.
+func (p *Pool) ID() string { return p.id }
 
 // Path returns the pool's directory.
 func (p *Pool) Path() string { return p.o.Path }

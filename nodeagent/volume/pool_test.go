@@ -48,7 +48,7 @@ func newHost(t *testing.T, dir string, shared bool) *host {
 	sum := sha256.Sum256(imageContent)
 	h.image = disk.Image{SHA256: hex.EncodeToString(sum[:]), Size: mib, Format: qcow2.Raw}
 	h.Pool, err = OpenPool(t.Context(), Options{
-		Name: "local", Path: dir, Shared: shared, State: filepath.Join(state, "pool.json"), Images: images,
+		Name: "local", Host: "host-" + filepath.Base(state), Path: dir, Shared: shared, State: filepath.Join(state, "pool.json"), Images: images,
 	})
 	require.NoError(t, err)
 	t.Cleanup(h.Close)

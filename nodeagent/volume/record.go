@@ -57,6 +57,8 @@ type record struct {
 	Format     qcow2.Format `json:"format"`
 	Encrypted  bool         `json:"encrypted,omitempty"`
 	Attachment Attachment   `json:"attachment"` // the last one that Open accepted
+	// Host is the name of the host of a shared pool that opened the volume last.
+	Host string `json:"host,omitempty"`
 	// Flushed is the highest generation whose content is complete: no process has the volume open at this generation.
 	Flushed uint64 `json:"flushed"`
 	// Detached is the highest generation that Detach ended. The volume cannot be opened at this generation or a lower
@@ -112,11 +114,11 @@ func (r record) admit(a Attachment) error {
 		return fmt.Errorf("%w: the attachment has no generation or no VM", ErrRefused)
 	case mutant.On(mutant.OpenStaleVolume):
 	case a.Generation < last.Generation:
-		return fmt.Errorf("%w: generation %d is older than %d", ErrStale, a.Generation, last.Generation)
+		return fmt.Errorf("%w: generation %d is older than %d, which VM %s has", ErrStale, a.Generation, last.Generation, last.VM)
 	case a.Generation <= r.Detached:
 		return fmt.Errorf("%w: generation %d was detached", ErrStale, a.Generation)
 	case a.Generation == last.Generation && a.VM != last.VM:
-		return fmt.Errorf("%w: generation %d belongs to another VM", ErrStale, a.Generation)
+		return fmt.Errorf("%w: generation %d belongs to VM %s", ErrStale, a.Generation, last.VM)
 	}
 	return nil
 }
@@ -135,6 +137,9 @@ func (p *Pool) read(id string) (record, error) {
 	if err != nil {
 		return record{}, err
 	}
+	if len(text) == 0 { // see claimRecord
+		return record{}, ErrNotFound
+	}
 	var r record
 	if err := json.Unmarshal(text, &r); err != nil {
 		return record{}, fmt.Errorf("read record: %w", err)
@@ -150,6 +155,9 @@ func (p *Pool) write(id string, r record) error {
 	r.Version = recordVersion
 	text, err := json.Marshal(r)
 	if err != nil {
+		return err
+	}
+	if err := p.confirmLock(); err != nil {
 		return err
 	}
 	if err := atomicfile.WriteFile(p.path(id+".json"), append(text, '\n'), 0o600); err != nil {

@@ -114,6 +114,9 @@ func (p *Pool) writeSnapshot(ref SnapshotRef, s Snapshot) error {
 	if err != nil {
 		return err
 	}
+	if err := p.confirmLock(); err != nil {
+		return err
+	}
 	if err := atomicfile.WriteFile(p.path(ref.record()), append(text, '\n'), 0o600); err != nil {
 		return fmt.Errorf("write record: %w", plainSpace(err))
 	}

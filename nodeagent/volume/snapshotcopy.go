@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/shared/mutant"
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
@@ -196,7 +197,22 @@ func (c *SnapshotCopy) Finish(ctx context.Context, taken time.Time, consistency 
 	return nil
 }
 
+// checkCopying returns an error if another host of a shared pool has recorded the snapshot as failed during the copy.
+func (c *SnapshotCopy) checkCopying() error {
+	have, err := c.pool.readSnapshot(c.ref)
+	if err != nil {
+		return err
+	}
+	if have.State != Copying {
+		return fmt.Errorf("%w: the snapshot was recorded as failed during the copy: %s", ErrRefused, have.Error)
+	}
+	return c.pool.checkName(c.target, c.ref.file(c.record.Format))
+}
+
 func (c *SnapshotCopy) recordComplete(taken time.Time, consistency string) (err error) {
+	if err := c.checkCopying(); err != nil && !mutant.On(mutant.FinishFailed) {
+		return err
+	}
 	done := c.record
 	if done.Stored, err = occupiedBytes(c.target); err != nil {
 		return err

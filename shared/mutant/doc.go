@@ -31,6 +31,10 @@ const (
 	DetachUnreleased   = "detach-unreleased"    // the port of a NIC is released although the guest has its device: nodeagent/qemu
 	OpenStaleVolume    = "open-stale-volume"    // a volume is opened for an older attachment than it was opened for before: nodeagent/volume
 	OpenVolumeTwice    = "open-volume-twice"    // a volume is opened although a process has it open: nodeagent/volume
+	WriteWithoutLock   = "write-without-lock"   // a record of a shared pool is replaced although the lock of the pool was lost: nodeagent/volume
+	ReuseUnfinished    = "reuse-unfinished"     // a volume gets the file that another host of a shared pool is still writing: nodeagent/volume
+	FlattenUsedVolume  = "flatten-used-volume"  // a flattened copy replaces a volume that a VM has opened since the copy began: nodeagent/volume
+	FinishFailed       = "finish-failed"        // a snapshot is recorded as complete after another host has recorded it as failed: nodeagent/volume
 	OpenPlainVolume    = "open-plain-volume"    // a file that is not encrypted is opened as an encrypted volume: nodeagent/storage
 	CopyDecrypted      = "copy-decrypted"       // the content of an encrypted disk is copied to a file that is not encrypted: nodeagent/qemu
 	StoreVolumeKey     = "store-volume-key"     // the agent writes the keys of encrypted volumes to its disk: nodeagent/uplink
