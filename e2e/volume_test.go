@@ -59,7 +59,8 @@ func written(seed string) string {
 }
 
 // TestVolumes attaches a volume to a running VM, grows it, moves it to another VM and deletes it, through the API. The
-// agent is killed while the volume is attached. The second VM also gets a blank disk while it runs.
+// agent is killed while the volume is attached. The second VM also gets a blank disk while it runs. Then a second host
+// joins the cloud, and the hosts share a pool (testSharedPool).
 func TestVolumes(t *testing.T) {
 	w, images, _ := cloud(t)
 	ctx := w.context(5 * time.Minute)
@@ -131,4 +132,5 @@ func TestVolumes(t *testing.T) {
 		}
 		return err
 	}))
+	testSharedPool(t, w, images)
 }

@@ -95,7 +95,7 @@ func (a *agent) openStorage(ctx context.Context) error {
 	}
 	for _, p := range pools {
 		o.Pools = append(o.Pools, volume.Options{
-			Name: p.Name, Path: p.Path, Shared: p.Shared, State: filepath.Join(a.dir("pools"), p.Name+".json"), Images: a.images,
+			Name: p.Name, Host: a.config.Name, Path: p.Path, Shared: p.Shared, State: filepath.Join(a.dir("pools"), p.Name+".json"), Images: a.images,
 			Format: a.formatVolume,
 		})
 	}
@@ -128,7 +128,9 @@ func (a *agent) pools() (out []*agentv1.StoragePool) {
 			reserve.StorageGiB = a.config.Reserve.StorageGiB
 		}
 		free := facts.Allocatable(total, reserve, facts.Overcommit(a.config.Overcommit))
-		out = append(out, &agentv1.StoragePool{Name: p.Name(), AllocatableGib: min(free.StorageGiB, 1<<32), Encryption: true})
+		out = append(out, &agentv1.StoragePool{
+			Name: p.Name(), AllocatableGib: min(free.StorageGiB, 1<<32), Encryption: true, PoolId: p.ID(), Shared: p.Shared(),
+		})
 	}
 	return out
 }
@@ -153,6 +155,9 @@ func storageMetrics(s *storage.Storage, machines *machine.MachineSet) metrics.St
 			continue
 		}
 		for _, v := range list.Volumes {
+			if p.Shared() && !s.Has(cloud.VolumeID(v.ID)) {
+				continue // Another host of the pool exports the metrics of the volume.
+			}
 			one := metrics.Volume{ID: cloud.VolumeID(v.ID), Bytes: v.Size, Allocated: v.Allocated, Failed: v.Error != ""}
 			if stats, ok := io[one.ID]; ok {
 				one.IO = &metrics.VolumeIO{

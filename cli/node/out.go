@@ -28,7 +28,9 @@ may still run. With a new token the host joins again as the same host. "trivet n
 
 The command also fails while volumes are stored on the host, because they cannot be moved. With --force, if no VMs are
 placed on the host, its record is deleted all the same. The content of these volumes is lost, and they can only be
-deleted. Volumes in a Ceph cluster move to other hosts, except those that a deleted VM may still have open on the host.`,
+deleted. Volumes in a Ceph cluster move to other hosts, except those that a deleted VM may still have open on the host.
+Volumes in storage pools that other hosts share move to these hosts, also those of a deleted VM, as soon as the file
+system shows that the host does not have them open any more.`,
 		Args: session.Exactly("NODE"), ValidArgsFunction: session.FirstArg(names(s)),
 	}
 	c.Flags().BoolVar(&r.Force, "force", false, "evict it even if it has VMs, which stay placed on it, or volumes, which are lost")

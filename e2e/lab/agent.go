@@ -42,6 +42,8 @@ type Agent struct {
 	External map[string]any
 	// RBDHelper, unless "", is the path of trivet-rbd.
 	RBDHelper string
+	// Pools holds the setting `storage_pools`. Without it, the host has the pool local.
+	Pools []map[string]any
 }
 
 // DataDir returns the agent's data directory, which holds its certificate and its VMs' disks.
@@ -78,6 +80,9 @@ func (a *Agent) Start(token string) error {
 	}
 	if a.External != nil {
 		settings["external"] = a.External
+	}
+	if a.Pools != nil {
+		settings["storage_pools"] = a.Pools
 	}
 	if a.RBDHelper != "" {
 		settings["rbd_helper"] = a.RBDHelper

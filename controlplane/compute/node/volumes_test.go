@@ -154,20 +154,24 @@ func TestReportVolumes(t *testing.T) {
 		return err
 	}
 	require.NoError(t, report(&agentv1.ReportRequest{
-		Facts:   &agentv1.NodeFacts{StoragePools: []*agentv1.StoragePool{{Name: "local", AllocatableGib: 10}}},
+		Facts: &agentv1.NodeFacts{StoragePools: []*agentv1.StoragePool{
+			{Name: "local", AllocatableGib: 10, Shared: true}, {Name: "nfs", PoolId: testVolume(9), Shared: true},
+		}},
 		Volumes: []*agentv1.VolumeObservation{{VolumeId: testVolume(1), Generation: 3, Present: true, FlushedGeneration: 2}},
 	}))
 	require.Equal(t, []cloud.VolumeObservation{{Volume: cloud.VolumeID(testVolume(1)), Generation: 3, Present: true, FlushedGeneration: 2}}, volumes.reports)
-	require.Eventually(t, func() bool { return len(w.node(a.id).StoragePools) == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(w.node(a.id).StoragePools) == 2 }, 10*time.Second, time.Millisecond)
 	n := w.node(a.id)
-	require.Equal(t, []cloud.StoragePool{{Name: "local", AllocatableGiB: 10}}, n.StoragePools)
+	require.Equal(t, []cloud.StoragePool{
+		{Name: "local", AllocatableGiB: 10}, {Name: "nfs", ID: testVolume(9), Shared: true},
+	}, n.StoragePools, "a pool without an ID is not shared")
 	require.NoError(t, w.members[1].addClasses(n))
-	require.Equal(t, []string{"class-local"}, n.StorageClasses)
+	require.Equal(t, []string{"class-local", "class-nfs"}, n.StorageClasses)
 	require.Equal(t, []cloud.VolumeDriver{cloud.DriverManaged}, n.VolumeDrivers)
 
 	refused(t, report(&agentv1.ReportRequest{Volumes: make([]*agentv1.VolumeObservation, maxObservations+1)}), codes.InvalidArgument, "at most 1000")
 	for _, bad := range [][]*agentv1.StoragePool{
-		{{Name: "../etc"}}, {{Name: "a"}, {Name: "a"}}, {{Name: "a", AllocatableGib: 1<<32 + 1}}, make([]*agentv1.StoragePool, maxPools+1),
+		{{Name: "../etc"}}, {{Name: "a"}, {Name: "a"}}, {{Name: "a", PoolId: "../etc", Shared: true}}, {{Name: "a", AllocatableGib: 1<<32 + 1}}, make([]*agentv1.StoragePool, maxPools+1),
 	} {
 		refused(t, report(&agentv1.ReportRequest{Facts: &agentv1.NodeFacts{StoragePools: bad}}), codes.InvalidArgument, "storage_pools")
 	}

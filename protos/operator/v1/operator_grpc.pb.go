@@ -102,8 +102,8 @@ type OperatorServiceClient interface {
 	// EvictNode ends a host's certificate and the join tokens it used. The change is durable when the call returns.
 	// Every member refuses the host's calls at most 1 s later and closes its connections; one that cannot reach the
 	// others does so within about 6 s. The host may join again with a new token. FAILED_PRECONDITION: force is not set,
-	// and VMs are placed on the host (NODE_HAS_VMS), or volumes are stored on it (NODE_HAS_VOLUMES). A repeat is NOT_FOUND
-	// if the record is gone. UNAVAILABLE may leave open whether it was carried out.
+	// and VMs are placed on the host (NODE_HAS_VMS), or volumes are stored in its storage pools (NODE_HAS_VOLUMES),
+	// except in those that it shares with other hosts. A repeat is NOT_FOUND if the record is gone. UNAVAILABLE may leave open whether it was carried out.
 	EvictNode(ctx context.Context, in *EvictNodeRequest, opts ...grpc.CallOption) (*EvictNodeResponse, error)
 	// BanNode keeps a host's key out until UnbanNode: it cannot join, renew or call, and every member closes its
 	// connections, as with EvictNode. The host is cordoned; its record and the VMs placed on it stay. A repeat returns
@@ -350,8 +350,8 @@ type OperatorServiceServer interface {
 	// EvictNode ends a host's certificate and the join tokens it used. The change is durable when the call returns.
 	// Every member refuses the host's calls at most 1 s later and closes its connections; one that cannot reach the
 	// others does so within about 6 s. The host may join again with a new token. FAILED_PRECONDITION: force is not set,
-	// and VMs are placed on the host (NODE_HAS_VMS), or volumes are stored on it (NODE_HAS_VOLUMES). A repeat is NOT_FOUND
-	// if the record is gone. UNAVAILABLE may leave open whether it was carried out.
+	// and VMs are placed on the host (NODE_HAS_VMS), or volumes are stored in its storage pools (NODE_HAS_VOLUMES),
+	// except in those that it shares with other hosts. A repeat is NOT_FOUND if the record is gone. UNAVAILABLE may leave open whether it was carried out.
 	EvictNode(context.Context, *EvictNodeRequest) (*EvictNodeResponse, error)
 	// BanNode keeps a host's key out until UnbanNode: it cannot join, renew or call, and every member closes its
 	// connections, as with EvictNode. The host is cordoned; its record and the VMs placed on it stay. A repeat returns

@@ -70,9 +70,9 @@ type SnapshotServiceClient interface {
 	// snapshot.
 	DeleteSnapshot(ctx context.Context, in *DeleteSnapshotRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
 	// CreateVolumeFromSnapshot creates a volume with the content of an AVAILABLE snapshot, in the storage class of the
-	// snapshot's volume. The new volume is bound to the host of the snapshot. The call does not wait for the host, which
-	// copies the snapshot; the new volume is PENDING until then. The complete volume does not depend on the snapshot. A
-	// repeat with the same idempotency key returns the first response.
+	// snapshot's volume. The new volume is bound to the host of the snapshot's volume. The call does not wait for the
+	// host, which copies the snapshot; the new volume is PENDING until then. The complete volume does not depend on the
+	// snapshot. A repeat with the same idempotency key returns the first response.
 	//
 	// NOT_FOUND: the project has no such snapshot. ALREADY_EXISTS: a volume of the project has the name.
 	// FAILED_PRECONDITION: the snapshot is not AVAILABLE. INVALID_ARGUMENT: size_gib is smaller than the snapshot, or
@@ -184,9 +184,9 @@ type SnapshotServiceServer interface {
 	// snapshot.
 	DeleteSnapshot(context.Context, *DeleteSnapshotRequest) (*emptypb.Empty, error)
 	// CreateVolumeFromSnapshot creates a volume with the content of an AVAILABLE snapshot, in the storage class of the
-	// snapshot's volume. The new volume is bound to the host of the snapshot. The call does not wait for the host, which
-	// copies the snapshot; the new volume is PENDING until then. The complete volume does not depend on the snapshot. A
-	// repeat with the same idempotency key returns the first response.
+	// snapshot's volume. The new volume is bound to the host of the snapshot's volume. The call does not wait for the
+	// host, which copies the snapshot; the new volume is PENDING until then. The complete volume does not depend on the
+	// snapshot. A repeat with the same idempotency key returns the first response.
 	//
 	// NOT_FOUND: the project has no such snapshot. ALREADY_EXISTS: a volume of the project has the name.
 	// FAILED_PRECONDITION: the snapshot is not AVAILABLE. INVALID_ARGUMENT: size_gib is smaller than the snapshot, or

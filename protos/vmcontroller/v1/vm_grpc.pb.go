@@ -141,7 +141,8 @@ type VmServiceClient interface {
 	//
 	// FAILED_PRECONDITION: the VM is in another state or has too many disks; another VM has the volume (VOLUME_IN_USE
 	// with the VM's ID in the metadata "vm"), the volume's host has not flushed the volume since it was detached
-	// (VOLUME_NOT_FLUSHED), the volume is on another host than the VM (VOLUME_ELSEWHERE), the VM's host does not serve
+	// (VOLUME_NOT_FLUSHED), the volume is on another host than the VM and the VM's host does not share its storage pool
+	// (VOLUME_ELSEWHERE), the volume's host is copying it for a snapshot (SNAPSHOT_PENDING), the VM's host does not serve
 	// the volume's storage pool or has too little room in it (NO_POOL_FITS), the VM's host does not serve RBD volumes
 	// (NO_RBD); the VM is RUNNING and the bus is IDE or SATA; or the host could not attach the disk (DISK_REFUSED).
 	// ALREADY_EXISTS: the VM has a disk with this ID. NOT_FOUND: no such VM, volume or image. INVALID_ARGUMENT: a field
@@ -459,7 +460,8 @@ type VmServiceServer interface {
 	//
 	// FAILED_PRECONDITION: the VM is in another state or has too many disks; another VM has the volume (VOLUME_IN_USE
 	// with the VM's ID in the metadata "vm"), the volume's host has not flushed the volume since it was detached
-	// (VOLUME_NOT_FLUSHED), the volume is on another host than the VM (VOLUME_ELSEWHERE), the VM's host does not serve
+	// (VOLUME_NOT_FLUSHED), the volume is on another host than the VM and the VM's host does not share its storage pool
+	// (VOLUME_ELSEWHERE), the volume's host is copying it for a snapshot (SNAPSHOT_PENDING), the VM's host does not serve
 	// the volume's storage pool or has too little room in it (NO_POOL_FITS), the VM's host does not serve RBD volumes
 	// (NO_RBD); the VM is RUNNING and the bus is IDE or SATA; or the host could not attach the disk (DISK_REFUSED).
 	// ALREADY_EXISTS: the VM has a disk with this ID. NOT_FOUND: no such VM, volume or image. INVALID_ARGUMENT: a field

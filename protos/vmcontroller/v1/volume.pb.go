@@ -2,8 +2,8 @@
 // CreateVm, AttachDisk and DetachDisk of VmService attach volumes to VMs and detach them.
 //
 // The control plane stores a record of each volume. The host of the volume makes, enlarges and deletes the bytes. A
-// volume of the driver MANAGED is bound to the host of the first VM that it is attached to, and can be attached to VMs
-// of that host only. A volume is attached to at most one VM at a time. metadata and labels have the same limits as
+// volume of the driver MANAGED is bound to the host of the first VM that it is attached to. It can be attached to VMs of
+// that host only, unless hosts share its storage pool. A volume is attached to at most one VM at a time. metadata and labels have the same limits as
 // those of VMs. In the metadata, trivet/max-iops and trivet/max-bytes-per-second limit the I/O of the guest, and
 // trivet/error is the last error that the host has reported.
 //
@@ -215,8 +215,9 @@ type Volume struct {
 	UpdatedAt int64          `protobuf:"varint,14,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
 	Backing   *VolumeBacking `protobuf:"bytes,15,opt,name=backing,proto3" json:"backing,omitempty"`
 	// The host that the volume is bound to. A volume of the driver MANAGED is bound by its first attachment, and stays
-	// bound when it is detached. One of the driver RBD is bound soon after its creation, and can move to another host
-	// while it is detached and flushed. Empty: the volume has no host yet.
+	// bound when it is detached. One of the driver RBD is bound soon after its creation. A volume of the driver RBD or in
+	// a storage pool that hosts share can move to another host while it is detached and flushed. Empty: the volume has no
+	// host yet.
 	AttachedToNode string `protobuf:"bytes,16,opt,name=attached_to_node,json=attachedToNode,proto3" json:"attached_to_node,omitempty"`
 	// Grows by 1 with each attachment.
 	AttachmentGeneration uint64 `protobuf:"varint,17,opt,name=attachment_generation,json=attachmentGeneration,proto3" json:"attachment_generation,omitempty"`

@@ -2,8 +2,8 @@
 // CreateVm, AttachDisk and DetachDisk of VmService attach volumes to VMs and detach them.
 //
 // The control plane stores a record of each volume. The host of the volume makes, enlarges and deletes the bytes. A
-// volume of the driver MANAGED is bound to the host of the first VM that it is attached to, and can be attached to VMs
-// of that host only. A volume is attached to at most one VM at a time. metadata and labels have the same limits as
+// volume of the driver MANAGED is bound to the host of the first VM that it is attached to. It can be attached to VMs of
+// that host only, unless hosts share its storage pool. A volume is attached to at most one VM at a time. metadata and labels have the same limits as
 // those of VMs. In the metadata, trivet/max-iops and trivet/max-bytes-per-second limit the I/O of the guest, and
 // trivet/error is the last error that the host has reported.
 //
