@@ -192,6 +192,9 @@ func (s *Storage) apply(ctx context.Context, p pool, want *agentv1.AssignedVolum
 		if s.isUnconfirmed(cloud.VolumeID(id)) {
 			return fmt.Errorf("detach volume %s: %w: a VM is opening it", id, volume.ErrInUse)
 		}
+		if rbd, ok := p.(*volume.RBDPool); ok && want.GetFence() {
+			return rbd.Fence(ctx, id, want.GetAttachmentGeneration())
+		}
 		return p.Detach(ctx, id, want.GetAttachmentGeneration())
 	}
 	return nil

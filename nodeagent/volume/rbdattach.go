@@ -49,6 +49,9 @@ func (p *RBDPool) open(ctx context.Context, id string, a Attachment) (Files, err
 			return Files{}, err
 		}
 	}
+	if a.Generation > last {
+		r.Clients = nil
+	}
 	r.Attachment, r.Flushed = a, min(r.Flushed, a.Generation-1)
 	if !mutant.On(mutant.OpenBeforeRecord) {
 		if _, err := p.write(ctx, id, text, r); err != nil {
@@ -62,25 +65,41 @@ func (p *RBDPool) open(ctx context.Context, id string, a Attachment) (Files, err
 
 // Confirm checks that the attachment a, for which a process has just opened the image of a volume, has not ended. The
 // error wraps [ErrStale] if it has: then another VM may have opened the volume, and the process must not write to the
-// image.
+// image. Confirm also writes the address of the process to the record, for Fence.
 //
 // An RBD image has no lock that is held from Open on. Detach, on this host or another one, cannot see that a process
 // is about to open the image, and ends the attachment. After the process has opened the image, each later Open fails
 // with ErrInUse, so one check after the process has opened the image is sufficient.
 func (p *RBDPool) Confirm(ctx context.Context, id string, a Attachment) error {
-	r, _, err := p.read(ctx, id)
-	switch {
-	case errors.Is(err, ErrNotFound) || err == nil && r.State != ready:
-		err = fmt.Errorf("%w: it does not exist any more", ErrStale)
-	case err == nil && !mutant.On(mutant.SkipConfirm):
-		if err = r.admit(a); err == nil && (r.Attachment != a || r.Flushed >= a.Generation) {
-			err = fmt.Errorf("%w: generation %d has ended", ErrStale, a.Generation)
-		}
-	}
-	if err != nil {
+	if err := p.change(ctx, func() error { return p.confirm(ctx, id, a) }); err != nil {
 		return fmt.Errorf("confirm the attachment of volume %s: %w", id, err)
 	}
 	return nil
+}
+
+func (p *RBDPool) confirm(ctx context.Context, id string, a Attachment) error {
+	r, text, err := p.read(ctx, id)
+	switch {
+	case errors.Is(err, ErrNotFound) || err == nil && r.State != ready:
+		return fmt.Errorf("%w: it does not exist any more", ErrStale)
+	case err != nil:
+		return err
+	case mutant.On(mutant.SkipConfirm):
+		return nil
+	}
+	if err := r.admit(a); err != nil {
+		return err
+	}
+	if r.Attachment != a || r.Flushed >= a.Generation {
+		return fmt.Errorf("%w: generation %d has ended", ErrStale, a.Generation)
+	}
+	i, err := p.image(ctx, id)
+	if err != nil {
+		return err
+	}
+	r.addClients(i.GetClients())
+	_, err = p.write(ctx, id, text, r)
+	return err
 }
 
 // closed waits for at most closeTimeout until no client has the image of a volume open. If clients still have the image

@@ -168,6 +168,7 @@ func TestRBDAttachments(t *testing.T) {
 	_, err = b.Open(ctx, id(1), second)
 	require.ErrorIs(t, err, ErrStale, "a detached attachment is over")
 
+	l.fenceWriter(a, b)
 	require.NoError(t, b.Resize(ctx, id(1), 96*mib))
 	require.NoError(t, a.Resize(ctx, id(1), 96*mib), "a repeated call")
 	require.ErrorIs(t, a.Resize(ctx, id(1), 64*mib), ErrRefused)
@@ -179,6 +180,37 @@ func TestRBDAttachments(t *testing.T) {
 	require.ErrorIs(t, err, ErrNotFound)
 	require.Empty(t, l.ceph.Run("rbd", "ls", rbdtest.Pool))
 	require.NotContains(t, l.ceph.Run("rados", "-p", rbdtest.Pool, "ls"), "trivet.record")
+}
+
+// fenceWriter fences a volume while a process of the host that had it still writes. The process must not be able to
+// write when the next attachment begins, and what it has written before must be there.
+func (l *rbdLab) fenceWriter(lost, other *RBDPool) {
+	l.Helper()
+	ctx, third := l.Context(), Attachment{VM: "three", Generation: 3}
+	files, err := lost.Open(ctx, id(1), third)
+	require.NoError(l, err)
+	w := l.writer(files.RBD.Image)
+	w.do("write -P 4 8k 4k", "ops;")
+	require.NoError(l, lost.Confirm(ctx, id(1), third))
+	require.ErrorIs(l, other.Detach(ctx, id(1), 4), ErrInUse)
+	require.NoError(l, other.Fence(ctx, id(1), 4))
+	require.NoError(l, other.Fence(ctx, id(1), 4), "a repeated call")
+	require.ErrorIs(l, lost.Confirm(ctx, id(1), third), ErrStale)
+	require.ErrorIs(l, other.Fence(ctx, id(1), 2), ErrStale)
+	fifth := Attachment{VM: "five", Generation: 5}
+	files, err = other.Open(ctx, id(1), fifth)
+	require.NoError(l, err)
+	next := l.writer(files.RBD.Image)
+	next.do("read -P 4 8k 4k", "ops;")
+	next.do("write -P 5 8k 4k", "ops;")
+	require.NoError(l, other.Confirm(ctx, id(1), fifth))
+	w.do("write -P 6 8k 4k", "write failed")
+	next.do("read -P 5 8k 4k", "ops;")
+	_, err = io.WriteString(next.input, "quit\n")
+	require.NoError(l, err)
+	require.NoError(l, w.cmd.Process.Kill())
+	require.NoError(l, other.Release(ctx, id(1), fifth))
+	require.NoError(l, other.Detach(ctx, id(1), 5))
 }
 
 // flattenAll flattens the volumes 0 to n-1 at once. Meanwhile the helper, which has their images open, must not be

@@ -64,6 +64,9 @@ type record struct {
 	// Detached is the highest generation that Detach ended. The volume cannot be opened at this generation or a lower
 	// one.
 	Detached uint64 `json:"detached"`
+	// Clients are the addresses of the processes that had the RBD image open at the last attachment, as
+	// RbdService.GetImage returns them: the newest maxClients. Records of older agents do not have them.
+	Clients []string `json:"clients,omitempty"`
 	// Flattened means that the volume was made from an image and has been made independent of the image since. Image is
 	// then nil.
 	Flattened bool `json:"flattened,omitempty"`

@@ -118,6 +118,10 @@ type Volume struct {
 	Generation           uint64
 	AttachmentGeneration uint64
 	FlushedGeneration    uint64
+	// Fence is true if the host with the last attachment was removed from the cluster, and may still run the VM. The
+	// present host of the volume must then make the Ceph cluster refuse the requests of that VM's process before it
+	// reports the attachment generation as flushed. Only volumes of the driver RBD are fenced.
+	Fence bool `cbor:",omitempty"`
 	// Present is true after the host has reported that it has made the volume.
 	Present bool
 	// LastError is the error in the last report of the host.
@@ -284,13 +288,17 @@ func (v *Volume) errNotFlushed() error {
 	return fault.New(fault.FailedPrecondition, "%s", text).WithReason("VOLUME_NOT_FLUSHED")
 }
 
-// Move binds a Movable volume to another host, which then makes or enlarges the file or RBD image if needed. If a VM has
-// the volume or its last attachment is not flushed, its present host may still have the volume open. Move then returns
-// false and changes nothing, unless HostRemoved is true: the new host ends the last attachment as soon as no process of
-// the former host holds the lock of the file. Move also returns false if the volume is not Movable or is already bound
-// to the host.
+// Move binds a Movable volume to another host, which then makes, enlarges or fences the file or RBD image if needed. If
+// a VM has the volume or its last attachment is not flushed, its present host may still have the volume open. Move then
+// returns false and changes nothing, unless Fence or HostRemoved is true. If Fence is true, the new host fences the RBD
+// image. If HostRemoved is true, the new host ends the last attachment as soon as no process of the former host holds
+// the lock of the file. Move also returns false if the volume is not Movable or is already bound to the host.
 func (v *Volume) Move(node NodeID) bool {
-	if !v.Movable() || v.Node == node || (v.VM != "" || !v.Flushed()) && !v.HostRemoved && !mutant.On(mutant.MoveUnflushed) {
+	if !v.Movable() || v.Node == node {
+		return false
+	}
+	open := v.VM != "" || !v.Flushed() && !v.Fence
+	if open && !v.HostRemoved && !mutant.On(mutant.MoveUnflushed) {
 		return false
 	}
 	v.Node, v.HostRemoved = node, false
@@ -307,10 +315,11 @@ func (v *Volume) Detach() {
 }
 
 // LoseHost records that the volume's host was removed from the cluster, and returns whether the volume changed. name is
-// the name of the host. LoseHost detaches the volume. A volume of the driver RBD that a VM had gets an attachment
-// generation that no host reports as flushed, because the removed host may still have the volume open: no other VM can
-// have the volume then, but it can be deleted. A volume in a shared pool that is not flushed gets HostRemoved, so that
-// another host ends its last attachment. A Movable volume that is detached and flushed does not change.
+// the name of the host. LoseHost detaches the volume. A Movable volume that is detached and flushed does not change.
+// The removed host may still have any other volume open. An RBD volume gets Fence: no VM can have it until another host
+// has fenced it. If a VM had the RBD volume, its last attachment may have been reported as flushed before, so LoseHost
+// also increments the attachment generation. A volume in a shared pool gets HostRemoved, so that another host ends its
+// last attachment.
 func (v *Volume) LoseHost(name string) bool {
 	if v.Movable() && v.VM == "" && v.Flushed() {
 		return false
@@ -323,6 +332,7 @@ func (v *Volume) LoseHost(name string) bool {
 		}
 	}
 	v.HostRemoved = v.PoolID != "" && !v.Flushed()
+	v.Fence = v.Driver == DriverRBD && !v.Flushed()
 	return true
 }
 
@@ -380,6 +390,7 @@ func (v *Volume) Observe(o VolumeObservation) bool {
 		flushed = min(flushed, v.AttachmentGeneration)
 	}
 	v.FlushedGeneration = max(v.FlushedGeneration, flushed)
+	v.Fence = v.Fence && !v.Flushed()
 	if o.Generation >= v.Generation {
 		v.LastError = o.Error
 	}

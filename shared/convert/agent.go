@@ -61,7 +61,7 @@ func AssignedVolume(v *cloud.Volume) *agentv1.AssignedVolume {
 		VolumeId: string(v.ID), Generation: v.Generation, Pool: v.Pool, SizeBytes: v.SizeBytes(), Format: vmv1.VolumeFormat(v.Format),
 		Image: assignedImage(v.Image), MustExist: v.Present, AttachmentGeneration: v.AttachmentGeneration, VmId: string(v.VM),
 		DiskId: v.Disk, MaxIops: limits.IOPS, MaxBytesPerSecond: limits.BytesPerSecond, Encrypted: v.Encrypted,
-		Flatten: v.Flatten,
+		Flatten: v.Flatten, Fence: v.Fence,
 	}
 }
 

@@ -135,7 +135,7 @@ func fullVolume() *cloud.Volume {
 		ClassLimits: cloud.Limits{IOPS: 1, BytesPerSecond: 1}, Image: &cloud.ImageRef{ID: "x", SHA256: "h", SizeBytes: 1, Format: cloud.FormatRaw},
 		CreatedAt: 1, UpdatedAt: 2, CreatedBy: "u", Metadata: map[string]string{"a": "b"}, Labels: map[string]string{"c": "d"}, Node: "h1",
 		Encrypted: true,
-		Flatten:   true, FlattenPercent: 10,
+		Flatten:   true, FlattenPercent: 10, Fence: true,
 		Source: &cloud.SnapshotRef{Volume: "w", Snapshot: "s"}, VM: "m", Disk: "d", Generation: 1, AttachmentGeneration: 2, FlushedGeneration: 1, Present: true, LastError: "e",
 	}
 }

@@ -8,8 +8,8 @@ import (
 
 // RemoveHost implements node.VolumeController. The host's record must still exist, and no VM with a record may be placed
 // on the host. Volumes that the host has attached are therefore those of deleted VMs. Each volume that only the host
-// could use stays bound to it, as a record that can only be deleted. Place moves volumes in shared pools, and those RBD
-// volumes that the host cannot have open.
+// could use stays bound to it, as a record that can only be deleted. Place moves volumes in shared pools and RBD
+// volumes.
 func (s *Service) RemoveHost(tx *store.Tx, host cloud.NodeID) error {
 	n, err := node.Nodes.Get(tx, string(host))
 	if err != nil || n == nil {

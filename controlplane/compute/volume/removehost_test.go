@@ -12,9 +12,9 @@ import (
 )
 
 // TestHostRemovedWithVolumes evicts a host that is lost with volumes of each kind: attached to a VM that was deleted by
-// force, detached, and deleted. Each volume must be detached, so that it can be deleted and its storage class too. No
-// other host may attach an RBD volume that the lost host may still write. RBD volumes that the lost host does not have
-// open, and deleted ones, must move to another host.
+// force, detached, and deleted. Each volume must be detached, so that it can be deleted and its storage class too. RBD
+// volumes must move to another host, deleted ones too. A volume that the lost host may still write can be attached again
+// only after the other host has fenced it.
 func TestHostRemovedWithVolumes(t *testing.T) {
 	w := newWorld(t)
 	w.rbdClass()
@@ -59,10 +59,24 @@ func TestHostRemovedWithVolumes(t *testing.T) {
 	for _, sent := range w.assigned(other) {
 		moved[sent.VolumeId] = sent.Deleted
 	}
-	require.Equal(t, map[string]bool{string(volumes["rbd-idle"]): false, string(volumes["rbd-gone"]): true}, moved)
+	require.Equal(t, map[string]bool{
+		string(volumes["rbd-open"]): false, string(volumes["rbd-idle"]): false, string(volumes["rbd-gone"]): true,
+	}, moved)
+	for _, sent := range w.assigned(other) {
+		require.Equal(t, sent.VolumeId == string(volumes["rbd-open"]), sent.Fence)
+	}
 	require.ErrorContains(t, w.attach(volumes["file-idle"], vmB, other), "is on host")
 	require.Equal(t, cloud.VolumeError, w.get(volumes["file-idle"]).Status())
-	require.Contains(t, w.get(volumes["rbd-open"]).LastError, "the host lost, which had the volume, was removed")
+	open := w.get(volumes["rbd-open"])
+	require.Contains(t, open.LastError, "the host lost, which had the volume, was removed")
+	require.ErrorContains(t, w.attach(open.ID, vmB, other), "has not flushed", "the other host has not fenced the volume")
+	fenced := cloud.VolumeObservation{Volume: open.ID, Generation: open.Generation, Present: true, FlushedGeneration: 2}
+	require.Zero(t, w.report(lost, fenced), "the removed host cannot report the volume as flushed")
+	require.Equal(t, 1, w.report(other, fenced))
+	require.Equal(t, cloud.VolumeAvailable, w.get(open.ID).Status())
+	require.NoError(t, w.attach(open.ID, vmB, other))
+	require.Equal(t, []any{false, uint64(3)}, []any{w.get(open.ID).Fence, w.get(open.ID).AttachmentGeneration})
+	w.release(open.ID, vmB)
 	for _, name := range []string{"file-open", "file-idle", "rbd-open", "rbd-idle"} {
 		require.NoError(t, remove(name))
 	}

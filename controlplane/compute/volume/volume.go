@@ -31,10 +31,12 @@
 //     does not count either: the host may have failed to look into the pool.
 //
 //   - If a host is removed from the cluster (node.Service.Evict), the volumes of deleted VMs that the host did not report
-//     as destroyed are detached, so that they can be deleted. An RBD volume among them can never be attached again,
-//     because the host may still have it open. A volume in a pool of the host has the status ERROR or IN_USE. A volume
-//     in a shared pool is moved to another host, which takes the lock of the file. The lock is free only when no process
-//     of the removed host has the file open. Then the volume can be attached again.
+//     as destroyed are detached, so that they can be deleted. The removed host may still have an RBD volume among them
+//     open. Therefore Place moves this volume to another host, which makes the Ceph cluster refuse the requests of the
+//     removed host's QEMU and then reports the volume as flushed. Only then can the volume be attached again. A volume
+//     in a pool of the host has the status ERROR or IN_USE. A volume in a shared pool is moved to another host, which
+//     takes the lock of the file. The lock is free only when no process of the removed host has the file open. Then the
+//     volume can be attached again.
 //
 //   - Hosts that report a pool as shared also report the ID that is stored in the directory. A volume moves only between
 //     hosts that report the same name and ID, because two hosts can have different directories of one name. The room

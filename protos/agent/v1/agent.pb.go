@@ -1301,6 +1301,10 @@ type AssignedVolume struct {
 	// the generation of the attachment in the Ceph cluster, where every host can read the generation. The control plane
 	// can assign the volume to another host when the volume is detached and flushed.
 	Rbd *RbdPool `protobuf:"bytes,50,opt,name=rbd,proto3" json:"rbd,omitempty"`
+	// True: the host that had the volume attached was removed from the cluster, and may still run the VM. vm_id is empty.
+	// Before the host reports attachment_generation as flushed, it makes the Ceph cluster refuse all requests of the
+	// clients that had the RBD image open. False if rbd is not set.
+	Fence bool `protobuf:"varint,100,opt,name=fence,proto3" json:"fence,omitempty"`
 	// The snapshots of the volume, at most 32. A deleted snapshot stays in the list until the host has reported it as
 	// SNAPSHOT_STATE_ABSENT.
 	Snapshots []*AssignedSnapshot `protobuf:"bytes,30,rep,name=snapshots,proto3" json:"snapshots,omitempty"`
@@ -1458,6 +1462,13 @@ func (x *AssignedVolume) GetRbd() *RbdPool {
 		return x.Rbd
 	}
 	return nil
+}
+
+func (x *AssignedVolume) GetFence() bool {
+	if x != nil {
+		return x.Fence
+	}
+	return false
 }
 
 func (x *AssignedVolume) GetSnapshots() []*AssignedSnapshot {
@@ -3947,7 +3958,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x03bus\x18\x03 \x01(\x0e2\x18.vmcontroller.v1.DiskBusR\x03bus\x120\n" +
 	"\x05cache\x18\x04 \x01(\x0e2\x1a.vmcontroller.v1.DiskCacheR\x05cache\x12-\n" +
 	"\x05image\x18\x05 \x01(\v2\x17.agent.v1.AssignedImageR\x05image\x120\n" +
-	"\x06volume\x18\x06 \x01(\v2\x18.agent.v1.AssignedVolumeR\x06volume\"\xbe\x05\n" +
+	"\x06volume\x18\x06 \x01(\v2\x18.agent.v1.AssignedVolumeR\x06volume\"\xd4\x05\n" +
 	"\x0eAssignedVolume\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1e\n" +
 	"\n" +
@@ -3970,7 +3981,8 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\tencrypted\x18\x14 \x01(\bR\tencrypted\x12%\n" +
 	"\x0eencryption_key\x18\x15 \x01(\fR\rencryptionKey\x12\x18\n" +
 	"\aflatten\x18( \x01(\bR\aflatten\x12#\n" +
-	"\x03rbd\x182 \x01(\v2\x11.agent.v1.RbdPoolR\x03rbd\x128\n" +
+	"\x03rbd\x182 \x01(\v2\x11.agent.v1.RbdPoolR\x03rbd\x12\x14\n" +
+	"\x05fence\x18d \x01(\bR\x05fence\x128\n" +
 	"\tsnapshots\x18\x1e \x03(\v2\x1a.agent.v1.AssignedSnapshotR\tsnapshots\x120\n" +
 	"\x06source\x18\x1f \x01(\v2\x18.agent.v1.SnapshotSourceR\x06source\"N\n" +
 	"\x0eSnapshotSource\x12\x1b\n" +
