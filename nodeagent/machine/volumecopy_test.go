@@ -26,9 +26,11 @@ const countScript = `run (i=100000; while true; do i=$((i+1)); for d in vdb vdc;
 	`dd of=/dev/$d bs=512 conv=sync,fsync,notrunc; done; done) </dev/null >/dev/null 2>&1 &`
 
 // agentScript makes the guest answer at its virtio-serial port like QEMU's agent, and write the commands to /agent.log.
-const agentScript = `run (while true; do exec 3<>$(ls /dev/vport*p1); while read -r l <&3; do case "$l" in ` +
+// Like QEMU's agent, it keeps the port open while no client is connected on the host. It has opened the port when the
+// command returns.
+const agentScript = `run exec 3<>$(ls /dev/vport*p1); (while true; do while read -r l <&3; do case "$l" in ` +
 	`*sync-delimited*) id=${l##*\"id\":}; printf '\377{"return": %s}\n' ${id%%\}*} >&3;; ` +
-	`*fsfreeze*) echo "$l" >>/agent.log; echo '{"return": 1}' >&3;; esac; done; exec 3>&-; sleep 0.1; done) ` +
+	`*fsfreeze*) echo "$l" >>/agent.log; echo '{"return": 1}' >&3;; esac; done; sleep 0.1; done) ` +
 	`</dev/null >/dev/null 2>&1 &`
 
 // counterOf returns the number that countScript has written to a disk, from the file of the disk's volume or of a copy.

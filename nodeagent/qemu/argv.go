@@ -202,9 +202,9 @@ func (a *args) platform(s Spec) {
 		a.json("-device", object{"driver": "piix3-ide", "id": "pata", "bus": "pcie.0", "addr": onRoot(addrIDE)})
 	}
 	a.json("-device", object{"driver": "virtio-scsi-pci", "id": scsiID, "bus": "pcie.0", "addr": onRoot(addrSCSI)})
-	a.add("-chardev", fmt.Sprintf("socket,id=agent,fd=%d,server=on,wait=off", fdAgent))
+	a.add("-chardev", fmt.Sprintf("socket,id=%s,fd=%d,server=on,wait=off", agentChardev, fdAgent))
 	a.json("-device", object{"driver": "virtio-serial-pci", "id": "ports", "bus": "pcie.0", "addr": onRoot(addrSerial), "max_ports": 2})
-	a.json("-device", object{"driver": "virtserialport", "id": "agent", "bus": "ports.0", "nr": 1, "chardev": "agent",
+	a.json("-device", object{"driver": "virtserialport", "id": "agent", "bus": "ports.0", "nr": 1, "chardev": agentChardev,
 		"name": "org.qemu.guest_agent.0"})
 }
 

@@ -14,8 +14,6 @@ import (
 )
 
 const (
-	// jobPause is the time between two queries for the state of copies.
-	jobPause = 200 * time.Millisecond
 	// cancelWithin is the maximum time to end the copies of a failed or cancelled CopyDisks.
 	cancelWithin = time.Minute
 	// copyPrefix begins the names of the jobs, block nodes and descriptors of copies.
@@ -233,9 +231,10 @@ type job struct {
 	Error  string `json:"error"`
 }
 
-// copyJobs returns QEMU's jobs that copy disks for CopyDisks.
-func (p *Process) copyJobs(ctx context.Context) (jobs []job, err error) {
+// copyJobs returns QEMU's jobs that copy disks for CopyDisks. Before the query, it calls changes.begin.
+func (p *Process) copyJobs(ctx context.Context, changes *jobWait) (jobs []job, err error) {
 	err = p.call(ctx, p.inspect, func(ctx context.Context, conn *qmp.Conn) error {
+		changes.begin(conn)
 		return conn.Do(ctx, "query-jobs", nil, &jobs)
 	})
 	return slices.DeleteFunc(jobs, func(j job) bool { return !strings.HasPrefix(j.ID, copyPrefix) }), err
@@ -244,8 +243,9 @@ func (p *Process) copyJobs(ctx context.Context) (jobs []job, err error) {
 // waitCopies waits until all jobs of copyJobs have ended, and returns nil if none failed. If a job fails, waitCopies
 // returns the error of this job at once. The parameter count is the expected number of jobs.
 func (p *Process) waitCopies(ctx context.Context, count int) error {
+	changes := newJobWait()
 	for {
-		jobs, err := p.copyJobs(ctx)
+		jobs, err := p.copyJobs(ctx, changes)
 		if err != nil {
 			return err
 		}
@@ -264,7 +264,7 @@ func (p *Process) waitCopies(ctx context.Context, count int) error {
 		if ended || failed != nil {
 			return failed
 		}
-		if pause(ctx, jobPause); ctx.Err() != nil {
+		if changes.wait(ctx); ctx.Err() != nil {
 			return ctx.Err()
 		}
 	}

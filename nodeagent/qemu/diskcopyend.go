@@ -18,18 +18,20 @@ func (p *Process) endCopies(ctx context.Context) error {
 
 // removeCopies cancels all copies, and removes their block nodes and descriptors.
 func (p *Process) removeCopies(ctx context.Context) error {
+	changes := newJobWait()
 	for {
-		jobs, err := p.copyJobs(ctx)
+		jobs, err := p.copyJobs(ctx, changes)
 		if err != nil {
 			return err
 		}
 		if len(jobs) == 0 {
 			break
 		}
+		ended := true
 		for _, j := range jobs {
-			command := "job-cancel"
-			if j.Status == "concluded" {
-				command = "job-dismiss"
+			command := "job-dismiss"
+			if j.Status != "concluded" {
+				command, ended = "job-cancel", false
 			}
 			err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
 				return conn.Do(ctx, command, object{"id": j.ID}, nil)
@@ -38,8 +40,12 @@ func (p *Process) removeCopies(ctx context.Context) error {
 			if err != nil && !errors.As(err, &refusal) {
 				return err
 			}
+			ended = ended && err == nil
 		}
-		if pause(ctx, jobPause/10); ctx.Err() != nil {
+		if ended { // QEMU has removed a job when it answers job-dismiss.
+			break
+		}
+		if changes.wait(ctx); ctx.Err() != nil {
 			return ctx.Err()
 		}
 	}
@@ -49,7 +55,7 @@ func (p *Process) removeCopies(ctx context.Context) error {
 // cancelCopy cancels the copy job of a disk, if there is one: QEMU cannot close the disk while the job runs. The
 // CopyDisks call that began the job returns an error.
 func (p *Process) cancelCopy(ctx context.Context, d Disk) error {
-	jobs, err := p.copyJobs(ctx)
+	jobs, err := p.copyJobs(ctx, newJobWait())
 	if err != nil || !slices.ContainsFunc(jobs, func(j job) bool { return j.ID == d.copyNode() && j.Status != "concluded" }) {
 		return err
 	}

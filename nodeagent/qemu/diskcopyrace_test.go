@@ -52,7 +52,7 @@ func TestCopyOfAnotherDisk(t *testing.T) {
 	other.Slot = slot
 	require.NoError(t, l.p.PlugDisk(l.ctx, other, files))
 	require.ErrorIs(t, l.p.beginCopies(l.ctx, disks, actions), ErrDisksChanged)
-	jobs, err := l.p.copyJobs(l.ctx)
+	jobs, err := l.p.copyJobs(l.ctx, newJobWait())
 	require.NoError(t, err)
 	require.Empty(t, jobs)
 	require.NoError(t, l.p.endCopies(l.ctx))

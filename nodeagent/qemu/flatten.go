@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 )
@@ -193,9 +192,6 @@ func (p *Process) deleteBase(ctx context.Context, d Disk) error {
 	})
 }
 
-// cancelPause is the time between two checks whether a cancelled job has ended.
-const cancelPause = 20 * time.Millisecond
-
 // CancelFlatten cancels QEMU's copy of a disk's base image, if there is one, and waits until the copy has ended. The
 // copied part stays in the disk's file, and the next FlattenDisk copies only the rest.
 func (p *Process) CancelFlatten(ctx context.Context, id string) error {
@@ -215,7 +211,9 @@ func (p *Process) CancelFlatten(ctx context.Context, id string) error {
 
 // cancelJob cancels a job, and waits until it has ended.
 func cancelJob(ctx context.Context, conn *qmp.Conn, id string) error {
+	changes := newJobWait()
 	for cancelled := false; ; {
+		changes.begin(conn)
 		jobs, err := queryJobs(ctx, conn)
 		if err != nil || !slices.ContainsFunc(jobs, func(j streamJob) bool { return j.ID == id }) {
 			return err
@@ -228,7 +226,7 @@ func cancelJob(ctx context.Context, conn *qmp.Conn, id string) error {
 				return err
 			}
 		}
-		if pause(ctx, cancelPause); ctx.Err() != nil {
+		if changes.wait(ctx); ctx.Err() != nil {
 			return ctx.Err()
 		}
 	}

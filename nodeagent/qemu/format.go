@@ -22,7 +22,6 @@ const (
 	formatTimeout = 2 * time.Minute
 	// formatAttempts is the maximum number of attempts to make the file (see errNoCPUTime).
 	formatAttempts = 20
-	formatPause    = 50 * time.Millisecond
 	// formatBytes is the maximum length of the file in bytes. The file contains 2 MiB of LUKS header and the first
 	// QCOW2 tables, whose length grows with the volume's size.
 	formatBytes = 64 << 20
@@ -164,10 +163,12 @@ func (p *Process) runJob(ctx context.Context, command string, arguments object) 
 	err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
 		return conn.Do(ctx, command, arguments, nil)
 	})
+	changes := newJobWait()
 	for err == nil {
 		var jobs []job
 		// The job blocks QEMU's main loop, so the query may time out while the job runs.
 		err = p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+			changes.begin(conn)
 			return conn.Do(ctx, "query-jobs", nil, &jobs)
 		})
 		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
@@ -186,7 +187,9 @@ func (p *Process) runJob(ctx context.Context, command string, arguments object) 
 			}
 			return err
 		}
-		pause(ctx, formatPause)
+		if err == nil {
+			changes.wait(ctx)
+		}
 	}
 	return err
 }

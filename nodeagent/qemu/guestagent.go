@@ -11,7 +11,10 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"slices"
 	"time"
+
+	"github.com/digitalocean/go-qemu/qmp/raw"
 
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
@@ -31,18 +34,24 @@ const (
 	maxAgentReply = 64 << 10
 )
 
+// agentChardev is the id of QEMU's character device for the port of the guest agent.
+const agentChardev = "agent"
+
 // frozenName is the name of the file in the VM's home that exists while the guest may be frozen.
 const frozenName = "frozen.json"
 
 // freeze makes the guest agent (qemu-ga) freeze the file systems of the guest, and returns true if they are frozen. It
-// returns false and no error if qemu-ga does not answer or cannot freeze the file systems; the guest is then not
+// returns false and no error if no program in the guest has the port of qemu-ga open, or if qemu-ga does not answer or cannot freeze the file systems; the guest is then not
 // frozen. Before the request to qemu-ga, freeze writes a file to the VM's home, so that the host's agent thaws the
 // guest after a restart. The error means that this file cannot be written, or that the guest may be frozen and cannot
 // be thawed.
 func (p *Process) freeze(ctx context.Context) (bool, error) {
+	if open, err := p.agentPortOpen(ctx); err == nil && !open {
+		return false, nil // Many guests have no qemu-ga. Without this query, freeze would wait guestSyncWithin for them.
+	}
 	g, err := p.dialGuest(ctx)
 	if err != nil {
-		return false, nil // Many guests have no qemu-ga.
+		return false, nil
 	}
 	defer g.Close()
 	if err := p.home.write(frozenName, struct{}{}); err != nil {
@@ -54,6 +63,18 @@ func (p *Process) freeze(ctx context.Context) (bool, error) {
 	}
 	_ = g.Close() // thaw opens a new connection, and the port serves one client at a time.
 	return false, p.thaw(ctx, p.thawWithin)
+}
+
+// guestHasAgent queries QEMU for whether a program in the guest has opened the virtio-serial port of the guest agent
+// (qemu-ga). While no program has, no request to the guest agent can be answered. qemu-ga keeps the port open, also while
+// no client is connected on the host.
+func (p *Process) guestHasAgent(ctx context.Context) (bool, error) {
+	all, err := query(ctx, p, (*raw.Monitor).QueryChardev)
+	if err != nil {
+		return false, err
+	}
+	at := slices.IndexFunc(all, func(c raw.ChardevInfo) bool { return c.Label == agentChardev })
+	return at >= 0 && all[at].FrontendOpen, nil
 }
 
 // thaw makes the guest agent (qemu-ga) thaw the file systems of the guest, if they may be frozen. It tries for the

@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -21,8 +22,9 @@ type fakeAgent struct {
 	refuse, ignore map[string]bool
 }
 
-// fakeAgent replaces the socket of the running QEMU by a fake agent.
-func (l *lab) fakeAgent() *fakeAgent {
+// fakeAgent replaces the socket of the running QEMU by a fake agent. QEMU does not know that this agent has the port
+// open.
+func (l *copyLab) fakeAgent() *fakeAgent {
 	l.Helper()
 	require.NoError(l, os.Remove(l.home.path(agentSocket)))
 	dir, err := os.Open(l.home.dir)
@@ -30,6 +32,7 @@ func (l *lab) fakeAgent() *fakeAgent {
 	defer dir.Close()
 	listener, err := net.Listen("unix", socketPath(dir, agentSocket))
 	require.NoError(l, err)
+	l.p.agentPortOpen = func(context.Context) (bool, error) { return true, nil }
 	a := &fakeAgent{refuse: map[string]bool{}, ignore: map[string]bool{}}
 	var serving sync.WaitGroup
 	serving.Go(func() {

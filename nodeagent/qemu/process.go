@@ -66,6 +66,8 @@ type Process struct {
 	quitWithin        time.Duration // how long quit waits for QEMU's end: quitTimeout, less in tests
 	thawWithin        time.Duration // how long CopyDisks tries to thaw the guest: thawTimeout, less in tests
 	diskReleaseWithin time.Duration // how long UnplugDisk waits for the guest: diskReleaseTimeout, less in tests
+	// agentPortOpen is guestHasAgent. Tests with a fake guest agent replace it.
+	agentPortOpen func(context.Context) (bool, error)
 }
 
 // newProcess returns a Process for the running process with that pidfd, and starts to wait for its end and to limit its
@@ -78,6 +80,7 @@ func newProcess(l *Launcher, home *Home, r Record, pidfd int) (*Process, error) 
 	p := &Process{launcher: l, home: home, record: r, pidfd: os.NewFile(uintptr(pidfd), "pidfd"),
 		exited: make(chan struct{}), wake: make(chan struct{}, 1), quitWithin: quitTimeout,
 		diskReleaseWithin: diskReleaseTimeout, thawWithin: thawTimeout, copiesLeft: make(chan struct{}, 1)}
+	p.agentPortOpen = p.guestHasAgent
 	var err error
 	if p.dir, err = os.Open(home.dir); err != nil {
 		_ = p.pidfd.Close()
