@@ -158,7 +158,7 @@ func (p *Process) prepareCopies(ctx context.Context, targets []CopyTarget) (disk
 			return nil, nil, err
 		}
 		err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
-			return addCopyNodes(ctx, conn, all[at], t)
+			return p.addCopyNodes(ctx, conn, all[at], t)
 		})
 		if err != nil {
 			return nil, nil, fmt.Errorf("disk %s: %w", t.Disk, err)
@@ -172,17 +172,13 @@ func (p *Process) prepareCopies(ctx context.Context, targets []CopyTarget) (disk
 func (d Disk) copyNode() string { return copyPrefix + d.node() }
 
 // addCopyNodes adds the block nodes of a copy of the disk d to QEMU.
-func addCopyNodes(ctx context.Context, conn *qmp.Conn, d Disk, t CopyTarget) (err error) {
+func (p *Process) addCopyNodes(ctx context.Context, conn *qmp.Conn, d Disk, t CopyTarget) (err error) {
 	if d.Encrypted && len(t.Key) == 0 && !mutant.On(mutant.CopyDecrypted) {
 		return errPlainCopy
 	}
-	all, err := queryFDSets(ctx, conn)
+	set, err := p.newFDSets(ctx, conn, 1)
 	if err != nil {
 		return err
-	}
-	set := firstHotSet
-	for _, s := range all {
-		set = max(set, s.Set+1)
 	}
 	if _, err := conn.AddFD(ctx, set, d.copyNode(), t.File); err != nil {
 		return err

@@ -18,9 +18,6 @@ const (
 	// released.
 	nodeBusyTimeout = 10 * time.Second
 	nodeBusyPause   = 50 * time.Millisecond
-	// firstHotSet is the lowest number of a descriptor set of a disk that is attached to a running QEMU. The numbers of
-	// the descriptor sets on QEMU's command line are lower.
-	firstHotSet = 1000
 )
 
 var (
@@ -126,7 +123,8 @@ func (p *Process) plugDisk(ctx context.Context, d Disk, files Layers) error {
 	if devices[d.deviceID()] {
 		return nil // An earlier call was interrupted before it got the reply.
 	}
-	others := slices.DeleteFunc(slices.Clone(p.Record().Spec.Disks), func(o Disk) bool { return o.ID == d.ID })
+	old := p.Record().Spec.Disks
+	others := slices.DeleteFunc(slices.Clone(old), func(o Disk) bool { return o.ID == d.ID })
 	if err := chooseSlot(&d, others, devices); err != nil {
 		return err
 	}
@@ -145,7 +143,14 @@ func (p *Process) plugDisk(ctx context.Context, d Disk, files Layers) error {
 	if err := p.writeDisks(all); err != nil {
 		return err
 	}
-	if err = p.addDisk(ctx, d, files); err == nil {
+	if at := slices.IndexFunc(old, func(o Disk) bool { return o.ID == d.ID }); at >= 0 {
+		// An earlier call may have left nodes without a device. Without an earlier call QEMU has none of the disk.
+		err = p.deleteNodes(ctx, old[at])
+	}
+	if err == nil {
+		err = p.addDisk(ctx, d, files)
+	}
+	if err == nil {
 		return nil
 	}
 	var refusal *qmp.Error
@@ -182,9 +187,6 @@ func chooseSlot(d *Disk, others []Disk, devices map[string]bool) error {
 
 // addDisk adds the files, block nodes and device of a disk to QEMU.
 func (p *Process) addDisk(ctx context.Context, d Disk, files Layers) error {
-	if err := p.deleteNodes(ctx, d); err != nil { // An earlier call may have left nodes without a device.
-		return err
-	}
 	if err := p.openDisk(ctx, d, files); err != nil {
 		return err
 	}
@@ -209,14 +211,10 @@ func (p *Process) openDisk(ctx context.Context, d Disk, files Layers) error {
 		return err
 	}
 	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
-		all, err := queryFDSets(ctx, conn)
-		if err != nil {
+		var sets diskSets
+		var err error
+		if sets.overlay, err = p.newFDSets(ctx, conn, 2); err != nil {
 			return err
-		}
-		// The set gets a new number, because with a used number QEMU might open a descriptor of the old set.
-		sets := diskSets{overlay: firstHotSet}
-		for _, s := range all {
-			sets.overlay = max(sets.overlay, s.Set+1)
 		}
 		sets.base = sets.overlay + 1
 		if _, err := conn.AddFD(ctx, sets.overlay, d.node(), files.Overlay); err != nil {
@@ -293,8 +291,13 @@ func (p *Process) deleteNodes(ctx context.Context, d Disk) error {
 				return err
 			}
 		}
-		for _, id := range []string{d.groupID(), d.secretID()} {
-			if err := deleteObject(ctx, conn, id); err != nil {
+		if d.limited() {
+			if err := deleteObject(ctx, conn, d.groupID()); err != nil {
+				return err
+			}
+		}
+		if d.hasKey() {
+			if err := deleteObject(ctx, conn, d.secretID()); err != nil {
 				return err
 			}
 		}
@@ -343,40 +346,6 @@ func deleteNode(ctx context.Context, conn *qmp.Conn, name string) error {
 			return err
 		}
 	}
-}
-
-// fdSet is a descriptor set of QEMU.
-type fdSet struct {
-	Set int `json:"fdset-id"`
-	FDs []struct {
-		Opaque string `json:"opaque"`
-	} `json:"fds"`
-}
-
-func queryFDSets(ctx context.Context, conn *qmp.Conn) (all []fdSet, err error) {
-	err = conn.Do(ctx, "query-fdsets", nil, &all)
-	return all, err
-}
-
-// removeFDSets removes the descriptor sets whose descriptors have one of the given names. QEMU closes the descriptors
-// of a removed set only while the guest runs. The agent can lock the file as soon as QEMU has closed the descriptors.
-func removeFDSets(ctx context.Context, conn *qmp.Conn, names ...string) error {
-	all, err := queryFDSets(ctx, conn)
-	if err != nil {
-		return err
-	}
-	for _, s := range all {
-		for _, fd := range s.FDs {
-			if !slices.Contains(names, fd.Opaque) {
-				continue
-			}
-			if err := conn.Do(ctx, "remove-fd", object{"fdset-id": s.Set}, nil); err != nil {
-				return err
-			}
-			break
-		}
-	}
-	return nil
 }
 
 // writeDisks replaces the disks in the record.

@@ -57,6 +57,9 @@ type Process struct {
 	copiesLeft chan struct{} // capacity 1; has a value if a copy may have left something in QEMU or a frozen guest
 	layout     sync.Mutex    // held while the disks in the record change, and while QEMU begins copies
 
+	fdSets    sync.Mutex // guards nextFDSet; held while newFDSets queries QEMU
+	nextFDSet int        // see newFDSets; 0 until the first call
+
 	mu        sync.Mutex
 	exit      Exit   // how the process ended; Reason is "" while that is unknown
 	lastError string // the disk error that LastError returns

@@ -154,6 +154,7 @@ const (
 	ReplaceSnapshot          = "replace-snapshot"           // a copy of a later instant replaces a snapshot: controlplane/compute/snapshot
 	CopyDisksInTurn          = "copy-disks-in-turn"         // the copies of several disks begin one after the other: nodeagent/qemu
 	KeepFrozen               = "keep-frozen"                // the file systems of a guest stay frozen after a snapshot: nodeagent/qemu
+	ReuseFDSets              = "reuse-fd-sets"              // two disks of a running QEMU can get one descriptor set, so that QEMU opens the wrong file: nodeagent/qemu
 	ForgetBytesEarly         = "forget-bytes-early"         // an old report about a volume counts as the deletion of its bytes: controlplane/compute/volume
 	ForgetUnseenBytes        = "forget-unseen-bytes"        // a report of a failed deletion counts as the deletion of a volume's bytes: controlplane/compute/volume
 	FlushLostHost            = "flush-lost-host"            // a volume counts as flushed although its host was removed while it had the volume open: controlplane/compute/volume
