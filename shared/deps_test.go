@@ -183,6 +183,7 @@ var others = map[string][]string{
 	"e2e/bench/figure":    {},
 	"e2e/bench/libvirt":   {},
 	"e2e/bench/openloop":  {},
+	"e2e/bench/program":   {"e2e/lab"},
 	"e2e/bench/report":    {"e2e/usage"},
 	"e2e/bench/table":     {"e2e/kvbench/verdict"},
 	"e2e/bench/onehost":   {"e2e/lab", "protos/…"},

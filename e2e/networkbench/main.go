@@ -18,15 +18,13 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/signal"
-	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/e2e/bench/program"
 	"github.com/trivet-cloud/trivet/e2e/bench/report"
 	"github.com/trivet-cloud/trivet/e2e/bench/table"
 	"github.com/trivet-cloud/trivet/e2e/lab"
@@ -141,62 +139,25 @@ func main() {
 	}
 }
 
-func (b *bench) check() error {
-	for _, part := range b.parts {
-		if !slices.Contains(partNames(), part) {
-			return fmt.Errorf("no part %q; there are %s", part, strings.Join(partNames(), ", "))
-		}
-	}
-	if b.rounds < 1 {
-		return errors.New("one round at least")
-	}
-	return nil
-}
-
-// enter prepares the new namespaces: it makes mounts private, mounts a new /proc and an empty /run/netns, and brings up
-// lo.
-func enter() error {
-	if err := unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
-		return fmt.Errorf("make mounts private: %w", err)
-	}
-	if err := os.MkdirAll(nsthread.Dir, 0o755); err != nil {
-		return err
-	}
-	for dir, kind := range map[string]string{"/proc": "proc", nsthread.Dir: "tmpfs"} {
-		if err := unix.Mount(kind, dir, kind, 0, ""); err != nil {
-			return fmt.Errorf("mount %s: %w", dir, err)
-		}
-	}
-	return lab.Loopback()
-}
+func (b *bench) check() error { return program.Check(b.parts, partNames(), b.rounds) }
 
 func (b *bench) main(work, out string) (err error) {
 	if err := b.check(); err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	ctx, cancel := context.WithTimeout(ctx, runWithin)
-	defer cancel()
-	if err := enter(); err != nil {
+	r, err := program.Open(program.Options{
+		Name: "networkbench", Work: work, Paths: []*string{&out, &b.bin, &b.guest},
+		// /proc must show the processes of this PID namespace, and the namespaces of the run end with their mounts.
+		Mounts: map[string]string{"/proc": "proc", nsthread.Dir: "tmpfs"}, Within: runWithin,
+	})
+	if err != nil {
 		return err
 	}
-	for _, path := range []*string{&work, &out, &b.bin, &b.guest} {
-		if *path, err = filepath.Abs(*path); err != nil {
-			return err
-		}
-	}
-	if b.dir, err = os.MkdirTemp(work, "networkbench-"); err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(b.dir)) }()
-	// The members run under an unprivileged uid, which must be able to open files beneath the directory.
-	if err := os.Chmod(b.dir, 0o755); err != nil {
-		return err
-	}
-	facts := usage.Machine(b.dir, versions(ctx)...)
+	defer func() { err = errors.Join(err, r.Close()) }()
+	b.dir = r.Dir
+	facts := usage.Machine(b.dir, versions(r.Context)...)
 	fmt.Println(facts)
-	if err := b.run(ctx); err != nil {
+	if err := b.run(r.Context); err != nil {
 		return err
 	}
 	return b.report(facts, out)

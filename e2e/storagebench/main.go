@@ -29,15 +29,13 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
-	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/e2e/bench/program"
 	"github.com/trivet-cloud/trivet/e2e/bench/report"
 	"github.com/trivet-cloud/trivet/e2e/bench/table"
 	"github.com/trivet-cloud/trivet/e2e/lab"
@@ -133,49 +131,23 @@ func main() {
 	}
 }
 
-func (b *bench) check() error {
-	for _, part := range b.parts {
-		if !slices.Contains(partNames(), part) {
-			return fmt.Errorf("no part %q; there are %s", part, strings.Join(partNames(), ", "))
-		}
-	}
-	if b.rounds < 1 {
-		return errors.New("one round at least")
-	}
-	return nil
-}
+func (b *bench) check() error { return program.Check(b.parts, partNames(), b.rounds) }
 
 func (b *bench) main(bin, work, out string) (err error) {
 	if err := b.check(); err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	ctx, cancel := context.WithTimeout(ctx, runWithin)
-	defer cancel()
-	if err := unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
-		return fmt.Errorf("make mounts private: %w", err)
-	}
-	if err := lab.Loopback(); err != nil {
+	r, err := program.Open(program.Options{
+		Name: "storagebench", Work: work, Paths: []*string{&bin, &out, &b.guest, &b.rbdHelper}, Within: runWithin,
+	})
+	if err != nil {
 		return err
 	}
-	for _, path := range []*string{&bin, &work, &out, &b.guest, &b.rbdHelper} {
-		if *path, err = filepath.Abs(*path); err != nil {
-			return err
-		}
-	}
-	b.bin = lab.In(bin)
-	if b.dir, err = os.MkdirTemp(work, "storagebench-"); err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(b.dir)) }()
-	// The members run under an unprivileged uid, which must be able to open files beneath the directory.
-	if err := os.Chmod(b.dir, 0o755); err != nil {
-		return err
-	}
-	facts := usage.Machine(b.dir, versions(ctx)...)
+	defer func() { err = errors.Join(err, r.Close()) }()
+	b.bin, b.dir = lab.In(bin), r.Dir
+	facts := usage.Machine(b.dir, versions(r.Context)...)
 	fmt.Println(facts)
-	if err := b.run(ctx); err != nil {
+	if err := b.run(r.Context); err != nil {
 		return err
 	}
 	unusable, err := b.Unusable()
