@@ -95,9 +95,8 @@ func (r rbdPeer) importBase(ctx context.Context, s *site) error {
 // createRBDVolume creates a volume in the Ceph cluster, from an image unless it is "", and waits until a host has made
 // it.
 func (s *site) createRBDVolume(ctx context.Context, image string) (string, error) {
-	s.volumes++
 	v, err := s.cloud.Admin.Volumes.CreateVolume(ctx, &vmv1.CreateVolumeRequest{
-		Name: fmt.Sprintf("bench-%d", s.volumes), OrgId: onehost.Org, ProjectId: project, SizeGib: 1, ImageId: image,
+		Name: s.volumeName(), OrgId: onehost.Org, ProjectId: project, SizeGib: 1, ImageId: image,
 		StorageClass: rbdClass,
 	})
 	for err == nil && v.GetStatus() != vmv1.VolumeStatus_VOLUME_STATUS_AVAILABLE {

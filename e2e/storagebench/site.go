@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync/atomic"
 
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
@@ -31,7 +32,7 @@ type site struct {
 	images  lab.GuestImages
 	cmdline string
 	pairs   []*pair
-	volumes int // number of volumes that were created, which gives each a unique name
+	volumes atomic.Int64 // number of names that volumeName has returned
 }
 
 // pair is a guest of Trivet, and a guest whose QEMU was started by hand with the arguments of the first one. Both have
@@ -145,13 +146,20 @@ func makeRaw(path string, size int64) error {
 
 // createVolume creates a volume of 1 GiB, from an image unless it is "", and returns its ID.
 func (s *site) createVolume(ctx context.Context, image string) (string, error) {
-	s.volumes++
+	return s.createVolumeOf(ctx, 1, image)
+}
+
+// createVolumeOf is like createVolume, for a volume of another size. Several goroutines may call it at once.
+func (s *site) createVolumeOf(ctx context.Context, gib uint64, image string) (string, error) {
 	v, err := s.cloud.Admin.Volumes.CreateVolume(ctx, &vmv1.CreateVolumeRequest{
-		Name: "bench-" + strconv.Itoa(s.volumes), OrgId: onehost.Org, ProjectId: project, SizeGib: 1, ImageId: image,
+		Name: s.volumeName(), OrgId: onehost.Org, ProjectId: project, SizeGib: gib, ImageId: image,
 		Driver: vmv1.VolumeDriverKind_VOLUME_DRIVER_KIND_MANAGED,
 	})
 	return v.GetId(), err
 }
+
+// volumeName returns a name that no other volume of the run has.
+func (s *site) volumeName() string { return "bench-" + strconv.FormatInt(s.volumes.Add(1), 10) }
 
 // deleteVolume deletes a detached volume.
 func (s *site) deleteVolume(ctx context.Context, volume string) error {

@@ -14,31 +14,74 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 )
 
+// largeGiB is the size of the larger of the two volumes of which measureSnapshot makes snapshots.
+const largeGiB = 20
+
+// source is a volume in use, and the disk of the guest that was started by hand with the same size and content.
+type source struct {
+	line   string // ID of the line
+	disk   string // name in the guests
+	gib    int
+	volume string
+	node   string // block node of the QEMU that was started by hand
+}
+
 // measureSnapshot measures how long it takes until a copy of a volume in use is complete. The copy has the content of
-// one instant, and the guest runs meanwhile.
-func measureSnapshot(ctx context.Context, s *site) error {
+// one instant, and the guest runs meanwhile. It does so with the first disks of the guests, and with larger ones.
+func measureSnapshot(ctx context.Context, s *site) (err error) {
 	p, err := s.pair(ctx, 0)
 	if err != nil {
 		return err
 	}
+	large, err := s.createVolumeOf(ctx, largeGiB, "")
+	if err != nil {
+		return err
+	}
+	if err := s.attach(ctx, p.ours, "large", large); err != nil {
+		return err
+	}
+	file := backing{path: filepath.Join(p.hand.dir, "large.raw")}
+	if err := makeRaw(file.path, largeGiB<<30); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.Remove(file.path)) }()
+	if err := p.hand.plug(ctx, 1, file); err != nil {
+		return err
+	}
+	for _, m := range []*machine{p.ours, p.hand} {
+		if err := m.awaitSectors(ctx, "vdb", largeGiB*sectorsPerGiB); err != nil {
+			return err
+		}
+	}
+	for _, from := range []source{
+		{"snapshot", "vda", 1, p.ours.volume, firstDisk}, {"snapshot large", "vdb", largeGiB, large, node(1)},
+	} {
+		if err := s.measureSnapshots(ctx, p, from); err != nil {
+			return err
+		}
+	}
+	return errors.Join(p.hand.unplug(ctx, 1, file), s.detach(ctx, p.ours, "large"), s.deleteVolume(ctx, large))
+}
+
+func (s *site) measureSnapshots(ctx context.Context, p *pair, from source) error {
 	// Both disks get the same content, so that both copies have as many bytes.
 	for _, m := range []*machine{p.ours, p.hand} {
-		if _, err := m.load(ctx, s.loadOf("vda", "write")...); err != nil {
+		if _, err := m.load(ctx, s.loadOf(from.disk, "write")...); err != nil {
 			return fmt.Errorf("fill: %w", err)
 		}
 	}
-	s.results.Note("snapshot", fmt.Sprintf("%d MiB of the volume are written", s.size.span))
+	s.results.Note(from.line, fmt.Sprintf("%d MiB of the volume are written", s.size.span))
 	return s.InTurn(ctx, s.fewer(),
-		func(round int) error { return s.snapshotOurs(ctx, p.ours, round) },
-		func(int) error { return s.snapshotByHand(ctx, p.hand) },
+		func(round int) error { return s.snapshotOurs(ctx, from, round) },
+		func(int) error { return s.snapshotByHand(ctx, p.hand, from) },
 	)
 }
 
-func (s *site) snapshotOurs(ctx context.Context, m *machine, round int) error {
+func (s *site) snapshotOurs(ctx context.Context, from source, round int) error {
 	service := storagev1.NewSnapshotServiceClient(s.cloud.Admin.Conn())
 	began := time.Now()
 	made, err := service.CreateSnapshot(ctx, &storagev1.CreateSnapshotRequest{
-		OrgId: onehost.Org, ProjectId: project, VolumeId: m.volume, Name: fmt.Sprintf("snapshot-%d", round),
+		OrgId: onehost.Org, ProjectId: project, VolumeId: from.volume, Name: fmt.Sprintf("snapshot-%d-%d", from.gib, round),
 	})
 	if err != nil {
 		return err
@@ -61,7 +104,7 @@ func (s *site) snapshotOurs(ctx context.Context, m *machine, round int) error {
 			return err
 		}
 	}
-	s.results.Ours("snapshot", milliseconds(time.Since(began)))
+	s.results.Ours(from.line, milliseconds(time.Since(began)))
 	_, err = service.DeleteSnapshot(ctx, &storagev1.DeleteSnapshotRequest{
 		OrgId: onehost.Org, ProjectId: project, SnapshotId: made.GetId(),
 	})
@@ -72,10 +115,10 @@ func (s *site) snapshotOurs(ctx context.Context, m *machine, round int) error {
 const firstDisk = "virtio0"
 
 // snapshotByHand copies the disk with the job blockdev-backup of QEMU to a new sparse file, and flushes the file.
-func (s *site) snapshotByHand(ctx context.Context, m *machine) (err error) {
+func (s *site) snapshotByHand(ctx context.Context, m *machine, from source) (err error) {
 	path := filepath.Join(m.dir, "snapshot.raw")
 	began := time.Now()
-	if err := makeRaw(path, 1<<30); err != nil {
+	if err := makeRaw(path, int64(from.gib)<<30); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.Remove(path)) }()
@@ -87,7 +130,7 @@ func (s *site) snapshotByHand(ctx context.Context, m *machine) (err error) {
 		return err
 	}
 	mark := m.qmp.Mark()
-	job := object{"job-id": "copy", "device": firstDisk, "target": "copy", "sync": "full"}
+	job := object{"job-id": "copy", "device": from.node, "target": "copy", "sync": "full"}
 	if err := m.qmp.Do(ctx, "blockdev-backup", job, nil); err != nil {
 		return err
 	}
@@ -108,6 +151,6 @@ func (s *site) snapshotByHand(ctx context.Context, m *machine) (err error) {
 	if err := syncFile(path); err != nil {
 		return err
 	}
-	s.results.Peer("snapshot", milliseconds(time.Since(began)))
+	s.results.Peer(from.line, milliseconds(time.Since(began)))
 	return nil
 }

@@ -14,7 +14,6 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
 	"github.com/trivet-cloud/trivet/e2e/bench/onehost"
-	"github.com/trivet-cloud/trivet/e2e/bench/report"
 )
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
@@ -111,7 +110,7 @@ func measureAttach(ctx context.Context, s *site) error {
 
 // forEach calls do at once for each disk of each machine, and returns how long it took until all calls had returned.
 // The number of a disk is from 0, and slots are from 1 to hotPlugs.
-func forEach(ctx context.Context, machines []*machine, do func(ctx context.Context, m *machine, number, slot int) error) (time.Duration, error) {
+func forEach(ctx context.Context, machines []*machine, do change) (time.Duration, error) {
 	began := time.Now()
 	group, ctx := errgroup.WithContext(ctx)
 	for i, m := range machines {
@@ -121,6 +120,24 @@ func forEach(ctx context.Context, machines []*machine, do func(ctx context.Conte
 	}
 	err := group.Wait()
 	return time.Since(began), err
+}
+
+// change attaches or detaches a disk. Its parameters are those of the function do of forEach.
+type change func(ctx context.Context, m *machine, number, slot int) error
+
+// plugAndUnplug attaches disks at once, and then detaches all of them at once. Both times are figures: the first one of
+// the line with the ID line, the second one of the line "detach".
+func (s *site) plugAndUnplug(ctx context.Context, machines []*machine, line string, isPeer bool, plug, unplug change) error {
+	took, err := forEach(ctx, machines, plug)
+	if err != nil {
+		return err
+	}
+	s.results.Add(line, isPeer, milliseconds(took))
+	if took, err = forEach(ctx, machines, unplug); err != nil {
+		return err
+	}
+	s.results.Add("detach", isPeer, milliseconds(took))
+	return nil
 }
 
 func (s *site) attachOurs(ctx context.Context, machines []*machine) error {
@@ -139,15 +156,9 @@ func (s *site) attachOurs(ctx context.Context, machines []*machine) error {
 		return s.detach(ctx, m, "hot-"+strconv.Itoa(slot))
 	}
 	for _, line := range []string{"attach", "attach again"} {
-		took, err := forEach(ctx, machines, attach)
-		if err != nil {
+		if err := s.plugAndUnplug(ctx, machines, line, false, attach, detach); err != nil {
 			return err
 		}
-		s.results.Ours(line, milliseconds(took))
-		if took, err = forEach(ctx, machines, detach); err != nil {
-			return err
-		}
-		report.Say("%s: detached in %.0f ms", line, milliseconds(took))
 	}
 	for _, v := range volumes {
 		if err := s.deleteVolume(ctx, v); err != nil {
@@ -170,15 +181,9 @@ func (s *site) attachByHand(ctx context.Context, machines []*machine) error {
 	}
 	unplug := func(ctx context.Context, m *machine, _, slot int) error { return m.unplug(ctx, slot, file(m, slot)) }
 	for _, line := range []string{"attach", "attach again"} {
-		took, err := forEach(ctx, machines, plug)
-		if err != nil {
+		if err := s.plugAndUnplug(ctx, machines, line, true, plug, unplug); err != nil {
 			return err
 		}
-		s.results.Peer(line, milliseconds(took))
-		if took, err = forEach(ctx, machines, unplug); err != nil {
-			return err
-		}
-		report.Say("%s: detached by hand in %.0f ms", line, milliseconds(took))
 	}
 	for _, m := range machines {
 		for slot := 1; slot <= hotPlugs; slot++ {
@@ -189,6 +194,9 @@ func (s *site) attachByHand(ctx context.Context, machines []*machine) error {
 	}
 	return nil
 }
+
+// sectorsPerGiB is the number of sectors of 512 bytes in a GiB.
+const sectorsPerGiB = 1 << 21
 
 // measureResize grows a disk of a running guest by 1 GiB in each round.
 func measureResize(ctx context.Context, s *site) (err error) {
@@ -210,7 +218,6 @@ func measureResize(ctx context.Context, s *site) (err error) {
 	if err := p.hand.plug(ctx, 1, file); err != nil {
 		return err
 	}
-	const sectorsPerGiB = 1 << 21
 	measure := func(m *machine, isPeer bool, gib int, grow func() error) error {
 		if err := m.awaitSectors(ctx, "vdb", int64(gib-1)*sectorsPerGiB); err != nil {
 			return err
