@@ -11,8 +11,24 @@ import (
 )
 
 // openFile opens a regular file in the pool's directory. It refuses symbolic links and files with several hard links.
-// With the flag O_CREAT it creates the file if the file does not exist.
+// With the flag O_CREAT it creates the file if the file does not exist. If another goroutine replaces or removes the file
+// meanwhile, openFile opens the name again.
 func (p *Pool) openFile(name string, flags uint64) (*os.File, error) {
+	for attempt := 1; ; attempt++ {
+		f, err := p.openFileOnce(name, flags)
+		if !errors.Is(err, errUnlinked) || attempt == openAttempts {
+			return f, err
+		}
+	}
+}
+
+// openAttempts is the maximum number of attempts to open a file that is replaced again and again.
+const openAttempts = 10
+
+// errUnlinked means that the file lost its name after it was opened.
+var errUnlinked = fmt.Errorf("%w: the file was replaced or removed while it was opened", ErrRefused)
+
+func (p *Pool) openFileOnce(name string, flags uint64) (*os.File, error) {
 	how := unix.OpenHow{
 		Flags: flags | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC | unix.O_NOCTTY,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS |
@@ -30,6 +46,10 @@ func (p *Pool) openFile(name string, flags uint64) (*os.File, error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		_ = f.Close()
 		return nil, &os.PathError{Op: "stat", Path: name, Err: err}
+	}
+	if st.Nlink == 0 {
+		_ = f.Close()
+		return nil, &os.PathError{Op: "open", Path: name, Err: errUnlinked}
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Nlink != 1 || int(st.Uid) != os.Geteuid() {
 		_ = f.Close()
