@@ -176,10 +176,16 @@ func ReleaseVolume(tx *store.Tx, id cloud.ImageID, volume cloud.VolumeID) {
 // Release deletes the record that Use wrote, so that the VM no longer prevents the deletion of the image.
 func Release(tx *store.Tx, id cloud.ImageID, vm cloud.VMID) { uses.Delete(tx, string(id), string(vm)) }
 
-// IsUsed reports whether there is a record of a VM or a volume that uses the image.
-func IsUsed(r store.Reader, id cloud.ImageID) (bool, error) {
-	used, _, err := uses.List(r, 1, string(id))
-	return len(used) > 0, err
+// CheckUnused returns FailedPrecondition if a VM or a volume uses the image. The error names those that belong to org.
+func CheckUnused(r store.Reader, id cloud.ImageID, org cloud.OrgID) error {
+	used, more, err := uses.List(r, 3, string(id))
+	if err != nil {
+		return err
+	}
+	if len(used) > 0 {
+		return fault.New(fault.FailedPrecondition, "image %s is used by %s", id, describeUsers(used, more, org))
+	}
+	return nil
 }
 
 // Built returns the fields of the image that a host needs to build a disk from it.
@@ -327,12 +333,8 @@ func (s *Service) deleteOnLeader(ctx context.Context, q deleteRequest) (struct{}
 			if err != nil {
 				return struct{}{}, err
 			}
-			used, more, err := uses.List(tx, 3, string(q.ID))
-			if err != nil {
+			if err := CheckUnused(tx, q.ID, q.Org); err != nil {
 				return struct{}{}, err
-			}
-			if len(used) > 0 {
-				return struct{}{}, fault.New(fault.FailedPrecondition, "image %s is used by %s", q.ID, describeUsers(used, more, q.Org))
 			}
 			return struct{}{}, remove(tx, i)
 		})

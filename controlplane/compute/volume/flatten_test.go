@@ -20,12 +20,14 @@ func TestFlatten(t *testing.T) {
 	out, err := w.volumes.Create(w.as(acme, ""), acme, cloud.Volume{Name: "root", SizeGiB: 2}, img, [32]byte{})
 	require.NoError(t, err)
 	v := out.Volume
-	used := func() (used bool) {
-		require.NoError(t, w.Store.Local(func(r *store.View) (err error) {
-			used, err = image.IsUsed(r, img)
-			return err
-		}))
-		return used
+	used := func() bool {
+		t.Helper()
+		err := w.Store.Local(func(r *store.View) error { return image.CheckUnused(r, img, acme.Org) })
+		if err != nil {
+			require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
+			require.ErrorContains(t, err, string(v.ID))
+		}
+		return err != nil
 	}
 	fetched := func() (ok bool) {
 		require.NoError(t, w.Store.Local(func(r *store.View) (err error) {
