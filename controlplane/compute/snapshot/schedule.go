@@ -22,18 +22,21 @@ const schedulerName = "schedule"
 // the schedules no longer keep. Package leader runs it on the leader. RunSchedules begins a transaction only for a
 // volume whose snapshots must change.
 func (s *Service) RunSchedules(ctx context.Context) error {
-	steps := []func(store.Reader, *store.Tx, *cloud.Volume, cloud.Time) (bool, error){prune, createScheduled}
 	var err error
-	for _, step := range steps {
+	for _, step := range []scheduleStep{prune, s.createScheduled} {
 		err = errors.Join(err, s.forScheduled(ctx, step))
 	}
 	return err
 }
 
+// scheduleStep is a part of RunSchedules for one volume. It reports whether there is something to do. If tx is nil, it
+// changes nothing.
+type scheduleStep func(r store.Reader, tx *store.Tx, v *cloud.Volume) (bool, error)
+
 // forScheduled calls step for each volume with a schedule and a host. The first call has no transaction, and step only
 // reports whether there is something to do. If step returns true, forScheduled calls it again, in a separate
 // transaction for each volume.
-func (s *Service) forScheduled(ctx context.Context, step func(store.Reader, *store.Tx, *cloud.Volume, cloud.Time) (bool, error)) error {
+func (s *Service) forScheduled(ctx context.Context, step scheduleStep) error {
 	var needed []*cloud.Volume
 	err := s.store.Local(func(r *store.View) error {
 		all, _, err := volume.Scheduled.List(r, 0)
@@ -48,7 +51,7 @@ func (s *Service) forScheduled(ctx context.Context, step func(store.Reader, *sto
 			if v == nil || v.Node == "" || v.CheckSnapshots() != nil {
 				continue
 			}
-			if do, err := step(r, nil, v, s.store.Now()); err != nil {
+			if do, err := step(r, nil, v); err != nil {
 				return err
 			} else if do {
 				needed = append(needed, v)
@@ -60,7 +63,7 @@ func (s *Service) forScheduled(ctx context.Context, step func(store.Reader, *sto
 		_, updateErr := s.store.Update(ctx, func(tx *store.Tx) error {
 			current, err := volume.Lookup(tx, v.Tenant(), v.ID)
 			if err == nil {
-				_, err = step(tx, tx, current, tx.Now())
+				_, err = step(tx, tx, current)
 			}
 			return err
 		})
@@ -75,7 +78,7 @@ func (s *Service) forScheduled(ctx context.Context, step func(store.Reader, *sto
 
 // prune deletes the snapshots that the schedule of the volume v no longer keeps, and reports whether there are such
 // snapshots. If tx is nil, it deletes nothing.
-func prune(r store.Reader, tx *store.Tx, v *cloud.Volume, _ cloud.Time) (bool, error) {
+func prune(r store.Reader, tx *store.Tx, v *cloud.Volume) (bool, error) {
 	schedule, ok := v.Schedule()
 	if !ok {
 		return false, nil
@@ -99,7 +102,7 @@ func prune(r store.Reader, tx *store.Tx, v *cloud.Volume, _ cloud.Time) (bool, e
 
 // createScheduled creates a snapshot of the volume v if one is due according to its schedule, and reports whether one
 // is due. If tx is nil, it creates nothing.
-func createScheduled(r store.Reader, tx *store.Tx, v *cloud.Volume, now cloud.Time) (bool, error) {
+func (s *Service) createScheduled(r store.Reader, tx *store.Tx, v *cloud.Volume) (bool, error) {
 	schedule, ok := v.Schedule()
 	if !ok {
 		return false, nil
@@ -107,6 +110,10 @@ func createScheduled(r store.Reader, tx *store.Tx, v *cloud.Volume, now cloud.Ti
 	all, err := volume.SnapshotsOf(r, v)
 	if err != nil {
 		return false, err
+	}
+	now := s.store.Now()
+	if tx != nil {
+		now = tx.Now()
 	}
 	begin, due := schedule.Due(all, now)
 	due = due && v.ScheduledAt < begin // a snapshot that a caller has deleted is not created again
