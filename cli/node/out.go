@@ -22,9 +22,10 @@ func evictCommand(s *session.Session) *cobra.Command {
 		Long: `Remove a host from the cloud: its certificate is revoked and its record deleted. With a new token it can join again,
 as a new host.
 
-The command fails while VMs are placed on the host: move or delete them first. With --force they stay placed on it:
-the host's record is kept and cordoned, its VMs keep running, and they are not started on another host, because they
-may still run. With a new token the host joins again as the same host. "trivet node ban" prevents that.
+The command fails while VMs are placed on the host, because they cannot be moved: delete them first. With --force they
+stay placed on it: the host's record is kept and cordoned, its VMs keep running, and they are not started on another
+host, because they may still run. With a new token the host joins again as the same host. "trivet node ban" prevents
+that.
 
 The command also fails while volumes are stored on the host, because they cannot be moved. With --force, if no VMs are
 placed on the host, its record is deleted all the same. The content of these volumes is lost, and they can only be

@@ -137,7 +137,7 @@ func (s *Service) evictOnLeader(ctx context.Context, q evictRequest) (vms int, e
 			}
 		}
 		if vms > 0 && !q.Force {
-			return fault.New(fault.FailedPrecondition, "%d VMs are placed on node %s (%s): move or delete them first (`trivet node cordon` keeps others away; "+
+			return fault.New(fault.FailedPrecondition, "%d VMs are placed on node %s (%s), and cannot be moved: delete them first (`trivet node cordon` keeps others away; "+
 				"of a host that is lost, `trivet vm delete --force`), or use force: the VMs then stay placed on this host and start on no other one, and the host can rejoin with them",
 				vms, q.Node, n.Name).WithReason(ReasonHasVMs).With("vms", vms)
 		}
