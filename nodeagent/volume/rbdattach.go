@@ -128,20 +128,11 @@ func (p *RBDPool) closed(ctx context.Context, id string) (clients []string, err 
 // later. The error wraps [ErrStale] if the volume was opened for a later attachment. A volume that does not exist is no
 // error. A second call does nothing.
 func (p *RBDPool) Release(ctx context.Context, id string, a Attachment) error {
-	if err := p.change(ctx, func() error { return p.release(ctx, id, a) }); err != nil {
-		return fmt.Errorf("release volume %s: %w", id, err)
-	}
-	return nil
+	return p.changeRecord(ctx, "release", id, func(r record, text []byte) error { return p.release(ctx, id, a, r, text) })
 }
 
-func (p *RBDPool) release(ctx context.Context, id string, a Attachment) error {
-	r, text, err := p.read(ctx, id)
-	switch {
-	case errors.Is(err, ErrNotFound):
-		return nil
-	case err != nil:
-		return err
-	case r.State != ready || r.Flushed >= a.Generation && a.Generation >= r.Attachment.Generation:
+func (p *RBDPool) release(ctx context.Context, id string, a Attachment, r record, text []byte) error {
+	if r.State != ready || r.Flushed >= a.Generation && a.Generation >= r.Attachment.Generation {
 		return nil
 	}
 	if err := r.admit(a); err != nil {
@@ -158,7 +149,7 @@ func (p *RBDPool) release(ctx context.Context, id string, a Attachment) error {
 		}
 	}
 	r.Attachment, r.Flushed = a, a.Generation
-	_, err = p.write(ctx, id, text, r)
+	_, err := p.write(ctx, id, text, r)
 	return err
 }
 
@@ -166,19 +157,13 @@ func (p *RBDPool) release(ctx context.Context, id string, a Attachment) error {
 // Detach also records that the content is complete up to this generation. The error wraps [ErrInUse] if a client has
 // the image open, and [ErrStale] if the volume was opened for a later attachment. A second call does nothing.
 func (p *RBDPool) Detach(ctx context.Context, id string, generation uint64) error {
-	if err := p.change(ctx, func() error { return p.detach(ctx, id, generation) }); err != nil {
-		return fmt.Errorf("detach volume %s: %w", id, err)
-	}
-	return nil
+	return p.changeRecord(ctx, "detach", id, func(r record, text []byte) error {
+		return p.detach(ctx, id, generation, r, text)
+	})
 }
 
-func (p *RBDPool) detach(ctx context.Context, id string, generation uint64) error {
-	r, text, err := p.read(ctx, id)
+func (p *RBDPool) detach(ctx context.Context, id string, generation uint64, r record, text []byte) error {
 	switch {
-	case errors.Is(err, ErrNotFound):
-		return nil
-	case err != nil:
-		return err
 	case r.State != ready || r.Detached >= generation && r.Flushed >= generation:
 		return nil
 	case generation < r.Attachment.Generation:
@@ -190,6 +175,6 @@ func (p *RBDPool) detach(ctx context.Context, id string, generation uint64) erro
 		}
 	}
 	r.Detached, r.Flushed = max(r.Detached, generation), max(r.Flushed, generation)
-	_, err = p.write(ctx, id, text, r)
+	_, err := p.write(ctx, id, text, r)
 	return err
 }

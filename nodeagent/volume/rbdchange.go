@@ -165,27 +165,19 @@ func (p *RBDPool) flatten(ctx context.Context, id string) error {
 // Delete removes a volume and its content. A missing volume is no error. Several hosts may call Delete for the same
 // volume. The error wraps [ErrInUse] if a client has the volume's image open.
 func (p *RBDPool) Delete(ctx context.Context, id string) error {
-	if err := p.change(ctx, func() error { return p.delete(ctx, id) }); err != nil {
-		return fmt.Errorf("delete volume %s: %w", id, err)
-	}
-	return nil
+	return p.changeRecord(ctx, "delete", id, func(r record, text []byte) error { return p.delete(ctx, id, r, text) })
 }
 
-func (p *RBDPool) delete(ctx context.Context, id string) error {
-	r, text, err := p.read(ctx, id)
-	switch {
-	case errors.Is(err, ErrNotFound):
-		return nil
-	case err != nil:
-		return err
-	case r.State == ready:
+func (p *RBDPool) delete(ctx context.Context, id string, r record, text []byte) error {
+	if r.State == ready {
 		// ErrRefused means that the image is missing.
 		if _, err := p.closed(ctx, id); err != nil && !errors.Is(err, ErrRefused) {
 			return err
 		}
 	}
 	r.State = deleting
-	if text, err = p.write(ctx, id, text, r); err != nil {
+	text, err := p.write(ctx, id, text, r)
+	if err != nil {
 		return err
 	}
 	if _, err := p.o.Client.RemoveImage(ctx, &rbdv1.RemoveImageRequest{Name: p.name(volumeImage(id))}); err != nil {

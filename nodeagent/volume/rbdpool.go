@@ -139,6 +139,26 @@ func (p *RBDPool) change(ctx context.Context, f func() error) error {
 	return err
 }
 
+// changeRecord calls f with the record of a volume and the record's stored form, which f passes to write. It repeats
+// the call like change, with the record read again. If the volume has no record, changeRecord returns nil and does not
+// call f. The error text begins with act, the name of the operation.
+func (p *RBDPool) changeRecord(ctx context.Context, act, id string, f func(r record, text []byte) error) error {
+	err := p.change(ctx, func() error {
+		r, text, err := p.read(ctx, id)
+		if errors.Is(err, ErrNotFound) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		return f(r, text)
+	})
+	if err != nil {
+		return fmt.Errorf("%s volume %s: %w", act, id, err)
+	}
+	return nil
+}
+
 // image returns the properties of the RBD image of a volume. If the image does not exist, the error wraps ErrRefused.
 func (p *RBDPool) image(ctx context.Context, id string) (*rbdv1.Image, error) {
 	out, err := p.o.Client.GetImage(ctx, &rbdv1.GetImageRequest{Name: p.name(volumeImage(id))})
