@@ -33,7 +33,7 @@ func TestEvictHost(t *testing.T) {
 		return out
 	}
 	tokenFile := w.dir.Path(w.agent.Name + ".join")
-	give := func() { require.NoError(t, os.WriteFile(tokenFile, []byte(must("token")), 0o600)) }
+	writeToken := func() { require.NoError(t, os.WriteFile(tokenFile, []byte(must("token")), 0o600)) }
 	id, pid := made(ctx, t, w, ada, "web", images.Disk, true)
 	n, err := w.admin.AwaitNode(ctx, w.agent.Name)
 	require.NoError(t, err)
@@ -67,7 +67,7 @@ func TestEvictHost(t *testing.T) {
 	require.Equal(t, first, vm.GetNodeId())
 
 	// With a new token, the host must join under its old ID, with its guest.
-	give()
+	writeToken()
 	said = w.agentSays(ctx, said, "msg=connected", "node="+first)
 	eventually(ctx, t, w.admin, id, "the VM runs", func(vm *vmv1.VirtualMachine) bool {
 		return vm.GetState() == vmv1.VmState_VM_STATE_RUNNING && vm.GetStatus().GetHostPid() == pid
@@ -78,7 +78,7 @@ func TestEvictHost(t *testing.T) {
 	// While the host is banned, it must not be able to join with any token. After the ban it must connect without one.
 	require.Contains(t, must("ban", w.agent.Name, "--reason", "a test"), "a test")
 	said = w.agentSays(ctx, said, "banned from its cluster")
-	give()
+	writeToken()
 	w.agentSays(ctx, said, "the join token was refused", "banned")
 	said = restart()
 	w.agentSays(ctx, said, "banned from its cluster")

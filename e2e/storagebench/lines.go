@@ -11,8 +11,8 @@ import (
 // none is the target of a line without a target.
 var none = verdict.Target{}
 
-// ioBar is the design's bound for I/O inside a guest, as a ratio to the same QEMU started by hand.
-const ioBar = 1.05
+// maxIORatio is the design's bound for I/O inside a guest, as a ratio to the same QEMU started by hand.
+const maxIORatio = 1.05
 
 // tables holds all lines. Rates have no target, because they depend on other load on the machine more than CPU time
 // does.
@@ -30,7 +30,7 @@ func ioLines(part, prefix, volume, peer string) (lines []table.Line) {
 	} {
 		lines = append(lines,
 			table.NewLine(part, prefix+l.mode+" rate", fmt.Sprintf("%s, %s, against %s", l.what, volume, peer), l.unit, none),
-			table.NewLine(part, prefix+l.mode+" cpu", "… QEMU's CPU per "+l.operation, "µs", table.AtMost(ioBar)))
+			table.NewLine(part, prefix+l.mode+" cpu", "… QEMU's CPU per "+l.operation, "µs", table.AtMost(maxIORatio)))
 	}
 	return lines
 }

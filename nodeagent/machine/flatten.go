@@ -14,8 +14,8 @@ import (
 // copyStall is how long QEMU may copy a volume's image without progress. After this time the copy job is cancelled.
 const copyStall = 5 * time.Minute
 
-// copying is the last observed position of QEMU's job that copies a volume's image into the volume.
-type copying struct {
+// copyPosition is the last observed position of QEMU's job that copies a volume's image into the volume.
+type copyPosition struct {
 	offset uint64
 	since  time.Time // the time at which offset was first seen
 }
@@ -46,21 +46,21 @@ func flattening(volumes []qemu.AttachedDisk) bool {
 // observeFlattening calls FlattenProgress for each volume whose image QEMU is copying. It sets Flattening.Stalled of
 // the volumes whose copy has made no progress for copyStall.
 func (v *VM) observeFlattening(now time.Time) {
-	progress := map[string]copying{}
+	progress := map[string]copyPosition{}
 	for i, d := range v.volumes {
 		f := d.Flattening
 		if !f.Running {
 			continue
 		}
-		last, ok := v.copying[d.ID]
+		last, ok := v.copyPositions[d.ID]
 		if !ok || last.offset != f.Offset {
-			last = copying{f.Offset, now}
+			last = copyPosition{f.Offset, now}
 		}
 		progress[d.ID] = last
 		v.volumes[i].Flattening.Stalled = now.Sub(last.since) >= copyStall
 		v.set.o.Volumes.FlattenProgress(cloud.VolumeID(d.Volume), f.Percent, nil)
 	}
-	v.copying = progress
+	v.copyPositions = progress
 }
 
 var errStalled = errors.New("copying the image made no progress for some minutes; the copy is started again")

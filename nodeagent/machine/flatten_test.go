@@ -159,5 +159,5 @@ func TestStalledFlattening(t *testing.T) {
 	require.NoError(t, errors.Join(calls.errs...))
 	v.volumes = nil
 	v.observeFlattening(now)
-	require.Empty(t, v.copying)
+	require.Empty(t, v.copyPositions)
 }

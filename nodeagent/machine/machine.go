@@ -100,11 +100,11 @@ type VM struct {
 	lastNIC     string             // id of the one that the last PlugNIC or UnplugNIC was for
 	nicFailures map[string]deviceFailure
 
-	volumes      []qemu.AttachedDisk // disks of the process that are volumes
-	unreleased   []qemu.Disk         // volumes of the last process, which has ended, until its exit is recorded
-	lastDisk     string              // id of the disk of the last PlugDisk, UnplugDisk, ResizeDisk or FlattenDisk
-	copying      map[string]copying  // volumes whose image QEMU copies, by disk id
-	diskFailures map[string]deviceFailure
+	volumes       []qemu.AttachedDisk     // disks of the process that are volumes
+	unreleased    []qemu.Disk             // volumes of the last process, which has ended, until its exit is recorded
+	lastDisk      string                  // id of the disk of the last PlugDisk, UnplugDisk, ResizeDisk or FlattenDisk
+	copyPositions map[string]copyPosition // volumes whose image QEMU copies, by disk id
+	diskFailures  map[string]deviceFailure
 
 	refused bool
 	failure string // error text of the last step; "" if it succeeded
@@ -173,7 +173,7 @@ func (v *VM) attach(p *qemu.Process) {
 	v.process, v.sample = p, sample{}
 	v.mu.Unlock()
 	v.nics, v.lastNIC, v.nicFailures = nil, "", nil
-	v.volumes, v.lastDisk, v.diskFailures, v.copying = nil, "", nil, nil
+	v.volumes, v.lastDisk, v.diskFailures, v.copyPositions = nil, "", nil, nil
 	if old != nil {
 		old.Close()
 	}

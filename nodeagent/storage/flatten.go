@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	// flattens is the maximum number of volumes that Storage flattens concurrently. It does not limit the number of
+	// maxFlattens is the maximum number of volumes that Storage flattens concurrently. It does not limit the number of
 	// volumes that QEMU processes flatten for running VMs.
-	flattens = 2
+	maxFlattens = 2
 	// The maximum time to flatten a volume is flattenWithin plus flattenPerGiB for each GiB of the volume's size.
 	flattenWithin = 10 * time.Minute
 	flattenPerGiB = 30 * time.Second
@@ -29,8 +29,8 @@ var errLater = fmt.Errorf("flatten the volume later: %w", volume.ErrInUse)
 // flattened.
 func (s *Storage) flatten(ctx context.Context, p pool, want *agentv1.AssignedVolume) error {
 	select {
-	case s.flattens <- struct{}{}:
-		defer func() { <-s.flattens }()
+	case s.flattenSlots <- struct{}{}:
+		defer func() { <-s.flattenSlots }()
 	default:
 		return errLater
 	}

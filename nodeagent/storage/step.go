@@ -178,8 +178,8 @@ func (s *Storage) apply(ctx context.Context, p pool, want *agentv1.AssignedVolum
 	if want.GetSource() != nil {
 		if _, err := p.Status(ctx, id); errors.Is(err, volume.ErrNotFound) {
 			select {
-			case s.restores <- struct{}{}:
-				defer func() { <-s.restores }()
+			case s.restoreSlots <- struct{}{}:
+				defer func() { <-s.restoreSlots }()
 			default:
 				return errRestoreLater
 			}
@@ -213,7 +213,7 @@ func ensure(ctx context.Context, p pool, want *agentv1.AssignedVolume) error {
 	case err == nil && status.Encrypted != want.GetEncrypted() && !mutant.On(mutant.OpenPlainVolume):
 		// A person with access to the pool may have replaced an encrypted file by a plain one, to read later writes of
 		// the guest.
-		return fmt.Errorf("%w: only one of the required volume %s and the volume in %s is encrypted", volume.ErrRefused, id, place(want))
+		return fmt.Errorf("%w: only one of the required volume %s and the volume in %s is encrypted", volume.ErrRefused, id, poolText(want))
 	case err == nil && status.Size >= want.GetSizeBytes():
 		return nil
 	case err == nil:
@@ -221,7 +221,7 @@ func ensure(ctx context.Context, p pool, want *agentv1.AssignedVolume) error {
 	case !errors.Is(err, volume.ErrNotFound):
 		return err
 	case want.GetMustExist():
-		return fmt.Errorf("volume %s was in %s before, and is missing now", id, place(want))
+		return fmt.Errorf("volume %s was in %s before, and is missing now", id, poolText(want))
 	}
 	return p.Create(ctx, describe(want))
 }
@@ -286,8 +286,8 @@ func (s *Storage) isUnconfirmed(id cloud.VolumeID) bool {
 	return e != nil && e.unconfirmed
 }
 
-// place returns the name of an assigned volume's pool for an error text.
-func place(want *agentv1.AssignedVolume) string {
+// poolText returns the name of an assigned volume's pool for an error text.
+func poolText(want *agentv1.AssignedVolume) string {
 	if r := want.GetRbd(); r != nil {
 		return "the Ceph pool " + r.GetPool()
 	}

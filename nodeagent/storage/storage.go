@@ -95,8 +95,8 @@ type Storage struct {
 	copies  map[string]*copyTask // the copies in progress, by group ID, or snapshot ID without a group
 	unknown map[string]string    // the last logged text about unknown volumes and files, by pool
 
-	flattens chan struct{} // semaphore; limits concurrent calls of flatten
-	restores chan struct{} // semaphore; limits the volumes that are being made from snapshots
+	flattenSlots chan struct{} // semaphore; limits concurrent calls of flatten
+	restoreSlots chan struct{} // semaphore; limits the volumes that are being made from snapshots
 }
 
 // entry is a volume with a desired state. Storage.mu guards its fields.
@@ -124,11 +124,11 @@ const (
 	// (flattenWithin). copyPerGiB is added for each GiB of a volume that is made from a snapshot.
 	stepWithin = 10 * time.Minute
 	copyPerGiB = 30 * time.Second
-	// restores is the maximum number of volumes that are made from snapshots concurrently. It is lower than steps, so
+	// maxRestores is the maximum number of volumes that are made from snapshots concurrently. It is lower than steps, so
 	// that the copies do not delay the changes of other volumes.
-	restores   = 2
-	firstPause = 500 * time.Millisecond
-	lastPause  = 30 * time.Second
+	maxRestores = 2
+	firstPause  = 500 * time.Millisecond
+	lastPause   = 30 * time.Second
 	// inUsePause is the time between two attempts after a temporary error (see isTemporary).
 	inUsePause = time.Second
 	// checkEvery is the interval at which Run checks volumes that have reached their desired state, and tries again to
@@ -142,7 +142,7 @@ func New(ctx context.Context, o Options) *Storage {
 	s := &Storage{
 		o: o, wake: make(chan struct{}, 1), pools: map[string]*volume.Pool{}, failed: map[string]error{}, ceph: newCeph(o.RBD, o.Images, o.Log),
 		volumes: map[cloud.VolumeID]*entry{}, copies: map[string]*copyTask{}, unknown: map[string]string{},
-		flattens: make(chan struct{}, flattens), restores: make(chan struct{}, restores),
+		flattenSlots: make(chan struct{}, maxFlattens), restoreSlots: make(chan struct{}, maxRestores),
 	}
 	s.openPools(ctx)
 	return s

@@ -52,13 +52,13 @@ func TestVolumeFromSnapshotIsMadeByRun(t *testing.T) {
 	h.assign(v, restored)
 	_, err := h.Open(t.Context(), vm, "data", restored)
 	require.ErrorIs(t, err, errBeingMade)
-	for range restores {
-		h.restores <- struct{}{}
+	for range maxRestores {
+		h.restoreSlots <- struct{}{}
 	}
 	require.ErrorIs(t, h.step(t.Context(), restored, false), volume.ErrInUse)
-	<-h.restores
+	<-h.restoreSlots
 	require.NoError(t, h.step(t.Context(), restored, false))
-	require.Len(t, h.restores, restores-1, "the step has released its place")
+	require.Len(t, h.restoreSlots, maxRestores-1, "the step has released its slot")
 	files, err := h.Open(t.Context(), vm, "data", restored)
 	require.NoError(t, err)
 	files.Close()

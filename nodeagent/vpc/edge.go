@@ -14,9 +14,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// outside connects the VPCs of the host to external networks. Package edge takes the state of all VPCs at once, so
-// outside remembers what each VPC wants.
-type outside struct {
+// externalNetworks connects the VPCs of the host to external networks. Package edge takes the state of all VPCs at once,
+// so externalNetworks remembers what each VPC wants.
+type externalNetworks struct {
 	edge *edge.Edge // nil if the host has no external networks
 
 	mu   sync.Mutex // guards the fields below, and is held during a call of edge
@@ -29,14 +29,14 @@ type outside struct {
 	withheld bool
 }
 
-func newOutside(e *edge.Edge) outside {
-	return outside{edge: e, vpcs: map[cloud.VPCID]edge.VPC{}, failed: map[cloud.VPCID]bool{}}
+func newExternalNetworks(e *edge.Edge) externalNetworks {
+	return externalNetworks{edge: e, vpcs: map[cloud.VPCID]edge.VPC{}, failed: map[cloud.VPCID]bool{}}
 }
 
 // withdraw stops answering for the addresses that another host can take over, and returns them. It stops answering at
 // once. Then it waits until a running call of edge.Set has ended, and makes all later calls leave the addresses
 // withdrawn.
-func (o *outside) withdraw(ctx context.Context) ([]netip.Addr, error) {
+func (o *externalNetworks) withdraw(ctx context.Context) ([]netip.Addr, error) {
 	if o.edge == nil {
 		return nil, nil
 	}
@@ -57,21 +57,23 @@ func (o *outside) withdraw(ctx context.Context) ([]netip.Addr, error) {
 
 // restore ends the effect of withdraw for a VPC with the next call of set without edge.VPC.Withhold. Until this call,
 // the addresses of the VPC stay withdrawn, because the VPC's state in o.vpcs may be older than the loss of contact.
-func (o *outside) restore() {
+func (o *externalNetworks) restore() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.withheld = false
 }
 
 // connected reports whether the host is connected to an external network.
-func (o *outside) connected(external string) bool { return o.edge != nil && o.edge.Connected(external) }
+func (o *externalNetworks) connected(external string) bool {
+	return o.edge != nil && o.edge.Connected(external)
+}
 
 // set changes the wanted state of a VPC and returns the changes of the kernel's state. It does nothing if the VPC wants
 // what it wanted before, the last call succeeded, and all VPCs were compared with the kernel's state within the last
 // resyncInterval. set does not return errors of other VPCs: the workers of those VPCs try again. If the VPC has no
 // connection outside and had none before, set does not return errors of the external networks either, because the VPC
 // does not need them.
-func (o *outside) set(ctx context.Context, vpc edge.VPC) ([]string, error) {
+func (o *externalNetworks) set(ctx context.Context, vpc edge.VPC) ([]string, error) {
 	if o.edge == nil {
 		return nil, nil
 	}
@@ -90,7 +92,7 @@ func (o *outside) set(ctx context.Context, vpc edge.VPC) ([]string, error) {
 func connects(v *edge.VPC) bool { return v.NAT != nil || len(v.Gateways) > 0 || len(v.Floating) > 0 }
 
 // remove disconnects a VPC. The VPC's namespace must still exist. After an error, remove must be called again.
-func (o *outside) remove(ctx context.Context, id cloud.VPCID) error {
+func (o *externalNetworks) remove(ctx context.Context, id cloud.VPCID) error {
 	if o.edge == nil {
 		return nil
 	}
@@ -106,7 +108,7 @@ func (o *outside) remove(ctx context.Context, id cloud.VPCID) error {
 
 // apply applies the wanted states of all VPCs, and returns the errors of the VPC id. If needsNetworks is true, it also
 // returns the errors that concern no single VPC.
-func (o *outside) apply(ctx context.Context, id cloud.VPCID, needsNetworks bool) ([]string, error) {
+func (o *externalNetworks) apply(ctx context.Context, id cloud.VPCID, needsNetworks bool) ([]string, error) {
 	state := edge.State{}
 	for _, id := range slices.Sorted(maps.Keys(o.vpcs)) {
 		state.VPCs = append(state.VPCs, o.vpcs[id])

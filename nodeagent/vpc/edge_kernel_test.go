@@ -31,7 +31,7 @@ func TestErrorsOfOtherVPCs(t *testing.T) {
 	})
 	require.NoError(t, err)
 	t.Cleanup(e.Close)
-	o := newOutside(e)
+	o := newExternalNetworks(e)
 	state := func(id cloud.VPCID, addresses ...string) edge.VPC {
 		v := edge.VPC{ID: id, Namespace: n.Path(string(id)), CIDR: netip.MustParsePrefix("10.0.0.0/16")}
 		for i, a := range addresses {

@@ -76,7 +76,7 @@ type kernelPlane struct {
 	filter    packetFilter
 	forwarder *resolver.Forwarder
 	metadata  *metadata.Server
-	outside   outside
+	external  externalNetworks
 	peerings  *peering.Links
 	// connected makes the workers of VPCs apply them again, because the application of a peer has made new devices for
 	// them.
@@ -110,7 +110,7 @@ func newKernelPlane(o Options, n *Networks) (*kernelPlane, error) {
 	}
 	return &kernelPlane{
 		host: o.Host, filter: o.Firewall, forwarder: resolver.NewForwarder(o.Upstreams), metadata: m, log: o.Log,
-		servers: map[cloud.VPCID]*servers{}, outside: newOutside(o.Edge),
+		servers: map[cloud.VPCID]*servers{}, external: newExternalNetworks(o.Edge),
 		peerings: links, connected: n.connected,
 	}, nil
 }
@@ -192,9 +192,9 @@ func (k *kernelPlane) connect(
 			return writes, err
 		}
 	}
-	external := edgeState(&w.HostVPC, k.host.Path(w.ID), k.outside.connected)
+	external := edgeState(&w.HostVPC, k.host.Path(w.ID), k.external.connected)
 	external.Withhold = w.Withhold
-	connected, err := k.outside.set(ctx, external)
+	connected, err := k.external.set(ctx, external)
 	writes = append(writes, connected...)
 	if err != nil {
 		return writes, err
@@ -275,7 +275,7 @@ func (k *kernelPlane) remove(ctx context.Context, id cloud.VPCID) error {
 	delete(k.servers, id)
 	k.mu.Unlock()
 	k.filter.Forget(id)
-	if err := errors.Join(k.peerings.Remove(ctx, id), k.outside.remove(ctx, id)); err != nil {
+	if err := errors.Join(k.peerings.Remove(ctx, id), k.external.remove(ctx, id)); err != nil {
 		return err
 	}
 	return k.host.Remove(ctx, id)
@@ -328,9 +328,9 @@ func (k *kernelPlane) counters(ctx context.Context, id cloud.VPCID) (firewall.Co
 }
 
 func (k *kernelPlane) withdraw(ctx context.Context) ([]netip.Addr, error) {
-	return k.outside.withdraw(ctx)
+	return k.external.withdraw(ctx)
 }
-func (k *kernelPlane) restore() { k.outside.restore() }
+func (k *kernelPlane) restore() { k.external.restore() }
 
 func (k *kernelPlane) close() {
 	k.metadata.Close()

@@ -46,9 +46,9 @@ const (
 	// MaxSnapshots is the maximum number of snapshots of a volume, including those whose bytes the host has not deleted
 	// yet.
 	MaxSnapshots = 32
-	// SnapshotPatience is the time in milliseconds, after the creation of a snapshot, within which the host must begin
+	// SnapshotStartTimeout is the time in milliseconds, after the creation of a snapshot, within which the host must begin
 	// to copy the volume. A copy that begins later would not have the content that the caller wanted.
-	SnapshotPatience = 10 * 60 * 1000
+	SnapshotStartTimeout = 10 * 60 * 1000
 )
 
 // Snapshot is the record of a copy of a volume at one instant. The copy is a file in the storage pool of the volume.

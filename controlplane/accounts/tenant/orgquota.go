@@ -25,7 +25,7 @@ func (q *Quota) limits(kind Kind) bool {
 	switch kind {
 	case Machines:
 		return q.VCPUs != nil || q.MemoryMiB != nil || q.StorageGiB != nil || q.VMs != nil
-	case Pictures:
+	case Images:
 		return q.Images != nil || q.ImageMiB != nil
 	case Networks:
 		return q.VPCs != nil || q.Subnets != nil || q.Ports != nil || q.SecurityGroups != nil || q.FloatingIPs != nil || q.ServiceIPs != nil

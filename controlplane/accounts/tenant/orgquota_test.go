@@ -59,8 +59,8 @@ func TestOrgQuotaIsSharedByItsProjects(t *testing.T) {
 	err = w.takeIn("unlimited", tenant.Machines, one, tenant.Amount{})
 	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
 	require.EqualError(t, err, "the quota of org acme (shared by its projects) allows 4 vcpus: 4 are used, 2 more are asked for")
-	require.NoError(t, w.takeIn("unlimited", tenant.Pictures, tenant.Amount{Images: 1}, tenant.Amount{}))
-	require.ErrorContains(t, w.takeIn("web", tenant.Pictures, tenant.Amount{Images: 1}, tenant.Amount{}), "allows 1 images")
+	require.NoError(t, w.takeIn("unlimited", tenant.Images, tenant.Amount{Images: 1}, tenant.Amount{}))
+	require.ErrorContains(t, w.takeIn("web", tenant.Images, tenant.Amount{Images: 1}, tenant.Amount{}), "allows 1 images")
 	require.Equal(t, tenant.Amount{VCPUs: 4, MemoryMiB: 2048, VMs: 2, Images: 1, Projects: 2}, w.orgUsed())
 
 	w.limitOrg(tenant.Quota{VCPUs: upTo(1)})

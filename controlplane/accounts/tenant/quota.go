@@ -72,15 +72,15 @@ type Kind string
 const (
 	// Machines is the kind of the quantities that VMs use: VCPUs, MemoryMiB, StorageGiB and VMs.
 	Machines Kind = "machines"
-	// Pictures is the kind of the quantities of images: Images and ImageMiB.
-	Pictures Kind = "images"
+	// Images is the kind of the quantities of images: Images and ImageMiB.
+	Images Kind = "images"
 	// Networks is the kind of the quantities of network resources.
 	Networks Kind = "networks"
 	// Storage is the kind of the quantities of volumes: Volumes and VolumeGiB.
 	Storage Kind = "volumes"
 )
 
-var kinds = []Kind{Machines, Pictures, Networks, Storage}
+var kinds = []Kind{Machines, Images, Networks, Storage}
 
 var (
 	quotas = store.NewTable[Quota]("quota")

@@ -349,7 +349,7 @@ func remove(tx *store.Tx, i *cloud.Image) error {
 	if i.Project == "" {
 		return nil
 	}
-	return tenant.Give(tx, cloud.Tenant{Org: i.Org, Project: i.Project}, tenant.Pictures, amountOf(i))
+	return tenant.Give(tx, cloud.Tenant{Org: i.Org, Project: i.Project}, tenant.Images, amountOf(i))
 }
 
 // describeUsers returns, for an error message, the IDs of those VMs and volumes in the list used that belong to org. If

@@ -22,7 +22,7 @@ func takeQuota(tx *store.Tx, i *cloud.Image, more, less tenant.Amount) error {
 	if i.Project == "" {
 		return nil
 	}
-	return tenant.Take(tx, cloud.Tenant{Org: i.Org, Project: i.Project}, tenant.Pictures, more, less, func(p cloud.ProjectID) (sum tenant.Amount, err error) {
+	return tenant.Take(tx, cloud.Tenant{Org: i.Org, Project: i.Project}, tenant.Images, more, less, func(p cloud.ProjectID) (sum tenant.Amount, err error) {
 		all, _, err := Images.List(tx, 0)
 		for _, r := range all {
 			if r.Value.Project == p {

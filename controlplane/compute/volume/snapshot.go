@@ -112,7 +112,7 @@ func AddSnapshot(tx *store.Tx, t cloud.Tenant, s *cloud.Snapshot) error {
 		return fault.New(fault.AlreadyExists, "the project has a snapshot called %s", s.Name)
 	}
 	s.Org, s.Project, s.SizeGiB, s.Pool, s.PoolID, s.Node = t.Org, t.Project, v.SizeGiB, v.Pool, v.PoolID, v.Node
-	s.Status, s.CreatedAt, s.Deadline = cloud.SnapshotPending, tx.Now(), tx.Now()+cloud.SnapshotPatience
+	s.Status, s.CreatedAt, s.Deadline = cloud.SnapshotPending, tx.Now(), tx.Now()+cloud.SnapshotStartTimeout
 	if err := chargeQuota(tx, t, snapshotAmount(s), tenant.Amount{}); err != nil {
 		return err
 	}

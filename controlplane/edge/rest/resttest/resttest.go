@@ -13,15 +13,15 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Lost is a token for which Callers.Verify returns Unavailable, as a member without a leader does.
-const Lost = "lost"
+// TokenWithoutLeader is a token for which Callers.Verify returns Unavailable, as a member without a leader does.
+const TokenWithoutLeader = "lost"
 
 // Callers is the token verifier of tests. Its keys are tokens, and its values are the callers with these tokens.
 type Callers map[string]*cloud.Caller
 
 // Verify returns a copy of the caller with the token, or Unauthenticated if no caller has the token.
 func (c Callers) Verify(_ context.Context, token string) (*cloud.Caller, error) {
-	if token == Lost {
+	if token == TokenWithoutLeader {
 		return nil, fault.New(fault.Unavailable, "no leader").MayRetry()
 	}
 	if caller, ok := c[token]; ok {
