@@ -11,10 +11,8 @@ import (
 
 	"github.com/digitalocean/go-qemu/qmp/raw"
 	"golang.org/x/sys/unix"
-	"golang.org/x/time/rate"
 
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
-	"github.com/trivet-cloud/trivet/nodeagent/console"
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 )
 
@@ -246,125 +244,6 @@ func reap(pid int) (unix.WaitStatus, bool) {
 	var status unix.WaitStatus
 	got, err := unix.Wait4(pid, &status, unix.WNOHANG, nil)
 	return status, err == nil && got == pid
-}
-
-// trimLogs limits the size of console.log and stderr.log until p.life ends. It kills a QEMU that writes to a log faster
-// than a guest's serial port can.
-func (p *Process) trimLogs() {
-	logs := []*console.Log{p.home.Console(), p.home.stderr()}
-	seen := []growth{lengthOf(logs[0]), lengthOf(logs[1])}
-	t := time.NewTicker(trimEvery)
-	defer t.Stop()
-	for {
-		select {
-		case <-t.C:
-		case <-p.life.Done():
-			return
-		}
-		for i, l := range logs {
-			now := lengthOf(l)
-			if seen[i].floods(now) {
-				p.killFlooding()
-				return
-			}
-			// An error is ignored, because Trim is called again after trimEvery.
-			_ = l.Trim()
-			seen[i] = lengthOf(l)
-		}
-	}
-}
-
-// A log that grows between two measurements by more than floodBytes, and faster than floodRate bytes a second, is not a
-// guest's console output: an emulated serial port carries less than 1 MB a second.
-const (
-	floodBytes = 32 << 20
-	floodRate  = 4 << 20
-)
-
-// growth is a measurement of the length of a log, in bytes, with its time. It is zero if the length could not be read.
-// The first measurement is made after this agent has started or adopted the process, so data written while no agent ran
-// does not count as growth.
-type growth struct {
-	length int64
-	at     time.Time
-}
-
-func lengthOf(l *console.Log) growth {
-	n, err := l.Length()
-	if err != nil {
-		return growth{}
-	}
-	return growth{n, time.Now()}
-}
-
-func (g growth) floods(now growth) bool {
-	grown := now.length - g.length
-	return !g.at.IsZero() && !now.at.IsZero() && grown > floodBytes && float64(grown) > floodRate*now.at.Sub(g.at).Seconds()
-}
-
-// killFlooding records exitFlooded and kills QEMU.
-func (p *Process) killFlooding() {
-	p.mu.Lock()
-	if p.exit.Reason == "" {
-		p.exit = exitFlooded
-		// If the write fails, the next Adopt determines the exit again.
-		_ = p.home.write("exit.json", p.exit)
-	}
-	p.mu.Unlock()
-	_ = p.killNow(p.life)
-}
-
-// eventRate is the maximum number of QEMU's events that are handled per second on average, and eventBurst the maximum
-// number that are handled at once. Each event may cause a QMP query and wakes the VM's reconcile loop, so a compromised
-// QEMU could otherwise use much CPU. A normal QEMU sends a few events a minute. Excess events are dropped from the
-// connection's log, and QEMU is queried for its state once instead.
-const eventRate, eventBurst = 20, 200
-
-// followEvents reads QEMU's events until p.life ends. When the connection ends, it opens a new one.
-func (p *Process) followEvents() {
-	for p.life.Err() == nil {
-		conn, err := p.inspect.Conn(p.life)
-		if err == nil {
-			err = p.readEvents(conn)
-		}
-		if err != nil && p.life.Err() == nil {
-			pause(p.life, retryPause)
-		}
-	}
-}
-
-// readEvents handles the events of one connection until that ends. It queries the run state at first, after each event
-// that may change the run state, and when events were dropped.
-func (p *Process) readEvents(conn *qmp.Conn) error {
-	events := conn.Subscribe(conn.Mark())
-	if err := p.handleRunState(conn); err != nil {
-		return err
-	}
-	pace := rate.NewLimiter(eventRate, eventBurst)
-	for {
-		if err := pace.Wait(p.life); err != nil {
-			return err
-		}
-		e, err := events.Next(p.life)
-		if err != nil {
-			return err
-		}
-		again := e.Dropped > 0
-		switch e.Name {
-		case "SHUTDOWN", "STOP", "GUEST_PANICKED":
-			again = true
-		case "BLOCK_JOB_COMPLETED":
-			p.recordFlattenError(e)
-		case "BLOCK_IO_ERROR":
-			p.recordDiskError(e)
-		}
-		if again {
-			if err := p.handleRunState(conn); err != nil {
-				return err
-			}
-		}
-		p.notify()
-	}
 }
 
 func pause(ctx context.Context, d time.Duration) {
