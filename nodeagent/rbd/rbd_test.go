@@ -3,8 +3,6 @@ package rbd_test
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -177,87 +175,6 @@ func testClones(l *lab) {
 	l.remove("clone")
 }
 
-func testImportAndExport(l *lab) {
-	data := make([]byte, 40*mib) // mostly zeros
-	copy(data[5*mib:], bytes.Repeat([]byte{1}, mib))
-	copy(data[33*mib+7:], "the end")
-	require.NoError(l, l.importBytes("x", 64*mib, data[:33*mib+14]))
-	image := l.get("x")
-	require.EqualValues(l, 64*mib, image.GetSize())
-	require.LessOrEqual(l, image.GetUsedBytes(), uint64(8*mib), "zeros take no space")
-	l.snapshot("x", "one")
-	l.ceph.Run("qemu-io", "-f", "raw", "-c", "write -P 0x5a 8M 64k", "-c", "discard 4M 4M", l.qemuName("x"))
-	l.snapshot("x", "two")
-
-	got, sent := l.export("x", "one", "", make([]byte, 64*mib))
-	require.Equal(l, sha256.Sum256(append(data, make([]byte, 24*mib)...)), sha256.Sum256(got))
-	require.LessOrEqual(l, sent, 8*mib)
-	// The difference, applied to the old bytes, gives the new bytes.
-	got, sent = l.export("x", "two", "one", got)
-	want := append(data, make([]byte, 24*mib)...)
-	copy(want[8*mib:], bytes.Repeat([]byte{0x5a}, 64<<10))
-	clear(want[4*mib : 8*mib])
-	require.Equal(l, sha256.Sum256(want), sha256.Sum256(got))
-	require.LessOrEqual(l, sent, 128<<10)
-
-	stream, err := l.client.ExportImage(l.bounded(), &rbdv1.ExportImageRequest{Snapshot: snapshot("x", "three")})
-	require.NoError(l, err)
-	_, err = stream.Recv()
-	requireCode(l.T, codes.NotFound, "open snapshot three", err)
-	for _, s := range []string{"one", "two"} {
-		_, err := l.client.RemoveSnapshot(l.Context(), &rbdv1.RemoveSnapshotRequest{Name: snapshot("x", s)})
-		require.NoError(l, err)
-	}
-	l.remove("x")
-}
-
-func testInterruptedImport(l *lab) {
-	failure := errors.New("the disk is broken")
-	err := rbd.Import(l.bounded(), l.client, name("y"), 16*mib, io.MultiReader(bytes.NewReader(bytes.Repeat([]byte{7}, 6*mib)),
-		failingReader{failure}))
-	require.ErrorIs(l, err, failure)
-	require.NotContains(l, l.images(), "y")
-	requireCode(l.T, codes.InvalidArgument, "within the image's", l.importBytes("y", mib, bytes.Repeat([]byte{7}, 2*mib)))
-	require.NotContains(l, l.images(), "y")
-
-	// The helper is killed while it waits for more bytes.
-	r, w := io.Pipe()
-	result := make(chan error, 1)
-	ctx := l.bounded()
-	go func() {
-		defer r.Close() // ends the writes below
-		result <- rbd.Import(ctx, l.client, name("y"), 16*mib, r)
-	}()
-	_, err = w.Write(bytes.Repeat([]byte{7}, 5*mib))
-	require.NoError(l, err)
-	require.Eventually(l, func() bool { // the image of the import before has another size
-		image, err := l.client.GetImage(l.Context(), &rbdv1.GetImageRequest{Name: name("y.partial"), Usage: true})
-		return err == nil && image.GetSize() == 16*mib && image.GetUsedBytes() > 0
-	}, time.Minute, 10*time.Millisecond)
-	l.kill()
-	_, _ = w.Write(bytes.Repeat([]byte{7}, 5*mib))
-	_ = w.Close()
-	requireCode(l.T, codes.Unavailable, "", <-result)
-	require.Equal(l, []string{"y.partial"}, l.images())
-
-	data := bytes.Repeat([]byte{8}, 6*mib)
-	for begin := time.Now(); ; { // the killed helper is a client of the image for some seconds
-		if err = l.importBytes("y", 16*mib, data); err == nil {
-			break
-		}
-		l.Log(time.Since(begin), err)
-		require.Less(l, time.Since(begin), 2*time.Minute, "%v", err)
-		time.Sleep(time.Second)
-	}
-	require.Equal(l, []string{"y"}, l.images())
-	require.Equal(l, data, l.readAll("y")[:len(data)])
-	l.remove("y")
-}
-
-type failingReader struct{ err error }
-
-func (r failingReader) Read([]byte) (int, error) { return 0, r.err }
-
 func testBlockedClient(l *lab) {
 	require.NoError(l, l.importBytes("z", 8*mib, []byte("before")))
 	writer := l.ceph.Command("qemu-io", "-f", "raw", l.qemuName("z"))
@@ -406,64 +323,6 @@ func testEnd(l *lab) {
 	require.NoError(l, theirs.Close())
 	require.NoError(l, ours.Close())
 	require.NoError(l, cmd.Wait())
-}
-
-// importBytes creates an image from bytes.
-func (l *lab) importBytes(image string, size uint64, data []byte) error {
-	return rbd.Import(l.bounded(), l.client, name(image), size, bytes.NewReader(data))
-}
-
-// bounded returns a context for a stream.
-func (l *lab) bounded() context.Context {
-	ctx, cancel := context.WithTimeout(l.Context(), 2*time.Minute)
-	l.Cleanup(cancel)
-	return ctx
-}
-
-func (l *lab) snapshot(image, name string) {
-	l.Helper()
-	_, err := l.client.CreateSnapshot(l.Context(), &rbdv1.CreateSnapshotRequest{Name: snapshot(image, name)})
-	require.NoError(l, err)
-}
-
-func (l *lab) remove(images ...string) {
-	l.Helper()
-	for _, image := range images {
-		_, err := l.client.RemoveImage(l.Context(), &rbdv1.RemoveImageRequest{Name: name(image)})
-		require.NoError(l, err)
-	}
-}
-
-// readAll returns the bytes of an image.
-func (l *lab) readAll(image string) []byte {
-	l.Helper()
-	l.snapshot(image, "read")
-	data, _ := l.export(image, "read", "", make([]byte, l.get(image).GetSize()))
-	_, err := l.client.RemoveSnapshot(l.Context(), &rbdv1.RemoveSnapshotRequest{Name: snapshot(image, "read")})
-	require.NoError(l, err)
-	return data
-}
-
-// export applies what ExportImage sends to data. It returns data, and how many bytes were sent.
-func (l *lab) export(image, name, from string, data []byte) (result []byte, sent int) {
-	l.Helper()
-	stream, err := l.client.ExportImage(l.bounded(), &rbdv1.ExportImageRequest{Snapshot: snapshot(image, name), FromSnapshot: from})
-	require.NoError(l, err)
-	for {
-		e, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return data, sent
-		}
-		require.NoError(l, err)
-		copy(data[e.GetOffset():], e.GetData())
-		clear(data[e.GetOffset() : e.GetOffset()+e.GetZeros()])
-		sent += len(e.GetData())
-	}
-}
-
-// qemuName returns the name of an image for QEMU's programs, as the cluster's administrator.
-func (l *lab) qemuName(image string) string {
-	return "rbd:rbd/" + image + ":conf=" + l.ceph.Conf
 }
 
 // helper returns the process ID of the client's helper, or "" if there is none.
