@@ -17,6 +17,7 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.FlushOpenVolume, TestOpenVolumeIsLocked)
 	mutanttest.Notices(t, mutant.FlattenOverlayOnly, TestFlatten)
 	mutanttest.Notices(t, mutant.RecordIncomplete, TestRecordFlattened)
+	mutanttest.Notices(t, mutant.ExportWithoutZeros, TestExportOfRawVolume)
 	mutanttest.Notices(t, mutant.SkipConfirm, TestAttachmentEndsWhileQEMUOpens)
 	mutanttest.Notices(t, mutant.OpenStaleVolume, TestHostIsLost)
 	mutanttest.Notices(t, mutant.OpenVolumeTwice, TestHostIsLost, "two hosts may write the volume")

@@ -44,6 +44,7 @@ const (
 	FlattenOverlayOnly = "flatten-overlay-only" // flattening copies the data of the overlay but not of the image: nodeagent/volume
 	RecordIncomplete   = "record-incomplete"    // a volume counts as flattened although its file lacks a part of the image: nodeagent/volume
 	FenceWithoutBlock  = "fence-without-block"  // the attachment of a removed host ends although its QEMU can still write: nodeagent/volume
+	ExportWithoutZeros = "export-without-zeros" // an export of the changes since a snapshot lacks the ranges that are zero now: nodeagent/volume
 	SkipConfirm        = "skip-confirm"         // a guest gets an RBD image whose attachment ended while QEMU opened the image: nodeagent/volume
 	OpenUnflushedImage = "open-unflushed-image" // an RBD image is opened although its last attachment is not flushed: nodeagent/volume
 	OpenBeforeRecord   = "open-before-record"   // an RBD image is opened before its attachment is recorded in the cluster: nodeagent/volume
