@@ -70,6 +70,7 @@ var computeRows = []row{
 	{name: snapshots + "GetSnapshot", body: webRequest(`,"snapshot_id":"$no-volume"`), allowed: "NOT_FOUND"},
 	{name: snapshots + "ListSnapshots", body: webRequest(``), allowed: "OK"},
 	{name: snapshots + "DeleteSnapshot", body: webRequest(`,"snapshot_id":"$no-volume"`), allowed: "NOT_FOUND"},
+	{name: snapshots + "ExportSnapshot", body: webRequest(`,"snapshot_id":"$no-volume"`), allowed: "NOT_FOUND"},
 	{name: snapshots + "CreateVolumeFromSnapshot", body: webRequest(`,"snapshot_id":"$no-volume","name":"v"`), allowed: "NOT_FOUND"},
 	{name: storageVolumes + "UpdateVolume", body: webRequest(`,"volume_id":"$volume"`), allowed: "OK", otherTenant: "NOT_FOUND"},
 	{name: storageVolumes + "FlattenVolume", body: webRequest(`,"volume_id":"$volume"`), allowed: "OK", otherTenant: "NOT_FOUND"},

@@ -203,7 +203,7 @@ func (m *member) newCompute(context.Context) error {
 	}
 	m.images = image.New(image.Options{
 		Store: m.records, Commands: m.commands, Files: m.files, Self: m.config.NodeID, Members: m.memberships.IDs, Peers: m.mesh,
-		ImportDirs: importDirs(m.config), Web: web, Log: m.log,
+		ImportDirs: importDirs(m.config), Web: web, Snapshots: snapshotSource{m}, Log: m.log,
 	})
 	m.nodes = node.New(node.Options{
 		Store: m.records, Commands: m.commands, Leadership: m.system, Self: m.config.NodeID, Listeners: m.memberships.Listeners(m.config.Ports.Agents),
@@ -226,7 +226,7 @@ func (m *member) newCompute(context.Context) error {
 	m.vms = vm.New(options)
 	m.bills.Attach(m.vms)
 	m.metrics.registry.MustRegister(volume.NewCollector(m.records))
-	m.snapshots = snapshot.New(m.records, m.commands, m.volumes)
+	m.snapshots = snapshot.New(m.records, m.commands, m.volumes, m.readSnapshot)
 	m.nodes.Attach(m.vms, m.files)
 	m.nodes.AttachVolumes(m.volumes)
 	m.nodes.AttachNetworks(m.networkFeed)

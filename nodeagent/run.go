@@ -28,7 +28,9 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/reconcile"
 	"github.com/trivet-cloud/trivet/nodeagent/storage"
 	"github.com/trivet-cloud/trivet/nodeagent/uplink"
+	"github.com/trivet-cloud/trivet/nodeagent/volume"
 	"github.com/trivet-cloud/trivet/nodeagent/vpc"
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -167,6 +169,12 @@ func (a *agent) uplinkOptions(self *node) uplink.Options {
 		},
 		Console: func(ctx context.Context, vm cloud.VMID, tail uint64, follow bool, w io.Writer) error {
 			return a.machines.Console(ctx, vm, tail, follow, w)
+		},
+		Snapshot: func(ctx context.Context, r *agentv1.SnapshotRequest, w uplink.SnapshotWriter) error {
+			return a.storage.ExportSnapshot(ctx, cloud.VolumeID(r.GetVolumeId()), volume.Export{
+				Snapshot: volume.SnapshotRef{Volume: r.GetVolumeId(), ID: r.GetSnapshotId()},
+				Since:    r.GetSinceSnapshotId(), Offset: r.GetOffset(), Scanned: w.Scanned,
+			}, w)
 		},
 		Log: a.log,
 	}

@@ -61,11 +61,13 @@ func (l *Link) sessionOn(ctx context.Context, conn *grpc.ClientConn, credential 
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	defer l.consoles.cancelAll()
+	defer l.snapshots.cancelAll()
 	group.Go(func() error {
 		return l.watch(ctx, agent, func(lasts time.Duration) {
 			l.connected(conn, addr)
 			l.o.Log.Info("connected", "member", addr, "node", l.Node())
 			l.consoles.setSession(ctx, agent)
+			l.snapshots.setSession(ctx, agent)
 			group.Go(func() error { return l.report(ctx, agent) })
 			group.Go(func() error { return l.syncNetworks(ctx, agent) })
 			group.Go(func() error { return l.sendHeartbeats(ctx, vmv1.NewNodeServiceClient(conn), lasts) })
@@ -119,7 +121,10 @@ func (l *Link) watch(ctx context.Context, agent agentv1.AgentServiceClient, acce
 			l.deliver(assignment)
 		}
 		for _, r := range m.GetConsoleRequests() {
-			l.consoles.handle(r)
+			l.sendConsole(r)
+		}
+		for _, r := range m.GetSnapshotRequests() {
+			l.sendSnapshot(r)
 		}
 	}
 }

@@ -1,6 +1,6 @@
 // Package uplink maintains the agent's single connection to the control plane. It joins the cluster, renews the host's
 // certificate and finds the leader. On one connection to the leader it receives assignments and sends observations,
-// heartbeats and consoles, and the state of the host's VPCs.
+// heartbeats, consoles and the content of snapshots, and the state of the host's VPCs.
 //
 // The package implements agent.v1 on the agent's side. It does not depend on how this host runs a VM: it delivers
 // assignments through Options.Assign and receives observations through [Link.Observe]. It delivers the VPCs of the host
@@ -104,6 +104,9 @@ type Options struct {
 	// later output, until ctx ends. Its error is sent to the reader. If Console is nil, requests for consoles get an
 	// error.
 	Console func(ctx context.Context, vm cloud.VMID, tail uint64, follow bool, w io.Writer) error
+	// Snapshot writes the content of a snapshot to w. Its error is sent to the reader. If Snapshot is nil, requests for
+	// snapshots get an error.
+	Snapshot func(ctx context.Context, r *agentv1.SnapshotRequest, w SnapshotWriter) error
 	// Networks applies the host's VPCs, and HostNetwork describes the host's network to the control plane. If Networks is
 	// nil, the host gets no VPCs. Optional.
 	Networks    Networks
@@ -145,7 +148,8 @@ type Link struct {
 	observations *observations
 	volumes      *volumeObservations
 	lease        lease
-	consoles     *consoles
+	consoles     *transfers
+	snapshots    *transfers
 	networkAcks  networkAcks
 
 	// The fields below are used only by Run's goroutine and its current session.
@@ -177,7 +181,9 @@ func Open(o Options) (*Link, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Link{o: o, identity: id, disk: disk, observations: newObservations(), consoles: newConsoles(o)}
+	l := &Link{o: o, identity: id, disk: disk, observations: newObservations(),
+		consoles: newTransfers("consoles", maxConsoles, o.Log), snapshots: newTransfers("snapshots", maxSnapshots, o.Log),
+	}
 	l.volumes = newVolumeObservations(l.observations.wake)
 	l.networkAcks.wake = make(chan struct{}, 1)
 	l.assembly.term, l.assembly.current, l.stored = disk.term, assignment, assignment

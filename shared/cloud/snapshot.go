@@ -159,11 +159,19 @@ func (v *Volume) CheckSnapshots() error {
 // CheckSource returns an error if no volume of gib GiB can be made from the snapshot: FailedPrecondition if the
 // snapshot is not AVAILABLE, and InvalidArgument if gib is less than the size of the snapshot.
 func (s *Snapshot) CheckSource(gib uint64) error {
-	if s.Status != SnapshotAvailable {
-		return fault.New(fault.FailedPrecondition, "snapshot %s is %s, not AVAILABLE", s.Name, s.Status)
+	if err := s.CheckAvailable(); err != nil {
+		return err
 	}
 	if gib < s.SizeGiB {
 		return fault.Invalid("size_gib", "the snapshot has %d GiB, the volume only %d", s.SizeGiB, gib)
+	}
+	return nil
+}
+
+// CheckAvailable returns FailedPrecondition if the snapshot is not AVAILABLE.
+func (s *Snapshot) CheckAvailable() error {
+	if s.Status != SnapshotAvailable {
+		return fault.New(fault.FailedPrecondition, "snapshot %s is %s, not AVAILABLE", s.Name, s.Status)
 	}
 	return nil
 }

@@ -77,20 +77,21 @@ func (s *Service) runConversion(ctx context.Context, p *part, is qcow2.Format) (
 	if err != nil {
 		return p, err
 	}
-	if err := out.fill(ctx, disk); err != nil {
+	if err := out.fill(ctx, out.file, disk.Size(), disk.Read); err != nil {
 		out.discard()
 		return p, err
 	}
 	return out, nil
 }
 
-// fill writes a disk to the empty part, in format QCOW2.
-func (p *part) fill(ctx context.Context, disk *vdisk.Disk) error {
-	w, err := qcow2.NewWriter(p.file, disk.Size())
+// fill writes a disk of size bytes to the empty part, in format QCOW2. The parameter to writes to the part's file. The
+// function read calls its parameter with the data of the disk, at rising offsets.
+func (p *part) fill(ctx context.Context, to io.WriterAt, size uint64, read func(write func(uint64, []byte) error) error) error {
+	w, err := qcow2.NewWriter(to, size)
 	if err != nil {
 		return fmt.Errorf("convert image: %w", err)
 	}
-	err = disk.Read(w.Write)
+	err = read(w.Write)
 	if errors.Is(err, vdisk.ErrRefused) {
 		return &userError{err.Error()}
 	}

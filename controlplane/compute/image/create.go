@@ -34,7 +34,7 @@ func (s *Service) Create(ctx context.Context, i cloud.Image, body [32]byte) (Cre
 	if err := prepare(ctx, &i); err != nil {
 		return Created{}, err
 	}
-	source, err := s.open(ctx, i.Org, i.Source)
+	source, err := s.open(ctx, &i)
 	missing := fault.Is(err, fault.NotFound) && auth.CallerOf(ctx).IdempotencyKey != ""
 	if err != nil && !missing {
 		return Created{}, err
@@ -131,6 +131,9 @@ func (s *Service) createOnLeader(ctx context.Context, q createRequest) (out Crea
 	}
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
 		out.Image, out.Replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), store.InOrg(q.Image.Org), "CreateImage", q.Body, func() (cloud.Image, error) {
+			if q.Missing && isSnapshot(&q.Image) {
+				return cloud.Image{}, fault.New(fault.NotFound, "no snapshot %s", snapshotOf(&q.Image))
+			}
 			if q.Missing {
 				return cloud.Image{}, errNoSource()
 			}

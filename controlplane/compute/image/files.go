@@ -131,28 +131,44 @@ type part struct {
 // begin creates a part, an image file that is being written, for an image of size bytes. It reserves the disk space, so
 // that later writes do not run out of space. It returns errNoSpace if less than reserveBytes would stay free.
 func (f *Files) begin(size int64) (*part, error) {
-	var stat unix.Statfs_t
-	if err := unix.Statfs(f.dir, &stat); err != nil {
-		return nil, fmt.Errorf("read free disk space: %w", err)
-	}
-	if free := int64(stat.Bavail) * stat.Bsize; size > free-reserveBytes {
-		return nil, errNoSpace
-	}
 	file, err := os.CreateTemp(f.dir, partPrefix)
 	if err != nil {
 		return nil, fmt.Errorf("make image file: %w", err)
 	}
 	p := &part{files: f, file: file, sum: sha256.New()}
-	err = unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, max(size, 1))
-	switch {
-	case errors.Is(err, unix.ENOSPC):
+	if err := p.reserve(0, max(size, 1)); err != nil {
 		p.discard()
-		return nil, errNoSpace
-	case err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOSYS):
-		p.discard()
-		return nil, fmt.Errorf("reserve disk space for image: %w", err)
+		return nil, err
 	}
 	return p, nil
+}
+
+// checkSpace returns errNoSpace if less than reserveBytes would stay free after size more bytes.
+func (f *Files) checkSpace(size int64) error {
+	var stat unix.Statfs_t
+	if err := unix.Statfs(f.dir, &stat); err != nil {
+		return fmt.Errorf("read free disk space: %w", err)
+	}
+	if free := int64(stat.Bavail) * stat.Bsize; size > free-reserveBytes {
+		return errNoSpace
+	}
+	return nil
+}
+
+// reserve reserves disk space for size bytes at an offset of the file. It returns errNoSpace if less than reserveBytes
+// would stay free.
+func (p *part) reserve(at, size int64) error {
+	if err := p.files.checkSpace(size); err != nil {
+		return err
+	}
+	err := unix.Fallocate(int(p.file.Fd()), unix.FALLOC_FL_KEEP_SIZE, at, size)
+	switch {
+	case errors.Is(err, unix.ENOSPC):
+		return errNoSpace
+	case err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOSYS):
+		return fmt.Errorf("reserve disk space for image: %w", err)
+	}
+	return nil
 }
 
 // reserveBytes is the disk space, in bytes, that begin leaves free for the log and the records.

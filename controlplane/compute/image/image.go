@@ -83,7 +83,9 @@ type Options struct {
 	ImportDirs []ImportDir
 	// Web fetches https:// sources. If it is nil, such sources are refused.
 	Web *websource.Client
-	Log *slog.Logger
+	// Snapshots reads the snapshots of volumes from which images are made.
+	Snapshots Snapshots
+	Log       *slog.Logger
 }
 
 // Service implements the image service of one member.

@@ -95,6 +95,8 @@ func (s *Service) restartImport(i *cloud.Image) {
 		switch {
 		case isWeb(i):
 			return s.fetch(ctx, *i)
+		case isSnapshot(i):
+			return s.importSnapshot(ctx, *i)
 		case i.Upload != nil:
 			from, err := s.openParts(ctx, i)
 			if err != nil {

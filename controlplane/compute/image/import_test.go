@@ -24,7 +24,7 @@ func TestRestartContinuesImport(t *testing.T) {
 	require.NoError(t, err)
 	stopped, stop := context.WithCancel(t.Context())
 	stop()
-	from, err := s.open(member(t), "acme", url)
+	from, err := s.open(member(t), &cloud.Image{Org: "acme", Source: url})
 	require.NoError(t, err)
 	require.ErrorIs(t, s.importFrom(stopped, made.Image, from), context.Canceled)
 	require.Empty(t, w.kept(1))

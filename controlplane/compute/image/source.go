@@ -43,10 +43,10 @@ func errNoSource() error {
 		"source_url: no such file beneath an import directory that you may use (a regular file, without links, on the member that got this call)")
 }
 
-// open opens the file to which the URL in text points. The parameter org is the org of the image, and ctx contains the
-// caller. open returns errNoSource if the caller may not import the file. It returns nil without an error for an https
-// URL, because Run connects to the server later.
-func (s *Service) open(ctx context.Context, org cloud.OrgID, text string) (*source, error) {
+// open opens the file to which the source URL of the image points. The context contains the caller. open returns errNoSource if the caller may not import the file. It returns nil without an error for an https
+// URL and for a snapshot, because Run reads them later.
+func (s *Service) open(ctx context.Context, i *cloud.Image) (*source, error) {
+	org, text := i.Org, i.Source
 	if text == "" {
 		return nil, fault.Invalid("source_url", "is required: use BeginImageUpload to send the bytes")
 	}
@@ -59,12 +59,14 @@ func (s *Service) open(ctx context.Context, org cloud.OrgID, text string) (*sour
 	}
 	switch u.Scheme {
 	case "file":
+	case "snapshot":
+		return nil, s.checkSnapshot(ctx, i)
 	case "https":
 		return nil, s.checkWeb(u)
 	case "http":
 		return nil, fault.New(fault.FailedPrecondition, "source_url: http is not served, because the bytes could be replaced on the way: use https")
 	default:
-		return nil, fault.Invalid("source_url", "the scheme must be https or file, got %q", u.Scheme)
+		return nil, fault.Invalid("source_url", "the scheme must be https, file or snapshot, got %q", u.Scheme)
 	}
 	if u.User != nil || u.Host != "" && u.Host != "localhost" || !filepath.IsAbs(u.Path) || u.RawQuery != "" || u.ForceQuery || u.Fragment != "" {
 		return nil, fault.Invalid("source_url", "must be file:///an/absolute/path")

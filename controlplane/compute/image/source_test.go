@@ -107,7 +107,7 @@ func TestSource(t *testing.T) {
 
 		{"an empty source", ada, "acme", "", fault.InvalidArgument, "is required"},
 		{"a malformed URL", ada, "acme", "file://%zz", fault.InvalidArgument, "not a URL"},
-		{"a path instead of a URL", ada, "acme", acmeDir + "/disk", fault.InvalidArgument, `the scheme must be https or file, got ""`},
+		{"a path instead of a URL", ada, "acme", acmeDir + "/disk", fault.InvalidArgument, `the scheme must be https, file or snapshot, got ""`},
 		{"relative", ada, "acme", "file:disk", fault.InvalidArgument, "an/absolute/path"},
 		{"a relative path after two slashes", ada, "acme", "file://relative/disk", fault.InvalidArgument, "an/absolute/path"},
 		{"a URL with a host", ada, "acme", "file://example.com" + acmeDir + "/disk", fault.InvalidArgument, "an/absolute/path"},
@@ -117,12 +117,12 @@ func TestSource(t *testing.T) {
 		{"a URL with a fragment", ada, "acme", "file://" + acmeDir + "/disk#x", fault.InvalidArgument, "an/absolute/path"},
 		{"http", ada, "acme", "http://169.254.169.254/latest", fault.FailedPrecondition, "use https"},
 		{"https, which is disabled", ada, "acme", "https://example.org/disk.img", fault.FailedPrecondition, "does not fetch"},
-		{"ftp", ada, "acme", "ftp://example.com/x", fault.InvalidArgument, "the scheme must be https or file"},
+		{"ftp", ada, "acme", "ftp://example.com/x", fault.InvalidArgument, "the scheme must be https, file or snapshot"},
 		{"long", ada, "acme", "file:///" + strings.Repeat("x", 4096), fault.InvalidArgument, "4096"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			before := openFiles(t)
-			f, err := s.open(c.ctx, c.org, c.url)
+			f, err := s.open(c.ctx, &cloud.Image{Org: c.org, Source: c.url})
 			if c.says == "" {
 				require.NoError(t, err)
 				got, err := io.ReadAll(f)

@@ -41,6 +41,8 @@ type world struct {
 	size    int
 	// broken lists the members that other members cannot reach.
 	broken map[uint64]bool
+	// snapshots is the Snapshots of all members.
+	snapshots fakeSnapshots
 }
 
 func newWorld(t *testing.T, members int) *world {
@@ -74,7 +76,7 @@ func (w *world) member(id uint64) *Service {
 	commands := leader.NewCommands(id, leadertest.NewLeadership(id), nil)
 	return New(Options{
 		Store: w.records, Commands: commands, Files: files, Self: id, Members: w.members,
-		Peers: &reader{w, id}, ImportDirs: []ImportDir{{Path: w.imports, Orgs: []cloud.OrgID{"acme"}}}, Log: slog.New(slog.DiscardHandler),
+		Peers: &reader{w, id}, ImportDirs: []ImportDir{{Path: w.imports, Orgs: []cloud.OrgID{"acme"}}}, Snapshots: &w.snapshots, Log: slog.New(slog.DiscardHandler),
 	})
 }
 

@@ -28,9 +28,9 @@
 // record.
 //
 // Decisions of this version: a host has one session, which is a Watch stream to the leader, and a newer session ends
-// the older one. A host reads at most 8 images from a member, and sends at most 64 consoles, at a time. An attacker may
-// control a host, so this package limits what a host can write into records and the load that it can cause on a member
-// (budget.go). A host may read only the images of its own VMs.
+// the older one. A host reads at most 8 images from a member, and sends at most 64 consoles and 16 snapshots, at a time.
+// An attacker may control a host, so this package limits what a host can write into records and the load that it can
+// cause on a member (budget.go). A host may read only the images of its own VMs.
 package node
 
 import (
@@ -110,9 +110,10 @@ type Service struct {
 	// budgets holds the rate limiters and call counters of each host that has called this member.
 	budgets map[cloud.NodeID]*budget
 	// pause waits for a duration or until the context ends. It is the function sleep, except in tests.
-	pause    func(context.Context, time.Duration) error
-	consoles consoles
-	guard    guard
+	pause func(context.Context, time.Duration) error
+	guard guard
+	// consoles and snapshots are the reads of console logs and of snapshots from hosts.
+	consoles, snapshots *hostReads
 }
 
 // liveness is the response of lastHeardCommand, with which a member asks the leader when it last received a heartbeat
@@ -130,11 +131,11 @@ func New(opts Options) *Service {
 	}
 	s := &Service{
 		opts: opts, volumes: noVolumes{}, lastHeartbeat: map[cloud.NodeID]cloud.Time{}, nodes: map[cloud.NodeID]cloud.Node{}, sessions: map[cloud.NodeID]*session{},
-		imageReads: map[cloud.NodeID]int{}, budgets: map[cloud.NodeID]*budget{}, pause: sleep, consoles: consoles{open: map[string]*console{}},
+		imageReads: map[cloud.NodeID]int{}, budgets: map[cloud.NodeID]*budget{}, pause: sleep, consoles: newConsoleReads(), snapshots: newSnapshotReads(),
 		guard: guard{conns: map[*guardedConn]bool{}},
 	}
 	leader.Register(opts.Commands, s, lastHeardCommand, cordonCommand, newTokenCommand, admitCommand, evictCommand, banCommand, unbanCommand,
-		readConsoleCommand)
+		readConsoleCommand, readSnapshotCommand)
 	return s
 }
 

@@ -259,10 +259,22 @@ func (a *agents) SendConsole(stream agentv1.AgentService_SendConsoleServer) erro
 		return err
 	}
 	defer leave()
-	if err := a.s.sendConsole(stream.Context(), id, stream.Recv); err != nil {
+	if err := forward(stream.Context(), a.s.consoles, id, stream.Recv); err != nil {
 		return err
 	}
 	return stream.SendAndClose(&agentv1.SendConsoleResponse{})
+}
+
+func (a *agents) SendSnapshot(stream agentv1.AgentService_SendSnapshotServer) error {
+	id, leave, err := a.s.admit(stream.Context())
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if err := forward(stream.Context(), a.s.snapshots, id, stream.Recv); err != nil {
+		return err
+	}
+	return stream.SendAndClose(&agentv1.SendSnapshotResponse{})
 }
 
 // heartbeats implements NodeService for agents, on port 7443. It supports only HeartbeatNode.

@@ -45,15 +45,15 @@ type session struct {
 	node cloud.NodeID
 	// cancel cancels the session's context with a cause.
 	cancel context.CancelCauseFunc
-	// wake receives a value when a console request has been added to requests.
+	// wake receives a value when a request for data of the host has been added to requests.
 	wake chan struct{}
 
 	mu       sync.Mutex
-	requests []*agentv1.ConsoleRequest
+	requests []hostRequest
 }
 
-// enqueue adds a console request to the queue for the agent. maxConsoles limits the length of the queue.
-func (s *session) enqueue(r *agentv1.ConsoleRequest) {
+// enqueue adds a request to the queue for the agent. The limits of hostReads also limit the length of the queue.
+func (s *session) enqueue(r hostRequest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.requests = append(s.requests, r)
@@ -63,26 +63,35 @@ func (s *session) enqueue(r *agentv1.ConsoleRequest) {
 	}
 }
 
-// cancelRequest removes the console request with this ID from the queue. If the request has already been sent to the
-// agent, cancelRequest sends a cancellation instead.
-func (s *session) cancelRequest(id string) {
+// cancelRequest removes the request with the ID of the cancellation r from the queue. If the request has already been
+// sent to the agent, cancelRequest sends the cancellation instead.
+func (s *session) cancelRequest(r hostRequest) {
 	s.mu.Lock()
-	waits := slices.IndexFunc(s.requests, func(r *agentv1.ConsoleRequest) bool { return r.GetRequestId() == id })
+	waits := slices.IndexFunc(s.requests, func(one hostRequest) bool { return one.GetRequestId() == r.GetRequestId() })
 	if waits >= 0 {
 		s.requests = slices.Delete(s.requests, waits, waits+1)
 	}
 	s.mu.Unlock()
 	if waits < 0 {
-		s.enqueue(&agentv1.ConsoleRequest{RequestId: id, Cancel: true})
+		s.enqueue(r)
 	}
 }
 
-func (s *session) takeRequests() []*agentv1.ConsoleRequest {
+// takeRequests moves the queued requests to a message for the agent, and returns whether there are any.
+func (s *session) takeRequests(m *agentv1.WatchResponse) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	asks := s.requests
+	for _, one := range s.requests {
+		switch r := one.(type) {
+		case *agentv1.ConsoleRequest:
+			m.ConsoleRequests = append(m.ConsoleRequests, r)
+		case *agentv1.SnapshotRequest:
+			m.SnapshotRequests = append(m.SnapshotRequests, r)
+		}
+	}
+	any := len(s.requests) > 0
 	s.requests = nil
-	return asks
+	return any
 }
 
 // errReplaced is the error of a session that ended because the same host opened a newer one.
@@ -184,7 +193,7 @@ func follow(ctx context.Context, work *sync.WaitGroup, w *store.PathWatch) <-cha
 }
 
 // serve sends an agent the snapshot of its host's VMs and volumes, then the desired state of VMs whose Placed record
-// changes and of volumes whose Bound record changes, and the console requests that are queued.
+// changes and of volumes whose Bound record changes, and the queued requests for data of the host.
 func (s *Service) serve(ctx context.Context, me *session, present []string, term uint64, work *sync.WaitGroup, send func(*agentv1.WatchResponse) error) error {
 	from, err := s.snapshot(ctx, me.node, present, term, send)
 	if err != nil {
@@ -199,13 +208,14 @@ func (s *Service) serve(ctx context.Context, me *session, present []string, term
 	for {
 		message := &agentv1.WatchResponse{Term: term, Complete: true, Revision: revision}
 		var b batch
+		requests := false
 		delta := s.delta
 		select {
 		case b = <-batches:
 		case b = <-volumeBatches:
 			delta = s.volumeDelta
 		case <-me.wake:
-			message.ConsoleRequests = me.takeRequests()
+			requests = me.takeRequests(message)
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -218,7 +228,7 @@ func (s *Service) serve(ctx context.Context, me *session, present []string, term
 			if err := delta(me.node, b.changes, message); err != nil {
 				return err
 			}
-		} else if len(message.ConsoleRequests) == 0 {
+		} else if !requests {
 			continue
 		}
 		if err := send(message); err != nil {

@@ -244,10 +244,9 @@ func TestConsole(t *testing.T) {
 	refused(t, err, codes.NotFound, "no reader waits") // another host must not be able to send this host's console
 	out := answer(a, ask.GetRequestId())
 	require.NoError(t, out.Send(&agentv1.SendConsoleRequest{Data: []byte("hello")}))
-	require.Empty(t, <-r.pieces, "the agent's first message must give the reader no data")
 	require.Equal(t, "hello", <-r.pieces)
 	_, err = answer(a, ask.GetRequestId()).CloseAndRecv()
-	refused(t, err, codes.AlreadyExists, "being sent already")
+	refused(t, err, codes.AlreadyExists, "another stream already answers")
 	_, err = out.CloseAndRecv()
 	require.NoError(t, err)
 	require.NoError(t, <-r.end)
@@ -320,7 +319,7 @@ func TestConsoleLimits(t *testing.T) {
 		require.ErrorContains(t, err, "too many consoles")
 	}
 	require.Equal(t, maxConsoles, waiting())
-	_, err := s.consoles.add("x", consoleRequest{Node: "another host"})
+	_, err := s.consoles.add("x", "another host", cloud.Tenant{})
 	require.NoError(t, err)
 	s.consoles.remove("x")
 	cancel()
@@ -330,9 +329,11 @@ func TestConsoleLimits(t *testing.T) {
 	require.Zero(t, waiting(), "the queue has a request or a cancellation after its reader has ended")
 
 	a.enqueue(&agentv1.ConsoleRequest{RequestId: "seen"})
-	a.takeRequests()
-	a.cancelRequest("seen")
-	require.True(t, a.takeRequests()[0].GetCancel())
+	require.True(t, a.takeRequests(&agentv1.WatchResponse{}))
+	a.cancelRequest(&agentv1.ConsoleRequest{RequestId: "seen", Cancel: true})
+	var message agentv1.WatchResponse
+	require.True(t, a.takeRequests(&message))
+	require.True(t, message.GetConsoleRequests()[0].GetCancel())
 }
 
 // TestTenantConsoleLimits checks that the consoles that one project and one org read on a host are limited, and that
@@ -405,7 +406,7 @@ func TestConsolePieces(t *testing.T) {
 		{nil, io.EOF, "", "EOF"},
 		{nil, errors.New("reset"), "", "the connection to the host of the VM broke"},
 	} {
-		p := toChunk(c.said, c.err)
+		p := newConsoleReads().chunk(c.said, c.err)
 		require.Equal(t, c.data, string(p.data))
 		require.Equal(t, c.says, fmt.Sprint(p.err))
 	}

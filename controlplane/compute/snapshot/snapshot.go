@@ -24,7 +24,7 @@
 //   - Only AVAILABLE snapshots of the schedule count for trivet/snapshot-keep, so that failed snapshots do not replace
 //     good ones. The schedule deletes no other snapshots than its own.
 //
-// The package must not know agents or hosts.
+// The package must not know agents or hosts. It reads the content of snapshots by a Reader.
 package snapshot
 
 import (
@@ -45,11 +45,13 @@ type Service struct {
 	store    *store.Store
 	commands *leader.Commands
 	volumes  *volume.Service
+	read     Reader
 }
 
-// New creates the service and registers the commands that other members forward to the leader.
-func New(s *store.Store, commands *leader.Commands, volumes *volume.Service) *Service {
-	c := &Service{s, commands, volumes}
+// New creates the service and registers the commands that other members forward to the leader. The function read reads
+// the content of snapshots.
+func New(s *store.Store, commands *leader.Commands, volumes *volume.Service, read Reader) *Service {
+	c := &Service{s, commands, volumes, read}
 	leader.Register(commands, c, createCommand, createOfVMCommand, deleteCommand, createVolumeCommand)
 	return c
 }

@@ -33,6 +33,13 @@ type world struct {
 	volumes   *volume.Service
 	snapshots *Service
 	host      cloud.NodeID
+	reads     []Content // the calls of read
+}
+
+// read is the Reader of the service.
+func (w *world) read(_ context.Context, c Content, send func([]byte) error) error {
+	w.reads = append(w.reads, c)
+	return send([]byte("content"))
 }
 
 func newWorld(t testing.TB) *world {
@@ -40,7 +47,7 @@ func newWorld(t testing.TB) *world {
 	w := &world{World: base, t: t, volumes: volume.New(volume.Options{
 		Store: base.Store, Commands: base.Commands, Key: clusterkey.Generate(), Log: base.Log,
 	})}
-	w.snapshots = New(base.Store, base.Commands, w.volumes)
+	w.snapshots = New(base.Store, base.Commands, w.volumes, w.read)
 	require.NoError(t, storageclass.New(base.Store, base.Commands, clusterkey.Generate()).Bootstrap(t.Context()))
 	w.Nodes.AttachVolumes(w.volumes)
 	w.Go(w.Nodes.Follow)

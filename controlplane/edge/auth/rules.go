@@ -118,6 +118,7 @@ var rules = map[Method]Rule{
 	snapshots + "ListSnapshots":            {OfProject, read},
 	snapshots + "DeleteSnapshot":           {OfProject, write},
 	snapshots + "CreateVolumeFromSnapshot": {OfProject, write},
+	snapshots + "ExportSnapshot":           {OfProject, write},
 
 	storageClasses + "CreateStorageClass": {Nowhere, nil},
 	storageClasses + "GetStorageClass":    {Nowhere, anyProven},

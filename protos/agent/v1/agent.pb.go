@@ -567,8 +567,10 @@ type WatchResponse struct {
 	// snapshot. If a pool of the host has a volume that neither the snapshot nor a later message names, the control plane
 	// does not know the volume. The host keeps the bytes of such a volume for an operator.
 	ReleasedVolumes []string `protobuf:"bytes,10,rep,name=released_volumes,json=releasedVolumes,proto3" json:"released_volumes,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Snapshots to send by SendSnapshot, or to stop sending.
+	SnapshotRequests []*SnapshotRequest `protobuf:"bytes,60,rep,name=snapshot_requests,json=snapshotRequests,proto3" json:"snapshot_requests,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *WatchResponse) Reset() {
@@ -667,6 +669,13 @@ func (x *WatchResponse) GetVolumes() []*AssignedVolume {
 func (x *WatchResponse) GetReleasedVolumes() []string {
 	if x != nil {
 		return x.ReleasedVolumes
+	}
+	return nil
+}
+
+func (x *WatchResponse) GetSnapshotRequests() []*SnapshotRequest {
+	if x != nil {
+		return x.SnapshotRequests
 	}
 	return nil
 }
@@ -1863,6 +1872,95 @@ func (x *ConsoleRequest) GetCancel() bool {
 	return false
 }
 
+// SnapshotRequest asks for the content of a snapshot of a volume that is bound to the host, or withdraws a request.
+type SnapshotRequest struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	RequestId  string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	VolumeId   string                 `protobuf:"bytes,2,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	SnapshotId string                 `protobuf:"bytes,3,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	// An older snapshot of the same volume: the host sends only the ranges that differ from it. Empty: the host sends all
+	// ranges that are not zero.
+	SinceSnapshotId string `protobuf:"bytes,4,opt,name=since_snapshot_id,json=sinceSnapshotId,proto3" json:"since_snapshot_id,omitempty"`
+	// The offset in the volume, in bytes, at which the first range begins.
+	Offset uint64 `protobuf:"varint,5,opt,name=offset,proto3" json:"offset,omitempty"`
+	// The reader is gone: the host stops sending. Only request_id is set besides.
+	Cancel        bool `protobuf:"varint,6,opt,name=cancel,proto3" json:"cancel,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotRequest) Reset() {
+	*x = SnapshotRequest{}
+	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotRequest) ProtoMessage() {}
+
+func (x *SnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotRequest.ProtoReflect.Descriptor instead.
+func (*SnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *SnapshotRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *SnapshotRequest) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
+}
+
+func (x *SnapshotRequest) GetSnapshotId() string {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return ""
+}
+
+func (x *SnapshotRequest) GetSinceSnapshotId() string {
+	if x != nil {
+		return x.SinceSnapshotId
+	}
+	return ""
+}
+
+func (x *SnapshotRequest) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *SnapshotRequest) GetCancel() bool {
+	if x != nil {
+		return x.Cancel
+	}
+	return false
+}
+
 type ReportRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// In the first message of each stream, and when something changes.
@@ -1877,7 +1975,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_agent_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1889,7 +1987,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_agent_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1902,7 +2000,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ReportRequest) GetFacts() *NodeFacts {
@@ -1934,7 +2032,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1946,7 +2044,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1959,7 +2057,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 // NodeFacts describes the host beyond its heartbeat.
@@ -1989,7 +2087,7 @@ type NodeFacts struct {
 
 func (x *NodeFacts) Reset() {
 	*x = NodeFacts{}
-	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2001,7 +2099,7 @@ func (x *NodeFacts) String() string {
 func (*NodeFacts) ProtoMessage() {}
 
 func (x *NodeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2014,7 +2112,7 @@ func (x *NodeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFacts.ProtoReflect.Descriptor instead.
 func (*NodeFacts) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *NodeFacts) GetBootId() string {
@@ -2096,7 +2194,7 @@ type StoragePool struct {
 
 func (x *StoragePool) Reset() {
 	*x = StoragePool{}
-	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2108,7 +2206,7 @@ func (x *StoragePool) String() string {
 func (*StoragePool) ProtoMessage() {}
 
 func (x *StoragePool) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2121,7 +2219,7 @@ func (x *StoragePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePool.ProtoReflect.Descriptor instead.
 func (*StoragePool) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *StoragePool) GetName() string {
@@ -2192,7 +2290,7 @@ type VmObservation struct {
 
 func (x *VmObservation) Reset() {
 	*x = VmObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2204,7 +2302,7 @@ func (x *VmObservation) String() string {
 func (*VmObservation) ProtoMessage() {}
 
 func (x *VmObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2217,7 +2315,7 @@ func (x *VmObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VmObservation.ProtoReflect.Descriptor instead.
 func (*VmObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *VmObservation) GetVmId() string {
@@ -2336,7 +2434,7 @@ type DiskObservation struct {
 
 func (x *DiskObservation) Reset() {
 	*x = DiskObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2348,7 +2446,7 @@ func (x *DiskObservation) String() string {
 func (*DiskObservation) ProtoMessage() {}
 
 func (x *DiskObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2361,7 +2459,7 @@ func (x *DiskObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskObservation.ProtoReflect.Descriptor instead.
 func (*DiskObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DiskObservation) GetId() string {
@@ -2418,7 +2516,7 @@ type VolumeObservation struct {
 
 func (x *VolumeObservation) Reset() {
 	*x = VolumeObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2430,7 +2528,7 @@ func (x *VolumeObservation) String() string {
 func (*VolumeObservation) ProtoMessage() {}
 
 func (x *VolumeObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2443,7 +2541,7 @@ func (x *VolumeObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeObservation.ProtoReflect.Descriptor instead.
 func (*VolumeObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *VolumeObservation) GetVolumeId() string {
@@ -2535,7 +2633,7 @@ type SnapshotObservation struct {
 
 func (x *SnapshotObservation) Reset() {
 	*x = SnapshotObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2547,7 +2645,7 @@ func (x *SnapshotObservation) String() string {
 func (*SnapshotObservation) ProtoMessage() {}
 
 func (x *SnapshotObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2560,7 +2658,7 @@ func (x *SnapshotObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotObservation.ProtoReflect.Descriptor instead.
 func (*SnapshotObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SnapshotObservation) GetSnapshotId() string {
@@ -2632,7 +2730,7 @@ type NicObservation struct {
 
 func (x *NicObservation) Reset() {
 	*x = NicObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2644,7 +2742,7 @@ func (x *NicObservation) String() string {
 func (*NicObservation) ProtoMessage() {}
 
 func (x *NicObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2657,7 +2755,7 @@ func (x *NicObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NicObservation.ProtoReflect.Descriptor instead.
 func (*NicObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *NicObservation) GetId() string {
@@ -2693,7 +2791,7 @@ type ReadImageRequest struct {
 
 func (x *ReadImageRequest) Reset() {
 	*x = ReadImageRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2705,7 +2803,7 @@ func (x *ReadImageRequest) String() string {
 func (*ReadImageRequest) ProtoMessage() {}
 
 func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2718,7 +2816,7 @@ func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageRequest.ProtoReflect.Descriptor instead.
 func (*ReadImageRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ReadImageRequest) GetSha256() string {
@@ -2745,7 +2843,7 @@ type ReadImageResponse struct {
 
 func (x *ReadImageResponse) Reset() {
 	*x = ReadImageResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2757,7 +2855,7 @@ func (x *ReadImageResponse) String() string {
 func (*ReadImageResponse) ProtoMessage() {}
 
 func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2770,7 +2868,7 @@ func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageResponse.ProtoReflect.Descriptor instead.
 func (*ReadImageResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ReadImageResponse) GetData() []byte {
@@ -2795,7 +2893,7 @@ type SendConsoleRequest struct {
 
 func (x *SendConsoleRequest) Reset() {
 	*x = SendConsoleRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2807,7 +2905,7 @@ func (x *SendConsoleRequest) String() string {
 func (*SendConsoleRequest) ProtoMessage() {}
 
 func (x *SendConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2820,7 +2918,7 @@ func (x *SendConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendConsoleRequest.ProtoReflect.Descriptor instead.
 func (*SendConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SendConsoleRequest) GetRequestId() string {
@@ -2852,7 +2950,7 @@ type SendConsoleResponse struct {
 
 func (x *SendConsoleResponse) Reset() {
 	*x = SendConsoleResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2864,7 +2962,7 @@ func (x *SendConsoleResponse) String() string {
 func (*SendConsoleResponse) ProtoMessage() {}
 
 func (x *SendConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2877,7 +2975,108 @@ func (x *SendConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendConsoleResponse.ProtoReflect.Descriptor instead.
 func (*SendConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{29}
+}
+
+type SendSnapshotRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In the first message only.
+	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// At most 256 KiB. A message without data shows that the host is still comparing snapshots. The host sends a message
+	// at least every 10 seconds, unless the member does not read.
+	Data []byte `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	// Why the snapshot cannot be sent, or not to its end. The stream ends with this message. The reader gets the text with
+	// FAILED_PRECONDITION, cut to 1 KiB.
+	Error         string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SendSnapshotRequest) Reset() {
+	*x = SendSnapshotRequest{}
+	mi := &file_agent_v1_agent_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SendSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SendSnapshotRequest) ProtoMessage() {}
+
+func (x *SendSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SendSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*SendSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *SendSnapshotRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *SendSnapshotRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *SendSnapshotRequest) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+type SendSnapshotResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SendSnapshotResponse) Reset() {
+	*x = SendSnapshotResponse{}
+	mi := &file_agent_v1_agent_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SendSnapshotResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SendSnapshotResponse) ProtoMessage() {}
+
+func (x *SendSnapshotResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SendSnapshotResponse.ProtoReflect.Descriptor instead.
+func (*SendSnapshotResponse) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 // SyncNetworksRequest describes the host in the first message, and acknowledges a revision in each later one.
@@ -2901,7 +3100,7 @@ type SyncNetworksRequest struct {
 
 func (x *SyncNetworksRequest) Reset() {
 	*x = SyncNetworksRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_agent_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2913,7 +3112,7 @@ func (x *SyncNetworksRequest) String() string {
 func (*SyncNetworksRequest) ProtoMessage() {}
 
 func (x *SyncNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_agent_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2926,7 +3125,7 @@ func (x *SyncNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncNetworksRequest.ProtoReflect.Descriptor instead.
 func (*SyncNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SyncNetworksRequest) GetProtocol() uint32 {
@@ -2980,7 +3179,7 @@ type BackendHealth struct {
 
 func (x *BackendHealth) Reset() {
 	*x = BackendHealth{}
-	mi := &file_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_agent_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2992,7 +3191,7 @@ func (x *BackendHealth) String() string {
 func (*BackendHealth) ProtoMessage() {}
 
 func (x *BackendHealth) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_agent_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3005,7 +3204,7 @@ func (x *BackendHealth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendHealth.ProtoReflect.Descriptor instead.
 func (*BackendHealth) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *BackendHealth) GetVpcId() string {
@@ -3068,7 +3267,7 @@ type HostNetwork struct {
 
 func (x *HostNetwork) Reset() {
 	*x = HostNetwork{}
-	mi := &file_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_agent_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3080,7 +3279,7 @@ func (x *HostNetwork) String() string {
 func (*HostNetwork) ProtoMessage() {}
 
 func (x *HostNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_agent_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3093,7 +3292,7 @@ func (x *HostNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostNetwork.ProtoReflect.Descriptor instead.
 func (*HostNetwork) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *HostNetwork) GetVtep() string {
@@ -3150,7 +3349,7 @@ type VpcFailure struct {
 
 func (x *VpcFailure) Reset() {
 	*x = VpcFailure{}
-	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_agent_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3162,7 +3361,7 @@ func (x *VpcFailure) String() string {
 func (*VpcFailure) ProtoMessage() {}
 
 func (x *VpcFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_agent_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3175,7 +3374,7 @@ func (x *VpcFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcFailure.ProtoReflect.Descriptor instead.
 func (*VpcFailure) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *VpcFailure) GetVpcId() string {
@@ -3238,7 +3437,7 @@ type SyncNetworksResponse struct {
 
 func (x *SyncNetworksResponse) Reset() {
 	*x = SyncNetworksResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_agent_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3250,7 +3449,7 @@ func (x *SyncNetworksResponse) String() string {
 func (*SyncNetworksResponse) ProtoMessage() {}
 
 func (x *SyncNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_agent_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3263,7 +3462,7 @@ func (x *SyncNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncNetworksResponse.ProtoReflect.Descriptor instead.
 func (*SyncNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SyncNetworksResponse) GetTerm() uint64 {
@@ -3393,7 +3592,7 @@ type HostEncryption struct {
 
 func (x *HostEncryption) Reset() {
 	*x = HostEncryption{}
-	mi := &file_agent_v1_agent_proto_msgTypes[34]
+	mi := &file_agent_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3405,7 +3604,7 @@ func (x *HostEncryption) String() string {
 func (*HostEncryption) ProtoMessage() {}
 
 func (x *HostEncryption) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[34]
+	mi := &file_agent_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3418,7 +3617,7 @@ func (x *HostEncryption) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostEncryption.ProtoReflect.Descriptor instead.
 func (*HostEncryption) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *HostEncryption) GetPeers() []*EncryptedPeer {
@@ -3451,7 +3650,7 @@ type EncryptedPeer struct {
 
 func (x *EncryptedPeer) Reset() {
 	*x = EncryptedPeer{}
-	mi := &file_agent_v1_agent_proto_msgTypes[35]
+	mi := &file_agent_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3463,7 +3662,7 @@ func (x *EncryptedPeer) String() string {
 func (*EncryptedPeer) ProtoMessage() {}
 
 func (x *EncryptedPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[35]
+	mi := &file_agent_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3476,7 +3675,7 @@ func (x *EncryptedPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EncryptedPeer.ProtoReflect.Descriptor instead.
 func (*EncryptedPeer) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *EncryptedPeer) GetVtep() string {
@@ -3513,7 +3712,7 @@ type EspState struct {
 
 func (x *EspState) Reset() {
 	*x = EspState{}
-	mi := &file_agent_v1_agent_proto_msgTypes[36]
+	mi := &file_agent_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3525,7 +3724,7 @@ func (x *EspState) String() string {
 func (*EspState) ProtoMessage() {}
 
 func (x *EspState) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[36]
+	mi := &file_agent_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3538,7 +3737,7 @@ func (x *EspState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EspState.ProtoReflect.Descriptor instead.
 func (*EspState) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *EspState) GetSpi() uint32 {
@@ -3577,7 +3776,7 @@ type HostNatGateway struct {
 
 func (x *HostNatGateway) Reset() {
 	*x = HostNatGateway{}
-	mi := &file_agent_v1_agent_proto_msgTypes[37]
+	mi := &file_agent_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3589,7 +3788,7 @@ func (x *HostNatGateway) String() string {
 func (*HostNatGateway) ProtoMessage() {}
 
 func (x *HostNatGateway) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[37]
+	mi := &file_agent_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3602,7 +3801,7 @@ func (x *HostNatGateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostNatGateway.ProtoReflect.Descriptor instead.
 func (*HostNatGateway) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *HostNatGateway) GetNatGateway() *v12.NatGateway {
@@ -3652,7 +3851,7 @@ type ProtectedAddresses struct {
 
 func (x *ProtectedAddresses) Reset() {
 	*x = ProtectedAddresses{}
-	mi := &file_agent_v1_agent_proto_msgTypes[38]
+	mi := &file_agent_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3664,7 +3863,7 @@ func (x *ProtectedAddresses) String() string {
 func (*ProtectedAddresses) ProtoMessage() {}
 
 func (x *ProtectedAddresses) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[38]
+	mi := &file_agent_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3677,7 +3876,7 @@ func (x *ProtectedAddresses) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProtectedAddresses.ProtoReflect.Descriptor instead.
 func (*ProtectedAddresses) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ProtectedAddresses) GetAddresses() []string {
@@ -3698,7 +3897,7 @@ type HostVpc struct {
 
 func (x *HostVpc) Reset() {
 	*x = HostVpc{}
-	mi := &file_agent_v1_agent_proto_msgTypes[39]
+	mi := &file_agent_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3710,7 +3909,7 @@ func (x *HostVpc) String() string {
 func (*HostVpc) ProtoMessage() {}
 
 func (x *HostVpc) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[39]
+	mi := &file_agent_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3723,7 +3922,7 @@ func (x *HostVpc) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostVpc.ProtoReflect.Descriptor instead.
 func (*HostVpc) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *HostVpc) GetVpc() *v12.Vpc {
@@ -3751,7 +3950,7 @@ type HostSubnet struct {
 
 func (x *HostSubnet) Reset() {
 	*x = HostSubnet{}
-	mi := &file_agent_v1_agent_proto_msgTypes[40]
+	mi := &file_agent_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3763,7 +3962,7 @@ func (x *HostSubnet) String() string {
 func (*HostSubnet) ProtoMessage() {}
 
 func (x *HostSubnet) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[40]
+	mi := &file_agent_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3776,7 +3975,7 @@ func (x *HostSubnet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostSubnet.ProtoReflect.Descriptor instead.
 func (*HostSubnet) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *HostSubnet) GetSubnet() *v12.Subnet {
@@ -3809,7 +4008,7 @@ type HostPort struct {
 
 func (x *HostPort) Reset() {
 	*x = HostPort{}
-	mi := &file_agent_v1_agent_proto_msgTypes[41]
+	mi := &file_agent_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3821,7 +4020,7 @@ func (x *HostPort) String() string {
 func (*HostPort) ProtoMessage() {}
 
 func (x *HostPort) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[41]
+	mi := &file_agent_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3834,7 +4033,7 @@ func (x *HostPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostPort.ProtoReflect.Descriptor instead.
 func (*HostPort) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *HostPort) GetPort() *v12.Port {
@@ -3887,7 +4086,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x1f\n" +
 	"\vpresent_vms\x18\x02 \x03(\tR\n" +
 	"presentVms\x12#\n" +
-	"\ragent_version\x18\x03 \x01(\tR\fagentVersion\"\x87\x03\n" +
+	"\ragent_version\x18\x03 \x01(\tR\fagentVersion\"\xcf\x03\n" +
 	"\rWatchResponse\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\x12\x1a\n" +
@@ -3899,7 +4098,8 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x10console_requests\x18\b \x03(\v2\x18.agent.v1.ConsoleRequestR\x0fconsoleRequests\x122\n" +
 	"\avolumes\x18\t \x03(\v2\x18.agent.v1.AssignedVolumeR\avolumes\x12)\n" +
 	"\x10released_volumes\x18\n" +
-	" \x03(\tR\x0freleasedVolumes\"\xf1\x05\n" +
+	" \x03(\tR\x0freleasedVolumes\x12F\n" +
+	"\x11snapshot_requests\x18< \x03(\v2\x19.agent.v1.SnapshotRequestR\x10snapshotRequests\"\xf1\x05\n" +
 	"\n" +
 	"AssignedVm\x12\x13\n" +
 	"\x05vm_id\x18\x01 \x01(\tR\x04vmId\x12\x12\n" +
@@ -4017,7 +4217,16 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x06follow\x18\x03 \x01(\bR\x06follow\x12\x1d\n" +
 	"\n" +
 	"tail_bytes\x18\x04 \x01(\x04R\ttailBytes\x12\x16\n" +
-	"\x06cancel\x18\x05 \x01(\bR\x06cancel\"\x9c\x01\n" +
+	"\x06cancel\x18\x05 \x01(\bR\x06cancel\"\xca\x01\n" +
+	"\x0fSnapshotRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12\x1b\n" +
+	"\tvolume_id\x18\x02 \x01(\tR\bvolumeId\x12\x1f\n" +
+	"\vsnapshot_id\x18\x03 \x01(\tR\n" +
+	"snapshotId\x12*\n" +
+	"\x11since_snapshot_id\x18\x04 \x01(\tR\x0fsinceSnapshotId\x12\x16\n" +
+	"\x06offset\x18\x05 \x01(\x04R\x06offset\x12\x16\n" +
+	"\x06cancel\x18\x06 \x01(\bR\x06cancel\"\x9c\x01\n" +
 	"\rReportRequest\x12)\n" +
 	"\x05facts\x18\x01 \x01(\v2\x13.agent.v1.NodeFactsR\x05facts\x12)\n" +
 	"\x03vms\x18\x02 \x03(\v2\x17.agent.v1.VmObservationR\x03vms\x125\n" +
@@ -4105,7 +4314,13 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\x12\x14\n" +
 	"\x05error\x18\x03 \x01(\tR\x05error\"\x15\n" +
-	"\x13SendConsoleResponse\"\xf9\x01\n" +
+	"\x13SendConsoleResponse\"^\n" +
+	"\x13SendSnapshotRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\x12\x14\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\"\x16\n" +
+	"\x14SendSnapshotResponse\"\xf9\x01\n" +
 	"\x13SyncNetworksRequest\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12)\n" +
 	"\x04host\x18\x02 \x01(\v2\x15.agent.v1.HostNetworkR\x04host\x12)\n" +
@@ -4209,14 +4424,15 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x15SNAPSHOT_STATE_ABSENT\x10\x01\x12\x1a\n" +
 	"\x16SNAPSHOT_STATE_COPYING\x10\x02\x12\x1b\n" +
 	"\x17SNAPSHOT_STATE_COMPLETE\x10\x03\x12\x19\n" +
-	"\x15SNAPSHOT_STATE_FAILED\x10\x042\xde\x03\n" +
+	"\x15SNAPSHOT_STATE_FAILED\x10\x042\xaf\x04\n" +
 	"\fAgentService\x123\n" +
 	"\x04Join\x12\x15.agent.v1.JoinRequest\x1a\x14.agent.v1.Credential\x125\n" +
 	"\x05Renew\x12\x16.agent.v1.RenewRequest\x1a\x14.agent.v1.Credential\x12:\n" +
 	"\x05Watch\x12\x16.agent.v1.WatchRequest\x1a\x17.agent.v1.WatchResponse0\x01\x12=\n" +
 	"\x06Report\x12\x17.agent.v1.ReportRequest\x1a\x18.agent.v1.ReportResponse(\x01\x12F\n" +
 	"\tReadImage\x12\x1a.agent.v1.ReadImageRequest\x1a\x1b.agent.v1.ReadImageResponse0\x01\x12L\n" +
-	"\vSendConsole\x12\x1c.agent.v1.SendConsoleRequest\x1a\x1d.agent.v1.SendConsoleResponse(\x01\x12Q\n" +
+	"\vSendConsole\x12\x1c.agent.v1.SendConsoleRequest\x1a\x1d.agent.v1.SendConsoleResponse(\x01\x12O\n" +
+	"\fSendSnapshot\x12\x1d.agent.v1.SendSnapshotRequest\x1a\x1e.agent.v1.SendSnapshotResponse(\x01\x12Q\n" +
 	"\fSyncNetworks\x12\x1d.agent.v1.SyncNetworksRequest\x1a\x1e.agent.v1.SyncNetworksResponse(\x010\x01B8Z6github.com/trivet-cloud/trivet/protos/agent/v1;agentv1b\x06proto3"
 
 var (
@@ -4232,7 +4448,7 @@ func file_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_agent_v1_agent_proto_goTypes = []any{
 	(Power)(0),                   // 0: agent.v1.Power
 	(Observed)(0),                // 1: agent.v1.Observed
@@ -4254,128 +4470,134 @@ var file_agent_v1_agent_proto_goTypes = []any{
 	(*RbdPool)(nil),              // 17: agent.v1.RbdPool
 	(*AssignedImage)(nil),        // 18: agent.v1.AssignedImage
 	(*ConsoleRequest)(nil),       // 19: agent.v1.ConsoleRequest
-	(*ReportRequest)(nil),        // 20: agent.v1.ReportRequest
-	(*ReportResponse)(nil),       // 21: agent.v1.ReportResponse
-	(*NodeFacts)(nil),            // 22: agent.v1.NodeFacts
-	(*StoragePool)(nil),          // 23: agent.v1.StoragePool
-	(*VmObservation)(nil),        // 24: agent.v1.VmObservation
-	(*DiskObservation)(nil),      // 25: agent.v1.DiskObservation
-	(*VolumeObservation)(nil),    // 26: agent.v1.VolumeObservation
-	(*SnapshotObservation)(nil),  // 27: agent.v1.SnapshotObservation
-	(*NicObservation)(nil),       // 28: agent.v1.NicObservation
-	(*ReadImageRequest)(nil),     // 29: agent.v1.ReadImageRequest
-	(*ReadImageResponse)(nil),    // 30: agent.v1.ReadImageResponse
-	(*SendConsoleRequest)(nil),   // 31: agent.v1.SendConsoleRequest
-	(*SendConsoleResponse)(nil),  // 32: agent.v1.SendConsoleResponse
-	(*SyncNetworksRequest)(nil),  // 33: agent.v1.SyncNetworksRequest
-	(*BackendHealth)(nil),        // 34: agent.v1.BackendHealth
-	(*HostNetwork)(nil),          // 35: agent.v1.HostNetwork
-	(*VpcFailure)(nil),           // 36: agent.v1.VpcFailure
-	(*SyncNetworksResponse)(nil), // 37: agent.v1.SyncNetworksResponse
-	(*HostEncryption)(nil),       // 38: agent.v1.HostEncryption
-	(*EncryptedPeer)(nil),        // 39: agent.v1.EncryptedPeer
-	(*EspState)(nil),             // 40: agent.v1.EspState
-	(*HostNatGateway)(nil),       // 41: agent.v1.HostNatGateway
-	(*ProtectedAddresses)(nil),   // 42: agent.v1.ProtectedAddresses
-	(*HostVpc)(nil),              // 43: agent.v1.HostVpc
-	(*HostSubnet)(nil),           // 44: agent.v1.HostSubnet
-	(*HostPort)(nil),             // 45: agent.v1.HostPort
-	(v1.NicModel)(0),             // 46: vmcontroller.v1.NicModel
-	(v1.DiskBus)(0),              // 47: vmcontroller.v1.DiskBus
-	(v1.DiskCache)(0),            // 48: vmcontroller.v1.DiskCache
-	(v1.VolumeFormat)(0),         // 49: vmcontroller.v1.VolumeFormat
-	(v1.ImageFormat)(0),          // 50: vmcontroller.v1.ImageFormat
-	(v1.Architecture)(0),         // 51: vmcontroller.v1.Architecture
-	(*v1.ResourceUsage)(nil),     // 52: vmcontroller.v1.ResourceUsage
-	(v11.SnapshotConsistency)(0), // 53: storage.v1.SnapshotConsistency
-	(*v12.SecurityGroup)(nil),    // 54: network.v1.SecurityGroup
-	(*v12.RouteTable)(nil),       // 55: network.v1.RouteTable
-	(*v12.NatGateway)(nil),       // 56: network.v1.NatGateway
-	(*v12.FloatingIp)(nil),       // 57: network.v1.FloatingIp
-	(*v12.ServiceIp)(nil),        // 58: network.v1.ServiceIp
-	(*v12.Peering)(nil),          // 59: network.v1.Peering
-	(*v12.Vpc)(nil),              // 60: network.v1.Vpc
-	(*v12.Subnet)(nil),           // 61: network.v1.Subnet
-	(*v12.Port)(nil),             // 62: network.v1.Port
+	(*SnapshotRequest)(nil),      // 20: agent.v1.SnapshotRequest
+	(*ReportRequest)(nil),        // 21: agent.v1.ReportRequest
+	(*ReportResponse)(nil),       // 22: agent.v1.ReportResponse
+	(*NodeFacts)(nil),            // 23: agent.v1.NodeFacts
+	(*StoragePool)(nil),          // 24: agent.v1.StoragePool
+	(*VmObservation)(nil),        // 25: agent.v1.VmObservation
+	(*DiskObservation)(nil),      // 26: agent.v1.DiskObservation
+	(*VolumeObservation)(nil),    // 27: agent.v1.VolumeObservation
+	(*SnapshotObservation)(nil),  // 28: agent.v1.SnapshotObservation
+	(*NicObservation)(nil),       // 29: agent.v1.NicObservation
+	(*ReadImageRequest)(nil),     // 30: agent.v1.ReadImageRequest
+	(*ReadImageResponse)(nil),    // 31: agent.v1.ReadImageResponse
+	(*SendConsoleRequest)(nil),   // 32: agent.v1.SendConsoleRequest
+	(*SendConsoleResponse)(nil),  // 33: agent.v1.SendConsoleResponse
+	(*SendSnapshotRequest)(nil),  // 34: agent.v1.SendSnapshotRequest
+	(*SendSnapshotResponse)(nil), // 35: agent.v1.SendSnapshotResponse
+	(*SyncNetworksRequest)(nil),  // 36: agent.v1.SyncNetworksRequest
+	(*BackendHealth)(nil),        // 37: agent.v1.BackendHealth
+	(*HostNetwork)(nil),          // 38: agent.v1.HostNetwork
+	(*VpcFailure)(nil),           // 39: agent.v1.VpcFailure
+	(*SyncNetworksResponse)(nil), // 40: agent.v1.SyncNetworksResponse
+	(*HostEncryption)(nil),       // 41: agent.v1.HostEncryption
+	(*EncryptedPeer)(nil),        // 42: agent.v1.EncryptedPeer
+	(*EspState)(nil),             // 43: agent.v1.EspState
+	(*HostNatGateway)(nil),       // 44: agent.v1.HostNatGateway
+	(*ProtectedAddresses)(nil),   // 45: agent.v1.ProtectedAddresses
+	(*HostVpc)(nil),              // 46: agent.v1.HostVpc
+	(*HostSubnet)(nil),           // 47: agent.v1.HostSubnet
+	(*HostPort)(nil),             // 48: agent.v1.HostPort
+	(v1.NicModel)(0),             // 49: vmcontroller.v1.NicModel
+	(v1.DiskBus)(0),              // 50: vmcontroller.v1.DiskBus
+	(v1.DiskCache)(0),            // 51: vmcontroller.v1.DiskCache
+	(v1.VolumeFormat)(0),         // 52: vmcontroller.v1.VolumeFormat
+	(v1.ImageFormat)(0),          // 53: vmcontroller.v1.ImageFormat
+	(v1.Architecture)(0),         // 54: vmcontroller.v1.Architecture
+	(*v1.ResourceUsage)(nil),     // 55: vmcontroller.v1.ResourceUsage
+	(v11.SnapshotConsistency)(0), // 56: storage.v1.SnapshotConsistency
+	(*v12.SecurityGroup)(nil),    // 57: network.v1.SecurityGroup
+	(*v12.RouteTable)(nil),       // 58: network.v1.RouteTable
+	(*v12.NatGateway)(nil),       // 59: network.v1.NatGateway
+	(*v12.FloatingIp)(nil),       // 60: network.v1.FloatingIp
+	(*v12.ServiceIp)(nil),        // 61: network.v1.ServiceIp
+	(*v12.Peering)(nil),          // 62: network.v1.Peering
+	(*v12.Vpc)(nil),              // 63: network.v1.Vpc
+	(*v12.Subnet)(nil),           // 64: network.v1.Subnet
+	(*v12.Port)(nil),             // 65: network.v1.Port
 }
 var file_agent_v1_agent_proto_depIdxs = []int32{
 	9,  // 0: agent.v1.WatchResponse.vms:type_name -> agent.v1.AssignedVm
 	19, // 1: agent.v1.WatchResponse.console_requests:type_name -> agent.v1.ConsoleRequest
 	14, // 2: agent.v1.WatchResponse.volumes:type_name -> agent.v1.AssignedVolume
-	0,  // 3: agent.v1.AssignedVm.power:type_name -> agent.v1.Power
-	13, // 4: agent.v1.AssignedVm.disks:type_name -> agent.v1.AssignedDisk
-	18, // 5: agent.v1.AssignedVm.kernel:type_name -> agent.v1.AssignedImage
-	18, // 6: agent.v1.AssignedVm.initrd:type_name -> agent.v1.AssignedImage
-	12, // 7: agent.v1.AssignedVm.nics:type_name -> agent.v1.AssignedNic
-	10, // 8: agent.v1.AssignedVm.seed:type_name -> agent.v1.AssignedSeed
-	11, // 9: agent.v1.AssignedSeed.nics:type_name -> agent.v1.AssignedSeedNic
-	46, // 10: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
-	47, // 11: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
-	48, // 12: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
-	18, // 13: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
-	14, // 14: agent.v1.AssignedDisk.volume:type_name -> agent.v1.AssignedVolume
-	49, // 15: agent.v1.AssignedVolume.format:type_name -> vmcontroller.v1.VolumeFormat
-	18, // 16: agent.v1.AssignedVolume.image:type_name -> agent.v1.AssignedImage
-	17, // 17: agent.v1.AssignedVolume.rbd:type_name -> agent.v1.RbdPool
-	16, // 18: agent.v1.AssignedVolume.snapshots:type_name -> agent.v1.AssignedSnapshot
-	15, // 19: agent.v1.AssignedVolume.source:type_name -> agent.v1.SnapshotSource
-	50, // 20: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
-	22, // 21: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
-	24, // 22: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
-	26, // 23: agent.v1.ReportRequest.volumes:type_name -> agent.v1.VolumeObservation
-	51, // 24: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
-	23, // 25: agent.v1.NodeFacts.storage_pools:type_name -> agent.v1.StoragePool
-	1,  // 26: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
-	2,  // 27: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
-	52, // 28: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
-	28, // 29: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
-	25, // 30: agent.v1.VmObservation.disks:type_name -> agent.v1.DiskObservation
-	49, // 31: agent.v1.VolumeObservation.format:type_name -> vmcontroller.v1.VolumeFormat
-	27, // 32: agent.v1.VolumeObservation.snapshots:type_name -> agent.v1.SnapshotObservation
-	3,  // 33: agent.v1.SnapshotObservation.state:type_name -> agent.v1.SnapshotState
-	53, // 34: agent.v1.SnapshotObservation.consistency:type_name -> storage.v1.SnapshotConsistency
-	49, // 35: agent.v1.SnapshotObservation.format:type_name -> vmcontroller.v1.VolumeFormat
-	35, // 36: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
-	36, // 37: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
-	34, // 38: agent.v1.SyncNetworksRequest.backend_health:type_name -> agent.v1.BackendHealth
-	43, // 39: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
-	44, // 40: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
-	45, // 41: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
-	54, // 42: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
-	55, // 43: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
-	56, // 44: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
-	57, // 45: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
-	58, // 46: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
-	42, // 47: agent.v1.SyncNetworksResponse.protected:type_name -> agent.v1.ProtectedAddresses
-	59, // 48: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
-	41, // 49: agent.v1.SyncNetworksResponse.host_nat_gateways:type_name -> agent.v1.HostNatGateway
-	38, // 50: agent.v1.SyncNetworksResponse.encryption:type_name -> agent.v1.HostEncryption
-	39, // 51: agent.v1.HostEncryption.peers:type_name -> agent.v1.EncryptedPeer
-	40, // 52: agent.v1.EncryptedPeer.send:type_name -> agent.v1.EspState
-	40, // 53: agent.v1.EncryptedPeer.receive:type_name -> agent.v1.EspState
-	56, // 54: agent.v1.HostNatGateway.nat_gateway:type_name -> network.v1.NatGateway
-	60, // 55: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
-	61, // 56: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
-	62, // 57: agent.v1.HostPort.port:type_name -> network.v1.Port
-	4,  // 58: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
-	5,  // 59: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
-	7,  // 60: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
-	20, // 61: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
-	29, // 62: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
-	31, // 63: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
-	33, // 64: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
-	6,  // 65: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
-	6,  // 66: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
-	8,  // 67: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
-	21, // 68: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
-	30, // 69: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
-	32, // 70: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
-	37, // 71: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
-	65, // [65:72] is the sub-list for method output_type
-	58, // [58:65] is the sub-list for method input_type
-	58, // [58:58] is the sub-list for extension type_name
-	58, // [58:58] is the sub-list for extension extendee
-	0,  // [0:58] is the sub-list for field type_name
+	20, // 3: agent.v1.WatchResponse.snapshot_requests:type_name -> agent.v1.SnapshotRequest
+	0,  // 4: agent.v1.AssignedVm.power:type_name -> agent.v1.Power
+	13, // 5: agent.v1.AssignedVm.disks:type_name -> agent.v1.AssignedDisk
+	18, // 6: agent.v1.AssignedVm.kernel:type_name -> agent.v1.AssignedImage
+	18, // 7: agent.v1.AssignedVm.initrd:type_name -> agent.v1.AssignedImage
+	12, // 8: agent.v1.AssignedVm.nics:type_name -> agent.v1.AssignedNic
+	10, // 9: agent.v1.AssignedVm.seed:type_name -> agent.v1.AssignedSeed
+	11, // 10: agent.v1.AssignedSeed.nics:type_name -> agent.v1.AssignedSeedNic
+	49, // 11: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
+	50, // 12: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
+	51, // 13: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
+	18, // 14: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
+	14, // 15: agent.v1.AssignedDisk.volume:type_name -> agent.v1.AssignedVolume
+	52, // 16: agent.v1.AssignedVolume.format:type_name -> vmcontroller.v1.VolumeFormat
+	18, // 17: agent.v1.AssignedVolume.image:type_name -> agent.v1.AssignedImage
+	17, // 18: agent.v1.AssignedVolume.rbd:type_name -> agent.v1.RbdPool
+	16, // 19: agent.v1.AssignedVolume.snapshots:type_name -> agent.v1.AssignedSnapshot
+	15, // 20: agent.v1.AssignedVolume.source:type_name -> agent.v1.SnapshotSource
+	53, // 21: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
+	23, // 22: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
+	25, // 23: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
+	27, // 24: agent.v1.ReportRequest.volumes:type_name -> agent.v1.VolumeObservation
+	54, // 25: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
+	24, // 26: agent.v1.NodeFacts.storage_pools:type_name -> agent.v1.StoragePool
+	1,  // 27: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
+	2,  // 28: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
+	55, // 29: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
+	29, // 30: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
+	26, // 31: agent.v1.VmObservation.disks:type_name -> agent.v1.DiskObservation
+	52, // 32: agent.v1.VolumeObservation.format:type_name -> vmcontroller.v1.VolumeFormat
+	28, // 33: agent.v1.VolumeObservation.snapshots:type_name -> agent.v1.SnapshotObservation
+	3,  // 34: agent.v1.SnapshotObservation.state:type_name -> agent.v1.SnapshotState
+	56, // 35: agent.v1.SnapshotObservation.consistency:type_name -> storage.v1.SnapshotConsistency
+	52, // 36: agent.v1.SnapshotObservation.format:type_name -> vmcontroller.v1.VolumeFormat
+	38, // 37: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
+	39, // 38: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
+	37, // 39: agent.v1.SyncNetworksRequest.backend_health:type_name -> agent.v1.BackendHealth
+	46, // 40: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
+	47, // 41: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
+	48, // 42: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
+	57, // 43: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
+	58, // 44: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
+	59, // 45: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
+	60, // 46: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
+	61, // 47: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
+	45, // 48: agent.v1.SyncNetworksResponse.protected:type_name -> agent.v1.ProtectedAddresses
+	62, // 49: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
+	44, // 50: agent.v1.SyncNetworksResponse.host_nat_gateways:type_name -> agent.v1.HostNatGateway
+	41, // 51: agent.v1.SyncNetworksResponse.encryption:type_name -> agent.v1.HostEncryption
+	42, // 52: agent.v1.HostEncryption.peers:type_name -> agent.v1.EncryptedPeer
+	43, // 53: agent.v1.EncryptedPeer.send:type_name -> agent.v1.EspState
+	43, // 54: agent.v1.EncryptedPeer.receive:type_name -> agent.v1.EspState
+	59, // 55: agent.v1.HostNatGateway.nat_gateway:type_name -> network.v1.NatGateway
+	63, // 56: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
+	64, // 57: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
+	65, // 58: agent.v1.HostPort.port:type_name -> network.v1.Port
+	4,  // 59: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
+	5,  // 60: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
+	7,  // 61: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
+	21, // 62: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
+	30, // 63: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
+	32, // 64: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
+	34, // 65: agent.v1.AgentService.SendSnapshot:input_type -> agent.v1.SendSnapshotRequest
+	36, // 66: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
+	6,  // 67: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
+	6,  // 68: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
+	8,  // 69: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
+	22, // 70: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
+	31, // 71: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
+	33, // 72: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
+	35, // 73: agent.v1.AgentService.SendSnapshot:output_type -> agent.v1.SendSnapshotResponse
+	40, // 74: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
+	67, // [67:75] is the sub-list for method output_type
+	59, // [59:67] is the sub-list for method input_type
+	59, // [59:59] is the sub-list for extension type_name
+	59, // [59:59] is the sub-list for extension extendee
+	0,  // [0:59] is the sub-list for field type_name
 }
 
 func init() { file_agent_v1_agent_proto_init() }
@@ -4389,7 +4611,7 @@ func file_agent_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_v1_agent_proto_rawDesc), len(file_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   42,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -37,6 +37,7 @@ const (
 	AgentService_Report_FullMethodName       = "/agent.v1.AgentService/Report"
 	AgentService_ReadImage_FullMethodName    = "/agent.v1.AgentService/ReadImage"
 	AgentService_SendConsole_FullMethodName  = "/agent.v1.AgentService/SendConsole"
+	AgentService_SendSnapshot_FullMethodName = "/agent.v1.AgentService/SendSnapshot"
 	AgentService_SyncNetworks_FullMethodName = "/agent.v1.AgentService/SyncNetworks"
 )
 
@@ -90,6 +91,12 @@ type AgentServiceClient interface {
 	// is gone. Every request is answered once: ALREADY_EXISTS for a second stream. NOT_FOUND: nobody waits for this
 	// request, for example because the reader has gone.
 	SendConsole(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[SendConsoleRequest, SendConsoleResponse], error)
+	// SendSnapshot answers a SnapshotRequest of Watch. The first message names the request. Later messages carry a stream
+	// in Ceph's format "rbd diff v1" (https://docs.ceph.com/en/pacific/dev/rbd-diff/), in which the names of snapshots are
+	// their IDs. The response comes when the member has forwarded the stream to its reader, or the reader is gone. Every
+	// request is answered once: ALREADY_EXISTS for a second stream. NOT_FOUND: nobody waits for this request, for example
+	// because the reader has gone.
+	SendSnapshot(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[SendSnapshotRequest, SendSnapshotResponse], error)
 	// SyncNetworks sends the VPCs that the host needs: those of the ports that are bound to it, of the NAT gateways that
 	// are on it, and those that have an ACTIVE peering with one of these. The first response messages are a snapshot, of
 	// which the last has complete set; each later message has the changes up to its revision. An agent must not act on a
@@ -197,9 +204,22 @@ func (c *agentServiceClient) SendConsole(ctx context.Context, opts ...grpc.CallO
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AgentService_SendConsoleClient = grpc.ClientStreamingClient[SendConsoleRequest, SendConsoleResponse]
 
+func (c *agentServiceClient) SendSnapshot(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[SendSnapshotRequest, SendSnapshotResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &AgentService_ServiceDesc.Streams[4], AgentService_SendSnapshot_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[SendSnapshotRequest, SendSnapshotResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AgentService_SendSnapshotClient = grpc.ClientStreamingClient[SendSnapshotRequest, SendSnapshotResponse]
+
 func (c *agentServiceClient) SyncNetworks(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SyncNetworksRequest, SyncNetworksResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &AgentService_ServiceDesc.Streams[4], AgentService_SyncNetworks_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &AgentService_ServiceDesc.Streams[5], AgentService_SyncNetworks_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -260,6 +280,12 @@ type AgentServiceServer interface {
 	// is gone. Every request is answered once: ALREADY_EXISTS for a second stream. NOT_FOUND: nobody waits for this
 	// request, for example because the reader has gone.
 	SendConsole(grpc.ClientStreamingServer[SendConsoleRequest, SendConsoleResponse]) error
+	// SendSnapshot answers a SnapshotRequest of Watch. The first message names the request. Later messages carry a stream
+	// in Ceph's format "rbd diff v1" (https://docs.ceph.com/en/pacific/dev/rbd-diff/), in which the names of snapshots are
+	// their IDs. The response comes when the member has forwarded the stream to its reader, or the reader is gone. Every
+	// request is answered once: ALREADY_EXISTS for a second stream. NOT_FOUND: nobody waits for this request, for example
+	// because the reader has gone.
+	SendSnapshot(grpc.ClientStreamingServer[SendSnapshotRequest, SendSnapshotResponse]) error
 	// SyncNetworks sends the VPCs that the host needs: those of the ports that are bound to it, of the NAT gateways that
 	// are on it, and those that have an ACTIVE peering with one of these. The first response messages are a snapshot, of
 	// which the last has complete set; each later message has the changes up to its revision. An agent must not act on a
@@ -300,6 +326,9 @@ func (UnimplementedAgentServiceServer) ReadImage(*ReadImageRequest, grpc.ServerS
 }
 func (UnimplementedAgentServiceServer) SendConsole(grpc.ClientStreamingServer[SendConsoleRequest, SendConsoleResponse]) error {
 	return status.Error(codes.Unimplemented, "method SendConsole not implemented")
+}
+func (UnimplementedAgentServiceServer) SendSnapshot(grpc.ClientStreamingServer[SendSnapshotRequest, SendSnapshotResponse]) error {
+	return status.Error(codes.Unimplemented, "method SendSnapshot not implemented")
 }
 func (UnimplementedAgentServiceServer) SyncNetworks(grpc.BidiStreamingServer[SyncNetworksRequest, SyncNetworksResponse]) error {
 	return status.Error(codes.Unimplemented, "method SyncNetworks not implemented")
@@ -397,6 +426,13 @@ func _AgentService_SendConsole_Handler(srv interface{}, stream grpc.ServerStream
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AgentService_SendConsoleServer = grpc.ClientStreamingServer[SendConsoleRequest, SendConsoleResponse]
 
+func _AgentService_SendSnapshot_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(AgentServiceServer).SendSnapshot(&grpc.GenericServerStream[SendSnapshotRequest, SendSnapshotResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AgentService_SendSnapshotServer = grpc.ClientStreamingServer[SendSnapshotRequest, SendSnapshotResponse]
+
 func _AgentService_SyncNetworks_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(AgentServiceServer).SyncNetworks(&grpc.GenericServerStream[SyncNetworksRequest, SyncNetworksResponse]{ServerStream: stream})
 }
@@ -439,6 +475,11 @@ var AgentService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "SendConsole",
 			Handler:       _AgentService_SendConsole_Handler,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "SendSnapshot",
+			Handler:       _AgentService_SendSnapshot_Handler,
 			ClientStreams: true,
 		},
 		{

@@ -852,6 +852,129 @@ func (x *CreateVolumeFromSnapshotRequest) GetLabels() map[string]string {
 	return nil
 }
 
+type ExportSnapshotRequest struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	OrgId      string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId  string                 `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	SnapshotId string                 `protobuf:"bytes,3,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	// Empty: all ranges that are not zero are sent.
+	SinceSnapshotId string `protobuf:"bytes,4,opt,name=since_snapshot_id,json=sinceSnapshotId,proto3" json:"since_snapshot_id,omitempty"`
+	// In bytes of the volume. Ranges before the offset are not sent.
+	Offset        uint64 `protobuf:"varint,5,opt,name=offset,proto3" json:"offset,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExportSnapshotRequest) Reset() {
+	*x = ExportSnapshotRequest{}
+	mi := &file_storage_v1_snapshot_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExportSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExportSnapshotRequest) ProtoMessage() {}
+
+func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_snapshot_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExportSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*ExportSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_storage_v1_snapshot_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ExportSnapshotRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *ExportSnapshotRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+func (x *ExportSnapshotRequest) GetSnapshotId() string {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return ""
+}
+
+func (x *ExportSnapshotRequest) GetSinceSnapshotId() string {
+	if x != nil {
+		return x.SinceSnapshotId
+	}
+	return ""
+}
+
+func (x *ExportSnapshotRequest) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+type ExportSnapshotResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 256 KiB.
+	Data          []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExportSnapshotResponse) Reset() {
+	*x = ExportSnapshotResponse{}
+	mi := &file_storage_v1_snapshot_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExportSnapshotResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExportSnapshotResponse) ProtoMessage() {}
+
+func (x *ExportSnapshotResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_snapshot_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExportSnapshotResponse.ProtoReflect.Descriptor instead.
+func (*ExportSnapshotResponse) Descriptor() ([]byte, []int) {
+	return file_storage_v1_snapshot_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ExportSnapshotResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 var File_storage_v1_snapshot_proto protoreflect.FileDescriptor
 
 const file_storage_v1_snapshot_proto_rawDesc = "" +
@@ -940,7 +1063,17 @@ const file_storage_v1_snapshot_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01*\x88\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb2\x01\n" +
+	"\x15ExportSnapshotRequest\x12\x15\n" +
+	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x02 \x01(\tR\tprojectId\x12\x1f\n" +
+	"\vsnapshot_id\x18\x03 \x01(\tR\n" +
+	"snapshotId\x12*\n" +
+	"\x11since_snapshot_id\x18\x04 \x01(\tR\x0fsinceSnapshotId\x12\x16\n" +
+	"\x06offset\x18\x05 \x01(\x04R\x06offset\",\n" +
+	"\x16ExportSnapshotResponse\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data*\x88\x01\n" +
 	"\x0eSnapshotStatus\x12\x1f\n" +
 	"\x1bSNAPSHOT_STATUS_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17SNAPSHOT_STATUS_PENDING\x10\x01\x12\x1d\n" +
@@ -950,14 +1083,15 @@ const file_storage_v1_snapshot_proto_rawDesc = "" +
 	" SNAPSHOT_CONSISTENCY_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aSNAPSHOT_CONSISTENCY_CRASH\x10\x01\x12$\n" +
 	" SNAPSHOT_CONSISTENCY_FILE_SYSTEM\x10\x02\x12!\n" +
-	"\x1dSNAPSHOT_CONSISTENCY_DETACHED\x10\x032\x88\x04\n" +
+	"\x1dSNAPSHOT_CONSISTENCY_DETACHED\x10\x032\xe3\x04\n" +
 	"\x0fSnapshotService\x12I\n" +
 	"\x0eCreateSnapshot\x12!.storage.v1.CreateSnapshotRequest\x1a\x14.storage.v1.Snapshot\x12`\n" +
 	"\x11CreateVmSnapshots\x12$.storage.v1.CreateVmSnapshotsRequest\x1a%.storage.v1.CreateVmSnapshotsResponse\x12C\n" +
 	"\vGetSnapshot\x12\x1e.storage.v1.GetSnapshotRequest\x1a\x14.storage.v1.Snapshot\x12T\n" +
 	"\rListSnapshots\x12 .storage.v1.ListSnapshotsRequest\x1a!.storage.v1.ListSnapshotsResponse\x12K\n" +
 	"\x0eDeleteSnapshot\x12!.storage.v1.DeleteSnapshotRequest\x1a\x16.google.protobuf.Empty\x12`\n" +
-	"\x18CreateVolumeFromSnapshot\x12+.storage.v1.CreateVolumeFromSnapshotRequest\x1a\x17.vmcontroller.v1.VolumeB<Z:github.com/trivet-cloud/trivet/protos/storage/v1;storagev1b\x06proto3"
+	"\x18CreateVolumeFromSnapshot\x12+.storage.v1.CreateVolumeFromSnapshotRequest\x1a\x17.vmcontroller.v1.Volume\x12Y\n" +
+	"\x0eExportSnapshot\x12!.storage.v1.ExportSnapshotRequest\x1a\".storage.v1.ExportSnapshotResponse0\x01B<Z:github.com/trivet-cloud/trivet/protos/storage/v1;storagev1b\x06proto3"
 
 var (
 	file_storage_v1_snapshot_proto_rawDescOnce sync.Once
@@ -972,7 +1106,7 @@ func file_storage_v1_snapshot_proto_rawDescGZIP() []byte {
 }
 
 var file_storage_v1_snapshot_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_storage_v1_snapshot_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_storage_v1_snapshot_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_storage_v1_snapshot_proto_goTypes = []any{
 	(SnapshotStatus)(0),                     // 0: storage.v1.SnapshotStatus
 	(SnapshotConsistency)(0),                // 1: storage.v1.SnapshotConsistency
@@ -985,38 +1119,42 @@ var file_storage_v1_snapshot_proto_goTypes = []any{
 	(*ListSnapshotsResponse)(nil),           // 8: storage.v1.ListSnapshotsResponse
 	(*DeleteSnapshotRequest)(nil),           // 9: storage.v1.DeleteSnapshotRequest
 	(*CreateVolumeFromSnapshotRequest)(nil), // 10: storage.v1.CreateVolumeFromSnapshotRequest
-	nil,                                     // 11: storage.v1.Snapshot.LabelsEntry
-	nil,                                     // 12: storage.v1.CreateSnapshotRequest.LabelsEntry
-	nil,                                     // 13: storage.v1.CreateVmSnapshotsRequest.LabelsEntry
-	nil,                                     // 14: storage.v1.CreateVolumeFromSnapshotRequest.MetadataEntry
-	nil,                                     // 15: storage.v1.CreateVolumeFromSnapshotRequest.LabelsEntry
-	(*emptypb.Empty)(nil),                   // 16: google.protobuf.Empty
-	(*v1.Volume)(nil),                       // 17: vmcontroller.v1.Volume
+	(*ExportSnapshotRequest)(nil),           // 11: storage.v1.ExportSnapshotRequest
+	(*ExportSnapshotResponse)(nil),          // 12: storage.v1.ExportSnapshotResponse
+	nil,                                     // 13: storage.v1.Snapshot.LabelsEntry
+	nil,                                     // 14: storage.v1.CreateSnapshotRequest.LabelsEntry
+	nil,                                     // 15: storage.v1.CreateVmSnapshotsRequest.LabelsEntry
+	nil,                                     // 16: storage.v1.CreateVolumeFromSnapshotRequest.MetadataEntry
+	nil,                                     // 17: storage.v1.CreateVolumeFromSnapshotRequest.LabelsEntry
+	(*emptypb.Empty)(nil),                   // 18: google.protobuf.Empty
+	(*v1.Volume)(nil),                       // 19: vmcontroller.v1.Volume
 }
 var file_storage_v1_snapshot_proto_depIdxs = []int32{
 	0,  // 0: storage.v1.Snapshot.status:type_name -> storage.v1.SnapshotStatus
 	1,  // 1: storage.v1.Snapshot.consistency:type_name -> storage.v1.SnapshotConsistency
-	11, // 2: storage.v1.Snapshot.labels:type_name -> storage.v1.Snapshot.LabelsEntry
-	12, // 3: storage.v1.CreateSnapshotRequest.labels:type_name -> storage.v1.CreateSnapshotRequest.LabelsEntry
-	13, // 4: storage.v1.CreateVmSnapshotsRequest.labels:type_name -> storage.v1.CreateVmSnapshotsRequest.LabelsEntry
+	13, // 2: storage.v1.Snapshot.labels:type_name -> storage.v1.Snapshot.LabelsEntry
+	14, // 3: storage.v1.CreateSnapshotRequest.labels:type_name -> storage.v1.CreateSnapshotRequest.LabelsEntry
+	15, // 4: storage.v1.CreateVmSnapshotsRequest.labels:type_name -> storage.v1.CreateVmSnapshotsRequest.LabelsEntry
 	2,  // 5: storage.v1.CreateVmSnapshotsResponse.snapshots:type_name -> storage.v1.Snapshot
 	2,  // 6: storage.v1.ListSnapshotsResponse.snapshots:type_name -> storage.v1.Snapshot
-	14, // 7: storage.v1.CreateVolumeFromSnapshotRequest.metadata:type_name -> storage.v1.CreateVolumeFromSnapshotRequest.MetadataEntry
-	15, // 8: storage.v1.CreateVolumeFromSnapshotRequest.labels:type_name -> storage.v1.CreateVolumeFromSnapshotRequest.LabelsEntry
+	16, // 7: storage.v1.CreateVolumeFromSnapshotRequest.metadata:type_name -> storage.v1.CreateVolumeFromSnapshotRequest.MetadataEntry
+	17, // 8: storage.v1.CreateVolumeFromSnapshotRequest.labels:type_name -> storage.v1.CreateVolumeFromSnapshotRequest.LabelsEntry
 	3,  // 9: storage.v1.SnapshotService.CreateSnapshot:input_type -> storage.v1.CreateSnapshotRequest
 	4,  // 10: storage.v1.SnapshotService.CreateVmSnapshots:input_type -> storage.v1.CreateVmSnapshotsRequest
 	6,  // 11: storage.v1.SnapshotService.GetSnapshot:input_type -> storage.v1.GetSnapshotRequest
 	7,  // 12: storage.v1.SnapshotService.ListSnapshots:input_type -> storage.v1.ListSnapshotsRequest
 	9,  // 13: storage.v1.SnapshotService.DeleteSnapshot:input_type -> storage.v1.DeleteSnapshotRequest
 	10, // 14: storage.v1.SnapshotService.CreateVolumeFromSnapshot:input_type -> storage.v1.CreateVolumeFromSnapshotRequest
-	2,  // 15: storage.v1.SnapshotService.CreateSnapshot:output_type -> storage.v1.Snapshot
-	5,  // 16: storage.v1.SnapshotService.CreateVmSnapshots:output_type -> storage.v1.CreateVmSnapshotsResponse
-	2,  // 17: storage.v1.SnapshotService.GetSnapshot:output_type -> storage.v1.Snapshot
-	8,  // 18: storage.v1.SnapshotService.ListSnapshots:output_type -> storage.v1.ListSnapshotsResponse
-	16, // 19: storage.v1.SnapshotService.DeleteSnapshot:output_type -> google.protobuf.Empty
-	17, // 20: storage.v1.SnapshotService.CreateVolumeFromSnapshot:output_type -> vmcontroller.v1.Volume
-	15, // [15:21] is the sub-list for method output_type
-	9,  // [9:15] is the sub-list for method input_type
+	11, // 15: storage.v1.SnapshotService.ExportSnapshot:input_type -> storage.v1.ExportSnapshotRequest
+	2,  // 16: storage.v1.SnapshotService.CreateSnapshot:output_type -> storage.v1.Snapshot
+	5,  // 17: storage.v1.SnapshotService.CreateVmSnapshots:output_type -> storage.v1.CreateVmSnapshotsResponse
+	2,  // 18: storage.v1.SnapshotService.GetSnapshot:output_type -> storage.v1.Snapshot
+	8,  // 19: storage.v1.SnapshotService.ListSnapshots:output_type -> storage.v1.ListSnapshotsResponse
+	18, // 20: storage.v1.SnapshotService.DeleteSnapshot:output_type -> google.protobuf.Empty
+	19, // 21: storage.v1.SnapshotService.CreateVolumeFromSnapshot:output_type -> vmcontroller.v1.Volume
+	12, // 22: storage.v1.SnapshotService.ExportSnapshot:output_type -> storage.v1.ExportSnapshotResponse
+	16, // [16:23] is the sub-list for method output_type
+	9,  // [9:16] is the sub-list for method input_type
 	9,  // [9:9] is the sub-list for extension type_name
 	9,  // [9:9] is the sub-list for extension extendee
 	0,  // [0:9] is the sub-list for field type_name
@@ -1033,7 +1171,7 @@ func file_storage_v1_snapshot_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_storage_v1_snapshot_proto_rawDesc), len(file_storage_v1_snapshot_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   14,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

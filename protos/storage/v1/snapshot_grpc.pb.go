@@ -33,6 +33,7 @@ const (
 	SnapshotService_ListSnapshots_FullMethodName            = "/storage.v1.SnapshotService/ListSnapshots"
 	SnapshotService_DeleteSnapshot_FullMethodName           = "/storage.v1.SnapshotService/DeleteSnapshot"
 	SnapshotService_CreateVolumeFromSnapshot_FullMethodName = "/storage.v1.SnapshotService/CreateVolumeFromSnapshot"
+	SnapshotService_ExportSnapshot_FullMethodName           = "/storage.v1.SnapshotService/ExportSnapshot"
 )
 
 // SnapshotServiceClient is the client API for SnapshotService service.
@@ -79,6 +80,20 @@ type SnapshotServiceClient interface {
 	// another field is invalid. RESOURCE_EXHAUSTED: a quota is exceeded, the host's storage pool has too little space, or
 	// the project's wallet has too little credit.
 	CreateVolumeFromSnapshot(ctx context.Context, in *CreateVolumeFromSnapshotRequest, opts ...grpc.CallOption) (*v1.Volume, error)
+	// ExportSnapshot sends the content of an AVAILABLE snapshot, or its differences from an older snapshot of the same
+	// volume. The data of all responses together are one stream in Ceph's format "rbd diff v1"
+	// (https://docs.ceph.com/en/pacific/dev/rbd-diff/). The names of snapshots in the stream are their IDs. The ranges of
+	// the stream do not overlap, and their offsets rise. The stream is complete if it ends with the record 'e'. A client
+	// that was interrupted can continue: it sends the end of the last range that it has received as offset, and gets a
+	// stream with the same header and the remaining ranges. The host of the volume reads the snapshot; with
+	// since_snapshot_id it reads both snapshots completely. A host sends at most 16 snapshots at a time, at most 4 of
+	// them to one project and at most 8 to one org.
+	//
+	// NOT_FOUND: the project has no such snapshot. FAILED_PRECONDITION: a snapshot is not AVAILABLE, or cannot be read.
+	// INVALID_ARGUMENT: since_snapshot_id is not an older snapshot of the same volume. OUT_OF_RANGE: offset is greater
+	// than the size of the snapshot. RESOURCE_EXHAUSTED: the host sends as many snapshots to the project or the org as it
+	// may. UNAVAILABLE: the host is not connected or does not answer, or the connection to it broke.
+	ExportSnapshot(ctx context.Context, in *ExportSnapshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportSnapshotResponse], error)
 }
 
 type snapshotServiceClient struct {
@@ -149,6 +164,25 @@ func (c *snapshotServiceClient) CreateVolumeFromSnapshot(ctx context.Context, in
 	return out, nil
 }
 
+func (c *snapshotServiceClient) ExportSnapshot(ctx context.Context, in *ExportSnapshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportSnapshotResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &SnapshotService_ServiceDesc.Streams[0], SnapshotService_ExportSnapshot_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ExportSnapshotRequest, ExportSnapshotResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type SnapshotService_ExportSnapshotClient = grpc.ServerStreamingClient[ExportSnapshotResponse]
+
 // SnapshotServiceServer is the server API for SnapshotService service.
 // All implementations must embed UnimplementedSnapshotServiceServer
 // for forward compatibility.
@@ -193,6 +227,20 @@ type SnapshotServiceServer interface {
 	// another field is invalid. RESOURCE_EXHAUSTED: a quota is exceeded, the host's storage pool has too little space, or
 	// the project's wallet has too little credit.
 	CreateVolumeFromSnapshot(context.Context, *CreateVolumeFromSnapshotRequest) (*v1.Volume, error)
+	// ExportSnapshot sends the content of an AVAILABLE snapshot, or its differences from an older snapshot of the same
+	// volume. The data of all responses together are one stream in Ceph's format "rbd diff v1"
+	// (https://docs.ceph.com/en/pacific/dev/rbd-diff/). The names of snapshots in the stream are their IDs. The ranges of
+	// the stream do not overlap, and their offsets rise. The stream is complete if it ends with the record 'e'. A client
+	// that was interrupted can continue: it sends the end of the last range that it has received as offset, and gets a
+	// stream with the same header and the remaining ranges. The host of the volume reads the snapshot; with
+	// since_snapshot_id it reads both snapshots completely. A host sends at most 16 snapshots at a time, at most 4 of
+	// them to one project and at most 8 to one org.
+	//
+	// NOT_FOUND: the project has no such snapshot. FAILED_PRECONDITION: a snapshot is not AVAILABLE, or cannot be read.
+	// INVALID_ARGUMENT: since_snapshot_id is not an older snapshot of the same volume. OUT_OF_RANGE: offset is greater
+	// than the size of the snapshot. RESOURCE_EXHAUSTED: the host sends as many snapshots to the project or the org as it
+	// may. UNAVAILABLE: the host is not connected or does not answer, or the connection to it broke.
+	ExportSnapshot(*ExportSnapshotRequest, grpc.ServerStreamingServer[ExportSnapshotResponse]) error
 	mustEmbedUnimplementedSnapshotServiceServer()
 }
 
@@ -220,6 +268,9 @@ func (UnimplementedSnapshotServiceServer) DeleteSnapshot(context.Context, *Delet
 }
 func (UnimplementedSnapshotServiceServer) CreateVolumeFromSnapshot(context.Context, *CreateVolumeFromSnapshotRequest) (*v1.Volume, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateVolumeFromSnapshot not implemented")
+}
+func (UnimplementedSnapshotServiceServer) ExportSnapshot(*ExportSnapshotRequest, grpc.ServerStreamingServer[ExportSnapshotResponse]) error {
+	return status.Error(codes.Unimplemented, "method ExportSnapshot not implemented")
 }
 func (UnimplementedSnapshotServiceServer) mustEmbedUnimplementedSnapshotServiceServer() {}
 func (UnimplementedSnapshotServiceServer) testEmbeddedByValue()                         {}
@@ -350,6 +401,17 @@ func _SnapshotService_CreateVolumeFromSnapshot_Handler(srv interface{}, ctx cont
 	return interceptor(ctx, in, info, handler)
 }
 
+func _SnapshotService_ExportSnapshot_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ExportSnapshotRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(SnapshotServiceServer).ExportSnapshot(m, &grpc.GenericServerStream[ExportSnapshotRequest, ExportSnapshotResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type SnapshotService_ExportSnapshotServer = grpc.ServerStreamingServer[ExportSnapshotResponse]
+
 // SnapshotService_ServiceDesc is the grpc.ServiceDesc for SnapshotService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -382,6 +444,12 @@ var SnapshotService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _SnapshotService_CreateVolumeFromSnapshot_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "ExportSnapshot",
+			Handler:       _SnapshotService_ExportSnapshot_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "storage/v1/snapshot.proto",
 }
