@@ -92,6 +92,11 @@ func TestSnapshots(t *testing.T) {
 	}
 	two := s.boot("two", restored[0], restored[1])
 	w.command(s.ctx, two, "sum vdb", "SUM dev=vdb off=0 len=1048576 "+written("first"))
+	rootSnapshot := group.GetSnapshots()[0].GetId()
+	if group.GetSnapshots()[0].GetVolumeId() != root {
+		rootSnapshot = group.GetSnapshots()[1].GetId()
+	}
+	second, copied := s.exports(rootSnapshot, data, two)
 
 	for _, id := range []string{vm, two} {
 		_, err = w.admin.VMs.DeleteVm(s.ctx, &vmv1.DeleteVmRequest{OrgId: org, ProjectId: org, VmId: id, Force: true})
@@ -105,11 +110,11 @@ func TestSnapshots(t *testing.T) {
 	s.available(detached.GetId())
 	_, err = w.admin.Volumes.DeleteVolume(s.ctx, &vmv1.DeleteVolumeRequest{OrgId: org, ProjectId: org, VolumeId: data})
 	require.ErrorContains(t, err, "snapshots: delete them first")
-	for _, one := range append(group.GetSnapshots(), detached) {
+	for _, one := range append(group.GetSnapshots(), detached, &storagev1.Snapshot{Id: second}) {
 		_, err := s.snapshots.DeleteSnapshot(s.ctx, &storagev1.DeleteSnapshotRequest{OrgId: org, ProjectId: org, SnapshotId: one.GetId()})
 		require.NoError(t, err)
 	}
-	for _, id := range append(restored, root, data) {
+	for _, id := range append(restored, root, data, copied) {
 		require.NoError(t, lab.Until(s.ctx, "the volume is deleted", func(ctx context.Context) error {
 			_, err := w.admin.Volumes.DeleteVolume(ctx, &vmv1.DeleteVolumeRequest{OrgId: org, ProjectId: org, VolumeId: id})
 			return err

@@ -100,7 +100,7 @@ func (d *download) fill(ctx context.Context, file *os.File, say func(string)) er
 	client := storagev1.NewImageDataServiceClient(d.conn)
 	for size < total {
 		before := size
-		err := persist(ctx, d.conn, func(ctx context.Context) error {
+		err := Persist(ctx, d.conn, func(ctx context.Context) error {
 			stream, err := client.DownloadImage(ctx, &storagev1.DownloadImageRequest{OrgId: d.org, ImageId: d.image.GetId(), Offset: uint64(size)})
 			if err != nil {
 				return err
@@ -121,7 +121,7 @@ func (d *download) fill(ctx context.Context, file *os.File, say func(string)) er
 				say(fmt.Sprintf("downloading %s: %s", d.image.GetName(), show.Bar(size, total)))
 			}
 		})
-		if err != nil && (size == before || !outage(err)) {
+		if err != nil && (size == before || !IsOutage(err)) {
 			return err
 		}
 		if size == before || size > total {

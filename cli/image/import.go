@@ -43,14 +43,15 @@ type importFlags struct {
 func importCommand(s *session.Session) *cobra.Command {
 	var f importFlags
 	c := &cobra.Command{
-		Use:   "import NAME FILE|URL",
-		Short: "Create an image from a file on a control plane host, or from an https URL",
-		Long: `Create an image from a file or an https:// URL. The control plane reads it, not this command: FILE is a path on the
-host of the member that serves the call (the first --endpoint that can be reached), in one of that member's import
-directories. For a file on this host, use ` + "`trivet image upload`" + `.
+		Use:   "import NAME FILE|URL|snapshot:ID",
+		Short: "Create an image from a file on a control plane host, an https URL, or a snapshot of a volume",
+		Long: `Create an image from a file, an https:// URL, or a snapshot of a volume of the project. The control plane reads the
+source, not this command: FILE is a path on the host of the member that serves the call (the first --endpoint that can be
+reached), in one of that member's import directories. For a file on this host, use ` + "`trivet image upload`" + `.
 The command waits until a majority of the members stores the image.`,
-		Example: "  trivet image import debian /var/lib/trivet/import/debian-12.qcow2 --public",
-		Args:    session.Exactly("NAME", "FILE"),
+		Example: `  trivet image import debian /var/lib/trivet/import/debian-12.qcow2 --public
+  trivet image import web-template snapshot:0190a000-0000-7000-8000-000000000001`,
+		Args: session.Exactly("NAME", "FILE"),
 	}
 	f.add(c.Flags())
 	c.ValidArgsFunction = completeFile
@@ -167,10 +168,10 @@ func parse(flag, given, prefix string, values map[string]int32) (int32, error) {
 	return 0, session.Usagef("--%s %q: want one of %s", flag, given, strings.Join(known, ", "))
 }
 
-// sourceURL returns source if it is a URL. Otherwise source is a path, and sourceURL returns it as an absolute file://
+// sourceURL returns source if it is a URL or names a snapshot. Otherwise source is a path, and sourceURL returns it as an absolute file://
 // URL.
 func sourceURL(source string) (string, error) {
-	if strings.Contains(source, "://") {
+	if strings.Contains(source, "://") || strings.HasPrefix(source, "snapshot:") {
 		return source, nil
 	}
 	path, err := filepath.Abs(source)

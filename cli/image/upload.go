@@ -68,6 +68,15 @@ missing. The command waits until a majority of the members stores the image, and
 	return c
 }
 
+// Upload uploads the file at path as a private image of the org with a name, and waits until the image is AVAILABLE. If
+// an earlier call with the same arguments was interrupted, Upload continues it.
+func Upload(ctx context.Context, s *session.Session, conn *dial.Conn, name, path string) (*vmv1.Image, error) {
+	req := &vmv1.CreateImageRequest{Name: name}
+	req.OrgId, _ = s.Tenant()
+	u := &upload{s: s, conn: conn, images: vmv1.NewImageServiceClient(conn), req: req}
+	return u.run(ctx, path)
+}
+
 // upload is one run of the command that uploads an image.
 type upload struct {
 	s      *session.Session
@@ -184,7 +193,7 @@ func (u *upload) send(ctx context.Context, in io.Reader, size int64, say func(st
 
 // sendPart sends one part. While no member can take the part, sendPart repeats the call for up to outageTime.
 func (u *upload) sendPart(ctx context.Context, n uint32, body []byte) error {
-	return persist(ctx, u.conn, func(ctx context.Context) error {
+	return Persist(ctx, u.conn, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, partTime)
 		defer cancel()
 		_, err := u.images.UploadImagePart(ctx, &vmv1.UploadImagePartRequest{
@@ -198,7 +207,7 @@ func (u *upload) sendPart(ctx context.Context, n uint32, body []byte) error {
 // the image at once.
 func (u *upload) complete(ctx context.Context, say func(string)) (image *vmv1.Image, err error) {
 	for {
-		err := persist(ctx, u.conn, func(ctx context.Context) (err error) {
+		err := Persist(ctx, u.conn, func(ctx context.Context) (err error) {
 			ctx, cancel := context.WithTimeout(ctx, partTime)
 			defer cancel()
 			image, err = u.images.CompleteImageUpload(ctx, &vmv1.CompleteImageUploadRequest{
@@ -264,7 +273,7 @@ func (u *upload) listStored(ctx context.Context) (open bool, err error) {
 	in := &storagev1.ListUploadedPartsRequest{OrgId: u.req.GetOrgId(), ImageId: u.state.Image, UploadSessionId: u.state.Session}
 	for {
 		var out *storagev1.ListUploadedPartsResponse
-		err := persist(ctx, u.conn, func(ctx context.Context) (err error) {
+		err := Persist(ctx, u.conn, func(ctx context.Context) (err error) {
 			out, err = data.ListUploadedParts(ctx, in)
 			return err
 		})
@@ -289,13 +298,13 @@ func (u *upload) listStored(ctx context.Context) (open bool, err error) {
 	}
 }
 
-// persist calls f again, for up to outageTime, while no member can be reached, members return UNAVAILABLE, or a member
+// Persist calls f again, for up to outageTime, while no member can be reached, members return UNAVAILABLE, or a member
 // does not answer in time.
-func persist(ctx context.Context, conn *dial.Conn, f func(context.Context) error) error {
+func Persist(ctx context.Context, conn *dial.Conn, f func(context.Context) error) error {
 	var last error
 	_ = retry.Do(ctx, retry.Pauses{First: firstPoll, Last: lastPoll, Within: outageTime}, func() error {
 		last = f(ctx)
-		if ctx.Err() != nil || !outage(last) {
+		if ctx.Err() != nil || !IsOutage(last) {
 			return retry.Permanent(last)
 		}
 		if status.Code(last) == codes.DeadlineExceeded {
@@ -306,8 +315,8 @@ func persist(ctx context.Context, conn *dial.Conn, f func(context.Context) error
 	return cmp.Or(ctx.Err(), last)
 }
 
-// outage reports whether err means that no member could serve a call now.
-func outage(err error) bool {
+// IsOutage reports whether err means that no member could serve a call now.
+func IsOutage(err error) bool {
 	code := status.Code(err)
 	return code == codes.Unavailable || code == codes.DeadlineExceeded
 }

@@ -33,6 +33,12 @@ func Exactly(names ...string) cobra.PositionalArgs {
 	}
 }
 
+// AtLeast returns a check that the command has all the named arguments. It may have further ones.
+func AtLeast(names ...string) cobra.PositionalArgs {
+	exactly := Exactly(names...)
+	return func(c *cobra.Command, args []string) error { return exactly(c, args[:min(len(args), len(names))]) }
+}
+
 // IsID reports whether s has the form of a generated ID, a lower-case UUID. Commands treat a name of that form as an
 // ID.
 func IsID(s string) bool {
