@@ -28,7 +28,7 @@ func (s *Storage) ExportSnapshot(ctx context.Context, id cloud.VolumeID, e volum
 	}
 	source, ok := p.(exporter)
 	if !ok {
-		return fmt.Errorf("snapshots of volumes in %s cannot be exported", place(want))
+		return fmt.Errorf("snapshots of volumes in %s cannot be exported", poolText(want))
 	}
 	return source.ExportSnapshot(ctx, e, w)
 }

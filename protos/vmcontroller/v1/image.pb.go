@@ -509,7 +509,8 @@ type CreateImageRequest struct {
 	Metadata     map[string]string `protobuf:"bytes,10,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// file:///absolute/path of a regular file, without symbolic links, below a directory of images.import_dirs that is
 	// configured for the org (any directory for system:admin). Or https://…: a file of at most 64 GiB on a server with a
-	// public address, a valid certificate and a Content-Length. At most 4096 bytes.
+	// public address, a valid certificate and a Content-Length. Or snapshot:ID with the ID of an AVAILABLE snapshot of a
+	// volume in the project of the call: the image is then QCOW2. At most 4096 bytes.
 	SourceUrl     string `protobuf:"bytes,11,opt,name=source_url,json=sourceUrl,proto3" json:"source_url,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
