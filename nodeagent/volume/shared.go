@@ -80,7 +80,7 @@ func mountOf(fd int) (fsType string, options []string, err error) {
 // checkMount returns an error if a file system of this type with these mount options is known to have no locks between
 // hosts, or not to end the writes of a host whose locks have expired.
 func checkMount(fsType string, options []string) error {
-	for _, o := range []string{"nolock", "local_lock=all", "local_lock=posix", "localflocks", "lockproto=lock_nolock"} {
+	for _, o := range []string{"nolock", "local_lock=all", "local_lock=posix", "localflocks", "lockproto=lock_nolock", "nobrl"} {
 		if slices.Contains(options, o) {
 			return fmt.Errorf("its mount option %s makes locks local to each host", o)
 		}
@@ -106,8 +106,12 @@ func (p *Pool) testLocks() (err error) {
 		if err := atomicfile.WriteFile(p.path(name), []byte(content), 0o600); err != nil {
 			return fmt.Errorf("replace a file: %w", err)
 		}
-		if have, err := os.ReadFile(p.path(name)); err != nil || string(have) != content {
-			return fmt.Errorf("a file that was replaced by a rename has its earlier content: %w", err)
+		have, err := os.ReadFile(p.path(name))
+		if err != nil {
+			return fmt.Errorf("read a file that was replaced by a rename: %w", err)
+		}
+		if string(have) != content {
+			return errors.New("a file that was replaced by a rename has its earlier content")
 		}
 	}
 	first, err := p.openFile(name, unix.O_RDWR)
@@ -123,8 +127,10 @@ func (p *Pool) testLocks() (err error) {
 	if err := setLock(first, unix.F_WRLCK); err != nil {
 		return fmt.Errorf("it has no locks of open file descriptions: %w", err)
 	}
-	if err := setLock(second, unix.F_WRLCK); !errors.Is(err, ErrInUse) {
-		return fmt.Errorf("two open file descriptions can lock the same byte: %w", err)
+	if err := setLock(second, unix.F_WRLCK); err == nil {
+		return errors.New("two open file descriptions can lock the same byte")
+	} else if !errors.Is(err, ErrInUse) {
+		return fmt.Errorf("lock a byte that another open file description has locked: %w", err)
 	}
 	if err := first.Close(); err != nil {
 		return err
