@@ -25,6 +25,7 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.FlattenUsedVolume, TestFlattenAfterLostLock, "the copy replaced the overlay")
 	mutanttest.Notices(t, mutant.FinishFailed, TestSnapshotOfLostHost, "a failed snapshot became complete")
 	mutanttest.Notices(t, mutant.WriteWithoutLock, TestRecordAfterLostLock)
+	mutanttest.Notices(t, mutant.KeepLateRecord, TestLateRename, "an old record replaces a newer one")
 	mutanttest.Notices(t, mutant.FenceWithoutBlock, TestFenceBlocksRecordedClients)
 	for _, name := range []string{
 		mutant.OpenStaleVolume, mutant.OpenVolumeTwice, mutant.FlushOpenVolume, mutant.OpenUnflushedImage, mutant.OpenBeforeRecord,

@@ -45,7 +45,8 @@
 //     of this host through the descriptors that had the locks. OpenPool checks what can be checked on one host. A host
 //     that was cut off may be in the middle of a change. It therefore writes to pool.lock before it replaces a record,
 //     and writes files of new content only as new inodes. Before it makes such a file the file of a volume, it reads
-//     the record again.
+//     the record again. The next host that locks the pool removes the temporary files of the host that was cut off, so
+//     that a delayed rename cannot put an old record in the place of a newer one.
 //   - [Pool.Release] records that the content of a generation is complete and durable. Release first takes the same
 //     lock, which is possible only after QEMU has closed the file, and then syncs the file. [Pool.Detach] does the
 //     same, and also ends the generation: the volume cannot be opened at this generation again.
@@ -313,7 +314,11 @@ func (p *Pool) change(ctx context.Context, f func() error) error {
 			return fmt.Errorf("lock %s: %w", lockName, err)
 		}
 	}
-	return errors.Join(f(), setLock(p.lock, unix.F_UNLCK))
+	err := p.removeLate()
+	if err == nil {
+		err = f()
+	}
+	return errors.Join(err, setLock(p.lock, unix.F_UNLCK))
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -160,10 +161,25 @@ func (p *Pool) write(id string, r record) error {
 	if err != nil {
 		return err
 	}
-	if err := p.confirmLock(); err != nil {
-		return err
+	return p.replace(id+".json", append(text, '\n'))
+}
+
+// replace replaces a record atomically and syncs it. The caller must have locked the pool.
+func (p *Pool) replace(name string, text []byte) error {
+	var lost error
+	err := atomicfile.Write(p.path(name), 0o600, func(f *os.File) error {
+		if _, err := f.Write(text); err != nil {
+			return err
+		}
+		// The temporary file exists before the lock is confirmed, so that another host that gets the lock after the
+		// confirmation removes the file before it reads the record (removeLate).
+		lost = p.confirmLock()
+		return lost
+	})
+	if lost != nil {
+		return lost
 	}
-	if err := atomicfile.WriteFile(p.path(id+".json"), append(text, '\n'), 0o600); err != nil {
+	if err != nil {
 		return fmt.Errorf("write record: %w", plainSpace(err))
 	}
 	return nil

@@ -2,8 +2,10 @@ package volume
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -25,10 +27,10 @@ func (elsewhereError) Error() string { return "another host has the volume open"
 
 func (elsewhereError) Unwrap() error { return ErrInUse }
 
-// elsewhere returns err. If err wraps ErrInUse and another host has opened the volume last, the returned error names the
-// host and the VM, and wraps ErrElsewhere.
+// elsewhere returns err. If err wraps ErrInUse, and another host has opened the volume last and has not closed it since
+// according to the record, the returned error names the host and the VM, and wraps ErrElsewhere.
 func (p *Pool) elsewhere(err error, r record) error {
-	if !errors.Is(err, ErrInUse) || r.Host == "" || r.Host == p.o.Host {
+	if !errors.Is(err, ErrInUse) || r.Host == "" || r.Host == p.o.Host || r.Flushed >= r.Attachment.Generation {
 		return err
 	}
 	return fmt.Errorf("%w: host %s opened it for VM %s", ErrElsewhere, r.Host, r.Attachment.VM)
@@ -148,7 +150,7 @@ func (p *Pool) confirmLock() error {
 	if !p.o.Shared || mutant.On(mutant.WriteWithoutLock) {
 		return nil
 	}
-	_, err := p.lock.WriteAt(fmt.Appendf(nil, "%-64.63s\n", p.o.Host), 0)
+	_, err := p.lock.WriteAt(p.lockText(), 0)
 	if err == nil {
 		err = p.lock.Sync()
 	}
@@ -156,4 +158,27 @@ func (p *Pool) confirmLock() error {
 		return fmt.Errorf("the lock of the pool was lost: %w", err)
 	}
 	return nil
+}
+
+// lockText returns the content of pool.lock after this host has replaced a record.
+func (p *Pool) lockText() []byte { return fmt.Appendf(nil, "%-64.63s\n", p.o.Host) }
+
+// removeLate removes the temporary files of another host, if another host was the last to replace a record of a shared
+// pool. The file system may have ended the lock of that host between its last write to pool.lock and the rename of the
+// temporary file to a record. A hard mount of NFS repeats the rename until the server answers, possibly after this host
+// has replaced the same record. Without the temporary file, the late rename fails. The caller must have locked the pool.
+func (p *Pool) removeLate() error {
+	if !p.o.Shared || mutant.On(mutant.KeepLateRecord) {
+		return nil
+	}
+	own := p.lockText()
+	have := make([]byte, len(own))
+	n, err := p.lock.ReadAt(have, 0)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("read %s: %w", lockName, err)
+	}
+	if bytes.Equal(have[:n], own) {
+		return nil
+	}
+	return atomicfile.RemoveLeftovers(p.path(""))
 }

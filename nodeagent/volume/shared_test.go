@@ -192,6 +192,46 @@ func TestRecordAfterLostLock(t *testing.T) {
 	require.Contains(t, string(text), a.o.Host, "the lock names the host that has changed the pool last")
 }
 
+// TestLateRename interrupts a host between its last write to pool.lock and the rename of a new record, and ends its lock.
+// Another host then replaces the record. The rename must fail when the first host continues.
+func TestLateRename(t *testing.T) {
+	a, b := twoHosts(t)
+	a.make(Volume{ID: id(1), Size: mib})
+	late := filepath.Join(a.dir, "."+id(1)+".json1234567890123")
+	old, err := os.ReadFile(filepath.Join(a.dir, id(1)+".json"))
+	require.NoError(t, err)
+	require.NoError(t, a.change(t.Context(), func() error {
+		require.NoError(t, os.WriteFile(late, old, 0o600))
+		return a.confirmLock()
+	}))
+	files, err := b.Open(t.Context(), id(1), Attachment{"vm-y", 4})
+	require.NoError(t, err)
+	defer files.Close()
+	require.ErrorIs(t, os.Rename(late, filepath.Join(a.dir, id(1)+".json")), os.ErrNotExist, "an old record replaces a newer one")
+	require.Equal(t, Attachment{"vm-y", 4}, a.list().Volumes[0].Attachment)
+}
+
+// TestTemporaryRecordBeforeConfirmation checks that a host writes the temporary file of a record before it writes to
+// pool.lock. Otherwise the next host could not remove the file in the situation of TestLateRename.
+func TestTemporaryRecordBeforeConfirmation(t *testing.T) {
+	a, _ := twoHosts(t)
+	a.make(Volume{ID: id(1), Size: mib})
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	require.NoError(t, err)
+	events := os.NewFile(uintptr(fd), "inotify")
+	defer events.Close()
+	_, err = unix.InotifyAddWatch(fd, a.dir, unix.IN_CREATE|unix.IN_MODIFY|unix.IN_MOVED_TO)
+	require.NoError(t, err)
+	require.NoError(t, a.Resize(t.Context(), id(1), 2*mib))
+	buf := make([]byte, 4096)
+	n, err := events.Read(buf)
+	require.NoError(t, err)
+	created := bytes.Index(buf[:n], []byte("."+id(1)+".json"))
+	confirmed := bytes.Index(buf[:n], []byte(lockName))
+	require.NotEqual(t, -1, created)
+	require.Greater(t, confirmed, created)
+}
+
 // TestRecordIsNotReplacedByNewVolume makes a volume on a host that does not see the existing record yet, as with the
 // cache of a network file system. An empty record, which an interrupted creation leaves, must be no volume.
 func TestRecordIsNotReplacedByNewVolume(t *testing.T) {

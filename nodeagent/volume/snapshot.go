@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-cloud/trivet/nodeagent/disk"
-	"github.com/trivet-cloud/trivet/shared/atomicfile"
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
@@ -114,13 +113,7 @@ func (p *Pool) writeSnapshot(ref SnapshotRef, s Snapshot) error {
 	if err != nil {
 		return err
 	}
-	if err := p.confirmLock(); err != nil {
-		return err
-	}
-	if err := atomicfile.WriteFile(p.path(ref.record()), append(text, '\n'), 0o600); err != nil {
-		return fmt.Errorf("write record: %w", plainSpace(err))
-	}
-	return nil
+	return p.replace(ref.record(), append(text, '\n'))
 }
 
 // FailSnapshot records that a snapshot has failed, with the reason, and removes an incomplete copy. It must not be
