@@ -28,6 +28,14 @@ func (n *Node) SharedPoolID(pool string) string {
 	return ""
 }
 
+// PoolID returns the ID of the directory of a pool of the host, or "" if the host does not serve the pool.
+func (n *Node) PoolID(pool string) string {
+	if p := n.storagePool(pool); p != nil {
+		return p.ID
+	}
+	return ""
+}
+
 // LacksSharedPool returns the reason why the host cannot have a volume of the shared pool with this name and ID, or ""
 // if it can. The text is the predicate of a sentence whose subject is the host.
 func (n *Node) LacksSharedPool(pool, id string) string {

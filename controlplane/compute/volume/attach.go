@@ -49,9 +49,9 @@ func (p *Placement) Shortage(n *cloud.Node) string {
 		}
 	}
 	for pool, gib := range p.Pools {
-		used := n.PoolAllocated[pool]
-		if at := (space{pool, n.SharedPoolID(pool)}); at.shared() {
-			used = p.allocated[at.ID]
+		used := p.allocated[n.PoolID(pool)]
+		if at := (space{pool, n.SharedPoolID(pool)}); !at.shared() {
+			used += n.PoolAllocated[pool]
 		}
 		if why := n.PoolShortage(pool, gib, used); why != "" {
 			return why

@@ -26,16 +26,21 @@ type space struct{ Name, ID string }
 
 func (s space) shared() bool { return s.ID != "" && !mutant.On(mutant.CountSharedPoolTwice) }
 
-// allocated returns the room in GiB that is taken in the pool s of the host n.
+// allocated returns the room in GiB that is taken in the pool s of the host n. For a pool that the host does not share,
+// this includes the room that volumes took while the host shared the pool.
 func (s space) allocated(r store.Reader, n *cloud.Node) (uint64, error) {
+	id, own := s.ID, uint64(0)
 	if !s.shared() {
-		return n.PoolAllocated[s.Name], nil
+		id, own = n.PoolID(s.Name), n.PoolAllocated[s.Name]
 	}
-	p, err := sharedPools.Get(r, s.ID)
+	if id == "" {
+		return own, nil
+	}
+	p, err := sharedPools.Get(r, id)
 	if err != nil || p == nil {
-		return 0, err
+		return own, err
 	}
-	return p.AllocatedGiB, nil
+	return own + p.AllocatedGiB, nil
 }
 
 // add adds gib GiB, which may be negative, to the room that is taken in the pool s of a host. It does nothing if the

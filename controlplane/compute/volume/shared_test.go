@@ -71,11 +71,15 @@ func TestSharedVolumeFollowsVMs(t *testing.T) {
 		require.ErrorContains(t, err, why)
 	}
 	require.ErrorContains(t, w.attach(full.ID, vmA, b), "has 7 GiB free in the storage pool local, 8 needed", "the room of a shared pool is counted for all hosts together")
+	require.ErrorContains(t, w.attach(full.ID, vmA, single), "has 7 GiB free in the storage pool local, 8 needed", "a host that no longer shares the directory has no more room")
 	require.NoError(t, w.Store.Local(func(r *store.View) error {
 		p, err := PlacementOf(r, acme, []cloud.VolumeID{v.ID, full.ID})
 		require.NoError(t, err)
 		require.Contains(t, p.Shortage(w.Node(a)), "7 GiB free", "the room of a shared pool is counted for all hosts together")
 		require.Contains(t, p.Shortage(w.Node(other)), "another directory")
+		p, err = PlacementOf(r, acme, []cloud.VolumeID{full.ID})
+		require.NoError(t, err)
+		require.Contains(t, p.Shortage(w.Node(single)), "7 GiB free", "a host that no longer shares the directory has no more room")
 		p, err = PlacementOf(r, acme, []cloud.VolumeID{v.ID})
 		require.NoError(t, err)
 		require.Equal(t, []string{"", ""}, []string{p.Shortage(w.Node(a)), p.Shortage(w.Node(b))})
