@@ -2,6 +2,8 @@ package volume
 
 import (
 	"context"
+	"crypto/sha256"
+	"fmt"
 	"hash/fnv"
 	"slices"
 	"time"
@@ -84,27 +86,25 @@ type move struct {
 //
 // Place also adopts volumes that were bound to a host before the host reported their pool as shared.
 //
-// Package leader runs Place on the leader. hosts has all hosts.
+// Package leader runs Place on the leader. hosts has all hosts. Place reads the records of the volumes only if one of
+// them, or a fact about a host, has changed since the last call.
 func (s *Service) Place(ctx context.Context, hosts []HostState) error {
-	var moves []move
-	var adopted []adoption
+	f := &fleet{hosts, map[space]*candidates{}}
+	var due *duePlacement
 	err := s.store.Local(func(v *store.View) (err error) {
-		if moves, err = misplaced(v, &fleet{hosts, map[space]*candidates{}}); err != nil {
-			return err
-		}
-		adopted, err = adoptions(v, hosts)
+		due, err = s.placements.Get(v, f.key(), func(v *store.View) (*duePlacement, error) { return f.due(v) })
 		return err
 	})
-	if err != nil || len(moves)+len(adopted) == 0 {
+	if err != nil || len(due.moves)+len(due.adoptions) == 0 {
 		return err
 	}
 	_, err = s.store.Update(ctx, func(tx *store.Tx) error {
-		for _, m := range moves {
+		for _, m := range due.moves {
 			if err := m.apply(tx); err != nil {
 				return err
 			}
 		}
-		for _, a := range adopted {
+		for _, a := range due.adoptions {
 			if err := a.apply(tx); err != nil {
 				return err
 			}
@@ -112,6 +112,35 @@ func (s *Service) Place(ctx context.Context, hosts []HostState) error {
 		return nil
 	})
 	return err
+}
+
+// duePlacement is what Place has to change.
+type duePlacement struct {
+	moves     []move
+	adoptions []adoption
+}
+
+// due returns what Place has to change. It reads the records of all volumes.
+func (f *fleet) due(r store.Reader) (*duePlacement, error) {
+	moves, err := misplaced(r, f)
+	if err != nil {
+		return nil, err
+	}
+	adopted, err := adoptions(r, f.hosts)
+	if err != nil {
+		return nil, err
+	}
+	return &duePlacement{moves, adopted}, nil
+}
+
+// key returns a hash of the facts about the hosts on which the result of due depends.
+func (f *fleet) key() (key store.MemoKey) {
+	sum := sha256.New()
+	for _, h := range f.hosts {
+		fmt.Fprintf(sum, "%q %t %t %t %q\n", h.Node.ID, h.Ready, h.Awaited, h.Node.RBD, fmt.Sprint(h.Node.StoragePools))
+	}
+	sum.Sum(key[:0])
+	return key
 }
 
 // misplaced returns moves for up to maxPlaced volumes that are not bound to one of their candidates and can move.

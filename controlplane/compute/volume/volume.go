@@ -106,6 +106,8 @@ type Service struct {
 	keys     sealer
 	billing  Billing
 	log      *slog.Logger
+	// placements caches the last result of fleet.due.
+	placements *store.Memo[*duePlacement]
 }
 
 // Options configures New. All fields except Billing are required.
@@ -124,7 +126,10 @@ func New(o Options) *Service {
 	if o.Billing == nil {
 		o.Billing = noBilling{}
 	}
-	v := &Service{store: o.Store, commands: o.Commands, keys: sealer{o.Key}, billing: o.Billing, log: o.Log}
+	v := &Service{
+		store: o.Store, commands: o.Commands, keys: sealer{o.Key}, billing: o.Billing, log: o.Log,
+		placements: store.NewMemo[*duePlacement](1),
+	}
 	leader.Register(o.Commands, v, createCommand, deleteCommand, resizeCommand, updateCommand, flattenCommand)
 	return v
 }
