@@ -314,6 +314,10 @@ func (v *VM) queryProcess(ctx context.Context) error {
 		v.guest, v.trouble = Unresponsive, "QEMU does not answer"
 		return nil
 	}
+	if status.State == "paused" && v.process.Copying() { // It is stopped for the moment at which snapshots are taken.
+		v.guest = Running
+		return nil
+	}
 	if v.guest = guests[status.State]; v.guest == None {
 		v.guest, v.trouble = Paused, "the guest is stopped ("+status.State+")"
 	}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
@@ -27,13 +29,20 @@ var (
 	// ErrDisksChanged means that a disk was attached, detached or flattened after the caller had made the files for the
 	// copies. Nothing was begun.
 	ErrDisksChanged = errors.New("the disks of the VM have changed")
+
+	// ErrNotHeld means that the guest's CPUs do not run, for example after a disk error, so CopyDisks cannot hold them.
+	// Nothing was begun.
+	ErrNotHeld = errors.New("the guest is not running")
 )
 
 // CopyTarget is a disk to copy, and the file that receives the copy.
 type CopyTarget struct {
-	Disk string   // id of the disk
+	Disk string // id of the disk
+	Size uint64 // the disk's size in bytes
+	// Take makes a snapshot of the disk where its content is stored, for example in a Ceph cluster. If Take is set, QEMU
+	// does not copy the disk, and the fields below are not used.
+	Take func(ctx context.Context) error
 	File *os.File // an empty QCOW2 image of the disk's size, open for reading and writing
-	Size uint64   // the disk's size in bytes
 	// Key is the key of File if File is an encrypted image (see [Launcher.Format]). It is required if the disk is
 	// encrypted, because QEMU copies the decrypted content.
 	Key Key
@@ -57,12 +66,13 @@ type CopyResult struct {
 // CopyDisks copies disks of the running guest as they are at one instant, soon after the call. The guest continues to
 // run: before QEMU lets the guest overwrite a part of a disk that is not copied yet, QEMU copies the old content of
 // that part. The copy of a disk with a base image contains only the differences from the base image. If the guest agent
-// (qemu-ga) answers, it freezes the guest's file systems until QEMU has begun the copies.
+// (qemu-ga) answers, it freezes the guest's file systems until QEMU has begun the copies. If there are several disks, and
+// one of them has a function Take, QEMU stops the guest's CPUs until all functions have returned: at most takeWithin.
 // CopyDisks first ends the copying of the disks' base images, which FlattenDisk continues afterwards.
 //
 // CopyDisks returns when all copies are complete, or after the first error. By then QEMU has closed the files, and the
-// caller must sync them. The error wraps [ErrCopying] or [ErrDisksChanged] if no copy was begun. If a copy fails while
-// the guest writes, QEMU may pause the guest. CopyDisks then resumes the guest.
+// caller must sync them. The error wraps [ErrCopying], [ErrDisksChanged] or [ErrNotHeld] if no copy was begun. If a copy
+// fails while the guest writes, QEMU may pause the guest. CopyDisks then resumes the guest.
 func (p *Process) CopyDisks(ctx context.Context, targets []CopyTarget) (CopyResult, error) {
 	if !p.copies.TryLock() {
 		return CopyResult{}, ErrCopying
@@ -102,22 +112,72 @@ func (p *Process) copyDisks(ctx context.Context, targets []CopyTarget) (out Copy
 	if out.Frozen, err = p.freeze(ctx); err != nil {
 		return out, err
 	}
+	out.Taken, err = p.beginAll(ctx, disks, actions, targets)
+	if thawErr := p.thaw(ctx, p.thawWithin); err == nil {
+		err = thawErr
+	}
+	if err != nil || len(actions) == 0 {
+		return out, err
+	}
+	return out, p.waitCopies(ctx, len(actions))
+}
+
+// takeWithin is the maximum time for all functions CopyTarget.Take of one CopyDisks. The guest may be stopped meanwhile.
+const takeWithin = 20 * time.Second
+
+// beginAll makes QEMU begin the copies of disks with these actions, and calls the functions Take of targets, all at one
+// instant. It returns this instant, or a later time in the same pause of the guest.
+func (p *Process) beginAll(ctx context.Context, disks []Disk, actions []object, targets []CopyTarget) (taken time.Time, err error) {
+	if len(targets) > len(actions) && len(targets) > 1 && !mutant.On(mutant.TakeWithoutHold) {
+		if err := p.hold(ctx); err != nil {
+			return taken, err
+		}
+		defer func() {
+			if endErr := p.endHold(ctx); endErr != nil && err == nil {
+				err = endErr
+			}
+		}()
+	}
+	if len(actions) > 0 {
+		if err := p.beginBackups(ctx, disks, actions); err != nil {
+			return taken, err
+		}
+	}
+	bounded, cancel := context.WithTimeout(ctx, takeWithin)
+	defer cancel()
+	group, bounded := errgroup.WithContext(bounded)
+	for _, t := range targets {
+		if t.Take != nil {
+			group.Go(func() error { return t.Take(bounded) })
+		}
+	}
+	err = group.Wait()
+	return time.Now(), err
+}
+
+// hold stops the guest's CPUs and completes all requests to disks, until endHold. The error wraps ErrNotHeld if the CPUs
+// do not run.
+func (p *Process) hold(ctx context.Context) error {
+	s, err := p.Status(ctx)
+	if err != nil {
+		return err
+	}
+	if !s.Running {
+		return fmt.Errorf("%w: its state in QEMU is %s", ErrNotHeld, s.State)
+	}
+	return p.Pause(ctx)
+}
+
+// beginBackups makes QEMU begin the copies of disks at one instant.
+func (p *Process) beginBackups(ctx context.Context, disks []Disk, actions []object) (err error) {
 	if mutant.On(mutant.CopyDisksInTurn) {
 		for i := range actions {
 			err = errors.Join(err, p.beginCopies(ctx, disks[i:i+1], actions[i:i+1]))
 			pause(ctx, time.Second)
 		}
-	} else {
-		err = p.beginCopies(ctx, disks, actions)
+		return err
 	}
-	out.Taken = time.Now()
-	if thawErr := p.thaw(ctx, p.thawWithin); err == nil {
-		err = thawErr
-	}
-	if err != nil {
-		return out, err
-	}
-	return out, p.waitCopies(ctx, len(actions))
+	return p.beginCopies(ctx, disks, actions)
 }
 
 // beginCopies makes QEMU begin the copies of disks, at one instant. Since prepareCopies the guest had time to freeze
@@ -142,14 +202,17 @@ func (d Disk) sameFile(o Disk) bool {
 	return d.ID == o.ID && d.node() == o.node() && d.Volume == o.Volume && d.Generation == o.Generation && d.Base == o.Base
 }
 
-// prepareCopies passes the files of targets to QEMU. It returns the disks, and the actions for a transaction that begins
-// the copies.
+// prepareCopies passes the files of targets to QEMU. It returns the disks that QEMU copies, and the actions for a
+// transaction that begins the copies.
 func (p *Process) prepareCopies(ctx context.Context, targets []CopyTarget) (disks []Disk, actions []object, err error) {
 	all := p.Record().Spec.Disks
 	for _, t := range targets {
 		at := slices.IndexFunc(all, func(d Disk) bool { return d.ID == t.Disk })
 		if at < 0 {
 			return nil, nil, fmt.Errorf("%w: the VM has no disk %s", ErrDisksChanged, t.Disk)
+		}
+		if t.Take != nil {
+			continue
 		}
 		if t.Base != (all[at].Base != "") {
 			return nil, nil, fmt.Errorf("%w: disk %s was just made independent of its base image", ErrDisksChanged, t.Disk)

@@ -98,6 +98,21 @@ func deleteCopyNodes(ctx context.Context, conn *qmp.Conn) error {
 	return nil
 }
 
+// endHold resumes a guest that hold has stopped. Only hold stops a guest that runs, so a guest that is stopped without a
+// disk error was stopped by hold, possibly of an earlier agent.
+func (p *Process) endHold(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelWithin)
+	defer cancel()
+	s, err := p.Status(ctx)
+	if err == nil && s.State == "paused" {
+		err = p.Resume(ctx)
+	}
+	if err != nil {
+		p.leaveCopies()
+	}
+	return err
+}
+
 // resumeAfterCopy resumes a guest that QEMU has paused because it could not copy what the guest was about to
 // overwrite.
 func (p *Process) resumeAfterCopy(ctx context.Context) {
@@ -117,8 +132,8 @@ func (p *Process) leaveCopies() {
 // leftPause is the time between two attempts of endEarlierCopies. Other copies can begin meanwhile.
 const leftPause = 5 * time.Second
 
-// endEarlierCopies ends the copies that an earlier agent has begun, or that CopyDisks could not end, and thaws the
-// guest. It tries again until that succeeds. It returns when p is closed.
+// endEarlierCopies ends the copies that an earlier agent has begun, or that CopyDisks could not end, and resumes and
+// thaws the guest. It tries again until that succeeds. It returns when p is closed.
 func (p *Process) endEarlierCopies() {
 	for p.life.Err() == nil {
 		select {
@@ -128,7 +143,7 @@ func (p *Process) endEarlierCopies() {
 		}
 		p.copies.Lock()
 		p.copying.Store(true)
-		err := errors.Join(p.removeCopies(p.life), p.thaw(p.life, thawAttempt))
+		err := errors.Join(p.endHold(p.life), p.removeCopies(p.life), p.thaw(p.life, thawAttempt))
 		p.copying.Store(false)
 		p.copies.Unlock()
 		if err != nil {

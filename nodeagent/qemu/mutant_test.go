@@ -21,6 +21,7 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.DetachUnreleased, TestPlugDisk, `did not release`)
 	mutanttest.Notices(t, mutant.CopyDecrypted, TestCopyOfEncryptedDisk, `copied in plain text`)
 	mutanttest.Notices(t, mutant.CopyDisksInTurn, TestCopyOfOneInstant, `not of one instant`)
+	mutanttest.Notices(t, mutant.TakeWithoutHold, TestGuestIsHeldWhileSnapshotsAreTaken, `the guest writes while`)
 	mutanttest.Notices(t, mutant.ReuseFDSets, TestFDSetsAreNotReused, `two disks have one descriptor set`)
 	mutanttest.Notices(t, mutant.KeepFrozen, TestCopyOfOneInstant, `the guest is thawed`)
 }

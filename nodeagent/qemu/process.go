@@ -330,6 +330,9 @@ func (p *Process) Resume(ctx context.Context) error {
 	return err
 }
 
+// Copying reports whether CopyDisks is in progress, or the end of an earlier one. The guest may be stopped for a moment.
+func (p *Process) Copying() bool { return p.copying.Load() }
+
 // Pause stops the guest's CPUs until Resume.
 func (p *Process) Pause(ctx context.Context) error { return p.do(ctx, p.work, (*raw.Monitor).Stop) }
 
