@@ -14,7 +14,8 @@ import (
 // CopyVolumes copies volumes of a running VM as they are at one instant, while the guest continues to run. It returns
 // when the copies are complete. The error wraps [volume.ErrNotNow] if no copy was begun. This is so if the VM has no
 // process, if QEMU cannot be queried, if QEMU does not have one of the volumes as a disk of the same size, if its
-// disks are just changing, or if other volumes of the VM are being copied.
+// disks are just changing, if other volumes of the VM are being copied, or if the guest's CPUs must be stopped and do not
+// run.
 func (s *MachineSet) CopyVolumes(ctx context.Context, vm cloud.VMID, targets []volume.CopyTarget) (volume.Copied, error) {
 	s.mu.Lock()
 	v := s.open[vm]
@@ -41,10 +42,10 @@ func (s *MachineSet) CopyVolumes(ctx context.Context, vm cloud.VMID, targets []v
 		if disks[at].Size != t.Size {
 			return volume.Copied{}, fmt.Errorf("%w: QEMU has another size of volume %s", volume.ErrNotNow, t.Volume)
 		}
-		all = append(all, qemu.CopyTarget{Disk: disks[at].ID, File: t.File, Size: t.Size, Base: t.Image})
+		all = append(all, qemu.CopyTarget{Disk: disks[at].ID, Size: t.Size, Take: t.Take, File: t.File, Base: t.Image})
 	}
 	out, err := process.CopyDisks(ctx, all)
-	if errors.Is(err, qemu.ErrCopying) || errors.Is(err, qemu.ErrDisksChanged) {
+	if errors.Is(err, qemu.ErrCopying) || errors.Is(err, qemu.ErrDisksChanged) || errors.Is(err, qemu.ErrNotHeld) {
 		err = fmt.Errorf("%w: %w", volume.ErrNotNow, err)
 	}
 	return volume.Copied{Taken: out.Taken, Frozen: out.Frozen}, err

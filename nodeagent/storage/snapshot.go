@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/trivet-cloud/trivet/nodeagent/volume"
@@ -22,6 +21,9 @@ const (
 	recordWithin = 10 * time.Second
 	// laterPause is the time between two attempts to begin a copy.
 	laterPause = time.Second
+	// clusterWithin is the maximum time in which a Ceph cluster must answer before QEMU begins a copy. It is longer than
+	// the 10 seconds after which trivet-rbd itself gives up: a call that passes its deadline ends trivet-rbd.
+	clusterWithin = 15 * time.Second
 )
 
 // Values of Snapshot.Consistency in the record of a snapshot. Package volume stores the value, and does not interpret
@@ -54,21 +56,17 @@ type copyMember struct {
 
 // stepSnapshots tries to bring the snapshots of a volume to their desired states, and returns the resulting states.
 // Copies that stepSnapshots begins continue after its return, until life ends. stepSnapshots returns nil if the volume
-// cannot be used or is an RBD image. The parameter place is nil if the pool cannot be used.
+// cannot be used. The parameter place is nil if the pool cannot be used.
 func (s *Storage) stepSnapshots(
 	ctx, life context.Context, place pool, want *agentv1.AssignedVolume, stored bool,
 ) (out []cloud.SnapshotObservation, err error) {
-	if want.GetDeleted() || len(want.GetSnapshots()) == 0 {
+	if place == nil || want.GetDeleted() || len(want.GetSnapshots()) == 0 {
 		return nil, nil
 	}
-	file, ok := place.(filePool) // The control plane requests no snapshots of RBD images.
-	if !ok {
-		return nil, nil
-	}
-	p := file.Pool
-	if status, err := p.Status(want.GetVolumeId()); err != nil || status.Error != "" {
+	if status, err := place.Status(ctx, want.GetVolumeId()); err != nil || status.Error != "" {
 		return nil, nil // The report of the volume contains the error.
 	}
+	p := snapshotsIn(place)
 	for _, w := range want.GetSnapshots() {
 		o, stepErr := s.stepSnapshot(ctx, life, p, want, w, stored)
 		o.Snapshot = cloud.SnapshotID(w.GetSnapshotId())
@@ -81,14 +79,14 @@ func (s *Storage) stepSnapshots(
 // stepSnapshot tries to bring the snapshot w to its desired state, and returns the resulting state. If the assignment
 // was read from disk (stored), stepSnapshot neither makes nor deletes the snapshot.
 func (s *Storage) stepSnapshot(
-	ctx, life context.Context, p *volume.Pool, want *agentv1.AssignedVolume, w *agentv1.AssignedSnapshot, stored bool,
+	ctx, life context.Context, p snapshotPool, want *agentv1.AssignedVolume, w *agentv1.AssignedSnapshot, stored bool,
 ) (cloud.SnapshotObservation, error) {
 	ref := volume.SnapshotRef{Volume: want.GetVolumeId(), ID: w.GetSnapshotId()}
 	busy := cloud.SnapshotObservation{State: cloud.SnapshotCopying}
 	if s.copying(ref, w.GetDeleted() && !stored) {
 		return busy, nil
 	}
-	have, err := p.Snapshot(ref)
+	have, err := p.Snapshot(ctx, ref)
 	if w.GetDeleted() {
 		if stored {
 			return busy, nil
@@ -106,11 +104,11 @@ func (s *Storage) stepSnapshot(
 	}
 	switch {
 	case errors.Is(err, volume.ErrNoSnapshot) && w.GetMustExist():
-		return failedSnapshot(fmt.Sprintf("the snapshot was in the storage pool %s of this host before, and is missing now", p.Name())), nil
+		return failedSnapshot(fmt.Sprintf("the snapshot was in %s before, and is missing now", poolText(want))), nil
 	case errors.Is(err, volume.ErrNoSnapshot) && stored:
 		return busy, nil
 	case errors.Is(err, volume.ErrNoSnapshot) && time.Now().UnixMilli() > w.GetDeadline():
-		return fail("the host could not begin the copy in time")
+		return fail("the host could not begin the copy in time" + s.whyNotBegun(ref))
 	case errors.Is(err, volume.ErrNoSnapshot):
 		s.beginCopy(life, want, w)
 		return busy, nil
@@ -126,7 +124,7 @@ func (s *Storage) stepSnapshot(
 	case have.State == volume.Failed:
 		return failedSnapshot(have.Error), nil
 	}
-	return s.completeSnapshot(have, want, w), nil
+	return s.completeSnapshot(ctx, have, want, w), nil
 }
 
 func failedSnapshot(reason string) cloud.SnapshotObservation {
@@ -135,17 +133,19 @@ func failedSnapshot(reason string) cloud.SnapshotObservation {
 
 // completeSnapshot returns the report of a complete snapshot. If another copy of the snapshot's group failed, the
 // snapshot is reported as failed, unless the control plane already knows it as complete (MustExist).
-func (s *Storage) completeSnapshot(have volume.Snapshot, want *agentv1.AssignedVolume, w *agentv1.AssignedSnapshot) cloud.SnapshotObservation {
+func (s *Storage) completeSnapshot(
+	ctx context.Context, have volume.Snapshot, want *agentv1.AssignedVolume, w *agentv1.AssignedSnapshot,
+) cloud.SnapshotObservation {
 	if !w.GetMustExist() {
 		s.mu.Lock()
 		others, _ := s.groupMembers(want, w)
 		s.mu.Unlock()
 		for _, m := range others {
-			p, err := s.pool(m.want.GetPool())
+			p, err := s.snapshotPool(m.want)
 			if err != nil {
 				continue
 			}
-			if other, err := p.Snapshot(m.ref); err == nil && other.State != volume.Complete {
+			if other, err := p.Snapshot(ctx, m.ref); err == nil && other.State != volume.Complete {
 				return failedSnapshot("the copy of another volume of the VM failed")
 			}
 		}
@@ -238,114 +238,3 @@ func (s *Storage) beginCopy(life context.Context, want *agentv1.AssignedVolume, 
 		s.mu.Unlock()
 	})
 }
-
-// runCopy makes the snapshots of a copyTask, and records the result of each. If the copies cannot be begun now, runCopy
-// records nothing and returns nil after laterPause. The caller logs the error and must not act on it.
-func (s *Storage) runCopy(ctx context.Context, t *copyTask) error {
-	copies, err := s.copyVolumes(ctx, t)
-	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordWithin)
-	defer cancel()
-	if errors.Is(err, volume.ErrNotNow) || errors.Is(err, volume.ErrInUse) {
-		for _, c := range copies {
-			err = errors.Join(err, c.Abandon(late))
-		}
-		timer := time.NewTimer(laterPause)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-		}
-		return nil // Storage tries again until the deadline of the snapshot.
-	}
-	if err == nil {
-		s.made.Add(uint64(len(copies)))
-		return nil
-	}
-	s.failures.Add(uint64(len(t.members)))
-	reason := copyError(ctx, err)
-	for _, c := range copies {
-		err = errors.Join(err, c.Fail(late, reason))
-	}
-	for _, m := range t.members { // This changes only snapshots whose copies were not begun.
-		p, poolErr := s.pool(m.want.GetPool())
-		if poolErr == nil {
-			poolErr = p.FailSnapshot(late, m.ref, reason)
-		}
-		err = errors.Join(err, poolErr)
-	}
-	return err
-}
-
-// copyError returns the text that tells a tenant why a copy failed.
-func copyError(ctx context.Context, err error) string {
-	switch {
-	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		return fmt.Sprintf("the copy took longer than %s", copyWithin)
-	case ctx.Err() != nil:
-		return "the copy was cancelled, because the agent stopped or a snapshot of the group was deleted"
-	case strings.Contains(err.Error(), "No space left on device"):
-		return "the storage pool is full"
-	case strings.Contains(err.Error(), "Operation canceled"):
-		return "a volume was detached during the copy"
-	}
-	return brief(err)
-}
-
-// copyVolumes copies the volumes of a copyTask. All copies have the content of the same instant. After an error,
-// copyVolumes returns the copies that it began, and the caller must end them.
-func (s *Storage) copyVolumes(ctx context.Context, t *copyTask) (copies []*volume.SnapshotCopy, err error) {
-	var attached []volume.CopyTarget
-	vm := ""
-	for _, m := range t.members {
-		p, err := s.pool(m.want.GetPool())
-		if err != nil {
-			return copies, err
-		}
-		c, err := p.BeginSnapshot(ctx, m.ref)
-		if err != nil {
-			return copies, err
-		}
-		copies = append(copies, c)
-		if !c.Attached() {
-			continue
-		}
-		if vm != "" && vm != m.want.GetVmId() || m.want.GetVmId() == "" || s.o.Copy == nil {
-			return copies, fmt.Errorf("%w: volume %s", volume.ErrNotNow, m.ref.Volume)
-		}
-		vm = m.want.GetVmId()
-		attached = append(attached, volume.CopyTarget{
-			Volume: m.ref.Volume, File: c.Target(), Size: c.Size(), Image: c.HasImage(),
-		})
-	}
-	taken, consistency := time.Now(), crashConsistent // BeginSnapshot has locked the volumes that no process has open.
-	if len(attached) > 0 {
-		result, err := s.o.Copy(ctx, cloud.VMID(vm), attached)
-		if err != nil {
-			return copies, err
-		}
-		if taken = result.Taken; result.Frozen {
-			consistency = fileSystem
-		}
-	}
-	for _, c := range copies {
-		if c.Attached() {
-			continue
-		}
-		if err := c.Copy(ctx); err != nil {
-			return copies, err
-		}
-	}
-	for _, c := range copies {
-		of := consistency
-		if !c.Attached() {
-			of = detachedVolume
-		}
-		if err := c.Finish(ctx, taken, of); err != nil {
-			return copies, err
-		}
-	}
-	return copies, nil
-}
-
-// SnapshotCounts returns the number of snapshots that were made since the agent started, and the number that failed.
-func (s *Storage) SnapshotCounts() (made, failed uint64) { return s.made.Load(), s.failures.Load() }

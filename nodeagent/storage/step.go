@@ -113,8 +113,8 @@ func (s *Storage) step(ctx context.Context, want *agentv1.AssignedVolume, stored
 	if bounded.Err() != nil {
 		return err // An error may be caused by the end of the context, so it is not reported.
 	}
-	s.observe(bounded, p, want, snapshots, err)
-	if err != nil || !want.GetFlatten() || want.GetDeleted() {
+	status := s.observe(bounded, p, want, snapshots, err)
+	if err != nil || want.GetDeleted() || !want.GetFlatten() && !status.Clone {
 		return err
 	}
 	pending := func(o cloud.SnapshotObservation) bool { return o.State == cloud.SnapshotCopying }
@@ -137,13 +137,14 @@ func timeOfStep(want *agentv1.AssignedVolume) time.Duration {
 }
 
 // observe reports the state of a volume and its snapshots, and the error of the last change. The parameter p is nil if
-// the pool cannot be used.
+// the pool cannot be used. The result is the state of the volume in the pool, or a zero Status if the pool does not have it.
 func (s *Storage) observe(
 	ctx context.Context, p pool, want *agentv1.AssignedVolume, snapshots []cloud.SnapshotObservation, err error,
-) {
+) (status volume.Status) {
 	o := cloud.VolumeObservation{Volume: cloud.VolumeID(want.GetVolumeId()), Generation: want.GetGeneration()}
 	if p != nil {
-		if status, statusErr := p.Status(ctx, want.GetVolumeId()); statusErr == nil && status.Error == "" {
+		var statusErr error
+		if status, statusErr = p.Status(ctx, want.GetVolumeId()); statusErr == nil && status.Error == "" {
 			o.Present, o.SizeBytes, o.FlushedGeneration, o.Snapshots = true, status.Size, status.Flushed, snapshots
 			if status.Flattened {
 				o.Flattened, o.Format = true, cloudFormats[status.Format]
@@ -154,6 +155,7 @@ func (s *Storage) observe(
 		o.Error = brief(err)
 	}
 	s.report(o)
+	return status
 }
 
 // isTemporary reports whether err is expected to disappear without help: a guest of this host still has the volume open,

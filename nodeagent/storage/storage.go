@@ -28,6 +28,8 @@
 //     begun, for example because the VM is just being started, the attempt is repeated until the deadline in the
 //     assignment. A copy that has begun and failed is never repeated. Storage does not flatten a volume with a
 //     pending snapshot, because flattening locks the volume.
+//   - A volume that is made from a snapshot of an RBD volume is flattened without a request, so that the snapshot can be
+//     deleted.
 //   - The helper process trivet-rbd makes, grows, flattens and deletes RBD images. One helper runs for each combination
 //     of Ceph cluster, monitors, user and key in the assigned volumes. The key of the Ceph user is part of the desired
 //     state. An assignment that was stored on disk has no keys, so Storage does not change RBD images until the control
@@ -109,6 +111,7 @@ type entry struct {
 	again   time.Time
 	logged  string
 
+	notBegun      string                   // why the last copyTask of the volume could not be begun, or ""
 	last          *cloud.VolumeObservation // the last report
 	opening       int                      // calls of Open in progress
 	unconfirmed   bool                     // Open has returned the RBD image, and Confirm or Release was not called since

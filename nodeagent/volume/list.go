@@ -23,7 +23,9 @@ type Status struct {
 	Attachment Attachment // the last attachment that Open accepted
 	Flushed    uint64     // the highest generation whose content is complete
 	Flattened  bool       // made from an image, and made independent of the image since
-	Format     qcow2.Format
+	// Clone means that the volume was made from a snapshot and still shares content with it, until Flatten.
+	Clone  bool
+	Format qcow2.Format
 	// Error says why the volume cannot be used, or is "".
 	Error string
 }

@@ -26,6 +26,8 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.FinishFailed, TestSnapshotOfLostHost, "a failed snapshot became complete")
 	mutanttest.Notices(t, mutant.WriteWithoutLock, TestRecordAfterLostLock)
 	mutanttest.Notices(t, mutant.KeepLateRecord, TestLateRename, "an old record replaces a newer one")
+	mutanttest.Notices(t, mutant.FinishFailed, TestRBDSnapshotOfLostHost, "a failed snapshot became complete")
+	mutanttest.Notices(t, mutant.StaleSnapshot, TestRBDSnapshots, "a snapshot for an earlier attachment")
 	mutanttest.Notices(t, mutant.FenceWithoutBlock, TestFenceBlocksRecordedClients)
 	for _, name := range []string{
 		mutant.OpenStaleVolume, mutant.OpenVolumeTwice, mutant.FlushOpenVolume, mutant.OpenUnflushedImage, mutant.OpenBeforeRecord,

@@ -25,13 +25,13 @@ func (p *RBDPool) create(ctx context.Context, v Volume) error {
 	if v.Size == 0 || v.Size%512 != 0 || v.Size > qcow2.MaxVirtualSize {
 		return fmt.Errorf("%w: the volume has %d bytes", ErrRefused, v.Size)
 	}
-	if v.Source != nil || v.Encrypted {
-		return fmt.Errorf("%w: an RBD volume cannot be encrypted or made from a snapshot", ErrRefused)
+	if v.Encrypted {
+		return fmt.Errorf("%w: an RBD volume cannot be encrypted", ErrRefused)
 	}
 	r, text, err := p.read(ctx, v.ID)
 	switch {
 	case errors.Is(err, ErrNotFound):
-		r = record{State: creating, Size: v.Size, Image: v.Image, Format: v.format()}
+		r = record{State: creating, Size: v.Size, Image: v.Image, Format: v.format(), Source: v.Source}
 		if err := p.checkAbsent(ctx, v.ID); err != nil {
 			return err
 		}
@@ -76,14 +76,23 @@ func (p *RBDPool) checkAbsent(ctx context.Context, id string) error {
 	return rbdError(err)
 }
 
-// makeImage makes the RBD image of a volume: a clone of the base image, or an empty image.
+// makeImage makes the RBD image of a volume: a clone of the base image or of a snapshot, or an empty image.
 func (p *RBDPool) makeImage(ctx context.Context, v Volume) error {
 	name := p.name(volumeImage(v.ID))
-	if v.Image == nil {
+	var parent *rbdv1.SnapshotName
+	switch {
+	case v.Source != nil:
+		var err error
+		if parent, err = p.source(ctx, *v.Source); err != nil {
+			return err
+		}
+	case v.Image != nil:
+		parent = p.base(*v.Image)
+	default:
 		_, err := p.o.Client.CreateImage(ctx, &rbdv1.CreateImageRequest{Name: name, Size: v.Size})
 		return rbdError(err)
 	}
-	if _, err := p.o.Client.CloneImage(ctx, &rbdv1.CloneImageRequest{Parent: p.base(*v.Image), Name: name}); err != nil {
+	if _, err := p.o.Client.CloneImage(ctx, &rbdv1.CloneImageRequest{Parent: parent, Name: name}); err != nil {
 		return rbdError(err)
 	}
 	_, err := p.o.Client.ResizeImage(ctx, &rbdv1.ResizeImageRequest{Name: name, Size: v.Size})
@@ -127,9 +136,10 @@ func (p *RBDPool) resize(ctx context.Context, id string, size uint64) error {
 	return err
 }
 
-// Flatten makes a volume independent of its image: the Ceph cluster copies the content that the volume shares with the
-// base image into the volume. A VM may use the volume while Flatten runs. Flatten ignores the parameter progress,
-// because the Ceph cluster does not report progress. A volume without an image is no error.
+// Flatten makes a volume independent of its image, or of the snapshot that it was made from: the Ceph cluster copies the
+// content that the volume shares with the base image or the snapshot into the volume. A VM may use the volume while
+// Flatten runs. Flatten ignores the parameter progress, because the Ceph cluster does not report progress. A volume that
+// shares no content is no error.
 func (p *RBDPool) Flatten(ctx context.Context, id string, _ func(percent uint32)) error {
 	if err := p.flatten(ctx, id); err != nil {
 		return fmt.Errorf("flatten volume %s: %w", id, err)
@@ -144,7 +154,7 @@ func (p *RBDPool) flatten(ctx context.Context, id string) error {
 		return err
 	case r.State != ready:
 		return ErrNotFound
-	case r.Image == nil:
+	case r.Image == nil && r.Source == nil:
 		return nil
 	}
 	request := &rbdv1.FlattenImageRequest{Name: p.name(volumeImage(id))}
@@ -156,7 +166,10 @@ func (p *RBDPool) flatten(ctx context.Context, id string) error {
 		if err != nil {
 			return err
 		}
-		r.Image, r.Flattened = nil, true
+		if r.Source == nil {
+			r.Image, r.Flattened = nil, true
+		}
+		r.Source = nil
 		_, err = p.write(ctx, id, text, r)
 		return err
 	})
@@ -178,6 +191,9 @@ func (p *RBDPool) delete(ctx context.Context, id string, r record, text []byte) 
 	r.State = deleting
 	text, err := p.write(ctx, id, text, r)
 	if err != nil {
+		return err
+	}
+	if err := p.removeSnapshots(ctx, id, snapshots); err != nil {
 		return err
 	}
 	if _, err := p.o.Client.RemoveImage(ctx, &rbdv1.RemoveImageRequest{Name: p.name(volumeImage(id))}); err != nil {

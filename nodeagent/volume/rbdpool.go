@@ -99,8 +99,8 @@ func (p *RBDPool) read(ctx context.Context, id string) (r record, text []byte, e
 	if err := json.Unmarshal(text, &r); err != nil {
 		return r, nil, fmt.Errorf("read record: %w", err)
 	}
-	if r.Version != recordVersion {
-		return r, nil, fmt.Errorf("read record: version %d is unknown to this agent", r.Version)
+	if err := r.checkVersion(); err != nil {
+		return r, nil, err
 	}
 	return r, text, nil
 }
@@ -109,6 +109,9 @@ func (p *RBDPool) read(ctx context.Context, id string) (r record, text []byte, e
 // form of the new record. The error wraps errChanged if the stored form of the current record is not before.
 func (p *RBDPool) write(ctx context.Context, id string, before []byte, r record) ([]byte, error) {
 	r.Version = recordVersion
+	if len(r.Snapshots) > 0 || r.Source != nil {
+		r.Version = recordVersion2
+	}
 	text, err := json.Marshal(r)
 	if err != nil {
 		return nil, err
@@ -168,6 +171,9 @@ func (p *RBDPool) image(ctx context.Context, id string) (*rbdv1.Image, error) {
 	return out, rbdError(err)
 }
 
+// Name returns the name of the pool in the Ceph cluster.
+func (p *RBDPool) Name() string { return p.o.Pool }
+
 // Status returns the description of one volume. The error wraps [ErrNotFound] if the pool does not have it.
 func (p *RBDPool) Status(ctx context.Context, id string) (Status, error) {
 	r, _, err := p.read(ctx, id)
@@ -178,7 +184,7 @@ func (p *RBDPool) Status(ctx context.Context, id string) (Status, error) {
 		return Status{}, fmt.Errorf("read volume %s: %w", id, err)
 	}
 	s := Status{ID: id, Size: r.Size, Image: r.Image, Attachment: r.Attachment, Flushed: r.Flushed,
-		Flattened: r.Flattened, Format: qcow2.Raw}
+		Flattened: r.Flattened, Clone: r.Source != nil, Format: qcow2.Raw}
 	switch _, err := p.image(ctx, id); {
 	case errors.Is(err, ErrRefused):
 		s.Error = err.Error()

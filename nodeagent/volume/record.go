@@ -71,9 +71,26 @@ type record struct {
 	// Flattened means that the volume was made from an image and has been made independent of the image since. Image is
 	// then nil.
 	Flattened bool `json:"flattened,omitempty"`
+	// Snapshots are the snapshots of an RBD volume. A snapshot of a volume in a directory has a record of its own.
+	Snapshots []rbdSnapshot `json:"snapshots,omitempty"`
+	// Source is the snapshot of which an RBD volume is a clone. Flatten sets it to nil.
+	Source *SnapshotRef `json:"source,omitempty"`
 }
 
-const recordVersion = 1
+const (
+	recordVersion = 1
+	// recordVersion2 is the version of a record that has Snapshots or Source. An agent that does not know these fields
+	// would remove them.
+	recordVersion2 = 2
+)
+
+// checkVersion returns an error if this agent does not know the version of the record.
+func (r *record) checkVersion() error {
+	if r.Version != recordVersion && r.Version != recordVersion2 {
+		return fmt.Errorf("read record: version %d is unknown to this agent", r.Version)
+	}
+	return nil
+}
 
 // maxRecord is the largest accepted length of a record, in bytes.
 const maxRecord = 64 << 10
@@ -148,8 +165,8 @@ func (p *Pool) read(id string) (record, error) {
 	if err := json.Unmarshal(text, &r); err != nil {
 		return record{}, fmt.Errorf("read record: %w", err)
 	}
-	if r.Version != recordVersion {
-		return record{}, fmt.Errorf("read record: version %d is unknown to this agent", r.Version)
+	if err := r.checkVersion(); err != nil {
+		return record{}, err
 	}
 	return r, nil
 }

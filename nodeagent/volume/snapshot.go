@@ -32,7 +32,10 @@ const (
 )
 
 // SnapshotRef names a snapshot of a volume. Volume and ID are UUIDs.
-type SnapshotRef struct{ Volume, ID string }
+type SnapshotRef struct {
+	Volume string `json:"volume"`
+	ID     string `json:"id"`
+}
 
 // Snapshot is the content of a snapshot's .json file.
 type Snapshot struct {

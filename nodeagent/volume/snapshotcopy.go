@@ -251,12 +251,14 @@ func (c *SnapshotCopy) close() {
 	}
 }
 
-// CopyTarget is a volume that QEMU must copy, and the file that receives the copy (see [SnapshotCopy.Target]).
+// CopyTarget is a volume of a VM of which a snapshot is made while the VM runs. Either QEMU copies the volume to File (see
+// [SnapshotCopy.Target]), or Take makes the snapshot (see [RBDSnapshot.Take]).
 type CopyTarget struct {
 	Volume string
-	File   *os.File
 	Size   uint64 // size of the volume in bytes
-	Image  bool   // whether the volume has an image, and File receives only the differences from the image
+	File   *os.File
+	Image  bool // whether the volume has an image, and File receives only the differences from the image
+	Take   func(ctx context.Context) error
 }
 
 // Copied describes a copy that QEMU has made.

@@ -1,0 +1,100 @@
+package storage
+
+import (
+	"context"
+	"time"
+
+	"github.com/trivet-cloud/trivet/nodeagent/volume"
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+)
+
+// snapshotPool has the methods of a storage pool for snapshots. fileSnapshots and rbdSnapshots implement it.
+type snapshotPool interface {
+	// Shared reports whether other hosts use the pool too.
+	Shared() bool
+	Snapshot(ctx context.Context, ref volume.SnapshotRef) (volume.Snapshot, error)
+	FailSnapshot(ctx context.Context, ref volume.SnapshotRef, reason string) error
+	DeleteSnapshot(ctx context.Context, ref volume.SnapshotRef) error
+	// begin records that a snapshot is being made.
+	begin(ctx context.Context, m copyMember) (snapshotCopy, error)
+}
+
+// snapshotCopy is a snapshot in progress. fileCopy and rbdCopy implement it.
+type snapshotCopy interface {
+	// Attached reports whether a process has the volume open.
+	Attached() bool
+	// target describes the snapshot to the VM that has the volume open. The parameter is the ID of the volume.
+	target(id string) volume.CopyTarget
+	// copyDetached copies the content of a volume that no process has open.
+	copyDetached(ctx context.Context) error
+	Finish(ctx context.Context, taken time.Time, consistency string) error
+	Fail(ctx context.Context, reason string) error
+	Abandon(ctx context.Context) error
+}
+
+// snapshotPool returns the pool of an assigned volume.
+func (s *Storage) snapshotPool(want *agentv1.AssignedVolume) (snapshotPool, error) {
+	p, err := s.poolOf(want)
+	if err != nil {
+		return nil, err
+	}
+	return snapshotsIn(p), nil
+}
+
+// snapshotsIn returns the methods of a pool for snapshots.
+func snapshotsIn(p pool) snapshotPool {
+	if rbd, ok := p.(*volume.RBDPool); ok {
+		return rbdSnapshots{rbd}
+	}
+	return fileSnapshots{p.(filePool).Pool}
+}
+
+// fileSnapshots are the snapshots of volumes in a directory of the host.
+type fileSnapshots struct{ *volume.Pool }
+
+func (p fileSnapshots) Snapshot(_ context.Context, ref volume.SnapshotRef) (volume.Snapshot, error) {
+	return p.Pool.Snapshot(ref)
+}
+
+func (p fileSnapshots) begin(ctx context.Context, m copyMember) (snapshotCopy, error) {
+	c, err := p.BeginSnapshot(ctx, m.ref)
+	if err != nil {
+		return nil, err
+	}
+	return fileCopy{c}, nil
+}
+
+type fileCopy struct{ *volume.SnapshotCopy }
+
+func (c fileCopy) target(id string) volume.CopyTarget {
+	return volume.CopyTarget{Volume: id, File: c.Target(), Size: c.Size(), Image: c.HasImage()}
+}
+
+func (c fileCopy) copyDetached(ctx context.Context) error { return c.Copy(ctx) }
+
+// rbdSnapshots are the snapshots of volumes in a pool of a Ceph cluster.
+type rbdSnapshots struct{ *volume.RBDPool }
+
+func (rbdSnapshots) Shared() bool { return true }
+
+func (p rbdSnapshots) begin(ctx context.Context, m copyMember) (snapshotCopy, error) {
+	a := volume.Attachment{VM: m.want.GetVmId(), Generation: m.want.GetAttachmentGeneration()}
+	c, err := p.BeginSnapshot(ctx, m.ref, a)
+	if err != nil {
+		return nil, err
+	}
+	return rbdCopy{c}, nil
+}
+
+type rbdCopy struct{ *volume.RBDSnapshot }
+
+func (c rbdCopy) target(id string) volume.CopyTarget {
+	return volume.CopyTarget{Volume: id, Size: c.Size(), Take: c.Take}
+}
+
+func (c rbdCopy) copyDetached(ctx context.Context) error {
+	if err := c.Take(ctx); err != nil {
+		return err
+	}
+	return c.CheckOpened(ctx)
+}
