@@ -139,11 +139,11 @@ func (c *rbdCloud) on(host int) *world {
 }
 
 // TestVolumesRBD makes volumes in a real Ceph cluster, blank and from an image, through the API. A volume is attached
-// to a running VM, grows, and moves to a VM on the second host. When the second host is killed, the first host must
+// to a running VM, grows, gets snapshots (testSnapshots), and moves to a VM on the second host. When the second host is killed, the first host must
 // delete the volume's image. The key of the Ceph user must be in no file of members and hosts.
 func TestVolumesRBD(t *testing.T) {
 	c := newRBDCloud(t)
-	ctx := c.context(8 * time.Minute)
+	ctx := c.context(9 * time.Minute)
 	c.createClass(ctx)
 	data, clone := c.createVolume(ctx, "data", ""), c.createVolume(ctx, "clone", c.images.Disk)
 	_, err := c.createVM(ctx, "nowhere", 3, data)
@@ -161,6 +161,7 @@ func TestVolumesRBD(t *testing.T) {
 	_, err = c.admin.Volumes.ResizeVolume(ctx, &vmv1.ResizeVolumeRequest{OrgId: "default", ProjectId: "default", VolumeId: data, SizeGib: 2})
 	require.NoError(t, err)
 	c.on(1).command(ctx, one, "disks", "vdc:4194304")
+	c.testSnapshots(ctx, one, clone, data)
 
 	require.NoError(t, lab.Until(ctx, "the volume is detached", func(ctx context.Context) error {
 		_, err := c.admin.VMs.DetachDisk(ctx, &vmv1.DetachDiskRequest{OrgId: "default", ProjectId: "default", VmId: one, DiskId: "data"})
@@ -169,7 +170,7 @@ func TestVolumesRBD(t *testing.T) {
 	two, err := c.createVM(ctx, "two", 2)
 	require.NoError(t, err)
 	require.NoError(t, lab.Until(ctx, "the volume is attached on the other host", func(context.Context) error { return attach(two) }))
-	c.on(2).command(ctx, two, "sum vdb", "SUM dev=vdb off=0 len=1048576 "+written("first"))
+	c.on(2).command(ctx, two, "sum vdb", "SUM dev=vdb off=0 len=1048576 "+written("second"))
 	c.requireNoKey()
 
 	for _, vm := range []string{one, two} {

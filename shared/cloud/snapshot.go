@@ -51,7 +51,8 @@ const (
 	SnapshotStartTimeout = 10 * 60 * 1000
 )
 
-// Snapshot is the record of a copy of a volume at one instant. The copy is a file in the storage pool of the volume.
+// Snapshot is the record of a snapshot of a volume. The content is a copy in a file in the storage pool of the volume, or
+// an RBD snapshot for a volume of the driver RBD.
 type Snapshot struct {
 	ID      SnapshotID
 	Name    string
@@ -146,11 +147,7 @@ func (o VolumeObservation) Equal(p VolumeObservation) bool {
 
 // CheckSnapshots returns FailedPrecondition if no volume of this kind can have snapshots.
 func (v *Volume) CheckSnapshots() error {
-	switch {
-	case v.Driver != DriverManaged:
-		return fault.New(fault.FailedPrecondition, "volume %s has the driver %s: only volumes of the driver managed can have snapshots",
-			v.Name, v.Driver.Variant())
-	case v.Encrypted:
+	if v.Encrypted {
 		return fault.New(fault.FailedPrecondition, "volume %s is encrypted: encrypted volumes cannot have snapshots", v.Name)
 	}
 	return nil

@@ -27,15 +27,11 @@ func flatten(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
 	if err != nil {
 		return cloud.Volume{}, err
 	}
-	if v.Driver != cloud.DriverManaged {
-		return *v, fault.New(fault.FailedPrecondition,
-			"volume %s has the driver %s, and only volumes of the driver managed can be flattened", v.Name, v.Driver.Variant())
-	}
-	// A snapshot contains only the differences from the image. A flattened volume would no longer keep the image in
-	// use.
+	// A snapshot in a storage pool contains only the differences from the image. A flattened volume would no longer keep
+	// the image in use. The Ceph cluster keeps what a snapshot of an RBD image needs.
 	if snapshots, err := SnapshotsOf(tx, v); err != nil {
 		return *v, err
-	} else if len(snapshots) > 0 && v.Image != nil {
+	} else if len(snapshots) > 0 && v.Image != nil && v.Driver == cloud.DriverManaged {
 		return *v, fault.New(fault.FailedPrecondition, "volume %s has %d snapshots, which need its image: delete them first", v.Name, len(snapshots)).
 			WithReason("VOLUME_HAS_SNAPSHOTS")
 	}

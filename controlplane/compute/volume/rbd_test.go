@@ -127,6 +127,64 @@ func TestRBDVolumeFollowsHosts(t *testing.T) {
 	require.NoError(t, w.deleteClass())
 }
 
+// TestRBDSnapshots takes a snapshot of a volume of the driver RBD, which takes no room of a host. The volume moves to
+// another host while the snapshot is PENDING. A new volume from the snapshot can be made by any host, and does not need
+// the image. The volume is flattened although it has a snapshot.
+func TestRBDSnapshots(t *testing.T) {
+	w := newWorld(t)
+	w.rbdClass()
+	a, b := w.rbdHost("a", ""), w.rbdHost("b", "")
+	out, err := w.volumes.Create(w.as(acme, ""), acme, cloud.Volume{Name: "data", SizeGiB: 3, Class: "ceph"}, w.image(1, 1<<20), [32]byte{})
+	require.NoError(t, err)
+	v := out.Volume.ID
+	report := func(on cloud.NodeID, snapshots ...cloud.SnapshotObservation) {
+		now := w.get(v)
+		w.report(on, cloud.VolumeObservation{
+			Volume: v, Generation: now.Generation, Present: true, FlushedGeneration: now.AttachmentGeneration, Snapshots: snapshots,
+		})
+	}
+	w.place(a)
+	report(a)
+	s := w.snapshot(v, "one")
+	w.place(b)
+	on, sent := w.only(a, b)
+	require.Equal(t, b, on, "a volume with a PENDING snapshot follows the hosts")
+	require.Equal(t, string(s), sent[0].GetSnapshots()[0].GetSnapshotId())
+	done := cloud.SnapshotObservation{Snapshot: s, State: cloud.SnapshotComplete, TakenAt: 7, Format: cloud.VolumeRaw}
+	report(b, done)
+	copied := cloud.Volume{ID: cloud.VolumeID(vmA), Name: "copy"}
+	w.Update(func(tx *store.Tx) error { return w.volumes.CreateFrom(tx, acme, &copied, s) })
+	require.Equal(t, []any{cloud.NodeID(""), uint64(3), "ceph", (*cloud.ImageRef)(nil)},
+		[]any{w.get(copied.ID).Node, w.get(copied.ID).SizeGiB, w.get(copied.ID).Class, w.get(copied.ID).Image})
+	w.place(a)
+	require.Equal(t, a, w.get(copied.ID).Node)
+	require.Equal(t, string(s), w.assigned(a)[0].GetSource().GetSnapshotId())
+	drop := func() error {
+		_, err := w.Store.Update(t.Context(), func(tx *store.Tx) error { _, err := DropSnapshot(tx, acme, s); return err })
+		return err
+	}
+	require.ErrorContains(t, drop(), "is being made from snapshot one")
+	w.report(a, cloud.VolumeObservation{Volume: copied.ID, Generation: w.get(copied.ID).Generation, Present: true})
+
+	_, err = w.volumes.Flatten(w.as(acme, ""), acme, v, [32]byte{})
+	require.NoError(t, err)
+	require.ErrorContains(t, w.addSnapshot(v, "two"), "is being made independent")
+	on = w.get(v).Node
+	w.report(on, cloud.VolumeObservation{Volume: v, Generation: w.get(v).Generation, Present: true, Flattened: true, Format: cloud.VolumeRaw})
+	require.Nil(t, w.get(v).Image)
+
+	require.NoError(t, drop())
+	report(on, cloud.SnapshotObservation{Snapshot: s, State: cloud.SnapshotAbsent})
+	require.NoError(t, w.Store.Local(func(r *store.View) error {
+		left, err := SnapshotsOf(r, w.get(v))
+		require.Empty(t, left)
+		return err
+	}))
+	for _, host := range []cloud.NodeID{a, b} {
+		require.Empty(t, w.Node(host).PoolAllocated)
+	}
+}
+
 // TestRBDVolumesAfterLeaderChange lets a new leader place volumes of the driver RBD when only one host has sent it a
 // heartbeat. Volumes of hosts that may be READY must stay where they are, and new volumes must be placed.
 func TestRBDVolumesAfterLeaderChange(t *testing.T) {
@@ -157,24 +215,22 @@ func TestRBDVolumesAfterLeaderChange(t *testing.T) {
 // TestScheduleWithoutSnapshots checks that volumes that cannot have snapshots cannot get a schedule of snapshots.
 func TestScheduleWithoutSnapshots(t *testing.T) {
 	w := newWorld(t)
-	w.rbdClass()
 	_, err := w.classes.Create(w.asAdmin(), cloud.StorageClass{
 		Name: "secret", Driver: cloud.DriverManaged, Pool: "local", Encrypted: true,
 	}, "", [32]byte{})
 	require.NoError(t, err)
 	schedule := map[string]string{cloud.SnapshotEvery: "24h"}
-	for class, why := range map[string]string{"ceph": "has the driver rbd", "secret": "is encrypted"} {
-		v := cloud.Volume{Name: "data-" + class, SizeGiB: 1, Class: class, Metadata: schedule}
-		_, err := w.volumes.Create(w.as(acme, ""), acme, v, "", [32]byte{})
-		require.True(t, fault.Is(err, fault.FailedPrecondition), "the schedule would never create a snapshot: %v", err)
-		require.ErrorContains(t, err, why)
-		v.Metadata = nil
-		out, err := w.volumes.Create(w.as(acme, ""), acme, v, "", [32]byte{})
-		require.NoError(t, err)
-		_, err = w.volumes.Update(w.as(acme, ""), acme, out.Volume.ID, "", schedule, nil, [32]byte{})
-		require.ErrorContains(t, err, why)
-		require.Empty(t, w.get(out.Volume.ID).Metadata)
-	}
+	const why = "is encrypted"
+	v := cloud.Volume{Name: "data", SizeGiB: 1, Class: "secret", Metadata: schedule}
+	_, err = w.volumes.Create(w.as(acme, ""), acme, v, "", [32]byte{})
+	require.True(t, fault.Is(err, fault.FailedPrecondition), "the schedule would never create a snapshot: %v", err)
+	require.ErrorContains(t, err, why)
+	v.Metadata = nil
+	out, err := w.volumes.Create(w.as(acme, ""), acme, v, "", [32]byte{})
+	require.NoError(t, err)
+	_, err = w.volumes.Update(w.as(acme, ""), acme, out.Volume.ID, "", schedule, nil, [32]byte{})
+	require.ErrorContains(t, err, why)
+	require.Empty(t, w.get(out.Volume.ID).Metadata)
 }
 
 // TestUnreadableCephKey stores a class whose key the member cannot open, as after a mistake with cluster keys. The host

@@ -195,6 +195,14 @@ func (w *world) snapshot(v cloud.VolumeID, name string) cloud.SnapshotID {
 	return cloud.SnapshotID(id.String())
 }
 
+// addSnapshot returns the error of a new snapshot of a volume.
+func (w *world) addSnapshot(v cloud.VolumeID, name string) error {
+	_, err := w.Store.Update(w.t.Context(), func(tx *store.Tx) error {
+		return AddSnapshot(tx, acme, &cloud.Snapshot{ID: cloud.SnapshotID(uuid.NewString()), Name: name, Volume: v})
+	})
+	return err
+}
+
 // TestSnapshotsInSharedPool makes a snapshot on one host of a shared pool. While the host may be copying, the volume must
 // stay there. Then the volume moves, and the other host makes a volume from the snapshot and deletes the snapshot.
 func TestSnapshotsInSharedPool(t *testing.T) {

@@ -91,6 +91,8 @@ func AddSnapshot(tx *store.Tx, t cloud.Tenant, s *cloud.Snapshot) error {
 		return v.CheckSnapshots()
 	case v.Flatten:
 		return fault.New(fault.FailedPrecondition, "volume %s is being made independent of its image: try again later", v.Name)
+	case v.Driver == cloud.DriverRBD && !v.Present:
+		return fault.New(fault.FailedPrecondition, "no host has made volume %s yet: try again later", v.Name)
 	case v.Node == "":
 		return fault.New(fault.FailedPrecondition, "volume %s was never attached to a VM, so there is nothing to copy", v.Name)
 	}
@@ -116,8 +118,10 @@ func AddSnapshot(tx *store.Tx, t cloud.Tenant, s *cloud.Snapshot) error {
 	if err := chargeQuota(tx, t, snapshotAmount(s), tenant.Amount{}); err != nil {
 		return err
 	}
-	if err := allocate(tx, v, v.Node, s.SizeGiB, fault.ResourceExhausted); err != nil {
-		return err
+	if v.Driver != cloud.DriverRBD { // The space of a Ceph pool is not counted.
+		if err := allocate(tx, v, v.Node, s.SizeGiB, fault.ResourceExhausted); err != nil {
+			return err
+		}
 	}
 	snapshotNames.Put(tx, &s.ID, string(t.Project), s.Name)
 	volumeSnapshots.Put(tx, &s.ID, string(v.ID), string(s.ID))
@@ -237,11 +241,14 @@ func applySnapshotReport(r store.Reader, tx *store.Tx, v *cloud.Volume, generati
 		return true, nil
 	}
 	deleteSnapshotRecord(tx, s)
+	if v.Driver == cloud.DriverRBD {
+		return true, nil
+	}
 	return true, space{s.Pool, s.PoolID}.add(tx, s.Node, -int64(s.SizeGiB))
 }
 
 // CreateFrom stores the record of a new volume v of the tenant t with the content of a snapshot, so that the host of
-// the snapshot copies the snapshot. The caller sets the ID, name, size, metadata, labels and creator of v. CreateFrom
+// the snapshot copies the snapshot. For the driver RBD, any host clones the RBD snapshot, and copies its content later. The caller sets the ID, name, size, metadata, labels and creator of v. CreateFrom
 // sets the other fields. A size of 0 becomes the size of the snapshot. CreateFrom returns the same errors as
 // CreateVolumeFromSnapshot of storage.v1.
 func (s *Service) CreateFrom(tx *store.Tx, t cloud.Tenant, v *cloud.Volume, id cloud.SnapshotID) error {
@@ -272,10 +279,13 @@ func createFrom(tx *store.Tx, t cloud.Tenant, v *cloud.Volume, id cloud.Snapshot
 	}
 	v.Class, v.Driver, v.Pool, v.ClassLimits, v.Format = from.Class, from.Driver, from.Pool, from.ClassLimits, s.Format
 	v.CreatedAt, v.Generation, v.Node, v.PoolID = tx.Now(), 1, s.Node, from.PoolID
-	if from.PoolID != "" {
+	switch {
+	case from.PoolID != "":
 		v.Node = from.Node // another host than when the snapshot was created, if the volume has moved since
+	case from.Driver == cloud.DriverRBD:
+		v.Node = "" // Place chooses a host.
 	}
-	if from.Image != nil { // the copy contains only the differences from the image
+	if from.Driver == cloud.DriverManaged && from.Image != nil { // the copy contains only the differences from the image
 		if err := image.ShareWithVolume(tx, from.Image.ID, from.ID, v.ID); err != nil {
 			return err
 		}
@@ -284,8 +294,10 @@ func createFrom(tx *store.Tx, t cloud.Tenant, v *cloud.Volume, id cloud.Snapshot
 	if err := chargeQuota(tx, t, amountOf(v.SizeGiB), tenant.Amount{}); err != nil {
 		return err
 	}
-	if err := allocate(tx, v, v.Node, v.SizeGiB, fault.ResourceExhausted); err != nil {
-		return err
+	if v.Driver != cloud.DriverRBD {
+		if err := allocate(tx, v, v.Node, v.SizeGiB, fault.ResourceExhausted); err != nil {
+			return err
+		}
 	}
 	storageclass.Use(tx, v.Class, v.Project, v.ID)
 	save(tx, v, 0)

@@ -163,7 +163,7 @@ type Snapshot struct {
 	// AVAILABLE.
 	TakenAt int64 `protobuf:"varint,11,opt,name=taken_at,json=takenAt,proto3" json:"taken_at,omitempty"`
 	// The space that the copy takes in the storage pool, in bytes. Blocks that the copy shares with other files of the
-	// host's file system (reflinks) are counted in full.
+	// host's file system (reflinks) are counted in full. 0 for the driver RBD.
 	StoredBytes uint64            `protobuf:"varint,12,opt,name=stored_bytes,json=storedBytes,proto3" json:"stored_bytes,omitempty"`
 	Labels      map[string]string `protobuf:"bytes,13,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	CreatedAt   int64             `protobuf:"varint,14,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`

@@ -337,8 +337,8 @@ type VolumeServiceClient interface {
 	// trivet/error has the reason for the failure. If the volume has no image or is already being flattened, the call
 	// returns the volume unchanged, so a repeat has no effect.
 	//
-	// NOT_FOUND: the project has no such volume. FAILED_PRECONDITION: the driver of the volume is not MANAGED, or the
-	// volume has snapshots, which contain only the differences from the image.
+	// NOT_FOUND: the project has no such volume. FAILED_PRECONDITION: the volume has the driver MANAGED and
+	// snapshots, which contain only the differences from the image.
 	FlattenVolume(ctx context.Context, in *FlattenVolumeRequest, opts ...grpc.CallOption) (*v1.Volume, error)
 }
 
@@ -393,8 +393,8 @@ type VolumeServiceServer interface {
 	// trivet/error has the reason for the failure. If the volume has no image or is already being flattened, the call
 	// returns the volume unchanged, so a repeat has no effect.
 	//
-	// NOT_FOUND: the project has no such volume. FAILED_PRECONDITION: the driver of the volume is not MANAGED, or the
-	// volume has snapshots, which contain only the differences from the image.
+	// NOT_FOUND: the project has no such volume. FAILED_PRECONDITION: the volume has the driver MANAGED and
+	// snapshots, which contain only the differences from the image.
 	FlattenVolume(context.Context, *FlattenVolumeRequest) (*v1.Volume, error)
 	mustEmbedUnimplementedVolumeServiceServer()
 }
