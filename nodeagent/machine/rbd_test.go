@@ -32,8 +32,8 @@ type rbdStory struct {
 }
 
 // TestGuestsUseRBD runs guests with RBD images of a real Ceph cluster on two hosts. The first guest starts with a
-// volume and gets another one while it runs. One volume grows. The cluster is stopped for 30 seconds, and the guest's
-// write waits. Then the volume moves to a guest on the second host, and the QEMU process of this guest is killed.
+// volume and gets another one while it runs. One volume grows. The agent is restarted, and its helper is killed. Other
+// volumes are attached and detached many times. The cluster is stopped for 30 seconds, and the guest's write waits. Then the volume moves to a guest on the second host, and the QEMU process of this guest is killed.
 func TestGuestsUseRBD(t *testing.T) {
 	s := &rbdStory{lab: newLab(t), ceph: rbdtest.Start(t)}
 	s.other = newLab(t)
@@ -54,6 +54,8 @@ func TestGuestsUseRBD(t *testing.T) {
 	s.attachAndGrow()
 	s.checkSecrets()
 	s.restartAgent()
+	s.killHelper()
+	s.rounds()
 	s.stopCeph()
 	s.moveToOtherHost()
 	s.killQEMU()
@@ -75,6 +77,17 @@ func (s *rbdStory) give(want *agentv1.AssignedVm, v *agentv1.AssignedVolume, bus
 	v = proto.CloneOf(v)
 	v.Rbd = nil
 	return give(want, v, bus, cache)
+}
+
+// replace returns the desired state of a VM with a newer desired state of the volume v, which it has.
+func (s *rbdStory) replace(want *agentv1.AssignedVm, v *agentv1.AssignedVolume) *agentv1.AssignedVm {
+	return with(want, func(w *agentv1.AssignedVm) {
+		w.Disks = slices.Clone(w.Disks)
+		at := slices.IndexFunc(w.Disks, func(d *agentv1.AssignedDisk) bool { return d.GetVolume().GetVolumeId() == v.VolumeId })
+		w.Disks[at] = proto.CloneOf(w.Disks[at])
+		w.Disks[at].Volume = proto.CloneOf(v)
+		w.Disks[at].Volume.Rbd = nil
+	})
 }
 
 // assignVolumes sets the volumes of a host.
@@ -110,12 +123,7 @@ func (s *rbdStory) attachAndGrow() {
 
 	s.data = proto.CloneOf(s.data)
 	s.data.Generation, s.data.SizeBytes = s.data.Generation+1, 96*mib
-	s.one = with(s.one, func(w *agentv1.AssignedVm) {
-		w.Disks = slices.Clone(w.Disks)
-		w.Disks[1] = proto.CloneOf(w.Disks[1])
-		w.Disks[1].Volume = proto.CloneOf(s.data)
-		w.Disks[1].Volume.Rbd = nil
-	})
+	s.one = s.replace(s.one, s.data)
 	s.assignVolumes(s.lab, s.data, s.more)
 	s.assign(s.one)
 	s.seesSize(s.one, "vdb", 96*mib)
@@ -152,8 +160,10 @@ func (s *rbdStory) restartAgent() {
 }
 
 // stopCeph stops the cluster for 30 seconds while the guest writes. The write waits. Meanwhile the agent makes a volume
-// in a storage pool, and attaches it to another VM.
+// in a storage pool, and attaches it to another VM. The agent must also make a further RBD volume and attach it to the
+// guest, which succeeds after the outage.
 func (s *rbdStory) stopCeph() {
+	late := grant(s.blank(4), s.one, "late")
 	s.ceph.Stop()
 	s.command(s.one.VmId, "write vdb waits 33554432", func() {
 		began := time.Now()
@@ -166,6 +176,9 @@ func (s *rbdStory) stopCeph() {
 		require.Less(s, time.Since(began), 30*time.Second, "the agent needs no answer of the cluster")
 		o := s.sees(s.one, cloud.ObservedRunning)
 		require.Empty(s, o.LastError)
+		s.one = s.give(s.one, late, virtio, noCache)
+		s.assignVolumes(s.lab, s.data, s.more, late)
+		s.assign(s.one, third)
 		time.Sleep(30*time.Second - time.Since(began)) // the length of the outage
 		var out strings.Builder
 		require.NoError(s, s.Console(s.Context(), cloud.VMID(s.one.VmId), 0, false, &out))
@@ -174,6 +187,16 @@ func (s *rbdStory) stopCeph() {
 		s.says(s.one.VmId, fmt.Sprintf("WROTE dev=vdb off=33554432 len=%d seed=waits", mib), 1)
 		s.assign(s.one, destroyed(third))
 	})
+	s.seesDisks(s.one, "data", "late", "more")
+	s.seesSize(s.one, "vdc", 64*mib)
+	s.write(s.one.VmId, "vdc", "late", 0)
+	s.one = take(s.one, "late")
+	s.assign(s.one)
+	s.seesDisks(s.one, "data", "more")
+	late = revoke(late)
+	late.Deleted = true
+	s.assignVolumes(s.lab, s.data, s.more, late)
+	s.deleted(late)
 }
 
 // moveToOtherHost detaches the volume from the running guest, and attaches it to one on the second host. A forged

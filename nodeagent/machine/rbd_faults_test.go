@@ -1,0 +1,136 @@
+package machine
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/nodeagent/rbd/rbdtest"
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// killHelpers kills the processes trivet-rbd that the test has started, and returns their number.
+func (s *rbdStory) killHelpers() (killed int) {
+	s.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*/status")
+	require.NoError(s, err)
+	for _, path := range all {
+		text, err := os.ReadFile(path)
+		if err != nil || !strings.Contains(string(text), fmt.Sprintf("\nPPid:\t%d\n", os.Getpid())) || !strings.HasPrefix(string(text), "Name:\ttrivet-rbd\n") {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		require.NoError(s, err)
+		if syscall.Kill(pid, syscall.SIGKILL) == nil {
+			killed++
+		}
+	}
+	return killed
+}
+
+// killHelper kills the helper trivet-rbd of the first host while it is idle, and then several times while the agent makes
+// a volume and attaches it to the running guest, and while it grows the volume. The agent starts a new helper each time.
+// The guest must have the volume with its new size in the end, and what it wrote before.
+func (s *rbdStory) killHelper() {
+	require.NotZero(s, s.killHelpers())
+	third := grant(s.blank(3), s.one, "third")
+	s.one = s.give(s.one, third, virtio, noCache)
+	s.assignVolumes(s.lab, s.data, s.more, third)
+	s.assign(s.one)
+	killed := 0
+	kill := func() {
+		for begun := time.Now(); time.Since(begun) < 2*time.Second; time.Sleep(20 * time.Millisecond) {
+			killed += s.killHelpers()
+		}
+	}
+	kill()
+	s.seesDisks(s.one, "data", "more", "third")
+	s.seesSize(s.one, "vdc", 64*mib)
+	s.write(s.one.VmId, "vdc", "third", 0)
+
+	third = proto.CloneOf(third)
+	third.Generation, third.SizeBytes = third.Generation+1, 96*mib
+	s.one = s.replace(s.one, third)
+	s.assignVolumes(s.lab, s.data, s.more, third)
+	s.assign(s.one)
+	kill()
+	s.seesSize(s.one, "vdc", 96*mib)
+	s.reads(s.one.VmId, "vdc", "third", 0)
+	require.Greater(s, killed, 2)
+
+	s.one = take(s.one, "third")
+	s.assign(s.one)
+	s.seesDisks(s.one, "data", "more")
+	third = revoke(third)
+	third.Deleted = true
+	s.assignVolumes(s.lab, s.data, s.more, third)
+	s.deleted(third)
+}
+
+// deleted waits until the first host has reported that it has deleted a volume.
+func (s *rbdStory) deleted(v *agentv1.AssignedVolume) {
+	s.Helper()
+	require.Eventually(s, func() bool {
+		s.volumeMu.Lock()
+		defer s.volumeMu.Unlock()
+		o := s.volumes[cloud.VolumeID(v.VolumeId)]
+		return !o.Present && o.Generation == v.Generation && o.Error == ""
+	}, 2*within, 20*time.Millisecond, "volume %s is deleted", v.VolumeId)
+}
+
+// rbdRest lists what volumes can leave behind in the cluster and on the first host.
+type rbdRest struct {
+	Images, Records, Blocked string
+	AgentFDs, QEMUFDs, Disks int
+}
+
+func (s *rbdStory) rest() (r rbdRest) {
+	s.Helper()
+	host := s.lab.rest(s.sees(s.one, cloud.ObservedRunning).PID, cloud.VMID(s.one.VmId))
+	r.AgentFDs, r.QEMUFDs, r.Disks = host.AgentFDs, host.QEMUFDs, host.Disks
+	r.Images = s.ceph.Run("rbd", "ls", rbdtest.Pool)
+	for line := range strings.Lines(s.ceph.Run("rados", "-p", rbdtest.Pool, "ls")) {
+		if strings.HasPrefix(line, "trivet.record.") {
+			r.Records += line
+		}
+	}
+	r.Blocked = s.ceph.Run("ceph", "osd", "blocklist", "ls")
+	return r
+}
+
+// rounds repeatedly makes a volume, attaches it to the running guest, detaches it and deletes it. Afterwards the cluster
+// must have no more images, records and blocked clients than before, and the host no more descriptors and disks.
+func (s *rbdStory) rounds() {
+	var before rbdRest
+	for n := range rounds(s.T, 10) + 1 {
+		v := grant(s.blank(100+n), s.one, "round")
+		s.assignVolumes(s.lab, s.data, s.more, v)
+		s.one = s.give(s.one, v, virtio, noCache)
+		s.assign(s.one)
+		s.seesDisks(s.one, "data", "more", "round")
+		s.one = take(s.one, "round")
+		s.assign(s.one)
+		s.seesDisks(s.one, "data", "more")
+		v = revoke(v)
+		v.Deleted = true
+		s.assignVolumes(s.lab, s.data, s.more, v)
+		s.deleted(v)
+		if n == 0 { // the first round opens connections and other descriptors that stay open
+			before = s.rest()
+		}
+	}
+	var after rbdRest
+	require.Eventually(s, func() bool {
+		after = s.rest()
+		return after.AgentFDs <= before.AgentFDs && after.QEMUFDs <= before.QEMUFDs
+	}, within, 100*time.Millisecond, "before %+v", before)
+	require.Equal(s, []any{before.Images, before.Records, before.Blocked, before.Disks}, []any{after.Images, after.Records, after.Blocked, after.Disks})
+}
