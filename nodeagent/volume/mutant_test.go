@@ -29,6 +29,9 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.FinishFailed, TestRBDSnapshotOfLostHost, "a failed snapshot became complete")
 	mutanttest.Notices(t, mutant.StaleSnapshot, TestRBDSnapshots, "a snapshot for an earlier attachment")
 	mutanttest.Notices(t, mutant.FenceWithoutBlock, TestFenceBlocksRecordedClients)
+	mutanttest.Notices(t, mutant.FenceWithoutBlock, TestFenceOfOlderRecord)
+	mutanttest.Notices(t, mutant.FenceLateClients, TestFenceBlocksRecordedClients, "would not be blocked")
+	mutanttest.Notices(t, mutant.OverwriteRecord, TestRecordChangesDuringOpen, "two hosts have the volume open")
 	for _, name := range []string{
 		mutant.OpenStaleVolume, mutant.OpenVolumeTwice, mutant.FlushOpenVolume, mutant.OpenUnflushedImage, mutant.OpenBeforeRecord,
 	} {

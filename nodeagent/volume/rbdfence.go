@@ -37,7 +37,8 @@ func (r *record) addClients(clients []string) {
 //
 // The present clients of the image are not sufficient: the Ceph cluster forgets a client that it has not heard from for
 // about 30 s, and the client continues to write when its host has a network again. Therefore Fence also blocks the
-// clients in the record, which Confirm has written.
+// clients in the record, which Confirm has written. The record of an attachment that an older agent opened has no
+// clients. Fence then blocks the present clients of the image only, so the removed host must be switched off.
 func (p *RBDPool) Fence(ctx context.Context, id string, generation uint64) error {
 	if err := p.change(ctx, func() error { return p.fence(ctx, id, generation) }); err != nil {
 		return fmt.Errorf("fence volume %s: %w", id, err)
@@ -70,7 +71,10 @@ func (p *RBDPool) fence(ctx context.Context, id string, generation uint64) error
 			clients = append(clients, c)
 		}
 	}
-	r.Clients, r.Detached = clients, max(r.Detached, generation)
+	r.Clients = clients
+	if !mutant.On(mutant.FenceLateClients) {
+		r.Detached = max(r.Detached, generation)
+	}
 	if text, err = p.write(ctx, id, text, r); err != nil {
 		return err
 	}
@@ -80,7 +84,7 @@ func (p *RBDPool) fence(ctx context.Context, id string, generation uint64) error
 			return rbdError(err)
 		}
 	}
-	r.Clients, r.Flushed = nil, max(r.Flushed, generation)
+	r.Clients, r.Flushed, r.Detached = nil, max(r.Flushed, generation), max(r.Detached, generation)
 	_, err = p.write(ctx, id, text, r)
 	return err
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/nodeagent/disk"
 	rbdv1 "github.com/trivet-cloud/trivet/protos/rbd/v1"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
@@ -122,7 +123,13 @@ func (p *RBDPool) write(ctx context.Context, id string, before []byte, r record)
 	if bytes.Equal(before, text) {
 		return text, nil
 	}
-	_, err = p.o.Client.SetRecord(ctx, &rbdv1.SetRecordRequest{Name: p.name(volumeImage(id)), Before: before, After: text})
+	request := &rbdv1.SetRecordRequest{Name: p.name(volumeImage(id)), Before: before, After: text}
+	_, err = p.o.Client.SetRecord(ctx, request)
+	if mutant.On(mutant.OverwriteRecord) && isCode(err, codes.Aborted) {
+		now, _ := p.o.Client.GetRecord(ctx, &rbdv1.GetRecordRequest{Name: request.Name})
+		request.Before = now.GetData()
+		_, err = p.o.Client.SetRecord(ctx, request)
+	}
 	return text, rbdError(err)
 }
 

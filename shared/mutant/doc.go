@@ -51,6 +51,8 @@ const (
 	SkipConfirm        = "skip-confirm"         // a guest gets an RBD image whose attachment ended while QEMU opened the image: nodeagent/volume
 	OpenUnflushedImage = "open-unflushed-image" // an RBD image is opened although its last attachment is not flushed: nodeagent/volume
 	OpenBeforeRecord   = "open-before-record"   // an RBD image is opened before its attachment is recorded in the cluster: nodeagent/volume
+	OverwriteRecord    = "overwrite-record"     // the record of an RBD image is replaced although another host has changed it: nodeagent/volume
+	FenceLateClients   = "fence-late-clients"   // a process may open an RBD image after the addresses to block were read: nodeagent/volume
 	FlushOpenVolume    = "flush-open-volume"    // a volume counts as flushed although a process has it open: nodeagent/volume
 	ExpireEarly        = "expire-early"         // a new leader ends leases before their TTL has passed: controlplane/kv/lessor, controlplane/kv
 	ExpireDeposed      = "expire-deposed"       // a former leader can still end leases: controlplane/kv
