@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/trivet-cloud/trivet/nodeagent/rbd/rbdtest"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -84,53 +83,4 @@ func (s *rbdStory) deleted(v *agentv1.AssignedVolume) {
 		o := s.volumes[cloud.VolumeID(v.VolumeId)]
 		return !o.Present && o.Generation == v.Generation && o.Error == ""
 	}, 2*within, 20*time.Millisecond, "volume %s is deleted", v.VolumeId)
-}
-
-// rbdRest lists what volumes can leave behind in the cluster and on the first host.
-type rbdRest struct {
-	Images, Records, Blocked string
-	AgentFDs, QEMUFDs, Disks int
-}
-
-func (s *rbdStory) rest() (r rbdRest) {
-	s.Helper()
-	host := s.lab.rest(s.sees(s.one, cloud.ObservedRunning).PID, cloud.VMID(s.one.VmId))
-	r.AgentFDs, r.QEMUFDs, r.Disks = host.AgentFDs, host.QEMUFDs, host.Disks
-	r.Images = s.ceph.Run("rbd", "ls", rbdtest.Pool)
-	for line := range strings.Lines(s.ceph.Run("rados", "-p", rbdtest.Pool, "ls")) {
-		if strings.HasPrefix(line, "trivet.record.") {
-			r.Records += line
-		}
-	}
-	r.Blocked = s.ceph.Run("ceph", "osd", "blocklist", "ls")
-	return r
-}
-
-// rounds repeatedly makes a volume, attaches it to the running guest, detaches it and deletes it. Afterwards the cluster
-// must have no more images, records and blocked clients than before, and the host no more descriptors and disks.
-func (s *rbdStory) rounds() {
-	var before rbdRest
-	for n := range rounds(s.T, 10) + 1 {
-		v := grant(s.blank(100+n), s.one, "round")
-		s.assignVolumes(s.lab, s.data, s.more, v)
-		s.one = s.give(s.one, v, virtio, noCache)
-		s.assign(s.one)
-		s.seesDisks(s.one, "data", "more", "round")
-		s.one = take(s.one, "round")
-		s.assign(s.one)
-		s.seesDisks(s.one, "data", "more")
-		v = revoke(v)
-		v.Deleted = true
-		s.assignVolumes(s.lab, s.data, s.more, v)
-		s.deleted(v)
-		if n == 0 { // the first round opens connections and other descriptors that stay open
-			before = s.rest()
-		}
-	}
-	var after rbdRest
-	require.Eventually(s, func() bool {
-		after = s.rest()
-		return after.AgentFDs <= before.AgentFDs && after.QEMUFDs <= before.QEMUFDs
-	}, within, 100*time.Millisecond, "before %+v", before)
-	require.Equal(s, []any{before.Images, before.Records, before.Blocked, before.Disks}, []any{after.Images, after.Records, after.Blocked, after.Disks})
 }

@@ -55,7 +55,6 @@ func TestGuestsUseRBD(t *testing.T) {
 	s.checkSecrets()
 	s.restartAgent()
 	s.killHelper()
-	s.rounds()
 	s.stopCeph()
 	s.moveToOtherHost()
 	s.killQEMU()

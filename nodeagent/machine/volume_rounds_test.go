@@ -14,11 +14,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// rounds returns how often a test attaches a volume: TRIVET_VOLUME_ROUNDS, or few.
-func rounds(t *testing.T, few int) int {
+// rounds returns how often TestRoundsLeaveNothing attaches a volume: TRIVET_VOLUME_ROUNDS, or 20.
+func rounds(t *testing.T) int {
 	text := os.Getenv("TRIVET_VOLUME_ROUNDS")
 	if text == "" {
-		return few
+		return 20
 	}
 	n, err := strconv.Atoi(text)
 	require.NoError(t, err)
@@ -131,7 +131,7 @@ func TestRoundsLeaveNothing(t *testing.T) {
 		l.storage.Assign(map[cloud.VolumeID]*agentv1.AssignedVolume{cloud.VolumeID(v.VolumeId): v}, false)
 	}
 	var before rest
-	for n := range rounds(t, 20) + 1 {
+	for n := range rounds(t) + 1 {
 		bus := virtio
 		if n%2 == 1 {
 			bus = scsi
