@@ -75,9 +75,9 @@ sim:
 # applies a packet filter for a thousand ports, compares the verdicts of the packet filters of two hundred random VPCs
 # with the policy, and applies a hundred random states of external networks and of peerings. It starts a thousand ports
 # under traffic, revokes a thousand permissions, repairs changes by hand among a thousand ports, and kills and upgrades
-# the agent of a thousand ports. It attaches a volume to a guest and detaches it two hundred times, and uploads an image
-# of 2 GiB. Then clients make twenty thousand calls while members are killed, cut off and given wrong clocks, also with
-# mutants.
+# the agent of a thousand ports. With each driver of volumes, it makes two hundred volumes, attaches each to a guest,
+# detaches and deletes it. It uploads an image of 2 GiB. Then clients make twenty thousand calls while members are
+# killed, cut off and given wrong clocks, also with mutants.
 soak:
 	TRIVET_LEDGER_COMMANDS=10000000 TRIVET_LEDGER_SEEDS=1000 go test ./controlplane/money/credit/ledger -run Model -v -timeout 0
 	TRIVET_CREDIT_COMMANDS=100000 go test ./controlplane/money/credit -run RecordsMatchTheModel -v -timeout 0
@@ -86,7 +86,7 @@ soak:
 	TRIVET_PEERING_STATES=100 go test ./nodeagent/peering -run RandomPeerings -v -timeout 0
 	TRIVET_VPC_PORTS=1000 go test ./nodeagent/vpc -run 'PortsStartFiltered|Revocations|DriftAmongPorts' -v -timeout 0
 	TRIVET_VPC_PORTS=1000 go test ./nodeagent -run RestartWithPorts -v -timeout 0
-	TRIVET_VOLUME_ROUNDS=200 go test ./nodeagent/machine -run RoundsLeaveNothing -v -timeout 0
+	TRIVET_VOLUME_ROUNDS=200 go test ./nodeagent/machine -run 'RoundsLeaveNothing|GuestsUseRBD' -v -timeout 0
 	TRIVET_UPLOAD_MIB=2048 go test ./e2e -run 'ImageUpload$$' -v -count=1 -timeout 0
 	TRIVET_HISTORY_OPS=20000 go test -tags long ./e2e -run 'CreditHistory|HistoryNoticesMutants' -v -count=1 -timeout 0
 

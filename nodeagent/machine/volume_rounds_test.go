@@ -1,24 +1,30 @@
 package machine
 
 import (
+	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/trivet-cloud/trivet/nodeagent/rbd/rbdtest"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// rounds returns how often TestRoundsLeaveNothing attaches a volume: TRIVET_VOLUME_ROUNDS, or 20.
-func rounds(t *testing.T) int {
+// rounds returns how often a test attaches a volume: TRIVET_VOLUME_ROUNDS, or otherwise.
+func rounds(t *testing.T, otherwise int) int {
 	text := os.Getenv("TRIVET_VOLUME_ROUNDS")
 	if text == "" {
-		return 20
+		return otherwise
 	}
 	n, err := strconv.Atoi(text)
 	require.NoError(t, err)
@@ -27,8 +33,16 @@ func rounds(t *testing.T) int {
 
 // rest lists the resources of a host that volumes can leave behind.
 type rest struct {
-	Files                         []string // in the pool
-	AgentFDs, QEMUFDs, Disks, VMs int
+	Files []string // in the pool of the host; for RBD the objects of the Ceph pool and the blocked clients
+	// AgentFDs and QEMUFDs are numbers of open files, QEMUThreads of threads, and Helpers of the processes of trivet-rbd.
+	AgentFDs, QEMUFDs, QEMUThreads, Helpers, HelperFDs, Disks, VMs int
+}
+
+// within reports whether r has no more of the resources that are counted than before.
+func (r rest) within(before rest) bool {
+	return r.AgentFDs <= before.AgentFDs && r.QEMUFDs <= before.QEMUFDs && r.QEMUThreads <= before.QEMUThreads &&
+		r.Helpers <= before.Helpers && r.HelperFDs <= before.HelperFDs && r.Disks == before.Disks && r.VMs == before.VMs &&
+		slices.Equal(r.Files, before.Files)
 }
 
 func (l *lab) rest(pid uint32, vm cloud.VMID) (r rest) {
@@ -43,7 +57,20 @@ func (l *lab) rest(pid uint32, vm cloud.VMID) (r rest) {
 		require.NoError(l, err)
 		return len(fds)
 	}
-	r.AgentFDs, r.QEMUFDs = count("/proc/self/fd"), count(filepath.Join("/proc", strconv.Itoa(int(pid)), "fd"))
+	proc := filepath.Join("/proc", strconv.Itoa(int(pid)))
+	r.AgentFDs, r.QEMUFDs, r.QEMUThreads = count("/proc/self/fd"), count(filepath.Join(proc, "fd")), count(filepath.Join(proc, "task"))
+	tasks, err := filepath.Glob("/proc/self/task/*/children")
+	require.NoError(l, err)
+	for _, task := range tasks {
+		children, _ := os.ReadFile(task) // the thread may have ended
+		for _, child := range strings.Fields(string(children)) {
+			name, _ := os.ReadFile(filepath.Join("/proc", child, "comm")) // so may the process
+			if string(name) == "trivet-rbd\n" {
+				fds, _ := os.ReadDir(filepath.Join("/proc", child, "fd"))
+				r.Helpers, r.HelperFDs = r.Helpers+1, r.HelperFDs+len(fds)
+			}
+		}
+	}
 	groups, err := l.tree.List()
 	require.NoError(l, err)
 	r.VMs = len(groups)
@@ -60,10 +87,11 @@ func (l *lab) rest(pid uint32, vm cloud.VMID) (r rest) {
 }
 
 // TestManyAttachments attaches 20 volumes to two running guests at once, and then detaches all of them at once. The
-// guests must be able to use the volumes. After the detachment, QEMU must not have more descriptors and
-// disks than before.
+// first guest gets 15, which are all that a VM can have besides its root disk. The guests must be able to use the
+// volumes. After the detachment, QEMU must not have more descriptors and disks than before.
 func TestManyAttachments(t *testing.T) {
-	const each = 10
+	counts := []int{15, 5}
+	devices := [][]string{{"vdb", "vdd", "sda", "sdl"}, {"vdb", "sda", "sdd"}}
 	l := newLab(t)
 	vms := []*agentv1.AssignedVm{on(l.linux(1)), on(l.linux(2))}
 	l.assign(vms...)
@@ -73,17 +101,16 @@ func TestManyAttachments(t *testing.T) {
 		before = append(before, l.rest(l.sees(want, cloud.ObservedRunning).PID, cloud.VMID(want.VmId)))
 	}
 	all := map[cloud.VolumeID]*agentv1.AssignedVolume{}
-	var ids []string
-	for n := range each {
-		ids = append(ids, "data"+strconv.Itoa(n))
-	}
+	ids := make([][]string, len(vms))
 	for i := range vms {
-		for n, id := range ids {
+		for n := range counts[i] {
+			id := fmt.Sprintf("data%02d", n)
+			ids[i] = append(ids[i], id)
 			bus := scsi
 			if n%5 == 0 {
 				bus = virtio
 			}
-			v := grant(blankVolume(i*each+n), vms[i], id)
+			v := grant(blankVolume(i*counts[0]+n), vms[i], id)
 			all[cloud.VolumeID(v.VolumeId)] = v
 			vms[i] = give(vms[i], v, bus, noCache)
 		}
@@ -91,13 +118,13 @@ func TestManyAttachments(t *testing.T) {
 	l.storage.Assign(all, false)
 	l.assign(vms...)
 	for i, want := range vms {
-		l.seesDisks(want, ids...)
-		for _, device := range []string{"vdb", "vdc", "sda", "sdh"} {
+		l.seesDisks(want, ids[i]...)
+		for _, device := range devices[i] {
 			l.write(want.VmId, device, "many"+device+strconv.Itoa(i), 0)
 		}
 	}
 	for i := range vms {
-		for _, id := range ids {
+		for _, id := range ids[i] {
 			vms[i] = take(vms[i], id)
 		}
 	}
@@ -105,7 +132,7 @@ func TestManyAttachments(t *testing.T) {
 	for _, want := range vms {
 		l.seesDisks(want)
 	}
-	for n := range len(vms) * each {
+	for n := range counts[0] + counts[1] {
 		require.Equal(t, uint64(1), l.status(n).Flushed)
 	}
 	for i, want := range vms {
@@ -117,9 +144,66 @@ func TestManyAttachments(t *testing.T) {
 	}
 }
 
-// TestRoundsLeaveNothing repeatedly makes a volume, attaches it to a running guest, detaches it and deletes it.
-// Afterwards the host must have no more files, descriptors, disks and control groups than before. Package qemu tests
-// that no block node remains.
+// volumeRounds repeatedly makes a volume, attaches it to a running guest, detaches it and deletes it.
+type volumeRounds struct {
+	*lab
+	want   *agentv1.AssignedVm // the guest
+	disks  []string            // the ids of the other volumes of the guest, in alphabetical order
+	volume func(n int) *agentv1.AssignedVolume
+	give   func(*agentv1.AssignedVm, *agentv1.AssignedVolume, vmv1.DiskBus, vmv1.DiskCache) *agentv1.AssignedVm
+	assign func(*agentv1.AssignedVolume) // sets the desired state of the volume of the round
+	rest   func() rest
+}
+
+// run makes count+1 rounds. After the first one, the host must have no more files, descriptors, threads, processes,
+// disks and control groups. Package qemu tests that no block node remains.
+func (r *volumeRounds) run(count int) {
+	r.Helper()
+	var before rest
+	began := time.Now()
+	for n := range count + 1 {
+		if n == 1 { // the first round opens connections and other descriptors that stay open
+			before, began = r.rest(), time.Now()
+		}
+		r.round(n)
+	}
+	took := time.Since(began)
+	var after rest
+	require.Eventually(r, func() bool {
+		after = r.rest()
+		return after.within(before)
+	}, within, 50*time.Millisecond, "before %+v, after %+v", before, &after)
+	before.Files, after.Files = nil, nil
+	r.Logf("%d rounds took %s: before %+v, after %+v", count, took.Round(time.Millisecond), before, after)
+}
+
+func (r *volumeRounds) round(n int) {
+	r.Helper()
+	bus := virtio
+	if n%2 == 1 {
+		bus = scsi
+	}
+	v := grant(r.volume(n), r.want, "round")
+	v.MaxIops = uint64(n % 3 * 1000)
+	r.assign(v)
+	r.want = r.give(r.want, v, bus, noCache)
+	r.lab.assign(r.want)
+	r.seesDisks(r.want, append(slices.Clone(r.disks), "round")...)
+	r.want = take(r.want, "round")
+	r.lab.assign(r.want)
+	r.seesDisks(r.want, r.disks...)
+	gone := proto.CloneOf(revoke(v))
+	gone.Deleted = true
+	r.assign(gone)
+	require.Eventually(r, func() bool {
+		r.volumeMu.Lock()
+		defer r.volumeMu.Unlock()
+		o := r.volumes[cloud.VolumeID(gone.VolumeId)]
+		return o.Generation == gone.Generation && !o.Present && o.Error == ""
+	}, within, 5*time.Millisecond, "the volume is deleted")
+}
+
+// TestRoundsLeaveNothing makes rounds with volumes in a storage pool of the host.
 func TestRoundsLeaveNothing(t *testing.T) {
 	l := newLab(t)
 	want := on(l.linux(1))
@@ -127,40 +211,33 @@ func TestRoundsLeaveNothing(t *testing.T) {
 	l.seesDisks(want)
 	l.boots(want, 1)
 	pid := l.sees(want, cloud.ObservedRunning).PID
-	assign := func(v *agentv1.AssignedVolume) {
-		l.storage.Assign(map[cloud.VolumeID]*agentv1.AssignedVolume{cloud.VolumeID(v.VolumeId): v}, false)
+	r := &volumeRounds{lab: l, want: want, volume: blankVolume, give: give,
+		assign: func(v *agentv1.AssignedVolume) {
+			l.storage.Assign(map[cloud.VolumeID]*agentv1.AssignedVolume{cloud.VolumeID(v.VolumeId): v}, false)
+		},
+		rest: func() rest { return l.rest(pid, cloud.VMID(want.VmId)) },
 	}
-	var before rest
-	for n := range rounds(t) + 1 {
-		bus := virtio
-		if n%2 == 1 {
-			bus = scsi
-		}
-		v := grant(blankVolume(n), want, "data")
-		v.MaxIops = uint64(n % 3 * 1000)
-		assign(v)
-		want = give(want, v, bus, noCache)
-		l.assign(want)
-		l.seesDisks(want, "data")
-		want = take(want, "data")
-		l.assign(want)
-		l.seesDisks(want)
-		gone := proto.CloneOf(revoke(v))
-		gone.Deleted = true
-		assign(gone)
-		require.Eventually(t, func() bool {
-			_, err := os.Lstat(filepath.Join(l.pool, volumeID(n)+".json"))
-			return os.IsNotExist(err)
-		}, within, 5*time.Millisecond, "the volume is deleted")
-		if n == 0 { // the first round opens connections and other descriptors that stay open
-			before = l.rest(pid, cloud.VMID(want.VmId))
-		}
+	r.run(rounds(t, 20))
+}
+
+// attachInRounds makes rounds with RBD volumes and the first guest, which keeps its other volumes. No object may remain
+// in the Ceph pool, and no client may be blocked: QEMU and the helper have closed the images.
+func (s *rbdStory) attachInRounds() {
+	pid := s.sees(s.one, cloud.ObservedRunning).PID
+	r := &volumeRounds{lab: s.lab, want: s.one, disks: []string{"data", "more"}, give: s.give,
+		volume: func(n int) *agentv1.AssignedVolume { return s.blank(1000 + n) },
+		assign: func(v *agentv1.AssignedVolume) { s.assignVolumes(s.lab, s.data, s.more, v) },
+		rest: func() rest {
+			r := s.rest(pid, cloud.VMID(s.one.VmId))
+			objects := bytes.Fields(s.ceph.Output("rados", "-p", rbdtest.Pool, "ls"))
+			for _, o := range slices.SortedFunc(slices.Values(objects), bytes.Compare) {
+				r.Files = append(r.Files, string(o))
+			}
+			r.Files = append(r.Files, s.ceph.Run("ceph", "osd", "blocklist", "ls"))
+			return r
+		},
 	}
-	var after rest
-	require.Eventually(t, func() bool {
-		after = l.rest(pid, cloud.VMID(want.VmId))
-		return after.AgentFDs <= before.AgentFDs && after.QEMUFDs <= before.QEMUFDs
-	}, within, 5*time.Millisecond, "before %+v", before)
-	require.Equal(t, before.Files, after.Files)
-	require.Equal(t, []int{before.Disks, before.VMs}, []int{after.Disks, after.VMs})
+	r.run(rounds(s.T, 10))
+	s.one = r.want
+	s.assignVolumes(s.lab, s.data, s.more)
 }
