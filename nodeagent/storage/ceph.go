@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"strings"
@@ -63,6 +64,29 @@ func (c *ceph) pool(at *agentv1.RbdPool) (*volume.RBDPool, error) {
 		Client: rbdv1.NewRbdServiceClient(cluster), Monitors: at.GetMonitors(), Pool: at.GetPool(), User: at.GetUser(),
 		Key: at.GetKey(), Images: c.images,
 	}), nil
+}
+
+// sweep deletes the unused base images of the Ceph pools in which the volumes are stored.
+func (c *ceph) sweep(ctx context.Context, volumes []*agentv1.AssignedVolume) {
+	swept := map[string]bool{}
+	for _, v := range volumes {
+		at := v.GetRbd()
+		key := clusterKey(at) + "\x00" + at.GetPool()
+		if at == nil || swept[key] {
+			continue
+		}
+		swept[key] = true
+		p, err := c.pool(at)
+		if err != nil {
+			continue // The volumes are reported with the error.
+		}
+		bounded, cancel := context.WithTimeout(ctx, sweepWithin)
+		err = p.RemoveUnusedBases(bounded, keepBases)
+		cancel()
+		if err != nil && ctx.Err() == nil {
+			c.log.Warn("unused images in a Ceph pool", "pool", at.GetPool(), "err", err)
+		}
+	}
 }
 
 // keep closes the connections that no volume in volumes needs. A running call on a closed connection fails. If its

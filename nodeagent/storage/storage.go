@@ -34,6 +34,8 @@
 //     of Ceph cluster, monitors, user and key in the assigned volumes. The key of the Ceph user is part of the desired
 //     state. An assignment that was stored on disk has no keys, so Storage does not change RBD images until the control
 //     plane has sent the assignment.
+//   - Each host that has volumes of a Ceph pool deletes the unused base images in it. If no host has volumes of the pool
+//     any more, no host has the key of the Ceph user, and the base images remain.
 //   - An RBD image has no lock between Open and the moment at which QEMU has opened the image. The host does not
 //     detach the volume in this time, and the VM checks the attachment afterwards ([Storage.Confirm]), because
 //     another host or the next agent may have ended it.
@@ -138,6 +140,11 @@ const (
 	// open pools that could not be opened.
 	checkEvery = time.Minute
 	openWithin = 10 * time.Second
+	// sweepEvery is the interval at which Run deletes base images in Ceph pools that no volume has needed for keepBases.
+	// sweepWithin limits the time for one Ceph pool.
+	sweepEvery  = time.Hour
+	keepBases   = 24 * time.Hour
+	sweepWithin = 10 * time.Minute
 )
 
 // New opens the pools of the host. It logs the pools that cannot be opened, and Run tries to open them again.
@@ -296,7 +303,7 @@ func (s *Storage) Run(ctx context.Context) error {
 	defer s.copiers.Wait()
 	defer running.Wait()
 	slots := make(chan struct{}, steps)
-	checked := time.Now()
+	checked, swept := time.Now(), time.Now()
 	s.logUnknown()
 	for ctx.Err() == nil {
 		next := time.Now().Add(checkEvery)
@@ -328,8 +335,22 @@ func (s *Storage) Run(ctx context.Context) error {
 			s.openPools(ctx)
 			s.logUnknown()
 		}
+		if time.Since(swept) >= sweepEvery {
+			swept = time.Now()
+			running.Go(func() { s.ceph.sweep(ctx, s.assigned()) })
+		}
 	}
 	return ctx.Err()
+}
+
+// assigned returns the desired states of all volumes.
+func (s *Storage) assigned() (out []*agentv1.AssignedVolume) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.volumes {
+		out = append(out, e.want)
+	}
+	return out
 }
 
 // due returns the volumes for which a step is due at the time now. If a step is due only later, due lowers *next to the

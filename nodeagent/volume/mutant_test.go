@@ -27,6 +27,7 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.WriteWithoutLock, TestRecordAfterLostLock)
 	mutanttest.Notices(t, mutant.KeepLateRecord, TestLateRename, "an old record replaces a newer one")
 	mutanttest.Notices(t, mutant.FinishFailed, TestRBDSnapshotOfLostHost, "a failed snapshot became complete")
+	mutanttest.Notices(t, mutant.SweepEarly, TestRBDVolumesOfImages, "a base image is deleted too early")
 	mutanttest.Notices(t, mutant.StaleSnapshot, TestRBDSnapshots, "a snapshot for an earlier attachment")
 	mutanttest.Notices(t, mutant.FenceWithoutBlock, TestFenceBlocksRecordedClients)
 	mutanttest.Notices(t, mutant.FenceWithoutBlock, TestFenceOfOlderRecord)

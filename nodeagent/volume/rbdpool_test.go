@@ -238,6 +238,32 @@ func (l *rbdLab) flattenAll(host *RBDPool, n int) {
 	}
 }
 
+// removeBases deletes the two base images of the pool, which have no clones. Meanwhile a volume becomes a clone of the
+// base image of one, which must remain until the volume is deleted.
+func (l *rbdLab) removeBases(host *RBDPool, image disk.Image) {
+	l.Helper()
+	ctx := l.Context()
+	bases := func() (n int) { return strings.Count(l.ceph.Run("rbd", "ls", rbdtest.Pool), "image-") }
+	l.ceph.Run("rbd", "create", "--size", "1M", rbdtest.Pool+"/image-"+strings.Repeat("a", 64)+".partial")
+	l.ceph.Run("rbd", "create", "--size", "1M", rbdtest.Pool+"/image-of-an-operator")
+	for range 2 {
+		require.NoError(l, host.RemoveUnusedBases(ctx, time.Hour))
+		require.Equal(l, 4, bases(), "a base image is deleted too early")
+	}
+	require.NoError(l, host.Create(ctx, Volume{ID: id(9), Size: 8 * mib, Image: &image}))
+	require.NoError(l, host.RemoveUnusedBases(ctx, 0))
+	require.Equal(l, 2, bases(), "the base image of the volume, and the operator's image")
+	require.NoError(l, host.Delete(ctx, id(9)))
+	require.NoError(l, host.RemoveUnusedBases(ctx, 0))
+	require.Equal(l, 2, bases(), "the base image had a clone at the last call")
+	require.NoError(l, host.RemoveUnusedBases(ctx, 0))
+	require.Equal(l, 1, bases())
+	l.ceph.Run("rbd", "rm", "--no-progress", rbdtest.Pool+"/image-of-an-operator")
+	require.NotContains(l, l.ceph.Run("rados", "-p", rbdtest.Pool, "ls"), "trivet.record.image-")
+	require.NoError(l, host.Create(ctx, Volume{ID: id(9), Size: 8 * mib, Image: &image}), "the base image is imported again")
+	require.NoError(l, host.Delete(ctx, id(9)))
+}
+
 // TestRBDVolumesOfImages makes volumes from a raw and a QCOW2 image, on two hosts at once. Each image is imported once.
 // Then calls fail: for images without a record, in a missing pool, with a wrong key, and while the cluster is stopped.
 func TestRBDVolumesOfImages(t *testing.T) {
@@ -281,6 +307,7 @@ func TestRBDVolumesOfImages(t *testing.T) {
 	require.Equal(t, []any{true, (*disk.Image)(nil), ""}, []any{flat.Flattened, flat.Image, flat.Error})
 	require.NotContains(t, l.ceph.Run("rbd", "info", rbdtest.Pool+"/"+volumeImage(id(1))), "parent:")
 	require.True(t, bytes.Equal(raw, l.content(id(1))[:len(raw)]))
+	l.removeBases(a, imageOf(raw))
 	image := imageOf(raw)
 	require.ErrorIs(t, a.Create(ctx, Volume{ID: id(20), Size: 4 * mib, Image: &image}), ErrRefused, "the image does not fit")
 	l.ceph.Run("rbd", "create", "--size", "1M", rbdtest.Pool+"/"+volumeImage(id(21)))

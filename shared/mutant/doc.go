@@ -32,6 +32,7 @@ const (
 	OpenStaleVolume    = "open-stale-volume"    // a volume is opened for an older attachment than it was opened for before: nodeagent/volume
 	OpenVolumeTwice    = "open-volume-twice"    // a volume is opened although a process has it open: nodeagent/volume
 	WriteWithoutLock   = "write-without-lock"   // a record of a shared pool is replaced although the lock of the pool was lost: nodeagent/volume
+	SweepEarly         = "sweep-early"          // a base image in a Ceph pool is deleted as soon as no volume needs it: nodeagent/volume
 	StaleSnapshot      = "stale-snapshot"       // a host takes a snapshot of an RBD volume that was attached elsewhere since: nodeagent/volume
 	TakeWithoutHold    = "take-without-hold"    // the guest runs while the snapshots of its RBD volumes and other volumes are taken: nodeagent/qemu
 	KeepLateRecord     = "keep-late-record"     // a host of a shared pool keeps the temporary record of a host that lost its lock: nodeagent/volume

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"github.com/ceph/go-ceph/rados"
@@ -135,7 +136,11 @@ func (s *server) GetImage(_ context.Context, in *rbdv1.GetImageRequest) (*rbdv1.
 		if err != nil {
 			return err
 		}
-		return wrap("read image "+in.GetName().GetImage(), read(image, in.GetUsage(), own.GetInstanceID(), out))
+		err = read(image, in.GetUsage(), own.GetInstanceID(), out)
+		if err == nil && in.GetClones() {
+			err = findClones(io, in.GetName().GetImage(), out.Snapshots)
+		}
+		return wrap("read image "+in.GetName().GetImage(), err)
 	})
 	if err != nil {
 		return nil, err
@@ -189,6 +194,22 @@ func read(image *rbd.Image, usage bool, own uint64, out *rbdv1.Image) error {
 			return 0
 		},
 	})
+}
+
+// findClones sets the field Cloned of the snapshots of an image.
+func findClones(io *rados.IOContext, name string, snapshots []*rbdv1.Snapshot) error {
+	for _, s := range snapshots {
+		image, err := rbd.OpenImageReadOnly(io, name, s.GetName())
+		if err != nil {
+			return err
+		}
+		_, clones, err := image.ListChildren()
+		if err := errors.Join(err, image.Close()); err != nil {
+			return err
+		}
+		s.Cloned = len(clones) > 0
+	}
+	return nil
 }
 
 func (s *server) ListImages(_ context.Context, in *rbdv1.ListImagesRequest) (*rbdv1.ListImagesResponse, error) {

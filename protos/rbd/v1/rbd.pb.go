@@ -494,7 +494,9 @@ type GetImageRequest struct {
 	Name  *ImageName             `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// If usage is true, the response has used_bytes. For an image without the features object-map and fast-diff this
 	// takes long.
-	Usage         bool `protobuf:"varint,2,opt,name=usage,proto3" json:"usage,omitempty"`
+	Usage bool `protobuf:"varint,2,opt,name=usage,proto3" json:"usage,omitempty"`
+	// If clones is true, the snapshots in the response have the field cloned.
+	Clones        bool `protobuf:"varint,3,opt,name=clones,proto3" json:"clones,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -539,6 +541,13 @@ func (x *GetImageRequest) GetName() *ImageName {
 func (x *GetImageRequest) GetUsage() bool {
 	if x != nil {
 		return x.Usage
+	}
+	return false
+}
+
+func (x *GetImageRequest) GetClones() bool {
+	if x != nil {
+		return x.Clones
 	}
 	return false
 }
@@ -633,10 +642,12 @@ func (x *Image) GetExclusiveLock() bool {
 }
 
 type Snapshot struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Size          uint64                 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
-	Protected     bool                   `protobuf:"varint,3,opt,name=protected,proto3" json:"protected,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Name      string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Size      uint64                 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	Protected bool                   `protobuf:"varint,3,opt,name=protected,proto3" json:"protected,omitempty"`
+	// Whether an image, of any pool of the cluster, is a clone of the snapshot.
+	Cloned        bool `protobuf:"varint,4,opt,name=cloned,proto3" json:"cloned,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -688,6 +699,13 @@ func (x *Snapshot) GetSize() uint64 {
 func (x *Snapshot) GetProtected() bool {
 	if x != nil {
 		return x.Protected
+	}
+	return false
+}
+
+func (x *Snapshot) GetCloned() bool {
+	if x != nil {
+		return x.Cloned
 	}
 	return false
 }
@@ -1252,10 +1270,11 @@ const file_rbd_v1_rbd_proto_rawDesc = "" +
 	"\x05zeros\x18\x03 \x01(\x04R\x05zeros\"k\n" +
 	"\x12ExportImageRequest\x120\n" +
 	"\bsnapshot\x18\x01 \x01(\v2\x14.rbd.v1.SnapshotNameR\bsnapshot\x12#\n" +
-	"\rfrom_snapshot\x18\x02 \x01(\tR\ffromSnapshot\"N\n" +
+	"\rfrom_snapshot\x18\x02 \x01(\tR\ffromSnapshot\"f\n" +
 	"\x0fGetImageRequest\x12%\n" +
 	"\x04name\x18\x01 \x01(\v2\x11.rbd.v1.ImageNameR\x04name\x12\x14\n" +
-	"\x05usage\x18\x02 \x01(\bR\x05usage\"\xd9\x01\n" +
+	"\x05usage\x18\x02 \x01(\bR\x05usage\x12\x16\n" +
+	"\x06clones\x18\x03 \x01(\bR\x06clones\"\xd9\x01\n" +
 	"\x05Image\x12\x12\n" +
 	"\x04size\x18\x01 \x01(\x04R\x04size\x12\x1d\n" +
 	"\n" +
@@ -1263,11 +1282,12 @@ const file_rbd_v1_rbd_proto_rawDesc = "" +
 	"\x06parent\x18\x03 \x01(\v2\x14.rbd.v1.SnapshotNameR\x06parent\x12.\n" +
 	"\tsnapshots\x18\x04 \x03(\v2\x10.rbd.v1.SnapshotR\tsnapshots\x12\x18\n" +
 	"\aclients\x18\x05 \x03(\tR\aclients\x12%\n" +
-	"\x0eexclusive_lock\x18\x06 \x01(\bR\rexclusiveLock\"P\n" +
+	"\x0eexclusive_lock\x18\x06 \x01(\bR\rexclusiveLock\"h\n" +
 	"\bSnapshot\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\x12\x1c\n" +
-	"\tprotected\x18\x03 \x01(\bR\tprotected\"'\n" +
+	"\tprotected\x18\x03 \x01(\bR\tprotected\x12\x16\n" +
+	"\x06cloned\x18\x04 \x01(\bR\x06cloned\"'\n" +
 	"\x11ListImagesRequest\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\",\n" +
 	"\x12ListImagesResponse\x12\x16\n" +
