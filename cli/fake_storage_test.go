@@ -190,7 +190,7 @@ func (f *fakeStorage) CreateStorageClass(_ context.Context, in *storagev1.Create
 	defer f.cloud.mu.Unlock()
 	c := &storagev1.StorageClass{
 		Name: in.GetName(), Driver: in.GetDriver(), Pool: in.GetPool(), MaxIops: in.GetMaxIops(), MaxBytesPerSecond: in.GetMaxBytesPerSecond(),
-		Encrypted: in.GetEncrypted(), Rbd: in.GetRbd(),
+		Encrypted: in.GetEncrypted(), Rbd: in.GetRbd(), Description: in.GetDescription(),
 	}
 	if c.Rbd != nil {
 		f.cloud.calls = append(f.cloud.calls, "  "+oneLine(c.Rbd))
@@ -217,11 +217,21 @@ func (f *fakeStorage) ListStorageClasses(context.Context, *storagev1.ListStorage
 func (f *fakeStorage) UpdateStorageClass(_ context.Context, in *storagev1.UpdateStorageClassRequest) (*storagev1.StorageClass, error) {
 	f.cloud.mu.Lock()
 	defer f.cloud.mu.Unlock()
+	f.cloud.calls = append(f.cloud.calls, "  "+oneLine(in))
 	c, err := f.class(in.GetName())
-	if err == nil && in.GetIsDefault() {
+	if err != nil {
+		return nil, err
+	}
+	if in.GetIsDefault() {
 		f.makeDefault(c)
 	}
-	return c, err
+	if in.MaxIops != nil {
+		c.MaxIops = in.GetMaxIops()
+	}
+	if in.Description != nil {
+		c.Description = in.GetDescription()
+	}
+	return c, nil
 }
 
 func (f *fakeStorage) DeleteStorageClass(_ context.Context, in *storagev1.DeleteStorageClassRequest) (*emptypb.Empty, error) {

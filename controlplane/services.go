@@ -142,6 +142,7 @@ func (m *member) listServices(context.Context) error {
 			tasks: []leader.Task{
 				{Name: "create the first storage class", Every: time.Minute, Run: m.storageClasses.Bootstrap},
 				{Name: "place volumes", Every: volume.PlaceEvery, Run: m.placeVolumes},
+				{Name: "apply changes of storage classes", Every: volume.ApplyClassesEvery, Run: m.volumes.ApplyClasses},
 				{Name: "create scheduled snapshots", Every: snapshot.ScheduleEvery, Run: m.snapshots.RunSchedules},
 			},
 		},

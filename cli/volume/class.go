@@ -26,11 +26,12 @@ func ClassCommand(s *session.Session) *cobra.Command {
 in the configuration of the hosts. A class of the driver RBD names a pool of a Ceph cluster. Creating, changing and
 deleting a class requires the role system:admin.`,
 		Example: `  trivet storage-class create fast --pool nvme --max-iops 20000
+  trivet storage-class update fast --max-iops 40000
   trivet storage-class create ceph --driver rbd --fsid 2f1c… --monitors 192.0.2.1,192.0.2.2 --pool vms --user trivet --key-file key
   trivet storage-class list`,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(createClassCommand(s), listClassesCommand(s), showClassCommand(s), defaultClassCommand(s), deleteClassCommand(s))
+	c.AddCommand(createClassCommand(s), listClassesCommand(s), showClassCommand(s), updateClassCommand(s), defaultClassCommand(s), deleteClassCommand(s))
 	return c
 }
 
@@ -55,6 +56,7 @@ func createClassCommand(s *session.Session) *cobra.Command {
 	p.Uint64Var(&req.MaxIops, "max-iops", 0, "limit of each volume on I/O operations a second (default: none)")
 	p.Uint64Var(&req.MaxBytesPerSecond, "max-bytes-per-second", 0, "limit of each volume on bytes a second (default: none)")
 	p.BoolVar(&req.Encrypted, "encrypted", false, "encrypt each volume with its own key")
+	p.StringVar(&req.Description, "description", "", "text for people, at most 255 bytes")
 	session.Require(c, "pool")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if err := cloud.CheckName("NAME", args[0]); err != nil {
@@ -131,7 +133,7 @@ func defaultClassCommand(s *session.Session) *cobra.Command {
 	c := classArgCommand(s, "set-default CLASS", "Make a storage class the default")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		class, err := storagev1.NewStorageClassServiceClient(conn).UpdateStorageClass(ctx, &storagev1.UpdateStorageClassRequest{
-			Name: args[0], IsDefault: true,
+			Name: args[0], IsDefault: proto.Bool(true),
 		})
 		if err != nil {
 			return err
@@ -201,9 +203,10 @@ func printClasses(s *session.Session, m proto.Message, classes ...*storagev1.Sto
 		rows = append(rows, []string{
 			c.GetName(), show.Enum("VOLUME_DRIVER_KIND", c.GetDriver()), pool, yesNo[c.GetIsDefault()],
 			yesNo[c.GetEncrypted()], limit(c.GetMaxIops()), limit(c.GetMaxBytesPerSecond()),
+			c.GetDescription(),
 		})
 	}
 	return s.Print(m, names, func(w io.Writer) error {
-		return show.Rows(w, []string{"NAME", "DRIVER", "POOL", "DEFAULT", "ENCRYPTED", "MAX IOPS", "MAX BYTES/S"}, rows)
+		return show.Rows(w, []string{"NAME", "DRIVER", "POOL", "DEFAULT", "ENCRYPTED", "MAX IOPS", "MAX BYTES/S", "DESCRIPTION"}, rows)
 	})
 }

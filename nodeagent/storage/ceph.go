@@ -21,7 +21,9 @@ var (
 )
 
 // ceph has the connections to the Ceph clusters of assigned volumes. There is one connection for each combination of
-// cluster, monitors, user and key. Each connection has its own helper process trivet-rbd.
+// cluster, monitors, user and key. Each connection has its own helper process trivet-rbd. If a storage class changes, its
+// volumes arrive with the same generation and another RbdPool. The next call for a volume then uses a new connection. QEMU
+// processes keep their connections.
 type ceph struct {
 	options rbd.Options
 	images  *disk.Images

@@ -1,9 +1,12 @@
 package cloud
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/base64"
 	"net/netip"
 	"regexp"
+	"slices"
 
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -12,11 +15,12 @@ import (
 // class's storage pool.
 const LocalClass = "local"
 
-// StorageClass is the record of a storage class. Each volume belongs to one class. After the creation of a class, only
-// the field Default changes.
+// StorageClass is the record of a storage class. Each volume belongs to one class. The fields Name, Driver, Pool and
+// Encrypted, and the cluster and the pool in RBD, never change.
 type StorageClass struct {
-	Name   string
-	Driver VolumeDriver
+	Name        string
+	Description string `cbor:",omitempty"`
+	Driver      VolumeDriver
 	// Default is true for the class that volumes get if their creation names no class. It is true for at most one
 	// class.
 	Default bool
@@ -29,6 +33,10 @@ type StorageClass struct {
 	Encrypted bool `cbor:",omitempty"`
 	CreatedAt Time
 	UpdatedAt Time
+	// Changes is the number of changes of Limits or RBD. Applied is the value of Changes up to which the leader has
+	// applied the changes to the volumes of the class.
+	Changes uint64 `cbor:",omitempty"`
+	Applied uint64 `cbor:",omitempty"`
 }
 
 // Check returns an InvalidArgument fault if a field that a caller may set is invalid.
@@ -57,15 +65,75 @@ func (c *StorageClass) Check() error {
 	if c.Encrypted && c.Driver != DriverManaged {
 		return fault.Invalid("encrypted", "must be false for this driver: only volumes of the driver MANAGED can be encrypted")
 	}
-	for _, l := range []struct {
-		field string
-		value uint64
-	}{{"max_iops", c.Limits.IOPS}, {"max_bytes_per_second", c.Limits.BytesPerSecond}} {
-		if l.value > MaxLimit {
-			return fault.Invalid(l.field, "must be at most %d, got %d", uint64(MaxLimit), l.value)
-		}
+	if err := CheckDescription(c.Description); err != nil {
+		return err
 	}
-	return nil
+	return c.Limits.check()
+}
+
+// ClassUpdate is a change of a storage class. A field that is nil or empty changes nothing.
+type ClassUpdate struct {
+	Default        *bool
+	Description    *string
+	IOPS           *uint64 // 0 removes the limit
+	BytesPerSecond *uint64 // 0 removes the limit
+	// Monitors, User and SealedKey replace those of RBD. They must be empty for the driver MANAGED.
+	Monitors  []string
+	User      string
+	SealedKey []byte // encrypted with the cluster key, as in RBDPool
+}
+
+// changesRBD reports whether u changes how hosts connect to the Ceph cluster.
+func (u *ClassUpdate) changesRBD() bool {
+	return len(u.Monitors) > 0 || u.User != "" || len(u.SealedKey) > 0
+}
+
+// Update applies a change to the class, and reports whether the class changed. It returns InvalidArgument if a field of
+// the change is invalid. The class is then not to be stored. A key counts as a change even if it is the present one,
+// because the keys cannot be compared in their encrypted form.
+func (c *StorageClass) Update(u ClassUpdate) (changed bool, err error) {
+	before := *c
+	if u.Default != nil {
+		c.Default = *u.Default
+	}
+	if u.Description != nil {
+		c.Description = *u.Description
+	}
+	if u.IOPS != nil {
+		c.Limits.IOPS = *u.IOPS
+	}
+	if u.BytesPerSecond != nil {
+		c.Limits.BytesPerSecond = *u.BytesPerSecond
+	}
+	if u.changesRBD() {
+		if c.RBD == nil {
+			return false, fault.Invalid("rbd", "must not be set: storage class %s has the driver %s", c.Name, c.Driver.Variant())
+		}
+		p := *c.RBD
+		p.Monitors, p.User = slices.Clone(p.Monitors), cmp.Or(u.User, p.User)
+		if len(u.Monitors) > 0 {
+			p.Monitors = slices.Clone(u.Monitors)
+		}
+		if len(u.SealedKey) > 0 {
+			p.SealedKey = u.SealedKey
+		} else if p.User != before.RBD.User {
+			return false, fault.Invalid("rbd.key", "is required with another rbd.user")
+		}
+		c.RBD = &p
+	}
+	if err := c.Check(); err != nil {
+		return false, err
+	}
+	if c.Limits != before.Limits || c.RBD != nil && !c.RBD.equal(before.RBD) {
+		c.Changes++
+	}
+	return c.Changes != before.Changes || c.Default != before.Default || c.Description != before.Description, nil
+}
+
+// equal reports whether the fields of p and q are equal.
+func (p *RBDPool) equal(q *RBDPool) bool {
+	return p.FSID == q.FSID && p.Pool == q.Pool && p.User == q.User && slices.Equal(p.Monitors, q.Monitors) &&
+		bytes.Equal(p.SealedKey, q.SealedKey)
 }
 
 // RBDPool names a pool of a Ceph cluster, and the Ceph user with which hosts connect to the cluster.

@@ -60,13 +60,6 @@ const (
 	SnapshotKeep  = "trivet/snapshot-keep"
 )
 
-// Limits are the maximum I/O operations and bytes per second of a volume. Reads and writes count together. 0 means no
-// limit.
-type Limits struct {
-	IOPS           uint64
-	BytesPerSecond uint64
-}
-
 // Volume is the record of a block volume. A volume exists independently of VMs, and is attached to at most one VM at a
 // time.
 //
@@ -88,8 +81,8 @@ type Volume struct {
 	// PoolID is the ID of the storage pool if hosts share the pool. It is set when the volume is bound to a host for the
 	// first time. It is empty before, and for volumes that only one host can use.
 	PoolID string `cbor:",omitempty"`
-	// ClassLimits are the limits of the class when the volume was created. The method Limits returns the limits that
-	// apply.
+	// ClassLimits are the limits of the class. When the limits of the class change, the leader changes ClassLimits of all
+	// its volumes soon afterwards. The method Limits returns the limits that apply.
 	ClassLimits Limits
 	// Encrypted is true if the class of the volume is encrypted. The volume's key is in a separate record.
 	Encrypted bool `cbor:",omitempty"`
@@ -181,23 +174,6 @@ func (v *Volume) Status() VolumeStatus {
 	return VolumeAvailable
 }
 
-// Limits returns the limits that apply to the volume: the lower one of the class's limit and the limit in the metadata,
-// for operations and bytes each.
-func (v *Volume) Limits() Limits {
-	return Limits{
-		lower(v.ClassLimits.IOPS, v.Metadata[MaxIOPS]), lower(v.ClassLimits.BytesPerSecond, v.Metadata[MaxBytesPerSecond]),
-	}
-}
-
-// lower returns the number in text if that number is lower than limit, and limit otherwise. 0 and "" mean no limit.
-func lower(limit uint64, text string) uint64 {
-	n, err := strconv.ParseUint(text, 10, 64)
-	if err != nil || n == 0 || limit != 0 && limit < n {
-		return limit
-	}
-	return n
-}
-
 // CheckVolume returns an InvalidArgument fault if a field of the volume that a caller may set is invalid.
 func CheckVolume(v *Volume) error {
 	if err := CheckName("name", v.Name); err != nil {
@@ -239,9 +215,6 @@ func CheckVolumePairs(metadata, labels map[string]string) error {
 	}
 	return CheckPairs("labels", labels)
 }
-
-// MaxLimit is the greatest allowed limit of I/O operations or bytes per second. QEMU accepts no greater one.
-const MaxLimit = 1_000_000_000_000_000
 
 // CheckVolumeSize returns an InvalidArgument fault if a volume cannot have this size.
 func CheckVolumeSize(gib uint64) error {

@@ -165,6 +165,7 @@ const (
 	ForgetBytesEarly         = "forget-bytes-early"         // an old report about a volume counts as the deletion of its bytes: controlplane/compute/volume
 	ForgetUnseenBytes        = "forget-unseen-bytes"        // a report of a failed deletion counts as the deletion of a volume's bytes: controlplane/compute/volume
 	FlushLostHost            = "flush-lost-host"            // a volume counts as flushed although its host was removed while it had the volume open: controlplane/compute/volume
+	KeepClassKey             = "keep-class-key"             // hosts with volumes do not get the new key of a storage class: controlplane/compute/volume
 	ReleaseAttachedDisk      = "release-attached-disk"      // a volume is detached although the guest still has the disk: controlplane/compute/vm, controlplane/sim, shared/cloud
 )
 

@@ -39,7 +39,7 @@ func toProto(c *cloud.StorageClass) *storagev1.StorageClass {
 	out := &storagev1.StorageClass{
 		Name: c.Name, Driver: vmv1.VolumeDriverKind(c.Driver), IsDefault: c.Default, Pool: c.Pool, MaxIops: c.Limits.IOPS,
 		MaxBytesPerSecond: c.Limits.BytesPerSecond, CreatedAt: c.CreatedAt, UpdatedAt: c.UpdatedAt,
-		Encrypted: c.Encrypted,
+		Encrypted: c.Encrypted, Description: c.Description,
 	}
 	if p := c.RBD; p != nil {
 		out.Rbd = &storagev1.RbdPool{Fsid: p.FSID, Monitors: p.Monitors, Pool: p.Pool, User: p.User}
@@ -63,7 +63,7 @@ func (r *server) CreateStorageClass(ctx context.Context, in *storagev1.CreateSto
 	c := cloud.StorageClass{
 		Name: in.GetName(), Driver: convert.VolumeDriver(in.GetDriver()), Default: in.GetIsDefault(), Pool: in.GetPool(),
 		Limits:    cloud.Limits{IOPS: in.GetMaxIops(), BytesPerSecond: in.GetMaxBytesPerSecond()},
-		Encrypted: in.GetEncrypted(),
+		Encrypted: in.GetEncrypted(), Description: in.GetDescription(),
 	}
 	if p := in.GetRbd(); p != nil {
 		c.RBD = &cloud.RBDPool{FSID: p.GetFsid(), Monitors: slices.Clone(p.GetMonitors()), Pool: p.GetPool(), User: p.GetUser()}
@@ -102,7 +102,11 @@ func (r *server) UpdateStorageClass(ctx context.Context, in *storagev1.UpdateSto
 	if err := admit(ctx, "UpdateStorageClass"); err != nil {
 		return nil, err
 	}
-	out, err := r.s.SetDefault(ctx, in.GetName(), in.GetIsDefault(), rpc.BodyHash(in))
+	u := cloud.ClassUpdate{
+		Default: in.IsDefault, Description: in.Description, IOPS: in.MaxIops, BytesPerSecond: in.MaxBytesPerSecond,
+		Monitors: slices.Clone(in.GetRbd().GetMonitors()), User: in.GetRbd().GetUser(),
+	}
+	out, err := r.s.Update(ctx, in.GetName(), u, in.GetRbd().GetKey(), rpc.BodyHash(in))
 	return respond(ctx, out, err)
 }
 

@@ -7,8 +7,12 @@
 // serves the class if the host reports that its guests can use RBD images. Only system:admin may change classes.
 //
 // Decisions:
-//   - Only the mark of the default class can be changed after the creation. The other fields are fixed, because the
-//     existing volumes of a class were made with its driver, pool and limits.
+//   - The driver, the storage pool, the Ceph cluster, the Ceph pool and the encryption of a class are fixed, because the
+//     existing volumes of the class were made with them. The rest can be changed. Update only changes the record of the
+//     class and increments its number of changes. Package volume then applies the change to the volumes of the class,
+//     which may be many, in several transactions.
+//   - A wrong address or key is not refused, because no member can reach a Ceph cluster. Hosts report the error for each
+//     volume, and a further update corrects the class. The class keeps no former address or key.
 //   - The member that receives the key of a Ceph user encrypts the key with the cluster key before it sends or stores
 //     the key. Only RBDPool decrypts the key, for the desired state of hosts.
 //   - Bootstrap creates the class cloud.LocalClass once. If an operator deletes the class, it stays deleted.
@@ -203,25 +207,29 @@ type Result struct {
 	Replayed bool
 }
 
-// change is the request of a command that changes a class.
+// change is the request of a command that changes a class. Update is set only by updateCommand.
 type change struct {
-	Class cloud.StorageClass
-	Body  [32]byte
+	Class  cloud.StorageClass
+	Body   [32]byte
+	Update cloud.ClassUpdate
 }
 
 var (
 	createCommand = newCommand("storageclass.create", "CreateStorageClass", create)
-	updateCommand = newCommand("storageclass.update", "UpdateStorageClass", update)
+	// Earlier versions have the command storageclass.update, whose request has another meaning.
+	updateCommand = newCommand("storageclass.change", "UpdateStorageClass", update)
 	deleteCommand = newCommand("storageclass.delete", "DeleteStorageClass", remove)
 )
 
 // newCommand returns a command that executes run in one transaction, at most once for each idempotency key.
-func newCommand(name, method string, run func(*store.Tx, cloud.StorageClass) (cloud.StorageClass, error)) *leader.Command[*Service, change, Result] {
+func newCommand(
+	name, method string, run func(*store.Tx, cloud.StorageClass, cloud.ClassUpdate) (cloud.StorageClass, error),
+) *leader.Command[*Service, change, Result] {
 	return leader.NewCommand(name, leader.Keyed, func(s *Service, ctx context.Context, q change) (out Result, err error) {
 		_, err = s.store.Update(ctx, func(tx *store.Tx) error {
 			caller := auth.CallerOf(ctx)
 			out.Class, out.Replayed, err = store.Idempotent(tx, caller, store.OfPrincipal(caller.Name()), method, q.Body, func() (cloud.StorageClass, error) {
-				return run(tx, q.Class)
+				return run(tx, q.Class, q.Update)
 			})
 			return err
 		})
@@ -241,10 +249,10 @@ func (s *Service) Create(ctx context.Context, c cloud.StorageClass, key string, 
 		}
 		c.RBD.SealedKey = s.key.Seal(sealName(c.Name), []byte(key))
 	}
-	return createCommand.Call(ctx, s.commands, change{c, body})
+	return createCommand.Call(ctx, s.commands, change{Class: c, Body: body})
 }
 
-func create(tx *store.Tx, c cloud.StorageClass) (cloud.StorageClass, error) {
+func create(tx *store.Tx, c cloud.StorageClass, _ cloud.ClassUpdate) (cloud.StorageClass, error) {
 	if taken, err := Classes.Has(tx, c.Name); err != nil {
 		return c, err
 	} else if taken {
@@ -254,38 +262,15 @@ func create(tx *store.Tx, c cloud.StorageClass) (cloud.StorageClass, error) {
 	return c, put(tx, &c)
 }
 
-// SetDefault sets or removes the mark of the default class.
-func (s *Service) SetDefault(ctx context.Context, name string, isDefault bool, body [32]byte) (Result, error) {
-	if err := cloud.CheckName("name", name); err != nil {
-		return Result{}, err
-	}
-	return updateCommand.Call(ctx, s.commands, change{cloud.StorageClass{Name: name, Default: isDefault}, body})
-}
-
-func update(tx *store.Tx, q cloud.StorageClass) (cloud.StorageClass, error) {
-	c, err := Classes.Get(tx, q.Name)
-	if err != nil {
-		return q, err
-	}
-	if c == nil {
-		return q, noClass(q.Name)
-	}
-	if c.Default == q.Default {
-		return *c, nil
-	}
-	c.Default, c.UpdatedAt = q.Default, tx.Now()
-	return *c, put(tx, c)
-}
-
 // Delete deletes a class. It returns FailedPrecondition if the class has volumes.
 func (s *Service) Delete(ctx context.Context, name string, body [32]byte) (Result, error) {
 	if err := cloud.CheckName("name", name); err != nil {
 		return Result{}, err
 	}
-	return deleteCommand.Call(ctx, s.commands, change{cloud.StorageClass{Name: name}, body})
+	return deleteCommand.Call(ctx, s.commands, change{Class: cloud.StorageClass{Name: name}, Body: body})
 }
 
-func remove(tx *store.Tx, q cloud.StorageClass) (cloud.StorageClass, error) {
+func remove(tx *store.Tx, q cloud.StorageClass, _ cloud.ClassUpdate) (cloud.StorageClass, error) {
 	if has, err := Classes.Has(tx, q.Name); err != nil {
 		return q, err
 	} else if !has {

@@ -60,12 +60,16 @@ func TestClasses(t *testing.T) {
 		return names
 	}
 	require.Equal(t, []string{"fast"}, defaults(), "only one class is the default")
-	_, err = s.SetDefault(ctx, "local", true, [32]byte{})
+	setDefault := func(class string, isDefault bool) error {
+		_, err := s.Update(ctx, class, cloud.ClassUpdate{Default: &isDefault}, "", [32]byte{})
+		return err
+	}
+	err = setDefault("local", true)
 	require.NoError(t, err)
 	require.Equal(t, []string{"local"}, defaults())
-	_, err = s.SetDefault(ctx, "local", false, [32]byte{})
+	err = setDefault("local", false)
 	require.NoError(t, err)
-	_, err = s.SetDefault(ctx, "none", true, [32]byte{})
+	err = setDefault("none", true)
 	require.True(t, fault.Is(err, fault.NotFound))
 
 	in := func(f func(tx *store.Tx)) {
@@ -134,4 +138,26 @@ func TestRBDClass(t *testing.T) {
 		require.Equal(t, []string{"ceph"}, served)
 		return err
 	}))
+
+	// Another user and key, without another field. A wrong key is refused before it is stored.
+	const newKey = "AQCq3rNlAAAAABAAq1mYc2o0J7l5h3gv7k8q5Y=="
+	_, err = s.Update(ctx, "ceph", cloud.ClassUpdate{}, "secret", [32]byte{})
+	require.ErrorContains(t, err, "rbd.key")
+	require.NotContains(t, err.Error(), "secret")
+	_, err = s.Update(ctx, "ceph", cloud.ClassUpdate{User: "other"}, "", [32]byte{})
+	require.ErrorContains(t, err, "is required with another rbd.user")
+	out, err = s.Update(ctx, "ceph", cloud.ClassUpdate{User: "other"}, newKey, [32]byte{})
+	require.NoError(t, err)
+	require.NotContains(t, string(out.Class.RBD.SealedKey), newKey[:8])
+	require.NotContains(t, toProto(&out.Class).String(), newKey[:8])
+	require.NoError(t, records.Local(func(v *store.View) error {
+		at, err := RBDPool(v, s.key, "ceph")
+		require.NoError(t, err)
+		require.Equal(t, []any{newKey, "other", "vms", []string{"192.0.2.1:3300", "[2001:db8::1]:6789"}}, []any{at.GetKey(), at.GetUser(), at.GetPool(), at.GetMonitors()})
+		changes, err := Unapplied(v)
+		require.Len(t, changes, 1)
+		return err
+	}))
+	_, err = s.Update(ctx, "local", cloud.ClassUpdate{}, newKey, [32]byte{})
+	require.True(t, fault.Is(err, fault.NotFound), "this cloud has no class local")
 }

@@ -50,6 +50,10 @@
 //     for the host that the volume is bound to. The storage class cannot be deleted until the RBD image is deleted,
 //     because the host needs the key to delete the RBD image.
 //
+//   - A change of a storage class reaches its volumes in separate transactions (ApplyClasses). New limits take effect at
+//     the next attachment or start. The key of a Ceph user is not in the records of volumes: the host of each RBD volume
+//     is sent the same desired state again, with the new key.
+//
 //   - An image cannot be deleted until all volumes that were made from it are deleted or flattened, because the file of
 //     a volume may refer to the image's file. The transaction that applies the host's report of a flattened volume also
 //     deletes the record that the volume uses the image. Only a report about the newest generation of the volume

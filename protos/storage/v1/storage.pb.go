@@ -52,7 +52,9 @@ type StorageClass struct {
 	// supports encryption.
 	Encrypted bool `protobuf:"varint,20,opt,name=encrypted,proto3" json:"encrypted,omitempty"`
 	// The Ceph pool of the class. Set only for the driver RBD. Responses do not contain the key.
-	Rbd           *RbdPool `protobuf:"bytes,30,opt,name=rbd,proto3" json:"rbd,omitempty"`
+	Rbd *RbdPool `protobuf:"bytes,30,opt,name=rbd,proto3" json:"rbd,omitempty"`
+	// At most 255 bytes.
+	Description   string `protobuf:"bytes,140,opt,name=description,proto3" json:"description,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -157,6 +159,13 @@ func (x *StorageClass) GetRbd() *RbdPool {
 	return nil
 }
 
+func (x *StorageClass) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
 // RbdPool names a pool of a Ceph cluster, and the Ceph user with which hosts connect to the cluster.
 type RbdPool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -168,7 +177,7 @@ type RbdPool struct {
 	Pool string `protobuf:"bytes,3,opt,name=pool,proto3" json:"pool,omitempty"`
 	// Name of the user, without "client.". Its capabilities must be `mon 'profile rbd' osd 'profile rbd pool=<pool>'`.
 	User string `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`
-	// Key of the user, as `ceph auth get-key` prints it. CreateStorageClass is the only call that accepts the key, and no
+	// Key of the user, as `ceph auth get-key` prints it. CreateStorageClass and UpdateStorageClass accept the key, and no
 	// call returns the key. The control plane encrypts the key with the cluster key before storing it, and sends it only
 	// to hosts that have volumes of the class.
 	Key           string `protobuf:"bytes,5,opt,name=key,proto3" json:"key,omitempty"`
@@ -252,6 +261,7 @@ type CreateStorageClassRequest struct {
 	Encrypted         bool                   `protobuf:"varint,20,opt,name=encrypted,proto3" json:"encrypted,omitempty"`
 	// Required for the driver RBD.
 	Rbd           *RbdPool `protobuf:"bytes,30,opt,name=rbd,proto3" json:"rbd,omitempty"`
+	Description   string   `protobuf:"bytes,140,opt,name=description,proto3" json:"description,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -340,6 +350,13 @@ func (x *CreateStorageClassRequest) GetRbd() *RbdPool {
 		return x.Rbd
 	}
 	return nil
+}
+
+func (x *CreateStorageClassRequest) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
 }
 
 type GetStorageClassRequest struct {
@@ -492,11 +509,18 @@ func (x *ListStorageClassesResponse) GetNextPageToken() string {
 }
 
 type UpdateStorageClassRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	IsDefault     bool                   `protobuf:"varint,2,opt,name=is_default,json=isDefault,proto3" json:"is_default,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// True: the class becomes the default, and the class that was the default loses the mark. False: no class is the
+	// default, if this class was.
+	IsDefault *bool `protobuf:"varint,2,opt,name=is_default,json=isDefault,proto3,oneof" json:"is_default,omitempty"`
+	// 0: no limit.
+	MaxIops           *uint64        `protobuf:"varint,140,opt,name=max_iops,json=maxIops,proto3,oneof" json:"max_iops,omitempty"`
+	MaxBytesPerSecond *uint64        `protobuf:"varint,141,opt,name=max_bytes_per_second,json=maxBytesPerSecond,proto3,oneof" json:"max_bytes_per_second,omitempty"`
+	Description       *string        `protobuf:"bytes,142,opt,name=description,proto3,oneof" json:"description,omitempty"`
+	Rbd               *UpdateRbdPool `protobuf:"bytes,143,opt,name=rbd,proto3" json:"rbd,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *UpdateStorageClassRequest) Reset() {
@@ -537,10 +561,103 @@ func (x *UpdateStorageClassRequest) GetName() string {
 }
 
 func (x *UpdateStorageClassRequest) GetIsDefault() bool {
-	if x != nil {
-		return x.IsDefault
+	if x != nil && x.IsDefault != nil {
+		return *x.IsDefault
 	}
 	return false
+}
+
+func (x *UpdateStorageClassRequest) GetMaxIops() uint64 {
+	if x != nil && x.MaxIops != nil {
+		return *x.MaxIops
+	}
+	return 0
+}
+
+func (x *UpdateStorageClassRequest) GetMaxBytesPerSecond() uint64 {
+	if x != nil && x.MaxBytesPerSecond != nil {
+		return *x.MaxBytesPerSecond
+	}
+	return 0
+}
+
+func (x *UpdateStorageClassRequest) GetDescription() string {
+	if x != nil && x.Description != nil {
+		return *x.Description
+	}
+	return ""
+}
+
+func (x *UpdateStorageClassRequest) GetRbd() *UpdateRbdPool {
+	if x != nil {
+		return x.Rbd
+	}
+	return nil
+}
+
+// UpdateRbdPool changes how hosts connect to the Ceph cluster of a class. The ID of the cluster and the pool never
+// change.
+type UpdateRbdPool struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// All monitors, as in RbdPool. Empty: the monitors stay.
+	Monitors []string `protobuf:"bytes,1,rep,name=monitors,proto3" json:"monitors,omitempty"`
+	// Empty: the user stays.
+	User string `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"`
+	// The key of the user. Empty: the key stays. Required with another user.
+	Key           string `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateRbdPool) Reset() {
+	*x = UpdateRbdPool{}
+	mi := &file_storage_v1_storage_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateRbdPool) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateRbdPool) ProtoMessage() {}
+
+func (x *UpdateRbdPool) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_storage_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateRbdPool.ProtoReflect.Descriptor instead.
+func (*UpdateRbdPool) Descriptor() ([]byte, []int) {
+	return file_storage_v1_storage_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *UpdateRbdPool) GetMonitors() []string {
+	if x != nil {
+		return x.Monitors
+	}
+	return nil
+}
+
+func (x *UpdateRbdPool) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *UpdateRbdPool) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
 }
 
 type DeleteStorageClassRequest struct {
@@ -552,7 +669,7 @@ type DeleteStorageClassRequest struct {
 
 func (x *DeleteStorageClassRequest) Reset() {
 	*x = DeleteStorageClassRequest{}
-	mi := &file_storage_v1_storage_proto_msgTypes[7]
+	mi := &file_storage_v1_storage_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -564,7 +681,7 @@ func (x *DeleteStorageClassRequest) String() string {
 func (*DeleteStorageClassRequest) ProtoMessage() {}
 
 func (x *DeleteStorageClassRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_storage_proto_msgTypes[7]
+	mi := &file_storage_v1_storage_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -577,7 +694,7 @@ func (x *DeleteStorageClassRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteStorageClassRequest.ProtoReflect.Descriptor instead.
 func (*DeleteStorageClassRequest) Descriptor() ([]byte, []int) {
-	return file_storage_v1_storage_proto_rawDescGZIP(), []int{7}
+	return file_storage_v1_storage_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *DeleteStorageClassRequest) GetName() string {
@@ -598,7 +715,7 @@ type FlattenVolumeRequest struct {
 
 func (x *FlattenVolumeRequest) Reset() {
 	*x = FlattenVolumeRequest{}
-	mi := &file_storage_v1_storage_proto_msgTypes[8]
+	mi := &file_storage_v1_storage_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -610,7 +727,7 @@ func (x *FlattenVolumeRequest) String() string {
 func (*FlattenVolumeRequest) ProtoMessage() {}
 
 func (x *FlattenVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_storage_proto_msgTypes[8]
+	mi := &file_storage_v1_storage_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -623,7 +740,7 @@ func (x *FlattenVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlattenVolumeRequest.ProtoReflect.Descriptor instead.
 func (*FlattenVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_storage_v1_storage_proto_rawDescGZIP(), []int{8}
+	return file_storage_v1_storage_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *FlattenVolumeRequest) GetOrgId() string {
@@ -662,7 +779,7 @@ type UpdateVolumeRequest struct {
 
 func (x *UpdateVolumeRequest) Reset() {
 	*x = UpdateVolumeRequest{}
-	mi := &file_storage_v1_storage_proto_msgTypes[9]
+	mi := &file_storage_v1_storage_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -674,7 +791,7 @@ func (x *UpdateVolumeRequest) String() string {
 func (*UpdateVolumeRequest) ProtoMessage() {}
 
 func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_storage_proto_msgTypes[9]
+	mi := &file_storage_v1_storage_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -687,7 +804,7 @@ func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_storage_v1_storage_proto_rawDescGZIP(), []int{9}
+	return file_storage_v1_storage_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *UpdateVolumeRequest) GetOrgId() string {
@@ -737,7 +854,7 @@ var File_storage_v1_storage_proto protoreflect.FileDescriptor
 const file_storage_v1_storage_proto_rawDesc = "" +
 	"\n" +
 	"\x18storage/v1/storage.proto\x12\n" +
-	"storage.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1cvmcontroller/v1/volume.proto\"\xdf\x02\n" +
+	"storage.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1cvmcontroller/v1/volume.proto\"\x82\x03\n" +
 	"\fStorageClass\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x129\n" +
 	"\x06driver\x18\x02 \x01(\x0e2!.vmcontroller.v1.VolumeDriverKindR\x06driver\x12\x1d\n" +
@@ -751,13 +868,14 @@ const file_storage_v1_storage_proto_rawDesc = "" +
 	"\n" +
 	"updated_at\x18\b \x01(\x03R\tupdatedAt\x12\x1c\n" +
 	"\tencrypted\x18\x14 \x01(\bR\tencrypted\x12%\n" +
-	"\x03rbd\x18\x1e \x01(\v2\x13.storage.v1.RbdPoolR\x03rbd\"s\n" +
+	"\x03rbd\x18\x1e \x01(\v2\x13.storage.v1.RbdPoolR\x03rbd\x12!\n" +
+	"\vdescription\x18\x8c\x01 \x01(\tR\vdescription\"s\n" +
 	"\aRbdPool\x12\x12\n" +
 	"\x04fsid\x18\x01 \x01(\tR\x04fsid\x12\x1a\n" +
 	"\bmonitors\x18\x02 \x03(\tR\bmonitors\x12\x12\n" +
 	"\x04pool\x18\x03 \x01(\tR\x04pool\x12\x12\n" +
 	"\x04user\x18\x04 \x01(\tR\x04user\x12\x10\n" +
-	"\x03key\x18\x05 \x01(\tR\x03key\"\xae\x02\n" +
+	"\x03key\x18\x05 \x01(\tR\x03key\"\xd1\x02\n" +
 	"\x19CreateStorageClassRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x129\n" +
 	"\x06driver\x18\x02 \x01(\x0e2!.vmcontroller.v1.VolumeDriverKindR\x06driver\x12\x1d\n" +
@@ -767,7 +885,8 @@ const file_storage_v1_storage_proto_rawDesc = "" +
 	"\bmax_iops\x18\x05 \x01(\x04R\amaxIops\x12/\n" +
 	"\x14max_bytes_per_second\x18\x06 \x01(\x04R\x11maxBytesPerSecond\x12\x1c\n" +
 	"\tencrypted\x18\x14 \x01(\bR\tencrypted\x12%\n" +
-	"\x03rbd\x18\x1e \x01(\v2\x13.storage.v1.RbdPoolR\x03rbd\",\n" +
+	"\x03rbd\x18\x1e \x01(\v2\x13.storage.v1.RbdPoolR\x03rbd\x12!\n" +
+	"\vdescription\x18\x8c\x01 \x01(\tR\vdescription\",\n" +
 	"\x16GetStorageClassRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"W\n" +
 	"\x19ListStorageClassesRequest\x12\x1b\n" +
@@ -776,11 +895,23 @@ const file_storage_v1_storage_proto_rawDesc = "" +
 	"page_token\x18\x02 \x01(\tR\tpageToken\"\x87\x01\n" +
 	"\x1aListStorageClassesResponse\x12A\n" +
 	"\x0fstorage_classes\x18\x01 \x03(\v2\x18.storage.v1.StorageClassR\x0estorageClasses\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"N\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xc6\x02\n" +
 	"\x19UpdateStorageClassRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\"\n" +
 	"\n" +
-	"is_default\x18\x02 \x01(\bR\tisDefault\"/\n" +
+	"is_default\x18\x02 \x01(\bH\x00R\tisDefault\x88\x01\x01\x12\x1f\n" +
+	"\bmax_iops\x18\x8c\x01 \x01(\x04H\x01R\amaxIops\x88\x01\x01\x125\n" +
+	"\x14max_bytes_per_second\x18\x8d\x01 \x01(\x04H\x02R\x11maxBytesPerSecond\x88\x01\x01\x12&\n" +
+	"\vdescription\x18\x8e\x01 \x01(\tH\x03R\vdescription\x88\x01\x01\x12,\n" +
+	"\x03rbd\x18\x8f\x01 \x01(\v2\x19.storage.v1.UpdateRbdPoolR\x03rbdB\r\n" +
+	"\v_is_defaultB\v\n" +
+	"\t_max_iopsB\x17\n" +
+	"\x15_max_bytes_per_secondB\x0e\n" +
+	"\f_description\"Q\n" +
+	"\rUpdateRbdPool\x12\x1a\n" +
+	"\bmonitors\x18\x01 \x03(\tR\bmonitors\x12\x12\n" +
+	"\x04user\x18\x02 \x01(\tR\x04user\x12\x10\n" +
+	"\x03key\x18\x03 \x01(\tR\x03key\"/\n" +
 	"\x19DeleteStorageClassRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"i\n" +
 	"\x14FlattenVolumeRequest\x12\x15\n" +
@@ -824,7 +955,7 @@ func file_storage_v1_storage_proto_rawDescGZIP() []byte {
 	return file_storage_v1_storage_proto_rawDescData
 }
 
-var file_storage_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_storage_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_storage_v1_storage_proto_goTypes = []any{
 	(*StorageClass)(nil),               // 0: storage.v1.StorageClass
 	(*RbdPool)(nil),                    // 1: storage.v1.RbdPool
@@ -833,42 +964,44 @@ var file_storage_v1_storage_proto_goTypes = []any{
 	(*ListStorageClassesRequest)(nil),  // 4: storage.v1.ListStorageClassesRequest
 	(*ListStorageClassesResponse)(nil), // 5: storage.v1.ListStorageClassesResponse
 	(*UpdateStorageClassRequest)(nil),  // 6: storage.v1.UpdateStorageClassRequest
-	(*DeleteStorageClassRequest)(nil),  // 7: storage.v1.DeleteStorageClassRequest
-	(*FlattenVolumeRequest)(nil),       // 8: storage.v1.FlattenVolumeRequest
-	(*UpdateVolumeRequest)(nil),        // 9: storage.v1.UpdateVolumeRequest
-	nil,                                // 10: storage.v1.UpdateVolumeRequest.MetadataEntry
-	nil,                                // 11: storage.v1.UpdateVolumeRequest.LabelsEntry
-	(v1.VolumeDriverKind)(0),           // 12: vmcontroller.v1.VolumeDriverKind
-	(*emptypb.Empty)(nil),              // 13: google.protobuf.Empty
-	(*v1.Volume)(nil),                  // 14: vmcontroller.v1.Volume
+	(*UpdateRbdPool)(nil),              // 7: storage.v1.UpdateRbdPool
+	(*DeleteStorageClassRequest)(nil),  // 8: storage.v1.DeleteStorageClassRequest
+	(*FlattenVolumeRequest)(nil),       // 9: storage.v1.FlattenVolumeRequest
+	(*UpdateVolumeRequest)(nil),        // 10: storage.v1.UpdateVolumeRequest
+	nil,                                // 11: storage.v1.UpdateVolumeRequest.MetadataEntry
+	nil,                                // 12: storage.v1.UpdateVolumeRequest.LabelsEntry
+	(v1.VolumeDriverKind)(0),           // 13: vmcontroller.v1.VolumeDriverKind
+	(*emptypb.Empty)(nil),              // 14: google.protobuf.Empty
+	(*v1.Volume)(nil),                  // 15: vmcontroller.v1.Volume
 }
 var file_storage_v1_storage_proto_depIdxs = []int32{
-	12, // 0: storage.v1.StorageClass.driver:type_name -> vmcontroller.v1.VolumeDriverKind
+	13, // 0: storage.v1.StorageClass.driver:type_name -> vmcontroller.v1.VolumeDriverKind
 	1,  // 1: storage.v1.StorageClass.rbd:type_name -> storage.v1.RbdPool
-	12, // 2: storage.v1.CreateStorageClassRequest.driver:type_name -> vmcontroller.v1.VolumeDriverKind
+	13, // 2: storage.v1.CreateStorageClassRequest.driver:type_name -> vmcontroller.v1.VolumeDriverKind
 	1,  // 3: storage.v1.CreateStorageClassRequest.rbd:type_name -> storage.v1.RbdPool
 	0,  // 4: storage.v1.ListStorageClassesResponse.storage_classes:type_name -> storage.v1.StorageClass
-	10, // 5: storage.v1.UpdateVolumeRequest.metadata:type_name -> storage.v1.UpdateVolumeRequest.MetadataEntry
-	11, // 6: storage.v1.UpdateVolumeRequest.labels:type_name -> storage.v1.UpdateVolumeRequest.LabelsEntry
-	2,  // 7: storage.v1.StorageClassService.CreateStorageClass:input_type -> storage.v1.CreateStorageClassRequest
-	3,  // 8: storage.v1.StorageClassService.GetStorageClass:input_type -> storage.v1.GetStorageClassRequest
-	4,  // 9: storage.v1.StorageClassService.ListStorageClasses:input_type -> storage.v1.ListStorageClassesRequest
-	6,  // 10: storage.v1.StorageClassService.UpdateStorageClass:input_type -> storage.v1.UpdateStorageClassRequest
-	7,  // 11: storage.v1.StorageClassService.DeleteStorageClass:input_type -> storage.v1.DeleteStorageClassRequest
-	9,  // 12: storage.v1.VolumeService.UpdateVolume:input_type -> storage.v1.UpdateVolumeRequest
-	8,  // 13: storage.v1.VolumeService.FlattenVolume:input_type -> storage.v1.FlattenVolumeRequest
-	0,  // 14: storage.v1.StorageClassService.CreateStorageClass:output_type -> storage.v1.StorageClass
-	0,  // 15: storage.v1.StorageClassService.GetStorageClass:output_type -> storage.v1.StorageClass
-	5,  // 16: storage.v1.StorageClassService.ListStorageClasses:output_type -> storage.v1.ListStorageClassesResponse
-	0,  // 17: storage.v1.StorageClassService.UpdateStorageClass:output_type -> storage.v1.StorageClass
-	13, // 18: storage.v1.StorageClassService.DeleteStorageClass:output_type -> google.protobuf.Empty
-	14, // 19: storage.v1.VolumeService.UpdateVolume:output_type -> vmcontroller.v1.Volume
-	14, // 20: storage.v1.VolumeService.FlattenVolume:output_type -> vmcontroller.v1.Volume
-	14, // [14:21] is the sub-list for method output_type
-	7,  // [7:14] is the sub-list for method input_type
-	7,  // [7:7] is the sub-list for extension type_name
-	7,  // [7:7] is the sub-list for extension extendee
-	0,  // [0:7] is the sub-list for field type_name
+	7,  // 5: storage.v1.UpdateStorageClassRequest.rbd:type_name -> storage.v1.UpdateRbdPool
+	11, // 6: storage.v1.UpdateVolumeRequest.metadata:type_name -> storage.v1.UpdateVolumeRequest.MetadataEntry
+	12, // 7: storage.v1.UpdateVolumeRequest.labels:type_name -> storage.v1.UpdateVolumeRequest.LabelsEntry
+	2,  // 8: storage.v1.StorageClassService.CreateStorageClass:input_type -> storage.v1.CreateStorageClassRequest
+	3,  // 9: storage.v1.StorageClassService.GetStorageClass:input_type -> storage.v1.GetStorageClassRequest
+	4,  // 10: storage.v1.StorageClassService.ListStorageClasses:input_type -> storage.v1.ListStorageClassesRequest
+	6,  // 11: storage.v1.StorageClassService.UpdateStorageClass:input_type -> storage.v1.UpdateStorageClassRequest
+	8,  // 12: storage.v1.StorageClassService.DeleteStorageClass:input_type -> storage.v1.DeleteStorageClassRequest
+	10, // 13: storage.v1.VolumeService.UpdateVolume:input_type -> storage.v1.UpdateVolumeRequest
+	9,  // 14: storage.v1.VolumeService.FlattenVolume:input_type -> storage.v1.FlattenVolumeRequest
+	0,  // 15: storage.v1.StorageClassService.CreateStorageClass:output_type -> storage.v1.StorageClass
+	0,  // 16: storage.v1.StorageClassService.GetStorageClass:output_type -> storage.v1.StorageClass
+	5,  // 17: storage.v1.StorageClassService.ListStorageClasses:output_type -> storage.v1.ListStorageClassesResponse
+	0,  // 18: storage.v1.StorageClassService.UpdateStorageClass:output_type -> storage.v1.StorageClass
+	14, // 19: storage.v1.StorageClassService.DeleteStorageClass:output_type -> google.protobuf.Empty
+	15, // 20: storage.v1.VolumeService.UpdateVolume:output_type -> vmcontroller.v1.Volume
+	15, // 21: storage.v1.VolumeService.FlattenVolume:output_type -> vmcontroller.v1.Volume
+	15, // [15:22] is the sub-list for method output_type
+	8,  // [8:15] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_storage_v1_storage_proto_init() }
@@ -876,13 +1009,14 @@ func file_storage_v1_storage_proto_init() {
 	if File_storage_v1_storage_proto != nil {
 		return
 	}
+	file_storage_v1_storage_proto_msgTypes[6].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_storage_v1_storage_proto_rawDesc), len(file_storage_v1_storage_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -45,15 +45,25 @@ type StorageClassServiceClient interface {
 	//
 	// ALREADY_EXISTS: a class has this name. INVALID_ARGUMENT: a field is invalid. The call does not contact the Ceph
 	// cluster. If an address or the key is wrong, volumes of the class become ERROR, with the reason in the metadata
-	// trivet/error.
+	// trivet/error, until UpdateStorageClass has corrected the class.
 	CreateStorageClass(ctx context.Context, in *CreateStorageClassRequest, opts ...grpc.CallOption) (*StorageClass, error)
 	// GetStorageClass returns a class. NOT_FOUND: there is no class of this name.
 	GetStorageClass(ctx context.Context, in *GetStorageClassRequest, opts ...grpc.CallOption) (*StorageClass, error)
 	// ListStorageClasses returns the classes in the order of their names. INVALID_ARGUMENT: page_size or page_token is
 	// invalid.
 	ListStorageClasses(ctx context.Context, in *ListStorageClassesRequest, opts ...grpc.CallOption) (*ListStorageClassesResponse, error)
-	// UpdateStorageClass sets or removes the mark of the default class. The class that was the default before loses the
-	// mark. A repeat changes nothing. NOT_FOUND: there is no class of this name.
+	// UpdateStorageClass changes the fields of a class that are set in the request. The other fields of a class never
+	// change. A repeat has no further effect.
+	//
+	// The call does not wait for hosts. The leader sends new limits and new rbd to the hosts of existing volumes within a
+	// few seconds. New limits take effect when a volume is attached, or its VM is started, the next time. Hosts use new
+	// monitors, users and keys for everything that they begin afterwards. A QEMU process that has a volume open keeps its
+	// connection to the Ceph cluster, with the former user and key. The call does not contact the Ceph cluster. If an
+	// address or the key is wrong, detached volumes of the class become ERROR, with the reason in the metadata
+	// trivet/error, and hosts cannot delete volumes, until a further change corrects it.
+	//
+	// NOT_FOUND: there is no class of this name. INVALID_ARGUMENT: a field is invalid, rbd is set and the driver of the
+	// class is MANAGED, or rbd has another user and no key.
 	UpdateStorageClass(ctx context.Context, in *UpdateStorageClassRequest, opts ...grpc.CallOption) (*StorageClass, error)
 	// DeleteStorageClass deletes a class without volumes. NOT_FOUND: there is no class of this name. FAILED_PRECONDITION:
 	// volumes of the class exist.
@@ -128,15 +138,25 @@ type StorageClassServiceServer interface {
 	//
 	// ALREADY_EXISTS: a class has this name. INVALID_ARGUMENT: a field is invalid. The call does not contact the Ceph
 	// cluster. If an address or the key is wrong, volumes of the class become ERROR, with the reason in the metadata
-	// trivet/error.
+	// trivet/error, until UpdateStorageClass has corrected the class.
 	CreateStorageClass(context.Context, *CreateStorageClassRequest) (*StorageClass, error)
 	// GetStorageClass returns a class. NOT_FOUND: there is no class of this name.
 	GetStorageClass(context.Context, *GetStorageClassRequest) (*StorageClass, error)
 	// ListStorageClasses returns the classes in the order of their names. INVALID_ARGUMENT: page_size or page_token is
 	// invalid.
 	ListStorageClasses(context.Context, *ListStorageClassesRequest) (*ListStorageClassesResponse, error)
-	// UpdateStorageClass sets or removes the mark of the default class. The class that was the default before loses the
-	// mark. A repeat changes nothing. NOT_FOUND: there is no class of this name.
+	// UpdateStorageClass changes the fields of a class that are set in the request. The other fields of a class never
+	// change. A repeat has no further effect.
+	//
+	// The call does not wait for hosts. The leader sends new limits and new rbd to the hosts of existing volumes within a
+	// few seconds. New limits take effect when a volume is attached, or its VM is started, the next time. Hosts use new
+	// monitors, users and keys for everything that they begin afterwards. A QEMU process that has a volume open keeps its
+	// connection to the Ceph cluster, with the former user and key. The call does not contact the Ceph cluster. If an
+	// address or the key is wrong, detached volumes of the class become ERROR, with the reason in the metadata
+	// trivet/error, and hosts cannot delete volumes, until a further change corrects it.
+	//
+	// NOT_FOUND: there is no class of this name. INVALID_ARGUMENT: a field is invalid, rbd is set and the driver of the
+	// class is MANAGED, or rbd has another user and no key.
 	UpdateStorageClass(context.Context, *UpdateStorageClassRequest) (*StorageClass, error)
 	// DeleteStorageClass deletes a class without volumes. NOT_FOUND: there is no class of this name. FAILED_PRECONDITION:
 	// volumes of the class exist.
