@@ -51,6 +51,19 @@ func (f *fakeStorage) CreateVolume(_ context.Context, in *vmv1.CreateVolumeReque
 	return v, nil
 }
 
+func (f *fakeStorage) RegisterExternalVolume(_ context.Context, in *vmv1.RegisterExternalVolumeRequest) (*vmv1.Volume, error) {
+	f.cloud.mu.Lock()
+	defer f.cloud.mu.Unlock()
+	f.cloud.calls = append(f.cloud.calls, "  "+oneLine(in))
+	v := &vmv1.Volume{
+		Id: f.cloud.nextID(), Name: in.GetName(), OrgId: "default", ProjectId: "default", SizeGib: in.GetSizeGib(), StorageClass: in.GetStorageClass(),
+		Driver: vmv1.VolumeDriverKind_VOLUME_DRIVER_KIND_RBD, Status: vmv1.VolumeStatus_VOLUME_STATUS_PENDING,
+		CreatedAt: now.Add(-2 * time.Hour).UnixMilli(),
+	}
+	f.volumes = append(f.volumes, v)
+	return v, nil
+}
+
 func (f *fakeStorage) GetVolume(_ context.Context, in *vmv1.GetVolumeRequest) (*vmv1.Volume, error) {
 	f.cloud.mu.Lock()
 	defer f.cloud.mu.Unlock()

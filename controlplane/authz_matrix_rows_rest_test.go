@@ -27,6 +27,7 @@ var restRows = []row{
 	{name: "vm DELETE /api/v1/vms/{id}/disks/{disk}", path: "/api/v1/vms/$no-vm/disks/d", allowed: "404 NOT_FOUND"},
 	{name: "vm GET /api/v1/volumes", path: "/api/v1/volumes?org_id=$org&project_id=$project", allowed: "200"},
 	{name: "vm POST /api/v1/volumes", path: "/api/v1/volumes", body: webRequest(``), allowed: "400 INVALID_ARGUMENT"},
+	{name: "vm POST /api/v1/volumes/register", path: "/api/v1/volumes/register", body: webRequest(``), allowed: "400 INVALID_ARGUMENT"},
 	{name: "vm GET /api/v1/volumes/{volume_id}", path: "/api/v1/volumes/$volume?org_id=$org&project_id=$project", allowed: "200", otherTenant: "404 NOT_FOUND"},
 	{name: "vm PATCH /api/v1/volumes/{volume_id}", path: "/api/v1/volumes/$volume", body: webRequest(``), allowed: "200", otherTenant: "404 NOT_FOUND"},
 	{name: "vm DELETE /api/v1/volumes/{volume_id}", path: "/api/v1/volumes/$no-volume?org_id=$org&project_id=$project", allowed: "404 NOT_FOUND"},

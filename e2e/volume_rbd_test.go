@@ -139,7 +139,8 @@ func (c *rbdCloud) on(host int) *world {
 }
 
 // TestVolumesRBD makes volumes in a real Ceph cluster, blank and from an image, through the API. A volume is attached
-// to a running VM, grows, gets snapshots (testSnapshots), and moves to a VM on the second host. When the second host is killed, the first host must
+// to a running VM, grows, gets snapshots (testSnapshots), and moves to a VM on the second host. An image of the cluster is
+// registered as a volume, while the key of the storage class changes. When the second host is killed, the first host must
 // delete the volume's image. The key of the Ceph user must be in no file of members and hosts.
 func TestVolumesRBD(t *testing.T) {
 	c := newRBDCloud(t)
@@ -171,7 +172,8 @@ func TestVolumesRBD(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, lab.Until(ctx, "the volume is attached on the other host", func(context.Context) error { return attach(two) }))
 	c.on(2).command(ctx, two, "sum vdb", "SUM dev=vdb off=0 len=1048576 "+written("second"))
-	c.requireNoKey()
+	c.useRegisteredImage(ctx, one, two)
+	c.requireNoKey(c.ceph.Key)
 
 	for _, vm := range []string{one, two} {
 		_, err = c.admin.VMs.DeleteVm(ctx, &vmv1.DeleteVmRequest{OrgId: "default", ProjectId: "default", VmId: vm, Force: true})
@@ -199,8 +201,8 @@ func TestVolumesRBD(t *testing.T) {
 	}))
 }
 
-// requireNoKey requires that no file of members and hosts contains the key of the Ceph user.
-func (c *rbdCloud) requireNoKey() {
+// requireNoKey requires that no file of members and hosts contains this key of a Ceph user.
+func (c *rbdCloud) requireNoKey(key string) {
 	c.t.Helper()
 	files := 0
 	require.NoError(c.t, filepath.WalkDir(string(c.dir), func(path string, d fs.DirEntry, err error) error {
@@ -213,7 +215,7 @@ func (c *rbdCloud) requireNoKey() {
 		text, err := os.ReadFile(path)
 		if err == nil {
 			files++
-			require.False(c.t, bytes.Contains(text, []byte(c.ceph.Key)), "%s contains the key", path)
+			require.False(c.t, bytes.Contains(text, []byte(key)), "%s contains the key", path)
 		}
 		return nil
 	}))

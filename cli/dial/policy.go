@@ -47,6 +47,7 @@ var policies = map[string]policy{
 	vmv1.VmService_CreateVm_FullMethodName:                            create,
 	vmv1.ImageService_CreateImage_FullMethodName:                      create,
 	vmv1.VolumeService_CreateVolume_FullMethodName:                    create,
+	vmv1.VolumeService_RegisterExternalVolume_FullMethodName:          create,
 	storagev1.StorageClassService_CreateStorageClass_FullMethodName:   create,
 	storagev1.SnapshotService_CreateSnapshot_FullMethodName:           create,
 	storagev1.SnapshotService_CreateVmSnapshots_FullMethodName:        create,

@@ -29,7 +29,7 @@ const callTimeout = 30 * time.Second
 // Command returns the command `trivet volume`.
 func Command(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
-		Use: "volume", Short: "Create, resize, export, import and delete block volumes", Args: cobra.NoArgs,
+		Use: "volume", Short: "Create, resize, export, import, register and delete block volumes", Args: cobra.NoArgs,
 		Long: `Create, resize and delete block volumes. A volume exists independently of VMs, and one VM at a time can have it as a
 disk: see ` + "`trivet vm disk attach`" + `. A volume of a class with the driver MANAGED stays on the host of the first VM that had
 it, and only VMs on that host can have it.`,
@@ -38,7 +38,7 @@ it, and only VMs on that host can have it.`,
   trivet volume resize data --size 200`,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(createCommand(s), listCommand(s), showCommand(s), resizeCommand(s), flattenCommand(s), exportCommand(s), importCommand(s), deleteCommand(s))
+	c.AddCommand(createCommand(s), listCommand(s), showCommand(s), resizeCommand(s), flattenCommand(s), exportCommand(s), importCommand(s), registerCommand(s), deleteCommand(s))
 	return c
 }
 

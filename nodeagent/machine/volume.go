@@ -253,7 +253,7 @@ func (v *VM) changeDisk(ctx context.Context, a Action, id string, want *agentv1.
 	}
 	final := errors.Is(err, qemu.ErrNoDiskSlot) || errors.Is(err, qemu.ErrNotPluggable) ||
 		errors.Is(err, qemu.ErrInvalid) || errors.Is(err, qemu.ErrWrongKey) || errors.Is(err, qemu.ErrNoNetwork) ||
-		errors.Is(err, errNoVolumes) || errors.Is(err, volume.ErrRefused)
+		errors.Is(err, errNoVolumes) || errors.Is(err, volume.ErrRefused) || errors.Is(err, volume.ErrForeignClient)
 	v.diskFailures = addFailure(v.diskFailures, id, want.GetGeneration(), err, final)
 	return err
 }

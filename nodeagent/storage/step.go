@@ -85,7 +85,7 @@ func (s *Storage) poolOf(want *agentv1.AssignedVolume) (pool, error) {
 		if err != nil {
 			return nil, err
 		}
-		return p, nil
+		return p.Registered(want.GetExternalImage()), nil
 	}
 	if want.GetPool() == "" { // want is from a VM's disk, and the list of volumes has not arrived yet.
 		return nil, errNoKey
@@ -205,7 +205,8 @@ func (s *Storage) apply(ctx context.Context, p pool, want *agentv1.AssignedVolum
 // errRestoreLater means that enough other volumes are being made from snapshots. It is temporary.
 var errRestoreLater = fmt.Errorf("make the volume from its snapshot later: %w", volume.ErrInUse)
 
-// ensure makes a volume if the pool does not have it, and grows it to its size.
+// ensure makes a volume if the pool does not have it, and grows it to its size. If the volume is a registered one, ensure
+// checks the RBD image instead of making it.
 func ensure(ctx context.Context, p pool, want *agentv1.AssignedVolume) error {
 	id := want.GetVolumeId()
 	status, err := p.Status(ctx, id)
@@ -222,7 +223,7 @@ func ensure(ctx context.Context, p pool, want *agentv1.AssignedVolume) error {
 		return p.Resize(ctx, id, want.GetSizeBytes())
 	case !errors.Is(err, volume.ErrNotFound):
 		return err
-	case want.GetMustExist():
+	case want.GetMustExist() && !want.GetCheckImage():
 		return fmt.Errorf("volume %s was in %s before, and is missing now", id, poolText(want))
 	}
 	return p.Create(ctx, describe(want))
@@ -353,6 +354,7 @@ func (s *Storage) Confirm(ctx context.Context, id cloud.VolumeID, vm cloud.VMID,
 	if err != nil {
 		return err
 	}
+	p = p.Registered(want.GetExternalImage())
 	if err := p.Confirm(ctx, string(id), volume.Attachment{VM: string(vm), Generation: generation}); err != nil {
 		return err
 	}

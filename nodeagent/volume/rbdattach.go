@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	rbdv1 "github.com/trivet-cloud/trivet/protos/rbd/v1"
 	"github.com/trivet-cloud/trivet/shared/mutant"
@@ -59,7 +58,7 @@ func (p *RBDPool) open(ctx context.Context, id string, a Attachment) (Files, err
 		}
 	}
 	return Files{Size: r.Size, RBD: &RBDImage{
-		Monitors: p.o.Monitors, Pool: p.o.Pool, Image: volumeImage(id), User: p.o.User, Key: p.o.Key,
+		Monitors: p.o.Monitors, Pool: p.o.Pool, Image: p.imageOf(id), User: p.o.User, Key: p.o.Key,
 	}}, nil
 }
 
@@ -117,7 +116,7 @@ func (p *RBDPool) closed(ctx context.Context, id string) (clients []string, err 
 			return nil, nil
 		}
 		if sleep(waiting, 10*lockPause) != nil {
-			return clients, fmt.Errorf("%w (%s)", ErrInUse, strings.Join(clients, ", "))
+			return clients, p.errOpen(clients)
 		}
 	}
 }

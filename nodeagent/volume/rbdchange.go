@@ -8,10 +8,11 @@ import (
 	"google.golang.org/grpc/codes"
 
 	rbdv1 "github.com/trivet-cloud/trivet/protos/rbd/v1"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// Create makes a volume, unless the pool has it already. If the existing volume is larger than v, Create returns nil,
+// Create makes a volume, unless the pool has it already. It only checks the image of a registered volume (see adopt). If the existing volume is larger than v, Create returns nil,
 // because the volume may have grown. Several hosts may call Create for the same volume. The error wraps [ErrRefused] if
 // the volume cannot be made.
 func (p *RBDPool) Create(ctx context.Context, v Volume) error {
@@ -24,6 +25,9 @@ func (p *RBDPool) Create(ctx context.Context, v Volume) error {
 func (p *RBDPool) create(ctx context.Context, v Volume) error {
 	if v.Size == 0 || v.Size%512 != 0 || v.Size > qcow2.MaxVirtualSize {
 		return fmt.Errorf("%w: the volume has %d bytes", ErrRefused, v.Size)
+	}
+	if p.registered != "" {
+		return p.adopt(ctx, v)
 	}
 	if v.Encrypted {
 		return fmt.Errorf("%w: an RBD volume cannot be encrypted", ErrRefused)
@@ -126,7 +130,7 @@ func (p *RBDPool) resize(ctx context.Context, id string, size uint64) error {
 		return err
 	}
 	if have.GetSize() < size { // QEMU may have grown the image already
-		request := &rbdv1.ResizeImageRequest{Name: p.name(volumeImage(id)), Size: size}
+		request := &rbdv1.ResizeImageRequest{Name: p.name(p.imageOf(id)), Size: size}
 		if _, err := p.o.Client.ResizeImage(ctx, request); err != nil {
 			return rbdError(err)
 		}
@@ -176,12 +180,16 @@ func (p *RBDPool) flatten(ctx context.Context, id string) error {
 }
 
 // Delete removes a volume and its content. A missing volume is no error. Several hosts may call Delete for the same
-// volume. The error wraps [ErrInUse] if a client has the volume's image open.
+// volume. The error wraps [ErrInUse] if a client has the volume's image open. The image of a registered volume is kept,
+// and only its record is removed (see abandon).
 func (p *RBDPool) Delete(ctx context.Context, id string) error {
 	return p.changeRecord(ctx, "delete", id, func(r record, text []byte) error { return p.delete(ctx, id, r, text) })
 }
 
 func (p *RBDPool) delete(ctx context.Context, id string, r record, text []byte) error {
+	if p.registered != "" && !mutant.On(mutant.DeleteRegistered) {
+		return p.abandon(ctx, id, r, text)
+	}
 	if r.State == ready {
 		// ErrRefused means that the image is missing.
 		if _, err := p.closed(ctx, id); err != nil && !errors.Is(err, ErrRefused) {
@@ -196,9 +204,9 @@ func (p *RBDPool) delete(ctx context.Context, id string, r record, text []byte) 
 	if err := p.removeSnapshots(ctx, id, snapshots); err != nil {
 		return err
 	}
-	if _, err := p.o.Client.RemoveImage(ctx, &rbdv1.RemoveImageRequest{Name: p.name(volumeImage(id))}); err != nil {
+	if _, err := p.o.Client.RemoveImage(ctx, &rbdv1.RemoveImageRequest{Name: p.name(p.imageOf(id))}); err != nil {
 		return rbdError(err)
 	}
-	_, err = p.o.Client.SetRecord(ctx, &rbdv1.SetRecordRequest{Name: p.name(volumeImage(id)), Before: text})
+	_, err = p.o.Client.SetRecord(ctx, &rbdv1.SetRecordRequest{Name: p.name(p.imageOf(id)), Before: text})
 	return rbdError(err)
 }

@@ -33,10 +33,14 @@ type RBDOptions struct {
 
 // RBDPool stores volumes as RBD images in a pool of a Ceph cluster. Several hosts use the same pool. The methods of
 // RBDPool are safe for concurrent use, on one host and on several.
-type RBDPool struct{ o RBDOptions }
+type RBDPool struct {
+	o RBDOptions
+	// registered is the image of the only volume that the methods are called for, if that is a registered volume.
+	registered string
+}
 
 // NewRBDPool returns an RBDPool. It does not call the helper.
-func NewRBDPool(o RBDOptions) *RBDPool { return &RBDPool{o} }
+func NewRBDPool(o RBDOptions) *RBDPool { return &RBDPool{o: o} }
 
 // RBDImage names an RBD image, and contains the monitors, the user and the key with which QEMU opens it (librbd).
 type RBDImage struct {
@@ -51,7 +55,7 @@ func (p *RBDPool) name(image string) *rbdv1.ImageName {
 	return &rbdv1.ImageName{Pool: p.o.Pool, Image: image}
 }
 
-// volumeImage returns the name of the RBD image of a volume.
+// volumeImage returns the name of the RBD image of a volume that is not a registered one (see imageOf).
 func volumeImage(id string) string { return "volume-" + id }
 
 // errChanged means that another host changed the record of a volume between the read and the write of this host. A
@@ -85,12 +89,12 @@ func rbdError(err error) error {
 func isCode(err error, code codes.Code) bool { return err != nil && status.Code(err) == code }
 
 // read reads the record of a volume. The result text is the stored form of the record, which the caller passes to
-// write. The error wraps ErrNotFound if there is no record.
+// write. The error wraps ErrNotFound if there is no record, or if it is that of another volume (otherVolumeError).
 func (p *RBDPool) read(ctx context.Context, id string) (r record, text []byte, err error) {
 	if err := checkID(id); err != nil {
 		return r, nil, err
 	}
-	out, err := p.o.Client.GetRecord(ctx, &rbdv1.GetRecordRequest{Name: p.name(volumeImage(id))})
+	out, err := p.o.Client.GetRecord(ctx, &rbdv1.GetRecordRequest{Name: p.name(p.imageOf(id))})
 	if err != nil {
 		return r, nil, rbdError(err)
 	}
@@ -103,7 +107,7 @@ func (p *RBDPool) read(ctx context.Context, id string) (r record, text []byte, e
 	if err := r.checkVersion(); err != nil {
 		return r, nil, err
 	}
-	return r, text, nil
+	return r, text, p.checkOwner(id, r)
 }
 
 // write replaces the record whose stored form is before, or makes the record if before is nil. It returns the stored
@@ -123,7 +127,7 @@ func (p *RBDPool) write(ctx context.Context, id string, before []byte, r record)
 	if bytes.Equal(before, text) {
 		return text, nil
 	}
-	request := &rbdv1.SetRecordRequest{Name: p.name(volumeImage(id)), Before: before, After: text}
+	request := &rbdv1.SetRecordRequest{Name: p.name(p.imageOf(id)), Before: before, After: text}
 	_, err = p.o.Client.SetRecord(ctx, request)
 	if mutant.On(mutant.OverwriteRecord) && isCode(err, codes.Aborted) {
 		now, _ := p.o.Client.GetRecord(ctx, &rbdv1.GetRecordRequest{Name: request.Name})
@@ -171,7 +175,7 @@ func (p *RBDPool) changeRecord(ctx context.Context, act, id string, f func(r rec
 
 // image returns the properties of the RBD image of a volume. If the image does not exist, the error wraps ErrRefused.
 func (p *RBDPool) image(ctx context.Context, id string) (*rbdv1.Image, error) {
-	out, err := p.o.Client.GetImage(ctx, &rbdv1.GetImageRequest{Name: p.name(volumeImage(id))})
+	out, err := p.o.Client.GetImage(ctx, &rbdv1.GetImageRequest{Name: p.name(p.imageOf(id))})
 	if isCode(err, codes.NotFound) && !strings.Contains(err.Error(), "open pool") {
 		return nil, fmt.Errorf("%w: the volume's image is missing from the Ceph pool %s", ErrRefused, p.o.Pool)
 	}

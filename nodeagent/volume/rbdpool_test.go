@@ -265,7 +265,7 @@ func (l *rbdLab) removeBases(host *RBDPool, image disk.Image) {
 }
 
 // TestRBDVolumesOfImages makes volumes from a raw and a QCOW2 image, on two hosts at once. Each image is imported once.
-// Then calls fail: for images without a record, in a missing pool, with a wrong key, and while the cluster is stopped.
+// Then a registered image is used. Then calls fail: for images without a record, in a missing pool, with a wrong key, and while the cluster is stopped.
 func TestRBDVolumesOfImages(t *testing.T) {
 	l := newRBDLab(t)
 	ctx := t.Context()
@@ -316,6 +316,8 @@ func TestRBDVolumesOfImages(t *testing.T) {
 	status, err := a.Status(ctx, id(0))
 	require.NoError(t, err)
 	require.Contains(t, status.Error, "missing from the Ceph pool")
+
+	l.registerImage(a, b)
 
 	elsewhere := l.host(nil)
 	elsewhere.o.Pool = "other"

@@ -148,7 +148,7 @@ func (s *RBDSnapshot) create(ctx context.Context, protect bool) error {
 
 // snapshotName returns the name of an RBD snapshot of a volume's image.
 func (p *RBDPool) snapshotName(id, snapshot string) *rbdv1.SnapshotName {
-	return &rbdv1.SnapshotName{Image: p.name(volumeImage(id)), Snapshot: snapshot}
+	return &rbdv1.SnapshotName{Image: p.name(p.imageOf(id)), Snapshot: snapshot}
 }
 
 // Finish protects the RBD snapshot, so that volumes can be cloned from it, and records the snapshot as Complete. The

@@ -75,6 +75,8 @@ type record struct {
 	Snapshots []rbdSnapshot `json:"snapshots,omitempty"`
 	// Source is the snapshot of which an RBD volume is a clone. Flatten sets it to nil.
 	Source *SnapshotRef `json:"source,omitempty"`
+	// Volume is the ID of a registered volume (see RBDPool.Registered). It is empty for other volumes.
+	Volume string `json:"volume,omitempty"`
 }
 
 const (

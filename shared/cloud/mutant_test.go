@@ -18,6 +18,8 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.AttachUnflushed, TestRBDVolumeMoves, "a volume was attached before it was flushed")
 	mutanttest.Notices(t, mutant.KeepAttachmentGeneration, TestVolumeHasOneHolder, "the attachment generation must grow by 1")
 	mutanttest.Notices(t, mutant.FlushUngranted, TestVolumeReports, "a generation that was not granted cannot be flushed")
+	mutanttest.Notices(t, mutant.RegisterOwnImage, TestExternalImageNames, "an image that Trivet has made was accepted")
+	mutanttest.Notices(t, mutant.AttachUnchecked, TestRegisteredVolume, "attached before its image was checked")
 	mutanttest.Notices(t, mutant.FlattenEarly, TestVolumeFlatten, "the host has not reported the volume as flattened")
 	mutanttest.Notices(t, mutant.ReleaseAttachedDisk, TestDiskOfRunningVM, "the guest still has the disk")
 }

@@ -86,6 +86,10 @@ type Volume struct {
 	ClassLimits Limits
 	// Encrypted is true if the class of the volume is encrypted. The volume's key is in a separate record.
 	Encrypted bool `cbor:",omitempty"`
+	// ExternalImage is the name of the RBD image of a registered volume: an image that existed before the volume and
+	// stays when the volume is deleted (see external.go of package controlplane/compute/volume). It is empty for volumes
+	// that Trivet makes.
+	ExternalImage string `cbor:",omitempty"`
 	// Image is the image from which the host makes the volume. It is nil for a blank volume and for a flattened volume.
 	Image *ImageRef `cbor:",omitempty"`
 	// Source is the snapshot from which the host makes the volume, or nil.
@@ -152,16 +156,21 @@ func (v *Volume) Tenant() Tenant { return Tenant{v.Org, v.Project} }
 // SizeBytes returns the size of the volume in bytes.
 func (v *Volume) SizeBytes() uint64 { return v.SizeGiB << 30 }
 
-// RBDImage returns the name of the RBD image of a volume of the driver RBD. Package volume of the agent makes the image
-// under this name.
-func (v *Volume) RBDImage() string { return "volume-" + string(v.ID) }
+// RBDImage returns the name of the RBD image of a volume of the driver RBD. Unless the volume is a registered one,
+// package volume of the agent makes the image under this name.
+func (v *Volume) RBDImage() string {
+	if v.ExternalImage != "" {
+		return v.ExternalImage
+	}
+	return "volume-" + string(v.ID)
+}
 
 // Flushed reports whether the host has closed the volume and flushed everything that the last VM wrote.
 func (v *Volume) Flushed() bool { return v.FlushedGeneration == v.AttachmentGeneration }
 
 // Status returns the status that the API shows. A volume that was detached is IN_USE until it is flushed. A volume that
 // is made from a snapshot is PENDING until its host has copied the snapshot. A volume of the driver RBD is PENDING
-// until a host has made the RBD image.
+// until a host has made the RBD image. A registered volume is PENDING until a host has checked its RBD image.
 func (v *Volume) Status() VolumeStatus {
 	switch {
 	case v.VM != "" || !v.Flushed():
@@ -226,8 +235,8 @@ func CheckVolumeSize(gib uint64) error {
 
 // Attach attaches the volume to a VM on the host node, as the disk with the given ID, and increments the attachment
 // generation. It returns FailedPrecondition and changes nothing if a VM has the volume, if its last attachment is not
-// flushed, or if the volume is bound to another host. The last condition does not apply to a Movable volume, which
-// Attach binds to the host node.
+// flushed, if no host has checked the image of a registered volume, or if the volume is bound to another host. The last
+// condition does not apply to a Movable volume, which Attach binds to the host node.
 func (v *Volume) Attach(vm VMID, disk string, node NodeID) error {
 	if v.VM != "" && !mutant.On(mutant.AttachTwice) {
 		f := fault.New(fault.FailedPrecondition, "volume %s is attached to VM %s", v.Name, v.VM)
@@ -235,6 +244,9 @@ func (v *Volume) Attach(vm VMID, disk string, node NodeID) error {
 	}
 	if !v.Flushed() && !mutant.On(mutant.AttachUnflushed) {
 		return v.errNotFlushed()
+	}
+	if err := v.checkRegistered("attached"); err != nil && !mutant.On(mutant.AttachUnchecked) {
+		return err
 	}
 	if !v.Movable() && v.Node != "" && v.Node != node && !mutant.On(mutant.AttachElsewhere) {
 		return fault.New(fault.FailedPrecondition, "volume %s is on host %s, and the VM is on host %s", v.Name, v.Node, node).
@@ -339,13 +351,16 @@ func (v *Volume) observeFlatten(o VolumeObservation) {
 }
 
 // Resize sets a greater size. Resize returns false if the volume has this size already, and InvalidArgument if the
-// volume is larger.
+// volume is larger. It returns FailedPrecondition if no host has checked the image of a registered volume.
 func (v *Volume) Resize(gib uint64) (changed bool, err error) {
 	switch {
 	case gib < v.SizeGiB:
 		return false, fault.Invalid("size_gib", "volume %s has %d GiB, and volumes cannot be made smaller", v.Name, v.SizeGiB)
 	case gib == v.SizeGiB:
 		return false, nil
+	}
+	if err := v.checkRegistered("resized"); err != nil {
+		return false, err
 	}
 	v.SizeGiB = gib
 	v.Generation++

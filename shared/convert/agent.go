@@ -59,9 +59,9 @@ func AssignedVolume(v *cloud.Volume) *agentv1.AssignedVolume {
 	return &agentv1.AssignedVolume{
 		Source:   source,
 		VolumeId: string(v.ID), Generation: v.Generation, Pool: v.Pool, SizeBytes: v.SizeBytes(), Format: vmv1.VolumeFormat(v.Format),
-		Image: assignedImage(v.Image), MustExist: v.Present, AttachmentGeneration: v.AttachmentGeneration, VmId: string(v.VM),
+		Image: assignedImage(v.Image), MustExist: v.Present || v.ExternalImage != "", AttachmentGeneration: v.AttachmentGeneration, VmId: string(v.VM),
 		DiskId: v.Disk, MaxIops: limits.IOPS, MaxBytesPerSecond: limits.BytesPerSecond, Encrypted: v.Encrypted,
-		Flatten: v.Flatten, Fence: v.Fence,
+		Flatten: v.Flatten, Fence: v.Fence, ExternalImage: v.ExternalImage, CheckImage: v.ExternalImage != "" && !v.Present,
 	}
 }
 

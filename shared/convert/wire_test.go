@@ -118,6 +118,7 @@ func TestResponsesSetEveryField(t *testing.T) {
 	}}}
 	assigned.Disks[0].Volume = AssignedVolume(fullVolume()) // set by package vm
 	assigned.Disks[0].Volume.Deleted, assigned.Disks[0].Volume.EncryptionKey = true, []byte("k")
+	assigned.Disks[0].Volume.CheckImage = true                                                                          // only before the volume is present
 	assigned.Disks[0].Volume.Snapshots = []*agentv1.AssignedSnapshot{filled(&agentv1.AssignedSnapshot{}, 0)}            // set by package volume
 	assigned.Disks[0].Volume.Rbd = &agentv1.RbdPool{Fsid: "x", Monitors: []string{"x"}, Pool: "x", User: "x", Key: "x"} // set by package volume
 	requireFull(t, assigned.ProtoReflect())
@@ -134,8 +135,8 @@ func fullVolume() *cloud.Volume {
 		ID: "v", Name: "n", Org: "o", Project: "p", SizeGiB: 1, Driver: cloud.DriverManaged, Class: "c", Format: cloud.VolumeRaw, Pool: "l",
 		ClassLimits: cloud.Limits{IOPS: 1, BytesPerSecond: 1}, Image: &cloud.ImageRef{ID: "x", SHA256: "h", SizeBytes: 1, Format: cloud.FormatRaw},
 		CreatedAt: 1, UpdatedAt: 2, CreatedBy: "u", Metadata: map[string]string{"a": "b"}, Labels: map[string]string{"c": "d"}, Node: "h1",
-		Encrypted: true,
-		Flatten:   true, FlattenPercent: 10, Fence: true,
+		Encrypted: true, ExternalImage: "disk",
+		Flatten: true, FlattenPercent: 10, Fence: true,
 		Source: &cloud.SnapshotRef{Volume: "w", Snapshot: "s"}, VM: "m", Disk: "d", Generation: 1, AttachmentGeneration: 2, FlushedGeneration: 1, Present: true, LastError: "e",
 	}
 }

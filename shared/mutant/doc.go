@@ -165,6 +165,14 @@ const (
 	ForgetBytesEarly         = "forget-bytes-early"         // an old report about a volume counts as the deletion of its bytes: controlplane/compute/volume
 	ForgetUnseenBytes        = "forget-unseen-bytes"        // a report of a failed deletion counts as the deletion of a volume's bytes: controlplane/compute/volume
 	FlushLostHost            = "flush-lost-host"            // a volume counts as flushed although its host was removed while it had the volume open: controlplane/compute/volume
+	RegisterTwice            = "register-twice"             // an RBD image is registered as two volumes: controlplane/compute/volume
+	RegisterOwnImage         = "register-own-image"         // an RBD image that Trivet has made is registered: shared/cloud, controlplane/compute/volume
+	RegisterElsewhere        = "register-elsewhere"         // an RBD image of another Ceph pool than the class's is registered: controlplane/compute/volume
+	ReleaseImageEarly        = "release-image-early"        // an RBD image is registered again before its former volume has released it: controlplane/compute/volume
+	AttachUnchecked          = "attach-unchecked"           // a registered volume is attached before a host has checked its RBD image: shared/cloud
+	AdoptOpenImage           = "adopt-open-image"           // a registered RBD image becomes AVAILABLE although a client has it open: nodeagent/volume
+	AdoptTwice               = "adopt-twice"                // a registered RBD image becomes a second volume although its record names the first one: nodeagent/volume
+	DeleteRegistered         = "delete-registered"          // the RBD image of a registered volume is deleted with the volume: nodeagent/volume
 	KeepClassKey             = "keep-class-key"             // hosts with volumes do not get the new key of a storage class: controlplane/compute/volume
 	ReleaseAttachedDisk      = "release-attached-disk"      // a volume is detached although the guest still has the disk: controlplane/compute/vm, controlplane/sim, shared/cloud
 )

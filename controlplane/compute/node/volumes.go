@@ -24,6 +24,8 @@ type Bound struct {
 	PoolID string `cbor:",omitempty"`
 	// Class is the storage class of a volume of the driver RBD, and empty for other volumes.
 	Class string `cbor:",omitempty"`
+	// External is the RBD image of a deleted volume that was registered. The host keeps this image.
+	External string `cbor:",omitempty"`
 	// Gone is true if the volume's record was deleted. The host then deletes the volume's bytes and reports the
 	// deletion. After the report, this Bound record is deleted, and HeldGiB of the pool become free again.
 	// HeldGiB has no effect for a volume of the driver RBD.

@@ -193,10 +193,14 @@ func Release(tx *store.Tx, project cloud.ProjectID, id cloud.VolumeID, vm cloud.
 
 // releaseBytes completes the deletion of a volume whose bytes the host has deleted. It deletes the Bound record and
 // returns the volume's space to the host's pool. For a volume of the driver RBD, it instead ends the use of the storage
-// class, which can then be deleted.
+// class, which can then be deleted. The RBD image of a registered volume, which the host has released, can be registered
+// again.
 func releaseBytes(tx *store.Tx, host cloud.NodeID, id cloud.VolumeID, b *node.Bound) error {
 	node.BoundVolumes.Delete(tx, string(host), string(id))
 	if b.Class != "" {
+		if err := unregister(tx, b.Class, b.External); err != nil {
+			return err
+		}
 		storageclass.Release(tx, b.Class, id)
 		return nil
 	}

@@ -83,7 +83,7 @@ func claimName(tx *store.Tx, v *cloud.Volume, name string) error {
 }
 
 // Delete deletes the record of a volume. It returns FailedPrecondition if a VM has the volume, or the volume has
-// snapshots. The host deletes the bytes later.
+// snapshots. The host deletes the bytes later, but not the RBD image of a registered volume.
 func (s *Service) Delete(ctx context.Context, t cloud.Tenant, id cloud.VolumeID, body [32]byte) (Result, error) {
 	if err := cloud.CheckUUID("volume_id", string(id)); err != nil {
 		return Result{}, err
@@ -112,7 +112,14 @@ func remove(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
 		keys.Delete(tx, string(v.Project), string(v.ID))
 	}
 	if v.Driver != cloud.DriverRBD || v.Node == "" { // the host needs the class until it has deleted the RBD image
+		if err := unregister(tx, v.Class, v.ExternalImage); err != nil {
+			return *v, err
+		}
 		storageclass.Release(tx, v.Class, v.ID)
+	} else if mutant.On(mutant.ReleaseImageEarly) {
+		if err := unregister(tx, v.Class, v.ExternalImage); err != nil {
+			return *v, err
+		}
 	}
 	if v.Image != nil {
 		image.ReleaseVolume(tx, v.Image.ID, v.ID)

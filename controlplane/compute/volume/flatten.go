@@ -27,6 +27,10 @@ func flatten(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
 	if err != nil {
 		return cloud.Volume{}, err
 	}
+	if v.ExternalImage != "" {
+		return *v, fault.New(fault.FailedPrecondition, "volume %s is the registered RBD image %s, which only Ceph's program rbd can flatten",
+			v.Name, v.ExternalImage)
+	}
 	// A snapshot in a storage pool contains only the differences from the image. A flattened volume would no longer keep
 	// the image in use. The Ceph cluster keeps what a snapshot of an RBD image needs.
 	if snapshots, err := SnapshotsOf(tx, v); err != nil {

@@ -24,6 +24,10 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.MoveDuringSnapshot, TestSnapshotsInSharedPool, "the host is copying the volume")
 	mutanttest.Notices(t, mutant.ForgetBytesEarly, TestVolumeOnItsHost, "a report from before the deletion must not end it")
 	mutanttest.Notices(t, mutant.FlushLostHost, TestHostRemovedWithVolumes, "two hosts may write")
+	mutanttest.Notices(t, mutant.RegisterTwice, TestRegisterExternalVolume, "two volumes have the image")
+	mutanttest.Notices(t, mutant.ReleaseImageEarly, TestRegisterExternalVolume, "two volumes have the image")
+	mutanttest.Notices(t, mutant.RegisterOwnImage, TestRegisterRefused, "outside of the rules")
+	mutanttest.Notices(t, mutant.RegisterElsewhere, TestRegisterRefused, "outside of the rules")
 	mutanttest.Notices(t, mutant.KeepClassKey, TestClassChangeReachesVolumes, "was not sent the new key")
 	mutanttest.Notices(t, mutant.ForgetUnseenBytes, TestFailedDeletion, "the host has not deleted the bytes")
 }

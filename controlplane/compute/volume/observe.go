@@ -36,7 +36,9 @@ func (s *Service) AssignedVolumes(v *store.View, on cloud.NodeID, ids ...cloud.V
 			continue
 		}
 		if b.Gone {
-			gone := &agentv1.AssignedVolume{VolumeId: string(id), Generation: b.Generation, Pool: b.Pool, Deleted: true}
+			gone := &agentv1.AssignedVolume{
+				VolumeId: string(id), Generation: b.Generation, Pool: b.Pool, Deleted: true, ExternalImage: b.External,
+			}
 			if gone.Rbd, err = s.rbdPool(v, b.Class); err != nil {
 				return nil, err
 			}

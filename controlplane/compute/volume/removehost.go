@@ -54,7 +54,8 @@ func requestDeletion(tx *store.Tx, v *cloud.Volume, held uint64) error {
 		}
 	}
 	node.BoundVolumes.Put(tx, &node.Bound{
-		Project: v.Project, Generation: v.Generation + 1, Pool: v.Pool, PoolID: v.PoolID, Class: rbdClass(v), Gone: true, HeldGiB: held,
+		Project: v.Project, Generation: v.Generation + 1, Pool: v.Pool, PoolID: v.PoolID, Class: rbdClass(v), External: v.ExternalImage,
+		Gone: true, HeldGiB: held,
 	}, string(v.Node), string(v.ID))
 	return nil
 }

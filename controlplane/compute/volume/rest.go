@@ -17,6 +17,7 @@ func (s *Service) Routes(r *rest.Server) {
 	const all, one = "/api/v1/volumes", "/api/v1/volumes/{volume_id}"
 	r.Handle(http.MethodGet, all, service+"ListVolumes", api.getVolumes)
 	protorest.Handle(r, protorest.Route{Method: http.MethodPost, Path: all, RPC: service + "CreateVolume", Creates: true}, api.CreateVolume)
+	protorest.Handle(r, protorest.Route{Method: http.MethodPost, Path: all + "/register", RPC: service + "RegisterExternalVolume", Creates: true}, api.RegisterExternalVolume)
 	protorest.Handle(r, protorest.Route{Method: http.MethodGet, Path: one, RPC: service + "GetVolume"}, api.GetVolume)
 	protorest.Handle(r, protorest.Route{Method: http.MethodPatch, Path: one, RPC: storageService + "UpdateVolume"}, storage.UpdateVolume)
 	protorest.Handle(r, protorest.Route{Method: http.MethodDelete, Path: one, RPC: service + "DeleteVolume"}, api.DeleteVolume)

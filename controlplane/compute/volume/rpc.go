@@ -13,7 +13,6 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/convert"
-	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
 // Register registers both services for volumes, VolumeService of vmcontroller.v1 and of storage.v1, for API callers.
@@ -115,27 +114,21 @@ func (r *server) ResizeVolume(ctx context.Context, in *vmv1.ResizeVolumeRequest)
 	return respond(ctx, out, err)
 }
 
-// RegisterExternalVolume checks its fields and then returns FailedPrecondition, because this version cannot register
-// existing RBD images.
 func (r *server) RegisterExternalVolume(ctx context.Context, in *vmv1.RegisterExternalVolumeRequest) (*vmv1.Volume, error) {
-	if _, err := admit(ctx, service+"RegisterExternalVolume", in); err != nil {
+	t, err := admit(ctx, service+"RegisterExternalVolume", in)
+	if err != nil {
 		return nil, err
 	}
 	v := cloud.Volume{
 		Name: in.GetName(), SizeGiB: in.GetSizeGib(), Driver: convert.VolumeDriver(in.GetDriver()), Class: in.GetStorageClass(),
 		Metadata: in.GetMetadata(), Labels: in.GetLabels(),
 	}
-	if err := cloud.CheckVolume(&v); err != nil {
-		return nil, err
-	}
 	if v.Driver == cloud.DriverManaged {
-		return nil, fault.New(fault.FailedPrecondition, "a volume of the driver MANAGED cannot be registered, because its host creates its file; "+
-			"import the file as an image, and create a volume with image_id").WithReason("DRIVER_NOT_EXTERNAL")
+		return nil, errNotExternal()
 	}
-	if in.GetRbd().GetPool() == "" || in.GetRbd().GetImage() == "" {
-		return nil, fault.Invalid("rbd", "must name a pool and an image")
-	}
-	return nil, fault.New(fault.FailedPrecondition, "existing RBD images cannot be registered yet")
+	at := RBDImage{Cluster: in.GetRbd().GetClusterId(), Pool: in.GetRbd().GetPool(), Image: in.GetRbd().GetImage()}
+	out, err := r.s.RegisterExternal(ctx, t, v, at, rpc.BodyHash(in))
+	return respond(ctx, out, err)
 }
 
 type storageServer struct {

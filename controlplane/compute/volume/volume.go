@@ -50,6 +50,13 @@
 //     for the host that the volume is bound to. The storage class cannot be deleted until the RBD image is deleted,
 //     because the host needs the key to delete the RBD image.
 //
+//   - Only system:admin can register an existing RBD image as a volume, because the Ceph user of a class can read every
+//     image of the pool, and images carry no information about their owners. An image has at most one volume: the
+//     transaction of RegisterExternal writes a record with the cluster, the pool and the name of the image (registration). This
+//     record is kept after the deletion of the volume until a host has released the image, so that the next volume of
+//     the image does not begin while the last one may still be open. The host also writes the ID of the volume into the
+//     Ceph cluster, which prevents that two Trivet clouds, or a cloud that was restored from a backup, use one image.
+//
 //   - A change of a storage class reaches its volumes in separate transactions (ApplyClasses). New limits take effect at
 //     the next attachment or start. The key of a Ceph user is not in the records of volumes: the host of each RBD volume
 //     is sent the same desired state again, with the new key.
@@ -78,7 +85,7 @@
 //
 // Keys: volume/<project>/<id>, volume-name/<project>/<name>, snapshot/<project>/<id>, snapshot-name/<project>/<name>,
 // volume-snapshot/<volume>/<snapshot>, snapshot-schedule/<project>/<volume>, volume-key/<project>/<id>,
-// shared-pool/<pool ID>.
+// shared-pool/<pool ID>, external-image/<fsid>/<pool>/<image>.
 package volume
 
 import (
@@ -134,7 +141,7 @@ func New(o Options) *Service {
 		store: o.Store, commands: o.Commands, keys: sealer{o.Key}, billing: o.Billing, log: o.Log,
 		placements: store.NewMemo[*duePlacement](1),
 	}
-	leader.Register(o.Commands, v, createCommand, deleteCommand, resizeCommand, updateCommand, flattenCommand)
+	leader.Register(o.Commands, v, createCommand, deleteCommand, resizeCommand, updateCommand, flattenCommand, registerCommand)
 	return v
 }
 
@@ -204,6 +211,8 @@ type change struct {
 	Tenant cloud.Tenant
 	Volume cloud.Volume
 	Image  cloud.ImageID
+	// At is the RBD image of a registered volume.
+	At RBDImage
 	// Key is a key for a new volume. It is stored only if the class of the volume is encrypted.
 	Key  sealedKey
 	Body [32]byte

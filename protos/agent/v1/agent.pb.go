@@ -1273,7 +1273,7 @@ type AssignedVolume struct {
 	// generation is in the pool, where each of these hosts can read the generation.
 	Pool string `protobuf:"bytes,3,opt,name=pool,proto3" json:"pool,omitempty"`
 	// The volume was deleted: the host deletes its bytes, and reports the volume as not present. Of the other fields,
-	// only volume_id, generation, pool and rbd are set.
+	// only volume_id, generation, pool, rbd and external_image are set.
 	Deleted bool `protobuf:"varint,4,opt,name=deleted,proto3" json:"deleted,omitempty"`
 	// Size as the guest sees it. The host enlarges a smaller volume, also while a guest uses it. The host never makes a
 	// volume smaller.
@@ -1306,7 +1306,8 @@ type AssignedVolume struct {
 	// True: the host copies the data that the volume still reads from its image into the volume, even while a guest uses
 	// the volume. The host then reports the volume as flattened.
 	Flatten bool `protobuf:"varint,40,opt,name=flatten,proto3" json:"flatten,omitempty"`
-	// The Ceph pool of the volume. Set if the volume is an RBD image, but never in AssignedDisk.volume. The host stores
+	// The Ceph pool of the volume. Set if the volume is an RBD image, but never in AssignedDisk.volume. If the storage
+	// class changes, the host is sent the volume with the new pool and the same generation. The host stores
 	// the generation of the attachment in the Ceph cluster, where every host can read the generation. The control plane
 	// can assign the volume to another host when the volume is detached and flushed.
 	Rbd *RbdPool `protobuf:"bytes,50,opt,name=rbd,proto3" json:"rbd,omitempty"`
@@ -1314,6 +1315,15 @@ type AssignedVolume struct {
 	// Before the host reports attachment_generation as flushed, it makes the Ceph cluster refuse all requests of the
 	// clients that had the RBD image open. False if rbd is not set.
 	Fence bool `protobuf:"varint,100,opt,name=fence,proto3" json:"fence,omitempty"`
+	// The name of the RBD image of a registered volume: an image that existed before the volume. Empty: the host makes the
+	// volume, and the RBD image is volume-<volume id>. If deleted is set, the host keeps the RBD image and deletes only
+	// its own record of the image. must_exist is always set, so that an agent that does not know this field makes no other
+	// image.
+	ExternalImage string `protobuf:"bytes,140,opt,name=external_image,json=externalImage,proto3" json:"external_image,omitempty"`
+	// True: no host has reported the registered volume as present. The host checks that the RBD image exists, has size_bytes
+	// bytes and the feature exclusive-lock, is no other volume's, and is not open. The host then reports the volume as
+	// present. False if external_image is empty.
+	CheckImage bool `protobuf:"varint,141,opt,name=check_image,json=checkImage,proto3" json:"check_image,omitempty"`
 	// The snapshots of the volume, at most 32. A deleted snapshot stays in the list until the host has reported it as
 	// SNAPSHOT_STATE_ABSENT.
 	Snapshots []*AssignedSnapshot `protobuf:"bytes,30,rep,name=snapshots,proto3" json:"snapshots,omitempty"`
@@ -1476,6 +1486,20 @@ func (x *AssignedVolume) GetRbd() *RbdPool {
 func (x *AssignedVolume) GetFence() bool {
 	if x != nil {
 		return x.Fence
+	}
+	return false
+}
+
+func (x *AssignedVolume) GetExternalImage() string {
+	if x != nil {
+		return x.ExternalImage
+	}
+	return ""
+}
+
+func (x *AssignedVolume) GetCheckImage() bool {
+	if x != nil {
+		return x.CheckImage
 	}
 	return false
 }
@@ -4158,7 +4182,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x03bus\x18\x03 \x01(\x0e2\x18.vmcontroller.v1.DiskBusR\x03bus\x120\n" +
 	"\x05cache\x18\x04 \x01(\x0e2\x1a.vmcontroller.v1.DiskCacheR\x05cache\x12-\n" +
 	"\x05image\x18\x05 \x01(\v2\x17.agent.v1.AssignedImageR\x05image\x120\n" +
-	"\x06volume\x18\x06 \x01(\v2\x18.agent.v1.AssignedVolumeR\x06volume\"\xd4\x05\n" +
+	"\x06volume\x18\x06 \x01(\v2\x18.agent.v1.AssignedVolumeR\x06volume\"\x9e\x06\n" +
 	"\x0eAssignedVolume\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1e\n" +
 	"\n" +
@@ -4182,7 +4206,10 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x0eencryption_key\x18\x15 \x01(\fR\rencryptionKey\x12\x18\n" +
 	"\aflatten\x18( \x01(\bR\aflatten\x12#\n" +
 	"\x03rbd\x182 \x01(\v2\x11.agent.v1.RbdPoolR\x03rbd\x12\x14\n" +
-	"\x05fence\x18d \x01(\bR\x05fence\x128\n" +
+	"\x05fence\x18d \x01(\bR\x05fence\x12&\n" +
+	"\x0eexternal_image\x18\x8c\x01 \x01(\tR\rexternalImage\x12 \n" +
+	"\vcheck_image\x18\x8d\x01 \x01(\bR\n" +
+	"checkImage\x128\n" +
 	"\tsnapshots\x18\x1e \x03(\v2\x1a.agent.v1.AssignedSnapshotR\tsnapshots\x120\n" +
 	"\x06source\x18\x1f \x01(\v2\x18.agent.v1.SnapshotSourceR\x06source\"N\n" +
 	"\x0eSnapshotSource\x12\x1b\n" +

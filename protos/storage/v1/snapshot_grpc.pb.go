@@ -49,7 +49,7 @@ type SnapshotServiceClient interface {
 	// A repeat with the same idempotency key returns the first response.
 	//
 	// NOT_FOUND: the project has no such volume. ALREADY_EXISTS: a snapshot of the project has the name.
-	// FAILED_PRECONDITION: the volume is encrypted, was never attached (driver MANAGED) or made (driver RBD), is
+	// FAILED_PRECONDITION: the volume is encrypted or a registered RBD image, was never attached (driver MANAGED) or made (driver RBD), is
 	// being flattened, or has another PENDING snapshot. RESOURCE_EXHAUSTED: a quota is exceeded, the volume has 32
 	// snapshots (a deleted one counts until the host has deleted its bytes), or the host's storage pool has too little
 	// space. INVALID_ARGUMENT: a field is invalid.
@@ -196,7 +196,7 @@ type SnapshotServiceServer interface {
 	// A repeat with the same idempotency key returns the first response.
 	//
 	// NOT_FOUND: the project has no such volume. ALREADY_EXISTS: a snapshot of the project has the name.
-	// FAILED_PRECONDITION: the volume is encrypted, was never attached (driver MANAGED) or made (driver RBD), is
+	// FAILED_PRECONDITION: the volume is encrypted or a registered RBD image, was never attached (driver MANAGED) or made (driver RBD), is
 	// being flattened, or has another PENDING snapshot. RESOURCE_EXHAUSTED: a quota is exceeded, the volume has 32
 	// snapshots (a deleted one counts until the host has deleted its bytes), or the host's storage pool has too little
 	// space. INVALID_ARGUMENT: a field is invalid.

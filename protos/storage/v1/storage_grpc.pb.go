@@ -358,7 +358,7 @@ type VolumeServiceClient interface {
 	// returns the volume unchanged, so a repeat has no effect.
 	//
 	// NOT_FOUND: the project has no such volume. FAILED_PRECONDITION: the volume has the driver MANAGED and
-	// snapshots, which contain only the differences from the image.
+	// snapshots, which contain only the differences from the image, or is a registered RBD image.
 	FlattenVolume(ctx context.Context, in *FlattenVolumeRequest, opts ...grpc.CallOption) (*v1.Volume, error)
 }
 
@@ -414,7 +414,7 @@ type VolumeServiceServer interface {
 	// returns the volume unchanged, so a repeat has no effect.
 	//
 	// NOT_FOUND: the project has no such volume. FAILED_PRECONDITION: the volume has the driver MANAGED and
-	// snapshots, which contain only the differences from the image.
+	// snapshots, which contain only the differences from the image, or is a registered RBD image.
 	FlattenVolume(context.Context, *FlattenVolumeRequest) (*v1.Volume, error)
 	mustEmbedUnimplementedVolumeServiceServer()
 }

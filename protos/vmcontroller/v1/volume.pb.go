@@ -203,7 +203,8 @@ type Volume struct {
 	// RAW, or QCOW2 for a volume that was made from an image.
 	Format VolumeFormat `protobuf:"varint,8,opt,name=format,proto3,enum=vmcontroller.v1.VolumeFormat" json:"format,omitempty"`
 	// AVAILABLE: detached. IN_USE: attached, or detached and not yet flushed by the host. ERROR: detached, and the host
-	// reports the error in the metadata trivet/error. PENDING is not used for MANAGED volumes.
+	// reports the error in the metadata trivet/error. PENDING is not used for MANAGED volumes. A registered volume is
+	// PENDING until a host has checked its RBD image.
 	Status VolumeStatus `protobuf:"varint,9,opt,name=status,proto3,enum=vmcontroller.v1.VolumeStatus" json:"status,omitempty"`
 	// The ID of a VM; empty while the volume is detached.
 	AttachedToVm string            `protobuf:"bytes,10,opt,name=attached_to_vm,json=attachedToVm,proto3" json:"attached_to_vm,omitempty"`
