@@ -280,7 +280,7 @@ func TestRetryPoliciesNameExistingMethods(t *testing.T) {
 		d, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(name))
 		require.NoError(t, err, method)
 		// Exactly the methods that create something or move credit need an idempotency key to be retried.
-		keyed := slices.ContainsFunc([]string{"Create", "Begin", "TopUp", "Refund", "Charge"}, func(verb string) bool {
+		keyed := slices.ContainsFunc([]string{"Create", "Begin", "Register", "TopUp", "Refund", "Charge"}, func(verb string) bool {
 			return strings.HasPrefix(string(d.Name()), verb)
 		})
 		require.Equal(t, p.create, keyed, method)
