@@ -140,11 +140,12 @@ func (c *rbdCloud) on(host int) *world {
 
 // TestVolumesRBD makes volumes in a real Ceph cluster, blank and from an image, through the API. A volume is attached
 // to a running VM, grows, gets snapshots (testSnapshots), and moves to a VM on the second host. An image of the cluster is
-// registered as a volume, while the key of the storage class changes. When the second host is killed, the first host must
-// delete the volume's image. The key of the Ceph user must be in no file of members and hosts.
+// registered as a volume, while the key of the storage class changes. Processes are killed and the cluster is stopped
+// (testFaults), and the second host is lost (loseHost). The first host must then delete the images. The key of the Ceph
+// user must be in no file of members and hosts.
 func TestVolumesRBD(t *testing.T) {
 	c := newRBDCloud(t)
-	ctx := c.context(9 * time.Minute)
+	ctx := c.context(15 * time.Minute)
 	c.createClass(ctx)
 	data, clone := c.createVolume(ctx, "data", ""), c.createVolume(ctx, "clone", c.images.Disk)
 	_, err := c.createVM(ctx, "nowhere", 3, data)
@@ -173,12 +174,12 @@ func TestVolumesRBD(t *testing.T) {
 	require.NoError(t, lab.Until(ctx, "the volume is attached on the other host", func(context.Context) error { return attach(two) }))
 	c.on(2).command(ctx, two, "sum vdb", "SUM dev=vdb off=0 len=1048576 "+written("second"))
 	c.useRegisteredImage(ctx, one, two)
+	more := c.testFaults(ctx, one, two, data)
 	c.requireNoKey(c.ceph.Key)
+	c.loseHost(ctx, one, two, data, more)
 
-	for _, vm := range []string{one, two} {
-		_, err = c.admin.VMs.DeleteVm(ctx, &vmv1.DeleteVmRequest{OrgId: "default", ProjectId: "default", VmId: vm, Force: true})
-		require.NoError(t, err)
-	}
+	_, err = c.admin.VMs.DeleteVm(ctx, &vmv1.DeleteVmRequest{OrgId: "default", ProjectId: "default", VmId: one, Force: true})
+	require.NoError(t, err)
 	require.NoError(t, lab.Until(ctx, "the volume is detached", func(ctx context.Context) error {
 		v, err := c.admin.Volumes.GetVolume(ctx, &vmv1.GetVolumeRequest{OrgId: "default", ProjectId: "default", VolumeId: data})
 		if err == nil && v.GetStatus() != vmv1.VolumeStatus_VOLUME_STATUS_AVAILABLE {
@@ -186,7 +187,6 @@ func TestVolumesRBD(t *testing.T) {
 		}
 		return err
 	}))
-	require.NoError(t, c.dir.Kill(c.hosts[1].Name)) // the host with the volume: the other one deletes the image
 	for _, id := range []string{data, clone} {
 		require.NoError(t, lab.Until(ctx, "the volume is deleted", func(ctx context.Context) error {
 			_, err := c.admin.Volumes.DeleteVolume(ctx, &vmv1.DeleteVolumeRequest{OrgId: "default", ProjectId: "default", VolumeId: id})

@@ -221,7 +221,7 @@ var inTests = map[string][]string{
 	"controlplane/kv/watch":   {"controlplane/engine/mvcc/command"},
 	"nodeagent/machine":       {"images/guest"}, // its package computes the data that a guest writes to its volumes
 	"nodeagent":               {"docs/docstest"},
-	"e2e":                     {"cli/openid/openidtest", "controlplane/money/credit/ledger", "nodeagent/cgroup", "nodeagent/firewall/frametest", "nodeagent/ipsec", "nodeagent/rbd/rbdtest"},
+	"e2e":                     {"cli/openid/openidtest", "controlplane/money/credit/ledger", "nodeagent/cgroup", "nodeagent/firewall/frametest", "nodeagent/ipsec", "nodeagent/qmp", "nodeagent/rbd/rbdtest"},
 	"e2e/history":             {"shared/fault"},
 
 	// Packages of tests with hosts.
