@@ -169,7 +169,7 @@ func isTemporary(err error) bool {
 func (s *Storage) apply(ctx context.Context, p pool, want *agentv1.AssignedVolume, stored bool) error {
 	id := want.GetVolumeId()
 	if want.GetDeleted() {
-		if stored {
+		if stored && !mutant.On(mutant.DeleteStored) {
 			return nil
 		}
 		if s.endCopies(id) {
@@ -191,7 +191,7 @@ func (s *Storage) apply(ctx context.Context, p pool, want *agentv1.AssignedVolum
 		return err
 	}
 	if want.GetVmId() == "" {
-		if s.isUnconfirmed(cloud.VolumeID(id)) {
+		if s.isUnconfirmed(cloud.VolumeID(id)) && !mutant.On(mutant.DetachUnconfirmed) {
 			return fmt.Errorf("detach volume %s: %w: a VM is opening it", id, volume.ErrInUse)
 		}
 		if rbd, ok := p.(*volume.RBDPool); ok && want.GetFence() {

@@ -62,6 +62,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/volume"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // Options are the dependencies of a Storage. All but Copy and RBD are required.
@@ -271,7 +272,7 @@ func (s *Storage) setDesired(id cloud.VolumeID, want *agentv1.AssignedVolume, st
 	case e == nil:
 		e = &entry{}
 		s.volumes[id] = e
-	case e.want.GetGeneration() > want.GetGeneration(), e.stored == stored && proto.Equal(e.want, want):
+	case e.want.GetGeneration() > want.GetGeneration() && !mutant.On(mutant.AcceptOldList), e.stored == stored && proto.Equal(e.want, want):
 		return
 	}
 	e.endFlatten()

@@ -201,6 +201,7 @@ func TestNewerAttachmentIsValid(t *testing.T) {
 	defer files.Close()
 	h.sees(cloud.VolumeObservation{Volume: vol, Generation: 2, Present: true, SizeBytes: mib})
 	h.assign(detached()) // a message of the older list
+	require.EqualValues(t, 2, h.desired(vol).GetGeneration(), "the older desired state detaches the volume")
 	h.sees(cloud.VolumeObservation{Volume: vol, Generation: 2, Present: true, SizeBytes: mib})
 	_, err = h.Open(t.Context(), vm, "data", v)
 	require.ErrorIs(t, err, volume.ErrInUse)

@@ -34,6 +34,7 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.DeleteRegistered, TestRegisteredImage, "the image was deleted with the volume")
 	mutanttest.Notices(t, mutant.FenceWithoutBlock, TestFenceBlocksRecordedClients)
 	mutanttest.Notices(t, mutant.FenceWithoutBlock, TestFenceOfOlderRecord)
+	mutanttest.Notices(t, mutant.FenceLaterUse, TestFenceBlocksRecordedClients, "an old request to fence")
 	mutanttest.Notices(t, mutant.FenceLateClients, TestFenceBlocksRecordedClients, "would not be blocked")
 	mutanttest.Notices(t, mutant.OverwriteRecord, TestRecordChangesDuringOpen, "two hosts have the volume open")
 	for _, name := range []string{

@@ -53,7 +53,7 @@ func (p *RBDPool) fence(ctx context.Context, id string, generation uint64) error
 		return nil
 	case err != nil:
 		return err
-	case generation < r.Attachment.Generation:
+	case generation < r.Attachment.Generation && !mutant.On(mutant.FenceLaterUse):
 		return fmt.Errorf("%w: generation %d is older than %d", ErrStale, generation, r.Attachment.Generation)
 	case r.State != ready || r.Detached >= generation && r.Flushed >= generation:
 		return nil

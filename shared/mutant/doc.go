@@ -54,6 +54,10 @@ const (
 	OpenBeforeRecord   = "open-before-record"   // an RBD image is opened before its attachment is recorded in the cluster: nodeagent/volume
 	OverwriteRecord    = "overwrite-record"     // the record of an RBD image is replaced although another host has changed it: nodeagent/volume
 	FenceLateClients   = "fence-late-clients"   // a process may open an RBD image after the addresses to block were read: nodeagent/volume
+	FenceLaterUse      = "fence-later-use"      // an old request to fence a volume blocks the VM that has the volume now: nodeagent/volume
+	DetachUnconfirmed  = "detach-unconfirmed"   // a volume is detached while QEMU opens its RBD image: nodeagent/storage
+	AcceptOldList      = "accept-old-list"      // an older desired state of a volume replaces a newer one: nodeagent/storage
+	DeleteStored       = "delete-stored"        // an assignment that was stored on disk deletes volumes: nodeagent/storage
 	FlushOpenVolume    = "flush-open-volume"    // a volume counts as flushed although a process has it open: nodeagent/volume
 	ExpireEarly        = "expire-early"         // a new leader ends leases before their TTL has passed: controlplane/kv/lessor, controlplane/kv
 	ExpireDeposed      = "expire-deposed"       // a former leader can still end leases: controlplane/kv
