@@ -253,25 +253,22 @@ func apply(ctx context.Context, raw *os.File, path string, diff *rbddiff.Reader)
 		if err != nil {
 			return 0, "", fmt.Errorf("read %s: %w", path, err)
 		}
-		if err := writeRange(raw, r); err != nil {
+		if err := writeRange(ctx, raw, r); err != nil {
 			return 0, "", fmt.Errorf("write a temporary file: %w", err)
 		}
 	}
 }
 
-// writeRange writes a range to a raw file.
-func writeRange(raw *os.File, r rbddiff.Range) error {
+// writeRange writes a range to a raw file. It writes zeros only where the file has data, because a range of zeros may be
+// as large as the disk.
+func writeRange(ctx context.Context, raw *os.File, r rbddiff.Range) error {
 	if r.Data != nil {
 		_, err := raw.WriteAt(r.Data, int64(r.Offset))
 		return err
 	}
-	zeros := make([]byte, min(r.Length, 1<<20))
-	for done := uint64(0); done < r.Length; {
-		n, err := raw.WriteAt(zeros[:min(uint64(len(zeros)), r.Length-done)], int64(r.Offset+done))
-		if err != nil {
-			return err
-		}
-		done += uint64(n)
-	}
-	return nil
+	return eachData(ctx, raw, int64(r.Offset), int64(r.Offset+r.Length), func(at int64, data []byte) error {
+		clear(data)
+		_, err := raw.WriteAt(data, at)
+		return err
+	})
 }

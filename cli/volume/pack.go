@@ -15,10 +15,10 @@ import (
 // sector is the unit of the size of a disk, in bytes.
 const sector = 512
 
-// eachData calls visit with the parts of the first size bytes of a file that are not holes, in pieces of at most 1 MiB.
-func eachData(ctx context.Context, f *os.File, size int64, visit func(at int64, data []byte) error) error {
+// eachData calls visit with the parts of a file between two offsets that are not holes, in pieces of at most 1 MiB.
+func eachData(ctx context.Context, f *os.File, from, to int64, visit func(at int64, data []byte) error) error {
 	buffer := make([]byte, 1<<20)
-	for at := int64(0); at < size; {
+	for at := from; at < to; {
 		begin, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
 			return nil
@@ -30,11 +30,11 @@ func eachData(ctx context.Context, f *os.File, size int64, visit func(at int64, 
 		if err != nil {
 			return fmt.Errorf("read %s: %w", f.Name(), err)
 		}
-		for at = begin; at < min(end, size); {
+		for at = begin; at < min(end, to); {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			piece := buffer[:min(int64(len(buffer)), min(end, size)-at)]
+			piece := buffer[:min(int64(len(buffer)), min(end, to)-at)]
 			if _, err := f.ReadAt(piece, at); err != nil && err != io.EOF {
 				return fmt.Errorf("read %s: %w", f.Name(), err)
 			}
@@ -49,7 +49,7 @@ func eachData(ctx context.Context, f *os.File, size int64, visit func(at int64, 
 
 // copyData copies the parts of from that are not holes to the empty file to.
 func copyData(ctx context.Context, to, from *os.File, size int64) error {
-	err := eachData(ctx, from, size, func(at int64, data []byte) error {
+	err := eachData(ctx, from, 0, size, func(at int64, data []byte) error {
 		_, err := to.WriteAt(data, at)
 		return err
 	})
@@ -70,7 +70,7 @@ func pack(ctx context.Context, raw *os.File, size uint64, path string) error {
 	if err != nil {
 		return err
 	}
-	if err := eachData(ctx, raw, int64(size), func(at int64, data []byte) error { return w.Write(uint64(at), data) }); err != nil {
+	if err := eachData(ctx, raw, 0, int64(size), func(at int64, data []byte) error { return w.Write(uint64(at), data) }); err != nil {
 		return err
 	}
 	if _, err := w.Close(); err != nil {

@@ -1,0 +1,50 @@
+package volume
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/shared/rbddiff"
+)
+
+// writeDiff writes a stream of package rbddiff to a new file, and returns the file's path.
+func writeDiff(t *testing.T, h rbddiff.Header, ranges ...rbddiff.Range) string {
+	t.Helper()
+	var b bytes.Buffer
+	w, err := rbddiff.NewWriter(&b, h)
+	require.NoError(t, err)
+	for _, r := range ranges {
+		require.NoError(t, w.Write(r))
+	}
+	require.NoError(t, w.Close())
+	path := filepath.Join(t.TempDir(), "diff")
+	require.NoError(t, os.WriteFile(path, b.Bytes(), 0o600))
+	return path
+}
+
+// TestMergeKeepsHoles checks that ranges of zeros overwrite data, but take no space where the file has no data. A small
+// file could otherwise fill the disk.
+func TestMergeKeepsHoles(t *testing.T) {
+	const size = 256 << 20
+	full := writeDiff(t, rbddiff.Header{To: "a", Size: size}, rbddiff.Range{Offset: 1 << 20, Length: 8 << 10, Data: bytes.Repeat([]byte("a"), 8<<10)})
+	zeros := writeDiff(t, rbddiff.Header{From: "a", To: "b", Size: size}, rbddiff.Range{Offset: 1<<20 + 100, Length: size - 1<<20 - 100})
+	in, err := os.Open(full)
+	require.NoError(t, err)
+	defer in.Close()
+	raw, got, err := merge(t.Context(), full, in, []string{zeros})
+	require.NoError(t, err)
+	defer raw.Close()
+	require.EqualValues(t, size, got)
+	content := make([]byte, 16<<10)
+	_, err = raw.ReadAt(content, 1<<20)
+	require.NoError(t, err)
+	require.Equal(t, append(bytes.Repeat([]byte("a"), 100), make([]byte, 16<<10-100)...), content)
+	var st unix.Stat_t
+	require.NoError(t, unix.Fstat(int(raw.Fd()), &st))
+	require.Less(t, st.Blocks*512, int64(1<<20))
+}
