@@ -2,6 +2,7 @@ package volume
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -180,6 +181,9 @@ func merge(ctx context.Context, full string, in *os.File, diffs []string) (raw *
 	}
 	whole, err := rbddiff.NewReader(in)
 	isDiff := err == nil
+	if !isDiff && (!errors.Is(err, rbddiff.ErrFormat) || isExport(in)) {
+		return nil, 0, fmt.Errorf("read %s: %w", full, err)
+	}
 	if !isDiff && len(diffs) == 0 {
 		return in, uint64(info.Size()), nil
 	}
@@ -213,6 +217,14 @@ func merge(ctx context.Context, full string, in *os.File, diffs []string) (raw *
 		}
 	}
 	return merged, size, nil
+}
+
+// isExport reports whether a file is an export of Ceph. Such a file is never the raw content of a disk, also if its
+// version is unknown or its header is damaged.
+func isExport(f *os.File) bool {
+	first := make([]byte, rbddiff.DetectLength)
+	n, err := f.ReadAt(first, 0)
+	return (err == nil || err == io.EOF) && rbddiff.IsExport(first[:n])
 }
 
 // applyFile applies the diff in a file. If last is not empty, the diff must have the changes since the snapshot last.

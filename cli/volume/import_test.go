@@ -27,6 +27,19 @@ func writeDiff(t *testing.T, h rbddiff.Header, ranges ...rbddiff.Range) string {
 	return path
 }
 
+// mergeFile calls merge for a full file without diffs.
+func mergeFile(t *testing.T, path string) (raw *os.File, size uint64, err error) {
+	t.Helper()
+	in, err := os.Open(path)
+	require.NoError(t, err)
+	t.Cleanup(func() { in.Close() })
+	raw, size, err = merge(t.Context(), path, in, nil)
+	if err == nil {
+		t.Cleanup(func() { raw.Close() })
+	}
+	return raw, size, err
+}
+
 // TestMergeKeepsHoles checks that ranges of zeros overwrite data, but take no space where the file has no data. A small
 // file could otherwise fill the disk.
 func TestMergeKeepsHoles(t *testing.T) {
@@ -47,4 +60,26 @@ func TestMergeKeepsHoles(t *testing.T) {
 	var st unix.Stat_t
 	require.NoError(t, unix.Fstat(int(raw.Fd()), &st))
 	require.Less(t, st.Blocks*512, int64(1<<20))
+}
+
+// TestMergeRefusesOtherExports checks that an export that cannot be read is an error. It must not be taken as the raw
+// content of a disk.
+func TestMergeRefusesOtherExports(t *testing.T) {
+	for name, text := range map[string]string{
+		"other version":   "rbd diff v2\n" + string(make([]byte, 1000)),
+		"other format":    "rbd image v2\n" + string(make([]byte, 1000)),
+		"truncated":       "rbd diff v1\nt\x04\x00",
+		"without a size":  "rbd diff v1\ne",
+		"damaged version": "rbd diff v",
+	} {
+		path := filepath.Join(t.TempDir(), "full")
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		_, _, err := mergeFile(t, path)
+		require.ErrorIs(t, err, rbddiff.ErrFormat, name)
+	}
+	path := filepath.Join(t.TempDir(), "raw")
+	require.NoError(t, os.WriteFile(path, bytes.Repeat([]byte("rbd"), 512), 0o600))
+	_, size, err := mergeFile(t, path)
+	require.NoError(t, err)
+	require.EqualValues(t, 3*512, size)
 }

@@ -20,13 +20,27 @@ package rbddiff
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 )
 
 const magic = "rbd diff v1\n"
+
+// otherMagics are the beginnings of all versions of Ceph's formats for exports.
+var otherMagics = []string{"rbd diff v", "rbd image v"}
+
+// IsExport reports whether a file with these first bytes is an export of Ceph in any format and version. [Reader] reads
+// only one of them. DetectLength bytes suffice.
+func IsExport(first []byte) bool {
+	return slices.ContainsFunc(otherMagics, func(m string) bool { return bytes.HasPrefix(first, []byte(m)) })
+}
+
+// DetectLength is the number of bytes that [IsExport] needs.
+const DetectLength = len(magic)
 
 const (
 	fromTag  = 'f'
