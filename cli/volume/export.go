@@ -109,8 +109,8 @@ func (e *export) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if e.file, err = os.OpenFile(e.path+".part", os.O_RDWR|os.O_CREATE, 0o600); err != nil {
-		return fmt.Errorf("make the file: %w", err)
+	if err := e.open(); err != nil {
+		return err
 	}
 	defer e.file.Close()
 	if err := e.save(); err != nil {

@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"os"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
 	"github.com/trivet-cloud/trivet/shared/rbddiff"
 )
@@ -54,13 +56,40 @@ func (e *export) resume() error {
 		return fmt.Errorf("%s.part is an incomplete export of another volume or snapshot, or in another format: "+
 			"continue that export, or remove %s.part and %s", e.path, e.path, e.statePath())
 	}
-	if _, err := os.Lstat(e.path + ".part"); err != nil {
-		saved.Offset, saved.Length = 0, 0 // the incomplete file was removed
+	e.state = saved
+	return nil
+}
+
+// open opens the incomplete file, or creates it, and locks it until it is closed. If the file has less than the saved
+// progress, because it was removed or truncated, the export begins again.
+func (e *export) open() (err error) {
+	if e.file, err = os.OpenFile(e.path+".part", os.O_RDWR|os.O_CREATE, 0o600); err != nil {
+		return fmt.Errorf("make the file: %w", err)
 	}
-	if saved.Offset > 0 {
+	defer func() {
+		if err != nil {
+			e.file.Close()
+		}
+	}()
+	if err := unix.Flock(int(e.file.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
+		return fmt.Errorf("another process is exporting to %s", e.path)
+	} else if err != nil {
+		return fmt.Errorf("lock %s.part: %w", e.path, err)
+	}
+	info, err := e.file.Stat()
+	if err != nil {
+		return fmt.Errorf("read the file: %w", err)
+	}
+	have := e.state.Length
+	if e.state.Format == formatRaw {
+		have = int64(e.state.Offset)
+	}
+	if info.Size() < have {
+		e.state.Offset, e.state.Length = 0, 0
+	}
+	if e.state.Offset > 0 {
 		e.s.Note("continuing the export of %s", e.name)
 	}
-	e.state = saved
 	return nil
 }
 
