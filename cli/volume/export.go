@@ -120,8 +120,8 @@ func (e *export) run(ctx context.Context) (err error) {
 		e.s.Note("the export of %s is not complete: run the same command again to continue it", e.name)
 		return errors.Join(err, e.checkpoint())
 	}
-	if err := errors.Join(e.file.Sync(), os.Rename(e.path+".part", e.path)); err != nil {
-		return fmt.Errorf("store the file: %w", err)
+	if err := e.publish(); err != nil {
+		return err
 	}
 	e.forget()
 	if !e.state.Temporary {

@@ -93,6 +93,29 @@ func (e *export) open() (err error) {
 	return nil
 }
 
+// publish syncs the complete file and gives it its final name. It does not replace another file of this name.
+func (e *export) publish() error {
+	if err := e.file.Sync(); err != nil {
+		return fmt.Errorf("write the file: %w", err)
+	}
+	err := os.Link(e.path+".part", e.path)
+	if err == nil {
+		err = os.Remove(e.path + ".part")
+	} else if !errors.Is(err, fs.ErrExist) {
+		// Some file systems have no hard links, for example FAT.
+		if _, existing := os.Lstat(e.path); errors.Is(existing, fs.ErrNotExist) {
+			err = os.Rename(e.path+".part", e.path)
+		}
+	}
+	if errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("%s exists: the complete export is %s.part", e.path, e.path)
+	}
+	if err != nil {
+		return fmt.Errorf("store the file: %w", err)
+	}
+	return nil
+}
+
 // save stores the progress.
 func (e *export) save() error {
 	text, err := json.Marshal(e.state)

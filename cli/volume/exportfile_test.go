@@ -50,3 +50,28 @@ func TestExportsToOneFile(t *testing.T) {
 	require.NoError(t, other.open())
 	other.file.Close()
 }
+
+// TestExportKeepsOtherFiles checks that a file that appeared during the export is not replaced, and that a file that
+// cannot be synced does not get its final name.
+func TestExportKeepsOtherFiles(t *testing.T) {
+	e := newExport(t, formatRaw)
+	require.NoError(t, e.open())
+	require.NoError(t, os.WriteFile(e.path, []byte("other"), 0o600))
+	require.ErrorContains(t, e.publish(), "exists")
+	text, err := os.ReadFile(e.path)
+	require.NoError(t, err)
+	require.Equal(t, "other", string(text))
+	require.FileExists(t, e.path+".part")
+
+	e = newExport(t, formatRaw)
+	require.NoError(t, e.open())
+	require.NoError(t, e.file.Close()) // Sync now fails
+	require.Error(t, e.publish())
+	require.NoFileExists(t, e.path)
+
+	e = newExport(t, formatRaw)
+	require.NoError(t, e.open())
+	require.NoError(t, e.publish())
+	require.FileExists(t, e.path)
+	require.NoFileExists(t, e.path+".part")
+}
