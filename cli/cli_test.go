@@ -57,6 +57,7 @@ type stage struct {
 //	alarm name=            raises an alarm of the key-value store
 //	snapshot               sets the snapshot that the key-value store sends: KEY=VALUE lines
 //	later by=              advances the ledger's clock by a duration
+//	failsnapshots          makes all snapshots that are created later ERROR with the reason in the input
 //	answer                 adds answers that the user types at the terminal's prompts: a line each
 //	zeros name= size=      writes a file of that many zero bytes to the home directory
 //	file name=             prints a file in the home directory or, with input, writes it
@@ -187,6 +188,10 @@ func (s *stage) step(t *testing.T, d *datadriven.TestData) string {
 			names.WriteString(e.Name() + "\n")
 		}
 		return names.String()
+	case "failsnapshots":
+		s.cloud.mu.Lock()
+		s.cloud.snapshots.failure = strings.TrimSpace(d.Input)
+		s.cloud.mu.Unlock()
 	case "alarm":
 		var name string
 		d.ScanArgs(t, "name", &name)

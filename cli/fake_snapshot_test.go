@@ -12,17 +12,22 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// fakeSnapshots serves the snapshots of a fakeCloud. Each snapshot is AVAILABLE at once.
+// fakeSnapshots serves the snapshots of a fakeCloud. Each snapshot is AVAILABLE or ERROR at once.
 type fakeSnapshots struct {
 	storagev1.UnimplementedSnapshotServiceServer
 	cloud *fakeCloud
 	all   []*storagev1.Snapshot
+	// failure is the reason of the status ERROR of new snapshots; empty: they are AVAILABLE.
+	failure string
 }
 
 // add stores a snapshot. The caller holds the lock of the cloud.
 func (f *fakeSnapshots) add(s *storagev1.Snapshot) *storagev1.Snapshot {
 	s.Id, s.OrgId, s.ProjectId, s.SizeGib = f.cloud.nextID(), "default", "default", 20
 	s.Status, s.Consistency = storagev1.SnapshotStatus_SNAPSHOT_STATUS_AVAILABLE, storagev1.SnapshotConsistency_SNAPSHOT_CONSISTENCY_CRASH
+	if f.failure != "" {
+		s.Status, s.StatusReason = storagev1.SnapshotStatus_SNAPSHOT_STATUS_ERROR, f.failure
+	}
 	s.CreatedAt, s.TakenAt, s.StoredBytes = now.Add(-time.Hour).UnixMilli(), now.Add(-time.Hour).UnixMilli(), 3<<30
 	f.all = append(f.all, s)
 	return s

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/image"
@@ -151,6 +153,7 @@ func (e *export) waitForSnapshot(ctx context.Context) (size uint64, err error) {
 			return 0, err
 		}
 	}
+	lost := false // the snapshot was deleted, or will never be AVAILABLE
 	err = e.s.Wait("waiting for the snapshot of "+e.name, func(func(string)) error {
 		for {
 			var one *storagev1.Snapshot
@@ -159,6 +162,9 @@ func (e *export) waitForSnapshot(ctx context.Context) (size uint64, err error) {
 				return err
 			})
 			switch {
+			case grpcstatus.Code(err) == codes.NotFound:
+				lost = true
+				return err
 			case err != nil:
 				return err
 			case one.GetVolumeId() != e.state.Volume:
@@ -167,6 +173,7 @@ func (e *export) waitForSnapshot(ctx context.Context) (size uint64, err error) {
 				size = one.GetSizeGib() << 30
 				return nil
 			case one.GetStatus() != storagev1.SnapshotStatus_SNAPSHOT_STATUS_PENDING:
+				lost = true
 				return fmt.Errorf("snapshot %s is %s: %s", one.GetName(), snapshotStatus(one), one.GetStatusReason())
 			}
 			if err := dial.Sleep(ctx, snapshotPoll); err != nil {
@@ -174,7 +181,23 @@ func (e *export) waitForSnapshot(ctx context.Context) (size uint64, err error) {
 			}
 		}
 	})
+	if lost && e.state.Temporary {
+		e.abandon(ctx)
+	}
 	return size, err
+}
+
+// abandon deletes the snapshot that the command created, and what is stored of the export, so that the same command
+// begins again.
+func (e *export) abandon(ctx context.Context) {
+	org, project := e.s.Tenant()
+	_, err := e.client.DeleteSnapshot(ctx, &storagev1.DeleteSnapshotRequest{OrgId: org, ProjectId: project, SnapshotId: e.state.Snapshot})
+	if err != nil && grpcstatus.Code(err) != codes.NotFound {
+		e.s.Note("the snapshot of the export is left over: `trivet snapshot delete %s` removes it", e.state.Snapshot)
+	}
+	_ = os.Remove(e.path + ".part")
+	e.forget()
+	e.s.Note("the snapshot of the export cannot be read: run the same command again to export a new snapshot")
 }
 
 // fill writes the ranges that the file does not have yet. If the connection breaks, it continues at the end of the last
