@@ -2,14 +2,18 @@ package volume
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 
@@ -50,12 +54,16 @@ volume is attached for the first time. The image can be deleted afterwards.`,
 				return err
 			}
 		}
-		content, err := packed(ctx, s, args[1], args[2:])
+		content, err := packed(ctx, s, args[0], args[1], args[2:])
 		if err != nil {
 			return err
 		}
+		defer content.close()
 		uploaded, err := image.Upload(ctx, s, conn, args[0], content.path)
 		if err != nil {
+			if content.temporary != nil {
+				s.Note("the content is kept in %s: remove this file if you do not continue the import", content.path)
+			}
 			return err
 		}
 		content.remove()
@@ -100,21 +108,58 @@ func createFromImage(ctx context.Context, s *session.Session, conn *dial.Conn, r
 
 // packedFile is a file whose content can be uploaded as an image.
 type packedFile struct {
-	path      string
-	size      uint64 // of the disk in bytes
-	temporary bool
+	path string
+	size uint64 // of the disk in bytes
+	// temporary is the open and locked file if it is a temporary one, and otherwise nil.
+	temporary *os.File
+}
+
+// createPacked creates the temporary file for the import of sources as the volume NAME, or opens the file of an earlier
+// run, and locks the file. Each import has a file of its own beside the first source, so imports of the same source can
+// run at the same time.
+func createPacked(name string, sources []string) (p packedFile, err error) {
+	var key strings.Builder
+	for _, one := range append([]string{name}, sources...) {
+		absolute, err := filepath.Abs(one)
+		if err != nil {
+			return p, fmt.Errorf("make %s absolute: %w", one, err)
+		}
+		fmt.Fprintf(&key, "%s\x00", absolute)
+	}
+	sum := sha256.Sum256([]byte(key.String()))
+	p.path = filepath.Join(filepath.Dir(sources[0]), ".trivet-import-"+hex.EncodeToString(sum[:8])+".qcow2")
+	if p.temporary, err = os.OpenFile(p.path, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
+		return p, fmt.Errorf("make a temporary file: %w", err)
+	}
+	err = unix.Flock(int(p.temporary.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = fmt.Errorf("another process is importing %s as %s", sources[0], name)
+	} else if err == nil {
+		err = p.temporary.Truncate(0)
+	}
+	if err != nil {
+		p.close()
+	}
+	return p, err
+}
+
+// close closes the file and unlocks it.
+func (p packedFile) close() {
+	if p.temporary != nil {
+		_ = p.temporary.Close()
+	}
 }
 
 // remove removes a temporary file. It must be called only when the file is no longer needed to continue an upload.
 func (p packedFile) remove() {
-	if p.temporary {
+	if p.temporary != nil {
 		_ = os.Remove(p.path)
 	}
 }
 
 // packed returns a file with the content of a full file and its diffs: the full file itself if it is a QCOW2 image, and
-// otherwise a temporary QCOW2 file beside it.
-func packed(ctx context.Context, s *session.Session, full string, diffs []string) (out packedFile, err error) {
+// otherwise a temporary QCOW2 file beside it. The parameter name is the name of the new volume.
+func packed(ctx context.Context, s *session.Session, name, full string, diffs []string) (out packedFile, err error) {
 	in, err := os.Open(full)
 	if err != nil {
 		return out, fmt.Errorf("open the file: %w", err)
@@ -131,7 +176,10 @@ func packed(ctx context.Context, s *session.Session, full string, diffs []string
 		}
 		return packedFile{path: full, size: virtual}, nil
 	}
-	out = packedFile{path: full + ".import", temporary: true}
+	sources := append([]string{full}, diffs...)
+	if out, err = createPacked(name, sources); err != nil {
+		return out, err
+	}
 	err = s.Wait("reading "+full, func(func(string)) error {
 		raw, size, err := merge(ctx, full, in, diffs)
 		if err != nil {
@@ -142,13 +190,14 @@ func packed(ctx context.Context, s *session.Session, full string, diffs []string
 			defer os.Remove(raw.Name())
 		}
 		out.size = size
-		return pack(ctx, raw, size, out.path)
+		return pack(ctx, raw, size, out.temporary)
 	})
 	if err == nil {
-		err = keepTime(out.path, append(diffs, full))
+		err = keepTime(out.path, sources)
 	}
 	if err != nil {
 		out.remove()
+		out.close()
 	}
 	return out, err
 }

@@ -83,3 +83,32 @@ func TestMergeRefusesOtherExports(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 3*512, size)
 }
+
+// TestImportsHaveTheirOwnFiles checks that imports of the same file as different volumes do not share a temporary file,
+// and that two processes cannot run the same import.
+func TestImportsHaveTheirOwnFiles(t *testing.T) {
+	full := filepath.Join(t.TempDir(), "disk.raw")
+	diff := filepath.Join(t.TempDir(), "a.diff")
+	one, err := createPacked("one", []string{full})
+	require.NoError(t, err)
+	defer one.close()
+	two, err := createPacked("two", []string{full})
+	require.NoError(t, err)
+	defer two.close()
+	three, err := createPacked("one", []string{full, diff})
+	require.NoError(t, err)
+	defer three.close()
+	require.Len(t, map[string]bool{one.path: true, two.path: true, three.path: true}, 3)
+	_, err = createPacked("one", []string{full})
+	require.ErrorContains(t, err, "another process is importing")
+	_, err = one.temporary.Write([]byte("rest"))
+	require.NoError(t, err)
+	one.close()
+	again, err := createPacked("one", []string{full})
+	require.NoError(t, err)
+	defer again.close()
+	require.Equal(t, one.path, again.path, "a repeated command continues with the same file")
+	info, err := again.temporary.Stat()
+	require.NoError(t, err)
+	require.Zero(t, info.Size())
+}

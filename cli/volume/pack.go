@@ -59,13 +59,9 @@ func copyData(ctx context.Context, to, from *os.File, size int64) error {
 	return to.Truncate(size)
 }
 
-// pack writes the first size bytes of a raw file to a QCOW2 file at path. Parts that are zero take no space in it.
-func pack(ctx context.Context, raw *os.File, size uint64, path string) error {
-	out, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return fmt.Errorf("make a temporary file: %w", err)
-	}
-	defer out.Close()
+// pack writes the first size bytes of a raw file to the empty file out, as a QCOW2 image. Parts that are zero take no
+// space in it.
+func pack(ctx context.Context, raw *os.File, size uint64, out io.WriterAt) error {
 	w, err := qcow2.NewWriter(out, (size+sector-1)/sector*sector)
 	if err != nil {
 		return err
@@ -73,8 +69,6 @@ func pack(ctx context.Context, raw *os.File, size uint64, path string) error {
 	if err := eachData(ctx, raw, 0, int64(size), func(at int64, data []byte) error { return w.Write(uint64(at), data) }); err != nil {
 		return err
 	}
-	if _, err := w.Close(); err != nil {
-		return err
-	}
-	return out.Close()
+	_, err = w.Close()
+	return err
 }
