@@ -83,7 +83,7 @@ volume is attached for the first time. The image can be deleted afterwards.`,
 }
 
 // createFromImage creates a volume from an image, and requests that the volume becomes independent of the image. It
-// deletes the image if that is possible at once.
+// deletes the image if that is possible at once. An error means that the volume was not created.
 func createFromImage(ctx context.Context, s *session.Session, conn *dial.Conn, req *vmv1.CreateVolumeRequest) (*vmv1.Volume, error) {
 	v, err := vmv1.NewVolumeServiceClient(conn).CreateVolume(ctx, req)
 	if err != nil {
@@ -95,13 +95,12 @@ func createFromImage(ctx context.Context, s *session.Session, conn *dial.Conn, r
 	if err == nil {
 		_, err = vmv1.NewImageServiceClient(conn).DeleteImage(ctx, &vmv1.DeleteImageRequest{OrgId: req.GetOrgId(), ImageId: req.GetImageId()})
 	}
-	switch grpcstatus.Code(err) {
-	case codes.OK:
-	case codes.FailedPrecondition, codes.Unimplemented:
+	if code := grpcstatus.Code(err); err != nil && code != codes.FailedPrecondition && code != codes.Unimplemented {
+		s.Note("the volume was created, but its image could not be removed: %v", grpcstatus.Convert(err).Message())
+	}
+	if err != nil {
 		s.Note("the volume still needs its image: after `trivet volume flatten %s` is complete, `trivet image delete %s` removes the image",
 			v.GetName(), req.GetImageId())
-	default:
-		return nil, err
 	}
 	return v, nil
 }
