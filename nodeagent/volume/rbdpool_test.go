@@ -169,6 +169,7 @@ func TestRBDAttachments(t *testing.T) {
 	require.ErrorIs(t, err, ErrStale, "a detached attachment is over")
 
 	l.fenceWriter(a, b)
+	l.openAtOnce(a, b)
 	require.NoError(t, b.Resize(ctx, id(1), 96*mib))
 	require.NoError(t, a.Resize(ctx, id(1), 96*mib), "a repeated call")
 	require.ErrorIs(t, a.Resize(ctx, id(1), 64*mib), ErrRefused)
