@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -107,8 +106,8 @@ func (f *rbdFaults) reads(host int, device, seed string) {
 	f.answers(host, "sum "+device, "SUM dev="+device+" off=0 len=1048576 "+written(seed))
 }
 
-// answers writes a line to the serial port of a VM until the guest has given the answer once more than before. The guest
-// may not have a disk yet, or may still have the disk's earlier size.
+// answers writes a line to the serial port of a VM until the guest has given the answer once more than before. The line
+// is repeated, because the guest may not have a disk yet, or may still see the earlier size of the disk.
 func (f *rbdFaults) answers(host int, line, answer string) {
 	f.t.Helper()
 	path := filepath.Join(f.hosts[host-1].DataDir(), "vms", f.vms[host-1], "console.log") // works without an agent
@@ -132,30 +131,16 @@ func (f *rbdFaults) answers(host int, line, answer string) {
 	}))
 }
 
-// helpers returns the process ids of the helpers trivet-rbd of all agents.
-func (f *rbdFaults) helpers() (pids []int) {
-	f.t.Helper()
-	for _, agent := range f.hosts {
-		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", f.dir.Running(agent.Name)))
-		require.NoError(f.t, err)
-		for _, task := range tasks {
-			children, _ := os.ReadFile(task) // the thread may have ended
-			for _, child := range strings.Fields(string(children)) {
-				name, _ := os.ReadFile(filepath.Join("/proc", child, "comm"))
-				if pid, err := strconv.Atoi(child); err == nil && string(name) == "trivet-rbd\n" {
-					pids = append(pids, pid)
-				}
-			}
-		}
-	}
-	return pids
-}
-
 // killHelper kills the helpers of all agents, at least one.
 func (f *rbdFaults) killHelper() {
 	f.t.Helper()
 	require.NoError(f.t, lab.Until(f.ctx, "a helper is killed", func(context.Context) error {
-		pids := f.helpers()
+		var pids []int
+		for _, agent := range f.hosts {
+			if pid := f.dir.Running(agent.Name); pid != 0 {
+				pids = append(pids, rbdtest.Helpers(f.t, pid)...)
+			}
+		}
 		if len(pids) == 0 {
 			return errors.New("no helper runs")
 		}
@@ -292,9 +277,10 @@ func (f *rbdFaults) grownDisk(host int) string {
 // read.
 func (f *rbdFaults) sending(host int, line string, meanwhile func()) {
 	f.t.Helper()
-	dir, err := os.Open(filepath.Join(f.hosts[host-1].DataDir(), "vms", f.vms[host-1])) // the path is too long for a socket
+	dir, err := os.Open(filepath.Join(f.hosts[host-1].DataDir(), "vms", f.vms[host-1]))
 	require.NoError(f.t, err)
 	defer dir.Close()
+	// The path of the socket is too long for a socket address.
 	c, err := net.Dial("unix", fmt.Sprintf("/proc/self/fd/%d/console.sock", dir.Fd()))
 	require.NoError(f.t, err)
 	done := make(chan struct{})
@@ -351,8 +337,8 @@ func (f *rbdFaults) requireReady() {
 	require.Contains(f.t, f.asAdmin("vm", "list"), f.vms[1])
 }
 
-// attachAtOnce attaches a volume to both VMs at once, three times. The error of the other call must name the VM that got
-// the volume. In the end the second VM has had the volume last.
+// attachAtOnce attaches a volume to both VMs at once, three times. One call must succeed, and the error of the other one
+// must name the VM that got the volume. In the end the second VM has had the volume last.
 func (f *rbdFaults) attachAtOnce() {
 	for range 3 {
 		var errs [2]error

@@ -18,10 +18,10 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/rbd/rbdtest"
 )
 
-// loseHost loses the second host while its guest has the volume data: the agent is killed and QEMU is stopped, as if the
-// host were cut off. The administrator removes the host as docs/operations.md says, and the first VM gets the volume.
-// Then QEMU continues. The Ceph cluster must refuse its write. The agent of the lost host comes back, and must learn that
-// it was evicted. Meanwhile another host deletes the volume more, whose host was the lost one.
+// loseHost loses the second host while its guest has the volume data: the agent is killed and QEMU is stopped, as if
+// the host were cut off. Another host must delete the volume more, whose host was the lost one. The administrator
+// removes the host as docs/operations.md says, and the first VM gets the volume data. Then QEMU continues, and the Ceph
+// cluster must refuse its write. The agent of the lost host comes back, and must learn that it was evicted.
 func (c *rbdCloud) loseHost(ctx context.Context, one, two, data, more string) {
 	f := &rbdFaults{rbdCloud: c, ctx: ctx, vms: [2]string{one, two}, data: data, more: more}
 	lost := f.hosts[1]

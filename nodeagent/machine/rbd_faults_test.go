@@ -1,17 +1,14 @@
 package machine
 
 import (
-	"fmt"
 	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/trivet-cloud/trivet/nodeagent/rbd/rbdtest"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -19,15 +16,7 @@ import (
 // killHelpers kills the processes trivet-rbd that the test has started, and returns their number.
 func (s *rbdStory) killHelpers() (killed int) {
 	s.Helper()
-	all, err := filepath.Glob("/proc/[0-9]*/status")
-	require.NoError(s, err)
-	for _, path := range all {
-		text, err := os.ReadFile(path)
-		if err != nil || !strings.Contains(string(text), fmt.Sprintf("\nPPid:\t%d\n", os.Getpid())) || !strings.HasPrefix(string(text), "Name:\ttrivet-rbd\n") {
-			continue
-		}
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-		require.NoError(s, err)
+	for _, pid := range rbdtest.Helpers(s, os.Getpid()) {
 		if syscall.Kill(pid, syscall.SIGKILL) == nil {
 			killed++
 		}

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -59,17 +58,9 @@ func (l *lab) rest(pid uint32, vm cloud.VMID) (r rest) {
 	}
 	proc := filepath.Join("/proc", strconv.Itoa(int(pid)))
 	r.AgentFDs, r.QEMUFDs, r.QEMUThreads = count("/proc/self/fd"), count(filepath.Join(proc, "fd")), count(filepath.Join(proc, "task"))
-	tasks, err := filepath.Glob("/proc/self/task/*/children")
-	require.NoError(l, err)
-	for _, task := range tasks {
-		children, _ := os.ReadFile(task) // the thread may have ended
-		for _, child := range strings.Fields(string(children)) {
-			name, _ := os.ReadFile(filepath.Join("/proc", child, "comm")) // so may the process
-			if string(name) == "trivet-rbd\n" {
-				fds, _ := os.ReadDir(filepath.Join("/proc", child, "fd"))
-				r.Helpers, r.HelperFDs = r.Helpers+1, r.HelperFDs+len(fds)
-			}
-		}
+	for _, helper := range rbdtest.Helpers(l, os.Getpid()) {
+		fds, _ := os.ReadDir(filepath.Join("/proc", strconv.Itoa(helper), "fd")) // the process may have ended
+		r.Helpers, r.HelperFDs = r.Helpers+1, r.HelperFDs+len(fds)
 	}
 	groups, err := l.tree.List()
 	require.NoError(l, err)

@@ -14,7 +14,8 @@ import (
 )
 
 // openAtOnce opens a volume on two hosts at the same time, 100 times, for different VMs with the same generation, as
-// after a forged assignment. One host must get the volume, and the error of the other host must name the VM that has it.
+// after a forged assignment. One host must get the volume, and the error of the other host must name the VM that has
+// it.
 func (l *rbdLab) openAtOnce(a, b *RBDPool) {
 	l.Helper()
 	ctx := l.Context()

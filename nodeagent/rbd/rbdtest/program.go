@@ -1,9 +1,12 @@
 package rbdtest
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -27,4 +30,21 @@ func Program(t testing.TB) string {
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	return path
+}
+
+// Helpers returns the process ids of the processes trivet-rbd that the process parent has started.
+func Helpers(t testing.TB, parent int) (pids []int) {
+	t.Helper()
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", parent))
+	require.NoError(t, err)
+	for _, task := range tasks {
+		children, _ := os.ReadFile(task) // the thread may have ended
+		for _, child := range strings.Fields(string(children)) {
+			name, _ := os.ReadFile(filepath.Join("/proc", child, "comm")) // so may the process
+			if pid, err := strconv.Atoi(child); err == nil && string(name) == "trivet-rbd\n" {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids
 }
