@@ -51,8 +51,9 @@ func (s *Service) checkSnapshot(ctx context.Context, i *cloud.Image) error {
 	return s.opts.Snapshots.Check(ctx, t, snapshotOf(i))
 }
 
-// importSnapshot imports an image from a snapshot, and stores the result in the image's record. While the host of the
-// snapshot cannot be reached, the image stays PENDING, and the next Run starts the import again.
+// importSnapshot imports an image from a snapshot, and stores the result in the image's record. After an error that may
+// pass, the image stays PENDING, and the next Run starts the import again: for example while the host of the snapshot
+// cannot be reached, or while it sends as many snapshots to the project as it may.
 func (s *Service) importSnapshot(ctx context.Context, i cloud.Image) error {
 	limited, cancel := context.WithTimeout(ctx, importTime)
 	defer cancel()
@@ -60,7 +61,7 @@ func (s *Service) importSnapshot(ctx context.Context, i cloud.Image) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if fault.Is(err, fault.Unavailable) {
+	if f, ok := fault.From(err); ok && (f.Retry || f.Kind == fault.Unavailable) {
 		return fmt.Errorf("read the snapshot of image %s: %w", i.ID, err)
 	}
 	if f, ok := fault.From(err); ok {

@@ -114,6 +114,22 @@ func TestImageFromSnapshot(t *testing.T) {
 	require.True(t, bytes.Equal(w.snapshots.disk, content))
 }
 
+// TestImageFromSnapshotWaits checks that an image stays PENDING after an error that may pass, and becomes AVAILABLE
+// afterwards.
+func TestImageFromSnapshotWaits(t *testing.T) {
+	w := newWorld(t, 1)
+	w.snapshots.disk = noise(300_000 / 512 * 512)
+	w.snapshots.fail(fault.New(fault.ResourceExhausted, "project acme/p reads 4 snapshots").MayRetry())
+	s := w.member(1)
+	w.run(s)
+	made, err := s.Create(member(t), fromSnapshot(), [32]byte{})
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return w.snapshots.count() == 1 }, 30*time.Second, time.Millisecond)
+	w.snapshots.fail(nil)
+	got := w.settled(made.Image.ID)
+	require.Equal(t, cloud.ImageAvailable, got.Status, got.Metadata)
+}
+
 // TestImageFromSnapshotFails checks that a snapshot that was deleted, or whose content is damaged, makes the image ERROR
 // with the reason, and leaves no file.
 func TestImageFromSnapshotFails(t *testing.T) {
