@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -25,8 +26,8 @@ type Export struct {
 	// Offset is the offset in the volume, in bytes, at which the first range begins. A caller that was interrupted
 	// continues at the end of the last range that it has received.
 	Offset uint64
-	// Scanned is called after each part of the snapshot that was compared or skipped, also if nothing of it is written.
-	// An error ends the export.
+	// Scanned is called after each part of the snapshot that was compared or skipped, also if nothing of it is written,
+	// and at least every imagePause while the host fetches the image of the snapshot. An error ends the export.
 	Scanned func() error
 }
 
@@ -34,8 +35,11 @@ const (
 	// exportPiece is the length in bytes of the ranges of an export. It is also the cluster size of the pool's QCOW2
 	// files.
 	exportPiece = qcow2.WriterCluster
-	// scanned is the number of bytes between two calls of Export.Scanned.
-	scanned = 16 << 20
+	// scanned is the number of bytes between two calls of Export.Scanned. It is small, because the reader of an export
+	// ends the export if it gets nothing for 30 seconds, also if the storage is slow.
+	scanned = 1 << 20
+	// imagePause is the time between two calls of Export.Scanned while an image is fetched.
+	imagePause = time.Second
 )
 
 // ExportSnapshot writes the content of a complete snapshot to w, as a stream in the format of package rbddiff. The
@@ -50,14 +54,14 @@ func (p *Pool) ExportSnapshot(ctx context.Context, e Export, w io.Writer) error 
 }
 
 func (p *Pool) exportSnapshot(ctx context.Context, e Export, w io.Writer) error {
-	newer, err := p.openContent(ctx, e.Snapshot)
+	newer, err := p.openContent(ctx, e.Snapshot, e.Scanned)
 	if err != nil {
 		return err
 	}
 	defer newer.Close()
 	older := &content{}
 	if e.Since != "" {
-		if older, err = p.openContent(ctx, SnapshotRef{Volume: e.Snapshot.Volume, ID: e.Since}); err != nil {
+		if older, err = p.openContent(ctx, SnapshotRef{Volume: e.Snapshot.Volume, ID: e.Since}, e.Scanned); err != nil {
 			return fmt.Errorf("older snapshot %s: %w", e.Since, err)
 		}
 		defer older.Close()
@@ -163,8 +167,8 @@ type content struct {
 }
 
 // openContent opens a complete snapshot. If the snapshot has only the differences from an image, openContent fetches
-// the image if the host does not have it.
-func (p *Pool) openContent(ctx context.Context, ref SnapshotRef) (_ *content, err error) {
+// the image if the host does not have it, and calls scanned meanwhile (see [Export]).
+func (p *Pool) openContent(ctx context.Context, ref SnapshotRef, scanned func() error) (_ *content, err error) {
 	s, err := p.readSnapshot(ref)
 	if err != nil {
 		return nil, err
@@ -194,7 +198,7 @@ func (p *Pool) openContent(ctx context.Context, ref SnapshotRef) (_ *content, er
 		}
 		return c, c.checkClusters()
 	}
-	if err := p.o.Images.Ensure(ctx, *s.Image); err != nil {
+	if err := p.fetchImage(ctx, *s.Image, scanned); err != nil {
 		return nil, err
 	}
 	if c.base, err = p.o.Images.Open(*s.Image); err != nil {
@@ -204,6 +208,26 @@ func (p *Pool) openContent(ctx context.Context, ref SnapshotRef) (_ *content, er
 		return nil, err
 	}
 	return c, c.checkClusters()
+}
+
+// fetchImage fetches an image if the host does not have it. It calls scanned meanwhile, whose error ends the fetch.
+func (p *Pool) fetchImage(ctx context.Context, image disk.Image, scanned func() error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	fetched := make(chan error, 1)
+	go func() { fetched <- p.o.Images.Ensure(ctx, image) }()
+	for tick := time.Tick(imagePause); ; {
+		select {
+		case err := <-fetched:
+			return err
+		case <-tick:
+			if err := scanned(); err != nil {
+				cancel()
+				<-fetched
+				return err
+			}
+		}
+	}
 }
 
 // checkClusters returns an error unless the clusters of the QCOW2 file have exportPiece bytes, as in all files that

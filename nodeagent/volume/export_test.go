@@ -2,6 +2,7 @@ package volume
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"math/rand/v2"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/trivet-cloud/trivet/nodeagent/disk"
 	"github.com/trivet-cloud/trivet/shared/rbddiff"
 )
 
@@ -154,4 +156,42 @@ func TestExportIsRefused(t *testing.T) {
 	end := errors.New("the reader has gone")
 	err = h.ExportSnapshot(t.Context(), Export{Snapshot: ref(1, 2), Scanned: func() error { return end }}, io.Discard)
 	require.ErrorIs(t, err, end)
+}
+
+// TestExportReportsWhileItFetchesTheImage checks that Export.Scanned is called while the host fetches the image of a
+// snapshot, and that its error ends the fetch.
+func TestExportReportsWhileItFetchesTheImage(t *testing.T) {
+	h := newHost(t, t.TempDir(), false)
+	h.make(Volume{ID: id(1), Size: 4 * mib, Image: &h.image})
+	h.snapshot(ref(1, 2), time.Now())
+	proceed, ended := make(chan struct{}), make(chan struct{}, 1)
+	images, err := disk.OpenImages(t.TempDir(), func(ctx context.Context, _ string, offset int64) (io.ReadCloser, error) {
+		select {
+		case <-proceed:
+			return io.NopCloser(bytes.NewReader(h.content[offset:])), nil
+		case <-ctx.Done():
+			ended <- struct{}{}
+			return nil, ctx.Err()
+		}
+	})
+	require.NoError(t, err)
+	t.Cleanup(images.Close)
+	h.o.Images = images
+	require.NoError(t, h.again())
+	gone := errors.New("the reader has gone")
+	err = h.ExportSnapshot(t.Context(), Export{Snapshot: ref(1, 2), Scanned: func() error { return gone }}, io.Discard)
+	require.ErrorIs(t, err, gone)
+	select {
+	case <-ended:
+	case <-time.After(30 * time.Second):
+		t.Fatal("the fetch has not ended")
+	}
+	calls := 0
+	stream := h.export(Export{Snapshot: ref(1, 2), Scanned: func() error {
+		if calls++; calls == 2 {
+			close(proceed)
+		}
+		return nil
+	}})
+	require.True(t, bytes.Equal(imageContent, apply(t, nil, stream)[:mib]))
 }
