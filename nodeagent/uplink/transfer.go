@@ -19,16 +19,20 @@ type transfers struct {
 	max  int    // the maximum number of concurrent transfers
 	log  *slog.Logger
 
-	running sync.WaitGroup
-
 	mu    sync.Mutex // guards the fields below
 	ctx   context.Context
 	agent agentv1.AgentServiceClient
-	open  map[string]context.CancelFunc // by request id
+	// running counts the transfers of the present session.
+	running *sync.WaitGroup
+	open    map[string]context.CancelFunc // by request id
 }
 
+// cancelWait is the maximum wait of cancelAll. A read from a file system that does not respond, for example a hard mount
+// of NFS without its server, cannot be interrupted.
+const cancelWait = 5 * time.Second
+
 func newTransfers(kind string, most int, log *slog.Logger) *transfers {
-	return &transfers{kind: kind, max: most, log: log, open: map[string]context.CancelFunc{}}
+	return &transfers{kind: kind, max: most, log: log, running: &sync.WaitGroup{}, open: map[string]context.CancelFunc{}}
 }
 
 // transfer is a request of the control plane.
@@ -69,18 +73,26 @@ func (s *memberStream[Q, P]) closeAndRecv() (err error)  { _, err = s.stream.Clo
 func (t *transfers) setSession(ctx context.Context, agent agentv1.AgentServiceClient) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.ctx, t.agent = ctx, agent
+	t.ctx, t.agent, t.running = ctx, agent, &sync.WaitGroup{}
 }
 
-// cancelAll ends all transfers and waits for their goroutines.
+// cancelAll ends all transfers and waits for their goroutines, for at most cancelWait: the agent must be able to begin
+// its next session. A goroutine that has not ended by then ends when its read does, and counts as a transfer until then.
 func (t *transfers) cancelAll() {
 	t.mu.Lock()
 	for _, cancel := range t.open {
 		cancel()
 	}
 	t.agent = nil
+	running := t.running
 	t.mu.Unlock()
-	t.running.Wait()
+	ended := make(chan struct{})
+	go func() { defer close(ended); running.Wait() }()
+	select {
+	case <-ended:
+	case <-time.After(cancelWait):
+		t.log.Warn("transfers still read from a file system that does not respond", "kind", t.kind)
+	}
 }
 
 // cancel ends the transfer with a request ID.
