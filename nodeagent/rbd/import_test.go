@@ -48,6 +48,57 @@ func testImportAndExport(l *lab) {
 	l.remove("x")
 }
 
+// testExportOfLargeImage exports an image that trivet-rbd compares in several parts: the content crosses the limits of
+// these parts, at multiples of 4 GiB from the offset of the export.
+func testExportOfLargeImage(l *lab) {
+	const gib = 1 << 30
+	require.NoError(l, l.importBytes("large", 9*gib, []byte("begin")))
+	l.snapshot("large", "one")
+	l.ceph.Run("qemu-io", "-f", "raw", "-c", "write -P 1 4095M 2M", "-c", "write -P 2 8204M 1M", l.qemuName("large"))
+	l.snapshot("large", "two")
+	for _, c := range []struct {
+		from       string
+		offset     uint64
+		ones, twos int // bytes with these values
+		begin      string
+	}{
+		{"", 0, 2 * mib, mib, "begin"},
+		{"one", 0, 2 * mib, mib, ""},
+		{"", 4, 2 * mib, mib, "begin"},
+		{"", 4 * mib, 2 * mib, mib, ""},
+		{"", 4096 * mib, mib, mib, ""},
+		{"one", 4097 * mib, 0, mib, ""},
+		{"", 8205 * mib, 0, 0, ""},
+	} {
+		stream, err := l.client.ExportImage(l.bounded(), &rbdv1.ExportImageRequest{
+			Snapshot: snapshot("large", "two"), FromSnapshot: c.from, Offset: c.offset,
+		})
+		require.NoError(l, err)
+		begin, ones, twos, end := "", 0, 0, uint64(0)
+		for {
+			e, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			require.NoError(l, err)
+			require.GreaterOrEqual(l, e.GetOffset(), end, "the extents are sorted: %+v", c)
+			end = e.GetOffset() + max(uint64(len(e.GetData())), e.GetZeros())
+			require.Greater(l, end, c.offset, "%+v", c)
+			ones += bytes.Count(e.GetData(), []byte{1})
+			twos += bytes.Count(e.GetData(), []byte{2})
+			if e.GetOffset() == 0 {
+				begin = string(bytes.TrimRight(e.GetData(), "\x00"))
+			}
+		}
+		require.Equal(l, []any{c.ones, c.twos, c.begin}, []any{ones, twos, begin}, "%+v", c)
+	}
+	for _, s := range []string{"one", "two"} {
+		_, err := l.client.RemoveSnapshot(l.Context(), &rbdv1.RemoveSnapshotRequest{Name: snapshot("large", s)})
+		require.NoError(l, err)
+	}
+	l.remove("large")
+}
+
 func testInterruptedImport(l *lab) {
 	failure := errors.New("the disk is broken")
 	err := rbd.Import(l.bounded(), l.client, name("y"), 16*mib, io.MultiReader(bytes.NewReader(bytes.Repeat([]byte{7}, 6*mib)),

@@ -32,6 +32,7 @@ func TestCluster(t *testing.T) {
 	l.in("clones", testClones)
 	l.in("records", testRecords)
 	l.in("import and export", testImportAndExport)
+	l.in("export of a large image", testExportOfLargeImage)
 	l.in("interrupted import", testInterruptedImport)
 	l.in("blocked client", testBlockedClient)
 	l.in("helper killed", testHelperKilled)

@@ -35,7 +35,7 @@ func (p *RBDPool) exportSnapshot(ctx context.Context, e Export, w io.Writer) err
 	if err != nil {
 		return err
 	}
-	request := &rbdv1.ExportImageRequest{Snapshot: name}
+	request := &rbdv1.ExportImageRequest{Snapshot: name, Offset: e.Offset}
 	if e.Since != "" {
 		older, err := p.source(ctx, SnapshotRef{Volume: e.Snapshot.Volume, ID: e.Since})
 		if err != nil {

@@ -136,17 +136,39 @@ func (s *server) ExportImage(in *rbdv1.ExportImageRequest, out grpc.ServerStream
 			return wrap("open snapshot "+snapshot+" of image "+name.GetImage(), err)
 		}
 		defer image.Close()
-		extents, err := changes(image, in.GetFromSnapshot())
-		if err != nil {
-			return wrap("compare snapshots of image "+name.GetImage(), err)
+		return sendChanges(out.Context(), image, in, func(e extent) error { return send(image, e, out) })
+	})
+}
+
+// exportWindow is the number of bytes that are compared at once. The memory of an export is that of the extents of one
+// window: 24 bytes for each, and an extent has at least 512 bytes. It is a multiple of every object size.
+const exportWindow = 4 << 30
+
+// sendChanges calls send with each extent of the snapshot that is open as image, in the order of their offsets.
+func sendChanges(ctx context.Context, image *rbd.Image, in *rbdv1.ExportImageRequest, send func(extent) error) error {
+	name := in.GetSnapshot().GetImage().GetImage()
+	size, err := image.GetSize()
+	if err != nil {
+		return wrap("open image "+name, err)
+	}
+	for at := in.GetOffset() / maxData * maxData; at < size; at += exportWindow {
+		if err := ctx.Err(); err != nil {
+			return status.FromContextError(err).Err()
 		}
-		for _, extent := range extents {
-			if err := send(image, extent, out); err != nil {
-				return wrap("read image "+name.GetImage(), err)
+		extents, err := changes(image, in.GetFromSnapshot(), at, min(exportWindow, size-at))
+		if err != nil {
+			return wrap("compare snapshots of image "+name, err)
+		}
+		for _, e := range extents {
+			if e.offset+e.length <= in.GetOffset() {
+				continue
+			}
+			if err := send(e); err != nil {
+				return wrap("read image "+name, err)
 			}
 		}
-		return nil
-	})
+	}
+	return nil
 }
 
 // extent is a range of bytes that changed between two snapshots. If exists is false, they became zero.
@@ -155,15 +177,12 @@ type extent struct {
 	exists         bool
 }
 
-// changes returns the extents that changed since the snapshot from, or all extents that exist if from is empty.
-func changes(image *rbd.Image, from string) ([]extent, error) {
-	size, err := image.GetSize()
-	if err != nil {
-		return nil, err
-	}
+// changes returns the extents within length bytes from the offset at that changed since the snapshot from. If from is
+// empty, changes returns all extents there that exist.
+func changes(image *rbd.Image, from string, at, length uint64) ([]extent, error) {
 	var extents []extent
-	err = image.DiffIterate(rbd.DiffIterateConfig{
-		SnapName: from, Length: size, IncludeParent: rbd.IncludeParent, WholeObject: rbd.DisableWholeObject,
+	err := image.DiffIterate(rbd.DiffIterateConfig{
+		SnapName: from, Offset: at, Length: length, IncludeParent: rbd.IncludeParent, WholeObject: rbd.DisableWholeObject,
 		Callback: func(offset, length uint64, exists int, _ interface{}) int {
 			extents = append(extents, extent{offset, length, exists != 0})
 			return 0

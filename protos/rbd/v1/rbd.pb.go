@@ -440,7 +440,9 @@ type ExportImageRequest struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Snapshot *SnapshotName          `protobuf:"bytes,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
 	// The name of an older snapshot of the same image. Empty exports the whole snapshot.
-	FromSnapshot  string `protobuf:"bytes,2,opt,name=from_snapshot,json=fromSnapshot,proto3" json:"from_snapshot,omitempty"`
+	FromSnapshot string `protobuf:"bytes,2,opt,name=from_snapshot,json=fromSnapshot,proto3" json:"from_snapshot,omitempty"`
+	// The offset in bytes at which the export begins. The first extent may begin earlier, but does not end earlier.
+	Offset        uint64 `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -487,6 +489,13 @@ func (x *ExportImageRequest) GetFromSnapshot() string {
 		return x.FromSnapshot
 	}
 	return ""
+}
+
+func (x *ExportImageRequest) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
 }
 
 type GetImageRequest struct {
@@ -1267,10 +1276,11 @@ const file_rbd_v1_rbd_proto_rawDesc = "" +
 	"\x06Extent\x12\x16\n" +
 	"\x06offset\x18\x01 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\x12\x14\n" +
-	"\x05zeros\x18\x03 \x01(\x04R\x05zeros\"k\n" +
+	"\x05zeros\x18\x03 \x01(\x04R\x05zeros\"\x83\x01\n" +
 	"\x12ExportImageRequest\x120\n" +
 	"\bsnapshot\x18\x01 \x01(\v2\x14.rbd.v1.SnapshotNameR\bsnapshot\x12#\n" +
-	"\rfrom_snapshot\x18\x02 \x01(\tR\ffromSnapshot\"f\n" +
+	"\rfrom_snapshot\x18\x02 \x01(\tR\ffromSnapshot\x12\x16\n" +
+	"\x06offset\x18\x03 \x01(\x04R\x06offset\"f\n" +
 	"\x0fGetImageRequest\x12%\n" +
 	"\x04name\x18\x01 \x01(\v2\x11.rbd.v1.ImageNameR\x04name\x12\x14\n" +
 	"\x05usage\x18\x02 \x01(\bR\x05usage\x12\x16\n" +
