@@ -9,11 +9,12 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// TestMutants enables each mutant (a deliberate bug) of the rules for encrypted volumes and for desired states, and
-// checks that a test fails.
+// TestMutants enables each mutant (a deliberate bug) of the rules for encrypted volumes, for desired states and for
+// snapshots, and checks that a test fails.
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.OpenPlainVolume, TestPlainFileIsNotOpenedAsEncrypted)
 	mutanttest.Notices(t, mutant.DetachUnconfirmed, TestVolumeIsNotDetachedWhileItIsOpened)
 	mutanttest.Notices(t, mutant.AcceptOldList, TestNewerAttachmentIsValid, "the older desired state detaches the volume")
 	mutanttest.Notices(t, mutant.DeleteStored, TestLifeOfVolume)
+	mutanttest.Notices(t, mutant.TwoInstants, TestVMStartsDuringSnapshots, "the snapshots are of two instants")
 }

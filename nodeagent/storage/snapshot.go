@@ -64,7 +64,10 @@ func (s *Storage) stepSnapshots(
 		return nil, nil
 	}
 	if status, err := place.Status(ctx, want.GetVolumeId()); err != nil || status.Error != "" {
-		return nil, nil // The report of the volume contains the error.
+		if err == nil {
+			err = errors.New(status.Error)
+		}
+		return s.lateSnapshots(want, stored, err), nil // The report of the volume contains the error.
 	}
 	p := snapshotsIn(place)
 	for _, w := range want.GetSnapshots() {
@@ -74,6 +77,22 @@ func (s *Storage) stepSnapshots(
 		err = errors.Join(err, stepErr)
 	}
 	return out, err
+}
+
+// lateSnapshots returns a report for each snapshot of a volume that has missed its deadline, while the volume cannot be
+// used because of err. No other snapshots are reported. The record of the snapshot is written when the volume can be used
+// again. The control plane ignores a later report that the snapshot is complete.
+func (s *Storage) lateSnapshots(want *agentv1.AssignedVolume, stored bool, err error) (out []cloud.SnapshotObservation) {
+	for _, w := range want.GetSnapshots() {
+		ref := volume.SnapshotRef{Volume: want.GetVolumeId(), ID: w.GetSnapshotId()}
+		if stored || w.GetDeleted() || w.GetMustExist() || time.Now().UnixMilli() <= w.GetDeadline() || s.copying(ref, false) {
+			continue
+		}
+		o := failedSnapshot("the snapshot was not complete in time: " + brief(err))
+		o.Snapshot = cloud.SnapshotID(ref.ID)
+		out = append(out, o)
+	}
+	return out
 }
 
 // stepSnapshot tries to bring the snapshot w to its desired state, and returns the resulting state. If the assignment

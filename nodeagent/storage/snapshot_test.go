@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -11,9 +12,13 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/trivet-cloud/trivet/nodeagent/volume"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	rbdv1 "github.com/trivet-cloud/trivet/protos/rbd/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -99,6 +104,71 @@ func TestSnapshotOfDetachedVolume(t *testing.T) {
 	h.assign(lost)
 	require.Contains(t, h.seesSnapshot(vol, 1, cloud.SnapshotFailed).Error, "is missing now")
 	require.Zero(t, h.snapshotFiles(), "a snapshot that was complete is not made again")
+}
+
+// TestSnapshotOfUnreachableCluster requires a snapshot of an RBD volume whose Ceph cluster does not answer. The snapshot
+// must fail at its deadline, and not earlier.
+func TestSnapshotOfUnreachableCluster(t *testing.T) {
+	h := newHost(t)
+	h.ceph.options.Program = "/bin/false" // a trivet-rbd that never connects
+	h.ceph.options.Log = slog.New(slog.DiscardHandler)
+	v := detached()
+	v.Pool, v.Rbd = "", &agentv1.RbdPool{Fsid: "f", Monitors: []string{"192.0.2.1"}, Pool: "p", User: "u", Key: "k"}
+	late, early, complete := wanted(1), wanted(2), wanted(3)
+	late.Deadline, complete.Deadline, complete.MustExist = 1, 1, true
+	v = withSnapshots(v, late, early, complete)
+	h.assign(v)
+	require.Contains(t, h.seesSnapshot(vol, 1, cloud.SnapshotFailed).Error, "the snapshot was not complete in time: ")
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	require.Len(t, h.seen[vol].Snapshots, 1)
+	require.False(t, h.seen[vol].Present)
+}
+
+// openedCopy is a snapshot of a detached volume. A VM may open the volume while the snapshot is taken.
+type openedCopy struct {
+	snapshotCopy
+	opens, attached bool
+}
+
+func (c *openedCopy) Attached() bool { return c.attached }
+
+func (c *openedCopy) copyDetached(context.Context) error {
+	c.attached = c.opens
+	return nil
+}
+
+// TestVMStartsDuringSnapshots takes snapshots of the volumes of a stopped VM, which starts meanwhile. The snapshots must
+// be taken again if there are several, because they must have the content of one instant.
+func TestVMStartsDuringSnapshots(t *testing.T) {
+	quiet, opened := &openedCopy{}, &openedCopy{opens: true}
+	require.NoError(t, copyAllDetached(t.Context(), []snapshotCopy{quiet, quiet}))
+	require.NoError(t, copyAllDetached(t.Context(), []snapshotCopy{opened}))
+	opened.attached = false
+	require.ErrorIs(t, copyAllDetached(t.Context(), []snapshotCopy{quiet, opened}), volume.ErrNotNow, "the snapshots are of two instants")
+}
+
+// boundedClient fails each call after it has checked the deadline of the call.
+type boundedClient struct {
+	rbdv1.RbdServiceClient
+	t *testing.T
+}
+
+func (c boundedClient) GetRecord(ctx context.Context, _ *rbdv1.GetRecordRequest, _ ...grpc.CallOption) (*rbdv1.Record, error) {
+	end, bounded := ctx.Deadline()
+	require.True(c.t, bounded)
+	require.False(c.t, end.After(time.Now().Add(rbdSnapshotWithin)), "a call may wait as long as the copy of a file")
+	return nil, status.Error(codes.Unavailable, "the cluster is away")
+}
+
+// TestRBDSnapshotIsBounded begins a snapshot of an RBD volume within the time of the copy of a file, which is 12 hours.
+// The calls to the Ceph cluster must have less time.
+func TestRBDSnapshotIsBounded(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), copyWithin)
+	defer cancel()
+	p := rbdSnapshots{volume.NewRBDPool(volume.RBDOptions{Client: boundedClient{t: t}, Pool: "p"})}
+	_, err := p.begin(ctx, copyMember{detached(), volume.SnapshotRef{Volume: string(vol), ID: snapshotID(1)}})
+	require.ErrorContains(t, err, "the cluster is away")
 }
 
 // fakeQEMU copies volumes in place of the QEMU of a VM.

@@ -11,6 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/volume"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // runCopy makes the snapshots of a copyTask, and records the result of each. If the copies cannot be begun now, runCopy
@@ -105,13 +106,8 @@ func (s *Storage) copyVolumes(ctx context.Context, t *copyTask) (copies []snapsh
 			consistency = fileSystem
 		}
 	}
-	for _, c := range copies {
-		if c.Attached() {
-			continue
-		}
-		if err := c.copyDetached(ctx); err != nil {
-			return copies, err
-		}
+	if err := copyAllDetached(ctx, copies); err != nil {
+		return copies, err
 	}
 	for _, c := range copies {
 		of := consistency
@@ -123,6 +119,24 @@ func (s *Storage) copyVolumes(ctx context.Context, t *copyTask) (copies []snapsh
 		}
 	}
 	return copies, nil
+}
+
+// copyAllDetached copies the content of the volumes that no process has open. If there are several copies, and a VM has
+// opened one of these volumes meanwhile, the copies may have the content of different instants. The error then wraps
+// volume.ErrNotNow.
+func copyAllDetached(ctx context.Context, copies []snapshotCopy) error {
+	for _, c := range copies {
+		if c.Attached() {
+			continue
+		}
+		if err := c.copyDetached(ctx); err != nil {
+			return err
+		}
+		if c.Attached() && len(copies) > 1 && !mutant.On(mutant.TwoInstants) {
+			return fmt.Errorf("%w: a VM has opened a volume while the snapshots were taken", volume.ErrNotNow)
+		}
+	}
+	return nil
 }
 
 // checkClusters returns an error that wraps volume.ErrNotNow if a Ceph cluster does not answer that has a volume of the

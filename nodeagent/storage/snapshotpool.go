@@ -78,6 +78,8 @@ type rbdSnapshots struct{ *volume.RBDPool }
 func (rbdSnapshots) Shared() bool { return true }
 
 func (p rbdSnapshots) begin(ctx context.Context, m copyMember) (snapshotCopy, error) {
+	ctx, cancel := context.WithTimeout(ctx, rbdSnapshotWithin)
+	defer cancel()
 	a := volume.Attachment{VM: m.want.GetVmId(), Generation: m.want.GetAttachmentGeneration()}
 	c, err := p.BeginSnapshot(ctx, m.ref, a)
 	if err != nil {
@@ -88,11 +90,23 @@ func (p rbdSnapshots) begin(ctx context.Context, m copyMember) (snapshotCopy, er
 
 type rbdCopy struct{ *volume.RBDSnapshot }
 
+// rbdSnapshotWithin is the maximum time of each of the parts of an RBD snapshot: begin, copyDetached and Finish. Each of
+// them makes a few calls to the Ceph cluster, and a call can wait without end for a QEMU that hangs.
+const rbdSnapshotWithin = time.Minute
+
 func (c rbdCopy) target(id string) volume.CopyTarget {
 	return volume.CopyTarget{Volume: id, Size: c.Size(), Take: c.Take}
 }
 
+func (c rbdCopy) Finish(ctx context.Context, taken time.Time, consistency string) error {
+	ctx, cancel := context.WithTimeout(ctx, rbdSnapshotWithin)
+	defer cancel()
+	return c.RBDSnapshot.Finish(ctx, taken, consistency)
+}
+
 func (c rbdCopy) copyDetached(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, rbdSnapshotWithin)
+	defer cancel()
 	if err := c.Take(ctx); err != nil {
 		return err
 	}

@@ -141,11 +141,13 @@ func timeOfStep(want *agentv1.AssignedVolume) time.Duration {
 func (s *Storage) observe(
 	ctx context.Context, p pool, want *agentv1.AssignedVolume, snapshots []cloud.SnapshotObservation, err error,
 ) (status volume.Status) {
-	o := cloud.VolumeObservation{Volume: cloud.VolumeID(want.GetVolumeId()), Generation: want.GetGeneration()}
+	o := cloud.VolumeObservation{
+		Volume: cloud.VolumeID(want.GetVolumeId()), Generation: want.GetGeneration(), Snapshots: snapshots,
+	}
 	if p != nil {
 		var statusErr error
 		if status, statusErr = p.Status(ctx, want.GetVolumeId()); statusErr == nil && status.Error == "" {
-			o.Present, o.SizeBytes, o.FlushedGeneration, o.Snapshots = true, status.Size, status.Flushed, snapshots
+			o.Present, o.SizeBytes, o.FlushedGeneration = true, status.Size, status.Flushed
 			if status.Flattened {
 				o.Flattened, o.Format = true, cloudFormats[status.Format]
 			}

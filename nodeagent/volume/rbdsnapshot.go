@@ -75,12 +75,15 @@ func (p *RBDPool) existingSnapshot(ctx context.Context, ref SnapshotRef) (rbdSna
 // RBDSnapshot is a snapshot of an RBD volume in progress. The caller calls Take, and then ends the snapshot with Finish,
 // Fail or Abandon. If the program ends earlier, the record of the snapshot keeps the state Copying.
 type RBDSnapshot struct {
-	pool       *RBDPool
-	ref        SnapshotRef
-	name       string // of the RBD snapshot
-	size       uint64
-	attached   bool
-	generation uint64 // of the last attachment when the snapshot was begun
+	pool     *RBDPool
+	ref      SnapshotRef
+	name     string // of the RBD snapshot
+	size     uint64
+	attached bool
+	// begunAttached and generation describe the volume when the snapshot was begun: whether a VM had it open, and the
+	// generation of its last attachment.
+	begunAttached bool
+	generation    uint64
 }
 
 // BeginSnapshot records that a snapshot of a volume is being made. The attachment a is the present one of the volume, as
@@ -113,6 +116,7 @@ func (s *RBDSnapshot) begin(ctx context.Context, a Attachment) error {
 	}
 	s.size, s.generation = r.Size, r.Attachment.Generation
 	s.attached = r.Flushed < r.Attachment.Generation
+	s.begunAttached = s.attached
 	if s.attached && r.Attachment.VM != a.VM {
 		return fmt.Errorf("%w: the content of attachment %d is not complete yet", ErrInUse, r.Attachment.Generation)
 	}
@@ -153,8 +157,9 @@ func (p *RBDPool) snapshotName(id, snapshot string) *rbdv1.SnapshotName {
 
 // Finish protects the RBD snapshot, so that volumes can be cloned from it, and records the snapshot as Complete. The
 // parameter taken is the instant of the content. The parameter consistency is stored as Snapshot.Consistency. The error
-// wraps [ErrRefused] if another host has recorded the snapshot as failed, or has deleted its record. Finish then removes
-// the RBD snapshot.
+// wraps [ErrRefused] if another host has recorded the snapshot as failed, or has deleted its record, and [ErrStale] if
+// the VM that had the volume open at BeginSnapshot has lost it to a later attachment: the snapshot may then have what
+// another VM wrote. In both cases Finish removes the RBD snapshot.
 func (s *RBDSnapshot) Finish(ctx context.Context, taken time.Time, consistency string) error {
 	err := s.create(ctx, true)
 	if err == nil {
@@ -172,9 +177,16 @@ func (s *RBDSnapshot) recordComplete(ctx context.Context, taken time.Time, consi
 		return err
 	}
 	have := r.snapshot(s.ref.ID)
-	if err != nil || have == nil || have.Name != s.name || have.State != Copying && !mutant.On(mutant.FinishFailed) {
+	var refusal error
+	switch {
+	case err != nil || have == nil || have.Name != s.name || have.State != Copying && !mutant.On(mutant.FinishFailed):
+		refusal = fmt.Errorf("%w: the snapshot was recorded as failed, or deleted, while it was taken", ErrRefused)
+	case s.begunAttached && r.Attachment.Generation != s.generation && !mutant.On(mutant.StaleFinish):
+		refusal = fmt.Errorf("%w: generation %d began while the snapshot of generation %d was taken", ErrStale, r.Attachment.Generation, s.generation)
+	}
+	if refusal != nil {
 		_, err := s.pool.o.Client.RemoveSnapshot(ctx, &rbdv1.RemoveSnapshotRequest{Name: s.pool.snapshotName(s.ref.Volume, s.name)})
-		return errors.Join(fmt.Errorf("%w: the snapshot was recorded as failed, or deleted, while it was taken", ErrRefused), rbdError(err))
+		return errors.Join(refusal, rbdError(err))
 	}
 	have.State, have.TakenAt, have.Consistency, have.Error = Complete, taken.UnixMilli(), consistency, ""
 	_, err = s.pool.write(ctx, s.ref.Volume, text, r)

@@ -34,6 +34,8 @@ const (
 	WriteWithoutLock   = "write-without-lock"   // a record of a shared pool is replaced although the lock of the pool was lost: nodeagent/volume
 	SweepEarly         = "sweep-early"          // a base image in a Ceph pool is deleted as soon as no volume needs it: nodeagent/volume
 	StaleSnapshot      = "stale-snapshot"       // a host takes a snapshot of an RBD volume that was attached elsewhere since: nodeagent/volume
+	StaleFinish        = "stale-finish"         // a snapshot of an RBD volume is completed that a later attachment may have written: nodeagent/volume
+	TwoInstants        = "two-instants"         // a VM starts while snapshots of its detached volumes are taken one after the other: nodeagent/storage
 	TakeWithoutHold    = "take-without-hold"    // the guest runs while the snapshots of its RBD volumes and other volumes are taken: nodeagent/qemu
 	KeepLateRecord     = "keep-late-record"     // a host of a shared pool keeps the temporary record of a host that lost its lock: nodeagent/volume
 	ReuseUnfinished    = "reuse-unfinished"     // a volume gets the file that another host of a shared pool is still writing: nodeagent/volume

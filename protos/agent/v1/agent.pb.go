@@ -2532,7 +2532,8 @@ type VolumeObservation struct {
 	// Format of the volume's file. The format changes if the host flattens the volume while the volume is not open. The
 	// field is set only if flattened is true.
 	Format v1.VolumeFormat `protobuf:"varint,42,opt,name=format,proto3,enum=vmcontroller.v1.VolumeFormat" json:"format,omitempty"`
-	// The snapshots in AssignedVolume.snapshots. Empty if the storage pool cannot be read.
+	// The snapshots in AssignedVolume.snapshots. If the storage pool cannot be read, only those that have missed their
+	// deadline, as failed.
 	Snapshots     []*SnapshotObservation `protobuf:"bytes,30,rep,name=snapshots,proto3" json:"snapshots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
