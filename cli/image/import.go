@@ -168,8 +168,8 @@ func parse(flag, given, prefix string, values map[string]int32) (int32, error) {
 	return 0, session.Usagef("--%s %q: want one of %s", flag, given, strings.Join(known, ", "))
 }
 
-// sourceURL returns source if it is a URL or names a snapshot. Otherwise source is a path, and sourceURL returns it as an absolute file://
-// URL.
+// sourceURL returns source if it is a URL or names a snapshot. Otherwise source is a path, and sourceURL returns it as
+// an absolute file:// URL.
 func sourceURL(source string) (string, error) {
 	if strings.Contains(source, "://") || strings.HasPrefix(source, "snapshot:") {
 		return source, nil

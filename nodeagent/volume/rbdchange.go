@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// Create makes a volume, unless the pool has it already. It only checks the image of a registered volume (see adopt). If the existing volume is larger than v, Create returns nil,
-// because the volume may have grown. Several hosts may call Create for the same volume. The error wraps [ErrRefused] if
+// Create makes a volume, unless the pool has it already. It only checks the image of a registered volume (see adopt).
+// If the existing volume is larger than v, Create returns nil, because the volume may have grown. Several hosts may call Create for the same volume. The error wraps [ErrRefused] if
 // the volume cannot be made.
 func (p *RBDPool) Create(ctx context.Context, v Volume) error {
 	if err := p.change(ctx, func() error { return p.create(ctx, v) }); err != nil {

@@ -203,7 +203,7 @@ func (s *Service) copySource(ctx context.Context, i *cloud.Image, from *source) 
 	}
 	p, err := s.opts.Files.begin(from.size)
 	if errors.Is(err, errNoSpace) {
-		return done, &userError{fmt.Sprintf("member %d has not enough disk space for it", s.opts.Self)}
+		return done, &userError{fmt.Sprintf("member %d does not have enough disk space for the image", s.opts.Self)}
 	}
 	if err != nil {
 		return done, err

@@ -16,7 +16,7 @@ import (
 // Snapshots reads snapshots of volumes, from which images can be made. The source URL of such an image is
 // "snapshot:<id of the snapshot>".
 type Snapshots interface {
-	// Check returns an error if the tenant has no such snapshot or it cannot be read.
+	// Check returns an error if the tenant has no such snapshot or the snapshot cannot be read.
 	Check(context.Context, cloud.Tenant, cloud.SnapshotID) error
 	// Export calls send with the parts of the content, in the format of package rbddiff. The parameter since is empty.
 	Export(ctx context.Context, t cloud.Tenant, id, since cloud.SnapshotID, offset uint64, send func([]byte) error) error
@@ -112,7 +112,7 @@ func (s *Service) copySnapshot(ctx context.Context, i *cloud.Image) (done import
 				return err
 			}
 			if one.Data == nil {
-				continue // All bytes are zero that were not written.
+				continue // A QCOW2 file has zeros where nothing was written.
 			}
 			if err := write(one.Offset, one.Data); err != nil {
 				return err
@@ -133,14 +133,14 @@ func (s *Service) copySnapshot(ctx context.Context, i *cloud.Image) (done import
 }
 
 func (s *Service) errNoRoom() error {
-	return &userError{fmt.Sprintf("member %d has not enough disk space for it", s.opts.Self)}
+	return &userError{fmt.Sprintf("member %d does not have enough disk space for the image", s.opts.Self)}
 }
 
-// reserveStep is the number of bytes that a reservingWriter reserves at a time.
+// reserveStep is the number of bytes of disk space that a reservingWriter reserves at a time.
 const reserveStep = 256 << 20
 
 // reservingWriter writes to the file of a part whose length is not known in advance. It reserves disk space before it
-// writes, so that the data never uses the space that begin leaves free for the log and the records.
+// writes, so that the data never uses the reserveBytes that stay free for the raft log and the records.
 type reservingWriter struct {
 	part     *part
 	reserved int64

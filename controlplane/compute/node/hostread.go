@@ -29,7 +29,7 @@ type hostReads struct {
 	open map[string]*hostRead
 }
 
-// hostRead is one caller.
+// hostRead is the read of one API caller, which the comments of this file call the reader.
 type hostRead struct {
 	node   cloud.NodeID
 	tenant cloud.Tenant
@@ -43,8 +43,8 @@ type hostRead struct {
 	opened   sync.Once
 }
 
-// chunk is a part of the data, in data, or its end, in err. At the end, err is io.EOF if the data is complete, and
-// otherwise the error that ended the stream.
+// chunk is a part of the data, or the end of the data. For a part, err is nil. At the end, err is io.EOF if the agent has
+// sent all data, and otherwise the error that ended the stream.
 type chunk struct {
 	data []byte
 	err  error
@@ -84,7 +84,7 @@ func (h *hostReads) add(id string, node cloud.NodeID, t cloud.Tenant) (*hostRead
 	case org >= h.perOrg:
 		return nil, h.errTooMany("org", string(t.Org), h.perOrg)
 	case host >= h.perHost:
-		return nil, fault.New(fault.Unavailable, "too many %s are being read on the host of %s: try again later", h.plural, h.object).MayRetry()
+		return nil, fault.New(fault.Unavailable, "too many %s are being read from the host of %s: try again later", h.plural, h.object).MayRetry()
 	}
 	one := &hostRead{node: node, tenant: t, chunks: make(chan chunk, 4), accepted: make(chan struct{}), closed: make(chan struct{})}
 	h.open[id] = one
@@ -100,7 +100,8 @@ func (h *hostReads) remove(id string) {
 
 // errTooMany returns the ResourceExhausted error for a project or org that has reached its limit.
 func (h *hostReads) errTooMany(what, id string, most int) error {
-	return fault.New(fault.ResourceExhausted, "%s %s reads %d %s on the host of %s, which is the limit: end one of them", what, id, most, h.plural, h.object).
+	return fault.New(fault.ResourceExhausted, "%s %s reads %d %s from the host of %s, which is the limit: try again when one of these reads has ended",
+		what, id, most, h.plural, h.object).
 		WithReason(h.reason).With("limit", most).MayRetry()
 }
 

@@ -7,8 +7,8 @@ import (
 )
 
 // adoption records that a volume is in a shared pool. It is needed for volumes that were bound to a host before the host
-// reported the pool as shared: by an earlier version, or before `shared: true` was added to the configuration. If Gone is
-// true, the record of the volume was deleted, and its host deletes the bytes.
+// reported the pool as shared: by an earlier version of the agent, or before `shared: true` was added to the host's
+// configuration. If Gone is true, the record of the volume was deleted, and its host deletes the bytes.
 type adoption struct {
 	Project cloud.ProjectID
 	ID      cloud.VolumeID
@@ -17,8 +17,8 @@ type adoption struct {
 	Gone    bool
 }
 
-// adoptions returns an adoption for each volume whose record does not say that its pool is shared, although the volume's
-// host shares the pool.
+// adoptions returns up to maxPlaced adoptions: of the volumes whose record has no pool ID, although the volume's host
+// shares the pool.
 func adoptions(r store.Reader, hosts []HostState) (out []adoption, err error) {
 	nodes := map[cloud.NodeID]*cloud.Node{}
 	for i := range hosts {

@@ -29,8 +29,8 @@ type HostState struct {
 
 // candidates are the hosts that can have volumes of one kind of storage: a shared pool, or the driver RBD.
 type candidates struct {
-	ready []cloud.NodeID // the hosts to which volumes can be moved
-	keep  []cloud.NodeID // the hosts that keep their volumes
+	ready []cloud.NodeID // the READY hosts, to which volumes can be moved
+	keep  []cloud.NodeID // the READY and the awaited hosts (see HostState); volumes that they have are not moved
 }
 
 // choose returns the host for the volume with this ID. It chooses by a hash of the ID, which distributes volumes evenly.
@@ -80,7 +80,8 @@ type move struct {
 // Place binds volumes that several hosts can use to hosts that are READY. It binds new volumes of the driver RBD, and
 // moves those detached volumes of the driver RBD and of shared pools whose host is not READY or no longer serves their
 // storage. Deleted volumes whose bytes still exist are moved too. The new host then makes, enlarges or deletes the file
-// or RBD image. The former host may be doing the same at the same time, without harm. A volume that is attached to a VM,
+// or RBD image. The former host may be doing the same at the same time. This is safe: a host changes a shared pool only
+// while it has locked the pool, and an RBD volume only if no other host has changed the volume's record since. A volume that is attached to a VM,
 // or is not flushed, keeps its host until the host is removed from the cluster. So does a volume on an awaited host:
 // otherwise each change of the leader would move all volumes to the first host that sends a heartbeat.
 //
