@@ -70,7 +70,14 @@ func (s *snapshotStory) exports(root, data, vm string) (snapshot, volume string)
 	require.NoError(t, err)
 	s.command(s.ctx, vm, "sum vdc", "SUM dev=vdc off=0 len=1048576 "+written("second"))
 
-	s.cli("image", "import", "template", "snapshot:"+root)
+	s.bootImageOf(root)
+	return later.GetId(), volume
+}
+
+// bootImageOf makes an image of a snapshot, boots a VM from the image, and deletes the VM.
+func (s *snapshotStory) bootImageOf(snapshot string) {
+	t := s.t
+	s.cli("image", "import", "template", "snapshot:"+snapshot)
 	s.cli("vm", "create", "three", "--image", "template", "--memory", "192", "--start")
 	vms, err := s.admin.VMs.ListVms(s.ctx, &vmv1.ListVmsRequest{OrgId: "default", ProjectId: "default"})
 	require.NoError(t, err)
@@ -84,5 +91,4 @@ func (s *snapshotStory) exports(root, data, vm string) (snapshot, volume string)
 	require.NoError(t, consoleSays(s.ctx, s.world, three, banner, 1))
 	_, err = s.admin.VMs.DeleteVm(s.ctx, &vmv1.DeleteVmRequest{OrgId: "default", ProjectId: "default", VmId: three, Force: true})
 	require.NoError(t, err)
-	return later.GetId(), volume
 }

@@ -25,9 +25,9 @@ import (
 
 // testSnapshots makes snapshots of all volumes of the running VM vm on the first host: clone and data are RBD volumes,
 // and a third volume is a file. The guest has written the pattern "first" to data. It then writes another pattern. A new
-// volume from the snapshot of data must have the first pattern, and an export of the differences the other one. Then
-// the volumes with images or snapshots are made independent while the guest uses them. A snapshot of the file must not
-// make the VM hang while the Ceph cluster is away.
+// volume from the snapshot of data must have the first pattern, and an export of the differences the other one. A VM
+// boots from an image of the snapshot of clone. Then the volumes with images or snapshots are made independent while the
+// guest uses them. A snapshot of the file must not make the VM hang while the Ceph cluster is away.
 func (c *rbdCloud) testSnapshots(ctx context.Context, vm, clone, data string) {
 	t := c.t
 	s := &snapshotStory{c.on(1), ctx, storagev1.NewSnapshotServiceClient(c.admin.Conn())}
@@ -84,6 +84,8 @@ func (c *rbdCloud) testSnapshots(ctx context.Context, vm, clone, data string) {
 	s.cli("volume", "import", "back", filepath.Join(dir, "first.diff"), filepath.Join(dir, "second.diff"), "--class", "ceph")
 	s.cli("vm", "disk", "attach", "one", "--volume", "back", "--id", "back")
 	s.command(ctx, vm, "sum vdf", "SUM dev=vdf off=0 len=1048576 "+written("second"))
+
+	s.bootImageOf(of[clone].GetId())
 
 	s.cli("volume", "flatten", "clone")
 	for _, id := range []string{clone, made} {
