@@ -110,6 +110,12 @@ func (f *rbdFaults) reads(host int, device, seed string) {
 // is repeated, because the guest may not have a disk yet, or may still see the earlier size of the disk.
 func (f *rbdFaults) answers(host int, line, answer string) {
 	f.t.Helper()
+	require.NoError(f.t, lab.Until(f.ctx, "the guest answers "+answer, func(context.Context) error { return f.answer(host, line, answer) }))
+}
+
+// answer writes a line to the serial port of a VM, and returns an error unless the guest gives the answer within 5 seconds.
+func (f *rbdFaults) answer(host int, line, answer string) error {
+	f.t.Helper()
 	path := filepath.Join(f.hosts[host-1].DataDir(), "vms", f.vms[host-1], "console.log") // works without an agent
 	count := func() int {
 		text, err := os.ReadFile(path)
@@ -117,17 +123,26 @@ func (f *rbdFaults) answers(host int, line, answer string) {
 		return strings.Count(string(text), answer)
 	}
 	before := count()
-	require.NoError(f.t, lab.Until(f.ctx, "the guest answers "+answer, func(context.Context) error {
-		found := false
-		f.sending(host, line, func() {
-			for end := time.Now().Add(5 * time.Second); !found && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-				found = count() > before
-			}
-		})
-		if !found {
-			return fmt.Errorf("no answer to %s", line)
+	found := false
+	f.sending(host, line, func() {
+		for end := time.Now().Add(5 * time.Second); !found && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+			found = count() > before
 		}
-		return nil
+	})
+	if !found {
+		return fmt.Errorf("no answer to %s", line)
+	}
+	return nil
+}
+
+// readsMore checks that the guest on the second host reads a pattern from the volume that attachMeanwhile or stopCeph has
+// attached. AttachDisk returns without an error if the host has neither attached nor refused the disk within 35 seconds.
+// If the host refuses it later, readsMore attaches it again.
+func (f *rbdFaults) readsMore(seed string) {
+	f.t.Helper()
+	require.NoError(f.t, lab.Until(f.ctx, "the guest reads "+seed, func(context.Context) error {
+		f.attached(f.vms[1])
+		return f.answer(2, "sum vdc", "SUM dev=vdc off=0 len=1048576 "+written(seed))
 	}))
 }
 
@@ -182,7 +197,7 @@ func (f *rbdFaults) killHelpers() {
 		require.NoError(f.t, err)
 	})
 	f.answers(2, "disks", "vdc:4194304")
-	f.reads(2, "vdc", "helper")
+	f.readsMore("helper")
 	f.detach(f.vms[1], f.more, "more")
 }
 
@@ -222,7 +237,7 @@ func (f *rbdFaults) killAgent() {
 		require.NoError(f.t, f.dir.Kill(agent.Name))
 		require.NoError(f.t, agent.Start(""))
 	})
-	f.reads(2, "vdc", "helper")
+	f.readsMore("helper")
 	f.write(2, "vdc", "agent")
 	f.detach(f.vms[1], f.more, "more")
 }
@@ -235,7 +250,7 @@ func (f *rbdFaults) killLeader() {
 		require.NoError(f.t, f.trio.Start(leader))
 	})
 	f.ready()
-	f.reads(2, "vdc", "agent")
+	f.readsMore("agent")
 }
 
 // killQEMU kills the QEMU process of the second VM, which has both volumes, and starts the VM again. Then the volume
@@ -318,7 +333,7 @@ func (f *rbdFaults) stopCeph() {
 		require.Contains(f.t, []codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.FailedPrecondition}, status.Code(err))
 		f.attached(f.vms[1])
 	}
-	f.reads(2, "vdc", "moved")
+	f.readsMore("moved")
 	f.reads(2, "vdb", "waits")
 	f.detach(f.vms[1], f.more, "more")
 	_, err := f.admin.VMs.DeleteVm(f.ctx, &vmv1.DeleteVmRequest{OrgId: "default", ProjectId: "default", VmId: third, Force: true})
