@@ -49,7 +49,6 @@ package storage
 import (
 	"context"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -197,54 +196,6 @@ func (s *Storage) Close() {
 	s.ceph.close()
 }
 
-// Pools returns the pools that can be used, in the order of their names.
-func (s *Storage) Pools() []*volume.Pool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var out []*volume.Pool
-	for _, name := range slices.Sorted(maps.Keys(s.pools)) {
-		out = append(out, s.pools[name])
-	}
-	return out
-}
-
-// UsedImages returns the SHA-256 sums of the images that volumes are based on.
-func (s *Storage) UsedImages() (map[string]bool, error) {
-	used := map[string]bool{}
-	for _, p := range s.Pools() {
-		list, err := p.List()
-		if err != nil {
-			return nil, err
-		}
-		for _, v := range list.Volumes {
-			if v.Image != nil {
-				used[v.Image.SHA256] = true
-			}
-		}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, e := range s.volumes {
-		if i := e.want.GetImage(); i != nil {
-			used[i.GetSha256()] = true
-		}
-	}
-	return used, nil
-}
-
-// Has reports whether the control plane has assigned a volume to this host.
-func (s *Storage) Has(id cloud.VolumeID) bool { return s.desired(id) != nil }
-
-// desired returns the desired state of a volume, or nil if it has none.
-func (s *Storage) desired(id cloud.VolumeID) *agentv1.AssignedVolume {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if e := s.volumes[id]; e != nil {
-		return e.want
-	}
-	return nil
-}
-
 // Assign sets the desired states of all volumes to those of the newest complete assignment. If stored is true, the
 // assignment was read from disk and may be outdated. Assign does not block.
 func (s *Storage) Assign(volumes map[cloud.VolumeID]*agentv1.AssignedVolume, stored bool) {
@@ -342,16 +293,6 @@ func (s *Storage) Run(ctx context.Context) error {
 		}
 	}
 	return ctx.Err()
-}
-
-// assigned returns the desired states of all volumes.
-func (s *Storage) assigned() (out []*agentv1.AssignedVolume) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, e := range s.volumes {
-		out = append(out, e.want)
-	}
-	return out
 }
 
 // due returns the volumes for which a step is due at the time now. If a step is due only later, due lowers *next to the
