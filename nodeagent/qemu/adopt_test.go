@@ -64,10 +64,9 @@ func TestAdoptAfterTheEnd(t *testing.T) {
 	}{
 		{"guest powered off", func(l *lab, p *Process) { p.Close(); l.types("o") }, Exit{Guest, "the guest powered itself off"}},
 		{"power button pressed before the agent ended", func(l *lab, p *Process) {
-			require.NoError(l, p.Pause(l.ctx))
+			require.NoError(l, p.Pause(l.ctx)) // Adopt resumes the guest. Only then it can react to the button.
 			require.NoError(l, p.PressPowerButton(l.ctx))
 			p.Close()
-			l.resume()
 		}, exitRequested},
 		{"guest panicked", func(l *lab, p *Process) { p.Close(); l.types("p") }, Exit{Crashed, "the guest's kernel panicked"}},
 	} {
@@ -99,14 +98,6 @@ func TestAdoptAfterTheEnd(t *testing.T) {
 		l.eventually(func() bool { _, err := startTime(p.record.PID); return err != nil }, "QEMU ends")
 		require.Equal(t, exitRequested, l.gone())
 	})
-}
-
-// resume resumes the paused guest, as another agent would: it adopts the process and closes it again.
-func (l *lab) resume() {
-	l.Helper()
-	p := l.adopt()
-	require.NoError(l, p.Resume(l.ctx))
-	p.Close()
 }
 
 // TestAdoptUnresponsive checks that a QEMU that does not respond is adopted within the caller's deadline, that Status
