@@ -78,25 +78,26 @@ func (c *rbdCloud) end(agent *lab.Agent, prefix string) {
 	}
 }
 
-// createClass creates the storage class ceph with the command line.
-func (c *rbdCloud) createClass(ctx context.Context) {
+// createClass creates a storage class of the driver RBD with the command line.
+func (c *rbdCloud) createClass(ctx context.Context, name string, flags ...string) {
 	c.t.Helper()
 	home := c.t.TempDir()
 	key, token := filepath.Join(home, "ceph.key"), filepath.Join(home, "admin.token")
 	require.NoError(c.t, os.WriteFile(key, []byte(c.ceph.Key+"\n"), 0o600))
 	require.NoError(c.t, os.WriteFile(token, []byte(c.adminToken), 0o600))
-	out, errs, code := c.trivet(ctx, home, "--endpoint", "127.0.0.1", "--token-file", token, "storage-class", "create", "ceph", "--driver", "rbd",
-		"--fsid", c.ceph.FSID, "--monitors", c.ceph.Address, "--pool", rbdtest.Pool, "--user", rbdtest.User, "--key-file", key)
+	command := []string{"--endpoint", "127.0.0.1", "--token-file", token, "storage-class", "create", name, "--driver", "rbd",
+		"--fsid", c.ceph.FSID, "--monitors", c.ceph.Address, "--pool", rbdtest.Pool, "--user", rbdtest.User, "--key-file", key}
+	out, errs, code := c.trivet(ctx, home, append(command, flags...)...)
 	require.Zero(c.t, code, errs)
 	require.Contains(c.t, out, "RBD")
 	require.NotContains(c.t, out+errs, c.ceph.Key)
 }
 
-// createVolume creates a volume of the class ceph, and waits until a host has made it.
-func (c *rbdCloud) createVolume(ctx context.Context, name, image string) string {
+// createVolume creates a volume of a class, and waits until a host has made it.
+func (c *rbdCloud) createVolume(ctx context.Context, class, name, image string) string {
 	c.t.Helper()
 	v, err := c.admin.Volumes.CreateVolume(ctx, &vmv1.CreateVolumeRequest{
-		Name: name, OrgId: "default", ProjectId: "default", SizeGib: 1, StorageClass: "ceph", ImageId: image,
+		Name: name, OrgId: "default", ProjectId: "default", SizeGib: 1, StorageClass: class, ImageId: image,
 	})
 	require.NoError(c.t, err)
 	require.NoError(c.t, lab.Until(ctx, "volume "+name+" is made", func(ctx context.Context) error {
@@ -140,14 +141,15 @@ func (c *rbdCloud) on(host int) *world {
 
 // TestVolumesRBD makes volumes in a real Ceph cluster, blank and from an image, through the API. A volume is attached
 // to a running VM, grows, gets snapshots (testSnapshots), and moves to a VM on the second host. An image of the cluster is
-// registered as a volume, while the key of the storage class changes. Processes are killed and the cluster is stopped
+// registered as a volume, while the key of the storage class changes. Volumes of an encrypted class are used
+// (useEncrypted). Processes are killed and the cluster is stopped
 // (testFaults), and the second host is lost (loseHost). The first host must then delete the images. The key of the Ceph
 // user must be in no file of members and hosts.
 func TestVolumesRBD(t *testing.T) {
 	c := newRBDCloud(t)
 	ctx := c.context(15 * time.Minute)
-	c.createClass(ctx)
-	data, clone := c.createVolume(ctx, "data", ""), c.createVolume(ctx, "clone", c.images.Disk)
+	c.createClass(ctx, "ceph")
+	data, clone := c.createVolume(ctx, "ceph", "data", ""), c.createVolume(ctx, "ceph", "clone", c.images.Disk)
 	_, err := c.createVM(ctx, "nowhere", 3, data)
 	require.Contains(t, fmt.Sprint(status.Convert(err).Details()...), "does not serve RBD volumes: rbd_helper is empty: set it to the path of trivet-rbd")
 	one, err := c.createVM(ctx, "one", 1, clone)
@@ -174,6 +176,7 @@ func TestVolumesRBD(t *testing.T) {
 	require.NoError(t, lab.Until(ctx, "the volume is attached on the other host", func(context.Context) error { return attach(two) }))
 	c.on(2).command(ctx, two, "sum vdb", "SUM dev=vdb off=0 len=1048576 "+written("second"))
 	c.useRegisteredImage(ctx, one, two)
+	c.useEncrypted(ctx, one, two)
 	more := c.testFaults(ctx, one, two, data)
 	c.requireNoKey(c.ceph.Key)
 	c.loseHost(ctx, one, two, data, more)

@@ -100,7 +100,7 @@ func (a *agent) openStorage(ctx context.Context) error {
 		})
 	}
 	if a.servesRBD {
-		o.RBD = a.rbdOptions()
+		o.RBD, o.Encrypter = a.rbdOptions(), newEncrypter(a)
 	}
 	a.storage = storage.New(ctx, o)
 	return nil

@@ -71,9 +71,9 @@ func (o openVolumes) addTo(s *qemu.Spec, files map[string]qemu.Layers) {
 }
 
 func (o openVolume) layers() qemu.Layers {
-	layers := qemu.Layers{Overlay: o.files.Content, Base: o.files.Base, Size: o.files.Size, Key: o.files.Key}
+	layers := qemu.Layers{Overlay: o.files.Content, Base: o.files.Base, Size: o.files.Size, Keys: qemu.Keys{Key: o.files.Key}}
 	if o.files.RBD != nil {
-		layers.Key = qemu.Key(o.files.RBD.Key)
+		layers.User = qemu.Key(o.files.RBD.Key)
 	}
 	return layers
 }

@@ -42,7 +42,7 @@ func (s *MachineSet) CopyVolumes(ctx context.Context, vm cloud.VMID, targets []v
 		if disks[at].Size != t.Size {
 			return volume.Copied{}, fmt.Errorf("%w: QEMU has another size of volume %s", volume.ErrNotNow, t.Volume)
 		}
-		all = append(all, qemu.CopyTarget{Disk: disks[at].ID, Size: t.Size, Take: t.Take, File: t.File, Base: t.Image})
+		all = append(all, qemu.CopyTarget{Disk: disks[at].ID, Size: t.Size, Take: t.Take, File: t.File, Key: t.Key, Base: t.Image})
 	}
 	out, err := process.CopyDisks(ctx, all)
 	if errors.Is(err, qemu.ErrCopying) || errors.Is(err, qemu.ErrDisksChanged) || errors.Is(err, qemu.ErrNotHeld) {

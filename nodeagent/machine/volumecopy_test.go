@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/trivet-cloud/trivet/images/guest"
 	"github.com/trivet-cloud/trivet/nodeagent/volume"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -188,4 +189,81 @@ func (l *lab) seesSnapshot(ref volume.SnapshotRef, state volume.SnapshotState) (
 		return s.State == state
 	}, within, 10*time.Millisecond, "snapshot %s is %s, last %+v", ref.ID, state, &s)
 	return s
+}
+
+// TestSnapshotOfEncryptedVolume makes a snapshot of an encrypted volume while a guest runs with it, and one after the
+// volume was detached. Volumes that are made from the snapshots have what the guest wrote. No file of the pool has it in
+// plain text. While the guest runs, a snapshot without the key fails at its deadline.
+func TestSnapshotOfEncryptedVolume(t *testing.T) {
+	l := newLab(t)
+	want := l.linux(1)
+	v := grant(encryptedVolume(1), want, "secret")
+	want = on(give(want, v, virtio, noCache))
+	l.assignVolumes(v)
+	l.assign(want)
+	l.seesDisks(want, "secret")
+	l.boots(want, 1)
+	l.write(want.VmId, "vdb", "hidden", 0)
+	snapshot := func(n int, within time.Duration) volume.SnapshotRef {
+		v = proto.CloneOf(v)
+		v.Generation++
+		v.Snapshots = append(v.Snapshots, &agentv1.AssignedSnapshot{
+			SnapshotId: volumeID(n), Deadline: time.Now().Add(within).UnixMilli(),
+		})
+		return volume.SnapshotRef{Volume: v.VolumeId, ID: volumeID(n)}
+	}
+	keyless := snapshot(99, 2*time.Second)
+	l.assignVolumes(withKey(v, ""))
+	require.Contains(t, l.seesSnapshot(keyless, volume.Failed).Error, "has not sent its key")
+	live := snapshot(100, time.Hour)
+	l.assignVolumes(v)
+	require.True(t, l.seesSnapshot(live, volume.Complete).Encrypted)
+
+	l.write(want.VmId, "vdb", "later", 0)
+	want = take(want, "secret")
+	l.assign(want)
+	l.seesDisks(want)
+	v = revoke(v)
+	idle := snapshot(101, time.Hour)
+	v.EncryptionKey = nil
+	l.assignVolumes(v)
+	require.True(t, l.seesSnapshot(idle, volume.Complete).Encrypted)
+
+	all := []*agentv1.AssignedVolume{v}
+	for n, ref := range map[int]volume.SnapshotRef{2: live, 3: idle} {
+		r := withKey(encryptedVolume(n), "")
+		r.SizeBytes, r.Source = v.SizeBytes, &agentv1.SnapshotSource{VolumeId: ref.Volume, SnapshotId: ref.ID}
+		all = append(all, r)
+	}
+	l.assignVolumes(all...)
+	for i, r := range all[1:] {
+		require.Eventually(t, func() bool {
+			_, err := l.storage.Pools()[0].Status(r.VolumeId)
+			return err == nil
+		}, within, 10*time.Millisecond)
+		r = grant(withKey(r, volumeKey), want, "copy")
+		all[i+1] = r
+		l.assignVolumes(all...)
+		want = give(want, r, virtio, noCache)
+		l.assign(want)
+		l.seesDisks(want, "copy")
+		pattern := map[string]string{volumeID(2): "hidden", volumeID(3): "later"}[r.VolumeId]
+		l.reads(want.VmId, "vdb", pattern, 0)
+		want = take(want, "copy")
+		l.assign(want)
+		l.seesDisks(want)
+	}
+	for _, seed := range []string{"hidden", "later"} {
+		files, err := filepath.Glob(filepath.Join(l.pool, "*.qcow2"))
+		require.NoError(t, err)
+		require.Len(t, files, 5)
+		head := make([]byte, 512)
+		guest.Pattern(head, seed, 0)
+		for _, file := range files {
+			content, err := os.ReadFile(file)
+			require.NoError(t, err)
+			require.False(t, bytes.Contains(content, head), "%s has the guest's data in plain text", file)
+		}
+	}
+	l.requireNoKey()
 }

@@ -38,10 +38,11 @@ type Disk struct {
 	ReadOnly bool         `json:"read_only"`
 	// Format is the format of the disk's own file; "" means QCOW2. A raw file has no base image.
 	Format qcow2.Format `json:"format,omitempty"`
-	// Encrypted means that the disk's own file, in QCOW2 format, has LUKS encryption. Layers.Key is the key. The base
-	// image is not encrypted.
+	// Encrypted means that the content has LUKS encryption: that of the disk's own file, which is in QCOW2 format, or that
+	// of the whole RBD image. Keys.Key is the passphrase. A base image is not encrypted.
 	Encrypted bool `json:"encrypted,omitempty"`
-	// RBD is the RBD image of a disk without files. Layers.Key is the key of the Ceph user in base64.
+	// RBD is the RBD image of a disk without files. If the disk is encrypted, the image begins with a LUKS header, which
+	// the guest does not see.
 	RBD *RBDImage `json:"rbd,omitempty"`
 	// Size is the size in bytes to which ResizeDisk last grew the disk. Size is 0 if ResizeDisk has not grown the disk
 	// since QEMU was started.
@@ -89,14 +90,15 @@ func (d Disk) validate() error {
 }
 
 // Names of a disk's block nodes, throttle group and device in QEMU.
-func (d Disk) node() string       { return fmt.Sprintf("%s%d", d.Bus, d.Slot) } // the top node, such as virtio0
-func (d Disk) fileNode() string   { return d.node() + "-file" }
-func (d Disk) formatNode() string { return d.node() + "-format" } // exists only for a disk with limits
-func (d Disk) baseNode() string   { return d.node() + "-base" }
-func (d Disk) baseFile() string   { return d.node() + "-base-file" }
-func (d Disk) groupID() string    { return d.node() + "-limits" }
-func (d Disk) secretID() string   { return d.node() + "-key" } // in QEMU only while the nodes are added
-func (d Disk) deviceID() string   { return deviceID(d.ID) }
+func (d Disk) node() string         { return fmt.Sprintf("%s%d", d.Bus, d.Slot) } // the top node, such as virtio0
+func (d Disk) fileNode() string     { return d.node() + "-file" }
+func (d Disk) formatNode() string   { return d.node() + "-format" } // exists only for a disk with limits
+func (d Disk) baseNode() string     { return d.node() + "-base" }
+func (d Disk) baseFile() string     { return d.node() + "-base-file" }
+func (d Disk) groupID() string      { return d.node() + "-limits" }
+func (d Disk) secretID() string     { return d.node() + "-key" }      // in QEMU only while the nodes are added
+func (d Disk) userSecretID() string { return d.node() + "-user-key" } // that of the Ceph user, in QEMU as long as secretID
+func (d Disk) deviceID() string     { return deviceID(d.ID) }
 
 func deviceID(disk string) string { return "disk-" + disk }
 
@@ -165,13 +167,16 @@ func (d Disk) blockNodes(sets diskSets) []object {
 		top = d.formatNode()
 	}
 	format := object{"driver": string(qcow2.QCOW2), "node-name": top, "file": d.fileNode()}
-	if d.Format == qcow2.Raw || d.RBD != nil {
+	switch {
+	case d.RBD != nil && d.Encrypted:
+		format["driver"], format["key-secret"] = "luks", d.secretID()
+	case d.RBD != nil || d.Format == qcow2.Raw:
 		format["driver"] = string(qcow2.Raw)
-	} else {
+	default:
 		format["backing"] = beneath
-	}
-	if d.Encrypted {
-		format["encrypt"] = object{"format": "luks", "key-secret": d.secretID()}
+		if d.Encrypted {
+			format["encrypt"] = object{"format": "luks", "key-secret": d.secretID()}
+		}
 	}
 	file := object{"driver": "file", "node-name": d.fileNode(), "filename": fdsetPath(sets.overlay)}
 	if d.RBD != nil {

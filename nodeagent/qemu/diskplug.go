@@ -204,7 +204,7 @@ func (p *Process) addDisk(ctx context.Context, d Disk, files Layers) error {
 func (p *Process) openDisk(ctx context.Context, d Disk, files Layers) error {
 	if d.RBD != nil {
 		return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
-			return addNodes(ctx, conn, d, diskSets{}, files.Key)
+			return addNodes(ctx, conn, d, diskSets{}, files.Keys)
 		})
 	}
 	if err := p.raiseFileLimit(files.Size); err != nil {
@@ -225,7 +225,7 @@ func (p *Process) openDisk(ctx context.Context, d Disk, files Layers) error {
 				return err
 			}
 		}
-		return addNodes(ctx, conn, d, sets, files.Key)
+		return addNodes(ctx, conn, d, sets, files.Keys)
 	})
 }
 

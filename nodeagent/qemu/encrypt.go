@@ -10,10 +10,18 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 )
 
-// Key is the secret with which QEMU opens a disk. For an encrypted disk, Key is the LUKS passphrase, in printable ASCII
-// because QEMU accepts only text. For a disk with an RBD image, Key is the key of the Ceph user, in base64. QEMU gets a
-// Key over its monitor socket. The package stores no Key on disk, and no error contains a Key.
+// Key is a secret with which QEMU opens a disk. QEMU gets a Key over its monitor socket. The package stores no Key on
+// disk, and no error contains a Key.
 type Key []byte
+
+// Keys are the secrets with which QEMU opens one disk.
+type Keys struct {
+	// Key is the LUKS passphrase of an encrypted disk, in printable ASCII because QEMU accepts only text. It is empty for
+	// other disks.
+	Key Key
+	// User is the key of the Ceph user of a disk with an RBD image, in base64. It is empty for other disks.
+	User Key
+}
 
 // String returns a constant text, so that a key is not logged by mistake. GoString does the same for the verb %#v.
 func (k Key) String() string { return "(key)" }
@@ -22,11 +30,11 @@ func (k Key) String() string { return "(key)" }
 func (k Key) GoString() string { return k.String() }
 
 var (
-	// ErrWrongKey means that the key of an encrypted disk does not decrypt the disk's file. Another attempt with this
+	// ErrWrongKey means that the key of an encrypted disk does not decrypt the disk's file or RBD image. Another attempt with this
 	// key fails the same way.
 	ErrWrongKey = errors.New("the key does not decrypt the disk's file: the file or the key belongs to another volume")
 
-	errNoKey = errors.New("the disk is encrypted, and its key is not known")
+	errNoKey = errors.New("the key of the disk is not known")
 
 	// errKeysLost means that the agent that started QEMU ended before it passed the keys of all disks to QEMU.
 	errKeysLost = errors.New("the agent that started QEMU ended before it passed the keys of the disks")
@@ -38,29 +46,24 @@ func (d Disk) hasKey() bool { return d.Encrypted || d.RBD != nil }
 // hasKeys reports whether QEMU needs a key for at least one disk of the VM.
 func (s Spec) hasKeys() bool { return slices.ContainsFunc(s.Disks, Disk.hasKey) }
 
-// addNodes adds the block nodes of a disk to QEMU, and its throttle group if it has limits. The key is used only if the
-// disk is encrypted or has an RBD image. The error wraps [ErrWrongKey] if the key does not decrypt the file of an
-// encrypted disk.
+// addNodes adds the block nodes of a disk to QEMU, and its throttle group if it has limits. The error wraps
+// [ErrWrongKey] if keys.Key does not decrypt the file or the RBD image of an encrypted disk.
 //
-// QEMU needs the key only while it opens the file or the image. From an encrypted file, QEMU decrypts the LUKS master
-// key with the passphrase and keeps only the master key. The key of a Ceph user is passed to librados. addNodes
-// therefore removes the key's secret object from QEMU before it returns.
-func addNodes(ctx context.Context, conn *qmp.Conn, d Disk, sets diskSets, key Key) (err error) {
+// QEMU needs the keys only while it opens the file or the image. QEMU decrypts the LUKS master key with the passphrase
+// and keeps only the master key. The key of a Ceph user is passed to librados. addNodes therefore removes the secret
+// objects with the keys from QEMU before it returns.
+func addNodes(ctx context.Context, conn *qmp.Conn, d Disk, sets diskSets, keys Keys) (err error) {
 	if d.limited() {
 		if err := conn.Do(ctx, "object-add", d.throttleGroup(), nil); err != nil {
 			return err
 		}
 	}
-	if d.hasKey() {
-		format := "raw"
-		if d.RBD != nil {
-			format = "base64"
-		}
-		if err := addSecret(ctx, conn, d.secretID(), format, key); err != nil {
+	for _, s := range d.secrets(keys) {
+		if err := addSecret(ctx, conn, s.id, s.format, s.key); err != nil {
 			return err
 		}
 		defer func() {
-			if removeErr := deleteObject(ctx, conn, d.secretID()); err == nil {
+			if removeErr := deleteObject(ctx, conn, s.id); err == nil {
 				err = removeErr
 			}
 		}()
@@ -75,6 +78,24 @@ func addNodes(ctx context.Context, conn *qmp.Conn, d Disk, sets diskSets, key Ke
 		}
 	}
 	return nil
+}
+
+// secret is a secret object of QEMU.
+type secret struct {
+	id     string
+	format string // raw or base64
+	key    Key
+}
+
+// secrets returns the secret objects that the block nodes of the disk refer to.
+func (d Disk) secrets(keys Keys) (all []secret) {
+	if d.Encrypted {
+		all = append(all, secret{d.secretID(), "raw", keys.Key})
+	}
+	if d.RBD != nil {
+		all = append(all, secret{d.userSecretID(), "base64", keys.User})
+	}
+	return all
 }
 
 // addSecret adds a secret object with a key to QEMU. No QMP reply contains the key. If format is base64, QEMU decodes
@@ -104,11 +125,11 @@ func (p *Process) unlockDisks(ctx context.Context) error {
 			if !d.hasKey() || slices.Contains(have, d.node()) {
 				continue
 			}
-			key, ok := p.keys[d.ID]
+			keys, ok := p.keys[d.ID]
 			if !ok {
 				return errKeysLost
 			}
-			if err := addNodes(ctx, conn, d, all[i], key); err != nil {
+			if err := addNodes(ctx, conn, d, all[i], keys); err != nil {
 				return err
 			}
 		}

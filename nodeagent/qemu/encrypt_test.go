@@ -42,7 +42,7 @@ func (l *lab) encrypted(id string) (Disk, Layers) {
 	_, err = f.Write(header)
 	require.NoError(l, err)
 	return Disk{ID: id, Bus: Virtio, Slot: -1, Cache: NoCache, Encrypted: true, Volume: "volume-" + id},
-		Layers{Overlay: f, Size: encryptedSize, Key: rightKey}
+		Layers{Overlay: f, Size: encryptedSize, Keys: Keys{Key: rightKey}}
 }
 
 // requireNoKey requires that no file in the VM's directory contains the key, nor the arguments and the environment of
@@ -226,6 +226,60 @@ func TestFormat(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{vmID}, names)
 	groups, err = l.launcher.Cgroups.List()
+	require.NoError(t, err)
+	require.Empty(t, groups)
+}
+
+// decrypted returns the content of a file with a LUKS header, as qemu-img decrypts it.
+func decrypted(t *testing.T, file string, key Key) []byte {
+	t.Helper()
+	secret := filepath.Join(t.TempDir(), "key")
+	require.NoError(t, os.WriteFile(secret, key, 0o600))
+	out := filepath.Join(t.TempDir(), "plain")
+	text, err := exec.Command("qemu-img", "convert", "--object", "secret,id=key,file="+secret, "-O", "raw", "--image-opts",
+		"driver=luks,key-secret=key,file.driver=file,file.filename="+file, out).CombinedOutput()
+	require.NoError(t, err, "%s", text)
+	content, err := os.ReadFile(out)
+	require.NoError(t, err)
+	return content
+}
+
+// TestEncryptImage encrypts a raw image and a QCOW2 image of the same content. The results must decrypt to the content
+// of the image, and must not contain it in plain text. The header that FormatHeader makes must be as long as theirs.
+func TestEncryptImage(t *testing.T) {
+	l := newLab(t)
+	f, err := l.launcher.FormatHeader(l.ctx, l.homes, vmID, rightKey)
+	require.NoError(t, err)
+	defer f.Close()
+	luks, err := io.ReadAll(io.NewSectionReader(f, 0, formatBytes))
+	require.NoError(t, err)
+	require.Equal(t, "LUKS\xba\xbe", string(luks[:6]))
+	require.NotContains(t, string(luks), string(rightKey))
+
+	const size = 3 << 20
+	content := make([]byte, size)
+	for at := range size / 3 { // two thirds are zeros
+		content[at] = "plain content "[at%14]
+	}
+	raw, converted := filepath.Join(t.TempDir(), "raw"), filepath.Join(t.TempDir(), "qcow2")
+	require.NoError(t, os.WriteFile(raw, content, 0o600))
+	text, err := exec.Command("qemu-img", "convert", "-f", "raw", "-O", "qcow2", raw, converted).CombinedOutput()
+	require.NoError(t, err, "%s", text)
+	for format, file := range map[qcow2.Format]string{qcow2.Raw: raw, qcow2.QCOW2: converted} {
+		image, err := os.Open(file)
+		require.NoError(t, err)
+		defer image.Close()
+		to, err := os.Create(filepath.Join(t.TempDir(), "encrypted"))
+		require.NoError(t, err)
+		defer to.Close()
+		require.NoError(t, l.launcher.EncryptImage(l.ctx, l.homes, vmID, rightKey, image, format, size, to))
+		result, err := os.ReadFile(to.Name())
+		require.NoError(t, err)
+		require.Len(t, result, len(luks)+size)
+		require.NotContains(t, string(result), "plain content")
+		require.True(t, string(decrypted(t, to.Name(), rightKey)) == string(content), "the decrypted content differs: %s", format)
+	}
+	groups, err := l.launcher.Cgroups.List()
 	require.NoError(t, err)
 	require.Empty(t, groups)
 }

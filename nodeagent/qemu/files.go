@@ -21,7 +21,7 @@ type Files struct {
 	Taps map[string]*os.File
 }
 
-// Layers are the files of one disk, and its key. A disk with an RBD image has a key and no files.
+// Layers are the files and the keys of one disk. A disk with an RBD image has keys and no files.
 type Layers struct {
 	// Overlay is the disk's own file, in the format of the Spec. A disk without a base image has it too. It is open for
 	// reading and writing, or read-only if the disk is read-only.
@@ -30,18 +30,18 @@ type Layers struct {
 	// Size is the disk's virtual size in bytes, from the assignment. The size in the overlay's header is not used,
 	// because QEMU could change it.
 	Size uint64
-	Key  Key // key of an encrypted disk or of an RBD image; empty for other disks
+	Keys
 	// Confirm is called by PlugDisk after QEMU has opened the disk, and before the guest gets it. If Confirm returns an
 	// error, the guest does not get the disk. Launch does not call it: the caller can check before Resume. It may be nil.
 	Confirm func(context.Context) error
 }
 
 // keys returns the keys of the encrypted disks and RBD images, by disk id.
-func (f Files) keys() map[string]Key {
-	keys := map[string]Key{}
+func (f Files) keys() map[string]Keys {
+	keys := map[string]Keys{}
 	for id, l := range f.Disks {
-		if len(l.Key) > 0 {
-			keys[id] = l.Key
+		if len(l.Key) > 0 || len(l.User) > 0 {
+			keys[id] = l.Keys
 		}
 	}
 	return keys
@@ -49,17 +49,17 @@ func (f Files) keys() map[string]Key {
 
 // check returns an error if the files are not those of the disk d.
 func (l Layers) check(d Disk) error {
+	if d.Encrypted && len(l.Key) == 0 {
+		return fmt.Errorf("disk %s: %w", d.ID, errNoKey)
+	}
 	if d.RBD != nil {
-		if l.Overlay != nil || l.Base != nil || !validRBDKey.Match(l.Key) {
+		if l.Overlay != nil || l.Base != nil || !validRBDKey.Match(l.User) {
 			return fmt.Errorf("disk %s has files, or no key of its Ceph user", d.ID)
 		}
 		return nil
 	}
 	if l.Overlay == nil || (l.Base != nil) != (d.Base != "") {
 		return fmt.Errorf("the files of disk %s are not those of the spec", d.ID)
-	}
-	if d.Encrypted && len(l.Key) == 0 {
-		return fmt.Errorf("disk %s: %w", d.ID, errNoKey)
 	}
 	if err := checkOpenMode(l.Overlay, !d.ReadOnly); err != nil {
 		return fmt.Errorf("the overlay of disk %s %w", d.ID, err)

@@ -40,7 +40,7 @@ type Process struct {
 	dir      *os.File // the home's directory, for socketPath
 
 	work, inspect *qmp.Socket
-	keys          map[string]Key // by disk id, until configure has passed them to QEMU
+	keys          map[string]Keys // by disk id, until configure has passed them to QEMU
 
 	life       context.Context // ends with Close, or when the process ends
 	end        context.CancelFunc

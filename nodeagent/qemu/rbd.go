@@ -9,7 +9,7 @@ import (
 )
 
 // RBDImage names an RBD image of a Ceph cluster. QEMU opens the image with librbd. RBDImage does not contain the key of
-// the Ceph user (see [Layers.Key]), because the Spec with the RBDImage is stored on disk.
+// the Ceph user (see [Keys]), because the Spec with the RBDImage is stored on disk.
 type RBDImage struct {
 	Monitors []string `json:"monitors"` // each an IP address and a port
 	Pool     string   `json:"pool"`
@@ -41,8 +41,8 @@ func (d Disk) validateRBD() error {
 			return invalid("disk %s: the monitor %q is not an address and a port", d.ID, m)
 		}
 	}
-	if d.Base != "" || d.Encrypted {
-		return invalid("disk %s: an RBD image cannot have a base image or LUKS encryption", d.ID)
+	if d.Base != "" {
+		return invalid("disk %s: an RBD image cannot have a base image", d.ID)
 	}
 	return nil
 }
@@ -55,7 +55,7 @@ func (d Disk) rbdNode() object {
 		servers = append(servers, object{"host": at.Addr().String(), "port": strconv.Itoa(int(at.Port()))})
 	}
 	return object{"driver": "rbd", "node-name": d.fileNode(), "pool": d.RBD.Pool, "image": d.RBD.Image, "user": d.RBD.User,
-		"key-secret": d.secretID(), "auth-client-required": []string{"cephx"}, "server": servers}
+		"key-secret": d.userSecretID(), "auth-client-required": []string{"cephx"}, "server": servers}
 }
 
 func hasRBD(disks []Disk) bool {

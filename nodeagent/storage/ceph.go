@@ -21,21 +21,22 @@ var (
 )
 
 // ceph has the connections to the Ceph clusters of assigned volumes. There is one connection for each combination of
-// cluster, monitors, user and key. Each connection has its own helper process trivet-rbd. If a storage class changes, its
-// volumes arrive with the same generation and another RbdPool. The next call for a volume then uses a new connection. QEMU
-// processes keep their connections.
+// cluster, monitors, user and key. Each connection has its own helper process trivet-rbd. If a storage class changes,
+// its volumes arrive with the same generation and another RbdPool. The next call for a volume then uses a new connection.
+// QEMU processes keep their connections.
 type ceph struct {
-	options rbd.Options
-	images  *disk.Images
-	log     *slog.Logger
+	options   rbd.Options
+	images    *disk.Images
+	encrypter volume.Encrypter
+	log       *slog.Logger
 
 	closing  sync.WaitGroup
 	mu       sync.Mutex
 	clusters map[string]*rbd.Cluster // by clusterKey
 }
 
-func newCeph(o rbd.Options, images *disk.Images, log *slog.Logger) *ceph {
-	return &ceph{options: o, images: images, log: log, clusters: map[string]*rbd.Cluster{}}
+func newCeph(o Options) *ceph {
+	return &ceph{options: o.RBD, images: o.Images, encrypter: o.Encrypter, log: o.Log, clusters: map[string]*rbd.Cluster{}}
 }
 
 // clusterKey returns the key of a pool's connection in ceph.clusters. Pools with the same key share a connection.
@@ -64,7 +65,7 @@ func (c *ceph) pool(at *agentv1.RbdPool) (*volume.RBDPool, error) {
 	}
 	return volume.NewRBDPool(volume.RBDOptions{
 		Client: rbdv1.NewRbdServiceClient(cluster), Monitors: at.GetMonitors(), Pool: at.GetPool(), User: at.GetUser(),
-		Key: at.GetKey(), Images: c.images,
+		Key: at.GetKey(), Images: c.images, Encrypter: c.encrypter,
 	}), nil
 }
 

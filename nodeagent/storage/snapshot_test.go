@@ -287,7 +287,7 @@ func TestSnapshotEndsEarly(t *testing.T) {
 
 	// An agent that is killed leaves the copy behind. The file of the snapshot is then removed by the next agent.
 	ref := volume.SnapshotRef{Volume: string(vol), ID: snapshotID(3)}
-	_, err := h.Pools()[0].BeginSnapshot(t.Context(), ref)
+	_, err := h.Pools()[0].BeginSnapshot(t.Context(), ref, nil)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	finished := make(chan struct{})

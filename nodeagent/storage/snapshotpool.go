@@ -57,7 +57,7 @@ func (p fileSnapshots) Snapshot(_ context.Context, ref volume.SnapshotRef) (volu
 }
 
 func (p fileSnapshots) begin(ctx context.Context, m copyMember) (snapshotCopy, error) {
-	c, err := p.BeginSnapshot(ctx, m.ref)
+	c, err := p.BeginSnapshot(ctx, m.ref, m.want.GetEncryptionKey())
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +67,7 @@ func (p fileSnapshots) begin(ctx context.Context, m copyMember) (snapshotCopy, e
 type fileCopy struct{ *volume.SnapshotCopy }
 
 func (c fileCopy) target(id string) volume.CopyTarget {
-	return volume.CopyTarget{Volume: id, File: c.Target(), Size: c.Size(), Image: c.HasImage()}
+	return volume.CopyTarget{Volume: id, File: c.Target(), Key: c.Key(), Size: c.Size(), Image: c.HasImage()}
 }
 
 func (c fileCopy) copyDetached(ctx context.Context) error { return c.Copy(ctx) }

@@ -64,13 +64,15 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Options are the dependencies of a Storage. All but Copy and RBD are required.
+// Options are the dependencies of a Storage. All but Copy, RBD and Encrypter are required.
 type Options struct {
 	Pools []volume.Options
 	// RBD has the settings of the helper process trivet-rbd. If RBD.Program is empty, the host serves no RBD volumes.
 	RBD rbd.Options
 	// Images is the cache of the images from which RBD volumes are made.
 	Images *disk.Images
+	// Encrypter makes encrypted RBD volumes. If it is nil, the host cannot make them.
+	Encrypter volume.Encrypter
 	// Report is called with the state of a volume after each check, even if the state has not changed. It must not
 	// block.
 	Report func(cloud.VolumeObservation)
@@ -150,7 +152,7 @@ const (
 // New opens the pools of the host. It logs the pools that cannot be opened, and Run tries to open them again.
 func New(ctx context.Context, o Options) *Storage {
 	s := &Storage{
-		o: o, wake: make(chan struct{}, 1), pools: map[string]*volume.Pool{}, failed: map[string]error{}, ceph: newCeph(o.RBD, o.Images, o.Log),
+		o: o, wake: make(chan struct{}, 1), pools: map[string]*volume.Pool{}, failed: map[string]error{}, ceph: newCeph(o),
 		volumes: map[cloud.VolumeID]*entry{}, copies: map[string]*copyTask{}, unknown: map[string]string{},
 		flattenSlots: make(chan struct{}, maxFlattens), restoreSlots: make(chan struct{}, maxRestores),
 	}

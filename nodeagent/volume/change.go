@@ -132,9 +132,6 @@ func (p *Pool) endFile(f *os.File, id string) error {
 // createFrom makes a volume with the content of a snapshot. The copy may take long, so createFrom does not lock the
 // pool while it copies. It locks the volume's file, so no other call and no other host makes the volume meanwhile.
 func (p *Pool) createFrom(ctx context.Context, v Volume) error {
-	if v.Encrypted {
-		return fmt.Errorf("%w: an encrypted volume cannot be made from a snapshot", ErrRefused)
-	}
 	var r record
 	var to *os.File
 	err := p.change(ctx, func() (err error) {
@@ -178,6 +175,9 @@ func (p *Pool) copySnapshot(ctx context.Context, ref SnapshotRef, to *os.File, r
 	if s.State != Complete || s.Format != r.Format || s.Size > r.Size || (s.Image == nil) != (r.Image == nil) ||
 		s.Image != nil && *s.Image != *r.Image {
 		return fmt.Errorf("%w: snapshot %s is incomplete, larger than %d bytes, or has another image or format than %s", ErrRefused, ref.ID, r.Size, r.Format)
+	}
+	if s.Encrypted != r.Encrypted {
+		return fmt.Errorf("%w: only one of snapshot %s and the required volume is encrypted", ErrRefused, ref.ID)
 	}
 	from, err := p.openFile(ref.file(s.Format), unix.O_RDONLY)
 	if err != nil {

@@ -144,7 +144,7 @@ func TestExportIsRefused(t *testing.T) {
 	none := func() error { return nil }
 	err := h.ExportSnapshot(t.Context(), Export{Snapshot: ref(1, 2), Scanned: none}, io.Discard)
 	require.ErrorIs(t, err, ErrNoSnapshot)
-	c, err := h.BeginSnapshot(t.Context(), ref(1, 2))
+	c, err := h.BeginSnapshot(t.Context(), ref(1, 2), nil)
 	require.NoError(t, err)
 	err = h.ExportSnapshot(t.Context(), Export{Snapshot: ref(1, 2), Scanned: none}, io.Discard)
 	require.ErrorIs(t, err, ErrRefused, "the snapshot is not complete")

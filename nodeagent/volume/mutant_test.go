@@ -33,6 +33,7 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.AdoptTwice, TestRegisteredImage, "one image became two volumes")
 	mutanttest.Notices(t, mutant.DeleteRegistered, TestRegisteredImage, "the image was deleted with the volume")
 	mutanttest.Notices(t, mutant.StaleFinish, TestRBDSnapshotOfLostHost, "a snapshot of an ended attachment became complete")
+	mutanttest.Notices(t, mutant.ImportPlainImage, TestEncryptedRBDVolumes, "the cluster has the image in plain text")
 	mutanttest.Notices(t, mutant.FenceWithoutBlock, TestFenceBlocksRecordedClients)
 	mutanttest.Notices(t, mutant.FenceWithoutBlock, TestFenceOfOlderRecord)
 	mutanttest.Notices(t, mutant.FenceLaterUse, TestFenceBlocksRecordedClients, "an old request to fence")

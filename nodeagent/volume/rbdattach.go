@@ -57,7 +57,7 @@ func (p *RBDPool) open(ctx context.Context, id string, a Attachment) (Files, err
 			return Files{}, err
 		}
 	}
-	return Files{Size: r.Size, RBD: &RBDImage{
+	return Files{Size: r.Size, Encrypted: r.Encrypted, RBD: &RBDImage{
 		Monitors: p.o.Monitors, Pool: p.o.Pool, Image: p.imageOf(id), User: p.o.User, Key: p.o.Key,
 	}}, nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"time"
 
 	"github.com/google/uuid"
@@ -46,7 +47,7 @@ func (p *RBDPool) ensureBase(ctx context.Context, i disk.Image, size uint64) err
 		return rbdError(err)
 	}
 	if have.GetSize() > size {
-		return fmt.Errorf("%w: the image has %d bytes, which do not fit in %d", ErrRefused, have.GetSize(), size)
+		return errTooSmall(have.GetSize(), size)
 	}
 	for _, s := range have.GetSnapshots() {
 		if s.GetName() == baseSnapshot && s.GetProtected() {
@@ -70,20 +71,42 @@ func (p *RBDPool) importBase(ctx context.Context, i disk.Image, name *rbdv1.Imag
 		return err
 	}
 	defer f.Close()
-	size, content := uint64(i.Size), io.Reader(f)
+	size, err := virtualSize(f, i)
+	if err != nil {
+		return err
+	}
+	content := io.Reader(f)
 	if i.Format == qcow2.QCOW2 {
 		r, err := qcow2.NewReader(f, i.Size)
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrRefused, err)
 		}
-		size, content = r.Size(), io.NewSectionReader(r, 0, int64(r.Size()))
+		content = io.NewSectionReader(r, 0, int64(r.Size()))
 	}
-	size = (size + 511) / 512 * 512
 	err = rbd.Import(ctx, p.o.Client, name, size, content)
 	if isCode(err, codes.AlreadyExists) {
 		return nil
 	}
 	return rbdError(err)
+}
+
+// virtualSize returns the number of bytes that a guest sees of an image, rounded up to a multiple of 512. The parameter f
+// is the file of the image.
+func virtualSize(f *os.File, i disk.Image) (uint64, error) {
+	size := uint64(i.Size)
+	if i.Format == qcow2.QCOW2 {
+		r, err := qcow2.NewReader(f, i.Size)
+		if err != nil {
+			return 0, fmt.Errorf("%w: %w", ErrRefused, err)
+		}
+		size = r.Size()
+	}
+	return (size + 511) / 512 * 512, nil
+}
+
+// errTooSmall returns the error for a volume of size bytes whose image has more.
+func errTooSmall(image, size uint64) error {
+	return fmt.Errorf("%w: the image has %d bytes, which do not fit in %d", ErrRefused, image, size)
 }
 
 // lease is the content of a base image's record while a host imports the image. The lease prevents a second concurrent

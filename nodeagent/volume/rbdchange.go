@@ -13,8 +13,9 @@ import (
 )
 
 // Create makes a volume, unless the pool has it already. It only checks the image of a registered volume (see adopt).
-// If the existing volume is larger than v, Create returns nil, because the volume may have grown. Several hosts may call Create for the same volume. The error wraps [ErrRefused] if
-// the volume cannot be made.
+// If the existing volume is larger than v, Create returns nil, because the volume may have grown. Several hosts may call
+// Create for the same volume. The error wraps [ErrRefused] if the volume cannot be made, and [ErrNoKey] if the volume is
+// encrypted and v has no key.
 func (p *RBDPool) Create(ctx context.Context, v Volume) error {
 	if err := p.change(ctx, func() error { return p.create(ctx, v) }); err != nil {
 		return fmt.Errorf("make volume %s: %w", v.ID, err)
@@ -29,13 +30,15 @@ func (p *RBDPool) create(ctx context.Context, v Volume) error {
 	if p.registered != "" {
 		return p.adopt(ctx, v)
 	}
-	if v.Encrypted {
-		return fmt.Errorf("%w: an RBD volume cannot be encrypted", ErrRefused)
+	header, err := p.headerOf(ctx, v)
+	if err != nil {
+		return err
 	}
 	r, text, err := p.read(ctx, v.ID)
 	switch {
 	case errors.Is(err, ErrNotFound):
-		r = record{State: creating, Size: v.Size, Image: v.Image, Format: v.format(), Source: v.Source}
+		r = record{State: creating, Size: v.Size, Image: v.Image, Format: v.format(), Source: v.Source, Encrypted: v.Encrypted,
+			Header: header}
 		if err := p.checkAbsent(ctx, v.ID); err != nil {
 			return err
 		}
@@ -51,7 +54,7 @@ func (p *RBDPool) create(ctx context.Context, v Volume) error {
 	if err := r.matches(v); err != nil {
 		return err
 	}
-	if v.Image != nil {
+	if v.Image != nil && !v.Encrypted {
 		if err := p.ensureBase(ctx, *v.Image, v.Size); err != nil {
 			return err
 		}
@@ -59,10 +62,13 @@ func (p *RBDPool) create(ctx context.Context, v Volume) error {
 	if text, err = p.write(ctx, v.ID, text, r); err != nil {
 		return err
 	}
-	if err := p.makeImage(ctx, v); err != nil {
+	if err := p.makeImage(ctx, v, r.Header+v.Size); err != nil {
 		return err
 	}
 	r.State = ready
+	if r.Image != nil && r.Encrypted {
+		r.Image, r.Flattened = nil, true
+	}
 	_, err = p.write(ctx, v.ID, text, r)
 	return err
 }
@@ -80,8 +86,9 @@ func (p *RBDPool) checkAbsent(ctx context.Context, id string) error {
 	return rbdError(err)
 }
 
-// makeImage makes the RBD image of a volume: a clone of the base image or of a snapshot, or an empty image.
-func (p *RBDPool) makeImage(ctx context.Context, v Volume) error {
+// makeImage makes the RBD image of a volume with size bytes: a clone of the base image or of a snapshot, an encrypted
+// image, or an empty one.
+func (p *RBDPool) makeImage(ctx context.Context, v Volume, size uint64) error {
 	name := p.name(volumeImage(v.ID))
 	var parent *rbdv1.SnapshotName
 	switch {
@@ -90,16 +97,22 @@ func (p *RBDPool) makeImage(ctx context.Context, v Volume) error {
 		if parent, err = p.source(ctx, *v.Source); err != nil {
 			return err
 		}
+	case v.Encrypted:
+		if err := p.makeEncrypted(ctx, v); err != nil {
+			return err
+		}
 	case v.Image != nil:
 		parent = p.base(*v.Image)
 	default:
-		_, err := p.o.Client.CreateImage(ctx, &rbdv1.CreateImageRequest{Name: name, Size: v.Size})
+		_, err := p.o.Client.CreateImage(ctx, &rbdv1.CreateImageRequest{Name: name, Size: size})
 		return rbdError(err)
 	}
-	if _, err := p.o.Client.CloneImage(ctx, &rbdv1.CloneImageRequest{Parent: parent, Name: name}); err != nil {
-		return rbdError(err)
+	if parent != nil {
+		if _, err := p.o.Client.CloneImage(ctx, &rbdv1.CloneImageRequest{Parent: parent, Name: name}); err != nil {
+			return rbdError(err)
+		}
 	}
-	_, err := p.o.Client.ResizeImage(ctx, &rbdv1.ResizeImageRequest{Name: name, Size: v.Size})
+	_, err := p.o.Client.ResizeImage(ctx, &rbdv1.ResizeImageRequest{Name: name, Size: size})
 	return rbdError(err)
 }
 
@@ -129,8 +142,8 @@ func (p *RBDPool) resize(ctx context.Context, id string, size uint64) error {
 	if err != nil {
 		return err
 	}
-	if have.GetSize() < size { // QEMU may have grown the image already
-		request := &rbdv1.ResizeImageRequest{Name: p.name(p.imageOf(id)), Size: size}
+	if have.GetSize() < r.Header+size { // QEMU may have grown the image already
+		request := &rbdv1.ResizeImageRequest{Name: p.name(p.imageOf(id)), Size: r.Header + size}
 		if _, err := p.o.Client.ResizeImage(ctx, request); err != nil {
 			return rbdError(err)
 		}
@@ -203,6 +216,11 @@ func (p *RBDPool) delete(ctx context.Context, id string, r record, text []byte) 
 	}
 	if err := p.removeSnapshots(ctx, id, snapshots); err != nil {
 		return err
+	}
+	if r.Encrypted {
+		if err := p.removeImports(ctx, id); err != nil {
+			return err
+		}
 	}
 	if _, err := p.o.Client.RemoveImage(ctx, &rbdv1.RemoveImageRequest{Name: p.name(p.imageOf(id))}); err != nil {
 		return rbdError(err)

@@ -31,6 +31,11 @@ func (p *RBDPool) exportSnapshot(ctx context.Context, e Export, w io.Writer) err
 	if err != nil {
 		return err
 	}
+	if r, _, err := p.read(ctx, e.Snapshot.Volume); err != nil {
+		return err
+	} else if r.Encrypted {
+		return fmt.Errorf("%w: the volume is encrypted", ErrRefused)
+	}
 	newer, err := p.existingSnapshot(ctx, e.Snapshot)
 	if err != nil {
 		return err

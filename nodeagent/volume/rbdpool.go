@@ -17,7 +17,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// RBDOptions are the settings of an RBDPool. All are required.
+// RBDOptions are the settings of an RBDPool. All but Encrypter are required.
 type RBDOptions struct {
 	// Client calls the helper that is connected to the Ceph cluster.
 	Client rbdv1.RbdServiceClient
@@ -29,6 +29,8 @@ type RBDOptions struct {
 	User, Key string
 	// Images is the cache of the images that volumes are made from.
 	Images *disk.Images
+	// Encrypter makes encrypted volumes. If it is nil, the pool cannot make encrypted volumes.
+	Encrypter Encrypter
 }
 
 // RBDPool stores volumes as RBD images in a pool of a Ceph cluster. Several hosts use the same pool. The methods of
@@ -114,7 +116,7 @@ func (p *RBDPool) read(ctx context.Context, id string) (r record, text []byte, e
 // form of the new record. The error wraps errChanged if the stored form of the current record is not before.
 func (p *RBDPool) write(ctx context.Context, id string, before []byte, r record) ([]byte, error) {
 	r.Version = recordVersion
-	if len(r.Snapshots) > 0 || r.Source != nil {
+	if len(r.Snapshots) > 0 || r.Source != nil || r.Encrypted {
 		r.Version = recordVersion2
 	}
 	text, err := json.Marshal(r)
@@ -194,7 +196,7 @@ func (p *RBDPool) Status(ctx context.Context, id string) (Status, error) {
 	if err != nil {
 		return Status{}, fmt.Errorf("read volume %s: %w", id, err)
 	}
-	s := Status{ID: id, Size: r.Size, Image: r.Image, Attachment: r.Attachment, Flushed: r.Flushed,
+	s := Status{ID: id, Size: r.Size, Image: r.Image, Encrypted: r.Encrypted, Attachment: r.Attachment, Flushed: r.Flushed,
 		Flattened: r.Flattened, Clone: r.Source != nil, Format: qcow2.Raw}
 	switch _, err := p.image(ctx, id); {
 	case errors.Is(err, ErrRefused):

@@ -68,11 +68,13 @@ type record struct {
 	// Clients are the addresses of the processes that had the RBD image open at the last attachment, as
 	// RbdService.GetImage returns them: the newest maxClients. Records of older agents do not have them.
 	Clients []string `json:"clients,omitempty"`
-	// Flattened means that the volume was made from an image and has been made independent of the image since. Image is
-	// then nil.
+	// Flattened means that the volume was made from an image, and that it is independent of the image. Image is then nil.
 	Flattened bool `json:"flattened,omitempty"`
 	// Snapshots are the snapshots of an RBD volume. A snapshot of a volume in a directory has a record of its own.
 	Snapshots []rbdSnapshot `json:"snapshots,omitempty"`
+	// Header is the length in bytes of the LUKS header at the beginning of the RBD image of an encrypted volume. The image
+	// has Header bytes more than the guest sees. Header is 0 for other volumes.
+	Header uint64 `json:"header,omitempty"`
 	// Source is the snapshot of which an RBD volume is a clone. Flatten sets it to nil.
 	Source *SnapshotRef `json:"source,omitempty"`
 	// Volume is the ID of a registered volume (see RBDPool.Registered). It is empty for other volumes.
@@ -81,8 +83,8 @@ type record struct {
 
 const (
 	recordVersion = 1
-	// recordVersion2 is the version of a record that has Snapshots or Source. An agent that does not know these fields
-	// would remove them.
+	// recordVersion2 is the version of the record of an RBD volume that has Snapshots, Source or Header. An agent that does
+	// not know these fields would remove them.
 	recordVersion2 = 2
 )
 
@@ -116,14 +118,14 @@ func (r record) matches(v Volume) error {
 	case r.Size < v.Size:
 		return fmt.Errorf("%w: the volume exists with %d bytes, not %d", ErrRefused, r.Size, v.Size)
 	}
+	if r.Encrypted != v.Encrypted {
+		return fmt.Errorf("%w: the volume exists, and only one of the existing and the required volume is encrypted", ErrRefused)
+	}
 	if r.Flattened {
 		return nil // The volume's image and format have changed since the volume was made.
 	}
 	if r.Format != v.format() || (r.Image == nil) != (v.Image == nil) || r.Image != nil && *r.Image != *v.Image {
 		return fmt.Errorf("%w: the volume exists with another image or format", ErrRefused)
-	}
-	if r.Encrypted != v.Encrypted {
-		return fmt.Errorf("%w: the volume exists, and only one of the existing and the required volume is encrypted", ErrRefused)
 	}
 	return nil
 }

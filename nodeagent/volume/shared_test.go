@@ -153,7 +153,7 @@ func TestSnapshotOfLostHost(t *testing.T) {
 	a, b := twoHosts(t)
 	a.make(Volume{ID: id(1), Size: 4 * mib})
 	a.writeTo(1, 'a', mib, mib)
-	c, err := a.BeginSnapshot(t.Context(), ref(1, 5))
+	c, err := a.BeginSnapshot(t.Context(), ref(1, 5), nil)
 	require.NoError(t, err)
 	require.NoError(t, c.Copy(t.Context()))
 	require.NoError(t, b.FailSnapshot(t.Context(), ref(1, 5), "interrupted"))

@@ -47,6 +47,8 @@ type Snapshot struct {
 	Size   uint64       `json:"size"`
 	Format qcow2.Format `json:"format"`
 	Image  *disk.Image  `json:"image,omitempty"`
+	// Encrypted means that the file has LUKS encryption. The key of the snapshot's volume is the passphrase.
+	Encrypted bool `json:"encrypted,omitempty"`
 	// TakenAt is the instant of the content, in Unix milliseconds. Consistency is the argument of
 	// [SnapshotCopy.Finish]; this package does not interpret it. TakenAt is 0 and Consistency is "" until the state is
 	// Complete.

@@ -20,6 +20,8 @@ type SnapshotCopy struct {
 	pool   *Pool
 	ref    SnapshotRef
 	record Snapshot
+	key    []byte // key of an encrypted volume; may be empty
+	name   string // name of the volume's file
 	// source is the volume's locked file if no process has the volume open. source is nil if QEMU has the volume open:
 	// QEMU must then copy the volume to Target.
 	source *os.File
@@ -36,16 +38,36 @@ func (c *SnapshotCopy) Target() *os.File { return c.target }
 // HasImage reports whether the copy contains only the differences from an image.
 func (c *SnapshotCopy) HasImage() bool { return c.record.Image != nil }
 
+// Key returns the key of an encrypted volume, with which QEMU must open Target. It returns nil for other volumes.
+func (c *SnapshotCopy) Key() []byte {
+	if !c.record.Encrypted {
+		return nil
+	}
+	return c.key
+}
+
 // Size returns the size of the volume in bytes, as the guest sees it.
 func (c *SnapshotCopy) Size() uint64 { return c.record.Size }
 
 // BeginSnapshot records that a snapshot of a volume is being made, and makes the file for the copy. If no process has
 // the volume open, BeginSnapshot locks the volume until the copy ends, so that the content does not change: Open of the
 // volume fails with [ErrInUse] until then. If QEMU has the volume open, BeginSnapshot reserves space in the pool for
-// the copy. The error wraps [ErrRefused] if the snapshot has a record already, or if the volume is encrypted.
-func (p *Pool) BeginSnapshot(ctx context.Context, ref SnapshotRef) (*SnapshotCopy, error) {
-	c := &SnapshotCopy{pool: p, ref: ref}
-	if err := p.change(ctx, c.begin); err != nil {
+// the copy. The error wraps [ErrRefused] if the snapshot has a record already.
+//
+// The copy of an encrypted volume is encrypted too. The parameter key is the key of the volume. It is needed only if
+// QEMU has the volume open: QEMU then writes the copy with a new master key. The error wraps [ErrNotNow] if the key is
+// needed and empty.
+func (p *Pool) BeginSnapshot(ctx context.Context, ref SnapshotRef, key []byte) (*SnapshotCopy, error) {
+	c := &SnapshotCopy{pool: p, ref: ref, key: key}
+	err := p.change(ctx, c.begin)
+	if err == nil && c.Attached() {
+		if err = c.prepareTarget(ctx); err != nil {
+			late, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+			defer cancel()
+			err = errors.Join(err, p.change(late, c.remove))
+		}
+	}
+	if err != nil {
 		c.close()
 		return nil, fmt.Errorf("snapshot volume %s: %w", ref.Volume, plainSpace(err))
 	}
@@ -65,15 +87,13 @@ func (c *SnapshotCopy) begin() error {
 		return err
 	case r.State != ready:
 		return ErrNotFound
-	case r.Encrypted:
-		return fmt.Errorf("%w: encrypted volumes cannot have snapshots", ErrRefused)
 	}
 	if c.source, err = p.openLocked(r.fileName(c.ref.Volume)); errors.Is(err, ErrInUse) {
 		c.source = nil
 	} else if err != nil {
 		return missing(err)
 	}
-	c.record = Snapshot{State: Copying, Size: r.Size, Format: r.Format, Image: r.Image}
+	c.record = Snapshot{State: Copying, Size: r.Size, Format: r.Format, Image: r.Image, Encrypted: r.Encrypted}
 	if c.Attached() {
 		c.record.Format = qcow2.QCOW2
 	}
@@ -83,28 +103,39 @@ func (c *SnapshotCopy) begin() error {
 	if err := p.writeSnapshot(c.ref, c.record); err != nil {
 		return err
 	}
-	if c.target, err = p.openFile(c.ref.file(c.record.Format), unix.O_RDWR|unix.O_CREAT|unix.O_EXCL); err == nil && c.Attached() {
-		err = c.reserve(r.fileName(c.ref.Volume))
-	}
-	if err != nil {
+	c.name = r.fileName(c.ref.Volume)
+	if c.target, err = p.openFile(c.ref.file(c.record.Format), unix.O_RDWR|unix.O_CREAT|unix.O_EXCL); err != nil {
 		return errors.Join(err, p.deleteSnapshot(c.ref))
 	}
 	return nil
+}
+
+// remove removes the copy and its record, unless another host of a shared pool has recorded the snapshot as failed.
+func (c *SnapshotCopy) remove() error {
+	if err := c.checkCopying(); err != nil {
+		return err
+	}
+	return c.pool.deleteSnapshot(c.ref)
 }
 
 // reserveSlack is the additional space in bytes that reserve allocates for the copy's QCOW2 tables, and for clusters
 // that the guest writes before QEMU begins the copy.
 const reserveSlack = 4 << 20
 
-// reserve makes Target an empty QCOW2 image. Beyond the end of this image, it allocates as many bytes as the volume's
-// file occupies, and some more for tables (see reserveSlack). Without this space, a copy that fills the pool would make
-// writes of the guest fail. The parameter name is the name of the volume's file.
-func (c *SnapshotCopy) reserve(name string) error {
-	length, err := qcow2.Create(c.target, c.record.Size)
+// prepareTarget makes Target an empty QCOW2 image, which is encrypted if the volume is. Beyond the end of this image, it
+// allocates as many bytes as the volume's file occupies, and some more for tables (see reserveSlack). Without this
+// space, a copy that fills the pool would make writes of the guest fail.
+func (c *SnapshotCopy) prepareTarget(ctx context.Context) (err error) {
+	var length int64
+	if c.record.Encrypted {
+		length, err = c.formatTarget(ctx, c.key)
+	} else {
+		length, err = qcow2.Create(c.target, c.record.Size)
+	}
 	if err != nil {
 		return err
 	}
-	f, err := c.pool.openFile(name, unix.O_RDONLY)
+	f, err := c.pool.openFile(c.name, unix.O_RDONLY)
 	if err != nil {
 		return missing(err)
 	}
@@ -257,7 +288,8 @@ type CopyTarget struct {
 	Volume string
 	Size   uint64 // size of the volume in bytes
 	File   *os.File
-	Image  bool // whether the volume has an image, and File receives only the differences from the image
+	Key    []byte // key of File if File is encrypted
+	Image  bool   // whether the volume has an image, and File receives only the differences from the image
 	Take   func(ctx context.Context) error
 }
 

@@ -71,6 +71,7 @@ type Node struct {
 	// RBD is true if guests of the host can use RBD images. RBDProblem is the reason if RBD is false.
 	RBD             bool   `cbor:",omitempty"`
 	RBDProblem      string `cbor:",omitempty"`
+	RBDEncryption   bool   `cbor:",omitempty"` // the host can make and open encrypted RBD volumes
 	SharedMigration bool
 	CreatedAt       Time
 	UpdatedAt       Time
@@ -99,10 +100,12 @@ func (n *Node) LacksEncryption(pool string) string {
 	return ""
 }
 
-// RBDShortage returns the reason why the host cannot use RBD volumes, or "" if it can. The text is the predicate of a
-// sentence whose subject is the host.
-func (n *Node) RBDShortage() string {
+// RBDShortage returns the reason why the host cannot use RBD volumes, or RBD volumes of an encrypted class if encrypted
+// is true. It returns "" if the host can. The text is the predicate of a sentence whose subject is the host.
+func (n *Node) RBDShortage(encrypted bool) string {
 	switch {
+	case n.RBD && encrypted && !n.RBDEncryption:
+		return "cannot encrypt RBD volumes: its agent is too old"
 	case n.RBD:
 		return ""
 	case n.RBDProblem == "":

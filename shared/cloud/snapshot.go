@@ -150,9 +150,6 @@ func (v *Volume) CheckSnapshots() error {
 	if v.ExternalImage != "" {
 		return fault.New(fault.FailedPrecondition, "volume %s is the registered RBD image %s: registered volumes cannot have snapshots", v.Name, v.ExternalImage)
 	}
-	if v.Encrypted {
-		return fault.New(fault.FailedPrecondition, "volume %s is encrypted: encrypted volumes cannot have snapshots", v.Name)
-	}
 	return nil
 }
 

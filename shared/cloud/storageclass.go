@@ -29,7 +29,7 @@ type StorageClass struct {
 	// RBD is the Ceph pool in which hosts store the volumes. It is set for the driver RBD.
 	RBD    *RBDPool `cbor:",omitempty"`
 	Limits Limits
-	// Encrypted is true if the volumes of the class are encrypted. Only the driver MANAGED supports encryption.
+	// Encrypted is true if the volumes of the class are encrypted.
 	Encrypted bool `cbor:",omitempty"`
 	CreatedAt Time
 	UpdatedAt Time
@@ -61,9 +61,6 @@ func (c *StorageClass) Check() error {
 		}
 	default:
 		return fault.Invalid("driver", "must be MANAGED or RBD")
-	}
-	if c.Encrypted && c.Driver != DriverManaged {
-		return fault.Invalid("encrypted", "must be false for this driver: only volumes of the driver MANAGED can be encrypted")
 	}
 	if err := CheckDescription(c.Description); err != nil {
 		return err

@@ -42,8 +42,12 @@ const (
 	FlattenUsedVolume  = "flatten-used-volume"  // a flattened copy replaces a volume that a VM has opened since the copy began: nodeagent/volume
 	FinishFailed       = "finish-failed"        // a snapshot is recorded as complete after another host has recorded it as failed: nodeagent/volume
 	OpenPlainVolume    = "open-plain-volume"    // a file that is not encrypted is opened as an encrypted volume: nodeagent/storage
+	ImportPlainImage   = "import-plain-image"   // an image is copied to an encrypted RBD volume without encryption: nodeagent/volume
 	CopyDecrypted      = "copy-decrypted"       // the content of an encrypted disk is copied to a file that is not encrypted: nodeagent/qemu
 	StoreVolumeKey     = "store-volume-key"     // the agent writes the keys of encrypted volumes to its disk: nodeagent/uplink
+	ExportEncrypted    = "export-encrypted"     // an export of a snapshot of an encrypted volume is not refused: controlplane/compute/snapshot
+	NewKeyForCopy      = "new-key-for-copy"     // a volume made from a snapshot of an encrypted volume gets a key of its own: controlplane/compute/volume
+	DropNeededKey      = "drop-needed-key"      // an encrypted volume with snapshots is deleted, and its key with it: controlplane/compute/volume
 	SendKeyToAll       = "send-key-to-all"      // the host of a detached volume gets the volume's key: controlplane/compute/volume
 	KeepVolumeKey      = "keep-volume-key"      // the key of a deleted volume stays in the records: controlplane/compute/volume
 	FlattenEarly       = "flatten-early"        // a volume counts as independent of its image before its host has reported it as flattened: shared/cloud

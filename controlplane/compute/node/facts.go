@@ -25,15 +25,17 @@ type hostFacts struct {
 	pools        []cloud.StoragePool
 	rbd          bool
 	rbdProblem   string
+	rbdEncrypts  bool
 }
 
 func factsOf(n *cloud.Node) hostFacts {
-	return hostFacts{n.CPUModels, n.QEMUVersion, n.Architecture, n.StoragePools, n.RBD, n.RBDProblem}
+	return hostFacts{n.CPUModels, n.QEMUVersion, n.Architecture, n.StoragePools, n.RBD, n.RBDProblem, n.RBDEncryption}
 }
 
 func (f hostFacts) equal(g hostFacts) bool {
 	return slices.Equal(f.models, g.models) && f.qemu == g.qemu && f.architecture == g.architecture &&
-		slices.Equal(f.pools, g.pools) && f.rbd == g.rbd && f.rbdProblem == g.rbdProblem
+		slices.Equal(f.pools, g.pools) && f.rbd == g.rbd && f.rbdProblem == g.rbdProblem &&
+		f.rbdEncrypts == g.rbdEncrypts
 }
 
 // checkFacts converts the facts that a host reports. It returns InvalidArgument if they are too large to store or have
@@ -67,6 +69,7 @@ func checkFacts(f *agentv1.NodeFacts) (hostFacts, error) {
 	}
 	return hostFacts{
 		f.GetCpuModels(), f.GetQemuVersion(), cloud.Architecture(f.GetArchitecture()), pools, f.GetRbd(), f.GetRbdProblem(),
+		f.GetRbdEncryption(),
 	}, nil
 }
 
@@ -101,6 +104,7 @@ func (s *Service) recordFacts(ctx context.Context, id cloud.NodeID, b *budget) e
 	_, inTurn, err := s.updateNodeThrottled(ctx, id, &b.lastFacts, func(n *cloud.Node) {
 		n.CPUModels, n.QEMUVersion, n.Architecture = waiting.models, waiting.qemu, waiting.architecture
 		n.StoragePools, n.RBD, n.RBDProblem = waiting.pools, waiting.rbd, waiting.rbdProblem
+		n.RBDEncryption = waiting.rbdEncrypts
 	})
 	if inTurn && err == nil {
 		s.mu.Lock()

@@ -11,6 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // Content identifies what is read from a snapshot.
@@ -76,8 +77,14 @@ func (c *Content) lookup(r store.Reader) error {
 			return err
 		}
 	}
-	c.Volume, err = volume.Lookup(r, c.Tenant, one.Volume)
-	return err
+	if c.Volume, err = volume.Lookup(r, c.Tenant, one.Volume); err != nil {
+		return err
+	}
+	if c.Volume.Encrypted && !mutant.On(mutant.ExportEncrypted) {
+		return fault.New(fault.FailedPrecondition, "snapshot %s is of an encrypted volume, and its content cannot be exported: make a volume from the snapshot, and copy the content in a VM", one.Name).
+			WithReason("VOLUME_ENCRYPTED")
+	}
+	return nil
 }
 
 func (r *server) ExportSnapshot(in *storagev1.ExportSnapshotRequest, stream grpc.ServerStreamingServer[storagev1.ExportSnapshotResponse]) error {

@@ -5,6 +5,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -53,5 +55,15 @@ func TestExport(t *testing.T) {
 	} {
 		require.True(t, fault.Is(c.err, c.kind), "%s: %v", name, c.err)
 	}
+	w.Update(func(tx *store.Tx) error {
+		v, err := volume.Lookup(tx, acme, data)
+		v.Encrypted = true
+		volume.Volumes.Put(tx, v, string(v.Project), string(v.ID))
+		return err
+	})
+	err = export(acme, newer.ID, "", 0)
+	require.True(t, fault.Is(err, fault.FailedPrecondition), "an encrypted snapshot was exported: %v", err)
+	require.ErrorContains(t, err, "make a volume from the snapshot")
+	require.Error(t, w.snapshots.Check(t.Context(), acme, newer.ID), "an image was made from an encrypted snapshot")
 	require.Len(t, w.reads, 2, "a refused call reads nothing")
 }

@@ -13,4 +13,5 @@ import (
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.ForgetSnapshotEarly, TestSnapshotLife, "a report from before the deletion must not end it")
 	mutanttest.Notices(t, mutant.ReplaceSnapshot, TestHostLosesSnapshot, "a copy of a later instant is not the snapshot")
+	mutanttest.Notices(t, mutant.ExportEncrypted, TestExport, "an encrypted snapshot was exported")
 }

@@ -291,8 +291,8 @@ func TestRefusedSnapshots(t *testing.T) {
 	require.ErrorContains(t, err, "allows 65 volume_gib")
 	w.Update(func(tx *store.Tx) error { return tenant.SetQuota(tx, acme.Project, tenant.Quota{}) })
 	for text, change := range map[string]func(*cloud.Volume){
-		"encrypted volumes cannot have snapshots": func(v *cloud.Volume) { v.Encrypted = true },
-		"no host has made volume":                 func(v *cloud.Volume) { v.Driver, v.Present = cloud.DriverRBD, false },
+		"registered volumes cannot have snapshots": func(v *cloud.Volume) { v.ExternalImage = "pool/image" },
+		"no host has made volume":                  func(v *cloud.Volume) { v.Driver, v.Present = cloud.DriverRBD, false },
 	} {
 		other := w.volume("v"+text[:2], 1)
 		w.Update(func(tx *store.Tx) error {

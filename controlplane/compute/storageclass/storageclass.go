@@ -114,7 +114,7 @@ func Release(tx *store.Tx, class string, volume cloud.VolumeID) {
 func Served(r store.Reader, n *cloud.Node) (names []string, err error) {
 	all, _, err := Classes.List(r, 0)
 	for _, c := range all {
-		serves := n.RBD
+		serves := n.RBDShortage(c.Value.Encrypted) == ""
 		if c.Value.Driver == cloud.DriverManaged {
 			serves = slices.ContainsFunc(n.StoragePools, func(p cloud.StoragePool) bool {
 				return p.Name == c.Value.Pool && (p.Encryption || !c.Value.Encrypted)

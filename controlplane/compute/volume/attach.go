@@ -20,7 +20,8 @@ type Placement struct {
 	// Encrypted has the pools of the encrypted volumes that are not bound to a host yet.
 	Encrypted []string
 	// RBD is true if one of the volumes has the driver RBD. The VM can then be on any host that serves RBD volumes.
-	RBD bool
+	// EncryptedRBD is true if one of these is encrypted.
+	RBD, EncryptedRBD bool
 	// shared are the shared pools of the volumes that can move between the hosts of their pool.
 	shared []space
 	// allocated is the allocated room in GiB of each shared pool, by ID. It is read if Pools is not empty.
@@ -34,7 +35,7 @@ func (p *Placement) Shortage(n *cloud.Node) string {
 		return "does not have the VM's volumes"
 	}
 	if p.RBD {
-		if why := n.RBDShortage(); why != "" {
+		if why := n.RBDShortage(p.EncryptedRBD); why != "" {
 			return why
 		}
 	}
@@ -75,6 +76,7 @@ func PlacementOf(r store.Reader, t cloud.Tenant, ids []cloud.VolumeID) (p Placem
 			return p, err
 		case v.Driver == cloud.DriverRBD:
 			p.RBD = true
+			p.EncryptedRBD = p.EncryptedRBD || v.Encrypted
 		case v.PoolID != "" && !stays:
 			p.shared = append(p.shared, space{v.Pool, v.PoolID})
 		case v.Node == "":
@@ -164,7 +166,7 @@ func Attach(tx *store.Tx, t cloud.Tenant, id cloud.VolumeID, vm cloud.VMID, disk
 // the host n.
 func checkMove(r store.Reader, v *cloud.Volume, from cloud.NodeID, n *cloud.Node) error {
 	if v.Driver == cloud.DriverRBD {
-		if why := n.RBDShortage(); why != "" {
+		if why := n.RBDShortage(v.Encrypted); why != "" {
 			return fault.New(fault.FailedPrecondition, "host %s cannot have volume %s: it %s", n.Name, v.Name, why).WithReason("NO_RBD")
 		}
 		return nil

@@ -52,7 +52,12 @@ func create(ctx context.Context, tx *store.Tx, q *change) (v cloud.Volume, err e
 		}
 	}
 	if class.Encrypted {
-		v.Encrypted, v.Format = true, cloud.VolumeQCOW2
+		v.Encrypted = true
+		if v.Driver == cloud.DriverManaged {
+			v.Format = cloud.VolumeQCOW2
+		} else { // The host copies the image into the volume, because the content of the base images in Ceph is not encrypted.
+			v.Flatten = v.Image != nil
+		}
 		keys.Put(tx, &q.Key, string(v.Project), string(v.ID))
 	}
 	if err := chargeQuota(tx, q.Tenant, amountOf(v.SizeGiB), tenant.Amount{}); err != nil {

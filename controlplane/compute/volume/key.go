@@ -39,12 +39,37 @@ func (s sealer) make(id cloud.VolumeID) sealedKey {
 }
 
 // keyFor returns the key of a volume if the volume's host needs the key, and nil otherwise. The host needs the key
-// while the volume is attached, to open the volume. The host also needs the key until it has reported the volume as
-// present, to make the volume.
+// while the volume is attached, to open the volume. The host also needs the key to make the volume, until it has
+// reported the volume as present. The host makes a volume from a snapshot without the key, because it copies the
+// encrypted bytes of the snapshot.
 func (s sealer) keyFor(r store.Reader, v *cloud.Volume) ([]byte, error) {
-	if !v.Encrypted || v.VM == "" && v.Present && !mutant.On(mutant.SendKeyToAll) {
+	needed := v.VM != "" || !v.Present && v.Source == nil
+	if !v.Encrypted || !needed && !mutant.On(mutant.SendKeyToAll) {
 		return nil, nil
 	}
+	return s.open(r, v)
+}
+
+// copyKey stores the key of the volume from as the key of the volume to, which is made from a snapshot of from. The
+// bytes of a snapshot are encrypted with the key of the snapshot's volume. Each volume has a key record of its own, so
+// the volume to stays readable after from was deleted. A snapshot needs no key record, because a volume that has
+// snapshots cannot be deleted.
+func (s sealer) copyKey(tx *store.Tx, from, to *cloud.Volume) error {
+	key, err := s.open(tx, from)
+	if err != nil {
+		return err
+	}
+	if mutant.On(mutant.NewKeyForCopy) {
+		made := s.make(to.ID)
+		keys.Put(tx, &made, string(to.Project), string(to.ID))
+		return nil
+	}
+	keys.Put(tx, &sealedKey{s.cluster.Seal(sealedName(to.ID), key)}, string(to.Project), string(to.ID))
+	return nil
+}
+
+// open returns the key of an encrypted volume.
+func (s sealer) open(r store.Reader, v *cloud.Volume) ([]byte, error) {
 	k, err := keys.Get(r, string(v.Project), string(v.ID))
 	if err != nil {
 		return nil, err

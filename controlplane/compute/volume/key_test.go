@@ -6,10 +6,12 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -127,4 +129,58 @@ func TestHostWithoutEncryption(t *testing.T) {
 		return nil
 	}))
 	require.NoError(t, w.attach(v.ID, vmA, w.host("new", 10)))
+}
+
+// TestKeysOfSnapshots makes a snapshot of an encrypted volume, and another volume from the snapshot. The first volume's
+// key must be kept while the snapshot needs it. The second volume must have the same key, also after the snapshot and
+// the first volume were deleted, and its host must get the key only while the volume is attached.
+func TestKeysOfSnapshots(t *testing.T) {
+	w := newEncryptedWorld(t)
+	host := w.host("h1", 10)
+	v := w.createSecret("data")
+	require.NoError(t, w.attach(v.ID, vmA, host))
+	key := w.assigned(host)[0].EncryptionKey
+	w.release(v.ID, vmA)
+	s := w.snapshot(v.ID, "one")
+	report := func(state cloud.SnapshotState) {
+		w.report(host, cloud.VolumeObservation{
+			Volume: v.ID, Generation: w.get(v.ID).Generation, Present: true, FlushedGeneration: 1,
+			Snapshots: []cloud.SnapshotObservation{{Snapshot: s, State: state, TakenAt: 1000, Format: cloud.VolumeQCOW2}},
+		})
+	}
+	report(cloud.SnapshotComplete)
+	_, err := w.volumes.Delete(w.as(acme, ""), acme, v.ID, [32]byte{})
+	require.ErrorContains(t, err, "delete them first", "the snapshot needs the key")
+	require.Len(t, w.storedKeys(), 1)
+
+	restored := cloud.Volume{ID: cloud.VolumeID(uuid.NewString()), Name: "copy"}
+	w.Update(func(tx *store.Tx) error { return w.volumes.CreateFrom(tx, acme, &restored, s) })
+	require.Equal(t, []any{true, "secret", cloud.VolumeQCOW2}, []any{restored.Encrypted, restored.Class, restored.Format})
+	sent := func() *agentv1.AssignedVolume {
+		for _, o := range w.assigned(host) {
+			if o.VolumeId == string(restored.ID) {
+				return o
+			}
+		}
+		return nil
+	}
+	require.True(t, sent().Encrypted)
+	require.Empty(t, sent().EncryptionKey, "the host that copies a snapshot must not get its key")
+	w.report(host, cloud.VolumeObservation{Volume: restored.ID, Generation: 1, Present: true})
+	w.Update(func(tx *store.Tx) error {
+		_, err := DropSnapshot(tx, acme, s)
+		return err
+	})
+	report(cloud.SnapshotAbsent)
+	_, err = w.volumes.Delete(w.as(acme, ""), acme, v.ID, [32]byte{})
+	require.NoError(t, err)
+	stored := w.storedKeys()
+	require.Len(t, stored, 1, "the key of the deleted volume must be deleted")
+	_, err = w.volumes.keys.cluster.Open(sealedName(v.ID), stored[0].Value.Sealed)
+	require.Error(t, err, "the key is bound to the volume that was made from the snapshot")
+	require.Empty(t, sent().EncryptionKey, "the host of a detached volume must not get its key")
+	require.NoError(t, w.attach(restored.ID, vmB, host))
+	require.Equal(t, key, sent().EncryptionKey, "the content of a snapshot cannot be read with another key")
+	w.release(restored.ID, vmB)
+	require.Empty(t, sent().EncryptionKey, "the host of a detached volume must not get its key")
 }

@@ -40,20 +40,27 @@ func (c *candidates) choose(id cloud.VolumeID) cloud.NodeID {
 	return c.ready[int(sum.Sum32())%len(c.ready)]
 }
 
-// fleet has all hosts, and the candidates for each kind of storage. The key space{} is that of the driver RBD.
-type fleet struct {
-	hosts []HostState
-	cache map[space]*candidates
+// kind is a kind of storage: a shared pool, or the driver RBD if space is empty. Encrypted is true for encrypted volumes
+// of the driver RBD.
+type kind struct {
+	space
+	encrypted bool
 }
 
-// candidates returns the candidates for volumes of a shared pool, or for volumes of the driver RBD if at is space{}.
-func (f *fleet) candidates(at space) *candidates {
+// fleet has all hosts, and the candidates for each kind of storage.
+type fleet struct {
+	hosts []HostState
+	cache map[kind]*candidates
+}
+
+// candidates returns the candidates for volumes of one kind of storage.
+func (f *fleet) candidates(at kind) *candidates {
 	if c := f.cache[at]; c != nil {
 		return c
 	}
 	c := &candidates{}
 	for _, h := range f.hosts {
-		serves := h.Node.RBD
+		serves := h.Node.RBDShortage(at.encrypted) == ""
 		if at.ID != "" {
 			serves = h.Node.LacksSharedPool(at.Name, at.ID) == ""
 		}
@@ -81,16 +88,16 @@ type move struct {
 // moves those detached volumes of the driver RBD and of shared pools whose host is not READY or no longer serves their
 // storage. Deleted volumes whose bytes still exist are moved too. The new host then makes, enlarges or deletes the file
 // or RBD image. The former host may be doing the same at the same time. This is safe: a host changes a shared pool only
-// while it has locked the pool, and an RBD volume only if no other host has changed the volume's record since. A volume that is attached to a VM,
-// or is not flushed, keeps its host until the host is removed from the cluster. So does a volume on an awaited host:
-// otherwise each change of the leader would move all volumes to the first host that sends a heartbeat.
+// while it has locked the pool, and an RBD volume only if no other host has changed the volume's record since. A volume
+// that is attached to a VM, or is not flushed, keeps its host until the host is removed from the cluster. So does a volume
+// on an awaited host: otherwise each change of the leader would move all volumes to the first host that sends a heartbeat.
 //
 // Place also adopts volumes that were bound to a host before the host reported their pool as shared.
 //
 // Package leader runs Place on the leader. hosts has all hosts. Place reads the records of the volumes only if one of
 // them, or a fact about a host, has changed since the last call.
 func (s *Service) Place(ctx context.Context, hosts []HostState) error {
-	f := &fleet{hosts, map[space]*candidates{}}
+	f := &fleet{hosts, map[kind]*candidates{}}
 	var due *duePlacement
 	err := s.store.Local(func(v *store.View) (err error) {
 		due, err = s.placements.Get(v, f.key(), func(v *store.View) (*duePlacement, error) { return f.due(v) })
@@ -138,7 +145,7 @@ func (f *fleet) due(r store.Reader) (*duePlacement, error) {
 func (f *fleet) key() (key store.MemoKey) {
 	sum := sha256.New()
 	for _, h := range f.hosts {
-		fmt.Fprintf(sum, "%q %t %t %t %q\n", h.Node.ID, h.Ready, h.Awaited, h.Node.RBD, fmt.Sprint(h.Node.StoragePools))
+		fmt.Fprintf(sum, "%q %t %t %t %t %q\n", h.Node.ID, h.Ready, h.Awaited, h.Node.RBD, h.Node.RBDEncryption, fmt.Sprint(h.Node.StoragePools))
 	}
 	sum.Sum(key[:0])
 	return key
@@ -146,7 +153,7 @@ func (f *fleet) key() (key store.MemoKey) {
 
 // misplaced returns moves for up to maxPlaced volumes that are not bound to one of their candidates and can move.
 func misplaced(r store.Reader, f *fleet) (moves []move, err error) {
-	add := func(at space, m move) {
+	add := func(at kind, m move) {
 		c := f.candidates(at)
 		if len(c.ready) > 0 && !slices.Contains(c.keep, m.From) {
 			m.To = c.choose(m.ID)
@@ -160,7 +167,7 @@ func misplaced(r store.Reader, f *fleet) (moves []move, err error) {
 	for _, one := range all {
 		v := *one.Value
 		if v.Move("any other host") {
-			add(space{v.Pool, v.PoolID}, move{Project: v.Project, ID: v.ID, From: one.Value.Node})
+			add(kind{space{v.Pool, v.PoolID}, v.Driver == cloud.DriverRBD && v.Encrypted}, move{Project: v.Project, ID: v.ID, From: one.Value.Node})
 		}
 	}
 	bound, _, err := node.BoundVolumes.List(r, 0)
@@ -170,7 +177,7 @@ func misplaced(r store.Reader, f *fleet) (moves []move, err error) {
 	for _, b := range bound {
 		if b.Value.Gone && (b.Value.Class != "" || b.Value.PoolID != "") {
 			m := move{Project: b.Value.Project, ID: cloud.VolumeID(b.Path[1]), From: cloud.NodeID(b.Path[0]), Gone: true}
-			add(space{b.Value.Pool, b.Value.PoolID}, m)
+			add(kind{space: space{b.Value.Pool, b.Value.PoolID}}, m)
 		}
 	}
 	return moves[:min(len(moves), maxPlaced)], nil

@@ -26,10 +26,12 @@ func (w *world) rbdHost(name, problem string) cloud.NodeID {
 }
 
 // rbdClass creates the class ceph of the driver RBD.
-func (w *world) rbdClass() {
+func (w *world) rbdClass() { w.createRBDClass("ceph", false) }
+
+func (w *world) createRBDClass(name string, encrypted bool) {
 	w.t.Helper()
 	_, err := w.classes.Create(w.asAdmin(), cloud.StorageClass{
-		Name: "ceph", Driver: cloud.DriverRBD, RBD: &cloud.RBDPool{
+		Name: name, Driver: cloud.DriverRBD, Encrypted: encrypted, RBD: &cloud.RBDPool{
 			FSID: "0190a000-0000-4000-8000-000000000001", Monitors: []string{"192.0.2.1"}, Pool: "vms", User: "trivet",
 		},
 	}, cephKey, [32]byte{})
@@ -212,25 +214,17 @@ func TestRBDVolumesAfterLeaderChange(t *testing.T) {
 	require.Empty(t, w.assigned(a))
 }
 
-// TestScheduleWithoutSnapshots checks that volumes that cannot have snapshots cannot get a schedule of snapshots.
+// TestScheduleWithoutSnapshots checks that a registered volume, which cannot have snapshots, cannot get a schedule of
+// snapshots.
 func TestScheduleWithoutSnapshots(t *testing.T) {
 	w := newWorld(t)
-	_, err := w.classes.Create(w.asAdmin(), cloud.StorageClass{
-		Name: "secret", Driver: cloud.DriverManaged, Pool: "local", Encrypted: true,
-	}, "", [32]byte{})
+	w.rbdClass()
+	v, err := w.registerAs(acme, "data", "ceph", "disk")
 	require.NoError(t, err)
-	schedule := map[string]string{cloud.SnapshotEvery: "24h"}
-	const why = "is encrypted"
-	v := cloud.Volume{Name: "data", SizeGiB: 1, Class: "secret", Metadata: schedule}
-	_, err = w.volumes.Create(w.as(acme, ""), acme, v, "", [32]byte{})
+	_, err = w.volumes.Update(w.as(acme, ""), acme, v.ID, "", map[string]string{cloud.SnapshotEvery: "24h"}, nil, [32]byte{})
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "the schedule would never create a snapshot: %v", err)
-	require.ErrorContains(t, err, why)
-	v.Metadata = nil
-	out, err := w.volumes.Create(w.as(acme, ""), acme, v, "", [32]byte{})
-	require.NoError(t, err)
-	_, err = w.volumes.Update(w.as(acme, ""), acme, out.Volume.ID, "", schedule, nil, [32]byte{})
-	require.ErrorContains(t, err, why)
-	require.Empty(t, w.get(out.Volume.ID).Metadata)
+	require.ErrorContains(t, err, "registered volumes cannot have snapshots")
+	require.Empty(t, w.get(v.ID).Metadata)
 }
 
 // TestUnreadableCephKey stores a class whose key the member cannot open, as after a mistake with cluster keys. The host
@@ -276,4 +270,42 @@ func TestRBDPlacement(t *testing.T) {
 		require.Equal(t, "does not serve RBD volumes", p.Shortage(w.Node(old)))
 		return nil
 	}))
+}
+
+// TestEncryptedRBDVolume creates a volume of an encrypted class from an image. Only a host that can encrypt RBD volumes
+// makes it, and gets its key. The volume does not need the image when the host has made it.
+func TestEncryptedRBDVolume(t *testing.T) {
+	w := newWorld(t)
+	w.createRBDClass("secret", true)
+	old := w.rbdHost("old", "")
+	able := w.AddHost("able", cloud.Capacity{VCPUs: 8, MemoryMiB: 8192, StorageGiB: 100}, func(n *cloud.Node) {
+		n.RBD, n.RBDEncryption = true, true
+	})
+	image := w.image(1, 1<<20)
+	out, err := w.volumes.Create(w.as(acme, ""), acme, cloud.Volume{Name: "data", SizeGiB: 3, Class: "secret"}, image, [32]byte{})
+	require.NoError(t, err)
+	v := &out.Volume
+	require.Equal(t, []any{true, cloud.VolumeRaw, true}, []any{v.Encrypted, v.Format, v.Flatten})
+	w.place(old)
+	require.Empty(t, w.get(v.ID).Node, "the agent of the host is too old")
+	w.place(old, able)
+	on, assigned := w.only(old, able)
+	require.Equal(t, able, on)
+	require.True(t, assigned[0].GetEncrypted())
+	key := assigned[0].GetEncryptionKey()
+	require.NotEmpty(t, key)
+	require.ErrorContains(t, w.attach(v.ID, vmA, old), "cannot encrypt RBD volumes: its agent is too old")
+	require.NoError(t, w.Store.Local(func(r *store.View) error {
+		p, err := PlacementOf(r, acme, []cloud.VolumeID{v.ID})
+		require.NoError(t, err)
+		require.Contains(t, p.Shortage(w.Node(old)), "cannot encrypt RBD volumes")
+		require.Empty(t, p.Shortage(w.Node(able)))
+		served, err := w.volumes.ServedClasses(r, w.Node(old))
+		require.NoError(t, err)
+		require.NotContains(t, served, "secret")
+		return nil
+	}))
+	w.report(able, cloud.VolumeObservation{Volume: v.ID, Generation: w.get(v.ID).Generation, Present: true, Flattened: true})
+	require.Nil(t, w.get(v.ID).Image)
+	require.Empty(t, w.assigned(able)[0].GetEncryptionKey(), "the volume is made and detached")
 }

@@ -202,7 +202,7 @@ func forgetSnapshots(tx *store.Tx, v *cloud.Volume) (heldGiB uint64, err error) 
 		}
 		heldGiB += s.SizeGiB
 	}
-	if kept > 0 {
+	if kept > 0 && !(v.Encrypted && mutant.On(mutant.DropNeededKey)) {
 		return 0, fault.New(fault.FailedPrecondition, "volume %s has %d snapshots: delete them first", v.Name, kept).
 			WithReason("VOLUME_HAS_SNAPSHOTS")
 	}
@@ -252,13 +252,13 @@ func applySnapshotReport(r store.Reader, tx *store.Tx, v *cloud.Volume, generati
 // The caller sets the ID, name, size, metadata, labels and creator of v. CreateFrom sets the other fields. A size of 0 becomes the size of the snapshot. CreateFrom returns the same errors as
 // CreateVolumeFromSnapshot of storage.v1.
 func (s *Service) CreateFrom(tx *store.Tx, t cloud.Tenant, v *cloud.Volume, id cloud.SnapshotID) error {
-	if err := createFrom(tx, t, v, id); err != nil {
+	if err := createFrom(tx, s.keys, t, v, id); err != nil {
 		return err
 	}
 	return s.billing.AdmitVolume(tx, v)
 }
 
-func createFrom(tx *store.Tx, t cloud.Tenant, v *cloud.Volume, id cloud.SnapshotID) error {
+func createFrom(tx *store.Tx, k sealer, t cloud.Tenant, v *cloud.Volume, id cloud.SnapshotID) error {
 	s, err := LookupSnapshot(tx, t, id)
 	if err != nil {
 		return err
@@ -290,6 +290,11 @@ func createFrom(tx *store.Tx, t cloud.Tenant, v *cloud.Volume, id cloud.Snapshot
 			return err
 		}
 		v.Image = from.Image
+	}
+	if v.Encrypted = from.Encrypted; v.Encrypted {
+		if err := k.copyKey(tx, from, v); err != nil {
+			return err
+		}
 	}
 	if err := chargeQuota(tx, t, amountOf(v.SizeGiB), tenant.Amount{}); err != nil {
 		return err

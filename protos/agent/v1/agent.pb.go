@@ -1295,8 +1295,9 @@ type AssignedVolume struct {
 	// Limits on the guest's I/O operations and bytes in each second, of reads and writes together. 0: no limit.
 	MaxIops           uint64 `protobuf:"varint,12,opt,name=max_iops,json=maxIops,proto3" json:"max_iops,omitempty"`
 	MaxBytesPerSecond uint64 `protobuf:"varint,13,opt,name=max_bytes_per_second,json=maxBytesPerSecond,proto3" json:"max_bytes_per_second,omitempty"`
-	// True: the host makes the volume with LUKS encryption, and refuses to open the volume if its file is not encrypted.
-	// The format is then QCOW2. The file of the image that the volume is based on is not encrypted.
+	// True: the host makes the volume with LUKS encryption, and refuses to open the volume if its content is not encrypted.
+	// In a storage pool of the host, the format is then QCOW2, and the file of the image that the volume is based on is not
+	// encrypted. If rbd is set, the host copies the image into the volume, and reports the volume as flattened.
 	Encrypted bool `protobuf:"varint,20,opt,name=encrypted,proto3" json:"encrypted,omitempty"`
 	// The LUKS passphrase of an encrypted volume, in printable ASCII. The control plane sets the passphrase while the
 	// volume is attached, and until the host has reported the volume as present. The passphrase is never set in
@@ -2104,7 +2105,10 @@ type NodeFacts struct {
 	// driver rbd. The host then serves each storage class of the driver RBD.
 	Rbd bool `protobuf:"varint,30,opt,name=rbd,proto3" json:"rbd,omitempty"`
 	// Why rbd is false: one line of at most 200 bytes. Empty if rbd is true.
-	RbdProblem    string `protobuf:"bytes,31,opt,name=rbd_problem,json=rbdProblem,proto3" json:"rbd_problem,omitempty"`
+	RbdProblem string `protobuf:"bytes,31,opt,name=rbd_problem,json=rbdProblem,proto3" json:"rbd_problem,omitempty"`
+	// True if the host can make and open encrypted RBD volumes. Agents of earlier versions do not set this field. They
+	// would refuse encrypted RBD volumes.
+	RbdEncryption bool `protobuf:"varint,130,opt,name=rbd_encryption,json=rbdEncryption,proto3" json:"rbd_encryption,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2193,6 +2197,13 @@ func (x *NodeFacts) GetRbdProblem() string {
 		return x.RbdProblem
 	}
 	return ""
+}
+
+func (x *NodeFacts) GetRbdEncryption() bool {
+	if x != nil {
+		return x.RbdEncryption
+	}
+	return false
 }
 
 // StoragePool is a directory for volumes in the configuration of a host.
@@ -4259,7 +4270,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x05facts\x18\x01 \x01(\v2\x13.agent.v1.NodeFactsR\x05facts\x12)\n" +
 	"\x03vms\x18\x02 \x03(\v2\x17.agent.v1.VmObservationR\x03vms\x125\n" +
 	"\avolumes\x18\x03 \x03(\v2\x1b.agent.v1.VolumeObservationR\avolumes\"\x10\n" +
-	"\x0eReportResponse\"\xbd\x02\n" +
+	"\x0eReportResponse\"\xe5\x02\n" +
 	"\tNodeFacts\x12\x17\n" +
 	"\aboot_id\x18\x01 \x01(\tR\x06bootId\x12#\n" +
 	"\ragent_version\x18\x02 \x01(\tR\fagentVersion\x12!\n" +
@@ -4270,7 +4281,8 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\rstorage_pools\x18\x06 \x03(\v2\x15.agent.v1.StoragePoolR\fstoragePools\x12\x10\n" +
 	"\x03rbd\x18\x1e \x01(\bR\x03rbd\x12\x1f\n" +
 	"\vrbd_problem\x18\x1f \x01(\tR\n" +
-	"rbdProblem\"\x9b\x01\n" +
+	"rbdProblem\x12&\n" +
+	"\x0erbd_encryption\x18\x82\x01 \x01(\bR\rrbdEncryption\"\x9b\x01\n" +
 	"\vStoragePool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12'\n" +
 	"\x0fallocatable_gib\x18\x02 \x01(\x04R\x0eallocatableGib\x12\x1e\n" +

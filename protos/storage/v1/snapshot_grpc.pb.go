@@ -49,8 +49,8 @@ type SnapshotServiceClient interface {
 	// A repeat with the same idempotency key returns the first response.
 	//
 	// NOT_FOUND: the project has no such volume. ALREADY_EXISTS: a snapshot of the project has the name.
-	// FAILED_PRECONDITION: the volume is encrypted or a registered RBD image, was never attached (driver MANAGED) or made (driver RBD), is
-	// being flattened, or has another PENDING snapshot. RESOURCE_EXHAUSTED: a quota is exceeded, the volume has 32
+	// FAILED_PRECONDITION: the volume is a registered RBD image, was never attached (driver MANAGED) or made (driver RBD),
+	// is being flattened, or has another PENDING snapshot. RESOURCE_EXHAUSTED: a quota is exceeded, the volume has 32
 	// snapshots (a deleted one counts until the host has deleted its bytes), or the host's storage pool has too little
 	// space. INVALID_ARGUMENT: a field is invalid.
 	CreateSnapshot(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*Snapshot, error)
@@ -89,7 +89,8 @@ type SnapshotServiceClient interface {
 	// since_snapshot_id it reads both snapshots completely. A host sends at most 16 snapshots at a time, at most 4 of
 	// them to one project and at most 8 to one org.
 	//
-	// NOT_FOUND: the project has no such snapshot. FAILED_PRECONDITION: a snapshot is not AVAILABLE, or cannot be read.
+	// NOT_FOUND: the project has no such snapshot. FAILED_PRECONDITION: a snapshot is not AVAILABLE, cannot be read, or is
+	// of an encrypted volume.
 	// INVALID_ARGUMENT: since_snapshot_id is not an older snapshot of the same volume. OUT_OF_RANGE: offset is greater
 	// than the size of the snapshot. RESOURCE_EXHAUSTED: the host sends as many snapshots to the project or the org as it
 	// may. UNAVAILABLE: the host is not connected or does not answer, or the connection to it broke.
@@ -196,8 +197,8 @@ type SnapshotServiceServer interface {
 	// A repeat with the same idempotency key returns the first response.
 	//
 	// NOT_FOUND: the project has no such volume. ALREADY_EXISTS: a snapshot of the project has the name.
-	// FAILED_PRECONDITION: the volume is encrypted or a registered RBD image, was never attached (driver MANAGED) or made (driver RBD), is
-	// being flattened, or has another PENDING snapshot. RESOURCE_EXHAUSTED: a quota is exceeded, the volume has 32
+	// FAILED_PRECONDITION: the volume is a registered RBD image, was never attached (driver MANAGED) or made (driver RBD),
+	// is being flattened, or has another PENDING snapshot. RESOURCE_EXHAUSTED: a quota is exceeded, the volume has 32
 	// snapshots (a deleted one counts until the host has deleted its bytes), or the host's storage pool has too little
 	// space. INVALID_ARGUMENT: a field is invalid.
 	CreateSnapshot(context.Context, *CreateSnapshotRequest) (*Snapshot, error)
@@ -236,7 +237,8 @@ type SnapshotServiceServer interface {
 	// since_snapshot_id it reads both snapshots completely. A host sends at most 16 snapshots at a time, at most 4 of
 	// them to one project and at most 8 to one org.
 	//
-	// NOT_FOUND: the project has no such snapshot. FAILED_PRECONDITION: a snapshot is not AVAILABLE, or cannot be read.
+	// NOT_FOUND: the project has no such snapshot. FAILED_PRECONDITION: a snapshot is not AVAILABLE, cannot be read, or is
+	// of an encrypted volume.
 	// INVALID_ARGUMENT: since_snapshot_id is not an older snapshot of the same volume. OUT_OF_RANGE: offset is greater
 	// than the size of the snapshot. RESOURCE_EXHAUSTED: the host sends as many snapshots to the project or the org as it
 	// may. UNAVAILABLE: the host is not connected or does not answer, or the connection to it broke.

@@ -48,8 +48,7 @@ type StorageClass struct {
 	MaxBytesPerSecond uint64 `protobuf:"varint,6,opt,name=max_bytes_per_second,json=maxBytesPerSecond,proto3" json:"max_bytes_per_second,omitempty"`
 	CreatedAt         int64  `protobuf:"varint,7,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	UpdatedAt         int64  `protobuf:"varint,8,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
-	// True: each volume of the class is encrypted with LUKS, with its own key (docs/security.md). Only the driver MANAGED
-	// supports encryption.
+	// True: each volume of the class is encrypted with LUKS, with its own key (docs/security.md).
 	Encrypted bool `protobuf:"varint,20,opt,name=encrypted,proto3" json:"encrypted,omitempty"`
 	// The Ceph pool of the class. Set only for the driver RBD. Responses do not contain the key.
 	Rbd *RbdPool `protobuf:"bytes,30,opt,name=rbd,proto3" json:"rbd,omitempty"`

@@ -350,7 +350,7 @@ type VolumeServiceClient interface {
 	// FlattenVolume makes a volume independent of the image that it was made from, so that the image can be deleted. The
 	// volume's host copies the content of the image into the volume, even while a guest uses the volume. A flattened
 	// volume takes up to its full size in the storage pool. A volume that was never attached is flattened after its first
-	// attachment. An encrypted volume is flattened only while a VM runs with it.
+	// attachment. An encrypted volume in a storage pool is flattened only while a VM runs with it.
 	//
 	// FlattenVolume does not wait for the host. Until the host has finished, the volume's metadata trivet/flatten is the
 	// finished part in percent, and the image cannot be deleted. The host repeats a failed attempt, and the metadata
@@ -406,7 +406,7 @@ type VolumeServiceServer interface {
 	// FlattenVolume makes a volume independent of the image that it was made from, so that the image can be deleted. The
 	// volume's host copies the content of the image into the volume, even while a guest uses the volume. A flattened
 	// volume takes up to its full size in the storage pool. A volume that was never attached is flattened after its first
-	// attachment. An encrypted volume is flattened only while a VM runs with it.
+	// attachment. An encrypted volume in a storage pool is flattened only while a VM runs with it.
 	//
 	// FlattenVolume does not wait for the host. Until the host has finished, the volume's metadata trivet/flatten is the
 	// finished part in percent, and the image cannot be deleted. The host repeats a failed attempt, and the metadata
