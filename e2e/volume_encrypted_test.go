@@ -20,7 +20,7 @@ import (
 // TestEncryptedVolumes creates a volume of an encrypted class through the API, starts a VM with it, and lets the guest
 // write. The files of the pool must not contain what the guest wrote. The guest keeps the volume while the agent is
 // killed. After a stop and a start with the new agent, which has got the key again, the guest reads what it wrote. Then
-// the volume is moved to another VM.
+// the volume is moved to another VM. A volume from a snapshot has what the guest wrote before the snapshot.
 func TestEncryptedVolumes(t *testing.T) {
 	w, images, _ := cloud(t)
 	ctx := w.context(5 * time.Minute)
@@ -57,6 +57,14 @@ func TestEncryptedVolumes(t *testing.T) {
 	one := create("one", disk)
 	start(one, 1)
 	w.command(ctx, one, "write vdb first", written("first"))
+	s := &snapshotStory{w, ctx, storagev1.NewSnapshotServiceClient(w.admin.Conn())}
+	taken, err := s.snapshots.CreateSnapshot(ctx, &storagev1.CreateSnapshotRequest{OrgId: org, ProjectId: org, VolumeId: volume.GetId(), Name: "first"})
+	require.NoError(t, err)
+	s.available(taken.GetId())
+	copied, err := s.snapshots.CreateVolumeFromSnapshot(ctx, &storagev1.CreateVolumeFromSnapshotRequest{
+		OrgId: org, ProjectId: org, SnapshotId: taken.GetId(), Name: "copy",
+	})
+	require.NoError(t, err)
 	require.False(t, w.poolHas("first"), "the pool has what the guest wrote to the encrypted volume in plain text")
 
 	require.NoError(t, w.dir.Kill(w.agent.Name))
@@ -77,6 +85,13 @@ func TestEncryptedVolumes(t *testing.T) {
 	require.NoError(t, err)
 	w.command(ctx, two, "sum vdb", "SUM dev=vdb off=0 len=1048576 "+written("second"))
 	require.False(t, w.poolHas("second"))
+	copyDisk := &vmv1.DiskSpec{Id: "copy", Source: &vmv1.DiskSource{Source: &vmv1.DiskSource_VolumeId{VolumeId: copied.GetId()}}}
+	require.NoError(t, lab.Until(ctx, "the volume is made from the snapshot and attached", func(ctx context.Context) error {
+		_, err := w.admin.VMs.AttachDisk(ctx, &vmv1.AttachDiskRequest{OrgId: org, ProjectId: org, VmId: two, Disk: copyDisk})
+		return err
+	}))
+	w.command(ctx, two, "sum vdc", "SUM dev=vdc off=0 len=1048576 "+written("first"))
+	require.False(t, w.poolHas("first"))
 }
 
 // poolHas reports whether a file in the agent's storage pool contains the beginning of the pattern of seed.
