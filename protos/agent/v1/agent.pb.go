@@ -1307,23 +1307,23 @@ type AssignedVolume struct {
 	// True: the host copies the data that the volume still reads from its image into the volume, even while a guest uses
 	// the volume. The host then reports the volume as flattened.
 	Flatten bool `protobuf:"varint,40,opt,name=flatten,proto3" json:"flatten,omitempty"`
-	// The Ceph pool of the volume. Set if the volume is an RBD image, but never in AssignedDisk.volume. If the storage
-	// class changes, the host is sent the volume with the new pool and the same generation. The host stores
-	// the generation of the attachment in the Ceph cluster, where every host can read the generation. The control plane
-	// can assign the volume to another host when the volume is detached and flushed.
+	// The Ceph pool of the volume. Set if the volume is an RBD image, but never in AssignedDisk.volume. If the monitors,
+	// the user or the key of the storage class change, the leader sends the volume with the new values and the same
+	// generation. The host stores the generation of the attachment in the Ceph cluster, where every host can read the
+	// generation. The control plane can assign the volume to another host when the volume is detached and flushed.
 	Rbd *RbdPool `protobuf:"bytes,50,opt,name=rbd,proto3" json:"rbd,omitempty"`
 	// True: the host that had the volume attached was removed from the cluster, and may still run the VM. vm_id is empty.
 	// Before the host reports attachment_generation as flushed, it makes the Ceph cluster refuse all requests of the
 	// clients that had the RBD image open. False if rbd is not set.
 	Fence bool `protobuf:"varint,100,opt,name=fence,proto3" json:"fence,omitempty"`
-	// The name of the RBD image of a registered volume: an image that existed before the volume. Empty: the host makes the
-	// volume, and the RBD image is volume-<volume id>. If deleted is set, the host keeps the RBD image and deletes only
-	// its own record of the image. must_exist is always set, so that an agent that does not know this field makes no other
-	// image.
+	// The name of the RBD image of a registered volume: an image that existed before the volume. Empty: the host makes
+	// the volume, and the RBD image is volume-<volume id>. If deleted is set, the host keeps the RBD image and deletes
+	// only its own record of the image. must_exist is always set with this field, so that an older agent, which does not
+	// know the field, does not make an image volume-<volume id>.
 	ExternalImage string `protobuf:"bytes,140,opt,name=external_image,json=externalImage,proto3" json:"external_image,omitempty"`
-	// True: no host has reported the registered volume as present. The host checks that the RBD image exists, has size_bytes
-	// bytes and the feature exclusive-lock, is no other volume's, and is not open. The host then reports the volume as
-	// present. False if external_image is empty.
+	// True: no host has reported the registered volume as present yet. The host checks that the RBD image exists, has
+	// size_bytes bytes and the feature exclusive-lock, does not belong to another volume, and is not open. If this is so,
+	// the host reports the volume as present. False if external_image is empty.
 	CheckImage bool `protobuf:"varint,141,opt,name=check_image,json=checkImage,proto3" json:"check_image,omitempty"`
 	// The snapshots of the volume, at most 32. A deleted snapshot stays in the list until the host has reported it as
 	// SNAPSHOT_STATE_ABSENT.
@@ -2543,8 +2543,8 @@ type VolumeObservation struct {
 	// Format of the volume's file. The format changes if the host flattens the volume while the volume is not open. The
 	// field is set only if flattened is true.
 	Format v1.VolumeFormat `protobuf:"varint,42,opt,name=format,proto3,enum=vmcontroller.v1.VolumeFormat" json:"format,omitempty"`
-	// The snapshots in AssignedVolume.snapshots. If the storage pool cannot be read, only those that have missed their
-	// deadline, as failed.
+	// The snapshots in AssignedVolume.snapshots. If the host cannot read the storage pool, the list contains only the
+	// snapshots whose deadline has passed, as failed.
 	Snapshots     []*SnapshotObservation `protobuf:"bytes,30,rep,name=snapshots,proto3" json:"snapshots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

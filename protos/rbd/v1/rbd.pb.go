@@ -441,7 +441,7 @@ type ExportImageRequest struct {
 	Snapshot *SnapshotName          `protobuf:"bytes,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
 	// The name of an older snapshot of the same image. Empty exports the whole snapshot.
 	FromSnapshot string `protobuf:"bytes,2,opt,name=from_snapshot,json=fromSnapshot,proto3" json:"from_snapshot,omitempty"`
-	// The offset in bytes at which the export begins. The first extent may begin earlier, but does not end earlier.
+	// The offset in bytes at which the export begins. The first extent may begin before the offset, but ends after it.
 	Offset        uint64 `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -655,7 +655,8 @@ type Snapshot struct {
 	Name      string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Size      uint64                 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
 	Protected bool                   `protobuf:"varint,3,opt,name=protected,proto3" json:"protected,omitempty"`
-	// Whether an image, of any pool of the cluster, is a clone of the snapshot.
+	// True if an image in any pool of the cluster is a clone of the snapshot. Always false if GetImageRequest.clones is
+	// false.
 	Cloned        bool `protobuf:"varint,4,opt,name=cloned,proto3" json:"cloned,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

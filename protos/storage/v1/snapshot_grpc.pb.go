@@ -49,10 +49,10 @@ type SnapshotServiceClient interface {
 	// A repeat with the same idempotency key returns the first response.
 	//
 	// NOT_FOUND: the project has no such volume. ALREADY_EXISTS: a snapshot of the project has the name.
-	// FAILED_PRECONDITION: the volume is a registered RBD image, was never attached (driver MANAGED) or made (driver RBD),
-	// is being flattened, or has another PENDING snapshot. RESOURCE_EXHAUSTED: a quota is exceeded, the volume has 32
-	// snapshots (a deleted one counts until the host has deleted its bytes), or the host's storage pool has too little
-	// space. INVALID_ARGUMENT: a field is invalid.
+	// FAILED_PRECONDITION: the volume is a registered RBD image, is being flattened, has another PENDING snapshot, was
+	// never attached (driver MANAGED), or was not made by a host yet (driver RBD). RESOURCE_EXHAUSTED: a quota is
+	// exceeded, the volume has 32 snapshots (a deleted one counts until the host has deleted its bytes), or the host's
+	// storage pool has too little space. INVALID_ARGUMENT: a field is invalid.
 	CreateSnapshot(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*Snapshot, error)
 	// CreateVmSnapshots creates a snapshot of each volume that is attached to a VM. All of these snapshots have the
 	// content of the same instant. Disks of the VM that are not volumes are not copied. Either all of the snapshots
@@ -197,10 +197,10 @@ type SnapshotServiceServer interface {
 	// A repeat with the same idempotency key returns the first response.
 	//
 	// NOT_FOUND: the project has no such volume. ALREADY_EXISTS: a snapshot of the project has the name.
-	// FAILED_PRECONDITION: the volume is a registered RBD image, was never attached (driver MANAGED) or made (driver RBD),
-	// is being flattened, or has another PENDING snapshot. RESOURCE_EXHAUSTED: a quota is exceeded, the volume has 32
-	// snapshots (a deleted one counts until the host has deleted its bytes), or the host's storage pool has too little
-	// space. INVALID_ARGUMENT: a field is invalid.
+	// FAILED_PRECONDITION: the volume is a registered RBD image, is being flattened, has another PENDING snapshot, was
+	// never attached (driver MANAGED), or was not made by a host yet (driver RBD). RESOURCE_EXHAUSTED: a quota is
+	// exceeded, the volume has 32 snapshots (a deleted one counts until the host has deleted its bytes), or the host's
+	// storage pool has too little space. INVALID_ARGUMENT: a field is invalid.
 	CreateSnapshot(context.Context, *CreateSnapshotRequest) (*Snapshot, error)
 	// CreateVmSnapshots creates a snapshot of each volume that is attached to a VM. All of these snapshots have the
 	// content of the same instant. Disks of the VM that are not volumes are not copied. Either all of the snapshots

@@ -510,8 +510,8 @@ func (x *ListStorageClassesResponse) GetNextPageToken() string {
 type UpdateStorageClassRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// True: the class becomes the default, and the class that was the default loses the mark. False: no class is the
-	// default, if this class was.
+	// True: the class becomes the default, and the previous default class is no longer the default. False: the class is
+	// not the default any more. If it was, no class is the default.
 	IsDefault *bool `protobuf:"varint,2,opt,name=is_default,json=isDefault,proto3,oneof" json:"is_default,omitempty"`
 	// 0: no limit.
 	MaxIops           *uint64        `protobuf:"varint,140,opt,name=max_iops,json=maxIops,proto3,oneof" json:"max_iops,omitempty"`
@@ -598,11 +598,11 @@ func (x *UpdateStorageClassRequest) GetRbd() *UpdateRbdPool {
 // change.
 type UpdateRbdPool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// All monitors, as in RbdPool. Empty: the monitors stay.
+	// All monitors, as in RbdPool. Empty: no change.
 	Monitors []string `protobuf:"bytes,1,rep,name=monitors,proto3" json:"monitors,omitempty"`
-	// Empty: the user stays.
+	// Empty: no change.
 	User string `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"`
-	// The key of the user. Empty: the key stays. Required with another user.
+	// The key of the user. Empty: no change. Required if user is set to another user.
 	Key           string `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -55,11 +55,11 @@ type StorageClassServiceClient interface {
 	// UpdateStorageClass changes the fields of a class that are set in the request. The other fields of a class never
 	// change. A repeat has no further effect.
 	//
-	// The call does not wait for hosts. The leader sends new limits and new rbd to the hosts of existing volumes within a
-	// few seconds. New limits take effect when a volume is attached, or its VM is started, the next time. Hosts use new
-	// monitors, users and keys for everything that they begin afterwards. A QEMU process that has a volume open keeps its
-	// connection to the Ceph cluster, with the former user and key. The call does not contact the Ceph cluster. If an
-	// address or the key is wrong, detached volumes of the class become ERROR, with the reason in the metadata
+	// The call does not wait for hosts. The leader sends new limits, and new monitors, users and keys, to the hosts of
+	// existing volumes within a few seconds. New limits take effect when a volume is next attached, or its VM is next
+	// started. Hosts use new monitors, users and keys for all later connections. A QEMU process that has a volume open
+	// keeps its connection to the Ceph cluster, with the former user and key. The call does not contact the Ceph cluster.
+	// If an address or the key is wrong, detached volumes of the class become ERROR, with the reason in the metadata
 	// trivet/error, and hosts cannot delete volumes, until a further change corrects it.
 	//
 	// NOT_FOUND: there is no class of this name. INVALID_ARGUMENT: a field is invalid, rbd is set and the driver of the
@@ -148,11 +148,11 @@ type StorageClassServiceServer interface {
 	// UpdateStorageClass changes the fields of a class that are set in the request. The other fields of a class never
 	// change. A repeat has no further effect.
 	//
-	// The call does not wait for hosts. The leader sends new limits and new rbd to the hosts of existing volumes within a
-	// few seconds. New limits take effect when a volume is attached, or its VM is started, the next time. Hosts use new
-	// monitors, users and keys for everything that they begin afterwards. A QEMU process that has a volume open keeps its
-	// connection to the Ceph cluster, with the former user and key. The call does not contact the Ceph cluster. If an
-	// address or the key is wrong, detached volumes of the class become ERROR, with the reason in the metadata
+	// The call does not wait for hosts. The leader sends new limits, and new monitors, users and keys, to the hosts of
+	// existing volumes within a few seconds. New limits take effect when a volume is next attached, or its VM is next
+	// started. Hosts use new monitors, users and keys for all later connections. A QEMU process that has a volume open
+	// keeps its connection to the Ceph cluster, with the former user and key. The call does not contact the Ceph cluster.
+	// If an address or the key is wrong, detached volumes of the class become ERROR, with the reason in the metadata
 	// trivet/error, and hosts cannot delete volumes, until a further change corrects it.
 	//
 	// NOT_FOUND: there is no class of this name. INVALID_ARGUMENT: a field is invalid, rbd is set and the driver of the

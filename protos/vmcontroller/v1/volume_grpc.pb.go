@@ -69,31 +69,33 @@ type VolumeServiceClient interface {
 	// INVALID_ARGUMENT: page_size (0 to 1000) or page_token is invalid.
 	ListVolumes(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*ListVolumesResponse, error)
 	// DeleteVolume deletes the record of a volume. The volume's host deletes the bytes as soon as it is connected to the
-	// control plane. The RBD image of a registered volume is not deleted (RegisterExternalVolume). FAILED_PRECONDITION: the volume is attached to a VM, or has snapshots. A repeat without an
-	// idempotency key returns NOT_FOUND.
+	// control plane. The RBD image of a registered volume is kept (see RegisterExternalVolume). FAILED_PRECONDITION: the
+	// volume is attached to a VM, or has snapshots. A repeat without an idempotency key returns NOT_FOUND.
 	DeleteVolume(ctx context.Context, in *DeleteVolumeRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
 	// ResizeVolume enlarges a volume, attached or not. A resize to the present size changes nothing, so a repeat has no
 	// effect. INVALID_ARGUMENT: a smaller size. FAILED_PRECONDITION: a snapshot of the volume is PENDING, or no host has
 	// checked the RBD image of a registered volume.
 	// RESOURCE_EXHAUSTED: a quota, or the storage pool of the volume's host has too little room.
 	ResizeVolume(ctx context.Context, in *ResizeVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
-	// RegisterExternalVolume makes an existing RBD image a volume of a project. rbd names the image. rbd.pool must be the
-	// pool of the storage class, and rbd.cluster_id, if it is set, the class's cluster. Only system:admin may call it,
-	// because a tenant could otherwise read every image of the pool. A repeat with the same idempotency key returns the
-	// first response.
+	// RegisterExternalVolume makes an existing RBD image a volume of a project. rbd names the image. If rbd.pool or
+	// rbd.cluster_id is set, it must be the pool or the cluster of the storage class. Only system:admin may call
+	// RegisterExternalVolume, because a tenant could otherwise read every image of the pool. A repeat with the same
+	// idempotency key returns the first response.
 	//
 	// The volume is PENDING until a host has checked that the image exists, has size_gib GiB and the feature
 	// exclusive-lock, and that no client has it open. If the check fails, the volume is ERROR with the reason in the
-	// metadata trivet/error, the host repeats the check, and the volume can be deleted. The volume cannot be attached or
-	// resized before. Afterwards it is attached, detached and resized as other volumes; a resize enlarges the image.
-	// DeleteVolume keeps the image. Registered volumes have no snapshots, and cannot be flattened.
+	// metadata trivet/error, the host repeats the check, and the volume can be deleted. Before the check has succeeded,
+	// the volume cannot be attached or resized. Afterwards the volume is attached, detached and resized like other
+	// volumes. A resize enlarges the image. DeleteVolume keeps the image. Registered volumes have no snapshots, and
+	// cannot be flattened.
 	//
-	// ALREADY_EXISTS: the project has a volume of this name, or the image is registered already, in any project, or was
-	// and is not released yet. NOT_FOUND: there is no class storage_class. FAILED_PRECONDITION: the driver of the class is
-	// MANAGED, the class is encrypted, or storage_class is empty and no class is the default. RESOURCE_EXHAUSTED: as
-	// CreateVolume. INVALID_ARGUMENT: a field is invalid, among them rbd.image if it is not 1 to 96 characters of A-Z,
-	// a-z, 0-9, ".", "_" and "-", or begins with "." or like the names that Trivet gives to RBD images ("volume-",
-	// "image-").
+	// ALREADY_EXISTS: the project has a volume of this name, the image is registered already, in any project, or the
+	// image was registered as a volume that is deleted and whose host has not removed its record of the image yet.
+	// NOT_FOUND: there is no class storage_class. FAILED_PRECONDITION: the driver of the class is MANAGED, the class is
+	// encrypted, or storage_class is empty and no class is the default. RESOURCE_EXHAUSTED: as CreateVolume.
+	// INVALID_ARGUMENT: a field is invalid, or rbd.pool or rbd.cluster_id is not that of the class. rbd.image must be 1
+	// to 96 characters of A-Z, a-z, 0-9, ".", "_" and "-", and must not begin with ".", "volume-" or "image-" (the last
+	// two begin the names of images that Trivet makes).
 	RegisterExternalVolume(ctx context.Context, in *RegisterExternalVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
 }
 
@@ -190,31 +192,33 @@ type VolumeServiceServer interface {
 	// INVALID_ARGUMENT: page_size (0 to 1000) or page_token is invalid.
 	ListVolumes(context.Context, *ListVolumesRequest) (*ListVolumesResponse, error)
 	// DeleteVolume deletes the record of a volume. The volume's host deletes the bytes as soon as it is connected to the
-	// control plane. The RBD image of a registered volume is not deleted (RegisterExternalVolume). FAILED_PRECONDITION: the volume is attached to a VM, or has snapshots. A repeat without an
-	// idempotency key returns NOT_FOUND.
+	// control plane. The RBD image of a registered volume is kept (see RegisterExternalVolume). FAILED_PRECONDITION: the
+	// volume is attached to a VM, or has snapshots. A repeat without an idempotency key returns NOT_FOUND.
 	DeleteVolume(context.Context, *DeleteVolumeRequest) (*emptypb.Empty, error)
 	// ResizeVolume enlarges a volume, attached or not. A resize to the present size changes nothing, so a repeat has no
 	// effect. INVALID_ARGUMENT: a smaller size. FAILED_PRECONDITION: a snapshot of the volume is PENDING, or no host has
 	// checked the RBD image of a registered volume.
 	// RESOURCE_EXHAUSTED: a quota, or the storage pool of the volume's host has too little room.
 	ResizeVolume(context.Context, *ResizeVolumeRequest) (*Volume, error)
-	// RegisterExternalVolume makes an existing RBD image a volume of a project. rbd names the image. rbd.pool must be the
-	// pool of the storage class, and rbd.cluster_id, if it is set, the class's cluster. Only system:admin may call it,
-	// because a tenant could otherwise read every image of the pool. A repeat with the same idempotency key returns the
-	// first response.
+	// RegisterExternalVolume makes an existing RBD image a volume of a project. rbd names the image. If rbd.pool or
+	// rbd.cluster_id is set, it must be the pool or the cluster of the storage class. Only system:admin may call
+	// RegisterExternalVolume, because a tenant could otherwise read every image of the pool. A repeat with the same
+	// idempotency key returns the first response.
 	//
 	// The volume is PENDING until a host has checked that the image exists, has size_gib GiB and the feature
 	// exclusive-lock, and that no client has it open. If the check fails, the volume is ERROR with the reason in the
-	// metadata trivet/error, the host repeats the check, and the volume can be deleted. The volume cannot be attached or
-	// resized before. Afterwards it is attached, detached and resized as other volumes; a resize enlarges the image.
-	// DeleteVolume keeps the image. Registered volumes have no snapshots, and cannot be flattened.
+	// metadata trivet/error, the host repeats the check, and the volume can be deleted. Before the check has succeeded,
+	// the volume cannot be attached or resized. Afterwards the volume is attached, detached and resized like other
+	// volumes. A resize enlarges the image. DeleteVolume keeps the image. Registered volumes have no snapshots, and
+	// cannot be flattened.
 	//
-	// ALREADY_EXISTS: the project has a volume of this name, or the image is registered already, in any project, or was
-	// and is not released yet. NOT_FOUND: there is no class storage_class. FAILED_PRECONDITION: the driver of the class is
-	// MANAGED, the class is encrypted, or storage_class is empty and no class is the default. RESOURCE_EXHAUSTED: as
-	// CreateVolume. INVALID_ARGUMENT: a field is invalid, among them rbd.image if it is not 1 to 96 characters of A-Z,
-	// a-z, 0-9, ".", "_" and "-", or begins with "." or like the names that Trivet gives to RBD images ("volume-",
-	// "image-").
+	// ALREADY_EXISTS: the project has a volume of this name, the image is registered already, in any project, or the
+	// image was registered as a volume that is deleted and whose host has not removed its record of the image yet.
+	// NOT_FOUND: there is no class storage_class. FAILED_PRECONDITION: the driver of the class is MANAGED, the class is
+	// encrypted, or storage_class is empty and no class is the default. RESOURCE_EXHAUSTED: as CreateVolume.
+	// INVALID_ARGUMENT: a field is invalid, or rbd.pool or rbd.cluster_id is not that of the class. rbd.image must be 1
+	// to 96 characters of A-Z, a-z, 0-9, ".", "_" and "-", and must not begin with ".", "volume-" or "image-" (the last
+	// two begin the names of images that Trivet makes).
 	RegisterExternalVolume(context.Context, *RegisterExternalVolumeRequest) (*Volume, error)
 	mustEmbedUnimplementedVolumeServiceServer()
 }
