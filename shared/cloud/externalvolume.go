@@ -7,19 +7,19 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// ownImage matches the names that Trivet gives to RBD images: those of volumes, and those of images from which volumes
-// are cloned. Another Trivet cloud may use the same Ceph pool.
+// ownImage matches the names that Trivet gives to RBD images of volumes and to base images. It does not depend on the
+// records, because an image of this name may belong to another Trivet cloud that uses the same Ceph pool.
 var ownImage = regexp.MustCompile(`^(volume|image)-`)
 
-// CheckExternalImage returns an InvalidArgument fault if name cannot be the name of a registered RBD image: if it is
-// not 1 to 96 characters of A-Z a-z 0-9 . _ -, or begins with a dot or like the names that Trivet gives to images. A name
-// therefore contains neither / nor @, so it names no other pool and no snapshot.
+// CheckExternalImage returns an InvalidArgument fault unless an RBD image with this name can be registered. The name
+// must have 1 to 96 characters of A-Z a-z 0-9 . _ -, and must not begin with a dot or with a prefix of Trivet's own
+// images. A valid name contains neither / nor @, so it cannot select another pool or a snapshot.
 func CheckExternalImage(name string) error {
 	if !cephName.MatchString(name) {
 		return fault.Invalid("rbd.image", "must be 1 to 96 characters of A-Z a-z 0-9 . _ - and not begin with .")
 	}
 	if ownImage.MatchString(name) && !mutant.On(mutant.RegisterOwnImage) {
-		return fault.Invalid("rbd.image", "%s: the names of images that Trivet has made begin with volume- or image-: to register this image, rename it first", name)
+		return fault.Invalid("rbd.image", "%s: names that begin with volume- or image- are reserved for images that Trivet makes: rename the image before you register it", name)
 	}
 	return nil
 }

@@ -27,12 +27,12 @@ func TestExternalImageNames(t *testing.T) {
 	for _, name := range []string{"volume-" + id, "image-" + sum, "image-" + sum + ".partial", "volume-backup"} {
 		err := CheckExternalImage(name)
 		require.True(t, fault.Is(err, fault.InvalidArgument), "an image that Trivet has made was accepted: %s", name)
-		require.ErrorContains(t, err, "Trivet has made")
+		require.ErrorContains(t, err, "are reserved for images that Trivet makes")
 	}
 }
 
-// TestRegisteredVolume checks that a registered volume is neither attached nor resized before a host has checked its
-// image, and what it can never have.
+// TestRegisteredVolume checks that a registered volume cannot be attached or resized before a host has checked its
+// image, and that it can never have snapshots.
 func TestRegisteredVolume(t *testing.T) {
 	v := Volume{ID: "v", Name: "data", SizeGiB: 1, Driver: DriverRBD, ExternalImage: "disk"}
 	require.Equal(t, "disk", v.RBDImage())

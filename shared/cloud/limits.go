@@ -13,7 +13,8 @@ type Limits struct {
 	BytesPerSecond uint64
 }
 
-// MaxLimit is the greatest allowed limit of I/O operations or bytes per second. QEMU accepts no greater one.
+// MaxLimit is the greatest allowed limit of I/O operations or bytes per second. It is the greatest limit that QEMU
+// accepts.
 const MaxLimit = 1_000_000_000_000_000
 
 // check returns an InvalidArgument fault if a limit is above MaxLimit.
@@ -29,8 +30,8 @@ func (l Limits) check() error {
 	return nil
 }
 
-// Limits returns the limits that apply to the volume: the lower one of the class's limit and the limit in the metadata,
-// for operations and bytes each.
+// Limits returns the limits that apply to the volume. Each of them is the lower one of the class's limit and the limit
+// in the volume's metadata.
 func (v *Volume) Limits() Limits {
 	return Limits{
 		lower(v.ClassLimits.IOPS, v.Metadata[MaxIOPS]), lower(v.ClassLimits.BytesPerSecond, v.Metadata[MaxBytesPerSecond]),
@@ -46,8 +47,8 @@ func lower(limit uint64, text string) uint64 {
 	return n
 }
 
-// SetClassLimits sets the limits of the volume's class, and reports whether they have changed. The generation grows if
-// the limits that apply to the volume have changed.
+// SetClassLimits sets the limits of the volume's class, and reports whether they have changed. It increments the
+// generation if the limits that apply to the volume have changed.
 func (v *Volume) SetClassLimits(l Limits) (changed bool) {
 	if v.ClassLimits == l {
 		return false

@@ -33,8 +33,8 @@ type StorageClass struct {
 	Encrypted bool `cbor:",omitempty"`
 	CreatedAt Time
 	UpdatedAt Time
-	// Changes is the number of changes of Limits or RBD. Applied is the value of Changes up to which the leader has
-	// applied the changes to the volumes of the class.
+	// Changes counts the changes of Limits and RBD. Applied is the number of these changes that the leader has applied
+	// to the volumes of the class.
 	Changes uint64 `cbor:",omitempty"`
 	Applied uint64 `cbor:",omitempty"`
 }
@@ -86,8 +86,8 @@ func (u *ClassUpdate) changesRBD() bool {
 }
 
 // Update applies a change to the class, and reports whether the class changed. It returns InvalidArgument if a field of
-// the change is invalid. The class is then not to be stored. A key counts as a change even if it is the present one,
-// because the keys cannot be compared in their encrypted form.
+// the change is invalid. After an error, the caller must not store the class. A key counts as a change even if it
+// equals the present key, because encrypted keys cannot be compared.
 func (c *StorageClass) Update(u ClassUpdate) (changed bool, err error) {
 	before := *c
 	if u.Default != nil {

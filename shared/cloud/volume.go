@@ -156,8 +156,8 @@ func (v *Volume) Tenant() Tenant { return Tenant{v.Org, v.Project} }
 // SizeBytes returns the size of the volume in bytes.
 func (v *Volume) SizeBytes() uint64 { return v.SizeGiB << 30 }
 
-// RBDImage returns the name of the RBD image of a volume of the driver RBD. Unless the volume is a registered one,
-// package volume of the agent makes the image under this name.
+// RBDImage returns the name of the RBD image of a volume of the driver RBD. If the volume is not a registered one,
+// package nodeagent/volume makes the image with this name.
 func (v *Volume) RBDImage() string {
 	if v.ExternalImage != "" {
 		return v.ExternalImage

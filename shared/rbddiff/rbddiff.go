@@ -30,13 +30,14 @@ import (
 
 const magic = "rbd diff v1\n"
 
-// otherMagics are the beginnings of all versions of Ceph's formats for exports.
-var otherMagics = []string{"rbd diff v", "rbd image v"}
+// exportMagics are the first bytes of all versions of Ceph's formats for exports.
+var exportMagics = []string{"rbd diff v", "rbd image v"}
 
-// IsExport reports whether a file with these first bytes is an export of Ceph in any format and version. [Reader] reads
-// only one of them. DetectLength bytes suffice.
+// IsExport reports whether a file with these first bytes is an export of Ceph in any format with a header: rbd
+// export-diff, or rbd export --export-format 2. [Reader] reads only version 1 of export-diff. The caller passes at
+// least DetectLength bytes, or the whole file.
 func IsExport(first []byte) bool {
-	return slices.ContainsFunc(otherMagics, func(m string) bool { return bytes.HasPrefix(first, []byte(m)) })
+	return slices.ContainsFunc(exportMagics, func(m string) bool { return bytes.HasPrefix(first, []byte(m)) })
 }
 
 // DetectLength is the number of bytes that [IsExport] needs.

@@ -51,9 +51,9 @@ func (s *Service) checkSnapshot(ctx context.Context, i *cloud.Image) error {
 	return s.opts.Snapshots.Check(ctx, t, snapshotOf(i))
 }
 
-// importSnapshot imports an image from a snapshot, and stores the result in the image's record. After an error that may
-// pass, the image stays PENDING, and the next Run starts the import again: for example while the host of the snapshot
-// cannot be reached, or while it sends as many snapshots to the project as it may.
+// importSnapshot imports an image from a snapshot, and stores the result in the image's record. After a temporary
+// error, the image stays PENDING, and the next Run starts the import again. Examples are a host that is not connected,
+// and the limit of concurrent reads of snapshots from one host.
 func (s *Service) importSnapshot(ctx context.Context, i cloud.Image) error {
 	limited, cancel := context.WithTimeout(ctx, importTime)
 	defer cancel()

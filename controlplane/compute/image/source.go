@@ -43,7 +43,7 @@ func errNoSource() error {
 		"source_url: no such file beneath an import directory that you may use (a regular file, without links, on the member that got this call)")
 }
 
-// open opens the file to which the source URL of the image points. The context contains the caller. It returns
+// open opens the file to which the source URL of the image points. The context contains the caller. open returns
 // errNoSource if the caller may not import the file. For an https URL and for a snapshot, open only checks that the
 // source can be used, and returns nil without an error: the background job of the import reads the source.
 func (s *Service) open(ctx context.Context, i *cloud.Image) (*source, error) {

@@ -29,7 +29,8 @@ type hostReads struct {
 	open map[string]*hostRead
 }
 
-// hostRead is the read of one API caller, which the comments of this file call the reader.
+// hostRead is one read of data from a host. Comments in this file call the API caller that receives the data the
+// reader.
 type hostRead struct {
 	node   cloud.NodeID
 	tenant cloud.Tenant

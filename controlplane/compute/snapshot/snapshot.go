@@ -11,9 +11,9 @@
 //     therefore do not slow down reads of the volume, a snapshot is deleted by removing a file, and damage to the
 //     volume does not damage its snapshots. The disadvantages are the duration of the copy, and the space in the
 //     storage pool: each snapshot counts with the full size of the volume.
-//   - A snapshot of a volume of the driver RBD is an RBD snapshot in the Ceph cluster. It shares its content with the
-//     volume, so it is complete at once and takes no room of a host. A volume that is made from it is a clone, which its
-//     host makes independent at once.
+//   - A snapshot of a volume of the driver RBD is an RBD snapshot in the Ceph cluster. The RBD snapshot shares its
+//     content with the volume, so it is complete at once and needs no space on a host. A volume that is made from the
+//     snapshot is an RBD clone. The host of the new volume flattens the clone at once, without a request.
 //   - A snapshot becomes ERROR if the host could not begin the copy within 10 minutes, or if the copy was interrupted.
 //     The host does not repeat the copy, because a second copy would have the content of a later instant.
 //   - If a volume was made from an image, its snapshots contain only the differences from the image. The image cannot

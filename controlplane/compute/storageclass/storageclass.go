@@ -7,12 +7,13 @@
 // serves the class if the host reports that its guests can use RBD images. Only system:admin may change classes.
 //
 // Decisions:
-//   - The driver, the storage pool, the Ceph cluster, the Ceph pool and the encryption of a class are fixed, because the
-//     existing volumes of the class were made with them. The rest can be changed. Update only changes the record of the
-//     class and increments its number of changes. Package volume then applies the change to the volumes of the class,
-//     which may be many, in several transactions.
-//   - A wrong address or key is not refused, because no member can reach a Ceph cluster. Hosts report the error for each
-//     volume, and a further update corrects the class. The class keeps no former address or key.
+//   - The driver, the storage pool, the Ceph cluster, the Ceph pool and the encryption of a class are fixed, because
+//     the existing volumes of the class were made with them. The rest can be changed. Update only changes the record of
+//     the class and increments StorageClass.Changes. Package volume then applies the change to the volumes of the
+//     class. It uses several transactions, because a class may have many volumes.
+//   - Create and Update accept a wrong address or key, because members have no connection to Ceph clusters. Hosts
+//     report the error for each volume, and a further update corrects the class. The class keeps no former address or
+//     key.
 //   - The member that receives the key of a Ceph user encrypts the key with the cluster key before it sends or stores
 //     the key. Only RBDPool decrypts the key, for the desired state of hosts.
 //   - Bootstrap creates the class cloud.LocalClass once. If an operator deletes the class, it stays deleted.
@@ -216,7 +217,7 @@ type change struct {
 
 var (
 	createCommand = newCommand("storageclass.create", "CreateStorageClass", create)
-	// Earlier versions have the command storageclass.update, whose request has another meaning.
+	// The name is not storageclass.update, because earlier versions have a command of this name with another request.
 	updateCommand = newCommand("storageclass.change", "UpdateStorageClass", update)
 	deleteCommand = newCommand("storageclass.delete", "DeleteStorageClass", remove)
 )

@@ -39,16 +39,16 @@ func update(tx *store.Tx, q cloud.StorageClass, u cloud.ClassUpdate) (cloud.Stor
 	return *c, put(tx, c)
 }
 
-// Change is a change of a class that the leader has not applied to the volumes of the class yet.
+// Change describes a class with changes that the leader has not applied to the volumes of the class yet.
 type Change struct {
-	// Class is the class after the change.
+	// Class is the present record of the class.
 	Class cloud.StorageClass
-	// Volumes are the paths of all volumes of the class, in the table of volumes. They also contain deleted volumes whose
-	// RBD images still exist, which have no record in that table.
+	// Volumes are the keys, in the table of volumes, of all volumes of the class. Some of these volumes may be deleted,
+	// and have no record in the table, while their RBD images still exist.
 	Volumes [][]string
 }
 
-// Unapplied returns the changes that the leader has not applied yet.
+// Unapplied returns a Change for each class with changes that the leader has not applied yet.
 func Unapplied(r store.Reader) (out []Change, err error) {
 	all, _, err := Classes.List(r, 0)
 	if err != nil {
@@ -71,7 +71,8 @@ func Unapplied(r store.Reader) (out []Change, err error) {
 	return out, nil
 }
 
-// SetApplied records that the leader has applied the first n changes to the volumes of the class.
+// SetApplied records that the leader has applied the first n changes of a class (see StorageClass.Changes) to its
+// volumes.
 func SetApplied(tx *store.Tx, class string, n uint64) error {
 	c, err := Classes.Get(tx, class)
 	if err != nil || c == nil {

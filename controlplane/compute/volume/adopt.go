@@ -17,7 +17,7 @@ type adoption struct {
 	Gone    bool
 }
 
-// adoptions returns up to maxPlaced adoptions: of the volumes whose record has no pool ID, although the volume's host
+// adoptions returns adoptions for up to maxPlaced volumes whose record has no pool ID, although the volume's host
 // shares the pool.
 func adoptions(r store.Reader, hosts []HostState) (out []adoption, err error) {
 	nodes := map[cloud.NodeID]*cloud.Node{}

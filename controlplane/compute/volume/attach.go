@@ -194,9 +194,9 @@ func Release(tx *store.Tx, project cloud.ProjectID, id cloud.VolumeID, vm cloud.
 }
 
 // releaseBytes completes the deletion of a volume whose bytes the host has deleted. It deletes the Bound record and
-// returns the volume's space to the host's pool. For a volume of the driver RBD, it instead ends the use of the storage
-// class, which can then be deleted. The RBD image of a registered volume, which the host has released, can be registered
-// again.
+// returns the volume's space to the host's pool. For a volume of the driver RBD, releaseBytes instead removes the
+// volume from the volumes of its storage class, so that the class can be deleted. It also deletes the registration of a
+// registered volume, so that the RBD image can be registered again.
 func releaseBytes(tx *store.Tx, host cloud.NodeID, id cloud.VolumeID, b *node.Bound) error {
 	node.BoundVolumes.Delete(tx, string(host), string(id))
 	if b.Class != "" {

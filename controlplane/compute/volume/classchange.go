@@ -18,8 +18,8 @@ const ApplyClassesEvery = time.Second
 
 // ApplyClasses applies changes of storage classes to the volumes of the classes: it writes the new limits into the
 // records of the volumes, and sends the new Ceph monitors, users and keys to the hosts that have RBD images, also of
-// deleted volumes. It changes at most maxPlaced volumes in a transaction. If it is interrupted, the next call begins
-// again with the first volume. Package leader runs ApplyClasses on the leader.
+// deleted volumes. ApplyClasses changes at most maxPlaced volumes in a transaction. If a call is interrupted, the next
+// call begins again with the first volume of the class. Package leader runs ApplyClasses on the leader.
 func (s *Service) ApplyClasses(ctx context.Context) error {
 	var changes []storageclass.Change
 	deleted := map[string][][]string{} // the paths of the Bound records of deleted volumes, by class
@@ -98,8 +98,9 @@ func applyToVolumes(tx *store.Tx, class string, paths [][]string) error {
 	return nil
 }
 
-// resend writes the Bound record with the given path again. The leader then sends the desired state of the volume to its
-// host, with the present Ceph pool of its class, although the generation of the volume is the same.
+// resend writes the Bound record with the given path again, without a change. The leader watches these records, and
+// therefore sends the desired state of the volume to its host again. The generation is the same, and the Ceph pool is
+// the present one of the class.
 func resend(tx *store.Tx, path []string) error {
 	b, err := node.BoundVolumes.Get(tx, path...)
 	if err != nil || b == nil || mutant.On(mutant.KeepClassKey) {

@@ -13,16 +13,17 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// RBDImage names an RBD image of a Ceph cluster. If Cluster or Pool is empty, it is that of a storage class.
+// RBDImage names an RBD image of a Ceph cluster. An empty Cluster or Pool means the cluster or pool of the storage
+// class.
 type RBDImage struct {
 	Cluster string // fsid
 	Pool    string
 	Image   string
 }
 
-// registration is the record of a registered RBD image, at external-image/<fsid>/<pool>/<image>. The key has no storage
-// class, because several classes can name the same pool. The record is deleted when the host has released the image,
-// which is after the record of the volume is deleted.
+// registration is the record of a registered RBD image, at external-image/<fsid>/<pool>/<image>. The key does not
+// contain the storage class, because several classes can name the same pool. The record outlives the record of the
+// volume: it is deleted when the volume's host has removed its own record of the image.
 type registration struct {
 	Project cloud.ProjectID
 	Volume  cloud.VolumeID
@@ -32,7 +33,7 @@ var registrations = store.NewTable[registration]("external-image")
 
 var registerCommand = newCommand("volume.register", "RegisterExternalVolume", register, Billing.AdmitVolume)
 
-// RegisterExternal creates the record of a volume whose RBD image exists already. It uses the name, size, driver, class,
+// RegisterExternal creates the record of a volume for an existing RBD image. It uses the name, size, driver, class,
 // metadata and labels of v. The caller of the API must be system:admin.
 func (s *Service) RegisterExternal(ctx context.Context, t cloud.Tenant, v cloud.Volume, at RBDImage, body [32]byte) (Result, error) {
 	id, err := uuid.NewV7()
@@ -60,7 +61,7 @@ func register(ctx context.Context, tx *store.Tx, q *change) (v cloud.Volume, err
 		return v, errNotExternal()
 	}
 	if class.Encrypted {
-		return v, fault.New(fault.FailedPrecondition, "storage class %s is encrypted, and Trivet does not have the key of an existing RBD image", class.Name)
+		return v, fault.New(fault.FailedPrecondition, "storage class %s is encrypted, and an existing RBD image cannot become an encrypted volume: choose a class that is not encrypted", class.Name)
 	}
 	at := RBDImage{cmp.Or(q.At.Cluster, class.RBD.FSID), cmp.Or(q.At.Pool, class.RBD.Pool), q.At.Image}
 	if !mutant.On(mutant.RegisterElsewhere) {
@@ -103,7 +104,7 @@ func checkUnregistered(tx *store.Tx, at RBDImage) error {
 }
 
 // unregister deletes the registration of an RBD image in the Ceph pool of a class. It does nothing if image is empty,
-// because the volume was not a registered one.
+// which means that the volume is not a registered one.
 func unregister(tx *store.Tx, class, image string) error {
 	if image == "" {
 		return nil

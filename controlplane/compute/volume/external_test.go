@@ -102,7 +102,7 @@ func TestRegisterRefused(t *testing.T) {
 		"snapshot": {func(_ *cloud.Volume, at *RBDImage) { at.Image = "disk@snap" }, fault.InvalidArgument, "rbd.image"},
 		"own": {
 			func(_ *cloud.Volume, at *RBDImage) { at.Image = "volume-0190a000-0000-7000-8000-00000000000a" },
-			fault.InvalidArgument, "Trivet has made",
+			fault.InvalidArgument, "are reserved for images that Trivet makes",
 		},
 		"managed":  {func(v *cloud.Volume, _ *RBDImage) { v.Class = "local" }, fault.FailedPrecondition, "driver MANAGED cannot be registered"},
 		"default":  {func(v *cloud.Volume, _ *RBDImage) { v.Class = "" }, fault.FailedPrecondition, "driver MANAGED cannot be registered"},

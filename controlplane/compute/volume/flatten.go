@@ -31,8 +31,9 @@ func flatten(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
 		return *v, fault.New(fault.FailedPrecondition, "volume %s is the registered RBD image %s, which only Ceph's program rbd can flatten",
 			v.Name, v.ExternalImage)
 	}
-	// A snapshot in a storage pool contains only the differences from the image. A flattened volume would no longer keep
-	// the image in use. The Ceph cluster keeps what a snapshot of an RBD image needs.
+	// A snapshot in a storage pool contains only the differences from the image. After a flatten, the volume would no
+	// longer prevent the deletion of the image. RBD snapshots do not have this problem: the Ceph cluster keeps the data
+	// that they need.
 	if snapshots, err := SnapshotsOf(tx, v); err != nil {
 		return *v, err
 	} else if len(snapshots) > 0 && v.Image != nil && v.Driver == cloud.DriverManaged {

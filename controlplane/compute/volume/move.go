@@ -30,7 +30,7 @@ type HostState struct {
 // candidates are the hosts that can have volumes of one kind of storage: a shared pool, or the driver RBD.
 type candidates struct {
 	ready []cloud.NodeID // the READY hosts, to which volumes can be moved
-	keep  []cloud.NodeID // the READY and the awaited hosts (see HostState); volumes that they have are not moved
+	keep  []cloud.NodeID // the READY and the awaited hosts (see HostState), whose volumes are not moved
 }
 
 // choose returns the host for the volume with this ID. It chooses by a hash of the ID, which distributes volumes evenly.
@@ -87,15 +87,16 @@ type move struct {
 // Place binds volumes that several hosts can use to hosts that are READY. It binds new volumes of the driver RBD, and
 // moves those detached volumes of the driver RBD and of shared pools whose host is not READY or no longer serves their
 // storage. Deleted volumes whose bytes still exist are moved too. The new host then makes, enlarges or deletes the file
-// or RBD image. The former host may be doing the same at the same time. This is safe: a host changes a shared pool only
-// while it has locked the pool, and an RBD volume only if no other host has changed the volume's record since. A volume
-// that is attached to a VM, or is not flushed, keeps its host until the host is removed from the cluster. So does a volume
-// on an awaited host: otherwise each change of the leader would move all volumes to the first host that sends a heartbeat.
+// or RBD image. The former host may still be working on the same file or image. This is safe: a host changes a shared
+// pool only while it has locked the pool, and changes an RBD volume only if no other host has changed the volume's
+// record in the meantime. A volume that is attached to a VM, or is not flushed, keeps its host until the host is
+// removed from the cluster. So does a volume on an awaited host: otherwise each change of the leader would move all
+// volumes to the first host that sends a heartbeat.
 //
 // Place also adopts volumes that were bound to a host before the host reported their pool as shared.
 //
 // Package leader runs Place on the leader. hosts has all hosts. Place reads the records of the volumes only if one of
-// them, or a fact about a host, has changed since the last call.
+// these records, or a property of a host that fleet.key contains, has changed since the last call.
 func (s *Service) Place(ctx context.Context, hosts []HostState) error {
 	f := &fleet{hosts, map[kind]*candidates{}}
 	var due *duePlacement
@@ -122,13 +123,13 @@ func (s *Service) Place(ctx context.Context, hosts []HostState) error {
 	return err
 }
 
-// duePlacement is what Place has to change.
+// duePlacement lists the changes that Place has to make.
 type duePlacement struct {
 	moves     []move
 	adoptions []adoption
 }
 
-// due returns what Place has to change. It reads the records of all volumes.
+// due returns the changes that Place has to make. It reads the records of all volumes.
 func (f *fleet) due(r store.Reader) (*duePlacement, error) {
 	moves, err := misplaced(r, f)
 	if err != nil {
@@ -141,7 +142,7 @@ func (f *fleet) due(r store.Reader) (*duePlacement, error) {
 	return &duePlacement{moves, adopted}, nil
 }
 
-// key returns a hash of the facts about the hosts on which the result of due depends.
+// key returns a hash of the properties of the hosts on which the result of due depends.
 func (f *fleet) key() (key store.MemoKey) {
 	sum := sha256.New()
 	for _, h := range f.hosts {

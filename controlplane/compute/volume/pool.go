@@ -26,8 +26,8 @@ type space struct{ Name, ID string }
 
 func (s space) shared() bool { return s.ID != "" && !mutant.On(mutant.CountSharedPoolTwice) }
 
-// allocated returns the room in GiB that is taken in the pool s of the host n. For a pool that the host does not share,
-// this includes the room that volumes took while the host shared the pool.
+// allocated returns the space, in GiB, that is allocated in the pool s of the host n. If the host shared the pool
+// before and no longer does, the result includes the space that was allocated while the pool was shared.
 func (s space) allocated(r store.Reader, n *cloud.Node) (uint64, error) {
 	id, own := s.ID, uint64(0)
 	if !s.shared() {

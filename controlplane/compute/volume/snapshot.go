@@ -248,9 +248,10 @@ func applySnapshotReport(r store.Reader, tx *store.Tx, v *cloud.Volume, generati
 }
 
 // CreateFrom stores the record of a new volume v of the tenant t with the content of a snapshot, so that the host of
-// the snapshot copies the snapshot. For the driver RBD, any host clones the RBD snapshot, and copies its content later.
-// The caller sets the ID, name, size, metadata, labels and creator of v. CreateFrom sets the other fields. A size of 0 becomes the size of the snapshot. CreateFrom returns the same errors as
-// CreateVolumeFromSnapshot of storage.v1.
+// the snapshot copies the snapshot. For the driver RBD, any host that serves RBD clones the RBD snapshot and then
+// flattens the clone. The caller sets the ID, name, size, metadata, labels and creator of v. CreateFrom sets the other
+// fields. A size of 0 becomes the size of the snapshot. CreateFrom returns the same errors as CreateVolumeFromSnapshot
+// of storage.v1.
 func (s *Service) CreateFrom(tx *store.Tx, t cloud.Tenant, v *cloud.Volume, id cloud.SnapshotID) error {
 	if err := createFrom(tx, s.keys, t, v, id); err != nil {
 		return err

@@ -52,14 +52,15 @@
 //
 //   - Only system:admin can register an existing RBD image as a volume, because the Ceph user of a class can read every
 //     image of the pool, and images carry no information about their owners. An image has at most one volume: the
-//     transaction of RegisterExternal writes a record with the cluster, the pool and the name of the image (registration). This
-//     record is kept after the deletion of the volume until a host has released the image, so that the next volume of
-//     the image does not begin while the last one may still be open. The host also writes the ID of the volume into the
-//     Ceph cluster, which prevents that two Trivet clouds, or a cloud that was restored from a backup, use one image.
+//     transaction of RegisterExternal writes a record with the cluster, the pool and the name of the image (type
+//     registration). After the deletion of the volume, this record remains until a host has removed its own record of
+//     the image from the Ceph cluster. Until then, a VM may still have the image open, so the image cannot be
+//     registered again. The host's record contains the ID of the volume. This prevents two Trivet clouds, or a cloud
+//     that was restored from a backup, from using the same image.
 //
-//   - A change of a storage class reaches its volumes in separate transactions (ApplyClasses). New limits take effect at
-//     the next attachment or start. The key of a Ceph user is not in the records of volumes: the host of each RBD volume
-//     is sent the same desired state again, with the new key.
+//   - A change of a storage class reaches its volumes in separate transactions (ApplyClasses). New limits take effect
+//     at the next attachment or start. The records of volumes do not contain the key of the Ceph user. If the key
+//     changes, the leader sends the unchanged desired state of each RBD volume to its host again, with the new key.
 //
 //   - An image cannot be deleted until all volumes that were made from it are deleted or flattened, because the file of
 //     a volume may refer to the image's file. The transaction that applies the host's report of a flattened volume also
