@@ -314,7 +314,7 @@ func (v *VM) queryProcess(ctx context.Context) error {
 		v.guest, v.trouble = Unresponsive, "QEMU does not answer"
 		return nil
 	}
-	if status.State == "paused" && v.process.Copying() { // It is stopped for the moment at which snapshots are taken.
+	if status.State == "paused" && v.process.Copying() { // CopyDisks has stopped the guest for a moment.
 		v.guest = Running
 		return nil
 	}

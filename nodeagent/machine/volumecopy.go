@@ -12,10 +12,10 @@ import (
 )
 
 // CopyVolumes copies volumes of a running VM as they are at one instant, while the guest continues to run. It returns
-// when the copies are complete. The error wraps [volume.ErrNotNow] if no copy was begun. This is so if the VM has no
-// process, if QEMU cannot be queried, if QEMU does not have one of the volumes as a disk of the same size, if its
-// disks are just changing, if other volumes of the VM are being copied, or if the guest's CPUs must be stopped and do not
-// run.
+// when the copies are complete. The error wraps [volume.ErrNotNow] if no copy was begun. The reason is one of these:
+// the VM has no process; QEMU cannot be queried; QEMU does not have one of the volumes as a disk of the same size; the
+// disks of the VM are changing; other volumes of the VM are being copied; or CopyDisks must stop the guest's CPUs, and
+// they do not run.
 func (s *MachineSet) CopyVolumes(ctx context.Context, vm cloud.VMID, targets []volume.CopyTarget) (volume.Copied, error) {
 	s.mu.Lock()
 	v := s.open[vm]

@@ -30,8 +30,8 @@ var (
 	// copies. Nothing was begun.
 	ErrDisksChanged = errors.New("the disks of the VM have changed")
 
-	// ErrNotHeld means that the guest's CPUs do not run, for example after a disk error, so CopyDisks cannot hold them.
-	// Nothing was begun.
+	// ErrNotHeld means that CopyDisks must stop the guest's CPUs, but that they do not run already, for example after a
+	// disk error. Nothing was begun.
 	ErrNotHeld = errors.New("the guest is not running")
 )
 
@@ -39,8 +39,8 @@ var (
 type CopyTarget struct {
 	Disk string // id of the disk
 	Size uint64 // the disk's size in bytes
-	// Take makes a snapshot of the disk where its content is stored, for example in a Ceph cluster. If Take is set, QEMU
-	// does not copy the disk, and the fields below are not used.
+	// Take is set if the storage of the disk, for example a Ceph cluster, makes the snapshot. Take makes this snapshot.
+	// QEMU then does not copy the disk, and the fields below are not used.
 	Take func(ctx context.Context) error
 	File *os.File // an empty QCOW2 image of the disk's size, open for reading and writing
 	// Key is the key of File if File is an encrypted image (see [Launcher.Format]). It is required if the disk is
@@ -66,9 +66,10 @@ type CopyResult struct {
 // CopyDisks copies disks of the running guest as they are at one instant, soon after the call. The guest continues to
 // run: before QEMU lets the guest overwrite a part of a disk that is not copied yet, QEMU copies the old content of
 // that part. The copy of a disk with a base image contains only the differences from the base image. If the guest agent
-// (qemu-ga) answers, it freezes the guest's file systems until QEMU has begun the copies. If there are several disks, and
-// one of them has a function Take, QEMU stops the guest's CPUs until all functions have returned: at most takeWithin.
-// CopyDisks first ends the copying of the disks' base images, which FlattenDisk continues afterwards.
+// (qemu-ga) answers, it freezes the guest's file systems until QEMU has begun the copies. If there are several disks,
+// and at least one of them has a function Take, QEMU stops the guest's CPUs while it begins the copies and until all
+// functions Take have returned. The functions have takeWithin for this. CopyDisks first ends the copying of the disks'
+// base images, which FlattenDisk continues afterwards.
 //
 // CopyDisks returns when all copies are complete, or after the first error. By then QEMU has closed the files, and the
 // caller must sync them. The error wraps [ErrCopying], [ErrDisksChanged] or [ErrNotHeld] if no copy was begun. If a copy
@@ -122,11 +123,13 @@ func (p *Process) copyDisks(ctx context.Context, targets []CopyTarget) (out Copy
 	return out, p.waitCopies(ctx, len(actions))
 }
 
-// takeWithin is the maximum time for all functions CopyTarget.Take of one CopyDisks. The guest may be stopped meanwhile.
+// takeWithin is the maximum time for all functions CopyTarget.Take of one call of CopyDisks. The guest's CPUs may be
+// stopped in this time.
 const takeWithin = 20 * time.Second
 
-// beginAll makes QEMU begin the copies of disks with these actions, and calls the functions Take of targets, all at one
-// instant. It returns this instant, or a later time in the same pause of the guest.
+// beginAll makes QEMU begin the copies of disks with these actions, and calls the functions Take of targets
+// concurrently. If there are several targets, and one of them has a Take, the guest's CPUs are stopped meanwhile, so
+// that all copies have the content of the same instant. beginAll returns the time at which the last Take has returned.
 func (p *Process) beginAll(ctx context.Context, disks []Disk, actions []object, targets []CopyTarget) (taken time.Time, err error) {
 	if len(targets) > len(actions) && len(targets) > 1 && !mutant.On(mutant.TakeWithoutHold) {
 		if err := p.hold(ctx); err != nil {

@@ -98,8 +98,8 @@ func deleteCopyNodes(ctx context.Context, conn *qmp.Conn) error {
 	return nil
 }
 
-// endHold resumes a guest that hold has stopped. Only hold stops a guest that runs, so a guest that is stopped without a
-// disk error was stopped by hold, possibly of an earlier agent.
+// endHold resumes a guest that hold has stopped, possibly in an earlier process of the agent. Only hold stops a running
+// guest. Therefore a guest in QEMU's state paused, which is not the state after a disk error, was stopped by hold.
 func (p *Process) endHold(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelWithin)
 	defer cancel()
@@ -132,8 +132,9 @@ func (p *Process) leaveCopies() {
 // leftPause is the time between two attempts of endEarlierCopies. Other copies can begin meanwhile.
 const leftPause = 5 * time.Second
 
-// endEarlierCopies ends the copies that an earlier agent has begun, or that CopyDisks could not end, and resumes and
-// thaws the guest. It tries again until that succeeds. It returns when p is closed.
+// endEarlierCopies ends the copies that an earlier process of the agent has begun, or that CopyDisks could not end. It
+// also resumes and thaws the guest. After an error, it tries again after leftPause. It waits for the next such copies
+// until p is closed.
 func (p *Process) endEarlierCopies() {
 	for p.life.Err() == nil {
 		select {

@@ -43,7 +43,7 @@ const frozenName = "frozen.json"
 // freeze makes the guest agent (qemu-ga) freeze the file systems of the guest, and returns true if they are frozen. It
 // returns false and no error if no program in the guest has the port of qemu-ga open, or if qemu-ga does not answer or
 // cannot freeze the file systems; the guest is then not frozen. Before the request to qemu-ga, freeze writes a file to
-// the VM's home, so that the host's agent thaws the guest after a restart. The error means that this file cannot be
+// the VM's home, so that the host's agent thaws the guest after a restart. An error means that this file cannot be
 // written, or that the guest may be frozen and cannot be thawed.
 func (p *Process) freeze(ctx context.Context) (bool, error) {
 	if open, err := p.agentPortOpen(ctx); err == nil && !open {

@@ -330,7 +330,8 @@ func (p *Process) Resume(ctx context.Context) error {
 	return err
 }
 
-// Copying reports whether CopyDisks is in progress, or the end of an earlier one. The guest may be stopped for a moment.
+// Copying reports whether CopyDisks is in progress, or endEarlierCopies. In this time, they may stop the guest's CPUs
+// for a moment.
 func (p *Process) Copying() bool { return p.copying.Load() }
 
 // Pause stops the guest's CPUs until Resume.

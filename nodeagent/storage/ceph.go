@@ -21,9 +21,9 @@ var (
 )
 
 // ceph has the connections to the Ceph clusters of assigned volumes. There is one connection for each combination of
-// cluster, monitors, user and key. Each connection has its own helper process trivet-rbd. If a storage class changes,
-// its volumes arrive with the same generation and another RbdPool. The next call for a volume then uses a new connection.
-// QEMU processes keep their connections.
+// cluster, monitors, user and key. Each connection has its own helper process trivet-rbd. If the monitors, the user or
+// the key of a storage class change, the control plane assigns its volumes again, with another RbdPool and the same
+// generation. The next call for a volume then uses a new connection. QEMU processes keep their connections.
 type ceph struct {
 	options   rbd.Options
 	images    *disk.Images
@@ -69,7 +69,7 @@ func (c *ceph) pool(at *agentv1.RbdPool) (*volume.RBDPool, error) {
 	}), nil
 }
 
-// sweep deletes the unused base images of the Ceph pools in which the volumes are stored.
+// sweep deletes the unused base images from all Ceph pools in which volumes are stored.
 func (c *ceph) sweep(ctx context.Context, volumes []*agentv1.AssignedVolume) {
 	swept := map[string]bool{}
 	for _, v := range volumes {
@@ -87,7 +87,7 @@ func (c *ceph) sweep(ctx context.Context, volumes []*agentv1.AssignedVolume) {
 		err = p.RemoveUnusedBases(bounded, keepBases)
 		cancel()
 		if err != nil && ctx.Err() == nil {
-			c.log.Warn("unused images in a Ceph pool", "pool", at.GetPool(), "err", err)
+			c.log.Warn("cannot delete unused base images of a Ceph pool", "pool", at.GetPool(), "err", err)
 		}
 	}
 }

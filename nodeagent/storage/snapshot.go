@@ -21,8 +21,9 @@ const (
 	recordWithin = 10 * time.Second
 	// laterPause is the time between two attempts to begin a copy.
 	laterPause = time.Second
-	// clusterWithin is the maximum time in which a Ceph cluster must answer before QEMU begins a copy. It is longer than
-	// the 10 seconds after which trivet-rbd itself gives up: a call that passes its deadline ends trivet-rbd.
+	// clusterWithin is the maximum time in which a Ceph cluster must answer before QEMU begins a copy. It must be
+	// longer than the 10 seconds after which trivet-rbd returns an error for a cluster that does not answer, because
+	// the agent ends trivet-rbd after a call that exceeds its deadline.
 	clusterWithin = 15 * time.Second
 )
 
@@ -79,9 +80,9 @@ func (s *Storage) stepSnapshots(
 	return out, err
 }
 
-// lateSnapshots returns a report for each snapshot of a volume that has missed its deadline, while the volume cannot be
-// used because of err. No other snapshots are reported. The record of the snapshot is written when the volume can be used
-// again. The control plane ignores a later report that the snapshot is complete.
+// lateSnapshots is called while a volume cannot be used because of err. It reports the snapshots of the volume whose
+// deadline has passed as failed, and no others. The host writes the records of these snapshots when the volume can be
+// used again. The control plane ignores later reports that they are complete.
 func (s *Storage) lateSnapshots(want *agentv1.AssignedVolume, stored bool, err error) (out []cloud.SnapshotObservation) {
 	for _, w := range want.GetSnapshots() {
 		ref := volume.SnapshotRef{Volume: want.GetVolumeId(), ID: w.GetSnapshotId()}

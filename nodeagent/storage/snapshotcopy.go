@@ -42,7 +42,7 @@ func (s *Storage) runCopy(ctx context.Context, t *copyTask) error {
 	for _, c := range copies {
 		err = errors.Join(err, c.Fail(late, reason))
 	}
-	for _, m := range t.members { // This changes only snapshots whose copies were not begun.
+	for _, m := range t.members { // FailSnapshot changes only snapshots whose copies were not begun.
 		p, poolErr := s.snapshotPool(m.want)
 		if poolErr == nil {
 			poolErr = p.FailSnapshot(late, m.ref, reason)
@@ -96,7 +96,9 @@ func (s *Storage) copyVolumes(ctx context.Context, t *copyTask) (copies []snapsh
 			return copies, err
 		}
 	}
-	taken, consistency := time.Now(), crashConsistent // BeginSnapshot has locked the volumes that no process has open.
+	// The content of detached volumes does not change: Pool.BeginSnapshot has locked their files, and copyAllDetached
+	// checks that no VM has opened an RBD volume.
+	taken, consistency := time.Now(), crashConsistent
 	if len(attached) > 0 {
 		result, err := s.o.Copy(ctx, cloud.VMID(vm), attached)
 		if err != nil {
@@ -139,10 +141,10 @@ func copyAllDetached(ctx context.Context, copies []snapshotCopy) error {
 	return nil
 }
 
-// checkClusters returns an error that wraps volume.ErrNotNow if a Ceph cluster does not answer that has a volume of the
-// VM. Before QEMU copies a disk, it waits for all requests of all disks, and answers no QMP command meanwhile. It must not
-// wait for a cluster that is away. The volumes of the copyTask need no check, because their snapshots have just been
-// begun.
+// checkClusters returns an error that wraps volume.ErrNotNow unless the Ceph clusters of all RBD volumes of the VM
+// answer. Before QEMU copies a disk, it waits for the I/O requests of all disks of the VM, and executes no QMP command
+// in this time. If a cluster does not answer, QEMU would hang. The volumes of the copyTask itself need no check,
+// because their clusters have just answered the begin of their snapshots.
 func (s *Storage) checkClusters(ctx context.Context, vm string, t *copyTask) error {
 	ctx, cancel := context.WithTimeout(ctx, clusterWithin)
 	defer cancel()
@@ -167,7 +169,7 @@ func (s *Storage) checkClusters(ctx context.Context, vm string, t *copyTask) err
 	return nil
 }
 
-// setNotBegun stores the reason why a copyTask could not be begun.
+// setNotBegun stores the reason why a copyTask could not be begun, for whyNotBegun.
 func (s *Storage) setNotBegun(t *copyTask, reason error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -178,7 +180,8 @@ func (s *Storage) setNotBegun(t *copyTask, reason error) {
 	}
 }
 
-// whyNotBegun returns the reason why the last copyTask of a volume could not be begun, to be appended to an error text.
+// whyNotBegun returns the last reason why a copyTask of the volume of ref could not be begun, as the end of an error
+// text: ": " and the reason, or "".
 func (s *Storage) whyNotBegun(ref volume.SnapshotRef) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

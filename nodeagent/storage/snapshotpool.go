@@ -8,14 +8,15 @@ import (
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 )
 
-// snapshotPool has the methods of a storage pool for snapshots. fileSnapshots and rbdSnapshots implement it.
+// snapshotPool is the part of a storage pool that makes and deletes snapshots. fileSnapshots and rbdSnapshots implement
+// it.
 type snapshotPool interface {
 	// Shared reports whether other hosts use the pool too.
 	Shared() bool
 	Snapshot(ctx context.Context, ref volume.SnapshotRef) (volume.Snapshot, error)
 	FailSnapshot(ctx context.Context, ref volume.SnapshotRef, reason string) error
 	DeleteSnapshot(ctx context.Context, ref volume.SnapshotRef) error
-	// begin records that a snapshot is being made.
+	// begin records that a snapshot of the volume of m is being made.
 	begin(ctx context.Context, m copyMember) (snapshotCopy, error)
 }
 
@@ -23,7 +24,8 @@ type snapshotPool interface {
 type snapshotCopy interface {
 	// Attached reports whether a process has the volume open.
 	Attached() bool
-	// target describes the snapshot to the VM that has the volume open. The parameter is the ID of the volume.
+	// target returns the target with which the VM that has the volume open makes the snapshot. id is the ID of the
+	// volume.
 	target(id string) volume.CopyTarget
 	// copyDetached copies the content of a volume that no process has open.
 	copyDetached(ctx context.Context) error
@@ -41,7 +43,7 @@ func (s *Storage) snapshotPool(want *agentv1.AssignedVolume) (snapshotPool, erro
 	return snapshotsIn(p), nil
 }
 
-// snapshotsIn returns the methods of a pool for snapshots.
+// snapshotsIn returns the snapshotPool of a pool.
 func snapshotsIn(p pool) snapshotPool {
 	if rbd, ok := p.(*volume.RBDPool); ok {
 		return rbdSnapshots{rbd}
@@ -90,8 +92,9 @@ func (p rbdSnapshots) begin(ctx context.Context, m copyMember) (snapshotCopy, er
 
 type rbdCopy struct{ *volume.RBDSnapshot }
 
-// rbdSnapshotWithin is the maximum time of each of the parts of an RBD snapshot: begin, copyDetached and Finish. Each of
-// them makes a few calls to the Ceph cluster, and a call can wait without end for a QEMU that hangs.
+// rbdSnapshotWithin is the maximum time of each of the methods begin, copyDetached and Finish for an RBD volume. Each
+// of them makes a few calls to the Ceph cluster. Without a limit, such a call can wait forever, because librbd waits
+// for the client that has the image open, which may be a QEMU that hangs.
 const rbdSnapshotWithin = time.Minute
 
 func (c rbdCopy) target(id string) volume.CopyTarget {

@@ -137,7 +137,8 @@ func timeOfStep(want *agentv1.AssignedVolume) time.Duration {
 }
 
 // observe reports the state of a volume and its snapshots, and the error of the last change. The parameter p is nil if
-// the pool cannot be used. The result is the state of the volume in the pool, or a zero Status if the pool does not have it.
+// the pool cannot be used. observe returns the state of the volume in the pool, or a zero Status if the pool does not
+// have the volume.
 func (s *Storage) observe(
 	ctx context.Context, p pool, want *agentv1.AssignedVolume, snapshots []cloud.SnapshotObservation, err error,
 ) (status volume.Status) {
@@ -207,8 +208,8 @@ func (s *Storage) apply(ctx context.Context, p pool, want *agentv1.AssignedVolum
 // errRestoreLater means that enough other volumes are being made from snapshots. It is temporary.
 var errRestoreLater = fmt.Errorf("make the volume from its snapshot later: %w", volume.ErrInUse)
 
-// ensure makes a volume if the pool does not have it, and grows it to its size. If the volume is a registered one, ensure
-// checks the RBD image instead of making it.
+// ensure makes a volume if the pool does not have it, and grows it to its size. For a registered volume, ensure checks
+// the RBD image instead of making one.
 func ensure(ctx context.Context, p pool, want *agentv1.AssignedVolume) error {
 	id := want.GetVolumeId()
 	status, err := p.Status(ctx, id)

@@ -28,14 +28,14 @@
 //     begun, for example because the VM is just being started, the attempt is repeated until the deadline in the
 //     assignment. A copy that has begun and failed is never repeated. Storage does not flatten a volume with a
 //     pending snapshot, because flattening locks the volume.
-//   - A volume that is made from a snapshot of an RBD volume is flattened without a request, so that the snapshot can be
-//     deleted.
+//   - Storage flattens a volume that was made from a snapshot of an RBD volume without a request, so that the snapshot
+//     can be deleted.
 //   - The helper process trivet-rbd makes, grows, flattens and deletes RBD images. One helper runs for each combination
 //     of Ceph cluster, monitors, user and key in the assigned volumes. The key of the Ceph user is part of the desired
 //     state. An assignment that was stored on disk has no keys, so Storage does not change RBD images until the control
 //     plane has sent the assignment.
-//   - Each host that has volumes of a Ceph pool deletes the unused base images in it. If no host has volumes of the pool
-//     any more, no host has the key of the Ceph user, and the base images remain.
+//   - Each host that has volumes of a Ceph pool deletes the unused base images in it. When no host has volumes of the
+//     pool any more, no host has the key of the Ceph user, so the base images remain.
 //   - An RBD image has no lock between Open and the moment at which QEMU has opened the image. The host does not
 //     detach the volume in this time, and the VM checks the attachment afterwards ([Storage.Confirm]), because
 //     another host or the next agent may have ended it.
@@ -142,8 +142,8 @@ const (
 	// open pools that could not be opened.
 	checkEvery = time.Minute
 	openWithin = 10 * time.Second
-	// sweepEvery is the interval at which Run deletes base images in Ceph pools that no volume has needed for keepBases.
-	// sweepWithin limits the time for one Ceph pool.
+	// sweepEvery is the interval at which Run deletes the base images in Ceph pools that no volume has needed for the
+	// duration keepBases. sweepWithin is the maximum time for one Ceph pool.
 	sweepEvery  = time.Hour
 	keepBases   = 24 * time.Hour
 	sweepWithin = 10 * time.Minute

@@ -76,8 +76,9 @@ func (t *transfers) setSession(ctx context.Context, agent agentv1.AgentServiceCl
 	t.ctx, t.agent, t.running = ctx, agent, &sync.WaitGroup{}
 }
 
-// cancelAll ends all transfers and waits for their goroutines, for at most cancelWait: the agent must be able to begin
-// its next session. A goroutine that has not ended by then ends when its read does, and counts as a transfer until then.
+// cancelAll ends all transfers and waits for their goroutines. It waits at most cancelWait, because the agent must be
+// able to begin its next session. A goroutine that is still running then ends when its read returns. Until then, its
+// transfer counts in the limit of concurrent transfers.
 func (t *transfers) cancelAll() {
 	t.mu.Lock()
 	for _, cancel := range t.open {
@@ -91,7 +92,7 @@ func (t *transfers) cancelAll() {
 	select {
 	case <-ended:
 	case <-time.After(cancelWait):
-		t.log.Warn("transfers still read from a file system that does not respond", "kind", t.kind)
+		t.log.Warn("transfers did not end, because a file system does not respond", "kind", t.kind)
 	}
 }
 

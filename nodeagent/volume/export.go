@@ -26,8 +26,9 @@ type Export struct {
 	// Offset is the offset in the volume, in bytes, at which the first range begins. A caller that was interrupted
 	// continues at the end of the last range that it has received.
 	Offset uint64
-	// Scanned is called after each part of the snapshot that was compared or skipped, also if nothing of it is written,
-	// and at least every imagePause while the host fetches the image of the snapshot. An error ends the export.
+	// Scanned is called after each part of the snapshot that was compared or skipped, even if nothing of that part is
+	// written. While the host fetches the image of the snapshot, Scanned is called once every imagePause. An error ends
+	// the export.
 	Scanned func() error
 }
 
@@ -35,8 +36,8 @@ const (
 	// exportPiece is the length in bytes of the ranges of an export. It is also the cluster size of the pool's QCOW2
 	// files.
 	exportPiece = qcow2.WriterCluster
-	// scanned is the number of bytes between two calls of Export.Scanned. It is small, because the reader of an export
-	// ends the export if it gets nothing for 30 seconds, also if the storage is slow.
+	// scanned is the number of bytes between two calls of Export.Scanned. It is so small that the calls are frequent on
+	// slow storage too: the leader ends an export from which it receives nothing for 30 seconds.
 	scanned = 1 << 20
 	// imagePause is the time between two calls of Export.Scanned while an image is fetched.
 	imagePause = time.Second
@@ -210,7 +211,8 @@ func (p *Pool) openContent(ctx context.Context, ref SnapshotRef, scanned func() 
 	return c, c.checkClusters()
 }
 
-// fetchImage fetches an image if the host does not have it. It calls scanned meanwhile, whose error ends the fetch.
+// fetchImage fetches an image if the host does not have it. While it fetches the image, it calls scanned once every
+// imagePause. An error of scanned ends the fetch.
 func (p *Pool) fetchImage(ctx context.Context, image disk.Image, scanned func() error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -23,7 +23,8 @@ type Status struct {
 	Attachment Attachment // the last attachment that Open accepted
 	Flushed    uint64     // the highest generation whose content is complete
 	Flattened  bool       // made from an image, and made independent of the image since
-	// Clone means that the volume was made from a snapshot and still shares content with it, until Flatten.
+	// Clone is true if the volume was made from a snapshot of an RBD volume and still shares content with the snapshot.
+	// Flatten makes it false.
 	Clone  bool
 	Format qcow2.Format
 	// Error says why the volume cannot be used, or is "".

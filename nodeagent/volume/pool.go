@@ -71,10 +71,11 @@
 //   - Before QEMU begins a copy, the pool reserves space for the copy (fallocate(2)). QEMU must copy each part of the
 //     volume before the guest overwrites the part, so in a full pool the guest's writes would fail.
 //   - A volume that is made from a snapshot gets a copy of the snapshot's file, and does not depend on the snapshot.
-//   - The snapshots of an RBD volume are in the volume's record, which is replaced atomically: a host that was cut off
-//     during a snapshot cannot complete it after another host has recorded it as failed. Each attempt uses a new name for
-//     the RBD snapshot. A volume that is made from a snapshot is a clone of it, and [RBDPool.Flatten] copies the content.
-//     [RBDPool.DeleteSnapshot] fails with ErrInUse until then.
+//   - The snapshots of an RBD volume are in the volume's record, which is replaced atomically. A host that was cut off
+//     during a snapshot therefore cannot record the snapshot as complete after another host has recorded it as failed.
+//     Each attempt uses a new name for the RBD snapshot. A volume that is made from a snapshot is a clone of the RBD
+//     snapshot, until [RBDPool.Flatten] has copied the content. Until then, [RBDPool.DeleteSnapshot] fails with
+//     ErrInUse.
 //   - Files that belong to no record are reported by [Pool.List] and never removed or changed.
 //   - The host stores the id of each pool. OpenPool fails if the directory contains another id or none, because the
 //     file system of the pool may not be mounted.

@@ -192,8 +192,8 @@ func (p *Pool) replace(name string, text []byte) error {
 		if _, err := f.Write(text); err != nil {
 			return err
 		}
-		// The temporary file exists before the lock is confirmed, so that another host that gets the lock after the
-		// confirmation removes the file before it reads the record (removeLate).
+		// confirmLock is called after the temporary file exists. If another host gets the lock after the confirmation,
+		// it then removes the file before it reads the record (see removeLate).
 		lost = p.confirmLock()
 		return lost
 	})

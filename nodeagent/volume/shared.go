@@ -27,8 +27,8 @@ func (elsewhereError) Error() string { return "another host has the volume open"
 
 func (elsewhereError) Unwrap() error { return ErrInUse }
 
-// elsewhere returns err. If err wraps ErrInUse, and another host has opened the volume last and has not closed it since
-// according to the record, the returned error names the host and the VM, and wraps ErrElsewhere.
+// elsewhere returns err, except in this case: err wraps ErrInUse, and, according to the record r, another host was the
+// last to open the volume and has not closed it. The result then names this host and the VM, and wraps ErrElsewhere.
 func (p *Pool) elsewhere(err error, r record) error {
 	if !errors.Is(err, ErrInUse) || r.Host == "" || r.Host == p.o.Host || r.Flushed >= r.Attachment.Generation {
 		return err
@@ -160,7 +160,7 @@ func (p *Pool) confirmLock() error {
 	return nil
 }
 
-// lockText returns the content of pool.lock after this host has replaced a record.
+// lockText returns the content that this host writes to pool.lock before it replaces a record: the name of the host.
 func (p *Pool) lockText() []byte { return fmt.Appendf(nil, "%-64.63s\n", p.o.Host) }
 
 // removeLate removes the temporary files of another host, if another host was the last to replace a record of a shared

@@ -140,8 +140,9 @@ func (s *server) ExportImage(in *rbdv1.ExportImageRequest, out grpc.ServerStream
 	})
 }
 
-// exportWindow is the number of bytes that are compared at once. The memory of an export is that of the extents of one
-// window: 24 bytes for each, and an extent has at least 512 bytes. It is a multiple of every object size.
+// exportWindow is the number of bytes of an image that are compared at once. An export keeps the extents of one window
+// in memory. An extent takes 24 bytes of memory and describes at least 512 bytes of the image, so a window needs at
+// most 192 MiB. exportWindow is a multiple of every object size.
 const exportWindow = 4 << 30
 
 // sendChanges calls send with each extent of the snapshot that is open as image, in the order of their offsets.
