@@ -17,18 +17,18 @@ func updateClassCommand(s *session.Session) *cobra.Command {
 	var iops, bytes uint64
 	var description, keyFile string
 	c := classArgCommand(s, "update CLASS", "Change a storage class")
-	c.Long = `Change a storage class. What is not given stays as it is. The driver, the pool, the Ceph cluster and the encryption
-of a class cannot be changed.
+	c.Long = `Change a storage class. A flag that is not given changes nothing. The driver, the pool, the Ceph cluster and the
+encryption of a class cannot be changed.
 
-New limits take effect when a volume is attached, or its VM is started, the next time. Hosts use new monitors, users and
-keys for everything that they begin afterwards, and running VMs keep their connections with the former user and key.
-Therefore, do not revoke the former key in the Ceph cluster before these VMs were stopped or their volumes detached.
-If an address or the key is wrong, ` + "`trivet volume show`" + ` has the error, and another update corrects it.`
+New limits take effect when a volume is next attached, or its VM is next started. Hosts use new monitors, users and keys
+for all later connections. Running VMs keep their connections, with the former user and key. Therefore, do not revoke
+the former key in the Ceph cluster before these VMs are stopped or their volumes are detached. If an address or the key
+is wrong, ` + "`trivet volume show`" + ` shows the error of each volume. Another update corrects the address or the key.`
 	c.Example = `  trivet storage-class update fast --max-iops 40000 --description "NVMe"
   trivet storage-class update ceph --monitors 192.0.2.4,192.0.2.5
   ceph auth get-key client.trivet2 | trivet storage-class update ceph --user trivet2 --key-file -`
 	p := c.Flags()
-	p.BoolVar(&isDefault, "default", false, "use this class for volumes that are created without a class; --default=false: do not")
+	p.BoolVar(&isDefault, "default", false, "use this class for volumes that are created without a class; --default=false removes the default")
 	p.Uint64Var(&iops, "max-iops", 0, "limit of each volume on I/O operations a second; 0: none")
 	p.Uint64Var(&bytes, "max-bytes-per-second", 0, "limit of each volume on bytes a second; 0: none")
 	p.StringVar(&description, "description", "", "text for people, at most 255 bytes")

@@ -153,7 +153,7 @@ func (e *export) waitForSnapshot(ctx context.Context) (size uint64, err error) {
 			return 0, err
 		}
 	}
-	lost := false // the snapshot was deleted, or will never be AVAILABLE
+	lost := false // whether the snapshot was deleted or will never be AVAILABLE
 	err = e.s.Wait("waiting for the snapshot of "+e.name, func(func(string)) error {
 		for {
 			var one *storagev1.Snapshot
@@ -187,8 +187,8 @@ func (e *export) waitForSnapshot(ctx context.Context) (size uint64, err error) {
 	return size, err
 }
 
-// abandon deletes the snapshot that the command created, and what is stored of the export, so that the same command
-// begins again.
+// abandon deletes the snapshot that the command created, the incomplete file and the saved progress, so that the same
+// command begins a new export.
 func (e *export) abandon(ctx context.Context) {
 	org, project := e.s.Tenant()
 	_, err := e.client.DeleteSnapshot(ctx, &storagev1.DeleteSnapshotRequest{OrgId: org, ProjectId: project, SnapshotId: e.state.Snapshot})

@@ -60,8 +60,8 @@ func (e *export) resume() error {
 	return nil
 }
 
-// open opens the incomplete file, or creates it, and locks it until it is closed. If the file has less than the saved
-// progress, because it was removed or truncated, the export begins again.
+// open opens the incomplete file, or creates it, and locks it until it is closed. If the file is shorter than the saved
+// progress requires, because the file was removed or truncated, the export begins again.
 func (e *export) open() (err error) {
 	if e.file, err = os.OpenFile(e.path+".part", os.O_RDWR|os.O_CREATE, 0o600); err != nil {
 		return fmt.Errorf("make the file: %w", err)

@@ -109,7 +109,7 @@ func createFromImage(ctx context.Context, s *session.Session, conn *dial.Conn, r
 type packedFile struct {
 	path string
 	size uint64 // of the disk in bytes
-	// temporary is the open and locked file if it is a temporary one, and otherwise nil.
+	// temporary is the open and locked file if path names a temporary file, and otherwise nil.
 	temporary *os.File
 }
 
@@ -267,8 +267,8 @@ func merge(ctx context.Context, full string, in *os.File, diffs []string) (raw *
 	return merged, size, nil
 }
 
-// isExport reports whether a file is an export of Ceph. Such a file is never the raw content of a disk, also if its
-// version is unknown or its header is damaged.
+// isExport reports whether a file is an export of Ceph. Such a file is never the raw content of a disk, even if rbddiff
+// cannot read its version or header.
 func isExport(f *os.File) bool {
 	first := make([]byte, rbddiff.DetectLength)
 	n, err := f.ReadAt(first, 0)
@@ -319,8 +319,8 @@ func apply(ctx context.Context, raw *os.File, path string, diff *rbddiff.Reader)
 	}
 }
 
-// writeRange writes a range to a raw file. It writes zeros only where the file has data, because a range of zeros may be
-// as large as the disk.
+// writeRange writes a range to a raw file. It writes zeros only where the file has data: a range of zeros may be as
+// large as the disk, and must not fill the file system.
 func writeRange(ctx context.Context, raw *os.File, r rbddiff.Range) error {
 	if r.Data != nil {
 		_, err := raw.WriteAt(r.Data, int64(r.Offset))

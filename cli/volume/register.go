@@ -19,7 +19,7 @@ func registerCommand(s *session.Session) *cobra.Command {
 		Use: "register NAME", Short: "Make an existing RBD image a volume", Args: session.Exactly("NAME"),
 		Long: `Make an existing RBD image of a Ceph cluster a volume of the project. This requires the role system:admin. The
 image must be in the Ceph pool of the storage class, must have a size of whole GiB and the feature exclusive-lock, and
-no client may have it open. A host checks this: until then the volume is PENDING, and it is ERROR if the check fails.
+no client may have it open. A host checks this. The volume is PENDING until then, and ERROR if the check fails.
 
 While a VM has the volume, no other program may open the image. ` + "`trivet volume delete`" + ` keeps the image.`,
 		Example: `  trivet volume register data --image old-data --size 100 --class ceph`,
@@ -28,8 +28,8 @@ While a VM has the volume, no other program may open the image. ` + "`trivet vol
 	p.StringVar(&rbd.Image, "image", "", "name of the RBD image")
 	p.StringVar(&size, "size", "", "size of the RBD image in GiB, or with a unit: 2TiB")
 	p.StringVar(&req.StorageClass, "class", "", "storage class (default: the default class)")
-	p.StringVar(&rbd.Pool, "pool", "", "Ceph pool; the command fails if it is not that of the class (default: the pool of the class)")
-	p.StringVar(&rbd.ClusterId, "fsid", "", "ID of the Ceph cluster; the command fails if it is not that of the class (default: the cluster of the class)")
+	p.StringVar(&rbd.Pool, "pool", "", "Ceph pool, which must be the pool of the class (default: the pool of the class)")
+	p.StringVar(&rbd.ClusterId, "fsid", "", "ID of the Ceph cluster, which must be the cluster of the class (default: the cluster of the class)")
 	p.StringArrayVar(&labels, "label", nil, "KEY=VALUE, repeatable")
 	p.StringArrayVar(&metadata, "metadata", nil, "KEY=VALUE, repeatable")
 	session.Require(c, "image", "size")
