@@ -27,7 +27,8 @@ func (s *snapshotStory) cli(args ...string) string {
 // exports exports the snapshot all-data of the volume data, in which the guest had written the pattern "first", and the
 // differences of a later snapshot with the pattern "second". It imports both as a new volume, attaches the volume to a
 // running VM, and requires that the guest reads "second". It also makes an image from the snapshot all-root, and boots
-// a VM from the image. The parameter root is the ID of the snapshot all-root. exports returns the IDs of the snapshot and of the volume that it has made.
+// a VM from the image. The parameter root is the ID of the snapshot all-root. exports returns the IDs of the later
+// snapshot and of the new volume.
 func (s *snapshotStory) exports(root, data, vm string) (snapshot, volume string) {
 	t, dir := s.t, s.t.TempDir()
 	later, err := s.snapshots.CreateSnapshot(s.ctx, &storagev1.CreateSnapshotRequest{

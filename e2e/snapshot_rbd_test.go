@@ -23,11 +23,12 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/rbd/rbdtest"
 )
 
-// testSnapshots makes snapshots of all volumes of the running VM vm on the first host: clone and data are RBD volumes,
-// and a third volume is a file. The guest has written the pattern "first" to data. It then writes another pattern. A new
-// volume from the snapshot of data must have the first pattern, and an export of the differences the other one. A VM
-// boots from an image of the snapshot of clone. Then the volumes with images or snapshots are made independent while the
-// guest uses them. A snapshot of the file must not make the VM hang while the Ceph cluster is away.
+// testSnapshots makes snapshots of all volumes of the running VM vm on the first host: the RBD volumes clone and data,
+// and a volume in a storage pool. The guest has written the pattern "first" to data, and writes another pattern after
+// the snapshot. A new volume from the snapshot of data must have the first pattern. An import of the snapshot and of
+// the later differences must have the other one. A VM boots from an image of the snapshot of clone. Then the volumes
+// with images or snapshots are made independent while the guest uses them. A snapshot of the volume in the storage pool
+// must not make the VM hang while the Ceph cluster is stopped.
 func (c *rbdCloud) testSnapshots(ctx context.Context, vm, clone, data string) {
 	t := c.t
 	s := &snapshotStory{c.on(1), ctx, storagev1.NewSnapshotServiceClient(c.admin.Conn())}

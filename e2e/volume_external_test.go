@@ -70,7 +70,7 @@ func (c *rbdCloud) awaitVolume(ctx context.Context, id string, want vmv1.VolumeS
 	}))
 }
 
-// attachOld attaches a volume to a VM as the disk old.
+// attachOld attaches the volume to a VM as the disk named old.
 func (c *rbdCloud) attachOld(ctx context.Context, vm, volume string) error {
 	_, err := c.admin.VMs.AttachDisk(ctx, &vmv1.AttachDiskRequest{OrgId: "default", ProjectId: "default", VmId: vm, Disk: &vmv1.DiskSpec{
 		Id: "old", Source: &vmv1.DiskSource{Source: &vmv1.DiskSource_VolumeId{VolumeId: volume}}, Cache: vmv1.DiskCache_DISK_CACHE_NONE,
@@ -78,7 +78,7 @@ func (c *rbdCloud) attachOld(ctx context.Context, vm, volume string) error {
 	return err
 }
 
-// detachOld detaches the disk old from a VM.
+// detachOld detaches the disk named old from a VM.
 func (c *rbdCloud) detachOld(ctx context.Context, vm string) {
 	c.t.Helper()
 	require.NoError(c.t, lab.Until(ctx, "the volume is detached", func(ctx context.Context) error {
@@ -87,9 +87,10 @@ func (c *rbdCloud) detachOld(ctx context.Context, vm string) {
 	}))
 }
 
-// useRegisteredImage registers an RBD image with content as a volume, and uses it in the running VMs one and two, each
-// of which has one free virtio disk, vdc. Between the two attachments the key of the storage class becomes wrong, and
-// then the key of another Ceph user. At last the volume is deleted, and the image must still have its content.
+// useRegisteredImage registers an RBD image with content as a volume, and attaches it in turn to the running VMs one
+// and two, in whose guests it is the disk vdc. Between the two attachments, the test sets a wrong key for the storage
+// class, and then another Ceph user with its key. At the end, the volume is deleted, and the image must still have its
+// content.
 func (c *rbdCloud) useRegisteredImage(ctx context.Context, one, two string) {
 	c.t.Helper()
 	c.ceph.Run("rbd", "create", "--size", "1G", rbdtest.Pool+"/old")

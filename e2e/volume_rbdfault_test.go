@@ -24,8 +24,8 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/rbd/rbdtest"
 )
 
-// rbdFaults has two VMs on the first two hosts of a cloud with Ceph, whose processes its methods kill and stop. Each
-// method ends with the volume data attached to the second VM.
+// rbdFaults has two VMs on the first two hosts of a cloud with Ceph. Its methods kill and stop the processes of the
+// cloud. After each method, the volume data is attached to the second VM.
 type rbdFaults struct {
 	*rbdCloud
 	ctx  context.Context
@@ -35,8 +35,8 @@ type rbdFaults struct {
 }
 
 // testFaults kills helpers, agents, a leader and QEMU, and stops the Ceph cluster, while guests use RBD volumes. Guests
-// must always read what they have written. The volume data is attached to the second VM before and afterwards. The
-// result is a further volume, which is detached, and whose host is the second one.
+// must always read what they have written. The volume data is attached to the second VM before and afterwards.
+// testFaults returns a further volume, which is detached and assigned to the second host.
 func (c *rbdCloud) testFaults(ctx context.Context, one, two, data string) (more string) {
 	f := &rbdFaults{rbdCloud: c, ctx: ctx, vms: [2]string{one, two}, data: data}
 	f.killHelpers()
@@ -55,8 +55,8 @@ func (f *rbdFaults) attach(vm, volume, disk string) error {
 	return err
 }
 
-// attached attaches the volume more to a VM as the disk more, again if a call fails. A call that failed may have
-// attached the volume.
+// attached attaches the volume more to a VM as the disk named more. If a call fails, attached repeats it: the failed
+// call may nevertheless have attached the volume.
 func (f *rbdFaults) attached(vm string) {
 	f.t.Helper()
 	require.NoError(f.t, lab.Until(f.ctx, "the volume is attached", func(ctx context.Context) error {
@@ -95,7 +95,7 @@ func (f *rbdFaults) available(id string) {
 	}))
 }
 
-// write makes the guest of a VM write a pattern durably, and reads checks that it reads the pattern.
+// write makes the guest of a VM write a pattern and flush it. reads checks that the guest reads the pattern.
 func (f *rbdFaults) write(host int, device, seed string) {
 	f.t.Helper()
 	f.answers(host, "write "+device+" "+seed, "dev="+device+" off=0 len=1048576 seed="+seed+" "+written(seed))
@@ -135,9 +135,9 @@ func (f *rbdFaults) answer(host int, line, answer string) error {
 	return nil
 }
 
-// readsMore checks that the guest on the second host reads a pattern from the volume that attachMeanwhile or stopCeph has
-// attached. AttachDisk returns without an error if the host has neither attached nor refused the disk within 35 seconds.
-// If the host refuses it later, readsMore attaches it again.
+// readsMore checks that the guest on the second host reads a pattern from the volume that attachMeanwhile or stopCeph
+// has attached. If the host has neither attached nor refused a disk within 35 seconds, AttachDisk returns without an
+// error. If the host refuses the disk after that, readsMore attaches the volume again.
 func (f *rbdFaults) readsMore(seed string) {
 	f.t.Helper()
 	require.NoError(f.t, lab.Until(f.ctx, "the guest reads "+seed, func(context.Context) error {
@@ -167,7 +167,7 @@ func (f *rbdFaults) killHelper() {
 }
 
 // killsMeanwhile calls begin while the cluster answers no request for data, kills the helpers, and lets the cluster
-// answer again. So the helpers are killed in the middle of what begin has begun.
+// answer again. The helpers are therefore killed while they execute the operation of begin.
 func (f *rbdFaults) killsMeanwhile(begin func()) {
 	f.t.Helper()
 	f.ceph.Pause()
@@ -203,7 +203,7 @@ func (f *rbdFaults) killHelpers() {
 
 // attachMeanwhile attaches the volume more to the second VM while the cluster answers no request for data. When the
 // control plane has granted the attachment, attachMeanwhile calls fault, and lets the cluster answer again. The guest
-// must get the volume, perhaps after the call has failed and was repeated.
+// must get the volume. The call may fail and is then repeated.
 func (f *rbdFaults) attachMeanwhile(fault func()) {
 	f.t.Helper()
 	f.ceph.Pause()
@@ -253,8 +253,8 @@ func (f *rbdFaults) killLeader() {
 	f.readsMore("agent")
 }
 
-// killQEMU kills the QEMU process of the second VM, which has both volumes, and starts the VM again. Then the volume
-// more is used by the first VM, and comes back.
+// killQEMU kills the QEMU process of the second VM, which has both volumes, and starts the VM again. Then the first VM
+// uses the volume more, which is attached to the second VM again afterwards.
 func (f *rbdFaults) killQEMU() {
 	running := func(vm *vmv1.VirtualMachine) bool { return vm.GetState() == vmv1.VmState_VM_STATE_RUNNING }
 	vm := eventually(f.ctx, f.t, f.admin, f.vms[1], "the VM runs", running)

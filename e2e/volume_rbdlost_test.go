@@ -19,9 +19,10 @@ import (
 )
 
 // loseHost loses the second host while its guest has the volume data: the agent is killed and QEMU is stopped, as if
-// the host were cut off. Another host must delete the volume more, whose host was the lost one. The administrator
-// removes the host as docs/operations.md says, and the first VM gets the volume data. Then QEMU continues, and the Ceph
-// cluster must refuse its write. The agent of the lost host comes back, and must learn that it was evicted.
+// the host were cut off. Another host must delete the volume more, which was assigned to the lost host. The
+// administrator removes the host as docs/operations.md says, and the first VM gets the volume data. Then QEMU
+// continues, and the Ceph cluster must refuse its write. The agent of the lost host is started again, and must report
+// that the host was evicted.
 func (c *rbdCloud) loseHost(ctx context.Context, one, two, data, more string) {
 	f := &rbdFaults{rbdCloud: c, ctx: ctx, vms: [2]string{one, two}, data: data, more: more}
 	lost := f.hosts[1]
@@ -31,7 +32,7 @@ func (c *rbdCloud) loseHost(ctx context.Context, one, two, data, more string) {
 	pid := int(vm.GetStatus().GetHostPid())
 	require.NoError(f.t, f.dir.Kill(lost.Name))
 	require.NoError(f.t, syscall.Kill(pid, syscall.SIGSTOP))
-	f.t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) }) // a stopped process would end after that only
+	f.t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) }) // a stopped process ends only when it continues
 	_, err = f.admin.Volumes.DeleteVolume(ctx, &vmv1.DeleteVolumeRequest{OrgId: "default", ProjectId: "default", VolumeId: more})
 	require.NoError(f.t, err)
 	require.NoError(f.t, lab.Until(ctx, "another host deletes the image", func(context.Context) error {

@@ -19,7 +19,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// rounds returns how often a test attaches a volume: TRIVET_VOLUME_ROUNDS, or otherwise.
+// rounds returns how often a test attaches a volume: the number in the environment variable TRIVET_VOLUME_ROUNDS, or
+// the parameter otherwise if the variable is not set.
 func rounds(t *testing.T, otherwise int) int {
 	text := os.Getenv("TRIVET_VOLUME_ROUNDS")
 	if text == "" {
@@ -33,11 +34,13 @@ func rounds(t *testing.T, otherwise int) int {
 // rest lists the resources of a host that volumes can leave behind.
 type rest struct {
 	Files []string // in the pool of the host; for RBD the objects of the Ceph pool and the blocked clients
-	// AgentFDs and QEMUFDs are numbers of open files, QEMUThreads of threads, and Helpers of the processes of trivet-rbd.
+	// AgentFDs, QEMUFDs and HelperFDs are numbers of open file descriptors. QEMUThreads is the number of QEMU's
+	// threads, and Helpers the number of trivet-rbd processes.
 	AgentFDs, QEMUFDs, QEMUThreads, Helpers, HelperFDs, Disks, VMs int
 }
 
-// within reports whether r has no more of the resources that are counted than before.
+// within reports whether r has the same files, disks and VMs as before, and at most as many descriptors, threads and
+// processes.
 func (r rest) within(before rest) bool {
 	return r.AgentFDs <= before.AgentFDs && r.QEMUFDs <= before.QEMUFDs && r.QEMUThreads <= before.QEMUThreads &&
 		r.Helpers <= before.Helpers && r.HelperFDs <= before.HelperFDs && r.Disks == before.Disks && r.VMs == before.VMs &&

@@ -52,7 +52,7 @@ func TestGuestIsHeldWhileSnapshotsAreTaken(t *testing.T) {
 	require.NoError(t, l.p.Pause(l.ctx))
 	_, err = l.p.CopyDisks(l.ctx, []CopyTarget{targets[1], targets[1]})
 	require.ErrorIs(t, err, ErrNotHeld, "only a guest that runs can be held and resumed")
-	l.p.Close() // The agent ends while it holds the guest.
+	l.p.Close() // The agent ends while the guest's CPUs are stopped.
 	l.p = l.adopt()
 	l.eventually(func() bool { return state() == "running" }, "the next agent resumes the guest")
 }

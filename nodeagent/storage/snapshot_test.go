@@ -106,8 +106,8 @@ func TestSnapshotOfDetachedVolume(t *testing.T) {
 	require.Zero(t, h.snapshotFiles(), "a snapshot that was complete is not made again")
 }
 
-// TestSnapshotOfUnreachableCluster requires a snapshot of an RBD volume whose Ceph cluster does not answer. The snapshot
-// must fail at its deadline, and not earlier.
+// TestSnapshotOfUnreachableCluster assigns a snapshot of an RBD volume whose Ceph cluster does not answer. The snapshot
+// must fail after its deadline, and not earlier.
 func TestSnapshotOfUnreachableCluster(t *testing.T) {
 	h := newHost(t)
 	h.ceph.options.Program = "/bin/false" // a trivet-rbd that never connects
@@ -161,8 +161,8 @@ func (c boundedClient) GetRecord(ctx context.Context, _ *rbdv1.GetRecordRequest,
 	return nil, status.Error(codes.Unavailable, "the cluster is away")
 }
 
-// TestRBDSnapshotIsBounded begins a snapshot of an RBD volume within the time of the copy of a file, which is 12 hours.
-// The calls to the Ceph cluster must have less time.
+// TestRBDSnapshotIsBounded begins a snapshot of an RBD volume with the deadline that the copy of a file has, 12 hours.
+// The calls to the Ceph cluster must have an earlier deadline.
 func TestRBDSnapshotIsBounded(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), copyWithin)
 	defer cancel()

@@ -192,8 +192,8 @@ func TestRecordAfterLostLock(t *testing.T) {
 	require.Contains(t, string(text), a.o.Host, "the lock names the host that has changed the pool last")
 }
 
-// TestLateRename interrupts a host between its last write to pool.lock and the rename of a new record, and ends its lock.
-// Another host then replaces the record. The rename must fail when the first host continues.
+// TestLateRename interrupts a host after its write to pool.lock and before the rename of a new record, and ends the
+// lock of this host. Another host then replaces the record. The rename must fail when the first host continues.
 func TestLateRename(t *testing.T) {
 	a, b := twoHosts(t)
 	a.make(Volume{ID: id(1), Size: mib})
@@ -212,7 +212,7 @@ func TestLateRename(t *testing.T) {
 }
 
 // TestTemporaryRecordBeforeConfirmation checks that a host writes the temporary file of a record before it writes to
-// pool.lock. Otherwise the next host could not remove the file in the situation of TestLateRename.
+// pool.lock. Otherwise, the next host would not find this file in the situation of TestLateRename.
 func TestTemporaryRecordBeforeConfirmation(t *testing.T) {
 	a, _ := twoHosts(t)
 	a.make(Volume{ID: id(1), Size: mib})
