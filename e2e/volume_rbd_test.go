@@ -140,11 +140,10 @@ func (c *rbdCloud) on(host int) *world {
 }
 
 // TestVolumesRBD makes volumes in a real Ceph cluster, blank and from an image, through the API. A volume is attached
-// to a running VM, grows, gets snapshots (testSnapshots), and moves to a VM on the second host. An image of the cluster is
-// registered as a volume, while the key of the storage class changes. Volumes of an encrypted class are used
-// (useEncrypted). Processes are killed and the cluster is stopped
-// (testFaults), and the second host is lost (loseHost). The first host must then delete the images. The key of the Ceph
-// user must be in no file of members and hosts.
+// to a running VM, grows, gets snapshots (testSnapshots), and moves to a VM on the second host. An image of the cluster
+// is registered as a volume, while the key of the storage class changes. Volumes of an encrypted class are used
+// (useEncrypted). Processes are killed and the cluster is stopped (testFaults), and the second host is lost (loseHost).
+// The first host must then delete the images. The key of the Ceph user must be in no file of members and hosts.
 func TestVolumesRBD(t *testing.T) {
 	c := newRBDCloud(t)
 	ctx := c.context(15 * time.Minute)

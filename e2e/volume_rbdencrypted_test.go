@@ -21,9 +21,9 @@ import (
 )
 
 // useEncrypted uses volumes of an encrypted class. The guest of VM one on the first host writes to a volume while the
-// volume is grown. A volume made from a snapshot has what the guest wrote, and VM two on the second host reads it from the
-// volume itself. A third VM boots from a volume made from an image. The cluster must not have in plain text what the guest
-// wrote, nor the image.
+// volume is grown. A volume made from a snapshot has what the guest wrote, and VM two on the second host reads it from
+// the volume itself. A third VM boots from a volume made from an image. The cluster must not have in plain text what
+// the guest wrote, nor the image.
 func (c *rbdCloud) useEncrypted(ctx context.Context, one, two string) {
 	t := c.t
 	c.createClass(ctx, "ceph-secret", "--encrypted")

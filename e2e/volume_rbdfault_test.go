@@ -113,7 +113,8 @@ func (f *rbdFaults) answers(host int, line, answer string) {
 	require.NoError(f.t, lab.Until(f.ctx, "the guest answers "+answer, func(context.Context) error { return f.answer(host, line, answer) }))
 }
 
-// answer writes a line to the serial port of a VM, and returns an error unless the guest gives the answer within 5 seconds.
+// answer writes a line to the serial port of a VM, and returns an error unless the guest gives the answer within 5
+// seconds.
 func (f *rbdFaults) answer(host int, line, answer string) error {
 	f.t.Helper()
 	path := filepath.Join(f.hosts[host-1].DataDir(), "vms", f.vms[host-1], "console.log") // works without an agent
@@ -352,8 +353,8 @@ func (f *rbdFaults) requireReady() {
 	require.Contains(f.t, f.asAdmin("vm", "list"), f.vms[1])
 }
 
-// attachAtOnce attaches a volume to both VMs at once, three times. One call must succeed, and the error of the other one
-// must name the VM that got the volume. In the end the second VM has had the volume last.
+// attachAtOnce attaches a volume to both VMs at once, three times. One call must succeed, and the error of the other
+// one must name the VM that got the volume. In the end the second VM has had the volume last.
 func (f *rbdFaults) attachAtOnce() {
 	for range 3 {
 		var errs [2]error

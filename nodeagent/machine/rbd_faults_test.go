@@ -24,9 +24,9 @@ func (s *rbdStory) killHelpers() (killed int) {
 	return killed
 }
 
-// killHelper kills the helper trivet-rbd of the first host while it is idle, and then several times while the agent makes
-// a volume and attaches it to the running guest, and while it grows the volume. The agent starts a new helper each time.
-// The guest must have the volume with its new size in the end, and what it wrote before.
+// killHelper kills the helper trivet-rbd of the first host while it is idle, and then several times while the agent
+// makes a volume and attaches it to the running guest, and while it grows the volume. The agent starts a new helper
+// each time. The guest must have the volume with its new size in the end, and what it wrote before.
 func (s *rbdStory) killHelper() {
 	require.NotZero(s, s.killHelpers())
 	third := grant(s.blank(3), s.one, "third")

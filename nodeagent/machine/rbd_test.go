@@ -32,9 +32,9 @@ type rbdStory struct {
 }
 
 // TestGuestsUseRBD runs guests with RBD images of a real Ceph cluster on two hosts. The first guest starts with a
-// volume and gets another one while it runs. One volume grows. The agent is restarted, and its helper is killed. Further
-// volumes are attached and detached. The cluster is stopped for 30 seconds, and the guest's write waits. Then the volume
-// moves to a guest on the second host, and the QEMU process of this guest is killed.
+// volume and gets another one while it runs. One volume grows. The agent is restarted, and its helper is killed.
+// Further volumes are attached and detached. The cluster is stopped for 30 seconds, and the guest's write waits. Then
+// the volume moves to a guest on the second host, and the QEMU process of this guest is killed.
 func TestGuestsUseRBD(t *testing.T) {
 	s := &rbdStory{lab: newLab(t), ceph: rbdtest.Start(t)}
 	s.other = newLab(t)

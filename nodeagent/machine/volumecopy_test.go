@@ -192,8 +192,8 @@ func (l *lab) seesSnapshot(ref volume.SnapshotRef, state volume.SnapshotState) (
 }
 
 // TestSnapshotOfEncryptedVolume makes a snapshot of an encrypted volume while a guest runs with it, and one after the
-// volume was detached. Volumes that are made from the snapshots have what the guest wrote. No file of the pool has it in
-// plain text. While the guest runs, a snapshot without the key fails at its deadline.
+// volume was detached. Volumes that are made from the snapshots have what the guest wrote. No file of the pool has it
+// in plain text. While the guest runs, a snapshot without the key fails at its deadline.
 func TestSnapshotOfEncryptedVolume(t *testing.T) {
 	l := newLab(t)
 	want := l.linux(1)

@@ -72,8 +72,8 @@ type CopyResult struct {
 // base images, which FlattenDisk continues afterwards.
 //
 // CopyDisks returns when all copies are complete, or after the first error. By then QEMU has closed the files, and the
-// caller must sync them. The error wraps [ErrCopying], [ErrDisksChanged] or [ErrNotHeld] if no copy was begun. If a copy
-// fails while the guest writes, QEMU may pause the guest. CopyDisks then resumes the guest.
+// caller must sync them. The error wraps [ErrCopying], [ErrDisksChanged] or [ErrNotHeld] if no copy was begun. If a
+// copy fails while the guest writes, QEMU may pause the guest. CopyDisks then resumes the guest.
 func (p *Process) CopyDisks(ctx context.Context, targets []CopyTarget) (CopyResult, error) {
 	if !p.copies.TryLock() {
 		return CopyResult{}, ErrCopying
@@ -158,8 +158,8 @@ func (p *Process) beginAll(ctx context.Context, disks []Disk, actions []object, 
 	return time.Now(), err
 }
 
-// hold stops the guest's CPUs and completes all requests to disks, until endHold. The error wraps ErrNotHeld if the CPUs
-// do not run.
+// hold stops the guest's CPUs and completes all requests to disks, until endHold. The error wraps ErrNotHeld if the
+// CPUs do not run.
 func (p *Process) hold(ctx context.Context) error {
 	s, err := p.Status(ctx)
 	if err != nil {

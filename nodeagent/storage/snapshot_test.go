@@ -138,8 +138,8 @@ func (c *openedCopy) copyDetached(context.Context) error {
 	return nil
 }
 
-// TestVMStartsDuringSnapshots takes snapshots of the volumes of a stopped VM, which starts meanwhile. The snapshots must
-// be taken again if there are several, because they must have the content of one instant.
+// TestVMStartsDuringSnapshots takes snapshots of the volumes of a stopped VM, which starts meanwhile. The snapshots
+// must be taken again if there are several, because they must have the content of one instant.
 func TestVMStartsDuringSnapshots(t *testing.T) {
 	quiet, opened := &openedCopy{}, &openedCopy{opens: true}
 	require.NoError(t, copyAllDetached(t.Context(), []snapshotCopy{quiet, quiet}))

@@ -27,8 +27,8 @@ type transfers struct {
 	open    map[string]context.CancelFunc // by request id
 }
 
-// cancelWait is the maximum wait of cancelAll. A read from a file system that does not respond, for example a hard mount
-// of NFS without its server, cannot be interrupted.
+// cancelWait is the maximum wait of cancelAll. A read from a file system that does not respond, for example a hard
+// mount of NFS without its server, cannot be interrupted.
 const cancelWait = 5 * time.Second
 
 func newTransfers(kind string, most int, log *slog.Logger) *transfers {

@@ -23,8 +23,8 @@ type Files struct {
 	BaseFormat qcow2.Format
 	// Size is the size in bytes that the guest must see. QEMU must grow a QCOW2 file to this size.
 	Size uint64
-	// Encrypted means that Content or the RBD image has LUKS encryption. Key is the passphrase. The caller of Open sets Key, because the
-	// pool does not store keys.
+	// Encrypted means that Content or the RBD image has LUKS encryption. Key is the passphrase. The caller of Open sets
+	// Key, because the pool does not store keys.
 	Encrypted bool
 	Key       []byte
 }

@@ -33,10 +33,10 @@
 //   - An encrypted volume is a QCOW2 file with LUKS encryption. QEMU writes its header ([Options.Format]), because this
 //     package has no cryptography. The record says that the volume is encrypted; the pool never has its key. If an
 //     encrypted volume was made from an image, only the overlay is encrypted, because many volumes share the image's
-//     file. An encrypted RBD volume is an RBD image with a LUKS header ([Encrypter]). It is never a clone of a base image,
-//     because the content of base images is not encrypted.
-//   - A snapshot of an encrypted volume is encrypted with the volume's key. If QEMU has the volume open, QEMU copies it to
-//     a file with a LUKS header of its own. Otherwise the file is copied byte by byte, without the key.
+//     file. An encrypted RBD volume is an RBD image with a LUKS header ([Encrypter]). It is never a clone of a base
+//     image, because the content of base images is not encrypted.
+//   - A snapshot of an encrypted volume is encrypted with the volume's key. If QEMU has the volume open, QEMU copies it
+//     to a file with a LUKS header of its own. Otherwise the file is copied byte by byte, without the key.
 //   - [Pool.Open] writes the generation of the attachment to the record and syncs the record before it returns a
 //     descriptor. Open refuses a lower generation than the recorded one, and the same generation for another VM. Two
 //     hosts that share a pool see the same record.

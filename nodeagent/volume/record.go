@@ -83,8 +83,8 @@ type record struct {
 
 const (
 	recordVersion = 1
-	// recordVersion2 is the version of the record of an RBD volume that has Snapshots, Source or Header. An agent that does
-	// not know these fields would remove them.
+	// recordVersion2 is the version of the record of an RBD volume that has Snapshots, Source or Header. An agent that
+	// does not know these fields would remove them.
 	recordVersion2 = 2
 )
 

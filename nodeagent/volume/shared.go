@@ -166,7 +166,8 @@ func (p *Pool) lockText() []byte { return fmt.Appendf(nil, "%-64.63s\n", p.o.Hos
 // removeLate removes the temporary files of another host, if another host was the last to replace a record of a shared
 // pool. The file system may have ended the lock of that host between its last write to pool.lock and the rename of the
 // temporary file to a record. A hard mount of NFS repeats the rename until the server answers, possibly after this host
-// has replaced the same record. Without the temporary file, the late rename fails. The caller must have locked the pool.
+// has replaced the same record. Without the temporary file, the late rename fails. The caller must have locked the
+// pool.
 func (p *Pool) removeLate() error {
 	if !p.o.Shared || mutant.On(mutant.KeepLateRecord) {
 		return nil

@@ -51,8 +51,8 @@ const (
 	SnapshotStartTimeout = 10 * 60 * 1000
 )
 
-// Snapshot is the record of a snapshot of a volume. The content is a copy in a file in the storage pool of the volume, or
-// an RBD snapshot for a volume of the driver RBD.
+// Snapshot is the record of a snapshot of a volume. The content is a copy in a file in the storage pool of the volume,
+// or an RBD snapshot for a volume of the driver RBD.
 type Snapshot struct {
 	ID      SnapshotID
 	Name    string

@@ -44,8 +44,8 @@ type hostRead struct {
 	opened   sync.Once
 }
 
-// chunk is a part of the data, or the end of the data. For a part, err is nil. At the end, err is io.EOF if the agent has
-// sent all data, and otherwise the error that ended the stream.
+// chunk is a part of the data, or the end of the data. For a part, err is nil. At the end, err is io.EOF if the agent
+// has sent all data, and otherwise the error that ended the stream.
 type chunk struct {
 	data []byte
 	err  error

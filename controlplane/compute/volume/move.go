@@ -40,8 +40,8 @@ func (c *candidates) choose(id cloud.VolumeID) cloud.NodeID {
 	return c.ready[int(sum.Sum32())%len(c.ready)]
 }
 
-// kind is a kind of storage: a shared pool, or the driver RBD if space is empty. Encrypted is true for encrypted volumes
-// of the driver RBD.
+// kind is a kind of storage: a shared pool, or the driver RBD if space is empty. Encrypted is true for encrypted
+// volumes of the driver RBD.
 type kind struct {
 	space
 	encrypted bool

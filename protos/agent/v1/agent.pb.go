@@ -1295,9 +1295,10 @@ type AssignedVolume struct {
 	// Limits on the guest's I/O operations and bytes in each second, of reads and writes together. 0: no limit.
 	MaxIops           uint64 `protobuf:"varint,12,opt,name=max_iops,json=maxIops,proto3" json:"max_iops,omitempty"`
 	MaxBytesPerSecond uint64 `protobuf:"varint,13,opt,name=max_bytes_per_second,json=maxBytesPerSecond,proto3" json:"max_bytes_per_second,omitempty"`
-	// True: the host makes the volume with LUKS encryption, and refuses to open the volume if its content is not encrypted.
-	// In a storage pool of the host, the format is then QCOW2, and the file of the image that the volume is based on is not
-	// encrypted. If rbd is set, the host copies the image into the volume, and reports the volume as flattened.
+	// True: the host makes the volume with LUKS encryption, and refuses to open the volume if its content is not
+	// encrypted. In a storage pool of the host, the format is then QCOW2, and the file of the image that the volume is
+	// based on is not encrypted. If rbd is set, the host copies the image into the volume, and reports the volume as
+	// flattened.
 	Encrypted bool `protobuf:"varint,20,opt,name=encrypted,proto3" json:"encrypted,omitempty"`
 	// The LUKS passphrase of an encrypted volume, in printable ASCII. The control plane sets the passphrase while the
 	// volume is attached, and until the host has reported the volume as present. The passphrase is never set in

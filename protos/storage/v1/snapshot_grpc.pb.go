@@ -89,11 +89,11 @@ type SnapshotServiceClient interface {
 	// since_snapshot_id it reads both snapshots completely. A host sends at most 16 snapshots at a time, at most 4 of
 	// them to one project and at most 8 to one org.
 	//
-	// NOT_FOUND: the project has no such snapshot. FAILED_PRECONDITION: a snapshot is not AVAILABLE, cannot be read, or is
-	// of an encrypted volume.
-	// INVALID_ARGUMENT: since_snapshot_id is not an older snapshot of the same volume. OUT_OF_RANGE: offset is greater
-	// than the size of the snapshot. RESOURCE_EXHAUSTED: the host sends as many snapshots to the project or the org as it
-	// may. UNAVAILABLE: the host is not connected or does not answer, or the connection to it broke.
+	// NOT_FOUND: the project has no such snapshot. FAILED_PRECONDITION: a snapshot is not AVAILABLE, cannot be read, or
+	// is of an encrypted volume. INVALID_ARGUMENT: since_snapshot_id is not an older snapshot of the same volume.
+	// OUT_OF_RANGE: offset is greater than the size of the snapshot. RESOURCE_EXHAUSTED: the host sends as many snapshots
+	// to the project or the org as it may. UNAVAILABLE: the host is not connected or does not answer, or the connection
+	// to it broke.
 	ExportSnapshot(ctx context.Context, in *ExportSnapshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportSnapshotResponse], error)
 }
 
@@ -237,11 +237,11 @@ type SnapshotServiceServer interface {
 	// since_snapshot_id it reads both snapshots completely. A host sends at most 16 snapshots at a time, at most 4 of
 	// them to one project and at most 8 to one org.
 	//
-	// NOT_FOUND: the project has no such snapshot. FAILED_PRECONDITION: a snapshot is not AVAILABLE, cannot be read, or is
-	// of an encrypted volume.
-	// INVALID_ARGUMENT: since_snapshot_id is not an older snapshot of the same volume. OUT_OF_RANGE: offset is greater
-	// than the size of the snapshot. RESOURCE_EXHAUSTED: the host sends as many snapshots to the project or the org as it
-	// may. UNAVAILABLE: the host is not connected or does not answer, or the connection to it broke.
+	// NOT_FOUND: the project has no such snapshot. FAILED_PRECONDITION: a snapshot is not AVAILABLE, cannot be read, or
+	// is of an encrypted volume. INVALID_ARGUMENT: since_snapshot_id is not an older snapshot of the same volume.
+	// OUT_OF_RANGE: offset is greater than the size of the snapshot. RESOURCE_EXHAUSTED: the host sends as many snapshots
+	// to the project or the org as it may. UNAVAILABLE: the host is not connected or does not answer, or the connection
+	// to it broke.
 	ExportSnapshot(*ExportSnapshotRequest, grpc.ServerStreamingServer[ExportSnapshotResponse]) error
 	mustEmbedUnimplementedSnapshotServiceServer()
 }
