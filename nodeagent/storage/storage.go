@@ -115,7 +115,7 @@ type entry struct {
 	again   time.Time
 	logged  string
 
-	notBegun      string                   // why the last copyTask of the volume could not be begun, or ""
+	notBegun      string                   // the last reason why a copyTask of the volume could not be begun, or ""
 	last          *cloud.VolumeObservation // the last report
 	opening       int                      // calls of Open in progress
 	unconfirmed   bool                     // Open has returned the RBD image, and Confirm or Release was not called since
