@@ -57,7 +57,9 @@ var errPlainCopy = errors.New("the disk is encrypted, and the file for its copy 
 
 // CopyResult describes a complete copy.
 type CopyResult struct {
-	// Taken is the instant of the content: each copy has the content that its disk had at Taken.
+	// Taken is the instant of the content: each copy has the content that its disk had at Taken. If there is only one
+	// disk, and it has a function Take, its copy has the content of an instant during CopyDisks, up to takeWithin before
+	// Taken.
 	Taken time.Time
 	// Frozen is true if the guest agent (qemu-ga) had frozen the guest's file systems at Taken.
 	Frozen bool

@@ -21,7 +21,7 @@ func (s *Storage) runCopy(ctx context.Context, t *copyTask) error {
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordWithin)
 	defer cancel()
 	if errors.Is(err, volume.ErrNotNow) || errors.Is(err, volume.ErrInUse) || errors.Is(err, volume.ErrStale) {
-		s.setNotBegun(t, err)
+		s.setNotBegun(t, brief(err))
 		for _, c := range copies {
 			err = errors.Join(err, c.Abandon(late))
 		}
@@ -33,6 +33,7 @@ func (s *Storage) runCopy(ctx context.Context, t *copyTask) error {
 		}
 		return nil // Storage tries again until the deadline of the snapshot.
 	}
+	s.setNotBegun(t, "")
 	if err == nil {
 		s.made.Add(uint64(len(copies)))
 		return nil
@@ -169,13 +170,13 @@ func (s *Storage) checkClusters(ctx context.Context, vm string, t *copyTask) err
 	return nil
 }
 
-// setNotBegun stores the reason why a copyTask could not be begun, for whyNotBegun.
-func (s *Storage) setNotBegun(t *copyTask, reason error) {
+// setNotBegun stores the reason why a copyTask could not be begun, for whyNotBegun, or "" if it was begun.
+func (s *Storage) setNotBegun(t *copyTask, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, m := range t.members {
 		if e := s.volumes[cloud.VolumeID(m.ref.Volume)]; e != nil {
-			e.notBegun = brief(reason)
+			e.notBegun = reason
 		}
 	}
 }
