@@ -177,6 +177,17 @@ func (l *lab) snapshotGroup(a, b *agentv1.AssignedVolume, n int) (nextA, nextB *
 	return a, b
 }
 
+// withSnapshot returns the desired state of a volume with another snapshot, and the snapshot. The host must begin the
+// snapshot within this time.
+func withSnapshot(v *agentv1.AssignedVolume, n int, within time.Duration) (*agentv1.AssignedVolume, volume.SnapshotRef) {
+	v = proto.CloneOf(v)
+	v.Generation++
+	v.Snapshots = append(v.Snapshots, &agentv1.AssignedSnapshot{
+		SnapshotId: volumeID(n), Deadline: time.Now().Add(within).UnixMilli(),
+	})
+	return v, volume.SnapshotRef{Volume: v.VolumeId, ID: volumeID(n)}
+}
+
 // seesSnapshot waits until a snapshot has this state on the host, and returns it.
 func (l *lab) seesSnapshot(ref volume.SnapshotRef, state volume.SnapshotState) (s volume.Snapshot) {
 	l.Helper()
@@ -204,13 +215,9 @@ func TestSnapshotOfEncryptedVolume(t *testing.T) {
 	l.seesDisks(want, "secret")
 	l.boots(want, 1)
 	l.write(want.VmId, "vdb", "hidden", 0)
-	snapshot := func(n int, within time.Duration) volume.SnapshotRef {
-		v = proto.CloneOf(v)
-		v.Generation++
-		v.Snapshots = append(v.Snapshots, &agentv1.AssignedSnapshot{
-			SnapshotId: volumeID(n), Deadline: time.Now().Add(within).UnixMilli(),
-		})
-		return volume.SnapshotRef{Volume: v.VolumeId, ID: volumeID(n)}
+	snapshot := func(n int, within time.Duration) (ref volume.SnapshotRef) {
+		v, ref = withSnapshot(v, n, within)
+		return ref
 	}
 	keyless := snapshot(99, 2*time.Second)
 	l.assignVolumes(withKey(v, ""))
