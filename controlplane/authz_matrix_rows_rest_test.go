@@ -46,6 +46,11 @@ var restRows = []row{
 	{name: "vm GET /api/v1/storage-classes/{name}", path: "/api/v1/storage-classes/local", allowed: "200"},
 	{name: "vm PATCH /api/v1/storage-classes/{name}", path: "/api/v1/storage-classes/none", body: `{}`, allowed: "404 NOT_FOUND"},
 	{name: "vm DELETE /api/v1/storage-classes/{name}", path: "/api/v1/storage-classes/none", allowed: "404 NOT_FOUND"},
+	{name: "vm GET /api/v1/nodes", path: "/api/v1/nodes", allowed: "200"},
+	{name: "vm GET /api/v1/nodes/{node_id}", path: "/api/v1/nodes/$no-vm", allowed: "404 NOT_FOUND"},
+	{name: "vm POST /api/v1/nodes/{node_id}/cordon", path: "/api/v1/nodes/$no-vm/cordon", body: `{}`, allowed: "404 NOT_FOUND"},
+	{name: "vm POST /api/v1/nodes/{node_id}/uncordon", path: "/api/v1/nodes/$no-vm/uncordon", body: `{}`, allowed: "404 NOT_FOUND"},
+	{name: "vm POST /api/v1/nodes/{node_id}/drain", path: "/api/v1/nodes/$no-vm/drain", body: `{}`, allowed: "500 INTERNAL"},
 
 	{name: "credit GET /health", path: "/health", allowed: "200"},
 	{name: "credit GET /ready", path: "/ready", allowed: "200"},

@@ -234,13 +234,15 @@ func (m *member) newCompute(context.Context) error {
 	return nil
 }
 
-// computeRoutes registers the REST APIs of VMs, images, volumes, snapshots and storage classes, which share a listener.
+// computeRoutes registers the REST APIs of VMs, images, volumes, snapshots, storage classes and hosts, which share a
+// listener.
 func (m *member) computeRoutes(s *rest.Server) {
 	m.vms.Routes(s)
 	m.images.Routes(s)
 	m.volumes.Routes(s)
 	m.snapshots.Routes(s)
 	m.storageClasses.Routes(s)
+	m.nodes.Routes(s)
 }
 
 // assignGateways chooses the hosts of NAT gateways according to the state of all hosts.

@@ -1,0 +1,71 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// verifier accepts the token admin of a system:admin, and the token ada of a user without roles.
+type verifier struct{}
+
+func (verifier) Verify(_ context.Context, token string) (*cloud.Caller, error) {
+	switch token {
+	case "admin":
+		return &cloud.Caller{User: "admin", Proof: cloud.ProofHostKey, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}}, nil
+	case "ada":
+		return &cloud.Caller{User: "ada", Proof: cloud.ProofPassword}, nil
+	}
+	return nil, fault.New(fault.Unauthenticated, "the token is not valid")
+}
+
+// TestREST makes the calls of the REST API of hosts.
+func TestREST(t *testing.T) {
+	w := newWorld(t)
+	w.follow(1)
+	a := w.host(1, 1)
+	_, err := a.HeartbeatNode(limited(t), sendHeartbeat(a))
+	require.NoError(t, err)
+	server := rest.New(rest.Options{
+		Service: fault.VM, Name: "vm", Log: slog.New(slog.DiscardHandler), Metrics: rest.NewMetrics(prometheus.NewRegistry()), Verifier: verifier{},
+	})
+	w.members[1].Routes(server)
+	call := func(token, method, path string, status int) map[string]any {
+		t.Helper()
+		q := httptest.NewRequest(method, "http://127.0.0.1:8084"+path, strings.NewReader("{}"))
+		q.Header.Set("Content-Type", "application/json")
+		q.Header.Set("Authorization", "Bearer "+token)
+		r := httptest.NewRecorder()
+		server.ServeHTTP(r, q)
+		require.Equal(t, status, r.Code, r.Body.String())
+		var out struct{ Data map[string]any }
+		require.NoError(t, json.Unmarshal(r.Body.Bytes(), &out), r.Body.String())
+		return out.Data
+	}
+	const all = "/api/v1/nodes"
+	one := all + "/" + string(a.id)
+	for _, token := range []string{"admin", "ada"} {
+		list := call(token, http.MethodGet, all, http.StatusOK)["nodes"].([]any)
+		require.Len(t, list, 1)
+		require.Equal(t, string(a.id), list[0].(map[string]any)["id"])
+	}
+	require.Equal(t, "cordoned", call("admin", http.MethodPost, one+"/cordon", http.StatusOK)["state"])
+	require.Equal(t, "cordoned", call("ada", http.MethodGet, one, http.StatusOK)["state"])
+	require.Equal(t, "ready", call("admin", http.MethodPost, one+"/uncordon", http.StatusOK)["state"])
+	call("ada", http.MethodPost, one+"/cordon", http.StatusForbidden)
+	call("admin", http.MethodPost, one+"/drain", http.StatusInternalServerError)
+	call("admin", http.MethodGet, all+"/"+string(testVM(1)), http.StatusNotFound)
+	call("admin", http.MethodGet, all+"/x", http.StatusBadRequest)
+	call("", http.MethodGet, all, http.StatusUnauthorized)
+}
