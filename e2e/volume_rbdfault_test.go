@@ -44,6 +44,7 @@ func (c *rbdCloud) testFaults(ctx context.Context, one, two, data string) (more 
 	f.killLeader()
 	f.killQEMU()
 	f.stopCeph()
+	f.attachStoppedAtOnce()
 	f.attachAtOnce()
 	return f.more
 }
