@@ -55,7 +55,8 @@ func (a *witness) changeVolume(e watch.Event, parts []string) error {
 			r.bound[on] = map[cloud.VolumeID]*node.Bound{}
 		}
 		if deleted {
-			if was := r.bound[on][id]; was == nil || !was.Gone {
+			// An RBD volume moves to another host. balanceVolumes checks that it is bound there.
+			if was := r.bound[on][id]; was == nil || !was.Gone && was.Class == "" {
 				return fmt.Errorf("host %s forgets volume %s, which was not deleted", on, id)
 			}
 			delete(r.bound[on], id)
@@ -94,12 +95,15 @@ func (a *witness) stepVolume(revision int64, before, now *cloud.Volume) error {
 		a.f.trace.Add("commit %d: volume %s goes from VM %s to %s, generation %d, flushed %d", revision, now.ID, short(before.VM), short(now.VM),
 			now.AttachmentGeneration, now.FlushedGeneration)
 	}
+	if before.Node != "" && now.Node != before.Node {
+		a.f.count("volumes moved")
+	}
 	switch {
 	case now.AttachmentGeneration < before.AttachmentGeneration || now.FlushedGeneration < before.FlushedGeneration || now.Generation < before.Generation:
 		return fmt.Errorf("volume %s goes back from %+v to %+v", now.ID, before, now)
 	case now.FlushedGeneration > now.AttachmentGeneration:
 		return fmt.Errorf("volume %s is flushed at generation %d, which was never granted", now.ID, now.FlushedGeneration)
-	case before.Node != "" && now.Node != before.Node:
+	case before.Node != "" && now.Node != before.Node && (now.Driver != cloud.DriverRBD || before.VM != "" || !before.Flushed()):
 		return fmt.Errorf("volume %s goes from host %s to %s", now.ID, before.Node, now.Node)
 	case now.SizeGiB < before.SizeGiB:
 		return fmt.Errorf("volume %s shrinks", now.ID)
@@ -107,6 +111,9 @@ func (a *witness) stepVolume(revision int64, before, now *cloud.Volume) error {
 		return fmt.Errorf("VM %s gets volume %s of generation %d after %d", now.VM, now.ID, now.AttachmentGeneration, before.AttachmentGeneration)
 	case granted && (before.VM != "" || !before.Flushed()):
 		return fmt.Errorf("volume %s is granted to VM %s before VM %s has given it back", now.ID, now.VM, before.VM)
+	}
+	if vm, h := a.f.ceph.holder(now.ID); now.VM == "" && h != nil {
+		return fmt.Errorf("volume %s is recorded as detached, but VM %s has it open on %s", now.ID, vm, h.name)
 	}
 	if now.VM == "" && now.Node != "" {
 		if h := a.f.hostOf(now.Node); h != nil {
@@ -123,7 +130,9 @@ func (a *witness) balanceVolumes() error {
 	sums := map[cloud.NodeID]uint64{}
 	for id, v := range a.volumes.all {
 		if v.Node != "" {
-			sums[v.Node] += v.SizeGiB
+			if v.Driver == cloud.DriverManaged {
+				sums[v.Node] += v.SizeGiB
+			}
 			if b := a.volumes.bound[v.Node][id]; b == nil || b.Gone || b.Generation != v.Generation {
 				return fmt.Errorf("volume %s of generation %d is on %s, whose wanted state is %+v", id, v.Generation, v.Node, b)
 			}
@@ -151,7 +160,9 @@ func (a *witness) balanceVolumes() error {
 	for on, all := range a.volumes.bound {
 		for id, b := range all {
 			if b.Gone {
-				sums[on] += b.HeldGiB
+				if b.Class == "" {
+					sums[on] += b.HeldGiB
+				}
 			} else if a.volumes.all[id] == nil {
 				return fmt.Errorf("host %s is to keep volume %s, which has no record", on, id)
 			}
@@ -171,6 +182,8 @@ func (a *witness) unsettledVolumes() string {
 	for _, id := range slices.Sorted(maps.Keys(a.volumes.all)) {
 		if v := a.volumes.all[id]; v.VM == "" && !v.Flushed() {
 			return fmt.Sprintf("volume %s is not flushed: %+v", id, v)
+		} else if v.Driver == cloud.DriverRBD && !v.Present {
+			return fmt.Sprintf("no host has made volume %s: %+v", id, v)
 		}
 	}
 	for on, all := range a.volumes.bound {
@@ -198,6 +211,9 @@ func (a *witness) leftVolumes() string {
 		if left > 0 {
 			return fmt.Sprintf("%s keeps %d volumes", h.name, left)
 		}
+	}
+	if n := a.f.ceph.left(); n > 0 {
+		return fmt.Sprintf("the Ceph cluster has %d images", n)
 	}
 	return a.unsettledVolumes()
 }

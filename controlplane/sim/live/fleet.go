@@ -105,6 +105,7 @@ type fleet struct {
 	hosts   []*host
 	tenants []*tenantClient
 	audit   *witness
+	ceph    *cephCluster
 	behind  sync.WaitGroup // the goroutines that only close waits for
 
 	mu     sync.Mutex
@@ -231,7 +232,7 @@ func (f *fleet) run(dir string) (err error) {
 	if f.token, err = identity.HostToken(f.key, cloud.Tenant{}, time.Now(), 24*time.Hour); err != nil {
 		return err
 	}
-	f.net, f.audit = newFabric(f.source(2)), newAudit(f)
+	f.net, f.audit, f.ceph = newFabric(f.source(2)), newAudit(f), newCephCluster(f)
 	for _, id := range memberIDs {
 		s := &memberSlot{f: f, id: id, name: endpoint("m" + itoa(id)), dir: filepath.Join(dir, itoa(id)), disk: vfs.NewCrashableMem(), turn: make(chan struct{}, 1)}
 		f.slots = append(f.slots, s)

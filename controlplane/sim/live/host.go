@@ -362,7 +362,7 @@ func (h *host) stopAgent() {
 
 // crash simulates a power loss of the host: the agent and all processes end.
 func (h *host) crash() {
-	h.stopAgent()
+	h.stopAgent() // so that nothing is recorded about the volumes that the processes had open
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.f.trace.Add("%s loses power", h.name)

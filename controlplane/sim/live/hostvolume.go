@@ -59,6 +59,9 @@ func (h *host) accept(a *agentv1.AssignedVolume) *storedVolume {
 // open opens a volume for a VM's process. It returns false if the assignment is older than what the host has stored,
 // or another process has the volume open. The caller must hold h.mu.
 func (h *host) open(vm cloud.VMID, a *agentv1.AssignedVolume) bool {
+	if isRBD(a) {
+		return h.f.ceph.open(h, vm, a)
+	}
 	v := h.accept(a)
 	if a.GetVmId() != string(vm) || a.GetAttachmentGeneration() < v.generation || v.closed || v.open != "" && v.open != vm {
 		h.f.count("stale attachments refused")
@@ -70,8 +73,10 @@ func (h *host) open(vm cloud.VMID, a *agentv1.AssignedVolume) bool {
 	return true
 }
 
-// closeVolumes closes all volumes that the process of a VM has open. The caller must hold h.mu.
+// closeVolumes closes all volumes that the process of a VM has open. If no agent runs, the next agent records later that
+// the content of RBD images is complete. The caller must hold h.mu.
 func (h *host) closeVolumes(vm cloud.VMID) {
+	h.f.ceph.close(h, vm, "", h.agent != nil)
 	for _, v := range h.volumes {
 		if v.open == vm {
 			v.open = ""
@@ -110,6 +115,7 @@ func (h *host) setVolumes(id cloud.VMID, want *agentv1.AssignedVm) {
 			continue
 		}
 		delete(p.volumes, disk)
+		h.f.ceph.close(h, id, volume, true)
 		if v := h.volumes[volume]; v != nil {
 			v.open = ""
 		}
@@ -144,14 +150,20 @@ func (p *proc) diskObservations(want *agentv1.AssignedVm) (out []cloud.DiskObser
 	return out
 }
 
-// applyVolumes makes and deletes volumes as assigned, and returns the reports about all assigned volumes.
+// applyVolumes makes and deletes volumes as assigned, and returns the reports about all assigned volumes. For a random
+// sixteenth of the RBD volumes, the Ceph cluster executes the requests, but its answer is lost.
 func (h *host) applyVolumes(assigned map[cloud.VolumeID]*agentv1.AssignedVolume) (out []*agentv1.VolumeObservation) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, id := range slices.Sorted(maps.Keys(assigned)) {
 		a := assigned[id]
 		o := cloud.VolumeObservation{Volume: id, Generation: a.GetGeneration()}
-		if a.GetDeleted() {
+		if isRBD(a) {
+			if o.Present, o.FlushedGeneration = h.f.ceph.settle(h, a); h.rng.IntN(16) == 0 {
+				continue
+			}
+			o.SizeBytes = a.GetSizeBytes()
+		} else if a.GetDeleted() {
 			if v := h.volumes[id]; v != nil && v.open == "" {
 				delete(h.volumes, id)
 				h.f.count("volumes deleted on hosts")
@@ -169,7 +181,7 @@ func (h *host) applyVolumes(assigned map[cloud.VolumeID]*agentv1.AssignedVolume)
 	return out
 }
 
-// holder returns the VM whose process has a volume open on the host, or "".
+// holder returns the VM whose process has a volume in a pool of the host open, or "".
 func (h *host) holder(id cloud.VolumeID) cloud.VMID {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -30,6 +30,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/network"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
 // memberSlot is one of the three members: its ID, its disk and its current process. It exists for the whole simulation,
@@ -68,6 +69,7 @@ type process struct {
 	networks   *network.Service
 	vms        *vm.Service
 	volumes    *volume.Service
+	classes    *storageclass.Service
 	commands   *leader.Commands
 	agents     agentv1.AgentServiceServer
 	heartbeats vmv1.NodeServiceServer
@@ -161,7 +163,7 @@ func (p *process) serve(log *slog.Logger) (err error) {
 	feed := network.NewFeed(network.FeedOptions{Store: p.records})
 	p.volumes = volume.New(volume.Options{Store: p.records, Commands: p.commands, Key: f.key, Log: log})
 	p.vms = vm.New(vm.Options{Store: p.records, Commands: p.commands, Nodes: p.nodes, Volumes: p.volumes, Log: log})
-	classes := storageclass.New(p.records, p.commands, f.key)
+	p.classes = storageclass.New(p.records, p.commands, f.key)
 	p.nodes.Attach(p.vms, p.files)
 	p.nodes.AttachVolumes(p.volumes)
 	p.nodes.AttachNetworks(feed)
@@ -170,10 +172,11 @@ func (p *process) serve(log *slog.Logger) (err error) {
 		Self: s.id, Leadership: p.system, Ready: p.records.Barrier, Log: log,
 		List: []leader.Task{
 			{Name: "bootstrap", Every: time.Minute, Run: p.identities.Bootstrap},
-			{Name: "create the first storage class", Every: time.Minute, Run: classes.Bootstrap},
+			{Name: "create the first storage class", Every: time.Minute, Run: p.classes.Bootstrap},
 			{Name: "follow nodes", Every: time.Second, Run: p.nodes.Follow},
 			{Name: "follow vms", Every: time.Second, Run: p.vms.Follow},
 			{Name: "settle vms", Every: vm.SettleEvery, Run: p.vms.Settle},
+			{Name: "place volumes", Every: volume.PlaceEvery, Run: p.placeVolumes},
 			{Name: "free rested addresses", Every: network.FreeEvery, Run: p.networks.FreeRested},
 			{Name: "follow networks", Every: time.Second, Run: feed.Follow},
 			{Name: "assign NAT gateways", Every: network.AssignEvery, Run: func(ctx context.Context) error {
@@ -194,6 +197,18 @@ func (p *process) hostStates() (out []network.HostState) {
 		out = append(out, network.HostState{ID: c.Node.ID, State: c.State, Unresponsive: p.nodes.Unresponsive(c.Node.ID)})
 	}
 	return out
+}
+
+// placeVolumes calls volume.Service.Place with the records and states of all hosts.
+func (p *process) placeVolumes(ctx context.Context) error {
+	var fleet []volume.HostState
+	for _, c := range p.nodes.Fleet() {
+		fleet = append(fleet, volume.HostState{
+			Node: c.Node, Ready: c.State == cloud.NodeReady,
+			Awaited: c.State == cloud.NodeNotReady && c.Node.Declared != cloud.NodeNotReady && !p.nodes.Unresponsive(c.Node.ID),
+		})
+	}
+	return p.volumes.Place(ctx, fleet)
 }
 
 // RegisterService implements grpc.ServiceRegistrar. It stores the handlers, which the simulated agents call directly.

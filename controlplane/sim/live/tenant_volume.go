@@ -50,11 +50,14 @@ func (t *tenantClient) allowVolume(what string, err error, kinds ...fault.Kind) 
 }
 
 func (t *tenantClient) createVolume(ctx context.Context) {
-	size := uint64(1 + t.rng.IntN(5))
+	size, class := uint64(1+t.rng.IntN(5)), ""
+	if t.rng.IntN(2) == 0 {
+		class = cephClass
+	}
 	var made volume.Result
 	name := fmt.Sprintf("%s-volume-%d", t.name, t.asks+1)
 	err, ok := t.ask(ctx, "create "+name, func(ctx context.Context, p *process, body [32]byte) (err error) {
-		made, err = p.volumes.Create(ctx, tenant.Default, cloud.Volume{Name: name, SizeGiB: size}, "", body)
+		made, err = p.volumes.Create(ctx, tenant.Default, cloud.Volume{Name: name, SizeGiB: size, Class: class}, "", body)
 		return err
 	})
 	if ok && err == nil {
