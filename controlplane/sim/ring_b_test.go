@@ -20,6 +20,7 @@ var happened = []string{
 	"ports with ERROR", "VPC failures reported", "network acknowledgments", "slow network acknowledgments", "network streams replaced",
 	"floating IPs moved", "floating IPs served", "route tables changed", "network snapshots compared", "network calls repeated after success",
 	"volumes created", "volumes deleted", "volumes attached", "volumes detached", "volumes made", "volumes opened", "volumes deleted on hosts",
+	"snapshots created", "snapshots begun", "snapshots complete", "snapshots interrupted", "snapshots deleted", "volumes made from snapshots",
 	"volumes moved", "RBD images made", "RBD images opened", "RBD images deleted",
 }
 

@@ -33,7 +33,9 @@ type witness struct {
 	made     map[string][]cloud.VMID // the VMs created under each idempotency key; more than one is a violation
 	networks *networkRecords
 	volumes  *volumeRecords
-	truth    truth
+	// snapshots has the records of snapshots.
+	snapshots map[cloud.SnapshotID]*cloud.Snapshot
+	truth     truth
 }
 
 func newAudit(f *fleet) *witness {
@@ -41,7 +43,8 @@ func newAudit(f *fleet) *witness {
 		f: f, next: 2, vms: map[cloud.VMID]*cloud.VM{}, nodes: map[cloud.NodeID]*cloud.Node{},
 		placed: map[cloud.NodeID]map[cloud.VMID]*node.Placed{}, names: map[string]cloud.VMID{}, uses: map[string]bool{},
 		ever: map[cloud.VMID]uint64{}, made: map[string][]cloud.VMID{}, networks: newNetworkRecords(f), volumes: newVolumeRecords(),
-		truth: truth{runner: map[cloud.VMID]*host{}, started: map[cloud.VMID]map[uint64]bool{}, removed: map[cloud.VMID]bool{}},
+		snapshots: map[cloud.SnapshotID]*cloud.Snapshot{},
+		truth:     truth{runner: map[cloud.VMID]*host{}, started: map[cloud.VMID]map[uint64]bool{}, removed: map[cloud.VMID]bool{}},
 	}
 }
 
@@ -166,6 +169,8 @@ func (a *witness) change(e watch.Event) error {
 		a.names[parts[2]] = *id
 	case "volume", "bound-volume":
 		return a.changeVolume(e, parts)
+	case "snapshot":
+		return a.changeSnapshot(e, parts)
 	case "image-use":
 		if deleted {
 			delete(a.uses, key)
@@ -299,7 +304,7 @@ func (a *witness) unsettled() string {
 			}
 		}
 	}
-	return cmp.Or(a.unsettledVolumes(), a.networks.unsettled())
+	return cmp.Or(a.unsettledVolumes(), a.unsettledSnapshots(), a.networks.unsettled())
 }
 
 // leftovers is called after all VMs were deleted. It describes something that still remains of a VM, or returns "" if

@@ -128,6 +128,9 @@ func (a *witness) stepVolume(revision int64, before, now *cloud.Volume) error {
 // balanceVolumes checks that the records of volumes, VMs and hosts are consistent.
 func (a *witness) balanceVolumes() error {
 	sums := map[cloud.NodeID]uint64{}
+	if err := a.addSnapshots(sums); err != nil {
+		return err
+	}
 	for id, v := range a.volumes.all {
 		if v.Node != "" {
 			if v.Driver == cloud.DriverManaged {
@@ -182,7 +185,7 @@ func (a *witness) unsettledVolumes() string {
 	for _, id := range slices.Sorted(maps.Keys(a.volumes.all)) {
 		if v := a.volumes.all[id]; v.VM == "" && !v.Flushed() {
 			return fmt.Sprintf("volume %s is not flushed: %+v", id, v)
-		} else if v.Driver == cloud.DriverRBD && !v.Present {
+		} else if (v.Driver == cloud.DriverRBD || v.Source != nil) && !v.Present {
 			return fmt.Sprintf("no host has made volume %s: %+v", id, v)
 		}
 	}
@@ -211,6 +214,9 @@ func (a *witness) leftVolumes() string {
 		if left > 0 {
 			return fmt.Sprintf("%s keeps %d volumes", h.name, left)
 		}
+	}
+	for id := range a.snapshots {
+		return fmt.Sprintf("snapshot %s is still there", id)
 	}
 	if n := a.f.ceph.left(); n > 0 {
 		return fmt.Sprintf("the Ceph cluster has %d images", n)

@@ -33,6 +33,7 @@ type rbdImage struct {
 	// host and client are the host and the VM of the process that has the image open; nil if there is none.
 	host   *host
 	client cloud.VMID
+	copies copies
 }
 
 func newCephCluster(f *fleet) *cephCluster {
@@ -57,7 +58,14 @@ func (c *cephCluster) image(h *host, a *agentv1.AssignedVolume) *rbdImage {
 	if a.GetMustExist() {
 		c.f.fail("%s does not find the RBD image of volume %s", h.name, id)
 	}
-	i = &rbdImage{}
+	if a.GetSource() != nil {
+		source := c.images[cloud.VolumeID(a.GetSource().GetVolumeId())]
+		if source == nil {
+			source = &rbdImage{}
+		}
+		c.f.checkSource(h, a, source.copies)
+	}
+	i = &rbdImage{copies: copies{}}
 	c.images[id] = i
 	c.f.count("RBD images made")
 	return i
@@ -101,8 +109,9 @@ func (c *cephCluster) close(h *host, vm cloud.VMID, only cloud.VolumeID, release
 }
 
 // settle brings the image of a volume that is assigned to the host h to its desired state: it makes or deletes the image,
-// and ends its last attachment. The results are whether the image exists and the flushed generation of its record.
-func (c *cephCluster) settle(h *host, a *agentv1.AssignedVolume) (present bool, flushed uint64) {
+// and ends its last attachment. The results are whether the image exists, the flushed generation of its record, and the
+// states of its snapshots. The other parameters are those of settleSnapshots.
+func (c *cephCluster) settle(h *host, a *agentv1.AssignedVolume, all map[cloud.VolumeID]*agentv1.AssignedVolume, now cloud.Time) (present bool, flushed uint64, snapshots []cloud.SnapshotObservation) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	id := cloud.VolumeID(a.GetVolumeId())
@@ -112,19 +121,19 @@ func (c *cephCluster) settle(h *host, a *agentv1.AssignedVolume) (present bool, 
 			c.deleted[id] = true
 			c.f.count("RBD images deleted")
 		}
-		return c.images[id] != nil, 0
+		return c.images[id] != nil, 0, nil
 	}
 	i, generation := c.image(h, a), a.GetAttachmentGeneration()
 	switch {
 	case i == nil:
-		return false, 0
+		return false, 0, nil
 	case i.host != nil || generation < i.generation:
 	case a.GetVmId() == "":
 		i.detached, i.flushed = max(i.detached, generation), max(i.flushed, generation)
 	case generation == i.generation:
 		i.flushed = generation
 	}
-	return true, i.flushed
+	return true, i.flushed, h.settleSnapshots(i.copies, a, all, now)
 }
 
 // holder returns the VM whose process has an image open, and the process's host, or "" and nil.

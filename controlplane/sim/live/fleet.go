@@ -14,7 +14,10 @@
 // stored about its VMs and volumes survives restarts of the agent and of the host. Its QEMU processes survive restarts
 // of the agent only. Agents keep the records of VPCs that they receive over SyncNetworks, and acknowledge them after a
 // random delay. They build no networks. A volume is an entry in a table of its host, which simulated QEMU processes
-// open and close.
+// open and close. A volume of the driver RBD is an entry in a table that all hosts share. Its host may change while the
+// host is not READY. A snapshot is an entry of its volume, which is complete after up to 40 seconds, unless the agent or
+// the host is restarted meanwhile. Evictions of hosts, shared storage pools, schedules of snapshots and flattening are not
+// simulated.
 //
 // # Faults
 //
@@ -23,7 +26,7 @@
 // VMs at the same time. A host stays down until deadlines have passed. Agents acknowledge network records late, replace
 // their SyncNetworks streams before they have acknowledged, and report that VPCs could not be applied. Meanwhile
 // tenants create, start, stop, reboot, reset, delete and list VMs, attach and detach NICs and volumes, create, enlarge
-// and delete volumes, and create, change and delete VPCs with IPv4 and IPv6, subnets, ports, security groups, floating
+// and delete volumes, create and delete snapshots of volumes and VMs, make volumes from snapshots, and create, change and delete VPCs with IPv4 and IPv6, subnets, ports, security groups, floating
 // IPs, NAT gateways and route tables. They repeat each call, under one idempotency key, until they get a response.
 //
 // # Checked guarantees
@@ -37,9 +40,12 @@
 //     Running VMs do not exceed the host's capacity. No VM that has a record is destroyed.
 //   - After every commit, for volumes: an attached volume belongs to one VM, which has the volume as a disk, or which
 //     is deleted and not yet destroyed by its host. A volume is attached only when it is detached and flushed, each
-//     time with the next attachment generation. Generations never decrease, and a volume never changes its host. A
-//     volume that is recorded as detached is not open on its host. The allocated space of a pool is the sum of the
-//     sizes of its volumes.
+//     time with the next attachment generation. Generations never decrease. Only a volume of the driver RBD changes its
+//     host, and only while it is detached and flushed. A volume that is recorded as detached is not open on any host. The
+//     allocated space of a pool is the sum of the sizes of its volumes and snapshots.
+//   - After every commit, for snapshots: an AVAILABLE snapshot has a complete copy, and its instant never changes. The
+//     AVAILABLE snapshots of one call for a VM have the same instant. A volume with snapshots has a record, and the record
+//     of a snapshot is removed only after its bytes. On the hosts: a volume is made only from a complete snapshot.
 //   - On the hosts: two VMs never open a volume at the same attachment generation, and no volume is opened at a lower
 //     generation than before.
 //   - For tenants: once any member has acknowledged the creation of a VM, every member lists the VM. Once any member
@@ -289,12 +295,15 @@ func (f *fleet) rest(ctx context.Context) {
 		t.final()
 		t.finalNetworks()
 		t.finalVolumes()
+		t.finalSnapshots()
 		t.deleteAll(ctx)
 	}
 	time.Sleep(time.Second) // until the witness has seen the deletions
 	f.tenants[0].deleteNetworks(ctx)
 	f.settle("the last VM was deleted", func() string { return cmp.Or(f.audit.unsettled(), f.audit.leftovers()) })
 	if !f.failed() {
+		f.tenants[0].deleteSnapshots(ctx)
+		f.settle("the last snapshot was deleted", f.audit.unsettled)
 		f.tenants[0].deleteVolumes(ctx)
 		f.settle("the last volume was deleted", f.audit.leftVolumes)
 	}

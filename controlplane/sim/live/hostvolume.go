@@ -3,6 +3,7 @@ package live
 import (
 	"maps"
 	"slices"
+	"time"
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 
@@ -18,6 +19,7 @@ type storedVolume struct {
 	generation uint64
 	closed     bool
 	open       cloud.VMID
+	copies     copies
 }
 
 // poolGiB is the size of the storage pool local of each host.
@@ -43,7 +45,14 @@ func (h *host) accept(a *agentv1.AssignedVolume) *storedVolume {
 		if a.GetMustExist() {
 			h.f.fail("%s has lost volume %s", h.name, id)
 		}
-		v = &storedVolume{present: true}
+		if a.GetSource() != nil {
+			source := h.volumes[cloud.VolumeID(a.GetSource().GetVolumeId())]
+			if source == nil {
+				source = &storedVolume{}
+			}
+			h.f.checkSource(h, a, source.copies)
+		}
+		v = &storedVolume{present: true, copies: copies{}}
 		h.volumes[id] = v
 		h.f.count("volumes made")
 	}
@@ -61,6 +70,9 @@ func (h *host) accept(a *agentv1.AssignedVolume) *storedVolume {
 func (h *host) open(vm cloud.VMID, a *agentv1.AssignedVolume) bool {
 	if isRBD(a) {
 		return h.f.ceph.open(h, vm, a)
+	}
+	if h.volumes[cloud.VolumeID(a.GetVolumeId())] == nil && a.GetSource() != nil {
+		return false // applyVolumes makes the volume.
 	}
 	v := h.accept(a)
 	if a.GetVmId() != string(vm) || a.GetAttachmentGeneration() < v.generation || v.closed || v.open != "" && v.open != vm {
@@ -155,11 +167,16 @@ func (p *proc) diskObservations(want *agentv1.AssignedVm) (out []cloud.DiskObser
 func (h *host) applyVolumes(assigned map[cloud.VolumeID]*agentv1.AssignedVolume) (out []*agentv1.VolumeObservation) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	now := time.Now().UnixMilli()
+	if h.rng.IntN(2) == 0 {
+		now = 0 // New snapshots are reported as absent, and begun later.
+	}
 	for _, id := range slices.Sorted(maps.Keys(assigned)) {
 		a := assigned[id]
 		o := cloud.VolumeObservation{Volume: id, Generation: a.GetGeneration()}
 		if isRBD(a) {
-			if o.Present, o.FlushedGeneration = h.f.ceph.settle(h, a); h.rng.IntN(16) == 0 {
+			o.Present, o.FlushedGeneration, o.Snapshots = h.f.ceph.settle(h, a, assigned, now)
+			if h.rng.IntN(16) == 0 {
 				continue
 			}
 			o.SizeBytes = a.GetSizeBytes()
@@ -172,6 +189,7 @@ func (h *host) applyVolumes(assigned map[cloud.VolumeID]*agentv1.AssignedVolume)
 		} else {
 			v := h.accept(a)
 			o.Present, o.SizeBytes, o.FlushedGeneration = true, a.GetSizeBytes(), v.generation
+			o.Snapshots = h.settleSnapshots(v.copies, a, assigned, now)
 			if v.open != "" {
 				o.FlushedGeneration = v.generation - 1
 			}

@@ -21,6 +21,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity"
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/snapshot"
 	"github.com/trivet-cloud/trivet/controlplane/compute/storageclass"
 	"github.com/trivet-cloud/trivet/controlplane/compute/vm"
 	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
@@ -70,6 +71,7 @@ type process struct {
 	vms        *vm.Service
 	volumes    *volume.Service
 	classes    *storageclass.Service
+	snapshots  *snapshot.Service
 	commands   *leader.Commands
 	agents     agentv1.AgentServiceServer
 	heartbeats vmv1.NodeServiceServer
@@ -163,6 +165,7 @@ func (p *process) serve(log *slog.Logger) (err error) {
 	feed := network.NewFeed(network.FeedOptions{Store: p.records})
 	p.volumes = volume.New(volume.Options{Store: p.records, Commands: p.commands, Key: f.key, Log: log})
 	p.vms = vm.New(vm.Options{Store: p.records, Commands: p.commands, Nodes: p.nodes, Volumes: p.volumes, Log: log})
+	p.snapshots = snapshot.New(p.records, p.commands, p.volumes, nil) // no content is read
 	p.classes = storageclass.New(p.records, p.commands, f.key)
 	p.nodes.Attach(p.vms, p.files)
 	p.nodes.AttachVolumes(p.volumes)

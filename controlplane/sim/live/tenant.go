@@ -36,6 +36,8 @@ type tenantClient struct {
 	// volumes and goneVolumes are the volumes that correspond to the VMs in have and gone.
 	volumes     []ownedVolume
 	goneVolumes []cloud.VolumeID
+	// snapshots are the snapshots whose creation a member has acknowledged, and which the tenant has not called to delete.
+	snapshots []cloud.SnapshotID
 }
 
 // owned is a VM whose creation a member has acknowledged to the tenant.
@@ -71,6 +73,9 @@ func (t *tenantClient) once(ctx context.Context) {
 	}
 	if t.rng.IntN(2) == 0 {
 		t.storage(ctx)
+	}
+	if t.rng.IntN(3) == 0 {
+		t.snapshot(ctx)
 	}
 	n := t.rng.IntN(100)
 	if len(t.have) == 0 || n < 25 && len(t.have) < mostVMs {
