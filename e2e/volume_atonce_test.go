@@ -39,6 +39,9 @@ func (f *rbdFaults) attachStoppedAtOnce() {
 		})
 		require.NoError(t, err)
 		vms[i] = vm.GetId()
+		eventually(f.ctx, t, f.admin, vms[i], "the VM is built", func(vm *vmv1.VirtualMachine) bool {
+			return vm.GetState() == vmv1.VmState_VM_STATE_STOPPED
+		})
 	}
 	wins := [2]int{}
 	for round := range attachRounds {
