@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"time"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/audit"
 	"github.com/trivet-cloud/trivet/controlplane/cluster/membership"
@@ -26,6 +27,10 @@ import (
 // electionTicks is the number of ticks without a message from the leader after which a member may start an election.
 const electionTicks = 10
 
+// lockWithin is how long the member waits for the lock of its data directory. A member that was killed keeps the lock
+// until the last of its threads has ended.
+const lockWithin = 10 * time.Second
+
 // recordCacheBytes is the size of the cache for the values of the platform's records that were read most recently.
 const recordCacheBytes = 16 << 20
 
@@ -33,7 +38,7 @@ const recordCacheBytes = 16 << 20
 // its certificates.
 func (m *member) claimDataDir(ctx context.Context) error {
 	c := &m.config
-	unlock, err := datadir.Lock(c.DataDir)
+	unlock, err := datadir.Lock(c.DataDir, lockWithin)
 	if err != nil {
 		return err
 	}

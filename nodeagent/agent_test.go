@@ -279,16 +279,19 @@ func TestRefusals(t *testing.T) {
 // TestFormat checks that claim refuses a data directory of another format version, and one that another agent uses.
 func TestFormat(t *testing.T) {
 	dir := t.TempDir()
-	release, err := claim(dir)
+	release, err := claim(dir, 0)
 	require.NoError(t, err)
-	_, err = claim(dir)
+	_, err = claim(dir, 0)
 	require.ErrorContains(t, err, "another agent")
+	time.AfterFunc(100*time.Millisecond, release)
+	release, err = claim(dir, time.Minute)
+	require.NoError(t, err, "the other agent ends meanwhile")
 	release()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "format"), []byte("2\n"), 0o600))
-	_, err = claim(dir)
+	_, err = claim(dir, 0)
 	require.ErrorContains(t, err, "format")
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "format"), []byte(formatVersion+"\n"), 0o600))
-	release, err = claim(dir)
+	release, err = claim(dir, 0)
 	require.NoError(t, err)
 	release()
 }

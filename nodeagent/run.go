@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
 	"github.com/trivet-cloud/trivet/nodeagent/disk"
@@ -33,6 +32,7 @@ import (
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/filelock"
 )
 
 const (
@@ -52,7 +52,7 @@ const (
 
 // run runs the agent until ctx ends.
 func run(ctx context.Context, c Config, log *slog.Logger) error {
-	unlock, err := claim(c.DataDir)
+	unlock, err := claim(c.DataDir, claimWithin)
 	if err != nil {
 		return err
 	}
@@ -238,9 +238,13 @@ func (a *agent) work(ctx context.Context) error {
 	return group.Wait()
 }
 
+// claimWithin is how long the agent waits for the lock of the data directory. An agent that was killed keeps the lock
+// until the last of its threads has ended.
+const claimWithin = 10 * time.Second
+
 // claim creates the data directory, locks it against other agents, removes temporary files that a crash left, and
-// checks the format.
-func claim(dir string) (release func(), err error) {
+// checks the format. If another agent has the lock, claim waits for it until the time within has passed.
+func claim(dir string, within time.Duration) (release func(), err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open data directory: %w", err)
 	}
@@ -248,7 +252,7 @@ func claim(dir string) (release func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open data directory: %w", err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := filelock.Lock(f, within); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("another agent uses the data directory %s: %w", dir, err)
 	}

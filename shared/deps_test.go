@@ -40,7 +40,7 @@ var layers = [][]string{
 
 // outside lists, for each layer of controlplane, the packages outside of controlplane that its packages may import.
 var outside = map[string][]string{
-	"engine":   {"shared/mutant", "shared/mtls", "shared/atomicfile"}, // and no package of Trivet's domain
+	"engine":   {"shared/mutant", "shared/mtls", "shared/atomicfile", "shared/filelock"}, // and no package of Trivet's domain
 	"edge":     {"shared/…"},
 	"records":  {"shared/…", "protos/peer/v1"},
 	"accounts": {"shared/…", "protos/…"},
@@ -117,6 +117,7 @@ var pure = map[string][]string{
 // ends in /… includes all packages below it.
 var others = map[string][]string{
 	"shared/atomicfile":        {},
+	"shared/filelock":          {},
 	"shared/fault":             {},
 	"shared/mutant":            {},
 	"shared/mutant/mutanttest": {},

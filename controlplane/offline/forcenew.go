@@ -27,7 +27,7 @@ func ForceNewCluster(ctx context.Context, c config.Config, log *slog.Logger) err
 	if len(c.Cluster) > 1 || len(c.Join) > 0 {
 		return errors.New("force-new-cluster makes a cluster of this member alone: start it without cluster and join, and let the others join it")
 	}
-	unlock, err := datadir.Lock(c.DataDir)
+	unlock, err := datadir.Lock(c.DataDir, 0)
 	if err != nil {
 		return err
 	}

@@ -96,7 +96,7 @@ func restoreArchive(ctx context.Context, c config.Config, from string) (m backup
 			}
 		}
 	}()
-	unlock, err := datadir.Lock(c.DataDir)
+	unlock, err := datadir.Lock(c.DataDir, 0)
 	if err != nil {
 		return m, err
 	}

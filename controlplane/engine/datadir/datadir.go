@@ -10,17 +10,18 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
+	"time"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
+	"github.com/trivet-cloud/trivet/shared/filelock"
 )
 
 // Lock locks the data directory dir until the caller calls unlock. It creates the directory if needed, and removes
-// temporary files that a crash has left in it. It returns an error if another process holds the lock.
-func Lock(dir string) (unlock func(), err error) {
+// temporary files that a crash has left in it. If another process holds the lock, Lock waits until the time within has
+// passed, and then returns an error.
+func Lock(dir string, within time.Duration) (unlock func(), err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make data directory: %w", err)
 	}
@@ -28,7 +29,7 @@ func Lock(dir string) (unlock func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock data directory: %w", err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := filelock.Lock(f, within); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("another member runs in %s", dir)
 	}

@@ -13,12 +13,12 @@ import (
 
 func TestSecondProcessIsRefused(t *testing.T) {
 	dir := t.TempDir()
-	unlock, err := Lock(dir)
+	unlock, err := Lock(dir, 0)
 	require.NoError(t, err)
-	_, err = Lock(dir)
+	_, err = Lock(dir, 0)
 	require.ErrorContains(t, err, "another member runs in")
 	unlock()
-	unlock, err = Lock(dir)
+	unlock, err = Lock(dir, 0)
 	require.NoError(t, err)
 	unlock()
 }
@@ -49,7 +49,7 @@ func TestLockRemovesTemporaryFiles(t *testing.T) {
 	require.NoError(t, MarkCluster(dir, key))
 	left := filepath.Join(dir, "."+layout.ClusterFile+"1234567890123456789")
 	require.NoError(t, os.WriteFile(left, []byte("77"), 0o600))
-	unlock, err := Lock(dir)
+	unlock, err := Lock(dir, 0)
 	require.NoError(t, err)
 	require.NoFileExists(t, left)
 	id, err := ClusterID(dir)
@@ -57,7 +57,7 @@ func TestLockRemovesTemporaryFiles(t *testing.T) {
 	require.Equal(t, key.ClusterID(), id)
 
 	require.NoError(t, os.WriteFile(left, []byte("77"), 0o600))
-	_, err = Lock(dir)
+	_, err = Lock(dir, 0)
 	require.Error(t, err)
 	require.FileExists(t, left)
 	unlock()
