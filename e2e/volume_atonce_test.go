@@ -16,9 +16,9 @@ import (
 // attachRounds is the number of rounds of attachStoppedAtOnce.
 const attachRounds = 100
 
-// attachStoppedAtOnce attaches a volume to two stopped VMs on different hosts at once, in many rounds. The two calls go to
-// different members. In each round one call must succeed, and the error of the other one must name the VM that got the
-// volume. In the end the volume is detached and the VMs are deleted.
+// attachStoppedAtOnce attaches a volume to two stopped VMs on different hosts at once, in many rounds. The two calls go
+// to different members. In each round one call must succeed, and the error of the other one must name the VM that got
+// the volume. In the end the volume is detached and the VMs are deleted.
 func (f *rbdFaults) attachStoppedAtOnce() {
 	t := f.t
 	var members [3]*lab.GRPC

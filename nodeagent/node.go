@@ -55,8 +55,8 @@ func (n *node) facts() *agentv1.NodeFacts {
 	}
 }
 
-// heartbeat returns the host's state for a heartbeat, without the node's id. It omits storage classes: the control plane
-// derives them from the storage pools in the facts.
+// heartbeat returns the host's state for a heartbeat, without the node's id. It omits storage classes: the control
+// plane derives them from the storage pools in the facts.
 func (n *node) heartbeat() *vmv1.HeartbeatNodeRequest {
 	state := vmv1.NodeState_NODE_STATE_NOT_READY
 	if n.ready {

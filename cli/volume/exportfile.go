@@ -23,8 +23,8 @@ type savedExport struct {
 	Format   string `json:"format"`
 	// Temporary means that the command created the snapshot, and deletes it at the end.
 	Temporary bool `json:"temporary,omitempty"`
-	// Offset is the end of the last range in the file, in bytes of the volume. Length is the end of this range in a file
-	// of the format diff.
+	// Offset is the end of the last range in the file, in bytes of the volume. Length is the end of this range in a
+	// file of the format diff.
 	Offset uint64 `json:"offset"`
 	Length int64  `json:"length"`
 }

@@ -201,8 +201,8 @@ func packed(ctx context.Context, s *session.Session, name, full string, diffs []
 	return out, err
 }
 
-// keepTime sets the modification time of a file to the latest one of its sources. A repeated command therefore continues
-// the upload of an equal file.
+// keepTime sets the modification time of a file to the latest one of its sources. A repeated command therefore
+// continues the upload of an equal file.
 func keepTime(path string, sources []string) error {
 	var latest time.Time
 	for _, one := range sources {

@@ -51,9 +51,9 @@ func (l *lab) needsRecovery(copied string) bool {
 	return strings.Contains(string(out), "needs_recovery")
 }
 
-// TestSnapshotWithGuestAgent makes snapshots of a file system that a guest has mounted and writes to: one before and two
-// after QEMU's guest agent is started in the guest. The guest agent freezes the file system, so the journal of the file
-// system in the later snapshots is empty. Afterwards the guest can write again.
+// TestSnapshotWithGuestAgent makes snapshots of a file system that a guest has mounted and writes to: one before and
+// two after QEMU's guest agent is started in the guest. The guest agent freezes the file system, so the journal of the
+// file system in the later snapshots is empty. Afterwards the guest can write again.
 func TestSnapshotWithGuestAgent(t *testing.T) {
 	l := newLab(t)
 	want := l.linux(1)

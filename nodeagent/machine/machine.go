@@ -35,8 +35,8 @@
 //     the agent executes a desired state on or off of the new cluster, AdoptCounters lowers the counters to those of
 //     that state. Otherwise the cluster's next start would have a lower counter than the record and be ignored.
 //   - Taps are opened before a start is recorded. A port that the host does not know yet therefore delays the start
-//     instead of failing it. The taps are closed when the exit of the process is recorded, so that an agent that was not
-//     running when the process ended closes them too.
+//     instead of failing it. The taps are closed when the exit of the process is recorded, so that an agent that was
+//     not running when the process ended closes them too.
 //   - A network interface that the desired state adds or removes is attached to or detached from the running guest. A
 //     failure is repeated, and reported as final when the guest does not release the interface, or cannot get it for a
 //     while.

@@ -38,11 +38,11 @@ type Disk struct {
 	ReadOnly bool         `json:"read_only"`
 	// Format is the format of the disk's own file; "" means QCOW2. A raw file has no base image.
 	Format qcow2.Format `json:"format,omitempty"`
-	// Encrypted means that the content has LUKS encryption: that of the disk's own file, which is in QCOW2 format, or that
-	// of the whole RBD image. Keys.Key is the passphrase. A base image is not encrypted.
+	// Encrypted means that the content has LUKS encryption: that of the disk's own file, which is in QCOW2 format, or
+	// that of the whole RBD image. Keys.Key is the passphrase. A base image is not encrypted.
 	Encrypted bool `json:"encrypted,omitempty"`
-	// RBD is the RBD image of a disk without files. If the disk is encrypted, the image begins with a LUKS header, which
-	// the guest does not see.
+	// RBD is the RBD image of a disk without files. If the disk is encrypted, the image begins with a LUKS header,
+	// which the guest does not see.
 	RBD *RBDImage `json:"rbd,omitempty"`
 	// Size is the size in bytes to which ResizeDisk last grew the disk. Size is 0 if ResizeDisk has not grown the disk
 	// since QEMU was started.

@@ -23,7 +23,8 @@ const (
 )
 
 var (
-	// ErrCopying means that another CopyDisks of the process is in progress, or the end of one, or a step of FlattenDisk.
+	// ErrCopying means that another CopyDisks of the process is in progress, or the end of one, or a step of
+	// FlattenDisk.
 	ErrCopying = errors.New("other disks of the VM are being copied")
 
 	// ErrDisksChanged means that a disk was attached, detached or flattened after the caller had made the files for the
@@ -58,8 +59,8 @@ var errPlainCopy = errors.New("the disk is encrypted, and the file for its copy 
 // CopyResult describes a complete copy.
 type CopyResult struct {
 	// Taken is the instant of the content: each copy has the content that its disk had at Taken. If there is only one
-	// disk, and it has a function Take, its copy has the content of an instant during CopyDisks, up to takeWithin before
-	// Taken.
+	// disk, and it has a function Take, its copy has the content of an instant during CopyDisks, up to takeWithin
+	// before Taken.
 	Taken time.Time
 	// Frozen is true if the guest agent (qemu-ga) had frozen the guest's file systems at Taken.
 	Frozen bool

@@ -16,8 +16,8 @@ type Key []byte
 
 // Keys are the secrets with which QEMU opens one disk.
 type Keys struct {
-	// Key is the LUKS passphrase of an encrypted disk, in printable ASCII because QEMU accepts only text. It is empty for
-	// other disks.
+	// Key is the LUKS passphrase of an encrypted disk, in printable ASCII because QEMU accepts only text. It is empty
+	// for other disks.
 	Key Key
 	// User is the key of the Ceph user of a disk with an RBD image, in base64. It is empty for other disks.
 	User Key
@@ -30,8 +30,8 @@ func (k Key) String() string { return "(key)" }
 func (k Key) GoString() string { return k.String() }
 
 var (
-	// ErrWrongKey means that the key of an encrypted disk does not decrypt the disk's file or RBD image. Another attempt with this
-	// key fails the same way.
+	// ErrWrongKey means that the key of an encrypted disk does not decrypt the disk's file or RBD image. Another
+	// attempt with this key fails the same way.
 	ErrWrongKey = errors.New("the key does not decrypt the disk's file: the file or the key belongs to another volume")
 
 	errNoKey = errors.New("the key of the disk is not known")

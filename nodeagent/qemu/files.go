@@ -32,7 +32,8 @@ type Layers struct {
 	Size uint64
 	Keys
 	// Confirm is called by PlugDisk after QEMU has opened the disk, and before the guest gets it. If Confirm returns an
-	// error, the guest does not get the disk. Launch does not call it: the caller can check before Resume. It may be nil.
+	// error, the guest does not get the disk. Launch does not call it: the caller can check before Resume. It may be
+	// nil.
 	Confirm func(context.Context) error
 }
 

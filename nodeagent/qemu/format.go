@@ -25,8 +25,8 @@ const (
 	encryptTimeout = 8 * time.Minute
 	// formatAttempts is the maximum number of attempts to make the file (see errNoCPUTime).
 	formatAttempts = 20
-	// formatBytes is the maximum length in bytes of the file that Format or FormatHeader makes. The file contains 2 MiB of
-	// LUKS header and, for Format, the first QCOW2 tables, whose length grows with the volume's size.
+	// formatBytes is the maximum length in bytes of the file that Format or FormatHeader makes. The file contains 2 MiB
+	// of LUKS header and, for Format, the first QCOW2 tables, whose length grows with the volume's size.
 	formatBytes = 64 << 20
 	// iterationMillis is the time in milliseconds for which QEMU hashes the passphrase. Many iterations protect
 	// passphrases that people choose. A random passphrase of 256 bits needs no such protection, so this is short.
@@ -49,9 +49,9 @@ func (l *Launcher) Format(ctx context.Context, homes *Homes, id string, size uin
 	})
 }
 
-// FormatHeader returns a file in memory with a LUKS header for the given key. A volume that consists of the header and of
-// any content behind it is a volume with LUKS encryption: the guest sees the decrypted content, without the header. The
-// other properties of FormatHeader are those of Format.
+// FormatHeader returns a file in memory with a LUKS header for the given key. A volume that consists of the header and
+// of any content behind it is a volume with LUKS encryption: the guest sees the decrypted content, without the header.
+// The other properties of FormatHeader are those of Format.
 func (l *Launcher) FormatHeader(ctx context.Context, homes *Homes, id string, key Key) (*os.File, error) {
 	return l.formatMemory(ctx, homes, id, func(ctx context.Context, p *Process) error { return p.formatLUKS(ctx, 0, key) })
 }

@@ -66,8 +66,8 @@ func (p *Process) freeze(ctx context.Context) (bool, error) {
 }
 
 // guestHasAgent queries QEMU for whether a program in the guest has opened the virtio-serial port of the guest agent
-// (qemu-ga). While no program has, no request to the guest agent can be answered. qemu-ga keeps the port open, also while
-// no client is connected on the host.
+// (qemu-ga). While no program has, no request to the guest agent can be answered. qemu-ga keeps the port open, also
+// while no client is connected on the host.
 func (p *Process) guestHasAgent(ctx context.Context) (bool, error) {
 	all, err := query(ctx, p, (*raw.Monitor).QueryChardev)
 	if err != nil {

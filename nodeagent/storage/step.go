@@ -161,9 +161,9 @@ func (s *Storage) observe(
 	return status
 }
 
-// isTemporary reports whether err is expected to disappear without help: a guest of this host still has the volume open,
-// or another host is importing the volume's image. Such errors are not reported. If another host of a shared pool has
-// the volume open, this is reported, because no other report says so.
+// isTemporary reports whether err is expected to disappear without help: a guest of this host still has the volume
+// open, or another host is importing the volume's image. Such errors are not reported. If another host of a shared pool
+// has the volume open, this is reported, because no other report says so.
 func isTemporary(err error) bool {
 	return errors.Is(err, volume.ErrInUse) && !errors.Is(err, volume.ErrElsewhere) || errors.Is(err, volume.ErrImporting)
 }

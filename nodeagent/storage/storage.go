@@ -39,9 +39,9 @@
 //   - An RBD image has no lock between Open and the moment at which QEMU has opened the image. The host does not
 //     detach the volume in this time, and the VM checks the attachment afterwards ([Storage.Confirm]), because
 //     another host or the next agent may have ended it.
-//   - Hosts that share a pool have different volumes assigned. If another host has a volume open that is assigned to this
-//     host as detached, because the control plane has given up the other host, the error is reported and the detachment
-//     is tried again.
+//   - Hosts that share a pool have different volumes assigned. If another host has a volume open that is assigned to
+//     this host as detached, because the control plane has given up the other host, the error is reported and the
+//     detachment is tried again.
 //   - A pool that cannot be opened, for example because its file system is not mounted, is opened again later. Until
 //     then its volumes are reported with the error, and the host does not report the pool.
 package storage
@@ -131,8 +131,8 @@ const (
 	// (flattenWithin). copyPerGiB is added for each GiB of a volume that is made from a snapshot.
 	stepWithin = 10 * time.Minute
 	copyPerGiB = 30 * time.Second
-	// maxRestores is the maximum number of volumes that are made from snapshots concurrently. It is lower than steps, so
-	// that the copies do not delay the changes of other volumes.
+	// maxRestores is the maximum number of volumes that are made from snapshots concurrently. It is lower than steps,
+	// so that the copies do not delay the changes of other volumes.
 	maxRestores = 2
 	firstPause  = 500 * time.Millisecond
 	lastPause   = 30 * time.Second

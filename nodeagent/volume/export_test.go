@@ -61,8 +61,8 @@ func ranges(t *testing.T, stream []byte) (out []rbddiff.Range) {
 	}
 }
 
-// TestExportOfRawVolume changes a volume at random, makes a snapshot after each change, and compares the content of each
-// snapshot with its full export, and with the exports of the changes since all older snapshots.
+// TestExportOfRawVolume changes a volume at random, makes a snapshot after each change, and compares the content of
+// each snapshot with its full export, and with the exports of the changes since all older snapshots.
 func TestExportOfRawVolume(t *testing.T) {
 	h := newHost(t, t.TempDir(), false)
 	h.make(Volume{ID: id(1), Size: 4 * mib})
@@ -135,8 +135,8 @@ func TestExportOfOverlay(t *testing.T) {
 	require.Less(t, len(since), mib, "unchanged parts of the image are left out")
 }
 
-// TestExportIsRefused checks the errors about snapshots that cannot be exported, and that an error of the caller ends an
-// export.
+// TestExportIsRefused checks the errors about snapshots that cannot be exported, and that an error of the caller ends
+// an export.
 func TestExportIsRefused(t *testing.T) {
 	h := newHost(t, t.TempDir(), false)
 	h.make(Volume{ID: id(1), Size: 64 * mib})

@@ -90,8 +90,8 @@ func (p *RBDPool) importBase(ctx context.Context, i disk.Image, name *rbdv1.Imag
 	return rbdError(err)
 }
 
-// virtualSize returns the number of bytes that a guest sees of an image, rounded up to a multiple of 512. The parameter f
-// is the file of the image.
+// virtualSize returns the number of bytes that a guest sees of an image, rounded up to a multiple of 512. The parameter
+// f is the file of the image.
 func virtualSize(f *os.File, i disk.Image) (uint64, error) {
 	size := uint64(i.Size)
 	if i.Format == qcow2.QCOW2 {

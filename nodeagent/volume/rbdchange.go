@@ -13,9 +13,9 @@ import (
 )
 
 // Create makes a volume, unless the pool has it already. It only checks the image of a registered volume (see adopt).
-// If the existing volume is larger than v, Create returns nil, because the volume may have grown. Several hosts may call
-// Create for the same volume. The error wraps [ErrRefused] if the volume cannot be made, and [ErrNoKey] if the volume is
-// encrypted and v has no key.
+// If the existing volume is larger than v, Create returns nil, because the volume may have grown. Several hosts may
+// call Create for the same volume. The error wraps [ErrRefused] if the volume cannot be made, and [ErrNoKey] if the
+// volume is encrypted and v has no key.
 func (p *RBDPool) Create(ctx context.Context, v Volume) error {
 	if err := p.change(ctx, func() error { return p.create(ctx, v) }); err != nil {
 		return fmt.Errorf("make volume %s: %w", v.ID, err)
@@ -153,10 +153,10 @@ func (p *RBDPool) resize(ctx context.Context, id string, size uint64) error {
 	return err
 }
 
-// Flatten makes a volume independent of its image, or of the snapshot that it was made from: the Ceph cluster copies the
-// content that the volume shares with the base image or the snapshot into the volume. A VM may use the volume while
-// Flatten runs. Flatten ignores the parameter progress, because the Ceph cluster does not report progress. A volume that
-// shares no content is no error.
+// Flatten makes a volume independent of its image, or of the snapshot that it was made from: the Ceph cluster copies
+// the content that the volume shares with the base image or the snapshot into the volume. A VM may use the volume while
+// Flatten runs. Flatten ignores the parameter progress, because the Ceph cluster does not report progress. A volume
+// that shares no content is no error.
 func (p *RBDPool) Flatten(ctx context.Context, id string, _ func(percent uint32)) error {
 	if err := p.flatten(ctx, id); err != nil {
 		return fmt.Errorf("flatten volume %s: %w", id, err)

@@ -20,8 +20,8 @@ import (
 type Encrypter interface {
 	// Header returns a new file with a LUKS header.
 	Header(ctx context.Context, id string, key []byte) (*os.File, error)
-	// Encrypt returns a new file with a LUKS header, and behind it the encrypted content of an image, which has the given
-	// format and virtual size.
+	// Encrypt returns a new file with a LUKS header, and behind it the encrypted content of an image, which has the
+	// given format and virtual size.
 	Encrypt(ctx context.Context, id string, key []byte, image *os.File, format qcow2.Format, size uint64) (*os.File, error)
 }
 
@@ -29,8 +29,8 @@ type Encrypter interface {
 // Each RBD image of an encrypted volume begins with a header. The guest sees the content behind the header.
 const luksHeader = 4040 * 512
 
-// headerOf returns the length of the LUKS header of a new volume: 0 if the volume is not encrypted. The bytes of a volume
-// that is made from a snapshot are those of the snapshot, so both must be encrypted, or none.
+// headerOf returns the length of the LUKS header of a new volume: 0 if the volume is not encrypted. The bytes of a
+// volume that is made from a snapshot are those of the snapshot, so both must be encrypted, or none.
 func (p *RBDPool) headerOf(ctx context.Context, v Volume) (uint64, error) {
 	switch {
 	case v.Source != nil:
@@ -48,8 +48,8 @@ func (p *RBDPool) headerOf(ctx context.Context, v Volume) (uint64, error) {
 	return 0, nil
 }
 
-// makeEncrypted makes the RBD image of an encrypted volume that is not made from a snapshot. If the volume has an image,
-// makeEncrypted copies the image, because the content of a base image is not encrypted.
+// makeEncrypted makes the RBD image of an encrypted volume that is not made from a snapshot. If the volume has an
+// image, makeEncrypted copies the image, because the content of a base image is not encrypted.
 func (p *RBDPool) makeEncrypted(ctx context.Context, v Volume) error {
 	switch {
 	case p.o.Encrypter == nil:

@@ -61,9 +61,9 @@ func (l *rbdLab) decrypted(id string, key []byte) []byte {
 	return content
 }
 
-// TestEncryptedRBDVolumes makes encrypted volumes: an empty one, one from an image, and one from a snapshot. The cluster
-// must not contain the image in plain text, and each volume must have the size that the guest sees, also after it has
-// grown. Deleted volumes leave nothing.
+// TestEncryptedRBDVolumes makes encrypted volumes: an empty one, one from an image, and one from a snapshot. The
+// cluster must not contain the image in plain text, and each volume must have the size that the guest sees, also after
+// it has grown. Deleted volumes leave nothing.
 func TestEncryptedRBDVolumes(t *testing.T) {
 	l := newRBDLab(t)
 	ctx := t.Context()

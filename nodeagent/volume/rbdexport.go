@@ -98,8 +98,8 @@ func exportExtents(e Export, size uint64, stream grpc.ServerStreamingClient[rbdv
 	}
 }
 
-// exportExtent writes the range from begin to end, whose content is data, or zeros if data is empty. It writes pieces of
-// at most exportPiece bytes, and zeros without their bytes.
+// exportExtent writes the range from begin to end, whose content is data, or zeros if data is empty. It writes pieces
+// of at most exportPiece bytes, and zeros without their bytes.
 func exportExtent(e Export, begin, end uint64, data []byte, out *rbddiff.Writer) error {
 	withZeros := e.Since != "" && !mutant.On(mutant.ExportWithoutZeros)
 	if len(data) == 0 {

@@ -68,12 +68,13 @@ type record struct {
 	// Clients are the addresses of the processes that had the RBD image open at the last attachment, as
 	// RbdService.GetImage returns them: the newest maxClients. Records of older agents do not have them.
 	Clients []string `json:"clients,omitempty"`
-	// Flattened means that the volume was made from an image, and that it is independent of the image. Image is then nil.
+	// Flattened means that the volume was made from an image, and that it is independent of the image. Image is then
+	// nil.
 	Flattened bool `json:"flattened,omitempty"`
 	// Snapshots are the snapshots of an RBD volume. A snapshot of a volume in a directory has a record of its own.
 	Snapshots []rbdSnapshot `json:"snapshots,omitempty"`
-	// Header is the length in bytes of the LUKS header at the beginning of the RBD image of an encrypted volume. The image
-	// has Header bytes more than the guest sees. Header is 0 for other volumes.
+	// Header is the length in bytes of the LUKS header at the beginning of the RBD image of an encrypted volume. The
+	// image has Header bytes more than the guest sees. Header is 0 for other volumes.
 	Header uint64 `json:"header,omitempty"`
 	// Source is the snapshot of which an RBD volume is a clone. Flatten sets it to nil.
 	Source *SnapshotRef `json:"source,omitempty"`

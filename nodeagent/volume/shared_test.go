@@ -21,8 +21,8 @@ func twoHosts(t *testing.T) (a, b *host) {
 }
 
 // TestHostsOpenVolumeAtOnce lets two hosts of a shared pool open a volume at the same time, for different VMs with the
-// same generation, as after a forged assignment. One host must get the volume, and the error of the other host must name
-// the VM that has it.
+// same generation, as after a forged assignment. One host must get the volume, and the error of the other host must
+// name the VM that has it.
 func TestHostsOpenVolumeAtOnce(t *testing.T) {
 	a, b := twoHosts(t)
 	require.Equal(t, a.ID(), b.ID())
@@ -49,8 +49,8 @@ func TestHostsOpenVolumeAtOnce(t *testing.T) {
 	}
 }
 
-// TestHostIsLost opens a volume on a host that is then lost. Another host must not end the attachment while a process of
-// the lost host has the file locked, and must say which host has the volume. When the lock has ended, the other host
+// TestHostIsLost opens a volume on a host that is then lost. Another host must not end the attachment while a process
+// of the lost host has the file locked, and must say which host has the volume. When the lock has ended, the other host
 // gets the volume. The lost host comes back with its old assignment, and must be refused.
 func TestHostIsLost(t *testing.T) {
 	a, b := twoHosts(t)
@@ -78,9 +78,9 @@ func TestHostIsLost(t *testing.T) {
 	require.Equal(t, Attachment{"vm-y", 4}, a.list().Volumes[0].Attachment)
 }
 
-// TestLateWriterChangesNothing interrupts a host while it makes a volume from a snapshot. The file system ends the locks
-// of this host, and another host makes the volume and writes to it. Then the first host continues, and must change
-// neither the record nor the content.
+// TestLateWriterChangesNothing interrupts a host while it makes a volume from a snapshot. The file system ends the
+// locks of this host, and another host makes the volume and writes to it. Then the first host continues, and must
+// change neither the record nor the content.
 func TestLateWriterChangesNothing(t *testing.T) {
 	a, b := twoHosts(t)
 	a.make(Volume{ID: id(1), Size: 4 * mib})

@@ -122,8 +122,8 @@ func (c *SnapshotCopy) remove() error {
 // that the guest writes before QEMU begins the copy.
 const reserveSlack = 4 << 20
 
-// prepareTarget makes Target an empty QCOW2 image, which is encrypted if the volume is. Beyond the end of this image, it
-// allocates as many bytes as the volume's file occupies, and some more for tables (see reserveSlack). Without this
+// prepareTarget makes Target an empty QCOW2 image, which is encrypted if the volume is. Beyond the end of this image,
+// it allocates as many bytes as the volume's file occupies, and some more for tables (see reserveSlack). Without this
 // space, a copy that fills the pool would make writes of the guest fail.
 func (c *SnapshotCopy) prepareTarget(ctx context.Context) (err error) {
 	var length int64
@@ -282,8 +282,8 @@ func (c *SnapshotCopy) close() {
 	}
 }
 
-// CopyTarget is a volume of a VM of which a snapshot is made while the VM runs. Either QEMU copies the volume to File (see
-// [SnapshotCopy.Target]), or Take makes the snapshot (see [RBDSnapshot.Take]).
+// CopyTarget is a volume of a VM of which a snapshot is made while the VM runs. Either QEMU copies the volume to File
+// (see [SnapshotCopy.Target]), or Take makes the snapshot (see [RBDSnapshot.Take]).
 type CopyTarget struct {
 	Volume string
 	Size   uint64 // size of the volume in bytes

@@ -46,8 +46,8 @@ const (
 	// MaxSnapshots is the maximum number of snapshots of a volume, including those whose bytes the host has not deleted
 	// yet.
 	MaxSnapshots = 32
-	// SnapshotStartTimeout is the time in milliseconds, after the creation of a snapshot, within which the host must begin
-	// to copy the volume. A copy that begins later would not have the content that the caller wanted.
+	// SnapshotStartTimeout is the time in milliseconds, after the creation of a snapshot, within which the host must
+	// begin to copy the volume. A copy that begins later would not have the content that the caller wanted.
 	SnapshotStartTimeout = 10 * 60 * 1000
 )
 
@@ -63,8 +63,8 @@ type Snapshot struct {
 	// a snapshot of the group. Both are empty for a snapshot that was created alone.
 	Group        string     `cbor:",omitempty"`
 	GroupVolumes []VolumeID `cbor:",omitempty"`
-	// SizeGiB, Pool, PoolID and Node are the values that the volume had when the snapshot was created. In a shared pool,
-	// the volume can be bound to another host since.
+	// SizeGiB, Pool, PoolID and Node are the values that the volume had when the snapshot was created. In a shared
+	// pool, the volume can be bound to another host since.
 	SizeGiB   uint64
 	Pool      string
 	PoolID    string `cbor:",omitempty"`

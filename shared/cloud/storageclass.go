@@ -196,8 +196,8 @@ type StoragePool struct {
 	AllocatableGiB uint64
 	// Encryption is true if the host can make and open encrypted volumes in the pool.
 	Encryption bool `cbor:",omitempty"`
-	// ID is the random ID that is stored in the directory. Two hosts have the same directory if the IDs are equal. ID is
-	// empty if the agent is of a version that does not report it.
+	// ID is the random ID that is stored in the directory. Two hosts have the same directory if the IDs are equal. ID
+	// is empty if the agent is of a version that does not report it.
 	ID string `cbor:",omitempty"`
 	// Shared is true if other hosts use the directory too.
 	Shared bool `cbor:",omitempty"`

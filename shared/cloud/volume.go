@@ -78,17 +78,17 @@ type Volume struct {
 	Format  VolumeFormat
 	// Pool is the storage pool of the class, for the driver MANAGED.
 	Pool string
-	// PoolID is the ID of the storage pool if hosts share the pool. It is set when the volume is bound to a host for the
-	// first time. It is empty before, and for volumes that only one host can use.
+	// PoolID is the ID of the storage pool if hosts share the pool. It is set when the volume is bound to a host for
+	// the first time. It is empty before, and for volumes that only one host can use.
 	PoolID string `cbor:",omitempty"`
-	// ClassLimits are the limits of the class. When the limits of the class change, the leader changes ClassLimits of all
-	// its volumes soon afterwards. The method Limits returns the limits that apply.
+	// ClassLimits are the limits of the class. When the limits of the class change, the leader changes ClassLimits of
+	// all its volumes soon afterwards. The method Limits returns the limits that apply.
 	ClassLimits Limits
 	// Encrypted is true if the class of the volume is encrypted. The volume's key is in a separate record.
 	Encrypted bool `cbor:",omitempty"`
 	// ExternalImage is the name of the RBD image of a registered volume: an image that existed before the volume and
-	// stays when the volume is deleted (see external.go of package controlplane/compute/volume). It is empty for volumes
-	// that Trivet makes.
+	// stays when the volume is deleted (see external.go of package controlplane/compute/volume). It is empty for
+	// volumes that Trivet makes.
 	ExternalImage string `cbor:",omitempty"`
 	// Image is the image from which the host makes the volume. It is nil for a blank volume and for a flattened volume.
 	Image *ImageRef `cbor:",omitempty"`
@@ -101,8 +101,8 @@ type Volume struct {
 	Labels    map[string]string
 
 	// Node is the host to which the volume is bound. For the driver MANAGED, the first attachment sets Node. For the
-	// driver RBD, the leader sets Node soon after the creation of the volume. Node changes afterwards only if the volume
-	// is Movable, and only while the volume is detached and flushed, or if HostRemoved is true.
+	// driver RBD, the leader sets Node soon after the creation of the volume. Node changes afterwards only if the
+	// volume is Movable, and only while the volume is detached and flushed, or if HostRemoved is true.
 	Node NodeID
 	// HostRemoved is true if the host Node was removed from the cluster before it reported the volume as flushed. It is
 	// set only for volumes in shared pools, until the volume is bound to another host.

@@ -21,8 +21,8 @@ type hostReads struct {
 	plural, object string
 	// reason is the reason of errors about the limits of projects and orgs.
 	reason string
-	// perHost, perProject and perOrg are the maximum numbers of concurrent reads from one host: in total, of one project
-	// and of one org. The last two prevent one org from using up perHost.
+	// perHost, perProject and perOrg are the maximum numbers of concurrent reads from one host: in total, of one
+	// project and of one org. The last two prevent one org from using up perHost.
 	perHost, perProject, perOrg int
 
 	mu   sync.Mutex
@@ -34,8 +34,8 @@ type hostReads struct {
 type hostRead struct {
 	node   cloud.NodeID
 	tenant cloud.Tenant
-	// chunks carries the data to the reader. Its buffer is small, so a slow reader slows down only the agent's stream of
-	// this data.
+	// chunks carries the data to the reader. Its buffer is small, so a slow reader slows down only the agent's stream
+	// of this data.
 	chunks chan chunk
 	// accepted is closed when the agent has opened the stream for this request. closed is closed when the reader has
 	// ended.

@@ -6,9 +6,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// adoption records that a volume is in a shared pool. It is needed for volumes that were bound to a host before the host
-// reported the pool as shared: by an earlier version of the agent, or before `shared: true` was added to the host's
-// configuration. If Gone is true, the record of the volume was deleted, and its host deletes the bytes.
+// adoption records that a volume is in a shared pool. It is needed for volumes that were bound to a host before the
+// host reported the pool as shared: by an earlier version of the agent, or before `shared: true` was added to the
+// host's configuration. If Gone is true, the record of the volume was deleted, and its host deletes the bytes.
 type adoption struct {
 	Project cloud.ProjectID
 	ID      cloud.VolumeID
@@ -40,8 +40,8 @@ func adoptions(r store.Reader, hosts []HostState) (out []adoption, err error) {
 	return out[:min(len(out), maxPlaced)], err
 }
 
-// apply writes the pool ID into the records of the volume and of its snapshots, and counts their size in the shared pool
-// instead of in the pool of the host. It does nothing if the volume has changed since adoptions.
+// apply writes the pool ID into the records of the volume and of its snapshots, and counts their size in the shared
+// pool instead of in the pool of the host. It does nothing if the volume has changed since adoptions.
 func (a adoption) apply(tx *store.Tx) error {
 	b, err := node.BoundVolumes.Get(tx, string(a.Node), string(a.ID))
 	if err != nil || b == nil || b.PoolID != "" || b.Gone != a.Gone {

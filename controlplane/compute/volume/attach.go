@@ -120,14 +120,14 @@ func staysOnHost(r store.Reader, v *cloud.Volume) (bool, error) {
 }
 
 // Attach attaches a volume of the tenant t to a VM on a host, as the disk with the given ID. The first attachment of a
-// volume of the driver MANAGED binds the volume to the host. Each attachment of a Movable volume moves the volume to the
-// host.
+// volume of the driver MANAGED binds the volume to the host. Each attachment of a Movable volume moves the volume to
+// the host.
 //
 // Attach returns NotFound if the volume does not exist. It returns FailedPrecondition if a VM has the volume or the
 // last attachment is not flushed. For the driver MANAGED it also returns FailedPrecondition if the host's pool has too
 // little space, if the volume is in a shared pool that the host does not share, or if the volume is bound to another
-// host and is either not in a shared pool or has a PENDING snapshot. For the driver RBD it returns FailedPrecondition if
-// the host does not serve RBD volumes.
+// host and is either not in a shared pool or has a PENDING snapshot. For the driver RBD it returns FailedPrecondition
+// if the host does not serve RBD volumes.
 func Attach(tx *store.Tx, t cloud.Tenant, id cloud.VolumeID, vm cloud.VMID, disk string, host cloud.NodeID) error {
 	v, err := Lookup(tx, t, id)
 	if err != nil {

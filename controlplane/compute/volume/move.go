@@ -33,7 +33,8 @@ type candidates struct {
 	keep  []cloud.NodeID // the READY and the awaited hosts (see HostState), whose volumes are not moved
 }
 
-// choose returns the host for the volume with this ID. It chooses by a hash of the ID, which distributes volumes evenly.
+// choose returns the host for the volume with this ID. It chooses by a hash of the ID, which distributes volumes
+// evenly.
 func (c *candidates) choose(id cloud.VolumeID) cloud.NodeID {
 	sum := fnv.New32a()
 	sum.Write([]byte(id))

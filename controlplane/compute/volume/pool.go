@@ -8,8 +8,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// SharedPool is the record of a storage pool that several hosts share, at shared-pool/<pool ID>. It exists while volumes
-// take room in the pool.
+// SharedPool is the record of a storage pool that several hosts share, at shared-pool/<pool ID>. It exists while
+// volumes take room in the pool.
 type SharedPool struct {
 	// Name is the name of the pool in the record of the volume that first took room.
 	Name string
@@ -72,8 +72,8 @@ func (s space) add(tx *store.Tx, host cloud.NodeID, gib int64) error {
 	return nil
 }
 
-// allocate takes gib GiB of the volume's pool on a host. If the host has no record, does not serve the pool, or the pool
-// has too little room, it returns a fault of the given kind.
+// allocate takes gib GiB of the volume's pool on a host. If the host has no record, does not serve the pool, or the
+// pool has too little room, it returns a fault of the given kind.
 func allocate(tx *store.Tx, v *cloud.Volume, host cloud.NodeID, gib uint64, kind fault.Kind) error {
 	n, err := node.Nodes.Get(tx, string(host))
 	if err != nil {

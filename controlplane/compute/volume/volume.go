@@ -11,9 +11,9 @@
 // makes the RBD image.
 //
 // Volumes of the driver RBD and volumes in shared pools can be used on several hosts, one at a time (the method Movable
-// of cloud.Volume). The host of such a volume can change only while the volume is detached and flushed: Attach moves the
-// volume to the host of the VM, and Place moves the volume to another host if its present host is not READY or no longer
-// serves the storage of the volume.
+// of cloud.Volume). The host of such a volume can change only while the volume is detached and flushed: Attach moves
+// the volume to the host of the VM, and Place moves the volume to another host if its present host is not READY or no
+// longer serves the storage of the volume.
 //
 // A volume is attached to at most one VM at a time. Only Attach and Release change this VM. Package vm calls them in
 // the transactions that change a VM. The methods of cloud.Volume check the rules, and the comment of cloud.Volume
@@ -27,21 +27,21 @@
 //
 //   - The record of a deleted volume is removed at once. The host deletes the bytes later, and their room in the pool
 //     becomes free when the host has reported that the volume is absent. Such a report counts only if its generation is
-//     that of the deletion: an earlier report may mean that the host has not made the volume yet. A report with an error
-//     does not count either: the host may have failed to look into the pool.
+//     that of the deletion: an earlier report may mean that the host has not made the volume yet. A report with an
+//     error does not count either: the host may have failed to look into the pool.
 //
-//   - If a host is removed from the cluster (node.Service.Evict), the volumes of deleted VMs that the host did not report
-//     as destroyed are detached, so that they can be deleted. The removed host may still have an RBD volume among them
-//     open. Therefore Place moves this volume to another host, which makes the Ceph cluster refuse the requests of the
-//     removed host's QEMU and then reports the volume as flushed. Only then can the volume be attached again. A volume
-//     in a pool of the host has the status ERROR or IN_USE. A volume in a shared pool is moved to another host, which
-//     takes the lock of the file. The lock is free only when no process of the removed host has the file open. Then the
-//     volume can be attached again.
+//   - If a host is removed from the cluster (node.Service.Evict), the volumes of deleted VMs that the host did not
+//     report as destroyed are detached, so that they can be deleted. The removed host may still have an RBD volume
+//     among them open. Therefore Place moves this volume to another host, which makes the Ceph cluster refuse the
+//     requests of the removed host's QEMU and then reports the volume as flushed. Only then can the volume be attached
+//     again. A volume in a pool of the host has the status ERROR or IN_USE. A volume in a shared pool is moved to
+//     another host, which takes the lock of the file. The lock is free only when no process of the removed host has the
+//     file open. Then the volume can be attached again.
 //
-//   - Hosts that report a pool as shared also report the ID that is stored in the directory. A volume moves only between
-//     hosts that report the same name and ID, because two hosts can have different directories of one name. The room
-//     of a shared pool is counted in one record (SharedPool) for all hosts, with the limit of the host on which the
-//     volume is bound.
+//   - Hosts that report a pool as shared also report the ID that is stored in the directory. A volume moves only
+//     between hosts that report the same name and ID, because two hosts can have different directories of one name. The
+//     room of a shared pool is counted in one record (SharedPool) for all hosts, with the limit of the host on which
+//     the volume is bound.
 //
 //   - A volume in a shared pool with a PENDING snapshot is attached only on its present host, because this host may be
 //     copying the file. If the host is lost, another host records the snapshot as failed.

@@ -64,8 +64,8 @@ func (a *witness) addSnapshots(sums map[cloud.NodeID]uint64) error {
 	return nil
 }
 
-// unsettledSnapshots describes a snapshot that is PENDING, whose bytes its host has not deleted yet, or that has no record.
-// It returns "" if there is none.
+// unsettledSnapshots describes a snapshot that is PENDING, whose bytes its host has not deleted yet, or that has no
+// record. It returns "" if there is none.
 func (a *witness) unsettledSnapshots() string {
 	for _, id := range slices.Sorted(maps.Keys(a.snapshots)) {
 		if s := a.snapshots[id]; s.Deleted || s.Status == cloud.SnapshotPending {

@@ -18,16 +18,16 @@ type cephCluster struct {
 
 	mu     sync.Mutex
 	images map[cloud.VolumeID]*rbdImage
-	// deleted has the volumes whose images were deleted. A host that makes such an image again, because its desired state
-	// is old, would leave an image without a volume. This is a known limitation of the agent, which the simulation leaves
-	// out.
+	// deleted has the volumes whose images were deleted. A host that makes such an image again, because its desired
+	// state is old, would leave an image without a volume. This is a known limitation of the agent, which the
+	// simulation leaves out.
 	deleted map[cloud.VolumeID]bool
 }
 
 // rbdImage is the RBD image of a volume with its record.
 type rbdImage struct {
-	// generation and vm are the last attachment for which a host has opened the image. flushed is the highest generation
-	// whose content is complete, and detached is the highest one that a host has ended.
+	// generation and vm are the last attachment for which a host has opened the image. flushed is the highest
+	// generation whose content is complete, and detached is the highest one that a host has ended.
 	generation, flushed, detached uint64
 	vm                            cloud.VMID
 	// host and client are the host and the VM of the process that has the image open; nil if there is none.
@@ -108,9 +108,9 @@ func (c *cephCluster) close(h *host, vm cloud.VMID, only cloud.VolumeID, release
 	}
 }
 
-// settle brings the image of a volume that is assigned to the host h to its desired state: it makes or deletes the image,
-// and ends its last attachment. The results are whether the image exists, the flushed generation of its record, and the
-// states of its snapshots. The other parameters are those of settleSnapshots.
+// settle brings the image of a volume that is assigned to the host h to its desired state: it makes or deletes the
+// image, and ends its last attachment. The results are whether the image exists, the flushed generation of its record,
+// and the states of its snapshots. The other parameters are those of settleSnapshots.
 func (c *cephCluster) settle(h *host, a *agentv1.AssignedVolume, all map[cloud.VolumeID]*agentv1.AssignedVolume, now cloud.Time) (present bool, flushed uint64, snapshots []cloud.SnapshotObservation) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -15,9 +15,9 @@
 // of the agent only. Agents keep the records of VPCs that they receive over SyncNetworks, and acknowledge them after a
 // random delay. They build no networks. A volume is an entry in a table of its host, which simulated QEMU processes
 // open and close. A volume of the driver RBD is an entry in a table that all hosts share. Its host may change while the
-// host is not READY. A snapshot is an entry of its volume, which is complete after up to 40 seconds, unless the agent or
-// the host is restarted meanwhile. Evictions of hosts, shared storage pools, schedules of snapshots and flattening are not
-// simulated.
+// host is not READY. A snapshot is an entry of its volume, which is complete after up to 40 seconds, unless the agent
+// or the host is restarted meanwhile. Evictions of hosts, shared storage pools, schedules of snapshots and flattening
+// are not simulated.
 //
 // # Faults
 //
@@ -26,8 +26,9 @@
 // VMs at the same time. A host stays down until deadlines have passed. Agents acknowledge network records late, replace
 // their SyncNetworks streams before they have acknowledged, and report that VPCs could not be applied. Meanwhile
 // tenants create, start, stop, reboot, reset, delete and list VMs, attach and detach NICs and volumes, create, enlarge
-// and delete volumes, create and delete snapshots of volumes and VMs, make volumes from snapshots, and create, change and delete VPCs with IPv4 and IPv6, subnets, ports, security groups, floating
-// IPs, NAT gateways and route tables. They repeat each call, under one idempotency key, until they get a response.
+// and delete volumes, create and delete snapshots of volumes and VMs, make volumes from snapshots, and create, change
+// and delete VPCs with IPv4 and IPv6, subnets, ports, security groups, floating IPs, NAT gateways and route tables.
+// They repeat each call, under one idempotency key, until they get a response.
 //
 // # Checked guarantees
 //
@@ -41,11 +42,12 @@
 //   - After every commit, for volumes: an attached volume belongs to one VM, which has the volume as a disk, or which
 //     is deleted and not yet destroyed by its host. A volume is attached only when it is detached and flushed, each
 //     time with the next attachment generation. Generations never decrease. Only a volume of the driver RBD changes its
-//     host, and only while it is detached and flushed. A volume that is recorded as detached is not open on any host. The
-//     allocated space of a pool is the sum of the sizes of its volumes and snapshots.
+//     host, and only while it is detached and flushed. A volume that is recorded as detached is not open on any host.
+//     The allocated space of a pool is the sum of the sizes of its volumes and snapshots.
 //   - After every commit, for snapshots: an AVAILABLE snapshot has a complete copy, and its instant never changes. The
-//     AVAILABLE snapshots of one call for a VM have the same instant. A volume with snapshots has a record, and the record
-//     of a snapshot is removed only after its bytes. On the hosts: a volume is made only from a complete snapshot.
+//     AVAILABLE snapshots of one call for a VM have the same instant. A volume with snapshots has a record, and the
+//     record of a snapshot is removed only after its bytes. On the hosts: a volume is made only from a complete
+//     snapshot.
 //   - On the hosts: two VMs never open a volume at the same attachment generation, and no volume is opened at a lower
 //     generation than before.
 //   - For tenants: once any member has acknowledged the creation of a VM, every member lists the VM. Once any member

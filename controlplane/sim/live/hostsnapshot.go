@@ -18,7 +18,8 @@ type copied struct {
 	state   cloud.SnapshotState
 	error   string
 	takenAt cloud.Time
-	// by and run identify the run of the agent that copies the volume, and end is the time at which the copy is complete.
+	// by and run identify the run of the agent that copies the volume, and end is the time at which the copy is
+	// complete.
 	by  *host
 	run *agent
 	end time.Time
@@ -28,9 +29,9 @@ type copied struct {
 // the cloud settles in the time that fleet.settle allows.
 const patience = 90 * time.Second
 
-// settleSnapshots brings the snapshots of a volume to the states of the assignment a, and returns the reports about them.
-// New snapshots are taken at the time now. If now is 0, none is begun. The snapshots of a group are begun only if the host
-// has all volumes of the group. The caller must hold h.mu.
+// settleSnapshots brings the snapshots of a volume to the states of the assignment a, and returns the reports about
+// them. New snapshots are taken at the time now. If now is 0, none is begun. The snapshots of a group are begun only if
+// the host has all volumes of the group. The caller must hold h.mu.
 func (h *host) settleSnapshots(have copies, a *agentv1.AssignedVolume, all map[cloud.VolumeID]*agentv1.AssignedVolume, now cloud.Time) (out []cloud.SnapshotObservation) {
 	for _, s := range a.GetSnapshots() {
 		id := cloud.SnapshotID(s.GetSnapshotId())
@@ -41,8 +42,8 @@ func (h *host) settleSnapshots(have copies, a *agentv1.AssignedVolume, all map[c
 			delete(have, id)
 			c = nil
 		case c == nil && s.GetMustExist():
-			// A host with an old desired state may look for an RBD snapshot that another host has deleted. The record of the
-			// snapshot does not change then, because only the reports of the present host count.
+			// A host with an old desired state may look for an RBD snapshot that another host has deleted. The record
+			// of the snapshot does not change then, because only the reports of the present host count.
 			c = &copied{state: cloud.SnapshotFailed, error: "the snapshot is missing"}
 		case c == nil:
 			c = h.beginSnapshot(s, all, now)

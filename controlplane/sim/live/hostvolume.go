@@ -85,8 +85,8 @@ func (h *host) open(vm cloud.VMID, a *agentv1.AssignedVolume) bool {
 	return true
 }
 
-// closeVolumes closes all volumes that the process of a VM has open. If no agent runs, the next agent records later that
-// the content of RBD images is complete. The caller must hold h.mu.
+// closeVolumes closes all volumes that the process of a VM has open. If no agent runs, the next agent records later
+// that the content of RBD images is complete. The caller must hold h.mu.
 func (h *host) closeVolumes(vm cloud.VMID) {
 	h.f.ceph.close(h, vm, "", h.agent != nil)
 	for _, v := range h.volumes {

@@ -36,7 +36,8 @@ type tenantClient struct {
 	// volumes and goneVolumes are the volumes that correspond to the VMs in have and gone.
 	volumes     []ownedVolume
 	goneVolumes []cloud.VolumeID
-	// snapshots are the snapshots whose creation a member has acknowledged, and which the tenant has not called to delete.
+	// snapshots are the snapshots whose creation a member has acknowledged, and which the tenant has not called to
+	// delete.
 	snapshots []cloud.SnapshotID
 }
 

@@ -121,8 +121,8 @@ func (t *tenantClient) deleteSnapshots(ctx context.Context) {
 	}
 }
 
-// finalSnapshots checks that the witness's copy of the records has each snapshot whose creation was acknowledged, unless
-// a call has deleted it.
+// finalSnapshots checks that the witness's copy of the records has each snapshot whose creation was acknowledged,
+// unless a call has deleted it.
 func (t *tenantClient) finalSnapshots() {
 	a := t.f.audit
 	a.mu.Lock()

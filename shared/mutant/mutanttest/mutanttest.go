@@ -26,9 +26,9 @@ const timeout = "2m"
 // one.
 var passed sync.Map
 
-// Notices runs the function test, a test of the same package, in two child processes (one if TRIVET_MUTANTS_ONLY is set).
-// It fails t if the test fails without a mutant, or passes with the named mutant. The output of the failed test must contain all of texts, which
-// shows that it failed for the expected reason.
+// Notices runs the function test, a test of the same package, in two child processes (one if TRIVET_MUTANTS_ONLY is
+// set). It fails t if the test fails without a mutant, or passes with the named mutant. The output of the failed test
+// must contain all of texts, which shows that it failed for the expected reason.
 func Notices(t *testing.T, mutant string, test func(*testing.T), texts ...string) {
 	t.Helper()
 	name := runtime.FuncForPC(reflect.ValueOf(test).Pointer()).Name()
