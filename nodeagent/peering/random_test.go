@@ -307,7 +307,7 @@ func (s *randomStage) dump() string {
 			lines := strings.Split(s.IP(name, "%s", command), "\n")
 			for i, line := range lines {
 				if command == "-o link show" && !strings.Contains(line, ": "+cloud.PeeringDevices) {
-					lines[i] = "" // the states of other devices change by themselves
+					lines[i] = "" // the number and the states of other devices change by themselves
 				} else if command == "-o link show" {
 					_, line, _ = strings.Cut(line, ": ")
 					device, rest, _ := strings.Cut(line, ": ")
@@ -317,7 +317,7 @@ func (s *randomStage) dump() string {
 				}
 			}
 			lines = slices.DeleteFunc(lines, func(line string) bool {
-				return strings.Contains(line, "fe80::") || strings.HasPrefix(line, "multicast")
+				return line == "" || strings.Contains(line, "fe80::") || strings.HasPrefix(line, "multicast")
 			})
 			slices.Sort(lines)
 			fmt.Fprintf(&b, "%s: %s\n%s\n", name, command, strings.Join(lines, "\n"))

@@ -33,8 +33,9 @@ type witness struct {
 	made     map[string][]cloud.VMID // the VMs created under each idempotency key; more than one is a violation
 	networks *networkRecords
 	volumes  *volumeRecords
-	// snapshots has the records of snapshots.
+	// snapshots has the records of snapshots. removed has those that were removed in the present revision.
 	snapshots map[cloud.SnapshotID]*cloud.Snapshot
+	removed   []*cloud.Snapshot
 	truth     truth
 }
 

@@ -18,9 +18,7 @@ func (a *witness) changeSnapshot(e watch.Event, parts []string) error {
 		if before == nil || !before.Deleted {
 			return fmt.Errorf("the record of snapshot %s is removed, and it was not deleted: %+v", id, before)
 		}
-		if before.Pool != "" && a.volumes.all[before.Volume] != nil && a.f.hasSnapshot(before.Node, before) {
-			return fmt.Errorf("the record of snapshot %s is removed, and its copy exists", id)
-		}
+		a.removed = append(a.removed, before)
 		return nil
 	}
 	now, err := decode[cloud.Snapshot](e.KV.Value)
@@ -43,8 +41,17 @@ func (a *witness) changeSnapshot(e watch.Event, parts []string) error {
 	return nil
 }
 
-// addSnapshots adds the space of all snapshots in pools of hosts to sums, and checks that their volumes exist.
+// addSnapshots adds the space of all snapshots in pools of hosts to sums. It checks that their volumes exist, and that
+// hosts have no copies of the snapshots whose records were removed in this revision. If the volume was deleted in the
+// same revision, its host deletes the copies later.
 func (a *witness) addSnapshots(sums map[cloud.NodeID]uint64) error {
+	removed := a.removed
+	a.removed = nil
+	for _, s := range removed {
+		if s.Pool != "" && a.volumes.all[s.Volume] != nil && a.f.hasSnapshot(s.Node, s) {
+			return fmt.Errorf("the record of snapshot %s is removed, and its copy exists", s.ID)
+		}
+	}
 	groups := map[string]cloud.Time{}
 	for id, s := range a.snapshots {
 		if a.volumes.all[s.Volume] == nil {
