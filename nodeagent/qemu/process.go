@@ -101,6 +101,7 @@ func (p *Process) waitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, greetTimeout)
 	defer cancel()
 	defer context.AfterFunc(p.life, cancel)()
+	p.awaitIdle(ctx)
 	connect := func(m *qmp.Socket) error {
 		_, err := m.Conn(ctx)
 		return err
