@@ -17,6 +17,9 @@ func (f *fakeSnapshots) ExportSnapshot(in *storagev1.ExportSnapshotRequest, stre
 	f.cloud.calls = append(f.cloud.calls, fmt.Sprintf("  from %d", in.GetOffset()))
 	one, err := f.find(in.GetSnapshotId())
 	f.cloud.mu.Unlock()
+	if err == nil {
+		err = f.cloud.fault("", "ExportSnapshot", false)
+	}
 	if err != nil {
 		return err
 	}

@@ -118,22 +118,33 @@ func (e *export) run(ctx context.Context) (err error) {
 	if err := e.save(); err != nil {
 		return err
 	}
-	if err = e.s.Wait("exporting "+e.name, func(say func(string)) error { return e.fill(ctx, size, say) }); err != nil {
+	err = e.s.Wait("exporting "+e.name, func(say func(string)) error { return e.fill(ctx, size, say) })
+	if e.state.Offset == 0 && grpcstatus.Code(err) == codes.FailedPrecondition {
+		// The snapshot cannot be exported, for example because it is encrypted. Another attempt would fail too.
+		return errors.Join(err, os.Remove(e.file.Name()), e.end(ctx))
+	}
+	if err != nil {
 		e.s.Note("the export of %s is not complete: run the same command again to continue it", e.name)
 		return errors.Join(err, e.checkpoint())
 	}
 	if err := e.publish(); err != nil {
 		return err
 	}
+	err = e.end(ctx)
+	if err != nil {
+		e.s.Note("the file is complete, but its snapshot is left over: `trivet snapshot delete %s` removes it", e.state.Snapshot)
+	}
+	return err
+}
+
+// end removes the saved state of the export, and deletes the snapshot if the command has created it.
+func (e *export) end(ctx context.Context) error {
 	e.forget()
 	if !e.state.Temporary {
 		return nil
 	}
 	org, project := e.s.Tenant()
-	_, err = e.client.DeleteSnapshot(ctx, &storagev1.DeleteSnapshotRequest{OrgId: org, ProjectId: project, SnapshotId: e.state.Snapshot})
-	if err != nil {
-		e.s.Note("the file is complete, but its snapshot is left over: `trivet snapshot delete %s` removes it", e.state.Snapshot)
-	}
+	_, err := e.client.DeleteSnapshot(ctx, &storagev1.DeleteSnapshotRequest{OrgId: org, ProjectId: project, SnapshotId: e.state.Snapshot})
 	return err
 }
 
