@@ -41,9 +41,10 @@ func TestREST(t *testing.T) {
 		Service: fault.VM, Name: "vm", Log: slog.New(slog.DiscardHandler), Metrics: rest.NewMetrics(prometheus.NewRegistry()), Verifier: verifier{},
 	})
 	w.members[1].Routes(server)
+	body := "{}"
 	call := func(token, method, path string, status int) map[string]any {
 		t.Helper()
-		q := httptest.NewRequest(method, "http://127.0.0.1:8084"+path, strings.NewReader("{}"))
+		q := httptest.NewRequest(method, "http://127.0.0.1:8084"+path, strings.NewReader(body))
 		q.Header.Set("Content-Type", "application/json")
 		q.Header.Set("Authorization", "Bearer "+token)
 		r := httptest.NewRecorder()
@@ -64,6 +65,8 @@ func TestREST(t *testing.T) {
 	require.Equal(t, "cordoned", call("ada", http.MethodGet, one, http.StatusOK)["state"])
 	require.Equal(t, "ready", call("admin", http.MethodPost, one+"/uncordon", http.StatusOK)["state"])
 	call("ada", http.MethodPost, one+"/cordon", http.StatusForbidden)
+	body = "" // optional
+	require.Equal(t, "cordoned", call("admin", http.MethodPost, one+"/cordon", http.StatusOK)["state"])
 	call("admin", http.MethodPost, one+"/drain", http.StatusInternalServerError)
 	call("admin", http.MethodGet, all+"/"+string(testVM(1)), http.StatusNotFound)
 	call("admin", http.MethodGet, all+"/x", http.StatusBadRequest)

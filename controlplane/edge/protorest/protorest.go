@@ -96,6 +96,10 @@ func (route *Route) read(q *http.Request, in proto.Message) error {
 		return err
 	}
 	m := in.ProtoReflect()
+	// An action on a resource without a tenant, such as cordon, needs no body.
+	if q.Method == http.MethodPost && q.ContentLength == 0 && len(mux.Vars(q)) > 0 && m.Descriptor().Fields().ByName("org_id") == nil {
+		return readVariables(q, m)
+	}
 	if q.Method == http.MethodPost || q.Method == http.MethodPatch {
 		var body map[string]any
 		if _, err := rest.Decode(q, &body); err != nil {
