@@ -252,6 +252,7 @@ var flags = []struct{ field, flag, hint string }{
 	{"quota.service_ips", "--service-ips", ""},
 	{"quota.volumes", "--volumes", ""},
 	{"quota.volume_gib", "--volume-storage", ""},
+	{"quota.snapshots", "--snapshots", ""},
 	{"quota.image_mib", "--image-storage", ""},
 	{"expires_at", "--ttl", ""},
 	{"identity.provider", "--provider", ""},

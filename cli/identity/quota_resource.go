@@ -53,6 +53,8 @@ var networkQuota = []quotaResource{
 var volumeQuota = []quotaResource{
 	{name: "volumes", usage: "volumes", byDefault: 1000,
 		limit: func(q *identityv1.Quota) **uint64 { return &q.Volumes }, used: (*identityv1.Usage).GetVolumes},
+	{name: "snapshots", usage: "snapshots of volumes", byDefault: 10_000,
+		limit: func(q *identityv1.Quota) **uint64 { return &q.Snapshots }, used: (*identityv1.Usage).GetSnapshots},
 	{name: "volume-storage", usage: "volumes in GiB, or with a unit: 2TiB", unit: session.GiB,
 		limit: func(q *identityv1.Quota) **uint64 { return &q.VolumeGib }, used: (*identityv1.Usage).GetVolumeGib},
 }

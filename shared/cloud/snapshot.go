@@ -72,6 +72,9 @@ type Snapshot struct {
 	Labels    map[string]string
 	CreatedAt Time
 	CreatedBy string
+	// Counted is true if the snapshot counts in the quota of the number of snapshots. Records of older versions do not
+	// have it.
+	Counted bool `cbor:",omitempty"`
 	// Scheduled is true if the schedule of the volume created the snapshot.
 	Scheduled bool `cbor:",omitempty"`
 	// Deadline is the latest time at which the host may begin the copy.

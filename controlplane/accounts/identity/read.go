@@ -182,7 +182,7 @@ func quotaOnWire(q tenant.Quota) *identityv1.Quota {
 	return &identityv1.Quota{
 		Vcpus: q.VCPUs, MemoryMib: q.MemoryMiB, StorageGib: q.StorageGiB, Vms: q.VMs, Images: q.Images, Projects: q.Projects,
 		Vpcs: q.VPCs, Subnets: q.Subnets, Ports: q.Ports, SecurityGroups: q.SecurityGroups, FloatingIps: q.FloatingIPs, ServiceIps: q.ServiceIPs,
-		Volumes: q.Volumes, VolumeGib: q.VolumeGiB, ImageMib: q.ImageMiB,
+		Volumes: q.Volumes, VolumeGib: q.VolumeGiB, ImageMib: q.ImageMiB, Snapshots: q.Snapshots,
 	}
 }
 
@@ -190,6 +190,6 @@ func usageOnWire(a tenant.Amount) *identityv1.Usage {
 	return &identityv1.Usage{
 		Vcpus: a.VCPUs, MemoryMib: a.MemoryMiB, StorageGib: a.StorageGiB, Vms: a.VMs, Images: a.Images,
 		Vpcs: a.VPCs, Subnets: a.Subnets, Ports: a.Ports, SecurityGroups: a.SecurityGroups, FloatingIps: a.FloatingIPs, ServiceIps: a.ServiceIPs,
-		Volumes: a.Volumes, VolumeGib: a.VolumeGiB, ImageMib: a.ImageMiB,
+		Volumes: a.Volumes, VolumeGib: a.VolumeGiB, ImageMib: a.ImageMiB, Snapshots: a.Snapshots,
 	}
 }

@@ -162,7 +162,7 @@ func quotaOf(q *identityv1.Quota) tenant.Quota {
 	return tenant.Quota{
 		VCPUs: q.Vcpus, MemoryMiB: q.MemoryMib, StorageGiB: q.StorageGib, VMs: q.Vms, Images: q.Images, Projects: q.Projects,
 		VPCs: q.Vpcs, Subnets: q.Subnets, Ports: q.Ports, SecurityGroups: q.SecurityGroups, FloatingIPs: q.FloatingIps, ServiceIPs: q.ServiceIps,
-		Volumes: q.Volumes, VolumeGiB: q.VolumeGib, ImageMiB: q.ImageMib,
+		Volumes: q.Volumes, VolumeGiB: q.VolumeGib, ImageMiB: q.ImageMib, Snapshots: q.Snapshots,
 	}
 }
 

@@ -30,7 +30,7 @@ func (q *Quota) limits(kind Kind) bool {
 	case Networks:
 		return q.VPCs != nil || q.Subnets != nil || q.Ports != nil || q.SecurityGroups != nil || q.FloatingIPs != nil || q.ServiceIPs != nil
 	case Storage:
-		return q.Volumes != nil || q.VolumeGiB != nil
+		return q.Volumes != nil || q.VolumeGiB != nil || q.Snapshots != nil
 	}
 	return true
 }

@@ -25,7 +25,8 @@ type Amount struct {
 	Volumes        uint64 `cbor:",omitempty"`
 	VolumeGiB      uint64 `cbor:",omitempty"`
 	// ImageMiB is the total size of the stored bytes of images.
-	ImageMiB uint64 `cbor:",omitempty"`
+	ImageMiB  uint64 `cbor:",omitempty"`
+	Snapshots uint64 `cbor:",omitempty"`
 }
 
 // Quota holds the limit of each quantity in Amount; nil means no limit.
@@ -45,16 +46,19 @@ type Quota struct {
 	SecurityGroups *uint64 `cbor:",omitempty"`
 	FloatingIPs    *uint64 `cbor:",omitempty"`
 	ServiceIPs     *uint64 `cbor:",omitempty"`
-	// Volumes limits the number of volumes; nil means the default limit of a project, and no limit for an org. VolumeGiB
-	// limits their total size.
+	// Volumes limits the number of volumes; nil means the default limit of a project, and no limit for an org.
+	// VolumeGiB limits their total size.
 	Volumes   *uint64 `cbor:",omitempty"`
 	VolumeGiB *uint64 `cbor:",omitempty"`
 	// ImageMiB limits the total size of the stored bytes of images.
 	ImageMiB *uint64 `cbor:",omitempty"`
+	// Snapshots limits the number of snapshots of volumes; nil means the default limit of a project, and no limit for
+	// an org.
+	Snapshots *uint64 `cbor:",omitempty"`
 }
 
-// Default limits of a project's network resources and volumes. They keep one project from filling the members' memory, and are
-// larger than what most projects need.
+// Default limits of a project's network resources, volumes and snapshots. They keep one project from filling the
+// members' memory, and are larger than what most projects need.
 const (
 	DefaultVPCs           = 20
 	DefaultSubnets        = 200
@@ -63,6 +67,7 @@ const (
 	DefaultFloatingIPs    = 20
 	DefaultServiceIPs     = 200
 	DefaultVolumes        = 1000
+	DefaultSnapshots      = 10_000
 )
 
 // Kind is a group of quantities that one kind of object uses, such as VMs. The usage of a group is stored in one
@@ -76,7 +81,7 @@ const (
 	Images Kind = "images"
 	// Networks is the kind of the quantities of network resources.
 	Networks Kind = "networks"
-	// Storage is the kind of the quantities of volumes: Volumes and VolumeGiB.
+	// Storage is the kind of the quantities of volumes: Volumes, VolumeGiB and Snapshots.
 	Storage Kind = "volumes"
 )
 
@@ -110,6 +115,7 @@ var dimensions = []dimension{
 	{"service_ips", func(a *Amount) *uint64 { return &a.ServiceIPs }, func(q *Quota) *uint64 { return q.ServiceIPs }},
 	{"volumes", func(a *Amount) *uint64 { return &a.Volumes }, func(q *Quota) *uint64 { return q.Volumes }},
 	{"volume_gib", func(a *Amount) *uint64 { return &a.VolumeGiB }, func(q *Quota) *uint64 { return q.VolumeGiB }},
+	{"snapshots", func(a *Amount) *uint64 { return &a.Snapshots }, func(q *Quota) *uint64 { return q.Snapshots }},
 	{"image_mib", func(a *Amount) *uint64 { return &a.ImageMiB }, func(q *Quota) *uint64 { return q.ImageMiB }},
 }
 
@@ -233,7 +239,7 @@ func (q *Quota) setProjectDefaults() {
 	}{
 		{&q.VPCs, DefaultVPCs}, {&q.Subnets, DefaultSubnets}, {&q.Ports, DefaultPorts}, {&q.SecurityGroups, DefaultSecurityGroups},
 		{&q.FloatingIPs, DefaultFloatingIPs}, {&q.ServiceIPs, DefaultServiceIPs},
-		{&q.Volumes, DefaultVolumes},
+		{&q.Volumes, DefaultVolumes}, {&q.Snapshots, DefaultSnapshots},
 	} {
 		if *d.limit == nil {
 			*d.limit = &d.standard

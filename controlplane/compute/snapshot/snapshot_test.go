@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"context"
+	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -263,6 +264,38 @@ func TestSnapshotsOfVM(t *testing.T) {
 	list, _, err = w.snapshots.List(t.Context(), acme, 0, "", Filter{})
 	require.NoError(t, err)
 	require.Len(t, list, 2)
+}
+
+// TestSnapshotQuota checks the quota on the number of snapshots. A snapshot that an earlier version created does not
+// count, and its deletion does not give anything back.
+func TestSnapshotQuota(t *testing.T) {
+	w := newWorld(t)
+	a, b := w.volume("a", 1), w.volume("b", 1)
+	earlier, err := w.create(b, "earlier")
+	require.NoError(t, err)
+	require.Equal(t, 1, w.report(earlier, complete))
+	w.Update(func(tx *store.Tx) error {
+		s, err := volume.LookupSnapshot(tx, acme, earlier.ID)
+		s.Counted = false
+		volume.Snapshots.Put(tx, s, string(s.Project), string(s.ID))
+		return errors.Join(err, tenant.Give(tx, acme, tenant.Storage, tenant.Amount{Snapshots: 1}))
+	})
+	one := uint64(1)
+	w.Update(func(tx *store.Tx) error { return tenant.SetQuota(tx, acme.Project, tenant.Quota{Snapshots: &one}) })
+	s, err := w.create(a, "first")
+	require.NoError(t, err)
+	require.Equal(t, 1, w.report(s, complete))
+	drop := func(s cloud.Snapshot) {
+		_, err := w.snapshots.Delete(w.as(acme, ""), acme, s.ID, [32]byte{})
+		require.NoError(t, err)
+	}
+	drop(earlier)
+	_, err = w.create(a, "second")
+	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
+	require.ErrorContains(t, err, "allows 1 snapshots")
+	drop(s)
+	_, err = w.create(a, "second")
+	require.NoError(t, err)
 }
 
 // TestRefusedSnapshots checks the errors of a snapshot that cannot be created.

@@ -114,6 +114,7 @@ func AddSnapshot(tx *store.Tx, t cloud.Tenant, s *cloud.Snapshot) error {
 		return fault.New(fault.AlreadyExists, "the project has a snapshot called %s", s.Name)
 	}
 	s.Org, s.Project, s.SizeGiB, s.Pool, s.PoolID, s.Node = t.Org, t.Project, v.SizeGiB, v.Pool, v.PoolID, v.Node
+	s.Counted = true
 	s.Status, s.CreatedAt, s.Deadline = cloud.SnapshotPending, tx.Now(), tx.Now()+cloud.SnapshotStartTimeout
 	if err := chargeQuota(tx, t, snapshotAmount(s), tenant.Amount{}); err != nil {
 		return err
@@ -158,7 +159,13 @@ func checkNoPendingSnapshot(r store.Reader, v *cloud.Volume) error {
 func isPending(s *cloud.Snapshot) bool { return s.Status == cloud.SnapshotPending && !s.Deleted }
 
 // snapshotAmount returns the amount with which a snapshot counts in the quotas of its project and org.
-func snapshotAmount(s *cloud.Snapshot) tenant.Amount { return tenant.Amount{VolumeGiB: s.SizeGiB} }
+func snapshotAmount(s *cloud.Snapshot) tenant.Amount {
+	a := tenant.Amount{VolumeGiB: s.SizeGiB}
+	if s.Counted {
+		a.Snapshots = 1
+	}
+	return a
+}
 
 // DropSnapshot marks a snapshot of the tenant t as deleted, so that the host deletes the bytes. The record is removed
 // when the host has reported the deletion. DropSnapshot returns the same errors as DeleteSnapshot of storage.v1.

@@ -3280,7 +3280,10 @@ type Quota struct {
 	// count when they are stored, and a part that would exceed the quota is refused. An image counts with its final size
 	// when this size is known, and becomes ERROR if the size exceeds the quota. Images that were stored before this limit
 	// existed do not count.
-	ImageMib      *uint64 `protobuf:"varint,15,opt,name=image_mib,json=imageMib,proto3,oneof" json:"image_mib,omitempty"`
+	ImageMib *uint64 `protobuf:"varint,15,opt,name=image_mib,json=imageMib,proto3,oneof" json:"image_mib,omitempty"`
+	// Absent for a project: 10,000 snapshots of volumes. Snapshots that were created before this limit existed do not
+	// count.
+	Snapshots     *uint64 `protobuf:"varint,16,opt,name=snapshots,proto3,oneof" json:"snapshots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3420,6 +3423,13 @@ func (x *Quota) GetImageMib() uint64 {
 	return 0
 }
 
+func (x *Quota) GetSnapshots() uint64 {
+	if x != nil && x.Snapshots != nil {
+		return *x.Snapshots
+	}
+	return 0
+}
+
 // Usage is the resources of a project, or of all projects of an org together. A stopped VM counts like a running one,
 // because its host keeps room for it.
 type Usage struct {
@@ -3440,6 +3450,7 @@ type Usage struct {
 	Volumes        uint64  `protobuf:"varint,13,opt,name=volumes,proto3" json:"volumes,omitempty"`
 	VolumeGib      uint64  `protobuf:"varint,14,opt,name=volume_gib,json=volumeGib,proto3" json:"volume_gib,omitempty"`
 	ImageMib       uint64  `protobuf:"varint,15,opt,name=image_mib,json=imageMib,proto3" json:"image_mib,omitempty"`
+	Snapshots      uint64  `protobuf:"varint,16,opt,name=snapshots,proto3" json:"snapshots,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -3575,6 +3586,13 @@ func (x *Usage) GetVolumeGib() uint64 {
 func (x *Usage) GetImageMib() uint64 {
 	if x != nil {
 		return x.ImageMib
+	}
+	return 0
+}
+
+func (x *Usage) GetSnapshots() uint64 {
+	if x != nil {
+		return x.Snapshots
 	}
 	return 0
 }
@@ -4560,7 +4578,7 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"=\n" +
 	"\x14DeleteProjectRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x15\n" +
-	"\x06org_id\x18\x02 \x01(\tR\x05orgId\"\xbb\x05\n" +
+	"\x06org_id\x18\x02 \x01(\tR\x05orgId\"\xec\x05\n" +
 	"\x05Quota\x12\x19\n" +
 	"\x05vcpus\x18\x01 \x01(\x04H\x00R\x05vcpus\x88\x01\x01\x12\"\n" +
 	"\n" +
@@ -4582,7 +4600,8 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\avolumes\x18\r \x01(\x04H\fR\avolumes\x88\x01\x01\x12\"\n" +
 	"\n" +
 	"volume_gib\x18\x0e \x01(\x04H\rR\tvolumeGib\x88\x01\x01\x12 \n" +
-	"\timage_mib\x18\x0f \x01(\x04H\x0eR\bimageMib\x88\x01\x01B\b\n" +
+	"\timage_mib\x18\x0f \x01(\x04H\x0eR\bimageMib\x88\x01\x01\x12!\n" +
+	"\tsnapshots\x18\x10 \x01(\x04H\x0fR\tsnapshots\x88\x01\x01B\b\n" +
 	"\x06_vcpusB\r\n" +
 	"\v_memory_mibB\x0e\n" +
 	"\f_storage_gibB\x06\n" +
@@ -4600,7 +4619,9 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\b_volumesB\r\n" +
 	"\v_volume_gibB\f\n" +
 	"\n" +
-	"_image_mib\"\xbc\x03\n" +
+	"_image_mibB\f\n" +
+	"\n" +
+	"_snapshots\"\xda\x03\n" +
 	"\x05Usage\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\x04R\x05vcpus\x12\x1d\n" +
 	"\n" +
@@ -4621,7 +4642,8 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\avolumes\x18\r \x01(\x04R\avolumes\x12\x1d\n" +
 	"\n" +
 	"volume_gib\x18\x0e \x01(\x04R\tvolumeGib\x12\x1b\n" +
-	"\timage_mib\x18\x0f \x01(\x04R\bimageMibB\v\n" +
+	"\timage_mib\x18\x0f \x01(\x04R\bimageMib\x12\x1c\n" +
+	"\tsnapshots\x18\x10 \x01(\x04R\tsnapshotsB\v\n" +
 	"\t_projects\"\x95\x01\n" +
 	"\vQuotaStatus\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
