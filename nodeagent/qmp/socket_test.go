@@ -14,7 +14,7 @@ import (
 // ignores commands, and that it gives up when the context ends.
 func TestSocketRepeatsHandshake(t *testing.T) {
 	const (
-		greetsTwice = "say {\"QMP\": {}}\nsay {\"QMP\": {}}"
+		greetsTwice = "say {\"QMP\": {}}\nsay {\"QMP\": {}}\nhear qmp_capabilities" // it does not hang up before the client
 		isDeaf      = "say {\"QMP\": {}}\nhear qmp_capabilities\nhear nothing"
 	)
 	serve := func(t *testing.T, scripts ...string) *Socket {
