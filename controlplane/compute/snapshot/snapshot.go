@@ -142,18 +142,19 @@ func (s *Service) CreateOfVM(ctx context.Context, t cloud.Tenant, vm cloud.VMID,
 }
 
 // createOfVMOnLeader implements CreateOfVM in a transaction of the leader.
-func (*Service) createOfVMOnLeader(ctx context.Context, tx *store.Tx, q *change) (out Result, err error) {
+func (*Service) createOfVMOnLeader(ctx context.Context, tx *store.Tx, q *change) (Result, error) {
 	volumes, err := volume.VolumesOf(tx, q.Tenant, q.VM)
 	if err != nil {
-		return out, err
+		return Result{}, err
 	}
 	if len(volumes) == 0 {
-		return out, fault.New(fault.NotFound, "no volume of the project is attached to a VM %s", q.VM)
+		return Result{}, fault.New(fault.NotFound, "no volume of the project is attached to a VM %s", q.VM)
 	}
 	group, err := newID()
 	if err != nil {
-		return out, err
+		return Result{}, err
 	}
+	var out Result
 	var ids []cloud.VolumeID
 	for _, v := range volumes {
 		ids = append(ids, v.ID)
@@ -163,13 +164,13 @@ func (*Service) createOfVMOnLeader(ctx context.Context, tx *store.Tx, q *change)
 		one.Name, one.Volume, one.Group, one.GroupVolumes = q.Snapshot.Name+"-"+v.Disk, v.ID, string(group), ids
 		one.CreatedBy = auth.CallerOf(ctx).Name()
 		if err := cloud.CheckName("name", one.Name); err != nil {
-			return out, err
+			return Result{}, err
 		}
 		if one.ID, err = newID(); err != nil {
-			return out, err
+			return Result{}, err
 		}
 		if err := volume.AddSnapshot(tx, q.Tenant, &one); err != nil {
-			return out, err
+			return Result{}, err
 		}
 		out.Snapshots = append(out.Snapshots, one)
 	}

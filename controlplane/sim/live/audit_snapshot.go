@@ -19,6 +19,7 @@ func (a *witness) changeSnapshot(e watch.Event, parts []string) error {
 			return fmt.Errorf("the record of snapshot %s is removed, and it was not deleted: %+v", id, before)
 		}
 		a.removed = append(a.removed, before)
+		a.f.trace.Add("commit %d: snapshot %s is no more", e.KV.ModRevision, id)
 		return nil
 	}
 	now, err := decode[cloud.Snapshot](e.KV.Value)
@@ -26,6 +27,7 @@ func (a *witness) changeSnapshot(e watch.Event, parts []string) error {
 		return err
 	}
 	a.snapshots[id] = now
+	a.f.trace.Add("commit %d: snapshot %s is %s, deleted %t", e.KV.ModRevision, id, now.Status, now.Deleted)
 	switch {
 	case before == nil:
 		return nil

@@ -60,7 +60,10 @@ func (t *tenantClient) addSnapshots(ctx context.Context, what string, call func(
 	if !ok {
 		return
 	}
-	t.allowVolume(what, err, fault.FailedPrecondition, fault.NotFound, fault.ResourceExhausted)
+	if err != nil {
+		t.allowVolume(what, err, fault.FailedPrecondition, fault.NotFound, fault.ResourceExhausted)
+		return
+	}
 	for _, s := range made.Snapshots {
 		t.snapshots = append(t.snapshots, s.ID)
 		t.f.count("snapshots created")
