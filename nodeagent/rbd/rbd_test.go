@@ -230,7 +230,8 @@ func testClusterDoesNotAnswer(l *lab) {
 	require.NotEqual(l, before, l.helper(), "the helper is killed, because librbd does not return")
 	_, err = l.client.ListImages(l.Context(), &rbdv1.ListImagesRequest{Pool: "rbd"})
 	requireCode(l.T, codes.Unavailable, "", err)
-	l.ceph.Continue()
+	// The present helper was started during the pause, so it has never reached the OSD.
+	l.ceph.RestartOSD()
 	require.Eventually(l, func() bool {
 		_, err = l.client.CreateImage(l.Context(), &rbdv1.CreateImageRequest{Name: name("late"), Size: mib})
 		return err == nil

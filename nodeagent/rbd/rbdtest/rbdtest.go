@@ -113,7 +113,7 @@ func (c *Ceph) Restart() {
 
 // maxPause is the longest pause after which the OSD is used again. After more than 16 s, an OSD without peers never gets
 // its read lease back.
-const maxPause = 12 * time.Second
+const maxPause = 14 * time.Second
 
 // Pause stops the OSD process (SIGSTOP), so that the cluster answers no request for data until Continue is called.
 func (c *Ceph) Pause() {
@@ -125,9 +125,14 @@ func (c *Ceph) Pause() {
 func (c *Ceph) Continue() {
 	require.NoError(c.t, c.osd.Process.Signal(syscall.SIGCONT))
 	if time.Since(c.paused) > maxPause {
-		c.end(c.osd)
-		c.osd = c.start("ceph-osd", "-f", "-i", "0")
+		c.RestartOSD()
 	}
+}
+
+// RestartOSD ends the OSD and starts it again.
+func (c *Ceph) RestartOSD() {
+	c.end(c.osd)
+	c.osd = c.start("ceph-osd", "-f", "-i", "0")
 }
 
 var conf = template.Must(template.New("ceph.conf").Parse(`[global]

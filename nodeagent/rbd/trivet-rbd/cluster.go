@@ -26,6 +26,15 @@ import (
 // cluster cannot be reached.
 const cephTimeout = "10"
 
+// slowRequest is the time, in seconds, after which a request without an answer makes librados fetch the present map of
+// the cluster. It must be shorter than cephTimeout: otherwise no request lives long enough, and after an OSD has
+// restarted, librados calls the OSD's old address until the helper ends. slowRequestCheck is the time in seconds between
+// two checks for such requests.
+const (
+	slowRequest      = "3"
+	slowRequestCheck = "1"
+)
+
 // server implements RbdService.
 type server struct {
 	rbdv1.UnimplementedRbdServiceServer
@@ -74,6 +83,8 @@ func connect(in *rbdv1.ConnectRequest) (*rados.Conn, error) {
 		{"rados_osd_op_timeout", cephTimeout},
 		{"rados_mon_op_timeout", cephTimeout},
 		{"client_mount_timeout", cephTimeout},
+		{"objecter_timeout", slowRequest},
+		{"objecter_tick_interval", slowRequestCheck},
 	} {
 		if err := conn.SetConfigOption(option[0], option[1]); err != nil {
 			return nil, err
