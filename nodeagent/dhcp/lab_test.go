@@ -168,9 +168,14 @@ func serveSubnet(t *testing.T, namespace, device string, s Subnet) *Responder {
 
 // client4 returns a client of another implementation in the guest.
 func client4(t *testing.T, g *guest) *nclient4.Client {
+	return patientClient4(t, g, 5)
+}
+
+// patientClient4 returns a DHCPv4 client that sends each message up to a number of times, once per second.
+func patientClient4(t *testing.T, g *guest, tries int) *nclient4.Client {
 	var c *nclient4.Client
 	require.NoError(t, nsthread.InNamed(g.name, func() (err error) {
-		c, err = nclient4.New("eth0", nclient4.WithTimeout(time.Second), nclient4.WithRetry(5))
+		c, err = nclient4.New("eth0", nclient4.WithTimeout(time.Second), nclient4.WithRetry(tries))
 		return err
 	}))
 	t.Cleanup(func() { c.Close() })
