@@ -131,6 +131,7 @@ func (m *member) listServices(context.Context) error {
 			tasks: []leader.Task{
 				{Name: "follow vms", Every: time.Second, Run: m.vms.Follow},
 				{Name: "settle vms", Every: vm.SettleEvery, Run: m.vms.Settle},
+				{Name: "recover vms of lost hosts", Every: vm.RecoverEvery, Run: m.vms.Recover},
 			},
 		},
 		{ // volumes, snapshots and storage classes; their REST API is on the listener for VMs

@@ -28,7 +28,7 @@ import (
 const asAgent = "TEST_AS_AGENT"
 
 func TestMain(m *testing.M) {
-	if _, yes := os.LookupEnv(asAgent); yes || len(os.Args) > 1 && os.Args[1] == launchGuest {
+	if _, yes := os.LookupEnv(asAgent); yes || len(os.Args) > 1 && (os.Args[1] == launchGuest || os.Args[1] == guardLease) {
 		main()
 	}
 	os.Exit(m.Run())

@@ -5,7 +5,7 @@
 //
 // run.go constructs all parts in dependency order and is the only file that imports all packages; config.go defines the
 // settings. If the first argument is [launchGuest], which the agent itself passes, the program acts as the launcher
-// that sets up a process and executes QEMU: see package qemu.
+// that sets up a process and executes QEMU: see package qemu. With [guardLease] it acts as the guard process.
 package main
 
 import (
@@ -35,6 +35,9 @@ const stopWithin = 9 * time.Second
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == launchGuest {
 		qemu.LauncherMain()
+	}
+	if len(os.Args) > 1 && os.Args[1] == guardLease {
+		os.Exit(guardMain(os.Args[2:]))
 	}
 	os.Exit(start(os.Args[1:]))
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
 	"github.com/trivet-cloud/trivet/nodeagent/disk"
 	"github.com/trivet-cloud/trivet/nodeagent/facts"
+	"github.com/trivet-cloud/trivet/nodeagent/lease"
 	"github.com/trivet-cloud/trivet/nodeagent/machine"
 	"github.com/trivet-cloud/trivet/nodeagent/metrics"
 	"github.com/trivet-cloud/trivet/nodeagent/qemu"
@@ -76,6 +77,9 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 	}
 
 	a := &agent{config: c, log: log}
+	if a.lease, err = lease.Open(a.dir("lease")); err != nil {
+		return err
+	}
 	rbdErr := a.checkRBD(ctx, &host)
 	a.servesRBD, self.rbdProblem = rbdErr == nil, rbdProblem(rbdErr)
 	log.Info("RBD volumes", "served", a.servesRBD, "why not", self.rbdProblem)
@@ -109,6 +113,7 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 		Open: a.machines.Open, Report: a.link.Observe, Removed: a.link.Forget, Log: log, Launches: launches, Builds: builds,
 	})
 	defer a.loop.Close()
+	a.guard = newLeaseGuard(a.lease, a.setLeaseEnded, a.killWithoutLease, log)
 	if err := adopt(ctx, a.machines, a.loop, log); err != nil {
 		return err
 	}
@@ -132,6 +137,8 @@ type agent struct {
 	homes    *qemu.Homes
 	machines *machine.MachineSet
 	loop     *reconcile.Loop
+	lease    *lease.Lease
+	guard    *leaseGuard
 	assigned atomic.Pointer[uplink.Assignment] // nil before the first assignment
 
 	servesRBD bool // guests of the host can use RBD images
@@ -166,7 +173,11 @@ func (a *agent) uplinkOptions(self *node) uplink.Options {
 			a.assigned.Store(&assigned)
 			a.storage.Assign(assigned.Volumes, assigned.Stored) // before the VMs that use the volumes
 			a.loop.Assign(assigned.VMs, assigned.Released, assigned.Stored)
+			if !assigned.Stored && assigned.Term > 0 {
+				a.guard.assigned()
+			}
 		},
+		Connected: func() { a.guard.connected() }, Lease: a.lease,
 		Console: func(ctx context.Context, vm cloud.VMID, tail uint64, follow bool, w io.Writer) error {
 			return a.machines.Console(ctx, vm, tail, follow, w)
 		},
@@ -216,6 +227,16 @@ func (a *agent) openMachines(ctx context.Context, host *facts.Host, accel facts.
 func (a *agent) work(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return a.link.Run(ctx) })
+	group.Go(func() error { return a.guard.run(ctx) })
+	second := &guardProcess{
+		dataDir: a.config.DataDir, cgroup: a.config.Cgroup, needed: a.machines.NeedsGuard, log: a.log,
+		guarded: func(guarded bool) {
+			if a.machines.SetGuarded(guarded) {
+				a.loop.ObserveAll()
+			}
+		},
+	}
+	group.Go(func() error { return second.run(ctx) })
 	group.Go(func() error { return a.nets.watch.run(ctx) })
 	if a.nets.encryption != nil {
 		group.Go(func() error { return a.nets.encryption.run(ctx) })
@@ -236,6 +257,24 @@ func (a *agent) work(ctx context.Context) error {
 		group.Go(func() error { return serve(ctx, a.config.MetricsListen, handler) })
 	}
 	return group.Wait()
+}
+
+// setLeaseEnded tells the VMs whether the host's lease has ended.
+func (a *agent) setLeaseEnded(ended bool) {
+	if a.machines.SetLeaseEnded(ended) {
+		a.loop.ObserveAll()
+	}
+}
+
+// killWithoutLeaseTime is the maximum time for killing the processes of VMs after the lease has ended.
+const killWithoutLeaseTime = 5 * time.Second
+
+func (a *agent) killWithoutLease(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, killWithoutLeaseTime)
+	defer cancel()
+	if err := a.machines.KillWithoutLease(ctx); err != nil && ctx.Err() == nil {
+		a.log.Error("cannot kill VMs that must not run without a lease", "err", err)
+	}
 }
 
 // claimWithin is how long the agent waits for the lock of the data directory. An agent that was killed keeps the lock

@@ -33,7 +33,7 @@ func Command(s *session.Session) *cobra.Command {
 		changeCommand(s, "uncordon", "Allow placing VMs on a host again", func(ctx context.Context, c vmv1.NodeServiceClient, id string) (*vmv1.Node, error) {
 			return c.UncordonNode(ctx, &vmv1.UncordonNodeRequest{NodeId: id})
 		}),
-		evictCommand(s), banCommand(s), unbanCommand(s), bansCommand(s))
+		evictCommand(s), fenceCommand(s), banCommand(s), unbanCommand(s), bansCommand(s))
 	return c
 }
 

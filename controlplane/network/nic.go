@@ -88,6 +88,24 @@ func BindNIC(tx *store.Tx, port *cloud.Port, node cloud.NodeID, hostName string)
 	return forgetHealth(tx, port)
 }
 
+// MoveNICs binds the ports of all NICs of a VM to the VM's new host, like BindNIC.
+func MoveNICs(tx *store.Tx, t cloud.Tenant, vm cloud.VMID, node cloud.NodeID, hostName string) error {
+	used, _, err := devicePorts.List(tx, 0, string(vm))
+	if err != nil {
+		return err
+	}
+	for _, u := range used {
+		port, err := find(tx, ports, kindPort, t, u.Path[1])
+		if err != nil {
+			return err
+		}
+		if err := BindNIC(tx, port, node, hostName); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // inNIC returns a copy of an error of the port service that names the invalid field as a field of the NIC. at is the
 // name of the NIC in the request with a final dot. An error without a field gets the field in otherwise.
 func inNIC(err error, at, otherwise string) error {

@@ -80,6 +80,10 @@ func (v *VM) act(ctx context.Context, p Plan, want *agentv1.AssignedVm) error {
 		r := v.record
 		r.Live, r.End = false, End{Exit: v.exit, Error: v.trouble}
 		return v.write(r)
+	case RecordLeaseRule:
+		r := v.record
+		r.StopsWithLease = want.GetStopsWithLease()
+		return v.write(r)
 	case Reset:
 		return v.reset(ctx, func(r *Record) { r.ResetsDone = want.GetResets() })
 	case Restart:

@@ -114,7 +114,9 @@ type VM struct {
 	mu      sync.Mutex // guards the fields below
 	process *qemu.Process
 	seen    cloud.Observation
-	sample  sample
+	// stopsWithLease is true if the record has StopsWithLease and Live.
+	stopsWithLease bool
+	sample         sample
 }
 
 // Next observes the VM and returns the next step towards its desired state want.
@@ -126,7 +128,7 @@ func (v *VM) Next(ctx context.Context, want *agentv1.AssignedVm) (reconcile.Step
 	plan := NextAction(want, v.observation())
 	step := reconcile.Step{Observation: v.report(want, plan), Wait: plan.Wait, Gone: !v.exists, Note: plan.note()}
 	v.mu.Lock()
-	v.seen = step.Observation
+	v.seen, v.stopsWithLease = step.Observation, v.record.StopsWithLease && v.record.Live
 	v.mu.Unlock()
 	if plan.Action == Nothing {
 		return step, nil
@@ -366,7 +368,8 @@ func (v *VM) updateTimers(want *agentv1.AssignedVm) {
 func (v *VM) observation() Observation {
 	return Observation{
 		Exists: v.exists, Refused: v.refused, Foreign: v.foreign(), Record: v.record, Guest: v.guest, Trouble: v.trouble, Exit: v.exit, Recoverable: v.recoverable,
-		Error: v.failure, NICs: v.nics, LastNIC: v.lastNIC, Volumes: v.volumes, LastDisk: v.lastDisk,
+		LeaseEnded: v.set.leaseEnded.Load(),
+		Error:      v.failure, NICs: v.nics, LastNIC: v.lastNIC, Volumes: v.volumes, LastDisk: v.lastDisk,
 		Unreleased: len(v.unreleased) > 0, OffFor: since(v.offSince), PressedFor: since(v.pressedAt), RebootFor: since(v.rebootSince),
 		PausedFor: since(v.pausedSince),
 	}
@@ -392,7 +395,7 @@ func (v *VM) report(want *agentv1.AssignedVm, p Plan) cloud.Observation {
 	o := cloud.Observation{
 		VM: v.id, Generation: want.GetGeneration(), Observed: p.Observed, Exit: p.Exit, PID: uint32(v.pid), LastError: p.Error,
 		StartsDone: v.record.StartsDone, RebootsDone: v.record.RebootsDone, ResetsDone: v.record.ResetsDone,
-		NICs: v.reportNICs(want), Disks: v.reportDisks(want),
+		NICs: v.reportNICs(want), Disks: v.reportDisks(want), StopsWithLease: v.record.StopsWithLease && v.set.guarded.Load(),
 	}
 	if v.process != nil {
 		o.StartedAt = v.process.Record().Started.UnixMilli()

@@ -34,8 +34,10 @@ type Observation struct {
 	// Foreign means that the record's counters belong to another cluster than the host's: AdoptCounters has not been
 	// executed since the host joined its cluster.
 	Foreign bool
-	Record  Record
-	Guest   Guest
+	// LeaseEnded means that the host's lease has ended. A VM whose record has StopsWithLease must then be off.
+	LeaseEnded bool
+	Record     Record
+	Guest      Guest
 	// Trouble is the reason why the guest is Paused or Unresponsive. After the process has failed, it is the reason of
 	// the failure, until that is written to Record.
 	Trouble string
@@ -86,13 +88,14 @@ const (
 	UnplugDisk                  // detach a volume from the running guest
 	ResizeDisk                  // grow a volume of the guest
 	FlattenDisk                 // start, cancel or complete QEMU's copy of a volume's image into the volume
+	RecordLeaseRule             // write to the record whether the VM must be off after the host's lease has ended
 	Destroy                     // end the VM's processes and remove its files
 )
 
 func (a Action) String() string {
 	return [...]string{"", "build disks", "start", "resume", "press power button", "power off", "record exit",
 		"reset", "begin reboot", "relaunch", "reset to end reboot", "acknowledge start", "resume after disk error", "adopt counters", "attach network interface",
-		"detach network interface", "attach disk", "detach disk", "resize disk", "flatten disk", "destroy"}[a]
+		"detach network interface", "attach disk", "detach disk", "resize disk", "flatten disk", "record lease rule", "destroy"}[a]
 }
 
 // Durations that NextAction uses.
@@ -149,10 +152,19 @@ func plan(want *agentv1.AssignedVm, o Observation) Plan {
 	if mutant.On(mutant.DestroyUnruled) && want == nil {
 		power = agentv1.Power_POWER_DESTROYED
 	}
+	if o.LeaseEnded && o.Record.StopsWithLease && power != agentv1.Power_POWER_DESTROYED {
+		return planWithoutLease(o)
+	}
 	if o.Foreign && !mutant.On(mutant.ApplyForeign) {
 		if p, ok := planForeign(want, o); ok {
 			return p
 		}
+	}
+	assigned := power == agentv1.Power_POWER_ON || power == agentv1.Power_POWER_OFF
+	if assigned && o.Record.Built && o.Record.StopsWithLease != want.GetStopsWithLease() {
+		p := reportOnly(o)
+		p.Action = RecordLeaseRule
+		return p
 	}
 	switch power {
 	case agentv1.Power_POWER_ON:
@@ -202,6 +214,22 @@ func planForeign(want *agentv1.AssignedVm, o Observation) (p Plan, ok bool) {
 		return Plan{}, false
 	}
 	return p, true
+}
+
+// msgLeaseEnded is reported for a VM that is powered off because the host's lease has ended.
+const msgLeaseEnded = "the host powers the VM off: it has lost the connection to the control plane, which may start the VM on another host"
+
+// planWithoutLease returns the plan for a VM that must be off, because the host's lease has ended.
+func planWithoutLease(o Observation) Plan {
+	switch {
+	case o.Guest != None:
+		return Plan{Action: PowerOff, Observed: cloud.ObservedStopping, Error: msgLeaseEnded}
+	case o.Record.Live:
+		p := exitReport(o)
+		p.Action = RecordExit
+		return p
+	}
+	return reportOnly(o)
 }
 
 // reportOnly returns the plan for a VM without desired state: no action, only a report.

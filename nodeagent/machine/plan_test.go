@@ -27,6 +27,8 @@ import (
 //     drops DEVICE.
 //   - `agent` restarts the agent. `fail STEP TEXT` makes the next action whose first word is STEP fail with the error
 //     TEXT.
+//   - `lease ends` and `lease renewed` change the host's lease. An assignment with lease is of a VM that must be off
+//     without a lease.
 //   - `cluster ID` moves the host to another cluster. `wait DURATION` advances the time.
 func TestPlan(t *testing.T) {
 	datadriven.Walk(t, "testdata/plan", func(t *testing.T, path string) {
@@ -45,6 +47,8 @@ func TestPlan(t *testing.T) {
 			case "fail":
 				h.fails[d.CmdArgs[0].Key] = d.CmdArgs[1].Key
 				return ""
+			case "lease":
+				h.s.LeaseEnded = d.CmdArgs[0].Key == "ends"
 			case "cluster":
 				h.cluster, h.want = d.CmdArgs[0].Key, nil
 			case "wait":
@@ -64,7 +68,7 @@ func assignment(t *testing.T, d *datadriven.TestData) *agentv1.AssignedVm {
 	if !ok {
 		return nil
 	}
-	w := &agentv1.AssignedVm{Power: power}
+	w := &agentv1.AssignedVm{Power: power, StopsWithLease: d.HasArg("lease")}
 	d.MaybeScanArgs(t, "starts", &w.Starts)
 	d.MaybeScanArgs(t, "reboots", &w.Reboots)
 	d.MaybeScanArgs(t, "resets", &w.Resets)
@@ -258,6 +262,8 @@ func (h *paper) do(t *testing.T, a Action) {
 				h.addVolume(d)
 			}
 		}
+	case RecordLeaseRule:
+		r.StopsWithLease = h.want.GetStopsWithLease()
 	case Destroy:
 		h.s = newPaper().s
 	}

@@ -34,6 +34,9 @@ type Record struct {
 	// Mark identifies the last start. The qemu.Record of that start has the same text in its field Owner.
 	Mark string `json:"mark,omitempty"`
 
+	// StopsWithLease means that the VM must not run after the host's lease has ended.
+	StopsWithLease bool `json:"stops_with_lease,omitempty"`
+
 	// Live is true from a start until the exit of the started process is written to End. The process may have ended
 	// before that.
 	Live bool `json:"live"`

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"golang.org/x/sync/errgroup"
 	"io"
 	"io/fs"
 	"os"
@@ -46,6 +47,10 @@ type Options struct {
 type MachineSet struct {
 	o      Options
 	counts counts
+	// leaseEnded is true after the host's lease has ended.
+	leaseEnded atomic.Bool
+	// guarded is true while a second process can power off VMs after the lease has ended.
+	guarded atomic.Bool
 
 	mu   sync.Mutex // guards open
 	open map[cloud.VMID]*VM
@@ -138,6 +143,46 @@ func (s *MachineSet) machines() []*VM {
 		out = append(out, v)
 	}
 	return out
+}
+
+// SetLeaseEnded sets whether the host's lease has ended. VMs whose record has StopsWithLease are then not started, and
+// are powered off at their next observation.
+func (s *MachineSet) SetLeaseEnded(ended bool) (changed bool) {
+	return s.leaseEnded.Swap(ended) != ended
+}
+
+// SetGuarded sets whether a second process powers off the VMs whose record has StopsWithLease if this process does not.
+// Only then the VMs are reported as such.
+func (s *MachineSet) SetGuarded(guarded bool) (changed bool) {
+	return s.guarded.Swap(guarded) != guarded
+}
+
+// NeedsGuard reports whether a VM that may have a process has a record with StopsWithLease.
+func (s *MachineSet) NeedsGuard() bool {
+	for _, v := range s.machines() {
+		v.mu.Lock()
+		leased := v.stopsWithLease
+		v.mu.Unlock()
+		if leased {
+			return true
+		}
+	}
+	return false
+}
+
+// KillWithoutLease kills the processes of the VMs whose record has StopsWithLease, at once and without QMP. It does not
+// wait for steps in progress.
+func (s *MachineSet) KillWithoutLease(ctx context.Context) error {
+	var group errgroup.Group
+	for _, v := range s.machines() {
+		v.mu.Lock()
+		leased := v.stopsWithLease
+		v.mu.Unlock()
+		if leased {
+			group.Go(func() error { return s.o.Cgroups.Kill(ctx, string(v.id)) })
+		}
+	}
+	return group.Wait()
 }
 
 // Counts returns how often each event happened since the agent started.

@@ -164,6 +164,15 @@ func (l *Loop) Assign(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.V
 	}
 }
 
+// ObserveAll makes every VM be observed again, as after a change of the VM.
+func (l *Loop) ObserveAll() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, v := range l.vms {
+		v.ring()
+	}
+}
+
 // get returns the vm with that id. If there is none, it creates one and starts its goroutine. The caller must hold mu.
 func (l *Loop) get(id cloud.VMID) *vm {
 	v, ok := l.vms[id]

@@ -47,6 +47,11 @@ func (v *vm) setDesired(want *agentv1.AssignedVm, released bool) {
 	if removesVM(want) && v.cancelStep != nil {
 		v.cancelStep()
 	}
+	v.ring()
+}
+
+// ring makes the goroutine observe the VM again.
+func (v *vm) ring() {
 	select {
 	case v.wake <- struct{}{}:
 	default:

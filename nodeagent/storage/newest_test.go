@@ -28,3 +28,16 @@ func TestWithNewestVolumes(t *testing.T) {
 	require.Same(t, vms["none"], out["none"])
 	require.Same(t, vms["older"], WithNewestVolumes(vms, nil)["older"])
 }
+
+// TestReleaseWithoutAssignment checks that the release of an RBD image fails while the host may still have the volume,
+// and does nothing once the control plane has assigned the volumes without it.
+func TestReleaseWithoutAssignment(t *testing.T) {
+	h := newHost(t)
+	require.ErrorIs(t, h.Release(t.Context(), "", vol, vm, 1), errNoKey)
+	h.Assign(nil, true)
+	require.ErrorIs(t, h.Release(t.Context(), "", vol, vm, 1), errNoKey)
+	h.Assign(nil, false)
+	require.NoError(t, h.Release(t.Context(), "", vol, vm, 1))
+	h.Assign(map[cloud.VolumeID]*agentv1.AssignedVolume{vol: {VolumeId: string(vol), Rbd: &agentv1.RbdPool{}}}, false)
+	require.ErrorIs(t, h.Release(t.Context(), "", vol, vm, 1), errNoRBD)
+}

@@ -57,6 +57,17 @@ func (s *Storage) desired(id cloud.VolumeID) *agentv1.AssignedVolume {
 	return nil
 }
 
+// desiredNow returns the desired state of a volume, or nil if none is known. current is true if the assignment of all
+// volumes has arrived from the control plane since the agent started.
+func (s *Storage) desiredNow(id cloud.VolumeID) (want *agentv1.AssignedVolume, current bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.volumes[id]; e != nil {
+		want = e.want
+	}
+	return want, s.current
+}
+
 // assigned returns the desired states of all volumes.
 func (s *Storage) assigned() (out []*agentv1.AssignedVolume) {
 	s.mu.Lock()

@@ -325,12 +325,17 @@ func (s *Storage) newest(want *agentv1.AssignedVolume) *agentv1.AssignedVolume {
 // Release is called when no process of the VM has the volume open any more. Release syncs the content to the disk and
 // records that the content is complete. The error wraps volume.ErrInUse if a process still has the volume open. The
 // parameter pool is the name of a storage pool of the host, or "" for an RBD image, whose Ceph pool is in the desired
-// state of the volume.
+// state of the volume. Release does nothing for an RBD image that the control plane does not assign to this host any
+// more: the host was lost, and another host has ended the attachment.
 func (s *Storage) Release(ctx context.Context, pool string, id cloud.VolumeID, vm cloud.VMID, generation uint64) error {
 	s.setUnconfirmed(id, false)
 	want := &agentv1.AssignedVolume{Pool: pool}
 	if pool == "" {
-		if want = s.desired(id); want == nil {
+		var current bool
+		switch want, current = s.desiredNow(id); {
+		case want == nil && current:
+			return nil
+		case want == nil:
 			return fmt.Errorf("release volume %s: %w", id, errNoKey)
 		}
 	}

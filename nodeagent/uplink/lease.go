@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/trivet-cloud/trivet/nodeagent/lease"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -18,10 +19,10 @@ const (
 	heartbeatTimeout  = 3 * time.Second
 )
 
-// lease holds the end of the host's lease. Until that time the control plane lets this host run its VMs. The VMs
-// continue to run when the lease ends. The lease of addresses that another host can take over is shorter: see
+// hostLease holds the end of the host's lease, for metrics and for the lease of addresses. Package lease has the lease
+// that decides whether VMs may run. The lease of addresses that another host can take over is shorter: see
 // cloud.AddressLease.
-type lease struct {
+type hostLease struct {
 	mu    sync.Mutex // guards the fields below
 	until time.Time
 	// sent is the time at which the last acknowledged heartbeat was sent.
@@ -31,7 +32,7 @@ type lease struct {
 // renew moves the end of the lease to the time sent plus the duration lasts, if that is later than the present end. The
 // time sent is when the acknowledged heartbeat was sent. The control plane counts from the arrival of the heartbeat, so
 // the lease ends there a little later than on this host.
-func (l *lease) renew(sent time.Time, lasts time.Duration) {
+func (l *hostLease) renew(sent time.Time, lasts time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if until := sent.Add(lasts); until.After(l.until) {
@@ -42,13 +43,13 @@ func (l *lease) renew(sent time.Time, lasts time.Duration) {
 	}
 }
 
-func (l *lease) contact() (time.Time, bool) {
+func (l *hostLease) contact() (time.Time, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.sent, !l.sent.IsZero()
 }
 
-func (l *lease) get() (time.Time, bool) {
+func (l *hostLease) get() (time.Time, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.until, !l.until.IsZero()
@@ -101,10 +102,16 @@ func (l *Link) sendHeartbeat(ctx context.Context, node vmv1.NodeServiceClient, l
 	request.NodeId, request.Name, request.AgentVersion = string(l.Node()), l.o.Name, l.o.Version
 	ctx, cancel := context.WithTimeout(ctx, heartbeatTimeout)
 	defer cancel()
-	sent := time.Now()
+	sent, sentAt := time.Now(), lease.Now()
 	if _, err := node.HeartbeatNode(ctx, request); err != nil {
 		return err
 	}
 	l.lease.renew(sent, lasts)
+	if l.o.Lease == nil {
+		return nil
+	}
+	if err := l.o.Lease.Renew(sentAt, lasts); err != nil {
+		l.o.Log.Error("cannot store the lease: a restarted agent would power off VMs too early", "err", err)
+	}
 	return nil
 }

@@ -64,6 +64,9 @@ func (l *Link) sessionOn(ctx context.Context, conn *grpc.ClientConn, credential 
 	defer l.snapshots.cancelAll()
 	group.Go(func() error {
 		return l.watch(ctx, agent, func(lasts time.Duration) {
+			if l.o.Connected != nil {
+				l.o.Connected()
+			}
 			l.connected(conn, addr)
 			l.o.Log.Info("connected", "member", addr, "node", l.Node())
 			l.consoles.setSession(ctx, agent)

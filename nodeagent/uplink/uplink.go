@@ -44,6 +44,7 @@ package uplink
 import (
 	"context"
 	"errors"
+	"github.com/trivet-cloud/trivet/nodeagent/lease"
 	"io"
 	"log/slog"
 	"slices"
@@ -100,6 +101,11 @@ type Options struct {
 	// Assign receives each new assignment. When the host becomes another node, or joins another cluster, it first
 	// receives an empty assignment of term 0, before Cluster returns the new cluster. It must not block. Required.
 	Assign func(Assignment)
+	// Connected is called when a member has accepted a session, before the first heartbeat of the session is sent.
+	// Optional.
+	Connected func()
+	// Lease is renewed by each acknowledged heartbeat. Optional.
+	Lease *lease.Lease
 	// Console writes the console of a VM to w: at most its last tail bytes (0: all of the log), and with follow all
 	// later output, until ctx ends. Its error is sent to the reader. If Console is nil, requests for consoles get an
 	// error.
@@ -147,7 +153,7 @@ type Link struct {
 	disk         *assignmentStore
 	observations *observations
 	volumes      *volumeObservations
-	lease        lease
+	lease        hostLease
 	consoles     *transfers
 	snapshots    *transfers
 	networkAcks  networkAcks

@@ -78,6 +78,10 @@ func (vm *VM) applyToDesired(ev Event, now Time) {
 		w.On, w.StartAfterStop = false, false
 	case GuestOff, LaunchFailed:
 		w.On = false
+	case HostLost:
+		if w.On || w.StartAfterStop {
+			w = w.withStart()
+		}
 	case Died:
 		if vm.mayRestart(now) {
 			w.Starts++
@@ -121,6 +125,9 @@ func (vm *VM) enter(to State, now Time) {
 		return
 	}
 	vm.State = to
+	if to == Running || to == Stopped || to == Error || to == Failed {
+		vm.Recovery = nil
+	}
 	switch to {
 	case Creating:
 		vm.Deadline = now + CreatingTime
@@ -133,10 +140,11 @@ func (vm *VM) enter(to State, now Time) {
 	}
 }
 
-// mayRestart reports whether a VM whose process died is to be started again. That requires the policy "on-failure" and
-// the state RUNNING, and that the VM was restarted fewer than RestartLimit times within RestartWindow.
+// mayRestart reports whether a VM whose process died is to be started again. That requires the policy "on-failure", or
+// a VM that RestartsElsewhere, because such a VM also runs again after the loss of its host. It also requires the state
+// RUNNING, and that the VM was restarted fewer than RestartLimit times within RestartWindow.
 func (vm *VM) mayRestart(now Time) bool {
-	if vm.State != Running || vm.Metadata[RestartPolicy] != "on-failure" {
+	if vm.State != Running || vm.Metadata[RestartPolicy] != "on-failure" && !vm.RestartsElsewhere() {
 		return false
 	}
 	vm.Restarts = slices.DeleteFunc(slices.Clone(vm.Restarts), func(t Time) bool { return now-t > RestartWindow })
@@ -209,6 +217,7 @@ func (vm *VM) Observe(o Observation, now Time) bool {
 	vm.Status = Status{
 		Actual: o.actual(), PID: o.PID, StartedAt: o.StartedAt, Addresses: o.Addresses, LastError: o.LastError,
 		StartsDone: o.StartsDone, RebootsDone: o.RebootsDone, ResetsDone: o.ResetsDone,
+		StopsWithLease: o.StopsWithLease,
 	}
 	if o.LastError == "" && (vm.State == Error || vm.State == Failed) {
 		vm.Status.LastError = before.LastError
@@ -218,7 +227,7 @@ func (vm *VM) Observe(o Observation, now Time) bool {
 
 func (s Status) equal(t Status) bool {
 	return slices.Equal(s.Addresses, t.Addresses) && s.Actual == t.Actual && s.PID == t.PID && s.StartedAt == t.StartedAt &&
-		s.LastError == t.LastError && s.StartsDone == t.StartsDone && s.RebootsDone == t.RebootsDone && s.ResetsDone == t.ResetsDone
+		s.LastError == t.LastError && s.StartsDone == t.StartsDone && s.RebootsDone == t.RebootsDone && s.ResetsDone == t.ResetsDone && s.StopsWithLease == t.StopsWithLease
 }
 
 // events returns the events that follow from a host's report, in order. There may be several, because the VM's state

@@ -46,13 +46,15 @@ const (
 	GuestOff
 	Died
 	Off
-	// The event that the leader causes when VM.Deadline has passed:
+	// Events that the leader causes: VM.Deadline has passed, the VM's host is fenced, and a PENDING VM has got a host:
 	TimedOut
+	HostLost
+	Placed
 )
 
 func (e Event) String() string {
 	return [...]string{"start", "stop", "cut", "delete", "forced delete", "built", "build failed", "up", "launch failed",
-		"guest off", "died", "off", "timed out"}[min(e, TimedOut)]
+		"guest off", "died", "off", "timed out", "recover", "place"}[min(e, Placed)]
 }
 
 // next is the life cycle of a VM: the next state for each state and event. A transition without an entry is refused.
@@ -62,28 +64,28 @@ func (e Event) String() string {
 var next = map[State]map[Event]State{
 	Pending: {
 		StartRequested: Pending, StopRequested: Pending, PowerOffRequested: Pending,
-		DeleteRequested: Deleted, ForceDeleteRequested: Deleted,
+		DeleteRequested: Deleted, ForceDeleteRequested: Deleted, Placed: Creating,
 	},
 	Creating: {
 		StartRequested: Creating, StopRequested: Creating, PowerOffRequested: Creating,
 		DeleteRequested: Deleted, ForceDeleteRequested: Deleted,
-		Built: Stopped, BuildFailed: Failed, TimedOut: Error,
+		Built: Stopped, BuildFailed: Failed, TimedOut: Error, HostLost: Pending,
 	},
 	Stopped: {
 		StartRequested: Starting, StopRequested: Stopped, PowerOffRequested: Stopped,
-		DeleteRequested: Deleted, ForceDeleteRequested: Deleted,
+		DeleteRequested: Deleted, ForceDeleteRequested: Deleted, HostLost: Pending,
 	},
 	Starting: {
 		StartRequested: Starting, StopRequested: Stopping, PowerOffRequested: Stopping, ForceDeleteRequested: Deleted,
-		Up: Running, LaunchFailed: Error, Died: Error, GuestOff: Stopped, TimedOut: Error,
+		Up: Running, LaunchFailed: Error, Died: Error, GuestOff: Stopped, TimedOut: Error, HostLost: Pending,
 	},
 	Running: {
 		StartRequested: Running, StopRequested: Stopping, PowerOffRequested: Stopping, ForceDeleteRequested: Deleted,
-		GuestOff: Stopped, Died: Error,
+		GuestOff: Stopped, Died: Error, HostLost: Pending,
 	},
 	Stopping: {
 		StartRequested: Stopping, StopRequested: Stopping, PowerOffRequested: Stopping, ForceDeleteRequested: Deleted,
-		Off: Stopped, TimedOut: Error,
+		Off: Stopped, TimedOut: Error, HostLost: Pending,
 	},
 	Migrating: {
 		StartRequested: Migrating,
@@ -91,7 +93,7 @@ var next = map[State]map[Event]State{
 	Error: {
 		StartRequested: Starting, StopRequested: Stopping, PowerOffRequested: Stopping,
 		DeleteRequested: Deleted, ForceDeleteRequested: Deleted,
-		Built: Stopped, Up: Running, Off: Stopped,
+		Built: Stopped, Up: Running, Off: Stopped, HostLost: Pending,
 	},
 	Failed: {
 		DeleteRequested: Deleted, ForceDeleteRequested: Deleted,

@@ -38,6 +38,8 @@ type VM struct {
 	NICRefusal *NICRefusal `cbor:",omitempty"`
 	// DiskRefusal is the host's last refusal to attach or detach a disk, or nil if disks were changed after it.
 	DiskRefusal *DiskRefusal `cbor:",omitempty"`
+	// Recovery is set from the time at which the VM lost its host until the VM is as it should be on another host.
+	Recovery *Recovery `cbor:",omitempty"`
 }
 
 // Desired is the desired state of a VM. The agent on the VM's host brings the VM into this state.
@@ -84,6 +86,8 @@ type Status struct {
 	StartsDone  uint64
 	RebootsDone uint64
 	ResetsDone  uint64
+	// StopsWithLease is true if the host has confirmed that it powers the VM off when the host's lease ends.
+	StopsWithLease bool `cbor:",omitempty"`
 }
 
 // Usage is the resource usage of a VM in the last report of its host. It is not stored: only the leader has it, in
@@ -172,4 +176,6 @@ type Observation struct {
 	StartsDone  uint64
 	RebootsDone uint64
 	ResetsDone  uint64
+	// StopsWithLease is true if the host powers the VM off when the host's lease ends.
+	StopsWithLease bool
 }

@@ -119,6 +119,11 @@ type Volume struct {
 	// present host of the volume must then make the Ceph cluster refuse the requests of that VM's process before it
 	// reports the attachment generation as flushed. Only volumes of the driver RBD are fenced.
 	Fence bool `cbor:",omitempty"`
+	// Ending is true if the host on which the volume was attached to VM is lost. The volume stays attached to the VM,
+	// but its present host first ends the attachment: for a volume of the driver RBD as described for Fence, for a
+	// volume in a shared pool as soon as no process of the former host holds the lock of the file. Ending becomes false
+	// when the volume is attached to the VM on the VM's next host.
+	Ending bool `cbor:",omitempty"`
 	// Present is true after the host has reported that it has made the volume.
 	Present bool
 	// LastError is the error in the last report of the host.
@@ -238,7 +243,7 @@ func CheckVolumeSize(gib uint64) error {
 // flushed, if no host has checked the image of a registered volume, or if the volume is bound to another host. The last
 // condition does not apply to a Movable volume, which Attach binds to the host node.
 func (v *Volume) Attach(vm VMID, disk string, node NodeID) error {
-	if v.VM != "" && !mutant.On(mutant.AttachTwice) {
+	if v.VM != "" && !(v.Ending && v.VM == vm) && !mutant.On(mutant.AttachTwice) {
 		f := fault.New(fault.FailedPrecondition, "volume %s is attached to VM %s", v.Name, v.VM)
 		return f.WithReason("VOLUME_IN_USE").With("vm", string(v.VM))
 	}
@@ -252,7 +257,7 @@ func (v *Volume) Attach(vm VMID, disk string, node NodeID) error {
 		return fault.New(fault.FailedPrecondition, "volume %s is on host %s, and the VM is on host %s", v.Name, v.Node, node).
 			WithReason("VOLUME_ELSEWHERE")
 	}
-	v.VM, v.Disk, v.Node = vm, disk, node
+	v.VM, v.Disk, v.Node, v.Ending = vm, disk, node, false
 	if !mutant.On(mutant.KeepAttachmentGeneration) {
 		v.AttachmentGeneration++
 	}
@@ -277,13 +282,13 @@ func (v *Volume) errNotFlushed() error {
 // a VM has the volume or its last attachment is not flushed, its present host may still have the volume open. Move then
 // returns false and changes nothing, unless Fence or HostRemoved is true. If Fence is true, the new host fences the RBD
 // image. If HostRemoved is true, the new host ends the last attachment as soon as no process of the former host holds
-// the lock of the file. Move also returns false if the volume is not Movable or is already bound to the host.
+// the lock of the file. Ending has both effects, and the volume stays attached. Move also returns false if the volume is not Movable or is already bound to the host.
 func (v *Volume) Move(node NodeID) bool {
 	if !v.Movable() || v.Node == node {
 		return false
 	}
 	open := v.VM != "" || !v.Flushed() && !v.Fence
-	if open && !v.HostRemoved && !mutant.On(mutant.MoveUnflushed) {
+	if open && !v.HostRemoved && !v.Ending && !mutant.On(mutant.MoveUnflushed) {
 		return false
 	}
 	v.Node, v.HostRemoved = node, false
@@ -295,18 +300,22 @@ func (v *Volume) Move(node NodeID) bool {
 // host must have reported that the VM has no process, or that the guest has released the disk. The volume can be
 // attached again when the host has reported it as flushed.
 func (v *Volume) Detach() {
-	v.VM, v.Disk = "", ""
+	if v.Ending {
+		v.HostRemoved = v.PoolID != "" && !v.Flushed()
+	}
+	v.VM, v.Disk, v.Ending = "", "", false
 	v.Generation++
 }
 
 // LoseHost records that the volume's host was removed from the cluster, and returns whether the volume changed. name is
-// the name of the host. LoseHost detaches the volume. A Movable volume that is detached and flushed does not change.
+// the name of the host. LoseHost detaches the volume. A Movable volume that is detached and flushed does not change. Neither does
+// a volume whose attachment is Ending: it moves to another host, which ends the attachment.
 // The removed host may still have any other volume open. An RBD volume gets Fence: no VM can have it until another host
 // has fenced it. If a VM had the RBD volume, its last attachment may have been reported as flushed before, so LoseHost
 // also increments the attachment generation. A volume in a shared pool gets HostRemoved, so that another host ends its
 // last attachment.
 func (v *Volume) LoseHost(name string) bool {
-	if v.Movable() && v.VM == "" && v.Flushed() {
+	if v.Movable() && v.VM == "" && v.Flushed() || v.Ending {
 		return false
 	}
 	v.LastError = "the host " + name + ", which had the volume, was removed from the cluster"

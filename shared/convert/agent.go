@@ -56,11 +56,15 @@ func AssignedVolume(v *cloud.Volume) *agentv1.AssignedVolume {
 	if v.Source != nil {
 		source = &agentv1.SnapshotSource{VolumeId: string(v.Source.Volume), SnapshotId: string(v.Source.Snapshot)}
 	}
+	vm, disk := v.VM, v.Disk
+	if v.Ending { // The host must end the last attachment, as if the volume was detached.
+		vm, disk = "", ""
+	}
 	return &agentv1.AssignedVolume{
 		Source:   source,
 		VolumeId: string(v.ID), Generation: v.Generation, Pool: v.Pool, SizeBytes: v.SizeBytes(), Format: vmv1.VolumeFormat(v.Format),
-		Image: assignedImage(v.Image), MustExist: v.Present || v.ExternalImage != "", AttachmentGeneration: v.AttachmentGeneration, VmId: string(v.VM),
-		DiskId: v.Disk, MaxIops: limits.IOPS, MaxBytesPerSecond: limits.BytesPerSecond, Encrypted: v.Encrypted,
+		Image: assignedImage(v.Image), MustExist: v.Present || v.ExternalImage != "", AttachmentGeneration: v.AttachmentGeneration, VmId: string(vm),
+		DiskId: disk, MaxIops: limits.IOPS, MaxBytesPerSecond: limits.BytesPerSecond, Encrypted: v.Encrypted,
 		Flatten: v.Flatten, Fence: v.Fence, ExternalImage: v.ExternalImage, CheckImage: v.ExternalImage != "" && !v.Present,
 	}
 }
@@ -104,7 +108,7 @@ func Observation(o cloud.Observation) *agentv1.VmObservation {
 	return &agentv1.VmObservation{
 		VmId: string(o.VM), Generation: o.Generation, Observed: agentv1.Observed(o.Observed), Exit: agentv1.Exit(o.Exit),
 		Pid: o.PID, StartedAt: o.StartedAt, IpAddresses: copySlice(o.Addresses), Usage: Usage(o.Usage), LastError: o.LastError,
-		RebootsDone: o.RebootsDone, ResetsDone: o.ResetsDone, StartsDone: o.StartsDone, Nics: each(o.NICs, nicObservation),
+		RebootsDone: o.RebootsDone, ResetsDone: o.ResetsDone, StartsDone: o.StartsDone, StopsWithLease: o.StopsWithLease, Nics: each(o.NICs, nicObservation),
 		Disks: each(o.Disks, diskObservation),
 	}
 }
@@ -131,7 +135,7 @@ func ObservationFrom(o *agentv1.VmObservation) cloud.Observation {
 		VM: cloud.VMID(o.GetVmId()), Generation: o.GetGeneration(), Observed: enum[cloud.Observed](o.GetObserved()),
 		Exit: enum[cloud.Exit](o.GetExit()), PID: o.GetPid(), StartedAt: o.GetStartedAt(), Addresses: copySlice(o.GetIpAddresses()),
 		Usage: UsageFrom(o.GetUsage()), LastError: o.GetLastError(), RebootsDone: o.GetRebootsDone(),
-		ResetsDone: o.GetResetsDone(), StartsDone: o.GetStartsDone(), NICs: each(o.GetNics(), nicObservationFrom),
+		ResetsDone: o.GetResetsDone(), StartsDone: o.GetStartsDone(), StopsWithLease: o.GetStopsWithLease(), NICs: each(o.GetNics(), nicObservationFrom),
 		Disks: each(o.GetDisks(), diskObservationFrom),
 	}
 }

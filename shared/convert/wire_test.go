@@ -116,6 +116,7 @@ func TestResponsesSetEveryField(t *testing.T) {
 	assigned.Seed = &agentv1.AssignedSeed{HostName: "h", SshKeys: []string{"k"}, UserData: []byte("u"), Nics: []*agentv1.AssignedSeedNic{{ // set by package vm
 		NicId: "n", Dhcp: true, Addresses: []string{"a"}, Gateways: []string{"g"}, DnsServers: []string{"d"}, Domain: "d", Mtu: 1450,
 	}}}
+	assigned.StopsWithLease = true                          // set by package vm
 	assigned.Disks[0].Volume = AssignedVolume(fullVolume()) // set by package vm
 	assigned.Disks[0].Volume.Deleted, assigned.Disks[0].Volume.EncryptionKey = true, []byte("k")
 	assigned.Disks[0].Volume.CheckImage = true                                                                          // only before the volume is present

@@ -174,6 +174,12 @@ const (
 	ReuseFDSets              = "reuse-fd-sets"              // two disks of a running QEMU can get one descriptor set, so that QEMU opens the wrong file: nodeagent/qemu
 	ForgetBytesEarly         = "forget-bytes-early"         // an old report about a volume counts as the deletion of its bytes: controlplane/compute/volume
 	ForgetUnseenBytes        = "forget-unseen-bytes"        // a report of a failed deletion counts as the deletion of a volume's bytes: controlplane/compute/volume
+	RunWithoutLease          = "run-without-lease"          // VMs run on after the lease of their host has ended: nodeagent
+	StartStaleAssignment     = "start-stale-assignment"     // after a lease has ended, VMs are started from an assignment of an earlier session: nodeagent
+	RecoverUnconfirmed       = "recover-unconfirmed"        // a VM moves from a lost host that has not confirmed to stop it: controlplane/compute/vm
+	FenceEarly               = "fence-early"                // a VM moves from a host whose lease has not ended: controlplane/sim
+	RenewFencedLease         = "renew-fenced-lease"         // a host gets a new lease while it is being fenced: controlplane/compute/node
+	KeepLostAttachment       = "keep-lost-attachment"       // the attachment on a lost host counts as ended before another host has ended it: controlplane/compute/vm
 	FlushLostHost            = "flush-lost-host"            // a volume counts as flushed although its host was removed while it had the volume open: controlplane/compute/volume
 	RegisterTwice            = "register-twice"             // an RBD image is registered as two volumes: controlplane/compute/volume
 	RegisterOwnImage         = "register-own-image"         // an RBD image that Trivet has made is registered: shared/cloud, controlplane/compute/volume

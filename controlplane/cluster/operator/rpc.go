@@ -143,6 +143,17 @@ func (s *server) CreateNodeToken(ctx context.Context, in *operatorv1.CreateNodeT
 	return &operatorv1.CreateNodeTokenResponse{Token: token, ExpiresAt: expires}, nil
 }
 
+func (s *server) FenceNode(ctx context.Context, in *operatorv1.FenceNodeRequest) (*operatorv1.FenceNodeResponse, error) {
+	if _, err := auth.Admit(ctx, service+"FenceNode", "", ""); err != nil {
+		return nil, err
+	}
+	vms, err := s.opts.Nodes.FenceByHand(ctx, cloud.NodeID(in.GetNodeId()), in.GetConfirmedOff())
+	if err != nil {
+		return nil, err
+	}
+	return &operatorv1.FenceNodeResponse{Vms: uint32(vms)}, nil
+}
+
 func (s *server) EvictNode(ctx context.Context, in *operatorv1.EvictNodeRequest) (*operatorv1.EvictNodeResponse, error) {
 	if _, err := auth.Admit(ctx, service+"EvictNode", "", ""); err != nil {
 		return nil, err

@@ -196,6 +196,7 @@ func (s *Service) removeHost(tx *store.Tx, id cloud.NodeID, placed []store.Recor
 		hostKeys.Delete(tx, key)
 	}
 	evictions.Delete(tx, string(id))
+	fences.Delete(tx, string(id))
 	network.DeleteHostNetwork(tx, id)
 	Nodes.Delete(tx, string(id))
 	return nil

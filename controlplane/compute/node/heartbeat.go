@@ -11,6 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // heartbeat processes the description of a host in its heartbeat, and returns the host's record. A successful response
@@ -48,7 +49,11 @@ func (s *Service) heartbeat(ctx context.Context, reported cloud.Node) (cloud.Nod
 	if err := s.recordFacts(ctx, reported.ID, b); err != nil {
 		return cloud.Node{}, err
 	}
+	fencing := s.fencings.count(reported.ID)
 	if err := s.opts.Store.Barrier(ctx); err != nil {
+		return cloud.Node{}, err
+	}
+	if err := s.removeFence(ctx, reported.ID); err != nil {
 		return cloud.Node{}, err
 	}
 	// Barrier also succeeds on a follower. In that case another member leads, and it has not received this heartbeat.
@@ -56,8 +61,11 @@ func (s *Service) heartbeat(ctx context.Context, reported cloud.Node) (cloud.Nod
 		return cloud.Node{}, s.redirect(leader)
 	}
 	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fencings.count(reported.ID) != fencing && !mutant.On(mutant.RenewFencedLease) {
+		return cloud.Node{}, errFencing
+	}
 	s.lastHeartbeat[reported.ID] = now
-	s.mu.Unlock()
 	return known, nil
 }
 

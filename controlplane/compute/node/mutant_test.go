@@ -30,5 +30,6 @@ func TestMutants(t *testing.T) {
 
 	mutanttest.Notices(t, mutant.KeepEvictedOpen, TestEvict,
 		"the watch of an evicted host stays open", "the report of an evicted host stays open", "the console of an evicted host stays open")
+	mutanttest.Notices(t, mutant.RenewFencedLease, TestHeartbeatWhileFencing, "the lease of a fenced host is renewed")
 	mutanttest.Notices(t, mutant.AnyNodeID, TestHeartbeat, "a host sent a heartbeat for another")
 }

@@ -110,8 +110,9 @@ type Service struct {
 	// budgets holds the rate limiters and call counters of each host that has called this member.
 	budgets map[cloud.NodeID]*budget
 	// pause waits for a duration or until the context ends. It is the function sleep, except in tests.
-	pause func(context.Context, time.Duration) error
-	guard guard
+	pause    func(context.Context, time.Duration) error
+	guard    guard
+	fencings fencings
 	// consoles and snapshots are the reads of console logs and of snapshots from hosts.
 	consoles, snapshots *hostReads
 }
@@ -134,7 +135,7 @@ func New(opts Options) *Service {
 		imageReads: map[cloud.NodeID]int{}, budgets: map[cloud.NodeID]*budget{}, pause: sleep, consoles: newConsoleReads(), snapshots: newSnapshotReads(),
 		guard: guard{conns: map[*guardedConn]bool{}},
 	}
-	leader.Register(opts.Commands, s, lastHeardCommand, cordonCommand, newTokenCommand, admitCommand, evictCommand, banCommand, unbanCommand,
+	leader.Register(opts.Commands, s, lastHeardCommand, cordonCommand, newTokenCommand, admitCommand, evictCommand, fenceCommand, banCommand, unbanCommand,
 		readConsoleCommand, readSnapshotCommand)
 	return s
 }
@@ -222,7 +223,17 @@ func (s *Service) Unresponsive(id cloud.NodeID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.opts.Steady().UnixMilli()
-	return s.termStart != 0 && now-max(s.lastHeartbeat[id], s.termStart) > cloud.HeartbeatTimeout
+	return s.silent(id, now) > cloud.HeartbeatTimeout
+}
+
+// silent returns for how many milliseconds a host has sent no heartbeat at the Steady time now. The time before the
+// start of this member's term as leader does not count, because another member received the heartbeats then. silent
+// returns 0 if this member does not lead. The caller must hold mu.
+func (s *Service) silent(id cloud.NodeID, now cloud.Time) cloud.Time {
+	if s.termStart == 0 {
+		return 0
+	}
+	return now - max(s.lastHeartbeat[id], s.termStart)
 }
 
 var lastHeardCommand = leader.NewCommand("node.heard", leader.Repeatable, (*Service).lastHeardOnLeader)

@@ -97,7 +97,7 @@ func checkPolicy(metadata map[string]string) error {
 	default:
 		return fault.Invalid("metadata", "%s must be required or optional, not %q", cloud.MetadataTokens, p)
 	}
-	return nil
+	return cloud.CheckHighAvailability(metadata)
 }
 
 func selector(labels map[string]string) (map[string]string, error) {
@@ -310,7 +310,9 @@ func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*im
 		}
 		r.Avoid = map[cloud.NodeID]bool{}
 		for _, m := range members {
-			r.Avoid[*m.Value] = true
+			if m.Path[len(m.Path)-1] != string(vm.ID) {
+				r.Avoid[*m.Value] = true
+			}
 		}
 	}
 	fleet := s.opts.Nodes.Fleet()
@@ -320,6 +322,16 @@ func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*im
 			return err
 		}
 		fleet[i].NoVolumes = volumes.Shortage(&fleet[i].Node)
+		if vm.State == cloud.Pending {
+			// A host that this VM left has not destroyed it yet. It has the VM's record and directory.
+			left, err := node.PlacedVMs.Has(tx, string(fleet[i].Node.ID), string(vm.ID))
+			if err != nil {
+				return err
+			}
+			if left {
+				fleet[i].State = cloud.NodeNotReady
+			}
+		}
 	}
 	for {
 		id, refused, ok := schedule.Place(fleet, r)

@@ -67,6 +67,13 @@ func assigned(v *store.View, on cloud.NodeID, id cloud.VMID, p *node.Placed) (*a
 	if out.Seed, err = assignedSeed(v, vm); err != nil {
 		return nil, err
 	}
+	if vm.RestartsElsewhere() {
+		why, err := immovable(v, vm)
+		if err != nil {
+			return nil, err
+		}
+		out.StopsWithLease = why == ""
+	}
 	return out, assignVolumes(v, vm, out)
 }
 
@@ -232,6 +239,8 @@ type deadlineFields struct {
 	ID       cloud.VMID
 	Project  cloud.ProjectID
 	Deadline cloud.Time
+	State    cloud.State
+	Recovery *cloud.Recovery
 }
 
 // vmDeadlines decodes VM records to deadlineFields. Do not write records with it: that would delete all other fields of
@@ -252,6 +261,7 @@ func (s *Service) Follow(ctx context.Context) error {
 		defer s.mu.Unlock()
 		clear(s.deadlines)
 		clear(s.usage)
+		clear(s.recoveries)
 		for _, r := range all {
 			s.trackDeadline(r.Value)
 		}
@@ -272,6 +282,7 @@ func (s *Service) Follow(ctx context.Context) error {
 			if c.Value == nil {
 				delete(s.deadlines, cloud.VMID(c.Path[1]))
 				delete(s.usage, cloud.VMID(c.Path[1]))
+				delete(s.recoveries, cloud.VMID(c.Path[1]))
 			} else {
 				s.trackDeadline(c.Value)
 			}
@@ -281,6 +292,7 @@ func (s *Service) Follow(ctx context.Context) error {
 }
 
 func (s *Service) trackDeadline(vm *deadlineFields) {
+	s.trackRecovery(vm)
 	if vm.Deadline == 0 {
 		delete(s.deadlines, vm.ID)
 	} else {

@@ -227,21 +227,20 @@ func (r *server) PrepareVmMigration(ctx context.Context, in *vmv1.PrepareVmMigra
 }
 
 func (r *server) RecoverVm(ctx context.Context, in *vmv1.RecoverVmRequest) (*vmv1.VirtualMachine, error) {
-	if _, err := admit(ctx, "RecoverVm", in); err != nil {
+	t, err := admit(ctx, "RecoverVm", in)
+	if err != nil {
 		return nil, err
 	}
-	if err := cloud.CheckUUID("vm_id", in.GetVmId()); err != nil {
-		return nil, err
-	}
+	var w *CreateRequest
 	if in.GetSpec() != nil {
-		w := CreateRequest{
+		w = &CreateRequest{
 			Name: in.GetName(), Spec: convert.SpecFrom(in.GetSpec()), Hypervisor: convert.Hypervisor(in.GetHypervisor()),
 			Metadata: in.GetMetadata(), Labels: in.GetLabels(),
 		}
-		w.Spec.Normalize()
-		if err := w.check(); err != nil {
-			return nil, err
-		}
 	}
-	return nil, rpc.Unimplemented("RecoverVm")
+	vm, err := r.s.RecoverVM(ctx, t, cloud.VMID(in.GetVmId()), w, in.GetStart(), rpc.BodyHash(in))
+	if err != nil {
+		return nil, err
+	}
+	return convert.VM(&vm, nil), nil
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // TestRPCArguments makes gRPC calls with invalid arguments: unknown enumeration values, values beyond limits,
-// and arguments of calls that this version does not serve (migrate, recover). Each error must name the field. No call
+// and arguments of calls that this version does not serve (migrate). Each error must name the field. No call
 // may change the VM.
 func TestRPCArguments(t *testing.T) {
 	w := newWorld(t)
@@ -53,7 +53,9 @@ func TestRPCArguments(t *testing.T) {
 		{"migrate", only(r.MigrateVm(ctx, &vmv1.MigrateVmRequest{VmId: id, DestinationNodeId: nowhere})), fault.Unimplemented, ""},
 		{"migrate without a destination", only(r.MigrateVm(ctx, &vmv1.MigrateVmRequest{VmId: id})), fault.InvalidArgument, "destination_node_id"},
 		{"prepare a migration, an internal call", only(r.PrepareVmMigration(ctx, &vmv1.PrepareVmMigrationRequest{VmId: id, ListenUri: "tcp:h:1"})), fault.PermissionDenied, ""},
-		{"recover", only(r.RecoverVm(ctx, &vmv1.RecoverVmRequest{VmId: nowhere, Name: "x", Spec: &vmv1.VmSpec{}})), fault.Unimplemented, ""},
+		{"recover an unknown VM without a spec", only(r.RecoverVm(ctx, &vmv1.RecoverVmRequest{VmId: nowhere})), fault.NotFound, ""},
+		{"recover a VM whose host answers", only(r.RecoverVm(ctx, &vmv1.RecoverVmRequest{VmId: id})), fault.FailedPrecondition, ""},
+		{"recover a VM that exists with a spec", only(r.RecoverVm(ctx, &vmv1.RecoverVmRequest{VmId: id, Name: "x", Spec: &vmv1.VmSpec{}})), fault.InvalidArgument, "spec"},
 		{"recover without a name", only(r.RecoverVm(ctx, &vmv1.RecoverVmRequest{VmId: nowhere, Spec: &vmv1.VmSpec{}})), fault.InvalidArgument, "name"},
 		{"recover with another hypervisor", only(r.RecoverVm(ctx, &vmv1.RecoverVmRequest{VmId: nowhere, Name: "x", Spec: &vmv1.VmSpec{}, Hypervisor: 2})), fault.InvalidArgument, "hypervisor"},
 		{"attach without a disk", only(r.AttachDisk(ctx, &vmv1.AttachDiskRequest{VmId: id})), fault.InvalidArgument, "disk.id"},

@@ -110,6 +110,9 @@ func (s *Service) apply(tx *store.Tx, vm *cloud.VM, c *Change) (bool, error) {
 	if vm.TokensOptional() != before.TokensOptional() {
 		vm.Generation++ // the host must receive the change
 	}
+	if vm.RestartsElsewhere() != before.RestartsElsewhere() {
+		vm.Generation++
+	}
 	return !reflect.DeepEqual(&before, vm), nil
 }
 

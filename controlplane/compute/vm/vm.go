@@ -79,6 +79,10 @@ type Service struct {
 	usage map[cloud.VMID]cloud.Usage
 	// deadlines holds, on the leader, the deadline of each VM in a transient state such as STARTING.
 	deadlines map[cloud.VMID]deadline
+	// recoveries holds, on the leader, the VMs that have lost their host.
+	recoveries map[cloud.VMID]recovery
+	// scanned holds when Recover last read the VMs of each lost host. Only Recover uses it.
+	scanned map[cloud.NodeID]cloud.Time
 }
 
 // New creates the service and registers the commands that other members forward to the leader.
@@ -86,9 +90,10 @@ func New(opts Options) *Service {
 	if opts.Billing == nil {
 		opts.Billing = noBilling{}
 	}
-	s := &Service{opts: opts, messages: newMessages(opts.Store), usage: map[cloud.VMID]cloud.Usage{}, deadlines: map[cloud.VMID]deadline{}}
+	s := &Service{opts: opts, messages: newMessages(opts.Store), usage: map[cloud.VMID]cloud.Usage{}, deadlines: map[cloud.VMID]deadline{},
+		recoveries: map[cloud.VMID]recovery{}, scanned: map[cloud.NodeID]cloud.Time{}}
 	leader.Register(opts.Commands, s, createCommand, setPowerCommand, pulseCommand, deleteCommand, updateCommand, usageCommand,
-		attachNICCommand, detachNICCommand, attachDiskCommand, detachDiskCommand)
+		attachNICCommand, detachNICCommand, recoverCommand, attachDiskCommand, detachDiskCommand)
 	return s
 }
 
@@ -134,6 +139,10 @@ func (s *Service) List(ctx context.Context, t cloud.Tenant, size int32, token, f
 // changed, save also writes the VM's Placed record, so that the leader sends the VM's host the new desired state.
 func (s *Service) save(tx *store.Tx, vm *cloud.VM, before uint64) error {
 	vm.UpdatedAt = tx.Now()
+	if vm.Generation != before {
+		// The host must confirm for each desired state that it stops the VM when its lease ends.
+		vm.Status.StopsWithLease = false
+	}
 	VMs.Put(tx, vm, string(vm.Project), string(vm.ID))
 	if vm.Generation != before && vm.Node != "" {
 		node.PlacedVMs.Put(tx, &node.Placed{Project: vm.Project, Generation: vm.Generation}, string(vm.Node), string(vm.ID))

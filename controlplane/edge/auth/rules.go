@@ -192,6 +192,7 @@ var rules = map[Method]Rule{
 	operators + "ClusterStatus":     {Nowhere, nil},
 	operators + "CreateNodeToken":   {Nowhere, nil},
 	operators + "EvictNode":         {Nowhere, nil},
+	operators + "FenceNode":         {Nowhere, nil},
 	operators + "BanNode":           {Nowhere, nil},
 	operators + "UnbanNode":         {Nowhere, nil},
 	operators + "ListBans":          {Nowhere, nil},

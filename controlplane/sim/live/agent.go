@@ -26,6 +26,9 @@ type agent struct {
 	vms      map[cloud.VMID]*driven
 	volumes  map[cloud.VolumeID]*agentv1.AssignedVolume // the volumes in the last complete assignment from a member
 	ended    bool
+	// leaseEnded is true after the lease of the host has ended, until the lease was renewed and the assignment of the
+	// same session has arrived. fresh is true if the assignment of the present session has arrived.
+	leaseEnded, fresh bool
 }
 
 // driven is the agent's state for one VM. Two fields are guarded by the agent's mutex; the others are used only by the
@@ -39,6 +42,9 @@ type driven struct {
 	released bool                // a member released the VM, so it is to be destroyed; guarded by the agent's mu
 
 	offAt, pressedAt, rebootAt time.Time
+
+	// leaseEnded is the agent's leaseEnded at the last check of the VM.
+	leaseEnded bool
 }
 
 func newAgent(h *host) *agent {
@@ -59,6 +65,7 @@ func (a *agent) start() {
 		a.keepSession()
 	})
 	a.work.Go(a.useStored)
+	a.work.Go(a.watchLease)
 }
 
 // stop ends the agent, and waits until all its goroutines have ended.
@@ -128,7 +135,7 @@ func (a *agent) take(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.VM
 	a.host.mu.Unlock()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.assigned = vms
+	a.assigned, a.fresh = vms, true
 	a.assign(vms, released)
 }
 
@@ -163,6 +170,7 @@ func (a *agent) drive(d *driven) {
 	for a.ctx.Err() == nil {
 		a.mu.Lock()
 		want, released := d.want, d.released
+		d.leaseEnded = a.leaseEnded
 		a.mu.Unlock()
 		if want.GetPower() != agentv1.Power_POWER_OFF {
 			d.offAt = time.Time{}
@@ -221,6 +229,7 @@ func observation(id cloud.VMID, want *agentv1.AssignedVm, g *guest, p plan) clou
 		return o
 	}
 	o.StartsDone, o.RebootsDone, o.ResetsDone = g.startsDone, g.rebootsDone, g.resetsDone
+	o.StopsWithLease = g.stopsWithLease
 	if g.proc != nil {
 		o.PID, o.StartedAt = g.proc.pid, g.proc.since.UnixMilli()
 		for _, id := range slices.Sorted(maps.Keys(g.proc.nics)) {

@@ -45,7 +45,7 @@ func newAudit(f *fleet) *witness {
 		placed: map[cloud.NodeID]map[cloud.VMID]*node.Placed{}, names: map[string]cloud.VMID{}, uses: map[string]bool{},
 		ever: map[cloud.VMID]uint64{}, made: map[string][]cloud.VMID{}, networks: newNetworkRecords(f), volumes: newVolumeRecords(),
 		snapshots: map[cloud.SnapshotID]*cloud.Snapshot{},
-		truth:     truth{runner: map[cloud.VMID]*host{}, started: map[cloud.VMID]map[uint64]bool{}, removed: map[cloud.VMID]bool{}},
+		truth:     truth{runner: map[cloud.VMID]*host{}, started: map[cloud.VMID]map[uint64]bool{}, removed: map[removal]bool{}},
 	}
 }
 
@@ -155,6 +155,9 @@ func (a *witness) change(e watch.Event) error {
 			return fmt.Errorf("what %s should do with %s goes back from generation %d to %d", on, id, was.Generation, now.Generation)
 		}
 		a.placed[on][id] = now
+		if !now.Gone {
+			a.mayRun(on, id)
+		}
 	case "vm-name":
 		if deleted {
 			delete(a.names, parts[2])
@@ -213,7 +216,18 @@ func (a *witness) step(revision int64, before, now *cloud.VM) error {
 		return fmt.Errorf("VM %s has another wish and the same generation %d", now.ID, now.Generation)
 	}
 	if before.Node != "" && now.Node != before.Node {
-		return fmt.Errorf("VM %s goes from %s to %s", now.ID, before.Node, now.Node)
+		if now.Node != "" || now.State != cloud.Pending {
+			return fmt.Errorf("VM %s goes from %s to %s", now.ID, before.Node, now.Node)
+		}
+		if h := a.f.hostOf(before.Node); h != nil {
+			if start, pid, ok := h.runs(now.ID); ok {
+				return fmt.Errorf("VM %s loses its host %s, on which pid %d of start %d runs", now.ID, h.name, pid, start)
+			}
+		}
+		a.f.count("VMs of lost hosts")
+	}
+	if before.Node == "" && before.State == cloud.Pending && now.Node != "" {
+		a.f.count("VMs placed again")
 	}
 	if now.State == cloud.Stopped && before.State != cloud.Stopped {
 		// Each start launches a process only once. So if a process of this or an earlier start runs now, it was already
@@ -234,7 +248,7 @@ func (a *witness) balance() error {
 	uses := 0
 	for id, vm := range a.vms {
 		p := a.placed[vm.Node][id]
-		if p == nil || p.Gone || p.Generation != vm.Generation {
+		if vm.Node != "" && (p == nil || p.Gone || p.Generation != vm.Generation) {
 			return fmt.Errorf("VM %s of generation %d is on %s, whose wanted state is %+v", id, vm.Generation, vm.Node, p)
 		}
 		if a.names[vm.Name] != id {
@@ -245,7 +259,9 @@ func (a *witness) balance() error {
 				return fmt.Errorf("image %s has no record that VM %s uses it", image, id)
 			}
 		}
-		sums[vm.Node] = sums[vm.Node].Plus(vm.Spec.Need())
+		if vm.Node != "" {
+			sums[vm.Node] = sums[vm.Node].Plus(vm.Spec.Need())
+		}
 	}
 	if len(a.names) != len(a.vms) || len(a.uses) != uses {
 		return fmt.Errorf("%d VMs have %d names; they use images %d times, of which %d are recorded", len(a.vms), len(a.names), uses, len(a.uses))
@@ -253,7 +269,7 @@ func (a *witness) balance() error {
 	for on, vms := range a.placed {
 		for id, p := range vms {
 			switch {
-			case p.Gone && a.vms[id] != nil:
+			case p.Gone && a.vms[id] != nil && a.vms[id].Node == on:
 				return fmt.Errorf("VM %s has a record, but the wanted state of host %s is to destroy it", id, on)
 			case p.Gone:
 				sums[on] = sums[on].Plus(p.Held)
@@ -281,6 +297,12 @@ func (a *witness) unsettled() string {
 	defer a.mu.Unlock()
 	for _, id := range slices.Sorted(maps.Keys(a.vms)) {
 		vm := a.vms[id]
+		if vm.Node == "" {
+			if strings.Contains(vm.Status.LastError, "no host fits") {
+				continue // The other hosts have no room for it.
+			}
+			return fmt.Sprintf("VM %s has no host: %+v", id, vm)
+		}
 		h := a.f.hostOf(vm.Node)
 		_, _, runs := h.runs(id)
 		rests := map[cloud.State]bool{cloud.Running: true, cloud.Stopped: true, cloud.Error: true, cloud.Failed: true}
@@ -360,8 +382,9 @@ func (a *witness) final() {
 	defer a.mu.Unlock()
 	a.truth.mu.Lock()
 	defer a.truth.mu.Unlock()
-	for id := range a.truth.removed {
-		if vm := a.vms[id]; vm != nil {
+	for r := range a.truth.removed {
+		id := r.vm
+		if vm := a.vms[id]; vm != nil && a.f.hostOf(vm.Node) == r.host {
 			a.f.fail("VM %s has a record, but its host was told to destroy it: %+v", id, vm)
 		}
 	}

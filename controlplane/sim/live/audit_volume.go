@@ -91,6 +91,11 @@ func (a *witness) changeVolume(e watch.Event, parts []string) error {
 // stepVolume checks a change of a volume's record.
 func (a *witness) stepVolume(revision int64, before, now *cloud.Volume) error {
 	granted := now.AttachmentGeneration != before.AttachmentGeneration
+	// lost: the host of the VM is lost, and the VM keeps the volume. again: the VM gets the volume on its next host.
+	lost, again := now.Ending && !before.Ending, before.Ending && !now.Ending && now.VM != "" && now.VM == before.VM
+	if lost {
+		a.f.count("volumes of lost hosts")
+	}
 	if before.VM != now.VM {
 		a.f.trace.Add("commit %d: volume %s goes from VM %s to %s, generation %d, flushed %d", revision, now.ID, short(before.VM), short(now.VM),
 			now.AttachmentGeneration, now.FlushedGeneration)
@@ -103,13 +108,13 @@ func (a *witness) stepVolume(revision int64, before, now *cloud.Volume) error {
 		return fmt.Errorf("volume %s goes back from %+v to %+v", now.ID, before, now)
 	case now.FlushedGeneration > now.AttachmentGeneration:
 		return fmt.Errorf("volume %s is flushed at generation %d, which was never granted", now.ID, now.FlushedGeneration)
-	case before.Node != "" && now.Node != before.Node && (now.Driver != cloud.DriverRBD || before.VM != "" || !before.Flushed()):
+	case before.Node != "" && now.Node != before.Node && (now.Driver != cloud.DriverRBD || !before.Ending && (before.VM != "" || !before.Flushed())):
 		return fmt.Errorf("volume %s goes from host %s to %s", now.ID, before.Node, now.Node)
 	case now.SizeGiB < before.SizeGiB:
 		return fmt.Errorf("volume %s shrinks", now.ID)
-	case granted != (now.VM != "" && now.VM != before.VM):
+	case granted != (now.VM != "" && now.VM != before.VM || lost || again):
 		return fmt.Errorf("VM %s gets volume %s of generation %d after %d", now.VM, now.ID, now.AttachmentGeneration, before.AttachmentGeneration)
-	case granted && (before.VM != "" || !before.Flushed()):
+	case granted && !lost && (before.VM != "" && !again || !before.Flushed()):
 		return fmt.Errorf("volume %s is granted to VM %s before VM %s has given it back", now.ID, now.VM, before.VM)
 	}
 	if vm, h := a.f.ceph.holder(now.ID); now.VM == "" && h != nil {
@@ -146,7 +151,7 @@ func (a *witness) balanceVolumes() error {
 		vm, p := a.vms[v.VM], a.placed[v.Node][v.VM]
 		switch {
 		case vm != nil:
-			if i := vm.FindDisk(v.Disk); i < 0 || vm.Spec.Disks[i].Volume != id || vm.Node != v.Node {
+			if i := vm.FindDisk(v.Disk); i < 0 || vm.Spec.Disks[i].Volume != id || vm.Node != v.Node && !v.Ending {
 				return fmt.Errorf("volume %s is attached to VM %s, which does not have it", id, v.VM)
 			}
 		case p == nil || !p.Gone || !slices.Contains(p.Volumes, id):

@@ -127,6 +127,10 @@ func (c *cephCluster) settle(h *host, a *agentv1.AssignedVolume, all map[cloud.V
 	switch {
 	case i == nil:
 		return false, 0, nil
+	case a.GetFence() && i.host != h && i.host != nil:
+		i.host, i.client = nil, "" // The cluster refuses the requests of the process from now on.
+		c.f.count("clients of the Ceph cluster fenced")
+		return true, i.flushed, h.settleSnapshots(i.copies, a, all, now)
 	case i.host != nil || generation < i.generation:
 	case a.GetVmId() == "":
 		i.detached, i.flushed = max(i.detached, generation), max(i.flushed, generation)

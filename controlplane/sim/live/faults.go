@@ -17,10 +17,37 @@ func (f *fleet) injectFaults() {
 	}
 	f.mu.Unlock()
 	pace := time.Duration(1+f.rng.IntN(8)) * time.Second
+	onlyHosts := f.rng.IntN(3) == 0
 	for end := time.Now().Add(2*time.Minute + time.Duration(f.rng.IntN(60))*time.Second); time.Now().Before(end) && !f.failed(); {
 		time.Sleep(time.Duration(f.rng.Int64N(int64(2 * pace))))
+		if onlyHosts {
+			f.loseHost()
+			continue
+		}
 		f.fault()
 	}
+}
+
+// loseHost takes a random host away for a time that is about as long as the lease of a host: its agent ends, it crashes,
+// or no member reaches it. Sometimes a member is killed meanwhile.
+func (f *fleet) loseHost() {
+	h := f.hosts[f.rng.IntN(len(f.hosts))]
+	switch f.rng.IntN(3) {
+	case 0:
+		f.happen("agents lost", h.stopAgent)
+	case 1:
+		f.happen("hosts lost", h.crash)
+	default:
+		f.happen("hosts unreachable", func() { f.isolate(h.name) })
+	}
+	time.Sleep(time.Duration(15+f.rng.IntN(45)) * time.Second)
+	if f.rng.IntN(4) == 0 {
+		s := f.slots[f.rng.IntN(len(f.slots))]
+		f.happen("members killed", func() { f.kill(s, time.Second) })
+	}
+	time.Sleep(time.Duration(f.rng.IntN(30)) * time.Second)
+	f.net.healNetwork()
+	h.boot()
 }
 
 // fault injects one random fault. With a probability of one half it also schedules a time at which all network cuts
@@ -31,6 +58,11 @@ func (f *fleet) fault() {
 	soon := time.Duration(200+f.rng.IntN(8000)) * time.Millisecond
 	if f.rng.IntN(6) == 0 {
 		soon *= 8
+	}
+	// long is longer than the lease of a host, so that its VMs may start elsewhere.
+	long := soon
+	if f.rng.IntN(2) == 0 {
+		long = time.Duration(45+f.rng.IntN(45)) * time.Second
 	}
 	switch n := f.rng.IntN(100); {
 	case n < 18:
@@ -54,12 +86,12 @@ func (f *fleet) fault() {
 	case n < 76:
 		f.happen("agents restarted", func() {
 			h.stopAgent()
-			time.AfterFunc(soon, h.boot)
+			time.AfterFunc(long, h.boot)
 		})
 	case n < 80:
 		f.happen("hosts restarted", func() {
 			h.crash()
-			time.AfterFunc(soon, h.boot)
+			time.AfterFunc(long, h.boot)
 		})
 	case n < 88:
 		f.happen("bursts of creates", f.hurry)

@@ -46,6 +46,8 @@ type host struct {
 	term    uint64                             // the highest leader term received
 	changed func(cloud.VMID)                   // tells the agent that a VM's process has ended; nil without an agent
 	agent   *agent
+	// lease is the end of the host's lease. It is stored, so that it survives a restart of the agent.
+	lease time.Time
 }
 
 // guest is the state of one VM on a host: what is stored on disk, and the process if the VM runs.
@@ -67,9 +69,11 @@ type record struct {
 	rebootsBegun uint64
 	rebootsDone  uint64
 	resetsDone   uint64
-	live         bool // a start was begun whose end is not recorded yet
-	end          cloud.Exit
-	exitError    string
+	// stopsWithLease is true if the VM must not run after the host's lease has ended.
+	stopsWithLease bool
+	live           bool // a start was begun whose end is not recorded yet
+	end            cloud.Exit
+	exitError      string
 }
 
 func (r *record) rebooting() bool { return r.rebootsBegun > r.rebootsDone }
@@ -290,6 +294,7 @@ func (h *host) cut(id cloud.VMID) {
 func (h *host) ended(id cloud.VMID, g *guest, exit cloud.Exit, exitError string) {
 	h.f.trace.Add("%s: pid %d of %s ends: %d %s", h.name, g.proc.pid, short(id), exit, exitError)
 	g.proc, g.exit, g.exitError = nil, exit, exitError
+	h.f.audit.stopped(h, id)
 	h.closeVolumes(id)
 	if h.changed != nil {
 		h.changed(id)

@@ -33,6 +33,20 @@ const (
 // decide returns the plan for a VM with the desired state want and the actual state g. It implements the agent protocol
 // without the code of package nodeagent, so that a bug there is not repeated here.
 func (d *driven) decide(want *agentv1.AssignedVm, g *guest) plan {
+	power := want.GetPower()
+	switch {
+	case g == nil || power == agentv1.Power_POWER_DESTROYED:
+	case d.leaseEnded && g.stopsWithLease && g.proc != nil:
+		return step(plan{seen: cloud.ObservedStopping}, func() { d.host.cut(d.id) }, 10*time.Millisecond, time.Second)
+	case d.leaseEnded && g.stopsWithLease && g.live:
+		return step(reportOnly(g), func() { d.recordExit(g) }, time.Millisecond, 50*time.Millisecond)
+	case d.leaseEnded && g.stopsWithLease:
+		return reportOnly(g)
+	case g.built && (power == agentv1.Power_POWER_ON || power == agentv1.Power_POWER_OFF) && g.stopsWithLease != want.GetStopsWithLease():
+		return step(reportOnly(g), func() {
+			d.host.change(d.id, func(r *record) { r.stopsWithLease = want.GetStopsWithLease() })
+		}, time.Millisecond, 50*time.Millisecond)
+	}
 	switch want.GetPower() {
 	case agentv1.Power_POWER_ON:
 		return d.on(want, g)

@@ -81,6 +81,7 @@ func (f *fleet) createResources(ctx context.Context) error {
 			return fmt.Errorf("make a join token: %w", err)
 		}
 		f.hosts = append(f.hosts, h)
+		f.behind.Go(h.guardLease)
 		h.boot()
 	}
 	if err := within(time.Minute, func() error {

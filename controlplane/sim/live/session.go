@@ -86,6 +86,7 @@ func (a *agent) session(to *memberSlot) error {
 		return a.watch(ctx, to, responses, func() {
 			h.f.trace.Add("%s is connected to %s", h.name, to.name)
 			h.f.count("agent sessions")
+			a.beginSession()
 			group.Go(func() error { return a.report(ctx, p) })
 			group.Go(func() error { return a.syncNetworks(ctx, p) })
 			group.Go(func() error { return a.sendHeartbeats(ctx, p) })
@@ -280,6 +281,7 @@ func (a *agent) sendHeartbeats(ctx context.Context, p *process) error {
 	defer every.Stop()
 	room := &vmv1.NodeCapacity{Vcpus: h.room.VCPUs, MemoryMib: h.room.MemoryMiB, StorageGib: h.room.StorageGiB}
 	for {
+		sent := time.Now()
 		if err := h.f.net.pass(ctx, h.name, p.s.name); err != nil {
 			return err
 		}
@@ -295,6 +297,7 @@ func (a *agent) sendHeartbeats(ctx context.Context, p *process) error {
 		if !errors.Is(err, errOver) {
 			return err
 		}
+		a.renewLease(sent)
 		select {
 		case <-every.C:
 		case <-ctx.Done():

@@ -199,6 +199,9 @@ func (t *tenantClient) create(ctx context.Context) {
 	if t.rng.IntN(2) == 0 {
 		w.Metadata = map[string]string{cloud.RestartPolicy: "on-failure"}
 	}
+	if t.rng.IntN(2) == 0 {
+		t.makeMovable(&w)
+	}
 	for i := range t.rng.IntN(3) {
 		n, ok := t.randomNIC(fmt.Sprintf("nic%d", i))
 		if ok && !slices.ContainsFunc(w.Spec.Network, func(o cloud.NIC) bool { return o.PortID != "" && o.PortID == n.PortID }) {

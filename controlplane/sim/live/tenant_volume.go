@@ -17,6 +17,7 @@ type ownedVolume struct {
 	id      cloud.VolumeID
 	sizeGiB uint64
 	leaving bool
+	movable bool // usable on all hosts
 }
 
 const mostVolumes = 4
@@ -62,7 +63,7 @@ func (t *tenantClient) createVolume(ctx context.Context) {
 	})
 	if ok && err == nil {
 		t.f.count("volumes created")
-		t.volumes = append(t.volumes, ownedVolume{id: made.Volume.ID, sizeGiB: size})
+		t.volumes = append(t.volumes, ownedVolume{id: made.Volume.ID, sizeGiB: size, movable: class == cephClass})
 		return
 	}
 	if ok {

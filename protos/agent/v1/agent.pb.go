@@ -720,8 +720,12 @@ type AssignedVm struct {
 	Seed *AssignedSeed `protobuf:"bytes,21,opt,name=seed,proto3" json:"seed,omitempty"`
 	// True: the metadata service answers requests of the guest without a session token.
 	MetadataTokensOptional bool `protobuf:"varint,22,opt,name=metadata_tokens_optional,json=metadataTokensOptional,proto3" json:"metadata_tokens_optional,omitempty"`
-	unknownFields          protoimpl.UnknownFields
-	sizeCache              protoimpl.SizeCache
+	// True: the host powers the VM off when the host's lease ends (WatchResponse.lease_seconds), because the control plane
+	// may then start the VM on another host. The host does not start the VM again before it has a new lease and a new
+	// complete assignment.
+	StopsWithLease bool `protobuf:"varint,260,opt,name=stops_with_lease,json=stopsWithLease,proto3" json:"stops_with_lease,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *AssignedVm) Reset() {
@@ -904,6 +908,13 @@ func (x *AssignedVm) GetSeed() *AssignedSeed {
 func (x *AssignedVm) GetMetadataTokensOptional() bool {
 	if x != nil {
 		return x.MetadataTokensOptional
+	}
+	return false
+}
+
+func (x *AssignedVm) GetStopsWithLease() bool {
+	if x != nil {
+		return x.StopsWithLease
 	}
 	return false
 }
@@ -2319,9 +2330,11 @@ type VmObservation struct {
 	Nics []*NicObservation `protobuf:"bytes,13,rep,name=nics,proto3" json:"nics,omitempty"`
 	// The disks of the guest that are volumes, and the assigned volumes that the guest could not get. Empty if the VM has
 	// no process. A host reports a VM as having no process only when the VM's volumes are closed and flushed.
-	Disks         []*DiskObservation `protobuf:"bytes,14,rep,name=disks,proto3" json:"disks,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Disks []*DiskObservation `protobuf:"bytes,14,rep,name=disks,proto3" json:"disks,omitempty"`
+	// The host acts as AssignedVm.stops_with_lease requires. Older agents never set it.
+	StopsWithLease bool `protobuf:"varint,260,opt,name=stops_with_lease,json=stopsWithLease,proto3" json:"stops_with_lease,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *VmObservation) Reset() {
@@ -2450,6 +2463,13 @@ func (x *VmObservation) GetDisks() []*DiskObservation {
 		return x.Disks
 	}
 	return nil
+}
+
+func (x *VmObservation) GetStopsWithLease() bool {
+	if x != nil {
+		return x.StopsWithLease
+	}
+	return false
 }
 
 // DiskObservation is one disk of a running guest that is a volume. While a guest runs, the control plane attaches a
@@ -4136,7 +4156,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\avolumes\x18\t \x03(\v2\x18.agent.v1.AssignedVolumeR\avolumes\x12)\n" +
 	"\x10released_volumes\x18\n" +
 	" \x03(\tR\x0freleasedVolumes\x12F\n" +
-	"\x11snapshot_requests\x18< \x03(\v2\x19.agent.v1.SnapshotRequestR\x10snapshotRequests\"\xf1\x05\n" +
+	"\x11snapshot_requests\x18< \x03(\v2\x19.agent.v1.SnapshotRequestR\x10snapshotRequests\"\x9c\x06\n" +
 	"\n" +
 	"AssignedVm\x12\x13\n" +
 	"\x05vm_id\x18\x01 \x01(\tR\x04vmId\x12\x12\n" +
@@ -4165,7 +4185,8 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\acmdline\x18\x13 \x01(\tR\acmdline\x12)\n" +
 	"\x04nics\x18\x14 \x03(\v2\x15.agent.v1.AssignedNicR\x04nics\x12*\n" +
 	"\x04seed\x18\x15 \x01(\v2\x16.agent.v1.AssignedSeedR\x04seed\x128\n" +
-	"\x18metadata_tokens_optional\x18\x16 \x01(\bR\x16metadataTokensOptional\"\x92\x01\n" +
+	"\x18metadata_tokens_optional\x18\x16 \x01(\bR\x16metadataTokensOptional\x12)\n" +
+	"\x10stops_with_lease\x18\x84\x02 \x01(\bR\x0estopsWithLease\"\x92\x01\n" +
 	"\fAssignedSeed\x12\x1b\n" +
 	"\thost_name\x18\x01 \x01(\tR\bhostName\x12\x19\n" +
 	"\bssh_keys\x18\x02 \x03(\tR\asshKeys\x12\x1b\n" +
@@ -4291,7 +4312,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"encryption\x18\x14 \x01(\bR\n" +
 	"encryption\x12\x17\n" +
 	"\apool_id\x18Z \x01(\tR\x06poolId\x12\x16\n" +
-	"\x06shared\x18[ \x01(\bR\x06shared\"\x85\x04\n" +
+	"\x06shared\x18[ \x01(\bR\x06shared\"\xb0\x04\n" +
 	"\rVmObservation\x12\x13\n" +
 	"\x05vm_id\x18\x01 \x01(\tR\x04vmId\x12\x1e\n" +
 	"\n" +
@@ -4313,7 +4334,8 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\vstarts_done\x18\f \x01(\x04R\n" +
 	"startsDone\x12,\n" +
 	"\x04nics\x18\r \x03(\v2\x18.agent.v1.NicObservationR\x04nics\x12/\n" +
-	"\x05disks\x18\x0e \x03(\v2\x19.agent.v1.DiskObservationR\x05disks\"S\n" +
+	"\x05disks\x18\x0e \x03(\v2\x19.agent.v1.DiskObservationR\x05disks\x12)\n" +
+	"\x10stops_with_lease\x18\x84\x02 \x01(\bR\x0estopsWithLease\"S\n" +
 	"\x0fDiskObservation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\battached\x18\x02 \x01(\bR\battached\x12\x14\n" +

@@ -1248,6 +1248,104 @@ func (x *EvictNodeResponse) GetVms() uint32 {
 	return 0
 }
 
+type FenceNodeRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// The caller has made sure that the host is off, or that it cannot run its VMs.
+	ConfirmedOff  bool `protobuf:"varint,2,opt,name=confirmed_off,json=confirmedOff,proto3" json:"confirmed_off,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FenceNodeRequest) Reset() {
+	*x = FenceNodeRequest{}
+	mi := &file_operator_v1_operator_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FenceNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FenceNodeRequest) ProtoMessage() {}
+
+func (x *FenceNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FenceNodeRequest.ProtoReflect.Descriptor instead.
+func (*FenceNodeRequest) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *FenceNodeRequest) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *FenceNodeRequest) GetConfirmedOff() bool {
+	if x != nil {
+		return x.ConfirmedOff
+	}
+	return false
+}
+
+type FenceNodeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many VMs are placed on the host.
+	Vms           uint32 `protobuf:"varint,1,opt,name=vms,proto3" json:"vms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FenceNodeResponse) Reset() {
+	*x = FenceNodeResponse{}
+	mi := &file_operator_v1_operator_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FenceNodeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FenceNodeResponse) ProtoMessage() {}
+
+func (x *FenceNodeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FenceNodeResponse.ProtoReflect.Descriptor instead.
+func (*FenceNodeResponse) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *FenceNodeResponse) GetVms() uint32 {
+	if x != nil {
+		return x.Vms
+	}
+	return 0
+}
+
 // BanNodeRequest names a known host or any key, not both.
 type BanNodeRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -1262,7 +1360,7 @@ type BanNodeRequest struct {
 
 func (x *BanNodeRequest) Reset() {
 	*x = BanNodeRequest{}
-	mi := &file_operator_v1_operator_proto_msgTypes[21]
+	mi := &file_operator_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1274,7 +1372,7 @@ func (x *BanNodeRequest) String() string {
 func (*BanNodeRequest) ProtoMessage() {}
 
 func (x *BanNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[21]
+	mi := &file_operator_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1287,7 +1385,7 @@ func (x *BanNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BanNodeRequest.ProtoReflect.Descriptor instead.
 func (*BanNodeRequest) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *BanNodeRequest) GetNodeId() string {
@@ -1321,7 +1419,7 @@ type BanNodeResponse struct {
 
 func (x *BanNodeResponse) Reset() {
 	*x = BanNodeResponse{}
-	mi := &file_operator_v1_operator_proto_msgTypes[22]
+	mi := &file_operator_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1333,7 +1431,7 @@ func (x *BanNodeResponse) String() string {
 func (*BanNodeResponse) ProtoMessage() {}
 
 func (x *BanNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[22]
+	mi := &file_operator_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1346,7 +1444,7 @@ func (x *BanNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BanNodeResponse.ProtoReflect.Descriptor instead.
 func (*BanNodeResponse) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *BanNodeResponse) GetBans() []*Ban {
@@ -1371,7 +1469,7 @@ type Ban struct {
 
 func (x *Ban) Reset() {
 	*x = Ban{}
-	mi := &file_operator_v1_operator_proto_msgTypes[23]
+	mi := &file_operator_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1383,7 +1481,7 @@ func (x *Ban) String() string {
 func (*Ban) ProtoMessage() {}
 
 func (x *Ban) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[23]
+	mi := &file_operator_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1396,7 +1494,7 @@ func (x *Ban) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ban.ProtoReflect.Descriptor instead.
 func (*Ban) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Ban) GetKey() string {
@@ -1445,7 +1543,7 @@ type UnbanNodeRequest struct {
 
 func (x *UnbanNodeRequest) Reset() {
 	*x = UnbanNodeRequest{}
-	mi := &file_operator_v1_operator_proto_msgTypes[24]
+	mi := &file_operator_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1457,7 +1555,7 @@ func (x *UnbanNodeRequest) String() string {
 func (*UnbanNodeRequest) ProtoMessage() {}
 
 func (x *UnbanNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[24]
+	mi := &file_operator_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1470,7 +1568,7 @@ func (x *UnbanNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnbanNodeRequest.ProtoReflect.Descriptor instead.
 func (*UnbanNodeRequest) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *UnbanNodeRequest) GetNodeId() string {
@@ -1495,7 +1593,7 @@ type UnbanNodeResponse struct {
 
 func (x *UnbanNodeResponse) Reset() {
 	*x = UnbanNodeResponse{}
-	mi := &file_operator_v1_operator_proto_msgTypes[25]
+	mi := &file_operator_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1507,7 +1605,7 @@ func (x *UnbanNodeResponse) String() string {
 func (*UnbanNodeResponse) ProtoMessage() {}
 
 func (x *UnbanNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[25]
+	mi := &file_operator_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1520,7 +1618,7 @@ func (x *UnbanNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnbanNodeResponse.ProtoReflect.Descriptor instead.
 func (*UnbanNodeResponse) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 type ListBansRequest struct {
@@ -1534,7 +1632,7 @@ type ListBansRequest struct {
 
 func (x *ListBansRequest) Reset() {
 	*x = ListBansRequest{}
-	mi := &file_operator_v1_operator_proto_msgTypes[26]
+	mi := &file_operator_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1546,7 +1644,7 @@ func (x *ListBansRequest) String() string {
 func (*ListBansRequest) ProtoMessage() {}
 
 func (x *ListBansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[26]
+	mi := &file_operator_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1559,7 +1657,7 @@ func (x *ListBansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBansRequest.ProtoReflect.Descriptor instead.
 func (*ListBansRequest) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListBansRequest) GetPageSize() int32 {
@@ -1587,7 +1685,7 @@ type ListBansResponse struct {
 
 func (x *ListBansResponse) Reset() {
 	*x = ListBansResponse{}
-	mi := &file_operator_v1_operator_proto_msgTypes[27]
+	mi := &file_operator_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1599,7 +1697,7 @@ func (x *ListBansResponse) String() string {
 func (*ListBansResponse) ProtoMessage() {}
 
 func (x *ListBansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[27]
+	mi := &file_operator_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1612,7 +1710,7 @@ func (x *ListBansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBansResponse.ProtoReflect.Descriptor instead.
 func (*ListBansResponse) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListBansResponse) GetBans() []*Ban {
@@ -1639,7 +1737,7 @@ type CreateMemberTokenRequest struct {
 
 func (x *CreateMemberTokenRequest) Reset() {
 	*x = CreateMemberTokenRequest{}
-	mi := &file_operator_v1_operator_proto_msgTypes[28]
+	mi := &file_operator_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1651,7 +1749,7 @@ func (x *CreateMemberTokenRequest) String() string {
 func (*CreateMemberTokenRequest) ProtoMessage() {}
 
 func (x *CreateMemberTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[28]
+	mi := &file_operator_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1664,7 +1762,7 @@ func (x *CreateMemberTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateMemberTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateMemberTokenRequest) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CreateMemberTokenRequest) GetTtlSeconds() uint32 {
@@ -1685,7 +1783,7 @@ type CreateMemberTokenResponse struct {
 
 func (x *CreateMemberTokenResponse) Reset() {
 	*x = CreateMemberTokenResponse{}
-	mi := &file_operator_v1_operator_proto_msgTypes[29]
+	mi := &file_operator_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1697,7 +1795,7 @@ func (x *CreateMemberTokenResponse) String() string {
 func (*CreateMemberTokenResponse) ProtoMessage() {}
 
 func (x *CreateMemberTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[29]
+	mi := &file_operator_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1710,7 +1808,7 @@ func (x *CreateMemberTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateMemberTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateMemberTokenResponse) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CreateMemberTokenResponse) GetToken() string {
@@ -1743,7 +1841,7 @@ type ReadConsoleLogRequest struct {
 
 func (x *ReadConsoleLogRequest) Reset() {
 	*x = ReadConsoleLogRequest{}
-	mi := &file_operator_v1_operator_proto_msgTypes[30]
+	mi := &file_operator_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1755,7 +1853,7 @@ func (x *ReadConsoleLogRequest) String() string {
 func (*ReadConsoleLogRequest) ProtoMessage() {}
 
 func (x *ReadConsoleLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[30]
+	mi := &file_operator_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1768,7 +1866,7 @@ func (x *ReadConsoleLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadConsoleLogRequest.ProtoReflect.Descriptor instead.
 func (*ReadConsoleLogRequest) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ReadConsoleLogRequest) GetOrgId() string {
@@ -1816,7 +1914,7 @@ type ReadConsoleLogResponse struct {
 
 func (x *ReadConsoleLogResponse) Reset() {
 	*x = ReadConsoleLogResponse{}
-	mi := &file_operator_v1_operator_proto_msgTypes[31]
+	mi := &file_operator_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1828,7 +1926,7 @@ func (x *ReadConsoleLogResponse) String() string {
 func (*ReadConsoleLogResponse) ProtoMessage() {}
 
 func (x *ReadConsoleLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[31]
+	mi := &file_operator_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1841,7 +1939,7 @@ func (x *ReadConsoleLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadConsoleLogResponse.ProtoReflect.Descriptor instead.
 func (*ReadConsoleLogResponse) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ReadConsoleLogResponse) GetData() []byte {
@@ -1936,6 +2034,11 @@ const file_operator_v1_operator_proto_rawDesc = "" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\"%\n" +
 	"\x11EvictNodeResponse\x12\x10\n" +
+	"\x03vms\x18\x01 \x01(\rR\x03vms\"P\n" +
+	"\x10FenceNodeRequest\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12#\n" +
+	"\rconfirmed_off\x18\x02 \x01(\bR\fconfirmedOff\"%\n" +
+	"\x11FenceNodeResponse\x12\x10\n" +
 	"\x03vms\x18\x01 \x01(\rR\x03vms\"S\n" +
 	"\x0eBanNodeRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x10\n" +
@@ -1976,7 +2079,8 @@ const file_operator_v1_operator_proto_rawDesc = "" +
 	"\n" +
 	"tail_bytes\x18\x05 \x01(\x04R\ttailBytes\",\n" +
 	"\x16ReadConsoleLogResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\xb5\t\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data2\x81\n" +
+	"\n" +
 	"\x0fOperatorService\x12V\n" +
 	"\rClusterStatus\x12!.operator.v1.ClusterStatusRequest\x1a\".operator.v1.ClusterStatusResponse\x12J\n" +
 	"\tAddMember\x12\x1d.operator.v1.AddMemberRequest\x1a\x1e.operator.v1.AddMemberResponse\x12V\n" +
@@ -1986,7 +2090,8 @@ const file_operator_v1_operator_proto_rawDesc = "" +
 	"\x0eTransferLeader\x12\".operator.v1.TransferLeaderRequest\x1a#.operator.v1.TransferLeaderResponse\x12X\n" +
 	"\rBackupCluster\x12!.operator.v1.BackupClusterRequest\x1a\".operator.v1.BackupClusterResponse0\x01\x12\\\n" +
 	"\x0fCreateNodeToken\x12#.operator.v1.CreateNodeTokenRequest\x1a$.operator.v1.CreateNodeTokenResponse\x12J\n" +
-	"\tEvictNode\x12\x1d.operator.v1.EvictNodeRequest\x1a\x1e.operator.v1.EvictNodeResponse\x12D\n" +
+	"\tEvictNode\x12\x1d.operator.v1.EvictNodeRequest\x1a\x1e.operator.v1.EvictNodeResponse\x12J\n" +
+	"\tFenceNode\x12\x1d.operator.v1.FenceNodeRequest\x1a\x1e.operator.v1.FenceNodeResponse\x12D\n" +
 	"\aBanNode\x12\x1b.operator.v1.BanNodeRequest\x1a\x1c.operator.v1.BanNodeResponse\x12J\n" +
 	"\tUnbanNode\x12\x1d.operator.v1.UnbanNodeRequest\x1a\x1e.operator.v1.UnbanNodeResponse\x12G\n" +
 	"\bListBans\x12\x1c.operator.v1.ListBansRequest\x1a\x1d.operator.v1.ListBansResponse\x12b\n" +
@@ -2005,7 +2110,7 @@ func file_operator_v1_operator_proto_rawDescGZIP() []byte {
 	return file_operator_v1_operator_proto_rawDescData
 }
 
-var file_operator_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_operator_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_operator_v1_operator_proto_goTypes = []any{
 	(*ClusterStatusRequest)(nil),      // 0: operator.v1.ClusterStatusRequest
 	(*ClusterStatusResponse)(nil),     // 1: operator.v1.ClusterStatusResponse
@@ -2028,17 +2133,19 @@ var file_operator_v1_operator_proto_goTypes = []any{
 	(*CreateNodeTokenResponse)(nil),   // 18: operator.v1.CreateNodeTokenResponse
 	(*EvictNodeRequest)(nil),          // 19: operator.v1.EvictNodeRequest
 	(*EvictNodeResponse)(nil),         // 20: operator.v1.EvictNodeResponse
-	(*BanNodeRequest)(nil),            // 21: operator.v1.BanNodeRequest
-	(*BanNodeResponse)(nil),           // 22: operator.v1.BanNodeResponse
-	(*Ban)(nil),                       // 23: operator.v1.Ban
-	(*UnbanNodeRequest)(nil),          // 24: operator.v1.UnbanNodeRequest
-	(*UnbanNodeResponse)(nil),         // 25: operator.v1.UnbanNodeResponse
-	(*ListBansRequest)(nil),           // 26: operator.v1.ListBansRequest
-	(*ListBansResponse)(nil),          // 27: operator.v1.ListBansResponse
-	(*CreateMemberTokenRequest)(nil),  // 28: operator.v1.CreateMemberTokenRequest
-	(*CreateMemberTokenResponse)(nil), // 29: operator.v1.CreateMemberTokenResponse
-	(*ReadConsoleLogRequest)(nil),     // 30: operator.v1.ReadConsoleLogRequest
-	(*ReadConsoleLogResponse)(nil),    // 31: operator.v1.ReadConsoleLogResponse
+	(*FenceNodeRequest)(nil),          // 21: operator.v1.FenceNodeRequest
+	(*FenceNodeResponse)(nil),         // 22: operator.v1.FenceNodeResponse
+	(*BanNodeRequest)(nil),            // 23: operator.v1.BanNodeRequest
+	(*BanNodeResponse)(nil),           // 24: operator.v1.BanNodeResponse
+	(*Ban)(nil),                       // 25: operator.v1.Ban
+	(*UnbanNodeRequest)(nil),          // 26: operator.v1.UnbanNodeRequest
+	(*UnbanNodeResponse)(nil),         // 27: operator.v1.UnbanNodeResponse
+	(*ListBansRequest)(nil),           // 28: operator.v1.ListBansRequest
+	(*ListBansResponse)(nil),          // 29: operator.v1.ListBansResponse
+	(*CreateMemberTokenRequest)(nil),  // 30: operator.v1.CreateMemberTokenRequest
+	(*CreateMemberTokenResponse)(nil), // 31: operator.v1.CreateMemberTokenResponse
+	(*ReadConsoleLogRequest)(nil),     // 32: operator.v1.ReadConsoleLogRequest
+	(*ReadConsoleLogResponse)(nil),    // 33: operator.v1.ReadConsoleLogResponse
 }
 var file_operator_v1_operator_proto_depIdxs = []int32{
 	2,  // 0: operator.v1.ClusterStatusResponse.members:type_name -> operator.v1.Member
@@ -2049,8 +2156,8 @@ var file_operator_v1_operator_proto_depIdxs = []int32{
 	2,  // 5: operator.v1.RemoveMemberResponse.members:type_name -> operator.v1.Member
 	2,  // 6: operator.v1.ReplaceMemberResponse.member:type_name -> operator.v1.Member
 	16, // 7: operator.v1.Group.progress:type_name -> operator.v1.Progress
-	23, // 8: operator.v1.BanNodeResponse.bans:type_name -> operator.v1.Ban
-	23, // 9: operator.v1.ListBansResponse.bans:type_name -> operator.v1.Ban
+	25, // 8: operator.v1.BanNodeResponse.bans:type_name -> operator.v1.Ban
+	25, // 9: operator.v1.ListBansResponse.bans:type_name -> operator.v1.Ban
 	0,  // 10: operator.v1.OperatorService.ClusterStatus:input_type -> operator.v1.ClusterStatusRequest
 	3,  // 11: operator.v1.OperatorService.AddMember:input_type -> operator.v1.AddMemberRequest
 	5,  // 12: operator.v1.OperatorService.PromoteMember:input_type -> operator.v1.PromoteMemberRequest
@@ -2060,27 +2167,29 @@ var file_operator_v1_operator_proto_depIdxs = []int32{
 	13, // 16: operator.v1.OperatorService.BackupCluster:input_type -> operator.v1.BackupClusterRequest
 	17, // 17: operator.v1.OperatorService.CreateNodeToken:input_type -> operator.v1.CreateNodeTokenRequest
 	19, // 18: operator.v1.OperatorService.EvictNode:input_type -> operator.v1.EvictNodeRequest
-	21, // 19: operator.v1.OperatorService.BanNode:input_type -> operator.v1.BanNodeRequest
-	24, // 20: operator.v1.OperatorService.UnbanNode:input_type -> operator.v1.UnbanNodeRequest
-	26, // 21: operator.v1.OperatorService.ListBans:input_type -> operator.v1.ListBansRequest
-	28, // 22: operator.v1.OperatorService.CreateMemberToken:input_type -> operator.v1.CreateMemberTokenRequest
-	30, // 23: operator.v1.OperatorService.ReadConsoleLog:input_type -> operator.v1.ReadConsoleLogRequest
-	1,  // 24: operator.v1.OperatorService.ClusterStatus:output_type -> operator.v1.ClusterStatusResponse
-	4,  // 25: operator.v1.OperatorService.AddMember:output_type -> operator.v1.AddMemberResponse
-	6,  // 26: operator.v1.OperatorService.PromoteMember:output_type -> operator.v1.PromoteMemberResponse
-	8,  // 27: operator.v1.OperatorService.RemoveMember:output_type -> operator.v1.RemoveMemberResponse
-	10, // 28: operator.v1.OperatorService.ReplaceMember:output_type -> operator.v1.ReplaceMemberResponse
-	12, // 29: operator.v1.OperatorService.TransferLeader:output_type -> operator.v1.TransferLeaderResponse
-	14, // 30: operator.v1.OperatorService.BackupCluster:output_type -> operator.v1.BackupClusterResponse
-	18, // 31: operator.v1.OperatorService.CreateNodeToken:output_type -> operator.v1.CreateNodeTokenResponse
-	20, // 32: operator.v1.OperatorService.EvictNode:output_type -> operator.v1.EvictNodeResponse
-	22, // 33: operator.v1.OperatorService.BanNode:output_type -> operator.v1.BanNodeResponse
-	25, // 34: operator.v1.OperatorService.UnbanNode:output_type -> operator.v1.UnbanNodeResponse
-	27, // 35: operator.v1.OperatorService.ListBans:output_type -> operator.v1.ListBansResponse
-	29, // 36: operator.v1.OperatorService.CreateMemberToken:output_type -> operator.v1.CreateMemberTokenResponse
-	31, // 37: operator.v1.OperatorService.ReadConsoleLog:output_type -> operator.v1.ReadConsoleLogResponse
-	24, // [24:38] is the sub-list for method output_type
-	10, // [10:24] is the sub-list for method input_type
+	21, // 19: operator.v1.OperatorService.FenceNode:input_type -> operator.v1.FenceNodeRequest
+	23, // 20: operator.v1.OperatorService.BanNode:input_type -> operator.v1.BanNodeRequest
+	26, // 21: operator.v1.OperatorService.UnbanNode:input_type -> operator.v1.UnbanNodeRequest
+	28, // 22: operator.v1.OperatorService.ListBans:input_type -> operator.v1.ListBansRequest
+	30, // 23: operator.v1.OperatorService.CreateMemberToken:input_type -> operator.v1.CreateMemberTokenRequest
+	32, // 24: operator.v1.OperatorService.ReadConsoleLog:input_type -> operator.v1.ReadConsoleLogRequest
+	1,  // 25: operator.v1.OperatorService.ClusterStatus:output_type -> operator.v1.ClusterStatusResponse
+	4,  // 26: operator.v1.OperatorService.AddMember:output_type -> operator.v1.AddMemberResponse
+	6,  // 27: operator.v1.OperatorService.PromoteMember:output_type -> operator.v1.PromoteMemberResponse
+	8,  // 28: operator.v1.OperatorService.RemoveMember:output_type -> operator.v1.RemoveMemberResponse
+	10, // 29: operator.v1.OperatorService.ReplaceMember:output_type -> operator.v1.ReplaceMemberResponse
+	12, // 30: operator.v1.OperatorService.TransferLeader:output_type -> operator.v1.TransferLeaderResponse
+	14, // 31: operator.v1.OperatorService.BackupCluster:output_type -> operator.v1.BackupClusterResponse
+	18, // 32: operator.v1.OperatorService.CreateNodeToken:output_type -> operator.v1.CreateNodeTokenResponse
+	20, // 33: operator.v1.OperatorService.EvictNode:output_type -> operator.v1.EvictNodeResponse
+	22, // 34: operator.v1.OperatorService.FenceNode:output_type -> operator.v1.FenceNodeResponse
+	24, // 35: operator.v1.OperatorService.BanNode:output_type -> operator.v1.BanNodeResponse
+	27, // 36: operator.v1.OperatorService.UnbanNode:output_type -> operator.v1.UnbanNodeResponse
+	29, // 37: operator.v1.OperatorService.ListBans:output_type -> operator.v1.ListBansResponse
+	31, // 38: operator.v1.OperatorService.CreateMemberToken:output_type -> operator.v1.CreateMemberTokenResponse
+	33, // 39: operator.v1.OperatorService.ReadConsoleLog:output_type -> operator.v1.ReadConsoleLogResponse
+	25, // [25:40] is the sub-list for method output_type
+	10, // [10:25] is the sub-list for method input_type
 	10, // [10:10] is the sub-list for extension type_name
 	10, // [10:10] is the sub-list for extension extendee
 	0,  // [0:10] is the sub-list for field type_name
@@ -2097,7 +2206,7 @@ func file_operator_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_operator_v1_operator_proto_rawDesc), len(file_operator_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   32,
+			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

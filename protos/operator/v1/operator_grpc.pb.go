@@ -40,6 +40,7 @@ const (
 	OperatorService_BackupCluster_FullMethodName     = "/operator.v1.OperatorService/BackupCluster"
 	OperatorService_CreateNodeToken_FullMethodName   = "/operator.v1.OperatorService/CreateNodeToken"
 	OperatorService_EvictNode_FullMethodName         = "/operator.v1.OperatorService/EvictNode"
+	OperatorService_FenceNode_FullMethodName         = "/operator.v1.OperatorService/FenceNode"
 	OperatorService_BanNode_FullMethodName           = "/operator.v1.OperatorService/BanNode"
 	OperatorService_UnbanNode_FullMethodName         = "/operator.v1.OperatorService/UnbanNode"
 	OperatorService_ListBans_FullMethodName          = "/operator.v1.OperatorService/ListBans"
@@ -105,6 +106,14 @@ type OperatorServiceClient interface {
 	// and VMs are placed on the host (NODE_HAS_VMS), or volumes are stored in its storage pools (NODE_HAS_VOLUMES),
 	// except in those that it shares with other hosts. A repeat is NOT_FOUND if the record is gone. UNAVAILABLE may leave open whether it was carried out.
 	EvictNode(ctx context.Context, in *EvictNodeRequest, opts ...grpc.CallOption) (*EvictNodeResponse, error)
+	// FenceNode records that a host that does not answer is off, as the caller has confirmed. VMs of the host whose disks
+	// are all volumes that other hosts can use may then start on other hosts: those with the metadata trivet/ha=restart by
+	// themselves, others by VmService.RecoverVm. The record is removed when the host answers again. Repeats change
+	// nothing. If the host still runs a VM, the VM may then run twice. It can no longer write to its RBD volumes, but
+	// whether it can still write to volumes in shared storage pools depends on the locks of their file system.
+	// INVALID_ARGUMENT: confirmed_off is not set. FAILED_PRECONDITION (NODE_ANSWERS): the host has sent a heartbeat in the
+	// last 15 s, or the leader has led for less than that. NOT_FOUND.
+	FenceNode(ctx context.Context, in *FenceNodeRequest, opts ...grpc.CallOption) (*FenceNodeResponse, error)
 	// BanNode keeps a host's key out until UnbanNode: it cannot join, renew or call, and every member closes its
 	// connections, as with EvictNode. The host is cordoned; its record and the VMs placed on it stay. A repeat returns
 	// the present bans unchanged, with the first reason. FAILED_PRECONDITION: the host's key is not known yet; evict it
@@ -236,6 +245,16 @@ func (c *operatorServiceClient) EvictNode(ctx context.Context, in *EvictNodeRequ
 	return out, nil
 }
 
+func (c *operatorServiceClient) FenceNode(ctx context.Context, in *FenceNodeRequest, opts ...grpc.CallOption) (*FenceNodeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FenceNodeResponse)
+	err := c.cc.Invoke(ctx, OperatorService_FenceNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *operatorServiceClient) BanNode(ctx context.Context, in *BanNodeRequest, opts ...grpc.CallOption) (*BanNodeResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(BanNodeResponse)
@@ -353,6 +372,14 @@ type OperatorServiceServer interface {
 	// and VMs are placed on the host (NODE_HAS_VMS), or volumes are stored in its storage pools (NODE_HAS_VOLUMES),
 	// except in those that it shares with other hosts. A repeat is NOT_FOUND if the record is gone. UNAVAILABLE may leave open whether it was carried out.
 	EvictNode(context.Context, *EvictNodeRequest) (*EvictNodeResponse, error)
+	// FenceNode records that a host that does not answer is off, as the caller has confirmed. VMs of the host whose disks
+	// are all volumes that other hosts can use may then start on other hosts: those with the metadata trivet/ha=restart by
+	// themselves, others by VmService.RecoverVm. The record is removed when the host answers again. Repeats change
+	// nothing. If the host still runs a VM, the VM may then run twice. It can no longer write to its RBD volumes, but
+	// whether it can still write to volumes in shared storage pools depends on the locks of their file system.
+	// INVALID_ARGUMENT: confirmed_off is not set. FAILED_PRECONDITION (NODE_ANSWERS): the host has sent a heartbeat in the
+	// last 15 s, or the leader has led for less than that. NOT_FOUND.
+	FenceNode(context.Context, *FenceNodeRequest) (*FenceNodeResponse, error)
 	// BanNode keeps a host's key out until UnbanNode: it cannot join, renew or call, and every member closes its
 	// connections, as with EvictNode. The host is cordoned; its record and the VMs placed on it stay. A repeat returns
 	// the present bans unchanged, with the first reason. FAILED_PRECONDITION: the host's key is not known yet; evict it
@@ -411,6 +438,9 @@ func (UnimplementedOperatorServiceServer) CreateNodeToken(context.Context, *Crea
 }
 func (UnimplementedOperatorServiceServer) EvictNode(context.Context, *EvictNodeRequest) (*EvictNodeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method EvictNode not implemented")
+}
+func (UnimplementedOperatorServiceServer) FenceNode(context.Context, *FenceNodeRequest) (*FenceNodeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method FenceNode not implemented")
 }
 func (UnimplementedOperatorServiceServer) BanNode(context.Context, *BanNodeRequest) (*BanNodeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method BanNode not implemented")
@@ -603,6 +633,24 @@ func _OperatorService_EvictNode_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _OperatorService_FenceNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FenceNodeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).FenceNode(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_FenceNode_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).FenceNode(ctx, req.(*FenceNodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _OperatorService_BanNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(BanNodeRequest)
 	if err := dec(in); err != nil {
@@ -724,6 +772,10 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "EvictNode",
 			Handler:    _OperatorService_EvictNode_Handler,
+		},
+		{
+			MethodName: "FenceNode",
+			Handler:    _OperatorService_FenceNode_Handler,
 		},
 		{
 			MethodName: "BanNode",

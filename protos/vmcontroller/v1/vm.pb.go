@@ -420,7 +420,10 @@ type VirtualMachine struct {
 	// keys, one per line) and "trivet/user-data" (UTF-8 text for cloud-init), each of at most 65,536 bytes. The guest
 	// gets them on a disk with the label cidata and from the metadata service; no call returns them.
 	// "trivet/metadata-tokens" is "required" (default), so that the metadata service refuses requests without a session
-	// token, or "optional".
+	// token, or "optional". "trivet/ha" is "none" (default), or "restart": if the host is lost, the VM starts on another
+	// host, provided that all its disks are volumes that other hosts can use; in return the host powers the VM off when
+	// it has lost the control plane for 30 s. "trivet/ha-priority" is 0 to 100 (default 50): of the VMs that wait for
+	// another host, the highest are placed first.
 	Metadata map[string]string `protobuf:"bytes,13,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Limits as for metadata. "trivet/node-selector" (k=v, comma-separated) restricts placement to hosts with these
 	// labels; "trivet/anti-affinity" names a group of which no two VMs share a host, and cannot be changed after

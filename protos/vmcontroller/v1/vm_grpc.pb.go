@@ -127,7 +127,16 @@ type VmServiceClient interface {
 	// PrepareVmMigration is internal and not served by this version: UNIMPLEMENTED, after INVALID_ARGUMENT for vm_id or
 	// listen_uri. It will stage the target of a migration.
 	PrepareVmMigration(ctx context.Context, in *PrepareVmMigrationRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
-	// RecoverVm is not served by this version: UNIMPLEMENTED, after INVALID_ARGUMENT for vm_id or spec.
+	// RecoverVm moves a VM whose host is lost to another host. It returns the VM as PENDING and does not wait for the
+	// other host. A VM that should run is started there; with start, also one that was off. spec must be empty:
+	// INVALID_ARGUMENT. A PENDING VM is not changed otherwise.
+	//
+	// If the project has no VM with this ID, RecoverVm creates one with it from name, spec, hypervisor, metadata and
+	// labels, as CreateVm does, for example after the restore of an older backup. NOT_FOUND without spec; ALREADY_EXISTS
+	// if a VM of another project has the ID.
+	//
+	// FAILED_PRECONDITION: the VM may still run on its host (HOST_NOT_FENCED; see operator.v1 FenceNode), or a disk is
+	// not a volume that other hosts can use (DISK_ON_HOST).
 	RecoverVm(ctx context.Context, in *RecoverVmRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
 	// AttachDisk attaches a disk to a STOPPED or RUNNING VM. The disk is an existing volume or a new volume. A new volume
 	// is blank or begins with the content of an image. It has the default storage class and the name <VM>-<disk>. If
@@ -446,7 +455,16 @@ type VmServiceServer interface {
 	// PrepareVmMigration is internal and not served by this version: UNIMPLEMENTED, after INVALID_ARGUMENT for vm_id or
 	// listen_uri. It will stage the target of a migration.
 	PrepareVmMigration(context.Context, *PrepareVmMigrationRequest) (*VirtualMachine, error)
-	// RecoverVm is not served by this version: UNIMPLEMENTED, after INVALID_ARGUMENT for vm_id or spec.
+	// RecoverVm moves a VM whose host is lost to another host. It returns the VM as PENDING and does not wait for the
+	// other host. A VM that should run is started there; with start, also one that was off. spec must be empty:
+	// INVALID_ARGUMENT. A PENDING VM is not changed otherwise.
+	//
+	// If the project has no VM with this ID, RecoverVm creates one with it from name, spec, hypervisor, metadata and
+	// labels, as CreateVm does, for example after the restore of an older backup. NOT_FOUND without spec; ALREADY_EXISTS
+	// if a VM of another project has the ID.
+	//
+	// FAILED_PRECONDITION: the VM may still run on its host (HOST_NOT_FENCED; see operator.v1 FenceNode), or a disk is
+	// not a volume that other hosts can use (DISK_ON_HOST).
 	RecoverVm(context.Context, *RecoverVmRequest) (*VirtualMachine, error)
 	// AttachDisk attaches a disk to a STOPPED or RUNNING VM. The disk is an existing volume or a new volume. A new volume
 	// is blank or begins with the content of an image. It has the default storage class and the name <VM>-<disk>. If

@@ -1,0 +1,320 @@
+package vm
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/compute/image"
+	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
+	"github.com/trivet-cloud/trivet/controlplane/network"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+const (
+	// RecoverEvery is the interval at which package leader calls Recover on the leader.
+	RecoverEvery = time.Second
+	// maxRecoveries is the maximum number of VMs that are being built and started after they lost their host. Further
+	// VMs wait, so that the hosts that are left do not start all guests of the lost host at once.
+	maxRecoveries = 20
+	// rescanEvery is the time after which Recover reads the VMs of a lost host again. VMs may have become recoverable,
+	// for example by a change of their metadata.
+	rescanEvery = 10 * time.Second
+)
+
+// Recover moves VMs from lost hosts to other hosts. It runs only on the leader. First it records for each lost host
+// with VMs that are Recoverable that the host is fenced, and changes these VMs to PENDING. Then it places PENDING VMs
+// whose volumes no lost host can write to any more, in the order of their priority.
+func (s *Service) Recover(ctx context.Context) error {
+	lost, err := s.opts.Nodes.Lost()
+	if err != nil {
+		return err
+	}
+	for id := range s.scanned {
+		if !slices.Contains(lost, id) {
+			delete(s.scanned, id)
+		}
+	}
+	for _, id := range lost {
+		if now := s.opts.Store.Now(); now-s.scanned[id] >= rescanEvery.Milliseconds() {
+			s.scanned[id] = now
+			if err := s.leaveHost(ctx, id); err != nil {
+				return err
+			}
+		}
+	}
+	return s.placePending(ctx)
+}
+
+// leaveHost changes the recoverable VMs of a lost host to PENDING.
+func (s *Service) leaveHost(ctx context.Context, id cloud.NodeID) error {
+	var due []cloud.VM
+	var confirmed bool // a caller has confirmed that the host is off
+	if err := s.opts.Store.View(ctx, func(v *store.View) error {
+		due = nil
+		fence, err := node.FenceOf(v, id)
+		if err != nil {
+			return err
+		}
+		confirmed = fence != nil && fence.Confirmed
+		placed, _, err := node.PlacedVMs.List(v, 0, string(id))
+		if err != nil {
+			return err
+		}
+		for _, p := range placed {
+			vm, err := recoverable(v, id, p, confirmed)
+			if err != nil {
+				return err
+			}
+			if vm != nil {
+				due = append(due, *vm)
+			}
+		}
+		return nil
+	}); err != nil || len(due) == 0 {
+		return err
+	}
+	if !confirmed {
+		if fenced, err := s.opts.Nodes.FenceLost(ctx, id); err != nil || !fenced {
+			return err
+		}
+	}
+	slices.SortFunc(due, byPriority)
+	for _, one := range due {
+		if _, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+			vm, err := VMs.Get(tx, string(one.Project), string(one.ID))
+			if err != nil || vm == nil || vm.Node != id || vm.Recoverable(true) != "" {
+				return err
+			}
+			return s.leaveLostHost(tx, vm)
+		}); err != nil {
+			return err
+		}
+		s.opts.Log.Warn("a VM has lost its host", "vm", one.ID, "name", one.Name, "node", id)
+	}
+	return nil
+}
+
+// recoverable returns the VM of the Placed record p on the host id if the control plane may by itself start the VM on
+// another host. Otherwise it returns nil. The parameter confirmed is true if a caller has confirmed that the host is off.
+func recoverable(r store.Reader, id cloud.NodeID, p store.Record[node.Placed], confirmed bool) (*cloud.VM, error) {
+	if p.Value.Gone {
+		return nil, nil
+	}
+	vm, err := VMs.Get(r, string(p.Value.Project), p.Path[1])
+	if err != nil || vm == nil || vm.Node != id || vm.Recoverable(confirmed) != "" {
+		return nil, err
+	}
+	why, err := immovable(r, vm)
+	if err != nil || why != "" {
+		return nil, err
+	}
+	return vm, nil
+}
+
+// immovable returns "" if all disks of a VM can be used on other hosts. Otherwise it returns the reason, as the
+// predicate of a sentence whose subject is the VM.
+func immovable(r store.Reader, vm *cloud.VM) (string, error) {
+	for _, d := range vm.Spec.Disks {
+		if d.Volume == "" {
+			return "has the disk " + d.ID + ", which is on its host only", nil
+		}
+	}
+	return volume.Immovable(r, vm.Tenant(), vm.Spec.Volumes())
+}
+
+// errNotFenced returns the error for a VM that may still run on its host.
+func errNotFenced(vm *cloud.VM) error {
+	return fault.New(fault.FailedPrecondition, "VM %s may still run on its host %s: if the host is lost, an operator must confirm that it is off (`trivet node fence`)",
+		vm.Name, vm.Node).WithReason("HOST_NOT_FENCED")
+}
+
+// leaveLostHost changes a VM to PENDING, without a host. Its host must be Unresponsive and have a Fence record in tx. If
+// no caller has confirmed that the host is off, the host must have confirmed that it powers the VM off when its lease
+// ends. The VM's disks must be movable. The host is told to destroy the VM when it answers again. Until then, the
+// capacity that the VM may still use on the host stays allocated.
+func (s *Service) leaveLostHost(tx *store.Tx, vm *cloud.VM) error {
+	fence, err := node.FenceOf(tx, vm.Node)
+	if err != nil {
+		return err
+	}
+	confirmed := fence != nil && (fence.Confirmed || vm.Status.StopsWithLease || mutant.On(mutant.RecoverUnconfirmed))
+	if !confirmed || !s.opts.Nodes.Unresponsive(vm.Node) {
+		return errNotFenced(vm)
+	}
+	why, err := immovable(tx, vm)
+	if err != nil {
+		return err
+	}
+	if why != "" {
+		return fault.New(fault.FailedPrecondition, "VM %s cannot get another host: it %s", vm.Name, why).WithReason("DISK_ON_HOST")
+	}
+	lost, generation := vm.Node, vm.Generation
+	if err := vm.LoseHost(tx.Now()); err != nil {
+		return err
+	}
+	node.PlacedVMs.Put(tx, &node.Placed{
+		Project: vm.Project, Generation: vm.Generation, Gone: true, Held: vm.Spec.Need(),
+	}, string(lost), string(vm.ID))
+	if group := vm.Labels[AntiAffinity]; group != "" {
+		groups.Put(tx, &vm.Node, string(vm.Project), groupKey(group), string(vm.ID))
+	}
+	if err := volume.EndLostAttachments(tx, vm.Tenant(), vm.ID, vm.Spec.Volumes()); err != nil {
+		return err
+	}
+	return s.save(tx, vm, generation)
+}
+
+// byPriority orders VMs by priority, the highest first, and by the time of their creation.
+func byPriority(a, b cloud.VM) int {
+	return cmp.Or(cmp.Compare(b.Priority(), a.Priority()), cmp.Compare(a.ID, b.ID))
+}
+
+// placePending places PENDING VMs, as far as maxRecoveries allows. For a VM that must wait, it writes the reason to the
+// VM's record.
+func (s *Service) placePending(ctx context.Context) error {
+	s.mu.Lock()
+	pending := make([]recovery, 0, len(s.recoveries))
+	busy := 0
+	for _, r := range s.recoveries {
+		if r.pending {
+			pending = append(pending, r)
+		} else {
+			busy++
+		}
+	}
+	s.mu.Unlock()
+	if len(pending) == 0 {
+		return nil
+	}
+	var vms []cloud.VM
+	if err := s.opts.Store.View(ctx, func(v *store.View) error {
+		vms = nil
+		for _, r := range pending {
+			vm, err := VMs.Get(v, string(r.project), string(r.id))
+			if err != nil {
+				return err
+			}
+			if vm != nil && vm.State == cloud.Pending {
+				vms = append(vms, *vm)
+			}
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	slices.SortFunc(vms, byPriority)
+	for _, one := range vms {
+		if busy >= maxRecoveries {
+			return nil
+		}
+		placed, err := s.placeAgain(ctx, &one)
+		if err != nil {
+			return err
+		}
+		if placed {
+			busy++
+		}
+	}
+	return nil
+}
+
+// placeAgain places one PENDING VM, or writes the reason why it must wait to its record.
+func (s *Service) placeAgain(ctx context.Context, one *cloud.VM) (placed bool, err error) {
+	var wait string
+	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		placed, wait = false, ""
+		vm, err := VMs.Get(tx, string(one.Project), string(one.ID))
+		if err != nil || vm == nil || vm.State != cloud.Pending {
+			return err
+		}
+		if wait, err = volume.Waiting(tx, vm.Tenant(), vm.Spec.Volumes()); err != nil || wait != "" {
+			return err
+		}
+		placed = true
+		return s.moveRecords(tx, vm)
+	})
+	var refused *fault.Fault
+	var retryable *retryableRefusal
+	switch {
+	case err == nil && wait == "":
+		return placed, nil
+	case err == nil:
+	case errors.As(err, &retryable):
+		return false, nil // hosts have not sent the new leader a heartbeat yet
+	case errors.As(err, &refused):
+		wait = "waits for a host: " + refused.Message
+	default:
+		return false, err
+	}
+	wait = "the VM " + truncate(wait, maxLastError)
+	if one.Status.LastError == wait {
+		return false, nil
+	}
+	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		vm, err := VMs.Get(tx, string(one.Project), string(one.ID))
+		if err != nil || vm == nil || vm.State != cloud.Pending || vm.Status.LastError == wait {
+			return err
+		}
+		vm.Status.LastError = wait
+		return s.save(tx, vm, vm.Generation)
+	})
+	return false, err
+}
+
+// moveRecords chooses a host for a PENDING VM, and changes all records that name the VM's host.
+func (s *Service) moveRecords(tx *store.Tx, vm *cloud.VM) error {
+	images := map[cloud.ImageID]*image.Usable{}
+	for _, id := range vm.Spec.Images() {
+		i, err := lookupImage(tx, vm.Org, id, true)
+		if err != nil {
+			return err
+		}
+		images[id] = i
+	}
+	needs, err := volume.PlacementOf(tx, vm.Tenant(), vm.Spec.Volumes())
+	if err != nil {
+		return err
+	}
+	generation := vm.Generation
+	if err := s.place(tx, vm, images, &needs); err != nil {
+		return err
+	}
+	if err := vm.PlaceOn(vm.Node, tx.Now()); err != nil {
+		return err
+	}
+	for _, d := range vm.Spec.Disks {
+		if err := volume.Attach(tx, vm.Tenant(), d.Volume, vm.ID, d.ID, vm.Node); err != nil {
+			return err
+		}
+	}
+	if err := network.MoveNICs(tx, vm.Tenant(), vm.ID, vm.Node, vm.Name); err != nil {
+		return err
+	}
+	if group := vm.Labels[AntiAffinity]; group != "" {
+		groups.Put(tx, &vm.Node, string(vm.Project), groupKey(group), string(vm.ID))
+	}
+	return s.save(tx, vm, generation)
+}
+
+// recovery is a VM that has lost its host and is not as it should be on another one yet.
+type recovery struct {
+	project cloud.ProjectID
+	id      cloud.VMID
+	pending bool // the VM has no host
+}
+
+// trackRecovery keeps s.recoveries equal to the records of VMs that have lost their host. The caller must hold s.mu.
+func (s *Service) trackRecovery(vm *deadlineFields) {
+	if vm.Recovery == nil && vm.State != cloud.Pending {
+		delete(s.recoveries, vm.ID)
+		return
+	}
+	s.recoveries[vm.ID] = recovery{vm.Project, vm.ID, vm.State == cloud.Pending}
+}
