@@ -142,7 +142,8 @@ func (c *rbdCloud) on(host int) *world {
 // TestVolumesRBD makes volumes in a real Ceph cluster, blank and from an image, through the API. A volume is attached
 // to a running VM, grows, gets snapshots (testSnapshots), and moves to a VM on the second host. An image of the cluster
 // is registered as a volume, while the key of the storage class changes. Volumes of an encrypted class are used
-// (useEncrypted). Processes are killed and the cluster is stopped (testFaults), and the second host is lost (loseHost).
+// (useEncrypted). Processes are killed and the cluster is stopped (testFaults). A VM of a lost host starts on the other
+// host (recoverVM), and the second host is lost and evicted (loseHost).
 // The first host must then delete the images. The key of the Ceph user must be in no file of members and hosts.
 func TestVolumesRBD(t *testing.T) {
 	c := newRBDCloud(t)
@@ -178,6 +179,7 @@ func TestVolumesRBD(t *testing.T) {
 	c.useEncrypted(ctx, one, two)
 	more := c.testFaults(ctx, one, two, data)
 	c.requireNoKey(c.ceph.Key)
+	c.recoverVM(ctx)
 	c.loseHost(ctx, one, two, data, more)
 
 	_, err = c.admin.VMs.DeleteVm(ctx, &vmv1.DeleteVmRequest{OrgId: "default", ProjectId: "default", VmId: one, Force: true})
