@@ -97,6 +97,123 @@ func (Power) EnumDescriptor() ([]byte, []int) {
 	return file_agent_v1_agent_proto_rawDescGZIP(), []int{0}
 }
 
+// MigrationRole is what a host does in a migration.
+type MigrationRole int32
+
+const (
+	MigrationRole_MIGRATION_ROLE_UNSPECIFIED MigrationRole = 0
+	// The host runs the guest, and sends its state.
+	MigrationRole_MIGRATION_ROLE_SOURCE MigrationRole = 1
+	// The host receives the guest's state, and runs the guest after the switchover is committed. It never boots the
+	// guest, whatever AssignedVm.power and AssignedVm.starts say.
+	MigrationRole_MIGRATION_ROLE_TARGET MigrationRole = 2
+)
+
+// Enum value maps for MigrationRole.
+var (
+	MigrationRole_name = map[int32]string{
+		0: "MIGRATION_ROLE_UNSPECIFIED",
+		1: "MIGRATION_ROLE_SOURCE",
+		2: "MIGRATION_ROLE_TARGET",
+	}
+	MigrationRole_value = map[string]int32{
+		"MIGRATION_ROLE_UNSPECIFIED": 0,
+		"MIGRATION_ROLE_SOURCE":      1,
+		"MIGRATION_ROLE_TARGET":      2,
+	}
+)
+
+func (x MigrationRole) Enum() *MigrationRole {
+	p := new(MigrationRole)
+	*p = x
+	return p
+}
+
+func (x MigrationRole) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (MigrationRole) Descriptor() protoreflect.EnumDescriptor {
+	return file_agent_v1_agent_proto_enumTypes[1].Descriptor()
+}
+
+func (MigrationRole) Type() protoreflect.EnumType {
+	return &file_agent_v1_agent_proto_enumTypes[1]
+}
+
+func (x MigrationRole) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use MigrationRole.Descriptor instead.
+func (MigrationRole) EnumDescriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{1}
+}
+
+// MigrationPhase is how far a migration may proceed on both hosts. The control plane sets the next phase only when both
+// hosts have reported that they are ready for it.
+type MigrationPhase int32
+
+const (
+	MigrationPhase_MIGRATION_PHASE_UNSPECIFIED MigrationPhase = 0
+	// The source describes its running QEMU. The target starts a QEMU that waits for the guest's state, with all disks and
+	// network interfaces.
+	MigrationPhase_MIGRATION_PHASE_PREPARE MigrationPhase = 1
+	// The source sends disks, memory and devices. It stops before the switchover, with the guest paused.
+	MigrationPhase_MIGRATION_PHASE_TRANSFER MigrationPhase = 2
+	// The target owns the guest: this phase is one committed entry of the control plane. The source hands over the rest of
+	// the state, unless it has cancelled this attempt before. From then on it never runs the guest by itself. The target
+	// runs the guest as soon as it has the complete state.
+	MigrationPhase_MIGRATION_PHASE_SWITCHOVER MigrationPhase = 3
+	// Only for the source: the target's QEMU is proven dead, and never ran the guest. The source continues the guest.
+	MigrationPhase_MIGRATION_PHASE_ROLLBACK MigrationPhase = 4
+)
+
+// Enum value maps for MigrationPhase.
+var (
+	MigrationPhase_name = map[int32]string{
+		0: "MIGRATION_PHASE_UNSPECIFIED",
+		1: "MIGRATION_PHASE_PREPARE",
+		2: "MIGRATION_PHASE_TRANSFER",
+		3: "MIGRATION_PHASE_SWITCHOVER",
+		4: "MIGRATION_PHASE_ROLLBACK",
+	}
+	MigrationPhase_value = map[string]int32{
+		"MIGRATION_PHASE_UNSPECIFIED": 0,
+		"MIGRATION_PHASE_PREPARE":     1,
+		"MIGRATION_PHASE_TRANSFER":    2,
+		"MIGRATION_PHASE_SWITCHOVER":  3,
+		"MIGRATION_PHASE_ROLLBACK":    4,
+	}
+)
+
+func (x MigrationPhase) Enum() *MigrationPhase {
+	p := new(MigrationPhase)
+	*p = x
+	return p
+}
+
+func (x MigrationPhase) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (MigrationPhase) Descriptor() protoreflect.EnumDescriptor {
+	return file_agent_v1_agent_proto_enumTypes[2].Descriptor()
+}
+
+func (MigrationPhase) Type() protoreflect.EnumType {
+	return &file_agent_v1_agent_proto_enumTypes[2]
+}
+
+func (x MigrationPhase) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use MigrationPhase.Descriptor instead.
+func (MigrationPhase) EnumDescriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{2}
+}
+
 // Observed is what the agent sees of a VM.
 type Observed int32
 
@@ -157,11 +274,11 @@ func (x Observed) String() string {
 }
 
 func (Observed) Descriptor() protoreflect.EnumDescriptor {
-	return file_agent_v1_agent_proto_enumTypes[1].Descriptor()
+	return file_agent_v1_agent_proto_enumTypes[3].Descriptor()
 }
 
 func (Observed) Type() protoreflect.EnumType {
-	return &file_agent_v1_agent_proto_enumTypes[1]
+	return &file_agent_v1_agent_proto_enumTypes[3]
 }
 
 func (x Observed) Number() protoreflect.EnumNumber {
@@ -170,7 +287,7 @@ func (x Observed) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Observed.Descriptor instead.
 func (Observed) EnumDescriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{1}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
 // Exit is why a process ended.
@@ -213,11 +330,11 @@ func (x Exit) String() string {
 }
 
 func (Exit) Descriptor() protoreflect.EnumDescriptor {
-	return file_agent_v1_agent_proto_enumTypes[2].Descriptor()
+	return file_agent_v1_agent_proto_enumTypes[4].Descriptor()
 }
 
 func (Exit) Type() protoreflect.EnumType {
-	return &file_agent_v1_agent_proto_enumTypes[2]
+	return &file_agent_v1_agent_proto_enumTypes[4]
 }
 
 func (x Exit) Number() protoreflect.EnumNumber {
@@ -226,7 +343,87 @@ func (x Exit) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Exit.Descriptor instead.
 func (Exit) EnumDescriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{2}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{4}
+}
+
+// MigrationState is how far a host has come in a migration.
+type MigrationState int32
+
+const (
+	MigrationState_MIGRATION_STATE_UNSPECIFIED MigrationState = 0
+	// Source: the guest runs, and machine is set. Target: QEMU waits for the guest's state, all disks and network
+	// interfaces exist, and address is set.
+	MigrationState_MIGRATION_STATE_PREPARED MigrationState = 1
+	// Source: disks and memory are being sent. A guest under TCG is paused.
+	MigrationState_MIGRATION_STATE_TRANSFERRING MigrationState = 2
+	// Source: the guest is paused, everything but the rest of its state is sent, and the disks at the target are complete.
+	// The source waits a few seconds for MIGRATION_PHASE_SWITCHOVER, and cancels the attempt then.
+	MigrationState_MIGRATION_STATE_AT_SWITCHOVER MigrationState = 3
+	// Source: the rest of the state has been sent, or is being sent. The source does not run the guest again without
+	// MIGRATION_PHASE_ROLLBACK.
+	MigrationState_MIGRATION_STATE_HANDED_OVER MigrationState = 4
+	// Target: QEMU has the complete state, and waits for MIGRATION_PHASE_SWITCHOVER if it does not have it yet.
+	MigrationState_MIGRATION_STATE_RECEIVED MigrationState = 5
+	// Target: the guest runs here. Source: the guest runs here again after MIGRATION_PHASE_ROLLBACK.
+	MigrationState_MIGRATION_STATE_RUNNING MigrationState = 6
+	// Source: the attempt can never complete any more, and the host has stored that. The guest runs here unless observed
+	// says otherwise.
+	MigrationState_MIGRATION_STATE_CANCELLED MigrationState = 7
+	// Target: no QEMU of this attempt exists, and none will: the host has stored that. It never ran the guest.
+	MigrationState_MIGRATION_STATE_FAILED MigrationState = 8
+)
+
+// Enum value maps for MigrationState.
+var (
+	MigrationState_name = map[int32]string{
+		0: "MIGRATION_STATE_UNSPECIFIED",
+		1: "MIGRATION_STATE_PREPARED",
+		2: "MIGRATION_STATE_TRANSFERRING",
+		3: "MIGRATION_STATE_AT_SWITCHOVER",
+		4: "MIGRATION_STATE_HANDED_OVER",
+		5: "MIGRATION_STATE_RECEIVED",
+		6: "MIGRATION_STATE_RUNNING",
+		7: "MIGRATION_STATE_CANCELLED",
+		8: "MIGRATION_STATE_FAILED",
+	}
+	MigrationState_value = map[string]int32{
+		"MIGRATION_STATE_UNSPECIFIED":   0,
+		"MIGRATION_STATE_PREPARED":      1,
+		"MIGRATION_STATE_TRANSFERRING":  2,
+		"MIGRATION_STATE_AT_SWITCHOVER": 3,
+		"MIGRATION_STATE_HANDED_OVER":   4,
+		"MIGRATION_STATE_RECEIVED":      5,
+		"MIGRATION_STATE_RUNNING":       6,
+		"MIGRATION_STATE_CANCELLED":     7,
+		"MIGRATION_STATE_FAILED":        8,
+	}
+)
+
+func (x MigrationState) Enum() *MigrationState {
+	p := new(MigrationState)
+	*p = x
+	return p
+}
+
+func (x MigrationState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (MigrationState) Descriptor() protoreflect.EnumDescriptor {
+	return file_agent_v1_agent_proto_enumTypes[5].Descriptor()
+}
+
+func (MigrationState) Type() protoreflect.EnumType {
+	return &file_agent_v1_agent_proto_enumTypes[5]
+}
+
+func (x MigrationState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use MigrationState.Descriptor instead.
+func (MigrationState) EnumDescriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{5}
 }
 
 // SnapshotState is the state of a snapshot on the host.
@@ -272,11 +469,11 @@ func (x SnapshotState) String() string {
 }
 
 func (SnapshotState) Descriptor() protoreflect.EnumDescriptor {
-	return file_agent_v1_agent_proto_enumTypes[3].Descriptor()
+	return file_agent_v1_agent_proto_enumTypes[6].Descriptor()
 }
 
 func (SnapshotState) Type() protoreflect.EnumType {
-	return &file_agent_v1_agent_proto_enumTypes[3]
+	return &file_agent_v1_agent_proto_enumTypes[6]
 }
 
 func (x SnapshotState) Number() protoreflect.EnumNumber {
@@ -285,7 +482,7 @@ func (x SnapshotState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SnapshotState.Descriptor instead.
 func (SnapshotState) EnumDescriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{3}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{6}
 }
 
 type JoinRequest struct {
@@ -724,8 +921,10 @@ type AssignedVm struct {
 	// may then start the VM on another host. The host does not start the VM again before it has a new lease and a new
 	// complete assignment.
 	StopsWithLease bool `protobuf:"varint,260,opt,name=stops_with_lease,json=stopsWithLease,proto3" json:"stops_with_lease,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Set while the VM is being migrated. Both hosts of the migration have an assignment with it.
+	Migration     *AssignedMigration `protobuf:"bytes,360,opt,name=migration,proto3" json:"migration,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AssignedVm) Reset() {
@@ -919,6 +1118,124 @@ func (x *AssignedVm) GetStopsWithLease() bool {
 	return false
 }
 
+func (x *AssignedVm) GetMigration() *AssignedMigration {
+	if x != nil {
+		return x.Migration
+	}
+	return nil
+}
+
+// AssignedMigration is the part of one host in a migration of a VM. If an assignment no longer has the message, the
+// migration has ended: a source continues its guest unless it has begun the switchover, and a target gets
+// POWER_DESTROYED, or an assignment as the VM's only host.
+type AssignedMigration struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Identifies the attempt, and grows with each attempt of the VM. A host stores the greatest attempt that it has
+	// cancelled, and never continues one that is not greater.
+	Attempt uint64         `protobuf:"varint,1,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	Role    MigrationRole  `protobuf:"varint,2,opt,name=role,proto3,enum=agent.v1.MigrationRole" json:"role,omitempty"`
+	Phase   MigrationPhase `protobuf:"varint,3,opt,name=phase,proto3,enum=agent.v1.MigrationPhase" json:"phase,omitempty"`
+	// The other host, which proves its identity by its certificate.
+	PeerNodeId string `protobuf:"bytes,4,opt,name=peer_node_id,json=peerNodeId,proto3" json:"peer_node_id,omitempty"`
+	// host:port at which the target's tunnel listens. Set for the source from MIGRATION_PHASE_TRANSFER on.
+	PeerAddress string `protobuf:"bytes,5,opt,name=peer_address,json=peerAddress,proto3" json:"peer_address,omitempty"`
+	// MigrationObservation.machine of the source, for the target. The target waits until it is set.
+	Machine []byte `protobuf:"bytes,6,opt,name=machine,proto3" json:"machine,omitempty"`
+	// The greatest rate of the transfer, in bytes per second. 0: no limit.
+	MaxBytesPerSecond uint64 `protobuf:"varint,7,opt,name=max_bytes_per_second,json=maxBytesPerSecond,proto3" json:"max_bytes_per_second,omitempty"`
+	// The greatest time for which the guest may be paused, in milliseconds. The source begins with a smaller one and
+	// increases it while the guest writes memory faster than it is sent. 0: 300.
+	MaxDowntimeMs uint32 `protobuf:"varint,8,opt,name=max_downtime_ms,json=maxDowntimeMs,proto3" json:"max_downtime_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AssignedMigration) Reset() {
+	*x = AssignedMigration{}
+	mi := &file_agent_v1_agent_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AssignedMigration) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AssignedMigration) ProtoMessage() {}
+
+func (x *AssignedMigration) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AssignedMigration.ProtoReflect.Descriptor instead.
+func (*AssignedMigration) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *AssignedMigration) GetAttempt() uint64 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+func (x *AssignedMigration) GetRole() MigrationRole {
+	if x != nil {
+		return x.Role
+	}
+	return MigrationRole_MIGRATION_ROLE_UNSPECIFIED
+}
+
+func (x *AssignedMigration) GetPhase() MigrationPhase {
+	if x != nil {
+		return x.Phase
+	}
+	return MigrationPhase_MIGRATION_PHASE_UNSPECIFIED
+}
+
+func (x *AssignedMigration) GetPeerNodeId() string {
+	if x != nil {
+		return x.PeerNodeId
+	}
+	return ""
+}
+
+func (x *AssignedMigration) GetPeerAddress() string {
+	if x != nil {
+		return x.PeerAddress
+	}
+	return ""
+}
+
+func (x *AssignedMigration) GetMachine() []byte {
+	if x != nil {
+		return x.Machine
+	}
+	return nil
+}
+
+func (x *AssignedMigration) GetMaxBytesPerSecond() uint64 {
+	if x != nil {
+		return x.MaxBytesPerSecond
+	}
+	return 0
+}
+
+func (x *AssignedMigration) GetMaxDowntimeMs() uint32 {
+	if x != nil {
+		return x.MaxDowntimeMs
+	}
+	return 0
+}
+
 // AssignedSeed is the content of a read-only disk with the label cidata, with which cloud-init configures the guest. A
 // change takes effect at the next start.
 type AssignedSeed struct {
@@ -937,7 +1254,7 @@ type AssignedSeed struct {
 
 func (x *AssignedSeed) Reset() {
 	*x = AssignedSeed{}
-	mi := &file_agent_v1_agent_proto_msgTypes[6]
+	mi := &file_agent_v1_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -949,7 +1266,7 @@ func (x *AssignedSeed) String() string {
 func (*AssignedSeed) ProtoMessage() {}
 
 func (x *AssignedSeed) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[6]
+	mi := &file_agent_v1_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -962,7 +1279,7 @@ func (x *AssignedSeed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignedSeed.ProtoReflect.Descriptor instead.
 func (*AssignedSeed) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *AssignedSeed) GetHostName() string {
@@ -1014,7 +1331,7 @@ type AssignedSeedNic struct {
 
 func (x *AssignedSeedNic) Reset() {
 	*x = AssignedSeedNic{}
-	mi := &file_agent_v1_agent_proto_msgTypes[7]
+	mi := &file_agent_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1026,7 +1343,7 @@ func (x *AssignedSeedNic) String() string {
 func (*AssignedSeedNic) ProtoMessage() {}
 
 func (x *AssignedSeedNic) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[7]
+	mi := &file_agent_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1039,7 +1356,7 @@ func (x *AssignedSeedNic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignedSeedNic.ProtoReflect.Descriptor instead.
 func (*AssignedSeedNic) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *AssignedSeedNic) GetNicId() string {
@@ -1110,7 +1427,7 @@ type AssignedNic struct {
 
 func (x *AssignedNic) Reset() {
 	*x = AssignedNic{}
-	mi := &file_agent_v1_agent_proto_msgTypes[8]
+	mi := &file_agent_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1122,7 +1439,7 @@ func (x *AssignedNic) String() string {
 func (*AssignedNic) ProtoMessage() {}
 
 func (x *AssignedNic) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[8]
+	mi := &file_agent_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1135,7 +1452,7 @@ func (x *AssignedNic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignedNic.ProtoReflect.Descriptor instead.
 func (*AssignedNic) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *AssignedNic) GetId() string {
@@ -1198,7 +1515,7 @@ type AssignedDisk struct {
 
 func (x *AssignedDisk) Reset() {
 	*x = AssignedDisk{}
-	mi := &file_agent_v1_agent_proto_msgTypes[9]
+	mi := &file_agent_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1210,7 +1527,7 @@ func (x *AssignedDisk) String() string {
 func (*AssignedDisk) ProtoMessage() {}
 
 func (x *AssignedDisk) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[9]
+	mi := &file_agent_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1223,7 +1540,7 @@ func (x *AssignedDisk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignedDisk.ProtoReflect.Descriptor instead.
 func (*AssignedDisk) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AssignedDisk) GetId() string {
@@ -1349,7 +1666,7 @@ type AssignedVolume struct {
 
 func (x *AssignedVolume) Reset() {
 	*x = AssignedVolume{}
-	mi := &file_agent_v1_agent_proto_msgTypes[10]
+	mi := &file_agent_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1361,7 +1678,7 @@ func (x *AssignedVolume) String() string {
 func (*AssignedVolume) ProtoMessage() {}
 
 func (x *AssignedVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[10]
+	mi := &file_agent_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1374,7 +1691,7 @@ func (x *AssignedVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignedVolume.ProtoReflect.Descriptor instead.
 func (*AssignedVolume) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *AssignedVolume) GetVolumeId() string {
@@ -1542,7 +1859,7 @@ type SnapshotSource struct {
 
 func (x *SnapshotSource) Reset() {
 	*x = SnapshotSource{}
-	mi := &file_agent_v1_agent_proto_msgTypes[11]
+	mi := &file_agent_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1554,7 +1871,7 @@ func (x *SnapshotSource) String() string {
 func (*SnapshotSource) ProtoMessage() {}
 
 func (x *SnapshotSource) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[11]
+	mi := &file_agent_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1567,7 +1884,7 @@ func (x *SnapshotSource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotSource.ProtoReflect.Descriptor instead.
 func (*SnapshotSource) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SnapshotSource) GetVolumeId() string {
@@ -1607,7 +1924,7 @@ type AssignedSnapshot struct {
 
 func (x *AssignedSnapshot) Reset() {
 	*x = AssignedSnapshot{}
-	mi := &file_agent_v1_agent_proto_msgTypes[12]
+	mi := &file_agent_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1619,7 +1936,7 @@ func (x *AssignedSnapshot) String() string {
 func (*AssignedSnapshot) ProtoMessage() {}
 
 func (x *AssignedSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[12]
+	mi := &file_agent_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1632,7 +1949,7 @@ func (x *AssignedSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignedSnapshot.ProtoReflect.Descriptor instead.
 func (*AssignedSnapshot) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *AssignedSnapshot) GetSnapshotId() string {
@@ -1696,7 +2013,7 @@ type RbdPool struct {
 
 func (x *RbdPool) Reset() {
 	*x = RbdPool{}
-	mi := &file_agent_v1_agent_proto_msgTypes[13]
+	mi := &file_agent_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1708,7 +2025,7 @@ func (x *RbdPool) String() string {
 func (*RbdPool) ProtoMessage() {}
 
 func (x *RbdPool) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[13]
+	mi := &file_agent_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1721,7 +2038,7 @@ func (x *RbdPool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RbdPool.ProtoReflect.Descriptor instead.
 func (*RbdPool) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RbdPool) GetFsid() string {
@@ -1773,7 +2090,7 @@ type AssignedImage struct {
 
 func (x *AssignedImage) Reset() {
 	*x = AssignedImage{}
-	mi := &file_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_agent_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1785,7 +2102,7 @@ func (x *AssignedImage) String() string {
 func (*AssignedImage) ProtoMessage() {}
 
 func (x *AssignedImage) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_agent_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1798,7 +2115,7 @@ func (x *AssignedImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignedImage.ProtoReflect.Descriptor instead.
 func (*AssignedImage) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *AssignedImage) GetImageId() string {
@@ -1846,7 +2163,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_agent_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1858,7 +2175,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_agent_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1871,7 +2188,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ConsoleRequest) GetRequestId() string {
@@ -1928,7 +2245,7 @@ type SnapshotRequest struct {
 
 func (x *SnapshotRequest) Reset() {
 	*x = SnapshotRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_agent_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1940,7 +2257,7 @@ func (x *SnapshotRequest) String() string {
 func (*SnapshotRequest) ProtoMessage() {}
 
 func (x *SnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_agent_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1953,7 +2270,7 @@ func (x *SnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRequest.ProtoReflect.Descriptor instead.
 func (*SnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SnapshotRequest) GetRequestId() string {
@@ -2012,7 +2329,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2024,7 +2341,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2037,7 +2354,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ReportRequest) GetFacts() *NodeFacts {
@@ -2069,7 +2386,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2081,7 +2398,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2094,7 +2411,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 // NodeFacts describes the host beyond its heartbeat.
@@ -2127,7 +2444,7 @@ type NodeFacts struct {
 
 func (x *NodeFacts) Reset() {
 	*x = NodeFacts{}
-	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2139,7 +2456,7 @@ func (x *NodeFacts) String() string {
 func (*NodeFacts) ProtoMessage() {}
 
 func (x *NodeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2152,7 +2469,7 @@ func (x *NodeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFacts.ProtoReflect.Descriptor instead.
 func (*NodeFacts) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *NodeFacts) GetBootId() string {
@@ -2241,7 +2558,7 @@ type StoragePool struct {
 
 func (x *StoragePool) Reset() {
 	*x = StoragePool{}
-	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2253,7 +2570,7 @@ func (x *StoragePool) String() string {
 func (*StoragePool) ProtoMessage() {}
 
 func (x *StoragePool) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2266,7 +2583,7 @@ func (x *StoragePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePool.ProtoReflect.Descriptor instead.
 func (*StoragePool) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *StoragePool) GetName() string {
@@ -2333,13 +2650,15 @@ type VmObservation struct {
 	Disks []*DiskObservation `protobuf:"bytes,14,rep,name=disks,proto3" json:"disks,omitempty"`
 	// The host acts as AssignedVm.stops_with_lease requires. Older agents never set it.
 	StopsWithLease bool `protobuf:"varint,260,opt,name=stops_with_lease,json=stopsWithLease,proto3" json:"stops_with_lease,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Set while the assignment has a migration, and for the last attempt as long as the host knows it.
+	Migration     *MigrationObservation `protobuf:"bytes,361,opt,name=migration,proto3" json:"migration,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *VmObservation) Reset() {
 	*x = VmObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2351,7 +2670,7 @@ func (x *VmObservation) String() string {
 func (*VmObservation) ProtoMessage() {}
 
 func (x *VmObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2364,7 +2683,7 @@ func (x *VmObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VmObservation.ProtoReflect.Descriptor instead.
 func (*VmObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *VmObservation) GetVmId() string {
@@ -2472,6 +2791,121 @@ func (x *VmObservation) GetStopsWithLease() bool {
 	return false
 }
 
+func (x *VmObservation) GetMigration() *MigrationObservation {
+	if x != nil {
+		return x.Migration
+	}
+	return nil
+}
+
+// MigrationObservation is the state of a migration on one of its hosts.
+type MigrationObservation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// AssignedMigration.attempt.
+	Attempt uint64         `protobuf:"varint,1,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	State   MigrationState `protobuf:"varint,2,opt,name=state,proto3,enum=agent.v1.MigrationState" json:"state,omitempty"`
+	// host:port at which the target's tunnel listens.
+	Address string `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`
+	// Of the source: its running QEMU, in a format of the agent: machine type, CPU model, and devices with their slots. At
+	// most 64 KiB.
+	Machine []byte `protobuf:"bytes,4,opt,name=machine,proto3" json:"machine,omitempty"`
+	// Why the attempt was cancelled or failed. The first 1024 bytes are kept.
+	Error string `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`
+	// Progress of the source, kept in the leader's memory only: bytes of disks and memory.
+	TotalBytes uint64 `protobuf:"varint,6,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	SentBytes  uint64 `protobuf:"varint,7,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
+	// How long the guest was paused, in milliseconds, as QEMU reports it. Set from MIGRATION_STATE_HANDED_OVER on.
+	DowntimeMs    uint32 `protobuf:"varint,8,opt,name=downtime_ms,json=downtimeMs,proto3" json:"downtime_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MigrationObservation) Reset() {
+	*x = MigrationObservation{}
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MigrationObservation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MigrationObservation) ProtoMessage() {}
+
+func (x *MigrationObservation) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MigrationObservation.ProtoReflect.Descriptor instead.
+func (*MigrationObservation) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *MigrationObservation) GetAttempt() uint64 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+func (x *MigrationObservation) GetState() MigrationState {
+	if x != nil {
+		return x.State
+	}
+	return MigrationState_MIGRATION_STATE_UNSPECIFIED
+}
+
+func (x *MigrationObservation) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *MigrationObservation) GetMachine() []byte {
+	if x != nil {
+		return x.Machine
+	}
+	return nil
+}
+
+func (x *MigrationObservation) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *MigrationObservation) GetTotalBytes() uint64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
+
+func (x *MigrationObservation) GetSentBytes() uint64 {
+	if x != nil {
+		return x.SentBytes
+	}
+	return 0
+}
+
+func (x *MigrationObservation) GetDowntimeMs() uint32 {
+	if x != nil {
+		return x.DowntimeMs
+	}
+	return 0
+}
+
 // DiskObservation is one disk of a running guest that is a volume. While a guest runs, the control plane attaches a
 // disk by adding it to AssignedVm.disks, and detaches it by leaving it out. The volume of a detached disk stays
 // attached to the VM until the host reports the disk as not attached, or no longer reports the disk.
@@ -2490,7 +2924,7 @@ type DiskObservation struct {
 
 func (x *DiskObservation) Reset() {
 	*x = DiskObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2502,7 +2936,7 @@ func (x *DiskObservation) String() string {
 func (*DiskObservation) ProtoMessage() {}
 
 func (x *DiskObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2515,7 +2949,7 @@ func (x *DiskObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskObservation.ProtoReflect.Descriptor instead.
 func (*DiskObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DiskObservation) GetId() string {
@@ -2573,7 +3007,7 @@ type VolumeObservation struct {
 
 func (x *VolumeObservation) Reset() {
 	*x = VolumeObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2585,7 +3019,7 @@ func (x *VolumeObservation) String() string {
 func (*VolumeObservation) ProtoMessage() {}
 
 func (x *VolumeObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2598,7 +3032,7 @@ func (x *VolumeObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeObservation.ProtoReflect.Descriptor instead.
 func (*VolumeObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *VolumeObservation) GetVolumeId() string {
@@ -2690,7 +3124,7 @@ type SnapshotObservation struct {
 
 func (x *SnapshotObservation) Reset() {
 	*x = SnapshotObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2702,7 +3136,7 @@ func (x *SnapshotObservation) String() string {
 func (*SnapshotObservation) ProtoMessage() {}
 
 func (x *SnapshotObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2715,7 +3149,7 @@ func (x *SnapshotObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotObservation.ProtoReflect.Descriptor instead.
 func (*SnapshotObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SnapshotObservation) GetSnapshotId() string {
@@ -2787,7 +3221,7 @@ type NicObservation struct {
 
 func (x *NicObservation) Reset() {
 	*x = NicObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2799,7 +3233,7 @@ func (x *NicObservation) String() string {
 func (*NicObservation) ProtoMessage() {}
 
 func (x *NicObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2812,7 +3246,7 @@ func (x *NicObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NicObservation.ProtoReflect.Descriptor instead.
 func (*NicObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *NicObservation) GetId() string {
@@ -2848,7 +3282,7 @@ type ReadImageRequest struct {
 
 func (x *ReadImageRequest) Reset() {
 	*x = ReadImageRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2860,7 +3294,7 @@ func (x *ReadImageRequest) String() string {
 func (*ReadImageRequest) ProtoMessage() {}
 
 func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2873,7 +3307,7 @@ func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageRequest.ProtoReflect.Descriptor instead.
 func (*ReadImageRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReadImageRequest) GetSha256() string {
@@ -2900,7 +3334,7 @@ type ReadImageResponse struct {
 
 func (x *ReadImageResponse) Reset() {
 	*x = ReadImageResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2912,7 +3346,7 @@ func (x *ReadImageResponse) String() string {
 func (*ReadImageResponse) ProtoMessage() {}
 
 func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2925,7 +3359,7 @@ func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageResponse.ProtoReflect.Descriptor instead.
 func (*ReadImageResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ReadImageResponse) GetData() []byte {
@@ -2950,7 +3384,7 @@ type SendConsoleRequest struct {
 
 func (x *SendConsoleRequest) Reset() {
 	*x = SendConsoleRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2962,7 +3396,7 @@ func (x *SendConsoleRequest) String() string {
 func (*SendConsoleRequest) ProtoMessage() {}
 
 func (x *SendConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2975,7 +3409,7 @@ func (x *SendConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendConsoleRequest.ProtoReflect.Descriptor instead.
 func (*SendConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SendConsoleRequest) GetRequestId() string {
@@ -3007,7 +3441,7 @@ type SendConsoleResponse struct {
 
 func (x *SendConsoleResponse) Reset() {
 	*x = SendConsoleResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_agent_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3019,7 +3453,7 @@ func (x *SendConsoleResponse) String() string {
 func (*SendConsoleResponse) ProtoMessage() {}
 
 func (x *SendConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_agent_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3032,7 +3466,7 @@ func (x *SendConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendConsoleResponse.ProtoReflect.Descriptor instead.
 func (*SendConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 type SendSnapshotRequest struct {
@@ -3051,7 +3485,7 @@ type SendSnapshotRequest struct {
 
 func (x *SendSnapshotRequest) Reset() {
 	*x = SendSnapshotRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_agent_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3063,7 +3497,7 @@ func (x *SendSnapshotRequest) String() string {
 func (*SendSnapshotRequest) ProtoMessage() {}
 
 func (x *SendSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_agent_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3076,7 +3510,7 @@ func (x *SendSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*SendSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SendSnapshotRequest) GetRequestId() string {
@@ -3108,7 +3542,7 @@ type SendSnapshotResponse struct {
 
 func (x *SendSnapshotResponse) Reset() {
 	*x = SendSnapshotResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_agent_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3120,7 +3554,7 @@ func (x *SendSnapshotResponse) String() string {
 func (*SendSnapshotResponse) ProtoMessage() {}
 
 func (x *SendSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_agent_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3133,7 +3567,7 @@ func (x *SendSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*SendSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 // SyncNetworksRequest describes the host in the first message, and acknowledges a revision in each later one.
@@ -3157,7 +3591,7 @@ type SyncNetworksRequest struct {
 
 func (x *SyncNetworksRequest) Reset() {
 	*x = SyncNetworksRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_agent_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3169,7 +3603,7 @@ func (x *SyncNetworksRequest) String() string {
 func (*SyncNetworksRequest) ProtoMessage() {}
 
 func (x *SyncNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_agent_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3182,7 +3616,7 @@ func (x *SyncNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncNetworksRequest.ProtoReflect.Descriptor instead.
 func (*SyncNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SyncNetworksRequest) GetProtocol() uint32 {
@@ -3236,7 +3670,7 @@ type BackendHealth struct {
 
 func (x *BackendHealth) Reset() {
 	*x = BackendHealth{}
-	mi := &file_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_agent_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3248,7 +3682,7 @@ func (x *BackendHealth) String() string {
 func (*BackendHealth) ProtoMessage() {}
 
 func (x *BackendHealth) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_agent_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3261,7 +3695,7 @@ func (x *BackendHealth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendHealth.ProtoReflect.Descriptor instead.
 func (*BackendHealth) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *BackendHealth) GetVpcId() string {
@@ -3324,7 +3758,7 @@ type HostNetwork struct {
 
 func (x *HostNetwork) Reset() {
 	*x = HostNetwork{}
-	mi := &file_agent_v1_agent_proto_msgTypes[34]
+	mi := &file_agent_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3336,7 +3770,7 @@ func (x *HostNetwork) String() string {
 func (*HostNetwork) ProtoMessage() {}
 
 func (x *HostNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[34]
+	mi := &file_agent_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3349,7 +3783,7 @@ func (x *HostNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostNetwork.ProtoReflect.Descriptor instead.
 func (*HostNetwork) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *HostNetwork) GetVtep() string {
@@ -3406,7 +3840,7 @@ type VpcFailure struct {
 
 func (x *VpcFailure) Reset() {
 	*x = VpcFailure{}
-	mi := &file_agent_v1_agent_proto_msgTypes[35]
+	mi := &file_agent_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3418,7 +3852,7 @@ func (x *VpcFailure) String() string {
 func (*VpcFailure) ProtoMessage() {}
 
 func (x *VpcFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[35]
+	mi := &file_agent_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3431,7 +3865,7 @@ func (x *VpcFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcFailure.ProtoReflect.Descriptor instead.
 func (*VpcFailure) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *VpcFailure) GetVpcId() string {
@@ -3494,7 +3928,7 @@ type SyncNetworksResponse struct {
 
 func (x *SyncNetworksResponse) Reset() {
 	*x = SyncNetworksResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[36]
+	mi := &file_agent_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3506,7 +3940,7 @@ func (x *SyncNetworksResponse) String() string {
 func (*SyncNetworksResponse) ProtoMessage() {}
 
 func (x *SyncNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[36]
+	mi := &file_agent_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3519,7 +3953,7 @@ func (x *SyncNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncNetworksResponse.ProtoReflect.Descriptor instead.
 func (*SyncNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *SyncNetworksResponse) GetTerm() uint64 {
@@ -3649,7 +4083,7 @@ type HostEncryption struct {
 
 func (x *HostEncryption) Reset() {
 	*x = HostEncryption{}
-	mi := &file_agent_v1_agent_proto_msgTypes[37]
+	mi := &file_agent_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3661,7 +4095,7 @@ func (x *HostEncryption) String() string {
 func (*HostEncryption) ProtoMessage() {}
 
 func (x *HostEncryption) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[37]
+	mi := &file_agent_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3674,7 +4108,7 @@ func (x *HostEncryption) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostEncryption.ProtoReflect.Descriptor instead.
 func (*HostEncryption) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *HostEncryption) GetPeers() []*EncryptedPeer {
@@ -3707,7 +4141,7 @@ type EncryptedPeer struct {
 
 func (x *EncryptedPeer) Reset() {
 	*x = EncryptedPeer{}
-	mi := &file_agent_v1_agent_proto_msgTypes[38]
+	mi := &file_agent_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3719,7 +4153,7 @@ func (x *EncryptedPeer) String() string {
 func (*EncryptedPeer) ProtoMessage() {}
 
 func (x *EncryptedPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[38]
+	mi := &file_agent_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3732,7 +4166,7 @@ func (x *EncryptedPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EncryptedPeer.ProtoReflect.Descriptor instead.
 func (*EncryptedPeer) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *EncryptedPeer) GetVtep() string {
@@ -3769,7 +4203,7 @@ type EspState struct {
 
 func (x *EspState) Reset() {
 	*x = EspState{}
-	mi := &file_agent_v1_agent_proto_msgTypes[39]
+	mi := &file_agent_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3781,7 +4215,7 @@ func (x *EspState) String() string {
 func (*EspState) ProtoMessage() {}
 
 func (x *EspState) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[39]
+	mi := &file_agent_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3794,7 +4228,7 @@ func (x *EspState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EspState.ProtoReflect.Descriptor instead.
 func (*EspState) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *EspState) GetSpi() uint32 {
@@ -3833,7 +4267,7 @@ type HostNatGateway struct {
 
 func (x *HostNatGateway) Reset() {
 	*x = HostNatGateway{}
-	mi := &file_agent_v1_agent_proto_msgTypes[40]
+	mi := &file_agent_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3845,7 +4279,7 @@ func (x *HostNatGateway) String() string {
 func (*HostNatGateway) ProtoMessage() {}
 
 func (x *HostNatGateway) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[40]
+	mi := &file_agent_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3858,7 +4292,7 @@ func (x *HostNatGateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostNatGateway.ProtoReflect.Descriptor instead.
 func (*HostNatGateway) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *HostNatGateway) GetNatGateway() *v12.NatGateway {
@@ -3908,7 +4342,7 @@ type ProtectedAddresses struct {
 
 func (x *ProtectedAddresses) Reset() {
 	*x = ProtectedAddresses{}
-	mi := &file_agent_v1_agent_proto_msgTypes[41]
+	mi := &file_agent_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3920,7 +4354,7 @@ func (x *ProtectedAddresses) String() string {
 func (*ProtectedAddresses) ProtoMessage() {}
 
 func (x *ProtectedAddresses) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[41]
+	mi := &file_agent_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3933,7 +4367,7 @@ func (x *ProtectedAddresses) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProtectedAddresses.ProtoReflect.Descriptor instead.
 func (*ProtectedAddresses) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ProtectedAddresses) GetAddresses() []string {
@@ -3954,7 +4388,7 @@ type HostVpc struct {
 
 func (x *HostVpc) Reset() {
 	*x = HostVpc{}
-	mi := &file_agent_v1_agent_proto_msgTypes[42]
+	mi := &file_agent_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3966,7 +4400,7 @@ func (x *HostVpc) String() string {
 func (*HostVpc) ProtoMessage() {}
 
 func (x *HostVpc) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[42]
+	mi := &file_agent_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3979,7 +4413,7 @@ func (x *HostVpc) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostVpc.ProtoReflect.Descriptor instead.
 func (*HostVpc) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *HostVpc) GetVpc() *v12.Vpc {
@@ -4007,7 +4441,7 @@ type HostSubnet struct {
 
 func (x *HostSubnet) Reset() {
 	*x = HostSubnet{}
-	mi := &file_agent_v1_agent_proto_msgTypes[43]
+	mi := &file_agent_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4019,7 +4453,7 @@ func (x *HostSubnet) String() string {
 func (*HostSubnet) ProtoMessage() {}
 
 func (x *HostSubnet) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[43]
+	mi := &file_agent_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4032,7 +4466,7 @@ func (x *HostSubnet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostSubnet.ProtoReflect.Descriptor instead.
 func (*HostSubnet) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *HostSubnet) GetSubnet() *v12.Subnet {
@@ -4065,7 +4499,7 @@ type HostPort struct {
 
 func (x *HostPort) Reset() {
 	*x = HostPort{}
-	mi := &file_agent_v1_agent_proto_msgTypes[44]
+	mi := &file_agent_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4077,7 +4511,7 @@ func (x *HostPort) String() string {
 func (*HostPort) ProtoMessage() {}
 
 func (x *HostPort) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[44]
+	mi := &file_agent_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4090,7 +4524,7 @@ func (x *HostPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostPort.ProtoReflect.Descriptor instead.
 func (*HostPort) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *HostPort) GetPort() *v12.Port {
@@ -4156,7 +4590,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\avolumes\x18\t \x03(\v2\x18.agent.v1.AssignedVolumeR\avolumes\x12)\n" +
 	"\x10released_volumes\x18\n" +
 	" \x03(\tR\x0freleasedVolumes\x12F\n" +
-	"\x11snapshot_requests\x18< \x03(\v2\x19.agent.v1.SnapshotRequestR\x10snapshotRequests\"\x9c\x06\n" +
+	"\x11snapshot_requests\x18< \x03(\v2\x19.agent.v1.SnapshotRequestR\x10snapshotRequests\"\xd8\x06\n" +
 	"\n" +
 	"AssignedVm\x12\x13\n" +
 	"\x05vm_id\x18\x01 \x01(\tR\x04vmId\x12\x12\n" +
@@ -4186,7 +4620,18 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x04nics\x18\x14 \x03(\v2\x15.agent.v1.AssignedNicR\x04nics\x12*\n" +
 	"\x04seed\x18\x15 \x01(\v2\x16.agent.v1.AssignedSeedR\x04seed\x128\n" +
 	"\x18metadata_tokens_optional\x18\x16 \x01(\bR\x16metadataTokensOptional\x12)\n" +
-	"\x10stops_with_lease\x18\x84\x02 \x01(\bR\x0estopsWithLease\"\x92\x01\n" +
+	"\x10stops_with_lease\x18\x84\x02 \x01(\bR\x0estopsWithLease\x12:\n" +
+	"\tmigration\x18\xe8\x02 \x01(\v2\x1b.agent.v1.AssignedMigrationR\tmigration\"\xc2\x02\n" +
+	"\x11AssignedMigration\x12\x18\n" +
+	"\aattempt\x18\x01 \x01(\x04R\aattempt\x12+\n" +
+	"\x04role\x18\x02 \x01(\x0e2\x17.agent.v1.MigrationRoleR\x04role\x12.\n" +
+	"\x05phase\x18\x03 \x01(\x0e2\x18.agent.v1.MigrationPhaseR\x05phase\x12 \n" +
+	"\fpeer_node_id\x18\x04 \x01(\tR\n" +
+	"peerNodeId\x12!\n" +
+	"\fpeer_address\x18\x05 \x01(\tR\vpeerAddress\x12\x18\n" +
+	"\amachine\x18\x06 \x01(\fR\amachine\x12/\n" +
+	"\x14max_bytes_per_second\x18\a \x01(\x04R\x11maxBytesPerSecond\x12&\n" +
+	"\x0fmax_downtime_ms\x18\b \x01(\rR\rmaxDowntimeMs\"\x92\x01\n" +
 	"\fAssignedSeed\x12\x1b\n" +
 	"\thost_name\x18\x01 \x01(\tR\bhostName\x12\x19\n" +
 	"\bssh_keys\x18\x02 \x03(\tR\asshKeys\x12\x1b\n" +
@@ -4312,7 +4757,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"encryption\x18\x14 \x01(\bR\n" +
 	"encryption\x12\x17\n" +
 	"\apool_id\x18Z \x01(\tR\x06poolId\x12\x16\n" +
-	"\x06shared\x18[ \x01(\bR\x06shared\"\xb0\x04\n" +
+	"\x06shared\x18[ \x01(\bR\x06shared\"\xef\x04\n" +
 	"\rVmObservation\x12\x13\n" +
 	"\x05vm_id\x18\x01 \x01(\tR\x04vmId\x12\x1e\n" +
 	"\n" +
@@ -4335,7 +4780,20 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"startsDone\x12,\n" +
 	"\x04nics\x18\r \x03(\v2\x18.agent.v1.NicObservationR\x04nics\x12/\n" +
 	"\x05disks\x18\x0e \x03(\v2\x19.agent.v1.DiskObservationR\x05disks\x12)\n" +
-	"\x10stops_with_lease\x18\x84\x02 \x01(\bR\x0estopsWithLease\"S\n" +
+	"\x10stops_with_lease\x18\x84\x02 \x01(\bR\x0estopsWithLease\x12=\n" +
+	"\tmigration\x18\xe9\x02 \x01(\v2\x1e.agent.v1.MigrationObservationR\tmigration\"\x8b\x02\n" +
+	"\x14MigrationObservation\x12\x18\n" +
+	"\aattempt\x18\x01 \x01(\x04R\aattempt\x12.\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x18.agent.v1.MigrationStateR\x05state\x12\x18\n" +
+	"\aaddress\x18\x03 \x01(\tR\aaddress\x12\x18\n" +
+	"\amachine\x18\x04 \x01(\fR\amachine\x12\x14\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\x12\x1f\n" +
+	"\vtotal_bytes\x18\x06 \x01(\x04R\n" +
+	"totalBytes\x12\x1d\n" +
+	"\n" +
+	"sent_bytes\x18\a \x01(\x04R\tsentBytes\x12\x1f\n" +
+	"\vdowntime_ms\x18\b \x01(\rR\n" +
+	"downtimeMs\"S\n" +
 	"\x0fDiskObservation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\battached\x18\x02 \x01(\bR\battached\x12\x14\n" +
@@ -4464,7 +4922,17 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\tPOWER_OFF\x10\x01\x12\f\n" +
 	"\bPOWER_ON\x10\x02\x12\x13\n" +
 	"\x0fPOWER_DESTROYED\x10\x03\x12\x12\n" +
-	"\x0ePOWER_ORPHANED\x10\x04*\xd8\x01\n" +
+	"\x0ePOWER_ORPHANED\x10\x04*e\n" +
+	"\rMigrationRole\x12\x1e\n" +
+	"\x1aMIGRATION_ROLE_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15MIGRATION_ROLE_SOURCE\x10\x01\x12\x19\n" +
+	"\x15MIGRATION_ROLE_TARGET\x10\x02*\xaa\x01\n" +
+	"\x0eMigrationPhase\x12\x1f\n" +
+	"\x1bMIGRATION_PHASE_UNSPECIFIED\x10\x00\x12\x1b\n" +
+	"\x17MIGRATION_PHASE_PREPARE\x10\x01\x12\x1c\n" +
+	"\x18MIGRATION_PHASE_TRANSFER\x10\x02\x12\x1e\n" +
+	"\x1aMIGRATION_PHASE_SWITCHOVER\x10\x03\x12\x1c\n" +
+	"\x18MIGRATION_PHASE_ROLLBACK\x10\x04*\xd8\x01\n" +
 	"\bObserved\x12\x18\n" +
 	"\x14OBSERVED_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fOBSERVED_ABSENT\x10\x01\x12\x15\n" +
@@ -4481,7 +4949,17 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"EXIT_GUEST\x10\x01\x12\x0e\n" +
 	"\n" +
 	"EXIT_ASKED\x10\x02\x12\x0f\n" +
-	"\vEXIT_FAILED\x10\x03*\x9e\x01\n" +
+	"\vEXIT_FAILED\x10\x03*\xab\x02\n" +
+	"\x0eMigrationState\x12\x1f\n" +
+	"\x1bMIGRATION_STATE_UNSPECIFIED\x10\x00\x12\x1c\n" +
+	"\x18MIGRATION_STATE_PREPARED\x10\x01\x12 \n" +
+	"\x1cMIGRATION_STATE_TRANSFERRING\x10\x02\x12!\n" +
+	"\x1dMIGRATION_STATE_AT_SWITCHOVER\x10\x03\x12\x1f\n" +
+	"\x1bMIGRATION_STATE_HANDED_OVER\x10\x04\x12\x1c\n" +
+	"\x18MIGRATION_STATE_RECEIVED\x10\x05\x12\x1b\n" +
+	"\x17MIGRATION_STATE_RUNNING\x10\x06\x12\x1d\n" +
+	"\x19MIGRATION_STATE_CANCELLED\x10\a\x12\x1a\n" +
+	"\x16MIGRATION_STATE_FAILED\x10\b*\x9e\x01\n" +
 	"\rSnapshotState\x12\x1e\n" +
 	"\x1aSNAPSHOT_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15SNAPSHOT_STATE_ABSENT\x10\x01\x12\x1a\n" +
@@ -4510,157 +4988,167 @@ func file_agent_v1_agent_proto_rawDescGZIP() []byte {
 	return file_agent_v1_agent_proto_rawDescData
 }
 
-var file_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_agent_v1_agent_proto_goTypes = []any{
 	(Power)(0),                   // 0: agent.v1.Power
-	(Observed)(0),                // 1: agent.v1.Observed
-	(Exit)(0),                    // 2: agent.v1.Exit
-	(SnapshotState)(0),           // 3: agent.v1.SnapshotState
-	(*JoinRequest)(nil),          // 4: agent.v1.JoinRequest
-	(*RenewRequest)(nil),         // 5: agent.v1.RenewRequest
-	(*Credential)(nil),           // 6: agent.v1.Credential
-	(*WatchRequest)(nil),         // 7: agent.v1.WatchRequest
-	(*WatchResponse)(nil),        // 8: agent.v1.WatchResponse
-	(*AssignedVm)(nil),           // 9: agent.v1.AssignedVm
-	(*AssignedSeed)(nil),         // 10: agent.v1.AssignedSeed
-	(*AssignedSeedNic)(nil),      // 11: agent.v1.AssignedSeedNic
-	(*AssignedNic)(nil),          // 12: agent.v1.AssignedNic
-	(*AssignedDisk)(nil),         // 13: agent.v1.AssignedDisk
-	(*AssignedVolume)(nil),       // 14: agent.v1.AssignedVolume
-	(*SnapshotSource)(nil),       // 15: agent.v1.SnapshotSource
-	(*AssignedSnapshot)(nil),     // 16: agent.v1.AssignedSnapshot
-	(*RbdPool)(nil),              // 17: agent.v1.RbdPool
-	(*AssignedImage)(nil),        // 18: agent.v1.AssignedImage
-	(*ConsoleRequest)(nil),       // 19: agent.v1.ConsoleRequest
-	(*SnapshotRequest)(nil),      // 20: agent.v1.SnapshotRequest
-	(*ReportRequest)(nil),        // 21: agent.v1.ReportRequest
-	(*ReportResponse)(nil),       // 22: agent.v1.ReportResponse
-	(*NodeFacts)(nil),            // 23: agent.v1.NodeFacts
-	(*StoragePool)(nil),          // 24: agent.v1.StoragePool
-	(*VmObservation)(nil),        // 25: agent.v1.VmObservation
-	(*DiskObservation)(nil),      // 26: agent.v1.DiskObservation
-	(*VolumeObservation)(nil),    // 27: agent.v1.VolumeObservation
-	(*SnapshotObservation)(nil),  // 28: agent.v1.SnapshotObservation
-	(*NicObservation)(nil),       // 29: agent.v1.NicObservation
-	(*ReadImageRequest)(nil),     // 30: agent.v1.ReadImageRequest
-	(*ReadImageResponse)(nil),    // 31: agent.v1.ReadImageResponse
-	(*SendConsoleRequest)(nil),   // 32: agent.v1.SendConsoleRequest
-	(*SendConsoleResponse)(nil),  // 33: agent.v1.SendConsoleResponse
-	(*SendSnapshotRequest)(nil),  // 34: agent.v1.SendSnapshotRequest
-	(*SendSnapshotResponse)(nil), // 35: agent.v1.SendSnapshotResponse
-	(*SyncNetworksRequest)(nil),  // 36: agent.v1.SyncNetworksRequest
-	(*BackendHealth)(nil),        // 37: agent.v1.BackendHealth
-	(*HostNetwork)(nil),          // 38: agent.v1.HostNetwork
-	(*VpcFailure)(nil),           // 39: agent.v1.VpcFailure
-	(*SyncNetworksResponse)(nil), // 40: agent.v1.SyncNetworksResponse
-	(*HostEncryption)(nil),       // 41: agent.v1.HostEncryption
-	(*EncryptedPeer)(nil),        // 42: agent.v1.EncryptedPeer
-	(*EspState)(nil),             // 43: agent.v1.EspState
-	(*HostNatGateway)(nil),       // 44: agent.v1.HostNatGateway
-	(*ProtectedAddresses)(nil),   // 45: agent.v1.ProtectedAddresses
-	(*HostVpc)(nil),              // 46: agent.v1.HostVpc
-	(*HostSubnet)(nil),           // 47: agent.v1.HostSubnet
-	(*HostPort)(nil),             // 48: agent.v1.HostPort
-	(v1.NicModel)(0),             // 49: vmcontroller.v1.NicModel
-	(v1.DiskBus)(0),              // 50: vmcontroller.v1.DiskBus
-	(v1.DiskCache)(0),            // 51: vmcontroller.v1.DiskCache
-	(v1.VolumeFormat)(0),         // 52: vmcontroller.v1.VolumeFormat
-	(v1.ImageFormat)(0),          // 53: vmcontroller.v1.ImageFormat
-	(v1.Architecture)(0),         // 54: vmcontroller.v1.Architecture
-	(*v1.ResourceUsage)(nil),     // 55: vmcontroller.v1.ResourceUsage
-	(v11.SnapshotConsistency)(0), // 56: storage.v1.SnapshotConsistency
-	(*v12.SecurityGroup)(nil),    // 57: network.v1.SecurityGroup
-	(*v12.RouteTable)(nil),       // 58: network.v1.RouteTable
-	(*v12.NatGateway)(nil),       // 59: network.v1.NatGateway
-	(*v12.FloatingIp)(nil),       // 60: network.v1.FloatingIp
-	(*v12.ServiceIp)(nil),        // 61: network.v1.ServiceIp
-	(*v12.Peering)(nil),          // 62: network.v1.Peering
-	(*v12.Vpc)(nil),              // 63: network.v1.Vpc
-	(*v12.Subnet)(nil),           // 64: network.v1.Subnet
-	(*v12.Port)(nil),             // 65: network.v1.Port
+	(MigrationRole)(0),           // 1: agent.v1.MigrationRole
+	(MigrationPhase)(0),          // 2: agent.v1.MigrationPhase
+	(Observed)(0),                // 3: agent.v1.Observed
+	(Exit)(0),                    // 4: agent.v1.Exit
+	(MigrationState)(0),          // 5: agent.v1.MigrationState
+	(SnapshotState)(0),           // 6: agent.v1.SnapshotState
+	(*JoinRequest)(nil),          // 7: agent.v1.JoinRequest
+	(*RenewRequest)(nil),         // 8: agent.v1.RenewRequest
+	(*Credential)(nil),           // 9: agent.v1.Credential
+	(*WatchRequest)(nil),         // 10: agent.v1.WatchRequest
+	(*WatchResponse)(nil),        // 11: agent.v1.WatchResponse
+	(*AssignedVm)(nil),           // 12: agent.v1.AssignedVm
+	(*AssignedMigration)(nil),    // 13: agent.v1.AssignedMigration
+	(*AssignedSeed)(nil),         // 14: agent.v1.AssignedSeed
+	(*AssignedSeedNic)(nil),      // 15: agent.v1.AssignedSeedNic
+	(*AssignedNic)(nil),          // 16: agent.v1.AssignedNic
+	(*AssignedDisk)(nil),         // 17: agent.v1.AssignedDisk
+	(*AssignedVolume)(nil),       // 18: agent.v1.AssignedVolume
+	(*SnapshotSource)(nil),       // 19: agent.v1.SnapshotSource
+	(*AssignedSnapshot)(nil),     // 20: agent.v1.AssignedSnapshot
+	(*RbdPool)(nil),              // 21: agent.v1.RbdPool
+	(*AssignedImage)(nil),        // 22: agent.v1.AssignedImage
+	(*ConsoleRequest)(nil),       // 23: agent.v1.ConsoleRequest
+	(*SnapshotRequest)(nil),      // 24: agent.v1.SnapshotRequest
+	(*ReportRequest)(nil),        // 25: agent.v1.ReportRequest
+	(*ReportResponse)(nil),       // 26: agent.v1.ReportResponse
+	(*NodeFacts)(nil),            // 27: agent.v1.NodeFacts
+	(*StoragePool)(nil),          // 28: agent.v1.StoragePool
+	(*VmObservation)(nil),        // 29: agent.v1.VmObservation
+	(*MigrationObservation)(nil), // 30: agent.v1.MigrationObservation
+	(*DiskObservation)(nil),      // 31: agent.v1.DiskObservation
+	(*VolumeObservation)(nil),    // 32: agent.v1.VolumeObservation
+	(*SnapshotObservation)(nil),  // 33: agent.v1.SnapshotObservation
+	(*NicObservation)(nil),       // 34: agent.v1.NicObservation
+	(*ReadImageRequest)(nil),     // 35: agent.v1.ReadImageRequest
+	(*ReadImageResponse)(nil),    // 36: agent.v1.ReadImageResponse
+	(*SendConsoleRequest)(nil),   // 37: agent.v1.SendConsoleRequest
+	(*SendConsoleResponse)(nil),  // 38: agent.v1.SendConsoleResponse
+	(*SendSnapshotRequest)(nil),  // 39: agent.v1.SendSnapshotRequest
+	(*SendSnapshotResponse)(nil), // 40: agent.v1.SendSnapshotResponse
+	(*SyncNetworksRequest)(nil),  // 41: agent.v1.SyncNetworksRequest
+	(*BackendHealth)(nil),        // 42: agent.v1.BackendHealth
+	(*HostNetwork)(nil),          // 43: agent.v1.HostNetwork
+	(*VpcFailure)(nil),           // 44: agent.v1.VpcFailure
+	(*SyncNetworksResponse)(nil), // 45: agent.v1.SyncNetworksResponse
+	(*HostEncryption)(nil),       // 46: agent.v1.HostEncryption
+	(*EncryptedPeer)(nil),        // 47: agent.v1.EncryptedPeer
+	(*EspState)(nil),             // 48: agent.v1.EspState
+	(*HostNatGateway)(nil),       // 49: agent.v1.HostNatGateway
+	(*ProtectedAddresses)(nil),   // 50: agent.v1.ProtectedAddresses
+	(*HostVpc)(nil),              // 51: agent.v1.HostVpc
+	(*HostSubnet)(nil),           // 52: agent.v1.HostSubnet
+	(*HostPort)(nil),             // 53: agent.v1.HostPort
+	(v1.NicModel)(0),             // 54: vmcontroller.v1.NicModel
+	(v1.DiskBus)(0),              // 55: vmcontroller.v1.DiskBus
+	(v1.DiskCache)(0),            // 56: vmcontroller.v1.DiskCache
+	(v1.VolumeFormat)(0),         // 57: vmcontroller.v1.VolumeFormat
+	(v1.ImageFormat)(0),          // 58: vmcontroller.v1.ImageFormat
+	(v1.Architecture)(0),         // 59: vmcontroller.v1.Architecture
+	(*v1.ResourceUsage)(nil),     // 60: vmcontroller.v1.ResourceUsage
+	(v11.SnapshotConsistency)(0), // 61: storage.v1.SnapshotConsistency
+	(*v12.SecurityGroup)(nil),    // 62: network.v1.SecurityGroup
+	(*v12.RouteTable)(nil),       // 63: network.v1.RouteTable
+	(*v12.NatGateway)(nil),       // 64: network.v1.NatGateway
+	(*v12.FloatingIp)(nil),       // 65: network.v1.FloatingIp
+	(*v12.ServiceIp)(nil),        // 66: network.v1.ServiceIp
+	(*v12.Peering)(nil),          // 67: network.v1.Peering
+	(*v12.Vpc)(nil),              // 68: network.v1.Vpc
+	(*v12.Subnet)(nil),           // 69: network.v1.Subnet
+	(*v12.Port)(nil),             // 70: network.v1.Port
 }
 var file_agent_v1_agent_proto_depIdxs = []int32{
-	9,  // 0: agent.v1.WatchResponse.vms:type_name -> agent.v1.AssignedVm
-	19, // 1: agent.v1.WatchResponse.console_requests:type_name -> agent.v1.ConsoleRequest
-	14, // 2: agent.v1.WatchResponse.volumes:type_name -> agent.v1.AssignedVolume
-	20, // 3: agent.v1.WatchResponse.snapshot_requests:type_name -> agent.v1.SnapshotRequest
+	12, // 0: agent.v1.WatchResponse.vms:type_name -> agent.v1.AssignedVm
+	23, // 1: agent.v1.WatchResponse.console_requests:type_name -> agent.v1.ConsoleRequest
+	18, // 2: agent.v1.WatchResponse.volumes:type_name -> agent.v1.AssignedVolume
+	24, // 3: agent.v1.WatchResponse.snapshot_requests:type_name -> agent.v1.SnapshotRequest
 	0,  // 4: agent.v1.AssignedVm.power:type_name -> agent.v1.Power
-	13, // 5: agent.v1.AssignedVm.disks:type_name -> agent.v1.AssignedDisk
-	18, // 6: agent.v1.AssignedVm.kernel:type_name -> agent.v1.AssignedImage
-	18, // 7: agent.v1.AssignedVm.initrd:type_name -> agent.v1.AssignedImage
-	12, // 8: agent.v1.AssignedVm.nics:type_name -> agent.v1.AssignedNic
-	10, // 9: agent.v1.AssignedVm.seed:type_name -> agent.v1.AssignedSeed
-	11, // 10: agent.v1.AssignedSeed.nics:type_name -> agent.v1.AssignedSeedNic
-	49, // 11: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
-	50, // 12: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
-	51, // 13: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
-	18, // 14: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
-	14, // 15: agent.v1.AssignedDisk.volume:type_name -> agent.v1.AssignedVolume
-	52, // 16: agent.v1.AssignedVolume.format:type_name -> vmcontroller.v1.VolumeFormat
-	18, // 17: agent.v1.AssignedVolume.image:type_name -> agent.v1.AssignedImage
-	17, // 18: agent.v1.AssignedVolume.rbd:type_name -> agent.v1.RbdPool
-	16, // 19: agent.v1.AssignedVolume.snapshots:type_name -> agent.v1.AssignedSnapshot
-	15, // 20: agent.v1.AssignedVolume.source:type_name -> agent.v1.SnapshotSource
-	53, // 21: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
-	23, // 22: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
-	25, // 23: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
-	27, // 24: agent.v1.ReportRequest.volumes:type_name -> agent.v1.VolumeObservation
-	54, // 25: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
-	24, // 26: agent.v1.NodeFacts.storage_pools:type_name -> agent.v1.StoragePool
-	1,  // 27: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
-	2,  // 28: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
-	55, // 29: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
-	29, // 30: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
-	26, // 31: agent.v1.VmObservation.disks:type_name -> agent.v1.DiskObservation
-	52, // 32: agent.v1.VolumeObservation.format:type_name -> vmcontroller.v1.VolumeFormat
-	28, // 33: agent.v1.VolumeObservation.snapshots:type_name -> agent.v1.SnapshotObservation
-	3,  // 34: agent.v1.SnapshotObservation.state:type_name -> agent.v1.SnapshotState
-	56, // 35: agent.v1.SnapshotObservation.consistency:type_name -> storage.v1.SnapshotConsistency
-	52, // 36: agent.v1.SnapshotObservation.format:type_name -> vmcontroller.v1.VolumeFormat
-	38, // 37: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
-	39, // 38: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
-	37, // 39: agent.v1.SyncNetworksRequest.backend_health:type_name -> agent.v1.BackendHealth
-	46, // 40: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
-	47, // 41: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
-	48, // 42: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
-	57, // 43: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
-	58, // 44: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
-	59, // 45: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
-	60, // 46: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
-	61, // 47: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
-	45, // 48: agent.v1.SyncNetworksResponse.protected:type_name -> agent.v1.ProtectedAddresses
-	62, // 49: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
-	44, // 50: agent.v1.SyncNetworksResponse.host_nat_gateways:type_name -> agent.v1.HostNatGateway
-	41, // 51: agent.v1.SyncNetworksResponse.encryption:type_name -> agent.v1.HostEncryption
-	42, // 52: agent.v1.HostEncryption.peers:type_name -> agent.v1.EncryptedPeer
-	43, // 53: agent.v1.EncryptedPeer.send:type_name -> agent.v1.EspState
-	43, // 54: agent.v1.EncryptedPeer.receive:type_name -> agent.v1.EspState
-	59, // 55: agent.v1.HostNatGateway.nat_gateway:type_name -> network.v1.NatGateway
-	63, // 56: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
-	64, // 57: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
-	65, // 58: agent.v1.HostPort.port:type_name -> network.v1.Port
-	4,  // 59: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
-	5,  // 60: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
-	7,  // 61: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
-	21, // 62: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
-	30, // 63: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
-	32, // 64: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
-	34, // 65: agent.v1.AgentService.SendSnapshot:input_type -> agent.v1.SendSnapshotRequest
-	36, // 66: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
-	6,  // 67: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
-	6,  // 68: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
-	8,  // 69: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
-	22, // 70: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
-	31, // 71: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
-	33, // 72: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
-	35, // 73: agent.v1.AgentService.SendSnapshot:output_type -> agent.v1.SendSnapshotResponse
-	40, // 74: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
-	67, // [67:75] is the sub-list for method output_type
-	59, // [59:67] is the sub-list for method input_type
-	59, // [59:59] is the sub-list for extension type_name
-	59, // [59:59] is the sub-list for extension extendee
-	0,  // [0:59] is the sub-list for field type_name
+	17, // 5: agent.v1.AssignedVm.disks:type_name -> agent.v1.AssignedDisk
+	22, // 6: agent.v1.AssignedVm.kernel:type_name -> agent.v1.AssignedImage
+	22, // 7: agent.v1.AssignedVm.initrd:type_name -> agent.v1.AssignedImage
+	16, // 8: agent.v1.AssignedVm.nics:type_name -> agent.v1.AssignedNic
+	14, // 9: agent.v1.AssignedVm.seed:type_name -> agent.v1.AssignedSeed
+	13, // 10: agent.v1.AssignedVm.migration:type_name -> agent.v1.AssignedMigration
+	1,  // 11: agent.v1.AssignedMigration.role:type_name -> agent.v1.MigrationRole
+	2,  // 12: agent.v1.AssignedMigration.phase:type_name -> agent.v1.MigrationPhase
+	15, // 13: agent.v1.AssignedSeed.nics:type_name -> agent.v1.AssignedSeedNic
+	54, // 14: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
+	55, // 15: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
+	56, // 16: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
+	22, // 17: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
+	18, // 18: agent.v1.AssignedDisk.volume:type_name -> agent.v1.AssignedVolume
+	57, // 19: agent.v1.AssignedVolume.format:type_name -> vmcontroller.v1.VolumeFormat
+	22, // 20: agent.v1.AssignedVolume.image:type_name -> agent.v1.AssignedImage
+	21, // 21: agent.v1.AssignedVolume.rbd:type_name -> agent.v1.RbdPool
+	20, // 22: agent.v1.AssignedVolume.snapshots:type_name -> agent.v1.AssignedSnapshot
+	19, // 23: agent.v1.AssignedVolume.source:type_name -> agent.v1.SnapshotSource
+	58, // 24: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
+	27, // 25: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
+	29, // 26: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
+	32, // 27: agent.v1.ReportRequest.volumes:type_name -> agent.v1.VolumeObservation
+	59, // 28: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
+	28, // 29: agent.v1.NodeFacts.storage_pools:type_name -> agent.v1.StoragePool
+	3,  // 30: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
+	4,  // 31: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
+	60, // 32: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
+	34, // 33: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
+	31, // 34: agent.v1.VmObservation.disks:type_name -> agent.v1.DiskObservation
+	30, // 35: agent.v1.VmObservation.migration:type_name -> agent.v1.MigrationObservation
+	5,  // 36: agent.v1.MigrationObservation.state:type_name -> agent.v1.MigrationState
+	57, // 37: agent.v1.VolumeObservation.format:type_name -> vmcontroller.v1.VolumeFormat
+	33, // 38: agent.v1.VolumeObservation.snapshots:type_name -> agent.v1.SnapshotObservation
+	6,  // 39: agent.v1.SnapshotObservation.state:type_name -> agent.v1.SnapshotState
+	61, // 40: agent.v1.SnapshotObservation.consistency:type_name -> storage.v1.SnapshotConsistency
+	57, // 41: agent.v1.SnapshotObservation.format:type_name -> vmcontroller.v1.VolumeFormat
+	43, // 42: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
+	44, // 43: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
+	42, // 44: agent.v1.SyncNetworksRequest.backend_health:type_name -> agent.v1.BackendHealth
+	51, // 45: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
+	52, // 46: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
+	53, // 47: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
+	62, // 48: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
+	63, // 49: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
+	64, // 50: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
+	65, // 51: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
+	66, // 52: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
+	50, // 53: agent.v1.SyncNetworksResponse.protected:type_name -> agent.v1.ProtectedAddresses
+	67, // 54: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
+	49, // 55: agent.v1.SyncNetworksResponse.host_nat_gateways:type_name -> agent.v1.HostNatGateway
+	46, // 56: agent.v1.SyncNetworksResponse.encryption:type_name -> agent.v1.HostEncryption
+	47, // 57: agent.v1.HostEncryption.peers:type_name -> agent.v1.EncryptedPeer
+	48, // 58: agent.v1.EncryptedPeer.send:type_name -> agent.v1.EspState
+	48, // 59: agent.v1.EncryptedPeer.receive:type_name -> agent.v1.EspState
+	64, // 60: agent.v1.HostNatGateway.nat_gateway:type_name -> network.v1.NatGateway
+	68, // 61: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
+	69, // 62: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
+	70, // 63: agent.v1.HostPort.port:type_name -> network.v1.Port
+	7,  // 64: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
+	8,  // 65: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
+	10, // 66: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
+	25, // 67: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
+	35, // 68: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
+	37, // 69: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
+	39, // 70: agent.v1.AgentService.SendSnapshot:input_type -> agent.v1.SendSnapshotRequest
+	41, // 71: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
+	9,  // 72: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
+	9,  // 73: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
+	11, // 74: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
+	26, // 75: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
+	36, // 76: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
+	38, // 77: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
+	40, // 78: agent.v1.AgentService.SendSnapshot:output_type -> agent.v1.SendSnapshotResponse
+	45, // 79: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
+	72, // [72:80] is the sub-list for method output_type
+	64, // [64:72] is the sub-list for method input_type
+	64, // [64:64] is the sub-list for extension type_name
+	64, // [64:64] is the sub-list for extension extendee
+	0,  // [0:64] is the sub-list for field type_name
 }
 
 func init() { file_agent_v1_agent_proto_init() }
@@ -4673,8 +5161,8 @@ func file_agent_v1_agent_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_v1_agent_proto_rawDesc), len(file_agent_v1_agent_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   45,
+			NumEnums:      7,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
