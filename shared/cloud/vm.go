@@ -178,4 +178,6 @@ type Observation struct {
 	ResetsDone  uint64
 	// StopsWithLease is true if the host powers the VM off when the host's lease ends.
 	StopsWithLease bool
+	// Migration is nil if the host knows of no migration of the VM.
+	Migration *MigrationObservation
 }

@@ -109,7 +109,7 @@ func Observation(o cloud.Observation) *agentv1.VmObservation {
 		VmId: string(o.VM), Generation: o.Generation, Observed: agentv1.Observed(o.Observed), Exit: agentv1.Exit(o.Exit),
 		Pid: o.PID, StartedAt: o.StartedAt, IpAddresses: copySlice(o.Addresses), Usage: Usage(o.Usage), LastError: o.LastError,
 		RebootsDone: o.RebootsDone, ResetsDone: o.ResetsDone, StartsDone: o.StartsDone, StopsWithLease: o.StopsWithLease, Nics: each(o.NICs, nicObservation),
-		Disks: each(o.Disks, diskObservation),
+		Disks: each(o.Disks, diskObservation), Migration: migrationObservation(o.Migration),
 	}
 }
 
@@ -136,6 +136,6 @@ func ObservationFrom(o *agentv1.VmObservation) cloud.Observation {
 		Exit: enum[cloud.Exit](o.GetExit()), PID: o.GetPid(), StartedAt: o.GetStartedAt(), Addresses: copySlice(o.GetIpAddresses()),
 		Usage: UsageFrom(o.GetUsage()), LastError: o.GetLastError(), RebootsDone: o.GetRebootsDone(),
 		ResetsDone: o.GetResetsDone(), StartsDone: o.GetStartsDone(), StopsWithLease: o.GetStopsWithLease(), NICs: each(o.GetNics(), nicObservationFrom),
-		Disks: each(o.GetDisks(), diskObservationFrom),
+		Disks: each(o.GetDisks(), diskObservationFrom), Migration: migrationObservationFrom(o.GetMigration()),
 	}
 }

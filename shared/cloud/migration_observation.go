@@ -1,0 +1,59 @@
+package cloud
+
+// MaxMigrationMachine is the greatest length in bytes of MigrationObservation.Machine.
+const MaxMigrationMachine = 64 << 10
+
+// MigrationState is how far a host has come in a migration. The numbers are those of agent.v1.MigrationState.
+type MigrationState uint8
+
+const (
+	// MigrationUnknown is the state of a host that has reported nothing about the migration.
+	MigrationUnknown MigrationState = iota
+	// MigrationPrepared means that the source has described its QEMU, or that the target's QEMU waits for the state of
+	// the guest.
+	MigrationPrepared
+	// MigrationTransferring means that the source sends disks and memory.
+	MigrationTransferring
+	// MigrationAtSwitchover means that the source has paused the guest and has sent all but the rest of its state. It
+	// waits a few seconds for the switchover.
+	MigrationAtSwitchover
+	// MigrationHandedOver means that the source sends the rest of the state or has sent it. It does not run the guest
+	// again without a rollback.
+	MigrationHandedOver
+	// MigrationReceived means that the target has the complete state.
+	MigrationReceived
+	// MigrationRunning means that the guest runs at the target, or after a rollback at the source.
+	MigrationRunning
+	// MigrationCancelled means that the source never completes the attempt. The host has stored that.
+	MigrationCancelled
+	// MigrationFailed means that the target has no QEMU of the attempt, and never ran the guest. The host has stored
+	// that.
+	MigrationFailed
+)
+
+func (s MigrationState) String() string {
+	names := [...]string{"UNKNOWN", "PREPARED", "TRANSFERRING", "AT_SWITCHOVER", "HANDED_OVER", "RECEIVED", "RUNNING",
+		"CANCELLED", "FAILED"}
+	if int(s) < len(names) {
+		return names[s]
+	}
+	return "INVALID"
+}
+
+// MigrationObservation is a host's report about a migration of a VM from or to the host.
+type MigrationObservation struct {
+	// Attempt identifies the attempt that the report is about.
+	Attempt uint64
+	State   MigrationState
+	// Address is host:port at which the target waits for the source.
+	Address string
+	// Machine describes the running QEMU of the source, in a format of the agents. It has at most MaxMigrationMachine
+	// bytes.
+	Machine []byte
+	// Error is why the attempt was cancelled or failed.
+	Error string
+	// TotalBytes and SentBytes are the progress of the source.
+	TotalBytes, SentBytes uint64
+	// DowntimeMS is how long the guest was paused, in milliseconds. The source reports it after the switchover.
+	DowntimeMS uint32
+}
