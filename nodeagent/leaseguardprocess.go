@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -110,48 +111,61 @@ func guardMain(args []string) int {
 	}
 	defer out.Close()
 	log := slog.New(slog.NewTextHandler(out, nil))
-	if err := guardVMs(context.Background(), dir, root); err != nil {
-		log.Error("the guard process ends", "err", err)
-		return 1
-	}
-	return 0
-}
-
-// guardVMs waits until the lease has ended, and then kills the VMs that must not run without it. It returns when it has
-// killed them, or when there is no such VM.
-func guardVMs(ctx context.Context, dir, root string) error {
 	tree, err := cgroup.Open(root)
 	if err != nil {
-		return err
+		log.Error("cannot guard VMs", "err", err)
+		return 1
 	}
+	w := guardedVMs{dir: dir, kill: tree.Kill}
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	var ended time.Duration // when this process noticed the end of the lease; 0 while it is valid
-	for ; ctx.Err() == nil; <-tick.C {
-		leased, err := machine.StoppedWithLease(filepath.Join(dir, "records"))
-		if err != nil || len(leased) == 0 {
-			return err
-		}
-		l, err := lease.Open(filepath.Join(dir, "lease")) // The agent writes a new file with each heartbeat.
+	for ; ; <-tick.C {
+		done, err := w.check(context.Background(), lease.Now())
 		if err != nil {
-			return err
+			log.Error("cannot guard VMs: trying again", "err", err)
 		}
-		switch {
-		case l.Valid():
-			ended = 0
-			continue
-		case ended == 0:
-			ended = lease.Now()
+		if done {
+			return 0
 		}
-		if lease.Now()-ended < guardDelay {
-			continue
-		}
-		for _, id := range leased {
-			attempt, cancel := context.WithTimeout(ctx, killWithoutLeaseTime)
-			err = errors.Join(err, tree.Kill(attempt, string(id)))
-			cancel()
-		}
-		return err
 	}
-	return ctx.Err()
+}
+
+// guardedVMs are the VMs of a host that must not run without a lease, as the guard process sees them.
+type guardedVMs struct {
+	dir  string // data directory of the agent
+	kill func(ctx context.Context, vm string) error
+	// ended is when the process noticed the end of the lease. It is 0 while the lease is valid.
+	ended time.Duration
+}
+
+// check kills the VMs if the lease ended guardDelay ago. It returns true when no process of the host needs a guard any
+// more. After an error, the caller must call check again: a VM may still run.
+func (g *guardedVMs) check(ctx context.Context, now time.Duration) (done bool, err error) {
+	leased, err := machine.StoppedWithLease(filepath.Join(g.dir, "records"))
+	if errors.Is(err, fs.ErrNotExist) { // The data directory was removed.
+		return true, nil
+	}
+	if err != nil || len(leased) == 0 {
+		return err == nil, err
+	}
+	l, err := lease.Open(filepath.Join(g.dir, "lease")) // The agent writes a new file with each heartbeat.
+	if err != nil {
+		return false, err
+	}
+	switch {
+	case l.Valid():
+		g.ended = 0
+		return false, nil
+	case g.ended == 0:
+		g.ended = now
+	}
+	if now-g.ended < guardDelay {
+		return false, nil
+	}
+	for _, id := range leased {
+		attempt, cancel := context.WithTimeout(ctx, killWithoutLeaseTime)
+		err = errors.Join(err, g.kill(attempt, string(id)))
+		cancel()
+	}
+	return err == nil, err
 }

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/nodeagent/lease"
+)
+
+// TestGuardedVMs checks that the guard process kills VMs after the lease has ended, and tries again until it has killed
+// them.
+func TestGuardedVMs(t *testing.T) {
+	const leased, other = "01a2193d-fef9-79dc-b9a0-e7c739343073", "01a2193d-accc-7e55-9e15-215e7102cf31"
+	dir := t.TempDir()
+	records := filepath.Join(dir, "records")
+	require.NoError(t, os.Mkdir(records, 0o700))
+	write := func(id, fields string) {
+		require.NoError(t, os.WriteFile(filepath.Join(records, id+".json"), []byte(`{"version":1,`+fields+`}`), 0o600))
+	}
+	write(leased, `"built":true,"live":true,"stops_with_lease":true`)
+	write(other, `"built":true,"live":true`)
+
+	var killed []string
+	var refusal error
+	g := guardedVMs{dir: dir, kill: func(_ context.Context, vm string) error {
+		killed = append(killed, vm)
+		return refusal
+	}}
+	check := func(at time.Duration, wantDone bool, wantKilled ...string) {
+		t.Helper()
+		killed = nil
+		done, err := g.check(t.Context(), at)
+		require.Equal(t, refusal != nil && len(killed) > 0, err != nil, err)
+		require.Equal(t, wantDone, done)
+		require.Equal(t, wantKilled, killed)
+	}
+	l, err := lease.Open(filepath.Join(dir, "lease"))
+	require.NoError(t, err)
+	require.NoError(t, l.Renew(lease.Now(), time.Hour))
+	check(time.Minute, false)
+	require.NoError(t, os.Remove(filepath.Join(dir, "lease"))) // A lease that was never granted has ended.
+	check(2*time.Minute, false)
+	check(2*time.Minute+guardDelay-1, false)
+	refusal = errors.New("the process does not end")
+	check(2*time.Minute+guardDelay, false, leased)
+	check(2*time.Minute+guardDelay+time.Second, false, leased)
+	refusal = nil
+	check(2*time.Minute+guardDelay+2*time.Second, true, leased)
+	write(leased, `"built":true,"stops_with_lease":true`)
+	check(3*time.Minute, true)
+	require.NoError(t, os.RemoveAll(dir))
+	check(4*time.Minute, true)
+}
