@@ -68,6 +68,9 @@ type Config struct {
 	StoragePools []StoragePool `yaml:"storage_pools"`
 	// RBDHelper is the path of the program trivet-rbd. Empty means that the host serves no RBD volumes.
 	RBDHelper string `yaml:"rbd_helper"`
+	// Watchdog is the path of a watchdog device of Linux, usually /dev/watchdog. It resets the host if VMs that must not
+	// run without the host's lease cannot be powered off. Empty means that no watchdog is used.
+	Watchdog string `yaml:"watchdog"`
 }
 
 // External is a connection to an external network.
@@ -179,6 +182,7 @@ var configSettings = []setting{
 		return err
 	}},
 	{"rbd-helper", "`path` of trivet-rbd, for RBD volumes", text(func(c *Config) *string { return &c.RBDHelper })},
+	{"watchdog", "`path` of a watchdog device, as the last resort against VMs that must not run without a lease", text(func(c *Config) *string { return &c.Watchdog })},
 }
 
 func pairs(field func(*Config) *map[string]string) func(*Config, string) error {

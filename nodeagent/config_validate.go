@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -54,6 +55,9 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("log_format: %q is neither json nor text", c.LogFormat)
 	case c.QEMU == "":
 		return errors.New("qemu: must not be empty")
+	}
+	if c.Watchdog != "" && !filepath.IsAbs(c.Watchdog) {
+		return fmt.Errorf("watchdog: %q is not an absolute path", c.Watchdog)
 	}
 	if c.MetricsListen != "" {
 		if _, _, err := net.SplitHostPort(c.MetricsListen); err != nil {

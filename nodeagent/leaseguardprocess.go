@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -17,11 +18,12 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
 	"github.com/trivet-cloud/trivet/nodeagent/lease"
 	"github.com/trivet-cloud/trivet/nodeagent/machine"
+	"github.com/trivet-cloud/trivet/nodeagent/watchdog"
 	"github.com/trivet-cloud/trivet/shared/filelock"
 )
 
 // guardLease is the first argument that makes this program act as the guard process. The other arguments are the data
-// directory of the agent and the parent of the guests' control groups.
+// directory of the agent, the parent of the guests' control groups, and the watchdog device or "".
 const guardLease = "guard-lease"
 
 const (
@@ -29,17 +31,26 @@ const (
 	guardEvery = time.Second
 	// guardDelay is how long after the end of the lease the guard process kills VMs. An agent that runs does it earlier.
 	guardDelay = 3 * time.Second
+	// watchdogTimeout is the time after which the watchdog resets the host if the guard process does not pet it. The end
+	// of the lease, guardDelay and watchdogTimeout together must be before the control plane considers the host lost,
+	// which is 45 s after the last heartbeat.
+	watchdogTimeout = 10 * time.Second
 )
 
 // guardProcess is a second process that powers off the VMs that must not run without a lease. It survives the agent:
 // otherwise such a VM would run on after the lease of a host whose agent has crashed, while the control plane starts it
 // on another host. The process ends when no VM needs it any more.
+//
+// With a watchdog device, the process keeps the watchdog armed, and stops petting it when the lease has ended, until no
+// VM needs a guard any more. The watchdog therefore resets the host if a VM cannot be killed, or if the process itself
+// is killed.
 type guardProcess struct {
-	dataDir, cgroup string
+	dataDir, cgroup, watchdog string
 	// needed reports whether a VM needs the process. guarded is called with whether the process runs.
 	needed  func() bool
 	guarded func(bool)
 	log     *slog.Logger
+	failed  atomic.Bool // the process has failed since the agent started
 }
 
 // lockPath is the file that the guard process has locked while it runs.
@@ -66,12 +77,16 @@ func (g *guardProcess) ensure() error {
 	if err != nil || locked {
 		return err
 	}
-	c := exec.Command("/proc/self/exe", guardLease, g.dataDir, g.cgroup)
+	c := exec.Command("/proc/self/exe", guardLease, g.dataDir, g.cgroup, g.watchdog)
 	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := c.Start(); err != nil {
 		return err
 	}
-	go func() { _ = c.Wait() }()
+	go func() {
+		if c.Wait() != nil && !g.failed.Swap(true) {
+			g.log.Error("the process that powers VMs off if the agent does not run has failed, and is started again and again; its log is guard.log in the data directory")
+		}
+	}()
 	return nil
 }
 
@@ -92,11 +107,11 @@ func isLocked(path string) (bool, error) {
 // guardMain runs the guard process and returns its exit code. It writes its log to the file guard.log in the data
 // directory.
 func guardMain(args []string) int {
-	if len(args) != 2 {
-		fmt.Fprintln(os.Stderr, "trivet-nodeagent: usage: trivet-nodeagent "+guardLease+" DATA_DIR CGROUP")
+	if len(args) != 3 {
+		fmt.Fprintln(os.Stderr, "trivet-nodeagent: usage: trivet-nodeagent "+guardLease+" DATA_DIR CGROUP WATCHDOG")
 		return 2
 	}
-	dir, root := args[0], args[1]
+	dir, root, device := args[0], args[1], args[2]
 	lock, err := os.OpenFile((&guardProcess{dataDir: dir}).lockPath(), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return 1
@@ -116,7 +131,20 @@ func guardMain(args []string) int {
 		log.Error("cannot guard VMs", "err", err)
 		return 1
 	}
-	w := guardedVMs{dir: dir, kill: tree.Kill}
+	w := guardedVMs{dir: dir, kill: tree.Kill, pet: func() error { return nil }}
+	if device != "" {
+		dog, err := watchdog.Open(device, watchdogTimeout)
+		if err != nil {
+			log.Error("cannot guard VMs", "err", err)
+			return 1
+		}
+		defer func() {
+			if err := dog.Disarm(); err != nil {
+				log.Error("the host may be reset", "err", err)
+			}
+		}()
+		w.pet = dog.Pet
+	}
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for ; ; <-tick.C {
@@ -134,12 +162,15 @@ func guardMain(args []string) int {
 type guardedVMs struct {
 	dir  string // data directory of the agent
 	kill func(ctx context.Context, vm string) error
+	// pet keeps the watchdog from resetting the host.
+	pet func() error
 	// ended is when the process noticed the end of the lease. It is 0 while the lease is valid.
 	ended time.Duration
 }
 
-// check kills the VMs if the lease ended guardDelay ago. It returns true when no process of the host needs a guard any
-// more. After an error, the caller must call check again: a VM may still run.
+// check pets the watchdog while the lease is valid, and kills the VMs if the lease ended guardDelay ago. It returns true
+// when no process of the host needs a guard any more. After an error, the caller must call check again: a VM may still
+// run.
 func (g *guardedVMs) check(ctx context.Context, now time.Duration) (done bool, err error) {
 	leased, err := machine.StoppedWithLease(filepath.Join(g.dir, "records"))
 	if errors.Is(err, fs.ErrNotExist) { // The data directory was removed.
@@ -155,7 +186,7 @@ func (g *guardedVMs) check(ctx context.Context, now time.Duration) (done bool, e
 	switch {
 	case l.Valid():
 		g.ended = 0
-		return false, nil
+		return false, g.pet()
 	case g.ended == 0:
 		g.ended = now
 	}

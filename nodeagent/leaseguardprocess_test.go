@@ -28,13 +28,17 @@ func TestGuardedVMs(t *testing.T) {
 
 	var killed []string
 	var refusal error
-	g := guardedVMs{dir: dir, kill: func(_ context.Context, vm string) error {
-		killed = append(killed, vm)
-		return refusal
-	}}
+	var petted bool
+	g := guardedVMs{
+		dir: dir, pet: func() error { petted = true; return nil },
+		kill: func(_ context.Context, vm string) error {
+			killed = append(killed, vm)
+			return refusal
+		},
+	}
 	check := func(at time.Duration, wantDone bool, wantKilled ...string) {
 		t.Helper()
-		killed = nil
+		killed, petted = nil, false
 		done, err := g.check(t.Context(), at)
 		require.Equal(t, refusal != nil && len(killed) > 0, err != nil, err)
 		require.Equal(t, wantDone, done)
@@ -44,12 +48,15 @@ func TestGuardedVMs(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, l.Renew(lease.Now(), time.Hour))
 	check(time.Minute, false)
+	require.True(t, petted, "the watchdog resets a host with a lease")
 	require.NoError(t, os.Remove(filepath.Join(dir, "lease"))) // A lease that was never granted has ended.
 	check(2*time.Minute, false)
 	check(2*time.Minute+guardDelay-1, false)
+	require.False(t, petted, "the watchdog does not reset a host without a lease")
 	refusal = errors.New("the process does not end")
 	check(2*time.Minute+guardDelay, false, leased)
 	check(2*time.Minute+guardDelay+time.Second, false, leased)
+	require.False(t, petted, "the watchdog does not reset a host whose VM cannot be killed")
 	refusal = nil
 	check(2*time.Minute+guardDelay+2*time.Second, true, leased)
 	write(leased, `"built":true,"stops_with_lease":true`)

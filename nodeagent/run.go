@@ -229,7 +229,7 @@ func (a *agent) work(ctx context.Context) error {
 	group.Go(func() error { return a.link.Run(ctx) })
 	group.Go(func() error { return a.guard.run(ctx) })
 	second := &guardProcess{
-		dataDir: a.config.DataDir, cgroup: a.config.Cgroup, needed: a.machines.NeedsGuard, log: a.log,
+		dataDir: a.config.DataDir, cgroup: a.config.Cgroup, watchdog: a.config.Watchdog, needed: a.machines.NeedsGuard, log: a.log,
 		guarded: func(guarded bool) {
 			if a.machines.SetGuarded(guarded) {
 				a.loop.ObserveAll()

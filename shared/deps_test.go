@@ -165,6 +165,7 @@ var others = map[string][]string{
 	"nodeagent/rbd":       {"protos/rbd/v1"},
 	"nodeagent/storage":   {"nodeagent/volume", "nodeagent/disk", "nodeagent/rbd", "protos/…", "shared/…"},
 	"nodeagent/lease":     {},
+	"nodeagent/watchdog":  {},
 	"nodeagent/reconcile": {"shared/…", "protos/agent/v1"},
 	"nodeagent/machine":   {"nodeagent/…", "protos/…", "shared/…"},
 	"nodeagent/uplink":    {"nodeagent/lease", "protos/…", "shared/…"},
@@ -173,6 +174,7 @@ var others = map[string][]string{
 	"nodeagent":           {"nodeagent/…", "shared/…", "protos/…"},
 
 	"nodeagent/rbd/rbdtest":        {"protos/rbd/v1"},
+	"nodeagent/watchdog/probe":     {"nodeagent/watchdog"},
 	"nodeagent/firewall/frametest": {"nodeagent/nsthread", "shared/cloud"},
 
 	"cli":                 {"cli/…", "protos/…", "shared/…", "images", "controlplane/kv/snapfile"},

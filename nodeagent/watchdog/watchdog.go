@@ -1,0 +1,77 @@
+// Package watchdog keeps a hardware watchdog of Linux from resetting the host (Documentation/watchdog/watchdog-api.rst
+// of the kernel). The main type is Device.
+//
+// A watchdog resets the host unless a process pets it in time. The guard process of the agent uses it as the last resort
+// against a VM that must not run without the host's lease, and whose QEMU cannot be killed.
+package watchdog
+
+import (
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Device is an armed watchdog. If the process ends without a call of Disarm, the host is reset.
+type Device struct{ f *os.File }
+
+// Open arms the watchdog at path, usually /dev/watchdog. It resets the host if Pet is not called for the duration
+// timeout, which must be whole seconds. Open returns an error, and arms nothing, if path is not a watchdog that can be
+// disarmed and that accepts the timeout. Only one process can have the device open: otherwise the error wraps EBUSY.
+func Open(path string, timeout time.Duration) (*Device, error) {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open watchdog: %w", err)
+	}
+	d := &Device{f}
+	if err := d.setTimeout(timeout); err != nil {
+		_ = d.Disarm()
+		return nil, fmt.Errorf("set up watchdog %s: %w", path, err)
+	}
+	return d, nil
+}
+
+func (d *Device) setTimeout(timeout time.Duration) error {
+	fd := int(d.f.Fd())
+	info, err := unix.IoctlGetWatchdogInfo(fd)
+	if err != nil {
+		return fmt.Errorf("it is not a watchdog: %w", err)
+	}
+	if info.Options&unix.WDIOF_MAGICCLOSE == 0 {
+		return fmt.Errorf("it cannot be disarmed")
+	}
+	seconds := int(timeout / time.Second)
+	if err := unix.IoctlSetPointerInt(fd, unix.WDIOC_SETTIMEOUT, seconds); err != nil {
+		return fmt.Errorf("it does not accept a timeout of %d s: %w", seconds, err)
+	}
+	got, err := unix.IoctlGetInt(fd, unix.WDIOC_GETTIMEOUT)
+	if err != nil {
+		return err
+	}
+	if got != seconds {
+		return fmt.Errorf("it has a timeout of %d s instead of %d s", got, seconds)
+	}
+	return unix.IoctlWatchdogKeepalive(fd)
+}
+
+// Pet begins the timeout again.
+func (d *Device) Pet() error {
+	if err := unix.IoctlWatchdogKeepalive(int(d.f.Fd())); err != nil {
+		return fmt.Errorf("pet watchdog: %w", err)
+	}
+	return nil
+}
+
+// Disarm stops the watchdog and closes the device. It has no effect on a kernel that was built or configured with
+// "nowayout": the host is reset then.
+func (d *Device) Disarm() error {
+	_, err := d.f.WriteString("V") // The magic character, without which a close does not stop the watchdog.
+	if closeErr := d.f.Close(); err == nil {
+		err = closeErr
+	}
+	if err != nil {
+		return fmt.Errorf("disarm watchdog: %w", err)
+	}
+	return nil
+}
