@@ -52,6 +52,8 @@ type entry struct {
 	// node is the host of a port, of a NAT gateway that is on one host or of a floating IP. It is "" for other records,
 	// and for records without a host.
 	node cloud.NodeID
+	// migration is the other host of a live migration of the port's VM, "" without one.
+	migration cloud.NodeID
 	// external is the external network of the floating IP of a port, "" for other records.
 	external string
 	// awaited is the host whose acknowledgment the record may wait for: node, or the former host of a gateway.
@@ -163,6 +165,9 @@ func (x *index) set(key recordKey, record any, revision int64) (out []hostChange
 			}
 		}
 	}
+	if p, ok := record.(*cloud.Port); ok {
+		now.migration = p.MigrationNode
+	}
 	same := had == (record != nil) && old == now
 	if key.kind == feedPort || key.kind == feedNAT || key.kind == feedFloating {
 		out = x.setPending(key, old.awaited, b, revision, same)
@@ -246,6 +251,9 @@ func (x *index) add(key recordKey, e entry) {
 		putIn(x.portsOn, e.node, key, struct{}{})
 		x.countPort(v, e.vpc, e.node, 1)
 	}
+	if e.migration != "" {
+		x.countPort(v, e.vpc, e.migration, 1)
+	}
 	if peer := x.vpcs[e.peer]; peer != nil {
 		peer.records[key] = struct{}{}
 		x.countPeering(e.vpc, e.peer, 1)
@@ -260,6 +268,9 @@ func (x *index) remove(key recordKey, e entry) {
 		if e.node != "" {
 			deleteIn(x.portsOn, e.node, key)
 			x.countPort(v, e.vpc, e.node, -1)
+		}
+		if e.migration != "" {
+			x.countPort(v, e.vpc, e.migration, -1)
 		}
 		if x.vpcs[e.peer] != nil {
 			x.countPeering(e.vpc, e.peer, -1)

@@ -183,7 +183,9 @@ func hostPeering(p *cloud.Peering) proto.Message {
 func hostPort(p *cloud.Port) proto.Message {
 	m := portToProto(p)
 	m.Description, m.Status, m.StatusReason, m.UpdatedAt = "", 0, "", 0
-	return &agentv1.HostPort{Port: m, HostName: p.HostName, BindingGeneration: p.BindingGeneration}
+	return &agentv1.HostPort{
+		Port: m, HostName: p.HostName, BindingGeneration: p.BindingGeneration, MigrationNodeId: string(p.MigrationNode),
+	}
 }
 
 var feedSeed = maphash.MakeSeed()

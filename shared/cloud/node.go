@@ -72,6 +72,7 @@ type Node struct {
 	RBD             bool   `cbor:",omitempty"`
 	RBDProblem      string `cbor:",omitempty"`
 	RBDEncryption   bool   `cbor:",omitempty"` // the host can make and open encrypted RBD volumes
+	LiveMigration   bool   `cbor:",omitempty"` // the host's agent can take part in live migrations
 	SharedMigration bool
 	CreatedAt       Time
 	UpdatedAt       Time

@@ -171,6 +171,7 @@ func portOnHost(in *agentv1.HostPort) (cloud.PortOnHost, error) {
 		return cloud.PortOnHost{}, err
 	}
 	out := cloud.PortOnHost{Port: p, HostName: dnsName(in.GetHostName()), BindingGeneration: in.GetBindingGeneration()}
+	out.MigrationNode = cloud.NodeID(in.GetMigrationNodeId())
 	if in.GetVtep() == "" {
 		return out, nil
 	}

@@ -17,7 +17,8 @@ import (
 const maxRBDProblem = 200
 
 // hostFacts holds properties of a host that its agent reports once per session: CPU models, QEMU version, architecture,
-// storage pools, and whether the host serves RBD.
+// storage pools, and whether the host serves RBD and takes part in live
+// migrations.
 type hostFacts struct {
 	models       []string
 	qemu         string
@@ -26,16 +27,17 @@ type hostFacts struct {
 	rbd          bool
 	rbdProblem   string
 	rbdEncrypts  bool
+	migrates     bool
 }
 
 func factsOf(n *cloud.Node) hostFacts {
-	return hostFacts{n.CPUModels, n.QEMUVersion, n.Architecture, n.StoragePools, n.RBD, n.RBDProblem, n.RBDEncryption}
+	return hostFacts{n.CPUModels, n.QEMUVersion, n.Architecture, n.StoragePools, n.RBD, n.RBDProblem, n.RBDEncryption, n.LiveMigration}
 }
 
 func (f hostFacts) equal(g hostFacts) bool {
 	return slices.Equal(f.models, g.models) && f.qemu == g.qemu && f.architecture == g.architecture &&
 		slices.Equal(f.pools, g.pools) && f.rbd == g.rbd && f.rbdProblem == g.rbdProblem &&
-		f.rbdEncrypts == g.rbdEncrypts
+		f.rbdEncrypts == g.rbdEncrypts && f.migrates == g.migrates
 }
 
 // checkFacts converts the facts that a host reports. It returns InvalidArgument if they are too large to store or have
@@ -69,7 +71,7 @@ func checkFacts(f *agentv1.NodeFacts) (hostFacts, error) {
 	}
 	return hostFacts{
 		f.GetCpuModels(), f.GetQemuVersion(), cloud.Architecture(f.GetArchitecture()), pools, f.GetRbd(), f.GetRbdProblem(),
-		f.GetRbdEncryption(),
+		f.GetRbdEncryption(), f.GetLiveMigration(),
 	}, nil
 }
 
@@ -104,7 +106,7 @@ func (s *Service) recordFacts(ctx context.Context, id cloud.NodeID, b *budget) e
 	_, inTurn, err := s.updateNodeThrottled(ctx, id, &b.lastFacts, func(n *cloud.Node) {
 		n.CPUModels, n.QEMUVersion, n.Architecture = waiting.models, waiting.qemu, waiting.architecture
 		n.StoragePools, n.RBD, n.RBDProblem = waiting.pools, waiting.rbd, waiting.rbdProblem
-		n.RBDEncryption = waiting.rbdEncrypts
+		n.RBDEncryption, n.LiveMigration = waiting.rbdEncrypts, waiting.migrates
 	})
 	if inTurn && err == nil {
 		s.mu.Lock()

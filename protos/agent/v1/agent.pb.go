@@ -2438,6 +2438,9 @@ type NodeFacts struct {
 	// True if the host can make and open encrypted RBD volumes. Agents of earlier versions do not set this field. They
 	// would refuse encrypted RBD volumes.
 	RbdEncryption bool `protobuf:"varint,130,opt,name=rbd_encryption,json=rbdEncryption,proto3" json:"rbd_encryption,omitempty"`
+	// True if the agent can take part in live migrations (AssignedVm.migration). Agents of earlier versions do not set
+	// this field. They would start a VM that they are to receive.
+	LiveMigration bool `protobuf:"varint,363,opt,name=live_migration,json=liveMigration,proto3" json:"live_migration,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2531,6 +2534,13 @@ func (x *NodeFacts) GetRbdProblem() string {
 func (x *NodeFacts) GetRbdEncryption() bool {
 	if x != nil {
 		return x.RbdEncryption
+	}
+	return false
+}
+
+func (x *NodeFacts) GetLiveMigration() bool {
+	if x != nil {
+		return x.LiveMigration
 	}
 	return false
 }
@@ -4493,8 +4503,12 @@ type HostPort struct {
 	HostName string `protobuf:"bytes,3,opt,name=host_name,json=hostName,proto3" json:"host_name,omitempty"`
 	// Grows each time when the port is bound to a host. An agent does not announce a port with an older binding.
 	BindingGeneration uint64 `protobuf:"varint,4,opt,name=binding_generation,json=bindingGeneration,proto3" json:"binding_generation,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// The other host of a live migration of the port's VM, or empty. This host also makes the port's device, with the
+	// packet filter of the port, but it sends packets for the port to the host node_id, as all other hosts do. Until the
+	// switchover node_id is the source, and this is the target; then they change places.
+	MigrationNodeId string `protobuf:"bytes,362,opt,name=migration_node_id,json=migrationNodeId,proto3" json:"migration_node_id,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *HostPort) Reset() {
@@ -4553,6 +4567,13 @@ func (x *HostPort) GetBindingGeneration() uint64 {
 		return x.BindingGeneration
 	}
 	return 0
+}
+
+func (x *HostPort) GetMigrationNodeId() string {
+	if x != nil {
+		return x.MigrationNodeId
+	}
+	return ""
 }
 
 var File_agent_v1_agent_proto protoreflect.FileDescriptor
@@ -4737,7 +4758,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x05facts\x18\x01 \x01(\v2\x13.agent.v1.NodeFactsR\x05facts\x12)\n" +
 	"\x03vms\x18\x02 \x03(\v2\x17.agent.v1.VmObservationR\x03vms\x125\n" +
 	"\avolumes\x18\x03 \x03(\v2\x1b.agent.v1.VolumeObservationR\avolumes\"\x10\n" +
-	"\x0eReportResponse\"\xe5\x02\n" +
+	"\x0eReportResponse\"\x8d\x03\n" +
 	"\tNodeFacts\x12\x17\n" +
 	"\aboot_id\x18\x01 \x01(\tR\x06bootId\x12#\n" +
 	"\ragent_version\x18\x02 \x01(\tR\fagentVersion\x12!\n" +
@@ -4749,7 +4770,8 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x03rbd\x18\x1e \x01(\bR\x03rbd\x12\x1f\n" +
 	"\vrbd_problem\x18\x1f \x01(\tR\n" +
 	"rbdProblem\x12&\n" +
-	"\x0erbd_encryption\x18\x82\x01 \x01(\bR\rrbdEncryption\"\x9b\x01\n" +
+	"\x0erbd_encryption\x18\x82\x01 \x01(\bR\rrbdEncryption\x12&\n" +
+	"\x0elive_migration\x18\xeb\x02 \x01(\bR\rliveMigration\"\x9b\x01\n" +
 	"\vStoragePool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12'\n" +
 	"\x0fallocatable_gib\x18\x02 \x01(\x04R\x0eallocatableGib\x12\x1e\n" +
@@ -4911,12 +4933,13 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"HostSubnet\x12*\n" +
 	"\x06subnet\x18\x01 \x01(\v2\x12.network.v1.SubnetR\x06subnet\x12\x10\n" +
-	"\x03vni\x18\x02 \x01(\rR\x03vni\"\x90\x01\n" +
+	"\x03vni\x18\x02 \x01(\rR\x03vni\"\xbd\x01\n" +
 	"\bHostPort\x12$\n" +
 	"\x04port\x18\x01 \x01(\v2\x10.network.v1.PortR\x04port\x12\x12\n" +
 	"\x04vtep\x18\x02 \x01(\tR\x04vtep\x12\x1b\n" +
 	"\thost_name\x18\x03 \x01(\tR\bhostName\x12-\n" +
-	"\x12binding_generation\x18\x04 \x01(\x04R\x11bindingGeneration*d\n" +
+	"\x12binding_generation\x18\x04 \x01(\x04R\x11bindingGeneration\x12+\n" +
+	"\x11migration_node_id\x18\xea\x02 \x01(\tR\x0fmigrationNodeId*d\n" +
 	"\x05Power\x12\x15\n" +
 	"\x11POWER_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tPOWER_OFF\x10\x01\x12\f\n" +
