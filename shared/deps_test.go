@@ -76,12 +76,13 @@ var inside = map[string][]string{
 	"accounts/identity":           {"accounts/audit", "accounts/tenant", "accounts/identity/…"},
 	"accounts/identity/principal": {"accounts/identity/password", "accounts/tenant"},
 
-	"compute/image":         {"compute/image/websource"},
-	"compute/node":          {"compute/schedule"},
-	"compute/node/nodetest": {"compute/node"},
-	"compute/snapshot":      {"compute/volume"},
-	"compute/volume":        {"compute/image", "compute/node", "compute/storageclass"},
-	"compute/vm":            {"compute/image", "compute/node", "compute/schedule", "compute/volume"},
+	"compute/image":                 {"compute/image/websource"},
+	"compute/node":                  {"compute/schedule"},
+	"compute/node/nodetest":         {"compute/node"},
+	"compute/schedule/scheduletest": {"compute/schedule"},
+	"compute/snapshot":              {"compute/volume"},
+	"compute/volume":                {"compute/image", "compute/node", "compute/storageclass"},
+	"compute/vm":                    {"compute/image", "compute/node", "compute/schedule", "compute/volume"},
 
 	"money/credit":                   {"money/credit/ledger"},
 	"money/credit/ledger/ledgertest": {"money/credit/ledger"},
@@ -101,6 +102,7 @@ var inside = map[string][]string{
 var pure = map[string][]string{
 	"network/ipam":                   {},
 	"compute/schedule":               {},
+	"compute/schedule/scheduletest":  {},
 	"money/credit/ledger":            {},
 	"money/credit/ledger/ledgertest": {},
 	"accounts/identity/password":     {},

@@ -125,6 +125,7 @@ const (
 	ViewerWrites      = "viewer-writes"       // project:viewer has the rights of project:member: controlplane
 	ForgetAnswers     = "forget-answers"      // the response for an idempotency key is not stored: controlplane/compute/vm
 	StaleQuota        = "stale-quota"         // a quota is checked against usage that may have changed: controlplane/compute/vm, controlplane/compute/volume
+	KeepOldCell       = "keep-old-cell"       // a host whose free capacity changes stays where the index of hosts had it: controlplane/compute/schedule
 	AllocateTwice     = "allocate-twice"      // a VM is placed without regard to concurrent placements on the same host: controlplane/compute/vm
 	UnauditedChange   = "unaudited-change"    // a change is stored without an audit record: controlplane/accounts/identity
 	RepeatUnkeyed     = "repeat-unkeyed"      // a command without an idempotency key is sent again to the next leader: controlplane/records/leader

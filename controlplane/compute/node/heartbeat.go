@@ -66,6 +66,7 @@ func (s *Service) heartbeat(ctx context.Context, reported cloud.Node) (cloud.Nod
 		return cloud.Node{}, errFencing
 	}
 	s.lastHeartbeat[reported.ID] = now
+	s.placement.seen(reported.ID, now)
 	return known, nil
 }
 

@@ -115,6 +115,7 @@ type Service struct {
 	fencings fencings
 	// consoles and snapshots are the reads of console logs and of snapshots from hosts.
 	consoles, snapshots *hostReads
+	placement           placement
 }
 
 // liveness is the response of lastHeardCommand, with which a member asks the leader when it last received a heartbeat
@@ -133,7 +134,7 @@ func New(opts Options) *Service {
 	s := &Service{
 		opts: opts, volumes: noVolumes{}, lastHeartbeat: map[cloud.NodeID]cloud.Time{}, nodes: map[cloud.NodeID]cloud.Node{}, sessions: map[cloud.NodeID]*session{},
 		imageReads: map[cloud.NodeID]int{}, budgets: map[cloud.NodeID]*budget{}, pause: sleep, consoles: newConsoleReads(), snapshots: newSnapshotReads(),
-		guard: guard{conns: map[*guardedConn]bool{}},
+		guard: guard{conns: map[*guardedConn]bool{}}, placement: placement{index: schedule.NewIndex()},
 	}
 	leader.Register(opts.Commands, s, lastHeardCommand, cordonCommand, newTokenCommand, admitCommand, evictCommand, fenceCommand, banCommand, unbanCommand,
 		readConsoleCommand, readSnapshotCommand)
@@ -151,6 +152,7 @@ func (s *Service) Follow(ctx context.Context) error {
 		defer s.mu.Unlock()
 		s.termStart = 0
 		clear(s.nodes)
+		s.placement.clear()
 	}()
 	// Only a host with a record can send a heartbeat. If a host in lastHeartbeat has no record in the View below, its
 	// record was deleted, so its entry in lastHeartbeat can be removed.
@@ -168,6 +170,7 @@ func (s *Service) Follow(ctx context.Context) error {
 		defer s.mu.Unlock()
 		for _, r := range all {
 			s.nodes[r.Value.ID] = *r.Value
+			s.placement.put(r.Value, s.lastHeartbeat[r.Value.ID])
 		}
 		for _, id := range before {
 			if _, known := s.nodes[id]; !known {
@@ -192,11 +195,13 @@ func (s *Service) Follow(ctx context.Context) error {
 			if c.Value == nil {
 				delete(s.nodes, id)
 				delete(s.lastHeartbeat, id)
+				s.placement.remove(id)
 				if b := s.budgets[id]; b != nil && b.activeCalls == 0 {
 					delete(s.budgets, id)
 				}
 			} else {
 				s.nodes[id] = *c.Value
+				s.placement.put(c.Value, s.lastHeartbeat[id])
 			}
 		}
 		s.mu.Unlock()

@@ -1,14 +1,29 @@
-// Package schedule chooses a host for a VM. Filters exclude hosts that cannot run the VM, and a score ranks the others.
-// For each excluded host the result has the reason of the first filter that excluded it. Place is a pure function:
-// equal arguments give the same host and the same reasons.
+// Package schedule chooses hosts for VMs. Its functions are pure: they read no clock, no record and no random source, so
+// equal arguments give equal results. The main type is Index, which holds the hosts. Index.Place chooses a host for one
+// VM.
+//
+// A host is considered if no entry of the table filters excludes it. Of the remaining hosts Place chooses the first in
+// this order (type rank):
+//
+//  1. the fewest VMs of the VM's soft anti-affinity group;
+//  2. the fewest VMs of the VM's spread group on the hosts with the same value of the spread label, and hosts without
+//     that label last;
+//  3. hosts with a VM of the VM's soft affinity group;
+//  4. the highest level: how much of the host's scarcest resource stays free, in twentieths;
+//  5. the smallest distance on a ring from the hash of the VM's ID to the hash of the host's ID.
+//
+// Decisions:
+//   - Level is in twentieths, and not exact, so that many hosts are equally good. The ring then distributes VMs that are
+//     created at the same time over these hosts, which avoids conflicts of their transactions.
+//   - Level depends only on a host's class (hosts of about equal size) and on its cell (the free twentieths of each
+//     resource). So Place compares cells instead of hosts: 10,000 hosts usually have a few hundred cells.
+//   - In a cell, hosts are sorted by their position on the ring. Place finds the first host by binary search, and skips
+//     hosts that a filter excludes. A search is linear in the number of hosts only if nearly all hosts are excluded for
+//     a reason that classes, cells and labels do not show.
+//   - If no host fits, Place examines every host, and returns the reason for each.
 package schedule
 
 import (
-	"cmp"
-	"fmt"
-	"hash/fnv"
-	"slices"
-
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -16,17 +31,13 @@ import (
 type Candidate struct {
 	Node  cloud.Node
 	State cloud.NodeState
-	// NoNetwork is why the host cannot have the VM's network interfaces. It is empty if the host can have them, or the
-	// VM has none.
-	NoNetwork string
-	// NoVolumes says why the host cannot have the VM's volumes. It is empty if the host can have them or the VM has no
-	// volumes.
-	NoVolumes string
 }
 
 // Request describes what a VM needs of a host.
 type Request struct {
-	VM   cloud.VMID
+	VM cloud.VMID
+	// Now is the time at which the states of hosts are computed, in the unit of Index.Put's lastSeen.
+	Now  cloud.Time
 	Need cloud.Capacity
 	// Architecture is the CPU architecture of the VM's images; unspecified allows any host.
 	Architecture cloud.Architecture
@@ -34,147 +45,54 @@ type Request struct {
 	CPUModel string
 	// Selector holds the labels, with their values, that the host must have.
 	Selector map[string]string
-	// Avoid holds the hosts that must not be chosen, because a VM of the same anti-affinity group is placed on them.
-	Avoid map[cloud.NodeID]bool
+	// On is the only host that may be chosen. It is empty if any host may be chosen.
+	On cloud.NodeID
+	// Skip holds hosts that must not be chosen, with the reasons.
+	Skip map[cloud.NodeID]string
+	// Check returns the reason why a host cannot have the VM, or "". Place calls Check for those hosts that it examines,
+	// and does not change the index meanwhile. Check may be nil. It must not call methods of the index.
+	Check func(*cloud.Node) string
+	Groups
 }
 
-// filters run in this order. The first non-empty result excludes the host and is the reason that Place returns.
-var filters = []func(*Candidate, *Request) string{
-	func(c *Candidate, _ *Request) string {
-		if c.State != cloud.NodeReady {
-			return "is " + c.State.String()
-		}
-		return ""
-	},
-	func(c *Candidate, _ *Request) string {
-		if !slices.Contains(c.Node.Hypervisors, cloud.KVM) {
-			return "does not run KVM"
-		}
-		return ""
-	},
-	func(c *Candidate, r *Request) string {
-		if r.Architecture != cloud.ArchUnspecified && c.Node.Architecture != r.Architecture {
-			return "is of another architecture"
-		}
-		return ""
-	},
-	func(c *Candidate, r *Request) string {
-		if r.CPUModel != "" && !slices.Contains(c.Node.CPUModels, r.CPUModel) {
-			return "does not offer the CPU model " + r.CPUModel
-		}
-		return ""
-	},
-	func(c *Candidate, _ *Request) string {
-		if c.NoNetwork != "" {
-			return "has no network: " + c.NoNetwork
-		}
-		return ""
-	},
-	func(c *Candidate, _ *Request) string { return c.NoVolumes },
-	func(c *Candidate, r *Request) string {
-		for k, v := range r.Selector {
-			if c.Node.Labels[k] != v {
-				return "does not have the labels of the node selector"
-			}
-		}
-		return ""
-	},
-	func(c *Candidate, r *Request) string {
-		if r.Avoid[c.Node.ID] {
-			return "runs a member of the same anti-affinity group"
-		}
-		return ""
-	},
-	func(c *Candidate, r *Request) string { return Shortage(&c.Node, r.Need) },
+// Groups holds, for each kind of group that the VM belongs to, how many other VMs of the group each host has. A map is
+// nil if the VM is in no group of the kind.
+type Groups struct {
+	// Affinity: if the group has members, the VM must be on a host with one.
+	Affinity map[cloud.NodeID]int
+	// AntiAffinity: the VM must not be on a host with a member.
+	AntiAffinity map[cloud.NodeID]int
+	// AffinitySoft and AntiAffinitySoft prefer hosts with a member, or with the fewest members.
+	AffinitySoft, AntiAffinitySoft map[cloud.NodeID]int
+	// SpreadLabel is a label of hosts, such as a rack. The VM is placed on a host whose value of the label has the fewest
+	// VMs of the VM's spread group, which are counted in Spread. SpreadLabel is empty if the VM has no such preference.
+	SpreadLabel string
+	Spread      map[cloud.NodeID]int
 }
 
-// Shortage returns a text that names the first resource of which the host n has less free than need requires. It
-// returns "" if the host has enough of each resource.
-func Shortage(n *cloud.Node, need cloud.Capacity) string {
-	free := n.Allocatable.Minus(n.Allocated)
-	for _, r := range []struct {
-		name       string
-		want, have uint64
-	}{
-		{"vCPUs", uint64(need.VCPUs), uint64(free.VCPUs)},
-		{"MiB of memory", need.MemoryMiB, free.MemoryMiB},
-		{"GiB of storage", need.StorageGiB, free.StorageGiB},
-	} {
-		if r.want > r.have {
-			return fmt.Sprintf("has %d %s free, %d needed", r.have, r.name, r.want)
-		}
-	}
-	return ""
+// Decision is the result of Place.
+type Decision struct {
+	// Node is the chosen host. It is empty if no host fits.
+	Node cloud.NodeID
+	// Refused has the reason for every host, sorted by host ID, if no host fits. Otherwise it is nil.
+	Refused []Refusal
 }
 
-// Place chooses a host of fleet for the VM that r describes. The map refused holds the reason for each excluded host,
-// by host ID. If all hosts are excluded, ok is false.
-func Place(fleet []Candidate, r *Request) (node cloud.NodeID, refused map[cloud.NodeID]string, ok bool) {
-	best := -1.0
-	var chosen []cloud.NodeID
-	scores := make(map[cloud.NodeID]float64, len(fleet))
-	for i := range fleet {
-		c := &fleet[i]
-		if why := refusal(c, r); why != "" {
-			if refused == nil {
-				refused = map[cloud.NodeID]string{}
-			}
-			refused[c.Node.ID] = why
-			continue
-		}
-		s := score(c, r)
-		scores[c.Node.ID] = s
-		best = max(best, s)
-	}
-	for id, s := range scores {
-		if s >= best-scoreTolerance {
-			chosen = append(chosen, id)
-		}
-	}
-	if len(chosen) == 0 {
-		return "", refused, false
-	}
-	return slices.MinFunc(chosen, func(a, b cloud.NodeID) int {
-		return cmp.Or(cmp.Compare(tieBreaker(r.VM, a), tieBreaker(r.VM, b)), cmp.Compare(a, b))
-	}), refused, true
+// Refusal is the reason why a host was not chosen.
+type Refusal struct {
+	Node cloud.NodeID
+	Name string
+	// Reason is the predicate of a sentence whose subject is the host.
+	Reason string
+	// Group is Reason without the numbers that differ between hosts. Summarize counts refusals by Group.
+	Group string
 }
 
-func refusal(c *Candidate, r *Request) string {
-	for _, f := range filters {
-		if why := f(c, r); why != "" {
-			return why
-		}
+// Place chooses a host for the VM that r describes.
+func (ix *Index) Place(r *Request) Decision {
+	q := ix.newQuery(r)
+	if h := q.search(); h != nil {
+		return Decision{Node: h.node.ID}
 	}
-	return ""
-}
-
-// scoreTolerance is how much lower than the best score a host's score may be so that the host still counts as equally
-// good. tieBreaker chooses one of these hosts. This spreads VMs that are created at the same time.
-const scoreTolerance = 0.05
-
-// score returns how much of the host's scarcest resource stays free after placement, as a fraction. A higher score is
-// better.
-func score(c *Candidate, r *Request) float64 {
-	after := c.Node.Allocated.Plus(r.Need)
-	left := 1.0
-	for _, p := range [][2]float64{
-		{float64(after.VCPUs), float64(c.Node.Allocatable.VCPUs)},
-		{float64(after.MemoryMiB), float64(c.Node.Allocatable.MemoryMiB)},
-		{float64(after.StorageGiB), float64(c.Node.Allocatable.StorageGiB)},
-	} {
-		if p[1] > 0 {
-			left = min(left, 1-p[0]/p[1])
-		}
-	}
-	return left
-}
-
-// tieBreaker returns a hash by which hosts of equal score are ordered. The order differs between VMs, but is always the
-// same for one VM.
-func tieBreaker(vm cloud.VMID, node cloud.NodeID) uint64 {
-	h := fnv.New64a()
-	h.Write([]byte(vm))
-	h.Write([]byte{0})
-	h.Write([]byte(node))
-	return h.Sum64()
+	return Decision{Refused: ix.explain(q)}
 }

@@ -2,7 +2,6 @@ package schedule
 
 import (
 	"fmt"
-	"sort"
 	"strings"
 	"testing"
 
@@ -14,18 +13,21 @@ import (
 
 // TestPlace runs the scripts in testdata. `host id= vcpus= mem= disk=` adds a host with that allocatable capacity, in
 // MiB and GiB; `label=key:value`, `cordoned` or `lost` (NOT_READY) may be added. `place vm= vcpus= mem= disk=` places a
-// VM that needs that capacity, and prints the chosen host and the reason for each excluded one; `select=key:value`,
-// `avoid=HOST` or `model=CPU-MODEL` may be added. The VM's capacity is then allocated on the chosen host.
+// VM that needs that capacity, and prints the chosen host, or the reason for each host; `select=key:value` and
+// `model=CPU-MODEL` may be added. `together=`, `apart=`, `near=` and `far=` put the VM into an affinity group, an
+// anti-affinity group, a soft affinity group and a soft anti-affinity group, and `spread=label` into the spread group of
+// that label. The VM's capacity is then allocated on the chosen host.
 func TestPlace(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
-		var fleet []Candidate
+	datadriven.Walk(t, "testdata/place", func(t *testing.T, path string) {
+		c := &testCloud{ix: NewIndex(), members: map[string]map[cloud.NodeID]int{}}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			switch d.Cmd {
 			case "host":
-				fleet = append(fleet, host(t, d))
+				n, lastSeen := testHost(t, d)
+				c.ix.Put(n, lastSeen)
 				return "ok"
 			case "place":
-				return place(t, d, fleet)
+				return c.place(t, d)
 			}
 			d.Fatalf(t, "unknown command %s", d.Cmd)
 			return ""
@@ -33,23 +35,29 @@ func TestPlace(t *testing.T) {
 	})
 }
 
-func host(t *testing.T, d *datadriven.TestData) Candidate {
+// testCloud is the cloud of a script. It has the hosts of the members of each group, by the argument of place.
+type testCloud struct {
+	ix      *Index
+	members map[string]map[cloud.NodeID]int
+}
+
+const now cloud.Time = 1_000_000
+
+func testHost(t *testing.T, d *datadriven.TestData) (*cloud.Node, cloud.Time) {
 	var id, label string
-	c := Candidate{State: cloud.NodeReady, Node: cloud.Node{Hypervisors: []cloud.Hypervisor{cloud.KVM}, Architecture: cloud.X8664, CPUModels: []string{"qemu64"}}}
+	n := &cloud.Node{Declared: cloud.NodeReady, Hypervisors: []cloud.Hypervisor{cloud.KVM}, Architecture: cloud.X8664, CPUModels: []string{"qemu64"}}
 	d.ScanArgs(t, "id", &id)
-	c.Node.ID = cloud.NodeID(id)
-	c.Node.Allocatable = capacity(t, d)
-	if d.HasArg("cordoned") {
-		c.State = cloud.NodeCordoned
-	}
-	if d.HasArg("lost") {
-		c.State = cloud.NodeNotReady
-	}
+	n.ID, n.Name = cloud.NodeID(id), id
+	n.Allocatable = capacity(t, d)
+	n.Cordoned = d.HasArg("cordoned")
 	if d.MaybeScanArgs(t, "label", &label) {
 		k, v, _ := strings.Cut(label, ":")
-		c.Node.Labels = map[string]string{k: v}
+		n.Labels = map[string]string{k: v}
 	}
-	return c
+	if d.HasArg("lost") {
+		return n, now - 2*cloud.HeartbeatTimeout
+	}
+	return n, now
 }
 
 func capacity(t *testing.T, d *datadriven.TestData) (c cloud.Capacity) {
@@ -61,55 +69,87 @@ func capacity(t *testing.T, d *datadriven.TestData) (c cloud.Capacity) {
 	return cloud.Capacity{VCPUs: uint32(vcpus), MemoryMiB: mem, StorageGiB: disk}
 }
 
-func place(t *testing.T, d *datadriven.TestData, fleet []Candidate) string {
-	var id, label, avoid, model string
+func (c *testCloud) place(t *testing.T, d *datadriven.TestData) string {
+	var id, label string
 	d.ScanArgs(t, "vm", &id)
-	r := &Request{VM: cloud.VMID(id), Need: capacity(t, d), Architecture: cloud.X8664}
+	r := &Request{VM: cloud.VMID(id), Now: now, Need: capacity(t, d), Architecture: cloud.X8664}
 	if d.MaybeScanArgs(t, "select", &label) {
 		k, v, _ := strings.Cut(label, ":")
 		r.Selector = map[string]string{k: v}
 	}
-	if d.MaybeScanArgs(t, "avoid", &avoid) {
-		r.Avoid = map[cloud.NodeID]bool{cloud.NodeID(avoid): true}
-	}
-	if d.MaybeScanArgs(t, "model", &model) {
-		r.CPUModel = model
-	}
-	before := *r
-	node, refused, ok := Place(fleet, r)
-	again, _, _ := Place(fleet, r)
-	require.Equal(t, node, again, "the same request was placed on another host")
-	require.Equal(t, before, *r)
-	var out []string
-	for n, why := range refused {
-		out = append(out, fmt.Sprintf("%s %s", n, why))
-	}
-	sort.Strings(out)
-	if ok {
-		for i := range fleet {
-			if fleet[i].Node.ID == node {
-				require.Empty(t, Shortage(&fleet[i].Node, r.Need))
-				fleet[i].Node.Allocated = fleet[i].Node.Allocated.Plus(r.Need)
-			}
+	d.MaybeScanArgs(t, "model", &r.CPUModel)
+	var groups []string
+	for _, g := range []struct {
+		arg     string
+		members *map[cloud.NodeID]int
+	}{
+		{"together", &r.Affinity}, {"apart", &r.AntiAffinity}, {"near", &r.AffinitySoft}, {"far", &r.AntiAffinitySoft}, {"spread", &r.Spread},
+	} {
+		var name string
+		if !d.MaybeScanArgs(t, g.arg, &name) {
+			continue
 		}
-		out = append([]string{"on " + string(node)}, out...)
-	} else {
-		out = append([]string{"nowhere"}, out...)
+		if g.arg == "spread" {
+			r.SpreadLabel = name
+		}
+		key := g.arg + " " + name
+		if c.members[key] == nil {
+			c.members[key] = map[cloud.NodeID]int{}
+		}
+		*g.members = c.members[key]
+		groups = append(groups, key)
 	}
-	return strings.Join(out, "\n")
+	out := c.ix.Place(r)
+	require.Equal(t, out, c.ix.Place(r), "the same request was placed on another host")
+	if out.Node == "" {
+		lines := []string{"nowhere"}
+		for _, one := range out.Refused {
+			lines = append(lines, one.Name+" "+one.Reason)
+		}
+		return strings.Join(lines, "\n")
+	}
+	c.ix.Allocate(out.Node, r.Need)
+	for _, key := range groups {
+		c.members[key][out.Node]++
+	}
+	return "on " + string(out.Node)
+}
+
+// TestSummarize checks that the text for a large cloud counts the hosts by reason, and that its length is bounded.
+func TestSummarize(t *testing.T) {
+	var refused []Refusal
+	add := func(n int, reason, group string) {
+		for i := range n {
+			refused = append(refused, Refusal{Name: fmt.Sprint("host-", len(refused)), Reason: fmt.Sprintf(reason, i), Group: group})
+		}
+	}
+	add(2, "has %d vCPUs free, 4 needed", "has less than 4 vCPUs free")
+	first, details := Summarize(refused)
+	require.Equal(t, "host-0 has 0 vCPUs free, 4 needed", first)
+	require.Equal(t, []Detail{{"host-0", "has 0 vCPUs free, 4 needed"}, {"host-1", "has 1 vCPUs free, 4 needed"}}, details)
+	add(9000, "has %d vCPUs free, 4 needed", "has less than 4 vCPUs free")
+	add(1, "is CORDONED%.0d", "is CORDONED")
+	for i := range 20 {
+		add(2, "%d", fmt.Sprint("reason ", i))
+	}
+	first, details = Summarize(refused)
+	require.Equal(t, "of 9043 hosts, each of 9002 has less than 4 vCPUs free", first)
+	require.Len(t, details, 9)
+	require.Equal(t, Detail{"has less than 4 vCPUs free", "9002 hosts, for example host-0, host-1, host-2"}, details[0])
+	require.Equal(t, Detail{"reason 0", "2 hosts: host-9003, host-9004"}, details[1])
+	require.Equal(t, Detail{"other reasons", "27 hosts"}, details[8])
 }
 
 func BenchmarkPlace10000(b *testing.B) {
-	fleet := make([]Candidate, 10_000)
-	for i := range fleet {
-		fleet[i] = Candidate{State: cloud.NodeReady, Node: cloud.Node{
-			ID: cloud.NodeID(fmt.Sprint("n", i)), Hypervisors: []cloud.Hypervisor{cloud.KVM},
-			Allocatable: cloud.Capacity{VCPUs: 64, MemoryMiB: 1 << 18, StorageGiB: 4096},
-			Allocated:   cloud.Capacity{VCPUs: uint32(i % 64)},
-		}}
+	ix := NewIndex()
+	for i := range 10_000 {
+		ix.Put(&cloud.Node{
+			ID: cloud.NodeID(fmt.Sprint("n", i)), Declared: cloud.NodeReady, Hypervisors: []cloud.Hypervisor{cloud.KVM},
+			Allocatable: cloud.Capacity{VCPUs: 64, MemoryMiB: 1 << 18, StorageGiB: 4096}, Allocated: cloud.Capacity{VCPUs: uint32(i % 64)},
+		}, now)
 	}
-	r := &Request{VM: "v", Need: cloud.Capacity{VCPUs: 2, MemoryMiB: 2048, StorageGiB: 10}}
+	r := &Request{VM: "v", Now: now, Need: cloud.Capacity{VCPUs: 2, MemoryMiB: 2048, StorageGiB: 10}}
 	for b.Loop() {
-		Place(fleet, r)
+		ix.Place(r)
 	}
 }

@@ -4,15 +4,12 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
-	"github.com/trivet-cloud/trivet/controlplane/compute/node"
-	"github.com/trivet-cloud/trivet/controlplane/compute/schedule"
 	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/network"
@@ -20,7 +17,6 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
-	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // CreateRequest describes a VM to create.
@@ -79,7 +75,7 @@ func (w *CreateRequest) check() error {
 	if err := checkPolicy(w.Metadata); err != nil {
 		return err
 	}
-	if _, err := selector(w.Labels); err != nil {
+	if err := checkPlacementLabels(w.Labels); err != nil {
 		return err
 	}
 	return w.Spec.CheckSupported()
@@ -98,22 +94,6 @@ func checkPolicy(metadata map[string]string) error {
 		return fault.Invalid("metadata", "%s must be required or optional, not %q", cloud.MetadataTokens, p)
 	}
 	return cloud.CheckHighAvailability(metadata)
-}
-
-func selector(labels map[string]string) (map[string]string, error) {
-	text := labels[NodeSelector]
-	if text == "" {
-		return nil, nil
-	}
-	out := map[string]string{}
-	for _, pair := range strings.Split(text, ",") {
-		k, v, ok := strings.Cut(pair, "=")
-		if !ok || k == "" {
-			return nil, fault.Invalid("labels", "%s must be k=v, comma-separated", NodeSelector)
-		}
-		out[k] = v
-	}
-	return out, nil
 }
 
 var createCommand = leader.NewCommand("vm.create", leader.Keyed, (*Service).createOnLeader)
@@ -158,18 +138,6 @@ const heartbeatWait = 7 * time.Second
 type retryableRefusal struct{ refusal error }
 
 func (e *retryableRefusal) Error() string { return e.refusal.Error() }
-
-// awaitingHeartbeats reports whether a placement that found no host may succeed later. That is so if a host that was
-// READY has not yet sent this leader a heartbeat, or if the leader has not yet read the host records.
-func (s *Service) awaitingHeartbeats(tx *store.Tx, fleet []schedule.Candidate) (bool, error) {
-	if len(fleet) == 0 {
-		known, _, err := node.Nodes.List(tx.Unguarded(), 1)
-		return len(known) > 0, err
-	}
-	return slices.ContainsFunc(fleet, func(c schedule.Candidate) bool {
-		return c.State == cloud.NodeNotReady && c.Node.Declared != cloud.NodeNotReady && !s.opts.Nodes.Unresponsive(c.Node.ID)
-	}), nil
-}
 
 // createRecords checks whether a VM can be created, chooses its host, and writes all its records in tx.
 func (s *Service) createRecords(ctx context.Context, tx *store.Tx, id cloud.VMID, q createArgs) (vm cloud.VM, err error) {
@@ -222,18 +190,13 @@ func (s *Service) createRecords(ctx context.Context, tx *store.Tx, id cloud.VMID
 	if q.Request.Seed != nil {
 		seeds.Put(tx, q.Request.Seed, string(vm.ID))
 	}
-	if group := vm.Labels[AntiAffinity]; group != "" {
-		groups.Put(tx, &vm.Node, project, groupKey(group), string(vm.ID))
-	}
+	joinGroups(tx, &vm)
 	if err := s.opts.Billing.Admit(tx, &vm); err != nil {
 		return vm, err
 	}
 	err = s.save(tx, &vm, 0)
 	return vm, err
 }
-
-// groupKey converts the name of an anti-affinity group, which is any label value, to a valid part of a record's key.
-func groupKey(group string) string { return uuid.NewSHA1(uuid.Nil, []byte(group)).String() }
 
 // resolveImages checks that the org of vm may use the images in the VM's spec. It sets the disks, kernel and initrd
 // with which the host builds the VM, and returns the images by ID. Images whose IDs are in current, which the VM
@@ -290,107 +253,4 @@ func lookupImage(tx *store.Tx, org cloud.OrgID, id cloud.ImageID, current bool) 
 		}
 	}
 	return image.Lookup(tx, org, id)
-}
-
-// place chooses a host for vm and allocates the VM's capacity on it. It first chooses from the leader's copy of the
-// host records. It then reads the chosen host's record in tx, and chooses again if that host is full, cordoned or
-// deleted.
-func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*image.Usable, volumes *volume.Placement) error {
-	r := &schedule.Request{VM: vm.ID, Need: vm.Spec.Need(), CPUModel: vm.Spec.CPU.Model}
-	r.Selector, _ = selector(vm.Labels)
-	for _, i := range images {
-		if i.Architecture != cloud.ArchUnspecified {
-			r.Architecture = i.Architecture
-		}
-	}
-	if group := vm.Labels[AntiAffinity]; group != "" {
-		members, _, err := groups.List(tx, 0, string(vm.Project), groupKey(group))
-		if err != nil {
-			return err
-		}
-		r.Avoid = map[cloud.NodeID]bool{}
-		for _, m := range members {
-			if m.Path[len(m.Path)-1] != string(vm.ID) {
-				r.Avoid[*m.Value] = true
-			}
-		}
-	}
-	fleet := s.opts.Nodes.Fleet()
-	for i := range fleet {
-		var err error
-		if fleet[i].NoNetwork, err = networkShortage(tx.Unguarded(), fleet[i].Node.ID, vm.Spec.Network); err != nil {
-			return err
-		}
-		fleet[i].NoVolumes = volumes.Shortage(&fleet[i].Node)
-		if vm.State == cloud.Pending {
-			// A host that this VM left has not destroyed it yet. It has the VM's record and directory.
-			left, err := node.PlacedVMs.Has(tx, string(fleet[i].Node.ID), string(vm.ID))
-			if err != nil {
-				return err
-			}
-			if left {
-				fleet[i].State = cloud.NodeNotReady
-			}
-		}
-	}
-	for {
-		id, refused, ok := schedule.Place(fleet, r)
-		if !ok {
-			waiting, err := s.awaitingHeartbeats(tx, fleet)
-			if err != nil {
-				return err
-			}
-			if waiting {
-				return &retryableRefusal{errNoHost(refused, fleet)}
-			}
-			return errNoHost(refused, fleet)
-		}
-		n, err := node.Nodes.Get(tx.GuardedUnless(mutant.AllocateTwice), string(id))
-		if err != nil {
-			return err
-		}
-		if n != nil && !n.Cordoned && schedule.Shortage(n, r.Need) == "" && volumes.Shortage(n) == "" {
-			n.Allocated = n.Allocated.Plus(r.Need)
-			node.Nodes.Put(tx, n, string(id))
-			vm.Node = id
-			return nil
-		}
-		for i := range fleet {
-			if fleet[i].Node.ID != id {
-				continue
-			}
-			if n == nil {
-				fleet[i].State = cloud.NodeNotReady
-				continue
-			}
-			fleet[i].Node, fleet[i].NoVolumes = *n, volumes.Shortage(n)
-			if n.Cordoned {
-				fleet[i].State = cloud.NodeCordoned
-			}
-		}
-	}
-}
-
-// errNoHost returns the error for a placement that found no host. Its details contain the reason for each host, for at
-// most 20 hosts.
-func errNoHost(refused map[cloud.NodeID]string, fleet []schedule.Candidate) error {
-	if len(fleet) == 0 {
-		return fault.New(fault.ResourceExhausted, "no host fits: the cloud has no hosts yet").WithReason("NO_HOST_FITS")
-	}
-	f := fault.New(fault.ResourceExhausted, "no host fits").WithReason("NO_HOST_FITS")
-	const most = 20
-	listed := 0
-	for _, c := range fleet {
-		if why := refused[c.Node.ID]; why != "" && listed < most {
-			f = f.With(c.Node.Name, why)
-			if listed == 0 {
-				f.Message += ": " + c.Node.Name + " " + why
-			}
-			listed++
-		}
-	}
-	if rest := len(refused) - listed; rest > 0 {
-		f = f.With("and", uint64(rest))
-	}
-	return f
 }

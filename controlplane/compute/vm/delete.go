@@ -96,9 +96,7 @@ func (s *Service) deleteRecords(tx *store.Tx, vm *cloud.VM, force bool) (deleteR
 	VMs.Delete(tx, project, string(vm.ID))
 	names.Delete(tx, project, vm.Name)
 	seeds.Delete(tx, string(vm.ID))
-	if group := vm.Labels[AntiAffinity]; group != "" {
-		groups.Delete(tx, project, groupKey(group), string(vm.ID))
-	}
+	leaveGroups(tx, vm)
 	if err := tenant.Give(tx, vm.Tenant(), tenant.Machines, amountOf(&vm.Spec)); err != nil {
 		return deleteResponse{}, err
 	}

@@ -162,9 +162,7 @@ func (s *Service) leaveLostHost(tx *store.Tx, vm *cloud.VM) error {
 	node.PlacedVMs.Put(tx, &node.Placed{
 		Project: vm.Project, Generation: vm.Generation, Gone: true, Held: vm.Spec.Need(),
 	}, string(lost), string(vm.ID))
-	if group := vm.Labels[AntiAffinity]; group != "" {
-		groups.Put(tx, &vm.Node, string(vm.Project), groupKey(group), string(vm.ID))
-	}
+	joinGroups(tx, vm)
 	if err := volume.EndLostAttachments(tx, vm.Tenant(), vm.ID, vm.Spec.Volumes()); err != nil {
 		return err
 	}
@@ -297,9 +295,7 @@ func (s *Service) moveRecords(tx *store.Tx, vm *cloud.VM) error {
 	if err := network.MoveNICs(tx, vm.Tenant(), vm.ID, vm.Node, vm.Name); err != nil {
 		return err
 	}
-	if group := vm.Labels[AntiAffinity]; group != "" {
-		groups.Put(tx, &vm.Node, string(vm.Project), groupKey(group), string(vm.ID))
-	}
+	joinGroups(tx, vm)
 	return s.save(tx, vm, generation)
 }
 

@@ -67,8 +67,10 @@ func (s *Service) updateOnLeader(ctx context.Context, q updateRequest) (out clou
 // apply applies the change c to vm, and reports whether it changed a field of vm.
 func (s *Service) apply(tx *store.Tx, vm *cloud.VM, c *Change) (bool, error) {
 	before := *vm
-	if group, isSet := c.Labels[AntiAffinity]; isSet && group != vm.Labels[AntiAffinity] {
-		return false, fault.Invalid("labels", "%s is fixed when a VM is created", AntiAffinity)
+	for _, key := range fixedLabels {
+		if value, isSet := c.Labels[key]; isSet && value != vm.Labels[key] {
+			return false, fault.Invalid("labels", "%s is fixed when a VM is created", key)
+		}
 	}
 	if err := refuseSeed(c.Metadata); err != nil {
 		return false, err
@@ -123,7 +125,7 @@ func checkPairs(vm *cloud.VM) error {
 	if err := checkPolicy(vm.Metadata); err != nil {
 		return err
 	}
-	if _, err := selector(vm.Labels); err != nil {
+	if err := checkPlacementLabels(vm.Labels); err != nil {
 		return err
 	}
 	return cloud.CheckPairs("labels", vm.Labels)
@@ -149,9 +151,8 @@ func (s *Service) changeSpec(tx *store.Tx, vm *cloud.VM, spec cloud.Spec) error 
 		return fault.New(fault.FailedPrecondition, "the host of VM %s is no longer in the cluster", vm.Name)
 	}
 	n.Allocated = n.Allocated.Minus(vm.Spec.Need())
-	candidate := schedule.Candidate{Node: *n, State: cloud.NodeReady}
-	if _, refused, ok := schedule.Place([]schedule.Candidate{candidate}, &schedule.Request{VM: vm.ID, Need: spec.Need(), CPUModel: spec.CPU.Model}); !ok {
-		return fault.New(fault.ResourceExhausted, "the host of VM %s %s", vm.Name, refused[n.ID]).WithReason("NO_HOST_FITS")
+	if why := schedule.Excludes(n, &schedule.Request{VM: vm.ID, Need: spec.Need(), CPUModel: spec.CPU.Model}); why != "" {
+		return fault.New(fault.ResourceExhausted, "the host of VM %s %s", vm.Name, why).WithReason("NO_HOST_FITS")
 	}
 	if err := chargeQuota(tx, vm, amountOf(&spec), amountOf(&vm.Spec)); err != nil {
 		return err

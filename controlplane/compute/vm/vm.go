@@ -49,14 +49,6 @@ var (
 	groups = store.NewTable[cloud.NodeID]("vm-group")
 )
 
-// Keys of VM labels that control where the VM is placed.
-const (
-	// AntiAffinity names a group of VMs of the project. No two VMs of a group are placed on the same host.
-	AntiAffinity = "trivet/anti-affinity"
-	// NodeSelector lists the labels that the host must have, as comma-separated k=v pairs.
-	NodeSelector = "trivet/node-selector"
-)
-
 // Options configures New. All fields except Billing are required.
 type Options struct {
 	Store    *store.Store

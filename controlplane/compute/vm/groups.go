@@ -1,0 +1,132 @@
+package vm
+
+import (
+	"strings"
+
+	"github.com/google/uuid"
+
+	"github.com/trivet-cloud/trivet/controlplane/compute/schedule"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Keys of VM labels that control where the VM is placed. The value of a group label is the name of a group of VMs of the
+// project. The groups of different labels are different groups, also if they have the same name.
+const (
+	// Affinity: the VMs of a group are placed on one host. The first VM chooses the host.
+	Affinity = "trivet/affinity"
+	// AffinitySoft: like Affinity, but a VM for which these hosts have no room is placed on another host.
+	AffinitySoft = "trivet/affinity-soft"
+	// AntiAffinity: no two VMs of a group are placed on the same host.
+	AntiAffinity = "trivet/anti-affinity"
+	// AntiAffinitySoft: hosts with fewer VMs of the group are preferred.
+	AntiAffinitySoft = "trivet/anti-affinity-soft"
+	// Spread names a label of hosts, such as rack. The VM is placed on a host whose value of this label has the fewest VMs
+	// of the VM's spread group. Hosts without the label are the last choice.
+	Spread = "trivet/spread"
+	// SpreadGroup is the VM's spread group. VMs without it are one group too. Only VMs with an equal label Spread count.
+	SpreadGroup = "trivet/spread-group"
+	// NodeSelector lists the labels that the host must have, as comma-separated k=v pairs.
+	NodeSelector = "trivet/node-selector"
+)
+
+// fixedLabels cannot be changed after a VM is created, because they decide which group records the VM has.
+var fixedLabels = []string{Affinity, AffinitySoft, AntiAffinity, AntiAffinitySoft, Spread, SpreadGroup}
+
+// groupsOf returns the keys of the groups of a VM with these labels, by the label that names the group. For a spread
+// group that is Spread.
+func groupsOf(labels map[string]string) map[string]string {
+	out := map[string]string{}
+	for _, label := range []string{Affinity, AffinitySoft, AntiAffinity, AntiAffinitySoft} {
+		if name := labels[label]; name != "" {
+			out[label] = groupKey(label, name)
+		}
+	}
+	if label := labels[Spread]; label != "" {
+		out[Spread] = groupKey(Spread, label+"\x00"+labels[SpreadGroup])
+	}
+	return out
+}
+
+// groupKey converts a group label and the name of a group, which is any label value, to a valid part of a record's key.
+func groupKey(label, name string) string {
+	if label != AntiAffinity { // The keys of these groups are older than the other labels, and do not contain the label.
+		name = label + "\x00" + name
+	}
+	return uuid.NewSHA1(uuid.Nil, []byte(name)).String()
+}
+
+// joinGroups records the VM's host in each of its groups.
+func joinGroups(tx *store.Tx, vm *cloud.VM) {
+	for _, key := range groupsOf(vm.Labels) {
+		groups.Put(tx, &vm.Node, string(vm.Project), key, string(vm.ID))
+	}
+}
+
+func leaveGroups(tx *store.Tx, vm *cloud.VM) {
+	for _, key := range groupsOf(vm.Labels) {
+		groups.Delete(tx, string(vm.Project), key, string(vm.ID))
+	}
+}
+
+// groupMembers returns the hosts of the other VMs in the VM's groups. The records that it reads are guarded, so of two
+// VMs of a group that are created at the same time, one is placed with regard to the other.
+func groupMembers(r store.Reader, vm *cloud.VM) (out schedule.Groups, err error) {
+	for label, key := range groupsOf(vm.Labels) {
+		all, _, err := groups.List(r, 0, string(vm.Project), key)
+		if err != nil {
+			return out, err
+		}
+		members := map[cloud.NodeID]int{}
+		for _, m := range all {
+			if m.Path[len(m.Path)-1] != string(vm.ID) && *m.Value != "" { // a VM without a host is PENDING
+				members[*m.Value]++
+			}
+		}
+		setMembers(&out, label, vm.Labels[Spread], members)
+	}
+	return out, nil
+}
+
+// setMembers sets the members of the group of a label.
+func setMembers(g *schedule.Groups, label, spread string, members map[cloud.NodeID]int) {
+	switch label {
+	case Affinity:
+		g.Affinity = members
+	case AffinitySoft:
+		g.AffinitySoft = members
+	case AntiAffinity:
+		g.AntiAffinity = members
+	case AntiAffinitySoft:
+		g.AntiAffinitySoft = members
+	case Spread:
+		g.SpreadLabel, g.Spread = spread, members
+	}
+}
+
+// checkPlacementLabels returns InvalidArgument if a label that controls placement has an invalid value.
+func checkPlacementLabels(labels map[string]string) error {
+	if labels[SpreadGroup] != "" && labels[Spread] == "" {
+		return fault.Invalid("labels", "%s has no effect without %s", SpreadGroup, Spread)
+	}
+	_, err := selector(labels)
+	return err
+}
+
+// selector parses the label NodeSelector.
+func selector(labels map[string]string) (map[string]string, error) {
+	text := labels[NodeSelector]
+	if text == "" {
+		return nil, nil
+	}
+	out := map[string]string{}
+	for _, pair := range strings.Split(text, ",") {
+		k, v, ok := strings.Cut(pair, "=")
+		if !ok || k == "" {
+			return nil, fault.Invalid("labels", "%s must be k=v, comma-separated", NodeSelector)
+		}
+		out[k] = v
+	}
+	return out, nil
+}

@@ -1,0 +1,145 @@
+package vm
+
+import (
+	"slices"
+
+	"github.com/trivet-cloud/trivet/controlplane/compute/image"
+	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/schedule"
+	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// place chooses a host for vm and allocates the VM's capacity on it. It first chooses from the leader's copy of the
+// host records. It then reads the chosen host's record in tx, and chooses again if that host is full, not READY or
+// deleted.
+func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*image.Usable, volumes *volume.Placement) error {
+	r, err := placementRequest(tx, vm, images, volumes)
+	if err != nil {
+		return err
+	}
+	var failed error // of a read in Check
+	r.Check = func(n *cloud.Node) string {
+		why, err := s.hostShortage(tx, vm, volumes, n)
+		if err != nil {
+			failed = err
+			return "cannot be examined"
+		}
+		return why
+	}
+	for {
+		chosen := s.opts.Nodes.Place(r)
+		if failed != nil {
+			return failed
+		}
+		if chosen.Node == "" {
+			refused := errNoHost(chosen.Refused)
+			waiting, err := s.awaitingHeartbeats(tx)
+			if err != nil {
+				return err
+			}
+			if waiting {
+				return &retryableRefusal{refused}
+			}
+			return refused
+		}
+		n, err := node.Nodes.Get(tx.GuardedUnless(mutant.AllocateTwice), string(chosen.Node))
+		if err != nil {
+			return err
+		}
+		if why := recordShortage(n, r.Need, volumes); why != "" {
+			r.Skip[chosen.Node] = why
+			continue
+		}
+		n.Allocated = n.Allocated.Plus(r.Need)
+		node.Nodes.Put(tx, n, string(chosen.Node))
+		vm.Node = chosen.Node
+		return nil
+	}
+}
+
+// placementRequest returns what a VM needs of a host, without Check.
+func placementRequest(r store.Reader, vm *cloud.VM, images map[cloud.ImageID]*image.Usable, volumes *volume.Placement) (*schedule.Request, error) {
+	out := &schedule.Request{VM: vm.ID, Need: vm.Spec.Need(), CPUModel: vm.Spec.CPU.Model, On: volumes.Node, Skip: map[cloud.NodeID]string{}}
+	var err error
+	if out.Selector, err = selector(vm.Labels); err != nil {
+		return nil, err
+	}
+	for _, i := range images {
+		if i.Architecture != cloud.ArchUnspecified {
+			out.Architecture = i.Architecture
+		}
+	}
+	out.Groups, err = groupMembers(r, vm)
+	return out, err
+}
+
+// hostShortage returns the reason why a host cannot have the VM's NICs or volumes, or "" if it can.
+func (s *Service) hostShortage(tx *store.Tx, vm *cloud.VM, volumes *volume.Placement, n *cloud.Node) (string, error) {
+	why, err := networkShortage(tx.Unguarded(), n.ID, vm.Spec.Network)
+	if err != nil {
+		return "", err
+	}
+	if why != "" {
+		return "has no network: " + why, nil
+	}
+	if why := volumes.Shortage(n); why != "" {
+		return why, nil
+	}
+	if vm.State == cloud.Pending {
+		// A host that this VM left has not destroyed it yet. It has the VM's record and directory.
+		left, err := node.PlacedVMs.Has(tx, string(n.ID), string(vm.ID))
+		if err != nil || left {
+			return "has not removed the VM yet", err
+		}
+	}
+	return "", nil
+}
+
+// recordShortage returns the reason why a VM cannot be placed on the host with the record n, or "" if it can. n is nil if
+// the host was deleted.
+func recordShortage(n *cloud.Node, need cloud.Capacity, volumes *volume.Placement) string {
+	if n == nil {
+		return "is no longer in the cluster"
+	}
+	// A heartbeat at the time of the call, because only the record is in question.
+	if state := n.State(1, 1); state != cloud.NodeReady {
+		return "is " + state.String()
+	}
+	if why := schedule.Shortage(n, need); why != "" {
+		return why
+	}
+	return volumes.Shortage(n)
+}
+
+// awaitingHeartbeats reports whether a placement that found no host may succeed later. That is so if a host that was
+// READY has not yet sent this leader a heartbeat, or if the leader has not yet read the host records.
+func (s *Service) awaitingHeartbeats(tx *store.Tx) (bool, error) {
+	fleet := s.opts.Nodes.Fleet()
+	if len(fleet) == 0 {
+		known, _, err := node.Nodes.List(tx.Unguarded(), 1)
+		return len(known) > 0, err
+	}
+	return slices.ContainsFunc(fleet, func(c schedule.Candidate) bool {
+		return c.State == cloud.NodeNotReady && c.Node.Declared != cloud.NodeNotReady && !s.opts.Nodes.Unresponsive(c.Node.ID)
+	}), nil
+}
+
+// errNoHost returns the error for a placement that found no host. Its details contain the reason for each host, or, in a
+// large cloud, the number of hosts for each reason (see schedule.Summarize).
+func errNoHost(refused []schedule.Refusal) error {
+	f := fault.New(fault.ResourceExhausted, "no host fits").WithReason("NO_HOST_FITS")
+	if len(refused) == 0 {
+		f.Message += ": the cloud has no hosts yet"
+		return f
+	}
+	first, details := schedule.Summarize(refused)
+	f.Message += ": " + first
+	for _, d := range details {
+		f = f.With(d.Key, d.Text)
+	}
+	return f
+}
