@@ -18,6 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/compute/vm"
 	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
 	"github.com/trivet-cloud/trivet/controlplane/config"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clock"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
@@ -97,6 +98,9 @@ type member struct {
 	etcdPorts      *etcdrpc.Server // serves etcd's API on the ports for etcd's clients
 	backups        *backupWriter
 	services       []service
+
+	// Field that serveClients sets:
+	streams *rpc.Streams // counts the open streams of tenants, of all APIs
 
 	// Fields that servePeers and serveClients set:
 	peers     *listenerSet

@@ -15,6 +15,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/cluster/jointoken"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/edge/split"
@@ -67,6 +68,7 @@ func (m *member) serveClients(context.Context) error {
 	c := &m.config
 	m.metrics.register(m)
 	agents := m.newAgentServer()
+	m.streams = rpc.NewStreams()
 	public, creditOnly, networkOnly := m.newTenantServers()
 	kvREST := m.newKVREST()
 	m.onStop(kvREST.Close)
@@ -136,7 +138,7 @@ func (m *member) newAgentServer() *grpc.Server {
 func (m *member) newTenantServers() (public, creditOnly, networkOnly *grpc.Server) {
 	options := rpc.Options{
 		Credentials: m.tenantTLS.grpc(), Verifier: m.identities, Log: m.log, Metrics: m.metrics.grpc, Audit: m.audits, Public: true,
-		Streams: rpc.NewStreams(),
+		Streams: m.streams,
 	}
 	creditServer, creditHealth := rpc.New(options)
 	m.credits.Register(creditServer)
@@ -171,6 +173,12 @@ func (m *member) newPlainHTTP(name string) http.Handler {
 func (m *member) newREST(api *restAPI) http.Handler {
 	options := api.options
 	options.Name, options.Ready, options.Log, options.Metrics = api.name, m.ready, m.log, m.metrics.http
+	if options.Verifier != nil {
+		checks := auth.NewRechecker(options.Verifier)
+		options.OpenStream = func(ctx context.Context, token string) (context.Context, func(), error) {
+			return m.streams.Open(ctx, checks, token)
+		}
+	}
 	server := rest.New(options)
 	api.routes(server)
 	if api.metrics {

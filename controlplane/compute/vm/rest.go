@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"time"
 
 	"github.com/gorilla/mux"
 
@@ -15,17 +14,23 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Routes registers the VM endpoints of the REST API (docs/api.md). Reboot, reset, update and watch exist only in gRPC.
+// Routes registers the VM endpoints of the REST API (docs/api.md).
 func (s *Service) Routes(r *rest.Server) {
 	r.Handle(http.MethodGet, "/api/v1/vms", service+"ListVms", s.getVMs)
 	r.Handle(http.MethodPost, "/api/v1/vms", service+"CreateVm", s.postVM)
 	r.Handle(http.MethodGet, "/api/v1/vms/{id}", service+"GetVm", s.getVM)
+	r.Handle(http.MethodPatch, "/api/v1/vms/{id}", service+"UpdateVm", s.patchVM)
 	r.Handle(http.MethodDelete, "/api/v1/vms/{id}", service+"DeleteVm", s.deleteVM)
 	r.Handle(http.MethodPost, "/api/v1/vms/{id}/start", service+"StartVm", s.startVM)
 	r.Handle(http.MethodPost, "/api/v1/vms/{id}/stop", service+"StopVm", s.stopVM)
+	r.Handle(http.MethodPost, "/api/v1/vms/{id}/reboot", service+"RebootVm", s.rebootVM)
+	r.Handle(http.MethodPost, "/api/v1/vms/{id}/reset", service+"ResetVm", s.resetVM)
+	r.HandleEvents("/api/v1/vms/{id}/events", service+"WatchVm", s.watchVM)
 	r.Handle(http.MethodPost, "/api/v1/vms/{id}/migrate", service+"MigrateVm", s.migrateVM)
 	r.Handle(http.MethodPost, "/api/v1/vms/{id}/disks", service+"AttachDisk", s.postDisk)
 	r.Handle(http.MethodDelete, "/api/v1/vms/{id}/disks/{disk}", service+"DetachDisk", s.deleteDisk)
+	r.Handle(http.MethodPost, "/api/v1/vms/{id}/nics", service+"AttachNic", s.postNIC)
+	r.Handle(http.MethodDelete, "/api/v1/vms/{id}/nics/{nic}", service+"DetachNic", s.deleteNIC)
 }
 
 // vmResponse is the JSON object VmResponse of the wire contract (docs/api.md).
@@ -286,7 +291,7 @@ func (s *Service) postVM(w *rest.Response, r *http.Request) (any, error) {
 // bodyFieldNames maps prefixes of field names in a VM's spec to the names that these fields have in createBody.
 var bodyFieldNames = []struct{ spec, body string }{
 	{"spec.cpu.vcpus", "vcpus"}, {"spec.memory.size_mib", "memory_mib"}, {"spec.disks", "disks"}, {"spec.network", "network"},
-	{"disk.", ""},
+	{"disk.", ""}, {"nic.", ""},
 }
 
 // withBodyField returns a copy of err that names the invalid field as in the request body, not as in the VM's spec.
@@ -330,36 +335,6 @@ func (s *Service) deleteVM(w *rest.Response, r *http.Request) (any, error) {
 // pathHash returns the SHA-256 of the method and the path. For a call without a body, it is stored with the idempotency
 // key as the hash of the request.
 func pathHash(r *http.Request) [32]byte { return sha256.Sum256([]byte(r.Method + " " + r.URL.Path)) }
-
-func (s *Service) startVM(w *rest.Response, r *http.Request) (any, error) {
-	t, id, err := admitVM(r, "StartVm")
-	if err != nil {
-		return nil, err
-	}
-	// A start that has not finished in time is not an error here, because the desired state is stored.
-	out, err := s.Start(r.Context(), t, id, pathHash(r))
-	if err != nil {
-		return nil, err
-	}
-	replayed(w, out.Replayed)
-	return map[string]any{"id": id, "action": "started"}, nil
-}
-
-func (s *Service) stopVM(w *rest.Response, r *http.Request) (any, error) {
-	t, id, err := admitVM(r, "StopVm")
-	if err != nil {
-		return nil, err
-	}
-	out, err := s.Stop(r.Context(), t, id, cloud.DefaultStop*time.Millisecond, pathHash(r))
-	if err != nil {
-		return nil, err
-	}
-	if out.TimedOut {
-		return nil, fault.New(fault.DeadlineExceeded, "still stopping: repeat the call").MayRetry()
-	}
-	replayed(w, out.Replayed)
-	return map[string]any{"id": id, "action": "stopped"}, nil
-}
 
 type migrateBody struct {
 	Destination    *string `json:"destination_node_id"`

@@ -41,7 +41,7 @@ var macs = regexp.MustCompile(`02(:[0-9a-f]{2}){5}`)
 
 // TestREST runs scripts against the REST API of docs/api.md.
 //
-// `get|post|delete PATH [as=TOKEN] [key=IDEMPOTENCY-KEY] [type=CONTENT-TYPE] [then=OBSERVATION] [error=TEXT]
+// `get|post|patch|delete PATH [as=TOKEN] [key=IDEMPOTENCY-KEY] [type=CONTENT-TYPE] [then=OBSERVATION] [error=TEXT]
 // [query=PAGE-TOKEN]` makes a call with the lines below it as the body and prints the response. With then=, the VM's
 // host reports that observation, with the error text, after the call has changed the VM. `host name= vcpus= mib= gib=`
 // adds a host with that capacity; with the argument network, VMs on it can have NICs. `report vm= observed= [error=]` reports an observation of a VM as its host, and

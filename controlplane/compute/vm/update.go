@@ -16,14 +16,17 @@ import (
 
 // Change holds the new values of an update. Nil or empty fields stay unchanged.
 type Change struct {
-	CPU      *cloud.CPU
-	Memory   *cloud.Memory
-	Boot     *cloud.Boot
-	Security *cloud.Security
-	Disks    []cloud.Disk
-	Network  []cloud.NIC
-	Metadata map[string]string
-	Labels   map[string]string
+	CPU    *cloud.CPU
+	Memory *cloud.Memory
+	// VCPUs and MemoryMiB change the size of the VM, and keep the other fields of its processor and memory.
+	VCPUs     *uint32
+	MemoryMiB *uint64
+	Boot      *cloud.Boot
+	Security  *cloud.Security
+	Disks     []cloud.Disk
+	Network   []cloud.NIC
+	Metadata  map[string]string
+	Labels    map[string]string
 }
 
 type updateRequest struct {
@@ -86,6 +89,19 @@ func (s *Service) apply(tx *store.Tx, vm *cloud.VM, c *Change) (bool, error) {
 	}
 	if c.Memory != nil {
 		spec.Memory = c.Memory
+	}
+	if c.VCPUs != nil {
+		cpu := *spec.CPU
+		if cpu.VCPUs != *c.VCPUs && cpu.Sockets*cpu.CoresPerSocket == cpu.VCPUs {
+			cpu.Sockets, cpu.CoresPerSocket = 0, 0 // a topology of the old size
+		}
+		cpu.VCPUs = *c.VCPUs
+		spec.CPU = &cpu
+	}
+	if c.MemoryMiB != nil {
+		memory := *spec.Memory
+		memory.SizeMiB = *c.MemoryMiB
+		spec.Memory = &memory
 	}
 	if c.Boot != nil {
 		spec.Boot = *c.Boot

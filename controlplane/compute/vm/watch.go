@@ -88,6 +88,41 @@ func (s *Service) current(ctx context.Context, t cloud.Tenant, id cloud.VMID) (f
 	return first, next, err
 }
 
+// WatchRecords is like Watch, for callers that encode the events themselves.
+func (s *Service) WatchRecords(ctx context.Context, t cloud.Tenant, id cloud.VMID, send func(Event) error) error {
+	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
+		return err
+	}
+	var last *cloud.VM
+	var next int64
+	err := s.opts.Store.View(ctx, func(v *store.View) (err error) {
+		next = v.Revision() + 1
+		last, err = getOwned(v, t, id)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	w := VMs.WatchOne(s.opts.Store, next, string(t.Project), string(id))
+	defer w.Close()
+	if err := send(event(store.Change[cloud.VM]{Before: last, Value: last}, s.opts.Store.Now())); err != nil {
+		return err
+	}
+	for {
+		changes, _, err := w.Next(ctx)
+		if err != nil {
+			return err
+		}
+		for _, c := range changes {
+			c.Before = last
+			if err := send(event(c, s.opts.Store.Now())); err != nil || c.Value == nil {
+				return err
+			}
+			last = c.Value
+		}
+	}
+}
+
 // event converts a change of a VM's record to an Event. If the record was deleted, the time of the Event is now.
 func event(c store.Change[cloud.VM], now cloud.Time) Event {
 	switch {

@@ -2,9 +2,9 @@
 // errors (part 7), strict JSON bodies, authentication, limits, /health and /ready, metrics and the access log.
 //
 // A service registers its routes on a Server. A Handler returns data or an error and does not write the response
-// itself. A response that is too long for memory is returned as a Stream, which is sent while it is generated. The
-// response of another member is returned as Verbatim and forwarded unchanged. The package must not know records or
-// services.
+// itself. A response that is too long for memory is returned as a Stream, which is sent while it is generated. An
+// EventHandler sends server-sent events until its client closes the connection. The response of another member is
+// returned as Verbatim and forwarded unchanged. The package must not know records or services.
 package rest
 
 import (
@@ -28,7 +28,6 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/edge/loopback"
-	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
@@ -71,6 +70,10 @@ type Options struct {
 	Audit auth.Auditor
 	// Hosts lists further allowed host names for routes without a token. IP addresses and localhost are always allowed.
 	Hosts []string
+	// OpenStream counts a stream of events against the limits of its caller, and returns a context that ends with a
+	// fault as its cause when the token becomes invalid. The server calls leave when the stream has ended. If OpenStream
+	// is nil, streams have no limit.
+	OpenStream func(ctx context.Context, token string) (_ context.Context, leave func(), err error)
 }
 
 // Server is the http.Handler of one HTTP service, with the service's routes.
@@ -128,34 +131,45 @@ func (s *Server) ready(w http.ResponseWriter, r *http.Request) {
 // of the route.
 func (s *Server) Handle(method, path string, as auth.Method, h Handler) {
 	s.open(method, path, as, "", func(w *Response, r *http.Request) (_ any, err error) {
-		var caller *cloud.Caller
-		defer func() {
-			if err != nil {
-				f, ok := fault.From(err)
-				if !ok {
-					f = fault.New(fault.Internal, "internal error")
-				}
-				auth.ReportFailure(s.opts.Audit, caller, as, f, RequestID(r.Context()), Remote(r))
-			}
-		}()
-		token, err := auth.Bearer(r.Header.Get("Authorization"))
-		if err != nil {
+		defer func() { s.reportFailure(r, as, err) }()
+		if r, _, err = s.authenticate(r); err != nil {
 			return nil, err
 		}
-		if caller, err = s.opts.Verifier.Verify(r.Context(), token); err != nil {
-			return nil, err
-		}
-		caller.RequestID, caller.Address, caller.Target = RequestID(r.Context()), Remote(r), r.Method+" "+r.URL.EscapedPath()
-		caller.IdempotencyKey = r.Header.Get("Idempotency-Key")
-		if err := auth.CheckIdempotencyKey("Idempotency-Key", caller.IdempotencyKey); err != nil {
-			return nil, err
-		}
-		caller.Chosen, err = auth.Chosen("Trivet-Org", r.Header.Values("Trivet-Org"), "Trivet-Project", r.Header.Values("Trivet-Project"))
-		if err != nil {
-			return nil, err
-		}
-		return h(w, r.WithContext(auth.With(auth.WithProjects(r.Context(), s.opts.Verifier), caller, auth.REST)))
+		return h(w, r)
 	})
+}
+
+// authenticate verifies the token of a request. It returns the request with the caller in its context, and the token.
+// If the call is refused, the context has the caller if the token was valid.
+func (s *Server) authenticate(r *http.Request) (*http.Request, string, error) {
+	token, err := auth.Bearer(r.Header.Get("Authorization"))
+	if err != nil {
+		return r, "", err
+	}
+	caller, err := s.opts.Verifier.Verify(r.Context(), token)
+	if err != nil {
+		return r, "", err
+	}
+	caller.RequestID, caller.Address, caller.Target = RequestID(r.Context()), Remote(r), r.Method+" "+r.URL.EscapedPath()
+	caller.IdempotencyKey = r.Header.Get("Idempotency-Key")
+	r = r.WithContext(auth.With(auth.WithProjects(r.Context(), s.opts.Verifier), caller, auth.REST))
+	if err := auth.CheckIdempotencyKey("Idempotency-Key", caller.IdempotencyKey); err != nil {
+		return r, "", err
+	}
+	caller.Chosen, err = auth.Chosen("Trivet-Org", r.Header.Values("Trivet-Org"), "Trivet-Project", r.Header.Values("Trivet-Project"))
+	return r, token, err
+}
+
+// reportFailure passes a call that ended with err to the audit. It does nothing if err is nil.
+func (s *Server) reportFailure(r *http.Request, as auth.Method, err error) {
+	if err == nil {
+		return
+	}
+	f, ok := fault.From(err)
+	if !ok {
+		f = fault.New(fault.Internal, "internal error")
+	}
+	auth.ReportFailure(s.opts.Audit, auth.CallerOf(r.Context()), as, f, RequestID(r.Context()), Remote(r))
 }
 
 // HandleBody adds a route like Handle whose request body may have up to limit bytes, and need not be JSON.
@@ -210,7 +224,7 @@ func (s *Server) open(method, path string, as auth.Method, why string, h Handler
 
 // allowed returns the HTTP methods for which the server has a route that matches the path of r.
 func (s *Server) allowed(r *http.Request) (methods []string) {
-	for _, m := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodDelete} {
+	for _, m := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
 		ask := *r
 		ask.Method = m
 		var match mux.RouteMatch
@@ -277,6 +291,8 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, status int, data
 		return stream(w, r, status, data, id)
 	case Verbatim:
 		return verbatim(w, r, status, data)
+	case events:
+		return s.sendEvents(w, r, data, id)
 	}
 	s.write(w, status, envelope{Data: data}, id)
 	return true, nil
@@ -389,7 +405,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 
 func (m *Metrics) observe(service, route, method string, status int, d time.Duration) {
 	switch method {
-	case http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete:
+	case http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete:
 	default:
 		method = "other" // clients choose the method, and could otherwise add any number of label values
 	}

@@ -126,30 +126,41 @@ func (s *Streams) open(one scope) int {
 	return s.counts[one]
 }
 
-// limitStream adds a stream to the counters of its caller and its tenant while it runs the stream's handler. It ends
-// the stream's context if the token becomes invalid.
-func (e *edge) limitStream(ctx context.Context, ss grpc.ServerStream, run func(grpc.ServerStream) error) error {
-	s := e.opts.Streams
+// admitStream adds a stream to the counters of its caller now, and to those of its tenant when the call is admitted. Then
+// it calls admitted with the tenant. Call release when the stream has ended.
+func (s *Streams) admitStream(ctx context.Context, admitted func(cloud.Tenant)) (release func(), err error) {
 	scopes := callerScopes(ctx, auth.CallerOf(ctx))
 	if err := s.take(scopes); err != nil {
-		return err
+		return nil, err
 	}
-	defer func() { s.releaseScopes(scopes) }()
-	ctx, end := context.WithCancelCause(ctx)
-	defer end(nil)
-	f := s.newFlow(ctx, end)
-	defer f.close()
-	var admitted sync.Once
+	var once sync.Once
 	auth.OnAdmit(ctx, func(t cloud.Tenant) (err error) {
-		admitted.Do(func() {
+		once.Do(func() {
 			more := tenantScopes(t)
 			if err = s.take(more); err == nil {
 				scopes = append(scopes, more...)
-				f.bind(string(t.Org))
+				admitted(t)
 			}
 		})
 		return err
 	})
+	return func() { s.releaseScopes(scopes) }, nil
+}
+
+// limitStream adds a stream to the counters of its caller and its tenant while it runs the stream's handler. It ends
+// the stream's context if the token becomes invalid.
+func (e *edge) limitStream(ctx context.Context, ss grpc.ServerStream, run func(grpc.ServerStream) error) error {
+	s := e.opts.Streams
+	var f *flow
+	release, err := s.admitStream(ctx, func(t cloud.Tenant) { f.bind(string(t.Org)) })
+	if err != nil {
+		return err
+	}
+	defer release()
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	f = s.newFlow(ctx, end)
+	defer f.close()
 	if auth.CallerOf(ctx) != nil {
 		stop, err := e.whileValid(ctx, end)
 		if err != nil {
@@ -157,10 +168,27 @@ func (e *edge) limitStream(ctx context.Context, ss grpc.ServerStream, run func(g
 		}
 		defer stop()
 	}
-	err := run(&stream{ServerStream: ss, ctx: ctx, flow: f})
+	err = run(&stream{ServerStream: ss, ctx: ctx, flow: f})
 	var why *fault.Fault
 	if cause := context.Cause(ctx); err != nil && errors.As(cause, &why) {
 		return cause
 	}
 	return err
+}
+
+// Open counts a stream of another server than gRPC, such as the events of a REST API, against the same limits. The
+// returned context ends, with a fault as its cause, when token becomes invalid or its holder may no longer make the
+// call. Call leave when the stream has ended.
+func (s *Streams) Open(ctx context.Context, checks *auth.Rechecker, token string) (_ context.Context, leave func(), err error) {
+	release, err := s.admitStream(ctx, func(cloud.Tenant) {})
+	if err != nil {
+		return nil, nil, err
+	}
+	ctx, end := context.WithCancelCause(ctx)
+	stop := whileValid(ctx, checks, token, end)
+	return ctx, func() {
+		stop()
+		end(nil)
+		release()
+	}, nil
 }

@@ -23,8 +23,13 @@ func (e *edge) whileValid(ctx context.Context, end context.CancelCauseFunc) (sto
 	if err != nil {
 		return nil, err
 	}
+	return whileValid(ctx, e.checks, token, end), nil
+}
+
+// whileValid is like the method of the same name, for a stream with the given token.
+func whileValid(ctx context.Context, checks *auth.Rechecker, token string, end context.CancelCauseFunc) (stop func()) {
 	verified := time.Now()
-	return e.checks.Subscribe(token, func(c *auth.Check) {
+	return checks.Subscribe(token, func(c *auth.Check) {
 		if c.Err == nil {
 			verified = time.Now()
 		}
@@ -32,5 +37,5 @@ func (e *edge) whileValid(ctx context.Context, end context.CancelCauseFunc) (sto
 		if fault.Is(err, fault.Unauthenticated) || fault.Is(err, fault.PermissionDenied) || err != nil && time.Since(verified) > maxUnverified {
 			end(err)
 		}
-	}), nil
+	})
 }

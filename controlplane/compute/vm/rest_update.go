@@ -1,0 +1,69 @@
+package vm
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// updateBody is the body of PATCH. Absent fields stay unchanged.
+type updateBody struct {
+	VCPUs     *uint32           `json:"vcpus"`
+	MemoryMiB *uint64           `json:"memory_mib"`
+	Metadata  map[string]string `json:"metadata"`
+	Labels    map[string]string `json:"labels"`
+}
+
+// patchVM changes the size, the metadata and the labels of a VM.
+func (s *Service) patchVM(_ *rest.Response, r *http.Request) (any, error) {
+	t, id, err := admitVM(r, "UpdateVm")
+	if err != nil {
+		return nil, err
+	}
+	var in updateBody
+	if _, err := rest.Decode(r, &in); err != nil {
+		return nil, err
+	}
+	switch {
+	case in.VCPUs == nil && in.MemoryMiB == nil && len(in.Metadata) == 0 && len(in.Labels) == 0:
+		return nil, fault.New(fault.InvalidArgument, "nothing to change: give vcpus, memory_mib, metadata or labels")
+	case in.VCPUs != nil && *in.VCPUs == 0:
+		return nil, fault.Invalid("vcpus", "must be 1 to %d, got 0", cloud.MaxVCPUs)
+	case in.MemoryMiB != nil && *in.MemoryMiB == 0:
+		return nil, fault.Invalid("memory_mib", "must be %d to %d, got 0", cloud.MinMemoryMiB, cloud.MaxMemoryMiB)
+	}
+	vm, err := s.Update(r.Context(), t, id, Change{VCPUs: in.VCPUs, MemoryMiB: in.MemoryMiB, Metadata: in.Metadata, Labels: in.Labels})
+	if err != nil {
+		return nil, withBodyField(err)
+	}
+	return toREST(&vm), nil
+}
+
+// eventNames has the name of each type of event in REST.
+var eventNames = map[EventType]string{
+	CreatedEvent: "created", UpdatedEvent: "updated", DeletedEvent: "deleted", StateChangedEvent: "state_changed",
+}
+
+type eventResponse struct {
+	VMID      cloud.VMID `json:"vm_id"`
+	EventType string     `json:"event_type"`
+	VM        vmResponse `json:"vm"`
+	Timestamp string     `json:"timestamp"`
+}
+
+// watchVM sends the current VM and then one event per change, like WatchVm.
+func (s *Service) watchVM(r *http.Request, send func(rest.Event) error) error {
+	t, id, err := admitVM(r, "WatchVm")
+	if err != nil {
+		return err
+	}
+	return s.WatchRecords(r.Context(), t, id, func(e Event) error {
+		name := eventNames[e.Type]
+		return send(rest.Event{Name: name, Data: eventResponse{
+			VMID: e.VM.ID, EventType: name, VM: toREST(e.VM), Timestamp: time.UnixMilli(e.At).UTC().Format(time.RFC3339Nano),
+		}})
+	})
+}
