@@ -13,6 +13,7 @@ const (
 	storageVolumes = "/storage.v1.VolumeService/"
 	snapshots      = "/storage.v1.SnapshotService/"
 	operators      = "/operator.v1.OperatorService/"
+	vmViews        = "/operator.v1.VmViewService/"
 )
 
 // webRequest returns a request body that names project web, with the further fields in more.
@@ -96,6 +97,11 @@ var computeRows = []row{
 	{name: operators + "TransferLeader", body: `{"id":99}`, allowed: "FAILED_PRECONDITION"},
 	{name: operators + "BackupCluster", body: `{}`, allowed: "OK", drain: true},
 	{name: operators + "ReadConsoleLog", body: missingVM, allowed: "NOT_FOUND"},
+
+	{name: vmViews + "ListAllVms", body: `{}`, allowed: "OK"},
+	{name: vmViews + "WatchVms", body: webRequest(``), allowed: "OK"},
+	{name: vmViews + "WatchAllVms", body: `{}`, allowed: "OK"},
+	{name: vmViews + "GetVmDetails", body: webRequest(`,"vm_id":"$vm"`), allowed: "OK", otherTenant: "NOT_FOUND"},
 }
 
 const identityService = "/identity.v1.IdentityService/"

@@ -42,7 +42,7 @@ func (vm *VM) Apply(ev Event, now Time) error {
 		return fault.New(fault.FailedPrecondition, "cannot %s VM %s: it is %s", ev.verb(), vm.Name, vm.State)
 	}
 	vm.applyToDesired(ev, now)
-	vm.enter(to, now)
+	vm.enter(to, ev, now)
 	return nil
 }
 
@@ -108,10 +108,11 @@ func (vm *VM) setDesired(w Desired) {
 	}
 }
 
-// enter changes the VM's state to the state in the parameter to, and sets the deadline of the new state. In two cases
+// enter changes the VM's state to the state in the parameter to because of the event ev, records the change in
+// vm.History, and sets the deadline of the new state. In two cases
 // the new state is STARTING instead: if the parameter is STOPPED but the VM is to be on, and if it is ERROR but the
 // VM's restart policy starts the VM again.
-func (vm *VM) enter(to State, now Time) {
+func (vm *VM) enter(to State, ev Event, now Time) {
 	switch {
 	case to == Stopped && vm.Desired.StartAfterStop:
 		vm.setDesired(vm.Desired.withStart())
@@ -124,6 +125,7 @@ func (vm *VM) enter(to State, now Time) {
 	if to == vm.State && to != Stopping {
 		return
 	}
+	vm.recordTransition(to, ev, now)
 	vm.State = to
 	if to == Running || to == Stopped || to == Error || to == Failed {
 		vm.Recovery = nil
@@ -211,7 +213,7 @@ func (vm *VM) Observe(o Observation, now Time) bool {
 	for _, ev := range vm.events(o) {
 		if _, ok := next[vm.State][ev]; ok {
 			vm.applyToDesired(ev, now)
-			vm.enter(next[vm.State][ev], now)
+			vm.enter(next[vm.State][ev], ev, now)
 		}
 	}
 	vm.Status = Status{
@@ -221,6 +223,9 @@ func (vm *VM) Observe(o Observation, now Time) bool {
 	}
 	if o.LastError == "" && (vm.State == Error || vm.State == Failed) {
 		vm.Status.LastError = before.LastError
+	}
+	if vm.State != beforeState {
+		vm.explainTransition(o.LastError)
 	}
 	return nicsChanged || disksChanged || vm.State != beforeState || vm.Generation != generation || vm.Deadline != deadline || !before.equal(vm.Status)
 }
@@ -322,5 +327,6 @@ func (vm *VM) TimeOut(now Time) bool {
 	}
 	vm.Deadline = 0
 	vm.Status.LastError = "the host " + string(vm.Node) + " did not finish " + was.String() + " in time"
+	vm.explainTransition(vm.Status.LastError)
 	return true
 }

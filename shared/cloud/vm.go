@@ -40,6 +40,10 @@ type VM struct {
 	DiskRefusal *DiskRefusal `cbor:",omitempty"`
 	// Recovery is set from the time at which the VM lost its host until the VM is as it should be on another host.
 	Recovery *Recovery `cbor:",omitempty"`
+	// History holds the last MaxHistory changes of State, the oldest first.
+	History []Transition `cbor:",omitempty"`
+	// Choice says why the VM was placed on its host. It is nil for a VM that was placed before choices were recorded.
+	Choice *Choice `cbor:",omitempty"`
 }
 
 // Desired is the desired state of a VM. The agent on the VM's host brings the VM into this state.

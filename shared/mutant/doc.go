@@ -27,6 +27,7 @@ const (
 	GuestKeepsCaps     = "guest-keeps-caps"     // QEMU keeps its capability bounding set: nodeagent/qemu
 	ReuseLiveUID       = "reuse-live-uid"       // a VM gets a uid under which a process runs: nodeagent/qemu
 	AcceptTruncated    = "accept-truncated"     // the end of a truncated backup counts as its regular end: controlplane/engine/backup
+	KeepInvalidStreams = "keep-invalid-streams" // open streams go on after their token became invalid: controlplane/edge/rpc
 	LoopbackForAll     = "loopback-for-all"     // REST endpoints for clients on loopback serve all clients: controlplane/edge/rest, controlplane/accounts/identity
 	DetachUnreleased   = "detach-unreleased"    // the port of a NIC is released although the guest has its device: nodeagent/qemu
 	OpenStaleVolume    = "open-stale-volume"    // a volume is opened for an older attachment than it was opened for before: nodeagent/volume

@@ -13,8 +13,8 @@ import (
 // matcher reports whether a VM matches a filter.
 type matcher func(*cloud.VM) bool
 
-// parseFilter compiles an AIP-160 filter. The fields name, id, state, node_id and labels.<key> can be compared by = and
-// !=, labels also by : (exists). Comparisons can be combined by AND, OR, NOT and parentheses. A label key that is not a
+// parseFilter compiles an AIP-160 filter. The fields name, id, state, node_id, org_id, project_id and labels.<key> can
+// be compared by = and !=, labels also by : (exists). Comparisons can be combined by AND, OR, NOT and parentheses. A label key that is not a
 // plain word must be quoted: labels."a/b". An empty filter accepts every VM.
 func parseFilter(text string) (matcher, error) {
 	if len(text) > cloud.MaxFilter {
@@ -105,6 +105,10 @@ func compare(f string, left, right *expr.Expr) (matcher, error) {
 		field = func(vm *cloud.VM) string { return vm.Name }
 	case "id":
 		field = func(vm *cloud.VM) string { return string(vm.ID) }
+	case "org_id":
+		field = func(vm *cloud.VM) string { return string(vm.Org) }
+	case "project_id":
+		field = func(vm *cloud.VM) string { return string(vm.Project) }
 	case "node_id":
 		field = func(vm *cloud.VM) string { return string(vm.Node) }
 	case "state":
@@ -114,7 +118,7 @@ func compare(f string, left, right *expr.Expr) (matcher, error) {
 		}
 		field = func(vm *cloud.VM) string { return vm.State.String() }
 	default:
-		return nil, fault.Invalid("filter", "unknown field %s; one of name, id, state, node_id, labels.<key>", path[0])
+		return nil, fault.Invalid("filter", "unknown field %s; one of name, id, state, node_id, org_id, project_id, labels.<key>", path[0])
 	}
 	want := f == filtering.FunctionEquals
 	return func(vm *cloud.VM) bool { return (field(vm) == value) == want }, nil

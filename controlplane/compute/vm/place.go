@@ -57,6 +57,7 @@ func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*im
 		n.Allocated = n.Allocated.Plus(r.Need)
 		node.Nodes.Put(tx, n, string(chosen.Node))
 		vm.Node = chosen.Node
+		vm.Choice = &cloud.Choice{At: tx.Now(), Node: chosen.Node, Reason: choiceReason(r)}
 		return nil
 	}
 }

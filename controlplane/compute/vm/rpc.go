@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
@@ -17,8 +18,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Register registers VmService for API callers.
-func (s *Service) Register(g grpc.ServiceRegistrar) { vmv1.RegisterVmServiceServer(g, &server{s: s}) }
+// Register registers VmService and VmViewService for API callers.
+func (s *Service) Register(g grpc.ServiceRegistrar) {
+	vmv1.RegisterVmServiceServer(g, &server{s: s})
+	operatorv1.RegisterVmViewServiceServer(g, &viewServer{server: server{s: s}})
+}
 
 type server struct {
 	vmv1.UnsafeVmServiceServer

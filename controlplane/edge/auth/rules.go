@@ -62,6 +62,7 @@ const (
 	storageClasses = "/storage.v1.StorageClassService/"
 	snapshots      = "/storage.v1.SnapshotService/"
 	operators      = "/operator.v1.OperatorService/"
+	vmViews        = "/operator.v1.VmViewService/"
 	identity       = "/identity.v1.IdentityService/"
 	credits        = "/credit.v1.CreditService/"
 	networks       = "/network.v1.NetworkService/"
@@ -204,6 +205,11 @@ var rules = map[Method]Rule{
 	operators + "TransferLeader":    {Nowhere, nil},
 	operators + "BackupCluster":     {Nowhere, nil},
 	operators + "ReadConsoleLog":    {OfProject, read},
+
+	vmViews + "ListAllVms":   {Nowhere, nil},
+	vmViews + "WatchVms":     {OfProject, read},
+	vmViews + "WatchAllVms":  {Nowhere, nil},
+	vmViews + "GetVmDetails": {OfProject, read},
 
 	// Every authenticated caller may call these methods; the handlers let users act only on themselves.
 	identity + "WhoAmI":       {Nowhere, anyProven},
