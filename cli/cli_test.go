@@ -23,6 +23,7 @@ import (
 	"google.golang.org/protobuf/encoding/prototext"
 
 	"github.com/trivet-cloud/trivet/cli/session"
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
@@ -50,6 +51,9 @@ type stage struct {
 //	looks                  sets the statuses that the calls of GetImage return one after the other: a line each
 //	watch                  sets what the next stream of WatchVm sends: lines of prototext of an event, a status code
 //	                       that ends the stream, or WAIT
+//	watchlist              sets what the next stream of WatchVms or WatchAllVms sends: lines of prototext of a change, a
+//	                       status code that ends the stream, or WAIT
+//	details                sets what GetVmDetails returns besides the VM: prototext
 //	console                adds output to the console log: a Go string literal a line; a stream that follows the log
 //	                       then waits or, after "fail method=ReadConsoleLog after", breaks
 //	stdin                  sets the standard input of the next `trivet`; the word EMPTY stands for an empty line
@@ -152,6 +156,11 @@ func (s *stage) step(t *testing.T, d *datadriven.TestData) string {
 		}
 	case "watch":
 		s.cloud.watches = append(s.cloud.watches, script(t, d.Input))
+	case "watchlist":
+		s.cloud.views.scripts = append(s.cloud.views.scripts, listScript(t, d.Input))
+	case "details":
+		s.cloud.views.details = &operatorv1.GetVmDetailsResponse{}
+		require.NoError(t, prototext.Unmarshal([]byte(d.Input), s.cloud.views.details))
 	case "console":
 		for line := range lines(d.Input) {
 			text, err := strconv.Unquote(line)

@@ -69,6 +69,7 @@ type fakeCloud struct {
 	net       *fakeNetwork
 	storage   *fakeStorage
 	snapshots fakeSnapshots
+	views     fakeViews
 }
 
 type watched struct {
@@ -96,6 +97,7 @@ func newCloud(t *testing.T, secure credentials.TransportCredentials, members ...
 	c.net = &fakeNetwork{cloud: c}
 	c.storage = &fakeStorage{cloud: c}
 	c.snapshots.cloud = c
+	c.views.cloud = c
 	for _, m := range members {
 		l := bufconn.Listen(1 << 16)
 		c.members[m+":50051"] = l
@@ -109,6 +111,7 @@ func newCloud(t *testing.T, secure credentials.TransportCredentials, members ...
 		storagev1.RegisterSnapshotServiceServer(s, &c.snapshots)
 		vmv1.RegisterNodeServiceServer(s, c)
 		operatorv1.RegisterOperatorServiceServer(s, c)
+		operatorv1.RegisterVmViewServiceServer(s, &c.views)
 		identityv1.RegisterIdentityServiceServer(s, c.people)
 		networkv1.RegisterNetworkServiceServer(s, c.net)
 		creditv1.RegisterCreditServiceServer(s, c.credits)

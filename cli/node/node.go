@@ -5,9 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"maps"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -37,46 +34,6 @@ func Command(s *session.Session) *cobra.Command {
 	return c
 }
 
-func listCommand(s *session.Session) *cobra.Command {
-	var limit int
-	c := &cobra.Command{Use: "list", Short: "List the hosts", Args: session.Exactly()}
-	c.Flags().IntVar(&limit, "limit", 0, "list at most this many")
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
-		nodes, more, err := all(ctx, conn, limit)
-		if err != nil {
-			return err
-		}
-		var names []string
-		var rows [][]string
-		for _, n := range nodes {
-			names = append(names, n.GetName())
-			rows = append(rows, row(s.Now(), n))
-		}
-		err = s.Print(&vmv1.ListNodesResponse{Nodes: nodes}, names, func(w io.Writer) error { return show.Rows(w, header, rows) })
-		if more {
-			s.Note("there are more: --limit is %d", limit)
-		}
-		return err
-	})
-	return c
-}
-
-func showCommand(s *session.Session) *cobra.Command {
-	c := &cobra.Command{Use: "show NODE", Short: "Show a host", Args: session.Exactly("NODE"), ValidArgsFunction: session.FirstArg(names(s))}
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		id, err := find(ctx, conn, args[0])
-		if err != nil {
-			return err
-		}
-		n, err := vmv1.NewNodeServiceClient(conn).GetNode(ctx, &vmv1.GetNodeRequest{NodeId: id})
-		if err != nil {
-			return err
-		}
-		return s.Print(n, []string{n.GetName()}, func(w io.Writer) error { return show.Fields(w, fields(s.Now(), n)) })
-	})
-	return c
-}
-
 func changeCommand(s *session.Session, verb, short string, do func(context.Context, vmv1.NodeServiceClient, string) (*vmv1.Node, error)) *cobra.Command {
 	c := &cobra.Command{Use: verb + " NODE", Short: short, Args: session.Exactly("NODE"), ValidArgsFunction: session.FirstArg(names(s))}
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
@@ -88,7 +45,7 @@ func changeCommand(s *session.Session, verb, short string, do func(context.Conte
 		if err != nil {
 			return err
 		}
-		return s.Print(n, []string{n.GetName()}, func(w io.Writer) error { return show.Rows(w, header, [][]string{row(s.Now(), n)}) })
+		return s.Print(n, []string{n.GetName()}, func(w io.Writer) error { return printRow(w, s.Now(), n) })
 	})
 	return c
 }
@@ -161,58 +118,4 @@ func names(s *session.Session) cobra.CompletionFunc {
 		}
 		return names, err
 	})
-}
-
-var header = []string{"NAME", "ID", "STATE", "VCPUS", "MEMORY", "STORAGE", "HEARD", "AGENT"}
-
-func row(now time.Time, n *vmv1.Node) []string {
-	used := [3]string{}
-	if all := n.GetAllocatable(); all != nil { // it is nil if the caller has no right to read it
-		has := n.GetAllocated()
-		used[0] = fmt.Sprintf("%d/%d", has.GetVcpus(), all.GetVcpus())
-		used[1] = show.Bytes(has.GetMemoryMib()<<20) + "/" + show.Bytes(all.GetMemoryMib()<<20)
-		used[2] = show.Bytes(has.GetStorageGib()<<30) + "/" + show.Bytes(all.GetStorageGib()<<30)
-	}
-	return []string{n.GetName(), n.GetId(), show.Enum("NODE_STATE", n.GetState()), used[0], used[1], used[2],
-		lastHeartbeat(now, n), n.GetAgentVersion()}
-}
-
-func lastHeartbeat(now time.Time, n *vmv1.Node) string {
-	if age := show.Age(now, n.GetLastHeartbeat()); age != "" {
-		return age + " ago"
-	}
-	return ""
-}
-
-func fields(now time.Time, n *vmv1.Node) [][2]string {
-	amount := func(c *vmv1.NodeCapacity) string {
-		if c == nil {
-			return ""
-		}
-		return fmt.Sprintf("%d vCPUs, %s memory, %s storage", c.GetVcpus(), show.Bytes(c.GetMemoryMib()<<20), show.Bytes(c.GetStorageGib()<<30))
-	}
-	var hypervisors, drivers []string
-	for _, h := range n.GetHypervisors() {
-		hypervisors = append(hypervisors, show.Enum("HYPERVISOR_TYPE", h))
-	}
-	for _, d := range n.GetSupportedVolumeDrivers() {
-		drivers = append(drivers, show.Enum("VOLUME_DRIVER_KIND", d))
-	}
-	f := [][2]string{
-		{"Name", n.GetName()},
-		{"ID", n.GetId()},
-		{"State", show.Enum("NODE_STATE", n.GetState())},
-		{"Heard", lastHeartbeat(now, n)},
-		{"Agent", n.GetAgentVersion()},
-		{"Hypervisors", strings.Join(hypervisors, ", ")},
-		{"Capacity", amount(n.GetCapacity())},
-		{"Allocatable", amount(n.GetAllocatable())},
-		{"Allocated", amount(n.GetAllocated())},
-		{"Volume drivers", strings.Join(drivers, ", ")},
-		{"Storage classes", strings.Join(n.GetSupportedStorageClasses(), ", ")},
-	}
-	for _, k := range slices.Sorted(maps.Keys(n.GetLabels())) {
-		f = append(f, [2]string{"Label " + k, n.GetLabels()[k]})
-	}
-	return f
 }

@@ -13,6 +13,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -70,8 +72,20 @@ func Fields(w io.Writer, pairs [][2]string) error {
 
 const gap = "  "
 
-func align(w io.Writer, rows [][]string) error {
-	var widths []int
+func align(w io.Writer, rows [][]string) error { return NewGrowing(w).Print(rows...) }
+
+// Growing prints a table whose rows become known one after the other. A column becomes wider with the first cell that
+// needs it.
+type Growing struct {
+	w      io.Writer
+	widths []int
+}
+
+// NewGrowing returns a table that is printed to w.
+func NewGrowing(w io.Writer) *Growing { return &Growing{w: w} }
+
+// Print prints rows. It escapes cells with Text, and prints an empty cell as a dash.
+func (g *Growing) Print(rows ...[]string) error {
 	cells := make([][]string, len(rows))
 	for i, row := range rows {
 		cells[i] = make([]string, len(row))
@@ -80,10 +94,10 @@ func align(w io.Writer, rows [][]string) error {
 				c = "-"
 			}
 			cells[i][j] = c
-			if j == len(widths) {
-				widths = append(widths, 0)
+			if j == len(g.widths) {
+				g.widths = append(g.widths, 0)
 			}
-			widths[j] = max(widths[j], utf8.RuneCountInString(c))
+			g.widths[j] = max(g.widths[j], utf8.RuneCountInString(c))
 		}
 	}
 	var b strings.Builder
@@ -91,12 +105,12 @@ func align(w io.Writer, rows [][]string) error {
 		for j, c := range row {
 			b.WriteString(c)
 			if j < len(row)-1 {
-				b.WriteString(strings.Repeat(" ", widths[j]-utf8.RuneCountInString(c)) + gap)
+				b.WriteString(strings.Repeat(" ", g.widths[j]-utf8.RuneCountInString(c)) + gap)
 			}
 		}
 		b.WriteByte('\n')
 	}
-	_, err := io.WriteString(w, b.String())
+	_, err := io.WriteString(g.w, b.String())
 	return err
 }
 
@@ -190,3 +204,12 @@ func Bytes(n uint64) string {
 }
 
 var units = []string{"KiB", "MiB", "GiB", "TiB", "PiB"}
+
+// Pairs formats a map, such as labels, as KEY=VALUE with commas between, in the order of the keys.
+func Pairs(m map[string]string) string {
+	out := make([]string, 0, len(m))
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		out = append(out, k+"="+m[k])
+	}
+	return strings.Join(out, ",")
+}

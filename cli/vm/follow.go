@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
@@ -54,37 +53,15 @@ type watch struct {
 // to another member. A new stream starts with the current state of the VM, which run prints unless it has printed the
 // same state before.
 func (w *watch) run(ctx context.Context) error {
-	heard := time.Now()
-	const pause = 500 * time.Millisecond
-	for {
-		err := w.stream(ctx, &heard)
-		switch status.Code(err) {
-		case codes.Unavailable:
-			var unreachableErr *dial.Unreachable
-			if w.last == nil && errors.As(err, &unreachableErr) {
-				return err
-			}
-			w.conn.Next()
-		case codes.OutOfRange: // the stream ended because it was too far behind: open another one
-		case codes.NotFound:
-			if w.last == nil {
-				return err
-			}
-			w.session.Note("%s was deleted in the meantime", w.last.GetVm().GetName())
-			return nil
-		default:
-			return err
-		}
-		if time.Since(heard) > dial.CreatePatience {
-			return err
-		}
-		if err := dial.Sleep(ctx, pause); err != nil {
-			return err
-		}
+	err := session.Follow(ctx, w.conn, w.stream)
+	if status.Code(err) == codes.NotFound && w.last != nil {
+		w.session.Note("%s was deleted in the meantime", w.last.GetVm().GetName())
+		return nil
 	}
+	return err
 }
 
-func (w *watch) stream(ctx context.Context, heard *time.Time) error {
+func (w *watch) stream(ctx context.Context, heard func()) error {
 	t := w.target
 	stream, err := t.client.WatchVm(ctx, &vmv1.WatchVmRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id})
 	if err != nil {
@@ -96,12 +73,12 @@ func (w *watch) stream(ctx context.Context, heard *time.Time) error {
 			if w.last.GetEventType() == vmv1.VmEventType_VM_EVENT_TYPE_DELETED {
 				return nil
 			}
-			return status.Error(codes.Unavailable, "the watch ended")
+			return session.ErrStreamEnded
 		}
 		if err != nil {
 			return err
 		}
-		*heard = time.Now()
+		heard()
 		if first && w.last != nil && proto.Equal(w.last.GetVm(), e.GetVm()) {
 			continue
 		}

@@ -5,16 +5,12 @@ package vm
 
 import (
 	"context"
-	"fmt"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
-	"github.com/trivet-cloud/trivet/cli/network"
 	"github.com/trivet-cloud/trivet/cli/session"
-	"github.com/trivet-cloud/trivet/cli/show"
 	"github.com/trivet-cloud/trivet/cli/vm/lookup"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
@@ -33,51 +29,6 @@ func Command(s *session.Session) *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
 	c.AddCommand(createCommand(s), listCommand(s), showCommand(s), deleteCommand(s), watchCommand(s), logCommand(s), nicCommand(s), diskCommand(s), recoverCommand(s))
 	c.AddCommand(powerCommands(s)...)
-	return c
-}
-
-func listCommand(s *session.Session) *cobra.Command {
-	var filter string
-	var limit int
-	c := &cobra.Command{Use: "list", Short: "List the project's VMs", Args: session.Exactly(),
-		Example: `  trivet vm list --filter 'state = RUNNING AND labels.env = "prod"'`}
-	c.Flags().StringVar(&filter, "filter", "", "list only VMs that match, such as: state = RUNNING")
-	c.Flags().IntVar(&limit, "limit", 0, "list at most this many")
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
-		vms, more, err := lookup.All(ctx, s, conn, filter, limit)
-		if err != nil {
-			return err
-		}
-		names := make([]string, len(vms))
-		for i, vm := range vms {
-			names[i] = vm.GetName()
-		}
-		err = s.Print(&vmv1.ListVmsResponse{Vms: vms}, names, func(w io.Writer) error { return rows(w, s.Now(), vms...) })
-		if more {
-			s.Note("there are more: --limit is %d", limit)
-		}
-		return err
-	})
-	return c
-}
-
-func showCommand(s *session.Session) *cobra.Command {
-	c := vmArgCommand(s, "show VM", "Show a VM")
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		vm, t, err := readVM(ctx, s, conn, args[0])
-		if err != nil {
-			return err
-		}
-		return s.Print(vm, []string{vm.GetName()}, func(w io.Writer) error {
-			if err := detail(w, s.Now(), vm); err != nil || len(vm.GetSpec().GetNetwork()) == 0 {
-				return err
-			}
-			if _, err := fmt.Fprintln(w); err != nil {
-				return err
-			}
-			return show.Rows(w, nicHeader, nicRows(ctx, network.NewResolver(ctx, s, conn), t.id, vm.GetSpec().GetNetwork()))
-		})
-	})
 	return c
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -52,6 +53,16 @@ func All(ctx context.Context, s *session.Session, conn *dial.Conn, filter string
 	return session.Pages(limit, func(token string) ([]*vmv1.VirtualMachine, string, error) {
 		page, err := vmv1.NewVmServiceClient(conn).ListVms(ctx, &vmv1.ListVmsRequest{
 			OrgId: org, ProjectId: project, PageSize: session.PageSize, PageToken: token, Filter: filter,
+		})
+		return page.GetVms(), page.GetNextPageToken(), err
+	})
+}
+
+// AllProjects is like All for the VMs of all projects. Only operators of the cloud may call it.
+func AllProjects(ctx context.Context, _ *session.Session, conn *dial.Conn, filter string, limit int) (all []*vmv1.VirtualMachine, more bool, err error) {
+	return session.Pages(limit, func(token string) ([]*vmv1.VirtualMachine, string, error) {
+		page, err := operatorv1.NewVmViewServiceClient(conn).ListAllVms(ctx, &operatorv1.ListAllVmsRequest{
+			PageSize: session.PageSize, PageToken: token, Filter: filter,
 		})
 		return page.GetVms(), page.GetNextPageToken(), err
 	})

@@ -1,0 +1,148 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	"github.com/trivet-cloud/trivet/cli/vm/lookup"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+)
+
+// maxShownVMs is the maximum number of VMs that `trivet node show` lists.
+const maxShownVMs = 1000
+
+func showCommand(s *session.Session) *cobra.Command {
+	c := &cobra.Command{Use: "show NODE", Short: "Show a host and, to operators, its VMs", Args: session.Exactly("NODE"),
+		ValidArgsFunction: session.FirstArg(names(s))}
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		id, err := find(ctx, conn, args[0])
+		if err != nil {
+			return err
+		}
+		n, err := vmv1.NewNodeServiceClient(conn).GetNode(ctx, &vmv1.GetNodeRequest{NodeId: id})
+		if err != nil {
+			return err
+		}
+		return s.Print(n, []string{n.GetName()}, func(w io.Writer) error {
+			if err := show.Fields(w, fields(s.Now(), n)); err != nil {
+				return err
+			}
+			vms, more, err := lookup.AllProjects(ctx, s, conn, fmt.Sprintf("node_id = %q", id), maxShownVMs)
+			if status.Code(err) == codes.PermissionDenied {
+				return nil // only operators may list the VMs of all projects
+			}
+			if err != nil {
+				return err
+			}
+			if more {
+				s.Note("the host has more VMs: `trivet vm list --all-projects --filter 'node_id = %q'` lists all", id)
+			}
+			return printVMs(w, s.Now(), vms)
+		})
+	})
+	return c
+}
+
+// printVMs prints the VMs that are placed on a host, those with the most memory first.
+func printVMs(w io.Writer, now time.Time, vms []*vmv1.VirtualMachine) error {
+	if len(vms) == 0 {
+		_, err := fmt.Fprintln(w, "\nNo VMs are placed on the host.")
+		return err
+	}
+	slices.SortStableFunc(vms, func(a, b *vmv1.VirtualMachine) int {
+		return cmp.Compare(b.GetSpec().GetMemory().GetSizeMib(), a.GetSpec().GetMemory().GetSizeMib())
+	})
+	rows := make([][]string, len(vms))
+	for i, vm := range vms {
+		rows[i] = []string{
+			vm.GetName(), vm.GetOrgId() + "/" + vm.GetProjectId(), vm.GetId(), show.Enum("VM_STATE", vm.GetState()),
+			strconv.FormatUint(uint64(vm.GetSpec().GetCpu().GetVcpus()), 10), show.Bytes(vm.GetSpec().GetMemory().GetSizeMib() << 20),
+			show.Age(now, vm.GetUpdatedAt()), vm.GetStatus().GetLastError(),
+		}
+	}
+	if _, err := fmt.Fprintln(w); err != nil {
+		return err
+	}
+	return show.Rows(w, []string{"VM", "TENANT", "ID", "STATE", "VCPUS", "MEMORY", "CHANGED", "ERROR"}, rows)
+}
+
+func fields(now time.Time, n *vmv1.Node) [][2]string {
+	var hypervisors, drivers []string
+	for _, h := range n.GetHypervisors() {
+		hypervisors = append(hypervisors, show.Enum("HYPERVISOR_TYPE", h))
+	}
+	for _, d := range n.GetSupportedVolumeDrivers() {
+		drivers = append(drivers, show.Enum("VOLUME_DRIVER_KIND", d))
+	}
+	f := [][2]string{
+		{"Name", n.GetName()},
+		{"ID", n.GetId()},
+		{"State", stateAndWhy(now, n)},
+		{"Heard", lastHeartbeat(now, n)},
+		{"Agent", n.GetAgentVersion()},
+		{"Hypervisors", strings.Join(hypervisors, ", ")},
+		{"Capacity", amount(n.GetCapacity())},
+		{"Allocatable", amount(n.GetAllocatable())},
+		{"Allocated", amount(n.GetAllocated())},
+	}
+	if free := freeAmount(n); free != "" {
+		f = append(f, [2]string{"Free", free})
+	}
+	f = append(f,
+		[2]string{"Volume drivers", strings.Join(drivers, ", ")},
+		[2]string{"Storage classes", strings.Join(n.GetSupportedStorageClasses(), ", ")},
+	)
+	for _, k := range slices.Sorted(maps.Keys(n.GetLabels())) {
+		f = append(f, [2]string{"Label " + k, n.GetLabels()[k]})
+	}
+	return f
+}
+
+// stateAndWhy returns the state of a host, with its reason or its meaning unless the host is READY.
+func stateAndWhy(now time.Time, n *vmv1.Node) string {
+	text := show.Enum("NODE_STATE", n.GetState())
+	switch n.GetState() {
+	case vmv1.NodeState_NODE_STATE_NOT_READY:
+		if n.GetLastHeartbeat() == 0 {
+			return text + ": its agent has sent no heartbeat"
+		}
+		return text + ": its agent has sent no heartbeat for " + show.Age(now, n.GetLastHeartbeat())
+	case vmv1.NodeState_NODE_STATE_CORDONED:
+		return text + ": no VMs are placed on it until `trivet node uncordon`"
+	}
+	return text
+}
+
+func amount(c *vmv1.NodeCapacity) string {
+	if c == nil { // the caller has no right to read it
+		return ""
+	}
+	return fmt.Sprintf("%d vCPUs, %s memory, %s storage", c.GetVcpus(), show.Bytes(c.GetMemoryMib()<<20), show.Bytes(c.GetStorageGib()<<30))
+}
+
+// freeAmount returns what can still be allocated, or "" if it is not known.
+func freeAmount(n *vmv1.Node) string {
+	all, used := n.GetAllocatable(), n.GetAllocated()
+	if all == nil {
+		return ""
+	}
+	return amount(&vmv1.NodeCapacity{
+		Vcpus:      all.GetVcpus() - min(used.GetVcpus(), all.GetVcpus()),
+		MemoryMib:  all.GetMemoryMib() - min(used.GetMemoryMib(), all.GetMemoryMib()),
+		StorageGib: all.GetStorageGib() - min(used.GetStorageGib(), all.GetStorageGib()),
+	})
+}

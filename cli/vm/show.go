@@ -1,0 +1,176 @@
+package vm
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/network"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+)
+
+func showCommand(s *session.Session) *cobra.Command {
+	c := vmArgCommand(s, "show VM", "Show a VM, with the reasons for its state and its host")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		t, err := find(ctx, s, conn, args[0])
+		if err != nil {
+			return err
+		}
+		d, err := operatorv1.NewVmViewServiceClient(conn).GetVmDetails(ctx,
+			&operatorv1.GetVmDetailsRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id})
+		if err != nil {
+			return err
+		}
+		return s.Print(d.GetVm(), []string{d.GetVm().GetName()}, func(w io.Writer) error {
+			return printPage(w, s.Now(), d, func(nics []*vmv1.NetworkSpec) [][]string {
+				return nicRows(ctx, network.NewResolver(ctx, s, conn), t.id, nics)
+			})
+		})
+	})
+	return c
+}
+
+// printPage prints all that is known about a VM. The function nicRows returns the rows of a table of NICs.
+func printPage(w io.Writer, now time.Time, d *operatorv1.GetVmDetailsResponse, nicRows func([]*vmv1.NetworkSpec) [][]string) error {
+	spec := d.GetVm().GetSpec()
+	if err := show.Fields(w, pageFields(now, d)); err != nil {
+		return err
+	}
+	if len(spec.GetDisks()) > 0 {
+		if _, err := fmt.Fprintln(w); err != nil {
+			return err
+		}
+		if err := disks(w, spec.GetDisks()); err != nil {
+			return err
+		}
+	}
+	if len(spec.GetNetwork()) > 0 {
+		if _, err := fmt.Fprintln(w); err != nil {
+			return err
+		}
+		if err := show.Rows(w, nicHeader, nicRows(spec.GetNetwork())); err != nil {
+			return err
+		}
+	}
+	return printTransitions(w, now, d.GetTransitions())
+}
+
+// pageFields returns the names and values at the top of the page.
+func pageFields(now time.Time, d *operatorv1.GetVmDetailsResponse) [][2]string {
+	vm := d.GetVm()
+	spec, status := vm.GetSpec(), vm.GetStatus()
+	pid := ""
+	if status.GetHostPid() != 0 {
+		pid = strconv.FormatUint(uint64(status.GetHostPid()), 10)
+	}
+	fields := [][2]string{
+		{"Name", vm.GetName()},
+		{"ID", vm.GetId()},
+		{"Tenant", vm.GetOrgId() + "/" + vm.GetProjectId()},
+		{"State", stateAndWhy(now, d)},
+		{"Seen by its host", state(status.GetActualState())},
+		{"Last error", status.GetLastError()},
+	}
+	if d.GetWaiting() != "" {
+		fields = append(fields, [2]string{"Waits because", d.GetWaiting()})
+	}
+	fields = append(fields, [2]string{"Node", host(vm.GetNodeId(), d.GetNodeName())})
+	if p := d.GetPlacement(); p != nil {
+		fields = append(fields, [2]string{"Placed", at(now, p.GetChosenAt()) + ": " + p.GetReason()})
+	}
+	fields = append(fields,
+		[2]string{"Process", pid},
+		[2]string{"Started", at(now, status.GetStartedAt())},
+		[2]string{"Addresses", strings.Join(status.GetIpAddresses(), ", ")},
+		[2]string{"vCPUs", cpu(spec.GetCpu())},
+		[2]string{"Memory", show.Bytes(spec.GetMemory().GetSizeMib() << 20)},
+	)
+	if u := status.GetResourceUsage(); u != nil {
+		fields = append(fields, [2]string{"Uses", fmt.Sprintf("%.1f %% CPU, %s memory, disk %s read %s written, network %s in %s out",
+			u.GetCpuPercent(), show.Bytes(u.GetMemoryUsedMib()<<20), show.Bytes(u.GetDiskReadBytes()), show.Bytes(u.GetDiskWriteBytes()),
+			show.Bytes(u.GetNetworkRxBytes()), show.Bytes(u.GetNetworkTxBytes()))})
+	}
+	if b := spec.GetBoot(); b.GetKernel() != "" {
+		fields = append(fields, [2]string{"Kernel", b.GetKernel()}, [2]string{"Initrd", b.GetInitrd()}, [2]string{"Command line", b.GetCmdline()})
+	}
+	fields = append(fields, [2]string{"Created", at(now, vm.GetCreatedAt()) + " by " + vm.GetCreatedBy()}, [2]string{"Changed", at(now, vm.GetUpdatedAt())})
+	for _, m := range []struct {
+		name  string
+		pairs map[string]string
+	}{{"Label ", vm.GetLabels()}, {"Metadata ", vm.GetMetadata()}} {
+		for _, k := range slices.Sorted(maps.Keys(m.pairs)) {
+			fields = append(fields, [2]string{m.name + k, shorten(m.pairs[k])})
+		}
+	}
+	return fields
+}
+
+// stateAndWhy returns the state, and the cause of the last change if it led to this state.
+func stateAndWhy(now time.Time, d *operatorv1.GetVmDetailsResponse) string {
+	text := state(d.GetVm().GetState())
+	all := d.GetTransitions()
+	if len(all) == 0 || all[len(all)-1].GetTo() != d.GetVm().GetState() {
+		return text
+	}
+	last := all[len(all)-1]
+	return fmt.Sprintf("%s: %s, %s ago", text, last.GetCause(), show.Age(now, last.GetTimestamp()))
+}
+
+// host returns the name of a host with its ID, or the one that is known.
+func host(id, name string) string {
+	if name == "" || id == "" {
+		return cmp.Or(name, id)
+	}
+	return name + " (" + id + ")"
+}
+
+// at returns a time with its distance from now, or "" if ms is 0.
+func at(now time.Time, ms int64) string {
+	if ms == 0 {
+		return ""
+	}
+	return show.When(ms) + " (" + show.Age(now, ms) + " ago)"
+}
+
+// maxPageValue is the length to which shorten cuts, in characters.
+const maxPageValue = 200
+
+// shorten cuts a long value, such as a script for the guest. JSON output has the whole value.
+func shorten(text string) string {
+	if n := utf8.RuneCountInString(text); n > maxPageValue {
+		return fmt.Sprintf("%s … (%d more characters: see -o json)", string([]rune(text)[:maxPageValue]), n-maxPageValue)
+	}
+	return text
+}
+
+// printTransitions prints the last changes of the state of a VM, the newest last.
+func printTransitions(w io.Writer, now time.Time, all []*operatorv1.VmTransition) error {
+	if len(all) == 0 {
+		return nil
+	}
+	if _, err := fmt.Fprintln(w); err != nil {
+		return err
+	}
+	rows := make([][]string, len(all))
+	for i, t := range all {
+		why := t.GetCause()
+		if t.GetError() != "" {
+			why += ": " + t.GetError()
+		}
+		rows[i] = []string{show.When(t.GetTimestamp()), show.Age(now, t.GetTimestamp()), state(t.GetFrom()), state(t.GetTo()), why}
+	}
+	return show.Rows(w, []string{"TIME", "AGO", "FROM", "TO", "BECAUSE"}, rows)
+}
