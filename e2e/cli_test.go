@@ -1,11 +1,13 @@
 package e2e
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -27,6 +29,49 @@ func (w *world) trivet(ctx context.Context, home string, args ...string) (out, e
 		require.NoError(w.t, err)
 	}
 	return stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()
+}
+
+// followedList is a running `trivet vm list --watch`.
+type followedList struct {
+	w     *world
+	cmd   *exec.Cmd
+	lines *bufio.Scanner
+	seen  strings.Builder
+}
+
+// followList starts `trivet vm list --watch`. It ends with ctx.
+func (w *world) followList(ctx context.Context, home string) *followedList {
+	cmd := exec.CommandContext(ctx, w.trio.Bin.CLI, "vm", "list", "--watch")
+	cmd.Env = []string{"HOME=" + home, "XDG_CONFIG_HOME=" + home}
+	out, err := cmd.StdoutPipe()
+	require.NoError(w.t, err)
+	require.NoError(w.t, cmd.Start())
+	w.t.Cleanup(func() {
+		_ = cmd.Process.Kill() // an error means that it has ended
+		_ = cmd.Wait()
+	})
+	return &followedList{w: w, cmd: cmd, lines: bufio.NewScanner(out)}
+}
+
+// await reads lines until one matches a pattern.
+func (f *followedList) await(pattern string) {
+	f.w.t.Helper()
+	want := regexp.MustCompile(pattern)
+	for f.lines.Scan() {
+		f.seen.WriteString(f.lines.Text() + "\n")
+		if want.MatchString(f.lines.Text()) {
+			return
+		}
+	}
+	f.w.t.Fatalf("the list ended without %q:\n%s", pattern, f.seen.String())
+}
+
+// stop interrupts the command, which must then succeed.
+func (f *followedList) stop() {
+	require.NoError(f.w.t, f.cmd.Process.Signal(os.Interrupt))
+	for f.lines.Scan() {
+	}
+	require.NoError(f.w.t, f.cmd.Wait())
 }
 
 // TestCommandLine checks that the program trivet works for an operator, who imports an image and lists hosts, and for a
@@ -60,7 +105,12 @@ func TestCommandLine(t *testing.T) {
 	require.NoError(t, os.WriteFile(password, []byte("correct horse\n"), 0o600))
 	must(ada, "login", "--user", "ada", "--password-file", password, "--endpoint", "127.0.0.1,127.0.0.2,127.0.0.3")
 	require.Contains(t, must(ada, "image", "list"), "small")
-	must(ada, "vm", "create", "web", "--image", "small", "--memory", "192", "--disk", "1", "--label", "env=test", "--network", "none", "--start")
+	list := w.followList(ctx, ada)
+	list.await("TIME")
+	file := filepath.Join(ada, "vm.yaml")
+	require.NoError(t, os.WriteFile(file, []byte("name: web\nimage: small\nmemory: 1G\ndisks: [{size: 1}]\nlabels: {env: test}\nnetworks: none\n"), 0o600))
+	must(ada, "vm", "create", "-f", file, "--memory", "192", "--start")
+	list.await(`changed +web .* RUNNING`)
 	var vm struct{ Name, State string }
 	require.NoError(t, json.Unmarshal([]byte(must(ada, "vm", "show", "web", "-o", "json")), &vm))
 	require.Equal(t, "VM_STATE_RUNNING", vm.State)
@@ -71,12 +121,19 @@ func TestCommandLine(t *testing.T) {
 		return nil
 	}))
 
-	// The commands must use another endpoint when the first one is down.
+	require.Regexp(t, `State: +RUNNING: its process runs, (?s:.*)Placed: .*it is the only host(?s:.*)STARTING +RUNNING`, must(ada, "vm", "show", "web"))
+	require.Regexp(t, `default/default +web`, must(admin, asAdmin("vm", "list", "--all-projects")...))
+	require.Regexp(t, `VM +TENANT(?s:.*)web +default/default`, must(admin, asAdmin("node", "show", w.agent.Name)...))
+
+	// The commands must use another endpoint when the first one is down, and a watch goes on there.
 	require.NoError(t, w.dir.Kill(w.trio.Name(1)))
 	must(ada, "vm", "reset", "web")
 	must(ada, "vm", "stop", "web", "--force")
 	require.Contains(t, must(ada, "vm", "list"), "STOPPED")
+	list.await(`changed +web .* STOPPED`)
 	must(ada, "vm", "delete", "web")
+	list.await(`removed +web`)
+	list.stop()
 
 	out, errs, code := w.trivet(ctx, ada, "vm", "show", "web")
 	require.Equal(t, 1, code)

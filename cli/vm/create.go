@@ -21,8 +21,11 @@ import (
 )
 
 type createFlags struct {
+	file                    string
 	image                   string
-	vcpus                   uint32
+	vcpus, sockets, cores   uint32
+	cpuModel                string
+	hugepages               bool
 	memory                  string
 	disks, volumes          []string
 	networks                []string
@@ -36,7 +39,7 @@ type createFlags struct {
 func createCommand(s *session.Session) *cobra.Command {
 	var f createFlags
 	c := &cobra.Command{
-		Use:   "create NAME",
+		Use:   "create NAME | -f FILE [NAME]",
 		Short: "Create a VM",
 		Long: `Create a VM. Its first disk is a copy of --image; disks without an image are blank. With --image and without --disk,
 the VM gets one disk of 10 GiB, or more if the image requires it.
@@ -57,18 +60,34 @@ or, instead of SUBNET:
   vpc:NAME   a VPC with one subnet
   port:NAME  an existing port, which has its own address, MAC and groups
 Without --network, the VM has a NIC in the default VPC. With --network none it has no NIC, and so can be placed on a
-host without networks.`,
+host without networks.
+
+With --file, the flags are read from a YAML file, whose keys are the names of the flags and "name". Flags on the command
+line override it; a repeatable flag overrides all its values in the file. Values of --disk, --volume and --network can be
+mappings, and labels and metadata are mappings:
+  name: web
+  image: debian
+  memory: 2G
+  disks: [20, {size: 100, class: fast, cache: none}]
+  networks: [{subnet: back, ip: 10.0.2.10, group: [db, ssh]}, default]
+  labels: {env: prod}`,
 		Example: `  trivet vm create web --image debian --vcpus 2 --memory 2048 --disk 20 --disk 100,cache=none --label env=prod --start
   trivet vm create shell --image debian --ssh-key ~/.ssh/id_ed25519.pub --user-data setup.sh --start
   trivet vm create db --image debian --network back,ip=10.0.2.10,group=db --network default
   trivet vm create pet --volume root,boot --volume data --start
   trivet vm create store --image debian --disk 20 --disk size=500,class=fast
+  trivet vm create -f vm.yaml --memory 4G --start
   trivet vm create tiny --kernel guest-kernel --initrd guest-initrd --cmdline "console=ttyS0" --memory 192`,
-		Args: session.Exactly("NAME"),
+		Args: cobra.MaximumNArgs(1),
 	}
 	p := c.Flags()
+	p.StringVarP(&f.file, "file", "f", "", "read the flags from this YAML file; - for standard input")
 	p.StringVar(&f.image, "image", "", "image of the first disk, by name or ID")
 	p.Uint32Var(&f.vcpus, "vcpus", 1, "virtual CPUs")
+	p.Uint32Var(&f.sockets, "sockets", 0, "processor sockets that the guest sees (default 1)")
+	p.Uint32Var(&f.cores, "cores-per-socket", 0, "cores of each socket (default all)")
+	p.StringVar(&f.cpuModel, "cpu-model", "", "processor model that the guest sees, one that hosts offer")
+	p.BoolVar(&f.hugepages, "hugepages", false, "use huge pages of the host for the memory")
 	p.StringVar(&f.memory, "memory", fmt.Sprint(cloud.DefaultMemory), "memory in MiB, or with a unit: 2G")
 	p.StringArrayVar(&f.disks, "disk", nil, "disk, repeatable: see above")
 	p.StringArrayVar(&f.volumes, "volume", nil, "existing volume, repeatable: see above")
@@ -86,7 +105,7 @@ host without networks.`,
 	}
 	_ = c.RegisterFlagCompletionFunc("volume", volume.Names(s))   // its only error is for an unknown flag
 	_ = c.RegisterFlagCompletionFunc("network", networkValues(s)) // its only error is for an unknown flag
-	c.RunE = s.Run(callTimeout+startLimit, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
+	run := s.Run(callTimeout+startLimit, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
 		nics, err := parseNICs(f.networks)
 		if err != nil {
 			return err
@@ -136,6 +155,21 @@ host without networks.`,
 		}
 		return s.Print(vm, []string{vm.GetName()}, func(w io.Writer) error { return rows(w, s.Now(), vm) })
 	})
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if f.file != "" {
+			name, err := applyFile(s, c, f.file)
+			if err != nil {
+				return err
+			}
+			if len(args) == 0 && name != "" {
+				args = []string{name}
+			}
+		}
+		if err := session.Exactly("NAME")(c, args); err != nil {
+			return session.Usagef("%v", err)
+		}
+		return run(c, args)
+	}
 	return c
 }
 
@@ -234,7 +268,10 @@ func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error
 	}
 	return &vmv1.CreateVmRequest{
 		Name: name, Hypervisor: vmv1.HypervisorType_HYPERVISOR_TYPE_KVM, Labels: labels, Metadata: metadata,
-		Spec: &vmv1.VmSpec{Cpu: &vmv1.CpuSpec{Vcpus: f.vcpus}, Memory: &vmv1.MemorySpec{SizeMib: memory}},
+		Spec: &vmv1.VmSpec{
+			Cpu:    &vmv1.CpuSpec{Vcpus: f.vcpus, Sockets: f.sockets, CoresPerSocket: f.cores, CpuModel: f.cpuModel},
+			Memory: &vmv1.MemorySpec{SizeMib: memory, Hugepages: f.hugepages},
+		},
 	}, disks, nil
 }
 
