@@ -168,6 +168,7 @@ var others = map[string][]string{
 	"nodeagent/storage":   {"nodeagent/volume", "nodeagent/disk", "nodeagent/rbd", "protos/…", "shared/…"},
 	"nodeagent/lease":     {},
 	"nodeagent/watchdog":  {},
+	"nodeagent/tunnel":    {"shared/mtls", "shared/filelock"},
 	"nodeagent/reconcile": {"shared/…", "protos/agent/v1"},
 	"nodeagent/machine":   {"nodeagent/…", "protos/…", "shared/…"},
 	"nodeagent/uplink":    {"nodeagent/lease", "protos/…", "shared/…"},

@@ -173,3 +173,24 @@ func PeerID(state tls.ConnectionState) (ID, bool) {
 	id, err := IDOf(state.PeerCertificates[0])
 	return id, err == nil
 }
+
+// Hosts returns the TLS configuration of both ends of a connection between two hosts. A host's certificate is one of a
+// client, so both ends accept such a certificate. The function accept decides which host is accepted.
+func Hosts(own Source, authority *x509.Certificate, accept Accept) *tls.Config {
+	c := server(own, authority, accept, 0)
+	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return own() }
+	return c
+}
+
+// OnlyNode returns an Accept function that accepts only the certificate of the node with this ID.
+func OnlyNode(node string) Accept {
+	return func(id ID) error {
+		if err := OnlyKind(Node)(id); err != nil {
+			return err
+		}
+		if id.Name != node {
+			return fmt.Errorf("certificate is of node %s, want node %s", id.Name, node)
+		}
+		return nil
+	}
+}

@@ -1,0 +1,280 @@
+package tunnel
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/shared/filelock"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+)
+
+// Descriptors that the process inherits.
+const (
+	fdQEMU   = 3 // pidfd of the VM's QEMU
+	fdMemory = 4 // only of a target: the socket of the stream Memory
+)
+
+// Main runs a tunnel process and returns its exit code. It reads its Config from standard input, and writes its State or
+// an error text to standard output when it listens.
+func Main() int {
+	ctx, cancel := context.WithTimeout(context.Background(), maxLife)
+	defer cancel()
+	if err := run(ctx); err != nil {
+		_, _ = os.Stdout.WriteString(err.Error())
+		return 1
+	}
+	return 0
+}
+
+// process is a running tunnel process.
+type process struct {
+	Config
+	tls     *tls.Config
+	streams sync.WaitGroup
+
+	mu   sync.Mutex
+	open map[string]bool // streams that were opened; none is opened twice
+	// memory is the target's socket of the stream Memory, until that is opened.
+	memory net.Conn
+}
+
+func run(ctx context.Context) error {
+	p := &process{open: map[string]bool{}}
+	if err := json.NewDecoder(io.LimitReader(os.Stdin, 1<<20)).Decode(&p.Config); err != nil {
+		return fmt.Errorf("read configuration: %w", err)
+	}
+	var err error
+	if p.tls, err = p.tlsConfig(); err != nil {
+		return err
+	}
+	state := State{Role: p.Role, VM: p.VM, Attempt: p.Attempt, PID: os.Getpid()}
+	listener, err := p.listen(&state)
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+	text, err := json.Marshal(state)
+	if err != nil {
+		return err
+	}
+	// The lock lasts as long as this process.
+	lock, err := os.OpenFile(filepath.Join(p.Dir, stateFile), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := filelock.Lock(lock, time.Second); err != nil {
+		return fmt.Errorf("another tunnel runs: %w", err)
+	}
+	if err := lock.Truncate(0); err != nil {
+		return err
+	}
+	if _, err := lock.WriteAt(append(text, '\n'), 0); err != nil {
+		return err
+	}
+	if _, err := os.Stdout.Write(text); err != nil {
+		return err
+	}
+	_ = os.Stdout.Close()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() { defer cancel(); waitQEMU(ctx) }()
+	context.AfterFunc(ctx, func() { _ = listener.Close() })
+	p.serve(ctx, listener)
+	return nil
+}
+
+// waitQEMU returns when the process of the descriptor fdQEMU has ended.
+func waitQEMU(ctx context.Context) {
+	for ctx.Err() == nil {
+		n, err := unix.Poll([]unix.PollFd{{Fd: fdQEMU, Events: unix.POLLIN}}, int(time.Second.Milliseconds()))
+		if n > 0 || err != nil && !errors.Is(err, unix.EINTR) {
+			return
+		}
+	}
+}
+
+func (p *process) tlsConfig() (*tls.Config, error) {
+	leaf, err := x509.ParseCertificate(p.Identity.Certificate)
+	if err != nil {
+		return nil, fmt.Errorf("parse certificate: %w", err)
+	}
+	authority, err := x509.ParseCertificate(p.Identity.Authority)
+	if err != nil {
+		return nil, fmt.Errorf("parse authority: %w", err)
+	}
+	key, err := x509.ParsePKCS8PrivateKey(p.Identity.Key)
+	if err != nil {
+		return nil, fmt.Errorf("parse key: %w", err)
+	}
+	own := &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key, Leaf: leaf}
+	return mtls.Hosts(func() (*tls.Certificate, error) { return own, nil }, authority, mtls.OnlyNode(p.Peer)), nil
+}
+
+// listen opens the listener of the role. It sets the address in the state of a target.
+func (p *process) listen(s *State) (net.Listener, error) {
+	if p.Role == Source {
+		return listenUnix(p.Dir, sourceSocket)
+	}
+	var err error
+	if p.memory, err = net.FileConn(os.NewFile(fdMemory, "memory")); err != nil {
+		return nil, fmt.Errorf("open the socket of QEMU: %w", err)
+	}
+	for port := int(p.FirstPort); port <= int(p.LastPort); port++ {
+		l, listenErr := net.Listen("tcp", net.JoinHostPort(p.Address, strconv.Itoa(port)))
+		if listenErr == nil {
+			s.Address = l.Addr().String()
+			return l, nil
+		}
+		if err = listenErr; !errors.Is(err, unix.EADDRINUSE) {
+			break
+		}
+	}
+	return nil, fmt.Errorf("listen for the source: %w", err)
+}
+
+// maxHandshakes is the maximum number of connections whose stream is not open yet.
+const maxHandshakes = 32
+
+// serve serves each connection of the listener until the listener is closed.
+func (p *process) serve(ctx context.Context, l net.Listener) {
+	handshakes := make(chan struct{}, maxHandshakes)
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+				return // The end of the process closes the streams.
+			}
+			time.Sleep(50 * time.Millisecond)
+			continue
+		}
+		handshakes <- struct{}{}
+		go func() {
+			defer conn.Close()
+			one, other, err := p.openStream(ctx, conn)
+			<-handshakes
+			if err != nil {
+				return
+			}
+			relay(one, other)
+		}()
+	}
+}
+
+// openStream reads the request of a new connection and opens the stream. It returns the two connections between which
+// data must be copied.
+func (p *process) openStream(ctx context.Context, conn net.Conn) (one, other duplex, err error) {
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	_ = conn.SetDeadline(time.Now().Add(openTimeout))
+	if p.Role == Source {
+		one, other, err = p.openAtSource(ctx, conn.(*net.UnixConn))
+	} else {
+		one, other, err = p.openAtTarget(ctx, conn)
+	}
+	_ = conn.SetDeadline(time.Time{})
+	return one, other, err
+}
+
+// openAtSource connects to the target for a request of the agent.
+func (p *process) openAtSource(ctx context.Context, conn *net.UnixConn) (one, other duplex, err error) {
+	stream, err := readLine(conn)
+	if err != nil {
+		return nil, nil, err
+	}
+	remote, err := p.dialTarget(ctx, stream)
+	if err != nil {
+		_, _ = fmt.Fprintf(conn, "%.*s\n", maxLine-2, oneLine(err))
+		return nil, nil, err
+	}
+	if _, err := io.WriteString(conn, accepted+"\n"); err != nil {
+		return nil, nil, errors.Join(err, remote.Close())
+	}
+	return conn, remote, nil
+}
+
+// dialTarget connects to the target's tunnel and requests a stream.
+func (p *process) dialTarget(ctx context.Context, stream string) (*tls.Conn, error) {
+	var dialer net.Dialer
+	raw, err := dialer.DialContext(ctx, "tcp", p.Address)
+	if err != nil {
+		return nil, err
+	}
+	setUserTimeout(raw)
+	conn := tls.Client(raw, p.tls)
+	stop := context.AfterFunc(ctx, func() { _ = raw.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	answer := ""
+	if err = conn.HandshakeContext(ctx); err == nil {
+		if _, err = io.WriteString(conn, p.request(stream)+"\n"); err == nil {
+			answer, err = readLine(conn)
+		}
+	}
+	if err == nil && answer != accepted {
+		err = errors.New(answer)
+	}
+	if err != nil {
+		return nil, errors.Join(err, raw.Close())
+	}
+	return conn, nil
+}
+
+// request returns the request for a stream, without the line's end.
+func (p *process) request(stream string) string {
+	return fmt.Sprintf("trivet-migration/1 %s %d %s", p.VM, p.Attempt, stream)
+}
+
+// openAtTarget verifies the source and connects the requested stream to QEMU.
+func (p *process) openAtTarget(ctx context.Context, raw net.Conn) (one, other duplex, err error) {
+	setUserTimeout(raw)
+	conn := tls.Server(raw, p.tls)
+	if err := conn.HandshakeContext(ctx); err != nil {
+		return nil, nil, err
+	}
+	line, err := readLine(conn)
+	if err != nil {
+		return nil, nil, err
+	}
+	local, err := p.connectQEMU(ctx, line)
+	if err != nil {
+		_, _ = fmt.Fprintf(conn, "%.*s\n", maxLine-2, oneLine(err))
+		return nil, nil, errors.Join(err, conn.Close())
+	}
+	if _, err := io.WriteString(conn, accepted+"\n"); err != nil {
+		return nil, nil, errors.Join(err, local.Close())
+	}
+	return conn, local, nil
+}
+
+// connectQEMU connects to QEMU for a stream that the source requests by line. Each stream is connected once.
+func (p *process) connectQEMU(ctx context.Context, line string) (duplex, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, stream := range append([]string{Memory}, p.Disks...) {
+		if line != p.request(stream) {
+			continue
+		}
+		if p.open[stream] {
+			return nil, fmt.Errorf("stream %s was opened before", stream)
+		}
+		p.open[stream] = true
+		if stream == Memory {
+			return p.memory.(*net.UnixConn), nil
+		}
+		return dialUnix(ctx, p.Dir, DiskSocket)
+	}
+	return nil, errors.New("this host does not wait for this stream: the attempt has ended")
+}

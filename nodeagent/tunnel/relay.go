@@ -1,0 +1,62 @@
+package tunnel
+
+import (
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// duplex is a connection of which each direction can be closed alone.
+type duplex interface {
+	net.Conn
+	CloseWrite() error
+}
+
+// relayBuffer is the size of the buffer of one direction, in bytes.
+const relayBuffer = 256 << 10
+
+// relay copies data in both directions until both have ended, and closes the connections. The end of one direction is
+// passed on. An error ends both.
+func relay(a, b duplex) {
+	defer a.Close()
+	defer b.Close()
+	var both sync.WaitGroup
+	direction := func(to, from duplex) {
+		// The methods WriteTo and ReadFrom are hidden, so that the buffer is used.
+		_, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, make([]byte, relayBuffer))
+		if err == nil {
+			err = to.CloseWrite()
+		}
+		if err != nil {
+			_, _ = a.Close(), b.Close()
+		}
+	}
+	both.Go(func() { direction(a, b) })
+	both.Go(func() { direction(b, a) })
+	both.Wait()
+}
+
+// userTimeout is how long sent data may stay unacknowledged before the connection to the other host ends.
+const userTimeout = 30 * time.Second
+
+// setUserTimeout makes the kernel end a TCP connection whose peer does not answer for userTimeout. An error is ignored:
+// the agent has a deadline for the progress of a migration, too.
+func setUserTimeout(conn net.Conn) {
+	tcp, ok := conn.(*net.TCPConn)
+	if !ok {
+		return
+	}
+	_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second, Count: 6})
+	if raw, err := tcp.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) {
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout.Milliseconds()))
+		})
+	}
+}
+
+// oneLine returns the text of an error in one line.
+func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }

@@ -1,0 +1,362 @@
+// Package tunnel carries the streams of a live migration between two hosts: the guest's memory and devices, and the
+// content of its local disks. Each host of a migration runs one tunnel process. The two processes authenticate each
+// other with the hosts' certificates and encrypt the streams with TLS 1.3, so QEMU, which is confined, needs no keys and
+// no network.
+//
+// The process is the agent's own program, started by [Start] with a hidden command that calls [Main]. It outlives the
+// agent: a restart of the agent does not interrupt a migration. It ends when the VM's QEMU ends, when the agent calls
+// [Stop], or after [maxLife].
+//
+//   - The process of the target listens at a port of the host. It accepts only the peer and the attempt of its
+//     [Config]. A stream of memory is connected to a socket that the process has inherited, whose other end QEMU has. A
+//     stream of a disk is connected to QEMU's NBD server. Each stream is accepted once.
+//   - The process of the source listens at a unix socket in its directory. [Dial] connects to it and names a stream. The
+//     process then connects to the target. The caller passes the connection to QEMU.
+//
+// # Decisions
+//
+//   - The private key is sent to the process over a pipe and is not stored in another file. A process keeps the
+//     certificate with which it was started, because streams are opened within seconds.
+//   - The file tunnel.json in the directory is locked by the process while it runs. It has the pid and the address, so
+//     that a later agent finds the process, and never takes another process for it.
+//   - A connection whose peer does not acknowledge data for [userTimeout] is closed. QEMU has no such limit.
+package tunnel
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/shared/filelock"
+)
+
+const (
+	// maxLife is the longest time for which a tunnel process runs.
+	maxLife = 24 * time.Hour
+	// startTimeout is the maximum time until a new process has started to listen.
+	startTimeout = 20 * time.Second
+	// stopTimeout is the maximum time from SIGKILL to the end of a process.
+	stopTimeout = 5 * time.Second
+	// openTimeout is the maximum time to open one stream, with all handshakes.
+	openTimeout = 15 * time.Second
+)
+
+// Names of the files in the directory of a tunnel.
+const (
+	stateFile    = "tunnel.json"
+	sourceSocket = "tunnel.sock"
+	// DiskSocket is the name of the socket in the directory at which QEMU's NBD server of the target listens.
+	DiskSocket = "disks.sock"
+)
+
+// Role is the side of a migration.
+type Role string
+
+const (
+	Source Role = "source"
+	Target Role = "target"
+)
+
+// Memory is the stream of the guest's memory and devices. All other streams are ids of disks.
+const Memory = "memory"
+
+// Identity is a host's certificate with its key, and the authority of its cluster, in DER. Key is in PKCS #8.
+type Identity struct {
+	Certificate, Key, Authority []byte
+}
+
+// Config describes one tunnel process.
+type Config struct {
+	Role    Role
+	VM      string
+	Attempt uint64
+	// Peer is the ID of the other host.
+	Peer     string
+	Identity Identity
+	// Dir is the directory of the tunnel's files. Start creates it.
+	Dir string
+	// Address is the IP address at which the target listens, and FirstPort and LastPort are the ports that it tries.
+	// For the source, Address is host:port of the target.
+	Address             string
+	FirstPort, LastPort uint16
+	// Disks are the ids of the disks for which the target accepts a stream.
+	Disks []string
+}
+
+// State is what a running tunnel process has written to its file.
+type State struct {
+	Role    Role   `json:"role"`
+	VM      string `json:"vm"`
+	Attempt uint64 `json:"attempt"`
+	PID     int    `json:"pid"`
+	// Address is host:port at which the process of a target listens.
+	Address string `json:"address,omitempty"`
+}
+
+// Start starts a tunnel process by command, which must call Main, and returns when the process listens. It first ends
+// the process that the directory has already. The file memory is the target's end of the socket for the stream Memory,
+// and is nil for a source. The process ends when the process of pidfd ends. The caller may close both files.
+func Start(ctx context.Context, command []string, c Config, memory, pidfd *os.File) (State, error) {
+	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
+		return State{}, fmt.Errorf("start tunnel: %w", err)
+	}
+	if err := Stop(c.Dir); err != nil {
+		return State{}, fmt.Errorf("start tunnel: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	s, err := start(ctx, command, c, memory, pidfd)
+	if err != nil {
+		return State{}, fmt.Errorf("start tunnel: %w", err)
+	}
+	return s, nil
+}
+
+func start(ctx context.Context, command []string, c Config, memory, pidfd *os.File) (State, error) {
+	text, err := json.Marshal(c)
+	if err != nil {
+		return State{}, err
+	}
+	process := exec.Command(command[0], command[1:]...)
+	process.Env = []string{}
+	process.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	process.ExtraFiles = []*os.File{pidfd}
+	if memory != nil {
+		process.ExtraFiles = append(process.ExtraFiles, memory)
+	}
+	in, err := process.StdinPipe()
+	if err != nil {
+		return State{}, err
+	}
+	out, err := process.StdoutPipe()
+	if err != nil {
+		return State{}, err
+	}
+	if err := process.Start(); err != nil {
+		return State{}, err
+	}
+	ended := make(chan struct{})
+	go func() { _ = process.Wait(); close(ended) }()
+	stop := context.AfterFunc(ctx, func() { _ = process.Process.Kill() })
+	defer stop()
+	_, err = in.Write(text)
+	_ = in.Close()
+	answer, readErr := io.ReadAll(io.LimitReader(out, 4096))
+	var s State
+	if err = errors.Join(err, readErr); err == nil {
+		if err = json.Unmarshal(answer, &s); err != nil {
+			err = fmt.Errorf("the process reports: %q", strings.TrimSpace(string(answer)))
+		}
+	}
+	if err != nil {
+		_ = process.Process.Kill()
+		<-ended
+		return State{}, errors.Join(err, ctx.Err())
+	}
+	return s, nil
+}
+
+// Find returns the state of the tunnel process of a directory. It returns false if no process runs.
+func Find(dir string) (State, bool, error) {
+	s, running, err := find(dir)
+	if err != nil {
+		return State{}, false, fmt.Errorf("find tunnel: %w", err)
+	}
+	return s, running, nil
+}
+
+func find(dir string) (State, bool, error) {
+	f, err := os.Open(filepath.Join(dir, stateFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return State{}, false, nil
+	}
+	if err != nil {
+		return State{}, false, err
+	}
+	defer f.Close()
+	err = filelock.Lock(f, 0)
+	if err == nil { // No process has the file locked.
+		return State{}, false, nil
+	}
+	if !errors.Is(err, unix.EWOULDBLOCK) {
+		return State{}, false, err
+	}
+	var s State
+	err = json.NewDecoder(f).Decode(&s)
+	if errors.Is(err, io.EOF) { // The process has just been started.
+		return State{}, false, nil
+	}
+	return s, err == nil, err
+}
+
+// Stop ends the tunnel process of a directory, which closes all streams, and removes its files. It returns nil if there
+// is none.
+func Stop(dir string) error {
+	end := time.Now().Add(stopTimeout)
+	for {
+		s, running, err := find(dir)
+		if err != nil {
+			return fmt.Errorf("stop tunnel: %w", err)
+		}
+		if !running {
+			break
+		}
+		if err := kill(dir, s); err != nil {
+			return fmt.Errorf("stop tunnel: %w", err)
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("stop tunnel: process %d does not end", s.PID)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	for _, name := range []string{sourceSocket, stateFile} {
+		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("stop tunnel: %w", err)
+		}
+	}
+	return nil
+}
+
+// kill kills the process of the state s, if it still has the file locked: only then its pid is not that of another
+// process.
+func kill(dir string, s State) error {
+	pidfd, err := unix.PidfdOpen(s.PID, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return os.NewSyscallError("pidfd_open", err)
+	}
+	defer unix.Close(pidfd)
+	if now, running, err := find(dir); err != nil || !running || now.PID != s.PID {
+		return err
+	}
+	err = unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	return os.NewSyscallError("pidfd_send_signal", err)
+}
+
+// Dial opens a stream through the tunnel process of a source, and returns a socket that is connected to the target's
+// QEMU. The caller must close it.
+func Dial(ctx context.Context, dir, stream string) (*os.File, error) {
+	f, err := dial(ctx, dir, stream)
+	if err != nil {
+		return nil, fmt.Errorf("open stream %s to the target: %w", stream, err)
+	}
+	return f, nil
+}
+
+func dial(ctx context.Context, dir, stream string) (*os.File, error) {
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	conn, err := dialUnix(ctx, dir, sourceSocket)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
+	if _, err := io.WriteString(conn, stream+"\n"); err != nil {
+		return nil, err
+	}
+	answer, err := readLine(conn)
+	if err != nil {
+		return nil, errors.Join(err, ctx.Err())
+	}
+	if answer != accepted {
+		return nil, errors.New(answer)
+	}
+	return conn.File()
+}
+
+// dialUnix connects to the socket with that name in dir. It uses a path in /proc/self/fd, because the path of dir can be
+// too long for a socket address.
+func dialUnix(ctx context.Context, dir, name string) (*net.UnixConn, error) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), name))
+	if err != nil {
+		return nil, err
+	}
+	return conn.(*net.UnixConn), nil
+}
+
+// Listen returns a listening unix socket with that name in dir, for example DiskSocket for QEMU's NBD server. It
+// replaces an older socket.
+func Listen(dir, name string) (*os.File, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("listen at %s: %w", name, err)
+	}
+	l, err := listenUnix(dir, name)
+	if err != nil {
+		return nil, fmt.Errorf("listen at %s: %w", name, err)
+	}
+	defer l.Close()
+	return l.File()
+}
+
+func listenUnix(dir, name string) (*net.UnixListener, error) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	path := fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), name)
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
+	if err != nil {
+		return nil, err
+	}
+	l.SetUnlinkOnClose(false)
+	return l, nil
+}
+
+// SocketPair returns the two ends of a connected unix socket: one for QEMU, and one for the tunnel process of a target.
+func SocketPair() (one, other *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	return os.NewFile(uintptr(fds[0]), "memory"), os.NewFile(uintptr(fds[1]), "memory"), nil
+}
+
+// accepted is the answer to a request for a stream that is open now. Any other answer is an error text.
+const accepted = "ok"
+
+// maxLine is the maximum length of a request for a stream, and of an answer.
+const maxLine = 512
+
+// readLine reads one line byte by byte, so that it reads nothing behind the line.
+func readLine(r io.Reader) (string, error) {
+	line := make([]byte, 0, 64)
+	b := make([]byte, 1)
+	for len(line) < maxLine {
+		if _, err := io.ReadFull(r, b); err != nil {
+			return "", err
+		}
+		if b[0] == '\n' {
+			return string(line), nil
+		}
+		line = append(line, b[0])
+	}
+	return "", errors.New("the line is too long")
+}
