@@ -168,7 +168,11 @@ func (a *args) ports(s Spec) {
 			last = max(last, d.Slot)
 		}
 	}
-	for i := range last + 1 + sparePorts {
+	count := last + 1 + sparePorts
+	if s.DiskPorts > 0 {
+		count = max(s.DiskPorts, last+1)
+	}
+	for i := range count {
 		a.json("-device", object{"driver": "pcie-root-port", "id": portID(i), "bus": "pcie.0",
 			"addr": fmt.Sprintf("0x%x.0x%x", addrPorts+i/8, i%8), "multifunction": true, "port": i, "chassis": i + 1})
 	}

@@ -30,7 +30,7 @@ func (p *Process) configure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if status.State == "prelaunch" {
+	if status.State == "prelaunch" || status.State == "inmigrate" {
 		if cmdline := p.record.Spec.Cmdline; cmdline != "" {
 			setCmdline := func(m *raw.Monitor) error { return m.QomSet("/machine", "append", cmdline) }
 			if err := p.do(ctx, p.work, setCmdline); err != nil {

@@ -104,6 +104,9 @@ func (p *Process) endHold(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelWithin)
 	defer cancel()
 	s, err := p.Status(ctx)
+	if migrating, unknown := p.home.migrating(); migrating || unknown != nil {
+		return nil // A migration has stopped the guest.
+	}
 	if err == nil && s.State == "paused" {
 		err = p.Resume(ctx)
 	}

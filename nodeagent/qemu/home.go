@@ -190,6 +190,8 @@ func runningUIDs(used map[int]bool) error {
 //	console.log  output of the guest's serial port
 //	stderr.log   QEMU's standard error; stderr.log.old of the start before
 //	*.sock       QEMU's listening sockets: work, inspect, console
+//	migrating    exists while the guest must not run because of a migration
+//	migration/   files of the tunnel of a migration: package tunnel
 type Home struct {
 	id, dir string
 	uid     int
@@ -206,6 +208,9 @@ func (h *Home) Disks() string { return h.path("disks") }
 
 // Seed returns the path of the VM's seed. The caller of Launch creates the file.
 func (h *Home) Seed() string { return h.path("seed.img") }
+
+// Migration returns the directory of the tunnel of a migration. Package tunnel creates it.
+func (h *Home) Migration() string { return h.path("migration") }
 
 // Console returns the log of the guest's serial port. The log contains the output of all starts of the VM.
 func (h *Home) Console() *console.Log { return console.At(h.path("console.log"), console.KeepConsole) }
@@ -229,8 +234,10 @@ type Record struct {
 	Spec       Spec     `json:"spec"`       // with the slots that KeepSlots chose
 	Argv       []string `json:"argv"`
 	// HostNetwork means that the process runs in the network namespace of the agent (see Launcher.RBD).
-	HostNetwork bool   `json:"host_network,omitempty"`
-	BootID      string `json:"boot_id"` // of the host
+	HostNetwork bool `json:"host_network,omitempty"`
+	// Incoming means that the process was started to receive the state of a guest (see Launcher.LaunchIncoming).
+	Incoming bool   `json:"incoming,omitempty"`
+	BootID   string `json:"boot_id"` // of the host
 	// The fields below are set after the process was forked.
 	PID       int       `json:"pid"`
 	StartTime uint64    `json:"start_time"` // clock ticks since the host's boot, as in /proc/PID/stat; detects a reused pid
@@ -311,13 +318,18 @@ func (h *Home) begin(r Record) error {
 	if err := atomicfile.RemoveLeftovers(h.dir); err != nil {
 		return err
 	}
-	for _, name := range []string{"exit.json", "asked", frozenName, workSocket, inspectSocket, consoleSocket, agentSocket} {
+	for _, name := range []string{"exit.json", "asked", frozenName, migratingName, workSocket, inspectSocket, consoleSocket, agentSocket} {
 		if err := os.Remove(h.path(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
 	if err := os.Rename(h.path("stderr.log"), h.path("stderr.log.old")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
+	}
+	if r.Incoming {
+		if err := h.setMigrating(); err != nil {
+			return err
+		}
 	}
 	return h.write("record.json", r)
 }

@@ -108,6 +108,9 @@ func (l *Launcher) launch(ctx context.Context, home *Home, s Spec, files Files, 
 	if r.Argv, err = Argv(l.Program, r.Spec); err != nil {
 		return nil, err
 	}
+	if r.Incoming {
+		r.Argv = append(r.Argv, "-incoming", "defer")
+	}
 	pass, err := files.inOrder(r.Spec)
 	if err != nil {
 		return nil, err

@@ -116,6 +116,9 @@ func (s Spec) nicPorts() int {
 	for _, n := range s.NICs {
 		last = max(last, n.Slot)
 	}
+	if s.NICPorts > 0 {
+		return max(s.NICPorts, last+1)
+	}
 	return min(last+1+spareNICPorts, MaxNICs)
 }
 

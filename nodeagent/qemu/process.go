@@ -310,7 +310,12 @@ func (p *Process) Status(ctx context.Context) (Status, error) {
 }
 
 // Resume starts the guest's CPUs: for the first time, or again after a disk error or Pause.
+//
+// It returns ErrMigrating if the guest must not run because of a migration.
 func (p *Process) Resume(ctx context.Context) error {
+	if migrating, err := p.home.migrating(); migrating || err != nil {
+		return errors.Join(ErrMigrating, err)
+	}
 	// The agent that started this QEMU may have ended before it called configure.
 	if err := p.configure(ctx); err != nil {
 		return err

@@ -74,6 +74,10 @@
 //   - The LUKS header of an encrypted disk is made by a QEMU without a machine ([Launcher.Format]), and not by the VM's
 //     QEMU: making the header takes about 2 seconds, during which QEMU's main loop does not run. The result is a file
 //     in memory, which the caller copies.
+//   - A migration's streams are sockets that are passed to QEMU over its monitor socket, because QEMU has no network. The
+//     target's QEMU gets the same arguments as the source's, from the result of [Process.Machine], and -incoming defer.
+//   - While a file in the VM's home exists, the guest is stopped by a migration, and nothing but ResumeMigrated starts
+//     its CPUs. Otherwise a later agent would take it for a guest that was stopped for a snapshot, and resume it.
 //   - 256 and more vCPUs need interrupt remapping, which TCG lacks, so they need KVM.
 //   - /dev/kvm is a device node of the VM, owned by its uid, because QEMU 7.2 cannot use a descriptor for it.
 package qemu
@@ -113,6 +117,11 @@ type Spec struct {
 	Cmdline      string `json:"cmdline"`        // only with Kernel; at most 2 KiB of printable ASCII
 	NICs         []NIC  `json:"nics,omitempty"` // at most MaxNICs
 	Seed         bool   `json:"seed,omitempty"` // the VM has a seed, a small read-only disk that configures its guest
+	// DiskPorts and NICPorts are the numbers of PCIe root ports for disks and for network interfaces. 0 means that the
+	// disks and interfaces decide. Process.Machine sets them, because the target of a migration needs the ports that the
+	// source was started with.
+	DiskPorts int `json:"disk_ports,omitempty"`
+	NICPorts  int `json:"nic_ports,omitempty"`
 }
 
 // Accel is QEMU's accelerator.
@@ -174,6 +183,8 @@ func (s Spec) Validate() error {
 		return invalid("the kernel's command line has %d bytes, more than %d", len(s.Cmdline), maxCmdline)
 	case !validCmdline.MatchString(s.Cmdline):
 		return invalid("the kernel's command line is not printable ASCII")
+	case s.DiskPorts < 0 || s.DiskPorts > maxDisks+sparePorts || s.NICPorts < 0 || s.NICPorts > MaxNICs:
+		return invalid("%d and %d root ports are not possible", s.DiskPorts, s.NICPorts)
 	case len(s.Disks) > maxDisks:
 		return invalid("%d disks are more than %d", len(s.Disks), maxDisks)
 	}

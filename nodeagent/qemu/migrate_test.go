@@ -1,0 +1,243 @@
+package qemu
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/shared/qcow2"
+)
+
+// migration is a guest in the QEMU of the lab source that is moved to the QEMU of another lab.
+type migration struct {
+	source, target *lab
+	from, to       *Process
+	files          Files // of the target
+	memory         *os.File
+	sockets        string
+}
+
+// newMigration boots a guest with a disk over a base image and a blank disk, and starts the QEMU of the target.
+func newMigration(t *testing.T) *migration {
+	t.Helper()
+	m := &migration{source: newLab(t), target: newLab(t), sockets: t.TempDir()}
+	s, files := m.source.bootable()
+	m.source.disk(&s, &files, Disk{ID: "data", Bus: Virtio, Slot: -1, Cache: Writeback})
+	m.from = m.source.launch(s, files)
+	require.NoError(t, m.from.Resume(m.source.ctx))
+	m.source.says("GUEST UP\n")
+
+	text, err := m.from.Machine()
+	require.NoError(t, err)
+	spec, err := ParseMachine(text)
+	require.NoError(t, err)
+	require.Equal(t, m.from.Record().Spec.Disks, spec.Disks)
+	var none Spec
+	m.target.disk(&none, &m.files, Disk{ID: "root", Base: qcow2.Raw})
+	m.target.disk(&none, &m.files, Disk{ID: "data"})
+	m.to, err = m.target.launcher.LaunchIncoming(m.target.ctx, m.target.home, spec, m.files, 7, "test")
+	require.NoError(t, err)
+	t.Cleanup(m.to.Close)
+	require.Equal(t, m.from.Record().Argv, m.to.Record().Argv[:len(m.to.Record().Argv)-2])
+
+	dir, err := os.Open(m.sockets)
+	require.NoError(t, err)
+	defer dir.Close()
+	disks, err := listen(dir, "disks.sock")
+	require.NoError(t, err)
+	defer disks.Close()
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	theirs := os.NewFile(uintptr(pair[0]), "memory")
+	defer theirs.Close()
+	m.memory = os.NewFile(uintptr(pair[1]), "memory")
+	require.NoError(t, m.to.PrepareIncoming(m.target.ctx, disks, theirs))
+	return m
+}
+
+// dial connects to the NBD server of the target.
+func (m *migration) dial(context.Context, string) (*os.File, error) {
+	dir, err := os.Open(m.sockets)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	conn, err := net.Dial("unix", socketPath(dir, "disks.sock"))
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	return conn.(*net.UnixConn).File()
+}
+
+// mirrored copies the disks.
+func (m *migration) mirrored() {
+	m.source.Helper()
+	require.NoError(m.source, m.from.BeginMirrors(m.source.ctx, 0, m.dial))
+	m.source.eventually(func() bool {
+		s, err := m.from.Migration(m.source.ctx)
+		require.NoError(m.source, err)
+		for _, one := range s.Mirrors {
+			require.Empty(m.source, one.Error)
+			if !one.Ready {
+				return false
+			}
+		}
+		return len(s.Mirrors) == 2
+	}, "the disks are copied")
+}
+
+// status waits until QEMU reports a status of the migration.
+func (m *migration) status(p *Process, status string) {
+	m.source.Helper()
+	m.source.eventually(func() bool {
+		s, err := p.Migration(m.source.ctx)
+		require.NoError(m.source, err)
+		return s.Status == status
+	}, "status %s", status)
+}
+
+// paused sends the state until the source waits before the switchover.
+func (m *migration) paused() {
+	m.source.Helper()
+	m.mirrored()
+	require.NoError(m.source, m.from.SendState(m.source.ctx, 0, m.memory))
+	require.NoError(m.source, m.memory.Close())
+	m.status(m.from, "pre-switchover")
+	require.NoError(m.source, m.from.EndMirrors(m.source.ctx))
+}
+
+// sector returns the second sector of the disk root in a file, which the guest writes.
+func sector(t *testing.T, f *os.File) string {
+	t.Helper()
+	raw := filepath.Join(t.TempDir(), "raw")
+	out, err := runImg("convert", "-U", "--image-opts", "-O", "raw",
+		fmt.Sprintf("driver=qcow2,file.driver=file,file.filename=%s", f.Name()), raw)
+	require.NoError(t, err, "%s", out)
+	data, err := os.ReadFile(raw)
+	require.NoError(t, err)
+	return string(data[512:1024])
+}
+
+// readopt replaces the agent of a process. It returns when the new agent has ended the copies of an earlier one.
+func (l *lab) readopt(p *Process) *Process {
+	l.Helper()
+	p.Close()
+	next, err := l.launcher.Adopt(l.ctx, l.home)
+	require.NoError(l, err)
+	l.Cleanup(next.Close)
+	l.eventually(func() bool { return len(next.copiesLeft) == 0 && !next.Copying() }, "the agent has ended copies")
+	return next
+}
+
+// writes checks that the guest runs and can write its disk: it does so when it reads w, and prints W.
+func (l *lab) writes() {
+	l.Helper()
+	before := l.printed("W")
+	conn := l.types("w")
+	defer conn.Close()
+	l.eventually(func() bool { return l.printed("W") > before }, "the guest has written its disk")
+}
+
+// printed returns how often the console log of the guest has the text.
+func (l *lab) printed(text string) int {
+	tail, err := l.home.Console().Tail(1 << 20)
+	if err != nil {
+		return 0
+	}
+	return strings.Count(string(tail), text)
+}
+
+// TestMigrate moves a guest with two disks. The guest continues at the target with its disks, and only after
+// ResumeMigrated: neither the end of the transfer, nor Resume, nor a new agent starts it.
+func TestMigrate(t *testing.T) {
+	m := newMigration(t)
+	m.source.writes()
+	m.paused()
+	require.NoError(t, m.from.HandOver(m.source.ctx))
+	m.status(m.from, "completed")
+	m.status(m.to, "completed")
+
+	require.ErrorIs(t, m.to.Resume(m.target.ctx), ErrMigrating)
+	require.ErrorIs(t, m.from.Resume(m.source.ctx), ErrMigrating)
+	m.from, m.to = m.source.readopt(m.from), m.target.readopt(m.to)
+	for _, p := range []*Process{m.from, m.to} {
+		s, err := p.Status(m.source.ctx)
+		require.NoError(t, err)
+		require.False(t, s.Running, "a new agent resumed the guest")
+	}
+
+	require.NoError(t, m.to.EndIncoming(m.target.ctx))
+	require.NoError(t, m.to.ResumeMigrated(m.target.ctx))
+	require.NoError(t, m.to.Announce(m.target.ctx))
+	require.Equal(t, string(guest[:16]), sector(t, m.files.Disks["root"].Overlay)[:16])
+	m.target.writes()
+}
+
+// TestMigrationCancelled cancels a migration before the switchover. The guest continues at the source, with its disks,
+// and the QEMU of the target ends.
+func TestMigrationCancelled(t *testing.T) {
+	m := newMigration(t)
+	m.paused()
+	require.NoError(t, m.from.CancelMigration(m.source.ctx))
+	require.ErrorIs(t, m.from.Resume(m.source.ctx), ErrMigrating)
+	require.NoError(t, m.from.ResumeMigrated(m.source.ctx))
+	m.source.writes()
+	require.Equal(t, Crashed, m.target.exited(m.to).Reason)
+	names, _ := m.source.nodes(m.from)
+	for _, n := range names {
+		require.NotContains(t, n, mirrorPrefix)
+	}
+	require.NoError(t, m.from.CancelMigration(m.source.ctx))
+}
+
+// TestMigrationTargetDies kills the target's QEMU while disks are copied, and after the source has handed over the
+// guest. The source continues the guest.
+func TestMigrationTargetDies(t *testing.T) {
+	for _, after := range []string{"mirrors", "switchover", "hand-over"} {
+		t.Run(after, func(t *testing.T) {
+			m := newMigration(t)
+			switch after {
+			case "mirrors":
+				m.mirrored()
+			default:
+				m.paused()
+			}
+			require.NoError(t, m.to.Kill(m.target.ctx))
+			if after == "hand-over" {
+				require.NoError(t, m.from.HandOver(m.source.ctx))
+				m.status(m.from, "failed")
+				s, err := m.from.Status(m.source.ctx)
+				require.NoError(t, err)
+				require.False(t, s.Running, "QEMU continued the guest by itself")
+			}
+			require.NoError(t, m.from.CancelMigration(m.source.ctx))
+			require.NoError(t, m.from.ResumeMigrated(m.source.ctx))
+			m.source.writes()
+		})
+	}
+}
+
+// TestRollback continues a guest at the source although the target has received its state.
+func TestRollback(t *testing.T) {
+	m := newMigration(t)
+	m.paused()
+	require.NoError(t, m.from.HandOver(m.source.ctx))
+	m.status(m.from, "completed")
+	require.NoError(t, m.to.Kill(m.target.ctx))
+	require.NoError(t, m.from.CancelMigration(m.source.ctx))
+	require.NoError(t, m.from.ResumeMigrated(m.source.ctx))
+	m.source.writes()
+}
+
+func runImg(args ...string) ([]byte, error) {
+	return exec.Command("qemu-img", args...).CombinedOutput()
+}

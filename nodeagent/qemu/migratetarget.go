@@ -1,0 +1,70 @@
+package qemu
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/trivet-cloud/trivet/nodeagent/qmp"
+)
+
+// LaunchIncoming starts a QEMU that waits for the state of a guest, which runs in the QEMU of another host that s
+// describes (see ParseMachine). It does the same as Launch otherwise. The guest's CPUs do not run before ResumeMigrated,
+// whatever the state of the guest is.
+func (l *Launcher) LaunchIncoming(ctx context.Context, home *Home, s Spec, files Files, generation uint64, owner string) (*Process, error) {
+	p, err := l.launch(ctx, home, s, files, Record{Generation: generation, Owner: owner, Incoming: true})
+	if err != nil {
+		return nil, fmt.Errorf("start VM %s to receive its state: %w", home.id, err)
+	}
+	return p, nil
+}
+
+// exportPrefix is the beginning of the ids of the exports of the disks at the target.
+const exportPrefix = "migrate-"
+
+// PrepareIncoming makes a QEMU of LaunchIncoming ready. The file disks is a listening socket, at which QEMU serves the
+// disks by NBD, each by its id. The file memory is a connected socket, from which QEMU reads memory and devices. QEMU
+// ends if memory ends before the state is complete. PrepareIncoming succeeds only once for a process.
+func (p *Process) PrepareIncoming(ctx context.Context, disks, memory *os.File) error {
+	// The agent that started this QEMU may have ended before it called configure.
+	if err := p.configure(ctx); err != nil {
+		return err
+	}
+	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+		if err := setCapabilities(ctx, conn); err != nil {
+			return err
+		}
+		if err := conn.SendFD(ctx, "disks", disks); err != nil {
+			return err
+		}
+		server := object{"type": "fd", "data": object{"str": "disks"}}
+		if err := conn.Do(ctx, "nbd-server-start", object{"addr": server}, nil); err != nil {
+			return err
+		}
+		for _, d := range p.Record().Spec.Disks {
+			export := object{"type": "nbd", "id": exportPrefix + d.node(), "node-name": d.node(), "name": d.ID, "writable": true}
+			if err := conn.Do(ctx, "block-export-add", export, nil); err != nil {
+				return fmt.Errorf("disk %s: %w", d.ID, err)
+			}
+		}
+		if err := conn.SendFD(ctx, "migration", memory); err != nil {
+			return err
+		}
+		return conn.Do(ctx, "migrate-incoming", object{"uri": "fd:migration"}, nil)
+	})
+}
+
+// EndIncoming ends the NBD server of a target that has the complete state. It succeeds if there is none.
+func (p *Process) EndIncoming(ctx context.Context) error {
+	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+		return refused(conn.Do(ctx, "nbd-server-stop", nil, nil))
+	})
+}
+
+// Announce makes QEMU send packets with the MAC address of each network interface, so that switches learn where the
+// guest is. QEMU repeats them for about a second.
+func (p *Process) Announce(ctx context.Context) error {
+	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+		return conn.Do(ctx, "announce-self", object{"initial": 50, "max": 550, "rounds": 5, "step": 100}, nil)
+	})
+}
