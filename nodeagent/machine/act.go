@@ -11,6 +11,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/nodeagent/disk"
 	"github.com/trivet-cloud/trivet/nodeagent/qemu"
+	"github.com/trivet-cloud/trivet/nodeagent/tunnel"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -29,10 +30,13 @@ const (
 // act executes the action of the plan p. The parameter want is the desired state for which NextAction returned p.
 func (v *VM) act(ctx context.Context, p Plan, want *agentv1.AssignedVm) error {
 	a := p.Action
-	if a != Build && a != Start && a != Relaunch {
+	if a != Build && a != Start && a != Relaunch && a != Receive {
 		within := actWithin
-		if a == PlugDisk { // may fetch an image
+		switch a {
+		case PlugDisk: // may fetch an image
 			within = plugWithin
+		case BeginTransfer:
+			within = beginWithin
 		}
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, within)
@@ -104,6 +108,8 @@ func (v *VM) act(ctx context.Context, p Plan, want *agentv1.AssignedVm) error {
 		return v.changeDisk(ctx, a, p.Disk, want)
 	case Destroy:
 		return v.destroy(ctx)
+	case BeginTransfer, SendState, CompleteDisks, HandOver, CancelTransfer, EndTransfer, Receive, Arrive, RecordFailure, Settle:
+		return v.actMigration(ctx, p, want)
 	}
 	return fmt.Errorf("no such action: %d", a)
 }
@@ -200,7 +206,7 @@ func (v *VM) start(ctx context.Context, want *agentv1.AssignedVm, r Record) erro
 	}
 	ctx, cancel := launchContext(ctx)
 	defer cancel()
-	process, err := v.launch(ctx, want, taps, volumes)
+	process, err := v.launch(ctx, want, v.set.spec(want), taps, volumes, v.set.o.QEMU.Launch)
 	if err == nil {
 		v.set.counts.launches.Add(1)
 		v.attach(process)
@@ -238,10 +244,12 @@ func launchContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return longer, func() { stop(); cancel() }
 }
 
+// launcher is the method Launch or LaunchIncoming of qemu.Launcher.
+type launcher func(context.Context, *qemu.Home, qemu.Spec, qemu.Files, uint64, string) (*qemu.Process, error)
+
 // launch opens the VM's files and launches QEMU with them, the taps and the volumes.
-func (v *VM) launch(
-	ctx context.Context, want *agentv1.AssignedVm, taps map[string]*os.File, volumes openVolumes,
-) (*qemu.Process, error) {
+func (v *VM) launch(ctx context.Context, want *agentv1.AssignedVm, spec qemu.Spec, taps map[string]*os.File, volumes openVolumes,
+	launch launcher) (*qemu.Process, error) {
 	if err := v.fetchImages(ctx, want); err != nil {
 		return nil, err
 	}
@@ -253,7 +261,6 @@ func (v *VM) launch(
 			}
 		}
 	}()
-	spec := v.set.spec(want)
 	volumes.addTo(&spec, files.Disks)
 	for _, d := range want.GetDisks() {
 		if d.GetVolume() != nil {
@@ -278,7 +285,7 @@ func (v *VM) launch(
 	if files.Seed, err = v.openSeed(want); err != nil {
 		return nil, err
 	}
-	return v.set.o.QEMU.Launch(ctx, v.home, spec, files, want.GetGeneration(), v.record.Mark)
+	return launch(ctx, v.home, spec, files, want.GetGeneration(), v.record.Mark)
 }
 
 // powerOff ends the VM's process. If the VM has only processes of which it has no record, powerOff kills all processes
@@ -327,6 +334,9 @@ func (v *VM) destroy(ctx context.Context) error {
 		return err
 	}
 	v.home = home
+	if err := tunnel.Stop(home.Migration()); err != nil {
+		return err
+	}
 	if err := v.closeLastTaps(ctx, nil); err != nil {
 		return err
 	}

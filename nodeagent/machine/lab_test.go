@@ -28,6 +28,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/rbd"
 	"github.com/trivet-cloud/trivet/nodeagent/reconcile"
 	"github.com/trivet-cloud/trivet/nodeagent/storage"
+	"github.com/trivet-cloud/trivet/nodeagent/tunnel"
 	"github.com/trivet-cloud/trivet/nodeagent/volume"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
@@ -41,6 +42,9 @@ const launcherCommand = "launch-guest"
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == launcherCommand {
 		qemu.LauncherMain()
+	}
+	if len(os.Args) > 1 && os.Args[1] == tunnelCommand {
+		os.Exit(tunnel.Main())
 	}
 	os.Exit(m.Run())
 }
@@ -60,8 +64,9 @@ type lab struct {
 
 	more map[string][]byte // further images that fetch provides, by SHA-256
 
-	fetchErr atomic.Pointer[error]
-	taps     Taps // nil if the host has no network; changed only while no agent runs
+	fetchErr  atomic.Pointer[error]
+	migration *MigrationOptions // nil if the host takes part in no migrations; changed only while no agent runs
+	taps      Taps              // nil if the host has no network; changed only while no agent runs
 
 	pool        string           // directory of the storage pool "local"; changed only before an agent uses it
 	storage     *storage.Storage // the host's volumes
@@ -130,7 +135,7 @@ func (l *lab) start() {
 		QEMU:  launcher,
 		Homes: homes, Cgroups: l.tree, Images: l.images, Records: filepath.Join(l.dir, "records"), Accel: qemu.TCG,
 		Cluster: func() string { return l.cluster }, MachineType: "pc-q35-7.2", CPUModel: "qemu64",
-		Taps: l.taps, Volumes: l.storage,
+		Taps: l.taps, Volumes: l.storage, Migration: l.migration,
 	})
 	require.NoError(l, err)
 	l.mu.Lock()

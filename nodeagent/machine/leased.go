@@ -9,8 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// StoppedWithLease returns the VMs whose record in the directory records has StopsWithLease, and that may have a
-// process.
+// StoppedWithLease returns the VMs whose record in the directory records says that they must not run without a lease,
+// and that may have a process.
 func StoppedWithLease(records string) (ids []cloud.VMID, err error) {
 	files, err := os.ReadDir(records)
 	if err != nil {
@@ -25,7 +25,7 @@ func StoppedWithLease(records string) (ids []cloud.VMID, err error) {
 		if err != nil {
 			return nil, err
 		}
-		if exists && r.StopsWithLease && r.Live {
+		if exists && r.needsLease() && r.Live {
 			ids = append(ids, cloud.VMID(id))
 		}
 	}

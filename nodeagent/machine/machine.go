@@ -53,6 +53,13 @@
 //     the volume as independent of its image only after QEMU has ended the copy and package volume has checked the
 //     volume's file. QEMU and the agent may therefore be killed at any time. A snapshot interrupts the copy,
 //     which continues when the snapshot is complete.
+//   - In a migration, the source and the target record each decision before they act on it ([Migrations]): that the
+//     source has handed the guest over, that it has cancelled an attempt, that the target runs the guest or will never do
+//     so. Only the control plane's switchover lets the target run the guest. If the source gets no switchover within
+//     switchoverWait, it cancels the attempt, and a later switchover of this attempt has no effect.
+//   - The source stops the guest before it sends the guest's memory: see qemu.Process.SendState.
+//   - A QEMU that is the target of a migration is killed when the host's lease ends, until the control plane assigns the
+//     VM to this host alone. If the host is lost, the control plane therefore knows that the guest does not run there.
 //   - A VM without desired state is observed and reported, but not changed.
 //   - Error texts are one line for a tenant and contain no paths of the host.
 package machine
@@ -106,6 +113,9 @@ type VM struct {
 	copyPositions map[string]copyPosition // volumes whose image QEMU copies, by disk id
 	diskFailures  map[string]deviceFailure
 
+	seenTransfer Transfer // of the last observation
+	transfer     transfer
+
 	refused bool
 	failure string // error text of the last step; "" if it succeeded
 
@@ -114,7 +124,7 @@ type VM struct {
 	mu      sync.Mutex // guards the fields below
 	process *qemu.Process
 	seen    cloud.Observation
-	// stopsWithLease is true if the record has StopsWithLease and Live.
+	// stopsWithLease is true if the record needs a lease and has Live.
 	stopsWithLease bool
 	sample         sample
 }
@@ -128,7 +138,7 @@ func (v *VM) Next(ctx context.Context, want *agentv1.AssignedVm) (reconcile.Step
 	plan := NextAction(want, v.observation())
 	step := reconcile.Step{Observation: v.report(want, plan), Wait: plan.Wait, Gone: !v.exists, Note: plan.note()}
 	v.mu.Lock()
-	v.seen, v.stopsWithLease = step.Observation, v.record.StopsWithLease && v.record.Live
+	v.seen, v.stopsWithLease = step.Observation, v.record.needsLease() && v.record.Live
 	v.mu.Unlock()
 	if plan.Action == Nothing {
 		return step, nil
@@ -151,7 +161,7 @@ func (v *VM) Next(ctx context.Context, want *agentv1.AssignedVm) (reconcile.Step
 
 // weights contains the weights of the actions that take much time or I/O. The number of steps that run concurrently
 // with such a weight is limited. All other actions have the weight reconcile.Light, which has no limit.
-var weights = map[Action]reconcile.Weight{Build: reconcile.Build, Start: reconcile.Launch, Relaunch: reconcile.Launch}
+var weights = map[Action]reconcile.Weight{Build: reconcile.Build, Start: reconcile.Launch, Relaunch: reconcile.Launch, Receive: reconcile.Launch}
 
 // Changed returns a channel that receives a value when the state of the VM's process has changed. It is nil if there is
 // no process.
@@ -194,12 +204,13 @@ func (v *VM) observe(ctx context.Context) error {
 		if v.process != nil {
 			v.observeNICs(ctx)
 			v.observeDisks(ctx)
+			v.seenTransfer = v.observeTransfer(ctx)
 		}
 		if v.process != nil || err != nil {
 			return err
 		}
 	}
-	v.guest, v.pid, v.unreleased = None, 0, nil
+	v.guest, v.pid, v.unreleased, v.seenTransfer = None, 0, nil, Transfer{}
 	if !v.exists {
 		return nil
 	}
@@ -316,7 +327,7 @@ func (v *VM) queryProcess(ctx context.Context) error {
 		v.guest, v.trouble = Unresponsive, "QEMU does not answer"
 		return nil
 	}
-	if status.State == "paused" && v.process.Copying() { // CopyDisks has stopped the guest for a moment.
+	if status.State == "paused" && v.process.Copying() && !v.process.Migrating() { // CopyDisks has stopped the guest for a moment.
 		v.guest = Running
 		return nil
 	}
@@ -331,7 +342,7 @@ func (v *VM) queryProcess(ctx context.Context) error {
 
 // guests maps QEMU's run states (qapi/run-state.json) to values of Guest. In all other run states the guest is Paused.
 var guests = map[string]Guest{
-	"running": Running, "suspended": Running, "prelaunch": Waiting, "shutdown": Off, "guest-panicked": Off, "internal-error": Off,
+	"running": Running, "suspended": Running, "prelaunch": Waiting, "inmigrate": Arriving, "shutdown": Off, "guest-panicked": Off, "internal-error": Off,
 }
 
 // onExit is called after the VM's process has ended. It stores the exit and sets the other fields to those of a VM
@@ -368,8 +379,8 @@ func (v *VM) updateTimers(want *agentv1.AssignedVm) {
 func (v *VM) observation() Observation {
 	return Observation{
 		Exists: v.exists, Refused: v.refused, Foreign: v.foreign(), Record: v.record, Guest: v.guest, Trouble: v.trouble, Exit: v.exit, Recoverable: v.recoverable,
-		LeaseEnded: v.set.leaseEnded.Load(),
-		Error:      v.failure, NICs: v.nics, LastNIC: v.lastNIC, Volumes: v.volumes, LastDisk: v.lastDisk,
+		LeaseEnded: v.set.leaseEnded.Load(), Transfer: v.seenTransfer, Guarded: v.set.guarded.Load(),
+		Error: v.failure, NICs: v.nics, LastNIC: v.lastNIC, Volumes: v.volumes, LastDisk: v.lastDisk,
 		Unreleased: len(v.unreleased) > 0, OffFor: since(v.offSince), PressedFor: since(v.pressedAt), RebootFor: since(v.rebootSince),
 		PausedFor: since(v.pausedSince),
 	}
@@ -396,6 +407,7 @@ func (v *VM) report(want *agentv1.AssignedVm, p Plan) cloud.Observation {
 		VM: v.id, Generation: want.GetGeneration(), Observed: p.Observed, Exit: p.Exit, PID: uint32(v.pid), LastError: p.Error,
 		StartsDone: v.record.StartsDone, RebootsDone: v.record.RebootsDone, ResetsDone: v.record.ResetsDone,
 		NICs: v.reportNICs(want), Disks: v.reportDisks(want), StopsWithLease: v.record.StopsWithLease && v.set.guarded.Load(),
+		Migration: v.reportMigration(want, p),
 	}
 	if v.process != nil {
 		o.StartedAt = v.process.Record().Started.UnixMilli()

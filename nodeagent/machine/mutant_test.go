@@ -18,4 +18,10 @@ func TestMutants(t *testing.T) {
 		require.NotEmpty(t, violation(), name)
 	}
 	mutant.Set("")
+	require.Empty(t, migrationViolation())
+	for _, name := range []string{mutant.RunUncommitted, mutant.RunHandedOver, mutant.ContinueCancelled, mutant.SwitchUncommitted} {
+		mutant.Set(name)
+		require.NotEmpty(t, migrationViolation(), name)
+	}
+	mutant.Set("")
 }

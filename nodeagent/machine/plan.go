@@ -15,6 +15,7 @@ type Guest uint8
 const (
 	None          Guest = iota // no process
 	Waiting                    // the process was launched, but its guest CPUs have not run yet
+	Arriving                   // QEMU receives the state of a guest from another host
 	Running                    // guest CPUs run
 	Paused                     // QEMU stopped the guest's CPUs, for example after a disk error
 	Off                        // the guest has ended, and QEMU is about to end
@@ -23,7 +24,7 @@ const (
 )
 
 func (g Guest) String() string {
-	return [...]string{"none", "waiting", "running", "paused", "off", "unresponsive", "orphan process"}[g]
+	return [...]string{"none", "waiting", "arriving", "running", "paused", "off", "unresponsive", "orphan process"}[g]
 }
 
 // Observation is the state of one VM on the host. Durations begin at events that this agent process has seen. A
@@ -55,6 +56,10 @@ type Observation struct {
 	// UnplugDisk, ResizeDisk or FlattenDisk.
 	Volumes  []qemu.AttachedDisk
 	LastDisk string
+	// Transfer is the state of a migration from or to the host.
+	Transfer Transfer
+	// Guarded means that a second process powers off VMs that must not run without a lease if the agent does not.
+	Guarded bool
 	// Unreleased means that the last process has ended, and that its volumes are not flushed yet.
 	Unreleased bool
 
@@ -90,12 +95,24 @@ const (
 	FlattenDisk                 // start, cancel or complete QEMU's copy of a volume's image into the volume
 	RecordLeaseRule             // write to the record whether the VM must be off after the host's lease has ended
 	Destroy                     // end the VM's processes and remove its files
+	BeginTransfer               // record that the source begins a migration, then copy the disks to the target
+	SendState                   // stop the guest and send its memory to the target
+	CompleteDisks               // end the copies of the disks, and record that they are complete
+	HandOver                    // record that the guest may run at the target, then send the rest of its state
+	CancelTransfer              // record that the source cancels a migration
+	EndTransfer                 // end what is left of a cancelled migration, and continue the guest
+	Receive                     // record that QEMU is launched as the target of a migration, and launch it
+	Arrive                      // record that the guest runs at the target, then start its CPUs
+	RecordFailure               // record that the target has no QEMU of the migration, and will have none
+	Settle                      // record that the target is the VM's only host
 )
 
 func (a Action) String() string {
 	return [...]string{"", "build disks", "start", "resume", "press power button", "power off", "record exit",
 		"reset", "begin reboot", "relaunch", "reset to end reboot", "acknowledge start", "resume after disk error", "adopt counters", "attach network interface",
-		"detach network interface", "attach disk", "detach disk", "resize disk", "flatten disk", "record lease rule", "destroy"}[a]
+		"detach network interface", "attach disk", "detach disk", "resize disk", "flatten disk", "record lease rule", "destroy",
+		"begin transfer", "send state", "complete disks", "hand over", "cancel transfer", "end transfer", "receive guest", "continue guest", "record failure",
+		"end migration"}[a]
 }
 
 // Durations that NextAction uses.
@@ -122,6 +139,9 @@ type Plan struct {
 	Observed cloud.Observed
 	Exit     cloud.Exit
 	Error    string
+	// Migration is the state of the assigned migration, and Reason why CancelTransfer or RecordFailure ends it.
+	Migration cloud.MigrationState
+	Reason    string
 	// Wait is the time until the next observation if Action is Nothing. 0 means that the VM is observed again only
 	// after a change.
 	Wait time.Duration
@@ -152,7 +172,7 @@ func plan(want *agentv1.AssignedVm, o Observation) Plan {
 	if mutant.On(mutant.DestroyUnruled) && want == nil {
 		power = agentv1.Power_POWER_DESTROYED
 	}
-	if o.LeaseEnded && o.Record.StopsWithLease && power != agentv1.Power_POWER_DESTROYED {
+	if o.LeaseEnded && o.Record.needsLease() && power != agentv1.Power_POWER_DESTROYED {
 		return planWithoutLease(o)
 	}
 	if o.Foreign && !mutant.On(mutant.ApplyForeign) {
@@ -165,6 +185,11 @@ func plan(want *agentv1.AssignedVm, o Observation) Plan {
 		p := reportOnly(o)
 		p.Action = RecordLeaseRule
 		return p
+	}
+	if assigned {
+		if p, ok := planMigration(want, o); ok {
+			return p
+		}
 	}
 	switch power {
 	case agentv1.Power_POWER_ON:
@@ -235,7 +260,7 @@ func planWithoutLease(o Observation) Plan {
 // reportOnly returns the plan for a VM without desired state: no action, only a report.
 func reportOnly(o Observation) Plan {
 	switch o.Guest {
-	case Waiting:
+	case Waiting, Arriving:
 		return Plan{Observed: cloud.ObservedLaunching}
 	case Running:
 		return Plan{Observed: cloud.ObservedRunning}
@@ -315,7 +340,7 @@ func planOn(want *agentv1.AssignedVm, o Observation) Plan {
 			return Plan{Observed: cloud.ObservedBuilt}
 		}
 		return exitReport(o)
-	case OrphanProcess:
+	case OrphanProcess, Arriving: // no migration to this host is recorded
 		return Plan{Action: PowerOff, Observed: cloud.ObservedStopping}
 	case Waiting:
 		p := Plan{Action: Resume, Observed: cloud.ObservedLaunching}
@@ -395,7 +420,7 @@ func planOff(want *agentv1.AssignedVm, o Observation) Plan {
 			return Plan{Action: PowerOff, Observed: cloud.ObservedStopping}
 		}
 		return Plan{Observed: cloud.ObservedStopping, Wait: min(grace-o.OffFor, pollInterval)}
-	case Waiting, Paused, OrphanProcess: // such a guest cannot react to its power button
+	case Waiting, Arriving, Paused, OrphanProcess: // such a guest cannot react to its power button
 		return Plan{Action: PowerOff, Observed: cloud.ObservedStopping}
 	}
 	p := Plan{Observed: cloud.ObservedStopping, Error: o.Trouble}

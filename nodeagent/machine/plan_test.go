@@ -29,6 +29,8 @@ import (
 //     TEXT.
 //   - `lease ends` and `lease renewed` change the host's lease. An assignment with lease is of a VM that must be off
 //     without a lease.
+//   - An assignment with source=N or target=N, and phase=PHASE, has the attempt N of a migration. `transfer EVENT` changes
+//     the state of the transfer in QEMU.
 //   - `cluster ID` moves the host to another cluster. `wait DURATION` advances the time.
 func TestPlan(t *testing.T) {
 	datadriven.Walk(t, "testdata/plan", func(t *testing.T, path string) {
@@ -49,6 +51,8 @@ func TestPlan(t *testing.T) {
 				return ""
 			case "lease":
 				h.s.LeaseEnded = d.CmdArgs[0].Key == "ends"
+			case "transfer":
+				h.transferred(t, d)
 			case "cluster":
 				h.cluster, h.want = d.CmdArgs[0].Key, nil
 			case "wait":
@@ -90,6 +94,7 @@ func assignment(t *testing.T, d *datadriven.TestData) *agentv1.AssignedVm {
 			w.Nics = append(w.Nics, &agentv1.AssignedNic{Id: id, PortId: port})
 		}
 	}
+	w.Migration = assignedMigration(t, d)
 	var grace string
 	if d.MaybeScanArgs(t, "grace", &grace) {
 		g, err := time.ParseDuration(grace)
@@ -148,6 +153,7 @@ func (h *paper) end(exit cloud.Exit) {
 	h.s.Guest, h.s.Exit, h.s.NICs, h.s.LastNIC = None, exit, nil, ""
 	h.s.Unreleased = len(h.s.Volumes) > 0
 	h.s.Volumes, h.s.LastDisk = nil, ""
+	h.s.Transfer = Transfer{}
 	h.s.OffFor, h.s.PressedFor, h.s.RebootFor, h.s.PausedFor = -1, -1, -1, -1
 }
 
@@ -163,7 +169,7 @@ func (h *paper) restart() {
 func (h *paper) pass(t *testing.T, d *datadriven.TestData) {
 	by, err := time.ParseDuration(d.CmdArgs[0].Key)
 	require.NoError(t, err)
-	for _, since := range []*time.Duration{&h.s.OffFor, &h.s.PressedFor, &h.s.RebootFor, &h.s.PausedFor} {
+	for _, since := range []*time.Duration{&h.s.OffFor, &h.s.PressedFor, &h.s.RebootFor, &h.s.PausedFor, &h.s.Transfer.StalledFor, &h.s.Transfer.SwitchoverFor} {
 		if *since >= 0 {
 			*since += by
 		}
@@ -205,6 +211,7 @@ func (h *paper) settle(t *testing.T) string {
 			continue
 		}
 		h.s.Error = ""
+		h.doMigration(p)
 		h.do(t, p.Action)
 	}
 	require.FailNow(t, "the actions do not end", strings.Join(out, "\n"))
@@ -305,6 +312,12 @@ func (h *paper) report(p Plan) string {
 	r := h.s.Record
 	if r.RebootsDone+r.ResetsDone > 0 {
 		out += fmt.Sprintf("  reboots=%d resets=%d", r.RebootsDone, r.ResetsDone)
+	}
+	if p.Migration != cloud.MigrationUnknown {
+		out += "  migration " + p.Migration.String()
+	}
+	if p.Reason != "" {
+		out += fmt.Sprintf(" %q", p.Reason)
 	}
 	if p.Wait > 0 {
 		out += fmt.Sprintf("  again in %s", p.Wait)

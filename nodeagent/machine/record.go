@@ -37,6 +37,8 @@ type Record struct {
 	// StopsWithLease means that the VM must not run after the host's lease has ended.
 	StopsWithLease bool `json:"stops_with_lease,omitempty"`
 
+	Migration Migrations `json:"migration,omitzero"`
+
 	// Live is true from a start until the exit of the started process is written to End. The process may have ended
 	// before that.
 	Live bool `json:"live"`
@@ -52,6 +54,10 @@ type End struct {
 
 // rebooting reports whether a reboot has begun and is not complete.
 func (r Record) rebooting() bool { return r.RebootsBegun > r.RebootsDone }
+
+// needsLease reports whether the VM must not run after the host's lease has ended. The target of a migration must not
+// either, until it is the VM's only host: when the host is lost, the guest may continue at the source.
+func (r Record) needsLease() bool { return r.StopsWithLease || r.Migration.Incoming != 0 }
 
 const recordVersion = 1
 

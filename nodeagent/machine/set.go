@@ -23,7 +23,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Options are the dependencies of a MachineSet. All but Taps and Volumes are required.
+// Options are the dependencies of a MachineSet. All but Taps, Volumes and Migration are required.
 type Options struct {
 	QEMU    *qemu.Launcher
 	Homes   *qemu.Homes
@@ -41,6 +41,8 @@ type Options struct {
 	Taps Taps
 	// Volumes opens the volumes of the host. If it is nil, VMs with volumes cannot be started on this host.
 	Volumes Volumes
+	// Migration is nil if the host does not take part in migrations.
+	Migration *MigrationOptions
 }
 
 // MachineSet is the set of VMs on this host.

@@ -114,6 +114,10 @@ const (
 	AdmitDebtor       = "admit-debtor"        // a project with debts may create VMs: controlplane/money/billing
 	StartTwice        = "start-twice"         // a requested start of a VM is executed twice: nodeagent/machine
 	DestroyUnruled    = "destroy-unruled"     // a VM without desired state is destroyed: nodeagent/machine
+	RunUncommitted    = "run-uncommitted"     // the target of a migration runs the guest before the switchover is committed: nodeagent/machine
+	RunHandedOver     = "run-handed-over"     // the source of a migration runs the guest after it has handed the guest over: nodeagent/machine
+	ContinueCancelled = "continue-cancelled"  // the source of a migration continues an attempt that it has cancelled: nodeagent/machine
+	SwitchUncommitted = "switch-uncommitted"  // the source of a migration hands the guest over before the switchover is committed: nodeagent/machine
 	ApplyForeign      = "apply-foreign"       // the desired state of a restored cluster is applied to a VM although it is older than the VM: nodeagent/machine
 	FollowLowerTerm   = "follow-lower-term"   // messages of a lower term are accepted: nodeagent/uplink
 	DeliverIncomplete = "deliver-incomplete"  // a snapshot of the desired state is applied before all its messages have arrived: nodeagent/uplink

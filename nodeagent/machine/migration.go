@@ -1,0 +1,310 @@
+package machine
+
+import (
+	"time"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// Migrations is what the agent stores about the live migrations of a VM. The numbers are attempts, which grow. Each
+// field is written before the act that it describes, so that an agent that was restarted at any time knows what may have
+// happened.
+type Migrations struct {
+	// Outgoing is the last attempt that the host has begun as the source. It has ended if Cancelled is not smaller.
+	Outgoing uint64 `json:"outgoing,omitempty"`
+	// Copied is the last attempt whose disks are complete at the target.
+	Copied uint64 `json:"copied,omitempty"`
+	// HandedOver is the last attempt whose guest may run at the target. If HandedOver is greater than Cancelled, the
+	// host must not run the guest.
+	HandedOver uint64 `json:"handed_over,omitempty"`
+	// Cancelled is the greatest attempt that can no longer complete. The host never continues it.
+	Cancelled uint64 `json:"cancelled,omitempty"`
+
+	// Incoming is the attempt for which the host's QEMU was launched as the target. It is 0 when the host is the VM's
+	// only host.
+	Incoming uint64 `json:"incoming,omitempty"`
+	// Committed is the last attempt whose guest the host has run as the target.
+	Committed uint64 `json:"committed,omitempty"`
+	// Failed is the greatest attempt for which the host will never have a QEMU as the target.
+	Failed uint64 `json:"failed,omitempty"`
+
+	// Error is why the attempt in Cancelled or Failed has ended.
+	Error string `json:"error,omitempty"`
+}
+
+// sending reports whether an attempt has begun at the source and has not ended.
+func (m Migrations) sending() bool { return m.Outgoing > m.Cancelled }
+
+// handedOver reports whether the guest may run at the target.
+func (m Migrations) handedOver() bool {
+	return m.HandedOver > m.Cancelled && !mutant.On(mutant.RunHandedOver)
+}
+
+// Transfer is the state of a migration on the host, as far as the record does not have it.
+type Transfer struct {
+	// Status is the status of QEMU (qapi/migration.json), or "" if QEMU neither sends nor receives memory.
+	Status string
+	// Disks is the number of disks that are copied to the target, and Mirrors the number of QEMU's jobs for them. Ready
+	// means that all jobs have copied everything.
+	Disks, Mirrors int
+	Ready          bool
+	// Failure is why the attempt cannot complete, or "".
+	Failure string
+	// Held means that the guest is stopped by the migration. See qemu.ErrMigrating.
+	Held bool
+	// Tunnel means that the tunnel process of the attempt runs.
+	Tunnel bool
+	// StalledFor is the time since the last progress, and SwitchoverFor the time since the source has been ready for the
+	// switchover.
+	StalledFor, SwitchoverFor time.Duration
+}
+
+// active reports whether QEMU sends or receives memory.
+func (t Transfer) active() bool {
+	switch t.Status {
+	case "", "none", "completed", "failed", "cancelled":
+		return false
+	}
+	return true
+}
+
+// left reports whether a migration has left something in the QEMU of a source that must be removed.
+func (t Transfer) left() bool { return t.Held || t.active() || t.Mirrors > 0 }
+
+const (
+	// switchoverWait is how long the source waits for the switchover with its guest paused. It then cancels the attempt.
+	switchoverWait = 3 * time.Second
+	// stallTimeout is how long a transfer may make no progress before the source cancels the attempt. QEMU itself waits
+	// for ever when the link to the target is down.
+	stallTimeout = 30 * time.Second
+	// transferInterval is the time between two observations of a VM during a transfer.
+	transferInterval = 200 * time.Millisecond
+)
+
+// planMigration returns the plan for a VM that is being migrated, or was. If ok is false, the caller must plan as for
+// any other VM.
+func planMigration(want *agentv1.AssignedVm, o Observation) (p Plan, ok bool) {
+	m, r := want.GetMigration(), o.Record.Migration
+	switch {
+	case r.Incoming != 0 || m.GetRole() == agentv1.MigrationRole_MIGRATION_ROLE_TARGET && m.GetAttempt() > r.Committed:
+		return planTarget(want, o), true
+	case m.GetRole() == agentv1.MigrationRole_MIGRATION_ROLE_SOURCE || r.sending() || r.Outgoing > 0 && o.Transfer.left():
+		return planSource(want, o), true
+	}
+	return Plan{}, false
+}
+
+// planSource returns the plan for the host that runs the guest of a migration.
+func planSource(want *agentv1.AssignedVm, o Observation) Plan {
+	m, r := want.GetMigration(), o.Record.Migration
+	switch {
+	case r.sending() && r.handedOver():
+		return planHandedOver(want, o)
+	case r.sending():
+		return planSending(want, o)
+	case o.Transfer.left() && o.Guest != None && want.GetPower() == agentv1.Power_POWER_ON:
+		return Plan{Action: EndTransfer, Observed: cloud.ObservedRunning, Migration: sourceState(want, o)}
+	}
+	p := planPower(want, o)
+	if m == nil {
+		return p
+	}
+	p.Migration = sourceState(want, o)
+	if m.GetAttempt() <= r.Cancelled && !mutant.On(mutant.ContinueCancelled) || p.Action != Nothing {
+		return p
+	}
+	switch {
+	case o.Guest == None || m.GetPhase() > agentv1.MigrationPhase_MIGRATION_PHASE_TRANSFER:
+		p.Action, p.Reason = CancelTransfer, "the guest does not run at the source"
+	case o.Guest != Running:
+	case m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_PREPARE:
+		p.Migration = cloud.MigrationPrepared
+	case m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_TRANSFER:
+		p.Action, p.Migration = BeginTransfer, cloud.MigrationPrepared
+	}
+	return p
+}
+
+// sourceState returns the state that a source reports for an attempt that has not begun or was cancelled.
+func sourceState(want *agentv1.AssignedVm, o Observation) cloud.MigrationState {
+	m, r := want.GetMigration(), o.Record.Migration
+	switch {
+	case m == nil || m.GetAttempt() > r.Cancelled:
+		return cloud.MigrationUnknown
+	case m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK && o.Guest == Running && !o.Transfer.left():
+		return cloud.MigrationRunning
+	}
+	return cloud.MigrationCancelled
+}
+
+// planPower returns the plan for the assigned power state, as for a VM that is not migrated.
+func planPower(want *agentv1.AssignedVm, o Observation) Plan {
+	if want.GetPower() == agentv1.Power_POWER_OFF {
+		return planOff(want, o)
+	}
+	return planOn(want, o)
+}
+
+// planHandedOver returns the plan for a source whose guest may run at the target. The guest is continued only if the
+// control plane has proven that it does not run there.
+func planHandedOver(want *agentv1.AssignedVm, o Observation) Plan {
+	m, r := want.GetMigration(), o.Record.Migration
+	p := Plan{Observed: cloud.ObservedStopping, Migration: cloud.MigrationHandedOver}
+	switch {
+	case o.Guest == None && o.Record.Live:
+		p = exitReport(o)
+		p.Action, p.Migration = RecordExit, cloud.MigrationHandedOver
+	case o.Guest == None:
+		p = exitReport(o)
+		p.Migration = cloud.MigrationHandedOver
+	case o.Guest == OrphanProcess || want.GetPower() == agentv1.Power_POWER_OFF && m == nil:
+		p.Action = PowerOff
+	case o.Guest == Off || o.Guest == Unresponsive:
+		p.Wait = pollInterval
+	case m.GetAttempt() == r.HandedOver && m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK:
+		p.Action, p.Reason = CancelTransfer, "the target failed after the switchover"
+	case o.Transfer.active():
+		p.Wait = transferInterval
+	}
+	return p
+}
+
+// planSending returns the plan for a source that sends its disks or memory, and has not handed the guest over.
+func planSending(want *agentv1.AssignedVm, o Observation) Plan {
+	m, r, t := want.GetMigration(), o.Record.Migration, o.Transfer
+	p := Plan{Observed: cloud.ObservedRunning, Migration: cloud.MigrationTransferring, Wait: transferInterval}
+	atSwitchover := t.Status == "pre-switchover" && r.Copied == r.Outgoing
+	commit := m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_SWITCHOVER
+	if p.Reason = cancelReason(want, o, atSwitchover); p.Reason != "" {
+		p.Action = CancelTransfer
+		return p
+	}
+	switch {
+	case o.Guest == Unresponsive: // and its last known state may be wrong
+	case atSwitchover && (commit || mutant.On(mutant.SwitchUncommitted)):
+		p.Action = HandOver
+	case atSwitchover:
+		p.Migration, p.Wait = cloud.MigrationAtSwitchover, max(switchoverWait-t.SwitchoverFor, time.Millisecond)
+	case t.Status == "pre-switchover":
+		p.Action = CompleteDisks
+	case t.Status == "" && t.Ready:
+		p.Action = SendState
+	}
+	return p
+}
+
+// cancelReason returns why a source must cancel the attempt that it has begun, or "".
+func cancelReason(want *agentv1.AssignedVm, o Observation, atSwitchover bool) string {
+	m, r, t := want.GetMigration(), o.Record.Migration, o.Transfer
+	commit := m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_SWITCHOVER
+	switch {
+	case o.Guest == None || o.Guest == Off || o.Guest == OrphanProcess:
+		return "the guest has ended at the source"
+	case m == nil:
+		return "the migration was cancelled"
+	case m.GetAttempt() != r.Outgoing || m.GetRole() != agentv1.MigrationRole_MIGRATION_ROLE_SOURCE:
+		return "the migration was replaced by another one"
+	case want.GetPower() != agentv1.Power_POWER_ON:
+		return "the VM is to be powered off"
+	case t.Failure != "":
+		return t.Failure
+	case t.StalledFor >= stallTimeout && !atSwitchover:
+		return "the transfer made no progress for 30 seconds"
+	case o.Guest == Unresponsive:
+		return ""
+	case t.Status != "" && t.Status != "pre-switchover" && !t.active():
+		return "QEMU ended the transfer: " + t.Status
+	case t.Mirrors < t.Disks && r.Copied != r.Outgoing:
+		return "the copies of the disks were interrupted"
+	case commit && !atSwitchover:
+		return "the source was not ready for the switchover"
+	case m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK:
+		return "the target failed"
+	case atSwitchover && !commit && t.SwitchoverFor >= switchoverWait:
+		return "the control plane did not confirm the switchover within 3 seconds"
+	}
+	return ""
+}
+
+// planTarget returns the plan for the host that receives the guest of a migration.
+func planTarget(want *agentv1.AssignedVm, o Observation) Plan {
+	m, r := want.GetMigration(), o.Record.Migration
+	if r.Incoming == 0 {
+		return planReceive(want, o)
+	}
+	if r.Committed == r.Incoming {
+		return planArrived(want, o)
+	}
+	p := Plan{Observed: cloud.ObservedLaunching, Wait: pollInterval}
+	phase := m.GetPhase()
+	switch {
+	case o.Guest == None || o.Guest == Off:
+		p.Action, p.Reason = RecordFailure, "QEMU ended before it had the complete state of the guest"
+		if o.Trouble != "" {
+			p.Reason += ": " + o.Trouble
+		}
+	case o.Guest == OrphanProcess || o.Guest == Running || m != nil && m.GetAttempt() != r.Incoming:
+		p.Action = PowerOff // The guest never runs here before the switchover.
+	case o.Transfer.Status == "completed" && o.Guest == Paused:
+		p.Migration = cloud.MigrationReceived
+		committed := m == nil || phase >= agentv1.MigrationPhase_MIGRATION_PHASE_SWITCHOVER
+		if (committed || mutant.On(mutant.RunUncommitted)) && want.GetPower() == agentv1.Power_POWER_ON {
+			p.Action = Arrive
+		}
+	case o.Guest == Unresponsive:
+	case m == nil || phase == agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK || !o.Transfer.Tunnel || o.Transfer.Failure != "":
+		p.Action = PowerOff
+	case o.Guarded:
+		p.Migration = cloud.MigrationPrepared
+	}
+	return p
+}
+
+// planReceive returns the plan for a target without a QEMU. It never boots the guest.
+func planReceive(want *agentv1.AssignedVm, o Observation) Plan {
+	m, r := want.GetMigration(), o.Record.Migration
+	switch {
+	case o.Guest != None:
+		return Plan{Action: PowerOff, Observed: cloud.ObservedStopping}
+	case o.Record.Live:
+		return Plan{Action: RecordExit, Observed: removalState(o)}
+	case m.GetAttempt() <= r.Failed:
+		return Plan{Observed: cloud.ObservedBuilding, Migration: cloud.MigrationFailed}
+	case m.GetPhase() > agentv1.MigrationPhase_MIGRATION_PHASE_TRANSFER:
+		return Plan{Action: RecordFailure, Observed: cloud.ObservedBuilding, Reason: "the target has no QEMU of the attempt"}
+	case o.Refused:
+		return Plan{Action: RecordFailure, Observed: cloud.ObservedBuildFailed, Reason: o.Error}
+	case !o.Record.Built:
+		return Plan{Action: Build, Observed: cloud.ObservedBuilding}
+	case o.LeaseEnded || len(m.GetMachine()) == 0 || m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_UNSPECIFIED:
+		return Plan{Observed: cloud.ObservedBuilt}
+	}
+	return Plan{Action: Receive, Observed: cloud.ObservedLaunching}
+}
+
+// planArrived returns the plan for a target that has run the guest, until the control plane no longer assigns the
+// migration.
+func planArrived(want *agentv1.AssignedVm, o Observation) Plan {
+	if want.GetMigration() == nil {
+		p := reportOnly(o)
+		p.Action = Settle
+		return p
+	}
+	p := reportOnly(o)
+	p.Migration = cloud.MigrationRunning
+	switch {
+	case o.Guest == None && o.Record.Live:
+		p = exitReport(o)
+		p.Action, p.Migration = RecordExit, cloud.MigrationRunning
+	case o.Guest == None:
+		p = exitReport(o)
+		p.Migration = cloud.MigrationRunning
+	case o.Guest == OrphanProcess:
+		p.Action = PowerOff
+	case o.Guest == Paused && o.Transfer.Held:
+		p.Action, p.Observed, p.Error = Arrive, cloud.ObservedLaunching, ""
+	}
+	return p
+}

@@ -1,0 +1,432 @@
+package machine
+
+import (
+	"crypto/ed25519"
+	"crypto/x509"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/nodeagent/tunnel"
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+)
+
+// tunnelCommand is the first argument that makes the test program act as the tunnel process.
+const tunnelCommand = "migration-tunnel"
+
+const attempt = 7
+
+// move is a migration of a guest between two hosts, with the test as the control plane.
+type move struct {
+	*testing.T
+	source, target *lab
+	vm             *agentv1.AssignedVm // with the guest running at the source
+	phase          agentv1.MigrationPhase
+	machine        []byte
+	address        string
+	generation     uint64
+}
+
+// newMove starts a guest with two disks at the host source.
+func newMove(t *testing.T) *move {
+	t.Helper()
+	m := &move{T: t, source: newLab(t), target: newLab(t)}
+	authority, err := mtls.NewAuthority("11", make([]byte, ed25519.SeedSize))
+	require.NoError(t, err)
+	for name, l := range map[string]*lab{"source": m.source, "target": m.target} {
+		l.stop()
+		l.migration = migrationOptions(t, authority, name)
+		l.start()
+		l.SetGuarded(true)
+	}
+	vm := m.source.vm(1)
+	vm.Disks = append(vm.Disks, &agentv1.AssignedDisk{Id: "data", SizeBytes: 1 << 30, Bus: vmv1.DiskBus_DISK_BUS_VIRTIO,
+		Cache: vmv1.DiskCache_DISK_CACHE_NONE})
+	m.vm = on(vm)
+	m.generation = m.vm.Generation
+	m.source.assign(m.vm)
+	m.source.sees(m.vm, cloud.ObservedRunning)
+	m.source.says(m.vm.VmId, "GUEST UP", 1)
+	m.writes(m.source)
+	return m
+}
+
+func migrationOptions(t *testing.T, authority *mtls.Authority, node string) *MigrationOptions {
+	own, err := authority.IssueFor(mtls.Node, node, time.Now(), time.Hour)
+	require.NoError(t, err)
+	key, err := x509.MarshalPKCS8PrivateKey(own.PrivateKey)
+	require.NoError(t, err)
+	return &MigrationOptions{
+		Command: []string{"/proc/self/exe", tunnelCommand},
+		Identity: func() (tunnel.Identity, error) {
+			return tunnel.Identity{Certificate: own.Certificate[0], Key: key, Authority: authority.Certificate().Raw}, nil
+		},
+		Address: func() (string, error) { return "127.0.0.1", nil }, FirstPort: 0, LastPort: 0,
+	}
+}
+
+// assigned returns the assignment of a host in the present phase.
+func (m *move) assigned(role agentv1.MigrationRole) *agentv1.AssignedVm {
+	w := with(m.vm, func(*agentv1.AssignedVm) {})
+	w.Generation = m.generation
+	w.Migration = &agentv1.AssignedMigration{Attempt: attempt, Role: role, Phase: m.phase, PeerNodeId: "target", PeerAddress: m.address}
+	if role == agentv1.MigrationRole_MIGRATION_ROLE_TARGET {
+		w.Migration.PeerNodeId, w.Migration.Machine = "source", m.machine
+	}
+	return w
+}
+
+const (
+	prepare    = agentv1.MigrationPhase_MIGRATION_PHASE_PREPARE
+	transferIt = agentv1.MigrationPhase_MIGRATION_PHASE_TRANSFER
+	switchover = agentv1.MigrationPhase_MIGRATION_PHASE_SWITCHOVER
+	rollback   = agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK
+)
+
+// enter assigns a phase to both hosts.
+func (m *move) enter(phase agentv1.MigrationPhase) {
+	m.enterAt(m.source, phase)
+	m.enterAt(m.target, phase)
+}
+
+// enterAt assigns a phase to one host.
+func (m *move) enterAt(l *lab, phase agentv1.MigrationPhase) {
+	m.phase = phase
+	m.generation++
+	role := agentv1.MigrationRole_MIGRATION_ROLE_SOURCE
+	if l == m.target {
+		role = agentv1.MigrationRole_MIGRATION_ROLE_TARGET
+	}
+	l.assign(m.assigned(role))
+}
+
+// reports waits until a host reports a state of the migration.
+func (m *move) reports(l *lab, state cloud.MigrationState) *cloud.MigrationObservation {
+	m.Helper()
+	o := l.until(cloud.VMID(m.vm.VmId), "migration "+state.String(), func(o cloud.Observation) bool {
+		return o.Migration != nil && o.Migration.Attempt == attempt && o.Migration.State == state
+	})
+	return o.Migration
+}
+
+// prepared brings both hosts to the end of the phase PREPARE.
+func (m *move) prepared() {
+	m.Helper()
+	m.enterAt(m.source, prepare)
+	m.machine = m.reports(m.source, cloud.MigrationPrepared).Machine
+	m.enterAt(m.target, prepare)
+	m.address = m.reports(m.target, cloud.MigrationPrepared).Address
+}
+
+// atSwitchover brings the source to the switchover.
+func (m *move) atSwitchover() {
+	m.Helper()
+	m.prepared()
+	m.enter(transferIt)
+	m.reports(m.source, cloud.MigrationAtSwitchover)
+}
+
+// settled makes the target the VM's only host, and removes the VM from the source.
+func (m *move) settled() {
+	m.Helper()
+	m.generation++
+	only := with(m.vm, func(*agentv1.AssignedVm) {})
+	only.Generation = m.generation
+	m.target.assign(only)
+	o := m.target.sees(only, cloud.ObservedRunning)
+	require.Equal(m, m.vm.Starts, o.StartsDone)
+	m.source.assign(destroyed(only))
+	m.source.until(cloud.VMID(m.vm.VmId), "absent", func(o cloud.Observation) bool { return o.Observed == cloud.ObservedAbsent })
+	m.runsOnly(m.target)
+	m.vm = only
+}
+
+// aborted ends the migration before the commit: the target loses the VM, and the source is its only host.
+func (m *move) aborted() {
+	m.Helper()
+	m.generation++
+	only := with(m.vm, func(*agentv1.AssignedVm) {})
+	only.Generation = m.generation
+	m.source.assign(only)
+	m.target.assign(destroyed(only))
+	m.target.until(cloud.VMID(m.vm.VmId), "absent", func(o cloud.Observation) bool { return o.Observed == cloud.ObservedAbsent })
+	m.source.until(cloud.VMID(m.vm.VmId), "running again", func(o cloud.Observation) bool {
+		return o.Observed == cloud.ObservedRunning && o.Generation == only.Generation && o.Migration == nil
+	})
+	m.runsOnly(m.source)
+}
+
+// runsOnly checks that the guest runs at one host and can write its disk, and that the other host runs no guest.
+func (m *move) runsOnly(l *lab) {
+	m.Helper()
+	m.writes(l)
+	for _, other := range []*lab{m.source, m.target} {
+		require.Equal(m, other == l, other.runs(m.vm.VmId), "the guest runs")
+	}
+}
+
+// writes makes the guest write its disk.
+func (m *move) writes(l *lab) {
+	m.Helper()
+	before := l.said(m.vm.VmId, "W")
+	conn := dialConsole(m.T, l.homeDir(m.vm.VmId))
+	defer conn.Close()
+	_, err := conn.Write([]byte("w"))
+	require.NoError(m, err)
+	l.says(m.vm.VmId, "W", before+1)
+}
+
+func (l *lab) homeDir(id string) string { return l.dir + "/vms/" + id }
+
+// said returns how often the console log of the VM contains text.
+func (l *lab) said(id, text string) int {
+	var out strings.Builder
+	if l.Console(l.Context(), cloud.VMID(id), 0, false, &out) != nil {
+		return 0
+	}
+	return strings.Count(out.String(), text)
+}
+
+// runs reports whether the VM's QEMU runs the CPUs of its guest.
+func (l *lab) runs(id string) bool {
+	l.Helper()
+	for _, v := range l.machines() {
+		v.mu.Lock()
+		p := v.process
+		v.mu.Unlock()
+		if string(v.id) != id || p == nil {
+			continue
+		}
+		s, err := p.Status(l.Context())
+		return err == nil && s.Running
+	}
+	return false
+}
+
+// qemu returns the pid of the VM's QEMU.
+func (l *lab) qemu(id string) int {
+	l.Helper()
+	procs, err := l.tree.Procs(id)
+	require.NoError(l, err)
+	require.Len(l, procs, 1)
+	return procs[0]
+}
+
+func kill(t *testing.T, pid int) {
+	t.Helper()
+	require.NoError(t, unix.Kill(pid, unix.SIGKILL))
+}
+
+// restart ends the agent of the host and starts another one, with the last assignment.
+func (m *move) restart(l *lab) {
+	m.Helper()
+	l.stop()
+	l.start()
+	l.SetGuarded(true)
+	role := agentv1.MigrationRole_MIGRATION_ROLE_SOURCE
+	if l == m.target {
+		role = agentv1.MigrationRole_MIGRATION_ROLE_TARGET
+	}
+	l.assign(m.assigned(role))
+}
+
+// TestMigration moves a guest with two disks to another host and back. The guest continues, with the same disks.
+func TestMigration(t *testing.T) {
+	m := newMove(t)
+	m.atSwitchover()
+	require.False(t, m.source.runs(m.vm.VmId))
+	require.False(t, m.target.runs(m.vm.VmId))
+	m.enter(switchover)
+	m.reports(m.target, cloud.MigrationRunning)
+	o := m.reports(m.source, cloud.MigrationHandedOver)
+	require.Positive(t, o.TotalBytes)
+	m.settled()
+	require.Equal(t, 0, m.target.said(m.vm.VmId, "GUEST UP"), "the guest did not boot again")
+	require.Equal(t, 0, m.tunnels())
+
+	// The disks at the target have the content that the guest wrote at the source. A reboot reads the boot sector.
+	again := with(m.vm, func(w *agentv1.AssignedVm) { w.Resets++ })
+	m.target.assign(again)
+	m.target.says(m.vm.VmId, "GUEST UP", 1)
+}
+
+// tunnels returns the number of tunnel processes of both hosts.
+func (m *move) tunnels() int {
+	n := 0
+	for _, l := range []*lab{m.source, m.target} {
+		_, running, err := tunnel.Find(l.homeDir(m.vm.VmId) + "/migration")
+		require.NoError(m, err)
+		if running {
+			n++
+		}
+	}
+	return n
+}
+
+// TestMigrationRestarts restarts both agents in each phase. The new agents adopt the migration, and it ends well.
+func TestMigrationRestarts(t *testing.T) {
+	m := newMove(t)
+	both := func() { m.restart(m.source); m.restart(m.target) }
+	m.prepared()
+	both()
+	m.reports(m.source, cloud.MigrationPrepared)
+	m.reports(m.target, cloud.MigrationPrepared)
+	m.enter(transferIt)
+	m.reports(m.source, cloud.MigrationAtSwitchover)
+	m.restart(m.source)
+	m.reports(m.source, cloud.MigrationAtSwitchover)
+	m.restart(m.target)
+	m.enterAt(m.source, switchover)
+	m.reports(m.source, cloud.MigrationHandedOver)
+	m.reports(m.target, cloud.MigrationReceived)
+	m.phase = transferIt
+	m.restart(m.target)
+	m.reports(m.target, cloud.MigrationReceived)
+	require.False(t, m.target.runs(m.vm.VmId), "a new agent runs the guest before the switchover")
+	m.phase = switchover
+	m.restart(m.source)
+	m.reports(m.source, cloud.MigrationHandedOver)
+	require.False(t, m.source.runs(m.vm.VmId), "a new agent runs the guest after the switchover")
+	m.enterAt(m.target, switchover)
+	m.reports(m.target, cloud.MigrationRunning)
+	both()
+	m.reports(m.target, cloud.MigrationRunning)
+	m.settled()
+}
+
+// TestMigrationKills kills a QEMU or a tunnel in each phase before the switchover is committed, or gives up. The guest
+// runs on at the source, unless its own QEMU was killed.
+func TestMigrationKills(t *testing.T) {
+	for _, victim := range []string{"target", "tunnel of the source", "tunnel of the target", "nothing"} {
+		for _, phase := range []string{"prepare", "transfer", "switchover"} {
+			t.Run(victim+" at "+phase, func(t *testing.T) {
+				t.Parallel()
+				m := newMove(t)
+				switch phase {
+				case "prepare":
+					m.prepared()
+				case "transfer":
+					m.prepared()
+					m.enterAt(m.source, transferIt)
+				case "switchover":
+					m.atSwitchover()
+				}
+				switch victim {
+				case "target":
+					kill(t, m.target.qemu(m.vm.VmId))
+				case "tunnel of the source":
+					require.NoError(t, tunnel.Stop(m.source.homeDir(m.vm.VmId)+"/migration"))
+				case "tunnel of the target":
+					require.NoError(t, tunnel.Stop(m.target.homeDir(m.vm.VmId)+"/migration"))
+				}
+				if phase != "prepare" && victim != "nothing" {
+					m.reports(m.source, cloud.MigrationCancelled)
+					m.reports(m.target, cloud.MigrationFailed)
+					m.enter(switchover) // too late
+					m.runsOnly(m.source)
+				}
+				m.aborted()
+			})
+		}
+	}
+}
+
+// TestMigrationTimesOut checks that a source that gets no switchover cancels the attempt, and never continues it.
+func TestMigrationTimesOut(t *testing.T) {
+	m := newMove(t)
+	m.atSwitchover()
+	o := m.reports(m.source, cloud.MigrationCancelled)
+	require.Contains(t, o.Error, "did not confirm the switchover")
+	m.reports(m.target, cloud.MigrationFailed)
+	m.enter(switchover)
+	m.restart(m.source)
+	m.reports(m.source, cloud.MigrationCancelled)
+	m.enterAt(m.source, rollback)
+	m.reports(m.source, cloud.MigrationRunning)
+	m.aborted()
+}
+
+// TestMigrationRollsBack kills the target after the source has handed the guest over, and before the target has run it.
+// The source continues the guest after the control plane has said so.
+func TestMigrationRollsBack(t *testing.T) {
+	m := newMove(t)
+	m.atSwitchover()
+	m.enterAt(m.source, switchover)
+	m.reports(m.source, cloud.MigrationHandedOver)
+	m.reports(m.target, cloud.MigrationReceived)
+	kill(t, m.target.qemu(m.vm.VmId))
+	m.reports(m.target, cloud.MigrationFailed)
+	m.restart(m.source)
+	m.reports(m.source, cloud.MigrationHandedOver)
+	require.False(t, m.source.runs(m.vm.VmId))
+	m.enterAt(m.source, rollback)
+	m.reports(m.source, cloud.MigrationRunning)
+	m.aborted()
+}
+
+// TestMigrationSourceDies kills the QEMU of the source. Before the switchover the VM has ended. After the target has
+// received the guest, it runs there.
+func TestMigrationSourceDies(t *testing.T) {
+	t.Run("before", func(t *testing.T) {
+		m := newMove(t)
+		m.atSwitchover()
+		kill(t, m.source.qemu(m.vm.VmId))
+		m.source.until(cloud.VMID(m.vm.VmId), "cancelled and ended", func(o cloud.Observation) bool {
+			return o.Migration != nil && o.Migration.State == cloud.MigrationCancelled && o.Observed == cloud.ObservedEnded
+		})
+		m.reports(m.target, cloud.MigrationFailed)
+		require.False(t, m.target.runs(m.vm.VmId))
+	})
+	t.Run("after", func(t *testing.T) {
+		m := newMove(t)
+		m.atSwitchover()
+		m.enterAt(m.source, switchover)
+		m.reports(m.target, cloud.MigrationReceived)
+		kill(t, m.source.qemu(m.vm.VmId))
+		m.enterAt(m.target, switchover)
+		m.reports(m.target, cloud.MigrationRunning)
+		m.source.until(cloud.VMID(m.vm.VmId), "ended", func(o cloud.Observation) bool { return o.Observed == cloud.ObservedEnded })
+		m.settled()
+	})
+}
+
+// TestMigrationWithoutLease ends the lease of the target's host while QEMU waits for the guest, and after the guest runs
+// there but before the control plane knows it.
+func TestMigrationWithoutLease(t *testing.T) {
+	m := newMove(t)
+	m.prepared()
+	require.True(t, m.target.NeedsGuard())
+	leased, err := StoppedWithLease(m.target.dir + "/records")
+	require.NoError(t, err)
+	require.Equal(t, []cloud.VMID{cloud.VMID(m.vm.VmId)}, leased)
+	m.target.SetLeaseEnded(true)
+	m.target.loop.ObserveAll()
+	require.Eventually(t, func() bool {
+		procs, err := m.target.tree.Procs(m.vm.VmId)
+		return err == nil && len(procs) == 0
+	}, within, 10*time.Millisecond)
+	m.target.SetLeaseEnded(false)
+	m.target.loop.ObserveAll()
+	m.reports(m.target, cloud.MigrationFailed)
+	m.aborted()
+}
+
+// TestMigrationRefused checks that the target refuses a description of another VM, and a source without the certificate
+// of the assigned peer.
+func TestMigrationRefused(t *testing.T) {
+	m := newMove(t)
+	m.enterAt(m.source, prepare)
+	m.machine = m.reports(m.source, cloud.MigrationPrepared).Machine
+	whole := m.machine
+	m.machine = []byte(strings.Replace(string(whole), `"memory_mib":64`, `"memory_mib":128`, 1))
+	require.NotEqual(t, whole, m.machine)
+	m.enterAt(m.target, prepare)
+	require.Contains(t, m.reports(m.target, cloud.MigrationFailed).Error, "differs")
+	m.aborted()
+}
