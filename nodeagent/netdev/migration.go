@@ -11,8 +11,6 @@ import (
 // Migrations sets the LooseTCP field of VPCs for a limited time after a live migration, so that the TCP connections of
 // the migrated VM continue. Its methods may be called concurrently.
 //
-// Nothing uses Migrations yet, because VMs cannot be migrated while they run.
-//
 // The times are kept in memory only, so a restart of the agent ends all windows. Connections that have sent a packet
 // within the window have conntrack entries, and continue after it.
 type Migrations struct {

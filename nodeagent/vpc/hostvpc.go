@@ -22,6 +22,8 @@ type wanted struct {
 	Domain string
 	// Withhold is true if the host must not answer for external addresses that another host can take over.
 	Withhold bool
+	// Moving is true if a port of the VPC moves between this host and another one with its VM.
+	Moving bool
 	// Problems are the reasons why records are not part of HostVPC.
 	Problems []string
 }
@@ -65,16 +67,24 @@ func (t *tables) hostVPC(id cloud.VPCID, vtep netip.Addr) (wanted, bool) {
 		case !taken.add(p, p.Node == t.node):
 			w.problem("port %s has an address of another port, or a MAC address that no port can have", p.ID)
 		case p.Node == t.node:
-			s.Ports = append(s.Ports, localPort(p))
-			for _, group := range p.Groups {
-				used[group] = true
-			}
+			w.Moving = w.Moving || p.MigrationNode != ""
+			addLocal(s, p, used)
 		case !p.VTEP.IsValid():
 			// The port's host has never connected to the control plane, so its underlay address is unknown. The control
 			// plane sends the port again when that host connects.
 		case vtep.IsValid() && (p.VTEP == vtep || p.VTEP.Is4() != vtep.Is4()):
 			w.problem("port %s: host %s has the underlay address %s, and this host has %s", p.ID, p.Node, p.VTEP, vtep)
 		default:
+			// A port that moves to this host, or has moved away, is here too. Package netdev sends its packets to the other
+			// host.
+			if p.MigrationNode == t.node {
+				w.Moving = true
+				if !taken.add(p, true) {
+					w.problem("port %s has an address of another port", p.ID)
+					continue
+				}
+				addLocal(s, p, used)
+			}
 			s.Remotes = append(s.Remotes, cloud.RemotePort{
 				MAC: p.MAC, IP: p.IP, IP6: p.IP6, HostName: p.HostName, Pairs: sortedPairs(p.Pairs), VTEP: p.VTEP,
 			})
@@ -160,6 +170,14 @@ func (w *wanted) addSubnets(one *vpcTable) {
 		w.Subnets = append(w.Subnets, cloud.HostSubnet{
 			ID: s.ID, VNI: s.VNI, CIDR: s.CIDR, Gateway: s.Gateway, CIDR6: s.CIDR6, DHCP: s.DHCP, DNS: s.DNS,
 		})
+	}
+}
+
+// addLocal adds a port whose device is on this host, and its groups to used.
+func addLocal(s *cloud.HostSubnet, p *cloud.PortOnHost, used map[cloud.SecurityGroupID]bool) {
+	s.Ports = append(s.Ports, localPort(p))
+	for _, group := range p.Groups {
+		used[group] = true
 	}
 }
 

@@ -30,6 +30,7 @@ func vtepOf(node cloud.NodeID) netip.Addr {
 //	vpc a
 //	subnet s1 vpc=a net=1
 //	port p5 vpc=a subnet=s1 at=10.0.1.5 node=n1 groups=g,h pairs=10.0.1.50/32 gen=1
+//	port p6 vpc=a subnet=s1 at=10.0.1.6 node=n1 moves=n2
 //	group g tcp/80<-h any->
 //	service web vpc=a at=10.0.1.50 ports=80:8080/tcp,53/udp to=p5*2,p6!,10.0.1.9 check=tcp
 //	table r vpc=a subnets=s1,s2 10.1.0.0/16=peering:ab 192.0.2.0/24=nat:g
@@ -150,7 +151,7 @@ func parsePort(t *testing.T, id string, args map[string]string) cloud.PortOnHost
 	require.NoError(t, err)
 	p := cloud.PortOnHost{Port: cloud.Port{
 		ID: cloud.PortID(id), VPC: cloud.VPCID(args["vpc"]), Subnet: cloud.SubnetID(args["subnet"]), IP: ip, Node: cloud.NodeID(args["node"]),
-		Secured: true,
+		Secured: true, MigrationNode: cloud.NodeID(args["moves"]),
 	}, HostName: args["name"]}
 	four := ip.As4()
 	p.MAC = cloud.MAC{2, 0, four[0], four[1], four[2], four[3]}

@@ -69,6 +69,10 @@ const (
 	defaultParallel = 4
 )
 
+// looseWindow is how long after the end of a live migration a host accepts packets of TCP connections whose beginning it
+// has not seen. Connections that send nothing for this time end.
+const looseWindow = 2 * time.Minute
+
 // retries are the pauses between attempts to apply a VPC.
 var retries = retry.Pauses{First: 200 * time.Millisecond, Last: 30 * time.Second, Jitter: 0.2}
 
@@ -115,10 +119,12 @@ type Networks struct {
 	o       Options
 	plane   plane
 	checker *health.Checker
-	slots   chan struct{} // has an element for each VPC that is being applied
-	ctx     context.Context
-	cancel  context.CancelFunc
-	done    sync.WaitGroup
+	// migrations lets the TCP connections of VMs that have moved to this host go on.
+	migrations *netdev.Migrations
+	slots      chan struct{} // has an element for each VPC that is being applied
+	ctx        context.Context
+	cancel     context.CancelFunc
+	done       sync.WaitGroup
 
 	mu       sync.RWMutex // guards the fields below and the workers' fields
 	tables   tables
@@ -172,6 +178,7 @@ func newNetworks(o Options, p plane) *Networks {
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.checker = health.New(n.o.Log, n.recheck)
+	n.migrations = netdev.NewMigrations(looseWindow, time.Now)
 	return n
 }
 
@@ -252,7 +259,7 @@ func (n *Networks) applied(id cloud.PortID) (w *worker, waiting <-chan struct{},
 		return nil, n.changed, errors.New("the control plane has not sent the networks of this host yet")
 	case p == nil:
 		return nil, n.changed, errors.New("the control plane has not sent the port to this host yet")
-	case p.Node != n.tables.node:
+	case p.Node != n.tables.node && p.MigrationNode != n.tables.node:
 		return nil, n.changed, fmt.Errorf("the port is bound to host %q", p.Node)
 	}
 	w = n.workers[p.VPC]

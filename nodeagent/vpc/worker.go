@@ -41,6 +41,7 @@ type worker struct {
 	// Only the worker uses the fields below: the time at which measure last read the counters, and the time at which
 	// the last attempt that verified the kernel's state began.
 	measured, verified time.Time
+	again              time.Duration // until the VPC must be applied again because of a migration, or 0
 }
 
 // place is a port on this host with its subnet.
@@ -93,7 +94,11 @@ func (n *Networks) run(w *worker) {
 		default:
 			pauses.Reset()
 			n.measure(w)
-			timer.Reset(time.Until(w.verified.Add(n.o.resync)))
+			next := time.Until(w.verified.Add(n.o.resync))
+			if w.again > 0 {
+				next = min(next, w.again)
+			}
+			timer.Reset(next)
 		}
 	}
 }
@@ -114,6 +119,10 @@ func (n *Networks) attempt(w *worker, resync bool) (removed bool, err error) {
 	n.mu.RLock()
 	want, exists := n.tables.hostVPC(w.id, n.o.VTEP)
 	want.Withhold = n.contact.withdrawn
+	if want.Moving {
+		n.migrations.Bound(w.id)
+	}
+	w.again = n.migrations.Set(&want.HostVPC)
 	reports := judge(&want, n.verdicts(w.id))
 	unusable := n.tables.unusable(w.id)
 	seq := w.asked
