@@ -59,8 +59,9 @@ type Config struct {
 	// control plane.
 	Underlay string `yaml:"underlay"`
 	// UnderlayMTU is the MTU of the underlay; 0 means that of the interface with the address.
-	UnderlayMTU uint32  `yaml:"underlay_mtu"`
-	Network     Network `yaml:"network"`
+	UnderlayMTU uint32    `yaml:"underlay_mtu"`
+	Network     Network   `yaml:"network"`
+	Migration   Migration `yaml:"migration"`
 	// External are the host's connections to external networks, by the networks' names.
 	External map[string]External `yaml:"external"`
 	// StoragePools are the host's directories for volumes. Without any, the host has the pool `local` in its data
@@ -97,6 +98,15 @@ type Network struct {
 	Prefix string `yaml:"prefix"`
 }
 
+// Migration holds settings of live migrations.
+type Migration struct {
+	// Address is the IP address at which this host receives guests. Empty means that of the underlay.
+	Address string `yaml:"address"`
+	// Ports are the TCP ports at which this host receives guests, one for each guest: the first and the last one, with a
+	// dash between them.
+	Ports string `yaml:"ports"`
+}
+
 // Overcommit holds the factors by which placement may exceed the host's resources; 0 means 1.
 type Overcommit struct {
 	VCPUs   float64 `yaml:"vcpus"`
@@ -117,6 +127,7 @@ func Default() Config {
 		DataDir: "/var/lib/trivet-agent", Accel: facts.Auto, Overcommit: Overcommit{VCPUs: 4, Memory: 1, Storage: 1},
 		Reserve: Reserve{MemoryMiB: 512, StorageGiB: 1}, UIDRange: "600000-665535", Cgroup: "trivet",
 		MetricsListen: "127.0.0.1:7444", QEMU: facts.DefaultQEMU, Network: Network{Prefix: "trivet-"},
+		Migration: Migration{Ports: "49152-49215"},
 	}
 }
 
@@ -173,6 +184,8 @@ var configSettings = []setting{
 		c.Network.Encrypt, err = strconv.ParseBool(s)
 		return err
 	}},
+	{"migration-address", "`address` at which this host receives guests of other hosts; default: that of the underlay", text(func(c *Config) *string { return &c.Migration.Address })},
+	{"migration-ports", "`first-last` TCP port for guests of other hosts", text(func(c *Config) *string { return &c.Migration.Ports })},
 	{"external", "`name=interface:address/length[:gateway],…` of external networks", func(c *Config, s string) (err error) {
 		c.External, err = parseExternal(s)
 		return err

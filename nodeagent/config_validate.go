@@ -72,6 +72,9 @@ func (c *Config) Validate() error {
 	if err := c.validateNetwork(); err != nil {
 		return err
 	}
+	if err := c.Migration.validate(); err != nil {
+		return err
+	}
 	if err := errors.Join(c.validateStorage(), c.validateRBD()); err != nil {
 		return err
 	}

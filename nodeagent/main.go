@@ -5,7 +5,8 @@
 //
 // run.go constructs all parts in dependency order and is the only file that imports all packages; config.go defines the
 // settings. If the first argument is [launchGuest], which the agent itself passes, the program acts as the launcher
-// that sets up a process and executes QEMU: see package qemu. With [guardLease] it acts as the guard process.
+// that sets up a process and executes QEMU: see package qemu. With [guardLease] it acts as the guard process,
+// and with [migrationTunnel] as the tunnel process of a migration: see package tunnel.
 package main
 
 import (
@@ -23,6 +24,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/trivet-cloud/trivet/nodeagent/qemu"
+	"github.com/trivet-cloud/trivet/nodeagent/tunnel"
 )
 
 // launchGuest is the first argument that makes this program act as the launcher of one QEMU.
@@ -38,6 +40,9 @@ func main() {
 	}
 	if len(os.Args) > 1 && os.Args[1] == guardLease {
 		os.Exit(guardMain(os.Args[2:]))
+	}
+	if len(os.Args) > 1 && os.Args[1] == migrationTunnel {
+		os.Exit(tunnel.Main())
 	}
 	os.Exit(start(os.Args[1:]))
 }

@@ -51,7 +51,7 @@ func (n *node) facts() *agentv1.NodeFacts {
 	return &agentv1.NodeFacts{
 		BootId: n.host.BootID, AgentVersion: version(), QemuVersion: n.host.QEMU.Version, CpuModels: n.host.QEMU.CPUModels,
 		Architecture: architectures[n.host.Arch], StoragePools: n.pools(),
-		Rbd: n.rbdProblem == "", RbdProblem: n.rbdProblem, RbdEncryption: n.rbdProblem == "",
+		LiveMigration: true, Rbd: n.rbdProblem == "", RbdProblem: n.rbdProblem, RbdEncryption: n.rbdProblem == "",
 	}
 }
 

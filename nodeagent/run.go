@@ -219,7 +219,7 @@ func (a *agent) openMachines(ctx context.Context, host *facts.Host, accel facts.
 	return machine.New(machine.Options{
 		QEMU: a.qemu, Homes: a.homes, Cgroups: tree, Images: a.images, Records: a.dir("records"), Accel: qemu.Accel(accel.Kind),
 		Cluster: a.link.Cluster, MachineType: host.QEMU.Machine, CPUModel: defaultModel(host.QEMU.CPUModels),
-		Taps: a.nets.taps(), Volumes: a.storage,
+		Taps: a.nets.taps(), Volumes: a.storage, Migration: a.migrationOptions(),
 	})
 }
 

@@ -43,7 +43,9 @@ package uplink
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
+	"fmt"
 	"github.com/trivet-cloud/trivet/nodeagent/lease"
 	"io"
 	"log/slog"
@@ -214,6 +216,20 @@ func (l *Link) Cluster() string {
 		return c.cluster
 	}
 	return ""
+}
+
+// Certificate returns the host's certificate, its private key (PKCS #8) and the authority of the cluster, in DER. It
+// returns an error if the host has not joined a cluster.
+func (l *Link) Certificate() (certificate, key, authority []byte, err error) {
+	c := l.identity.credential()
+	if c == nil {
+		return nil, nil, nil, errors.New("this host has not joined a cluster")
+	}
+	key, err = x509.MarshalPKCS8PrivateKey(l.identity.key)
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("encode key: %w", err)
+	}
+	return c.cert.Certificate[0], key, c.authority.Raw, nil
 }
 
 // Run joins the cluster if necessary, and maintains a session with the leader until ctx ends. It then returns nil. It

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/trivet-cloud/trivet/nodeagent/machine"
+	"github.com/trivet-cloud/trivet/nodeagent/tunnel"
+)
+
+// migrationTunnel is the first argument that makes this program act as the tunnel process of a migration.
+const migrationTunnel = "migration-tunnel"
+
+// addressTimeout is the maximum time to determine the address at which the host receives guests.
+const addressTimeout = 5 * time.Second
+
+// validate returns an error that names the invalid setting.
+func (m Migration) validate() error {
+	if m.Address != "" {
+		if ip, err := netip.ParseAddr(m.Address); err != nil || ip.IsUnspecified() || ip.IsMulticast() {
+			return fmt.Errorf("migration.address: %q is not the address of a host", m.Address)
+		}
+	}
+	if _, _, err := m.ports(); err != nil {
+		return fmt.Errorf("migration.ports: %w", err)
+	}
+	return nil
+}
+
+// ports returns the first and the last port of Ports.
+func (m Migration) ports() (first, last uint16, err error) {
+	from, to, ok := strings.Cut(m.Ports, "-")
+	a, errA := strconv.ParseUint(from, 10, 16)
+	b, errB := strconv.ParseUint(to, 10, 16)
+	if !ok || errA != nil || errB != nil || a < 1024 || b < a {
+		return 0, 0, fmt.Errorf("%q is not first-last with first at least 1024", m.Ports)
+	}
+	return uint16(a), uint16(b), nil
+}
+
+// migrationOptions returns what VMs need to move between this host and others.
+func (a *agent) migrationOptions() *machine.MigrationOptions {
+	first, last, _ := a.config.Migration.ports() // Validate has checked them.
+	return &machine.MigrationOptions{
+		Command: []string{"/proc/self/exe", migrationTunnel}, FirstPort: first, LastPort: last,
+		Address: func() (string, error) {
+			if a.config.Migration.Address != "" {
+				return a.config.Migration.Address, nil
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), addressTimeout)
+			defer cancel()
+			u, err := findUnderlay(ctx, &a.config)
+			return u.vtep.String(), err
+		},
+		Identity: func() (tunnel.Identity, error) {
+			certificate, key, authority, err := a.link.Certificate()
+			return tunnel.Identity{Certificate: certificate, Key: key, Authority: authority}, err
+		},
+	}
+}
