@@ -55,9 +55,11 @@ type fakeCloud struct {
 	made    int
 	byKey   map[string]*vmv1.VirtualMachine
 	vms     []*vmv1.VirtualMachine
-	images  []*vmv1.Image
-	data    fakeImageData
-	nodes   []*vmv1.Node
+	// migration is the last migration of a VM.
+	migration *operatorv1.Migration
+	images    []*vmv1.Image
+	data      fakeImageData
+	nodes     []*vmv1.Node
 	// looks holds the statuses that the next calls of GetImage set and return, one per call.
 	looks []vmv1.ImageStatus
 	// watches holds what each stream of WatchVm in turn sends: events, waits, or a status code that ends the stream.

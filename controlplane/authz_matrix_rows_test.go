@@ -33,8 +33,8 @@ var computeRows = []row{
 	{name: vms + "StopVm", body: missingVM, allowed: "NOT_FOUND"},
 	{name: vms + "RebootVm", body: missingVM, allowed: "NOT_FOUND"},
 	{name: vms + "ResetVm", body: missingVM, allowed: "NOT_FOUND"},
-	{name: vms + "MigrateVm", body: webRequest(`,"vm_id":"$vm","destination_node_id":"$uuid"`), allowed: "UNIMPLEMENTED", otherTenant: "NOT_FOUND"},
-	{name: vms + "PrepareVmMigration", body: webRequest(`,"vm_id":"$vm","listen_uri":"tcp:h:1"`), allowed: "UNIMPLEMENTED"},
+	{name: vms + "MigrateVm", body: webRequest(`,"vm_id":"$vm","destination_node_id":"$uuid"`), allowed: "FAILED_PRECONDITION", otherTenant: "NOT_FOUND"},
+	{name: vms + "PrepareVmMigration", body: webRequest(`,"vm_id":"$vm","listen_uri":"tcp:h:1"`), allowed: "NOT_FOUND"},
 	{name: vms + "RecoverVm", body: webRequest(`,"vm_id":"$vm"`), allowed: "FAILED_PRECONDITION", otherTenant: "NOT_FOUND"},
 	{name: vms + "AttachDisk", body: webRequest(`,"vm_id":"$vm","disk":{"id":"d","source":{"volume_id":"$volume"}}`), allowed: "FAILED_PRECONDITION", otherTenant: "NOT_FOUND"},
 	{name: vms + "DetachDisk", body: webRequest(`,"vm_id":"$vm","disk_id":"d"`), allowed: "FAILED_PRECONDITION", otherTenant: "NOT_FOUND"},
@@ -102,6 +102,8 @@ var computeRows = []row{
 	{name: vmViews + "WatchVms", body: webRequest(``), allowed: "OK"},
 	{name: vmViews + "WatchAllVms", body: `{}`, allowed: "OK"},
 	{name: vmViews + "GetVmDetails", body: webRequest(`,"vm_id":"$vm"`), allowed: "OK", otherTenant: "NOT_FOUND"},
+	{name: operators + "GetMigration", body: missingVM, allowed: "NOT_FOUND"},
+	{name: operators + "CancelMigration", body: missingVM, allowed: "NOT_FOUND"},
 }
 
 const identityService = "/identity.v1.IdentityService/"

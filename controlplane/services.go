@@ -132,6 +132,7 @@ func (m *member) listServices(context.Context) error {
 				{Name: "follow vms", Every: time.Second, Run: m.vms.Follow},
 				{Name: "settle vms", Every: vm.SettleEvery, Run: m.vms.Settle},
 				{Name: "recover vms of lost hosts", Every: vm.RecoverEvery, Run: m.vms.Recover},
+				{Name: "step live migrations", Every: vm.MigrateEvery, Run: m.vms.StepMigrations},
 			},
 		},
 		{ // volumes, snapshots and storage classes; their REST API is on the listener for VMs

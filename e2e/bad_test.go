@@ -84,7 +84,7 @@ func TestBadInput(t *testing.T) {
 		{"start another tenant's VM", "POST", "/api/v1/vms/" + own.ID + "/start", "", eve.Token, 404, "NOT_FOUND", own.ID},
 		{"delete another tenant's VM", "DELETE", "/api/v1/vms/" + own.ID, "", eve.Token, 404, "NOT_FOUND", own.ID},
 		{"migrate without a destination", "POST", "/api/v1/vms/" + own.ID + "/migrate", `{}`, ada.Token, 400, "INVALID_ARGUMENT", "destination_node_id"},
-		{"migrate", "POST", "/api/v1/vms/" + own.ID + "/migrate", `{"destination_node_id":"` + nowhere + `"}`, ada.Token, 500, "INTERNAL", "MigrateVm is not served yet"},
+		{"migrate", "POST", "/api/v1/vms/" + own.ID + "/migrate", `{"destination_node_id":"` + nowhere + `"}`, ada.Token, 422, "FAILED_PRECONDITION", "cannot migrate"},
 		{"no token", "GET", "/api/v1/vms", "", "", 401, "UNAUTHENTICATED", "Bearer"},
 		{"a forged token", "GET", "/api/v1/vms", "", forged, 401, "UNAUTHENTICATED", "not valid"},
 		{"expired", "GET", "/api/v1/vms", "", strings.TrimSpace(string(expired)), 401, "UNAUTHENTICATED", "expired"},

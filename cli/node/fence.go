@@ -30,7 +30,7 @@ The command fails if the host has answered in the last 15 seconds.`,
 		if !r.ConfirmedOff {
 			return session.Usagef("make sure that the host is off, and then give --confirmed-off")
 		}
-		if r.NodeId, err = find(ctx, conn, args[0]); err != nil {
+		if r.NodeId, err = Find(ctx, conn, args[0]); err != nil {
 			return err
 		}
 		a, err := operatorv1.NewOperatorServiceClient(conn).FenceNode(ctx, r)

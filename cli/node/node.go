@@ -37,7 +37,7 @@ func Command(s *session.Session) *cobra.Command {
 func changeCommand(s *session.Session, verb, short string, do func(context.Context, vmv1.NodeServiceClient, string) (*vmv1.Node, error)) *cobra.Command {
 	c := &cobra.Command{Use: verb + " NODE", Short: short, Args: session.Exactly("NODE"), ValidArgsFunction: session.FirstArg(names(s))}
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		id, err := find(ctx, conn, args[0])
+		id, err := Find(ctx, conn, args[0])
 		if err != nil {
 			return err
 		}
@@ -80,9 +80,9 @@ func tokenCommand(s *session.Session) *cobra.Command {
 	return c
 }
 
-// find returns the ID of the host that has a name or an ID. For a name, it reads the complete list of hosts, because
+// Find returns the ID of the host that has a name or an ID. For a name, it reads the complete list of hosts, because
 // the API has no filter by name.
-func find(ctx context.Context, conn *dial.Conn, nameOrID string) (string, error) {
+func Find(ctx context.Context, conn *dial.Conn, nameOrID string) (string, error) {
 	if session.IsID(nameOrID) {
 		return nameOrID, nil
 	}

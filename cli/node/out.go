@@ -36,7 +36,7 @@ system shows that the host does not have them open any more.`,
 	}
 	c.Flags().BoolVar(&r.Force, "force", false, "evict it even if it has VMs, which stay placed on it, or volumes, which are lost")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
-		if r.NodeId, err = find(ctx, conn, args[0]); err != nil {
+		if r.NodeId, err = Find(ctx, conn, args[0]); err != nil {
 			return err
 		}
 		a, err := operatorv1.NewOperatorServiceClient(conn).EvictNode(ctx, r)
@@ -103,7 +103,7 @@ func nodeOrKey(ctx context.Context, conn *dial.Conn, args []string, key string) 
 	if key != "" {
 		return "", key, nil
 	}
-	node, err = find(ctx, conn, args[0])
+	node, err = Find(ctx, conn, args[0])
 	return node, "", err
 }
 

@@ -29,7 +29,7 @@ func showCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "show NODE", Short: "Show a host and, to operators, its VMs", Args: session.Exactly("NODE"),
 		ValidArgsFunction: session.FirstArg(names(s))}
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		id, err := find(ctx, conn, args[0])
+		id, err := Find(ctx, conn, args[0])
 		if err != nil {
 			return err
 		}

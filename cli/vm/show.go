@@ -35,7 +35,9 @@ func showCommand(s *session.Session) *cobra.Command {
 			return err
 		}
 		return s.Print(d.GetVm(), []string{d.GetVm().GetName()}, func(w io.Writer) error {
-			return printPage(w, s.Now(), d, func(nics []*vmv1.NetworkSpec) [][]string {
+			// An older control plane has no GetMigration. Without it, the page has one line less.
+			m, _ := migration{operatorv1.NewOperatorServiceClient(conn), t}.get(ctx)
+			return printPage(w, s.Now(), d, migrationText(m), func(nics []*vmv1.NetworkSpec) [][]string {
 				return nicRows(ctx, network.NewResolver(ctx, s, conn), t.id, nics)
 			})
 		})
@@ -43,10 +45,11 @@ func showCommand(s *session.Session) *cobra.Command {
 	return c
 }
 
-// printPage prints all that is known about a VM. The function nicRows returns the rows of a table of NICs.
-func printPage(w io.Writer, now time.Time, d *operatorv1.GetVmDetailsResponse, nicRows func([]*vmv1.NetworkSpec) [][]string) error {
+// printPage prints all that is known about a VM. The parameter migration describes the VM's migration, or its last one,
+// and is empty if there was none. The function nicRows returns the rows of a table of NICs.
+func printPage(w io.Writer, now time.Time, d *operatorv1.GetVmDetailsResponse, migration string, nicRows func([]*vmv1.NetworkSpec) [][]string) error {
 	spec := d.GetVm().GetSpec()
-	if err := show.Fields(w, pageFields(now, d)); err != nil {
+	if err := show.Fields(w, pageFields(now, d, migration)); err != nil {
 		return err
 	}
 	if len(spec.GetDisks()) > 0 {
@@ -69,7 +72,7 @@ func printPage(w io.Writer, now time.Time, d *operatorv1.GetVmDetailsResponse, n
 }
 
 // pageFields returns the names and values at the top of the page.
-func pageFields(now time.Time, d *operatorv1.GetVmDetailsResponse) [][2]string {
+func pageFields(now time.Time, d *operatorv1.GetVmDetailsResponse, migration string) [][2]string {
 	vm := d.GetVm()
 	spec, status := vm.GetSpec(), vm.GetStatus()
 	pid := ""
@@ -90,6 +93,9 @@ func pageFields(now time.Time, d *operatorv1.GetVmDetailsResponse) [][2]string {
 	fields = append(fields, [2]string{"Node", host(vm.GetNodeId(), d.GetNodeName())})
 	if p := d.GetPlacement(); p != nil {
 		fields = append(fields, [2]string{"Placed", at(now, p.GetChosenAt()) + ": " + p.GetReason()})
+	}
+	if migration != "" {
+		fields = append(fields, [2]string{"Migration", migration})
 	}
 	fields = append(fields,
 		[2]string{"Process", pid},

@@ -60,6 +60,8 @@ var causes = map[Event]string{
 	TimedOut:             "its host did not finish in time",
 	HostLost:             "its host is lost",
 	Placed:               "it was placed on a host",
+	MigrateRequested:     "its migration to another host began",
+	MigrationEnded:       "its migration ended",
 }
 
 // Cause returns why the state changed, as a short sentence about the VM.
@@ -75,6 +77,6 @@ type Choice struct {
 	At Time
 	// Node is the chosen host.
 	Node NodeID `cbor:",omitempty"`
-	// Reason says how many hosts fitted and why others were excluded, for people.
+	// Reason has the rules by which the host was chosen, for people.
 	Reason string
 }

@@ -109,9 +109,8 @@ func (vm *VM) setDesired(w Desired) {
 }
 
 // enter changes the VM's state to the state in the parameter to because of the event ev, records the change in
-// vm.History, and sets the deadline of the new state. In two cases
-// the new state is STARTING instead: if the parameter is STOPPED but the VM is to be on, and if it is ERROR but the
-// VM's restart policy starts the VM again.
+// vm.History, and sets the deadline of the new state. In two cases the new state is STARTING instead: if the parameter is
+// STOPPED but the VM is to be on, and if it is ERROR but the VM's restart policy starts the VM again.
 func (vm *VM) enter(to State, ev Event, now Time) {
 	switch {
 	case to == Stopped && vm.Desired.StartAfterStop:

@@ -107,13 +107,11 @@ func TestEveryTransientStateTimesOut(t *testing.T) {
 	}
 }
 
-// TestForcedDeleteAlwaysWorks checks that a forced delete is allowed in every state except MIGRATING, in which the
-// migration must be aborted first, and that no event changes a DELETED VM.
+// TestForcedDeleteAlwaysWorks checks that a forced delete is allowed in every state, and that no event changes a
+// DELETED VM.
 func TestForcedDeleteAlwaysWorks(t *testing.T) {
 	for s := Pending; s < Deleted; s++ {
-		if s != Migrating {
-			require.Equal(t, Deleted, next[s][ForceDeleteRequested], "%s", s)
-		}
+		require.Equal(t, Deleted, next[s][ForceDeleteRequested], "%s", s)
 	}
 	require.Empty(t, next[Deleted])
 }

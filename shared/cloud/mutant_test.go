@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// TestMutants enables each mutant (a deliberate bug) of the rules for volumes, and checks that a test notices it.
+// TestMutants enables each mutant (a deliberate bug) of the rules for volumes and migrations, and checks that a test notices it.
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.AttachTwice, TestVolumeHasOneHolder, "a second VM got the volume")
 	mutanttest.Notices(t, mutant.AttachUnflushed, TestVolumeHasOneHolder, "a volume was attached before it was flushed")
@@ -22,4 +22,9 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.AttachUnchecked, TestRegisteredVolume, "attached before its image was checked")
 	mutanttest.Notices(t, mutant.FlattenEarly, TestVolumeFlatten, "the host has not reported the volume as flattened")
 	mutanttest.Notices(t, mutant.ReleaseAttachedDisk, TestDiskOfRunningVM, "the guest still has the disk")
+	mutanttest.Notices(t, mutant.CommitCanceled, TestMigration, "testdata/migration/aborts")
+	mutanttest.Notices(t, mutant.SwitchWithoutGeneration, TestMigration, "testdata/migration/completes")
+	mutanttest.Notices(t, mutant.RollBackUnproven, TestMigration, "testdata/migration/lost")
+	mutanttest.Notices(t, mutant.ReleaseSourceEarly, TestMigrationRulesNeverRunTwoGuests, "expected: 0x6")
+	mutanttest.Notices(t, mutant.ObeyOldAttempt, TestMigration, "testdata/migration/attempts")
 }

@@ -50,11 +50,14 @@ const (
 	TimedOut
 	HostLost
 	Placed
+	// A call has begun a live migration, and the migration has ended:
+	MigrateRequested
+	MigrationEnded
 )
 
 func (e Event) String() string {
 	return [...]string{"start", "stop", "cut", "delete", "forced delete", "built", "build failed", "up", "launch failed",
-		"guest off", "died", "off", "timed out", "recover", "place"}[min(e, Placed)]
+		"guest off", "died", "off", "timed out", "recover", "place", "migrate", "end the migration of"}[min(e, MigrationEnded)]
 }
 
 // next is the life cycle of a VM: the next state for each state and event. A transition without an entry is refused.
@@ -81,14 +84,14 @@ var next = map[State]map[Event]State{
 	},
 	Running: {
 		StartRequested: Running, StopRequested: Stopping, PowerOffRequested: Stopping, ForceDeleteRequested: Deleted,
-		GuestOff: Stopped, Died: Error, HostLost: Pending,
+		GuestOff: Stopped, Died: Error, HostLost: Pending, MigrateRequested: Migrating,
 	},
 	Stopping: {
 		StartRequested: Stopping, StopRequested: Stopping, PowerOffRequested: Stopping, ForceDeleteRequested: Deleted,
 		Off: Stopped, TimedOut: Error, HostLost: Pending,
 	},
 	Migrating: {
-		StartRequested: Migrating,
+		StartRequested: Migrating, ForceDeleteRequested: Deleted, MigrationEnded: Running,
 	},
 	Error: {
 		StartRequested: Starting, StopRequested: Stopping, PowerOffRequested: Stopping,

@@ -44,6 +44,9 @@ type VM struct {
 	History []Transition `cbor:",omitempty"`
 	// Choice says why the VM was placed on its host. It is nil for a VM that was placed before choices were recorded.
 	Choice *Choice `cbor:",omitempty"`
+	// Migration is set while the VM is MIGRATING. LastMigration describes the last migration that has ended, or is nil.
+	Migration     *Migration       `cbor:",omitempty"`
+	LastMigration *MigrationResult `cbor:",omitempty"`
 }
 
 // Desired is the desired state of a VM. The agent on the VM's host brings the VM into this state.

@@ -24,6 +24,27 @@ func Assigned(vm *cloud.VM) *agentv1.AssignedVm {
 	}
 }
 
+// AssignedMigration returns the part of a host in a migration as the message that is sent to the agent on the host. It
+// returns nil if m is nil.
+func AssignedMigration(m *cloud.Migration, on cloud.NodeID) *agentv1.AssignedMigration {
+	if m == nil {
+		return nil
+	}
+	out := &agentv1.AssignedMigration{Attempt: m.Attempt, Phase: agentv1.MigrationPhase(m.Phase)}
+	if on == m.Source {
+		out.Role, out.PeerNodeId = agentv1.MigrationRole_MIGRATION_ROLE_SOURCE, string(m.Target)
+		if m.Phase >= cloud.MigrationTransfer {
+			out.PeerAddress = m.Address
+		}
+		return out
+	}
+	out.Role, out.PeerNodeId, out.Machine = agentv1.MigrationRole_MIGRATION_ROLE_TARGET, string(m.Source), m.Machine
+	if m.GiveUp {
+		out.Phase = agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK
+	}
+	return out
+}
+
 // assignedNICs returns the NICs that the guest should have: all but those that are being detached.
 func assignedNICs(all []cloud.NIC) (out []*agentv1.AssignedNic) {
 	for _, n := range all {

@@ -199,6 +199,16 @@ const (
 	ReleaseAttachedDisk      = "release-attached-disk"      // a volume is detached although the guest still has the disk: controlplane/compute/vm, controlplane/sim, shared/cloud
 )
 
+// Mutants of live migration, each with the package whose tests must fail when the mutant is active.
+const (
+	CommitCanceled          = "commit-canceled"           // the switchover of a migration is committed although it was cancelled: shared/cloud
+	SwitchWithoutGeneration = "switch-without-generation" // the switchover does not increment the VM's generation: shared/cloud
+	RollBackUnproven        = "roll-back-unproven"        // a migration is rolled back although the target may run the guest: shared/cloud, controlplane/sim
+	ReleaseSourceEarly      = "release-source-early"      // the source is told to destroy the guest before the target runs it: shared/cloud
+	ObeyOldAttempt          = "obey-old-attempt"          // a report about an earlier migration of a VM counts for the present one: shared/cloud
+	TwoMigrationHolders     = "two-migration-holders"     // the target of an aborted migration is not told to destroy the VM: controlplane/compute/vm
+)
+
 // Mutants of the services for guests in a VPC, each with the package whose tests must fail when the mutant is active.
 const (
 	AnyHardwareAddress = "any-hardware-address" // DHCP answers messages with the hardware address of another port: nodeagent/dhcp

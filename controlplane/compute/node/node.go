@@ -266,6 +266,34 @@ func (s *Service) get(ctx context.Context, id cloud.NodeID) (n *cloud.Node, err 
 	return n, err
 }
 
+// Named returns the ID of the host with this ID or name. It returns NotFound if there is none, or several hosts have the
+// name.
+func (s *Service) Named(ctx context.Context, idOrName string) (id cloud.NodeID, err error) {
+	err = s.opts.Store.View(ctx, func(v *store.View) error {
+		all, _, err := Nodes.List(v, 0)
+		if err != nil {
+			return err
+		}
+		id = ""
+		for _, r := range all {
+			switch n := r.Value; {
+			case string(n.ID) == idOrName:
+				id = n.ID
+				return nil
+			case n.Name == idOrName && id != "":
+				return fault.New(fault.NotFound, "several nodes have the name %s", idOrName)
+			case n.Name == idOrName:
+				id = n.ID
+			}
+		}
+		if id == "" {
+			return noNode(cloud.NodeID(idOrName))
+		}
+		return nil
+	})
+	return id, err
+}
+
 // list returns a page of host records and the token of the next page.
 func (s *Service) list(ctx context.Context, size int32, token string) ([]*cloud.Node, string, error) {
 	all := func(*cloud.Node) bool { return true }

@@ -105,26 +105,36 @@ func (s *Service) createOnLeader(ctx context.Context, q createArgs) (out Created
 	if err != nil {
 		return out, err
 	}
-	deadline := time.NewTimer(heartbeatWait)
-	defer deadline.Stop()
-	for {
-		_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+	err = s.untilHeartbeats(ctx, func() error {
+		_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 			vm, replayed, err := store.Idempotent(tx, auth.CallerOf(ctx), store.InProject(q.Tenant.Project), "CreateVm", q.Body, func() (cloud.VM, error) {
 				return s.createRecords(ctx, tx, cloud.VMID(id.String()), q)
 			})
 			out = Created{vm, replayed}
 			return err
 		})
+		return err
+	})
+	return out, err
+}
+
+// untilHeartbeats calls place, and repeats it for up to heartbeatWait while it returns a retryableRefusal. It then
+// returns the refusal itself.
+func (s *Service) untilHeartbeats(ctx context.Context, place func() error) error {
+	deadline := time.NewTimer(heartbeatWait)
+	defer deadline.Stop()
+	for {
+		err := place()
 		var refusal *retryableRefusal
 		if !errors.As(err, &refusal) {
-			return out, err
+			return err
 		}
 		select {
 		case <-time.After(retryPause):
 		case <-deadline.C:
-			return Created{}, refusal.refusal
+			return refusal.refusal
 		case <-ctx.Done():
-			return Created{}, ctx.Err()
+			return ctx.Err()
 		}
 	}
 }

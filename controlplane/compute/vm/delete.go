@@ -131,6 +131,9 @@ func (s *Service) deleteRecords(tx *store.Tx, vm *cloud.VM, force bool) (deleteR
 		}
 	}
 	node.PlacedVMs.Put(tx, &node.Placed{Project: vm.Project, Generation: vm.Generation + 1, Gone: true, Held: reserved, Volumes: attached}, string(vm.Node), string(vm.ID))
+	if other := vm.OtherHost(); other != "" {
+		node.PlacedVMs.Put(tx, &node.Placed{Project: vm.Project, Generation: vm.Generation + 1, Gone: true, Held: need}, string(other), string(vm.ID))
+	}
 	return deleteResponse{Node: vm.Node, Away: unresponsive}, nil
 }
 

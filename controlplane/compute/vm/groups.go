@@ -68,6 +68,23 @@ func leaveGroups(tx *store.Tx, vm *cloud.VM) {
 	for _, key := range groupsOf(vm.Labels) {
 		groups.Delete(tx, string(vm.Project), key, string(vm.ID))
 	}
+	setOtherHost(tx, vm, "")
+}
+
+// targetSuffix is added to a VM's ID in the key of the anti-affinity record for the other host of its migration.
+const targetSuffix = "-other"
+
+// setOtherHost records that no VM of the VM's anti-affinity group may be placed on the other host of its migration. The
+// host is empty if the VM is not being migrated.
+func setOtherHost(tx *store.Tx, vm *cloud.VM, other cloud.NodeID) {
+	key := groupsOf(vm.Labels)[AntiAffinity]
+	switch {
+	case key == "":
+	case other == "":
+		groups.Delete(tx, string(vm.Project), key, string(vm.ID)+targetSuffix)
+	default:
+		groups.Put(tx, &other, string(vm.Project), key, string(vm.ID)+targetSuffix)
+	}
 }
 
 // groupMembers returns the hosts of the other VMs in the VM's groups. The records that it reads are guarded, so of two

@@ -60,10 +60,11 @@ func assigned(v *store.View, on cloud.NodeID, id cloud.VMID, p *node.Placed) (*a
 		return &agentv1.AssignedVm{VmId: string(id), Generation: p.Generation, Power: agentv1.Power_POWER_DESTROYED}, nil
 	}
 	vm, err := VMs.Get(v, string(p.Project), string(id))
-	if err != nil || vm == nil || vm.Node != on {
+	if err != nil || vm == nil || !slices.Contains(vm.Hosts(), on) {
 		return nil, err
 	}
 	out := convert.Assigned(vm)
+	out.Migration = convert.AssignedMigration(vm.Migration, on)
 	if out.Seed, err = assignedSeed(v, vm); err != nil {
 		return nil, err
 	}
@@ -94,7 +95,7 @@ func (s *Service) UsesImage(v *store.View, on cloud.NodeID, sha256 string) (bool
 		if err != nil {
 			return false, err
 		}
-		if vm != nil && vm.Node == on && usesImage(vm, sha256) {
+		if vm != nil && slices.Contains(vm.Hosts(), on) && usesImage(vm, sha256) {
 			return true, nil
 		}
 	}
@@ -118,6 +119,7 @@ func (s *Service) Observed(ctx context.Context, on cloud.NodeID, reports []cloud
 			}
 			if known {
 				s.storeUsage(o)
+				s.storeProgress(o)
 			}
 			if changed {
 				changes = append(changes, o)
@@ -152,7 +154,7 @@ func (s *Service) storeUsage(o cloud.Observation) {
 
 // applyReport applies a host's report about one VM to the VM's records. If tx is nil, it writes nothing. known is true
 // if the VM is placed on the host and not deleted. changed is true if the report changes a record. A report about a VM
-// that is not placed on the host is ignored.
+// that is not placed on the host is ignored. The host that is not vm.Node in a migration can change only the migration.
 func (s *Service) applyReport(r store.Reader, tx *store.Tx, on cloud.NodeID, o cloud.Observation, now cloud.Time) (known, changed bool, err error) {
 	if cloud.CheckUUID("vm_id", string(o.VM)) != nil {
 		return false, false, nil
@@ -177,15 +179,19 @@ func (s *Service) applyReport(r store.Reader, tx *store.Tx, on cloud.NodeID, o c
 		return false, true, releaseCapacity(tx, on, p.Held)
 	}
 	vm, err := VMs.Get(r, string(p.Project), string(o.VM))
-	if err != nil || vm == nil || vm.Node != on {
+	if err != nil || vm == nil || !slices.Contains(vm.Hosts(), on) {
 		return false, false, err
 	}
 	truncateReport(&o)
 	generation, nics, volumes := vm.Generation, vm.Spec.Network, vm.Spec.Volumes()
-	if !vm.Observe(o, now) {
+	migration := vm.ObserveMigration(on, o)
+	if changed := vm.Node == on && vm.Observe(o, now); !changed && !migration {
 		return true, false, nil
 	}
 	if tx != nil {
+		if _, err := s.advanceMigration(tx, vm, 0); err != nil {
+			return true, false, err
+		}
 		if err := releaseRemovedNICs(tx, vm, nics); err != nil {
 			return true, false, err
 		}
@@ -215,6 +221,11 @@ func truncateReport(o *cloud.Observation) {
 	for i, a := range o.Addresses {
 		o.Addresses[i] = truncate(a, maxAddress)
 	}
+	if o.Migration != nil {
+		m := *o.Migration
+		m.Error, m.Address = truncate(m.Error, maxLastError), truncate(m.Address, maxAddress)
+		o.Migration = &m
+	}
 	o.NICs = slices.Clone(o.NICs[:min(len(o.NICs), maxNICs)])
 	for i := range o.NICs {
 		o.NICs[i].Error = truncate(o.NICs[i].Error, maxLastError)
@@ -241,6 +252,8 @@ type deadlineFields struct {
 	Deadline cloud.Time
 	State    cloud.State
 	Recovery *cloud.Recovery
+	// Migration has none of the fields of cloud.Migration: Follow needs to know only whether there is one.
+	Migration *struct{}
 }
 
 // vmDeadlines decodes VM records to deadlineFields. Do not write records with it: that would delete all other fields of
@@ -262,6 +275,8 @@ func (s *Service) Follow(ctx context.Context) error {
 		clear(s.deadlines)
 		clear(s.usage)
 		clear(s.recoveries)
+		clear(s.migrations)
+		clear(s.progress)
 		for _, r := range all {
 			s.trackDeadline(r.Value)
 		}
@@ -283,6 +298,8 @@ func (s *Service) Follow(ctx context.Context) error {
 				delete(s.deadlines, cloud.VMID(c.Path[1]))
 				delete(s.usage, cloud.VMID(c.Path[1]))
 				delete(s.recoveries, cloud.VMID(c.Path[1]))
+				delete(s.migrations, cloud.VMID(c.Path[1]))
+				delete(s.progress, cloud.VMID(c.Path[1]))
 			} else {
 				s.trackDeadline(c.Value)
 			}
@@ -293,6 +310,7 @@ func (s *Service) Follow(ctx context.Context) error {
 
 func (s *Service) trackDeadline(vm *deadlineFields) {
 	s.trackRecovery(vm)
+	s.trackMigration(vm)
 	if vm.Deadline == 0 {
 		delete(s.deadlines, vm.ID)
 	} else {

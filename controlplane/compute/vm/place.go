@@ -13,14 +13,25 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// place chooses a host for vm and allocates the VM's capacity on it. It first chooses from the leader's copy of the
-// host records. It then reads the chosen host's record in tx, and chooses again if that host is full, not READY or
-// deleted.
+// place chooses a host for vm and allocates the VM's capacity on it.
 func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*image.Usable, volumes *volume.Placement) error {
 	r, err := placementRequest(tx, vm, images, volumes)
 	if err != nil {
 		return err
 	}
+	id, err := s.choose(tx, vm, r, volumes)
+	if err == nil {
+		vm.Node = id
+		vm.Choice = &cloud.Choice{At: tx.Now(), Node: id, Reason: choiceReason(r)}
+	}
+	return err
+}
+
+// choose chooses a host for vm by the request r, and allocates the VM's capacity on it. It first chooses from the
+// leader's copy of the host records. It then reads the chosen host's record in tx, and chooses again if that host is
+// full, not READY or deleted. If r has a function Check, choose calls it too.
+func (s *Service) choose(tx *store.Tx, vm *cloud.VM, r *schedule.Request, volumes *volume.Placement) (cloud.NodeID, error) {
+	further := r.Check
 	var failed error // of a read in Check
 	r.Check = func(n *cloud.Node) string {
 		why, err := s.hostShortage(tx, vm, volumes, n)
@@ -28,27 +39,33 @@ func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*im
 			failed = err
 			return "cannot be examined"
 		}
+		if why == "" && further != nil {
+			why = further(n)
+		}
 		return why
 	}
 	for {
 		chosen := s.opts.Nodes.Place(r)
 		if failed != nil {
-			return failed
+			return "", failed
 		}
 		if chosen.Node == "" {
+			if r.On != "" && further != nil { // a migration to a host that the caller has requested
+				chosen.Refused = slices.DeleteFunc(chosen.Refused, func(one schedule.Refusal) bool { return one.Node != r.On })
+			}
 			refused := errNoHost(chosen.Refused)
 			waiting, err := s.awaitingHeartbeats(tx)
 			if err != nil {
-				return err
+				return "", err
 			}
 			if waiting {
-				return &retryableRefusal{refused}
+				return "", &retryableRefusal{refused}
 			}
-			return refused
+			return "", refused
 		}
 		n, err := node.Nodes.Get(tx.GuardedUnless(mutant.AllocateTwice), string(chosen.Node))
 		if err != nil {
-			return err
+			return "", err
 		}
 		if why := recordShortage(n, r.Need, volumes); why != "" {
 			r.Skip[chosen.Node] = why
@@ -56,9 +73,7 @@ func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*im
 		}
 		n.Allocated = n.Allocated.Plus(r.Need)
 		node.Nodes.Put(tx, n, string(chosen.Node))
-		vm.Node = chosen.Node
-		vm.Choice = &cloud.Choice{At: tx.Now(), Node: chosen.Node, Reason: choiceReason(r)}
-		return nil
+		return chosen.Node, nil
 	}
 }
 
@@ -90,7 +105,7 @@ func (s *Service) hostShortage(tx *store.Tx, vm *cloud.VM, volumes *volume.Place
 	if why := volumes.Shortage(n); why != "" {
 		return why, nil
 	}
-	if vm.State == cloud.Pending {
+	if vm.State == cloud.Pending || vm.State == cloud.Running {
 		// A host that this VM left has not destroyed it yet. It has the VM's record and directory.
 		left, err := node.PlacedVMs.Has(tx, string(n.ID), string(vm.ID))
 		if err != nil || left {
@@ -129,10 +144,13 @@ func (s *Service) awaitingHeartbeats(tx *store.Tx) (bool, error) {
 	}), nil
 }
 
+// reasonNoHostFits is the reason in the error for a placement that found no host.
+const reasonNoHostFits = "NO_HOST_FITS"
+
 // errNoHost returns the error for a placement that found no host. Its details contain the reason for each host, or, in a
 // large cloud, the number of hosts for each reason (see schedule.Summarize).
 func errNoHost(refused []schedule.Refusal) error {
-	f := fault.New(fault.ResourceExhausted, "no host fits").WithReason("NO_HOST_FITS")
+	f := fault.New(fault.ResourceExhausted, "no host fits").WithReason(reasonNoHostFits)
 	if len(refused) == 0 {
 		f.Message += ": the cloud has no hosts yet"
 		return f

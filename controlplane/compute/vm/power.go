@@ -64,6 +64,11 @@ func (s *Service) changePowerOnLeader(ctx context.Context, q powerRequest) (out 
 				return cloud.VM{}, err
 			}
 			before, state := vm.Generation, vm.State
+			if q.Action == stop && q.GraceMS == 0 && vm.Migration != nil {
+				if err := s.abortMigration(tx, vm); err != nil {
+					return cloud.VM{}, err
+				}
+			}
 			switch q.Action {
 			case start:
 				err = vm.Apply(cloud.StartRequested, tx.Now())

@@ -332,6 +332,12 @@ func (s *Service) deleteVM(w *rest.Response, r *http.Request) (any, error) {
 	return map[string]any{"id": id, "deleted": true}, nil
 }
 
+// restHash returns the SHA-256 of the method, the path and the body of a call. It is stored with the idempotency key as
+// the hash of the request.
+func restHash(r *http.Request, body []byte) [32]byte {
+	return sha256.Sum256(append([]byte(r.Method+" "+r.URL.Path+"\n"), body...))
+}
+
 // pathHash returns the SHA-256 of the method and the path. For a call without a body, it is stored with the idempotency
 // key as the hash of the request.
 func pathHash(r *http.Request) [32]byte { return sha256.Sum256([]byte(r.Method + " " + r.URL.Path)) }
@@ -342,17 +348,23 @@ type migrateBody struct {
 	Wait           bool    `json:"wait"`
 }
 
-func (s *Service) migrateVM(_ *rest.Response, r *http.Request) (any, error) {
+func (s *Service) migrateVM(w *rest.Response, r *http.Request) (any, error) {
 	t, id, err := admitVM(r, "MigrateVm")
 	if err != nil {
 		return nil, err
 	}
 	var in migrateBody
-	if _, err := rest.Decode(r, &in); err != nil {
+	raw, err := rest.Decode(r, &in)
+	if err != nil {
 		return nil, err
 	}
 	if in.Destination == nil || strings.TrimSpace(*in.Destination) == "" {
 		return nil, fault.Invalid("destination_node_id", "is required")
 	}
-	return nil, s.checkMigrate(r.Context(), t, id, *in.Destination)
+	out, err := s.Migrate(r.Context(), t, id, cloud.NodeID(*in.Destination), in.TimeoutSeconds, in.Wait, restHash(r, raw))
+	if err != nil {
+		return nil, err
+	}
+	replayed(w, out.Replayed)
+	return toREST(out.VM), nil
 }

@@ -2,7 +2,6 @@ package vm
 
 import (
 	"context"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -194,40 +193,6 @@ func (r *server) WatchVm(in *vmv1.WatchVmRequest, stream grpc.ServerStreamingSer
 		return err
 	}
 	return r.s.Watch(stream.Context(), t, cloud.VMID(in.GetVmId()), func(m rpc.Lazy) error { return stream.SendMsg(m) })
-}
-
-// The calls below are not supported yet. They check the caller's permission and the arguments, and then return
-// Unimplemented.
-
-func (s *Service) checkMigrate(ctx context.Context, t cloud.Tenant, id cloud.VMID, destination string) error {
-	if _, err := s.Get(ctx, t, id); err != nil {
-		return err
-	}
-	if err := cloud.CheckUUID("destination_node_id", destination); err != nil {
-		return err
-	}
-	return rpc.Unimplemented("MigrateVm")
-}
-
-func (r *server) MigrateVm(ctx context.Context, in *vmv1.MigrateVmRequest) (*vmv1.VirtualMachine, error) {
-	t, err := admit(ctx, "MigrateVm", in)
-	if err != nil {
-		return nil, err
-	}
-	return nil, r.s.checkMigrate(ctx, t, cloud.VMID(in.GetVmId()), in.GetDestinationNodeId())
-}
-
-func (r *server) PrepareVmMigration(ctx context.Context, in *vmv1.PrepareVmMigrationRequest) (*vmv1.VirtualMachine, error) {
-	if _, err := admit(ctx, "PrepareVmMigration", in); err != nil {
-		return nil, err
-	}
-	if err := cloud.CheckUUID("vm_id", in.GetVmId()); err != nil {
-		return nil, err
-	}
-	if !strings.HasPrefix(in.GetListenUri(), "tcp:") {
-		return nil, fault.Invalid("listen_uri", "must be tcp:<host>:<port>")
-	}
-	return nil, rpc.Unimplemented("PrepareVmMigration")
 }
 
 func (r *server) RecoverVm(ctx context.Context, in *vmv1.RecoverVmRequest) (*vmv1.VirtualMachine, error) {

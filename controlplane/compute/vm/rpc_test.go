@@ -11,9 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// TestRPCArguments makes gRPC calls with invalid arguments: unknown enumeration values, values beyond limits,
-// and arguments of calls that this version does not serve (migrate). Each error must name the field. No call
-// may change the VM.
+// TestRPCArguments makes gRPC calls with invalid arguments: unknown enumeration values and values beyond limits. It also
+// calls PrepareVmMigration as a caller who may not. Each error must name the field. No call may change the VM.
 func TestRPCArguments(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -50,8 +49,9 @@ func TestRPCArguments(t *testing.T) {
 		{"another org", create(&vmv1.CreateVmRequest{OrgId: "evil"}), fault.NotFound, ""},
 		{"a stop of more than 600 s", only(r.StopVm(ctx, &vmv1.StopVmRequest{VmId: id, TimeoutSeconds: 601})), fault.InvalidArgument, "timeout_seconds"},
 		{"a forced stop of more than 600 s", only(r.StopVm(ctx, &vmv1.StopVmRequest{VmId: id, TimeoutSeconds: 601, Force: true})), fault.InvalidArgument, "timeout_seconds"},
-		{"migrate", only(r.MigrateVm(ctx, &vmv1.MigrateVmRequest{VmId: id, DestinationNodeId: nowhere})), fault.Unimplemented, ""},
-		{"migrate without a destination", only(r.MigrateVm(ctx, &vmv1.MigrateVmRequest{VmId: id})), fault.InvalidArgument, "destination_node_id"},
+		{"migrate", only(r.MigrateVm(ctx, &vmv1.MigrateVmRequest{VmId: id, DestinationNodeId: nowhere})), fault.FailedPrecondition, ""},
+		{"migrate to a host without a valid ID", only(r.MigrateVm(ctx, &vmv1.MigrateVmRequest{VmId: id, DestinationNodeId: "x"})), fault.InvalidArgument, "destination_node_id"},
+		{"migrate for more than a day", only(r.MigrateVm(ctx, &vmv1.MigrateVmRequest{VmId: id, TimeoutSeconds: 86401})), fault.InvalidArgument, "timeout_seconds"},
 		{"prepare a migration, an internal call", only(r.PrepareVmMigration(ctx, &vmv1.PrepareVmMigrationRequest{VmId: id, ListenUri: "tcp:h:1"})), fault.PermissionDenied, ""},
 		{"recover an unknown VM without a spec", only(r.RecoverVm(ctx, &vmv1.RecoverVmRequest{VmId: nowhere})), fault.NotFound, ""},
 		{"recover a VM whose host answers", only(r.RecoverVm(ctx, &vmv1.RecoverVmRequest{VmId: id})), fault.FailedPrecondition, ""},

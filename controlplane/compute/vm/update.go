@@ -53,6 +53,9 @@ func (s *Service) updateOnLeader(ctx context.Context, q updateRequest) (out clou
 		if err != nil {
 			return err
 		}
+		if vm.State == cloud.Migrating {
+			return fault.New(fault.FailedPrecondition, "cannot update VM %s: it is %s", vm.Name, vm.State)
+		}
 		generation := vm.Generation
 		changed, err := s.apply(tx, vm, &q.Change)
 		if err != nil {

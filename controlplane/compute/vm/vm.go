@@ -75,6 +75,9 @@ type Service struct {
 	recoveries map[cloud.VMID]recovery
 	// scanned holds when Recover last read the VMs of each lost host. Only Recover uses it.
 	scanned map[cloud.NodeID]cloud.Time
+	// migrations holds, on the leader, the VMs that are being migrated. progress holds what their sources have reported.
+	migrations map[cloud.VMID]migrating
+	progress   map[cloud.VMID]transferred
 }
 
 // New creates the service and registers the commands that other members forward to the leader.
@@ -83,9 +86,11 @@ func New(opts Options) *Service {
 		opts.Billing = noBilling{}
 	}
 	s := &Service{opts: opts, messages: newMessages(opts.Store), usage: map[cloud.VMID]cloud.Usage{}, deadlines: map[cloud.VMID]deadline{},
-		recoveries: map[cloud.VMID]recovery{}, scanned: map[cloud.NodeID]cloud.Time{}}
+		recoveries: map[cloud.VMID]recovery{}, scanned: map[cloud.NodeID]cloud.Time{},
+		migrations: map[cloud.VMID]migrating{}, progress: map[cloud.VMID]transferred{}}
 	leader.Register(opts.Commands, s, createCommand, setPowerCommand, pulseCommand, deleteCommand, updateCommand, usageCommand,
-		attachNICCommand, detachNICCommand, recoverCommand, attachDiskCommand, detachDiskCommand)
+		attachNICCommand, detachNICCommand, recoverCommand, attachDiskCommand, detachDiskCommand, migrateCommand, cancelMigrationCommand,
+		progressCommand)
 	return s
 }
 
@@ -128,7 +133,8 @@ func (s *Service) List(ctx context.Context, t cloud.Tenant, size int32, token, f
 }
 
 // save stores a changed VM. The parameter before is the VM's generation before the change. If the generation has
-// changed, save also writes the VM's Placed record, so that the leader sends the VM's host the new desired state.
+// changed, save also writes the VM's Placed record, so that the leader sends the VM's host the new desired state. While
+// the VM is being migrated, it does this for both hosts.
 func (s *Service) save(tx *store.Tx, vm *cloud.VM, before uint64) error {
 	vm.UpdatedAt = tx.Now()
 	if vm.Generation != before {
@@ -136,8 +142,10 @@ func (s *Service) save(tx *store.Tx, vm *cloud.VM, before uint64) error {
 		vm.Status.StopsWithLease = false
 	}
 	VMs.Put(tx, vm, string(vm.Project), string(vm.ID))
-	if vm.Generation != before && vm.Node != "" {
-		node.PlacedVMs.Put(tx, &node.Placed{Project: vm.Project, Generation: vm.Generation}, string(vm.Node), string(vm.ID))
+	if vm.Generation != before {
+		for _, host := range vm.Hosts() {
+			node.PlacedVMs.Put(tx, &node.Placed{Project: vm.Project, Generation: vm.Generation}, string(host), string(vm.ID))
+		}
 	}
 	return s.opts.Billing.Changed(tx, vm)
 }

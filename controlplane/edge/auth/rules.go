@@ -205,6 +205,8 @@ var rules = map[Method]Rule{
 	operators + "TransferLeader":    {Nowhere, nil},
 	operators + "BackupCluster":     {Nowhere, nil},
 	operators + "ReadConsoleLog":    {OfProject, read},
+	operators + "GetMigration":      {OfProject, read},
+	operators + "CancelMigration":   {OfProject, write},
 
 	vmViews + "ListAllVms":   {Nowhere, nil},
 	vmViews + "WatchVms":     {OfProject, read},

@@ -215,7 +215,10 @@ func (a *witness) step(revision int64, before, now *cloud.VM) error {
 	if v != w && now.Generation == before.Generation {
 		return fmt.Errorf("VM %s has another wish and the same generation %d", now.ID, now.Generation)
 	}
-	if before.Node != "" && now.Node != before.Node {
+	if err := a.checkMigration(before, now); err != nil {
+		return err
+	}
+	if before.Node != "" && now.Node != before.Node && before.Migration == nil {
 		if now.Node != "" || now.State != cloud.Pending {
 			return fmt.Errorf("VM %s goes from %s to %s", now.ID, before.Node, now.Node)
 		}
@@ -247,9 +250,10 @@ func (a *witness) balance() error {
 	sums := map[cloud.NodeID]cloud.Capacity{}
 	uses := 0
 	for id, vm := range a.vms {
-		p := a.placed[vm.Node][id]
-		if vm.Node != "" && (p == nil || p.Gone || p.Generation != vm.Generation) {
-			return fmt.Errorf("VM %s of generation %d is on %s, whose wanted state is %+v", id, vm.Generation, vm.Node, p)
+		for _, on := range vm.Hosts() {
+			if p := a.placed[on][id]; p == nil || p.Gone || p.Generation != vm.Generation && on == vm.Node {
+				return fmt.Errorf("VM %s of generation %d is on %s, whose wanted state is %+v", id, vm.Generation, on, p)
+			}
 		}
 		if a.names[vm.Name] != id {
 			return fmt.Errorf("VM %s has the name %s, which belongs to VM %s", id, vm.Name, a.names[vm.Name])
@@ -259,8 +263,8 @@ func (a *witness) balance() error {
 				return fmt.Errorf("image %s has no record that VM %s uses it", image, id)
 			}
 		}
-		if vm.Node != "" {
-			sums[vm.Node] = sums[vm.Node].Plus(vm.Spec.Need())
+		for _, on := range vm.Hosts() {
+			sums[on] = sums[on].Plus(vm.Spec.Need())
 		}
 	}
 	if len(a.names) != len(a.vms) || len(a.uses) != uses {
@@ -269,7 +273,7 @@ func (a *witness) balance() error {
 	for on, vms := range a.placed {
 		for id, p := range vms {
 			switch {
-			case p.Gone && a.vms[id] != nil && a.vms[id].Node == on:
+			case p.Gone && a.vms[id] != nil && slices.Contains(a.vms[id].Hosts(), on):
 				return fmt.Errorf("VM %s has a record, but the wanted state of host %s is to destroy it", id, on)
 			case p.Gone:
 				sums[on] = sums[on].Plus(p.Held)

@@ -180,6 +180,7 @@ func (p *process) serve(log *slog.Logger) (err error) {
 			{Name: "follow vms", Every: time.Second, Run: p.vms.Follow},
 			{Name: "settle vms", Every: vm.SettleEvery, Run: p.vms.Settle},
 			{Name: "recover vms", Every: vm.RecoverEvery, Run: p.vms.Recover},
+			{Name: "step live migrations", Every: vm.MigrateEvery, Run: p.vms.StepMigrations},
 			{Name: "place volumes", Every: volume.PlaceEvery, Run: p.placeVolumes},
 			{Name: "free rested addresses", Every: network.FreeEvery, Run: p.networks.FreeRested},
 			{Name: "follow networks", Every: time.Second, Run: feed.Follow},

@@ -1,8 +1,9 @@
 // operator.v1: OperatorService runs the cloud itself: members, hosts, bans, backups; and it shows the console log of a
 // VM. On port 50051. Times are Unix milliseconds.
 //
-// All calls are for system:admin with a token that is not limited to an org or project, except ReadConsoleLog, for
-// everybody who may call VmService.GetVm. controlplane/edge/auth/rules.go is the authorization table. docs/api.md
+// All calls are for system:admin with a token that is not limited to an org or project, except ReadConsoleLog and
+// GetMigration, for everybody who may call VmService.GetVm, and CancelMigration, for everybody who may call
+// VmService.MigrateVm. controlplane/edge/auth/rules.go is the authorization table. docs/api.md
 // describes the errors that every call can return, page tokens and deadlines. No call of this service takes an
 // idempotency key.
 //
@@ -1825,6 +1826,350 @@ func (x *CreateMemberTokenResponse) GetExpiresAt() int64 {
 	return 0
 }
 
+type GetMigrationRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// This and project_id may be empty, as in VmService.
+	OrgId         string `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId     string `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	VmId          string `protobuf:"bytes,3,opt,name=vm_id,json=vmId,proto3" json:"vm_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetMigrationRequest) Reset() {
+	*x = GetMigrationRequest{}
+	mi := &file_operator_v1_operator_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetMigrationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetMigrationRequest) ProtoMessage() {}
+
+func (x *GetMigrationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetMigrationRequest.ProtoReflect.Descriptor instead.
+func (*GetMigrationRequest) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *GetMigrationRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *GetMigrationRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+func (x *GetMigrationRequest) GetVmId() string {
+	if x != nil {
+		return x.VmId
+	}
+	return ""
+}
+
+type GetMigrationResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty if the VM was never migrated. If phase is empty, the migration has ended.
+	Migration     *Migration `protobuf:"bytes,1,opt,name=migration,proto3" json:"migration,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetMigrationResponse) Reset() {
+	*x = GetMigrationResponse{}
+	mi := &file_operator_v1_operator_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetMigrationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetMigrationResponse) ProtoMessage() {}
+
+func (x *GetMigrationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetMigrationResponse.ProtoReflect.Descriptor instead.
+func (*GetMigrationResponse) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *GetMigrationResponse) GetMigration() *Migration {
+	if x != nil {
+		return x.Migration
+	}
+	return nil
+}
+
+// Migration is a live migration of a VM.
+type Migration struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Grows with each migration of the VM.
+	Attempt      uint64 `protobuf:"varint,1,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	SourceNodeId string `protobuf:"bytes,2,opt,name=source_node_id,json=sourceNodeId,proto3" json:"source_node_id,omitempty"`
+	TargetNodeId string `protobuf:"bytes,3,opt,name=target_node_id,json=targetNodeId,proto3" json:"target_node_id,omitempty"`
+	// PREPARE, TRANSFER, SWITCHOVER or ROLLBACK; empty if the migration has ended.
+	Phase   string `protobuf:"bytes,4,opt,name=phase,proto3" json:"phase,omitempty"`
+	BeganAt int64  `protobuf:"varint,5,opt,name=began_at,json=beganAt,proto3" json:"began_at,omitempty"`
+	// When a migration before its switchover is undone. 0 if the migration has ended.
+	Deadline int64 `protobuf:"varint,6,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	// 0 if the migration has not ended.
+	EndedAt int64 `protobuf:"varint,7,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	// True if the migration has ended and the VM is on the target.
+	Moved bool `protobuf:"varint,8,opt,name=moved,proto3" json:"moved,omitempty"`
+	// Why the VM is not on the target, or the first error that a host has reported.
+	Reason string `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Bytes of memory and disks.
+	TotalBytes uint64 `protobuf:"varint,10,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	SentBytes  uint64 `protobuf:"varint,11,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
+	// How long the guest was paused, in milliseconds, as the hosts have reported. 0 if it is not known.
+	DowntimeMs    uint32 `protobuf:"varint,12,opt,name=downtime_ms,json=downtimeMs,proto3" json:"downtime_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Migration) Reset() {
+	*x = Migration{}
+	mi := &file_operator_v1_operator_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Migration) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Migration) ProtoMessage() {}
+
+func (x *Migration) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Migration.ProtoReflect.Descriptor instead.
+func (*Migration) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *Migration) GetAttempt() uint64 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+func (x *Migration) GetSourceNodeId() string {
+	if x != nil {
+		return x.SourceNodeId
+	}
+	return ""
+}
+
+func (x *Migration) GetTargetNodeId() string {
+	if x != nil {
+		return x.TargetNodeId
+	}
+	return ""
+}
+
+func (x *Migration) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *Migration) GetBeganAt() int64 {
+	if x != nil {
+		return x.BeganAt
+	}
+	return 0
+}
+
+func (x *Migration) GetDeadline() int64 {
+	if x != nil {
+		return x.Deadline
+	}
+	return 0
+}
+
+func (x *Migration) GetEndedAt() int64 {
+	if x != nil {
+		return x.EndedAt
+	}
+	return 0
+}
+
+func (x *Migration) GetMoved() bool {
+	if x != nil {
+		return x.Moved
+	}
+	return false
+}
+
+func (x *Migration) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Migration) GetTotalBytes() uint64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
+
+func (x *Migration) GetSentBytes() uint64 {
+	if x != nil {
+		return x.SentBytes
+	}
+	return 0
+}
+
+func (x *Migration) GetDowntimeMs() uint32 {
+	if x != nil {
+		return x.DowntimeMs
+	}
+	return 0
+}
+
+type CancelMigrationRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// This and project_id may be empty, as in VmService.
+	OrgId         string `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId     string `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	VmId          string `protobuf:"bytes,3,opt,name=vm_id,json=vmId,proto3" json:"vm_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelMigrationRequest) Reset() {
+	*x = CancelMigrationRequest{}
+	mi := &file_operator_v1_operator_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelMigrationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelMigrationRequest) ProtoMessage() {}
+
+func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelMigrationRequest.ProtoReflect.Descriptor instead.
+func (*CancelMigrationRequest) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *CancelMigrationRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *CancelMigrationRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+func (x *CancelMigrationRequest) GetVmId() string {
+	if x != nil {
+		return x.VmId
+	}
+	return ""
+}
+
+type CancelMigrationResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelMigrationResponse) Reset() {
+	*x = CancelMigrationResponse{}
+	mi := &file_operator_v1_operator_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelMigrationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelMigrationResponse) ProtoMessage() {}
+
+func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelMigrationResponse.ProtoReflect.Descriptor instead.
+func (*CancelMigrationResponse) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{36}
+}
+
 type ReadConsoleLogRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// This and project_id may be empty, as in VmService.
@@ -1841,7 +2186,7 @@ type ReadConsoleLogRequest struct {
 
 func (x *ReadConsoleLogRequest) Reset() {
 	*x = ReadConsoleLogRequest{}
-	mi := &file_operator_v1_operator_proto_msgTypes[32]
+	mi := &file_operator_v1_operator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1853,7 +2198,7 @@ func (x *ReadConsoleLogRequest) String() string {
 func (*ReadConsoleLogRequest) ProtoMessage() {}
 
 func (x *ReadConsoleLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[32]
+	mi := &file_operator_v1_operator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1866,7 +2211,7 @@ func (x *ReadConsoleLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadConsoleLogRequest.ProtoReflect.Descriptor instead.
 func (*ReadConsoleLogRequest) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ReadConsoleLogRequest) GetOrgId() string {
@@ -1914,7 +2259,7 @@ type ReadConsoleLogResponse struct {
 
 func (x *ReadConsoleLogResponse) Reset() {
 	*x = ReadConsoleLogResponse{}
-	mi := &file_operator_v1_operator_proto_msgTypes[33]
+	mi := &file_operator_v1_operator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1926,7 +2271,7 @@ func (x *ReadConsoleLogResponse) String() string {
 func (*ReadConsoleLogResponse) ProtoMessage() {}
 
 func (x *ReadConsoleLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[33]
+	mi := &file_operator_v1_operator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1939,7 +2284,7 @@ func (x *ReadConsoleLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadConsoleLogResponse.ProtoReflect.Descriptor instead.
 func (*ReadConsoleLogResponse) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ReadConsoleLogResponse) GetData() []byte {
@@ -2069,7 +2414,37 @@ const file_operator_v1_operator_proto_rawDesc = "" +
 	"\x19CreateMemberTokenResponse\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x12\x1d\n" +
 	"\n" +
-	"expires_at\x18\x02 \x01(\x03R\texpiresAt\"\x99\x01\n" +
+	"expires_at\x18\x02 \x01(\x03R\texpiresAt\"`\n" +
+	"\x13GetMigrationRequest\x12\x15\n" +
+	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x02 \x01(\tR\tprojectId\x12\x13\n" +
+	"\x05vm_id\x18\x03 \x01(\tR\x04vmId\"L\n" +
+	"\x14GetMigrationResponse\x124\n" +
+	"\tmigration\x18\x01 \x01(\v2\x16.operator.v1.MigrationR\tmigration\"\xe8\x02\n" +
+	"\tMigration\x12\x18\n" +
+	"\aattempt\x18\x01 \x01(\x04R\aattempt\x12$\n" +
+	"\x0esource_node_id\x18\x02 \x01(\tR\fsourceNodeId\x12$\n" +
+	"\x0etarget_node_id\x18\x03 \x01(\tR\ftargetNodeId\x12\x14\n" +
+	"\x05phase\x18\x04 \x01(\tR\x05phase\x12\x19\n" +
+	"\bbegan_at\x18\x05 \x01(\x03R\abeganAt\x12\x1a\n" +
+	"\bdeadline\x18\x06 \x01(\x03R\bdeadline\x12\x19\n" +
+	"\bended_at\x18\a \x01(\x03R\aendedAt\x12\x14\n" +
+	"\x05moved\x18\b \x01(\bR\x05moved\x12\x16\n" +
+	"\x06reason\x18\t \x01(\tR\x06reason\x12\x1f\n" +
+	"\vtotal_bytes\x18\n" +
+	" \x01(\x04R\n" +
+	"totalBytes\x12\x1d\n" +
+	"\n" +
+	"sent_bytes\x18\v \x01(\x04R\tsentBytes\x12\x1f\n" +
+	"\vdowntime_ms\x18\f \x01(\rR\n" +
+	"downtimeMs\"c\n" +
+	"\x16CancelMigrationRequest\x12\x15\n" +
+	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x02 \x01(\tR\tprojectId\x12\x13\n" +
+	"\x05vm_id\x18\x03 \x01(\tR\x04vmId\"\x19\n" +
+	"\x17CancelMigrationResponse\"\x99\x01\n" +
 	"\x15ReadConsoleLogRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
@@ -2079,8 +2454,7 @@ const file_operator_v1_operator_proto_rawDesc = "" +
 	"\n" +
 	"tail_bytes\x18\x05 \x01(\x04R\ttailBytes\",\n" +
 	"\x16ReadConsoleLogResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\x81\n" +
-	"\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data2\xb4\v\n" +
 	"\x0fOperatorService\x12V\n" +
 	"\rClusterStatus\x12!.operator.v1.ClusterStatusRequest\x1a\".operator.v1.ClusterStatusResponse\x12J\n" +
 	"\tAddMember\x12\x1d.operator.v1.AddMemberRequest\x1a\x1e.operator.v1.AddMemberResponse\x12V\n" +
@@ -2096,7 +2470,9 @@ const file_operator_v1_operator_proto_rawDesc = "" +
 	"\tUnbanNode\x12\x1d.operator.v1.UnbanNodeRequest\x1a\x1e.operator.v1.UnbanNodeResponse\x12G\n" +
 	"\bListBans\x12\x1c.operator.v1.ListBansRequest\x1a\x1d.operator.v1.ListBansResponse\x12b\n" +
 	"\x11CreateMemberToken\x12%.operator.v1.CreateMemberTokenRequest\x1a&.operator.v1.CreateMemberTokenResponse\x12[\n" +
-	"\x0eReadConsoleLog\x12\".operator.v1.ReadConsoleLogRequest\x1a#.operator.v1.ReadConsoleLogResponse0\x01B>Z<github.com/trivet-cloud/trivet/protos/operator/v1;operatorv1b\x06proto3"
+	"\x0eReadConsoleLog\x12\".operator.v1.ReadConsoleLogRequest\x1a#.operator.v1.ReadConsoleLogResponse0\x01\x12S\n" +
+	"\fGetMigration\x12 .operator.v1.GetMigrationRequest\x1a!.operator.v1.GetMigrationResponse\x12\\\n" +
+	"\x0fCancelMigration\x12#.operator.v1.CancelMigrationRequest\x1a$.operator.v1.CancelMigrationResponseB>Z<github.com/trivet-cloud/trivet/protos/operator/v1;operatorv1b\x06proto3"
 
 var (
 	file_operator_v1_operator_proto_rawDescOnce sync.Once
@@ -2110,7 +2486,7 @@ func file_operator_v1_operator_proto_rawDescGZIP() []byte {
 	return file_operator_v1_operator_proto_rawDescData
 }
 
-var file_operator_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
+var file_operator_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_operator_v1_operator_proto_goTypes = []any{
 	(*ClusterStatusRequest)(nil),      // 0: operator.v1.ClusterStatusRequest
 	(*ClusterStatusResponse)(nil),     // 1: operator.v1.ClusterStatusResponse
@@ -2144,8 +2520,13 @@ var file_operator_v1_operator_proto_goTypes = []any{
 	(*ListBansResponse)(nil),          // 29: operator.v1.ListBansResponse
 	(*CreateMemberTokenRequest)(nil),  // 30: operator.v1.CreateMemberTokenRequest
 	(*CreateMemberTokenResponse)(nil), // 31: operator.v1.CreateMemberTokenResponse
-	(*ReadConsoleLogRequest)(nil),     // 32: operator.v1.ReadConsoleLogRequest
-	(*ReadConsoleLogResponse)(nil),    // 33: operator.v1.ReadConsoleLogResponse
+	(*GetMigrationRequest)(nil),       // 32: operator.v1.GetMigrationRequest
+	(*GetMigrationResponse)(nil),      // 33: operator.v1.GetMigrationResponse
+	(*Migration)(nil),                 // 34: operator.v1.Migration
+	(*CancelMigrationRequest)(nil),    // 35: operator.v1.CancelMigrationRequest
+	(*CancelMigrationResponse)(nil),   // 36: operator.v1.CancelMigrationResponse
+	(*ReadConsoleLogRequest)(nil),     // 37: operator.v1.ReadConsoleLogRequest
+	(*ReadConsoleLogResponse)(nil),    // 38: operator.v1.ReadConsoleLogResponse
 }
 var file_operator_v1_operator_proto_depIdxs = []int32{
 	2,  // 0: operator.v1.ClusterStatusResponse.members:type_name -> operator.v1.Member
@@ -2158,41 +2539,46 @@ var file_operator_v1_operator_proto_depIdxs = []int32{
 	16, // 7: operator.v1.Group.progress:type_name -> operator.v1.Progress
 	25, // 8: operator.v1.BanNodeResponse.bans:type_name -> operator.v1.Ban
 	25, // 9: operator.v1.ListBansResponse.bans:type_name -> operator.v1.Ban
-	0,  // 10: operator.v1.OperatorService.ClusterStatus:input_type -> operator.v1.ClusterStatusRequest
-	3,  // 11: operator.v1.OperatorService.AddMember:input_type -> operator.v1.AddMemberRequest
-	5,  // 12: operator.v1.OperatorService.PromoteMember:input_type -> operator.v1.PromoteMemberRequest
-	7,  // 13: operator.v1.OperatorService.RemoveMember:input_type -> operator.v1.RemoveMemberRequest
-	9,  // 14: operator.v1.OperatorService.ReplaceMember:input_type -> operator.v1.ReplaceMemberRequest
-	11, // 15: operator.v1.OperatorService.TransferLeader:input_type -> operator.v1.TransferLeaderRequest
-	13, // 16: operator.v1.OperatorService.BackupCluster:input_type -> operator.v1.BackupClusterRequest
-	17, // 17: operator.v1.OperatorService.CreateNodeToken:input_type -> operator.v1.CreateNodeTokenRequest
-	19, // 18: operator.v1.OperatorService.EvictNode:input_type -> operator.v1.EvictNodeRequest
-	21, // 19: operator.v1.OperatorService.FenceNode:input_type -> operator.v1.FenceNodeRequest
-	23, // 20: operator.v1.OperatorService.BanNode:input_type -> operator.v1.BanNodeRequest
-	26, // 21: operator.v1.OperatorService.UnbanNode:input_type -> operator.v1.UnbanNodeRequest
-	28, // 22: operator.v1.OperatorService.ListBans:input_type -> operator.v1.ListBansRequest
-	30, // 23: operator.v1.OperatorService.CreateMemberToken:input_type -> operator.v1.CreateMemberTokenRequest
-	32, // 24: operator.v1.OperatorService.ReadConsoleLog:input_type -> operator.v1.ReadConsoleLogRequest
-	1,  // 25: operator.v1.OperatorService.ClusterStatus:output_type -> operator.v1.ClusterStatusResponse
-	4,  // 26: operator.v1.OperatorService.AddMember:output_type -> operator.v1.AddMemberResponse
-	6,  // 27: operator.v1.OperatorService.PromoteMember:output_type -> operator.v1.PromoteMemberResponse
-	8,  // 28: operator.v1.OperatorService.RemoveMember:output_type -> operator.v1.RemoveMemberResponse
-	10, // 29: operator.v1.OperatorService.ReplaceMember:output_type -> operator.v1.ReplaceMemberResponse
-	12, // 30: operator.v1.OperatorService.TransferLeader:output_type -> operator.v1.TransferLeaderResponse
-	14, // 31: operator.v1.OperatorService.BackupCluster:output_type -> operator.v1.BackupClusterResponse
-	18, // 32: operator.v1.OperatorService.CreateNodeToken:output_type -> operator.v1.CreateNodeTokenResponse
-	20, // 33: operator.v1.OperatorService.EvictNode:output_type -> operator.v1.EvictNodeResponse
-	22, // 34: operator.v1.OperatorService.FenceNode:output_type -> operator.v1.FenceNodeResponse
-	24, // 35: operator.v1.OperatorService.BanNode:output_type -> operator.v1.BanNodeResponse
-	27, // 36: operator.v1.OperatorService.UnbanNode:output_type -> operator.v1.UnbanNodeResponse
-	29, // 37: operator.v1.OperatorService.ListBans:output_type -> operator.v1.ListBansResponse
-	31, // 38: operator.v1.OperatorService.CreateMemberToken:output_type -> operator.v1.CreateMemberTokenResponse
-	33, // 39: operator.v1.OperatorService.ReadConsoleLog:output_type -> operator.v1.ReadConsoleLogResponse
-	25, // [25:40] is the sub-list for method output_type
-	10, // [10:25] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	34, // 10: operator.v1.GetMigrationResponse.migration:type_name -> operator.v1.Migration
+	0,  // 11: operator.v1.OperatorService.ClusterStatus:input_type -> operator.v1.ClusterStatusRequest
+	3,  // 12: operator.v1.OperatorService.AddMember:input_type -> operator.v1.AddMemberRequest
+	5,  // 13: operator.v1.OperatorService.PromoteMember:input_type -> operator.v1.PromoteMemberRequest
+	7,  // 14: operator.v1.OperatorService.RemoveMember:input_type -> operator.v1.RemoveMemberRequest
+	9,  // 15: operator.v1.OperatorService.ReplaceMember:input_type -> operator.v1.ReplaceMemberRequest
+	11, // 16: operator.v1.OperatorService.TransferLeader:input_type -> operator.v1.TransferLeaderRequest
+	13, // 17: operator.v1.OperatorService.BackupCluster:input_type -> operator.v1.BackupClusterRequest
+	17, // 18: operator.v1.OperatorService.CreateNodeToken:input_type -> operator.v1.CreateNodeTokenRequest
+	19, // 19: operator.v1.OperatorService.EvictNode:input_type -> operator.v1.EvictNodeRequest
+	21, // 20: operator.v1.OperatorService.FenceNode:input_type -> operator.v1.FenceNodeRequest
+	23, // 21: operator.v1.OperatorService.BanNode:input_type -> operator.v1.BanNodeRequest
+	26, // 22: operator.v1.OperatorService.UnbanNode:input_type -> operator.v1.UnbanNodeRequest
+	28, // 23: operator.v1.OperatorService.ListBans:input_type -> operator.v1.ListBansRequest
+	30, // 24: operator.v1.OperatorService.CreateMemberToken:input_type -> operator.v1.CreateMemberTokenRequest
+	37, // 25: operator.v1.OperatorService.ReadConsoleLog:input_type -> operator.v1.ReadConsoleLogRequest
+	32, // 26: operator.v1.OperatorService.GetMigration:input_type -> operator.v1.GetMigrationRequest
+	35, // 27: operator.v1.OperatorService.CancelMigration:input_type -> operator.v1.CancelMigrationRequest
+	1,  // 28: operator.v1.OperatorService.ClusterStatus:output_type -> operator.v1.ClusterStatusResponse
+	4,  // 29: operator.v1.OperatorService.AddMember:output_type -> operator.v1.AddMemberResponse
+	6,  // 30: operator.v1.OperatorService.PromoteMember:output_type -> operator.v1.PromoteMemberResponse
+	8,  // 31: operator.v1.OperatorService.RemoveMember:output_type -> operator.v1.RemoveMemberResponse
+	10, // 32: operator.v1.OperatorService.ReplaceMember:output_type -> operator.v1.ReplaceMemberResponse
+	12, // 33: operator.v1.OperatorService.TransferLeader:output_type -> operator.v1.TransferLeaderResponse
+	14, // 34: operator.v1.OperatorService.BackupCluster:output_type -> operator.v1.BackupClusterResponse
+	18, // 35: operator.v1.OperatorService.CreateNodeToken:output_type -> operator.v1.CreateNodeTokenResponse
+	20, // 36: operator.v1.OperatorService.EvictNode:output_type -> operator.v1.EvictNodeResponse
+	22, // 37: operator.v1.OperatorService.FenceNode:output_type -> operator.v1.FenceNodeResponse
+	24, // 38: operator.v1.OperatorService.BanNode:output_type -> operator.v1.BanNodeResponse
+	27, // 39: operator.v1.OperatorService.UnbanNode:output_type -> operator.v1.UnbanNodeResponse
+	29, // 40: operator.v1.OperatorService.ListBans:output_type -> operator.v1.ListBansResponse
+	31, // 41: operator.v1.OperatorService.CreateMemberToken:output_type -> operator.v1.CreateMemberTokenResponse
+	38, // 42: operator.v1.OperatorService.ReadConsoleLog:output_type -> operator.v1.ReadConsoleLogResponse
+	33, // 43: operator.v1.OperatorService.GetMigration:output_type -> operator.v1.GetMigrationResponse
+	36, // 44: operator.v1.OperatorService.CancelMigration:output_type -> operator.v1.CancelMigrationResponse
+	28, // [28:45] is the sub-list for method output_type
+	11, // [11:28] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_operator_v1_operator_proto_init() }
@@ -2206,7 +2592,7 @@ func file_operator_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_operator_v1_operator_proto_rawDesc), len(file_operator_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   34,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,8 +1,9 @@
 // operator.v1: OperatorService runs the cloud itself: members, hosts, bans, backups; and it shows the console log of a
 // VM. On port 50051. Times are Unix milliseconds.
 //
-// All calls are for system:admin with a token that is not limited to an org or project, except ReadConsoleLog, for
-// everybody who may call VmService.GetVm. controlplane/edge/auth/rules.go is the authorization table. docs/api.md
+// All calls are for system:admin with a token that is not limited to an org or project, except ReadConsoleLog and
+// GetMigration, for everybody who may call VmService.GetVm, and CancelMigration, for everybody who may call
+// VmService.MigrateVm. controlplane/edge/auth/rules.go is the authorization table. docs/api.md
 // describes the errors that every call can return, page tokens and deadlines. No call of this service takes an
 // idempotency key.
 //
@@ -46,6 +47,8 @@ const (
 	OperatorService_ListBans_FullMethodName          = "/operator.v1.OperatorService/ListBans"
 	OperatorService_CreateMemberToken_FullMethodName = "/operator.v1.OperatorService/CreateMemberToken"
 	OperatorService_ReadConsoleLog_FullMethodName    = "/operator.v1.OperatorService/ReadConsoleLog"
+	OperatorService_GetMigration_FullMethodName      = "/operator.v1.OperatorService/GetMigration"
+	OperatorService_CancelMigration_FullMethodName   = "/operator.v1.OperatorService/CancelMigration"
 )
 
 // OperatorServiceClient is the client API for OperatorService service.
@@ -136,6 +139,13 @@ type OperatorServiceClient interface {
 	// within 10 s, or the leader changed. RESOURCE_EXHAUSTED (TOO_MANY_CONSOLES): 4 consoles of the project or 8 of the
 	// org are read on the same host.
 	ReadConsoleLog(ctx context.Context, in *ReadConsoleLogRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadConsoleLogResponse], error)
+	// GetMigration returns the live migration of a VM, or the result of its last one (see VmService.MigrateVm). It does
+	// not wait. total_bytes and sent_bytes are 0 if the leader has no report of the source. NOT_FOUND: the VM.
+	GetMigration(ctx context.Context, in *GetMigrationRequest, opts ...grpc.CallOption) (*GetMigrationResponse, error)
+	// CancelMigration ends the live migration of a VM before its switchover. The guest goes on running on its host. It is
+	// durable when the call returns. Without a migration nothing changes, so repeats do no harm. FAILED_PRECONDITION
+	// (MIGRATION_AT_SWITCHOVER): the switchover has begun. NOT_FOUND: the VM.
+	CancelMigration(ctx context.Context, in *CancelMigrationRequest, opts ...grpc.CallOption) (*CancelMigrationResponse, error)
 }
 
 type operatorServiceClient struct {
@@ -314,6 +324,26 @@ func (c *operatorServiceClient) ReadConsoleLog(ctx context.Context, in *ReadCons
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type OperatorService_ReadConsoleLogClient = grpc.ServerStreamingClient[ReadConsoleLogResponse]
 
+func (c *operatorServiceClient) GetMigration(ctx context.Context, in *GetMigrationRequest, opts ...grpc.CallOption) (*GetMigrationResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetMigrationResponse)
+	err := c.cc.Invoke(ctx, OperatorService_GetMigration_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) CancelMigration(ctx context.Context, in *CancelMigrationRequest, opts ...grpc.CallOption) (*CancelMigrationResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CancelMigrationResponse)
+	err := c.cc.Invoke(ctx, OperatorService_CancelMigration_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // OperatorServiceServer is the server API for OperatorService service.
 // All implementations must embed UnimplementedOperatorServiceServer
 // for forward compatibility.
@@ -402,6 +432,13 @@ type OperatorServiceServer interface {
 	// within 10 s, or the leader changed. RESOURCE_EXHAUSTED (TOO_MANY_CONSOLES): 4 consoles of the project or 8 of the
 	// org are read on the same host.
 	ReadConsoleLog(*ReadConsoleLogRequest, grpc.ServerStreamingServer[ReadConsoleLogResponse]) error
+	// GetMigration returns the live migration of a VM, or the result of its last one (see VmService.MigrateVm). It does
+	// not wait. total_bytes and sent_bytes are 0 if the leader has no report of the source. NOT_FOUND: the VM.
+	GetMigration(context.Context, *GetMigrationRequest) (*GetMigrationResponse, error)
+	// CancelMigration ends the live migration of a VM before its switchover. The guest goes on running on its host. It is
+	// durable when the call returns. Without a migration nothing changes, so repeats do no harm. FAILED_PRECONDITION
+	// (MIGRATION_AT_SWITCHOVER): the switchover has begun. NOT_FOUND: the VM.
+	CancelMigration(context.Context, *CancelMigrationRequest) (*CancelMigrationResponse, error)
 	mustEmbedUnimplementedOperatorServiceServer()
 }
 
@@ -456,6 +493,12 @@ func (UnimplementedOperatorServiceServer) CreateMemberToken(context.Context, *Cr
 }
 func (UnimplementedOperatorServiceServer) ReadConsoleLog(*ReadConsoleLogRequest, grpc.ServerStreamingServer[ReadConsoleLogResponse]) error {
 	return status.Error(codes.Unimplemented, "method ReadConsoleLog not implemented")
+}
+func (UnimplementedOperatorServiceServer) GetMigration(context.Context, *GetMigrationRequest) (*GetMigrationResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetMigration not implemented")
+}
+func (UnimplementedOperatorServiceServer) CancelMigration(context.Context, *CancelMigrationRequest) (*CancelMigrationResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CancelMigration not implemented")
 }
 func (UnimplementedOperatorServiceServer) mustEmbedUnimplementedOperatorServiceServer() {}
 func (UnimplementedOperatorServiceServer) testEmbeddedByValue()                         {}
@@ -734,6 +777,42 @@ func _OperatorService_ReadConsoleLog_Handler(srv interface{}, stream grpc.Server
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type OperatorService_ReadConsoleLogServer = grpc.ServerStreamingServer[ReadConsoleLogResponse]
 
+func _OperatorService_GetMigration_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetMigrationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).GetMigration(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_GetMigration_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).GetMigration(ctx, req.(*GetMigrationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_CancelMigration_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CancelMigrationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).CancelMigration(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_CancelMigration_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).CancelMigration(ctx, req.(*CancelMigrationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // OperatorService_ServiceDesc is the grpc.ServiceDesc for OperatorService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -792,6 +871,14 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CreateMemberToken",
 			Handler:    _OperatorService_CreateMemberToken_Handler,
+		},
+		{
+			MethodName: "GetMigration",
+			Handler:    _OperatorService_GetMigration_Handler,
+		},
+		{
+			MethodName: "CancelMigration",
+			Handler:    _OperatorService_CancelMigration_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -121,11 +121,20 @@ type VmServiceClient interface {
 	// ResetVm resets the machine without asking the guest. It waits up to 30 s until that is done; all else as in
 	// RebootVm.
 	ResetVm(ctx context.Context, in *ResetVmRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
-	// MigrateVm is not served by this version: UNIMPLEMENTED, after NOT_FOUND for the VM and INVALID_ARGUMENT for
-	// destination_node_id.
+	// MigrateVm begins a live migration of a RUNNING VM to another host: the guest goes on running, and is paused briefly
+	// at the switchover. Without destination_node_id the control plane chooses the host. It returns the VM as MIGRATING,
+	// or with wait when the migration has ended. A migration that has not reached its switchover after timeout_seconds is
+	// undone, and the VM runs where it was; 0 is 150 s per GiB of memory and disk, at least 300 s. A caller that hangs up
+	// does not end the migration. operator.v1 GetMigration shows the progress, and CancelMigration ends the migration.
+	//
+	// FAILED_PRECONDITION: the VM is not RUNNING or is on that host already; it cannot be migrated (NOT_MIGRATABLE), for
+	// example because a disk is a volume; the host cannot have it (NO_HOST_FITS); with wait, the migration was undone.
+	// RESOURCE_EXHAUSTED (NO_HOST_FITS): no host can have it. NOT_FOUND: the VM or the host. INVALID_ARGUMENT:
+	// timeout_seconds above 86400.
 	MigrateVm(ctx context.Context, in *MigrateVmRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
-	// PrepareVmMigration is internal and not served by this version: UNIMPLEMENTED, after INVALID_ARGUMENT for vm_id or
-	// listen_uri. It will stage the target of a migration.
+	// PrepareVmMigration is internal: only system:admin may call it. It begins a migration like MigrateVm, to the host
+	// whose ID or name is in listen_uri; the hosts choose the port themselves. A migration in its first phase is returned
+	// unchanged. It returns the errors of MigrateVm, and INVALID_ARGUMENT for listen_uri.
 	PrepareVmMigration(ctx context.Context, in *PrepareVmMigrationRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
 	// RecoverVm moves a VM whose host is lost to another host. It returns the VM as PENDING and does not wait for the
 	// other host. A VM that should run is started there; with start, also one that was off. spec must be empty:
@@ -449,11 +458,20 @@ type VmServiceServer interface {
 	// ResetVm resets the machine without asking the guest. It waits up to 30 s until that is done; all else as in
 	// RebootVm.
 	ResetVm(context.Context, *ResetVmRequest) (*VirtualMachine, error)
-	// MigrateVm is not served by this version: UNIMPLEMENTED, after NOT_FOUND for the VM and INVALID_ARGUMENT for
-	// destination_node_id.
+	// MigrateVm begins a live migration of a RUNNING VM to another host: the guest goes on running, and is paused briefly
+	// at the switchover. Without destination_node_id the control plane chooses the host. It returns the VM as MIGRATING,
+	// or with wait when the migration has ended. A migration that has not reached its switchover after timeout_seconds is
+	// undone, and the VM runs where it was; 0 is 150 s per GiB of memory and disk, at least 300 s. A caller that hangs up
+	// does not end the migration. operator.v1 GetMigration shows the progress, and CancelMigration ends the migration.
+	//
+	// FAILED_PRECONDITION: the VM is not RUNNING or is on that host already; it cannot be migrated (NOT_MIGRATABLE), for
+	// example because a disk is a volume; the host cannot have it (NO_HOST_FITS); with wait, the migration was undone.
+	// RESOURCE_EXHAUSTED (NO_HOST_FITS): no host can have it. NOT_FOUND: the VM or the host. INVALID_ARGUMENT:
+	// timeout_seconds above 86400.
 	MigrateVm(context.Context, *MigrateVmRequest) (*VirtualMachine, error)
-	// PrepareVmMigration is internal and not served by this version: UNIMPLEMENTED, after INVALID_ARGUMENT for vm_id or
-	// listen_uri. It will stage the target of a migration.
+	// PrepareVmMigration is internal: only system:admin may call it. It begins a migration like MigrateVm, to the host
+	// whose ID or name is in listen_uri; the hosts choose the port themselves. A migration in its first phase is returned
+	// unchanged. It returns the errors of MigrateVm, and INVALID_ARGUMENT for listen_uri.
 	PrepareVmMigration(context.Context, *PrepareVmMigrationRequest) (*VirtualMachine, error)
 	// RecoverVm moves a VM whose host is lost to another host. It returns the VM as PENDING and does not wait for the
 	// other host. A VM that should run is started there; with start, also one that was off. spec must be empty:

@@ -1,0 +1,140 @@
+package vm
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/node"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+)
+
+// migrationPoll is the time between two reads of the progress of a migration.
+const migrationPoll = time.Second
+
+// maxMigrationWait is the deadline of `trivet vm migrate --wait`. The control plane ends a migration earlier.
+const maxMigrationWait = 25 * time.Hour
+
+func migrateCommand(s *session.Session) *cobra.Command {
+	var to string
+	var wait, cancel bool
+	var limit time.Duration
+	c := vmArgCommand(s, "migrate VM", "Move a running VM to another host")
+	c.Long = `Move a running VM to another host. The guest goes on running, and is paused briefly at the end.
+
+Without --to the control plane chooses the host. The command returns when the migration has begun; with --wait it shows
+the progress, and returns when the migration has ended. If the migration fails or does not finish in time, the VM goes
+on running on its host. "trivet vm show" shows a migration and the result of the last one.`
+	c.Example = `  trivet vm migrate web --wait
+  trivet vm migrate web --cancel`
+	c.Flags().StringVar(&to, "to", "", "the name or ID of the host to move it to")
+	c.Flags().BoolVar(&wait, "wait", false, "wait until the migration has ended")
+	c.Flags().DurationVar(&limit, "within", 0, "undo the migration if it takes longer; 0: 150 s per GiB of memory and disk, at least 5 minutes")
+	c.Flags().BoolVar(&cancel, "cancel", false, "end the migration that is under way")
+	c.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		if limit < 0 || limit%time.Second != 0 || limit > 24*time.Hour {
+			return session.Usagef("--within %s: want whole seconds, at most 24h", limit)
+		}
+		ctx, end := s.Limit(ctx, map[bool]time.Duration{false: callTimeout, true: maxMigrationWait}[wait])
+		defer end()
+		t, err := find(ctx, s, conn, args[0])
+		if err != nil {
+			return err
+		}
+		m := migration{operatorv1.NewOperatorServiceClient(conn), t}
+		if cancel {
+			if err := m.cancel(ctx); err != nil {
+				return err
+			}
+			return s.Done(args[0], "migration cancelled")
+		}
+		if to != "" {
+			if to, err = node.Find(ctx, conn, to); err != nil {
+				return err
+			}
+		}
+		vm, err := t.client.MigrateVm(ctx, &vmv1.MigrateVmRequest{
+			OrgId: t.org, ProjectId: t.project, VmId: t.id, DestinationNodeId: to, TimeoutSeconds: uint32(limit / time.Second),
+		})
+		if err != nil {
+			return err
+		}
+		if wait {
+			if vm, err = m.wait(ctx, s, args[0]); err != nil {
+				return err
+			}
+		}
+		return s.Print(vm, []string{vm.GetName()}, func(w io.Writer) error { return rows(w, s.Now(), vm) })
+	})
+	return c
+}
+
+// migration makes the calls about the migration of a VM.
+type migration struct {
+	client operatorv1.OperatorServiceClient
+	vm     *target
+}
+
+func (m migration) get(ctx context.Context) (*operatorv1.Migration, error) {
+	out, err := m.client.GetMigration(ctx, &operatorv1.GetMigrationRequest{OrgId: m.vm.org, ProjectId: m.vm.project, VmId: m.vm.id})
+	return out.GetMigration(), err
+}
+
+func (m migration) cancel(ctx context.Context) error {
+	_, err := m.client.CancelMigration(ctx, &operatorv1.CancelMigrationRequest{OrgId: m.vm.org, ProjectId: m.vm.project, VmId: m.vm.id})
+	return err
+}
+
+// wait shows the progress of the migration until it has ended, and returns the VM. It returns an error with the reason
+// if the VM is not on the other host then.
+func (m migration) wait(ctx context.Context, s *session.Session, name string) (vm *vmv1.VirtualMachine, err error) {
+	err = s.Wait("migrating "+name, func(progress func(string)) error {
+		for {
+			now, err := m.get(ctx)
+			if err != nil {
+				return err
+			}
+			if now.GetPhase() == "" {
+				if !now.GetMoved() {
+					return fmt.Errorf("%s was not migrated: %s", name, now.GetReason())
+				}
+				vm, err = m.vm.client.GetVm(ctx, &vmv1.GetVmRequest{OrgId: m.vm.org, ProjectId: m.vm.project, VmId: m.vm.id})
+				return err
+			}
+			progress(migrationText(now))
+			select {
+			case <-time.After(migrationPoll):
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	})
+	return vm, err
+}
+
+// migrationText describes a migration in one line.
+func migrationText(m *operatorv1.Migration) string {
+	if m == nil {
+		return ""
+	}
+	paused := ""
+	if m.GetDowntimeMs() > 0 {
+		paused = fmt.Sprintf(", paused for %d ms", m.GetDowntimeMs())
+	}
+	switch {
+	case m.GetPhase() != "" && m.GetTotalBytes() > 0:
+		return fmt.Sprintf("to %s, phase %s, %s of %s sent", m.GetTargetNodeId(), m.GetPhase(), show.Bytes(m.GetSentBytes()), show.Bytes(m.GetTotalBytes()))
+	case m.GetPhase() != "":
+		return fmt.Sprintf("to %s, phase %s", m.GetTargetNodeId(), m.GetPhase())
+	case m.GetMoved():
+		return fmt.Sprintf("%s from %s%s", show.When(m.GetEndedAt()), m.GetSourceNodeId(), paused)
+	}
+	return fmt.Sprintf("%s to %s failed: %s", show.When(m.GetEndedAt()), m.GetTargetNodeId(), m.GetReason())
+}

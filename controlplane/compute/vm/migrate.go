@@ -1,0 +1,276 @@
+package vm
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/compute/image"
+	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Reasons in the errors of Migrate.
+const (
+	// ReasonNotMigratable: the VM has something that cannot be migrated.
+	ReasonNotMigratable = "NOT_MIGRATABLE"
+	// ReasonAtSwitchover: the migration can no longer be cancelled.
+	ReasonAtSwitchover = "MIGRATION_AT_SWITCHOVER"
+)
+
+// accelLabel is the label of a host that says how the host runs guests. Guests cannot move between KVM and TCG.
+const accelLabel = "trivet/accel"
+
+// migrateMargin is how long Migrate waits after the timeout of the migration, in which a migration is undone.
+const migrateMargin = 90 * time.Second
+
+type migrateRequest struct {
+	Tenant cloud.Tenant
+	VM     cloud.VMID
+	// Target is empty if the leader is to choose the host.
+	Target  cloud.NodeID
+	Seconds uint32
+	Body    [32]byte
+}
+
+// Migrate begins a live migration of a RUNNING VM to another host, and returns the VM as MIGRATING. If target is empty,
+// the leader chooses the host. A migration that has not reached its switchover after the given number of seconds is
+// aborted; 0 is the default of cloud.VM.MigrationTimeout. With wait, Migrate returns when the migration has ended, and
+// returns FailedPrecondition with the reason if the VM has stayed on its host.
+func (s *Service) Migrate(ctx context.Context, t cloud.Tenant, id cloud.VMID, target cloud.NodeID, seconds uint32, wait bool, body [32]byte) (PowerResult, error) {
+	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
+		return PowerResult{}, err
+	}
+	if target != "" {
+		if err := cloud.CheckUUID("destination_node_id", string(target)); err != nil {
+			return PowerResult{}, err
+		}
+	}
+	if seconds > cloud.MaxMigrationSeconds {
+		return PowerResult{}, fault.Invalid("timeout_seconds", "at most %d, got %d", cloud.MaxMigrationSeconds, seconds)
+	}
+	response, err := migrateCommand.Call(ctx, s.opts.Commands, migrateRequest{t, id, target, seconds, body})
+	if err != nil || !wait {
+		return PowerResult{VM: &response.VM, Replayed: response.Replayed}, err
+	}
+	limit := time.Duration(response.VM.MigrationTimeout(seconds))*time.Millisecond + migrateMargin
+	return s.awaitVM(ctx, t, response, limit, migrated)
+}
+
+// migrated reports whether the migration that began in the record began has ended in the record now.
+func migrated(began, now *cloud.VM) (bool, error) {
+	if began.Migration == nil {
+		return true, nil
+	}
+	attempt, last := began.Migration.Attempt, now.LastMigration
+	switch {
+	case now.Migration != nil && now.Migration.Attempt == attempt:
+		return false, nil
+	case last == nil || last.Attempt != attempt:
+		return false, fault.New(fault.FailedPrecondition, "VM %s has been migrated again meanwhile", now.Name)
+	case last.Moved:
+		return true, nil
+	}
+	return false, fault.New(fault.FailedPrecondition, "VM %s was not migrated: %s", now.Name, last.Reason)
+}
+
+var migrateCommand = leader.NewCommand("vm.migrate", leader.Keyed, (*Service).migrateOnLeader)
+
+func (s *Service) migrateOnLeader(ctx context.Context, q migrateRequest) (out powerResponse, err error) {
+	err = s.untilHeartbeats(ctx, func() error {
+		_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
+			out.VM, out.Replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), store.InProject(q.Tenant.Project), "MigrateVm", q.Body, func() (cloud.VM, error) {
+				vm, err := getOwned(tx, q.Tenant, q.VM)
+				if err != nil {
+					return cloud.VM{}, err
+				}
+				return *vm, s.beginMigration(tx, vm, q.Target, q.Seconds)
+			})
+			return err
+		})
+		return err
+	})
+	return out, err
+}
+
+// beginMigration begins a migration of vm in tx: it chooses the target, allocates the capacity there, and assigns the VM
+// and its ports to both hosts.
+func (s *Service) beginMigration(tx *store.Tx, vm *cloud.VM, to cloud.NodeID, seconds uint32) error {
+	if vm.State != cloud.Running {
+		return vm.BeginMigration(to, 0, tx.Now()) // returns the error for the VM's state
+	}
+	if vm.Node == to {
+		return fault.New(fault.FailedPrecondition, "VM %s is already on host %s", vm.Name, to)
+	}
+	source, err := node.Nodes.Get(tx.Unguarded(), string(vm.Node))
+	if err != nil {
+		return err
+	}
+	why := vm.NotMigratable()
+	switch {
+	case why != "":
+	case source == nil || !source.LiveMigration:
+		why = "is on a host whose agent cannot migrate VMs"
+	case s.opts.Nodes.Unresponsive(vm.Node):
+		why = "is on a host that does not answer"
+	}
+	if why != "" {
+		return fault.New(fault.FailedPrecondition, "VM %s cannot be migrated: it %s", vm.Name, why).WithReason(ReasonNotMigratable)
+	}
+	target, err := s.chooseTarget(tx, vm, source, to)
+	if err != nil {
+		return err
+	}
+	generation := vm.Generation
+	if err := vm.BeginMigration(target, vm.MigrationTimeout(seconds), tx.Now()); err != nil {
+		return err
+	}
+	if err := s.assignBoth(tx, vm, vm.Hosts()); err != nil {
+		return err
+	}
+	return s.save(tx, vm, generation)
+}
+
+// chooseTarget chooses the host for a migration of vm, and allocates the capacity there. If to is not empty, no other
+// host is chosen.
+func (s *Service) chooseTarget(tx *store.Tx, vm *cloud.VM, source *cloud.Node, to cloud.NodeID) (cloud.NodeID, error) {
+	if to != "" {
+		if known, err := node.Nodes.Has(tx, string(to)); err != nil {
+			return "", err
+		} else if !known {
+			return "", fault.New(fault.NotFound, "no node %s", to)
+		}
+	}
+	images := map[cloud.ImageID]*image.Usable{}
+	for _, id := range vm.Spec.Images() {
+		i, err := lookupImage(tx, vm.Org, id, true)
+		if err != nil {
+			return "", err
+		}
+		images[id] = i
+	}
+	r, err := placementRequest(tx, vm, images, &volume.Placement{})
+	if err != nil {
+		return "", err
+	}
+	r.On = to
+	r.Skip[vm.Node] = "has the VM already"
+	r.Check = func(n *cloud.Node) string {
+		switch {
+		case !n.LiveMigration:
+			return "has an agent that cannot migrate VMs"
+		case n.Architecture != source.Architecture:
+			return "is of another architecture"
+		case n.Labels[accelLabel] != source.Labels[accelLabel]:
+			return "runs guests with another accelerator"
+		}
+		return ""
+	}
+	target, err := s.choose(tx, vm, r, &volume.Placement{})
+	var retryable *retryableRefusal
+	if to == "" || err == nil {
+		return target, err
+	}
+	if errors.As(err, &retryable) {
+		return "", &retryableRefusal{hostRefusal(vm, retryable.refusal)}
+	}
+	return "", hostRefusal(vm, err)
+}
+
+// hostRefusal returns the error for a VM that cannot be migrated to the requested host, from the error of choose.
+func hostRefusal(vm *cloud.VM, err error) error {
+	f, ok := fault.From(err)
+	if !ok || f.Reason != reasonNoHostFits {
+		return err
+	}
+	return fault.New(fault.FailedPrecondition, "VM %s cannot be migrated to this host: %s", vm.Name, f.Message).WithReason(reasonNoHostFits)
+}
+
+type cancelMigrationRequest struct {
+	Tenant cloud.Tenant
+	VM     cloud.VMID
+}
+
+var cancelMigrationCommand = leader.NewCommand("vm.cancel-migration", leader.Repeatable, (*Service).cancelMigrationOnLeader)
+
+// CancelMigration ends the migration of a VM before its switchover. The VM goes on running on its host. It returns
+// FailedPrecondition if the switchover has begun. A VM that is not being migrated is not changed.
+func (s *Service) CancelMigration(ctx context.Context, t cloud.Tenant, id cloud.VMID) (cloud.VM, error) {
+	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
+		return cloud.VM{}, err
+	}
+	return cancelMigrationCommand.Call(ctx, s.opts.Commands, cancelMigrationRequest{t, id})
+}
+
+func (s *Service) cancelMigrationOnLeader(ctx context.Context, q cancelMigrationRequest) (out cloud.VM, err error) {
+	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		vm, err := getOwned(tx, q.Tenant, q.VM)
+		if err != nil {
+			return err
+		}
+		if vm.Migration == nil {
+			out = *vm
+			return nil
+		}
+		generation := vm.Generation
+		if err := s.abortMigration(tx, vm); err != nil {
+			return err
+		}
+		out = *vm
+		return s.save(tx, vm, generation)
+	})
+	return out, err
+}
+
+// abortMigration ends the migration of vm, which becomes RUNNING on its host. It returns FailedPrecondition if the
+// switchover has begun. The caller must save vm.
+func (s *Service) abortMigration(tx *store.Tx, vm *cloud.VM) error {
+	if !vm.CancelMigration() {
+		return fault.New(fault.FailedPrecondition, "the migration of VM %s can no longer be cancelled: try again when it has ended", vm.Name).
+			WithReason(ReasonAtSwitchover)
+	}
+	_, err := s.advanceMigration(tx, vm, 0)
+	return err
+}
+
+// Migration is how far a VM's migration has come.
+type Migration struct {
+	VM *cloud.VM
+	// TotalBytes and SentBytes are the source's last report. They are 0 if the leader has none.
+	TotalBytes, SentBytes uint64
+}
+
+// GetMigration returns the VM, with its migration or the result of its last one, and the progress.
+func (s *Service) GetMigration(ctx context.Context, t cloud.Tenant, id cloud.VMID) (Migration, error) {
+	vm, err := s.Get(ctx, t, id)
+	if err != nil {
+		return Migration{}, err
+	}
+	out := Migration{VM: vm}
+	if vm.Migration == nil {
+		return out, nil
+	}
+	// Callers can do without the progress, so wait only briefly.
+	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+	defer cancel()
+	if p, err := progressCommand.Call(ctx, s.opts.Commands, id); err == nil {
+		out.TotalBytes, out.SentBytes = p.Total, p.Sent
+	}
+	return out, nil
+}
+
+// transferred is the progress of a migration, in bytes.
+type transferred struct{ Total, Sent uint64 }
+
+var progressCommand = leader.NewCommand("vm.migration-progress", leader.Repeatable, (*Service).progressOnLeader)
+
+func (s *Service) progressOnLeader(_ context.Context, id cloud.VMID) (transferred, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.progress[id], nil
+}

@@ -1,0 +1,179 @@
+package vm
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/network"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// MigrateEvery is the interval at which package leader calls StepMigrations on the leader.
+const MigrateEvery = time.Second
+
+// advanceMigration makes the steps of the VM's migration that are due, and changes all records that depend on them,
+// except the VM's record and its Placed records: the caller must save vm. It returns whether it has made a step.
+func (s *Service) advanceMigration(tx *store.Tx, vm *cloud.VM, facts cloud.MigrationFacts) (changed bool, err error) {
+	hosts := vm.Hosts()
+	for {
+		step := vm.AdvanceMigration(facts, tx.Now())
+		if step == cloud.MigrationWait {
+			break
+		}
+		changed = true
+		s.opts.Log.Info("a step of a live migration", "vm", vm.ID, "step", step, "node", vm.Node)
+	}
+	if !changed {
+		return false, nil
+	}
+	return true, s.assignBoth(tx, vm, hosts)
+}
+
+// assignBoth changes the records that depend on the hosts of a VM in a migration. A host in before that is no host of
+// the VM any more is told to destroy the VM, and its capacity stays allocated until it has done so. The ports get the
+// VM's hosts.
+func (s *Service) assignBoth(tx *store.Tx, vm *cloud.VM, before []cloud.NodeID) error {
+	now := vm.Hosts()
+	for _, host := range before {
+		if !slices.Contains(now, host) && !mutant.On(mutant.TwoMigrationHolders) {
+			node.PlacedVMs.Put(tx, &node.Placed{
+				Project: vm.Project, Generation: vm.Generation, Gone: true, Held: vm.Spec.Need(),
+			}, string(host), string(vm.ID))
+		}
+	}
+	joinGroups(tx, vm)
+	setOtherHost(tx, vm, vm.OtherHost())
+	return network.MigrateNICs(tx, vm.Tenant(), vm.ID, vm.Node, vm.OtherHost(), vm.Name)
+}
+
+// migrating is a VM that is being migrated.
+type migrating struct {
+	project cloud.ProjectID
+	id      cloud.VMID
+}
+
+// trackMigration keeps s.migrations equal to the records of VMs that are being migrated. The caller must hold s.mu.
+func (s *Service) trackMigration(vm *deadlineFields) {
+	if vm.Migration == nil {
+		delete(s.migrations, vm.ID)
+		delete(s.progress, vm.ID)
+		return
+	}
+	s.migrations[vm.ID] = migrating{vm.Project, vm.ID}
+}
+
+// storeProgress keeps what the source of a migration has reported.
+func (s *Service) storeProgress(o cloud.Observation) {
+	m := o.Migration
+	if m == nil || m.TotalBytes == 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, runs := s.migrations[o.VM]; runs {
+		s.progress[o.VM] = transferred{m.TotalBytes, m.SentBytes}
+	}
+}
+
+// StepMigrations makes those steps of migrations that no report causes: because of deadlines and of lost hosts. It runs
+// only on the leader. A new leader continues the migrations that it finds.
+func (s *Service) StepMigrations(ctx context.Context) error {
+	s.mu.Lock()
+	all := make([]migrating, 0, len(s.migrations))
+	for _, m := range s.migrations {
+		all = append(all, m)
+	}
+	s.mu.Unlock()
+	if len(all) == 0 {
+		return nil
+	}
+	lost, err := s.opts.Nodes.Lost()
+	if err != nil {
+		return err
+	}
+	for _, one := range all {
+		if err := s.stepMigration(ctx, one, lost); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stepMigration makes the steps of one migration that are due. lost are the hosts whose lease has ended.
+func (s *Service) stepMigration(ctx context.Context, one migrating, lost []cloud.NodeID) error {
+	var fence cloud.NodeID
+	due := false
+	if err := s.opts.Store.Local(func(v *store.View) error {
+		vm, err := VMs.Get(v, string(one.project), string(one.id))
+		if err != nil || vm == nil || vm.Migration == nil {
+			return err
+		}
+		m := vm.Migration
+		facts, err := s.migrationFacts(v, m, lost)
+		if err != nil {
+			return err
+		}
+		if slices.Contains(lost, m.Target) && facts&cloud.TargetFenced == 0 && m.Phase != cloud.MigrationRollback {
+			fence = m.Target
+		}
+		step, _ := m.Step(facts, s.opts.Store.Now())
+		due = step != cloud.MigrationWait
+		return nil
+	}); err != nil {
+		return err
+	}
+	if fence != "" {
+		if fenced, err := s.opts.Nodes.FenceLost(ctx, fence); err != nil {
+			return err
+		} else if fenced {
+			due = true
+		}
+	}
+	if !due {
+		return nil
+	}
+	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		vm, err := VMs.Get(tx, string(one.project), string(one.id))
+		if err != nil || vm == nil || vm.Migration == nil {
+			return err
+		}
+		facts, err := s.migrationFacts(tx, vm.Migration, lost)
+		if err != nil {
+			return err
+		}
+		generation := vm.Generation
+		changed, err := s.advanceMigration(tx, vm, facts)
+		if err != nil || !changed {
+			return err
+		}
+		return s.save(tx, vm, generation)
+	})
+	return err
+}
+
+// migrationFacts returns what the leader knows of the hosts of a migration. A host counts as fenced only if it has a
+// Fence record and is Unresponsive.
+func (s *Service) migrationFacts(r store.Reader, m *cloud.Migration, lost []cloud.NodeID) (facts cloud.MigrationFacts, err error) {
+	target, err := node.FenceOf(r, m.Target)
+	if err != nil {
+		return 0, err
+	}
+	if target != nil && s.opts.Nodes.Unresponsive(m.Target) {
+		facts |= cloud.TargetFenced
+	}
+	source, err := node.FenceOf(r, m.Source)
+	if err != nil {
+		return 0, err
+	}
+	if source != nil && source.Confirmed && s.opts.Nodes.Unresponsive(m.Source) {
+		facts |= cloud.SourceOff
+	}
+	if slices.Contains(lost, m.Source) {
+		facts |= cloud.SourceSilent
+	}
+	return facts, nil
+}

@@ -1,0 +1,221 @@
+package cloud
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// Migration describes a live migration of a VM that has not ended. While it is set, the VM's state is MIGRATING.
+type Migration struct {
+	// Attempt identifies the migration. It is the generation that the VM had when the migration began.
+	Attempt        uint64
+	Source, Target NodeID
+	Phase          MigrationPhase
+	Began          Time
+	// Deadline is when a migration before the switchover is aborted. After the switchover it is when the target is asked
+	// to give up.
+	Deadline Time
+	// Machine is the description of the source's QEMU, for the target. Address is where the target waits for the source.
+	Machine []byte
+	Address string
+	// SourceState and TargetState are how far the hosts have come, as they have reported.
+	SourceState, TargetState MigrationState
+	// SourceEnded is true if the source has reported that the guest's process has ended.
+	SourceEnded bool
+	// Canceled is true if a caller has ended the migration before the switchover.
+	Canceled bool
+	// GiveUp is true if the target is asked to end the migration after the switchover, unless it has the complete state.
+	GiveUp bool
+	// Reason is the first error that a host has reported.
+	Reason string
+	// DowntimeMS is how long the guest was paused, in milliseconds, as the source has reported.
+	DowntimeMS uint32
+}
+
+// MigrationResult describes the last migration of a VM that has ended.
+type MigrationResult struct {
+	Attempt        uint64
+	Source, Target NodeID
+	// Moved is true if the VM is on the target since then. Otherwise Reason says why it is not.
+	Moved        bool
+	Reason       string
+	Began, Ended Time
+	DowntimeMS   uint32
+}
+
+// MigrationPhase is how far the hosts of a migration may proceed. The numbers are those of agent.v1.MigrationPhase.
+type MigrationPhase uint8
+
+const (
+	MigrationPhaseUnspecified MigrationPhase = iota
+	// MigrationPrepare: the source describes its QEMU, and the target starts one that waits for the guest's state.
+	MigrationPrepare
+	// MigrationTransfer: the source sends disks and memory, and waits before the switchover.
+	MigrationTransfer
+	// MigrationSwitchover: the target owns the guest, VM.Node is the target.
+	MigrationSwitchover
+	// MigrationRollback: the target never runs the guest. VM.Node is the source again, which continues the guest.
+	MigrationRollback
+)
+
+func (p MigrationPhase) String() string {
+	return [...]string{"UNSPECIFIED", "PREPARE", "TRANSFER", "SWITCHOVER", "ROLLBACK"}[min(p, MigrationRollback)]
+}
+
+// Default and limits of the timeout of a migration, in seconds. By default it is defaultMigrationSeconds for each GiB of
+// memory and disk, and at least minMigrationSeconds.
+const (
+	MaxMigrationSeconds     = 24 * 3600
+	minMigrationSeconds     = 300
+	defaultMigrationSeconds = 150
+)
+
+// SwitchoverTime is the time after the switchover, in milliseconds, after which the target is asked to give up unless it
+// has the complete state.
+const SwitchoverTime = 60_000
+
+// MigrationTimeout returns the timeout of a migration in milliseconds. The parameter seconds is the timeout that the
+// caller has requested, or 0.
+func (vm *VM) MigrationTimeout(seconds uint32) Time {
+	if seconds == 0 {
+		need := vm.Spec.Need()
+		seconds = uint32(max(minMigrationSeconds, defaultMigrationSeconds*(need.MemoryMiB/1024+need.StorageGiB)))
+	}
+	return Time(min(seconds, MaxMigrationSeconds)) * 1000
+}
+
+// Hosts returns the hosts that have the VM assigned: its host, and the other host of a migration.
+func (vm *VM) Hosts() (hosts []NodeID) {
+	if vm.Node != "" {
+		hosts = append(hosts, vm.Node)
+	}
+	if other := vm.OtherHost(); other != "" {
+		hosts = append(hosts, other)
+	}
+	return hosts
+}
+
+// OtherHost returns the host of a migration that is not VM.Node. It returns "" without a migration, and in the phase
+// ROLLBACK, in which the target must not run the VM any more.
+func (vm *VM) OtherHost() NodeID {
+	m := vm.Migration
+	switch {
+	case m == nil || m.Phase == MigrationRollback:
+		return ""
+	case vm.Node == m.Source:
+		return m.Target
+	}
+	return m.Source
+}
+
+// BeginMigration changes a RUNNING VM to MIGRATING. The caller must have checked that the target can have the VM, and
+// must reserve the capacity there. It returns FailedPrecondition if the VM cannot be migrated now.
+func (vm *VM) BeginMigration(target NodeID, timeout, now Time) error {
+	if vm.State == Running && !vm.Desired.On {
+		return fault.New(fault.FailedPrecondition, "cannot migrate VM %s: it is to be stopped", vm.Name)
+	}
+	if err := vm.Apply(MigrateRequested, now); err != nil {
+		return err
+	}
+	vm.Generation++
+	vm.Migration = &Migration{
+		Attempt: vm.Generation, Source: vm.Node, Target: target, Phase: MigrationPrepare, Began: now, Deadline: now + timeout,
+	}
+	return nil
+}
+
+// NotMigratable returns the reason why the VM cannot be migrated, apart from its state, or "" if it can. The text is the
+// predicate of a sentence whose subject is the VM.
+func (vm *VM) NotMigratable() string {
+	for _, d := range vm.Spec.Disks {
+		if d.Volume != "" {
+			return "has the volume " + string(d.Volume) + " as disk " + d.ID + ": only VMs with local disks can be migrated"
+		}
+		if d.Change != DeviceUnchanged {
+			return "has the disk " + d.ID + ", which is being attached or detached"
+		}
+	}
+	for _, n := range vm.Spec.Network {
+		if n.Change != DeviceUnchanged {
+			return "has the NIC " + n.ID + ", which is being attached or detached"
+		}
+	}
+	switch {
+	case vm.Spec.Security.TPM || vm.Spec.Security.SecureBoot:
+		return "has a TPM or secure boot, whose state cannot be migrated"
+	case vm.Desired.Reboots > vm.Status.RebootsDone || vm.Desired.Resets > vm.Status.ResetsDone:
+		return "is being rebooted"
+	}
+	return ""
+}
+
+// sourceRank and targetRank have the states that a host in this role can report, in their order. A host that has
+// reported a state cannot report an earlier one.
+var (
+	sourceRank = map[MigrationState]int{MigrationPrepared: 1, MigrationTransferring: 2, MigrationAtSwitchover: 3,
+		MigrationHandedOver: 4, MigrationRunning: 5}
+	targetRank = map[MigrationState]int{MigrationPrepared: 1, MigrationReceived: 2, MigrationRunning: 3}
+)
+
+// Observe updates m with a report of one of its hosts, and returns whether m has changed. A report about another
+// attempt changes nothing.
+func (m *Migration) Observe(host NodeID, o Observation) bool {
+	r := o.Migration
+	before := *m
+	if host == m.Source && o.Observed == ObservedEnded && o.Generation >= m.Attempt {
+		m.SourceEnded = true
+	}
+	if r != nil && (r.Attempt == m.Attempt || mutant.On(mutant.ObeyOldAttempt)) {
+		switch host {
+		case m.Source:
+			m.observeSource(r)
+		case m.Target:
+			m.observeTarget(r)
+		}
+	}
+	return m.SourceState != before.SourceState || m.TargetState != before.TargetState || m.SourceEnded != before.SourceEnded ||
+		m.Address != before.Address || m.Reason != before.Reason || m.DowntimeMS != before.DowntimeMS ||
+		!slices.Equal(m.Machine, before.Machine)
+}
+
+func (m *Migration) observeSource(r *MigrationObservation) {
+	switch {
+	case r.State == MigrationCancelled:
+		// A source that has handed the guest over cannot cancel any more.
+		if m.SourceState < MigrationHandedOver {
+			m.SourceState = MigrationCancelled
+		}
+	case m.SourceState == MigrationCancelled || sourceRank[r.State] == 0:
+		return
+	case r.State == MigrationRunning && m.Phase != MigrationRollback:
+		return
+	case sourceRank[r.State] > sourceRank[m.SourceState]:
+		m.SourceState = r.State
+	}
+	if len(m.Machine) == 0 && len(r.Machine) <= MaxMigrationMachine {
+		m.Machine = r.Machine
+	}
+	m.DowntimeMS = max(m.DowntimeMS, r.DowntimeMS)
+	m.Reason = cmp.Or(m.Reason, r.Error)
+}
+
+func (m *Migration) observeTarget(r *MigrationObservation) {
+	switch {
+	case r.State == MigrationFailed:
+		if m.TargetState != MigrationRunning {
+			m.TargetState = MigrationFailed
+		}
+	case m.TargetState == MigrationFailed || targetRank[r.State] == 0:
+		return
+	case r.State == MigrationRunning && m.Phase != MigrationSwitchover:
+		return
+	case targetRank[r.State] > targetRank[m.TargetState]:
+		m.TargetState = r.State
+	}
+	m.Address = cmp.Or(m.Address, r.Address)
+	m.DowntimeMS = max(m.DowntimeMS, r.DowntimeMS)
+	m.Reason = cmp.Or(m.Reason, r.Error)
+}

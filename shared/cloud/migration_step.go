@@ -1,0 +1,242 @@
+package cloud
+
+import (
+	"cmp"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// MigrationAction is the next step of a migration.
+type MigrationAction uint8
+
+const (
+	// MigrationWait: nothing is to be done now.
+	MigrationWait MigrationAction = iota
+	// MigrationBeginTransfer: both hosts are prepared, the phase becomes TRANSFER.
+	MigrationBeginTransfer
+	// MigrationCommit: the switchover. VM.Node becomes the target, the phase SWITCHOVER.
+	MigrationCommit
+	// MigrationAbort ends the migration before the switchover. The VM stays at the source.
+	MigrationAbort
+	// MigrationComplete ends the migration after the switchover. The VM runs at the target.
+	MigrationComplete
+	// MigrationUndo ends the migration after the switchover, because the source has never handed the guest over.
+	MigrationUndo
+	// MigrationAskToGiveUp asks the target to end the migration, unless it has the complete state.
+	MigrationAskToGiveUp
+	// MigrationRollBack begins to undo the switchover: the target never runs the guest, and the source continues it.
+	MigrationRollBack
+	// MigrationReturn ends the migration after a rollback. The VM runs at the source.
+	MigrationReturn
+	// MigrationLose ends the migration, because no host has the state of the guest any more. The VM stays at VM.Node,
+	// where its disks are complete.
+	MigrationLose
+)
+
+func (a MigrationAction) String() string {
+	return [...]string{"wait", "begin transfer", "commit", "abort", "complete", "undo", "ask to give up", "roll back", "return",
+		"lose"}[min(a, MigrationLose)]
+}
+
+// MigrationFacts is what the control plane knows of the hosts of a migration, beside their reports.
+type MigrationFacts uint8
+
+const (
+	// TargetFenced: the target is fenced. Its lease has ended, and with it every QEMU that was to receive a guest; or a
+	// caller has confirmed that the host is off.
+	TargetFenced MigrationFacts = 1 << iota
+	// SourceSilent: the lease of the source has ended. Its guest may run on.
+	SourceSilent
+	// SourceOff: a caller has confirmed that the source is off.
+	SourceOff
+
+	sourceEnded
+	canceled
+	late
+	gaveUp
+)
+
+type statesOf uint16
+
+func states(all ...MigrationState) (set statesOf) {
+	for _, s := range all {
+		set |= 1 << s
+	}
+	return set
+}
+
+func (set statesOf) has(s MigrationState) bool { return set == 0 || set&(1<<s) != 0 }
+
+// migrationRule says which step follows in a phase. source and target are the states of the hosts to which the rule
+// applies, empty for all. facts must all be true, and none of the facts in not.
+type migrationRule struct {
+	phase          MigrationPhase
+	source, target statesOf
+	facts, not     MigrationFacts
+	do             MigrationAction
+	why            string
+}
+
+// migrationRules is the whole migration: the first rule that applies gives the next step. Before the switchover, every
+// failure ends the migration at the source. After it, the source runs the guest again only if it has never handed the
+// guest over, or if the target has reported that it never runs the guest, or if the target is fenced.
+var migrationRules = []migrationRule{
+	{phase: MigrationPrepare, facts: sourceEnded, do: MigrationAbort, why: "the guest's process on the source has ended"},
+	{phase: MigrationPrepare, facts: canceled, do: MigrationAbort, why: "it was cancelled"},
+	{phase: MigrationPrepare, source: states(MigrationCancelled), do: MigrationAbort, why: "the source has cancelled it"},
+	{phase: MigrationPrepare, target: states(MigrationFailed), do: MigrationAbort, why: "the target could not prepare it"},
+	{phase: MigrationPrepare, facts: TargetFenced, do: MigrationAbort, why: "the target is lost"},
+	{phase: MigrationPrepare, facts: late, do: MigrationAbort, why: "the hosts did not prepare it in time"},
+	{phase: MigrationPrepare, source: states(MigrationPrepared), target: states(MigrationPrepared), do: MigrationBeginTransfer},
+
+	{phase: MigrationTransfer, facts: sourceEnded, do: MigrationAbort, why: "the guest's process on the source has ended"},
+	{phase: MigrationTransfer, facts: canceled, do: MigrationAbort, why: "it was cancelled"},
+	{phase: MigrationTransfer, source: states(MigrationCancelled), do: MigrationAbort, why: "the source has cancelled it"},
+	{phase: MigrationTransfer, target: states(MigrationFailed), do: MigrationAbort, why: "the target has failed"},
+	{phase: MigrationTransfer, facts: TargetFenced, do: MigrationAbort, why: "the target is lost"},
+	{phase: MigrationTransfer, facts: late, do: MigrationAbort, why: "it did not finish in time"},
+	{phase: MigrationTransfer, source: states(MigrationAtSwitchover), target: states(MigrationPrepared, MigrationReceived),
+		do: MigrationCommit},
+
+	{phase: MigrationSwitchover, source: states(MigrationCancelled), do: MigrationUndo,
+		why: "the source cancelled it before it got the switchover"},
+	{phase: MigrationSwitchover, target: states(MigrationRunning), do: MigrationComplete},
+	{phase: MigrationSwitchover, target: states(MigrationFailed), facts: sourceEnded, do: MigrationLose,
+		why: "both hosts have lost the state of the guest"},
+	{phase: MigrationSwitchover, target: states(MigrationFailed), facts: SourceOff, do: MigrationLose,
+		why: "the target has failed and the source is off"},
+	{phase: MigrationSwitchover, source: states(MigrationHandedOver), target: states(MigrationFailed), facts: SourceSilent,
+		do: MigrationLose, why: "the target has failed and the source is lost"},
+	{phase: MigrationSwitchover, target: states(MigrationFailed), do: MigrationRollBack, why: "the target has failed"},
+	{phase: MigrationSwitchover, facts: TargetFenced | sourceEnded, do: MigrationLose,
+		why: "the target is lost, and the source has ended the guest"},
+	{phase: MigrationSwitchover, facts: TargetFenced | SourceOff, do: MigrationLose, why: "both hosts are lost"},
+	{phase: MigrationSwitchover, facts: TargetFenced, do: MigrationRollBack, why: "the target is lost"},
+	{phase: MigrationSwitchover, facts: late, not: gaveUp, do: MigrationAskToGiveUp},
+
+	{phase: MigrationRollback, source: states(MigrationRunning, MigrationCancelled), do: MigrationReturn},
+	{phase: MigrationRollback, facts: sourceEnded, do: MigrationLose, why: "the source has ended the guest"},
+	{phase: MigrationRollback, facts: SourceOff, do: MigrationLose, why: "the source is off"},
+}
+
+// Step returns the next step of the migration at the time now, and the reason if the step ends the migration without
+// success.
+func (m *Migration) Step(facts MigrationFacts, now Time) (MigrationAction, string) {
+	for fact, is := range map[MigrationFacts]bool{
+		sourceEnded: m.SourceEnded, canceled: m.Canceled, late: now >= m.Deadline, gaveUp: m.GiveUp,
+	} {
+		if is {
+			facts |= fact
+		}
+	}
+	switch {
+	case mutant.On(mutant.CommitCanceled) && m.Phase == MigrationTransfer && m.SourceState == MigrationAtSwitchover:
+		return MigrationCommit, ""
+	case mutant.On(mutant.RollBackUnproven) && m.Phase == MigrationSwitchover && facts&late != 0:
+		return MigrationRollBack, "the target does not answer"
+	case mutant.On(mutant.ReleaseSourceEarly) && m.Phase == MigrationSwitchover:
+		return MigrationComplete, ""
+	}
+	for _, r := range migrationRules {
+		if r.phase == m.Phase && r.source.has(m.SourceState) && r.target.has(m.TargetState) && facts&r.facts == r.facts &&
+			facts&r.not == 0 {
+			return r.do, r.why
+		}
+	}
+	return MigrationWait, ""
+}
+
+// AdvanceMigration makes the next step of the VM's migration, and returns which step it was. It returns MigrationWait
+// if there is none or the VM is not being migrated. The caller must store the record, and do for the other records of
+// the VM what the step requires. After steps that end the migration, VM.Migration is nil.
+func (vm *VM) AdvanceMigration(facts MigrationFacts, now Time) MigrationAction {
+	m := vm.Migration
+	if m == nil {
+		return MigrationWait
+	}
+	do, why := m.Step(facts, now)
+	switch do {
+	case MigrationWait:
+		return do
+	case MigrationBeginTransfer:
+		vm.setPhase(MigrationTransfer, m.Source, m.Deadline)
+	case MigrationCommit:
+		vm.setPhase(MigrationSwitchover, m.Target, now+SwitchoverTime)
+	case MigrationAskToGiveUp:
+		vm.setPhase(MigrationSwitchover, m.Target, m.Deadline)
+		vm.Migration.GiveUp = true
+	case MigrationRollBack:
+		vm.setPhase(MigrationRollback, m.Source, m.Deadline)
+		vm.Migration.Reason = cmp.Or(m.Reason, why)
+	default:
+		vm.endMigration(do, why, now)
+	}
+	return do
+}
+
+// setPhase replaces vm.Migration, because transactions share records, and increases the generation.
+func (vm *VM) setPhase(p MigrationPhase, node NodeID, deadline Time) {
+	m := *vm.Migration
+	m.Phase, m.Deadline = p, deadline
+	vm.Migration, vm.Node = &m, node
+	if !mutant.On(mutant.SwitchWithoutGeneration) {
+		vm.Generation++
+	}
+}
+
+// endMigration ends the migration with the step do. The VM becomes RUNNING. If the guest is lost, the VM's restart
+// policy decides whether it is started again.
+func (vm *VM) endMigration(do MigrationAction, why string, now Time) {
+	m := vm.Migration
+	vm.LastMigration = &MigrationResult{
+		Attempt: m.Attempt, Source: m.Source, Target: m.Target, Moved: do == MigrationComplete, Began: m.Began, Ended: now,
+		DowntimeMS: m.DowntimeMS,
+	}
+	switch do {
+	case MigrationAbort, MigrationUndo, MigrationReturn:
+		vm.Node = m.Source
+		vm.LastMigration.Reason = cmp.Or(m.Reason, why, "the guest was rolled back")
+		if m.Canceled {
+			vm.LastMigration.Reason = "it was cancelled"
+		}
+	case MigrationLose:
+		vm.LastMigration.Moved = vm.Node == m.Target
+		vm.LastMigration.Reason = why
+	}
+	vm.Migration = nil
+	vm.Generation++
+	vm.enter(next[vm.State][MigrationEnded], MigrationEnded, now)
+	if do == MigrationLose {
+		vm.applyToDesired(Died, now)
+		vm.enter(next[vm.State][Died], Died, now)
+		vm.Status.LastError = "the guest was lost during a migration: " + why
+	}
+}
+
+// CancelMigration ends a migration that has not reached the switchover. The caller then calls AdvanceMigration.
+// CancelMigration returns false if the VM is not being migrated or its switchover is committed.
+func (vm *VM) CancelMigration() bool {
+	if vm.Migration == nil || vm.Migration.Phase >= MigrationSwitchover {
+		return false
+	}
+	m := *vm.Migration
+	m.Canceled = true
+	vm.Migration = &m
+	return true
+}
+
+// ObserveMigration updates the VM's migration with the report of a host, and returns whether it has changed.
+func (vm *VM) ObserveMigration(host NodeID, o Observation) bool {
+	if vm.Migration == nil {
+		return false
+	}
+	m := *vm.Migration
+	if !m.Observe(host, o) {
+		return false
+	}
+	if len(vm.Migration.Machine) == 0 && len(m.Machine) > 0 {
+		vm.Generation++ // the target must receive the description
+	}
+	vm.Migration = &m
+	return true
+}
