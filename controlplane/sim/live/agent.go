@@ -230,6 +230,7 @@ func observation(id cloud.VMID, want *agentv1.AssignedVm, g *guest, p plan) clou
 	}
 	o.StartsDone, o.RebootsDone, o.ResetsDone = g.startsDone, g.rebootsDone, g.resetsDone
 	o.StopsWithLease = g.stopsWithLease
+	o.Migration = g.migrationOf()
 	if g.proc != nil {
 		o.PID, o.StartedAt = g.proc.pid, g.proc.since.UnixMilli()
 		for _, id := range slices.Sorted(maps.Keys(g.proc.nics)) {

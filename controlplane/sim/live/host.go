@@ -71,6 +71,7 @@ type record struct {
 	resetsDone   uint64
 	// stopsWithLease is true if the VM must not run after the host's lease has ended.
 	stopsWithLease bool
+	migration      migrationRecord
 	live           bool // a start was begun whose end is not recorded yet
 	end            cloud.Exit
 	exitError      string
@@ -89,6 +90,12 @@ type proc struct {
 	deaf  bool // whether the guest ignores the power button
 	// pressed is true if the power button was pressed, so that the guest will power off.
 	pressed bool
+	// paused is true while the guest is paused at the end of a migration, since pausedAt. incoming is the attempt of the
+	// migration whose guest the process waits for, and received is true when it has the complete state.
+	paused   bool
+	pausedAt time.Time
+	incoming uint64
+	received bool
 	// nics has the NICs of the guest, by ID.
 	nics map[string]bool
 	// volumes has the volumes of the guest, by disk ID. refused has the reasons for volumes that could not be attached
@@ -325,7 +332,7 @@ func (h *host) endRandomGuest() {
 	defer h.mu.Unlock()
 	var up []cloud.VMID
 	for _, id := range slices.Sorted(maps.Keys(h.guests)) {
-		if p := h.guests[id].proc; p != nil && p.up {
+		if p := h.guests[id].proc; p != nil && (p.up || p.incoming != 0) {
 			up = append(up, id)
 		}
 	}
@@ -333,7 +340,7 @@ func (h *host) endRandomGuest() {
 		return
 	}
 	id := up[h.rng.IntN(len(up))]
-	if h.rng.IntN(2) == 0 {
+	if p := h.guests[id].proc; h.rng.IntN(2) == 0 && p.up && !p.paused {
 		h.f.count("guests that power off")
 		h.ended(id, h.guests[id], cloud.ExitGuest, "")
 	} else {

@@ -42,10 +42,16 @@ func (d *driven) decide(want *agentv1.AssignedVm, g *guest) plan {
 		return step(reportOnly(g), func() { d.recordExit(g) }, time.Millisecond, 50*time.Millisecond)
 	case d.leaseEnded && g.stopsWithLease:
 		return reportOnly(g)
-	case g.built && (power == agentv1.Power_POWER_ON || power == agentv1.Power_POWER_OFF) && g.stopsWithLease != want.GetStopsWithLease():
+	case g.built && (power == agentv1.Power_POWER_ON || power == agentv1.Power_POWER_OFF) && want.GetMigration() == nil &&
+		g.stopsWithLease != want.GetStopsWithLease():
 		return step(reportOnly(g), func() {
 			d.host.change(d.id, func(r *record) { r.stopsWithLease = want.GetStopsWithLease() })
 		}, time.Millisecond, 50*time.Millisecond)
+	}
+	if power == agentv1.Power_POWER_ON {
+		if p, is := d.migrate(want, g); is {
+			return p
+		}
 	}
 	switch want.GetPower() {
 	case agentv1.Power_POWER_ON:

@@ -103,11 +103,13 @@ func (t *tenantClient) once(ctx context.Context) {
 		t.power(ctx, "reboot", v, func(ctx context.Context, p *process, body [32]byte) (vm.PowerResult, error) {
 			return p.vms.Reboot(ctx, tenant.Default, v.id, body)
 		})
-	case n < 80:
+	case n < 79:
 		t.power(ctx, "reset", v, func(ctx context.Context, p *process, body [32]byte) (vm.PowerResult, error) {
 			return p.vms.Reset(ctx, tenant.Default, v.id, body)
 		})
 	case n < 88:
+		t.migrate(ctx, v)
+	case n < 92:
 		t.look(ctx)
 	default:
 		t.delete(ctx, at, t.rng.IntN(2) == 0)
@@ -199,8 +201,11 @@ func (t *tenantClient) create(ctx context.Context) {
 	if t.rng.IntN(2) == 0 {
 		w.Metadata = map[string]string{cloud.RestartPolicy: "on-failure"}
 	}
-	if t.rng.IntN(2) == 0 {
+	switch t.rng.IntN(4) {
+	case 0, 1:
 		t.makeMovable(&w)
+	case 2:
+		t.migratable(&w)
 	}
 	for i := range t.rng.IntN(3) {
 		n, ok := t.randomNIC(fmt.Sprintf("nic%d", i))
