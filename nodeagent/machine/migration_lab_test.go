@@ -28,6 +28,7 @@ type move struct {
 	source, target *lab
 	vm             *agentv1.AssignedVm // with the guest running at the source
 	phase          agentv1.MigrationPhase
+	rate           uint64 // the greatest rate of the transfer; 0: no limit
 	machine        []byte
 	address        string
 	generation     uint64
@@ -75,7 +76,8 @@ func migrationOptions(t *testing.T, authority *mtls.Authority, node string) *Mig
 func (m *move) assigned(role agentv1.MigrationRole) *agentv1.AssignedVm {
 	w := with(m.vm, func(*agentv1.AssignedVm) {})
 	w.Generation = m.generation
-	w.Migration = &agentv1.AssignedMigration{Attempt: attempt, Role: role, Phase: m.phase, PeerNodeId: "target", PeerAddress: m.address}
+	w.Migration = &agentv1.AssignedMigration{Attempt: attempt, Role: role, Phase: m.phase, PeerNodeId: "target", PeerAddress: m.address,
+		MaxBytesPerSecond: m.rate}
 	if role == agentv1.MigrationRole_MIGRATION_ROLE_TARGET {
 		w.Migration.PeerNodeId, w.Migration.Machine = "source", m.machine
 	}
@@ -349,6 +351,25 @@ func TestMigrationTimesOut(t *testing.T) {
 	m.reports(m.source, cloud.MigrationCancelled)
 	m.enterAt(m.source, rollback)
 	m.reports(m.source, cloud.MigrationRunning)
+	m.aborted()
+}
+
+// TestMigrationLinkDies makes the link to the target silent while memory is sent. The source cancels the attempt after
+// stallTimeout, and the guest runs on.
+func TestMigrationLinkDies(t *testing.T) {
+	t.Parallel()
+	m := newMove(t)
+	m.rate = 100 << 10
+	m.prepared()
+	m.enter(transferIt)
+	require.Eventually(t, func() bool { return !m.source.runs(m.vm.VmId) }, within, 10*time.Millisecond, "memory is sent")
+	s, running, err := tunnel.Find(m.target.homeDir(m.vm.VmId) + "/migration")
+	require.NoError(t, err)
+	require.True(t, running)
+	require.NoError(t, unix.Kill(s.PID, unix.SIGSTOP))
+	o := m.reports(m.source, cloud.MigrationCancelled)
+	require.Contains(t, o.Error, "no progress")
+	m.runsOnly(m.source)
 	m.aborted()
 }
 

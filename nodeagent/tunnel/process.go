@@ -42,8 +42,7 @@ func Main() int {
 // process is a running tunnel process.
 type process struct {
 	Config
-	tls     *tls.Config
-	streams sync.WaitGroup
+	tls *tls.Config
 
 	mu   sync.Mutex
 	open map[string]bool // streams that were opened; none is opened twice

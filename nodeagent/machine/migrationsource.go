@@ -1,0 +1,66 @@
+package machine
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"github.com/trivet-cloud/trivet/nodeagent/tunnel"
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+)
+
+// beginTransfer starts the tunnel of a source and makes QEMU copy the disks to the target.
+func (v *VM) beginTransfer(ctx context.Context, m *agentv1.AssignedMigration) error {
+	o := v.set.o.Migration
+	if o == nil {
+		return errNoMigration
+	}
+	identity, err := o.Identity()
+	if err != nil {
+		return err
+	}
+	pidfd, err := v.process.PIDFD()
+	if err != nil {
+		return err
+	}
+	defer pidfd.Close()
+	_, err = tunnel.Start(ctx, o.Command, tunnel.Config{
+		Role: tunnel.Source, VM: string(v.id), Attempt: m.GetAttempt(), Peer: m.GetPeerNodeId(), Identity: identity,
+		Dir: v.home.Migration(), Address: m.GetPeerAddress(),
+	}, nil, pidfd)
+	if err != nil {
+		return err
+	}
+	return v.process.BeginMirrors(ctx, m.GetMaxBytesPerSecond(), func(ctx context.Context, disk string) (*os.File, error) {
+		return tunnel.Dial(ctx, v.home.Migration(), disk)
+	})
+}
+
+// sendState stops the guest and makes QEMU send its state through the tunnel.
+func (v *VM) sendState(ctx context.Context, rate uint64) error {
+	stream, err := tunnel.Dial(ctx, v.home.Migration(), tunnel.Memory)
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
+	v.transfer.stoppedAt = time.Now()
+	return v.process.SendState(ctx, rate, stream)
+}
+
+// endTransfer ends what is left of a migration that the record has as cancelled, and continues the guest.
+func (v *VM) endTransfer(ctx context.Context) error {
+	if err := tunnel.Stop(v.home.Migration()); err != nil { // closes the streams
+		return err
+	}
+	if err := v.process.CancelMigration(ctx); err != nil {
+		return err
+	}
+	if !v.process.Migrating() {
+		return nil
+	}
+	if err := v.process.ResumeMigrated(ctx); err != nil {
+		return err
+	}
+	v.pausedSince = time.Time{}
+	return nil
+}

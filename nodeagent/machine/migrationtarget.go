@@ -1,0 +1,178 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/trivet-cloud/trivet/nodeagent/qemu"
+	"github.com/trivet-cloud/trivet/nodeagent/tunnel"
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// receive records that the host is the target of the attempt, launches QEMU, and starts the tunnel. If a tap cannot be
+// opened or the record cannot be written, the action is repeated. After any other failure the attempt is recorded as
+// failed.
+func (v *VM) receive(ctx context.Context, want *agentv1.AssignedVm) error {
+	r := v.record
+	m := want.GetMigration()
+	spec, err := v.incomingSpec(want)
+	if err != nil {
+		return v.recordFailure(ctx, want, brief(err))
+	}
+	taps, err := v.openTaps(ctx, spec.NICs)
+	if err != nil {
+		v.set.counts.launchFailures.Add(1)
+		return err
+	}
+	defer closeFiles(taps) // a process has its own copies
+	r.Live, r.End = true, End{}
+	r.Migration.Incoming, r.Migration.Error = m.GetAttempt(), ""
+	r.Mark = fmt.Sprintf("migration %d, cluster %s", m.GetAttempt(), r.Cluster)
+	if err := v.write(r); err != nil {
+		return errors.Join(err, v.closeTaps(ctx, spec.NICs))
+	}
+	ctx, cancel := launchContext(ctx)
+	defer cancel()
+	process, err := v.launch(ctx, want, spec, taps, openVolumes{}, v.set.o.QEMU.LaunchIncoming)
+	if err == nil {
+		v.attach(process)
+		v.transfer = transfer{attempt: m.GetAttempt()}
+		err = v.prepareIncoming(ctx, m)
+	}
+	if err == nil {
+		v.set.counts.launches.Add(1)
+		return nil
+	}
+	v.set.counts.launchFailures.Add(1)
+	if v.process != nil {
+		v.transfer.failure = brief(err) // The next plan ends QEMU.
+		return nil
+	}
+	return errors.Join(v.closeTaps(ctx, spec.NICs), v.recordFailure(ctx, want, brief(err)))
+}
+
+// incomingSpec returns the Spec of the source's QEMU, after a check that it is that of the assigned VM.
+func (v *VM) incomingSpec(want *agentv1.AssignedVm) (qemu.Spec, error) {
+	if v.set.o.Migration == nil {
+		return qemu.Spec{}, errNoMigration
+	}
+	s, err := qemu.ParseMachine(want.GetMigration().GetMachine())
+	if err != nil {
+		return qemu.Spec{}, err
+	}
+	own := v.set.spec(want)
+	switch {
+	case s.ID != own.ID || s.VCPUs != own.VCPUs || s.MemoryMiB != own.MemoryMiB || s.Cmdline != own.Cmdline || s.Seed != own.Seed:
+		return qemu.Spec{}, errors.New("the VM at the source differs from the assigned one")
+	case s.Accel != own.Accel:
+		return qemu.Spec{}, fmt.Errorf("the source runs the guest with %s, and this host with %s", s.Accel, own.Accel)
+	case len(s.Disks) != len(own.Disks) || len(s.NICs) != len(own.NICs):
+		return qemu.Spec{}, errors.New("the disks or network interfaces at the source differ from the assigned ones")
+	}
+	for _, d := range own.Disks {
+		same := func(other qemu.Disk) bool {
+			return other.ID == d.ID && other.Bus == d.Bus && other.Base == d.Base && other.Volume == d.Volume && other.RBD == nil && !other.Encrypted
+		}
+		if d.Volume != "" || !slices.ContainsFunc(s.Disks, same) {
+			return qemu.Spec{}, fmt.Errorf("disk %s cannot be moved to this host", d.ID)
+		}
+	}
+	for _, n := range own.NICs {
+		same := func(other qemu.NIC) bool { return other.ID == n.ID && other.Port == n.Port && other.MAC == n.MAC }
+		if !slices.ContainsFunc(s.NICs, same) {
+			return qemu.Spec{}, fmt.Errorf("network interface %s differs at the source", n.ID)
+		}
+	}
+	return s, nil
+}
+
+// prepareIncoming makes QEMU wait for the guest's state, and starts the tunnel of a target.
+func (v *VM) prepareIncoming(ctx context.Context, m *agentv1.AssignedMigration) error {
+	o := v.set.o.Migration
+	identity, err := o.Identity()
+	if err != nil {
+		return err
+	}
+	address, err := o.Address()
+	if err != nil {
+		return err
+	}
+	pidfd, err := v.process.PIDFD()
+	if err != nil {
+		return err
+	}
+	defer pidfd.Close()
+	listener, err := tunnel.Listen(v.home.Migration(), tunnel.DiskSocket)
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+	qemuEnd, tunnelEnd, err := tunnel.SocketPair()
+	if err != nil {
+		return err
+	}
+	defer qemuEnd.Close()
+	defer tunnelEnd.Close()
+	if err := v.process.PrepareIncoming(ctx, listener, qemuEnd); err != nil {
+		return err
+	}
+	c := tunnel.Config{
+		Role: tunnel.Target, VM: string(v.id), Attempt: m.GetAttempt(), Peer: m.GetPeerNodeId(), Identity: identity,
+		Dir: v.home.Migration(), Address: address, FirstPort: o.FirstPort, LastPort: o.LastPort,
+	}
+	for _, d := range v.process.Record().Spec.Disks {
+		c.Disks = append(c.Disks, d.ID)
+	}
+	_, err = tunnel.Start(ctx, o.Command, c, tunnelEnd, pidfd)
+	return err
+}
+
+// arrive records that the guest runs here, with all counters of the assignment as done, and starts its CPUs.
+func (v *VM) arrive(ctx context.Context, want *agentv1.AssignedVm) error {
+	r := v.record
+	if r.Migration.Committed != r.Migration.Incoming {
+		if err := v.process.EndIncoming(ctx); err != nil {
+			return err
+		}
+		r.Migration.Committed = r.Migration.Incoming
+		r.StartsDone, r.ResetsDone = want.GetStarts(), want.GetResets()
+		r.RebootsBegun, r.RebootsDone = want.GetReboots(), want.GetReboots()
+		if err := v.write(r); err != nil {
+			return err
+		}
+	}
+	if err := v.process.ResumeMigrated(ctx); err != nil {
+		return err
+	}
+	v.pausedSince = time.Time{}
+	// The guest runs already. Without the announcement, others learn where it is when it sends a packet.
+	_ = v.process.Announce(ctx)
+	return tunnel.Stop(v.home.Migration())
+}
+
+// recordFailure records that the host will never have a QEMU of the attempt. QEMU has ended, or was not started. The
+// starts of the assignment count as done, so that the host does not boot the guest.
+func (v *VM) recordFailure(ctx context.Context, want *agentv1.AssignedVm, reason string) error {
+	if err := v.closeLastTaps(ctx, nil); err != nil {
+		return err
+	}
+	r := v.record
+	if reason == "" {
+		reason = "the target failed"
+	}
+	if v.transfer.attempt == r.Migration.Incoming && v.transfer.failure != "" {
+		reason = v.transfer.failure
+	}
+	r.Migration.Failed = max(r.Migration.Incoming, want.GetMigration().GetAttempt(), r.Migration.Failed)
+	if m := want.GetMigration(); r.Migration.Incoming != 0 && m != nil && m.GetAttempt() != r.Migration.Incoming {
+		r.Migration.Failed = r.Migration.Incoming // A later attempt can still succeed.
+	}
+	r.Migration.Incoming, r.Migration.Error = 0, reason
+	r.Live, r.End = false, End{Exit: cloud.ExitFailed, Error: reason}
+	r.StartsDone = max(r.StartsDone, want.GetStarts())
+	return v.write(r)
+}
