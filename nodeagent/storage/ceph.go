@@ -69,7 +69,8 @@ func (c *ceph) pool(at *agentv1.RbdPool) (*volume.RBDPool, error) {
 	}), nil
 }
 
-// sweep deletes the unused base images from all Ceph pools in which volumes are stored.
+// sweep deletes the unused base images, and what is left of deleted volumes, from all Ceph pools in which volumes are
+// stored.
 func (c *ceph) sweep(ctx context.Context, volumes []*agentv1.AssignedVolume) {
 	swept := map[string]bool{}
 	for _, v := range volumes {
@@ -88,6 +89,12 @@ func (c *ceph) sweep(ctx context.Context, volumes []*agentv1.AssignedVolume) {
 		cancel()
 		if err != nil && ctx.Err() == nil {
 			c.log.Warn("cannot delete unused base images of a Ceph pool", "pool", at.GetPool(), "err", err)
+		}
+		bounded, cancel = context.WithTimeout(ctx, sweepWithin)
+		err = p.SweepDeletions(bounded, keepDeletions)
+		cancel()
+		if err != nil && ctx.Err() == nil {
+			c.log.Warn("cannot remove what is left of deleted volumes of a Ceph pool", "pool", at.GetPool(), "err", err)
 		}
 	}
 }

@@ -143,10 +143,12 @@ const (
 	checkEvery = time.Minute
 	openWithin = 10 * time.Second
 	// sweepEvery is the interval at which Run deletes the base images in Ceph pools that no volume has needed for the
-	// duration keepBases. sweepWithin is the maximum time for one Ceph pool.
-	sweepEvery  = time.Hour
-	keepBases   = 24 * time.Hour
-	sweepWithin = 10 * time.Minute
+	// duration keepBases, and what is left of deleted volumes. The deletion of a volume is remembered for the duration
+	// keepDeletions. sweepWithin is the maximum time of each of the two for one Ceph pool.
+	sweepEvery    = time.Hour
+	keepBases     = 24 * time.Hour
+	keepDeletions = 30 * 24 * time.Hour
+	sweepWithin   = 10 * time.Minute
 )
 
 // New opens the pools of the host. It logs the pools that cannot be opened, and Run tries to open them again.
@@ -291,10 +293,20 @@ func (s *Storage) Run(ctx context.Context) error {
 		}
 		if time.Since(swept) >= sweepEvery {
 			swept = time.Now()
-			running.Go(func() { s.ceph.sweep(ctx, s.assigned()) })
+			running.Go(func() { s.sweep(ctx) })
 		}
 	}
 	return ctx.Err()
+}
+
+// sweep deletes what volumes of Ceph pools and of shared pools do not need any more.
+func (s *Storage) sweep(ctx context.Context) {
+	s.ceph.sweep(ctx, s.assigned())
+	for _, p := range s.Pools() {
+		if err := p.ForgetDeletions(ctx, keepDeletions); err != nil && ctx.Err() == nil {
+			s.o.Log.Warn("cannot forget the deleted volumes of a storage pool", "err", err)
+		}
+	}
 }
 
 // due returns the volumes for which a step is due at the time now. If a step is due only later, due lowers *next to the

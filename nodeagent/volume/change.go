@@ -86,6 +86,9 @@ func (p *Pool) beginFile(v Volume) (record, error) {
 	switch {
 	case errors.Is(err, ErrNotFound):
 		r = record{State: creating, Size: v.Size, Image: v.Image, Format: v.format(), Encrypted: v.Encrypted}
+		if err := p.checkDeleted(v.ID); err != nil {
+			return r, err
+		}
 		if err := p.checkAbsent(r.fileName(v.ID)); err != nil {
 			return r, err
 		}
@@ -283,8 +286,8 @@ func (p *Pool) grow(name string, size uint64) error {
 	return f.Sync()
 }
 
-// Delete removes a volume, its content and its snapshots. A missing volume is no error. The error wraps [ErrInUse] if a
-// process has the volume open.
+// Delete removes a volume, its content and its snapshots. A missing volume is no error. No host of a shared pool makes
+// the volume again. The error wraps [ErrInUse] if a process has the volume open.
 func (p *Pool) Delete(ctx context.Context, id string) error {
 	if err := p.delete(ctx, id); err != nil {
 		return fmt.Errorf("delete volume %s: %w", id, err)
@@ -311,7 +314,7 @@ func (p *Pool) delete(ctx context.Context, id string) error {
 	return p.change(ctx, func() error {
 		r, err := p.read(id)
 		if errors.Is(err, ErrNotFound) {
-			return p.removeEmptyRecord(id)
+			return errors.Join(p.recordDeletion(id), p.removeEmptyRecord(id))
 		}
 		if err != nil {
 			return err
@@ -337,14 +340,14 @@ func (p *Pool) delete(ctx context.Context, id string) error {
 			return err
 		}
 		// After an interrupted Flatten, a volume may have two files, so both names are removed.
-		for _, remove := range []string{id + "." + string(qcow2.QCOW2), rawName(id), id + ".json"} {
-			if err := os.Remove(p.path(remove)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return err
-			}
-			if err := p.dir.Sync(); err != nil {
+		for _, name := range []string{id + "." + string(qcow2.QCOW2), rawName(id)} {
+			if err := p.removeFile(name); err != nil {
 				return err
 			}
 		}
-		return nil
+		if err := p.recordDeletion(id); err != nil {
+			return err
+		}
+		return p.removeFile(id + ".json")
 	})
 }

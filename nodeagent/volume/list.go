@@ -72,6 +72,9 @@ func (p *Pool) List() (Listing, error) {
 		if _, ok := parseSnapshotFile(e.Name()); ok {
 			continue
 		}
+		if id, ok := strings.CutSuffix(e.Name(), deletedSuffix); ok && validID.MatchString(id) {
+			continue
+		}
 		if !known[e.Name()] && !strings.HasPrefix(e.Name(), ".") { // a dot means a write in progress
 			out.Unknown = append(out.Unknown, e.Name())
 		}

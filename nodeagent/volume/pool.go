@@ -19,6 +19,7 @@
 //	<pool>/<volume id>.json      the volume's size, image, state and attachment
 //	<pool>/<volume id>.raw       0600: the content of a blank volume, or of one that Flatten has made independent
 //	<pool>/<volume id>.qcow2     0600: the content of a volume made from an image, or of a blank or encrypted one
+//	<pool>/<volume id>.deleted   an empty file of a shared pool: the volume was deleted
 //	<pool>/<volume id>.<snapshot id>.snapshot.json            the state and instant of a snapshot
 //	<pool>/<volume id>.<snapshot id>.snapshot.raw or .qcow2   0600: the content of the snapshot
 //
@@ -65,6 +66,10 @@
 //     [SnapshotCopy.Copy] makes a reflink copy, or a sparse copy where the file system has no reflinks, and locks the
 //     volume while it copies. If QEMU has the volume open, QEMU writes the snapshot's file. This file always has the
 //     format QCOW2, because QEMU 7.2 would allocate the holes of a raw file.
+//   - [RBDPool.Delete] adds the volume to a list of deleted volumes in the cluster, before it removes anything. A host
+//     that was cut off and still has the desired state of before reads the list after it has made the record of the
+//     volume, and then removes the record. Without the list, nobody would remove the RBD image that it makes, and a
+//     clone would keep the snapshot that it was made from. A shared pool has a file for each deleted volume instead.
 //   - The record of a snapshot is written before its file. If a record has the state Copying and there is no
 //     [SnapshotCopy], the copy was interrupted. The caller must then call [Pool.FailSnapshot], and must not repeat the
 //     copy, because the content of the volume has changed since.

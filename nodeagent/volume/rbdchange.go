@@ -15,7 +15,7 @@ import (
 // Create makes a volume, unless the pool has it already. It only checks the image of a registered volume (see adopt).
 // If the existing volume is larger than v, Create returns nil, because the volume may have grown. Several hosts may
 // call Create for the same volume. The error wraps [ErrRefused] if the volume cannot be made, and [ErrNoKey] if the
-// volume is encrypted and v has no key.
+// volume is encrypted and v has no key. It also wraps ErrRefused if the volume was deleted (see deletions).
 func (p *RBDPool) Create(ctx context.Context, v Volume) error {
 	if err := p.change(ctx, func() error { return p.create(ctx, v) }); err != nil {
 		return fmt.Errorf("make volume %s: %w", v.ID, err)
@@ -39,6 +39,9 @@ func (p *RBDPool) create(ctx context.Context, v Volume) error {
 	case errors.Is(err, ErrNotFound):
 		r = record{State: creating, Size: v.Size, Image: v.Image, Format: v.format(), Source: v.Source, Encrypted: v.Encrypted,
 			Header: header}
+		if err := p.checkDeleted(ctx, v.ID); err != nil {
+			return err
+		}
 		if err := p.checkAbsent(ctx, v.ID); err != nil {
 			return err
 		}
@@ -59,7 +62,12 @@ func (p *RBDPool) create(ctx context.Context, v Volume) error {
 			return err
 		}
 	}
-	if text, err = p.write(ctx, v.ID, text, r); err != nil {
+	if len(text) == 0 {
+		text, err = p.claim(ctx, v.ID, r)
+	} else {
+		text, err = p.write(ctx, v.ID, text, r)
+	}
+	if err != nil {
 		return err
 	}
 	if err := p.makeImage(ctx, v, r.Header+v.Size); err != nil {
@@ -193,9 +201,13 @@ func (p *RBDPool) flatten(ctx context.Context, id string) error {
 }
 
 // Delete removes a volume and its content. A missing volume is no error. Several hosts may call Delete for the same
-// volume. The error wraps [ErrInUse] if a client has the volume's image open. The image of a registered volume is kept,
-// and only its record is removed (see abandon).
+// volume. After Delete was called, no host can make the volume again. The error wraps [ErrInUse] if a client has the
+// volume's image open. The image of a registered volume is kept, and only its record is removed (see abandon).
 func (p *RBDPool) Delete(ctx context.Context, id string) error {
+	// The deletion is recorded first, also if the volume has no record: another host may be about to make the volume.
+	if err := p.recordDeletion(ctx, id); err != nil {
+		return fmt.Errorf("delete volume %s: %w", id, err)
+	}
 	return p.changeRecord(ctx, "delete", id, func(r record, text []byte) error { return p.delete(ctx, id, r, text) })
 }
 

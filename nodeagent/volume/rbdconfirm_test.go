@@ -3,6 +3,7 @@ package volume
 import (
 	"bytes"
 	"context"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -17,7 +18,8 @@ import (
 // fakeRBD is a Ceph cluster in memory with one image.
 type fakeRBD struct {
 	rbdv1.RbdServiceClient
-	record  []byte
+	record  []byte            // of the image
+	deleted map[string][]byte // the lists of deleted volumes, by the names of the records
 	size    uint64
 	clients []string // those that have the image open, as the cluster knows them
 	blocked []string
@@ -25,17 +27,36 @@ type fakeRBD struct {
 	onBlock func()
 }
 
-func (f *fakeRBD) GetRecord(context.Context, *rbdv1.GetRecordRequest, ...grpc.CallOption) (*rbdv1.Record, error) {
+func (f *fakeRBD) GetRecord(_ context.Context, in *rbdv1.GetRecordRequest, _ ...grpc.CallOption) (*rbdv1.Record, error) {
+	switch name := in.GetName().GetImage(); {
+	case strings.HasPrefix(name, deletionsPrefix):
+		return &rbdv1.Record{Data: f.deleted[name]}, nil
+	case strings.HasSuffix(name, ".import"):
+		return &rbdv1.Record{}, nil
+	}
 	return &rbdv1.Record{Data: f.record}, nil
 }
 
 func (f *fakeRBD) SetRecord(
 	_ context.Context, in *rbdv1.SetRecordRequest, _ ...grpc.CallOption,
 ) (*emptypb.Empty, error) {
-	if !bytes.Equal(f.record, in.GetBefore()) {
+	name := in.GetName().GetImage()
+	list := strings.HasPrefix(name, deletionsPrefix)
+	have := f.record
+	if list {
+		have = f.deleted[name]
+	}
+	if !bytes.Equal(have, in.GetBefore()) {
 		return nil, status.Error(codes.Aborted, "the record has changed")
 	}
-	f.record = in.GetAfter()
+	switch {
+	case !list:
+		f.record = in.GetAfter()
+	case f.deleted == nil:
+		f.deleted = map[string][]byte{name: in.GetAfter()}
+	default:
+		f.deleted[name] = in.GetAfter()
+	}
 	return &emptypb.Empty{}, nil
 }
 
@@ -60,6 +81,15 @@ func (f *fakeRBD) CreateImage(
 	_ context.Context, in *rbdv1.CreateImageRequest, _ ...grpc.CallOption,
 ) (*emptypb.Empty, error) {
 	f.size = in.GetSize()
+	return &emptypb.Empty{}, nil
+}
+
+func (f *fakeRBD) RemoveImage(
+	_ context.Context, in *rbdv1.RemoveImageRequest, _ ...grpc.CallOption,
+) (*emptypb.Empty, error) {
+	if !strings.HasSuffix(in.GetName().GetImage(), ".partial") {
+		f.size = 0
+	}
 	return &emptypb.Empty{}, nil
 }
 

@@ -131,5 +131,6 @@ func TestEncryptedRBDVolumes(t *testing.T) {
 		require.NoError(t, host.Delete(ctx, id(n+1)))
 	}
 	require.Empty(t, l.ceph.Run("rbd", "ls", rbdtest.Pool))
+	require.NoError(t, host.SweepDeletions(ctx, 0))
 	require.NotContains(t, l.ceph.Run("rados", "-p", rbdtest.Pool, "ls"), "volume-")
 }

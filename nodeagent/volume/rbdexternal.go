@@ -96,7 +96,12 @@ func (p *RBDPool) adopt(ctx context.Context, v Volume) error {
 	case len(i.GetClients()) > 0 && !mutant.On(mutant.AdoptOpenImage):
 		return fmt.Errorf("clients of the Ceph cluster have RBD image %s open (%s): end them first", p.registered, strings.Join(i.GetClients(), ", "))
 	}
-	_, err = p.write(ctx, v.ID, text, record{State: ready, Size: v.Size, Format: qcow2.Raw, Volume: v.ID})
+	made := record{State: ready, Size: v.Size, Format: qcow2.Raw, Volume: v.ID}
+	if len(text) == 0 {
+		_, err = p.claim(ctx, v.ID, made)
+	} else { // only with the mutant AdoptTwice
+		_, err = p.write(ctx, v.ID, text, made)
+	}
 	return err
 }
 

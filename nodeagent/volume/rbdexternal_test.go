@@ -7,7 +7,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/trivet-cloud/trivet/nodeagent/rbd/rbdtest"
 	rbdv1 "github.com/trivet-cloud/trivet/protos/rbd/v1"
@@ -27,11 +26,6 @@ func (f *fakeExternal) GetImage(
 		i.ExclusiveLock = f.lock
 	}
 	return i, err
-}
-
-func (f *fakeExternal) RemoveImage(context.Context, *rbdv1.RemoveImageRequest, ...grpc.CallOption) (*emptypb.Empty, error) {
-	f.size = 0
-	return &emptypb.Empty{}, nil
 }
 
 // TestRegisteredImage checks an RBD image that existed before its volume: only a suitable image becomes a volume, it
@@ -85,7 +79,10 @@ func TestRegisteredImage(t *testing.T) {
 	require.Equal(t, []string{"192.0.2.1:0/2"}, f.blocked)
 	require.Empty(t, f.record)
 	require.NoError(t, p.Delete(ctx, id(1)), "a repeated call")
-	require.NoError(t, p.Create(ctx, second), "the image was released")
+	require.ErrorIs(t, p.Create(ctx, v), errDeleted, "the image belongs to a deleted volume")
+	require.ErrorIs(t, p.Create(ctx, second), errDeleted)
+	require.Empty(t, f.record)
+	require.NoError(t, p.Create(ctx, Volume{ID: id(3), Size: 8 * mib}), "the image was released")
 }
 
 // registerImage registers an image of the cluster, and uses it on two hosts while a client that is not Trivet's opens it.

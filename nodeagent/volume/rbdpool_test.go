@@ -179,7 +179,9 @@ func TestRBDAttachments(t *testing.T) {
 	}
 	_, err = a.Open(ctx, id(1), Attachment{VM: "one", Generation: 3})
 	require.ErrorIs(t, err, ErrNotFound)
+	l.deleteBeforeOther(a, b)
 	require.Empty(t, l.ceph.Run("rbd", "ls", rbdtest.Pool))
+	require.NoError(t, a.SweepDeletions(ctx, 0))
 	require.NotContains(t, l.ceph.Run("rados", "-p", rbdtest.Pool, "ls"), "trivet.record")
 }
 
@@ -261,8 +263,8 @@ func (l *rbdLab) removeBases(host *RBDPool, image disk.Image) {
 	require.Equal(l, 1, bases())
 	l.ceph.Run("rbd", "rm", "--no-progress", rbdtest.Pool+"/image-of-an-operator")
 	require.NotContains(l, l.ceph.Run("rados", "-p", rbdtest.Pool, "ls"), "trivet.record.image-")
-	require.NoError(l, host.Create(ctx, Volume{ID: id(9), Size: 8 * mib, Image: &image}), "the base image is imported again")
-	require.NoError(l, host.Delete(ctx, id(9)))
+	require.NoError(l, host.Create(ctx, Volume{ID: id(10), Size: 8 * mib, Image: &image}), "the base image is imported again")
+	require.NoError(l, host.Delete(ctx, id(10)))
 }
 
 // TestRBDVolumesOfImages makes volumes from a raw and a QCOW2 image, on two hosts at once. Each image is imported once.
@@ -335,5 +337,6 @@ func TestRBDVolumesOfImages(t *testing.T) {
 		require.NoError(t, b.Delete(ctx, id(n)))
 	}
 	require.NoError(t, b.Delete(ctx, id(22)))
+	require.NoError(t, b.SweepDeletions(ctx, 0))
 	require.NotContains(t, fmt.Sprint(l.ceph.Run("rados", "-p", rbdtest.Pool, "ls")), "trivet.record")
 }

@@ -250,7 +250,7 @@ func TestRecordIsNotReplacedByNewVolume(t *testing.T) {
 	require.NoError(t, b.Delete(t.Context(), id(2)))
 	require.NoError(t, b.change(t.Context(), func() error { return b.claimRecord(id(3)) }))
 	require.NoError(t, a.Delete(t.Context(), id(3)))
-	require.Equal(t, []string{id(1) + ".json", id(1) + ".raw"}, a.names())
+	require.Equal(t, []string{id(1) + ".json", id(1) + ".raw", id(2) + ".deleted", id(3) + ".deleted"}, a.names())
 }
 
 // TestMountsOfSharedPools checks which file systems are refused for shared pools.
@@ -290,4 +290,31 @@ func TestMountsOfSharedPools(t *testing.T) {
 	require.Contains(t, options, "noatime")
 	require.Contains(t, options, "size=1024k")
 	require.Empty(t, h.names(), "the test of the locks leaves no file")
+}
+
+// TestDeletedVolumeOfSharedPool deletes a volume on one host of a shared pool. Another host, which was cut off and still
+// has to make the volume, must not make it again. A pool of one host has no record of the deletion.
+func TestDeletedVolumeOfSharedPool(t *testing.T) {
+	a, b := twoHosts(t)
+	ctx := t.Context()
+	a.make(Volume{ID: id(1), Size: mib})
+	for _, v := range []string{id(1), id(2)} { // Volume 2 was not made by any host yet.
+		require.NoError(t, a.Delete(ctx, v))
+		require.NoError(t, a.Delete(ctx, v), "a repeated call")
+		err := b.Create(ctx, Volume{ID: v, Size: mib})
+		require.ErrorIs(t, err, ErrRefused, "a deleted volume was made again")
+		require.ErrorContains(t, err, "the volume was deleted")
+		_, err = b.Open(ctx, v, Attachment{"vm-x", 1})
+		require.ErrorIs(t, err, ErrNotFound)
+	}
+	require.Equal(t, Listing{}, b.list())
+	require.NoError(t, b.ForgetDeletions(ctx, time.Hour))
+	require.ErrorIs(t, b.Create(ctx, Volume{ID: id(1), Size: mib}), ErrRefused)
+	require.NoError(t, b.ForgetDeletions(ctx, 0))
+	require.NoError(t, b.Create(ctx, Volume{ID: id(1), Size: mib}), "the deletion is forgotten")
+
+	alone := newHost(t, t.TempDir(), false)
+	alone.make(Volume{ID: id(1), Size: mib})
+	require.NoError(t, alone.Delete(ctx, id(1)))
+	require.NoFileExists(t, filepath.Join(alone.o.Path, id(1)+".deleted"))
 }

@@ -33,6 +33,9 @@ const (
 	OpenStaleVolume    = "open-stale-volume"    // a volume is opened for an older attachment than it was opened for before: nodeagent/volume
 	OpenVolumeTwice    = "open-volume-twice"    // a volume is opened although a process has it open: nodeagent/volume
 	WriteWithoutLock   = "write-without-lock"   // a record of a shared pool is replaced although the lock of the pool was lost: nodeagent/volume
+	RemakeDeleted      = "remake-deleted"       // a host with an old desired state makes a deleted volume of several hosts again: nodeagent/volume
+	CheckDeletionEarly = "check-deletion-early" // a volume that was deleted while a host began to make it is made again: nodeagent/volume
+	KeepLateImage      = "keep-late-image"      // the RBD image that was made of a deleted volume is kept: nodeagent/volume
 	SweepEarly         = "sweep-early"          // a base image in a Ceph pool is deleted as soon as no volume needs it: nodeagent/volume
 	StaleSnapshot      = "stale-snapshot"       // a host takes a snapshot of an RBD volume that was attached elsewhere since: nodeagent/volume
 	StaleFinish        = "stale-finish"         // a snapshot of an RBD volume is completed that a later attachment may have written: nodeagent/volume
